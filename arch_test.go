@@ -1,0 +1,286 @@
+package berth_test
+
+import (
+	"encoding/json"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// layers orders the packages: a package may import packages of lower layers
+// only, so siblings do not import each other.
+var layers = [][]string{
+	{"berth", "berth/internal/failpoint"},
+	{"berth/placement", "berth/db"},
+	{"berth/activities/control", "berth/activities/node"},
+	{"berth/workflows"},
+	{"berth/api/client", "berth/internal/jobfile", "berth/internal/blob", "berth/internal/postgres", "berth/internal/dockerd", "berth/internal/deadman"},
+	{"berth/api", "berth/workers", "berth/internal"},
+	{"berth/internal/controlplane", "berth/internal/bench"},
+	{"berth/cmd", "berth/e2e", "berth/examples"},
+}
+
+// allowed lists imports against the layers, each with its reason.
+var allowed = map[[2]string]string{
+	{"berth/db/dbtest", "berth/internal/postgres"}:            "the test database is a private cluster",
+	{"berth/activities/node", "berth/activities/node"}:        "its own fakes and suites",
+	{"berth/internal/agent", "berth/workers"}:                 "the agent runs the node worker",
+	{"berth/internal/temporaldev", "berth/internal/postgres"}: "both are parts of the embedded stack",
+}
+
+type goPackage struct {
+	ImportPath   string
+	Doc          string
+	Dir          string
+	GoFiles      []string
+	Imports      []string
+	TestImports  []string
+	XTestImports []string
+	Deps         []string
+}
+
+func listPackages(t *testing.T, args ...string) []goPackage {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{"list", "-json=ImportPath,Doc,Dir,GoFiles,Imports,Deps"}, args...)...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	var packages []goPackage
+	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p goPackage
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return packages
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		packages = append(packages, p)
+	}
+}
+
+func layerOf(path string) int {
+	best, layer := -1, -1
+	for i, members := range layers {
+		for _, m := range members {
+			if (path == m || m != "berth" && strings.HasPrefix(path, m+"/")) && len(m) > best {
+				best, layer = len(m), i
+			}
+		}
+	}
+	return layer
+}
+
+// component is the first-level package a path belongs to: packages below it
+// are its own affair.
+func component(path string) string {
+	parts := strings.Split(path, "/")
+	n := 2
+	if len(parts) > 2 && (parts[1] == "internal" || parts[1] == "activities" || parts[1] == "cmd" || path == "berth/api/client") {
+		n = 3
+	}
+	return strings.Join(parts[:min(n, len(parts))], "/")
+}
+
+func exempt(from, to string) bool {
+	for pair := range allowed {
+		if (from == pair[0] || strings.HasPrefix(from, pair[0]+"/")) && (pair[1] == "*" || to == pair[1] || strings.HasPrefix(to, pair[1]+"/")) {
+			return true
+		}
+	}
+	return false
+}
+
+func TestImportsPointOneWay(t *testing.T) {
+	t.Parallel()
+	for _, p := range listPackages(t, "./...") {
+		from := layerOf(p.ImportPath)
+		if from < 0 {
+			t.Errorf("%s has no layer: add it to layers", p.ImportPath)
+			continue
+		}
+		for _, imported := range p.Imports {
+			if imported != "berth" && !strings.HasPrefix(imported, "berth/") {
+				continue
+			}
+			if component(imported) == component(p.ImportPath) || exempt(p.ImportPath, imported) {
+				continue
+			}
+			if layerOf(imported) >= from {
+				t.Errorf("%s imports %s, which is not below it", p.ImportPath, imported)
+			}
+		}
+	}
+}
+
+func TestRootImportsTheStandardLibraryOnly(t *testing.T) {
+	t.Parallel()
+	for _, p := range listPackages(t, ".") {
+		for _, imported := range p.Imports {
+			if first, _, _ := strings.Cut(imported, "/"); strings.Contains(first, ".") || strings.HasPrefix(imported, "berth/") {
+				t.Errorf("the root package imports %s", imported)
+			}
+		}
+	}
+}
+
+func TestEveryPackageSaysWhatItIsFor(t *testing.T) {
+	t.Parallel()
+	for _, p := range listPackages(t, "./...") {
+		if len(strings.Fields(p.Doc)) < 5 {
+			t.Errorf("%s has no package documentation", p.ImportPath)
+		}
+	}
+}
+
+// links fails if the program reaches any of the packages.
+func links(t *testing.T, program string, never ...string) {
+	t.Helper()
+	for _, p := range listPackages(t, program) {
+		for _, dep := range p.Deps {
+			if dep == "database/sql/driver" { // interfaces only: UUID libraries implement them
+				continue
+			}
+			for _, n := range never {
+				if dep == n || strings.HasPrefix(dep, n+"/") {
+					t.Errorf("%s links %s", program, dep)
+				}
+			}
+		}
+	}
+}
+
+func TestAgentLinksNoSQL(t *testing.T) {
+	t.Parallel()
+	links(t, "./cmd/berth-agent", "github.com/jackc/pgx", "berth/db", "database/sql")
+}
+
+// What must work when everything else does not depends on nothing else.
+func TestDeadmanLinksNothingThatMayFail(t *testing.T) {
+	t.Parallel()
+	links(t, "./cmd/berth-deadman", "github.com", "go.temporal.io", "google.golang.org", "database/sql", "net", "berth/db", "berth/api", "berth/activities", "berth/internal/agent")
+}
+
+func TestControlPlaneLinksNoDockerAndNoNVML(t *testing.T) {
+	t.Parallel()
+	links(t, "./cmd/berthd", "github.com/docker/docker", "github.com/NVIDIA/go-nvml", "go.temporal.io/server")
+}
+
+func TestCommandLineSpeaksOnlyHTTP(t *testing.T) {
+	t.Parallel()
+	links(t, "./cmd/berth", "github.com/jackc/pgx", "github.com/docker/docker", "go.temporal.io", "google.golang.org/grpc", "berth/db")
+}
+
+func TestTemporalServerStaysInOnePlace(t *testing.T) {
+	t.Parallel()
+	for _, p := range listPackages(t, "./...") {
+		for _, imported := range p.Imports {
+			if strings.HasPrefix(imported, "go.temporal.io/server") && p.ImportPath != "berth/internal/temporaldev" {
+				t.Errorf("%s imports %s", p.ImportPath, imported)
+			}
+			if imported == "berth/internal/temporaldev" && p.ImportPath != "berth/cmd/berth-dev" && !strings.HasPrefix(p.ImportPath, "berth/e2e") {
+				t.Errorf("%s embeds the Temporal server", p.ImportPath)
+			}
+		}
+	}
+}
+
+// Workflow code must be deterministic: what it may import is a short list, and
+// a few calls of what it may import are banned.
+func TestWorkflowsAreDeterministic(t *testing.T) {
+	t.Parallel()
+	mayImport := []string{
+		"berth", "errors", "fmt", "slices", "strings", "time",
+		"go.temporal.io/sdk/workflow", "go.temporal.io/sdk/temporal", "go.temporal.io/sdk/log",
+		"go.temporal.io/api/enums/v1",
+	}
+	banned := []string{"time.Now", "time.Sleep", "time.After", "time.NewTimer", "time.NewTicker", "time.Since", "time.Until", "time.Tick", "berth.NewJobID", "berth.NewSecret"}
+	for _, p := range listPackages(t, "./workflows/...") {
+		for _, imported := range p.Imports {
+			if !slices.Contains(mayImport, imported) {
+				t.Errorf("%s imports %s", p.ImportPath, imported)
+			}
+		}
+		for _, name := range p.GoFiles {
+			eachSelector(t, filepath.Join(p.Dir, name), func(selector string, pos token.Position) {
+				if slices.Contains(banned, selector) {
+					t.Errorf("%s: workflow code calls %s", pos, selector)
+				}
+			})
+			eachStatement(t, filepath.Join(p.Dir, name), func(n ast.Node, pos token.Position) {
+				if _, ok := n.(*ast.GoStmt); ok {
+					t.Errorf("%s: workflow code starts a goroutine", pos)
+				}
+			})
+		}
+	}
+}
+
+// SQL is written in db alone.
+func TestNoSQLOutsideDB(t *testing.T) {
+	t.Parallel()
+	mayUse := []string{"berth/db", "berth/internal/postgres", "berth/internal/temporaldev", "berth/e2e"}
+	for _, p := range listPackages(t, "./...") {
+		if slices.ContainsFunc(mayUse, func(m string) bool { return p.ImportPath == m || strings.HasPrefix(p.ImportPath, m+"/") }) {
+			continue
+		}
+		for _, imported := range p.Imports {
+			if strings.HasPrefix(imported, "github.com/jackc/pgx") || imported == "database/sql" {
+				t.Errorf("%s imports %s", p.ImportPath, imported)
+			}
+		}
+	}
+}
+
+// The environment is read in cmd alone, so that a program's settings can be
+// printed in one place.
+func TestNoEnvironmentOutsideCommands(t *testing.T) {
+	t.Parallel()
+	mayRead := []string{"berth/cmd", "berth/db/dbtest", "berth/activities/node/runtimetest"}
+	for _, p := range listPackages(t, "./...") {
+		if slices.ContainsFunc(mayRead, func(m string) bool { return p.ImportPath == m || strings.HasPrefix(p.ImportPath, m+"/") }) {
+			continue
+		}
+		for _, name := range p.GoFiles {
+			eachSelector(t, filepath.Join(p.Dir, name), func(selector string, pos token.Position) {
+				if selector == "os.Getenv" || selector == "os.LookupEnv" {
+					t.Errorf("%s: %s outside cmd", pos, selector)
+				}
+			})
+		}
+	}
+}
+
+func eachSelector(t *testing.T, path string, f func(selector string, pos token.Position)) {
+	t.Helper()
+	eachStatement(t, path, func(n ast.Node, pos token.Position) {
+		if s, ok := n.(*ast.SelectorExpr); ok {
+			if x, ok := s.X.(*ast.Ident); ok {
+				f(x.Name+"."+s.Sel.Name, pos)
+			}
+		}
+	})
+}
+
+func eachStatement(t *testing.T, path string, f func(n ast.Node, pos token.Position)) {
+	t.Helper()
+	fset := token.NewFileSet()
+	file, err := parser.ParseFile(fset, path, nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		if n != nil {
+			f(n, fset.Position(n.Pos()))
+		}
+		return true
+	})
+}

@@ -1,0 +1,458 @@
+package berth
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Evidence is what kind of thing tells why an attempt ended. The kinds are
+// asked in the order of their values: an exit code means nothing while the
+// machine is the better explanation.
+type Evidence int
+
+// The kinds of evidence, in order.
+const (
+	EvidenceIntent      Evidence = iota // what we ordered ourselves
+	EvidenceMachine                     // the machine, its engine, its boot
+	EvidenceDevice                      // its GPUs
+	EvidenceMemory                      // the kernel killed a process for memory
+	EvidencePreparation                 // what failed before the process began
+	EvidenceExit                        // exit codes that name their cause
+	EvidenceLog                         // the last lines of the log
+	EvidenceRest                        // exit codes that only say that it failed
+)
+
+// String names the kind, for people.
+func (e Evidence) String() string {
+	switch e {
+	case EvidenceIntent:
+		return "our own intent"
+	case EvidenceMachine:
+		return "machine, engine, boot"
+	case EvidenceDevice:
+		return "GPU"
+	case EvidenceMemory:
+		return "memory"
+	case EvidencePreparation:
+		return "preparation"
+	case EvidenceExit:
+		return "exit code that names a cause"
+	case EvidenceLog:
+		return "last lines of the log"
+	case EvidenceRest:
+		return "any other exit code"
+	default:
+		panic("unknown evidence " + strconv.Itoa(int(e)))
+	}
+}
+
+// Class is what sort of failure a rule sees.
+type Class string
+
+// The classes.
+const (
+	ClassDone      Class = "done"      // no failure
+	ClassPolicy    Class = "policy"    // we ended it ourselves
+	ClassInfra     Class = "infra"     // the cluster failed the job
+	ClassTransient Class = "transient" // a service failed it, and may be back
+	ClassPermanent Class = "permanent" // trying again cannot help
+	ClassUser      Class = "user"      // the job failed
+	ClassAmbiguous Class = "ambiguous" // the job or the machine: another machine will tell
+	ClassHang      Class = "hang"      // it stood still
+	ClassPoison    Class = "poison"    // machines die of it
+	ClassUnknown   Class = "unknown"   // no rule knows it; a human should look
+)
+
+// Blame is who has to do something about a failure.
+type Blame string
+
+// Who is to blame.
+const (
+	BlameNobody  Blame = "nobody"
+	BlamePolicy  Blame = "policy"
+	BlameInfra   Blame = "infrastructure"
+	BlameUser    Blame = "user"
+	BlameUnknown Blame = "unknown"
+)
+
+// Wait is how long a job pauses before its next attempt.
+type Wait string
+
+// The pauses.
+const (
+	WaitNone  Wait = "none"
+	WaitRetry Wait = "retry.backoff" // the job's own; 10 s x 2, at most 10 min, unless it says otherwise
+	// WaitLoss is nothing after the first loss, since another machine is ready,
+	// and 10 s x 2, at most 10 min, from the second on.
+	WaitLoss  Wait = "from the 2nd loss"
+	WaitInfra Wait = "always" // 10 s x 2, at most 10 min, after the first one too
+)
+
+// Rule is one row of the failure classification: the evidence that it knows a
+// failure by, and all that follows. Among the rules the first that matches
+// decides.
+type Rule struct {
+	Name     string // stable: outcomes carry it
+	Evidence Evidence
+	Signal   string      // the evidence, for people
+	Causes   []ExitCause // the agent's word is one of these; nil: any, or none
+	Codes    ExitCodes   // and the exit code one of these; "": any
+	Sign     LogSign     // and this stands in its last lines; "": anything
+	when     func(AttemptEvidence, RankEvidence) bool
+
+	Class  Class
+	Reason ReasonCode
+	Says   string // the message; {machine}, {code}, {exit}, {drain}, {xid} and {deaths} are filled in
+	Hint   string // "": what the exit code says
+
+	Next       State
+	Blame      Blame
+	Budget     Budget // what a retry is charged to
+	Tries      int    // with the user's budget: as many runs at least, whatever max_attempts says
+	Wait       Wait
+	Elsewhere  bool // not on the machine of the rank to blame, while another fits
+	GrowMemory bool // the next attempt gets half as much memory again
+	DeadLetter bool // set aside with its evidence, for a human
+	Fault      bool // it counts against the machine; see MachineFaults
+}
+
+// MachineFaults is when a machine drains itself as a lemon: so many failures
+// that count against it, of jobs of so many tenants, within so many hours.
+const (
+	LemonFaults  = 3
+	LemonTenants = 2
+	LemonHours   = 24
+)
+
+// PoisonMinutes is how soon after a job's start its machine must have died for
+// the job to be a suspect.
+const PoisonMinutes = 10
+
+// Rules is the failure classification. docs/classification.md is generated from
+// it, and each rule is a case of TestClassify.
+var Rules = []Rule{
+	// What we ordered ourselves.
+	{
+		Name: "succeeded_before_cancel", Evidence: EvidenceIntent, Signal: "canceled, but every rank had exited 0 by itself, or complete",
+		when: func(e AttemptEvidence, _ RankEvidence) bool {
+			return e.State == Canceling && e.allDone() && !e.CancelAt.IsZero()
+		},
+		Class: ClassDone, Next: Succeeded, Blame: BlameNobody, Budget: BudgetNone, Wait: WaitNone,
+	},
+	{
+		Name: "canceled", Evidence: EvidenceIntent, Signal: "a cancel was requested",
+		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.State == Canceling },
+		Class: ClassPolicy, Reason: ReasonCanceledByUser, Says: "canceled on request", Hint: none,
+		Next: Canceled, Blame: BlamePolicy, Budget: BudgetNone, Wait: WaitNone,
+	},
+	{
+		Name: "succeeded", Evidence: EvidenceIntent, Signal: "every rank exited 0 by itself or, after an order, with progress step = total",
+		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.allDone() },
+		Class: ClassDone, Next: Succeeded, Blame: BlameNobody, Budget: BudgetNone, Wait: WaitNone,
+	},
+	{
+		Name: "preempted", Evidence: EvidenceIntent, Signal: "it gave way to another job",
+		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.Preempted || e.State == Preempting },
+		Class: ClassPolicy, Reason: ReasonPreempted, Says: "gave way to another job", Hint: none,
+		Next: Retrying, Blame: BlamePolicy, Budget: BudgetNone, Wait: WaitNone,
+	},
+	{
+		Name: "drained", Evidence: EvidenceIntent, Signal: "stopped by order on a machine that is drained", Causes: []ExitCause{CauseOrdered},
+		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.DrainedBy != "" },
+		Class: ClassPolicy, Reason: ReasonDrained, Says: "drain: {drain}", Hint: none,
+		Next: Retrying, Blame: BlamePolicy, Budget: BudgetNone, Wait: WaitNone, Elsewhere: true,
+	},
+	{
+		Name: "time_limit", Evidence: EvidenceIntent, Signal: "stopped at its time_limit", Causes: []ExitCause{CauseTimeLimit},
+		Class: ClassPermanent, Reason: ReasonTimeLimit, Says: "ran for its whole time_limit",
+		Hint: "raise time_limit, or resume from its checkpoint with a new job",
+		Next: Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
+		Name: "stalled_same_step", Evidence: EvidenceIntent, Signal: "stopped for stall_timeout, at the step where it stood still before", Causes: []ExitCause{CauseStalled},
+		when:  AttemptEvidence.stalledThere,
+		Class: ClassHang, Reason: ReasonStalled, Says: "{exit}; it stood still at the same step before",
+		Hint: "it hangs at the same step on different machines: look at what the job does there",
+		Next: Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry,
+	},
+	{
+		Name: "stalled_again", Evidence: EvidenceIntent, Signal: "stopped for stall_timeout, not for the first time", Causes: []ExitCause{CauseStalled},
+		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.earlier(stalls...) > 0 },
+		Class: ClassHang, Reason: ReasonStalled, Says: "{exit}", Hint: stallHint,
+		Next: Retrying, Blame: BlameUnknown, Budget: BudgetUser, Wait: WaitRetry, Elsewhere: true,
+	},
+	{
+		Name: "stalled", Evidence: EvidenceIntent, Signal: "stopped for stall_timeout, for the first time", Causes: []ExitCause{CauseStalled},
+		Class: ClassHang, Reason: ReasonStalled, Says: "{exit}", Hint: stallHint,
+		Next: Retrying, Blame: BlameUnknown, Budget: BudgetNone, Wait: WaitNone, Elsewhere: true,
+	},
+
+	// The machine.
+	{
+		Name: "poison", Evidence: EvidenceMachine, Signal: "its machine died within 10 min of its start, with no other suspect, and another machine had before",
+		when:  AttemptEvidence.killsMachines,
+		Class: ClassPoison, Reason: ReasonPoison, Says: "machines die of it: {deaths}",
+		Hint: "a human should look at what it does to its machine before it is retried",
+		Next: Failed, Blame: BlameUser, Budget: BudgetNone, Wait: WaitNone, DeadLetter: true,
+	},
+	{
+		Name: "died_under_it", Evidence: EvidenceMachine, Signal: "its machine died within 10 min of its start, with no other suspect",
+		when:  func(_ AttemptEvidence, r RankEvidence) bool { return r.Suspect && r.died() },
+		Class: ClassInfra, Reason: ReasonMachineLost, Says: "machine {machine} died soon after the job began there", Hint: none,
+		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
+	},
+	{
+		Name: "machine_lost", Evidence: EvidenceMachine, Signal: "its machine was silent for lost_after",
+		when:  func(_ AttemptEvidence, r RankEvidence) bool { return r.Orphaned },
+		Class: ClassInfra, Reason: ReasonMachineLost, Says: "machine {machine} fell silent", Hint: none,
+		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
+	},
+	{
+		Name: "unclaimed", Evidence: EvidenceMachine, Signal: "its machine did not take the work",
+		when:  func(_ AttemptEvidence, r RankEvidence) bool { return r.Exit == nil },
+		Class: ClassInfra, Reason: ReasonUnclaimed, Says: "machine {machine} did not take the work in time", Hint: none,
+		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
+	},
+	{
+		Name: "rebooted", Evidence: EvidenceMachine, Signal: "the machine rebooted", Causes: []ExitCause{CauseBoot},
+		Class: ClassInfra, Reason: ReasonMachineError, Says: "{exit}", Hint: none,
+		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
+	},
+	{
+		Name: "fenced", Evidence: EvidenceMachine, Signal: "the machine's deadman ended it (at_most_one): the control plane had not heard the machine for too long", Causes: []ExitCause{CauseFenced},
+		Class: ClassInfra, Reason: ReasonMachineLost, Says: "{exit}", Hint: none,
+		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
+	},
+	{
+		Name: "engine_stopped", Evidence: EvidenceMachine, Signal: "the container engine stopped or restarted and took the container along, whatever its exit code", Causes: []ExitCause{CauseEngine},
+		when:  func(_ AttemptEvidence, r RankEvidence) bool { return r.Exit.Started() },
+		Class: ClassInfra, Reason: ReasonMachineError, Says: "{exit}", Hint: none,
+		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
+	},
+	{
+		Name: "engine_failed", Evidence: EvidenceMachine, Signal: "the container engine could not make or start the container", Causes: []ExitCause{CauseEngine},
+		Class: ClassInfra, Reason: ReasonMachineError, Says: "{exit}", Hint: none,
+		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
+	},
+	{
+		Name: "vanished", Evidence: EvidenceMachine, Signal: "the container is gone, and not by Berth", Causes: []ExitCause{CauseVanished},
+		Class: ClassInfra, Reason: ReasonMachineError, Says: "{exit}", Hint: none,
+		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
+	},
+	{
+		Name: "not_started", Evidence: EvidenceMachine, Signal: "stopped before its start, or by an order without a reason on record", Causes: []ExitCause{CauseNotStarted, CauseOrdered},
+		Class: ClassInfra, Reason: ReasonMachineError, Says: "stopped by order, without a reason on record", Hint: none,
+		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
+	},
+
+	// Its GPUs.
+	{
+		Name: "gpu_error", Evidence: EvidenceDevice, Signal: "a device of it failed, or was refused by the engine", Causes: []ExitCause{CauseGPU, CauseDevice},
+		Class: ClassInfra, Reason: ReasonGPUError, Says: "{exit}", Hint: none,
+		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
+	},
+	{
+		Name: "gpu_application_error", Evidence: EvidenceDevice, Signal: "it failed, and the driver had blamed the application on one of its devices (XID 13, 31, 43, ...)",
+		Causes: []ExitCause{CauseExited}, Codes: "1-255",
+		when: func(_ AttemptEvidence, r RankEvidence) bool {
+			return XidAction(r.Exit.Xid) == XidRestart || r.Exit.Xid == 43
+		},
+		Class: ClassAmbiguous, Reason: ReasonExitCode, Says: "exit code {code} after XID {xid} on its GPU",
+		Hint: "the driver blames the program: an illegal memory access or the like",
+		Next: Retrying, Blame: BlameUser, Budget: BudgetUser, Tries: 2, Wait: WaitRetry, Elsewhere: true,
+	},
+
+	// Memory.
+	{
+		Name: "host_out_of_memory", Evidence: EvidenceMemory, Signal: "the host ran out of memory and its kernel chose this job, which was inside its own limit", Causes: []ExitCause{CauseHostOOM},
+		Class: ClassInfra, Reason: ReasonMachineError, Says: "{exit}", Hint: none,
+		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
+	},
+	{
+		Name: "oom_grow", Evidence: EvidenceMemory, Signal: "a process of it was killed for memory, it did not exit 0, and on_oom: grow has not been used yet",
+		Causes: []ExitCause{CauseExited}, Codes: "1-255",
+		when: func(e AttemptEvidence, r RankEvidence) bool {
+			return r.Exit.OOMKilled && e.Retry.OnOOM == "grow" && !e.OOMGrown
+		},
+		Class: ClassUser, Reason: ReasonOOM, Says: "ran out of memory", Hint: oomHint,
+		Next: Retrying, Blame: BlameUser, Budget: BudgetUser, Tries: unlimited, Wait: WaitRetry, GrowMemory: true,
+	},
+	{
+		Name: "oom", Evidence: EvidenceMemory, Signal: "a process of it was killed for memory, and it did not exit 0",
+		Causes: []ExitCause{CauseExited}, Codes: "1-255",
+		when:  func(_ AttemptEvidence, r RankEvidence) bool { return r.Exit.OOMKilled },
+		Class: ClassPermanent, Reason: ReasonOOM, Says: "ran out of memory", Hint: oomHint,
+		Next: Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+
+	// What failed before the process began.
+	{
+		Name: "image_not_found", Evidence: EvidencePreparation, Signal: "image: the registry says no (404, 401, 403)", Causes: []ExitCause{CauseImageNotFound},
+		Class: ClassPermanent, Reason: ReasonImageNotFound, Says: "{exit}", Hint: "check the image's name, its tag and your right to pull it",
+		Next: Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
+		Name: "image_mismatch", Evidence: EvidencePreparation, Signal: "image: what arrived is not what its digest says", Causes: []ExitCause{CauseImageMismatch},
+		Class: ClassPermanent, Reason: ReasonImageMismatch, Says: "{exit}", Hint: "somebody may have changed the image, or what lies between: find out before you pull it again",
+		Next: Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
+		Name: "image_unavailable", Evidence: EvidencePreparation, Signal: "image: no answer, 429, 5xx or no room, five times on this machine", Causes: []ExitCause{CauseImageUnavailable},
+		Class: ClassTransient, Reason: ReasonImageUnavailable, Says: "{exit}", Hint: "the registry did not answer; Berth tries again",
+		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitInfra, Elsewhere: true,
+	},
+	{
+		Name: "bad_command", Evidence: EvidencePreparation, Signal: "the command is not in the image, or cannot be executed", Causes: []ExitCause{CauseBadCommand},
+		Class: ClassPermanent, Reason: ReasonExitCode, Says: "{exit}", Hint: "the command is not in the image, or cannot be executed",
+		Next: Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
+		Name: "checkpoint_corrupt", Evidence: EvidencePreparation, Signal: "it has checkpoints and none of them verifies: never a silent fresh start", Causes: []ExitCause{CauseCheckpointCorrupt},
+		Class: ClassPermanent, Reason: ReasonCheckpointCorrupt, Says: "{exit}", Hint: "no checkpoint of this job verifies; submit it anew to start from nothing",
+		Next: Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
+		Name: "restore_failed", Evidence: EvidencePreparation, Signal: "the checkpoint store did not answer, or the machine had no room for it", Causes: []ExitCause{CauseRestoreFailed},
+		Class: ClassTransient, Reason: ReasonMachineError, Says: "{exit}", Hint: none,
+		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
+	},
+
+	// Exit codes that name their cause.
+	{
+		Name: "rule_fail", Evidence: EvidenceExit, Signal: "its code is in retry.rules, action fail", Causes: []ExitCause{CauseExited},
+		when:  ruled(ActionFail),
+		Class: ClassUser, Reason: ReasonExitCode, Says: "exit code {code}",
+		Next: Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
+		Name: "rule_retry", Evidence: EvidenceExit, Signal: "its code is in retry.rules, action retry", Causes: []ExitCause{CauseExited},
+		when:  ruled(ActionRetry),
+		Class: ClassUser, Reason: ReasonExitCode, Says: "exit code {code}",
+		Next: Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry,
+	},
+	{
+		Name: "rule_retry_elsewhere", Evidence: EvidenceExit, Signal: "its code is in retry.rules, action retry_elsewhere", Causes: []ExitCause{CauseExited},
+		when:  ruled(ActionRetryElsewhere),
+		Class: ClassUser, Reason: ReasonExitCode, Says: "exit code {code}",
+		Next: Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry, Elsewhere: true,
+	},
+	{
+		Name: "engine_exit", Evidence: EvidenceExit, Signal: "exit code 125", Causes: []ExitCause{CauseExited}, Codes: "125",
+		Class: ClassInfra, Reason: ReasonMachineError, Says: "the container engine failed (exit code 125)", Hint: none,
+		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
+	},
+	{
+		Name: "not_executable", Evidence: EvidenceExit, Signal: "exit code 126 or 127", Causes: []ExitCause{CauseExited}, Codes: "126-127",
+		Class: ClassPermanent, Reason: ReasonExitCode, Says: "exit code {code}",
+		Next: Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+
+	// The last lines of its log, where the exit code says no more than that it failed.
+	{
+		Name: "communication_again", Evidence: EvidenceLog, Signal: "collective communication broke (NCCL), for the third time", Causes: []ExitCause{CauseExited}, Codes: "1-255", Sign: SignCommunication,
+		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.earlier("communication") >= 2 },
+		Class: ClassAmbiguous, Reason: ReasonCommunication, Says: "collective communication broke again (exit code {code})",
+		Hint: "it broke on three placements: look at the ranks that fail first, and at their timeouts",
+		Next: Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry,
+	},
+	{
+		Name: "communication", Evidence: EvidenceLog, Signal: "collective communication broke (NCCL), the first two times", Causes: []ExitCause{CauseExited}, Codes: "1-255", Sign: SignCommunication,
+		Class: ClassAmbiguous, Reason: ReasonCommunication, Says: "collective communication broke (exit code {code})", Hint: none,
+		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
+	},
+	{
+		Name: "cuda_oom", Evidence: EvidenceLog, Signal: "the GPU's memory did not suffice", Causes: []ExitCause{CauseExited}, Codes: "1-255", Sign: SignCUDAOOM,
+		Class: ClassPermanent, Reason: ReasonOOM, Says: "ran out of GPU memory (exit code {code})", Hint: "ask for more gpu_memory, or make the job use less",
+		Next: Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
+		Name: "illegal_access", Evidence: EvidenceLog, Signal: "an illegal memory access on the GPU", Causes: []ExitCause{CauseExited}, Codes: "1-255", Sign: SignIllegalAccess,
+		Class: ClassAmbiguous, Reason: ReasonExitCode, Says: "illegal memory access on a GPU (exit code {code})", Hint: "most often the program's own fault; if it passes elsewhere, the machine is suspected",
+		Next: Retrying, Blame: BlameUser, Budget: BudgetUser, Tries: 2, Wait: WaitRetry, Elsewhere: true,
+	},
+
+	// What is left.
+	{
+		Name: "crash", Evidence: EvidenceRest, Signal: "exit code 134, 135 or 139 (ABRT, BUS, SEGV)", Causes: []ExitCause{CauseExited}, Codes: "134,135,139",
+		Class: ClassAmbiguous, Reason: ReasonExitCode, Says: "exit code {code}",
+		Next: Retrying, Blame: BlameUser, Budget: BudgetUser, Tries: 2, Wait: WaitRetry, Elsewhere: true,
+	},
+	{
+		Name: "killed", Evidence: EvidenceRest, Signal: "exit code 137 or 143, and nothing shows who sent the signal", Causes: []ExitCause{CauseExited}, Codes: "137,143",
+		Class: ClassUnknown, Reason: ReasonExitCode, Says: "exit code {code}",
+		Next: Retrying, Blame: BlameUnknown, Budget: BudgetUser, Tries: 2, Wait: WaitRetry, Elsewhere: true,
+	},
+	{
+		Name: "failed", Evidence: EvidenceRest, Signal: "exit code 1 to 124; a Go program's 2 as well, when nothing shows that its engine took it along", Causes: []ExitCause{CauseExited}, Codes: "1-124",
+		Class: ClassUser, Reason: ReasonExitCode, Says: "exit code {code}",
+		Next: Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry,
+	},
+	{
+		Name: "unknown", Evidence: EvidenceRest, Signal: "no other rule",
+		Class: ClassUnknown, Reason: ReasonUnknown, Says: "{exit} (exit code {code}), which no rule knows",
+		Hint: "tell the operators: every end should have a rule",
+		Next: Retrying, Blame: BlameUnknown, Budget: BudgetUser, Tries: 2, Wait: WaitRetry, Elsewhere: true,
+	},
+}
+
+const (
+	none      = "-" // no hint
+	unlimited = 1 << 30
+	stallHint = "no log, progress, CPU or GPU activity for stall_timeout"
+	oomHint   = "raise resources.memory, or set retry.on_oom: grow"
+)
+
+// stalls are the rules of jobs that stood still.
+var stalls = []string{"stalled", "stalled_again", "stalled_same_step"}
+
+// exitHints is what exit codes say to people.
+var exitHints = map[int]string{
+	126: "the command is not executable",
+	127: "the command was not found",
+	134: "aborted (SIGABRT)",
+	135: "bus error (SIGBUS): check shm_size",
+	137: "killed (SIGKILL), not by Berth",
+	139: "segmentation fault (SIGSEGV)",
+	143: "terminated (SIGTERM), not by Berth",
+}
+
+// matches reports whether the rule knows how the attempt ended, r being the
+// rank to blame.
+func (c Rule) matches(e AttemptEvidence, r RankEvidence) bool {
+	if c.Causes != nil && (r.Exit == nil || !slices.Contains(c.Causes, r.Exit.Cause)) {
+		return false
+	}
+	if c.Codes != "" && !c.Codes.Contains(r.Exit.Code) {
+		return false
+	}
+	if c.Sign != "" && c.Sign != r.Exit.Sign {
+		return false
+	}
+	return c.when == nil || c.when(e, r)
+}
+
+// reason fills in the rule's message.
+func (c Rule) reason(e AttemptEvidence, r RankEvidence) Reason {
+	if c.Reason == "" {
+		return Reason{}
+	}
+	var x Exit
+	if r.Exit != nil {
+		x = *r.Exit
+	}
+	hint := c.Hint
+	switch hint {
+	case none:
+		hint = ""
+	case "":
+		if hint = exitHints[x.Code]; hint == "" {
+			hint = "see the last lines of its log"
+		}
+	}
+	says := strings.NewReplacer(
+		"{machine}", string(r.Machine), "{code}", strconv.Itoa(x.Code), "{exit}", x.Message, "{drain}", e.DrainedBy,
+		"{xid}", strconv.FormatUint(x.Xid, 10), "{deaths}", e.deaths(r),
+	).Replace(c.Says)
+	return Reason{Code: c.Reason, Rule: c.Name, Message: says, Hint: hint}
+}

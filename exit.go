@@ -1,0 +1,51 @@
+package berth
+
+import "time"
+
+// ExitCause is what the agent saw end a rank. It is evidence, not a verdict:
+// Classify weighs it.
+type ExitCause string
+
+// The causes an agent reports.
+const (
+	CauseExited            ExitCause = "exited"             // the process ended by itself, Code tells how
+	CauseOrdered           ExitCause = "ordered"            // it ended after a stop, checkpoint or kill order was delivered
+	CauseTimeLimit         ExitCause = "time_limit"         // the agent stopped it at its run limit
+	CauseStalled           ExitCause = "stalled"            // the agent stopped it for want of progress
+	CauseImageNotFound     ExitCause = "image_not_found"    // never started
+	CauseImageUnavailable  ExitCause = "image_unavailable"  // never started
+	CauseImageMismatch     ExitCause = "image_mismatch"     // never started: what arrived is not what its digest says
+	CauseBadCommand        ExitCause = "bad_command"        // never started: the executable is not in the image
+	CauseDevice            ExitCause = "device"             // never started: the engine refused the GPUs
+	CauseEngine            ExitCause = "engine"             // the engine failed, or restarted and took the container along
+	CauseBoot              ExitCause = "boot"               // the machine rebooted
+	CauseHostOOM           ExitCause = "host_oom"           // the host, and not the job, ran out of memory
+	CauseVanished          ExitCause = "vanished"           // the container is gone and nobody saw it end
+	CauseFenced            ExitCause = "fenced"             // the machine's deadman ended it: the control plane had not heard the machine for too long
+	CauseGPU               ExitCause = "gpu"                // a device of it failed
+	CauseCheckpointCorrupt ExitCause = "checkpoint_corrupt" // never started: checkpoints existed and none verified
+	CauseRestoreFailed     ExitCause = "restore_failed"     // never started: the checkpoint store did not answer
+	CauseNotStarted        ExitCause = "not_started"        // stopped before its container was started
+)
+
+// Exit is how one rank ended.
+type Exit struct {
+	Cause      ExitCause `json:"cause"`
+	Code       int       `json:"code"`                 // the process's exit code; 128+n for signal n
+	OOMKilled  bool      `json:"oom_killed,omitempty"` // the kernel killed a process of it for memory
+	Message    string    `json:"message,omitempty"`    // the engine's or the agent's own words
+	Sign       LogSign   `json:"sign,omitempty"`       // what the last lines of a failed rank's log say
+	Xid        uint64    `json:"xid,omitempty"`        // the driver's last word on one of its GPUs while it ran, where that left the device usable
+	Complete   bool      `json:"complete,omitempty"`   // the job's progress said step = total
+	StartedAt  time.Time `json:"started_at,omitzero"`
+	FinishedAt time.Time `json:"finished_at,omitzero"`
+}
+
+// Started reports whether the user's process ever ran.
+func (e Exit) Started() bool { return !e.StartedAt.IsZero() }
+
+// Done reports whether the rank has done its work: it exited 0 by itself or,
+// since trainers save and exit 0 on an order, its progress was complete.
+func (e Exit) Done() bool {
+	return e.Started() && e.Code == 0 && (e.Cause == CauseExited || e.Complete)
+}

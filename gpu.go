@@ -1,0 +1,14 @@
+package berth
+
+// GPU is one device of a machine, or one MIG slice of a device.
+type GPU struct {
+	Index     int    `json:"index"`
+	UUID      string `json:"uuid"`
+	Model     string `json:"model"` // short: H100, A100, H200
+	MemoryMiB int64  `json:"memory_mib"`
+	Healthy   bool   `json:"healthy"`
+	Reason    string `json:"reason,omitempty"` // why it is not healthy
+	// Quarantine: what befell the device concerns its whole machine, which gets no
+	// work until an operator has seen to it.
+	Quarantine bool `json:"quarantine,omitempty"`
+}

@@ -1,0 +1,81 @@
+package berth
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"time"
+)
+
+// JobID names a job for ever: a UUIDv7 (RFC 9562 section 5.7) in its usual text
+// form, so that ids sort by the time of submission.
+type JobID string
+
+// TenantID names a team; every job, machine grant, token and query carries one.
+type TenantID string
+
+// MachineID names a machine: the name it joined under, [a-z0-9-]{1,63}.
+type MachineID string
+
+// AllocationID names one rank's reservation on one machine.
+type AllocationID int64
+
+// NewJobID returns a fresh id for a job submitted at now.
+func NewJobID(now time.Time) JobID {
+	var b [16]byte
+	_, _ = rand.Read(b[8:]) // crypto/rand.Read never fails since Go 1.24
+	var r [2]byte
+	_, _ = rand.Read(r[:])
+	ms := uint64(now.UnixMilli())
+	binary.BigEndian.PutUint64(b[:8], ms<<16|uint64(binary.BigEndian.Uint16(r[:])))
+	b[6] = b[6]&0x0f | 0x70
+	b[8] = b[8]&0x3f | 0x80
+	return JobID(formatUUID(b))
+}
+
+// ParseJobID returns the id in canonical lower-case form, or an error of code
+// invalid when s is not a UUID.
+func ParseJobID(s string) (JobID, error) {
+	if len(s) != 36 || s[8] != '-' || s[13] != '-' || s[18] != '-' || s[23] != '-' {
+		return "", Errorf(CodeInvalid, "job id %q is not a UUID", s)
+	}
+	raw, err := hex.DecodeString(s[:8] + s[9:13] + s[14:18] + s[19:23] + s[24:])
+	if err != nil {
+		return "", Errorf(CodeInvalid, "job id %q is not a UUID", s)
+	}
+	return JobID(formatUUID([16]byte(raw))), nil
+}
+
+func formatUUID(b [16]byte) string {
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// NewSecret returns 32 random bytes in hex, for tokens and process identities.
+func NewSecret() string {
+	var b [32]byte
+	_, _ = rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}
+
+// ParseMachineID returns s as a machine id, or an error of code invalid.
+func ParseMachineID(s string) (MachineID, error) {
+	if !isName(s) {
+		return "", Errorf(CodeInvalid, "machine name %q: allowed are 1 to 63 of a-z, 0-9 and '-', not at either end", s)
+	}
+	return MachineID(s), nil
+}
+
+// isName reports whether s is a DNS label (RFC 1123 section 2.1), the form of
+// job, machine and tenant names.
+func isName(s string) bool {
+	if len(s) < 1 || len(s) > 63 || s[0] == '-' || s[len(s)-1] == '-' {
+		return false
+	}
+	for _, c := range []byte(s) {
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,121 @@
+package berth
+
+import "time"
+
+// Job is a job as users see it: the row, and what hangs on it. Lists leave out
+// Spec, Attempts, Checkpoints and Progress.
+type Job struct {
+	ID          JobID             `json:"id"`
+	Name        string            `json:"name"`
+	Tenant      TenantID          `json:"tenant"`
+	Status      State             `json:"status"`
+	Reason      *Reason           `json:"reason,omitempty"`
+	DeadLetter  bool              `json:"dead_letter,omitempty"`
+	Held        bool              `json:"held,omitempty"`
+	Priority    Priority          `json:"priority"`
+	Labels      map[string]string `json:"labels,omitempty"`
+	Attempt     int               `json:"attempt"`               // the current one, 0 before the first
+	Failures    int               `json:"failures,omitempty"`    // runs that ended by the user's own fault
+	Losses      int               `json:"losses,omitempty"`      // attempts infrastructure spoiled
+	Preemptions int               `json:"preemptions,omitempty"` // times it gave way
+	RetryOf     *JobID            `json:"retry_of,omitempty"`
+	RetriedBy   *JobID            `json:"retried_by,omitempty"`
+	Parent      *JobID            `json:"parent,omitempty"`
+	ImageDigest string            `json:"image_digest,omitempty"`
+	ExitCode    *int              `json:"exit_code,omitempty"`
+
+	SubmittedAt time.Time  `json:"submitted_at"`
+	QueuedAt    *time.Time `json:"queued_at,omitempty"`
+	ScheduledAt *time.Time `json:"scheduled_at,omitempty"` // of the current attempt
+	StartedAt   *time.Time `json:"started_at,omitempty"`   // first running
+	FinishedAt  *time.Time `json:"finished_at,omitempty"`
+	EligibleAt  *time.Time `json:"eligible_at,omitempty"` // while waiting for a retry
+
+	Spec        *JobSpec     `json:"spec,omitempty"`
+	Progress    *Progress    `json:"progress,omitempty"`
+	Attempts    []Attempt    `json:"attempts,omitempty"`
+	Checkpoints []Checkpoint `json:"checkpoints,omitempty"`
+}
+
+// Attempt is one run of a job. Attempts count from 1.
+type Attempt struct {
+	Number     int         `json:"number"`
+	Machines   []MachineID `json:"machines"`
+	GPUs       []string    `json:"gpus,omitempty"` // UUIDs
+	PlacedAt   time.Time   `json:"placed_at"`
+	StartedAt  *time.Time  `json:"started_at,omitempty"`
+	EndedAt    *time.Time  `json:"ended_at,omitempty"`
+	ResumeFrom *int64      `json:"resume_from,omitempty"` // the checkpoint step it started from; absent: from nothing
+	LastStep   *int64      `json:"last_step,omitempty"`   // the last step its progress told
+	Outcome    *Reason     `json:"outcome,omitempty"`
+	// Of an attempt that another one followed: what had to be done again, or will
+	// have to be, since the checkpoint that the next one began with.
+	LostSteps      *int64   `json:"lost_steps,omitempty"`
+	LostGPUSeconds *float64 `json:"lost_gpu_seconds,omitempty"`
+	Next           State    `json:"next,omitempty"` // what became of the job after it
+	ExitCode       *int     `json:"exit_code,omitempty"`
+}
+
+// Progress is what the job itself writes to /workspace/.berth/progress.
+type Progress struct {
+	Step    int64     `json:"step"`
+	Total   int64     `json:"total,omitempty"`
+	Message string    `json:"message,omitempty"`
+	At      time.Time `json:"at,omitzero"`
+}
+
+// CheckpointState is how far a checkpoint may be trusted.
+type CheckpointState string
+
+// The states of a checkpoint.
+const (
+	CheckpointPartial  CheckpointState = "partial"  // some ranks' shards are in
+	CheckpointVerified CheckpointState = "verified" // every shard is stored and hashed
+	CheckpointBad      CheckpointState = "bad"      // a restore found it damaged
+	CheckpointPruned   CheckpointState = "pruned"   // older than keep; its objects are gone
+)
+
+// Checkpoint is one saved step of a job.
+type Checkpoint struct {
+	Step      int64           `json:"step"`
+	Attempt   int             `json:"attempt"`
+	State     CheckpointState `json:"state"`
+	SHA256    string          `json:"manifest_sha256,omitempty"`
+	Bytes     int64           `json:"bytes"`
+	CreatedAt time.Time       `json:"created_at"`
+	Detail    string          `json:"detail,omitempty"` // why it is bad
+}
+
+// EventKind says what an event tells.
+type EventKind string
+
+// The kinds of events. A state event moves the job; the others tell what
+// happened on the way.
+const (
+	EventState              EventKind = "state"
+	EventCancelRequested    EventKind = "cancel_requested"
+	EventClaimed            EventKind = "claimed"
+	EventImagePulled        EventKind = "image_pulled"
+	EventRestored           EventKind = "restored"            // a checkpoint was verified and put in place
+	EventCheckpoint         EventKind = "checkpoint"          // a checkpoint was verified and registered
+	EventCheckpointRejected EventKind = "checkpoint_rejected" // a restore found it damaged
+	EventExited             EventKind = "exited"              // a rank's container ended
+	EventOrphaned           EventKind = "orphaned"            // a rank's machine fell silent
+	EventReleased           EventKind = "released"            // capacity that was held is free
+	EventOrdered            EventKind = "ordered"             // a stop, kill or checkpoint order was given
+	EventUpdated            EventKind = "updated"             // priority, labels, time limit, hold
+	EventWarning            EventKind = "warning"
+)
+
+// Event is one entry of a job's history. Seq has no gaps within a job.
+type Event struct {
+	Seq     int64     `json:"seq"`
+	At      time.Time `json:"at"`
+	Kind    EventKind `json:"kind"`
+	From    State     `json:"from,omitempty"`
+	To      State     `json:"to,omitempty"`
+	Attempt int       `json:"attempt"`
+	Actor   string    `json:"actor"` // who: user:NAME, workflow, leader, agent:MACHINE, operator:NAME
+	Reason  *Reason   `json:"reason,omitempty"`
+	Detail  string    `json:"detail,omitempty"`
+}

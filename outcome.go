@@ -1,0 +1,283 @@
+package berth
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Actions of a retry rule.
+const (
+	ActionRetry          = "retry"
+	ActionRetryElsewhere = "retry_elsewhere"
+	ActionFail           = "fail"
+)
+
+// MaxInfraLosses is how many attempts infrastructure may spoil since the last
+// new verified checkpoint before the job goes to the dead letter.
+const MaxInfraLosses = 20
+
+// Budget is which count of runs a failed attempt is charged to.
+type Budget string
+
+// The budgets.
+const (
+	BudgetNone  Budget = "none"  // policy: canceled, preempted, drained
+	BudgetUser  Budget = "user"  // retry.max_attempts
+	BudgetInfra Budget = "infra" // MaxInfraLosses
+)
+
+// RankEvidence is what is known of one rank of an attempt that has ended.
+type RankEvidence struct {
+	Rank     int
+	Machine  MachineID
+	Orphaned bool // its machine fell silent; nobody knows how it ended
+	Claimed  bool // the machine took the work
+	Suspect  bool // within PoisonMinutes of its start, and with nothing else running there, its machine died
+	Exit     *Exit
+}
+
+// EarlierAttempt is what is on record of an attempt before the present one.
+type EarlierAttempt struct {
+	Attempt  int
+	Rule     string    // that decided it
+	Machine  MachineID // of the rank to blame
+	LastStep *int64
+	Died     bool // its machine died soon after its start, with no other suspect
+}
+
+// AttemptEvidence is all that Classify needs. It is read from the rows in one
+// transaction.
+type AttemptEvidence struct {
+	Job        JobID
+	State      State
+	Attempt    int
+	Retry      RetryPolicy
+	CancelAt   time.Time // when a cancel was requested; zero if it was not
+	Preempted  bool
+	DrainedBy  string // a drain took the machine; why
+	Failures   int    // user failures before this one
+	Losses     int    // infrastructure losses before this one
+	OOMGrown   bool   // memory was grown once already
+	Checkpoint bool   // a verified checkpoint exists
+	LastStep   *int64 // that its progress told
+	Ranks      []RankEvidence
+	Earlier    []EarlierAttempt
+}
+
+// Verdict is what becomes of a job after an attempt.
+type Verdict struct {
+	Next       State
+	Rule       string // that decided
+	Reason     Reason
+	Budget     Budget
+	Delay      time.Duration // before the next attempt is eligible
+	Machine    MachineID     // of the rank that decided
+	Avoid      []MachineID   // not there, while another machine fits
+	Faults     []MachineID   // this counts against them
+	GrowMemory bool          // ask for 1.5 x the memory
+	DeadLetter bool
+	ExitCode   *int // of the rank that decided, for people
+}
+
+// Classify decides what becomes of a job whose ranks have all ended: by the
+// first of the Rules that matches the evidence. It is pure.
+func Classify(e AttemptEvidence) Verdict {
+	r := e.firstBad()
+	at := slices.IndexFunc(Rules, func(c Rule) bool { return c.matches(e, r) })
+	return e.verdict(Rules[at], r) // the last one matches whatever is left
+}
+
+// verdict carries a rule out.
+func (e AttemptEvidence) verdict(c Rule, r RankEvidence) Verdict {
+	v := Verdict{
+		Next: c.Next, Rule: c.Name, Reason: c.reason(e, r), Budget: c.Budget, Machine: r.Machine,
+		GrowMemory: c.GrowMemory, DeadLetter: c.DeadLetter,
+	}
+	if r.Exit != nil && r.Exit.Started() && !r.Orphaned && (c.Blame != BlamePolicy || c.Next.Terminal()) {
+		v.ExitCode = &r.Exit.Code
+	}
+	if c.Fault {
+		v.Faults = []MachineID{r.Machine}
+	}
+	if c.Next == Succeeded {
+		v.Faults = e.cleared()
+	}
+	if c.Next != Retrying {
+		return v
+	}
+	if spent, why := e.spent(c); spent {
+		v.Next, v.GrowMemory = Failed, false
+		return e.giveUp(v, why)
+	}
+	switch c.Wait {
+	case WaitNone:
+	case WaitRetry:
+		v.Delay = e.Retry.Backoff.Delay(e.Job, e.Failures+1)
+	case WaitLoss:
+		if e.Losses > 0 {
+			v.Delay = infraBackoff.Delay(e.Job, e.Losses)
+		}
+	case WaitInfra:
+		v.Delay = infraBackoff.Delay(e.Job, e.Losses+1)
+	default:
+		panic("unknown wait " + string(c.Wait))
+	}
+	if c.Elsewhere {
+		v.Avoid = []MachineID{r.Machine}
+	}
+	return v
+}
+
+// spent reports whether the budget that a rule charges has no run left, and
+// what to say of it.
+func (e AttemptEvidence) spent(c Rule) (bool, string) {
+	switch c.Budget {
+	case BudgetNone:
+		return false, ""
+	case BudgetUser:
+		runs := max(e.Retry.MaxAttempts, c.Tries)
+		if e.Failures+1 < runs {
+			return false, ""
+		}
+		if runs <= 1 {
+			return true, ""
+		}
+		return true, fmt.Sprintf("all %d attempts are spent", runs)
+	case BudgetInfra:
+		return e.Losses+1 >= MaxInfraLosses, ""
+	default:
+		panic("unknown budget " + string(c.Budget))
+	}
+}
+
+// giveUp ends a job whose budget is spent.
+func (e AttemptEvidence) giveUp(v Verdict, why string) Verdict {
+	if v.Budget == BudgetInfra {
+		v.DeadLetter = true
+		v.Reason = Reason{
+			Code: ReasonBudgetSpent, Rule: v.Rule,
+			Message: fmt.Sprintf("lost %d attempts to infrastructure without a new checkpoint; the last: %s", e.Losses+1, v.Reason.Message),
+			Hint:    "an operator should look at the machines it ran on",
+		}
+		return v
+	}
+	if why != "" {
+		v.DeadLetter = true
+		v.Reason.Message += "; " + why
+	}
+	return v
+}
+
+// allDone: every rank exited 0. After an order, trainers save and exit 0, so
+// then only a progress of step = total counts.
+func (e AttemptEvidence) allDone() bool {
+	for _, r := range e.Ranks {
+		if r.Orphaned || r.Exit == nil || !r.Exit.Done() {
+			return false
+		}
+	}
+	return len(e.Ranks) > 0
+}
+
+// firstBad is the rank to blame: an orphan first, then the earliest to end
+// badly; the others ended because of it.
+func (e AttemptEvidence) firstBad() RankEvidence {
+	return slices.MinFunc(e.Ranks, func(a, b RankEvidence) int {
+		if a.weight() != b.weight() {
+			return a.weight() - b.weight()
+		}
+		if a.Exit != nil && b.Exit != nil {
+			if c := a.Exit.FinishedAt.Compare(b.Exit.FinishedAt); c != 0 {
+				return c
+			}
+		}
+		return a.Rank - b.Rank
+	})
+}
+
+func (r RankEvidence) weight() int {
+	switch {
+	case r.Orphaned:
+		return 0
+	case r.Exit == nil:
+		return 1
+	case r.Exit.Cause != CauseExited && r.Exit.Cause != CauseOrdered && r.Exit.Cause != CauseNotStarted:
+		return 2
+	case r.Exit.Cause == CauseExited && r.Exit.Code != 0:
+		return 3
+	case r.Exit.Code != 0:
+		return 4
+	default:
+		return 5
+	}
+}
+
+// died: the rank's machine ended, and took it along.
+func (r RankEvidence) died() bool {
+	return r.Orphaned || r.Exit != nil && r.Exit.Cause == CauseBoot
+}
+
+// ruled matches the exit codes that the user's own rules send this way.
+func ruled(action string) func(AttemptEvidence, RankEvidence) bool {
+	return func(e AttemptEvidence, r RankEvidence) bool {
+		at := slices.IndexFunc(e.Retry.Rules, func(rule RetryRule) bool { return rule.ExitCodes.Contains(r.Exit.Code) })
+		return at >= 0 && e.Retry.Rules[at].Action == action
+	}
+}
+
+// earlier counts the earlier attempts that one of the rules decided.
+func (e AttemptEvidence) earlier(rules ...string) int {
+	n := 0
+	for _, a := range e.Earlier {
+		if slices.Contains(rules, a.Rule) {
+			n++
+		}
+	}
+	return n
+}
+
+// stalledThere: it stood still before at the step where it did now. A job that
+// tells no step is taken to stand at the same one.
+func (e AttemptEvidence) stalledThere(_ RankEvidence) bool {
+	return slices.ContainsFunc(e.Earlier, func(a EarlierAttempt) bool {
+		if !slices.Contains(stalls, a.Rule) || (a.LastStep == nil) != (e.LastStep == nil) {
+			return false
+		}
+		return a.LastStep == nil || *a.LastStep == *e.LastStep
+	})
+}
+
+// killsMachines: two machines died under it, and nothing else explains it.
+func (e AttemptEvidence) killsMachines(r RankEvidence) bool {
+	return r.Suspect && r.died() && slices.ContainsFunc(e.Earlier, func(a EarlierAttempt) bool { return a.Died && a.Machine != r.Machine })
+}
+
+// deaths lists the machines that died under it.
+func (e AttemptEvidence) deaths(r RankEvidence) string {
+	var list []string
+	for _, a := range e.Earlier {
+		if a.Died {
+			list = append(list, fmt.Sprintf("%s in attempt %d", a.Machine, a.Attempt))
+		}
+	}
+	list = append(list, fmt.Sprintf("%s in attempt %d", r.Machine, e.Attempt))
+	return strings.Join(list, ", ") + fmt.Sprintf("; each within %d min of its start, with nothing else running there", PoisonMinutes)
+}
+
+// cleared are the machines where an ambiguous end is explained, now that the
+// same job has succeeded elsewhere.
+func (e AttemptEvidence) cleared() []MachineID {
+	var list []MachineID
+	for _, a := range e.Earlier {
+		elsewhere := !slices.ContainsFunc(e.Ranks, func(r RankEvidence) bool { return r.Machine == a.Machine })
+		if elsewhere && slices.Contains(doubtful, a.Rule) && !slices.Contains(list, a.Machine) {
+			list = append(list, a.Machine)
+		}
+	}
+	return list
+}
+
+// doubtful are the rules that leave open whether job or machine is to blame.
+var doubtful = []string{"crash", "illegal_access", "gpu_application_error"}

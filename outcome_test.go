@@ -1,0 +1,289 @@
+package berth_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"berth"
+)
+
+var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func exited(code int) *berth.Exit {
+	return &berth.Exit{Cause: berth.CauseExited, Code: code, StartedAt: start, FinishedAt: start.Add(time.Minute)}
+}
+
+func caused(cause berth.ExitCause) *berth.Exit {
+	return &berth.Exit{Cause: cause, FinishedAt: start}
+}
+
+func with(x *berth.Exit, f func(*berth.Exit)) *berth.Exit { f(x); return x }
+
+// classified is what a case expects of Classify.
+type classified struct {
+	Rule       string
+	Next       berth.State
+	Code       berth.ReasonCode
+	Budget     berth.Budget
+	Delay      bool
+	Elsewhere  bool
+	DeadLetter bool
+	Grow       bool
+	Fault      bool
+}
+
+// classifyCases name the rule that they show, and what they show of it.
+var classifyCases = []struct {
+	claim string
+	e     berth.AttemptEvidence
+	exit  *berth.Exit
+	want  classified
+}{
+	// Our own intent.
+	{"done before the cancel", evidence(canceling), exited(0), classified{Rule: "succeeded_before_cancel", Next: berth.Succeeded, Budget: berth.BudgetNone}},
+	{"canceled while it ran", evidence(canceling), ordered(143), classified{Rule: "canceled", Next: berth.Canceled, Code: berth.ReasonCanceledByUser, Budget: berth.BudgetNone}},
+	{"canceled while the image was pulled", evidence(canceling), caused(berth.CauseNotStarted), classified{Rule: "canceled", Next: berth.Canceled, Code: berth.ReasonCanceledByUser, Budget: berth.BudgetNone}},
+	{"exit 0", evidence(), exited(0), classified{Rule: "succeeded", Next: berth.Succeeded, Budget: berth.BudgetNone}},
+	{"exit 0 with a child killed for memory", evidence(), with(exited(0), func(x *berth.Exit) { x.OOMKilled = true }), classified{Rule: "succeeded", Next: berth.Succeeded, Budget: berth.BudgetNone}},
+	{"a victim at its last step", evidence(preempting), with(ordered(0), func(x *berth.Exit) { x.Complete = true }), classified{Rule: "succeeded", Next: berth.Succeeded, Budget: berth.BudgetNone}},
+	{"a victim pays nothing, whatever it has spent", evidence(preempting, lost(19), failed(9)), ordered(143), classified{Rule: "preempted", Next: berth.Retrying, Code: berth.ReasonPreempted, Budget: berth.BudgetNone}},
+	{"a victim that saves and exits 0 is not done", evidence(preempting), ordered(0), classified{Rule: "preempted", Next: berth.Retrying, Code: berth.ReasonPreempted, Budget: berth.BudgetNone}},
+	{"drained", evidence(drained), ordered(143), classified{Rule: "drained", Next: berth.Retrying, Code: berth.ReasonDrained, Budget: berth.BudgetNone, Elsewhere: true}},
+	{"a failure of its own on a draining machine", evidence(drained), exited(1), classified{Rule: "failed", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: berth.BudgetUser}},
+	{"time limit", evidence(attempts(3)), stopped(berth.CauseTimeLimit), classified{Rule: "time_limit", Next: berth.Failed, Code: berth.ReasonTimeLimit, Budget: berth.BudgetUser}},
+	{"the first stall is free", evidence(), stopped(berth.CauseStalled), classified{Rule: "stalled", Next: berth.Retrying, Code: berth.ReasonStalled, Budget: berth.BudgetNone, Elsewhere: true}},
+	{"a stall at another step is charged", evidence(at(9), attempts(3), had(berth.EarlierAttempt{Rule: "stalled", LastStep: step(4)})), stopped(berth.CauseStalled), classified{Rule: "stalled_again", Next: berth.Retrying, Code: berth.ReasonStalled, Budget: berth.BudgetUser, Delay: true, Elsewhere: true}},
+	{"a stall at the same step is the user's", evidence(at(9), had(berth.EarlierAttempt{Rule: "stalled", LastStep: step(9)})), stopped(berth.CauseStalled), classified{Rule: "stalled_same_step", Next: berth.Failed, Code: berth.ReasonStalled, Budget: berth.BudgetUser}},
+	{"two stalls of a job that tells no step", evidence(had(berth.EarlierAttempt{Rule: "stalled"})), stopped(berth.CauseStalled), classified{Rule: "stalled_same_step", Next: berth.Failed, Code: berth.ReasonStalled, Budget: berth.BudgetUser}},
+
+	// The machine.
+	{"two machines died under it", evidence(suspect, had(berth.EarlierAttempt{Attempt: 1, Machine: "m0", Died: true})), caused(berth.CauseBoot), classified{Rule: "poison", Next: berth.Failed, Code: berth.ReasonPoison, Budget: berth.BudgetNone, DeadLetter: true}},
+	{"the same machine died twice", evidence(suspect, lost(1), had(berth.EarlierAttempt{Attempt: 1, Machine: "m1", Died: true})), caused(berth.CauseBoot), classified{Rule: "died_under_it", Next: berth.Retrying, Code: berth.ReasonMachineLost, Budget: berth.BudgetInfra, Delay: true, Elsewhere: true}},
+	{"a machine died under it", evidence(suspect), caused(berth.CauseBoot), classified{Rule: "died_under_it", Next: berth.Retrying, Code: berth.ReasonMachineLost, Budget: berth.BudgetInfra, Elsewhere: true}},
+	{"a suspect that ended by itself", evidence(suspect, had(berth.EarlierAttempt{Machine: "m0", Died: true})), exited(1), classified{Rule: "failed", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: berth.BudgetUser}},
+	{"its machine fell silent", evidence(silent), nil, classified{Rule: "machine_lost", Next: berth.Retrying, Code: berth.ReasonMachineLost, Budget: berth.BudgetInfra, Elsewhere: true}},
+	{"nobody took it", evidence(), nil, classified{Rule: "unclaimed", Next: berth.Retrying, Code: berth.ReasonUnclaimed, Budget: berth.BudgetInfra, Elsewhere: true}},
+	{"rebooted", evidence(), caused(berth.CauseBoot), classified{Rule: "rebooted", Next: berth.Retrying, Code: berth.ReasonMachineError, Budget: berth.BudgetInfra, Elsewhere: true, Fault: true}},
+	{"fenced", evidence(), caused(berth.CauseFenced), classified{Rule: "fenced", Next: berth.Retrying, Code: berth.ReasonMachineLost, Budget: berth.BudgetInfra, Elsewhere: true}},
+	{"exit 2 when the engine stopped", evidence(), with(exited(2), func(x *berth.Exit) { x.Cause = berth.CauseEngine }), classified{Rule: "engine_stopped", Next: berth.Retrying, Code: berth.ReasonMachineError, Budget: berth.BudgetInfra, Elsewhere: true, Fault: true}},
+	{"137 when the engine stopped", evidence(), with(exited(137), func(x *berth.Exit) { x.Cause = berth.CauseEngine }), classified{Rule: "engine_stopped", Next: berth.Retrying, Code: berth.ReasonMachineError, Budget: berth.BudgetInfra, Elsewhere: true, Fault: true}},
+	{"the engine makes no container", evidence(), caused(berth.CauseEngine), classified{Rule: "engine_failed", Next: berth.Retrying, Code: berth.ReasonMachineError, Budget: berth.BudgetInfra, Elsewhere: true, Fault: true}},
+	{"vanished", evidence(), caused(berth.CauseVanished), classified{Rule: "vanished", Next: berth.Retrying, Code: berth.ReasonMachineError, Budget: berth.BudgetInfra, Elsewhere: true, Fault: true}},
+	{"from the second loss on it waits", evidence(lost(1)), caused(berth.CauseVanished), classified{Rule: "vanished", Next: berth.Retrying, Code: berth.ReasonMachineError, Budget: berth.BudgetInfra, Delay: true, Elsewhere: true, Fault: true}},
+	{"the twentieth loss is the last", evidence(lost(19)), caused(berth.CauseVanished), classified{Rule: "vanished", Next: berth.Failed, Code: berth.ReasonBudgetSpent, Budget: berth.BudgetInfra, DeadLetter: true, Fault: true}},
+	{"exit 0 after an order that nobody remembers", evidence(), ordered(0), classified{Rule: "not_started", Next: berth.Retrying, Code: berth.ReasonMachineError, Budget: berth.BudgetInfra, Elsewhere: true}},
+
+	// Its GPUs.
+	{"XID 79", evidence(), stopped(berth.CauseGPU), classified{Rule: "gpu_error", Next: berth.Retrying, Code: berth.ReasonGPUError, Budget: berth.BudgetInfra, Elsewhere: true, Fault: true}},
+	{"device refused", evidence(), caused(berth.CauseDevice), classified{Rule: "gpu_error", Next: berth.Retrying, Code: berth.ReasonGPUError, Budget: berth.BudgetInfra, Elsewhere: true, Fault: true}},
+	{"XID 31, which is the application's", evidence(), with(exited(1), func(x *berth.Exit) { x.Xid = 31 }), classified{Rule: "gpu_application_error", Next: berth.Retrying, Code: berth.ReasonExitCode, Budget: berth.BudgetUser, Delay: true, Elsewhere: true}},
+	{"XID 43 for the second time", evidence(failed(1)), with(exited(1), func(x *berth.Exit) { x.Xid = 43 }), classified{Rule: "gpu_application_error", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: berth.BudgetUser, DeadLetter: true}},
+	{"XID 92, which is but a note", evidence(), with(exited(1), func(x *berth.Exit) { x.Xid = 92 }), classified{Rule: "failed", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: berth.BudgetUser}},
+
+	// Memory.
+	{"the host ran out of memory", evidence(), with(exited(137), func(x *berth.Exit) { x.Cause = berth.CauseHostOOM }), classified{Rule: "host_out_of_memory", Next: berth.Retrying, Code: berth.ReasonMachineError, Budget: berth.BudgetInfra, Elsewhere: true, Fault: true}},
+	{"out of memory", evidence(attempts(3)), oomKilled(137), classified{Rule: "oom", Next: berth.Failed, Code: berth.ReasonOOM, Budget: berth.BudgetUser}},
+	{"a child out of memory, and the first process failed of it", evidence(attempts(3)), oomKilled(1), classified{Rule: "oom", Next: berth.Failed, Code: berth.ReasonOOM, Budget: berth.BudgetUser}},
+	{"out of memory grows once", evidence(grows), oomKilled(137), classified{Rule: "oom_grow", Next: berth.Retrying, Code: berth.ReasonOOM, Budget: berth.BudgetUser, Delay: true, Grow: true}},
+	{"out of memory grows only once", evidence(grows, grown), oomKilled(137), classified{Rule: "oom", Next: berth.Failed, Code: berth.ReasonOOM, Budget: berth.BudgetUser}},
+
+	// Before the process began.
+	{"no such image", evidence(attempts(3)), caused(berth.CauseImageNotFound), classified{Rule: "image_not_found", Next: berth.Failed, Code: berth.ReasonImageNotFound, Budget: berth.BudgetUser}},
+	{"another image than its digest says", evidence(attempts(3)), caused(berth.CauseImageMismatch), classified{Rule: "image_mismatch", Next: berth.Failed, Code: berth.ReasonImageMismatch, Budget: berth.BudgetUser}},
+	{"the registry does not answer", evidence(), caused(berth.CauseImageUnavailable), classified{Rule: "image_unavailable", Next: berth.Retrying, Code: berth.ReasonImageUnavailable, Budget: berth.BudgetInfra, Delay: true, Elsewhere: true}},
+	{"no such command", evidence(attempts(3)), caused(berth.CauseBadCommand), classified{Rule: "bad_command", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: berth.BudgetUser}},
+	{"no checkpoint verifies", evidence(attempts(3)), caused(berth.CauseCheckpointCorrupt), classified{Rule: "checkpoint_corrupt", Next: berth.Failed, Code: berth.ReasonCheckpointCorrupt, Budget: berth.BudgetUser}},
+	{"the store does not answer", evidence(), caused(berth.CauseRestoreFailed), classified{Rule: "restore_failed", Next: berth.Retrying, Code: berth.ReasonMachineError, Budget: berth.BudgetInfra, Elsewhere: true}},
+
+	// Exit codes that name their cause.
+	{"a rule fails at once", evidence(ruled("7", berth.ActionFail), attempts(9)), exited(7), classified{Rule: "rule_fail", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: berth.BudgetUser}},
+	{"a rule retries", evidence(ruled("125", berth.ActionRetry), attempts(2)), exited(125), classified{Rule: "rule_retry", Next: berth.Retrying, Code: berth.ReasonExitCode, Budget: berth.BudgetUser, Delay: true}},
+	{"a rule retries elsewhere", evidence(ruled("42,100-110", berth.ActionRetryElsewhere), attempts(2)), exited(105), classified{Rule: "rule_retry_elsewhere", Next: berth.Retrying, Code: berth.ReasonExitCode, Budget: berth.BudgetUser, Delay: true, Elsewhere: true}},
+	{"125", evidence(), exited(125), classified{Rule: "engine_exit", Next: berth.Retrying, Code: berth.ReasonMachineError, Budget: berth.BudgetInfra, Elsewhere: true, Fault: true}},
+	{"126", evidence(attempts(3)), exited(126), classified{Rule: "not_executable", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: berth.BudgetUser}},
+	{"127", evidence(attempts(3)), exited(127), classified{Rule: "not_executable", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: berth.BudgetUser}},
+
+	// The log.
+	{"the first NCCL error is the cluster's", evidence(), signed(134, berth.SignCommunication), classified{Rule: "communication", Next: berth.Retrying, Code: berth.ReasonCommunication, Budget: berth.BudgetInfra, Elsewhere: true}},
+	{"the second NCCL error is, too", evidence(had(berth.EarlierAttempt{Rule: "communication"})), signed(1, berth.SignCommunication), classified{Rule: "communication", Next: berth.Retrying, Code: berth.ReasonCommunication, Budget: berth.BudgetInfra, Elsewhere: true}},
+	{"the third NCCL error is the user's", evidence(had(berth.EarlierAttempt{Rule: "communication"}, berth.EarlierAttempt{Rule: "communication"})), signed(1, berth.SignCommunication), classified{Rule: "communication_again", Next: berth.Failed, Code: berth.ReasonCommunication, Budget: berth.BudgetUser}},
+	{"out of GPU memory", evidence(attempts(3)), signed(1, berth.SignCUDAOOM), classified{Rule: "cuda_oom", Next: berth.Failed, Code: berth.ReasonOOM, Budget: berth.BudgetUser}},
+	{"an illegal access is tried once elsewhere", evidence(), signed(1, berth.SignIllegalAccess), classified{Rule: "illegal_access", Next: berth.Retrying, Code: berth.ReasonExitCode, Budget: berth.BudgetUser, Delay: true, Elsewhere: true}},
+
+	// The rest.
+	{"134 is tried once elsewhere", evidence(), exited(134), classified{Rule: "crash", Next: berth.Retrying, Code: berth.ReasonExitCode, Budget: berth.BudgetUser, Delay: true, Elsewhere: true}},
+	{"135 is tried once elsewhere", evidence(), exited(135), classified{Rule: "crash", Next: berth.Retrying, Code: berth.ReasonExitCode, Budget: berth.BudgetUser, Delay: true, Elsewhere: true}},
+	{"139 for the second time", evidence(failed(1)), exited(139), classified{Rule: "crash", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: berth.BudgetUser, DeadLetter: true}},
+	{"137 without evidence is tried once elsewhere", evidence(), exited(137), classified{Rule: "killed", Next: berth.Retrying, Code: berth.ReasonExitCode, Budget: berth.BudgetUser, Delay: true, Elsewhere: true}},
+	{"143 for the second time", evidence(failed(1)), exited(143), classified{Rule: "killed", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: berth.BudgetUser, DeadLetter: true}},
+	{"2 without evidence is the user's", evidence(), exited(2), classified{Rule: "failed", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: berth.BudgetUser}},
+	{"1 without retries", evidence(), exited(1), classified{Rule: "failed", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: berth.BudgetUser}},
+	{"1 with retries", evidence(attempts(3)), exited(1), classified{Rule: "failed", Next: berth.Retrying, Code: berth.ReasonExitCode, Budget: berth.BudgetUser, Delay: true}},
+	{"the third of three failures", evidence(attempts(3), failed(2)), exited(1), classified{Rule: "failed", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: berth.BudgetUser, DeadLetter: true}},
+	{"a code that no rule knows", evidence(), exited(200), classified{Rule: "unknown", Next: berth.Retrying, Code: berth.ReasonUnknown, Budget: berth.BudgetUser, Delay: true, Elsewhere: true}},
+	{"a cause that only a newer agent knows", evidence(), caused("ate_by_mice"), classified{Rule: "unknown", Next: berth.Retrying, Code: berth.ReasonUnknown, Budget: berth.BudgetUser, Delay: true, Elsewhere: true}},
+}
+
+// Every rule of the classification is shown by a case that carries its name.
+func TestClassify(t *testing.T) {
+	t.Parallel()
+	shown := map[string]bool{}
+	for _, c := range classifyCases {
+		shown[c.want.Rule] = true
+		t.Run(c.want.Rule+"/"+c.claim, func(t *testing.T) {
+			t.Parallel()
+			e := c.e
+			e.Ranks = []berth.RankEvidence{{Machine: "m1", Claimed: true, Orphaned: e.DrainedBy == "silent", Suspect: e.Attempt == 3, Exit: c.exit}}
+			v := berth.Classify(e)
+			got := classified{v.Rule, v.Next, v.Reason.Code, v.Budget, v.Delay > 0, len(v.Avoid) > 0, v.DeadLetter, v.GrowMemory, len(v.Faults) > 0}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("Classify (-want +got):\n%s\nverdict %+v", diff, v)
+			}
+			if !e.State.CanBecome(v.Next) {
+				t.Errorf("%s cannot become %s", e.State, v.Next)
+			}
+			if v.Reason != (berth.Reason{}) && v.Reason.Rule != v.Rule {
+				t.Errorf("the reason %+v does not name its rule", v.Reason)
+			}
+		})
+	}
+	for _, rule := range berth.Rules {
+		if !shown[rule.Name] {
+			t.Errorf("no case shows rule %s", rule.Name)
+		}
+	}
+}
+
+// evidence is of a running job without retries, changed as told.
+func evidence(edits ...func(*berth.AttemptEvidence)) berth.AttemptEvidence {
+	e := berth.AttemptEvidence{Job: "0190a0a0-0000-7000-8000-000000000001", State: berth.Running, Attempt: 2}
+	e.Retry = berth.JobSpec{}.WithDefaults().Retry
+	for _, edit := range edits {
+		edit(&e)
+	}
+	return e
+}
+
+func canceling(e *berth.AttemptEvidence)  { e.State, e.CancelAt = berth.Canceling, start }
+func preempting(e *berth.AttemptEvidence) { e.State = berth.Preempting }
+func drained(e *berth.AttemptEvidence)    { e.DrainedBy = "new kernel" }
+func silent(e *berth.AttemptEvidence)     { e.DrainedBy = "silent" }
+func suspect(e *berth.AttemptEvidence)    { e.Attempt = 3 } // the case's one rank is a suspect then
+func grown(e *berth.AttemptEvidence)      { e.OOMGrown = true }
+func grows(e *berth.AttemptEvidence)      { e.Retry.OnOOM = "grow" }
+
+func attempts(n int) func(*berth.AttemptEvidence) {
+	return func(e *berth.AttemptEvidence) { e.Retry.MaxAttempts = n }
+}
+func failed(n int) func(*berth.AttemptEvidence) {
+	return func(e *berth.AttemptEvidence) { e.Failures = n }
+}
+func lost(n int) func(*berth.AttemptEvidence) { return func(e *berth.AttemptEvidence) { e.Losses = n } }
+func at(s int64) func(*berth.AttemptEvidence) {
+	return func(e *berth.AttemptEvidence) { e.LastStep = &s }
+}
+func had(list ...berth.EarlierAttempt) func(*berth.AttemptEvidence) {
+	return func(e *berth.AttemptEvidence) { e.Earlier = list }
+}
+
+func ruled(codes berth.ExitCodes, action string) func(*berth.AttemptEvidence) {
+	return func(e *berth.AttemptEvidence) { e.Retry.Rules = []berth.RetryRule{{ExitCodes: codes, Action: action}} }
+}
+
+func step(n int64) *int64 { return &n }
+
+func ordered(code int) *berth.Exit {
+	return with(exited(code), func(x *berth.Exit) { x.Cause = berth.CauseOrdered })
+}
+
+func stopped(cause berth.ExitCause) *berth.Exit {
+	return with(exited(143), func(x *berth.Exit) { x.Cause = cause })
+}
+
+func oomKilled(code int) *berth.Exit {
+	return with(exited(code), func(x *berth.Exit) { x.OOMKilled = true })
+}
+
+func signed(code int, sign berth.LogSign) *berth.Exit {
+	return with(exited(code), func(x *berth.Exit) { x.Sign = sign })
+}
+
+// What was in doubt on one machine counts against it once the job has succeeded
+// on another.
+func TestSuccessElsewhereCountsAgainstTheMachineWhereItCrashed(t *testing.T) {
+	t.Parallel()
+	e := evidence(had(
+		berth.EarlierAttempt{Rule: "crash", Machine: "m0"}, berth.EarlierAttempt{Rule: "illegal_access", Machine: "m0"},
+		berth.EarlierAttempt{Rule: "crash", Machine: "m1"}, berth.EarlierAttempt{Rule: "failed", Machine: "m2"}))
+	e.Ranks = []berth.RankEvidence{{Machine: "m1", Exit: exited(0)}}
+	if v := berth.Classify(e); v.Next != berth.Succeeded || !slices.Equal(v.Faults, []berth.MachineID{"m0"}) {
+		t.Errorf("got %+v", v)
+	}
+}
+
+// The figures: 10 s, doubled, at most 10 min, give or take a half, and the same
+// for whoever computes them.
+func TestBackoffFigures(t *testing.T) {
+	t.Parallel()
+	base := []time.Duration{10 * time.Second, 20 * time.Second, 40 * time.Second, 80 * time.Second, 160 * time.Second, 320 * time.Second, 10 * time.Minute, 10 * time.Minute}
+	low, high := false, false
+	for i := range 200 {
+		e := evidence(attempts(100))
+		e.Job = berth.JobID(fmt.Sprintf("0190a0a0-0000-7000-8000-%012d", i))
+		e.Ranks = []berth.RankEvidence{{Machine: "m1", Exit: exited(1)}}
+		for n, want := range base {
+			e.Failures = n
+			got := berth.Classify(e).Delay
+			if got < want/2 || got > min(want*3/2, 10*time.Minute) || got != berth.Classify(e).Delay {
+				t.Fatalf("job %s waits %s after failure %d, want %s give or take a half", e.Job, got, n+1, want)
+			}
+			low, high = low || got < want*6/10, high || got > want*14/10
+		}
+		e.Ranks[0].Exit = caused(berth.CauseVanished)
+		for n, want := range base {
+			e.Losses = n + 1
+			if got := berth.Classify(e).Delay; got < want/2 || got > min(want*3/2, 10*time.Minute) {
+				t.Fatalf("job %s waits %s after loss %d, want %s give or take a half", e.Job, got, n+2, want)
+			}
+		}
+	}
+	if !low || !high {
+		t.Error("the jitter does not use its range")
+	}
+}
+
+func TestAnOrphanedRankIsToBlameFirst(t *testing.T) {
+	t.Parallel()
+	v := berth.Classify(berth.AttemptEvidence{State: berth.Running, Attempt: 1, Retry: berth.RetryPolicy{MaxAttempts: 1},
+		Ranks: []berth.RankEvidence{
+			{Rank: 0, Machine: "m1", Claimed: true, Exit: exited(1)},
+			{Rank: 1, Machine: "m2", Claimed: true, Orphaned: true},
+		}})
+	want := berth.Verdict{
+		Next: berth.Retrying, Rule: "machine_lost", Budget: berth.BudgetInfra, Machine: "m2", Avoid: []berth.MachineID{"m2"},
+		Reason: berth.Reason{Code: berth.ReasonMachineLost, Rule: "machine_lost"},
+	}
+	if diff := cmp.Diff(want, v, cmpopts.IgnoreFields(berth.Reason{}, "Message", "Hint")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestTheFirstRankToFailIsToBlame(t *testing.T) {
+	t.Parallel()
+	later := with(exited(9), func(x *berth.Exit) { x.FinishedAt = x.FinishedAt.Add(time.Second) })
+	stopped := with(exited(143), func(x *berth.Exit) { x.Cause = berth.CauseOrdered; x.FinishedAt = start })
+	v := berth.Classify(berth.AttemptEvidence{State: berth.Running, Attempt: 1, Retry: berth.RetryPolicy{MaxAttempts: 1},
+		Ranks: []berth.RankEvidence{
+			{Rank: 0, Machine: "m1", Exit: stopped},
+			{Rank: 1, Machine: "m2", Exit: later},
+			{Rank: 2, Machine: "m3", Exit: exited(3)},
+		}})
+	if v.Next != berth.Failed || v.ExitCode == nil || *v.ExitCode != 3 {
+		t.Errorf("got %+v, want failed by exit code 3 of rank 2", v)
+	}
+}

@@ -1,0 +1,203 @@
+package berth
+
+import "time"
+
+// The agent protocol: what a machine's agent and the API say to each other over
+// HTTPS. Each call carries the machine's own token; the API knows from it which
+// machine speaks.
+
+// Headers of the calls whose body is an object's or a log's content: the
+// session they are made in. A writer whose session is over stores nothing.
+const (
+	HeaderAgentBoot = "Berth-Agent-Boot"
+	HeaderEpoch     = "Berth-Epoch"
+)
+
+// JoinRequest trades a join token for a machine's own token.
+type JoinRequest struct {
+	Token   string    `json:"token"`
+	Machine MachineID `json:"machine"`
+}
+
+// JoinResponse is what a machine keeps for good. The token is shown once.
+type JoinResponse struct {
+	Token   string `json:"token"`
+	Cluster string `json:"cluster"`
+}
+
+// RegisterRequest opens an agent's session.
+type RegisterRequest struct {
+	HostBoot   string          `json:"host_boot"`  // the kernel's boot id: a new one proves that no old container lives
+	AgentBoot  string          `json:"agent_boot"` // random per process: only the latest registered one is accepted
+	Inventory  Inventory       `json:"inventory"`
+	Containers []ContainerSeen `json:"containers,omitempty"`
+}
+
+// ContainerSeen is a container with this cluster's and machine's labels.
+type ContainerSeen struct {
+	Alloc   AllocationID `json:"alloc"`
+	Job     JobID        `json:"job"`
+	Rank    int          `json:"rank"`
+	Attempt int          `json:"attempt"`
+	Running bool         `json:"running"`
+}
+
+// RegisterResponse answers with the session's terms.
+type RegisterResponse struct {
+	Cluster    string         `json:"cluster"` // random id of the database, a label of every container
+	Epoch      int64          `json:"epoch"`
+	TTLSeconds int            `json:"ttl_seconds"`
+	Kill       []AllocationID `json:"kill,omitempty"` // seen containers that must go
+
+	// Quarantine are seen containers that the database knows nothing of, as after
+	// the restore of a backup: they run on and are nobody's work.
+	Quarantine []AllocationID `json:"quarantine,omitempty"`
+
+	// Reserved is work that nobody has claimed yet. Its waiters come by the task
+	// queue, but one that an earlier process took along into its death comes again
+	// only after Temporal has missed its heartbeats.
+	Reserved []RunRequest `json:"reserved,omitempty"`
+	Sync     SyncResponse `json:"sync"`
+}
+
+// SyncRequest renews the machine's lease, reports changes and asks for orders.
+type SyncRequest struct {
+	AgentBoot string         `json:"agent_boot"`
+	Epoch     int64          `json:"epoch"`
+	Seq       int64          `json:"seq"`               // rises with each call of this agent; an older one is ignored
+	WaitMS    int            `json:"wait_ms,omitempty"` // long-poll until orders differ from Digest
+	Digest    string         `json:"digest,omitempty"`  // of the set of orders the agent has
+	Reports   []RankReport   `json:"reports,omitempty"`
+	GPUs      []GPU          `json:"gpus,omitempty"` // sent when health changed
+	Gone      []AllocationID `json:"gone,omitempty"` // ranks of which no container exists here (any more)
+}
+
+// SyncResponse carries the machine's full set of assignments whenever it
+// differs from what the agent has.
+type SyncResponse struct {
+	TTLSeconds  int            `json:"ttl_seconds"`
+	Renewed     bool           `json:"renewed,omitempty"` // the lease was, after this call arrived; one of a moment ago may do for the server
+	Changed     bool           `json:"changed"`
+	Digest      string         `json:"digest,omitempty"`
+	Assignments []Assignment   `json:"assignments,omitempty"`
+	Stale       []AllocationID `json:"stale,omitempty"` // reports refused because their attempt is not current: kill them
+	Refused     []Refused      `json:"refused,omitempty"`
+}
+
+// Refused is a part of a call that the database cannot take as it is, such as a
+// report that breaks a constraint; the call's other parts were taken. Sending
+// the same again is of no use before somebody has looked.
+type Refused struct {
+	Alloc  AllocationID `json:"alloc,omitempty"` // 0: it was not about a rank
+	Detail string       `json:"detail"`
+}
+
+// Assignment is one rank this machine is concerned with, and its orders.
+type Assignment struct {
+	Alloc   AllocationID    `json:"alloc"`
+	Job     JobID           `json:"job"`
+	Attempt int             `json:"attempt"`
+	Rank    int             `json:"rank"`
+	State   AllocationState `json:"state"`
+	Orders  Orders          `json:"orders"`
+
+	RunLimit Duration `json:"run_limit,omitempty"` // present time_limit, which may change while it runs
+}
+
+// RankReport is a change on the machine. Reports are idempotent and carry the
+// whole present state of the rank, so that losing one is repaired by the next.
+type RankReport struct {
+	Alloc       AllocationID `json:"alloc"`
+	Job         JobID        `json:"job"`
+	Attempt     int          `json:"attempt"`
+	Rank        int          `json:"rank"`
+	Phase       Phase        `json:"phase"`
+	Exit        *Exit        `json:"exit,omitempty"` // with exited and sealed
+	Progress    *Progress    `json:"progress,omitempty"`
+	ImageDigest string       `json:"image_digest,omitempty"`
+	Restored    *int64       `json:"restored,omitempty"` // the step that was verified and put in place
+	Warning     string       `json:"warning,omitempty"`  // shown as an event, once per text
+	Unwaited    bool         `json:"unwaited,omitempty"` // sealed, and no waiter is here to tell the workflow
+}
+
+// ClaimRequest asks for the work of one allocation.
+type ClaimRequest struct {
+	AgentBoot string       `json:"agent_boot"`
+	Epoch     int64        `json:"epoch"`
+	Alloc     AllocationID `json:"alloc"`
+	Job       JobID        `json:"job"`
+	Attempt   int          `json:"attempt"`
+}
+
+// Claim is all that a machine needs to run one rank.
+type Claim struct {
+	Alloc         AllocationID   `json:"alloc"`
+	Job           JobID          `json:"job"`
+	Tenant        TenantID       `json:"tenant"`
+	Attempt       int            `json:"attempt"`
+	Rank          int            `json:"rank"`
+	Members       int            `json:"members"`
+	Spec          JobSpec        `json:"spec"` // with defaults filled in
+	SpecHash      string         `json:"spec_hash"`
+	ImageDigest   string         `json:"image_digest,omitempty"` // resolved by an earlier attempt
+	CPUMilli      int64          `json:"cpu_milli"`
+	MemoryMiB     int64          `json:"memory_mib"`          // grown after an OOM, if the policy says so
+	GPUs          []string       `json:"gpus,omitempty"`      // UUIDs
+	Restore       []RestorePoint `json:"restore,omitempty"`   // newest first; empty: a fresh start
+	LogOffset     int64          `json:"log_offset"`          // bytes of this rank's log already stored
+	RunLimit      Duration       `json:"run_limit,omitempty"` // time_limit, counted from the container's start
+	Orders        Orders         `json:"orders"`
+	HadCheckpoint bool           `json:"had_checkpoint,omitempty"` // never start fresh silently
+	Phase         Phase          `json:"phase,omitempty"`          // the last one on record, for an agent that was restarted
+}
+
+// RestorePoint is a checkpoint a rank may be restored from.
+type RestorePoint struct {
+	Step     int64  `json:"step"`
+	Attempt  int    `json:"attempt"`
+	Manifest string `json:"manifest"` // object key
+	SHA256   string `json:"sha256"`   // of the manifest
+}
+
+// CheckpointReport registers one rank's shard of a checkpoint, or says that
+// one was found damaged (Bad not empty).
+type CheckpointReport struct {
+	AgentBoot string       `json:"agent_boot"`
+	Epoch     int64        `json:"epoch"`
+	Alloc     AllocationID `json:"alloc"`
+	Job       JobID        `json:"job"`
+	Attempt   int          `json:"attempt"` // the reporter's
+	Rank      int          `json:"rank"`
+	Step      int64        `json:"step"`
+	OfAttempt int          `json:"of_attempt"` // that wrote the checkpoint; equals Attempt when registering
+	Manifest  string       `json:"manifest,omitempty"`
+	SHA256    string       `json:"sha256,omitempty"`
+	Bytes     int64        `json:"bytes,omitempty"`
+	Bad       string       `json:"bad,omitempty"`    // what the restore found
+	Failed    bool         `json:"failed,omitempty"` // with Bad: the restore failed without proof of damage; the second time counts as one
+}
+
+// LogAck answers an append to a rank's log: the end of what is stored. Where it
+// is not the sender's own end, the sender goes on from there.
+type LogAck struct {
+	End int64 `json:"end"`
+}
+
+// CheckpointManifest is the object written last: it makes a shard whole.
+type CheckpointManifest struct {
+	Job     JobID            `json:"job"`
+	Attempt int              `json:"attempt"`
+	Rank    int              `json:"rank"`
+	Step    int64            `json:"step"`
+	Files   []CheckpointFile `json:"files"`
+	At      time.Time        `json:"at"`
+}
+
+// CheckpointFile is one file of a shard.
+type CheckpointFile struct {
+	Path   string `json:"path"` // relative to step-N/, slash-separated, no ..
+	Object string `json:"object"`
+	SHA256 string `json:"sha256"`
+	Bytes  int64  `json:"bytes"`
+	Mode   uint32 `json:"mode"`
+}

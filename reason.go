@@ -1,0 +1,39 @@
+package berth
+
+// Reason says why a job is where it is. Codes are stable; messages are for people.
+type Reason struct {
+	Code    ReasonCode `json:"code"`
+	Message string     `json:"message,omitempty"`
+	Hint    string     `json:"hint,omitempty"` // what the user can do about it
+	Rule    string     `json:"rule,omitempty"` // the row of the failure classification that decided
+}
+
+// ReasonCode is a stable code of a Reason.
+type ReasonCode string
+
+// The reason codes.
+const (
+	ReasonExitCode          ReasonCode = "exit_code"
+	ReasonOOM               ReasonCode = "oom"
+	ReasonTimeLimit         ReasonCode = "time_limit"
+	ReasonQueueTimeout      ReasonCode = "queue_timeout"
+	ReasonStalled           ReasonCode = "stalled"
+	ReasonImageNotFound     ReasonCode = "image_not_found"
+	ReasonImageUnavailable  ReasonCode = "image_unavailable"
+	ReasonInvalidSpec       ReasonCode = "invalid_spec"
+	ReasonOutputLost        ReasonCode = "output_lost"
+	ReasonMachineLost       ReasonCode = "machine_lost"
+	ReasonMachineError      ReasonCode = "machine_error" // the engine or its host failed the container
+	ReasonGPUError          ReasonCode = "gpu_error"
+	ReasonCheckpointCorrupt ReasonCode = "checkpoint_corrupt"
+	ReasonPreempted         ReasonCode = "preempted"
+	ReasonDrained           ReasonCode = "drained"
+	ReasonUpstreamFailed    ReasonCode = "upstream_failed"
+	ReasonCanceledByUser    ReasonCode = "canceled_by_user"
+	ReasonBudgetSpent       ReasonCode = "budget_spent"
+	ReasonUnclaimed         ReasonCode = "unclaimed"      // the machine never took the work it was given
+	ReasonImageMismatch     ReasonCode = "image_mismatch" // what arrived is not what the image's digest says
+	ReasonCommunication     ReasonCode = "communication"  // the ranks lost each other
+	ReasonPoison            ReasonCode = "poison"         // machines die of it
+	ReasonUnknown           ReasonCode = "unknown"        // no rule of the classification knows it
+)

@@ -1,0 +1,104 @@
+package berth
+
+import "slices"
+
+// State is a job's status. The row's state column is the only place it lives.
+type State string
+
+// The states of a job. The last three are for ever.
+const (
+	Submitted  State = "submitted"  // stored; its workflow has not looked at it yet
+	Queued     State = "queued"     // its workflow waits for the leader's grant
+	Scheduled  State = "scheduled"  // capacity is reserved; machines prepare
+	Running    State = "running"    // the last rank was prepared and told to start
+	Preempting State = "preempting" // must give its capacity to another job
+	Canceling  State = "canceling"  // told to stop; containers may still live
+	Retrying   State = "retrying"   // waits for its next attempt
+	Succeeded  State = "succeeded"
+	Failed     State = "failed"
+	Canceled   State = "canceled"
+)
+
+// States lists every state in the order of a job's life.
+var States = []State{Submitted, Queued, Scheduled, Running, Preempting, Canceling, Retrying, Succeeded, Failed, Canceled}
+
+// Actor is who moves a job from one state to another.
+type Actor string
+
+// The actors of the state table.
+const (
+	ActorAPI      Actor = "api"      // a user's call
+	ActorWorkflow Actor = "workflow" // a step of JobWorkflow
+	ActorLeader   Actor = "leader"   // placement, deadlines, reconciler
+	ActorAgent    Actor = "agent"    // an agent's report, written by the API
+)
+
+// Transition is one row of the state machine.
+type Transition struct {
+	From, To State
+	By       Actor
+	When     string // the condition checked in the same transaction
+}
+
+// Transitions is the state machine of a job: the only changes of state there
+// are. The guard trigger in the database holds the same pairs, docs/states.md
+// is generated from it, and tests compare all three.
+var Transitions = []Transition{
+	{"", Submitted, ActorAPI, "the request is valid and its idempotency key is new"},
+	{Submitted, Queued, ActorWorkflow, "the workflow is alive"},
+	{Submitted, Failed, ActorWorkflow, "the spec cannot be admitted"},
+	{Submitted, Canceled, ActorAPI, "a cancel request; no capacity is held"},
+	{Queued, Scheduled, ActorLeader, "eligible, and the leader's term is current: the attempt, its allocations and GPU claims are written"},
+	{Queued, Failed, ActorLeader, "the queue deadline has passed"},
+	{Queued, Canceled, ActorAPI, "a cancel request; no capacity is held"},
+	{Scheduled, Running, ActorAgent, "the last rank is prepared, attempt and machine epoch are current; start is ordered"},
+	{Scheduled, Preempting, ActorLeader, "chosen as victim; stop_by is set and checkpoint ordered"},
+	{Scheduled, Canceling, ActorAPI, "a cancel request; stop is ordered with grace"},
+	{Scheduled, Retrying, ActorWorkflow, "settled: infrastructure, preempted or transient; capacity released or orphaned"},
+	{Scheduled, Failed, ActorWorkflow, "settled: permanent, or a budget is spent"},
+	{Running, Preempting, ActorLeader, "chosen as victim; stop_by is set and checkpoint ordered"},
+	{Running, Canceling, ActorAPI, "a cancel request; stop is ordered with grace"},
+	{Running, Retrying, ActorWorkflow, "settled: infrastructure, preempted or transient; capacity released or orphaned"},
+	{Running, Succeeded, ActorWorkflow, "settled: every rank exited 0 under the current attempt and is sealed"},
+	{Running, Failed, ActorWorkflow, "settled: permanent, or a budget is spent"},
+	{Preempting, Canceling, ActorAPI, "a cancel request; stop is ordered with grace"},
+	{Preempting, Retrying, ActorWorkflow, "settled: gave way; no retry budget is spent"},
+	{Preempting, Succeeded, ActorWorkflow, "settled: its work was complete before it had to stop"},
+	{Preempting, Failed, ActorWorkflow, "settled: permanent, or a budget is spent"},
+	{Canceling, Canceled, ActorWorkflow, "settled: every rank has stopped or is orphaned"},
+	{Canceling, Succeeded, ActorWorkflow, "settled: every rank had exited 0 before the order"},
+	{Retrying, Scheduled, ActorLeader, "eligible, and the leader's term is current: the next attempt is written"},
+	{Retrying, Failed, ActorLeader, "the queue deadline has passed"},
+	{Retrying, Canceled, ActorAPI, "a cancel request; no capacity is held"},
+}
+
+// CanBecome reports whether the state machine has this change.
+func (s State) CanBecome(to State) bool {
+	return slices.ContainsFunc(Transitions, func(t Transition) bool { return t.From == s && t.To == to })
+}
+
+// Terminal reports whether the state is for ever.
+func (s State) Terminal() bool { return s == Succeeded || s == Failed || s == Canceled }
+
+// Waiting reports whether the job holds no capacity and may still get some.
+func (s State) Waiting() bool { return s == Submitted || s == Queued || s == Retrying }
+
+// HoldsCapacity reports whether allocations of the current attempt may live.
+func (s State) HoldsCapacity() bool {
+	switch s {
+	case Scheduled, Running, Preempting, Canceling:
+		return true
+	case Submitted, Queued, Retrying, Succeeded, Failed, Canceled:
+		return false
+	default:
+		panic("unknown state " + string(s))
+	}
+}
+
+// ParseState returns s as a state, or an error that lists them.
+func ParseState(s string) (State, error) {
+	if slices.Contains(States, State(s)) {
+		return State(s), nil
+	}
+	return "", Errorf(CodeInvalid, "status %q is not known: allowed are submitted, queued, scheduled, running, preempting, canceling, retrying, succeeded, failed, canceled", s)
+}

@@ -1,0 +1,212 @@
+package berth
+
+import (
+	"fmt"
+	"time"
+)
+
+// What the HTTP API says beside jobs and machines; server and client share it.
+
+// Page is one page of a list.
+type Page[T any] struct {
+	Items      []T    `json:"items"`
+	NextCursor string `json:"next_cursor,omitempty" doc:"give it as cursor to get the next page; absent on the last one"`
+}
+
+// LogLine is one line that a member of a job wrote.
+type LogLine struct {
+	At      time.Time `json:"at"`
+	Stream  string    `json:"stream" enum:"stdout,stderr"`
+	Text    string    `json:"text"`
+	Attempt int       `json:"attempt"`
+	Member  int       `json:"member"`
+}
+
+// Role is what a token may do.
+type Role string
+
+// The roles. A machine's token opens the agent protocol and nothing else; no
+// other token opens it.
+const (
+	RoleAdmin   Role = "admin"
+	RoleUser    Role = "user"
+	RoleViewer  Role = "viewer"
+	RoleMachine Role = "machine"
+)
+
+// Token is a token as admins see it. Secret is told once, when it is made.
+type Token struct {
+	ID        string     `json:"id"`
+	Name      string     `json:"name"`
+	Tenant    TenantID   `json:"tenant"`
+	Role      Role       `json:"role"`
+	Machine   MachineID  `json:"machine,omitempty"`
+	CreatedAt time.Time  `json:"created_at"`
+	ExpiresAt *time.Time `json:"expires_at,omitempty"`
+	RevokedAt *time.Time `json:"revoked_at,omitempty"`
+	Secret    string     `json:"token,omitempty" doc:"shown once, when the token is made"`
+}
+
+// NewToken asks for a token.
+type NewToken struct {
+	Name   string   `json:"name" doc:"named in the history of jobs"`
+	Tenant TenantID `json:"tenant,omitempty" doc:"default: the caller's"`
+	Role   Role     `json:"role,omitempty" doc:"admin, user (default) or viewer"`
+	TTL    Duration `json:"ttl,omitempty" doc:"unset: until revoked"`
+}
+
+// Validate returns every fault at once, nil if there is none.
+func (n NewToken) Validate() []FieldError {
+	v := &validation{}
+	v.require(isName(n.Name), "name", "is not a name", "1 to 63 of a-z, 0-9 and '-', not at either end")
+	v.require(isName(string(n.Tenant)), "tenant", "is not a name", "1 to 63 of a-z, 0-9 and '-', not at either end")
+	v.oneOf("role", string(n.Role), string(RoleAdmin), string(RoleUser), string(RoleViewer))
+	return v.faults
+}
+
+// JoinToken lets one machine join, once. Secret is told once.
+type JoinToken struct {
+	ID        string            `json:"id"`
+	Pool      string            `json:"pool,omitempty"`
+	Labels    map[string]string `json:"labels,omitempty"`
+	CreatedBy string            `json:"created_by"`
+	CreatedAt time.Time         `json:"created_at"`
+	ExpiresAt time.Time         `json:"expires_at"`
+	UsedBy    *MachineID        `json:"used_by,omitempty"`
+	UsedAt    *time.Time        `json:"used_at,omitempty"`
+	Secret    string            `json:"token,omitempty" doc:"shown once, when the token is made"`
+}
+
+// NewJoinToken asks for a join token.
+type NewJoinToken struct {
+	Pool   string            `json:"pool,omitempty"`
+	Labels map[string]string `json:"labels,omitempty" doc:"the machine gets these, whatever it says of itself"`
+	TTL    Duration          `json:"ttl,omitempty" doc:"default 10m, at most 24h"`
+}
+
+// Validate returns every fault at once, nil if there is none.
+func (n NewJoinToken) Validate() []FieldError {
+	v := &validation{}
+	v.require(n.Pool == "" || isName(n.Pool), "pool", "is not a name", "1 to 63 of a-z, 0-9 and '-', not at either end")
+	v.require(n.TTL.Std() <= 24*time.Hour, "ttl", "is too long", "at most 24h")
+	v.require(len(n.Labels) <= MaxLabels, "labels", "too many labels", "at most 64")
+	for _, k := range sortedKeys(n.Labels) {
+		v.label(k, n.Labels[k])
+	}
+	return v.faults
+}
+
+// Tenant is a team.
+type Tenant struct {
+	ID        TenantID  `json:"id"`
+	Weight    float64   `json:"weight"`
+	CreatedAt time.Time `json:"created_at"`
+}
+
+// DrainRequest keeps new work off a machine.
+type DrainRequest struct {
+	Reason   string     `json:"reason,omitempty"`
+	Deadline *time.Time `json:"deadline,omitempty" doc:"what runs there is moved away then; unset: it may end by itself"`
+}
+
+// ConfirmedDead says what an operator's word set free.
+type ConfirmedDead struct {
+	Machine Machine `json:"machine"`
+	Jobs    []JobID `json:"jobs" doc:"jobs that held capacity there"`
+}
+
+// LogRef names the log of one member in one attempt.
+type LogRef struct {
+	Tenant  TenantID
+	Job     JobID
+	Attempt int
+	Rank    int
+}
+
+// Fit says how the machines stand to a request, clause by clause.
+type Fit struct {
+	Machines   int         `json:"machines"`
+	FitNow     int         `json:"fit_now" doc:"have room for one member now"`
+	FitEver    int         `json:"fit_ever" doc:"would have room if nothing ran on them"`
+	MembersNow *int        `json:"members_now,omitempty" doc:"of a gang: how many of its members have room at once"`
+	Clauses    []FitClause `json:"clauses,omitempty" doc:"those that rule out any machine, in order"`
+	Candidates []MachineID `json:"candidates,omitempty" doc:"machines that fit now, the best first"`
+	Lacking    []Shortfall `json:"lacking,omitempty" doc:"what no machine could ever give"`
+	Summary    string      `json:"summary"`
+}
+
+// FitClause is one condition of a request and how many machines it rules out.
+type FitClause struct {
+	Name  string `json:"name"`
+	Alone int    `json:"alone" doc:"machines that fail it"`
+	After int    `json:"after" doc:"of those that passed every clause before it"`
+	Text  string `json:"text"`
+}
+
+// Shortfall is a resource of which no machine has as much as was asked.
+type Shortfall struct {
+	Resource string `json:"resource"`
+	Asked    string `json:"asked"`
+	Largest  string `json:"largest"`
+}
+
+// String says what is missing: an amount beside the largest there is, a kind
+// beside the kinds there are.
+func (s Shortfall) String() string {
+	switch s.Resource {
+	case "gpu_type", "region", "site":
+		return fmt.Sprintf("%s: asked %s, available %s", s.Resource, s.Asked, s.Largest)
+	case "labels", "same_label", "constraint", "avoid_machines", "machine":
+		return fmt.Sprintf("%s: asked %s, but %s", s.Resource, s.Asked, s.Largest)
+	default:
+		return fmt.Sprintf("%s: asked %s, largest available %s", s.Resource, s.Asked, s.Largest)
+	}
+}
+
+// Allowed says what could be asked instead; empty if no other wish would do.
+func (s Shortfall) Allowed() string {
+	switch s.Resource {
+	case "gpu_type", "region", "site":
+		return s.Largest
+	case "labels", "same_label", "constraint", "avoid_machines", "machine":
+		return ""
+	default:
+		return "at most " + s.Largest
+	}
+}
+
+// Plan says what would become of a job if it were submitted now.
+type Plan struct {
+	Spec           JobSpec    `json:"spec" doc:"with defaults filled in"`
+	StartsNow      bool       `json:"starts_now" doc:"there is room for it, which the jobs ahead have not taken"`
+	Ahead          int        `json:"ahead" doc:"waiting jobs that are looked at before it"`
+	EstimatedStart *time.Time `json:"estimated_start,omitempty" doc:"by the time limits of what runs; absent: nothing tells"`
+	CostPerHour    *float64   `json:"cost_per_hour,omitempty" doc:"USD, on the best candidate; absent: nothing is charged or known"`
+	Fit            Fit        `json:"fit"`
+}
+
+// Explanation says why a job is where it is, and everything that is in its way
+// at once.
+type Explanation struct {
+	Job            JobID      `json:"job"`
+	Status         State      `json:"status"`
+	Summary        string     `json:"summary"`
+	Blockers       []Blocker  `json:"blockers" doc:"all that keeps it from starting; empty if nothing does"`
+	Ahead          *int       `json:"ahead,omitempty" doc:"waiting jobs before it in the queue"`
+	Priority       []Term     `json:"priority,omitempty" doc:"what its place in the queue is made of, the weightiest first"`
+	EstimatedStart *time.Time `json:"estimated_start,omitempty" doc:"by the time limits of what runs; absent: nothing tells"`
+	Fit            *Fit       `json:"fit,omitempty" doc:"how the machines stand to it, while it waits"`
+}
+
+// Blocker is one thing that keeps a job from starting.
+type Blocker struct {
+	Code    string `json:"code" doc:"stable: held, not_eligible, not_accepted, no_machines, unsatisfiable, no_room, behind"`
+	Message string `json:"message"`
+	Hint    string `json:"hint,omitempty"`
+}
+
+// Term is one part of a job's place in the queue.
+type Term struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
