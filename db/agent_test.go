@@ -1,0 +1,336 @@
+package db_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth"
+	"berth/db"
+)
+
+// agent plays one machine's agent against the database.
+type agent struct {
+	*stage
+	machine berth.MachineID
+	host    string
+	boot    string
+	epoch   int64
+	seq     int64
+	digest  string
+}
+
+// register opens a session for m0 as agent process boot on host boot host.
+func (s *stage) register(host, boot string, seen ...berth.ContainerSeen) (*agent, berth.RegisterResponse) {
+	s.t.Helper()
+	a := &agent{stage: s, machine: "m0", host: host, boot: boot}
+	r, _, err := s.db.Register(s.t.Context(), a.machine, a.request(seen...))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	a.epoch, a.digest = r.Epoch, r.Sync.Digest
+	return a, r
+}
+
+func (a *agent) request(seen ...berth.ContainerSeen) berth.RegisterRequest {
+	inv := berth.Inventory{Capacity: berth.Capacity{CPUMilli: 64000, MemoryMiB: 256 << 10, DiskMiB: 1 << 20}}
+	for i := range 2 {
+		inv.GPUs = append(inv.GPUs, berth.GPU{Index: i, UUID: fmt.Sprintf("%s-%d", a.machine, i), Model: "H100", MemoryMiB: 81920, Healthy: true})
+	}
+	return berth.RegisterRequest{HostBoot: a.host, AgentBoot: a.boot, Inventory: inv, Containers: seen}
+}
+
+func (a *agent) session() db.Session { return db.Session{AgentBoot: a.boot, Epoch: a.epoch} }
+
+func (a *agent) claims(id berth.JobID, attempt int) (berth.Claim, error) {
+	a.t.Helper()
+	return a.db.Claim(a.t.Context(), a.machine, berth.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: a.alloc(id, attempt), Job: id, Attempt: attempt})
+}
+
+func (s *stage) alloc(id berth.JobID, attempt int) berth.AllocationID {
+	s.t.Helper()
+	return berth.AllocationID(one[int64](s, `SELECT id FROM allocations WHERE job = $1 AND attempt = $2 AND rank = 0`, id, attempt))
+}
+
+func (a *agent) mustClaim(id berth.JobID, attempt int) berth.Claim {
+	a.t.Helper()
+	c, err := a.claims(id, attempt)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return c
+}
+
+func (a *agent) sync(edit func(*berth.SyncRequest)) (berth.SyncResponse, error) {
+	a.t.Helper()
+	req := berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest}
+	edit(&req)
+	if len(req.Reports)+len(req.Gone)+len(req.GPUs) > 0 && req.Seq == 0 {
+		a.seq++
+		req.Seq = a.seq
+	}
+	r, err := a.db.Sync(a.t.Context(), a.machine, req)
+	if err == nil && r.Changed {
+		a.digest = r.Digest
+	}
+	return r, err
+}
+
+func (a *agent) report(id berth.JobID, attempt int, phase berth.Phase, edit func(*berth.RankReport)) berth.SyncResponse {
+	a.t.Helper()
+	p := berth.RankReport{Alloc: a.alloc(id, attempt), Job: id, Attempt: attempt, Phase: phase}
+	if edit != nil {
+		edit(&p)
+	}
+	r, err := a.sync(func(req *berth.SyncRequest) { req.Reports = append(req.Reports, p) })
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return r
+}
+
+func withExit(code int) func(*berth.RankReport) {
+	return func(p *berth.RankReport) { x := exited(code); p.Exit = &x }
+}
+
+func TestShortJobFromClaimToSealed(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, r := s.register("host1", "agent1")
+	if r.Cluster == "" || r.Epoch != 1 || len(r.Kill) != 0 {
+		t.Fatalf("register answered %+v", r)
+	}
+	id := s.submit(nil)
+	attempt := s.place(id, "m0")
+	c := a.mustClaim(id, attempt)
+	if c.Tenant != "default" || c.Rank != 0 || c.Members != 1 || c.Spec.Image != "busybox" || len(c.GPUs) != 1 || c.MemoryMiB != 1024 || c.SpecHash == "" {
+		t.Errorf("claim is %+v", c)
+	}
+	answer := a.report(id, attempt, berth.PhasePrepared, func(p *berth.RankReport) { p.ImageDigest = "sha256:abc" })
+	if len(answer.Assignments) != 1 || !answer.Assignments[0].Orders.Start {
+		t.Fatalf("the answer to prepared has no start: %+v", answer)
+	}
+	j := s.job(id)
+	if j.Status != berth.Running || j.ImageDigest != "sha256:abc" || j.Attempts[0].StartedAt == nil || lastEvent(s, id).Actor != "agent:m0" {
+		t.Errorf("job is %+v, last event %+v", j, lastEvent(s, id))
+	}
+	queue := s.db.Hub().Subscribe(db.TopicQueue, "")
+	a.report(id, attempt, berth.PhaseSealed, withExit(0))
+	if !hears(t, queue) {
+		t.Error("the leader was not told of the room")
+	}
+	s.freed()
+	if e := lastEvent(s, id); e.Seq != 4 {
+		t.Errorf("a short job has %d events before it is settled, the last %+v", e.Seq, e)
+	}
+	if got := s.settle(id, attempt); got.Next != berth.Succeeded {
+		t.Errorf("settled as %+v", got)
+	}
+	answer, err := a.sync(func(*berth.SyncRequest) {})
+	if err != nil || len(answer.Assignments) != 1 || !answer.Assignments[0].Orders.Forget {
+		t.Fatalf("after settle: %+v, %v", answer, err)
+	}
+	answer, err = a.sync(func(r *berth.SyncRequest) { r.Gone = []berth.AllocationID{c.Alloc} })
+	if err != nil || !answer.Changed || len(answer.Assignments) != 0 {
+		t.Errorf("after gone: %+v, %v", answer, err)
+	}
+}
+
+func TestPhasesOnlyMoveOn(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id := s.submit(nil)
+	attempt := s.place(id, "m0")
+	a.mustClaim(id, attempt)
+	a.report(id, attempt, berth.PhasePrepared, nil)
+	a.report(id, attempt, berth.PhaseRunning, nil)
+	a.report(id, attempt, berth.PhasePulling, nil)
+	if p := one[string](s, `SELECT phase FROM allocations`); p != "running" {
+		t.Errorf("phase fell to %s", p)
+	}
+	a.report(id, attempt, berth.PhaseExited, withExit(3))
+	a.report(id, attempt, berth.PhaseExited, withExit(0))
+	if c := one[int](s, `SELECT (exit ->> 'code')::int FROM allocations`); c != 3 {
+		t.Errorf("the first exit was replaced by %d", c)
+	}
+	if e := lastEvent(s, id); e.Kind != berth.EventExited || !strings.Contains(e.Detail, "exit code 3") {
+		t.Errorf("last event is %+v", e)
+	}
+	a.report(id, attempt, berth.PhaseSealed, nil) // without the exit it says nothing
+	if s.settle(id, attempt).NotReady != true {
+		t.Error("sealed without an exit counted")
+	}
+}
+
+func TestLastPreparedRankStartsTheGang(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	b := &agent{stage: s, machine: "m1", host: "h", boot: "b", epoch: 1}
+	if _, _, err := s.db.Register(t.Context(), "m1", b.request()); err != nil {
+		t.Fatal(err)
+	}
+	id := s.submit(nil)
+	attempt := s.place(id, "m0", "m1")
+	s.claim(id, attempt, 0, 1)
+	mustExec(t, s.pool, `UPDATE allocations SET phase = 'claimed'`)
+	a.report(id, attempt, berth.PhasePrepared, nil)
+	if st := s.job(id).Status; st != berth.Scheduled {
+		t.Fatalf("one of two prepared: job is %s", st)
+	}
+	hints := s.db.Hub().Subscribe(db.TopicMachine, "m0")
+	second := berth.AllocationID(one[int64](s, `SELECT id FROM allocations WHERE rank = 1`))
+	r, err := b.sync(func(r *berth.SyncRequest) {
+		r.Reports = []berth.RankReport{{Alloc: second, Job: id, Attempt: attempt, Rank: 1, Phase: berth.PhasePrepared}}
+	})
+	if err != nil || !r.Assignments[0].Orders.Start {
+		t.Errorf("answer to the last one: %+v, %v", r, err)
+	}
+	if !hears(t, hints) {
+		t.Error("the other machine was not told")
+	}
+	if diff := cmp.Diff([]string{`active {"start": true}`, `active {"start": true}`}, s.ranks(id, attempt)); diff != "" {
+		t.Errorf("ranks (-want +got):\n%s", diff)
+	}
+	if st := s.job(id).Status; st != berth.Running {
+		t.Errorf("job is %s", st)
+	}
+}
+
+func TestCanceledJobNeverStarts(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id := s.submit(nil)
+	attempt := s.place(id, "m0")
+	a.mustClaim(id, attempt)
+	if _, err := s.db.RequestCancel(t.Context(), "", id, "user:x", nil); err != nil {
+		t.Fatal(err)
+	}
+	r := a.report(id, attempt, berth.PhasePrepared, nil)
+	if o := r.Assignments[0].Orders; o.Start || !o.Stop {
+		t.Errorf("orders are %+v", o)
+	}
+	if _, err := a.claims(id, attempt); err != nil {
+		t.Errorf("a restarted agent cannot claim what it must stop: %v", err)
+	}
+	unclaimed := s.submit(nil)
+	n := s.place(unclaimed, "m0")
+	if _, err := s.db.RequestCancel(t.Context(), "", unclaimed, "user:x", nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.claims(unclaimed, n); !berth.IsSlug(err, berth.SlugStaleAttempt) {
+		t.Errorf("claim of canceled work: %v", err)
+	}
+}
+
+func TestOvertakenReportIsIgnored(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id := s.submit(nil)
+	attempt := s.place(id, "m0")
+	a.mustClaim(id, attempt)
+	alloc := s.alloc(id, attempt)
+	a.report(id, attempt, berth.PhasePrepared, nil)
+	x := exited(1)
+	if _, err := a.sync(func(r *berth.SyncRequest) {
+		r.Seq = a.seq
+		r.Reports = []berth.RankReport{{Alloc: alloc, Job: id, Attempt: attempt, Phase: berth.PhaseExited, Exit: &x}}
+	}); err != nil {
+		t.Errorf("replayed call: %v", err)
+	}
+	if st := one[string](s, `SELECT state FROM allocations`); st != "active" {
+		t.Errorf("a replayed call made it %s", st)
+	}
+}
+
+func TestOrphanIsReleasedWhenItsContainerIsGone(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	for _, how := range []string{"gone", "exit"} {
+		id := s.submit(nil)
+		n := s.place(id, "m0")
+		a.mustClaim(id, n)
+		s.run(id)
+		s.orphan(id, n, 0)
+		alloc := s.alloc(id, n)
+		r, err := a.sync(func(r *berth.SyncRequest) {
+			if how == "gone" {
+				r.Gone = []berth.AllocationID{alloc}
+				return
+			}
+			x := exited(0)
+			r.Reports = []berth.RankReport{{Alloc: alloc, Job: id, Attempt: n, Phase: berth.PhaseExited, Exit: &x}}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if how == "exit" && !cmp.Equal(r.Stale, []berth.AllocationID{alloc}) {
+			t.Errorf("an orphan's exit is not refused: %+v", r)
+		}
+		if st := one[string](s, `SELECT state FROM allocations WHERE id = $1`, int64(alloc)); st != "released" {
+			t.Errorf("%s: the orphan is %s", how, st)
+		}
+		if e := lastEvent(s, id); e.Kind != berth.EventReleased {
+			t.Errorf("%s: last event is %+v", how, e)
+		}
+	}
+	s.freed()
+}
+
+func TestSuspicionEndsWhenTheMachineSpeaks(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	mustExec(t, s.pool, `UPDATE machines SET state = 'suspect' WHERE id = 'm0'`)
+	mustExec(t, s.pool, `UPDATE machine_leases SET until = now() - interval '1 s'`)
+	if _, err := a.sync(func(*berth.SyncRequest) {}); err != nil {
+		t.Fatal(err)
+	}
+	if st := one[string](s, `SELECT state FROM machines WHERE id = 'm0'`); st != "ready" {
+		t.Errorf("machine is %s", st)
+	}
+	if !one[bool](s, `SELECT until > now() FROM machine_leases`) {
+		t.Error("the lease was not renewed")
+	}
+}
+
+func TestPollWakesOnOrders(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id, attempt := s.submit(nil), 0
+	attempt = s.place(id, "m0")
+	a.mustClaim(id, attempt)
+	if _, err := a.sync(func(*berth.SyncRequest) {}); err != nil {
+		t.Fatal(err)
+	}
+	type answer struct {
+		r   berth.SyncResponse
+		err error
+	}
+	got := make(chan answer, 1)
+	go func() {
+		r, err := s.db.Sync(context.WithoutCancel(t.Context()), "m0", berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest, WaitMS: 60_000})
+		got <- answer{r, err}
+	}()
+	select {
+	case x := <-got:
+		t.Fatalf("answered before anything changed: %+v", x)
+	case <-time.After(50 * time.Millisecond):
+	}
+	if _, err := s.db.RequestCancel(t.Context(), "", id, "user:x", nil); err != nil {
+		t.Fatal(err)
+	}
+	x := <-got
+	if x.err != nil || !x.r.Changed || !x.r.Assignments[0].Orders.Stop {
+		t.Errorf("poll answered %+v, %v", x.r, x.err)
+	}
+}

@@ -1,0 +1,84 @@
+package db
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// ArchiveTerminal moves jobs that ended longer than retention ago to the
+// archive, at most limit of them, and returns how many. An archived job is one
+// row: the document that users see, and its events. It stays in lists, shows
+// its history, and its logs stay readable (log_chunks and objects remain). Its
+// checkpoints go; see DoomedObjects.
+//
+// A job whose capacity still counts anywhere, or of which a machine has not
+// confirmed the clean-up, is left for a later call: the archive never hides a
+// container.
+func (d *DB) ArchiveTerminal(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
+	var n int
+	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, `
+			SELECT j.id::text
+			FROM jobs j
+			WHERE j.state IN ('succeeded', 'failed', 'canceled')
+			  AND j.finished_at < now() - @retention_ms::bigint * interval '1 millisecond'
+			  AND NOT EXISTS (
+				SELECT 1 FROM allocations a
+				WHERE a.job = j.id AND (a.state NOT IN ('exited', 'released') OR a.forgotten_at IS NULL AND `+machineMayHoldIt+`))
+			ORDER BY j.finished_at, j.id
+			LIMIT @limit
+			FOR UPDATE SKIP LOCKED`,
+			pgx.NamedArgs{"retention_ms": retention.Milliseconds(), "limit": limit})
+		if err != nil {
+			return err
+		}
+		ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil || len(ids) == 0 {
+			n = 0
+			return err
+		}
+		n = len(ids)
+		return archive(ctx, tx, ids)
+	})
+	return n, mapError(err, "archive jobs")
+}
+
+// machineMayHoldIt is true while the allocation's machine is the one that took
+// it: a retired machine will never confirm anything.
+const machineMayHoldIt = `EXISTS (SELECT 1 FROM machines m WHERE m.id = a.machine_id AND m.state <> 'retired')`
+
+// archive moves locked rows. Children go before their job, claims before their
+// allocation (the guards refuse the claims of a live one).
+func archive(ctx context.Context, tx pgx.Tx, ids []string) error {
+	if err := doom(ctx, tx, ids); err != nil {
+		return err
+	}
+	args := pgx.NamedArgs{"ids": ids}
+	statements := []string{`
+		INSERT INTO archived_jobs (id, tenant, name, state, labels, parent, submitted_at, finished_at, job, events)
+		SELECT j.id, j.tenant, j.name, j.state, j.labels, j.parent, j.submitted_at, j.finished_at,
+			` + fullDocument + `,
+			coalesce((
+				SELECT jsonb_agg(` + eventDocument + ` ORDER BY e.seq)
+				FROM job_events e WHERE e.job = j.id), '[]')
+		FROM jobs j
+		WHERE j.id = ANY(@ids::uuid[])`,
+		`DELETE FROM gpu_claims c USING allocations a WHERE a.id = c.alloc_id AND a.job = ANY(@ids::uuid[])`,
+		`DELETE FROM allocations WHERE job = ANY(@ids::uuid[])`,
+		`DELETE FROM attempts WHERE job = ANY(@ids::uuid[])`,
+		`DELETE FROM checkpoint_shards WHERE job = ANY(@ids::uuid[])`,
+		`DELETE FROM checkpoints WHERE job = ANY(@ids::uuid[])`,
+		`DELETE FROM deps WHERE job = ANY(@ids::uuid[])`,
+		`DELETE FROM job_events WHERE job = ANY(@ids::uuid[])`,
+		`DELETE FROM job_specs WHERE job = ANY(@ids::uuid[])`,
+		`DELETE FROM jobs WHERE id = ANY(@ids::uuid[])`,
+	}
+	for _, sql := range statements {
+		if _, err := tx.Exec(ctx, sql, args); err != nil {
+			return err
+		}
+	}
+	return nil
+}

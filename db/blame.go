@@ -1,0 +1,178 @@
+package db
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// alone is whether nothing but allocation a may have killed its machine m, as
+// far as the rows tell: told when the machine is given up, or is back after a
+// boot, because it is then that the rows still show what ran there.
+const alone = `(m.drain_reason IS NULL AND NOT EXISTS (
+	SELECT 1
+	FROM allocations o
+	WHERE o.machine_id = a.machine_id AND o.forgotten_at IS NULL AND o.job <> a.job
+	  AND o.started_at IS NOT NULL AND o.state IN ('active', 'orphaned')))`
+
+// suspect is whether a rank's machine died soon after its start. The machine
+// died before it was given up: at most lost_after before. A machine that is back
+// by now had but fallen silent, unless it says that it rebooted.
+const suspect = `(a.alone AND (a.state = 'orphaned' OR a.exit ->> 'cause' = 'boot') AND a.started_at IS NOT NULL
+	AND coalesce(a.orphaned_at, a.exited_at) - a.started_at <= interval '10 minutes'
+		+ interval '1 millisecond' * (SELECT j.lost_after_ms FROM jobs j WHERE j.id = a.job))`
+
+// keptEarlier is how many earlier attempts are looked at.
+const keptEarlier = 100
+
+// earlier reads what is on record of a job's attempts before the current one.
+// A machine that is heard again in the boot in which it fell silent had not
+// died.
+func earlier(ctx context.Context, tx pgx.Tx, job lockedJob) ([]berth.EarlierAttempt, error) {
+	if job.Attempt <= 1 {
+		return nil, nil
+	}
+	rows, err := tx.Query(ctx, `
+		SELECT attempt, rule, blamed, last_step, died
+		FROM (
+			SELECT t.attempt, coalesce(t.outcome ->> 'rule', '') AS rule, coalesce(t.blamed, '') AS blamed, t.last_step,
+				EXISTS (
+					SELECT 1
+					FROM machine_faults f
+					JOIN machines m ON m.id = f.machine_id
+					LEFT JOIN machine_leases l ON l.machine_id = m.id
+					WHERE f.job = t.job AND f.attempt = t.attempt AND f.died
+					  AND (m.host_boot <> f.host_boot OR l.seen_at IS NULL OR l.seen_at <= f.at)) AS died
+			FROM attempts t
+			WHERE t.job = @job AND t.attempt < @attempt
+			ORDER BY t.attempt DESC
+			LIMIT @limit
+		) x
+		ORDER BY attempt`,
+		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "limit": keptEarlier})
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[berth.EarlierAttempt])
+}
+
+// queueFaults notes what a verdict counts against machines, and which machine
+// died under the job.
+func queueFaults(batch *pgx.Batch, job lockedJob, v berth.Verdict) {
+	died := v.Rule == "died_under_it" || v.Rule == "poison"
+	list, rule := v.Faults, v.Rule
+	switch {
+	case died:
+		list = []berth.MachineID{v.Machine}
+	case v.Next == berth.Succeeded:
+		rule = "passed_elsewhere"
+	}
+	if len(list) == 0 {
+		return
+	}
+	batch.Queue(`
+		INSERT INTO machine_faults (job, attempt, machine_id, tenant, rule, died, host_boot)
+		SELECT j.id, @attempt, m.id, j.tenant, @rule, @died,
+			CASE WHEN EXISTS (
+				SELECT 1 FROM allocations a
+				WHERE a.job = j.id AND a.attempt = @attempt AND a.machine_id = m.id AND a.exit ->> 'cause' = 'boot')
+			THEN '' ELSE m.host_boot END
+		FROM jobs j
+		JOIN machines m ON m.id = ANY(@machines)
+		WHERE j.id = @job
+		ON CONFLICT DO NOTHING`,
+		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "machines": list, "rule": rule, "died": died})
+}
+
+// Lemon is a machine that was drained because too much fails there.
+type Lemon struct {
+	Machine berth.MachineID
+	Reason  string
+}
+
+// lemonPrefix begins the reason of a machine that drained itself.
+const lemonPrefix = "lemon: "
+
+// lemons are the machines b that too much has been counted against. What an
+// engine or a boot took along at once is one failure, however many jobs it was.
+const lemons = `
+	SELECT machine_id, count(DISTINCT CASE
+			WHEN rule IN ('engine_stopped', 'rebooted') THEN rule || date_trunc('minute', at)
+			ELSE job || '/' || attempt
+		END) AS faults,
+		count(DISTINCT tenant) AS tenants, string_agg(DISTINCT rule, ', ') AS rules
+	FROM machine_faults
+	WHERE at > now() - interval '1 hour' * @hours AND NOT died AND NOT forgiven
+	GROUP BY machine_id`
+
+// DrainLemons drains the machines on which jobs of different teams keep
+// failing: three failures that count against it, of two tenants, within a day.
+// What runs there goes on. It never has more than a tenth of the machines
+// drained, and at least one: where everything fails, something else is broken.
+// Undrain opens a machine again and forgives what was counted.
+func (d *DB) DrainLemons(ctx context.Context, term Term) ([]Lemon, error) {
+	args := pgx.NamedArgs{"hours": berth.LemonHours, "faults": berth.LemonFaults, "tenants": berth.LemonTenants, "lemon": lemonPrefix + "%"}
+	const due = `
+		FROM (` + lemons + `) b
+		JOIN machines m ON m.id = b.machine_id
+		WHERE b.faults >= @faults AND b.tenants >= @tenants AND m.state IN ('joining', 'ready', 'suspect')`
+	var any bool
+	if err := d.pool.QueryRow(ctx, `SELECT EXISTS (SELECT 1 `+due+`)`, args).Scan(&any); err != nil || !any {
+		return nil, mapError(err, "machines")
+	}
+	var found []Lemon
+	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		var room int
+		err := tx.QueryRow(ctx, `
+			SELECT greatest(1, count(*) / 10) - count(*) FILTER (WHERE drain_reason LIKE @lemon)
+			FROM machines
+			WHERE state <> 'retired'`, args).Scan(&room)
+		if err != nil || room <= 0 {
+			return err
+		}
+		args["room"] = room
+		rows, err := tx.Query(ctx, `SELECT m.id, b.faults, b.tenants, b.rules `+due+` ORDER BY b.faults DESC, m.id LIMIT @room`, args)
+		if err != nil {
+			return err
+		}
+		found, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (l Lemon, err error) {
+			var faults, tenants int
+			var rules string
+			err = row.Scan(&l.Machine, &faults, &tenants, &rules)
+			l.Reason = fmt.Sprintf("%s%d failures of jobs of %d tenants within %d h (%s); undrain it when it is cured", lemonPrefix, faults, tenants, berth.LemonHours, rules)
+			return l, err
+		})
+		if err != nil {
+			return err
+		}
+		ids, reasons := make([]string, len(found)), make([]string, len(found))
+		for i, l := range found {
+			ids[i], reasons[i] = string(l.Machine), l.Reason
+		}
+		_, err = tx.Exec(ctx, `
+			WITH locked AS (
+				SELECT m.id, x.reason
+				FROM machines m
+				JOIN unnest(@ids::text[], @reasons::text[]) AS x (id, reason) ON x.id = m.id
+				ORDER BY m.id
+				FOR NO KEY UPDATE OF m
+			)
+			UPDATE machines m
+			SET state = 'draining', reason = l.reason, drain_reason = l.reason, drain_deadline = NULL
+			FROM locked l
+			WHERE m.id = l.id AND m.state IN ('joining', 'ready', 'suspect')`,
+			pgx.NamedArgs{"ids": ids, "reasons": reasons})
+		return err
+	})
+	if err != nil {
+		return nil, mapError(err, "machines")
+	}
+	for _, l := range found {
+		d.hub.Publish(TopicQueue, "")
+		d.hub.Publish(TopicMachine, string(l.Machine))
+	}
+	return found, nil
+}

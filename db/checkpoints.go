@@ -1,0 +1,255 @@
+package db
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// maxFailedRestores is how often a checkpoint may fail to restore, without
+// proof that it is damaged, before it counts as damaged.
+const maxFailedRestores = 2
+
+// PrunedShard is a folder of objects that nobody needs any more.
+type PrunedShard struct {
+	Tenant  berth.TenantID
+	Job     berth.JobID
+	Attempt int
+	Rank    int
+	Step    int64
+}
+
+// Key is the folder.
+func (p PrunedShard) Key() string {
+	return berth.CheckpointKey(p.Tenant, p.Job, p.Attempt, p.Rank, p.Step)
+}
+
+// RegisterCheckpoint takes one rank's shard into the job's history, under the
+// current attempt only; with the shards of all ranks the step is verified. With
+// Bad it says instead that a restore found a shard damaged. It returns the
+// shards that keep has no room for: the caller deletes their objects, best
+// effort, after the fact.
+func (d *DB) RegisterCheckpoint(ctx context.Context, machine berth.MachineID, p berth.CheckpointReport) ([]PrunedShard, error) {
+	if p.Step < 0 || p.Bad == "" && (p.Manifest == "" || p.SHA256 == "") {
+		return nil, berth.Errorf(berth.CodeInvalid, "a checkpoint needs a step that is not negative, a manifest and its sha256")
+	}
+	var pruned []PrunedShard
+	err := d.tx(ctx, func(tx pgx.Tx) error {
+		pruned = nil
+		c := checkpointing{tx: tx, machine: machine, report: p}
+		if err := c.lock(ctx); err != nil {
+			return err
+		}
+		if p.Bad != "" {
+			return c.reject(ctx)
+		}
+		verified, err := c.register(ctx)
+		if err != nil || !verified {
+			return err
+		}
+		pruned, err = c.prune(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, mapError(err, fmt.Sprintf("checkpoint %d of job %s", p.Step, p.Job))
+	}
+	d.hub.Publish(TopicJob, string(p.Job))
+	return pruned, nil
+}
+
+type checkpointing struct {
+	tx      pgx.Tx
+	machine berth.MachineID
+	report  berth.CheckpointReport
+
+	tenant berth.TenantID
+	ranks  int
+	keep   int
+}
+
+// lock takes the job's row and checks that the reporter's work is current.
+func (c *checkpointing) lock(ctx context.Context) error {
+	p := c.report
+	var attempt int
+	var state berth.State
+	err := c.tx.QueryRow(ctx, `
+		SELECT j.tenant, j.state, j.attempt, coalesce((s.spec ->> 'members')::int, 1), coalesce((s.spec -> 'checkpoint' ->> 'keep')::int, 2)
+		FROM jobs j
+		JOIN job_specs s ON s.job = j.id
+		WHERE j.id = @job
+		FOR NO KEY UPDATE OF j`, pgx.NamedArgs{"job": p.Job}).Scan(&c.tenant, &state, &attempt, &c.ranks, &c.keep)
+	if err != nil {
+		return err
+	}
+	var boot string
+	var epoch int64
+	var ours bool
+	err = c.tx.QueryRow(ctx, `
+		SELECT m.agent_boot, m.epoch, EXISTS (
+			SELECT 1 FROM allocations a
+			WHERE a.id = @alloc AND a.machine_id = m.id AND a.job = @job AND a.attempt = @attempt AND a.rank = @rank
+			  AND (a.state = 'active' OR a.state = 'exited' AND a.sealed_at IS NULL))
+		FROM machines m
+		WHERE m.id = @machine`,
+		pgx.NamedArgs{"machine": c.machine, "alloc": int64(p.Alloc), "job": p.Job, "attempt": p.Attempt, "rank": p.Rank}).Scan(&boot, &epoch, &ours)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return berth.Errorf(berth.CodeNotFound, "no such machine %s", c.machine)
+	case err != nil:
+		return err
+	case boot != p.AgentBoot || epoch != p.Epoch:
+		return berth.ErrStaleEpoch("machine %s: register again", c.machine)
+	case !ours || attempt != p.Attempt || state.Terminal():
+		return errStaleAttempt(p.Alloc)
+	}
+	return nil
+}
+
+// register stores the shard and reports whether it made the step whole.
+func (c *checkpointing) register(ctx context.Context) (bool, error) {
+	p := c.report
+	args := pgx.NamedArgs{
+		"job": p.Job, "step": p.Step, "attempt": p.Attempt, "rank": p.Rank, "ranks": c.ranks,
+		"manifest": p.Manifest, "sha256": p.SHA256, "bytes": p.Bytes,
+	}
+	var verified bool
+	var bytes int64
+	if _, err := c.tx.Exec(ctx, `
+		INSERT INTO checkpoints (job, step, attempt, ranks, state)
+		VALUES (@job, @step, @attempt, @ranks, 'partial')
+		ON CONFLICT DO NOTHING`, args); err != nil {
+		return false, err
+	}
+	if _, err := c.tx.Exec(ctx, `
+		INSERT INTO checkpoint_shards (job, step, attempt, rank, manifest, sha256, bytes)
+		VALUES (@job, @step, @attempt, @rank, @manifest, @sha256, @bytes)
+		ON CONFLICT DO NOTHING`, args); err != nil {
+		return false, err
+	}
+	err := c.tx.QueryRow(ctx, `
+		UPDATE checkpoints c
+		SET state = CASE WHEN s.n = c.ranks THEN 'verified' ELSE c.state END, bytes = s.bytes
+		FROM (
+			SELECT count(*) AS n, sum(bytes) AS bytes
+			FROM checkpoint_shards
+			WHERE job = @job AND step = @step AND attempt = @attempt
+		) s
+		WHERE c.job = @job AND c.step = @step AND c.attempt = @attempt AND c.state = 'partial'
+		RETURNING c.state = 'verified', c.bytes`, args).Scan(&verified, &bytes)
+	if errors.Is(err, pgx.ErrNoRows) { // repeated: it was whole before
+		return false, nil
+	}
+	if err != nil || !verified {
+		return false, err
+	}
+	// Infrastructure is forgiven what it spoiled before this step.
+	if _, err := c.tx.Exec(ctx, `UPDATE jobs SET has_checkpoint = true, losses = 0 WHERE id = @job`, args); err != nil {
+		return false, err
+	}
+	return true, addEvent(ctx, c.tx, p.Job, berth.EventCheckpoint, p.Attempt, AgentActor(c.machine), nil, fmt.Sprintf("step %d, %d bytes", p.Step, bytes))
+}
+
+// prune marks what is older than the newest that are kept, and what earlier
+// attempts left unfinished.
+func (c *checkpointing) prune(ctx context.Context) ([]PrunedShard, error) {
+	rows, err := c.tx.Query(ctx, `
+		WITH old AS (
+			SELECT step, attempt
+			FROM (
+				SELECT step, attempt, row_number() OVER (ORDER BY step DESC, attempt DESC) AS n
+				FROM checkpoints
+				WHERE job = @job AND state = 'verified'
+			) v
+			WHERE n > @keep
+			UNION ALL
+			SELECT step, attempt
+			FROM checkpoints
+			WHERE job = @job AND state = 'partial' AND attempt < @attempt
+		), pruned AS (
+			UPDATE checkpoints c
+			SET state = 'pruned'
+			FROM old
+			WHERE c.job = @job AND c.step = old.step AND c.attempt = old.attempt
+			RETURNING c.step, c.attempt
+		)
+		SELECT h.attempt, h.rank, h.step
+		FROM pruned p
+		JOIN checkpoint_shards h ON h.job = @job AND h.step = p.step AND h.attempt = p.attempt`,
+		pgx.NamedArgs{"job": c.report.Job, "attempt": c.report.Attempt, "keep": c.keep})
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (PrunedShard, error) {
+		s := PrunedShard{Tenant: c.tenant, Job: c.report.Job}
+		err := row.Scan(&s.Attempt, &s.Rank, &s.Step)
+		return s, err
+	})
+}
+
+// reject marks a step damaged, at once where damage is proved.
+func (c *checkpointing) reject(ctx context.Context) error {
+	p := c.report
+	var bad bool
+	err := c.tx.QueryRow(ctx, `
+		UPDATE checkpoints
+		SET failed_restores = failed_restores + 1,
+		    state = CASE WHEN NOT @failed OR failed_restores + 1 >= @most THEN 'bad' ELSE state END,
+		    detail = @detail
+		WHERE job = @job AND step = @step AND attempt = @of AND state = 'verified'
+		RETURNING state = 'bad'`,
+		pgx.NamedArgs{"job": p.Job, "step": p.Step, "of": p.OfAttempt, "failed": p.Failed, "most": maxFailedRestores, "detail": p.Bad}).Scan(&bad)
+	if errors.Is(err, pgx.ErrNoRows) || err == nil && !bad {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return addEvent(ctx, c.tx, p.Job, berth.EventCheckpointRejected, p.Attempt, AgentActor(c.machine), nil,
+		fmt.Sprintf("step %d of attempt %d: %s", p.Step, p.OfAttempt, p.Bad))
+}
+
+// ObjectAccess says what a machine wants with an object of a rank of a job.
+type ObjectAccess struct {
+	Tenant  berth.TenantID
+	Job     berth.JobID
+	Attempt int
+	Rank    int
+	Write   bool
+	Session Session // of a write
+}
+
+// AuthorizeObject lets a machine write under the attempt and rank it holds, in
+// its current session, and read whatever earlier attempts of that job stored. To every other object the
+// answer is that it does not exist.
+func (d *DB) AuthorizeObject(ctx context.Context, machine berth.MachineID, o ObjectAccess) error {
+	var ok bool
+	err := d.pool.QueryRow(ctx, `
+		SELECT EXISTS (
+			SELECT 1
+			FROM allocations a
+			JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
+			JOIN machines m ON m.id = a.machine_id AND (NOT @write OR m.agent_boot = @boot AND m.epoch = @epoch)
+			WHERE a.job = @job AND a.machine_id = @machine AND j.tenant = @tenant
+			  AND (a.state = 'active' OR a.state = 'exited' AND a.sealed_at IS NULL)
+			  AND (NOT @write OR a.attempt = @attempt AND a.rank = @rank))`,
+		pgx.NamedArgs{
+			"machine": machine, "tenant": string(o.Tenant), "job": o.Job, "attempt": o.Attempt, "rank": o.Rank, "write": o.Write,
+			"boot": o.Session.AgentBoot, "epoch": o.Session.Epoch,
+		}).Scan(&ok)
+	if err != nil {
+		return mapError(err, "object")
+	}
+	if !ok && o.Write {
+		if err := d.checkSession(ctx, machine, o.Session); err != nil {
+			return err
+		}
+	}
+	if !ok {
+		return berth.Errorf(berth.CodeNotFound, "no such object")
+	}
+	return nil
+}

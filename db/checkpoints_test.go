@@ -1,0 +1,176 @@
+package db_test
+
+import (
+	"fmt"
+	"testing"
+
+	"berth"
+	"berth/db"
+)
+
+func TestCheckpointsVerifyPruneAndReject(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id := s.submit(func(j *berth.JobSpec) {
+		j.Checkpoint = &berth.CheckpointPolicy{Path: "/checkpoint", Keep: 2}
+		*j = j.WithDefaults()
+	})
+	attempt := s.place(id, "m0")
+	a.mustClaim(id, attempt)
+	mustExec(t, s.pool, `UPDATE jobs SET losses = 7 WHERE id = $1`, id)
+	save := func(step int64, edit func(*berth.CheckpointReport)) ([]db.PrunedShard, error) {
+		p := berth.CheckpointReport{AgentBoot: a.boot, Epoch: a.epoch, Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt, OfAttempt: attempt,
+			Step: step, Manifest: fmt.Sprintf("m%d", step), SHA256: "x", Bytes: 10}
+		if edit != nil {
+			edit(&p)
+		}
+		return s.db.RegisterCheckpoint(t.Context(), a.machine, p)
+	}
+	for step := int64(1); step <= 3; step++ {
+		pruned, err := save(step, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := int(max(0, step-2)); len(pruned) != want {
+			t.Errorf("step %d pruned %v", step, pruned)
+		}
+	}
+	if _, err := save(3, nil); err != nil {
+		t.Errorf("registering twice: %v", err)
+	}
+	if j := s.job(id); j.Losses != 0 || len(j.Checkpoints) != 3 || j.Checkpoints[2].State != berth.CheckpointPruned {
+		t.Errorf("job has %d losses and checkpoints %+v", j.Losses, j.Checkpoints)
+	}
+	if e := lastEvent(s, id); e.Kind != berth.EventCheckpoint || e.Detail != "step 3, 10 bytes" {
+		t.Errorf("last event is %+v", e)
+	}
+	c := a.mustClaim(id, attempt)
+	if len(c.Restore) != 2 || c.Restore[0].Step != 3 || c.Restore[0].Manifest != "m3" || !c.HadCheckpoint {
+		t.Errorf("restore points are %+v", c.Restore)
+	}
+	if _, err := save(3, func(p *berth.CheckpointReport) { p.Bad = "sha256 differs" }); err != nil {
+		t.Fatal(err)
+	}
+	if e := lastEvent(s, id); e.Kind != berth.EventCheckpointRejected {
+		t.Errorf("last event is %+v", e)
+	}
+	for range 2 {
+		if c := a.mustClaim(id, attempt); len(c.Restore) != 1 {
+			t.Fatalf("restore points are %+v", c.Restore)
+		}
+		if _, err := save(2, func(p *berth.CheckpointReport) { p.Bad, p.Failed = "does not arrive whole", true }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c := a.mustClaim(id, attempt); len(c.Restore) != 0 || !c.HadCheckpoint {
+		t.Errorf("after two failed restores: %+v", c)
+	}
+	for name, edit := range map[string]func(*berth.CheckpointReport){
+		"an old attempt": func(p *berth.CheckpointReport) { p.Attempt = 0 },
+		"another rank":   func(p *berth.CheckpointReport) { p.Rank = 1 },
+	} {
+		if _, err := save(9, edit); !berth.IsSlug(err, berth.SlugStaleAttempt) {
+			t.Errorf("%s registers: %v", name, err)
+		}
+	}
+	if _, err := save(9, func(p *berth.CheckpointReport) { p.AgentBoot = "other" }); !berth.IsSlug(err, berth.SlugStaleEpoch) {
+		t.Errorf("another agent registers: %v", err)
+	}
+}
+
+func TestLogIsAppendedByCompare(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id := s.submit(nil)
+	attempt := s.place(id, "m0")
+	a.mustClaim(id, attempt)
+	alloc := s.alloc(id, attempt)
+	place, err := s.db.LogPlace(t.Context(), "m0", a.session(), alloc)
+	if err != nil || place.End != 0 {
+		t.Fatalf("place %+v, %v", place, err)
+	}
+	for _, c := range []struct{ off, end int64 }{{0, 100}, {0, 100}, {50, 100}, {100, 200}, {300, 200}} {
+		end, err := s.db.AppendLog(t.Context(), alloc, place, db.LogChunk{Offset: c.off, Bytes: 100, Lines: 2, FirstAt: ranAt, LastAt: ranAt})
+		if err != nil || end != c.end {
+			t.Errorf("append at %d: end %d, %v; want %d", c.off, end, err, c.end)
+		}
+	}
+	owner, chunks, err := s.db.LogChunks(t.Context(), "", id, attempt, 0, 100)
+	if err != nil || owner != "default" || len(chunks) != 1 || chunks[0].Offset != 100 {
+		t.Errorf("chunks of %s after 100: %+v, %v", owner, chunks, err)
+	}
+	if _, chunks, _ := s.db.LogChunks(t.Context(), "other", id, attempt, 0, 0); len(chunks) != 0 {
+		t.Error("another tenant reads the log")
+	}
+	if _, err := s.db.LogPlace(t.Context(), "m1", a.session(), alloc); !berth.IsSlug(err, berth.SlugStaleEpoch) {
+		t.Errorf("another machine's log: %v", err)
+	}
+}
+
+func TestObjectsAreReachedByTheirMachineAlone(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id := s.submit(nil)
+	attempt := s.place(id, "m0")
+	a.mustClaim(id, attempt)
+	ok := db.ObjectAccess{Tenant: "default", Job: id, Attempt: attempt, Write: true, Session: a.session()}
+	for _, c := range []struct {
+		name    string
+		machine berth.MachineID
+		edit    func(*db.ObjectAccess)
+		refused bool
+	}{
+		{"write under its own attempt", "m0", func(*db.ObjectAccess) {}, false},
+		{"read of an earlier attempt", "m0", func(o *db.ObjectAccess) { o.Write, o.Attempt = false, 0 }, false},
+		{"write under another attempt", "m0", func(o *db.ObjectAccess) { o.Attempt = 7 }, true},
+		{"write under another rank", "m0", func(o *db.ObjectAccess) { o.Rank = 1 }, true},
+		{"another machine", "m1", func(*db.ObjectAccess) {}, true},
+		{"another tenant's prefix", "m0", func(o *db.ObjectAccess) { o.Tenant = "other" }, true},
+		{"another job", "m0", func(o *db.ObjectAccess) { o.Job = s.submit(nil) }, true},
+	} {
+		o := ok
+		c.edit(&o)
+		if err := s.db.AuthorizeObject(t.Context(), c.machine, o); (err != nil) != c.refused {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+	a.report(id, attempt, berth.PhaseSealed, withExit(0))
+	if err := s.db.AuthorizeObject(t.Context(), "m0", ok); berth.CodeOf(err) != berth.CodeNotFound {
+		t.Errorf("after the seal: %v", err)
+	}
+}
+
+// F32: a step of a gang of which one shard is missing is no checkpoint, however
+// new it is.
+func TestF32StepWithoutEveryShardIsNeverRestored(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id := s.submit(func(j *berth.JobSpec) {
+		j.Members = 2
+		j.Checkpoint = &berth.CheckpointPolicy{Path: "/checkpoint", Keep: 3}
+	})
+	attempt := s.place(id, "m0", "m0")
+	s.claim(id, attempt, 0, 1)
+	s.run(id)
+	shard := func(rank int, step int64) {
+		t.Helper()
+		alloc := one[int64](s, `SELECT id FROM allocations WHERE job = $1 AND attempt = $2 AND rank = $3`, id, attempt, rank)
+		_, err := s.db.RegisterCheckpoint(t.Context(), "m0", berth.CheckpointReport{
+			AgentBoot: "agent1", Epoch: a.epoch, Alloc: berth.AllocationID(alloc), Job: id, Attempt: attempt, OfAttempt: attempt,
+			Rank: rank, Step: step, Manifest: "m", SHA256: "s", Bytes: 1,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	shard(0, 10)
+	shard(1, 10)
+	shard(0, 20)
+	if c := a.mustClaim(id, attempt); len(c.Restore) != 1 || c.Restore[0].Step != 10 {
+		t.Errorf("to be restored are %+v, want step 10 alone", c.Restore)
+	}
+}

@@ -1,0 +1,369 @@
+package db
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// Refusal is a decision that did not hold any more when it was to be committed.
+type Refusal struct {
+	Start berth.Start
+	Why   string
+}
+
+// Committed is what became of a batch of decisions.
+type Committed struct {
+	Started []berth.Start
+	Refused []Refusal // their rows should be read again
+}
+
+// CommitStarts makes decisions of the leader true: attempts, allocations, GPU
+// claims and the jobs' new state, in one transaction. Decisions whose job,
+// machine or room are not any more as they were planned are left out, gangs as
+// a whole, and returned; a term that is over is an error.
+//
+// It takes two round trips whatever the size of the batch: one locks and reads,
+// one writes and commits.
+func (d *DB) CommitStarts(ctx context.Context, term Term, starts []berth.Start) (Committed, error) {
+	if len(starts) == 0 {
+		return Committed{}, nil
+	}
+	c, err := d.commitStarts(ctx, term, starts)
+	if !isRefusal(err) {
+		return c, mapError(err, "commit of placements")
+	}
+	// A constraint knows something the checks do not. Halve the batch until the
+	// decision it objects to stands alone.
+	if len(starts) == 1 {
+		return Committed{Refused: []Refusal{{starts[0], err.Error()}}}, nil
+	}
+	d.log.Error("placement refused by a constraint", "starts", len(starts), "err", err)
+	first, err := d.CommitStarts(ctx, term, starts[:len(starts)/2])
+	if err != nil {
+		return first, err
+	}
+	second, err := d.CommitStarts(ctx, term, starts[len(starts)/2:])
+	return Committed{
+		Started: append(first.Started, second.Started...),
+		Refused: append(first.Refused, second.Refused...),
+	}, err
+}
+
+func (d *DB) commitStarts(ctx context.Context, term Term, starts []berth.Start) (c Committed, err error) {
+	conn, err := d.pool.Acquire(ctx)
+	if err != nil {
+		return c, err
+	}
+	defer conn.Release()
+	now, err := lockForStarts(ctx, conn.Conn(), term, starts)
+	if err == nil {
+		c = now.admit(starts)
+		err = writeStarts(ctx, conn.Conn(), term, c.Started, now.resume)
+	}
+	if err != nil {
+		rollback(ctx, conn.Conn())
+		return Committed{}, err
+	}
+	return c, nil
+}
+
+// rollback must work even when ctx is over, or the connection is lost to the
+// pool.
+func rollback(ctx context.Context, conn *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	_, _ = conn.Exec(ctx, "ROLLBACK")
+}
+
+// present is how the rows of a batch stand, under lock.
+type present struct {
+	jobs     map[berth.JobID]presentJob
+	machines map[berth.MachineID]*presentMachine
+	resume   map[berth.JobID]int64 // highest verified checkpoint
+}
+
+type presentJob struct {
+	version  int64
+	state    berth.State
+	attempt  int
+	held     bool
+	eligible bool
+	alone    bool // at_most_one: needs machines that fence
+}
+
+type presentMachine struct {
+	epoch  int64
+	state  berth.MachineState
+	fences bool
+	free   berth.Capacity
+	healed map[int]int64 // free milli of each healthy device
+}
+
+// lockForStarts begins the transaction, checks the term and locks jobs, then
+// machines, then devices, in id order.
+func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []berth.Start) (*present, error) {
+	p := &present{
+		jobs:     make(map[berth.JobID]presentJob, len(starts)),
+		machines: map[berth.MachineID]*presentMachine{},
+		resume:   map[berth.JobID]int64{},
+	}
+	jobs := make([]berth.JobID, 0, len(starts))
+	var again []berth.JobID // not for the first time: may have checkpoints
+	var machines, withGPUs []berth.MachineID
+	for _, s := range starts {
+		jobs = append(jobs, s.Job)
+		if s.Attempt > 1 {
+			again = append(again, s.Job)
+		}
+		for _, r := range s.Ranks {
+			if p.machines[r.Machine] == nil {
+				p.machines[r.Machine] = &presentMachine{}
+				machines = append(machines, r.Machine)
+			}
+			if len(r.GPUs) > 0 && p.machines[r.Machine].healed == nil {
+				p.machines[r.Machine].healed = map[int]int64{}
+				withGPUs = append(withGPUs, r.Machine)
+			}
+		}
+	}
+	var batch pgx.Batch
+	batch.Queue("BEGIN")
+	leads := false
+	batch.Queue(fence, term.args()).Query(func(rows pgx.Rows) error {
+		leads = rows.Next()
+		rows.Close()
+		return rows.Err()
+	})
+	batch.Queue(`
+		SELECT id, version, state, attempt, held, eligible_at <= clock_timestamp(), mode = 'exclusive'
+		FROM jobs
+		WHERE id = ANY($1::uuid[])
+		ORDER BY id
+		FOR NO KEY UPDATE`, jobs).Query(func(rows pgx.Rows) error {
+		var id berth.JobID
+		var j presentJob
+		_, err := pgx.ForEachRow(rows, []any{&id, &j.version, &j.state, &j.attempt, &j.held, &j.eligible, &j.alone}, func() error {
+			p.jobs[id] = j
+			return nil
+		})
+		return err
+	})
+	batch.Queue(`
+		SELECT id, epoch, state, fence_ms > 0, cpu_m - cpu_m_used, mem_mb - mem_mb_used, disk_mb - disk_mb_used, gpu_milli - gpu_milli_used
+		FROM machines
+		WHERE id = ANY($1)
+		ORDER BY id
+		FOR NO KEY UPDATE`, machines).Query(func(rows pgx.Rows) error {
+		var id berth.MachineID
+		var m presentMachine
+		_, err := pgx.ForEachRow(rows, []any{&id, &m.epoch, &m.state, &m.fences, &m.free.CPUMilli, &m.free.MemoryMiB, &m.free.DiskMiB, &m.free.GPUMilli}, func() error {
+			m.healed = p.machines[id].healed
+			*p.machines[id] = m
+			return nil
+		})
+		return err
+	})
+	if len(withGPUs) > 0 {
+		batch.Queue(`
+			SELECT machine_id, idx, healthy, 1000 - milli_used
+			FROM gpu_devices
+			WHERE machine_id = ANY($1)
+			ORDER BY machine_id, idx
+			FOR NO KEY UPDATE`, withGPUs).Query(func(rows pgx.Rows) error {
+			var id berth.MachineID
+			var idx int
+			var healthy bool
+			var free int64
+			_, err := pgx.ForEachRow(rows, []any{&id, &idx, &healthy, &free}, func() error {
+				if healthy {
+					p.machines[id].healed[idx] = free
+				}
+				return nil
+			})
+			return err
+		})
+	}
+	if len(again) > 0 {
+		batch.Queue(`
+			SELECT job, max(step)
+			FROM checkpoints
+			WHERE job = ANY($1::uuid[]) AND state = 'verified'
+			GROUP BY job`, again).Query(func(rows pgx.Rows) error {
+			var id berth.JobID
+			var step int64
+			_, err := pgx.ForEachRow(rows, []any{&id, &step}, func() error {
+				p.resume[id] = step
+				return nil
+			})
+			return err
+		})
+	}
+	if err := conn.SendBatch(ctx, &batch).Close(); err != nil {
+		return nil, err
+	}
+	if !leads {
+		return nil, term.errDeposed()
+	}
+	return p, nil
+}
+
+// admit takes the decisions that still hold, in order, each with the room that
+// those before it have left.
+func (p *present) admit(starts []berth.Start) Committed {
+	c := Committed{Started: make([]berth.Start, 0, len(starts))}
+	for _, s := range starts {
+		if err := p.take(s); err != nil {
+			c.Refused = append(c.Refused, Refusal{s, err.Error()})
+			continue
+		}
+		c.Started = append(c.Started, s)
+	}
+	return c
+}
+
+func (p *present) take(s berth.Start) error {
+	j, ok := p.jobs[s.Job]
+	switch {
+	case !ok:
+		return errors.New("the job is gone")
+	case j.version != s.Version:
+		return fmt.Errorf("the job is at version %d, not %d", j.version, s.Version)
+	case j.state != berth.Queued && j.state != berth.Retrying:
+		return fmt.Errorf("the job is %s", j.state)
+	case j.attempt != s.Attempt-1:
+		return fmt.Errorf("the job is at attempt %d, not %d", j.attempt, s.Attempt-1)
+	case j.held:
+		return errors.New("the job is held")
+	case !j.eligible:
+		return errors.New("the job is not eligible yet")
+	case len(s.Ranks) == 0:
+		return errors.New("the decision has no ranks")
+	}
+	for i, r := range s.Ranks {
+		if err := p.machines[r.Machine].take(r, j.alone); err != nil {
+			for _, undo := range s.Ranks[:i] {
+				p.machines[undo.Machine].give(undo)
+			}
+			return fmt.Errorf("rank %d on %s: %w", i, r.Machine, err)
+		}
+	}
+	delete(p.jobs, s.Job) // a second decision about the same job holds no more
+	return nil
+}
+
+func (m *presentMachine) take(r berth.Grant, alone bool) error {
+	switch {
+	case m.epoch != r.Epoch:
+		return fmt.Errorf("the machine is at epoch %d, not %d", m.epoch, r.Epoch)
+	case m.state != berth.MachineReady:
+		return fmt.Errorf("the machine is %s", m.state)
+	case alone && !m.fences:
+		return errors.New("the machine cannot fence at_most_one work any more")
+	case !r.Capacity.Fits(m.free):
+		return errors.New("there is no room any more")
+	}
+	for _, g := range r.GPUs {
+		if m.healed[g.Index] < g.Milli {
+			return fmt.Errorf("GPU %d is taken or not healthy", g.Index)
+		}
+	}
+	for _, g := range r.GPUs {
+		m.healed[g.Index] -= g.Milli
+	}
+	m.free = m.free.Sub(r.Capacity)
+	return nil
+}
+
+func (m *presentMachine) give(r berth.Grant) {
+	for _, g := range r.GPUs {
+		m.healed[g.Index] += g.Milli
+	}
+	m.free = m.free.Add(r.Capacity)
+}
+
+// writeStarts writes the admitted decisions, as many rows a statement as there
+// are, and commits.
+func writeStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []berth.Start, resume map[berth.JobID]int64) error {
+	if len(starts) == 0 {
+		_, err := conn.Exec(ctx, "ROLLBACK")
+		return err
+	}
+	a, r, g := columnsOf(starts, resume)
+	var batch pgx.Batch
+	batch.Queue(`
+		UPDATE jobs j
+		SET state = 'scheduled', version = j.version + 1, attempt = s.attempt, actor = 'leader', reason = NULL
+		FROM unnest($1::uuid[], $2::int[]) AS s(job, attempt)
+		WHERE j.id = s.job`, a.job, a.attempt)
+	batch.Queue(`
+		INSERT INTO attempts (job, attempt, leader_epoch, resume_from)
+		SELECT s.job, s.attempt, $3, s.resume
+		FROM unnest($1::uuid[], $2::int[], $4::bigint[]) AS s(job, attempt, resume)`, a.job, a.attempt, term.Epoch, a.resume)
+	batch.Queue(`
+		INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli)
+		SELECT *
+		FROM unnest($1::uuid[], $2::int[], $3::int[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[])`,
+		r.job, r.attempt, r.rank, r.machine, r.epoch, r.cpu, r.mem, r.disk, r.gpu)
+	if len(g.job) > 0 {
+		batch.Queue(`
+			INSERT INTO gpu_claims (alloc_id, machine_id, idx, milli)
+			SELECT a.id, a.machine_id, s.idx, s.milli
+			FROM unnest($1::uuid[], $2::int[], $3::int[], $4::int[], $5::bigint[]) AS s(job, attempt, rank, idx, milli)
+			JOIN allocations a ON a.job = s.job AND a.attempt = s.attempt AND a.rank = s.rank`,
+			g.job, g.attempt, g.rank, g.idx, g.milli)
+	}
+	batch.Queue("COMMIT")
+	return conn.SendBatch(ctx, &batch).Close()
+}
+
+// Columns of the rows to insert, for unnest.
+type (
+	attemptColumns struct {
+		job     []berth.JobID
+		attempt []int
+		resume  []*int64
+	}
+	rankColumns struct {
+		job                        []berth.JobID
+		attempt, rank              []int
+		machine                    []berth.MachineID
+		epoch, cpu, mem, disk, gpu []int64
+	}
+	claimColumns struct {
+		job                []berth.JobID
+		attempt, rank, idx []int
+		milli              []int64
+	}
+)
+
+// columnsOf orders the rows by job, so that index pages are touched once.
+func columnsOf(starts []berth.Start, resume map[berth.JobID]int64) (a attemptColumns, r rankColumns, g claimColumns) {
+	starts = slices.SortedFunc(slices.Values(starts), func(x, y berth.Start) int { return cmp.Compare(x.Job, y.Job) })
+	for _, s := range starts {
+		a.job, a.attempt = append(a.job, s.Job), append(a.attempt, s.Attempt)
+		var from *int64
+		if step, ok := resume[s.Job]; ok {
+			from = &step
+		}
+		a.resume = append(a.resume, from)
+		for i, rank := range s.Ranks {
+			r.job, r.attempt, r.rank = append(r.job, s.Job), append(r.attempt, s.Attempt), append(r.rank, i)
+			r.machine, r.epoch = append(r.machine, rank.Machine), append(r.epoch, rank.Epoch)
+			c := rank.Capacity
+			r.cpu, r.mem, r.disk, r.gpu = append(r.cpu, c.CPUMilli), append(r.mem, c.MemoryMiB), append(r.disk, c.DiskMiB), append(r.gpu, c.GPUMilli)
+			for _, d := range rank.GPUs {
+				g.job, g.attempt, g.rank = append(g.job, s.Job), append(g.attempt, s.Attempt), append(g.rank, i)
+				g.idx, g.milli = append(g.idx, d.Index), append(g.milli, d.Milli)
+			}
+		}
+	}
+	return a, r, g
+}

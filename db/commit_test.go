@@ -1,0 +1,229 @@
+package db_test
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth"
+	"berth/db"
+)
+
+// queued is a job that waits for the leader.
+func (s *stage) queued(edit func(*berth.JobSpec)) berth.JobID {
+	s.t.Helper()
+	id := s.submit(edit)
+	s.load(id)
+	return id
+}
+
+// start is a decision about a job as it stands now.
+func (s *stage) start(id berth.JobID, ranks ...berth.Grant) berth.Start {
+	s.t.Helper()
+	return berth.Start{
+		Job: id, Version: one[int64](s, `SELECT version FROM jobs WHERE id = $1`, id),
+		Attempt: one[int](s, `SELECT attempt + 1 FROM jobs WHERE id = $1`, id), Ranks: ranks,
+	}
+}
+
+// on grants one CPU and shares of devices.
+func on(machine string, shares ...berth.DeviceShare) berth.Grant {
+	g := berth.Grant{Machine: berth.MachineID(machine), Epoch: 1, Capacity: berth.Capacity{CPUMilli: 1000, MemoryMiB: 1024}, GPUs: shares}
+	for _, d := range shares {
+		g.Capacity.GPUMilli += d.Milli
+	}
+	return g
+}
+
+func (s *stage) commit(term db.Term, starts ...berth.Start) db.Committed {
+	s.t.Helper()
+	c, err := s.db.CommitStarts(s.t.Context(), term, starts)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return c
+}
+
+func (s *stage) mustRefuse(term db.Term, start berth.Start, why string) {
+	s.t.Helper()
+	c := s.commit(term, start)
+	if len(c.Started) != 0 || len(c.Refused) != 1 || !strings.Contains(c.Refused[0].Why, why) {
+		s.t.Errorf("started %v, refused %+v, want %q", c.Started, c.Refused, why)
+	}
+}
+
+func TestCommitWritesTheWholeAttempt(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	plain := s.queued(nil)
+	gang := s.queued(nil)
+	c := s.commit(term, s.start(plain, on("m1")),
+		s.start(gang, on("m0", berth.DeviceShare{Index: 0, Milli: 1000}, berth.DeviceShare{Index: 1, Milli: 1000}), on("m1", berth.DeviceShare{Index: 1, Milli: 250})))
+	if len(c.Started) != 2 || len(c.Refused) != 0 {
+		t.Fatalf("%+v", c)
+	}
+	j := s.job(gang)
+	if j.Status != berth.Scheduled || j.Attempt != 1 || j.ScheduledAt == nil {
+		t.Errorf("job %+v", j)
+	}
+	if e := lastEvent(s, gang); e.To != berth.Scheduled || e.Actor != "leader" || e.Attempt != 1 {
+		t.Errorf("event %+v", e)
+	}
+	if n := one[int64](s, `SELECT leader_epoch FROM attempts WHERE job = $1 AND attempt = 1 AND resume_from IS NULL`, gang); n != term.Epoch {
+		t.Errorf("leader epoch %d", n)
+	}
+	got := one[[]string](s, `SELECT array_agg(format('%s %s@%s cpu %s gpu %s: %s', a.rank, a.machine_id, a.machine_epoch, a.cpu_m, a.gpu_milli,
+		(SELECT string_agg(c.idx || '*' || c.milli, ' ' ORDER BY c.idx) FROM gpu_claims c WHERE c.alloc_id = a.id)) ORDER BY a.rank)
+		FROM allocations a WHERE job = $1 AND state = 'reserved'`, gang)
+	if diff := cmp.Diff([]string{"0 m0@1 cpu 1000 gpu 2000: 0*1000 1*1000", "1 m1@1 cpu 1000 gpu 250: 1*250"}, got); diff != "" {
+		t.Error(diff)
+	}
+	if c, gpus := used(t, s.pool, "m1"); c.CPUMilli != 2000 || gpus[1] != 250 {
+		t.Errorf("m1 uses %+v %v", c, gpus)
+	}
+}
+
+func TestCommitRefusesWhatDoesNotHoldAnyMore(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	id := s.queued(nil)
+	good := s.start(id, on("m0", berth.DeviceShare{Index: 0, Milli: 1000}))
+
+	stale := good
+	stale.Version--
+	s.mustRefuse(term, stale, "version")
+	skipping := good
+	skipping.Attempt++
+	s.mustRefuse(term, skipping, "attempt")
+	missing := good
+	missing.Job = jobB
+	s.mustRefuse(term, missing, "gone")
+	empty := good
+	empty.Ranks = nil
+	s.mustRefuse(term, empty, "no ranks")
+	other := on("m0")
+	other.Epoch = 2
+	s.mustRefuse(term, s.start(id, other), "epoch")
+	nowhere := on("m9")
+	s.mustRefuse(term, s.start(id, nowhere), "m9")
+	large := on("m0")
+	large.Capacity.CPUMilli = 4001
+	s.mustRefuse(term, s.start(id, large), "room")
+	s.mustRefuse(term, s.start(id, on("m0", berth.DeviceShare{Index: 7, Milli: 1000})), "GPU 7")
+
+	mustExec(t, s.pool, `UPDATE gpu_devices SET healthy = false WHERE machine_id = 'm0' AND idx = 0`)
+	s.mustRefuse(term, good, "GPU 0")
+	mustExec(t, s.pool, `UPDATE gpu_devices SET healthy = true`)
+	for _, state := range []string{"suspect", "draining", "joining", "lost"} {
+		mustExec(t, s.pool, `UPDATE machines SET state = $1 WHERE id = 'm0'`, state)
+		s.mustRefuse(term, good, state)
+	}
+	mustExec(t, s.pool, `UPDATE machines SET state = 'ready'`)
+	mustExec(t, s.pool, `UPDATE jobs SET held = true WHERE id = $1`, id)
+	s.mustRefuse(term, good, "held")
+	mustExec(t, s.pool, `UPDATE jobs SET held = false, eligible_at = now() + interval '1 hour' WHERE id = $1`, id)
+	s.mustRefuse(term, good, "eligible")
+	mustExec(t, s.pool, `UPDATE jobs SET eligible_at = now() WHERE id = $1`, id)
+	s.freed()
+
+	if c := s.commit(term, good, good); len(c.Started) != 1 || len(c.Refused) != 1 {
+		t.Errorf("the same decision twice: %+v", c)
+	}
+	s.mustRefuse(term, good, "version")
+}
+
+func TestCommitTakesAGangWholeOrNotAtAll(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	gang, single := s.queued(nil), s.queued(nil)
+	whole := []berth.DeviceShare{{Index: 0, Milli: 1000}, {Index: 1, Milli: 1000}}
+	c := s.commit(term,
+		s.start(gang, on("m0", whole...), on("m1", whole...), on("m1", whole[0])), // the third finds no room
+		s.start(single, on("m0", whole...)))
+	if len(c.Started) != 1 || c.Started[0].Job != single {
+		t.Fatalf("%+v", c)
+	}
+	if n := one[int](s, `SELECT count(*) FROM allocations WHERE job = $1`, gang); n != 0 {
+		t.Errorf("%d ranks of a refused gang", n)
+	}
+	if s.job(gang).Status != berth.Queued {
+		t.Error("the gang does not wait any more")
+	}
+}
+
+func TestCommitResumesFromTheNewestVerifiedCheckpoint(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	id, attempt := s.started(nil)
+	for step, state := range map[int]string{10: "verified", 20: "verified", 30: "bad", 40: "partial"} {
+		mustExec(t, s.pool, `INSERT INTO checkpoints (job, step, attempt, ranks, state) VALUES ($1, $2, $3, 1, $4)`, id, step, attempt, state)
+	}
+	s.orphan(id, attempt, 0)
+	s.settle(id, attempt)
+	mustExec(t, s.pool, `UPDATE jobs SET eligible_at = now() WHERE id = $1`, id)
+	if c := s.commit(term, s.start(id, on("m1"))); len(c.Started) != 1 {
+		t.Fatalf("%+v", c)
+	}
+	if step := one[int64](s, `SELECT resume_from FROM attempts WHERE job = $1 AND attempt = 2`, id); step != 20 {
+		t.Errorf("resumes from %d, want 20", step)
+	}
+}
+
+func TestOneDecisionAConstraintObjectsToDoesNotHoldUpTheOthers(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	var starts []berth.Start
+	for range 5 {
+		starts = append(starts, s.start(s.queued(nil), on("m0")))
+	}
+	starts = starts[:4] // m0 has four CPUs
+	// A rank that lives on although no attempt of the job does.
+	mustExec(t, s.pool, `INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli)
+		VALUES ($1, 77, 0, 'm1', 1, 1000, 1024, 0, 0)`, starts[2].Job)
+	c := s.commit(term, starts...)
+	if len(c.Started) != 3 || len(c.Refused) != 1 || c.Refused[0].Start.Job != starts[2].Job {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestTwoLeadersNeverShareADevice(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	var jobs []berth.JobID
+	for range 40 {
+		jobs = append(jobs, s.queued(nil))
+	}
+	var all sync.WaitGroup
+	for w := range 4 { // as if every one of them led
+		all.Go(func() {
+			for i, id := range jobs {
+				m := fmt.Sprintf("m%d", (i+w)%3)
+				start := berth.Start{Job: id, Version: 2, Attempt: 1, Ranks: []berth.Grant{
+					on(m, berth.DeviceShare{Index: i % 2, Milli: 500}), on(fmt.Sprintf("m%d", (i+w+1)%3)),
+				}}
+				if _, err := s.db.CommitStarts(t.Context(), term, []berth.Start{start}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if m := one[int](s, `SELECT max(milli_used) FROM gpu_devices`); m > 1000 {
+		t.Errorf("a device is used %d", m)
+	}
+	if list, err := s.db.Miscounts(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("counters %v, %v", list, err)
+	}
+	if n := one[int](s, `SELECT count(*) FROM (SELECT job FROM allocations GROUP BY job, attempt HAVING count(*) <> 2) x`); n != 0 {
+		t.Errorf("%d gangs are not whole", n)
+	}
+}

@@ -1,0 +1,171 @@
+package db
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"berth"
+)
+
+// DB is the truth: a pool of connections to Berth's PostgreSQL database. All
+// methods may be called concurrently.
+type DB struct {
+	pool  *pgxpool.Pool
+	vital *pgxpool.Pool // see Open
+	log   *slog.Logger
+	hub   *Hub
+
+	renewals renewals
+}
+
+// Options tune a DB.
+type Options struct {
+	MaxConns int32        // 0: 16
+	Logger   *slog.Logger // nil: discard
+}
+
+// vitalConns are set apart for what tells that machines and replicas live: the
+// machines' tokens, sessions and leases, and the beacon. However crowded the
+// other connections are, nobody is taken for dead because of it.
+const vitalConns = 4
+
+// Open connects to the database at url and checks that it answers. It does not
+// migrate; see Migrate.
+//
+// Beside MaxConns there are a few connections for leases alone.
+func Open(ctx context.Context, url string, o Options) (*DB, error) {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, fmt.Errorf("parse database url: %w", err)
+	}
+	cfg.MaxConns = 16
+	if o.MaxConns > 0 {
+		cfg.MaxConns = o.MaxConns
+	}
+	// A transaction that is left open holds back the feed of every process.
+	cfg.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = "5000"
+	cfg.ConnConfig.RuntimeParams["timezone"] = "UTC"
+	// Statements here are written so that one plan serves all values. Planning
+	// those with arrays anew each time cost as much as executing them.
+	cfg.ConnConfig.RuntimeParams["plan_cache_mode"] = "force_generic_plan"
+	cfg.ConnConfig.RuntimeParams["application_name"] = "berth"
+	cfg.ConnConfig.ConnectTimeout = 5 * time.Second
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("open database: %w", err)
+	}
+	if err := pool.Ping(ctx); err != nil {
+		pool.Close()
+		return nil, berth.Errorf(berth.CodeUnavailable, "database does not answer: %v", err)
+	}
+	cfg = cfg.Copy()
+	cfg.MaxConns = vitalConns
+	vital, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		pool.Close()
+		return nil, fmt.Errorf("open database: %w", err)
+	}
+	d := &DB{pool: pool, vital: vital, log: o.Logger}
+	d.hub = newHub(pool, o.Logger)
+	return d, nil
+}
+
+// Close waits for the connections in use and closes the pools.
+func (d *DB) Close() {
+	d.pool.Close()
+	d.vital.Close()
+}
+
+// Pool is the underlying pool, for tests and the schema's own tools.
+func (d *DB) Pool() *pgxpool.Pool { return d.pool }
+
+// Hub carries hints between processes; see Hub.
+func (d *DB) Hub() *Hub { return d.hub }
+
+// Ping reports whether the database answers.
+func (d *DB) Ping(ctx context.Context) error { return d.pool.Ping(ctx) }
+
+// Cluster returns the random identity of this database.
+func (d *DB) Cluster(ctx context.Context) (string, error) {
+	var id string
+	err := d.pool.QueryRow(ctx, `SELECT id FROM cluster`).Scan(&id)
+	return id, mapError(err, "cluster")
+}
+
+// tx runs f in one transaction (read committed) and commits if it returns nil.
+// Deadlocks and serialization failures are tried again, up to three times.
+func (d *DB) tx(ctx context.Context, f func(tx pgx.Tx) error) error {
+	var err error
+	for range 3 {
+		err = pgx.BeginFunc(ctx, d.pool, f)
+		if pg, ok := errors.AsType[*pgconn.PgError](err); !ok || pg.Code != "40P01" && pg.Code != "40001" {
+			return err
+		}
+		d.log.Warn("transaction tried again", "sqlstate", "40P01", "err", err)
+	}
+	return err
+}
+
+// SQLSTATEs this package maps to errors; BT… are raised by our own triggers.
+const (
+	sqlUniqueViolation       = "23505"
+	sqlCheckViolation        = "23514"
+	sqlInsufficientPrivilege = "42501"
+)
+
+// mapError turns driver errors into berth errors; what says what was asked for.
+func mapError(err error, what string) error {
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, pgx.ErrNoRows) {
+		return berth.Errorf(berth.CodeNotFound, "no such %s", what)
+	}
+	if _, ok := errors.AsType[*berth.Error](err); ok {
+		return err
+	}
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok {
+		if lost(err) {
+			return berth.Errorf(berth.CodeUnavailable, "%s: database does not answer: %v", what, err)
+		}
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	switch {
+	case pg.Code[:2] == "57" || pg.Code[:2] == "08" || pg.Code[:2] == "53":
+		return berth.Errorf(berth.CodeUnavailable, "%s: %s", what, pg.Message)
+	case pg.Code[:2] == "BT" || pg.Code == sqlUniqueViolation:
+		return berth.Errorf(berth.CodeConflict, "%s: %s", what, pg.Message)
+	case pg.Code[:2] == "22": // such as a NUL in a text
+		return berth.Errorf(berth.CodeInvalid, "%s: %s", what, pg.Message)
+	case pg.Code == sqlCheckViolation:
+		return berth.Errorf(berth.CodeCapacity, "%s: %s (%s)", what, pg.Message, pg.ConstraintName)
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// lost reports whether err is about the connection and not about what was asked.
+func lost(err error) bool {
+	_, connect := errors.AsType[*pgconn.ConnectError](err)
+	_, network := errors.AsType[*net.OpError](err)
+	return connect || network || pgconn.Timeout(err) || pgconn.SafeToRetry(err) ||
+		errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed)
+}
+
+// IsConstraint reports whether err is a violation of the named constraint.
+func IsConstraint(err error, name string) bool {
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && pg.ConstraintName == name
+}

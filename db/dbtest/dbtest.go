@@ -1,0 +1,136 @@
+package dbtest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"berth/db"
+	"berth/internal/postgres"
+)
+
+// shared is the cluster of this test process. Package state is right here and
+// nowhere else: tests of a package have no common owner to hold it.
+var shared struct {
+	once      sync.Once
+	cluster   *postgres.Cluster
+	err       error
+	migrate   sync.Once
+	migrated  error
+	databases atomic.Int64
+	pipe      *os.File // closed by the end of the process; see makeDir
+}
+
+// template is the migrated database that the others are copied from.
+const template = "berth_template"
+
+// URL returns a connection string for a fresh, migrated, empty database, which
+// is dropped when the test ends.
+func URL(t testing.TB) string {
+	t.Helper()
+	c := cluster(t)
+	shared.migrate.Do(func() { shared.migrated = migrateTemplate(c) })
+	if shared.migrated != nil {
+		t.Fatalf("dbtest: %v", shared.migrated)
+	}
+	url := create(t, c, template)
+	if err := run(url, "UPDATE cluster SET id = replace(gen_random_uuid()::text, '-', '')"); err != nil {
+		t.Fatalf("dbtest: give the copy an identity of its own: %v", err)
+	}
+	return url
+}
+
+// EmptyURL is URL without the migrations, for tests of the migrations.
+func EmptyURL(t testing.TB) string {
+	t.Helper()
+	return create(t, cluster(t), "template0")
+}
+
+// New returns a pool on a database as URL makes it. The pool is closed before
+// the database goes.
+func New(t testing.TB) *pgxpool.Pool {
+	t.Helper()
+	pool, err := pgxpool.New(context.Background(), URL(t))
+	if err != nil {
+		t.Fatalf("dbtest: %v", err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+func cluster(t testing.TB) *postgres.Cluster {
+	t.Helper()
+	shared.once.Do(func() { shared.cluster, shared.err = start() })
+	if shared.err != nil {
+		t.Fatalf("dbtest: %v", shared.err)
+	}
+	return shared.cluster
+}
+
+func start() (*postgres.Cluster, error) {
+	sweep()
+	dir, err := makeDir()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	return postgres.Start(ctx, postgres.Options{
+		Dir:            dir,
+		BinDir:         os.Getenv("PG_BINDIR"),
+		Volatile:       true,
+		SharedBuffers:  "64MB",
+		MaxConnections: 300,
+	})
+}
+
+func migrateTemplate(c *postgres.Cluster) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := c.CreateDatabase(ctx, template); err != nil {
+		return err
+	}
+	if err := db.Migrate(ctx, c.URL(template)); err != nil {
+		return fmt.Errorf("migrate the template database: %w", err)
+	}
+	return nil
+}
+
+// create copies the source database and drops the copy when the test ends,
+// whatever connections the test left open.
+func create(t testing.TB, c *postgres.Cluster, source string) string {
+	t.Helper()
+	name := fmt.Sprintf("test_%d", shared.databases.Add(1))
+	if err := admin(c, "CREATE DATABASE "+name+" TEMPLATE "+source); err != nil {
+		t.Fatalf("dbtest: create database: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := admin(c, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)"); err != nil {
+			t.Errorf("dbtest: drop database: %v", err)
+		}
+	})
+	return c.URL(name)
+}
+
+// admin runs one statement outside any test database. The test's own context
+// is over when its clean-up runs, so the statement has one of its own.
+func admin(c *postgres.Cluster, sql string) error { return run(c.URL("postgres"), sql) }
+
+func run(url, sql string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	_, err = conn.Exec(ctx, sql)
+	return err
+}

@@ -1,0 +1,79 @@
+package dbtest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// dirPrefix is followed by the owner's process id and a random part.
+const dirPrefix = "berth-dbtest-"
+
+// makeDir makes the cluster's folder and a reaper that removes it. A test
+// binary has no place to clean up in when its last test has run, and none at
+// all when it is killed, so a small shell waits at the end of a pipe: the pipe
+// closes when this process ends, and the shell removes the folder once the
+// server has finished its shutdown.
+func makeDir() (string, error) {
+	dir, err := os.MkdirTemp("", dirPrefix+strconv.Itoa(os.Getpid())+"-")
+	if err != nil {
+		return "", err
+	}
+	// The server's user has to walk in; what is inside has modes of its own.
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return "", err
+	}
+	const script = `read -r _
+n=0
+while [ -e "$1/data/postmaster.pid" ] && [ $n -lt 100 ]; do sleep 0.1; n=$((n+1)); done
+rm -rf -- "$1"`
+	r, w, err := os.Pipe()
+	if err != nil {
+		return "", err
+	}
+	reaper := exec.Command("/bin/sh", "-c", script, "sh", dir)
+	reaper.Stdin = r
+	reaper.Dir = "/"
+	reaper.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C on the tests must not reach it
+	err = reaper.Start()
+	_ = r.Close()
+	if err != nil {
+		return "", fmt.Errorf("start the reaper of %s: %w", dir, err)
+	}
+	// The write end stays open, and out of children (close-on-exec), for as long
+	// as the process lives: keep it from the garbage collector's finalizer.
+	shared.pipe = w
+	return dir, nil
+}
+
+// sweep removes the folders of test processes that ended together with their
+// reapers, as in a crash of the machine. It leaves what it cannot judge.
+func sweep() {
+	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"*")) // the pattern is well-formed
+	for _, dir := range dirs {
+		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(dir), dirPrefix), "-")
+		owner, err := strconv.Atoi(pid)
+		if err != nil || alive(owner) || serverAlive(dir) {
+			continue
+		}
+		_ = os.RemoveAll(dir)
+	}
+}
+
+func alive(pid int) bool {
+	return syscall.Kill(pid, 0) != syscall.ESRCH
+}
+
+func serverAlive(dir string) bool {
+	b, err := os.ReadFile(filepath.Join(dir, "data", "postmaster.pid"))
+	if err != nil {
+		return !os.IsNotExist(err)
+	}
+	line, _, _ := strings.Cut(string(b), "\n")
+	pid, err := strconv.Atoi(line)
+	return err != nil || alive(pid)
+}

@@ -1,0 +1,61 @@
+package db
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// Dispatch is what a job's workflow is started with.
+type Dispatch struct {
+	Job    berth.JobID
+	Tenant berth.TenantID
+	Kind   string
+	Name   string
+}
+
+// Submitted returns those of the jobs that are still submitted, so that their
+// workflow is to be started.
+func (d *DB) Submitted(ctx context.Context, ids []berth.JobID) ([]Dispatch, error) {
+	return d.dispatches(ctx, `
+		SELECT id, tenant, kind, name
+		FROM jobs
+		WHERE id = ANY(@ids) AND state = 'submitted'`,
+		pgx.NamedArgs{"ids": ids})
+}
+
+// SubmittedBefore returns the oldest jobs that have been submitted for longer
+// than age and wait for their workflow still.
+func (d *DB) SubmittedBefore(ctx context.Context, age time.Duration, limit int) ([]Dispatch, error) {
+	return d.dispatches(ctx, `
+		SELECT id, tenant, kind, name
+		FROM jobs
+		WHERE state = 'submitted' AND state_at < now() - @age::interval
+		ORDER BY state_at
+		LIMIT @limit`,
+		pgx.NamedArgs{"age": age, "limit": limit})
+}
+
+// Live returns those of the jobs that are not terminal, so that their workflow
+// ought to be open.
+func (d *DB) Live(ctx context.Context, ids []berth.JobID) ([]Dispatch, error) {
+	return d.dispatches(ctx, `
+		SELECT id, tenant, kind, name
+		FROM jobs
+		WHERE id = ANY(@ids) AND state NOT IN ('succeeded', 'failed', 'canceled')`,
+		pgx.NamedArgs{"ids": ids})
+}
+
+func (d *DB) dispatches(ctx context.Context, sql string, args pgx.NamedArgs) ([]Dispatch, error) {
+	rows, err := d.pool.Query(ctx, sql, args)
+	if err != nil {
+		return nil, mapError(err, "submitted jobs")
+	}
+	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (x Dispatch, err error) {
+		return x, row.Scan(&x.Job, &x.Tenant, &x.Kind, &x.Name)
+	})
+	return list, mapError(err, "submitted jobs")
+}

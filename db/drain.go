@@ -1,0 +1,79 @@
+package db
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// attemptRef names an attempt of a job.
+type attemptRef struct {
+	Job     berth.JobID
+	Attempt int
+}
+
+func (d *DB) attempts(ctx context.Context, sql string, args pgx.NamedArgs) ([]attemptRef, error) {
+	rows, err := d.pool.Query(ctx, sql, args)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[attemptRef])
+}
+
+// leaderOrders gives orders to ranks of several attempts, each in a transaction
+// of its own, and tells the machines and the jobs' histories. give is run on
+// the locked job while its attempt is current.
+func (d *DB) leaderOrders(ctx context.Context, term Term, refs []attemptRef, detail string, give func(pgx.Tx, lockedJob) ([]orderedRank, error)) (int, error) {
+	given := 0
+	for _, ref := range refs {
+		var told []orderedRank
+		err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+			told = nil
+			job, err := lockJob(ctx, tx, "", ref.Job, ref.Attempt)
+			if err != nil || job.Attempt != ref.Attempt || !job.State.HoldsCapacity() {
+				return err
+			}
+			if told, err = give(tx, job); err != nil || len(told) == 0 {
+				return err
+			}
+			var where []string
+			for _, r := range told {
+				where = append(where, fmt.Sprintf("rank %d on %s", r.rank, r.machine))
+			}
+			return addEvent(ctx, tx, job.ID, berth.EventOrdered, job.Attempt, "leader", nil, detail+": "+strings.Join(where, ", "))
+		})
+		if err != nil {
+			return given, mapError(err, "job "+string(ref.Job))
+		}
+		if len(told) > 0 {
+			given++
+			touched{job: ref.Job, machines: machines(told)}.publish(d.hub)
+		}
+	}
+	return given, nil
+}
+
+// DrainOverdue tells the jobs on draining machines whose deadline has passed to
+// save their work and stop, with their grace; they go back to the queue. It
+// returns how many it told.
+func (d *DB) DrainOverdue(ctx context.Context, term Term, limit int) (int, error) {
+	refs, err := d.attempts(ctx, `
+		SELECT DISTINCT a.job, a.attempt
+		FROM machines m
+		JOIN allocations a ON a.machine_id = m.id AND a.forgotten_at IS NULL
+		JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
+		WHERE m.state = 'draining' AND m.drain_deadline <= clock_timestamp()
+		  AND a.state = 'active' AND NOT a.orders ? 'stop' AND j.state IN ('scheduled', 'running')
+		ORDER BY 1
+		LIMIT @limit`, pgx.NamedArgs{"limit": limit})
+	if err != nil {
+		return 0, mapError(err, "draining machines")
+	}
+	return d.leaderOrders(ctx, term, refs, "checkpoint and stop, its machine is drained", func(tx pgx.Tx, job lockedJob) ([]orderedRank, error) {
+		return orderStop(ctx, tx, job, berth.Orders{Checkpoint: true, Stop: true})
+	})
+}

@@ -1,0 +1,268 @@
+package db
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// QueueJob is what placement must know of a job's row.
+type QueueJob struct {
+	ID            berth.JobID
+	Tenant        berth.TenantID
+	Class         string
+	Priority      int
+	Preemptible   bool
+	State         berth.State
+	Version       int64
+	Attempt       int
+	Held          bool
+	EligibleAt    time.Time
+	QueueDeadline *time.Time
+	SubmittedAt   time.Time
+	Avoid         []berth.MachineID
+	XID           uint64 // of the transaction that wrote it last
+}
+
+// PoolMachine is what placement must know of a machine's row.
+type PoolMachine struct {
+	ID     berth.MachineID
+	Epoch  int64
+	State  berth.MachineState
+	Pool   string
+	Region string
+	Site   string
+	Labels map[string]string
+	Total  berth.Capacity
+	Used   berth.Capacity
+	Fences bool // it can fence at_most_one work
+	GPUs   []PoolGPU
+	XID    uint64 // of the transaction that wrote it last
+}
+
+// PoolGPU is a device with its present use.
+type PoolGPU struct {
+	Index     int
+	Model     string
+	MemoryMiB int64
+	Healthy   bool
+	UsedMilli int64
+}
+
+// Cursor is how far a feed has been read.
+type Cursor uint64
+
+// Changes is what a feed brings: rows as they are now, in any state. A row may
+// come more than once.
+type Changes struct {
+	Next     Cursor    // where to read on
+	End      Cursor    // where it would be if no transaction were under way
+	Now      time.Time // the database's clock
+	Jobs     []QueueJob
+	Machines []PoolMachine
+}
+
+// Hinted names rows to read whether or not the feed has them: rows that a hint
+// names come sooner this way, since the feed waits for older transactions.
+type Hinted struct {
+	Jobs     []berth.JobID
+	Machines []berth.MachineID
+}
+
+const queueJobColumns = `
+	j.id, j.tenant, j.class, j.priority, j.preemptible, j.state, j.version, j.attempt,
+	j.held, j.eligible_at, j.queue_deadline, j.submitted_at, j.avoid, j.xid`
+
+const poolMachineColumns = `
+	m.id, m.epoch, m.state, m.pool, m.region, m.site, m.labels,
+	m.cpu_m, m.mem_mb, m.disk_mb, m.gpu_milli, m.cpu_m_used, m.mem_mb_used, m.disk_mb_used, m.gpu_milli_used, m.fence_ms > 0, m.xid`
+
+const feedPosition = `
+	SELECT pg_snapshot_xmin(pg_current_snapshot()), pg_snapshot_xmax(pg_current_snapshot()), clock_timestamp()`
+
+// The feed ends before the oldest transaction still running: whatever commits
+// later has an xid the next read begins with. A sequence would miss rows.
+const fedMachines = `
+	SELECT id FROM machines
+	WHERE xid >= @cursor AND xid < pg_snapshot_xmin(pg_current_snapshot())
+	UNION
+	SELECT unnest(@machines::text[])`
+
+// Feed returns what has changed since cursor, and the hinted rows.
+func (d *DB) Feed(ctx context.Context, cursor Cursor, hinted Hinted) (Changes, error) {
+	args := pgx.NamedArgs{"cursor": uint64(cursor), "jobs": hinted.Jobs, "machines": hinted.Machines}
+	var batch pgx.Batch
+	var c Changes
+	batch.Queue(feedPosition).QueryRow(func(row pgx.Row) error {
+		return row.Scan((*uint64)(&c.Next), (*uint64)(&c.End), &c.Now)
+	})
+	batch.Queue(`
+		SELECT `+queueJobColumns+`
+		FROM jobs j
+		WHERE j.xid >= @cursor AND j.xid < pg_snapshot_xmin(pg_current_snapshot())`, args).Query(func(rows pgx.Rows) error {
+		return collectJobs(rows, &c.Jobs)
+	})
+	if len(hinted.Jobs) > 0 {
+		batch.Queue(`
+			SELECT `+queueJobColumns+`
+			FROM jobs j
+			WHERE j.id = ANY(@jobs::uuid[])`, args).Query(func(rows pgx.Rows) error {
+			return collectJobs(rows, &c.Jobs)
+		})
+	}
+	batch.Queue(`
+		SELECT `+poolMachineColumns+`
+		FROM machines m
+		WHERE m.id IN (`+fedMachines+`)`, args).Query(func(rows pgx.Rows) error {
+		return collectMachines(rows, &c.Machines)
+	})
+	// A machine that changes between the two statements comes again.
+	batch.Queue(`
+		SELECT machine_id, idx, model, mem_mb, healthy, milli_used
+		FROM gpu_devices
+		WHERE machine_id IN (`+fedMachines+`)
+		ORDER BY machine_id, idx`, args).Query(func(rows pgx.Rows) error {
+		return collectGPUs(rows, c.Machines)
+	})
+	if err := d.pool.SendBatch(ctx, &batch).Close(); err != nil {
+		return Changes{}, mapError(err, "feed")
+	}
+	return c, nil
+}
+
+// LoadQueue returns every waiting job and every machine that is not retired, as
+// of one moment, and the cursor from which Feed goes on.
+func (d *DB) LoadQueue(ctx context.Context) (Changes, error) {
+	var c Changes
+	err := d.readTx(ctx, func(tx pgx.Tx) error {
+		var err error
+		if c, err = loadMachines(ctx, tx); err != nil {
+			return err
+		}
+		rows, err := tx.Query(ctx, `
+			SELECT `+queueJobColumns+`
+			FROM jobs j
+			WHERE j.state IN ('queued', 'retrying')`)
+		if err != nil {
+			return err
+		}
+		return collectJobs(rows, &c.Jobs)
+	})
+	return c, mapError(err, "load queue")
+}
+
+// LoadMachines is LoadQueue without the jobs.
+func (d *DB) LoadMachines(ctx context.Context) (Changes, error) {
+	var c Changes
+	err := d.readTx(ctx, func(tx pgx.Tx) error {
+		var err error
+		c, err = loadMachines(ctx, tx)
+		return err
+	})
+	return c, mapError(err, "load machines")
+}
+
+// readTx runs f on one snapshot of the database.
+func (d *DB) readTx(ctx context.Context, f func(tx pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, d.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, f)
+}
+
+func loadMachines(ctx context.Context, tx pgx.Tx) (Changes, error) {
+	var c Changes
+	err := tx.QueryRow(ctx, feedPosition).Scan((*uint64)(&c.Next), (*uint64)(&c.End), &c.Now)
+	if err != nil {
+		return c, err
+	}
+	rows, err := tx.Query(ctx, `
+		SELECT `+poolMachineColumns+`
+		FROM machines m
+		WHERE m.state <> 'retired'
+		ORDER BY m.id`)
+	if err != nil {
+		return c, err
+	}
+	if err := collectMachines(rows, &c.Machines); err != nil {
+		return c, err
+	}
+	rows, err = tx.Query(ctx, `
+		SELECT machine_id, idx, model, mem_mb, healthy, milli_used
+		FROM gpu_devices
+		ORDER BY machine_id, idx`)
+	if err != nil {
+		return c, err
+	}
+	return c, collectGPUs(rows, c.Machines)
+}
+
+// Requests returns the placement requests of classes. A class without a row is
+// left out.
+func (d *DB) Requests(ctx context.Context, classes []string) (map[string]berth.Request, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT class, request
+		FROM classes
+		WHERE class = ANY(@classes)`, pgx.NamedArgs{"classes": classes})
+	if err != nil {
+		return nil, mapError(err, "classes")
+	}
+	requests := make(map[string]berth.Request, len(classes))
+	var class string
+	var request berth.Request
+	_, err = pgx.ForEachRow(rows, []any{&class, &request}, func() error {
+		requests[class] = request
+		request = berth.Request{} // maps and slices are not shared between rows
+		return nil
+	})
+	return requests, mapError(err, "classes")
+}
+
+func collectJobs(rows pgx.Rows, into *[]QueueJob) error {
+	defer rows.Close()
+	for rows.Next() {
+		var j QueueJob
+		if err := rows.Scan(&j.ID, &j.Tenant, &j.Class, &j.Priority, &j.Preemptible, &j.State, &j.Version, &j.Attempt,
+			&j.Held, &j.EligibleAt, &j.QueueDeadline, &j.SubmittedAt, &j.Avoid, &j.XID); err != nil {
+			return fmt.Errorf("read job: %w", err)
+		}
+		*into = append(*into, j)
+	}
+	return rows.Err()
+}
+
+func collectMachines(rows pgx.Rows, into *[]PoolMachine) error {
+	defer rows.Close()
+	for rows.Next() {
+		var m PoolMachine
+		if err := rows.Scan(&m.ID, &m.Epoch, &m.State, &m.Pool, &m.Region, &m.Site, &m.Labels,
+			&m.Total.CPUMilli, &m.Total.MemoryMiB, &m.Total.DiskMiB, &m.Total.GPUMilli,
+			&m.Used.CPUMilli, &m.Used.MemoryMiB, &m.Used.DiskMiB, &m.Used.GPUMilli, &m.Fences, &m.XID); err != nil {
+			return fmt.Errorf("read machine: %w", err)
+		}
+		*into = append(*into, m)
+	}
+	return rows.Err()
+}
+
+// collectGPUs hangs devices on their machines; those of other machines are
+// skipped.
+func collectGPUs(rows pgx.Rows, machines []PoolMachine) error {
+	defer rows.Close()
+	byID := make(map[berth.MachineID]*PoolMachine, len(machines))
+	for i := range machines {
+		byID[machines[i].ID] = &machines[i]
+	}
+	for rows.Next() {
+		var id berth.MachineID
+		var g PoolGPU
+		if err := rows.Scan(&id, &g.Index, &g.Model, &g.MemoryMiB, &g.Healthy, &g.UsedMilli); err != nil {
+			return fmt.Errorf("read gpu: %w", err)
+		}
+		if m := byID[id]; m != nil {
+			m.GPUs = append(m.GPUs, g)
+		}
+	}
+	return rows.Err()
+}

@@ -1,0 +1,46 @@
+package db_test
+
+import (
+	"sync"
+	"testing"
+
+	"berth"
+	"berth/db"
+)
+
+func TestFirstTokenIsMadeOnce(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	secrets := make([]string, 8)
+	var wg sync.WaitGroup
+	for i := range secrets {
+		wg.Go(func() {
+			secret, err := s.db.FirstToken(t.Context(), "default", "admin")
+			if err != nil {
+				t.Error(err)
+			}
+			secrets[i] = secret
+		})
+	}
+	wg.Wait()
+	made := 0
+	for _, secret := range secrets {
+		if secret == "" {
+			continue
+		}
+		made++
+		p, err := s.db.Authenticate(t.Context(), secret)
+		if want := (db.Principal{TokenID: p.TokenID, Name: "admin", Tenant: "default", Role: berth.RoleAdmin}); err != nil || p != want {
+			t.Errorf("the token stands for %+v, %v", p, err)
+		}
+		if err := s.db.RevokeToken(t.Context(), p.TokenID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if made != 1 {
+		t.Errorf("%d tokens were made", made)
+	}
+	if again, err := s.db.FirstToken(t.Context(), "default", "admin"); err != nil || again == "" {
+		t.Errorf("no way back in after the last token was revoked: %v", err)
+	}
+}

@@ -1,0 +1,184 @@
+// Package history is what the rows of a Berth database say happened: plain
+// records, as the checker of package check reads them. Package db fills them,
+// from one snapshot and without taking a lock.
+//
+// The one rule to know: a record holds what a column held, and nothing that was
+// concluded from it. Names of JSON fields are those of the columns.
+package history
+
+import (
+	"time"
+
+	"berth"
+)
+
+// Cluster is what concerns no single job or machine.
+type Cluster struct {
+	ID      string      `json:"id"`
+	ReadAt  time.Time   `json:"read_at"` // the database's clock when its snapshot was taken
+	SameKey []SharedKey `json:"same_key"`
+}
+
+// SharedKey is an idempotency key that more than one job carries.
+type SharedKey struct {
+	Tenant berth.TenantID `json:"tenant"`
+	Key    string         `json:"key"`
+	Jobs   []berth.JobID  `json:"jobs"`
+}
+
+// Job is one job's row and all that hangs on it, in the order in which it was
+// written.
+type Job struct {
+	ID                berth.JobID    `json:"id"`
+	Tenant            berth.TenantID `json:"tenant"`
+	Kind              string         `json:"kind"`
+	State             berth.State    `json:"state"`
+	StateAt           time.Time      `json:"state_at"`
+	Version           int64          `json:"version"`
+	EventSeq          int64          `json:"event_seq"`
+	Attempt           int            `json:"attempt"`
+	Failures          int            `json:"failures"`
+	Losses            int            `json:"losses"`
+	Preemptions       int            `json:"preemptions"`
+	Mode              string         `json:"mode"` // fenced or exclusive
+	GraceMS           int64          `json:"grace_ms"`
+	LostAfterMS       int64          `json:"lost_after_ms"`
+	CancelRequestedAt *time.Time     `json:"cancel_requested_at"`
+	SubmittedAt       time.Time      `json:"submitted_at"`
+	FinishedAt        *time.Time     `json:"finished_at"`
+
+	HasSpec     bool         `json:"has_spec"`
+	Members     int          `json:"members"` // ranks of an attempt
+	Events      []Event      `json:"events"`
+	Attempts    []Attempt    `json:"attempts"`
+	Allocations []Allocation `json:"allocations"` // by attempt and rank
+	Checkpoints []Checkpoint `json:"checkpoints"`
+}
+
+// Event is a row of job_events.
+type Event struct {
+	Seq     int64           `json:"seq"`
+	At      time.Time       `json:"at"`
+	Kind    berth.EventKind `json:"kind"`
+	From    berth.State     `json:"from_state"`
+	To      berth.State     `json:"to_state"`
+	Attempt int             `json:"attempt"`
+	Actor   string          `json:"actor"`
+	Reason  *berth.Reason   `json:"reason"`
+	Detail  string          `json:"detail"`
+}
+
+// Attempt is a row of attempts.
+type Attempt struct {
+	Attempt     int           `json:"attempt"`
+	LeaderEpoch int64         `json:"leader_epoch"`
+	PlacedAt    time.Time     `json:"placed_at"`
+	StartedAt   *time.Time    `json:"started_at"`
+	EndedAt     *time.Time    `json:"ended_at"`
+	Outcome     *berth.Reason `json:"outcome"`
+	NextState   berth.State   `json:"next_state"`
+	Budget      berth.Budget  `json:"budget"` // "" while not settled, and before budgets were recorded
+	ResumeFrom  *int64        `json:"resume_from"`
+}
+
+// Allocation is a row of allocations with its GPU claims. The numbers of the
+// ledger order what happened on a machine; 0 is not yet, or not recorded.
+type Allocation struct {
+	ID           berth.AllocationID    `json:"id"`
+	Job          berth.JobID           `json:"job"`
+	Attempt      int                   `json:"attempt"`
+	Rank         int                   `json:"rank"`
+	Machine      berth.MachineID       `json:"machine_id"`
+	MachineEpoch int64                 `json:"machine_epoch"`
+	CPUMilli     int64                 `json:"cpu_m"`
+	MemoryMiB    int64                 `json:"mem_mb"`
+	DiskMiB      int64                 `json:"disk_mb"`
+	GPUMilli     int64                 `json:"gpu_milli"`
+	State        berth.AllocationState `json:"state"`
+	Orders       berth.Orders          `json:"orders"`
+	StopBy       *time.Time            `json:"stop_by"`
+	Exit         *berth.Exit           `json:"exit"`
+	ReservedAt   time.Time             `json:"reserved_at"`
+	ClaimedAt    *time.Time            `json:"claimed_at"`
+	StartedAt    *time.Time            `json:"started_at"`
+	ExitedAt     *time.Time            `json:"exited_at"`
+	SealedAt     *time.Time            `json:"sealed_at"`
+	OrphanedAt   *time.Time            `json:"orphaned_at"`
+	ReleasedAt   *time.Time            `json:"released_at"`
+	TakenSeq     int64                 `json:"taken_seq"`
+	OrphanedSeq  int64                 `json:"orphaned_seq"`
+	FreedSeq     int64                 `json:"freed_seq"`
+	FreedFrom    berth.AllocationState `json:"freed_from"`
+	FreedBy      string                `json:"freed_by"` // agent, boot, provider, operator, unclaimed, hold
+	GPUs         []Claim               `json:"gpus"`
+}
+
+// Counts reports whether the allocation counts against its machine now.
+func (a Allocation) Counts() bool {
+	switch a.State {
+	case berth.AllocReserved, berth.AllocActive, berth.AllocKept, berth.AllocOrphaned:
+		return true
+	case berth.AllocExited, berth.AllocReleased:
+		return false
+	default:
+		panic("unknown allocation state " + string(a.State))
+	}
+}
+
+// Claim is a row of gpu_claims.
+type Claim struct {
+	Index int   `json:"idx"`
+	Milli int64 `json:"milli"` // 1000 is the whole device
+}
+
+// Checkpoint is a row of checkpoints, with how many shards it has.
+type Checkpoint struct {
+	Step           int64                 `json:"step"`
+	Attempt        int                   `json:"attempt"`
+	Ranks          int                   `json:"ranks"`
+	State          berth.CheckpointState `json:"state"`
+	FailedRestores int                   `json:"failed_restores"`
+	Shards         int                   `json:"shards"`
+}
+
+// Whole reports whether every rank's shard was registered: the checkpoint was
+// verified at some time, whatever became of it.
+func (c Checkpoint) Whole() bool { return c.Shards >= c.Ranks }
+
+// Machine is one machine's row, its own history, and what was ever taken on it.
+type Machine struct {
+	ID       berth.MachineID    `json:"id"`
+	State    berth.MachineState `json:"state"`
+	Epoch    int64              `json:"epoch"`
+	CPUUsed  int64              `json:"cpu_m_used"`
+	MemUsed  int64              `json:"mem_mb_used"`
+	DiskUsed int64              `json:"disk_mb_used"`
+	GPUUsed  int64              `json:"gpu_milli_used"`
+
+	GPUs        []GPU          `json:"gpus"`
+	Events      []MachineEvent `json:"events"`      // by number of the ledger
+	Allocations []Allocation   `json:"allocations"` // by number of the ledger
+}
+
+// GPU is a row of gpu_devices.
+type GPU struct {
+	Index     int    `json:"idx"`
+	UUID      string `json:"uuid"`
+	MilliUsed int64  `json:"milli_used"`
+}
+
+// MachineEvent is a row of machine_events: what a machine, or one device of it,
+// was from that number of the ledger on.
+type MachineEvent struct {
+	Seq       int64     `json:"seq"`
+	At        time.Time `json:"at"`
+	GPU       *int      `json:"gpu"`   // nil: the machine itself
+	State     string    `json:"state"` // of the machine; healthy or unhealthy of a device
+	Reason    string    `json:"reason"`
+	Epoch     int64     `json:"epoch"`
+	HostBoot  string    `json:"host_boot"`
+	CPUMilli  int64     `json:"cpu_m"`
+	MemoryMiB int64     `json:"mem_mb"`
+	DiskMiB   int64     `json:"disk_mb"`
+	GPUMilli  int64     `json:"gpu_milli"`
+}

@@ -1,0 +1,49 @@
+package db_test
+
+import (
+	"testing"
+	"time"
+
+	"berth"
+	"berth/db"
+)
+
+// After a restore or a failover nothing that was given in the lost tail is given
+// again, and whoever led before does not any more.
+func TestF15IDsAndTermsLeapInANewIncarnation(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	for range 2 { // the first look only notes what it sees
+		if n, leapt, err := s.db.Incarnate(t.Context()); err != nil || n != 1 || leapt {
+			t.Fatalf("incarnation %d, leapt %v, %v", n, leapt, err)
+		}
+	}
+	id := s.submit(nil)
+	before := s.alloc(id, s.place(id, "m0"))
+	lease := s.db.OpenLease(db.LeaseLeader, "a")
+	term, ok, err := lease.Acquire(t.Context(), time.Hour)
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	s.ago(`UPDATE cluster SET system = 'another/1'`)
+	if n, leapt, err := s.db.Incarnate(t.Context()); err != nil || n != 2 || !leapt {
+		t.Fatalf("incarnation %d, leapt %v, %v", n, leapt, err)
+	}
+	if n, leapt, err := s.db.Incarnate(t.Context()); err != nil || n != 2 || leapt {
+		t.Errorf("again: incarnation %d, leapt %v, %v", n, leapt, err)
+	}
+	next := s.submit(nil)
+	if after := s.alloc(next, s.place(next, "m1")); after < before+1_000_000 {
+		t.Errorf("allocation %d follows %d", after, before)
+	}
+	if _, err := s.db.KillStray(t.Context(), term, 10); err != nil {
+		t.Fatal(err) // there is none, so nothing was written
+	}
+	if _, err := s.db.CommitStarts(t.Context(), term, []berth.Start{{Job: id}}); !berth.IsSlug(err, berth.SlugStaleEpoch) {
+		t.Errorf("the old term commits: %v", err)
+	}
+	again, ok, err := lease.Acquire(t.Context(), time.Hour)
+	if err != nil || !ok || again.Epoch < term.Epoch+1_000_000 {
+		t.Errorf("the next term is %d after %d: %v", again.Epoch, term.Epoch, err)
+	}
+}

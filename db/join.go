@@ -1,0 +1,110 @@
+package db
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// SlugMachineExists is the stable code for joining under a name in use.
+const SlugMachineExists = "machine_exists"
+
+// Join trades a join token for a machine's own token, which is returned once.
+// The join token is spent by it. A name is free if it is new, retired, never
+// came as far as registering, or silent with nothing left on it; a live
+// machine's name is refused, because two hosts under one name would void what
+// a new boot id proves.
+func (d *DB) Join(ctx context.Context, joinToken string, machine berth.MachineID) (token, cluster string, err error) {
+	joinID, sum, ok := tokenID(joinTokenPrefix, joinToken)
+	if !ok {
+		return "", "", errUnauthorized()
+	}
+	id, token, hash := mintToken(tokenPrefix)
+	err = d.tx(ctx, func(tx pgx.Tx) error {
+		args := pgx.NamedArgs{"join": joinID, "machine": machine, "id": id, "name": "agent:" + string(machine), "hash": hash}
+		if err := spendJoinToken(ctx, tx, sum, args); err != nil {
+			return err
+		}
+		if err := takeMachineName(ctx, tx, args); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `
+			WITH old AS (
+				UPDATE tokens SET revoked_at = now()
+				WHERE machine_id = @machine AND revoked_at IS NULL
+			)
+			INSERT INTO tokens (id, tenant, name, role, machine_id, sha256)
+			VALUES (@id, '', @name, 'machine', @machine, @hash)`, args)
+		if err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, `SELECT id FROM cluster`).Scan(&cluster)
+	})
+	if err != nil {
+		return "", "", mapError(err, "machine "+string(machine))
+	}
+	d.hub.Publish(TopicQueue, "")
+	return token, cluster, nil
+}
+
+// spendJoinToken marks the token used. The hash is compared in constant time,
+// as in Authenticate.
+func spendJoinToken(ctx context.Context, tx pgx.Tx, sum []byte, args pgx.NamedArgs) error {
+	var stored []byte
+	err := tx.QueryRow(ctx, `
+		SELECT sha256
+		FROM join_tokens
+		WHERE id = @join AND used_at IS NULL AND expires_at > now()
+		FOR UPDATE`, args).Scan(&stored)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return errUnauthorized()
+	}
+	if err != nil {
+		return err
+	}
+	if subtle.ConstantTimeCompare(stored, sum) != 1 {
+		return errUnauthorized()
+	}
+	_, err = tx.Exec(ctx, `UPDATE join_tokens SET used_by = @machine, used_at = now() WHERE id = @join`, args)
+	return err
+}
+
+func takeMachineName(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs) error {
+	var free bool
+	err := tx.QueryRow(ctx, `
+		SELECT m.state = 'retired' OR m.host_boot = '' OR (
+			NOT EXISTS (SELECT 1 FROM allocations a WHERE a.machine_id = m.id AND counts(a.state))
+			AND NOT EXISTS (SELECT 1 FROM machine_leases l WHERE l.machine_id = m.id AND l.until > now()))
+		FROM machines m
+		WHERE m.id = @machine
+		FOR NO KEY UPDATE OF m`, args).Scan(&free)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		free = true
+	case err != nil:
+		return err
+	}
+	if !free {
+		return &berth.Error{Code: berth.CodeConflict, Slug: SlugMachineExists,
+			Message: "a machine of this name is in service; join under another name, or retire that one first"}
+	}
+	_, err = tx.Exec(ctx, `
+		INSERT INTO machines (id, pool, labels, state)
+		SELECT @machine, pool, labels, 'joining' FROM join_tokens WHERE id = @join
+		ON CONFLICT (id) DO UPDATE
+		SET pool = excluded.pool,
+		    labels = excluded.labels,
+		    state = 'joining',
+		    reason = '',
+		    epoch = machines.epoch + 1,
+		    host_boot = '',
+		    agent_boot = '',
+		    drain_reason = NULL,
+		    drain_deadline = NULL,
+		    pending_kills = '{}'`, args)
+	return err
+}

@@ -1,0 +1,63 @@
+package db
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// JoinTokenTTL is how long a join token is good for unless asked otherwise.
+const JoinTokenTTL = 10 * time.Minute
+
+const joinTokenDocument = `jsonb_strip_nulls(jsonb_build_object(
+			'id', id, 'pool', pool, 'labels', labels, 'created_by', created_by, 'created_at', created_at,
+			'expires_at', expires_at, 'used_by', used_by, 'used_at', used_at))`
+
+// CreateJoinToken makes a join token and returns it with its secret, which is
+// nowhere stored.
+func (d *DB) CreateJoinToken(ctx context.Context, n berth.NewJoinToken, actor string) (berth.JoinToken, error) {
+	if n.TTL == 0 {
+		n.TTL = berth.Duration(JoinTokenTTL)
+	}
+	id, text, sum := mintToken(joinTokenPrefix)
+	rows, err := d.pool.Query(ctx, `
+		INSERT INTO join_tokens (id, sha256, pool, labels, created_by, expires_at)
+		VALUES (@id, @sha256, @pool, @labels, @actor, now() + @ttl_ms::bigint * interval '1 millisecond')
+		RETURNING `+joinTokenDocument,
+		pgx.NamedArgs{"id": id, "sha256": sum, "pool": n.Pool, "labels": nonNil(n.Labels), "actor": actor, "ttl_ms": n.TTL.Std().Milliseconds()})
+	if err != nil {
+		return berth.JoinToken{}, mapError(err, "join token")
+	}
+	t, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[berth.JoinToken])
+	if err != nil {
+		return berth.JoinToken{}, mapError(err, "join token")
+	}
+	t.Secret = text
+	return t, nil
+}
+
+// JoinTokens lists join tokens, oldest first.
+func (d *DB) JoinTokens(ctx context.Context) ([]berth.JoinToken, error) {
+	rows, err := d.pool.Query(ctx, `SELECT `+joinTokenDocument+` FROM join_tokens ORDER BY created_at, id`)
+	if err != nil {
+		return nil, mapError(err, "join tokens")
+	}
+	tokens, err := pgx.CollectRows(rows, pgx.RowTo[berth.JoinToken])
+	return tokens, mapError(err, "join tokens")
+}
+
+// RevokeJoinToken makes a join token useless. One that was used stays used.
+func (d *DB) RevokeJoinToken(ctx context.Context, id string) error {
+	tag, err := d.pool.Exec(ctx, `
+		UPDATE join_tokens
+		SET expires_at = least(expires_at, now())
+		WHERE id = @id`,
+		pgx.NamedArgs{"id": id})
+	if err == nil && tag.RowsAffected() == 0 {
+		err = pgx.ErrNoRows
+	}
+	return mapError(err, "join token "+id)
+}

@@ -1,0 +1,211 @@
+package db
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+	"berth/db/history"
+)
+
+// Rows that a page of the history holds at once.
+const (
+	historyJobs   = 200
+	historyAllocs = 2000
+)
+
+// History reads what happened, as of one moment: a connection of its own in one
+// read-only transaction. It takes no lock that anybody waits for, and no
+// transaction id, so that it does not hold back the feed; it does hold back
+// VACUUM while it is open, as any reader does. A standby serves as well.
+//
+// It is for one goroutine.
+type History struct {
+	conn *pgx.Conn
+	tx   pgx.Tx
+}
+
+// OpenHistory connects to the database at url and takes the snapshot.
+func OpenHistory(ctx context.Context, url string) (*History, error) {
+	cfg, err := pgx.ParseConfig(url)
+	if err != nil {
+		return nil, fmt.Errorf("parse database url: %w", err)
+	}
+	cfg.RuntimeParams["timezone"] = "UTC"
+	cfg.RuntimeParams["application_name"] = "berth-check"
+	cfg.RuntimeParams["default_transaction_read_only"] = "on"
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return nil, mapError(err, "history")
+	}
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
+	if err != nil {
+		_ = conn.Close(context.WithoutCancel(ctx))
+		return nil, mapError(err, "history")
+	}
+	return &History{conn, tx}, nil
+}
+
+// Close ends the snapshot.
+func (h *History) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	return h.conn.Close(ctx)
+}
+
+// Cluster returns what concerns no single job or machine.
+func (h *History) Cluster(ctx context.Context) (history.Cluster, error) {
+	c, err := document1[history.Cluster](ctx, h.tx, `
+		SELECT jsonb_build_object('id', c.id, 'read_at', clock_timestamp(), 'same_key', coalesce((
+			SELECT jsonb_agg(to_jsonb(k))
+			FROM (
+				SELECT tenant, idem_key AS key, array_agg(id ORDER BY id) AS jobs
+				FROM jobs
+				WHERE idem_key IS NOT NULL
+				GROUP BY tenant, idem_key
+				HAVING count(*) > 1
+			) k), '[]'))
+		FROM cluster c`)
+	return c, mapError(err, "cluster")
+}
+
+// Jobs hands over every job that is not archived, and ended after since if it
+// ended: a page of them at a time, so that memory does not grow with their
+// number.
+func (h *History) Jobs(ctx context.Context, since time.Time, each func(history.Job) error) error {
+	after := "00000000-0000-0000-0000-000000000000"
+	for {
+		jobs, err := documents[history.Job](ctx, h.tx, `
+			SELECT to_jsonb(j) || jsonb_build_object(
+				'has_spec', s.job IS NOT NULL,
+				'members', coalesce((s.spec ->> 'members')::int, 1),
+				'events', coalesce((SELECT jsonb_agg(to_jsonb(e) ORDER BY e.seq) FROM job_events e WHERE e.job = j.id), '[]'),
+				'attempts', coalesce((SELECT jsonb_agg(to_jsonb(t) ORDER BY t.attempt) FROM attempts t WHERE t.job = j.id), '[]'),
+				'allocations', coalesce((SELECT jsonb_agg(`+allocationRecord+` ORDER BY a.attempt, a.rank) FROM allocations a WHERE a.job = j.id), '[]'),
+				'checkpoints', coalesce((
+					SELECT jsonb_agg(to_jsonb(c) || jsonb_build_object('shards', (
+						SELECT count(*) FROM checkpoint_shards h
+						WHERE h.job = c.job AND h.step = c.step AND h.attempt = c.attempt)) ORDER BY c.attempt, c.step)
+					FROM checkpoints c
+					WHERE c.job = j.id), '[]'))
+			FROM jobs j
+			LEFT JOIN job_specs s ON s.job = j.id
+			WHERE j.id > @after::uuid AND (j.finished_at IS NULL OR j.finished_at >= @since)
+			ORDER BY j.id
+			LIMIT @limit`, pgx.NamedArgs{"after": after, "since": since, "limit": historyJobs})
+		if err != nil {
+			return mapError(err, "jobs")
+		}
+		for _, j := range jobs {
+			if err := each(j); err != nil {
+				return err
+			}
+			after = string(j.ID)
+		}
+		if len(jobs) < historyJobs {
+			return nil
+		}
+	}
+}
+
+// allocationRecord is a history.Allocation of a row a.
+const allocationRecord = `to_jsonb(a) || jsonb_build_object('gpus', coalesce((
+	SELECT jsonb_agg(to_jsonb(g) ORDER BY g.idx) FROM gpu_claims g WHERE g.alloc_id = a.id), '[]'))`
+
+// Machines hands over every machine with what was taken on it, in the order of
+// the ledger: what was free again before since is left out. It holds one
+// machine's at a time; the database sorts them, on disk if they are many.
+func (h *History) Machines(ctx context.Context, since time.Time, each func(history.Machine) error) error {
+	rows, err := h.tx.Query(ctx, `SELECT id FROM machines ORDER BY id COLLATE "C"`)
+	if err != nil {
+		return mapError(err, "machines")
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[berth.MachineID])
+	if err != nil {
+		return mapError(err, "machines")
+	}
+	_, err = h.tx.Exec(ctx, `
+		DECLARE taken NO SCROLL CURSOR FOR
+		SELECT `+allocationRecord+`
+		FROM allocations a
+		WHERE counts(a.state) OR coalesce(a.exited_at, a.released_at, 'infinity') >= `+literal(since)+`
+		ORDER BY a.machine_id COLLATE "C", a.taken_seq NULLS FIRST, a.id`)
+	if err != nil {
+		return mapError(err, "allocations")
+	}
+	var page, taken []history.Allocation
+	for _, id := range ids {
+		taken = nil
+		for {
+			for len(page) > 0 && page[0].Machine == id {
+				taken, page = append(taken, page[0]), page[1:]
+			}
+			if len(page) > 0 {
+				break
+			}
+			if page, err = documents[history.Allocation](ctx, h.tx, fmt.Sprintf(`FETCH %d FROM taken`, historyAllocs)); err != nil {
+				return mapError(err, "allocations")
+			}
+			if len(page) == 0 {
+				break
+			}
+		}
+		m, err := h.machine(ctx, id)
+		if err != nil {
+			return mapError(err, "machine "+string(id))
+		}
+		m.Allocations = taken
+		if err := each(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h *History) machine(ctx context.Context, id berth.MachineID) (history.Machine, error) {
+	return document1[history.Machine](ctx, h.tx, `
+		SELECT to_jsonb(m) || jsonb_build_object(
+			'gpus', coalesce((SELECT jsonb_agg(to_jsonb(g) ORDER BY g.idx) FROM gpu_devices g WHERE g.machine_id = m.id), '[]'),
+			'events', coalesce((SELECT jsonb_agg(to_jsonb(e) ORDER BY e.seq) FROM machine_events e WHERE e.machine_id = m.id), '[]'))
+		FROM machines m
+		WHERE m.id = $1`, id)
+}
+
+// Missing returns those of the jobs of which there is no row, not even in the
+// archive.
+func (h *History) Missing(ctx context.Context, ids []berth.JobID) ([]berth.JobID, error) {
+	rows, err := h.tx.Query(ctx, `
+		SELECT x.id
+		FROM unnest($1::uuid[]) AS x (id)
+		WHERE NOT EXISTS (SELECT 1 FROM jobs j WHERE j.id = x.id)
+		  AND NOT EXISTS (SELECT 1 FROM archived_jobs a WHERE a.id = x.id)`, ids)
+	if err != nil {
+		return nil, mapError(err, "jobs")
+	}
+	missing, err := pgx.CollectRows(rows, pgx.RowTo[berth.JobID])
+	return missing, mapError(err, "jobs")
+}
+
+// literal is a time in SQL: a cursor takes no arguments. It cannot hold a quote.
+func literal(t time.Time) string {
+	return "'" + t.UTC().Format("2006-01-02 15:04:05.999999") + "+00'::timestamptz"
+}
+
+func documents[T any](ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]T, error) {
+	rows, err := tx.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[T])
+}
+
+func document1[T any](ctx context.Context, tx pgx.Tx, sql string, args ...any) (T, error) {
+	rows, err := tx.Query(ctx, sql, args...)
+	if err != nil {
+		return *new(T), err
+	}
+	return pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
+}

@@ -1,0 +1,132 @@
+package db
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// lockedJob is a job's row and the ranks of its current attempt, all locked in
+// lock order: nothing of them changes until the transaction ends.
+type lockedJob struct {
+	ID          berth.JobID
+	State       berth.State
+	Attempt     int
+	Class       string
+	Grace       time.Duration
+	Retry       berth.RetryPolicy
+	CancelAt    *time.Time
+	Preempted   bool
+	Avoid       []berth.MachineID
+	Failures    int
+	Losses      int
+	OOMGrown    bool
+	Checkpoint  bool
+	Reason      *berth.Reason
+	HasParent   bool
+	HeldAt      *time.Time
+	AttemptNext *berth.State // of the attempt asked for: what became of the job after it
+	Ranks       []lockedRank
+}
+
+// lockedRank is an allocation of the current attempt.
+type lockedRank struct {
+	ID       berth.AllocationID
+	Rank     int
+	Machine  berth.MachineID
+	State    berth.AllocationState
+	Exit     *berth.Exit
+	Claimed  bool
+	Sealed   bool
+	Orphaned bool // at some time, even if it was released since
+	Suspect  bool // its machine died soon after it began there, and nothing else explains that
+	Age      time.Duration
+	LastStep *int64
+	Drain    string // why its machine is drained; "" if it is not
+}
+
+// lockJob locks a job and its current ranks, jobs before allocations, in one
+// round trip of several statements: the later ones see what the first waited for.
+// Tenant "" means any. attempt is the one that AttemptNext is wanted of.
+func lockJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.JobID, attempt int) (lockedJob, error) {
+	args := pgx.NamedArgs{"job": id, "tenant": string(tenant), "attempt": attempt}
+	batch := &pgx.Batch{}
+	batch.Queue(`
+		SELECT j.state, j.attempt, j.class, j.grace_ms,
+			coalesce((SELECT s.spec -> 'retry' FROM job_specs s WHERE s.job = j.id), '{}'),
+			j.cancel_requested_at, j.preempted_for IS NOT NULL, j.avoid, j.failures, j.losses, j.oom_grown, j.has_checkpoint,
+			j.reason, j.parent IS NOT NULL, j.held_at
+		FROM jobs j
+		WHERE j.id = @job AND (@tenant = '' OR j.tenant = @tenant)
+		FOR NO KEY UPDATE OF j`, args)
+	batch.Queue(`SELECT (SELECT next_state FROM attempts WHERE job = @job AND attempt = @attempt)`, args)
+	batch.Queue(`
+		SELECT a.id, a.rank, a.machine_id, a.state, a.exit, a.claimed_at IS NOT NULL, a.sealed_at IS NOT NULL,
+			a.orphaned_at IS NOT NULL, (extract(epoch FROM now() - a.reserved_at) * 1000)::bigint,
+			(a.progress ->> 'step')::bigint, `+suspect+`,
+			CASE WHEN m.state = 'draining' THEN coalesce(nullif(m.drain_reason, ''), 'machine is drained') ELSE '' END
+		FROM allocations a
+		LEFT JOIN machines m ON m.id = a.machine_id
+		WHERE a.job = @job AND a.attempt = (SELECT j.attempt FROM jobs j WHERE j.id = @job AND (@tenant = '' OR j.tenant = @tenant))
+		ORDER BY a.id
+		FOR NO KEY UPDATE OF a`, args)
+	results := tx.SendBatch(ctx, batch)
+	job, err := scanLockedJob(results)
+	if closed := results.Close(); err == nil {
+		err = closed
+	}
+	job.ID = id
+	return job, err
+}
+
+func scanLockedJob(results pgx.BatchResults) (j lockedJob, err error) {
+	var graceMS int64
+	err = results.QueryRow().Scan(&j.State, &j.Attempt, &j.Class, &graceMS, &j.Retry, &j.CancelAt, &j.Preempted, &j.Avoid,
+		&j.Failures, &j.Losses, &j.OOMGrown, &j.Checkpoint, &j.Reason, &j.HasParent, &j.HeldAt)
+	if err != nil {
+		return j, err
+	}
+	j.Grace = time.Duration(graceMS) * time.Millisecond
+	if err := results.QueryRow().Scan(&j.AttemptNext); err != nil {
+		return j, err
+	}
+	rows, err := results.Query()
+	if err != nil {
+		return j, err
+	}
+	j.Ranks, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r lockedRank, err error) {
+		var ageMS int64
+		err = row.Scan(&r.ID, &r.Rank, &r.Machine, &r.State, &r.Exit, &r.Claimed, &r.Sealed, &r.Orphaned, &ageMS, &r.LastStep, &r.Suspect, &r.Drain)
+		r.Age = time.Duration(ageMS) * time.Millisecond
+		return r, err
+	})
+	return j, err
+}
+
+// touched is what a transaction has changed, to be hinted at after its commit.
+type touched struct {
+	job      berth.JobID
+	machines []berth.MachineID
+	queue    bool // what the leader plans on: the job, the machines' capacity
+}
+
+// publish sends the hints.
+func (t touched) publish(h *Hub) {
+	if t.job == "" {
+		return
+	}
+	keys := make([]string, len(t.machines))
+	for i, m := range t.machines {
+		keys[i] = string(m)
+	}
+	if t.queue {
+		h.Publish(TopicQueue, append(keys, string(t.job))...)
+	}
+	h.Publish(TopicJob, string(t.job))
+	if len(keys) > 0 {
+		h.Publish(TopicMachine, keys...)
+	}
+}

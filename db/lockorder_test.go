@@ -1,0 +1,132 @@
+package db_test
+
+import (
+	"bytes"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"berth"
+	"berth/db"
+)
+
+// Reports of several machines about the same gangs, cancels, settles and
+// registrations cross each other without one deadlock: the lock order holds.
+func TestReportsKeepTheLockOrder(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	log := &syncBuffer{}
+	d, err := db.Open(t.Context(), s.pool.Config().ConnString(), db.Options{Logger: slog.New(slog.NewTextHandler(log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	s.db = d
+	mustExec(t, s.pool, `UPDATE machines SET cpu_m = 1000000, mem_mb = 1000000`)
+	machines := []berth.MachineID{"m0", "m1", "m2"}
+	var agents []*agent
+	for _, m := range machines {
+		a := &agent{stage: s, machine: m, host: "h", boot: "b", epoch: 1}
+		if _, _, err := s.db.Register(t.Context(), m, a.request()); err != nil {
+			t.Fatal(err)
+		}
+		agents = append(agents, a)
+	}
+	const jobs = 30
+	type member struct {
+		berth.RankReport
+		machine int
+	}
+	var members []member
+	var jobIDs []berth.JobID
+	for i := range jobs {
+		id := s.submit(nil)
+		s.load(id)
+		s.move(id, berth.Scheduled)
+		mustExec(t, s.pool, `UPDATE jobs SET attempt = 1 WHERE id = $1`, id)
+		mustExec(t, s.pool, `INSERT INTO attempts (job, attempt, leader_epoch) VALUES ($1, 1, 1)`, id)
+		jobIDs = append(jobIDs, id)
+		for rank := range 3 {
+			on := (i + rank*(1+i%2)) % 3
+			alloc := one[int64](s, `INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli, state)
+				VALUES ($1, 1, $2, $3, 1, 10, 10, 0, 0, 'active') RETURNING id`, id, rank, machines[on])
+			members = append(members, member{berth.RankReport{Alloc: berth.AllocationID(alloc), Job: id, Attempt: 1, Rank: rank}, on})
+		}
+	}
+	var all sync.WaitGroup
+	for n, a := range agents {
+		all.Go(func() {
+			for _, phase := range []berth.Phase{berth.PhasePrepared, berth.PhaseRunning, berth.PhaseExited, berth.PhaseSealed} {
+				for size := 1; size <= 7; size += 3 { // the same again, in other parts
+					var mine []berth.RankReport
+					for _, m := range members {
+						if m.machine == n {
+							p := m.RankReport
+							p.Phase = phase
+							if phase == berth.PhaseExited || phase == berth.PhaseSealed {
+								x := exited(int(p.Alloc % 2))
+								p.Exit = &x
+							}
+							mine = append(mine, p)
+						}
+					}
+					for part := range slices.Chunk(mine, size) {
+						a.seq++
+						_, err := a.db.Sync(t.Context(), a.machine, berth.SyncRequest{AgentBoot: a.boot, Epoch: 1, Seq: a.seq, Reports: part})
+						if err != nil {
+							t.Errorf("%s: %v", a.machine, err)
+						}
+					}
+				}
+			}
+		})
+	}
+	all.Go(func() {
+		for i, id := range jobIDs {
+			if i%3 == 0 {
+				if _, err := s.db.RequestCancel(t.Context(), "", id, "user:x", nil); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+	all.Go(func() {
+		for range 3 {
+			for _, id := range jobIDs {
+				if _, err := s.db.Settle(t.Context(), id, 1); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+	all.Wait()
+	for _, id := range jobIDs {
+		if got := s.settle(id, 1); got.NotReady {
+			t.Errorf("job %s cannot be settled", id)
+		}
+	}
+	s.freed()
+	if text := log.String(); strings.Contains(text, "tried again") {
+		t.Errorf("transactions were tried again:\n%s", text)
+	}
+}
+
+// syncBuffer is a log that many write to.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}

@@ -1,0 +1,91 @@
+package db
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// MachineFilter selects machines; zero fields select all that are not retired.
+type MachineFilter struct {
+	ID     berth.MachineID
+	State  []berth.MachineState
+	Tenant berth.TenantID  // whose jobs are named; "" names all
+	After  berth.MachineID // the last one of the page before
+	Limit  int             // 0: all
+}
+
+// Machine returns a machine with its devices and the jobs on it. Capacity in
+// use is everybody's; jobs are named only to their tenant ("" sees all).
+func (d *DB) Machine(ctx context.Context, tenant berth.TenantID, id berth.MachineID) (berth.Machine, error) {
+	found, err := d.Machines(ctx, MachineFilter{ID: id, Tenant: tenant})
+	if err != nil {
+		return berth.Machine{}, err
+	}
+	if len(found) == 0 {
+		return berth.Machine{}, berth.Errorf(berth.CodeNotFound, "no such machine %s", id)
+	}
+	return found[0], nil
+}
+
+// Machines returns machines by id, as Machine does.
+func (d *DB) Machines(ctx context.Context, f MachineFilter) ([]berth.Machine, error) {
+	states := f.State
+	if states == nil {
+		states = []berth.MachineState{}
+	}
+	limit := any(nil)
+	if f.Limit > 0 {
+		limit = f.Limit
+	}
+	// The document carries everything, so that a page is one statement and one
+	// moment. Sums of *_used are the machine's, which triggers keep.
+	rows, err := d.pool.Query(ctx, `
+		SELECT jsonb_strip_nulls(jsonb_build_object(
+			'id', m.id, 'state', m.state, 'reason', m.reason, 'epoch', m.epoch, 'pool', m.pool,
+			'region', m.region, 'site', m.site, 'labels', m.labels, 'declared', m.declared,
+			'engine', m.engine, 'version', m.agent_version, 'fence', nullif(m.fence_ms, 0) || 'ms', 'drain_deadline', m.drain_deadline,
+			'seen_at', (SELECT l.seen_at FROM machine_leases l WHERE l.machine_id = m.id),
+			'capacity', jsonb_build_object('cpu_milli', m.cpu_m, 'memory_mib', m.mem_mb, 'disk_mib', m.disk_mb, 'gpu_milli', m.gpu_milli),
+			'used', jsonb_build_object('cpu_milli', m.cpu_m_used, 'memory_mib', m.mem_mb_used, 'disk_mib', m.disk_mb_used, 'gpu_milli', m.gpu_milli_used),
+			'free', jsonb_build_object('cpu_milli', m.cpu_m - m.cpu_m_used, 'memory_mib', m.mem_mb - m.mem_mb_used,
+				'disk_mib', m.disk_mb - m.disk_mb_used, 'gpu_milli', m.gpu_milli - m.gpu_milli_used),
+			'gpus', (
+				SELECT jsonb_agg(jsonb_build_object(
+					'index', g.idx, 'uuid', g.uuid, 'model', g.model, 'memory_mib', g.mem_mb,
+					'healthy', g.healthy, 'reason', g.reason, 'used_milli', g.milli_used,
+					'jobs', (
+						SELECT jsonb_agg(a.job ORDER BY a.id)
+						FROM gpu_claims c
+						JOIN allocations a ON a.id = c.alloc_id
+						JOIN jobs j ON j.id = a.job
+						WHERE c.machine_id = g.machine_id AND c.idx = g.idx AND counts(a.state)
+						  AND a.machine_id = m.id AND a.forgotten_at IS NULL
+						  AND (@tenant = '' OR j.tenant = @tenant))) ORDER BY g.idx)
+				FROM gpu_devices g WHERE g.machine_id = m.id),
+			'jobs', (
+				SELECT jsonb_agg(jsonb_build_object(
+					'job', a.job, 'name', j.name, 'tenant', j.tenant, 'attempt', a.attempt,
+					'rank', a.rank, 'state', a.state, 'phase', a.phase) ORDER BY a.id)
+				FROM allocations a
+				JOIN jobs j ON j.id = a.job
+				WHERE a.machine_id = m.id AND a.forgotten_at IS NULL AND counts(a.state)
+				  AND (@tenant = '' OR j.tenant = @tenant))))
+		FROM machines m
+		WHERE (@id = '' OR m.id = @id)
+		  AND CASE
+			WHEN cardinality(@states::text[]) > 0 THEN m.state = ANY(@states)
+			ELSE @id <> '' OR m.state <> 'retired'
+		  END
+		  AND m.id > @after
+		ORDER BY m.id
+		LIMIT @limit`,
+		pgx.NamedArgs{"id": string(f.ID), "states": states, "tenant": string(f.Tenant), "after": string(f.After), "limit": limit})
+	if err != nil {
+		return nil, mapError(err, "machines")
+	}
+	machines, err := pgx.CollectRows(rows, pgx.RowTo[berth.Machine])
+	return machines, mapError(err, "machines")
+}

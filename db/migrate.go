@@ -1,0 +1,128 @@
+package db
+
+import (
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"fmt"
+	"io/fs"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/tern/v2/migrate"
+
+	"berth"
+)
+
+//go:embed migrations/*.sql
+var migrations embed.FS
+
+// Migrate brings the schema at url up to date. Any number of processes may call
+// it at once: tern takes an advisory lock, and the losers find nothing to do.
+//
+// The checksum of each migration is stored by the transaction that applies it.
+// A database that was migrated with other ones, or by a newer program, is
+// refused with an error of code conflict, and stays as it is.
+func Migrate(ctx context.Context, url string) error {
+	files, err := fs.Sub(migrations, "migrations")
+	if err != nil {
+		return fmt.Errorf("open migrations: %w", err)
+	}
+	return migrateWith(ctx, url, files)
+}
+
+func migrateWith(ctx context.Context, url string, files fs.FS) error {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return mapError(err, "migrate")
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	m, err := migrate.NewMigrator(ctx, conn, "public.schema_version")
+	if err != nil {
+		return fmt.Errorf("open migrations: %w", err)
+	}
+	if err := m.LoadMigrations(files); err != nil {
+		return fmt.Errorf("load migrations: %w", err)
+	}
+	sums, err := checksums(files, m.Migrations)
+	if err != nil {
+		return fmt.Errorf("load migrations: %w", err)
+	}
+	if err := checkApplied(ctx, conn, m, sums); err != nil {
+		return err
+	}
+	for i, x := range m.Migrations {
+		x.UpSQL += fmt.Sprintf(recordMigration, x.Sequence, x.Name, sums[i])
+	}
+	if err := m.Migrate(ctx); err != nil {
+		return fmt.Errorf("migrate: %w", err)
+	}
+	return nil
+}
+
+// recordMigration is appended to each migration, and so applied with it or not
+// at all. Names and sums are our own and hold no quotes.
+const recordMigration = `
+;CREATE TABLE IF NOT EXISTS public.applied_migrations (
+  sequence   integer PRIMARY KEY,
+  name       text NOT NULL,
+  sha256     text NOT NULL,
+  applied_at timestamptz NOT NULL DEFAULT now()
+);
+INSERT INTO public.applied_migrations (sequence, name, sha256) VALUES (%d, '%s', '%s');
+`
+
+func checksums(files fs.FS, list []*migrate.Migration) ([]string, error) {
+	sums := make([]string, len(list))
+	for i, m := range list {
+		b, err := fs.ReadFile(files, m.Name)
+		if err != nil {
+			return nil, err
+		}
+		sum := sha256.Sum256(b)
+		sums[i] = hex.EncodeToString(sum[:])
+	}
+	return sums, nil
+}
+
+// checkApplied compares what the database was migrated with to what we would
+// have used.
+func checkApplied(ctx context.Context, conn *pgx.Conn, m *migrate.Migrator, sums []string) error {
+	version, err := m.GetCurrentVersion(ctx)
+	if err != nil {
+		return fmt.Errorf("read schema version: %w", err)
+	}
+	if version == 0 {
+		return nil
+	}
+	if int(version) > len(sums) {
+		return berth.Errorf(berth.CodeConflict, "the database is at schema version %d and this program knows %d: run a newer one", version, len(sums))
+	}
+	var recorded bool
+	if err := conn.QueryRow(ctx, `SELECT to_regclass('public.applied_migrations') IS NOT NULL`).Scan(&recorded); err != nil {
+		return mapError(err, "applied migrations")
+	}
+	if !recorded {
+		return berth.Errorf(berth.CodeConflict, "the database was set up by an unreleased program, which kept no checksums of its migrations: start with an empty database")
+	}
+	rows, err := conn.Query(ctx, `SELECT sequence, sha256 FROM public.applied_migrations`)
+	if err != nil {
+		return mapError(err, "applied migrations")
+	}
+	applied := map[int]string{}
+	var sequence int
+	var sum string
+	if _, err := pgx.ForEachRow(rows, []any{&sequence, &sum}, func() error {
+		applied[sequence] = sum
+		return nil
+	}); err != nil {
+		return mapError(err, "applied migrations")
+	}
+	for i := range int(version) {
+		if applied[i+1] != sums[i] {
+			return berth.Errorf(berth.CodeConflict, "migration %s was applied with another content (sha256 %.12s, ours is %.12s): the database belongs to another build; run that one, or start with an empty database",
+				m.Migrations[i].Name, applied[i+1], sums[i])
+		}
+	}
+	return nil
+}

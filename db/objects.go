@@ -1,0 +1,157 @@
+package db
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// doom notes the checkpoint folders of jobs that are about to be archived, in
+// the transaction that does it: a leader removes them after the fact, however
+// often it dies meanwhile. Logs stay.
+func doom(ctx context.Context, tx pgx.Tx, ids []string) error {
+	rows, err := tx.Query(ctx, `
+		SELECT j.tenant, a.job::text, a.attempt, a.rank
+		FROM allocations a
+		JOIN jobs j ON j.id = a.job
+		JOIN job_specs s ON s.job = j.id
+		WHERE a.job = ANY(@ids::uuid[]) AND s.spec ? 'checkpoint'`, pgx.NamedArgs{"ids": ids})
+	if err != nil {
+		return err
+	}
+	var prefixes []string
+	var tenant berth.TenantID
+	var job berth.JobID
+	var attempt, rank int
+	if _, err := pgx.ForEachRow(rows, []any{&tenant, &job, &attempt, &rank}, func() error {
+		prefixes = append(prefixes, berth.CheckpointsPrefix(tenant, job, attempt, rank))
+		return nil
+	}); err != nil || len(prefixes) == 0 {
+		return err
+	}
+	_, err = tx.Exec(ctx, `INSERT INTO doomed_objects (prefix) SELECT unnest(@prefixes::text[]) ON CONFLICT DO NOTHING`, pgx.NamedArgs{"prefixes": prefixes})
+	return err
+}
+
+// DoomedObjects returns folders of the object store that are nobody's any more,
+// the oldest first.
+func (d *DB) DoomedObjects(ctx context.Context, limit int) ([]string, error) {
+	rows, err := d.pool.Query(ctx, `SELECT prefix FROM doomed_objects ORDER BY since, prefix LIMIT @limit`, pgx.NamedArgs{"limit": limit})
+	if err != nil {
+		return nil, mapError(err, "doomed objects")
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	return list, mapError(err, "doomed objects")
+}
+
+// ForgetDoomed strikes folders off that have been removed.
+func (d *DB) ForgetDoomed(ctx context.Context, term Term, prefixes []string) error {
+	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `DELETE FROM doomed_objects WHERE prefix = ANY(@prefixes)`, pgx.NamedArgs{"prefixes": prefixes})
+		return err
+	})
+	return mapError(err, "doomed objects")
+}
+
+// Shard is one rank's part of a checkpoint that resume may take.
+type Shard struct {
+	Job      berth.JobID
+	Step     int64
+	Attempt  int
+	Manifest string // object key
+}
+
+// VerifiedShards returns the shards of verified checkpoints of jobs that live,
+// in order, after the given one; the zero Shard begins.
+func (d *DB) VerifiedShards(ctx context.Context, after Shard, limit int) ([]Shard, error) {
+	if after.Job == "" {
+		after.Job = "00000000-0000-0000-0000-000000000000"
+	}
+	rows, err := d.pool.Query(ctx, `
+		SELECT h.job, h.step, h.attempt, h.manifest
+		FROM checkpoints c
+		JOIN jobs j ON j.id = c.job
+		JOIN checkpoint_shards h ON h.job = c.job AND h.step = c.step AND h.attempt = c.attempt
+		WHERE c.state = 'verified' AND j.state NOT IN ('succeeded', 'failed', 'canceled')
+		  AND c.created_at < clock_timestamp() - interval '1 minute'
+		  AND (h.job, h.step, h.attempt, h.manifest) > (@job::uuid, @step, @attempt, @manifest)
+		ORDER BY h.job, h.step, h.attempt, h.manifest
+		LIMIT @limit`,
+		pgx.NamedArgs{"job": after.Job, "step": after.Step, "attempt": after.Attempt, "manifest": after.Manifest, "limit": limit})
+	if err != nil {
+		return nil, mapError(err, "checkpoints")
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Shard])
+	return list, mapError(err, "checkpoints")
+}
+
+// RejectMissing marks a verified checkpoint bad, of which the object store has
+// lost a part. It reports whether it did.
+func (d *DB) RejectMissing(ctx context.Context, term Term, s Shard) (bool, error) {
+	var marked bool
+	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		marked = false
+		args := pgx.NamedArgs{"job": s.Job, "step": s.Step, "attempt": s.Attempt, "detail": "the object store has lost " + s.Manifest}
+		if _, err := tx.Exec(ctx, `SELECT 1 FROM jobs WHERE id = @job FOR NO KEY UPDATE`, args); err != nil {
+			return fmt.Errorf("lock job: %w", err)
+		}
+		tag, err := tx.Exec(ctx, `
+			UPDATE checkpoints
+			SET state = 'bad', detail = @detail
+			WHERE job = @job AND step = @step AND attempt = @attempt AND state = 'verified'`, args)
+		if err != nil || tag.RowsAffected() == 0 {
+			return err
+		}
+		marked = true
+		return addEvent(ctx, tx, s.Job, berth.EventCheckpointRejected, s.Attempt, "leader", nil,
+			fmt.Sprintf("step %d of attempt %d: the object store has lost a part of it", s.Step, s.Attempt))
+	})
+	if marked && err == nil {
+		d.hub.Publish(TopicJob, string(s.Job))
+	}
+	return marked && err == nil, mapError(err, "checkpoint of job "+string(s.Job))
+}
+
+// ClosedAttempt is an attempt that is over for long, and whose checkpoint
+// folders may hold what no row leads to.
+type ClosedAttempt struct {
+	Tenant  berth.TenantID
+	Job     berth.JobID
+	Attempt int
+	Ranks   []int
+	Steps   []int64 // whose objects stay
+}
+
+// ClosedAttempts returns attempts that ended longer than age ago and were not
+// swept yet.
+func (d *DB) ClosedAttempts(ctx context.Context, age time.Duration, limit int) ([]ClosedAttempt, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT j.tenant, t.job, t.attempt,
+		       ARRAY(SELECT a.rank FROM allocations a WHERE a.job = t.job AND a.attempt = t.attempt ORDER BY 1),
+		       ARRAY(SELECT c.step FROM checkpoints c WHERE c.job = t.job AND c.attempt = t.attempt AND c.state = 'verified' ORDER BY 1)
+		FROM attempts t
+		JOIN jobs j ON j.id = t.job
+		JOIN job_specs s ON s.job = t.job
+		WHERE t.swept_at IS NULL AND t.ended_at < clock_timestamp() - @age::interval AND s.spec ? 'checkpoint'
+		ORDER BY t.ended_at, t.job, t.attempt
+		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit})
+	if err != nil {
+		return nil, mapError(err, "closed attempts")
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[ClosedAttempt])
+	return list, mapError(err, "closed attempts")
+}
+
+// MarkSwept notes that an attempt has left nothing behind.
+func (d *DB) MarkSwept(ctx context.Context, term Term, job berth.JobID, attempt int) error {
+	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `UPDATE attempts SET swept_at = clock_timestamp() WHERE job = @job AND attempt = @attempt`,
+			pgx.NamedArgs{"job": job, "attempt": attempt})
+		return err
+	})
+	return mapError(err, "attempt of job "+string(job))
+}

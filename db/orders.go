@@ -1,0 +1,152 @@
+package db
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// StopAttempt stops what still runs of a gang once a rank of it ended badly or
+// fell silent: the others save and stop, and those that no machine has claimed
+// are withdrawn. It reports whether there is such a rank. Doing it twice is no
+// different from once; an attempt that is not current any more is left alone.
+func (d *DB) StopAttempt(ctx context.Context, id berth.JobID, attempt int) (stopped bool, err error) {
+	err = d.order(ctx, id, attempt, func(tx pgx.Tx, job lockedJob) (touched, error) {
+		if stopped = slices.ContainsFunc(job.Ranks, lockedRank.bad); !stopped {
+			return touched{}, nil
+		}
+		withdrawn, err := withdraw(ctx, tx, job, "another rank of its gang ended first")
+		if err != nil {
+			return touched{}, err
+		}
+		told, err := orderStop(ctx, tx, job, berth.Orders{Checkpoint: true, Stop: true})
+		if err != nil {
+			return touched{}, err
+		}
+		if err := addOrderEvent(ctx, tx, job, "stop", told); err != nil {
+			return touched{}, err
+		}
+		return touched{job.ID, machines(withdrawn, told), len(withdrawn) > 0}, nil
+	})
+	return stopped, err
+}
+
+// bad reports whether a rank ended without having done its work.
+func (r lockedRank) bad() bool {
+	return r.Orphaned || r.Exit != nil && !r.Exit.Done()
+}
+
+// Escalate kills the ranks that have not ended by their stop_by.
+func (d *DB) Escalate(ctx context.Context, id berth.JobID, attempt int) error {
+	return d.order(ctx, id, attempt, func(tx pgx.Tx, job lockedJob) (touched, error) {
+		killed, err := updateRanks(ctx, tx, `
+			UPDATE allocations
+			SET orders = orders || @orders
+			WHERE job = @job AND attempt = @attempt AND state = 'active' AND stop_by <= now() AND NOT orders ? 'kill'
+			RETURNING rank, machine_id`,
+			pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "orders": berth.Orders{Kill: true}})
+		if err != nil {
+			return touched{}, err
+		}
+		if err := addOrderEvent(ctx, tx, job, "kill", killed); err != nil {
+			return touched{}, err
+		}
+		return touched{job.ID, machines(killed), false}, nil
+	})
+}
+
+// order runs f on the locked job if attempt is still current and holds capacity.
+func (d *DB) order(ctx context.Context, id berth.JobID, attempt int, f func(pgx.Tx, lockedJob) (touched, error)) error {
+	var hints touched
+	err := d.tx(ctx, func(tx pgx.Tx) error {
+		job, err := lockJob(ctx, tx, "", id, attempt)
+		if err != nil || job.Attempt != attempt || !job.State.HoldsCapacity() {
+			return err
+		}
+		hints, err = f(tx, job)
+		return err
+	})
+	if err != nil {
+		return mapError(err, "job "+string(id))
+	}
+	if len(hints.machines) > 0 {
+		hints.publish(d.hub)
+	}
+	return nil
+}
+
+// orderedRank is a rank that an order was given to.
+type orderedRank struct {
+	rank    int
+	machine berth.MachineID
+}
+
+// orderStop gives the ranks that run, and have not been told yet, an order to
+// end within the job's grace.
+func orderStop(ctx context.Context, tx pgx.Tx, job lockedJob, o berth.Orders) ([]orderedRank, error) {
+	o.GraceMS = int(job.Grace.Milliseconds())
+	return updateRanks(ctx, tx, `
+		UPDATE allocations
+		SET orders = orders || @orders, stop_by = least(stop_by, now() + @grace::interval)
+		WHERE job = @job AND attempt = @attempt AND state = 'active' AND NOT orders ? 'stop'
+		RETURNING rank, machine_id`,
+		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "orders": o, "grace": job.Grace})
+}
+
+// withdraw releases the ranks that no machine has claimed: a claim finds them
+// released and is refused, so nothing of them can start.
+func withdraw(ctx context.Context, tx pgx.Tx, job lockedJob, why string) ([]orderedRank, error) {
+	return updateRanks(ctx, tx, `
+		UPDATE allocations
+		SET state = 'released', released_at = now(), sealed_at = now(), exit = @exit, orders = orders || @orders
+		WHERE job = @job AND attempt = @attempt AND state = 'reserved'
+		RETURNING rank, machine_id`,
+		pgx.NamedArgs{
+			"job": job.ID, "attempt": job.Attempt,
+			"exit":   berth.Exit{Cause: berth.CauseNotStarted, Message: why, FinishedAt: time.Now().UTC()},
+			"orders": berth.Orders{Forget: true},
+		})
+}
+
+func updateRanks(ctx context.Context, tx pgx.Tx, sql string, args pgx.NamedArgs) ([]orderedRank, error) {
+	rows, err := tx.Query(ctx, sql, args)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (r orderedRank, err error) {
+		return r, row.Scan(&r.rank, &r.machine)
+	})
+}
+
+func machines(lists ...[]orderedRank) []berth.MachineID {
+	var ids []berth.MachineID
+	for _, list := range lists {
+		for _, r := range list {
+			ids = append(ids, r.machine)
+		}
+	}
+	return ids
+}
+
+// addOrderEvent tells in the job's history which ranks got an order.
+func addOrderEvent(ctx context.Context, tx pgx.Tx, job lockedJob, order string, ranks []orderedRank) error {
+	if len(ranks) == 0 {
+		return nil
+	}
+	const shown = 8 // a gang may have hundreds
+	names := make([]string, 0, shown)
+	for i, r := range ranks {
+		if i == shown {
+			names = append(names, fmt.Sprintf("%d more", len(ranks)-shown))
+			break
+		}
+		names = append(names, fmt.Sprintf("rank %d on %s", r.rank, r.machine))
+	}
+	return addEvent(ctx, tx, job.ID, berth.EventOrdered, job.Attempt, "workflow", nil, order+": "+strings.Join(names, ", "))
+}

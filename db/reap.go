@@ -1,0 +1,314 @@
+package db
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// Silence is how long machines may keep quiet.
+type Silence struct {
+	Suspect time.Duration // then they get no new work; no verdict comes sooner
+	Lost    time.Duration // then they are lost, where no job of theirs says otherwise
+	Margin  time.Duration // of at_most_one work, beyond fence and grace; see berth.FenceMargin
+
+	// Share of the machines that may be lost within a minute; at least one may.
+	// More at once are rather a fault of the network, or ours. Zero: a tenth.
+	Share float64
+}
+
+// Beacon is how long the beacon of API replicas lasts. An outage that does not
+// outlast it must not make any machine overdue, so it is never longer than what
+// makes them suspect.
+func (s Silence) Beacon() time.Duration { return min(BeaconTTL, s.Suspect) }
+
+func (s Silence) args() pgx.NamedArgs {
+	return pgx.NamedArgs{
+		"suspect": s.Suspect, "lost": s.Lost, "margin_ms": s.Margin.Milliseconds(),
+		"grace": leaseGrace, "api": leaseAPI,
+	}
+}
+
+// silentFor is how long a machine (lease l) has not been heard.
+const silentFor = `clock_timestamp() - l.seen_at`
+
+// patience is how long job j waits for its rank a on a silent machine m. For a
+// container of at_most_one work that is until the machine's deadman has ended it
+// for certain, by the longer of the fences that the machine promised when it
+// claimed the rank and since; where it promises none any more, silence never
+// tells, and only the machine itself, its next boot or an operator does. Without
+// a claim there is no container, and after its end none any more.
+const patience = `
+	greatest(@suspect::interval, interval '1 millisecond' * CASE
+		WHEN j.mode <> 'exclusive' OR a.state <> 'active' THEN j.lost_after_ms
+		WHEN m.fence_ms = 0 THEN 1e15
+		ELSE greatest(j.lost_after_ms, greatest(a.fence_ms, m.fence_ms) + j.grace_ms + @margin_ms::bigint)
+	END)`
+
+// unproven is when silence proves nothing: API replicas could not renew leases,
+// or can again only since a short while; see RenewBeacon.
+const unproven = `
+	EXISTS (SELECT 1 FROM leases WHERE name = @grace AND expires_at > clock_timestamp())
+	OR EXISTS (SELECT 1 FROM leases WHERE name = @api AND expires_at < clock_timestamp())`
+
+// MarkSuspect takes machines that are silent out of placement and returns them.
+// Nothing of what they hold becomes free.
+func (d *DB) MarkSuspect(ctx context.Context, term Term, s Silence) ([]berth.MachineID, error) {
+	var silent bool
+	err := d.pool.QueryRow(ctx, `
+		SELECT EXISTS (
+			SELECT 1
+			FROM machines m
+			JOIN machine_leases l ON l.machine_id = m.id
+			WHERE m.state = 'ready' AND `+silentFor+` > @suspect::interval)`,
+		s.args()).Scan(&silent)
+	if err != nil || !silent {
+		return nil, mapError(err, "machines")
+	}
+	var ids []berth.MachineID
+	err = d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, `
+			WITH silent AS (
+				SELECT m.id
+				FROM machines m
+				JOIN machine_leases l ON l.machine_id = m.id
+				WHERE m.state = 'ready' AND `+silentFor+` > @suspect::interval
+				ORDER BY m.id
+				FOR NO KEY UPDATE OF m
+			)
+			UPDATE machines m
+			SET state = 'suspect', reason = 'silent'
+			FROM silent
+			WHERE m.id = silent.id
+			RETURNING m.id`, s.args())
+		if err != nil {
+			return err
+		}
+		ids, err = pgx.CollectRows(rows, pgx.RowTo[berth.MachineID])
+		return err
+	})
+	return ids, mapError(err, "machines")
+}
+
+// SilenceProves reports whether silence means anything now: API replicas can
+// write, and could for a while.
+func (d *DB) SilenceProves(ctx context.Context) (bool, error) {
+	var proves bool
+	err := d.pool.QueryRow(ctx, `SELECT NOT (`+unproven+`)`, Silence{}.args()).Scan(&proves)
+	return proves, mapError(err, "beacon")
+}
+
+// Overdue is a silent machine on which something has waited long enough.
+type Overdue struct {
+	Machine berth.MachineID
+	Ranks   bool // some are to be orphaned; else the machine as such is lost
+}
+
+// Fleet is how many machines there are, retired ones apart, and how many of them
+// are silent without having been given up.
+type Fleet struct {
+	Machines, Silent int
+}
+
+// frozenAt is the least number of silent machines that freezes verdicts.
+const frozenAt = 3
+
+// Frozen reports whether so many machines are silent at once that the fault is
+// likelier ours than theirs: more than a third, and not just one or two. Then no
+// verdict is passed on any before more have spoken, or an operator has confirmed
+// some dead.
+func (f Fleet) Frozen() bool { return f.Silent >= frozenAt && 3*f.Silent > f.Machines }
+
+// Fleet counts the machines that are silent.
+func (d *DB) Fleet(ctx context.Context, s Silence) (Fleet, error) {
+	var f Fleet
+	err := d.pool.QueryRow(ctx, `
+		SELECT count(*), count(*) FILTER (WHERE m.state <> 'lost' AND `+silentFor+` > @suspect::interval)
+		FROM machines m
+		LEFT JOIN machine_leases l ON l.machine_id = m.id
+		WHERE m.state <> 'retired'`, s.args()).Scan(&f.Machines, &f.Silent)
+	return f, mapError(err, "machines")
+}
+
+// OverdueMachines lists the silent machines that a verdict is due on, those
+// with ranks first, and how many verdicts may still be passed this minute: at
+// most a share of all machines, and at least one. While no verdict may be
+// passed at all, because silence proves nothing (see RenewBeacon) or the fleet
+// is frozen, it lists none. A machine that is lost already is listed while a
+// patient job still waits for uploads from it.
+func (d *DB) OverdueMachines(ctx context.Context, s Silence) (due []Overdue, budget int, err error) {
+	rows, err := d.pool.Query(ctx, `
+		WITH silent AS (
+			SELECT m.id, m.state, `+silentFor+` AS silence, l.seen_at
+			FROM machines m
+			JOIN machine_leases l ON l.machine_id = m.id
+			WHERE m.state <> 'retired' AND `+silentFor+` > @suspect::interval AND NOT (`+unproven+`)
+			  AND (m.state <> 'lost' OR EXISTS (
+				SELECT 1 FROM allocations a
+				WHERE a.machine_id = m.id AND a.forgotten_at IS NULL AND a.state = 'exited' AND a.sealed_at IS NULL))
+		)
+		SELECT s.id, r.overdue > 0
+		FROM silent s
+		CROSS JOIN LATERAL (
+			SELECT count(*) FILTER (WHERE a.state IN ('reserved', 'active')) AS live,
+			       count(*) FILTER (WHERE (a.state IN ('reserved', 'active') OR a.state = 'exited' AND a.sealed_at IS NULL)
+			                          AND s.silence > `+patience+`) AS overdue,
+			       count(*) FILTER (WHERE a.orphaned_at > s.seen_at) AS orphans
+			FROM allocations a
+			JOIN jobs j ON j.id = a.job
+			JOIN machines m ON m.id = a.machine_id
+			WHERE a.machine_id = s.id AND a.forgotten_at IS NULL
+		) r
+		WHERE r.overdue > 0 OR s.state <> 'lost' AND r.live = 0 AND (r.orphans > 0 OR s.silence > @lost::interval)
+		ORDER BY 2 DESC, s.silence DESC, s.id`, s.args())
+	if err != nil {
+		return nil, 0, mapError(err, "silent machines")
+	}
+	if due, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Overdue]); err != nil || len(due) == 0 {
+		return nil, 0, mapError(err, "silent machines")
+	}
+	if fleet, err := d.Fleet(ctx, s); err != nil || fleet.Frozen() {
+		return nil, 0, err
+	}
+	err = d.pool.QueryRow(ctx, `
+		SELECT greatest(1, floor(@share::float8 * count(*) FILTER (WHERE state <> 'retired'))::int)
+		     - count(*) FILTER (WHERE state = 'lost' AND state_at > clock_timestamp() - interval '1 minute')
+		FROM machines`, pgx.NamedArgs{"share": cmp.Or(s.Share, 0.1)}).Scan(&budget)
+	return due, budget, mapError(err, "machines")
+}
+
+// Verdict is what was written about a silent machine.
+type Verdict struct {
+	Jobs []berth.JobID // that had ranks there: their workflows want a poke
+	Lost bool          // the machine itself is lost
+}
+
+// PassVerdict orphans the ranks on a silent machine whose jobs have waited long
+// enough, orders their kill for when it comes back, and gives up on uploads
+// that were under way. Orphans keep their capacity: that a machine is silent
+// proves nothing about its containers. Once no live rank is left the machine is
+// lost, and its epoch ends.
+func (d *DB) PassVerdict(ctx context.Context, term Term, machine berth.MachineID, s Silence) (Verdict, error) {
+	var v Verdict
+	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		v = Verdict{}
+		ranks, silence, err := lockOverdue(ctx, tx, machine, s)
+		if err != nil || silence <= 0 {
+			return err
+		}
+		if err := orphan(ctx, tx, machine, ranks, &v); err != nil {
+			return err
+		}
+		tag, err := tx.Exec(ctx, `
+			UPDATE machines m
+			SET state = 'lost', reason = @reason, epoch = epoch + 1
+			WHERE id = @machine AND state NOT IN ('lost', 'retired')
+			  AND NOT EXISTS (
+				SELECT 1 FROM allocations a
+				WHERE a.machine_id = m.id AND a.forgotten_at IS NULL AND a.state IN ('reserved', 'active'))
+			  AND (@silence::interval > @lost::interval OR EXISTS (
+				SELECT 1
+				FROM allocations a
+				JOIN machine_leases l ON l.machine_id = a.machine_id
+				WHERE a.machine_id = m.id AND a.orphaned_at > l.seen_at))`,
+			pgx.NamedArgs{
+				"machine": machine, "silence": silence, "lost": s.Lost,
+				"reason": fmt.Sprintf("silent for %s", silence.Round(time.Second)),
+			})
+		v.Lost = err == nil && tag.RowsAffected() > 0
+		return err
+	})
+	return v, mapError(err, "machine "+string(machine))
+}
+
+// overdueRank is a rank that has waited long enough for its machine.
+type overdueRank struct {
+	ID      int64
+	Job     berth.JobID
+	Attempt int
+	Rank    int
+	Exited  bool // only its last uploads are missing
+}
+
+// lockOverdue locks the jobs with ranks on the machine and those ranks, and
+// returns the overdue ones and how long the machine has been silent; 0 if it
+// was heard meanwhile.
+func lockOverdue(ctx context.Context, tx pgx.Tx, machine berth.MachineID, s Silence) ([]overdueRank, time.Duration, error) {
+	args := s.args()
+	args["machine"] = machine
+	_, err := tx.Exec(ctx, `
+		SELECT 1
+		FROM jobs
+		WHERE id IN (
+			SELECT job FROM allocations
+			WHERE machine_id = @machine AND forgotten_at IS NULL AND state IN ('reserved', 'active', 'exited'))
+		ORDER BY id
+		FOR NO KEY UPDATE`, args)
+	if err != nil {
+		return nil, 0, fmt.Errorf("lock jobs: %w", err)
+	}
+	var silence time.Duration
+	err = tx.QueryRow(ctx, `
+		SELECT CASE WHEN `+silentFor+` > @suspect::interval AND NOT (`+unproven+`) THEN `+silentFor+` ELSE '0' END
+		FROM machine_leases l
+		WHERE l.machine_id = @machine`, args).Scan(&silence)
+	if err != nil || silence <= 0 {
+		return nil, 0, err
+	}
+	args["silence"] = silence
+	rows, err := tx.Query(ctx, `
+		SELECT a.id, a.job, a.attempt, a.rank, a.state = 'exited'
+		FROM allocations a
+		JOIN jobs j ON j.id = a.job
+		JOIN machines m ON m.id = a.machine_id
+		WHERE a.machine_id = @machine AND a.forgotten_at IS NULL
+		  AND (a.state IN ('reserved', 'active') OR a.state = 'exited' AND a.sealed_at IS NULL)
+		  AND @silence::interval > `+patience+`
+		ORDER BY a.id
+		FOR NO KEY UPDATE OF a`, args)
+	if err != nil {
+		return nil, 0, fmt.Errorf("lock ranks: %w", err)
+	}
+	ranks, err := pgx.CollectRows(rows, pgx.RowToStructByPos[overdueRank])
+	return ranks, silence, err
+}
+
+func orphan(ctx context.Context, tx pgx.Tx, machine berth.MachineID, ranks []overdueRank, v *Verdict) error {
+	if len(ranks) == 0 {
+		return nil
+	}
+	ids := make([]int64, len(ranks))
+	for i, r := range ranks {
+		ids[i] = r.ID
+	}
+	_, err := tx.Exec(ctx, `
+		UPDATE allocations a
+		SET state = CASE a.state WHEN 'exited' THEN a.state ELSE 'orphaned' END,
+		    alone = a.state = 'active' AND `+alone+`,
+		    orphaned_at = CASE a.state WHEN 'exited' THEN a.orphaned_at ELSE clock_timestamp() END,
+		    sealed_at = CASE a.state WHEN 'exited' THEN clock_timestamp() ELSE a.sealed_at END,
+		    orders = CASE a.state WHEN 'exited' THEN a.orders ELSE a.orders || @kill END
+		FROM machines m
+		WHERE a.id = ANY(@ids) AND m.id = a.machine_id`, pgx.NamedArgs{"ids": ids, "kill": berth.Orders{Kill: true}})
+	if err != nil {
+		return fmt.Errorf("orphan ranks: %w", err)
+	}
+	for i, r := range ranks {
+		kind, detail := berth.EventOrphaned, fmt.Sprintf("rank %d: machine %s fell silent; its capacity stays taken until the machine, its provider or an operator confirms the end", r.Rank, machine)
+		if r.Exited {
+			kind, detail = berth.EventWarning, fmt.Sprintf("rank %d: machine %s fell silent before its last logs and checkpoints were stored", r.Rank, machine)
+		}
+		if err := addEvent(ctx, tx, r.Job, kind, r.Attempt, "leader", nil, detail); err != nil {
+			return err
+		}
+		if i == 0 || ranks[i-1].Job != r.Job {
+			v.Jobs = append(v.Jobs, r.Job)
+		}
+	}
+	return nil
+}

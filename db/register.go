@@ -1,0 +1,401 @@
+package db
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// AgentActor is how a machine's agent is named in events.
+func AgentActor(m berth.MachineID) string { return "agent:" + string(m) }
+
+// errMoved makes a transaction start over because what it had to lock first
+// turned out to be more than it knew.
+var errMoved = errors.New("rows changed before they were locked")
+
+// registration is one call of Register on its way through the steps. Its
+// methods follow the lock order.
+type registration struct {
+	tx      pgx.Tx
+	machine berth.MachineID
+	req     berth.RegisterRequest
+
+	allocs   []machineAlloc // all that the machine has not confirmed gone
+	state    berth.MachineState
+	epoch    int64
+	hostBoot string
+	rebooted bool
+	kill     []berth.AllocationID
+	unknown  []berth.AllocationID // of kill's kind, but not to be touched
+	changed  map[berth.JobID]bool
+}
+
+// machineAlloc is an allocation on the machine, with what decides its fate.
+type machineAlloc struct {
+	ID      berth.AllocationID
+	Job     berth.JobID
+	Attempt int
+	Rank    int
+	Epoch   int64
+	State   berth.AllocationState
+	Sealed  bool
+	Orders  berth.Orders
+	Current bool // its attempt is its job's current one
+}
+
+// Register opens an agent's session and answers its terms. It returns the jobs
+// whose ranks the machine lost by a reboot: their workflows want a poke.
+//
+// A new host boot proves that no container of before lives: what was reserved
+// or active there has exited, what was orphaned is released, and the machine's
+// epoch grows. An agent that restarts on the same boot keeps everything; only
+// the containers that are nobody's present work must go, and the machine takes
+// no work before they are gone.
+func (d *DB) Register(ctx context.Context, machine berth.MachineID, req berth.RegisterRequest) (berth.RegisterResponse, []berth.JobID, error) {
+	if req.HostBoot == "" || req.AgentBoot == "" {
+		return berth.RegisterResponse{}, nil, berth.Errorf(berth.CodeInvalid, "host_boot and agent_boot must not be empty")
+	}
+	var r *registration
+	var err error
+	for range 5 {
+		r = &registration{machine: machine, req: req, changed: map[berth.JobID]bool{}}
+		err = d.tx(ctx, func(tx pgx.Tx) error {
+			r.tx, r.kill, r.unknown = tx, nil, nil
+			return r.run(ctx)
+		})
+		if !errors.Is(err, errMoved) {
+			break
+		}
+	}
+	if err != nil {
+		return berth.RegisterResponse{}, nil, mapError(err, "register machine "+string(machine))
+	}
+	jobs := make([]berth.JobID, 0, len(r.changed))
+	for job := range r.changed {
+		jobs = append(jobs, job)
+		d.hub.Publish(TopicJob, string(job))
+	}
+	d.hub.Publish(TopicQueue, "")
+	answer := berth.RegisterResponse{Epoch: r.epoch, TTLSeconds: int(berth.MachineLeaseTTL.Seconds()), Kill: r.kill, Quarantine: r.unknown}
+	if answer.Cluster, err = d.Cluster(ctx); err != nil {
+		return answer, jobs, err
+	}
+	s, err := d.session(ctx, machine)
+	if err != nil {
+		return answer, jobs, err
+	}
+	answer.Sync = s.response("")
+	answer.Reserved, err = d.reserved(ctx, machine)
+	return answer, jobs, err
+}
+
+// reserved lists what a machine may claim and has not.
+func (d *DB) reserved(ctx context.Context, machine berth.MachineID) ([]berth.RunRequest, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT a.job::text, a.attempt, a.id
+		FROM allocations a
+		JOIN machines m ON m.id = a.machine_id AND m.epoch = a.machine_epoch
+		WHERE a.machine_id = @machine AND a.state = 'reserved' AND a.orders = '{}'
+		ORDER BY a.id`, pgx.NamedArgs{"machine": machine})
+	if err != nil {
+		return nil, mapError(err, "reservations of machine "+string(machine))
+	}
+	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (r berth.RunRequest, err error) {
+		return r, row.Scan(&r.Job, &r.Attempt, &r.Alloc)
+	})
+	return list, mapError(err, "reservations of machine "+string(machine))
+}
+
+func (r *registration) run(ctx context.Context) error {
+	for _, step := range []func(context.Context) error{
+		r.lock, r.reboot, r.judge, r.writeMachine, r.writeGPUs, r.writeLease,
+	} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lock takes the jobs, the allocations and the machine, in this order, and
+// starts over if the leader placed something there meanwhile.
+func (r *registration) lock(ctx context.Context) error {
+	args := pgx.NamedArgs{"machine": r.machine}
+	_, err := r.tx.Exec(ctx, `
+		SELECT 1
+		FROM jobs
+		WHERE id IN (SELECT job FROM allocations WHERE machine_id = @machine AND forgotten_at IS NULL)
+		ORDER BY id
+		FOR NO KEY UPDATE`, args)
+	if err != nil {
+		return fmt.Errorf("lock jobs: %w", err)
+	}
+	rows, err := r.tx.Query(ctx, `
+		SELECT a.id, a.job::text, a.attempt, a.rank, a.machine_epoch, a.state, a.sealed_at IS NOT NULL, a.orders,
+		       j.attempt = a.attempt AND j.state NOT IN ('succeeded', 'failed', 'canceled')
+		FROM allocations a
+		JOIN jobs j ON j.id = a.job
+		WHERE a.machine_id = @machine AND a.forgotten_at IS NULL
+		ORDER BY a.id
+		FOR NO KEY UPDATE OF a`, args)
+	if err != nil {
+		return fmt.Errorf("lock allocations: %w", err)
+	}
+	if r.allocs, err = pgx.CollectRows(rows, pgx.RowToStructByPos[machineAlloc]); err != nil {
+		return fmt.Errorf("lock allocations: %w", err)
+	}
+	err = r.tx.QueryRow(ctx, `
+		SELECT CASE WHEN state <> 'retired' AND drain_reason IS NOT NULL THEN 'draining' ELSE state END, epoch, host_boot
+		FROM machines
+		WHERE id = @machine
+		FOR NO KEY UPDATE`, args).Scan(&r.state, &r.epoch, &r.hostBoot)
+	if err != nil {
+		return err
+	}
+	if r.state == berth.MachineRetired {
+		return errRetired(r.machine)
+	}
+	var now int
+	err = r.tx.QueryRow(ctx, `
+		SELECT count(*)
+		FROM allocations a
+		JOIN jobs j ON j.id = a.job
+		WHERE a.machine_id = @machine AND a.forgotten_at IS NULL`, args).Scan(&now)
+	if err != nil {
+		return err
+	}
+	if now > len(r.allocs) {
+		return errMoved
+	}
+	r.rebooted = r.hostBoot != r.req.HostBoot
+	if r.rebooted && r.hostBoot != "" {
+		r.epoch++
+	}
+	return nil
+}
+
+// reboot settles what the old boot had: its containers are gone.
+func (r *registration) reboot(ctx context.Context) error {
+	if !r.rebooted {
+		return nil
+	}
+	message := fmt.Sprintf("machine %s restarted: it came back with a new boot id", r.machine)
+	_, err := r.tx.Exec(ctx, `
+		UPDATE allocations a
+		SET state = CASE a.state WHEN 'orphaned' THEN 'released' WHEN 'kept' THEN 'released' WHEN 'released' THEN 'released' ELSE 'exited' END,
+		    alone = a.alone OR a.state = 'active' AND `+alone+`,
+		    released_at = CASE WHEN a.state IN ('orphaned', 'kept') THEN now() ELSE a.released_at END,
+		    freed_by = CASE WHEN counts(a.state) THEN 'boot' ELSE a.freed_by END,
+		    exit = coalesce(a.exit, CASE WHEN a.state IN ('reserved', 'active') THEN
+		        jsonb_strip_nulls(jsonb_build_object('cause', @cause::text, 'code', 255, 'message', @message::text,
+		            'started_at', a.started_at, 'finished_at', now())) END),
+		    exited_at = CASE WHEN a.state IN ('reserved', 'active') THEN coalesce(a.exited_at, now()) ELSE a.exited_at END,
+		    phase = CASE WHEN a.state IN ('reserved', 'active', 'exited') THEN 'sealed' ELSE a.phase END,
+		    sealed_at = CASE WHEN a.state IN ('reserved', 'active', 'exited') THEN coalesce(a.sealed_at, now()) ELSE a.sealed_at END
+		FROM machines m
+		WHERE a.machine_id = @machine AND a.forgotten_at IS NULL AND m.id = a.machine_id`,
+		pgx.NamedArgs{"machine": r.machine, "cause": berth.CauseBoot, "message": message})
+	if err != nil {
+		return fmt.Errorf("end the ranks of the old boot: %w", err)
+	}
+	for i := range r.allocs {
+		a := &r.allocs[i]
+		kind := berth.EventExited
+		switch a.State {
+		case berth.AllocReserved, berth.AllocActive:
+			a.State = berth.AllocExited
+		case berth.AllocExited:
+			if !a.Sealed {
+				r.changed[a.Job] = true
+			}
+			continue
+		case berth.AllocOrphaned, berth.AllocKept:
+			a.State, kind = berth.AllocReleased, berth.EventReleased
+		case berth.AllocReleased:
+			continue
+		default:
+			panic("unknown allocation state " + string(a.State))
+		}
+		r.changed[a.Job] = true
+		detail := fmt.Sprintf("rank %d of attempt %d: %s", a.Rank, a.Attempt, message)
+		if err := addEvent(ctx, r.tx, a.Job, kind, a.Attempt, AgentActor(r.machine), nil, detail); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// judge decides which of the containers seen must go, and releases orphans that
+// are not among them: the list is complete.
+func (r *registration) judge(ctx context.Context) error {
+	byID := map[berth.AllocationID]machineAlloc{}
+	for _, a := range r.allocs {
+		byID[a.ID] = a
+	}
+	seen := map[berth.AllocationID]bool{}
+	for _, c := range r.req.Containers {
+		seen[c.Alloc] = true
+		a, ok := byID[c.Alloc]
+		if !ok || !r.keeps(a, c) {
+			r.kill = append(r.kill, c.Alloc)
+		}
+	}
+	slices.Sort(r.kill)
+	r.kill = slices.Compact(r.kill)
+	if err := r.quarantine(ctx); err != nil {
+		return err
+	}
+	var gone []berth.AllocationID
+	for _, a := range r.allocs {
+		if a.State == berth.AllocOrphaned && !seen[a.ID] {
+			gone = append(gone, a.ID)
+			r.changed[a.Job] = true
+			detail := fmt.Sprintf("rank %d of attempt %d: machine %s is back without its container", a.Rank, a.Attempt, r.machine)
+			if err := addEvent(ctx, r.tx, a.Job, berth.EventReleased, a.Attempt, AgentActor(r.machine), nil, detail); err != nil {
+				return err
+			}
+		}
+	}
+	if len(gone) == 0 {
+		return nil
+	}
+	_, err := r.tx.Exec(ctx, `
+		UPDATE allocations
+		SET state = 'released', released_at = now(), forgotten_at = now(), freed_by = 'agent'
+		WHERE id = ANY(@gone) AND state = 'orphaned'`, pgx.NamedArgs{"gone": ids(gone)})
+	if err != nil {
+		return fmt.Errorf("release orphans: %w", err)
+	}
+	return nil
+}
+
+// quarantine takes out of what must go those containers that run and that the
+// database has never heard of, nor of their job's end. It has forgotten them: a
+// backup was restored, or a standby took over that lacked the newest rows. What
+// they do may be worth more than what the rows say, so people decide. The
+// machine takes no work before they have ended.
+func (r *registration) quarantine(ctx context.Context) error {
+	var alloc []int64
+	var job []string
+	for _, c := range r.req.Containers {
+		if c.Running && !r.rebooted && slices.Contains(r.kill, c.Alloc) {
+			alloc, job = append(alloc, int64(c.Alloc)), append(job, string(c.Job))
+		}
+	}
+	if len(alloc) == 0 {
+		return nil
+	}
+	rows, err := r.tx.Query(ctx, `
+		SELECT x.alloc
+		FROM unnest(@alloc::bigint[], @job::text[]::uuid[]) AS x (alloc, job)
+		WHERE NOT EXISTS (SELECT 1 FROM allocations a WHERE a.id = x.alloc)
+		  AND NOT EXISTS (SELECT 1 FROM archived_jobs j WHERE j.id = x.job)
+		ORDER BY 1`, pgx.NamedArgs{"alloc": alloc, "job": job})
+	if err != nil {
+		return fmt.Errorf("look for unknown containers: %w", err)
+	}
+	if r.unknown, err = pgx.CollectRows(rows, pgx.RowTo[berth.AllocationID]); err != nil {
+		return fmt.Errorf("look for unknown containers: %w", err)
+	}
+	r.kill = slices.DeleteFunc(r.kill, func(id berth.AllocationID) bool { return slices.Contains(r.unknown, id) })
+	return nil
+}
+
+func (r *registration) keeps(a machineAlloc, c berth.ContainerSeen) bool {
+	if r.rebooted || !a.Current || a.Job != c.Job || a.Attempt != c.Attempt || a.Rank != c.Rank {
+		return false
+	}
+	switch a.State {
+	case berth.AllocReserved, berth.AllocActive:
+		return a.Epoch == r.epoch
+	case berth.AllocExited: // its log and checkpoints are still to be stored
+		return true
+	case berth.AllocKept, berth.AllocOrphaned, berth.AllocReleased:
+		return false
+	default:
+		panic("unknown allocation state " + string(a.State))
+	}
+}
+
+// writeMachine stores the inventory. A drain lasts until an operator ends it,
+// whatever the machine went through meanwhile. A capacity that became smaller than what
+// is in use stays as it was, and the machine says so: the present work must end
+// first.
+func (r *registration) writeMachine(ctx context.Context) error {
+	next := berth.MachineReady
+	owed := slices.Concat(r.kill, r.unknown)
+	if len(owed) > 0 {
+		next = berth.MachineJoining
+	}
+	if r.state == berth.MachineDraining {
+		next = berth.MachineDraining
+	}
+	r.state = next
+	inv := r.req.Inventory
+	if inv.Site == "" {
+		inv.Site = "on_prem"
+	}
+	_, err := r.tx.Exec(ctx, `
+		UPDATE machines m
+		SET state = @state,
+		    reason = CASE
+		        WHEN @state = 'draining' THEN coalesce(m.drain_reason, m.reason)
+		        WHEN @cpu < m.cpu_m_used OR @mem < m.mem_mb_used OR @disk < m.disk_mb_used
+		        THEN 'reports less capacity than is in use; the old figures stand until its work has ended'
+		        WHEN @state = 'joining' AND @unknown > 0
+		        THEN 'runs ' || @unknown || ' containers that the database does not know; they are left alone, and no work comes before they end'
+		        WHEN @state = 'joining' THEN 'removes containers left over from before'
+		        ELSE '' END,
+		    epoch = @epoch,
+		    host_boot = @host_boot,
+		    agent_boot = @agent_boot,
+		    pool = coalesce(nullif((SELECT t.pool FROM join_tokens t WHERE t.used_by = m.id ORDER BY t.used_at DESC LIMIT 1), ''), @pool),
+		    labels = @labels::jsonb || coalesce((SELECT t.labels FROM join_tokens t WHERE t.used_by = m.id ORDER BY t.used_at DESC LIMIT 1), '{}'),
+		    region = @region,
+		    site = @site,
+		    address = @address,
+		    engine = @engine,
+		    agent_version = @version,
+		    declared = @declared,
+		    fence_ms = @fence,
+		    pending_kills = @kills,
+		    cpu_m = CASE WHEN @cpu >= m.cpu_m_used THEN @cpu ELSE m.cpu_m END,
+		    mem_mb = CASE WHEN @mem >= m.mem_mb_used THEN @mem ELSE m.mem_mb END,
+		    disk_mb = CASE WHEN @disk >= m.disk_mb_used THEN @disk ELSE m.disk_mb END
+		WHERE m.id = @machine`,
+		pgx.NamedArgs{
+			"machine": r.machine, "state": string(next), "epoch": r.epoch,
+			"host_boot": r.req.HostBoot, "agent_boot": r.req.AgentBoot,
+			"pool": inv.Pool, "labels": nonNil(inv.Labels), "region": inv.Region, "site": inv.Site, "address": inv.Address,
+			"engine": inv.Engine, "version": inv.Version, "declared": inv.Declared, "fence": max(0, inv.Fence.Std().Milliseconds()), "kills": ids(owed), "unknown": len(r.unknown),
+			"cpu": inv.Capacity.CPUMilli, "mem": inv.Capacity.MemoryMiB, "disk": inv.Capacity.DiskMiB,
+		})
+	if err != nil {
+		return fmt.Errorf("store inventory: %w", err)
+	}
+	return nil
+}
+
+func (r *registration) writeLease(ctx context.Context) error {
+	_, err := r.tx.Exec(ctx, `
+		INSERT INTO machine_leases (machine_id, epoch, agent_boot, until)
+		VALUES (@machine, @epoch, @boot, clock_timestamp() + @ttl::interval)
+		ON CONFLICT (machine_id) DO UPDATE
+		SET epoch = excluded.epoch, agent_boot = excluded.agent_boot, until = excluded.until, seen_at = clock_timestamp(), seq = 0`,
+		pgx.NamedArgs{"machine": r.machine, "epoch": r.epoch, "boot": r.req.AgentBoot, "ttl": berth.MachineLeaseTTL})
+	return err
+}
+
+// ids are allocation ids as the driver takes them.
+func ids(allocs []berth.AllocationID) []int64 {
+	list := make([]int64, len(allocs))
+	for i, a := range allocs {
+		list[i] = int64(a)
+	}
+	return list
+}

@@ -1,0 +1,210 @@
+package db_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth"
+	"berth/db"
+)
+
+func TestJoinTokenIsGoodOnce(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	j, err := s.db.CreateJoinToken(t.Context(), berth.NewJoinToken{Labels: map[string]string{"tier": "prod"}}, "operator:test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, cluster, err := s.db.Join(t.Context(), j.Secret, "fresh")
+	if err != nil || cluster == "" {
+		t.Fatalf("join: cluster %q, %v", cluster, err)
+	}
+	p, err := s.db.Authenticate(t.Context(), token)
+	if err != nil || p.Role != berth.RoleMachine || p.Machine != "fresh" {
+		t.Errorf("the machine's token stands for %+v, %v", p, err)
+	}
+	if _, _, err := s.db.Join(t.Context(), j.Secret, "other"); berth.CodeOf(err) != berth.CodeUnauthorized {
+		t.Errorf("a spent join token: %v", err)
+	}
+	for _, forged := range []string{"", "berthjoin_0_0", strings.Replace(j.Secret, "_", "_0", 1), j.Secret[:len(j.Secret)-1] + "x"} {
+		if _, _, err := s.db.Join(t.Context(), forged, "other"); berth.CodeOf(err) != berth.CodeUnauthorized {
+			t.Errorf("forged join token %q: %v", forged, err)
+		}
+	}
+	mustExec(t, s.pool, `UPDATE machines SET host_boot = 'h' WHERE id = 'fresh'`)
+	a := &agent{stage: s, machine: "fresh", host: "h", boot: "a"}
+	if _, _, err := s.db.Register(t.Context(), "fresh", a.request()); err != nil {
+		t.Fatal(err)
+	}
+	if tier := one[string](s, `SELECT labels ->> 'tier' FROM machines WHERE id = 'fresh'`); tier != "prod" {
+		t.Errorf("label of the join token is %q", tier)
+	}
+	again, err := s.db.CreateJoinToken(t.Context(), berth.NewJoinToken{}, "operator:test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.db.Join(t.Context(), again.Secret, "fresh"); !berth.IsSlug(err, db.SlugMachineExists) {
+		t.Errorf("joining under a live machine's name: %v", err)
+	}
+	mustExec(t, s.pool, `UPDATE machines SET state = 'retired' WHERE id = 'fresh'`)
+	if _, _, err := s.db.Join(t.Context(), again.Secret, "fresh"); err != nil {
+		t.Errorf("joining under a retired name: %v", err)
+	}
+	if _, err := s.db.Authenticate(t.Context(), token); berth.CodeOf(err) != berth.CodeUnauthorized {
+		t.Errorf("the old machine's token still opens: %v", err)
+	}
+}
+
+func TestStaleSessionsChangeNothing(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	old, _ := s.register("host1", "agent1")
+	id := s.submit(nil)
+	attempt := s.place(id, "m0")
+	old.mustClaim(id, attempt)
+	now, _ := s.register("host1", "agent2")
+	if now.epoch != old.epoch {
+		t.Errorf("an agent's restart moved the epoch from %d to %d", old.epoch, now.epoch)
+	}
+	if _, err := old.claims(id, attempt); !berth.IsSlug(err, berth.SlugStaleEpoch) {
+		t.Errorf("claim: %v", err)
+	}
+	report := func(r *berth.SyncRequest) {
+		x := exited(0)
+		r.Reports = []berth.RankReport{{Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt, Phase: berth.PhaseExited, Exit: &x}}
+	}
+	if _, err := old.sync(report); !berth.IsSlug(err, berth.SlugStaleEpoch) {
+		t.Errorf("report: %v", err)
+	}
+	if _, err := old.sync(func(*berth.SyncRequest) {}); !berth.IsSlug(err, berth.SlugStaleEpoch) {
+		t.Errorf("poll: %v", err)
+	}
+	if st := s.ranks(id, attempt)[0]; st != "active {}" {
+		t.Errorf("the rank became %s", st)
+	}
+	if _, err := now.claims(id, attempt); err != nil {
+		t.Errorf("the present agent: %v", err)
+	}
+	mustExec(t, s.pool, `UPDATE machines SET state = 'lost' WHERE id = 'm0'`)
+	if _, err := now.sync(func(*berth.SyncRequest) {}); !berth.IsSlug(err, berth.SlugStaleEpoch) {
+		t.Errorf("poll of a lost machine: %v", err)
+	}
+	stolen := berth.ClaimRequest{AgentBoot: "b", Epoch: 1, Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt}
+	if _, _, err := s.db.Register(t.Context(), "m1", (&agent{machine: "m1", host: "h", boot: "b"}).request()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.db.Claim(t.Context(), "m1", stolen); berth.CodeOf(err) != berth.CodeForbidden {
+		t.Errorf("another machine's claim: %v", err)
+	}
+}
+
+func TestRebootFreesWhatTheOldBootHad(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	running := s.submit(nil)
+	one1 := s.place(running, "m0")
+	a.mustClaim(running, one1)
+	s.run(running)
+	orphan := s.submit(nil)
+	two := s.place(orphan, "m0")
+	a.mustClaim(orphan, two)
+	s.run(orphan)
+	s.orphan(orphan, two, 0)
+	s.settle(orphan, two)
+	seen := berth.ContainerSeen{Alloc: s.alloc(running, one1), Job: running, Attempt: one1}
+
+	b, r := s.register("host2", "agent2", seen)
+	if b.epoch != a.epoch+1 {
+		t.Errorf("epoch went from %d to %d", a.epoch, b.epoch)
+	}
+	if diff := cmp.Diff([]berth.AllocationID{seen.Alloc}, r.Kill); diff != "" {
+		t.Errorf("kills (-want +got):\n%s", diff)
+	}
+	s.freed()
+	if e := lastEvent(s, orphan); e.Kind != berth.EventReleased {
+		t.Errorf("last event of the orphan's job is %+v", e)
+	}
+	if got := s.settle(running, one1); got.Next != berth.Retrying {
+		t.Errorf("the job of the rebooted machine is settled as %+v", got)
+	}
+	if code := s.job(running).Reason.Code; code != berth.ReasonMachineError {
+		t.Errorf("its reason is %s", code)
+	}
+	if st := one[string](s, `SELECT state FROM machines WHERE id = 'm0'`); st != "joining" {
+		t.Errorf("with a kill to confirm the machine is %s", st)
+	}
+	if _, err := b.sync(func(r *berth.SyncRequest) { r.Gone = []berth.AllocationID{seen.Alloc} }); err != nil {
+		t.Fatal(err)
+	}
+	if st := one[string](s, `SELECT state FROM machines WHERE id = 'm0'`); st != "ready" {
+		t.Errorf("with the kill confirmed the machine is %s", st)
+	}
+}
+
+func TestRestartKeepsCurrentWorkAndKillsTheRest(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	live := s.submit(nil)
+	n := s.place(live, "m0")
+	a.mustClaim(live, n)
+	lost := s.submit(nil)
+	m := s.place(lost, "m0")
+	a.mustClaim(lost, m)
+	s.run(lost)
+	s.orphan(lost, m, 0)
+	s.settle(lost, m)
+	absent := s.submit(nil)
+	k := s.place(absent, "m1")
+	s.claim(absent, k, 0)
+	s.run(absent)
+	mustExec(t, s.pool, `UPDATE allocations SET state = 'orphaned' WHERE job = $1`, absent)
+
+	_, r := s.register("host1", "agent2",
+		berth.ContainerSeen{Alloc: s.alloc(live, n), Job: live, Attempt: n},
+		berth.ContainerSeen{Alloc: s.alloc(lost, m), Job: lost, Attempt: m},
+		berth.ContainerSeen{Alloc: 4711, Job: live, Attempt: 9})
+	if diff := cmp.Diff([]berth.AllocationID{s.alloc(lost, m), 4711}, r.Kill); diff != "" && !cmp.Equal([]berth.AllocationID{4711, s.alloc(lost, m)}, r.Kill) {
+		t.Errorf("kills (-want +got):\n%s", diff)
+	}
+	if st := one[string](s, `SELECT state FROM allocations WHERE job = $1`, lost); st != "orphaned" {
+		t.Errorf("an orphan that still has a container is %s", st)
+	}
+	// m1 comes back without the container: that is confirmation.
+	if _, _, err := s.db.Register(t.Context(), "m1", (&agent{machine: "m1", host: "", boot: "b"}).request()); berth.CodeOf(err) != berth.CodeInvalid {
+		t.Errorf("register without a host boot: %v", err)
+	}
+	mustExec(t, s.pool, `UPDATE machines SET host_boot = 'h' WHERE id = 'm1'`)
+	if _, _, err := s.db.Register(t.Context(), "m1", (&agent{machine: "m1", host: "h", boot: "b"}).request()); err != nil {
+		t.Fatal(err)
+	}
+	if st := one[string](s, `SELECT state FROM allocations WHERE job = $1`, absent); st != "released" {
+		t.Errorf("an orphan missing from a full list is %s", st)
+	}
+}
+
+func TestShrunkMachineKeepsWhatIsInUse(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id := s.submit(nil)
+	a.mustClaim(id, s.place(id, "m0"))
+	small := a.request(berth.ContainerSeen{Alloc: s.alloc(id, 1), Job: id, Attempt: 1})
+	small.Inventory.Capacity.MemoryMiB = 10
+	small.Inventory.GPUs = small.Inventory.GPUs[1:]
+	if _, _, err := s.db.Register(t.Context(), "m0", small); err != nil {
+		t.Fatal(err)
+	}
+	if m := one[int64](s, `SELECT mem_mb FROM machines WHERE id = 'm0'`); m < 1024 {
+		t.Errorf("memory shrank to %d below its use", m)
+	}
+	if why := one[string](s, `SELECT reason FROM machines WHERE id = 'm0'`); !strings.Contains(why, "less capacity") {
+		t.Errorf("reason is %q", why)
+	}
+	if one[bool](s, `SELECT healthy FROM gpu_devices WHERE uuid = 'm0-0'`) {
+		t.Error("a vanished GPU is healthy")
+	}
+}

@@ -1,0 +1,341 @@
+package db
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// phaseOrder makes phases comparable: a rank only moves on.
+var phaseOrder = map[berth.Phase]int{
+	berth.PhaseNone: 0, berth.PhaseClaimed: 1, berth.PhasePulling: 2, berth.PhaseRestoring: 3,
+	berth.PhasePrepared: 4, berth.PhaseRunning: 5, berth.PhaseExited: 6, berth.PhaseSealed: 7,
+}
+
+// reporting is one call's reports on their way into the rows. A rank that ends
+// by itself, the usual case, touches its allocation alone; the job's row is
+// locked only for those that must: the last prepared rank starts the job, and
+// events are numbered under that lock.
+type reporting struct {
+	tx      pgx.Tx
+	machine berth.MachineID
+	req     berth.SyncRequest
+	actor   string
+
+	part bool // of a call: the parts before it have stored its seq
+
+	lockJobs map[berth.JobID]bool
+	jobs     map[berth.JobID]*reportedJob
+	rows     map[berth.AllocationID]*reportedRow
+	order    []berth.AllocationID
+	owesKill bool // the machine was told to remove containers, and has not yet
+
+	// What is to be told after the commit.
+	stale    []berth.AllocationID
+	freed    bool
+	touched  map[berth.JobID]bool
+	machines map[berth.MachineID]bool
+}
+
+type reportedJob struct {
+	ID      berth.JobID
+	State   berth.State
+	Attempt int
+	Digest  string
+
+	prepared  bool   // a rank of it was reported prepared
+	newDigest string // of its image, seen for the first time
+}
+
+// reportedRow is an allocation as it is and as it shall be.
+type reportedRow struct {
+	ID        berth.AllocationID
+	Job       berth.JobID
+	Attempt   int
+	Rank      int
+	Machine   berth.MachineID
+	Epoch     int64
+	State     berth.AllocationState
+	Phase     berth.Phase
+	Sealed    bool
+	HasExit   bool
+	Orders    berth.Orders
+	Forgotten bool
+	Started   bool
+
+	changed  bool
+	prepared bool // by this very report
+	exit     *berth.Exit
+	step     *berth.Progress
+	begun    bool // set started_at
+	forget   bool
+}
+
+// reportOnce applies what a machine reports, in one transaction, and returns the
+// allocations whose reports were not current. part says that the same call may
+// have stored other reports before.
+func (d *DB) reportOnce(ctx context.Context, machine berth.MachineID, req berth.SyncRequest, part bool) ([]berth.AllocationID, error) {
+	lock := map[berth.JobID]bool{}
+	for _, p := range req.Reports {
+		if err := checkReport(p); err != nil {
+			return nil, err
+		}
+		if needsJob(p) {
+			lock[p.Job] = true
+		}
+	}
+	var r *reporting
+	var err error
+	for range 5 {
+		r = &reporting{
+			machine: machine, req: req, actor: AgentActor(machine), part: part, lockJobs: lock,
+			touched: map[berth.JobID]bool{}, machines: map[berth.MachineID]bool{},
+		}
+		err = d.tx(ctx, func(tx pgx.Tx) error {
+			r.tx = tx
+			return r.run(ctx)
+		})
+		if !errors.Is(err, errMoved) {
+			break
+		}
+	}
+	if errors.Is(err, errOvertaken) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for job := range r.touched {
+		d.hub.Publish(TopicJob, string(job))
+	}
+	for m := range r.machines {
+		d.hub.Publish(TopicMachine, string(m))
+	}
+	if r.freed {
+		d.hub.Publish(TopicQueue, "")
+	}
+	return r.stale, nil
+}
+
+// errOvertaken ends a call that a later one of the same agent has overtaken.
+var errOvertaken = errors.New("a later report was here before")
+
+// needsJob reports whether this report may start the job, or writes an event.
+func needsJob(p berth.RankReport) bool {
+	return p.Phase == berth.PhasePrepared || p.Warning != "" || p.Exit != nil && !plain(*p.Exit)
+}
+
+// plain ends are told by the job's own verdict, and need no event.
+func plain(x berth.Exit) bool { return x.Cause == berth.CauseExited && x.Code == 0 }
+
+func (r *reporting) run(ctx context.Context) error {
+	r.order, r.stale, r.freed = nil, nil, false
+	for _, step := range []func(context.Context) error{
+		r.lock, r.apply, r.write, r.startJobs, r.writeMachine, r.renew,
+	} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lock checks the session and takes jobs, then allocations, each in order of
+// id. Of a job that may start, the other ranks are taken as well: they get the
+// order.
+func (r *reporting) lock(ctx context.Context) error {
+	jobs, prepared, allocs := []string{}, []string{}, []int64{}
+	for job := range r.lockJobs {
+		jobs = append(jobs, string(job))
+	}
+	slices.Sort(jobs)
+	for _, p := range r.req.Reports {
+		allocs = append(allocs, int64(p.Alloc))
+		if p.Phase == berth.PhasePrepared || p.Phase == berth.PhaseRunning && r.lockJobs[p.Job] {
+			prepared = append(prepared, string(p.Job))
+		}
+	}
+	allocs = append(allocs, ids(r.req.Gone)...)
+
+	b := &pgx.Batch{}
+	var s session
+	b.Queue(`
+		SELECT m.state, m.epoch, m.agent_boot, coalesce(l.seq, 0), cardinality(m.pending_kills) > 0
+		FROM machines m
+		LEFT JOIN machine_leases l ON l.machine_id = m.id
+		WHERE m.id = @machine`, pgx.NamedArgs{"machine": r.machine}).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&s.state, &s.epoch, &s.agentBoot, &s.seq, &r.owesKill)
+	})
+	r.jobs = map[berth.JobID]*reportedJob{}
+	if len(jobs) > 0 {
+		b.Queue(`
+			SELECT id::text, state, attempt, image_digest
+			FROM jobs
+			WHERE id = ANY(@jobs::text[]::uuid[])
+			ORDER BY id
+			FOR NO KEY UPDATE`, pgx.NamedArgs{"jobs": jobs}).Query(func(rows pgx.Rows) error {
+			var j reportedJob
+			_, err := pgx.ForEachRow(rows, []any{&j.ID, &j.State, &j.Attempt, &j.Digest}, func() error {
+				locked := j
+				r.jobs[j.ID] = &locked
+				return nil
+			})
+			return err
+		})
+	}
+	r.rows = map[berth.AllocationID]*reportedRow{}
+	if len(allocs) > 0 {
+		b.Queue(`
+			SELECT id, job::text, attempt, rank, machine_id, machine_epoch, state, phase, sealed_at IS NOT NULL, exit IS NOT NULL,
+			       orders, forgotten_at IS NOT NULL, started_at IS NOT NULL
+			FROM allocations
+			WHERE id IN (
+				SELECT unnest(@allocs::bigint[])
+				UNION
+				SELECT a.id
+				FROM allocations a
+				JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
+				WHERE a.job = ANY(@prepared::text[]::uuid[])
+			)
+			ORDER BY id
+			FOR NO KEY UPDATE`, pgx.NamedArgs{"allocs": allocs, "prepared": prepared}).Query(func(rows pgx.Rows) error {
+			var a reportedRow
+			_, err := pgx.ForEachRow(rows, []any{&a.ID, &a.Job, &a.Attempt, &a.Rank, &a.Machine, &a.Epoch, &a.State, &a.Phase, &a.Sealed, &a.HasExit,
+				&a.Orders, &a.Forgotten, &a.Started}, func() error {
+				locked := a
+				r.rows[a.ID] = &locked
+				r.order = append(r.order, a.ID)
+				a.Orders = berth.Orders{}
+				return nil
+			})
+			return err
+		})
+	}
+	if err := r.tx.SendBatch(ctx, b).Close(); err != nil {
+		return err
+	}
+	if s.state == "" {
+		return berth.Errorf(berth.CodeNotFound, "no such machine %s", r.machine)
+	}
+	if err := s.check(r.machine, r.req.AgentBoot, r.req.Epoch); err != nil {
+		return err
+	}
+	if r.req.Seq < s.seq || r.req.Seq == s.seq && !r.part {
+		return errOvertaken
+	}
+	return nil
+}
+
+// apply decides, on the locked rows, what each report changes.
+func (r *reporting) apply(ctx context.Context) error {
+	for _, p := range r.req.Reports {
+		a := r.rows[p.Alloc]
+		if a == nil || a.Machine != r.machine || a.Job != p.Job || a.Attempt != p.Attempt || a.Rank != p.Rank {
+			r.stale = append(r.stale, p.Alloc)
+			continue
+		}
+		if err := r.applyOne(ctx, a, p); err != nil {
+			return err
+		}
+	}
+	for _, id := range r.req.Gone {
+		a := r.rows[id]
+		if a == nil || a.Machine != r.machine || a.Forgotten {
+			continue
+		}
+		switch a.State {
+		case berth.AllocOrphaned:
+			if err := r.release(ctx, a, "its container is gone"); err != nil {
+				return err
+			}
+			a.forget = true
+		case berth.AllocReleased:
+			a.changed, a.forget = true, true
+		case berth.AllocExited:
+			a.changed, a.forget = true, a.Orders.Forget
+		case berth.AllocReserved, berth.AllocActive, berth.AllocKept:
+			// Present work ends by a report of its exit, never by absence alone.
+		default:
+			panic("unknown allocation state " + string(a.State))
+		}
+	}
+	return nil
+}
+
+func (r *reporting) applyOne(ctx context.Context, a *reportedRow, p berth.RankReport) error {
+	ended := phaseOrder[p.Phase] >= phaseOrder[berth.PhaseExited] && p.Exit != nil
+	switch a.State {
+	case berth.AllocOrphaned:
+		r.stale = append(r.stale, a.ID)
+		if !ended || a.Epoch != r.req.Epoch {
+			return nil
+		}
+		a.exit = p.Exit
+		return r.release(ctx, a, "its container has ended")
+	case berth.AllocKept, berth.AllocReleased:
+		r.stale = append(r.stale, a.ID)
+		return nil
+	case berth.AllocReserved, berth.AllocActive:
+		if a.Epoch != r.req.Epoch {
+			r.stale = append(r.stale, a.ID)
+			return nil
+		}
+		if err := r.catchUp(a, p, ended); err != nil {
+			return err
+		}
+	case berth.AllocExited:
+		if a.Sealed {
+			return nil
+		}
+	default:
+		panic("unknown allocation state " + string(a.State))
+	}
+	if ended && a.State != berth.AllocExited {
+		a.State, a.changed = berth.AllocExited, true
+		r.freed = true
+	}
+	if ended && !a.HasExit {
+		a.exit, a.changed = p.Exit, true
+		r.touched[a.Job] = true
+	}
+	if phaseOrder[p.Phase] > phaseOrder[a.Phase] && (ended || phaseOrder[p.Phase] < phaseOrder[berth.PhaseExited]) {
+		a.Phase, a.changed = p.Phase, true
+		a.prepared = p.Phase == berth.PhasePrepared
+	}
+	if p.Phase == berth.PhaseRunning && !a.Started {
+		a.begun, a.changed = true, true
+		r.touched[a.Job] = true
+	}
+	if p.Progress != nil {
+		a.step, a.changed = p.Progress, true
+	}
+	return r.tell(ctx, a, p, ended)
+}
+
+// catchUp lets a row follow a container that is ahead of it, as after the
+// restore of a backup: a reservation that its machine has claimed long ago, a
+// rank that runs and was never told to. The job's row is locked for the latter,
+// so the first time around everything starts over with it.
+func (r *reporting) catchUp(a *reportedRow, p berth.RankReport, ended bool) error {
+	if ended {
+		return nil // Settle copes
+	}
+	if a.State == berth.AllocReserved && phaseOrder[p.Phase] >= phaseOrder[berth.PhaseClaimed] {
+		a.State, a.changed = berth.AllocActive, true
+	}
+	if p.Phase != berth.PhaseRunning || a.Orders.Start {
+		return nil
+	}
+	if !r.lockJobs[a.Job] {
+		r.lockJobs[a.Job] = true
+		return errMoved
+	}
+	if j := r.jobs[a.Job]; j != nil && j.Attempt == a.Attempt {
+		j.prepared = true
+	}
+	return nil
+}

@@ -1,0 +1,103 @@
+package db
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// tell writes what a report says of its job: only under the lock of its row.
+func (r *reporting) tell(ctx context.Context, a *reportedRow, p berth.RankReport, ended bool) error {
+	j := r.jobs[a.Job]
+	if j == nil || j.Attempt != a.Attempt {
+		return nil
+	}
+	j.prepared = j.prepared || p.Phase == berth.PhasePrepared
+	if j.Digest == "" {
+		j.newDigest = p.ImageDigest
+	}
+	if p.Restored != nil && a.prepared {
+		if err := r.restored(ctx, a, *p.Restored); err != nil {
+			return err
+		}
+	}
+	if p.Warning != "" {
+		if err := r.warn(ctx, a, p.Warning); err != nil {
+			return err
+		}
+	}
+	if ended && a.exit != nil && !plain(*a.exit) {
+		return r.event(ctx, a, berth.EventExited, describeExit(a, r.machine))
+	}
+	return nil
+}
+
+func (r *reporting) restored(ctx context.Context, a *reportedRow, step int64) error {
+	_, err := r.tx.Exec(ctx, `
+		UPDATE attempts
+		SET resume_from = @step
+		WHERE job = @job AND attempt = @attempt AND resume_from IS DISTINCT FROM @step`,
+		pgx.NamedArgs{"job": a.Job, "attempt": a.Attempt, "step": step})
+	if err != nil {
+		return fmt.Errorf("store restored step: %w", err)
+	}
+	return r.event(ctx, a, berth.EventRestored, fmt.Sprintf("rank %d goes on from step %d", a.Rank, step))
+}
+
+func describeExit(a *reportedRow, m berth.MachineID) string {
+	x := a.exit
+	s := fmt.Sprintf("rank %d on %s: %s", a.Rank, m, x.Cause)
+	if x.Started() {
+		s += fmt.Sprintf(", exit code %d", x.Code)
+	}
+	if x.OOMKilled {
+		s += ", out of memory"
+	}
+	if x.Message != "" {
+		s += ": " + x.Message
+	}
+	return s
+}
+
+func (r *reporting) event(ctx context.Context, a *reportedRow, kind berth.EventKind, detail string) error {
+	r.touched[a.Job] = true
+	return addEvent(ctx, r.tx, a.Job, kind, a.Attempt, r.actor, nil, detail)
+}
+
+// maxWarnings bounds the warnings in the history of one attempt: what a job
+// does wrong again and again, with other words each time, must not grow it for
+// ever.
+const maxWarnings = 50
+
+// warn adds each text once to an attempt, up to maxWarnings.
+func (r *reporting) warn(ctx context.Context, a *reportedRow, text string) error {
+	var told, before int
+	err := r.tx.QueryRow(ctx, `
+		SELECT count(*) FILTER (WHERE detail = @text), count(*)
+		FROM job_events
+		WHERE job = @job AND kind = 'warning' AND attempt = @attempt`,
+		pgx.NamedArgs{"job": a.Job, "attempt": a.Attempt, "text": text}).Scan(&told, &before)
+	switch {
+	case err != nil || told > 0 || before >= maxWarnings:
+		return err
+	case before == maxWarnings-1:
+		text += " (there were many warnings; further ones are only in the agent's log)"
+	}
+	return r.event(ctx, a, berth.EventWarning, text)
+}
+
+// release frees an orphan that its machine says is gone. Its event wants the
+// lock of the job's row, which must be taken first; so the first time around
+// everything starts over with it.
+func (r *reporting) release(ctx context.Context, a *reportedRow, why string) error {
+	if !r.lockJobs[a.Job] {
+		r.lockJobs[a.Job] = true
+		return errMoved
+	}
+	a.State, a.changed = berth.AllocReleased, true
+	r.freed = true
+	return r.event(ctx, a, berth.EventReleased, fmt.Sprintf("rank %d of attempt %d: machine %s is back and says %s", a.Rank, a.Attempt, r.machine, why))
+}

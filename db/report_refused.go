@@ -1,0 +1,117 @@
+package db
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"berth"
+)
+
+// report applies a call's reports: all in one transaction, and where the
+// database refuses that, one by one, so that what it objects to keeps nobody
+// else's exit from being stored. It returns the allocations whose reports were
+// not current, and what was refused.
+func (d *DB) report(ctx context.Context, machine berth.MachineID, req berth.SyncRequest) ([]berth.AllocationID, []berth.Refused, error) {
+	req.Reports = cleaned(req.Reports)
+	stale, err := d.reportOnce(ctx, machine, req, false)
+	if !isUnfit(err) {
+		return stale, nil, err
+	}
+	d.log.Error("reports of a machine refused; they are stored one by one", "machine_id", machine, "reports", len(req.Reports), "err", err)
+	var refused []berth.Refused
+	for _, part := range parts(req) {
+		s, err := d.reportOnce(ctx, machine, part, true)
+		stale = append(stale, s...)
+		switch {
+		case err == nil:
+		case isUnfit(err):
+			refused = append(refused, berth.Refused{Alloc: concerned(part), Detail: mapError(err, "report").Error()})
+		default:
+			return stale, refused, err
+		}
+	}
+	return stale, refused, nil
+}
+
+// isUnfit reports whether the database, or we, object to what was sent, so that
+// the very same would be refused again.
+func isUnfit(err error) bool {
+	if e, ok := errors.AsType[*berth.Error](err); ok {
+		return e.Code == berth.CodeInvalid
+	}
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && (pg.Code[:2] == "22" || pg.Code[:2] == "23" || pg.Code[:2] == "BT")
+}
+
+// parts are the call's single reports, each a call of its own.
+func parts(req berth.SyncRequest) []berth.SyncRequest {
+	one := req
+	one.Reports, one.Gone, one.GPUs = nil, nil, nil
+	var list []berth.SyncRequest
+	for i := range req.Reports {
+		one.Reports = req.Reports[i : i+1]
+		list = append(list, one)
+	}
+	one.Reports = nil
+	for i := range req.Gone {
+		one.Gone = req.Gone[i : i+1]
+		list = append(list, one)
+	}
+	one.Gone = nil
+	for i := range req.GPUs {
+		one.GPUs = req.GPUs[i : i+1]
+		list = append(list, one)
+	}
+	return list
+}
+
+func concerned(part berth.SyncRequest) berth.AllocationID {
+	switch {
+	case len(part.Reports) > 0:
+		return part.Reports[0].Alloc
+	case len(part.Gone) > 0:
+		return part.Gone[0]
+	}
+	return 0
+}
+
+// checkReport finds what no row could take.
+func checkReport(p berth.RankReport) error {
+	if _, known := phaseOrder[p.Phase]; !known {
+		return berth.Errorf(berth.CodeInvalid, "allocation %d: unknown phase %q", p.Alloc, p.Phase)
+	}
+	if _, err := berth.ParseJobID(string(p.Job)); err != nil {
+		return fmt.Errorf("allocation %d: %w", p.Alloc, err)
+	}
+	return nil
+}
+
+// cleaned makes the words of engines and jobs fit for text and jsonb, which
+// hold neither NUL nor broken UTF-8: an exit must not go unheard for its
+// message.
+func cleaned(reports []berth.RankReport) []berth.RankReport {
+	list := make([]berth.RankReport, len(reports))
+	for i, p := range reports {
+		p.Warning, p.ImageDigest = plainText(p.Warning), plainText(p.ImageDigest)
+		if p.Exit != nil {
+			x := *p.Exit
+			x.Message = plainText(x.Message)
+			p.Exit = &x
+		}
+		if p.Progress != nil {
+			x := *p.Progress
+			x.Message = plainText(x.Message)
+			p.Progress = &x
+		}
+		list[i] = p
+	}
+	return list
+}
+
+func plainText(s string) string {
+	return strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", ""), "\uFFFD")
+}

@@ -1,0 +1,249 @@
+package db
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// write stores every changed row in one statement.
+func (r *reporting) write(ctx context.Context) error {
+	var (
+		id            []int64
+		state, phase  []string
+		exit, step    []*string
+		begun, forget []bool
+		steps         []*reportedRow
+	)
+	for _, alloc := range r.order {
+		a := r.rows[alloc]
+		if !a.changed {
+			continue
+		}
+		x, err := document(a.exit)
+		if err != nil {
+			return err
+		}
+		p, err := document(a.step)
+		if err != nil {
+			return err
+		}
+		id, state, phase = append(id, int64(a.ID)), append(state, string(a.State)), append(phase, string(a.Phase))
+		exit, step, begun, forget = append(exit, x), append(step, p), append(begun, a.begun), append(forget, a.forget)
+		if a.step != nil {
+			steps = append(steps, a)
+		}
+	}
+	if len(id) == 0 {
+		return nil
+	}
+	_, err := r.tx.Exec(ctx, `
+		UPDATE allocations a
+		SET state = x.state,
+		    phase = x.phase,
+		    exit = coalesce(a.exit, x.exit::jsonb),
+		    progress = coalesce(x.progress::jsonb, a.progress),
+		    claimed_at = CASE WHEN x.state = 'active' THEN coalesce(a.claimed_at, now()) ELSE a.claimed_at END,
+		    started_at = CASE WHEN x.begun OR (x.exit::jsonb) ? 'started_at' THEN coalesce(a.started_at, now()) ELSE a.started_at END,
+		    exited_at = CASE WHEN x.state = 'exited' THEN coalesce(a.exited_at, now()) ELSE a.exited_at END,
+		    sealed_at = CASE WHEN x.state = 'exited' AND x.phase = 'sealed' THEN coalesce(a.sealed_at, now()) ELSE a.sealed_at END,
+		    released_at = CASE WHEN x.state = 'released' THEN coalesce(a.released_at, now()) ELSE a.released_at END,
+		    freed_by = CASE WHEN counts(a.state) AND NOT counts(x.state) THEN 'agent' ELSE a.freed_by END,
+		    forgotten_at = CASE WHEN x.forget THEN now() ELSE a.forgotten_at END
+		FROM unnest(@id::bigint[], @state::text[], @phase::text[], @exit::text[], @progress::text[], @begun::bool[], @forget::bool[])
+		     AS x (id, state, phase, exit, progress, begun, forget)
+		WHERE a.id = x.id`,
+		pgx.NamedArgs{"id": id, "state": state, "phase": phase, "exit": exit, "progress": step, "begun": begun, "forget": forget})
+	if err != nil {
+		return fmt.Errorf("store reports: %w", err)
+	}
+	return r.writeSteps(ctx, steps)
+}
+
+// writeSteps notes the last step of each attempt. Attempts come after the
+// allocations, whose locks keep Settle away.
+func (r *reporting) writeSteps(ctx context.Context, rows []*reportedRow) error {
+	if len(rows) == 0 {
+		return nil
+	}
+	var job []string
+	var attempt []int
+	var step []int64
+	for _, a := range rows {
+		job, attempt, step = append(job, string(a.Job)), append(attempt, a.Attempt), append(step, a.step.Step)
+		r.touched[a.Job] = true
+	}
+	_, err := r.tx.Exec(ctx, `
+		UPDATE attempts t
+		SET last_step = x.step
+		FROM (
+			SELECT job::uuid, attempt, max(step) AS step
+			FROM unnest(@job::text[], @attempt::int[], @step::bigint[]) AS x (job, attempt, step)
+			GROUP BY 1, 2
+		) x
+		WHERE t.job = x.job AND t.attempt = x.attempt AND t.last_step IS DISTINCT FROM x.step`,
+		pgx.NamedArgs{"job": job, "attempt": attempt, "step": step})
+	if err != nil {
+		return fmt.Errorf("store progress: %w", err)
+	}
+	return nil
+}
+
+// startJobs moves each job whose last rank is prepared to running and orders
+// all its ranks to start.
+func (r *reporting) startJobs(ctx context.Context) error {
+	for _, id := range slices.Sorted(maps.Keys(r.jobs)) {
+		j := r.jobs[id]
+		if !j.prepared || j.State != berth.Scheduled || !r.allPrepared(j) {
+			if err := r.storeDigest(ctx, j); err != nil {
+				return err
+			}
+			continue
+		}
+		rows, err := r.tx.Query(ctx, `
+			WITH started AS (
+				UPDATE jobs
+				SET state = 'running', version = version + 1, actor = @actor, reason = NULL,
+				    image_digest = coalesce(nullif(@digest, ''), image_digest)
+				WHERE id = @job AND state = 'scheduled' AND attempt = @attempt
+				RETURNING id, attempt
+			), begun AS (
+				UPDATE attempts t
+				SET started_at = coalesce(t.started_at, now())
+				FROM started
+				WHERE t.job = started.id AND t.attempt = started.attempt
+			)
+			UPDATE allocations a
+			SET orders = a.orders || '{"start": true}'
+			FROM started
+			WHERE a.job = started.id AND a.attempt = started.attempt AND a.state = 'active'
+			RETURNING a.machine_id`,
+			pgx.NamedArgs{"job": id, "attempt": j.Attempt, "actor": r.actor, "digest": j.newDigest})
+		if err != nil {
+			return fmt.Errorf("start job %s: %w", id, err)
+		}
+		machines, err := pgx.CollectRows(rows, pgx.RowTo[berth.MachineID])
+		if err != nil {
+			return fmt.Errorf("start job %s: %w", id, err)
+		}
+		r.touched[id] = true
+		for _, m := range machines {
+			if m != r.machine { // its own order is in the answer to this call
+				r.machines[m] = true
+			}
+		}
+	}
+	return nil
+}
+
+// storeDigest keeps which image the name meant, for the attempts to come.
+func (r *reporting) storeDigest(ctx context.Context, j *reportedJob) error {
+	if j.newDigest == "" || j.State.Terminal() {
+		return nil
+	}
+	_, err := r.tx.Exec(ctx, `UPDATE jobs SET image_digest = @digest WHERE id = @job`, pgx.NamedArgs{"job": j.ID, "digest": j.newDigest})
+	if err != nil {
+		return fmt.Errorf("store image digest: %w", err)
+	}
+	return nil
+}
+
+func (r *reporting) allPrepared(j *reportedJob) bool {
+	for _, a := range r.rows {
+		if a.Job == j.ID && a.Attempt == j.Attempt && (a.State != berth.AllocActive || phaseOrder[a.Phase] < phaseOrder[berth.PhasePrepared]) {
+			return false
+		}
+	}
+	return true
+}
+
+// writeMachine strikes off kills that are confirmed, and stores the health of
+// devices.
+func (r *reporting) writeMachine(ctx context.Context) error {
+	if r.owesKill && len(r.req.Gone) > 0 {
+		tag, err := r.tx.Exec(ctx, `
+			WITH left_over AS (
+				SELECT m.id, ARRAY(SELECT unnest(m.pending_kills) EXCEPT SELECT unnest(@gone::bigint[])) AS kills
+				FROM machines m
+				WHERE m.id = @machine
+				FOR NO KEY UPDATE
+			)
+			UPDATE machines m
+			SET pending_kills = l.kills,
+			    state = CASE WHEN cardinality(l.kills) = 0 AND m.state = 'joining' THEN 'ready' ELSE m.state END,
+			    reason = CASE WHEN cardinality(l.kills) = 0 AND m.state = 'joining' THEN '' ELSE m.reason END
+			FROM left_over l
+			WHERE m.id = l.id`, pgx.NamedArgs{"machine": r.machine, "gone": ids(r.req.Gone)})
+		if err != nil {
+			return fmt.Errorf("strike off kills: %w", err)
+		}
+		r.freed = r.freed || tag.RowsAffected() > 0
+	}
+	if len(r.req.GPUs) == 0 {
+		return nil
+	}
+	// The machine's row is stamped too, so that the feed shows the change.
+	if _, err := r.tx.Exec(ctx, `UPDATE machines SET reason = reason WHERE id = @machine`, pgx.NamedArgs{"machine": r.machine}); err != nil {
+		return fmt.Errorf("stamp machine: %w", err)
+	}
+	if err := quarantine(ctx, r.tx, r.machine, r.req.GPUs); err != nil {
+		return err
+	}
+	_, err := r.tx.Exec(ctx, `
+		UPDATE gpu_devices g
+		SET healthy = x.healthy, reason = x.reason
+		FROM (
+			SELECT g.idx, s.healthy, s.reason
+			FROM gpu_devices g
+			JOIN unnest(@uuid::text[], @healthy::bool[], @reason::text[]) AS s (uuid, healthy, reason) ON s.uuid = g.uuid
+			WHERE g.machine_id = @machine
+			ORDER BY g.idx
+			FOR NO KEY UPDATE OF g
+		) x
+		WHERE g.machine_id = @machine AND g.idx = x.idx`, gpuArgs(r.machine, r.req.GPUs))
+	if err != nil {
+		return fmt.Errorf("store health of devices: %w", err)
+	}
+	r.freed = true
+	return nil
+}
+
+// renew stores the seq of this call, and with it a renewed lease. It is the
+// last row to be locked. A process that was replaced since the session was
+// checked takes nothing further: its seq would hide the reports of the next.
+func (r *reporting) renew(ctx context.Context) error {
+	tag, err := r.tx.Exec(ctx, `
+		UPDATE machine_leases
+		SET seq = @seq, until = clock_timestamp() + @ttl::interval, seen_at = clock_timestamp()
+		WHERE machine_id = @machine AND epoch = @epoch AND agent_boot = @boot AND (seq < @seq OR @part AND seq = @seq)`,
+		pgx.NamedArgs{
+			"machine": r.machine, "epoch": r.req.Epoch, "boot": r.req.AgentBoot, "seq": r.req.Seq, "part": r.part,
+			"ttl": berth.MachineLeaseTTL,
+		})
+	if err != nil {
+		return fmt.Errorf("renew lease: %w", err)
+	}
+	if tag.RowsAffected() == 0 {
+		return errOvertaken
+	}
+	return nil
+}
+
+// document is v as JSON text, nil for none.
+func document[T any](v *T) (*string, error) {
+	if v == nil {
+		return nil, nil
+	}
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	s := string(b)
+	return &s, nil
+}

@@ -1,0 +1,90 @@
+package db
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// Retry submits the spec of a terminal job again as a new job, linked both ways.
+// A job that was retried already answers its successor, with created false; a
+// live one is a conflict.
+func (d *DB) Retry(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) (job berth.Job, created bool, err error) {
+	err = d.tx(ctx, func(tx pgx.Tx) error {
+		old, err := lockForRetry(ctx, tx, tenant, id)
+		if err != nil {
+			return err
+		}
+		if old.RetriedBy != nil {
+			job, created = berth.Job{ID: *old.RetriedBy}, false
+			return nil
+		}
+		row, err := newSubmitRow(Submission{Tenant: old.Tenant, Spec: *old.Spec, Actor: actor, Parent: old.Parent, RetryOf: &id})
+		if err != nil {
+			return err
+		}
+		if job, err = row.insert(ctx, tx); err != nil {
+			return err
+		}
+		created = true
+		return linkRetry(ctx, tx, id, job.ID)
+	})
+	if err != nil {
+		return berth.Job{}, false, mapError(err, "retry job "+string(id))
+	}
+	if !created {
+		job, err = d.Job(ctx, tenant, job.ID)
+		return job, false, err
+	}
+	d.hub.Publish(TopicSubmit, string(job.ID))
+	d.hub.Publish(TopicJob, string(id))
+	return job, true, nil
+}
+
+// lockForRetry reads the old job and holds its row, live or archived, so that
+// of two retries at once one is the first.
+func lockForRetry(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.JobID) (berth.Job, error) {
+	args := pgx.NamedArgs{"id": id, "tenant": string(tenant)}
+	for _, sql := range []string{`
+		SELECT ` + jobDocument + ` || jsonb_build_object('spec', s.spec)
+		FROM jobs j
+		JOIN job_specs s ON s.job = j.id
+		WHERE j.id = @id AND (@tenant = '' OR j.tenant = @tenant)
+		FOR NO KEY UPDATE OF j`, `
+		SELECT job
+		FROM archived_jobs
+		WHERE id = @id AND (@tenant = '' OR tenant = @tenant)
+		FOR NO KEY UPDATE`,
+	} {
+		rows, err := tx.Query(ctx, sql, args)
+		if err != nil {
+			return berth.Job{}, err
+		}
+		found, err := pgx.CollectRows(rows, pgx.RowTo[berth.Job])
+		if err != nil {
+			return berth.Job{}, err
+		}
+		if len(found) == 0 {
+			continue
+		}
+		if !found[0].Status.Terminal() {
+			return berth.Job{}, berth.Errorf(berth.CodeConflict, "job %s is %s: only a job that has ended can be retried", id, found[0].Status)
+		}
+		return found[0], nil
+	}
+	return berth.Job{}, berth.Errorf(berth.CodeNotFound, "no such job %s", id)
+}
+
+func linkRetry(ctx context.Context, tx pgx.Tx, old, successor berth.JobID) error {
+	_, err := tx.Exec(ctx, `
+		WITH live AS (
+			UPDATE jobs SET retried_by = @new WHERE id = @old
+		)
+		UPDATE archived_jobs
+		SET job = job || jsonb_build_object('retried_by', @new::uuid)
+		WHERE id = @old`,
+		pgx.NamedArgs{"old": old, "new": successor})
+	return err
+}

@@ -1,0 +1,250 @@
+package db
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// UnclaimedAfter is how long a machine may leave a reservation unclaimed before
+// the attempt counts as lost.
+const UnclaimedAfter = 2 * time.Minute
+
+// keptAvoids is how many machines a job remembers to avoid.
+const keptAvoids = 16
+
+// Settle closes an attempt whose ranks have all ended: it reads from the rows
+// how, decides by berth.Classify, and writes the verdict in the same
+// transaction. Called again it returns what was decided. While some rank is
+// neither sealed nor given up it answers NotReady; then it changes nothing,
+// unless a gang waits for a rank that its machine does not take.
+func (d *DB) Settle(ctx context.Context, id berth.JobID, attempt int) (berth.SettleResult, error) {
+	var result berth.SettleResult
+	var hints touched
+	err := d.tx(ctx, func(tx pgx.Tx) error {
+		result, hints = berth.SettleResult{}, touched{}
+		job, err := lockJob(ctx, tx, "", id, attempt)
+		if err != nil {
+			return err
+		}
+		result.HasParent = job.HasParent
+		switch {
+		case job.AttemptNext != nil:
+			result.Next = *job.AttemptNext
+			return nil
+		case attempt != job.Attempt || !job.State.HoldsCapacity():
+			return berth.Errorf(berth.CodeInvalid, "job %s is %s in attempt %d: attempt %d cannot be settled", id, job.State, job.Attempt, attempt)
+		case !job.ready():
+			result.NotReady = true
+			hints, err = giveUpGang(ctx, tx, job)
+			return err
+		}
+		evidence := job.evidence()
+		if evidence.Earlier, err = earlier(ctx, tx, job); err != nil {
+			return err
+		}
+		verdict := berth.Classify(evidence)
+		result.Next = verdict.Next
+		hints, err = settle(ctx, tx, job, verdict)
+		return err
+	})
+	if err != nil {
+		return berth.SettleResult{}, mapError(err, "job "+string(id))
+	}
+	hints.publish(d.hub)
+	return result, nil
+}
+
+// ready reports whether nothing more can be learned of any rank.
+func (j lockedJob) ready() bool {
+	for _, r := range j.Ranks {
+		switch r.State {
+		case berth.AllocReserved:
+			if !r.untaken() {
+				return false
+			}
+		case berth.AllocActive:
+			return false
+		case berth.AllocExited:
+			if !r.Sealed {
+				return false
+			}
+		case berth.AllocKept, berth.AllocOrphaned, berth.AllocReleased:
+		default:
+			panic("unknown allocation state " + string(r.State))
+		}
+	}
+	return len(j.Ranks) > 0
+}
+
+// giveUpGang ends an attempt of which some ranks live and one was not taken in
+// time: the others would hold their capacity, and wait for it, for ever. What
+// was not taken has no exit on record, and so is to blame.
+func giveUpGang(ctx context.Context, tx pgx.Tx, job lockedJob) (touched, error) {
+	if !slices.ContainsFunc(job.Ranks, lockedRank.untaken) {
+		return touched{}, nil
+	}
+	released, err := updateRanks(ctx, tx, `
+		UPDATE allocations
+		SET state = 'released', released_at = now(), sealed_at = now(), orders = orders || @orders
+		WHERE job = @job AND attempt = @attempt AND state = 'reserved' AND reserved_at <= now() - @limit::interval
+		RETURNING rank, machine_id`,
+		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "limit": UnclaimedAfter, "orders": berth.Orders{Forget: true}})
+	if err != nil {
+		return touched{}, err
+	}
+	withdrawn, err := withdraw(ctx, tx, job, "another rank of its gang was not taken in time")
+	if err != nil {
+		return touched{}, err
+	}
+	told, err := orderStop(ctx, tx, job, berth.Orders{Checkpoint: true, Stop: true})
+	if err != nil {
+		return touched{}, err
+	}
+	return touched{job.ID, machines(released, withdrawn, told), true}, addOrderEvent(ctx, tx, job, "stop", told)
+}
+
+// untaken reports whether the machine has left a reservation lying too long.
+func (r lockedRank) untaken() bool { return r.State == berth.AllocReserved && r.Age >= UnclaimedAfter }
+
+func (j lockedJob) evidence() berth.AttemptEvidence {
+	e := berth.AttemptEvidence{
+		Job: j.ID, State: j.State, Attempt: j.Attempt, Retry: j.Retry, Preempted: j.Preempted,
+		Failures: j.Failures, Losses: j.Losses, OOMGrown: j.OOMGrown, Checkpoint: j.Checkpoint, LastStep: j.lastStep(),
+	}
+	if j.CancelAt != nil {
+		e.CancelAt = *j.CancelAt
+	}
+	for _, r := range j.Ranks {
+		if e.DrainedBy == "" {
+			e.DrainedBy = r.Drain
+		}
+		e.Ranks = append(e.Ranks, berth.RankEvidence{
+			Rank: r.Rank, Machine: r.Machine, Orphaned: r.Orphaned, Claimed: r.Claimed, Suspect: r.Suspect, Exit: r.Exit,
+		})
+	}
+	return e
+}
+
+// settle writes a verdict: the job, its attempt, its ranks.
+func settle(ctx context.Context, tx pgx.Tx, job lockedJob, v berth.Verdict) (touched, error) {
+	hints := touched{job: job.ID, queue: v.Next == berth.Retrying}
+	args := verdictArgs(job, v)
+	batch := &pgx.Batch{}
+	if v.GrowMemory {
+		class, request, err := grownClass(ctx, tx, job.Class)
+		if err != nil {
+			return hints, err
+		}
+		args["class"], args["request"] = class, request
+		batch.Queue(`
+			INSERT INTO classes (class, request)
+			VALUES (@class, @request)
+			ON CONFLICT DO NOTHING`, args)
+	}
+	if job.State == berth.Scheduled && v.Next == berth.Succeeded {
+		// It ran, and the row never heard of it: a backup was restored since.
+		batch.Queue(`
+			UPDATE jobs
+			SET state = 'running', version = version + 1, actor = 'workflow', reason = NULL
+			WHERE id = @job`, args)
+	}
+	batch.Queue(`
+		UPDATE jobs
+		SET state = @next, version = version + 1, actor = 'workflow', reason = @reason, exit_code = @exit_code,
+			dead_letter = @dead_letter, failures = failures + @failures, losses = losses + @losses,
+			preemptions = preemptions + @preemptions, eligible_at = now() + @delay::interval, avoid = @avoid,
+			class = @class, oom_grown = oom_grown OR @grown, preempted_for = NULL
+		WHERE id = @job`, args)
+	batch.Queue(`
+		UPDATE attempts
+		SET ended_at = now(), outcome = @reason, next_state = @next, exit_code = @exit_code, blamed = @blamed,
+			last_step = greatest(last_step, @last_step::bigint), budget = @budget
+		WHERE job = @job AND attempt = @attempt`, args)
+	batch.Queue(`
+		UPDATE allocations
+		SET state = 'released', released_at = now(), orders = orders || @orders
+		WHERE job = @job AND attempt = @attempt AND state IN ('exited', 'reserved')`, args)
+	queueFaults(batch, job, v)
+	for _, r := range job.Ranks {
+		switch r.State {
+		case berth.AllocReserved:
+			hints.queue = true // its capacity is free only now
+			hints.machines = append(hints.machines, r.Machine)
+		case berth.AllocExited:
+			hints.machines = append(hints.machines, r.Machine)
+		}
+	}
+	return hints, tx.SendBatch(ctx, batch).Close()
+}
+
+func verdictArgs(job lockedJob, v berth.Verdict) pgx.NamedArgs {
+	args := pgx.NamedArgs{
+		"job": job.ID, "attempt": job.Attempt, "next": v.Next, "reason": job.reasonFor(v), "exit_code": v.ExitCode, "blamed": v.Machine,
+		"dead_letter": v.DeadLetter, "failures": 0, "losses": 0, "preemptions": 0,
+		"delay": v.Delay, "avoid": job.avoid(v.Avoid), "class": job.Class, "grown": v.GrowMemory,
+		"last_step": job.lastStep(), "budget": v.Budget, "orders": berth.Orders{Forget: true},
+	}
+	switch v.Budget {
+	case berth.BudgetUser:
+		args["failures"] = 1
+	case berth.BudgetInfra:
+		args["losses"] = 1
+	case berth.BudgetNone:
+		if v.Reason.Code == berth.ReasonPreempted {
+			args["preemptions"] = 1
+		}
+	default:
+		panic("unknown budget " + string(v.Budget))
+	}
+	return args
+}
+
+// reasonFor is what the row says of the verdict: nothing of a success, and of a
+// cancel what was said when it was requested.
+func (j lockedJob) reasonFor(v berth.Verdict) *berth.Reason {
+	switch {
+	case v.Reason == (berth.Reason{}):
+		return nil
+	case v.Next == berth.Canceled && j.Reason != nil:
+		return j.Reason
+	}
+	return &v.Reason
+}
+
+// avoid adds machines to those the job keeps away from, the newest last.
+func (j lockedJob) avoid(more []berth.MachineID) []berth.MachineID {
+	list := make([]berth.MachineID, 0, len(j.Avoid)+len(more))
+	for _, m := range j.Avoid {
+		if !slices.Contains(more, m) {
+			list = append(list, m)
+		}
+	}
+	list = append(list, more...)
+	return list[max(0, len(list)-keptAvoids):]
+}
+
+func (j lockedJob) lastStep() *int64 {
+	var last *int64
+	for _, r := range j.Ranks {
+		if r.LastStep != nil && (last == nil || *r.LastStep > *last) {
+			last = r.LastStep
+		}
+	}
+	return last
+}
+
+// grownClass is a class with half as much memory again. The spec stays as the
+// user wrote it: what the next attempt gets stands in the class.
+func grownClass(ctx context.Context, tx pgx.Tx, class string) (string, berth.Request, error) {
+	var r berth.Request
+	if err := tx.QueryRow(ctx, `SELECT request FROM classes WHERE class = $1`, class).Scan(&r); err != nil {
+		return "", r, err
+	}
+	r.MemoryMiB += (r.MemoryMiB + 1) / 2
+	return r.Class(), r, nil
+}

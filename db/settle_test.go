@@ -1,0 +1,302 @@
+package db_test
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth"
+	"berth/db"
+)
+
+func TestSettle(t *testing.T) {
+	t.Parallel()
+	retries := func(j *berth.JobSpec) { j.Retry.MaxAttempts = 2 }
+	grow := func(j *berth.JobSpec) { j.Retry.OnOOM = "grow" }
+	ordered := berth.Exit{Cause: berth.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt}
+	complete := berth.Exit{Cause: berth.CauseOrdered, Complete: true, StartedAt: ranAt, FinishedAt: ranAt}
+	oom := exited(137)
+	oom.OOMKilled = true
+	cases := []struct {
+		claim string // what the case shows
+		spec  func(*berth.JobSpec)
+		act   func(s *stage, id berth.JobID, attempt int)
+
+		next       berth.State
+		reason     berth.ReasonCode
+		deadLetter bool
+		failures   int
+		losses     int
+		avoid      []string
+		rank       string // state of rank 0 after it
+	}{
+		{claim: "exit 0 succeeds", next: berth.Succeeded, rank: "released",
+			act: func(s *stage, id berth.JobID, a int) { s.exit(id, a, 0, exited(0)) }},
+		{claim: "exit 1 without retries fails", next: berth.Failed, reason: berth.ReasonExitCode, failures: 1, rank: "released",
+			act: func(s *stage, id berth.JobID, a int) { s.exit(id, a, 0, exited(1)) }},
+		{claim: "exit 1 with a retry left waits", spec: retries, next: berth.Retrying, reason: berth.ReasonExitCode, failures: 1, rank: "released",
+			act: func(s *stage, id berth.JobID, a int) { s.exit(id, a, 0, exited(1)) }},
+		{claim: "the last retry goes to the dead letter", spec: retries, next: berth.Failed, reason: berth.ReasonExitCode, deadLetter: true, failures: 2, rank: "released",
+			act: func(s *stage, id berth.JobID, a int) {
+				mustExec(s.t, s.pool, `UPDATE jobs SET failures = 1 WHERE id = $1`, id)
+				s.exit(id, a, 0, exited(1))
+			}},
+		{claim: "a silent machine's rank stays where it is", next: berth.Retrying, reason: berth.ReasonMachineLost, losses: 1, avoid: []string{"m0"}, rank: "orphaned",
+			act: func(s *stage, id berth.JobID, a int) { s.orphan(id, a, 0) }},
+		{claim: "a confirmed orphan is still a loss", next: berth.Retrying, reason: berth.ReasonMachineLost, losses: 1, avoid: []string{"m0"}, rank: "released",
+			act: func(s *stage, id berth.JobID, a int) {
+				s.orphan(id, a, 0)
+				mustExec(s.t, s.pool, `UPDATE allocations SET state = 'released', released_at = now() WHERE job = $1`, id)
+			}},
+		{claim: "too many losses go to the dead letter", next: berth.Failed, reason: berth.ReasonBudgetSpent, deadLetter: true, losses: 20, rank: "orphaned",
+			act: func(s *stage, id berth.JobID, a int) {
+				mustExec(s.t, s.pool, `UPDATE jobs SET losses = 19 WHERE id = $1`, id)
+				s.orphan(id, a, 0)
+			}},
+		{claim: "a permanent fault fails at once", spec: retries, next: berth.Failed, reason: berth.ReasonImageNotFound, failures: 1, rank: "released",
+			act: func(s *stage, id berth.JobID, a int) {
+				s.exit(id, a, 0, berth.Exit{Cause: berth.CauseImageNotFound, Message: "no such image", FinishedAt: ranAt})
+			}},
+		{claim: "a victim waits for its next turn at no cost", next: berth.Retrying, reason: berth.ReasonPreempted, rank: "released",
+			act: func(s *stage, id berth.JobID, a int) {
+				mustExec(s.t, s.pool, `UPDATE jobs SET preempted_for = $2 WHERE id = $1`, id, jobB)
+				s.move(id, berth.Preempting)
+				s.exit(id, a, 0, ordered)
+			}},
+		{claim: "a victim that was complete has succeeded", next: berth.Succeeded, rank: "released",
+			act: func(s *stage, id berth.JobID, a int) {
+				s.move(id, berth.Preempting)
+				s.exit(id, a, 0, complete)
+			}},
+		{claim: "a drained machine is avoided at no cost", next: berth.Retrying, reason: berth.ReasonDrained, avoid: []string{"m0"}, rank: "released",
+			act: func(s *stage, id berth.JobID, a int) {
+				mustExec(s.t, s.pool, `UPDATE machines SET state = 'draining', drain_reason = 'new disk' WHERE id = 'm0'`)
+				s.exit(id, a, 0, ordered)
+			}},
+		{claim: "a canceled job ends canceled", next: berth.Canceled, reason: berth.ReasonCanceledByUser, rank: "released",
+			act: func(s *stage, id berth.JobID, a int) {
+				s.cancel(id)
+				s.exit(id, a, 0, ordered)
+			}},
+		{claim: "a job that was done before the cancel has succeeded", next: berth.Succeeded, rank: "released",
+			act: func(s *stage, id berth.JobID, a int) {
+				s.cancel(id)
+				s.exit(id, a, 0, exited(0))
+			}},
+		{claim: "a canceled job on a silent machine ends canceled", next: berth.Canceled, reason: berth.ReasonCanceledByUser, rank: "orphaned",
+			act: func(s *stage, id berth.JobID, a int) {
+				s.cancel(id)
+				s.orphan(id, a, 0)
+			}},
+		{claim: "memory grows once", spec: grow, next: berth.Retrying, reason: berth.ReasonOOM, failures: 1, rank: "released",
+			act: func(s *stage, id berth.JobID, a int) { s.exit(id, a, 0, oom) }},
+		{claim: "memory grows no second time", spec: grow, next: berth.Failed, reason: berth.ReasonOOM, failures: 1, rank: "released",
+			act: func(s *stage, id berth.JobID, a int) {
+				mustExec(s.t, s.pool, `UPDATE jobs SET oom_grown = true WHERE id = $1`, id)
+				s.exit(id, a, 0, oom)
+			}},
+	}
+	s := newStage(t)
+	for _, c := range cases {
+		// One after the other, on one database: every case has to give all it took back.
+		s.t = t
+		id, attempt := s.started(c.spec)
+		mustExec(t, s.pool, `UPDATE allocations SET progress = '{"step":7}' WHERE job = $1`, id)
+		c.act(s, id, attempt)
+		if got := s.settle(id, attempt); got.Next != c.next || got.NotReady {
+			t.Errorf("%s: settled as %+v, want %s", c.claim, got, c.next)
+		}
+		j := s.job(id)
+		var reason berth.ReasonCode
+		if j.Reason != nil {
+			reason = j.Reason.Code
+		}
+		avoid := one[[]string](s, `SELECT avoid FROM jobs WHERE id = $1`, id)
+		if j.Status != c.next || reason != c.reason || j.DeadLetter != c.deadLetter || j.Failures != c.failures || j.Losses != c.losses || !slices.Equal(avoid, c.avoid) {
+			t.Errorf("%s: row is %s, reason %q, dead letter %v, %d failures, %d losses, avoid %v", c.claim, j.Status, reason, j.DeadLetter, j.Failures, j.Losses, avoid)
+		}
+		a := j.Attempts[0]
+		if a.EndedAt == nil || a.Next != c.next || a.LastStep == nil || *a.LastStep != 7 || (a.Outcome != nil) != (c.reason != "") {
+			t.Errorf("%s: attempt is %+v", c.claim, a)
+		}
+		ranks := s.ranks(id, attempt)
+		if !strings.HasPrefix(ranks[0], c.rank) || (c.rank == "released" && !strings.Contains(ranks[0], "forget") && !strings.Contains(ranks[0], "kill")) {
+			t.Errorf("%s: rank is %s", c.claim, ranks[0])
+		}
+		again := s.settle(id, attempt)
+		if again.Next != c.next || s.job(id).Failures != c.failures {
+			t.Errorf("%s: settled again as %+v", c.claim, again)
+		}
+		mustExec(t, s.pool, `UPDATE allocations SET state = 'released' WHERE state = 'orphaned'`)
+		mustExec(t, s.pool, `UPDATE machines SET state = 'ready', drain_reason = NULL`)
+		s.freed()
+	}
+}
+
+func (s *stage) cancel(id berth.JobID) berth.State {
+	s.t.Helper()
+	state, err := s.db.RequestCancel(s.t.Context(), "", id, "user:test", nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return state
+}
+
+func TestSettleIsNotReadyBeforeEveryRankHasEnded(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.submit(func(j *berth.JobSpec) { j.Members = 3 })
+	attempt := s.place(id, "m0", "m1", "m2")
+	notReady := func(when string) {
+		t.Helper()
+		if r := s.settle(id, attempt); !r.NotReady || r.Next != "" {
+			t.Errorf("%s: settled as %+v", when, r)
+		}
+	}
+	notReady("all reserved")
+	s.claim(id, attempt, 0, 1, 2)
+	s.run(id)
+	s.exit(id, attempt, 0, exited(0))
+	s.orphan(id, attempt, 1)
+	notReady("one still active")
+	mustExec(t, s.pool, `UPDATE allocations SET state = 'exited', exit = $2 WHERE job = $1 AND rank = 2`, id, exited(0))
+	notReady("one not sealed")
+	mustExec(t, s.pool, `UPDATE allocations SET sealed_at = now() WHERE job = $1 AND rank = 2`, id)
+	if r := s.settle(id, attempt); r.Next != berth.Retrying {
+		t.Errorf("settled as %+v", r)
+	}
+}
+
+func TestUnclaimedReservationIsALossAfterItsLimit(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.submit(nil)
+	attempt := s.place(id, "m0")
+	mustExec(t, s.pool, `UPDATE allocations SET reserved_at = now() - $2::interval WHERE job = $1`, id, db.UnclaimedAfter+time.Second)
+	queue := s.db.Hub().Subscribe(db.TopicQueue, "*")
+	if r := s.settle(id, attempt); r.Next != berth.Retrying {
+		t.Errorf("settled as %+v", r)
+	}
+	if j := s.job(id); j.Reason.Code != berth.ReasonUnclaimed || j.Losses != 1 {
+		t.Errorf("job is %+v", j)
+	}
+	if !hears(t, queue) {
+		t.Error("the leader was not told of the free capacity")
+	}
+	s.freed()
+}
+
+func TestGrownMemoryIsInTheClassAndNotInTheSpec(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id, attempt := s.started(func(j *berth.JobSpec) { j.Retry.OnOOM = "grow" })
+	oom := exited(137)
+	oom.OOMKilled = true
+	s.exit(id, attempt, 0, oom)
+	s.settle(id, attempt)
+	got := one[berth.Request](s, `SELECT c.request FROM jobs j JOIN classes c ON c.class = j.class WHERE j.id = $1`, id)
+	want := s.job(id).Spec.Request()
+	if want.MemoryMiB != int64(berth.DefaultMemory) {
+		t.Errorf("the spec says %d MiB", want.MemoryMiB)
+	}
+	want.MemoryMiB = want.MemoryMiB * 3 / 2
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("request (-want +got):\n%s", diff)
+	}
+	if class := one[string](s, `SELECT class FROM jobs WHERE id = $1`, id); class != want.Class() {
+		t.Errorf("class is %s, want %s", class, want.Class())
+	}
+}
+
+func TestBackoffIsInTheRow(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id, attempt := s.started(func(j *berth.JobSpec) { j.Retry.MaxAttempts = 3 })
+	s.exit(id, attempt, 0, exited(1))
+	s.settle(id, attempt)
+	j := s.job(id)
+	want := j.Spec.Retry.Backoff.Delay(id, 1)
+	got := time.Duration(one[float64](s, `SELECT extract(epoch FROM eligible_at - state_at)::float8 FROM jobs WHERE id = $1`, id) * float64(time.Second))
+	if d := got - want; d < -time.Second || d > time.Second {
+		t.Errorf("eligible after %s, want %s", got, want)
+	}
+}
+
+func TestSettleOfAnEarlierAttemptAnswersWhatWasDecided(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id, first := s.started(nil)
+	s.orphan(id, first, 0)
+	s.settle(id, first)
+	second := s.place(id, "m1")
+	if r := s.settle(id, first); r.Next != berth.Retrying {
+		t.Errorf("the first attempt answers %+v", r)
+	}
+	if r := s.settle(id, second); !r.NotReady {
+		t.Errorf("the second attempt answers %+v", r)
+	}
+	if _, err := s.db.Settle(t.Context(), id, second+1); berth.CodeOf(err) != berth.CodeInvalid {
+		t.Errorf("an attempt to come: %v", err)
+	}
+}
+
+func TestConcurrentSettlesAgree(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id, attempt := s.started(nil)
+	s.orphan(id, attempt, 0)
+	var wg sync.WaitGroup
+	results := make([]berth.SettleResult, 8)
+	for i := range results {
+		wg.Go(func() { results[i] = s.settle(id, attempt) })
+	}
+	wg.Wait()
+	for _, r := range results {
+		if r.Next != berth.Retrying {
+			t.Errorf("settled as %+v", r)
+		}
+	}
+	if j := s.job(id); j.Losses != 1 {
+		t.Errorf("%d losses", j.Losses)
+	}
+}
+
+// A cancel and a settle race for the row: whoever is first decides, and either
+// way there is one terminal event.
+func TestSettleAgainstCancel(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	for range 40 {
+		id, attempt := s.started(nil)
+		s.exit(id, attempt, 0, exited(0))
+		var wg sync.WaitGroup
+		wg.Go(func() { s.settle(id, attempt) })
+		wg.Go(func() { s.cancel(id) })
+		wg.Wait()
+		s.settle(id, attempt)
+		if j := s.job(id); j.Status != berth.Succeeded {
+			t.Fatalf("job is %s", j.Status)
+		}
+		n := one[int](s, `SELECT count(*)::int FROM job_events WHERE job = $1 AND to_state IN ('succeeded', 'failed', 'canceled')`, id)
+		if n != 1 {
+			t.Fatalf("%d terminal events", n)
+		}
+	}
+	s.freed()
+}
+
+func TestSettleTellsTheMachine(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id, attempt := s.started(nil)
+	s.exit(id, attempt, 0, exited(0))
+	machine, job := s.db.Hub().Subscribe(db.TopicMachine, "m0"), s.db.Hub().Subscribe(db.TopicJob, string(id))
+	s.settle(id, attempt)
+	if !hears(t, machine) || !hears(t, job) {
+		t.Error("machine or followers were not told")
+	}
+}

@@ -1,0 +1,109 @@
+package db_test
+
+import (
+	"sync"
+	"testing"
+
+	"berth"
+)
+
+// Both of the last two ranks of a gang report themselves prepared at the same
+// moment. Whoever counts must see the other, or nobody starts the gang.
+func TestTheLastTwoToPrepareStartTheirGang(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	mustExec(t, s.pool, `UPDATE machines SET cpu_m = 1000000, mem_mb = 1000000`)
+	var agents []*agent
+	for _, m := range []berth.MachineID{"m0", "m1"} {
+		a := &agent{stage: s, machine: m, host: "h", boot: "b", epoch: 1}
+		if _, _, err := s.db.Register(t.Context(), m, a.request()); err != nil {
+			t.Fatal(err)
+		}
+		agents = append(agents, a)
+	}
+	for round := range 40 {
+		id := s.submit(nil)
+		s.load(id)
+		s.move(id, berth.Scheduled)
+		mustExec(t, s.pool, `UPDATE jobs SET attempt = 1 WHERE id = $1`, id)
+		mustExec(t, s.pool, `INSERT INTO attempts (job, attempt, leader_epoch) VALUES ($1, 1, 1)`, id)
+		var all sync.WaitGroup
+		ready := make(chan struct{})
+		for rank, a := range agents {
+			alloc := one[int64](s, `INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli, state)
+				VALUES ($1, 1, $2, $3, 1, 10, 10, 0, 0, 'active') RETURNING id`, id, rank, a.machine)
+			a.seq++
+			prepared := berth.SyncRequest{AgentBoot: a.boot, Epoch: 1, Seq: a.seq, Reports: []berth.RankReport{
+				{Alloc: berth.AllocationID(alloc), Job: id, Attempt: 1, Rank: rank, Phase: berth.PhasePrepared},
+			}}
+			all.Go(func() {
+				<-ready
+				if _, err := s.db.Sync(t.Context(), a.machine, prepared); err != nil {
+					t.Errorf("%s: %v", a.machine, err)
+				}
+			})
+		}
+		close(ready)
+		all.Wait()
+		if state := s.load(id).State; state != berth.Running {
+			t.Fatalf("round %d: every rank is prepared, and the job is %s", round, state)
+		}
+	}
+}
+
+func TestADeposedLeaderJudgesNobody(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	old, ok := s.lead("old", -1)
+	if !ok {
+		t.Fatal("no lead")
+	}
+	if _, ok := s.lead("new", berth.MachineLeaseTTL); !ok {
+		t.Fatal("no takeover")
+	}
+	id := s.submit(nil)
+	s.place(id, "m0")
+	s.run(id)
+	s.quiet("m0", 1000*berth.MachineLeaseTTL)
+	for what, err := range map[string]error{
+		"verdict": second(s.db.PassVerdict(t.Context(), old, "m0", silence)),
+		"suspect": second(s.db.MarkSuspect(t.Context(), old, silence)),
+		"expiry":  second(s.db.FailExpired(t.Context(), old, []berth.JobID{id}, 1)),
+	} {
+		if !berth.IsSlug(err, berth.SlugStaleEpoch) {
+			t.Errorf("%s of a deposed leader: %v", what, err)
+		}
+	}
+	if st := s.state("m0"); st != berth.MachineReady {
+		t.Errorf("the machine is %s", st)
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// A machine that was declared lost registers again, by the same process. What
+// that process had sent before, and arrives only now, is of an epoch that ended.
+func TestADelayedReportOfAnOlderEpochIsRefused(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id := s.submit(nil)
+	attempt := s.place(id, "m0")
+	a.mustClaim(id, attempt)
+	before := *a
+	s.quiet("m0", 1000*berth.MachineLeaseTTL)
+	if v := s.judge(s.term(), "m0"); !v.Lost {
+		t.Fatalf("verdict: %+v", v)
+	}
+	now, _ := s.register("host1", "agent1", berth.ContainerSeen{Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt})
+	if now.epoch != before.epoch+1 {
+		t.Fatalf("the epoch went from %d to %d", before.epoch, now.epoch)
+	}
+	late := func(r *berth.SyncRequest) { r.Seq, r.Gone = 7, []berth.AllocationID{s.alloc(id, attempt)} }
+	if _, err := before.sync(late); !berth.IsSlug(err, berth.SlugStaleEpoch) {
+		t.Errorf("the delayed report: %v", err)
+	}
+	if st := s.ranks(id, attempt)[0]; st != `orphaned {"kill": true}` {
+		t.Errorf("the rank became %s", st)
+	}
+}

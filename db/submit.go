@@ -1,0 +1,157 @@
+package db
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// Submission is a job to be stored.
+type Submission struct {
+	Tenant  berth.TenantID
+	Spec    berth.JobSpec // valid, with defaults filled in
+	IdemKey string        // "": every call is a new job
+	Actor   string
+	Parent  *berth.JobID
+	RetryOf *berth.JobID
+}
+
+// Submit stores the job and returns it with created true. A repeat with the
+// same key and an equal spec returns the first job and created false; with
+// another spec it is a conflict with slug idempotency_mismatch. A key belongs
+// to its tenant, and lives as long as its job is not archived.
+//
+// The row is its own outbox: the hint that follows is only for speed.
+func (d *DB) Submit(ctx context.Context, s Submission) (job berth.Job, created bool, err error) {
+	row, err := newSubmitRow(s)
+	if err != nil {
+		return berth.Job{}, false, err
+	}
+	// Between a lost race for the key and the look-up of its holder the job may
+	// have been archived; then the key is free again.
+	for range 3 {
+		job, err = row.insert(ctx, d.pool)
+		if err == nil {
+			d.hub.Publish(TopicSubmit, string(job.ID))
+			return job, true, nil
+		}
+		if berth.CodeOf(err) != berth.CodeNotFound {
+			return berth.Job{}, false, err
+		}
+		job, err = d.submitted(ctx, s.Tenant, s.IdemKey, row.hash)
+		if berth.CodeOf(err) != berth.CodeNotFound {
+			return job, false, err
+		}
+	}
+	return berth.Job{}, false, berth.Errorf(berth.CodeUnavailable, "idempotency key %q is changing hands; try again", s.IdemKey)
+}
+
+// submitRow is a submission in the form of its rows.
+type submitRow struct {
+	args pgx.NamedArgs
+	hash []byte
+}
+
+func newSubmitRow(s Submission) (submitRow, error) {
+	spec, err := json.Marshal(s.Spec)
+	if err != nil {
+		return submitRow{}, fmt.Errorf("marshal spec: %w", err)
+	}
+	// The hash is over the spec and not over the bytes sent: blanks and the
+	// order of keys make no other job.
+	sum := sha256.Sum256(spec)
+	request := s.Spec.Request()
+	args := pgx.NamedArgs{
+		"id":           berth.NewJobID(time.Now()),
+		"tenant":       s.Tenant,
+		"parent":       s.Parent,
+		"name":         s.Spec.Name,
+		"class":        request.Class(),
+		"request":      request,
+		"spec":         spec,
+		"priority":     int(*s.Spec.Priority),
+		"preemptible":  *s.Spec.Preemptible,
+		"queue_ms":     s.Spec.QueueTimeout.Std().Milliseconds(),
+		"run_limit_ms": s.Spec.TimeLimit.Std().Milliseconds(),
+		"grace_ms":     s.Spec.StopGrace.Std().Milliseconds(),
+		"lost_ms":      s.Spec.LostAfter.Std().Milliseconds(),
+		"mode":         "fenced",
+		"labels":       nonNil(s.Spec.Labels),
+		"actor":        s.Actor,
+		"retry_of":     s.RetryOf,
+		"idem_key":     nil,
+		"idem_hash":    sum[:],
+	}
+	if s.Spec.Execution == berth.AtMostOne {
+		args["mode"] = "exclusive"
+	}
+	if s.IdemKey != "" {
+		args["idem_key"] = s.IdemKey
+	}
+	return submitRow{args, sum[:]}, nil
+}
+
+// insert stores job, spec and class in one statement, one round trip. It
+// answers not_found when the idempotency key is taken.
+func (r submitRow) insert(ctx context.Context, q querier) (berth.Job, error) {
+	rows, err := q.Query(ctx, `
+		WITH class AS (
+			INSERT INTO classes (class, request)
+			VALUES (@class, @request)
+			ON CONFLICT DO NOTHING
+		), j AS (
+			INSERT INTO jobs (id, tenant, parent, name, class, priority, preemptible, queue_deadline,
+				run_limit_ms, grace_ms, mode, lost_after_ms, labels, actor, retry_of, idem_key, idem_hash)
+			VALUES (@id, @tenant, @parent, @name, @class, @priority, @preemptible,
+				now() + nullif(@queue_ms::bigint, 0) * interval '1 millisecond',
+				@run_limit_ms, @grace_ms, @mode, @lost_ms, @labels, @actor, @retry_of, @idem_key, @idem_hash)
+			ON CONFLICT (tenant, idem_key) WHERE idem_key IS NOT NULL DO NOTHING
+			RETURNING *
+		), spec AS (
+			INSERT INTO job_specs (job, spec)
+			SELECT id, @spec FROM j
+		)
+		SELECT `+jobDocument+` || jsonb_build_object('spec', @spec::jsonb)
+		FROM j`, r.args)
+	if err != nil {
+		return berth.Job{}, mapError(err, "submit")
+	}
+	job, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[berth.Job])
+	return job, mapError(err, "idempotency key")
+}
+
+// submitted returns the job that holds an idempotency key, if it is the same.
+func (d *DB) submitted(ctx context.Context, tenant berth.TenantID, key string, hash []byte) (berth.Job, error) {
+	var id berth.JobID
+	var stored []byte
+	err := d.pool.QueryRow(ctx, `
+		SELECT id, idem_hash
+		FROM jobs
+		WHERE tenant = @tenant AND idem_key = @key`,
+		pgx.NamedArgs{"tenant": tenant, "key": key}).Scan(&id, &stored)
+	if err != nil {
+		return berth.Job{}, mapError(err, "idempotency key")
+	}
+	if !bytes.Equal(stored, hash) {
+		return berth.Job{}, &berth.Error{
+			Code: berth.CodeConflict, Slug: berth.SlugIdempotencyMismatch,
+			Message: fmt.Sprintf("idempotency key %q was used for job %s with another body", key, id),
+		}
+	}
+	return d.Job(ctx, tenant, id)
+}
+
+// nonNil spares the column a JSON null.
+func nonNil[V any](m map[string]V) map[string]V {
+	if m == nil {
+		return map[string]V{}
+	}
+	return m
+}

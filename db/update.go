@@ -1,0 +1,143 @@
+package db
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// Hold keeps a waiting job from being placed until Release. A job that is held
+// already stays as it is.
+func (d *DB) Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) error {
+	return d.change(ctx, tenant, id, func(tx pgx.Tx, job lockedJob) (string, error) {
+		if !job.State.Waiting() {
+			return "", berth.Errorf(berth.CodeConflict, "job %s is %s: only submitted, queued and retrying jobs can be held", id, job.State)
+		}
+		if job.HeldAt != nil {
+			return "", nil
+		}
+		_, err := tx.Exec(ctx, `
+			UPDATE jobs
+			SET held = true, held_at = now(), version = version + 1, actor = @actor
+			WHERE id = @job`,
+			pgx.NamedArgs{"job": id, "actor": actor})
+		return "held", err
+	}, actor)
+}
+
+// Release ends a hold. The time on hold does not count towards the queue
+// timeout. A job that is not held stays as it is.
+func (d *DB) Release(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) error {
+	return d.change(ctx, tenant, id, func(tx pgx.Tx, job lockedJob) (string, error) {
+		if job.HeldAt == nil || job.State.Terminal() {
+			return "", nil
+		}
+		_, err := tx.Exec(ctx, `
+			UPDATE jobs
+			SET held = false, held_at = NULL, queue_deadline = queue_deadline + (now() - held_at),
+				version = version + 1, actor = @actor
+			WHERE id = @job`,
+			pgx.NamedArgs{"job": id, "actor": actor})
+		return "released from hold", err
+	}, actor)
+}
+
+// UpdateJob changes a live job: in the row, and in the spec that the next
+// attempt is started from. A time limit holds from the next attempt on, because
+// the machines were told the present one's when they claimed it.
+func (d *DB) UpdateJob(ctx context.Context, tenant berth.TenantID, id berth.JobID, p berth.JobPatch, actor string) error {
+	return d.change(ctx, tenant, id, func(tx pgx.Tx, job lockedJob) (string, error) {
+		if job.State.Terminal() {
+			return "", berth.Errorf(berth.CodeConflict, "job %s is %s: it does not change any more", id, job.State)
+		}
+		args, err := patchArgs(id, p, actor)
+		if err != nil {
+			return "", err
+		}
+		batch := &pgx.Batch{}
+		batch.Queue(`
+			UPDATE jobs
+			SET priority = coalesce(@priority::integer, priority), run_limit_ms = coalesce(@run_limit_ms::bigint, run_limit_ms),
+				labels = (labels || @set_labels) - @unset_labels::text[], version = version + 1, actor = @actor
+			WHERE id = @job`, args)
+		batch.Queue(`
+			UPDATE job_specs s
+			SET spec = s.spec || @spec || jsonb_build_object('labels', j.labels)
+			FROM jobs j
+			WHERE s.job = @job AND j.id = @job`, args)
+		batch.Queue(`SELECT count(*) FROM jobs, jsonb_object_keys(labels) WHERE id = @job`, args).QueryRow(func(row pgx.Row) error {
+			var labels int
+			if err := row.Scan(&labels); err != nil {
+				return err
+			}
+			if labels > berth.MaxLabels && len(p.Labels) > 0 {
+				return berth.Errorf(berth.CodeInvalid, "job %s would have %d labels; allowed: at most %d", id, labels, berth.MaxLabels)
+			}
+			return nil
+		})
+		return describePatch(p), tx.SendBatch(ctx, batch).Close()
+	}, actor)
+}
+
+func patchArgs(id berth.JobID, p berth.JobPatch, actor string) (pgx.NamedArgs, error) {
+	spec := map[string]any{}
+	set, unset := map[string]string{}, []string{}
+	args := pgx.NamedArgs{"job": id, "actor": actor, "priority": nil, "run_limit_ms": nil}
+	if p.Priority != nil {
+		args["priority"] = int(*p.Priority)
+		spec["priority"] = *p.Priority
+	}
+	if p.TimeLimit != nil {
+		args["run_limit_ms"] = p.TimeLimit.Std().Milliseconds()
+		spec["time_limit"] = *p.TimeLimit
+	}
+	for k, v := range p.Labels {
+		if v == nil {
+			unset = append(unset, k)
+		} else {
+			set[k] = *v
+		}
+	}
+	raw, err := json.Marshal(spec)
+	if err != nil {
+		return nil, fmt.Errorf("marshal patch: %w", err)
+	}
+	args["spec"], args["set_labels"], args["unset_labels"] = raw, set, unset
+	return args, nil
+}
+
+// describePatch says in an event what was changed.
+func describePatch(p berth.JobPatch) string {
+	b, err := json.Marshal(p)
+	if err != nil {
+		panic("patch does not marshal: " + err.Error())
+	}
+	return string(b)
+}
+
+// change runs f on a locked job of the tenant and writes what it says to the
+// job's history; "" means that nothing was to be done.
+func (d *DB) change(ctx context.Context, tenant berth.TenantID, id berth.JobID, f func(pgx.Tx, lockedJob) (string, error), actor string) error {
+	var detail string
+	err := d.tx(ctx, func(tx pgx.Tx) error {
+		job, err := lockJob(ctx, tx, tenant, id, 0)
+		if err != nil {
+			return err
+		}
+		if detail, err = f(tx, job); err != nil || detail == "" {
+			return err
+		}
+		return addEvent(ctx, tx, id, berth.EventUpdated, job.Attempt, actor, nil, detail)
+	})
+	if err != nil {
+		return mapError(err, "job "+string(id))
+	}
+	if detail != "" {
+		touched{job: id, queue: true}.publish(d.hub)
+	}
+	return nil
+}
