@@ -1,0 +1,148 @@
+package placement
+
+import (
+	"slices"
+	"strings"
+
+	"berth"
+)
+
+// class is the set of waiting jobs with one request.
+type class struct {
+	name       string
+	shape      string // of its members' requests, for the mix
+	request    berth.Request
+	capacity   berth.Capacity
+	constraint *constraint
+	broken     error // the constraint does not compile: nothing matches
+	reads      profile
+	ready      tree[*entry] // waiting jobs that may start, in order
+
+	// matches holds the kinds this class may use, among the first seen of the
+	// snapshot's list.
+	matches []match
+	seen    int
+}
+
+// match is a kind that a class may use, and which variants of its devices.
+type match struct {
+	kind    *kind
+	devices uint64 // bit i: kind.variants[i]
+}
+
+// maxVariants bounds the sorts of devices in one machine that placement tells
+// apart; further ones are never used.
+const maxVariants = 64
+
+func newClass(name string, r berth.Request) *class {
+	c := &class{name: name, request: r, capacity: r.Capacity(), ready: tree[*entry]{compare: compareEntries}}
+	for k := range r.Labels {
+		c.reads.addLabel(k)
+	}
+	if r.SameLabel != "" {
+		c.reads.addLabel(r.SameLabel)
+	}
+	if r.Constraint != "" {
+		c.constraint, c.broken = compileConstraint(r.Constraint)
+		if c.constraint != nil {
+			c.reads.merge(c.constraint.reads)
+		}
+	}
+	return c
+}
+
+// A selector is a clause of a request about what machines are, not about their
+// room. Placement and explanation go through the same list.
+type selector struct {
+	name  string
+	holds func(c *class, m *Machine) bool
+}
+
+var selectors = []selector{
+	{"region", func(c *class, m *Machine) bool {
+		return len(c.request.Regions) == 0 || slices.Contains(c.request.Regions, m.Region)
+	}},
+	{"site", func(c *class, m *Machine) bool {
+		return c.request.Site == "" || c.request.Site == m.Site
+	}},
+	{"labels", func(c *class, m *Machine) bool {
+		for k, v := range c.request.Labels {
+			if have, ok := m.Labels[k]; !ok || have != v {
+				return false
+			}
+		}
+		return true
+	}},
+	{"execution", func(c *class, m *Machine) bool {
+		return c.request.Execution != berth.AtMostOne || m.Fences
+	}},
+	{"same_label", func(c *class, m *Machine) bool {
+		_, ok := m.Labels[c.request.SameLabel]
+		return ok || c.request.SameLabel == ""
+	}},
+	{"constraint", func(c *class, m *Machine) bool {
+		switch {
+		case c.broken != nil:
+			return false
+		case c.constraint == nil:
+			return true
+		case c.constraint.usesGPU && c.request.GPUs > 0:
+			return slices.ContainsFunc(m.GPUs, func(d Device) bool { return c.admits(m, d) })
+		}
+		return c.constraint.holds(celMachine(m), nil)
+	}},
+}
+
+// admits reports whether the constraint, where it speaks of GPUs, allows this
+// device.
+func (c *class) admits(m *Machine, d Device) bool {
+	if c.constraint == nil || !c.constraint.usesGPU {
+		return c.broken == nil
+	}
+	return c.constraint.holds(celMachine(m), &CELGPU{d.Model, d.MemoryMiB, int64(d.Index)})
+}
+
+// typed reports whether a device is of a type the request names.
+func (c *class) typed(d Device) bool {
+	return len(c.request.GPUTypes) == 0 || slices.ContainsFunc(c.request.GPUTypes, func(t string) bool { return strings.EqualFold(t, d.Model) })
+}
+
+// large reports whether a device has the memory the request asks for.
+func (c *class) large(d Device) bool { return d.MemoryMiB >= c.request.GPUMemoryMiB }
+
+func celMachine(m *Machine) *CELMachine {
+	return &CELMachine{
+		ID: string(m.ID), Region: m.Region, Site: m.Site, Pool: m.Pool, Labels: m.Labels,
+		CPUs: float64(m.Total.CPUMilli) / 1000, MemoryMiB: m.Total.MemoryMiB,
+	}
+}
+
+// match tells whether machines of this kind may run the class at all.
+func (c *class) match(k *kind) (match, bool) {
+	for _, s := range selectors {
+		if !s.holds(c, k.sample) {
+			return match{}, false
+		}
+	}
+	m := match{kind: k}
+	if c.request.GPUs == 0 {
+		return m, true
+	}
+	for i, v := range k.variants[:min(len(k.variants), maxVariants)] {
+		d := Device{Index: v.index, Model: v.model, MemoryMiB: v.memory}
+		if c.typed(d) && c.large(d) && c.admits(k.sample, d) {
+			m.devices |= 1 << i
+		}
+	}
+	return m, m.devices != 0
+}
+
+// catchUp matches the kinds that have come since the last look.
+func (c *class) catchUp(kinds []*kind) {
+	for _, k := range kinds[c.seen:] {
+		if m, ok := c.match(k); ok {
+			c.matches = append(c.matches, m)
+		}
+	}
+	c.seen = len(kinds)
+}

@@ -1,0 +1,33 @@
+package placement_test
+
+import (
+	"strings"
+	"testing"
+
+	"berth/placement"
+)
+
+func TestConstraintErrorsSayWhatIsWrongWhere(t *testing.T) {
+	t.Parallel()
+	for expr, want := range map[string]string{
+		`machine.labels.tier == "prod"`:                            "",
+		`machine.labels.tier == "prod" && gpu.memory_mib >= 40960`: "",
+		`machine.cpus >= 4`:                                        "",
+		`has(machine.labels.tier)`:                                 "",
+		`machine.labels.exists(k, k.startsWith("gpu"))`:            "",
+		`machine.lables.tier == "prod"`:                            "column 8: there is no field 'lables'",
+		`maschine.id == "a"`:                                       "the variables are machine and gpu",
+		`machine.cpus`:                                             "write a condition",
+		`machine.cpus >`:                                           "column 15",
+		`gpu.model == 3`:                                           "no matching overload",
+		``:                                                         "column 1",
+	} {
+		err := placement.CompileConstraint(expr)
+		switch {
+		case want == "" && err != nil:
+			t.Errorf("%s: %v", expr, err)
+		case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+			t.Errorf("%s: got %v, want %q", expr, err, want)
+		}
+	}
+}

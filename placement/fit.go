@@ -1,0 +1,176 @@
+package placement
+
+import (
+	"slices"
+
+	"berth"
+)
+
+// choice is a place for one member.
+type choice struct {
+	node    *node
+	allowed uint64 // devices of its kind that the class may use
+	grant   berth.Grant
+}
+
+// find chooses the machine and the devices for one member. group, unless empty,
+// is the value of the same_label that the machine must have.
+func (r *run) find(c *class, avoid []berth.MachineID, group string) (choice, bool) {
+	s := search{class: c, avoid: avoid, group: group}
+	byWorth := r.byWorth && !c.spreads() && !r.spent()
+	if last, ok := r.last[c]; ok && !c.spreads() && s.allows(last.node) && !(byWorth && last.node.kind.hasDevices()) {
+		// Packing goes on where it left off: the machine was the best choice, and
+		// has become tighter.
+		if devices, ok := c.fit(last.node, last.allowed); ok {
+			return choice{last.node, last.allowed, c.grant(last.node, devices)}, true
+		}
+	}
+	if byWorth {
+		return r.cheapest(s)
+	}
+	return s.best()
+}
+
+func (c *class) spreads() bool { return c.request.Strategy == "spread" }
+
+// groups lists the values of same_label a gang may gather on; one empty string
+// where it need not.
+func (r *run) groups(c *class) []string {
+	label := c.request.SameLabel
+	if label == "" {
+		return []string{""}
+	}
+	var values []string
+	for _, m := range c.matches {
+		if v := m.kind.sample.Labels[label]; !slices.Contains(values, v) {
+			values = append(values, v)
+		}
+	}
+	slices.Sort(values)
+	return values
+}
+
+// search is a look for the best machine for one member.
+type search struct {
+	class *class
+	avoid []berth.MachineID
+	group string
+	plain bool // only machines without devices
+}
+
+// candidates is how many machines of a kind are compared. They come from tight
+// to roomy, so the best is hardly ever further off.
+const candidates = 8
+
+func (s *search) best() (choice, bool) {
+	for _, need := range s.class.needs() {
+		var best choice
+		var devices []int
+		var least int64
+		for _, m := range s.class.matches {
+			if s.plain && m.kind.hasDevices() {
+				continue
+			}
+			left := candidates
+			m.kind.walk(need, s.class.spreads(), func(n *node) bool {
+				if !s.allows(n) {
+					return true
+				}
+				d, ok := s.class.fit(n, m.devices)
+				if !ok {
+					return true
+				}
+				if score := s.class.score(n, d); best.node == nil || score < least || score == least && n.ID < best.node.ID {
+					best, devices, least = choice{node: n, allowed: m.devices}, d, score
+				}
+				left--
+				return left > 0
+			})
+		}
+		if best.node != nil {
+			best.grant = s.class.grant(best.node, devices)
+			return best, true
+		}
+	}
+	return choice{}, false
+}
+
+// allows applies the clauses that concern single machines.
+func (s *search) allows(n *node) bool {
+	return !slices.Contains(s.class.request.Avoid, n.ID) && !slices.Contains(s.avoid, n.ID) &&
+		(s.group == "" || n.Labels[s.class.request.SameLabel] == s.group)
+}
+
+// needs is what to search for, in this order: a share goes into a device that
+// is in use already, before one that is whole is broken.
+func (c *class) needs() []need {
+	r := c.request
+	switch {
+	case r.GPUs == 0:
+		return []need{{Capacity: c.capacity}}
+	case r.GPUMilli < 1000:
+		return []need{{Capacity: c.capacity, part: r.GPUMilli}, {Capacity: c.capacity, whole: 1}}
+	}
+	return []need{{Capacity: c.capacity, whole: r.GPUs}}
+}
+
+// fit reports whether one member fits into what is free of the machine, and on
+// which devices (positions in n.GPUs).
+func (c *class) fit(n *node, allowed uint64) ([]int, bool) {
+	if !c.capacity.Fits(n.free) {
+		return nil, false
+	}
+	if c.request.GPUs == 0 {
+		return nil, true
+	}
+	if c.request.GPUMilli < 1000 {
+		return n.tightest(c.request.GPUMilli, allowed)
+	}
+	return n.whole(c.request.GPUs, allowed)
+}
+
+// tightest picks the device on which a share leaves the least: one in use
+// before a whole one.
+func (n *node) tightest(milli int64, allowed uint64) ([]int, bool) {
+	best := -1
+	for i, free := range n.gpus {
+		if free >= milli && n.admitted(i, allowed) && (best < 0 || free < n.gpus[best]) {
+			best = i
+		}
+	}
+	if best < 0 {
+		return nil, false
+	}
+	return []int{best}, true
+}
+
+// whole picks devices of which nothing is used: those with the least memory
+// that will do, then by index.
+func (n *node) whole(count int, allowed uint64) ([]int, bool) {
+	devices := make([]int, 0, count)
+	for v := 0; v < len(n.kind.variants) && len(devices) < count; v++ {
+		if v >= maxVariants || allowed&(1<<v) == 0 {
+			continue
+		}
+		for i, free := range n.gpus {
+			if free == 1000 && n.variants[i] == v && len(devices) < count {
+				devices = append(devices, i)
+			}
+		}
+	}
+	slices.Sort(devices)
+	return devices, len(devices) == count
+}
+
+func (n *node) admitted(device int, allowed uint64) bool {
+	v := n.variants[device]
+	return v < maxVariants && allowed&(1<<v) != 0
+}
+
+func (c *class) grant(n *node, devices []int) berth.Grant {
+	g := berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: c.capacity}
+	for _, d := range devices {
+		g.GPUs = append(g.GPUs, berth.DeviceShare{Index: n.GPUs[d].Index, Milli: c.request.GPUMilli})
+	}
+	return g
+}

@@ -1,0 +1,257 @@
+package placement
+
+import (
+	"cmp"
+	"encoding/binary"
+	"math"
+	"strings"
+)
+
+// fleet is the machines with devices, those with equal remnants in one group:
+// what a job costs there is worked out once for all of them, when the job's
+// class first looks. What it keeps makes plans faster and never different.
+type fleet struct {
+	mix     int // version of the mix that value rests on
+	value   *value
+	groups  map[string]*group
+	slots   int     // that groups have, dead ones included
+	free    []int32 // slots of no group
+	dead    int     // groups without machines, kept since they often come back
+	stamp   uint32
+	costs   map[*class][]cost // by slot
+	entries int               // in costs
+	plan    uint32            // number of the present plan
+	key     []byte
+	holes   []hole
+	after   []hole
+}
+
+// group is the machines with one remnant.
+type group struct {
+	remnant
+	key      string
+	slot     int32
+	stamp    uint32 // of this group under this value: costs with another are of an earlier one
+	gpu      int64  // left
+	worth    float64
+	valued   bool
+	machines tree[*node] // by id
+	index    int         // in kind.groups, while there are machines
+}
+
+// cost is what one more job of a class costs in a group.
+type cost struct {
+	stamp uint32
+	plan  uint32 // the last one that looked
+	loss  float32
+	hole  hole // for a share: where it does
+}
+
+// never is the loss where a job does not fit.
+const never = math.MaxFloat32
+
+// Bounds of what a fleet keeps, looked at between plans.
+const (
+	maxEntries = 2 << 20
+	maxDead    = 2048
+)
+
+func newFleet() *fleet {
+	return &fleet{groups: map[string]*group{}, costs: map[*class][]cost{}}
+}
+
+// begin prepares for a plan.
+func (f *fleet) begin(m *Mix, cpu, gpu int64) {
+	f.plan++
+	if f.value == nil || f.mix != m.version {
+		f.mix, f.value = m.version, newValue(m.estimate, cpu, gpu)
+		f.forget()
+	} else if was := f.value.scarce; was != f.value.weigh(cpu, gpu) {
+		f.forget() // machines came or went
+	}
+	if f.entries > maxEntries {
+		f.costs, f.entries = map[*class][]cost{}, 0
+	}
+	if f.dead > maxDead {
+		f.bury()
+	}
+}
+
+// forget drops what was worked out by another value.
+func (f *fleet) forget() {
+	f.costs, f.entries = map[*class][]cost{}, 0
+	for _, g := range f.groups {
+		f.stamp++
+		g.stamp, g.valued = f.stamp, false
+	}
+}
+
+// clear empties the fleet: the kinds are made anew.
+func (f *fleet) clear() {
+	f.groups, f.slots, f.free, f.dead = map[string]*group{}, 0, nil, 0
+	f.costs, f.entries = map[*class][]cost{}, 0
+	if f.value != nil {
+		clear(f.value.devices)
+	}
+}
+
+// bury drops the groups without machines.
+func (f *fleet) bury() {
+	for key, g := range f.groups {
+		if g.machines.len() == 0 {
+			delete(f.groups, key)
+			f.free = append(f.free, g.slot)
+		}
+	}
+	f.dead = 0
+}
+
+// enter puts a machine into its group.
+func (f *fleet) enter(n *node) {
+	s := remnantOf(n, f.holes)
+	f.holes = s.holes
+	f.key = binary.AppendUvarint(f.key[:0], uint64(n.kind.number))
+	f.key = binary.AppendVarint(f.key, s.cpu)
+	f.key = binary.AppendVarint(f.key, s.memory)
+	for _, h := range s.holes {
+		f.key = binary.BigEndian.AppendUint16(f.key, uint16(h))
+	}
+	g := f.groups[string(f.key)]
+	if g == nil {
+		g = f.open(s)
+	}
+	if g.machines.len() == 0 {
+		f.dead--
+		g.index = len(n.kind.groups)
+		n.kind.groups = append(n.kind.groups, g)
+	}
+	n.group = g
+	n.peer.item, n.peer.weight = n, n.leaf.weight
+	g.machines.insert(&n.peer)
+}
+
+// open makes the group of a remnant, without machines.
+func (f *fleet) open(s remnant) *group {
+	slot := int32(f.slots)
+	if last := len(f.free) - 1; last >= 0 {
+		slot, f.free = f.free[last], f.free[:last]
+	} else {
+		f.slots++
+	}
+	f.stamp++
+	s.holes = append([]hole(nil), s.holes...)
+	g := &group{remnant: s, key: string(f.key), slot: slot, stamp: f.stamp, gpu: s.left()}
+	g.machines.compare = func(a, b *node) int { return strings.Compare(string(a.ID), string(b.ID)) }
+	f.groups[g.key] = g
+	f.dead++
+	return g
+}
+
+// leave takes a machine out of its group, if it is in one.
+func (f *fleet) leave(n *node) {
+	g := n.group
+	if g == nil {
+		return
+	}
+	g.machines.remove(&n.peer)
+	n.group = nil
+	if g.machines.len() > 0 {
+		return
+	}
+	f.dead++
+	list := g.kind.groups
+	last := list[len(list)-1]
+	list[g.index], last.index = last, g.index
+	list[len(list)-1] = nil
+	g.kind.groups = list[:len(list)-1]
+}
+
+// row returns the costs of a class, by slot.
+func (f *fleet) row(c *class) []cost {
+	row := f.costs[c]
+	if len(row) < f.slots {
+		grown := make([]cost, f.slots+f.slots/4)
+		copy(grown, row)
+		f.entries += len(grown) - len(row)
+		row = grown
+		f.costs[c] = row
+	}
+	return row
+}
+
+// price works out what one more job of the class costs in the group.
+func (f *fleet) price(g *group, c *class, devices uint64) (float32, hole) {
+	if c.capacity.CPUMilli > g.cpu || c.capacity.MemoryMiB > g.memory {
+		return never, 0
+	}
+	if !g.valued {
+		g.worth, g.valued = f.value.worth(&g.remnant), true
+	}
+	to := remnant{g.kind, g.cpu - c.capacity.CPUMilli, g.memory - c.capacity.MemoryMiB, nil}
+	switch r := c.request; {
+	case r.GPUs == 0:
+		to.holes = g.holes
+		return f.loss(g, &to), 0
+	case r.GPUMilli == whole:
+		if to.holes = g.without(f.after, r.GPUs, devices); to.holes == nil {
+			return never, 0
+		}
+		f.after = to.holes
+		return f.loss(g, &to), 0
+	}
+	least, best := float32(never), hole(0)
+	for i, h := range g.holes {
+		if h.free() < c.request.GPUMilli || devices>>h.variant()&1 == 0 || i > 0 && h == g.holes[i-1] {
+			continue
+		}
+		to.holes = g.with(f.after, i, c.request.GPUMilli)
+		f.after = to.holes
+		if l := f.loss(g, &to); l < least {
+			least, best = l, h
+		}
+	}
+	return least, best
+}
+
+// loss is rounded so that places that are equally good compare equal.
+func (f *fleet) loss(g *group, to *remnant) float32 {
+	return float32(math.Round((g.worth-f.value.worth(to))*1000) / 1000)
+}
+
+// without returns the holes after count whole devices were taken, those that
+// node.whole takes; nil if there are fewer.
+func (s *remnant) without(into []hole, count int, devices uint64) []hole {
+	into = append(into[:0], s.holes...)
+	if into == nil {
+		return nil
+	}
+	for i := len(into) - 1; i >= 0 && count > 0; i-- {
+		if into[i].free() == whole && devices>>into[i].variant()&1 != 0 {
+			into = append(into[:i], into[i+1:]...)
+			count--
+		}
+	}
+	if count > 0 {
+		return nil
+	}
+	return into
+}
+
+// with returns the holes after milli of the one at i was taken.
+func (s *remnant) with(into []hole, i int, milli int64) []hole {
+	into = append(into[:0], s.holes...)
+	left := into[i] - hole(milli)
+	if left.free() == 0 {
+		return append(into[:i], into[i+1:]...)
+	}
+	for ; i+1 < len(into) && into[i+1] > left; i++ {
+		into[i] = into[i+1]
+	}
+	into[i] = left
+	return into
+}
+
+// compareGroups orders groups of equal cost: the fuller one first.
+func compareGroups(a, b *group) int {
+	return cmp.Or(cmp.Compare(a.gpu, b.gpu), cmp.Compare(a.cpu, b.cpu), cmp.Compare(a.memory, b.memory))
+}

@@ -1,0 +1,178 @@
+package placement
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"berth"
+)
+
+// profile is which attributes of machines any class looks at. Machines that
+// agree in them are of one kind, so that a label nobody asks for, such as a
+// host name, does not make a kind of each machine.
+type profile struct {
+	id, cpus, memory, index, allLabels bool
+	labels                             []string // sorted
+}
+
+func (p *profile) addLabel(key string) {
+	if i, found := slices.BinarySearch(p.labels, key); !found {
+		p.labels = slices.Insert(p.labels, i, key)
+	}
+}
+
+// merge adds what o looks at and reports whether that is news.
+func (p *profile) merge(o profile) bool {
+	was, labels := *p, len(p.labels)
+	p.id = p.id || o.id
+	p.cpus = p.cpus || o.cpus
+	p.memory = p.memory || o.memory
+	p.index = p.index || o.index
+	p.allLabels = p.allLabels || o.allLabels
+	for _, k := range o.labels {
+		p.addLabel(k)
+	}
+	return p.id != was.id || p.cpus != was.cpus || p.memory != was.memory || p.index != was.index ||
+		p.allLabels != was.allLabels || len(p.labels) != labels
+}
+
+// key spells out what machines of one kind have in common.
+func (p *profile) key(m *Machine) string {
+	var b strings.Builder
+	field := func(s string) {
+		b.WriteString(strconv.Quote(s))
+		b.WriteByte(' ')
+	}
+	number := func(n int64) {
+		b.WriteString(strconv.FormatInt(n, 10))
+		b.WriteByte(' ')
+	}
+	field(m.Pool)
+	field(m.Region)
+	field(m.Site)
+	if m.Fences {
+		field("fences")
+	}
+	if p.id {
+		field(string(m.ID))
+	}
+	if p.cpus {
+		number(m.Total.CPUMilli)
+	}
+	if p.memory {
+		number(m.Total.MemoryMiB)
+	}
+	keys := p.labels
+	if p.allLabels {
+		keys = slices.Sorted(maps.Keys(m.Labels))
+	}
+	for _, k := range keys {
+		if v, ok := m.Labels[k]; ok {
+			field(k)
+			field(v)
+		}
+	}
+	for _, v := range p.variants(m) {
+		field(v.model)
+		number(v.memory)
+		number(int64(v.index))
+	}
+	return b.String()
+}
+
+// variant is a sort of device within a kind. index is -1 unless some class
+// looks at it.
+type variant struct {
+	model  string
+	memory int64
+	index  int
+}
+
+func (p *profile) variant(d Device) variant {
+	v := variant{d.Model, d.MemoryMiB, -1}
+	if p.index {
+		v.index = d.Index
+	}
+	return v
+}
+
+// variants lists the sorts of devices of a machine, smallest memory first.
+func (p *profile) variants(m *Machine) []variant {
+	var list []variant
+	for _, d := range m.GPUs {
+		if v := p.variant(d); !slices.Contains(list, v) {
+			list = append(list, v)
+		}
+	}
+	slices.SortFunc(list, func(a, b variant) int {
+		switch {
+		case a.memory != b.memory:
+			return sign(a.memory - b.memory)
+		case a.model != b.model:
+			return strings.Compare(a.model, b.model)
+		}
+		return a.index - b.index
+	})
+	return list
+}
+
+// kind is a set of machines that no class can tell apart but by their room.
+type kind struct {
+	key      string
+	number   int      // of all there ever were in the snapshot
+	sample   *Machine // any one of them: what the classes look at is the same
+	variants []variant
+	tree     tree[*node] // the placeable ones, from tight to roomy
+	groups   []*group    // of the fleet, those with machines
+}
+
+// hasDevices reports whether the machines have any.
+func (k *kind) hasDevices() bool { return len(k.variants) > 0 }
+
+func newKind(key string, sample *Machine, variants []variant) *kind {
+	return &kind{key: key, sample: sample, variants: variants, tree: tree[*node]{
+		compare: compareNodes,
+		gather: func(at, left, right *leaf[*node]) {
+			n := at.item
+			n.most = n.has
+			if left != nil {
+				n.most = n.most.max(left.item.most)
+			}
+			if right != nil {
+				n.most = n.most.max(right.item.most)
+			}
+		},
+	}}
+}
+
+// need is what one rank asks of a machine, as far as pruning can tell.
+type need struct {
+	berth.Capacity
+	whole int   // devices
+	part  int64 // of one device that is in use already
+}
+
+func (n need) within(r room) bool {
+	return n.Capacity.Fits(r.Capacity) && n.whole <= r.whole && n.part <= r.part
+}
+
+// walk visits the machines that have room for n, from tight to roomy (or, to
+// spread, the other way), until visit returns false.
+func (k *kind) walk(n need, spread bool, visit func(*node) bool) {
+	walk(k.tree.root, n, spread, visit)
+}
+
+func walk(l *leaf[*node], n need, spread bool, visit func(*node) bool) bool {
+	if l == nil || !n.within(l.item.most) {
+		return true
+	}
+	first, last := l.left, l.right
+	if spread {
+		first, last = last, first
+	}
+	return walk(first, n, spread, visit) &&
+		(!n.within(l.item.has) || visit(l.item)) &&
+		walk(last, n, spread, visit)
+}

@@ -1,0 +1,167 @@
+package placement
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+
+	"berth"
+)
+
+const (
+	// maxShapes is how many shapes of requests worth is told from: the most
+	// frequent ones. What is rarer hardly weighs.
+	maxShapes = 200
+	// trusted is how many requests for GPUs make an estimate. With fewer, best
+	// fit places.
+	trusted = 32
+	// memory is after how many requests one counts e times less.
+	memory = 10_000
+	// news is which part of the mix must have moved for the estimate to be taken
+	// anew, because all that was worked out from it goes with it.
+	news = 0.05
+)
+
+// Mix is what jobs ask for and how often: what worth is reckoned by. It is
+// given, or learned from the jobs that come into a snapshot, where the old ones
+// fade as new ones come. It belongs to one snapshot at a time.
+type Mix struct {
+	given  bool
+	shapes map[string]*ask
+	unit   float64 // what one request adds now: it grows, so older ones fade
+	seen   int     // requests for GPUs
+	since  int     // requests since the estimate was last looked at
+
+	estimate []part // by shape; nil until there is one
+	version  int    // of the estimate
+}
+
+// ask is one shape of request: what a member wants of a machine.
+type ask struct {
+	class *class
+	count float64
+}
+
+// part is a shape's part of the mix.
+type part struct {
+	shape string
+	class *class
+	p     float64
+}
+
+// Asked is how often a request comes, by whatever measure they share.
+type Asked struct {
+	Request berth.Request
+	Count   float64
+}
+
+// NewMix returns one that learns.
+func NewMix() *Mix { return &Mix{shapes: map[string]*ask{}, unit: 1} }
+
+// GivenMix returns one that is known and does not learn. Counts must be
+// positive.
+func GivenMix(list []Asked) (*Mix, error) {
+	m := NewMix()
+	for i, a := range list {
+		if !(a.Count > 0) || math.IsInf(a.Count, 0) {
+			return nil, fmt.Errorf("request %d of the mix: count %v: allowed are positive numbers", i, a.Count)
+		}
+		shape := shapeOf(a.Request)
+		m.add(shape.Class(), shape, a.Count)
+	}
+	m.given = true
+	m.refresh()
+	return m, nil
+}
+
+// shapeOf leaves of a request what decides which free GPUs it can use.
+func shapeOf(r berth.Request) berth.Request {
+	return berth.Request{
+		CPUMilli: r.CPUMilli, MemoryMiB: r.MemoryMiB,
+		GPUs: r.GPUs, GPUMilli: r.GPUMilli, GPUTypes: r.GPUTypes, GPUMemoryMiB: r.GPUMemoryMiB,
+		Regions: r.Regions, Site: r.Site, Labels: r.Labels, Constraint: r.Constraint, Members: 1,
+	}
+}
+
+func (m *Mix) add(key string, shape berth.Request, count float64) {
+	a := m.shapes[key]
+	if a == nil {
+		a = &ask{class: newClass("", shape)}
+		m.shapes[key] = a
+	}
+	a.count += count
+	if shape.GPUs > 0 {
+		m.seen++
+	}
+	m.since++
+}
+
+// observe counts a job that came in.
+func (m *Mix) observe(c *class) {
+	if m.given {
+		return
+	}
+	m.unit *= 1 + 1.0/memory
+	m.add(c.shape, shapeOf(c.request), m.unit*float64(c.members()))
+	if m.unit > 1e100 {
+		for _, a := range m.shapes {
+			a.count /= m.unit
+		}
+		m.unit = 1
+	}
+	if len(m.shapes) > 2*maxShapes {
+		for _, s := range m.ranked()[maxShapes:] {
+			delete(m.shapes, s)
+		}
+	}
+}
+
+// ranked lists the shapes, the most frequent first.
+func (m *Mix) ranked() []string {
+	return slices.SortedFunc(maps.Keys(m.shapes), func(a, b string) int {
+		return cmp.Or(cmp.Compare(m.shapes[b].count, m.shapes[a].count), cmp.Compare(a, b))
+	})
+}
+
+// refresh looks at the estimate again, once a quarter of what it rests on is
+// new, and takes it anew if it has moved. It reports whether there is one.
+func (m *Mix) refresh() bool {
+	if m.seen < trusted && !m.given {
+		return false
+	}
+	if m.estimate != nil && 4*m.since < min(m.seen, memory) || m.estimate != nil && m.given {
+		return true
+	}
+	m.since = 0
+	list := m.ranked()
+	list = list[:min(len(list), maxShapes)]
+	slices.Sort(list) // sums come out the same however the counts rank
+	sum := 0.0
+	for _, s := range list {
+		sum += m.shapes[s].count
+	}
+	estimate := make([]part, 0, len(list))
+	for _, s := range list {
+		estimate = append(estimate, part{s, m.shapes[s].class, m.shapes[s].count / sum})
+	}
+	if m.estimate == nil || moved(m.estimate, estimate) > news {
+		m.estimate = estimate
+		m.version++
+	}
+	return true
+}
+
+// moved is which part of the mix has become something else.
+func moved(was, now []part) float64 {
+	old := make(map[string]float64, len(was))
+	for _, s := range was {
+		old[s.shape] = s.p
+	}
+	gone := 1.0
+	for _, s := range now {
+		gone -= min(s.p, old[s.shape])
+	}
+	return gone
+}

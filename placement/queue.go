@@ -1,0 +1,107 @@
+package placement
+
+import (
+	"container/heap"
+	"time"
+
+	"berth"
+)
+
+// Job is a job that waits for a place.
+type Job struct {
+	ID            berth.JobID
+	Tenant        berth.TenantID
+	Class         string // see Snapshot.DefineClass
+	Version       int64
+	Attempt       int // the last one; 0 before the first
+	Priority      int
+	Preemptible   bool
+	SubmittedAt   time.Time
+	EligibleAt    time.Time // not before
+	QueueDeadline time.Time // fails then; zero: never
+	Held          bool
+	Avoid         []berth.MachineID // not there, while another machine fits
+}
+
+// entry is a job in the snapshot. It is in its class's ready tree, or waits in
+// the heap of later ones, or neither: held, or a decision about it is under way.
+type entry struct {
+	Job
+	class    *class
+	assumed  bool
+	leaf     leaf[*entry]
+	ready    bool
+	later    position
+	deadline position
+}
+
+// compareEntries is the order of the queue: priority, then submission, then id.
+func compareEntries(a, b *entry) int {
+	switch {
+	case a.Priority != b.Priority:
+		return b.Priority - a.Priority
+	case !a.SubmittedAt.Equal(b.SubmittedAt):
+		return a.SubmittedAt.Compare(b.SubmittedAt)
+	case a.ID < b.ID:
+		return -1
+	case a.ID > b.ID:
+		return 1
+	}
+	return 0
+}
+
+// position is an entry's place in an alarms heap, counted from 1; 0 is nowhere.
+type position int
+
+// alarms is a heap of entries by some time of theirs.
+type alarms struct {
+	entries []*entry
+	at      func(*entry) time.Time
+	place   func(*entry) *position
+}
+
+func (a *alarms) Len() int { return len(a.entries) }
+
+func (a *alarms) Less(i, j int) bool {
+	x, y := a.entries[i], a.entries[j]
+	if c := a.at(x).Compare(a.at(y)); c != 0 {
+		return c < 0
+	}
+	return x.ID < y.ID
+}
+
+func (a *alarms) Swap(i, j int) {
+	a.entries[i], a.entries[j] = a.entries[j], a.entries[i]
+	*a.place(a.entries[i]), *a.place(a.entries[j]) = position(i+1), position(j+1)
+}
+
+func (a *alarms) Push(x any) {
+	e := x.(*entry)
+	a.entries = append(a.entries, e)
+	*a.place(e) = position(len(a.entries))
+}
+
+func (a *alarms) Pop() any {
+	last := len(a.entries) - 1
+	e := a.entries[last]
+	a.entries[last] = nil
+	a.entries = a.entries[:last]
+	*a.place(e) = 0
+	return e
+}
+
+func (a *alarms) set(e *entry) { heap.Push(a, e) }
+
+func (a *alarms) clear(e *entry) {
+	if p := *a.place(e); p > 0 {
+		heap.Remove(a, int(p-1))
+	}
+}
+
+// due returns the earliest entry if its time has come.
+func (a *alarms) due(now time.Time) *entry {
+	if len(a.entries) == 0 || a.at(a.entries[0]).After(now) {
+		return nil
+	}
+	return a.entries[0]
+}

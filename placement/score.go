@@ -1,0 +1,45 @@
+package placement
+
+// Weights of a score, in parts of a thousand of what is left over.
+const (
+	strandWeight = 4
+	deviceWeight = 2
+)
+
+// score is how badly a machine suits one member; less is better. Packing looks
+// for the smallest leftover, spreading for the largest. Both count GPUs left
+// without the CPU and memory to serve them: those are stranded.
+func (c *class) score(n *node, devices []int) int64 {
+	left := n.free.Sub(c.capacity)
+	leftover := share(left.CPUMilli, n.Total.CPUMilli) + share(left.MemoryMiB, n.Total.MemoryMiB)
+	if c.request.DiskMiB > 0 {
+		leftover += share(left.DiskMiB, n.Total.DiskMiB)
+	}
+	gpus := share(left.GPUMilli, n.Total.GPUMilli)
+	if len(devices) == 1 && c.request.GPUMilli < 1000 {
+		gpus = n.gpus[devices[0]] - c.request.GPUMilli
+	}
+	leftover += deviceWeight * gpus
+	if c.spreads() {
+		leftover = -leftover
+	}
+	return leftover + strandWeight*stranded(n, left.CPUMilli, left.MemoryMiB, left.GPUMilli)
+}
+
+// stranded is how much of the machine's devices would be left without their
+// part of its CPU and memory.
+func stranded(n *node, cpu, mem, gpu int64) int64 {
+	if n.Total.GPUMilli == 0 {
+		return 0
+	}
+	served := min(share(cpu, n.Total.CPUMilli), share(mem, n.Total.MemoryMiB))
+	return max(0, share(gpu, n.Total.GPUMilli)-served)
+}
+
+// share is part of whole in thousandths.
+func share(part, whole int64) int64 {
+	if whole == 0 {
+		return 0
+	}
+	return part * 1000 / whole
+}

@@ -1,0 +1,356 @@
+package placement
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"berth"
+)
+
+// Snapshot is the queue and the machines as the leader knows them. It is kept
+// current by deltas, each O(log n). The zero value is not usable; see
+// NewSnapshot. It is not safe for concurrent use.
+type Snapshot struct {
+	nodes   map[berth.MachineID]*node
+	jobs    map[berth.JobID]*entry
+	classes map[string]*class
+
+	profile profile
+	kinds   []*kind // only appended to, until the profile changes
+	byKey   map[string]*kind
+	stale   bool // the profile has changed: kinds are to be made anew
+	numbers int  // of kinds there ever were
+
+	mix   *Mix
+	fleet *fleet         // once a plan has asked for it
+	owned berth.Capacity // of the placeable machines
+
+	later     alarms // jobs that are not eligible yet
+	deadlines alarms // waiting jobs with a queue deadline
+}
+
+// NewSnapshot returns an empty snapshot.
+func NewSnapshot() *Snapshot {
+	return &Snapshot{
+		nodes:   map[berth.MachineID]*node{},
+		jobs:    map[berth.JobID]*entry{},
+		classes: map[string]*class{},
+		byKey:   map[string]*kind{},
+		mix:     NewMix(),
+		later: alarms{
+			at:    func(e *entry) time.Time { return e.EligibleAt },
+			place: func(e *entry) *position { return &e.later },
+		},
+		deadlines: alarms{
+			at:    func(e *entry) time.Time { return e.QueueDeadline },
+			place: func(e *entry) *position { return &e.deadline },
+		},
+	}
+}
+
+// Machines returns how many machines there are.
+func (s *Snapshot) Machines() int { return len(s.nodes) }
+
+// Jobs returns how many jobs wait, held ones included.
+func (s *Snapshot) Jobs() int { return len(s.jobs) }
+
+// Machine returns a machine by id.
+func (s *Snapshot) Machine(id berth.MachineID) (Machine, bool) {
+	if n := s.nodes[id]; n != nil {
+		return n.Machine, true
+	}
+	return Machine{}, false
+}
+
+// Job returns a waiting job by id.
+func (s *Snapshot) Job(id berth.JobID) (Job, bool) {
+	if e := s.jobs[id]; e != nil {
+		return e.Job, true
+	}
+	return Job{}, false
+}
+
+// EachJob calls f with every waiting job, in no order.
+func (s *Snapshot) EachJob(f func(Job)) {
+	for _, e := range s.jobs {
+		f(e.Job)
+	}
+}
+
+// EachMachine calls f with every machine, in no order.
+func (s *Snapshot) EachMachine(f func(Machine)) {
+	for _, n := range s.nodes {
+		f(n.Machine)
+	}
+}
+
+// Mix returns what the jobs seen so far ask for.
+func (s *Snapshot) Mix() *Mix { return s.mix }
+
+// UseMix replaces what the jobs seen so far ask for: by what is known of them,
+// or by what another snapshot had learned.
+func (s *Snapshot) UseMix(m *Mix) {
+	s.mix, s.fleet = m, nil
+	for _, id := range s.machineIDs() {
+		s.nodes[id].group = nil
+	}
+	for _, k := range s.kinds {
+		k.groups = nil
+	}
+	for _, a := range m.shapes {
+		s.look(a.class)
+	}
+}
+
+// HasClass reports whether the class is defined.
+func (s *Snapshot) HasClass(name string) bool { return s.classes[name] != nil }
+
+// DefineClass tells what the jobs of a class ask for. A class is defined before
+// its first job and does not change.
+func (s *Snapshot) DefineClass(name string, r berth.Request) {
+	if s.classes[name] != nil {
+		return
+	}
+	c := newClass(name, r)
+	c.shape = shapeOf(r).Class()
+	s.classes[name] = c
+	s.look(c)
+}
+
+// look makes the kinds tell apart what the class looks at.
+func (s *Snapshot) look(c *class) {
+	if s.profile.merge(c.reads) {
+		s.stale = true
+	}
+}
+
+// UpsertMachine brings in a machine or its present row.
+func (s *Snapshot) UpsertMachine(m Machine) {
+	n := s.nodes[m.ID]
+	if n == nil {
+		n = &node{}
+		n.leaf.item, n.leaf.weight = n, weightOf(string(m.ID))
+		s.nodes[m.ID] = n
+	} else {
+		s.unplant(n)
+		s.disown(n)
+	}
+	if n.kind != nil && !n.sameKind(&m) {
+		n.kind = nil
+	}
+	n.Machine = m
+	n.recount()
+	s.plant(n)
+	if n.Placeable() {
+		s.owned = s.owned.Add(n.Total)
+	}
+}
+
+// RemoveMachine takes a machine out. An unknown one is no error.
+func (s *Snapshot) RemoveMachine(id berth.MachineID) {
+	if n := s.nodes[id]; n != nil {
+		s.unplant(n)
+		s.disown(n)
+		delete(s.nodes, id)
+	}
+}
+
+func (s *Snapshot) disown(n *node) {
+	if n.Placeable() {
+		s.owned = s.owned.Sub(n.Total)
+	}
+}
+
+// plant puts a node into the tree of its kind, if it may be given work.
+func (s *Snapshot) plant(n *node) {
+	if s.stale {
+		return // everything is planted anew before the next search
+	}
+	if n.kind == nil {
+		s.assign(n)
+	}
+	if n.Placeable() {
+		n.kind.tree.insert(&n.leaf)
+		s.regroup(n)
+	}
+}
+
+func (s *Snapshot) unplant(n *node) {
+	if n.kind != nil && n.leaf.size > 0 {
+		n.kind.tree.remove(&n.leaf)
+	}
+	n.leaf.size = 0
+	if s.fleet != nil {
+		s.fleet.leave(n)
+	}
+}
+
+// assign finds the node's kind or makes it.
+func (s *Snapshot) assign(n *node) {
+	key := s.profile.key(&n.Machine)
+	k := s.byKey[key]
+	if k == nil {
+		sample := n.Machine // a copy: the node's changes
+		k = newKind(key, &sample, s.profile.variants(&n.Machine))
+		s.numbers++
+		k.number = s.numbers
+		s.byKey[key] = k
+		s.kinds = append(s.kinds, k)
+	}
+	n.kind = k
+	n.variants = n.variants[:0]
+	for _, d := range n.GPUs {
+		n.variants = append(n.variants, slices.Index(k.variants, s.profile.variant(d)))
+	}
+}
+
+// settle makes the kinds anew where a class looks at something that no class
+// looked at before, and matches the class with the kinds it has not seen.
+func (s *Snapshot) settle(c *class) {
+	if s.stale {
+		s.stale = false
+		s.kinds, s.byKey = nil, map[string]*kind{}
+		for _, other := range s.classes {
+			other.matches, other.seen = nil, 0
+		}
+		if s.fleet != nil {
+			s.fleet.clear()
+		}
+		for _, id := range s.machineIDs() {
+			n := s.nodes[id]
+			n.kind, n.leaf.size, n.group = nil, 0, nil
+			s.plant(n)
+		}
+	}
+	c.catchUp(s.kinds)
+}
+
+// machineIDs lists the machines in order, for work whose order shows.
+func (s *Snapshot) machineIDs() []berth.MachineID {
+	ids := make([]berth.MachineID, 0, len(s.nodes))
+	for id := range s.nodes {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// UpsertJob brings in a waiting job or its present row. Its class must be
+// defined.
+func (s *Snapshot) UpsertJob(j Job) {
+	c := s.classes[j.Class]
+	if c == nil {
+		panic(fmt.Sprintf("placement: job %s is of class %q, which is not defined", j.ID, j.Class))
+	}
+	e := s.jobs[j.ID]
+	if e == nil {
+		e = &entry{}
+		e.leaf.item, e.leaf.weight = e, weightOf(string(j.ID))
+		s.jobs[j.ID] = e
+		s.mix.observe(c)
+	} else {
+		s.dequeue(e)
+	}
+	e.Job, e.class = j, c
+	s.enqueue(e)
+}
+
+// RemoveJob takes out a job that does not wait any more. An unknown one is no
+// error.
+func (s *Snapshot) RemoveJob(id berth.JobID) {
+	if e := s.jobs[id]; e != nil {
+		s.dequeue(e)
+		delete(s.jobs, id)
+	}
+}
+
+func (s *Snapshot) enqueue(e *entry) {
+	if e.Held || e.assumed {
+		return
+	}
+	s.later.set(e) // the next plan sees whether it is eligible
+	if !e.QueueDeadline.IsZero() {
+		s.deadlines.set(e)
+	}
+}
+
+func (s *Snapshot) dequeue(e *entry) {
+	s.later.clear(e)
+	s.deadlines.clear(e)
+	if e.ready {
+		e.class.ready.remove(&e.leaf)
+		e.ready = false
+	}
+}
+
+// advance moves jobs whose time has come to their class's queue.
+func (s *Snapshot) advance(now time.Time) {
+	for e := s.later.due(now); e != nil; e = s.later.due(now) {
+		s.later.clear(e)
+		e.ready = true
+		e.class.ready.insert(&e.leaf)
+	}
+}
+
+// Assume takes decisions as made while their commit is under way: their room is
+// taken and their jobs wait no more. Every Assume is followed by a Drop.
+func (s *Snapshot) Assume(starts []berth.Start) {
+	for _, start := range starts {
+		if e := s.jobs[start.Job]; e != nil {
+			s.dequeue(e)
+			e.assumed = true
+		}
+		for _, g := range start.Ranks {
+			s.change(g.Machine, func(n *node) { n.assumed = append(n.assumed, g) })
+		}
+	}
+}
+
+// Drop ends what Assume began. The caller has read the machines and jobs
+// concerned again, or is about to.
+func (s *Snapshot) Drop(starts []berth.Start) {
+	for _, start := range starts {
+		if e := s.jobs[start.Job]; e != nil && e.assumed {
+			e.assumed = false
+			s.enqueue(e)
+		}
+		for _, g := range start.Ranks {
+			s.change(g.Machine, func(n *node) {
+				i := slices.IndexFunc(n.assumed, func(o berth.Grant) bool { return sameGrant(o, g) })
+				if i >= 0 {
+					n.assumed = slices.Delete(n.assumed, i, i+1)
+				}
+			})
+		}
+	}
+}
+
+func sameGrant(a, b berth.Grant) bool {
+	return a.Machine == b.Machine && a.Epoch == b.Epoch && a.Capacity == b.Capacity && slices.Equal(a.GPUs, b.GPUs)
+}
+
+func (s *Snapshot) change(id berth.MachineID, f func(*node)) {
+	n := s.nodes[id]
+	if n == nil {
+		return
+	}
+	s.unplant(n)
+	f(n)
+	n.recount()
+	s.plant(n)
+}
+
+// Ahead returns how many jobs that may start now come before this one in the
+// queue; ok is false for a job that is not in it.
+func (s *Snapshot) Ahead(id berth.JobID, now time.Time) (n int, ok bool) {
+	s.advance(now)
+	e := s.jobs[id]
+	if e == nil {
+		return 0, false
+	}
+	for _, c := range s.classes {
+		n += c.ready.before(e)
+	}
+	return n, true
+}

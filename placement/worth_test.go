@@ -1,0 +1,363 @@
+package placement
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"berth"
+)
+
+// Requests as clusters see them: shares, whole GPUs, several, bound to models.
+func asked() []Asked {
+	return []Asked{
+		{berth.Request{CPUMilli: 3152, MemoryMiB: 5600, GPUs: 1, GPUMilli: 810}, 10},
+		{berth.Request{CPUMilli: 11400, MemoryMiB: 49152, GPUs: 1, GPUMilli: 1000}, 20},
+		{berth.Request{CPUMilli: 8000, MemoryMiB: 30517, GPUs: 1, GPUMilli: 470}, 8},
+		{berth.Request{CPUMilli: 4000, MemoryMiB: 15258, GPUs: 1, GPUMilli: 160, GPUTypes: []string{"B"}}, 3},
+		{berth.Request{CPUMilli: 88000, MemoryMiB: 327680, GPUs: 8, GPUMilli: 1000}, 1},
+		{berth.Request{CPUMilli: 16000, MemoryMiB: 65536, GPUs: 2, GPUMilli: 1000}, 1},
+		{berth.Request{CPUMilli: 12500, MemoryMiB: 57344}, 5},
+	}
+}
+
+func given(t *testing.T, list []Asked) *Mix {
+	t.Helper()
+	m, err := GivenMix(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func gpuMachine(id int, cpu int64, models ...string) Machine {
+	m := Machine{
+		ID: berth.MachineID(fmt.Sprintf("m%02d", id)), Epoch: 1, State: berth.MachineReady,
+		Total: berth.Capacity{CPUMilli: cpu, MemoryMiB: 4 * cpu, GPUMilli: int64(len(models)) * 1000},
+	}
+	for i, model := range models {
+		m.GPUs = append(m.GPUs, Device{Index: i, Model: model, Healthy: true})
+	}
+	return m
+}
+
+// exact is the worth by its definition: every one of the eight offers to each
+// hole drawn from the mix, without buckets.
+func exact(v *value, s *remnant) float64 {
+	devices := v.limit(s)
+	limits := slices.Clone(v.limits)
+	sum := 0.0
+	for _, h := range s.holes {
+		type offer struct{ take, p float64 }
+		var offers []offer
+		for i, c := range v.shapes {
+			o := offer{0, c.p}
+			if devices[i]>>h.variant()&1 != 0 {
+				z := v.sizes[c.size]
+				o.take = float64(h.free()/z.milli*z.milli) * limits[i]
+			}
+			offers = append(offers, o)
+		}
+		slices.SortFunc(offers, func(a, b offer) int { return int(math.Copysign(1, a.take-b.take)) })
+		below := 0.0
+		for _, o := range offers {
+			sum += o.take * (math.Pow(below+o.p, 8) - math.Pow(below, 8))
+			below += o.p
+		}
+	}
+	return sum
+}
+
+// TestWorthIsTheBestOfEightOffers compares it with its definition; buckets may
+// blur each hole by their width.
+func TestWorthIsTheBestOfEightOffers(t *testing.T) {
+	t.Parallel()
+	s := NewSnapshot()
+	s.UseMix(given(t, asked()))
+	s.UpsertMachine(gpuMachine(1, 96000, "A", "A", "A", "A", "A", "A", "A", "B"))
+	if !s.appraise() {
+		t.Fatal("a given mix is not trusted")
+	}
+	v, n := s.fleet.value, s.nodes["m01"]
+	v.scarce = false
+	r := rand.New(rand.NewPCG(1, 1))
+	for range 2000 {
+		for i := range n.gpus {
+			n.gpus[i] = int64(r.IntN(5)) * 250
+			if r.IntN(3) == 0 {
+				n.gpus[i] = int64(r.IntN(1001))
+			}
+		}
+		n.free.CPUMilli, n.free.MemoryMiB = r.Int64N(96000), r.Int64N(393216)
+		at := remnantOf(n, nil)
+		if got, want := v.worth(&at), exact(v, &at); math.Abs(got-want) > bucketWidth*float64(len(at.holes)) {
+			t.Fatalf("worth %.1f, by definition %.1f, of %v", got, want, at)
+		}
+	}
+}
+
+// TestWorthOfWhatNobodyCanUseIsNothing: no CPU left, or only models that no
+// request allows.
+func TestWorthOfWhatNobodyCanUseIsNothing(t *testing.T) {
+	t.Parallel()
+	s := NewSnapshot()
+	s.UseMix(given(t, []Asked{{berth.Request{CPUMilli: 4000, MemoryMiB: 100, GPUs: 1, GPUMilli: 500, GPUTypes: []string{"B"}}, 1}}))
+	s.UpsertMachine(gpuMachine(1, 8000, "A"))
+	s.UpsertMachine(gpuMachine(2, 3999, "B"))
+	s.UpsertMachine(gpuMachine(3, 8000, "B"))
+	s.UpsertMachine(gpuMachine(4, 4000, "B"))
+	s.appraise()
+	for id, want := range map[berth.MachineID]float64{"m01": 0, "m02": 0, "m03": 1000, "m04": 500} {
+		at := remnantOf(s.nodes[id], nil)
+		if got := s.fleet.value.worth(&at); got != want {
+			t.Errorf("machine %s is worth %.1f, want %.1f", id, got, want)
+		}
+	}
+}
+
+// TestScarceCPUIsWhatTheMixWantsOfWhatThereIs: 10 cores per GPU are wanted.
+func TestScarceCPUIsWhatTheMixWantsOfWhatThereIs(t *testing.T) {
+	t.Parallel()
+	for cpu, want := range map[int64]bool{20_000: true, 21_500: false} {
+		s := NewSnapshot()
+		s.UseMix(given(t, []Asked{
+			{berth.Request{CPUMilli: 5000, GPUs: 1, GPUMilli: 1000}, 2},
+			{berth.Request{CPUMilli: 10000}, 1},
+		}))
+		s.UpsertMachine(gpuMachine(1, cpu, "A", "A"))
+		s.appraise()
+		if got := s.fleet.value.scarce; got != want {
+			t.Errorf("2 GPUs with %d milli CPU: scarce %v, want %v", cpu, got, want)
+		}
+		// A machine of CPUs alone makes CPU plentiful.
+		s.UpsertMachine(gpuMachine(2, 64_000))
+		s.appraise()
+		if s.fleet.value.scarce {
+			t.Error("CPU is scarce beside an empty machine of 64 cores")
+		}
+	}
+}
+
+// TestWorthFallsLeastWhereAJobGoes looks at every machine and device for each
+// of many jobs, with jobs that end in between: grouping and keeping costs
+// change nothing.
+func TestWorthFallsLeastWhereAJobGoes(t *testing.T) {
+	t.Parallel()
+	for _, cores := range []int64{96000, 40000} { // CPU plentiful, scarce
+		r := rand.New(rand.NewPCG(uint64(cores), 2))
+		list := asked()
+		s := NewSnapshot()
+		s.UseMix(given(t, list))
+		var empty []Machine
+		for i := range 40 {
+			model := []string{"A", "B"}[i%2]
+			m := gpuMachine(i, cores, model, model, model, model, model, model, model, model)
+			switch i % 5 {
+			case 0:
+				m = gpuMachine(i, 104000, "A", "B") // devices differ
+			case 1:
+				m.GPUs[3].Healthy = false
+			}
+			empty = append(empty, m)
+			s.UpsertMachine(m)
+		}
+		placed := 0
+		for step := range 2000 {
+			request := list[r.IntN(len(list))].Request
+			c := define(s, request)
+			want, fits := leastLoss(s, c)
+			now := time.Unix(int64(step), 0)
+			s.UpsertJob(Job{ID: "j", Class: c.name, SubmittedAt: now})
+			plan := Planner{Pack: Worth}.Plan(s, now)
+			s.RemoveJob("j")
+			if (len(plan.Start) == 1) != fits {
+				t.Fatalf("step %d: %d starts, fits is %v", step, len(plan.Start), fits)
+			}
+			if !fits { // the jobs of a machine have ended
+				s.UpsertMachine(empty[r.IntN(len(empty))])
+				continue
+			}
+			placed++
+			n := s.nodes[plan.Start[0].Ranks[0].Machine]
+			before := remnantOf(n, nil)
+			s.UpsertMachine(used(n.Machine, plan.Start[0].Ranks[0]))
+			after := remnantOf(n, nil)
+			if got := s.fleet.value.worth(&before) - s.fleet.value.worth(&after); got-want > 0.01 {
+				t.Fatalf("step %d: %+v costs %.3f on %s, least is %.3f", step, request, got, n.ID, want)
+			}
+		}
+		if placed < 500 {
+			t.Fatalf("only %d of the jobs were placed", placed)
+		}
+	}
+}
+
+func define(s *Snapshot, r berth.Request) *class {
+	s.DefineClass(r.Class(), r)
+	c := s.classes[r.Class()]
+	s.appraise()
+	s.settle(c)
+	return c
+}
+
+func used(m Machine, g berth.Grant) Machine {
+	m.Used = m.Used.Add(g.Capacity)
+	m.GPUs = slices.Clone(m.GPUs)
+	for _, d := range g.GPUs {
+		m.GPUs[d.Index].UsedMilli += d.Milli
+	}
+	return m
+}
+
+func leastLoss(s *Snapshot, c *class) (least float64, fits bool) {
+	least = math.Inf(1)
+	for _, m := range c.matches {
+		for _, n := range s.nodes {
+			devices, ok := c.fit(n, m.devices)
+			if n.kind != m.kind || !ok {
+				continue
+			}
+			places := [][]int{devices}
+			if c.request.GPUs == 1 && c.request.GPUMilli < whole {
+				places = nil
+				for i, free := range n.gpus {
+					if free >= c.request.GPUMilli && n.admitted(i, m.devices) {
+						places = append(places, []int{i})
+					}
+				}
+			}
+			before := remnantOf(n, nil)
+			for _, p := range places {
+				g := c.grant(n, p)
+				n.subtract(g)
+				after := remnantOf(n, nil)
+				n.add(g)
+				least = min(least, s.fleet.value.worth(&before)-s.fleet.value.worth(&after))
+				fits = true
+			}
+		}
+	}
+	return least, fits
+}
+
+// TestMixIsTrustedOnceItHasSeenEnough: best fit until then.
+func TestMixIsTrustedOnceItHasSeenEnough(t *testing.T) {
+	t.Parallel()
+	s := NewSnapshot()
+	r := berth.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 500}
+	s.DefineClass("c", r)
+	for i := range trusted {
+		if s.appraise() {
+			t.Fatalf("trusted after %d requests", i)
+		}
+		j := Job{ID: berth.JobID(fmt.Sprint(i)), Class: "c"}
+		s.UpsertJob(j)
+		s.UpsertJob(j) // its row has changed: no other request
+	}
+	if !s.appraise() {
+		t.Fatalf("not trusted after %d requests", trusted)
+	}
+}
+
+// TestMixFollowsWhatIsAskedFor: what was asked for long ago fades, and the
+// estimate rests while little has moved.
+func TestMixFollowsWhatIsAskedFor(t *testing.T) {
+	t.Parallel()
+	m := NewMix()
+	old := newClass("old", berth.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 500})
+	young := newClass("young", berth.Request{CPUMilli: 2000, GPUs: 1, GPUMilli: 1000})
+	for _, c := range []*class{old, young} {
+		c.shape = shapeOf(c.request).Class()
+	}
+	for range 20 * memory {
+		m.observe(old)
+		m.refresh()
+	}
+	if m.version != 1 {
+		t.Errorf("%d estimates of a mix that did not change", m.version)
+	}
+	for range 2 * memory {
+		m.observe(young)
+		m.refresh()
+	}
+	for _, s := range m.estimate {
+		if want := math.Exp(-2); s.shape == old.shape && math.Abs(s.p-want) > 2*news {
+			t.Errorf("after twice the memory the old requests are %.3f of the mix, want about %.3f", s.p, want)
+		}
+	}
+	if m.version < 3 || len(m.estimate) != 2 {
+		t.Errorf("%d estimates of a mix that turned over, %d shapes", m.version, len(m.estimate))
+	}
+}
+
+// TestMixIsBounded: of ever new shapes it keeps the frequent ones.
+func TestMixIsBounded(t *testing.T) {
+	t.Parallel()
+	m := NewMix()
+	often := newClass("", berth.Request{CPUMilli: 1, GPUs: 1, GPUMilli: 500})
+	often.shape = "often"
+	for i := range 5000 {
+		c := newClass("", berth.Request{CPUMilli: int64(i + 2), GPUs: 1, GPUMilli: 1000})
+		c.shape = fmt.Sprint(i)
+		m.observe(c)
+		m.observe(often)
+	}
+	m.refresh()
+	if len(m.shapes) > 2*maxShapes || len(m.estimate) > maxShapes {
+		t.Errorf("%d shapes kept, %d in the estimate", len(m.shapes), len(m.estimate))
+	}
+	if !slices.ContainsFunc(m.estimate, func(p part) bool { return p.shape == "often" && p.p > 0.5 }) {
+		t.Error("the frequent shape was dropped")
+	}
+}
+
+// TestFleetIsBounded: remnants come and go, and what is kept of them does not
+// grow without end.
+func TestFleetIsBounded(t *testing.T) {
+	t.Parallel()
+	s := NewSnapshot()
+	s.UseMix(given(t, asked()))
+	m := gpuMachine(1, 96000, "A", "A")
+	s.UpsertMachine(m)
+	c := define(s, berth.Request{CPUMilli: 1, GPUs: 1, GPUMilli: 1})
+	for i := range 4 * maxDead {
+		m.Used.CPUMilli = int64(i)
+		s.UpsertMachine(m)
+		s.UpsertJob(Job{ID: "j", Class: c.name})
+		if p := (Planner{Pack: Worth}).Plan(s, time.Unix(0, 0)); len(p.Start) != 1 {
+			t.Fatalf("round %d: %d starts", i, len(p.Start))
+		}
+		s.RemoveJob("j")
+	}
+	if f := s.fleet; len(f.groups) > maxDead+4 || f.slots > maxDead+8 || f.dead != len(f.groups)-1 {
+		t.Errorf("%d groups, %d of them dead, %d slots, for one machine", len(f.groups), f.dead, f.slots)
+	}
+}
+
+// TestSpentPlanGoesOnWithBestFit: a plan looks at no more costs than it may, and
+// starts everything that fits all the same.
+func TestSpentPlanGoesOnWithBestFit(t *testing.T) {
+	t.Parallel()
+	s := NewSnapshot()
+	s.UseMix(given(t, asked()))
+	s.UpsertMachine(gpuMachine(1, 96000, "A", "A"))
+	define(s, berth.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 250})
+	for i := range 9 {
+		s.UpsertJob(Job{ID: berth.JobID(fmt.Sprint(i)), Class: berth.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 250}.Class()})
+	}
+	r := &run{snapshot: s, now: time.Unix(0, 0), last: map[*class]choice{}, byWorth: true, looks: maxLooks + 1}
+	r.queue()
+	for range 8 {
+		if _, ok := r.place(r.heads[0].job); !ok {
+			t.Fatal("a job that fits was not placed")
+		}
+		r.advance(r.heads[0])
+	}
+	if r.looks != maxLooks+1 {
+		t.Errorf("a spent plan looked %d times more", r.looks-maxLooks-1)
+	}
+	r.undo(0)
+}
