@@ -1,0 +1,306 @@
+package fakeruntime
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"berth/activities/node"
+	"berth/activities/node/runtimetest/prog"
+)
+
+// firstPID lies above the largest pid Linux can give (2^22), so that nobody who
+// mistakes a fake container for a real one signals an innocent process.
+const firstPID = 1 << 22
+
+// container is one container. Its goroutine runs from start until it exits.
+type container struct {
+	spec    node.ContainerSpec
+	log     *logBuffer
+	exited  chan struct{} // closed once the program has ended and its log is whole
+	removed chan struct{} // closed when the container is forgotten
+
+	mu     sync.Mutex
+	state  node.Container
+	gone   bool
+	hung   bool               // no signal has an effect
+	cancel context.CancelFunc // of the program, while it runs
+	killed bool               // exit with code, whatever the program returns
+	code   int
+	catch  map[string]chan string
+}
+
+func newContainer(spec node.ContainerSpec, number, maxLines int) *container {
+	spec.Labels = maps.Clone(spec.Labels)
+	spec.Env = maps.Clone(spec.Env)
+	id := sha256.Sum256(fmt.Appendf(nil, "%s %d", spec.Name, number))
+	return &container{
+		spec:    spec,
+		log:     newLogBuffer(maxLines),
+		exited:  make(chan struct{}),
+		removed: make(chan struct{}),
+		catch:   make(map[string]chan string),
+		state: node.Container{
+			ID:     hex.EncodeToString(id[:]),
+			Name:   spec.Name,
+			Labels: spec.Labels,
+			State:  node.ContainerCreated,
+			PID:    firstPID + number,
+		},
+	}
+}
+
+func (c *container) snapshot() node.Container {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.state
+	s.Labels = maps.Clone(s.Labels)
+	if s.State != node.ContainerRunning {
+		s.PID = 0
+	}
+	return s
+}
+
+func (c *container) hasLabels(want map[string]string) bool {
+	for k, v := range want {
+		if have, ok := c.spec.Labels[k]; !ok || have != v {
+			return false
+		}
+	}
+	return true
+}
+
+// start runs the program in a goroutine counted by all. A fault, or a command
+// that is not the test program, leaves the container created, as an engine does.
+func (c *container) start(all *sync.WaitGroup, program func(context.Context, *prog.Process) int, fault error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.state.State != node.ContainerCreated {
+		return nil
+	}
+	if c.gone {
+		return noContainer(c.spec.Name)
+	}
+	args, err := c.command()
+	if fault != nil {
+		err = fault
+	}
+	if err != nil {
+		c.state.Error = err.Error()
+		return fmt.Errorf("start container %s: %w", c.spec.Name, err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	c.cancel = cancel
+	c.state.State = node.ContainerRunning
+	c.state.Error = ""
+	c.state.StartedAt = time.Now()
+	all.Go(func() {
+		defer cancel()
+		out, errs := c.log.stream(false), c.log.stream(true)
+		code := program(ctx, c.process(args, out, errs))
+		out.flush()
+		errs.flush()
+		c.finish(code)
+	})
+	return nil
+}
+
+// command is what the test image's entry point gets to run.
+func (c *container) command() ([]string, error) {
+	if c.spec.Entrypoint == nil {
+		return c.spec.Command, nil
+	}
+	argv := append(append([]string(nil), c.spec.Entrypoint...), c.spec.Command...)
+	if len(argv) == 0 || argv[0] != "/testprog" {
+		return nil, fmt.Errorf("%w: exec %q: no such file or directory", node.ErrBadCommand, argv)
+	}
+	return argv[1:], nil
+}
+
+func (c *container) finish(code int) {
+	c.mu.Lock()
+	if c.killed {
+		code = c.code
+	}
+	c.state.State = node.ContainerExited
+	c.state.ExitCode = code & 0xff
+	c.state.FinishedAt = time.Now()
+	c.cancel = nil
+	c.mu.Unlock()
+	c.log.close()
+	close(c.exited)
+}
+
+// end makes a running container exit with code now; it reports whether it ran.
+func (c *container) end(code int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.endLocked(code)
+}
+
+func (c *container) endLocked(code int) bool {
+	if c.hung || c.cancel == nil {
+		return false
+	}
+	if !c.killed {
+		c.killed, c.code = true, code
+	}
+	c.cancel()
+	return true
+}
+
+func (c *container) hang(on bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.hung = on
+}
+
+func (c *container) remove() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.gone {
+		c.gone = true
+		close(c.removed)
+	}
+}
+
+// outOfMemory is the kernel's verdict on the program or, if it only lost a
+// child, on that child alone.
+func (c *container) outOfMemory(child context.CancelFunc) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.state.OOMKilled = true
+	if child != nil {
+		child()
+		return
+	}
+	c.endLocked(137)
+}
+
+// signal delivers a signal: caught ones to the program, the others as Go
+// programs under an init process take them.
+func (c *container) signal(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.hung || c.cancel == nil {
+		return
+	}
+	if ch, ok := c.catch[name]; ok && name != "SIGKILL" {
+		select {
+		case ch <- name:
+		default: // like pending signals, more of the same are merged
+		}
+		return
+	}
+	switch name {
+	case "SIGKILL":
+		c.endLocked(137)
+	case "SIGTERM":
+		c.endLocked(143)
+	case "SIGINT":
+		c.endLocked(130)
+	case "SIGHUP":
+		c.endLocked(129)
+	case "SIGQUIT", "SIGABRT":
+		c.endLocked(2)
+	}
+}
+
+func (c *container) process(args []string, out, errs *stream) *prog.Process {
+	p := &prog.Process{
+		Args:   args,
+		Env:    c.env,
+		Stdout: out,
+		Stderr: errs,
+		Dir:    path.Clean("/" + c.spec.WorkingDir),
+		ReadPath: func(p string) (string, error) {
+			m, rest, err := c.mount(p)
+			return filepath.Join(m.Host, rest), err
+		},
+		WritePath: func(p string) (string, error) {
+			m, rest, err := c.mount(p)
+			if err == nil && m.ReadOnly {
+				err = fmt.Errorf("%s: read-only file system", p)
+			}
+			return filepath.Join(m.Host, rest), err
+		},
+		Catch: c.catchSignals,
+		Hog:   func(ctx context.Context, mib int64) { c.hog(ctx, mib, nil) },
+	}
+	p.Spawn = func(ctx context.Context, args ...string) (int, error) { return c.spawn(ctx, p, args) }
+	return p
+}
+
+// env is the environment as an engine sets it: the GPU variable follows the
+// reservation, whatever image and job say.
+func (c *container) env(name string) (string, bool) {
+	if name == "NVIDIA_VISIBLE_DEVICES" {
+		if len(c.spec.GPUs) == 0 {
+			return "void", true
+		}
+		return strings.Join(c.spec.GPUs, ","), true
+	}
+	v, ok := c.spec.Env[name]
+	return v, ok
+}
+
+var errNoMount = errors.New("read-only file system: the fake has no files outside mounts")
+
+// mount finds the deepest mount that holds a path, and the path below it.
+func (c *container) mount(p string) (best node.Mount, rest string, err error) {
+	if !path.IsAbs(p) {
+		p = path.Join("/", c.spec.WorkingDir, p)
+	}
+	p = path.Clean(p)
+	err = fmt.Errorf("%s: %w", p, errNoMount)
+	for _, m := range c.spec.Mounts {
+		target := path.Clean(m.Target)
+		below, ok := strings.CutPrefix(p, target)
+		if ok && (below == "" || below[0] == '/' || target == "/") && (err != nil || len(target) > len(path.Clean(best.Target))) {
+			best, rest, err = m, below, nil
+		}
+	}
+	return best, rest, err
+}
+
+func (c *container) catchSignals(names ...string) <-chan string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ch := make(chan string, 16)
+	for _, name := range names {
+		c.catch[name] = ch
+	}
+	return ch
+}
+
+func (c *container) hog(ctx context.Context, mib int64, child context.CancelFunc) {
+	if mib < c.spec.MemoryMiB {
+		return
+	}
+	c.outOfMemory(child)
+	<-ctx.Done() // nothing more happens to a killed process
+}
+
+func (c *container) spawn(ctx context.Context, parent *prog.Process, args []string) (int, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	oom := false
+	p := *parent
+	p.Args = args
+	p.Hog = func(ctx context.Context, mib int64) {
+		c.hog(ctx, mib, func() { oom = true; cancel() })
+	}
+	code := prog.Run(ctx, &p)
+	if oom {
+		code = 137
+	}
+	return code, nil
+}

@@ -1,0 +1,311 @@
+package fakeruntime
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"berth/activities/node"
+	"berth/activities/node/runtimetest/prog"
+)
+
+// Options shapes the machine that a Fake pretends to be. The zero value is a
+// machine of 64 cores, 256 GiB of memory and 1 TiB of disk.
+type Options struct {
+	CPUMilli  int64
+	MemoryMiB int64
+	DiskMiB   int64
+	// MaxLogLines bounds what is kept of each container's output; older lines
+	// are dropped, as a rotating log does. 0: 10,000.
+	MaxLogLines int
+	// Program is what every container runs; nil is the test program.
+	Program func(ctx context.Context, p *prog.Process) int
+}
+
+// Fake is a container engine in memory. It may be used concurrently.
+type Fake struct {
+	options  Options
+	engineID string
+	programs sync.WaitGroup // one for each running container
+
+	mu         sync.Mutex
+	containers map[string]*container
+	created    int // how many containers were ever created; makes ids and pids
+	intercept  func(Call) error
+	images     map[string]error
+	starts     map[string]error
+}
+
+var _ node.Runtime = (*Fake)(nil)
+
+// New returns an engine without containers, on which every image exists and
+// holds the test program.
+func New(o Options) *Fake {
+	if o.CPUMilli == 0 {
+		o.CPUMilli = 64_000
+	}
+	if o.MemoryMiB == 0 {
+		o.MemoryMiB = 256 << 10
+	}
+	if o.DiskMiB == 0 {
+		o.DiskMiB = 1 << 20
+	}
+	if o.MaxLogLines == 0 {
+		o.MaxLogLines = 10_000
+	}
+	if o.Program == nil {
+		o.Program = prog.Run
+	}
+	return &Fake{
+		options:    o,
+		engineID:   "fake-" + rand.Text(),
+		containers: make(map[string]*container),
+		images:     make(map[string]error),
+		starts:     make(map[string]error),
+	}
+}
+
+// Info describes the machine of the Options.
+func (f *Fake) Info(ctx context.Context) (node.RuntimeInfo, error) {
+	if err := f.allow(ctx, Call{Method: "Info"}); err != nil {
+		return node.RuntimeInfo{}, err
+	}
+	return node.RuntimeInfo{
+		Name:        "fake",
+		Version:     "1",
+		CPUMilli:    f.options.CPUMilli,
+		MemoryMiB:   f.options.MemoryMiB,
+		DiskMiB:     f.options.DiskMiB,
+		LiveRestore: true, // the engine lives as long as its containers
+		EngineID:    f.engineID,
+	}, nil
+}
+
+// EnsureImage succeeds for every image that FailImage does not name.
+func (f *Fake) EnsureImage(ctx context.Context, ref string, _ *node.RegistryAuth) (string, error) {
+	if err := f.allow(ctx, Call{Method: "EnsureImage", Subject: ref}); err != nil {
+		return "", err
+	}
+	if err := f.imageError(ref); err != nil {
+		return "", err
+	}
+	return imageDigest(ref), nil
+}
+
+// Create makes a container of any image that FailImage does not name.
+func (f *Fake) Create(ctx context.Context, spec node.ContainerSpec) (node.Container, error) {
+	if err := f.allow(ctx, Call{Method: "Create", Subject: spec.Name, Spec: &spec}); err != nil {
+		return node.Container{}, err
+	}
+	if err := spec.Validate(); err != nil {
+		return node.Container{}, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c, ok := f.containers[spec.Name]; ok {
+		return c.snapshot(), fmt.Errorf("create container %s: %w", spec.Name, node.ErrExists)
+	}
+	if f.images[spec.Image] != nil {
+		return node.Container{}, fmt.Errorf("create container %s: no local image %s: %w", spec.Name, spec.Image, node.ErrImageUnavailable)
+	}
+	f.created++
+	c := newContainer(spec, f.created, f.options.MaxLogLines)
+	f.containers[spec.Name] = c
+	return c.snapshot(), nil
+}
+
+// Start runs the container's command, unless it has been started before.
+func (f *Fake) Start(ctx context.Context, name string) error {
+	if err := f.allow(ctx, Call{Method: "Start", Subject: name}); err != nil {
+		return err
+	}
+	c, err := f.find(name)
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	fault := f.starts[name]
+	f.mu.Unlock()
+	return c.start(&f.programs, f.options.Program, fault)
+}
+
+// Wait blocks until the container has exited.
+func (f *Fake) Wait(ctx context.Context, name string) (node.Container, error) {
+	if err := f.allow(ctx, Call{Method: "Wait", Subject: name}); err != nil {
+		return node.Container{}, err
+	}
+	c, err := f.find(name)
+	if err != nil {
+		return node.Container{}, err
+	}
+	select {
+	case <-c.exited:
+		return c.snapshot(), nil
+	case <-c.removed:
+		return node.Container{}, noContainer(name)
+	case <-ctx.Done():
+		return node.Container{}, fmt.Errorf("wait for container %s: %w", name, ctx.Err())
+	}
+}
+
+// Inspect returns the container's present state.
+func (f *Fake) Inspect(ctx context.Context, name string) (node.Container, error) {
+	if err := f.allow(ctx, Call{Method: "Inspect", Subject: name}); err != nil {
+		return node.Container{}, err
+	}
+	c, err := f.find(name)
+	if err != nil {
+		return node.Container{}, err
+	}
+	return c.snapshot(), nil
+}
+
+// List returns the containers with every given label, by name.
+func (f *Fake) List(ctx context.Context, labels map[string]string) ([]node.Container, error) {
+	if err := f.allow(ctx, Call{Method: "List"}); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var found []node.Container
+	for _, c := range f.containers {
+		if c.hasLabels(labels) {
+			found = append(found, c.snapshot())
+		}
+	}
+	slices.SortFunc(found, func(a, b node.Container) int { return strings.Compare(a.Name, b.Name) })
+	return found, nil
+}
+
+// Signal sends a signal; a container that does not run takes none.
+func (f *Fake) Signal(ctx context.Context, name, signal string) error {
+	if err := f.allow(ctx, Call{Method: "Signal", Subject: name}); err != nil {
+		return err
+	}
+	c, err := f.find(name)
+	if err != nil {
+		return err
+	}
+	c.signal(signal)
+	return nil
+}
+
+// Stop sends SIGTERM, then SIGKILL after grace, and waits for the exit. It
+// returns at once for a container that was never started.
+func (f *Fake) Stop(ctx context.Context, name string, grace time.Duration) error {
+	if err := f.allow(ctx, Call{Method: "Stop", Subject: name}); err != nil {
+		return err
+	}
+	c, err := f.find(name)
+	if err != nil {
+		return err
+	}
+	if c.snapshot().State == node.ContainerCreated {
+		return nil
+	}
+	c.signal("SIGTERM")
+	timer := time.NewTimer(grace)
+	defer timer.Stop()
+	for {
+		select {
+		case <-c.exited:
+			return nil
+		case <-c.removed:
+			return nil
+		case <-timer.C:
+			c.signal("SIGKILL")
+		case <-ctx.Done():
+			return fmt.Errorf("stop container %s: %w", name, ctx.Err())
+		}
+	}
+}
+
+// Logs delivers the container's lines; see node.Runtime.
+func (f *Fake) Logs(ctx context.Context, name string, since time.Time, follow bool, emit func(node.LogLine) error) error {
+	if err := f.allow(ctx, Call{Method: "Logs", Subject: name}); err != nil {
+		return err
+	}
+	c, err := f.find(name)
+	if err != nil {
+		return err
+	}
+	if !follow {
+		return c.log.read(ctx, since, nil, emit)
+	}
+	if err := c.log.read(ctx, since, c.removed, emit); err != nil {
+		return err
+	}
+	select {
+	case <-c.exited:
+		return nil
+	default:
+		return noContainer(name)
+	}
+}
+
+// Remove kills the container if it runs, and forgets it with its log.
+func (f *Fake) Remove(ctx context.Context, name string) error {
+	if err := f.allow(ctx, Call{Method: "Remove", Subject: name}); err != nil {
+		return err
+	}
+	c, err := f.find(name)
+	if err != nil {
+		return nil
+	}
+	c.signal("SIGKILL")
+	if c.snapshot().State != node.ContainerCreated {
+		select {
+		case <-c.exited:
+		case <-ctx.Done():
+			return fmt.Errorf("remove container %s: %w", name, ctx.Err())
+		}
+	}
+	f.forget(c)
+	return nil
+}
+
+// Close does nothing: containers outlive an agent's connection.
+func (f *Fake) Close() error { return nil }
+
+// Shutdown kills and removes every container, hung ones too, and returns when
+// their goroutines have ended.
+func (f *Fake) Shutdown() {
+	f.mu.Lock()
+	all := f.containers
+	f.containers = make(map[string]*container)
+	f.mu.Unlock()
+	for _, c := range all {
+		c.hang(false)
+		c.end(137)
+		c.remove()
+	}
+	f.programs.Wait()
+}
+
+func (f *Fake) find(name string) (*container, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c, ok := f.containers[name]
+	if !ok {
+		return nil, noContainer(name)
+	}
+	return c, nil
+}
+
+// forget removes c, unless its name meanwhile belongs to another container.
+func (f *Fake) forget(c *container) {
+	f.mu.Lock()
+	if f.containers[c.spec.Name] == c {
+		delete(f.containers, c.spec.Name)
+	}
+	f.mu.Unlock()
+	c.remove()
+}
+
+func noContainer(name string) error {
+	return fmt.Errorf("container %s: %w", name, node.ErrNoContainer)
+}

@@ -1,0 +1,134 @@
+package fakeruntime
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+
+	"berth/activities/node"
+)
+
+// Call is one call of a node.Runtime method, as a hook sees it.
+type Call struct {
+	Method  string              // Create, Start, Wait, …
+	Subject string              // the container's name, or the image's for EnsureImage
+	Spec    *node.ContainerSpec // of Create
+}
+
+// Intercept has hook asked before every call, from the caller's goroutine; an
+// error it returns is the call's answer and the engine does nothing. It stands
+// for an engine that is down, slow (a hook may block) or refuses. nil ends it.
+func (f *Fake) Intercept(hook func(Call) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.intercept = hook
+}
+
+// FailImage makes EnsureImage of ref answer err, which should wrap
+// node.ErrImageNotFound or node.ErrImageUnavailable; nil ends it.
+func (f *Fake) FailImage(ref string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	set(f.images, ref, err)
+}
+
+// FailStart makes Start of the named container answer err, for example
+// node.ErrBadCommand or node.ErrDevice, also if it is only created later; nil
+// ends it. The container stays created and carries the error's text.
+func (f *Fake) FailStart(name string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	set(f.starts, name, err)
+}
+
+// OOM kills the named container as the kernel does at the memory limit: exit
+// 137 with OOMKilled. It reports whether the container was running.
+func (f *Fake) OOM(name string) bool {
+	c, err := f.find(name)
+	if err != nil || c.snapshot().State != node.ContainerRunning {
+		return false
+	}
+	c.outOfMemory(nil)
+	return true
+}
+
+// Exit makes the named container exit now with code, and reports whether it
+// was running.
+func (f *Fake) Exit(name string, code int) bool {
+	c, err := f.find(name)
+	return err == nil && c.end(code)
+}
+
+// Vanish removes the named container with its log at once, running or hung, as
+// an operator's hand would; waiters get node.ErrNoContainer.
+func (f *Fake) Vanish(name string) {
+	c, err := f.find(name)
+	if err != nil {
+		return
+	}
+	f.forget(c)
+	c.hang(false)
+	c.end(137)
+}
+
+// Hang makes the named container deaf to every signal, SIGKILL too, as a
+// process stuck in the kernel is; false ends it.
+func (f *Fake) Hang(name string, on bool) {
+	if c, err := f.find(name); err == nil {
+		c.hang(on)
+	}
+}
+
+// Reboot ends every running container with code and keeps them all as exited,
+// which is what an engine shows after its machine or itself went down: 255
+// after a crash, 143 or 137 after an orderly shutdown.
+func (f *Fake) Reboot(code int) {
+	f.mu.Lock()
+	var running []*container
+	for _, c := range f.containers {
+		c.hang(false)
+		if c.end(code) {
+			running = append(running, c)
+		}
+	}
+	f.mu.Unlock()
+	for _, c := range running {
+		<-c.exited
+	}
+}
+
+// allow refuses a call whose context has ended or that the hook refuses.
+func (f *Fake) allow(ctx context.Context, call Call) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("%s %s: %w", call.Method, call.Subject, err)
+	}
+	f.mu.Lock()
+	hook := f.intercept
+	f.mu.Unlock()
+	if hook == nil {
+		return nil
+	}
+	return hook(call)
+}
+
+func (f *Fake) imageError(ref string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.images[ref]; err != nil {
+		return fmt.Errorf("ensure image %s: %w", ref, err)
+	}
+	return nil
+}
+
+// imageDigest invents the digest of an image from its name.
+func imageDigest(ref string) string {
+	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(ref)))
+}
+
+func set(faults map[string]error, key string, err error) {
+	if err == nil {
+		delete(faults, key)
+		return
+	}
+	faults[key] = err
+}

@@ -1,0 +1,20 @@
+package node
+
+import (
+	"context"
+
+	"berth"
+)
+
+// GPUs is the inventory of accelerators of one machine. Two implementations
+// exist: NVML (internal/gpu) and a declared file for machines without one.
+type GPUs interface {
+	// Devices lists the devices in index order with their present health. A
+	// machine without GPUs returns none and no error.
+	Devices(ctx context.Context) ([]berth.GPU, error)
+	// Declared reports whether the inventory is declared rather than read from
+	// hardware; it is shown wherever the machine is shown, and such devices are
+	// never handed to the engine.
+	Declared() bool
+	Close() error
+}

@@ -1,0 +1,77 @@
+package prog
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+)
+
+// Process is what a command sees of the container it runs in.
+type Process struct {
+	Args   []string // the command and its arguments, without the program's name
+	Env    func(name string) (string, bool)
+	Stdout io.Writer
+	Stderr io.Writer
+	// Dir is the working directory as the process sees it.
+	Dir string
+	// ReadPath and WritePath translate a path inside the container to one that
+	// package os can open, or refuse where there is none.
+	ReadPath  func(path string) (string, error)
+	WritePath func(path string) (string, error)
+	// Catch takes over the named signals (SIGTERM, SIGUSR1, …) for the rest of
+	// the process's life: they arrive on the channel and no longer do what they
+	// do by default.
+	Catch func(signals ...string) <-chan string
+	// Hog allocates memory and keeps it. On a container whose limit is smaller
+	// the process does not survive the call.
+	Hog func(ctx context.Context, mib int64)
+	// Spawn runs the same program as a child and returns its exit code.
+	Spawn func(ctx context.Context, args ...string) (int, error)
+}
+
+// UsageExit is the exit code of a command that was called wrongly.
+const UsageExit = 2
+
+// Run runs the command that p.Args names and returns its exit code. When ctx
+// ends, which is how the fake kills, the code has no meaning.
+func Run(ctx context.Context, p *Process) int {
+	if len(p.Args) == 0 {
+		return 0
+	}
+	c, ok := lookup(p.Args[0])
+	if !ok {
+		return p.usage("unknown command %q", p.Args[0])
+	}
+	if args := p.Args[1:]; len(args) >= c.args {
+		return c.run(ctx, p, args)
+	}
+	return p.usage("%s: want %s", p.Args[0], c.usage)
+}
+
+func (p *Process) usage(format string, args ...any) int {
+	fmt.Fprintf(p.Stderr, "testprog: "+format+"\n", args...)
+	return UsageExit
+}
+
+func (p *Process) say(format string, args ...any) {
+	fmt.Fprintf(p.Stdout, format+"\n", args...)
+}
+
+// fail reports an error and returns the exit code of a user failure.
+func (p *Process) fail(err error) int {
+	fmt.Fprintf(p.Stderr, "testprog: %v\n", err)
+	return 1
+}
+
+// pause waits for d and reports whether ctx is still alive.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

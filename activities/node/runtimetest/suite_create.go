@@ -1,0 +1,238 @@
+package runtimetest
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"berth"
+	"berth/activities/node"
+)
+
+func infoDescribesTheMachine(b *bench) {
+	info, err := b.Runtime.Info(b.ctx)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if info.Name == "" || info.Version == "" || info.EngineID == "" {
+		b.t.Errorf("info has no identity: %+v", info)
+	}
+	if info.CPUMilli < 1000 || info.CPUMilli%1000 != 0 || info.MemoryMiB <= 0 || info.DiskMiB <= 0 {
+		b.t.Errorf("info has no capacity: %+v", info)
+	}
+	again, err := b.Runtime.Info(b.ctx)
+	if err != nil || again.EngineID != info.EngineID {
+		b.t.Errorf("engine id changed from %q to %q (error %v)", info.EngineID, again.EngineID, err)
+	}
+}
+
+func imageThatIsHereNeedsNoRegistry(b *bench) {
+	first, err := b.Runtime.EnsureImage(b.ctx, b.Image, nil)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	second, err := b.Runtime.EnsureImage(b.ctx, b.Image, &node.RegistryAuth{Username: "any", Password: "one"})
+	if err != nil || second != first {
+		b.t.Errorf("second time: digest %q, error %v; want %q", second, err, first)
+	}
+}
+
+func missingImageIsNotFound(b *bench) {
+	_, err := b.Runtime.EnsureImage(b.ctx, b.Missing, nil)
+	wantError(b.t, err, node.ErrImageNotFound, "ensure missing image")
+	if errors.Is(err, node.ErrImageUnavailable) {
+		b.t.Errorf("error is both: %v", err)
+	}
+}
+
+func unreachableRegistryIsUnavailable(b *bench) {
+	_, err := b.Runtime.EnsureImage(b.ctx, b.Unreachable, nil)
+	wantError(b.t, err, node.ErrImageUnavailable, "ensure unreachable image")
+	if errors.Is(err, node.ErrImageNotFound) {
+		b.t.Errorf("error is both: %v", err)
+	}
+}
+
+func createDoesNotStart(b *bench) {
+	spec := b.spec("a", "exit", "0")
+	c := b.create(spec)
+	if c.Name != spec.Name || c.ID == "" || c.State != node.ContainerCreated || !maps.Equal(c.Labels, spec.Labels) {
+		b.t.Errorf("created %+v", c)
+	}
+	if !c.StartedAt.IsZero() || !c.FinishedAt.IsZero() || c.PID != 0 {
+		b.t.Errorf("a created container has a past: %+v", c)
+	}
+	if again := b.inspect(spec.Name); again.State != node.ContainerCreated || again.ID != c.ID {
+		b.t.Errorf("inspect says %+v", again)
+	}
+}
+
+func createOfAnExistingNameReturnsIt(b *bench) {
+	spec := b.spec("a", "sleep", "1h")
+	first := b.create(spec)
+	b.start(spec.Name)
+	other := b.spec("a", "exit", "9")
+	other.Labels["other"] = "yes"
+	got, err := b.Runtime.Create(b.ctx, other)
+	wantError(b.t, err, node.ErrExists, "create again")
+	if got.ID != first.ID || got.State != node.ContainerRunning || got.Labels["other"] != "" {
+		b.t.Errorf("got %+v, want the first one unchanged", got)
+	}
+	other.Image = "berth-test.invalid/not/here:1"
+	_, err = b.Runtime.Create(b.ctx, other)
+	wantError(b.t, err, node.ErrExists, "create again with an image that is not here")
+}
+
+func onlyOneOfManyCreatesWins(b *bench) {
+	spec := b.spec("a", "exit", "0")
+	const callers = 4
+	errs := make([]error, callers)
+	var all sync.WaitGroup
+	for i := range errs {
+		all.Go(func() { _, errs[i] = b.Runtime.Create(b.ctx, spec) })
+	}
+	all.Wait()
+	won := 0
+	for _, err := range errs {
+		if err == nil {
+			won++
+		} else {
+			wantError(b.t, err, node.ErrExists, "create at the same time")
+		}
+	}
+	if won != 1 {
+		b.t.Errorf("%d of %d creates won, want 1", won, callers)
+	}
+}
+
+func containerWithoutLimitsIsRefused(b *bench) {
+	for _, change := range []func(*node.ContainerSpec){
+		func(s *node.ContainerSpec) { s.MemoryMiB = 0 },
+		func(s *node.ContainerSpec) { s.CPUMilli = 0 },
+		func(s *node.ContainerSpec) { s.PidsLimit = -1 },
+		func(s *node.ContainerSpec) { s.Mounts = []node.Mount{{Host: "relative", Target: "/x"}} },
+	} {
+		spec := b.spec("a", "exit", "0")
+		change(&spec)
+		if _, err := b.Runtime.Create(b.ctx, spec); berth.CodeOf(err) != berth.CodeInvalid {
+			b.t.Errorf("create %+v: error is %v, want code %s", spec, err, berth.CodeInvalid)
+		}
+	}
+}
+
+func absentImageAtCreate(b *bench) {
+	spec := b.spec("a", "exit", "0")
+	spec.Image = b.Missing
+	_, err := b.Runtime.Create(b.ctx, spec)
+	wantError(b.t, err, node.ErrImageUnavailable, "create without its image")
+}
+
+func absentContainerIsNoContainer(b *bench) {
+	name := b.spec("nobody").Name
+	_, err := b.Runtime.Inspect(b.ctx, name)
+	wantError(b.t, err, node.ErrNoContainer, "inspect")
+	_, err = b.Runtime.Wait(b.ctx, name)
+	wantError(b.t, err, node.ErrNoContainer, "wait")
+	wantError(b.t, b.Runtime.Start(b.ctx, name), node.ErrNoContainer, "start")
+	wantError(b.t, b.Runtime.Signal(b.ctx, name, "SIGUSR1"), node.ErrNoContainer, "signal")
+	wantError(b.t, b.Runtime.Stop(b.ctx, name, time.Second), node.ErrNoContainer, "stop")
+	err = b.Runtime.Logs(b.ctx, name, time.Time{}, true, func(node.LogLine) error { return nil })
+	wantError(b.t, err, node.ErrNoContainer, "logs")
+	if err := b.Runtime.Remove(b.ctx, name); err != nil {
+		b.t.Errorf("remove: %v, want no error", err)
+	}
+}
+
+func idPrefixIsNotAName(b *bench) {
+	c := b.create(b.spec("a", "exit", "0"))
+	for _, id := range []string{c.ID, c.ID[:12], c.Name[:len(c.Name)-1]} {
+		_, err := b.Runtime.Inspect(b.ctx, id)
+		wantError(b.t, err, node.ErrNoContainer, "inspect "+id)
+		if err := b.Runtime.Remove(b.ctx, id); err != nil {
+			b.t.Errorf("remove %s: %v", id, err)
+		}
+	}
+	b.inspect(c.Name) // still there
+}
+
+func listFindsEveryLabel(b *bench) {
+	odd := b.spec("odd", "sleep", "1h")
+	odd.Labels = map[string]string{label: b.tag, "parity": "odd"}
+	even := b.spec("even", "exit", "3")
+	even.Labels = map[string]string{label: b.tag, "parity": "even", "extra": "a=b c"}
+	b.run(odd)
+	b.wait(b.run(even))
+	b.create(b.spec("new", "exit", "0"))
+	list := func(labels map[string]string) map[string]node.Container {
+		all, err := b.Runtime.List(b.ctx, labels)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		byName := make(map[string]node.Container)
+		for _, c := range all {
+			byName[c.Name] = c
+		}
+		return byName
+	}
+	all := list(b.labels())
+	if len(all) != 3 || all[odd.Name].State != node.ContainerRunning || all[even.Name].State != node.ContainerExited {
+		b.t.Errorf("list of all three is %+v", all)
+	}
+	if got := all[even.Name]; got.ExitCode != 3 || got.FinishedAt.IsZero() || !maps.Equal(got.Labels, even.Labels) {
+		b.t.Errorf("the exited one is listed as %+v", got)
+	}
+	for _, c := range []struct {
+		labels map[string]string
+		want   []string
+	}{
+		{map[string]string{label: b.tag, "parity": "odd"}, []string{odd.Name}},
+		{map[string]string{label: b.tag, "extra": "a=b c"}, []string{even.Name}},
+		{map[string]string{label: b.tag, "parity": "odd", "extra": "a=b c"}, nil},
+		{map[string]string{label: b.tag, "parity": ""}, nil},
+	} {
+		if got := slices.Sorted(maps.Keys(list(c.labels))); !slices.Equal(got, c.want) {
+			b.t.Errorf("list %v finds %v, want %v", c.labels, got, c.want)
+		}
+	}
+}
+
+func removeTakesAnyState(b *bench) {
+	created := b.spec("created", "exit", "0")
+	b.create(created)
+	running := b.spec("running", "ignore-term")
+	b.await(b.run(running), "ready")
+	exited := b.spec("exited", "exit", "0")
+	b.wait(b.run(exited))
+	for _, s := range []node.ContainerSpec{created, running, exited} {
+		for range 2 {
+			if err := b.Runtime.Remove(b.ctx, s.Name); err != nil {
+				b.t.Errorf("remove %s: %v", s.Name, err)
+			}
+		}
+		_, err := b.Runtime.Inspect(b.ctx, s.Name)
+		wantError(b.t, err, node.ErrNoContainer, "inspect removed "+s.Name)
+	}
+	b.create(created) // the name is free again
+}
+
+func anotherConnectionSeesTheSame(b *bench) {
+	name := b.run(b.spec("a", "trap-term", "5"))
+	b.await(name, "ready")
+	first := b.inspect(name)
+	if err := b.Runtime.Close(); err != nil {
+		b.t.Fatal(err)
+	}
+	b.Runtime = b.Again(b.t)
+	if got := b.inspect(name); got.ID != first.ID || got.State != node.ContainerRunning || !got.StartedAt.Equal(first.StartedAt) {
+		b.t.Errorf("after a restart of the agent: %+v, want %+v", got, first)
+	}
+	if err := b.Runtime.Stop(b.ctx, name, patience); err != nil {
+		b.t.Fatal(err)
+	}
+	if c := b.wait(name); c.ExitCode != 5 {
+		b.t.Errorf("exit code %d, want 5", c.ExitCode)
+	}
+	wantLines(b.t, texts(b.logs(name, time.Time{})), "ready", "term")
+}

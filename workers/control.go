@@ -1,0 +1,68 @@
+package workers
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"go.temporal.io/sdk/activity"
+	"go.temporal.io/sdk/client"
+	"go.temporal.io/sdk/worker"
+	"go.temporal.io/sdk/workflow"
+
+	"berth"
+	"berth/activities/control"
+	"berth/workflows"
+)
+
+// waiting is how many first steps of workflows may wait for the leader at once
+// in a process. Each holds a workflow task and a goroutine, little more; a
+// submission beyond it waits in the task queue.
+const waiting = 2000
+
+// Control is the worker of the control queue: workflows, and their steps beside
+// the database.
+type Control struct {
+	client client.Client
+	steps  *control.Steps
+	log    *slog.Logger
+}
+
+// NewControl returns a worker that Run starts.
+func NewControl(c client.Client, steps *control.Steps, log *slog.Logger) *Control {
+	return &Control{c, steps, log}
+}
+
+// Run serves the queue until ctx ends and then finishes what it is at.
+func (c *Control) Run(ctx context.Context) error {
+	return serve(ctx, c.client, c.log.With("queue", berth.QueueControl), c.build)
+}
+
+// ControlOptions are the options of the control queue's worker, on top of o.
+func ControlOptions(o worker.Options) worker.Options {
+	o.MaxConcurrentWorkflowTaskExecutionSize = waiting
+	o.MaxConcurrentLocalActivityExecutionSize = waiting
+	o.MaxConcurrentWorkflowTaskPollers = 8 // half of them poll this process's sticky queue
+	o.MaxConcurrentActivityExecutionSize = 200
+	o.MaxConcurrentActivityTaskPollers = 2 // steps come here only while the database is away
+	o.DisableEagerActivities = true        // Run belongs to machines
+	o.DeadlockDetectionTimeout = 5 * time.Second
+	return o
+}
+
+func (c *Control) build(o worker.Options) worker.Worker {
+	o = ControlOptions(o)
+	w := worker.New(c.client, berth.QueueControl, o)
+	w.RegisterWorkflowWithOptions(workflows.Job, workflow.RegisterOptions{Name: berth.WorkflowJob})
+	for name, step := range map[string]any{
+		berth.ActivityReserve:       c.steps.Reserve,
+		berth.ActivityLoad:          c.steps.Load,
+		berth.ActivitySettle:        c.steps.Settle,
+		berth.ActivityStopAttempt:   c.steps.StopAttempt,
+		berth.ActivityEscalate:      c.steps.Escalate,
+		berth.ActivityRequestCancel: c.steps.RequestCancel,
+	} {
+		w.RegisterActivityWithOptions(step, activity.RegisterOptions{Name: name})
+	}
+	return w
+}

@@ -1,0 +1,70 @@
+package workflows
+
+import (
+	"errors"
+	"time"
+
+	"go.temporal.io/sdk/temporal"
+	"go.temporal.io/sdk/workflow"
+
+	"berth"
+)
+
+// Options of activities. Every retry policy is unlimited but that of local
+// steps: an activity that fails is no verdict about a job.
+var (
+	// localStep is a step beside the database, within the workflow's own task.
+	localStep = workflow.LocalActivityOptions{
+		StartToCloseTimeout:    3 * time.Second, // a step takes milliseconds; Reserve waits up to a second
+		ScheduleToCloseTimeout: 5 * time.Second, // far below the time of a workflow task (10 s)
+		RetryPolicy:            &temporal.RetryPolicy{InitialInterval: 100 * time.Millisecond, BackoffCoefficient: 2, MaximumAttempts: 3},
+	}
+
+	// durableStep is the same step while the database is away: the server
+	// repeats it, and the history does not grow, be it for days.
+	durableStep = workflow.ActivityOptions{
+		TaskQueue:           berth.QueueControl,
+		StartToCloseTimeout: 10 * time.Second, // a worker that died with the step holds it up no longer
+		RetryPolicy:         &temporal.RetryPolicy{InitialInterval: time.Second, BackoffCoefficient: 2, MaximumInterval: 30 * time.Second},
+	}
+
+	// runRank waits on the machine for one rank's end.
+	runRank = workflow.ActivityOptions{
+		ScheduleToStartTimeout: 2 * time.Minute,      // else the queue of a dead machine holds it for ever
+		StartToCloseTimeout:    365 * 24 * time.Hour, // of jobs without a run limit; see runOptions
+		HeartbeatTimeout:       2 * time.Minute,      // beats come every 60 s; the machine's lease is what tells its death
+		WaitForCancellation:    false,
+		RetryPolicy:            &temporal.RetryPolicy{InitialInterval: time.Second, BackoffCoefficient: 1.5, MaximumInterval: 30 * time.Second},
+	}
+)
+
+// runSlack is added to a run limit with its grace, for pulling, restoring and
+// uploading. The limit itself is kept on the machine; past this the waiter is
+// only attached anew.
+const runSlack = 30 * time.Minute
+
+// step runs one step beside the database: at once within the workflow's task,
+// or, if that fails, as an activity that is repeated until it succeeds or can
+// never succeed.
+func step[T any](ctx workflow.Context, name string, args ...any) (T, error) {
+	var result T
+	local := workflow.WithLocalActivityOptions(ctx, localStep)
+	err := workflow.ExecuteLocalActivity(local, name, args...).Get(ctx, &result)
+	if err == nil || isFinal(err) {
+		return result, err
+	}
+	durable := workflow.WithActivityOptions(ctx, durableStep)
+	err = workflow.ExecuteActivity(durable, name, args...).Get(ctx, &result)
+	return result, err
+}
+
+// isFinal reports whether the same step can only fail again.
+func isFinal(err error) bool {
+	var app *temporal.ApplicationError
+	return errors.As(err, &app) && app.NonRetryable()
+}
+
+func isNotFound(err error) bool {
+	var app *temporal.ApplicationError
+	return errors.As(err, &app) && app.Type() == string(berth.CodeNotFound)
+}
