@@ -1,0 +1,224 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/labstack/echo/v4"
+
+	"berth"
+	"berth/internal/blob"
+	"berth/internal/failpoint"
+)
+
+// AgentDeps are what only the agents' protocol needs.
+type AgentDeps struct {
+	Blobs *blob.Store // nil: machines can store neither logs nor checkpoints
+}
+
+// maxAgentBody is the longest JSON body of an agent's call: a machine full of
+// small containers registers with a few hundred bytes of each.
+const maxAgentBody = 16 << 20
+
+// registerAgent mounts the agents' protocol. g is /agent/v1, behind the check
+// that the caller holds a machine's token: caller(ctx).Machine says which one.
+// POST /agent/v1/join alone is open, since its caller has only a join token.
+// Handlers return errors (*berth.Error and others); renderError answers them.
+//
+// These routes are plain handlers: they are the system's hot path, both ends
+// are our own, and they are no part of the public description.
+func (s *Server) registerAgent(g *echo.Group) {
+	g.POST("/join", s.agentJoin)
+	g.POST("/register", s.agentRegister)
+	g.POST("/sync", s.agentSync)
+	g.POST("/claim", s.agentClaim)
+	g.POST("/checkpoints", s.agentCheckpoint)
+	g.PUT("/logs/:alloc", s.agentLog)
+	g.PUT("/objects/*", s.agentPutObject)
+	g.GET("/objects/*", s.agentGetObject)
+}
+
+// readAgent decodes a JSON body strictly.
+func readAgent[T any](c echo.Context) (T, error) {
+	var v T
+	r := c.Request()
+	d := json.NewDecoder(http.MaxBytesReader(c.Response(), r.Body, maxAgentBody))
+	d.DisallowUnknownFields()
+	err := d.Decode(&v)
+	if err == nil && d.More() {
+		err = errors.New("more than one value")
+	}
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return v, &berth.Error{Code: berth.CodeInvalid, Slug: slugTooLarge, Message: "the body is too long"}
+	}
+	if err != nil {
+		return v, berth.Errorf(berth.CodeInvalid, "the body cannot be read: %v", err)
+	}
+	return v, nil
+}
+
+func machineOf(c echo.Context) berth.MachineID { return caller(c.Request().Context()).Machine }
+
+func (s *Server) agentJoin(c echo.Context) error {
+	host, _, _ := net.SplitHostPort(c.Request().RemoteAddr)
+	if s.limits.guessing(host) {
+		return &berth.Error{Code: berth.CodeCapacity, Slug: slugRateLimited, Message: "too many wrong tokens from this address; wait"}
+	}
+	req, err := readAgent[berth.JoinRequest](c)
+	if err != nil {
+		return err
+	}
+	machine, err := berth.ParseMachineID(string(req.Machine))
+	if err != nil {
+		return err
+	}
+	token, cluster, err := s.DB.Join(c.Request().Context(), req.Token, machine)
+	if berth.CodeOf(err) == berth.CodeUnauthorized {
+		s.limits.guessed(host)
+	}
+	if err != nil {
+		return err
+	}
+	s.Logger.Info("machine joined", "machine_id", machine)
+	return c.JSON(http.StatusCreated, berth.JoinResponse{Token: token, Cluster: cluster})
+}
+
+func (s *Server) agentRegister(c echo.Context) error {
+	req, err := readAgent[berth.RegisterRequest](c)
+	if err != nil {
+		return err
+	}
+	if err := failpoint.Hit("api.register.before"); err != nil {
+		return err
+	}
+	answer, lost, err := s.DB.Register(c.Request().Context(), machineOf(c), req)
+	if err != nil {
+		return err
+	}
+	if err := failpoint.Hit("api.register.after"); err != nil {
+		return err
+	}
+	s.Logger.Info("machine registered", "machine_id", machineOf(c), "epoch", answer.Epoch, "kills", len(answer.Kill), "lost_jobs", len(lost))
+	s.poke(lost)
+	return c.JSON(http.StatusOK, answer)
+}
+
+// poke tells workflows that their ranks have ended without their agent's help.
+func (s *Server) poke(jobs []berth.JobID) {
+	if s.Poker != nil && len(jobs) > 0 {
+		s.Poker.Poke(jobs...)
+	}
+}
+
+func (s *Server) agentSync(c echo.Context) error {
+	req, err := readAgent[berth.SyncRequest](c)
+	if err != nil {
+		return err
+	}
+	ctx := c.Request().Context()
+	if len(req.Reports) > 0 {
+		if err := failpoint.Hit("api.report.before"); err != nil {
+			return err
+		}
+	}
+	answer, err := s.DB.Sync(ctx, machineOf(c), req)
+	if err != nil && ctx.Err() != nil {
+		return nil // the agent hung up; nobody waits for an answer
+	}
+	if err != nil {
+		return err
+	}
+	if len(req.Reports) > 0 {
+		if err := failpoint.Hit("api.report.after"); err != nil {
+			return err
+		}
+	}
+	s.poke(unwaited(req.Reports, answer.Stale))
+	return c.JSON(http.StatusOK, answer)
+}
+
+// unwaited returns the jobs of ranks that have ended while nobody waits for
+// them on their machine.
+func unwaited(reports []berth.RankReport, stale []berth.AllocationID) []berth.JobID {
+	var jobs []berth.JobID
+	for _, p := range reports {
+		if p.Unwaited && !slices.Contains(stale, p.Alloc) {
+			jobs = append(jobs, p.Job)
+		}
+	}
+	return jobs
+}
+
+func (s *Server) agentClaim(c echo.Context) error {
+	req, err := readAgent[berth.ClaimRequest](c)
+	if err != nil {
+		return err
+	}
+	if err := failpoint.Hit("api.claim.before"); err != nil {
+		return err
+	}
+	claim, err := s.DB.Claim(c.Request().Context(), machineOf(c), req)
+	if err != nil {
+		return err
+	}
+	if err := failpoint.Hit("api.claim.after"); err != nil {
+		return err
+	}
+	return c.JSON(http.StatusOK, claim)
+}
+
+// pruneTimeout bounds the deletion of objects that nobody needs. What is left
+// behind is found later by the reconciler.
+const pruneTimeout = 20 * time.Second
+
+func (s *Server) agentCheckpoint(c echo.Context) error {
+	p, err := readAgent[berth.CheckpointReport](c)
+	if err != nil {
+		return err
+	}
+	ctx := c.Request().Context()
+	if err := failpoint.Hit("api.checkpoint.before"); err != nil {
+		return err
+	}
+	pruned, err := s.DB.RegisterCheckpoint(ctx, machineOf(c), p)
+	if err != nil {
+		return err
+	}
+	if err := failpoint.Hit("api.checkpoint.after"); err != nil {
+		return err
+	}
+	if s.Agent.Blobs != nil && len(pruned) > 0 {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pruneTimeout)
+		defer cancel()
+		for _, shard := range pruned {
+			if err := s.Agent.Blobs.DeleteFolder(ctx, shard.Key()); err != nil {
+				s.Logger.Warn("old checkpoint not deleted", "job_id", shard.Job, "step", shard.Step, "err", err)
+			}
+		}
+	}
+	return c.NoContent(http.StatusNoContent)
+}
+
+func (s *Server) blobs() (*blob.Store, error) {
+	if s.Agent.Blobs == nil {
+		return nil, berth.Errorf(berth.CodeUnavailable, "this server has no blob store")
+	}
+	return s.Agent.Blobs, nil
+}
+
+func readAll(c echo.Context, limit int64) ([]byte, error) {
+	b, err := io.ReadAll(http.MaxBytesReader(c.Response(), c.Request().Body, limit))
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return nil, &berth.Error{Code: berth.CodeInvalid, Slug: slugTooLarge, Message: "the body is too long"}
+	}
+	if err != nil {
+		return nil, berth.Errorf(berth.CodeInvalid, "the body cannot be read: %v", err)
+	}
+	return b, nil
+}

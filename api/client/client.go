@@ -1,0 +1,183 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"berth"
+)
+
+// Client speaks to one server with one token. It may be used concurrently.
+type Client struct {
+	base  string
+	token string
+	http  *http.Client
+}
+
+// Times of calls.
+const (
+	dialTimeout   = 5 * time.Second
+	answerTimeout = 30 * time.Second // from the request to the first byte of the answer
+	callTimeout   = time.Minute      // of a call that is no stream
+)
+
+// New returns a client of the server at base, such as http://127.0.0.1:7070.
+func New(base, token string) *Client {
+	transport := &http.Transport{
+		Proxy:                 http.ProxyFromEnvironment,
+		DialContext:           (&net.Dialer{Timeout: dialTimeout, KeepAlive: 15 * time.Second}).DialContext,
+		ResponseHeaderTimeout: answerTimeout,
+		TLSHandshakeTimeout:   dialTimeout,
+		MaxIdleConnsPerHost:   64,
+		IdleConnTimeout:       time.Minute,
+		ForceAttemptHTTP2:     true,
+	}
+	return &Client{base: strings.TrimRight(base, "/"), token: token, http: &http.Client{
+		Transport: transport,
+		// A redirect would send the token to wherever it points.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}
+}
+
+// Close ends idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// Unreachable reports whether err says that no answer came, rather than what
+// the answer was.
+func Unreachable(err error) bool {
+	if err == nil || errors.Is(err, context.Canceled) {
+		return false
+	}
+	if _, ok := errors.AsType[*berth.Error](err); ok {
+		return false
+	}
+	_, network := errors.AsType[net.Error](err)
+	_, request := errors.AsType[*url.Error](err)
+	return network || request || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+}
+
+// request is one call.
+type request struct {
+	method string
+	path   string
+	query  url.Values
+	header http.Header
+	body   any
+}
+
+// do makes a call and reads its answer into out, if it is not nil. It returns
+// the status.
+func (c *Client) do(ctx context.Context, r request, out any) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	res, err := c.send(ctx, r)
+	if err != nil {
+		return 0, err
+	}
+	defer res.Body.Close()
+	if out != nil {
+		if err := json.NewDecoder(res.Body).Decode(out); err != nil {
+			return 0, fmt.Errorf("%s %s: read the answer: %w", r.method, r.path, err)
+		}
+	}
+	_, _ = io.Copy(io.Discard, res.Body)
+	return res.StatusCode, nil
+}
+
+// send makes a call and returns its answer if that is a success.
+func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
+	var body io.Reader
+	if r.body != nil {
+		text, err := json.Marshal(r.body)
+		if err != nil {
+			return nil, fmt.Errorf("%s %s: %w", r.method, r.path, err)
+		}
+		body = bytes.NewReader(text)
+	}
+	target := c.base + r.path
+	if len(r.query) > 0 {
+		target += "?" + r.query.Encode()
+	}
+	req, err := http.NewRequestWithContext(ctx, r.method, target, body)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", r.method, r.path, err)
+	}
+	for k, v := range r.header {
+		req.Header[k] = v
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	res, err := c.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if res.StatusCode >= 200 && res.StatusCode < 300 {
+		return res, nil
+	}
+	defer res.Body.Close()
+	return nil, problem(res)
+}
+
+// problem turns an answer that is no success into the error it describes.
+func problem(res *http.Response) error {
+	var p struct {
+		Code   string             `json:"code"`
+		Detail string             `json:"detail"`
+		Errors []berth.FieldError `json:"errors"`
+	}
+	text, err := io.ReadAll(io.LimitReader(res.Body, 1<<20))
+	if err != nil {
+		return err
+	}
+	e := &berth.Error{Code: codeOf(res.StatusCode)}
+	if json.Unmarshal(text, &p) != nil || p.Code == "" {
+		e.Message = fmt.Sprintf("%s %s: the server answered %s, not as Berth does", res.Request.Method, res.Request.URL.Path, res.Status)
+		return e
+	}
+	e.Message, e.Fields = p.Detail, p.Errors
+	switch p.Code {
+	case berth.SlugUnsatisfiable:
+		e.Code = berth.CodeCapacity
+	case berth.SlugIdempotencyMismatch:
+		e.Code = berth.CodeConflict
+	}
+	if p.Code != string(e.Code) {
+		e.Slug = p.Code
+	}
+	return e
+}
+
+// codeOf is the inverse of the server's table.
+func codeOf(status int) berth.Code {
+	switch status {
+	case http.StatusUnauthorized:
+		return berth.CodeUnauthorized
+	case http.StatusForbidden:
+		return berth.CodeForbidden
+	case http.StatusNotFound:
+		return berth.CodeNotFound
+	case http.StatusConflict:
+		return berth.CodeConflict
+	case http.StatusTooManyRequests:
+		return berth.CodeCapacity
+	case http.StatusServiceUnavailable, http.StatusBadGateway, http.StatusGatewayTimeout:
+		return berth.CodeUnavailable
+	}
+	if status >= 400 && status < 500 {
+		return berth.CodeInvalid
+	}
+	return berth.CodeInternal
+}

@@ -1,0 +1,190 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"berth"
+)
+
+// submitTries is how often a submission with a key is sent when its answer does
+// not arrive; submitPause is before the second time and doubles.
+const (
+	submitTries = 4
+	submitPause = 250 * time.Millisecond
+)
+
+// Submit submits a job. created is false if the key was used for the same job
+// before. With a key, a call whose answer was lost is made again: it is still
+// one job.
+func (c *Client) Submit(ctx context.Context, spec berth.JobSpec, key string) (job berth.Job, created bool, err error) {
+	r := request{method: http.MethodPost, path: "/v1/jobs", header: http.Header{}, body: spec}
+	if key != "" {
+		r.header.Set("Idempotency-Key", key)
+	}
+	for try := range submitTries {
+		if try > 0 {
+			if err := pause(ctx, submitPause<<(try-1)); err != nil {
+				return job, false, err
+			}
+		}
+		var status int
+		status, err = c.do(ctx, r, &job)
+		if key == "" || !answerLost(err) {
+			return job, status == http.StatusCreated, err
+		}
+	}
+	return job, false, err
+}
+
+// answerLost reports whether a call may have had its effect although no answer
+// came. A server that cannot even be dialled is none of that.
+func answerLost(err error) bool {
+	op, ok := errors.AsType[*net.OpError](err)
+	return Unreachable(err) && (!ok || op.Op != "dial")
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// JobsQuery selects jobs; zero fields select all.
+type JobsQuery struct {
+	Status []berth.State
+	Name   string
+	Labels map[string]string // all of them
+	Tenant berth.TenantID    // for admins
+	Parent berth.JobID
+	Since  time.Time
+	Limit  int // 0: 100
+	Cursor string
+}
+
+// Jobs returns a page of jobs, newest first.
+func (c *Client) Jobs(ctx context.Context, q JobsQuery) (berth.Page[berth.Job], error) {
+	v := url.Values{}
+	for _, s := range q.Status {
+		v.Add("status", string(s))
+	}
+	for k, value := range q.Labels {
+		v.Add("label", k+"="+value)
+	}
+	set(v, "name", q.Name)
+	set(v, "tenant", string(q.Tenant))
+	set(v, "parent", string(q.Parent))
+	set(v, "cursor", q.Cursor)
+	if !q.Since.IsZero() {
+		v.Set("since", q.Since.UTC().Format(time.RFC3339Nano))
+	}
+	if q.Limit > 0 {
+		v.Set("limit", strconv.Itoa(q.Limit))
+	}
+	var page berth.Page[berth.Job]
+	_, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/jobs", query: v}, &page)
+	return page, err
+}
+
+func set(v url.Values, key, value string) {
+	if value != "" {
+		v.Set(key, value)
+	}
+}
+
+// Job returns a job with its attempts and checkpoints. The beginning of an id
+// will do where just one begins so.
+func (c *Client) Job(ctx context.Context, id berth.JobID) (berth.Job, error) {
+	return c.job(ctx, http.MethodGet, id, "", nil)
+}
+
+// Cancel cancels a job; idempotent.
+func (c *Client) Cancel(ctx context.Context, id berth.JobID) (berth.Job, error) {
+	return c.job(ctx, http.MethodPost, id, "/cancel", nil)
+}
+
+// Hold keeps a waiting job from being placed.
+func (c *Client) Hold(ctx context.Context, id berth.JobID) (berth.Job, error) {
+	return c.job(ctx, http.MethodPost, id, "/hold", nil)
+}
+
+// Release ends a hold.
+func (c *Client) Release(ctx context.Context, id berth.JobID) (berth.Job, error) {
+	return c.job(ctx, http.MethodPost, id, "/release", nil)
+}
+
+// Retry submits an ended job again and returns the new one; a job that was
+// retried already answers that one.
+func (c *Client) Retry(ctx context.Context, id berth.JobID) (berth.Job, error) {
+	return c.job(ctx, http.MethodPost, id, "/retry", nil)
+}
+
+// Update changes a live job.
+func (c *Client) Update(ctx context.Context, id berth.JobID, patch berth.JobPatch) (berth.Job, error) {
+	return c.job(ctx, http.MethodPatch, id, "", patch)
+}
+
+func (c *Client) job(ctx context.Context, method string, id berth.JobID, verb string, body any) (berth.Job, error) {
+	var job berth.Job
+	_, err := c.do(ctx, request{method: method, path: jobPath(id) + verb, body: body}, &job)
+	return job, err
+}
+
+func jobPath(id berth.JobID) string { return "/v1/jobs/" + url.PathEscape(string(id)) }
+
+// Checkpoints returns a job's checkpoints, newest first.
+func (c *Client) Checkpoints(ctx context.Context, id berth.JobID) (berth.Page[berth.Checkpoint], error) {
+	var page berth.Page[berth.Checkpoint]
+	_, err := c.do(ctx, request{method: http.MethodGet, path: jobPath(id) + "/checkpoints"}, &page)
+	return page, err
+}
+
+// Events returns the whole history of a job after seq, oldest first.
+func (c *Client) Events(ctx context.Context, id berth.JobID, after int64) (berth.Page[berth.Event], error) {
+	all := berth.Page[berth.Event]{Items: []berth.Event{}}
+	cursor := strconv.FormatInt(after, 10)
+	for {
+		var page berth.Page[berth.Event]
+		q := url.Values{"cursor": {cursor}, "limit": {"1000"}}
+		if _, err := c.do(ctx, request{method: http.MethodGet, path: jobPath(id) + "/events", query: q}, &page); err != nil {
+			return all, err
+		}
+		all.Items = append(all.Items, page.Items...)
+		if page.NextCursor == "" {
+			return all, nil
+		}
+		cursor = page.NextCursor
+	}
+}
+
+// Explain says why a job is where it is and what is in its way.
+func (c *Client) Explain(ctx context.Context, id berth.JobID) (berth.Explanation, error) {
+	var e berth.Explanation
+	_, err := c.do(ctx, request{method: http.MethodGet, path: jobPath(id) + "/explain"}, &e)
+	return e, err
+}
+
+// Plan says what would become of a job, and stores nothing.
+func (c *Client) Plan(ctx context.Context, spec berth.JobSpec) (berth.Plan, error) {
+	var p berth.Plan
+	_, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/plans", body: spec}, &p)
+	return p, err
+}
+
+// Wait polls nothing: it follows the job's history until its end and returns
+// the job as it ended.
+func (c *Client) Wait(ctx context.Context, id berth.JobID) (berth.Job, error) {
+	if err := c.FollowEvents(ctx, id, 0, func(berth.Event) error { return nil }); err != nil {
+		return berth.Job{}, fmt.Errorf("wait for job %s: %w", id, err)
+	}
+	return c.Job(ctx, id)
+}

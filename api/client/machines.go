@@ -1,0 +1,63 @@
+package client
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+
+	"berth"
+)
+
+// Machines returns all machines that are not retired.
+func (c *Client) Machines(ctx context.Context) (berth.Page[berth.Machine], error) {
+	all := berth.Page[berth.Machine]{Items: []berth.Machine{}}
+	q := url.Values{"limit": {"1000"}}
+	for {
+		var page berth.Page[berth.Machine]
+		if _, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/machines", query: q}, &page); err != nil {
+			return all, err
+		}
+		all.Items = append(all.Items, page.Items...)
+		if page.NextCursor == "" {
+			return all, nil
+		}
+		q.Set("cursor", page.NextCursor)
+	}
+}
+
+// Machine returns a machine with its devices and what runs on it.
+func (c *Client) Machine(ctx context.Context, id berth.MachineID) (berth.Machine, error) {
+	var m berth.Machine
+	_, err := c.do(ctx, request{method: http.MethodGet, path: machinePath(id)}, &m)
+	return m, err
+}
+
+// Drain keeps new work off a machine.
+func (c *Client) Drain(ctx context.Context, id berth.MachineID, order berth.DrainRequest) (berth.Machine, error) {
+	var m berth.Machine
+	_, err := c.do(ctx, request{method: http.MethodPost, path: machinePath(id) + "/drain", body: order}, &m)
+	return m, err
+}
+
+// Undrain opens a draining machine again.
+func (c *Client) Undrain(ctx context.Context, id berth.MachineID) (berth.Machine, error) {
+	var m berth.Machine
+	_, err := c.do(ctx, request{method: http.MethodPost, path: machinePath(id) + "/undrain"}, &m)
+	return m, err
+}
+
+// ConfirmDead gives the operator's word that no container of a silent machine
+// lives any more.
+func (c *Client) ConfirmDead(ctx context.Context, id berth.MachineID) (berth.ConfirmedDead, error) {
+	var dead berth.ConfirmedDead
+	_, err := c.do(ctx, request{method: http.MethodPost, path: machinePath(id) + "/confirm-dead"}, &dead)
+	return dead, err
+}
+
+// RemoveMachine retires a machine that holds nothing.
+func (c *Client) RemoveMachine(ctx context.Context, id berth.MachineID) error {
+	_, err := c.do(ctx, request{method: http.MethodDelete, path: machinePath(id)}, nil)
+	return err
+}
+
+func machinePath(id berth.MachineID) string { return "/v1/machines/" + url.PathEscape(string(id)) }

@@ -1,0 +1,247 @@
+package client
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"berth"
+)
+
+// Times of streams.
+const (
+	streamSilence  = 45 * time.Second // the server says something every 15 s
+	streamPatience = 10 * time.Minute // how long a broken stream is tried again
+	reconnectFirst = 200 * time.Millisecond
+	reconnectLast  = 5 * time.Second
+	maxStreamLine  = 4 << 20
+)
+
+// FollowEvents calls f with each event of a job after seq, as they come, and
+// returns nil when the job's history is complete.
+func (c *Client) FollowEvents(ctx context.Context, id berth.JobID, after int64, f func(berth.Event) error) error {
+	last := ""
+	if after > 0 {
+		last = strconv.FormatInt(after, 10)
+	}
+	return c.follow(ctx, request{method: http.MethodGet, path: jobPath(id) + "/events"}, last, func(data []byte) error {
+		var e berth.Event
+		if err := json.Unmarshal(data, &e); err != nil {
+			return fmt.Errorf("read event: %w", err)
+		}
+		return f(e)
+	})
+}
+
+// LogsQuery selects lines of a job's log.
+type LogsQuery struct {
+	Attempt int // 0: the latest; with Follow those after it too
+	Member  int
+	Tail    int // 0: all
+	Since   time.Time
+	Follow  bool // go on until the job has ended
+}
+
+// Logs calls f with each line.
+func (c *Client) Logs(ctx context.Context, id berth.JobID, q LogsQuery, f func(berth.LogLine) error) error {
+	v := url.Values{}
+	for name, n := range map[string]int{"attempt": q.Attempt, "member": q.Member, "tail": q.Tail} {
+		if n > 0 {
+			v.Set(name, strconv.Itoa(n))
+		}
+	}
+	if !q.Since.IsZero() {
+		v.Set("since", q.Since.UTC().Format(time.RFC3339Nano))
+	}
+	r := request{method: http.MethodGet, path: jobPath(id) + "/logs", query: v}
+	line := func(data []byte) error {
+		var l berth.LogLine
+		if err := json.Unmarshal(data, &l); err != nil {
+			return fmt.Errorf("read log line: %w", err)
+		}
+		return f(l)
+	}
+	if q.Follow {
+		v.Set("follow", "true")
+		return c.follow(ctx, r, "", line)
+	}
+	return c.lines(ctx, r, line)
+}
+
+// lines reads an answer of one JSON document a line.
+func (c *Client) lines(ctx context.Context, r request, f func([]byte) error) error {
+	r.header = http.Header{"Accept": {"application/x-ndjson"}}
+	res, err := c.send(ctx, r)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	in := bufio.NewReader(res.Body)
+	for {
+		text, err := in.ReadBytes('\n')
+		if errors.Is(err, io.EOF) && len(text) == 0 {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := f(text); err != nil {
+			return err
+		}
+	}
+}
+
+// callerError is an error of the caller's own function, which ends a stream.
+type callerError struct{ err error }
+
+func (e *callerError) Error() string { return e.err.Error() }
+
+// follow reads a stream to its end. When it breaks off it is taken up again
+// after the last event seen; only the first connection must succeed at once.
+func (c *Client) follow(ctx context.Context, r request, last string, f func(data []byte) error) error {
+	s := &follower{last: last, call: f}
+	broken := time.Time{}
+	wait := reconnectFirst
+	for {
+		connected, err := s.read(ctx, c, r)
+		if e, ok := errors.AsType[*callerError](err); ok {
+			return e.err
+		}
+		switch {
+		case s.ended:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case connected:
+			broken, wait = time.Time{}, reconnectFirst
+		case broken.IsZero() && s.seen == 0 || !passing(err):
+			return err
+		}
+		if broken.IsZero() {
+			broken = time.Now()
+		}
+		if time.Since(broken) > streamPatience {
+			return err
+		}
+		if err := pause(ctx, wait); err != nil {
+			return err
+		}
+		wait = min(2*wait, reconnectLast)
+	}
+}
+
+// passing reports whether an error may be gone at the next try.
+func passing(err error) bool {
+	if e, ok := errors.AsType[*berth.Error](err); ok {
+		return e.Code == berth.CodeUnavailable || e.Code == berth.CodeCapacity || e.Code == berth.CodeInternal
+	}
+	return true
+}
+
+// follower is the state of a stream over all its connections.
+type follower struct {
+	call  func(data []byte) error
+	last  string // Last-Event-ID
+	seen  int    // connections that were answered
+	ended bool
+}
+
+// read reads one connection until it ends. connected says that the server
+// answered it with a stream.
+func (s *follower) read(ctx context.Context, c *Client, r request) (connected bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	r.header = http.Header{"Accept": {"text/event-stream"}}
+	if s.last != "" {
+		r.header.Set("Last-Event-ID", s.last)
+	}
+	res, err := c.send(ctx, r)
+	if err != nil {
+		return false, err
+	}
+	defer res.Body.Close()
+	s.seen++
+	// A connection that died without a word is ended by its silence.
+	silence := time.AfterFunc(streamSilence, cancel)
+	defer silence.Stop()
+	in := bufio.NewReaderSize(res.Body, 64<<10)
+	var e sse
+	for {
+		text, err := readLine(in)
+		if err != nil {
+			return true, err
+		}
+		silence.Reset(streamSilence)
+		if !e.add(text) {
+			continue
+		}
+		if err := s.take(e); err != nil || s.ended {
+			return true, err
+		}
+		e = sse{}
+	}
+}
+
+func (s *follower) take(e sse) error {
+	switch {
+	case e.name == "end":
+		s.ended = true
+	case e.data != "":
+		if err := s.call([]byte(e.data)); err != nil {
+			return &callerError{err}
+		}
+	}
+	if e.id != "" {
+		s.last = e.id
+	}
+	return nil
+}
+
+func readLine(in *bufio.Reader) (string, error) {
+	var b strings.Builder
+	for {
+		part, more, err := in.ReadLine()
+		if err != nil {
+			return "", err
+		}
+		b.Write(part)
+		if !more {
+			return b.String(), nil
+		}
+		if b.Len() > maxStreamLine {
+			return "", fmt.Errorf("a line of the stream is longer than %d bytes", maxStreamLine)
+		}
+	}
+}
+
+// sse is a server-sent event while its lines come in.
+type sse struct{ id, name, data string }
+
+// add takes a line and reports whether it ends an event.
+func (e *sse) add(line string) bool {
+	if line == "" {
+		return e.name != "" || e.data != ""
+	}
+	field, value, _ := strings.Cut(line, ":")
+	value = strings.TrimPrefix(value, " ")
+	switch field {
+	case "id":
+		e.id = value
+	case "event":
+		e.name = value
+	case "data":
+		if e.data != "" {
+			e.data += "\n"
+		}
+		e.data += value
+	}
+	return false
+}

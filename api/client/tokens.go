@@ -1,0 +1,57 @@
+package client
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+
+	"berth"
+)
+
+// CreateToken makes a token. Its Secret is told only here.
+func (c *Client) CreateToken(ctx context.Context, n berth.NewToken) (berth.Token, error) {
+	var t berth.Token
+	_, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/tokens", body: n}, &t)
+	return t, err
+}
+
+// Tokens lists tokens.
+func (c *Client) Tokens(ctx context.Context) (berth.Page[berth.Token], error) {
+	var page berth.Page[berth.Token]
+	_, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/tokens"}, &page)
+	return page, err
+}
+
+// RevokeToken ends a token.
+func (c *Client) RevokeToken(ctx context.Context, id string) error {
+	_, err := c.do(ctx, request{method: http.MethodDelete, path: "/v1/tokens/" + url.PathEscape(id)}, nil)
+	return err
+}
+
+// CreateJoinToken makes a token with which one machine joins. Its Secret is
+// told only here.
+func (c *Client) CreateJoinToken(ctx context.Context, n berth.NewJoinToken) (berth.JoinToken, error) {
+	var t berth.JoinToken
+	_, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/join-tokens", body: n}, &t)
+	return t, err
+}
+
+// JoinTokens lists join tokens.
+func (c *Client) JoinTokens(ctx context.Context) (berth.Page[berth.JoinToken], error) {
+	var page berth.Page[berth.JoinToken]
+	_, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/join-tokens"}, &page)
+	return page, err
+}
+
+// RevokeJoinToken makes a join token useless.
+func (c *Client) RevokeJoinToken(ctx context.Context, id string) error {
+	_, err := c.do(ctx, request{method: http.MethodDelete, path: "/v1/join-tokens/" + url.PathEscape(id)}, nil)
+	return err
+}
+
+// Tenants lists tenants.
+func (c *Client) Tenants(ctx context.Context) (berth.Page[berth.Tenant], error) {
+	var page berth.Page[berth.Tenant]
+	_, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/tenants"}, &page)
+	return page, err
+}

@@ -1,0 +1,262 @@
+package api
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"mime"
+	"reflect"
+	"slices"
+	"strings"
+
+	"berth"
+)
+
+// maxFaults bounds an error's list; whoever makes more knows enough.
+const maxFaults = 100
+
+// decode reads a JSON body into v and returns every fault of it: fields that do
+// not exist, values of the wrong kind, keys given twice. A text that is no JSON
+// at all is an error instead.
+func decode(contentType string, body []byte, v any) ([]berth.FieldError, error) {
+	if contentType != "" {
+		kind, _, err := mime.ParseMediaType(contentType)
+		if err != nil || kind != "application/json" {
+			return nil, &berth.Error{Code: berth.CodeInvalid, Slug: slugMediaType, Message: fmt.Sprintf("the body is %.60q: send application/json", contentType)}
+		}
+	}
+	var raw json.RawMessage
+	if err := json.Unmarshal(body, &raw); err != nil {
+		return nil, berth.Errorf(berth.CodeInvalid, "the body is not JSON: %s", jsonFault(body, err))
+	}
+	d := &decoder{}
+	d.value(raw, reflect.ValueOf(v).Elem(), "")
+	return d.faults, nil
+}
+
+// jsonFault says where the text stops being JSON.
+func jsonFault(body []byte, err error) string {
+	s, ok := errors.AsType[*json.SyntaxError](err)
+	if !ok {
+		return "it is broken"
+	}
+	before := body[:min(int(s.Offset), len(body))]
+	line := bytes.Count(before, []byte("\n")) + 1
+	column := len(before) - bytes.LastIndexByte(before, '\n') - 1
+	return fmt.Sprintf("line %d, column %d: %s", line, max(column, 1), s.Error())
+}
+
+type decoder struct{ faults []berth.FieldError }
+
+func (d *decoder) fault(path, detail, allowed string) {
+	if len(d.faults) < maxFaults {
+		d.faults = append(d.faults, berth.FieldError{Field: path, Detail: detail, Allowed: allowed})
+	}
+}
+
+// value lays raw over v. null leaves a field unset, as its absence does.
+func (d *decoder) value(raw json.RawMessage, v reflect.Value, path string) {
+	if string(raw) == "null" {
+		return
+	}
+	if u, ok := v.Addr().Interface().(json.Unmarshaler); ok {
+		if err := u.UnmarshalJSON(raw); err != nil {
+			d.fault(path, clip(err.Error()), "")
+		}
+		d.text(v, path)
+		return
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		d.value(raw, v.Elem(), path)
+	case reflect.Struct:
+		d.structure(raw, v, path)
+	case reflect.Map:
+		d.mapping(raw, v, path)
+	case reflect.Slice:
+		d.list(raw, v, path)
+	default:
+		d.scalar(raw, v, path)
+	}
+}
+
+func (d *decoder) structure(raw json.RawMessage, v reflect.Value, path string) {
+	d.members(raw, path, func(key string, value json.RawMessage) {
+		for i := range v.NumField() {
+			if jsonName(v.Type().Field(i)) == key {
+				d.value(value, v.Field(i), join(path, key))
+				return
+			}
+		}
+		d.fault(join(path, clip(key)), "is not a field", fieldNames(v.Type()))
+	})
+}
+
+func (d *decoder) mapping(raw json.RawMessage, v reflect.Value, path string) {
+	v.Set(reflect.MakeMap(v.Type()))
+	d.members(raw, path, func(key string, value json.RawMessage) {
+		item := reflect.New(v.Type().Elem()).Elem()
+		d.present(value, item, join(path, key))
+		if strings.ContainsRune(key, 0) {
+			d.fault(join(path, clip(key)), "has a NUL", "text without NUL")
+			return
+		}
+		v.SetMapIndex(reflect.ValueOf(key).Convert(v.Type().Key()), item)
+	})
+}
+
+// members visits an object's members in order and refuses keys that repeat: of
+// two values for one field, one would be ignored in silence.
+func (d *decoder) members(raw json.RawMessage, path string, visit func(key string, value json.RawMessage)) {
+	if len(raw) == 0 || raw[0] != '{' {
+		d.fault(path, "is "+kindOf(raw), "an object")
+		return
+	}
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	_, _ = dec.Token()
+	seen := map[string]bool{}
+	for dec.More() {
+		token, err := dec.Token()
+		var value json.RawMessage
+		if err == nil {
+			err = dec.Decode(&value)
+		}
+		key, ok := token.(string)
+		if err != nil || !ok {
+			d.fault(path, "cannot be read", "an object")
+			return
+		}
+		if seen[key] {
+			d.fault(join(path, clip(key)), "is given twice", "once")
+			continue
+		}
+		seen[key] = true
+		visit(key, value)
+	}
+}
+
+func (d *decoder) list(raw json.RawMessage, v reflect.Value, path string) {
+	var items []json.RawMessage
+	if err := json.Unmarshal(raw, &items); err != nil {
+		d.fault(path, "is "+kindOf(raw), "a list")
+		return
+	}
+	v.Set(reflect.MakeSlice(v.Type(), len(items), len(items)))
+	for i, item := range items {
+		d.present(item, v.Index(i), fmt.Sprintf("%s[%d]", path, i))
+	}
+}
+
+// present is value for what is in a list or a map: null there is a slip, unless
+// the type knows what it means.
+func (d *decoder) present(raw json.RawMessage, v reflect.Value, path string) {
+	if string(raw) == "null" && v.Kind() != reflect.Pointer {
+		d.fault(path, "is null", "a value")
+		return
+	}
+	d.value(raw, v, path)
+}
+
+func (d *decoder) scalar(raw json.RawMessage, v reflect.Value, path string) {
+	if err := json.Unmarshal(raw, v.Addr().Interface()); err != nil {
+		want := map[reflect.Kind]string{
+			reflect.String: "text", reflect.Bool: "true or false", reflect.Float64: "a number",
+			reflect.Int: "a whole number", reflect.Int64: "a whole number",
+		}[v.Kind()]
+		d.fault(path, "is "+clip(kindOf(raw)), want)
+	}
+	d.text(v, path)
+}
+
+// text refuses what the database cannot hold as text.
+func (d *decoder) text(v reflect.Value, path string) {
+	switch {
+	case v.Kind() == reflect.String && strings.ContainsRune(v.String(), 0):
+		d.fault(path, "has a NUL", "text without NUL")
+		v.SetString("")
+	case v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.String:
+		for i := range v.Len() {
+			d.text(v.Index(i), fmt.Sprintf("%s[%d]", path, i))
+		}
+	}
+}
+
+func kindOf(raw json.RawMessage) string {
+	switch {
+	case len(raw) == 0:
+		return "empty"
+	case raw[0] == '{':
+		return "an object"
+	case raw[0] == '[':
+		return "a list"
+	case raw[0] == '"':
+		return "text"
+	case raw[0] == 't' || raw[0] == 'f':
+		return "true or false"
+	default:
+		return "the number " + string(raw)
+	}
+}
+
+// fieldNames lists the fields there are.
+func fieldNames(t reflect.Type) string {
+	names := make([]string, 0, t.NumField())
+	for i := range t.NumField() {
+		names = append(names, jsonName(t.Field(i)))
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
+}
+
+func jsonName(f reflect.StructField) string {
+	name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+	return name
+}
+
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}
+
+// clip keeps what a client sent from filling an answer or a log.
+func clip(s string) string {
+	const most = 200
+	if len(s) > most {
+		s = strings.ToValidUTF8(s[:most], "") + "…"
+	}
+	return s
+}
+
+// invalid turns faults into one error, nil if there are none. Faults of fields
+// that could not be read come first; what follows from them is left out.
+func invalid(slug string, read, checked []berth.FieldError) error {
+	faults := slices.Clone(read)
+	for _, c := range checked {
+		if !slices.ContainsFunc(read, func(r berth.FieldError) bool { return covers(r.Field, c.Field) }) {
+			faults = append(faults, c)
+		}
+	}
+	if len(faults) == 0 {
+		return nil
+	}
+	e := &berth.Error{Code: berth.CodeInvalid, Slug: slug, Fields: faults}
+	first := faults[0]
+	e.Message = strings.TrimSpace(first.Field + " " + first.Detail)
+	if first.Allowed != "" && len(first.Allowed) < 300 {
+		e.Message += "; allowed: " + first.Allowed
+	}
+	if len(faults) > 1 {
+		e.Message += fmt.Sprintf(" (and %d more)", len(faults)-1)
+	}
+	return e
+}
+
+// covers reports whether field is outer or a part of it.
+func covers(outer, field string) bool {
+	rest, ok := strings.CutPrefix(field, outer)
+	return ok && (rest == "" || outer == "" || rest[0] == '.' || rest[0] == '[')
+}

@@ -1,0 +1,149 @@
+package api
+
+import (
+	"encoding/json"
+	"reflect"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humaecho"
+	"github.com/labstack/echo/v4"
+
+	"berth"
+)
+
+// newHuma describes every operation in OpenAPI 3.1 and reads and renders for
+// them. Its documentation page is ours (pages.go): its own loads from afar.
+func newHuma(e *echo.Echo, version string) huma.API {
+	config := huma.DefaultConfig("Berth", version)
+	config.Info.Description = "A durable job orchestrator for GPU and CPU clusters. Errors are RFC 9457 problem+json with a stable `code`."
+	config.CreateHooks = nil
+	config.DocsPath, config.SchemasPath = "", ""
+	config.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
+		"token": {Type: "http", Scheme: "bearer", Description: "berth_<id>_<secret>"},
+	}
+	config.Transformers = []huma.Transformer{func(_ huma.Context, _ string, v any) (any, error) {
+		if m, ok := v.(*huma.ErrorModel); ok {
+			return problemOfHuma(m), nil
+		}
+		return v, nil
+	}}
+	for t, as := range schemas {
+		config.Components.Schemas.RegisterTypeAlias(t, as)
+	}
+	return humaecho.NewV4(e, config)
+}
+
+// schemas are the wire forms of types that read and write their own JSON.
+var schemas = map[reflect.Type]reflect.Type{
+	reflect.TypeFor[berth.MiB]():        reflect.TypeFor[sizeSchema](),
+	reflect.TypeFor[berth.MilliCPU]():   reflect.TypeFor[coresSchema](),
+	reflect.TypeFor[berth.MilliGPU]():   reflect.TypeFor[gpusSchema](),
+	reflect.TypeFor[berth.Duration]():   reflect.TypeFor[durationSchema](),
+	reflect.TypeFor[berth.Priority]():   reflect.TypeFor[prioritySchema](),
+	reflect.TypeFor[berth.StringList](): reflect.TypeFor[stringListSchema](),
+	reflect.TypeFor[berth.ExitCodes]():  reflect.TypeFor[exitCodesSchema](),
+	reflect.TypeFor[berth.State]():      reflect.TypeFor[stateSchema](),
+	reflect.TypeFor[berth.JobID]():      reflect.TypeFor[jobIDSchema](),
+}
+
+type (
+	sizeSchema       struct{}
+	coresSchema      struct{}
+	gpusSchema       struct{}
+	durationSchema   struct{}
+	prioritySchema   struct{}
+	stringListSchema struct{}
+	exitCodesSchema  struct{}
+	stateSchema      struct{}
+	jobIDSchema      struct{}
+)
+
+func (sizeSchema) Schema(huma.Registry) *huma.Schema {
+	return &huma.Schema{Description: "4GiB, 512MiB or a number of bytes", Examples: []any{"4GiB"},
+		OneOf: []*huma.Schema{{Type: huma.TypeString}, {Type: huma.TypeInteger}}}
+}
+
+func (coresSchema) Schema(huma.Registry) *huma.Schema {
+	return &huma.Schema{Type: huma.TypeNumber, Description: "decimal cores", Minimum: new(0.0), Examples: []any{2.5}}
+}
+
+func (gpusSchema) Schema(huma.Registry) *huma.Schema {
+	return &huma.Schema{Type: huma.TypeNumber, Description: "a whole number of GPUs, or a share of one such as 0.25", Minimum: new(0.0), Examples: []any{1}}
+}
+
+func (durationSchema) Schema(huma.Registry) *huma.Schema {
+	return &huma.Schema{Type: huma.TypeString, Description: "90s, 15m, 4h", Examples: []any{"90s"}}
+}
+
+func (prioritySchema) Schema(huma.Registry) *huma.Schema {
+	return &huma.Schema{Description: "low, normal, high, or 0 to 1000", Examples: []any{"normal"}, OneOf: []*huma.Schema{
+		{Type: huma.TypeString, Enum: []any{"low", "normal", "high"}},
+		{Type: huma.TypeInteger, Minimum: new(0.0), Maximum: new(1000.0)},
+	}}
+}
+
+func (stringListSchema) Schema(huma.Registry) *huma.Schema {
+	text := &huma.Schema{Type: huma.TypeString}
+	return &huma.Schema{Description: "one, or a list", OneOf: []*huma.Schema{text, {Type: huma.TypeArray, Items: text}}}
+}
+
+func (exitCodesSchema) Schema(huma.Registry) *huma.Schema {
+	return &huma.Schema{Type: huma.TypeString, Description: "numbers and ranges from 1 to 255", Examples: []any{"42,100-110"}}
+}
+
+func (stateSchema) Schema(huma.Registry) *huma.Schema {
+	all := make([]any, len(berth.States))
+	for i, s := range berth.States {
+		all[i] = string(s)
+	}
+	return &huma.Schema{Type: huma.TypeString, Enum: all}
+}
+
+func (jobIDSchema) Schema(huma.Registry) *huma.Schema {
+	return &huma.Schema{Type: huma.TypeString, Format: "uuid"}
+}
+
+// operation is a call of the contract, described.
+func (s *Server) operation(id, method, path, tag, summary string) huma.Operation {
+	return huma.Operation{
+		OperationID: id, Method: method, Path: path, Summary: summary, Tags: []string{tag},
+		Security: []map[string][]string{{"token": {}}},
+		Responses: map[string]*huma.Response{"default": {
+			Description: "Error",
+			Content: map[string]*huma.MediaType{problemType: {
+				Schema: s.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[Problem](), true, ""),
+			}},
+		}},
+	}
+}
+
+// Request is the part of an input that is read strictly, by decode: huma's own
+// reader knows neither our types nor how to name every fault at once.
+type Request struct {
+	ContentType string `header:"Content-Type" hidden:"true"`
+	RawBody     []byte `contentType:"application/json"`
+}
+
+const bodyTimeout = 10 * time.Second
+
+// registerWithBody mounts an operation whose body is a T.
+func registerWithBody[T, I, O any](s *Server, op huma.Operation, handler handlerFunc[I, O]) {
+	op.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{}}
+	op.SkipValidateBody, op.MaxBodyBytes, op.BodyReadTimeout = true, maxBody+1, bodyTimeout
+	register(s, op, handler)
+	op.RequestBody.Content["application/json"].Schema = s.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[T](), true, "")
+}
+
+// document names what an operation answers that huma cannot see: streams.
+func document(op *huma.Operation, description string, content map[string]*huma.MediaType) {
+	op.Responses["200"] = &huma.Response{Description: description, Content: content}
+}
+
+// writeJSON answers outside huma's rendering.
+func writeJSON(c echo.Context, status int, v any) error {
+	c.Response().Header().Set("Content-Type", "application/json")
+	c.Response().WriteHeader(status)
+	enc := json.NewEncoder(c.Response())
+	return enc.Encode(v)
+}

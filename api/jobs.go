@@ -1,0 +1,324 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"berth"
+	"berth/db"
+	"berth/internal/failpoint"
+	"berth/placement"
+)
+
+type handlerFunc[I, O any] func(context.Context, *I) (*O, error)
+
+// register mounts an operation; its errors become Problems.
+func register[I, O any](s *Server, op huma.Operation, handler handlerFunc[I, O]) {
+	op.Middlewares = append(op.Middlewares, strictQuery(queryFields(reflect.TypeFor[I]())))
+	huma.Register(s.huma, op, func(ctx context.Context, in *I) (*O, error) {
+		out, err := handler(ctx, in)
+		if err != nil {
+			return nil, s.fail(ctx, err)
+		}
+		return out, nil
+	})
+}
+
+type jobOutput struct {
+	Status int
+	Body   berth.Job
+}
+
+// JobInput is the path of a call about one job. It has a name of its own, as
+// Paging and the others have, because huma reads embedded structs only if they
+// are exported.
+type JobInput struct {
+	ID string `path:"id" doc:"a job's id, or the beginning of just one id"`
+}
+
+func (s *Server) registerJobs() {
+	const tag = "jobs"
+	submit := s.operation("submit-job", http.MethodPost, "/v1/jobs", tag, "Submit a job")
+	submit.Description = "201 with the new job; 200 with the first one on a repeat with the same Idempotency-Key; 422 `idempotency_mismatch` for the same key with another body; 422 `unsatisfiable` if no machine could ever hold it."
+	submit.DefaultStatus = http.StatusCreated
+	registerWithBody[berth.JobSpec](s, submit, s.submit)
+	register(s, s.operation("list-jobs", http.MethodGet, "/v1/jobs", tag, "List jobs, newest first"), s.listJobs)
+	register(s, s.operation("show-job", http.MethodGet, "/v1/jobs/{id}", tag, "Show a job with its attempts and checkpoints"), s.showJob)
+	register(s, s.operation("cancel-job", http.MethodPost, "/v1/jobs/{id}/cancel", tag, "Cancel a job; idempotent"), s.cancelJob)
+	register(s, s.operation("hold-job", http.MethodPost, "/v1/jobs/{id}/hold", tag, "Keep a waiting job from being placed"), s.holdJob)
+	register(s, s.operation("release-job", http.MethodPost, "/v1/jobs/{id}/release", tag, "End a hold"), s.releaseJob)
+	register(s, s.operation("retry-job", http.MethodPost, "/v1/jobs/{id}/retry", tag, "Submit an ended job again, as a new job linked to it"), s.retryJob)
+	registerWithBody[berth.JobPatch](s, s.operation("update-job", http.MethodPatch, "/v1/jobs/{id}", tag, "Change priority, labels or time limit of a live job"), s.updateJob)
+	register(s, s.operation("list-checkpoints", http.MethodGet, "/v1/jobs/{id}/checkpoints", tag, "List a job's checkpoints, newest first"), s.listCheckpoints)
+	s.registerPlans()
+}
+
+type submitInput struct {
+	Key string `header:"Idempotency-Key" maxLength:"255" doc:"a repeat with the same key is the same job"`
+	Request
+}
+
+func (s *Server) submit(ctx context.Context, in *submitInput) (*jobOutput, error) {
+	spec, err := readSpec(in.Request)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.fleet.satisfiable(ctx, spec.Request()); err != nil {
+		return nil, err
+	}
+	if err := failpoint.Hit("api.submit.before"); err != nil {
+		return nil, err
+	}
+	job, created, err := s.DB.Submit(ctx, db.Submission{Tenant: caller(ctx).Tenant, Spec: spec, IdemKey: in.Key, Actor: actor(ctx)})
+	if err != nil {
+		return nil, err
+	}
+	if err := failpoint.Hit("api.submit.after"); err != nil {
+		return nil, err
+	}
+	return &jobOutput{createdStatus(created), job}, nil
+}
+
+func createdStatus(created bool) int {
+	if created {
+		return http.StatusCreated
+	}
+	return http.StatusOK
+}
+
+// readSpec returns a valid spec with defaults, or every fault at once.
+func readSpec(in Request) (berth.JobSpec, error) {
+	var spec berth.JobSpec
+	faults, err := decode(in.ContentType, in.RawBody, &spec)
+	if err != nil {
+		return spec, err
+	}
+	spec = spec.WithDefaults()
+	checked := spec.Validate()
+	if c := spec.Placement.Constraint; c != "" {
+		if err := placement.CompileConstraint(c); err != nil {
+			checked = append(checked, berth.FieldError{Field: "placement.constraint", Detail: err.Error(), Allowed: `a CEL condition over machine and gpu, such as machine.labels.tier == "prod"`})
+		}
+	}
+	if len(in.RawBody) > berth.MaxSpecBytes {
+		checked = append(checked, berth.FieldError{Detail: fmt.Sprintf("the job has %d bytes", len(in.RawBody)), Allowed: fmt.Sprintf("at most %d", berth.MaxSpecBytes)})
+	}
+	return spec, invalid(berth.SlugInvalidSpec, faults, checked)
+}
+
+type listInput struct {
+	Status []string `query:"status,explode" doc:"any of these; may be given more than once, or with commas"`
+	Name   string   `query:"name"`
+	Label  []string `query:"label,explode" doc:"key=value; all of these; may be given more than once"`
+	Tenant string   `query:"tenant" doc:"for admins; others see their own"`
+	Parent string   `query:"parent"`
+	Since  string   `query:"since" doc:"submitted since: a time (RFC 3339), or how long ago (24h)"`
+	Paging
+}
+
+// Paging is how a list is read in pages.
+type Paging struct {
+	Limit  int    `query:"limit" minimum:"1" maximum:"1000" doc:"default 100"`
+	Cursor string `query:"cursor" maxLength:"500" doc:"next_cursor of the page before"`
+}
+
+type listOutput struct{ Body berth.Page[berth.Job] }
+
+func (s *Server) listJobs(ctx context.Context, in *listInput) (*listOutput, error) {
+	f, err := in.filter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	jobs, next, err := s.DB.Jobs(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	return &listOutput{page(jobs, next)}, nil
+}
+
+// page never has null for its items.
+func page[T any](items []T, next string) berth.Page[T] {
+	if items == nil {
+		items = []T{}
+	}
+	return berth.Page[T]{Items: items, NextCursor: next}
+}
+
+func (in *listInput) filter(ctx context.Context) (db.JobFilter, error) {
+	f := db.JobFilter{Tenant: scope(ctx), Name: in.Name, Limit: in.Limit, Cursor: in.Cursor}
+	var faults []berth.FieldError
+	fault := func(field, detail, allowed string) {
+		faults = append(faults, berth.FieldError{Field: field, Detail: clip(detail), Allowed: allowed})
+	}
+	for _, s := range in.Status {
+		for part := range strings.SplitSeq(s, ",") {
+			state, err := berth.ParseState(part)
+			if err != nil {
+				fault("status", fmt.Sprintf("%q is not known", part), "submitted, queued, scheduled, running, preempting, canceling, retrying, succeeded, failed, canceled")
+			}
+			f.Status = append(f.Status, state)
+		}
+	}
+	for _, l := range in.Label {
+		key, value, ok := strings.Cut(l, "=")
+		if !ok || key == "" {
+			fault("label", fmt.Sprintf("%q is not a label", l), "key=value")
+			continue
+		}
+		if f.Labels == nil {
+			f.Labels = map[string]string{}
+		}
+		f.Labels[key] = value
+	}
+	if in.Parent != "" {
+		id, err := berth.ParseJobID(in.Parent)
+		if err != nil {
+			fault("parent", err.Error(), "a job's whole id")
+		}
+		f.Parent = &id
+	}
+	if in.Since != "" {
+		at, err := parseSince(in.Since)
+		if err != nil {
+			fault("since", err.Error(), "a time such as 2026-01-31T12:00:00Z, or how long ago, such as 24h")
+		}
+		f.Since = at
+	}
+	// Somebody else's tenant has nothing to show, as one that does not exist.
+	if in.Tenant != "" && f.Tenant != "" && in.Tenant != string(f.Tenant) {
+		return f, berth.Errorf(berth.CodeForbidden, "only admins list other tenants' jobs")
+	}
+	if in.Tenant != "" {
+		f.Tenant = berth.TenantID(in.Tenant)
+	}
+	for field, text := range map[string]string{"name": in.Name, "tenant": in.Tenant, "label": strings.Join(in.Label, "")} {
+		if strings.ContainsRune(text, 0) {
+			fault(field, "has a NUL", "text without NUL")
+		}
+	}
+	return f, invalid("", faults, nil)
+}
+
+// parseSince reads a time, or a duration before now.
+func parseSince(s string) (time.Time, error) {
+	if d, err := berth.ParseDuration(s); err == nil {
+		return time.Now().Add(-d.Std()), nil
+	}
+	at, err := time.Parse(time.RFC3339Nano, s)
+	if err != nil || at.Year() < 1970 || at.Year() > 9999 {
+		return time.Time{}, fmt.Errorf("%.60q is neither a time nor a duration", s)
+	}
+	return at, nil
+}
+
+// job resolves an id of the path among the jobs that the caller may see.
+func (s *Server) job(ctx context.Context, id string) (berth.JobID, error) {
+	return s.DB.ResolveJob(ctx, scope(ctx), id)
+}
+
+func (s *Server) showJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
+	id, err := s.job(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	return s.jobNow(ctx, id)
+}
+
+// jobNow renders the whole job as it is after a change.
+func (s *Server) jobNow(ctx context.Context, id berth.JobID) (*jobOutput, error) {
+	job, err := s.DB.Job(ctx, scope(ctx), id)
+	if err != nil {
+		return nil, err
+	}
+	return &jobOutput{http.StatusOK, job}, nil
+}
+
+// act resolves the job, changes it and renders it.
+func (s *Server) act(ctx context.Context, in *JobInput, change func(tenant berth.TenantID, id berth.JobID) error) (*jobOutput, error) {
+	id, err := s.job(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	if err := change(scope(ctx), id); err != nil {
+		return nil, err
+	}
+	return s.jobNow(ctx, id)
+}
+
+func (s *Server) cancelJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
+	return s.act(ctx, in, func(tenant berth.TenantID, id berth.JobID) error {
+		reason := &berth.Reason{Code: berth.ReasonCanceledByUser, Message: "canceled by " + caller(ctx).Name}
+		if err := failpoint.Hit("api.cancel.before"); err != nil {
+			return err
+		}
+		if _, err := s.Control.RequestCancel(ctx, tenant, id, actor(ctx), reason); err != nil {
+			return err
+		}
+		if err := failpoint.Hit("api.cancel.after"); err != nil {
+			return err
+		}
+		s.poke([]berth.JobID{id}) // it may hold nothing, or wait for a machine that never claims
+		return nil
+	})
+}
+
+func (s *Server) holdJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
+	return s.act(ctx, in, func(tenant berth.TenantID, id berth.JobID) error {
+		return s.Control.Hold(ctx, tenant, id, actor(ctx))
+	})
+}
+
+func (s *Server) releaseJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
+	return s.act(ctx, in, func(tenant berth.TenantID, id berth.JobID) error {
+		return s.Control.Release(ctx, tenant, id, actor(ctx))
+	})
+}
+
+func (s *Server) retryJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
+	id, err := s.job(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	job, created, err := s.DB.Retry(ctx, scope(ctx), id, actor(ctx))
+	if err != nil {
+		return nil, err
+	}
+	return &jobOutput{createdStatus(created), job}, nil
+}
+
+type patchInput struct {
+	JobInput
+	Request
+}
+
+func (s *Server) updateJob(ctx context.Context, in *patchInput) (*jobOutput, error) {
+	var patch berth.JobPatch
+	faults, err := decode(in.ContentType, in.RawBody, &patch)
+	if err != nil {
+		return nil, err
+	}
+	if err := invalid(berth.SlugInvalidSpec, faults, patch.Validate()); err != nil {
+		return nil, err
+	}
+	return s.act(ctx, &in.JobInput, func(tenant berth.TenantID, id berth.JobID) error {
+		return s.Control.UpdateJob(ctx, tenant, id, patch, actor(ctx))
+	})
+}
+
+type checkpointsOutput struct {
+	Body berth.Page[berth.Checkpoint]
+}
+
+func (s *Server) listCheckpoints(ctx context.Context, in *JobInput) (*checkpointsOutput, error) {
+	out, err := s.showJob(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	return &checkpointsOutput{page(out.Body.Checkpoints, "")}, nil
+}

@@ -1,0 +1,146 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/labstack/echo/v4"
+	"github.com/labstack/echo/v4/middleware"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"berth"
+	"berth/db"
+)
+
+// JobControl changes the course of live jobs. *db.DB is one.
+type JobControl interface {
+	RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (berth.State, error)
+	Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) error
+	Release(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) error
+	UpdateJob(ctx context.Context, tenant berth.TenantID, id berth.JobID, patch berth.JobPatch, actor string) error
+}
+
+// Poker tells the workflows of jobs to look at their rows.
+type Poker interface{ Poke(ids ...berth.JobID) }
+
+// A Check is one dependency that readiness depends on.
+type Check struct {
+	Name string
+	Run  func(ctx context.Context) error
+
+	// Optional marks what the API can do without for a while: it is shown, and
+	// traffic is not sent elsewhere for it.
+	Optional bool
+}
+
+// Deps are what a Server works with. DB, Control and Logger are required.
+type Deps struct {
+	DB      *db.DB
+	Control JobControl
+	Poker   Poker     // nil: workflows learn of changes by themselves, later
+	Logs    LogReader // nil: no logs are stored here
+	Logger  *slog.Logger
+	Version string
+	Checks  []Check // beside the database, which is always checked
+
+	// Rate is how many calls a second each token may make on average, Burst
+	// how many at once. 0: 1000 and 2000.
+	Rate  float64
+	Burst int
+
+	Metrics *prometheus.Registry // nil: one of its own
+	Agent   AgentDeps
+}
+
+// Server is the API of one process. Its handler may be used concurrently.
+type Server struct {
+	Deps
+	echo    *echo.Echo
+	huma    huma.API
+	auth    *authenticator
+	limits  *limits
+	metrics *metrics
+	fleet   fleet
+	close   sync.Once
+	closing chan struct{}
+	calls   atomic.Int64 // of users, under way
+}
+
+// New returns a server with all routes mounted. It starts nothing.
+func New(d Deps) (*Server, error) {
+	if d.DB == nil || d.Control == nil || d.Logger == nil {
+		return nil, errors.New("api: DB, Control and Logger are required")
+	}
+	if d.Rate == 0 {
+		d.Rate, d.Burst = 1000, 2000
+	}
+	if d.Metrics == nil {
+		d.Metrics = prometheus.NewRegistry()
+	}
+	s := &Server{Deps: d, echo: echo.New(), closing: make(chan struct{})}
+	s.fleet.db = d.DB
+	s.auth = newAuthenticator()
+	s.limits = newLimits(d.Rate, d.Burst)
+	s.metrics = newMetrics(d.Metrics, d.DB)
+	s.echo.HideBanner, s.echo.HidePort = true, true
+	s.echo.HTTPErrorHandler = s.renderError
+	s.echo.Use(
+		s.metrics.middleware,
+		securityHeaders,
+		middleware.RecoverWithConfig(middleware.RecoverConfig{DisablePrintStack: true, LogErrorFunc: s.logPanic}),
+		s.shed,
+		s.authenticate,
+		limitBody,
+	)
+	s.huma = newHuma(s.echo, d.Version)
+	s.registerJobs()
+	s.registerStreams()
+	s.registerMachines()
+	s.registerTokens()
+	s.registerPages()
+	s.registerAgent(s.echo.Group("/agent/v1"))
+	return s, nil
+}
+
+// Handler serves every route.
+func (s *Server) Handler() http.Handler { return s.echo }
+
+// HTTP returns an http.Server with the timeouts this API wants: long enough for
+// streams and long-polls, which set their own write deadlines.
+func (s *Server) HTTP() *http.Server {
+	h := &http.Server{
+		Handler:           s.echo,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(s.Logger.Handler(), slog.LevelWarn),
+	}
+	h.RegisterOnShutdown(s.Close)
+	return h
+}
+
+// Close ends the streams, which a shutdown would otherwise wait for. It is
+// idempotent.
+func (s *Server) Close() { s.close.Do(func() { close(s.closing) }) }
+
+func (s *Server) logPanic(c echo.Context, err error, stack []byte) error {
+	s.Logger.Error("request handler panicked", "method", c.Request().Method, "path", c.Path(), "err", err, "stack", string(stack))
+	return err
+}
+
+func securityHeaders(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		h := c.Response().Header()
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("X-Frame-Options", "DENY")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("Cache-Control", "no-store")
+		return next(c)
+	}
+}

@@ -1,0 +1,258 @@
+package api_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"berth"
+	"berth/api"
+	"berth/db/dbtest"
+)
+
+func TestADatabaseThatIsDownIs503(t *testing.T) {
+	t.Parallel()
+	proxy := breaking(t, dbtest.URL(t))
+	s := newSiteAt(t, proxy.url, nil)
+	job := s.submit("alice", nil)
+	proxy.close()
+	for _, path := range []string{"/v1/jobs", "/v1/jobs/" + string(job.ID), "/v1/machines"} {
+		a := s.call("alice", "GET", path, "")
+		if a.status != http.StatusServiceUnavailable || a.problem.Code != "unavailable" || a.header.Get("Retry-After") == "" {
+			t.Errorf("GET %s: %d %s", path, a.status, a.body)
+		}
+	}
+	if a := s.call("alice", "POST", "/v1/jobs", small); a.status != http.StatusServiceUnavailable || a.header.Get("Retry-After") == "" {
+		t.Errorf("submit: %d %s", a.status, a.body)
+	}
+	if a := s.call("", "GET", "/healthz", ""); a.status != http.StatusOK {
+		t.Errorf("healthz: %d", a.status)
+	}
+}
+
+func TestReadinessNamesEachDependency(t *testing.T) {
+	t.Parallel()
+	down := false
+	s := newSite(t, func(d *api.Deps) {
+		d.Checks = []api.Check{{Name: "temporal", Run: func(context.Context) error {
+			if down {
+				return errors.New("connection refused at a secret address")
+			}
+			return nil
+		}}}
+	})
+	if a := s.call("", "GET", "/readyz", ""); a.status != http.StatusOK || !strings.Contains(a.body, `"database":"ok"`) || !strings.Contains(a.body, `"temporal":"ok"`) {
+		t.Errorf("ready: %d %s", a.status, a.body)
+	}
+	down = true
+	res, err := http.Get(s.url + "/readyz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" {
+		t.Errorf("not ready: %d", res.StatusCode)
+	}
+}
+
+func TestAPanicIsOneProblemAndIsLogged(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	s.server.Panic("/panic")
+	a := s.call("", "GET", "/panic", "")
+	if a.status != http.StatusInternalServerError || a.problem.Code != "internal" || strings.Contains(a.body, "a bug") {
+		t.Errorf("got %d %s", a.status, a.body)
+	}
+	if !strings.Contains(s.log.String(), "a bug") {
+		t.Error("the log does not say why")
+	}
+}
+
+func TestCallersAreLimitedOneByOne(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(d *api.Deps) { d.Rate, d.Burst = 0.001, 3 })
+	for range 3 {
+		if a := s.call("alice", "GET", "/v1/jobs", ""); a.status != http.StatusOK {
+			t.Fatalf("within the limit: %d %s", a.status, a.body)
+		}
+	}
+	if a := s.call("alice", "GET", "/v1/jobs", ""); a.status != http.StatusTooManyRequests || a.problem.Code != "rate_limited" || a.header.Get("Retry-After") == "" {
+		t.Errorf("above the limit: %d %s", a.status, a.body)
+	}
+	if a := s.call("bob", "GET", "/v1/jobs", ""); a.status != http.StatusOK {
+		t.Errorf("another token: %d %s", a.status, a.body)
+	}
+}
+
+func TestGuessingTokensIsStopped(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	s.tokens["guess"] = "berth_0123456789ab_" + strings.Repeat("f", 64)
+	statuses := map[int]int{}
+	for range 300 {
+		statuses[s.call("guess", "GET", "/v1/jobs", "").status]++
+	}
+	if statuses[http.StatusTooManyRequests] == 0 || statuses[http.StatusUnauthorized] > 250 || statuses[http.StatusOK] > 0 {
+		t.Errorf("300 guesses: %v", statuses)
+	}
+}
+
+func TestBodiesOfAnotherKindAreRefused(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	if a := s.call("alice", "POST", "/v1/jobs", small, "Content-Type", "application/x-yaml"); a.status != http.StatusUnsupportedMediaType || a.problem.Code != "unsupported_media_type" {
+		t.Errorf("YAML: %d %s", a.status, a.body)
+	}
+	if a := s.call("alice", "POST", "/v1/jobs", small, "Content-Type", "application/json; charset=utf-8"); a.status != http.StatusCreated {
+		t.Errorf("JSON with a charset: %d %s", a.status, a.body)
+	}
+}
+
+func TestPagesComeWithoutATokenAndLoadNothingFromAfar(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(d *api.Deps) { d.Version = "<b>1" })
+	for path, want := range map[string]string{"/": "&lt;b&gt;1", "/docs/": "/openapi.json", "/healthz": "ok"} {
+		a := s.call("", "GET", path, "")
+		if a.status != http.StatusOK || !strings.Contains(a.body, want) || strings.Contains(a.body, `src="http`) || strings.Contains(a.body, `href="http`) {
+			t.Errorf("GET %s: %d %s", path, a.status, clipped(a.body))
+		}
+		if a.header.Get("X-Frame-Options") != "DENY" || a.header.Get("X-Content-Type-Options") != "nosniff" || a.header.Get("Access-Control-Allow-Origin") != "" {
+			t.Errorf("GET %s: headers %v", path, a.header)
+		}
+	}
+	for _, path := range []string{"/", "/healthz", "/readyz"} {
+		if a := s.call("", "HEAD", path, ""); a.status != http.StatusOK || a.body != "" {
+			t.Errorf("HEAD %s: %d %q", path, a.status, a.body)
+		}
+	}
+	if a := s.call("", "GET", "/docs/swagger-ui-bundle.js", ""); a.status != http.StatusOK || len(a.body) < 100_000 {
+		t.Errorf("the documentation's script: %d, %d bytes", a.status, len(a.body))
+	}
+}
+
+func TestMetricsTellOfCallsJobsAndMachines(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	s.machine("m1", 8, 8192, 0)
+	s.submit("alice", nil)
+	s.call("alice", "GET", "/v1/jobs", "")
+	a := s.call("", "GET", "/metrics", "")
+	for _, want := range []string{
+		`berth_jobs{status="submitted"} 1`, `berth_jobs{status="running"} 0`, `berth_machines{state="ready"} 1`,
+		`berth_http_request_seconds_count{method="GET",route="/v1/jobs",status="200"} 1`,
+	} {
+		if !strings.Contains(a.body, want) {
+			t.Errorf("no %s in the metrics", want)
+		}
+	}
+	if a := s.call("", "GET", "/metrics", "", "X-Forwarded-For", "192.0.2.1"); a.status != http.StatusUnauthorized {
+		t.Errorf("metrics from elsewhere: %d", a.status)
+	}
+	if a := s.call("alice", "GET", "/metrics", "", "X-Forwarded-For", "192.0.2.1"); a.status != http.StatusForbidden {
+		t.Errorf("metrics for a user elsewhere: %d", a.status)
+	}
+	if a := s.call("admin", "GET", "/metrics", "", "X-Forwarded-For", "192.0.2.1"); a.status != http.StatusOK {
+		t.Errorf("metrics for an admin elsewhere: %d", a.status)
+	}
+}
+
+func TestOperatorsHandleMachines(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	s.machine("m1", 8, 8192, 2)
+	s.machine("m2", 8, 8192, 0)
+	job := s.submit("alice", nil)
+	s.run(job.ID, "m1")
+	c := s.as("admin")
+	list, err := c.Machines(t.Context())
+	if err != nil || len(list.Items) != 2 || list.Items[0].ID != "m1" || len(list.Items[0].GPUs) != 2 {
+		t.Errorf("machines %+v, %v", list, err)
+	}
+	deadline := time.Now().Add(time.Hour)
+	m, err := c.Drain(t.Context(), "m1", berth.DrainRequest{Reason: "new disk", Deadline: &deadline})
+	if err != nil || m.State != berth.MachineDraining || m.Reason != "new disk" || len(m.Jobs) != 1 {
+		t.Errorf("drain: %+v, %v", m, err)
+	}
+	if m, err := c.Undrain(t.Context(), "m1"); err != nil || m.State != berth.MachineReady {
+		t.Errorf("undrain: %+v, %v", m, err)
+	}
+	if _, err := c.ConfirmDead(t.Context(), "m1"); berth.CodeOf(err) != berth.CodeConflict {
+		t.Errorf("confirm-dead of a live machine: %v", err)
+	}
+	if err := c.RemoveMachine(t.Context(), "m1"); berth.CodeOf(err) != berth.CodeConflict {
+		t.Errorf("remove a machine in use: %v", err)
+	}
+	s.exec(`UPDATE machine_leases SET until = now() - interval '1 second'`)
+	dead, err := c.ConfirmDead(t.Context(), "m1")
+	if err != nil || len(dead.Jobs) != 1 || dead.Jobs[0] != job.ID || dead.Machine.State != berth.MachineLost {
+		t.Errorf("confirm-dead: %+v, %v", dead, err)
+	}
+	if err := c.RemoveMachine(t.Context(), "m1"); err != nil {
+		t.Errorf("remove: %v", err)
+	}
+	if list, err := c.Machines(t.Context()); err != nil || len(list.Items) != 1 {
+		t.Errorf("after removal: %+v, %v", list, err)
+	}
+	if _, err := c.Drain(t.Context(), "m1", berth.DrainRequest{}); berth.CodeOf(err) != berth.CodeConflict {
+		t.Errorf("drain of a retired machine: %v", err)
+	}
+	if _, err := c.Machine(t.Context(), "no/such"); berth.CodeOf(err) != berth.CodeNotFound {
+		t.Errorf("a name that is none: %v", err)
+	}
+}
+
+func TestAdminsHandleTokens(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	c := s.as("admin")
+	made, err := c.CreateToken(t.Context(), berth.NewToken{Name: "ci", Tenant: "team-x"})
+	if err != nil || made.Secret == "" || made.Role != berth.RoleUser {
+		t.Fatalf("create: %+v, %v", made, err)
+	}
+	s.tokens["ci"] = made.Secret
+	if job := s.submit("ci", nil); job.Tenant != "team-x" {
+		t.Errorf("the token submits for %s", job.Tenant)
+	}
+	list, err := c.Tokens(t.Context())
+	if err != nil || len(list.Items) != 5 {
+		t.Errorf("tokens %+v, %v", list, err)
+	}
+	for _, token := range list.Items {
+		if token.Secret != "" {
+			t.Error("the list tells secrets")
+		}
+	}
+	if err := c.RevokeToken(t.Context(), made.ID); err != nil {
+		t.Error(err)
+	}
+	if a := s.call("ci", "GET", "/v1/jobs", ""); a.status != http.StatusUnauthorized {
+		t.Errorf("the revoked token still opens: %d", a.status)
+	}
+	if err := c.RevokeToken(t.Context(), "nothing"); berth.CodeOf(err) != berth.CodeNotFound {
+		t.Errorf("revoke a token that is none: %v", err)
+	}
+	if _, err := c.CreateToken(t.Context(), berth.NewToken{Name: "x", Role: berth.RoleMachine}); !berth.IsSlug(err, berth.SlugInvalidSpec) {
+		t.Errorf("a machine's token by hand: %v", err)
+	}
+	join, err := c.CreateJoinToken(t.Context(), berth.NewJoinToken{Labels: map[string]string{"zone": "a"}})
+	if err != nil || join.Secret == "" || time.Until(join.ExpiresAt) > 11*time.Minute {
+		t.Errorf("join token %+v, %v", join, err)
+	}
+	if err := c.RevokeJoinToken(t.Context(), join.ID); err != nil {
+		t.Error(err)
+	}
+	joins, err := c.JoinTokens(t.Context())
+	if err != nil || len(joins.Items) != 1 || joins.Items[0].ExpiresAt.After(time.Now()) {
+		t.Errorf("join tokens %+v, %v", joins, err)
+	}
+	tenants, err := c.Tenants(t.Context())
+	if err != nil || len(tenants.Items) != 4 {
+		t.Errorf("tenants %+v, %v", tenants, err)
+	}
+	if strings.Contains(s.log.String(), made.Secret) || strings.Contains(s.log.String(), join.Secret) {
+		t.Error("the log tells secrets")
+	}
+}

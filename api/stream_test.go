@@ -1,0 +1,281 @@
+package api_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth"
+	"berth/api/client"
+	"berth/db"
+)
+
+// sse is a raw stream; lines come as the server writes them.
+type sse struct {
+	lines  chan string // closed at the end
+	cancel context.CancelFunc
+	status int
+}
+
+func (s *site) stream(name, path string, header ...string) *sse {
+	s.t.Helper()
+	ctx, cancel := context.WithCancel(s.t.Context())
+	req, err := http.NewRequestWithContext(ctx, "GET", s.url+path, nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+s.tokens[name])
+	req.Header.Set("Accept", "text/event-stream")
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	e := &sse{lines: make(chan string, 1000), cancel: cancel, status: res.StatusCode}
+	s.t.Cleanup(cancel)
+	go func() {
+		defer close(e.lines)
+		defer res.Body.Close()
+		in := bufio.NewScanner(res.Body)
+		for in.Scan() {
+			e.lines <- in.Text()
+		}
+	}()
+	return e
+}
+
+// ids reads ids until n have come, the event end, or the end of the stream.
+func (e *sse) ids(t *testing.T, n int) (ids []string, ended bool) {
+	t.Helper()
+	late := time.After(10 * time.Second)
+	for len(ids) < n {
+		select {
+		case line, ok := <-e.lines:
+			if !ok {
+				return ids, false
+			}
+			if id, is := strings.CutPrefix(line, "id: "); is {
+				ids = append(ids, id)
+			}
+			if line == "event: end" {
+				return ids, true
+			}
+		case <-late:
+			t.Fatalf("after %v nothing more comes", ids)
+		}
+	}
+	return ids, false
+}
+
+func TestEventsResumeWithoutGapOrRepeat(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	s.machine("m1", 8, 8192, 0)
+	job := s.submit("alice", nil)
+	path := "/v1/jobs/" + string(job.ID) + "/events"
+	first := s.stream("alice", path)
+	got, _ := first.ids(t, 1)
+	s.run(job.ID, "m1")
+	more, _ := first.ids(t, 2)
+	got = append(got, more...)
+	first.cancel()
+	second := s.stream("alice", path, "Last-Event-ID", got[len(got)-1])
+	s.end(job.ID, berth.Succeeded)
+	rest, ended := second.ids(t, 100)
+	got = append(got, rest...)
+	if diff := cmp.Diff([]string{"1", "2", "3", "4", "5"}, got); diff != "" || !ended {
+		t.Errorf("ids (-want +got), ended %v:\n%s", ended, diff)
+	}
+	// The end comes to whoever asks after it, and to whoever has everything.
+	third := s.stream("alice", path, "Last-Event-ID", "5")
+	if rest, ended := third.ids(t, 100); len(rest) > 0 || !ended {
+		t.Errorf("after the last event: %v, ended %v", rest, ended)
+	}
+	if bad := s.call("alice", "GET", path, "", "Accept", "text/event-stream", "Last-Event-ID", "x"); bad.status != http.StatusBadRequest {
+		t.Errorf("Last-Event-ID x: %d %s", bad.status, bad.body)
+	}
+}
+
+func TestTheClientFollowsThroughBrokenConnections(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	s.machine("m1", 8, 8192, 0)
+	job := s.submit("alice", nil)
+	web := breaking(t, s.url)
+	c := client.New(web.url, s.tokens["alice"])
+	var seqs []int64
+	err := c.FollowEvents(t.Context(), job.ID, 0, func(e berth.Event) error {
+		seqs = append(seqs, e.Seq)
+		switch e.Seq {
+		case 1:
+			web.cut()
+			s.run(job.ID, "m1")
+		case 4:
+			web.cut()
+			s.end(job.ID, berth.Succeeded)
+		}
+		return nil
+	})
+	if diff := cmp.Diff([]int64{1, 2, 3, 4, 5}, seqs); diff != "" || err != nil {
+		t.Errorf("seqs (-want +got), err %v:\n%s", err, diff)
+	}
+	if ended, err := c.Wait(t.Context(), job.ID); err != nil || ended.Status != berth.Succeeded {
+		t.Errorf("wait: %+v, %v", ended, err)
+	}
+	own := errors.New("enough")
+	if err := c.FollowEvents(t.Context(), job.ID, 2, func(berth.Event) error { return own }); !errors.Is(err, own) {
+		t.Errorf("the caller's error comes back as %v", err)
+	}
+	web.close()
+	if err := c.FollowEvents(t.Context(), job.ID, 0, func(berth.Event) error { return nil }); !client.Unreachable(err) {
+		t.Errorf("a server that is not there: %v", err)
+	}
+	if err := s.as("bob").FollowEvents(t.Context(), job.ID, 0, func(berth.Event) error { return nil }); berth.CodeOf(err) != berth.CodeNotFound {
+		t.Errorf("another tenant: %v", err)
+	}
+}
+
+func TestARevokedTokenEndsItsStreams(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	made, err := s.db.CreateToken(t.Context(), berth.NewToken{Name: "eve", Tenant: "a", Role: berth.RoleUser})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.tokens["eve"] = made.Secret
+	job := s.submit("alice", nil)
+	e := s.stream("eve", "/v1/jobs/"+string(job.ID)+"/events")
+	e.ids(t, 1)
+	// By another replica: this one learns of it from the database.
+	if err := s.db.RevokeToken(t.Context(), made.ID); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	for open := true; open; {
+		select {
+		case _, open = <-e.lines:
+		case <-time.After(10 * time.Second):
+			t.Fatal("the stream stays open")
+		}
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("the stream was closed after %s, want 5s at most", took)
+	}
+	if a := s.call("eve", "GET", "/v1/jobs", ""); a.status != http.StatusUnauthorized {
+		t.Errorf("the revoked token still opens: %d", a.status)
+	}
+}
+
+func TestStreamsEndWhenTheServerCloses(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	job := s.submit("alice", nil)
+	e := s.stream("alice", "/v1/jobs/"+string(job.ID)+"/events")
+	e.ids(t, 1)
+	s.server.Close()
+	if ids, ended := e.ids(t, 100); len(ids) > 0 || ended {
+		t.Errorf("closing the server sent %v, end %v; the client must come back elsewhere", ids, ended)
+	}
+}
+
+func TestLogsAreReadInEveryWay(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	s.machine("m1", 8, 8192, 0)
+	job := s.submit("alice", nil)
+	if a := s.call("alice", "GET", "/v1/jobs/"+string(job.ID)+"/logs", ""); a.status != http.StatusOK || a.body != "" {
+		t.Errorf("before the first attempt: %d %q", a.status, a.body)
+	}
+	s.run(job.ID, "m1")
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	s.write(job, 1, at, "one", "error two", "<script>three</script>")
+	s.write(job, 1, at.Add(time.Hour), "four", "", "six")
+	rows := map[string]string{
+		"":                                   "one\nerror two\n<script>three</script>\nfour\n\nsix\n",
+		"?tail=2":                            "\nsix\n",
+		"?tail=4":                            "<script>three</script>\nfour\n\nsix\n",
+		"?tail=100":                          "one\nerror two\n<script>three</script>\nfour\n\nsix\n",
+		"?since=2026-01-02T03:04:06Z":        "error two\n<script>three</script>\nfour\n\nsix\n",
+		"?since=2026-01-02T04:04:06Z":        "\nsix\n",
+		"?since=1h":                          "",
+		"?since=2026-01-02T03:04:06Z&tail=1": "six\n",
+		"?attempt=1&member=0":                "one\nerror two\n<script>three</script>\nfour\n\nsix\n",
+	}
+	for query, want := range rows {
+		a := s.call("alice", "GET", "/v1/jobs/"+string(job.ID)+"/logs"+query, "")
+		if a.body != want || a.header.Get("Content-Type") != "text/plain; charset=utf-8" || a.header.Get("X-Content-Type-Options") != "nosniff" {
+			t.Errorf("logs%s: got %q (%s), want %q", query, a.body, a.header.Get("Content-Type"), want)
+		}
+	}
+	var lines []berth.LogLine
+	err := s.as("alice").Logs(t.Context(), job.ID, client.LogsQuery{Tail: 5}, func(l berth.LogLine) error {
+		lines = append(lines, l)
+		return nil
+	})
+	if err != nil || len(lines) != 5 || lines[0].Stream != "stderr" || !lines[0].At.Equal(at.Add(time.Second)) || lines[0].Attempt != 1 {
+		t.Errorf("lines %+v, %v", lines, err)
+	}
+}
+
+func TestLogsAreFollowedIntoTheNextAttempt(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	s.machine("m1", 8, 8192, 0)
+	job := s.submit("alice", nil)
+	s.run(job.ID, "m1")
+	web := breaking(t, s.url)
+	now := time.Now().UTC()
+	s.write(job, 1, now, "zero", "one")
+	var got []string
+	err := client.New(web.url, s.tokens["alice"]).Logs(t.Context(), job.ID, client.LogsQuery{Follow: true, Tail: 1}, func(l berth.LogLine) error {
+		got = append(got, fmt.Sprintf("%d %s", l.Attempt, l.Text))
+		switch l.Text {
+		case "one":
+			s.write(job, 1, now, "two", "three")
+		case "two":
+			web.cut() // in the middle of a piece
+		case "three":
+			s.end(job.ID, berth.Retrying)
+			s.run(job.ID, "m1")
+			s.write(job, 2, now, "four")
+		case "four":
+			s.write(job, 2, now, "five")
+			s.end(job.ID, berth.Succeeded)
+		}
+		return nil
+	})
+	if diff := cmp.Diff([]string{"1 one", "1 two", "1 three", "2 four", "2 five"}, got); diff != "" || err != nil {
+		t.Errorf("lines (-want +got), err %v:\n%s", err, diff)
+	}
+	got = nil
+	err = s.as("alice").Logs(t.Context(), job.ID, client.LogsQuery{Follow: true, Attempt: 1}, func(l berth.LogLine) error {
+		got = append(got, l.Text)
+		return nil
+	})
+	if diff := cmp.Diff([]string{"zero", "one", "two", "three"}, got); diff != "" || err != nil {
+		t.Errorf("of attempt 1 (-want +got), err %v:\n%s", err, diff)
+	}
+	// They outlive the job's row.
+	term, _, err := s.db.OpenLease(db.LeaseLeader, "test").Acquire(t.Context(), time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := s.db.ArchiveTerminal(t.Context(), term, 0, 10); n != 1 || err != nil {
+		t.Fatalf("archived %d, %v", n, err)
+	}
+	if a := s.call("alice", "GET", "/v1/jobs/"+string(job.ID)+"/logs?attempt=1", ""); a.body != "zero\none\ntwo\nthree\n" {
+		t.Errorf("the archived job's log: %d %q", a.status, a.body)
+	}
+	if bad := s.call("alice", "GET", "/v1/jobs/"+string(job.ID)+"/logs?follow=true", "", "Last-Event-ID", "9-0"); bad.status != http.StatusBadRequest {
+		t.Errorf("Last-Event-ID of an attempt that is not there: %d %s", bad.status, bad.body)
+	}
+}

@@ -1,0 +1,170 @@
+package api_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+
+	"berth"
+)
+
+func field(t *testing.T, body, name string) string {
+	t.Helper()
+	var m map[string]any
+	if err := json.Unmarshal([]byte(body), &m); err != nil {
+		t.Errorf("no JSON: %s", clipped(body))
+		return ""
+	}
+	s, _ := m[name].(string)
+	return s
+}
+
+// kinds of routes in the matrix of tenants.
+const (
+	ofJob     = "a job's"   // another tenant's id is answered like one that does not exist
+	ofTenant  = "a list"    // shows the caller's own
+	ofMachine = "machines'" // shared to read
+	ofAdmin   = "admins'"   // closed to users
+	ofAgent   = "agents'"   // closed to users
+	open      = "open"      // needs no token
+	ofSubmit  = "submit"    // makes the caller's own
+)
+
+// kindOf classifies a route; "" for one that nobody has thought about.
+func kindOf(method, path string) string {
+	switch {
+	case strings.HasPrefix(path, "/v1/jobs/:id"):
+		return ofJob
+	case path == "/v1/jobs" && method == http.MethodGet:
+		return ofTenant
+	case path == "/v1/jobs", path == "/v1/plans":
+		return ofSubmit
+	case strings.HasPrefix(path, "/v1/machines") && method == http.MethodGet:
+		return ofMachine
+	case strings.HasPrefix(path, "/v1/machines"), strings.HasPrefix(path, "/v1/tokens"), strings.HasPrefix(path, "/v1/join-tokens"), strings.HasPrefix(path, "/v1/tenants"):
+		return ofAdmin
+	case strings.HasPrefix(path, "/agent/v1/"):
+		return ofAgent
+	case path == "/", path == "/docs", path == "/docs/*", path == "/healthz", path == "/readyz", path == "/metrics", strings.HasPrefix(path, "/openapi"):
+		return open
+	}
+	return ""
+}
+
+// bodies that reach the look at the id.
+var bodies = map[string]string{"PATCH /v1/jobs/:id": `{"priority": "high"}`, "POST /v1/jobs": small, "POST /v1/plans": small}
+
+func TestAnotherTenantsJobIsLikeNone(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	s.machine("m1", 8, 8192, 0)
+	job := s.submit("alice", func(j *berth.JobSpec) { j.Labels = map[string]string{"canary": "alices-secret"} })
+	before := s.call("alice", "GET", "/v1/jobs/"+string(job.ID), "").body
+	const none = "0199a000-0000-7000-8000-000000000001"
+	for _, r := range s.server.Routes() {
+		if strings.HasPrefix(r.Method, "echo_route") {
+			continue
+		}
+		kind := kindOf(r.Method, r.Path)
+		if kind == "" {
+			t.Errorf("%s %s is not in the matrix of tenants: say in kindOf what another tenant may see of it", r.Method, r.Path)
+			continue
+		}
+		body := bodies[r.Method+" "+r.Path]
+		at := func(id string) string { return strings.NewReplacer(":id", id, ":alloc", "1", "*", "x").Replace(r.Path) }
+		name := r.Method + " " + r.Path
+		switch kind {
+		case ofJob:
+			theirs, missing := s.call("bob", r.Method, at(string(job.ID)), body), s.call("bob", r.Method, at(none), body)
+			if theirs.status != http.StatusNotFound || strings.ReplaceAll(theirs.body, string(job.ID), none) != missing.body {
+				t.Errorf("%s: another tenant's job %d %s, one that is none %d %s", name, theirs.status, theirs.body, missing.status, missing.body)
+			}
+			short := s.call("bob", r.Method, at(string(job.ID)[:30]), body)
+			if short.status != http.StatusNotFound {
+				t.Errorf("%s: by the beginning of its id %d %s", name, short.status, short.body)
+			}
+		case ofTenant, ofMachine:
+			if a := s.call("bob", r.Method, at("m1"), body); a.status != http.StatusOK || strings.Contains(a.body, "alices-secret") || strings.Contains(a.body, string(job.ID)) {
+				t.Errorf("%s: %d %s", name, a.status, clipped(a.body))
+			}
+		case ofSubmit:
+			if a := s.call("bob", r.Method, r.Path, body); a.status >= 300 || strings.Contains(a.body, `"tenant":"a"`) {
+				t.Errorf("%s: %d %s", name, a.status, clipped(a.body))
+			}
+		case ofAdmin, ofAgent:
+			if r.Path == "/agent/v1/join" {
+				continue // needs a join token
+			}
+			if a := s.call("bob", r.Method, at("m1"), `{}`); a.status != http.StatusForbidden || a.problem.Code != "forbidden" {
+				t.Errorf("%s: %d %s, want 403", name, a.status, clipped(a.body))
+			}
+		}
+		if kind == open || r.Path == "/agent/v1/join" {
+			continue
+		}
+		for _, who := range []string{"", "nobody"} {
+			s.tokens["nobody"] = "berth_000000000000_" + strings.Repeat("0", 64)
+			a := s.call(who, r.Method, at(string(job.ID)), body)
+			if a.status != http.StatusUnauthorized || a.problem.Code != "unauthorized" || a.header.Get("WWW-Authenticate") == "" {
+				t.Errorf("%s without a good token: %d %s", name, a.status, clipped(a.body))
+			}
+		}
+		write := r.Method != http.MethodGet && r.Path != "/v1/plans"
+		if a := s.call("viewer", r.Method, at(string(job.ID)), body); kind != ofAgent && kind != ofAdmin && write != (a.status == http.StatusForbidden) {
+			t.Errorf("%s by a viewer: %d %s", name, a.status, clipped(a.body))
+		}
+	}
+	if after := s.call("alice", "GET", "/v1/jobs/"+string(job.ID), "").body; after != before {
+		t.Errorf("others changed alice's job:\n%s\n%s", before, after)
+	}
+}
+
+func TestEveryRouteOfUsersIsDescribed(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	a := s.call("", "GET", "/openapi.json", "")
+	var doc struct {
+		OpenAPI    string
+		Paths      map[string]map[string]json.RawMessage
+		Components struct {
+			Schemas map[string]json.RawMessage
+		}
+	}
+	if err := json.Unmarshal([]byte(a.body), &doc); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(doc.OpenAPI, "3.1") {
+		t.Errorf("the description is of version %q", doc.OpenAPI)
+	}
+	for _, r := range s.server.Routes() {
+		if !strings.HasPrefix(r.Path, "/v1/") || strings.HasPrefix(r.Method, "echo_route") {
+			continue
+		}
+		path := strings.ReplaceAll(r.Path, ":id", "{id}")
+		op, ok := doc.Paths[path][strings.ToLower(r.Method)]
+		if !ok {
+			t.Errorf("%s %s is not described", r.Method, r.Path)
+			continue
+		}
+		for _, want := range []string{`"security"`, `"summary"`, `application/problem+json`, `#/components/schemas/Problem`} {
+			if !strings.Contains(string(op), want) {
+				t.Errorf("the description of %s %s has no %s", r.Method, r.Path, want)
+			}
+		}
+		if r.Method == http.MethodPatch || r.Path == "/v1/jobs" && r.Method == http.MethodPost {
+			if !strings.Contains(string(op), `"requestBody":{"content":{"application/json":{"schema":{"$ref"`) {
+				t.Errorf("the description of %s %s has no body: %s", r.Method, r.Path, op)
+			}
+		}
+	}
+	spec := string(doc.Components.Schemas["JobSpec"])
+	for _, field := range []string{"stop_grace", "resources", "checkpoint", "placement"} {
+		if !strings.Contains(spec, field) {
+			t.Errorf("the schema of a job has no %s: %s", field, spec)
+		}
+	}
+	if strings.Contains(a.body, "ErrorModel") {
+		t.Error("the description tells of errors of another shape")
+	}
+}

@@ -1,0 +1,128 @@
+package api
+
+import (
+	"context"
+	"net/http"
+
+	"berth"
+)
+
+func (s *Server) registerTokens() {
+	const tag = "administration"
+	newToken := s.operation("create-token", http.MethodPost, "/v1/tokens", tag, "Make a token; its secret is shown once")
+	newToken.DefaultStatus = http.StatusCreated
+	registerWithBody[berth.NewToken](s, newToken, s.createToken)
+	register(s, s.operation("list-tokens", http.MethodGet, "/v1/tokens", tag, "List tokens"), s.listTokens)
+	revoke := s.operation("revoke-token", http.MethodDelete, "/v1/tokens/{id}", tag, "Revoke a token")
+	revoke.DefaultStatus = http.StatusNoContent
+	register(s, revoke, s.revokeToken)
+
+	newJoin := s.operation("create-join-token", http.MethodPost, "/v1/join-tokens", tag, "Make a token with which one machine joins, once")
+	newJoin.DefaultStatus = http.StatusCreated
+	registerWithBody[berth.NewJoinToken](s, newJoin, s.createJoinToken)
+	register(s, s.operation("list-join-tokens", http.MethodGet, "/v1/join-tokens", tag, "List join tokens"), s.listJoinTokens)
+	revokeJoin := s.operation("revoke-join-token", http.MethodDelete, "/v1/join-tokens/{id}", tag, "Revoke a join token")
+	revokeJoin.DefaultStatus = http.StatusNoContent
+	register(s, revokeJoin, s.revokeJoinToken)
+
+	register(s, s.operation("list-tenants", http.MethodGet, "/v1/tenants", tag, "List tenants"), s.listTenants)
+}
+
+type idInput struct {
+	ID string `path:"id" maxLength:"64"`
+}
+
+type tokenOutput struct{ Body berth.Token }
+
+func (s *Server) createToken(ctx context.Context, in *Request) (*tokenOutput, error) {
+	var n berth.NewToken
+	faults, err := decode(in.ContentType, in.RawBody, &n)
+	if err != nil {
+		return nil, err
+	}
+	if n.Tenant == "" {
+		n.Tenant = caller(ctx).Tenant
+	}
+	if n.Role == "" {
+		n.Role = berth.RoleUser
+	}
+	if err := invalid(berth.SlugInvalidSpec, faults, n.Validate()); err != nil {
+		return nil, err
+	}
+	t, err := s.DB.CreateToken(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	s.Logger.Info("token made", "token_id", t.ID, "name", t.Name, "tenant", t.Tenant, "role", t.Role, "by", operator(ctx))
+	return &tokenOutput{t}, nil
+}
+
+type tokenListOutput struct{ Body berth.Page[berth.Token] }
+
+func (s *Server) listTokens(ctx context.Context, _ *struct{}) (*tokenListOutput, error) {
+	tokens, err := s.DB.Tokens(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &tokenListOutput{page(tokens, "")}, nil
+}
+
+func (s *Server) revokeToken(ctx context.Context, in *idInput) (*struct{}, error) {
+	// Only admins revoke, so that none who keeps to this locks everybody out.
+	if in.ID == caller(ctx).TokenID {
+		return nil, berth.Errorf(berth.CodeConflict, "token %s is the one this call came with: make another admin's token and revoke it with that", in.ID)
+	}
+	if err := s.DB.RevokeToken(ctx, in.ID); err != nil {
+		return nil, err
+	}
+	s.auth.forget()
+	s.Logger.Info("token revoked", "token_id", in.ID, "by", operator(ctx))
+	return nil, nil
+}
+
+type joinTokenOutput struct{ Body berth.JoinToken }
+
+func (s *Server) createJoinToken(ctx context.Context, in *Request) (*joinTokenOutput, error) {
+	var n berth.NewJoinToken
+	faults, err := decode(in.ContentType, in.RawBody, &n)
+	if err != nil {
+		return nil, err
+	}
+	if err := invalid(berth.SlugInvalidSpec, faults, n.Validate()); err != nil {
+		return nil, err
+	}
+	t, err := s.DB.CreateJoinToken(ctx, n, operator(ctx))
+	if err != nil {
+		return nil, err
+	}
+	s.Logger.Info("join token made", "join_token_id", t.ID, "by", operator(ctx))
+	return &joinTokenOutput{t}, nil
+}
+
+type joinTokenListOutput struct{ Body berth.Page[berth.JoinToken] }
+
+func (s *Server) listJoinTokens(ctx context.Context, _ *struct{}) (*joinTokenListOutput, error) {
+	tokens, err := s.DB.JoinTokens(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &joinTokenListOutput{page(tokens, "")}, nil
+}
+
+func (s *Server) revokeJoinToken(ctx context.Context, in *idInput) (*struct{}, error) {
+	if err := s.DB.RevokeJoinToken(ctx, in.ID); err != nil {
+		return nil, err
+	}
+	s.Logger.Info("join token revoked", "join_token_id", in.ID, "by", operator(ctx))
+	return nil, nil
+}
+
+type tenantListOutput struct{ Body berth.Page[berth.Tenant] }
+
+func (s *Server) listTenants(ctx context.Context, _ *struct{}) (*tenantListOutput, error) {
+	tenants, err := s.DB.Tenants(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &tenantListOutput{page(tenants, "")}, nil
+}

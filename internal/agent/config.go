@@ -1,0 +1,123 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"berth"
+	"berth/activities/node"
+)
+
+// Config is what an agent needs. Server, StateDir, Machine, Runtime and GPUs
+// are required.
+type Config struct {
+	Server    string          // the API's address, such as http://127.0.0.1:7070
+	JoinToken string          // needed once; later the machine's own token is in StateDir
+	StateDir  string          // absolute after Run has begun; belongs to this agent alone
+	Machine   berth.MachineID // the name it joins under
+
+	Region, Site, Pool, Address string
+	Labels                      map[string]string
+	Capacity                    berth.Capacity // fields above 0 override what the engine reports
+
+	// HostBoot identifies the boot of the host; "" reads the kernel's. Two
+	// machines played on one host need different ones.
+	HostBoot string
+	Version  string
+
+	Fence Fence // of at_most_one work; the zero value takes none
+
+	Runtime node.Runtime
+	GPUs    node.GPUs
+	Logger  *slog.Logger // nil: discard
+
+	// Work serves the machine's task queue until ctx ends. It is started again
+	// when it fails: neither the session nor the containers need it. nil: none.
+	Work func(ctx context.Context, machine berth.MachineID, a *node.Activities) error
+
+	Timing Timing
+}
+
+// Timing are the agent's intervals; zero fields mean the defaults. Tests shorten
+// them.
+type Timing struct {
+	PollWait        time.Duration // long poll for orders
+	RetryMin        time.Duration // first wait after a failed call
+	RetryMax        time.Duration
+	LogFirst        time.Duration // after silence, how long a line waits for others
+	LogEvery        time.Duration // then, how often a log is sent
+	CheckpointPoll  time.Duration
+	ProgressPoll    time.Duration
+	HealthPoll      time.Duration // of the GPUs
+	SealTogether    time.Duration // how long an exit waits to be reported together with its seal
+	RestorePatience time.Duration // with a store that does not answer, before a restore fails
+	UploadPatience  time.Duration // with a store that refuses, before a seal goes without
+	EnginePatience  time.Duration // with an engine that does not create or start
+	PullPause       time.Duration // before an image is asked for again, the first time; then doubled
+	PreparePatience time.Duration // with an image and a checkpoint, before the rank goes elsewhere
+	RefusedPause    time.Duration // before a report that the server could not store is sent again
+}
+
+func (t Timing) withDefaults() Timing {
+	set := func(d *time.Duration, v time.Duration) { *d = cmp.Or(*d, v) }
+	set(&t.PollWait, berth.SyncWait)
+	set(&t.RetryMin, 100*time.Millisecond)
+	set(&t.RetryMax, 5*time.Second)
+	set(&t.LogFirst, 150*time.Millisecond)
+	set(&t.LogEvery, time.Second)
+	set(&t.CheckpointPoll, 500*time.Millisecond)
+	set(&t.ProgressPoll, time.Second)
+	set(&t.HealthPoll, 10*time.Second)
+	set(&t.SealTogether, 50*time.Millisecond)
+	set(&t.RestorePatience, 2*time.Minute)
+	set(&t.UploadPatience, 10*time.Minute)
+	set(&t.EnginePatience, 30*time.Second)
+	set(&t.PullPause, time.Second)
+	set(&t.PreparePatience, time.Hour)
+	set(&t.RefusedPause, time.Minute)
+	return t
+}
+
+// bootIDFile is where Linux tells which boot this is.
+const bootIDFile = "/proc/sys/kernel/random/boot_id"
+
+// complete checks the configuration and fills in defaults.
+func (c Config) complete() (Config, error) {
+	u, err := url.Parse(c.Server)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return c, fmt.Errorf("server %q: want an address such as http://127.0.0.1:7070", c.Server)
+	}
+	c.Server = strings.TrimSuffix(c.Server, "/")
+	if _, err := berth.ParseMachineID(string(c.Machine)); err != nil {
+		return c, err
+	}
+	if c.Runtime == nil || c.GPUs == nil {
+		return c, errors.New("agent: Runtime and GPUs are required")
+	}
+	if c.StateDir == "" {
+		return c, errors.New("agent: a state folder is required")
+	}
+	if c.StateDir, err = filepath.Abs(c.StateDir); err != nil {
+		return c, err
+	}
+	if c.HostBoot == "" {
+		b, err := os.ReadFile(bootIDFile)
+		if err != nil {
+			return c, fmt.Errorf("read boot id: %w", err)
+		}
+		c.HostBoot = strings.TrimSpace(string(b))
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	c.Timing = c.Timing.withDefaults()
+	return c, nil
+}

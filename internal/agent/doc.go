@@ -1,0 +1,19 @@
+// Package agent is what runs on every machine: it keeps the machine's session
+// with the control plane, owns the containers of the ranks placed there, and
+// stores what they leave behind: their ends, logs and checkpoints.
+//
+// It decides nothing about placement, links no database driver, and holds no
+// credential but the machine's own token. It touches only containers that carry
+// its cluster's and its machine's labels, so several agents may share one
+// engine.
+//
+// The one rule to know: nothing but an order, a limit of the job itself or a
+// verdict of the control plane ends a container. A control plane that cannot be
+// reached, a waiter that is canceled and an agent that stops leave containers
+// alone; the next agent process adopts them.
+//
+//	orders  <- sync (long poll) <- control plane -> sync (reports) <- ranks
+//
+//	rank: claim -> pull -> restore -> create -> prepared -> (start) -> running
+//	           -> exited -> seal (log, checkpoints) -> sealed -> (forget) -> gone
+package agent

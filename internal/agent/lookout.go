@@ -1,0 +1,180 @@
+package agent
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+	"unicode/utf8"
+
+	"berth"
+)
+
+// lookout reads the signs of life of a running container: what it says of its
+// progress, and for stall_timeout also its log, checkpoints and CPU use.
+type lookout struct {
+	r     *rank
+	stamp time.Time // of the progress file as last read
+	size  int64
+
+	last    time.Time // of the last sign
+	lines   int64
+	newest  int64
+	cpu     time.Duration
+	cpuFile string
+}
+
+const (
+	progressFile   = ".berth/progress"
+	maxProgress    = 64 << 10
+	maxMessage     = 1 << 10
+	progressReport = 2 * time.Second // at most one report in this time
+)
+
+func newLookout(r *rank) *lookout {
+	return &lookout{r: r, last: time.Now()}
+}
+
+// readProgress looks whether the job has rewritten its progress file.
+func (l *lookout) readProgress() {
+	info, err := l.r.scratch.workspace.Stat(progressFile)
+	if err != nil || info.ModTime().Equal(l.stamp) && info.Size() == l.size {
+		return
+	}
+	l.stamp, l.size = info.ModTime(), info.Size()
+	b, err := readRegular(l.r.scratch.workspace, progressFile, maxProgress)
+	var p berth.Progress
+	if err != nil || json.Unmarshal(b, &p) != nil {
+		l.stamp = time.Time{} // it is being written; look again
+		return
+	}
+	p.At = plausible(info.ModTime(), time.Now()).UTC()
+	if len(p.Message) > maxMessage {
+		p.Message = p.Message[:maxMessage]
+	}
+	p.Message = strings.ToValidUTF8(strings.ReplaceAll(p.Message, "\x00", ""), string(utf8.RuneError))
+	if was := l.r.told(); was != nil && was.Step == p.Step && was.Total == p.Total && was.Message == p.Message {
+		return
+	}
+	l.last = time.Now()
+	l.r.tell(progressReport, func(report *berth.RankReport) { report.Progress = &p })
+}
+
+// plausible is a file's time if it can be true. A container may set any, even
+// one that JSON cannot hold.
+func plausible(at, now time.Time) time.Time {
+	if at.After(now) || at.Before(time.Unix(0, 0)) {
+		return now
+	}
+	return at
+}
+
+// readRegular reads a file that a container may have put there: nothing but a
+// regular file inside the root, and no more than limit bytes.
+func readRegular(root *os.Root, name string, limit int64) ([]byte, error) {
+	f, err := openRegular(root, name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if int64(len(b)) > limit {
+		return nil, fmt.Errorf("%s is longer than %d bytes", name, limit)
+	}
+	return b, err
+}
+
+// openRegular never blocks: opening a named pipe would, without O_NONBLOCK.
+func openRegular(root *os.Root, name string) (*os.File, error) {
+	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no regular file", name)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// quietFor is how long there has been no sign of life. A sign counts from when
+// it was seen.
+func (l *lookout) quietFor(now time.Time) time.Duration {
+	if lines := l.r.shipper.lines.Load(); lines != l.lines {
+		l.lines, l.last = lines, now
+	}
+	if l.r.keeper != nil {
+		if newest := l.r.keeper.newest(); newest != l.newest {
+			l.newest, l.last = newest, now
+		}
+	}
+	// A hundredth of a core over the time looked at is no idle process.
+	if cpu, ok := l.cpuUse(); ok && cpu-l.cpu > max(now.Sub(l.last)/100, 10*time.Millisecond) {
+		l.cpu, l.last = cpu, now
+	}
+	return now.Sub(l.last)
+}
+
+// cpuUse is the CPU time that the container has used, by its control group; not
+// known for engines without one.
+func (l *lookout) cpuUse() (time.Duration, bool) {
+	if l.cpuFile == "" {
+		l.cpuFile = l.findCPU()
+	}
+	b, err := os.ReadFile(l.cpuFile)
+	if err != nil {
+		return 0, false
+	}
+	text := string(b)
+	if rest, ok := strings.CutPrefix(text, "usage_usec "); ok { // version 2
+		line, _, _ := strings.Cut(rest, "\n")
+		n, err := strconv.ParseInt(line, 10, 64)
+		return time.Duration(n) * time.Microsecond, err == nil
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
+	return time.Duration(n), err == nil
+}
+
+const noFile = "/nonexistent"
+
+func (l *lookout) findCPU() string {
+	c, err := l.r.runtime().Inspect(l.r.ctx, l.r.name())
+	if err != nil {
+		return ""
+	}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", c.PID))
+	if err != nil {
+		return noFile
+	}
+	for line := range strings.Lines(string(b)) {
+		part := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		switch {
+		case len(part) != 3:
+		case part[0] == "0" && part[1] == "":
+			if f := path.Join("/sys/fs/cgroup", part[2], "cpu.stat"); exists(f) {
+				return f
+			}
+		case strings.Contains(","+part[1]+",", ",cpuacct,"):
+			for _, mount := range []string{part[1], "cpuacct", "cpu,cpuacct"} {
+				if f := path.Join("/sys/fs/cgroup", mount, part[2], "cpuacct.usage"); exists(f) {
+					return f
+				}
+			}
+		}
+	}
+	return noFile
+}
+
+func exists(file string) bool {
+	_, err := os.Stat(file)
+	return err == nil
+}

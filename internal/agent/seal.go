@@ -1,0 +1,51 @@
+package agent
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"berth"
+	"berth/internal/failpoint"
+)
+
+// seal reports how the rank ended and stores what it leaves behind. An exit
+// that is quickly sealed is told together with its seal; otherwise it is told
+// first, because it sets the devices free.
+func (r *rank) seal(x berth.Exit) error {
+	_ = failpoint.Hit("agent.exit.before")
+	r.log.Info("rank ended", "cause", x.Cause, "code", x.Code, "oom_killed", x.OOMKilled)
+	r.ended.Store(true)
+	stored := make(chan struct{})
+	go func() {
+		defer close(stored)
+		r.storeRest()
+	}()
+	together := time.NewTimer(r.timing().SealTogether)
+	defer together.Stop()
+	select {
+	case <-stored:
+	case <-together.C:
+		r.tell(0, func(p *berth.RankReport) { p.Phase, p.Exit = berth.PhaseExited, &x })
+		<-stored // ends with the rank
+	}
+	if r.ctx.Err() != nil {
+		return context.Cause(r.ctx)
+	}
+	_ = failpoint.Hit("agent.seal.before")
+	r.tell(0, func(p *berth.RankReport) { p.Phase, p.Exit = berth.PhaseSealed, &x })
+	return nil
+}
+
+// storeRest waits for the log and the checkpoints.
+func (r *rank) storeRest() {
+	if r.shipper == nil {
+		return
+	}
+	var rest sync.WaitGroup
+	rest.Go(func() { r.shipper.finish(r.ctx) })
+	if r.keeper != nil {
+		rest.Go(func() { r.keeper.finish(r.ctx) })
+	}
+	rest.Wait()
+}

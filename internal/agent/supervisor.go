@@ -1,0 +1,499 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"berth"
+	"berth/activities/node"
+)
+
+// Supervisor owns the containers of this machine: one rank each, from claim to
+// gone. It outlives sessions and task queues. All methods may be called
+// concurrently.
+type Supervisor struct {
+	cfg     Config
+	log     *slog.Logger
+	control *control
+	fence   *fence
+	ctx     context.Context // ends when the agent stops; containers stay
+	stop    context.CancelCauseFunc
+	all     sync.WaitGroup // one for each rank
+
+	adopted     chan struct{} // closed when the first session's verdict is carried out
+	adoptedOnce sync.Once
+
+	mu    sync.Mutex
+	ranks map[berth.AllocationID]*rank
+	gone  map[berth.AllocationID]bool // confirmed gone here, to be told
+	// Containers by name that the server knows nothing of: watched, and left.
+	quarantine map[berth.AllocationID]string
+	engine     node.RuntimeInfo
+
+	gpus      map[string]berth.GPU // as last seen, by UUID
+	gpusDirty bool
+
+	wake chan struct{} // a report is, or will be, due
+}
+
+var _ node.Supervisor = (*Supervisor)(nil)
+
+func newSupervisor(cfg Config, c *control, f *fence, log *slog.Logger) *Supervisor {
+	ctx, stop := context.WithCancelCause(context.Background())
+	return &Supervisor{
+		cfg: cfg, log: log, control: c, fence: f, ctx: ctx, stop: stop,
+		adopted: make(chan struct{}),
+		ranks:   map[berth.AllocationID]*rank{},
+		gone:    map[berth.AllocationID]bool{},
+		gpus:    map[string]berth.GPU{},
+		wake:    make(chan struct{}, 1),
+	}
+}
+
+// close lets go of every container and waits for the ranks' goroutines.
+func (s *Supervisor) close() {
+	s.stop(errAgentStops)
+	s.all.Wait()
+}
+
+func (s *Supervisor) waitAdopted(ctx context.Context) error {
+	select {
+	case <-s.adopted:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Ensure takes up the work of an allocation, unless it has it already.
+func (s *Supervisor) Ensure(ctx context.Context, req berth.RunRequest) error {
+	if err := s.waitAdopted(ctx); err != nil {
+		return err
+	}
+	s.takeUp([]berth.RunRequest{req})
+	return nil
+}
+
+// takeUp begins the work that is not here yet.
+func (s *Supervisor) takeUp(work []berth.RunRequest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, req := range work {
+		if s.ranks[req.Alloc] == nil {
+			s.start(newRank(s, req.Alloc, req.Job, 0, req.Attempt))
+		}
+	}
+}
+
+// Wait blocks until the rank's end is on record, or until it turns out not to
+// be this machine's work.
+func (s *Supervisor) Wait(ctx context.Context, alloc berth.AllocationID) (berth.RunResult, error) {
+	s.mu.Lock()
+	r := s.ranks[alloc]
+	s.mu.Unlock()
+	if r == nil {
+		return berth.RunResult{}, nil
+	}
+	defer r.await()()
+	select {
+	case <-r.sealed:
+	case <-r.ctx.Done():
+	case <-ctx.Done():
+		return berth.RunResult{}, ctx.Err()
+	}
+	select {
+	case <-r.sealed:
+		return r.result(), nil
+	default:
+	}
+	if s.ctx.Err() != nil {
+		return berth.RunResult{}, context.Cause(s.ctx)
+	}
+	return berth.RunResult{}, nil // not ours any more
+}
+
+// Progress tells where a rank stands.
+func (s *Supervisor) Progress(alloc berth.AllocationID) berth.RunProgress {
+	s.mu.Lock()
+	r := s.ranks[alloc]
+	s.mu.Unlock()
+	if r == nil {
+		return berth.RunProgress{}
+	}
+	return r.progress()
+}
+
+// start runs a rank; s.mu is held.
+func (s *Supervisor) start(r *rank) {
+	s.ranks[r.alloc] = r
+	s.all.Go(func() { r.run() })
+}
+
+// finished takes a rank off the books: nothing of it is left here.
+func (s *Supervisor) finished(r *rank) {
+	s.mu.Lock()
+	delete(s.ranks, r.alloc)
+	s.gone[r.alloc] = true
+	s.mu.Unlock()
+	s.poke()
+}
+
+// findContainers lists what carries our labels.
+func (s *Supervisor) findContainers(ctx context.Context) ([]node.Container, error) {
+	return s.cfg.Runtime.List(ctx, map[string]string{
+		berth.LabelCluster: s.control.clusterID(),
+		berth.LabelMachine: string(s.cfg.Machine),
+	})
+}
+
+// seen is the full list for a registration: what the engine has, and what this
+// process is about to make. What is not claimed yet will be, or not, on the new
+// session's terms.
+func (s *Supervisor) seen(found []node.Container) []berth.ContainerSeen {
+	list := make([]berth.ContainerSeen, 0, len(found))
+	listed := map[berth.AllocationID]bool{}
+	for _, c := range found {
+		if seen, ok := readLabels(c); ok && !listed[seen.Alloc] {
+			listed[seen.Alloc] = true
+			list = append(list, seen)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, r := range s.ranks {
+		if p, _, _ := r.present(); !listed[id] && p.Phase != berth.PhaseNone {
+			list = append(list, berth.ContainerSeen{Alloc: id, Job: r.job, Rank: p.Rank, Attempt: r.attempt})
+		}
+	}
+	return list
+}
+
+func readLabels(c node.Container) (berth.ContainerSeen, bool) {
+	alloc, err1 := strconv.ParseInt(c.Labels[berth.LabelAlloc], 10, 64)
+	number, err2 := strconv.Atoi(c.Labels[berth.LabelRank])
+	attempt, err3 := strconv.Atoi(c.Labels[berth.LabelAttempt])
+	job, err4 := berth.ParseJobID(c.Labels[berth.LabelJob])
+	ok := err1 == nil && err2 == nil && err3 == nil && err4 == nil
+	return berth.ContainerSeen{
+		Alloc: berth.AllocationID(alloc), Job: job, Rank: number, Attempt: attempt,
+		Running: c.State == node.ContainerRunning,
+	}, ok
+}
+
+// adopt carries out a registration's verdict: what must go is killed, the rest
+// is watched.
+func (s *Supervisor) adopt(found []node.Container, kill, quarantine []berth.AllocationID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.quarantine = map[berth.AllocationID]string{}
+	condemned := map[berth.AllocationID]bool{}
+	for _, id := range kill {
+		condemned[id] = true
+		if r := s.ranks[id]; r != nil {
+			r.abandon()
+		}
+	}
+	for _, c := range found {
+		seen, ok := readLabels(c)
+		if !ok {
+			s.log.Error("a container carries our labels but names no work; it is left alone", "container", c.Name)
+			continue
+		}
+		if s.ranks[seen.Alloc] != nil {
+			continue
+		}
+		if slices.Contains(quarantine, seen.Alloc) {
+			s.log.Error("the server knows nothing of a container; it runs on and is left alone", "container", c.Name)
+			s.quarantine[seen.Alloc] = c.Name
+			continue
+		}
+		r := newRank(s, seen.Alloc, seen.Job, seen.Rank, seen.Attempt)
+		r.adopts, r.named = true, true
+		if condemned[seen.Alloc] {
+			s.log.Warn("container is nobody's work any more and goes", "container", c.Name)
+			r.abandon()
+		} else {
+			s.log.Info("container adopted", "container", c.Name, "state", c.State)
+		}
+		s.start(r)
+	}
+	s.adoptedOnce.Do(func() { close(s.adopted) })
+}
+
+// order passes orders on to the ranks that are here.
+func (s *Supervisor) order(set []berth.Assignment) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, a := range set {
+		if r := s.ranks[a.Alloc]; r != nil {
+			r.order(a)
+		}
+	}
+}
+
+// assign takes the machine's full set of assignments.
+func (s *Supervisor) assign(set []berth.Assignment) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, a := range set {
+		if r := s.ranks[a.Alloc]; r != nil {
+			r.order(a)
+			continue
+		}
+		if s.gone[a.Alloc] || !begins(a) {
+			continue
+		}
+		r := newRank(s, a.Alloc, a.Job, a.Rank, a.Attempt)
+		r.adopts, r.named = true, true
+		switch {
+		case a.State == berth.AllocReserved:
+			r.withdrawn = true
+		case a.State == berth.AllocOrphaned, a.State == berth.AllocReleased, a.Orders.Forget:
+			r.abandon()
+		}
+		r.order(a)
+		s.start(r)
+	}
+}
+
+// begins reports whether an assignment that has no rank here asks for one.
+func begins(a berth.Assignment) bool {
+	switch a.State {
+	case berth.AllocReserved: // else its waiter comes by the task queue
+		return stops(a.Orders)
+	case berth.AllocActive, berth.AllocExited:
+		return true // an earlier process claimed it; with or without a container, it is ours
+	case berth.AllocOrphaned, berth.AllocReleased:
+		return a.Orders.Forget || a.Orders.Kill
+	case berth.AllocKept:
+		return false
+	default:
+		return false // a newer server's
+	}
+}
+
+// refuse drops ranks whose reports the server does not take any more.
+func (s *Supervisor) refuse(stale []berth.AllocationID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range stale {
+		if r := s.ranks[id]; r != nil {
+			r.log.Warn("rank is not current any more and goes")
+			r.abandon()
+		}
+	}
+}
+
+// stops reports whether the orders end a rank.
+func stops(o berth.Orders) bool { return o.Stop || o.Kill || o.Checkpoint }
+
+func (s *Supervisor) noteEngine(info node.RuntimeInfo) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.engine = info
+}
+
+// keepsContainers reports whether containers outlive the engine.
+func (s *Supervisor) keepsContainers() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.engine.LiveRestore
+}
+
+func (s *Supervisor) noteGPUs(gpus []berth.GPU) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, g := range gpus {
+		s.gpus[g.UUID] = g
+	}
+}
+
+// deviceFault says what is wrong with the first of these devices that is not
+// healthy, "" if all are.
+func (s *Supervisor) deviceFault(uuids []string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range uuids {
+		if g, ok := s.gpus[id]; ok && !g.Healthy {
+			return "GPU " + id + ": " + g.Reason
+		}
+	}
+	return ""
+}
+
+// watchGPUs reports changes of the devices' health at once and tells the ranks
+// that use them.
+func (s *Supervisor) watchGPUs(ctx context.Context) {
+	tick := time.NewTicker(s.cfg.Timing.HealthPoll)
+	defer tick.Stop()
+	var changes <-chan struct{} // nil: never
+	if g, ok := s.cfg.GPUs.(interface{ Changes() <-chan struct{} }); ok {
+		changes = g.Changes()
+	}
+	for {
+		select {
+		case <-tick.C:
+		case <-changes:
+		case <-ctx.Done():
+			return
+		}
+		gpus, err := s.cfg.GPUs.Devices(ctx)
+		if err != nil {
+			s.log.Warn("GPUs not listed", "err", err)
+			continue
+		}
+		if s.changedGPUs(gpus) {
+			s.poke()
+		}
+	}
+}
+
+func (s *Supervisor) changedGPUs(gpus []berth.GPU) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := map[string]bool{}
+	changed := false
+	for _, g := range gpus {
+		now[g.UUID] = true
+		was, known := s.gpus[g.UUID]
+		if known && (was.Healthy != g.Healthy || was.Reason != g.Reason) {
+			changed = true
+			s.log.Warn("GPU changed its health", "gpu", g.UUID, "healthy", g.Healthy, "reason", g.Reason)
+		}
+		s.gpus[g.UUID] = g
+	}
+	for id, g := range s.gpus {
+		if !now[id] && g.Healthy {
+			g.Healthy, g.Reason = false, "the driver does not list it any more"
+			s.gpus[id] = g
+			changed = true
+			s.log.Error("GPU vanished", "gpu", id)
+		}
+	}
+	if !changed {
+		return false
+	}
+	s.gpusDirty = true
+	for _, r := range s.ranks {
+		r.nudge()
+	}
+	return true
+}
+
+// poke wakes the reporter.
+func (s *Supervisor) poke() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// batch is what one call reports.
+type batch struct {
+	reports  []berth.RankReport
+	versions []int64
+	gone     []berth.AllocationID
+	gpus     []berth.GPU
+}
+
+// maxReports bounds one call.
+const maxReports = 256
+
+// nextReports waits until something is due and returns it all.
+func (s *Supervisor) nextReports(ctx context.Context) (batch, error) {
+	for {
+		b, due := s.collect(time.Now())
+		if len(b.reports)+len(b.gone)+len(b.gpus) > 0 {
+			return b, nil
+		}
+		wait := time.Minute
+		if !due.IsZero() {
+			wait = time.Until(due)
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-s.wake:
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return batch{}, ctx.Err()
+		}
+		timer.Stop()
+	}
+}
+
+// collect takes what is due now, and tells when the next report will be.
+func (s *Supervisor) collect(now time.Time) (b batch, due time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.ranks {
+		report, version, at := r.present()
+		switch {
+		case at.IsZero():
+		case at.After(now):
+			if due.IsZero() || at.Before(due) {
+				due = at
+			}
+		case len(b.reports) < maxReports:
+			b.reports = append(b.reports, report)
+			b.versions = append(b.versions, version)
+		}
+	}
+	for id := range s.gone {
+		b.gone = append(b.gone, id)
+	}
+	if s.gpusDirty {
+		for _, g := range s.gpus {
+			b.gpus = append(b.gpus, g)
+		}
+		s.gpusDirty = false
+	}
+	return b, due
+}
+
+// delivered notes what the server has taken. What its database refuses is told
+// again after a while, or when there is something else to tell: it holds up no
+// other rank.
+func (s *Supervisor) delivered(b batch, refused []berth.Refused) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	no := map[berth.AllocationID]bool{}
+	for _, f := range refused {
+		no[f.Alloc] = true
+		s.log.Error("the server cannot store a report", "alloc", f.Alloc, "why", f.Detail)
+	}
+	for i, p := range b.reports {
+		switch r := s.ranks[p.Alloc]; {
+		case r == nil:
+		case no[p.Alloc]:
+			r.postpone(s.cfg.Timing.RefusedPause)
+		default:
+			r.reported(p, b.versions[i])
+		}
+	}
+	for _, id := range b.gone {
+		delete(s.gone, id)
+	}
+}
+
+// undelivered keeps what has no version of its own; reports stay due.
+func (s *Supervisor) undelivered(b batch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gpusDirty = s.gpusDirty || len(b.gpus) > 0
+}
+
+// reportAgain makes every rank's present state due: a new session may know less
+// than the one before.
+func (s *Supervisor) reportAgain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.ranks {
+		r.reportAgain()
+	}
+	s.poke()
+}

@@ -1,0 +1,220 @@
+package check
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"berth"
+	"berth/db/history"
+)
+
+// Options say how strictly a history is judged. The zero value is for a
+// database that is at work.
+type Options struct {
+	// Settled also demands that everything has come to its end (invariant 20).
+	Settled bool
+	// Skew is by how much clocks may differ or step: of the database against
+	// itself, and of machines against it. 0: 2 s.
+	Skew time.Duration
+	// Patience is added to every budget of time within which a job must make
+	// progress. 0: 10 min; negative: none.
+	Patience time.Duration
+	// Since leaves out what had ended by then. Zero: nothing.
+	Since time.Time
+}
+
+func (o Options) withDefaults() Options {
+	if o.Skew == 0 {
+		o.Skew = 2 * time.Second
+	}
+	switch {
+	case o.Patience == 0:
+		o.Patience = 10 * time.Minute
+	case o.Patience < 0:
+		o.Patience = 0
+	}
+	return o
+}
+
+// Breach is a promise that was not kept.
+type Breach struct {
+	Invariant int               `json:"invariant"`
+	Sentence  string            `json:"sentence"` // of the invariant
+	Job       berth.JobID       `json:"job,omitempty"`
+	Attempt   int               `json:"attempt,omitempty"`
+	Machine   berth.MachineID   `json:"machine,omitempty"`
+	Detail    string            `json:"detail"` // what happened
+	Rows      []json.RawMessage `json:"rows,omitempty"`
+}
+
+// String is the breach on one line.
+func (b Breach) String() string {
+	s := fmt.Sprintf("invariant %d: %s", b.Invariant, b.Detail)
+	if b.Job != "" {
+		s += fmt.Sprintf(" (job %s", b.Job)
+		if b.Attempt > 0 {
+			s += fmt.Sprintf(", attempt %d", b.Attempt)
+		}
+		s += ")"
+	}
+	if b.Machine != "" {
+		s += fmt.Sprintf(" (machine %s)", b.Machine)
+	}
+	return s
+}
+
+// Invariant is one promise and how it is checked. A function is nil where the
+// promise says nothing of such a thing.
+type Invariant struct {
+	Number   int
+	Sentence string
+	Reads    string // the rows it is judged by, for people
+
+	job     func(*jobCase)
+	machine func(*machineCase)
+	cluster func(*clusterCase)
+}
+
+// History is a whole history in memory.
+type History struct {
+	Cluster    history.Cluster
+	Jobs       []history.Job
+	Machines   []history.Machine
+	Containers []ContainerEvent // of every machine, in any order
+	Accepted   []Accepted
+	// Missing are jobs that containers or accepted submits name, and that have
+	// no row, not even in the archive.
+	Missing []berth.JobID
+}
+
+// Accepted is a submit that a client saw accepted.
+type Accepted struct {
+	Tenant berth.TenantID `json:"tenant"`
+	Key    string         `json:"key,omitempty"` // its idempotency key
+	Job    berth.JobID    `json:"job"`
+}
+
+// Verify returns every breach of the history, in the order of jobs, machines,
+// and what concerns neither.
+func Verify(h History, o Options) []Breach {
+	v := newVerifier(h.Cluster, h.Containers, h.Accepted, o)
+	for _, j := range h.Jobs {
+		v.job(j)
+	}
+	for _, m := range h.Machines {
+		v.machine(m)
+	}
+	v.finish(h.Missing)
+	return v.breaches
+}
+
+// verifier applies the invariants to one thing after the other.
+type verifier struct {
+	o          Options
+	now        time.Time
+	clusterRow history.Cluster
+	lives      map[berth.JobID][]life
+	accepted   []Accepted
+	breaches   []Breach
+}
+
+func newVerifier(c history.Cluster, events []ContainerEvent, accepted []Accepted, o Options) *verifier {
+	return &verifier{o: o.withDefaults(), now: c.ReadAt, clusterRow: c, lives: livesOf(c.ID, events), accepted: accepted}
+}
+
+func (v *verifier) job(j history.Job) {
+	for _, i := range Invariants {
+		if i.job != nil {
+			i.job(&jobCase{caseOf: caseOf{v: v, invariant: i, job: j.ID}, j: j, lives: v.lives[j.ID]})
+		}
+	}
+}
+
+func (v *verifier) machine(m history.Machine) {
+	for _, i := range Invariants {
+		if i.machine != nil {
+			i.machine(&machineCase{caseOf: caseOf{v: v, invariant: i, machine: m.ID}, m: m})
+		}
+	}
+}
+
+func (v *verifier) finish(missing []berth.JobID) {
+	for _, i := range Invariants {
+		if i.cluster != nil {
+			i.cluster(&clusterCase{caseOf: caseOf{v: v, invariant: i}, c: v.clusterRow, lives: v.lives, accepted: v.accepted, missing: missing})
+		}
+	}
+}
+
+// caseOf is an invariant before one thing that it is to hold for.
+type caseOf struct {
+	v         *verifier
+	invariant Invariant
+	job       berth.JobID
+	machine   berth.MachineID
+}
+
+type jobCase struct {
+	caseOf
+	j     history.Job
+	lives []life // of its containers, on every machine that was watched
+}
+
+type machineCase struct {
+	caseOf
+	m history.Machine
+}
+
+type clusterCase struct {
+	caseOf
+	c        history.Cluster
+	lives    map[berth.JobID][]life
+	accepted []Accepted
+	missing  []berth.JobID
+}
+
+// breach records that the invariant does not hold, with the rows that show it.
+func (c *caseOf) breach(rows []any, format string, args ...any) *Breach {
+	b := Breach{Invariant: c.invariant.Number, Sentence: c.invariant.Sentence, Job: c.job, Machine: c.machine, Detail: fmt.Sprintf(format, args...)}
+	for _, r := range rows {
+		doc, err := json.Marshal(r)
+		if err != nil {
+			panic("record does not marshal: " + err.Error())
+		}
+		b.Rows = append(b.Rows, doc)
+	}
+	c.v.breaches = append(c.v.breaches, b)
+	return &c.v.breaches[len(c.v.breaches)-1]
+}
+
+// of is a breach that concerns one allocation.
+func (c *caseOf) of(a history.Allocation, rows []any, format string, args ...any) {
+	b := c.breach(rows, format, args...)
+	b.Job, b.Attempt, b.Machine = a.Job, a.Attempt, a.Machine
+}
+
+// rows are the proof of a breach.
+func rows(r ...any) []any { return r }
+
+// states are the job's changes of state, in order.
+func (c *jobCase) states() []history.Event {
+	var list []history.Event
+	for _, e := range c.j.Events {
+		if e.Kind == berth.EventState {
+			list = append(list, e)
+		}
+	}
+	return list
+}
+
+// ranks are the allocations of one attempt.
+func (c *jobCase) ranks(attempt int) []history.Allocation {
+	var list []history.Allocation
+	for _, a := range c.j.Allocations {
+		if a.Attempt == attempt {
+			list = append(list, a)
+		}
+	}
+	return list
+}

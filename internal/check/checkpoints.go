@@ -1,0 +1,99 @@
+package check
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"berth"
+	"berth/db/history"
+)
+
+func resumesFromVerified(c *jobCase) {
+	for _, t := range c.j.Attempts {
+		c.resumed(t)
+	}
+	for _, p := range c.j.Checkpoints {
+		switch {
+		case p.State == berth.CheckpointVerified && !p.Whole():
+			c.breach(rows(p), "step %d of attempt %d counts as verified with %d shards of %d", p.Step, p.Attempt, p.Shards, p.Ranks)
+		case p.State == berth.CheckpointBad && !c.says(berth.EventCheckpointRejected, fmt.Sprintf("step %d of attempt %d:", p.Step, p.Attempt)):
+			c.breach(rows(p), "step %d of attempt %d was rejected without an event", p.Step, p.Attempt)
+		}
+	}
+}
+
+func (c *jobCase) says(kind berth.EventKind, prefix string) bool {
+	return slices.ContainsFunc(c.j.Events, func(e history.Event) bool { return e.Kind == kind && strings.HasPrefix(e.Detail, prefix) })
+}
+
+// resumed judges where an attempt began.
+func (c *jobCase) resumed(t history.Attempt) {
+	begun := int64(-1)
+	if t.ResumeFrom != nil {
+		begun = *t.ResumeFrom
+	}
+	found := begun < 0
+	for _, p := range c.j.Checkpoints {
+		if p.Attempt >= t.Attempt || !p.Whole() {
+			continue
+		}
+		found = found || p.Step == begun
+		if p.Step > begun && p.State != berth.CheckpointBad && p.FailedRestores == 0 {
+			what := fmt.Sprintf("resumed from step %d", begun)
+			if begun < 0 {
+				what = "began from nothing"
+			}
+			c.breach(rows(t, p), "attempt %d %s, although step %d of attempt %d was verified and never rejected", t.Attempt, what, p.Step, p.Attempt).Attempt = t.Attempt
+		}
+	}
+	if !found {
+		c.breach(rows(t), "attempt %d resumed from step %d, and no earlier attempt has a whole checkpoint of it", t.Attempt, begun).Attempt = t.Attempt
+	}
+}
+
+// never are budgets that an outcome must not be charged to, whatever else the
+// classification weighs.
+var never = map[berth.ReasonCode][]berth.Budget{
+	berth.ReasonMachineLost:      {berth.BudgetUser},
+	berth.ReasonMachineError:     {berth.BudgetUser},
+	berth.ReasonImageUnavailable: {berth.BudgetUser},
+	berth.ReasonGPUError:         {berth.BudgetUser},
+	berth.ReasonUnclaimed:        {berth.BudgetUser},
+	berth.ReasonPreempted:        {berth.BudgetUser, berth.BudgetInfra},
+	berth.ReasonDrained:          {berth.BudgetUser, berth.BudgetInfra},
+	berth.ReasonCanceledByUser:   {berth.BudgetUser, berth.BudgetInfra},
+	berth.ReasonOOM:              {berth.BudgetInfra, berth.BudgetNone},
+	berth.ReasonTimeLimit:        {berth.BudgetInfra, berth.BudgetNone},
+	berth.ReasonImageNotFound:    {berth.BudgetInfra, berth.BudgetNone},
+}
+
+func budgetsAddUp(c *jobCase) {
+	failures, losses := 0, 0
+	for _, t := range c.j.Attempts {
+		if t.NextState != "" && t.Budget == "" {
+			return // from before budgets were recorded
+		}
+		switch t.Budget {
+		case berth.BudgetUser:
+			failures++
+		case berth.BudgetInfra:
+			losses++
+		case berth.BudgetNone, "":
+		default:
+			c.breach(rows(t), "attempt %d was charged to %q", t.Attempt, t.Budget)
+		}
+		if t.Outcome != nil && slices.Contains(never[t.Outcome.Code], t.Budget) {
+			c.breach(rows(t), "attempt %d ended as %s and was charged to %s", t.Attempt, t.Outcome.Code, t.Budget).Attempt = t.Attempt
+		}
+	}
+	if failures != c.j.Failures {
+		c.breach(nil, "%d attempts were charged to the user, and the job counts %d", failures, c.j.Failures)
+	}
+	if c.j.Losses > losses {
+		c.breach(nil, "%d attempts were charged to infrastructure, and the job counts %d", losses, c.j.Losses)
+	}
+	if c.j.Losses > berth.MaxInfraLosses {
+		c.breach(nil, "infrastructure spoiled %d attempts since the last checkpoint; allowed are %d", c.j.Losses, berth.MaxInfraLosses)
+	}
+}

@@ -1,0 +1,198 @@
+package check_test
+
+import (
+	"testing"
+	"time"
+
+	"berth"
+	"berth/internal/check"
+)
+
+// shapes are histories in which nothing went wrong, by what they are about.
+var shapes = map[string]func() check.History{
+	"one job succeeds": func() check.History {
+		s := newStory()
+		m := s.machine("m1")
+		j := s.submit(1, "fenced")
+		j.place(0, m)
+		j.run()
+		j.checkpoint(10)
+		j.exits(0, berth.CauseExited)
+		j.settle(berth.Succeeded, "", berth.BudgetNone)
+		return s.history()
+	},
+	"a machine is lost, the job resumes elsewhere, the machine comes back": lost,
+	"a machine is lost and an operator confirms it": func() check.History {
+		s := newStory()
+		m1, m2 := s.machine("m1"), s.machine("m2")
+		j := s.submit(1, "fenced")
+		j.place(0, m1)
+		j.run()
+		j.loseMachine(m1)
+		j.settle(berth.Retrying, berth.ReasonMachineLost, berth.BudgetInfra)
+		j.release("user:ada", "operator")
+		j.place(0, m2)
+		j.run()
+		j.exits(0, berth.CauseExited)
+		j.settle(berth.Succeeded, "", berth.BudgetNone)
+		return s.history()
+	},
+	"a machine reboots": rebooted,
+	"a user's failure is retried in at_most_one mode, one after the other on one GPU": func() check.History {
+		s := newStory()
+		m := s.machine("m1")
+		j := s.submit(1, "exclusive")
+		j.place(0, m)
+		j.run()
+		j.exits(1, berth.CauseExited)
+		j.settle(berth.Retrying, berth.ReasonExitCode, berth.BudgetUser)
+		j.place(0, m)
+		j.run()
+		j.exits(0, berth.CauseExited)
+		j.settle(berth.Succeeded, "", berth.BudgetNone)
+		return s.history()
+	},
+	"a gang is canceled":           canceled,
+	"a job gives way and is back":  preempted,
+	"a damaged checkpoint is left": fellBack,
+	"canceled while queued": func() check.History {
+		s := newStory()
+		s.machine("m1")
+		j := s.submit(1, "fenced")
+		j.state(berth.Canceled, "user:ada")
+		at := s.at
+		j.CancelRequestedAt = &at
+		return s.history()
+	},
+}
+
+func lost() check.History {
+	s := newStory()
+	m1, m2 := s.machine("m1"), s.machine("m2")
+	j := s.submit(1, "fenced")
+	j.place(0, m1)
+	j.run()
+	j.checkpoint(10)
+	j.loseMachine(m1)
+	j.settle(berth.Retrying, berth.ReasonMachineLost, berth.BudgetInfra)
+	j.place(0, m2)
+	j.resume(10)
+	j.run()
+	s.machineIs(m1, "ready", m1.Epoch, "boot-1")
+	j.release("agent:m1", "agent")
+	j.exits(0, berth.CauseExited)
+	j.settle(berth.Succeeded, "", berth.BudgetNone)
+	return s.history()
+}
+
+func rebooted() check.History {
+	s := newStory()
+	m := s.machine("m1")
+	j := s.submit(1, "fenced")
+	j.place(0, m)
+	j.run()
+	j.exits(255, berth.CauseBoot)
+	j.now()[0].FreedBy = "boot"
+	s.machineIs(m, "ready", m.Epoch+1, "boot-2")
+	j.settle(berth.Retrying, berth.ReasonMachineError, berth.BudgetInfra)
+	j.place(0, m)
+	j.run()
+	j.exits(0, berth.CauseExited)
+	j.settle(berth.Succeeded, "", berth.BudgetNone)
+	return s.history()
+}
+
+func canceled() check.History {
+	s := newStory()
+	m1, m2 := s.machine("m1"), s.machine("m2")
+	j := s.submit(2, "fenced")
+	j.place(0, m1, m2)
+	j.run()
+	j.state(berth.Canceling, "user:ada")
+	at := s.at
+	j.CancelRequestedAt = &at
+	for _, a := range j.now() {
+		a.Orders.Stop = true
+	}
+	j.exits(143, berth.CauseOrdered)
+	j.settle(berth.Canceled, berth.ReasonCanceledByUser, berth.BudgetNone)
+	return s.history()
+}
+
+func preempted() check.History {
+	s := newStory()
+	m := s.machine("m1")
+	victim := s.submit(1, "fenced")
+	victim.place(0, m)
+	victim.run()
+	victim.checkpoint(5)
+	victim.state(berth.Preempting, "leader")
+	victim.exits(0, berth.CauseOrdered)
+	victim.settle(berth.Retrying, berth.ReasonPreempted, berth.BudgetNone)
+	other := s.submit(1, "fenced")
+	other.place(0, m)
+	other.run()
+	other.exits(0, berth.CauseExited)
+	other.settle(berth.Succeeded, "", berth.BudgetNone)
+	victim.place(0, m)
+	victim.resume(5)
+	victim.run()
+	victim.exits(0, berth.CauseExited)
+	victim.settle(berth.Succeeded, "", berth.BudgetNone)
+	return s.history()
+}
+
+func fellBack() check.History {
+	s := newStory()
+	m := s.machine("m1")
+	j := s.submit(1, "fenced")
+	j.place(0, m)
+	j.run()
+	j.checkpoint(5)
+	j.checkpoint(10)
+	j.exits(1, berth.CauseExited)
+	j.settle(berth.Retrying, berth.ReasonExitCode, berth.BudgetUser)
+	j.place(0, m)
+	j.tell(berth.EventCheckpointRejected, 2, "agent:m1", "step 10 of attempt 1: hash differs")
+	j.Checkpoints[1].State = berth.CheckpointBad
+	j.resume(5)
+	j.run()
+	j.exits(0, berth.CauseExited)
+	j.settle(berth.Succeeded, "", berth.BudgetNone)
+	return s.history()
+}
+
+// running is a job at work, read at once.
+func running() check.History {
+	s := newStory()
+	m1, m2 := s.machine("m1"), s.machine("m2")
+	j := s.submit(2, "fenced")
+	j.place(0, m1, m2)
+	j.run()
+	s.submit(1, "fenced")
+	return s.history()
+}
+
+// queued is a job that waits.
+func queued() check.History {
+	s := newStory()
+	s.submit(1, "fenced")
+	return s.history()
+}
+
+func TestGoodHistoriesPass(t *testing.T) {
+	t.Parallel()
+	for name, h := range shapes {
+		for _, b := range check.Verify(h(), check.Options{Settled: true}) {
+			t.Errorf("%s: %s", name, b)
+		}
+	}
+	for _, b := range check.Verify(running(), check.Options{}) {
+		t.Errorf("a job at work: %s", b)
+	}
+	long := running()
+	long.Cluster.ReadAt = long.Cluster.ReadAt.Add(30 * 24 * time.Hour)
+	for _, b := range check.Verify(long, check.Options{}) {
+		t.Errorf("a job at work for a month: %s", b)
+	}
+}

@@ -1,0 +1,101 @@
+package check
+
+// Invariants are what is checked, by the numbers of docs/checking.md. Numbers
+// that are missing have no rows to be judged by; that page says which, and why.
+var Invariants = []Invariant{
+	{
+		Number: 1, Sentence: "No GPU has two overlapping live reservations.",
+		Reads:   "gpu_claims, taken_seq and freed_seq of allocations, gpu_devices",
+		machine: gpusGivenOnce,
+	},
+	{
+		Number: 2, Sentence: "Per job and rank at most one container of the current attempt runs; an older one may overlap it only on a machine that was given up as silent, and never in at_most_one mode.",
+		Reads: "allocations of consecutive attempts; start and die of container events",
+		job:   oneLiveRank,
+	},
+	{
+		Number: 3, Sentence: "Attempts strictly increase per job and are never reused.",
+		Reads: "attempts, job_events, allocations",
+		job:   attemptsIncrease,
+	},
+	{
+		Number: 4, Sentence: "No write of an older attempt or of an older incarnation of a machine was accepted.",
+		Reads: "attempt of job_events in the order of seq; machine_epoch of allocations against machine_events",
+		job:   noStaleWrite, machine: noStaleMachine,
+	},
+	{
+		Number: 5, Sentence: "Only listed changes of state; terminal is final; exactly one terminal event.",
+		Reads: "job_events, berth.Transitions",
+		job:   listedTransitions,
+	},
+	{
+		Number: 6, Sentence: "Every job is terminal, waits in the queue, or makes progress within its state's budget.",
+		Reads: "jobs, allocations of the current attempt, the database's clock",
+		job:   makesProgress,
+	},
+	{
+		Number: 7, Sentence: "Each accepted submit is one job; each idempotency key is at most one job.",
+		Reads: "jobs, job_specs, archived_jobs; the client's list of accepted submits, where there is one",
+		job:   submittedOnce, cluster: acceptedOnce,
+	},
+	{
+		Number: 8, Sentence: "Every container an engine ever saw has an allocation that was committed and claimed before.",
+		Reads: "container events against allocations",
+		job:   containersHaveRows, cluster: containersHaveJobs,
+	},
+	{
+		Number: 9, Sentence: "What is reserved on a machine never exceeds it, and its counters are the sum of its live allocations.",
+		Reads:   "allocations in the order of the ledger, capacity in machine_events, counters of machines and gpu_devices",
+		machine: withinCapacity,
+	},
+	{
+		Number: 10, Sentence: "The ranks of an attempt are reserved all at once or not at all, and do not run on in part.",
+		Reads: "allocations of each attempt, members of the spec",
+		job:   gangsAreWhole,
+	},
+	{
+		Number: 13, Sentence: "After a cancel nothing is started or placed; the job ends canceled, or succeeded by work that had ended by itself.",
+		Reads: "job_events, orders, exit and claimed_at of allocations, cancel_requested_at",
+		job:   cancelsHold,
+	},
+	{
+		Number: 14, Sentence: "A preempted job gives way and is requeued: its attempt never runs again, its devices are free before another takes them, and no retry budget pays.",
+		Reads: "job_events, attempts, allocations",
+		job:   victimsGiveWay,
+	},
+	{
+		Number: 15, Sentence: "A job resumes from the newest whole checkpoint of an earlier attempt that was not rejected, never from nothing while there is one; each rejection has an event.",
+		Reads: "resume_from of attempts, checkpoints, checkpoint_shards, job_events",
+		job:   resumesFromVerified,
+	},
+	{
+		Number: 16, Sentence: "Attempts are charged by their class: infrastructure and policy never spend the user's retries, and the counts of the job are the sum of its attempts.",
+		Reads: "budget and outcome of attempts, failures and losses of jobs",
+		job:   budgetsAddUp,
+	},
+	{
+		Number: 17, Sentence: "Nothing is placed on a machine that is not ready, or on a device that is not healthy.",
+		Reads:   "taken_seq of allocations against machine_events",
+		machine: placedOnReady,
+	},
+	{
+		Number: 20, Sentence: "After faults have stopped, everything comes to its end: jobs terminal, reservations zero, no container left running.",
+		Reads: "jobs, allocations, counters of machines, container events; only with --settled",
+		job:   jobSettled, machine: machineSettled,
+	},
+	{
+		Number: 21, Sentence: "A job's events have no gaps, and replaying them gives its row.",
+		Reads: "job_events against jobs and attempts",
+		job:   eventsGiveTheRow,
+	},
+	{
+		Number: 23, Sentence: "No event precedes its cause.",
+		Reads: "order and times of job_events, times of allocations",
+		job:   causesComeFirst,
+	},
+	{
+		Number: 24, Sentence: "Time alone frees nothing: capacity that a machine may use is freed on the word of its agent, a new boot, its provider or an operator.",
+		Reads: "freed_from and freed_by of allocations, exit, job_events, host_boot in machine_events",
+		job:   freedOnConfirmation, machine: freedByBoot,
+	},
+}

@@ -1,0 +1,193 @@
+package check
+
+import (
+	"slices"
+	"strings"
+
+	"berth"
+	"berth/db/history"
+)
+
+func attemptsIncrease(c *jobCase) {
+	for i, t := range c.j.Attempts {
+		if t.Attempt != i+1 {
+			c.breach(rows(t), "attempt %d stands in place %d", t.Attempt, i+1)
+		}
+		if i > 0 && t.LeaderEpoch < c.j.Attempts[i-1].LeaderEpoch {
+			c.breach(rows(c.j.Attempts[i-1], t), "attempt %d was placed in term %d of the leader, after one in term %d", t.Attempt, t.LeaderEpoch, c.j.Attempts[i-1].LeaderEpoch)
+		}
+	}
+	placed := 0
+	for _, e := range c.states() {
+		switch {
+		case e.To == berth.Scheduled && e.Attempt != placed+1:
+			c.breach(rows(e), "attempt %d was placed after attempt %d", e.Attempt, placed)
+		case e.To != berth.Scheduled && e.Attempt != placed:
+			c.breach(rows(e), "the job changed at attempt %d, although attempt %d was placed last", e.Attempt, placed)
+		}
+		placed = max(placed, e.Attempt)
+	}
+	for _, a := range c.j.Allocations {
+		if a.Attempt < 1 || a.Attempt > c.j.Attempt {
+			c.of(a, rows(a), "an allocation of attempt %d, of a job at attempt %d", a.Attempt, c.j.Attempt)
+		}
+	}
+}
+
+// writes are the kinds of events that tell of a write an agent made as the
+// holder of the attempt. What an older attempt leaves behind may still be
+// reported: that it exited, fell silent, or was released.
+var writes = []berth.EventKind{berth.EventClaimed, berth.EventImagePulled, berth.EventRestored, berth.EventCheckpoint, berth.EventCheckpointRejected}
+
+func noStaleWrite(c *jobCase) {
+	now, ended := 0, false
+	for _, e := range c.j.Events {
+		switch {
+		case e.Kind == berth.EventState:
+			if e.Attempt < now {
+				c.breach(rows(e), "attempt %d moved the job to %s, at attempt %d", e.Attempt, e.To, now)
+			}
+			now, ended = max(now, e.Attempt), ended || e.To.Terminal()
+		case !slices.Contains(writes, e.Kind) || !strings.HasPrefix(e.Actor, "agent:"):
+		case e.Attempt < now:
+			c.breach(rows(e), "a %s of attempt %d was accepted at attempt %d", e.Kind, e.Attempt, now)
+		case ended:
+			c.breach(rows(e), "a %s was accepted after the job had ended", e.Kind)
+		}
+	}
+	for _, p := range c.j.Checkpoints {
+		if p.Attempt > c.j.Attempt {
+			c.breach(rows(p), "checkpoint %d is of attempt %d, of a job at attempt %d", p.Step, p.Attempt, c.j.Attempt)
+		}
+	}
+}
+
+// mayFollow are the kinds of events that a job may still get when it has ended:
+// what becomes of ranks that were given up.
+var mayFollow = []berth.EventKind{berth.EventReleased, berth.EventExited, berth.EventOrphaned, berth.EventWarning}
+
+func listedTransitions(c *jobCase) {
+	var state berth.State // one that is terminal leads nowhere, so that no job ends twice
+	for _, e := range c.j.Events {
+		if e.Kind != berth.EventState {
+			if state.Terminal() && !slices.Contains(mayFollow, e.Kind) {
+				c.breach(rows(e), "an event %s after the job was %s", e.Kind, state)
+			}
+			continue
+		}
+		if e.From != state {
+			c.breach(rows(e), "a change from %q, although the job was %q", e.From, state)
+		}
+		if !e.From.CanBecome(e.To) {
+			c.breach(rows(e), "%q cannot become %q", e.From, e.To)
+		}
+		state = e.To
+	}
+}
+
+func eventsGiveTheRow(c *jobCase) {
+	j := c.j
+	for i, e := range j.Events {
+		if e.Seq != int64(i+1) {
+			c.breach(rows(e), "event %d stands in place %d: there is a gap, or one twice", e.Seq, i+1)
+			break
+		}
+	}
+	if n := int64(len(j.Events)); n != j.EventSeq {
+		c.breach(nil, "there are %d events, and the row counts %d", n, j.EventSeq)
+	}
+	var state berth.State
+	attempt := 0
+	ran := map[int]bool{}
+	next := map[int]berth.State{}
+	for _, e := range c.states() {
+		if holds(state) && !holds(e.To) {
+			next[attempt] = e.To
+		}
+		state, attempt = e.To, e.Attempt
+		if e.To == berth.Running {
+			ran[e.Attempt] = true
+		}
+	}
+	if state != j.State {
+		c.breach(nil, "its events end in %q, its row says %q", state, j.State)
+	}
+	if attempt != j.Attempt || len(j.Attempts) != j.Attempt {
+		c.breach(nil, "its events end at attempt %d, its row says %d, and it has %d attempts", attempt, j.Attempt, len(j.Attempts))
+	}
+	if j.State.Terminal() != (j.FinishedAt != nil) {
+		c.breach(nil, "it is %s, and finished_at is %v", j.State, j.FinishedAt)
+	}
+	for _, t := range j.Attempts {
+		if ran[t.Attempt] != (t.StartedAt != nil) {
+			c.breach(rows(t), "attempt %d: an event says that it ran: %t; its row: %t", t.Attempt, ran[t.Attempt], t.StartedAt != nil)
+		}
+		if t.NextState != next[t.Attempt] {
+			c.breach(rows(t), "attempt %d led to %q by its row, and to %q by the events", t.Attempt, t.NextState, next[t.Attempt])
+		}
+	}
+}
+
+func victimsGiveWay(c *jobCase) {
+	victim := 0 // the attempt that must give way
+	for _, e := range c.states() {
+		switch {
+		case e.To == berth.Preempting:
+			victim = e.Attempt
+		case victim != 0 && e.To == berth.Running && e.Attempt == victim:
+			c.breach(rows(e), "attempt %d runs again after it had to give way", victim)
+		}
+	}
+	for _, t := range c.j.Attempts {
+		if t.Outcome == nil || t.Outcome.Code != berth.ReasonPreempted {
+			continue
+		}
+		if t.NextState != berth.Retrying {
+			c.breach(rows(t), "attempt %d gave way, and the job became %s in place of retrying", t.Attempt, t.NextState)
+		}
+		if t.Budget != "" && t.Budget != berth.BudgetNone {
+			c.breach(rows(t), "attempt %d gave way and was charged to %s", t.Attempt, t.Budget)
+		}
+		for _, a := range c.ranks(t.Attempt) {
+			if a.TakenSeq != 0 && a.FreedSeq == 0 && a.State != berth.AllocOrphaned {
+				c.of(a, rows(a), "rank %d gave way, and its capacity was never freed", a.Rank)
+			}
+		}
+	}
+}
+
+func cancelsHold(c *jobCase) {
+	var canceled *history.Event
+	running := map[int]bool{}
+	for _, e := range c.states() {
+		if canceled != nil && !e.To.Terminal() {
+			c.breach(rows(canceled, e), "it became %s after its cancel", e.To)
+		}
+		if canceled != nil && e.To == berth.Failed {
+			c.breach(rows(canceled, e), "it became failed after its cancel")
+		}
+		if e.To == berth.Running {
+			running[e.Attempt] = true
+		}
+		if e.To == berth.Canceling || e.To == berth.Canceled && canceled == nil {
+			canceled = &e
+		}
+	}
+	if canceled == nil {
+		if c.j.CancelRequestedAt != nil {
+			c.breach(nil, "a cancel was accepted at %s, and the job's history has none", c.j.CancelRequestedAt)
+		}
+		return
+	}
+	for _, a := range c.ranks(c.j.Attempt) {
+		if a.Orders.Start && !running[a.Attempt] {
+			c.of(a, rows(canceled, a), "rank %d was ordered to start, although the job was canceled before it ran", a.Rank)
+		}
+		if a.ClaimedAt != nil && a.ClaimedAt.After(canceled.At.Add(c.v.o.Skew)) {
+			c.of(a, rows(canceled, a), "rank %d was claimed after the cancel", a.Rank)
+		}
+		if c.j.State == berth.Succeeded && (a.Exit == nil || !a.Exit.Done()) {
+			c.of(a, rows(canceled, a), "it succeeded after its cancel, and rank %d had not done its work by itself", a.Rank)
+		}
+	}
+}

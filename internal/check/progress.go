@@ -1,0 +1,189 @@
+package check
+
+import (
+	"fmt"
+	"time"
+
+	"berth"
+)
+
+// Budgets of time within which each state moves on, while the control plane
+// works; see docs/failures.md. Options.Patience comes on top.
+const (
+	submittedFor = 30 * time.Second
+	unclaimedFor = 2 * time.Minute
+	stoppingFor  = time.Minute // beside the job's grace
+	settledIn    = 10 * time.Minute
+	fencedAfter  = 17 * time.Minute // for at_most_one jobs, beside their grace
+)
+
+func makesProgress(c *jobCase) {
+	j, now := c.j, c.v.now
+	overdue := func(since time.Time, budget time.Duration, what string) {
+		if late := now.Sub(since) - budget - c.v.o.Patience; late > 0 {
+			c.breach(rows(ranksRows(c)...), "%s since %s: %s over its budget of %s", what, since.Format(time.RFC3339), late.Round(time.Second), budget+c.v.o.Patience)
+		}
+	}
+	grace := time.Duration(j.GraceMS) * time.Millisecond
+	silence := time.Duration(j.LostAfterMS) * time.Millisecond
+	if j.Mode == exclusive {
+		silence = max(silence, fencedAfter+grace)
+	}
+	switch {
+	case j.State == berth.Submitted && j.Kind == "job":
+		overdue(j.StateAt, submittedFor, "submitted")
+	case j.State == berth.Canceling || j.State == berth.Preempting:
+		overdue(j.StateAt, grace+stoppingFor+silence+settledIn, string(j.State))
+	}
+	if !holds(j.State) {
+		return
+	}
+	live := false
+	var last time.Time
+	for _, a := range c.ranks(j.Attempt) {
+		switch {
+		case a.State == berth.AllocReserved:
+			live = true
+			overdue(a.ReservedAt, unclaimedFor, fmt.Sprintf("rank %d unclaimed", a.Rank))
+		case a.State == berth.AllocActive, a.State == berth.AllocExited && a.SealedAt == nil:
+			live = true
+		}
+		for _, at := range []*time.Time{a.SealedAt, a.OrphanedAt, a.ReleasedAt, a.ExitedAt} {
+			if at != nil && at.After(last) {
+				last = *at
+			}
+		}
+	}
+	if !live && !last.IsZero() {
+		overdue(last, settledIn, "ended and not settled")
+	}
+}
+
+func ranksRows(c *jobCase) []any {
+	var list []any
+	for _, a := range c.ranks(c.j.Attempt) {
+		list = append(list, a)
+	}
+	return list
+}
+
+func submittedOnce(c *jobCase) {
+	if !c.j.HasSpec {
+		c.breach(nil, "the job was accepted without a spec")
+	}
+	n := 0
+	for _, e := range c.states() {
+		if e.From == "" && e.To == berth.Submitted {
+			n++
+		}
+	}
+	if n != 1 {
+		c.breach(nil, "the job was submitted %d times", n)
+	}
+}
+
+func acceptedOnce(c *clusterCase) {
+	for _, k := range c.c.SameKey {
+		c.breach(rows(k), "%d jobs of tenant %s carry the idempotency key %q", len(k.Jobs), k.Tenant, k.Key)
+	}
+	missing := map[berth.JobID]bool{}
+	for _, id := range c.missing {
+		missing[id] = true
+	}
+	type key struct {
+		tenant berth.TenantID
+		key    string
+	}
+	byKey := map[key]Accepted{}
+	for _, a := range c.accepted {
+		if missing[a.Job] {
+			c.breach(rows(a), "a submit was accepted as this job, which does not exist").Job = a.Job
+		}
+		if a.Key == "" {
+			continue
+		}
+		k := key{a.Tenant, a.Key}
+		if first, ok := byKey[k]; ok && first.Job != a.Job {
+			c.breach(rows(first, a), "idempotency key %q was answered with two jobs", a.Key).Job = a.Job
+		}
+		byKey[k] = a
+	}
+}
+
+func jobSettled(c *jobCase) {
+	if !c.v.o.Settled {
+		return
+	}
+	if !c.j.State.Terminal() {
+		c.breach(nil, "the job is still %s", c.j.State)
+	}
+	for _, l := range c.lives {
+		if len(l.Starts) == 0 || !l.ended().IsZero() {
+			continue
+		}
+		over := false
+		for _, a := range c.j.Allocations {
+			over = over || a.ID == l.Alloc && !endOf(l, a).IsZero()
+		}
+		if !over {
+			b := c.breach(rows(l), "container %s was started, and neither its engine nor its agent saw it end", l.ID)
+			b.Attempt, b.Machine = l.Attempt, l.Machine
+		}
+	}
+}
+
+func causesComeFirst(c *jobCase) {
+	var at time.Time
+	saved := map[string]bool{}
+	for _, e := range c.j.Events {
+		if e.At.Add(c.v.o.Skew).Before(at) {
+			c.breach(rows(e), "event %d is older than one before it: %s, %s", e.Seq, e.At.Format(time.RFC3339Nano), at.Format(time.RFC3339Nano))
+		}
+		if e.At.After(at) {
+			at = e.At
+		}
+		var step, bytes, rank int64
+		switch e.Kind {
+		case berth.EventCheckpoint:
+			if n, _ := fmt.Sscanf(e.Detail, "step %d, %d bytes", &step, &bytes); n > 0 {
+				saved[fmt.Sprint(step)] = true
+			}
+		case berth.EventRestored:
+			if n, _ := fmt.Sscanf(e.Detail, "rank %d goes on from step %d", &rank, &step); n == 2 && !saved[fmt.Sprint(step)] {
+				c.breach(rows(e), "rank %d went on from step %d before that was registered", rank, step)
+			}
+		case berth.EventState:
+			c.hasCause(e.To, e.Attempt)
+		}
+	}
+	for _, a := range c.j.Allocations {
+		last := a.ReservedAt
+		for _, step := range []struct {
+			what string
+			at   *time.Time
+		}{{"claimed", a.ClaimedAt}, {"started", a.StartedAt}, {"exited", a.ExitedAt}, {"sealed", a.SealedAt}} {
+			if step.at == nil {
+				continue
+			}
+			if step.at.Add(c.v.o.Skew).Before(last) {
+				c.of(a, rows(a), "rank %d was %s before what had to come first", a.Rank, step.what)
+			}
+			last = *step.at
+		}
+		if a.StartedAt != nil && a.ClaimedAt == nil {
+			c.of(a, rows(a), "rank %d started without having been claimed", a.Rank)
+		}
+	}
+}
+
+// hasCause looks in the rows for what a change of state is said to follow from.
+func (c *jobCase) hasCause(to berth.State, attempt int) {
+	for _, a := range c.ranks(attempt) {
+		switch {
+		case to == berth.Running && a.ClaimedAt == nil:
+			c.of(a, rows(a), "attempt %d ran although rank %d was never claimed", attempt, a.Rank)
+		case to == berth.Succeeded && (a.Exit == nil || a.Exit.Code != 0):
+			c.of(a, rows(a), "it succeeded although rank %d did not exit 0", a.Rank)
+		}
+	}
+}

@@ -1,0 +1,167 @@
+package check
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"berth"
+	"berth/db/history"
+)
+
+// holds reports whether a job in this state may hold capacity. The first state
+// comes after none at all.
+func holds(s berth.State) bool { return s != "" && s.HoldsCapacity() }
+
+// exclusive is the mode in which not even a silent machine's container may
+// overlap the next.
+const exclusive = "exclusive"
+
+func oneLiveRank(c *jobCase) {
+	last := map[int]history.Allocation{}
+	for _, a := range c.j.Allocations {
+		if before, ok := last[a.Rank]; ok && a.TakenSeq != 0 && before.TakenSeq != 0 {
+			ended := before.FreedSeq != 0 && before.FreedSeq < a.TakenSeq
+			silent := before.OrphanedSeq != 0 && before.OrphanedSeq < a.TakenSeq
+			if !ended && !silent {
+				c.of(a, rows(before, a), "rank %d was placed again while attempt %d of it was neither over nor given up", a.Rank, before.Attempt)
+			}
+		}
+		last[a.Rank] = a
+	}
+	c.oneContainer()
+}
+
+// oneContainer compares when containers of a rank ran.
+func (c *jobCase) oneContainer() {
+	byAlloc := map[berth.AllocationID]history.Allocation{}
+	for _, a := range c.j.Allocations {
+		byAlloc[a.ID] = a
+	}
+	started := slices.Clone(c.lives)
+	started = slices.DeleteFunc(started, func(l life) bool { return len(l.Starts) == 0 })
+	slices.SortStableFunc(started, func(a, b life) int {
+		return cmp.Or(cmp.Compare(a.Rank, b.Rank), a.Starts[0].Compare(b.Starts[0]))
+	})
+	for i, l := range started {
+		if len(l.Starts) > 1 {
+			c.of(byAlloc[l.Alloc], rows(l), "container %s of rank %d was started %d times", l.ID, l.Rank, len(l.Starts))
+		}
+		for _, before := range started[:i] {
+			if before.Rank != l.Rank {
+				continue
+			}
+			over := endOf(before, byAlloc[before.Alloc])
+			if !over.IsZero() && !over.After(l.Starts[0].Add(c.v.o.Skew)) {
+				continue
+			}
+			silent := byAlloc[before.Alloc].OrphanedAt != nil && before.Attempt < l.Attempt
+			switch {
+			case !silent:
+				c.of(byAlloc[l.Alloc], rows(before, l), "two containers of rank %d ran at once, of attempts %d and %d", l.Rank, before.Attempt, l.Attempt)
+			case c.j.Mode == exclusive:
+				c.of(byAlloc[l.Alloc], rows(before, l), "two containers of rank %d ran at once in at_most_one mode, of attempts %d and %d", l.Rank, before.Attempt, l.Attempt)
+			}
+		}
+	}
+}
+
+// endOf is when a container was over: by its engine, or, where that was not
+// watched to the end, by what was confirmed of its allocation. Zero: it may
+// still run.
+func endOf(l life, a history.Allocation) time.Time {
+	if over := l.ended(); !over.IsZero() {
+		return over
+	}
+	if a.ExitedAt != nil {
+		return *a.ExitedAt
+	}
+	if a.ReleasedAt != nil && (a.FreedBy == byAgent || a.FreedBy == byBoot || a.FreedBy == byProvider) {
+		return *a.ReleasedAt
+	}
+	return time.Time{}
+}
+
+func containersHaveRows(c *jobCase) {
+	byAlloc := map[berth.AllocationID]history.Allocation{}
+	for _, a := range c.j.Allocations {
+		byAlloc[a.ID] = a
+	}
+	for _, l := range c.lives {
+		a, ok := byAlloc[l.Alloc]
+		switch first := l.first(); {
+		case !ok:
+			b := c.breach(rows(l), "container %s says that it is of allocation %d, which does not exist", l.ID, l.Alloc)
+			b.Machine, b.Attempt = l.Machine, l.Attempt
+		case a.Attempt != l.Attempt || a.Rank != l.Rank || a.Machine != l.Machine:
+			c.of(a, rows(l, a), "container %s of rank %d, attempt %d on %s has the allocation of rank %d, attempt %d on %s", l.ID, l.Rank, l.Attempt, l.Machine, a.Rank, a.Attempt, a.Machine)
+		case a.ClaimedAt == nil:
+			c.of(a, rows(l, a), "container %s was made, and its allocation was never claimed", l.ID)
+		case first.Add(c.v.o.Skew).Before(*a.ClaimedAt):
+			c.of(a, rows(l, a), "container %s was seen at %s, before its allocation was claimed at %s", l.ID, first, a.ClaimedAt)
+		}
+	}
+}
+
+func containersHaveJobs(c *clusterCase) {
+	for _, id := range c.missing {
+		for _, l := range c.lives[id] {
+			b := c.breach(rows(l), "container %s is of a job that does not exist", l.ID)
+			b.Job, b.Attempt, b.Machine = id, l.Attempt, l.Machine
+		}
+	}
+}
+
+// partlyFor is how long a gang may run on in part before its other ranks are
+// told to stop.
+const partlyFor = 30 * time.Second
+
+func gangsAreWhole(c *jobCase) {
+	for _, t := range c.j.Attempts {
+		ranks := c.ranks(t.Attempt)
+		if len(ranks) != c.j.Members {
+			c.breach(rows(t), "attempt %d has %d ranks of %d", t.Attempt, len(ranks), c.j.Members).Attempt = t.Attempt
+			continue
+		}
+		for i, a := range ranks {
+			if a.Rank != i {
+				c.of(a, rows(a), "rank %d stands in place %d", a.Rank, i)
+			}
+			if !a.ReservedAt.Equal(ranks[0].ReservedAt) {
+				c.of(a, rows(ranks[0], a), "rank %d was not reserved together with rank 0", a.Rank)
+			}
+		}
+	}
+	if !holds(c.j.State) {
+		return
+	}
+	ranks := c.ranks(c.j.Attempt)
+	first := firstBad(ranks)
+	if first.IsZero() || c.v.now.Sub(first) <= partlyFor+c.v.o.Patience {
+		return
+	}
+	for _, a := range ranks {
+		if a.State == berth.AllocActive && !a.Orders.Stop && !a.Orders.Kill {
+			c.of(a, rows(a), "rank %d runs on, untold, %s after another of its gang had ended badly", a.Rank, c.v.now.Sub(first).Round(time.Second))
+		}
+	}
+}
+
+// firstBad is when the first rank of an attempt ended without having done its
+// work; zero if none did.
+func firstBad(ranks []history.Allocation) time.Time {
+	var first time.Time
+	for _, a := range ranks {
+		var at *time.Time
+		switch {
+		case a.OrphanedAt != nil:
+			at = a.OrphanedAt
+		case a.Exit != nil && !a.Exit.Done():
+			at = a.ExitedAt
+		}
+		if at != nil && (first.IsZero() || at.Before(first)) {
+			first = *at
+		}
+	}
+	return first
+}

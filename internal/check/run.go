@@ -1,0 +1,67 @@
+package check
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"berth"
+	"berth/db/history"
+)
+
+// Source is where a history is read from, as of one moment; *db.History is one.
+type Source interface {
+	Cluster(ctx context.Context) (history.Cluster, error)
+	Jobs(ctx context.Context, since time.Time, each func(history.Job) error) error
+	Machines(ctx context.Context, since time.Time, each func(history.Machine) error) error
+	Missing(ctx context.Context, ids []berth.JobID) ([]berth.JobID, error)
+}
+
+// Result is what a run has found.
+type Result struct {
+	Breaches []Breach `json:"breaches"`
+	Jobs     int      `json:"jobs"`     // looked at
+	Machines int      `json:"machines"` // looked at
+}
+
+// Run verifies a history as it is read. Its memory holds one page of jobs, one
+// machine's allocations, every container event, and the breaches.
+func Run(ctx context.Context, s Source, events []ContainerEvent, accepted []Accepted, o Options) (Result, error) {
+	c, err := s.Cluster(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	v := newVerifier(c, events, accepted, o)
+	r := Result{Breaches: []Breach{}}
+	if err := s.Jobs(ctx, o.Since, func(j history.Job) error {
+		r.Jobs++
+		v.job(j)
+		return ctx.Err()
+	}); err != nil {
+		return r, err
+	}
+	if err := s.Machines(ctx, o.Since, func(m history.Machine) error {
+		r.Machines++
+		v.machine(m)
+		return ctx.Err()
+	}); err != nil {
+		return r, err
+	}
+	named := map[berth.JobID]bool{}
+	for id := range v.lives {
+		named[id] = true
+	}
+	for _, a := range accepted {
+		named[a.Job] = true
+	}
+	var missing []berth.JobID
+	if len(named) > 0 {
+		if missing, err = s.Missing(ctx, slices.Sorted(maps.Keys(named))); err != nil {
+			return r, err
+		}
+	}
+	v.finish(missing)
+	r.Breaches = append(r.Breaches, v.breaches...)
+	return r, nil
+}

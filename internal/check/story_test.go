@@ -1,0 +1,243 @@
+package check_test
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"berth"
+	"berth/db/history"
+	"berth/internal/check"
+)
+
+// story tells histories as the product would write them: each step moves the
+// clock and the ledger on.
+type story struct {
+	at       time.Time
+	seq      int64
+	machines []*history.Machine
+	jobs     []*teller
+	events   []check.ContainerEvent
+}
+
+func newStory() *story { return &story{at: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)} }
+
+func (s *story) tick() time.Time { s.at = s.at.Add(3 * time.Second); return s.at }
+func (s *story) next() int64     { s.seq++; return s.seq }
+
+// machine joins one with two GPUs.
+func (s *story) machine(id berth.MachineID) *history.Machine {
+	m := &history.Machine{ID: id}
+	s.machines = append(s.machines, m)
+	s.machineIs(m, "ready", 1, "boot-1")
+	for i := range 2 {
+		m.GPUs = append(m.GPUs, history.GPU{Index: i, UUID: fmt.Sprintf("%s-%d", id, i)})
+		m.Events = append(m.Events, history.MachineEvent{Seq: s.next(), At: s.tick(), GPU: &i, State: "healthy"})
+	}
+	return m
+}
+
+func (s *story) machineIs(m *history.Machine, state string, epoch int64, boot string) {
+	m.State, m.Epoch = berth.MachineState(state), epoch
+	m.Events = append(m.Events, history.MachineEvent{
+		Seq: s.next(), At: s.tick(), State: state, Epoch: epoch, HostBoot: boot,
+		CPUMilli: 4000, MemoryMiB: 4096, DiskMiB: 1000, GPUMilli: 2000,
+	})
+}
+
+// teller tells of one job.
+type teller struct {
+	s *story
+	history.Job
+}
+
+func (s *story) submit(members int, mode string) *teller {
+	t := &teller{s, history.Job{
+		ID: berth.JobID(fmt.Sprintf("00000000-0000-7000-8000-%012d", len(s.jobs)+1)), Tenant: "default", Kind: "job",
+		Mode: mode, GraceMS: 1000, LostAfterMS: 90_000, HasSpec: true, Members: members, SubmittedAt: s.at,
+	}}
+	s.jobs = append(s.jobs, t)
+	t.state(berth.Submitted, "user:ada")
+	t.state(berth.Queued, "workflow")
+	return t
+}
+
+func (t *teller) tell(kind berth.EventKind, attempt int, actor, detail string) {
+	t.EventSeq++
+	t.Events = append(t.Events, history.Event{Seq: t.EventSeq, At: t.s.tick(), Kind: kind, Attempt: attempt, Actor: actor, Detail: detail})
+}
+
+func (t *teller) state(to berth.State, actor string) {
+	t.tell(berth.EventState, t.Attempt, actor, "")
+	e := &t.Events[len(t.Events)-1]
+	e.From, e.To = t.State, to
+	t.State, t.StateAt = to, e.At
+	t.Version++
+	if to.Terminal() {
+		t.FinishedAt = &e.At
+	}
+}
+
+// place gives each rank a machine and the GPU of that index.
+func (t *teller) place(gpu int, on ...*history.Machine) {
+	t.Attempt++
+	at := t.s.tick()
+	t.Attempts = append(t.Attempts, history.Attempt{Attempt: t.Attempt, LeaderEpoch: 1, PlacedAt: at})
+	for rank, m := range on {
+		id := berth.AllocationID(1)
+		for _, j := range t.s.jobs {
+			id += berth.AllocationID(len(j.Allocations))
+		}
+		t.Allocations = append(t.Allocations, history.Allocation{
+			ID: id, Job: t.ID, Attempt: t.Attempt, Rank: rank, Machine: m.ID, MachineEpoch: m.Epoch,
+			CPUMilli: 1000, MemoryMiB: 1024, GPUMilli: 1000, State: berth.AllocReserved, ReservedAt: at, TakenSeq: t.s.next(),
+			GPUs: []history.Claim{{Index: gpu, Milli: 1000}},
+		})
+	}
+	t.state(berth.Scheduled, "leader")
+}
+
+// now are the allocations of the current attempt.
+func (t *teller) now() []*history.Allocation {
+	var list []*history.Allocation
+	for i := range t.Allocations {
+		if t.Allocations[i].Attempt == t.Attempt {
+			list = append(list, &t.Allocations[i])
+		}
+	}
+	return list
+}
+
+func (t *teller) current() *history.Attempt { return &t.Attempts[t.Attempt-1] }
+
+func (t *teller) container(a *history.Allocation, action string) {
+	t.s.events = append(t.s.events, check.ContainerEvent{
+		Cluster: "c", Machine: a.Machine, Job: t.ID, Attempt: a.Attempt, Rank: a.Rank, Alloc: a.ID,
+		ID: fmt.Sprintf("container-%d", a.ID), Action: action, At: t.s.tick(),
+	})
+}
+
+func (t *teller) run() {
+	for _, a := range t.now() {
+		at := t.s.tick()
+		a.State, a.ClaimedAt = berth.AllocActive, &at
+		t.container(a, "create")
+	}
+	t.state(berth.Running, "agent:m1")
+	began := t.s.at
+	t.current().StartedAt = &began
+	for _, a := range t.now() {
+		a.Orders.Start = true
+		t.container(a, "start")
+		at := t.s.tick()
+		a.StartedAt = &at
+	}
+}
+
+// exits ends every rank that lives.
+func (t *teller) exits(code int, cause berth.ExitCause) {
+	for _, a := range t.now() {
+		if a.State != berth.AllocActive {
+			continue
+		}
+		t.container(a, "die")
+		at := t.s.tick()
+		a.State, a.ExitedAt, a.SealedAt = berth.AllocExited, &at, &at
+		a.Exit = &berth.Exit{Cause: cause, Code: code, StartedAt: *a.StartedAt, FinishedAt: at}
+		t.free(a, berth.AllocActive, "agent")
+	}
+}
+
+func (t *teller) free(a *history.Allocation, from berth.AllocationState, by string) {
+	a.FreedSeq, a.FreedFrom, a.FreedBy = t.s.next(), from, by
+}
+
+func (t *teller) settle(to berth.State, code berth.ReasonCode, budget berth.Budget) {
+	x := t.current()
+	at := t.s.tick()
+	x.EndedAt, x.NextState, x.Budget = &at, to, budget
+	if code != "" {
+		x.Outcome = &berth.Reason{Code: code}
+	}
+	switch budget {
+	case berth.BudgetUser:
+		t.Failures++
+	case berth.BudgetInfra:
+		t.Losses++
+	case berth.BudgetNone:
+	}
+	for _, a := range t.now() {
+		if a.State == berth.AllocExited {
+			a.State, a.ReleasedAt = berth.AllocReleased, &at
+		}
+	}
+	t.state(to, "workflow")
+}
+
+func (t *teller) checkpoint(step int64) {
+	t.Checkpoints = append(t.Checkpoints, history.Checkpoint{Step: step, Attempt: t.Attempt, Ranks: t.Members, Shards: t.Members, State: berth.CheckpointVerified})
+	t.tell(berth.EventCheckpoint, t.Attempt, "agent:m1", fmt.Sprintf("step %d, 100 bytes", step))
+}
+
+func (t *teller) resume(step int64) {
+	t.current().ResumeFrom = &step
+	t.tell(berth.EventRestored, t.Attempt, "agent:m1", fmt.Sprintf("rank 0 goes on from step %d", step))
+}
+
+// loseMachine lets a machine fall silent, with this job's ranks on it.
+func (t *teller) loseMachine(m *history.Machine) {
+	for _, a := range t.now() {
+		at := t.s.tick()
+		a.State, a.OrphanedAt, a.OrphanedSeq, a.Orders.Kill = berth.AllocOrphaned, &at, t.s.next(), true
+		t.tell(berth.EventOrphaned, a.Attempt, "leader", "")
+	}
+	t.s.machineIs(m, "lost", m.Epoch+1, "boot-1")
+}
+
+// release frees what was orphaned on somebody's word.
+func (t *teller) release(actor, by string) {
+	for i := range t.Allocations {
+		a := &t.Allocations[i]
+		if a.State != berth.AllocOrphaned {
+			continue
+		}
+		if by == "agent" {
+			t.container(a, "die")
+		}
+		at := t.s.tick()
+		a.State, a.ReleasedAt = berth.AllocReleased, &at
+		if by == "operator" { // nobody saw it end; an end is put on record
+			a.ExitedAt = &at
+		}
+		t.free(a, berth.AllocOrphaned, by)
+		t.tell(berth.EventReleased, a.Attempt, actor, "")
+	}
+}
+
+// history is all that was told, read an hour later if nobody says otherwise.
+func (s *story) history() check.History {
+	h := check.History{Cluster: history.Cluster{ID: "c", ReadAt: s.at.Add(time.Second)}, Containers: s.events}
+	for _, t := range s.jobs {
+		h.Jobs = append(h.Jobs, t.Job)
+		h.Accepted = append(h.Accepted, check.Accepted{Tenant: "default", Key: "key-" + string(t.ID), Job: t.ID})
+		for _, m := range s.machines {
+			for _, a := range t.Allocations {
+				if a.Machine == m.ID {
+					m.Allocations = append(m.Allocations, a)
+				}
+			}
+		}
+	}
+	for _, m := range s.machines {
+		slices.SortFunc(m.Allocations, func(a, b history.Allocation) int { return cmp.Compare(a.TakenSeq, b.TakenSeq) })
+		for _, a := range m.Allocations {
+			if a.Counts() {
+				m.CPUUsed, m.MemUsed, m.GPUUsed = m.CPUUsed+a.CPUMilli, m.MemUsed+a.MemoryMiB, m.GPUUsed+a.GPUMilli
+				m.GPUs[a.GPUs[0].Index].MilliUsed += 1000
+			}
+		}
+		h.Machines = append(h.Machines, *m)
+	}
+	return h
+}

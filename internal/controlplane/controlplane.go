@@ -1,0 +1,243 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"go.temporal.io/sdk/client"
+
+	"berth"
+	"berth/activities/control"
+	"berth/api"
+	"berth/db"
+	"berth/internal/blob"
+	"berth/internal/dispatch"
+	"berth/internal/scheduler"
+	"berth/workers"
+)
+
+// Options are what a control plane works with beside its configuration.
+type Options struct {
+	Logger  *slog.Logger // nil: discard
+	Version string
+
+	// Temporal holds TLS and credentials of the Temporal client; addresses come
+	// from the configuration.
+	Temporal client.Options
+
+	// Ages are the reconciler's limits; tests shorten them.
+	Ages scheduler.Ages
+
+	// AdminToken is an admin token that an operator chose, for installations that
+	// nobody watches at their first start. It is stored unless it is known.
+	AdminToken string
+
+	// FirstToken is told the secret of the first admin token, if this start had
+	// to make one. nil: none is made.
+	FirstToken func(secret string)
+}
+
+// ControlPlane is one process's control plane.
+type ControlPlane struct {
+	cfg  Config
+	opts Options
+	log  *slog.Logger
+
+	ready    chan struct{}
+	listener net.Listener
+}
+
+// New returns a control plane that Run sets to work. It does no I/O.
+func New(cfg Config, o Options) (*ControlPlane, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &ControlPlane{cfg: cfg, opts: o, log: o.Logger, ready: make(chan struct{})}, nil
+}
+
+// Ready is closed when the database is migrated and the API, if that is a role,
+// listens.
+func (c *ControlPlane) Ready() <-chan struct{} { return c.ready }
+
+// URL is the API's address, once it is ready; "" without the role.
+func (c *ControlPlane) URL() string {
+	if c.listener == nil {
+		return ""
+	}
+	scheme := "http://"
+	if c.cfg.TLSCert != "" {
+		scheme = "https://"
+	}
+	return scheme + c.listener.Addr().String()
+}
+
+// Run plays the roles until ctx ends, and returns nil then. It waits for the
+// database as long as it takes.
+func (c *ControlPlane) Run(ctx context.Context) error {
+	c.log.Info("control plane starts", "version", c.opts.Version, "config", c.cfg)
+	d, err := openDatabase(ctx, c.cfg, c.log)
+	if err != nil {
+		return stopped(ctx, err)
+	}
+	defer d.Close()
+	if err := c.makeFirstToken(ctx, d); err != nil {
+		return stopped(ctx, err)
+	}
+	temporal, err := c.dialTemporal()
+	if err != nil {
+		return err
+	}
+	defer temporal.Close()
+	stages, end, err := c.assemble(ctx, d, temporal)
+	defer end()
+	if err != nil {
+		return stopped(ctx, err)
+	}
+	close(c.ready)
+	err = runStages(ctx, stages...)
+	c.log.Info("control plane ended", "err", err)
+	return err
+}
+
+// stopped turns the error of something that ctx cut short into none.
+func stopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+func (c *ControlPlane) makeFirstToken(ctx context.Context, d *db.DB) error {
+	if c.opts.AdminToken != "" {
+		return d.EnsureToken(ctx, c.opts.AdminToken, berth.NewToken{Name: "admin", Tenant: "default", Role: berth.RoleAdmin})
+	}
+	if c.opts.FirstToken == nil || !c.cfg.Plays(RoleAPI) {
+		return nil
+	}
+	secret, err := d.FirstToken(ctx, "default", "admin")
+	if secret != "" {
+		c.opts.FirstToken(secret)
+	}
+	return err
+}
+
+func (c *ControlPlane) dialTemporal() (client.Client, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return workers.Dial(workers.ClientOptions{
+		Base:      c.opts.Temporal,
+		Address:   c.cfg.TemporalAddress,
+		Namespace: c.cfg.TemporalNamespace,
+		Identity:  fmt.Sprintf("berthd@%s/%d", host, os.Getpid()),
+		Logger:    c.log,
+	})
+}
+
+// assemble makes the parts of each role, in the order in which they stop. end
+// releases what they hold, after they have.
+func (c *ControlPlane) assemble(ctx context.Context, d *db.DB, t client.Client) (stages [][]part, end func(), err error) {
+	end = func() {}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	dispatcher := dispatch.New(t, d, dispatch.Options{Starts: c.cfg.Plays(RoleDispatch), Logger: c.log})
+	var front, middle []part
+	var blobs *blob.Store
+	if c.cfg.BlobURL != "" { // a leader may do without
+		if blobs, err = blob.Open(ctx, c.cfg.BlobURL); err != nil {
+			return nil, end, err
+		}
+		end = func() { _ = blobs.Close() }
+	}
+	if c.cfg.Plays(RoleAPI) {
+		serve, err := c.newAPI(d, dispatcher, blobs, registry)
+		if err != nil {
+			return nil, end, err
+		}
+		front = append(front, serve)
+	}
+	if c.cfg.Plays(RoleWorker) {
+		middle = append(middle, workers.NewControl(t, control.New(d, dispatcher), c.log).Run)
+	}
+	if c.cfg.Plays(RoleLeader) {
+		middle = append(middle, c.newScheduler(d, dispatcher, blobs, registry).Run)
+	} else if c.cfg.Plays(RoleAPI) {
+		middle = append(middle, c.newBeacon(d).run)
+	}
+	if c.cfg.Plays(RoleDispatch) {
+		middle = append(middle, func(ctx context.Context) error { return c.prepareTemporal(ctx, t) })
+	}
+	if c.cfg.Pprof != "" {
+		middle = append(middle, c.profile)
+	}
+	return [][]part{front, middle, {dispatcher.Run, d.Hub().Run}}, end, nil
+}
+
+func (c *ControlPlane) newScheduler(d *db.DB, dispatcher *dispatch.Dispatcher, blobs *blob.Store, registry *prometheus.Registry) *scheduler.Scheduler {
+	var objects scheduler.Objects
+	if blobs != nil {
+		objects = blobs
+	}
+	metrics := scheduler.NewMetrics()
+	registry.MustRegister(metrics)
+	return scheduler.New(scheduler.Options{
+		DB: d, Poker: dispatcher, Workflows: dispatcher, Objects: objects, Logger: c.log, Metrics: metrics,
+		Beacon:         c.cfg.Plays(RoleAPI),
+		Silence:        c.cfg.silence(),
+		Grace:          c.cfg.Grace,
+		Retention:      c.cfg.Retention,
+		ReconcileEvery: c.cfg.ReconcileEvery,
+		Ages:           c.opts.Ages,
+	})
+}
+
+func (c *ControlPlane) newAPI(d *db.DB, dispatcher *dispatch.Dispatcher, blobs *blob.Store, registry *prometheus.Registry) (part, error) {
+	server, err := api.New(api.Deps{
+		DB: d, Control: d, Poker: dispatcher, Logs: &blob.LogReader{Store: blobs, DB: d}, Logger: c.log, Version: c.opts.Version,
+		Checks: []api.Check{
+			{Name: "blob store", Run: blobs.Check},
+			{Name: "temporal", Run: dispatcher.Check, Optional: true},
+		},
+		Rate: c.cfg.RatePerSecond, Burst: c.cfg.Burst,
+		Metrics: registry,
+		Agent:   api.AgentDeps{Blobs: blobs},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if c.listener, err = net.Listen("tcp", c.cfg.Listen); err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", c.cfg.Listen, err)
+	}
+	return c.serve(server.HTTP()), nil
+}
+
+// prepareTemporal adds our search attributes, as soon as Temporal answers, and
+// looks again now and then: its database may have been lost since.
+func (c *ControlPlane) prepareTemporal(ctx context.Context, t client.Client) error {
+	const first, longest = time.Second, time.Minute
+	for pause := first; ; pause = min(2*pause, longest) {
+		call, cancel := context.WithTimeout(ctx, 10*time.Second)
+		err := workers.AddSearchAttributes(call, t, c.cfg.TemporalNamespace)
+		cancel()
+		if err == nil {
+			pause = longest / 2
+		} else if ctx.Err() == nil {
+			c.log.Warn("search attributes not added; workflows need them", "attributes", []string{berth.AttributeTenant, berth.AttributeKind, berth.AttributePool}, "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+}

@@ -1,0 +1,102 @@
+package controlplane
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"time"
+
+	"berth"
+	"berth/db"
+)
+
+// shutdownLimit is how long calls under way may take when the API stops.
+const shutdownLimit = 5 * time.Second
+
+// serve is the API on the listener, until the part's context ends.
+func (c *ControlPlane) serve(server *http.Server) part {
+	return func(ctx context.Context) error {
+		c.log.Info("api listens", "url", c.URL())
+		if c.cfg.TLSCert == "" && !isLoopback(c.listener.Addr().String()) {
+			c.log.Warn("the api speaks plain HTTP beyond this machine: tokens travel readable, unless a proxy in front speaks TLS")
+		}
+		server.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}
+		// Long-polls end with the part, and machines ask again elsewhere.
+		server.BaseContext = func(net.Listener) context.Context { return ctx }
+		return serveHTTP(ctx, server, func() error {
+			if c.cfg.TLSCert != "" {
+				return server.ServeTLS(c.listener, c.cfg.TLSCert, c.cfg.TLSKey)
+			}
+			return server.Serve(c.listener)
+		})
+	}
+}
+
+// serveHTTP runs serve until ctx ends, and then lets calls under way finish.
+func serveHTTP(ctx context.Context, server *http.Server, serve func() error) error {
+	ended := make(chan error, 1)
+	go func() { ended <- serve() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownLimit)
+	defer cancel()
+	if err := server.Shutdown(limit); err != nil {
+		_ = server.Close() // cuts what takes too long
+	}
+	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return ctx.Err()
+}
+
+// profile serves Go's profiles, on loopback.
+func (c *ControlPlane) profile(ctx context.Context) error {
+	listener, err := net.Listen("tcp", c.cfg.Pprof)
+	if err != nil {
+		return fmt.Errorf("listen for pprof on %s: %w", c.cfg.Pprof, err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	c.log.Warn("profiles are served", "address", listener.Addr().String())
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	return serveHTTP(ctx, server, func() error { return server.Serve(listener) })
+}
+
+// beacon tells that an API replica reaches the database, where no leader of the
+// same process does; see db.RenewBeacon.
+type beacon struct {
+	*ControlPlane
+	db     *db.DB
+	holder string
+}
+
+func (c *ControlPlane) newBeacon(d *db.DB) *beacon {
+	return &beacon{c, d, berth.NewSecret()}
+}
+
+func (b *beacon) run(ctx context.Context) error {
+	ttl := b.cfg.silence().Beacon()
+	tick := time.NewTicker(ttl / 5)
+	defer tick.Stop()
+	for {
+		if err := b.db.RenewBeacon(ctx, b.holder, ttl, b.cfg.Grace); err != nil && ctx.Err() == nil {
+			b.log.Warn("beacon not renewed", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,89 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+
+	cerrdefs "github.com/containerd/errdefs"
+
+	"berth/activities/node"
+)
+
+// The engine passes on what a registry said as text: up to 20.10 even a 401 or
+// a 429 arrives as an HTTP 500 of the engine, or in the middle of a 200. The
+// patterns below contain a space or a colon followed by one, which no image
+// name can, so that a repository called "denied" does not decide anything.
+
+// temporary is looked for first: it wins where both match, because a needless
+// retry costs less than a job failed for good.
+var temporary = regexp.MustCompile(`(?i)` +
+	`toomanyrequests:|too many requests|error parsing http (429|5\d\d) |` +
+	`unexpected (http )?status.*?: (429|5\d\d) |` +
+	`no space left on device|` +
+	`connection refused|connection reset|i/o timeout|no such host|` +
+	`timeout exceeded|tls handshake timeout|server misbehaving|` +
+	`network is unreachable|no route to host`)
+
+// mismatch is what the engine says of content that is not its digest's.
+var mismatch = regexp.MustCompile(`(?i)` +
+	`verification failed for digest|does not match provided manifest digest|` +
+	`unexpected commit digest|failed to validate .*digest`)
+
+// permanent is what a registry says when asking again is useless.
+var permanent = regexp.MustCompile(`(?i)` +
+	`manifest unknown|name unknown:|repository name not known|` +
+	`pull access denied|access forbidden|` +
+	`: denied: |^denied: |: unauthorized: |^unauthorized: |` +
+	`authentication required|no basic auth credentials|incorrect username or password|` +
+	`error parsing http 40[0134] |` +
+	`unexpected (http )?status.*?: 40[0134] |` +
+	`no matching manifest for|not match the specified platform|` +
+	`unsupported media type|unsupported manifest|manifest invalid:`)
+
+// classifyPull says whether a failed pull is worth another try. Whatever it
+// does not know is.
+func classifyPull(ref string, err error) error {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("pull image %s: %w: %w", ref, node.ErrImageUnavailable, err)
+	}
+	text := err.Error()
+	kind := node.ErrImageUnavailable
+	switch {
+	case mismatch.MatchString(text):
+		kind = node.ErrImageMismatch
+	case temporary.MatchString(text):
+	case permanent.MatchString(text),
+		cerrdefs.IsNotFound(err), cerrdefs.IsUnauthorized(err),
+		cerrdefs.IsPermissionDenied(err), cerrdefs.IsInvalidArgument(err):
+		kind = node.ErrImageNotFound
+	}
+	return fmt.Errorf("pull image %s: %w: %w", ref, kind, err)
+}
+
+// badCommand is what runc says about an entry point it cannot run. With an init
+// process the container usually starts all the same, and init exits 126 or 127.
+var badCommand = regexp.MustCompile(`(?i)` +
+	`executable file not found|exec format error|` +
+	`exec: .*(no such file or directory|permission denied|is a directory)|` +
+	`no command specified|` +
+	`chdir to cwd|cannot mkdir|not a directory`)
+
+// badDevice is what the engine, the NVIDIA hook or CDI say about GPUs.
+var badDevice = regexp.MustCompile(`(?i)` +
+	`could not select device driver|` +
+	`nvidia-container-cli|nvidia-container-runtime|libnvidia|` +
+	`cdi device injection failed|unresolvable cdi devices|cdi .*(not enabled|not registered|unknown)`)
+
+// classifyStart names the culprit of a failed create or start.
+func classifyStart(err error) error {
+	switch text := err.Error(); {
+	case badDevice.MatchString(text):
+		return fmt.Errorf("%w: %w", node.ErrDevice, err)
+	case badCommand.MatchString(text):
+		return fmt.Errorf("%w: %w", node.ErrBadCommand, err)
+	default:
+		return err
+	}
+}

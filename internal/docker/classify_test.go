@@ -1,0 +1,95 @@
+package docker
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/docker/docker/api/types/system"
+
+	"berth/activities/node"
+)
+
+// What engines other than the one at hand say; image_test.go has the latter's.
+func TestF37PullMessagesOfOtherEngines(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]error{
+		`toomanyrequests: You have reached your unauthenticated pull rate limit. https://www.docker.com/increase-rate-limit`:                                                  node.ErrImageUnavailable,
+		`unknown: failed to resolve reference "r.io/a:1": unexpected status from HEAD request to https://r.io/v2/a/manifests/1: 503 Service Unavailable`:                      node.ErrImageUnavailable,
+		`failed to resolve reference "r.io/a:1": unexpected status from HEAD request to https://r.io/v2/a/manifests/1: 429 Too Many Requests`:                                 node.ErrImageUnavailable,
+		`failed to resolve reference "r.io/a:1": unexpected status from HEAD request to https://r.io/v2/a/manifests/1: 403 Forbidden`:                                         node.ErrImageNotFound,
+		`failed to resolve reference "r.io/a:1": pull access denied, repository does not exist or may require authorization: authorization failed: no basic auth credentials`: node.ErrImageNotFound,
+		`Get "https://r.io/v2/": net/http: request canceled while waiting for connection (Client.Timeout exceeded while awaiting headers)`:                                    node.ErrImageUnavailable,
+		`Get "https://r.io/v2/": net/http: TLS handshake timeout`:                                                                                                             node.ErrImageUnavailable,
+		`Get "https://r.io/v2/": tls: failed to verify certificate: x509: certificate signed by unknown authority`:                                                            node.ErrImageUnavailable,
+		`failed to register layer: write /usr/lib/x: no space left on device`:                                                                                                 node.ErrImageUnavailable,
+		`no matching manifest for linux/arm64/v8 in the manifest list entries`:                                                                                                node.ErrImageNotFound,
+		`filesystem layer verification failed for digest sha256:00`:                                                                                                           node.ErrImageMismatch,
+		`unexpected EOF`:                                     node.ErrImageUnavailable,
+		`something that nobody has ever seen`:                node.ErrImageUnavailable,
+		`denied: requested access to the resource is denied`: node.ErrImageNotFound,
+	} {
+		if err := classifyPull("r.io/a:1", errors.New(text)); !errors.Is(err, want) {
+			t.Errorf("%s\nis taken for: %v\nwant: %v", text, err, want)
+		}
+	}
+}
+
+func TestStartMessagesNameTheCulprit(t *testing.T) {
+	t.Parallel()
+	const runc = `OCI runtime create failed: runc create failed: unable to start container process: `
+	for text, want := range map[string]error{
+		`could not select device driver "nvidia" with capabilities: [[gpu]]`: node.ErrDevice,
+		runc + `error during container init: error running hook #0: exit status 1, stderr: Auto-detected mode as 'legacy'
+nvidia-container-cli: device error: GPU-1: unknown device: unknown`: node.ErrDevice,
+		`CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=GPU-1`: node.ErrDevice,
+		runc + `exec: "nope": executable file not found in $PATH: unknown`:           node.ErrBadCommand,
+		runc + `exec: "/bin": stat /bin: is a directory: unknown`:                    node.ErrBadCommand,
+		runc + `exec: "/x": permission denied: unknown`:                              node.ErrBadCommand,
+		runc + `exec /x: exec format error`:                                          node.ErrBadCommand,
+		runc + `error setting rlimit type 7: operation not permitted: unknown`:       nil,
+	} {
+		err := classifyStart(errors.New(text))
+		for _, kind := range []error{node.ErrDevice, node.ErrBadCommand} {
+			if errors.Is(err, kind) != (kind == want) {
+				t.Errorf("%s\nis taken for: %v\nwant: %v", text, err, want)
+			}
+		}
+	}
+}
+
+func TestGPUsAreRequestedAsTheEngineUnderstands(t *testing.T) {
+	t.Parallel()
+	gpus := []string{"GPU-a", "MIG-b"}
+	dirs := []string{"/etc/cdi"}
+	found := []system.DeviceInfo{{ID: "nvidia.com/gpu=GPU-a"}, {ID: "nvidia.com/gpu=MIG-b"}, {ID: "nvidia.com/gpu=0"}}
+	for _, c := range []struct {
+		claim string
+		info  system.Info
+		cdi   bool
+	}{
+		{"no CDI before 25", system.Info{ServerVersion: "20.10.24+dfsg1", CDISpecDirs: dirs}, false},
+		{"25 with CDI switched on", system.Info{ServerVersion: "25.0.3", CDISpecDirs: dirs}, true},
+		{"25 with CDI switched off", system.Info{ServerVersion: "25.0.3"}, false},
+		{"28.1 does not list devices yet", system.Info{ServerVersion: "28.1.1", CDISpecDirs: dirs}, true},
+		{"28.2 found them all", system.Info{ServerVersion: "28.2.2", CDISpecDirs: dirs, DiscoveredDevices: found}, true},
+		{"28.2 found some", system.Info{ServerVersion: "28.2.2", CDISpecDirs: dirs, DiscoveredDevices: found[:1]}, false},
+		{"29 found none", system.Info{ServerVersion: "29.0.0", CDISpecDirs: dirs}, false},
+		{"a version that says nothing", system.Info{ServerVersion: "dev", CDISpecDirs: dirs}, false},
+	} {
+		requests, visible := deviceRequests(c.info, gpus)
+		if len(requests) != 1 || requests[0].Count != 0 {
+			t.Fatalf("%s: requests are %+v", c.claim, requests)
+		}
+		r, driver, ids, env := requests[0], "nvidia", gpus, "GPU-a,MIG-b"
+		if c.cdi {
+			driver, ids, env = "cdi", []string{"nvidia.com/gpu=GPU-a", "nvidia.com/gpu=MIG-b"}, "void"
+		}
+		if r.Driver != driver || !slices.Equal(r.DeviceIDs, ids) || visible != env {
+			t.Errorf("%s: driver %q with %v, visible %q", c.claim, r.Driver, r.DeviceIDs, visible)
+		}
+	}
+	if requests, visible := deviceRequests(system.Info{ServerVersion: "28.2.2"}, nil); requests != nil || visible != "void" {
+		t.Errorf("without GPUs: %+v, visible %q", requests, visible)
+	}
+}

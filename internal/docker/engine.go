@@ -1,0 +1,171 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/docker/docker/api/types/network"
+	"github.com/docker/docker/api/types/system"
+	"github.com/docker/docker/client"
+
+	"berth/activities/node"
+)
+
+// Options tunes an Engine. The zero value is right for a machine that Berth
+// has to itself.
+type Options struct {
+	Logger *slog.Logger // nil: discard
+	// UnlimitedMemlock lets containers pin memory without limit, which RDMA and
+	// NCCL want. It is off because some hosts refuse to start such containers.
+	UnlimitedMemlock bool
+	// OpenFiles is the limit of open files per process; 0 leaves the engine's
+	// own. A host that was itself given fewer refuses to start containers.
+	OpenFiles int64
+	// LogFileMiB and LogFiles bound a container's log on disk; 0 means 64 MiB
+	// times 4. Rotation throws away what nobody has read yet, so the product is
+	// how far a reader may fall behind: with 256 MiB, an agent that is down for
+	// a minute loses nothing of a job that writes 4 MiB/s, while a job that
+	// floods its log still cannot fill the disk.
+	LogFileMiB int64
+	LogFiles   int
+}
+
+// callTimeout bounds the calls that an engine in good health answers at once,
+// so that a frozen engine is noticed as an error instead of a hang.
+const callTimeout = 30 * time.Second
+
+// Engine is one Docker Engine. It may be used concurrently.
+type Engine struct {
+	api     *client.Client
+	socket  string // path of the engine's socket
+	log     *slog.Logger
+	options Options
+	pulls   pulls
+	starts  keyedMutex
+	warned  sync.Map // warnings of the engine that were logged already
+}
+
+var _ node.Runtime = (*Engine)(nil)
+
+// Open returns the engine behind host, a unix:// address; empty means Docker's
+// usual socket. It does not connect: an engine that is down fails the first
+// call, and serves later ones once it is up.
+func Open(host string, o Options) (*Engine, error) {
+	if host == "" {
+		host = client.DefaultDockerHost
+	}
+	if !strings.HasPrefix(host, "unix://") {
+		return nil, fmt.Errorf("docker host %q: allowed are unix:// sockets only, because the socket is as good as root", host)
+	}
+	api, err := client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation())
+	if err != nil {
+		return nil, fmt.Errorf("open docker engine %s: %w", host, err)
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.LogFileMiB == 0 {
+		o.LogFileMiB = 64
+	}
+	if o.LogFiles == 0 {
+		o.LogFiles = 4
+	}
+	return &Engine{api: api, socket: strings.TrimPrefix(host, "unix://"), log: o.Logger, options: o}, nil
+}
+
+// Info reports the engine's version and the machine's size.
+func (e *Engine) Info(ctx context.Context) (node.RuntimeInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	info, err := e.api.Info(ctx)
+	if err != nil {
+		return node.RuntimeInfo{}, fmt.Errorf("describe docker engine: %w", err)
+	}
+	id, err := e.engineID(ctx, info)
+	if err != nil {
+		return node.RuntimeInfo{}, err
+	}
+	return node.RuntimeInfo{
+		Name:        "docker",
+		Version:     info.ServerVersion,
+		CPUMilli:    int64(info.NCPU) * 1000,
+		MemoryMiB:   info.MemTotal >> 20,
+		DiskMiB:     freeMiB(info.DockerRootDir),
+		LiveRestore: info.LiveRestoreEnabled,
+		EngineID:    id,
+		StartedAt:   processStart(e.socket),
+	}, nil
+}
+
+// engineID names the engine's data root. Up to 20.10 the engine's own id comes
+// from a key in /etc/docker, which all engines of a machine share and which
+// outlives the data root; the id of the network "none" is made at random with
+// each new data root and stays with it.
+func (e *Engine) engineID(ctx context.Context, info system.Info) (string, error) {
+	none, err := e.api.NetworkInspect(ctx, "none", network.InspectOptions{})
+	if err != nil {
+		return "", fmt.Errorf("identify docker engine: %w", err)
+	}
+	return info.ID + "/" + none.ID[:min(12, len(none.ID))], nil
+}
+
+// freeMiB is what unprivileged writers may still use below a folder, 0 if that
+// cannot be told.
+func freeMiB(folder string) int64 {
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(folder, &fs); err != nil {
+		return 0
+	}
+	return int64(fs.Bavail) * fs.Bsize >> 20
+}
+
+// Close abandons pulls in progress, waits for their goroutines and releases the
+// connections. It may be called more than once.
+func (e *Engine) Close() error {
+	e.pulls.close()
+	if err := e.api.Close(); err != nil && !errors.Is(err, context.Canceled) {
+		return fmt.Errorf("close docker engine: %w", err)
+	}
+	return nil
+}
+
+// keyedMutex is a mutex per key.
+type keyedMutex struct {
+	mu    sync.Mutex
+	locks map[string]*keyLock
+}
+
+type keyLock struct {
+	sync.Mutex
+	users int
+}
+
+// lock returns the function that unlocks.
+func (k *keyedMutex) lock(key string) func() {
+	k.mu.Lock()
+	if k.locks == nil {
+		k.locks = make(map[string]*keyLock)
+	}
+	l := k.locks[key]
+	if l == nil {
+		l = &keyLock{}
+		k.locks[key] = l
+	}
+	l.users++
+	k.mu.Unlock()
+	l.Lock()
+	return func() {
+		l.Unlock()
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if l.users--; l.users == 0 {
+			delete(k.locks, key)
+		}
+	}
+}

@@ -1,0 +1,122 @@
+package docker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+	"github.com/docker/docker/api/types/image"
+	"github.com/docker/docker/api/types/registry"
+
+	"berth/activities/node"
+)
+
+// EnsureImage pulls the image unless it is on the machine already. Callers that
+// want the same image with the same login share one pull; it goes on until the
+// last of them has given up.
+func (e *Engine) EnsureImage(ctx context.Context, ref string, auth *node.RegistryAuth) (string, error) {
+	named, err := reference.ParseNormalizedNamed(ref)
+	if err != nil {
+		return "", fmt.Errorf("image reference %q: %w: %w", ref, node.ErrImageNotFound, err)
+	}
+	digest, err := e.localDigest(ctx, ref, named)
+	if err == nil || !cerrdefs.IsNotFound(err) {
+		return digest, err
+	}
+	login := ""
+	if auth != nil {
+		login, err = registry.EncodeAuthConfig(registry.AuthConfig{
+			Username:      auth.Username,
+			Password:      auth.Password,
+			ServerAddress: reference.Domain(named),
+		})
+		if err != nil {
+			return "", fmt.Errorf("pull image %s: encode login: %w", ref, err)
+		}
+	}
+	err = e.pulls.do(ctx, canonical(ref)+" "+login, func(ctx context.Context) error {
+		return e.pull(ctx, ref, login)
+	})
+	if err != nil {
+		return "", classifyPull(ref, err)
+	}
+	digest, err = e.localDigest(ctx, ref, named)
+	if cerrdefs.IsNotFound(err) { // pruned between the two calls
+		return "", fmt.Errorf("image %s is gone right after its pull: %w: %w", ref, node.ErrImageUnavailable, err)
+	}
+	return digest, err
+}
+
+// localDigest is the digest under which the image's own repository serves it,
+// "" if it came from no registry: the id of an image that was built or imported
+// here says nothing about the image of that name on another machine.
+func (e *Engine) localDigest(ctx context.Context, ref string, named reference.Named) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	found, err := e.api.ImageInspect(ctx, canonical(ref))
+	if cerrdefs.IsNotFound(err) {
+		return "", err
+	}
+	if err != nil {
+		return "", fmt.Errorf("inspect image %s: %w: %w", ref, node.ErrImageUnavailable, err)
+	}
+	if asked, ok := named.(reference.Digested); ok {
+		return asked.Digest().String(), nil
+	}
+	for _, repo := range found.RepoDigests {
+		r, err := reference.ParseNormalizedNamed(repo)
+		if err != nil {
+			continue
+		}
+		if d, ok := r.(reference.Digested); ok && r.Name() == named.Name() {
+			return d.Digest().String(), nil
+		}
+	}
+	return "", nil
+}
+
+// pull asks the engine to pull and reads its progress to the end, where errors
+// may hide behind a status of 200.
+func (e *Engine) pull(ctx context.Context, ref, login string) error {
+	body, err := e.api.ImagePull(ctx, canonical(ref), image.PullOptions{RegistryAuth: login})
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	for progress := json.NewDecoder(body); ; {
+		var m struct {
+			ErrorDetail *struct{ Message string } `json:"errorDetail"`
+			Error       string                    `json:"error"`
+		}
+		switch err := progress.Decode(&m); {
+		case errors.Is(err, io.EOF):
+			e.log.InfoContext(ctx, "image pulled", "image", ref)
+			return nil
+		case err != nil:
+			return fmt.Errorf("read pull progress: %w", err)
+		case m.ErrorDetail != nil:
+			return errors.New(m.ErrorDetail.Message)
+		case m.Error != "":
+			return errors.New(m.Error)
+		}
+	}
+}
+
+// canonical is the reference as every call spells it. Of name:tag@digest the
+// tag is dropped: the digest decides, and old engines look up neither.
+func canonical(ref string) string {
+	named, err := reference.ParseNormalizedNamed(ref)
+	if err != nil {
+		return ref
+	}
+	if d, ok := named.(reference.Digested); ok {
+		if pinned, err := reference.WithDigest(reference.TrimNamed(named), d.Digest()); err == nil {
+			return pinned.String()
+		}
+	}
+	return reference.TagNameOnly(named).String()
+}

@@ -1,0 +1,94 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"sync"
+)
+
+// pulls lets callers who want the same thing share one attempt. The attempt
+// belongs to all of them: it is abandoned when the last one has left, not when
+// the first one's context ends.
+type pulls struct {
+	running sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	byKey  map[string]*pull
+}
+
+type pull struct {
+	cancel  context.CancelFunc
+	waiters int
+	done    chan struct{}
+	err     error // set before done is closed
+}
+
+var errClosed = errors.New("engine client is closed")
+
+// do runs work under key, or joins the attempt under way.
+func (p *pulls) do(ctx context.Context, key string, work func(context.Context) error) error {
+	one, err := p.join(ctx, key, work)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-one.done:
+		return one.err
+	case <-ctx.Done():
+		p.leave(key, one)
+		return ctx.Err()
+	}
+}
+
+func (p *pulls) join(ctx context.Context, key string, work func(context.Context) error) (*pull, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, errClosed
+	}
+	if one := p.byKey[key]; one != nil {
+		one.waiters++
+		return one, nil
+	}
+	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	one := &pull{cancel: cancel, waiters: 1, done: make(chan struct{})}
+	if p.byKey == nil {
+		p.byKey = make(map[string]*pull)
+	}
+	p.byKey[key] = one
+	p.running.Go(func() {
+		defer cancel()
+		one.err = work(own)
+		p.mu.Lock()
+		if p.byKey[key] == one {
+			delete(p.byKey, key)
+		}
+		p.mu.Unlock()
+		close(one.done)
+	})
+	return one, nil
+}
+
+// leave gives up waiting. An abandoned attempt is taken off the table at once,
+// so that whoever comes next does not join a dying one.
+func (p *pulls) leave(key string, one *pull) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if one.waiters--; one.waiters == 0 {
+		one.cancel()
+		if p.byKey[key] == one {
+			delete(p.byKey, key)
+		}
+	}
+}
+
+func (p *pulls) close() {
+	p.mu.Lock()
+	p.closed = true
+	for _, one := range p.byKey {
+		one.cancel()
+	}
+	p.mu.Unlock()
+	p.running.Wait()
+}

@@ -1,0 +1,44 @@
+// Command pause is the whole content of the test image: it forks a copy of
+// itself, says so, and both wait until they are told to end. With "get URL" it
+// fetches a page instead, with "serve" it offers one on port 8080.
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+func main() {
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM)
+	switch {
+	case len(os.Args) == 3 && os.Args[1] == "get":
+		client := http.Client{Timeout: 10 * time.Second}
+		resp, err := client.Get(os.Args[2])
+		if err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		_, _ = io.Copy(os.Stdout, resp.Body)
+		return
+	case len(os.Args) == 2 && os.Args[1] == "serve":
+		go func() {
+			_ = http.ListenAndServe(":8080", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				fmt.Fprint(w, "served")
+			}))
+		}()
+	case len(os.Args) == 1:
+		if err := exec.Command("/pause", "child").Start(); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+	}
+	fmt.Println("ready")
+	<-stop
+}

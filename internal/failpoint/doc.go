@@ -1,0 +1,20 @@
+// Package failpoint names the places where a process may die in the middle of
+// its work: before and after every commit and side effect on a job's way from
+// submit to release (L1 accept, L2 workflow start, L3 place, L4 dispatch, L5
+// pull, L6 create and start, L7 run and checkpoint, L8 exit recorded, L9
+// release). Tests arm one and see what becomes of the job; see package
+// e2e/chaos.
+//
+// Hit does nothing, and is compiled to nothing, unless the program was built
+// with the tag failpoints. Such a program looks into the folder that
+// BERTH_FAILPOINT_DIR names: a file there, called like a failpoint, is taken by
+// the first hit, which renames it to NAME.hit and does what it says:
+//
+//	kill       ends the process with SIGKILL
+//	freeze     stops the process with SIGSTOP, until somebody sends SIGCONT
+//	error      makes Hit return an error: the operation fails, or its reply is lost
+//	delay 2s   waits
+//
+// The one rule to know: each name stands at one place in the source, and Points
+// lists all of them; the package's test holds the two to each other.
+package failpoint

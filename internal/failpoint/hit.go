@@ -1,0 +1,62 @@
+package failpoint
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// ErrInjected is what a failpoint armed with "error" returns.
+var ErrInjected = errors.New("failpoint")
+
+// hit looks whether a failpoint is armed and acts. It panics at what it does
+// not understand, because a test that armed it would wait for ever.
+func hit(dir, name string) error {
+	if dir == "" {
+		return nil
+	}
+	armed := filepath.Join(dir, name)
+	done := armed + ".hit"
+	if err := os.Rename(armed, done); err != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		panic("failpoint: " + err.Error())
+	}
+	text, err := os.ReadFile(done)
+	if err != nil {
+		panic("failpoint: " + err.Error())
+	}
+	action, argument, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
+	switch action {
+	case "kill":
+		return stop(syscall.SIGKILL)
+	case "freeze":
+		return stop(syscall.SIGSTOP)
+	case "error":
+		return fmt.Errorf("%w %s", ErrInjected, name)
+	case "delay":
+		d, err := time.ParseDuration(argument)
+		if err != nil {
+			panic("failpoint " + name + ": " + err.Error())
+		}
+		time.Sleep(d)
+		return nil
+	}
+	panic(fmt.Sprintf("failpoint %s: action %q: allowed are kill, freeze, error, delay DURATION", name, text))
+}
+
+// stop sends this process a signal that it cannot catch, and returns if and
+// when it goes on. The kernel stops threads one by one, so this one waits until
+// it is surely its turn.
+func stop(s syscall.Signal) error {
+	if err := syscall.Kill(os.Getpid(), s); err != nil {
+		panic("failpoint: " + err.Error())
+	}
+	time.Sleep(10 * time.Millisecond)
+	return nil
+}

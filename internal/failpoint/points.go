@@ -1,0 +1,80 @@
+package failpoint
+
+// Process is whose failpoint it is. The control plane's roles count apart,
+// whichever berthd plays them.
+type Process string
+
+// The processes that have failpoints.
+const (
+	API    Process = "api"
+	Leader Process = "leader"
+	Worker Process = "worker" // of workflows and their steps
+	Agent  Process = "agent"
+)
+
+// Point is one place.
+type Point struct {
+	Name    string
+	Process Process
+	Step    string // L1 to L9
+	Stands  string // before or after what
+}
+
+// Points are all there are, in the order of a job's life.
+var Points = []Point{
+	{"api.submit.before", API, "L1", "before the job's row is committed"},
+	{"api.submit.after", API, "L1", "after the job's row is committed, before the reply"},
+	{"api.cancel.before", API, "L1", "before a cancel is committed"},
+	{"api.cancel.after", API, "L1", "after a cancel is committed, before its poke and the reply"},
+	{"dispatch.start.before", API, "L2", "before a workflow is started"},
+	{"dispatch.start.after", API, "L2", "after a workflow was started"},
+	{"worker.reserve.before", Worker, "L2", "before the row becomes queued"},
+	{"worker.reserve.after", Worker, "L2", "after the row became queued or was read again, before the workflow knows"},
+	{"leader.commit.before", Leader, "L3", "before a batch of placements is committed"},
+	{"leader.commit.after", Leader, "L3", "after a batch of placements is committed, before anybody is told"},
+	{"leader.poke.after", Leader, "L4", "after everybody concerned by a batch was told"},
+	{"dispatch.poke.before", Leader, "L4", "before a poke is signalled to its workflow"},
+	{"dispatch.poke.after", Leader, "L4", "after a poke was signalled to its workflow"},
+	{"api.register.before", API, "L4", "before a machine's registration is committed"},
+	{"api.register.after", API, "L4", "after a machine's registration is committed, before the reply"},
+	{"agent.claim.before", Agent, "L4", "before work is claimed"},
+	{"api.claim.before", API, "L4", "before a claim is committed"},
+	{"api.claim.after", API, "L4", "after a claim is committed, before the reply"},
+	{"agent.claim.after", Agent, "L4", "after work was claimed, before anything is made for it"},
+	{"agent.pull.before", Agent, "L5", "before the image is made ready"},
+	{"agent.pull.after", Agent, "L5", "after the image was made ready"},
+	{"agent.create.before", Agent, "L6", "before the container is created"},
+	{"agent.create.after", Agent, "L6", "after the container was created, before the rank is prepared"},
+	{"agent.start.before", Agent, "L6", "before the container is started"},
+	{"agent.start.after", Agent, "L6", "after the container was started, before anybody is told"},
+	{"agent.report.before", Agent, "L6", "before a call that reports is sent"},
+	{"api.report.before", API, "L6", "before reports of a machine are committed"},
+	{"api.report.after", API, "L6", "after reports of a machine are committed, before the reply"},
+	{"agent.report.after", Agent, "L6", "after a call that reports was answered, before the answer is taken in"},
+	{"agent.file.before", Agent, "L7", "before a file of a checkpoint is stored"},
+	{"agent.file.after", Agent, "L7", "after a file of a checkpoint was stored"},
+	{"agent.manifest.before", Agent, "L7", "before the manifest of a checkpoint is stored"},
+	{"agent.manifest.after", Agent, "L7", "after the manifest of a checkpoint was stored"},
+	{"agent.checkpoint.before", Agent, "L7", "before a checkpoint is registered"},
+	{"api.checkpoint.before", API, "L7", "before a checkpoint's row is committed"},
+	{"api.checkpoint.after", API, "L7", "after a checkpoint's row is committed, before older ones are deleted and the reply"},
+	{"agent.checkpoint.after", Agent, "L7", "after a checkpoint was registered"},
+	{"agent.log.before", Agent, "L7", "before a piece of a log is sent"},
+	{"api.log.before", API, "L7", "before a piece of a log is stored"},
+	{"api.log.between", API, "L7", "after the object of a piece of a log is stored, before its row"},
+	{"api.log.after", API, "L7", "after a piece of a log and its row are stored, before the reply"},
+	{"agent.log.after", Agent, "L7", "after a piece of a log was stored, before that is noted"},
+	{"agent.stop.before", Agent, "L7", "before a container is signalled to stop, its intent noted"},
+	{"agent.stop.after", Agent, "L7", "after a container was signalled to stop"},
+	{"worker.cancel.before", Worker, "L7", "before a cancel from Temporal's side is committed"},
+	{"worker.cancel.after", Worker, "L7", "after a cancel from Temporal's side is committed"},
+	{"leader.lost.before", Leader, "L7", "before the ranks of a silent machine are orphaned"},
+	{"leader.lost.after", Leader, "L7", "after the ranks of a silent machine were orphaned, before their jobs are poked"},
+	{"agent.exit.before", Agent, "L8", "after a container's end was seen, before it is told or sealed"},
+	{"agent.seal.before", Agent, "L8", "after a rank's logs and checkpoints are stored, before its seal is told"},
+	{"agent.seal.after", Agent, "L8", "after the server has a rank's seal on record"},
+	{"worker.settle.before", Worker, "L9", "before a verdict is committed"},
+	{"worker.settle.after", Worker, "L9", "after a verdict is committed, before the workflow knows"},
+	{"agent.remove.before", Agent, "L9", "before a container and its folder are removed"},
+	{"agent.remove.after", Agent, "L9", "after a container and its folder were removed, before that is told"},
+}

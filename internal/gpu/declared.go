@@ -1,0 +1,148 @@
+package gpu
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/goccy/go-yaml"
+
+	"berth"
+	"berth/activities/node"
+)
+
+// Declared is an inventory written down in a file instead of read from
+// hardware, for tests, demonstrations and simulated machines. The file is a
+// YAML or JSON list:
+//
+//   - {model: H100, memory: 80GiB, count: 8}
+//   - {model: A100, memory: 40GiB, count: 2, unhealthy: [1], reason: XID 79}
+//
+// count is 1 if absent; unhealthy names devices of its entry, from 0. The file
+// is read again whenever it has changed, which is how a device falls ill.
+type Declared struct {
+	path    string
+	machine berth.MachineID
+	log     *slog.Logger
+
+	mu      sync.Mutex
+	text    []byte // the file's content when it was last looked at
+	devices []berth.GPU
+}
+
+var _ node.GPUs = (*Declared)(nil)
+
+// entry is one line of the file.
+type entry struct {
+	Model     string    `yaml:"model"`
+	Memory    berth.MiB `yaml:"memory"`
+	Count     int       `yaml:"count"`
+	Unhealthy []int     `yaml:"unhealthy"`
+	Reason    string    `yaml:"reason"`
+}
+
+// maxDevices is more than any machine holds, MIG slices included.
+const maxDevices = 1024
+
+// OpenDeclared reads the inventory of the given machine from a file. Errors
+// name the line at fault. A nil logger discards.
+func OpenDeclared(path string, machine berth.MachineID, log *slog.Logger) (*Declared, error) {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	d := &Declared{path: path, machine: machine, log: log}
+	if err := d.read(); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// Devices lists the devices as the file has them now. While the file cannot be
+// read or makes no sense, as in the middle of an edit, the last inventory stays
+// in force.
+func (d *Declared) Devices(ctx context.Context) ([]berth.GPU, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("list declared gpus: %w", err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.read(); err != nil {
+		d.log.WarnContext(ctx, "declared gpus not read again", "path", d.path, "error", err)
+	}
+	return slices.Clone(d.devices), nil
+}
+
+// Declared is true.
+func (d *Declared) Declared() bool { return true }
+
+// Close does nothing.
+func (d *Declared) Close() error { return nil }
+
+// read takes over the file's content if it differs from the last time, so that
+// one broken edit is one error.
+func (d *Declared) read() error {
+	text, err := os.ReadFile(d.path)
+	if err != nil {
+		return fmt.Errorf("read declared gpus: %w", err)
+	}
+	if d.text != nil && bytes.Equal(text, d.text) {
+		return nil
+	}
+	d.text = text
+	devices, err := parseDeclared(text, d.machine)
+	if err != nil {
+		return fmt.Errorf("declared gpus in %s: %w", d.path, err)
+	}
+	d.devices = devices
+	return nil
+}
+
+func parseDeclared(text []byte, machine berth.MachineID) ([]berth.GPU, error) {
+	var entries []entry
+	if err := yaml.UnmarshalWithOptions(text, &entries, yaml.Strict(), yaml.UseJSONUnmarshaler()); err != nil {
+		return nil, err
+	}
+	var devices []berth.GPU
+	for i, e := range entries {
+		count := cmp.Or(e.Count, 1)
+		switch {
+		case e.Model == "":
+			return nil, fmt.Errorf("entry %d has no model, such as H100", i+1)
+		case e.Memory <= 0:
+			return nil, fmt.Errorf("entry %d (%s) has no memory, such as 80GiB", i+1, e.Model)
+		case count < 0 || len(devices)+count > maxDevices:
+			return nil, fmt.Errorf("entry %d (%s) has count %d: allowed are up to %d devices in all", i+1, e.Model, e.Count, maxDevices)
+		}
+		for _, n := range e.Unhealthy {
+			if n < 0 || n >= count {
+				return nil, fmt.Errorf("entry %d (%s) has unhealthy device %d: allowed are 0 to %d", i+1, e.Model, n, count-1)
+			}
+		}
+		for n := range count {
+			g := berth.GPU{
+				Index:     len(devices),
+				UUID:      declaredUUID(machine, len(devices)),
+				Model:     e.Model,
+				MemoryMiB: int64(e.Memory),
+				Healthy:   true,
+			}
+			if slices.Contains(e.Unhealthy, n) {
+				g.Healthy, g.Reason = false, cmp.Or(e.Reason, "declared unhealthy")
+			}
+			devices = append(devices, g)
+		}
+	}
+	return devices, nil
+}
+
+// declaredUUID is the same for a machine and an index for ever, and no device's.
+func declaredUUID(machine berth.MachineID, index int) string {
+	h := sha256.Sum256(fmt.Appendf(nil, "berth declared gpu\n%s\n%d", machine, index))
+	return fmt.Sprintf("declared-%x-%x-%x-%x-%x", h[:4], h[4:6], h[6:8], h[8:10], h[10:16])
+}

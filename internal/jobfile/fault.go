@@ -1,0 +1,138 @@
+package jobfile
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"berth"
+)
+
+// maxShown is how many faults an error prints; the rest is counted.
+const maxShown = 20
+
+// Fault is one thing wrong with a job file. Line and Column count from 1, in
+// lines and characters; a zero Line means that no place can be named.
+type Fault struct {
+	Line, Column int
+	Width        int // characters to underline
+	berth.FieldError
+}
+
+// Error is everything wrong with one job file.
+type Error struct {
+	Name   string // of the file, as shown; empty for a spec that came from no file
+	Source string
+	Faults []Fault
+}
+
+// Error prints every fault: a line that says where, what and what is allowed,
+// and the source around it.
+func (e *Error) Error() string {
+	var b strings.Builder
+	lines := strings.Split(e.Source, "\n")
+	for i, f := range e.Faults {
+		if i > 0 {
+			b.WriteByte('\n')
+		}
+		if i == maxShown {
+			fmt.Fprintf(&b, "and %d more", len(e.Faults)-maxShown)
+			break
+		}
+		b.WriteString(e.headline(f))
+		writeFrame(&b, lines, f)
+	}
+	return b.String()
+}
+
+func (e *Error) headline(f Fault) string {
+	var parts []string
+	switch {
+	case f.Line > 0:
+		parts = append(parts, fmt.Sprintf("%s:%d:%d", e.Name, f.Line, f.Column))
+	case e.Name != "":
+		parts = append(parts, e.Name)
+	}
+	if f.Field != "" {
+		parts = append(parts, f.Field)
+	}
+	return strings.Join(append(parts, Sentence(f.FieldError)), ": ")
+}
+
+// Sentence joins what is wrong and what is allowed. Allowed is an instruction
+// or a set of values, and reads differently after each.
+func Sentence(f berth.FieldError) string {
+	if f.Allowed == "" {
+		return f.Detail
+	}
+	for _, verb := range []string{"want ", "write ", "did you ", "leave ", "set ", "keep ", "submit ", "save ", "such as ", "allowed "} {
+		if strings.HasPrefix(f.Allowed, verb) {
+			return f.Detail + ": " + f.Allowed
+		}
+	}
+	return f.Detail + "; allowed: " + f.Allowed
+}
+
+// writeFrame draws the faulty line, the line above it and a mark.
+func writeFrame(b *strings.Builder, lines []string, f Fault) {
+	if f.Line < 1 || f.Line > len(lines) || strings.TrimSpace(lines[f.Line-1]) == "" {
+		return
+	}
+	if f.Line > 1 && strings.TrimSpace(lines[f.Line-2]) != "" {
+		fmt.Fprintf(b, "\n  %4d | %s", f.Line-1, clip(lines[f.Line-2]))
+	}
+	line := clip(lines[f.Line-1])
+	fmt.Fprintf(b, "\n> %4d | %s", f.Line, line)
+	before := []rune(line)
+	if f.Column-1 > len(before) {
+		return
+	}
+	// Tabs stay tabs, so that the mark stands below what it marks.
+	pad := strings.Map(func(r rune) rune {
+		if r == '\t' {
+			return r
+		}
+		return ' '
+	}, string(before[:f.Column-1]))
+	width := max(1, min(f.Width, len(before)-f.Column+1))
+	fmt.Fprintf(b, "\n       | %s%s", pad, strings.Repeat("^", width))
+}
+
+// clip keeps a line that some program wrote from flooding the terminal, and
+// control characters in it from reaching the terminal.
+func clip(line string) string {
+	const most = 160
+	runes := []rune(line)
+	if len(runes) > most {
+		runes = append(runes[:most], '…')
+	}
+	for i, r := range runes {
+		if r < ' ' && r != '\t' || r == 0x7f {
+			runes[i] = '�'
+		}
+	}
+	return string(runes)
+}
+
+// sorted orders faults by place and drops repeats of one field, keeping the
+// first, which is the cause.
+func sorted(faults []Fault) []Fault {
+	slices.SortStableFunc(faults, func(a, b Fault) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+	return faults
+}
+
+// Check reports the faults of a spec that came from no file, nil if there are
+// none. The spec may lack defaults.
+func Check(spec berth.JobSpec) error {
+	var faults []Fault
+	for _, f := range spec.WithDefaults().Validate() {
+		faults = append(faults, Fault{FieldError: f})
+	}
+	if faults == nil {
+		return nil
+	}
+	return &Error{Faults: faults}
+}

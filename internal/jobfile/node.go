@@ -1,0 +1,62 @@
+package jobfile
+
+import "fmt"
+
+// kind is what a value looks like before its meaning is known.
+type kind int
+
+const (
+	null kind = iota
+	boolean
+	number
+	text
+	list
+	mapping
+)
+
+func (k kind) String() string {
+	switch k {
+	case null:
+		return "nothing"
+	case boolean:
+		return "true or false"
+	case number:
+		return "a number"
+	case text:
+		return "text"
+	case list:
+		return "a list"
+	case mapping:
+		return "a mapping"
+	default:
+		panic(fmt.Sprintf("unknown kind %d", int(k)))
+	}
+}
+
+// place is where something stands in the source, from 1. The zero place is
+// nowhere.
+type place struct{ line, column, width int }
+
+// node is a value of the source and its place.
+type node struct {
+	kind    kind
+	text    string // of a scalar, as the user wrote it, without quotes
+	at      place
+	items   []*node
+	entries []entry
+}
+
+// entry is one key of a mapping. Keys may repeat; the decoder refuses that.
+type entry struct {
+	key   string
+	at    place
+	value *node
+}
+
+// syntaxError is a text that is neither YAML nor JSON.
+type syntaxError struct {
+	at     place
+	detail string
+}
+
+func (e *syntaxError) Error() string { return e.detail }

@@ -1,0 +1,170 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// maxLog is where a log left by earlier runs is started afresh.
+const maxLog = 16 << 20
+
+// errOldServer says that a server on the same data has not ended yet.
+var errOldServer = errors.New("an earlier server on the same data has not ended")
+
+// errPortLost says that somebody took the free port before the server did.
+var errPortLost = errors.New("the port was taken before the server listened on it")
+
+// launch starts the server and waits until it answers. It repeats what time
+// heals: an earlier server that is still dying, a free port that was lost.
+func (c *Cluster) launch(ctx context.Context) error {
+	began := time.Now()
+	for {
+		err := c.launchOnce(ctx)
+		switch {
+		case err == nil:
+			c.opts.Logger.Info("postgres started", "dir", c.layout.dir, "port", c.port, "version", c.binaries.major,
+				"took", time.Since(began).Round(time.Millisecond))
+			return nil
+		case !errors.Is(err, errOldServer) && !errors.Is(err, errPortLost):
+			return err
+		case time.Since(began) > takeOver:
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+func (c *Cluster) launchOnce(ctx context.Context) error {
+	if err := clearStalePID(c.layout); err != nil {
+		return err
+	}
+	port, err := c.pickPort()
+	if err != nil {
+		return err
+	}
+	log, offset, err := openLog(c.layout.log())
+	if err != nil {
+		return err
+	}
+	defer log.Close() // the child has its own copy
+
+	args := append([]string{"-D", c.layout.data()}, c.opts.settings(port, c.layout.socketDir())...)
+	cmd := exec.Command(c.binaries.postgres, args...)
+	cmd.Env = environment()
+	cmd.Dir = c.layout.data()
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = c.account.sysProcAttr(syscall.SIGINT)
+	p, err := startProcess(cmd)
+	if err != nil {
+		return err
+	}
+	c.proc = p
+	if c.port != port { // only ever during Start: a Restart keeps the port, and URL reads it without the lock
+		c.port = port
+	}
+	if err := c.awaitReady(ctx); err != nil {
+		p.signal(syscall.SIGKILL)
+		<-p.exited
+		return explain(err, readFrom(c.layout.log(), offset))
+	}
+	return nil
+}
+
+// pickPort returns the port asked for, or a free one. While an earlier server
+// may still be dying, its port is not "taken".
+func (c *Cluster) pickPort() (int, error) {
+	asked := c.opts.Port
+	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(asked)))
+	if err != nil {
+		_, statErr := os.Stat(c.layout.pidFile())
+		switch {
+		case !errors.Is(err, syscall.EADDRINUSE):
+			return 0, err
+		case statErr == nil:
+			return 0, fmt.Errorf("port %d on 127.0.0.1 is taken: %w", asked, errOldServer)
+		default:
+			return 0, fmt.Errorf("port %d on 127.0.0.1 is taken: name another, or 0 for a free one", asked)
+		}
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// awaitReady returns when the server answers with our password, so it is ours,
+// or when its process has ended.
+func (c *Cluster) awaitReady(ctx context.Context) error {
+	for {
+		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
+		conn, err := pgx.Connect(attempt, c.URL("postgres"))
+		cancel()
+		if err == nil {
+			return conn.Close(ctx)
+		}
+		select {
+		case <-c.proc.exited:
+			return fmt.Errorf("server ended while starting: %w", c.proc.err)
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the server: %w", ctx.Err())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// explain adds what the server wrote since it was started, which is the only
+// place where it says why.
+func explain(err error, said string) error {
+	switch {
+	case strings.Contains(said, `lock file "postmaster.pid" already exists`),
+		strings.Contains(said, "pre-existing shared memory block"):
+		err = fmt.Errorf("%w: %w", errOldServer, err)
+	case strings.Contains(said, "could not create any TCP/IP sockets"):
+		err = fmt.Errorf("%w: %w", errPortLost, err)
+	}
+	if said == "" {
+		return err
+	}
+	return fmt.Errorf("%w; it said:\n%s", err, said)
+}
+
+func openLog(path string) (*os.File, int64, error) {
+	flags := os.O_CREATE | os.O_WRONLY | os.O_APPEND
+	if info, err := os.Stat(path); err == nil && info.Size() > maxLog {
+		flags |= os.O_TRUNC
+	}
+	f, err := os.OpenFile(path, flags, 0o600)
+	if err != nil {
+		return nil, 0, err
+	}
+	end, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		_ = f.Close()
+		return nil, 0, err
+	}
+	return f, end, nil
+}
+
+// readFrom returns the file's text behind offset, its last 4 KiB at most, and
+// "" where it cannot be read: it only adds to an error.
+func readFrom(path string, offset int64) string {
+	b, err := os.ReadFile(path)
+	if err != nil || int64(len(b)) <= offset {
+		return ""
+	}
+	b = b[offset:]
+	return strings.TrimSpace(string(b[max(0, len(b)-4096):]))
+}

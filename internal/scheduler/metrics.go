@@ -1,0 +1,78 @@
+package scheduler
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Metrics are the scheduler's figures; register them with a registry. Those of
+// a process that does not lead stand still.
+type Metrics struct {
+	leader    prometheus.Gauge
+	queue     prometheus.Gauge
+	machines  prometheus.Gauge
+	lag       prometheus.Gauge
+	marked    prometheus.Gauge
+	silent    prometheus.Gauge
+	frozen    prometheus.Gauge
+	cycle     prometheus.Histogram
+	commit    prometheus.Histogram
+	placed    prometheus.Counter
+	refused   prometheus.Counter
+	expired   prometheus.Counter
+	orphaned  prometheus.Counter
+	lost      prometheus.Counter
+	drift     prometheus.Counter
+	repairs   *prometheus.CounterVec
+	forgotten prometheus.Gauge
+}
+
+// NewMetrics returns the collectors, unregistered.
+func NewMetrics() *Metrics {
+	gauge := func(name, help string) prometheus.Gauge {
+		return prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "berth", Subsystem: "scheduler", Name: name, Help: help})
+	}
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "berth", Subsystem: "scheduler", Name: name, Help: help})
+	}
+	seconds := func(name, help string) prometheus.Histogram {
+		return prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "berth", Subsystem: "scheduler", Name: name, Help: help,
+			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14)})
+	}
+	return &Metrics{
+		leader:   gauge("leader", "1 while this process leads."),
+		queue:    gauge("queue_jobs", "Jobs that wait for a place, as the leader knows them."),
+		machines: gauge("machines", "Machines the leader knows."),
+		lag:      gauge("feed_lag_seconds", "How long the oldest transaction has kept the feed from going on."),
+		marked:   gauge("marked_machines", "Machines that get no work because their counters are wrong or they do not obey."),
+		silent:   gauge("silent_machines", "Machines that are silent and were not given up."),
+		frozen:   gauge("verdicts_frozen", "1 while so many machines are silent that none is given up."),
+		cycle:    seconds("cycle_seconds", "Time to read the feed and plan."),
+		commit:   seconds("commit_seconds", "Time to commit a batch of placements."),
+		placed:   counter("placements_total", "Attempts placed."),
+		refused:  counter("refusals_total", "Decisions that did not hold when they were committed."),
+		expired:  counter("queue_timeouts_total", "Jobs failed because their queue deadline passed."),
+		orphaned: counter("orphaned_jobs_total", "Jobs with ranks on machines that fell silent."),
+		lost:     counter("lost_machines_total", "Machines declared lost."),
+		drift:    counter("drift_rows_total", "Rows in which the mirror differed from the database at a full reload."),
+		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "berth", Subsystem: "scheduler", Name: "repairs_total",
+			Help: "What the reconciler did, by kind."}, []string{"kind"}),
+		forgotten: gauge("workflows_without_row", "Open workflows of jobs that have no row."),
+	}
+}
+
+func (m *Metrics) all() []prometheus.Collector {
+	return []prometheus.Collector{m.leader, m.queue, m.machines, m.lag, m.marked, m.silent, m.frozen, m.cycle, m.commit, m.placed, m.refused,
+		m.expired, m.orphaned, m.lost, m.drift, m.repairs, m.forgotten}
+}
+
+// Describe implements prometheus.Collector.
+func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, c := range m.all() {
+		c.Describe(ch)
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
+	for _, c := range m.all() {
+		c.Collect(ch)
+	}
+}

@@ -1,0 +1,270 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/placement"
+)
+
+// mirror keeps a placement.Snapshot like the database. It belongs to one
+// goroutine.
+type mirror struct {
+	db       *db.DB
+	log      *slog.Logger
+	metrics  *Metrics
+	marks    *marks
+	snapshot *placement.Snapshot
+	cursor   db.Cursor
+	now      time.Time // the database's clock at the last read
+	readAt   time.Time // our clock then
+	unknown  map[string]bool
+
+	// The feed is complete up to cursor; ahead is the newest transaction there
+	// was at aheadAt, which it has not reached yet.
+	ahead   db.Cursor
+	aheadAt time.Time
+}
+
+// load reads everything.
+func (m *mirror) load(ctx context.Context) error {
+	c, err := m.db.LoadQueue(ctx)
+	if err != nil {
+		return err
+	}
+	m.snapshot, m.unknown = placement.NewSnapshot(), map[string]bool{}
+	return m.apply(ctx, c)
+}
+
+// read brings in what has changed, and the hinted rows. It reports whether
+// transactions are under way that the feed waits for.
+func (m *mirror) read(ctx context.Context, hinted db.Hinted) (behind bool, err error) {
+	c, err := m.db.Feed(ctx, m.cursor, hinted)
+	if err != nil {
+		return false, err
+	}
+	if err := m.apply(ctx, c); err != nil {
+		return false, err
+	}
+	if m.cursor >= m.ahead {
+		m.ahead, m.aheadAt = c.End, time.Now()
+	}
+	behind = m.cursor < c.End
+	if behind {
+		m.metrics.lag.Set(time.Since(m.aheadAt).Seconds())
+	} else {
+		m.metrics.lag.Set(0)
+	}
+	return behind, nil
+}
+
+func (m *mirror) apply(ctx context.Context, c db.Changes) error {
+	if err := m.define(ctx, c.Jobs); err != nil {
+		return err
+	}
+	for _, row := range c.Machines {
+		if row.State == berth.MachineRetired {
+			m.snapshot.RemoveMachine(row.ID)
+		} else {
+			m.snapshot.UpsertMachine(m.machine(row))
+		}
+	}
+	for _, row := range c.Jobs {
+		if waits(row) && m.snapshot.HasClass(row.Class) {
+			m.snapshot.UpsertJob(job(row))
+		} else {
+			m.snapshot.RemoveJob(row.ID)
+		}
+	}
+	m.cursor, m.now, m.readAt = c.Next, c.Now, time.Now()
+	m.metrics.queue.Set(float64(m.snapshot.Jobs()))
+	m.metrics.machines.Set(float64(m.snapshot.Machines()))
+	return nil
+}
+
+func waits(row db.QueueJob) bool { return row.State == berth.Queued || row.State == berth.Retrying }
+
+// define reads the requests of classes that are new here.
+func (m *mirror) define(ctx context.Context, jobs []db.QueueJob) error {
+	var missing []string
+	for _, row := range jobs {
+		if waits(row) && !m.snapshot.HasClass(row.Class) && !slices.Contains(missing, row.Class) {
+			missing = append(missing, row.Class)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	requests, err := m.db.Requests(ctx, missing)
+	if err != nil {
+		return err
+	}
+	for _, class := range missing {
+		r, ok := requests[class]
+		if ok {
+			m.snapshot.DefineClass(class, r)
+		} else if !m.unknown[class] {
+			m.unknown[class] = true
+			m.log.Error("class has no request; its jobs cannot be placed", "class", class)
+		}
+	}
+	return nil
+}
+
+// clock is the database's time, as near as a read ago lets us know it.
+func (m *mirror) clock() time.Time { return m.now.Add(time.Since(m.readAt)) }
+
+func (m *mirror) machine(row db.PoolMachine) placement.Machine {
+	p := placement.Machine{
+		ID: row.ID, Epoch: row.Epoch, State: row.State, Blocked: m.marks.of(row.ID),
+		Pool: row.Pool, Region: row.Region, Site: row.Site, Labels: row.Labels, Total: row.Total, Used: row.Used, Fences: row.Fences,
+	}
+	for _, g := range row.GPUs {
+		p.GPUs = append(p.GPUs, placement.Device{Index: g.Index, Model: g.Model, MemoryMiB: g.MemoryMiB, Healthy: g.Healthy, UsedMilli: g.UsedMilli})
+	}
+	return p
+}
+
+func job(row db.QueueJob) placement.Job {
+	j := placement.Job{
+		ID: row.ID, Tenant: row.Tenant, Class: row.Class, Version: row.Version, Attempt: row.Attempt,
+		Priority: row.Priority, Preemptible: row.Preemptible, SubmittedAt: row.SubmittedAt, EligibleAt: row.EligibleAt,
+		Held: row.Held, Avoid: row.Avoid,
+	}
+	if row.QueueDeadline != nil {
+		j.QueueDeadline = *row.QueueDeadline
+	}
+	return j
+}
+
+// remark brings changed marks into the snapshot.
+func (m *mirror) remark() {
+	for _, id := range m.marks.changes() {
+		if p, ok := m.snapshot.Machine(id); ok {
+			p.Blocked = m.marks.of(id)
+			m.snapshot.UpsertMachine(p)
+		}
+	}
+}
+
+// reload reads everything anew and compares it with what the feed had brought:
+// a row that differs although the feed is past it was missed, which should
+// never happen.
+func (m *mirror) reload(ctx context.Context) error {
+	if _, err := m.read(ctx, db.Hinted{}); err != nil {
+		return err
+	}
+	old, cursor := m.snapshot, m.cursor
+	c, err := m.db.LoadQueue(ctx)
+	if err != nil {
+		return err
+	}
+	missed, err := m.missed(ctx, old, cursor, c)
+	if err != nil {
+		return err
+	}
+	if len(missed) > 0 {
+		m.metrics.drift.Add(float64(len(missed)))
+		m.log.Warn("the mirror had missed changes", "rows", len(missed), "some", missed[:min(len(missed), 10)])
+	}
+	m.snapshot = placement.NewSnapshot()
+	if err := m.apply(ctx, c); err != nil {
+		return err
+	}
+	m.snapshot.UseMix(old.Mix()) // it has seen more than what waits now
+	return nil
+}
+
+func (m *mirror) missed(ctx context.Context, old *placement.Snapshot, cursor db.Cursor, c db.Changes) ([]string, error) {
+	var missed []string
+	jobs := make(map[berth.JobID]bool, len(c.Jobs))
+	for _, row := range c.Jobs {
+		jobs[row.ID] = true
+		if had, ok := old.Job(row.ID); row.XID < uint64(cursor) && (!ok || !sameJob(had, job(row))) {
+			missed = append(missed, string(row.ID))
+		}
+	}
+	for _, row := range c.Machines {
+		if had, ok := old.Machine(row.ID); row.XID < uint64(cursor) && (!ok || had.Used != row.Used || had.Total != row.Total || had.State != row.State || had.Epoch != row.Epoch) {
+			missed = append(missed, string(row.ID))
+		}
+	}
+	// Jobs that wait no more: the feed should have taken them out, unless they
+	// changed after it.
+	var gone []berth.JobID
+	old.EachJob(func(j placement.Job) {
+		if !jobs[j.ID] {
+			gone = append(gone, j.ID)
+		}
+	})
+	if len(gone) == 0 {
+		return missed, nil
+	}
+	rows, err := m.db.Feed(ctx, c.Next, db.Hinted{Jobs: gone})
+	if err != nil {
+		return nil, fmt.Errorf("compare: %w", err)
+	}
+	for _, row := range rows.Jobs {
+		if row.XID < uint64(cursor) && !waits(row) {
+			missed = append(missed, string(row.ID))
+		}
+	}
+	return missed, nil
+}
+
+func sameJob(a, b placement.Job) bool {
+	return a.Version == b.Version && a.Class == b.Class && a.Attempt == b.Attempt && a.Priority == b.Priority && a.Held == b.Held &&
+		a.EligibleAt.Equal(b.EligibleAt) && a.QueueDeadline.Equal(b.QueueDeadline) && slices.Equal(a.Avoid, b.Avoid)
+}
+
+// marks are machines that get no work for reasons that stand in no row of
+// theirs. The reconciler writes them, the placer reads them.
+type marks struct {
+	mu      sync.Mutex
+	why     map[berth.MachineID]string
+	changed map[berth.MachineID]bool
+}
+
+// set replaces all marks.
+func (m *marks) set(why map[berth.MachineID]string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.changed == nil {
+		m.changed = map[berth.MachineID]bool{}
+	}
+	for id := range m.why {
+		if why[id] != m.why[id] {
+			m.changed[id] = true
+		}
+	}
+	for id := range why {
+		if why[id] != m.why[id] {
+			m.changed[id] = true
+		}
+	}
+	m.why = why
+}
+
+func (m *marks) of(id berth.MachineID) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.why[id]
+}
+
+// changes returns the machines whose mark has changed since the last call.
+func (m *marks) changes() []berth.MachineID {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var ids []berth.MachineID
+	for id := range m.changed {
+		ids = append(ids, id)
+	}
+	clear(m.changed)
+	return ids
+}

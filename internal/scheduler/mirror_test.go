@@ -1,0 +1,148 @@
+package scheduler
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/db/dbtest"
+)
+
+func newMirror(t *testing.T) (*mirror, *bytes.Buffer) {
+	t.Helper()
+	d, err := db.Open(t.Context(), dbtest.URL(t), db.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	var log bytes.Buffer
+	m := &mirror{db: d, log: slog.New(slog.NewTextHandler(&log, nil)), metrics: NewMetrics(), marks: &marks{}}
+	exec(t, m, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('m0', 'ready', 64000, 65536, 1000)`)
+	return m, &log
+}
+
+func exec(t *testing.T, m *mirror, sql string, args ...any) {
+	t.Helper()
+	if _, err := m.db.Pool().Exec(t.Context(), sql, args...); err != nil {
+		t.Fatalf("%v\n%s", err, sql)
+	}
+}
+
+func queued(t *testing.T, m *mirror) berth.JobID {
+	t.Helper()
+	spec := berth.JobSpec{Name: "x", Image: "busybox"}.WithDefaults()
+	job, _, err := m.db.Submit(t.Context(), db.Submission{Tenant: "default", Spec: spec, Actor: "user:test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.db.Load(t.Context(), job.ID); err != nil {
+		t.Fatal(err)
+	}
+	return job.ID
+}
+
+// catchUp reads until the feed has passed what was committed before the call:
+// transactions of other tests on the same server hold it back.
+func catchUp(t *testing.T, m *mirror) {
+	t.Helper()
+	var end db.Cursor
+	if err := m.db.Pool().QueryRow(t.Context(), `SELECT pg_snapshot_xmax(pg_current_snapshot())`).Scan((*uint64)(&end)); err != nil {
+		t.Fatal(err)
+	}
+	for m.cursor < end {
+		if _, err := m.read(context.Background(), db.Hinted{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestReloadFindsNothingWhereTheFeedMissedNothing(t *testing.T) {
+	t.Parallel()
+	m, log := newMirror(t)
+	gone := queued(t, m)
+	if err := m.load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	queued(t, m)
+	exec(t, m, `UPDATE jobs SET state = 'canceled', version = version + 1 WHERE id = $1`, gone)
+	exec(t, m, `UPDATE machines SET state = 'suspect'`)
+	catchUp(t, m)
+	if m.snapshot.Jobs() != 1 || m.snapshot.Machines() != 1 {
+		t.Errorf("%d jobs, %d machines", m.snapshot.Jobs(), m.snapshot.Machines())
+	}
+	if err := m.reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if log.Len() > 0 {
+		t.Errorf("logged %s", log)
+	}
+}
+
+func TestReloadFindsAndHealsWhatTheFeedMissed(t *testing.T) {
+	t.Parallel()
+	m, log := newMirror(t)
+	changed, gone, kept := queued(t, m), queued(t, m), queued(t, m)
+	if err := m.load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	catchUp(t, m)
+	// Changes that nothing stamps, as a bug in a trigger might make them.
+	exec(t, m, `ALTER TABLE jobs DISABLE TRIGGER USER; ALTER TABLE machines DISABLE TRIGGER USER`)
+	exec(t, m, `UPDATE jobs SET priority = 7, version = 3 WHERE id = $1`, changed)
+	exec(t, m, `UPDATE jobs SET state = 'failed' WHERE id = $1`, gone)
+	exec(t, m, `UPDATE machines SET state = 'draining'`)
+	if err := m.reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(log.String(), "rows=3") {
+		t.Errorf("logged %q, want 3 rows", log)
+	}
+	if j, ok := m.snapshot.Job(changed); !ok || j.Priority != 7 {
+		t.Errorf("job %+v", j)
+	}
+	if _, ok := m.snapshot.Job(gone); ok {
+		t.Error("a failed job waits")
+	}
+	if _, ok := m.snapshot.Job(kept); !ok {
+		t.Error("a waiting job is gone")
+	}
+}
+
+func TestMarksReachTheSnapshot(t *testing.T) {
+	t.Parallel()
+	m, _ := newMirror(t)
+	if err := m.load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	blocked := func() bool {
+		m.remark()
+		p, _ := m.snapshot.Machine("m0")
+		return p.Blocked != ""
+	}
+	m.marks.set(map[berth.MachineID]string{"m0": "why not"})
+	if !blocked() {
+		t.Error("a mark was not seen")
+	}
+	exec(t, m, `UPDATE machines SET reason = 'x'`)
+	catchUp(t, m)
+	if !blocked() {
+		t.Error("a row from the feed wiped the mark")
+	}
+	m.marks.set(nil)
+	if blocked() {
+		t.Error("the mark stayed")
+	}
+}
+
+func TestAgesHaveDefaults(t *testing.T) {
+	t.Parallel()
+	a := Ages{Settle: time.Second}.withDefaults()
+	if a.Settle != time.Second || a.Lost <= db.UnclaimedAfter || a.Submitted != 10*time.Second {
+		t.Errorf("%+v", a)
+	}
+}

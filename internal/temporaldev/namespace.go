@@ -1,0 +1,113 @@
+package temporaldev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	commonpb "go.temporal.io/api/common/v1"
+	enumspb "go.temporal.io/api/enums/v1"
+	"go.temporal.io/api/operatorservice/v1"
+	"go.temporal.io/api/serviceerror"
+	"go.temporal.io/api/workflowservice/v1"
+	"go.temporal.io/sdk/client"
+	sdktemporal "go.temporal.io/sdk/temporal"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+// retention of closed workflows. They are no archive: the job's row is.
+const retention = 3 * 24 * time.Hour
+
+// searchAttributes are set when a workflow starts and never change.
+var searchAttributes = map[string]enumspb.IndexedValueType{
+	"Tenant": enumspb.INDEXED_VALUE_TYPE_KEYWORD,
+	"Pool":   enumspb.INDEXED_VALUE_TYPE_KEYWORD,
+	"Kind":   enumspb.INDEXED_VALUE_TYPE_KEYWORD,
+}
+
+// prepareNamespace registers the namespace and its search attributes and waits
+// until a workflow that carries them can be started. Each step is repeated
+// until it works, because the server's caches learn of each with a delay.
+func prepareNamespace(ctx context.Context, c client.Client) error {
+	steps := []struct {
+		name string
+		do   func(context.Context, client.Client) error
+	}{
+		{"register namespace " + Namespace, register},
+		{"add search attributes", addSearchAttributes},
+		{"start a workflow with search attributes", probe},
+	}
+	for _, s := range steps {
+		if err := until(ctx, func(ctx context.Context) error { return s.do(ctx, c) }); err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+	}
+	return nil
+}
+
+func register(ctx context.Context, c client.Client) error {
+	_, err := c.WorkflowService().RegisterNamespace(ctx, &workflowservice.RegisterNamespaceRequest{
+		Namespace:                        Namespace,
+		Description:                      "Berth's job workflows",
+		WorkflowExecutionRetentionPeriod: durationpb.New(retention),
+	})
+	if _, exists := errors.AsType[*serviceerror.NamespaceAlreadyExists](err); exists {
+		return nil
+	}
+	return err
+}
+
+func addSearchAttributes(ctx context.Context, c client.Client) error {
+	_, err := c.OperatorService().AddSearchAttributes(ctx, &operatorservice.AddSearchAttributesRequest{
+		Namespace:        Namespace,
+		SearchAttributes: searchAttributes,
+	})
+	return err
+}
+
+// probe starts a workflow that nobody runs, with every attribute, and removes
+// it again: only a start proves that the mapping has reached all services.
+func probe(ctx context.Context, c client.Client) error {
+	updates := make([]sdktemporal.SearchAttributeUpdate, 0, len(searchAttributes))
+	for name := range searchAttributes {
+		updates = append(updates, sdktemporal.NewSearchAttributeKeyKeyword(name).ValueSet("probe"))
+	}
+	run, err := c.ExecuteWorkflow(ctx, client.StartWorkflowOptions{
+		ID:                       "berth-dev/probe",
+		TaskQueue:                "berth-dev/probe",
+		WorkflowExecutionTimeout: time.Minute,
+		WorkflowIDConflictPolicy: enumspb.WORKFLOW_ID_CONFLICT_POLICY_USE_EXISTING,
+		TypedSearchAttributes:    sdktemporal.NewSearchAttributes(updates...),
+	}, "Probe")
+	if err != nil {
+		return err
+	}
+	if err := c.TerminateWorkflow(ctx, run.GetID(), run.GetRunID(), "probe of the search attributes"); err != nil {
+		return err
+	}
+	_, err = c.WorkflowService().DeleteWorkflowExecution(ctx, &workflowservice.DeleteWorkflowExecutionRequest{
+		Namespace:         Namespace,
+		WorkflowExecution: &commonpb.WorkflowExecution{WorkflowId: run.GetID(), RunId: run.GetRunID()},
+	})
+	return err
+}
+
+// until repeats do until it succeeds. It returns do's last error when ctx ends.
+func until(ctx context.Context, do func(context.Context) error) error {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
+		err := do(attempt)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		case <-tick.C:
+		}
+	}
+}

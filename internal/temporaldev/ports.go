@@ -1,0 +1,47 @@
+package temporaldev
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"syscall"
+)
+
+// claim returns asked, or a free port where it is 0. A taken one is an error
+// that names it: the server itself would only die.
+func claim(what string, asked int) (int, error) {
+	if asked < 0 || asked > 65535 {
+		return 0, fmt.Errorf("%s port %d: allowed are 0 (a free one) to 65535", what, asked)
+	}
+	l, err := net.Listen("tcp", address(asked))
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return 0, fmt.Errorf("%s port %d on 127.0.0.1 is taken: name another, or 0 for a free one", what, asked)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%s port: %w", what, err)
+	}
+	defer l.Close()
+	port := l.Addr().(*net.TCPAddr).Port
+	if asked == 0 {
+		if err := reserve(l); err != nil {
+			return 0, fmt.Errorf("%s port: %w", what, err)
+		}
+	}
+	return port, nil
+}
+
+// reserve leaves a connection in TIME_WAIT on the port. For a minute the kernel
+// then gives it to nobody who asks for any port, while a listener that asks for
+// this one still gets it.
+func reserve(l net.Listener) error {
+	out, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	in, err := l.Accept()
+	if err != nil {
+		return err
+	}
+	return in.Close() // the listening side first: its end is the one that waits
+}

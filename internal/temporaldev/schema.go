@@ -1,0 +1,93 @@
+package temporaldev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"go.temporal.io/server/common/log"
+	"go.temporal.io/server/tools/common/schema"
+	"go.temporal.io/server/tools/sql"
+)
+
+// unfinished marks a database of ours whose very first schema is being made.
+// The statements of a schema are not one transaction, so a set-up that is
+// killed half-way cannot be continued; the mark tells the next one that there
+// is nothing in the database but the half, and that it may begin again.
+const unfinished = "berth: first schema set-up is not finished"
+
+// duplicateDatabase is duplicate_database of PostgreSQL's appendix A.
+const duplicateDatabase = "42P04"
+
+// setUpSchemas makes both databases and brings their schemas up to the version
+// that this server wants. It is idempotent and upgrades older ones.
+func setUpSchemas(ctx context.Context, s store, log log.Logger) error {
+	admin, err := pgx.ConnectConfig(ctx, s.admin)
+	if err != nil {
+		return fmt.Errorf("connect for schema set-up: %w", err)
+	}
+	defer admin.Close(context.WithoutCancel(ctx))
+	for database, schemaName := range map[string]string{
+		mainDatabase:       "postgresql/v12/temporal",
+		visibilityDatabase: "postgresql/v12/visibility",
+	} {
+		if err := setUpSchema(ctx, admin, s, database, schemaName, log); err != nil {
+			return fmt.Errorf("set up database %s: %w", database, err)
+		}
+	}
+	return nil
+}
+
+func setUpSchema(ctx context.Context, admin *pgx.Conn, s store, database, schemaName string, log log.Logger) error {
+	quoted := pgx.Identifier{database}.Sanitize()
+	if err := createDatabase(ctx, admin, database); err != nil {
+		return err
+	}
+	conn, err := sql.NewConnection(s.sqlConfig(database, 1), log)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if _, err := conn.ReadSchemaVersion(); err != nil {
+		if _, err := admin.Exec(ctx, "COMMENT ON DATABASE "+quoted+" IS '"+unfinished+"'"); err != nil {
+			return err
+		}
+		if err := schema.NewSetupSchemaTask(conn, &schema.SetupConfig{InitialVersion: "0.0"}, log).Run(); err != nil {
+			return fmt.Errorf("make version tables: %w", err)
+		}
+	}
+	if err := schema.NewUpdateSchemaTask(conn, &schema.UpdateConfig{DBName: database, SchemaName: schemaName}, log).Run(); err != nil {
+		return fmt.Errorf("update schema: %w", err)
+	}
+	_, err = admin.Exec(ctx, "COMMENT ON DATABASE "+quoted+" IS NULL")
+	return err
+}
+
+// createDatabase makes the database if there is none, or if there is only the
+// beginning of one.
+func createDatabase(ctx context.Context, admin *pgx.Conn, database string) error {
+	quoted := pgx.Identifier{database}.Sanitize()
+	var comment string
+	err := admin.QueryRow(ctx, `
+		SELECT coalesce(shobj_description(oid, 'pg_database'), '')
+		FROM pg_database
+		WHERE datname = $1`, database).Scan(&comment)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+	case err != nil:
+		return err
+	case comment != unfinished:
+		return nil
+	default:
+		if _, err := admin.Exec(ctx, "DROP DATABASE "+quoted+" WITH (FORCE)"); err != nil {
+			return fmt.Errorf("drop the half-made database: %w", err)
+		}
+	}
+	_, err = admin.Exec(ctx, "CREATE DATABASE "+quoted)
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == duplicateDatabase {
+		return nil
+	}
+	return err
+}
