@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"go.temporal.io/sdk/contrib/envconfig"
+
+	"berth"
+	"berth/activities/node"
+	"berth/activities/node/fakeruntime"
+	"berth/internal/agent"
+	"berth/internal/docker"
+	"berth/internal/gpu"
+	"berth/workers"
+)
+
+func main() {
+	// The first signal stops it in order, a second one at once.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	if err := command(os.LookupEnv).ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "berth-agent:", err)
+		os.Exit(1)
+	}
+}
+
+// command is berth-agent; lookup reads the environment.
+func command(lookup func(string) (string, bool)) *cobra.Command {
+	var s settings
+	cmd := &cobra.Command{
+		Use:           "berth-agent",
+		Short:         "Berth's agent, one on every machine",
+		Version:       version(),
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := fromEnvironment(cmd.Flags(), lookup); err != nil {
+				return err
+			}
+			if err := s.parse(); err != nil {
+				return err
+			}
+			return run(cmd.Context(), s)
+		},
+	}
+	s.flags(cmd.Flags())
+	return cmd
+}
+
+func run(ctx context.Context, s settings) error {
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: s.level}))
+	log.Info("berth-agent starts", append([]any{"version", version()}, s.attributes()...)...)
+	engine, err := s.openRuntime(log)
+	if err != nil {
+		return err
+	}
+	defer engine.Close()
+	gpus, err := s.openGPUs(log)
+	if err != nil {
+		return err
+	}
+	if gpus, err = s.watchGPUs(gpus, log); err != nil {
+		return err
+	}
+	defer gpus.Close()
+	work, err := s.taskQueue(log)
+	if err != nil {
+		return err
+	}
+	return agent.Run(ctx, agent.Config{
+		Server: s.server, JoinToken: s.joinToken, StateDir: s.stateDir, Machine: berth.MachineID(s.machine),
+		Region: s.region, Site: s.site, Pool: s.pool, Address: s.address, Labels: s.labels, Capacity: s.capacity,
+		HostBoot: s.hostBoot, Version: version(), Fence: s.fence(log),
+		Runtime: engine, GPUs: gpus, Logger: log, Work: work,
+		Timing: agent.Timing{PollWait: s.syncWait},
+	})
+}
+
+func (s settings) openRuntime(log *slog.Logger) (node.Runtime, error) {
+	if s.runtime == runtimeFake {
+		log.Warn("the container engine is a fake: containers run the test program only, and end with this process")
+		return fakeruntime.New(fakeruntime.Options{CPUMilli: s.capacity.CPUMilli, MemoryMiB: s.capacity.MemoryMiB, DiskMiB: s.capacity.DiskMiB}), nil
+	}
+	return docker.Open(s.dockerHost, docker.Options{Logger: log, UnlimitedMemlock: s.memlock})
+}
+
+// fence is how the machine fences at_most_one work. A fake engine's containers
+// are no processes that a deadman could see.
+func (s settings) fence(log *slog.Logger) agent.Fence {
+	switch {
+	case s.deadman == deadmanOff, s.runtime == runtimeFake:
+		return agent.Fence{}
+	case s.deadman == deadmanService:
+		return agent.Fence{After: s.fenceAfter}
+	}
+	program, err := beside("berth-deadman")
+	if err != nil {
+		log.Warn("this machine takes no at_most_one work: berth-deadman is neither beside berth-agent nor in PATH", "err", err)
+		return agent.Fence{}
+	}
+	return agent.Fence{After: s.fenceAfter, Program: program}
+}
+
+// beside finds a program in the folder of this one, else in PATH.
+func beside(name string) (string, error) {
+	if self, err := os.Executable(); err == nil {
+		if path, err := exec.LookPath(filepath.Join(filepath.Dir(self), name)); err == nil {
+			return path, nil
+		}
+	}
+	return exec.LookPath(name)
+}
+
+func (s settings) openGPUs(log *slog.Logger) (node.GPUs, error) {
+	switch {
+	case s.fakeGPUs != "":
+		return gpu.OpenDeclared(s.fakeGPUs, berth.MachineID(s.machine), log)
+	case s.noGPUs, s.runtime == runtimeFake:
+		return noGPUs{}, nil
+	}
+	found, err := gpu.OpenNVML(gpu.NVMLOptions{Logger: log})
+	if errors.Is(err, gpu.ErrNoNVML) {
+		log.Info("no NVIDIA driver on this machine: it offers no GPUs")
+		return noGPUs{}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w (--no-gpus goes on without)", err)
+	}
+	return found, nil
+}
+
+// watchGPUs has the devices' errors heard of and kept. A machine without real
+// ones has none.
+func (s settings) watchGPUs(gpus node.GPUs, log *slog.Logger) (node.GPUs, error) {
+	if _, none := gpus.(noGPUs); none || gpus.Declared() {
+		return gpus, nil
+	}
+	boot := s.hostBoot
+	if boot == "" {
+		b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+		if err != nil {
+			return nil, fmt.Errorf("read boot id: %w", err)
+		}
+		boot = strings.TrimSpace(string(b))
+	}
+	return gpu.OpenWatch(gpus, gpu.WatchOptions{
+		File: filepath.Join(s.stateDir, "gpu-faults.json"), Boot: boot, Kernel: gpu.Kmsg{}, Logger: log,
+	})
+}
+
+// noGPUs is the inventory of a machine without any.
+type noGPUs struct{}
+
+func (noGPUs) Devices(context.Context) ([]berth.GPU, error) { return nil, nil }
+func (noGPUs) Declared() bool                               { return false }
+func (noGPUs) Close() error                                 { return nil }
+
+// taskQueue serves the machine's queue. TLS and credentials of Temporal come
+// the way its own tools take them, from TEMPORAL_TLS_... and TEMPORAL_API_KEY.
+func (s settings) taskQueue(log *slog.Logger) (func(context.Context, berth.MachineID, *node.Activities) error, error) {
+	base, err := envconfig.LoadDefaultClientOptions()
+	if err != nil {
+		return nil, fmt.Errorf("temporal client settings: %w", err)
+	}
+	return func(ctx context.Context, m berth.MachineID, a *node.Activities) error {
+		c, err := workers.Dial(workers.ClientOptions{
+			Base: base, Address: s.temporalAddress, Namespace: s.temporalNamespace,
+			Identity: "berth-agent@" + string(m), Logger: log,
+		})
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		return workers.NewNode(c, m, a.Run, log).Run(ctx)
+	}, nil
+}
+
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "unknown"
+}

@@ -1,0 +1,245 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"berth/internal/deadman"
+	"berth/internal/dockerd"
+)
+
+// machine is one machine of the stack: an agent process and what it runs
+// containers on.
+type machine struct {
+	name   string
+	dir    string
+	cfg    *config
+	log    *slog.Logger
+	server string // the API's address
+	dial   string // Temporal's address
+	join   func(ctx context.Context) (string, error)
+
+	engine *dockerd.Daemon // nil on a shared engine
+	host   string          // docker host
+
+	mu    sync.Mutex
+	agent *exec.Cmd // the running agent
+	dead  bool      // was killed as a machine; stays so until the next start of the stack
+}
+
+// boot brings the machine's engine up and returns its boot id: another one
+// whenever the containers of the last boot cannot live any more.
+func (m *machine) boot(ctx context.Context) (string, error) {
+	if err := os.MkdirAll(m.dir, 0o755); err != nil {
+		return "", err
+	}
+	kernel, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("read boot id: %w", err)
+	}
+	id := strings.TrimSpace(string(kernel)) + "-" + m.name
+	switch m.cfg.Engines {
+	case enginesHost:
+		m.host = m.cfg.DockerHost
+		return id, nil
+	case enginesFake:
+		return id + "-" + rand.Text()[:8], nil
+	}
+	m.engine, err = dockerd.Start(ctx, dockerd.Options{Dir: filepath.Join(m.dir, "docker"), Logger: m.log})
+	if err != nil {
+		return "", err
+	}
+	m.host = m.engine.Host()
+	file := filepath.Join(m.dir, "boot")
+	if old, err := os.ReadFile(file); err == nil && m.engine.Adopted() {
+		return string(old), nil
+	}
+	id += "-" + rand.Text()[:8]
+	return id, os.WriteFile(file, []byte(id), 0o600)
+}
+
+// run keeps the machine's agent running until ctx ends, as a service manager
+// would. Its containers outlive it.
+func (m *machine) run(ctx context.Context, bootID string) error {
+	for {
+		begun := time.Now()
+		err := m.runAgent(ctx, bootID)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case m.isDead():
+			m.log.Info("machine is dead", "machine_id", m.name)
+			<-ctx.Done()
+			return nil
+		}
+		m.log.Warn("agent ended; started again", "machine_id", m.name, "err", err)
+		if time.Since(begun) < 2*time.Second {
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Second):
+			}
+		}
+	}
+}
+
+// runAgent runs one agent process to its end.
+func (m *machine) runAgent(ctx context.Context, bootID string) error {
+	program, err := beside("berth-agent")
+	if err != nil {
+		return err
+	}
+	args := []string{"--server", m.server, "--temporal-address", m.dial, "--machine", m.name, "--state-dir", filepath.Join(m.dir, "agent"),
+		"--host-boot", bootID, "--region", m.cfg.Region}
+	if m.cfg.Engines == enginesFake {
+		args = append(args, "--runtime", "fake")
+	} else {
+		args = append(args, "--docker-host", m.host)
+	}
+	if m.cfg.FakeGPUs != "" {
+		args = append(args, "--fake-gpus", m.cfg.FakeGPUs)
+	}
+	if m.cfg.CPUs > 0 {
+		args = append(args, "--cpus", fmt.Sprint(m.cfg.CPUs))
+	}
+	if m.cfg.Memory != "" {
+		args = append(args, "--memory", m.cfg.Memory)
+	}
+	cmd := exec.Command(program, args...)
+	cmd.Env = os.Environ()
+	token, err := m.joinToken(ctx)
+	if err != nil {
+		return err
+	}
+	if token != "" {
+		cmd.Env = append(cmd.Env, "BERTH_JOIN_TOKEN="+token)
+	}
+	logFile, err := os.OpenFile(filepath.Join(m.dir, "agent.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer logFile.Close()
+	cmd.Stdout, cmd.Stderr = logFile, logFile
+	return m.supervise(ctx, cmd)
+}
+
+// supervise starts the process, ends it when ctx does, and waits for it. The
+// process dies with this one: a stack that was killed leaves containers behind,
+// never a second agent.
+func (m *machine) supervise(ctx context.Context, cmd *exec.Cmd) error {
+	done := make(chan error, 1)
+	started := make(chan error, 1)
+	go func() {
+		// The death signal is tied to the thread that forked, so it must stay.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			done <- cmd.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
+		return fmt.Errorf("start agent: %w", err)
+	}
+	m.setAgent(cmd)
+	defer m.setAgent(nil)
+	pid := filepath.Join(m.dir, "agent.pid")
+	if err := os.WriteFile(pid, fmt.Appendf(nil, "%d\n", cmd.Process.Pid), 0o644); err != nil {
+		m.log.Warn("agent's pid not written", "err", err)
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(15 * time.Second):
+		_ = cmd.Process.Kill()
+		return <-done
+	}
+}
+
+// joinToken gets a token for an agent that has not joined yet.
+func (m *machine) joinToken(ctx context.Context) (string, error) {
+	entries, err := filepath.Glob(filepath.Join(m.dir, "agent", "credential*"))
+	if err != nil || len(entries) > 0 {
+		return "", err
+	}
+	return m.join(ctx)
+}
+
+// kill ends agent, engine and containers at once, as a power cut would.
+func (m *machine) kill(ctx context.Context) error {
+	if m.engine == nil {
+		return fmt.Errorf("machine %s shares its engine: only machines of --engines private can be killed", m.name)
+	}
+	m.mu.Lock()
+	m.dead = true
+	if m.agent != nil {
+		_ = m.agent.Process.Kill()
+	}
+	m.mu.Unlock()
+	killDeadman(filepath.Join(m.dir, "agent"))
+	return m.engine.KillMachine(ctx)
+}
+
+// killDeadman kills the deadman of an agent's state folder, if one runs.
+func killDeadman(state string) {
+	if p, err := deadman.Answer(deadman.Dir(state)); err == nil {
+		_ = syscall.Kill(p.PID, syscall.SIGKILL) // it holds its lock, so the number is its own
+	}
+}
+
+// leave lets go of the engine without ending it.
+func (m *machine) leave() error {
+	if m.engine == nil || m.isDead() {
+		return nil
+	}
+	return m.engine.Release()
+}
+
+func (m *machine) setAgent(cmd *exec.Cmd) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.agent = cmd
+}
+
+func (m *machine) isDead() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.dead
+}
+
+// beside finds a program in the folder of this one, else in PATH.
+func beside(name string) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(filepath.Dir(self), name)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	} else if !errors.Is(err, os.ErrNotExist) {
+		return "", err
+	}
+	path, err = exec.LookPath(name)
+	if err != nil {
+		return "", fmt.Errorf("%s is neither beside %s nor in PATH: build it with `make build`", name, self)
+	}
+	return path, nil
+}

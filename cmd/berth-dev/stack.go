@@ -1,0 +1,269 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"berth"
+	"berth/db"
+	"berth/internal/controlplane"
+	"berth/internal/postgres"
+	"berth/internal/temporaldev"
+)
+
+// database is Berth's own in the private cluster.
+const database = "berth"
+
+// stack is what runs, in the order in which it was started.
+type stack struct {
+	cfg      *config
+	layout   layout
+	log      *slog.Logger
+	postgres *postgres.Cluster
+	temporal *temporaldev.Server
+	db       *db.DB // for tokens
+	control  *controlplane.ControlPlane
+	machines []*machine
+	known    addresses
+}
+
+// run starts everything, tells where it is, and ends it in reverse order when
+// ctx does. Containers, and private engines, are left running.
+func run(ctx context.Context, cfg *config, log *slog.Logger) (err error) {
+	l := layout{cfg.Dir}
+	lock, err := l.open()
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	_ = os.Remove(l.addresses())
+	s := &stack{cfg: cfg, layout: l, log: log, known: addresses{PID: os.Getpid()}}
+	defer func() { err = errors.Join(err, s.stopServers()) }()
+	if err := s.startServers(ctx); err != nil {
+		return err
+	}
+	return s.serve(ctx)
+}
+
+func (s *stack) startServers(ctx context.Context) (err error) {
+	if s.cfg.runs("postgres") {
+		fmt.Println("starting PostgreSQL")
+		s.postgres, err = postgres.Start(ctx, postgres.Options{
+			Dir: s.layout.postgres(), BinDir: os.Getenv("PG_BINDIR"), Port: s.cfg.PostgresPort, MaxConnections: 400, Logger: s.log,
+		})
+		if err != nil {
+			return err
+		}
+		if err := s.postgres.CreateDatabase(ctx, database); err != nil {
+			return err
+		}
+		s.known.DatabaseURL = s.postgres.URL(database)
+	}
+	if s.cfg.runs("temporal") {
+		if s.postgres == nil {
+			return errors.New("--only temporal needs postgres too: it keeps its state there")
+		}
+		fmt.Println("starting Temporal")
+		s.temporal, err = temporaldev.Start(ctx, temporaldev.Options{
+			DatabaseURL: s.postgres.URL("postgres"), FrontendPort: s.cfg.TemporalPort,
+			UIPort: max(s.cfg.UIPort, 0), NoUI: s.cfg.UIPort < 0, Logger: s.log,
+		})
+		if err != nil {
+			return err
+		}
+		s.known.Temporal, s.known.TemporalUI = s.temporal.Address(), s.temporal.UIURL()
+	}
+	if !s.cfg.runs("berthd") {
+		return nil
+	}
+	if s.postgres == nil || s.temporal == nil {
+		return errors.New("--only berthd needs postgres and temporal too")
+	}
+	fmt.Println("starting the control plane")
+	token, err := s.adminToken()
+	if err != nil {
+		return err
+	}
+	s.known.BlobURL = "file://" + s.layout.blobs()
+	s.known.TokenFile = s.layout.token()
+	if err := db.Migrate(ctx, s.known.DatabaseURL); err != nil {
+		return err
+	}
+	if s.db, err = db.Open(ctx, s.known.DatabaseURL, db.Options{MaxConns: 4, Logger: s.log}); err != nil {
+		return err
+	}
+	if err := s.db.EnsureToken(ctx, token, berth.NewToken{Name: "admin", Tenant: "default", Role: berth.RoleAdmin}); err != nil {
+		return err
+	}
+	c := controlplane.Default()
+	c.Listen, c.DatabaseURL, c.BlobURL, c.TemporalAddress = s.cfg.Listen, s.known.DatabaseURL, s.known.BlobURL, s.known.Temporal
+	// Agents of this stack start with it and register within seconds, so a silent
+	// machine need not be given a minute after each start.
+	c.Grace = 10 * time.Second
+	s.control, err = controlplane.New(c, controlplane.Options{Version: version, Logger: s.log})
+	return err
+}
+
+// adminToken is made once and kept beside the data it opens.
+func (s *stack) adminToken() (string, error) {
+	b, err := os.ReadFile(s.layout.token())
+	if err == nil {
+		return strings.TrimSpace(string(b)), nil
+	}
+	if !errors.Is(err, os.ErrNotExist) {
+		return "", err
+	}
+	token := "berth_" + berth.NewSecret()[:12] + "_" + berth.NewSecret()
+	return token, os.WriteFile(s.layout.token(), []byte(token+"\n"), 0o600)
+}
+
+// serve runs the control plane and the machines until ctx ends or one of them
+// fails for good.
+func (s *stack) serve(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	if s.postgres != nil {
+		g.Go(func() error { return s.keepPostgres(ctx) })
+	}
+	if s.control != nil {
+		g.Go(func() error { return s.control.Run(ctx) })
+		g.Go(func() error { return s.serveControlled(ctx) })
+	} else {
+		g.Go(s.announce)
+	}
+	g.Go(func() error { <-ctx.Done(); return nil })
+	err := g.Wait()
+	if errors.Is(err, context.Canceled) {
+		err = nil
+	}
+	fmt.Println("stopping")
+	return err
+}
+
+// keepPostgres starts the cluster again, on its port, if it was killed.
+func (s *stack) keepPostgres(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.postgres.Exited():
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		s.log.Warn("PostgreSQL ended; started again")
+		if err := s.postgres.Restart(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// serveControlled runs what needs the API, once it listens.
+func (s *stack) serveControlled(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-s.control.Ready():
+	}
+	s.known.API = s.control.URL()
+	if !s.cfg.runs("agents") {
+		return s.announce()
+	}
+	return s.serveMachines(ctx)
+}
+
+func (s *stack) serveMachines(ctx context.Context) error {
+	boots := make([]string, s.cfg.Agents)
+	var booting errgroup.Group
+	for i := range s.cfg.Agents {
+		name := fmt.Sprintf("m%d", i+1)
+		m := &machine{
+			name: name, dir: s.layout.machine(name), cfg: s.cfg, log: s.log,
+			server: s.known.API, dial: s.known.Temporal, join: s.joinToken,
+		}
+		s.machines = append(s.machines, m)
+		booting.Go(func() (err error) {
+			if boots[i], err = m.boot(ctx); err == nil {
+				err = m.provide(ctx)
+			}
+			if err != nil {
+				return fmt.Errorf("machine %s: %w", m.name, err)
+			}
+			return nil
+		})
+	}
+	if len(s.machines) > 0 {
+		fmt.Printf("starting %d machines on %s engines\n", len(s.machines), s.cfg.Engines)
+	}
+	if err := booting.Wait(); err != nil {
+		return err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return serveControl(ctx, s.layout, s.machines) })
+	for i, m := range s.machines {
+		g.Go(func() error { return m.run(ctx, boots[i]) })
+	}
+	g.Go(s.announce)
+	return g.Wait()
+}
+
+func (s *stack) joinToken(ctx context.Context) (string, error) {
+	t, err := s.db.CreateJoinToken(ctx, berth.NewJoinToken{}, "operator:berth-dev")
+	if err != nil {
+		return "", fmt.Errorf("join token: %w", err)
+	}
+	return t.Secret, nil
+}
+
+// announce tells people, and scripts by stack.json, where everything is.
+func (s *stack) announce() error {
+	k := s.known
+	fmt.Println()
+	for _, line := range [][2]string{
+		{"API", k.API}, {"API description", withPath(k.API, "/docs")}, {"Temporal", k.Temporal}, {"Temporal UI", k.TemporalUI},
+		{"PostgreSQL", k.DatabaseURL}, {"blobs", k.BlobURL}, {"admin token", k.TokenFile},
+	} {
+		if line[1] != "" {
+			fmt.Printf("  %-16s %s\n", line[0], line[1])
+		}
+	}
+	if k.API != "" {
+		fmt.Printf("\nUse it with:\n  export BERTH_URL=%s BERTH_TOKEN=$(cat %s)\n", k.API, k.TokenFile)
+	}
+	fmt.Println("\nCtrl-C stops it; state and containers stay.")
+	return s.layout.write(k)
+}
+
+func withPath(base, path string) string {
+	if base == "" {
+		return ""
+	}
+	return base + path
+}
+
+// stopServers ends what startServers started, in reverse.
+func (s *stack) stopServers() error {
+	var errs []error
+	for _, m := range s.machines {
+		errs = append(errs, m.leave())
+	}
+	if s.db != nil {
+		s.db.Close()
+	}
+	if s.temporal != nil {
+		errs = append(errs, s.temporal.Stop())
+	}
+	if s.postgres != nil {
+		errs = append(errs, s.postgres.Stop(context.Background()))
+	}
+	_ = os.Remove(s.layout.addresses())
+	_ = os.Remove(filepath.Clean(s.layout.control()))
+	return errors.Join(errs...)
+}

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"bufio"
+	"compress/gzip"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// table reads a CSV file by the names of its columns.
+type table struct {
+	path    string
+	reader  *csv.Reader
+	columns map[string]int
+	row     []string
+	line    int
+}
+
+// eachRow calls read with every row of a file that has the columns.
+func eachRow(path string, columns []string, read func(*table) error) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close() //nolint:errcheck // read only
+	var r io.Reader = bufio.NewReader(file)
+	if strings.HasSuffix(path, ".gz") {
+		z, err := gzip.NewReader(r)
+		if err != nil {
+			return fmt.Errorf("%s: read as gzip: %w", path, err)
+		}
+		r = z
+	}
+	t := &table{path: path, reader: csv.NewReader(r), columns: map[string]int{}}
+	if err := t.header(columns); err != nil {
+		return err
+	}
+	rows := 0
+	for {
+		t.row, err = t.reader.Read()
+		if errors.Is(err, io.EOF) {
+			if rows == 0 {
+				return fmt.Errorf("%s: no rows below the column names", path)
+			}
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		rows++
+		t.line, _ = t.reader.FieldPos(0)
+		if err := read(t); err != nil {
+			return fmt.Errorf("%s:%d: %w", path, t.line, err)
+		}
+	}
+}
+
+func (t *table) header(columns []string) error {
+	names, err := t.reader.Read()
+	if errors.Is(err, io.EOF) {
+		return fmt.Errorf("%s: empty: the first line names the columns %s", t.path, strings.Join(columns, ","))
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", t.path, err)
+	}
+	for i, n := range names {
+		t.columns[strings.TrimSpace(strings.TrimPrefix(n, "\ufeff"))] = i
+	}
+	for _, c := range columns {
+		if _, ok := t.columns[c]; !ok {
+			return fmt.Errorf("%s:1: no column %s: needed are %s", t.path, c, strings.Join(columns, ","))
+		}
+	}
+	return nil
+}
+
+func (t *table) text(column string) string { return strings.TrimSpace(t.row[t.columns[column]]) }
+
+// number reads a whole number from least to most; an empty field is zero.
+func (t *table) number(column string, least, most int64) (int64, error) {
+	s := t.text(column)
+	if s == "" {
+		s = "0"
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n < least || n > most {
+		return 0, fmt.Errorf("%s %q: allowed are whole numbers from %d to %d", column, s, least, most)
+	}
+	return n, nil
+}
+
+// writePlaced writes the result. It appears whole or not at all.
+func writePlaced(path string, list []placedPod) (err error) {
+	temporary := path + ".partial"
+	file, err := os.Create(temporary)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, file.Close(), os.Remove(temporary))
+		}
+	}()
+	w := csv.NewWriter(file)
+	rows := slices.Concat([][]string{{"pod", "node", "gpus"}}, placedRows(list))
+	if err := w.WriteAll(rows); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	if err := file.Close(); err != nil {
+		return err
+	}
+	return os.Rename(temporary, path)
+}
+
+func placedRows(list []placedPod) [][]string {
+	rows := make([][]string, 0, len(list))
+	for _, p := range list {
+		var devices []string
+		for _, d := range p.devices {
+			devices = append(devices, strconv.Itoa(d))
+		}
+		rows = append(rows, []string{p.pod, string(p.node), strings.Join(devices, "-")})
+	}
+	return rows
+}

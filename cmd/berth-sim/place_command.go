@@ -1,0 +1,100 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/spf13/cobra"
+
+	"berth/placement"
+)
+
+// placeFlags is what berth-sim place can be told.
+type placeFlags struct {
+	nodes, arrivals, mix, out string
+	seed                      uint64
+	shuffle                   bool
+}
+
+func placeCommand() *cobra.Command {
+	f := &placeFlags{}
+	cmd := &cobra.Command{
+		Use:   "place --nodes NODES.csv --arrivals ARRIVALS.csv --out OUT.csv",
+		Short: "Place arrivals one at a time; nothing leaves, nothing moves",
+		Long: `Place takes one arrival at a time to the engine. Nothing ever leaves or moves, and what fits nowhere is dropped.
+
+NODES     sn,cpu_milli,memory_mib,gpu,model
+ARRIVALS  seq,pod,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec, also compressed (.gz)
+MIX       name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec: tells what is asked for how often, and no more.
+          Without it the engine learns that from the arrivals it has seen, as it does in production.
+OUT       pod,node,gpus in order of arrival, such as p1,n7,0-1-5; an empty node: not placed
+
+Further columns are passed over. The shares of the cluster's GPUs that were asked for and placed are printed.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			f.shuffle = cmd.Flags().Changed("shuffle-seed")
+			return f.run(cmd)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&f.nodes, "nodes", "", "the machines (CSV)")
+	flags.StringVar(&f.arrivals, "arrivals", "", "the jobs in order of arrival (CSV, or CSV.gz)")
+	flags.StringVar(&f.mix, "mix", "", "what is asked for how often (CSV); default: learned on the way")
+	flags.StringVar(&f.out, "out", "", "where to write what was placed where (CSV)")
+	flags.Uint64Var(&f.seed, "shuffle-seed", 0, "bring the arrivals into a random order first, by this seed")
+	return cmd
+}
+
+func (f *placeFlags) validate() error {
+	var errs []error
+	for _, x := range []struct{ name, value string }{{"nodes", f.nodes}, {"arrivals", f.arrivals}, {"out", f.out}} {
+		if x.value == "" {
+			errs = append(errs, fmt.Errorf("--%s is missing: it names a CSV file", x.name))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return &usageError{err}
+	}
+	return nil
+}
+
+func (f *placeFlags) run(cmd *cobra.Command) error {
+	if err := f.validate(); err != nil {
+		return err
+	}
+	machines, err := readNodes(f.nodes)
+	if err != nil {
+		return &usageError{err}
+	}
+	arrivals, err := readPods(f.arrivals, "pod")
+	if err != nil {
+		return &usageError{err}
+	}
+	if f.shuffle {
+		r := rand.New(rand.NewPCG(f.seed, 0))
+		r.Shuffle(len(arrivals), func(i, j int) { arrivals[i], arrivals[j] = arrivals[j], arrivals[i] })
+	}
+	var mix *placement.Mix
+	if f.mix != "" {
+		pods, err := readPods(f.mix, "name")
+		if err != nil {
+			return &usageError{err}
+		}
+		if mix, err = mixOf(pods); err != nil {
+			return &usageError{fmt.Errorf("%s: %w", f.mix, err)}
+		}
+	}
+	c := newCluster(machines, mix)
+	placed := make([]placedPod, 0, len(arrivals))
+	for _, p := range arrivals {
+		if err := cmd.Context().Err(); err != nil {
+			return err
+		}
+		placed = append(placed, c.arrive(p))
+	}
+	if err := writePlaced(f.out, placed); err != nil {
+		return err
+	}
+	return c.summary(cmd.OutOrStdout())
+}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"berth"
+	"berth/placement"
+)
+
+// Bounds of what a file may say: far beyond any machine, and far from overflow.
+const (
+	maxMilli = 1 << 40
+	maxGPUs  = 1024
+)
+
+// pod is one arrival.
+type pod struct {
+	name    string
+	shape   string // equal for equal requests
+	request berth.Request
+}
+
+// readPods reads arrivals, or a list of pods; name is the column of the name.
+func readPods(path, name string) ([]pod, error) {
+	var list []pod
+	seen := map[string]bool{}
+	err := eachRow(path, []string{name, "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec"}, func(t *table) error {
+		p, err := readPod(t, name)
+		if err != nil {
+			return err
+		}
+		if seen[p.name] {
+			return fmt.Errorf("%s %q stands twice", name, p.name)
+		}
+		seen[p.name] = true
+		list = append(list, p)
+		return nil
+	})
+	return list, err
+}
+
+func readPod(t *table, name string) (pod, error) {
+	p := pod{name: t.text(name)}
+	if p.name == "" {
+		return p, fmt.Errorf("%s is empty", name)
+	}
+	var n [4]int64
+	for i, c := range []struct {
+		column string
+		most   int64
+	}{{"cpu_milli", maxMilli}, {"memory_mib", maxMilli}, {"num_gpu", maxGPUs}, {"gpu_milli", 1000}} {
+		var err error
+		if n[i], err = t.number(c.column, 0, c.most); err != nil {
+			return p, err
+		}
+	}
+	p.request = berth.Request{CPUMilli: n[0], MemoryMiB: n[1], Members: 1, Execution: berth.AtLeastOnce}
+	switch gpus, milli := n[2], n[3]; {
+	case gpus == 0:
+	case milli == 0:
+		return p, fmt.Errorf("gpu_milli is 0 for %d GPUs: allowed are 1 to 1000", gpus)
+	case gpus > 1 && milli < 1000:
+		return p, fmt.Errorf("gpu_milli %d for %d GPUs: only one GPU can be shared, several are whole (1000)", milli, gpus)
+	default:
+		p.request.GPUs, p.request.GPUMilli = int(gpus), milli
+		if spec := t.text("gpu_spec"); spec != "" {
+			p.request.GPUTypes = strings.Split(spec, "|")
+		}
+	}
+	p.shape = fmt.Sprint(n, p.request.GPUTypes)
+	return p, nil
+}
+
+// readNodes reads the machines.
+func readNodes(path string) ([]placement.Machine, error) {
+	var list []placement.Machine
+	seen := map[string]bool{}
+	err := eachRow(path, []string{"sn", "cpu_milli", "memory_mib", "gpu", "model"}, func(t *table) error {
+		m, err := readNode(t)
+		if err != nil {
+			return err
+		}
+		if seen[string(m.ID)] {
+			return fmt.Errorf("sn %q stands twice", m.ID)
+		}
+		seen[string(m.ID)] = true
+		list = append(list, m)
+		return nil
+	})
+	return list, err
+}
+
+func readNode(t *table) (placement.Machine, error) {
+	m := placement.Machine{ID: berth.MachineID(t.text("sn")), Epoch: 1, State: berth.MachineReady}
+	if m.ID == "" {
+		return m, fmt.Errorf("sn is empty")
+	}
+	var err error
+	if m.Total.CPUMilli, err = t.number("cpu_milli", 0, maxMilli); err != nil {
+		return m, err
+	}
+	if m.Total.MemoryMiB, err = t.number("memory_mib", 0, maxMilli); err != nil {
+		return m, err
+	}
+	gpus, err := t.number("gpu", 0, maxGPUs)
+	if err != nil {
+		return m, err
+	}
+	m.Total.GPUMilli = gpus * 1000
+	for i := range int(gpus) {
+		m.GPUs = append(m.GPUs, placement.Device{Index: i, Model: t.text("model"), Healthy: true})
+	}
+	return m, nil
+}

@@ -1,0 +1,268 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml"
+
+	"berth"
+	"berth/api/client"
+	"berth/internal/jobfile"
+)
+
+// defaultURL is where berthd and berth-dev listen unless told otherwise.
+const defaultURL = "http://127.0.0.1:7070"
+
+// config is what flags, the environment and the file of contexts decide.
+type config struct {
+	URL      string // --url or BERTH_URL
+	Token    string // BERTH_TOKEN
+	Context  string // --context or BERTH_CONTEXT
+	Contexts string // path of the file of contexts; empty: none
+	Output   string // -o
+}
+
+// Validate checks what flags may get wrong.
+func (c config) Validate() error {
+	switch c.Output {
+	case "table", "wide", "json", "yaml", "name":
+		return nil
+	default:
+		return usagef("-o %s is not known; allowed: table, wide, json, yaml, name", c.Output)
+	}
+}
+
+// app is one run of the command line.
+type app struct {
+	config
+	in         io.Reader
+	out, err   io.Writer
+	outTerm    screen
+	errTerm    screen
+	readSecret func() ([]byte, error) // from a terminal; nil where standard input is none
+	now        func() time.Time
+	version    string
+	warned     bool // that others can read the file of contexts
+}
+
+// run executes one command line and says what went wrong.
+func run(ctx context.Context, a *app, args []string) int {
+	root := newRoot(a)
+	root.SetArgs(args)
+	root.SetIn(a.in)
+	root.SetOut(a.out)
+	root.SetErr(a.err)
+	err := root.ExecuteContext(ctx)
+	if err != nil {
+		a.report(err)
+	}
+	return int(exitOf(err))
+}
+
+// report prints an error: one line that says what, where and what is allowed,
+// and a second one that says what to do.
+func (a *app) report(err error) {
+	if _, said := errors.AsType[*endedError](err); said {
+		return
+	}
+	if errors.Is(err, context.Canceled) {
+		return // by Ctrl-C; the command has said what goes on
+	}
+	if file, ok := errors.AsType[*jobfile.Error](err); ok {
+		fmt.Fprintln(a.err, file.Error())
+		return
+	}
+	e, _ := errors.AsType[*berth.Error](err)
+	switch {
+	case e == nil || len(e.Fields) == 0:
+		fmt.Fprintln(a.err, a.errTerm.paint(bad, "berth:"), err.Error())
+	case len(e.Fields) == 1:
+		fmt.Fprintf(a.err, "%s %s\n", a.errTerm.paint(bad, "berth:"), fieldText(e.Fields[0]))
+	default:
+		fmt.Fprintf(a.err, "%s the request has %d faults\n", a.errTerm.paint(bad, "berth:"), len(e.Fields))
+		for _, f := range e.Fields {
+			fmt.Fprintf(a.err, "  %s\n", fieldText(f))
+		}
+	}
+	if hint := a.hintFor(err); hint != "" {
+		fmt.Fprintln(a.err, a.errTerm.paint(faint, "hint: "+hint))
+	}
+}
+
+func fieldText(f berth.FieldError) string {
+	if f.Field == "" {
+		return jobfile.Sentence(f)
+	}
+	return f.Field + ": " + jobfile.Sentence(f)
+}
+
+// hintFor is what the user can do about an error.
+func (a *app) hintFor(err error) string {
+	if e, ok := errors.AsType[*usageError](err); ok {
+		return e.hint
+	}
+	if e, ok := errors.AsType[*timeoutError](err); ok {
+		return e.hint
+	}
+	if _, ok := errors.AsType[*unreachableError](err); ok {
+		return "start berthd or berth-dev there, or name another server: --url, BERTH_URL or berth login URL"
+	}
+	if e, ok := errors.AsType[*berth.Error](err); ok {
+		switch e.Code {
+		case berth.CodeUnauthorized:
+			return "set BERTH_TOKEN, or run berth login"
+		case berth.CodeForbidden:
+			return "ask an operator for a token with the role this needs"
+		case berth.CodeInternal, berth.CodeUnavailable:
+			return "try again; /readyz of the server says which part is missing"
+		case berth.CodeInvalid, berth.CodeNotFound, berth.CodeConflict, berth.CodeCapacity:
+		}
+	}
+	return ""
+}
+
+// target resolves whom to speak to. A stored token goes only to the server it
+// was stored for.
+func (a *app) target() (target, error) {
+	stored, err := loadContexts(a.Contexts)
+	if err != nil {
+		return target{}, err
+	}
+	t, err := a.choose(stored)
+	if err != nil {
+		return target{}, err
+	}
+	if t.Token != "" && a.Token == "" && !a.warned && exposed(a.Contexts) {
+		a.warned = true
+		fmt.Fprintf(a.err, "berth: %s can be read by others: chmod 600 it\n", a.Contexts)
+	}
+	if a.Token != "" {
+		t.Token = a.Token
+	}
+	t.URL, err = serverURL(t.URL)
+	return t, err
+}
+
+// choose picks a stored context: the one that is named, else the one of the
+// server that is named, else the current one.
+func (a *app) choose(stored *contexts) (target, error) {
+	if a.Context != "" {
+		found, ok := stored.Contexts[a.Context]
+		switch {
+		case !ok:
+			return target{}, &usageError{message: fmt.Sprintf("context %q is not known", a.Context), hint: "berth context list shows what there is; berth login URL --name " + a.Context + " makes it"}
+		case a.URL == "" || sameServer(a.URL, found.URL):
+			return *found, nil
+		default:
+			return target{URL: a.URL}, nil
+		}
+	}
+	if a.URL == "" {
+		if current, ok := stored.Contexts[stored.Current]; ok {
+			return *current, nil
+		}
+		return target{URL: defaultURL}, nil
+	}
+	if current, ok := stored.Contexts[stored.Current]; ok && sameServer(a.URL, current.URL) {
+		return *current, nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(stored.Contexts)) {
+		if sameServer(a.URL, stored.Contexts[name].URL) {
+			return *stored.Contexts[name], nil
+		}
+	}
+	return target{URL: a.URL}, nil
+}
+
+// serverURL checks that a server's address is one.
+func serverURL(s string) (string, error) {
+	u, err := url.Parse(s)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return "", &usageError{message: fmt.Sprintf("%q is not a server's URL; allowed: http://HOST:PORT or https://HOST", s), hint: "set it by --url, BERTH_URL or berth login URL"}
+	}
+	return strings.TrimRight(s, "/"), nil
+}
+
+func sameServer(a, b string) bool { return strings.TrimRight(a, "/") == strings.TrimRight(b, "/") }
+
+// client returns the client for the chosen server.
+func (a *app) client() (*client.Client, error) {
+	t, err := a.target()
+	if err != nil {
+		return nil, err
+	}
+	return client.New(t.URL, t.Token), nil
+}
+
+// failed words an error of a call: a server that cannot be reached is named.
+func (a *app) failed(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if _, ok := errors.AsType[*berth.Error](err); ok {
+		return err
+	}
+	if !client.Unreachable(err) {
+		return err
+	}
+	cause := err
+	if e, ok := errors.AsType[*url.Error](err); ok {
+		cause = e.Err
+	}
+	t, _ := a.target()
+	return &unreachableError{url: t.URL, err: cause}
+}
+
+// say tells a person something that is no result.
+func (a *app) say(format string, args ...any) {
+	fmt.Fprintf(a.err, format+"\n", args...)
+}
+
+// view is one result in every form that -o asks for.
+type view struct {
+	body  any      // the API's own document
+	names []string // one a line for -o name
+	table func(wide bool) error
+}
+
+func (a *app) show(v view) error {
+	switch a.Output {
+	case "json":
+		b, err := json.MarshalIndent(v.body, "", "  ")
+		if err != nil {
+			return fmt.Errorf("print JSON: %w", err)
+		}
+		_, err = fmt.Fprintf(a.out, "%s\n", b)
+		return err
+	case "yaml":
+		b, err := json.Marshal(v.body)
+		if err != nil {
+			return fmt.Errorf("print YAML: %w", err)
+		}
+		b, err = yaml.JSONToYAML(b)
+		if err != nil {
+			return fmt.Errorf("print YAML: %w", err)
+		}
+		_, err = a.out.Write(b)
+		return err
+	case "name":
+		for _, n := range v.names {
+			fmt.Fprintln(a.out, n)
+		}
+		return nil
+	default:
+		return v.table(a.Output == "wide")
+	}
+}

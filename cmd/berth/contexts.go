@@ -1,0 +1,89 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/goccy/go-yaml"
+)
+
+// contexts is the file of named servers: who to speak to, and as whom.
+type contexts struct {
+	Current  string             `yaml:"current,omitempty"`
+	Contexts map[string]*target `yaml:"contexts,omitempty"`
+}
+
+// target is one server and the token for it.
+type target struct {
+	URL   string `yaml:"url"`
+	Token string `yaml:"token,omitempty"`
+}
+
+// loadContexts reads the file; none is no error.
+func loadContexts(path string) (*contexts, error) {
+	c := &contexts{Contexts: map[string]*target{}}
+	if path == "" {
+		return c, nil
+	}
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return c, nil
+	}
+	if err != nil {
+		return nil, usagef("read contexts: %v", err)
+	}
+	err = yaml.NewDecoder(bytes.NewReader(b), yaml.Strict()).Decode(c)
+	if err != nil && len(bytes.TrimSpace(b)) > 0 {
+		// The parser's own text shows the source, and the source holds tokens.
+		message := "not a file of contexts"
+		var e yaml.Error
+		if errors.As(err, &e) && e.GetToken() != nil {
+			message = fmt.Sprintf("line %d: %s", e.GetToken().Position.Line, e.GetMessage())
+		}
+		return nil, &usageError{message: path + ": " + message, hint: "mend it, or remove it and run berth login"}
+	}
+	for name, t := range c.Contexts {
+		if t == nil || t.URL == "" {
+			return nil, &usageError{message: fmt.Sprintf("%s: context %q has no url", path, name), hint: "berth login URL --name " + name}
+		}
+	}
+	return c, nil
+}
+
+// save replaces the file at once and lets nobody else read it: it holds tokens.
+func (c *contexts) save(path string) error {
+	if path == "" {
+		return usagef("no place for contexts: HOME is not set; set BERTH_CONFIG")
+	}
+	b, err := yaml.Marshal(c)
+	if err != nil {
+		return fmt.Errorf("marshal contexts: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return usagef("save contexts: %v", err)
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".config-*") // mode 0600
+	if err != nil {
+		return usagef("save contexts: %v", err)
+	}
+	_, err = f.Write(b)
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+		return usagef("save contexts: %v", err)
+	}
+	return nil
+}
+
+// exposed reports whether others on this machine can read the file.
+func exposed(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().Perm()&0o077 != 0
+}

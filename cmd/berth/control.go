@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"berth"
+	"berth/api/client"
+)
+
+// act builds a command that does one thing to each of some jobs. It goes on
+// after a failure, so that one finished job among ten does not stop the rest.
+func act(a *app, cmd *cobra.Command, accept func(berth.Job) bool, do func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error)) *cobra.Command {
+	cmd.Args = cobra.MinimumNArgs(1)
+	cmd.ValidArgsFunction = a.completeJobs(accept)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		c, err := a.client()
+		if err != nil {
+			return err
+		}
+		var failures []error
+		for _, arg := range args {
+			if err := a.actOn(cmd.Context(), c, arg, do); err != nil {
+				failures = append(failures, err)
+			}
+		}
+		if len(failures) < 2 {
+			return errors.Join(failures...)
+		}
+		for _, err := range failures[:len(failures)-1] {
+			a.report(err)
+		}
+		return failures[len(failures)-1]
+	}
+	return cmd
+}
+
+func (a *app) actOn(ctx context.Context, c *client.Client, arg string, do func(context.Context, *client.Client, berth.Job) (berth.Job, string, error)) error {
+	job, err := a.job(ctx, c, arg)
+	if err != nil {
+		return err
+	}
+	after, said, err := do(ctx, c, job)
+	if err != nil {
+		return a.failed(ctx, err)
+	}
+	return a.show(view{body: after, names: []string{string(after.ID)}, table: func(bool) error {
+		_, err := fmt.Fprintln(a.out, said)
+		return err
+	}})
+}
+
+func newCancel(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "cancel JOB...",
+		Short: "Cancel jobs; doing it twice is no error",
+		Long: "Cancel asks for the end of jobs. What waits is canceled at once; what runs gets SIGTERM, and SIGKILL\n" +
+			"after its stop_grace. A job that has ended stays as it is.",
+	}
+	return act(a, cmd, liveJob, func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
+		after, err := c.Cancel(ctx, job.ID)
+		said := fmt.Sprintf("%s is %s", named(job), after.Status)
+		if job.Status.Terminal() {
+			said = fmt.Sprintf("%s had %s already", named(job), past(after.Status))
+		}
+		return after, said, err
+	})
+}
+
+func newHold(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "hold JOB...",
+		Short: "Keep waiting jobs from being started",
+		Long:  "Hold keeps jobs that wait from being started until berth release. Held time does not count for queue_timeout.",
+	}
+	return act(a, cmd, waitingJob, func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
+		after, err := c.Hold(ctx, job.ID)
+		return after, named(job) + " is held", err
+	})
+}
+
+func newRelease(a *app) *cobra.Command {
+	cmd := &cobra.Command{Use: "release JOB...", Short: "Let held jobs start again"}
+	held := func(j berth.Job) bool { return j.Held }
+	return act(a, cmd, held, func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
+		after, err := c.Release(ctx, job.ID)
+		said := named(job) + " is released"
+		if !job.Held {
+			said = named(job) + " was not held"
+		}
+		return after, said, err
+	})
+}
+
+func newRetry(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "retry JOB...",
+		Short: "Run ended jobs again, as new jobs linked to them",
+		Long:  "Retry submits the spec of an ended job again. The old job stays as it is; both name each other.",
+	}
+	ended := func(j berth.Job) bool { return j.Status.Terminal() }
+	return act(a, cmd, ended, func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
+		after, err := c.Retry(ctx, job.ID)
+		if err == nil {
+			a.say("%s is run again as %s", named(job), after.ID)
+		}
+		return after, string(after.ID), err
+	})
+}
+
+func newPriority(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:     "priority JOB PRIORITY",
+		Short:   "Change a job's priority: low, normal, high, or 0 to 1000",
+		Example: "  berth priority digits high",
+		Args:    cobra.ExactArgs(2),
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 1 {
+				return []string{"low", "normal", "high"}, cobra.ShellCompDirectiveNoFileComp
+			}
+			return a.completeJobs(liveJob)(cmd, args, word)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			priority, err := berth.ParsePriority(args[1])
+			if err != nil {
+				return usagef("%v", err)
+			}
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			return a.actOn(cmd.Context(), c, args[0], func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
+				after, err := c.Update(ctx, job.ID, berth.JobPatch{Priority: &priority})
+				return after, fmt.Sprintf("%s has priority %s", named(job), priority), err
+			})
+		},
+	}
+}
+
+func named(j berth.Job) string { return fmt.Sprintf("%s (%s)", j.Name, shortID(j.ID)) }
+
+// past is an end in a sentence: had succeeded, had failed, had been canceled.
+func past(s berth.State) string {
+	if s == berth.Canceled {
+		return "been canceled"
+	}
+	return string(s)
+}

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"berth"
+)
+
+func newEvents(a *app) *cobra.Command {
+	var follow bool
+	cmd := &cobra.Command{
+		Use:               "events JOB",
+		Short:             "Show a job's history: what happened, when and by whom",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeJobs(anyJob),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			job, err := a.job(cmd.Context(), c, args[0])
+			if err != nil {
+				return err
+			}
+			if follow {
+				return a.followEvents(cmd.Context(), job)
+			}
+			list, err := c.Events(cmd.Context(), job.ID, 0)
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			return a.showEvents(list)
+		},
+	}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what happens next, until the job has ended")
+	return cmd
+}
+
+func (a *app) showEvents(list berth.Page[berth.Event]) error {
+	names := make([]string, len(list.Items))
+	for i, e := range list.Items {
+		names[i] = string(e.Kind)
+	}
+	return a.show(view{body: list, names: names, table: func(wide bool) error {
+		t := table{screen: a.outTerm, head: []string{"TIME", "WHAT", "ATTEMPT", "BY", "DETAIL"}}
+		for _, e := range list.Items {
+			t.add(a.eventTime(e, wide), cell{eventText(e), toneOfEvent(e)}, fmt.Sprint(e.Attempt), e.Actor, eventDetail(e))
+		}
+		return t.write(a.out)
+	}})
+}
+
+// followEvents prints events as they come: a line each, or a JSON document a
+// line for programs.
+func (a *app) followEvents(ctx context.Context, job berth.Job) error {
+	c, err := a.client()
+	if err != nil {
+		return err
+	}
+	err = c.FollowEvents(ctx, job.ID, 0, func(e berth.Event) error {
+		switch a.Output {
+		case "json", "yaml":
+			b, err := json.Marshal(e)
+			if err != nil {
+				return fmt.Errorf("print event: %w", err)
+			}
+			_, err = fmt.Fprintf(a.out, "%s\n", b)
+			return err
+		case "name":
+			_, err := fmt.Fprintln(a.out, e.Kind)
+			return err
+		default:
+			what := fmt.Sprintf("%-22s", eventText(e))
+			_, err := fmt.Fprintf(a.out, "%s  %s  %-16s  %s\n", a.eventTime(e, a.Output == "wide"), a.outTerm.paint(toneOfEvent(e), what), e.Actor, eventDetail(e))
+			return err
+		}
+	})
+	return a.failed(ctx, err)
+}
+
+// eventTime is the time of day, or with wide the whole time.
+func (a *app) eventTime(e berth.Event, wide bool) string {
+	if wide {
+		return e.At.UTC().Format(time.RFC3339Nano)
+	}
+	if a.now().Sub(e.At) < 20*time.Hour {
+		return e.At.UTC().Format("15:04:05.000")
+	}
+	return e.At.UTC().Format("2006-01-02 15:04:05")
+}
+
+func eventText(e berth.Event) string {
+	switch {
+	case e.Kind != berth.EventState:
+		return strings.ReplaceAll(string(e.Kind), "_", " ")
+	case e.From == "":
+		return string(e.To)
+	default:
+		return string(e.From) + " -> " + string(e.To)
+	}
+}
+
+func toneOfEvent(e berth.Event) tone {
+	switch e.Kind {
+	case berth.EventState:
+		return toneOfState(e.To)
+	case berth.EventWarning, berth.EventOrphaned, berth.EventCheckpointRejected:
+		return warn
+	case berth.EventCheckpoint:
+		return good
+	default:
+		return plain
+	}
+}
+
+func eventDetail(e berth.Event) string {
+	text := reasonText(e.Reason)
+	if e.Detail != "" && text != "" {
+		text += "; "
+	}
+	return oneLine(text + e.Detail)
+}

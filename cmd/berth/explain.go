@@ -1,0 +1,186 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"berth"
+)
+
+func newPlan(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "plan FILE|-",
+		Short: "Say what would become of a job; nothing is stored",
+		Long: "Plan asks where a job would run, when it would start, what it would cost, and why other machines do not\n" +
+			"fit. It exits with 6 if no machine could ever hold it.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			file, err := a.readJobFile(args[0])
+			if err != nil {
+				return err
+			}
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			plan, err := c.Plan(cmd.Context(), file.Spec)
+			if err != nil {
+				return located(a.failed(cmd.Context(), err), file)
+			}
+			if err := a.showPlan(plan); err != nil {
+				return err
+			}
+			return unsatisfiable(plan.Fit)
+		},
+	}
+}
+
+// unsatisfiable is the refusal that submitting would meet.
+func unsatisfiable(f berth.Fit) error {
+	if len(f.Lacking) == 0 {
+		return nil
+	}
+	parts := make([]string, len(f.Lacking))
+	for i, l := range f.Lacking {
+		parts[i] = l.String()
+	}
+	return &berth.Error{Code: berth.CodeCapacity, Slug: berth.SlugUnsatisfiable, Message: "no machine could ever hold it: " + strings.Join(parts, "; ")}
+}
+
+func (a *app) showPlan(p berth.Plan) error {
+	names := make([]string, len(p.Fit.Candidates))
+	for i, m := range p.Fit.Candidates {
+		names[i] = string(m)
+	}
+	return a.show(view{body: p, names: names, table: func(wide bool) error {
+		s := sheet{screen: a.outTerm}
+		switch {
+		case p.StartsNow:
+			s.add("starts", a.outTerm.paint(good, "now"))
+		case p.EstimatedStart != nil:
+			s.add("starts", stamp(p.EstimatedStart, a.now())+", estimated")
+		case len(p.Fit.Lacking) > 0:
+			s.add("starts", a.outTerm.paint(bad, "never"))
+		default:
+			s.add("starts", a.outTerm.paint(warn, "not now")+"; nothing tells when")
+		}
+		s.add("needs", resourcesText(p.Spec.WithDefaults().Resources))
+		if p.CostPerHour != nil {
+			s.add("costs", fmt.Sprintf("%.2f USD per hour", *p.CostPerHour))
+		}
+		if p.Ahead > 0 {
+			s.add("ahead", plural(p.Ahead, "waiting job comes", "waiting jobs come")+" before it")
+		}
+		addFit(&s, p.Fit)
+		return a.writeFit(&s, p.Fit, wide)
+	}})
+}
+
+// addFit says how the machines stand to a request.
+func addFit(s *sheet, f berth.Fit) {
+	s.add("machines", fmt.Sprintf("%d in all, %d with room now, %d if nothing ran on them", f.Machines, f.FitNow, f.FitEver))
+	if f.MembersNow != nil {
+		s.add("members", plural(*f.MembersNow, "has", "have")+" room at once")
+	}
+	if len(f.Candidates) > 0 {
+		const most = 5
+		names := make([]string, 0, most)
+		for _, m := range f.Candidates[:min(most, len(f.Candidates))] {
+			names = append(names, string(m))
+		}
+		text := strings.Join(names, ", ")
+		if more := len(f.Candidates) - most; more > 0 {
+			text += fmt.Sprintf(" and %d more", more)
+		}
+		s.add("best", text)
+	}
+	s.add("fit", oneLine(f.Summary))
+}
+
+// writeFit prints the sheet and, below it, the conditions that rule machines
+// out.
+func (a *app) writeFit(s *sheet, f berth.Fit, wide bool) error {
+	if err := s.write(a.out); err != nil {
+		return err
+	}
+	clauses := f.Clauses
+	if !wide { // what only repeats a condition above it is left out
+		clauses = slices.DeleteFunc(slices.Clone(clauses), func(c berth.FitClause) bool { return c.After == 0 })
+	}
+	if len(clauses) == 0 {
+		return nil
+	}
+	fmt.Fprintln(a.out)
+	t := table{screen: a.outTerm, head: []string{"CONDITION", "RULES OUT", "WHAT"}}
+	if wide {
+		t.head = []string{"CONDITION", "RULES OUT", "BY ITSELF", "WHAT"}
+	}
+	for _, c := range clauses {
+		cells := []any{c.Name, fmt.Sprint(c.After)}
+		if wide {
+			cells = append(cells, fmt.Sprint(c.Alone))
+		}
+		t.add(append(cells, c.Text)...)
+	}
+	return t.write(a.out)
+}
+
+func newExplain(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:               "explain JOB",
+		Short:             "Say why a job is where it is, and all that is in its way",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeJobs(liveJob),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			job, err := a.job(cmd.Context(), c, args[0])
+			if err != nil {
+				return err
+			}
+			e, err := c.Explain(cmd.Context(), job.ID)
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			return a.showExplanation(job, e)
+		},
+	}
+}
+
+func (a *app) showExplanation(job berth.Job, e berth.Explanation) error {
+	names := make([]string, len(e.Blockers))
+	for i, b := range e.Blockers {
+		names[i] = b.Code
+	}
+	return a.show(view{body: e, names: names, table: func(wide bool) error {
+		s := sheet{screen: a.outTerm}
+		s.add("job", named(job))
+		s.add("status", a.outTerm.paint(toneOfState(e.Status), string(e.Status)))
+		s.add("in short", oneLine(e.Summary))
+		for _, b := range e.Blockers {
+			s.add("blocked by", a.outTerm.paint(warn, b.Code)+": "+oneLine(b.Message))
+			if b.Hint != "" {
+				s.add("", "  hint: "+oneLine(b.Hint))
+			}
+		}
+		if e.Ahead != nil {
+			s.add("ahead", plural(*e.Ahead, "job", "jobs"))
+		}
+		for _, term := range e.Priority {
+			s.add("place by", term.Name+" "+oneLine(term.Value))
+		}
+		if e.EstimatedStart != nil {
+			s.add("starts", stamp(e.EstimatedStart, a.now())+", estimated")
+		}
+		if e.Fit == nil {
+			return s.write(a.out)
+		}
+		addFit(&s, *e.Fit)
+		return a.writeFit(&s, *e.Fit, wide)
+	}})
+}

@@ -1,0 +1,185 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"berth/api/client"
+)
+
+func newLogin(a *app) *cobra.Command {
+	var name string
+	cmd := &cobra.Command{
+		Use:   "login [URL]",
+		Short: "Store a server and a token for it",
+		Long: "Login asks for a token, tries it, and stores it with the server's URL as a context, which becomes the\n" +
+			"current one. The token is read without echo from a terminal, else from standard input, or is BERTH_TOKEN.\n" +
+			"Contexts lie in ~/.config/berth/config.yaml (BERTH_CONFIG), readable by you alone.",
+		Example: "  berth login https://berth.example.com --name work\n  berth login http://127.0.0.1:7070 < admin.token",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			server := a.URL
+			if len(args) == 1 {
+				server = args[0]
+			}
+			if server == "" {
+				server = defaultURL
+			}
+			server, err := serverURL(server)
+			if err != nil {
+				return err
+			}
+			if name == "" {
+				name = "default"
+			}
+			token, err := a.askToken(server)
+			if err != nil {
+				return err
+			}
+			a.URL, a.Token, a.Context = server, token, ""
+			if _, err := client.New(server, token).Jobs(cmd.Context(), client.JobsQuery{Limit: 1}); err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			return a.storeContext(name, target{URL: server, Token: token})
+		},
+	}
+	cmd.Flags().StringVar(&name, "name", "", `name of the context (default "default")`)
+	return cmd
+}
+
+// askToken reads a token from the environment, the terminal or standard input.
+func (a *app) askToken(server string) (string, error) {
+	if u, err := url.Parse(server); err == nil && u.Scheme == "http" && !loopback(u.Hostname()) {
+		a.say("berth: %s is not encrypted: the token can be read on the way", server)
+	}
+	if a.Token != "" {
+		return a.Token, nil
+	}
+	if a.readSecret != nil {
+		fmt.Fprintf(a.err, "token for %s: ", server)
+		b, err := a.readSecret()
+		fmt.Fprintln(a.err)
+		if err != nil {
+			return "", usagef("read token: %v", err)
+		}
+		return checkToken(string(b))
+	}
+	line, err := bufio.NewReader(io.LimitReader(a.in, 4096)).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return "", usagef("read token: %v", err)
+	}
+	return checkToken(line)
+}
+
+func checkToken(s string) (string, error) {
+	s = strings.TrimSpace(s)
+	if s == "" || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
+		return "", &usageError{message: "that is no token", hint: "a token looks like berth_<id>_<secret>; an operator makes one with berth token create NAME"}
+	}
+	return s, nil
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+func (a *app) storeContext(name string, t target) error {
+	stored, err := loadContexts(a.Contexts)
+	if err != nil {
+		return err
+	}
+	if stored.Contexts == nil {
+		stored.Contexts = map[string]*target{}
+	}
+	stored.Contexts[name], stored.Current = &t, name
+	if err := stored.save(a.Contexts); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(a.out, "context %q is %s, and the current one\n", name, t.URL)
+	return err
+}
+
+func newContext(a *app) *cobra.Command {
+	cmd := &cobra.Command{Use: "context", Short: "List, choose and remove stored servers"}
+	list := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List stored servers", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error { return a.listContexts() },
+	}
+	use := &cobra.Command{
+		Use: "use NAME", Short: "Make a stored server the current one", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeContexts,
+		RunE: func(_ *cobra.Command, args []string) error {
+			return a.editContexts(args[0], func(c *contexts) { c.Current = args[0] }, "is the current one")
+		},
+	}
+	remove := &cobra.Command{
+		Use: "remove NAME", Aliases: []string{"rm"}, Short: "Forget a stored server and its token", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeContexts,
+		RunE: func(_ *cobra.Command, args []string) error {
+			return a.editContexts(args[0], func(c *contexts) {
+				delete(c.Contexts, args[0])
+				if c.Current == args[0] {
+					c.Current = ""
+				}
+			}, "is forgotten; its token lives until revoked")
+		},
+	}
+	cmd.AddCommand(list, use, remove)
+	return cmd
+}
+
+func (a *app) editContexts(name string, edit func(*contexts), said string) error {
+	stored, err := loadContexts(a.Contexts)
+	if err != nil {
+		return err
+	}
+	if stored.Contexts[name] == nil {
+		return &usageError{message: fmt.Sprintf("context %q is not known", name), hint: "berth context list shows what there is"}
+	}
+	edit(stored)
+	if err := stored.save(a.Contexts); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(a.out, "context %q %s\n", name, said)
+	return err
+}
+
+// listedContext is a context without its token.
+type listedContext struct {
+	Name    string `json:"name"`
+	URL     string `json:"url"`
+	Current bool   `json:"current"`
+}
+
+func (a *app) listContexts() error {
+	stored, err := loadContexts(a.Contexts)
+	if err != nil {
+		return err
+	}
+	names := slices.Sorted(maps.Keys(stored.Contexts))
+	items := make([]listedContext, len(names))
+	t := table{screen: a.outTerm, head: []string{"CURRENT", "NAME", "URL"}}
+	for i, name := range names {
+		items[i] = listedContext{Name: name, URL: stored.Contexts[name].URL, Current: name == stored.Current}
+		mark := ""
+		if items[i].Current {
+			mark = "*"
+		}
+		t.add(mark, name, items[i].URL)
+	}
+	return a.show(view{body: items, names: names, table: func(bool) error {
+		if len(names) == 0 {
+			a.say("no contexts; berth login URL makes one")
+			return nil
+		}
+		return t.write(a.out)
+	}})
+}

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"berth"
+	"berth/api/client"
+)
+
+func newLogs(a *app) *cobra.Command {
+	var q client.LogsQuery
+	var sinceText string
+	var stamps bool
+	cmd := &cobra.Command{
+		Use:   "logs JOB",
+		Short: "Show what a job wrote",
+		Long: "Logs prints what a job wrote to its standard output and error, of its latest attempt unless --attempt\n" +
+			"names another. They outlive the machine. With -o json each line is a document with time and stream.",
+		Example:           "  berth logs -f digits\n  berth logs digits --attempt 1 --tail 20",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeJobs(anyJob),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch {
+			case q.Attempt < 0:
+				return usagef("--attempt %d is out of range; allowed: 1 or more", q.Attempt)
+			case q.Member < 0:
+				return usagef("--member %d is out of range; allowed: 0 or more", q.Member)
+			case q.Tail < 0:
+				return usagef("--tail %d is out of range; allowed: 0 or more", q.Tail)
+			}
+			since, err := parseSince(sinceText, a.now())
+			if err != nil {
+				return err
+			}
+			q.Since = since
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			job, err := a.job(cmd.Context(), c, args[0])
+			if err != nil {
+				return err
+			}
+			err = c.Logs(cmd.Context(), job.ID, q, func(l berth.LogLine) error { return a.printLine(l, stamps) })
+			return a.failed(cmd.Context(), err)
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVarP(&q.Follow, "follow", "f", false, "go on with what it writes next, until the job has ended")
+	f.IntVar(&q.Attempt, "attempt", 0, "the attempt, from 1 (default: the latest)")
+	f.IntVar(&q.Member, "member", 0, "the member of a gang, from 0")
+	f.IntVar(&q.Tail, "tail", 0, "only the last lines, this many (default: all)")
+	f.StringVar(&sinceText, "since", "", "only lines since: 10m, 2h, or an RFC 3339 time")
+	f.BoolVarP(&stamps, "timestamps", "t", false, "the time before each line")
+	return cmd
+}
+
+// printLine writes one line as the job wrote it. On a terminal, bytes that
+// could steer the terminal are taken out, colours apart.
+func (a *app) printLine(l berth.LogLine, stamps bool) error {
+	if a.Output == "json" || a.Output == "yaml" {
+		b, err := json.Marshal(l)
+		if err != nil {
+			return fmt.Errorf("print log line: %w", err)
+		}
+		_, err = fmt.Fprintf(a.out, "%s\n", b)
+		return err
+	}
+	text := l.Text
+	if a.outTerm.terminal {
+		text = harmless(text)
+	}
+	if stamps {
+		text = a.outTerm.paint(faint, l.At.UTC().Format(time.RFC3339)) + " " + text
+	}
+	_, err := fmt.Fprintln(a.out, text)
+	return err
+}
+
+// harmless keeps colours (ESC [ ... m) and tabs and drops every other control
+// character: a log can otherwise rewrite the terminal it is read on.
+func harmless(text string) string {
+	if !strings.ContainsFunc(text, control) {
+		return text
+	}
+	// A progress bar rewrites its line; what a terminal would show in the end
+	// is what stands after the last return.
+	text = strings.TrimRight(text, "\r")
+	text = text[strings.LastIndexByte(text, '\r')+1:]
+	var b strings.Builder
+	for i := 0; i < len(text); {
+		if n := colourAt(text[i:]); n > 0 {
+			b.WriteString(text[i : i+n])
+			i += n
+			continue
+		}
+		r, size := rune(text[i]), 1
+		if r >= 0x80 {
+			for _, full := range text[i:] {
+				r, size = full, len(string(full))
+				break
+			}
+		}
+		if !control(r) {
+			b.WriteString(text[i : i+min(size, len(text)-i)])
+		}
+		i += size
+	}
+	return b.String()
+}
+
+func control(r rune) bool { return r < ' ' && r != '\t' || r >= 0x7f && r < 0xa0 }
+
+// colourAt is the length of the colour sequence that text begins with, or 0.
+func colourAt(text string) int {
+	rest, ok := strings.CutPrefix(text, "\x1b[")
+	if !ok {
+		return 0
+	}
+	end := strings.IndexFunc(rest, func(r rune) bool { return r != ';' && r != ':' && (r < '0' || r > '9') })
+	if end < 0 || rest[end] != 'm' {
+		return 0
+	}
+	return len("\x1b[") + end + 1
+}

@@ -1,0 +1,294 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"berth"
+	"berth/api/client"
+)
+
+func newMachines(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "machines",
+		Short: "List machines with what is free on them",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			list, err := c.Machines(cmd.Context())
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			return a.showMachines(list)
+		},
+	}
+}
+
+func (a *app) showMachines(list berth.Page[berth.Machine]) error {
+	names := make([]string, len(list.Items))
+	for i, m := range list.Items {
+		names[i] = string(m.ID)
+	}
+	return a.show(view{body: list, names: names, table: func(wide bool) error {
+		if len(list.Items) == 0 {
+			a.say("no machines; berth join-token create lets one join")
+			return nil
+		}
+		t := table{screen: a.outTerm, head: []string{"MACHINE", "STATE", "CPUS FREE", "MEMORY FREE", "GPUS FREE", "MODEL", "SEEN", "REASON"}}
+		if wide {
+			t.head = []string{"MACHINE", "STATE", "CPUS FREE", "MEMORY FREE", "DISK FREE", "GPUS FREE", "MODEL", "SEEN", "POOL", "REGION", "SITE", "LABELS", "ENGINE", "VERSION", "REASON"}
+		}
+		for _, m := range list.Items {
+			cells := []any{string(m.ID), cell{string(m.State), toneOfMachine(m.State)}, ofCPUs(m), ofMemory(m.Free.MemoryMiB, m.Capacity.MemoryMiB)}
+			if wide {
+				cells = append(cells, ofMemory(m.Free.DiskMiB, m.Capacity.DiskMiB))
+			}
+			cells = append(cells, ofGPUs(m), modelsText(m), since(m.SeenAt, a.now()))
+			if wide {
+				cells = append(cells, orDash(m.Pool), orDash(m.Region), orDash(m.Site), orDash(pairs(m.Labels)), orDash(m.Engine), orDash(m.Version))
+			}
+			reason := m.Reason
+			if m.Deadline != nil {
+				reason += " (deadline " + ago(*m.Deadline, a.now()) + ")"
+			}
+			t.add(append(cells, reason)...)
+		}
+		return t.write(a.out)
+	}})
+}
+
+func ofCPUs(m berth.Machine) string {
+	return fmt.Sprintf("%s of %s", berth.MilliCPU(m.Free.CPUMilli), berth.MilliCPU(m.Capacity.CPUMilli))
+}
+
+func ofMemory(free, all int64) string {
+	return fmt.Sprintf("%s of %s", bytesOf(free<<20), bytesOf(all<<20))
+}
+
+func ofGPUs(m berth.Machine) string {
+	if m.Capacity.GPUMilli == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%s of %s", berth.MilliGPU(m.Free.GPUMilli), berth.MilliGPU(m.Capacity.GPUMilli))
+}
+
+// modelsText counts a machine's GPUs by model, in the order of devices.
+func modelsText(m berth.Machine) string {
+	var models []string
+	count := map[string]int{}
+	for _, g := range m.GPUs {
+		if count[g.Model]++; count[g.Model] == 1 {
+			models = append(models, g.Model)
+		}
+	}
+	for i, model := range models {
+		models[i] = fmt.Sprintf("%d x %s", count[model], model)
+	}
+	text := orDash(strings.Join(models, ", "))
+	if m.Declared {
+		text += " (declared)"
+	}
+	return text
+}
+
+func newMachine(a *app) *cobra.Command {
+	cmd := &cobra.Command{Use: "machine", Short: "Look after one machine"}
+	cmd.AddCommand(newMachineShow(a), newMachineDrain(a), newMachineUndrain(a), newMachineConfirmDead(a), newMachineRemove(a))
+	return cmd
+}
+
+// onMachine builds a command about one machine.
+func onMachine(a *app, cmd *cobra.Command, do func(ctx context.Context, c *client.Client, id berth.MachineID) error) *cobra.Command {
+	cmd.Args = cobra.ExactArgs(1)
+	cmd.ValidArgsFunction = a.completeMachines
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		id, err := berth.ParseMachineID(args[0])
+		if err != nil {
+			return usagef("%v", err)
+		}
+		c, err := a.client()
+		if err != nil {
+			return err
+		}
+		return a.failed(cmd.Context(), do(cmd.Context(), c, id))
+	}
+	return cmd
+}
+
+func newMachineShow(a *app) *cobra.Command {
+	cmd := &cobra.Command{Use: "show MACHINE", Short: "Show a machine, its GPUs and what runs there"}
+	return onMachine(a, cmd, func(ctx context.Context, c *client.Client, id berth.MachineID) error {
+		m, err := c.Machine(ctx, id)
+		if err != nil {
+			return err
+		}
+		return a.showMachine(m)
+	})
+}
+
+func (a *app) showMachine(m berth.Machine) error {
+	return a.show(view{body: m, names: []string{string(m.ID)}, table: func(wide bool) error { return a.describeMachine(m, wide) }})
+}
+
+func (a *app) describeMachine(m berth.Machine, wide bool) error {
+	s := sheet{screen: a.outTerm}
+	s.add("machine", string(m.ID))
+	s.add("state", a.outTerm.paint(toneOfMachine(m.State), string(m.State)))
+	s.add("reason", oneLine(m.Reason))
+	s.add("drained by", stamp(m.Deadline, a.now()))
+	s.add("seen", stamp(m.SeenAt, a.now()))
+	s.add("cpus free", ofCPUs(m))
+	s.add("memory free", ofMemory(m.Free.MemoryMiB, m.Capacity.MemoryMiB))
+	s.add("disk free", ofMemory(m.Free.DiskMiB, m.Capacity.DiskMiB))
+	s.add("gpus free", ofGPUs(m))
+	if m.Declared {
+		s.add("inventory", "GPUs are declared by a file, not read from hardware")
+	}
+	s.add("pool", m.Pool)
+	s.add("region", m.Region)
+	s.add("site", m.Site)
+	s.add("labels", oneLine(pairs(m.Labels)))
+	if m.Fence > 0 {
+		s.add("fence", "ends at_most_one work after "+m.Fence.String()+" without contact")
+	}
+	s.add("engine", oneLine(m.Engine))
+	s.add("agent", oneLine(m.Version))
+	if wide {
+		s.add("epoch", fmt.Sprint(m.Epoch))
+	}
+	if err := s.write(a.out); err != nil {
+		return err
+	}
+	if len(m.GPUs) > 0 {
+		fmt.Fprintln(a.out)
+		if err := a.gpuTable(m.GPUs).write(a.out); err != nil {
+			return err
+		}
+	}
+	if len(m.Jobs) == 0 {
+		return nil
+	}
+	fmt.Fprintln(a.out)
+	t := table{screen: a.outTerm, head: []string{"JOB", "NAME", "TENANT", "ATTEMPT", "MEMBER", "STATE", "PHASE"}}
+	for _, j := range m.Jobs {
+		id := shortID(j.Job)
+		if wide {
+			id = string(j.Job)
+		}
+		t.add(id, j.Name, string(j.Tenant), fmt.Sprint(j.Attempt), fmt.Sprint(j.Rank), string(j.State), string(j.Phase))
+	}
+	return t.write(a.out)
+}
+
+func (a *app) gpuTable(gpus []berth.MachineGPU) *table {
+	t := &table{screen: a.outTerm, head: []string{"GPU", "MODEL", "MEMORY", "IN USE", "HEALTH", "UUID", "JOBS"}}
+	for _, g := range gpus {
+		health := cell{"healthy", good}
+		if !g.Healthy {
+			health = cell{"failed: " + orDash(g.Reason), bad}
+		}
+		jobs := make([]string, len(g.Jobs))
+		for i, id := range g.Jobs {
+			jobs[i] = shortID(id)
+		}
+		t.add(fmt.Sprint(g.Index), g.Model, bytesOf(g.MemoryMiB<<20), fmt.Sprintf("%d%%", g.UsedMilli/10), health, g.UUID, strings.Join(jobs, ","))
+	}
+	return t
+}
+
+func newMachineDrain(a *app) *cobra.Command {
+	var reason string
+	var deadline time.Duration
+	cmd := &cobra.Command{
+		Use:   "drain MACHINE",
+		Short: "Give a machine no new work",
+		Long: "Drain gives a machine no new work. What runs there goes on to its end; with --deadline it is asked to\n" +
+			"checkpoint and stop then, and runs on elsewhere.",
+		Example: "  berth machine drain m-1 --reason 'new disk' --deadline 2h",
+	}
+	cmd.Flags().StringVar(&reason, "reason", "", "why, for whoever looks at the machine")
+	cmd.Flags().DurationVar(&deadline, "deadline", 0, "when its jobs must have left, from now (default: never)")
+	return onMachine(a, cmd, func(ctx context.Context, c *client.Client, id berth.MachineID) error {
+		if deadline < 0 {
+			return usagef("--deadline %s is negative", deadline)
+		}
+		order := berth.DrainRequest{Reason: reason}
+		if deadline > 0 {
+			at := a.now().Add(deadline).UTC()
+			order.Deadline = &at
+		}
+		m, err := c.Drain(ctx, id, order)
+		return a.changed(m, err, fmt.Sprintf("%s is %s", id, m.State))
+	})
+}
+
+// changed prints a machine after a change: a sentence for people.
+func (a *app) changed(m berth.Machine, err error, said string) error {
+	if err != nil {
+		return err
+	}
+	return a.show(view{body: m, names: []string{string(m.ID)}, table: func(bool) error {
+		_, err := fmt.Fprintln(a.out, said)
+		return err
+	}})
+}
+
+func newMachineUndrain(a *app) *cobra.Command {
+	cmd := &cobra.Command{Use: "undrain MACHINE", Short: "Give a drained machine work again"}
+	return onMachine(a, cmd, func(ctx context.Context, c *client.Client, id berth.MachineID) error {
+		m, err := c.Undrain(ctx, id)
+		return a.changed(m, err, fmt.Sprintf("%s is %s", id, m.State))
+	})
+}
+
+func newMachineConfirmDead(a *app) *cobra.Command {
+	var yes bool
+	cmd := &cobra.Command{
+		Use:   "confirm-dead MACHINE --yes",
+		Short: "Give your word that a silent machine's containers are gone",
+		Long: "Confirm-dead releases what a silent machine still holds, so that its jobs may run elsewhere. It is the\n" +
+			"operator's word that no container of it lives: switch the machine off first. A wrong word lets one job\n" +
+			"run twice at once.",
+	}
+	cmd.Flags().BoolVar(&yes, "yes", false, "the machine is off, or its containers are gone")
+	return onMachine(a, cmd, func(ctx context.Context, c *client.Client, id berth.MachineID) error {
+		if !yes {
+			return &usageError{message: "confirm-dead needs --yes", hint: "it says that no container of " + string(id) + " lives; switch the machine off first"}
+		}
+		dead, err := c.ConfirmDead(ctx, id)
+		if err != nil {
+			return err
+		}
+		names := make([]string, len(dead.Jobs))
+		for i, j := range dead.Jobs {
+			names[i] = string(j)
+		}
+		return a.show(view{body: dead, names: names, table: func(bool) error {
+			_, err := fmt.Fprintf(a.out, "%s is %s; %s may run elsewhere\n", id, dead.Machine.State, plural(len(dead.Jobs), "job", "jobs"))
+			return err
+		}})
+	})
+}
+
+func newMachineRemove(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "remove MACHINE",
+		Aliases: []string{"rm"},
+		Short:   "Retire an empty machine for good",
+		Long:    "Remove retires a machine: its credential ends and it is listed no more. It must hold no work; drain it first.",
+	}
+	return onMachine(a, cmd, func(ctx context.Context, c *client.Client, id berth.MachineID) error {
+		if err := c.RemoveMachine(ctx, id); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintf(a.out, "%s is retired\n", id)
+		return err
+	})
+}

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"path"
+	"regexp"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"berth"
+	"berth/internal/jobfile"
+)
+
+// runFlags are a job file as flags.
+type runFlags struct {
+	name, image, cpus, memory, disk, gpus, gpuType string
+	priority, timeLimit, checkpoint                string
+	env, labels                                    map[string]string
+	maxAttempts                                    int
+}
+
+func newRun(a *app) *cobra.Command {
+	var flags submitFlags
+	var r runFlags
+	cmd := &cobra.Command{
+		Use:     "run --image IMAGE [flags] [-- COMMAND [ARG...]]",
+		Short:   "Submit a job without a file",
+		Long:    "Run submits a job described by flags: berth submit for what needs no file.",
+		Example: "  berth run --image python:3.12-slim --cpus 2 --wait -- python -c 'print(1)'",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if at := cmd.ArgsLenAtDash(); len(args) > 0 && at != 0 {
+				return &usageError{message: "the command stands after --"}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := flags.check(); err != nil {
+				return err
+			}
+			spec, err := r.spec(args)
+			if err != nil {
+				return err
+			}
+			if err := jobfile.Check(spec); err != nil {
+				return err
+			}
+			return a.submit(cmd.Context(), spec, nil, flags)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&r.image, "image", "", "container image (required)")
+	f.StringVar(&r.name, "name", "", "name of the job (default: from the image)")
+	f.StringVar(&r.cpus, "cpus", "", "cores, such as 0.5 (default 1)")
+	f.StringVar(&r.memory, "memory", "", "such as 512MiB (default 2GiB)")
+	f.StringVar(&r.disk, "disk", "", "such as 10GiB")
+	f.StringVar(&r.gpus, "gpus", "", "whole GPUs, or a share of one such as 0.25")
+	f.StringVar(&r.gpuType, "gpu-type", "", "GPU models, any of: H100,A100")
+	f.StringToStringVarP(&r.env, "env", "e", nil, "variables of the container: KEY=VALUE")
+	f.StringToStringVarP(&r.labels, "label", "l", nil, "labels of the job: KEY=VALUE")
+	f.StringVar(&r.priority, "priority", "", "low, normal, high, or 0 to 1000 (default normal)")
+	f.StringVar(&r.timeLimit, "time-limit", "", "longest run, such as 4h")
+	f.StringVar(&r.checkpoint, "checkpoint", "", "folder in the container that is saved and restored")
+	f.IntVar(&r.maxAttempts, "max-attempts", 0, "runs that may end by the job's own fault (default 1)")
+	_ = cmd.MarkFlagRequired("image")
+	flags.register(cmd)
+	return cmd
+}
+
+// spec reads the flags by the same parsers as a job file.
+func (r runFlags) spec(command []string) (berth.JobSpec, error) {
+	s := berth.JobSpec{Name: r.name, Image: r.image, Command: command, Env: r.env, Labels: r.labels}
+	s.Retry.MaxAttempts = r.maxAttempts
+	if s.Name == "" {
+		s.Name = nameOf(r.image)
+	}
+	if r.gpuType != "" {
+		s.Resources.GPUType = strings.Split(r.gpuType, ",")
+	}
+	if r.checkpoint != "" {
+		s.Checkpoint = &berth.CheckpointPolicy{Path: r.checkpoint}
+	}
+	var faults []error
+	s.Resources.CPUs = read[berth.MilliCPU](&faults, "cpus", r.cpus)
+	s.Resources.Memory = read[berth.MiB](&faults, "memory", r.memory)
+	s.Priority = read[berth.Priority](&faults, "priority", r.priority)
+	if v := read[berth.MiB](&faults, "disk", r.disk); v != nil {
+		s.Resources.Disk = *v
+	}
+	if v := read[berth.MilliGPU](&faults, "gpus", r.gpus); v != nil {
+		s.Resources.GPUs = *v
+	}
+	if v := read[berth.Duration](&faults, "time-limit", r.timeLimit); v != nil {
+		s.TimeLimit = *v
+	}
+	return s, errors.Join(faults...)
+}
+
+// read parses the text of a flag by its type's own parser; nil for none.
+func read[T any, P interface {
+	*T
+	json.Unmarshaler
+}](faults *[]error, flag, text string) *T {
+	if text == "" {
+		return nil
+	}
+	quoted, err := json.Marshal(text)
+	v := new(T)
+	if err == nil {
+		err = P(v).UnmarshalJSON(quoted)
+	}
+	if err != nil {
+		*faults = append(*faults, usagef("--%s: %s", flag, strings.TrimPrefix(err.Error(), flag+" ")))
+	}
+	return v
+}
+
+// nameOf makes a job's name of an image's: ghcr.io/me/Train_It:v2 is train-it.
+func nameOf(image string) string {
+	base := path.Base(image)
+	base, _, _ = strings.Cut(base, "@")
+	base, _, _ = strings.Cut(base, ":")
+	name := regexp.MustCompile(`[^a-z0-9]+`).ReplaceAllString(strings.ToLower(base), "-")
+	name = strings.Trim(name, "-")
+	return strings.TrimRight(name[:min(len(name), 63)], "-")
+}

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"berth"
+	"berth/internal/jobfile"
+)
+
+// submitFlags are what submit and run share.
+type submitFlags struct {
+	wait    bool
+	timeout time.Duration
+	key     string
+}
+
+func (f *submitFlags) register(cmd *cobra.Command) {
+	cmd.Flags().BoolVarP(&f.wait, "wait", "w", false, "wait for the job's end, with its exit code")
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "how long to wait, such as 2h; the job goes on")
+	cmd.Flags().StringVar(&f.key, "idempotency-key", "", "name of this submission: a repeat with the same name is the same job")
+}
+
+func (f *submitFlags) check() error {
+	if f.timeout != 0 && !f.wait {
+		return &usageError{message: "--timeout without --wait does nothing", hint: "add --wait; to limit the job itself, set time_limit in the job file"}
+	}
+	if f.timeout < 0 {
+		return usagef("--timeout %s is negative", f.timeout)
+	}
+	return nil
+}
+
+func newSubmit(a *app) *cobra.Command {
+	var flags submitFlags
+	cmd := &cobra.Command{
+		Use:   "submit FILE|-",
+		Short: "Submit the job of a job file",
+		Long: "Submit reads a job file (YAML or JSON, - for standard input), checks it and submits the job.\n" +
+			"It prints the job's id. The file's fields are described in docs/jobs.md.",
+		Example: "  berth submit job.yaml --wait\n  id=$(berth submit job.yaml)",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := flags.check(); err != nil {
+				return err
+			}
+			file, err := a.readJobFile(args[0])
+			if err != nil {
+				return err
+			}
+			return a.submit(cmd.Context(), file.Spec, file, flags)
+		},
+	}
+	flags.register(cmd)
+	return cmd
+}
+
+// readJobFile reads a job file, or standard input for "-".
+func (a *app) readJobFile(name string) (*jobfile.File, error) {
+	in, shown := a.in, "stdin"
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, usagef("read job file: %v", err)
+		}
+		defer f.Close()
+		in, shown = f, name
+	}
+	src, err := io.ReadAll(io.LimitReader(in, jobfile.MaxBytes+1))
+	if err != nil {
+		return nil, usagef("read job file %s: %v", shown, err)
+	}
+	return jobfile.Parse(shown, src)
+}
+
+// submit sends a spec and, if asked, waits for the job. file is where faults
+// that only the server sees are shown; it may be nil.
+func (a *app) submit(ctx context.Context, spec berth.JobSpec, file *jobfile.File, flags submitFlags) error {
+	c, err := a.client()
+	if err != nil {
+		return err
+	}
+	key := flags.key
+	if key == "" {
+		// A key of our own makes it safe to send the call again when the
+		// answer to the first one is lost.
+		key = "cli-" + berth.NewSecret()
+	}
+	job, created, err := c.Submit(ctx, spec, key)
+	if err != nil && ctx.Err() != nil {
+		a.say("interrupted; it may have been submitted: berth list --name %s", spec.Name)
+	}
+	if err != nil {
+		return located(a.failed(ctx, err), file)
+	}
+	if created {
+		a.say("submitted %s; follow it with: berth logs -f %s", job.Name, shortID(job.ID))
+	} else {
+		a.say("%s was submitted before under this key, %s", job.Name, ago(job.SubmittedAt, a.now()))
+	}
+	id := string(job.ID)
+	err = a.show(view{body: job, names: []string{id}, table: func(bool) error {
+		_, err := fmt.Fprintln(a.out, id)
+		return err
+	}})
+	if err != nil || !flags.wait {
+		return err
+	}
+	return a.wait(ctx, job, flags.timeout)
+}
+
+// located points the server's faults into the job file they came from.
+func located(err error, file *jobfile.File) error {
+	e, ok := errors.AsType[*berth.Error](err)
+	if !ok || file == nil || e.StableCode() != berth.SlugInvalidSpec || len(e.Fields) == 0 {
+		return err
+	}
+	return file.Locate(e.Fields)
+}

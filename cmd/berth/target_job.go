@@ -1,0 +1,45 @@
+package main
+
+import (
+	"context"
+	"regexp"
+
+	"berth"
+	"berth/api/client"
+)
+
+// idLike is what the beginning of an id looks like; the server wants four
+// characters of it.
+var idLike = regexp.MustCompile(`^[0-9a-fA-F]{4}[0-9a-fA-F-]*$`)
+
+// job finds the job that a user means: by id, by the beginning of an id, or by
+// name, where the latest of that name is taken and said.
+func (a *app) job(ctx context.Context, c *client.Client, arg string) (berth.Job, error) {
+	if idLike.MatchString(arg) {
+		job, err := c.Job(ctx, berth.JobID(arg))
+		if err == nil || berth.CodeOf(a.failed(ctx, err)) != berth.CodeNotFound {
+			return job, a.failed(ctx, err)
+		}
+	}
+	id, err := a.jobNamed(ctx, c, arg)
+	if err != nil {
+		return berth.Job{}, err
+	}
+	job, err := c.Job(ctx, id)
+	return job, a.failed(ctx, err)
+}
+
+func (a *app) jobNamed(ctx context.Context, c *client.Client, name string) (berth.JobID, error) {
+	list, err := c.Jobs(ctx, client.JobsQuery{Name: name, Limit: 2})
+	if err != nil {
+		return "", a.failed(ctx, err)
+	}
+	switch len(list.Items) {
+	case 0:
+		return "", berth.Errorf(berth.CodeNotFound, "no job has the id or the name %q", name)
+	case 1:
+	default:
+		a.say("several jobs are named %s; this is the latest, %s. berth list --name %s shows all", name, list.Items[0].ID, name)
+	}
+	return list.Items[0].ID, nil
+}

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"berth"
+)
+
+func newToken(a *app) *cobra.Command {
+	cmd := &cobra.Command{Use: "token", Short: "Make, list and revoke tokens"}
+	cmd.AddCommand(newTokenCreate(a), newTokenList(a), newTokenRevoke(a))
+	return cmd
+}
+
+func newTokenCreate(a *app) *cobra.Command {
+	var n berth.NewToken
+	var tenant, role string
+	var ttl time.Duration
+	cmd := &cobra.Command{
+		Use:     "create NAME",
+		Short:   "Make a token; its text is shown once",
+		Example: "  berth token create alice --role user --tenant vision --ttl 720h",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			n.Name, n.Tenant, n.Role, n.TTL = args[0], berth.TenantID(tenant), berth.Role(role), berth.Duration(ttl)
+			if ttl < 0 {
+				return usagef("--ttl %s is negative", ttl)
+			}
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			t, err := c.CreateToken(cmd.Context(), n)
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			a.say("token %s (%s) of tenant %s, role %s%s; its text is not stored and not shown again", t.Name, t.ID, t.Tenant, t.Role, expiry(t.ExpiresAt, a.now()))
+			return a.showSecret(t, t.ID, t.Secret)
+		},
+	}
+	cmd.Flags().StringVar(&role, "role", string(berth.RoleUser), "admin, user or viewer")
+	cmd.Flags().StringVar(&tenant, "tenant", "", "tenant (default: your own)")
+	cmd.Flags().DurationVar(&ttl, "ttl", 0, "how long it is good for, such as 720h (default: until revoked)")
+	_ = cmd.RegisterFlagCompletionFunc("role", cobra.FixedCompletions([]string{"admin", "user", "viewer"}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+// showSecret prints a new secret alone on standard output, for pipes.
+func (a *app) showSecret(body any, id, secret string) error {
+	return a.show(view{body: body, names: []string{id}, table: func(bool) error {
+		_, err := fmt.Fprintln(a.out, secret)
+		return err
+	}})
+}
+
+func expiry(at *time.Time, now time.Time) string {
+	if at == nil {
+		return ""
+	}
+	return ", good for " + span(at.Sub(now).Round(time.Minute))
+}
+
+func newTokenList(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List tokens, without their texts",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			list, err := c.Tokens(cmd.Context())
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			return a.showTokens(list)
+		},
+	}
+}
+
+func (a *app) showTokens(list berth.Page[berth.Token]) error {
+	names := make([]string, len(list.Items))
+	for i, t := range list.Items {
+		names[i] = t.ID
+	}
+	return a.show(view{body: list, names: names, table: func(bool) error {
+		t := table{screen: a.outTerm, head: []string{"ID", "NAME", "TENANT", "ROLE", "AGE", "STATE"}}
+		for _, token := range list.Items {
+			state := cell{"good", good}
+			switch {
+			case token.RevokedAt != nil:
+				state = cell{"revoked " + ago(*token.RevokedAt, a.now()), faint}
+			case token.ExpiresAt != nil && token.ExpiresAt.Before(a.now()):
+				state = cell{"expired " + ago(*token.ExpiresAt, a.now()), faint}
+			case token.ExpiresAt != nil:
+				state.text = "expires " + ago(*token.ExpiresAt, a.now())
+			}
+			t.add(token.ID, token.Name, string(token.Tenant), string(token.Role), since(&token.CreatedAt, a.now()), state)
+		}
+		return t.write(a.out)
+	}})
+}
+
+func newTokenRevoke(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "revoke ID",
+		Short: "End a token at once",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			if err := c.RevokeToken(cmd.Context(), args[0]); err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			_, err = fmt.Fprintf(a.out, "token %s is revoked\n", args[0])
+			return err
+		},
+	}
+}
+
+func newJoinToken(a *app) *cobra.Command {
+	cmd := &cobra.Command{Use: "join-token", Short: "Let machines join"}
+	cmd.AddCommand(newJoinTokenCreate(a))
+	return cmd
+}
+
+func newJoinTokenCreate(a *app) *cobra.Command {
+	var n berth.NewJoinToken
+	var ttl time.Duration
+	cmd := &cobra.Command{
+		Use:     "create",
+		Short:   "Make a token with which one machine may join, once",
+		Example: "  berth-agent --server https://berth.example.com --join-token $(berth join-token create)",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if ttl < 0 {
+				return usagef("--ttl %s is negative", ttl)
+			}
+			n.TTL = berth.Duration(ttl)
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			t, err := c.CreateJoinToken(cmd.Context(), n)
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			a.say("lets one machine join once%s; start it there with berth-agent --join-token", expiry(&t.ExpiresAt, a.now()))
+			return a.showSecret(t, t.ID, t.Secret)
+		},
+	}
+	cmd.Flags().StringVar(&n.Pool, "pool", "", "pool the machine belongs to")
+	cmd.Flags().StringToStringVarP(&n.Labels, "label", "l", nil, "labels the machine gets, whatever it says of itself: KEY=VALUE")
+	cmd.Flags().DurationVar(&ttl, "ttl", 0, "how long it is good for, at most 24h (default 10m)")
+	return cmd
+}

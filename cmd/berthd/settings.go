@@ -1,0 +1,94 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"berth/internal/controlplane"
+)
+
+// settings is the control plane's configuration as it is typed.
+type settings struct {
+	controlplane.Config
+	roles      []string
+	logLevel   string
+	logFormat  string
+	level      slog.Level
+	adminToken string
+}
+
+func (s *settings) flags(f *pflag.FlagSet) {
+	for _, r := range s.Roles {
+		s.roles = append(s.roles, string(r))
+	}
+	f.StringVar(&s.Listen, "listen", s.Listen, "address of the API; port 0 takes a free one")
+	f.StringVar(&s.TLSCert, "tls-cert", s.TLSCert, "certificate file of the API; without it, plain HTTP")
+	f.StringVar(&s.TLSKey, "tls-key", s.TLSKey, "key file of the certificate")
+	f.StringVar(&s.DatabaseURL, "database-url", s.DatabaseURL, "PostgreSQL, as postgres://user@host/berth")
+	f.IntVar(&s.DatabaseConns, "database-conns", s.DatabaseConns, "most connections to the database, beside a few for leases alone")
+	f.StringVar(&s.TemporalAddress, "temporal-address", s.TemporalAddress, "Temporal's frontend")
+	f.StringVar(&s.TemporalNamespace, "temporal-namespace", s.TemporalNamespace, "Temporal namespace of the workflows")
+	f.StringVar(&s.BlobURL, "blob-url", s.BlobURL, "object store: file:///absolute/folder or s3://bucket?region=…")
+	f.StringSliceVar(&s.roles, "role", s.roles, "parts to play: api, worker, dispatch, leader")
+	f.DurationVar(&s.Retention, "retention", s.Retention, "how long ended jobs stay before they are archived")
+	f.DurationVar(&s.SuspectAfter, "suspect-after", s.SuspectAfter, "silence after which a machine gets no work")
+	f.DurationVar(&s.LostAfter, "lost-after", s.LostAfter, "silence after which a machine is lost, where no job of it says otherwise")
+	f.DurationVar(&s.FenceMargin, "fence-margin", s.FenceMargin, "at_most_one work runs elsewhere this long after its machine's fence and its own grace")
+	f.Float64Var(&s.LostShare, "lost-share", s.LostShare, "share of all machines that may be lost within a minute; one always may")
+	f.DurationVar(&s.Grace, "grace", s.Grace, "after a gap in which no API could hear machines, none is declared lost for this long")
+	f.DurationVar(&s.ReconcileEvery, "reconcile-every", s.ReconcileEvery, "pause between two passes of the reconciler")
+	f.Float64Var(&s.RatePerSecond, "rate", s.RatePerSecond, "calls a second that one token may make")
+	f.IntVar(&s.Burst, "burst", s.Burst, "calls that one token may make at once")
+	f.StringVar(&s.Pprof, "pprof", s.Pprof, "loopback address for Go profiles; empty: none")
+	f.StringVar(&s.logLevel, "log-level", "info", "debug, info, warn or error")
+	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
+}
+
+// parse reads the settings that are words.
+func (s *settings) parse() error {
+	s.Roles = nil
+	for _, r := range s.roles {
+		s.Roles = append(s.Roles, controlplane.Role(strings.TrimSpace(r)))
+	}
+	if err := s.level.UnmarshalText([]byte(s.logLevel)); err != nil {
+		return fmt.Errorf("--log-level %q: allowed are debug, info, warn, error", s.logLevel)
+	}
+	if s.logFormat != "text" && s.logFormat != "json" {
+		return fmt.Errorf("--log-format %q: allowed are text, json", s.logFormat)
+	}
+	return nil
+}
+
+func (s *settings) logger() *slog.Logger {
+	o := &slog.HandlerOptions{Level: s.level}
+	if s.logFormat == "json" {
+		return slog.New(slog.NewJSONHandler(os.Stderr, o))
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, o))
+}
+
+// variable is the environment's name of a flag: BERTH_DATABASE_URL is
+// --database-url.
+func variable(flag string) string {
+	return "BERTH_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+// fromEnvironment sets every flag that was not given and has a variable.
+func fromEnvironment(f *pflag.FlagSet, lookup func(string) (string, bool)) error {
+	var faults []error
+	f.VisitAll(func(flag *pflag.Flag) {
+		value, ok := lookup(variable(flag.Name))
+		if !ok || flag.Changed || flag.Name == "help" || flag.Name == "version" {
+			return
+		}
+		if err := f.Set(flag.Name, value); err != nil {
+			faults = append(faults, fmt.Errorf("%s: %w", variable(flag.Name), err))
+		}
+	})
+	return errors.Join(faults...)
+}
