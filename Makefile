@@ -1,0 +1,72 @@
+# Berth. `make help` lists what there is; `make demo` and `make test` do all set-up themselves.
+SHELL := /bin/bash
+GO    ?= go
+BIN   := bin
+
+# Of make chaos: how long, and which choices (0: others each time).
+BUDGET ?= 30m
+SEED   ?= 0
+
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## install what the tests need (PostgreSQL, Docker engine), start dockerd if none answers
+	@scripts/setup.sh test
+
+.PHONY: build
+build: ## build all programs into bin/
+	$(GO) build -o $(BIN)/ ./cmd/...
+
+.PHONY: test
+test: setup compile ## all set-up, then every test
+	@scripts/test.sh
+
+.PHONY: compile
+compile: ## build every test binary, timed apart from the tests
+	@scripts/test.sh --compile
+
+.PHONY: demo
+demo: ## all set-up, then train a real model through the loss of a machine
+	@scripts/setup.sh demo
+	@scripts/demo.sh
+
+.PHONY: stop
+stop: ## stop the demo's stack; its data stays
+	@scripts/demo.sh stop
+
+.PHONY: bench
+bench: setup ## measure Berth against its floor: bare workflows, bare Docker, bare PostgreSQL
+	@scripts/bench.sh
+
+.PHONY: failover
+failover: setup ## kill the leader nine times and freeze it nine times; prints the worst takeover, limit 5 s
+	$(GO) test ./e2e/proof -run TakenOver -failovers 9 -count=1 -v
+
+.PHONY: mutants
+mutants: setup ## break one fence at a time, and see that its test notices
+	@scripts/mutants.sh
+
+.PHONY: chaos
+chaos: setup ## kill processes at every failpoint, then at random and under load: make chaos BUDGET=30m SEED=...
+	$(GO) test -count=1 -tags chaos ./internal/agent -run "TestF(8|9|12|20|31|35|36)[A-Z]"
+	$(GO) test -count=1 -v -timeout 0 ./e2e/chaos -run TestNoCellBreaksAPromise -args -budget $(BUDGET) -seed $(SEED)
+
+.PHONY: lint
+lint: ## gofmt, vet, module files
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "not gofmt-ed:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
+	$(GO) vet ./...
+	$(GO) mod tidy -diff
+	$(GO) mod verify
+
+.PHONY: fmt
+fmt: ## gofmt everything
+	gofmt -w $$(git ls-files '*.go')
+
+.PHONY: generate
+generate: ## rewrite generated documents and golden files; read the diff
+	$(GO) test . ./internal/check ./placement ./internal/jobfile ./cmd/berth -run 'States|Golden|Document|Script' -update

@@ -1,0 +1,137 @@
+package chaos_test
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"berth/internal/failpoint"
+)
+
+// The processes that are no program with failpoints.
+const (
+	dockerdProcess  = "dockerd"
+	postgresProcess = "postgresql"
+	temporalProcess = "temporal"
+	network         = "network"
+)
+
+// Downtimes. beyond is until the work of a dead machine was given up, or for
+// longer than that would take.
+const (
+	short  = 2 * time.Second
+	beyond = lost + time.Second
+)
+
+// cell is one way for things to go wrong.
+type cell struct {
+	process string
+	point   string // a failpoint, or what is done to the process
+	action  string // kill or freeze
+	down    time.Duration
+}
+
+func (c cell) String() string {
+	return fmt.Sprintf("%s %s %s %s", c.process, c.point, c.action, c.downtime())
+}
+
+func (c cell) downtime() string {
+	switch c.down {
+	case 0:
+		return "0"
+	case beyond:
+		return "beyond lost_after"
+	}
+	return c.down.String()
+}
+
+// result is what became of a cell.
+type result struct {
+	cell
+	took time.Duration
+	err  error
+}
+
+// fixedCells are those of every run: each failpoint twice, and each process.
+func fixedCells() []cell {
+	var cells []cell
+	for i, p := range failpoint.Points {
+		first, second := cell{string(p.Process), p.Name, "kill", 0}, cell{string(p.Process), p.Name, "kill", short}
+		// Every other agent stays away for too long; so does a leader now and then.
+		if p.Process == failpoint.Agent && i%2 == 0 || p.Process == failpoint.Leader && i%4 == 0 {
+			second.down = beyond
+		}
+		cells = append(cells, first, second)
+	}
+	cells = append(cells,
+		cell{string(failpoint.Leader), "leader.commit.before", "freeze", beyond},
+		cell{string(failpoint.Leader), "leader.commit.after", "freeze", beyond},
+		cell{string(failpoint.Worker), "worker.settle.before", "freeze", short},
+		cell{string(failpoint.Agent), "agent.start.after", "freeze", beyond},
+		cell{string(failpoint.Agent), "agent.report.before", "freeze", short},
+		cell{string(failpoint.Agent), "agent.claim.after", "freeze", beyond},
+		cell{dockerdProcess, whileRunning, "kill", 0},
+		cell{dockerdProcess, whileRunning, "kill", short},
+		cell{dockerdProcess, whileRunning, "kill", beyond},
+		cell{dockerdProcess, beforeCreate, "kill", short},
+		cell{dockerdProcess, powerCut, "kill", beyond},
+	)
+	for _, down := range []time.Duration{0, 0, short, short, beyond} {
+		cells = append(cells,
+			cell{postgresProcess, whileRunning, "kill", down},
+			cell{temporalProcess, whileRunning, "kill", min(down, short)})
+	}
+	return append(cells, cell{network, submitReplyCut, "cut", 0}, cell{network, databaseCut, "cut", short})
+}
+
+// moreCells are those that only a longer run can draw.
+func moreCells() []cell {
+	return append(fixedCells(),
+		cell{temporalProcess, whileRunning, "kill", beyond},
+		cell{network, databaseSlow, "delay", short},
+		cell{network, temporalCut, "cut", short},
+		cell{network, frontDown, "drop", short},
+	)
+}
+
+// What is done to processes without failpoints.
+const (
+	whileRunning   = "while jobs run"
+	beforeCreate   = "before a container is created"
+	powerCut       = "power cut"
+	submitReplyCut = "reply of a committed submit is cut"
+	databaseCut    = "database cut one way"
+	databaseSlow   = "database slow"
+	temporalCut    = "temporal cut one way"
+	frontDown      = "all connections of users and agents reset"
+)
+
+// lane is whose turn a cell waits for, and where its work runs.
+func (c cell) lane() string {
+	switch {
+	case strings.HasPrefix(c.point, "leader.lost."):
+		return lossLane
+	case c.process == postgresProcess || c.process == network:
+		return "alone" // machines could not be heard meanwhile
+	}
+	return c.process
+}
+
+// matrix prints all results, one line each.
+func matrix(results []result) string {
+	var b strings.Builder
+	slices.SortStableFunc(results, func(a, b result) int {
+		return cmp.Or(strings.Compare(a.process, b.process), strings.Compare(a.point, b.point), cmp.Compare(a.down, b.down))
+	})
+	fmt.Fprintf(&b, "%-11s %-44s %-7s %-18s %7s  %s\n", "process", "failpoint", "action", "downtime", "took", "result")
+	for _, r := range results {
+		says := "ok"
+		if r.err != nil {
+			says = "BREACH: " + r.err.Error()
+		}
+		fmt.Fprintf(&b, "%-11s %-44s %-7s %-18s %6.1fs  %s\n", r.process, r.point, r.action, r.downtime(), r.took.Seconds(), says)
+	}
+	return b.String()
+}

@@ -1,0 +1,37 @@
+package chaos_test
+
+import (
+	"testing"
+
+	"berth/internal/failpoint"
+)
+
+// What every run must cover.
+func TestTheFixedCellsAreEnough(t *testing.T) {
+	t.Parallel()
+	cells := fixedCells()
+	points, processes, away := map[string]int{}, map[string]int{}, 0
+	for _, c := range cells {
+		points[c.point]++
+		processes[c.process]++
+		if c.down == beyond {
+			away++
+		}
+	}
+	if len(cells) < 60 || away < 15 {
+		t.Errorf("%d cells, %d of them down beyond lost_after: want at least 60 and 15", len(cells), away)
+	}
+	for _, p := range failpoint.Points {
+		if points[p.Name] < 2 {
+			t.Errorf("failpoint %s is in %d cells, want at least 2", p.Name, points[p.Name])
+		}
+	}
+	for _, p := range []string{
+		string(failpoint.API), string(failpoint.Leader), string(failpoint.Worker), string(failpoint.Agent),
+		dockerdProcess, postgresProcess, temporalProcess,
+	} {
+		if processes[p] < 5 {
+			t.Errorf("process %s dies in %d cells, want at least 5", p, processes[p])
+		}
+	}
+}

@@ -1,0 +1,229 @@
+package chaos_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"berth"
+	"berth/internal/failpoint"
+)
+
+func TestNoCellBreaksAPromise(t *testing.T) {
+	fmt.Printf("chaos: seed %d\n", *seed)
+	s := startStack(t)
+	random := rand.New(rand.NewPCG(uint64(*seed), 0))
+	cells := fixedCells()
+	random.Shuffle(len(cells), func(i, j int) { cells[i], cells[j] = cells[j], cells[i] })
+	began := time.Now()
+	results := s.runCells(chosen(cells))
+	t.Logf("%d fixed cells took %s", len(results), since(began))
+	s.check(results)
+	if *budget > 0 {
+		s.runOn(began.Add(*budget), random)
+	}
+}
+
+func chosen(cells []cell) []cell {
+	var list []cell
+	for _, c := range cells {
+		if strings.Contains(c.String(), *only) {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// abreast is how many cells of a lane may be under way at the same time: more
+// where there are many.
+var abreast = map[string]int{
+	string(failpoint.API): 3, string(failpoint.Leader): 2, string(failpoint.Worker): 2,
+	lossLane: 1, dockerdProcess: 1, temporalProcess: 1,
+}
+
+// runCells runs cells lane by lane, the lanes at the same time; what concerns
+// everything comes last and alone.
+func (s *stack) runCells(cells []cell) []result {
+	queues := map[string]chan cell{}
+	for _, c := range cells {
+		if queues[c.lane()] == nil {
+			queues[c.lane()] = make(chan cell, len(cells))
+		}
+		queues[c.lane()] <- c
+	}
+	var mu sync.Mutex
+	var results []result
+	work := func(queue chan cell, lane string) {
+		for {
+			select {
+			case c := <-queue:
+				if s.t.Failed() {
+					return // what follows from a breach hides it
+				}
+				began := time.Now()
+				err := s.do(c, lane)
+				mu.Lock()
+				results = append(results, result{c, time.Since(began), err})
+				if err != nil {
+					s.t.Errorf("%s (%s): %v", c, lane, err)
+				}
+				mu.Unlock()
+			default:
+				return
+			}
+		}
+	}
+	var all sync.WaitGroup
+	for lane, queue := range queues {
+		switch lane {
+		case "alone":
+		case string(failpoint.Agent):
+			for i := range lanes {
+				all.Go(func() { work(queue, fmt.Sprint(i)) })
+			}
+		default:
+			for range abreast[lane] {
+				all.Go(func() { work(queue, lane) })
+			}
+		}
+	}
+	all.Wait()
+	if queue := queues["alone"]; queue != nil {
+		work(queue, "")
+	}
+	return results
+}
+
+// check looks at everything once all cells are done, and prints the matrix.
+func (s *stack) check(results []result) {
+	s.t.Helper()
+	fmt.Print(matrix(results))
+	for _, c := range []struct {
+		what string
+		do   func() error
+	}{
+		{"every job is terminal, and as it was meant to end", s.wantTerminal},
+		{"nothing is reserved", s.wantNothingReserved},
+		{"no container is left", func() error { return errors.Join(s.shared.wantEmpty(), s.engine.wantEmpty()) }},
+		{"a further pass of the reconciler writes nothing", s.wantStill},
+	} {
+		if err := await(c.what, c.do); err != nil {
+			s.t.Error(err)
+		}
+	}
+	if err := errors.Join(s.shared.wantOnce(), s.engine.wantOnce()); err != nil {
+		s.t.Error(err)
+	}
+	if err := s.wantHistories(); err != nil {
+		s.t.Error(err)
+	}
+	s.wantNoBreach()
+}
+
+func (s *stack) wantTerminal() error {
+	var id, state string
+	var n int
+	err := s.database.QueryRow(context.Background(), `
+		SELECT coalesce(min(id::text), ''), coalesce(min(state), ''), count(*)
+		FROM jobs
+		WHERE state NOT IN ('succeeded', 'canceled')`).Scan(&id, &state, &n)
+	if err == nil && n > 0 {
+		err = fmt.Errorf("%d jobs are not, one is %s, %s", n, id, state)
+	}
+	return err
+}
+
+func (s *stack) wantNothingReserved() error {
+	page, err := s.api.Machines(context.Background())
+	if err != nil {
+		return err
+	}
+	for _, m := range page.Items {
+		if m.Used != (berth.Capacity{}) {
+			return fmt.Errorf("machine %s still uses %+v", m.ID, m.Used)
+		}
+	}
+	var n int
+	err = s.database.QueryRow(context.Background(), `
+		SELECT count(*)
+		FROM allocations
+		WHERE forgotten_at IS NULL OR state <> 'released' AND state <> 'exited'`).Scan(&n)
+	if err == nil && n > 0 {
+		err = fmt.Errorf("%d allocations are not over", n)
+	}
+	return err
+}
+
+// picture is the state of all rows that a reconciler might change. Leases and
+// times of hearing are renewed for ever.
+const picture = `
+	SELECT md5(concat_ws('|',
+		(SELECT string_agg(t::text, ',' ORDER BY t.id) FROM jobs t),
+		(SELECT string_agg(t::text, ',' ORDER BY t.job, t.attempt) FROM attempts t),
+		(SELECT string_agg(t::text, ',' ORDER BY t.id) FROM allocations t),
+		(SELECT string_agg(t::text, ',' ORDER BY t.job, t.step, t.attempt) FROM checkpoints t),
+		(SELECT string_agg(t::text, ',' ORDER BY t.id) FROM machines t),
+		(SELECT count(*)::text FROM job_events)))`
+
+// wantStill compares the rows over more than two passes of the reconciler and
+// one of its comparisons with Temporal.
+func (s *stack) wantStill() error {
+	var before, after string
+	if err := s.database.QueryRow(context.Background(), picture).Scan(&before); err != nil {
+		return err
+	}
+	time.Sleep(4 * reconcile)
+	if err := s.database.QueryRow(context.Background(), picture).Scan(&after); err != nil {
+		return err
+	}
+	if before != after {
+		return errors.New("rows still change")
+	}
+	return nil
+}
+
+// wantNoBreach asks the history checker, with what the engines saw.
+func (s *stack) wantNoBreach() {
+	s.t.Helper()
+	out, err := exec.Command(filepath.Join(s.bin, "berth-check"), "--database-url", s.postgres.URL(databaseURL), "--settled",
+		"--docker-events", s.shared.record.Name(), "--docker-events", s.engine.record.Name()).CombinedOutput()
+	fmt.Printf("berth-check: %s", out)
+	if err != nil {
+		s.t.Errorf("berth-check: %v", err)
+	}
+}
+
+// wantHistories checks the events of all jobs: numbered without gaps, one
+// terminal state, attempts that only grow.
+func (s *stack) wantHistories() error {
+	rows, err := s.database.Query(context.Background(), `
+		SELECT job::text, format('events %s of %s, %s terminal', count(*), max(seq), count(*) FILTER (WHERE to_state IN ('succeeded', 'failed', 'canceled')))
+		FROM job_events
+		GROUP BY job
+		HAVING count(*) <> max(seq) OR count(*) FILTER (WHERE to_state IN ('succeeded', 'failed', 'canceled')) <> 1
+		UNION ALL
+		SELECT job::text, format('rank %s of attempt %s has %s allocations', rank, attempt, count(*))
+		FROM allocations
+		GROUP BY job, attempt, rank
+		HAVING count(*) > 1`)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	var faults []error
+	for rows.Next() {
+		var job, says string
+		if err := rows.Scan(&job, &says); err != nil {
+			return err
+		}
+		faults = append(faults, fmt.Errorf("job %s: %s", job, says))
+	}
+	return errors.Join(append(faults, rows.Err())...)
+}

@@ -1,0 +1,20 @@
+// Package chaos kills Berth's processes at every named failpoint and looks what
+// becomes of the jobs. It runs berthd in several processes, one role or two
+// each and every role twice, agents over private Docker engines, PostgreSQL and
+// Temporal, the last two behind proxies.
+//
+// A cell is a process, a failpoint and a downtime: the failpoint is armed, jobs
+// are driven through until it is hit, the process dies there, is started again
+// after the downtime, and the cell's job must end as if nothing had happened:
+// in the same attempt unless its machine was silent beyond lost_after. At the
+// end of all cells every job is terminal, nothing is reserved, no container is
+// left, no container was created or started twice, and a further pass of the
+// reconciler writes nothing.
+//
+// It has no code but tests. go test runs a fixed set of cells; make chaos adds
+// random ones and a soak for as long as -budget allows. The seed that is
+// printed replays the choices.
+//
+// The one rule to know: a cell waits for conditions, never for times, because
+// machines that run tests are busy; only downtimes are slept.
+package chaos

@@ -1,0 +1,155 @@
+package chaos_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/events"
+	"github.com/docker/docker/api/types/filters"
+	docker "github.com/docker/docker/client"
+
+	"berth"
+	"berth/activities/node/runtimetest"
+	"berth/internal/dockerd"
+)
+
+// engine is a private Docker engine, and the record of what it did, which Berth
+// cannot influence.
+type engine struct {
+	name   string
+	daemon *dockerd.Daemon
+	api    *docker.Client
+	image  string
+	record *os.File // every event of it, one JSON object a line
+	end    context.CancelFunc
+	reader sync.WaitGroup
+
+	mu   sync.Mutex
+	seen map[string]map[events.Action]int // by container name
+	last time.Time                        // of the newest event read
+	err  error
+}
+
+// startEngine starts an engine whose containers outlive its death.
+func startEngine(t *testing.T, dir, name string) *engine {
+	t.Helper()
+	d, err := dockerd.Start(t.Context(), dockerd.Options{Dir: filepath.Join(dir, "engine-"+name), Tied: true, LiveRestore: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Remove(context.Background()); err != nil {
+			t.Errorf("remove engine %s: %v", name, err)
+		}
+	})
+	e := &engine{name: name, daemon: d, seen: map[string]map[events.Action]int{}, last: time.Now().Add(-time.Minute)}
+	if e.api, err = docker.NewClientWithOpts(docker.WithHost(d.Host()), docker.WithAPIVersionNegotiation()); err != nil {
+		t.Fatal(err)
+	}
+	if e.record, err = os.Create(filepath.Join(dir, "events-"+name+".json")); err != nil {
+		t.Fatal(err)
+	}
+	e.image = runtimetest.Image(t, d.Host())
+	ctx, cancel := context.WithCancel(context.Background())
+	e.end = cancel
+	e.reader.Go(func() { e.watch(ctx) })
+	t.Cleanup(func() {
+		e.close()
+		_ = e.api.Close()
+		_ = e.record.Close()
+	})
+	return e
+}
+
+func (e *engine) close() {
+	e.end()
+	e.reader.Wait()
+}
+
+// watch reads events until ctx ends, again from the last one after the engine
+// was away. The engine remembers its last events while it lives; those of one
+// that died are gone, so what happened between the last read and its death may
+// be missing, never doubled.
+func (e *engine) watch(ctx context.Context) {
+	for ctx.Err() == nil {
+		e.mu.Lock()
+		since := e.last
+		e.mu.Unlock()
+		messages, errs := e.api.Events(ctx, events.ListOptions{
+			Since:   fmt.Sprintf("%d.%09d", since.Unix(), since.Nanosecond()+1),
+			Filters: filters.NewArgs(filters.Arg("type", "container"), filters.Arg("label", berth.LabelCluster)),
+		})
+		for open := true; open; {
+			select {
+			case m := <-messages:
+				e.note(m)
+			case <-errs:
+				open = false
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+func (e *engine) note(m events.Message) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	at := time.Unix(0, m.TimeNano)
+	if !at.After(e.last) {
+		return // told again after the engine was away
+	}
+	e.last = at
+	name := m.Actor.Attributes["name"]
+	if e.seen[name] == nil {
+		e.seen[name] = map[events.Action]int{}
+	}
+	e.seen[name][m.Action]++
+	line, err := json.Marshal(m)
+	if err == nil {
+		_, err = e.record.Write(append(line, '\n'))
+	}
+	e.err = errors.Join(e.err, err)
+}
+
+// wantOnce returns the containers that were created or started more than once.
+func (e *engine) wantOnce() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	faults := []error{e.err}
+	for name, did := range e.seen {
+		if did[events.ActionCreate] > 1 || did[events.ActionStart] > 1 {
+			faults = append(faults, fmt.Errorf("engine %s: %s was created %d times and started %d times", e.name, name, did[events.ActionCreate], did[events.ActionStart]))
+		}
+	}
+	return errors.Join(faults...)
+}
+
+// wantStarted returns nil once the engine has started a container.
+func (e *engine) wantStarted(name string) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.seen[name][events.ActionStart] == 0 {
+		return fmt.Errorf("engine %s has not started %s", e.name, name)
+	}
+	return nil
+}
+
+// wantEmpty returns nil once no container of Berth's is left.
+func (e *engine) wantEmpty() error {
+	left, err := e.api.ContainerList(context.Background(), container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", berth.LabelCluster))})
+	if err == nil && len(left) > 0 {
+		err = fmt.Errorf("engine %s has %d containers, the first is %s, %s", e.name, len(left), left[0].Names, left[0].Status)
+	}
+	return err
+}

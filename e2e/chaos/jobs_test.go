@@ -1,0 +1,165 @@
+package chaos_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"berth"
+	"berth/activities/node/runtimetest/prog"
+	"berth/api/client"
+)
+
+// Trainings of cells: short, but long enough to log, save and report.
+const (
+	trainSteps = 6
+	trainSave  = 2
+	trainEvery = 120 * time.Millisecond
+)
+
+var jobNumber atomic.Int64
+
+// spec is a job for a lane.
+func (s *stack) spec(lane string, command ...string) berth.JobSpec {
+	grace, cpus, memory := berth.Duration(5*time.Second), berth.MilliCPU(100), berth.MiB(32)
+	image := s.shared.image
+	return berth.JobSpec{
+		Name: fmt.Sprintf("chaos-%d-%s", jobNumber.Add(1), berth.NewSecret()[:6]), Image: image, Command: command, StopGrace: &grace,
+		Resources:  berth.Resources{CPUs: &cpus, Memory: &memory},
+		Placement:  berth.Placement{Constraint: "machine.labels.lane == " + strconv.Quote(lane)},
+		Checkpoint: &berth.CheckpointPolicy{Path: "/checkpoint"},
+		LostAfter:  berth.Duration(lost),
+	}
+}
+
+func (s *stack) training(lane string, steps int) berth.JobSpec {
+	return s.spec(lane, "train", "/checkpoint", strconv.Itoa(steps), trainEvery.String(), strconv.Itoa(trainSave))
+}
+
+// submit submits a job as a careful client does: under a key, until it is told
+// the job.
+func (s *stack) submit(spec berth.JobSpec) (id berth.JobID, err error) {
+	err = await("the submit is answered", func() error {
+		job, _, err := s.api.Submit(context.Background(), spec, spec.Name)
+		id = job.ID
+		return lasting(err)
+	})
+	return id, err
+}
+
+// lasting marks refusals as what waiting does not cure.
+func lasting(err error) error {
+	switch berth.CodeOf(err) {
+	case berth.CodeInvalid, berth.CodeForbidden, berth.CodeUnauthorized, berth.CodeConflict:
+		return fatal{err}
+	}
+	return err
+}
+
+func (s *stack) cancel(id berth.JobID) error {
+	return await("the cancel is answered", func() error {
+		_, err := s.api.Cancel(context.Background(), id)
+		return lasting(err)
+	})
+}
+
+// becomes waits until the job is in this state.
+func (s *stack) becomes(id berth.JobID, want berth.State) (job berth.Job, err error) {
+	err = await(fmt.Sprintf("job %s is %s", id, want), func() (err error) {
+		job, err = s.api.Job(context.Background(), id)
+		switch {
+		case err != nil:
+			return err
+		case job.Status == want:
+			return nil
+		case job.Status.Terminal():
+			return fatal{fmt.Errorf("it ended as %s: %+v", job.Status, job.Reason)}
+		}
+		return fmt.Errorf("it is %s in attempt %d: %+v", job.Status, job.Attempt, job.Reason)
+	})
+	return job, err
+}
+
+// wantEnded waits for a job's success in as many attempts as one of these.
+func (s *stack) wantEnded(id berth.JobID, attempts ...int) error {
+	job, err := s.becomes(id, berth.Succeeded)
+	switch {
+	case err != nil:
+		return err
+	case !slices.Contains(attempts, len(job.Attempts)):
+		return fmt.Errorf("job %s took %d attempts, want %v: %s", id, len(job.Attempts), attempts, describe(job))
+	case job.Failures != 0:
+		return fmt.Errorf("job %s: its user pays for %d failures: %s", id, job.Failures, describe(job))
+	}
+	return nil
+}
+
+// describe tells of a job's attempts.
+func describe(job berth.Job) string {
+	var b strings.Builder
+	for _, a := range job.Attempts {
+		fmt.Fprintf(&b, "attempt %d on %s, placed %s", a.Number, a.Machines, a.PlacedAt.Format(time.StampMilli))
+		if a.Outcome != nil {
+			fmt.Fprintf(&b, ", %s: %s", a.Outcome.Code, a.Outcome.Message)
+		}
+		b.WriteString("; ")
+	}
+	return b.String()
+}
+
+// wantTrained is wantEnded, and checks that the training lost, repeated or
+// invented no step, and no line of its log.
+func (s *stack) wantTrained(id berth.JobID, steps int, attempts ...int) error {
+	if err := s.wantEnded(id, attempts...); err != nil {
+		return err
+	}
+	job, err := s.becomes(id, berth.Succeeded)
+	if err != nil {
+		return err
+	}
+	var lines []string
+	err = await("the log of job "+string(id)+" is read", func() error {
+		lines = nil
+		return s.api.Logs(context.Background(), id, client.LogsQuery{}, func(l berth.LogLine) error {
+			lines = append(lines, l.Text)
+			return nil
+		})
+	})
+	if err != nil {
+		return err
+	}
+	want := trainLog(steps)
+	if job.Attempt > 1 { // from wherever the last checkpoint was
+		lines, want = lines[max(0, len(lines)-1):], want[len(want)-1:]
+	}
+	if !slices.Equal(lines, want) {
+		return fmt.Errorf("job %s in attempt %d: its log is %q, want %q", id, job.Attempt, lines, want)
+	}
+	return nil
+}
+
+// trainLog is what a training prints that nothing interrupts.
+func trainLog(steps int) []string {
+	var want []string
+	for i := 1; i <= steps; i++ {
+		want = append(want, fmt.Sprintf("step %d", i))
+		if i%trainSave == 0 {
+			want = append(want, fmt.Sprintf("saved step %d", i))
+		}
+	}
+	return append(want, prog.TrainResult(steps))
+}
+
+// givenUp reports whether the job's work on its first machine was given up, or
+// needed it no more.
+func (s *stack) givenUp(id berth.JobID) error {
+	job, err := s.api.Job(context.Background(), id)
+	if err == nil && job.Attempt < 2 && !job.Status.Terminal() && job.Status != berth.Retrying {
+		err = fmt.Errorf("job %s is %s in attempt %d", id, job.Status, job.Attempt)
+	}
+	return err
+}

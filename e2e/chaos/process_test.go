@@ -1,0 +1,183 @@
+package chaos_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// program is a process under test: it can be armed, dies, and is started again
+// as it was.
+type program struct {
+	name string // also of its log and its folder of failpoints
+	dir  string // the stack's
+	path string
+	args []string
+	env  []string
+	// answers reports whether it is up, after a start; nil: at once.
+	answers func() error
+
+	restart sync.Mutex // held from its end to its start, by whom ends it on purpose
+	life    sync.Mutex // held while it is started: two cells may have struck it
+
+	mu     sync.Mutex
+	pid    int
+	exited chan struct{} // closed once it is gone and reaped; nil before the first start
+}
+
+func (p *program) points() string { return filepath.Join(p.dir, "failpoints", p.name) }
+func (p *program) log() string    { return filepath.Join(p.dir, p.name+".log") }
+
+// start starts it, tied to this test run: the kernel kills it when the thread
+// that started it ends, so that thread stays.
+func (p *program) start() error {
+	if err := os.MkdirAll(p.points(), 0o700); err != nil {
+		return err
+	}
+	out, err := os.OpenFile(p.log(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer out.Close() // the child has its own
+	cmd := exec.Command(p.path, p.args...)
+	cmd.Env = append(append(os.Environ(), "BERTH_FAILPOINT_DIR="+p.points()), p.env...)
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.exited = make(chan struct{})
+	exited, started := p.exited, make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		if err := cmd.Start(); err != nil {
+			started <- err
+			return
+		}
+		p.pid = cmd.Process.Pid
+		started <- nil
+		_ = cmd.Wait() // how it ended is in its log, or our doing
+		close(exited)
+	}()
+	return <-started
+}
+
+// up starts it, unless it runs, and waits until it answers.
+func (p *program) up() error {
+	p.life.Lock()
+	defer p.life.Unlock()
+	if p.running() {
+		return nil
+	}
+	if err := p.start(); err != nil || p.answers == nil {
+		return err
+	}
+	return await(p.name+" answers", func() error {
+		if !p.running() {
+			return fatal{fmt.Errorf("%s ended at its start: %s", p.name, tail(p.log()))}
+		}
+		return p.answers()
+	})
+}
+
+func (p *program) running() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.exited == nil {
+		return false
+	}
+	select {
+	case <-p.exited:
+		return false
+	default:
+		return true
+	}
+}
+
+// signal reaches a process that was not reaped yet, so never a stranger.
+func (p *program) signal(s syscall.Signal) {
+	if p.running() {
+		_ = syscall.Kill(p.pid, s) // ESRCH: it has just ended
+	}
+}
+
+// end ends it with a signal, by force if need be, and waits until it is gone.
+func (p *program) end(s syscall.Signal) error {
+	if !p.running() {
+		return nil
+	}
+	p.signal(s)
+	p.signal(syscall.SIGCONT)
+	select {
+	case <-p.exited:
+		return nil
+	case <-time.After(patience):
+		p.signal(syscall.SIGKILL)
+		<-p.exited
+		return fmt.Errorf("%s did not end on %s", p.name, s)
+	}
+}
+
+// arm arms a failpoint.
+func (p *program) arm(point, action string) error {
+	path := filepath.Join(p.points(), point)
+	if err := os.WriteFile(path+".new", []byte(action), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// disarm takes a failpoint back, and its proof; it reports whether it was hit.
+func (p *program) disarm(point string) bool {
+	path := filepath.Join(p.points(), point)
+	armed := os.Remove(path) == nil
+	hit := os.Remove(path+".hit") == nil
+	return hit && !armed
+}
+
+func (p *program) hit(point string) bool {
+	_, err := os.Stat(filepath.Join(p.points(), point+".hit"))
+	return err == nil
+}
+
+// tail is the end of a file, for messages.
+func tail(path string) string {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return "(no file)"
+	}
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+	return strings.Join(lines[max(0, len(lines)-25):], "\n")
+}
+
+// patience bounds every wait for what must come; machines that run tests are
+// busy.
+const patience = 2 * time.Minute
+
+// fatal is an error that waiting does not cure.
+type fatal struct{ error }
+
+// await waits until check returns nil; its last error says what was missing.
+func await(what string, check func() error) error {
+	deadline := time.Now().Add(patience)
+	for {
+		err := check()
+		if err == nil {
+			return nil
+		}
+		if _, is := errors.AsType[fatal](err); is || time.Now().After(deadline) {
+			return fmt.Errorf("never: %s: %w", what, err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}

@@ -1,0 +1,142 @@
+package chaos_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"syscall"
+	"time"
+
+	"berth"
+	"berth/internal/failpoint"
+)
+
+// soakJobs are alive at about the same time in a soak.
+const soakJobs = 250
+
+// runOn adds a soak, and then random cells for as long as there is time.
+func (s *stack) runOn(until time.Time, random *rand.Rand) {
+	s.soak(random)
+	var results []result
+	for time.Now().Before(until) && !s.t.Failed() {
+		cells := make([]cell, 2*lanes)
+		for i := range cells {
+			cells[i] = randomCell(random)
+		}
+		results = append(results, s.runCells(cells)...)
+	}
+	s.check(results)
+}
+
+func randomCell(random *rand.Rand) cell {
+	all := moreCells()
+	c := all[random.IntN(len(all))]
+	switch c.process {
+	case string(failpoint.Agent):
+		c.down = []time.Duration{0, short, beyond}[random.IntN(3)]
+		c.action = []string{"kill", "kill", "freeze"}[random.IntN(3)]
+	case string(failpoint.Leader), string(failpoint.Worker):
+		c.down = []time.Duration{0, short, beyond}[random.IntN(3)]
+		c.action = []string{"kill", "freeze"}[random.IntN(2)]
+	}
+	return c
+}
+
+// soak runs many jobs at once while programs are killed at random and pokes are
+// lost and doubled.
+func (s *stack) soak(random *rand.Rand) {
+	began := time.Now()
+	const steps = 2 * trainSteps
+	ids := make([]berth.JobID, soakJobs)
+	done := make(chan struct{})
+	var trouble sync.WaitGroup
+	seedKills, seedPokes := random.Uint64(), random.Uint64()
+	trouble.Go(func() { s.killAtRandom(rand.New(rand.NewPCG(seedKills, 1)), done) })
+	var mu sync.Mutex
+	trouble.Go(func() {
+		s.spoilPokes(rand.New(rand.NewPCG(seedPokes, 2)), done, func(i int) berth.JobID {
+			mu.Lock()
+			defer mu.Unlock()
+			return ids[i%len(ids)]
+		})
+	})
+	for i := range ids {
+		id, err := s.submit(s.training(fmt.Sprint(i%lanes), steps))
+		if err != nil {
+			s.t.Error(err)
+			break
+		}
+		mu.Lock()
+		ids[i] = id
+		mu.Unlock()
+	}
+	for _, id := range ids {
+		// Anything may have been lost any number of times; only never the job.
+		if err := s.wantTrained(id, steps, 1, 2, 3, 4, 5, 6, 7, 8); err != nil {
+			s.t.Error(err)
+		}
+	}
+	close(done)
+	trouble.Wait()
+	fmt.Printf("soak: %d jobs ended after %s\n", soakJobs, since(began))
+	s.check(nil)
+}
+
+func (s *stack) killAtRandom(random *rand.Rand, done chan struct{}) {
+	all := s.programs()
+	kills := map[string]int{}
+	for {
+		p := all[random.IntN(len(all))]
+		pause, down := time.Duration(random.IntN(1500))*time.Millisecond, time.Duration(random.IntN(2000))*time.Millisecond
+		if random.IntN(10) == 0 {
+			down = beyond
+		}
+		select {
+		case <-done:
+			fmt.Printf("soak: kills %v\n", kills)
+			return
+		case <-time.After(pause):
+		}
+		kills[p.name]++
+		if err := p.end(syscall.SIGKILL); err != nil {
+			s.t.Error(err)
+		}
+		time.Sleep(down)
+		if err := p.up(); err != nil {
+			s.t.Error(err)
+			return
+		}
+	}
+}
+
+// spoilPokes drops pokes of leaders and APIs, and sends ones that nobody asked
+// for.
+func (s *stack) spoilPokes(random *rand.Rand, done chan struct{}, job func(int) berth.JobID) {
+	for {
+		select {
+		case <-done:
+			for _, role := range []failpoint.Process{failpoint.Leader, failpoint.API} {
+				for _, p := range s.plane[role] {
+					p.disarm("dispatch.poke.before")
+				}
+			}
+			return
+		case <-time.After(20 * time.Millisecond):
+		}
+		for _, role := range []failpoint.Process{failpoint.Leader, failpoint.API} {
+			for _, p := range s.plane[role] {
+				if random.IntN(2) == 0 {
+					if err := p.arm("dispatch.poke.before", "error"); err != nil {
+						s.t.Error(err)
+					}
+				}
+			}
+		}
+		if id := job(random.IntN(soakJobs)); id != "" {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			_ = s.workflows.SignalWorkflow(ctx, berth.JobWorkflowID(id), "", berth.SignalPoke, nil) // it may have ended
+			cancel()
+		}
+	}
+}

@@ -1,0 +1,348 @@
+package chaos_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	temporal "go.temporal.io/sdk/client"
+	"golang.org/x/sync/errgroup"
+
+	"berth"
+	"berth/api/client"
+	"berth/e2e/faultproxy"
+	"berth/internal/failpoint"
+	"berth/internal/postgres"
+	"berth/workers"
+)
+
+// How the stack is set up.
+const (
+	lanes       = 6                // of cells that kill agents, at the same time
+	laneAgents  = 2                // machines of each, so that lost work goes elsewhere
+	suspect     = 3 * time.Second  // silence of a machine before it gets no work
+	lost        = 5 * time.Second  // and before its work is given up; also spec.lost_after
+	grace       = 12 * time.Second // after an outage: agents try again every 5 s at least
+	syncWait    = time.Second      // of agents' calls, far below both
+	reconcile   = 2 * time.Second
+	databaseURL = "berth"
+)
+
+// stack is everything that runs.
+type stack struct {
+	t    *testing.T
+	dir  string
+	bin  string
+	lock *os.File
+
+	postgres      *postgres.Cluster
+	databaseProxy *faultproxy.Proxy // berthd's way to PostgreSQL
+	database      *pgxpool.Pool     // ours, for looking only; past the proxy
+
+	temporal      *program
+	temporalProxy *faultproxy.Proxy
+	workflows     temporal.Client
+
+	shared *engine // of the agents that are killed
+	engine *engine // of the machine whose engine is killed
+
+	plane  map[failpoint.Process][]*program // the control plane's processes, by role
+	agents map[string][]*program            // by lane
+	front  *faultproxy.Proxy                // in front of both APIs
+	api    *client.Client
+	token  string
+
+	// away bounds how many machines are silent for long at the same time: were it
+	// more than a third of all, no verdict would be passed on any.
+	away  chan struct{}
+	turns sync.Map // *sync.Mutex by process and failpoint
+}
+
+func startStack(t *testing.T) *stack {
+	t.Helper()
+	dir, err := os.MkdirTemp(workshops, "berth-chaos-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &stack{t: t, dir: dir, bin: filepath.Join(dir, "bin"), away: make(chan struct{}, lanes/2), plane: map[failpoint.Process][]*program{}, agents: map[string][]*program{}}
+	t.Cleanup(s.remove)
+	if s.lock, err = lockWorkshop(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	var setUp errgroup.Group
+	setUp.Go(s.build)
+	setUp.Go(s.startServers)
+	s.shared, s.engine = startEngine(t, dir, "shared"), startEngine(t, dir, "own")
+	t.Cleanup(s.end)
+	if err := setUp.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("programs, PostgreSQL, Temporal and engines after %s", since(began))
+	if err := s.startPlane(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.startAgents(); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("everything runs after %s", since(began))
+	return s
+}
+
+func since(t time.Time) time.Duration { return time.Since(t).Round(100 * time.Millisecond) }
+
+// build builds the programs with failpoints.
+func (s *stack) build() error {
+	cmd := exec.Command("go", "build", "-tags", "failpoints", "-ldflags=-s -w", "-o", s.bin+"/", "berth/cmd/berthd", "berth/cmd/berth-agent", "berth/cmd/berth-check")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the programs: %w: %s", err, out)
+	}
+	return nil
+}
+
+func (s *stack) startServers() error {
+	ctx := context.Background()
+	var err error
+	s.postgres, err = postgres.Start(ctx, postgres.Options{Dir: filepath.Join(s.dir, "postgres"), MaxConnections: 400, Volatile: true})
+	if err != nil {
+		return err
+	}
+	if err := s.postgres.CreateDatabase(ctx, databaseURL); err != nil {
+		return err
+	}
+	if s.databaseProxy, err = faultproxy.Start(fmt.Sprintf("127.0.0.1:%d", s.postgres.Port())); err != nil {
+		return err
+	}
+	if s.database, err = pgxpool.New(ctx, s.postgres.URL(databaseURL)); err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	if s.temporalProxy, err = faultproxy.Start(); err != nil {
+		return err
+	}
+	address := filepath.Join(s.dir, "temporal.address")
+	s.temporal = &program{
+		name: "temporal", dir: s.dir, path: self,
+		env: []string{temporalURL + "=" + s.postgres.URL("postgres"), temporalFile + "=" + address},
+		answers: func() error {
+			b, err := os.ReadFile(address)
+			if err != nil {
+				return err
+			}
+			s.temporalProxy.SetTargets(string(b))
+			return os.Remove(address)
+		},
+	}
+	if err := s.temporal.up(); err != nil {
+		return err
+	}
+	s.workflows, err = workers.Dial(workers.ClientOptions{Address: s.temporalProxy.Address()})
+	return err
+}
+
+// startPlane starts every role of the control plane twice. Workflows are
+// started by whoever took the submit, so that goes with the API.
+func (s *stack) startPlane() error {
+	s.token = "berth_" + berth.NewSecret()[:12] + "_" + berth.NewSecret()
+	url := strings.Replace(s.postgres.URL(databaseURL), fmt.Sprintf("127.0.0.1:%d", s.postgres.Port()), s.databaseProxy.Address(), 1)
+	var apis []string
+	var up errgroup.Group
+	for i, role := range map[failpoint.Process]string{failpoint.API: "api,dispatch", failpoint.Worker: "worker", failpoint.Leader: "leader"} {
+		for _, n := range []string{"a", "b"} {
+			p := &program{
+				name: string(i) + "-" + n, dir: s.dir, path: filepath.Join(s.bin, "berthd"),
+				env: []string{"BERTH_ADMIN_TOKEN=" + s.token, "BERTH_DATABASE_URL=" + url},
+				args: []string{
+					"--role", role, "--temporal-address", s.temporalProxy.Address(),
+					"--blob-url", "file://" + filepath.Join(s.dir, "blobs"), "--database-conns", "12",
+					"--suspect-after", suspect.String(), "--lost-after", lost.String(), "--lost-share", "1",
+					"--grace", grace.String(), "--reconcile-every", reconcile.String(), "--rate", "100000", "--burst", "100000",
+				},
+			}
+			if i == failpoint.API {
+				listen, err := freeAddress()
+				if err != nil {
+					return err
+				}
+				apis = append(apis, listen)
+				p.args = append(p.args, "--listen", listen)
+				p.answers = func() error { return ready("http://" + listen) }
+			}
+			s.plane[i] = append(s.plane[i], p)
+		}
+	}
+	// One API first: it migrates the database, and the others find it done.
+	if err := s.plane[failpoint.API][0].up(); err != nil {
+		return err
+	}
+	for _, programs := range s.plane {
+		for _, p := range programs {
+			if !p.running() {
+				up.Go(p.up)
+			}
+		}
+	}
+	if err := up.Wait(); err != nil {
+		return err
+	}
+	var err error
+	if s.front, err = faultproxy.Start(apis...); err != nil {
+		return err
+	}
+	s.api = client.New("http://"+s.front.Address(), s.token)
+	return nil
+}
+
+// ready asks an API whether it is.
+func ready(url string) error {
+	c := http.Client{Timeout: 2 * time.Second}
+	defer c.CloseIdleConnections()
+	res, err := c.Get(url + "/healthz")
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return errors.New(res.Status)
+	}
+	return nil
+}
+
+func freeAddress() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	return l.Addr().String(), nil
+}
+
+// Lanes beside the numbered ones. The roles of the control plane have lanes of
+// their names for the work of their cells.
+const (
+	engineLane = "engine" // the machine whose engine is killed
+	lossLane   = "loss"   // machines that a leader gives up
+	calmLane   = "calm"   // a machine to which nothing happens
+)
+
+func (s *stack) startAgents() error {
+	for i := range lanes {
+		for range laneAgents {
+			s.addAgent(fmt.Sprint(i), s.shared)
+		}
+	}
+	s.addAgent(string(failpoint.API), s.shared)
+	s.addAgent(string(failpoint.Worker), s.shared)
+	s.addAgent(string(failpoint.Leader), s.shared)
+	s.addAgent(lossLane, s.shared)
+	s.addAgent(lossLane, s.shared)
+	s.addAgent(calmLane, s.shared)
+	s.addAgent(engineLane, s.engine)
+	var up errgroup.Group
+	for _, lane := range s.agents {
+		for _, p := range lane {
+			up.Go(func() error {
+				join, err := s.api.CreateJoinToken(context.Background(), berth.NewJoinToken{})
+				if err != nil {
+					return err
+				}
+				p.env = []string{"BERTH_JOIN_TOKEN=" + join.Secret}
+				return p.up()
+			})
+		}
+	}
+	return up.Wait()
+}
+
+func (s *stack) addAgent(lane string, e *engine) {
+	name := fmt.Sprintf("m%s-%d", lane, len(s.agents[lane])+1)
+	s.agents[lane] = append(s.agents[lane], &program{
+		name: name, dir: s.dir, path: filepath.Join(s.bin, "berth-agent"),
+		args: []string{
+			"--server", "http://" + s.front.Address(), "--temporal-address", s.temporalProxy.Address(),
+			"--machine", name, "--labels", "lane=" + lane, "--docker-host", e.daemon.Host(),
+			"--state-dir", filepath.Join(s.dir, "agents", name), "--cpus", "64", "--memory", "64GiB", "--disk", "64GiB", "--no-gpus",
+			"--sync-wait", syncWait.String(), "--deadman", "off",
+		},
+		answers: func() error {
+			m, err := s.api.Machine(context.Background(), berth.MachineID(name))
+			if err == nil && m.State != berth.MachineReady {
+				err = fmt.Errorf("machine %s is %s", name, m.State)
+			}
+			return err
+		},
+	})
+}
+
+// programs are all that can be killed, agents last.
+func (s *stack) programs() []*program {
+	var all []*program
+	for _, list := range s.plane {
+		all = append(all, list...)
+	}
+	for _, list := range s.agents {
+		all = append(all, list...)
+	}
+	return all
+}
+
+// end ends all programs; if the test failed it shows what they said last.
+func (s *stack) end() {
+	var ending sync.WaitGroup
+	for _, p := range s.programs() {
+		ending.Go(func() { _ = p.end(syscall.SIGKILL) })
+	}
+	ending.Wait()
+	if s.t.Failed() {
+		for _, p := range s.programs() {
+			s.t.Logf("%s:\n%s", p.name, tail(p.log()))
+		}
+	}
+}
+
+// remove ends the servers and removes all that is left.
+func (s *stack) remove() {
+	if s.api != nil {
+		s.api.Close()
+	}
+	if s.workflows != nil {
+		s.workflows.Close()
+	}
+	if s.temporal != nil {
+		_ = s.temporal.end(syscall.SIGKILL)
+	}
+	for _, p := range []*faultproxy.Proxy{s.front, s.databaseProxy, s.temporalProxy} {
+		if p != nil {
+			_ = p.Close()
+		}
+	}
+	if s.database != nil {
+		s.database.Close()
+	}
+	if s.postgres != nil {
+		_ = s.postgres.Stop(context.Background())
+	}
+	if err := os.RemoveAll(s.dir); err != nil {
+		s.t.Errorf("clean up: %v", err)
+	}
+	if s.lock != nil {
+		_ = s.lock.Close()
+	}
+}

@@ -1,0 +1,10 @@
+// Package e2e tests the whole of Berth in one process: PostgreSQL, a Temporal
+// server, the control plane, and agents over engines in memory. A claim belongs
+// here if it is about their working together; whatever one package can show is
+// tested there.
+//
+// It has no code of its own, only tests, and is the one package whose tests
+// embed a Temporal server, so it takes long to build.
+//
+// With -update it records the histories that package workflows replays.
+package e2e

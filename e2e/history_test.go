@@ -1,0 +1,110 @@
+package e2e_test
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"go.temporal.io/api/enums/v1"
+	historypb "go.temporal.io/api/history/v1"
+	"go.temporal.io/api/temporalproto"
+
+	"berth"
+)
+
+var update = flag.Bool("update", false, "record the histories that package workflows replays")
+
+// history is what Temporal has of the job's workflow.
+func (s *stack) history(t *testing.T, id berth.JobID) *historypb.History {
+	t.Helper()
+	h := &historypb.History{}
+	events := s.temporal.GetWorkflowHistory(t.Context(), berth.JobWorkflowID(id), "", false, enums.HISTORY_EVENT_FILTER_TYPE_ALL_EVENT)
+	for events.HasNext() {
+		e, err := events.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Events = append(h.Events, e)
+	}
+	return h
+}
+
+// kinds shows a history as the types of its events.
+func kinds(h *historypb.History) []string {
+	var list []string
+	for _, e := range h.GetEvents() {
+		list = append(list, e.GetEventType().String())
+	}
+	return list
+}
+
+// steps are the activities of a history in order: local ones by their names,
+// remote ones with their queue.
+func steps(h *historypb.History) []string {
+	var list []string
+	for _, e := range h.GetEvents() {
+		switch {
+		case e.GetMarkerRecordedEventAttributes() != nil:
+			var name struct{ ActivityType string }
+			data := e.GetMarkerRecordedEventAttributes().GetDetails()["data"].GetPayloads()
+			if len(data) == 1 && json.Unmarshal(data[0].GetData(), &name) == nil {
+				list = append(list, name.ActivityType)
+			}
+		case e.GetActivityTaskScheduledEventAttributes() != nil:
+			a := e.GetActivityTaskScheduledEventAttributes()
+			list = append(list, a.GetActivityType().GetName()+" on "+a.GetTaskQueue().GetName())
+		}
+	}
+	return list
+}
+
+// record keeps a history under a name, with -update.
+func record(t *testing.T, name string, h *historypb.History) {
+	t.Helper()
+	if !*update {
+		return
+	}
+	raw, err := temporalproto.CustomJSONMarshalOptions{}.Marshal(h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var doc any
+	if err := json.Unmarshal(raw, &doc); err != nil {
+		t.Fatal(err)
+	}
+	anonymous(doc)
+	raw, err = json.MarshalIndent(doc, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join("..", "workflows", "testdata", "histories", name+".json")
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, append(raw, '\n'), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// anonymous removes which processes on which host took part.
+func anonymous(v any) {
+	switch v := v.(type) {
+	case map[string]any:
+		if v["kind"] == "TASK_QUEUE_KIND_STICKY" {
+			v["name"] = "sticky" // else it names the host
+		}
+		for k := range v {
+			if k == "identity" {
+				v[k] = "test"
+				continue
+			}
+			anonymous(v[k])
+		}
+	case []any:
+		for _, x := range v {
+			anonymous(x)
+		}
+	}
+}

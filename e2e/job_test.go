@@ -1,0 +1,265 @@
+package e2e_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth"
+)
+
+// The claims share one stack: a Temporal server has its databases to itself.
+func TestJobs(t *testing.T) {
+	t.Parallel()
+	s := start(t, quick, "m0", "m1")
+	claims := []struct {
+		says string
+		test func(*testing.T, *stack)
+	}{
+		{"a job runs, and its history is short", runs},
+		{"a job that waits has a short history too", waits},
+		{"a failing job is retried and then given up", retries},
+		{"a queued job is canceled at once, a held one waits", cancelsQueued},
+		{"a running job is stopped and canceled", cancelsRunning},
+		{"a cancel from Temporal cancels the job", cancelsFromTemporal},
+		{"a terminated workflow stops no container", survivesTermination},
+		{"many jobs at once all end, each in one go", runsMany},
+		{"a job with GPUs has them to itself and leaves", takesGPUs},
+		{"jobs are accepted and run on while Temporal is away", survivesTemporal},
+	}
+	for _, claim := range claims {
+		t.Run(claim.says, func(t *testing.T) { claim.test(t, s) })
+	}
+}
+
+// mostEvents is how long the history of an undisturbed job may be.
+const mostEvents = 18
+
+func runs(t *testing.T, s *stack) {
+	id := s.submit(t, spec("runs", "echo", "hello"))
+	job := s.ends(t, id, berth.Succeeded)
+	h := s.history(t, id)
+	if n := len(h.GetEvents()); n > mostEvents {
+		t.Errorf("%d events: %v", n, kinds(h))
+	}
+	queue := berth.MachineQueue(job.Attempts[0].Machines[0])
+	want := []string{berth.ActivityReserve, berth.ActivityRun + " on " + queue, berth.ActivitySettle}
+	if diff := cmp.Diff(want, steps(h)); diff != "" {
+		t.Errorf("steps (-want +got):\n%s", diff)
+	}
+	if job.ExitCode == nil || *job.ExitCode != 0 || len(job.Attempts) != 1 || job.Reason != nil {
+		t.Errorf("job is %+v", job)
+	}
+	t.Logf("%d events; submitted to finished in %s", len(h.GetEvents()), job.FinishedAt.Sub(job.SubmittedAt))
+	record(t, "placed-at-once", h)
+}
+
+// fill takes all GPUs of both machines for as long as the command runs.
+func (s *stack) fill(t *testing.T, command ...string) []berth.JobID {
+	t.Helper()
+	j := spec("holds-all", command...)
+	j.Resources.GPUs = 2000
+	holders := []berth.JobID{s.submit(t, j), s.submit(t, j)} // one on each machine
+	for _, id := range holders {
+		s.becomes(t, id, berth.Running)
+	}
+	return holders
+}
+
+// gpuJob does nothing, with one GPU.
+func gpuJob(name string) berth.JobSpec {
+	j := spec(name, "exit", "0")
+	j.Resources.GPUs = 1000
+	return j
+}
+
+func waits(t *testing.T, s *stack) {
+	holders := s.fill(t, "sleep", "2s")
+	id := s.submit(t, gpuJob("waits"))
+	s.ends(t, id, berth.Succeeded)
+	for _, holder := range holders {
+		s.ends(t, holder, berth.Succeeded)
+	}
+	h := s.history(t, id)
+	if n := len(h.GetEvents()); n > mostEvents {
+		t.Errorf("%d events: %v", n, kinds(h))
+	}
+	record(t, "waited-for-its-grant", h)
+}
+
+func retries(t *testing.T, s *stack) {
+	j := spec("retries", "exit", "3")
+	j.Retry = berth.RetryPolicy{MaxAttempts: 2, Backoff: berth.Backoff{Initial: berth.Duration(200 * time.Millisecond)}}
+	id := s.submit(t, j)
+	job := s.ends(t, id, berth.Failed)
+	if len(job.Attempts) != 2 || !job.DeadLetter || job.ExitCode == nil || *job.ExitCode != 3 || job.Failures != 2 {
+		t.Errorf("job is %+v, attempts %+v", job, job.Attempts)
+	}
+	record(t, "retried-and-failed", s.history(t, id))
+}
+
+func cancelsQueued(t *testing.T, s *stack) {
+	holders := s.fill(t, "trap-term", "143")
+	canceled, held := s.submit(t, gpuJob("canceled")), s.submit(t, gpuJob("held"))
+	s.becomes(t, canceled, berth.Queued)
+	s.becomes(t, held, berth.Queued)
+	if _, err := s.api.Cancel(t.Context(), canceled); err != nil {
+		t.Fatal(err)
+	}
+	if job := s.ends(t, canceled, berth.Canceled); job.Attempt != 0 {
+		t.Errorf("job is %+v", job)
+	}
+	if _, err := s.api.Hold(t.Context(), held); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range holders {
+		if _, err := s.api.Cancel(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+		s.ends(t, id, berth.Canceled)
+	}
+	s.ends(t, s.submit(t, gpuJob("overtakes")), berth.Succeeded)
+	if job := s.job(t, held); job.Status != berth.Queued || !job.Held {
+		t.Errorf("the held job is %s", job.Status)
+	}
+	if _, err := s.api.Release(t.Context(), held); err != nil {
+		t.Fatal(err)
+	}
+	s.ends(t, held, berth.Succeeded)
+}
+
+func cancelsRunning(t *testing.T, s *stack) {
+	id := s.submit(t, spec("running", "trap-term", "143"))
+	s.becomes(t, id, berth.Running)
+	asked := time.Now()
+	if _, err := s.api.Cancel(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	job := s.ends(t, id, berth.Canceled)
+	if took := job.FinishedAt.Sub(asked); took > 4*time.Second {
+		t.Errorf("canceled after %s", took)
+	}
+	if n := s.containers(t, id); n != 0 {
+		t.Errorf("%d containers run on", n)
+	}
+	record(t, "canceled-while-running", s.history(t, id))
+}
+
+func cancelsFromTemporal(t *testing.T, s *stack) {
+	for _, ask := range []func(id berth.JobID) error{
+		func(id berth.JobID) error {
+			return s.temporal.CancelWorkflow(t.Context(), berth.JobWorkflowID(id), "")
+		},
+		func(id berth.JobID) error {
+			return s.temporal.SignalWorkflow(t.Context(), berth.JobWorkflowID(id), "", berth.SignalCancel, nil)
+		},
+	} {
+		id := s.submit(t, spec("temporal", "trap-term", "143"))
+		s.becomes(t, id, berth.Running)
+		if err := ask(id); err != nil {
+			t.Fatal(err)
+		}
+		s.ends(t, id, berth.Canceled)
+		events, err := s.api.Events(t.Context(), id, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(events.Items, func(e berth.Event) bool { return e.To == berth.Canceling && e.Actor == "temporal" }) {
+			t.Errorf("events are %+v", events.Items)
+		}
+		record(t, "canceled-by-temporal", s.history(t, id))
+	}
+}
+
+func survivesTermination(t *testing.T, s *stack) {
+	id := s.submit(t, spec("survives", "sleep", "4s"))
+	s.becomes(t, id, berth.Running)
+	before := s.job(t, id)
+	if err := s.temporal.TerminateWorkflow(t.Context(), berth.JobWorkflowID(id), "", "test"); err != nil {
+		t.Fatal(err)
+	}
+	if n := s.containers(t, id); n != 1 {
+		t.Errorf("%d containers run after it", n)
+	}
+	job := s.ends(t, id, berth.Succeeded)
+	if len(job.Attempts) != 1 || !job.StartedAt.Equal(*before.StartedAt) {
+		t.Errorf("attempts are %+v", job.Attempts)
+	}
+	record(t, "rebuilt", s.history(t, id))
+}
+
+func runsMany(t *testing.T, s *stack) {
+	const n = 200
+	began := time.Now()
+	ids := make([]berth.JobID, n)
+	for i := range ids {
+		ids[i] = s.submit(t, spec("many", "exit", "0"))
+	}
+	events := 0
+	for _, id := range ids {
+		job := s.ends(t, id, berth.Succeeded)
+		h := s.history(t, id)
+		events += len(h.GetEvents())
+		// Where the test's machine is so crowded that a reservation is not taken up
+		// within its limit, another attempt is what should be.
+		for _, a := range job.Attempts[:len(job.Attempts)-1] {
+			if a.Outcome == nil || a.Outcome.Code != berth.ReasonUnclaimed {
+				t.Errorf("job %s: attempt %d ended by %+v", id, a.Number, a.Outcome)
+			}
+		}
+		if len(h.GetEvents()) > 2*mostEvents*len(job.Attempts) {
+			t.Errorf("job %s has %d events: %v", id, len(h.GetEvents()), kinds(h))
+		}
+	}
+	if events > (mostEvents+5)*n { // a poke may come late while the machine is crowded
+		t.Errorf("%.1f events each", float64(events)/n)
+	}
+	t.Logf("%d jobs in %s, %.1f events each", n, time.Since(began).Round(time.Millisecond), float64(events)/n)
+}
+
+func takesGPUs(t *testing.T, s *stack) {
+	j := gpuJob("gpus")
+	ids := make([]berth.JobID, 12)
+	for i := range ids {
+		ids[i] = s.submit(t, j)
+	}
+	for _, id := range ids {
+		if job := s.ends(t, id, berth.Succeeded); len(job.Attempts[0].GPUs) != 1 {
+			t.Errorf("attempt is %+v", job.Attempts[0])
+		}
+	}
+	page, err := s.api.Machines(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range page.Items {
+		if m.Used != (berth.Capacity{}) {
+			t.Errorf("machine %s still uses %+v", m.ID, m.Used)
+		}
+	}
+}
+
+func survivesTemporal(t *testing.T, s *stack) {
+	running := s.submit(t, spec("running", "sleep", "3s"))
+	s.becomes(t, running, berth.Running)
+	began := s.job(t, running).StartedAt
+	if err := s.server.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	accepted := s.submit(t, spec("accepted", "exit", "0"))
+	if job := s.job(t, accepted); job.Status != berth.Submitted {
+		t.Errorf("job is %s", job.Status)
+	}
+	canceled := s.submit(t, spec("canceled", "exit", "0"))
+	if job, err := s.api.Cancel(t.Context(), canceled); err != nil || job.Status != berth.Canceled {
+		t.Errorf("job is %s, %v", job.Status, err)
+	}
+	until(t, "the container ends", func() bool { return s.containers(t, running) == 0 })
+	s.restartTemporal(t)
+	s.ends(t, accepted, berth.Succeeded)
+	if job := s.ends(t, running, berth.Succeeded); len(job.Attempts) != 1 || !job.StartedAt.Equal(*began) {
+		t.Errorf("attempts are %+v", job.Attempts)
+	}
+}

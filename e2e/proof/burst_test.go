@@ -1,0 +1,71 @@
+package proof_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types/events"
+	"golang.org/x/sync/errgroup"
+
+	"berth"
+	"berth/api/client"
+)
+
+// burst is how many jobs come at once.
+const burst = 200
+
+// Not parallel: it has the engine to itself, which it keeps so busy that the
+// jobs of other tests would wait for minutes.
+func TestTwoHundredJobsAtOnceEachGetOneContainerAndLeaveNothing(t *testing.T) {
+	s := onHost(t)
+	began := time.Now()
+	ids := make([]berth.JobID, burst)
+	var all errgroup.Group
+	for i := range ids {
+		all.Go(func() error {
+			job, _, err := s.api.Submit(t.Context(), s.job("burst", "exit", "0"), "")
+			ids[i] = job.ID
+			return err
+		})
+	}
+	if err := all.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "all jobs have succeeded", func(ctx context.Context) error {
+		page, err := s.api.Jobs(ctx, client.JobsQuery{Name: "burst", Limit: 2 * burst})
+		if err != nil {
+			return err
+		}
+		by := map[berth.State]int{}
+		for _, job := range page.Items {
+			by[job.Status]++
+			if job.Status.Terminal() && job.Status != berth.Succeeded {
+				t.Fatalf("job %s ended as %s in attempt %d: %+v", job.ID, job.Status, job.Attempt, job.Reason)
+			}
+			if job.Attempt > 1 { // right only where a crowded machine left a reservation lying
+				whole, err := s.api.Job(ctx, job.ID)
+				if err != nil {
+					return err
+				}
+				for _, a := range whole.Attempts[:len(whole.Attempts)-1] {
+					if a.Outcome == nil || a.Outcome.Code != berth.ReasonUnclaimed {
+						t.Fatalf("job %s: attempt %d ended by %+v", job.ID, a.Number, a.Outcome)
+					}
+				}
+			}
+		}
+		if by[berth.Succeeded] != burst || len(page.Items) != burst {
+			return fmt.Errorf("of %d jobs %v", len(page.Items), by)
+		}
+		return nil
+	})
+	t.Logf("%d jobs succeeded %s after the first was submitted", burst, time.Since(began).Round(100*time.Millisecond))
+	s.engine.wantEmpty()
+	s.wantNothingReserved()
+	s.engine.wantOneEach(ids)
+	if made, started := s.engine.count(events.ActionCreate, ""), s.engine.count(events.ActionStart, ""); made != burst || started != burst {
+		t.Errorf("%d containers were created and %d started, want %d each", made, started, burst)
+	}
+}

@@ -1,0 +1,190 @@
+package proof_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/events"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/client"
+	"github.com/docker/docker/pkg/stdcopy"
+
+	"berth"
+)
+
+// engine is the machine's own Docker engine as one cluster's containers on it:
+// a witness of what Berth did that Berth cannot influence.
+type engine struct {
+	t       *testing.T
+	api     *client.Client
+	cluster string
+
+	mu   sync.Mutex
+	seen []events.Message
+}
+
+func openEngine() (*client.Client, error) {
+	return client.NewClientWithOpts(client.WithHost(client.DefaultDockerHost), client.WithAPIVersionNegotiation())
+}
+
+// watchEngine records every event of the containers of the cluster whose
+// machine has joined in this folder.
+func watchEngine(t *testing.T, dir string) *engine {
+	t.Helper()
+	clusters := clustersOf(dir)
+	if len(clusters) != 1 {
+		t.Fatalf("clusters in %s are %q, want one", dir, clusters)
+	}
+	api, err := openEngine()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &engine{t: t, api: api, cluster: clusters[0]}
+	ctx, cancel := context.WithCancel(context.Background())
+	began := time.Now().Add(-time.Minute) // the engine remembers; nothing of this cluster is older
+	messages, errs := api.Events(ctx, events.ListOptions{Since: fmt.Sprint(began.Unix()), Filters: e.mine()})
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		for {
+			select {
+			case m := <-messages:
+				e.mu.Lock()
+				e.seen = append(e.seen, m)
+				e.mu.Unlock()
+			case err := <-errs:
+				if ctx.Err() == nil {
+					t.Errorf("the record of the engine's events broke off: %v", err)
+				}
+				return
+			}
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		reading.Wait()
+		_ = api.Close()
+	})
+	return e
+}
+
+func (e *engine) mine() filters.Args {
+	return filters.NewArgs(filters.Arg("type", "container"), filters.Arg("label", berth.LabelCluster+"="+e.cluster))
+}
+
+// count tells how often something was done to a job's containers; "" means
+// those of all jobs.
+func (e *engine) count(action events.Action, job berth.JobID) int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	n := 0
+	for _, m := range e.seen {
+		if m.Action == action && (job == "" || m.Actor.Attributes[berth.LabelJob] == string(job)) {
+			n++
+		}
+	}
+	return n
+}
+
+// wantOneEach checks that every job had one container in all, started once.
+func (e *engine) wantOneEach(jobs []berth.JobID) {
+	e.t.Helper()
+	for _, id := range jobs {
+		if made, started := e.count(events.ActionCreate, id), e.count(events.ActionStart, id); made != 1 || started != 1 {
+			e.t.Errorf("job %s: %d containers were created and %d started, want 1 and 1", id, made, started)
+		}
+	}
+}
+
+// list returns the cluster's containers, of one job unless it is "".
+func (e *engine) list(ctx context.Context, job berth.JobID) ([]container.Summary, error) {
+	want := filters.NewArgs(filters.Arg("label", berth.LabelCluster+"="+e.cluster))
+	if job != "" {
+		want.Add("label", berth.LabelJob+"="+string(job))
+	}
+	return e.api.ContainerList(ctx, container.ListOptions{All: true, Filters: want})
+}
+
+// running returns the ids of the containers that run, by job.
+func (e *engine) running() map[berth.JobID]string {
+	e.t.Helper()
+	all, err := e.list(e.t.Context(), "")
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	found := map[berth.JobID]string{}
+	for _, c := range all {
+		if c.State == container.StateRunning {
+			found[berth.JobID(c.Labels[berth.LabelJob])] = c.ID
+		}
+	}
+	return found
+}
+
+// wantEmpty waits until no container of the cluster is left.
+func (e *engine) wantEmpty() {
+	e.t.Helper()
+	until(e.t, "no container is left behind", func(ctx context.Context) error {
+		left, err := e.list(ctx, "")
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("%d are, the first is %s, %s", len(left), left[0].Names, left[0].Status)
+		}
+		return err
+	})
+}
+
+// signal sends a signal to a job's one running container.
+func (e *engine) signal(job berth.JobID, signal string) {
+	e.t.Helper()
+	id, ok := e.running()[job]
+	if !ok {
+		e.t.Fatalf("job %s has no running container to send %s", job, signal)
+	}
+	if err := e.api.ContainerKill(e.t.Context(), id, signal); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// awaitLine waits until a job's running container has printed a line.
+func (e *engine) awaitLine(job berth.JobID, text string) {
+	e.t.Helper()
+	until(e.t, fmt.Sprintf("job %s prints %q", job, text), func(ctx context.Context) error {
+		out, err := e.api.ContainerLogs(ctx, e.running()[job], container.LogsOptions{ShowStdout: true, Tail: "5"})
+		if err != nil {
+			return err
+		}
+		defer out.Close()
+		var lines bytes.Buffer
+		if _, err := stdcopy.StdCopy(&lines, io.Discard, out); err != nil {
+			return err
+		}
+		if !slices.Contains(strings.Split(lines.String(), "\n"), text) {
+			return fmt.Errorf("its last lines are %q", lines.String())
+		}
+		return nil
+	})
+}
+
+// removeContainers removes a cluster's containers from the machine's engine.
+func removeContainers(ctx context.Context, cluster string) error {
+	api, err := openEngine()
+	if err != nil {
+		return err
+	}
+	defer api.Close()
+	left, err := api.ContainerList(ctx, container.ListOptions{
+		All: true, Filters: filters.NewArgs(filters.Arg("label", berth.LabelCluster+"="+cluster)),
+	})
+	for _, c := range left {
+		err = errors.Join(err, api.ContainerRemove(ctx, c.ID, container.RemoveOptions{Force: true, RemoveVolumes: true}))
+	}
+	return err
+}

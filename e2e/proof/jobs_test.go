@@ -1,0 +1,160 @@
+package proof_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth"
+	"berth/api/client"
+)
+
+// job is a small job of the test program.
+func (s *stack) job(name string, command ...string) berth.JobSpec {
+	grace, cpus, memory := berth.Duration(5*time.Second), berth.MilliCPU(300), berth.MiB(32)
+	return berth.JobSpec{
+		Name: name, Image: s.image, Command: command, StopGrace: &grace,
+		Resources: berth.Resources{CPUs: &cpus, Memory: &memory},
+	}
+}
+
+// shift is a job that prints numbered lines for a while, then goes on until its
+// container is sent a SIGTERM, prints the rest, and exits 0. It never ends
+// before the test is ready, however busy the machine is.
+func (s *stack) shift(name string) berth.JobSpec {
+	return s.job(name, "do", fmt.Sprintf("lines %d 150ms", shiftLines), "trap-term 0", "lines 3 0s")
+}
+
+const shiftLines = 60
+
+var errSilent = errors.New("its log is empty")
+
+func shiftLog() []string {
+	var want []string
+	for i := range shiftLines {
+		want = append(want, fmt.Sprintf("line %d", i+1))
+	}
+	return append(want, "ready", "term", "line 1", "line 2", "line 3")
+}
+
+// startShifts submits shifts and returns when all run and have printed.
+func (s *stack) startShifts(n int) []berth.JobID {
+	s.t.Helper()
+	ids := make([]berth.JobID, n)
+	for i := range ids {
+		ids[i] = s.submit(s.shift(fmt.Sprintf("shift-%d", i)))
+	}
+	for _, id := range ids {
+		s.becomes(id, berth.Running)
+		until(s.t, "job "+string(id)+" prints", func(ctx context.Context) error {
+			printed := errSilent
+			err := s.api.Logs(ctx, id, client.LogsQuery{Tail: 1}, func(berth.LogLine) error { printed = nil; return nil })
+			return errors.Join(err, printed)
+		})
+	}
+	if running := s.engine.running(); len(running) != n {
+		s.t.Fatalf("%d containers run, want %d", len(running), n)
+	}
+	return ids
+}
+
+// endShifts lets shifts come to their end by themselves. A job whose log stands
+// at its last line but one waits for the signal; one that is still printing
+// would die of it.
+func (s *stack) endShifts(ids []berth.JobID) {
+	s.t.Helper()
+	for _, id := range ids {
+		s.engine.awaitLine(id, "ready")
+		s.engine.signal(id, "SIGTERM")
+	}
+}
+
+// wantShiftsDone waits for the end of all shifts and checks what an outage must
+// not change: one attempt, one container, every line once.
+func (s *stack) wantShiftsDone(ids []berth.JobID) {
+	s.t.Helper()
+	for _, id := range ids {
+		job := s.becomes(id, berth.Succeeded)
+		if len(job.Attempts) != 1 || job.Attempt != 1 || job.Losses != 0 {
+			s.t.Errorf("job %s took %d attempts, %d of them lost: %+v", id, len(job.Attempts), job.Losses, job.Attempts)
+		}
+		if diff := cmp.Diff(shiftLog(), s.log(id)); diff != "" {
+			s.t.Errorf("log of job %s (-want +got):\n%s", id, diff)
+		}
+	}
+	s.engine.wantEmpty()
+	s.engine.wantOneEach(ids)
+	s.wantNothingReserved()
+}
+
+func (s *stack) submit(spec berth.JobSpec) berth.JobID {
+	s.t.Helper()
+	job, _, err := s.api.Submit(s.t.Context(), spec, "")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return job.ID
+}
+
+// becomes waits until a job has this status and returns it. Ending in another
+// is a failure at once.
+func (s *stack) becomes(id berth.JobID, want berth.State) berth.Job {
+	s.t.Helper()
+	var job berth.Job
+	until(s.t, fmt.Sprintf("job %s is %s", id, want), func(ctx context.Context) (err error) {
+		job, err = s.api.Job(ctx, id)
+		if err == nil && job.Status != want {
+			err = fmt.Errorf("it is %s: %+v", job.Status, job.Reason)
+		}
+		if job.Status.Terminal() && job.Status != want {
+			s.t.Fatalf("job %s ended as %s, want %s: %+v", id, job.Status, want, job.Reason)
+		}
+		return err
+	})
+	return job
+}
+
+// log is all that a job's last attempt has printed.
+func (s *stack) log(id berth.JobID) []string {
+	s.t.Helper()
+	var got []string
+	err := s.api.Logs(s.t.Context(), id, client.LogsQuery{}, func(l berth.LogLine) error {
+		got = append(got, l.Text)
+		return nil
+	})
+	if err != nil {
+		s.t.Fatalf("log of job %s: %v", id, err)
+	}
+	return got
+}
+
+// wantNothingReserved waits until every machine is wholly free.
+func (s *stack) wantNothingReserved() {
+	s.t.Helper()
+	until(s.t, "every reservation is given back", func(ctx context.Context) error {
+		page, err := s.api.Machines(ctx)
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(page.Items, func(m berth.Machine) bool { return m.Used != (berth.Capacity{}) })
+		if i >= 0 {
+			return fmt.Errorf("machine %s still uses %+v", page.Items[i].ID, page.Items[i].Used)
+		}
+		return nil
+	})
+}
+
+// history is a job's whole history.
+func (s *stack) history(t testing.TB, id berth.JobID) []berth.Event {
+	t.Helper()
+	page, err := s.api.Events(t.Context(), id, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return page.Items
+}

@@ -1,0 +1,199 @@
+package proof_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// workshops is where runs keep everything; PostgreSQL's own user must be able
+// to walk there, so it is not the test's private folder.
+const workshops = "/var/tmp"
+
+// shop is this run's folder:
+//
+//	lock       held as long as the run lives
+//	bin/       the programs
+//	template/  a stack with PostgreSQL and Temporal set up, to be copied
+//	s-*/       one stack each
+var shop string
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	if err := sweep(); err != nil {
+		fmt.Fprintln(os.Stderr, "proof: tidy up after an earlier run:", err)
+		return 1
+	}
+	dir, err := os.MkdirTemp(workshops, "berth-proof-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "proof:", err)
+		return 1
+	}
+	shop = dir
+	defer os.RemoveAll(dir)
+	lock, err := lockShop(dir)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "proof:", err)
+		return 1
+	}
+	defer lock.Close()
+	if err := os.Chmod(dir, 0o755); err != nil {
+		fmt.Fprintln(os.Stderr, "proof:", err)
+		return 1
+	}
+	return m.Run()
+}
+
+// programs are the folder of the built programs; the first caller builds them.
+var programs = sync.OnceValues(func() (string, error) {
+	bin := filepath.Join(shop, "bin")
+	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", bin+"/",
+		"berth/cmd/berth-dev", "berth/cmd/berthd", "berth/cmd/berth-agent", "berth/cmd/berth-deadman", "berth/cmd/berth")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the programs: %w: %s", err, out)
+	}
+	return bin, nil
+})
+
+func program(t testing.TB, name string) string {
+	t.Helper()
+	bin, err := programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(bin, name)
+}
+
+// template is the folder of a stopped stack in which PostgreSQL and Temporal's
+// schema are set up; there is nothing of Berth in it yet. Copying it spares each
+// test that work.
+var template = sync.OnceValues(func() (string, error) {
+	bin, err := programs()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(shop, "template")
+	p, err := startProcess(dir+".log", nil, filepath.Join(bin, "berth-dev"),
+		"--dir", dir, "--temporal-port", "0", "--ui-port", "-1", "--only", "postgres,temporal")
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	_, err = awaitAddresses(ctx, dir, p)
+	if err := errors.Join(err, p.end(syscall.SIGINT)); err != nil {
+		return "", fmt.Errorf("set up PostgreSQL and Temporal: %w: %s", err, tail(dir+".log"))
+	}
+	return dir, nil
+})
+
+// lockShop locks a run's folder; it fails while that run lives.
+func lockShop(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// sweep removes what runs that were killed have left: their processes died with
+// them, their containers and private engines did not.
+func sweep() error {
+	found, err := filepath.Glob(filepath.Join(workshops, "berth-proof-*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range found {
+		lock, err := lockShop(dir)
+		if err != nil {
+			continue // that run lives
+		}
+		stacks, err := filepath.Glob(filepath.Join(dir, "s-*"))
+		for _, s := range stacks {
+			err = errors.Join(err, clear(s, filepath.Join(dir, "bin", "berth-dev")))
+		}
+		err = errors.Join(err, os.RemoveAll(dir), lock.Close())
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// clear removes all that a stack whose processes have ended leaves behind.
+func clear(dir, berthDev string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var errs []error
+	errs = append(errs, endDeadmen(dir))
+	for _, cluster := range clustersOf(dir) {
+		errs = append(errs, removeContainers(ctx, cluster))
+	}
+	engines, err := filepath.Glob(filepath.Join(dir, "machines", "*", "docker"))
+	errs = append(errs, err)
+	if len(engines) > 0 {
+		if out, err := exec.CommandContext(ctx, berthDev, "down", "--dir", dir).CombinedOutput(); err != nil {
+			errs = append(errs, fmt.Errorf("berth-dev down: %w: %s", err, out))
+		}
+	}
+	return errors.Join(append(errs, os.RemoveAll(dir))...)
+}
+
+// clustersOf returns the clusters whose machines' credentials lie in a stack's
+// folder: containers with their labels are the stack's.
+func clustersOf(dir string) []string {
+	files, _ := filepath.Glob(filepath.Join(dir, "machines", "*", "agent", "credential.json")) // the pattern is well-formed
+	var found []string
+	for _, f := range files {
+		var c struct {
+			Cluster string `json:"cluster"`
+		}
+		if b, err := os.ReadFile(f); err == nil && json.Unmarshal(b, &c) == nil && c.Cluster != "" && !slices.Contains(found, c.Cluster) {
+			found = append(found, c.Cluster)
+		}
+	}
+	return found
+}
+
+// patience bounds every wait; machines that run tests are busy.
+const patience = 4 * time.Minute
+
+// until waits until check returns nil; its last error says what was missing.
+func until(t testing.TB, what string, check func(context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := await(ctx, check); err != nil {
+		t.Fatalf("never: %s: %v", what, err)
+	}
+}
+
+func await(ctx context.Context, check func(context.Context) error) error {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := check(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return err
+		}
+	}
+}

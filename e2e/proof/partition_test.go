@@ -1,0 +1,376 @@
+package proof_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types/events"
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+	"berth/e2e/faultproxy"
+)
+
+// Timers of the stacks below, short enough to watch and long enough for a busy
+// machine.
+const (
+	partSuspect = 6 * time.Second // more than the long poll of a sync
+	partLost    = 7 * time.Second // of the jobs that are to be lost
+	partPatient = 12 * time.Second
+)
+
+// healLimit is how long a zombie's container may live after its machine is back;
+// ten seconds are promised, and half as much again is given to a busy machine.
+const healLimit = 15 * time.Second
+
+func TestF24F25APartitionedMachineIsReplacedAndItsZombieWritesNothing(t *testing.T) {
+	t.Parallel()
+	s, c := onLinks(t)
+	gpus := filepath.Join(s.dir, "gpus.yaml")
+	if err := os.WriteFile(gpus, []byte("- {model: H100, memory: 80GiB, count: 1}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	link := s.link(c.listen)
+	s.agent("m1", link.Address(), s.at.Temporal, "--cpus", "1", "--fake-gpus", gpus)
+	s.agent("m2", c.listen, s.at.Temporal, "--cpus", "8", "--fake-gpus", gpus)
+	s.ready(2)
+	one := berth.MilliGPU(1000)
+	id := s.submit(s.endless("fenced", partLost, func(j *berth.JobSpec) { j.Resources.GPUs = one }))
+	s.runsOn(id, 1, "m1")
+	zombie := s.engine.running()[id]
+
+	link.Cut() // from the API; Temporal is reached all the time, and that saves nothing
+	s.runsOn(id, 2, "m2")
+	if !s.engine.alive(zombie) {
+		t.Error("the control plane's absence ended a container")
+	}
+	if m := s.machine("m1"); m.Used.GPUMilli != 1000 {
+		t.Errorf("m1 uses %+v while its container lives: a timeout freed it", m.Used)
+	}
+	s.wantRefused("m1", id, 1)
+
+	healed := time.Now()
+	link.Heal()
+	until(t, "m1 is free", func(context.Context) error {
+		m := s.machine("m1")
+		if m.Used != (berth.Capacity{}) {
+			return fmt.Errorf("it uses %+v", m.Used)
+		}
+		if s.engine.alive(zombie) {
+			t.Fatal("a device was freed while the zombie lived")
+		}
+		return nil
+	})
+	died := s.engine.died(zombie)
+	t.Logf("the zombie's container died %s after the link had healed", died.Sub(healed).Round(time.Millisecond))
+	if died.Sub(healed) > healLimit {
+		t.Errorf("the zombie's container lived for %s after the link had healed", died.Sub(healed))
+	}
+	job := s.runsOn(id, 2, "m2")
+	if first := job.Attempts[0]; first.Outcome == nil || first.Outcome.Code != berth.ReasonMachineLost || job.Losses != 1 {
+		t.Errorf("the first attempt ended by %+v, with %d losses", first.Outcome, job.Losses)
+	}
+	s.dismiss(id)
+}
+
+func TestF23F26F27F29BadLinksLoseNoWork(t *testing.T) {
+	t.Parallel()
+	s, c := onLinks(t)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	names := []string{"brief", "oneway", "flaps", "noisy", "queueless"}
+	links, jobs := map[string]*faultproxy.Proxy{}, map[string]berth.JobID{}
+	for _, name := range names {
+		api, temporal := c.listen, s.at.Temporal
+		if name == "queueless" {
+			links[name] = s.link(temporal)
+			temporal = links[name].Address()
+		} else {
+			links[name] = s.link(api)
+			api = links[name].Address()
+		}
+		s.agent(name, api, temporal, "--cpus", "1", "--no-gpus")
+	}
+	s.agent("spare", c.listen, s.at.Temporal, "--cpus", "8", "--no-gpus")
+	s.ready(len(names) + 1)
+	for _, name := range names {
+		jobs[name] = s.submit(s.endless(name, partPatient, func(j *berth.JobSpec) {
+			j.Placement.Constraint = fmt.Sprintf("machine.id in [%q, %q]", name, "spare")
+		}))
+	}
+	for _, name := range names {
+		s.runsOn(jobs[name], 1, berth.MachineID(name))
+	}
+	lived := s.engine.running()
+
+	links["brief"].Cut()                                          // F23: both ways, healed in time
+	links["oneway"].Cut(faultproxy.ToClient)                      // F26: its words arrive, the answers do not
+	links["queueless"].Cut()                                      // F26: the API is there, Temporal is not
+	links["noisy"].Delay((partSuspect*9/10 - berth.SyncWait) / 2) // F29: heard after nine tenths of what makes it suspect
+	var weather sync.WaitGroup
+	weather.Go(func() { // F27, and the losses of F29
+		r := rand.New(rand.NewPCG(seed, 0))
+		for range int(partPatient/time.Second)/2 + 1 { // two seconds each: longer than patience in all
+			links["flaps"].Cut()
+			if r.Float64() < 0.3 {
+				links["noisy"].Reset()
+			}
+			time.Sleep(time.Second)
+			links["flaps"].Heal()
+			time.Sleep(time.Second)
+		}
+	})
+	until(t, "the machine that is cut off is suspect", func(context.Context) error {
+		if m := s.machine("brief"); m.State != berth.MachineSuspect {
+			return fmt.Errorf("it is %s", m.State)
+		}
+		return nil
+	})
+	links["brief"].Heal()
+	links["oneway"].Heal()
+	weather.Wait()
+	for _, l := range links {
+		l.Heal()
+	}
+	s.ready(len(names) + 1)
+	for _, name := range names {
+		job, err := s.api.Job(t.Context(), jobs[name])
+		if err != nil {
+			t.Fatal(err)
+		}
+		started := s.engine.count(events.ActionStart, job.ID)
+		if name == "flaps" { // at most one replacement
+			if job.Attempt > 2 || started > 2 {
+				t.Errorf("flapping link: attempt %d, %d containers started", job.Attempt, started)
+			}
+			continue
+		}
+		if job.Attempt != 1 || started != 1 || s.engine.running()[job.ID] != lived[job.ID] {
+			t.Errorf("%s: attempt %d on %s, %d containers started", name, job.Attempt, job.Status, started)
+		}
+	}
+	for _, id := range jobs {
+		s.dismiss(id)
+	}
+}
+
+// onLinks is a stack whose control plane judges quickly, with no machine yet.
+// Rows that stand for many more machines keep one verdict a minute from being
+// all that there may be.
+func onLinks(t *testing.T, flags ...string) (*stack, *controlPlane) {
+	t.Helper()
+	s := newStack(t)
+	s.image = testImage(t)
+	s.flags = []string{"--only", "postgres,temporal"}
+	s.startDev()
+	c := &controlPlane{s: s, listen: freeAddress(t), token: "berth_" + berth.NewSecret()[:12] + "_" + berth.NewSecret(),
+		flags: append([]string{"--suspect-after", partSuspect.String(), "--grace", "1s", "--reconcile-every", "1s"}, flags...)}
+	c.start()
+	s.query(`INSERT INTO machines (id, state, reason) SELECT 'paper-' || i, 'draining', 'stands for a larger fleet' FROM generate_series(1, 60) i`)
+	return s, c
+}
+
+// query runs SQL on the stack's database, for what no program of Berth does.
+func (s *stack) query(sql string, args ...any) pgx.Rows {
+	s.t.Helper()
+	conn, err := pgx.Connect(s.t.Context(), s.at.DatabaseURL)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	rows, err := conn.Query(s.t.Context(), sql, args...)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if len(rows.FieldDescriptions()) == 0 {
+		rows.Close()
+		if err := rows.Err(); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	return rows
+}
+
+// link is a link to a server that can be broken.
+func (s *stack) link(target string) *faultproxy.Proxy {
+	s.t.Helper()
+	p, err := faultproxy.Start(target)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = p.Close() })
+	return p
+}
+
+// agent starts a machine's agent, again after the first time.
+func (s *stack) agent(name, api, temporal string, flags ...string) *process {
+	s.t.Helper()
+	join, err := s.api.CreateJoinToken(s.t.Context(), berth.NewJoinToken{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	p, err := startProcess(filepath.Join(s.dir, "agent-"+name+".log"), []string{"BERTH_JOIN_TOKEN=" + join.Secret}, program(s.t, "berth-agent"),
+		append([]string{"--server", "http://" + api, "--temporal-address", temporal, "--machine", name,
+			"--state-dir", s.agentDir(name), "--memory", "64GiB"}, flags...)...)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.others = append(s.others, p)
+	return p
+}
+
+func (s *stack) agentDir(name string) string { return filepath.Join(s.dir, "machines", name, "agent") }
+
+// ready waits for the machines and opens the record of the engine's events.
+func (s *stack) ready(machines int) {
+	s.t.Helper()
+	s.machines = machines
+	s.awaitMachines()
+	if s.engine == nil {
+		s.engine = watchEngine(s.t, s.dir)
+	}
+}
+
+func (s *stack) machine(id berth.MachineID) berth.Machine {
+	s.t.Helper()
+	m, err := s.api.Machine(s.t.Context(), id)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return m
+}
+
+// endless is a job that runs until it is stopped.
+func (s *stack) endless(name string, lostAfter time.Duration, edit func(*berth.JobSpec)) berth.JobSpec {
+	spec := s.job(name, "sleep", "1h")
+	grace := berth.Duration(time.Second)
+	spec.StopGrace, spec.LostAfter = &grace, berth.Duration(lostAfter)
+	if edit != nil {
+		edit(&spec)
+	}
+	return spec
+}
+
+// runsOn waits until the job runs in this attempt, which must be on the machine.
+func (s *stack) runsOn(id berth.JobID, attempt int, machine berth.MachineID) berth.Job {
+	s.t.Helper()
+	var job berth.Job
+	until(s.t, fmt.Sprintf("job %s runs in attempt %d", id, attempt), func(ctx context.Context) (err error) {
+		job, err = s.api.Job(ctx, id)
+		if err == nil && (job.Status != berth.Running || job.Attempt != attempt || s.engine.running()[id] == "") {
+			err = fmt.Errorf("it is %s in attempt %d: %+v", job.Status, job.Attempt, job.Reason)
+		}
+		if job.Attempt > attempt || job.Status.Terminal() {
+			s.t.Fatalf("job %s is %s in attempt %d, want %d: %+v", id, job.Status, job.Attempt, attempt, job.Reason)
+		}
+		return err
+	})
+	if got := job.Attempts[attempt-1].Machines; !slices.Equal(got, []berth.MachineID{machine}) {
+		s.t.Fatalf("attempt %d of job %s is on %s, want %s", attempt, id, got, machine)
+	}
+	return job
+}
+
+// dismiss cancels a job and waits for its end.
+func (s *stack) dismiss(id berth.JobID) {
+	s.t.Helper()
+	if _, err := s.api.Cancel(s.t.Context(), id); err != nil {
+		s.t.Fatal(err)
+	}
+	s.becomes(id, berth.Canceled)
+}
+
+// alive reports whether a container runs.
+func (e *engine) alive(container string) bool {
+	e.t.Helper()
+	c, err := e.api.ContainerInspect(e.t.Context(), container)
+	return err == nil && c.State.Running
+}
+
+// died is when a container ended, as the engine noted it.
+func (e *engine) died(container string) time.Time { return e.when(events.ActionDie, container) }
+
+// when is when something was first done to a container.
+func (e *engine) when(action events.Action, container string) time.Time {
+	e.t.Helper()
+	var at time.Time
+	until(e.t, fmt.Sprintf("the engine notes %s of %s", action, container), func(context.Context) error {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		for _, m := range e.seen {
+			if m.Action == action && m.Actor.ID == container {
+				at = time.Unix(0, m.TimeNano)
+				return nil
+			}
+		}
+		return fmt.Errorf("not among %d events", len(e.seen))
+	})
+	return at
+}
+
+// wantRefused makes every call by which a machine writes about an attempt, with
+// its own credential and on its old terms, and wants each refused as stale.
+func (s *stack) wantRefused(machine berth.MachineID, job berth.JobID, attempt int) {
+	s.t.Helper()
+	var cred struct {
+		Token string `json:"token"`
+	}
+	b, err := os.ReadFile(filepath.Join(s.agentDir(string(machine)), "credential.json"))
+	if err == nil {
+		err = json.Unmarshal(b, &cred)
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	type terms struct {
+		Alloc berth.AllocationID
+		Boot  string
+	}
+	old, err := pgx.CollectExactlyOneRow(s.query(`
+		SELECT a.id, m.agent_boot FROM allocations a JOIN machines m ON m.id = a.machine_id
+		WHERE a.job = $1 AND a.attempt = $2`, job, attempt), pgx.RowToStructByPos[terms])
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	done := berth.Exit{Cause: berth.CauseExited, StartedAt: time.Now().Add(-time.Minute), FinishedAt: time.Now()}
+	for path, body := range map[string]any{
+		"claim": berth.ClaimRequest{AgentBoot: old.Boot, Epoch: 1, Alloc: old.Alloc, Job: job, Attempt: attempt},
+		"sync": berth.SyncRequest{AgentBoot: old.Boot, Epoch: 1, Seq: 1 << 40, Reports: []berth.RankReport{
+			{Alloc: old.Alloc, Job: job, Attempt: attempt, Phase: berth.PhaseSealed, Exit: &done}}},
+		"checkpoints": berth.CheckpointReport{AgentBoot: old.Boot, Epoch: 1, Alloc: old.Alloc, Job: job, Attempt: attempt, OfAttempt: attempt,
+			Step: 7, Manifest: "x", SHA256: "x"},
+	} {
+		text, err := json.Marshal(body)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		req, err := http.NewRequestWithContext(s.t.Context(), http.MethodPost, s.url+"/agent/v1/"+path, bytes.NewReader(text))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+cred.Token)
+		req.Header.Set("Content-Type", "application/json")
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		var problem struct {
+			Code string `json:"code"`
+		}
+		err = json.NewDecoder(resp.Body).Decode(&problem)
+		_ = resp.Body.Close()
+		if err != nil || resp.StatusCode != http.StatusConflict || problem.Code != berth.SlugStaleEpoch {
+			s.t.Errorf("the zombie's %s is answered %d %q, want 409 %s: %v", path, resp.StatusCode, problem.Code, berth.SlugStaleEpoch, err)
+		}
+	}
+}

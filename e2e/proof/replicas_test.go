@@ -1,0 +1,133 @@
+package proof_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"syscall"
+	"testing"
+
+	"berth"
+	"berth/api/client"
+	"berth/e2e/faultproxy"
+)
+
+// replica is one of several berthd over the same servers.
+type replica struct {
+	s      *stack
+	name   string
+	listen string
+	token  string
+	flags  []string
+	now    *process
+	api    *client.Client // this one alone
+}
+
+// replicas are a stack's control plane: several berthd behind an address that
+// leads to one that lives, as a load balancer does.
+type replicas struct {
+	s     *stack
+	all   []*replica
+	front *faultproxy.Proxy
+}
+
+// onReplicas is a stack with n berthd and one agent over an engine in memory,
+// which reaches them by their common address.
+func onReplicas(t *testing.T, n int, flags ...string) (*stack, *replicas) {
+	t.Helper()
+	s := newStack(t)
+	s.image, s.machines = "testprog", 1
+	s.flags = []string{"--only", "postgres,temporal"}
+	s.startDev()
+	r := &replicas{s: s}
+	token := "berth_" + berth.NewSecret()[:12] + "_" + berth.NewSecret()
+	for i := range n {
+		r.all = append(r.all, &replica{s: s, name: fmt.Sprintf("berthd-%d", i), listen: freeAddress(t), token: token, flags: flags})
+	}
+	for _, one := range r.all {
+		one.start()
+		t.Cleanup(one.api.Close)
+	}
+	var err error
+	if r.front, err = faultproxy.Start(r.all[0].listen); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.front.Close() })
+	s.connect("http://"+r.front.Address(), token)
+	join, err := s.api.CreateJoinToken(t.Context(), berth.NewJoinToken{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent, err := startProcess(filepath.Join(s.dir, "agent.log"), []string{"BERTH_JOIN_TOKEN=" + join.Secret}, program(t, "berth-agent"),
+		"--server", "http://"+r.front.Address(), "--temporal-address", s.at.Temporal, "--machine", "m1", "--runtime", "fake",
+		"--state-dir", filepath.Join(s.dir, "machines", "m1", "agent"), "--cpus", "64", "--memory", "64GiB", "--no-gpus")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.others = append(s.others, agent)
+	s.awaitMachines()
+	return s, r
+}
+
+// start starts it, at the same address as before, and returns once it answers.
+func (p *replica) start() {
+	p.s.t.Helper()
+	args := append([]string{
+		"--listen", p.listen, "--database-url", p.s.at.DatabaseURL, "--temporal-address", p.s.at.Temporal,
+		"--blob-url", "file://" + filepath.Join(p.s.dir, "blobs"), "--rate", "100000", "--burst", "100000",
+	}, p.flags...)
+	var err error
+	if p.now, err = startProcess(p.log(), []string{"BERTH_ADMIN_TOKEN=" + p.token}, program(p.s.t, "berthd"), args...); err != nil {
+		p.s.t.Fatal(err)
+	}
+	p.s.others = append(p.s.others, p.now)
+	if p.api == nil {
+		p.api = client.New("http://"+p.listen, p.token)
+	}
+	was := p.s.api
+	p.s.api = p.api
+	p.s.awaitAPI(p.now)
+	p.s.api = was
+}
+
+func (p *replica) log() string { return filepath.Join(p.s.dir, p.name+".log") }
+
+// freeze stops its threads until thaw; its connections stay open.
+func (p *replica) freeze() { p.now.signal(syscall.SIGSTOP) }
+func (p *replica) thaw()   { p.now.signal(syscall.SIGCONT) }
+
+var tookTheLead = regexp.MustCompile(`msg=leads epoch=(\d+)`)
+
+// leader is the one that took the lead last, and its term.
+func (r *replicas) leader() (leads *replica, term int) {
+	r.s.t.Helper()
+	for _, p := range r.all {
+		b, err := os.ReadFile(p.log())
+		if err != nil {
+			r.s.t.Fatal(err)
+		}
+		for _, m := range tookTheLead.FindAllSubmatch(b, -1) {
+			if n, err := strconv.Atoi(string(m[1])); err == nil && n > term {
+				leads, term = p, n
+			}
+		}
+	}
+	if leads == nil {
+		r.s.t.Fatal("nobody leads")
+	}
+	return leads, term
+}
+
+// other is a replica beside this one; from now on the common address leads
+// there.
+func (r *replicas) other(than *replica) *replica {
+	for _, p := range r.all {
+		if p != than {
+			r.front.SetTargets(p.listen)
+			return p
+		}
+	}
+	panic("there is no other")
+}

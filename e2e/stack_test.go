@@ -1,0 +1,315 @@
+package e2e_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"go.temporal.io/api/enums/v1"
+	"go.temporal.io/sdk/client"
+
+	"berth"
+	"berth/activities/node"
+	"berth/activities/node/fakeruntime"
+	apiclient "berth/api/client"
+	"berth/db"
+	"berth/db/dbtest"
+	"berth/internal/agent"
+	"berth/internal/check"
+	"berth/internal/controlplane"
+	"berth/internal/scheduler"
+	"berth/internal/temporaldev"
+	"berth/workers"
+)
+
+// stack is a running Berth.
+type stack struct {
+	t        testing.TB
+	api      *apiclient.Client
+	temporal client.Client
+	url      string
+	token    string
+	database string
+	server   *temporaldev.Server
+	address  string // of Temporal
+	engines  map[berth.MachineID]*fakeruntime.Fake
+}
+
+// quick are ages at which a test need not wait long for a workflow that is gone.
+var quick = scheduler.Ages{Submitted: time.Second, NoWorkflow: time.Second}
+
+// start brings a stack up and takes it down when the test ends.
+func start(t testing.TB, ages scheduler.Ages, machines ...berth.MachineID) *stack {
+	t.Helper()
+	return startWith(t, ages, func(*controlplane.Config) {}, machines...)
+}
+
+// startWith is start with another configuration of the control plane.
+func startWith(t testing.TB, ages scheduler.Ages, edit func(*controlplane.Config), machines ...berth.MachineID) *stack {
+	t.Helper()
+	url := dbtest.URL(t)
+	log := testLog(t)
+	s := &stack{t: t, database: url, engines: map[berth.MachineID]*fakeruntime.Fake{}}
+	t.Cleanup(s.verify) // the last of all: nothing writes any more
+	s.startTemporal(t, 0)
+	t.Cleanup(func() { _ = s.server.Stop() })
+	s.address = s.server.Address()
+	var err error
+	if s.temporal, err = workers.Dial(workers.ClientOptions{Address: s.address, Logger: log}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.temporal.Close)
+
+	cfg := controlplane.Default()
+	cfg.Listen, cfg.DatabaseURL, cfg.TemporalAddress = "127.0.0.1:0", url, s.address
+	cfg.BlobURL = "file://" + filepath.Join(t.TempDir(), "blobs")
+	cfg.Grace = 0
+	if ages != (scheduler.Ages{}) {
+		cfg.ReconcileEvery = 300 * time.Millisecond
+	}
+	cfg.RatePerSecond, cfg.Burst = 100_000, 100_000
+	edit(&cfg)
+	token := ""
+	plane, err := controlplane.New(cfg, controlplane.Options{
+		Logger: log, Version: "e2e", Ages: ages, FirstToken: func(secret string) { token = secret },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.run("control plane", plane.Run)
+	select {
+	case <-plane.Ready():
+	case <-time.After(time.Minute):
+		t.Fatal("control plane is not ready")
+	}
+	s.url, s.token = plane.URL(), token
+	s.api = apiclient.New(s.url, token)
+	t.Cleanup(s.api.Close)
+	for _, m := range machines {
+		s.join(m, log)
+	}
+	return s
+}
+
+// verify checks that whatever the test did is a history that keeps every promise.
+func (s *stack) verify() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	h, err := db.OpenHistory(ctx, s.database)
+	if err != nil {
+		s.t.Errorf("read the history: %v", err)
+		return
+	}
+	r, err := check.Run(ctx, h, nil, nil, check.Options{})
+	if err := errors.Join(err, h.Close()); err != nil {
+		s.t.Errorf("read the history: %v", err)
+	}
+	for _, b := range r.Breaches {
+		s.t.Errorf("%s\n%s", b, b.Rows)
+	}
+}
+
+// startTemporal starts a server on a port, 0 for a free one. Another one in the
+// same database takes up where the last one stopped.
+func (s *stack) startTemporal(t testing.TB, port int) {
+	t.Helper()
+	server, err := temporaldev.Start(t.Context(), temporaldev.Options{DatabaseURL: s.database, FrontendPort: port, NoUI: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.server = server
+}
+
+// restartTemporal starts a stopped server again where it was.
+func (s *stack) restartTemporal(t testing.TB) {
+	t.Helper()
+	_, port, err := net.SplitHostPort(s.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.startTemporal(t, n)
+}
+
+// run runs f for the test's time.
+func (s *stack) run(what string, f func(context.Context) error) {
+	s.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- f(ctx) }()
+	s.t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			s.t.Errorf("%s: %v", what, err)
+		}
+	})
+}
+
+// gpus is a declared inventory.
+type gpus []berth.GPU
+
+func (g gpus) Devices(context.Context) ([]berth.GPU, error) { return slices.Clone(g), nil }
+func (gpus) Declared() bool                                 { return true }
+func (gpus) Close() error                                   { return nil }
+
+// join runs an agent over an engine in memory, with two GPUs.
+func (s *stack) join(m berth.MachineID, log *slog.Logger) {
+	s.t.Helper()
+	token, err := s.api.CreateJoinToken(s.t.Context(), berth.NewJoinToken{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	engine := fakeruntime.New(fakeruntime.Options{CPUMilli: 64_000})
+	s.engines[m] = engine
+	s.t.Cleanup(engine.Shutdown)
+	cfg := agent.Config{
+		Server: s.url, JoinToken: token.Secret, StateDir: filepath.Join(s.t.TempDir(), string(m)), Machine: m, HostBoot: "boot-1",
+		Runtime: engine, Logger: log,
+		GPUs: gpus{
+			{Index: 0, UUID: string(m) + "-0", Model: "H100", MemoryMiB: 81920, Healthy: true},
+			{Index: 1, UUID: string(m) + "-1", Model: "H100", MemoryMiB: 81920, Healthy: true},
+		},
+		Work: func(ctx context.Context, id berth.MachineID, a *node.Activities) error {
+			return workers.NewNode(s.temporal, id, a.Run, log).Run(ctx)
+		},
+	}
+	s.run("agent "+string(m), func(ctx context.Context) error { return agent.Run(ctx, cfg) })
+	until(s.t, "machine is ready", func() bool {
+		found, err := s.api.Machine(s.t.Context(), m)
+		return err == nil && found.State == berth.MachineReady
+	})
+}
+
+// spec is a job of the test program.
+func spec(name string, command ...string) berth.JobSpec {
+	grace, cpus, memory := berth.Duration(5*time.Second), berth.MilliCPU(100), berth.MiB(64)
+	return berth.JobSpec{
+		Name: name, Image: "testprog", Command: command, StopGrace: &grace,
+		Resources: berth.Resources{CPUs: &cpus, Memory: &memory},
+	}
+}
+
+func (s *stack) submit(t testing.TB, j berth.JobSpec) berth.JobID {
+	t.Helper()
+	job, _, err := s.api.Submit(t.Context(), j, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return job.ID
+}
+
+func (s *stack) job(t testing.TB, id berth.JobID) berth.Job {
+	t.Helper()
+	job, err := s.api.Job(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return job
+}
+
+// ends waits until a job has this state and its workflow has completed.
+func (s *stack) ends(t testing.TB, id berth.JobID, want berth.State) berth.Job {
+	t.Helper()
+	s.becomes(t, id, want)
+	until(t, "the workflow completes", func() bool {
+		return s.workflow(t, id) == enums.WORKFLOW_EXECUTION_STATUS_COMPLETED
+	})
+	return s.job(t, id)
+}
+
+func (s *stack) becomes(t testing.TB, id berth.JobID, want berth.State) {
+	t.Helper()
+	var now berth.State
+	until(t, "job "+string(id)+" is "+string(want), func() bool {
+		now = s.job(t, id).Status
+		if now.Terminal() && now != want {
+			t.Fatalf("job ended as %s, want %s: %+v", now, want, s.job(t, id).Reason)
+		}
+		return now == want
+	})
+}
+
+func (s *stack) workflow(t testing.TB, id berth.JobID) enums.WorkflowExecutionStatus {
+	t.Helper()
+	x, err := s.temporal.DescribeWorkflowExecution(t.Context(), berth.JobWorkflowID(id), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x.GetWorkflowExecutionInfo().GetStatus()
+}
+
+// containers counts the job's containers that run, on all machines.
+func (s *stack) containers(t testing.TB, id berth.JobID) int {
+	t.Helper()
+	n := 0
+	for _, engine := range s.engines {
+		found, err := engine.List(t.Context(), map[string]string{berth.LabelJob: string(id)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range found {
+			if c.State == node.ContainerRunning {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	// Longer than it takes Temporal to miss a waiter's heartbeats: on a crowded
+	// machine the delivery of one may be lost, and is repeated only then.
+	limit := time.After(4 * time.Minute)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// testLog keeps what is logged and shows it if the test fails.
+func testLog(t testing.TB) *slog.Logger {
+	b := &lockedBuffer{}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log:\n%s", b.text())
+		}
+	})
+	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: slog.LevelInfo}))
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+var _ io.Writer = (*lockedBuffer)(nil)
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *lockedBuffer) text() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"time"
+
+	"berth"
+	"berth/api/client"
+	"berth/internal/jobfile"
+)
+
+func main() {
+	var d demo
+	flag.StringVar(&d.file, "file", "examples/digits/job.yaml", "job file")
+	flag.StringVar(&d.stack, "stack", "", "folder of the running berth-dev")
+	flag.StringVar(&d.program, "berth-dev", "bin/berth-dev", "the berth-dev program, asked to kill the machine")
+	url := flag.String("url", "http://127.0.0.1:7070", "address of the API")
+	tokenFile := flag.String("token-file", "", "file that holds a token")
+	limit := flag.Duration("limit", 5*time.Minute, "how long it may take")
+	flag.Parse()
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, *limit)
+	defer cancel()
+	token, err := os.ReadFile(*tokenFile)
+	if err == nil {
+		d.api = client.New(*url, strings.TrimSpace(string(token)))
+		err = d.run(ctx)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "demo: FAILED:", err)
+		os.Exit(1)
+	}
+}
+
+// demo is one run of the demonstration.
+type demo struct {
+	api     *client.Client
+	file    string
+	stack   string
+	program string
+
+	killed berth.MachineID // the machine that was taken away
+	shown  string          // the last line of progress, not to repeat it
+}
+
+func (d *demo) run(ctx context.Context) error {
+	if err := d.awaitMachines(ctx, 2); err != nil {
+		return err
+	}
+	source, err := os.ReadFile(d.file)
+	if err != nil {
+		return err
+	}
+	file, err := jobfile.Parse(d.file, source)
+	if err != nil {
+		return err
+	}
+	job, _, err := d.api.Submit(ctx, file.Spec, "")
+	if err != nil {
+		return fmt.Errorf("submit: %w", err)
+	}
+	say("submitted %s as job %s", d.file, job.ID)
+	job, err = d.watch(ctx, job.ID)
+	if err != nil {
+		return err
+	}
+	return d.check(ctx, job)
+}
+
+func (d *demo) awaitMachines(ctx context.Context, n int) error {
+	for {
+		page, err := d.api.Machines(ctx)
+		if err != nil {
+			return err
+		}
+		ready := 0
+		for _, m := range page.Items {
+			if m.State == berth.MachineReady {
+				ready++
+			}
+		}
+		if ready >= n {
+			return nil
+		}
+		if err := pause(ctx, 200*time.Millisecond); err != nil {
+			return fmt.Errorf("%d of %d machines are ready: %w", ready, n, err)
+		}
+	}
+}
+
+// watch shows the job's progress to its end, and takes its machine away once
+// two checkpoints are verified and another has begun.
+func (d *demo) watch(ctx context.Context, id berth.JobID) (berth.Job, error) {
+	for {
+		job, err := d.api.Job(ctx, id)
+		if err != nil {
+			return job, fmt.Errorf("job %s: %w", id, err)
+		}
+		d.show(job)
+		if job.Status.Terminal() {
+			return job, nil
+		}
+		if d.killed == "" && d.ripe(job) {
+			d.killed = job.Attempts[0].Machines[0]
+			say("taking machine %s away: agent, Docker engine and containers die together (SIGKILL)", d.killed)
+			if out, err := exec.CommandContext(ctx, d.program, "kill-machine", string(d.killed), "--dir", d.stack).CombinedOutput(); err != nil {
+				return job, fmt.Errorf("kill machine %s: %w: %s", d.killed, err, out)
+			}
+			say("machine %s is dead; the job counts it as lost after %s of silence", d.killed, job.Spec.LostAfter)
+		}
+		if err := pause(ctx, 200*time.Millisecond); err != nil {
+			return job, fmt.Errorf("job %s is %s: %w", id, job.Status, err)
+		}
+	}
+}
+
+// ripe reports whether there is something to lose and something to resume from.
+func (d *demo) ripe(job berth.Job) bool {
+	newest := int64(0)
+	for _, c := range job.Checkpoints {
+		if c.State == berth.CheckpointVerified {
+			newest = max(newest, c.Step)
+		}
+	}
+	return job.Status == berth.Running && len(job.Attempts) == 1 && newest >= 10 && job.Progress != nil && job.Progress.Step > newest+1
+}
+
+func (d *demo) show(job berth.Job) {
+	line := string(job.Status)
+	if n := len(job.Attempts); n > 0 && job.Status.HoldsCapacity() {
+		line += fmt.Sprintf(" on %s, attempt %d", job.Attempts[n-1].Machines[0], n)
+	}
+	if job.Reason != nil {
+		line += ": " + job.Reason.Message
+	}
+	if p := job.Progress; p != nil && p.Total > 0 && job.Status == berth.Running {
+		const width = 24
+		full := int(p.Step * width / p.Total)
+		line += fmt.Sprintf("  [%s%s] %d/%d %s", strings.Repeat("=", full), strings.Repeat(" ", width-full), p.Step, p.Total, p.Message)
+	}
+	if line != d.shown {
+		d.shown = line
+		say("%s", line)
+	}
+}
+
+// check asserts what the demonstration promises.
+func (d *demo) check(ctx context.Context, job berth.Job) error {
+	if job.Status != berth.Succeeded {
+		return fmt.Errorf("job %s ended %s (%+v)", job.ID, job.Status, job.Reason)
+	}
+	if len(job.Attempts) != 2 || d.killed == "" {
+		return fmt.Errorf("job %s took %d attempts, want 2: one that was taken away, one that resumed", job.ID, len(job.Attempts))
+	}
+	first, second := job.Attempts[0], job.Attempts[1]
+	switch {
+	case first.LastStep == nil || second.ResumeFrom == nil || *second.ResumeFrom <= 0:
+		return errors.New("the second attempt did not resume from a checkpoint")
+	case second.Machines[0] == d.killed:
+		return fmt.Errorf("the second attempt ran on the dead machine %s", d.killed)
+	}
+	lost := *first.LastStep - *second.ResumeFrom
+	if lost < 0 || lost >= *first.LastStep {
+		return fmt.Errorf("steps lost %d of %d: the checkpoint saved nothing", lost, *first.LastStep)
+	}
+	accuracy := ""
+	err := d.api.Logs(ctx, job.ID, client.LogsQuery{}, func(l berth.LogLine) error {
+		if v, ok := strings.CutPrefix(l.Text, "accuracy="); ok {
+			accuracy = v
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("logs: %w", err)
+	}
+	var value float64
+	if _, err := fmt.Sscanf(accuracy, "%f", &value); err != nil || value < 0.95 {
+		return fmt.Errorf("accuracy %q is not at least 0.95", accuracy)
+	}
+	say("")
+	say("machine lost        %s, at step %d", d.killed, *first.LastStep)
+	say("resumed on          %s, from the verified checkpoint of step %d", second.Machines[0], *second.ResumeFrom)
+	say("steps lost          %d of %d", lost, *first.LastStep)
+	say("accuracy            %s", accuracy)
+	return nil
+}
+
+func say(format string, args ...any) { fmt.Printf("demo: "+format+"\n", args...) }
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}

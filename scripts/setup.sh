@@ -1,0 +1,146 @@
+#!/usr/bin/env bash
+# Prepares a Debian or Ubuntu machine for Berth's tests or its demonstration:
+#
+#     scripts/setup.sh test     PostgreSQL and Docker
+#     scripts/setup.sh demo     the same, and mmdebstrap to build the demo's image
+#
+# It says what it is about to install, installs only what is missing, starts
+# Docker if no engine answers, and does nothing on a second run. An existing
+# PostgreSQL cluster is not touched, and none is made: Berth runs its own.
+# Where it may not install, it says exactly what is missing and fails.
+set -euo pipefail
+
+mode=${1:-test}
+case $mode in
+test | demo) ;;
+*)
+	echo "usage: $0 [test|demo]" >&2
+	exit 2
+	;;
+esac
+
+# Servers and tools of Debian live in sbin, which is not in everybody's PATH.
+export PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+
+say() { echo "setup: $*"; }
+fail() {
+	echo "setup: $*" >&2
+	exit 1
+}
+have() { command -v "$1" >/dev/null 2>&1; }
+
+have_postgres() {
+	local dir
+	for dir in "${PG_BINDIR:-}" "$(dirname "$(command -v postgres 2>/dev/null || echo /nonexistent/postgres)")" /usr/lib/postgresql/*/bin; do
+		if [[ -n $dir && -x $dir/postgres && -x $dir/initdb ]]; then
+			return 0
+		fi
+	done
+	return 1
+}
+
+# missing prints the Debian packages whose programs are not there.
+missing() {
+	have_postgres || echo postgresql
+	have dockerd || echo docker.io
+	have docker || echo docker-cli
+	have containerd || echo containerd
+	have iptables || echo iptables
+	have ip || echo iproute2
+	if [[ $mode == demo ]]; then
+		have mmdebstrap || echo mmdebstrap
+	fi
+}
+
+as_root() {
+	if [[ $EUID -eq 0 ]]; then
+		"$@"
+	else
+		sudo "$@"
+	fi
+}
+
+# may_install says why not, if it may not.
+may_install() {
+	if ! have apt-get; then
+		echo "there is no apt-get on this system"
+	elif [[ $EUID -ne 0 ]] && ! have sudo; then
+		echo "you are not root, and there is no sudo"
+	elif [[ $EUID -ne 0 ]] && ! sudo -n true 2>/dev/null && [[ ! -t 0 ]]; then
+		echo "you are not root, and sudo would have to ask for a password"
+	else
+		return 0
+	fi
+	return 1
+}
+
+install_packages() {
+	local packages=("$@") reason no_cluster=
+	if ! reason=$(may_install); then
+		fail "missing: ${packages[*]} (Debian's names), and $reason: install them and run this again"
+	fi
+	say "installing: ${packages[*]}"
+	as_root apt-get update -qq || say "apt-get update had errors; trying with the package lists as they are"
+	# Debian's docker.io brings its own client before version 13, and has no
+	# package of that name then.
+	if ! apt-cache show docker-cli >/dev/null 2>&1; then
+		local kept=() p
+		for p in "${packages[@]}"; do
+			[[ $p == docker-cli ]] && p=docker.io
+			kept+=("$p")
+		done
+		packages=("${kept[@]}")
+	fi
+	if [[ " ${packages[*]} " == *" postgresql "* ]]; then
+		# The package makes and starts a cluster "main" on port 5432 unless told
+		# not to. Nobody here wants it.
+		no_cluster=/etc/postgresql-common/createcluster.d/zz-berth-setup.conf
+		as_root mkdir -p "$(dirname $no_cluster)"
+		echo "create_main_cluster = false" | as_root tee $no_cluster >/dev/null
+	fi
+	local status=0
+	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" </dev/null || status=$?
+	if [[ -n $no_cluster ]]; then
+		as_root rm -f $no_cluster
+	fi
+	[[ $status -eq 0 ]] || fail "apt-get install ${packages[*]} failed with status $status"
+}
+
+engine_answers() { docker version >/dev/null 2>&1; }
+
+start_engine() {
+	engine_answers && return 0
+	if docker version 2>&1 | grep -qi 'permission denied'; then
+		fail "the Docker engine runs, but user $(id -un) may not use it: run as root, or join the group docker (which is as good as root)"
+	fi
+	if [[ $EUID -ne 0 ]] && ! { have sudo && { sudo -n true 2>/dev/null || [[ -t 0 ]]; }; }; then
+		fail "no Docker engine answers, and you may not start one: start dockerd as root"
+	fi
+	say "starting the Docker engine"
+	if [[ -d /run/systemd/system ]]; then
+		as_root systemctl start docker || true
+	elif [[ -x /etc/init.d/docker ]]; then
+		as_root /etc/init.d/docker start >/dev/null || true
+	fi
+	local i
+	for i in $(seq 50); do
+		engine_answers && return 0
+		# No init system, or one that could not: start it ourselves after 3 s.
+		if [[ $i -eq 15 ]]; then
+			as_root sh -c 'setsid dockerd >/var/log/dockerd.log 2>&1 </dev/null &'
+		fi
+		sleep 0.2
+	done
+	fail "the Docker engine does not answer; see /var/log/dockerd.log or journalctl -u docker"
+}
+
+have go || fail "missing: Go; install the version that go.mod names, or a later one, from https://go.dev/dl"
+
+mapfile -t packages < <(missing)
+if [[ ${#packages[@]} -gt 0 ]]; then
+	install_packages "${packages[@]}"
+	mapfile -t packages < <(missing)
+	[[ ${#packages[@]} -eq 0 ]] || fail "still missing after the installation: ${packages[*]}"
+fi
+start_engine
+say "ready for: $mode"
