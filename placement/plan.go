@@ -16,11 +16,20 @@ type Engine interface {
 // Plan is what the leader should do now.
 type Plan struct {
 	Start   []berth.Start // best first
-	Preempt []Preempt
+	Preempt []Preempt     // with the earmarks for whom it is done
+	Earmark []Earmark     // to write, in one transaction with the preemptions
+	Release []Earmark     // to delete: placed, expired, or nobody waits for them
 	Fail    []Fail
-	Explain map[string]Explanation // by class: why its first job has no place
-	Demand  map[string]Demand      // by pool: what would have a place there
-	More    bool                   // the plan was cut off: plan again soon
+	// Stalled are the tenants whose next job waits for their quota or budget
+	// alone, by id.
+	Stalled []berth.TenantID
+	// Estimates are when each waiting job should start at the latest, if those
+	// that hold room end at their limits and nobody else comes, in queue order.
+	// Only with Planner.Estimate.
+	Estimates []Estimate
+	Explain   map[string]Explanation // by class: why its first job has no place
+	Demand    map[string]Demand      // by pool: what would have a place there
+	More      bool                   // the plan was cut off: plan again soon
 }
 
 // Preempt tells a running job to give way to another.
@@ -29,6 +38,27 @@ type Preempt struct {
 	Version int64
 	Attempt int
 	For     berth.JobID
+	Why     PreemptReason
+	Lost    time.Duration // GPU time since its last verified checkpoint
+}
+
+// PreemptReason is what allows a preemption.
+type PreemptReason string
+
+// The reasons for a preemption.
+const (
+	PreemptBand  PreemptReason = "priority"  // the other is of a higher band
+	PreemptShare PreemptReason = "share"     // its tenant has more than its share, the other's less
+	PreemptQuota PreemptReason = "guarantee" // its tenant borrows what is guaranteed to the other's
+	PreemptRank  PreemptReason = "service"   // the other has much less service to go
+)
+
+// Estimate is when a waiting job should start.
+type Estimate struct {
+	Job      berth.JobID
+	Position int       // in the queue, from 1
+	Start    time.Time // zero: nothing that is known frees the room
+	Reserved bool      // no later job delays it
 }
 
 // Fail ends a waiting job.
@@ -51,6 +81,8 @@ type Planner struct {
 	MaxStarts int  // decisions a plan may hold; 0: no limit
 	Pack      Pack // the rule of packing
 	Explain   bool // fill Plan.Explain, at the price of a look at every machine for each blocked class
+	Estimate  bool // fill Plan.Estimates, at the price of a look at every job
+	Policy    Policy
 }
 
 // Plan implements Engine.

@@ -21,6 +21,18 @@ type Job struct {
 	QueueDeadline time.Time // fails then; zero: never
 	Held          bool
 	Avoid         []berth.MachineID // not there, while another machine fits
+
+	TimeLimit    time.Duration // it runs no longer; 0: none
+	Remaining    time.Duration // of work, known or declared; 0: not known
+	Done         time.Duration // it has run in earlier attempts
+	RestartCost  time.Duration // work that a start adds
+	PreemptedFor []berth.JobID // whom it gave way to before
+
+	// Unaged is how long since it was submitted the job was held or not ready;
+	// Stalled is Tenant.Stalled as it was when the job was submitted. Neither
+	// time makes it older.
+	Unaged  time.Duration
+	Stalled time.Duration
 }
 
 // entry is a job in the snapshot. It is in its class's ready tree, or waits in

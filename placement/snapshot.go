@@ -16,6 +16,10 @@ type Snapshot struct {
 	jobs    map[berth.JobID]*entry
 	classes map[string]*class
 
+	tenants  map[berth.TenantID]Tenant
+	running  map[berth.JobID]Running
+	earmarks []Earmark
+
 	profile profile
 	kinds   []*kind // only appended to, until the profile changes
 	byKey   map[string]*kind
@@ -36,6 +40,8 @@ func NewSnapshot() *Snapshot {
 		nodes:   map[berth.MachineID]*node{},
 		jobs:    map[berth.JobID]*entry{},
 		classes: map[string]*class{},
+		tenants: map[berth.TenantID]Tenant{},
+		running: map[berth.JobID]Running{},
 		byKey:   map[string]*kind{},
 		mix:     NewMix(),
 		later: alarms{

@@ -1,0 +1,102 @@
+package placement
+
+import "time"
+
+// Policy is how the operator wants jobs to be ordered and to displace each
+// other. The zero value is fair order without aging, backfill or preemption,
+// where each priority is a band of its own.
+type Policy struct {
+	Order Order
+
+	// BandWidth is how many points of priority make a band; 0 or 1: one. A job of
+	// a higher band always comes before one of a lower.
+	BandWidth int
+	// Aging is how long a job waits for one more point of priority; 0: it never
+	// gets one. Points take it to the top of its band and no further.
+	Aging time.Duration
+	// Cross lets aging take jobs into higher bands.
+	Cross bool
+
+	// HalfLife is after what time past usage counts half; 0: it does not count.
+	HalfLife time.Duration
+	// EntryPenalty is what a start is charged on top, as if its capacity had been
+	// used for that long, so that a burst of short jobs is not free.
+	EntryPenalty time.Duration
+
+	// Backfill is how many blocked jobs at the head of the queue get a reserved
+	// start that later jobs may not delay; 0: none.
+	Backfill int
+
+	// Preempt lets blocked jobs displace running ones.
+	Preempt bool
+	// PreemptAfter is how long a job waits before it does.
+	PreemptAfter time.Duration
+	// MinRuntime is how long a job runs before it can be displaced.
+	MinRuntime time.Duration
+	// Outrank lets a job of order srsf displace those of its band that have at
+	// least so many times its own service to go; 0: not for that reason.
+	Outrank float64
+	// EarmarkFor is how long room is kept for a job that displaced others; 0: as
+	// long as it waits.
+	EarmarkFor time.Duration
+
+	// Exponent is a in the service to go, remaining time x GPUs^a, of order srsf.
+	Exponent float64
+	// Durations says what is known of how long jobs run.
+	Durations Durations
+}
+
+// Order is the rule by which waiting jobs come one after the other.
+type Order int
+
+const (
+	// Fair takes tenants by band of their first job, then by the least dominant
+	// share over weight; within a tenant as Priority.
+	Fair Order = iota
+	// Priority takes the highest band first, then priority with aging, then who
+	// was submitted first.
+	Priority
+	// FIFO takes who was submitted first.
+	FIFO
+	// SRSF takes the highest band first, then the least service to go.
+	SRSF
+)
+
+// orderNames names the orders, as configuration does.
+var orderNames = [...]string{Fair: "fair", Priority: "priority", FIFO: "fifo", SRSF: "srsf"}
+
+// String names the order as configuration does.
+func (o Order) String() string {
+	if int(o) < len(orderNames) {
+		return orderNames[o]
+	}
+	panic("placement: no such order")
+}
+
+// ParseOrder reads the name of an order; ok is false for what is none.
+func ParseOrder(s string) (o Order, ok bool) {
+	for i, name := range orderNames {
+		if s == name {
+			return Order(i), true
+		}
+	}
+	return 0, false
+}
+
+// Durations says what is known of how long jobs run.
+type Durations int
+
+const (
+	// Estimated goes by what a job declares as Remaining; without that by the
+	// history of its tenant, bounded by its time limit.
+	Estimated Durations = iota
+	// Known goes by Remaining alone.
+	Known
+	// Unknown goes by what a job has had already.
+	Unknown
+)
+
+// band is the band of a priority; a higher one is better.
+func (p *Policy) band(priority int) int {
+	return priority / max(1, p.BandWidth)
+}
