@@ -25,12 +25,18 @@ func TestF15IDsAndTermsLeapInANewIncarnation(t *testing.T) {
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}
+	alone := s.submit(func(j *berth.JobSpec) { j.Execution = berth.AtMostOne })
 	s.ago(`UPDATE cluster SET system = 'another/1'`)
 	if n, leapt, err := s.db.Incarnate(t.Context()); err != nil || n != 2 || !leapt {
 		t.Fatalf("incarnation %d, leapt %v, %v", n, leapt, err)
 	}
 	if n, leapt, err := s.db.Incarnate(t.Context()); err != nil || n != 2 || leapt {
 		t.Errorf("again: incarnation %d, leapt %v, %v", n, leapt, err)
+	}
+	for job, held := range map[berth.JobID]bool{id: false, alone: true} {
+		if j := s.job(job); j.Held != held {
+			t.Errorf("job %s is held: %v, want %v", job, j.Held, held)
+		}
 	}
 	next := s.submit(nil)
 	if after := s.alloc(next, s.place(next, "m1")); after < before+1_000_000 {

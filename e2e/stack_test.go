@@ -201,9 +201,11 @@ func spec(name string, command ...string) berth.JobSpec {
 	}
 }
 
+// submit submits a job as the CLI does: with a key, so that it is sent again
+// while the server cannot answer.
 func (s *stack) submit(t testing.TB, j berth.JobSpec) berth.JobID {
 	t.Helper()
-	job, _, err := s.api.Submit(t.Context(), j, "")
+	job, _, err := s.api.Submit(t.Context(), j, berth.NewSecret())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,7 +226,8 @@ func (s *stack) ends(t testing.TB, id berth.JobID, want berth.State) berth.Job {
 	t.Helper()
 	s.becomes(t, id, want)
 	until(t, "the workflow completes", func() bool {
-		return s.workflow(t, id) == enums.WORKFLOW_EXECUTION_STATUS_COMPLETED
+		x, err := s.temporal.DescribeWorkflowExecution(t.Context(), berth.JobWorkflowID(id), "")
+		return err == nil && x.GetWorkflowExecutionInfo().GetStatus() == enums.WORKFLOW_EXECUTION_STATUS_COMPLETED
 	})
 	return s.job(t, id)
 }
@@ -239,15 +242,6 @@ func (s *stack) becomes(t testing.TB, id berth.JobID, want berth.State) {
 		}
 		return now == want
 	})
-}
-
-func (s *stack) workflow(t testing.TB, id berth.JobID) enums.WorkflowExecutionStatus {
-	t.Helper()
-	x, err := s.temporal.DescribeWorkflowExecution(t.Context(), berth.JobWorkflowID(id), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return x.GetWorkflowExecutionInfo().GetStatus()
 }
 
 // containers counts the job's containers that run, on all machines.

@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -28,6 +30,7 @@ const (
 	dialTimeout   = 5 * time.Second
 	answerTimeout = 30 * time.Second // from the request to the first byte of the answer
 	callTimeout   = time.Minute      // of a call that is no stream
+	patience      = 15 * time.Second // with a server that asks to be called again
 )
 
 // New returns a client of the server at base, such as http://127.0.0.1:7070.
@@ -72,6 +75,7 @@ type request struct {
 	query  url.Values
 	header http.Header
 	body   any
+	once   bool // a second call would have a second effect
 }
 
 // do makes a call and reads its answer into out, if it is not nil. It returns
@@ -93,13 +97,35 @@ func (c *Client) do(ctx context.Context, r request, out any) (int, error) {
 	return res.StatusCode, nil
 }
 
-// send makes a call and returns its answer if that is a success.
+// send makes a call and returns its answer if that is a success. A call that
+// the server asks to repeat (Retry-After, RFC 9110 section 10.2.3) is repeated
+// while that ends within patience: one refused for its rate, and, where a
+// second call has no second effect, one that met a database that was away.
 func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
+	begun := time.Now()
+	for {
+		res, wait, err := c.sendOnce(ctx, r)
+		code := berth.CodeOf(err)
+		again := wait > 0 && time.Since(begun)+wait <= patience &&
+			(code == berth.CodeCapacity || code == berth.CodeUnavailable && !r.once)
+		if !again {
+			return res, err
+		}
+		// Callers who were refused together do not come back together.
+		if pause(ctx, wait+rand.N(wait/4)) != nil {
+			return nil, err
+		}
+	}
+}
+
+// sendOnce makes a call once. wait is what the server asks to wait before the
+// next try; 0 if it does not.
+func (c *Client) sendOnce(ctx context.Context, r request) (res *http.Response, wait time.Duration, err error) {
 	var body io.Reader
 	if r.body != nil {
 		text, err := json.Marshal(r.body)
 		if err != nil {
-			return nil, fmt.Errorf("%s %s: %w", r.method, r.path, err)
+			return nil, 0, fmt.Errorf("%s %s: %w", r.method, r.path, err)
 		}
 		body = bytes.NewReader(text)
 	}
@@ -109,7 +135,7 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 	}
 	req, err := http.NewRequestWithContext(ctx, r.method, target, body)
 	if err != nil {
-		return nil, fmt.Errorf("%s %s: %w", r.method, r.path, err)
+		return nil, 0, fmt.Errorf("%s %s: %w", r.method, r.path, err)
 	}
 	for k, v := range r.header {
 		req.Header[k] = v
@@ -120,15 +146,18 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 	if c.token != "" {
 		req.Header.Set("Authorization", "Bearer "+c.token)
 	}
-	res, err := c.http.Do(req)
+	res, err = c.http.Do(req)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	if res.StatusCode >= 200 && res.StatusCode < 300 {
-		return res, nil
+		return res, 0, nil
 	}
 	defer res.Body.Close()
-	return nil, problem(res)
+	if s, err := strconv.ParseUint(res.Header.Get("Retry-After"), 10, 16); err == nil {
+		wait = time.Duration(s) * time.Second
+	}
+	return nil, wait, problem(res)
 }
 
 // problem turns an answer that is no success into the error it describes.

@@ -42,6 +42,39 @@ func TestASubmissionWhoseAnswerIsLostIsSentAgain(t *testing.T) {
 	}
 }
 
+func TestACallIsRepeatedWhenTheServerAsks(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name   string
+		status int
+		again  string
+		call   func(c *client.Client) error
+		calls  int32
+	}{
+		{"a read while the database is away", 503, "1", func(c *client.Client) error { _, err := c.Job(t.Context(), "x"); return err }, 2},
+		{"a submission with a key", 503, "1", func(c *client.Client) error { _, _, err := c.Submit(t.Context(), berth.JobSpec{}, "k"); return err }, 2},
+		{"a submission without one", 503, "1", func(c *client.Client) error { _, _, err := c.Submit(t.Context(), berth.JobSpec{}, ""); return err }, 1},
+		{"too many calls", 429, "1", func(c *client.Client) error { _, _, err := c.Submit(t.Context(), berth.JobSpec{}, ""); return err }, 2},
+		{"nothing asked", 503, "", func(c *client.Client) error { _, err := c.Job(t.Context(), "x"); return err }, 1},
+		{"later than anybody waits", 503, "3600", func(c *client.Client) error { _, err := c.Job(t.Context(), "x"); return err }, 1},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			var calls atomic.Int32
+			c := serve(t, func(w http.ResponseWriter, r *http.Request) {
+				if calls.Add(1) == 1 {
+					w.Header().Set("Retry-After", row.again)
+					w.WriteHeader(row.status)
+				}
+				_ = json.NewEncoder(w).Encode(berth.Job{ID: "j"})
+			})
+			if err := row.call(c); (err == nil) != (row.calls > 1) || calls.Load() != row.calls {
+				t.Errorf("%v after %d calls, want %d", err, calls.Load(), row.calls)
+			}
+		})
+	}
+}
+
 func TestAnswersThatAreNotBerthsAreErrorsOfTheirStatus(t *testing.T) {
 	t.Parallel()
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {

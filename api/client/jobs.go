@@ -24,7 +24,7 @@ const (
 // before. With a key, a call whose answer was lost is made again: it is still
 // one job.
 func (c *Client) Submit(ctx context.Context, spec berth.JobSpec, key string) (job berth.Job, created bool, err error) {
-	r := request{method: http.MethodPost, path: "/v1/jobs", header: http.Header{}, body: spec}
+	r := request{method: http.MethodPost, path: "/v1/jobs", header: http.Header{}, body: spec, once: key == ""}
 	if key != "" {
 		r.header.Set("Idempotency-Key", key)
 	}

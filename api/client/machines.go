@@ -56,7 +56,7 @@ func (c *Client) ConfirmDead(ctx context.Context, id berth.MachineID) (berth.Con
 
 // RemoveMachine retires a machine that holds nothing.
 func (c *Client) RemoveMachine(ctx context.Context, id berth.MachineID) error {
-	_, err := c.do(ctx, request{method: http.MethodDelete, path: machinePath(id)}, nil)
+	_, err := c.do(ctx, request{method: http.MethodDelete, path: machinePath(id), once: true}, nil)
 	return err
 }
 

@@ -11,7 +11,7 @@ import (
 // CreateToken makes a token. Its Secret is told only here.
 func (c *Client) CreateToken(ctx context.Context, n berth.NewToken) (berth.Token, error) {
 	var t berth.Token
-	_, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/tokens", body: n}, &t)
+	_, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/tokens", body: n, once: true}, &t)
 	return t, err
 }
 
@@ -24,7 +24,7 @@ func (c *Client) Tokens(ctx context.Context) (berth.Page[berth.Token], error) {
 
 // RevokeToken ends a token.
 func (c *Client) RevokeToken(ctx context.Context, id string) error {
-	_, err := c.do(ctx, request{method: http.MethodDelete, path: "/v1/tokens/" + url.PathEscape(id)}, nil)
+	_, err := c.do(ctx, request{method: http.MethodDelete, path: "/v1/tokens/" + url.PathEscape(id), once: true}, nil)
 	return err
 }
 
@@ -32,7 +32,7 @@ func (c *Client) RevokeToken(ctx context.Context, id string) error {
 // told only here.
 func (c *Client) CreateJoinToken(ctx context.Context, n berth.NewJoinToken) (berth.JoinToken, error) {
 	var t berth.JoinToken
-	_, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/join-tokens", body: n}, &t)
+	_, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/join-tokens", body: n, once: true}, &t)
 	return t, err
 }
 
@@ -45,7 +45,7 @@ func (c *Client) JoinTokens(ctx context.Context) (berth.Page[berth.JoinToken], e
 
 // RevokeJoinToken makes a join token useless.
 func (c *Client) RevokeJoinToken(ctx context.Context, id string) error {
-	_, err := c.do(ctx, request{method: http.MethodDelete, path: "/v1/join-tokens/" + url.PathEscape(id)}, nil)
+	_, err := c.do(ctx, request{method: http.MethodDelete, path: "/v1/join-tokens/" + url.PathEscape(id), once: true}, nil)
 	return err
 }
 

@@ -25,7 +25,7 @@ func TestTwoHundredJobsAtOnceEachGetOneContainerAndLeaveNothing(t *testing.T) {
 	var all errgroup.Group
 	for i := range ids {
 		all.Go(func() error {
-			job, _, err := s.api.Submit(t.Context(), s.job("burst", "exit", "0"), "")
+			job, _, err := s.api.Submit(t.Context(), s.job("burst", "exit", "0"), berth.NewSecret())
 			ids[i] = job.ID
 			return err
 		})

@@ -250,7 +250,7 @@ func TestF4AFrozenLeaderThatWakesLeadsNoMore(t *testing.T) {
 	})
 	ids := make([]berth.JobID, 20)
 	for i := range ids {
-		job, _, err := survivor.api.Submit(t.Context(), s.job("after", "exit", "0"), "")
+		job, _, err := survivor.api.Submit(t.Context(), s.job("after", "exit", "0"), berth.NewSecret())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -94,7 +94,7 @@ func (s *stack) wantShiftsDone(ids []berth.JobID) {
 
 func (s *stack) submit(spec berth.JobSpec) berth.JobID {
 	s.t.Helper()
-	job, _, err := s.api.Submit(s.t.Context(), spec, "")
+	job, _, err := s.api.Submit(s.t.Context(), spec, berth.NewSecret())
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -26,7 +26,7 @@ import (
 const (
 	partSuspect = 6 * time.Second // more than the long poll of a sync
 	partLost    = 7 * time.Second // of the jobs that are to be lost
-	partPatient = 12 * time.Second
+	partPatient = 18 * time.Second
 )
 
 // healLimit is how long a zombie's container may live after its machine is back;
