@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"berth"
 )
 
 // idLeap is by how much ids and terms jump in a new incarnation: more than any
