@@ -7,6 +7,9 @@ BIN   := bin
 BUDGET ?= 30m
 SEED   ?= 0
 
+# Of make endurance: how long, and how many jobs a second.
+MINUTES ?= 30
+RATE    ?= 12
 
 .DEFAULT_GOAL := help
 
@@ -46,6 +49,10 @@ bench: setup ## measure Berth against its floor: bare workflows, bare Docker, ba
 .PHONY: failover
 failover: setup ## kill the leader nine times and freeze it nine times; prints the worst takeover, limit 5 s
 	$(GO) test ./e2e/proof -run TakenOver -failovers 9 -count=1 -v
+
+.PHONY: endurance
+endurance: setup ## submit jobs steadily for half an hour; what grows with the history fails: make endurance MINUTES=30 RATE=12
+	$(GO) test ./e2e/proof -run '^$$' -bench Endurance -benchtime 1x -count=1 -timeout 0 -args -endurance $(MINUTES)m -rate $(RATE) -load-seed $(SEED)
 
 .PHONY: mutants
 mutants: setup ## break one fence at a time, and see that its test notices

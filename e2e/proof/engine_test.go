@@ -24,7 +24,7 @@ import (
 // engine is the machine's own Docker engine as one cluster's containers on it:
 // a witness of what Berth did that Berth cannot influence.
 type engine struct {
-	t       *testing.T
+	t       testing.TB
 	api     *client.Client
 	cluster string
 
@@ -38,7 +38,7 @@ func openEngine() (*client.Client, error) {
 
 // watchEngine records every event of the containers of the cluster whose
 // machine has joined in this folder.
-func watchEngine(t *testing.T, dir string) *engine {
+func watchEngine(t testing.TB, dir string) *engine {
 	t.Helper()
 	clusters := clustersOf(dir)
 	if len(clusters) != 1 {

@@ -134,7 +134,7 @@ func (s *stack) postgresPID() int {
 }
 
 // readPID reads the first line of a pid file.
-func readPID(t *testing.T, path string) int {
+func readPID(t testing.TB, path string) int {
 	t.Helper()
 	b, err := os.ReadFile(path)
 	if err != nil {

@@ -41,21 +41,13 @@ func onReplicas(t *testing.T, n int, flags ...string) (*stack, *replicas) {
 	s.image, s.machines = "testprog", 1
 	s.flags = []string{"--only", "postgres,temporal"}
 	s.startDev()
-	r := &replicas{s: s}
-	token := "berth_" + berth.NewSecret()[:12] + "_" + berth.NewSecret()
-	for i := range n {
-		r.all = append(r.all, &replica{s: s, name: fmt.Sprintf("berthd-%d", i), listen: freeAddress(t), token: token, flags: flags})
-	}
-	for _, one := range r.all {
-		one.start()
-		t.Cleanup(one.api.Close)
-	}
+	r := s.startReplicas(n, flags...)
 	var err error
 	if r.front, err = faultproxy.Start(r.all[0].listen); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = r.front.Close() })
-	s.connect("http://"+r.front.Address(), token)
+	s.connect("http://"+r.front.Address(), r.all[0].token)
 	join, err := s.api.CreateJoinToken(t.Context(), berth.NewJoinToken{})
 	if err != nil {
 		t.Fatal(err)
@@ -69,6 +61,22 @@ func onReplicas(t *testing.T, n int, flags ...string) (*stack, *replicas) {
 	s.others = append(s.others, agent)
 	s.awaitMachines()
 	return s, r
+}
+
+// startReplicas starts n berthd with the same flags, each at an address of its
+// own.
+func (s *stack) startReplicas(n int, flags ...string) *replicas {
+	s.t.Helper()
+	r := &replicas{s: s}
+	token := "berth_" + berth.NewSecret()[:12] + "_" + berth.NewSecret()
+	for i := range n {
+		r.all = append(r.all, &replica{s: s, name: fmt.Sprintf("berthd-%d", i), listen: freeAddress(s.t), token: token, flags: flags})
+	}
+	for _, one := range r.all {
+		one.start()
+		s.t.Cleanup(one.api.Close)
+	}
+	return r
 }
 
 // start starts it, at the same address as before, and returns once it answers.

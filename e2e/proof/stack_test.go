@@ -23,7 +23,7 @@ import (
 
 // stack is one running Berth in a folder of its own.
 type stack struct {
-	t     *testing.T
+	t     testing.TB
 	dir   string
 	flags []string // of berth-dev
 	image string   // of the test program, in the machine's own engine
@@ -48,7 +48,7 @@ type addresses struct {
 }
 
 // newStack makes a folder for a stack, and cleans up after it.
-func newStack(t *testing.T) *stack {
+func newStack(t testing.TB) *stack {
 	t.Helper()
 	origin, err := template()
 	if err != nil {
@@ -226,7 +226,7 @@ func (s *stack) awaitAPI(p *process) {
 }
 
 // freeAddress is a loopback address that nobody listens on.
-func freeAddress(t *testing.T) string {
+func freeAddress(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
