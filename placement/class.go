@@ -3,6 +3,7 @@ package placement
 import (
 	"slices"
 	"strings"
+	"time"
 
 	"berth"
 )
@@ -12,11 +13,16 @@ type class struct {
 	name       string
 	shape      string // of its members' requests, for the mix
 	request    berth.Request
-	capacity   berth.Capacity
+	capacity   berth.Capacity // of a member
+	all        berth.Capacity // of all members
 	constraint *constraint
 	broken     error // the constraint does not compile: nothing matches
 	reads      profile
-	ready      tree[*entry] // waiting jobs that may start, in order
+	ready      int // waiting jobs that may start
+	limited    int // those of them with a time limit
+
+	closed  int       // the plan in which it did not fit
+	shorter time.Time // in that plan only what ends before this is worth a look
 
 	// matches holds the kinds this class may use, among the first seen of the
 	// snapshot's list.
@@ -35,7 +41,9 @@ type match struct {
 const maxVariants = 64
 
 func newClass(name string, r berth.Request) *class {
-	c := &class{name: name, request: r, capacity: r.Capacity(), ready: tree[*entry]{compare: compareEntries}}
+	c := &class{name: name, request: r, capacity: r.Capacity()}
+	n := int64(c.members())
+	c.all = berth.Capacity{CPUMilli: n * c.capacity.CPUMilli, MemoryMiB: n * c.capacity.MemoryMiB, DiskMiB: n * c.capacity.DiskMiB, GPUMilli: n * c.capacity.GPUMilli}
 	for k := range r.Labels {
 		c.reads.addLabel(k)
 	}

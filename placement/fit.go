@@ -11,18 +11,25 @@ type choice struct {
 	node    *node
 	allowed uint64 // devices of its kind that the class may use
 	grant   berth.Grant
+	brief   bool // of room held for others, until they need it
 }
 
 // find chooses the machine and the devices for one member. group, unless empty,
 // is the value of the same_label that the machine must have.
 func (r *run) find(c *class, avoid []berth.MachineID, group string) (choice, bool) {
 	s := search{class: c, avoid: avoid, group: group}
+	if found, ok := r.brief(&s); ok {
+		return found, true
+	}
+	if c.closed == r.number {
+		return choice{}, false
+	}
 	byWorth := r.byWorth && !c.spreads() && !r.spent()
 	if last, ok := r.last[c]; ok && !c.spreads() && s.allows(last.node) && !(byWorth && last.node.kind.hasDevices()) {
 		// Packing goes on where it left off: the machine was the best choice, and
 		// has become tighter.
 		if devices, ok := c.fit(last.node, last.allowed); ok {
-			return choice{last.node, last.allowed, c.grant(last.node, devices)}, true
+			return choice{node: last.node, allowed: last.allowed, grant: c.grant(last.node, devices)}, true
 		}
 	}
 	if byWorth {

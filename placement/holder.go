@@ -31,27 +31,6 @@ type Running struct {
 	StopBy       time.Time     // when, at the latest; zero: not known
 }
 
-// ends is when the holder's room is free at the latest; ok is false where
-// nothing is known.
-func (r *Running) ends() (at time.Time, ok bool) {
-	switch {
-	case r.Stopping && !r.StopBy.IsZero():
-		return r.StopBy, true
-	case r.TimeLimit > 0:
-		return r.StartedAt.Add(r.TimeLimit), true
-	}
-	return time.Time{}, false
-}
-
-// capacity is all that it holds.
-func (r *Running) capacity() berth.Capacity {
-	var sum berth.Capacity
-	for _, g := range r.Ranks {
-		sum = sum.Add(g.Capacity)
-	}
-	return sum
-}
-
 // Earmark keeps room on one machine for one waiting job: room that was free, or
 // that a victim gives up for it. Nobody else gets it, until the job is placed,
 // waits no more, or the earmark expires.

@@ -126,6 +126,7 @@ type kind struct {
 	variants []variant
 	tree     tree[*node] // the placeable ones, from tight to roomy
 	groups   []*group    // of the fleet, those with machines
+	list     []*node     // scratch of all
 }
 
 // hasDevices reports whether the machines have any.

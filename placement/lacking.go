@@ -47,7 +47,8 @@ func (s *Snapshot) candidates(c *class) []berth.MachineID {
 // membersNow is how many members of a gang have room at once, by placing them.
 func (s *Snapshot) membersNow(c *class) int {
 	most := 0
-	r := &run{snapshot: s, last: map[*class]choice{}}
+	s.plans++
+	r := &run{snapshot: s, number: s.plans, last: map[*class]choice{}}
 	for _, group := range r.groups(c) {
 		placed := 0
 		for placed < c.members() {

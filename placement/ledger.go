@@ -1,13 +1,32 @@
 package placement
 
-import "berth"
+import (
+	"slices"
+	"time"
+
+	"berth"
+)
 
 // UpsertTenant brings in a tenant or its present row. Jobs of tenants that were
 // never brought in share one account without limits.
-func (s *Snapshot) UpsertTenant(t Tenant) { s.tenants[t.ID] = t }
+func (s *Snapshot) UpsertTenant(t Tenant) {
+	old, had := s.tenants[t.ID]
+	s.tenants[t.ID] = t
+	switch {
+	case !had || old.Parent != t.Parent:
+		s.unsorted = true
+	case !s.unsorted:
+		s.accounts[t.ID].Tenant = t
+	}
+}
 
 // RemoveTenant takes a tenant out. An unknown one is no error.
-func (s *Snapshot) RemoveTenant(id berth.TenantID) { delete(s.tenants, id) }
+func (s *Snapshot) RemoveTenant(id berth.TenantID) {
+	if _, had := s.tenants[id]; had {
+		delete(s.tenants, id)
+		s.unsorted = true
+	}
+}
 
 // Tenant returns a tenant by id.
 func (s *Snapshot) Tenant(id berth.TenantID) (Tenant, bool) {
@@ -18,18 +37,108 @@ func (s *Snapshot) Tenant(id berth.TenantID) (Tenant, bool) {
 // UpsertRunning brings in a job that holds room, or how it holds it at present.
 // The machines' rows must say the same of what is in use.
 func (s *Snapshot) UpsertRunning(r Running) {
-	s.running[r.Job] = r
+	s.RemoveRunning(r.Job)
+	h := &holder{Running: r}
+	for _, g := range r.Ranks {
+		h.capacity = h.capacity.Add(g.Capacity)
+		if !slices.Contains(h.machines, g.Machine) {
+			h.machines = append(h.machines, g.Machine)
+			s.on[g.Machine] = append(s.on[g.Machine], h)
+		}
+	}
+	s.running[r.Job] = h
+	if !s.unsorted {
+		s.account(r.Tenant).hold(h.capacity, h.Preemptible, 1)
+	}
 }
 
 // RemoveRunning takes out a job that holds room no more. An unknown one is no
 // error.
-func (s *Snapshot) RemoveRunning(id berth.JobID) { delete(s.running, id) }
+func (s *Snapshot) RemoveRunning(id berth.JobID) {
+	h := s.running[id]
+	if h == nil {
+		return
+	}
+	delete(s.running, id)
+	for _, m := range h.machines {
+		list := slices.DeleteFunc(s.on[m], func(o *holder) bool { return o == h })
+		if s.on[m] = list; len(list) == 0 {
+			delete(s.on, m)
+		}
+	}
+	if !s.unsorted {
+		s.account(h.Tenant).hold(h.capacity, h.Preemptible, -1)
+	}
+}
 
 // Running returns a job that holds room, by id.
 func (s *Snapshot) Running(id berth.JobID) (Running, bool) {
-	r, ok := s.running[id]
-	return r, ok
+	if h := s.running[id]; h != nil {
+		return h.Running, true
+	}
+	return Running{}, false
+}
+
+// EachRunning calls f with every job that holds room, in no order.
+func (s *Snapshot) EachRunning(f func(Running)) {
+	for _, h := range s.running {
+		f(h.Running)
+	}
 }
 
 // SetEarmarks replaces all earmarks.
-func (s *Snapshot) SetEarmarks(list []Earmark) { s.earmarks = list }
+func (s *Snapshot) SetEarmarks(list []Earmark) { s.earmarks = slices.Clone(list) }
+
+// holder is a running job in the snapshot.
+type holder struct {
+	Running
+	capacity berth.Capacity
+	machines []berth.MachineID
+}
+
+// ends is when the holder's room should be free. One past its time is free any
+// moment; where nothing is known of it, assume counts from its start. ok is
+// false where nothing is assumed either.
+func (h *holder) ends(now time.Time, assume time.Duration) (at time.Time, ok bool) {
+	switch {
+	case h.Stopping && !h.StopBy.IsZero():
+		at = h.StopBy
+	case h.Stopping:
+		at = now
+	case h.TimeLimit > 0:
+		at = h.StartedAt.Add(h.TimeLimit)
+	case h.Remaining > 0:
+		at = h.StartedAt.Add(h.Remaining)
+	case assume > 0:
+		at = h.StartedAt.Add(assume)
+	default:
+		return time.Time{}, false
+	}
+	if at.Before(now) {
+		at = now
+	}
+	return at, true
+}
+
+// lost is the work that stopping the holder now would cost, in GPU time: what it
+// ran since its last verified checkpoint, on all its GPUs, and its restart. Work
+// without GPUs counts 16 cores as one.
+func (h *holder) lost(now time.Time) time.Duration {
+	since := h.StartedAt
+	if h.Checkpoint.After(since) {
+		since = h.Checkpoint
+	}
+	return time.Duration(float64(max(0, now.Sub(since))+h.RestartCost) * gpusOf(h.capacity))
+}
+
+// gpusOf is how many GPUs an amount counts as.
+func gpusOf(c berth.Capacity) float64 {
+	if c.GPUMilli > 0 {
+		return float64(c.GPUMilli) / 1000
+	}
+	return float64(c.CPUMilli) / 1000 / coresPerGPU
+}
+
+// coresPerGPU is how many cores count as a GPU where work without GPUs is
+// weighed against work with them.
+const coresPerGPU = 16

@@ -2,6 +2,7 @@ package placement
 
 import (
 	"maps"
+	"math"
 	"slices"
 
 	"berth"
@@ -44,6 +45,9 @@ func (m *Machine) sameKind(o *Machine) bool {
 		}) && maps.Equal(m.Labels, o.Labels)
 }
 
+// sick is what is free of a device that is not healthy: less than any debt.
+const sick = math.MinInt64 / 2
+
 // node is a machine in the snapshot: its row, what decisions not yet committed
 // take of it on top, and its place in the tree of its kind.
 type node struct {
@@ -53,11 +57,16 @@ type node struct {
 
 	assumed []berth.Grant // of decisions under way
 	free    berth.Capacity
-	gpus    []int64 // free milli of each device; negative if it is not healthy
+	gpus    []int64 // free milli of each device; sick if it is not healthy
 	has     room
 
 	leaf leaf[*node]
 	most room // over its subtree
+
+	kept     *kept     // in a plan
+	agenda   []release // of the plan numbered agendaAt
+	agendaAt int
+	touched  int // by the plan with that number
 
 	group *group // of the fleet, if there is one
 	peer  leaf[*node]
@@ -92,7 +101,7 @@ func (n *node) recount() {
 		if d.Healthy {
 			n.gpus = append(n.gpus, 1000-d.UsedMilli)
 		} else {
-			n.gpus = append(n.gpus, -1)
+			n.gpus = append(n.gpus, sick)
 		}
 	}
 	for _, g := range n.assumed {
@@ -126,7 +135,7 @@ func (n *node) subtract(g berth.Grant) {
 func (n *node) add(g berth.Grant) {
 	n.free = n.free.Add(g.Capacity)
 	for _, d := range g.GPUs {
-		if i := n.device(d.Index); i >= 0 && n.gpus[i] >= 0 {
+		if i := n.device(d.Index); i >= 0 && n.gpus[i] != sick {
 			n.gpus[i] += d.Milli
 		}
 	}

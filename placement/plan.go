@@ -1,7 +1,7 @@
 package placement
 
 import (
-	"container/heap"
+	"slices"
 	"time"
 
 	"berth"
@@ -74,9 +74,9 @@ type Demand struct {
 	Capacity berth.Capacity
 }
 
-// Planner is the engine: jobs in order of priority, then of submission; a class
-// that does not fit is left for this plan, the others go on. The zero value
-// plans everything.
+// Planner is the engine: jobs in the order of its policy; a class that does not
+// fit is left for this plan, the others go on, as far as that delays no reserved
+// start. The zero value plans everything.
 type Planner struct {
 	MaxStarts int  // decisions a plan may hold; 0: no limit
 	Pack      Pack // the rule of packing
@@ -87,47 +87,81 @@ type Planner struct {
 
 // Plan implements Engine.
 func (p Planner) Plan(s *Snapshot, now time.Time) Plan {
-	r := &run{snapshot: s, now: now, last: map[*class]choice{}}
-	defer r.undo(0)
-	r.byWorth = p.Pack == Worth && s.appraise()
+	r := p.begin(s, now)
+	defer r.finish()
 	r.fail()
 	r.queue()
-	for len(r.heads) > 0 {
-		h := r.heads[0]
+	for x := r.next(); x != nil; x = r.next() {
 		if p.MaxStarts > 0 && len(r.plan.Start) >= p.MaxStarts {
 			r.plan.More = true
 			break
 		}
-		if start, ok := r.place(h.job); ok {
-			r.plan.Start = append(r.plan.Start, start)
-			h.index++
-			r.advance(h)
-			continue
-		}
-		heap.Pop(&r.heads)
-		if p.Explain {
-			r.explain(h.job.class)
-		}
+		r.decide(x)
 	}
 	return r.plan
 }
 
 // run is one planning: the plan so far and what it has taken of the snapshot.
 type run struct {
+	planner  Planner
+	policy   Policy
 	snapshot *Snapshot
 	now      time.Time
+	number   int // of the plan
 	plan     Plan
-	heads    heads
 	last     map[*class]choice // where the class's latest job went, of all machines
 	taken    []taken
 	byWorth  bool
 	looks    int // at costs, see maxLooks
 	scanned  int // groups
+
+	root  seat
+	seats map[*account]*seat
+	owned amounts
+	full  map[*account]bool // whose limits or room have barred a job already
+
+	end        time.Time // of the job that is being placed; zero: not known
+	keeps      []*kept
+	heads      int // jobs with a reserved start
+	marks      map[berth.JobID][]mark
+	fresh      map[*node][]*holder // started by this plan
+	victims    map[*holder]bool    // told to stop by this plan
+	claims     int                 // looks for victims that may still be made
+	draft      node
+	lowest     map[*node]int // the lowest band that may be displaced there
+	peers      bool          // the present claim may displace its own band too
+	touched    []*node
+	reservedAt map[berth.JobID]time.Time
 }
 
 type taken struct {
 	node  *node
 	grant berth.Grant
+	back  bool         // given, not taken
+	held  *berth.Grant // node.kept.held before, if it came from there
+}
+
+func (p Planner) begin(s *Snapshot, now time.Time) *run {
+	s.sort(p.Policy, now)
+	s.plans++
+	r := &run{
+		planner: p, policy: p.Policy, snapshot: s, now: now, number: s.plans,
+		last: map[*class]choice{}, owned: amountsOf(s.owned), seats: map[*account]*seat{}, full: map[*account]bool{},
+		fresh: map[*node][]*holder{}, victims: map[*holder]bool{}, claims: maxClaims,
+	}
+	if !p.Policy.Preempt {
+		r.claims = 0
+	}
+	r.byWorth = p.Pack == Worth && s.appraise()
+	return r
+}
+
+// finish gives back everything.
+func (r *run) finish() {
+	for _, n := range r.touched {
+		n.kept = nil
+		r.move(n, n.recount)
+	}
 }
 
 // fail lists the jobs whose queue deadline has passed. It ends the plan's look
@@ -148,78 +182,138 @@ func (r *run) fail() {
 	}
 }
 
+// queue readies the jobs and what is kept for them.
 func (r *run) queue() {
-	r.snapshot.advance(r.now)
-	for _, c := range r.snapshot.classes {
-		if c.ready.len() == 0 {
-			continue
+	s := r.snapshot
+	s.advance(r.now)
+	s.settle(nil)
+	r.mark()
+	r.seat(&r.root, s.top)
+}
+
+// decide settles what becomes of the next job of all, and goes on to the one
+// after it.
+func (r *run) decide(x *seat) {
+	e := x.first
+	if _, ok := r.barred(x, e); ok {
+		if a := r.snapshot.account(e.Tenant); !r.full[a] {
+			r.full[a] = true
+			r.plan.Stalled = append(r.plan.Stalled, a.ID)
 		}
-		h := &head{class: c}
-		if h.find(r.now) {
-			r.heads = append(r.heads, h)
-		}
+		r.leave(x)
+		return
 	}
-	heap.Init(&r.heads)
+	if start, ok := r.place(e); ok {
+		r.plan.Start = append(r.plan.Start, start)
+		r.started(e, start)
+		r.charge(x, e)
+		r.step(x)
+		return
+	}
+	c := e.class
+	if r.planner.Explain && c.closed != r.number {
+		r.explain(c)
+	}
+	c.close(r.number, r.end)
+	r.full[r.snapshot.account(e.Tenant)] = true
+	r.block(x, e)
+	r.step(x)
 }
 
-// advance moves the first head on to its class's next job.
-func (r *run) advance(h *head) {
-	if h.find(r.now) {
-		heap.Fix(&r.heads, 0)
-	} else {
-		heap.Pop(&r.heads)
+// block sees to a job that has no room: others make some, or it gets a start
+// that is reserved.
+func (r *run) block(x *seat, e *entry) {
+	if r.awaits(e) || r.claim(x, e) {
+		r.charge(x, e)
+		return
+	}
+	if r.heads >= r.policy.Backfill {
+		return
+	}
+	if at, ok := r.reserve(e); ok {
+		r.heads++
+		r.charge(x, e)
+		if r.reservedAt == nil {
+			r.reservedAt = map[berth.JobID]time.Time{}
+		}
+		r.reservedAt[e.ID] = at
 	}
 }
 
-// head is a class's next job.
-type head struct {
-	class *class
-	index int
-	job   *entry
-}
-
-// find goes to the first job from index on that may start now.
-func (h *head) find(now time.Time) bool {
-	for {
-		e, ok := h.class.ready.at(h.index)
-		if !ok {
-			return false
-		}
-		if !e.EligibleAt.After(now) && (e.QueueDeadline.IsZero() || e.QueueDeadline.After(now)) {
-			h.job = e
-			return true
-		}
-		h.index++
+// close notes that the class did not fit, with a job that would end then.
+func (c *class) close(plan int, end time.Time) {
+	if c.closed != plan {
+		c.closed, c.shorter = plan, time.Time{}
+	}
+	if !end.IsZero() && (c.shorter.IsZero() || end.Before(c.shorter)) {
+		c.shorter = end
 	}
 }
 
-// heads is a heap of classes by their next jobs. Jobs differ in their ids, so
-// the order is total and does not depend on the map the classes came from.
-type heads []*head
+// closed reports whether no job of the class is worth a look in this plan.
+func (r *run) closed(c *class) bool {
+	return c.closed == r.number && r.heads >= r.policy.Backfill && (len(r.keeps) == 0 || c.limited == 0) && r.claims == 0
+}
 
-func (h heads) Len() int           { return len(h) }
-func (h heads) Less(i, j int) bool { return compareEntries(h[i].job, h[j].job) < 0 }
-func (h heads) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *heads) Push(x any)        { *h = append(*h, x.(*head)) }
-func (h *heads) Pop() any {
-	last := len(*h) - 1
-	x := (*h)[last]
-	(*h)[last] = nil
-	*h = (*h)[:last]
-	return x
+// hopeless reports whether a job need not be searched for a place: one of its
+// class that ends no later had none.
+func (r *run) hopeless(c *class) bool {
+	if c.closed != r.number {
+		return false
+	}
+	return r.end.IsZero() || len(r.keeps) == 0 || !c.shorter.IsZero() && !r.end.Before(c.shorter)
 }
 
 // place finds a place for every member of the job, or for none.
 func (r *run) place(e *entry) (berth.Start, bool) {
-	r.snapshot.settle(e.class)
+	c := e.class
+	r.end = time.Time{}
+	if t := remaining(0, e.TimeLimit); t > 0 {
+		r.end = r.now.Add(t)
+	}
+	marks := r.marks[e.ID]
+	if len(marks) == 0 && r.hopeless(c) {
+		return berth.Start{}, false
+	}
+	r.snapshot.settle(c)
+	closed := c.closed
+	if len(marks) > 0 {
+		c.closed = 0
+		r.lift(marks)
+	}
 	for _, avoid := range avoidances(e) {
-		for _, group := range r.groups(e.class) {
-			if ranks, ok := r.gang(e.class, avoid, group); ok {
+		for _, group := range r.groups(c) {
+			if ranks, ok := r.gang(c, avoid, group); ok {
 				return berth.Start{Job: e.ID, Version: e.Version, Attempt: e.Attempt + 1, Ranks: ranks}, true
 			}
 		}
 	}
+	if len(marks) > 0 {
+		c.closed = closed
+		r.restore(marks)
+	}
 	return berth.Start{}, false
+}
+
+// started makes what was started count as running for the rest of the plan.
+func (r *run) started(e *entry, start berth.Start) {
+	if marks := r.marks[e.ID]; len(marks) > 0 {
+		for _, m := range marks {
+			r.plan.Release = append(r.plan.Release, m.Earmark)
+		}
+		delete(r.marks, e.ID)
+	}
+	if r.policy.Backfill == 0 {
+		return // nobody asks when it ends
+	}
+	h := &holder{Running: Running{Job: e.ID, Ranks: start.Ranks, StartedAt: r.now, TimeLimit: e.TimeLimit, Remaining: e.Remaining}}
+	for i, g := range start.Ranks {
+		n := r.snapshot.nodes[g.Machine]
+		if !slices.ContainsFunc(start.Ranks[:i], func(o berth.Grant) bool { return o.Machine == g.Machine }) {
+			r.fresh[n] = append(r.fresh[n], h)
+			n.agendaAt = 0
+		}
+	}
 }
 
 // avoidances is what to keep away from, in the order to try: machines that
@@ -256,23 +350,47 @@ func (c *class) members() int { return max(1, c.request.Members) }
 // take makes the choice count for the rest of the plan.
 func (r *run) take(c choice) {
 	n := c.node
-	n.kind.tree.remove(&n.leaf)
-	n.subtract(c.grant)
-	n.sum()
-	n.kind.tree.insert(&n.leaf)
-	r.snapshot.regroup(n)
-	r.taken = append(r.taken, taken{n, c.grant})
+	t := taken{node: n, grant: c.grant}
+	r.move(n, func() {
+		if c.brief {
+			k := n.kept
+			was := k.held
+			t.held = &was
+			n.add(was)
+			n.subtract(c.grant)
+			k.held = amount{}.plus(n, was, 1).plus(n, c.grant, -1).within(n)
+			n.subtract(k.held)
+			return
+		}
+		n.subtract(c.grant)
+	})
+	r.taken = append(r.taken, t)
 }
 
-// undo gives back what was taken since mark.
+// give makes room as if it were free.
+func (r *run) give(n *node, g berth.Grant) {
+	r.move(n, func() { n.add(g) })
+	r.taken = append(r.taken, taken{node: n, grant: g, back: true})
+}
+
+// undo takes back what was taken and given since mark.
 func (r *run) undo(mark int) {
 	for i := len(r.taken) - 1; i >= mark; i-- {
-		n := r.taken[i].node
-		n.kind.tree.remove(&n.leaf)
-		n.add(r.taken[i].grant)
-		n.sum()
-		n.kind.tree.insert(&n.leaf)
-		r.snapshot.regroup(n)
+		t := r.taken[i]
+		n := t.node
+		r.move(n, func() {
+			switch {
+			case t.back:
+				n.subtract(t.grant)
+			case t.held != nil:
+				n.add(n.kept.held)
+				n.add(t.grant)
+				n.kept.held = *t.held
+				n.subtract(*t.held)
+			default:
+				n.add(t.grant)
+			}
+		})
 	}
 	r.taken = r.taken[:mark]
 }

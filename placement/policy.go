@@ -40,10 +40,28 @@ type Policy struct {
 	// long as it waits.
 	EarmarkFor time.Duration
 
+	// AssumeRun is how long a job is taken to run of which no limit is known; 0:
+	// for ever, so that no start can be reserved behind it.
+	AssumeRun time.Duration
+
 	// Exponent is a in the service to go, remaining time x GPUs^a, of order srsf.
 	Exponent float64
 	// Durations says what is known of how long jobs run.
 	Durations Durations
+	// Ranker, if set, ranks the jobs of order srsf in the place of Exponent and
+	// Durations.
+	Ranker Ranker
+}
+
+// Ranker ranks jobs by what it knows of them. It is asked anew in every plan,
+// which costs a look at every job. It must be comparable, as pointers are.
+type Ranker interface {
+	// Begin starts a plan on a snapshot, which it must not change.
+	Begin(s *Snapshot, now time.Time)
+	// Waiting ranks a job that waits for so many GPUs; the least comes first.
+	Waiting(j Job, gpus float64) float64
+	// Running ranks a job that runs, on the same scale.
+	Running(r Running, gpus float64) float64
 }
 
 // Order is the rule by which waiting jobs come one after the other.
@@ -95,8 +113,3 @@ const (
 	// Unknown goes by what a job has had already.
 	Unknown
 )
-
-// band is the band of a priority; a higher one is better.
-func (p *Policy) band(priority int) int {
-	return priority / max(1, p.BandWidth)
-}

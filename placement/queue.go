@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"cmp"
 	"container/heap"
 	"time"
 
@@ -35,23 +36,35 @@ type Job struct {
 	Stalled time.Duration
 }
 
-// entry is a job in the snapshot. It is in its class's ready tree, or waits in
+// entry is a job in the snapshot. It is in a line of its account, or waits in
 // the heap of later ones, or neither: held, or a decision about it is under way.
 type entry struct {
 	Job
 	class    *class
+	band     int
+	rank     float64 // within the band, the least first
 	assumed  bool
+	line     *line
 	leaf     leaf[*entry]
 	ready    bool
 	later    position
 	deadline position
 }
 
-// compareEntries is the order of the queue: priority, then submission, then id.
+// rate works out the job's place among the others, which depends on no clock:
+// jobs of one account age alike.
+func (e *entry) rate(p *Policy) {
+	e.band, e.rank = p.bandOf(&e.Job), p.rankOf(e)
+}
+
+// compareEntries is the order of the queue within an account: band, rank,
+// submission, id.
 func compareEntries(a, b *entry) int {
 	switch {
-	case a.Priority != b.Priority:
-		return b.Priority - a.Priority
+	case a.band != b.band:
+		return b.band - a.band
+	case a.rank != b.rank:
+		return cmp.Compare(a.rank, b.rank)
 	case !a.SubmittedAt.Equal(b.SubmittedAt):
 		return a.SubmittedAt.Compare(b.SubmittedAt)
 	case a.ID < b.ID:

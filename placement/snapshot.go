@@ -17,7 +17,16 @@ type Snapshot struct {
 	classes map[string]*class
 
 	tenants  map[berth.TenantID]Tenant
-	running  map[berth.JobID]Running
+	accounts map[berth.TenantID]*account
+	shared   *account   // of all tenants without a row
+	top      []*account // those below none, by id
+	policy   Policy     // as far as it orders, of the latest plan
+	unsorted bool       // accounts and lines are to be made anew
+
+	plans int // so far
+
+	running  map[berth.JobID]*holder
+	on       map[berth.MachineID][]*holder
 	earmarks []Earmark
 
 	profile profile
@@ -37,13 +46,15 @@ type Snapshot struct {
 // NewSnapshot returns an empty snapshot.
 func NewSnapshot() *Snapshot {
 	return &Snapshot{
-		nodes:   map[berth.MachineID]*node{},
-		jobs:    map[berth.JobID]*entry{},
-		classes: map[string]*class{},
-		tenants: map[berth.TenantID]Tenant{},
-		running: map[berth.JobID]Running{},
-		byKey:   map[string]*kind{},
-		mix:     NewMix(),
+		nodes:    map[berth.MachineID]*node{},
+		jobs:     map[berth.JobID]*entry{},
+		classes:  map[string]*class{},
+		tenants:  map[berth.TenantID]Tenant{},
+		running:  map[berth.JobID]*holder{},
+		on:       map[berth.MachineID][]*holder{},
+		unsorted: true,
+		byKey:    map[string]*kind{},
+		mix:      NewMix(),
 		later: alarms{
 			at:    func(e *entry) time.Time { return e.EligibleAt },
 			place: func(e *entry) *position { return &e.later },
@@ -212,7 +223,8 @@ func (s *Snapshot) assign(n *node) {
 }
 
 // settle makes the kinds anew where a class looks at something that no class
-// looked at before, and matches the class with the kinds it has not seen.
+// looked at before, and matches the class, if any, with the kinds it has not
+// seen.
 func (s *Snapshot) settle(c *class) {
 	if s.stale {
 		s.stale = false
@@ -229,7 +241,9 @@ func (s *Snapshot) settle(c *class) {
 			s.plant(n)
 		}
 	}
-	c.catchUp(s.kinds)
+	if c != nil {
+		c.catchUp(s.kinds)
+	}
 }
 
 // machineIDs lists the machines in order, for work whose order shows.
@@ -259,6 +273,7 @@ func (s *Snapshot) UpsertJob(j Job) {
 		s.dequeue(e)
 	}
 	e.Job, e.class = j, c
+	e.rate(&s.policy)
 	s.enqueue(e)
 }
 
@@ -284,9 +299,9 @@ func (s *Snapshot) enqueue(e *entry) {
 func (s *Snapshot) dequeue(e *entry) {
 	s.later.clear(e)
 	s.deadlines.clear(e)
-	if e.ready {
-		e.class.ready.remove(&e.leaf)
-		e.ready = false
+	e.ready = false
+	if e.line != nil {
+		e.line.account.pull(e)
 	}
 }
 
@@ -295,7 +310,9 @@ func (s *Snapshot) advance(now time.Time) {
 	for e := s.later.due(now); e != nil; e = s.later.due(now) {
 		s.later.clear(e)
 		e.ready = true
-		e.class.ready.insert(&e.leaf)
+		if !s.unsorted {
+			s.account(e.Tenant).push(e)
+		}
 	}
 }
 
@@ -348,15 +365,23 @@ func (s *Snapshot) change(id berth.MachineID, f func(*node)) {
 }
 
 // Ahead returns how many jobs that may start now come before this one in the
-// queue; ok is false for a job that is not in it.
+// queue, by the order of the latest plan and shares left aside; ok is false for
+// a job that is not in it.
 func (s *Snapshot) Ahead(id berth.JobID, now time.Time) (n int, ok bool) {
+	s.sort(s.policy, now)
 	s.advance(now)
 	e := s.jobs[id]
 	if e == nil {
 		return 0, false
 	}
-	for _, c := range s.classes {
-		n += c.ready.before(e)
+	count := func(a *account) {
+		for _, l := range a.lines {
+			n += l.jobs.before(e)
+		}
+	}
+	count(s.shared)
+	for _, a := range s.accounts {
+		count(a)
 	}
 	return n, true
 }

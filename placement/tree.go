@@ -124,6 +124,48 @@ func (t *tree[T]) join(a, b *leaf[T]) *leaf[T] {
 	}
 }
 
+// first returns the first item in order.
+func (t *tree[T]) first() (item T, ok bool) {
+	l := t.root
+	if l == nil {
+		return item, false
+	}
+	for l.left != nil {
+		l = l.left
+	}
+	return l.item, true
+}
+
+// cursor walks a tree in order. The tree must not change meanwhile.
+type cursor[T any] struct{ path []*leaf[T] }
+
+// begin goes to the first item.
+func (c *cursor[T]) begin(t *tree[T]) {
+	c.path = c.path[:0]
+	c.descend(t.root)
+}
+
+func (c *cursor[T]) descend(l *leaf[T]) {
+	for ; l != nil; l = l.left {
+		c.path = append(c.path, l)
+	}
+}
+
+// at returns the item that the cursor is at; ok is false past the end.
+func (c *cursor[T]) at() (item T, ok bool) {
+	if len(c.path) == 0 {
+		return item, false
+	}
+	return c.path[len(c.path)-1].item, true
+}
+
+func (c *cursor[T]) next() {
+	last := len(c.path) - 1
+	l := c.path[last]
+	c.path = c.path[:last]
+	c.descend(l.right)
+}
+
 // at returns the i-th item in order, counted from 0; ok is false past the end.
 func (t *tree[T]) at(i int) (item T, ok bool) {
 	l := t.root

@@ -348,16 +348,17 @@ func TestSpentPlanGoesOnWithBestFit(t *testing.T) {
 	for i := range 9 {
 		s.UpsertJob(Job{ID: berth.JobID(fmt.Sprint(i)), Class: berth.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 250}.Class()})
 	}
-	r := &run{snapshot: s, now: time.Unix(0, 0), last: map[*class]choice{}, byWorth: true, looks: maxLooks + 1}
+	r := Planner{Pack: Worth}.begin(s, time.Unix(0, 0))
+	r.looks = maxLooks + 1
 	r.queue()
 	for range 8 {
-		if _, ok := r.place(r.heads[0].job); !ok {
-			t.Fatal("a job that fits was not placed")
-		}
-		r.advance(r.heads[0])
+		r.decide(r.next())
+	}
+	if len(r.plan.Start) != 8 {
+		t.Fatalf("%d jobs of 8 that fit were placed", len(r.plan.Start))
 	}
 	if r.looks != maxLooks+1 {
 		t.Errorf("a spent plan looked %d times more", r.looks-maxLooks-1)
 	}
-	r.undo(0)
+	r.finish()
 }

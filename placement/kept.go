@@ -1,0 +1,232 @@
+package placement
+
+import (
+	"slices"
+	"time"
+
+	"berth"
+)
+
+// kept is what of a machine is spoken for in a plan: reserved starts, and room
+// that victims give up for others.
+//
+//	free now ─┬─ held: reservations need it at their time; only what ends before may have it
+//	          └─ the rest: for everyone (node.free)
+type kept struct {
+	node     *node
+	reserved []reservation // by time
+	held     berth.Grant   // taken out of node.free
+}
+
+// reservation is room that a job is to have from a time on.
+type reservation struct {
+	at    time.Time
+	grant berth.Grant
+}
+
+// keep reserves a grant from a time on, and holds of what is free now as much
+// as those that end before do not bring.
+func (r *run) keep(n *node, at time.Time, g berth.Grant) {
+	k := n.kept
+	if k == nil {
+		k = &kept{node: n, held: berth.Grant{Machine: n.ID}}
+		n.kept = k
+		r.keeps = append(r.keeps, k)
+	}
+	i, _ := slices.BinarySearchFunc(k.reserved, at, func(x reservation, t time.Time) int {
+		if x.at.After(t) {
+			return 1
+		}
+		return -1
+	})
+	k.reserved = slices.Insert(k.reserved, i, reservation{at, g})
+	r.rehold(k)
+}
+
+// until is when the first reservation begins.
+func (k *kept) until() time.Time { return k.reserved[0].at }
+
+// rehold works out anew what must be held.
+func (r *run) rehold(k *kept) {
+	n := k.node
+	r.move(n, func() { n.add(k.held) })
+	var need, out amount
+	releases := r.agenda(n)
+	for i := 0; i < len(k.reserved); i++ {
+		need = need.plus(n, k.reserved[i].grant, 1)
+		if i+1 < len(k.reserved) && k.reserved[i+1].at.Equal(k.reserved[i].at) {
+			continue
+		}
+		left := need
+		for _, x := range releases {
+			if x.at.After(k.reserved[i].at) {
+				break
+			}
+			left = left.plus(n, x.grant, -1)
+		}
+		out = out.most(left)
+	}
+	k.held = out.within(n)
+	r.move(n, func() { n.subtract(k.held) })
+}
+
+// move changes what is free of a machine.
+func (r *run) move(n *node, change func()) {
+	if n.touched != r.number {
+		n.touched = r.number
+		r.touched = append(r.touched, n)
+	}
+	planted := n.leaf.size > 0
+	if planted {
+		n.kind.tree.remove(&n.leaf)
+	}
+	change()
+	n.sum()
+	if planted {
+		n.kind.tree.insert(&n.leaf)
+		r.snapshot.regroup(n)
+	}
+}
+
+// amount is room of one machine, device by device.
+type amount struct {
+	berth.Capacity
+	gpus []int64
+}
+
+func (a amount) plus(n *node, g berth.Grant, times int64) amount {
+	if a.gpus == nil {
+		a.gpus = make([]int64, len(n.GPUs))
+	} else {
+		a.gpus = slices.Clone(a.gpus)
+	}
+	c := g.Capacity
+	if times < 0 {
+		a.Capacity = a.Capacity.Sub(c)
+	} else {
+		a.Capacity = a.Capacity.Add(c)
+	}
+	for _, d := range g.GPUs {
+		if i := n.device(d.Index); i >= 0 {
+			a.gpus[i] += times * d.Milli
+		}
+	}
+	return a
+}
+
+func (a amount) most(b amount) amount {
+	a.Capacity = berth.Capacity{
+		CPUMilli: max(a.CPUMilli, b.CPUMilli), MemoryMiB: max(a.MemoryMiB, b.MemoryMiB),
+		DiskMiB: max(a.DiskMiB, b.DiskMiB), GPUMilli: max(a.GPUMilli, b.GPUMilli),
+	}
+	if a.gpus == nil {
+		a.gpus = make([]int64, len(b.gpus))
+	}
+	for i, x := range b.gpus {
+		a.gpus[i] = max(a.gpus[i], x)
+	}
+	return a
+}
+
+// within is the amount as a grant, no more than is free of the machine.
+func (a amount) within(n *node) berth.Grant {
+	part := func(x, free int64) int64 { return max(0, min(x, free)) }
+	g := berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: berth.Capacity{
+		CPUMilli: part(a.CPUMilli, n.free.CPUMilli), MemoryMiB: part(a.MemoryMiB, n.free.MemoryMiB),
+		DiskMiB: part(a.DiskMiB, n.free.DiskMiB), GPUMilli: part(a.GPUMilli, n.free.GPUMilli),
+	}}
+	for i, x := range a.gpus {
+		if x = part(x, n.gpus[i]); x > 0 {
+			g.GPUs = append(g.GPUs, berth.DeviceShare{Index: n.GPUs[i].Index, Milli: x})
+		}
+	}
+	return g
+}
+
+// clamp is the part of a grant that is free.
+func clamp(n *node, g berth.Grant) berth.Grant { return amount{}.plus(n, g, 1).within(n) }
+
+// brief looks for a place in held room for one member of a job that ends at
+// r.end, before the room is needed.
+func (r *run) brief(s *search) (choice, bool) {
+	if r.end.IsZero() {
+		return choice{}, false
+	}
+	for _, k := range r.keeps {
+		n := k.node
+		if r.end.After(k.until()) || n.leaf.size == 0 || !s.allows(n) {
+			continue
+		}
+		i := slices.IndexFunc(s.class.matches, func(m match) bool { return m.kind == n.kind })
+		if i < 0 {
+			continue
+		}
+		allowed := s.class.matches[i].devices
+		x := r.sketch(n)
+		x.add(k.held)
+		if devices, ok := s.class.fit(x, allowed); ok {
+			return choice{node: n, allowed: allowed, grant: s.class.grant(n, devices), brief: true}, true
+		}
+	}
+	return choice{}, false
+}
+
+// sketch is a copy of a machine to try things on; it lasts until the next one.
+func (r *run) sketch(n *node) *node {
+	gpus := append(r.draft.gpus[:0], n.gpus...)
+	r.draft = *n
+	r.draft.gpus = gpus
+	return &r.draft
+}
+
+// release is room that is given back on a machine.
+type release struct {
+	at    time.Time
+	grant berth.Grant
+	by    *holder
+}
+
+// agenda lists when those that hold room of a machine give it back, the first
+// first. Those of whom nothing is known or assumed are not in it.
+func (r *run) agenda(n *node) []release {
+	if n.agendaAt == r.number {
+		return n.agenda
+	}
+	n.agenda, n.agendaAt = n.agenda[:0], r.number
+	for _, h := range slices.Concat(r.snapshot.on[n.ID], r.fresh[n]) {
+		at, ok := r.ends(h)
+		if !ok {
+			continue
+		}
+		for _, g := range h.Ranks {
+			if g.Machine == n.ID {
+				n.agenda = append(n.agenda, release{at, g, h})
+			}
+		}
+	}
+	slices.SortFunc(n.agenda, func(a, b release) int {
+		if c := a.at.Compare(b.at); c != 0 {
+			return c
+		}
+		return compareIDs(a.by.Job, b.by.Job)
+	})
+	return n.agenda
+}
+
+// ends is when a holder's room is free: at once if this plan tells it to stop.
+func (r *run) ends(h *holder) (time.Time, bool) {
+	if r.victims[h] {
+		return r.now, true
+	}
+	return h.ends(r.now, r.policy.AssumeRun)
+}
+
+func compareIDs(a, b berth.JobID) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,86 @@
+package placement
+
+import "container/heap"
+
+// spots is a heap of lines by the next job of each.
+type spots []*line
+
+func (h spots) Len() int           { return len(h) }
+func (h spots) Less(i, j int) bool { return compareEntries(h[i].at, h[j].at) < 0 }
+func (h spots) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *spots) Push(x any)        { *h = append(*h, x.(*line)) }
+func (h *spots) Pop() any {
+	last := len(*h) - 1
+	x := (*h)[last]
+	(*h)[last] = nil
+	*h = (*h)[:last]
+	return x
+}
+
+// open readies a seat's jobs for the plan.
+func (r *run) open(x *seat) {
+	x.lines.begin(&x.account.ready)
+	r.fetch(x)
+}
+
+// fetch finds the seat's next job among the lines it has begun and those it has
+// not.
+func (r *run) fetch(x *seat) {
+	for {
+		l, ok := x.lines.at()
+		if !ok {
+			break
+		}
+		if first, _ := l.jobs.first(); len(x.begun) > 0 && compareEntries(x.begun[0].at, first) < 0 {
+			break
+		}
+		x.lines.next()
+		if r.closed(l.class) {
+			continue
+		}
+		l.walk.begin(&l.jobs)
+		if r.eligible(l) {
+			heap.Push(&x.begun, l)
+		}
+	}
+	x.first, x.latest = nil, nil
+	if len(x.begun) > 0 {
+		x.latest = x.begun[0]
+		x.first = x.latest.at
+	}
+}
+
+// eligible goes to the line's first job from where it is that may start now.
+func (r *run) eligible(l *line) bool {
+	for {
+		e, ok := l.walk.at()
+		if !ok {
+			return false
+		}
+		if !e.EligibleAt.After(r.now) && (e.QueueDeadline.IsZero() || e.QueueDeadline.After(r.now)) {
+			l.at = e
+			return true
+		}
+		l.walk.next()
+	}
+}
+
+// step moves the seat on from its first job.
+func (r *run) step(x *seat) {
+	l := x.latest
+	l.walk.next()
+	if !r.closed(l.class) && r.eligible(l) {
+		heap.Fix(&x.begun, 0)
+	} else {
+		heap.Pop(&x.begun)
+	}
+	r.fetch(x)
+	r.settle(x)
+}
+
+// leave drops the rest of the line that the seat's first job is of.
+func (r *run) leave(x *seat) {
+	heap.Pop(&x.begun)
+	r.fetch(x)
+	r.settle(x)
+}

@@ -1,0 +1,393 @@
+package placement
+
+import (
+	"cmp"
+	"container/heap"
+	"math"
+	"slices"
+	"time"
+
+	"berth"
+)
+
+// maxClaims bounds for how many blocked jobs a plan looks for victims.
+const maxClaims = 32
+
+// victim is a holder that may be displaced, and what that costs.
+type victim struct {
+	*holder
+	why  PreemptReason
+	band int
+	cost float64
+}
+
+// prey lists the machines on which anybody could be displaced, once a plan.
+func (r *run) prey() map[*node]int {
+	if r.lowest != nil {
+		return r.lowest
+	}
+	r.lowest = map[*node]int{}
+	for _, h := range r.snapshot.running {
+		if !h.Preemptible || h.Stopping || r.now.Sub(h.StartedAt) < r.policy.MinRuntime {
+			continue
+		}
+		for _, id := range h.machines {
+			n := r.snapshot.nodes[id]
+			if n == nil {
+				continue
+			}
+			band := r.policy.band(h.Priority)
+			if lowest, ok := r.lowest[n]; !ok || band < lowest {
+				r.lowest[n] = band
+			}
+		}
+	}
+	return r.lowest
+}
+
+// claim makes room for a blocked job by telling others to stop. It takes whole
+// gangs, those whose work is lost least, and spares all that need not go.
+func (r *run) claim(x *seat, e *entry) bool {
+	if !r.policy.Preempt || r.claims == 0 || r.waited(e) < r.policy.PreemptAfter {
+		return false
+	}
+	r.claims--
+	r.bounds(x, e)
+	var best *sacrifice
+	for _, group := range r.groups(e.class) {
+		mark := len(r.taken)
+		s := r.sacrifice(x, e, group)
+		r.undo(mark)
+		if s != nil && len(s.victims) == 0 {
+			return false // those who stop already make room enough
+		}
+		if s != nil && (best == nil || s.cost() < best.cost()) {
+			best = s
+		}
+	}
+	if best == nil {
+		return false
+	}
+	r.enact(e, best)
+	return true
+}
+
+// waited is for how long the job could have started.
+func (r *run) waited(e *entry) time.Duration {
+	since := e.SubmittedAt
+	if e.EligibleAt.After(since) {
+		since = e.EligibleAt
+	}
+	return r.now.Sub(since)
+}
+
+// sacrifice is places for all members of a job and who gives way for them.
+type sacrifice struct {
+	ranks   []choice
+	victims []victim
+}
+
+func (s *sacrifice) cost() float64 {
+	sum := 0.0
+	for _, v := range s.victims {
+		sum += v.cost
+	}
+	return sum
+}
+
+// sacrifice places all members, displacing where there is no room. What it
+// takes and gives is the caller's to undo.
+func (r *run) sacrifice(x *seat, e *entry, group string) *sacrifice {
+	s := &sacrifice{}
+	c := e.class
+	for _, n := range r.stopping() {
+		for _, g := range r.unmarked(n) {
+			r.give(n, g)
+		}
+	}
+	closed := c.closed
+	c.closed = 0
+	defer func() { c.closed = closed }()
+	for range c.members() {
+		found, ok := r.find(c, nil, group)
+		if !ok {
+			victims, any := r.cheapestVictims(x, e, group, s)
+			if !any {
+				return nil
+			}
+			for _, v := range victims {
+				s.victims = append(s.victims, v)
+				for _, g := range v.Ranks {
+					if n := r.snapshot.nodes[g.Machine]; n != nil {
+						r.give(n, g)
+					}
+				}
+			}
+			if found, ok = r.find(c, nil, group); !ok {
+				return nil
+			}
+		}
+		r.take(found)
+		s.ranks = append(s.ranks, found)
+	}
+	s.reprieve(r)
+	return s
+}
+
+// stopping lists the machines with holders that stop already.
+func (r *run) stopping() []*node {
+	var list []*node
+	for _, h := range r.snapshot.running {
+		if !h.Stopping || r.victims[h] {
+			continue
+		}
+		for _, id := range h.machines {
+			if n := r.snapshot.nodes[id]; n != nil && !slices.Contains(list, n) {
+				list = append(list, n)
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b *node) int { return cmp.Compare(a.ID, b.ID) })
+	return list
+}
+
+// unmarked is what those that stop already give back on a machine and nobody
+// has been promised.
+func (r *run) unmarked(n *node) []berth.Grant {
+	var list []berth.Grant
+	for _, h := range r.snapshot.on[n.ID] {
+		if !h.Stopping || r.promised(h) {
+			continue
+		}
+		for _, g := range h.Ranks {
+			if g.Machine == n.ID {
+				list = append(list, g)
+			}
+		}
+	}
+	return list
+}
+
+func (r *run) promised(h *holder) bool {
+	for _, marks := range r.marks {
+		for _, m := range marks {
+			if m.victim == h {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// reprieve spares the dearest victims whose room is not used after all.
+func (s *sacrifice) reprieve(r *run) {
+	slices.SortStableFunc(s.victims, func(a, b victim) int {
+		return cmp.Or(cmp.Compare(b.band, a.band), cmp.Compare(b.cost, a.cost), compareIDs(a.Job, b.Job))
+	})
+	s.victims = slices.DeleteFunc(s.victims, func(v victim) bool {
+		for _, g := range v.Ranks {
+			if n := r.snapshot.nodes[g.Machine]; n != nil && !n.holds(g, v.Ranks) {
+				return false
+			}
+		}
+		for _, g := range v.Ranks {
+			if n := r.snapshot.nodes[g.Machine]; n != nil {
+				r.take(choice{node: n, grant: g})
+			}
+		}
+		return true
+	})
+}
+
+// holds reports whether all that ranks take of the machine of g is free.
+func (n *node) holds(g berth.Grant, ranks []berth.Grant) bool {
+	var all amount
+	for _, o := range ranks {
+		if o.Machine == g.Machine {
+			all = all.plus(n, o, 1)
+		}
+	}
+	if !all.Fits(n.free) {
+		return false
+	}
+	for i, x := range all.gpus {
+		if x > 0 && x > n.gpus[i] && n.gpus[i] != sick {
+			return false
+		}
+	}
+	return true
+}
+
+// cheapestVictims finds the machine where making room for one member costs
+// least.
+func (r *run) cheapestVictims(x *seat, e *entry, group string, s *sacrifice) ([]victim, bool) {
+	prey := r.prey()
+	c := e.class
+	look := search{class: c, group: group}
+	band := r.policy.band(e.Priority)
+	var best []victim
+	var where *node
+	for _, m := range c.matches {
+		for _, n := range m.kind.all() {
+			lowest, ok := prey[n]
+			if !ok || lowest >= band && !r.peers || !look.allows(n) || !c.capacity.Fits(n.Total) {
+				continue
+			}
+			list := r.victimsOn(n, m.devices, x, e, s)
+			if list == nil {
+				continue
+			}
+			if where == nil || compareVictims(list, best) < 0 || compareVictims(list, best) == 0 && n.ID < where.ID {
+				best, where = list, n
+			}
+		}
+	}
+	return best, where != nil
+}
+
+// compareVictims orders sets of victims: by the highest band that goes, by what
+// it costs, by how many.
+func compareVictims(a, b []victim) int {
+	weigh := func(list []victim) (band int, cost float64) {
+		band = math.MinInt
+		for _, v := range list {
+			band, cost = max(band, v.band), cost+v.cost
+		}
+		return band, cost
+	}
+	ba, ca := weigh(a)
+	bb, cb := weigh(b)
+	return cmp.Or(cmp.Compare(ba, bb), cmp.Compare(ca, cb), cmp.Compare(len(a), len(b)))
+}
+
+// victimsOn picks the cheapest victims on one machine that make room for a
+// member; nil if all of them together do not.
+func (r *run) victimsOn(n *node, allowed uint64, x *seat, e *entry, s *sacrifice) []victim {
+	var list []victim
+	for _, h := range r.snapshot.on[n.ID] {
+		if slices.ContainsFunc(s.victims, func(v victim) bool { return v.holder == h }) {
+			continue
+		}
+		if why, ok := r.may(x, e, h); ok {
+			list = append(list, victim{h, why, r.policy.band(h.Priority), r.price(h)})
+		}
+	}
+	slices.SortFunc(list, func(a, b victim) int {
+		return cmp.Or(cmp.Compare(a.band, b.band), cmp.Compare(a.cost, b.cost), compareIDs(a.Job, b.Job))
+	})
+	draft := r.sketch(n)
+	if n.kept != nil {
+		draft.add(n.kept.held)
+	}
+	for i, v := range list {
+		for _, g := range v.Ranks {
+			if g.Machine == n.ID {
+				draft.add(g)
+			}
+		}
+		if _, ok := e.class.fit(draft, allowed); ok {
+			return r.spare(draft, e.class, allowed, list[:i+1])
+		}
+	}
+	return nil
+}
+
+// spare leaves out, from the dearest, whom the member does not need.
+func (r *run) spare(draft *node, c *class, allowed uint64, list []victim) []victim {
+	for i := len(list) - 2; i >= 0; i-- { // the last one was needed
+		for _, g := range list[i].Ranks {
+			if g.Machine == draft.ID {
+				draft.owe(g)
+			}
+		}
+		if _, ok := c.fit(draft, allowed); ok {
+			list = slices.Delete(list, i, i+1)
+			continue
+		}
+		for _, g := range list[i].Ranks {
+			if g.Machine == draft.ID {
+				draft.add(g)
+			}
+		}
+	}
+	return list
+}
+
+// price is what displacing a holder costs: under order srsf, how near its end
+// it is; else the work lost.
+func (r *run) price(h *holder) float64 {
+	if r.policy.Order == SRSF {
+		return 1 / max(1e-9, r.policy.running(h, r.now))
+	}
+	return h.lost(r.now).Seconds()
+}
+
+// enact tells the victims to stop and keeps their room for the job.
+func (r *run) enact(e *entry, s *sacrifice) {
+	holders := make([]*holder, 0, len(s.victims))
+	for _, v := range s.victims {
+		holders = append(holders, v.holder)
+		r.victims[v.holder] = true
+		r.plan.Preempt = append(r.plan.Preempt, Preempt{v.Job, v.Version, v.Attempt, e.ID, v.why, v.lost(r.now)})
+		a := r.snapshot.account(v.Tenant)
+		r.discharge(a, v.holder)
+		for _, id := range v.machines {
+			if n := r.snapshot.nodes[id]; n != nil {
+				n.agendaAt = 0
+			}
+		}
+	}
+	for _, c := range together(s.ranks) {
+		for _, m := range earmarks(e, c.grant, c.node, holders) {
+			if r.policy.EarmarkFor > 0 {
+				m.ExpiresAt = r.now.Add(r.policy.EarmarkFor)
+			}
+			r.plan.Earmark = append(r.plan.Earmark, m)
+			g := berth.Grant{Machine: m.Machine, Epoch: c.node.Epoch, Capacity: m.Capacity, GPUs: m.GPUs}
+			if m.Victim == "" {
+				r.take(choice{node: c.node, grant: clamp(c.node, g)})
+			} else {
+				r.keep(c.node, r.now, g)
+			}
+		}
+	}
+}
+
+// together adds up what is granted on one machine.
+func together(ranks []choice) []choice {
+	var list []choice
+	for _, c := range ranks {
+		i := slices.IndexFunc(list, func(o choice) bool { return o.node == c.node })
+		if i < 0 {
+			c.grant.GPUs = slices.Clone(c.grant.GPUs)
+			list = append(list, c)
+			continue
+		}
+		g := &list[i].grant
+		g.Capacity = g.Capacity.Add(c.grant.Capacity)
+		for _, d := range c.grant.GPUs {
+			if j := slices.IndexFunc(g.GPUs, func(o berth.DeviceShare) bool { return o.Index == d.Index }); j >= 0 {
+				g.GPUs[j].Milli += d.Milli
+			} else {
+				g.GPUs = append(g.GPUs, d)
+			}
+		}
+	}
+	return list
+}
+
+// discharge takes a holder that stops off its accounts.
+func (r *run) discharge(a *account, h *holder) {
+	x := r.seats[a]
+	if x == nil {
+		return
+	}
+	for ; x != &r.root; x = x.parent {
+		x.held.add(berth.Capacity{}.Sub(h.capacity), h.Preemptible, -1)
+		if x.first != nil {
+			r.weigh(x)
+			heap.Fix(&x.parent.kids, x.index)
+			r.lead(x.parent)
+		}
+	}
+}

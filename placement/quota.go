@@ -1,0 +1,166 @@
+package placement
+
+import (
+	"fmt"
+	"time"
+
+	"berth"
+)
+
+// resources of quotas, in the order in which they are told.
+var resources = []struct {
+	name string
+	of   func(berth.Capacity) int64
+	text func(int64) string
+}{
+	{"gpus", func(c berth.Capacity) int64 { return c.GPUMilli }, func(n int64) string { return berth.MilliGPU(n).String() + " GPUs" }},
+	{"cpus", func(c berth.Capacity) int64 { return c.CPUMilli }, func(n int64) string { return berth.MilliCPU(n).String() + " CPUs" }},
+	{"memory", func(c berth.Capacity) int64 { return c.MemoryMiB }, func(n int64) string { return berth.MiB(n).String() + " of memory" }},
+	{"disk", func(c berth.Capacity) int64 { return c.DiskMiB }, func(n int64) string { return berth.MiB(n).String() + " of disk" }},
+}
+
+// guarantees reports whether an account that holds held has c more within its
+// guarantee, as far as resources are guaranteed that c asks for.
+func (a *account) guarantees(held, c berth.Capacity) bool {
+	any := false
+	for _, r := range resources {
+		g := r.of(a.Guarantee)
+		if g <= 0 {
+			continue
+		}
+		if r.of(held)+r.of(c) > g {
+			return false
+		}
+		any = any || r.of(c) > 0
+	}
+	return any
+}
+
+// borrows reports whether an account holds more than its guarantee of anything.
+func (a *account) borrows(held berth.Capacity) bool {
+	for _, r := range resources {
+		if g := r.of(a.Guarantee); g > 0 && r.of(held) > g {
+			return true
+		}
+	}
+	return false
+}
+
+// bar is a limit of an account that one more job would break.
+type bar struct {
+	account  *account
+	code     string // limit, max_running, borrowing or budget
+	resource int    // of a limit
+	held     holding
+	request  berth.Capacity
+	spent    float64 // of a budget
+}
+
+// barred reports the first limit that one more job of the seat would break.
+func (r *run) barred(x *seat, e *entry) (found bar, ok bool) {
+	r.bars(x, e, func(b bar) bool {
+		found, ok = b, true
+		return false
+	})
+	return found, ok
+}
+
+// bars calls yield with the limits that one more job of the seat would break,
+// from its own account up, until yield returns false.
+func (r *run) bars(x *seat, e *entry, yield func(bar) bool) {
+	for ; x != &r.root; x = x.parent {
+		if x.account.known && !x.own && !x.account.bars(x.held, e.class.all, e.Preemptible, r.now, yield) {
+			return
+		}
+	}
+}
+
+func (a *account) bars(held holding, c berth.Capacity, preemptible bool, now time.Time, yield func(bar) bool) bool {
+	b := bar{account: a, held: held, request: c}
+	for i, x := range resources {
+		if limit, want := x.of(a.Limit), x.of(c); limit != 0 && want > 0 && x.of(held.Capacity)+want > max(0, limit) {
+			if b.code, b.resource = "limit", i; !yield(b) {
+				return false
+			}
+		}
+	}
+	if a.MaxRunning > 0 && held.jobs >= a.MaxRunning {
+		if b.code = "max_running"; !yield(b) {
+			return false
+		}
+	}
+	if a.overBorrows(held, c, preemptible) {
+		if b.code = "borrowing"; !yield(b) {
+			return false
+		}
+	}
+	if a.Budget.GPUHours > 0 && c.GPUMilli > 0 {
+		if b.spent = a.Budget.at(now, held.GPUMilli); b.spent >= a.Budget.GPUHours {
+			b.code = "budget"
+			return yield(b)
+		}
+	}
+	return true
+}
+
+// String tells what the limit is and how the account stands to it.
+func (b bar) String() string {
+	who := "tenant " + string(b.account.ID)
+	switch b.code {
+	case "limit":
+		x := resources[b.resource]
+		return fmt.Sprintf("%s holds %s of at most %s; the job asks for %s", who,
+			x.text(x.of(b.held.Capacity)), x.text(max(0, x.of(b.account.Limit))), x.text(x.of(b.request)))
+	case "max_running":
+		return fmt.Sprintf("%s has %d of at most %d jobs running", who, b.held.jobs, b.account.MaxRunning)
+	case "borrowing":
+		return who + " would hold more than its guarantee, which this job may not"
+	case "budget":
+		return fmt.Sprintf("%s has spent %.1f of %.1f GPU hours", who, b.spent, b.account.Budget.GPUHours)
+	}
+	panic("placement: no such limit: " + b.code)
+}
+
+// change says what would lift the limit.
+func (b bar) change() string {
+	switch b.code {
+	case "limit", "max_running":
+		return "it starts when jobs of the tenant end, or when the limit is raised"
+	case "borrowing":
+		return "it starts when jobs of the tenant end, when the guarantee is raised, or, if only preemptible jobs may borrow, as one"
+	case "budget":
+		return "raise the budget"
+	}
+	panic("placement: no such limit: " + b.code)
+}
+
+// overBorrows reports whether one more job would borrow what the account may
+// not.
+func (a *account) overBorrows(held holding, c berth.Capacity, preemptible bool) bool {
+	beyond := func(held berth.Capacity) bool {
+		for _, x := range resources {
+			if g, want := x.of(a.Guarantee), x.of(c); g > 0 && want > 0 && x.of(held)+want > g {
+				return true
+			}
+		}
+		return false
+	}
+	switch a.Borrow {
+	case BorrowAny:
+		return false
+	case BorrowPreemptible:
+		return !preemptible && beyond(held.firm)
+	case BorrowNothing:
+		return beyond(held.Capacity)
+	}
+	panic("placement: no such way to borrow")
+}
+
+// at is what is spent by now, with what is held going on.
+func (b Budget) at(now time.Time, gpuMilli int64) float64 {
+	spent := b.Spent
+	if !b.At.IsZero() && now.After(b.At) {
+		spent += float64(gpuMilli) / 1000 * now.Sub(b.At).Hours()
+	}
+	return spent
+}

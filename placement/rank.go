@@ -1,0 +1,125 @@
+package placement
+
+import (
+	"math"
+	"time"
+)
+
+// ordering is the part of the policy that orders one account's jobs.
+func (p Policy) ordering() Policy {
+	return Policy{Order: p.Order, BandWidth: p.BandWidth, Aging: p.Aging, Cross: p.Cross, Exponent: p.Exponent, Durations: p.Durations, Ranker: p.Ranker}
+}
+
+// band is the band of a priority; a higher one comes first.
+func (p *Policy) band(priority int) int { return priority / max(1, p.BandWidth) }
+
+// bandOf is the band that a job waits in.
+func (p *Policy) bandOf(j *Job) int {
+	switch {
+	case p.Order == FIFO, p.Order != SRSF && p.Cross && p.Aging > 0:
+		return 0 // what comes first is all in the rank
+	default:
+		return p.band(j.Priority)
+	}
+}
+
+// rankOf is a job's rank within its band; the least comes first. It is the same
+// at all times: with aging, a job that came d later than another of equal
+// priority always has d/Aging points less, until the top of the band bounds
+// both, where the one that was ahead may as well stay there.
+func (p *Policy) rankOf(e *entry) float64 {
+	switch p.Order {
+	case FIFO:
+		return 0
+	case SRSF:
+		if p.Ranker != nil {
+			return p.Ranker.Waiting(e.Job, gpusOf(e.class.all))
+		}
+		return p.service(serviceOf(e))
+	case Fair, Priority:
+		if p.Aging <= 0 {
+			return -float64(e.Priority)
+		}
+		return e.since() - float64(e.Priority)*p.Aging.Seconds()
+	}
+	panic("placement: no such order")
+}
+
+// since is when the job began to age, in seconds of its account's clock, which
+// stands still while the account is at its limits.
+func (e *entry) since() float64 {
+	return e.SubmittedAt.Add(e.Unaged).Sub(origin).Seconds() - e.Stalled.Seconds()
+}
+
+// origin is the zero of ages: near enough for a float64 to tell microseconds.
+var origin = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// Priority is a job's priority with its age.
+type aged struct {
+	base   int
+	points float64 // for its age
+	capped bool    // at the top of the band
+}
+
+// aged works out what waiting has made of the job's priority.
+func (p *Policy) aged(e *entry, a *account, now time.Time) aged {
+	x := aged{base: e.Priority}
+	if p.Aging <= 0 || e.Held || e.EligibleAt.After(now) {
+		return x
+	}
+	waited := now.Sub(e.SubmittedAt) - e.Unaged - (a.stalledFor(now) - e.Stalled)
+	x.points = max(0, waited.Seconds()/p.Aging.Seconds())
+	width := max(1, p.BandWidth)
+	if top := float64((p.band(e.Priority)+1)*width - 1 - e.Priority); !p.Cross && x.points > top {
+		x.points, x.capped = top, true
+	}
+	return x
+}
+
+// service is what a job has had and has yet to come.
+type service struct {
+	gpus      float64
+	remaining time.Duration // 0: not known
+	done      time.Duration
+	restart   time.Duration
+}
+
+func serviceOf(e *entry) service {
+	return service{gpusOf(e.class.all), remaining(e.Remaining, e.TimeLimit), e.Done, e.RestartCost}
+}
+
+// running is the rank of a job that runs, on the scale of those that wait.
+func (p *Policy) running(h *holder, now time.Time) float64 {
+	if p.Ranker != nil {
+		return p.Ranker.Running(h.Running, gpusOf(h.capacity))
+	}
+	return p.service(h.service(now))
+}
+
+// service of a job that runs.
+func (h *holder) service(now time.Time) service {
+	ran := max(0, now.Sub(h.StartedAt))
+	left := remaining(h.Remaining, h.TimeLimit)
+	if left > 0 {
+		left = max(left-ran, time.Second)
+	}
+	return service{gpusOf(h.capacity), left, h.Done + ran, 0}
+}
+
+func remaining(known, limit time.Duration) time.Duration {
+	if known > 0 && (limit == 0 || known < limit) {
+		return known
+	}
+	return limit
+}
+
+// service weighs what a job has yet to come: remaining time x GPUs^Exponent. Of
+// a job whose time is not known it weighs what it had instead: who has had
+// least is likeliest to end soon.
+func (p *Policy) service(s service) float64 {
+	t := s.remaining + s.restart
+	if p.Durations == Unknown || s.remaining == 0 {
+		t = s.done
+	}
+	return t.Seconds() * math.Pow(s.gpus, p.Exponent)
+}

@@ -1,0 +1,153 @@
+package placement
+
+import (
+	"slices"
+	"time"
+
+	"berth"
+)
+
+// opening is a time from which one more member fits on a machine.
+type opening struct {
+	at    time.Time
+	node  *node
+	grant berth.Grant
+}
+
+// reserve finds the earliest time at which the job fits when those that hold
+// room end as they should, and keeps the room for it from then on. ok is false
+// where no such time is known.
+func (r *run) reserve(e *entry) (at time.Time, ok bool) {
+	c := e.class
+	var best []opening
+	for _, group := range r.groups(c) {
+		list := r.openings(c, group, best)
+		if list == nil {
+			continue
+		}
+		if best == nil || list[len(list)-1].at.Before(best[len(best)-1].at) {
+			best = list
+		}
+	}
+	if best == nil {
+		return time.Time{}, false
+	}
+	at = best[len(best)-1].at
+	for _, o := range best {
+		r.keep(o.node, at, o.grant)
+	}
+	return at, true
+}
+
+// openings finds places for all members, those that open first; nil if there
+// are not enough of them, or none before those of bound are all open.
+func (r *run) openings(c *class, group string, bound []opening) []opening {
+	want := c.members()
+	s := search{class: c, group: group}
+	var list []opening
+	limit := time.Time{} // no place that opens then or later is of use
+	if bound != nil {
+		limit = bound[len(bound)-1].at
+	}
+	for _, m := range c.matches {
+		for _, n := range m.kind.all() {
+			if !s.allows(n) || !r.mayOpen(c, n, limit) {
+				continue
+			}
+			list = r.opens(c, n, m.devices, want, limit, list)
+			if len(list) >= 2*want || want == 1 && len(list) > 0 {
+				list, limit = earliest(list, want, limit)
+			}
+		}
+	}
+	list, _ = earliest(list, want, limit)
+	if len(list) < want {
+		return nil
+	}
+	return list
+}
+
+// earliest leaves the openings that are first, and bounds later looks by the
+// last of them.
+func earliest(list []opening, want int, limit time.Time) ([]opening, time.Time) {
+	slices.SortFunc(list, func(a, b opening) int {
+		if x := a.at.Compare(b.at); x != 0 {
+			return x
+		}
+		return compareIDs(berth.JobID(a.node.ID), berth.JobID(b.node.ID))
+	})
+	if len(list) >= want {
+		list = list[:want]
+		limit = list[want-1].at
+	}
+	return list, limit
+}
+
+// mayOpen rules out machines at a glance.
+func (r *run) mayOpen(c *class, n *node, limit time.Time) bool {
+	if !c.capacity.Fits(n.Total) {
+		return false
+	}
+	if limit.IsZero() {
+		return true
+	}
+	agenda := r.agenda(n)
+	return len(agenda) > 0 && agenda[0].at.Before(limit) || c.capacity.Fits(n.free)
+}
+
+// opens adds the openings of one machine.
+func (r *run) opens(c *class, n *node, allowed uint64, want int, limit time.Time, list []opening) []opening {
+	x := r.sketch(n)
+	if k := n.kept; k != nil {
+		x.add(k.held)
+		for _, o := range k.reserved {
+			x.owe(o.grant)
+		}
+	}
+	at := r.now
+	agenda := r.agenda(n)
+	for i := 0; ; {
+		for want > 0 {
+			devices, ok := c.fit(x, allowed)
+			if !ok {
+				break
+			}
+			g := c.grant(n, devices)
+			list = append(list, opening{at, n, g})
+			x.subtract(g)
+			want--
+		}
+		if i == len(agenda) || want == 0 {
+			return list
+		}
+		for at = agenda[i].at; i < len(agenda) && agenda[i].at.Equal(at); i++ {
+			x.add(agenda[i].grant)
+		}
+		if !limit.IsZero() && !at.Before(limit) {
+			return list
+		}
+	}
+}
+
+// owe takes a grant out, into debt where it is not free yet.
+func (n *node) owe(g berth.Grant) {
+	n.free = n.free.Sub(g.Capacity)
+	for _, d := range g.GPUs {
+		if i := n.device(d.Index); i >= 0 && n.gpus[i] != sick {
+			n.gpus[i] -= d.Milli
+		}
+	}
+}
+
+// all lists the placeable machines of a kind, from tight to roomy.
+func (k *kind) all() []*node {
+	k.list = k.list[:0]
+	var c cursor[*node]
+	for c.begin(&k.tree); ; c.next() {
+		n, ok := c.at()
+		if !ok {
+			return k.list
+		}
+		k.list = append(k.list, n)
+	}
+}
