@@ -79,6 +79,7 @@ const (
 	SlugStaleAttempt        = "stale_attempt"        // to an agent whose session is current: this work is not its any more
 	SlugIdempotencyMismatch = "idempotency_mismatch" // same key, other body
 	SlugUnsatisfiable       = "unsatisfiable"        // no machine could ever hold it
+	SlugQuota               = "quota"                // more than the tenant may have
 	SlugNotReady            = "not_ready"            // settle came before every rank was sealed
 	SlugMachineRetired      = "machine_retired"      // to an agent: its machine was removed, for good
 )

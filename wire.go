@@ -96,13 +96,6 @@ func (n NewJoinToken) Validate() []FieldError {
 	return v.faults
 }
 
-// Tenant is a team.
-type Tenant struct {
-	ID        TenantID  `json:"id"`
-	Weight    float64   `json:"weight"`
-	CreatedAt time.Time `json:"created_at"`
-}
-
 // DrainRequest keeps new work off a machine.
 type DrainRequest struct {
 	Reason   string     `json:"reason,omitempty"`

@@ -113,12 +113,20 @@ func allowed(p db.Principal, method string, agent bool, route string) error {
 
 // adminOnly says which routes concern every tenant.
 func adminOnly(method, route string) bool {
-	for _, prefix := range []string{"/v1/tokens", "/v1/join-tokens", "/v1/tenants"} {
+	for _, prefix := range []string{"/v1/tokens", "/v1/join-tokens"} {
 		if route == prefix || strings.HasPrefix(route, prefix+"/") {
 			return true
 		}
 	}
-	return strings.HasPrefix(route, "/v1/machines") && method != http.MethodGet && method != http.MethodHead
+	if method == http.MethodGet || method == http.MethodHead {
+		return false
+	}
+	for _, prefix := range []string{"/v1/machines", "/v1/tenants", "/v1/quotas"} {
+		if strings.HasPrefix(route, prefix) {
+			return true
+		}
+	}
+	return false
 }
 
 // authenticator remembers tokens for a moment, so that a busy client costs one

@@ -45,7 +45,7 @@ type JobInput struct {
 func (s *Server) registerJobs() {
 	const tag = "jobs"
 	submit := s.operation("submit-job", http.MethodPost, "/v1/jobs", tag, "Submit a job")
-	submit.Description = "201 with the new job; 200 with the first one on a repeat with the same Idempotency-Key; 422 `idempotency_mismatch` for the same key with another body; 422 `unsatisfiable` if no machine could ever hold it."
+	submit.Description = "201 with the new job; 200 with the first one on a repeat with the same Idempotency-Key; 422 `idempotency_mismatch` for the same key with another body; 422 `unsatisfiable` if no machine could ever hold it; `quota` with 403 if the tenant may never hold as much, with 429 if too many of its jobs wait."
 	submit.DefaultStatus = http.StatusCreated
 	registerWithBody[berth.JobSpec](s, submit, s.submit)
 	register(s, s.operation("list-jobs", http.MethodGet, "/v1/jobs", tag, "List jobs, newest first"), s.listJobs)
@@ -70,6 +70,9 @@ func (s *Server) submit(ctx context.Context, in *submitInput) (*jobOutput, error
 		return nil, err
 	}
 	if err := s.fleet.satisfiable(ctx, spec.Request()); err != nil {
+		return nil, err
+	}
+	if err := s.quotas.admit(ctx, caller(ctx).Tenant, spec.Request()); err != nil {
 		return nil, err
 	}
 	if err := failpoint.Hit("api.submit.before"); err != nil {

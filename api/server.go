@@ -67,6 +67,7 @@ type Server struct {
 	limits  *limits
 	metrics *metrics
 	fleet   fleet
+	quotas  quotas
 	close   sync.Once
 	closing chan struct{}
 	calls   atomic.Int64 // of users, under way
@@ -84,7 +85,7 @@ func New(d Deps) (*Server, error) {
 		d.Metrics = prometheus.NewRegistry()
 	}
 	s := &Server{Deps: d, echo: echo.New(), closing: make(chan struct{})}
-	s.fleet.db = d.DB
+	s.fleet.db, s.quotas.db = d.DB, d.DB
 	s.auth = newAuthenticator()
 	s.limits = newLimits(d.Rate, d.Burst)
 	s.metrics = newMetrics(d.Metrics, d.DB)
@@ -103,6 +104,7 @@ func New(d Deps) (*Server, error) {
 	s.registerStreams()
 	s.registerMachines()
 	s.registerTokens()
+	s.registerTenants()
 	s.registerPages()
 	s.registerAgent(s.echo.Group("/agent/v1"))
 	return s, nil

@@ -26,6 +26,7 @@ const (
 	ofTenant  = "a list"    // shows the caller's own
 	ofMachine = "machines'" // shared to read
 	ofAdmin   = "admins'"   // closed to users
+	ofOwn     = "tenants'"  // another tenant is answered like one that does not exist
 	ofAgent   = "agents'"   // closed to users
 	open      = "open"      // needs no token
 	ofSubmit  = "submit"    // makes the caller's own
@@ -42,8 +43,13 @@ func kindOf(method, path string) string {
 		return ofSubmit
 	case strings.HasPrefix(path, "/v1/machines") && method == http.MethodGet:
 		return ofMachine
-	case strings.HasPrefix(path, "/v1/machines"), strings.HasPrefix(path, "/v1/tokens"), strings.HasPrefix(path, "/v1/join-tokens"), strings.HasPrefix(path, "/v1/tenants"):
+	case strings.HasPrefix(path, "/v1/machines"), strings.HasPrefix(path, "/v1/tokens"), strings.HasPrefix(path, "/v1/join-tokens"):
 		return ofAdmin
+	case strings.HasPrefix(path, "/v1/tenants"), strings.HasPrefix(path, "/v1/quotas"):
+		if method != http.MethodGet {
+			return ofAdmin
+		}
+		return ofOwn
 	case strings.HasPrefix(path, "/agent/v1/"):
 		return ofAgent
 	case path == "/", path == "/docs", path == "/docs/*", path == "/healthz", path == "/readyz", path == "/metrics", strings.HasPrefix(path, "/openapi"):
@@ -87,6 +93,13 @@ func TestAnotherTenantsJobIsLikeNone(t *testing.T) {
 		case ofTenant, ofMachine:
 			if a := s.call("bob", r.Method, at("m1"), body); a.status != http.StatusOK || strings.Contains(a.body, "alices-secret") || strings.Contains(a.body, string(job.ID)) {
 				t.Errorf("%s: %d %s", name, a.status, clipped(a.body))
+			}
+		case ofOwn:
+			of := func(tenant string) string { return strings.ReplaceAll(r.Path, ":tenant", tenant) }
+			theirs, missing, own := s.call("bob", r.Method, of("a"), ""), s.call("bob", r.Method, of("none"), ""), s.call("bob", r.Method, of("b"), "")
+			one := strings.Contains(r.Path, ":tenant")
+			if one && (theirs.status != http.StatusNotFound || missing.status != http.StatusNotFound) || own.status != http.StatusOK || strings.Contains(own.body, `"a"`) {
+				t.Errorf("%s: another tenant %d %s, none %d, their own %d %s", name, theirs.status, theirs.body, missing.status, own.status, own.body)
 			}
 		case ofSubmit:
 			if a := s.call("bob", r.Method, r.Path, body); a.status >= 300 || strings.Contains(a.body, `"tenant":"a"`) {

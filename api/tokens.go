@@ -24,8 +24,6 @@ func (s *Server) registerTokens() {
 	revokeJoin := s.operation("revoke-join-token", http.MethodDelete, "/v1/join-tokens/{id}", tag, "Revoke a join token")
 	revokeJoin.DefaultStatus = http.StatusNoContent
 	register(s, revokeJoin, s.revokeJoinToken)
-
-	register(s, s.operation("list-tenants", http.MethodGet, "/v1/tenants", tag, "List tenants"), s.listTenants)
 }
 
 type idInput struct {
@@ -115,14 +113,4 @@ func (s *Server) revokeJoinToken(ctx context.Context, in *idInput) (*struct{}, e
 	}
 	s.Logger.Info("join token revoked", "join_token_id", in.ID, "by", operator(ctx))
 	return nil, nil
-}
-
-type tenantListOutput struct{ Body berth.Page[berth.Tenant] }
-
-func (s *Server) listTenants(ctx context.Context, _ *struct{}) (*tenantListOutput, error) {
-	tenants, err := s.DB.Tenants(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return &tenantListOutput{page(tenants, "")}, nil
 }

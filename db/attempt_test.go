@@ -37,15 +37,19 @@ func newStage(t *testing.T) *stage {
 // submit stores a job; edit may change its spec.
 func (s *stage) submit(edit func(*berth.JobSpec)) berth.JobID {
 	s.t.Helper()
-	spec := berth.JobSpec{Name: "x", Image: "busybox", Command: []string{"true"}}.WithDefaults()
-	if edit != nil {
-		edit(&spec)
-	}
-	job, _, err := s.db.Submit(s.t.Context(), db.Submission{Tenant: "default", Spec: spec, Actor: "user:test"})
+	job, _, err := s.db.Submit(s.t.Context(), db.Submission{Tenant: "default", Spec: s.spec(edit), Actor: "user:test"})
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	return job.ID
+}
+
+func (s *stage) spec(edit func(*berth.JobSpec)) berth.JobSpec {
+	spec := berth.JobSpec{Name: "x", Image: "busybox", Command: []string{"true"}}.WithDefaults()
+	if edit != nil {
+		edit(&spec)
+	}
+	return spec
 }
 
 // place begins the next attempt with one rank and one GPU on each machine.

@@ -24,6 +24,7 @@ type DB struct {
 	log   *slog.Logger
 	hub   *Hub
 
+	halfLife time.Duration
 	renewals renewals
 }
 
@@ -31,6 +32,10 @@ type DB struct {
 type Options struct {
 	MaxConns int32        // 0: 16
 	Logger   *slog.Logger // nil: discard
+
+	// HalfLife is after what time past use counts half. 0: berth.DefaultHalfLife;
+	// negative: past use does not count.
+	HalfLife time.Duration
 }
 
 // vitalConns are set apart for what tells that machines and replicas live: the
@@ -45,6 +50,9 @@ const vitalConns = 4
 func Open(ctx context.Context, url string, o Options) (*DB, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.HalfLife == 0 {
+		o.HalfLife = berth.DefaultHalfLife
 	}
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -77,7 +85,7 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 		pool.Close()
 		return nil, fmt.Errorf("open database: %w", err)
 	}
-	d := &DB{pool: pool, vital: vital, log: o.Logger}
+	d := &DB{pool: pool, vital: vital, log: o.Logger, halfLife: max(0, o.HalfLife)}
 	d.hub = newHub(pool, o.Logger)
 	return d, nil
 }

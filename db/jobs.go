@@ -17,6 +17,12 @@ type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
+// batcher is a pool or a transaction. The statements of a batch are one
+// transaction either way.
+type batcher interface {
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
 // jobDocument is a berth.Job as JSON, without what only the full view has, of
 // a row j of jobs. Lists, the full view and the archive share it, so that a
 // job looks the same wherever it lies.

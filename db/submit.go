@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -26,7 +27,9 @@ type Submission struct {
 // Submit stores the job and returns it with created true. A repeat with the
 // same key and an equal spec returns the first job and created false; with
 // another spec it is a conflict with slug idempotency_mismatch. A key belongs
-// to its tenant, and lives as long as its job is not archived.
+// to its tenant, and lives as long as its job is not archived. Where as many of
+// the tenant's jobs wait as its quota allows, a new one is refused with slug
+// quota.
 //
 // The row is its own outbox: the hint that follows is only for speed.
 func (d *DB) Submit(ctx context.Context, s Submission) (job berth.Job, created bool, err error) {
@@ -42,12 +45,18 @@ func (d *DB) Submit(ctx context.Context, s Submission) (job berth.Job, created b
 			d.hub.Publish(TopicSubmit, string(job.ID))
 			return job, true, nil
 		}
-		if berth.CodeOf(err) != berth.CodeNotFound {
+		if berth.CodeOf(err) != berth.CodeNotFound && !berth.IsSlug(err, berth.SlugQuota) {
 			return berth.Job{}, false, err
 		}
-		job, err = d.submitted(ctx, s.Tenant, s.IdemKey, row.hash)
-		if berth.CodeOf(err) != berth.CodeNotFound {
-			return job, false, err
+		refused := err
+		if s.IdemKey != "" {
+			job, err = d.submitted(ctx, s.Tenant, s.IdemKey, row.hash)
+			if berth.CodeOf(err) != berth.CodeNotFound {
+				return job, false, err
+			}
+		}
+		if berth.IsSlug(refused, berth.SlugQuota) {
+			return berth.Job{}, false, refused
 		}
 	}
 	return berth.Job{}, false, berth.Errorf(berth.CodeUnavailable, "idempotency key %q is changing hands; try again", s.IdemKey)
@@ -98,20 +107,39 @@ func newSubmitRow(s Submission) (submitRow, error) {
 	return submitRow{args, sum[:]}, nil
 }
 
-// insert stores job, spec and class in one statement, one round trip. It
-// answers not_found when the idempotency key is taken.
-func (r submitRow) insert(ctx context.Context, q querier) (berth.Job, error) {
-	rows, err := q.Query(ctx, `
+// insert stores job, spec and class, in one round trip. It answers not_found
+// when the idempotency key is taken, and an error of slug quota when too many of
+// the tenant's jobs wait; then the key may be taken as well.
+//
+// Only the submits of a tenant that has such a limit wait for each other: the
+// row that they lock first is not found for any other.
+func (r submitRow) insert(ctx context.Context, q batcher) (berth.Job, error) {
+	batch := &pgx.Batch{}
+	batch.Queue(`
+		SELECT max_queued
+		FROM tenants
+		WHERE id = @tenant AND max_queued IS NOT NULL
+		FOR NO KEY UPDATE`, r.args)
+	batch.Queue(`
 		WITH class AS (
 			INSERT INTO classes (class, request)
 			VALUES (@class, @request)
 			ON CONFLICT DO NOTHING
+		), t AS (
+			SELECT stalled_ms + coalesce(extract(epoch FROM now() - stalled_since) * 1000, 0)::bigint AS stalled_ms, max_queued
+			FROM tenants
+			WHERE id = @tenant
 		), j AS (
 			INSERT INTO jobs (id, tenant, parent, name, class, priority, preemptible, queue_deadline,
-				run_limit_ms, grace_ms, mode, lost_after_ms, labels, actor, retry_of, idem_key, idem_hash)
-			VALUES (@id, @tenant, @parent, @name, @class, @priority, @preemptible,
+				run_limit_ms, grace_ms, mode, lost_after_ms, labels, actor, retry_of, idem_key, idem_hash, stalled_ms)
+			SELECT @id, @tenant, @parent::uuid, @name, @class, @priority, @preemptible,
 				now() + nullif(@queue_ms::bigint, 0) * interval '1 millisecond',
-				@run_limit_ms, @grace_ms, @mode, @lost_ms, @labels, @actor, @retry_of, @idem_key, @idem_hash)
+				@run_limit_ms, @grace_ms, @mode, @lost_ms, @labels, @actor, @retry_of::uuid, @idem_key, @idem_hash::bytea,
+				coalesce((SELECT stalled_ms FROM t), 0)
+			WHERE NOT EXISTS (SELECT 1 FROM t WHERE max_queued <= (
+				SELECT count(*)
+				FROM jobs w
+				WHERE w.tenant = @tenant AND w.state IN ('submitted', 'queued', 'retrying')))
 			ON CONFLICT (tenant, idem_key) WHERE idem_key IS NOT NULL DO NOTHING
 			RETURNING *
 		), spec AS (
@@ -120,10 +148,31 @@ func (r submitRow) insert(ctx context.Context, q querier) (berth.Job, error) {
 		)
 		SELECT `+jobDocument+` || jsonb_build_object('spec', @spec::jsonb)
 		FROM j`, r.args)
+	results := q.SendBatch(ctx, batch)
+	job, err := r.scanInsert(results)
+	if closed := results.Close(); err == nil {
+		err = mapError(closed, "submit")
+	}
+	return job, err
+}
+
+func (r submitRow) scanInsert(results pgx.BatchResults) (berth.Job, error) {
+	var most *int
+	err := results.QueryRow().Scan(&most)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return berth.Job{}, mapError(err, "submit")
+	}
+	rows, err := results.Query()
 	if err != nil {
 		return berth.Job{}, mapError(err, "submit")
 	}
 	job, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[berth.Job])
+	if errors.Is(err, pgx.ErrNoRows) && most != nil {
+		return berth.Job{}, &berth.Error{
+			Code: berth.CodeCapacity, Slug: berth.SlugQuota,
+			Message: fmt.Sprintf("tenant %s has %d jobs that wait, as many as its quota allows (max_queued)", r.args["tenant"], *most),
+		}
+	}
 	return job, mapError(err, "idempotency key")
 }
 

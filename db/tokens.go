@@ -168,13 +168,3 @@ func (d *DB) EnsureToken(ctx context.Context, text string, n berth.NewToken) err
 		pgx.NamedArgs{"id": id, "tenant": n.Tenant, "name": n.Name, "role": n.Role, "sha256": sum})
 	return mapError(err, "token")
 }
-
-// Tenants lists all tenants by id.
-func (d *DB) Tenants(ctx context.Context) ([]berth.Tenant, error) {
-	rows, err := d.pool.Query(ctx, `SELECT id, weight, created_at FROM tenants ORDER BY id`)
-	if err != nil {
-		return nil, mapError(err, "tenants")
-	}
-	tenants, err := pgx.CollectRows(rows, pgx.RowToStructByPos[berth.Tenant])
-	return tenants, mapError(err, "tenants")
-}

@@ -178,7 +178,7 @@ func problem(res *http.Response) error {
 	}
 	e.Message, e.Fields = p.Detail, p.Errors
 	switch p.Code {
-	case berth.SlugUnsatisfiable:
+	case berth.SlugUnsatisfiable, berth.SlugQuota:
 		e.Code = berth.CodeCapacity
 	case berth.SlugIdempotencyMismatch:
 		e.Code = berth.CodeConflict

@@ -48,10 +48,3 @@ func (c *Client) RevokeJoinToken(ctx context.Context, id string) error {
 	_, err := c.do(ctx, request{method: http.MethodDelete, path: "/v1/join-tokens/" + url.PathEscape(id), once: true}, nil)
 	return err
 }
-
-// Tenants lists tenants.
-func (c *Client) Tenants(ctx context.Context) (berth.Page[berth.Tenant], error) {
-	var page berth.Page[berth.Tenant]
-	_, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/tenants"}, &page)
-	return page, err
-}

@@ -106,7 +106,7 @@ func exitOf(err error) exitCode {
 
 func exitOfAPI(e *berth.Error) exitCode {
 	switch e.StableCode() {
-	case berth.SlugUnsatisfiable:
+	case berth.SlugUnsatisfiable, berth.SlugQuota:
 		return exitRefused
 	case berth.SlugIdempotencyMismatch:
 		return exitConflict

@@ -56,7 +56,7 @@ func newRoot(a *app) *cobra.Command {
 	add(groupJobs, newSubmit(a), newRun(a), newPlan(a), newList(a), newShow(a), newExplain(a), newEvents(a), newLogs(a),
 		newWait(a), newCancel(a), newHold(a), newRelease(a), newRetry(a), newPriority(a), newCheckpoints(a))
 	add(groupMachines, newMachines(a), newMachine(a), newJoinToken(a))
-	add(groupAdmin, newToken(a))
+	add(groupAdmin, newTenant(a), newQuota(a), newToken(a))
 	add(groupSelf, newLogin(a), newContext(a), newVersion(a))
 	eachCommand(root, checkArgs)
 	return root

@@ -1,0 +1,74 @@
+package client
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+
+	"berth"
+)
+
+func tenantPath(id berth.TenantID) string { return "/v1/tenants/" + url.PathEscape(string(id)) }
+func quotaPath(id berth.TenantID) string  { return "/v1/quotas/" + url.PathEscape(string(id)) }
+
+// Tenants lists tenants.
+func (c *Client) Tenants(ctx context.Context) (berth.Page[berth.Tenant], error) {
+	var page berth.Page[berth.Tenant]
+	_, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/tenants"}, &page)
+	return page, err
+}
+
+// Tenant shows a tenant.
+func (c *Client) Tenant(ctx context.Context, id berth.TenantID) (berth.Tenant, error) {
+	var t berth.Tenant
+	_, err := c.do(ctx, request{method: http.MethodGet, path: tenantPath(id)}, &t)
+	return t, err
+}
+
+// CreateTenant makes a tenant.
+func (c *Client) CreateTenant(ctx context.Context, n berth.NewTenant) (berth.Tenant, error) {
+	var t berth.Tenant
+	_, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/tenants", body: n}, &t)
+	return t, err
+}
+
+// UpdateTenant changes a tenant.
+func (c *Client) UpdateTenant(ctx context.Context, id berth.TenantID, p berth.TenantPatch) (berth.Tenant, error) {
+	var t berth.Tenant
+	_, err := c.do(ctx, request{method: http.MethodPatch, path: tenantPath(id), body: p}, &t)
+	return t, err
+}
+
+// DeleteTenant removes a tenant to which nothing belongs.
+func (c *Client) DeleteTenant(ctx context.Context, id berth.TenantID) error {
+	_, err := c.do(ctx, request{method: http.MethodDelete, path: tenantPath(id)}, nil)
+	return err
+}
+
+// Quotas lists what tenants may have.
+func (c *Client) Quotas(ctx context.Context) (berth.Page[berth.Quota], error) {
+	var page berth.Page[berth.Quota]
+	_, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/quotas"}, &page)
+	return page, err
+}
+
+// Quota shows what a tenant may have.
+func (c *Client) Quota(ctx context.Context, id berth.TenantID) (berth.Quota, error) {
+	var q berth.Quota
+	_, err := c.do(ctx, request{method: http.MethodGet, path: quotaPath(id)}, &q)
+	return q, err
+}
+
+// SetQuota replaces what its tenant may have. Use is not sent.
+func (c *Client) SetQuota(ctx context.Context, q berth.Quota) (berth.Quota, error) {
+	q.Use = nil
+	var after berth.Quota
+	_, err := c.do(ctx, request{method: http.MethodPut, path: quotaPath(q.Tenant), body: q}, &after)
+	return after, err
+}
+
+// DeleteQuota lifts all limits of a tenant.
+func (c *Client) DeleteQuota(ctx context.Context, id berth.TenantID) error {
+	_, err := c.do(ctx, request{method: http.MethodDelete, path: quotaPath(id)}, nil)
+	return err
+}

@@ -1,0 +1,186 @@
+package api
+
+import (
+	"context"
+	"net/http"
+
+	"berth"
+	"berth/db"
+)
+
+func (s *Server) registerTenants() {
+	const tag = "administration"
+	create := s.operation("create-tenant", http.MethodPost, "/v1/tenants", tag, "Make a tenant")
+	create.DefaultStatus = http.StatusCreated
+	registerWithBody[berth.NewTenant](s, create, s.createTenant)
+	register(s, s.operation("list-tenants", http.MethodGet, "/v1/tenants", tag, "List tenants with what they use; users see their own"), s.listTenants)
+	register(s, s.operation("show-tenant", http.MethodGet, "/v1/tenants/{tenant}", tag, "Show a tenant with what it uses"), s.showTenant)
+	registerWithBody[berth.TenantPatch](s, s.operation("update-tenant", http.MethodPatch, "/v1/tenants/{tenant}", tag, "Change a tenant's weight or parent"), s.updateTenant)
+	remove := s.operation("delete-tenant", http.MethodDelete, "/v1/tenants/{tenant}", tag, "Remove a tenant to which nothing belongs")
+	remove.DefaultStatus = http.StatusNoContent
+	register(s, remove, s.deleteTenant)
+
+	register(s, s.operation("list-quotas", http.MethodGet, "/v1/quotas", tag, "List what tenants may have; users see their own"), s.listQuotas)
+	register(s, s.operation("show-quota", http.MethodGet, "/v1/quotas/{tenant}", tag, "Show what a tenant may have, and has"), s.showQuota)
+	set := s.operation("set-quota", http.MethodPut, "/v1/quotas/{tenant}", tag, "Replace what a tenant may have")
+	set.Description = "What the body leaves out binds no more. With a `version` that is not the present one: 409, so that nobody undoes another's change unseen."
+	registerWithBody[berth.Quota](s, set, s.setQuota)
+	unset := s.operation("delete-quota", http.MethodDelete, "/v1/quotas/{tenant}", tag, "Lift all limits of a tenant")
+	unset.DefaultStatus = http.StatusNoContent
+	register(s, unset, s.deleteQuota)
+}
+
+// TenantInput is the path of a call about one tenant.
+type TenantInput struct {
+	Tenant string `path:"tenant" maxLength:"64"`
+}
+
+// tenants reads one tenant, or all that the caller may see. Another tenant is
+// answered like one that does not exist.
+func (s *Server) tenants(ctx context.Context, id string) ([]db.TenantRow, error) {
+	own := scope(ctx)
+	if own == "" {
+		return s.DB.Tenants(ctx, berth.TenantID(id))
+	}
+	if id != "" && id != string(own) {
+		return nil, berth.Errorf(berth.CodeNotFound, "no such tenant %s", id)
+	}
+	return s.DB.Tenants(ctx, own)
+}
+
+type (
+	tenantOutput     struct{ Body berth.Tenant }
+	tenantListOutput struct{ Body berth.Page[berth.Tenant] }
+	quotaOutput      struct{ Body berth.Quota }
+	quotaListOutput  struct{ Body berth.Page[berth.Quota] }
+)
+
+func (s *Server) listTenants(ctx context.Context, _ *struct{}) (*tenantListOutput, error) {
+	rows, err := s.tenants(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	list := make([]berth.Tenant, len(rows))
+	for i, r := range rows {
+		list[i] = r.Tenant
+	}
+	return &tenantListOutput{page(list, "")}, nil
+}
+
+func (s *Server) showTenant(ctx context.Context, in *TenantInput) (*tenantOutput, error) {
+	rows, err := s.tenants(ctx, in.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	return &tenantOutput{rows[0].Tenant}, nil
+}
+
+func (s *Server) createTenant(ctx context.Context, in *Request) (*tenantOutput, error) {
+	var n berth.NewTenant
+	faults, err := decode(in.ContentType, in.RawBody, &n)
+	if err != nil {
+		return nil, err
+	}
+	if n.Weight == 0 {
+		n.Weight = 1
+	}
+	if err := invalid(berth.SlugInvalidSpec, faults, n.Validate()); err != nil {
+		return nil, err
+	}
+	if err := s.DB.CreateTenant(ctx, n); err != nil {
+		return nil, err
+	}
+	s.Logger.Info("tenant made", "tenant", n.ID, "parent", n.Parent, "weight", n.Weight, "by", operator(ctx))
+	return s.showTenant(ctx, &TenantInput{string(n.ID)})
+}
+
+type tenantPatchInput struct {
+	TenantInput
+	Request
+}
+
+func (s *Server) updateTenant(ctx context.Context, in *tenantPatchInput) (*tenantOutput, error) {
+	var p berth.TenantPatch
+	faults, err := decode(in.ContentType, in.RawBody, &p)
+	if err != nil {
+		return nil, err
+	}
+	if err := invalid(berth.SlugInvalidSpec, faults, p.Validate()); err != nil {
+		return nil, err
+	}
+	if err := s.DB.UpdateTenant(ctx, berth.TenantID(in.Tenant), p); err != nil {
+		return nil, err
+	}
+	s.Logger.Info("tenant changed", "tenant", in.Tenant, "by", operator(ctx))
+	return s.showTenant(ctx, &in.TenantInput)
+}
+
+func (s *Server) deleteTenant(ctx context.Context, in *TenantInput) (*struct{}, error) {
+	if err := s.DB.DeleteTenant(ctx, berth.TenantID(in.Tenant)); err != nil {
+		return nil, err
+	}
+	s.Logger.Info("tenant removed", "tenant", in.Tenant, "by", operator(ctx))
+	return nil, nil
+}
+
+// quotaOf is what a tenant may have, beside what it has.
+func quotaOf(r db.TenantRow) berth.Quota {
+	r.Quota.Use = &r.Use
+	return r.Quota
+}
+
+func (s *Server) listQuotas(ctx context.Context, _ *struct{}) (*quotaListOutput, error) {
+	rows, err := s.tenants(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	list := make([]berth.Quota, len(rows))
+	for i, r := range rows {
+		list[i] = quotaOf(r)
+	}
+	return &quotaListOutput{page(list, "")}, nil
+}
+
+func (s *Server) showQuota(ctx context.Context, in *TenantInput) (*quotaOutput, error) {
+	rows, err := s.tenants(ctx, in.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	return &quotaOutput{quotaOf(rows[0])}, nil
+}
+
+type quotaInput struct {
+	TenantInput
+	Request
+}
+
+func (s *Server) setQuota(ctx context.Context, in *quotaInput) (*quotaOutput, error) {
+	var q berth.Quota
+	faults, err := decode(in.ContentType, in.RawBody, &q)
+	if err != nil {
+		return nil, err
+	}
+	checked := q.Validate()
+	if q.Tenant != "" && string(q.Tenant) != in.Tenant {
+		checked = append(checked, berth.FieldError{Field: "tenant", Detail: "is not the one of the path", Allowed: in.Tenant + ", or leave it out"})
+	}
+	if err := invalid(berth.SlugInvalidSpec, faults, checked); err != nil {
+		return nil, err
+	}
+	q.Tenant = berth.TenantID(in.Tenant)
+	if err := s.DB.SetQuota(ctx, q); err != nil {
+		return nil, err
+	}
+	s.quotas.forget()
+	s.Logger.Info("quota set", "tenant", q.Tenant, "by", operator(ctx))
+	return s.showQuota(ctx, &in.TenantInput)
+}
+
+func (s *Server) deleteQuota(ctx context.Context, in *TenantInput) (*struct{}, error) {
+	if err := s.DB.SetQuota(ctx, berth.Quota{Tenant: berth.TenantID(in.Tenant)}); err != nil {
+		return nil, err
+	}
+	s.quotas.forget()
+	s.Logger.Info("quota lifted", "tenant", in.Tenant, "by", operator(ctx))
+	return nil, nil
+}

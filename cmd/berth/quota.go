@@ -1,0 +1,307 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"berth"
+)
+
+func newQuota(a *app) *cobra.Command {
+	cmd := &cobra.Command{Use: "quota", Short: "Say and show what tenants may have"}
+	cmd.AddCommand(newQuotaList(a), newQuotaShow(a), newQuotaSet(a), newQuotaDelete(a))
+	return cmd
+}
+
+func newQuotaList(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List what tenants may have; for users, their own",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			list, err := c.Quotas(cmd.Context())
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			return a.showQuotas(list)
+		},
+	}
+}
+
+func (a *app) showQuotas(list berth.Page[berth.Quota]) error {
+	names := make([]string, len(list.Items))
+	for i, q := range list.Items {
+		names[i] = string(q.Tenant)
+	}
+	return a.show(view{body: list, names: names, table: func(bool) error {
+		t := table{screen: a.outTerm, head: []string{"TENANT", "GUARANTEE", "LIMIT", "BORROWS", "RUNNING", "WAITING", "BUDGET"}}
+		for _, q := range list.Items {
+			budget := "-"
+			if b := q.Budget; b != nil {
+				budget = fmt.Sprintf("%.1f of %g GPU-hours in %s", spentOf(q), b.GPUHours, b.Period)
+			}
+			t.add(string(q.Tenant), amountsText(q.Guarantee), amountsText(q.Limit), string(q.Borrow),
+				ofMost(runningOf(q), q.MaxRunning), ofMost(waitingOf(q), q.MaxQueued), budget)
+		}
+		return t.write(a.out)
+	}})
+}
+
+func runningOf(q berth.Quota) int {
+	if q.Use == nil {
+		return 0
+	}
+	return q.Use.Running
+}
+
+func waitingOf(q berth.Quota) int {
+	if q.Use == nil {
+		return 0
+	}
+	return q.Use.Waiting
+}
+
+func spentOf(q berth.Quota) float64 {
+	if q.Use == nil {
+		return 0
+	}
+	return q.Use.SpentGPUs
+}
+
+func ofMost(n int, most *int) string {
+	if most == nil {
+		return strconv.Itoa(n)
+	}
+	return fmt.Sprintf("%d of %d", n, *most)
+}
+
+// amount is one amount of a quota, "-" where none is said.
+func amount[T fmt.Stringer](a *T) string {
+	if a == nil {
+		return "-"
+	}
+	return (*a).String()
+}
+
+func amountsText(a *berth.Amounts) string {
+	if a == nil {
+		return "-"
+	}
+	var parts []string
+	if a.CPUs != nil {
+		parts = append(parts, a.CPUs.String()+" CPUs")
+	}
+	if a.Memory != nil {
+		parts = append(parts, a.Memory.String())
+	}
+	if a.GPUs != nil {
+		parts = append(parts, a.GPUs.String()+" GPUs")
+	}
+	if len(parts) == 0 {
+		return "-"
+	}
+	return strings.Join(parts, ", ")
+}
+
+func newQuotaShow(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "show TENANT",
+		Short: "Show what a tenant may have, and has",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			q, err := c.Quota(cmd.Context(), berth.TenantID(args[0]))
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			return a.showQuota(q)
+		},
+	}
+}
+
+func (a *app) showQuota(q berth.Quota) error {
+	return a.show(view{body: q, names: []string{string(q.Tenant)}, table: func(bool) error {
+		s := sheet{screen: a.outTerm}
+		s.add("tenant", string(q.Tenant))
+		s.add("guarantee", amountsText(q.Guarantee))
+		s.add("limit", amountsText(q.Limit))
+		s.add("borrows", string(q.Borrow))
+		s.add("running", ofMost(runningOf(q), q.MaxRunning)+" jobs")
+		s.add("waiting", ofMost(waitingOf(q), q.MaxQueued)+" jobs")
+		if b := q.Budget; b != nil {
+			s.add("budget", fmt.Sprintf("%.1f of %g GPU-hours spent in %s, since %s", spentOf(q), b.GPUHours, b.Period, stamp(b.Since, a.now())))
+		}
+		if q.Use != nil {
+			s.add("holding", amountsText(&q.Use.Holding))
+		}
+		return s.write(a.out)
+	}})
+}
+
+// quotaFlags are the settings of a quota as they are typed: "none" lifts one.
+var quotaFlags = []struct {
+	name, usage string
+	set         func(q *berth.Quota, text string) error
+}{
+	{"guarantee-cpus", "cores it can always have back", amountFlag(guarantee, cpus)},
+	{"guarantee-memory", "memory it can always have back, such as 256GiB", amountFlag(guarantee, memory)},
+	{"guarantee-gpus", "GPUs it can always have back", amountFlag(guarantee, gpus)},
+	{"limit-cpus", "cores it never holds more of", amountFlag(limit, cpus)},
+	{"limit-memory", "memory it never holds more of", amountFlag(limit, memory)},
+	{"limit-gpus", "GPUs it never holds more of", amountFlag(limit, gpus)},
+	{"borrow", "what may run beyond the guarantee while others leave room idle: any, preemptible, none", func(q *berth.Quota, text string) error {
+		q.Borrow = berth.Borrow(text) // none is a value here
+		return nil
+	}},
+	{"max-running", "jobs that hold capacity at once", func(q *berth.Quota, text string) error { return count(&q.MaxRunning, text) }},
+	{"max-queued", "jobs that wait at once", func(q *berth.Quota, text string) error { return count(&q.MaxQueued, text) }},
+	{"budget", "GPU-hours in each period: 5000/720h", budget},
+}
+
+func guarantee(q *berth.Quota) **berth.Amounts { return &q.Guarantee }
+func limit(q *berth.Quota) **berth.Amounts     { return &q.Limit }
+
+func cpus(a *berth.Amounts, text string) error   { return parseAmount(&a.CPUs, text) }
+func memory(a *berth.Amounts, text string) error { return parseAmount(&a.Memory, text) }
+func gpus(a *berth.Amounts, text string) error   { return parseAmount(&a.GPUs, text) }
+
+const lifted = "none"
+
+func amountFlag(of func(*berth.Quota) **berth.Amounts, set func(*berth.Amounts, string) error) func(*berth.Quota, string) error {
+	return func(q *berth.Quota, text string) error {
+		a := of(q)
+		if *a == nil {
+			*a = &berth.Amounts{}
+		}
+		return set(*a, text)
+	}
+}
+
+func parseAmount[T any, P interface {
+	*T
+	UnmarshalJSON([]byte) error
+}](into **T, text string) error {
+	if text == lifted {
+		*into = nil
+		return nil
+	}
+	var v T
+	if err := P(&v).UnmarshalJSON([]byte(strconv.Quote(text))); err != nil {
+		return err
+	}
+	*into = &v
+	return nil
+}
+
+func count(into **int, text string) error {
+	if text == lifted {
+		*into = nil
+		return nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		return fmt.Errorf("%q is no whole number; allowed: a number, or none", text)
+	}
+	*into = &n
+	return nil
+}
+
+func budget(q *berth.Quota, text string) error {
+	if text == lifted {
+		q.Budget = nil
+		return nil
+	}
+	hours, period, ok := strings.Cut(text, "/")
+	n, err := strconv.ParseFloat(hours, 64)
+	if !ok || err != nil {
+		return fmt.Errorf("%q is no budget; allowed: GPU-hours/period such as 5000/720h, or none", text)
+	}
+	d, err := berth.ParseDuration(period)
+	if err != nil {
+		return err
+	}
+	q.Budget = &berth.GPUBudget{GPUHours: n, Period: d}
+	return nil
+}
+
+func newQuotaSet(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "set TENANT",
+		Short:   "Change what a tenant may have",
+		Long:    "Set changes what its flags name and leaves the rest. none lifts a setting. If somebody else changed the quota\nmeanwhile, nothing is done and the exit code is 4.",
+		Example: "  berth quota set vision --guarantee-gpus 8 --limit-gpus 16 --max-queued 1000\n  berth quota set vision --limit-gpus none --budget 5000/720h",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			q, err := c.Quota(cmd.Context(), berth.TenantID(args[0]))
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			if err := applyQuotaFlags(cmd.Flags(), &q); err != nil {
+				return err
+			}
+			after, err := c.SetQuota(cmd.Context(), q)
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			return a.showQuota(after)
+		},
+	}
+	for _, f := range quotaFlags {
+		cmd.Flags().String(f.name, "", f.usage)
+	}
+	_ = cmd.RegisterFlagCompletionFunc("borrow", cobra.FixedCompletions([]string{"any", "preemptible", "none"}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+func applyQuotaFlags(flags *pflag.FlagSet, q *berth.Quota) error {
+	some := false
+	for _, f := range quotaFlags {
+		given := flags.Lookup(f.name)
+		if !given.Changed {
+			continue
+		}
+		some = true
+		if err := f.set(q, given.Value.String()); err != nil {
+			return usagef("--%s: %v", f.name, err)
+		}
+	}
+	if !some {
+		return usagef("nothing to change: give one of the flags")
+	}
+	return nil
+}
+
+func newQuotaDelete(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "delete TENANT",
+		Short: "Lift all limits of a tenant",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			if err := c.DeleteQuota(cmd.Context(), berth.TenantID(args[0])); err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			_, err = fmt.Fprintf(a.out, "tenant %s has no quota any more\n", args[0])
+			return err
+		},
+	}
+}

@@ -1,0 +1,203 @@
+package db
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// TenantRow is a tenant with its quota and what it has used, as of Now.
+type TenantRow struct {
+	berth.Tenant // Use counts what it has at present where Tenants read it
+	Quota        berth.Quota
+	Usage        TenantUsage
+	Stalled      time.Duration // its work waited for its quota alone, up to StalledSince
+	StalledSince *time.Time    // nil: it does not, at present
+	Now          time.Time     // the database's clock
+}
+
+// TenantUsage is what that work of a tenant used which holds nothing any more,
+// in amounts times seconds.
+type TenantUsage struct {
+	CPU       float64 // core seconds, decayed by the half-life
+	MemoryMiB float64 // MiB seconds, decayed
+	GPU       float64 // GPU seconds, decayed
+	Spent     float64 // GPU seconds in the present period of the budget, not decayed
+}
+
+// usageOf sums charges c by tenant, as of n.at: what each is worth now, and what
+// of it lies in the period of the tenant's budget.
+func usageOf(charges string) string {
+	return `
+		n AS MATERIALIZED (SELECT clock_timestamp() AS at),
+		p AS MATERIALIZED (
+			SELECT t.id, CASE WHEN t.budget_since IS NOT NULL THEN period_of(t.budget_since, t.budget_period_ms, n.at) END AS period
+			FROM tenants t
+			CROSS JOIN n
+		), u AS MATERIALIZED (
+			SELECT c.tenant, sum(c.cpu_m / 1000.0 * w.seconds) AS cpu_s, sum(c.mem_mb * w.seconds) AS mem_mb_s,
+				sum(c.gpu_milli / 1000.0 * w.seconds) AS gpu_s, sum(c.gpu_milli / 1000.0 * w.spent) AS spent_s
+			FROM ` + charges + ` c
+			JOIN p ON p.id = c.tenant
+			CROSS JOIN n
+			CROSS JOIN LATERAL (
+				SELECT
+					CASE
+						WHEN @half_life::interval <= '0' THEN 0
+						WHEN c.entry_ms > 0 THEN decayed(c.entry_ms / 1000.0, c.to_at, n.at, @half_life::interval)
+						ELSE decayed_seconds(c.from_at, c.to_at, n.at, @half_life::interval)
+					END AS seconds,
+					CASE WHEN c.entry_ms = 0 AND p.period IS NOT NULL
+						THEN greatest(0, extract(epoch FROM c.to_at - greatest(c.from_at, p.period)))::double precision ELSE 0 END AS spent
+			) w
+			GROUP BY c.tenant
+		)`
+}
+
+// usedNow is what a column of tenant t's row is worth at n.at.
+func usedNow(column string) string {
+	return `CASE WHEN @half_life::interval > '0' THEN decayed(t.` + column + `, t.used_at, n.at, @half_life::interval) ELSE 0 END`
+}
+
+// readTenants reads all tenants by id, without what still runs.
+var readTenants = `
+	WITH ` + usageOf("usage_charges") + `
+	SELECT t.id, coalesce(t.parent, ''), t.weight, t.created_at, n.at,
+		t.guarantee_cpu_m, t.guarantee_mem_mb, t.guarantee_gpu_milli, t.limit_cpu_m, t.limit_mem_mb, t.limit_gpu_milli,
+		t.borrow, t.max_running, t.max_queued, t.budget_gpu_hours, t.budget_period_ms, p.period, t.version,
+		t.stalled_ms, t.stalled_since,
+		` + usedNow("used_cpu_s") + ` + coalesce(u.cpu_s, 0),
+		` + usedNow("used_mem_mb_s") + ` + coalesce(u.mem_mb_s, 0),
+		` + usedNow("used_gpu_s") + ` + coalesce(u.gpu_s, 0),
+		CASE WHEN t.period_at = p.period THEN t.period_gpu_s ELSE 0 END + coalesce(u.spent_s, 0)
+	FROM tenants t
+	CROSS JOIN n
+	JOIN p ON p.id = t.id
+	LEFT JOIN u ON u.tenant = t.id
+	ORDER BY t.id`
+
+func (d *DB) usageArgs() pgx.NamedArgs { return pgx.NamedArgs{"half_life": d.halfLife} }
+
+// TenantRows returns all tenants by id. Use is not filled in.
+func (d *DB) TenantRows(ctx context.Context) ([]TenantRow, error) {
+	list, err := queryTenants(ctx, d.pool, d.usageArgs())
+	return list, mapError(err, "tenants")
+}
+
+func queryTenants(ctx context.Context, q querier, args pgx.NamedArgs) ([]TenantRow, error) {
+	rows, err := q.Query(ctx, readTenants, args)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, scanTenant)
+}
+
+func scanTenant(row pgx.CollectableRow) (t TenantRow, err error) {
+	var guarantee, limit berth.Amounts
+	var hours *float64
+	var periodMS *int64
+	var period *time.Time
+	var stalledMS int64
+	q := &t.Quota
+	err = row.Scan(&t.ID, &t.Parent, &t.Weight, &t.CreatedAt, &t.Now,
+		&guarantee.CPUs, &guarantee.Memory, &guarantee.GPUs, &limit.CPUs, &limit.Memory, &limit.GPUs,
+		&q.Borrow, &q.MaxRunning, &q.MaxQueued, &hours, &periodMS, &period, &q.Version,
+		&stalledMS, &t.StalledSince, &t.Usage.CPU, &t.Usage.MemoryMiB, &t.Usage.GPU, &t.Usage.Spent)
+	q.Tenant = t.ID
+	if guarantee != (berth.Amounts{}) {
+		q.Guarantee = &guarantee
+	}
+	if limit != (berth.Amounts{}) {
+		q.Limit = &limit
+	}
+	if hours != nil && periodMS != nil {
+		q.Budget = &berth.GPUBudget{GPUHours: *hours, Period: berth.Duration(time.Duration(*periodMS) * time.Millisecond), Since: period}
+	}
+	t.Stalled = time.Duration(stalledMS) * time.Millisecond
+	return t, err
+}
+
+// Tenants returns tenants by id with all that they have: one, or all where id is
+// "".
+func (d *DB) Tenants(ctx context.Context, id berth.TenantID) ([]TenantRow, error) {
+	var list []TenantRow
+	err := d.readTx(ctx, func(tx pgx.Tx) error {
+		var err error
+		if list, err = queryTenants(ctx, tx, d.usageArgs()); err != nil {
+			return err
+		}
+		if id != "" {
+			list = slices.DeleteFunc(list, func(t TenantRow) bool { return t.ID != id })
+		}
+		return addPresent(ctx, tx, list, d.usageArgs())
+	})
+	if err == nil && id != "" && len(list) == 0 {
+		err = pgx.ErrNoRows
+	}
+	return list, mapError(err, "tenant "+string(id))
+}
+
+// addPresent adds what the tenants' jobs have at this moment.
+func addPresent(ctx context.Context, tx pgx.Tx, list []TenantRow, args pgx.NamedArgs) error {
+	byID := make(map[berth.TenantID]*TenantRow, len(list))
+	for i := range list {
+		t := &list[i]
+		byID[t.ID] = t
+		t.Use.CPUHours, t.Use.GPUHours, t.Use.SpentGPUs = t.Usage.CPU/3600, t.Usage.GPU/3600, t.Usage.Spent/3600
+		t.Use.Holding = berth.Amounts{CPUs: new(berth.MilliCPU), Memory: new(berth.MiB), GPUs: new(berth.MilliGPU)}
+	}
+	rows, err := tx.Query(ctx, `
+		SELECT tenant, count(*) FILTER (WHERE state IN ('submitted', 'queued', 'retrying')),
+			count(*) FILTER (WHERE state IN ('scheduled', 'running', 'preempting', 'canceling'))
+		FROM jobs
+		WHERE state NOT IN ('succeeded', 'failed', 'canceled')
+		GROUP BY tenant`)
+	if err != nil {
+		return err
+	}
+	var id berth.TenantID
+	var waiting, running int
+	if _, err = pgx.ForEachRow(rows, []any{&id, &waiting, &running}, func() error {
+		if t := byID[id]; t != nil {
+			t.Use.Waiting, t.Use.Running = waiting, running
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	return addHoldings(ctx, tx, byID, args)
+}
+
+// addHoldings adds what is held now, and what that has cost so far.
+func addHoldings(ctx context.Context, tx pgx.Tx, byID map[berth.TenantID]*TenantRow, args pgx.NamedArgs) error {
+	rows, err := tx.Query(ctx, `
+		WITH held AS (
+			SELECT alloc.id AS alloc_id, 0 AS entry_ms, j.tenant, alloc.cpu_m, alloc.mem_mb, alloc.gpu_milli,
+				alloc.reserved_at AS from_at, coalesce(alloc.orphaned_at, clock_timestamp()) AS to_at
+			FROM allocations alloc
+			JOIN jobs j ON j.id = alloc.job
+			WHERE alloc.forgotten_at IS NULL AND alloc.state IN ('reserved', 'active', 'kept', 'orphaned')
+		), `+usageOf("held")+`
+		SELECT h.tenant, sum(h.cpu_m)::bigint, sum(h.mem_mb)::bigint, sum(h.gpu_milli)::bigint, u.cpu_s, u.gpu_s, u.spent_s
+		FROM held h
+		JOIN u ON u.tenant = h.tenant
+		GROUP BY h.tenant, u.cpu_s, u.gpu_s, u.spent_s`, args)
+	if err != nil {
+		return err
+	}
+	var id berth.TenantID
+	var held berth.Capacity
+	var cpu, gpu, spent float64
+	_, err = pgx.ForEachRow(rows, []any{&id, &held.CPUMilli, &held.MemoryMiB, &held.GPUMilli, &cpu, &gpu, &spent}, func() error {
+		if t := byID[id]; t != nil {
+			*t.Use.Holding.CPUs, *t.Use.Holding.Memory, *t.Use.Holding.GPUs = berth.MilliCPU(held.CPUMilli), berth.MiB(held.MemoryMiB), berth.MilliGPU(held.GPUMilli)
+			t.Use.CPUHours, t.Use.GPUHours, t.Use.SpentGPUs = t.Use.CPUHours+cpu/3600, t.Use.GPUHours+gpu/3600, t.Use.SpentGPUs+spent/3600
+		}
+		return nil
+	})
+	return err
+}

@@ -1,0 +1,182 @@
+package db_test
+
+import (
+	"fmt"
+	"math"
+	"sync"
+	"testing"
+	"time"
+
+	"berth"
+	"berth/db"
+)
+
+func (s *stage) tenant(id berth.TenantID) db.TenantRow {
+	s.t.Helper()
+	list, err := s.db.Tenants(s.t.Context(), id)
+	if err != nil || len(list) != 1 {
+		s.t.Fatalf("tenant %s: %+v, %v", id, list, err)
+	}
+	return list[0]
+}
+
+func (s *stage) newTenant(id, parent berth.TenantID) {
+	s.t.Helper()
+	if err := s.db.CreateTenant(s.t.Context(), berth.NewTenant{ID: id, Parent: parent}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func TestTenantsAreATree(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.newTenant("lab", "")
+	s.newTenant("vision", "lab")
+	s.newTenant("speech", "lab")
+	move := func(id, parent berth.TenantID) error {
+		return s.db.UpdateTenant(t.Context(), id, berth.TenantPatch{Parent: &parent})
+	}
+	for _, c := range []struct {
+		what string
+		err  error
+		code berth.Code
+	}{
+		{"twice", s.db.CreateTenant(t.Context(), berth.NewTenant{ID: "lab"}), berth.CodeConflict},
+		{"below nobody", s.db.CreateTenant(t.Context(), berth.NewTenant{ID: "x", Parent: "nobody"}), berth.CodeInvalid},
+		{"a ring", move("lab", "vision"), berth.CodeInvalid},
+		{"itself", move("lab", "lab"), berth.CodeInvalid},
+		{"unknown", move("nobody", ""), berth.CodeNotFound},
+		{"in use", s.db.DeleteTenant(t.Context(), "lab"), berth.CodeConflict},
+		{"the default one", s.db.DeleteTenant(t.Context(), "default"), berth.CodeConflict},
+		{"quota of nobody", s.db.SetQuota(t.Context(), berth.Quota{Tenant: "nobody"}), berth.CodeNotFound},
+	} {
+		if berth.CodeOf(c.err) != c.code {
+			t.Errorf("%s: %v, want %s", c.what, c.err, c.code)
+		}
+	}
+	if err := move("speech", "vision"); err != nil {
+		t.Error(err)
+	}
+	if got := s.tenant("speech"); got.Parent != "vision" || got.Weight != 1 {
+		t.Errorf("speech is %+v", got.Tenant)
+	}
+	at := berth.TenantID("speech")
+	for i := range berth.MaxTenantDepth - 3 {
+		next := berth.TenantID(fmt.Sprintf("level-%d", i))
+		s.newTenant(next, at)
+		at = next
+	}
+	if err := s.db.CreateTenant(t.Context(), berth.NewTenant{ID: "deep", Parent: at}); berth.CodeOf(err) != berth.CodeInvalid {
+		t.Errorf("a level too many: %v", err)
+	}
+	for _, id := range []berth.TenantID{"vision", "speech", "level-0"} {
+		if err := s.db.DeleteTenant(t.Context(), id); berth.CodeOf(err) != berth.CodeConflict {
+			t.Errorf("deleted %s with tenants below it: %v", id, err)
+		}
+	}
+	if err := s.db.DeleteTenant(t.Context(), at); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestQuotasAreReplacedAsAWhole(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	gpus, memory, most := berth.MilliGPU(8000), berth.MiB(1024), 7
+	q := berth.Quota{
+		Tenant: "default", Guarantee: &berth.Amounts{GPUs: &gpus}, Limit: &berth.Amounts{GPUs: &gpus, Memory: &memory},
+		Borrow: berth.BorrowNone, MaxRunning: &most, Budget: &berth.GPUBudget{GPUHours: 12, Period: berth.Duration(time.Hour)},
+	}
+	if err := s.db.SetQuota(t.Context(), q); err != nil {
+		t.Fatal(err)
+	}
+	got := s.tenant("default").Quota
+	if *got.Guarantee.GPUs != gpus || got.Guarantee.CPUs != nil || *got.Limit.Memory != memory || got.Borrow != berth.BorrowNone || *got.MaxRunning != 7 || got.MaxQueued != nil ||
+		got.Budget.GPUHours != 12 || got.Budget.Since == nil || got.Version != 2 {
+		t.Errorf("quota %+v", got)
+	}
+	q.Version = 1
+	if err := s.db.SetQuota(t.Context(), q); berth.CodeOf(err) != berth.CodeConflict {
+		t.Errorf("an old version: %v", err)
+	}
+	if err := s.db.SetQuota(t.Context(), berth.Quota{Tenant: "default"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.tenant("default").Quota; got.Limit != nil || got.Guarantee != nil || got.Budget != nil || got.Borrow != berth.BorrowAny || got.Version != 3 {
+		t.Errorf("no quota is %+v", got)
+	}
+}
+
+func TestMaxQueuedHoldsWhoeverSubmits(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	most := 5
+	if err := s.db.SetQuota(t.Context(), berth.Quota{Tenant: "default", MaxQueued: &most}); err != nil {
+		t.Fatal(err)
+	}
+	submit := func(tenant berth.TenantID, key string) (berth.Job, bool, error) {
+		return s.db.Submit(t.Context(), db.Submission{Tenant: tenant, Spec: s.spec(nil), Actor: "user:test", IdemKey: key})
+	}
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	var made []berth.JobID
+	for i := range 4 * most {
+		all.Go(func() {
+			job, created, err := submit("default", fmt.Sprintf("key-%d", i))
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil && created {
+				made = append(made, job.ID)
+			} else if !berth.IsSlug(err, berth.SlugQuota) {
+				t.Errorf("created %t, %v", created, err)
+			}
+		})
+	}
+	all.Wait()
+	if len(made) != most {
+		t.Fatalf("%d jobs wait, allowed are %d", len(made), most)
+	}
+	if _, _, err := submit("other", ""); err != nil {
+		t.Errorf("another tenant: %v", err)
+	}
+	var key string
+	if err := s.pool.QueryRow(t.Context(), `SELECT idem_key FROM jobs WHERE id = $1`, made[0]).Scan(&key); err != nil {
+		t.Fatal(err)
+	}
+	if job, created, err := submit("default", key); err != nil || created || job.ID != made[0] {
+		t.Errorf("a repeat while the quota is full: %s, created %t, %v", job.ID, created, err)
+	}
+	if _, err := s.db.RequestCancel(t.Context(), "", made[0], "user:test", nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, created, err := s.db.Retry(t.Context(), "", made[0], "user:test"); err != nil || !created {
+		t.Errorf("a retry into the free place: %v", err)
+	}
+	if _, _, err := submit("default", ""); !berth.IsSlug(err, berth.SlugQuota) {
+		t.Errorf("one more: %v", err)
+	}
+}
+
+func TestDecayIsTheIntegral(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for _, c := range []struct {
+		begun, ended, seconds time.Duration // before at; expected
+	}{
+		{0, 0, 0},
+		{-time.Second, 0, time.Second},
+		{-time.Hour - time.Second, -time.Hour, time.Second / 2},
+		{-1000 * time.Hour, -999 * time.Hour, 0},
+		{-1e6 * time.Hour, 0, time.Duration(math.Round(3600 / math.Ln2 * 1e9))},
+	} {
+		got := one[float64](s, `SELECT decayed_seconds($1, $2, $3, '1 hour')`, at.Add(c.begun), at.Add(c.ended), at)
+		if math.Abs(got-c.seconds.Seconds()) > 1e-3*max(1, c.seconds.Seconds()) {
+			t.Errorf("from %s to %s before: %g, want %g", c.begun, c.ended, got, c.seconds.Seconds())
+		}
+	}
+	if got := one[float64](s, `SELECT decayed(8, $1::timestamptz, $1::timestamptz + interval '3 hours', '1 hour')`, at); math.Abs(got-1) > 1e-9 {
+		t.Errorf("8 after three half-lives is %g", got)
+	}
+	mustExec(t, s.pool, `SELECT decayed(8, $1, now(), '1 ms')`, at)
+}

@@ -1,0 +1,209 @@
+package db
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// Tenants are changed one at a time: all rows are locked first, so that two
+// changes cannot make a ring of parents together. Lock order: after everything
+// else, by id.
+const lockTenants = `SELECT id, coalesce(parent, '') FROM tenants ORDER BY id FOR NO KEY UPDATE`
+
+// CreateTenant adds a tenant. One that exists is a conflict.
+func (d *DB) CreateTenant(ctx context.Context, n berth.NewTenant) error {
+	if n.Weight == 0 {
+		n.Weight = 1
+	}
+	err := d.tx(ctx, func(tx pgx.Tx) error {
+		parents, err := tenantParents(ctx, tx)
+		if err != nil {
+			return err
+		}
+		if _, taken := parents[n.ID]; taken {
+			return berth.Errorf(berth.CodeConflict, "tenant %s exists already", n.ID)
+		}
+		if err := checkParent(parents, n.ID, n.Parent); err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, `
+			INSERT INTO tenants (id, parent, weight)
+			VALUES (@id, nullif(@parent, ''), @weight)`,
+			pgx.NamedArgs{"id": n.ID, "parent": string(n.Parent), "weight": n.Weight})
+		return err
+	})
+	return d.tenantChanged(err, n.ID)
+}
+
+// UpdateTenant changes a tenant's weight and parent.
+func (d *DB) UpdateTenant(ctx context.Context, id berth.TenantID, p berth.TenantPatch) error {
+	err := d.tx(ctx, func(tx pgx.Tx) error {
+		parents, err := tenantParents(ctx, tx)
+		if err != nil {
+			return err
+		}
+		if _, known := parents[id]; !known {
+			return pgx.ErrNoRows
+		}
+		if p.Parent != nil {
+			if err := checkParent(parents, id, *p.Parent); err != nil {
+				return err
+			}
+		}
+		_, err = tx.Exec(ctx, `
+			UPDATE tenants
+			SET parent = CASE WHEN @parent::text IS NULL THEN parent ELSE nullif(@parent::text, '') END,
+				weight = coalesce(@weight::double precision, weight), version = version + 1
+			WHERE id = @id`,
+			pgx.NamedArgs{"id": id, "parent": p.Parent, "weight": p.Weight})
+		return err
+	})
+	return d.tenantChanged(err, id)
+}
+
+// DeleteTenant removes a tenant that nothing belongs to: no job that is not
+// archived, no token that is still good, no tenant below it.
+func (d *DB) DeleteTenant(ctx context.Context, id berth.TenantID) error {
+	err := d.tx(ctx, func(tx pgx.Tx) error {
+		parents, err := tenantParents(ctx, tx)
+		if err != nil {
+			return err
+		}
+		if _, known := parents[id]; !known {
+			return pgx.ErrNoRows
+		}
+		if id == "default" {
+			return berth.Errorf(berth.CodeConflict, "tenant default is what tokens belong to that name no other: it stays")
+		}
+		var jobs, tokens, below int
+		err = tx.QueryRow(ctx, `
+			SELECT (SELECT count(*) FROM jobs WHERE tenant = @id),
+				(SELECT count(*) FROM tokens WHERE tenant = @id AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())),
+				(SELECT count(*) FROM tenants WHERE parent = @id)`, pgx.NamedArgs{"id": id}).Scan(&jobs, &tokens, &below)
+		if err != nil {
+			return err
+		}
+		if jobs+tokens+below > 0 {
+			return berth.Errorf(berth.CodeConflict, "tenant %s is in use: %d jobs that are not archived, %d tokens that are good, %d tenants below it", id, jobs, tokens, below)
+		}
+		_, err = tx.Exec(ctx, `DELETE FROM tenants WHERE id = @id`, pgx.NamedArgs{"id": id})
+		return err
+	})
+	return d.tenantChanged(err, id)
+}
+
+// SetQuota replaces a tenant's quota. With a version that is not the present
+// one it is a conflict. A budget keeps its periods as long as their length stays.
+func (d *DB) SetQuota(ctx context.Context, q berth.Quota) error {
+	if q.Borrow == "" {
+		q.Borrow = berth.BorrowAny
+	}
+	args := pgx.NamedArgs{
+		"id": q.Tenant, "version": q.Version, "borrow": q.Borrow, "max_running": q.MaxRunning, "max_queued": q.MaxQueued,
+		"hours": nil, "period_ms": nil,
+	}
+	amountArgs(args, "guarantee", q.Guarantee)
+	amountArgs(args, "limit", q.Limit)
+	if b := q.Budget; b != nil {
+		args["hours"], args["period_ms"] = b.GPUHours, b.Period.Std().Milliseconds()
+	}
+	err := d.tx(ctx, func(tx pgx.Tx) error {
+		var version int64
+		err := tx.QueryRow(ctx, `SELECT version FROM tenants WHERE id = @id FOR NO KEY UPDATE`, args).Scan(&version)
+		if err != nil {
+			return err
+		}
+		if q.Version != 0 && q.Version != version {
+			return berth.Errorf(berth.CodeConflict, "the quota of tenant %s is at version %d, not %d: it was changed meanwhile; read it again", q.Tenant, version, q.Version)
+		}
+		_, err = tx.Exec(ctx, `
+			UPDATE tenants
+			SET guarantee_cpu_m = @guarantee_cpus, guarantee_mem_mb = @guarantee_memory, guarantee_gpu_milli = @guarantee_gpus,
+				limit_cpu_m = @limit_cpus, limit_mem_mb = @limit_memory, limit_gpu_milli = @limit_gpus,
+				borrow = @borrow, max_running = @max_running, max_queued = @max_queued,
+				budget_gpu_hours = @hours, budget_period_ms = @period_ms,
+				budget_since = CASE
+					WHEN @hours::double precision IS NULL THEN NULL
+					WHEN budget_period_ms = @period_ms::bigint THEN budget_since
+					ELSE now()
+				END,
+				version = version + 1
+			WHERE id = @id`, args)
+		return err
+	})
+	return d.tenantChanged(err, q.Tenant)
+}
+
+func amountArgs(args pgx.NamedArgs, name string, a *berth.Amounts) {
+	if a == nil {
+		a = &berth.Amounts{}
+	}
+	args[name+"_cpus"], args[name+"_memory"], args[name+"_gpus"] = a.CPUs, a.Memory, a.GPUs
+}
+
+// tenantChanged tells the leader of a change.
+func (d *DB) tenantChanged(err error, id berth.TenantID) error {
+	if err != nil {
+		return mapError(err, "tenant "+string(id))
+	}
+	d.hub.Publish(TopicQueue, KeyTenants)
+	return nil
+}
+
+// KeyTenants is the key of the hint that some tenant has changed: no id of
+// anything.
+const KeyTenants = "tenants/"
+
+func tenantParents(ctx context.Context, tx pgx.Tx) (map[berth.TenantID]berth.TenantID, error) {
+	rows, err := tx.Query(ctx, lockTenants)
+	if err != nil {
+		return nil, err
+	}
+	parents := map[berth.TenantID]berth.TenantID{}
+	var id, parent berth.TenantID
+	_, err = pgx.ForEachRow(rows, []any{&id, &parent}, func() error {
+		parents[id] = parent
+		return nil
+	})
+	return parents, err
+}
+
+// checkParent refuses a parent that does not exist, rings, and trees too deep.
+// What stands below the tenant comes with it.
+func checkParent(parents map[berth.TenantID]berth.TenantID, id, parent berth.TenantID) error {
+	if parent == "" {
+		return nil
+	}
+	fault := func(detail, allowed string) error {
+		return &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec, Message: "parent " + detail,
+			Fields: []berth.FieldError{{Field: "parent", Detail: detail, Allowed: allowed}}}
+	}
+	if _, known := parents[parent]; !known {
+		return fault(fmt.Sprintf("%s is no tenant", parent), "a tenant that exists")
+	}
+	above := 0
+	for at := parent; at != ""; at = parents[at] {
+		if above++; at == id {
+			return fault(fmt.Sprintf("%s stands below %s", parent, id), "a tenant that does not stand below it")
+		}
+	}
+	if above+height(parents, id) > berth.MaxTenantDepth {
+		return fault("would make too many levels", fmt.Sprintf("at most %d", berth.MaxTenantDepth))
+	}
+	return nil
+}
+
+// height is how many levels there are from the tenant down.
+func height(parents map[berth.TenantID]berth.TenantID, id berth.TenantID) int {
+	most := 0
+	for below, parent := range parents {
+		if parent == id {
+			most = max(most, height(parents, below))
+		}
+	}
+	return most + 1
+}

@@ -1,0 +1,96 @@
+package berth
+
+import (
+	"fmt"
+	"time"
+)
+
+// Borrow is what of a tenant's jobs may run beyond its guarantee, while others
+// leave room idle.
+type Borrow string
+
+// What may be borrowed.
+const (
+	BorrowAny         Borrow = "any"         // every job
+	BorrowPreemptible Borrow = "preemptible" // jobs that can be told to give it back
+	BorrowNone        Borrow = "none"        // nothing: the guarantee is a limit
+)
+
+// Quota is what a tenant, with all below it, may have. What is not set does not
+// bind.
+type Quota struct {
+	Tenant     TenantID   `json:"tenant"`
+	Guarantee  *Amounts   `json:"guarantee,omitempty" doc:"what it can always have back from those who borrow it"`
+	Limit      *Amounts   `json:"limit,omitempty" doc:"what it never holds more of"`
+	Borrow     Borrow     `json:"borrow,omitempty" doc:"what may run beyond the guarantee while others leave room idle: any (default), preemptible, none"`
+	MaxRunning *int       `json:"max_running,omitempty" doc:"jobs that hold capacity at once"`
+	MaxQueued  *int       `json:"max_queued,omitempty" doc:"jobs that wait at once; submitting more is refused"`
+	Budget     *GPUBudget `json:"budget,omitempty"`
+
+	Version int64      `json:"version,omitempty" doc:"grows with each change. Given in a change, it must be the present one"`
+	Use     *TenantUse `json:"use,omitempty" doc:"told, never taken"`
+}
+
+// GPUBudget is GPU time in each of the periods that follow one another from when it
+// was set.
+type GPUBudget struct {
+	GPUHours float64    `json:"gpu_hours"`
+	Period   Duration   `json:"period"`
+	Since    *time.Time `json:"since,omitempty" doc:"told, never taken: when the present period began"`
+}
+
+// Validate returns every fault at once, nil if there is none.
+func (q Quota) Validate() []FieldError {
+	v := &validation{}
+	if q.Borrow != "" {
+		v.oneOf("borrow", string(q.Borrow), string(BorrowAny), string(BorrowPreemptible), string(BorrowNone))
+	}
+	positive := func(field string, n *int) {
+		v.require(n == nil || *n >= 1 && *n <= 10_000_000, field, "is out of range", "1 to 10000000; leave it out for no limit")
+	}
+	positive("max_running", q.MaxRunning)
+	positive("max_queued", q.MaxQueued)
+	if q.Guarantee != nil && q.Limit != nil {
+		within(v, "guarantee.cpus", q.Guarantee.CPUs, q.Limit.CPUs)
+		within(v, "guarantee.memory", q.Guarantee.Memory, q.Limit.Memory)
+		within(v, "guarantee.gpus", q.Guarantee.GPUs, q.Limit.GPUs)
+	}
+	if b := q.Budget; b != nil {
+		v.require(b.GPUHours > 0 && b.GPUHours <= 1e9, "budget.gpu_hours", fmt.Sprintf("%g is out of range", b.GPUHours), "above 0, at most 1000000000")
+		v.require(b.Period.Std() >= time.Minute && b.Period.Std() <= 10*8760*time.Hour, "budget.period", fmt.Sprintf("%s is out of range", b.Period), "1m to 87600h")
+	}
+	return v.faults
+}
+
+func within[T interface {
+	~int64
+	String() string
+}](v *validation, field string, amount, limit *T) {
+	if amount != nil && limit != nil {
+		v.require(*amount <= *limit, field, fmt.Sprintf("%s is more than the limit", *amount), "at most "+(*limit).String())
+	}
+}
+
+// Exceeds says what of a request its limit can never hold, by the fields that
+// ask for it.
+func (q Quota) Exceeds(r Request) []FieldError {
+	if q.Limit == nil {
+		return nil
+	}
+	v := &validation{}
+	n := int64(max(1, r.Members))
+	c := r.Capacity()
+	over := func(field, asked, limit string, ok bool) {
+		v.require(ok, field, fmt.Sprintf("asks for %s in all; tenant %s never holds more than %s", asked, q.Tenant, limit), "at most "+limit)
+	}
+	if l := q.Limit.CPUs; l != nil {
+		over("resources.cpus", MilliCPU(n*c.CPUMilli).String(), l.String(), n*c.CPUMilli <= int64(*l))
+	}
+	if l := q.Limit.Memory; l != nil {
+		over("resources.memory", MiB(n*c.MemoryMiB).String(), l.String(), n*c.MemoryMiB <= int64(*l))
+	}
+	if l := q.Limit.GPUs; l != nil {
+		over("resources.gpus", MilliGPU(n*c.GPUMilli).String(), l.String(), n*c.GPUMilli <= int64(*l))
+	}
+	return v.faults
+}
