@@ -16,6 +16,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/placement"
 )
 
 // JobControl changes the course of live jobs. *db.DB is one.
@@ -48,6 +49,9 @@ type Deps struct {
 	Logger  *slog.Logger
 	Version string
 	Checks  []Check // beside the database, which is always checked
+
+	// Policy is the leader's: what explains must go by what decides.
+	Policy placement.Policy
 
 	// Rate is how many calls a second each token may make on average, Burst
 	// how many at once. 0: 1000 and 2000.

@@ -70,6 +70,7 @@ func archive(ctx context.Context, tx pgx.Tx, ids []string) error {
 		`DELETE FROM attempts WHERE job = ANY(@ids::uuid[])`,
 		`DELETE FROM checkpoint_shards WHERE job = ANY(@ids::uuid[])`,
 		`DELETE FROM checkpoints WHERE job = ANY(@ids::uuid[])`,
+		`DELETE FROM earmark_log WHERE beneficiary = ANY(@ids::uuid[])`,
 		`DELETE FROM deps WHERE job = ANY(@ids::uuid[])`,
 		`DELETE FROM job_events WHERE job = ANY(@ids::uuid[])`,
 		`DELETE FROM job_specs WHERE job = ANY(@ids::uuid[])`,

@@ -147,7 +147,7 @@ func (c *checkpointing) register(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	// Infrastructure is forgiven what it spoiled before this step.
-	if _, err := c.tx.Exec(ctx, `UPDATE jobs SET has_checkpoint = true, losses = 0 WHERE id = @job`, args); err != nil {
+	if _, err := c.tx.Exec(ctx, `UPDATE jobs SET has_checkpoint = true, losses = 0, verified_at = now() WHERE id = @job`, args); err != nil {
 		return false, err
 	}
 	return true, addEvent(ctx, c.tx, p.Job, berth.EventCheckpoint, p.Attempt, AgentActor(c.machine), nil, fmt.Sprintf("step %d, %d bytes", p.Step, bytes))

@@ -66,7 +66,7 @@ func (d *DB) commitStarts(ctx context.Context, term Term, starts []berth.Start) 
 	now, err := lockForStarts(ctx, conn.Conn(), term, starts)
 	if err == nil {
 		c = now.admit(starts)
-		err = writeStarts(ctx, conn.Conn(), term, c.Started, now.resume)
+		err = d.writeStarts(ctx, conn.Conn(), term, c.Started, now.resume)
 	}
 	if err != nil {
 		rollback(ctx, conn.Conn())
@@ -105,6 +105,7 @@ type presentMachine struct {
 	fences bool
 	free   berth.Capacity
 	healed map[int]int64 // free milli of each healthy device
+	kept   []Earmark     // of this machine, as far as they are awake
 }
 
 // lockForStarts begins the transaction, checks the term and locks jobs, then
@@ -191,6 +192,21 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 			return err
 		})
 	}
+	// After the machines: whoever writes an earmark holds the lock of its machine.
+	batch.Queue(`
+		SELECT e.beneficiary::text, e.machine_id, e.gpu_idx, e.milli, e.cpu_m, e.mem_mb, e.disk_mb, '', 0, false, NULL::timestamptz
+		FROM earmarks e
+		WHERE e.machine_id = ANY($1) AND NOT `+asleep+`
+		ORDER BY e.machine_id, e.beneficiary, e.victim, e.gpu_idx`, machines).Query(func(rows pgx.Rows) error {
+		var kept []Earmark
+		if err := collectEarmarks(rows, &kept); err != nil {
+			return err
+		}
+		for _, e := range kept {
+			p.machines[e.Machine].kept = append(p.machines[e.Machine].kept, e)
+		}
+		return nil
+	})
 	if len(again) > 0 {
 		batch.Queue(`
 			SELECT job, max(step)
@@ -248,7 +264,7 @@ func (p *present) take(s berth.Start) error {
 		return errors.New("the decision has no ranks")
 	}
 	for i, r := range s.Ranks {
-		if err := p.machines[r.Machine].take(r, j.alone); err != nil {
+		if err := p.machines[r.Machine].take(r, s.Job, j.alone); err != nil {
 			for _, undo := range s.Ranks[:i] {
 				p.machines[undo.Machine].give(undo)
 			}
@@ -256,10 +272,24 @@ func (p *present) take(s berth.Start) error {
 		}
 	}
 	delete(p.jobs, s.Job) // a second decision about the same job holds no more
+	for _, m := range p.machines {
+		m.kept = slices.DeleteFunc(m.kept, func(e Earmark) bool { return e.Beneficiary == s.Job })
+	}
 	return nil
 }
 
-func (m *presentMachine) take(r berth.Grant, alone bool) error {
+// take takes a rank of job from the machine: of what is free and not kept for
+// another job.
+func (m *presentMachine) take(r berth.Grant, job berth.JobID, alone bool) error {
+	left, kept := m.free, map[int]int64{}
+	for _, e := range m.kept {
+		if e.Beneficiary != job {
+			left = left.Sub(e.Capacity)
+			for _, g := range e.GPUs {
+				kept[g.Index] += g.Milli
+			}
+		}
+	}
 	switch {
 	case m.epoch != r.Epoch:
 		return fmt.Errorf("the machine is at epoch %d, not %d", m.epoch, r.Epoch)
@@ -269,10 +299,15 @@ func (m *presentMachine) take(r berth.Grant, alone bool) error {
 		return errors.New("the machine cannot fence at_most_one work any more")
 	case !r.Capacity.Fits(m.free):
 		return errors.New("there is no room any more")
+	case !fitsBeside(r.Capacity, left):
+		return errors.New("the room is kept for a job that others gave way to")
 	}
 	for _, g := range r.GPUs {
 		if m.healed[g.Index] < g.Milli {
 			return fmt.Errorf("GPU %d is taken or not healthy", g.Index)
+		}
+		if m.healed[g.Index]-kept[g.Index] < g.Milli {
+			return fmt.Errorf("GPU %d is kept for a job that others gave way to", g.Index)
 		}
 	}
 	for _, g := range r.GPUs {
@@ -280,6 +315,13 @@ func (m *presentMachine) take(r berth.Grant, alone bool) error {
 	}
 	m.free = m.free.Sub(r.Capacity)
 	return nil
+}
+
+// fitsBeside is Fits where more may be kept than is free: what is not asked for
+// need not be left.
+func fitsBeside(c, left berth.Capacity) bool {
+	fits := func(asked, left int64) bool { return asked == 0 || asked <= left }
+	return fits(c.CPUMilli, left.CPUMilli) && fits(c.MemoryMiB, left.MemoryMiB) && fits(c.DiskMiB, left.DiskMiB) && fits(c.GPUMilli, left.GPUMilli)
 }
 
 func (m *presentMachine) give(r berth.Grant) {
@@ -291,7 +333,7 @@ func (m *presentMachine) give(r berth.Grant) {
 
 // writeStarts writes the admitted decisions, as many rows a statement as there
 // are, and commits.
-func writeStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []berth.Start, resume map[berth.JobID]int64) error {
+func (d *DB) writeStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []berth.Start, resume map[berth.JobID]int64) error {
 	if len(starts) == 0 {
 		_, err := conn.Exec(ctx, "ROLLBACK")
 		return err
@@ -320,6 +362,15 @@ func writeStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []berth.
 			JOIN allocations a ON a.job = s.job AND a.attempt = s.attempt AND a.rank = s.rank`,
 			g.job, g.attempt, g.rank, g.idx, g.milli)
 	}
+	if d.entry > 0 {
+		batch.Queue(`
+			INSERT INTO usage_charges (alloc_id, entry_ms, tenant, cpu_m, mem_mb, gpu_milli, from_at, to_at)
+			SELECT a.id, $3, j.tenant, a.cpu_m, a.mem_mb, a.gpu_milli, now(), now()
+			FROM unnest($1::uuid[], $2::int[]) AS s(job, attempt)
+			JOIN allocations a ON a.job = s.job AND a.attempt = s.attempt
+			JOIN jobs j ON j.id = s.job`, a.job, a.attempt, d.entry.Milliseconds())
+	}
+	batch.Queue(`DELETE FROM earmarks WHERE beneficiary = ANY($1::uuid[])`, a.job)
 	batch.Queue("COMMIT")
 	return conn.SendBatch(ctx, &batch).Close()
 }

@@ -25,6 +25,7 @@ type DB struct {
 	hub   *Hub
 
 	halfLife time.Duration
+	entry    time.Duration
 	renewals renewals
 }
 
@@ -36,6 +37,9 @@ type Options struct {
 	// HalfLife is after what time past use counts half. 0: berth.DefaultHalfLife;
 	// negative: past use does not count.
 	HalfLife time.Duration
+	// EntryPenalty is what a start costs beside the run, as if its capacity had
+	// been held for so long. 0: nothing.
+	EntryPenalty time.Duration
 }
 
 // vitalConns are set apart for what tells that machines and replicas live: the
@@ -85,7 +89,7 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 		pool.Close()
 		return nil, fmt.Errorf("open database: %w", err)
 	}
-	d := &DB{pool: pool, vital: vital, log: o.Logger, halfLife: max(0, o.HalfLife)}
+	d := &DB{pool: pool, vital: vital, log: o.Logger, halfLife: max(0, o.HalfLife), entry: o.EntryPenalty}
 	d.hub = newHub(pool, o.Logger)
 	return d, nil
 }

@@ -25,7 +25,37 @@ type QueueJob struct {
 	QueueDeadline *time.Time
 	SubmittedAt   time.Time
 	Avoid         []berth.MachineID
-	XID           uint64 // of the transaction that wrote it last
+	RunLimit      time.Duration // 0: none
+	Grace         time.Duration // from an order to stop to the kill
+	Ran           time.Duration // in its earlier attempts
+	Unaged        time.Duration // since its submission it held capacity, was held or was not ready
+	Stalled       time.Duration // of its tenant, when it was submitted
+	GaveWayTo     []berth.JobID
+	VerifiedAt    *time.Time // its newest checkpoint, whatever attempt it is of
+	XID           uint64     // of the transaction that wrote it last
+}
+
+// Holder is what a job's allocations hold that count. It is read whenever its
+// job changes: a rank that ends alone is seen with the next change.
+type Holder struct {
+	Job       berth.JobID
+	Attempt   int // of these allocations; an older one may be held by a silent machine
+	PlacedAt  time.Time
+	StartedAt *time.Time // of the first container
+	StopBy    *time.Time // told to stop, with all its ranks
+	Ranks     []berth.Grant
+}
+
+// Earmark is room that is kept for a waiting job.
+type Earmark struct {
+	Beneficiary berth.JobID
+	Machine     berth.MachineID
+	Capacity    berth.Capacity
+	GPUs        []berth.DeviceShare
+	Victim      berth.JobID // "": the room was free
+	Attempt     int         // of the victim
+	Asleep      bool        // the victim holds the room still
+	ExpiresAt   time.Time   // zero: never
 }
 
 // PoolMachine is what placement must know of a machine's row.
@@ -63,7 +93,9 @@ type Changes struct {
 	End      Cursor    // where it would be if no transaction were under way
 	Now      time.Time // the database's clock
 	Jobs     []QueueJob
+	Holders  []Holder // of those of Jobs that hold capacity, all
 	Machines []PoolMachine
+	Earmarks []Earmark // all there are
 }
 
 // Hinted names rows to read whether or not the feed has them: rows that a hint
@@ -75,7 +107,41 @@ type Hinted struct {
 
 const queueJobColumns = `
 	j.id, j.tenant, j.class, j.priority, j.preemptible, j.state, j.version, j.attempt,
-	j.held, j.eligible_at, j.queue_deadline, j.submitted_at, j.avoid, j.xid`
+	j.held, j.eligible_at, j.queue_deadline, j.submitted_at, j.avoid,
+	j.run_limit_ms, j.grace_ms, j.ran_ms, j.unaged_ms, j.stalled_ms, j.gave_way_to::text[], j.verified_at, j.xid`
+
+// fedJobs are the jobs of which a feed brings what they hold.
+const fedJobs = `
+	SELECT j.id FROM jobs j
+	WHERE j.xid >= @cursor AND j.xid < pg_snapshot_xmin(pg_current_snapshot()) AND j.state IN ('scheduled', 'running', 'preempting', 'canceling')
+	UNION
+	SELECT j.id FROM jobs j
+	WHERE j.id = ANY(@jobs::uuid[]) AND j.state IN ('scheduled', 'running', 'preempting', 'canceling')`
+
+// readHolders reads what jobs hold, a row a device, or one for a rank without.
+func readHolders(jobs string) string {
+	return `
+	SELECT a.job::text, a.attempt, t.placed_at, t.started_at, a.stop_by, a.id, a.machine_id, a.machine_epoch,
+		a.cpu_m, a.mem_mb, a.disk_mb, a.gpu_milli, coalesce(c.idx, -1), coalesce(c.milli, 0)
+	FROM allocations a
+	JOIN attempts t ON t.job = a.job AND t.attempt = a.attempt
+	LEFT JOIN gpu_claims c ON c.alloc_id = a.id
+	WHERE a.job IN (` + jobs + `) AND a.state IN ('reserved', 'active', 'kept', 'orphaned')
+	ORDER BY a.job, a.attempt, a.id, c.idx`
+}
+
+const readEarmarks = `
+	SELECT e.beneficiary::text, e.machine_id, e.gpu_idx, e.milli, e.cpu_m, e.mem_mb, e.disk_mb,
+		coalesce(e.victim::text, ''), coalesce(e.victim_attempt, 0), ` + asleep + `, nullif(e.expires_at, 'infinity')
+	FROM earmarks e
+	ORDER BY e.beneficiary, e.machine_id, e.victim, e.gpu_idx`
+
+// asleep is an earmark e whose victim holds the room still: nothing is kept yet.
+const asleep = `
+	(e.victim IS NOT NULL AND EXISTS (
+		SELECT 1 FROM allocations v
+		WHERE v.job = e.victim AND v.attempt = e.victim_attempt AND v.machine_id = e.machine_id
+		  AND v.state IN ('reserved', 'active', 'kept', 'orphaned')))`
 
 const poolMachineColumns = `
 	m.id, m.epoch, m.state, m.pool, m.region, m.site, m.labels,
@@ -114,6 +180,12 @@ func (d *DB) Feed(ctx context.Context, cursor Cursor, hinted Hinted) (Changes, e
 			return collectJobs(rows, &c.Jobs)
 		})
 	}
+	batch.Queue(readHolders(fedJobs), args).Query(func(rows pgx.Rows) error {
+		return collectHolders(rows, &c.Holders)
+	})
+	batch.Queue(readEarmarks).Query(func(rows pgx.Rows) error {
+		return collectEarmarks(rows, &c.Earmarks)
+	})
 	batch.Queue(`
 		SELECT `+poolMachineColumns+`
 		FROM machines m
@@ -134,8 +206,8 @@ func (d *DB) Feed(ctx context.Context, cursor Cursor, hinted Hinted) (Changes, e
 	return c, nil
 }
 
-// LoadQueue returns every waiting job and every machine that is not retired, as
-// of one moment, and the cursor from which Feed goes on.
+// LoadQueue returns every job that waits or holds capacity, and every machine
+// that is not retired, as of one moment, and the cursor from which Feed goes on.
 func (d *DB) LoadQueue(ctx context.Context) (Changes, error) {
 	var c Changes
 	err := d.readTx(ctx, func(tx pgx.Tx) error {
@@ -146,11 +218,26 @@ func (d *DB) LoadQueue(ctx context.Context) (Changes, error) {
 		rows, err := tx.Query(ctx, `
 			SELECT `+queueJobColumns+`
 			FROM jobs j
-			WHERE j.state IN ('queued', 'retrying')`)
+			WHERE j.state IN ('queued', 'retrying', 'scheduled', 'running', 'preempting', 'canceling')`)
 		if err != nil {
 			return err
 		}
-		return collectJobs(rows, &c.Jobs)
+		if err := collectJobs(rows, &c.Jobs); err != nil {
+			return err
+		}
+		rows, err = tx.Query(ctx, readHolders(`
+			SELECT j.id FROM jobs j WHERE j.state IN ('scheduled', 'running', 'preempting', 'canceling')`))
+		if err != nil {
+			return err
+		}
+		if err := collectHolders(rows, &c.Holders); err != nil {
+			return err
+		}
+		rows, err = tx.Query(ctx, readEarmarks)
+		if err != nil {
+			return err
+		}
+		return collectEarmarks(rows, &c.Earmarks)
 	})
 	return c, mapError(err, "load queue")
 }
@@ -223,10 +310,14 @@ func collectJobs(rows pgx.Rows, into *[]QueueJob) error {
 	defer rows.Close()
 	for rows.Next() {
 		var j QueueJob
+		var limitMS, graceMS, ranMS, unagedMS, stalledMS int64
 		if err := rows.Scan(&j.ID, &j.Tenant, &j.Class, &j.Priority, &j.Preemptible, &j.State, &j.Version, &j.Attempt,
-			&j.Held, &j.EligibleAt, &j.QueueDeadline, &j.SubmittedAt, &j.Avoid, &j.XID); err != nil {
+			&j.Held, &j.EligibleAt, &j.QueueDeadline, &j.SubmittedAt, &j.Avoid,
+			&limitMS, &graceMS, &ranMS, &unagedMS, &stalledMS, &j.GaveWayTo, &j.VerifiedAt, &j.XID); err != nil {
 			return fmt.Errorf("read job: %w", err)
 		}
+		j.RunLimit, j.Grace, j.Ran = milliseconds(limitMS), milliseconds(graceMS), milliseconds(ranMS)
+		j.Unaged, j.Stalled = milliseconds(unagedMS), milliseconds(stalledMS)
 		*into = append(*into, j)
 	}
 	return rows.Err()
@@ -266,3 +357,5 @@ func collectGPUs(rows pgx.Rows, machines []PoolMachine) error {
 	}
 	return rows.Err()
 }
+
+func milliseconds(n int64) time.Duration { return time.Duration(n) * time.Millisecond }

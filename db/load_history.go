@@ -169,7 +169,8 @@ func (h *History) machine(ctx context.Context, id berth.MachineID) (history.Mach
 	return document1[history.Machine](ctx, h.tx, `
 		SELECT to_jsonb(m) || jsonb_build_object(
 			'gpus', coalesce((SELECT jsonb_agg(to_jsonb(g) ORDER BY g.idx) FROM gpu_devices g WHERE g.machine_id = m.id), '[]'),
-			'events', coalesce((SELECT jsonb_agg(to_jsonb(e) ORDER BY e.seq) FROM machine_events e WHERE e.machine_id = m.id), '[]'))
+			'events', coalesce((SELECT jsonb_agg(to_jsonb(e) ORDER BY e.seq) FROM machine_events e WHERE e.machine_id = m.id), '[]'),
+			'earmarks', coalesce((SELECT jsonb_agg(to_jsonb(k) ORDER BY k.from_seq) FROM earmark_log k WHERE k.machine_id = m.id AND k.gpu_idx >= 0), '[]'))
 		FROM machines m
 		WHERE m.id = $1`, id)
 }

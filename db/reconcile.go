@@ -287,7 +287,9 @@ func (d *DB) ClearEarmarks(ctx context.Context, term Term) (int, error) {
 		if err != nil {
 			return err
 		}
-		marks, err := tx.Exec(ctx, `DELETE FROM earmarks e WHERE `+deadEarmark)
+		marks, err := tx.Exec(ctx, `
+			DELETE FROM earmarks d
+			WHERE d.id IN (SELECT e.id FROM earmarks e WHERE `+deadEarmark+` ORDER BY e.id FOR UPDATE SKIP LOCKED)`)
 		cleared = int(jobs.RowsAffected() + marks.RowsAffected())
 		return err
 	})
@@ -298,7 +300,8 @@ const (
 	deadEarmark = `
 		e.expires_at < clock_timestamp() OR NOT EXISTS (
 			SELECT 1 FROM jobs b
-			WHERE b.id = e.beneficiary AND b.state IN ('submitted', 'queued', 'retrying'))`
+			WHERE b.id = e.beneficiary AND b.state IN ('submitted', 'queued', 'retrying'))
+		OR NOT EXISTS (SELECT 1 FROM machines m WHERE m.id = e.machine_id AND m.state <> 'retired')`
 	// A job that is stopping for another stops, whatever became of that one.
 	deadBeneficiary = `
 		j.preempted_for IS NOT NULL AND j.state IN ('submitted', 'queued', 'scheduled', 'running', 'retrying')

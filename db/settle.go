@@ -158,7 +158,9 @@ func settle(ctx context.Context, tx pgx.Tx, job lockedJob, v berth.Verdict) (tou
 		SET state = @next, version = version + 1, actor = 'workflow', reason = @reason, exit_code = @exit_code,
 			dead_letter = @dead_letter, failures = failures + @failures, losses = losses + @losses,
 			preemptions = preemptions + @preemptions, eligible_at = now() + @delay::interval, avoid = @avoid,
-			class = @class, oom_grown = oom_grown OR @grown, preempted_for = NULL
+			class = @class, oom_grown = oom_grown OR @grown, preempted_for = NULL,
+			ran_ms = ran_ms + `+attemptRan+`,
+			unaged_ms = unaged_ms + (extract(epoch FROM greatest(now() + @delay::interval - scheduled_at, '0')) * 1000)::bigint
 		WHERE id = @job`, args)
 	batch.Queue(`
 		UPDATE attempts
@@ -181,6 +183,12 @@ func settle(ctx context.Context, tx pgx.Tx, job lockedJob, v berth.Verdict) (tou
 	}
 	return hints, tx.SendBatch(ctx, batch).Close()
 }
+
+// attemptRan is for how long the attempt that is settled ran, in milliseconds.
+const attemptRan = `coalesce((
+				SELECT (extract(epoch FROM greatest(now() - t.started_at, '0')) * 1000)::bigint
+				FROM attempts t
+				WHERE t.job = @job AND t.attempt = @attempt), 0)`
 
 func verdictArgs(job lockedJob, v berth.Verdict) pgx.NamedArgs {
 	args := pgx.NamedArgs{
@@ -205,13 +213,17 @@ func verdictArgs(job lockedJob, v berth.Verdict) pgx.NamedArgs {
 }
 
 // reasonFor is what the row says of the verdict: nothing of a success, and of a
-// cancel what was said when it was requested.
+// cancel or a preemption what was said when it was ordered.
 func (j lockedJob) reasonFor(v berth.Verdict) *berth.Reason {
 	switch {
 	case v.Reason == (berth.Reason{}):
 		return nil
 	case v.Next == berth.Canceled && j.Reason != nil:
 		return j.Reason
+	case v.Reason.Code == berth.ReasonPreempted && j.Reason != nil && j.Reason.Code == berth.ReasonPreempted:
+		told := *j.Reason // for whom, and why
+		told.Rule = v.Reason.Rule
+		return &told
 	}
 	return &v.Reason
 }

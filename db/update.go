@@ -39,7 +39,7 @@ func (d *DB) Release(ctx context.Context, tenant berth.TenantID, id berth.JobID,
 		_, err := tx.Exec(ctx, `
 			UPDATE jobs
 			SET held = false, held_at = NULL, queue_deadline = queue_deadline + (now() - held_at),
-				version = version + 1, actor = @actor
+				unaged_ms = unaged_ms + (extract(epoch FROM now() - held_at) * 1000)::bigint, version = version + 1, actor = @actor
 			WHERE id = @job`,
 			pgx.NamedArgs{"job": id, "actor": actor})
 		return "released from hold", err

@@ -42,11 +42,27 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.Float64Var(&s.LostShare, "lost-share", s.LostShare, "share of all machines that may be lost within a minute; one always may")
 	f.DurationVar(&s.Grace, "grace", s.Grace, "after a gap in which no API could hear machines, none is declared lost for this long")
 	f.DurationVar(&s.ReconcileEvery, "reconcile-every", s.ReconcileEvery, "pause between two passes of the reconciler")
+	policyFlags(f, &s.Policy)
 	f.Float64Var(&s.RatePerSecond, "rate", s.RatePerSecond, "calls a second that one token may make")
 	f.IntVar(&s.Burst, "burst", s.Burst, "calls that one token may make at once")
 	f.StringVar(&s.Pprof, "pprof", s.Pprof, "loopback address for Go profiles; empty: none")
 	f.StringVar(&s.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
+}
+
+// policyFlags are those about the order of jobs; see docs/placement.md.
+func policyFlags(f *pflag.FlagSet, p *controlplane.Policy) {
+	f.StringVar(&p.Order, "order", p.Order, "of waiting jobs: fair, priority, fifo or srsf")
+	f.IntVar(&p.BandWidth, "band-width", p.BandWidth, "points of priority in a band; a higher band always comes first")
+	f.DurationVar(&p.Aging, "aging", p.Aging, "a job that waits gains a point of priority each time this passes; 0: never")
+	f.BoolVar(&p.AgingCrosses, "aging-crosses", p.AgingCrosses, "let aging take jobs into higher bands")
+	f.DurationVar(&p.HalfLife, "half-life", p.HalfLife, "after which past use counts half in the shares of tenants; 0: it does not count")
+	f.DurationVar(&p.EntryPenalty, "entry-penalty", p.EntryPenalty, "what a start costs its tenant's share, as if it had run so long")
+	f.IntVar(&p.Backfill, "backfill", p.Backfill, "blocked jobs at the head of the queue with a reserved start, which others may not delay; 0: none")
+	f.DurationVar(&p.PreemptAfter, "preempt-after", p.PreemptAfter, "after waiting so long a job displaces others; 0: never")
+	f.DurationVar(&p.MinRuntime, "min-runtime", p.MinRuntime, "a job runs so long before it is displaced")
+	f.DurationVar(&p.EarmarkFor, "earmark-for", p.EarmarkFor, "how long room is kept for a job that displaced others; 0: as long as it waits")
+	f.DurationVar(&p.AssumeRun, "assume-run", p.AssumeRun, "how long a job without time_limit is taken to run; 0: for ever")
 }
 
 // parse reads the settings that are words.

@@ -44,6 +44,7 @@ type Job struct {
 	GraceMS           int64          `json:"grace_ms"`
 	LostAfterMS       int64          `json:"lost_after_ms"`
 	CancelRequestedAt *time.Time     `json:"cancel_requested_at"`
+	GaveWayTo         []berth.JobID  `json:"gave_way_to"` // in order
 	SubmittedAt       time.Time      `json:"submitted_at"`
 	FinishedAt        *time.Time     `json:"finished_at"`
 
@@ -158,6 +159,19 @@ type Machine struct {
 	GPUs        []GPU          `json:"gpus"`
 	Events      []MachineEvent `json:"events"`      // by number of the ledger
 	Allocations []Allocation   `json:"allocations"` // by number of the ledger
+	Earmarks    []Earmark      `json:"earmarks"`    // of its devices, by number of the ledger
+}
+
+// Earmark is a row of earmark_log: from one number of the ledger to another a
+// part of a device was kept for a job, as soon as the victim had freed it.
+type Earmark struct {
+	Beneficiary   berth.JobID `json:"beneficiary"`
+	Index         int         `json:"gpu_idx"`
+	Milli         int64       `json:"milli"`
+	Victim        berth.JobID `json:"victim"` // "": it was free
+	VictimAttempt int         `json:"victim_attempt"`
+	FromSeq       int64       `json:"from_seq"`
+	UntilSeq      int64       `json:"until_seq"` // 0: it stands
 }
 
 // GPU is a row of gpu_devices.

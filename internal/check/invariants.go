@@ -59,9 +59,9 @@ var Invariants = []Invariant{
 		job:   cancelsHold,
 	},
 	{
-		Number: 14, Sentence: "A preempted job gives way and is requeued: its attempt never runs again, its devices are free before another takes them, and no retry budget pays.",
-		Reads: "job_events, attempts, allocations",
-		job:   victimsGiveWay,
+		Number: 14, Sentence: "A preempted job gives way and is requeued: its attempt never runs again, its devices are free before another takes them, no retry budget pays, and what it freed is kept for the job it gave way to.",
+		Reads: "job_events, attempts, allocations, gave_way_to of jobs, earmark_log in the order of the ledger",
+		job:   victimsGiveWay, machine: earmarksHold,
 	},
 	{
 		Number: 15, Sentence: "A job resumes from the newest whole checkpoint of an earlier attempt that was not rejected, never from nothing while there is one; each rejection has an event.",

@@ -129,17 +129,27 @@ func eventsGiveTheRow(c *jobCase) {
 }
 
 func victimsGiveWay(c *jobCase) {
-	victim := 0 // the attempt that must give way
+	victims := map[int]bool{} // attempts that must give way
+	last := 0
 	for _, e := range c.states() {
 		switch {
 		case e.To == berth.Preempting:
-			victim = e.Attempt
-		case victim != 0 && e.To == berth.Running && e.Attempt == victim:
-			c.breach(rows(e), "attempt %d runs again after it had to give way", victim)
+			victims[e.Attempt], last = true, e.Attempt
+		case last != 0 && e.To == berth.Running && e.Attempt == last:
+			c.breach(rows(e), "attempt %d runs again after it had to give way", last)
+		}
+	}
+	for i, id := range c.j.GaveWayTo {
+		if slices.Contains(c.j.GaveWayTo[:i], id) {
+			c.breach(nil, "it gave way to job %s twice", id)
 		}
 	}
 	for _, t := range c.j.Attempts {
-		if t.Outcome == nil || t.Outcome.Code != berth.ReasonPreempted {
+		preempted := t.Outcome != nil && t.Outcome.Code == berth.ReasonPreempted
+		if victims[t.Attempt] && t.NextState == berth.Retrying && !preempted {
+			c.breach(rows(t), "attempt %d had to give way, and did not end as preempted", t.Attempt)
+		}
+		if !preempted {
 			continue
 		}
 		if t.NextState != berth.Retrying {

@@ -98,6 +98,14 @@ func (t *teller) place(gpu int, on ...*history.Machine) {
 	t.state(berth.Scheduled, "leader")
 }
 
+// keeps lets a machine keep a device for a job, as soon as a victim has freed it.
+func (s *story) keeps(m *history.Machine, gpu int, beneficiary, victim *teller) *history.Earmark {
+	m.Earmarks = append(m.Earmarks, history.Earmark{
+		Beneficiary: beneficiary.ID, Index: gpu, Milli: 1000, Victim: victim.ID, VictimAttempt: victim.Attempt, FromSeq: s.next(),
+	})
+	return &m.Earmarks[len(m.Earmarks)-1]
+}
+
 // now are the allocations of the current attempt.
 func (t *teller) now() []*history.Allocation {
 	var list []*history.Allocation

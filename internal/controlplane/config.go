@@ -47,6 +47,7 @@ type Config struct {
 	LostShare         float64       // of all machines may be lost within a minute
 	Grace             time.Duration // without verdicts after a gap in which no API could hear machines
 	ReconcileEvery    time.Duration
+	Policy            Policy  // of placing
 	RatePerSecond     float64 // calls of one token
 	Burst             int
 	Pprof             string // address for profiles; empty: none
@@ -67,6 +68,7 @@ func Default() Config {
 		LostShare:         0.1,
 		Grace:             time.Minute,
 		ReconcileEvery:    10 * time.Second,
+		Policy:            defaultPolicy(),
 		RatePerSecond:     200,
 		Burst:             400,
 	}
@@ -105,7 +107,7 @@ func (c Config) Validate() error {
 	require(c.Grace >= 0, "grace %s: must not be negative", c.Grace)
 	require(c.LostAfter >= c.SuspectAfter, "lost-after %s is shorter than suspect-after %s", c.LostAfter, c.SuspectAfter)
 	require(c.LostShare > 0 && c.LostShare <= 1, "lost-share %g: must be above 0 and at most 1", c.LostShare)
-	return errors.Join(faults...)
+	return errors.Join(append(faults, c.Policy.faults()...)...)
 }
 
 // silence is how long machines may keep quiet.
@@ -140,7 +142,7 @@ func (c Config) LogValue() slog.Value {
 		slog.String("blob_url", redact(c.BlobURL)), slog.Duration("retention", c.Retention),
 		slog.Duration("suspect_after", c.SuspectAfter), slog.Duration("lost_after", c.LostAfter), slog.Duration("fence_margin", c.FenceMargin), slog.Float64("lost_share", c.LostShare), slog.Duration("grace", c.Grace),
 		slog.Duration("reconcile_every", c.ReconcileEvery), slog.Float64("rate", c.RatePerSecond), slog.Int("burst", c.Burst),
-		slog.String("pprof", c.Pprof),
+		slog.String("pprof", c.Pprof), slog.Any("policy", c.Policy),
 	)
 }
 

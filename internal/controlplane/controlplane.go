@@ -192,6 +192,7 @@ func (c *ControlPlane) newScheduler(d *db.DB, dispatcher *dispatch.Dispatcher, b
 	registry.MustRegister(metrics)
 	return scheduler.New(scheduler.Options{
 		DB: d, Poker: dispatcher, Workflows: dispatcher, Objects: objects, Logger: c.log, Metrics: metrics,
+		Policy:         c.cfg.Policy.placement(),
 		Beacon:         c.cfg.Plays(RoleAPI),
 		Silence:        c.cfg.silence(),
 		Grace:          c.cfg.Grace,
@@ -209,6 +210,7 @@ func (c *ControlPlane) newAPI(d *db.DB, dispatcher *dispatch.Dispatcher, blobs *
 			{Name: "temporal", Run: dispatcher.Check, Optional: true},
 		},
 		Rate: c.cfg.RatePerSecond, Burst: c.cfg.Burst,
+		Policy:  c.cfg.Policy.placement(),
 		Metrics: registry,
 		Agent:   api.AgentDeps{Blobs: blobs},
 	})

@@ -35,5 +35,9 @@ func tryDatabase(ctx context.Context, cfg Config, log *slog.Logger) (*db.DB, err
 	if err := db.Migrate(ctx, cfg.DatabaseURL); err != nil {
 		return nil, err
 	}
-	return db.Open(ctx, cfg.DatabaseURL, db.Options{MaxConns: int32(cfg.DatabaseConns), Logger: log})
+	o := db.Options{MaxConns: int32(cfg.DatabaseConns), Logger: log, HalfLife: cfg.Policy.HalfLife, EntryPenalty: cfg.Policy.EntryPenalty}
+	if o.HalfLife == 0 {
+		o.HalfLife = -1 // past use does not count
+	}
+	return db.Open(ctx, cfg.DatabaseURL, o)
 }

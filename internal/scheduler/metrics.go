@@ -16,6 +16,7 @@ type Metrics struct {
 	commit    prometheus.Histogram
 	placed    prometheus.Counter
 	refused   prometheus.Counter
+	preempted prometheus.Counter
 	expired   prometheus.Counter
 	orphaned  prometheus.Counter
 	lost      prometheus.Counter
@@ -37,21 +38,22 @@ func NewMetrics() *Metrics {
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14)})
 	}
 	return &Metrics{
-		leader:   gauge("leader", "1 while this process leads."),
-		queue:    gauge("queue_jobs", "Jobs that wait for a place, as the leader knows them."),
-		machines: gauge("machines", "Machines the leader knows."),
-		lag:      gauge("feed_lag_seconds", "How long the oldest transaction has kept the feed from going on."),
-		marked:   gauge("marked_machines", "Machines that get no work because their counters are wrong or they do not obey."),
-		silent:   gauge("silent_machines", "Machines that are silent and were not given up."),
-		frozen:   gauge("verdicts_frozen", "1 while so many machines are silent that none is given up."),
-		cycle:    seconds("cycle_seconds", "Time to read the feed and plan."),
-		commit:   seconds("commit_seconds", "Time to commit a batch of placements."),
-		placed:   counter("placements_total", "Attempts placed."),
-		refused:  counter("refusals_total", "Decisions that did not hold when they were committed."),
-		expired:  counter("queue_timeouts_total", "Jobs failed because their queue deadline passed."),
-		orphaned: counter("orphaned_jobs_total", "Jobs with ranks on machines that fell silent."),
-		lost:     counter("lost_machines_total", "Machines declared lost."),
-		drift:    counter("drift_rows_total", "Rows in which the mirror differed from the database at a full reload."),
+		leader:    gauge("leader", "1 while this process leads."),
+		queue:     gauge("queue_jobs", "Jobs that wait for a place, as the leader knows them."),
+		machines:  gauge("machines", "Machines the leader knows."),
+		lag:       gauge("feed_lag_seconds", "How long the oldest transaction has kept the feed from going on."),
+		marked:    gauge("marked_machines", "Machines that get no work because their counters are wrong or they do not obey."),
+		silent:    gauge("silent_machines", "Machines that are silent and were not given up."),
+		frozen:    gauge("verdicts_frozen", "1 while so many machines are silent that none is given up."),
+		cycle:     seconds("cycle_seconds", "Time to read the feed and plan."),
+		commit:    seconds("commit_seconds", "Time to commit a batch of placements."),
+		placed:    counter("placements_total", "Attempts placed."),
+		refused:   counter("refusals_total", "Decisions that did not hold when they were committed."),
+		preempted: counter("preemptions_total", "Jobs told to give way to others."),
+		expired:   counter("queue_timeouts_total", "Jobs failed because their queue deadline passed."),
+		orphaned:  counter("orphaned_jobs_total", "Jobs with ranks on machines that fell silent."),
+		lost:      counter("lost_machines_total", "Machines declared lost."),
+		drift:     counter("drift_rows_total", "Rows in which the mirror differed from the database at a full reload."),
 		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "berth", Subsystem: "scheduler", Name: "repairs_total",
 			Help: "What the reconciler did, by kind."}, []string{"kind"}),
 		forgotten: gauge("workflows_without_row", "Open workflows of jobs that have no row."),
@@ -59,7 +61,7 @@ func NewMetrics() *Metrics {
 }
 
 func (m *Metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.leader, m.queue, m.machines, m.lag, m.marked, m.silent, m.frozen, m.cycle, m.commit, m.placed, m.refused,
+	return []prometheus.Collector{m.leader, m.queue, m.machines, m.lag, m.marked, m.silent, m.frozen, m.cycle, m.commit, m.placed, m.refused, m.preempted,
 		m.expired, m.orphaned, m.lost, m.drift, m.repairs, m.forgotten}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/rows"
 	"berth/placement"
 )
 
@@ -25,6 +26,9 @@ type mirror struct {
 	now      time.Time // the database's clock at the last read
 	readAt   time.Time // our clock then
 	unknown  map[string]bool
+	starting map[berth.JobID]bool // their commit is under way
+	tenants  map[berth.TenantID]db.TenantRow
+	tenantAt time.Time // our clock when tenants were read
 
 	// The feed is complete up to cursor; ahead is the newest transaction there
 	// was at aheadAt, which it has not reached yet.
@@ -38,8 +42,11 @@ func (m *mirror) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.snapshot, m.unknown = placement.NewSnapshot(), map[string]bool{}
-	return m.apply(ctx, c)
+	m.snapshot, m.unknown, m.starting = placement.NewSnapshot(), map[string]bool{}, map[berth.JobID]bool{}
+	if err := m.apply(ctx, c); err != nil {
+		return err
+	}
+	return m.readTenants(ctx)
 }
 
 // read brings in what has changed, and the hinted rows. It reports whether
@@ -72,29 +79,101 @@ func (m *mirror) apply(ctx context.Context, c db.Changes) error {
 		if row.State == berth.MachineRetired {
 			m.snapshot.RemoveMachine(row.ID)
 		} else {
-			m.snapshot.UpsertMachine(m.machine(row))
+			m.snapshot.UpsertMachine(rows.Machine(row, m.marks.of(row.ID)))
 		}
 	}
+	held := map[berth.JobID][]db.Holder{}
+	for _, h := range c.Holders {
+		held[h.Job] = append(held[h.Job], h)
+	}
 	for _, row := range c.Jobs {
-		if waits(row) && m.snapshot.HasClass(row.Class) {
-			m.snapshot.UpsertJob(job(row))
+		if rows.Waits(row) && m.snapshot.HasClass(row.Class) {
+			m.snapshot.UpsertJob(rows.Job(row))
 		} else {
 			m.snapshot.RemoveJob(row.ID)
 		}
+		switch {
+		case row.State.HoldsCapacity():
+			m.snapshot.UpsertRunning(rows.Running(row, held[row.ID]))
+		case !m.starting[row.ID]:
+			m.snapshot.RemoveRunning(row.ID)
+		}
 	}
+	marks := make([]placement.Earmark, len(c.Earmarks))
+	for i, e := range c.Earmarks {
+		marks[i] = rows.Earmark(e)
+	}
+	m.snapshot.SetEarmarks(marks)
 	m.cursor, m.now, m.readAt = c.Next, c.Now, time.Now()
 	m.metrics.queue.Set(float64(m.snapshot.Jobs()))
 	m.metrics.machines.Set(float64(m.snapshot.Machines()))
 	return nil
 }
 
-func waits(row db.QueueJob) bool { return row.State == berth.Queued || row.State == berth.Retrying }
+// tenantsEvery is how old what is known of tenants may be: what they have used
+// changes slowly, and a change of their quotas is hinted at.
+const tenantsEvery = 500 * time.Millisecond
+
+// readTenants brings in the tenants as they are now.
+func (m *mirror) readTenants(ctx context.Context) error {
+	list, err := m.db.TenantRows(ctx)
+	if err != nil {
+		return err
+	}
+	m.tenantAt = time.Now()
+	known := make(map[berth.TenantID]db.TenantRow, len(list))
+	now := make(map[berth.TenantID]placement.Tenant, len(list))
+	budgets := false
+	for _, row := range list {
+		known[row.ID], now[row.ID] = row, rows.Tenant(row)
+		budgets = budgets || row.Quota.Budget != nil
+	}
+	if budgets {
+		m.snapshot.EachRunning(func(r placement.Running) {
+			if row := known[r.Tenant]; row.Quota.Budget != nil && row.Quota.Budget.Since != nil {
+				now[r.Tenant] = rows.Spend(now[r.Tenant], r, *row.Quota.Budget.Since)
+			}
+		})
+	}
+	for id := range m.tenants {
+		if _, ok := known[id]; !ok {
+			m.snapshot.RemoveTenant(id)
+		}
+	}
+	for _, t := range now {
+		m.snapshot.UpsertTenant(t)
+	}
+	m.tenants = known
+	return nil
+}
+
+// assume takes decisions as made while their commit is under way.
+func (m *mirror) assume(starts []berth.Start) {
+	m.snapshot.Assume(starts)
+	for _, s := range starts {
+		if j, ok := m.snapshot.Job(s.Job); ok {
+			m.starting[s.Job] = true
+			m.snapshot.UpsertRunning(rows.Starting(j, s, m.clock()))
+		}
+	}
+}
+
+// drop ends what assume began: what waits still was not started.
+func (m *mirror) drop(starts []berth.Start) {
+	m.snapshot.Drop(starts)
+	for _, s := range starts {
+		delete(m.starting, s.Job)
+		if _, waits := m.snapshot.Job(s.Job); waits {
+			m.snapshot.RemoveRunning(s.Job)
+		}
+	}
+}
 
 // define reads the requests of classes that are new here.
 func (m *mirror) define(ctx context.Context, jobs []db.QueueJob) error {
 	var missing []string
 	for _, row := range jobs {
-		if waits(row) && !m.snapshot.HasClass(row.Class) && !slices.Contains(missing, row.Class) {
+		if rows.Waits(row) && !m.snapshot.HasClass(row.Class) && !slices.Contains(missing, row.Class) {
 			missing = append(missing, row.Class)
 		}
 	}
@@ -119,29 +198,6 @@ func (m *mirror) define(ctx context.Context, jobs []db.QueueJob) error {
 
 // clock is the database's time, as near as a read ago lets us know it.
 func (m *mirror) clock() time.Time { return m.now.Add(time.Since(m.readAt)) }
-
-func (m *mirror) machine(row db.PoolMachine) placement.Machine {
-	p := placement.Machine{
-		ID: row.ID, Epoch: row.Epoch, State: row.State, Blocked: m.marks.of(row.ID),
-		Pool: row.Pool, Region: row.Region, Site: row.Site, Labels: row.Labels, Total: row.Total, Used: row.Used, Fences: row.Fences,
-	}
-	for _, g := range row.GPUs {
-		p.GPUs = append(p.GPUs, placement.Device{Index: g.Index, Model: g.Model, MemoryMiB: g.MemoryMiB, Healthy: g.Healthy, UsedMilli: g.UsedMilli})
-	}
-	return p
-}
-
-func job(row db.QueueJob) placement.Job {
-	j := placement.Job{
-		ID: row.ID, Tenant: row.Tenant, Class: row.Class, Version: row.Version, Attempt: row.Attempt,
-		Priority: row.Priority, Preemptible: row.Preemptible, SubmittedAt: row.SubmittedAt, EligibleAt: row.EligibleAt,
-		Held: row.Held, Avoid: row.Avoid,
-	}
-	if row.QueueDeadline != nil {
-		j.QueueDeadline = *row.QueueDeadline
-	}
-	return j
-}
 
 // remark brings changed marks into the snapshot.
 func (m *mirror) remark() {
@@ -178,15 +234,21 @@ func (m *mirror) reload(ctx context.Context) error {
 		return err
 	}
 	m.snapshot.UseMix(old.Mix()) // it has seen more than what waits now
-	return nil
+	return m.readTenants(ctx)
 }
 
 func (m *mirror) missed(ctx context.Context, old *placement.Snapshot, cursor db.Cursor, c db.Changes) ([]string, error) {
 	var missed []string
 	jobs := make(map[berth.JobID]bool, len(c.Jobs))
 	for _, row := range c.Jobs {
+		if row.State.HoldsCapacity() {
+			if had, ok := old.Running(row.ID); row.XID < uint64(cursor) && (!ok || had.Version != row.Version) {
+				missed = append(missed, string(row.ID))
+			}
+			continue
+		}
 		jobs[row.ID] = true
-		if had, ok := old.Job(row.ID); row.XID < uint64(cursor) && (!ok || !sameJob(had, job(row))) {
+		if had, ok := old.Job(row.ID); row.XID < uint64(cursor) && (!ok || !sameJob(had, rows.Job(row))) {
 			missed = append(missed, string(row.ID))
 		}
 	}
@@ -206,12 +268,12 @@ func (m *mirror) missed(ctx context.Context, old *placement.Snapshot, cursor db.
 	if len(gone) == 0 {
 		return missed, nil
 	}
-	rows, err := m.db.Feed(ctx, c.Next, db.Hinted{Jobs: gone})
+	found, err := m.db.Feed(ctx, c.Next, db.Hinted{Jobs: gone})
 	if err != nil {
 		return nil, fmt.Errorf("compare: %w", err)
 	}
-	for _, row := range rows.Jobs {
-		if row.XID < uint64(cursor) && !waits(row) {
+	for _, row := range found.Jobs {
+		if row.XID < uint64(cursor) && !rows.Waits(row) {
 			missed = append(missed, string(row.ID))
 		}
 	}

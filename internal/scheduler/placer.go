@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"berth"
@@ -25,6 +26,8 @@ const (
 // is under way the next batch is planned, on a snapshot in which the first
 // counts already.
 //
+// Preemptions, which are rare, are committed at once, before the starts.
+//
 //	hint ──► read ──► plan ──► assume ──► commit ──► poke
 //	           ▲                            │
 //	           └──── drop, read again ◄─────┘
@@ -43,7 +46,8 @@ type placer struct {
 
 	reloaded  time.Time
 	paused    bool
-	fruitless int // commits in a row that were refused as a whole
+	fruitless int       // commits in a row that were refused as a whole
+	stalledAt time.Time // when the tenants were read that stall has seen
 }
 
 // landing is how a commit ended.
@@ -57,7 +61,7 @@ func newPlacer(s *Scheduler, term db.Term, marks *marks) *placer {
 	return &placer{
 		Scheduler: s, term: term,
 		mirror:  s.takeWarm(marks),
-		engine:  placement.Planner{MaxStarts: batchSize, Pack: placement.Worth},
+		engine:  placement.Planner{MaxStarts: batchSize, Pack: placement.Worth, Policy: s.Policy},
 		landing: make(chan landing, 1),
 	}
 }
@@ -103,7 +107,12 @@ func (p *placer) cycle(ctx context.Context, keys []string) (behind bool, err err
 		return false, err
 	}
 	for _, starts := range p.landed {
-		p.mirror.snapshot.Drop(starts)
+		p.mirror.drop(starts)
+	}
+	if time.Since(p.mirror.tenantAt) > tenantsEvery || slices.Contains(keys, db.KeyTenants) {
+		if err := p.mirror.readTenants(ctx); err != nil {
+			return false, err
+		}
 	}
 	p.landed, p.again = nil, db.Hinted{}
 	if p.flying == nil && p.next == nil && time.Since(p.reloaded) > reloadEvery {
@@ -122,10 +131,16 @@ func (p *placer) cycle(ctx context.Context, keys []string) (behind bool, err err
 			return false, err
 		}
 		if len(plan.Start) > 0 {
-			p.mirror.snapshot.Assume(plan.Start)
+			p.mirror.assume(plan.Start)
 			p.next = plan.Start
 		}
 		p.more = plan.More
+		if err := p.displace(ctx, plan); err != nil {
+			return false, err
+		}
+		if err := p.stall(ctx, plan); err != nil {
+			return false, err
+		}
 	}
 	if p.flying == nil && p.next != nil {
 		p.flying, p.next = p.next, nil

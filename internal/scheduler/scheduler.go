@@ -11,6 +11,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/placement"
 )
 
 // Poker wakes the workflows of jobs.
@@ -60,6 +61,10 @@ type Options struct {
 	Objects   Objects   // nil: objects are not compared with the rows
 	Logger    *slog.Logger
 	Metrics   *Metrics // nil: none are kept
+
+	// Policy is how jobs are ordered and displace each other. The zero value is
+	// fair order, without aging, backfill or preemption.
+	Policy placement.Policy
 
 	// Beacon makes this process tell that API replicas can write; see
 	// db.RenewBeacon. Set it where an API is served.
@@ -234,6 +239,7 @@ func (s *Scheduler) lead(ctx context.Context, term db.Term, since time.Time) err
 	g.Go(func() error { return (&reaper{Scheduler: s, term: term}).run(ctx) })
 	g.Go(func() error { return r.run(ctx) })
 	g.Go(func() error { return s.keepHouse(ctx, term) })
+	g.Go(func() error { return s.keepAccounts(ctx, term) })
 	if s.Objects != nil {
 		g.Go(func() error { return (&tidier{Scheduler: s, term: term}).run(ctx) })
 	}

@@ -1,0 +1,264 @@
+package db_test
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+
+	"berth"
+	"berth/db"
+)
+
+// standing is a job that runs on m0 with both of its GPUs, and one that waits.
+func (s *stage) standing() (victim berth.JobID, waiting berth.JobID) {
+	s.t.Helper()
+	victim = s.queued(func(j *berth.JobSpec) { j.Resources.GPUs = 2000 })
+	term := s.term()
+	s.commit(term, s.start(victim, grantOf("m0", 0, 1)))
+	s.claim(victim, 1, 0)
+	s.run(victim)
+	return victim, s.queued(func(j *berth.JobSpec) { j.Resources.GPUs = 2000 })
+}
+
+func grantOf(machine berth.MachineID, gpus ...int) berth.Grant {
+	g := berth.Grant{Machine: machine, Epoch: 1, Capacity: berth.Capacity{CPUMilli: 100, MemoryMiB: 100, GPUMilli: 1000 * int64(len(gpus))}}
+	for _, i := range gpus {
+		g.GPUs = append(g.GPUs, berth.DeviceShare{Index: i, Milli: 1000})
+	}
+	return g
+}
+
+func (s *stage) preemption(waiting, victim berth.JobID) db.Preemption {
+	s.t.Helper()
+	return db.Preemption{
+		For: waiting,
+		Victims: []db.Victim{{
+			Job: victim, Version: one[int64](s, `SELECT version FROM jobs WHERE id = $1`, victim),
+			Attempt: one[int](s, `SELECT attempt FROM jobs WHERE id = $1`, victim), Why: "that one has a higher priority",
+		}},
+		Earmarks: []db.Earmark{{
+			Beneficiary: waiting, Machine: "m0", Victim: victim, Capacity: berth.Capacity{CPUMilli: 100, MemoryMiB: 100, GPUMilli: 2000},
+			GPUs: []berth.DeviceShare{{Index: 0, Milli: 1000}, {Index: 1, Milli: 1000}},
+		}},
+	}
+}
+
+func (s *stage) giveWay(term db.Term, p db.Preemption) (why string) {
+	s.t.Helper()
+	why, err := s.db.CommitPreemption(s.t.Context(), term, p)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return why
+}
+
+func TestAVictimIsToldForWhomAndItsRoomIsKept(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	victim, waiting := s.standing()
+	term := s.term()
+	if why := s.giveWay(term, s.preemption(waiting, victim)); why != "" {
+		t.Fatal(why)
+	}
+	job := s.job(victim)
+	if job.Status != berth.Preempting || job.Reason == nil || job.Reason.Code != berth.ReasonPreempted || !strings.Contains(job.Reason.Message, string(waiting)) {
+		t.Errorf("the victim is %s, %+v", job.Status, job.Reason)
+	}
+	if n := one[int](s, `SELECT count(*) FROM allocations WHERE job = $1 AND orders ? 'stop' AND orders ? 'checkpoint' AND stop_by IS NOT NULL`, victim); n != 1 {
+		t.Error("the machine was not told to save and stop")
+	}
+	marks := s.loadQueue().Earmarks
+	if len(marks) != 1 || !marks[0].Asleep || marks[0].Capacity.GPUMilli != 2000 || len(marks[0].GPUs) != 2 {
+		t.Errorf("earmarks %+v", marks)
+	}
+	s.exit(victim, 1, 0, berth.Exit{Cause: berth.CauseOrdered, Code: 143})
+	if r := s.settle(victim, 1); r.Next != berth.Retrying {
+		t.Fatalf("the victim is %s", r.Next)
+	}
+	after := s.job(victim)
+	if after.Failures != 0 || after.Losses != 0 || after.Preemptions != 1 || !after.SubmittedAt.Equal(job.SubmittedAt) || after.Reason.Message != job.Reason.Message || after.Reason.Rule != "preempted" {
+		t.Errorf("requeued as %+v, reason %+v", after, after.Reason)
+	}
+	if marks := s.loadQueue().Earmarks; len(marks) != 1 || marks[0].Asleep {
+		t.Errorf("earmarks once the victim has stopped: %+v", marks)
+	}
+
+	// Nobody else gets it, the victim least of all; another term keeps it.
+	other := s.queued(func(j *berth.JobSpec) { j.Resources.GPUs = 1000 })
+	mustExec(t, s.pool, `UPDATE leases SET expires_at = now() - interval '1 s'`)
+	term, _ = s.lead("another", 1e12)
+	s.mustRefuse(term, s.start(other, grantOf("m0", 1)), "kept for a job that others gave way to")
+	s.mustRefuse(term, s.start(victim, grantOf("m0", 0, 1)), "kept for a job that others gave way to")
+	if c := s.commit(term, s.start(waiting, grantOf("m0", 0, 1))); len(c.Started) != 1 {
+		t.Fatalf("the job it is for: %+v", c.Refused)
+	}
+	if n := one[int](s, `SELECT count(*) FROM earmarks`); n != 0 {
+		t.Errorf("%d earmarks outlive the placement", n)
+	}
+	if n := one[int](s, `SELECT count(*) FROM earmark_log WHERE until_seq > from_seq`); n != 3 {
+		t.Errorf("%d earmarks are on record, want one for each device and one beside", n)
+	}
+	if why := s.giveWay(term, s.preemption(waiting, victim)); why == "" {
+		t.Error("a job that waits no more displaced another")
+	}
+}
+
+func TestAPreemptionHoldsAsAWholeOrNotAtAll(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(s *stage, victim, waiting berth.JobID)
+		why    string
+	}{
+		"the victim is canceled": {func(s *stage, v, _ berth.JobID) { s.cancel(v) }, "canceling"},
+		"the victim has ended":   {func(s *stage, v, _ berth.JobID) { s.exit(v, 1, 0, berth.Exit{Cause: berth.CauseExited}) }, "a rank that has ended"},
+		"the waiting job is held": {func(s *stage, _, w berth.JobID) {
+			mustExec(s.t, s.pool, `UPDATE jobs SET held = true WHERE id = $1`, w)
+		}, "waits no more"},
+		"the waiting job is gone": {func(s *stage, _, w berth.JobID) { s.cancel(w) }, "waits no more"},
+		"the victim has changed": {func(s *stage, v, _ berth.JobID) {
+			mustExec(s.t, s.pool, `UPDATE jobs SET version = version + 1 WHERE id = $1`, v)
+		}, "version"},
+		"it gave way to it before": {func(s *stage, v, w berth.JobID) {
+			mustExec(s.t, s.pool, `UPDATE jobs SET gave_way_to = ARRAY[$2::uuid] WHERE id = $1`, v, w)
+		}, "before"},
+		"the victim does not budge": {func(s *stage, v, _ berth.JobID) {
+			mustExec(s.t, s.pool, `UPDATE jobs SET preemptible = false WHERE id = $1`, v)
+		}, "not preemptible"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t)
+			victim, waiting := s.standing()
+			p := s.preemption(waiting, victim)
+			c.change(s, victim, waiting)
+			before := one[string](s, `SELECT state FROM jobs WHERE id = $1`, victim)
+			if why := s.giveWay(s.term(), p); !strings.Contains(why, c.why) {
+				t.Errorf("refused with %q, want %q", why, c.why)
+			}
+			if got := one[string](s, `SELECT state FROM jobs WHERE id = $1`, victim); got != before {
+				t.Errorf("the victim became %s", got)
+			}
+			if n := one[int](s, `SELECT count(*) FROM earmarks`); n != 0 {
+				t.Errorf("%d earmarks", n)
+			}
+		})
+	}
+}
+
+// A cancel, a preemption, the victim's own end and a settle meet in every order;
+// the job ends once, and what was kept is for the one that waits.
+func TestPreemptionRacesWithCancelAndCompletion(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	for range 12 {
+		victim, waiting := s.standing()
+		p := s.preemption(waiting, victim)
+		term := s.term()
+		var all sync.WaitGroup
+		for _, do := range []func(context.Context) error{
+			func(ctx context.Context) error { _, err := s.db.CommitPreemption(ctx, term, p); return err },
+			func(ctx context.Context) error {
+				_, err := s.db.RequestCancel(ctx, "", victim, "user:test", nil)
+				return err
+			},
+			func(ctx context.Context) error { _, err := s.db.StopAttempt(ctx, victim, 1); return err },
+			func(context.Context) error {
+				s.exit(victim, 1, 0, berth.Exit{Cause: berth.CauseExited})
+				return nil
+			},
+		} {
+			all.Go(func() {
+				if err := do(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		r := s.settle(victim, 1)
+		if r.NotReady || !r.Next.Terminal() && r.Next != berth.Retrying {
+			t.Errorf("settled as %+v", r)
+		}
+		if _, err := s.db.RequestCancel(t.Context(), "", waiting, "user:test", nil); err != nil {
+			t.Error(err)
+		}
+		if n := one[int](s, `SELECT count(*) FROM earmarks WHERE beneficiary = $1`, waiting); n != 0 {
+			t.Errorf("%d earmarks of a canceled job", n)
+		}
+		if got := s.job(victim).Status; got == berth.Retrying {
+			s.cancel(victim)
+		}
+	}
+	if list, err := s.db.Miscounts(t.Context()); err != nil || len(list) > 0 {
+		t.Errorf("counters: %v, %v", list, err)
+	}
+}
+
+func TestUsageIsChargedOnceAndDecays(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	victim, _ := s.standing()
+	mustExec(t, s.pool, `UPDATE allocations SET reserved_at = now() - interval '1 hour' WHERE job = $1`, victim)
+	if err := s.db.SetQuota(t.Context(), berth.Quota{Tenant: "default", Budget: &berth.GPUBudget{GPUHours: 10, Period: berth.Duration(24 * 3600e9)}}); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, s.pool, `UPDATE tenants SET budget_since = now() - interval '30 minutes'`)
+	near := func(what string, got, want float64) {
+		t.Helper()
+		if got < want*0.98 || got > want*1.02 {
+			t.Errorf("%s is %g, want %g", what, got, want)
+		}
+	}
+	u := s.tenant("default").Use
+	near("GPU hours of what runs", u.GPUHours, 2)
+	near("spent of what runs", u.SpentGPUs, 1)
+	if u.Running != 1 || u.Waiting != 1 || *u.Holding.GPUs != 2000 {
+		t.Errorf("use %+v", u)
+	}
+	s.exit(victim, 1, 0, berth.Exit{Cause: berth.CauseExited})
+	charged := s.tenant("default").Use
+	near("GPU hours once it has ended", charged.GPUHours, 2)
+	near("spent once it has ended", charged.SpentGPUs, 1)
+	term := s.term()
+	if n, err := s.db.FoldUsage(t.Context(), term, 100); err != nil || n != 1 {
+		t.Fatalf("folded %d, %v", n, err)
+	}
+	if n, err := s.db.FoldUsage(t.Context(), term, 100); err != nil || n != 0 {
+		t.Errorf("folded %d again, %v", n, err)
+	}
+	folded := s.tenant("default").Use
+	near("GPU hours folded", folded.GPUHours, 2)
+	near("spent folded", folded.SpentGPUs, 1)
+	mustExec(t, s.pool, `UPDATE tenants SET used_at = used_at - $1::interval, period_at = period_at - interval '24 hours', budget_since = budget_since - interval '24 hours'`, berth.DefaultHalfLife)
+	later := s.tenant("default").Use
+	near("GPU hours a half-life later", later.GPUHours, 1)
+	if later.SpentGPUs != 0 {
+		t.Errorf("spent in the next period: %g", later.SpentGPUs)
+	}
+}
+
+func TestStalledClocksAreWrittenOncePerChange(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	for range 2 {
+		if err := s.db.SetStalled(t.Context(), term, []berth.TenantID{"default"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	since := s.tenant("default").StalledSince
+	if since == nil {
+		t.Fatal("the clock does not run")
+	}
+	mustExec(t, s.pool, `UPDATE tenants SET stalled_since = stalled_since - interval '1 hour'`)
+	id := s.submit(nil)
+	if ms := one[int64](s, `SELECT stalled_ms FROM jobs WHERE id = $1`, id); ms < 3_599_000 {
+		t.Errorf("a new job has its tenant's clock at %d ms", ms)
+	}
+	if err := s.db.SetStalled(t.Context(), term, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.tenant("default"); got.StalledSince != nil || got.Stalled.Hours() < 0.99 {
+		t.Errorf("stopped at %s, since %v", got.Stalled, got.StalledSince)
+	}
+}

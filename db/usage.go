@@ -1,0 +1,76 @@
+package db
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// FoldUsage adds what was charged since the last time to the tenants, and takes
+// it out of usage_charges: at most limit charges. It returns how many. Of what
+// is read of a tenant's use nothing changes by it.
+func (d *DB) FoldUsage(ctx context.Context, term Term, limit int) (int, error) {
+	var some bool
+	if err := d.pool.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM usage_charges)`).Scan(&some); err != nil || !some {
+		return 0, mapError(err, "usage")
+	}
+	args := d.usageArgs()
+	args["limit"] = limit
+	var n int
+	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `
+			SELECT 1
+			FROM tenants
+			WHERE id IN (SELECT tenant FROM usage_charges)
+			ORDER BY id
+			FOR NO KEY UPDATE`); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, `
+			WITH taken AS MATERIALIZED (
+				DELETE FROM usage_charges
+				WHERE (alloc_id, entry_ms) IN (SELECT alloc_id, entry_ms FROM usage_charges ORDER BY alloc_id, entry_ms LIMIT @limit)
+				RETURNING *
+			), `+usageOf("taken")+`, folded AS (
+				UPDATE tenants t
+				SET used_cpu_s = `+usedNow("used_cpu_s")+` + u.cpu_s,
+					used_mem_mb_s = `+usedNow("used_mem_mb_s")+` + u.mem_mb_s,
+					used_gpu_s = `+usedNow("used_gpu_s")+` + u.gpu_s,
+					used_at = n.at,
+					period_gpu_s = CASE WHEN t.period_at = p.period THEN t.period_gpu_s ELSE 0 END + u.spent_s,
+					period_at = p.period
+				FROM u
+				CROSS JOIN n
+				JOIN p ON p.id = u.tenant
+				WHERE t.id = u.tenant
+			)
+			SELECT count(*) FROM taken`, args).Scan(&n)
+	})
+	return n, mapError(err, "usage")
+}
+
+// SetStalled says which tenants' work waits for their quotas alone, at present:
+// the clocks of those begin, those of all others end.
+func (d *DB) SetStalled(ctx context.Context, term Term, tenants []berth.TenantID) error {
+	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		args := pgx.NamedArgs{"tenants": append([]berth.TenantID{}, tenants...)} // never NULL
+		_, err := tx.Exec(ctx, `
+			SELECT 1
+			FROM tenants
+			WHERE (id = ANY(@tenants::text[])) <> (stalled_since IS NOT NULL)
+			ORDER BY id
+			FOR NO KEY UPDATE`, args)
+		if err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, `
+			UPDATE tenants
+			SET stalled_ms = stalled_ms + coalesce(extract(epoch FROM clock_timestamp() - stalled_since) * 1000, 0)::bigint,
+				stalled_since = CASE WHEN id = ANY(@tenants::text[]) THEN clock_timestamp() END
+			WHERE (id = ANY(@tenants::text[])) <> (stalled_since IS NOT NULL)`, args)
+		return err
+	})
+	return mapError(err, "tenants")
+}
