@@ -239,12 +239,17 @@ func (f *Fake) Logs(ctx context.Context, name string, since time.Time, follow bo
 	if err := c.log.read(ctx, since, c.removed, emit); err != nil {
 		return err
 	}
+	// The log ends shortly before its container does, or when it is removed.
 	select {
 	case <-c.exited:
-		return nil
-	default:
+	case <-c.removed:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if c.snapshot().State != node.ContainerExited {
 		return noContainer(name)
 	}
+	return nil
 }
 
 // Remove kills the container if it runs, and forgets it with its log.
