@@ -53,11 +53,7 @@ type RegisterResponse struct {
 	// the restore of a backup: they run on and are nobody's work.
 	Quarantine []AllocationID `json:"quarantine,omitempty"`
 
-	// Reserved is work that nobody has claimed yet. Its waiters come by the task
-	// queue, but one that an earlier process took along into its death comes again
-	// only after Temporal has missed its heartbeats.
-	Reserved []RunRequest `json:"reserved,omitempty"`
-	Sync     SyncResponse `json:"sync"`
+	Sync SyncResponse `json:"sync"`
 }
 
 // SyncRequest renews the machine's lease, reports changes and asks for orders.
@@ -73,7 +69,8 @@ type SyncRequest struct {
 }
 
 // SyncResponse carries the machine's full set of assignments whenever it
-// differs from what the agent has.
+// differs from what the agent has: what the machine holds, and what is reserved
+// there for it to claim.
 type SyncResponse struct {
 	TTLSeconds  int            `json:"ttl_seconds"`
 	Renewed     bool           `json:"renewed,omitempty"` // the lease was, after this call arrived; one of a moment ago may do for the server
@@ -117,7 +114,7 @@ type RankReport struct {
 	ImageDigest string       `json:"image_digest,omitempty"`
 	Restored    *int64       `json:"restored,omitempty"` // the step that was verified and put in place
 	Warning     string       `json:"warning,omitempty"`  // shown as an event, once per text
-	Unwaited    bool         `json:"unwaited,omitempty"` // sealed, and no waiter is here to tell the workflow
+	Unwaited    bool         `json:"unwaited,omitempty"` // sealed, and no waiter has come to tell the workflow
 }
 
 // ClaimRequest asks for the work of one allocation.

@@ -14,15 +14,19 @@ import (
 	"berth"
 )
 
+// takeable is when a reservation a of job j may be taken up by machine m. Such
+// reservations are what a machine is told of, and what it may claim.
+const takeable = `
+	a.state = 'reserved' AND a.machine_epoch = m.epoch AND j.attempt = a.attempt AND j.state IN ('scheduled', 'running')
+	AND (j.mode <> 'exclusive' OR m.fence_ms > 0)
+	AND NOT a.orders ?| ARRAY['stop', 'kill', 'checkpoint']`
+
 // claimable is when an allocation a of job j may be claimed from machine m.
 const claimable = `
 	a.id = @alloc AND a.machine_id = @machine AND a.job = @job AND a.attempt = @attempt
 	AND j.id = a.job AND m.id = a.machine_id
 	AND j.attempt = a.attempt
-	AND (
-	    a.state = 'reserved' AND a.machine_epoch = m.epoch AND j.state IN ('scheduled', 'running')
-	        AND (j.mode <> 'exclusive' OR m.fence_ms > 0)
-	        AND NOT a.orders ?| ARRAY['stop', 'kill', 'checkpoint']
+	AND (` + takeable + `
 	    OR a.state = 'active' AND a.machine_epoch = m.epoch AND j.state IN ('scheduled', 'running', 'preempting', 'canceling')
 	    OR a.state = 'exited' AND j.state NOT IN ('succeeded', 'failed', 'canceled')
 	)`

@@ -90,25 +90,7 @@ func (d *DB) Register(ctx context.Context, machine berth.MachineID, req berth.Re
 		return answer, jobs, err
 	}
 	answer.Sync = s.response("")
-	answer.Reserved, err = d.reserved(ctx, machine)
-	return answer, jobs, err
-}
-
-// reserved lists what a machine may claim and has not.
-func (d *DB) reserved(ctx context.Context, machine berth.MachineID) ([]berth.RunRequest, error) {
-	rows, err := d.pool.Query(ctx, `
-		SELECT a.job::text, a.attempt, a.id
-		FROM allocations a
-		JOIN machines m ON m.id = a.machine_id AND m.epoch = a.machine_epoch
-		WHERE a.machine_id = @machine AND a.state = 'reserved' AND a.orders = '{}'
-		ORDER BY a.id`, pgx.NamedArgs{"machine": machine})
-	if err != nil {
-		return nil, mapError(err, "reservations of machine "+string(machine))
-	}
-	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (r berth.RunRequest, err error) {
-		return r, row.Scan(&r.Job, &r.Attempt, &r.Alloc)
-	})
-	return list, mapError(err, "reservations of machine "+string(machine))
+	return answer, jobs, nil
 }
 
 func (r *registration) run(ctx context.Context) error {

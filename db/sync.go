@@ -14,9 +14,9 @@ import (
 )
 
 // session is what one read tells of a machine: its terms and the full set of
-// what it is concerned with. A reservation without orders is not in it: its
-// waiter comes by the task queue, and a backlog of them would travel with every
-// answer.
+// what it is concerned with. A reservation is in it as long as the machine may
+// take it up, or has been told something about it; one that its claim would
+// refuse would only be asked for again and again.
 type session struct {
 	state       berth.MachineState
 	epoch       int64
@@ -32,8 +32,9 @@ func (d *DB) session(ctx context.Context, machine berth.MachineID) (*session, er
 		       coalesce(j.run_limit_ms, 0)
 		FROM machines m
 		LEFT JOIN machine_leases l ON l.machine_id = m.id
-		LEFT JOIN allocations a ON a.machine_id = m.id AND a.forgotten_at IS NULL AND (a.state <> 'reserved' OR a.orders <> '{}')
-		LEFT JOIN jobs j ON j.id = a.job
+		LEFT JOIN (allocations a LEFT JOIN jobs j ON j.id = a.job)
+		    ON a.machine_id = @machine AND a.forgotten_at IS NULL
+		    AND (a.state <> 'reserved' OR a.orders <> '{}' OR `+takeable+`)
 		WHERE m.id = @machine
 		ORDER BY a.id`, pgx.NamedArgs{"machine": machine})
 	if err != nil {

@@ -20,6 +20,7 @@ func TestJobs(t *testing.T) {
 	}{
 		{"a job runs, and its history is short", runs},
 		{"a job that waits has a short history too", waits},
+		{"a Run that is lost on its way holds up nothing", losesRuns},
 		{"a failing job is retried and then given up", retries},
 		{"a queued job is canceled at once, a held one waits", cancelsQueued},
 		{"a running job is stopped and canceled", cancelsRunning},
@@ -38,7 +39,7 @@ func TestJobs(t *testing.T) {
 const mostEvents = 18
 
 func runs(t *testing.T, s *stack) {
-	id := s.submit(t, spec("runs", "echo", "hello"))
+	id := s.submit(t, spec("runs", "do", "echo hello", "sleep 1s")) // it outlives the step that placed it
 	job := s.ends(t, id, berth.Succeeded)
 	h := s.history(t, id)
 	if n := len(h.GetEvents()); n > mostEvents {
@@ -87,6 +88,27 @@ func waits(t *testing.T, s *stack) {
 		t.Errorf("%d events: %v", n, kinds(h))
 	}
 	record(t, "waited-for-its-grant", h)
+}
+
+// losesRuns loses every Run: the containers start by the machine's own sync, and
+// the workflow hears of their ends from the agent long before Temporal misses a
+// heartbeat.
+func losesRuns(t *testing.T, s *stack) {
+	s.lossy.Store(true)
+	defer s.lossy.Store(false)
+	ids := []berth.JobID{s.submit(t, spec("lost", "exit", "0")), s.submit(t, spec("lost", "exit", "0"))}
+	began := time.Now()
+	for _, id := range ids {
+		if job := s.ends(t, id, berth.Succeeded); len(job.Attempts) != 1 {
+			t.Errorf("job is %+v, attempts %+v", job, job.Attempts)
+		} else if took := job.FinishedAt.Sub(job.SubmittedAt); took > time.Minute { // the heartbeat is missed after two
+			t.Errorf("job ended after %s", took)
+		}
+		if n := len(s.history(t, id).GetEvents()); n > mostEvents {
+			t.Errorf("%d events: %v", n, kinds(s.history(t, id)))
+		}
+	}
+	t.Logf("without their Runs they ended in %s", time.Since(began).Round(time.Millisecond))
 }
 
 func retries(t *testing.T, s *stack) {

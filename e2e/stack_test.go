@@ -11,10 +11,12 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.temporal.io/api/enums/v1"
+	"go.temporal.io/sdk/activity"
 	"go.temporal.io/sdk/client"
 
 	"berth"
@@ -42,6 +44,7 @@ type stack struct {
 	server   *temporaldev.Server
 	address  string // of Temporal
 	engines  map[berth.MachineID]*fakeruntime.Fake
+	lossy    atomic.Bool // every Run that is delivered is lost on its way
 }
 
 // quick are ages at which a test need not wait long for a workflow that is gone.
@@ -157,6 +160,21 @@ func (s *stack) run(what string, f func(context.Context) error) {
 	})
 }
 
+// delivers hands Runs on to the agent, or loses them: then Temporal knows them
+// as begun, and hears nothing more.
+func (s *stack) delivers(run workers.RunFunc) workers.RunFunc {
+	return func(ctx context.Context, r berth.RunRequest) (berth.RunResult, error) {
+		if !s.lossy.Load() {
+			return run(ctx, r)
+		}
+		select {
+		case <-ctx.Done():
+		case <-activity.GetWorkerStopChannel(ctx):
+		}
+		return berth.RunResult{}, errors.New("lost")
+	}
+}
+
 // gpus is a declared inventory.
 type gpus []berth.GPU
 
@@ -182,7 +200,7 @@ func (s *stack) join(m berth.MachineID, log *slog.Logger) {
 			{Index: 1, UUID: string(m) + "-1", Model: "H100", MemoryMiB: 81920, Healthy: true},
 		},
 		Work: func(ctx context.Context, id berth.MachineID, a *node.Activities) error {
-			return workers.NewNode(s.temporal, id, a.Run, log).Run(ctx)
+			return workers.NewNode(s.temporal, id, s.delivers(a.Run), log).Run(ctx)
 		},
 	}
 	s.run("agent "+string(m), func(ctx context.Context) error { return agent.Run(ctx, cfg) })

@@ -128,7 +128,7 @@ func TestRestartBeforeTheStart(t *testing.T) {
 
 // A process that dies with a reservation it was handed, and did not claim, takes
 // the waiter along: Temporal gives it out again only after minutes. The next
-// process is told by its registration.
+// process is told by its first set.
 func TestF7AReservationThatADeadProcessTookAlongIsTakenUp(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

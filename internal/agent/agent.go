@@ -148,7 +148,6 @@ func (a *Agent) keepSession(ctx context.Context) error {
 			continue // register again, with that cluster's containers
 		}
 		over := a.control.begin(answer.Epoch)
-		a.sup.takeUp(answer.Reserved)
 		a.log.Info("registered", "epoch", answer.Epoch, "kills", len(answer.Kill))
 		if !swept {
 			swept = true
@@ -262,10 +261,18 @@ func (a *Agent) serve(ctx context.Context, over <-chan struct{}, first berth.Syn
 
 var errSessionOver = errors.New("session is over")
 
-// pollPause is the least time from one long poll to the next. A single order
-// does not wait for it; while orders keep coming they come together, since each
-// answer carries the whole set.
-const pollPause = 100 * time.Millisecond
+// Pauses between long polls. An answer costs by the size of its set, so the
+// pause grows with it: a machine with little to do hears of the next rank at
+// once, and to a busy one the news come together.
+const (
+	pausePerRank = 5 * time.Millisecond
+	maxPollPause = 100 * time.Millisecond
+)
+
+// pollPause is the least time from one long poll to the next after an answer.
+func pollPause(r berth.SyncResponse) time.Duration {
+	return min(maxPollPause, pausePerRank*time.Duration(len(r.Assignments)))
+}
 
 // poll is the long poll for orders; it renews the lease.
 func (a *Agent) poll(ctx context.Context, over <-chan struct{}, in *inbox) {
@@ -279,7 +286,7 @@ func (a *Agent) poll(ctx context.Context, over <-chan struct{}, in *inbox) {
 			wait.reset()
 			a.heard(at, answer)
 			in.take(sent, answer)
-			_ = sleep(ctx, pollPause-time.Since(asked)) // the loop sees ctx's end
+			_ = sleep(ctx, pollPause(answer)-time.Since(asked)) // the loop sees ctx's end
 			continue
 		}
 		if a.failed(ctx, over, wait, err) {
@@ -386,7 +393,7 @@ func (i *inbox) take(asked int64, r berth.SyncResponse) {
 	case !r.Changed:
 		return
 	case asked < i.applied:
-		i.sup.order(r.Assignments) // orders only add up, whatever their age
+		i.sup.hear(r.Assignments)
 		return
 	}
 	i.applied, i.has = asked, r.Digest

@@ -165,11 +165,22 @@ func TestCancelBeforeTheClaim(t *testing.T) {
 	s := newSite(t)
 	m := s.machine("m1")
 	id := s.submit(nil, "echo", "x")
+	claims := make(chan struct{}, 1000)
+	hold := func(r *http.Request) int {
+		if !strings.HasSuffix(r.URL.Path, "/claim") {
+			return 0
+		}
+		claims <- struct{}{}
+		return http.StatusServiceUnavailable
+	}
+	s.gate.refuse.Store(&hold)
 	req := m.place(id)
+	<-claims // it has been told, by its set
 	s.cancel(id)
 	if j := s.settle(id); j.Status != berth.Canceled {
 		t.Errorf("job is %s", j.Status)
 	}
+	s.gate.refuse.Store(nil)
 	if r := m.wait(req).result(); r.Phase == berth.PhaseSealed {
 		t.Errorf("a waiter that came too late got %+v", r)
 	}

@@ -64,6 +64,7 @@ type Timing struct {
 	PullPause       time.Duration // before an image is asked for again, the first time; then doubled
 	PreparePatience time.Duration // with an image and a checkpoint, before the rank goes elsewhere
 	RefusedPause    time.Duration // before a report that the server could not store is sent again
+	WaiterPatience  time.Duration // how long an end waits for its waiter before the server tells the workflow
 }
 
 func (t Timing) withDefaults() Timing {
@@ -83,6 +84,7 @@ func (t Timing) withDefaults() Timing {
 	set(&t.PullPause, time.Second)
 	set(&t.PreparePatience, time.Hour)
 	set(&t.RefusedPause, time.Minute)
+	set(&t.WaiterPatience, 5*time.Second)
 	return t
 }
 

@@ -8,13 +8,16 @@ import (
 	"berth/activities/node"
 )
 
-// A machine's queue was not polled; its job went elsewhere. The task that it
+// A machine heard nothing of its work, which went elsewhere. The task that it
 // gets late, or twice, starts nothing.
 func TestF19ATaskThatComesLateStartsNothing(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	deaf, other := s.machine("m1"), s.machine("m2")
 	id := s.submit(nil, "sleep", "1m")
+	if err := deaf.stop(); err != nil {
+		t.Fatal(err)
+	}
 	late := deaf.place(id)
 	if _, err := s.db.Pool().Exec(t.Context(), `UPDATE allocations SET reserved_at = now() - interval '3 min' WHERE job = $1`, id); err != nil {
 		t.Fatal(err)
@@ -27,6 +30,7 @@ func TestF19ATaskThatComesLateStartsNothing(t *testing.T) {
 	}
 	req, w := other.run(id)
 	other.running(req)
+	deaf.start()
 	for range 2 {
 		if r := deaf.wait(late).result(); r.Exit != nil || r.Phase == berth.PhaseRunning {
 			t.Errorf("the late task came to %+v", r)

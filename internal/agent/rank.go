@@ -61,7 +61,9 @@ type rank struct {
 	taken    int64 // version the server has
 	due      time.Time
 	logEnd   int64
-	waiters  int // activities that wait for the end
+	waiters  int       // activities that wait for the end
+	unwaited time.Time // since when there is none
+	heard    bool      // one took the end along
 }
 
 func newRank(s *Supervisor, alloc berth.AllocationID, job berth.JobID, number, attempt int) *rank {
@@ -70,9 +72,10 @@ func newRank(s *Supervisor, alloc berth.AllocationID, job berth.JobID, number, a
 		sup: s, alloc: alloc, job: job, number: number, attempt: attempt,
 		log: s.log.With("job_id", job, "attempt", attempt, "alloc", alloc),
 		ctx: ctx, cancel: cancel,
-		sealed: make(chan struct{}),
-		kick:   make(chan struct{}, 1),
-		report: berth.RankReport{Alloc: alloc, Job: job, Attempt: attempt, Rank: number},
+		sealed:   make(chan struct{}),
+		kick:     make(chan struct{}, 1),
+		unwaited: time.Now(),
+		report:   berth.RankReport{Alloc: alloc, Job: job, Attempt: attempt, Rank: number},
 	}
 }
 
@@ -241,26 +244,44 @@ func (r *rank) warn(text string) {
 // present is the report as it stands, and when it is due; zero if the server
 // has it.
 //
-// After a process that was killed no waiter comes back before Temporal has
-// missed its heartbeat. The server is told, or a rank that ends in that time
-// would stand unsettled for all of it.
+// A rank may end before its waiter comes by the task queue, and a waiter that
+// was lost, on its way or with a process that was killed, comes again only when
+// Temporal has missed its heartbeat. An end that nobody has waited for in a
+// while is told as such, or it would stand unsettled for all of that time.
 func (r *rank) present() (berth.RankReport, int64, time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p := r.report
-	p.Unwaited = p.Phase == berth.PhaseSealed && r.waiters == 0
+	p.Unwaited = r.lonely() && time.Since(r.unwaited) >= r.timing().WaiterPatience
 	return p, r.version, r.due
+}
+
+// lonely reports whether the rank has ended and no waiter knows; r.mu is held.
+func (r *rank) lonely() bool {
+	return r.report.Phase == berth.PhaseSealed && r.waiters == 0 && !r.heard
 }
 
 // await counts a waiter until the returned function is called.
 func (r *rank) await() (done func()) {
-	add := func(n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.waiters++
+	return func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.waiters += n
+		r.waiters--
+		r.unwaited = time.Now()
+		r.dueWhenLonely()
 	}
-	add(1)
-	return func() { add(-1) }
+}
+
+// dueWhenLonely makes an end that the server has due again for the time when a
+// waiter for it should have come; r.mu is held.
+func (r *rank) dueWhenLonely() {
+	if r.lonely() && r.taken == r.version && r.due.IsZero() {
+		r.due = r.unwaited.Add(r.timing().WaiterPatience)
+		r.sup.poke()
+	}
 }
 
 // reported notes that the server has taken a report.
@@ -276,6 +297,9 @@ func (r *rank) reported(p berth.RankReport, version int64) {
 	}
 	if p.Phase == berth.PhaseSealed {
 		r.closeSealed()
+	}
+	if !p.Unwaited {
+		r.dueWhenLonely()
 	}
 }
 
@@ -302,9 +326,11 @@ func (r *rank) reportAgain() {
 	}
 }
 
+// result is the end for a waiter to take along.
 func (r *rank) result() berth.RunResult {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.heard = true
 	return berth.RunResult{Phase: r.report.Phase, Exit: r.report.Exit}
 }
 

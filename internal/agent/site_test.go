@@ -132,6 +132,7 @@ var quick = agent.Timing{
 	LogFirst: 10 * time.Millisecond, LogEvery: 50 * time.Millisecond,
 	CheckpointPoll: 10 * time.Millisecond, ProgressPoll: 20 * time.Millisecond, HealthPoll: 20 * time.Millisecond,
 	RestorePatience: 300 * time.Millisecond, UploadPatience: 300 * time.Millisecond, EnginePatience: 300 * time.Millisecond, PullPause: 5 * time.Millisecond,
+	WaiterPatience: 100 * time.Millisecond,
 }
 
 // machine joins a machine with a fake engine and waits until it is ready for
@@ -275,6 +276,7 @@ func (m *machine) placeOn(device int, id berth.JobID) berth.RunRequest {
 	if err != nil || len(c.Started) != 1 {
 		s.t.Fatalf("place: %+v, %v", c, err)
 	}
+	s.db.Hub().Publish(db.TopicMachine, string(m.id))
 	v, err := s.db.Load(s.t.Context(), id)
 	if err != nil {
 		s.t.Fatal(err)

@@ -69,24 +69,23 @@ func (s *Supervisor) waitAdopted(ctx context.Context) error {
 	}
 }
 
-// Ensure takes up the work of an allocation, unless it has it already.
+// Ensure takes up the work of an allocation, unless it is here already: most
+// often the machine's set brought it before.
 func (s *Supervisor) Ensure(ctx context.Context, req berth.RunRequest) error {
 	if err := s.waitAdopted(ctx); err != nil {
 		return err
 	}
-	s.takeUp([]berth.RunRequest{req})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ranks[req.Alloc] == nil {
+		s.takeUp(req.Alloc, req.Job, req.Attempt)
+	}
 	return nil
 }
 
-// takeUp begins the work that is not here yet.
-func (s *Supervisor) takeUp(work []berth.RunRequest) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, req := range work {
-		if s.ranks[req.Alloc] == nil {
-			s.start(newRank(s, req.Alloc, req.Job, 0, req.Attempt))
-		}
-	}
+// takeUp begins a rank that may be ours: its claim tells. s.mu is held.
+func (s *Supervisor) takeUp(alloc berth.AllocationID, job berth.JobID, attempt int) {
+	s.start(newRank(s, alloc, job, 0, attempt))
 }
 
 // Wait blocks until the rank's end is on record, or until it turns out not to
@@ -224,13 +223,18 @@ func (s *Supervisor) adopt(found []node.Container, kill, quarantine []berth.Allo
 	s.adoptedOnce.Do(func() { close(s.adopted) })
 }
 
-// order passes orders on to the ranks that are here.
-func (s *Supervisor) order(set []berth.Assignment) {
+// hear takes what an answer tells that may be older than one before it, as a
+// long poll's is once a report was answered meanwhile. Orders only add up,
+// whatever their age, and a reservation that is none any more costs a claim
+// that is refused.
+func (s *Supervisor) hear(set []berth.Assignment) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, a := range set {
 		if r := s.ranks[a.Alloc]; r != nil {
 			r.order(a)
+		} else if offered(a) && !s.gone[a.Alloc] {
+			s.takeUp(a.Alloc, a.Job, a.Attempt)
 		}
 	}
 }
@@ -247,6 +251,10 @@ func (s *Supervisor) assign(set []berth.Assignment) {
 		if s.gone[a.Alloc] || !begins(a) {
 			continue
 		}
+		if offered(a) {
+			s.takeUp(a.Alloc, a.Job, a.Attempt)
+			continue
+		}
 		r := newRank(s, a.Alloc, a.Job, a.Rank, a.Attempt)
 		r.adopts, r.named = true, true
 		switch {
@@ -260,11 +268,16 @@ func (s *Supervisor) assign(set []berth.Assignment) {
 	}
 }
 
+// offered reports whether an assignment is a reservation to be claimed.
+func offered(a berth.Assignment) bool {
+	return a.State == berth.AllocReserved && !stops(a.Orders)
+}
+
 // begins reports whether an assignment that has no rank here asks for one.
 func begins(a berth.Assignment) bool {
 	switch a.State {
-	case berth.AllocReserved: // else its waiter comes by the task queue
-		return stops(a.Orders)
+	case berth.AllocReserved:
+		return true // to be claimed, or to be told that it never will be
 	case berth.AllocActive, berth.AllocExited:
 		return true // an earlier process claimed it; with or without a container, it is ours
 	case berth.AllocOrphaned, berth.AllocReleased:

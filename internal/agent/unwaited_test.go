@@ -5,15 +5,17 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"berth"
 )
 
-// The workflow of a rank whose waiter died with its agent would hear of the end
-// only when Temporal misses the waiter's heartbeat.
+// The workflow of a rank whose waiter died with its agent, or never came, would
+// hear of the end only when Temporal misses the waiter's heartbeat.
 func TestEndThatNobodyWaitsForIsReportedAsSuch(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -44,26 +46,64 @@ func TestEndThatNobodyWaitsForIsReportedAsSuch(t *testing.T) {
 		return 0
 	}
 	s.gate.refuse.Store(&listen)
-	alone, attended := s.submit(nil, "trap-term", "0"), s.submit(nil, "trap-term", "0")
-	for _, id := range []berth.JobID{alone, attended} {
+	died, lost, attended := s.submit(nil, "trap-term", "0"), s.submit(nil, "trap-term", "0"), s.submit(nil, "trap-term", "0")
+	var waiter *waiter
+	for _, id := range []berth.JobID{died, lost, attended} {
 		m := s.machine(berth.MachineID("m-" + string(id)))
-		req, _ := m.run(id)
+		req := m.place(id)
+		if id != lost {
+			waiter = m.wait(req)
+		}
 		m.running(req)
-		if id == alone {
+		if id == died {
 			m.restart()
 		}
 		m.terminate(req)
 	}
-	s.until("both are sealed", func() bool {
+	waiter.exit()
+	s.until("the ends of the others are told as unwaited", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
-		return len(unwaited) == 2
+		return unwaited[died] && unwaited[lost]
 	})
 	mu.Lock()
 	defer mu.Unlock()
-	if !unwaited[alone] || unwaited[attended] {
-		t.Errorf("unwaited are %v; want %s and not %s", unwaited, alone, attended)
+	if unwaited[attended] {
+		t.Error("an end whose waiter took it along was told as unwaited")
 	}
+}
+
+// A rank is begun by its machine's set and by its waiter, in any order and at
+// once. One claim is made and one container started.
+func TestARankIsTakenUpOnceWhoeverBringsIt(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	var claims atomic.Int64
+	count := func(r *http.Request) int {
+		if strings.HasSuffix(r.URL.Path, "/claim") {
+			claims.Add(1)
+		}
+		return 0
+	}
+	s.gate.refuse.Store(&count)
+	id := s.submit(nil, "do", "echo once")
+	req := m.place(id)
+	first, second := m.wait(req), m.wait(req)
+	if a, b := first.exit(), second.exit(); a.Code != 0 || b.Code != 0 {
+		t.Errorf("the waiters came back with %+v and %+v", a, b)
+	}
+	if late := m.wait(req).exit(); late.Code != 0 { // comes when all is over
+		t.Errorf("the late waiter came back with %+v", late)
+	}
+	if n := claims.Load(); n != 1 {
+		t.Errorf("%d claims", n)
+	}
+	if got := s.log(id, 1); !slices.Equal(got, []string{"once"}) {
+		t.Errorf("log is %q", got)
+	}
+	s.settle(id)
+	m.cleared(req)
 }
 
 // terminate ends a rank's container from within, as the end of its work would.
