@@ -28,6 +28,8 @@ type reporting struct {
 
 	part bool // of a call: the parts before it have stored its seq
 
+	writes pgx.Batch // to be sent together, in the order of their locks
+
 	lockJobs map[berth.JobID]bool
 	jobs     map[berth.JobID]*reportedJob
 	rows     map[berth.AllocationID]*reportedRow
@@ -133,9 +135,9 @@ func needsJob(p berth.RankReport) bool {
 func plain(x berth.Exit) bool { return x.Cause == berth.CauseExited && x.Code == 0 }
 
 func (r *reporting) run(ctx context.Context) error {
-	r.order, r.stale, r.freed = nil, nil, false
+	r.order, r.stale, r.freed, r.writes = nil, nil, false, pgx.Batch{}
 	for _, step := range []func(context.Context) error{
-		r.lock, r.apply, r.write, r.startJobs, r.writeMachine, r.renew,
+		r.lock, r.apply, r.write, r.startJobs, r.writeMachine, r.renew, r.send,
 	} {
 		if err := step(ctx); err != nil {
 			return err

@@ -8,12 +8,26 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"berth"
 )
 
+// send sends the writes that are queued, in one round trip.
+func (r *reporting) send(ctx context.Context) error {
+	if r.writes.Len() == 0 {
+		return nil
+	}
+	b := r.writes
+	r.writes = pgx.Batch{}
+	if err := r.tx.SendBatch(ctx, &b).Close(); err != nil {
+		return fmt.Errorf("store reports: %w", err)
+	}
+	return nil
+}
+
 // write stores every changed row in one statement.
-func (r *reporting) write(ctx context.Context) error {
+func (r *reporting) write(context.Context) error {
 	var (
 		id            []int64
 		state, phase  []string
@@ -43,7 +57,7 @@ func (r *reporting) write(ctx context.Context) error {
 	if len(id) == 0 {
 		return nil
 	}
-	_, err := r.tx.Exec(ctx, `
+	r.writes.Queue(`
 		UPDATE allocations a
 		SET state = x.state,
 		    phase = x.phase,
@@ -60,17 +74,15 @@ func (r *reporting) write(ctx context.Context) error {
 		     AS x (id, state, phase, exit, progress, begun, forget)
 		WHERE a.id = x.id`,
 		pgx.NamedArgs{"id": id, "state": state, "phase": phase, "exit": exit, "progress": step, "begun": begun, "forget": forget})
-	if err != nil {
-		return fmt.Errorf("store reports: %w", err)
-	}
-	return r.writeSteps(ctx, steps)
+	r.writeSteps(steps)
+	return nil
 }
 
 // writeSteps notes the last step of each attempt. Attempts come after the
 // allocations, whose locks keep Settle away.
-func (r *reporting) writeSteps(ctx context.Context, rows []*reportedRow) error {
+func (r *reporting) writeSteps(rows []*reportedRow) {
 	if len(rows) == 0 {
-		return nil
+		return
 	}
 	var job []string
 	var attempt []int
@@ -79,7 +91,7 @@ func (r *reporting) writeSteps(ctx context.Context, rows []*reportedRow) error {
 		job, attempt, step = append(job, string(a.Job)), append(attempt, a.Attempt), append(step, a.step.Step)
 		r.touched[a.Job] = true
 	}
-	_, err := r.tx.Exec(ctx, `
+	r.writes.Queue(`
 		UPDATE attempts t
 		SET last_step = x.step
 		FROM (
@@ -89,24 +101,19 @@ func (r *reporting) writeSteps(ctx context.Context, rows []*reportedRow) error {
 		) x
 		WHERE t.job = x.job AND t.attempt = x.attempt AND t.last_step IS DISTINCT FROM x.step`,
 		pgx.NamedArgs{"job": job, "attempt": attempt, "step": step})
-	if err != nil {
-		return fmt.Errorf("store progress: %w", err)
-	}
-	return nil
 }
 
 // startJobs moves each job whose last rank is prepared to running and orders
 // all its ranks to start.
-func (r *reporting) startJobs(ctx context.Context) error {
+func (r *reporting) startJobs(context.Context) error {
 	for _, id := range slices.Sorted(maps.Keys(r.jobs)) {
 		j := r.jobs[id]
 		if !j.prepared || j.State != berth.Scheduled || !r.allPrepared(j) {
-			if err := r.storeDigest(ctx, j); err != nil {
-				return err
-			}
+			r.storeDigest(j)
 			continue
 		}
-		rows, err := r.tx.Query(ctx, `
+		r.touched[id] = true
+		r.writes.Queue(`
 			WITH started AS (
 				UPDATE jobs
 				SET state = 'running', version = version + 1, actor = @actor, reason = NULL,
@@ -124,34 +131,26 @@ func (r *reporting) startJobs(ctx context.Context) error {
 			FROM started
 			WHERE a.job = started.id AND a.attempt = started.attempt AND a.state = 'active'
 			RETURNING a.machine_id`,
-			pgx.NamedArgs{"job": id, "attempt": j.Attempt, "actor": r.actor, "digest": j.newDigest})
-		if err != nil {
-			return fmt.Errorf("start job %s: %w", id, err)
-		}
-		machines, err := pgx.CollectRows(rows, pgx.RowTo[berth.MachineID])
-		if err != nil {
-			return fmt.Errorf("start job %s: %w", id, err)
-		}
-		r.touched[id] = true
-		for _, m := range machines {
-			if m != r.machine { // its own order is in the answer to this call
-				r.machines[m] = true
-			}
-		}
+			pgx.NamedArgs{"job": id, "attempt": j.Attempt, "actor": r.actor, "digest": j.newDigest}).Query(func(rows pgx.Rows) error {
+			var m berth.MachineID
+			_, err := pgx.ForEachRow(rows, []any{&m}, func() error {
+				if m != r.machine { // its own order is in the answer to this call
+					r.machines[m] = true
+				}
+				return nil
+			})
+			return err
+		})
 	}
 	return nil
 }
 
 // storeDigest keeps which image the name meant, for the attempts to come.
-func (r *reporting) storeDigest(ctx context.Context, j *reportedJob) error {
+func (r *reporting) storeDigest(j *reportedJob) {
 	if j.newDigest == "" || j.State.Terminal() {
-		return nil
+		return
 	}
-	_, err := r.tx.Exec(ctx, `UPDATE jobs SET image_digest = @digest WHERE id = @job`, pgx.NamedArgs{"job": j.ID, "digest": j.newDigest})
-	if err != nil {
-		return fmt.Errorf("store image digest: %w", err)
-	}
-	return nil
+	r.writes.Queue(`UPDATE jobs SET image_digest = @digest WHERE id = @job`, pgx.NamedArgs{"job": j.ID, "digest": j.newDigest})
 }
 
 func (r *reporting) allPrepared(j *reportedJob) bool {
@@ -164,9 +163,16 @@ func (r *reporting) allPrepared(j *reportedJob) bool {
 }
 
 // writeMachine strikes off kills that are confirmed, and stores the health of
-// devices.
+// devices, after the rows whose locks come before the machine's.
 func (r *reporting) writeMachine(ctx context.Context) error {
-	if r.owesKill && len(r.req.Gone) > 0 {
+	kills := r.owesKill && len(r.req.Gone) > 0
+	if !kills && len(r.req.GPUs) == 0 {
+		return nil
+	}
+	if err := r.send(ctx); err != nil {
+		return err
+	}
+	if kills {
 		tag, err := r.tx.Exec(ctx, `
 			WITH left_over AS (
 				SELECT m.id, ARRAY(SELECT unnest(m.pending_kills) EXCEPT SELECT unnest(@gone::bigint[])) AS kills
@@ -217,21 +223,20 @@ func (r *reporting) writeMachine(ctx context.Context) error {
 // renew stores the seq of this call, and with it a renewed lease. It is the
 // last row to be locked. A process that was replaced since the session was
 // checked takes nothing further: its seq would hide the reports of the next.
-func (r *reporting) renew(ctx context.Context) error {
-	tag, err := r.tx.Exec(ctx, `
+func (r *reporting) renew(context.Context) error {
+	r.writes.Queue(`
 		UPDATE machine_leases
 		SET seq = @seq, until = clock_timestamp() + @ttl::interval, seen_at = clock_timestamp()
 		WHERE machine_id = @machine AND epoch = @epoch AND agent_boot = @boot AND (seq < @seq OR @part AND seq = @seq)`,
 		pgx.NamedArgs{
 			"machine": r.machine, "epoch": r.req.Epoch, "boot": r.req.AgentBoot, "seq": r.req.Seq, "part": r.part,
 			"ttl": berth.MachineLeaseTTL,
-		})
-	if err != nil {
-		return fmt.Errorf("renew lease: %w", err)
-	}
-	if tag.RowsAffected() == 0 {
-		return errOvertaken
-	}
+		}).Exec(func(tag pgconn.CommandTag) error {
+		if tag.RowsAffected() == 0 {
+			return errOvertaken
+		}
+		return nil
+	})
 	return nil
 }
 

@@ -248,9 +248,9 @@ func (p *placer) announce(started []berth.Start) {
 			}
 		}
 	}
+	p.DB.Hub().Publish(db.TopicMachine, machines...) // first: they start the work, workflows only wait for it
 	p.Poker.Poke(jobs...)
 	p.DB.Hub().Publish(db.TopicJob, keys...)
-	p.DB.Hub().Publish(db.TopicMachine, machines...)
 }
 
 // wait returns when it is time to look again.
