@@ -12,7 +12,11 @@
 // reached, a waiter that is canceled and an agent that stops leave containers
 // alone; the next agent process adopts them.
 //
-//	orders  <- sync (long poll) <- control plane -> sync (reports) <- ranks
+// Each sync carries the machine's whole set: reservations to claim, and orders.
+// A rank is taken up by the set or by the activity that waits for it, whichever
+// comes first; its claim alone decides whether it is ours.
+//
+//	set     <- sync (long poll) <- control plane -> sync (reports) <- ranks
 //
 //	rank: claim -> pull -> restore -> create -> prepared -> (start) -> running
 //	           -> exited -> seal (log, checkpoints) -> sealed -> (forget) -> gone

@@ -9,6 +9,7 @@ import (
 	cerrdefs "github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/system"
 
 	"berth/activities/node"
 )
@@ -19,7 +20,7 @@ func (e *Engine) Create(ctx context.Context, spec node.ContainerSpec) (node.Cont
 	if err := spec.Validate(); err != nil {
 		return node.Container{}, err
 	}
-	info, err := e.api.Info(ctx)
+	info, err := e.facts(ctx, spec)
 	if err != nil {
 		return node.Container{}, fmt.Errorf("create container %s: %w", spec.Name, err)
 	}
@@ -33,7 +34,7 @@ func (e *Engine) Create(ctx context.Context, spec node.ContainerSpec) (node.Cont
 		made, err := e.api.ContainerCreate(ctx, config, host, nil, nil, spec.Name)
 		if err == nil {
 			e.warn(ctx, spec.Name, made.Warnings)
-			return e.Inspect(ctx, spec.Name)
+			return node.Container{ID: made.ID, Name: spec.Name, Labels: spec.Labels, State: node.ContainerCreated}, nil
 		}
 		c, err := e.createFailed(ctx, spec.Name, err)
 		if !errors.Is(err, errNameTaken) {
@@ -43,6 +44,20 @@ func (e *Engine) Create(ctx context.Context, spec node.ContainerSpec) (node.Cont
 			return node.Container{}, fmt.Errorf("create container %s: %w", spec.Name, err)
 		}
 	}
+}
+
+// facts is what the engine says of itself that a container depends on. To answer,
+// it runs two programs, so where only the number of cores matters, which is all
+// that containers without GPUs need, what it said last will do.
+func (e *Engine) facts(ctx context.Context, spec node.ContainerSpec) (system.Info, error) {
+	if n := e.cores.Load(); n > 0 && len(spec.GPUs) == 0 {
+		return system.Info{NCPU: int(n)}, nil
+	}
+	info, err := e.api.Info(ctx)
+	if err == nil {
+		e.cores.Store(int64(info.NCPU))
+	}
+	return info, err
 }
 
 // errNameTaken says that the engine has given the name away, to a container

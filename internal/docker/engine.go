@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -48,7 +49,8 @@ type Engine struct {
 	options Options
 	pulls   pulls
 	starts  keyedMutex
-	warned  sync.Map // warnings of the engine that were logged already
+	warned  sync.Map     // warnings of the engine that were logged already
+	cores   atomic.Int64 // of the machine, as the engine said last; 0: not asked yet
 }
 
 var _ node.Runtime = (*Engine)(nil)
@@ -87,6 +89,7 @@ func (e *Engine) Info(ctx context.Context) (node.RuntimeInfo, error) {
 	if err != nil {
 		return node.RuntimeInfo{}, fmt.Errorf("describe docker engine: %w", err)
 	}
+	e.cores.Store(int64(info.NCPU))
 	id, err := e.engineID(ctx, info)
 	if err != nil {
 		return node.RuntimeInfo{}, err
