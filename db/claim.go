@@ -15,10 +15,11 @@ import (
 )
 
 // takeable is when a reservation a of job j may be taken up by machine m. Such
-// reservations are what a machine is told of, and what it may claim.
+// reservations are what a machine is told of, and what it may claim. A
+// reservation of at_most_one work whose job is held is from before a restore.
 const takeable = `
 	a.state = 'reserved' AND a.machine_epoch = m.epoch AND j.attempt = a.attempt AND j.state IN ('scheduled', 'running')
-	AND (j.mode <> 'exclusive' OR m.fence_ms > 0)
+	AND (j.mode <> 'exclusive' OR m.fence_ms > 0 AND NOT j.held)
 	AND NOT a.orders ?| ARRAY['stop', 'kill', 'checkpoint']`
 
 // claimable is when an allocation a of job j may be claimed from machine m.

@@ -55,10 +55,11 @@ func TestAMachineIsToldOfItsReservationsUntilItClaimsThem(t *testing.T) {
 func TestAReservationThatCannotBeClaimedIsNotOffered(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]string{
-		"another attempt is current":   `UPDATE jobs SET attempt = attempt + 1`,
-		"another epoch of the machine": `UPDATE allocations SET machine_epoch = machine_epoch - 1`,
-		"at_most_one without a fence":  `UPDATE jobs SET mode = 'exclusive'`,
-		"the job waits again":          `UPDATE jobs SET state = 'retrying'`,
+		"another attempt is current":         `UPDATE jobs SET attempt = attempt + 1`,
+		"another epoch of the machine":       `UPDATE allocations SET machine_epoch = machine_epoch - 1`,
+		"at_most_one without a fence":        `UPDATE jobs SET mode = 'exclusive'`,
+		"at_most_one of a restored database": `UPDATE jobs SET mode = 'exclusive', held = true, held_at = now()`,
+		"the job waits again":                `UPDATE jobs SET state = 'retrying'`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
