@@ -135,10 +135,23 @@ func (s *Steps) RequestCancel(ctx context.Context, id berth.JobID) (berth.JobVie
 // StopAttempt stops the rest of a gang if a rank of it ended badly, and reports
 // whether one did.
 func (s *Steps) StopAttempt(ctx context.Context, id berth.JobID, attempt int) (bool, error) {
-	return s.store.StopAttempt(ctx, id, attempt)
+	if err := failpoint.Hit("worker.stop.before"); err != nil {
+		return false, err
+	}
+	stopped, err := s.store.StopAttempt(ctx, id, attempt)
+	if err != nil {
+		return stopped, err
+	}
+	return stopped, failpoint.Hit("worker.stop.after")
 }
 
 // Escalate kills what did not stop in time.
 func (s *Steps) Escalate(ctx context.Context, id berth.JobID, attempt int) error {
-	return s.store.Escalate(ctx, id, attempt)
+	if err := failpoint.Hit("worker.escalate.before"); err != nil {
+		return err
+	}
+	if err := s.store.Escalate(ctx, id, attempt); err != nil {
+		return err
+	}
+	return failpoint.Hit("worker.escalate.after")
 }

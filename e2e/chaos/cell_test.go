@@ -57,11 +57,19 @@ type result struct {
 // fixedCells are those of every run: each failpoint twice, and each process.
 func fixedCells() []cell {
 	var cells []cell
+	agents := 0
 	for i, p := range failpoint.Points {
 		first, second := cell{string(p.Process), p.Name, "kill", 0}, cell{string(p.Process), p.Name, "kill", short}
 		// Every other agent stays away for too long; so does a leader now and then.
-		if p.Process == failpoint.Agent && i%2 == 0 || p.Process == failpoint.Leader && i%4 == 0 {
-			second.down = beyond
+		switch p.Process {
+		case failpoint.Agent:
+			if agents++; agents%2 == 0 {
+				second.down = beyond
+			}
+		case failpoint.Leader:
+			if i%4 == 0 {
+				second.down = beyond
+			}
 		}
 		cells = append(cells, first, second)
 	}
@@ -108,13 +116,27 @@ const (
 	frontDown      = "all connections of users and agents reset"
 )
 
+// loses reports whether the cell is about work that is given up because its
+// machine was silent beyond lost_after.
+func (c cell) loses() bool {
+	switch c.process {
+	case string(failpoint.Agent):
+		return c.down == beyond
+	case dockerdProcess:
+		return c.point == powerCut
+	}
+	return strings.HasPrefix(c.point, "leader.lost.")
+}
+
 // lane is whose turn a cell waits for, and where its work runs.
 func (c cell) lane() string {
 	switch {
+	case strings.HasPrefix(c.point, "worker.escalate."):
+		return deafLane
 	case strings.HasPrefix(c.point, "leader.lost."):
 		return lossLane
-	case c.process == postgresProcess || c.process == network:
-		return "alone" // machines could not be heard meanwhile
+	case c.process == postgresProcess || c.process == temporalProcess || c.process == network:
+		return "alone" // all others would only wait meanwhile
 	}
 	return c.process
 }

@@ -14,7 +14,7 @@ func TestTheFixedCellsAreEnough(t *testing.T) {
 	for _, c := range cells {
 		points[c.point]++
 		processes[c.process]++
-		if c.down == beyond {
+		if c.down == beyond && c.loses() {
 			away++
 		}
 	}

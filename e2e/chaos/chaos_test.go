@@ -1,10 +1,12 @@
 package chaos_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -44,13 +46,14 @@ func chosen(cells []cell) []cell {
 // abreast is how many cells of a lane may be under way at the same time: more
 // where there are many.
 var abreast = map[string]int{
-	string(failpoint.API): 3, string(failpoint.Leader): 2, string(failpoint.Worker): 2,
-	lossLane: 1, dockerdProcess: 1, temporalProcess: 1,
+	string(failpoint.API): 5, string(failpoint.Leader): 3, string(failpoint.Worker): 4,
+	lossLane: 2, deafLane: 1, dockerdProcess: 1,
 }
 
 // runCells runs cells lane by lane, the lanes at the same time; what concerns
 // everything comes last and alone.
 func (s *stack) runCells(cells []cell) []result {
+	start := time.Now()
 	queues := map[string]chan cell{}
 	for _, c := range cells {
 		if queues[c.lane()] == nil {
@@ -74,6 +77,7 @@ func (s *stack) runCells(cells []cell) []result {
 				if err != nil {
 					s.t.Errorf("%s (%s): %v", c, lane, err)
 				}
+				s.t.Logf("%5.1fs %s took %s", time.Since(start).Seconds(), c, since(began))
 				mu.Unlock()
 			default:
 				return
@@ -105,6 +109,9 @@ func (s *stack) runCells(cells []cell) []result {
 func (s *stack) check(results []result) {
 	s.t.Helper()
 	fmt.Print(matrix(results))
+	if s.t.Failed() {
+		return // what a breach left behind may never end
+	}
 	for _, c := range []struct {
 		what string
 		do   func() error
@@ -172,14 +179,29 @@ const picture = `
 		(SELECT string_agg(t::text, ',' ORDER BY t.id) FROM machines t),
 		(SELECT count(*)::text FROM job_events)))`
 
-// wantStill compares the rows over more than two passes of the reconciler and
-// one of its comparisons with Temporal.
+// wantStill compares the rows over more than two passes of the reconciler, one of
+// which at least compares them with Temporal. A pass may be under way when the
+// first picture is taken, and one in three compares.
 func (s *stack) wantStill() error {
+	const passes = 1 + 3 + 1
+	began, err := s.passes()
+	if err != nil {
+		return err
+	}
 	var before, after string
 	if err := s.database.QueryRow(context.Background(), picture).Scan(&before); err != nil {
 		return err
 	}
-	time.Sleep(4 * reconcile)
+	err = await("the reconciler has passed some times more", func() error {
+		now, err := s.passes()
+		if err == nil && now < began+passes {
+			err = fmt.Errorf("%d passes of %d", now-began, passes)
+		}
+		return err
+	})
+	if err != nil {
+		return fatal{err}
+	}
 	if err := s.database.QueryRow(context.Background(), picture).Scan(&after); err != nil {
 		return err
 	}
@@ -187,6 +209,18 @@ func (s *stack) wantStill() error {
 		return errors.New("rows still change")
 	}
 	return nil
+}
+
+// passes is how many passes of the reconciler the leaders' logs tell of.
+func (s *stack) passes() (n int, err error) {
+	for _, p := range s.plane[failpoint.Leader] {
+		b, err := os.ReadFile(p.log())
+		if err != nil {
+			return 0, err
+		}
+		n += bytes.Count(b, []byte("reconciler passed"))
+	}
+	return n, nil
 }
 
 // wantNoBreach asks the history checker, with what the engines saw.

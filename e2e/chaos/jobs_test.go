@@ -23,6 +23,10 @@ const (
 
 var jobNumber atomic.Int64
 
+// patient is the lost_after of jobs whose machine stays, or is back in time: on
+// however slow a machine the test runs, its agent is not silent for that long.
+const patient = 10 * time.Minute
+
 // spec is a job for a lane.
 func (s *stack) spec(lane string, command ...string) berth.JobSpec {
 	grace, cpus, memory := berth.Duration(5*time.Second), berth.MilliCPU(100), berth.MiB(32)
@@ -32,7 +36,7 @@ func (s *stack) spec(lane string, command ...string) berth.JobSpec {
 		Resources:  berth.Resources{CPUs: &cpus, Memory: &memory},
 		Placement:  berth.Placement{Constraint: "machine.labels.lane == " + strconv.Quote(lane)},
 		Checkpoint: &berth.CheckpointPolicy{Path: "/checkpoint"},
-		LostAfter:  berth.Duration(lost),
+		LostAfter:  berth.Duration(patient),
 	}
 }
 
@@ -154,12 +158,27 @@ func trainLog(steps int) []string {
 	return append(want, prog.TrainResult(steps))
 }
 
-// givenUp reports whether the job's work on its first machine was given up, or
-// needed it no more.
-func (s *stack) givenUp(id berth.JobID) error {
+// givenUp returns nil once an attempt of the job was given up, or needs its
+// machine no more.
+func (s *stack) givenUp(id berth.JobID, attempt int) error {
 	job, err := s.api.Job(context.Background(), id)
-	if err == nil && job.Attempt < 2 && !job.Status.Terminal() && job.Status != berth.Retrying {
+	if err == nil && job.Attempt <= attempt && !job.Status.Terminal() && job.Status != berth.Retrying {
 		err = fmt.Errorf("job %s is %s in attempt %d", id, job.Status, job.Attempt)
+	}
+	return err
+}
+
+// forgotten returns nil once a job has ended and no machine has anything left of
+// it.
+func (s *stack) forgotten(id berth.JobID) error {
+	var state berth.State
+	var left int
+	err := s.database.QueryRow(context.Background(), `
+		SELECT state, (SELECT count(*) FROM allocations WHERE job = jobs.id AND forgotten_at IS NULL)
+		FROM jobs
+		WHERE id = $1`, id).Scan(&state, &left)
+	if err == nil && (!state.Terminal() || left > 0) {
+		err = fmt.Errorf("job %s is %s with %d allocations", id, state, left)
 	}
 	return err
 }

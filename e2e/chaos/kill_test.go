@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -35,9 +36,9 @@ func (s *stack) do(c cell, lane string) error {
 }
 
 // strike arms a failpoint in all processes that may come by, since nobody can
-// tell which one will, and drives a job through. Those that were hit stay away
-// for the downtime.
-func (s *stack) strike(c cell, lane string, suspects []*program) (err error) {
+// tell which one will, and drives jobs through until it is hit. Those that were
+// hit stay away for the downtime.
+func (s *stack) strike(c cell, lane string, suspects []*program) error {
 	// Two cells of one failpoint would disarm each other.
 	turn, _ := s.turns.LoadOrStore(suspects[0].name+" "+c.point, &sync.Mutex{})
 	turn.(*sync.Mutex).Lock()
@@ -52,28 +53,43 @@ func (s *stack) strike(c cell, lane string, suspects []*program) (err error) {
 			p.disarm(c.point)
 		}
 	}()
-	// The submit itself may be what is hit.
-	w := s.workFor(c, lane)
-	driven, submitted := make(chan error, 1), make(chan struct{})
-	go func() {
-		err := w.submit()
-		close(submitted)
-		if err == nil {
-			err = w.drive()
-		}
-		driven <- err
-	}()
-	err = await(c.point+" is hit", func() error {
-		for _, p := range suspects {
-			if p.hit(c.point) {
-				return nil
+	for {
+		w := s.workFor(c, lane)
+		w.begin()
+		err := await(c.point+" is hit", func() error { return s.hitOrMissed(c, w, suspects) })
+		if _, missed := errors.AsType[missed](err); missed {
+			if err := w.wait(); err != nil {
+				return err
 			}
+			continue
 		}
-		return errors.New("it is not")
-	})
-	if err != nil {
-		return errors.Join(err, <-driven)
+		if err == nil {
+			err = s.fell(c, w, suspects)
+		}
+		return errors.Join(err, w.wait())
 	}
+}
+
+// missed is that a job ended without having come by the failpoint, as when a
+// poke that is to be struck was not needed.
+type missed struct{ error }
+
+// hitOrMissed returns nil once one of the processes has hit the cell's failpoint.
+func (s *stack) hitOrMissed(c cell, w *work, suspects []*program) error {
+	over := w.over()
+	for _, p := range suspects {
+		if p.hit(c.point) {
+			return nil
+		}
+	}
+	if over {
+		return fatal{missed{errors.New("the job is over")}}
+	}
+	return errors.New("it is not")
+}
+
+// fell is what happens from the hit on until all processes are back.
+func (s *stack) fell(c cell, w *work, suspects []*program) error {
 	var struck []*program
 	for _, p := range suspects {
 		if p.disarm(c.point) {
@@ -85,20 +101,17 @@ func (s *stack) strike(c cell, lane string, suspects []*program) (err error) {
 			<-p.exited
 		}
 	}
-	if err := s.stayAway(c, w, submitted); err != nil {
-		return errors.Join(err, <-driven)
+	if err := s.stayAway(c, w); err != nil {
+		return err
 	}
 	for _, p := range struck {
 		if c.action == "freeze" {
 			p.signal(syscall.SIGCONT)
 		} else if err := p.up(); err != nil {
-			return errors.Join(err, <-driven)
+			return err
 		}
 	}
-	if err := <-driven; err != nil {
-		return err
-	}
-	return w.ended()
+	return nil
 }
 
 // idle returns nil once the machines of a lane have nothing left of any job.
@@ -117,10 +130,10 @@ func (s *stack) idle(lane string) error {
 
 // stayAway is the downtime. A machine must be silent until its work was given
 // up, which on a busy machine may take longer than lost_after.
-func (s *stack) stayAway(c cell, w *work, submitted <-chan struct{}) error {
+func (s *stack) stayAway(c cell, w *work) error {
 	if c.process == string(failpoint.Agent) && c.down == beyond {
-		<-submitted
-		return await("the silent machine's work is given up", func() error { return s.givenUp(w.job) })
+		<-w.submitted
+		return await("the silent machine's work is given up", func() error { return s.givenUp(w.job, w.attempt) })
 	}
 	time.Sleep(c.down)
 	return nil
@@ -128,10 +141,46 @@ func (s *stack) stayAway(c cell, w *work, submitted <-chan struct{}) error {
 
 // work is a cell's job.
 type work struct {
-	job    berth.JobID
-	submit func() error // and fill in job
-	drive  func() error // what else must happen for the failpoint to be hit
-	ended  func() error // waits for the job's end and checks it
+	job     berth.JobID
+	attempt int          // in which the failpoint is hit
+	submit  func() error // and fill in job
+	drive   func() error // what else must happen for the failpoint to be hit
+	ended   func() error // waits for the job's end and checks it
+	gone    func() error // nil once nothing of the job is left
+
+	submitted chan struct{}
+	driven    chan error
+}
+
+// begin submits and drives in the background: the submit itself may be what is
+// hit.
+func (w *work) begin() {
+	w.submitted, w.driven = make(chan struct{}), make(chan error, 1)
+	go func() {
+		err := w.submit()
+		close(w.submitted)
+		if err == nil {
+			err = w.drive()
+		}
+		w.driven <- err
+	}()
+}
+
+// over reports whether the job cannot come by any failpoint any more.
+func (w *work) over() bool {
+	select {
+	case <-w.submitted:
+		return w.job != "" && w.gone() == nil
+	default:
+		return false
+	}
+}
+
+func (w *work) wait() error {
+	if err := <-w.driven; err != nil {
+		return err
+	}
+	return w.ended()
 }
 
 // workFor is the job that comes by the cell's failpoint.
@@ -144,23 +193,46 @@ func (s *stack) workFor(c cell, lane string) *work {
 	if c.process != string(failpoint.Agent) {
 		steps *= 2
 	}
-	w := &work{drive: func() error { return nil }}
+	w := &work{attempt: 1, drive: func() error { return nil }}
 	spec := s.training(lane, steps)
 	switch {
 	case strings.Contains(c.point, ".cancel.") || strings.HasPrefix(c.point, "agent.stop."):
 		spec = s.spec(lane, "trap-term", "0")
 		w.drive = func() error { return s.cancelRunning(c, w.job) }
-		w.ended = func() error { return s.wantCanceled(w.job) }
+		w.ended = func() error { return s.wantCanceled(w.job, attempts...) }
 	case strings.HasPrefix(c.point, "leader.lost."):
-		attempts = []int{2}
+		attempts = attemptsBeyond(c.point)
 		w.drive = func() error { return s.loseMachine(w.job, lane) }
 	case strings.HasPrefix(c.point, "api.register."):
 		w.drive = func() error { return s.restartAgent(lane) }
+	case strings.HasPrefix(c.point, "agent.restore."):
+		spec, w.attempt = s.training(lane, endless), 2
+		w.drive = func() error { return s.moveAway(w.job) }
+		w.ended = func() error { return s.wantResumed(w.job, c) }
+	case strings.HasPrefix(c.point, "worker.stop."):
+		spec = s.spec(lane, "trap-term", "3")
+		spec.Members = 2
+		spec.Retry = berth.RetryPolicy{MaxAttempts: 2, Backoff: berth.Backoff{Initial: berth.Duration(time.Hour), Max: berth.Duration(time.Hour)}}
+		w.drive = func() error { return s.endOneRank(w.job) }
+		w.ended = func() error { return s.wantGangStopped(w.job) }
+	case strings.HasPrefix(c.point, "worker.escalate."):
+		spec = s.spec(lane, "trap-term", "0")
+		*spec.StopGrace = berth.Duration(time.Second)
+		w.drive = func() error { return s.cancelUnheard(w.job, lane) }
+		w.ended = func() error { return s.wantEscalated(w.job, lane) }
+	}
+	if c.loses() {
+		spec.LostAfter = berth.Duration(lost)
 	}
 	w.submit = func() (err error) {
-		w.job, err = s.submit(spec)
+		if spec.Members > 1 {
+			w.job, err = s.submitGang(spec)
+		} else {
+			w.job, err = s.submit(spec)
+		}
 		return err
 	}
+	w.gone = func() error { return s.forgotten(w.job) }
 	if w.ended == nil {
 		w.ended = func() error { return s.wantTrained(w.job, steps, attempts...) }
 	}
@@ -168,21 +240,24 @@ func (s *stack) workFor(c cell, lane string) *work {
 }
 
 // attemptsBeyond is how many attempts a job takes whose agent died there and
-// stayed away for too long: its end was on record, or not.
+// stayed away for too long: its end was on record, or not. Where one machine may
+// be lost, a busy one may lose another.
 func attemptsBeyond(point string) []int {
-	switch point {
-	case "agent.remove.before", "agent.remove.after", "agent.seal.after":
+	switch {
+	case slices.Contains([]string{"agent.remove.before", "agent.remove.after", "agent.seal.after"}, point):
 		return []int{1}
-	case "agent.exit.before", "agent.seal.before", "agent.report.after":
-		return []int{1, 2}
+	case slices.Contains([]string{"agent.exit.before", "agent.seal.before", "agent.report.after"}, point):
+		return []int{1, 2, 3, 4}
+	case strings.HasPrefix(point, "agent.stop."): // it is not begun again
+		return []int{1}
 	}
-	return []int{2}
+	return []int{2, 3, 4}
 }
 
 // cancelRunning cancels a job once it runs, from the side that the cell is
 // about.
 func (s *stack) cancelRunning(c cell, id berth.JobID) error {
-	if _, err := s.becomes(id, berth.Running); err != nil {
+	if err := s.started(id, 0); err != nil {
 		return err
 	}
 	if !strings.HasPrefix(c.point, "worker.cancel.") {
@@ -195,10 +270,10 @@ func (s *stack) cancelRunning(c cell, id berth.JobID) error {
 	})
 }
 
-func (s *stack) wantCanceled(id berth.JobID) error {
+func (s *stack) wantCanceled(id berth.JobID, attempts ...int) error {
 	job, err := s.becomes(id, berth.Canceled)
-	if err == nil && len(job.Attempts) != 1 {
-		err = fmt.Errorf("job %s took %d attempts, want one", id, len(job.Attempts))
+	if err == nil && !slices.Contains(attempts, len(job.Attempts)) {
+		err = fmt.Errorf("job %s took %d attempts, want %v: %s", id, len(job.Attempts), attempts, describe(job))
 	}
 	return err
 }
@@ -214,7 +289,7 @@ func (s *stack) loseMachine(id berth.JobID, lane string) error {
 	if err := p.end(syscall.SIGKILL); err != nil {
 		return err
 	}
-	err = await("the lost machine's work is given up", func() error { return s.givenUp(id) })
+	err = await("the lost machine's work is given up", func() error { return s.givenUp(id, 1) })
 	return errors.Join(err, p.up())
 }
 

@@ -29,7 +29,8 @@ type program struct {
 
 	mu     sync.Mutex
 	pid    int
-	exited chan struct{} // closed once it is gone and reaped; nil before the first start
+	exited chan struct{}      // closed once it is gone and reaped; nil before the first start
+	status syscall.WaitStatus // how it ended; read only after exited is closed
 }
 
 func (p *program) points() string { return filepath.Join(p.dir, "failpoints", p.name) }
@@ -63,13 +64,17 @@ func (p *program) start() error {
 		}
 		p.pid = cmd.Process.Pid
 		started <- nil
-		_ = cmd.Wait() // how it ended is in its log, or our doing
+		_ = cmd.Wait() // why it ended is in its log, or our doing
+		if s, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok {
+			p.status = s
+		}
 		close(exited)
 	}()
 	return <-started
 }
 
-// up starts it, unless it runs, and waits until it answers.
+// up starts it, unless it runs, and waits until it answers, or until another
+// cell has struck it: that one starts it again.
 func (p *program) up() error {
 	p.life.Lock()
 	defer p.life.Unlock()
@@ -80,10 +85,13 @@ func (p *program) up() error {
 		return err
 	}
 	return await(p.name+" answers", func() error {
-		if !p.running() {
-			return fatal{fmt.Errorf("%s ended at its start: %s", p.name, tail(p.log()))}
+		switch {
+		case p.running():
+			return p.answers()
+		case p.status.Signal() == syscall.SIGKILL:
+			return nil
 		}
-		return p.answers()
+		return fatal{fmt.Errorf("%s ended at its start: %s", p.name, tail(p.log()))}
 	})
 }
 
@@ -162,22 +170,30 @@ func tail(path string) string {
 
 // patience bounds every wait for what must come; machines that run tests are
 // busy.
-const patience = 2 * time.Minute
+const patience = 4 * time.Minute
 
 // fatal is an error that waiting does not cure.
 type fatal struct{ error }
 
+func (f fatal) Unwrap() error { return f.error }
+
 // await waits until check returns nil; its last error says what was missing.
 func await(what string, check func() error) error {
-	deadline := time.Now().Add(patience)
+	limit := time.After(patience)
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
 	for {
 		err := check()
 		if err == nil {
 			return nil
 		}
-		if _, is := errors.AsType[fatal](err); is || time.Now().After(deadline) {
+		if _, is := errors.AsType[fatal](err); is {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		select {
+		case <-tick.C:
+		case <-limit:
 			return fmt.Errorf("never: %s: %w", what, err)
 		}
-		time.Sleep(50 * time.Millisecond)
 	}
 }

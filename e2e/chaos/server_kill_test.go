@@ -23,11 +23,15 @@ func (s *stack) strikeEngine(c cell) error {
 		defer agent.disarm("agent.create.before")
 	}
 	const steps = 5 * trainSteps
-	job, err := s.submit(s.training(engineLane, steps))
+	spec := s.training(engineLane, steps)
+	attempts := []int{1}
+	if c.loses() {
+		spec.LostAfter, attempts = berth.Duration(lost), []int{2, 3, 4}
+	}
+	job, err := s.submit(spec)
 	if err != nil {
 		return err
 	}
-	attempts := 1
 	switch c.point {
 	case beforeCreate:
 		err = await("the container is about to be created", func() error {
@@ -45,7 +49,6 @@ func (s *stack) strikeEngine(c cell) error {
 		return err
 	}
 	if c.point == powerCut {
-		attempts = 2
 		if err := errors.Join(agent.end(syscall.SIGKILL), engine.daemon.KillMachine(ctx)); err != nil {
 			return err
 		}
@@ -56,18 +59,19 @@ func (s *stack) strikeEngine(c cell) error {
 	if err := engine.daemon.Restart(ctx); err != nil {
 		return err
 	}
+	outlived := c.point == beforeCreate || engine.runs(berth.ContainerName(job, 0, 1))
 	if c.point == powerCut {
 		agent.env = append(agent.env, "BERTH_HOST_BOOT="+berth.NewSecret())
 		if err := agent.up(); err != nil {
 			return err
 		}
 	}
-	if c.down == beyond {
+	if !outlived {
 		// What a container prints into an engine's absence, and does not live to see
 		// the end of, Docker itself loses; all else must be as ever.
-		return s.wantEnded(job, attempts)
+		return s.wantEnded(job, attempts...)
 	}
-	return s.wantTrained(job, steps, attempts)
+	return s.wantTrained(job, steps, attempts...)
 }
 
 // strikeAll does something to what everything needs, with jobs in all states.

@@ -21,6 +21,7 @@ import (
 
 	"berth"
 	"berth/api/client"
+	"berth/db"
 	"berth/e2e/faultproxy"
 	"berth/internal/failpoint"
 	"berth/internal/postgres"
@@ -29,13 +30,13 @@ import (
 
 // How the stack is set up.
 const (
-	lanes       = 6                // of cells that kill agents, at the same time
-	laneAgents  = 2                // machines of each, so that lost work goes elsewhere
-	suspect     = 3 * time.Second  // silence of a machine before it gets no work
-	lost        = 5 * time.Second  // and before its work is given up; also spec.lost_after
-	grace       = 12 * time.Second // after an outage: agents try again every 5 s at least
-	syncWait    = time.Second      // of agents' calls, far below both
-	reconcile   = 2 * time.Second
+	lanes       = 8               // of cells that kill agents, at the same time
+	laneAgents  = 2               // machines of each, so that lost work goes elsewhere
+	suspect     = 3 * time.Second // silence of a machine before it gets no work
+	lost        = 5 * time.Second // and before its work is given up; lost_after of jobs that are to lose their machine
+	grace       = 4 * time.Second // after an outage of both APIs; work that is not to be lost waits for longer
+	syncWait    = time.Second     // of agents' calls, far below both
+	reconcile   = time.Second
 	databaseURL = "berth"
 )
 
@@ -49,6 +50,7 @@ type stack struct {
 	postgres      *postgres.Cluster
 	databaseProxy *faultproxy.Proxy // berthd's way to PostgreSQL
 	database      *pgxpool.Pool     // ours, for looking only; past the proxy
+	store         *db.DB            // ours, for what no program takes yet; past the proxy
 
 	temporal      *program
 	temporalProxy *faultproxy.Proxy
@@ -176,7 +178,10 @@ func (s *stack) startPlane() error {
 					"--grace", grace.String(), "--reconcile-every", reconcile.String(), "--rate", "100000", "--burst", "100000",
 				},
 			}
-			if i == failpoint.API {
+			switch i {
+			case failpoint.Leader:
+				p.args = append(p.args, "--log-level", "debug") // tells of the reconciler's passes
+			case failpoint.API:
 				listen, err := freeAddress()
 				if err != nil {
 					return err
@@ -192,6 +197,11 @@ func (s *stack) startPlane() error {
 	if err := s.plane[failpoint.API][0].up(); err != nil {
 		return err
 	}
+	store, err := db.Open(context.Background(), s.postgres.URL(databaseURL), db.Options{MaxConns: 2})
+	if err != nil {
+		return err
+	}
+	s.store = store
 	for _, programs := range s.plane {
 		for _, p := range programs {
 			if !p.running() {
@@ -202,7 +212,6 @@ func (s *stack) startPlane() error {
 	if err := up.Wait(); err != nil {
 		return err
 	}
-	var err error
 	if s.front, err = faultproxy.Start(apis...); err != nil {
 		return err
 	}
@@ -239,6 +248,7 @@ func freeAddress() (string, error) {
 const (
 	engineLane = "engine" // the machine whose engine is killed
 	lossLane   = "loss"   // machines that a leader gives up
+	deafLane   = "deaf"   // a machine that does not hear what it is ordered
 	calmLane   = "calm"   // a machine to which nothing happens
 )
 
@@ -251,8 +261,10 @@ func (s *stack) startAgents() error {
 	s.addAgent(string(failpoint.API), s.shared)
 	s.addAgent(string(failpoint.Worker), s.shared)
 	s.addAgent(string(failpoint.Leader), s.shared)
-	s.addAgent(lossLane, s.shared)
-	s.addAgent(lossLane, s.shared)
+	for range 2 * laneAgents {
+		s.addAgent(lossLane, s.shared)
+	}
+	s.addAgent(deafLane, s.shared)
 	s.addAgent(calmLane, s.shared)
 	s.addAgent(engineLane, s.engine)
 	var up errgroup.Group
@@ -335,6 +347,9 @@ func (s *stack) remove() {
 	}
 	if s.database != nil {
 		s.database.Close()
+	}
+	if s.store != nil {
+		s.store.Close()
 	}
 	if s.postgres != nil {
 		_ = s.postgres.Stop(context.Background())

@@ -205,19 +205,24 @@ func endDeadmen(dir string) error {
 		if readErr != nil || json.Unmarshal(b, &p) != nil {
 			continue
 		}
-		fence := filepath.Dir(path)
-		for deadline := time.Now().Add(patience); ; {
-			if _, gone := deadman.Answer(fence); gone != nil {
-				break // it does not hold its lock, so its number may be another's
-			}
-			if err := syscall.Kill(p.PID, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
-				return err
-			}
-			if time.Now().After(deadline) {
-				return fmt.Errorf("deadman %d of %s does not end", p.PID, fence)
-			}
-			time.Sleep(10 * time.Millisecond)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		endErr := await(ctx, func(context.Context) error { return endDeadman(filepath.Dir(path), p.PID) })
+		cancel()
+		if endErr != nil {
+			return endErr
 		}
 	}
 	return err
+}
+
+// endDeadman asks a deadman to end, and returns nil once it is gone: then it does
+// not hold its lock, and its number may be another's.
+func endDeadman(fence string, pid int) error {
+	if _, gone := deadman.Answer(fence); gone != nil {
+		return nil
+	}
+	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return err
+	}
+	return fmt.Errorf("deadman %d of %s does not end", pid, fence)
 }

@@ -29,9 +29,9 @@ const (
 	partPatient = 18 * time.Second
 )
 
-// healLimit is how long a zombie's container may live after its machine is back;
-// ten seconds are promised, and half as much again is given to a busy machine.
-const healLimit = 15 * time.Second
+// healLimit is how long a zombie's container may live after its machine is back,
+// as promised.
+const healLimit = 10 * time.Second
 
 func TestF24F25APartitionedMachineIsReplacedAndItsZombieWritesNothing(t *testing.T) {
 	t.Parallel()

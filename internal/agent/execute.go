@@ -185,6 +185,7 @@ func (r *rank) prepareUntilStopped(ctx context.Context) (*berth.Exit, error) {
 			x := notStarted(berth.CauseEngine, err.Error())
 			return &x, nil
 		}
+		_ = failpoint.Hit("agent.restore.after")
 		r.tell(later, func(p *berth.RankReport) { p.Restored = restored })
 	}
 	return r.create(ctx, image, restored)

@@ -252,14 +252,14 @@ func TestF36CapacityStaysTakenWhileAKillIsNotConfirmed(t *testing.T) {
 	d.Freeze()
 	defer d.Thaw()
 	s.cancel(id)
-	until := time.Now().Add(2 * time.Second)
-	for time.Now().Before(until) {
+	s.until("the machine is heard for a while after the kill was due", func() bool {
 		v, err := s.db.Load(context.Background(), id)
 		if err != nil || v.State != berth.Canceling || len(v.Slots) != 1 || !v.Slots[0].Live() {
 			t.Fatalf("while the engine hangs the job is %+v, %v", v, err)
 		}
-		time.Sleep(100 * time.Millisecond)
-	}
+		heard, err := s.db.Machine(t.Context(), "", m.cfg.Machine)
+		return err == nil && heard.SeenAt != nil && !v.StopBy.IsZero() && heard.SeenAt.After(v.StopBy.Add(time.Second))
+	})
 	d.Thaw()
 	if x := w.exit(); x.Cause != berth.CauseOrdered {
 		t.Errorf("exit is %+v", x)

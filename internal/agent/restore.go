@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/internal/failpoint"
 )
 
 const (
@@ -104,6 +105,7 @@ func (r *rank) restorePoint(ctx context.Context, p berth.RestorePoint) error {
 		return err
 	}
 	root := r.scratch.checkpoint
+	_ = failpoint.Hit("agent.restore.before")
 	if err := root.RemoveAll(partial); err != nil {
 		return err
 	}
@@ -125,10 +127,13 @@ func (r *rank) restorePoint(ctx context.Context, p berth.RestorePoint) error {
 	if err := r.openFolders(); err != nil {
 		return err
 	}
+	_ = failpoint.Hit("agent.restore.fetched")
 	if err := root.RemoveAll(stepName(p.Step)); err != nil {
 		return err
 	}
-	return root.Rename(partial, stepName(p.Step))
+	err = root.Rename(partial, stepName(p.Step))
+	_ = failpoint.Hit("agent.restore.placed")
+	return err
 }
 
 // manifest fetches and checks the list of files.

@@ -80,6 +80,7 @@ func (r *reconciler) run(ctx context.Context) error {
 	for sleep(ctx, r.ReconcileEvery) {
 		r.pass(ctx)
 		r.passes++
+		r.Logger.Debug("reconciler passed", "passes", r.passes)
 	}
 	return ctx.Err()
 }
