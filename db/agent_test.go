@@ -167,6 +167,32 @@ func TestPhasesOnlyMoveOn(t *testing.T) {
 	}
 }
 
+// The agent dies between its last report and telling the workflow.
+func TestRegistrationTellsOfEndsThatNobodyHasSettled(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	ended, settled, exits := s.submit(nil), s.submit(nil), s.submit(nil)
+	for _, id := range []berth.JobID{ended, settled, exits} {
+		attempt := s.place(id, "m0")
+		a.mustClaim(id, attempt)
+		a.report(id, attempt, berth.PhasePrepared, nil)
+		a.report(id, attempt, berth.PhaseExited, withExit(0))
+		if id != exits {
+			a.report(id, attempt, berth.PhaseSealed, withExit(0))
+		}
+	}
+	s.settle(settled, 1)
+	a.boot = "agent2"
+	_, jobs, err := s.db.Register(t.Context(), "m0", a.request())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]berth.JobID{ended}, jobs); diff != "" {
+		t.Errorf("jobs to poke (-want +got):\n%s", diff)
+	}
+}
+
 func TestLastPreparedRankStartsTheGang(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

@@ -49,7 +49,8 @@ type machineAlloc struct {
 }
 
 // Register opens an agent's session and answers its terms. It returns the jobs
-// whose ranks the machine lost by a reboot: their workflows want a poke.
+// whose ranks the machine lost by a reboot, or ended without being settled:
+// their workflows want a poke.
 //
 // A new host boot proves that no container of before lives: what was reserved
 // or active there has exited, what was orphaned is released, and the machine's
@@ -81,6 +82,11 @@ func (d *DB) Register(ctx context.Context, machine berth.MachineID, req berth.Re
 		d.hub.Publish(TopicJob, string(job))
 	}
 	d.hub.Publish(TopicQueue, "")
+	ended, err := d.endedUntold(ctx, machine)
+	if err != nil {
+		return berth.RegisterResponse{}, nil, err
+	}
+	jobs = append(jobs, ended...)
 	answer := berth.RegisterResponse{Epoch: r.epoch, TTLSeconds: int(berth.MachineLeaseTTL.Seconds()), Kill: r.kill, Quarantine: r.unknown}
 	if answer.Cluster, err = d.Cluster(ctx); err != nil {
 		return answer, jobs, err
@@ -91,6 +97,23 @@ func (d *DB) Register(ctx context.Context, machine berth.MachineID, req berth.Re
 	}
 	answer.Sync = s.response("")
 	return answer, jobs, nil
+}
+
+// endedUntold lists the jobs with a rank that has ended on the machine, for good,
+// and that nobody has settled: the agent that would have told the workflow may
+// have died after its last report.
+func (d *DB) endedUntold(ctx context.Context, machine berth.MachineID) ([]berth.JobID, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT DISTINCT j.id::text
+		FROM allocations a
+		JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
+		WHERE a.machine_id = @machine AND a.forgotten_at IS NULL AND a.sealed_at IS NOT NULL
+		  AND j.state IN ('scheduled', 'running', 'preempting', 'canceling')`, pgx.NamedArgs{"machine": machine})
+	if err != nil {
+		return nil, mapError(err, "ended ranks of machine "+string(machine))
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowTo[berth.JobID])
+	return list, mapError(err, "ended ranks of machine "+string(machine))
 }
 
 func (r *registration) run(ctx context.Context) error {

@@ -177,12 +177,12 @@ type fatal struct{ error }
 
 func (f fatal) Unwrap() error { return f.error }
 
-// await waits until check returns nil; its last error says what was missing.
+// await waits until check returns nil; its last error says what was missing. It
+// looks often at first and then ever more seldom, because looking costs what is
+// looked at.
 func await(what string, check func() error) error {
 	limit := time.After(patience)
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	for pause := firstLook; ; pause = min(pause*3/2, lastLook) {
 		err := check()
 		if err == nil {
 			return nil
@@ -191,9 +191,15 @@ func await(what string, check func() error) error {
 			return fmt.Errorf("%s: %w", what, err)
 		}
 		select {
-		case <-tick.C:
+		case <-time.After(pause):
 		case <-limit:
 			return fmt.Errorf("never: %s: %w", what, err)
 		}
 	}
 }
+
+// Pauses between looks.
+const (
+	firstLook = 20 * time.Millisecond
+	lastLook  = 400 * time.Millisecond
+)
