@@ -62,7 +62,11 @@ func (s *stack) soak(random *rand.Rand) {
 		})
 	})
 	for i := range ids {
-		id, err := s.submit(s.training(fmt.Sprint(i%lanes), steps))
+		spec := s.training(fmt.Sprint(i%lanes), steps)
+		if i%2 == 0 { // the others wait for their machine, however long it is away
+			spec.LostAfter = berth.Duration(lost)
+		}
+		id, err := s.submit(spec)
 		if err != nil {
 			s.t.Error(err)
 			break
@@ -71,16 +75,47 @@ func (s *stack) soak(random *rand.Rand) {
 		ids[i] = id
 		mu.Unlock()
 	}
-	for _, id := range ids {
-		// Anything may have been lost any number of times; only never the job.
-		if err := s.wantTrained(id, steps, 1, 2, 3, 4, 5, 6, 7, 8); err != nil {
+	poisoned := 0
+	for i, id := range ids {
+		if id == "" {
+			break // its submit failed
+		}
+		given, err := s.wantSoaked(id, steps, i%2 == 0)
+		if err != nil {
 			s.t.Error(err)
+		}
+		if given {
+			poisoned++
 		}
 	}
 	close(done)
 	trouble.Wait()
-	fmt.Printf("soak: %d jobs ended after %s\n", soakJobs, since(began))
+	fmt.Printf("soak: %d jobs ended after %s, %d of them given up because two machines died under each\n", soakJobs, since(began), poisoned)
 	s.check(nil)
+}
+
+// wantSoaked waits for a job's end. Its machine may have been lost any number of
+// times, or never if it is not to lose it. A job under which one machine dies
+// after another is poison, as far as anybody can tell, and is given up.
+func (s *stack) wantSoaked(id berth.JobID, steps int, loses bool) (poison bool, err error) {
+	if !loses {
+		return false, s.wantTrained(id, steps, 1)
+	}
+	var job berth.Job
+	err = await("job "+string(id)+" ends", func() (err error) {
+		job, err = s.api.Job(context.Background(), id)
+		if err == nil && !job.Status.Terminal() {
+			err = fmt.Errorf("it is %s in attempt %d: %+v", job.Status, job.Attempt, job.Reason)
+		}
+		return err
+	})
+	if err == nil && job.Status == berth.Failed && job.Reason != nil && job.Reason.Code == berth.ReasonPoison {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return false, s.wantTrained(id, steps, 1, 2, 3, 4, 5, 6, 7, 8)
 }
 
 func (s *stack) killAtRandom(random *rand.Rand, done chan struct{}) {
