@@ -165,7 +165,8 @@ func settle(ctx context.Context, tx pgx.Tx, job lockedJob, v berth.Verdict) (tou
 	batch.Queue(`
 		UPDATE attempts
 		SET ended_at = now(), outcome = @reason, next_state = @next, exit_code = @exit_code, blamed = @blamed,
-			last_step = greatest(last_step, @last_step::bigint), budget = @budget
+			last_step = greatest(last_step, @last_step::bigint), budget = @budget,
+			swept_at = CASE WHEN (SELECT s.spec ? 'checkpoint' FROM job_specs s WHERE s.job = @job) THEN NULL ELSE now() END
 		WHERE job = @job AND attempt = @attempt`, args)
 	batch.Queue(`
 		UPDATE allocations

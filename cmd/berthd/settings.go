@@ -36,6 +36,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.BlobURL, "blob-url", s.BlobURL, "object store: file:///absolute/folder or s3://bucket?region=…")
 	f.StringSliceVar(&s.roles, "role", s.roles, "parts to play: api, worker, dispatch, leader")
 	f.DurationVar(&s.Retention, "retention", s.Retention, "how long ended jobs stay before they are archived")
+	f.DurationVar(&s.MachineRetention, "machine-retention", s.MachineRetention, "how long it stays on record what machines were and what failed there")
 	f.DurationVar(&s.SuspectAfter, "suspect-after", s.SuspectAfter, "silence after which a machine gets no work")
 	f.DurationVar(&s.LostAfter, "lost-after", s.LostAfter, "silence after which a machine is lost, where no job of it says otherwise")
 	f.DurationVar(&s.FenceMargin, "fence-margin", s.FenceMargin, "at_most_one work runs elsewhere this long after its machine's fence and its own grace")

@@ -192,13 +192,14 @@ func (c *ControlPlane) newScheduler(d *db.DB, dispatcher *dispatch.Dispatcher, b
 	registry.MustRegister(metrics)
 	return scheduler.New(scheduler.Options{
 		DB: d, Poker: dispatcher, Workflows: dispatcher, Objects: objects, Logger: c.log, Metrics: metrics,
-		Policy:         c.cfg.Policy.placement(),
-		Beacon:         c.cfg.Plays(RoleAPI),
-		Silence:        c.cfg.silence(),
-		Grace:          c.cfg.Grace,
-		Retention:      c.cfg.Retention,
-		ReconcileEvery: c.cfg.ReconcileEvery,
-		Ages:           c.opts.Ages,
+		Policy:           c.cfg.Policy.placement(),
+		Beacon:           c.cfg.Plays(RoleAPI),
+		Silence:          c.cfg.silence(),
+		Grace:            c.cfg.Grace,
+		Retention:        c.cfg.Retention,
+		MachineRetention: c.cfg.MachineRetention,
+		ReconcileEvery:   c.cfg.ReconcileEvery,
+		Ages:             c.opts.Ages,
 	})
 }
 

@@ -29,6 +29,7 @@ type mirror struct {
 	starting map[berth.JobID]bool // their commit is under way
 	tenants  map[berth.TenantID]db.TenantRow
 	tenantAt time.Time // our clock when tenants were read
+	loaded   time.Time // when everything was last read
 
 	// The feed is complete up to cursor; ahead is the newest transaction there
 	// was at aheadAt, which it has not reached yet.
@@ -43,6 +44,7 @@ func (m *mirror) load(ctx context.Context) error {
 		return err
 	}
 	m.snapshot, m.unknown, m.starting = placement.NewSnapshot(), map[string]bool{}, map[berth.JobID]bool{}
+	m.loaded = time.Now()
 	if err := m.apply(ctx, c); err != nil {
 		return err
 	}
@@ -229,7 +231,7 @@ func (m *mirror) reload(ctx context.Context) error {
 		m.metrics.drift.Add(float64(len(missed)))
 		m.log.Warn("the mirror had missed changes", "rows", len(missed), "some", missed[:min(len(missed), 10)])
 	}
-	m.snapshot = placement.NewSnapshot()
+	m.snapshot, m.loaded = placement.NewSnapshot(), time.Now()
 	if err := m.apply(ctx, c); err != nil {
 		return err
 	}

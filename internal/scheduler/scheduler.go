@@ -73,6 +73,9 @@ type Options struct {
 	Silence   db.Silence    // zero: 20 s, 90 s and 60 s
 	Grace     time.Duration // without verdicts after a gap; zero: 60 s
 	Retention time.Duration // of terminal jobs before they are archived; zero: 30 days
+	// MachineRetention is how long it stays on record what machines were and what
+	// was counted against them; zero: 90 days.
+	MachineRetention time.Duration
 
 	// ReconcileEvery is the pause between two passes; zero: 10 s. Ages are the
 	// limits of the passes; zero fields have their defaults.
@@ -124,6 +127,9 @@ func New(o Options) *Scheduler {
 	}
 	if o.Retention == 0 {
 		o.Retention = 30 * 24 * time.Hour
+	}
+	if o.MachineRetention == 0 {
+		o.MachineRetention = 90 * 24 * time.Hour
 	}
 	if o.ReconcileEvery == 0 {
 		o.ReconcileEvery = 10 * time.Second
@@ -188,10 +194,13 @@ func (s *Scheduler) keepWarm(ctx context.Context) {
 	m := s.warm
 	s.warm = nil
 	var err error
-	if m == nil {
+	switch {
+	case m == nil:
 		m = &mirror{db: s.DB, log: s.Logger, metrics: NewMetrics(), marks: &marks{}}
 		err = m.load(ctx)
-	} else {
+	case time.Since(m.loaded) > reloadEvery: // and forgets what no job asks for any more
+		err = m.reload(ctx)
+	default:
 		_, err = m.read(ctx, db.Hinted{})
 	}
 	if err == nil {
@@ -278,26 +287,34 @@ func (s *Scheduler) beacon(ctx context.Context) error {
 	}
 }
 
-// keepHouse archives old jobs each hour and makes partitions each day.
+// keepHouse archives old jobs and prunes the history of machines each hour, and
+// makes partitions each day.
 func (s *Scheduler) keepHouse(ctx context.Context, term db.Term) error {
-	const batch, hours = 1000, 24
+	const hours = 24
 	for hour := 0; ; hour++ {
 		if hour%hours == 0 {
 			if err := s.DB.EnsurePartitions(ctx); err != nil && ctx.Err() == nil {
 				s.Logger.Error("partitions not made", "err", err)
 			}
 		}
-		for {
-			n, err := s.Archiver.ArchiveTerminal(ctx, term, s.Retention, batch)
-			if err != nil && ctx.Err() == nil {
-				s.Logger.Error("jobs not archived", "err", err)
-			}
-			if n < batch || err != nil {
-				break
-			}
+		if err := inBatches(func(limit int) (int, error) { return s.Archiver.ArchiveTerminal(ctx, term, s.Retention, limit) }); err != nil && ctx.Err() == nil {
+			s.Logger.Error("jobs not archived", "err", err)
+		}
+		if err := inBatches(func(limit int) (int, error) { return s.DB.PruneMachineHistory(ctx, term, s.MachineRetention, limit) }); err != nil && ctx.Err() == nil {
+			s.Logger.Error("history of machines not pruned", "err", err)
 		}
 		if !sleep(ctx, time.Hour) {
 			return ctx.Err()
+		}
+	}
+}
+
+// inBatches repeats what does at most so many until there is no more.
+func inBatches(do func(limit int) (int, error)) error {
+	const batch = 1000
+	for {
+		if n, err := do(batch); err != nil || n < batch {
+			return err
 		}
 	}
 }

@@ -99,6 +99,14 @@ func staticHosts(ports [len(services)]int) map[primitives.ServiceName]static.Hos
 	return hosts
 }
 
+// What the server remembers of workflows so as not to read it again. Its own
+// limits are for hosts that do nothing else: it would keep 128,000 workflows for
+// an hour after their end, gigabytes of them.
+const (
+	cachedWorkflows  = 2000
+	cachedEventBytes = 8 << 20
+)
+
 // unlimited is a rate that one machine never reaches. The server's own limits
 // protect a shared installation; here they would only skew load tests.
 const unlimited = 1_000_000
@@ -112,6 +120,10 @@ func dynamicConfig() dynamicconfig.StaticClient {
 		// One host serves all partitions: more of them only cost polls.
 		dynamicconfig.MatchingNumTaskqueueReadPartitions.Key():  1,
 		dynamicconfig.MatchingNumTaskqueueWritePartitions.Key(): 1,
+
+		dynamicconfig.HistoryCacheHostLevelMaxSize.Key():     cachedWorkflows,
+		dynamicconfig.EnableHostLevelEventsCache.Key():       true,
+		dynamicconfig.EventsHostLevelCacheMaxSizeBytes.Key(): cachedEventBytes,
 
 		dynamicconfig.FrontendRPS.Key():                                         unlimited,
 		dynamicconfig.FrontendMaxNamespaceRPSPerInstance.Key():                  unlimited,

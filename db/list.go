@@ -1,0 +1,211 @@
+package db
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// JobFilter selects jobs; zero fields select all.
+type JobFilter struct {
+	Tenant berth.TenantID
+	Status []berth.State
+	Name   string
+	Labels map[string]string // all must match
+	Parent *berth.JobID
+	Since  time.Time // submitted at or after
+	Limit  int       // 0: 100; at most 1000
+	Cursor string    // of the page before; "" for the first
+}
+
+// Page sizes.
+const (
+	DefaultPage = 100
+	MaxPage     = 1000
+)
+
+// conditions are what f asks of a row, its status apart. Only conditions that
+// are there are written: the plan of a prepared statement is made once for all
+// values, and one for a condition that may be absent would serve no index.
+func (f JobFilter) conditions(after *jobCursor) ([]string, pgx.NamedArgs) {
+	args := pgx.NamedArgs{"limit": f.Limit + 1}
+	var list []string
+	add := func(condition, name string, value any) {
+		list, args[name] = append(list, condition), value
+	}
+	if f.Tenant != "" {
+		add("tenant = @tenant", "tenant", f.Tenant)
+	}
+	if f.Name != "" {
+		add("name = @name", "name", f.Name)
+	}
+	if len(f.Labels) > 0 {
+		add("labels @> @labels", "labels", f.Labels)
+	}
+	if f.Parent != nil {
+		add("parent = @parent", "parent", f.Parent)
+	}
+	if !f.Since.IsZero() {
+		add("submitted_at >= @since", "since", f.Since)
+	}
+	if after != nil {
+		add("(submitted_at, id) < (@after_at, @after_id::uuid)", "after_at", after.At)
+		args["after_id"] = after.ID
+	}
+	return list, args
+}
+
+// states are the conditions on the status by which f's jobs are looked for, each
+// in a walk of its own along an index that is in the order of lists: a walk
+// along all jobs would pass all of history to find the few that are live, that
+// failed, or that bear a name. Statuses are written out, since a plan for any
+// status would use no index of some.
+func (f JobFilter) states() (jobs, archived []string) {
+	wanted := f.Status
+	if len(wanted) == 0 {
+		if f.Name == "" {
+			return []string{""}, []string{""}
+		}
+		wanted = berth.States
+	}
+	var live, ended []string
+	for _, s := range berth.States {
+		switch {
+		case !slices.Contains(wanted, s):
+		case s.Terminal():
+			ended = append(ended, "'"+string(s)+"'")
+		default:
+			live = append(live, "'"+string(s)+"'")
+		}
+	}
+	if len(live)+len(ended) == 0 {
+		return []string{"false"}, nil
+	}
+	if len(live) > 0 {
+		jobs = append(jobs, "state IN ("+strings.Join(live, ", ")+")")
+	}
+	if len(f.Status) == 0 {
+		return append(jobs, "state IN ("+strings.Join(ended, ", ")+")"), []string{""}
+	}
+	for _, s := range ended {
+		jobs, archived = append(jobs, "state = "+s), append(archived, "state = "+s)
+	}
+	return jobs, archived
+}
+
+// query is the statement that reads a page of f. It is one, so that a job on its
+// way to the archive is seen once; and documents are made of the page alone, not
+// of all that it is chosen from.
+func (f JobFilter) query(after *jobCursor) (string, pgx.NamedArgs) {
+	conditions, args := f.conditions(after)
+	var walks []string
+	walk := func(columns, table, state string) {
+		all := conditions
+		if state != "" {
+			all = append([]string{state}, conditions...)
+		}
+		where := ""
+		if len(all) > 0 {
+			where = `
+				WHERE ` + strings.Join(all, " AND ")
+		}
+		walks = append(walks, `
+			(
+				SELECT `+columns+`
+				FROM `+table+where+`
+				ORDER BY submitted_at DESC, id DESC
+				LIMIT @limit
+			)`)
+	}
+	jobs, archived := f.states()
+	for _, state := range jobs {
+		walk("id, submitted_at, NULL::jsonb AS job", "jobs", state)
+	}
+	for _, state := range archived {
+		walk("id, submitted_at, job", "archived_jobs", state)
+	}
+	return `
+		SELECT coalesce(
+			page.job - '{spec,attempts,checkpoints,progress}'::text[],
+			(SELECT ` + jobDocument + ` FROM jobs j WHERE j.id = page.id))
+		FROM (
+			SELECT id, submitted_at, job
+			FROM (` + strings.Join(walks, `
+			UNION ALL`) + `
+			) found
+			ORDER BY submitted_at DESC, id DESC
+			LIMIT @limit
+		) page
+		ORDER BY page.submitted_at DESC, page.id DESC`, args
+}
+
+// Jobs returns a page of jobs, newest first, archived ones included, and the
+// cursor of the next page, "" after the last.
+func (d *DB) Jobs(ctx context.Context, f JobFilter) ([]berth.Job, string, error) {
+	if f.Limit <= 0 {
+		f.Limit = DefaultPage
+	}
+	f.Limit = min(f.Limit, MaxPage)
+	after, err := parseCursor(f.Cursor)
+	if err != nil {
+		return nil, "", err
+	}
+	sql, args := f.query(after)
+	rows, err := d.pool.Query(ctx, sql, args)
+	if err != nil {
+		return nil, "", mapError(err, "jobs")
+	}
+	jobs, err := pgx.CollectRows(rows, pgx.RowTo[berth.Job])
+	if err != nil {
+		return nil, "", mapError(err, "jobs")
+	}
+	if len(jobs) <= f.Limit {
+		return jobs, "", nil
+	}
+	last := jobs[f.Limit-1]
+	return jobs[:f.Limit], jobCursor{last.SubmittedAt, last.ID}.String(), nil
+}
+
+// jobCursor is the position after a job in the order of lists. It is opaque to
+// clients, and an edited one selects nothing that the filter would not.
+type jobCursor struct {
+	At time.Time
+	ID berth.JobID
+}
+
+func (c jobCursor) String() string {
+	b, err := json.Marshal([]any{c.At.UnixMicro(), c.ID})
+	if err != nil {
+		panic("cursor does not marshal: " + err.Error())
+	}
+	return base64.RawURLEncoding.EncodeToString(b)
+}
+
+func parseCursor(s string) (*jobCursor, error) {
+	if s == "" {
+		return nil, nil
+	}
+	bad := berth.Errorf(berth.CodeInvalid, "cursor %.40q is not one that this list gave", s)
+	b, err := base64.RawURLEncoding.DecodeString(s)
+	if err != nil || len(b) > 200 {
+		return nil, bad
+	}
+	var micros int64
+	var id string
+	if err := json.Unmarshal(b, &[]any{&micros, &id}); err != nil {
+		return nil, bad
+	}
+	job, err := berth.ParseJobID(id)
+	at := time.UnixMicro(micros).UTC()
+	if err != nil || at.Year() < 2000 || at.Year() > 2200 {
+		return nil, bad
+	}
+	return &jobCursor{at, job}, nil
+}

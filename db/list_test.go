@@ -1,0 +1,146 @@
+package db_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+	"berth/db"
+)
+
+// Whatever is asked for, a page costs what a page costs, not what there is.
+func TestListsOfFewJobsDoNotReadThemAll(t *testing.T) {
+	t.Parallel()
+	const ended, rare, most = 3999, 3, 400
+	s := newStage(t)
+	live := []berth.JobID{s.submit(nil), s.submit(nil)}
+	mustExec(t, s.pool, `
+		INSERT INTO jobs (id, tenant, name, class, priority, preemptible, state, grace_ms, lost_after_ms, actor, submitted_at, finished_at)
+		SELECT gen_random_uuid(), 'default', CASE WHEN i % ($1 / $2) = 1 THEN 'rare' ELSE 'common' END, 'c', 500, true,
+			CASE WHEN i % ($1 / $2) = 2 THEN 'failed' ELSE 'succeeded' END, 0, 0, 'test', now() + i * interval '1 second', now()
+		FROM generate_series(1, $1::int) AS i`, ended, rare)
+	mustExec(t, s.pool, `
+		INSERT INTO archived_jobs (id, tenant, name, state, labels, submitted_at, finished_at, job, events)
+		SELECT gen_random_uuid(), tenant, name, state, '{}', submitted_at - interval '1 year', finished_at, jsonb_build_object('id', id), '[]'
+		FROM jobs
+		WHERE state IN ('succeeded', 'failed')`)
+	mustExec(t, s.pool, `ANALYZE jobs, archived_jobs`)
+	conn, err := s.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	if _, err := conn.Exec(t.Context(), `SET plan_cache_mode = force_generic_plan`); err != nil { // as db.Open sets it
+		t.Fatal(err)
+	}
+	for name, row := range map[string]struct {
+		filter db.JobFilter
+		want   int
+	}{
+		"newest":              {db.JobFilter{}, 51},
+		"of a tenant":         {db.JobFilter{Tenant: "default"}, 51},
+		"submitted":           {db.JobFilter{Status: []berth.State{berth.Submitted}}, len(live)},
+		"live, of a tenant":   {db.JobFilter{Status: []berth.State{berth.Submitted, berth.Running}, Tenant: "default"}, len(live)},
+		"failed":              {db.JobFilter{Status: []berth.State{berth.Failed}}, 2 * rare},
+		"failed or submitted": {db.JobFilter{Status: []berth.State{berth.Failed, berth.Submitted}}, 2*rare + len(live)},
+		"rare name":           {db.JobFilter{Name: "rare"}, 2 * rare},
+		"common name":         {db.JobFilter{Name: "common"}, 51},
+		"rare name, failed":   {db.JobFilter{Name: "rare", Status: []berth.State{berth.Failed}}, 0},
+		"nobody's name":       {db.JobFilter{Name: "nobody"}, 0},
+	} {
+		row.filter.Limit = 50
+		sql, args := row.filter.Query()
+		found, read := rowsRead(t, conn.Conn(), sql, args)
+		if found != row.want || read > most {
+			t.Errorf("%s: %d jobs of %d, after reading %d rows; at most %d should do", name, found, row.want, read, most)
+		}
+	}
+}
+
+// rowsRead executes a prepared statement and tells how many rows it returned,
+// and how many its scans have looked at.
+func rowsRead(t *testing.T, conn *pgx.Conn, sql string, named pgx.NamedArgs) (found, read int) {
+	t.Helper()
+	sql, args, err := named.RewriteQuery(t.Context(), conn, sql, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Prepare(t.Context(), "looked_at", sql); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Deallocate(context.WithoutCancel(t.Context()), "looked_at") }()
+	values := make([]string, len(args))
+	for i, a := range args {
+		values[i] = "'" + fmt.Sprint(a) + "'"
+	}
+	var text string
+	if err := conn.QueryRow(t.Context(), "EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE looked_at ("+strings.Join(values, ", ")+")").Scan(&text); err != nil {
+		t.Fatal(err)
+	}
+	type node struct {
+		Rows    float64 `json:"Actual Rows"`
+		Loops   float64 `json:"Actual Loops"`
+		Removed float64 `json:"Rows Removed by Filter"`
+		Plans   []node
+	}
+	var plans []struct{ Plan node }
+	if err := json.Unmarshal([]byte(text), &plans); err != nil {
+		t.Fatal(err)
+	}
+	var count func(n node)
+	count = func(n node) {
+		if len(n.Plans) == 0 {
+			read += int(n.Loops * (n.Rows + n.Removed))
+		}
+		for _, child := range n.Plans {
+			count(child)
+		}
+	}
+	count(plans[0].Plan)
+	return int(plans[0].Plan.Rows), read
+}
+
+func TestListsByStatusAndNameSelectWhereverAJobLies(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	archived, ended, live := s.ended(), s.ended(), s.submit(nil)
+	mustExec(t, s.pool, `UPDATE allocations SET forgotten_at = now() WHERE job = $1`, archived)
+	s.archive(1)
+	name := s.job(live).Name
+	for what, row := range map[string]struct {
+		filter db.JobFilter
+		want   []berth.JobID
+	}{
+		"name":                   {db.JobFilter{Name: name}, []berth.JobID{live, ended, archived}},
+		"succeeded":              {db.JobFilter{Status: []berth.State{berth.Succeeded}}, []berth.JobID{ended, archived}},
+		"succeeded, canceled":    {db.JobFilter{Status: []berth.State{berth.Canceled, berth.Succeeded}}, []berth.JobID{ended, archived}},
+		"live and ended":         {db.JobFilter{Status: []berth.State{berth.Submitted, berth.Succeeded, berth.Succeeded}}, []berth.JobID{live, ended, archived}},
+		"name, succeeded":        {db.JobFilter{Name: name, Status: []berth.State{berth.Succeeded}}, []berth.JobID{ended, archived}},
+		"every status":           {db.JobFilter{Status: berth.States}, []berth.JobID{live, ended, archived}},
+		"no status of that kind": {db.JobFilter{Status: []berth.State{"succeeded' OR true"}}, nil},
+	} {
+		row.filter.Limit = 1 // so that the pages join
+		var got []berth.JobID
+		for {
+			jobs, next, err := s.db.Jobs(t.Context(), row.filter)
+			if err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+			for _, j := range jobs {
+				got = append(got, j.ID)
+			}
+			if row.filter.Cursor = next; next == "" {
+				break
+			}
+		}
+		if diff := cmp.Diff(row.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+}
