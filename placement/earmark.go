@@ -36,7 +36,7 @@ func (r *run) mark() {
 		if h := s.running[m.Victim]; h != nil && slices.Contains(h.machines, m.Machine) {
 			x.victim = h
 			if at, ok := r.ends(h); ok && n.Placeable() {
-				r.keep(n, at, x.grant)
+				r.keep(n, reservation{at: at, grant: x.grant})
 			}
 		} else {
 			x.grant = clamp(n, x.grant)

@@ -50,7 +50,7 @@ func TestConversations(t *testing.T) {
 
 func converse(t *testing.T, text string) string {
 	t.Helper()
-	c := &conversation{t: t, s: placement.NewSnapshot(), planner: placement.Planner{}}
+	c := &conversation{t: t, s: placement.NewSnapshot(), planner: placement.Planner{}, ran: map[berth.JobID]placement.Job{}}
 	var out strings.Builder
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, "\n")
@@ -74,6 +74,9 @@ type conversation struct {
 	plan    placement.Plan
 	now     time.Duration
 	jobs    int
+
+	ran      map[berth.JobID]placement.Job
+	earmarks []placement.Earmark
 }
 
 func (c *conversation) do(words []string) string {
@@ -111,9 +114,29 @@ func (c *conversation) do(words []string) string {
 		c.planner.MaxStarts = int(c.number(plain[0]))
 	case "plan":
 		c.plan = c.planner.Plan(c.s, epoch.Add(c.now))
-		return show(c.plan)
+		return show(c.plan, c.now)
+	case "policy":
+		c.policy(args)
+	case "tenant":
+		c.tenant(plain[0], args)
+	case "ends":
+		c.stop(plain[0], false)
+	case "stops":
+		c.stop(plain[0], true)
+	case "checkpoint":
+		r, _ := c.s.Running(berth.JobID(plain[0]))
+		r.Checkpoint = epoch.Add(c.now)
+		c.s.UpsertRunning(r)
+	case "estimates":
+		c.planner.Estimate = plain[0] == "on"
 	case "commit":
 		c.commit()
+	case "why":
+		w, ok := c.planner.Why(c.s, berth.JobID(plain[0]), epoch.Add(c.now))
+		if !ok {
+			c.t.Fatalf("%s does not wait", plain[0])
+		}
+		return showWhy(w)
 	case "explain":
 		return showExplanation(placement.Explain(c.s, c.request(args)))
 	default:
@@ -261,7 +284,8 @@ func (c *conversation) job(name string, args map[string]string) {
 	j, ok := c.s.Job(berth.JobID(name))
 	if !ok {
 		c.jobs++
-		j = placement.Job{ID: berth.JobID(name), Version: 2, Priority: 500, SubmittedAt: epoch.Add(time.Duration(c.jobs) * time.Millisecond), EligibleAt: epoch}
+		j = placement.Job{ID: berth.JobID(name), Version: 2, Priority: 500, Preemptible: true,
+			SubmittedAt: epoch.Add(c.now + time.Duration(c.jobs)*time.Millisecond), EligibleAt: epoch.Add(c.now)}
 	}
 	j.Class = r.Class()
 	for k, v := range args {
@@ -272,6 +296,14 @@ func (c *conversation) job(name string, args map[string]string) {
 			j.Attempt = int(c.number(v))
 		case "held":
 			j.Held = v == "yes"
+		case "tenant":
+			j.Tenant = berth.TenantID(v)
+		case "preemptible":
+			j.Preemptible = v == "yes"
+		case "limit":
+			j.TimeLimit = c.duration(v)
+		case "takes":
+			j.Remaining = c.duration(v)
 		case "avoid":
 			for m := range strings.SplitSeq(v, "|") {
 				j.Avoid = append(j.Avoid, berth.MachineID(m))
@@ -291,7 +323,10 @@ func (c *conversation) job(name string, args map[string]string) {
 
 // commit makes the latest plan true, as the database would.
 func (c *conversation) commit() {
+	c.preempt()
 	for _, start := range c.plan.Start {
+		j, _ := c.s.Job(start.Job)
+		c.run(start, j)
 		c.s.RemoveJob(start.Job)
 		for _, g := range start.Ranks {
 			m, _ := c.s.Machine(g.Machine)
@@ -316,7 +351,7 @@ func occupy(m placement.Machine, g berth.Grant) placement.Machine {
 	return m
 }
 
-func show(p placement.Plan) string {
+func show(p placement.Plan, now time.Duration) string {
 	var b strings.Builder
 	for _, s := range p.Start {
 		fmt.Fprintf(&b, "  start %s attempt %d:", s.Job, s.Attempt)
@@ -337,6 +372,7 @@ func show(p placement.Plan) string {
 	for _, f := range p.Fail {
 		fmt.Fprintf(&b, "  fail %s: %s\n", f.Job, f.Reason.Code)
 	}
+	b.WriteString(showPolicy(p, now))
 	if p.More {
 		b.WriteString("  more\n")
 	}

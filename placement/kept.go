@@ -22,24 +22,25 @@ type kept struct {
 type reservation struct {
 	at    time.Time
 	grant berth.Grant
+	until time.Time // when the job gives it back; zero: not known
 }
 
-// keep reserves a grant from a time on, and holds of what is free now as much
+// keep reserves room of a machine, and holds of what is free now as much
 // as those that end before do not bring.
-func (r *run) keep(n *node, at time.Time, g berth.Grant) {
+func (r *run) keep(n *node, x reservation) {
 	k := n.kept
 	if k == nil {
 		k = &kept{node: n, held: berth.Grant{Machine: n.ID}}
 		n.kept = k
 		r.keeps = append(r.keeps, k)
 	}
-	i, _ := slices.BinarySearchFunc(k.reserved, at, func(x reservation, t time.Time) int {
-		if x.at.After(t) {
+	i, _ := slices.BinarySearchFunc(k.reserved, x.at, func(y reservation, t time.Time) int {
+		if y.at.After(t) {
 			return 1
 		}
 		return -1
 	})
-	k.reserved = slices.Insert(k.reserved, i, reservation{at, g})
+	k.reserved = slices.Insert(k.reserved, i, x)
 	r.rehold(k)
 }
 

@@ -128,8 +128,12 @@ func (h *holder) lost(now time.Time) time.Duration {
 	if h.Checkpoint.After(since) {
 		since = h.Checkpoint
 	}
-	return time.Duration(float64(max(0, now.Sub(since))+h.RestartCost) * gpusOf(h.capacity))
+	ran := min(max(0, now.Sub(since)), maxLost)
+	return time.Duration(min(float64(ran+h.RestartCost)*gpusOf(h.capacity), float64(maxLost)))
 }
+
+// maxLost bounds what is counted as lost.
+const maxLost = 100 * 365 * 24 * time.Hour
 
 // gpusOf is how many GPUs an amount counts as.
 func gpusOf(c berth.Capacity) float64 {

@@ -21,7 +21,7 @@ type seat struct {
 
 	held  holding
 	past  amounts // use that still counts, as if it were held
-	share float64 // dominant, over weight
+	share float64 // dominant, over weight, with half of the next job
 
 	lines  cursor[*line] // those not begun
 	begun  spots         // a heap of those begun
@@ -154,13 +154,19 @@ func (r *run) seat(parent *seat, accounts []*account) {
 }
 
 // weigh works out a seat's share and whether its next job is within the
-// guarantee.
+// guarantee. The share counts half of the next job, as Webster's method of
+// dividing seats does: counting none of it favours those of little weight, and
+// counting all of it those of much.
 func (r *run) weigh(x *seat) {
 	weight := 1.0
 	if !x.own {
 		weight = x.account.weight()
 	}
-	x.share = amountsOf(x.held.Capacity).plus(x.past, 1).dominant(r.owned) / weight
+	amounts := amountsOf(x.held.Capacity).plus(x.past, 1)
+	if x.first != nil {
+		amounts = amounts.plus(amountsOf(x.first.class.all), 0.5)
+	}
+	x.share = amounts.dominant(r.owned) / weight
 	x.within = x.first != nil && !x.own && x.account.guarantees(x.held.Capacity, x.first.class.all)
 }
 

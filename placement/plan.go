@@ -98,6 +98,9 @@ func (p Planner) Plan(s *Snapshot, now time.Time) Plan {
 		}
 		r.decide(x)
 	}
+	if p.Estimate {
+		r.estimate()
+	}
 	return r.plan
 }
 
@@ -132,6 +135,7 @@ type run struct {
 	peers      bool          // the present claim may displace its own band too
 	touched    []*node
 	reservedAt map[berth.JobID]time.Time
+	soon       map[berth.JobID]bool // those that others make room for
 }
 
 type taken struct {
@@ -148,6 +152,7 @@ func (p Planner) begin(s *Snapshot, now time.Time) *run {
 		planner: p, policy: p.Policy, snapshot: s, now: now, number: s.plans,
 		last: map[*class]choice{}, owned: amountsOf(s.owned), seats: map[*account]*seat{}, full: map[*account]bool{},
 		fresh: map[*node][]*holder{}, victims: map[*holder]bool{}, claims: maxClaims,
+		reservedAt: map[berth.JobID]time.Time{}, soon: map[berth.JobID]bool{},
 	}
 	if !p.Policy.Preempt {
 		r.claims = 0
@@ -224,6 +229,7 @@ func (r *run) decide(x *seat) {
 // that is reserved.
 func (r *run) block(x *seat, e *entry) {
 	if r.awaits(e) || r.claim(x, e) {
+		r.soon[e.ID] = true
 		r.charge(x, e)
 		return
 	}
@@ -233,9 +239,6 @@ func (r *run) block(x *seat, e *entry) {
 	if at, ok := r.reserve(e); ok {
 		r.heads++
 		r.charge(x, e)
-		if r.reservedAt == nil {
-			r.reservedAt = map[berth.JobID]time.Time{}
-		}
 		r.reservedAt[e.ID] = at
 	}
 }

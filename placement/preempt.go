@@ -78,7 +78,7 @@ func (r *run) waited(e *entry) time.Duration {
 	if e.EligibleAt.After(since) {
 		since = e.EligibleAt
 	}
-	return r.now.Sub(since)
+	return max(0, r.now.Sub(since))
 }
 
 // sacrifice is places for all members of a job and who gives way for them.
@@ -347,7 +347,7 @@ func (r *run) enact(e *entry, s *sacrifice) {
 			if m.Victim == "" {
 				r.take(choice{node: c.node, grant: clamp(c.node, g)})
 			} else {
-				r.keep(c.node, r.now, g)
+				r.keep(c.node, reservation{at: r.now, grant: g})
 			}
 		}
 	}

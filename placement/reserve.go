@@ -33,8 +33,12 @@ func (r *run) reserve(e *entry) (at time.Time, ok bool) {
 		return time.Time{}, false
 	}
 	at = best[len(best)-1].at
+	until := time.Time{}
+	if t := r.length(e); t > 0 {
+		until = at.Add(t)
+	}
 	for _, o := range best {
-		r.keep(o.node, at, o.grant)
+		r.keep(o.node, reservation{at, o.grant, until})
 	}
 	return at, true
 }

@@ -1,0 +1,366 @@
+package placement_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"berth"
+	"berth/placement"
+)
+
+// arena runs jobs in virtual time, as a leader and its machines would.
+type arena struct {
+	t        *rapid.T
+	s        *placement.Snapshot
+	planner  placement.Planner
+	now      time.Time
+	jobs     map[berth.JobID]placement.Job
+	lasts    map[berth.JobID]time.Duration // how long a job really runs
+	machines map[berth.MachineID]placement.Machine
+	running  map[berth.JobID]placement.Running
+	tenants  map[berth.TenantID]placement.Tenant
+	earmarks []placement.Earmark
+	started  map[berth.JobID]time.Time // first start
+	done     int
+}
+
+func newArena(t *rapid.T, p placement.Planner) *arena {
+	return &arena{
+		t: t, s: placement.NewSnapshot(), planner: p, now: epoch,
+		jobs: map[berth.JobID]placement.Job{}, lasts: map[berth.JobID]time.Duration{}, machines: map[berth.MachineID]placement.Machine{},
+		running: map[berth.JobID]placement.Running{}, tenants: map[berth.TenantID]placement.Tenant{}, started: map[berth.JobID]time.Time{},
+	}
+}
+
+func (a *arena) machine(gpus int) {
+	id := berth.MachineID(fmt.Sprintf("m%d", len(a.machines)))
+	m := placement.Machine{ID: id, Epoch: 1, State: berth.MachineReady, Total: berth.Capacity{CPUMilli: 64000, MemoryMiB: 64000, GPUMilli: int64(gpus) * 1000}}
+	for i := range gpus {
+		m.GPUs = append(m.GPUs, placement.Device{Index: i, Model: "A", Healthy: true})
+	}
+	a.machines[id] = m
+	a.s.UpsertMachine(m)
+}
+
+func (a *arena) tenant(t placement.Tenant) {
+	a.tenants[t.ID] = t
+	a.s.UpsertTenant(t)
+}
+
+func gpuRequest(gpus, members int) berth.Request {
+	return berth.Request{CPUMilli: 1000, MemoryMiB: 1000, GPUs: gpus, GPUMilli: 1000, Members: members, Execution: berth.AtLeastOnce}
+}
+
+func (a *arena) job(r berth.Request, j placement.Job, lasts time.Duration) {
+	a.s.DefineClass(r.Class(), r)
+	j.ID = berth.JobID(fmt.Sprintf("j%02d", len(a.lasts)))
+	j.Class, j.Version = r.Class(), 1
+	j.SubmittedAt, j.EligibleAt = a.now, a.now
+	a.jobs[j.ID], a.lasts[j.ID] = j, lasts
+	a.s.UpsertJob(j)
+}
+
+// fresh builds a snapshot of the same rows from nothing.
+func (a *arena) fresh() *placement.Snapshot {
+	s := placement.NewSnapshot()
+	for _, id := range sorted(a.tenants) {
+		s.UpsertTenant(a.tenants[id])
+	}
+	for _, id := range sorted(a.running) {
+		s.UpsertRunning(a.running[id])
+	}
+	for _, id := range sorted(a.jobs) {
+		a.define(s, a.jobs[id])
+		s.UpsertJob(a.jobs[id])
+	}
+	for _, id := range sorted(a.machines) {
+		s.UpsertMachine(a.machines[id])
+	}
+	s.SetEarmarks(a.earmarks)
+	return s
+}
+
+func (a *arena) define(s *placement.Snapshot, j placement.Job) {
+	for gpus := 1; gpus <= 8; gpus++ {
+		for members := 1; members <= 4; members++ {
+			if r := gpuRequest(gpus, members); r.Class() == j.Class {
+				s.DefineClass(j.Class, r)
+			}
+		}
+	}
+}
+
+// plan decides, checks the decision and makes it true.
+func (a *arena) plan() placement.Plan {
+	p := a.planner.Plan(a.s, a.now)
+	if diff := cmp.Diff(p, a.planner.Plan(a.s, a.now)); diff != "" {
+		a.t.Fatalf("a second plan differs:\n%s", diff)
+	}
+	if diff := cmp.Diff(p, a.planner.Plan(a.fresh(), a.now)); diff != "" {
+		a.t.Fatalf("the plan of a fresh snapshot differs (-incremental +fresh):\n%s", diff)
+	}
+	for _, x := range p.Preempt {
+		r, ok := a.running[x.Job]
+		switch {
+		case !ok, r.Stopping, !r.Preemptible, a.now.Sub(r.StartedAt) < a.planner.Policy.MinRuntime:
+			a.t.Fatalf("preempts %+v, which may not be: %+v", x, r)
+		case slices.Contains(r.PreemptedFor, x.For):
+			a.t.Fatalf("preempts %s twice for %s", x.Job, x.For)
+		}
+		r.Stopping, r.StopBy, r.PreemptedFor = true, a.now.Add(time.Minute), append(slices.Clone(r.PreemptedFor), x.For)
+		a.running[x.Job] = r
+		a.s.UpsertRunning(r)
+	}
+	for _, start := range p.Start {
+		a.start(start)
+	}
+	a.earmarks = slices.DeleteFunc(a.earmarks, func(m placement.Earmark) bool {
+		return slices.ContainsFunc(p.Release, func(o placement.Earmark) bool { return cmp.Equal(o, m) })
+	})
+	a.earmarks = append(a.earmarks, p.Earmark...)
+	a.s.SetEarmarks(a.earmarks)
+	return p
+}
+
+func (a *arena) start(start berth.Start) {
+	j, ok := a.jobs[start.Job]
+	if !ok {
+		a.t.Fatalf("starts %s, which does not wait", start.Job)
+	}
+	delete(a.jobs, start.Job)
+	a.s.RemoveJob(start.Job)
+	for _, g := range start.Ranks {
+		m := occupy(a.machines[g.Machine], g)
+		for _, d := range m.GPUs {
+			if d.UsedMilli > 1000 {
+				a.t.Fatalf("%s gets a GPU of %s twice", start.Job, m.ID)
+			}
+		}
+		if !m.Used.Fits(m.Total) {
+			a.t.Fatalf("machine %s is over its capacity", m.ID)
+		}
+		a.machines[g.Machine] = m
+		a.s.UpsertMachine(m)
+	}
+	r := placement.Running{
+		Job: j.ID, Tenant: j.Tenant, Class: j.Class, Version: j.Version, Attempt: start.Attempt, Priority: j.Priority, Preemptible: j.Preemptible,
+		SubmittedAt: j.SubmittedAt, Ranks: start.Ranks, StartedAt: a.now, TimeLimit: j.TimeLimit, PreemptedFor: j.PreemptedFor,
+	}
+	a.running[j.ID] = r
+	a.s.UpsertRunning(r)
+	if _, ok := a.started[j.ID]; !ok {
+		a.started[j.ID] = a.now
+	}
+}
+
+// end takes a job off its machines; one that was stopped waits again.
+func (a *arena) end(r placement.Running) {
+	delete(a.running, r.Job)
+	a.s.RemoveRunning(r.Job)
+	for _, g := range r.Ranks {
+		a.machines[g.Machine] = vacate(a.machines[g.Machine], g)
+		a.s.UpsertMachine(a.machines[g.Machine])
+	}
+	if !r.Stopping {
+		a.done++
+		return
+	}
+	j := placement.Job{
+		ID: r.Job, Tenant: r.Tenant, Class: r.Class, Version: r.Version, Attempt: r.Attempt, Priority: r.Priority, Preemptible: r.Preemptible,
+		SubmittedAt: r.SubmittedAt, EligibleAt: r.SubmittedAt, TimeLimit: r.TimeLimit, PreemptedFor: r.PreemptedFor,
+	}
+	a.jobs[j.ID] = j
+	a.s.UpsertJob(j)
+}
+
+// ends is when a running job really ends.
+func (a *arena) ends(r placement.Running) time.Time {
+	if r.Stopping {
+		return r.StopBy
+	}
+	return r.StartedAt.Add(a.lasts[r.Job])
+}
+
+// advance goes to the next end; false if nothing runs.
+func (a *arena) advance() bool {
+	if len(a.running) == 0 {
+		return false
+	}
+	next := slices.MinFunc(slices.Collect(maps.Values(a.running)), func(x, y placement.Running) int { return a.ends(x).Compare(a.ends(y)) })
+	a.now = a.ends(next)
+	for _, id := range sorted(a.running) {
+		if r := a.running[id]; !a.ends(r).After(a.now) {
+			a.end(r)
+		}
+	}
+	return true
+}
+
+// held adds up what each tenant and those below it hold of GPUs.
+func (a *arena) held() map[berth.TenantID]int64 {
+	held := map[berth.TenantID]int64{}
+	for _, r := range a.running {
+		for _, g := range r.Ranks {
+			for id := r.Tenant; id != ""; id = a.tenants[id].Parent {
+				held[id] += g.Capacity.GPUMilli
+			}
+		}
+	}
+	return held
+}
+
+// TestPoliciesKeepTheirPromises runs random work under random policies to its
+// end. Whatever the policy: capacity and limits hold, gangs are whole, plans
+// depend on the rows alone, nobody is displaced twice for the same job, and
+// everything runs in the end.
+func TestPoliciesKeepTheirPromises(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		p := placement.Planner{Policy: placement.Policy{
+			Order:     rapid.SampledFrom([]placement.Order{placement.Fair, placement.Priority, placement.FIFO, placement.SRSF}).Draw(t, "order"),
+			BandWidth: rapid.SampledFrom([]int{1, 100}).Draw(t, "band"), Aging: time.Minute * time.Duration(rapid.IntRange(0, 1).Draw(t, "aging")),
+			HalfLife: time.Hour * time.Duration(rapid.IntRange(0, 1).Draw(t, "half life")), EntryPenalty: time.Minute,
+			Backfill: rapid.IntRange(0, 3).Draw(t, "backfill"), Preempt: rapid.Bool().Draw(t, "preempt"),
+			PreemptAfter: time.Minute * time.Duration(rapid.IntRange(0, 1).Draw(t, "after")), MinRuntime: time.Minute * time.Duration(rapid.IntRange(0, 2).Draw(t, "minimum")),
+			Outrank: rapid.SampledFrom([]float64{0, 1, 2}).Draw(t, "outrank"), Exponent: 1, AssumeRun: time.Hour * time.Duration(rapid.IntRange(0, 1).Draw(t, "assume")),
+		}}
+		if rapid.Bool().Draw(t, "worth") {
+			p.Pack = placement.Worth
+		}
+		a := newArena(t, p)
+		for range rapid.IntRange(1, 3).Draw(t, "machines") {
+			a.machine(rapid.SampledFrom([]int{2, 4}).Draw(t, "gpus"))
+		}
+		for _, id := range []berth.TenantID{"a", "b", "group"} {
+			tenant := placement.Tenant{ID: id, Weight: float64(rapid.IntRange(1, 3).Draw(t, "weight"))}
+			tenant.Guarantee.GPUMilli = 1000 * int64(rapid.IntRange(0, 2).Draw(t, "guarantee"))
+			if rapid.Bool().Draw(t, "limited") {
+				tenant.Limit.GPUMilli = 1000 * int64(rapid.IntRange(2, 4).Draw(t, "limit"))
+			}
+			if id != "group" && rapid.Bool().Draw(t, "grouped") {
+				tenant.Parent = "group"
+			}
+			a.tenant(tenant)
+		}
+		n := rapid.IntRange(1, 14).Draw(t, "jobs")
+		for range n {
+			lasts := time.Minute * time.Duration(rapid.IntRange(1, 30).Draw(t, "lasts"))
+			j := placement.Job{
+				Tenant:   rapid.SampledFrom([]berth.TenantID{"", "a", "b"}).Draw(t, "tenant"),
+				Priority: rapid.SampledFrom([]int{200, 250, 500}).Draw(t, "priority"), Preemptible: rapid.IntRange(0, 3).Draw(t, "preemptible") > 0,
+			}
+			if rapid.IntRange(0, 2).Draw(t, "has limit") > 0 {
+				j.TimeLimit = lasts + time.Minute*time.Duration(rapid.IntRange(0, 5).Draw(t, "slack"))
+			}
+			a.job(gpuRequest(rapid.IntRange(1, 2).Draw(t, "size"), rapid.SampledFrom([]int{1, 1, 1, 2}).Draw(t, "members")), j, lasts)
+		}
+		for range 40 * n {
+			a.plan()
+			held := a.held()
+			for id, tenant := range a.tenants {
+				if limit := tenant.Limit.GPUMilli; limit > 0 && held[id] > limit {
+					t.Fatalf("tenant %s holds %d of at most %d", id, held[id], limit)
+				}
+			}
+			if !a.advance() && len(a.running) == 0 {
+				break
+			}
+		}
+		a.settled(t)
+	})
+}
+
+// settled checks that nothing is left that could run.
+func (a *arena) settled(t *rapid.T) {
+	a.plan()
+	if len(a.running) > 0 {
+		t.Fatalf("%d jobs still run after all this time", len(a.running))
+	}
+	if len(a.earmarks) > 0 && len(a.jobs) == 0 {
+		t.Fatalf("earmarks are left: %+v", a.earmarks)
+	}
+	for _, id := range sorted(a.jobs) {
+		w, _ := a.planner.Why(a.s, id, a.now)
+		if len(w.Blockers) == 0 {
+			t.Fatalf("%s never started and nothing is in its way: %+v", id, w)
+		}
+		if !slices.ContainsFunc(w.Blockers, func(b placement.Blocker) bool { return b.Code == "limit" || b.Code == "unsatisfiable" }) {
+			t.Fatalf("%s never started: %+v", id, w.Blockers)
+		}
+	}
+}
+
+// TestBackfillDelaysNoHead: the first job of a queue starts no later than it was
+// first promised, whatever passes it, where limits are honest.
+func TestBackfillDelaysNoHead(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		a := newArena(t, placement.Planner{Estimate: true, Policy: placement.Policy{Backfill: rapid.IntRange(1, 4).Draw(t, "backfill"), AssumeRun: 24 * time.Hour}})
+		for range rapid.IntRange(1, 3).Draw(t, "machines") {
+			a.machine(rapid.SampledFrom([]int{2, 4}).Draw(t, "gpus"))
+		}
+		promised := map[berth.JobID]time.Time{}
+		for range rapid.IntRange(1, 25).Draw(t, "steps") {
+			for range rapid.IntRange(0, 3).Draw(t, "arrivals") {
+				lasts := time.Minute * time.Duration(rapid.IntRange(1, 30).Draw(t, "lasts"))
+				limit := lasts + time.Minute*time.Duration(rapid.IntRange(0, 10).Draw(t, "slack"))
+				a.job(gpuRequest(rapid.IntRange(1, 4).Draw(t, "size"), rapid.SampledFrom([]int{1, 1, 2}).Draw(t, "members")), placement.Job{TimeLimit: limit}, lasts)
+			}
+			p := a.plan()
+			for _, start := range p.Start {
+				if at, ok := promised[start.Job]; ok && a.now.After(at) {
+					t.Fatalf("%s was promised a start at %s and starts at %s", start.Job, at, a.now)
+				}
+			}
+			for _, e := range p.Estimates {
+				if !e.Reserved || e.Position > 1 {
+					continue
+				}
+				if at, ok := promised[e.Job]; ok && e.Start.After(at) {
+					t.Fatalf("%s was promised a start at %s, now at %s", e.Job, at, e.Start)
+				}
+				promised[e.Job] = e.Start
+			}
+			a.advance()
+		}
+	})
+}
+
+// TestSharesComeOutEven: on a cluster that more than one tenant could fill, each
+// ends up within one job of its part.
+func TestSharesComeOutEven(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		a := newArena(t, placement.Planner{})
+		gpus := 0
+		for range rapid.IntRange(1, 3).Draw(t, "machines") {
+			a.machine(8)
+			gpus += 8
+		}
+		weights, sum := map[berth.TenantID]float64{}, 0.0
+		for i := range rapid.IntRange(1, 5).Draw(t, "tenants") {
+			id := berth.TenantID(fmt.Sprintf("t%d", i))
+			weights[id] = float64(rapid.IntRange(1, 4).Draw(t, "weight"))
+			sum += weights[id]
+			a.tenant(placement.Tenant{ID: id, Weight: weights[id]})
+		}
+		for _, id := range sorted(weights) {
+			for range gpus {
+				a.job(gpuRequest(1, 1), placement.Job{Tenant: id}, time.Hour)
+			}
+		}
+		a.plan()
+		held := a.held()
+		for id, w := range weights {
+			if ideal := w / sum * float64(gpus); float64(held[id])/1000 < ideal-1 || float64(held[id])/1000 > ideal+1 {
+				t.Fatalf("tenant %s of weight %v has %d GPUs of %d, its part is %.1f", id, w, held[id]/1000, gpus, ideal)
+			}
+		}
+	})
+}
