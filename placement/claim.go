@@ -29,13 +29,14 @@ func (r *run) bounds(x *seat, e *entry) {
 //     never be displaced back.
 //   - In order srsf, one of the same band goes if it has Outrank times the
 //     service to go.
-func (r *run) may(x *seat, e *entry, h *holder) (PreemptReason, bool) {
-	if !h.Preemptible || h.Stopping || r.victims[h] || r.now.Sub(h.StartedAt) < r.policy.MinRuntime || slices.Contains(h.PreemptedFor, e.ID) {
+func (r *run) may(x *seat, e *entry, v victim) (PreemptReason, bool) {
+	h := v.holder
+	if r.victims[h] || slices.Contains(h.PreemptedFor, e.ID) {
 		return "", false
 	}
-	theirs := r.seatOf(h)
+	theirs := v.seat
 	ours, their := siblings(x, theirs)
-	mine, band := r.policy.band(e.Priority), r.policy.band(h.Priority)
+	mine, band := r.policy.band(e.Priority), v.band
 	if mine > band && (their == nil || !shielded(theirs, their)) {
 		return PreemptBand, true
 	}

@@ -36,13 +36,14 @@ func (r *run) mark() {
 		if h := s.running[m.Victim]; h != nil && slices.Contains(h.machines, m.Machine) {
 			x.victim = h
 			if at, ok := r.ends(h); ok && n.Placeable() {
-				r.keep(n, reservation{at: at, grant: x.grant})
+				r.keep(n, reservation{at: r.from(at), grant: x.grant})
 			}
 		} else {
 			x.grant = clamp(n, x.grant)
 			r.move(n, func() { n.subtract(x.grant) })
 		}
 		r.marks[m.For] = append(r.marks[m.For], x)
+		r.promises[m.Victim] = append(r.promises[m.Victim], m)
 	}
 }
 
@@ -109,10 +110,14 @@ func earmarks(e *entry, g berth.Grant, n *node, victims []*holder) []Earmark {
 			}
 		}
 	}
-	rest := left.within(&node{Machine: n.Machine, free: n.Total, gpus: slices.Repeat([]int64{1000}, len(n.GPUs))})
-	part(rest, "")
+	part(left.grant(n), "")
 	slices.SortStableFunc(list, func(a, b Earmark) int { return strings.Compare(string(a.Victim), string(b.Victim)) })
 	return list
+}
+
+// grant is the amount as a grant, as far as the machine ever has it.
+func (a amount) grant(n *node) berth.Grant {
+	return a.within(&node{Machine: n.Machine, free: n.Total, gpus: slices.Repeat([]int64{whole}, len(n.GPUs))})
 }
 
 // draw takes from what is left as much as a grant can give.

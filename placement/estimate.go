@@ -85,7 +85,7 @@ func (r *run) flow() *flow {
 	f := &flow{r, map[*kind]*pool{}, map[*class]floor{}}
 	for _, k := range r.snapshot.kinds {
 		p := &pool{at: r.now}
-		for _, n := range k.all() {
+		for _, n := range k.all(r.number) {
 			p.free = p.free.plus(amountsOf(n.free), 1)
 			if n.kept != nil {
 				p.free = p.free.plus(amountsOf(n.kept.held.Capacity), 1)
@@ -98,7 +98,7 @@ func (r *run) flow() *flow {
 				}
 			}
 			for _, x := range r.agenda(n) {
-				p.next = append(p.next, refund{x.at, amountsOf(x.grant.Capacity)})
+				p.next = append(p.next, refund{r.from(x.at), amountsOf(x.grant.Capacity)})
 			}
 		}
 		slices.SortStableFunc(p.next, func(a, b refund) int { return a.at.Compare(b.at) })

@@ -60,7 +60,7 @@ func (r *run) rehold(k *kept) {
 		}
 		left := need
 		for _, x := range releases {
-			if x.at.After(k.reserved[i].at) {
+			if r.from(x.at).After(k.reserved[i].at) {
 				break
 			}
 			left = left.plus(n, x.grant, -1)
@@ -188,16 +188,18 @@ type release struct {
 }
 
 // agenda lists when those that hold room of a machine give it back, the first
-// first. Those of whom nothing is known or assumed are not in it.
+// first; times that are past mean now. Those of whom nothing is known or assumed
+// are not in it. It outlasts the plan unless the plan changes who holds room.
 func (r *run) agenda(n *node) []release {
-	if n.agendaAt == r.number {
+	if n.agendaOK && n.agendaFor == r.policy.AssumeRun {
 		return n.agenda
 	}
-	n.agenda, n.agendaAt = n.agenda[:0], r.number
-	for _, h := range slices.Concat(r.snapshot.on[n.ID], r.fresh[n]) {
+	n.agendaOK, n.agendaFor = true, r.policy.AssumeRun
+	n.agenda, n.devicesFree = n.agenda[:0], n.devicesFree[:0]
+	add := func(h *holder) {
 		at, ok := r.ends(h)
 		if !ok {
-			continue
+			return
 		}
 		for _, g := range h.Ranks {
 			if g.Machine == n.ID {
@@ -205,12 +207,23 @@ func (r *run) agenda(n *node) []release {
 			}
 		}
 	}
+	for _, h := range r.snapshot.on[n.ID] {
+		add(h)
+	}
+	for _, h := range r.fresh[n] {
+		add(h)
+	}
 	slices.SortFunc(n.agenda, func(a, b release) int {
 		if c := a.at.Compare(b.at); c != 0 {
 			return c
 		}
 		return compareIDs(a.by.Job, b.by.Job)
 	})
+	for _, x := range n.agenda {
+		for range x.grant.GPUs {
+			n.devicesFree = append(n.devicesFree, x.at)
+		}
+	}
 	return n.agenda
 }
 
@@ -219,7 +232,7 @@ func (r *run) ends(h *holder) (time.Time, bool) {
 	if r.victims[h] {
 		return r.now, true
 	}
-	return h.ends(r.now, r.policy.AssumeRun)
+	return h.ends(r.policy.AssumeRun)
 }
 
 func compareIDs(a, b berth.JobID) int {

@@ -126,7 +126,8 @@ type kind struct {
 	variants []variant
 	tree     tree[*node] // the placeable ones, from tight to roomy
 	groups   []*group    // of the fleet, those with machines
-	list     []*node     // scratch of all
+	list     []*node     // see all
+	listAt   int
 }
 
 // hasDevices reports whether the machines have any.

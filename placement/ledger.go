@@ -44,6 +44,7 @@ func (s *Snapshot) UpsertRunning(r Running) {
 		if !slices.Contains(h.machines, g.Machine) {
 			h.machines = append(h.machines, g.Machine)
 			s.on[g.Machine] = append(s.on[g.Machine], h)
+			s.rehung(g.Machine)
 		}
 	}
 	s.running[r.Job] = h
@@ -65,9 +66,17 @@ func (s *Snapshot) RemoveRunning(id berth.JobID) {
 		if s.on[m] = list; len(list) == 0 {
 			delete(s.on, m)
 		}
+		s.rehung(m)
 	}
 	if !s.unsorted {
 		s.account(h.Tenant).hold(h.capacity, h.Preemptible, -1)
+	}
+}
+
+// rehung notes that others hold room of a machine.
+func (s *Snapshot) rehung(id berth.MachineID) {
+	if n := s.nodes[id]; n != nil {
+		n.agendaOK = false
 	}
 }
 
@@ -96,28 +105,21 @@ type holder struct {
 	machines []berth.MachineID
 }
 
-// ends is when the holder's room should be free. One past its time is free any
-// moment; where nothing is known of it, assume counts from its start. ok is
-// false where nothing is assumed either.
-func (h *holder) ends(now time.Time, assume time.Duration) (at time.Time, ok bool) {
+// ends is when the holder's room should be free; a time that is past means any
+// moment. Where nothing is known of it, assume counts from its start; ok is false
+// where nothing is assumed either.
+func (h *holder) ends(assume time.Duration) (at time.Time, ok bool) {
 	switch {
-	case h.Stopping && !h.StopBy.IsZero():
-		at = h.StopBy
 	case h.Stopping:
-		at = now
+		return h.StopBy, true
 	case h.TimeLimit > 0:
-		at = h.StartedAt.Add(h.TimeLimit)
+		return h.StartedAt.Add(h.TimeLimit), true
 	case h.Remaining > 0:
-		at = h.StartedAt.Add(h.Remaining)
+		return h.StartedAt.Add(h.Remaining), true
 	case assume > 0:
-		at = h.StartedAt.Add(assume)
-	default:
-		return time.Time{}, false
+		return h.StartedAt.Add(assume), true
 	}
-	if at.Before(now) {
-		at = now
-	}
-	return at, true
+	return time.Time{}, false
 }
 
 // lost is the work that stopping the holder now would cost, in GPU time: what it

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"time"
 
 	"berth"
 )
@@ -63,10 +64,13 @@ type node struct {
 	leaf leaf[*node]
 	most room // over its subtree
 
-	kept     *kept     // in a plan
-	agenda   []release // of the plan numbered agendaAt
-	agendaAt int
-	touched  int // by the plan with that number
+	kept        *kept       // in a plan
+	agenda      []release   // see run.agenda
+	devicesFree []time.Time // when one more device is touched by a release, by time
+	agendaFor   time.Duration
+	agendaOK    bool
+	bait        bait
+	touched     int // by the plan with that number
 
 	group *group // of the fleet, if there is one
 	peer  leaf[*node]

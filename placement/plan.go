@@ -131,8 +131,11 @@ type run struct {
 	victims    map[*holder]bool    // told to stop by this plan
 	claims     int                 // looks for victims that may still be made
 	draft      node
-	lowest     map[*node]int // the lowest band that may be displaced there
-	peers      bool          // the present claim may displace its own band too
+	stops      []*holder // those that stop, told before or by this plan
+	stopsKnown bool
+	promises   map[berth.JobID][]Earmark // of what victims give back
+	changed    bool                      // who holds room is other than the rows say
+	peers      bool                      // the present claim may displace its own band too
 	touched    []*node
 	reservedAt map[berth.JobID]time.Time
 	soon       map[berth.JobID]bool // those that others make room for
@@ -151,7 +154,7 @@ func (p Planner) begin(s *Snapshot, now time.Time) *run {
 	r := &run{
 		planner: p, policy: p.Policy, snapshot: s, now: now, number: s.plans,
 		last: map[*class]choice{}, owned: amountsOf(s.owned), seats: map[*account]*seat{}, full: map[*account]bool{},
-		fresh: map[*node][]*holder{}, victims: map[*holder]bool{}, claims: maxClaims,
+		fresh: map[*node][]*holder{}, victims: map[*holder]bool{}, claims: maxClaims, promises: map[berth.JobID][]Earmark{},
 		reservedAt: map[berth.JobID]time.Time{}, soon: map[berth.JobID]bool{},
 	}
 	if !p.Policy.Preempt {
@@ -164,7 +167,7 @@ func (p Planner) begin(s *Snapshot, now time.Time) *run {
 // finish gives back everything.
 func (r *run) finish() {
 	for _, n := range r.touched {
-		n.kept = nil
+		n.kept, n.agendaOK = nil, n.agendaOK && !r.changed
 		r.move(n, n.recount)
 	}
 }
@@ -309,12 +312,13 @@ func (r *run) started(e *entry, start berth.Start) {
 	if r.policy.Backfill == 0 {
 		return // nobody asks when it ends
 	}
+	r.changed = true
 	h := &holder{Running: Running{Job: e.ID, Ranks: start.Ranks, StartedAt: r.now, TimeLimit: e.TimeLimit, Remaining: e.Remaining}}
 	for i, g := range start.Ranks {
 		n := r.snapshot.nodes[g.Machine]
 		if !slices.ContainsFunc(start.Ranks[:i], func(o berth.Grant) bool { return o.Machine == g.Machine }) {
 			r.fresh[n] = append(r.fresh[n], h)
-			n.agendaAt = 0
+			n.agendaOK = false
 		}
 	}
 }

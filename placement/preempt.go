@@ -19,30 +19,46 @@ type victim struct {
 	why  PreemptReason
 	band int
 	cost float64
+	seat *seat
 }
 
-// prey lists the machines on which anybody could be displaced, once a plan.
-func (r *run) prey() map[*node]int {
-	if r.lowest != nil {
-		return r.lowest
+// bait is who could be displaced on a machine, as far as that does not depend on
+// for whom.
+type bait struct {
+	plan   int
+	list   []victim // by band, by cost
+	all    berth.Capacity
+	lowest int     // band
+	least  float64 // cost
+}
+
+// bait of a machine, worked out once a plan.
+func (r *run) bait(n *node) *bait {
+	b := &n.bait
+	if b.plan == r.number {
+		return b
 	}
-	r.lowest = map[*node]int{}
-	for _, h := range r.snapshot.running {
+	*b = bait{plan: r.number, list: b.list[:0], least: math.Inf(1)}
+	for _, h := range r.snapshot.on[n.ID] {
 		if !h.Preemptible || h.Stopping || r.now.Sub(h.StartedAt) < r.policy.MinRuntime {
 			continue
 		}
-		for _, id := range h.machines {
-			n := r.snapshot.nodes[id]
-			if n == nil {
-				continue
-			}
-			band := r.policy.band(h.Priority)
-			if lowest, ok := r.lowest[n]; !ok || band < lowest {
-				r.lowest[n] = band
+		v := victim{holder: h, band: r.policy.band(h.Priority), cost: r.price(h), seat: r.seatOf(h)}
+		b.list = append(b.list, v)
+		b.least = min(b.least, v.cost)
+		for _, g := range h.Ranks {
+			if g.Machine == n.ID {
+				b.all = b.all.Add(g.Capacity)
 			}
 		}
 	}
-	return r.lowest
+	slices.SortFunc(b.list, func(x, y victim) int {
+		return cmp.Or(cmp.Compare(x.band, y.band), cmp.Compare(x.cost, y.cost), compareIDs(x.Job, y.Job))
+	})
+	if len(b.list) > 0 {
+		b.lowest = b.list[0].band
+	}
+	return b
 }
 
 // claim makes room for a blocked job by telling others to stop. It takes whole
@@ -100,9 +116,11 @@ func (s *sacrifice) cost() float64 {
 func (r *run) sacrifice(x *seat, e *entry, group string) *sacrifice {
 	s := &sacrifice{}
 	c := e.class
-	for _, n := range r.stopping() {
-		for _, g := range r.unmarked(n) {
-			r.give(n, g)
+	for _, h := range r.stopping() {
+		for _, id := range h.machines {
+			if n := r.snapshot.nodes[id]; n != nil {
+				r.give(n, r.unpromised(n, h))
+			}
 		}
 	}
 	closed := c.closed
@@ -134,49 +152,35 @@ func (r *run) sacrifice(x *seat, e *entry, group string) *sacrifice {
 	return s
 }
 
-// stopping lists the machines with holders that stop already.
-func (r *run) stopping() []*node {
-	var list []*node
-	for _, h := range r.snapshot.running {
-		if !h.Stopping || r.victims[h] {
-			continue
-		}
-		for _, id := range h.machines {
-			if n := r.snapshot.nodes[id]; n != nil && !slices.Contains(list, n) {
-				list = append(list, n)
+// stopping lists those that stop, told before or by this plan.
+func (r *run) stopping() []*holder {
+	if !r.stopsKnown {
+		r.stopsKnown = true
+		for _, h := range r.snapshot.running {
+			if h.Stopping {
+				r.stops = append(r.stops, h)
 			}
 		}
+		slices.SortFunc(r.stops, func(a, b *holder) int { return compareIDs(a.Job, b.Job) })
 	}
-	slices.SortFunc(list, func(a, b *node) int { return cmp.Compare(a.ID, b.ID) })
-	return list
+	return r.stops
 }
 
-// unmarked is what those that stop already give back on a machine and nobody
-// has been promised.
-func (r *run) unmarked(n *node) []berth.Grant {
-	var list []berth.Grant
-	for _, h := range r.snapshot.on[n.ID] {
-		if !h.Stopping || r.promised(h) {
-			continue
-		}
-		for _, g := range h.Ranks {
-			if g.Machine == n.ID {
-				list = append(list, g)
-			}
+// unpromised is what a holder gives back on a machine when it stops, less what is
+// earmarked of it.
+func (r *run) unpromised(n *node, h *holder) berth.Grant {
+	var a amount
+	for _, g := range h.Ranks {
+		if g.Machine == n.ID {
+			a = a.plus(n, g, 1)
 		}
 	}
-	return list
-}
-
-func (r *run) promised(h *holder) bool {
-	for _, marks := range r.marks {
-		for _, m := range marks {
-			if m.victim == h {
-				return true
-			}
+	for _, m := range r.promises[h.Job] {
+		if m.Machine == n.ID {
+			a = a.plus(n, berth.Grant{Capacity: m.Capacity, GPUs: m.GPUs}, -1)
 		}
 	}
-	return false
+	return a.grant(n)
 }
 
 // reprieve spares the dearest victims whose room is not used after all.
@@ -221,24 +225,29 @@ func (n *node) holds(g berth.Grant, ranks []berth.Grant) bool {
 // cheapestVictims finds the machine where making room for one member costs
 // least.
 func (r *run) cheapestVictims(x *seat, e *entry, group string, s *sacrifice) ([]victim, bool) {
-	prey := r.prey()
 	c := e.class
 	look := search{class: c, group: group}
 	band := r.policy.band(e.Priority)
 	var best []victim
 	var where *node
+	var highest int
+	var cost float64
 	for _, m := range c.matches {
-		for _, n := range m.kind.all() {
-			lowest, ok := prey[n]
-			if !ok || lowest >= band && !r.peers || !look.allows(n) || !c.capacity.Fits(n.Total) {
+		for _, n := range m.kind.all(r.number) {
+			b := r.bait(n)
+			if len(b.list) == 0 || b.lowest >= band && !r.peers || !c.capacity.Fits(n.free.Add(n.keptRoom()).Add(b.all)) {
+				continue
+			}
+			if where != nil && (b.lowest > highest || b.lowest == highest && b.least > cost) || !look.allows(n) {
 				continue
 			}
 			list := r.victimsOn(n, m.devices, x, e, s)
 			if list == nil {
 				continue
 			}
-			if where == nil || compareVictims(list, best) < 0 || compareVictims(list, best) == 0 && n.ID < where.ID {
+			if d := compareVictims(list, best); where == nil || d < 0 || d == 0 && n.ID < where.ID {
 				best, where = list, n
+				highest, cost = weighVictims(list)
 			}
 		}
 	}
@@ -248,33 +257,43 @@ func (r *run) cheapestVictims(x *seat, e *entry, group string, s *sacrifice) ([]
 // compareVictims orders sets of victims: by the highest band that goes, by what
 // it costs, by how many.
 func compareVictims(a, b []victim) int {
-	weigh := func(list []victim) (band int, cost float64) {
-		band = math.MinInt
-		for _, v := range list {
-			band, cost = max(band, v.band), cost+v.cost
-		}
-		return band, cost
-	}
-	ba, ca := weigh(a)
-	bb, cb := weigh(b)
+	ba, ca := weighVictims(a)
+	bb, cb := weighVictims(b)
 	return cmp.Or(cmp.Compare(ba, bb), cmp.Compare(ca, cb), cmp.Compare(len(a), len(b)))
+}
+
+func weighVictims(list []victim) (band int, cost float64) {
+	band = math.MinInt
+	for _, v := range list {
+		band, cost = max(band, v.band), cost+v.cost
+	}
+	return band, cost
+}
+
+// keptRoom is what of the machine is free and held for reservations.
+func (n *node) keptRoom() berth.Capacity {
+	if n.kept == nil {
+		return berth.Capacity{}
+	}
+	return n.kept.held.Capacity
 }
 
 // victimsOn picks the cheapest victims on one machine that make room for a
 // member; nil if all of them together do not.
 func (r *run) victimsOn(n *node, allowed uint64, x *seat, e *entry, s *sacrifice) []victim {
 	var list []victim
-	for _, h := range r.snapshot.on[n.ID] {
-		if slices.ContainsFunc(s.victims, func(v victim) bool { return v.holder == h }) {
+	for _, v := range r.bait(n).list {
+		if slices.ContainsFunc(s.victims, func(o victim) bool { return o.holder == v.holder }) {
 			continue
 		}
-		if why, ok := r.may(x, e, h); ok {
-			list = append(list, victim{h, why, r.policy.band(h.Priority), r.price(h)})
+		if why, ok := r.may(x, e, v); ok {
+			v.why = why
+			list = append(list, v)
 		}
 	}
-	slices.SortFunc(list, func(a, b victim) int {
-		return cmp.Or(cmp.Compare(a.band, b.band), cmp.Compare(a.cost, b.cost), compareIDs(a.Job, b.Job))
-	})
+	if list == nil {
+		return nil
+	}
 	draft := r.sketch(n)
 	if n.kept != nil {
 		draft.add(n.kept.held)
@@ -324,16 +343,18 @@ func (r *run) price(h *holder) float64 {
 
 // enact tells the victims to stop and keeps their room for the job.
 func (r *run) enact(e *entry, s *sacrifice) {
+	r.changed = true
 	holders := make([]*holder, 0, len(s.victims))
 	for _, v := range s.victims {
 		holders = append(holders, v.holder)
 		r.victims[v.holder] = true
+		r.stops = append(r.stops, v.holder)
 		r.plan.Preempt = append(r.plan.Preempt, Preempt{v.Job, v.Version, v.Attempt, e.ID, v.why, v.lost(r.now)})
 		a := r.snapshot.account(v.Tenant)
 		r.discharge(a, v.holder)
 		for _, id := range v.machines {
 			if n := r.snapshot.nodes[id]; n != nil {
-				n.agendaAt = 0
+				n.agendaOK = false
 			}
 		}
 	}
@@ -343,6 +364,7 @@ func (r *run) enact(e *entry, s *sacrifice) {
 				m.ExpiresAt = r.now.Add(r.policy.EarmarkFor)
 			}
 			r.plan.Earmark = append(r.plan.Earmark, m)
+			r.promises[m.Victim] = append(r.promises[m.Victim], m)
 			g := berth.Grant{Machine: m.Machine, Epoch: c.node.Epoch, Capacity: m.Capacity, GPUs: m.GPUs}
 			if m.Victim == "" {
 				r.take(choice{node: c.node, grant: clamp(c.node, g)})

@@ -54,7 +54,7 @@ func (r *run) openings(c *class, group string, bound []opening) []opening {
 		limit = bound[len(bound)-1].at
 	}
 	for _, m := range c.matches {
-		for _, n := range m.kind.all() {
+		for _, n := range m.kind.all(r.number) {
 			if !s.allows(n) || !r.mayOpen(c, n, limit) {
 				continue
 			}
@@ -96,7 +96,25 @@ func (r *run) mayOpen(c *class, n *node, limit time.Time) bool {
 		return true
 	}
 	agenda := r.agenda(n)
-	return len(agenda) > 0 && agenda[0].at.Before(limit) || c.capacity.Fits(n.free)
+	if c.capacity.Fits(n.free) {
+		return true
+	}
+	if len(agenda) == 0 || !r.from(agenda[0].at).Before(limit) {
+		return false
+	}
+	if c.request.GPUMilli < whole || c.request.GPUs == 0 {
+		return true
+	}
+	i := c.request.GPUs - n.has.whole - 1 // of the releases of devices, the one that must come first
+	return i < 0 || i < len(n.devicesFree) && r.from(n.devicesFree[i]).Before(limit)
+}
+
+// from is a time that is not past.
+func (r *run) from(t time.Time) time.Time {
+	if t.Before(r.now) {
+		return r.now
+	}
+	return t
 }
 
 // opens adds the openings of one machine.
@@ -124,7 +142,7 @@ func (r *run) opens(c *class, n *node, allowed uint64, want int, limit time.Time
 		if i == len(agenda) || want == 0 {
 			return list
 		}
-		for at = agenda[i].at; i < len(agenda) && agenda[i].at.Equal(at); i++ {
+		for at = r.from(agenda[i].at); i < len(agenda) && !agenda[i].at.After(at); i++ {
 			x.add(agenda[i].grant)
 		}
 		if !limit.IsZero() && !at.Before(limit) {
@@ -143,9 +161,13 @@ func (n *node) owe(g berth.Grant) {
 	}
 }
 
-// all lists the placeable machines of a kind, from tight to roomy.
-func (k *kind) all() []*node {
-	k.list = k.list[:0]
+// all lists the placeable machines of a kind, in the order that they had when
+// the plan first asked.
+func (k *kind) all(plan int) []*node {
+	if k.listAt == plan {
+		return k.list
+	}
+	k.list, k.listAt = k.list[:0], plan
 	var c cursor[*node]
 	for c.begin(&k.tree); ; c.next() {
 		n, ok := c.at()
