@@ -31,7 +31,7 @@ func (r *run) bounds(x *seat, e *entry) {
 //     service to go.
 func (r *run) may(x *seat, e *entry, v victim) (PreemptReason, bool) {
 	h := v.holder
-	if r.victims[h] || slices.Contains(h.PreemptedFor, e.ID) {
+	if h.told == r.number || slices.Contains(h.PreemptedFor, e.ID) {
 		return "", false
 	}
 	theirs := v.seat

@@ -22,6 +22,7 @@ type class struct {
 	limited    int // those of them with a time limit
 
 	closed  int       // the plan in which it did not fit
+	marked  int       // the plan in which room is kept for one of its jobs
 	shorter time.Time // in that plan only what ends before this is worth a look
 
 	// matches holds the kinds this class may use, among the first seen of the

@@ -42,6 +42,7 @@ func (r *run) mark() {
 			x.grant = clamp(n, x.grant)
 			r.move(n, func() { n.subtract(x.grant) })
 		}
+		e.class.marked = r.number
 		r.marks[m.For] = append(r.marks[m.For], x)
 		r.promises[m.Victim] = append(r.promises[m.Victim], m)
 	}

@@ -41,6 +41,9 @@ func (r *run) keep(n *node, x reservation) {
 		return -1
 	})
 	k.reserved = slices.Insert(k.reserved, i, x)
+	if x.at.After(r.longest) {
+		r.longest = x.at
+	}
 	r.rehold(k)
 }
 
@@ -229,7 +232,7 @@ func (r *run) agenda(n *node) []release {
 
 // ends is when a holder's room is free: at once if this plan tells it to stop.
 func (r *run) ends(h *holder) (time.Time, bool) {
-	if r.victims[h] {
+	if h.told == r.number {
 		return r.now, true
 	}
 	return h.ends(r.policy.AssumeRun)

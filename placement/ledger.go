@@ -103,6 +103,7 @@ type holder struct {
 	Running
 	capacity berth.Capacity
 	machines []berth.MachineID
+	told     int // the plan that told it to stop
 }
 
 // ends is when the holder's room should be free; a time that is past means any

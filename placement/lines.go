@@ -57,12 +57,31 @@ func (r *run) eligible(l *line) bool {
 		if !ok {
 			return false
 		}
+		if r.useless(e) {
+			l.walk.next()
+			continue
+		}
 		if !e.EligibleAt.After(r.now) && (e.QueueDeadline.IsZero() || e.QueueDeadline.After(r.now)) {
 			l.at = e
 			return true
 		}
 		l.walk.next()
 	}
+}
+
+// useless reports whether a job is of a class that had no place and cannot have
+// one in room that is held for others either, at a time when nothing else is
+// left to do for it.
+func (r *run) useless(e *entry) bool {
+	c := e.class
+	if c.closed != r.number || r.heads < r.policy.Backfill || r.claims > 0 || r.marks[e.ID] != nil {
+		return false
+	}
+	if e.TimeLimit <= 0 {
+		return true
+	}
+	end := r.now.Add(e.TimeLimit)
+	return end.After(r.longest) || !c.shorter.IsZero() && !end.Before(c.shorter)
 }
 
 // step moves the seat on from its first job.

@@ -27,6 +27,7 @@ type seat struct {
 	begun  spots         // a heap of those begun
 	latest *line         // that first came from
 	first  *entry        // next of the seat's jobs; nil: none left
+	tried  bool          // a job of it had no room or was barred already
 	within bool          // with it the account holds no more than its guarantee
 }
 

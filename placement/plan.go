@@ -121,14 +121,13 @@ type run struct {
 	root  seat
 	seats map[*account]*seat
 	owned amounts
-	full  map[*account]bool // whose limits or room have barred a job already
 
 	end        time.Time // of the job that is being placed; zero: not known
 	keeps      []*kept
-	heads      int // jobs with a reserved start
+	longest    time.Time // the last of the times until which anything is held
+	heads      int       // jobs with a reserved start
 	marks      map[berth.JobID][]mark
 	fresh      map[*node][]*holder // started by this plan
-	victims    map[*holder]bool    // told to stop by this plan
 	claims     int                 // looks for victims that may still be made
 	draft      node
 	stops      []*holder // those that stop, told before or by this plan
@@ -153,8 +152,8 @@ func (p Planner) begin(s *Snapshot, now time.Time) *run {
 	s.plans++
 	r := &run{
 		planner: p, policy: p.Policy, snapshot: s, now: now, number: s.plans,
-		last: map[*class]choice{}, owned: amountsOf(s.owned), seats: map[*account]*seat{}, full: map[*account]bool{},
-		fresh: map[*node][]*holder{}, victims: map[*holder]bool{}, claims: maxClaims, promises: map[berth.JobID][]Earmark{},
+		last: map[*class]choice{}, owned: amountsOf(s.owned), seats: map[*account]*seat{},
+		fresh: map[*node][]*holder{}, claims: maxClaims, promises: map[berth.JobID][]Earmark{},
 		reservedAt: map[berth.JobID]time.Time{}, soon: map[berth.JobID]bool{},
 	}
 	if !p.Policy.Preempt {
@@ -204,9 +203,9 @@ func (r *run) queue() {
 func (r *run) decide(x *seat) {
 	e := x.first
 	if _, ok := r.barred(x, e); ok {
-		if a := r.snapshot.account(e.Tenant); !r.full[a] {
-			r.full[a] = true
-			r.plan.Stalled = append(r.plan.Stalled, a.ID)
+		if !x.tried {
+			x.tried = true
+			r.plan.Stalled = append(r.plan.Stalled, x.account.ID)
 		}
 		r.leave(x)
 		return
@@ -223,7 +222,7 @@ func (r *run) decide(x *seat) {
 		r.explain(c)
 	}
 	c.close(r.number, r.end)
-	r.full[r.snapshot.account(e.Tenant)] = true
+	x.tried = true
 	r.block(x, e)
 	r.step(x)
 }
@@ -258,7 +257,7 @@ func (c *class) close(plan int, end time.Time) {
 
 // closed reports whether no job of the class is worth a look in this plan.
 func (r *run) closed(c *class) bool {
-	return c.closed == r.number && r.heads >= r.policy.Backfill && (len(r.keeps) == 0 || c.limited == 0) && r.claims == 0
+	return c.closed == r.number && c.marked != r.number && r.heads >= r.policy.Backfill && (len(r.keeps) == 0 || c.limited == 0) && r.claims == 0
 }
 
 // hopeless reports whether a job need not be searched for a place: one of its

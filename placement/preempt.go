@@ -347,7 +347,7 @@ func (r *run) enact(e *entry, s *sacrifice) {
 	holders := make([]*holder, 0, len(s.victims))
 	for _, v := range s.victims {
 		holders = append(holders, v.holder)
-		r.victims[v.holder] = true
+		v.told = r.number
 		r.stops = append(r.stops, v.holder)
 		r.plan.Preempt = append(r.plan.Preempt, Preempt{v.Job, v.Version, v.Attempt, e.ID, v.why, v.lost(r.now)})
 		a := r.snapshot.account(v.Tenant)
