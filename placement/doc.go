@@ -5,6 +5,9 @@
 // no chance. The same deltas and the same now give the same plan, which is what
 // the golden conversations in testdata rest on.
 //
+// A Policy says who comes first (bands, aging, shares of tenants, quotas), for
+// whom a start is reserved, and who gives way; see docs/policy.md.
+//
 // It never writes: a plan is a proposal that the commit checks again, row by
 // row, and a Snapshot that is behind costs a refusal, not a double booking.
 //

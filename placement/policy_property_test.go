@@ -26,15 +26,15 @@ type arena struct {
 	running  map[berth.JobID]placement.Running
 	tenants  map[berth.TenantID]placement.Tenant
 	earmarks []placement.Earmark
-	started  map[berth.JobID]time.Time // first start
-	done     int
+	requests map[string]berth.Request
 }
 
 func newArena(t *rapid.T, p placement.Planner) *arena {
 	return &arena{
 		t: t, s: placement.NewSnapshot(), planner: p, now: epoch,
 		jobs: map[berth.JobID]placement.Job{}, lasts: map[berth.JobID]time.Duration{}, machines: map[berth.MachineID]placement.Machine{},
-		running: map[berth.JobID]placement.Running{}, tenants: map[berth.TenantID]placement.Tenant{}, started: map[berth.JobID]time.Time{},
+		running: map[berth.JobID]placement.Running{}, tenants: map[berth.TenantID]placement.Tenant{},
+		requests: map[string]berth.Request{},
 	}
 }
 
@@ -59,6 +59,7 @@ func gpuRequest(gpus, members int) berth.Request {
 
 func (a *arena) job(r berth.Request, j placement.Job, lasts time.Duration) {
 	a.s.DefineClass(r.Class(), r)
+	a.requests[r.Class()] = r
 	j.ID = berth.JobID(fmt.Sprintf("j%02d", len(a.lasts)))
 	j.Class, j.Version = r.Class(), 1
 	j.SubmittedAt, j.EligibleAt = a.now, a.now
@@ -76,7 +77,7 @@ func (a *arena) fresh() *placement.Snapshot {
 		s.UpsertRunning(a.running[id])
 	}
 	for _, id := range sorted(a.jobs) {
-		a.define(s, a.jobs[id])
+		s.DefineClass(a.jobs[id].Class, a.requests[a.jobs[id].Class])
 		s.UpsertJob(a.jobs[id])
 	}
 	for _, id := range sorted(a.machines) {
@@ -84,16 +85,6 @@ func (a *arena) fresh() *placement.Snapshot {
 	}
 	s.SetEarmarks(a.earmarks)
 	return s
-}
-
-func (a *arena) define(s *placement.Snapshot, j placement.Job) {
-	for gpus := 1; gpus <= 8; gpus++ {
-		for members := 1; members <= 4; members++ {
-			if r := gpuRequest(gpus, members); r.Class() == j.Class {
-				s.DefineClass(j.Class, r)
-			}
-		}
-	}
 }
 
 // plan decides, checks the decision and makes it true.
@@ -154,9 +145,6 @@ func (a *arena) start(start berth.Start) {
 	}
 	a.running[j.ID] = r
 	a.s.UpsertRunning(r)
-	if _, ok := a.started[j.ID]; !ok {
-		a.started[j.ID] = a.now
-	}
 }
 
 // end takes a job off its machines; one that was stopped waits again.
@@ -168,7 +156,6 @@ func (a *arena) end(r placement.Running) {
 		a.s.UpsertMachine(a.machines[g.Machine])
 	}
 	if !r.Stopping {
-		a.done++
 		return
 	}
 	j := placement.Job{
@@ -268,7 +255,7 @@ func TestPoliciesKeepTheirPromises(t *testing.T) {
 					t.Fatalf("tenant %s holds %d of at most %d", id, held[id], limit)
 				}
 			}
-			if !a.advance() && len(a.running) == 0 {
+			if !a.advance() {
 				break
 			}
 		}
@@ -326,6 +313,66 @@ func TestBackfillDelaysNoHead(t *testing.T) {
 					t.Fatalf("%s was promised a start at %s, now at %s", e.Job, at, e.Start)
 				}
 				promised[e.Job] = e.Start
+				if at := a.earliest(a.jobs[e.Job]); !e.Start.Equal(at) {
+					t.Fatalf("%s could start at %s, and is promised %s", e.Job, at, e.Start)
+				}
+			}
+			a.advance()
+		}
+	})
+}
+
+// earliest finds by brute force when the job fits, if all that run end at their
+// limits.
+func (a *arena) earliest(j placement.Job) time.Time {
+	w := &world{machines: maps.Clone(a.machines)}
+	running := slices.Collect(maps.Values(a.running))
+	limit := func(r placement.Running) time.Time { return r.StartedAt.Add(r.TimeLimit) }
+	slices.SortFunc(running, func(x, y placement.Running) int { return limit(x).Compare(limit(y)) })
+	at := a.now
+	for {
+		if w.room(a.requests[j.Class], nil) {
+			return at
+		}
+		for at = limit(running[0]); len(running) > 0 && !limit(running[0]).After(at); running = running[1:] {
+			for _, g := range running[0].Ranks {
+				w.machines[g.Machine] = vacate(w.machines[g.Machine], g)
+			}
+		}
+	}
+}
+
+// TestBandsComeFirst: no job starts while one of a higher band that asks for the
+// same waits, unless it ends before the room it takes is needed.
+func TestBandsComeFirst(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		p := placement.Policy{
+			Order:     rapid.SampledFrom([]placement.Order{placement.Fair, placement.Priority, placement.SRSF}).Draw(t, "order"),
+			BandWidth: 100, Aging: time.Minute, Exponent: 1, Backfill: rapid.IntRange(0, 3).Draw(t, "backfill"), AssumeRun: time.Hour,
+		}
+		a := newArena(t, placement.Planner{Policy: p})
+		a.machine(4)
+		a.machine(2)
+		for i := range 3 {
+			a.tenant(placement.Tenant{ID: berth.TenantID(fmt.Sprintf("t%d", i)), Weight: float64(i)})
+		}
+		for range 20 {
+			for range rapid.IntRange(0, 4).Draw(t, "arrivals") {
+				j := placement.Job{
+					Tenant:    berth.TenantID(fmt.Sprintf("t%d", rapid.IntRange(0, 2).Draw(t, "tenant"))),
+					Priority:  50 * rapid.IntRange(0, 10).Draw(t, "priority"),
+					TimeLimit: time.Hour * time.Duration(rapid.IntRange(0, 1).Draw(t, "limit")),
+				}
+				a.job(gpuRequest(rapid.IntRange(1, 3).Draw(t, "size"), 1), j, time.Minute*time.Duration(rapid.IntRange(1, 60).Draw(t, "lasts")))
+			}
+			for _, start := range a.plan().Start {
+				r := a.running[start.Job]
+				for _, j := range a.jobs {
+					if j.Class == r.Class && j.Priority/100 > r.Priority/100 && (p.Backfill == 0 || r.TimeLimit == 0) {
+						t.Fatalf("%s of priority %d starts before %s of priority %d", r.Job, r.Priority, j.ID, j.Priority)
+					}
+				}
 			}
 			a.advance()
 		}
