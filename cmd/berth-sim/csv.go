@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"compress/gzip"
 	"encoding/csv"
 	"errors"
@@ -61,6 +62,27 @@ func eachRow(path string, columns []string, read func(*table) error) error {
 	}
 }
 
+// hasColumns reports whether the first line of a file names all the columns.
+func hasColumns(path string, columns []string) (bool, error) {
+	has := false
+	err := eachRow(path, nil, func(t *table) error {
+		has = true
+		for _, c := range columns {
+			if _, ok := t.columns[c]; !ok {
+				has = false
+			}
+		}
+		return errEnough
+	})
+	if errors.Is(err, errEnough) {
+		err = nil
+	}
+	return has, err
+}
+
+// errEnough ends a look at a file.
+var errEnough = errors.New("enough read")
+
 func (t *table) header(columns []string) error {
 	names, err := t.reader.Read()
 	if errors.Is(err, io.EOF) {
@@ -95,25 +117,35 @@ func (t *table) number(column string, least, most int64) (int64, error) {
 	return n, nil
 }
 
-// writePlaced writes the result. It appears whole or not at all.
-func writePlaced(path string, list []placedPod) (err error) {
-	temporary := path + ".partial"
-	file, err := os.Create(temporary)
-	if err != nil {
-		return err
+// decimal reads a number from least to most.
+func (t *table) decimal(column string, least, most float64) (float64, error) {
+	s := t.text(column)
+	x, err := strconv.ParseFloat(s, 64)
+	if err != nil || !(x >= least && x <= most) {
+		return 0, fmt.Errorf("%s %q: allowed are numbers from %.0f to %.0f", column, s, least, most)
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, file.Close(), os.Remove(temporary))
-		}
-	}()
-	w := csv.NewWriter(file)
-	rows := slices.Concat([][]string{{"pod", "node", "gpus"}}, placedRows(list))
-	if err := w.WriteAll(rows); err != nil {
+	return x, nil
+}
+
+// writePlaced writes what was placed where.
+func writePlaced(path string, list []placedPod) error {
+	return writeRows(path, slices.Concat([][]string{{"pod", "node", "gpus"}}, placedRows(list)))
+}
+
+// writeRows writes a result as CSV.
+func writeRows(path string, rows [][]string) error {
+	var b bytes.Buffer
+	if err := csv.NewWriter(&b).WriteAll(rows); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	if err := file.Close(); err != nil {
-		return err
+	return writeFile(path, b.Bytes())
+}
+
+// writeFile writes a result. It appears whole or not at all.
+func writeFile(path string, content []byte) error {
+	temporary := path + ".partial"
+	if err := os.WriteFile(temporary, content, 0o666); err != nil {
+		return errors.Join(err, os.Remove(temporary))
 	}
 	return os.Rename(temporary, path)
 }

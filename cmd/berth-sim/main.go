@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -31,6 +32,14 @@ type usageError struct{ error }
 
 func (e *usageError) Unwrap() error { return e.error }
 
+// noArgs refuses what a command has no use for.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return &usageError{fmt.Errorf("%s: unexpected %q: it takes flags only", cmd.CommandPath(), args[0])}
+	}
+	return nil
+}
+
 func command() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "berth-sim",
@@ -38,8 +47,22 @@ func command() *cobra.Command {
 		Version:       version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		Args:          cobra.ArbitraryArgs,
+	}
+	root.RunE = func(_ *cobra.Command, args []string) error {
+		var names []string
+		for _, c := range root.Commands() {
+			if c.IsAvailableCommand() {
+				names = append(names, c.Name())
+			}
+		}
+		allowed := "allowed are " + strings.Join(names, ", ")
+		if len(args) == 0 {
+			return &usageError{errors.New("no command: " + allowed)}
+		}
+		return &usageError{fmt.Errorf("unknown command %q: %s", args[0], allowed)}
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	root.AddCommand(placeCommand())
+	root.AddCommand(placeCommand(), queueCommand(), clusterCommand())
 	return root
 }

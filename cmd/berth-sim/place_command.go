@@ -31,7 +31,7 @@ MIX       name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec: tells what is as
 OUT       pod,node,gpus in order of arrival, such as p1,n7,0-1-5; an empty node: not placed
 
 Further columns are passed over. The shares of the cluster's GPUs that were asked for and placed are printed.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f.shuffle = cmd.Flags().Changed("shuffle-seed")
 			return f.run(cmd)

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"berth"
+)
+
+// clusterFlags is what berth-sim cluster can be told.
+type clusterFlags struct{ plot string }
+
+func clusterCommand() *cobra.Command {
+	f := &clusterFlags{}
+	cmd := &cobra.Command{
+		Use:   "cluster FILE.yaml",
+		Short: "Run a described cluster in virtual time",
+		Long: `Cluster plays what a file describes: machines, tenants, and streams of jobs that come at random. docs/simulation.md lists the fields.
+
+Printed are how much of the cluster was in use while jobs came, how long jobs waited for their first start, how even the tenants'
+shares were, what was displaced and what work that cost.`,
+		Args: oneFile,
+		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args[0]) },
+	}
+	cmd.Flags().StringVar(&f.plot, "plot", "", "where to draw use and queue over time (SVG)")
+	return cmd
+}
+
+// oneFile wants the name of the file.
+func oneFile(cmd *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return &usageError{fmt.Errorf("%s: got %d arguments: it takes the name of one YAML file", cmd.CommandPath(), len(args))}
+	}
+	return nil
+}
+
+func (f *clusterFlags) run(cmd *cobra.Command, path string) error {
+	src, err := os.ReadFile(path)
+	if err != nil {
+		return &usageError{err}
+	}
+	s, err := readScenario(path, src)
+	if err != nil {
+		return &usageError{err}
+	}
+	r := newReplay(s.fleet(), s.arrivals(), s.planner(), ticking{s.tick()})
+	r.open(s.tenants())
+	r.sampled = true
+	if err := r.run(cmd.Context()); err != nil {
+		var stuck *stuckError
+		if errors.As(err, &stuck) {
+			return &usageError{fmt.Errorf("%s: %w", path, err)}
+		}
+		return err
+	}
+	if f.plot != "" {
+		if err := writeFile(f.plot, r.plot(s)); err != nil {
+			return err
+		}
+	}
+	return r.report(cmd.OutOrStdout(), s)
+}
+
+// ticking plans at intervals, for what the passing of time decides.
+type ticking struct{ every time.Duration }
+
+func (ticking) ended(*task) {}
+
+func (t ticking) next(now time.Time) time.Time {
+	if t.every == 0 {
+		return time.Time{}
+	}
+	return now.Truncate(t.every).Add(t.every)
+}
+
+// tick is how often waiting jobs are looked at although nothing happens.
+func (s *scenario) tick() time.Duration {
+	p := s.Policy
+	if p.Aging > 0 || p.HalfLife > 0 || p.PreemptAfter > 0 || p.MinRuntime > 0 {
+		return max(10*time.Second, s.Duration.Std()/10_000).Truncate(time.Second)
+	}
+	return 0
+}
+
+// arrivals draws the jobs. Each stream has its own source of chance, so that a
+// change to one leaves the others as they were.
+func (s *scenario) arrivals() []work {
+	var list []work
+	for i, j := range s.Jobs {
+		random := rand.New(rand.NewPCG(uint64(s.Seed), uint64(i)))
+		spec := j.spec()
+		w := work{
+			tenant: berth.TenantID(j.Tenant), request: j.request(), startCost: j.StartCost.Std(), priority: int(*spec.Priority),
+			firm: !*spec.Preemptible, timeLimit: j.TimeLimit.Std(), declared: j.Declared, checkpoint: j.Checkpoint.Std(),
+		}
+		at := j.From.Std()
+		for n := 0; ; {
+			at += time.Duration(random.ExpFloat64() * float64(j.Every))
+			if at >= s.until(j) {
+				break
+			}
+			for range max(1, j.Batch) {
+				run := time.Duration(float64(j.Run) * math.Exp(j.RunSpread*random.NormFloat64()))
+				w.id, w.submitted = fmt.Sprintf("%d-%06d", i, n), at.Truncate(time.Millisecond)
+				w.length = max(run.Truncate(time.Millisecond), time.Second)
+				if w.timeLimit > 0 {
+					w.length = min(w.length, w.timeLimit)
+				}
+				list = append(list, w)
+				n++
+			}
+		}
+	}
+	slices.SortStableFunc(list, func(a, b work) int { return int(sign(a.submitted - b.submitted)) })
+	return list
+}

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"berth/placement"
+)
+
+// queuePolicy is a policy that berth-sim queue can be told to go by.
+type queuePolicy struct {
+	name  string
+	knows bool // how long jobs run
+	about string
+	build func() (placement.Planner, strategy)
+}
+
+// preempts is a planner that lets jobs displace those that rank after them.
+func preempts(p placement.Policy) placement.Planner {
+	p.Order, p.Preempt, p.Outrank = placement.SRSF, true, 1
+	return placement.Planner{Policy: p}
+}
+
+var queuePolicies = []queuePolicy{
+	{"srsf", true, "least remaining time x GPUs^0.75 first, displacing others", func() (placement.Planner, strategy) {
+		return preempts(placement.Policy{Durations: placement.Known, Exponent: placement.UsualExponent}), quiet{}
+	}},
+	{"sjf", true, "the same, but nobody is displaced", func() (placement.Planner, strategy) {
+		return placement.Planner{Policy: placement.Policy{Order: placement.SRSF, Durations: placement.Known, Exponent: placement.UsualExponent}}, quiet{}
+	}},
+	{"fair", true, "as srsf, but the longer a job waits the more it counts, so that none starves", func() (placement.Planner, strategy) {
+		return preempts(placement.Policy{Ranker: &placement.Patient{}}), quiet{}
+	}},
+	{"learned", false, "the jobs likeliest to end soon first, by what jobs submitted near them did; displacing others", func() (placement.Planner, strategy) {
+		l := placement.NewLearned()
+		return preempts(placement.Policy{Ranker: l}), learning{l}
+	}},
+	{"fifo", false, "who came first; a later job may pass one that finds no room", func() (placement.Planner, strategy) {
+		return placement.Planner{Policy: placement.Policy{Order: placement.FIFO}}, quiet{}
+	}},
+}
+
+func policyNamed(name string) (queuePolicy, error) {
+	i := slices.IndexFunc(queuePolicies, func(p queuePolicy) bool { return p.name == name })
+	if i < 0 {
+		return queuePolicy{}, fmt.Errorf("--policy %q: allowed are %s", name, strings.Join(policyNames(), ", "))
+	}
+	return queuePolicies[i], nil
+}
+
+func policyNames() []string {
+	names := make([]string, 0, len(queuePolicies))
+	for _, p := range queuePolicies {
+		names = append(names, p.name)
+	}
+	return names
+}
+
+func policyHelp() string {
+	var b strings.Builder
+	for _, p := range queuePolicies {
+		knows := "does not know durations"
+		if p.knows {
+			knows = "knows durations"
+		}
+		fmt.Fprintf(&b, "  %-8s %s: %s\n", p.name, knows, p.about)
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// quiet wants nothing beside the planner.
+type quiet struct{}
+
+func (quiet) ended(*task)              {}
+func (quiet) next(time.Time) time.Time { return time.Time{} }
+
+// learning tells the estimator what became of jobs.
+type learning struct{ *placement.Learned }
+
+func (l learning) ended(t *task) {
+	l.Ended(placement.Ended{Tenant: t.tenant, GPUs: float64(t.gpus), SubmittedAt: origin.Add(t.submitted), Ran: t.done})
+}
+
+func (l learning) next(now time.Time) time.Time { return l.Next(now) }
+
+// percentile is the linear interpolation between the nearest of sorted values.
+func percentile(sorted []float64, q float64) float64 {
+	if len(sorted) == 0 {
+		return 0
+	}
+	x := q * float64(len(sorted)-1)
+	i := int(math.Floor(x))
+	if i+1 >= len(sorted) {
+		return sorted[len(sorted)-1]
+	}
+	return sorted[i] + (x-float64(i))*(sorted[i+1]-sorted[i])
+}

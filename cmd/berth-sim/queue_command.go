@@ -1,0 +1,130 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/spf13/cobra"
+)
+
+// queueFlags is what berth-sim queue can be told.
+type queueFlags struct {
+	trace, policy, out string
+	machines, gpus     int
+}
+
+func queueCommand() *cobra.Command {
+	f := &queueFlags{}
+	cmd := &cobra.Command{
+		Use:   "queue --trace TRACE.csv --policy NAME --out OUT.csv",
+		Short: "Run a trace of jobs on equal machines in virtual time",
+		Long: `Queue plays a trace event by event: jobs come, the engine starts and displaces them, they end.
+
+A job of no more GPUs than a machine has runs on one machine, a larger one on as many whole machines as it needs, on all at once.
+Each start, each resume and each move adds its start cost to the job's work; a job that was displaced goes on where it was.
+
+TRACE   job_id,num_gpu,submit_time,iterations,model_name,iteration_time (Muri's; ms; start costs by model and GPUs), or
+        timestamp,duration,num_gpus,cluster (Philly's; s; a start costs 10 s; the tenant is the cluster). Further columns are passed over.
+OUT     job_id,start,end,nodes: seconds since the trace's start, such as 7,0,61.5,0:8;1:4; a row for each uninterrupted stretch
+
+Policies:
+` + policyHelp() + `
+
+Printed are the mean and the 99th percentile of completion times, from submission to end, and the preemptions.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&f.trace, "trace", "", "the jobs (CSV, or CSV.gz)")
+	flags.IntVar(&f.machines, "machines", 8, "how many machines there are")
+	flags.IntVar(&f.gpus, "gpus", 8, "how many GPUs each has")
+	flags.StringVar(&f.policy, "policy", "", "the rule, by name (see above)")
+	flags.StringVar(&f.out, "out", "", "where to write what ran when and where (CSV)")
+	return cmd
+}
+
+// Bounds of a simulated cluster.
+const (
+	maxMachines = 100_000
+	maxNodeGPUs = 64
+)
+
+func (f *queueFlags) validate() (queuePolicy, error) {
+	var errs []error
+	for _, x := range []struct{ name, value, is string }{
+		{"trace", f.trace, "it names a CSV file"}, {"out", f.out, "it names a CSV file"},
+	} {
+		if x.value == "" {
+			errs = append(errs, fmt.Errorf("--%s is missing: %s", x.name, x.is))
+		}
+	}
+	if f.machines < 1 || f.machines > maxMachines {
+		errs = append(errs, fmt.Errorf("--machines %d: allowed are 1 to %d", f.machines, maxMachines))
+	}
+	if f.gpus < 1 || f.gpus > maxNodeGPUs {
+		errs = append(errs, fmt.Errorf("--gpus %d: allowed are 1 to %d", f.gpus, maxNodeGPUs))
+	}
+	p, err := policyNamed(f.policy)
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return p, &usageError{err}
+	}
+	return p, nil
+}
+
+func (f *queueFlags) run(cmd *cobra.Command) error {
+	p, err := f.validate()
+	if err != nil {
+		return err
+	}
+	jobs, err := readTrace(f.trace)
+	if err != nil {
+		return &usageError{err}
+	}
+	if err := spread(jobs, f.machines, f.gpus); err != nil {
+		return &usageError{fmt.Errorf("%s: %w", f.trace, err)}
+	}
+	for i := range jobs {
+		jobs[i].declared, jobs[i].saves = p.knows, true
+	}
+	planner, s := p.build()
+	r := newReplay(equalMachines(f.machines, f.gpus), jobs, planner, s)
+	if err := r.run(cmd.Context()); err != nil {
+		return err
+	}
+	if err := writeRows(f.out, r.rows()); err != nil {
+		return err
+	}
+	return f.summary(cmd.OutOrStdout(), r, p)
+}
+
+// summary tells how the jobs fared.
+func (f *queueFlags) summary(w io.Writer, r *replay, p queuePolicy) error {
+	times := make([]float64, 0, len(r.ended))
+	sum, work, preemptions := 0.0, 0.0, 0
+	last := origin
+	for _, t := range r.ended {
+		jct := t.finished.Sub(origin.Add(t.submitted)).Seconds()
+		times, sum = append(times, jct), sum+jct
+		work += t.length.Seconds() * float64(t.gpus)
+		preemptions += t.starts - 1
+		if t.finished.After(last) {
+			last = t.finished
+		}
+	}
+	slices.Sort(times)
+	knows := "without knowing durations"
+	if p.knows {
+		knows = "knowing durations"
+	}
+	n := float64(len(times))
+	_, err := fmt.Fprintf(w, `policy      %s, %s
+jobs        %d
+completion  mean %.1f s, p99 %.1f s
+last end    %.1f s, utilisation %.2f %%
+preemptions %d, %.2f a job
+`, p.name, knows, len(times), sum/n, percentile(times, 0.99), last.Sub(origin).Seconds(),
+		work/(last.Sub(origin).Seconds()*float64(f.machines*f.gpus))*100, preemptions, float64(preemptions)/n)
+	return err
+}

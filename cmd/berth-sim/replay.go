@@ -1,0 +1,378 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"berth"
+	"berth/placement"
+)
+
+// origin is when virtual time begins.
+var origin = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// replay runs jobs on machines in virtual time, as the engine decides. Starts,
+// stops and resumes are instant, and a job that was stopped goes on where it
+// was, at the price of its start cost.
+type replay struct {
+	snapshot *placement.Snapshot
+	planner  placement.Planner
+	strategy strategy
+	owned    berth.Capacity
+	now      time.Time
+
+	tasks     map[berth.JobID]*task
+	arrivals  []*task // to come
+	running   []*task // by end, then id
+	ended     []*task
+	sampled   bool // samples are wanted
+	samples   []sample
+	stretches []*stretch
+	marks     []placement.Earmark
+	tenants   map[berth.TenantID]*account // those with a row
+	lost      map[berth.JobID]time.Duration
+}
+
+// task is a job in the replay.
+type task struct {
+	work
+	job      berth.JobID
+	class    string
+	left     time.Duration // of its work, starts paid for
+	done     time.Duration // time it has run
+	attempt  int
+	gaveWay  []berth.JobID
+	starts   int
+	started  time.Time
+	ends     time.Time
+	grants   []berth.Grant
+	first    time.Time // start
+	finished time.Time
+	last     *stretch      // the latest one that is over
+	stalled  time.Duration // of its tenant, when it came
+}
+
+// stretch is an uninterrupted run of a job.
+type stretch struct {
+	task       *task
+	start, end time.Time
+	grants     []berth.Grant
+}
+
+// strategy is what a policy wants beside the engine's planner.
+type strategy interface {
+	// ended tells that a job is over and how long it ran in all.
+	ended(j *task)
+	// next is when to plan although nothing happens; zero: not.
+	next(now time.Time) time.Time
+}
+
+// newReplay readies the machines and the jobs, which come in their order.
+func newReplay(machines []placement.Machine, jobs []work, planner placement.Planner, s strategy) *replay {
+	r := &replay{snapshot: placement.NewSnapshot(), planner: planner, strategy: s, now: origin, tasks: map[berth.JobID]*task{}, tenants: map[berth.TenantID]*account{}, lost: map[berth.JobID]time.Duration{}}
+	for _, m := range machines {
+		r.snapshot.UpsertMachine(m)
+		r.owned = r.owned.Add(m.Total)
+	}
+	for _, w := range jobs {
+		t := &task{work: w, job: berth.JobID(w.id), class: w.request.Class(), left: w.length}
+		r.snapshot.DefineClass(t.class, w.request)
+		r.tasks[t.job] = t
+		r.arrivals = append(r.arrivals, t)
+	}
+	return r
+}
+
+// equalMachines are machines that differ in their numbers only.
+func equalMachines(count, gpus int) []placement.Machine {
+	list := make([]placement.Machine, 0, count)
+	for i := range count {
+		m := placement.Machine{ID: nodeName(i), Epoch: 1, State: berth.MachineReady}
+		m.Total.GPUMilli = int64(gpus) * 1000
+		for d := range gpus {
+			m.GPUs = append(m.GPUs, placement.Device{Index: d, Model: "gpu", Healthy: true})
+		}
+		list = append(list, m)
+	}
+	return list
+}
+
+// spread gives each job of a trace its request: one machine, or as many whole
+// ones as it needs.
+func spread(jobs []work, machines, gpus int) error {
+	for i, w := range jobs {
+		request := berth.Request{Members: 1, GPUs: w.gpus, GPUMilli: 1000, Execution: berth.AtLeastOnce}
+		if w.gpus > gpus {
+			request.Members, request.GPUs = (w.gpus+gpus-1)/gpus, gpus
+		}
+		if request.Members > machines {
+			return fmt.Errorf("job %s wants %d GPUs: allowed are up to %d, on %d machines of %d", w.id, w.gpus, machines*gpus, machines, gpus)
+		}
+		jobs[i].request = request
+	}
+	return nil
+}
+
+// nodeName keeps the machines in the order of their numbers.
+func nodeName(i int) berth.MachineID { return berth.MachineID(fmt.Sprintf("node-%06d", i)) }
+
+// run plays the trace to its end.
+func (r *replay) run(ctx context.Context) error {
+	for len(r.arrivals) > 0 || len(r.running) > 0 {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		r.now = r.nextEvent()
+		r.finish()
+		r.arrive()
+		if err := r.settle(); err != nil {
+			return err
+		}
+		r.record()
+	}
+	if n := r.snapshot.Jobs(); n > 0 {
+		return &stuckError{n}
+	}
+	return nil
+}
+
+// stuckError says that nothing runs and yet jobs wait.
+type stuckError struct{ jobs int }
+
+func (e *stuckError) Error() string {
+	return fmt.Sprintf("%d jobs wait for ever: no machine, or no quota, is large enough for them", e.jobs)
+}
+
+func (r *replay) nextEvent() time.Time {
+	var at time.Time
+	earlier := func(t time.Time) {
+		if at.IsZero() || t.Before(at) {
+			at = t
+		}
+	}
+	if len(r.arrivals) > 0 {
+		earlier(origin.Add(r.arrivals[0].submitted))
+	}
+	for _, t := range r.running {
+		earlier(t.ends)
+	}
+	if r.snapshot.Jobs() > 0 {
+		if t := r.strategy.next(r.now); t.After(r.now) {
+			earlier(t)
+		}
+	}
+	return at
+}
+
+func (r *replay) arrive() {
+	for len(r.arrivals) > 0 && !origin.Add(r.arrivals[0].submitted).After(r.now) {
+		t := r.arrivals[0]
+		if a := r.tenants[t.tenant]; a != nil {
+			t.stalled = a.stalledBy(r.now)
+		}
+		r.wait(t)
+		r.arrivals = r.arrivals[1:]
+	}
+}
+
+// wait brings the job into the queue, or back into it.
+func (r *replay) wait(t *task) {
+	submitted := origin.Add(t.submitted)
+	j := placement.Job{
+		ID: t.job, Tenant: t.tenant, Class: t.class, Version: 1, Attempt: t.attempt, Priority: t.priority, Preemptible: !t.firm,
+		TimeLimit: t.timeLimit, Stalled: t.stalled, SubmittedAt: submitted, EligibleAt: submitted, Done: t.done, RestartCost: t.startCost, PreemptedFor: t.gaveWay,
+	}
+	if t.declared {
+		j.Remaining = t.left
+	}
+	r.snapshot.UpsertJob(j)
+}
+
+func (r *replay) finish() {
+	for _, t := range slices.Clone(r.running) {
+		if t.ends.After(r.now) {
+			continue
+		}
+		r.stop(t)
+		t.finished = r.now
+		r.ended = append(r.ended, t)
+		r.strategy.ended(t)
+	}
+}
+
+// stop ends a stretch and gives its room back. A stretch of no length was none.
+func (r *replay) stop(t *task) {
+	ran := r.now.Sub(t.started)
+	switch {
+	case ran == 0:
+		t.left -= t.startCost
+		t.starts--
+	case t.saves || !r.now.Before(t.ends):
+		t.left -= ran
+	default:
+		kept := time.Duration(0)
+		if worked := ran - t.startCost; worked > 0 {
+			if t.checkpoint > 0 {
+				kept = worked.Truncate(t.checkpoint)
+			}
+			r.lost[t.job] += worked - kept
+		}
+		t.left -= t.startCost + kept
+	}
+	if ran > 0 {
+		t.done += ran
+		t.last = &stretch{t, t.started, r.now, t.grants}
+		r.stretches = append(r.stretches, t.last)
+	}
+	r.snapshot.RemoveRunning(t.job)
+	r.hold(t.grants, -1)
+	r.used(t, ran)
+	t.grants = nil
+	r.running = slices.DeleteFunc(r.running, func(o *task) bool { return o == t })
+}
+
+func (r *replay) hold(grants []berth.Grant, times int64) {
+	for _, g := range grants {
+		m, ok := r.snapshot.Machine(g.Machine)
+		if !ok {
+			panic("berth-sim: grant on unknown machine " + string(g.Machine))
+		}
+		m.GPUs = slices.Clone(m.GPUs)
+		if times > 0 {
+			m.Used = m.Used.Add(g.Capacity)
+		} else {
+			m.Used = m.Used.Sub(g.Capacity)
+		}
+		for _, d := range g.GPUs {
+			m.GPUs[d.Index].UsedMilli += times * d.Milli
+		}
+		r.snapshot.UpsertMachine(m)
+	}
+}
+
+// maxRounds bounds how often the engine changes its mind at one time.
+const maxRounds = 10_000
+
+// settle plans until nothing changes any more.
+func (r *replay) settle() error {
+	for range maxRounds {
+		r.snapshot.SetEarmarks(r.marks)
+		r.save()
+		plan := r.planner.Plan(r.snapshot, r.now)
+		r.marks = slices.DeleteFunc(r.marks, func(m placement.Earmark) bool {
+			return slices.ContainsFunc(plan.Release, func(o placement.Earmark) bool {
+				return o.For == m.For && o.Machine == m.Machine && o.Victim == m.Victim
+			})
+		})
+		r.displace(plan)
+		for _, s := range plan.Start {
+			r.start(r.tasks[s.Job], s)
+		}
+		if len(plan.Start) == 0 && len(plan.Preempt) == 0 {
+			r.stall(plan.Stalled)
+			return nil
+		}
+	}
+	return fmt.Errorf("at %s the policy starts and stops jobs for ever", r.now.Sub(origin))
+}
+
+// displace stops whom the first job with a claim displaces. What they leave may
+// serve others too, so the next plan sees to those.
+func (r *replay) displace(plan placement.Plan) {
+	if len(plan.Preempt) == 0 {
+		return
+	}
+	claimant := plan.Preempt[0].For
+	for _, m := range plan.Earmark {
+		if m.For == claimant {
+			r.marks = append(r.marks, m)
+		}
+	}
+	for _, p := range plan.Preempt {
+		if p.For != claimant {
+			continue
+		}
+		t := r.tasks[p.Job]
+		r.stop(t)
+		t.gaveWay = append(t.gaveWay, p.For)
+		r.wait(t)
+	}
+}
+
+func (r *replay) start(t *task, s berth.Start) {
+	t.attempt, t.started, t.grants = s.Attempt, r.now, s.Ranks
+	t.left += t.startCost
+	t.starts++
+	if t.attempt == 1 {
+		t.first = r.now
+	}
+	if l := t.last; t.saves && l != nil && l.end.Equal(r.now) && l.nodes() == (&stretch{task: t, grants: s.Ranks}).nodes() {
+		// It goes on where it was: that is no start.
+		t.left -= t.startCost
+		t.starts--
+		t.started, t.done, t.left = l.start, t.done-l.end.Sub(l.start), t.left+l.end.Sub(l.start)
+		r.stretches = slices.DeleteFunc(r.stretches, func(o *stretch) bool { return o == l })
+		t.last = nil
+	}
+	t.ends = t.started.Add(t.left)
+	r.snapshot.RemoveJob(t.job)
+	r.hold(s.Ranks, 1)
+	running := placement.Running{
+		Job: t.job, Tenant: t.tenant, Class: t.class, Version: 1, Attempt: t.attempt, Priority: t.priority, Preemptible: !t.firm,
+		TimeLimit: t.timeLimit, SubmittedAt: origin.Add(t.submitted), Ranks: s.Ranks, StartedAt: t.started, Done: t.done,
+		RestartCost: t.startCost, PreemptedFor: t.gaveWay,
+	}
+	if t.declared {
+		running.Remaining = t.left
+	}
+	r.snapshot.UpsertRunning(running)
+	r.running = append(r.running, t)
+	r.penalise(t)
+}
+
+// rows are the stretches by start, then job.
+func (r *replay) rows() [][]string {
+	list := slices.Clone(r.stretches)
+	slices.SortStableFunc(list, func(a, b *stretch) int {
+		return cmp.Or(a.start.Compare(b.start), strings.Compare(a.task.id, b.task.id))
+	})
+	rows := [][]string{{"job_id", "start", "end", "nodes"}}
+	for _, s := range list {
+		rows = append(rows, []string{s.task.id, instant(s.start), instant(s.end), s.nodes()})
+	}
+	return rows
+}
+
+// instant is a time in seconds since the start, to the nanosecond.
+func instant(t time.Time) string {
+	ns := t.Sub(origin).Nanoseconds()
+	s := fmt.Sprintf("%d.%09d", ns/1e9, ns%1e9)
+	return strings.TrimSuffix(strings.TrimRight(s, "0"), ".")
+}
+
+// nodes lists the machines by number and the GPUs the job uses on each. A job
+// larger than a machine holds whole ones, the last of which it may use in part.
+func (s *stretch) nodes() string {
+	numbers := make([]int, 0, len(s.grants))
+	for _, g := range s.grants {
+		n, err := strconv.Atoi(strings.TrimPrefix(string(g.Machine), "node-"))
+		if err != nil {
+			panic("berth-sim: machine without a number: " + string(g.Machine))
+		}
+		numbers = append(numbers, n)
+	}
+	slices.Sort(numbers)
+	left := s.task.gpus
+	parts := make([]string, 0, len(numbers))
+	for _, n := range numbers {
+		use := min(left, len(s.grants[0].GPUs))
+		parts = append(parts, fmt.Sprintf("%d:%d", n, use))
+		left -= use
+	}
+	return strings.Join(parts, ";")
+}

@@ -1,0 +1,260 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"berth"
+	"berth/internal/jobfile"
+	"berth/placement"
+)
+
+// scenario is a described cluster and what comes to it.
+type scenario struct {
+	Seed     int            `json:"seed,omitempty"`
+	Duration berth.Duration `json:"duration"` // jobs come that long; the run goes on until all are done
+	Policy   policySpec     `json:"policy,omitempty"`
+	Machines []machineSpec  `json:"machines"`
+	Tenants  []tenantSpec   `json:"tenants,omitempty"`
+	Jobs     []jobSpec      `json:"jobs"`
+}
+
+type policySpec struct {
+	Order        string         `json:"order,omitempty"`
+	BandWidth    int            `json:"band_width,omitempty"`
+	Aging        berth.Duration `json:"aging,omitempty"`
+	HalfLife     berth.Duration `json:"half_life,omitempty"`
+	EntryPenalty berth.Duration `json:"entry_penalty,omitempty"`
+	Backfill     int            `json:"backfill,omitempty"`
+	Preempt      bool           `json:"preempt,omitempty"`
+	PreemptAfter berth.Duration `json:"preempt_after,omitempty"`
+	MinRuntime   berth.Duration `json:"min_runtime,omitempty"`
+}
+
+type machineSpec struct {
+	Count   int               `json:"count,omitempty"`
+	CPUs    berth.MilliCPU    `json:"cpus"`
+	Memory  berth.MiB         `json:"memory"`
+	GPUs    int               `json:"gpus,omitempty"`
+	GPUType string            `json:"gpu_type,omitempty"`
+	Labels  map[string]string `json:"labels,omitempty"`
+}
+
+type tenantSpec struct {
+	Name      string     `json:"name"`
+	Parent    string     `json:"parent,omitempty"`
+	Weight    float64    `json:"weight,omitempty"`
+	Guarantee amountSpec `json:"guarantee,omitempty"`
+	Limit     amountSpec `json:"limit,omitempty"`
+}
+
+type amountSpec struct {
+	CPUs   berth.MilliCPU `json:"cpus,omitempty"`
+	Memory berth.MiB      `json:"memory,omitempty"`
+	GPUs   berth.MilliGPU `json:"gpus,omitempty"`
+}
+
+func (a amountSpec) capacity() berth.Capacity {
+	return berth.Capacity{CPUMilli: int64(a.CPUs), MemoryMiB: int64(a.Memory), GPUMilli: int64(a.GPUs)}
+}
+
+// jobSpec is one stream of like jobs.
+type jobSpec struct {
+	Tenant      string          `json:"tenant,omitempty"`
+	Every       berth.Duration  `json:"every"`           // mean gap between two of them, exponentially distributed
+	Batch       int             `json:"batch,omitempty"` // that many come at once
+	From        berth.Duration  `json:"from,omitempty"`
+	Until       berth.Duration  `json:"until,omitempty"`
+	Run         berth.Duration  `json:"run"`                  // median
+	RunSpread   float64         `json:"run_spread,omitempty"` // deviation of its logarithm
+	TimeLimit   berth.Duration  `json:"time_limit,omitempty"`
+	Declared    bool            `json:"declared,omitempty"` // the engine is told how long it runs
+	Resources   berth.Resources `json:"resources,omitempty"`
+	Members     int             `json:"members,omitempty"`
+	SameLabel   string          `json:"same_label,omitempty"`
+	Priority    *berth.Priority `json:"priority,omitempty"`
+	Preemptible *bool           `json:"preemptible,omitempty"`
+	Checkpoint  berth.Duration  `json:"checkpoint,omitempty"` // interval; 0: none
+	StartCost   berth.Duration  `json:"start_cost,omitempty"`
+}
+
+// Bounds of a scenario.
+const (
+	maxSimMachines = 20_000
+	maxSimJobs     = 200_000
+)
+
+// readScenario reads a file; its faults name line and column.
+func readScenario(path string, src []byte) (*scenario, error) {
+	s := &scenario{}
+	if err := jobfile.Decode(path, src, s, s.faults); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// faults is what is wrong with the values, each with what is allowed.
+func (s *scenario) faults() []berth.FieldError {
+	var list []berth.FieldError
+	bad := func(field, detail, allowed string) {
+		list = append(list, berth.FieldError{Field: field, Detail: detail, Allowed: allowed})
+	}
+	if s.Duration <= 0 {
+		bad("duration", "how long jobs come is missing or not above 0", "such as 24h")
+	}
+	if _, ok := s.order(); !ok {
+		bad("policy.order", fmt.Sprintf("%q is no order", s.Policy.Order), "fair, priority, fifo or srsf")
+	}
+	machines := 0
+	for i, m := range s.Machines {
+		at := fmt.Sprintf("machines[%d]", i)
+		if m.Count < 0 {
+			bad(at+".count", fmt.Sprintf("got %d", m.Count), "1 or more")
+		}
+		if m.CPUs <= 0 {
+			bad(at+".cpus", "is missing or not above 0", "cores, such as 64")
+		}
+		if m.Memory <= 0 {
+			bad(at+".memory", "is missing or not above 0", "such as 256GiB")
+		}
+		if m.GPUs < 0 || m.GPUs > maxNodeGPUs {
+			bad(at+".gpus", fmt.Sprintf("got %d", m.GPUs), fmt.Sprintf("0 to %d", maxNodeGPUs))
+		}
+		machines += max(1, m.Count)
+	}
+	if len(s.Machines) == 0 || machines > maxSimMachines {
+		bad("machines", fmt.Sprintf("there are %d machines", machines), fmt.Sprintf("1 to %d", maxSimMachines))
+	}
+	names := map[string]bool{}
+	for i, t := range s.Tenants {
+		at := fmt.Sprintf("tenants[%d]", i)
+		switch {
+		case t.Name == "":
+			bad(at+".name", "is missing", "a name")
+		case names[t.Name]:
+			bad(at+".name", fmt.Sprintf("%q stands twice", t.Name), "keep one")
+		}
+		if t.Parent != "" && !names[t.Parent] {
+			bad(at+".parent", fmt.Sprintf("%q is no tenant above this one", t.Parent), named(names))
+		}
+		if t.Weight < 0 {
+			bad(at+".weight", fmt.Sprintf("got %g", t.Weight), "above 0")
+		}
+		names[t.Name] = true
+	}
+	if len(s.Jobs) == 0 {
+		bad("jobs", "is missing or empty", "one stream of jobs or more")
+	}
+	coming := 0.0
+	for i, j := range s.Jobs {
+		at := fmt.Sprintf("jobs[%d]", i)
+		if j.Tenant != "" && !names[j.Tenant] {
+			bad(at+".tenant", fmt.Sprintf("%q is no tenant", j.Tenant), named(names))
+		}
+		if j.Every <= 0 {
+			bad(at+".every", "the mean gap is missing or not above 0", "such as 10m")
+		} else {
+			coming += float64(s.Duration) / float64(j.Every) * float64(max(1, j.Batch))
+		}
+		if j.Run <= 0 {
+			bad(at+".run", "the median run is missing or not above 0", "such as 1h")
+		}
+		if j.RunSpread < 0 || j.RunSpread > 4 {
+			bad(at+".run_spread", fmt.Sprintf("got %g", j.RunSpread), "0 to 4")
+		}
+		if j.Members < 0 || j.Members > maxSimMachines {
+			bad(at+".members", fmt.Sprintf("got %d", j.Members), fmt.Sprintf("1 to %d", maxSimMachines))
+		}
+		if j.Batch < 0 {
+			bad(at+".batch", fmt.Sprintf("got %d", j.Batch), "1 or more")
+		}
+		for _, e := range j.spec().Validate() {
+			bad(at+"."+strings.TrimPrefix(e.Field, "placement."), e.Detail, e.Allowed)
+		}
+	}
+	if coming > maxSimJobs {
+		bad("jobs", fmt.Sprintf("about %.0f jobs would come", coming), fmt.Sprintf("at most %d", maxSimJobs))
+	}
+	return list
+}
+
+func named(names map[string]bool) string {
+	if len(names) == 0 {
+		return "leave it out, or list it under tenants before"
+	}
+	return strings.Join(slices.Sorted(maps.Keys(names)), ", ")
+}
+
+// request is what placement must know of the stream's jobs.
+func (j jobSpec) request() berth.Request {
+	r := j.spec().Request()
+	r.Members = max(1, j.Members)
+	return r
+}
+
+// spec is one member as a user would have submitted it.
+func (j jobSpec) spec() berth.JobSpec {
+	return berth.JobSpec{
+		Name: "job", Image: "image", Resources: j.Resources, Priority: j.Priority,
+		Preemptible: j.Preemptible, TimeLimit: j.TimeLimit, Placement: berth.Placement{SameLabel: j.SameLabel},
+	}.WithDefaults()
+}
+
+func (s *scenario) order() (placement.Order, bool) {
+	if s.Policy.Order == "" {
+		return placement.Fair, true
+	}
+	return placement.ParseOrder(s.Policy.Order)
+}
+
+func (s *scenario) planner() placement.Planner {
+	order, _ := s.order()
+	p := s.Policy
+	outrank := 0.0
+	if order == placement.SRSF {
+		outrank = 1
+	}
+	return placement.Planner{Pack: placement.Worth, Policy: placement.Policy{
+		Order: order, BandWidth: p.BandWidth, Aging: p.Aging.Std(), HalfLife: p.HalfLife.Std(), EntryPenalty: p.EntryPenalty.Std(),
+		Backfill: p.Backfill, Preempt: p.Preempt, PreemptAfter: p.PreemptAfter.Std(), MinRuntime: p.MinRuntime.Std(),
+		Outrank: outrank, Exponent: placement.UsualExponent,
+	}}
+}
+
+func (s *scenario) fleet() []placement.Machine {
+	var list []placement.Machine
+	for _, spec := range s.Machines {
+		for range max(1, spec.Count) {
+			m := placement.Machine{ID: nodeName(len(list)), Epoch: 1, State: berth.MachineReady, Labels: spec.Labels}
+			m.Total = berth.Capacity{CPUMilli: int64(spec.CPUs), MemoryMiB: int64(spec.Memory), DiskMiB: math.MaxInt32, GPUMilli: int64(spec.GPUs) * 1000}
+			for d := range spec.GPUs {
+				m.GPUs = append(m.GPUs, placement.Device{Index: d, Model: spec.GPUType, Healthy: true})
+			}
+			list = append(list, m)
+		}
+	}
+	return list
+}
+
+func (s *scenario) tenants() []placement.Tenant {
+	var list []placement.Tenant
+	for _, t := range s.Tenants {
+		list = append(list, placement.Tenant{
+			ID: berth.TenantID(t.Name), Parent: berth.TenantID(t.Parent), Weight: t.Weight,
+			Guarantee: t.Guarantee.capacity(), Limit: t.Limit.capacity(),
+		})
+	}
+	return list
+}
+
+// until is when a stream of jobs ends.
+func (s *scenario) until(j jobSpec) time.Duration {
+	if j.Until > 0 {
+		return min(j.Until, s.Duration).Std()
+	}
+	return s.Duration.Std()
+}

@@ -1,0 +1,186 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"berth"
+)
+
+// work is one job of a trace.
+type work struct {
+	id        string
+	tenant    berth.TenantID
+	gpus      int
+	submitted time.Duration // since the trace's start
+	length    time.Duration // of its run, without what starts add
+	startCost time.Duration // work that each start adds
+
+	request    berth.Request
+	priority   int
+	firm       bool          // not preemptible
+	timeLimit  time.Duration // 0: none
+	declared   bool          // the engine is told how long it runs
+	saves      bool          // a displaced run goes on where it was
+	checkpoint time.Duration // without saves: how often its progress is kept; 0: never
+}
+
+// The two forms of a trace. Further columns are passed over.
+var (
+	muriColumns   = []string{"job_id", "num_gpu", "submit_time", "iterations", "model_name", "iteration_time"}
+	phillyColumns = []string{"timestamp", "duration", "num_gpus", "cluster"}
+)
+
+// muriOverhead is what the simulator that published the trace's results adds to
+// each iteration.
+const muriOverhead = 1.015
+
+// readTrace reads a trace in either form, in order of submission.
+func readTrace(path string) ([]work, error) {
+	muri, err := hasColumns(path, muriColumns)
+	if err != nil {
+		return nil, err
+	}
+	philly, err := hasColumns(path, phillyColumns)
+	if err != nil {
+		return nil, err
+	}
+	var list []work
+	seen := map[string]bool{}
+	add := func(w work, err error) error {
+		if err != nil {
+			return err
+		}
+		if seen[w.id] {
+			return fmt.Errorf("job_id %q stands twice", w.id)
+		}
+		seen[w.id] = true
+		list = append(list, w)
+		return nil
+	}
+	switch {
+	case muri:
+		err = eachRow(path, muriColumns, func(t *table) error { return add(readMuri(t)) })
+	case philly:
+		var start time.Time
+		err = eachRow(path, phillyColumns, func(t *table) error { return add(readPhilly(t, &start, len(list))) })
+	default:
+		return nil, fmt.Errorf("%s:1: columns of no known trace: allowed are %s, or %s",
+			path, strings.Join(muriColumns, ","), strings.Join(phillyColumns, ","))
+	}
+	if err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(list, func(a, b work) int { return int(sign(a.submitted - b.submitted)) })
+	return list, nil
+}
+
+func sign(d time.Duration) time.Duration {
+	switch {
+	case d < 0:
+		return -1
+	case d > 0:
+		return 1
+	}
+	return 0
+}
+
+// Bounds of what a trace may say: decades, and more GPUs than anybody has.
+const (
+	maxSeconds  = 1e9
+	maxJobGPUs  = 1 << 20
+	maxMuriTime = maxSeconds * 1000
+)
+
+func readMuri(t *table) (work, error) {
+	w := work{id: t.text("job_id")}
+	if w.id == "" {
+		return w, fmt.Errorf("job_id is empty")
+	}
+	gpus, err := t.number("num_gpu", 1, maxJobGPUs)
+	if err != nil {
+		return w, err
+	}
+	submitted, err := t.decimal("submit_time", 0, maxMuriTime)
+	if err != nil {
+		return w, err
+	}
+	iterations, err := t.number("iterations", 1, maxMilli)
+	if err != nil {
+		return w, err
+	}
+	each, err := t.decimal("iteration_time", 0, maxMuriTime)
+	if err != nil {
+		return w, err
+	}
+	run := float64(iterations) * each / 1000 * muriOverhead
+	if run > maxSeconds {
+		return w, fmt.Errorf("iterations x iteration_time is %.0f s: allowed are up to %.0f s", run, float64(maxSeconds))
+	}
+	w.gpus = int(gpus)
+	w.submitted, w.length = seconds(submitted/1000), max(seconds(run), time.Nanosecond)
+	w.startCost = startCost(t.text("model_name"), w.gpus)
+	return w, nil
+}
+
+// phillyLayout is how that trace writes times.
+const phillyLayout = "2006-01-02 15:04:05"
+
+func readPhilly(t *table, start *time.Time, row int) (work, error) {
+	w := work{id: strconv.Itoa(row), tenant: berth.TenantID(t.text("cluster"))}
+	at, err := time.Parse(phillyLayout, t.text("timestamp"))
+	if err != nil {
+		return w, fmt.Errorf("timestamp %q: allowed are times like %s", t.text("timestamp"), phillyLayout)
+	}
+	if start.IsZero() {
+		*start = at
+	}
+	if at.Before(*start) {
+		return w, fmt.Errorf("timestamp %q is before the first row's: rows are in order of submission", t.text("timestamp"))
+	}
+	gpus, err := t.number("num_gpus", 1, maxJobGPUs)
+	if err != nil {
+		return w, err
+	}
+	run, err := t.decimal("duration", 0, maxSeconds)
+	if err != nil {
+		return w, err
+	}
+	w.gpus, w.submitted = int(gpus), at.Sub(*start)
+	w.length, w.startCost = max(seconds(run), time.Nanosecond), usualStartCost
+	return w, nil
+}
+
+func seconds(s float64) time.Duration { return time.Duration(math.Round(s * float64(time.Second))) }
+
+// usualStartCost is what a start adds where nothing else is published.
+const usualStartCost = 10 * time.Second
+
+// startCosts is what a start adds, in seconds, on 1, 2, 4, 8, 16 and 32 GPUs, as
+// the simulator of Muri (Zhao et al., SIGCOMM '22) has it.
+var startCosts = map[string][6]time.Duration{
+	"vgg16":              {7, 7, 8, 9, 9, 10},
+	"vgg19":              {7, 7, 8, 9, 10, 10},
+	"resnet18":           {4, 5, 5, 7, 7, 7},
+	"shufflenet_v2_x1_0": {4, 4, 5, 5, 7, 8},
+	"a2c":                {38, 39, 39, 46, 46, 46},
+	"dqn":                {5, 5, 6, 6, 8, 8},
+}
+
+// startCost is what a start of a model adds; between two sizes, that of the
+// larger one.
+func startCost(model string, gpus int) time.Duration {
+	list, ok := startCosts[model]
+	if !ok {
+		return usualStartCost
+	}
+	i := 0
+	for i < len(list)-1 && 1<<i < gpus {
+		i++
+	}
+	return list[i] * time.Second
+}

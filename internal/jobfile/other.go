@@ -1,0 +1,44 @@
+package jobfile
+
+import (
+	"reflect"
+
+	"berth"
+)
+
+// Decode reads a text of another kind than a job file into a struct, by its
+// JSON tags, and validates it. The error is an *Error with every fault that
+// could be found; of those that validate names, fields that could not be read
+// are left out.
+func Decode(name string, src []byte, into any, validate func() []berth.FieldError) error {
+	source, fault := readable(src)
+	if fault != nil {
+		return &Error{Name: name, Faults: []Fault{*fault}}
+	}
+	root, err := parse(name, source)
+	if err != nil {
+		return &Error{Name: name, Source: source, Faults: []Fault{syntaxFault(err)}}
+	}
+	if root == nil || root.kind == null {
+		return &Error{Name: name, Faults: []Fault{{FieldError: berth.FieldError{Detail: "the file is empty"}}}}
+	}
+	d := &decoder{places: map[string]place{}}
+	d.value(root, reflect.ValueOf(into).Elem(), "")
+	f := &File{Name: name, places: d.places}
+	unread := map[string]bool{}
+	for _, s := range d.faults {
+		unread[s.Field] = true
+	}
+	faults := d.faults
+	if root.kind == mapping {
+		for _, e := range validate() {
+			if !covered(unread, e.Field) {
+				faults = append(faults, f.locate(e))
+			}
+		}
+	}
+	if faults = sorted(faults); len(faults) > 0 {
+		return &Error{Name: name, Source: source, Faults: faults}
+	}
+	return nil
+}

@@ -1,0 +1,120 @@
+package placement_test
+
+import (
+	"testing"
+	"time"
+
+	"berth/placement"
+)
+
+// learner returns a Learned that has seen jobs end, and the time after it.
+func learner(ended ...placement.Ended) (*placement.Learned, time.Time) {
+	l := placement.NewLearned()
+	for _, e := range ended {
+		l.Ended(e)
+	}
+	now := time.Date(2026, 1, 10, 0, 0, 0, 0, time.UTC)
+	l.Begin(placement.NewSnapshot(), now)
+	return l, now
+}
+
+func TestJobsSubmittedTogetherAreTakenToLastAlike(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 1, 10, 0, 0, 0, 0, time.UTC)
+	morning, noon := now.Add(-24*time.Hour), now.Add(-18*time.Hour)
+	l, _ := learner(
+		placement.Ended{SubmittedAt: morning, GPUs: 8, Ran: 40 * time.Hour},
+		placement.Ended{SubmittedAt: noon, GPUs: 8, Ran: time.Minute},
+	)
+	long := l.Waiting(placement.Job{SubmittedAt: morning.Add(time.Minute)}, 8)
+	short := l.Waiting(placement.Job{SubmittedAt: noon.Add(time.Minute)}, 8)
+	if short >= long {
+		t.Errorf("rank %g beside a job of a minute, %g beside one of 40 hours: want the first ahead", short, long)
+	}
+}
+
+func TestWhatIsAboutToEndLikeItsKinComesFirst(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	var kin []placement.Ended
+	for range 5 {
+		kin = append(kin, placement.Ended{SubmittedAt: at, GPUs: 8, Ran: 40 * time.Hour})
+	}
+	l, _ := learner(kin...)
+	fresh := l.Waiting(placement.Job{SubmittedAt: at}, 8)
+	almost := l.Waiting(placement.Job{SubmittedAt: at, Done: 39 * time.Hour}, 8)
+	if almost >= fresh {
+		t.Errorf("rank %g after 39 of 40 hours, %g before any: want the first ahead", almost, fresh)
+	}
+}
+
+func TestOneThatNobodyIsLikeIsTriedFirst(t *testing.T) {
+	t.Parallel()
+	l, now := learner()
+	fresh := l.Waiting(placement.Job{SubmittedAt: now}, 8)
+	old := l.Waiting(placement.Job{SubmittedAt: now.Add(-100 * time.Hour), Done: 90 * time.Hour}, 8)
+	if fresh >= old {
+		t.Errorf("rank %g for a new job, %g for one that has run 90 hours: want the new one ahead", fresh, old)
+	}
+}
+
+func TestRunningJobsDoNotTakeTurns(t *testing.T) {
+	t.Parallel()
+	l, now := learner()
+	waits := l.Waiting(placement.Job{ID: "a", SubmittedAt: now, Done: time.Hour}, 8)
+	runs := l.Running(placement.Running{Job: "b", SubmittedAt: now, StartedAt: now.Add(-time.Hour)}, 8)
+	if runs >= waits {
+		t.Errorf("rank %g for one that runs, %g for its like that waits: want the running one ahead", runs, waits)
+	}
+}
+
+func TestTenantsDoNotLearnFromEachOther(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 1, 10, 0, 0, 0, 0, time.UTC)
+	l, _ := learner(placement.Ended{Tenant: "a", SubmittedAt: now, GPUs: 8, Ran: 100 * time.Hour})
+	a := l.Waiting(placement.Job{Tenant: "a", SubmittedAt: now}, 8)
+	b := l.Waiting(placement.Job{Tenant: "b", SubmittedAt: now}, 8)
+	if b >= a {
+		t.Errorf("rank %g of a tenant without history, %g of one with long jobs: want the first ahead", b, a)
+	}
+}
+
+func TestLearnedForgetsTheOldest(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 1, 10, 0, 0, 0, 0, time.UTC)
+	l := placement.NewLearned()
+	l.Ended(placement.Ended{SubmittedAt: now, GPUs: 8, Ran: 1000 * time.Hour})
+	for i := range 4096 {
+		l.Ended(placement.Ended{SubmittedAt: now.Add(-time.Duration(i) * time.Hour), GPUs: 8, Ran: time.Minute})
+	}
+	l.Begin(placement.NewSnapshot(), now)
+	same := placement.NewLearned()
+	for i := range 4096 {
+		same.Ended(placement.Ended{SubmittedAt: now.Add(-time.Duration(i) * time.Hour), GPUs: 8, Ran: time.Minute})
+	}
+	same.Begin(placement.NewSnapshot(), now)
+	j := placement.Job{SubmittedAt: now}
+	if got, want := l.Waiting(j, 8), same.Waiting(j, 8); got/want > 1.000001 || got/want < 0.999999 {
+		t.Errorf("rank %g, want %g as if the oldest had never been", got, want)
+	}
+}
+
+func TestPatientCountsAge(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 1, 10, 0, 0, 0, 0, time.UTC)
+	p := &placement.Patient{Patience: time.Hour}
+	p.Begin(nil, now)
+	fresh := p.Waiting(placement.Job{SubmittedAt: now, Remaining: time.Hour}, 1)
+	for _, c := range []struct {
+		age  time.Duration
+		left time.Duration
+	}{{time.Hour, 2 * time.Hour}, {9 * time.Hour, 10 * time.Hour}} {
+		old := p.Waiting(placement.Job{SubmittedAt: now.Add(-c.age), Remaining: c.left}, 1)
+		if old/fresh > 1.000001 || old/fresh < 0.999999 {
+			t.Errorf("%s left after %s rank %g, want as a new one of an hour: %g", c.left, c.age, old, fresh)
+		}
+	}
+	if runs := p.Running(placement.Running{SubmittedAt: now, StartedAt: now.Add(-time.Hour), Remaining: 2 * time.Hour}, 1); runs != fresh {
+		t.Errorf("rank %g of one with an hour of two to run, want %g", runs, fresh)
+	}
+}
