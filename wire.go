@@ -175,6 +175,7 @@ type Plan struct {
 	Ahead          int        `json:"ahead" doc:"waiting jobs that are looked at before it"`
 	EstimatedStart *time.Time `json:"estimated_start,omitempty" doc:"by the time limits of what runs; absent: nothing tells"`
 	CostPerHour    *float64   `json:"cost_per_hour,omitempty" doc:"USD, on the best candidate; absent: nothing is charged or known"`
+	Blockers       []Blocker  `json:"blockers,omitempty" doc:"what of the tenant's quota is in its way"`
 	Fit            Fit        `json:"fit"`
 }
 
@@ -193,7 +194,7 @@ type Explanation struct {
 
 // Blocker is one thing that keeps a job from starting.
 type Blocker struct {
-	Code    string `json:"code" doc:"stable: held, not_eligible, not_accepted, no_machines, unsatisfiable, no_room, behind"`
+	Code    string `json:"code" doc:"stable: held, not_eligible, not_accepted, no_machines, unsatisfiable, no_room, behind, quota"`
 	Message string `json:"message"`
 	Hint    string `json:"hint,omitempty"`
 }

@@ -37,7 +37,11 @@ func (s *Server) plan(ctx context.Context, in *Request) (*planOutput, error) {
 	request := spec.Request()
 	e := placement.Explain(snap.Snapshot, request)
 	p := berth.Plan{Spec: spec, Ahead: ahead, Fit: fitOf(e)}
-	p.StartsNow = roomFor(e, request) // what waits ahead of it has no use for this room
+	if p.Blockers, err = s.standing(ctx, caller(ctx).Tenant, request); err != nil {
+		return nil, err
+	}
+	// What waits ahead of it has no use for this room.
+	p.StartsNow = roomFor(e, request) && len(p.Blockers) == 0
 	if len(e.Candidates) > 0 {
 		cost, err := s.DB.HourlyCost(ctx, e.Candidates[0])
 		if err != nil {
@@ -91,6 +95,11 @@ func (s *Server) explain(ctx context.Context, in *JobInput) (*explainOutput, err
 	fit := fitOf(found)
 	e.Fit, e.Ahead = &fit, &w.Ahead
 	e.Blockers = append(e.Blockers, blockers(w, job.Body.Reason, found)...)
+	quota, err := s.standing(ctx, job.Body.Tenant, w.Request)
+	if err != nil {
+		return nil, err
+	}
+	e.Blockers = append(e.Blockers, quota...)
 	e.Priority = []berth.Term{
 		{Name: "priority", Value: strconv.Itoa(w.Priority)},
 		{Name: "submitted_at", Value: w.SubmittedAt.UTC().Format(time.RFC3339Nano)},
@@ -121,6 +130,8 @@ func placed(j berth.Job) string {
 		return fmt.Sprintf("the job has ended: %s (%s: %s)", j.Status, j.Reason.Code, j.Reason.Message)
 	case j.Status.Terminal():
 		return fmt.Sprintf("the job has ended: %s", j.Status)
+	case j.Status == berth.Preempting && j.Reason != nil:
+		return fmt.Sprintf("the job is %s, attempt %d on %s: it %s", j.Status, j.Attempt, names(j.Attempts[len(j.Attempts)-1].Machines), j.Reason.Message)
 	case len(j.Attempts) > 0:
 		return fmt.Sprintf("the job is %s, attempt %d on %s", j.Status, j.Attempt, names(j.Attempts[len(j.Attempts)-1].Machines))
 	default:

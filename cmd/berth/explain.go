@@ -67,6 +67,9 @@ func (a *app) showPlan(p berth.Plan) error {
 		default:
 			s.add("starts", a.outTerm.paint(warn, "not now")+"; nothing tells when")
 		}
+		for _, b := range p.Blockers {
+			s.add("blocked by", a.outTerm.paint(warn, b.Code)+": "+oneLine(b.Message))
+		}
 		s.add("needs", resourcesText(p.Spec.WithDefaults().Resources))
 		if p.CostPerHour != nil {
 			s.add("costs", fmt.Sprintf("%.2f USD per hour", *p.CostPerHour))
