@@ -99,7 +99,7 @@ func problemOf(err error) *Problem {
 		p := newProblem(statusOf(e), e.StableCode(), e.Message, e.Fields)
 		switch p.Status {
 		case http.StatusServiceUnavailable:
-			p.retryAfter = "2"
+			p.retryAfter = "1"
 			if strings.Contains(p.Detail, "database does not answer") {
 				p.Detail = "the database does not answer; try again" // the cause names hosts
 			}

@@ -74,7 +74,8 @@ type Server struct {
 	quotas  quotas
 	close   sync.Once
 	closing chan struct{}
-	calls   atomic.Int64 // of users, under way
+	calls   atomic.Int64  // of users, there
+	turns   chan struct{} // one for each of them that is under way
 }
 
 // New returns a server with all routes mounted. It starts nothing.
@@ -89,6 +90,7 @@ func New(d Deps) (*Server, error) {
 		d.Metrics = prometheus.NewRegistry()
 	}
 	s := &Server{Deps: d, echo: echo.New(), closing: make(chan struct{})}
+	s.turns = make(chan struct{}, turnsPerConn*d.DB.Conns())
 	s.fleet.db, s.quotas.db = d.DB, d.DB
 	s.auth = newAuthenticator()
 	s.limits = newLimits(d.Rate, d.Burst)

@@ -12,11 +12,13 @@ import (
 
 // callLimit is how long a user's call may take before it is answered that the
 // server is unavailable. None takes a tenth of it while the database is well.
-// maxCalls is how many may be under way: more of them would wait for each other
-// until they are all too late.
+// maxCalls is how many may be there, and turnsPerConn how many for each connection
+// may be under way: a call asks the database several times, and if all went in
+// turns with each other, all would be too late.
 const (
-	callLimit = 15 * time.Second
-	maxCalls  = 512
+	callLimit    = 15 * time.Second
+	maxCalls     = 512
+	turnsPerConn = 2
 )
 
 // shed bounds what users' calls may cost while the database is slow: those that
@@ -34,6 +36,12 @@ func (s *Server) shed(next echo.HandlerFunc) echo.HandlerFunc {
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), callLimit)
 		defer cancel()
+		select {
+		case s.turns <- struct{}{}:
+			defer func() { <-s.turns }()
+		case <-ctx.Done():
+			return berth.Errorf(berth.CodeUnavailable, "the server had no time for the call; try again")
+		}
 		c.SetRequest(r.WithContext(ctx))
 		return next(c)
 	}

@@ -106,6 +106,9 @@ func (d *DB) Pool() *pgxpool.Pool { return d.pool }
 // Hub carries hints between processes; see Hub.
 func (d *DB) Hub() *Hub { return d.hub }
 
+// Conns is the most connections that there may be for work that can wait.
+func (d *DB) Conns() int { return int(d.pool.Config().MaxConns) }
+
 // Ping reports whether the database answers.
 func (d *DB) Ping(ctx context.Context) error { return d.pool.Ping(ctx) }
 

@@ -44,7 +44,7 @@ func TestAfterItsRepairsTheReconcilerWritesNothing(t *testing.T) {
 	t.Parallel()
 	r, objects := newRig(t), store(t)
 	r.machine("m0", 8, 2)
-	r.trained(objects, 48*time.Hour, map[int64]string{10: "verified", 20: "", 30: "bad"})
+	trained, _ := r.trained(objects, 48*time.Hour, map[int64]string{10: "verified", 20: "", 30: "bad"})
 	waiting := r.queued(cpus(100)) // no machine has that much
 	submitted := r.submitted(nil)  // and nobody has started its workflow
 	expired := r.queued(cpus(100))
@@ -71,7 +71,9 @@ func TestAfterItsRepairsTheReconcilerWritesNothing(t *testing.T) {
 	r.await("the kills are ordered", func() bool {
 		return value[int](r, `SELECT count(*) FROM allocations WHERE orders ? 'kill'`) == 2
 	})
-	r.await("the closed attempt is swept", func() bool { return value[int](r, `SELECT count(*) FROM attempts WHERE swept_at IS NOT NULL`) == 1 })
+	r.await("the closed attempt is swept", func() bool {
+		return value[int](r, `SELECT count(*) FROM attempts WHERE swept_at IS NOT NULL AND job = '`+string(trained)+`'`) == 1
+	})
 	r.await("the unclaimed one is settled", func() bool { return value[int](r, `SELECT count(*) FROM attempts WHERE next_state = 'retrying'`) == 1 })
 	// Placing it again is the placer's affair, and none of a repair.
 	r.exec(`UPDATE jobs SET held = true WHERE state IN ('queued', 'retrying')`)
