@@ -252,9 +252,14 @@ func (r *rank) create(ctx context.Context, image string, restored *int64) (*bert
 	spec := r.containerSpec(image, restored)
 	patience := time.Now().Add(r.timing().EnginePatience)
 	for wait := r.timing().backoff(); ; {
+		done, err := r.sup.turn(ctx)
+		if err != nil {
+			return nil, err
+		}
 		_ = failpoint.Hit("agent.create.before")
 		c, err := r.runtime().Create(ctx, spec)
 		_ = failpoint.Hit("agent.create.after")
+		done()
 		cause := berth.CauseEngine
 		switch {
 		case err == nil, errors.Is(err, node.ErrExists) && r.isOurs(c):
@@ -373,6 +378,19 @@ func (r *rank) awaitStart() (*berth.Exit, error) {
 	}
 }
 
+// start starts the container. At_most_one work takes no turn: its fence has just
+// been looked at, and does not stand for long.
+func (r *rank) start() error {
+	if !r.alone() {
+		done, err := r.sup.turn(r.ctx)
+		if err != nil {
+			return err
+		}
+		defer done()
+	}
+	return r.runtime().Start(r.ctx, r.name())
+}
+
 // begin starts the container. An end is reported only when it is certain that
 // the container does not run: an engine that does not answer is waited for.
 func (r *rank) begin() (*berth.Exit, error) {
@@ -384,7 +402,7 @@ func (r *rank) begin() (*berth.Exit, error) {
 				return exit, err
 			}
 		}
-		err := r.runtime().Start(r.ctx, r.name())
+		err := r.start()
 		_ = failpoint.Hit("agent.start.after")
 		if err == nil {
 			r.fate.begun = time.Now()

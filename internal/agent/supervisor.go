@@ -37,7 +37,8 @@ type Supervisor struct {
 	gpus      map[string]berth.GPU // as last seen, by UUID
 	gpusDirty bool
 
-	wake chan struct{} // a report is, or will be, due
+	wake  chan struct{} // a report is, or will be, due
+	turns chan struct{} // see turn
 }
 
 var _ node.Supervisor = (*Supervisor)(nil)
@@ -51,6 +52,23 @@ func newSupervisor(cfg Config, c *control, f *fence, log *slog.Logger) *Supervis
 		gone:    map[berth.AllocationID]bool{},
 		gpus:    map[string]berth.GPU{},
 		wake:    make(chan struct{}, 1),
+		turns:   make(chan struct{}, abreast),
+	}
+}
+
+// abreast is how many containers the engine makes or starts at a time. It does
+// not get faster with more of them: they wait for each other in its networks and
+// storage, and whatever else is asked of it waits with them.
+const abreast = 8
+
+// turn waits until the engine has time for one more container to be made or
+// started. done gives the turn back.
+func (s *Supervisor) turn(ctx context.Context) (done func(), err error) {
+	select {
+	case s.turns <- struct{}{}:
+		return func() { <-s.turns }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
 	}
 }
 
