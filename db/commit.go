@@ -87,7 +87,8 @@ func rollback(ctx context.Context, conn *pgx.Conn) {
 type present struct {
 	jobs     map[berth.JobID]presentJob
 	machines map[berth.MachineID]*presentMachine
-	resume   map[berth.JobID]int64 // highest verified checkpoint
+	resume   map[berth.JobID]int64             // highest verified checkpoint
+	keeping  map[berth.JobID][]*presentMachine // those that keep something for the job
 }
 
 type presentJob struct {
@@ -115,6 +116,7 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 		jobs:     make(map[berth.JobID]presentJob, len(starts)),
 		machines: map[berth.MachineID]*presentMachine{},
 		resume:   map[berth.JobID]int64{},
+		keeping:  map[berth.JobID][]*presentMachine{},
 	}
 	jobs := make([]berth.JobID, 0, len(starts))
 	var again []berth.JobID // not for the first time: may have checkpoints
@@ -203,7 +205,9 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 			return err
 		}
 		for _, e := range kept {
-			p.machines[e.Machine].kept = append(p.machines[e.Machine].kept, e)
+			m := p.machines[e.Machine]
+			m.kept = append(m.kept, e)
+			p.keeping[e.Beneficiary] = append(p.keeping[e.Beneficiary], m)
 		}
 		return nil
 	})
@@ -272,7 +276,7 @@ func (p *present) take(s berth.Start) error {
 		}
 	}
 	delete(p.jobs, s.Job) // a second decision about the same job holds no more
-	for _, m := range p.machines {
+	for _, m := range p.keeping[s.Job] {
 		m.kept = slices.DeleteFunc(m.kept, func(e Earmark) bool { return e.Beneficiary == s.Job })
 	}
 	return nil
@@ -281,9 +285,13 @@ func (p *present) take(s berth.Start) error {
 // take takes a rank of job from the machine: of what is free and not kept for
 // another job.
 func (m *presentMachine) take(r berth.Grant, job berth.JobID, alone bool) error {
-	left, kept := m.free, map[int]int64{}
+	left := m.free
+	var kept map[int]int64
 	for _, e := range m.kept {
 		if e.Beneficiary != job {
+			if kept == nil {
+				kept = map[int]int64{}
+			}
 			left = left.Sub(e.Capacity)
 			for _, g := range e.GPUs {
 				kept[g.Index] += g.Milli
