@@ -146,6 +146,7 @@ func TestCancelInEveryPhase(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
 			m := s.machine("m1")
+			m.awaitsOrders()
 			id := s.submit(func(j *berth.JobSpec) { j.StopGrace = ptr(berth.Duration(300 * time.Millisecond)) }, c.command...)
 			req, w := c.at(t, s, m, id)
 			x := w.exit()

@@ -64,6 +64,7 @@ type Timing struct {
 	PullPause       time.Duration // before an image is asked for again, the first time; then doubled
 	PreparePatience time.Duration // with an image and a checkpoint, before the rank goes elsewhere
 	RefusedPause    time.Duration // before a report that the server could not store is sent again
+	ClaimFresh      time.Duration // how long a rank may begin on its claim alone: less than a machine's lease, so that no machine declared lost begins anything
 	WaiterPatience  time.Duration // how long an end waits for its waiter before the server tells the workflow
 }
 
@@ -84,6 +85,7 @@ func (t Timing) withDefaults() Timing {
 	set(&t.PullPause, time.Second)
 	set(&t.PreparePatience, time.Hour)
 	set(&t.RefusedPause, time.Minute)
+	set(&t.ClaimFresh, berth.MachineLeaseTTL/2)
 	set(&t.WaiterPatience, 5*time.Second)
 	return t
 }

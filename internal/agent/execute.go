@@ -72,7 +72,11 @@ func (r *rank) execute() (berth.Exit, error) {
 			return deref(exit), err
 		}
 	}
-	return r.watch()
+	exit, err := r.watch()
+	if err != nil {
+		return exit, err
+	}
+	return exit, r.awaitOrder()
 }
 
 func deref(x *berth.Exit) berth.Exit {
@@ -117,7 +121,7 @@ func (r *rank) find() (*node.Container, error) {
 
 // vanished is the end of a rank that must have had a container and has none.
 func (r *rank) vanished() *berth.Exit {
-	had := r.claim.Phase == berth.PhaseRunning || r.claim.Phase == berth.PhaseExited || r.claim.Orders.Start
+	had := r.claim.Phase == berth.PhaseRunning || r.claim.Phase == berth.PhaseExited || r.claim.Orders.Start || r.scratch.memo().Begun
 	if !had {
 		return nil
 	}
@@ -357,8 +361,8 @@ func (r *rank) tellRestored(m memo) {
 	}
 }
 
-// awaitStart reports the rank prepared and waits for the order to start. The
-// answer to the report usually carries it.
+// awaitStart reports the rank prepared and waits for the order to start, which
+// the answer to the report usually carries, unless it may begin without.
 func (r *rank) awaitStart() (*berth.Exit, error) {
 	r.tellPhase(0, berth.PhasePrepared)
 	for {
@@ -369,11 +373,42 @@ func (r *rank) awaitStart() (*berth.Exit, error) {
 			return &x, nil
 		case o.Start:
 			return r.begin()
+		case r.mayBegin():
+			m := r.scratch.memo()
+			m.Begun = true
+			if err := r.scratch.remember(m); err != nil {
+				x := notStarted(berth.CauseEngine, err.Error())
+				return &x, nil
+			}
+			return r.begin()
 		}
 		select {
 		case <-r.kick:
 		case <-r.ctx.Done():
 			return nil, context.Cause(r.ctx)
+		}
+	}
+}
+
+// mayBegin reports whether the rank may begin on its claim alone, while the
+// server stores that it is prepared: it has nobody to wait for, it may be run
+// again, and the claim is so fresh that the job has not gone on without it. See
+// docs/adr/0009-a-claim-starts-a-job-of-one-rank.md.
+func (r *rank) mayBegin() bool {
+	return !r.adopts && r.claim.Members == 1 && !r.alone() && time.Since(r.claimedAt) < r.timing().ClaimFresh
+}
+
+// awaitOrder waits, after an end, until the server has heard that the rank
+// began: its job is to be seen running before it is seen to end.
+func (r *rank) awaitOrder() error {
+	for {
+		if o := r.standing(); r.adopts || o.Start || stops(o) {
+			return nil
+		}
+		select {
+		case <-r.kick:
+		case <-r.ctx.Done():
+			return context.Cause(r.ctx)
 		}
 	}
 }

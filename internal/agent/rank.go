@@ -45,7 +45,8 @@ type rank struct {
 
 	// Of the goroutine alone, after the claim.
 	claim     berth.Claim
-	container string // id, of at_most_one work once it has one
+	claimedAt time.Time // when the claim was sent that was answered
+	container string    // id, of at_most_one work once it has one
 	scratch   *scratch
 	keeper    *keeper  // nil without checkpoints
 	shipper   *shipper // of its log
@@ -357,10 +358,12 @@ func (r *rank) take() error {
 		if !r.adopts && stops(r.standing()) {
 			return errStopped
 		}
+		asked := time.Now()
 		claim, err := r.sup.control.claimWork(r.ctx, berth.RunRequest{Job: r.job, Attempt: r.attempt, Alloc: r.alloc})
 		switch {
 		case err == nil:
 			r.claimed(claim)
+			r.claimedAt = asked
 			return nil
 		case r.ctx.Err() != nil:
 			return context.Cause(r.ctx)

@@ -34,6 +34,7 @@ type scratch struct {
 // memo is what must outlive the agent's process but not the container.
 type memo struct {
 	Restored   *int64          `json:"restored,omitempty"`
+	Begun      bool            `json:"begun,omitempty"`    // it was about to start, no order on record
 	Intent     berth.ExitCause `json:"intent,omitempty"`   // why we began to stop it
 	IntentAt   time.Time       `json:"intent_at,omitzero"` // when that was delivered
 	IntentSays string          `json:"intent_says,omitempty"`

@@ -53,7 +53,7 @@ type ending struct {
 // watch follows a started container to its end: it carries out orders, keeps
 // the job's own limits, and collects evidence.
 func (r *rank) watch() (berth.Exit, error) {
-	r.tellPhase(slow, berth.PhaseRunning)
+	ordered := r.tellRunning(false)
 	r.log.Info("rank runs")
 	r.shipper.begin()
 	if r.keeper != nil {
@@ -80,6 +80,7 @@ func (r *rank) watch() (berth.Exit, error) {
 		case <-tick.C:
 			look.readProgress()
 		case <-r.kick:
+			ordered = r.tellRunning(ordered)
 		case <-timer.C:
 		case <-r.ctx.Done():
 			timer.Stop()
@@ -88,6 +89,17 @@ func (r *rank) watch() (berth.Exit, error) {
 		}
 		timer.Stop()
 	}
+}
+
+// tellRunning reports once that the rank runs. One that began before its order
+// came is reported prepared until then, which is what brings the order. It
+// returns whether it has.
+func (r *rank) tellRunning(told bool) bool {
+	if told || !r.adopts && !r.standing().Start {
+		return told
+	}
+	r.tellPhase(slow, berth.PhaseRunning)
+	return true
 }
 
 // awaitEnd waits for the container's end, whatever becomes of the engine
