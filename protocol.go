@@ -64,8 +64,9 @@ type SyncRequest struct {
 	WaitMS    int            `json:"wait_ms,omitempty"` // long-poll until orders differ from Digest
 	Digest    string         `json:"digest,omitempty"`  // of the set of orders the agent has
 	Reports   []RankReport   `json:"reports,omitempty"`
-	GPUs      []GPU          `json:"gpus,omitempty"` // sent when health changed
-	Gone      []AllocationID `json:"gone,omitempty"` // ranks of which no container exists here (any more)
+	GPUs      []GPU          `json:"gpus,omitempty"`  // sent when health changed
+	Gone      []AllocationID `json:"gone,omitempty"`  // ranks of which no container exists here (any more)
+	Brief     bool           `json:"brief,omitempty"` // of a call that reports: another one polls, so the set of assignments may be left out
 }
 
 // SyncResponse carries the machine's full set of assignments whenever it
@@ -77,7 +78,8 @@ type SyncResponse struct {
 	Changed     bool           `json:"changed"`
 	Digest      string         `json:"digest,omitempty"`
 	Assignments []Assignment   `json:"assignments,omitempty"`
-	Stale       []AllocationID `json:"stale,omitempty"` // reports refused because their attempt is not current: kill them
+	Started     []AllocationID `json:"started,omitempty"` // what this call's reports had ordered to start, of this machine
+	Stale       []AllocationID `json:"stale,omitempty"`   // reports refused because their attempt is not current: kill them
 	Refused     []Refused      `json:"refused,omitempty"`
 }
 

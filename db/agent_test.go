@@ -328,6 +328,43 @@ func TestSuspicionEndsWhenTheMachineSpeaks(t *testing.T) {
 	}
 }
 
+func TestABriefAnswerTellsWhatTheReportsCameTo(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id := s.submit(nil)
+	attempt := s.place(id, "m0")
+	a.mustClaim(id, attempt)
+	report := func(phase berth.Phase, alloc berth.AllocationID) berth.SyncResponse {
+		t.Helper()
+		r, err := a.sync(func(r *berth.SyncRequest) {
+			r.Brief = true
+			r.Reports = []berth.RankReport{{Alloc: alloc, Job: id, Attempt: attempt, Phase: phase}}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	alloc := s.alloc(id, attempt)
+	digest := a.digest
+	want := berth.SyncResponse{TTLSeconds: 20, Renewed: true, Digest: digest, Started: []berth.AllocationID{alloc}}
+	if diff := cmp.Diff(want, report(berth.PhasePrepared, alloc)); diff != "" {
+		t.Errorf("answer to the last prepared rank (-want +got):\n%s", diff)
+	}
+	want.Started, want.Stale = nil, []berth.AllocationID{alloc + 1}
+	if diff := cmp.Diff(want, report(berth.PhaseRunning, alloc+1)); diff != "" {
+		t.Errorf("answer to a report that is not current (-want +got):\n%s", diff)
+	}
+	mustExec(t, s.pool, `UPDATE machines SET state = 'suspect' WHERE id = 'm0'`)
+	if r := report(berth.PhaseRunning, alloc); !r.Changed || len(r.Assignments) != 1 {
+		t.Errorf("a suspected machine was answered %+v", r)
+	}
+	if st := one[string](s, `SELECT state FROM machines WHERE id = 'm0'`); st != "ready" {
+		t.Errorf("a machine that was heard is %s", st)
+	}
+}
+
 func TestPollWakesOnOrders(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

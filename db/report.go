@@ -37,10 +37,24 @@ type reporting struct {
 	owesKill bool // the machine was told to remove containers, and has not yet
 
 	// What is to be told after the commit.
-	stale    []berth.AllocationID
+	heard
 	freed    bool
 	touched  map[berth.JobID]bool
 	machines map[berth.MachineID]bool
+}
+
+// heard is what a call's reports have come to, for its answer.
+type heard struct {
+	stale   []berth.AllocationID // not current
+	started []berth.AllocationID // ordered to start by them, on the same machine
+	refused []berth.Refused
+	known   bool // the machine is neither suspected, nor was the call overtaken: the answer is complete
+}
+
+// add takes in what a part of the same call came to.
+func (h *heard) add(part heard) {
+	h.stale, h.started = append(h.stale, part.stale...), append(h.started, part.started...)
+	h.known = h.known && part.known
 }
 
 type reportedJob struct {
@@ -77,14 +91,13 @@ type reportedRow struct {
 	forget   bool
 }
 
-// reportOnce applies what a machine reports, in one transaction, and returns the
-// allocations whose reports were not current. part says that the same call may
-// have stored other reports before.
-func (d *DB) reportOnce(ctx context.Context, machine berth.MachineID, req berth.SyncRequest, part bool) ([]berth.AllocationID, error) {
+// reportOnce applies what a machine reports, in one transaction. part says that
+// the same call may have stored other reports before.
+func (d *DB) reportOnce(ctx context.Context, machine berth.MachineID, req berth.SyncRequest, part bool) (heard, error) {
 	lock := map[berth.JobID]bool{}
 	for _, p := range req.Reports {
 		if err := checkReport(p); err != nil {
-			return nil, err
+			return heard{}, err
 		}
 		if needsJob(p) {
 			lock[p.Job] = true
@@ -106,10 +119,10 @@ func (d *DB) reportOnce(ctx context.Context, machine berth.MachineID, req berth.
 		}
 	}
 	if errors.Is(err, errOvertaken) {
-		return nil, nil
+		return heard{}, nil
 	}
 	if err != nil {
-		return nil, err
+		return heard{}, err
 	}
 	for job := range r.touched {
 		d.hub.Publish(TopicJob, string(job))
@@ -120,7 +133,7 @@ func (d *DB) reportOnce(ctx context.Context, machine berth.MachineID, req berth.
 	if r.freed {
 		d.hub.Publish(TopicQueue, "")
 	}
-	return r.stale, nil
+	return r.heard, nil
 }
 
 // errOvertaken ends a call that a later one of the same agent has overtaken.
@@ -135,7 +148,7 @@ func needsJob(p berth.RankReport) bool {
 func plain(x berth.Exit) bool { return x.Cause == berth.CauseExited && x.Code == 0 }
 
 func (r *reporting) run(ctx context.Context) error {
-	r.order, r.stale, r.freed, r.writes = nil, nil, false, pgx.Batch{}
+	r.order, r.heard, r.freed, r.writes = nil, heard{}, false, pgx.Batch{}
 	for _, step := range []func(context.Context) error{
 		r.lock, r.apply, r.write, r.startJobs, r.writeMachine, r.renew, r.send,
 	} {
@@ -229,6 +242,7 @@ func (r *reporting) lock(ctx context.Context) error {
 	if r.req.Seq < s.seq || r.req.Seq == s.seq && !r.part {
 		return errOvertaken
 	}
+	r.known = s.state != berth.MachineSuspect
 	return nil
 }
 

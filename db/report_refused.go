@@ -13,28 +13,27 @@ import (
 
 // report applies a call's reports: all in one transaction, and where the
 // database refuses that, one by one, so that what it objects to keeps nobody
-// else's exit from being stored. It returns the allocations whose reports were
-// not current, and what was refused.
-func (d *DB) report(ctx context.Context, machine berth.MachineID, req berth.SyncRequest) ([]berth.AllocationID, []berth.Refused, error) {
+// else's exit from being stored.
+func (d *DB) report(ctx context.Context, machine berth.MachineID, req berth.SyncRequest) (heard, error) {
 	req.Reports = cleaned(req.Reports)
-	stale, err := d.reportOnce(ctx, machine, req, false)
+	all, err := d.reportOnce(ctx, machine, req, false)
 	if !isUnfit(err) {
-		return stale, nil, err
+		return all, err
 	}
 	d.log.Error("reports of a machine refused; they are stored one by one", "machine_id", machine, "reports", len(req.Reports), "err", err)
-	var refused []berth.Refused
+	all = heard{known: true}
 	for _, part := range parts(req) {
-		s, err := d.reportOnce(ctx, machine, part, true)
-		stale = append(stale, s...)
+		one, err := d.reportOnce(ctx, machine, part, true)
 		switch {
 		case err == nil:
+			all.add(one)
 		case isUnfit(err):
-			refused = append(refused, berth.Refused{Alloc: concerned(part), Detail: mapError(err, "report").Error()})
+			all.refused = append(all.refused, berth.Refused{Alloc: concerned(part), Detail: mapError(err, "report").Error()})
 		default:
-			return stale, refused, err
+			return all, err
 		}
 	}
-	return stale, refused, nil
+	return all, nil
 }
 
 // isUnfit reports whether the database, or we, object to what was sent, so that

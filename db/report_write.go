@@ -130,11 +130,14 @@ func (r *reporting) startJobs(context.Context) error {
 			SET orders = a.orders || '{"start": true}'
 			FROM started
 			WHERE a.job = started.id AND a.attempt = started.attempt AND a.state = 'active'
-			RETURNING a.machine_id`,
+			RETURNING a.id, a.machine_id`,
 			pgx.NamedArgs{"job": id, "attempt": j.Attempt, "actor": r.actor, "digest": j.newDigest}).Query(func(rows pgx.Rows) error {
+			var alloc berth.AllocationID
 			var m berth.MachineID
-			_, err := pgx.ForEachRow(rows, []any{&m}, func() error {
-				if m != r.machine { // its own order is in the answer to this call
+			_, err := pgx.ForEachRow(rows, []any{&alloc, &m}, func() error {
+				if m == r.machine { // its own order is in the answer to this call
+					r.started = append(r.started, alloc)
+				} else {
 					r.machines[m] = true
 				}
 				return nil

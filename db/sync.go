@@ -93,9 +93,17 @@ type Session struct {
 	Epoch     int64
 }
 
+const ttlSeconds = int(berth.MachineLeaseTTL / time.Second)
+
+// answer adds what the reports came to.
+func (h heard) answer(r berth.SyncResponse) berth.SyncResponse {
+	r.Started, r.Stale, r.Refused = h.started, h.stale, h.refused
+	return r
+}
+
 // response is the set of assignments, left out if the agent has it already.
 func (s *session) response(digest string) berth.SyncResponse {
-	r := berth.SyncResponse{TTLSeconds: int(berth.MachineLeaseTTL.Seconds()), Digest: s.digest()}
+	r := berth.SyncResponse{TTLSeconds: ttlSeconds, Digest: s.digest()}
 	if r.Digest != digest {
 		r.Changed, r.Assignments = true, s.assignments
 	}
@@ -120,17 +128,21 @@ func (s *session) digest() string {
 //
 // A caller whose session is not current gets ErrStaleEpoch and has changed
 // nothing. Calls that report something carry a seq that grows: one that was
-// overtaken is ignored, and answered like any other.
+// overtaken is ignored, and answered like any other. The answer to a brief one
+// tells what its reports came to; the set, which may be long, is read for those
+// that poll.
 func (d *DB) Sync(ctx context.Context, machine berth.MachineID, req berth.SyncRequest) (berth.SyncResponse, error) {
 	wait := min(time.Duration(req.WaitMS)*time.Millisecond, berth.SyncWait)
-	var stale []berth.AllocationID
+	var said heard
 	var renewed bool
-	var refused []berth.Refused
 	reports := len(req.Reports) > 0 || len(req.Gone) > 0 || len(req.GPUs) > 0
 	if reports {
 		var err error
-		if stale, refused, err = d.report(ctx, machine, req); err != nil {
+		if said, err = d.report(ctx, machine, req); err != nil {
 			return berth.SyncResponse{}, mapError(err, "reports of machine "+string(machine))
+		}
+		if req.Brief && said.known {
+			return said.answer(berth.SyncResponse{TTLSeconds: ttlSeconds, Renewed: true, Digest: req.Digest}), nil
 		}
 	}
 	hints := d.hub.Subscribe(TopicMachine, string(machine))
@@ -150,9 +162,9 @@ func (d *DB) Sync(ctx context.Context, machine berth.MachineID, req berth.SyncRe
 				return berth.SyncResponse{}, err
 			}
 		}
-		answer := s.response(req.Digest)
-		answer.Stale, answer.Refused, answer.Renewed = stale, refused, renewed
-		if answer.Changed || len(stale)+len(refused) > 0 || wait <= 0 {
+		answer := said.answer(s.response(req.Digest))
+		answer.Renewed = renewed
+		if answer.Changed || len(said.stale)+len(said.refused) > 0 || wait <= 0 {
 			return answer, nil
 		}
 		select {

@@ -307,7 +307,7 @@ func (a *Agent) report(ctx context.Context, over <-chan struct{}, in *inbox) {
 		_ = failpoint.Hit("agent.report.before")
 		answer, err := a.control.sync(ctx, berth.SyncRequest{
 			AgentBoot: a.control.boot, Epoch: a.epoch(), Digest: in.digest(), Seq: a.control.seq.Add(1),
-			Reports: batch.reports, Gone: batch.gone, GPUs: batch.gpus,
+			Reports: batch.reports, Gone: batch.gone, GPUs: batch.gpus, Brief: true,
 		})
 		_ = failpoint.Hit("agent.report.after")
 		if err == nil {
@@ -389,6 +389,7 @@ func (i *inbox) take(asked int64, r berth.SyncResponse) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.sup.refuse(r.Stale)
+	i.sup.ordered(r.Started)
 	switch {
 	case !r.Changed:
 		return

@@ -183,6 +183,16 @@ func (r *rank) order(a berth.Assignment) {
 	}
 }
 
+// orderStart takes the order to start by itself.
+func (r *rank) orderStart() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.orders.Start {
+		r.orders.Start = true
+		r.nudge()
+	}
+}
+
 // mergeOrders adds orders; r.mu is held.
 func (r *rank) mergeOrders(o berth.Orders) {
 	r.orders.Start = r.orders.Start || o.Start
