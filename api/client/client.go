@@ -23,6 +23,10 @@ type Client struct {
 	base  string
 	token string
 	http  *http.Client
+
+	// OnRepeat, if set before the first call, is told once of each call that the
+	// server asked to repeat, and what it answered: the call may take a while.
+	OnRepeat func(answer error)
 }
 
 // Times of calls.
@@ -102,7 +106,7 @@ func (c *Client) do(ctx context.Context, r request, out any) (int, error) {
 // while that ends within patience: one refused for its rate, and, where a
 // second call has no second effect, one that met a database that was away.
 func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
-	begun := time.Now()
+	begun, said := time.Now(), false
 	for {
 		res, wait, err := c.sendOnce(ctx, r)
 		code := berth.CodeOf(err)
@@ -110,6 +114,10 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 			(code == berth.CodeCapacity || code == berth.CodeUnavailable && !r.once)
 		if !again {
 			return res, err
+		}
+		if told := c.OnRepeat; told != nil && !said {
+			said = true
+			told(err)
 		}
 		// Callers who were refused together do not come back together.
 		if pause(ctx, wait+rand.N(wait/4)) != nil {

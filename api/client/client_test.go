@@ -68,8 +68,14 @@ func TestACallIsRepeatedWhenTheServerAsks(t *testing.T) {
 				}
 				_ = json.NewEncoder(w).Encode(berth.Job{ID: "j"})
 			})
-			if err := row.call(c); (err == nil) != (row.calls > 1) || calls.Load() != row.calls {
-				t.Errorf("%v after %d calls, want %d", err, calls.Load(), row.calls)
+			told := 0
+			c.OnRepeat = func(answer error) {
+				if told++; answer == nil {
+					t.Error("told of a repetition without what was answered")
+				}
+			}
+			if err := row.call(c); (err == nil) != (row.calls > 1) || calls.Load() != row.calls || told != int(row.calls)-1 {
+				t.Errorf("%v after %d calls, want %d; told %d times", err, calls.Load(), row.calls, told)
 			}
 		})
 	}

@@ -200,7 +200,9 @@ func (a *app) client() (*client.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return client.New(t.URL, t.Token), nil
+	c := client.New(t.URL, t.Token)
+	c.OnRepeat = func(answer error) { a.say("berth: %v; trying again for a while", answer) }
+	return c, nil
 }
 
 // failed words an error of a call: a server that cannot be reached is named.
