@@ -144,13 +144,7 @@ func (f *flow) floor(c *class) time.Time {
 	}
 	low, ok := f.floors[c]
 	if !ok && len(f.floors) < maxFloors {
-		var best []opening
-		for _, group := range f.run.groups(c) {
-			if list := f.run.openings(c, group, best); list != nil {
-				best = list
-			}
-		}
-		if best != nil {
+		if best := f.run.places(c); best != nil {
 			low = floor{best[len(best)-1].at, true}
 		}
 		f.floors[c] = low
