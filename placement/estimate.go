@@ -29,6 +29,9 @@ func (r *run) estimate() {
 		default:
 			est.Start = f.start(e)
 		}
+		if at, ok := r.hopes[e.ID]; ok && (est.Start.IsZero() || at.Before(est.Start)) {
+			est.Start = at
+		}
 		r.plan.Estimates = append(r.plan.Estimates, est)
 	}
 }
