@@ -119,14 +119,16 @@ func (r *run) terms(x *seat, e *entry) []Term {
 		list = append(list, Term{name, value, fmt.Sprintf(format, args...)})
 	}
 	number := func(x float64) string { return strconv.FormatFloat(x, 'g', 6, 64) }
-	if p.Order != FIFO {
+	a := p.aged(e, r.snapshot.account(e.Tenant), r.now)
+	ranked := p.Order == Fair || p.Order == Priority
+	switch {
+	case ranked && p.BandWidth <= 1: // a band is a priority
+		add("priority", strconv.Itoa(a.base), "priority %d", a.base)
+	case p.Order != FIFO:
 		add("band", strconv.Itoa(e.band), "priority %d is of band %d", e.Priority, p.band(e.Priority))
 	}
 	if p.Order == Fair {
-		for y := x; y != &r.root; y = y.parent {
-			if !y.account.known {
-				continue
-			}
+		for _, y := range r.above(x) {
 			past := y.past.dominant(r.owned)
 			share := amountsOf(y.held.Capacity).plus(y.past, 1).dominant(r.owned) / y.account.weight()
 			add("share", number(share), "tenant %s holds %s of the cluster and counts %s for the past, over weight %s", y.account.ID,
@@ -136,23 +138,33 @@ func (r *run) terms(x *seat, e *entry) []Term {
 			}
 		}
 	}
-	switch p.Order {
-	case SRSF:
+	if p.Order == SRSF {
 		add("service", number(e.rank), "%s GPUs for %s; the least service to go comes first", strconv.FormatFloat(gpusOf(e.class.all), 'g', 4, 64), known(serviceOf(e)))
-	case Fair, Priority:
-		a := p.aged(e, r.snapshot.account(e.Tenant), r.now)
+	}
+	if ranked && p.BandWidth > 1 {
 		add("priority", strconv.Itoa(a.base), "priority %d", a.base)
-		switch {
-		case p.Aging <= 0:
-		case a.capped:
-			add("age", number(a.points), "%.1f points for waiting, which is the top of its band", a.points)
-		default:
-			add("age", number(a.points), "%.1f points for waiting, one each %s", a.points, berth.Duration(p.Aging))
-		}
-	case FIFO:
+	}
+	switch {
+	case !ranked || p.Aging <= 0:
+	case a.capped:
+		add("age", number(a.points), "%.1f points for waiting, which is the top of its band", a.points)
+	default:
+		add("age", number(a.points), "%.1f points for waiting, one each %s", a.points, berth.Duration(p.Aging))
 	}
 	add("submitted_at", e.SubmittedAt.UTC().Format(time.RFC3339Nano), "submitted %s", e.SubmittedAt.UTC().Format(time.RFC3339))
-	add("id", string(e.ID), "then by id")
+	add("id", string(e.ID), "id")
+	return list
+}
+
+// above lists the seats of tenants with a row from the top down to x.
+func (r *run) above(x *seat) []*seat {
+	var list []*seat
+	for ; x != &r.root; x = x.parent {
+		if x.account.known {
+			list = append(list, x)
+		}
+	}
+	slices.Reverse(list)
 	return list
 }
 

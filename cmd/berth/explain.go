@@ -97,12 +97,14 @@ func (a *app) addBlockers(s *sheet, list []berth.Blocker) {
 
 // addTerms says what a place in the queue is made of, the weightiest first.
 func addTerms(s *sheet, list []berth.Term) {
+	label := "place by"
 	for _, t := range list {
 		text := t.Text
 		if text == "" { // of a server that tells the value alone
 			text = t.Name + " " + t.Value
 		}
-		s.add("place by", oneLine(text))
+		s.add(label, oneLine(text))
+		label = "then by"
 	}
 }
 
