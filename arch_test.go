@@ -23,6 +23,7 @@ var layers = [][]string{
 	{"berth/activities/control", "berth/activities/node"},
 	{"berth/workflows"},
 	{"berth/api/client", "berth/internal/jobfile", "berth/internal/blob", "berth/internal/postgres", "berth/internal/dockerd", "berth/internal/deadman", "berth/internal/rows"},
+	{"berth/internal/outlook"},
 	{"berth/api", "berth/workers", "berth/internal"},
 	{"berth/internal/controlplane", "berth/internal/bench"},
 	{"berth/cmd", "berth/e2e", "berth/examples"},

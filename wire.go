@@ -173,9 +173,12 @@ type Plan struct {
 	Spec           JobSpec    `json:"spec" doc:"with defaults filled in"`
 	StartsNow      bool       `json:"starts_now" doc:"there is room for it, which the jobs ahead have not taken"`
 	Ahead          int        `json:"ahead" doc:"waiting jobs that are looked at before it"`
-	EstimatedStart *time.Time `json:"estimated_start,omitempty" doc:"by the time limits of what runs; absent: nothing tells"`
+	Queue          int        `json:"queue" doc:"jobs that wait for room, this one included if it would"`
+	EstimatedStart *time.Time `json:"estimated_start,omitempty" doc:"by the time limits of what runs and of what waits ahead; absent: nothing tells"`
+	Reserved       bool       `json:"reserved,omitempty" doc:"its start would be reserved: no later job delays it"`
 	CostPerHour    *float64   `json:"cost_per_hour,omitempty" doc:"USD, on the best candidate; absent: nothing is charged or known"`
-	Blockers       []Blocker  `json:"blockers,omitempty" doc:"what of the tenant's quota is in its way"`
+	Blockers       []Blocker  `json:"blockers,omitempty" doc:"all that would keep it from starting"`
+	Priority       []Term     `json:"priority,omitempty" doc:"what its place in the queue would be made of, the weightiest first"`
 	Fit            Fit        `json:"fit"`
 }
 
@@ -187,20 +190,26 @@ type Explanation struct {
 	Summary        string     `json:"summary"`
 	Blockers       []Blocker  `json:"blockers" doc:"all that keeps it from starting; empty if nothing does"`
 	Ahead          *int       `json:"ahead,omitempty" doc:"waiting jobs before it in the queue"`
+	Position       *int       `json:"position,omitempty" doc:"its place in the queue, from 1; absent: it is not in it, or starts now"`
+	Queue          *int       `json:"queue,omitempty" doc:"jobs in the queue: those that may start and have no room"`
 	Priority       []Term     `json:"priority,omitempty" doc:"what its place in the queue is made of, the weightiest first"`
-	EstimatedStart *time.Time `json:"estimated_start,omitempty" doc:"by the time limits of what runs; absent: nothing tells"`
+	EstimatedStart *time.Time `json:"estimated_start,omitempty" doc:"by the time limits of what runs and of what waits ahead; absent: nothing tells"`
+	Reserved       bool       `json:"reserved,omitempty" doc:"its start is reserved: no later job delays it"`
 	Fit            *Fit       `json:"fit,omitempty" doc:"how the machines stand to it, while it waits"`
 }
 
 // Blocker is one thing that keeps a job from starting.
 type Blocker struct {
-	Code    string `json:"code" doc:"stable: held, not_eligible, not_accepted, no_machines, unsatisfiable, no_room, behind, quota"`
-	Message string `json:"message"`
-	Hint    string `json:"hint,omitempty"`
+	Code    string  `json:"code" doc:"stable: held, not_eligible, not_accepted, quota, unsatisfiable, no_machines, no_room, stopping, reserved, behind"`
+	Quota   string  `json:"quota,omitempty" doc:"of quota: which setting, limit, max_running, borrow or budget"`
+	Message string  `json:"message"`
+	Hint    string  `json:"hint,omitempty" doc:"what would have to change"`
+	Jobs    []JobID `json:"jobs,omitempty" doc:"of stopping: jobs of the same tenant that are to make room"`
 }
 
 // Term is one part of a job's place in the queue.
 type Term struct {
-	Name  string `json:"name"`
+	Name  string `json:"name" doc:"band, share, guarantee, service, priority, age, submitted_at or id"`
 	Value string `json:"value"`
+	Text  string `json:"text,omitempty" doc:"the same for people"`
 }

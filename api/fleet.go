@@ -2,13 +2,13 @@ package api
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"berth"
 	"berth/db"
+	"berth/internal/rows"
 	"berth/placement"
 )
 
@@ -39,11 +39,15 @@ func (f *fleet) satisfiable(ctx context.Context, r berth.Request) error {
 	if known {
 		return nil
 	}
-	s, err := loadSnapshot(ctx, f.db)
+	changes, err := f.db.LoadMachines(ctx)
 	if err != nil {
 		return err
 	}
-	if err := unsatisfiable(placement.Explain(s.Snapshot, r)); err != nil || s.Machines() == 0 {
+	s := placement.NewSnapshot()
+	for _, m := range changes.Machines {
+		s.UpsertMachine(rows.Machine(m, ""))
+	}
+	if err := unsatisfiable(placement.Explain(s, r)); err != nil || s.Machines() == 0 {
 		return err
 	}
 	f.mu.Lock()
@@ -84,79 +88,4 @@ func unsatisfiable(e placement.Explanation) error {
 	}
 	return &berth.Error{Code: berth.CodeCapacity, Slug: berth.SlugUnsatisfiable, Fields: faults,
 		Message: "no machine could ever hold this job: " + strings.Join(parts, "; ")}
-}
-
-// snapshot is the machines as they are now, for one question.
-type snapshot struct {
-	*placement.Snapshot
-	now time.Time
-}
-
-func loadSnapshot(ctx context.Context, d *db.DB) (snapshot, error) {
-	changes, err := d.LoadMachines(ctx)
-	if err != nil {
-		return snapshot{}, err
-	}
-	s := snapshot{placement.NewSnapshot(), changes.Now}
-	for _, m := range changes.Machines {
-		s.UpsertMachine(machineForPlacement(m))
-	}
-	return s, nil
-}
-
-func machineForPlacement(m db.PoolMachine) placement.Machine {
-	p := placement.Machine{ID: m.ID, Epoch: m.Epoch, State: m.State, Pool: m.Pool, Region: m.Region, Site: m.Site, Labels: m.Labels, Total: m.Total, Used: m.Used, Fences: m.Fences}
-	for _, g := range m.GPUs {
-		p.GPUs = append(p.GPUs, placement.Device{Index: g.Index, Model: g.Model, MemoryMiB: g.MemoryMiB, Healthy: g.Healthy, UsedMilli: g.UsedMilli})
-	}
-	return p
-}
-
-// maxEndings is how far the estimate of a start looks: this many reservations
-// that must end.
-const maxEndings = 64
-
-// estimate is when the request finds room if what has a time limit uses all of
-// it and nothing new comes first; nil if that is not known. It uses the
-// snapshot up.
-func (s snapshot) estimate(ctx context.Context, d *db.DB, r berth.Request) (*time.Time, error) {
-	if roomFor(placement.Explain(s.Snapshot, r), r) {
-		return &s.now, nil
-	}
-	endings, err := d.Endings(ctx, maxEndings)
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range endings {
-		m, ok := s.Machine(e.Machine)
-		if !ok {
-			continue
-		}
-		m.Used = m.Used.Sub(e.Capacity)
-		m.GPUs = slices.Clone(m.GPUs)
-		for _, g := range e.GPUs {
-			for i := range m.GPUs {
-				if m.GPUs[i].Index == g.Index {
-					m.GPUs[i].UsedMilli -= g.Milli
-				}
-			}
-		}
-		s.UpsertMachine(m)
-		if roomFor(placement.Explain(s.Snapshot, r), r) {
-			at := e.At
-			if at.Before(s.now) {
-				at = s.now
-			}
-			return &at, nil
-		}
-	}
-	return nil, nil
-}
-
-// roomFor reports whether all members have room at once.
-func roomFor(e placement.Explanation, r berth.Request) bool {
-	if e.Members != nil {
-		return e.Members.Now >= r.Members
-	}
-	return e.FitNow > 0
 }

@@ -69,10 +69,7 @@ func (s *Server) submit(ctx context.Context, in *submitInput) (*jobOutput, error
 	if err != nil {
 		return nil, err
 	}
-	if err := s.fleet.satisfiable(ctx, spec.Request()); err != nil {
-		return nil, err
-	}
-	if err := s.quotas.admit(ctx, caller(ctx).Tenant, spec.Request()); err != nil {
+	if err := s.admit(ctx, caller(ctx).Tenant, spec); err != nil {
 		return nil, err
 	}
 	if err := failpoint.Hit("api.submit.before"); err != nil {
@@ -86,6 +83,14 @@ func (s *Server) submit(ctx context.Context, in *submitInput) (*jobOutput, error
 		return nil, err
 	}
 	return &jobOutput{createdStatus(created), job}, nil
+}
+
+// admit refuses what no machine, or no quota of the tenant, could ever hold.
+func (s *Server) admit(ctx context.Context, tenant berth.TenantID, spec berth.JobSpec) error {
+	if err := s.fleet.satisfiable(ctx, spec.Request()); err != nil {
+		return err
+	}
+	return s.quotas.admit(ctx, tenant, spec.Request())
 }
 
 func createdStatus(created bool) int {
@@ -287,6 +292,15 @@ func (s *Server) retryJob(ctx context.Context, in *JobInput) (*jobOutput, error)
 	id, err := s.job(ctx, in.ID)
 	if err != nil {
 		return nil, err
+	}
+	old, err := s.DB.Job(ctx, scope(ctx), id)
+	if err != nil {
+		return nil, err
+	}
+	if old.Status.Terminal() && old.RetriedBy == nil && old.Spec != nil {
+		if err := s.admit(ctx, old.Tenant, old.Spec.WithDefaults()); err != nil {
+			return nil, err
+		}
 	}
 	job, created, err := s.DB.Retry(ctx, scope(ctx), id, actor(ctx))
 	if err != nil {

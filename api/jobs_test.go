@@ -374,6 +374,35 @@ func TestAJobsLifeOverTheAPI(t *testing.T) {
 	}
 }
 
+// A retry is a submit: what is out of reach now is refused, and the retry of a
+// job that has one already only names it.
+func TestARetryIsHeldToTheQuota(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	c := s.as("alice")
+	two := func(j *berth.JobSpec) { cpus := berth.MilliCPU(2000); j.Resources.CPUs = &cpus }
+	first, second := s.submit("alice", two), s.submit("alice", two)
+	for _, id := range []berth.JobID{first.ID, second.ID} {
+		if _, err := c.Cancel(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next, err := c.Retry(t.Context(), first.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := berth.MilliCPU(1000)
+	if _, err := s.as("admin").SetQuota(t.Context(), berth.Quota{Tenant: "a", Limit: &berth.Amounts{CPUs: &one}}); err != nil {
+		t.Fatal(err)
+	}
+	if a := s.call("alice", "POST", "/v1/jobs/"+string(second.ID)+"/retry", ""); a.status != http.StatusForbidden || a.problem.Code != berth.SlugQuota {
+		t.Errorf("beyond the limit: %d %s", a.status, a.body)
+	}
+	if again, err := c.Retry(t.Context(), first.ID); err != nil || again.ID != next.ID {
+		t.Errorf("a second time: %+v, %v", again, err)
+	}
+}
+
 func TestListsPageOverHTTP(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)

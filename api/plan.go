@@ -4,12 +4,10 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
 	"berth"
-	"berth/db"
 	"berth/placement"
 )
 
@@ -26,24 +24,20 @@ func (s *Server) plan(ctx context.Context, in *Request) (*planOutput, error) {
 	if err != nil {
 		return nil, err
 	}
-	snap, err := loadSnapshot(ctx, s.DB)
-	if err != nil {
-		return nil, err
-	}
-	ahead, err := s.DB.QueueAhead(ctx, int(*spec.Priority))
-	if err != nil {
-		return nil, err
-	}
 	request := spec.Request()
-	e := placement.Explain(snap.Snapshot, request)
-	p := berth.Plan{Spec: spec, Ahead: ahead, Fit: fitOf(e)}
-	if p.Blockers, err = s.standing(ctx, caller(ctx).Tenant, request); err != nil {
+	w, err := s.outlook.WhyNew(ctx, placement.Job{
+		ID: berth.NewJobID(time.Now()), Tenant: caller(ctx).Tenant, Class: request.Class(),
+		Priority: int(*spec.Priority), Preemptible: *spec.Preemptible, TimeLimit: longest(spec),
+	}, request)
+	if err != nil {
 		return nil, err
 	}
-	// What waits ahead of it has no use for this room.
-	p.StartsNow = roomFor(e, request) && len(p.Blockers) == 0
-	if len(e.Candidates) > 0 {
-		cost, err := s.DB.HourlyCost(ctx, e.Candidates[0])
+	p := berth.Plan{
+		Spec: spec, StartsNow: w.StartsNow, Ahead: w.Ahead, Queue: w.Queue, EstimatedStart: known(w.Start), Reserved: w.Reserved,
+		Blockers: blockers(w.Blockers), Priority: terms(w.Terms), Fit: fitOf(w.Fit),
+	}
+	if len(w.Fit.Candidates) > 0 {
+		cost, err := s.DB.HourlyCost(ctx, w.Fit.Candidates[0])
 		if err != nil {
 			return nil, err
 		}
@@ -51,10 +45,107 @@ func (s *Server) plan(ctx context.Context, in *Request) (*planOutput, error) {
 			p.CostPerHour = &cost
 		}
 	}
-	if p.EstimatedStart, err = snap.estimate(ctx, s.DB, request); err != nil {
+	return &planOutput{p}, nil
+}
+
+// longest is for how long a job may hold its room once it runs; 0: for ever.
+func longest(spec berth.JobSpec) time.Duration {
+	if spec.TimeLimit == 0 {
+		return 0
+	}
+	return spec.TimeLimit.Std() + spec.StopGrace.Std()
+}
+
+type explainOutput struct{ Body berth.Explanation }
+
+func (s *Server) explain(ctx context.Context, in *JobInput) (*explainOutput, error) {
+	job, err := s.showJob(ctx, in)
+	if err != nil {
 		return nil, err
 	}
-	return &planOutput{p}, nil
+	// A job may start or end between two looks, and wait again after a third.
+	for job.Body.Status.Waiting() {
+		row, request, err := s.DB.QueueRow(ctx, scope(ctx), job.Body.ID)
+		if err != nil {
+			return nil, err
+		}
+		w, waits, err := s.outlook.Why(ctx, row, request)
+		if err != nil {
+			return nil, err
+		}
+		if waits {
+			return &explainOutput{waiting(job.Body, row.State, w)}, nil
+		}
+		if job, err = s.jobNow(ctx, job.Body.ID); err != nil {
+			return nil, err
+		}
+	}
+	return &explainOutput{berth.Explanation{Job: job.Body.ID, Status: job.Body.Status, Blockers: []berth.Blocker{}, Summary: placed(job.Body)}}, nil
+}
+
+// waiting explains a job that waits.
+func waiting(job berth.Job, state berth.State, w placement.JobExplanation) berth.Explanation {
+	fit := fitOf(w.Fit)
+	e := berth.Explanation{
+		Job: job.ID, Status: state, Blockers: blockers(w.Blockers), Ahead: &w.Ahead, Queue: &w.Queue, Priority: terms(w.Terms),
+		EstimatedStart: known(w.Start), Reserved: w.Reserved, Fit: &fit,
+		Summary: "nothing is in its way; the leader places it at its next look",
+	}
+	if w.Position > 0 {
+		e.Position = &w.Position
+	}
+	last := job.Reason
+	for i, b := range e.Blockers {
+		if b.Code == "not_eligible" && last != nil {
+			e.Blockers[i].Message = fmt.Sprintf("%s; the last attempt ended with %s: %s", b.Message, last.Code, last.Message)
+			e.Blockers[i].Hint = last.Hint
+		}
+	}
+	if state == berth.Submitted {
+		e.Blockers = append(e.Blockers, berth.Blocker{
+			Code: "not_accepted", Message: "its workflow has not taken it up yet", Hint: "if this lasts, the control workers or Temporal are down",
+		})
+	}
+	switch {
+	case len(e.Blockers) > 0:
+		e.Summary = e.Blockers[0].Message
+	case last != nil:
+		e.Summary += fmt.Sprintf("; its last attempt ended with %s: %s", last.Code, last.Message)
+	}
+	return e
+}
+
+func known(at time.Time) *time.Time {
+	if at.IsZero() {
+		return nil
+	}
+	at = at.UTC()
+	return &at
+}
+
+// blockers renders the engine's; whatever setting of a quota it is, its code is
+// quota.
+func blockers(list []placement.Blocker) []berth.Blocker {
+	out := make([]berth.Blocker, 0, len(list))
+	for _, b := range list {
+		x := berth.Blocker{Code: b.Code, Message: b.Text, Hint: b.Change, Jobs: b.Jobs}
+		switch b.Code {
+		case "limit", "max_running", "budget":
+			x.Code, x.Quota = "quota", b.Code
+		case "borrowing":
+			x.Code, x.Quota = "quota", "borrow"
+		}
+		out = append(out, x)
+	}
+	return out
+}
+
+func terms(list []placement.Term) []berth.Term {
+	out := make([]berth.Term, len(list))
+	for i, t := range list {
+		out[i] = berth.Term(t)
+	}
+	return out
 }
 
 func fitOf(e placement.Explanation) berth.Fit {
@@ -69,58 +160,6 @@ func fitOf(e placement.Explanation) berth.Fit {
 		f.MembersNow = &e.Members.Now
 	}
 	return f
-}
-
-type explainOutput struct{ Body berth.Explanation }
-
-func (s *Server) explain(ctx context.Context, in *JobInput) (*explainOutput, error) {
-	job, err := s.showJob(ctx, in)
-	if err != nil {
-		return nil, err
-	}
-	e := berth.Explanation{Job: job.Body.ID, Status: job.Body.Status, Blockers: []berth.Blocker{}}
-	if !job.Body.Status.Waiting() {
-		e.Summary = placed(job.Body)
-		return &explainOutput{e}, nil
-	}
-	w, err := s.DB.Waiting(ctx, scope(ctx), job.Body.ID)
-	if err != nil {
-		return nil, err
-	}
-	snap, err := loadSnapshot(ctx, s.DB)
-	if err != nil {
-		return nil, err
-	}
-	found := placement.Explain(snap.Snapshot, w.Request)
-	fit := fitOf(found)
-	e.Fit, e.Ahead = &fit, &w.Ahead
-	e.Blockers = append(e.Blockers, blockers(w, job.Body.Reason, found)...)
-	quota, err := s.standing(ctx, job.Body.Tenant, w.Request)
-	if err != nil {
-		return nil, err
-	}
-	e.Blockers = append(e.Blockers, quota...)
-	e.Priority = []berth.Term{
-		{Name: "priority", Value: strconv.Itoa(w.Priority)},
-		{Name: "submitted_at", Value: w.SubmittedAt.UTC().Format(time.RFC3339Nano)},
-		{Name: "id", Value: string(job.Body.ID)},
-	}
-	if e.EstimatedStart, err = snap.estimate(ctx, s.DB, w.Request); err != nil {
-		return nil, err
-	}
-	if w.Held {
-		e.EstimatedStart = nil
-	} else if e.EstimatedStart != nil && e.EstimatedStart.Before(w.EligibleAt) {
-		e.EstimatedStart = &w.EligibleAt
-	}
-	e.Summary = "nothing is in its way; the leader places it at its next look"
-	if last := job.Body.Reason; last != nil {
-		e.Summary += fmt.Sprintf("; its last attempt ended with %s: %s", last.Code, last.Message)
-	}
-	if len(e.Blockers) > 0 {
-		e.Summary = e.Blockers[0].Message
-	}
-	return &explainOutput{e}, nil
 }
 
 // placed says where a job is that does not wait.
@@ -145,43 +184,4 @@ func names(machines []berth.MachineID) string {
 		list[i] = string(m)
 	}
 	return strings.Join(list, ", ")
-}
-
-// blockers lists everything that keeps a waiting job from starting, what only
-// its owner can change first.
-func blockers(w db.Waiting, last *berth.Reason, e placement.Explanation) []berth.Blocker {
-	var list []berth.Blocker
-	add := func(code, message, hint string) {
-		list = append(list, berth.Blocker{Code: code, Message: message, Hint: hint})
-	}
-	if w.Held {
-		add("held", "the job is on hold", "release it")
-	}
-	for _, l := range e.Lacking {
-		add("unsatisfiable", berth.Shortfall(l).String(), "submit it with less, or let a machine join that has it")
-	}
-	switch {
-	case e.Machines == 0:
-		add("no_machines", "no machine has joined", "start an agent with a join token")
-	case len(e.Lacking) == 0 && e.Members == nil && e.FitNow == 0,
-		e.Members != nil && e.Members.Now < e.Members.Asked && len(e.Lacking) == 0:
-		add("no_room", e.Summary, "wait, or ask for less")
-	}
-	if w.EligibleAt.After(w.Now) {
-		message, hint := "waits until "+w.EligibleAt.UTC().Format(time.RFC3339)+" before its next attempt", ""
-		if last != nil {
-			message, hint = fmt.Sprintf("%s; the last one ended with %s: %s", message, last.Code, last.Message), last.Hint
-		}
-		add("not_eligible", message, hint)
-	}
-	if w.State == berth.Submitted {
-		add("not_accepted", "its workflow has not taken it up yet", "if this lasts, the control workers or Temporal are down")
-	}
-	switch {
-	case w.Ahead == 1:
-		add("behind", "1 waiting job comes before it", "raise its priority")
-	case w.Ahead > 1:
-		add("behind", fmt.Sprintf("%d waiting jobs come before it", w.Ahead), "raise its priority")
-	}
-	return list
 }

@@ -16,6 +16,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/outlook"
 	"berth/placement"
 )
 
@@ -72,6 +73,7 @@ type Server struct {
 	metrics *metrics
 	fleet   fleet
 	quotas  quotas
+	outlook *outlook.Outlook
 	close   sync.Once
 	closing chan struct{}
 	calls   atomic.Int64  // of users, there
@@ -91,7 +93,7 @@ func New(d Deps) (*Server, error) {
 	}
 	s := &Server{Deps: d, echo: echo.New(), closing: make(chan struct{})}
 	s.turns = make(chan struct{}, turnsPerConn*d.DB.Conns())
-	s.fleet.db, s.quotas.db = d.DB, d.DB
+	s.fleet.db, s.quotas.db, s.outlook = d.DB, d.DB, outlook.New(d.DB, d.Policy)
 	s.auth = newAuthenticator()
 	s.limits = newLimits(d.Rate, d.Burst)
 	s.metrics = newMetrics(d.Metrics, d.DB)

@@ -111,6 +111,7 @@ func (s *Server) updateTenant(ctx context.Context, in *tenantPatchInput) (*tenan
 	if err := s.DB.UpdateTenant(ctx, berth.TenantID(in.Tenant), p); err != nil {
 		return nil, err
 	}
+	s.outlook.Forget()
 	s.Logger.Info("tenant changed", "tenant", in.Tenant, "by", operator(ctx))
 	return s.showTenant(ctx, &in.TenantInput)
 }
@@ -172,6 +173,7 @@ func (s *Server) setQuota(ctx context.Context, in *quotaInput) (*quotaOutput, er
 		return nil, err
 	}
 	s.quotas.forget()
+	s.outlook.Forget()
 	s.Logger.Info("quota set", "tenant", q.Tenant, "by", operator(ctx))
 	return s.showQuota(ctx, &in.TenantInput)
 }
@@ -181,6 +183,7 @@ func (s *Server) deleteQuota(ctx context.Context, in *TenantInput) (*struct{}, e
 		return nil, err
 	}
 	s.quotas.forget()
+	s.outlook.Forget()
 	s.Logger.Info("quota lifted", "tenant", in.Tenant, "by", operator(ctx))
 	return nil, nil
 }

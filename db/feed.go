@@ -163,6 +163,9 @@ func (d *DB) Feed(ctx context.Context, cursor Cursor, hinted Hinted) (Changes, e
 	args := pgx.NamedArgs{"cursor": uint64(cursor), "jobs": hinted.Jobs, "machines": hinted.Machines}
 	var batch pgx.Batch
 	var c Changes
+	// All as of one moment, in one round trip: a job without what it holds, or a
+	// start without the room it took, would mislead a plan.
+	batch.Queue(`BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY`)
 	batch.Queue(feedPosition).QueryRow(func(row pgx.Row) error {
 		return row.Scan((*uint64)(&c.Next), (*uint64)(&c.End), &c.Now)
 	})
@@ -192,7 +195,6 @@ func (d *DB) Feed(ctx context.Context, cursor Cursor, hinted Hinted) (Changes, e
 		WHERE m.id IN (`+fedMachines+`)`, args).Query(func(rows pgx.Rows) error {
 		return collectMachines(rows, &c.Machines)
 	})
-	// A machine that changes between the two statements comes again.
 	batch.Queue(`
 		SELECT machine_id, idx, model, mem_mb, healthy, milli_used
 		FROM gpu_devices
@@ -200,6 +202,7 @@ func (d *DB) Feed(ctx context.Context, cursor Cursor, hinted Hinted) (Changes, e
 		ORDER BY machine_id, idx`, args).Query(func(rows pgx.Rows) error {
 		return collectGPUs(rows, c.Machines)
 	})
+	batch.Queue(`COMMIT`)
 	if err := d.pool.SendBatch(ctx, &batch).Close(); err != nil {
 		return Changes{}, mapError(err, "feed")
 	}

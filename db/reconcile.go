@@ -202,6 +202,10 @@ func (d *DB) Miscounts(ctx context.Context) ([]Miscount, error) {
 	return list, mapError(err, "counters")
 }
 
+// DisobeyedAfter is how long after an order to kill is due a machine that has
+// not followed it gets no more work.
+const DisobeyedAfter = time.Minute
+
 // Disobedient returns the machines on which a rank lives although its kill was
 // ordered, age after its time to stop was up.
 func (d *DB) Disobedient(ctx context.Context, age time.Duration) ([]berth.MachineID, error) {

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -27,6 +28,9 @@ func (r *run) estimate() {
 			est.Start = r.now
 		default:
 			est.Start = f.start(e)
+		}
+		if at, ok := r.hopes[e.ID]; ok && (est.Start.IsZero() || at.Before(est.Start)) {
+			est.Start = at
 		}
 		r.plan.Estimates = append(r.plan.Estimates, est)
 	}
@@ -55,12 +59,14 @@ type flow struct {
 	run    *run
 	pools  map[*kind]*pool
 	floors map[*class]floor
+	purses map[*account]*purse
+	starts map[berth.JobID]time.Time // see startsAt
 }
 
-// floor is when a machine first has room for a class.
+// floor is when machines first have room for all members of a job of a class.
 type floor struct {
-	at    time.Time
-	known bool
+	at    time.Time // zero: not looked for
+	never bool      // not even empty ones do
 }
 
 // maxFloors bounds for how many classes a plan looks for that.
@@ -82,7 +88,7 @@ type refund struct {
 // flow reads what is free and who gives back what, after the plan's starts and
 // reservations.
 func (r *run) flow() *flow {
-	f := &flow{r, map[*kind]*pool{}, map[*class]floor{}}
+	f := &flow{r, map[*kind]*pool{}, map[*class]floor{}, map[*account]*purse{}, nil}
 	for _, k := range r.snapshot.kinds {
 		p := &pool{at: r.now}
 		for _, n := range k.all(r.number) {
@@ -111,51 +117,87 @@ func (r *run) flow() *flow {
 // there never is.
 func (f *flow) start(e *entry) time.Time {
 	x := f.run.seats[f.run.snapshot.account(e.Tenant)]
-	if _, ok := f.run.barred(x, e); ok {
+	from, ok := f.affords(x, e)
+	if !ok {
 		return time.Time{}
 	}
 	need := amountsOf(e.class.all)
 	var best *pool
 	var at time.Time
 	for _, m := range e.class.matches {
-		if t, ok := f.pools[m.kind].enough(need); ok && (best == nil || t.Before(at)) {
+		if t, ok := f.pools[m.kind].enough(need, from); ok && (best == nil || t.Before(at)) {
 			best, at = f.pools[m.kind], t
 		}
 	}
 	if best == nil {
 		return time.Time{}
 	}
-	best.forward(at)
-	best.free = best.free.plus(need, -1)
-	if low := f.floor(e.class); low.After(at) {
-		at = low
+	low := f.floor(e.class)
+	if low.never {
+		return time.Time{}
 	}
-	if run := f.run.length(e); run > 0 {
-		best.give(refund{at.Add(run), need})
+	run := f.run.length(e)
+	if from.After(f.run.now) {
+		best.lend(at, need, run) // others need not wait until its tenant may hold it
+	} else {
+		best.forward(at)
+		best.free = best.free.plus(need, -1)
+		if run > 0 {
+			best.give(refund{at.Add(run), need})
+		}
 	}
+	if low.at.After(at) {
+		at = low.at
+	}
+	f.pay(x, e, at, run)
 	return at
+}
+
+// startsAt are the jobs that start now or have a start that is kept for them.
+func (f *flow) startsAt() map[berth.JobID]time.Time {
+	if f.starts == nil {
+		f.starts = maps.Clone(f.run.reservedAt)
+		for id := range f.run.soon {
+			f.starts[id] = f.run.now
+		}
+		for _, s := range f.run.plan.Start {
+			f.starts[s.Job] = f.run.now
+		}
+	}
+	return f.starts
 }
 
 // floor is the first time at which machines have room for the class, as far as
 // it was looked for.
-func (f *flow) floor(c *class) time.Time {
+func (f *flow) floor(c *class) floor {
 	if c.closed != f.run.number {
-		return time.Time{}
+		return floor{}
 	}
 	low, ok := f.floors[c]
 	if !ok && len(f.floors) < maxFloors {
-		var best []opening
-		for _, group := range f.run.groups(c) {
-			if list := f.run.openings(c, group, best); list != nil {
-				best = list
-			}
-		}
-		if best != nil {
-			low = floor{best[len(best)-1].at, true}
+		if best := f.run.places(c); best != nil {
+			low.at = best[len(best)-1].at
+		} else {
+			low.never = !f.run.possible(c)
 		}
 		f.floors[c] = low
 	}
-	return low.at
+	return low
+}
+
+// possible reports whether the machines could hold all members of a job of the
+// class if they were empty.
+func (r *run) possible(c *class) bool {
+	members := map[string]int{} // by value of the label that they share
+	for _, m := range c.matches {
+		for _, n := range m.kind.all(r.number) {
+			group := n.Labels[c.request.SameLabel]
+			if members[group] += c.membersOn(n); members[group] >= c.members() {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // length is how long a job is taken to run; 0: for ever.
@@ -166,11 +208,14 @@ func (r *run) length(e *entry) time.Duration {
 	return r.policy.AssumeRun
 }
 
-// enough is when there is so much.
-func (p *pool) enough(need amounts) (time.Time, bool) {
+// enough is when there is so much, but not before from.
+func (p *pool) enough(need amounts, from time.Time) (time.Time, bool) {
 	free, at := p.free, p.at
 	for i := 0; ; i++ {
-		if free.covers(need) {
+		if free.covers(need) && (i == len(p.next) || p.next[i].at.After(at) && p.next[i].at.After(from)) {
+			if at.Before(from) {
+				at = from
+			}
 			return at, true
 		}
 		if i == len(p.next) {
@@ -187,6 +232,14 @@ func (p *pool) forward(to time.Time) {
 		p.free = p.free.plus(p.next[i].room, 1)
 	}
 	p.at, p.next = to, p.next[i:]
+}
+
+// lend takes room at a time to come, and gives it back after run; 0: never.
+func (p *pool) lend(at time.Time, room amounts, run time.Duration) {
+	p.give(refund{at, amounts{}.plus(room, -1)})
+	if run > 0 {
+		p.give(refund{at.Add(run), room})
+	}
 }
 
 // give notes that room will be given back.

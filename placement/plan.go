@@ -137,7 +137,8 @@ type run struct {
 	peers      bool                      // the present claim may displace its own band too
 	touched    []*node
 	reservedAt map[berth.JobID]time.Time
-	soon       map[berth.JobID]bool // those that others make room for
+	soon       map[berth.JobID]bool      // those that others make room for
+	hopes      map[berth.JobID]time.Time // see hope
 }
 
 type taken struct {
@@ -154,7 +155,7 @@ func (p Planner) begin(s *Snapshot, now time.Time) *run {
 		planner: p, policy: p.Policy, snapshot: s, now: now, number: s.plans,
 		last: map[*class]choice{}, owned: amountsOf(s.owned), seats: map[*account]*seat{},
 		fresh: map[*node][]*holder{}, claims: maxClaims, promises: map[berth.JobID][]Earmark{},
-		reservedAt: map[berth.JobID]time.Time{}, soon: map[berth.JobID]bool{},
+		reservedAt: map[berth.JobID]time.Time{}, soon: map[berth.JobID]bool{}, hopes: map[berth.JobID]time.Time{},
 	}
 	if !p.Policy.Preempt {
 		r.claims = 0
@@ -235,6 +236,7 @@ func (r *run) block(x *seat, e *entry) {
 		r.charge(x, e)
 		return
 	}
+	r.hope(x, e)
 	if r.heads >= r.policy.Backfill {
 		return
 	}

@@ -68,6 +68,28 @@ func (r *run) claim(x *seat, e *entry) bool {
 		return false
 	}
 	r.claims--
+	best := r.offer(x, e)
+	if best == nil {
+		return false
+	}
+	r.enact(e, best)
+	return true
+}
+
+// hope notes when a blocked job will have waited long enough to displace others,
+// if it could then, as things are now. Only estimates go by it.
+func (r *run) hope(x *seat, e *entry) {
+	if !r.planner.Estimate || !r.policy.Preempt || len(r.hopes) >= maxClaims {
+		return
+	}
+	if left := r.policy.PreemptAfter - r.waited(e); left > 0 && r.offer(x, e) != nil {
+		r.hopes[e.ID] = r.now.Add(left)
+	}
+}
+
+// offer finds who would have to go for a job; nil if that would not do, or if
+// those who stop already make room enough.
+func (r *run) offer(x *seat, e *entry) *sacrifice {
 	r.bounds(x, e)
 	var best *sacrifice
 	for _, group := range r.groups(e.class) {
@@ -75,17 +97,13 @@ func (r *run) claim(x *seat, e *entry) bool {
 		s := r.sacrifice(x, e, group)
 		r.undo(mark)
 		if s != nil && len(s.victims) == 0 {
-			return false // those who stop already make room enough
+			return nil
 		}
 		if s != nil && (best == nil || s.cost() < best.cost()) {
 			best = s
 		}
 	}
-	if best == nil {
-		return false
-	}
-	r.enact(e, best)
-	return true
+	return best
 }
 
 // waited is for how long the job could have started.

@@ -10,13 +10,14 @@ import (
 // resources of quotas, in the order in which they are told.
 var resources = []struct {
 	name string
+	unit string
 	of   func(berth.Capacity) int64
 	text func(int64) string
 }{
-	{"gpus", func(c berth.Capacity) int64 { return c.GPUMilli }, func(n int64) string { return berth.MilliGPU(n).String() + " GPUs" }},
-	{"cpus", func(c berth.Capacity) int64 { return c.CPUMilli }, func(n int64) string { return berth.MilliCPU(n).String() + " CPUs" }},
-	{"memory", func(c berth.Capacity) int64 { return c.MemoryMiB }, func(n int64) string { return berth.MiB(n).String() + " of memory" }},
-	{"disk", func(c berth.Capacity) int64 { return c.DiskMiB }, func(n int64) string { return berth.MiB(n).String() + " of disk" }},
+	{"gpus", " GPUs", func(c berth.Capacity) int64 { return c.GPUMilli }, func(n int64) string { return berth.MilliGPU(n).String() }},
+	{"cpus", " CPUs", func(c berth.Capacity) int64 { return c.CPUMilli }, func(n int64) string { return berth.MilliCPU(n).String() }},
+	{"memory", " of memory", func(c berth.Capacity) int64 { return c.MemoryMiB }, func(n int64) string { return berth.MiB(n).String() }},
+	{"disk", " of disk", func(c berth.Capacity) int64 { return c.DiskMiB }, func(n int64) string { return berth.MiB(n).String() }},
 }
 
 // guarantees reports whether an account that holds held has c more within its
@@ -109,14 +110,14 @@ func (b bar) String() string {
 	switch b.code {
 	case "limit":
 		x := resources[b.resource]
-		return fmt.Sprintf("%s holds %s of at most %s; the job asks for %s", who,
-			x.text(x.of(b.held.Capacity)), x.text(max(0, x.of(b.account.Limit))), x.text(x.of(b.request)))
+		return fmt.Sprintf("%s holds %s of %s%s of its limit; the job asks for %s", who,
+			x.text(x.of(b.held.Capacity)), x.text(max(0, x.of(b.account.Limit))), x.unit, x.text(x.of(b.request)))
 	case "max_running":
-		return fmt.Sprintf("%s has %d of at most %d jobs running", who, b.held.jobs, b.account.MaxRunning)
+		return fmt.Sprintf("%s runs %d of the %d jobs of its max_running", who, b.held.jobs, b.account.MaxRunning)
 	case "borrowing":
 		return who + " would hold more than its guarantee, which this job may not"
 	case "budget":
-		return fmt.Sprintf("%s has spent %.1f of %.1f GPU hours", who, b.spent, b.account.Budget.GPUHours)
+		return fmt.Sprintf("%s has spent %.1f of %g GPU-hours of its budget", who, b.spent, b.account.Budget.GPUHours)
 	}
 	panic("placement: no such limit: " + b.code)
 }
@@ -129,7 +130,7 @@ func (b bar) change() string {
 	case "borrowing":
 		return "it starts when jobs of the tenant end, when the guarantee is raised, or, if only preemptible jobs may borrow, as one"
 	case "budget":
-		return "raise the budget"
+		return "it starts in the next period of the budget, or when the budget is raised"
 	}
 	panic("placement: no such limit: " + b.code)
 }

@@ -18,17 +18,7 @@ type opening struct {
 // room end as they should, and keeps the room for it from then on. ok is false
 // where no such time is known.
 func (r *run) reserve(e *entry) (at time.Time, ok bool) {
-	c := e.class
-	var best []opening
-	for _, group := range r.groups(c) {
-		list := r.openings(c, group, best)
-		if list == nil {
-			continue
-		}
-		if best == nil || list[len(list)-1].at.Before(best[len(best)-1].at) {
-			best = list
-		}
-	}
+	best := r.places(e.class)
 	if best == nil {
 		return time.Time{}, false
 	}
@@ -41,6 +31,22 @@ func (r *run) reserve(e *entry) (at time.Time, ok bool) {
 		r.keep(o.node, reservation{at, o.grant, until})
 	}
 	return at, true
+}
+
+// places are the openings for all members of a job that are complete first; nil
+// if none ever are.
+func (r *run) places(c *class) []opening {
+	var best []opening
+	for _, group := range r.groups(c) {
+		list := r.openings(c, group, best)
+		if list == nil {
+			continue
+		}
+		if best == nil || list[len(list)-1].at.Before(best[len(best)-1].at) {
+			best = list
+		}
+	}
+	return best
 }
 
 // openings finds places for all members, those that open first; nil if there

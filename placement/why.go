@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"berth"
@@ -17,6 +16,7 @@ type JobExplanation struct {
 	Fit      Explanation `json:"fit"`
 	Blockers []Blocker   `json:"blockers"` // what only its owner can change first
 	Position int         `json:"position"` // in the queue, from 1; 0: it is not in it
+	Ahead    int         `json:"ahead"`    // waiting jobs before it; of one that is not in the queue, shares of tenants left aside
 	Queue    int         `json:"queue"`    // jobs in the queue
 	Order    Order       `json:"-"`
 	Terms    []Term      `json:"terms"` // of its place, in the order in which they count
@@ -34,54 +34,30 @@ type Blocker struct {
 	Code   string `json:"code"`
 	Text   string `json:"text"`
 	Change string `json:"change"` // what would lift it
+
+	Jobs []berth.JobID `json:"jobs,omitempty"` // of stopping: those that are
 }
 
 // Term is one thing that a job's place in the queue rests on.
 type Term struct {
-	Name  string  `json:"name"`
-	Value float64 `json:"value"`
-	Text  string  `json:"text"`
+	Name  string `json:"name"`
+	Value string `json:"value"`
+	Text  string `json:"text"`
 }
 
-// Why tells everything about a waiting job, by the same code that plans; ok is
-// false for a job that does not wait.
+// Why is Outlook.Why, for one question.
 func (p Planner) Why(s *Snapshot, id berth.JobID, now time.Time) (w JobExplanation, ok bool) {
-	e := s.jobs[id]
-	if e == nil {
+	if s.jobs[id] == nil {
 		return w, false
 	}
-	p.Estimate, p.Explain, p.MaxStarts = true, false, 0
-	r := p.begin(s, now)
-	defer r.finish()
-	r.queue()
-	x := r.seats[s.account(e.Tenant)]
-	w = JobExplanation{Job: id, Fit: s.explain(e.class), Order: p.Policy.Order, Terms: r.terms(x, e)}
-	w.Blockers = r.blockers(x, e, w.Fit)
-	for y := r.next(); y != nil; y = r.next() {
-		r.decide(y)
-	}
-	for _, start := range r.plan.Start {
-		w.StartsNow = w.StartsNow || start.Job == id
-	}
-	r.estimate()
-	w.Queue = len(r.plan.Estimates)
-	for _, est := range r.plan.Estimates {
-		if est.Job == id {
-			w.Position, w.Start, w.Reserved = est.Position, est.Start, est.Reserved
-		}
-	}
-	w.Blockers = append(w.Blockers, r.ahead(e, w)...)
-	if w.StartsNow {
-		w.Start = now
-	}
-	return w, true
+	return p.Outlook(s, now).Why(id)
 }
 
 // blockers lists what keeps the job from starting by itself: its own state, its
 // quota, the machines.
-func (r *run) blockers(x *seat, e *entry, fit Explanation) []Blocker {
-	var list []Blocker
-	add := func(code, text, change string) { list = append(list, Blocker{code, text, change}) }
+func (r *run) blockers(x *seat, e *entry, w JobExplanation) []Blocker {
+	fit, list := w.Fit, []Blocker(nil)
+	add := func(code, text, change string) { list = append(list, Blocker{Code: code, Text: text, Change: change}) }
 	if e.Held {
 		add("held", "the job is on hold", "release it")
 	}
@@ -93,41 +69,44 @@ func (r *run) blockers(x *seat, e *entry, fit Explanation) []Blocker {
 		return true
 	})
 	for _, l := range fit.Lacking {
-		add("unsatisfiable", fmt.Sprintf("asks for %s %s; the largest there is has %s", l.Resource, l.Asked, l.Largest), "ask for less, or let a machine join that has it")
+		add("unsatisfiable", berth.Shortfall(l).String(), "ask for less, or let a machine join that has it")
 	}
 	switch {
 	case fit.Machines == 0:
 		add("no_machines", "no machine has joined", "start an agent with a join token")
-	case len(fit.Lacking) > 0:
+	case len(fit.Lacking) > 0, w.StartsNow: // in room that is kept for it
 	case fit.Members == nil && fit.FitNow == 0, fit.Members != nil && fit.Members.Now < fit.Members.Asked:
 		add("no_room", fit.Summary, "wait, ask for less, or add machines")
 	}
-	if marks := r.marks[e.ID]; len(marks) > 0 {
-		var victims []string
-		for _, m := range marks {
-			if m.victim != nil && !slices.Contains(victims, string(m.Victim)) {
-				victims = append(victims, string(m.Victim))
-			}
+	var victims []berth.JobID
+	for _, m := range r.marks[e.ID] {
+		if m.victim != nil && !slices.Contains(victims, m.Victim) {
+			victims = append(victims, m.Victim)
 		}
-		if len(victims) > 0 {
-			add("stopping", "room is kept for it that these still hold: "+strings.Join(victims, ", "), "they have been told to stop")
+	}
+	if len(victims) > 0 {
+		text := "room is kept for it that 1 job still holds"
+		if n := len(victims); n > 1 {
+			text = "room is kept for it that " + strconv.Itoa(n) + " jobs still hold"
 		}
+		list = append(list, Blocker{Code: "stopping", Text: text, Change: "wait: they have been told to stop", Jobs: victims})
 	}
 	return list
 }
 
 // ahead tells of jobs before it, and of room that is kept for them.
-func (r *run) ahead(e *entry, w JobExplanation) []Blocker {
+func (o *Outlook) ahead(e *entry, w JobExplanation) []Blocker {
 	var list []Blocker
 	room := w.Fit.Members == nil && w.Fit.FitNow > 0 || w.Fit.Members != nil && w.Fit.Members.Now >= w.Fit.Members.Asked
-	if room && !w.StartsNow && len(r.keeps) > 0 && !e.Held {
-		list = append(list, Blocker{"reserved", "room that it could use is kept for jobs before it", "give it a time_limit that ends before they start, or raise its priority"})
+	if room && !w.StartsNow && o.keeps && !e.Held {
+		list = append(list, Blocker{Code: "reserved", Text: "room that it could use is kept for jobs before it", Change: "give it a time_limit that ends before they start, or raise its priority"})
 	}
 	switch {
-	case w.Position == 2:
-		list = append(list, Blocker{"behind", "1 waiting job comes before it", "raise its priority"})
-	case w.Position > 2:
-		list = append(list, Blocker{"behind", strconv.Itoa(w.Position-1) + " waiting jobs come before it", "raise its priority"})
+	case w.StartsNow:
+	case w.Ahead == 1:
+		list = append(list, Blocker{Code: "behind", Text: "1 waiting job comes before it", Change: "raise its priority"})
+	case w.Ahead > 1:
+		list = append(list, Blocker{Code: "behind", Text: strconv.Itoa(w.Ahead) + " waiting jobs come before it", Change: "raise its priority"})
 	}
 	return list
 }
@@ -136,42 +115,56 @@ func (r *run) ahead(e *entry, w JobExplanation) []Blocker {
 func (r *run) terms(x *seat, e *entry) []Term {
 	p := &r.policy
 	var list []Term
-	add := func(name string, value float64, format string, args ...any) {
+	add := func(name, value, format string, args ...any) {
 		list = append(list, Term{name, value, fmt.Sprintf(format, args...)})
 	}
-	if p.Order != FIFO {
-		add("band", float64(e.band), "priority %d is of band %d", e.Priority, p.band(e.Priority))
+	number := func(x float64) string { return strconv.FormatFloat(x, 'g', 6, 64) }
+	a := p.aged(e, r.snapshot.account(e.Tenant), r.now)
+	ranked := p.Order == Fair || p.Order == Priority
+	switch {
+	case ranked && p.BandWidth <= 1: // a band is a priority
+		add("priority", strconv.Itoa(a.base), "priority %d", a.base)
+	case p.Order != FIFO:
+		add("band", strconv.Itoa(e.band), "priority %d is of band %d", e.Priority, p.band(e.Priority))
 	}
 	if p.Order == Fair {
-		for y := x; y != &r.root; y = y.parent {
-			if !y.account.known {
-				continue
-			}
+		for _, y := range r.above(x) {
 			past := y.past.dominant(r.owned)
 			share := amountsOf(y.held.Capacity).plus(y.past, 1).dominant(r.owned) / y.account.weight()
-			add("share", share, "tenant %s holds %s of the cluster and counts %s for the past, over weight %s", y.account.ID,
+			add("share", number(share), "tenant %s holds %s of the cluster and counts %s for the past, over weight %s", y.account.ID,
 				percent(amountsOf(y.held.Capacity).dominant(r.owned)), percent(past), strconv.FormatFloat(y.account.weight(), 'g', -1, 64))
 			if y.account.guarantees(y.held.Capacity, e.class.all) {
-				add("guarantee", 1, "with it tenant %s stays within its guarantee, which comes before those that borrow", y.account.ID)
+				add("guarantee", "true", "with it tenant %s stays within its guarantee, which comes before those that borrow", y.account.ID)
 			}
 		}
 	}
-	switch p.Order {
-	case SRSF:
-		add("service", e.rank, "%s GPUs for %s; the least service to go comes first", strconv.FormatFloat(gpusOf(e.class.all), 'g', 4, 64), known(serviceOf(e)))
-	case Fair, Priority:
-		a := p.aged(e, r.snapshot.account(e.Tenant), r.now)
-		add("priority", float64(a.base), "priority %d", a.base)
-		switch {
-		case p.Aging <= 0:
-		case a.capped:
-			add("age", a.points, "%.1f points for waiting, which is the top of its band", a.points)
-		default:
-			add("age", a.points, "%.1f points for waiting, one each %s", a.points, berth.Duration(p.Aging))
-		}
-	case FIFO:
+	if p.Order == SRSF {
+		add("service", number(e.rank), "%s GPUs for %s; the least service to go comes first", strconv.FormatFloat(gpusOf(e.class.all), 'g', 4, 64), known(serviceOf(e)))
 	}
-	add("submitted", e.SubmittedAt.Sub(origin).Seconds(), "submitted %s", e.SubmittedAt.UTC().Format(time.RFC3339))
+	if ranked && p.BandWidth > 1 {
+		add("priority", strconv.Itoa(a.base), "priority %d", a.base)
+	}
+	switch {
+	case !ranked || p.Aging <= 0:
+	case a.capped:
+		add("age", number(a.points), "%.1f points for waiting, which is the top of its band", a.points)
+	default:
+		add("age", number(a.points), "%.1f points for waiting, one each %s", a.points, berth.Duration(p.Aging))
+	}
+	add("submitted_at", e.SubmittedAt.UTC().Format(time.RFC3339Nano), "submitted %s", e.SubmittedAt.UTC().Format(time.RFC3339))
+	add("id", string(e.ID), "id")
+	return list
+}
+
+// above lists the seats of tenants with a row from the top down to x.
+func (r *run) above(x *seat) []*seat {
+	var list []*seat
+	for ; x != &r.root; x = x.parent {
+		if x.account.known {
+			list = append(list, x)
+		}
+	}
+	slices.Reverse(list)
 	return list
 }
 

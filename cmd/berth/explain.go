@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -61,15 +62,13 @@ func (a *app) showPlan(p berth.Plan) error {
 		case p.StartsNow:
 			s.add("starts", a.outTerm.paint(good, "now"))
 		case p.EstimatedStart != nil:
-			s.add("starts", stamp(p.EstimatedStart, a.now())+", estimated")
+			s.add("starts", a.startText(p.EstimatedStart, p.Reserved))
 		case len(p.Fit.Lacking) > 0:
 			s.add("starts", a.outTerm.paint(bad, "never"))
 		default:
 			s.add("starts", a.outTerm.paint(warn, "not now")+"; nothing tells when")
 		}
-		for _, b := range p.Blockers {
-			s.add("blocked by", a.outTerm.paint(warn, b.Code)+": "+oneLine(b.Message))
-		}
+		a.addBlockers(&s, p.Blockers)
 		s.add("needs", resourcesText(p.Spec.WithDefaults().Resources))
 		if p.CostPerHour != nil {
 			s.add("costs", fmt.Sprintf("%.2f USD per hour", *p.CostPerHour))
@@ -77,9 +76,44 @@ func (a *app) showPlan(p berth.Plan) error {
 		if p.Ahead > 0 {
 			s.add("ahead", plural(p.Ahead, "waiting job comes", "waiting jobs come")+" before it")
 		}
+		addTerms(&s, p.Priority)
 		addFit(&s, p.Fit)
 		return a.writeFit(&s, p.Fit, wide)
 	}})
+}
+
+// addBlockers says what is in a job's way and what would have to change.
+func (a *app) addBlockers(s *sheet, list []berth.Blocker) {
+	for _, b := range list {
+		s.add("blocked by", a.outTerm.paint(warn, b.Code)+": "+oneLine(b.Message))
+		if b.Hint != "" {
+			s.add("", "  hint: "+oneLine(b.Hint))
+		}
+		for _, id := range b.Jobs {
+			s.add("", "  "+string(id))
+		}
+	}
+}
+
+// addTerms says what a place in the queue is made of, the weightiest first.
+func addTerms(s *sheet, list []berth.Term) {
+	label := "place by"
+	for _, t := range list {
+		text := t.Text
+		if text == "" { // of a server that tells the value alone
+			text = t.Name + " " + t.Value
+		}
+		s.add(label, oneLine(text))
+		label = "then by"
+	}
+}
+
+// startText is an estimated start.
+func (a *app) startText(at *time.Time, reserved bool) string {
+	if reserved {
+		return stamp(at, a.now()) + ", reserved"
+	}
+	return stamp(at, a.now()) + ", estimated"
 }
 
 // addFit says how the machines stand to a request.
@@ -165,21 +199,20 @@ func (a *app) showExplanation(job berth.Job, e berth.Explanation) error {
 		s.add("job", named(job))
 		s.add("status", a.outTerm.paint(toneOfState(e.Status), string(e.Status)))
 		s.add("in short", oneLine(e.Summary))
-		for _, b := range e.Blockers {
-			s.add("blocked by", a.outTerm.paint(warn, b.Code)+": "+oneLine(b.Message))
-			if b.Hint != "" {
-				s.add("", "  hint: "+oneLine(b.Hint))
-			}
+		a.addBlockers(&s, e.Blockers)
+		switch {
+		case e.EstimatedStart != nil:
+			s.add("starts", a.startText(e.EstimatedStart, e.Reserved))
+		case e.Fit != nil:
+			s.add("starts", "nothing tells when")
 		}
-		if e.Ahead != nil {
-			s.add("ahead", plural(*e.Ahead, "job", "jobs"))
+		switch {
+		case e.Position != nil && e.Queue != nil:
+			s.add("place", fmt.Sprintf("%d of %d in the queue", *e.Position, *e.Queue))
+		case e.Ahead != nil:
+			s.add("place", plural(*e.Ahead, "waiting job comes", "waiting jobs come")+" before it")
 		}
-		for _, term := range e.Priority {
-			s.add("place by", term.Name+" "+oneLine(term.Value))
-		}
-		if e.EstimatedStart != nil {
-			s.add("starts", stamp(e.EstimatedStart, a.now())+", estimated")
-		}
+		addTerms(&s, e.Priority)
 		if e.Fit == nil {
 			return s.write(a.out)
 		}

@@ -24,6 +24,19 @@ func Machine(row db.PoolMachine, blocked string) placement.Machine {
 	return p
 }
 
+// Blocked says which machines get no work although their rows say nothing
+// against it, and why.
+func Blocked(disobedient []berth.MachineID, miscounts []db.Miscount) map[berth.MachineID]string {
+	why := map[berth.MachineID]string{}
+	for _, id := range disobedient {
+		why[id] = "does not end what it was told to kill"
+	}
+	for _, m := range miscounts {
+		why[m.Machine] = "its counters are wrong: " + m.Detail
+	}
+	return why
+}
+
 // Job is the row of a job that waits.
 func Job(row db.QueueJob) placement.Job {
 	j := placement.Job{

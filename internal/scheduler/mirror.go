@@ -26,7 +26,7 @@ type mirror struct {
 	now      time.Time // the database's clock at the last read
 	readAt   time.Time // our clock then
 	unknown  map[string]bool
-	starting map[berth.JobID]bool // their commit is under way
+	starting map[berth.JobID]berth.Start // their commit is under way
 	tenants  map[berth.TenantID]db.TenantRow
 	tenantAt time.Time // our clock when tenants were read
 	loaded   time.Time // when everything was last read
@@ -43,7 +43,7 @@ func (m *mirror) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.snapshot, m.unknown, m.starting = placement.NewSnapshot(), map[string]bool{}, map[berth.JobID]bool{}
+	m.snapshot, m.unknown, m.starting = placement.NewSnapshot(), map[string]bool{}, map[berth.JobID]berth.Start{}
 	m.loaded = time.Now()
 	if err := m.apply(ctx, c); err != nil {
 		return err
@@ -77,35 +77,8 @@ func (m *mirror) apply(ctx context.Context, c db.Changes) error {
 	if err := m.define(ctx, c.Jobs); err != nil {
 		return err
 	}
-	for _, row := range c.Machines {
-		if row.State == berth.MachineRetired {
-			m.snapshot.RemoveMachine(row.ID)
-		} else {
-			m.snapshot.UpsertMachine(rows.Machine(row, m.marks.of(row.ID)))
-		}
-	}
-	held := map[berth.JobID][]db.Holder{}
-	for _, h := range c.Holders {
-		held[h.Job] = append(held[h.Job], h)
-	}
-	for _, row := range c.Jobs {
-		if rows.Waits(row) && m.snapshot.HasClass(row.Class) {
-			m.snapshot.UpsertJob(rows.Job(row))
-		} else {
-			m.snapshot.RemoveJob(row.ID)
-		}
-		switch {
-		case row.State.HoldsCapacity():
-			m.snapshot.UpsertRunning(rows.Running(row, held[row.ID]))
-		case !m.starting[row.ID]:
-			m.snapshot.RemoveRunning(row.ID)
-		}
-	}
-	marks := make([]placement.Earmark, len(c.Earmarks))
-	for i, e := range c.Earmarks {
-		marks[i] = rows.Earmark(e)
-	}
-	m.snapshot.SetEarmarks(marks)
+	m.recognize(&c)
+	rows.Apply(m.snapshot, c, m.marks.of, func(id berth.JobID) bool { _, ok := m.starting[id]; return ok })
 	m.cursor, m.now, m.readAt = c.Next, c.Now, time.Now()
 	m.metrics.queue.Set(float64(m.snapshot.Jobs()))
 	m.metrics.machines.Set(float64(m.snapshot.Machines()))
@@ -123,29 +96,7 @@ func (m *mirror) readTenants(ctx context.Context) error {
 		return err
 	}
 	m.tenantAt = time.Now()
-	known := make(map[berth.TenantID]db.TenantRow, len(list))
-	now := make(map[berth.TenantID]placement.Tenant, len(list))
-	budgets := false
-	for _, row := range list {
-		known[row.ID], now[row.ID] = row, rows.Tenant(row)
-		budgets = budgets || row.Quota.Budget != nil
-	}
-	if budgets {
-		m.snapshot.EachRunning(func(r placement.Running) {
-			if row := known[r.Tenant]; row.Quota.Budget != nil && row.Quota.Budget.Since != nil {
-				now[r.Tenant] = rows.Spend(now[r.Tenant], r, *row.Quota.Budget.Since)
-			}
-		})
-	}
-	for id := range m.tenants {
-		if _, ok := known[id]; !ok {
-			m.snapshot.RemoveTenant(id)
-		}
-	}
-	for _, t := range now {
-		m.snapshot.UpsertTenant(t)
-	}
-	m.tenants = known
+	m.tenants = rows.Tenants(m.snapshot, list, m.tenants)
 	return nil
 }
 
@@ -153,32 +104,65 @@ func (m *mirror) readTenants(ctx context.Context) error {
 func (m *mirror) assume(starts []berth.Start) {
 	m.snapshot.Assume(starts)
 	for _, s := range starts {
+		m.starting[s.Job] = s
 		if j, ok := m.snapshot.Job(s.Job); ok {
-			m.starting[s.Job] = true
 			m.snapshot.UpsertRunning(rows.Starting(j, s, m.clock()))
 		}
 	}
 }
 
-// drop ends what assume began: what waits still was not started.
+// drop ends what assume began, as far as recognize has not: what waits still was
+// not started. The rows of the machines are read again before the next plan.
 func (m *mirror) drop(starts []berth.Start) {
-	m.snapshot.Drop(starts)
 	for _, s := range starts {
+		if _, ok := m.starting[s.Job]; !ok {
+			continue
+		}
 		delete(m.starting, s.Job)
+		m.snapshot.Drop([]berth.Start{s})
 		if _, waits := m.snapshot.Job(s.Job); waits {
 			m.snapshot.RemoveRunning(s.Job)
 		}
 	}
 }
 
-// define reads the requests of classes that are new here.
-func (m *mirror) define(ctx context.Context, jobs []db.QueueJob) error {
-	var missing []string
-	for _, row := range jobs {
-		if rows.Waits(row) && !m.snapshot.HasClass(row.Class) && !slices.Contains(missing, row.Class) {
-			missing = append(missing, row.Class)
+// recognize keeps a start from counting twice when rows tell of its commit
+// before the commit has returned: once as assumed and once as used. A start
+// whose job and machines have come is assumed no more; machines that have come
+// without the jobs that tell about them are left, to be read again when the
+// commit has returned.
+func (m *mirror) recognize(c *db.Changes) {
+	if len(m.starting) == 0 {
+		return
+	}
+	came := make(map[berth.MachineID]bool, len(c.Machines))
+	for _, row := range c.Machines {
+		came[row.ID] = true
+	}
+	waits := map[berth.JobID]bool{} // it was not committed
+	for _, row := range c.Jobs {
+		s, ok := m.starting[row.ID]
+		switch {
+		case !ok:
+		case row.Attempt < s.Attempt:
+			waits[row.ID] = true
+		case !slices.ContainsFunc(s.Ranks, func(g berth.Grant) bool { return !came[g.Machine] }):
+			delete(m.starting, row.ID)
+			m.snapshot.Drop([]berth.Start{s})
 		}
 	}
+	unsure := map[berth.MachineID]bool{}
+	for id, s := range m.starting {
+		for _, g := range s.Ranks {
+			unsure[g.Machine] = unsure[g.Machine] || !waits[id]
+		}
+	}
+	c.Machines = slices.DeleteFunc(slices.Clone(c.Machines), func(row db.PoolMachine) bool { return unsure[row.ID] })
+}
+
+// define reads the requests of classes that are new here.
+func (m *mirror) define(ctx context.Context, jobs []db.QueueJob) error {
+	missing := rows.Missing(m.snapshot, jobs)
 	if len(missing) == 0 {
 		return nil
 	}

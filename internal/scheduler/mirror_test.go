@@ -11,6 +11,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/db/dbtest"
+	"berth/placement"
 )
 
 func newMirror(t *testing.T) (*mirror, *bytes.Buffer) {
@@ -144,5 +145,52 @@ func TestAgesHaveDefaults(t *testing.T) {
 	a := Ages{Settle: time.Second}.withDefaults()
 	if a.Settle != time.Second || a.Lost <= db.UnclaimedAfter || a.Submitted != 10*time.Second {
 		t.Errorf("%+v", a)
+	}
+}
+
+// A start whose commit is seen before it has returned does not count twice:
+// there would be no telling when its room is free, and nothing could be reserved
+// there.
+func TestAStartThatIsSeenBeforeItsCommitReturnsCountsOnce(t *testing.T) {
+	t.Parallel()
+	m, _ := newMirror(t)
+	id := queued(t, m)
+	if err := m.load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r := berth.JobSpec{Name: "x", Image: "busybox"}.WithDefaults().Request()
+	room := func() int {
+		t.Helper()
+		rest := r
+		rest.CPUMilli = 64000 - r.CPUMilli
+		return placement.Explain(m.snapshot, rest).FitNow
+	}
+	plan := placement.Planner{}.Plan(m.snapshot, m.clock())
+	m.assume(plan.Start)
+	term, ok, err := m.db.OpenLease(db.LeaseLeader, "test").Acquire(t.Context(), time.Minute)
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	if c, err := m.db.CommitStarts(t.Context(), term, plan.Start); err != nil || len(c.Started) != 1 {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	if _, err := m.read(t.Context(), db.Hinted{Machines: []berth.MachineID{"m0"}}); err != nil {
+		t.Fatal(err)
+	}
+	if room() != 1 {
+		t.Error("the machine alone was told, and its start counts twice")
+	}
+	if _, err := m.read(t.Context(), db.Hinted{Jobs: []berth.JobID{id}, Machines: []berth.MachineID{"m0"}}); err != nil {
+		t.Fatal(err)
+	}
+	if room() != 1 {
+		t.Error("job and machine were told, and the start counts twice")
+	}
+	if p, _ := m.snapshot.Machine("m0"); p.Used.CPUMilli != r.CPUMilli {
+		t.Errorf("the machine uses %+v", p.Used)
+	}
+	m.drop(plan.Start)
+	if r, ok := m.snapshot.Running(id); !ok || len(r.Ranks) != 1 || room() != 1 {
+		t.Errorf("when the commit has returned: %+v, %v", r, ok)
 	}
 }

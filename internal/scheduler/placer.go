@@ -41,7 +41,7 @@ type placer struct {
 	more    bool          // the latest plan was cut off
 	flying  []berth.Start // being committed
 	landing chan landing
-	landed  [][]berth.Start // committed or not; in the snapshot until they were read again
+	landed  [][]berth.Start // committed or not; assumed until they are read again
 	again   db.Hinted       // what to read again
 
 	reloaded  time.Time
@@ -103,11 +103,11 @@ func (p *placer) cycle(ctx context.Context, keys []string) (behind bool, err err
 	hinted := hintedRows(keys)
 	hinted.Jobs = append(hinted.Jobs, p.again.Jobs...)
 	hinted.Machines = append(hinted.Machines, p.again.Machines...)
-	if behind, err = p.mirror.read(ctx, hinted); err != nil {
-		return false, err
-	}
 	for _, starts := range p.landed {
 		p.mirror.drop(starts)
+	}
+	if behind, err = p.mirror.read(ctx, hinted); err != nil {
+		return false, err
 	}
 	if time.Since(p.mirror.tenantAt) > tenantsEvery || slices.Contains(keys, db.KeyTenants) {
 		if err := p.mirror.readTenants(ctx); err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/rows"
 )
 
 // Ages are how long a divergence may stand before it is repaired. Short ones
@@ -41,7 +42,7 @@ func (a Ages) withDefaults() Ages {
 		{&a.Unsettled, time.Minute},
 		{&a.Settle, 10 * time.Minute},
 		{&a.Overdue, 30 * time.Second},
-		{&a.Disobeyed, time.Minute},
+		{&a.Disobeyed, db.DisobeyedAfter},
 		{&a.Prepare, 75 * time.Minute},
 		{&a.Seal, 20 * time.Minute},
 		{&a.Objects, 24 * time.Hour},
@@ -137,21 +138,15 @@ func (s *Scheduler) did(kind string, n int) {
 // mark keeps work off machines whose counters are wrong, which only people may
 // correct, and off those that do not end what they were told to kill.
 func (r *reconciler) mark(ctx context.Context) error {
-	why := map[berth.MachineID]string{}
 	disobedient, err := r.DB.Disobedient(ctx, r.Ages.Disobeyed)
 	if err != nil {
 		return err
-	}
-	for _, id := range disobedient {
-		why[id] = "does not end what it was told to kill"
 	}
 	miscounts, err := r.DB.Miscounts(ctx)
 	if err != nil {
 		return err
 	}
-	for _, m := range miscounts {
-		why[m.Machine] = "its counters are wrong: " + m.Detail
-	}
+	why := rows.Blocked(disobedient, miscounts)
 	for id, reason := range why {
 		if r.told[id] != reason {
 			r.Logger.Error("machine gets no work", "machine_id", id, "reason", reason)

@@ -1,0 +1,113 @@
+package placement
+
+import (
+	"time"
+
+	"berth"
+)
+
+// Outlook is a plan and its estimates for everybody who waits, worked out once,
+// from which each job's explanation is told. It holds until its snapshot
+// changes, and is as little safe for concurrent use as that is.
+type Outlook struct {
+	planner  Planner
+	snapshot *Snapshot
+	now      time.Time
+	starts   map[berth.JobID]bool
+	expected map[berth.JobID]Estimate
+	keeps    bool // room is kept for jobs that are to start later
+	fits     map[*class]Explanation
+}
+
+// Outlook plans as Plan does, whatever MaxStarts says, to tell of it.
+func (p Planner) Outlook(s *Snapshot, now time.Time) *Outlook {
+	p.Estimate, p.Explain, p.MaxStarts = true, false, 0
+	r := p.begin(s, now)
+	defer r.finish()
+	r.queue()
+	for x := r.next(); x != nil; x = r.next() {
+		r.decide(x)
+	}
+	o := &Outlook{
+		planner: p, snapshot: s, now: now, keeps: len(r.keeps) > 0,
+		starts: make(map[berth.JobID]bool, len(r.plan.Start)), fits: map[*class]Explanation{},
+	}
+	for _, start := range r.plan.Start {
+		o.starts[start.Job] = true
+	}
+	r.estimate()
+	o.expected = make(map[berth.JobID]Estimate, len(r.plan.Estimates))
+	for _, e := range r.plan.Estimates {
+		o.expected[e.Job] = e
+	}
+	return o
+}
+
+// Why tells everything about a waiting job, by the same code that plans; ok is
+// false for a job that does not wait.
+func (o *Outlook) Why(id berth.JobID) (w JobExplanation, ok bool) {
+	s := o.snapshot
+	e := s.jobs[id]
+	if e == nil {
+		return w, false
+	}
+	ahead, _ := s.Ahead(id, o.now)
+	r := o.planner.begin(s, o.now)
+	defer r.finish()
+	r.queue()
+	fit, ok := o.fits[e.class]
+	if !ok {
+		fit = s.explain(e.class)
+		o.fits[e.class] = fit
+	}
+	x := r.seats[s.account(e.Tenant)]
+	est := o.expected[id]
+	w = JobExplanation{
+		Job: id, Fit: fit, Order: o.planner.Policy.Order, Terms: r.terms(x, e), Queue: len(o.expected),
+		Position: est.Position, Ahead: ahead, Start: est.Start, Reserved: est.Reserved, StartsNow: o.starts[id],
+	}
+	switch {
+	case w.StartsNow:
+		w.Start = o.now
+	case w.Position > 0:
+		w.Ahead = w.Position - 1
+	case !e.Held:
+		w.Start = r.later(x, e)
+	}
+	w.Blockers = append(r.blockers(x, e, w), o.ahead(e, w)...)
+	return w, true
+}
+
+// later is when a job that may not start yet would at best, those ahead of it
+// left aside; zero if that is not known.
+func (r *run) later(x *seat, e *entry) time.Time {
+	if _, barred := r.barred(x, e); barred {
+		return time.Time{}
+	}
+	r.snapshot.settle(e.class)
+	places := r.places(e.class)
+	switch {
+	case places == nil:
+		return time.Time{}
+	case places[len(places)-1].at.Before(e.EligibleAt):
+		return e.EligibleAt
+	}
+	return places[len(places)-1].at
+}
+
+// WhyNew is Why for a job that does not wait, as if it came now.
+func (p Planner) WhyNew(s *Snapshot, j Job, request berth.Request, now time.Time) JobExplanation {
+	c := s.classes[j.Class]
+	if c == nil {
+		c = newClass(j.Class, request)
+		s.look(c)
+	}
+	e := &entry{Job: j, class: c}
+	e.leaf.item, e.leaf.weight = e, weightOf(string(j.ID))
+	e.rate(&s.policy)
+	s.jobs[j.ID] = e
+	s.enqueue(e)
+	defer s.RemoveJob(j.ID)
+	w, _ := p.Why(s, j.ID, now)
+	return w
+}
