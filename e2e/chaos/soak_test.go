@@ -20,7 +20,7 @@ func (s *stack) runOn(until time.Time, random *rand.Rand) {
 	s.soak(random)
 	var results []result
 	for time.Now().Before(until) && !s.t.Failed() {
-		cells := make([]cell, 2*lanes)
+		cells := make([]cell, 2*agentPlaces)
 		for i := range cells {
 			cells[i] = randomCell(random)
 		}
@@ -30,7 +30,7 @@ func (s *stack) runOn(until time.Time, random *rand.Rand) {
 }
 
 func randomCell(random *rand.Rand) cell {
-	all := moreCells()
+	all := append(fixedCells(), furtherCells()...)
 	c := all[random.IntN(len(all))]
 	switch c.process {
 	case string(failpoint.Agent):
@@ -62,7 +62,7 @@ func (s *stack) soak(random *rand.Rand) {
 		})
 	})
 	for i := range ids {
-		spec := s.training(fmt.Sprint(i%lanes), steps)
+		spec := s.training(agentPlace(i%agentPlaces), steps)
 		if i%2 == 0 { // the others wait for their machine, however long it is away
 			spec.LostAfter = berth.Duration(lost)
 		}
