@@ -118,11 +118,14 @@ func (s *stack) wantSoaked(id berth.JobID, steps int, loses bool) (poison bool, 
 	return false, s.wantTrained(id, steps, 1, 2, 3, 4, 5, 6, 7, 8)
 }
 
+// killAtRandom kills one program after another, of the control plane as often as
+// agents.
 func (s *stack) killAtRandom(random *rand.Rand, done chan struct{}) {
-	all := s.programs()
+	sides := [][]*program{byName(s.plane), byName(s.agents)}
 	kills := map[string]int{}
 	for {
-		p := all[random.IntN(len(all))]
+		side := sides[random.IntN(len(sides))]
+		p := side[random.IntN(len(side))]
 		pause, down := time.Duration(random.IntN(1500))*time.Millisecond, time.Duration(random.IntN(2000))*time.Millisecond
 		if random.IntN(10) == 0 {
 			down = beyond

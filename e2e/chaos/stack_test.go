@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -292,15 +293,16 @@ func (s *stack) addAgent(place string, e *engine) {
 	})
 }
 
-// programs are all that can be killed, agents last.
-func (s *stack) programs() []*program {
+// programs are all that can be killed.
+func (s *stack) programs() []*program { return append(byName(s.plane), byName(s.agents)...) }
+
+// byName lists programs in an order that a seed replays.
+func byName[K comparable](programs map[K][]*program) []*program {
 	var all []*program
-	for _, list := range s.plane {
+	for _, list := range programs {
 		all = append(all, list...)
 	}
-	for _, list := range s.agents {
-		all = append(all, list...)
-	}
+	slices.SortFunc(all, func(a, b *program) int { return strings.Compare(a.name, b.name) })
 	return all
 }
 
