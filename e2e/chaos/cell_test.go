@@ -54,9 +54,21 @@ type result struct {
 	err  error
 }
 
-// fixedCells are those of every run: each failpoint twice, and each process.
-func fixedCells() []cell {
-	var cells []cell
+// freezes are cells in which a process is not killed but stopped, and goes on
+// later where it was.
+var freezes = map[string]cell{
+	"leader.commit.before": {string(failpoint.Leader), "leader.commit.before", "freeze", beyond},
+	"leader.commit.after":  {string(failpoint.Leader), "leader.commit.after", "freeze", beyond},
+	"worker.settle.before": {string(failpoint.Worker), "worker.settle.before", "freeze", short},
+	"agent.start.after":    {string(failpoint.Agent), "agent.start.after", "freeze", beyond},
+	"agent.report.before":  {string(failpoint.Agent), "agent.report.before", "freeze", short},
+	"agent.claim.after":    {string(failpoint.Agent), "agent.claim.after", "freeze", beyond},
+}
+
+// failpointCells are two of each failpoint: a kill and a start at once; and a
+// kill and a start later, or a freeze. Those with a freeze have a third, longer
+// kill, which is in further.
+func failpointCells() (fixed, further []cell) {
 	agents := 0
 	for i, p := range failpoint.Points {
 		first, second := cell{string(p.Process), p.Name, "kill", 0}, cell{string(p.Process), p.Name, "kill", short}
@@ -71,15 +83,19 @@ func fixedCells() []cell {
 				second.down = beyond
 			}
 		}
-		cells = append(cells, first, second)
+		if freeze, ok := freezes[p.Name]; ok {
+			further = append(further, second)
+			second = freeze
+		}
+		fixed = append(fixed, first, second)
 	}
+	return fixed, further
+}
+
+// fixedCells are those of every run: each failpoint twice, and each process.
+func fixedCells() []cell {
+	cells, _ := failpointCells()
 	cells = append(cells,
-		cell{string(failpoint.Leader), "leader.commit.before", "freeze", beyond},
-		cell{string(failpoint.Leader), "leader.commit.after", "freeze", beyond},
-		cell{string(failpoint.Worker), "worker.settle.before", "freeze", short},
-		cell{string(failpoint.Agent), "agent.start.after", "freeze", beyond},
-		cell{string(failpoint.Agent), "agent.report.before", "freeze", short},
-		cell{string(failpoint.Agent), "agent.claim.after", "freeze", beyond},
 		cell{dockerdProcess, whileRunning, "kill", 0},
 		cell{dockerdProcess, whileRunning, "kill", short},
 		cell{dockerdProcess, whileRunning, "kill", beyond},
@@ -94,9 +110,10 @@ func fixedCells() []cell {
 	return append(cells, cell{network, submitReplyCut, "cut", 0}, cell{network, databaseCut, "cut", short})
 }
 
-// moreCells are those that only a longer run can draw.
-func moreCells() []cell {
-	return append(fixedCells(),
+// furtherCells are those that only a longer run has time for.
+func furtherCells() []cell {
+	_, cells := failpointCells()
+	return append(cells,
 		cell{temporalProcess, whileRunning, "kill", beyond},
 		cell{network, databaseSlow, "delay", short},
 		cell{network, temporalCut, "cut", short},
@@ -126,19 +143,6 @@ func (c cell) loses() bool {
 		return c.point == powerCut
 	}
 	return strings.HasPrefix(c.point, "leader.lost.")
-}
-
-// lane is whose turn a cell waits for, and where its work runs.
-func (c cell) lane() string {
-	switch {
-	case strings.HasPrefix(c.point, "worker.escalate."):
-		return deafLane
-	case strings.HasPrefix(c.point, "leader.lost."):
-		return lossLane
-	case c.process == postgresProcess || c.process == temporalProcess || c.process == network:
-		return "alone" // all others would only wait meanwhile
-	}
-	return c.process
 }
 
 // matrix prints all results, one line each.

@@ -1,6 +1,7 @@
 package chaos_test
 
 import (
+	"slices"
 	"testing"
 
 	"berth/internal/failpoint"
@@ -18,8 +19,14 @@ func TestTheFixedCellsAreEnough(t *testing.T) {
 			away++
 		}
 	}
+	t.Logf("%d cells, %d of them down beyond lost_after", len(cells), away)
 	if len(cells) < 60 || away < 15 {
 		t.Errorf("%d cells, %d of them down beyond lost_after: want at least 60 and 15", len(cells), away)
+	}
+	for _, c := range furtherCells() {
+		if slices.Contains(cells, c) {
+			t.Errorf("cell %s is among the fixed and the further ones", c)
+		}
 	}
 	for _, p := range failpoint.Points {
 		if points[p.Name] < 2 {

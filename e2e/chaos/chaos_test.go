@@ -23,10 +23,13 @@ func TestNoCellBreaksAPromise(t *testing.T) {
 	s := startStack(t)
 	random := rand.New(rand.NewPCG(uint64(*seed), 0))
 	cells := fixedCells()
+	if *budget > 0 {
+		cells = append(cells, furtherCells()...)
+	}
 	random.Shuffle(len(cells), func(i, j int) { cells[i], cells[j] = cells[j], cells[i] })
 	began := time.Now()
 	results := s.runCells(chosen(cells))
-	t.Logf("%d fixed cells took %s", len(results), since(began))
+	t.Logf("%d cells took %s", len(results), since(began))
 	s.check(results)
 	if *budget > 0 {
 		s.runOn(began.Add(*budget), random)
@@ -43,17 +46,8 @@ func chosen(cells []cell) []cell {
 	return list
 }
 
-// abreast is how many cells of a lane may be under way at the same time: more
-// where there are many.
-var abreast = map[string]int{
-	string(failpoint.API): 5, string(failpoint.Leader): 3, string(failpoint.Worker): 4,
-	lossLane: 2, deafLane: 1, dockerdProcess: 1,
-}
-
-// runCells runs cells lane by lane, the lanes at the same time; what concerns
-// everything comes last and alone.
+// runCells runs cells lane by lane, the lanes of a phase at the same time.
 func (s *stack) runCells(cells []cell) []result {
-	start := time.Now()
 	queues := map[string]chan cell{}
 	for _, c := range cells {
 		if queues[c.lane()] == nil {
@@ -61,48 +55,49 @@ func (s *stack) runCells(cells []cell) []result {
 		}
 		queues[c.lane()] <- c
 	}
-	var mu sync.Mutex
-	var results []result
-	work := func(queue chan cell, lane string) {
-		for {
-			select {
-			case c := <-queue:
-				if s.t.Failed() {
-					return // what follows from a breach hides it
+	r := &run{stack: s, began: time.Now()}
+	for _, phase := range phases {
+		var all sync.WaitGroup
+		for _, c := range phase {
+			all.Go(func() {
+				for _, lane := range c.lanes {
+					r.work(queues[lane], c.place)
 				}
-				began := time.Now()
-				err := s.do(c, lane)
-				mu.Lock()
-				results = append(results, result{c, time.Since(began), err})
-				if err != nil {
-					s.t.Errorf("%s (%s): %v", c, lane, err)
-				}
-				s.t.Logf("%5.1fs %s took %s", time.Since(start).Seconds(), c, since(began))
-				mu.Unlock()
-			default:
-				return
-			}
+			})
 		}
+		all.Wait()
 	}
-	var all sync.WaitGroup
-	for lane, queue := range queues {
-		switch lane {
-		case "alone":
-		case string(failpoint.Agent):
-			for i := range lanes {
-				all.Go(func() { work(queue, fmt.Sprint(i)) })
+	return r.results
+}
+
+// run is cells under way, and what became of those before.
+type run struct {
+	*stack
+	began   time.Time
+	mu      sync.Mutex
+	results []result
+}
+
+// work runs the cells of a queue one after another, with their jobs in one
+// place, until it is empty or one has failed: what follows from a breach hides
+// it.
+func (r *run) work(queue chan cell, place string) {
+	for !r.t.Failed() {
+		select {
+		case c := <-queue:
+			began := time.Now()
+			err := r.do(c, place)
+			if err != nil {
+				r.t.Errorf("%s (%s): %v", c, place, err)
 			}
+			r.t.Logf("%5.1fs %s took %s", time.Since(r.began).Seconds(), c, since(began))
+			r.mu.Lock()
+			r.results = append(r.results, result{c, time.Since(began), err})
+			r.mu.Unlock()
 		default:
-			for range abreast[lane] {
-				all.Go(func() { work(queue, lane) })
-			}
+			return
 		}
 	}
-	all.Wait()
-	if queue := queues["alone"]; queue != nil {
-		work(queue, "")
-	}
-	return results
 }
 
 // check looks at everything once all cells are done, and prints the matrix.

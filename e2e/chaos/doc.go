@@ -13,9 +13,9 @@
 // left, no container was created or started twice, and a further pass of the
 // reconciler writes nothing.
 //
-// It has no code but tests. go test runs a fixed set of cells; make chaos adds
-// random ones and a soak for as long as -budget allows. The seed that is
-// printed replays the choices.
+// It has no code but tests. go test runs a fixed set of cells, and checks that it
+// is enough; make chaos has further ones, and adds random ones and a soak for as
+// long as -budget allows. The seed that is printed replays the choices.
 //
 // The one rule to know: a cell waits for conditions, never for times, because
 // machines that run tests are busy; only downtimes are slept.

@@ -34,8 +34,16 @@ type engine struct {
 
 	mu   sync.Mutex
 	seen map[string]map[events.Action]int // by container name
+	told map[told]bool                    // what was noted
 	last time.Time                        // of the newest event read
 	err  error
+}
+
+// told is one event, however often the engine tells it.
+type told struct {
+	nanos     int64
+	container string
+	action    events.Action
 }
 
 // startEngine starts an engine whose containers outlive its death.
@@ -50,7 +58,7 @@ func startEngine(t *testing.T, dir, name string) *engine {
 			t.Errorf("remove engine %s: %v", name, err)
 		}
 	})
-	e := &engine{name: name, daemon: d, seen: map[string]map[events.Action]int{}, last: time.Now().Add(-time.Minute)}
+	e := &engine{name: name, daemon: d, seen: map[string]map[events.Action]int{}, told: map[told]bool{}, last: time.Now().Add(-time.Minute)}
 	if e.api, err = docker.NewClientWithOpts(docker.WithHost(d.Host()), docker.WithAPIVersionNegotiation()); err != nil {
 		t.Fatal(err)
 	}
@@ -74,6 +82,10 @@ func (e *engine) close() {
 	e.reader.Wait()
 }
 
+// disorder is how far an engine's events may be out of order: each is stamped
+// before it waits for its turn.
+const disorder = 10 * time.Second
+
 // watch reads events until ctx ends, again from the last one after the engine
 // was away. The engine remembers its last events while it lives; those of one
 // that died are gone, so what happened between the last read and its death may
@@ -81,10 +93,10 @@ func (e *engine) close() {
 func (e *engine) watch(ctx context.Context) {
 	for ctx.Err() == nil {
 		e.mu.Lock()
-		since := e.last
+		since := e.last.Add(-disorder)
 		e.mu.Unlock()
 		messages, errs := e.api.Events(ctx, events.ListOptions{
-			Since:   fmt.Sprintf("%d.%09d", since.Unix(), since.Nanosecond()+1),
+			Since:   fmt.Sprintf("%d.%09d", since.Unix(), since.Nanosecond()),
 			Filters: filters.NewArgs(filters.Arg("type", "container"), filters.Arg("label", berth.LabelCluster)),
 		})
 		for open := true; open; {
@@ -105,11 +117,14 @@ func (e *engine) watch(ctx context.Context) {
 func (e *engine) note(m events.Message) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	at := time.Unix(0, m.TimeNano)
-	if !at.After(e.last) {
-		return // told again after the engine was away
+	event := told{m.TimeNano, m.Actor.ID, m.Action}
+	if e.told[event] {
+		return // again, after the engine was away
 	}
-	e.last = at
+	e.told[event] = true
+	if at := time.Unix(0, m.TimeNano); at.After(e.last) {
+		e.last = at
+	}
 	name := m.Actor.Attributes["name"]
 	if e.seen[name] == nil {
 		e.seen[name] = map[events.Action]int{}

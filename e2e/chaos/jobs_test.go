@@ -140,10 +140,29 @@ func (s *stack) wantTrained(id berth.JobID, steps int, attempts ...int) error {
 	if job.Attempt > 1 { // from wherever the last checkpoint was
 		lines, want = lines[max(0, len(lines)-1):], want[len(want)-1:]
 	}
+	if len(lines) < len(want) && slices.Equal(lines, want[:len(lines)]) {
+		warned, err := s.lastLogsGivenUp(id)
+		if err != nil || warned {
+			return err
+		}
+	}
 	if !slices.Equal(lines, want) {
 		return fmt.Errorf("job %s in attempt %d: its log is %q, want %q", id, job.Attempt, lines, want)
 	}
 	return nil
+}
+
+// lastLogsGivenUp reports whether the job's events say that its machine fell
+// silent with its end on record and the rest of its log not yet stored.
+func (s *stack) lastLogsGivenUp(id berth.JobID) (warned bool, err error) {
+	err = await("the events of job "+string(id)+" are read", func() error {
+		return s.database.QueryRow(context.Background(), `
+			SELECT EXISTS (
+				SELECT 1
+				FROM job_events
+				WHERE job = $1 AND kind = $2 AND detail LIKE '%fell silent before its last logs%')`, id, berth.EventWarning).Scan(&warned)
+	})
+	return warned, err
 }
 
 // trainLog is what a training prints that nothing interrupts.

@@ -14,17 +14,13 @@ import (
 	"berth/internal/failpoint"
 )
 
-// do runs one cell; lane is where its job runs.
+// do runs one cell; lane is the label of the machines where its job runs.
 func (s *stack) do(c cell, lane string) error {
 	switch c.process {
 	case string(failpoint.Agent):
 		// What the last cell left to remove must not come by this one's failpoint.
 		if err := await("the lane is idle", func() error { return s.idle(lane) }); err != nil {
 			return err
-		}
-		if c.down == beyond {
-			s.away <- struct{}{}
-			defer func() { <-s.away }()
 		}
 		return s.strike(c, lane, s.agents[lane])
 	case string(failpoint.API), string(failpoint.Leader), string(failpoint.Worker):
@@ -35,40 +31,53 @@ func (s *stack) do(c cell, lane string) error {
 	return s.strikeAll(c)
 }
 
-// strike arms a failpoint in all processes that may come by, since nobody can
-// tell which one will, and drives jobs through until it is hit. Those that were
-// hit stay away for the downtime.
+// strike has processes hit a failpoint, leaves those that did away for the
+// downtime, and waits for the end of the job that came by.
 func (s *stack) strike(c cell, lane string, suspects []*program) error {
+	w, struck, err := s.provoke(c, lane, suspects)
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.fell(c, w, struck), w.wait())
+}
+
+// provoke arms a failpoint in all processes that may come by, since nobody can
+// tell which one will, and drives jobs through until it is hit.
+func (s *stack) provoke(c cell, lane string, suspects []*program) (w *work, struck []*program, err error) {
 	// Two cells of one failpoint would disarm each other.
 	turn, _ := s.turns.LoadOrStore(suspects[0].name+" "+c.point, &sync.Mutex{})
 	turn.(*sync.Mutex).Lock()
 	defer turn.(*sync.Mutex).Unlock()
-	for _, p := range suspects {
-		if err := p.arm(c.point, c.action); err != nil {
-			return err
-		}
-	}
 	defer func() {
 		for _, p := range suspects {
-			p.disarm(c.point)
+			if p.disarm(c.point) {
+				struck = append(struck, p)
+			}
 		}
 	}()
+	for _, p := range suspects {
+		if err := p.arm(c.point, c.action); err != nil {
+			return nil, nil, err
+		}
+	}
 	for {
 		w := s.workFor(c, lane)
 		w.begin()
-		err := await(c.point+" is hit", func() error { return s.hitOrMissed(c, w, suspects) })
+		err := awaitAtMost(hitLook, c.point+" is hit", func() error { return s.hitOrMissed(c, w, suspects) })
 		if _, missed := errors.AsType[missed](err); missed {
-			if err := w.wait(); err != nil {
-				return err
-			}
-			continue
+			err = w.wait()
+		} else if err == nil {
+			return w, nil, nil
 		}
-		if err == nil {
-			err = s.fell(c, w, suspects)
+		if err != nil {
+			return nil, nil, err
 		}
-		return errors.Join(err, w.wait())
 	}
 }
+
+// hitLook is the longest pause between looks for a hit, which cost little: the
+// fewer processes die of one failpoint, the better.
+const hitLook = 50 * time.Millisecond
 
 // missed is that a job ended without having come by the failpoint, as when a
 // poke that is to be struck was not needed.
@@ -89,16 +98,10 @@ func (s *stack) hitOrMissed(c cell, w *work, suspects []*program) error {
 }
 
 // fell is what happens from the hit on until all processes are back.
-func (s *stack) fell(c cell, w *work, suspects []*program) error {
-	var struck []*program
-	for _, p := range suspects {
-		if p.disarm(c.point) {
-			struck = append(struck, p)
-		}
-	}
+func (s *stack) fell(c cell, w *work, struck []*program) error {
 	for _, p := range struck {
 		if c.action == "kill" {
-			<-p.exited
+			p.wait()
 		}
 	}
 	if err := s.stayAway(c, w); err != nil {
@@ -252,13 +255,20 @@ func attemptsBeyond(point string) []int {
 	switch {
 	case slices.Contains([]string{"agent.remove.before", "agent.remove.after", "agent.seal.after"}, point):
 		return []int{1}
-	case slices.Contains([]string{"agent.exit.before", "agent.seal.before", "agent.report.after"}, point):
-		return []int{1, 2, 3, 4}
 	case strings.HasPrefix(point, "agent.stop."): // it is not begun again
 		return []int{1}
+	case slices.ContainsFunc(uploads, func(prefix string) bool { return strings.HasPrefix(point, prefix) }):
+		return []int{1, 2, 3, 4}
+	case slices.Contains([]string{"agent.exit.before", "agent.seal.before", "agent.report.after"}, point):
+		return []int{1, 2, 3, 4}
 	}
 	return []int{2, 3, 4}
 }
+
+// uploads are the failpoints that an agent comes by beside its reports: on a
+// busy machine the container has ended, and that is on record, before the first
+// piece of its log or its first checkpoint is stored.
+var uploads = []string{"agent.file.", "agent.manifest.", "agent.checkpoint.", "agent.log."}
 
 // cancelRunning cancels a job once it runs, from the side that the cell is
 // about.

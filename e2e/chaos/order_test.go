@@ -156,14 +156,15 @@ func (s *stack) cancelUnheard(id berth.JobID, lane string) error {
 	return s.cancel(id)
 }
 
-// wantEscalated lets the machine hear again, and wants the job killed by order.
+// wantEscalated lets the machine hear again, and wants the job killed by order:
+// the workflow's, or the leader's if the workflow is late.
 func (s *stack) wantEscalated(id berth.JobID, lane string) error {
 	var ordered int
 	err := await("the kill of job "+string(id)+" is ordered", func() error {
 		err := s.database.QueryRow(context.Background(), `
 			SELECT count(*)
 			FROM job_events
-			WHERE job = $1 AND kind = $2 AND detail LIKE 'kill: %'`, id, berth.EventOrdered).Scan(&ordered)
+			WHERE job = $1 AND kind = $2 AND detail LIKE 'kill%'`, id, berth.EventOrdered).Scan(&ordered)
 		if err == nil && ordered == 0 {
 			err = fmt.Errorf("it is not")
 		}

@@ -109,6 +109,18 @@ func (p *program) running() bool {
 	}
 }
 
+// wait waits until it is gone that has killed itself. Two cells may have struck
+// it at once, and the other may have started it again: then it does not end.
+func (p *program) wait() {
+	p.mu.Lock()
+	exited := p.exited
+	p.mu.Unlock()
+	select {
+	case <-exited:
+	case <-time.After(10 * time.Second):
+	}
+}
+
 // signal reaches a process that was not reaped yet, so never a stranger.
 func (p *program) signal(s syscall.Signal) {
 	if p.running() {
@@ -180,9 +192,12 @@ func (f fatal) Unwrap() error { return f.error }
 // await waits until check returns nil; its last error says what was missing. It
 // looks often at first and then ever more seldom, because looking costs what is
 // looked at.
-func await(what string, check func() error) error {
+func await(what string, check func() error) error { return awaitAtMost(lastLook, what, check) }
+
+// awaitAtMost is await with pauses of at most that.
+func awaitAtMost(longest time.Duration, what string, check func() error) error {
 	limit := time.After(patience)
-	for pause := firstLook; ; pause = min(pause*3/2, lastLook) {
+	for pause := firstLook; ; pause = min(pause*3/2, longest) {
 		err := check()
 		if err == nil {
 			return nil

@@ -15,7 +15,7 @@ import (
 // keeps containers alive, so nothing is lost but by a power cut.
 func (s *stack) strikeEngine(c cell) error {
 	ctx := context.Background()
-	agent, engine := s.agents[engineLane][0], s.engine
+	agent, engine := s.agents[enginePlace][0], s.engine
 	if c.point == beforeCreate {
 		if err := agent.arm("agent.create.before", "delay 1s"); err != nil {
 			return err
@@ -23,7 +23,7 @@ func (s *stack) strikeEngine(c cell) error {
 		defer agent.disarm("agent.create.before")
 	}
 	const steps = 5 * trainSteps
-	spec := s.training(engineLane, steps)
+	spec := s.training(enginePlace, steps)
 	attempts := []int{1}
 	if c.loses() {
 		spec.LostAfter, attempts = berth.Duration(lost), []int{2, 3, 4}
@@ -79,35 +79,69 @@ func (s *stack) strikeAll(c cell) error {
 	if c.point == submitReplyCut {
 		return s.cutSubmit()
 	}
-	const steps = 2 * trainSteps
-	var jobs []berth.JobID
-	const n = 4
-	for i := range n {
-		id, err := s.submit(s.training(calmLane, steps))
-		if err != nil {
-			return err
-		}
-		jobs = append(jobs, id)
-		if i == n/2 { // the later ones are on their way
-			if _, err := s.becomes(jobs[0], berth.Running); err != nil {
-				return err
-			}
-		}
-	}
-	heal, err := s.break_(c)
+	jobs, err := s.breakUnderWork(c)
 	if err != nil {
 		return err
 	}
-	time.Sleep(c.down)
-	if err := heal(); err != nil {
-		return err
-	}
-	for _, id := range jobs {
+	for id, steps := range jobs {
 		if err := s.wantTrained(id, steps, 1); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// Steps of jobs to whose machine nothing happens: those of one that is begun and
+// ended meanwhile, and of one that most of the time runs.
+const (
+	calmSteps = 2 * trainSteps
+	longSteps = 12 * trainSteps
+)
+
+// breakUnderWork breaks and mends what the cell says, and returns the jobs that
+// were under way, with their steps. One thing is broken at a time.
+func (s *stack) breakUnderWork(c cell) (map[berth.JobID]int, error) {
+	jobs := map[berth.JobID]int{}
+	submit := func(steps int) (berth.JobID, error) {
+		id, err := s.submit(s.training(calmPlace, steps))
+		if err == nil {
+			jobs[id] = steps
+		}
+		return id, err
+	}
+	long, err := submit(longSteps)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := submit(calmSteps); err != nil {
+		return nil, err
+	}
+	s.breaking.Lock()
+	defer s.breaking.Unlock()
+	err = await("a job runs", func() error {
+		job, err := s.api.Job(context.Background(), long)
+		switch {
+		case err != nil || job.Status == berth.Running:
+			return err
+		case job.Status.Terminal(): // what was broken before has taken so long
+			long, err = submit(longSteps)
+		}
+		return errors.Join(err, fmt.Errorf("job %s is %s", job.ID, job.Status))
+	})
+	if err != nil {
+		return nil, err
+	}
+	for range 2 { // on their way to a machine
+		if _, err := submit(calmSteps); err != nil {
+			return nil, err
+		}
+	}
+	heal, err := s.break_(c)
+	if err != nil {
+		return nil, err
+	}
+	time.Sleep(c.down)
+	return jobs, heal()
 }
 
 // break_ does what the cell says, and returns what undoes it.
@@ -138,7 +172,7 @@ func (s *stack) break_(c cell) (heal func() error, err error) {
 // cutSubmit loses the database's answer to a committed submit: the client is
 // told of an error, asks again under its key, and there is one job.
 func (s *stack) cutSubmit() error {
-	spec := s.training(calmLane, trainSteps)
+	spec := s.training(calmPlace, trainSteps)
 	cut := s.databaseProxy.CutReply([]byte(spec.Name))
 	defer s.databaseProxy.Heal()
 	first, _, err := s.api.Submit(context.Background(), spec, "")
@@ -156,7 +190,7 @@ func (s *stack) cutSubmit() error {
 		return fmt.Errorf("the submit was applied %d times before its reply was cut, want once: %v", n, err)
 	}
 	// The same under a key: asked twice, applied once.
-	spec = s.training(calmLane, trainSteps)
+	spec = s.training(calmPlace, trainSteps)
 	s.databaseProxy.CutReply([]byte(spec.Name))
 	id, err := s.submit(spec)
 	if err != nil {

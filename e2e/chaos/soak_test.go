@@ -20,7 +20,7 @@ func (s *stack) runOn(until time.Time, random *rand.Rand) {
 	s.soak(random)
 	var results []result
 	for time.Now().Before(until) && !s.t.Failed() {
-		cells := make([]cell, 2*lanes)
+		cells := make([]cell, 2*agentPlaces)
 		for i := range cells {
 			cells[i] = randomCell(random)
 		}
@@ -30,7 +30,7 @@ func (s *stack) runOn(until time.Time, random *rand.Rand) {
 }
 
 func randomCell(random *rand.Rand) cell {
-	all := moreCells()
+	all := append(fixedCells(), furtherCells()...)
 	c := all[random.IntN(len(all))]
 	switch c.process {
 	case string(failpoint.Agent):
@@ -62,7 +62,7 @@ func (s *stack) soak(random *rand.Rand) {
 		})
 	})
 	for i := range ids {
-		spec := s.training(fmt.Sprint(i%lanes), steps)
+		spec := s.training(agentPlace(i%agentPlaces), steps)
 		if i%2 == 0 { // the others wait for their machine, however long it is away
 			spec.LostAfter = berth.Duration(lost)
 		}
@@ -118,11 +118,14 @@ func (s *stack) wantSoaked(id berth.JobID, steps int, loses bool) (poison bool, 
 	return false, s.wantTrained(id, steps, 1, 2, 3, 4, 5, 6, 7, 8)
 }
 
+// killAtRandom kills one program after another, of the control plane as often as
+// agents.
 func (s *stack) killAtRandom(random *rand.Rand, done chan struct{}) {
-	all := s.programs()
+	sides := [][]*program{byName(s.plane), byName(s.agents)}
 	kills := map[string]int{}
 	for {
-		p := all[random.IntN(len(all))]
+		side := sides[random.IntN(len(sides))]
+		p := side[random.IntN(len(side))]
 		pause, down := time.Duration(random.IntN(1500))*time.Millisecond, time.Duration(random.IntN(2000))*time.Millisecond
 		if random.IntN(10) == 0 {
 			down = beyond

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -30,13 +31,12 @@ import (
 
 // How the stack is set up.
 const (
-	lanes       = 8               // of cells that kill agents, at the same time
-	laneAgents  = 2               // machines of each, so that lost work goes elsewhere
+	placeAgents = 2               // machines of a place that may lose one, so that lost work goes elsewhere
 	suspect     = 3 * time.Second // silence of a machine before it gets no work
 	lost        = 5 * time.Second // and before its work is given up; lost_after of jobs that are to lose their machine
 	grace       = 4 * time.Second // after an outage of both APIs; work that is not to be lost waits for longer
 	syncWait    = time.Second     // of agents' calls, far below both
-	reconcile   = time.Second
+	reconcile   = 500 * time.Millisecond
 	databaseURL = "berth"
 )
 
@@ -60,15 +60,13 @@ type stack struct {
 	engine *engine // of the machine whose engine is killed
 
 	plane  map[failpoint.Process][]*program // the control plane's processes, by role
-	agents map[string][]*program            // by lane
+	agents map[string][]*program            // by place
 	front  *faultproxy.Proxy                // in front of both APIs
 	api    *client.Client
 	token  string
 
-	// away bounds how many machines are silent for long at the same time: were it
-	// more than a third of all, no verdict would be passed on any.
-	away  chan struct{}
-	turns sync.Map // *sync.Mutex by process and failpoint
+	turns    sync.Map   // *sync.Mutex by process and failpoint
+	breaking sync.Mutex // held while what everything needs is away
 }
 
 func startStack(t *testing.T) *stack {
@@ -77,7 +75,7 @@ func startStack(t *testing.T) *stack {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stack{t: t, dir: dir, bin: filepath.Join(dir, "bin"), away: make(chan struct{}, lanes/2), plane: map[failpoint.Process][]*program{}, agents: map[string][]*program{}}
+	s := &stack{t: t, dir: dir, bin: filepath.Join(dir, "bin"), plane: map[failpoint.Process][]*program{}, agents: map[string][]*program{}}
 	t.Cleanup(s.remove)
 	if s.lock, err = lockWorkshop(dir); err != nil {
 		t.Fatal(err)
@@ -243,33 +241,25 @@ func freeAddress() (string, error) {
 	return l.Addr().String(), nil
 }
 
-// Lanes beside the numbered ones. The roles of the control plane have lanes of
-// their names for the work of their cells.
-const (
-	engineLane = "engine" // the machine whose engine is killed
-	lossLane   = "loss"   // machines that a leader gives up
-	deafLane   = "deaf"   // a machine that does not hear what it is ordered
-	calmLane   = "calm"   // a machine to which nothing happens
-)
-
 func (s *stack) startAgents() error {
-	for i := range lanes {
-		for range laneAgents {
-			s.addAgent(fmt.Sprint(i), s.shared)
+	for i := range agentPlaces {
+		for range placeAgents {
+			s.addAgent(agentPlace(i), s.shared)
 		}
 	}
-	s.addAgent(string(failpoint.API), s.shared)
-	s.addAgent(string(failpoint.Worker), s.shared)
-	s.addAgent(string(failpoint.Leader), s.shared)
-	for range 2 * laneAgents {
+	for range 2 * placeAgents { // two cells at a time
 		s.addAgent(lossLane, s.shared)
 	}
-	s.addAgent(deafLane, s.shared)
-	s.addAgent(calmLane, s.shared)
-	s.addAgent(engineLane, s.engine)
+	for i := range deafPlaces {
+		s.addAgent(deafPlace(i), s.shared)
+	}
+	for _, place := range []string{string(failpoint.API), string(failpoint.Worker), string(failpoint.Leader), calmPlace} {
+		s.addAgent(place, s.shared)
+	}
+	s.addAgent(enginePlace, s.engine)
 	var up errgroup.Group
-	for _, lane := range s.agents {
-		for _, p := range lane {
+	for _, place := range s.agents {
+		for _, p := range place {
 			up.Go(func() error {
 				join, err := s.api.CreateJoinToken(context.Background(), berth.NewJoinToken{})
 				if err != nil {
@@ -283,13 +273,13 @@ func (s *stack) startAgents() error {
 	return up.Wait()
 }
 
-func (s *stack) addAgent(lane string, e *engine) {
-	name := fmt.Sprintf("m%s-%d", lane, len(s.agents[lane])+1)
-	s.agents[lane] = append(s.agents[lane], &program{
+func (s *stack) addAgent(place string, e *engine) {
+	name := fmt.Sprintf("m%s-%d", place, len(s.agents[place])+1)
+	s.agents[place] = append(s.agents[place], &program{
 		name: name, dir: s.dir, path: filepath.Join(s.bin, "berth-agent"),
 		args: []string{
 			"--server", "http://" + s.front.Address(), "--temporal-address", s.temporalProxy.Address(),
-			"--machine", name, "--labels", "lane=" + lane, "--docker-host", e.daemon.Host(),
+			"--machine", name, "--labels", "lane=" + place, "--docker-host", e.daemon.Host(),
 			"--state-dir", filepath.Join(s.dir, "agents", name), "--cpus", "64", "--memory", "64GiB", "--disk", "64GiB", "--no-gpus",
 			"--sync-wait", syncWait.String(), "--deadman", "off",
 		},
@@ -303,15 +293,16 @@ func (s *stack) addAgent(lane string, e *engine) {
 	})
 }
 
-// programs are all that can be killed, agents last.
-func (s *stack) programs() []*program {
+// programs are all that can be killed.
+func (s *stack) programs() []*program { return append(byName(s.plane), byName(s.agents)...) }
+
+// byName lists programs in an order that a seed replays.
+func byName[K comparable](programs map[K][]*program) []*program {
 	var all []*program
-	for _, list := range s.plane {
+	for _, list := range programs {
 		all = append(all, list...)
 	}
-	for _, list := range s.agents {
-		all = append(all, list...)
-	}
+	slices.SortFunc(all, func(a, b *program) int { return strings.Compare(a.name, b.name) })
 	return all
 }
 

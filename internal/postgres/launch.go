@@ -138,8 +138,13 @@ func explain(err error, said string) error {
 	if said == "" {
 		return err
 	}
-	return fmt.Errorf("%w; it said:\n%s", err, said)
+	return fmt.Errorf("%w; it said:\n%s", err, strings.TrimSpace(said[max(0, len(said)-maxSaid):]))
 }
+
+// maxSaid is how much of what the server said goes into an error, in bytes. The
+// reason may stand before that: hundreds of sessions of an earlier server that
+// was killed say so in the same log.
+const maxSaid = 4096
 
 func openLog(path string) (*os.File, int64, error) {
 	flags := os.O_CREATE | os.O_WRONLY | os.O_APPEND
@@ -158,13 +163,12 @@ func openLog(path string) (*os.File, int64, error) {
 	return f, end, nil
 }
 
-// readFrom returns the file's text behind offset, its last 4 KiB at most, and
-// "" where it cannot be read: it only adds to an error.
+// readFrom returns the file's text behind offset, and "" where it cannot be read:
+// it only adds to an error.
 func readFrom(path string, offset int64) string {
 	b, err := os.ReadFile(path)
 	if err != nil || int64(len(b)) <= offset {
 		return ""
 	}
-	b = b[offset:]
-	return strings.TrimSpace(string(b[max(0, len(b)-4096):]))
+	return strings.TrimSpace(string(b[offset:]))
 }

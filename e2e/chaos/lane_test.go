@@ -1,0 +1,97 @@
+package chaos_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"berth/internal/failpoint"
+)
+
+// Lanes beside the processes' own, which have their names: whose turn a cell
+// waits for.
+const (
+	beyondLane = "agent beyond" // agents that stay away until their work is given up
+	lossLane   = "loss"         // machines that a leader gives up
+	deafLane   = "deaf"         // machines that do not hear what they are ordered
+)
+
+// lane is whose turn a cell waits for.
+func (c cell) lane() string {
+	switch {
+	case strings.HasPrefix(c.point, "worker.escalate."):
+		return deafLane
+	case strings.HasPrefix(c.point, "leader.lost."):
+		return lossLane
+	case c.process == string(failpoint.Agent) && c.down == beyond:
+		return beyondLane
+	}
+	return c.process
+}
+
+// How many cells may be under way at the same time. Where agents are killed or
+// deaf each has a place of its own.
+const (
+	agentPlaces  = 12
+	beyondPlaces = agentPlaces / 2 // were more than a third of all machines silent, no verdict would be passed on any
+	deafPlaces   = 2
+)
+
+// Places beside those, which are called like their lane.
+const (
+	enginePlace = "engine" // the machine whose engine is killed
+	calmPlace   = "calm"   // a machine to which nothing happens
+)
+
+func agentPlace(i int) string { return fmt.Sprint(i) }
+func deafPlace(i int) string  { return fmt.Sprintf("%s-%d", deafLane, i) }
+
+// crew runs the cells of lanes one after another, with their jobs in one place:
+// the value of the label "lane" of its machines.
+type crew struct {
+	place string
+	lanes []string
+}
+
+// phases are crews at work at the same time. While what everything needs is
+// away, all others would only wait; the database is never away together with
+// Temporal, which keeps its state there.
+var phases = [][]crew{
+	processPhase(),
+	abreast(map[string]int{postgresProcess: 5}),
+	abreast(map[string]int{temporalProcess: 2, network: 1}), // more, and tasks that fail again and again wait ever longer
+}
+
+// abreast are as many crews of each lane; the jobs of those that are about the
+// control plane run where its name says, all others' in a calm place.
+func abreast(lanes map[string]int) []crew {
+	var crews []crew
+	for lane, n := range lanes {
+		place := lane
+		if slices.Contains([]string{postgresProcess, temporalProcess, network}, lane) {
+			place = calmPlace
+		}
+		for range n {
+			crews = append(crews, crew{place, []string{lane}})
+		}
+	}
+	return crews
+}
+
+func processPhase() []crew {
+	var crews []crew
+	for i := range agentPlaces {
+		c := crew{agentPlace(i), []string{string(failpoint.Agent)}}
+		if i < beyondPlaces {
+			c.lanes = []string{beyondLane, string(failpoint.Agent)}
+		}
+		crews = append(crews, c)
+	}
+	for i := range deafPlaces {
+		crews = append(crews, crew{deafPlace(i), []string{deafLane}})
+	}
+	crews = append(crews, crew{enginePlace, []string{dockerdProcess}})
+	return append(crews, abreast(map[string]int{
+		string(failpoint.API): 6, string(failpoint.Leader): 3, string(failpoint.Worker): 6, lossLane: 2,
+	})...)
+}
