@@ -121,6 +121,7 @@ func (f *flow) start(e *entry) time.Time {
 	if !ok {
 		return time.Time{}
 	}
+	f.run.snapshot.settle(e.class) // nobody may have looked for a place for it
 	need := amountsOf(e.class.all)
 	var best *pool
 	var at time.Time

@@ -36,13 +36,13 @@ func (f *flow) purse(x *seat) *purse {
 		p.jobs.next = append(p.jobs.next, refund{at, oneJob})
 	}
 	for _, h := range r.snapshot.running {
-		if at, ok := h.ends(r.policy.AssumeRun); ok && h.told != r.number && a.below(r.snapshot.account(h.Tenant)) {
+		if at, ok := h.ends(r.policy.AssumeRun); ok && h.told != r.number && r.snapshot.account(h.Tenant).below(a) {
 			back(r.from(at), amountsOf(h.capacity))
 		}
 	}
 	for id, at := range f.startsAt() {
 		e := r.snapshot.jobs[id]
-		if run := r.length(e); run > 0 && a.below(r.snapshot.account(e.Tenant)) {
+		if run := r.length(e); run > 0 && r.snapshot.account(e.Tenant).below(a) {
 			back(at.Add(run), amountsOf(e.class.all))
 		}
 	}

@@ -193,3 +193,42 @@ func TestTextOfJobsDoesNotSteerTheTerminal(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 }
+
+func TestExplainSaysItAllOnce(t *testing.T) {
+	t.Parallel()
+	a, b := onTerminal(120, false)
+	at, ahead, position, queue := noon.Add(80*time.Minute), 1, 2, 9
+	err := a.showExplanation(berth.Job{ID: "0193a1b2-c3d4-7000-8000-000000000001", Name: "digits"}, berth.Explanation{
+		Status: berth.Queued, Summary: "3 machines: 3 have no free GPU", Ahead: &ahead, Position: &position, Queue: &queue, EstimatedStart: &at, Reserved: true,
+		Blockers: []berth.Blocker{
+			{Code: "quota", Quota: "limit", Message: "tenant vision holds 4 of 4 GPUs of its limit; the job asks for 1", Hint: "it starts when jobs of the tenant end, or when the limit is raised"},
+			{Code: "no_room", Message: "3 machines: 3 have no free GPU", Hint: "wait, ask for less, or add machines"},
+		},
+		Priority: []berth.Term{{Name: "priority", Value: "500", Text: "priority 500"}, {Name: "share", Value: "0.3", Text: "tenant vision holds 30.0 % of the cluster"}, {Name: "id", Value: "x"}},
+		Fit:      &berth.Fit{Machines: 3, FitEver: 3, Summary: "3 machines: 3 have no free GPU", Clauses: []berth.FitClause{{Name: "free_gpus", Alone: 3, After: 3, Text: "3 have no free GPU"}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `job         digits (0193a1b2-c3d4-7000)
+status      queued
+in short    3 machines: 3 have no free GPU
+blocked by  quota: tenant vision holds 4 of 4 GPUs of its limit; the job asks for 1
+              hint: it starts when jobs of the tenant end, or when the limit is raised
+blocked by  no_room: 3 machines: 3 have no free GPU
+              hint: wait, ask for less, or add machines
+starts      2026-01-31 13:20:00Z (in 80m), reserved
+place       2 of 9 in the queue
+place by    priority 500
+then by     tenant vision holds 30.0 % of the cluster
+then by     id x
+machines    3 in all, 0 with room now, 3 if nothing ran on them
+fit         3 machines: 3 have no free GPU
+
+CONDITION  RULES OUT  WHAT
+free_gpus  3          3 have no free GPU
+`
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
