@@ -11,6 +11,7 @@ import (
 // account is what a tenant holds and what of its work waits.
 type account struct {
 	Tenant
+	index  int  // among all: the shared one is 0
 	known  bool // it has a row; the shared account of all others has none
 	parent *account
 	kids   []*account // by id
@@ -141,8 +142,10 @@ func (s *Snapshot) sort(p Policy, now time.Time) {
 		s.accounts[id].known = true
 	}
 	s.top = []*account{s.shared}
-	for _, id := range slices.Sorted(maps.Keys(s.tenants)) {
+	s.sortings++
+	for i, id := range slices.Sorted(maps.Keys(s.tenants)) {
 		a := s.accounts[id]
+		a.index = 1 + i
 		p := s.accounts[a.Parent]
 		if p == nil || p.below(a) {
 			s.top = append(s.top, a)
@@ -152,7 +155,8 @@ func (s *Snapshot) sort(p Policy, now time.Time) {
 		p.kids = append(p.kids, a)
 	}
 	for _, r := range s.running {
-		s.account(r.Tenant).hold(r.capacity, r.Preemptible, 1)
+		r.account = s.account(r.Tenant)
+		r.account.hold(r.capacity, r.Preemptible, 1)
 	}
 	for _, c := range s.classes {
 		c.ready, c.limited = 0, 0

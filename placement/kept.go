@@ -78,6 +78,9 @@ func (r *run) rehold(k *kept) {
 func (r *run) move(n *node, change func()) {
 	if n.touched != r.number {
 		n.touched = r.number
+		if n.prey != nil {
+			n.prey.plan = r.number
+		}
 		r.touched = append(r.touched, n)
 	}
 	planted := n.leaf.size > 0

@@ -128,6 +128,8 @@ type kind struct {
 	groups   []*group    // of the fleet, those with machines
 	list     []*node     // see all
 	listAt   int
+	prey     []prey // see run.prey
+	preyAt   int
 }
 
 // hasDevices reports whether the machines have any.

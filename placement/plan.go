@@ -119,7 +119,7 @@ type run struct {
 	scanned  int // groups
 
 	root  seat
-	seats map[*account]*seat
+	seats []*seat // by account.index
 	owned amounts
 
 	end        time.Time // of the job that is being placed; zero: not known
@@ -134,7 +134,10 @@ type run struct {
 	stopsKnown bool
 	promises   map[berth.JobID][]Earmark // of what victims give back
 	changed    bool                      // who holds room is other than the rows say
-	peers      bool                      // the present claim may displace its own band too
+	aim        aim                       // of the present claim
+	found      []prospect                // buffers of claims
+	picked     []victim
+	best       []victim
 	touched    []*node
 	reservedAt map[berth.JobID]time.Time
 	soon       map[berth.JobID]bool // those that others make room for
@@ -152,7 +155,7 @@ func (p Planner) begin(s *Snapshot, now time.Time) *run {
 	s.plans++
 	r := &run{
 		planner: p, policy: p.Policy, snapshot: s, now: now, number: s.plans,
-		last: map[*class]choice{}, owned: amountsOf(s.owned), seats: map[*account]*seat{},
+		last: map[*class]choice{}, owned: amountsOf(s.owned), seats: make([]*seat, 1+len(s.accounts)),
 		fresh: map[*node][]*holder{}, claims: maxClaims, promises: map[berth.JobID][]Earmark{},
 		reservedAt: map[berth.JobID]time.Time{}, soon: map[berth.JobID]bool{},
 	}

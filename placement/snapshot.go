@@ -22,10 +22,12 @@ type Snapshot struct {
 	top      []*account // those below none, by id
 	policy   Policy     // as far as it orders, of the latest plan
 	unsorted bool       // accounts and lines are to be made anew
+	sortings int        // so far
 
 	plans int // so far
 
 	running  map[berth.JobID]*holder
+	stopping map[berth.JobID]*holder // those of them that were told to stop
 	on       map[berth.MachineID][]*holder
 	earmarks []Earmark
 
@@ -51,6 +53,7 @@ func NewSnapshot() *Snapshot {
 		classes:  map[string]*class{},
 		tenants:  map[berth.TenantID]Tenant{},
 		running:  map[berth.JobID]*holder{},
+		stopping: map[berth.JobID]*holder{},
 		on:       map[berth.MachineID][]*holder{},
 		unsorted: true,
 		byKey:    map[string]*kind{},

@@ -54,7 +54,7 @@ func (p Planner) Why(s *Snapshot, id berth.JobID, now time.Time) (w JobExplanati
 	r := p.begin(s, now)
 	defer r.finish()
 	r.queue()
-	x := r.seats[s.account(e.Tenant)]
+	x := r.seats[s.account(e.Tenant).index]
 	w = JobExplanation{Job: id, Fit: s.explain(e.class), Order: p.Policy.Order, Terms: r.terms(x, e)}
 	w.Blockers = r.blockers(x, e, w.Fit)
 	for y := r.next(); y != nil; y = r.next() {
