@@ -37,6 +37,8 @@ type line struct {
 	jobs    tree[*entry]
 	leaf    leaf[*line]
 
+	unsorted []*leaf[*entry] // see Snapshot.line
+
 	walk cursor[*entry] // of a plan, at its next job
 	at   *entry
 }
@@ -64,13 +66,18 @@ func (a *account) weight() float64 {
 func (a *account) push(e *entry) {
 	l := a.lines[e.class]
 	if l == nil {
-		l = &line{account: a, class: e.class, jobs: tree[*entry]{compare: compareEntries}}
-		l.leaf.item, l.leaf.weight = l, weightOf(string(a.ID)+"/"+e.class.name)
-		a.lines[e.class] = l
+		l = a.newLine(e.class)
 	}
 	a.change(l, func() { l.jobs.insert(&e.leaf) })
 	e.line = l
 	e.class.count(e, 1)
+}
+
+func (a *account) newLine(c *class) *line {
+	l := &line{account: a, class: c, jobs: tree[*entry]{compare: compareEntries}}
+	l.leaf.item, l.leaf.weight = l, weightOf(string(a.ID), "/", c.name)
+	a.lines[c] = l
+	return l
 }
 
 // pull takes a job out of its line.
@@ -134,6 +141,7 @@ func (s *Snapshot) sort(p Policy, now time.Time) {
 	if !s.unsorted {
 		return
 	}
+	s.advance(now)
 	s.unsorted = false
 	s.shared = newAccount(Tenant{})
 	s.accounts = make(map[berth.TenantID]*account, len(s.tenants))
@@ -159,14 +167,40 @@ func (s *Snapshot) sort(p Policy, now time.Time) {
 		r.account.hold(r.capacity, r.Preemptible, 1)
 	}
 	for _, c := range s.classes {
-		c.ready, c.limited = 0, 0
+		c.ready = 0
+		c.limits.empty()
 	}
+	s.line()
+}
+
+// line puts all jobs that may start into lines, where there are none. That many
+// at once are sorted faster than put in one by one.
+func (s *Snapshot) line() {
+	var lines []*line
 	for _, e := range s.jobs {
 		e.line = nil
 		e.rate(&s.policy)
-		if e.ready {
-			s.account(e.Tenant).push(e)
+		if !e.ready {
+			continue
 		}
+		a := s.account(e.Tenant)
+		l := a.lines[e.class]
+		if l == nil {
+			l = a.newLine(e.class)
+			lines = append(lines, l)
+		}
+		l.unsorted = append(l.unsorted, &e.leaf)
+		e.line = l
+		e.class.count(e, 1)
+	}
+	begun := map[*account][]*leaf[*line]{}
+	for _, l := range lines {
+		l.jobs.build(l.unsorted)
+		l.unsorted = nil
+		begun[l.account] = append(begun[l.account], &l.leaf)
+	}
+	for a, list := range begun {
+		a.ready.build(list)
 	}
 }
 
@@ -189,10 +223,13 @@ func (s *Snapshot) account(id berth.TenantID) *account {
 	return s.shared
 }
 
-// count keeps the numbers of a class's jobs that may start.
+// count keeps what the class knows of its jobs that may start.
 func (c *class) count(e *entry, n int) {
 	c.ready += n
-	if e.TimeLimit > 0 {
-		c.limited += n
+	switch {
+	case n < 0:
+		c.limits.clear(e)
+	case e.TimeLimit > 0:
+		c.limits.set(e)
 	}
 }

@@ -201,7 +201,7 @@ func (r *run) agenda(n *node) []release {
 		return n.agenda
 	}
 	n.agendaOK, n.agendaFor = true, r.policy.AssumeRun
-	n.agenda, n.devicesFree = n.agenda[:0], n.devicesFree[:0]
+	n.agenda, n.devicesFree = slices.Grow(n.agenda[:0], len(r.snapshot.on[n.ID])), n.devicesFree[:0]
 	add := func(h *holder) {
 		at, ok := r.ends(h)
 		if !ok {

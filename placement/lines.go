@@ -77,11 +77,7 @@ func (r *run) useless(e *entry) bool {
 	if c.closed != r.number || r.heads < r.policy.Backfill || r.claims > 0 || r.marks[e.ID] != nil {
 		return false
 	}
-	if e.TimeLimit <= 0 {
-		return true
-	}
-	end := r.now.Add(e.TimeLimit)
-	return end.After(r.longest) || !c.shorter.IsZero() && !end.Before(c.shorter)
+	return e.TimeLimit <= 0 || r.tooLong(e)
 }
 
 // step moves the seat on from its first job.

@@ -260,7 +260,17 @@ func (c *class) close(plan int, end time.Time) {
 
 // closed reports whether no job of the class is worth a look in this plan.
 func (r *run) closed(c *class) bool {
-	return c.closed == r.number && c.marked != r.number && r.heads >= r.policy.Backfill && (len(r.keeps) == 0 || c.limited == 0) && r.claims == 0
+	if c.closed != r.number || c.marked == r.number || r.heads < r.policy.Backfill || r.claims > 0 {
+		return false
+	}
+	return len(c.limits.entries) == 0 || r.tooLong(c.limits.entries[0])
+}
+
+// tooLong reports whether a job cannot be over before room that is held for
+// others is needed, or no earlier than one of its class that had no place.
+func (r *run) tooLong(e *entry) bool {
+	end := r.now.Add(e.TimeLimit)
+	return end.After(r.longest) || !e.class.shorter.IsZero() && !end.Before(e.class.shorter)
 }
 
 // hopeless reports whether a job need not be searched for a place: one of its

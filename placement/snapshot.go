@@ -310,12 +310,14 @@ func (s *Snapshot) dequeue(e *entry) {
 
 // advance moves jobs whose time has come to their class's queue.
 func (s *Snapshot) advance(now time.Time) {
+	if s.unsorted {
+		s.later.drain(now, func(e *entry) { e.ready = true })
+		return
+	}
 	for e := s.later.due(now); e != nil; e = s.later.due(now) {
 		s.later.clear(e)
 		e.ready = true
-		if !s.unsorted {
-			s.account(e.Tenant).push(e)
-		}
+		s.account(e.Tenant).push(e)
 	}
 }
 
