@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"container/heap"
 	"maps"
 	"slices"
 	"time"
@@ -36,8 +37,6 @@ type line struct {
 	class   *class
 	jobs    tree[*entry]
 	leaf    leaf[*line]
-
-	unsorted []*leaf[*entry] // see Snapshot.line
 
 	walk cursor[*entry] // of a plan, at its next job
 	at   *entry
@@ -189,14 +188,24 @@ func (s *Snapshot) line() {
 			l = a.newLine(e.class)
 			lines = append(lines, l)
 		}
-		l.unsorted = append(l.unsorted, &e.leaf)
+		e.leaf.right, l.jobs.root = l.jobs.root, &e.leaf // a list, for the moment
 		e.line = l
-		e.class.count(e, 1)
+		e.class.ready++
+		if e.TimeLimit > 0 {
+			e.class.limits.append(e)
+		}
+	}
+	for _, c := range s.classes {
+		heap.Init(&c.limits)
 	}
 	begun := map[*account][]*leaf[*line]{}
+	var jobs []*leaf[*entry]
 	for _, l := range lines {
-		l.jobs.build(l.unsorted)
-		l.unsorted = nil
+		jobs = jobs[:0]
+		for x := l.jobs.root; x != nil; x = x.right {
+			jobs = append(jobs, x)
+		}
+		l.jobs.build(jobs)
 		begun[l.account] = append(begun[l.account], &l.leaf)
 	}
 	for a, list := range begun {

@@ -25,6 +25,11 @@ type class struct {
 	marked  int       // the plan in which room is kept for one of its jobs
 	shorter time.Time // in that plan only what ends before this is worth a look
 
+	passed   int // jobs that the plan with number passedAt is done with
+	passedAt int
+	probed   int // the plan that has looked, see run.fruitless
+	out      int // the plan that has nothing more to do for it, see run.exhausted
+
 	// matches holds the kinds this class may use, among the first seen of the
 	// snapshot's list.
 	matches []match

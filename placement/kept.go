@@ -81,6 +81,9 @@ func (r *run) move(n *node, change func()) {
 		if n.prey != nil {
 			n.prey.plan = r.number
 		}
+		if n.view != nil {
+			n.view.plan = r.number
+		}
 		r.touched = append(r.touched, n)
 	}
 	planted := n.leaf.size > 0

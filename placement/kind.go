@@ -130,6 +130,8 @@ type kind struct {
 	listAt   int
 	prey     []prey // see run.prey
 	preyAt   int
+	views    []view // see run.views
+	viewsAt  int
 }
 
 // hasDevices reports whether the machines have any.

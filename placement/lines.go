@@ -31,13 +31,16 @@ func (r *run) fetch(x *seat) {
 		if !ok {
 			break
 		}
-		if first, _ := l.jobs.first(); len(x.begun) > 0 && compareEntries(x.begun[0].at, first) < 0 {
-			break
-		}
-		x.lines.next()
 		if r.closed(l.class) {
+			x.lines.next() // and stays so for the rest of the plan
 			continue
 		}
+		if len(x.begun) > 0 {
+			if first, _ := l.jobs.first(); compareEntries(x.begun[0].at, first) < 0 {
+				break
+			}
+		}
+		x.lines.next()
 		l.walk.begin(&l.jobs)
 		if r.eligible(l) {
 			heap.Push(&x.begun, l)
@@ -79,6 +82,41 @@ func (r *run) useless(e *entry) bool {
 	}
 	return e.TimeLimit <= 0 || r.tooLong(e)
 }
+
+// exhausted reports whether no job that is left could start, reserve or displace
+// anything, so that the rest of the queue need not be walked. Where there are
+// quotas it is walked all the same, to see who waits for them.
+func (r *run) exhausted() bool {
+	if r.quotas || r.heads < r.policy.Backfill || r.claims > 0 {
+		return false
+	}
+	if !r.counted {
+		r.counted, r.hopes = true, 0
+		for _, c := range r.snapshot.classes {
+			c.out = r.number
+			if c.ready > 0 && !r.closed(c) && !c.through(r.number) {
+				c.out = 0
+				r.hopes++
+			}
+		}
+	}
+	return r.hopes == 0
+}
+
+// pass notes that the plan is done with one more job of the class.
+func (r *run) pass(c *class) {
+	if c.passedAt != r.number {
+		c.passedAt, c.passed = r.number, 0
+	}
+	c.passed++
+	if r.counted && c.out != r.number && (r.closed(c) || c.through(r.number)) {
+		c.out = r.number
+		r.hopes--
+	}
+}
+
+// through reports whether the plan is done with all jobs of the class.
+func (c *class) through(plan int) bool { return c.passedAt == plan && c.passed == c.ready }
 
 // step moves the seat on from its first job.
 func (r *run) step(x *seat) {

@@ -72,6 +72,7 @@ type node struct {
 	bait        bait
 	lure        lure
 	prey        *prey // in the list of its kind
+	view        *view // likewise
 	touched     int   // by the plan with that number
 
 	group *group // of the fleet, if there is one

@@ -96,6 +96,9 @@ func (p Planner) Plan(s *Snapshot, now time.Time) Plan {
 			r.plan.More = true
 			break
 		}
+		if r.exhausted() {
+			break
+		}
 		r.decide(x)
 	}
 	if p.Estimate {
@@ -122,11 +125,16 @@ type run struct {
 	seats []*seat // by account.index
 	owned amounts
 
+	quotas  bool // some account has a limit of any sort
+	counted bool // hopes are
+	hopes   int  // classes of which something may still be done, see exhausted
+
 	end        time.Time // of the job that is being placed; zero: not known
 	keeps      []*kept
 	longest    time.Time // the last of the times until which anything is held
 	heads      int       // jobs with a reserved start
 	marks      map[berth.JobID][]mark
+	unmet      int                 // jobs with earmarks whose turn is to come
 	fresh      map[*node][]*holder // started by this plan
 	claims     int                 // looks for victims that may still be made
 	draft      node
@@ -158,6 +166,9 @@ func (p Planner) begin(s *Snapshot, now time.Time) *run {
 		last: map[*class]choice{}, owned: amountsOf(s.owned), seats: make([]*seat, 1+len(s.accounts)),
 		fresh: map[*node][]*holder{}, claims: maxClaims, promises: map[berth.JobID][]Earmark{},
 		reservedAt: map[berth.JobID]time.Time{}, soon: map[berth.JobID]bool{},
+	}
+	for _, a := range s.accounts {
+		r.quotas = r.quotas || a.limits()
 	}
 	if !p.Policy.Preempt {
 		r.claims = 0
@@ -213,10 +224,17 @@ func (r *run) decide(x *seat) {
 		r.leave(x)
 		return
 	}
+	if len(r.marks[e.ID]) > 0 {
+		if r.unmet--; r.unmet == 0 {
+			r.counted = false // classes with earmarks may be out now
+		}
+	}
 	if start, ok := r.place(e); ok {
+		e.class.probed = 0
 		r.plan.Start = append(r.plan.Start, start)
 		r.started(e, start)
 		r.charge(x, e)
+		r.pass(e.class)
 		r.step(x)
 		return
 	}
@@ -227,6 +245,7 @@ func (r *run) decide(x *seat) {
 	c.close(r.number, r.end)
 	x.tried = true
 	r.block(x, e)
+	r.pass(c)
 	r.step(x)
 }
 
@@ -260,10 +279,26 @@ func (c *class) close(plan int, end time.Time) {
 
 // closed reports whether no job of the class is worth a look in this plan.
 func (r *run) closed(c *class) bool {
-	if c.closed != r.number || c.marked == r.number || r.heads < r.policy.Backfill || r.claims > 0 {
+	if c.closed != r.number || c.marked == r.number && r.unmet > 0 || r.heads < r.policy.Backfill || r.claims > 0 {
 		return false
 	}
-	return len(c.limits.entries) == 0 || r.tooLong(c.limits.entries[0])
+	return len(c.limits.entries) == 0 || r.tooLong(c.limits.entries[0]) || r.fruitless(c)
+}
+
+// fruitless looks whether the shortest job of the class fits into room that is
+// held for others; if not, no job of it does. Where there are quotas each job is
+// looked at in its turn, to see who waits for them.
+func (r *run) fruitless(c *class) bool {
+	if r.quotas || c.probed == r.number {
+		return false
+	}
+	c.probed = r.number
+	r.end = r.now.Add(c.limits.entries[0].TimeLimit)
+	if _, ok := r.brief(&search{class: c}); ok {
+		return false
+	}
+	c.close(r.number, r.end)
+	return true
 }
 
 // tooLong reports whether a job cannot be over before room that is held for

@@ -70,7 +70,9 @@ func (r *run) sacrifice(x *seat, e *entry, group string) *sacrifice {
 	for _, h := range r.stopping() {
 		for _, id := range h.machines {
 			if n := r.snapshot.nodes[id]; n != nil {
-				r.give(n, r.unpromised(n, h))
+				if g := r.unpromised(n, h); g.Capacity != (berth.Capacity{}) || len(g.GPUs) > 0 {
+					r.give(n, g)
+				}
 			}
 		}
 	}

@@ -106,8 +106,10 @@ func (a *alarms) Swap(i, j int) {
 	*a.place(a.entries[i]), *a.place(a.entries[j]) = position(i+1), position(j+1)
 }
 
-func (a *alarms) Push(x any) {
-	e := x.(*entry)
+func (a *alarms) Push(x any) { a.append(x.(*entry)) }
+
+// append adds an entry where it does not belong; heap.Init has to follow.
+func (a *alarms) append(e *entry) {
 	a.entries = append(a.entries, e)
 	*a.place(e) = position(len(a.entries))
 }
