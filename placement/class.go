@@ -28,7 +28,6 @@ type class struct {
 	passed   int // jobs that the plan with number passedAt is done with
 	passedAt int
 	probed   int // the plan that has looked, see run.fruitless
-	out      int // the plan that has nothing more to do for it, see run.exhausted
 
 	// matches holds the kinds this class may use, among the first seen of the
 	// snapshot's list.

@@ -83,24 +83,47 @@ func (r *run) useless(e *entry) bool {
 	return e.TimeLimit <= 0 || r.tooLong(e)
 }
 
-// exhausted reports whether no job that is left could start, reserve or displace
-// anything, so that the rest of the queue need not be walked. Where there are
-// quotas it is walked all the same, to see who waits for them.
+// exhausted reports whether nothing that is left could start, reserve or
+// displace anything, so that the rest of the queue need not be walked. It is
+// walked all the same where that tells something: who waits for quotas, why
+// classes have no place, when jobs should start.
 func (r *run) exhausted() bool {
-	if r.quotas || r.heads < r.policy.Backfill || r.claims > 0 {
+	if r.quotas || r.planner.Explain || r.planner.Estimate || r.unmet > 0 || r.heads < r.policy.Backfill || r.claims > 0 {
 		return false
 	}
 	if !r.counted {
-		r.counted, r.hopes = true, 0
+		r.counted = true
 		for _, c := range r.snapshot.classes {
-			c.out = r.number
-			if c.ready > 0 && !r.closed(c) && !c.through(r.number) {
-				c.out = 0
-				r.hopes++
+			if c.ready > 0 {
+				r.alive = append(r.alive, c)
 			}
 		}
 	}
-	return r.hopes == 0
+	for last := len(r.alive) - 1; last >= 0; last-- {
+		c := r.alive[last]
+		if !r.closed(c) && !c.through(r.number) && (r.aliveAt == len(r.plan.Start)+1 || !r.dead(c)) {
+			r.aliveAt = len(r.plan.Start) + 1
+			return false
+		}
+		r.alive, r.aliveAt = r.alive[:last], 0
+	}
+	return true
+}
+
+// dead reports whether no job of the class has a place: not now and, since room
+// only gets less by what starts, not later in the plan.
+func (r *run) dead(c *class) bool {
+	r.snapshot.settle(c)
+	s := search{class: c}
+	if c.closed != r.number && s.any() {
+		return false
+	}
+	if len(c.limits.entries) == 0 || r.tooLong(c.limits.entries[0]) {
+		return true
+	}
+	r.end = r.now.Add(c.limits.entries[0].TimeLimit)
+	_, ok := r.brief(&s)
+	return !ok
 }
 
 // pass notes that the plan is done with one more job of the class.
@@ -109,10 +132,6 @@ func (r *run) pass(c *class) {
 		c.passedAt, c.passed = r.number, 0
 	}
 	c.passed++
-	if r.counted && c.out != r.number && (r.closed(c) || c.through(r.number)) {
-		c.out = r.number
-		r.hopes--
-	}
 }
 
 // through reports whether the plan is done with all jobs of the class.

@@ -125,9 +125,10 @@ type run struct {
 	seats []*seat // by account.index
 	owned amounts
 
-	quotas  bool // some account has a limit of any sort
-	counted bool // hopes are
-	hopes   int  // classes of which something may still be done, see exhausted
+	quotas  bool     // some account has a limit of any sort
+	counted bool     // alive is
+	alive   []*class // of which something may still be done, see exhausted
+	aliveAt int      // the number of starts, and one, with which the last of them was
 
 	end        time.Time // of the job that is being placed; zero: not known
 	keeps      []*kept
@@ -225,9 +226,7 @@ func (r *run) decide(x *seat) {
 		return
 	}
 	if len(r.marks[e.ID]) > 0 {
-		if r.unmet--; r.unmet == 0 {
-			r.counted = false // classes with earmarks may be out now
-		}
+		r.unmet--
 	}
 	if start, ok := r.place(e); ok {
 		e.class.probed = 0
