@@ -114,6 +114,7 @@ func (f *flow) start(e *entry) time.Time {
 	if _, ok := f.run.barred(x, e); ok {
 		return time.Time{}
 	}
+	f.run.snapshot.settle(e.class) // the plan may not have looked at it
 	need := amountsOf(e.class.all)
 	var best *pool
 	var at time.Time

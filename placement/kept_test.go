@@ -29,7 +29,11 @@ func drawCluster(t *rapid.T) *cluster {
 		}
 		return r
 	})
+	quotas := rapid.Bool().Draw(t, "quotas")
 	for i := range c.tenants {
+		if !quotas {
+			break
+		}
 		switch n := &c.tenants[i]; i {
 		case 1:
 			n.Limit = berth.Capacity{GPUMilli: 12_000}
@@ -82,6 +86,29 @@ func TestKeptPlansAreFreshPlans(t *testing.T) {
 				t.Fatalf("the plan differs (-fresh +kept):\n%s", diff)
 			}
 			c.s = kept
+			c.enact(p)
+			c.pass()
+		}
+	})
+}
+
+// TestTheRestOfTheQueueChangesNothing: a plan that ends as soon as no class has a
+// place decides what one does that walks the queue to its end.
+func TestTheRestOfTheQueueChangesNothing(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		c := drawCluster(t)
+		c.planner.MaxStarts = rapid.IntRange(0, 9).Draw(t, "max starts")
+		c.load()
+		brief, whole := c.planner, c.planner
+		brief.Estimate, whole.Estimate = false, true
+		for range rapid.IntRange(1, 12).Draw(t, "plans") {
+			p := brief.Plan(c.s, c.now)
+			all := whole.Plan(c.s, c.now)
+			all.Estimates = nil
+			if diff := cmp.Diff(all, p); diff != "" {
+				t.Fatalf("the plan differs (-whole +brief):\n%s", diff)
+			}
 			c.enact(p)
 			c.pass()
 		}

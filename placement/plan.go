@@ -304,7 +304,8 @@ func (r *run) fruitless(c *class) bool {
 // others is needed, or no earlier than one of its class that had no place.
 func (r *run) tooLong(e *entry) bool {
 	end := r.now.Add(e.TimeLimit)
-	return end.After(r.longest) || !e.class.shorter.IsZero() && !end.Before(e.class.shorter)
+	c := e.class
+	return end.After(r.longest) || c.closed == r.number && !c.shorter.IsZero() && !end.Before(c.shorter)
 }
 
 // hopeless reports whether a job need not be searched for a place: one of its
