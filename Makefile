@@ -15,7 +15,7 @@ RATE    ?= 12
 
 .PHONY: help
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: ## install what the tests need (PostgreSQL, Docker engine), start dockerd if none answers
@@ -45,6 +45,11 @@ stop: ## stop the demo's stack; its data stays
 .PHONY: bench
 bench: setup ## measure Berth against its floor: bare workflows, bare Docker, bare PostgreSQL
 	@scripts/bench.sh
+
+.PHONY: bench-placement
+bench-placement: ## measure plans: cold, after a change, one job at a time, and as cluster and queue grow
+	$(GO) test ./placement -run '^$$' -bench 'Plan($$|Decide)' -timeout 30m
+	$(GO) test ./placement -run '^$$' -bench PlanGrowth -benchtime 1x -timeout 30m
 
 .PHONY: failover
 failover: setup ## kill the leader nine times and freeze it nine times; prints the worst takeover, limit 5 s

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"container/heap"
 	"maps"
 	"slices"
 	"time"
@@ -11,6 +12,7 @@ import (
 // account is what a tenant holds and what of its work waits.
 type account struct {
 	Tenant
+	index  int  // among all: the shared one is 0
 	known  bool // it has a row; the shared account of all others has none
 	parent *account
 	kids   []*account // by id
@@ -63,13 +65,18 @@ func (a *account) weight() float64 {
 func (a *account) push(e *entry) {
 	l := a.lines[e.class]
 	if l == nil {
-		l = &line{account: a, class: e.class, jobs: tree[*entry]{compare: compareEntries}}
-		l.leaf.item, l.leaf.weight = l, weightOf(string(a.ID)+"/"+e.class.name)
-		a.lines[e.class] = l
+		l = a.newLine(e.class)
 	}
 	a.change(l, func() { l.jobs.insert(&e.leaf) })
 	e.line = l
 	e.class.count(e, 1)
+}
+
+func (a *account) newLine(c *class) *line {
+	l := &line{account: a, class: c, jobs: tree[*entry]{compare: compareEntries}}
+	l.leaf.item, l.leaf.weight = l, weightOf(string(a.ID), "/", c.name)
+	a.lines[c] = l
+	return l
 }
 
 // pull takes a job out of its line.
@@ -133,6 +140,7 @@ func (s *Snapshot) sort(p Policy, now time.Time) {
 	if !s.unsorted {
 		return
 	}
+	s.advance(now)
 	s.unsorted = false
 	s.shared = newAccount(Tenant{})
 	s.accounts = make(map[berth.TenantID]*account, len(s.tenants))
@@ -141,8 +149,10 @@ func (s *Snapshot) sort(p Policy, now time.Time) {
 		s.accounts[id].known = true
 	}
 	s.top = []*account{s.shared}
-	for _, id := range slices.Sorted(maps.Keys(s.tenants)) {
+	s.sortings++
+	for i, id := range slices.Sorted(maps.Keys(s.tenants)) {
 		a := s.accounts[id]
+		a.index = 1 + i
 		p := s.accounts[a.Parent]
 		if p == nil || p.below(a) {
 			s.top = append(s.top, a)
@@ -152,17 +162,54 @@ func (s *Snapshot) sort(p Policy, now time.Time) {
 		p.kids = append(p.kids, a)
 	}
 	for _, r := range s.running {
-		s.account(r.Tenant).hold(r.capacity, r.Preemptible, 1)
+		r.account = s.account(r.Tenant)
+		r.account.hold(r.capacity, r.Preemptible, 1)
 	}
 	for _, c := range s.classes {
-		c.ready, c.limited = 0, 0
+		c.ready = 0
+		c.limits.empty()
 	}
+	s.line()
+}
+
+// line puts all jobs that may start into lines, where there are none. That many
+// at once are sorted faster than put in one by one.
+func (s *Snapshot) line() {
+	var lines []*line
 	for _, e := range s.jobs {
 		e.line = nil
 		e.rate(&s.policy)
-		if e.ready {
-			s.account(e.Tenant).push(e)
+		if !e.ready {
+			continue
 		}
+		a := s.account(e.Tenant)
+		l := a.lines[e.class]
+		if l == nil {
+			l = a.newLine(e.class)
+			lines = append(lines, l)
+		}
+		e.leaf.right, l.jobs.root = l.jobs.root, &e.leaf // a list, for the moment
+		e.line = l
+		e.class.ready++
+		if e.TimeLimit > 0 {
+			e.class.limits.append(e)
+		}
+	}
+	for _, c := range s.classes {
+		heap.Init(&c.limits)
+	}
+	begun := map[*account][]*leaf[*line]{}
+	var jobs []*leaf[*entry]
+	for _, l := range lines {
+		jobs = jobs[:0]
+		for x := l.jobs.root; x != nil; x = x.right {
+			jobs = append(jobs, x)
+		}
+		l.jobs.build(jobs)
+		begun[l.account] = append(begun[l.account], &l.leaf)
+	}
+	for a, list := range begun {
+		a.ready.build(list)
 	}
 }
 
@@ -185,10 +232,13 @@ func (s *Snapshot) account(id berth.TenantID) *account {
 	return s.shared
 }
 
-// count keeps the numbers of a class's jobs that may start.
+// count keeps what the class knows of its jobs that may start.
 func (c *class) count(e *entry, n int) {
 	c.ready += n
-	if e.TimeLimit > 0 {
-		c.limited += n
+	switch {
+	case n < 0:
+		c.limits.clear(e)
+	case e.TimeLimit > 0:
+		c.limits.set(e)
 	}
 }

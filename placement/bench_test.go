@@ -28,22 +28,28 @@ func fleet(machines, jobs, classes int) *placement.Snapshot {
 		s.UpsertMachine(m)
 	}
 	for c := range classes {
-		r := berth.Request{CPUMilli: int64(1000 * (1 + c%8)), MemoryMiB: int64(1024 * (1 + c%31)), Members: 1, Execution: berth.AtLeastOnce}
-		switch c % 4 {
-		case 1:
-			r.GPUs, r.GPUMilli = 1+c%8, 1000
-		case 2:
-			r.GPUs, r.GPUMilli = 1, int64(100+c%700)
-		case 3:
-			r.Labels = map[string]string{"tier": fmt.Sprintf("t%d", c%2)}
-			r.Regions = []string{fmt.Sprintf("r%d", c%5)}
-		}
-		s.DefineClass(fmt.Sprintf("c%d", c), r)
+		s.DefineClass(fmt.Sprintf("c%d", c), benchRequest(c))
 	}
 	for i := range jobs {
 		s.UpsertJob(job(i, fmt.Sprintf("c%d", i%classes), 100*(i%10)))
 	}
 	return s
+}
+
+// benchRequest is what jobs of one of many classes ask for: a quarter whole GPUs,
+// a quarter a share of one, a quarter one of the regions.
+func benchRequest(class int) berth.Request {
+	r := berth.Request{CPUMilli: int64(1000 * (1 + class%8)), MemoryMiB: int64(1024 * (1 + class%31)), Members: 1, Execution: berth.AtLeastOnce}
+	switch class % 4 {
+	case 1:
+		r.GPUs, r.GPUMilli = 1+class%8, 1000
+	case 2:
+		r.GPUs, r.GPUMilli = 1, int64(100+class%700)
+	case 3:
+		r.Labels = map[string]string{"tier": fmt.Sprintf("t%d", class%2)}
+		r.Regions = []string{fmt.Sprintf("r%d", class%5)}
+	}
+	return r
 }
 
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -56,7 +62,8 @@ func job(i int, class string, priority int) placement.Job {
 	}
 }
 
-func BenchmarkPlan(b *testing.B) {
+// BenchmarkPlanBare plans without a policy: from empty, and once what fits runs.
+func BenchmarkPlanBare(b *testing.B) {
 	for _, size := range []struct{ machines, jobs, classes int }{{300, 20_000, 100}, {10_000, 100_000, 2_000}} {
 		b.Run(fmt.Sprintf("machines=%d,jobs=%d,classes=%d", size.machines, size.jobs, size.classes), func(b *testing.B) {
 			s := fleet(size.machines, size.jobs, size.classes)
@@ -109,9 +116,9 @@ func BenchmarkPlan(b *testing.B) {
 	}
 }
 
-// BenchmarkDecide takes jobs one at a time to a cluster that fills up and is
+// BenchmarkPlanDecide takes jobs one at a time to a cluster that fills up and is
 // then emptied: what a leader can decide in a second.
-func BenchmarkDecide(b *testing.B) {
+func BenchmarkPlanDecide(b *testing.B) {
 	for name, pack := range map[string]placement.Pack{"bestfit": placement.BestFit, "worth": placement.Worth} {
 		b.Run(name, func(b *testing.B) {
 			const machines, classes = 1213, 150

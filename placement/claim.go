@@ -2,21 +2,7 @@ package placement
 
 import "slices"
 
-// bounds looks at a glance whether the job could displace any of its own band
-// or a higher one.
-func (r *run) bounds(x *seat, e *entry) {
-	r.peers = false
-	switch r.policy.Order {
-	case SRSF:
-		r.peers = r.policy.Outrank > 0
-	case Fair:
-		r.peers = len(r.snapshot.accounts) > 0
-	case Priority, FIFO:
-		r.peers = x.guaranteed(r, e)
-	}
-}
-
-// may reports whether the job may displace a holder, and why.
+// aim is whom the job that claims room may displace, by their tenants.
 //
 //   - One that cannot be preempted, stops already, has run for less than the
 //     minimum, or has given way to this job before, is left alone.
@@ -29,33 +15,70 @@ func (r *run) bounds(x *seat, e *entry) {
 //     never be displaced back.
 //   - In order srsf, one of the same band goes if it has Outrank times the
 //     service to go.
-func (r *run) may(x *seat, e *entry, v victim) (PreemptReason, bool) {
-	h := v.holder
-	if h.told == r.number || slices.Contains(h.PreemptedFor, e.ID) {
+type aim struct {
+	entry     *entry
+	band      int
+	tenants   []toward  // by account.index
+	peers     tenantSet // of whom one in the same band, or a higher one, may go
+	borrowers bool      // some may go whatever their band
+}
+
+// toward is what a claim may do to the jobs of one tenant.
+type toward struct {
+	lower    bool // displace those of lower bands
+	borrower bool // displace any
+	equal    bool // of the same band, for its share
+	mine     float64
+	their    *seat
+}
+
+// target aims at whom a job may displace.
+func (r *run) target(x *seat, e *entry) {
+	t := &r.aim
+	*t = aim{entry: e, band: r.policy.band(e.Priority), tenants: slices.Grow(t.tenants[:0], len(r.seats))[:len(r.seats)]}
+	for i, theirs := range r.seats {
+		w := toward{lower: true}
+		if ours, their := siblings(x, theirs); their != nil {
+			shield := shielded(theirs, their)
+			w = toward{lower: !shield, their: their}
+			w.borrower = ours.account.guarantees(ours.held.Capacity, e.class.all) && their.account.borrows(their.held.Capacity)
+			if r.policy.Order == Fair && !shield {
+				w.mine = amountsOf(ours.held.Capacity).plus(ours.past, 1).plus(amountsOf(e.class.all), 1).dominant(r.owned) / ours.account.weight()
+				w.equal = w.mine <= amountsOf(their.held.Capacity).plus(their.past, 1).dominant(r.owned)/their.account.weight()
+			}
+		}
+		t.tenants[i] = w
+		t.borrowers = t.borrowers || w.borrower
+		if w.borrower || w.equal || r.policy.Order == SRSF && r.policy.Outrank > 0 {
+			t.peers.put(theirs.account)
+		}
+	}
+}
+
+// may reports whether the claim may displace a holder, and why.
+func (r *run) may(v victim) (PreemptReason, bool) {
+	h, t := v.holder, &r.aim
+	if h.told == r.number || slices.Contains(h.PreemptedFor, t.entry.ID) {
 		return "", false
 	}
-	theirs := v.seat
-	ours, their := siblings(x, theirs)
-	mine, band := r.policy.band(e.Priority), v.band
-	if mine > band && (their == nil || !shielded(theirs, their)) {
+	w := &t.tenants[h.account.index]
+	switch {
+	case v.band < t.band && w.lower:
 		return PreemptBand, true
-	}
-	if their != nil && ours.account.guarantees(ours.held.Capacity, e.class.all) && their.account.borrows(their.held.Capacity) {
+	case w.borrower:
 		return PreemptQuota, true
-	}
-	if mine != band {
+	case v.band != t.band:
 		return "", false
 	}
 	switch r.policy.Order {
 	case Fair:
-		if their == nil || shielded(theirs, their) {
+		if !w.equal {
 			return "", false
 		}
-		we := amountsOf(ours.held.Capacity).plus(ours.past, 1).plus(amountsOf(e.class.all), 1).dominant(r.owned) / ours.account.weight()
-		they := amountsOf(their.held.Capacity).plus(their.past, 1).plus(amountsOf(h.capacity), -1).dominant(r.owned) / their.account.weight()
-		return PreemptShare, we <= they
+		they := amountsOf(w.their.held.Capacity).plus(w.their.past, 1).plus(amountsOf(h.capacity), -1).dominant(r.owned) / w.their.account.weight()
+		return PreemptShare, w.mine <= they
 	case SRSF:
-		return PreemptRank, r.policy.Outrank > 0 && r.policy.running(h, r.now) > e.rank*r.policy.Outrank
+		return PreemptRank, r.policy.Outrank > 0 && r.policy.running(h, r.now) > t.entry.rank*r.policy.Outrank
 	case Priority, FIFO:
 		return "", false
 	}
@@ -86,18 +109,8 @@ func (a *account) guaranteed() bool {
 	return false
 }
 
-// guaranteed reports whether the job stays within its tenant's guarantee.
-func (x *seat) guaranteed(r *run, e *entry) bool {
-	for ; x != &r.root; x = x.parent {
-		if x.account.guarantees(x.held.Capacity, e.class.all) {
-			return true
-		}
-	}
-	return false
-}
-
 // seatOf is the seat that a holder is charged to.
-func (r *run) seatOf(h *holder) *seat { return r.seats[r.snapshot.account(h.Tenant)] }
+func (r *run) seatOf(h *holder) *seat { return r.seats[h.account.index] }
 
 // siblings are the seats in which two accounts part: below the same one. They
 // are nil if one is above the other, or both are the same.

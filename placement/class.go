@@ -18,12 +18,16 @@ type class struct {
 	constraint *constraint
 	broken     error // the constraint does not compile: nothing matches
 	reads      profile
-	ready      int // waiting jobs that may start
-	limited    int // those of them with a time limit
+	ready      int    // waiting jobs that may start
+	limits     alarms // those of them with a time limit, by it
 
 	closed  int       // the plan in which it did not fit
 	marked  int       // the plan in which room is kept for one of its jobs
 	shorter time.Time // in that plan only what ends before this is worth a look
+
+	passed   int // jobs that the plan with number passedAt is done with
+	passedAt int
+	probed   int // the plan that has looked, see run.fruitless
 
 	// matches holds the kinds this class may use, among the first seen of the
 	// snapshot's list.
@@ -45,6 +49,7 @@ func newClass(name string, r berth.Request) *class {
 	c := &class{name: name, request: r, capacity: r.Capacity()}
 	n := int64(c.members())
 	c.all = berth.Capacity{CPUMilli: n * c.capacity.CPUMilli, MemoryMiB: n * c.capacity.MemoryMiB, DiskMiB: n * c.capacity.DiskMiB, GPUMilli: n * c.capacity.GPUMilli}
+	c.limits = alarms{at: (*entry).limit, place: (*entry).limitAt}
 	for k := range r.Labels {
 		c.reads.addLabel(k)
 	}

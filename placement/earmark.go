@@ -46,6 +46,7 @@ func (r *run) mark() {
 		r.marks[m.For] = append(r.marks[m.For], x)
 		r.promises[m.Victim] = append(r.promises[m.Victim], m)
 	}
+	r.unmet = len(r.marks)
 }
 
 // lift gives a job the room that is kept for it.

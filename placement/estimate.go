@@ -41,7 +41,7 @@ func (r *run) estimate() {
 func (r *run) waiting(leftOut map[berth.JobID]bool) []*entry {
 	s := r.snapshot
 	s.plans++
-	q := &run{policy: r.policy, snapshot: s, now: r.now, number: s.plans, owned: r.owned, seats: map[*account]*seat{}}
+	q := &run{policy: r.policy, snapshot: s, now: r.now, number: s.plans, owned: r.owned, seats: make([]*seat, len(r.seats))}
 	q.seat(&q.root, s.top)
 	var list []*entry
 	for x := q.next(); x != nil; x = q.next() {
@@ -116,7 +116,7 @@ func (r *run) flow() *flow {
 // start lets the job take its room where there is enough of it first; zero if
 // there never is.
 func (f *flow) start(e *entry) time.Time {
-	x := f.run.seats[f.run.snapshot.account(e.Tenant)]
+	x := f.run.seats[f.run.snapshot.account(e.Tenant).index]
 	from, ok := f.affords(x, e)
 	if !ok {
 		return time.Time{}

@@ -136,6 +136,26 @@ func (c *class) fit(n *node, allowed uint64) ([]int, bool) {
 	return n.whole(c.request.GPUs, allowed)
 }
 
+// fits reports whether one member fits into what is free of the machine.
+func (c *class) fits(n *node, allowed uint64) bool {
+	r := &c.request
+	if !c.capacity.Fits(n.free) {
+		return false
+	}
+	if r.GPUs == 0 {
+		return true
+	}
+	count := 0
+	for i, free := range n.gpus {
+		if free >= r.GPUMilli && (free == whole || r.GPUMilli < whole) && n.admitted(i, allowed) {
+			if count++; count == r.GPUs || r.GPUMilli < whole {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // tightest picks the device on which a share leaves the least: one in use
 // before a whole one.
 func (n *node) tightest(milli int64, allowed uint64) ([]int, bool) {

@@ -78,6 +78,12 @@ func (r *run) rehold(k *kept) {
 func (r *run) move(n *node, change func()) {
 	if n.touched != r.number {
 		n.touched = r.number
+		if n.prey != nil {
+			n.prey.plan = r.number
+		}
+		if n.view != nil {
+			n.view.plan = r.number
+		}
 		r.touched = append(r.touched, n)
 	}
 	planted := n.leaf.size > 0
@@ -198,7 +204,7 @@ func (r *run) agenda(n *node) []release {
 		return n.agenda
 	}
 	n.agendaOK, n.agendaFor = true, r.policy.AssumeRun
-	n.agenda, n.devicesFree = n.agenda[:0], n.devicesFree[:0]
+	n.agenda, n.devicesFree = slices.Grow(n.agenda[:0], len(r.snapshot.on[n.ID])), n.devicesFree[:0]
 	add := func(h *holder) {
 		at, ok := r.ends(h)
 		if !ok {

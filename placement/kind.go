@@ -128,6 +128,10 @@ type kind struct {
 	groups   []*group    // of the fleet, those with machines
 	list     []*node     // see all
 	listAt   int
+	prey     []prey // see run.prey
+	preyAt   int
+	views    []view // see run.views
+	viewsAt  int
 }
 
 // hasDevices reports whether the machines have any.

@@ -48,8 +48,12 @@ func (s *Snapshot) UpsertRunning(r Running) {
 		}
 	}
 	s.running[r.Job] = h
+	if h.Stopping {
+		s.stopping[r.Job] = h
+	}
 	if !s.unsorted {
-		s.account(r.Tenant).hold(h.capacity, h.Preemptible, 1)
+		h.account = s.account(r.Tenant)
+		h.account.hold(h.capacity, h.Preemptible, 1)
 	}
 }
 
@@ -61,6 +65,7 @@ func (s *Snapshot) RemoveRunning(id berth.JobID) {
 		return
 	}
 	delete(s.running, id)
+	delete(s.stopping, id)
 	for _, m := range h.machines {
 		list := slices.DeleteFunc(s.on[m], func(o *holder) bool { return o == h })
 		if s.on[m] = list; len(list) == 0 {
@@ -69,14 +74,14 @@ func (s *Snapshot) RemoveRunning(id berth.JobID) {
 		s.rehung(m)
 	}
 	if !s.unsorted {
-		s.account(h.Tenant).hold(h.capacity, h.Preemptible, -1)
+		h.account.hold(h.capacity, h.Preemptible, -1)
 	}
 }
 
 // rehung notes that others hold room of a machine.
 func (s *Snapshot) rehung(id berth.MachineID) {
 	if n := s.nodes[id]; n != nil {
-		n.agendaOK = false
+		n.agendaOK, n.lure.known = false, false
 	}
 }
 
@@ -101,6 +106,7 @@ func (s *Snapshot) SetEarmarks(list []Earmark) { s.earmarks = slices.Clone(list)
 // holder is a running job in the snapshot.
 type holder struct {
 	Running
+	account  *account // once the snapshot is sorted
 	capacity berth.Capacity
 	machines []berth.MachineID
 	told     int // the plan that told it to stop

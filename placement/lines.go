@@ -31,13 +31,16 @@ func (r *run) fetch(x *seat) {
 		if !ok {
 			break
 		}
-		if first, _ := l.jobs.first(); len(x.begun) > 0 && compareEntries(x.begun[0].at, first) < 0 {
-			break
-		}
-		x.lines.next()
 		if r.closed(l.class) {
+			x.lines.next() // and stays so for the rest of the plan
 			continue
 		}
+		if len(x.begun) > 0 {
+			if first, _ := l.jobs.first(); compareEntries(x.begun[0].at, first) < 0 {
+				break
+			}
+		}
+		x.lines.next()
 		l.walk.begin(&l.jobs)
 		if r.eligible(l) {
 			heap.Push(&x.begun, l)
@@ -77,12 +80,62 @@ func (r *run) useless(e *entry) bool {
 	if c.closed != r.number || r.heads < r.policy.Backfill || r.claims > 0 || r.marks[e.ID] != nil {
 		return false
 	}
-	if e.TimeLimit <= 0 {
+	return e.TimeLimit <= 0 || r.tooLong(e)
+}
+
+// exhausted reports whether nothing that is left could start, reserve or
+// displace anything, so that the rest of the queue need not be walked. It is
+// walked all the same where that tells something: who waits for quotas, why
+// classes have no place, when jobs should start.
+func (r *run) exhausted() bool {
+	if r.quotas || r.planner.Explain || r.planner.Estimate || r.unmet > 0 || r.heads < r.policy.Backfill || r.claims > 0 {
+		return false
+	}
+	if !r.counted {
+		r.counted = true
+		for _, c := range r.snapshot.classes {
+			if c.ready > 0 {
+				r.alive = append(r.alive, c)
+			}
+		}
+	}
+	for last := len(r.alive) - 1; last >= 0; last-- {
+		c := r.alive[last]
+		if !r.closed(c) && !c.through(r.number) && (r.aliveAt == len(r.plan.Start)+1 || !r.dead(c)) {
+			r.aliveAt = len(r.plan.Start) + 1
+			return false
+		}
+		r.alive, r.aliveAt = r.alive[:last], 0
+	}
+	return true
+}
+
+// dead reports whether no job of the class has a place: not now and, since room
+// only gets less by what starts, not later in the plan.
+func (r *run) dead(c *class) bool {
+	r.snapshot.settle(c)
+	s := search{class: c}
+	if c.closed != r.number && s.any() {
+		return false
+	}
+	if len(c.limits.entries) == 0 || r.tooLong(c.limits.entries[0]) {
 		return true
 	}
-	end := r.now.Add(e.TimeLimit)
-	return end.After(r.longest) || !c.shorter.IsZero() && !end.Before(c.shorter)
+	r.end = r.now.Add(c.limits.entries[0].TimeLimit)
+	_, ok := r.brief(&s)
+	return !ok
 }
+
+// pass notes that the plan is done with one more job of the class.
+func (r *run) pass(c *class) {
+	if c.passedAt != r.number {
+		c.passedAt, c.passed = r.number, 0
+	}
+	c.passed++
+}
+
+// through reports whether the plan is done with all jobs of the class.
+func (c *class) through(plan int) bool { return c.passedAt == plan && c.passed == c.ready }
 
 // step moves the seat on from its first job.
 func (r *run) step(x *seat) {

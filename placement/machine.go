@@ -70,7 +70,10 @@ type node struct {
 	agendaFor   time.Duration
 	agendaOK    bool
 	bait        bait
-	touched     int // by the plan with that number
+	lure        lure
+	prey        *prey // in the list of its kind
+	view        *view // likewise
+	touched     int   // by the plan with that number
 
 	group *group // of the fleet, if there is one
 	peer  leaf[*node]

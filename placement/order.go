@@ -127,14 +127,14 @@ func (r *run) seat(parent *seat, accounts []*account) {
 	parent.kids.run = r
 	for _, a := range accounts {
 		x := &seat{account: a, parent: parent, held: a.held, past: r.policy.past(a.Usage, r.now)}
-		r.seats[a] = x
+		r.seats[a.index] = x
 		if len(a.kids) > 0 {
 			own := &seat{account: a, own: true, parent: x, held: a.own, past: x.past}
 			x.kids.list = append(x.kids.list, own)
 			r.open(own)
 			r.seat(x, a.kids)
 			for _, k := range a.kids {
-				x.past = x.past.plus(r.seats[k].past, 1)
+				x.past = x.past.plus(r.seats[k.index].past, 1)
 			}
 		} else {
 			r.open(x)

@@ -60,7 +60,7 @@ func (o *Outlook) Why(id berth.JobID) (w JobExplanation, ok bool) {
 		fit = s.explain(e.class)
 		o.fits[e.class] = fit
 	}
-	x := r.seats[s.account(e.Tenant)]
+	x := r.seats[s.account(e.Tenant).index]
 	est := o.expected[id]
 	w = JobExplanation{
 		Job: id, Fit: fit, Order: o.planner.Policy.Order, Terms: r.terms(x, e), Queue: len(o.expected),

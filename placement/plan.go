@@ -96,6 +96,9 @@ func (p Planner) Plan(s *Snapshot, now time.Time) Plan {
 			r.plan.More = true
 			break
 		}
+		if r.exhausted() {
+			break
+		}
 		r.decide(x)
 	}
 	if p.Estimate {
@@ -119,14 +122,20 @@ type run struct {
 	scanned  int // groups
 
 	root  seat
-	seats map[*account]*seat
+	seats []*seat // by account.index
 	owned amounts
+
+	quotas  bool     // some account has a limit of any sort
+	counted bool     // alive is
+	alive   []*class // of which something may still be done, see exhausted
+	aliveAt int      // the number of starts, and one, with which the last of them was
 
 	end        time.Time // of the job that is being placed; zero: not known
 	keeps      []*kept
 	longest    time.Time // the last of the times until which anything is held
 	heads      int       // jobs with a reserved start
 	marks      map[berth.JobID][]mark
+	unmet      int                 // jobs with earmarks whose turn is to come
 	fresh      map[*node][]*holder // started by this plan
 	claims     int                 // looks for victims that may still be made
 	draft      node
@@ -134,7 +143,10 @@ type run struct {
 	stopsKnown bool
 	promises   map[berth.JobID][]Earmark // of what victims give back
 	changed    bool                      // who holds room is other than the rows say
-	peers      bool                      // the present claim may displace its own band too
+	aim        aim                       // of the present claim
+	found      []prospect                // buffers of claims
+	picked     []victim
+	best       []victim
 	touched    []*node
 	reservedAt map[berth.JobID]time.Time
 	soon       map[berth.JobID]bool      // those that others make room for
@@ -153,9 +165,12 @@ func (p Planner) begin(s *Snapshot, now time.Time) *run {
 	s.plans++
 	r := &run{
 		planner: p, policy: p.Policy, snapshot: s, now: now, number: s.plans,
-		last: map[*class]choice{}, owned: amountsOf(s.owned), seats: map[*account]*seat{},
+		last: map[*class]choice{}, owned: amountsOf(s.owned), seats: make([]*seat, 1+len(s.accounts)),
 		fresh: map[*node][]*holder{}, claims: maxClaims, promises: map[berth.JobID][]Earmark{},
 		reservedAt: map[berth.JobID]time.Time{}, soon: map[berth.JobID]bool{}, hopes: map[berth.JobID]time.Time{},
+	}
+	for _, a := range s.accounts {
+		r.quotas = r.quotas || a.limits()
 	}
 	if !p.Policy.Preempt {
 		r.claims = 0
@@ -211,10 +226,15 @@ func (r *run) decide(x *seat) {
 		r.leave(x)
 		return
 	}
+	if len(r.marks[e.ID]) > 0 {
+		r.unmet--
+	}
 	if start, ok := r.place(e); ok {
+		e.class.probed = 0
 		r.plan.Start = append(r.plan.Start, start)
 		r.started(e, start)
 		r.charge(x, e)
+		r.pass(e.class)
 		r.step(x)
 		return
 	}
@@ -225,6 +245,7 @@ func (r *run) decide(x *seat) {
 	c.close(r.number, r.end)
 	x.tried = true
 	r.block(x, e)
+	r.pass(c)
 	r.step(x)
 }
 
@@ -259,7 +280,34 @@ func (c *class) close(plan int, end time.Time) {
 
 // closed reports whether no job of the class is worth a look in this plan.
 func (r *run) closed(c *class) bool {
-	return c.closed == r.number && c.marked != r.number && r.heads >= r.policy.Backfill && (len(r.keeps) == 0 || c.limited == 0) && r.claims == 0
+	if c.closed != r.number || c.marked == r.number && r.unmet > 0 || r.heads < r.policy.Backfill || r.claims > 0 {
+		return false
+	}
+	return len(c.limits.entries) == 0 || r.tooLong(c.limits.entries[0]) || r.fruitless(c)
+}
+
+// fruitless looks whether the shortest job of the class fits into room that is
+// held for others; if not, no job of it does. Where there are quotas each job is
+// looked at in its turn, to see who waits for them.
+func (r *run) fruitless(c *class) bool {
+	if r.quotas || c.probed == r.number {
+		return false
+	}
+	c.probed = r.number
+	r.end = r.now.Add(c.limits.entries[0].TimeLimit)
+	if _, ok := r.brief(&search{class: c}); ok {
+		return false
+	}
+	c.close(r.number, r.end)
+	return true
+}
+
+// tooLong reports whether a job cannot be over before room that is held for
+// others is needed, or no earlier than one of its class that had no place.
+func (r *run) tooLong(e *entry) bool {
+	end := r.now.Add(e.TimeLimit)
+	c := e.class
+	return end.After(r.longest) || c.closed == r.number && !c.shorter.IsZero() && !end.Before(c.shorter)
 }
 
 // hopeless reports whether a job need not be searched for a place: one of its

@@ -3,7 +3,6 @@ package placement
 import (
 	"cmp"
 	"container/heap"
-	"math"
 	"slices"
 	"time"
 
@@ -12,54 +11,6 @@ import (
 
 // maxClaims bounds for how many blocked jobs a plan looks for victims.
 const maxClaims = 32
-
-// victim is a holder that may be displaced, and what that costs.
-type victim struct {
-	*holder
-	why  PreemptReason
-	band int
-	cost float64
-	seat *seat
-}
-
-// bait is who could be displaced on a machine, as far as that does not depend on
-// for whom.
-type bait struct {
-	plan   int
-	list   []victim // by band, by cost
-	all    berth.Capacity
-	lowest int     // band
-	least  float64 // cost
-}
-
-// bait of a machine, worked out once a plan.
-func (r *run) bait(n *node) *bait {
-	b := &n.bait
-	if b.plan == r.number {
-		return b
-	}
-	*b = bait{plan: r.number, list: b.list[:0], least: math.Inf(1)}
-	for _, h := range r.snapshot.on[n.ID] {
-		if !h.Preemptible || h.Stopping || r.now.Sub(h.StartedAt) < r.policy.MinRuntime {
-			continue
-		}
-		v := victim{holder: h, band: r.policy.band(h.Priority), cost: r.price(h), seat: r.seatOf(h)}
-		b.list = append(b.list, v)
-		b.least = min(b.least, v.cost)
-		for _, g := range h.Ranks {
-			if g.Machine == n.ID {
-				b.all = b.all.Add(g.Capacity)
-			}
-		}
-	}
-	slices.SortFunc(b.list, func(x, y victim) int {
-		return cmp.Or(cmp.Compare(x.band, y.band), cmp.Compare(x.cost, y.cost), compareIDs(x.Job, y.Job))
-	})
-	if len(b.list) > 0 {
-		b.lowest = b.list[0].band
-	}
-	return b
-}
 
 // claim makes room for a blocked job by telling others to stop. It takes whole
 // gangs, those whose work is lost least, and spares all that need not go.
@@ -90,7 +41,7 @@ func (r *run) hope(x *seat, e *entry) {
 // offer finds who would have to go for a job; nil if that would not do, or if
 // those who stop already make room enough.
 func (r *run) offer(x *seat, e *entry) *sacrifice {
-	r.bounds(x, e)
+	r.target(x, e)
 	var best *sacrifice
 	for _, group := range r.groups(e.class) {
 		mark := len(r.taken)
@@ -137,7 +88,9 @@ func (r *run) sacrifice(x *seat, e *entry, group string) *sacrifice {
 	for _, h := range r.stopping() {
 		for _, id := range h.machines {
 			if n := r.snapshot.nodes[id]; n != nil {
-				r.give(n, r.unpromised(n, h))
+				if g := r.unpromised(n, h); g.Capacity != (berth.Capacity{}) || len(g.GPUs) > 0 {
+					r.give(n, g)
+				}
 			}
 		}
 	}
@@ -147,7 +100,7 @@ func (r *run) sacrifice(x *seat, e *entry, group string) *sacrifice {
 	for range c.members() {
 		found, ok := r.find(c, nil, group)
 		if !ok {
-			victims, any := r.cheapestVictims(x, e, group, s)
+			victims, any := r.cheapestVictims(e.class, group, s)
 			if !any {
 				return nil
 			}
@@ -174,10 +127,8 @@ func (r *run) sacrifice(x *seat, e *entry, group string) *sacrifice {
 func (r *run) stopping() []*holder {
 	if !r.stopsKnown {
 		r.stopsKnown = true
-		for _, h := range r.snapshot.running {
-			if h.Stopping {
-				r.stops = append(r.stops, h)
-			}
+		for _, h := range r.snapshot.stopping {
+			r.stops = append(r.stops, h)
 		}
 		slices.SortFunc(r.stops, func(a, b *holder) int { return compareIDs(a.Job, b.Job) })
 	}
@@ -240,116 +191,6 @@ func (n *node) holds(g berth.Grant, ranks []berth.Grant) bool {
 	return true
 }
 
-// cheapestVictims finds the machine where making room for one member costs
-// least.
-func (r *run) cheapestVictims(x *seat, e *entry, group string, s *sacrifice) ([]victim, bool) {
-	c := e.class
-	look := search{class: c, group: group}
-	band := r.policy.band(e.Priority)
-	var best []victim
-	var where *node
-	var highest int
-	var cost float64
-	for _, m := range c.matches {
-		for _, n := range m.kind.all(r.number) {
-			b := r.bait(n)
-			if len(b.list) == 0 || b.lowest >= band && !r.peers || !c.capacity.Fits(n.free.Add(n.keptRoom()).Add(b.all)) {
-				continue
-			}
-			if where != nil && (b.lowest > highest || b.lowest == highest && b.least > cost) || !look.allows(n) {
-				continue
-			}
-			list := r.victimsOn(n, m.devices, x, e, s)
-			if list == nil {
-				continue
-			}
-			if d := compareVictims(list, best); where == nil || d < 0 || d == 0 && n.ID < where.ID {
-				best, where = list, n
-				highest, cost = weighVictims(list)
-			}
-		}
-	}
-	return best, where != nil
-}
-
-// compareVictims orders sets of victims: by the highest band that goes, by what
-// it costs, by how many.
-func compareVictims(a, b []victim) int {
-	ba, ca := weighVictims(a)
-	bb, cb := weighVictims(b)
-	return cmp.Or(cmp.Compare(ba, bb), cmp.Compare(ca, cb), cmp.Compare(len(a), len(b)))
-}
-
-func weighVictims(list []victim) (band int, cost float64) {
-	band = math.MinInt
-	for _, v := range list {
-		band, cost = max(band, v.band), cost+v.cost
-	}
-	return band, cost
-}
-
-// keptRoom is what of the machine is free and held for reservations.
-func (n *node) keptRoom() berth.Capacity {
-	if n.kept == nil {
-		return berth.Capacity{}
-	}
-	return n.kept.held.Capacity
-}
-
-// victimsOn picks the cheapest victims on one machine that make room for a
-// member; nil if all of them together do not.
-func (r *run) victimsOn(n *node, allowed uint64, x *seat, e *entry, s *sacrifice) []victim {
-	var list []victim
-	for _, v := range r.bait(n).list {
-		if slices.ContainsFunc(s.victims, func(o victim) bool { return o.holder == v.holder }) {
-			continue
-		}
-		if why, ok := r.may(x, e, v); ok {
-			v.why = why
-			list = append(list, v)
-		}
-	}
-	if list == nil {
-		return nil
-	}
-	draft := r.sketch(n)
-	if n.kept != nil {
-		draft.add(n.kept.held)
-	}
-	for i, v := range list {
-		for _, g := range v.Ranks {
-			if g.Machine == n.ID {
-				draft.add(g)
-			}
-		}
-		if _, ok := e.class.fit(draft, allowed); ok {
-			return r.spare(draft, e.class, allowed, list[:i+1])
-		}
-	}
-	return nil
-}
-
-// spare leaves out, from the dearest, whom the member does not need.
-func (r *run) spare(draft *node, c *class, allowed uint64, list []victim) []victim {
-	for i := len(list) - 2; i >= 0; i-- { // the last one was needed
-		for _, g := range list[i].Ranks {
-			if g.Machine == draft.ID {
-				draft.owe(g)
-			}
-		}
-		if _, ok := c.fit(draft, allowed); ok {
-			list = slices.Delete(list, i, i+1)
-			continue
-		}
-		for _, g := range list[i].Ranks {
-			if g.Machine == draft.ID {
-				draft.add(g)
-			}
-		}
-	}
-	return list
-}
-
 // price is what displacing a holder costs: under order srsf, how near its end
 // it is; else the work lost.
 func (r *run) price(h *holder) float64 {
@@ -368,8 +209,7 @@ func (r *run) enact(e *entry, s *sacrifice) {
 		v.told = r.number
 		r.stops = append(r.stops, v.holder)
 		r.plan.Preempt = append(r.plan.Preempt, Preempt{v.Job, v.Version, v.Attempt, e.ID, v.why, v.lost(r.now)})
-		a := r.snapshot.account(v.Tenant)
-		r.discharge(a, v.holder)
+		r.discharge(v.holder)
 		for _, id := range v.machines {
 			if n := r.snapshot.nodes[id]; n != nil {
 				n.agendaOK = false
@@ -417,12 +257,8 @@ func together(ranks []choice) []choice {
 }
 
 // discharge takes a holder that stops off its accounts.
-func (r *run) discharge(a *account, h *holder) {
-	x := r.seats[a]
-	if x == nil {
-		return
-	}
-	for ; x != &r.root; x = x.parent {
+func (r *run) discharge(h *holder) {
+	for x := r.seatOf(h); x != &r.root; x = x.parent {
 		x.held.add(berth.Capacity{}.Sub(h.capacity), h.Preemptible, -1)
 		if x.first != nil {
 			r.weigh(x)

@@ -49,6 +49,7 @@ type entry struct {
 	ready    bool
 	later    position
 	deadline position
+	limited  position // in class.limits
 }
 
 // rate works out the job's place among the others, which depends on no clock:
@@ -75,6 +76,11 @@ func compareEntries(a, b *entry) int {
 	return 0
 }
 
+// limit is the time limit, told as a time.
+func (e *entry) limit() time.Time { return origin.Add(e.TimeLimit) }
+
+func (e *entry) limitAt() *position { return &e.limited }
+
 // position is an entry's place in an alarms heap, counted from 1; 0 is nowhere.
 type position int
 
@@ -100,8 +106,10 @@ func (a *alarms) Swap(i, j int) {
 	*a.place(a.entries[i]), *a.place(a.entries[j]) = position(i+1), position(j+1)
 }
 
-func (a *alarms) Push(x any) {
-	e := x.(*entry)
+func (a *alarms) Push(x any) { a.append(x.(*entry)) }
+
+// append adds an entry where it does not belong; heap.Init has to follow.
+func (a *alarms) append(e *entry) {
 	a.entries = append(a.entries, e)
 	*a.place(e) = position(len(a.entries))
 }
@@ -121,6 +129,32 @@ func (a *alarms) clear(e *entry) {
 	if p := *a.place(e); p > 0 {
 		heap.Remove(a, int(p-1))
 	}
+}
+
+// empty takes out all entries.
+func (a *alarms) empty() {
+	for _, e := range a.entries {
+		*a.place(e) = 0
+	}
+	a.entries = a.entries[:0]
+}
+
+// drain takes out the entries whose time has come and calls f with each, in no
+// order.
+func (a *alarms) drain(now time.Time, f func(*entry)) {
+	left := a.entries[:0]
+	for _, e := range a.entries {
+		if a.at(e).After(now) {
+			left = append(left, e)
+			*a.place(e) = position(len(left))
+			continue
+		}
+		*a.place(e) = 0
+		f(e)
+	}
+	clear(a.entries[len(left):])
+	a.entries = left
+	heap.Init(a)
 }
 
 // due returns the earliest entry if its time has come.

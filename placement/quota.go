@@ -47,6 +47,11 @@ func (a *account) borrows(held berth.Capacity) bool {
 	return false
 }
 
+// limits reports whether the account is bound by any limit.
+func (a *account) limits() bool {
+	return a.Limit != berth.Capacity{} || a.MaxRunning > 0 || a.Borrow != BorrowAny || a.Budget.GPUHours > 0
+}
+
 // bar is a limit of an account that one more job would break.
 type bar struct {
 	account  *account

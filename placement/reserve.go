@@ -60,13 +60,21 @@ func (r *run) openings(c *class, group string, bound []opening) []opening {
 		limit = bound[len(bound)-1].at
 	}
 	for _, m := range c.matches {
-		for _, n := range m.kind.all(r.number) {
+		look := r.views(m.kind)
+		latest := r.until(limit)
+		for i := range look {
+			v := &look[i]
+			if v.plan != r.number && !v.mayOpen(c, latest) {
+				continue
+			}
+			n := v.node
 			if !s.allows(n) || !r.mayOpen(c, n, limit) {
 				continue
 			}
 			list = r.opens(c, n, m.devices, want, limit, list)
 			if len(list) >= 2*want || want == 1 && len(list) > 0 {
 				list, limit = earliest(list, want, limit)
+				latest = r.until(limit)
 			}
 		}
 	}

@@ -22,10 +22,12 @@ type Snapshot struct {
 	top      []*account // those below none, by id
 	policy   Policy     // as far as it orders, of the latest plan
 	unsorted bool       // accounts and lines are to be made anew
+	sortings int        // so far
 
 	plans int // so far
 
 	running  map[berth.JobID]*holder
+	stopping map[berth.JobID]*holder // those of them that were told to stop
 	on       map[berth.MachineID][]*holder
 	earmarks []Earmark
 
@@ -51,6 +53,7 @@ func NewSnapshot() *Snapshot {
 		classes:  map[string]*class{},
 		tenants:  map[berth.TenantID]Tenant{},
 		running:  map[berth.JobID]*holder{},
+		stopping: map[berth.JobID]*holder{},
 		on:       map[berth.MachineID][]*holder{},
 		unsorted: true,
 		byKey:    map[string]*kind{},
@@ -307,12 +310,14 @@ func (s *Snapshot) dequeue(e *entry) {
 
 // advance moves jobs whose time has come to their class's queue.
 func (s *Snapshot) advance(now time.Time) {
+	if s.unsorted {
+		s.later.drain(now, func(e *entry) { e.ready = true })
+		return
+	}
 	for e := s.later.due(now); e != nil; e = s.later.due(now) {
 		s.later.clear(e)
 		e.ready = true
-		if !s.unsorted {
-			s.account(e.Tenant).push(e)
-		}
+		s.account(e.Tenant).push(e)
 	}
 }
 

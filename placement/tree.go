@@ -1,6 +1,6 @@
 package placement
 
-import "hash/fnv"
+import "slices"
 
 // tree is an ordered set: a treap whose shape depends on its items alone, not
 // on how they came. Every operation takes O(log n).
@@ -22,10 +22,13 @@ type leaf[T any] struct {
 }
 
 // weightOf derives a leaf's weight from a name.
-func weightOf(name string) uint32 {
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(name))
-	x := h.Sum32() // FNV alone hardly spreads short names
+func weightOf(name ...string) uint32 {
+	x := uint32(2166136261) // FNV-1a, which alone hardly spreads short names
+	for _, s := range name {
+		for i := range len(s) {
+			x = (x ^ uint32(s[i])) * 16777619
+		}
+	}
 	x ^= x >> 16
 	x *= 0x85ebca6b
 	x ^= x >> 13
@@ -86,6 +89,32 @@ func (t *tree[T]) split(l *leaf[T], item T) (before, after *leaf[T]) {
 	before, l.left = t.split(l.left, item)
 	t.update(l)
 	return before, l
+}
+
+// build makes the tree of leaves in any order, which it sorts, where there was
+// none.
+func (t *tree[T]) build(list []*leaf[T]) {
+	slices.SortFunc(list, func(a, b *leaf[T]) int { return t.compare(a.item, b.item) })
+	var spine []*leaf[T] // from the root to the right
+	for _, x := range list {
+		x.left, x.right = nil, nil
+		for last := len(spine) - 1; last >= 0 && spine[last].weight < x.weight; last-- {
+			x.left = spine[last]
+			t.update(x.left)
+			spine = spine[:last]
+		}
+		if last := len(spine) - 1; last >= 0 {
+			spine[last].right = x
+		}
+		spine = append(spine, x)
+	}
+	for last := len(spine) - 1; last >= 0; last-- {
+		t.update(spine[last])
+	}
+	t.root = nil
+	if len(spine) > 0 {
+		t.root = spine[0]
+	}
 }
 
 // remove takes out an item that is in the tree. Its order must not have changed

@@ -31,6 +31,13 @@ func TestTreeIsASortedSet(t *testing.T) {
 				items[k] = x
 				tr.insert(&x.leaf)
 			},
+			"rebuild": func(t *rapid.T) {
+				var all []*leaf[*treeItem]
+				for _, x := range items {
+					all = append(all, &x.leaf)
+				}
+				tr.build(all)
+			},
 			"": func(t *rapid.T) {
 				var want []int
 				for k := range items {

@@ -1,0 +1,116 @@
+package placement_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"berth"
+	"berth/placement"
+)
+
+// drawCluster is a small cluster with gangs, quotas and tenants below others,
+// planned for by any policy.
+func drawCluster(t *rapid.T) *cluster {
+	x := size{
+		machines: rapid.IntRange(1, 12).Draw(t, "machines"), waiting: rapid.IntRange(0, 60).Draw(t, "waiting"),
+		classes: rapid.IntRange(1, 24).Draw(t, "classes"), tenants: rapid.IntRange(1, 6).Draw(t, "tenants"),
+		churn: rapid.IntRange(0, 8).Draw(t, "churn"), seed: rapid.Uint64().Draw(t, "seed"),
+	}
+	c := saturated(x, func(class int) berth.Request {
+		r := benchRequest(class)
+		if class%5 == 0 {
+			r.Members = 1 + class%3
+		}
+		if class%10 == 0 {
+			r.SameLabel = "tier"
+		}
+		return r
+	})
+	quotas := rapid.Bool().Draw(t, "quotas")
+	for i := range c.tenants {
+		if !quotas {
+			break
+		}
+		switch n := &c.tenants[i]; i {
+		case 1:
+			n.Limit = berth.Capacity{GPUMilli: 12_000}
+		case 2:
+			n.Parent = c.tenants[0].ID
+		case 3:
+			n.Parent, n.Guarantee = c.tenants[0].ID, berth.Capacity{GPUMilli: 8000}
+		case 4:
+			n.Guarantee, n.Borrow = berth.Capacity{CPUMilli: 64_000}, placement.BorrowPreemptible
+		}
+	}
+	c.planner = placement.Planner{
+		Pack:     rapid.SampledFrom([]placement.Pack{placement.BestFit, placement.Worth}).Draw(t, "pack"),
+		Estimate: rapid.Bool().Draw(t, "estimate"),
+		Policy: placement.Policy{
+			Order:     rapid.SampledFrom([]placement.Order{placement.Fair, placement.Priority, placement.FIFO, placement.SRSF}).Draw(t, "order"),
+			BandWidth: rapid.SampledFrom([]int{1, 100, 300}).Draw(t, "band width"),
+			Aging:     time.Hour, HalfLife: 24 * time.Hour, EntryPenalty: time.Minute, Exponent: 1,
+			Backfill: rapid.IntRange(0, 6).Draw(t, "backfill"), AssumeRun: rapid.SampledFrom([]time.Duration{0, 24 * time.Hour}).Draw(t, "assume"),
+			Preempt: rapid.Bool().Draw(t, "preempt"), PreemptAfter: time.Minute, MinRuntime: 10 * time.Minute, Outrank: 2,
+			EarmarkFor: rapid.SampledFrom([]time.Duration{0, 25 * time.Second}).Draw(t, "earmark for"),
+		},
+	}
+	if c.planner.Pack == placement.Worth {
+		var asked []placement.Asked
+		for _, r := range c.classes {
+			asked = append(asked, placement.Asked{Request: r, Count: 1})
+		}
+		mix, err := placement.GivenMix(asked)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.mix = mix
+	}
+	return c
+}
+
+// TestKeptPlansAreFreshPlans: whatever a snapshot keeps from plan to plan, its
+// plans are those of a snapshot that was built of the same rows from nothing.
+func TestKeptPlansAreFreshPlans(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		c := drawCluster(t)
+		c.load()
+		for range rapid.IntRange(1, 12).Draw(t, "plans") {
+			kept := c.s
+			p := c.planner.Plan(kept, c.now)
+			c.load()
+			if diff := cmp.Diff(c.planner.Plan(c.s, c.now), p); diff != "" {
+				t.Fatalf("the plan differs (-fresh +kept):\n%s", diff)
+			}
+			c.s = kept
+			c.enact(p)
+			c.pass()
+		}
+	})
+}
+
+// TestTheRestOfTheQueueChangesNothing: a plan that ends as soon as no class has a
+// place decides what one does that walks the queue to its end.
+func TestTheRestOfTheQueueChangesNothing(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		c := drawCluster(t)
+		c.planner.MaxStarts = rapid.IntRange(0, 9).Draw(t, "max starts")
+		c.load()
+		brief, whole := c.planner, c.planner
+		brief.Estimate, whole.Estimate = false, true
+		for range rapid.IntRange(1, 12).Draw(t, "plans") {
+			p := brief.Plan(c.s, c.now)
+			all := whole.Plan(c.s, c.now)
+			all.Estimates = nil
+			if diff := cmp.Diff(all, p); diff != "" {
+				t.Fatalf("the plan differs (-whole +brief):\n%s", diff)
+			}
+			c.enact(p)
+			c.pass()
+		}
+	})
+}
