@@ -83,6 +83,38 @@ func (r *run) useless(e *entry) bool {
 	return e.TimeLimit <= 0 || r.tooLong(e)
 }
 
+// closed reports whether no job of the class is worth a look in this plan.
+func (r *run) closed(c *class) bool {
+	if c.closed != r.number || c.marked == r.number && r.unmet > 0 || r.heads < r.policy.Backfill || r.claims > 0 {
+		return false
+	}
+	return len(c.limits.entries) == 0 || r.tooLong(c.limits.entries[0]) || r.fruitless(c)
+}
+
+// fruitless looks whether the shortest job of the class fits into room that is
+// held for others; if not, no job of it does. Where there are quotas each job is
+// looked at in its turn, to see who waits for them.
+func (r *run) fruitless(c *class) bool {
+	if r.quotas || c.probed == r.number {
+		return false
+	}
+	c.probed = r.number
+	r.end = r.now.Add(c.limits.entries[0].TimeLimit)
+	if _, ok := r.brief(&search{class: c}); ok {
+		return false
+	}
+	c.close(r.number, r.end)
+	return true
+}
+
+// tooLong reports whether a job cannot be over before room that is held for
+// others is needed, or no earlier than one of its class that had no place.
+func (r *run) tooLong(e *entry) bool {
+	end := r.now.Add(e.TimeLimit)
+	c := e.class
+	return end.After(r.longest) || c.closed == r.number && !c.shorter.IsZero() && !end.Before(c.shorter)
+}
+
 // exhausted reports whether nothing that is left could start, reserve or
 // displace anything, so that the rest of the queue need not be walked. It is
 // walked all the same where that tells something: who waits for quotas, why
