@@ -294,13 +294,29 @@ func (w *world) pass(at time.Duration) {
 		w.coming = w.coming[1:]
 	}
 	w.decide()
-	w.await("the leader has decided", w.settled)
+	for w.await("the leader has decided", w.settled); ; w.await("the leader has decided", w.settled) {
+		// It decides no more before the next moment: what it did unseen would lie
+		// there as if machines had not obeyed.
+		w.switches.on.Store(false)
+		w.read()
+		if value[int](w, `SELECT count(*) FROM jobs WHERE state IN ('scheduled', 'preempting')`) == 0 {
+			return
+		}
+	}
 }
 
-// decide lets the leader place once it has read all that is written: its feed
-// ends before the oldest transaction under way, and what tenants have used it
-// reads at times.
+// decide lets the leader place once it has read all that is written.
 func (w *world) decide() {
+	w.t.Helper()
+	w.read()
+	w.switches.on.Store(true)
+	w.db.Hub().Publish(db.TopicQueue, db.KeyTenants)
+}
+
+// read waits until the leader has read all that is written: its feed ends before
+// the oldest transaction under way, and what tenants have used it reads at
+// times.
+func (w *world) read() {
 	w.t.Helper()
 	last := value[int64](w, `SELECT pg_current_xact_id()::text::bigint`)
 	w.await("the feed has passed", func() bool {
@@ -311,8 +327,6 @@ func (w *world) decide() {
 		w.db.Hub().Publish(db.TopicQueue, db.KeyTenants)
 		return w.switches.looks.Load() >= looks+2 // the first may have begun before
 	})
-	w.switches.on.Store(true)
-	w.db.Hub().Publish(db.TopicQueue, db.KeyTenants)
 }
 
 // shift makes the present at: all that happened moves into the past.
