@@ -30,7 +30,9 @@ func TestLeaderPlacesAndPokes(t *testing.T) {
 	defer hints.Close()
 	after := r.queued(func(s *berth.JobSpec) { s.Resources.GPUs = 2000 })
 	r.awaitState(after, berth.Scheduled)
-	r.await("both are poked", func() bool { return r.poke.of(before) == 1 && r.poke.of(after) == 1 })
+	// A new leader may tell of its first placements twice: once as its own, once
+	// as what the last one may have left untold.
+	r.await("both are poked", func() bool { return r.poke.of(before) >= 1 && r.poke.of(after) >= 1 })
 	select {
 	case <-hints.C:
 	case <-time.After(10 * time.Second):
