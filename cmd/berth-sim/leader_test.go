@@ -167,7 +167,7 @@ func newWorld(t *testing.T, s *scenario) *world {
 		for _, g := range m.GPUs {
 			w.exec(`INSERT INTO gpu_devices (machine_id, idx, uuid, model, mem_mb) VALUES ($1, $2, $3, $4, 81920)`, m.ID, g.Index, fmt.Sprintf("%s-%d", m.ID, g.Index), g.Model)
 		}
-		w.exec(`INSERT INTO machine_leases (machine_id, epoch, until) VALUES ($1, 1, now() + interval '1 day')`, m.ID)
+		w.exec(`INSERT INTO machine_leases (machine_id, epoch, until, seen_at) VALUES ($1, 1, now() + interval '1 day', now() + interval '1 day')`, m.ID)
 	}
 	for _, x := range s.Tenants {
 		id := berth.TenantID(x.Name)
