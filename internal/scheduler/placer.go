@@ -103,6 +103,11 @@ func (p *placer) cycle(ctx context.Context, keys []string) (behind bool, err err
 	hinted := hintedRows(keys)
 	hinted.Jobs = append(hinted.Jobs, p.again.Jobs...)
 	hinted.Machines = append(hinted.Machines, p.again.Machines...)
+	if len(p.landed) > 0 {
+		// Machines are read for what has landed on them, and are only as sure as
+		// what else is on its way there.
+		hinted.Jobs = append(hinted.Jobs, jobsOf(p.flying, p.next)...)
+	}
 	for _, starts := range p.landed {
 		p.mirror.drop(starts)
 	}
@@ -147,6 +152,17 @@ func (p *placer) cycle(ctx context.Context, keys []string) (behind bool, err err
 		go p.commit(ctx, p.flying)
 	}
 	return behind, nil
+}
+
+// jobsOf are the jobs that batches start.
+func jobsOf(batches ...[]berth.Start) []berth.JobID {
+	var jobs []berth.JobID
+	for _, starts := range batches {
+		for _, s := range starts {
+			jobs = append(jobs, s.Job)
+		}
+	}
+	return jobs
 }
 
 // maxHinted bounds the rows read because of hints: when there are many, the

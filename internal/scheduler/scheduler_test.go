@@ -41,6 +41,25 @@ func TestLeaderPlacesAndPokes(t *testing.T) {
 	r.sound()
 }
 
+// Batches that are planned while others are committed share machines with them:
+// what has landed there must not be forgotten for what has not.
+func TestABacklogOfManyBatchesFillsItsMachinesExactly(t *testing.T) {
+	t.Parallel()
+	const jobs = 64 * 63 // of one CPU: a batch of 1,000 ends within a machine
+	r := newRig(t)
+	r.fleet(jobs - 1)
+	first := r.queued(nil)
+	r.exec(`INSERT INTO jobs (id, tenant, name, class, priority, preemptible, grace_ms, lost_after_ms, actor)
+		SELECT gen_random_uuid(), 'default', 'bench', class, 500, true, 30000, 90000, 'user:bench' FROM jobs, generate_series(2, $1) WHERE id = $2`, jobs, first)
+	r.exec(`UPDATE jobs SET state = 'queued', version = version + 1 WHERE state = 'submitted'`)
+	r.lead(nil)
+	r.await("the backlog is placed", func() bool { return value[int](r, `SELECT count(*) FROM jobs WHERE state = 'queued'`) == 0 })
+	if strings.Contains(r.log.String(), "placement refused") {
+		t.Error("the leader planned what does not fit")
+	}
+	r.sound()
+}
+
 func TestPriorityDecidesAndABlockedJobHoldsUpNobody(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
