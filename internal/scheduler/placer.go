@@ -103,11 +103,9 @@ func (p *placer) cycle(ctx context.Context, keys []string) (behind bool, err err
 	hinted := hintedRows(keys)
 	hinted.Jobs = append(hinted.Jobs, p.again.Jobs...)
 	hinted.Machines = append(hinted.Machines, p.again.Machines...)
-	if len(p.landed) > 0 {
-		// Machines are read for what has landed on them, and are only as sure as
-		// what else is on its way there.
-		hinted.Jobs = append(hinted.Jobs, jobsOf(p.flying, p.next)...)
-	}
+	// Machines are read for what has landed on them, and are only as sure as what
+	// else is on its way there.
+	hinted.Jobs = append(hinted.Jobs, jobsBeside(p.landed, p.flying, p.next)...)
 	for _, starts := range p.landed {
 		p.mirror.drop(starts)
 	}
@@ -154,11 +152,18 @@ func (p *placer) cycle(ctx context.Context, keys []string) (behind bool, err err
 	return behind, nil
 }
 
-// jobsOf are the jobs that batches start.
-func jobsOf(batches ...[]berth.Start) []berth.JobID {
+// jobsBeside are the jobs of batches that have a rank on a machine on which
+// something has landed.
+func jobsBeside(landed [][]berth.Start, batches ...[]berth.Start) []berth.JobID {
+	machines := map[berth.MachineID]bool{}
+	for _, s := range slices.Concat(landed...) {
+		for _, r := range s.Ranks {
+			machines[r.Machine] = true
+		}
+	}
 	var jobs []berth.JobID
-	for _, starts := range batches {
-		for _, s := range starts {
+	for _, s := range slices.Concat(batches...) {
+		if slices.ContainsFunc(s.Ranks, func(r berth.Grant) bool { return machines[r.Machine] }) {
 			jobs = append(jobs, s.Job)
 		}
 	}
