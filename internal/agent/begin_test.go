@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -45,6 +46,17 @@ func (m *machine) awaitsOrders() {
 	m.restart()
 }
 
+// begunUnheard is a machine that runs a job while the server stores no word of it.
+func begunUnheard(t *testing.T) (s *site, m *machine, req berth.RunRequest, w *waiter, lift func()) {
+	t.Helper()
+	s = newSite(t)
+	m = s.machine("m1")
+	lift = s.mute()
+	req, w = m.run(s.submit(nil, "sleep", "1m"))
+	m.running(req)
+	return s, m, req, w, lift
+}
+
 func states(list []berth.Event) (told []berth.State) {
 	for _, e := range list {
 		if e.Kind == berth.EventState {
@@ -56,12 +68,8 @@ func states(list []berth.Event) (told []berth.State) {
 
 func TestAJobOfOneRankBeginsOnItsClaimAndIsSeenRunningBeforeItEnds(t *testing.T) {
 	t.Parallel()
-	s := newSite(t)
-	m := s.machine("m1")
-	lift := s.mute()
-	id := s.submit(nil, "sleep", "1m")
-	req, w := m.run(id)
-	m.running(req)
+	s, m, req, w, lift := begunUnheard(t)
+	id := req.Job
 	if j := s.job(id); j.Status != berth.Scheduled {
 		t.Errorf("nothing was stored, and the job is %s", j.Status)
 	}
@@ -80,7 +88,9 @@ func TestAJobOfOneRankBeginsOnItsClaimAndIsSeenRunningBeforeItEnds(t *testing.T)
 	if j := s.settle(id); j.Status != berth.Failed && j.Status != berth.Retrying {
 		t.Errorf("job is %s", j.Status)
 	}
-	t.Log(states(s.events(id)))
+	if told := states(s.events(id)); !slices.Contains(told, berth.Running) {
+		t.Errorf("its history tells of no run: %v", told)
+	}
 }
 
 func TestAStaleClaimWaitsForTheOrder(t *testing.T) {
@@ -104,12 +114,8 @@ func TestAStaleClaimWaitsForTheOrder(t *testing.T) {
 
 func TestACancelThatMeetsTheStartStopsIt(t *testing.T) {
 	t.Parallel()
-	s := newSite(t)
-	m := s.machine("m1")
-	lift := s.mute()
-	id := s.submit(nil, "sleep", "1m")
-	req, w := m.run(id)
-	m.running(req)
+	s, m, req, w, lift := begunUnheard(t)
+	id := req.Job
 	s.cancel(id) // the row is scheduled, and its process runs
 	if j := s.job(id); j.Status != berth.Canceling {
 		t.Errorf("job is %s", j.Status)
@@ -129,12 +135,8 @@ func TestACancelThatMeetsTheStartStopsIt(t *testing.T) {
 
 func TestWhatBeganOnItsClaimAndVanishedWithItsAgentIsNotMadeAnew(t *testing.T) {
 	t.Parallel()
-	s := newSite(t)
-	m := s.machine("m1")
-	lift := s.mute()
-	id := s.submit(nil, "sleep", "1m")
-	req, _ := m.run(id)
-	m.running(req)
+	_, m, req, _, lift := begunUnheard(t)
+	id := req.Job
 	if err := m.stop(); err != nil {
 		t.Fatal(err)
 	}
