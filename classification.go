@@ -103,7 +103,7 @@ type Rule struct {
 
 	Class  Class
 	Reason ReasonCode
-	Says   string // the message; {machine}, {code}, {exit}, {drain}, {xid} and {deaths} are filled in
+	Says   string // the message; {machine}, {code}, {exit}, {drain}, {xid}, {deaths} and {outputs} are filled in
 	Hint   string // "": what the exit code says
 
 	Next       State
@@ -136,7 +136,7 @@ var Rules = []Rule{
 	{
 		Name: "succeeded_before_cancel", Evidence: EvidenceIntent, Signal: "canceled, but every rank had exited 0 by itself, or complete",
 		when: func(e AttemptEvidence, _ RankEvidence) bool {
-			return e.State == Canceling && e.allDone() && !e.CancelAt.IsZero()
+			return e.State == Canceling && e.allDone() && !e.CancelAt.IsZero() && len(e.OutputsLost) == 0
 		},
 		Class: ClassDone, Next: Succeeded, Blame: BlameNobody, Budget: BudgetNone, Wait: WaitNone,
 	},
@@ -145,6 +145,13 @@ var Rules = []Rule{
 		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.State == Canceling },
 		Class: ClassPolicy, Reason: ReasonCanceledByUser, Says: "canceled on request", Hint: none,
 		Next: Canceled, Blame: BlamePolicy, Budget: BudgetNone, Wait: WaitNone,
+	},
+	{
+		Name: "output_lost", Evidence: EvidenceIntent, Signal: "every rank exited 0, and an output that it declares was not stored",
+		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.allDone() && len(e.OutputsLost) > 0 },
+		Class: ClassUser, Reason: ReasonOutputLost, Says: "it ended well, but its outputs were not stored: {outputs}",
+		Hint: "its warnings (berth events) say why: most often nothing lies at the output's path",
+		Next: Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry,
 	},
 	{
 		Name: "succeeded", Evidence: EvidenceIntent, Signal: "every rank exited 0 by itself or, after an order, with progress step = total",
@@ -317,6 +324,26 @@ var Rules = []Rule{
 		Class: ClassTransient, Reason: ReasonMachineError, Says: "{exit}", Hint: none,
 		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
 	},
+	{
+		Name: "input_invalid", Evidence: EvidencePreparation, Signal: "its code or data is gone, or may not be read, or is not what its address says, or breaks a rule", Causes: []ExitCause{CauseInputInvalid},
+		Class: ClassPermanent, Reason: ReasonInputInvalid, Says: "{exit}", Hint: "the reason names the input; what is missing of a folder, berth submit sends again",
+		Next: Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
+		Name: "input_unavailable", Evidence: EvidencePreparation, Signal: "the server of its code or data did not answer, or the machine had no room for it", Causes: []ExitCause{CauseInputUnavailable},
+		Class: ClassTransient, Reason: ReasonInputUnavailable, Says: "{exit}", Hint: none,
+		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
+	},
+	{
+		Name: "secret_missing", Evidence: EvidencePreparation, Signal: "a secret that it names was deleted, or is no login of a registry", Causes: []ExitCause{CauseSecretMissing},
+		Class: ClassPermanent, Reason: ReasonSecretMissing, Says: "{exit}", Hint: "set it with berth secret set, then berth retry",
+		Next: Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
+		Name: "secret_unavailable", Evidence: EvidencePreparation, Signal: "the server has no key for a secret that it names", Causes: []ExitCause{CauseSecretUnavailable},
+		Class: ClassTransient, Reason: ReasonSecretUnavailable, Says: "{exit}", Hint: "an operator should look at berthd's --secret-key-file",
+		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitInfra,
+	},
 
 	// Exit codes that name their cause.
 	{
@@ -452,7 +479,7 @@ func (c Rule) reason(e AttemptEvidence, r RankEvidence) Reason {
 	}
 	says := strings.NewReplacer(
 		"{machine}", string(r.Machine), "{code}", strconv.Itoa(x.Code), "{exit}", x.Message, "{drain}", e.DrainedBy,
-		"{xid}", strconv.FormatUint(x.Xid, 10), "{deaths}", e.deaths(r),
+		"{xid}", strconv.FormatUint(x.Xid, 10), "{deaths}", e.deaths(r), "{outputs}", strings.Join(e.OutputsLost, ", "),
 	).Replace(c.Says)
 	return Reason{Code: c.Reason, Rule: c.Name, Message: says, Hint: hint}
 }

@@ -59,6 +59,7 @@ func (s JobSpec) WithDefaults() JobSpec {
 		}
 		s.Checkpoint = &c
 	}
+	s.Notify = withNotifyDefaults(s.Notify)
 	return s
 }
 

@@ -81,6 +81,7 @@ const (
 	SlugUnsatisfiable       = "unsatisfiable"        // no machine could ever hold it
 	SlugQuota               = "quota"                // more than the tenant may have
 	SlugNotReady            = "not_ready"            // settle came before every rank was sealed
+	SlugArchive             = "invalid_archive"      // an archive's content breaks the rules; it will the next time
 	SlugMachineRetired      = "machine_retired"      // to an agent: its machine was removed, for good
 )
 

@@ -25,6 +25,10 @@ const (
 	CauseGPU               ExitCause = "gpu"                // a device of it failed
 	CauseCheckpointCorrupt ExitCause = "checkpoint_corrupt" // never started: checkpoints existed and none verified
 	CauseRestoreFailed     ExitCause = "restore_failed"     // never started: the checkpoint store did not answer
+	CauseInputUnavailable  ExitCause = "input_unavailable"  // never started: its code or data did not come
+	CauseInputInvalid      ExitCause = "input_invalid"      // never started: its code or data is not what it should be, or is gone
+	CauseSecretMissing     ExitCause = "secret_missing"     // never started: a secret of it is gone
+	CauseSecretUnavailable ExitCause = "secret_unavailable" // never started: the server could not open a secret of it
 	CauseNotStarted        ExitCause = "not_started"        // stopped before its container was started
 )
 
@@ -39,6 +43,7 @@ type Exit struct {
 	Complete   bool      `json:"complete,omitempty"`   // the job's progress said step = total
 	StartedAt  time.Time `json:"started_at,omitzero"`
 	FinishedAt time.Time `json:"finished_at,omitzero"`
+	Measured   *Measured `json:"measured,omitempty"`
 }
 
 // Started reports whether the user's process ever ran.

@@ -6,6 +6,7 @@ import "time"
 // Spec, Attempts, Checkpoints and Progress.
 type Job struct {
 	ID          JobID             `json:"id"`
+	Kind        Kind              `json:"kind,omitempty" doc:"array or pipeline; absent for a job"`
 	Name        string            `json:"name"`
 	Tenant      TenantID          `json:"tenant"`
 	Status      State             `json:"status"`
@@ -20,7 +21,11 @@ type Job struct {
 	Preemptions int               `json:"preemptions,omitempty"` // times it gave way
 	RetryOf     *JobID            `json:"retry_of,omitempty"`
 	RetriedBy   *JobID            `json:"retried_by,omitempty"`
-	Parent      *JobID            `json:"parent,omitempty"`
+	Parent      *JobID            `json:"parent,omitempty"`      // the array it is an element of
+	ArrayIndex  *int              `json:"array_index,omitempty"` // which
+	Tally       *Tally            `json:"tally,omitempty"`       // of an array: its elements by status
+	Indexes     string            `json:"indexes,omitempty" doc:"of an array that runs only some elements of another again: which"`
+	Step        string            `json:"step,omitempty"` // of a pipeline: which this job is
 	ImageDigest string            `json:"image_digest,omitempty"`
 	ExitCode    *int              `json:"exit_code,omitempty"`
 
@@ -31,10 +36,12 @@ type Job struct {
 	FinishedAt  *time.Time `json:"finished_at,omitempty"`
 	EligibleAt  *time.Time `json:"eligible_at,omitempty"` // while waiting for a retry
 
-	Spec        *JobSpec     `json:"spec,omitempty"`
-	Progress    *Progress    `json:"progress,omitempty"`
-	Attempts    []Attempt    `json:"attempts,omitempty"`
-	Checkpoints []Checkpoint `json:"checkpoints,omitempty"`
+	Spec        *JobSpec      `json:"spec,omitempty"`
+	Pipeline    *PipelineSpec `json:"pipeline,omitempty"` // in place of spec
+	Steps       []Step        `json:"steps,omitempty" doc:"of a pipeline, each after those it needs"`
+	Progress    *Progress     `json:"progress,omitempty"`
+	Attempts    []Attempt     `json:"attempts,omitempty"`
+	Checkpoints []Checkpoint  `json:"checkpoints,omitempty"`
 }
 
 // Attempt is one run of a job. Attempts count from 1.
@@ -50,10 +57,11 @@ type Attempt struct {
 	Outcome    *Reason     `json:"outcome,omitempty"`
 	// Of an attempt that another one followed: what had to be done again, or will
 	// have to be, since the checkpoint that the next one began with.
-	LostSteps      *int64   `json:"lost_steps,omitempty"`
-	LostGPUSeconds *float64 `json:"lost_gpu_seconds,omitempty"`
-	Next           State    `json:"next,omitempty"` // what became of the job after it
-	ExitCode       *int     `json:"exit_code,omitempty"`
+	LostSteps      *int64     `json:"lost_steps,omitempty"`
+	LostGPUSeconds *float64   `json:"lost_gpu_seconds,omitempty"`
+	Next           State      `json:"next,omitempty"` // what became of the job after it
+	ExitCode       *int       `json:"exit_code,omitempty"`
+	Measured       []Measured `json:"measured,omitempty" doc:"what its members used, of those that were sampled and have ended"`
 }
 
 // Progress is what the job itself writes to /workspace/.berth/progress.
@@ -96,6 +104,7 @@ const (
 	EventCancelRequested    EventKind = "cancel_requested"
 	EventClaimed            EventKind = "claimed"
 	EventImagePulled        EventKind = "image_pulled"
+	EventFetched            EventKind = "fetched"             // code or data was put in place, from the store or the machine's cache
 	EventRestored           EventKind = "restored"            // a checkpoint was verified and put in place
 	EventCheckpoint         EventKind = "checkpoint"          // a checkpoint was verified and registered
 	EventCheckpointRejected EventKind = "checkpoint_rejected" // a restore found it damaged

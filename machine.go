@@ -62,6 +62,8 @@ type Inventory struct {
 	Version  string            `json:"version,omitempty"`  // of the agent
 	Address  string            `json:"address,omitempty"`  // under which other machines reach it
 	Fence    Duration          `json:"fence,omitempty"`    // of at_most_one work; 0: the machine cannot fence
+	Network  string            `json:"network,omitempty"`  // where members of gangs reach each other; see NetworkHost
+	Ports    PortRange         `json:"ports,omitzero"`     // for members of gangs; zero: DefaultPorts
 }
 
 // Machine is a machine as users see it.

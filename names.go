@@ -16,7 +16,11 @@ func MachineQueue(m MachineID) string { return "m-" + string(m) }
 // Workflow types and activity names. Activities carry a version in their name:
 // agents are not versioned workers.
 const (
-	WorkflowJob = "Job"
+	WorkflowJob   = "Job"
+	WorkflowArray = "Array"
+
+	WorkflowPipeline = "Pipeline"
+	WorkflowFire     = "Fire"
 
 	ActivityRun           = "Run.v1"
 	ActivityLoad          = "Load.v1"
@@ -25,7 +29,9 @@ const (
 	ActivityStopAttempt   = "StopAttempt.v1"
 	ActivityEscalate      = "Escalate.v1"
 	ActivityRequestCancel = "RequestCancel.v1"
-	ActivityPokeParent    = "PokeParent.v1"
+	ActivityTend          = "Tend.v1"
+	ActivityCancelParent  = "CancelParent.v1"
+	ActivityFire          = "Fire.v1"
 )
 
 // Signals of a job's workflow. Neither carries anything.
@@ -39,9 +45,28 @@ const (
 	AttributeTenant = "Tenant"
 	AttributePool   = "Pool"
 	AttributeKind   = "Kind"
+
+	// AttributeScheduled is Temporal's own: the time that a workflow which a
+	// schedule started stands for.
+	AttributeScheduled = "TemporalScheduledStartTime"
 )
 
-// JobWorkflowID is the workflow that drives a job.
+// WorkflowOf is the type of the workflow that drives a row of that kind.
+func WorkflowOf(k Kind) string {
+	switch k {
+	case KindJob:
+		return WorkflowJob
+	case KindArray:
+		return WorkflowArray
+	case KindPipeline:
+		return WorkflowPipeline
+	default:
+		panic("unknown kind " + string(k))
+	}
+}
+
+// JobWorkflowID is the workflow that drives a job, or a parent of jobs: a row of
+// jobs has one workflow, whatever it is.
 func JobWorkflowID(id JobID) string { return "job/" + string(id) }
 
 // JobOfWorkflow is the inverse of JobWorkflowID; false for other workflows.
@@ -53,6 +78,23 @@ func JobOfWorkflow(workflowID string) (JobID, bool) {
 	id, err := ParseJobID(s)
 	return id, err == nil
 }
+
+// TemporalScheduleID is the Temporal Schedule that is a schedule's clock.
+func TemporalScheduleID(id ScheduleID) string { return "schedule/" + string(id) }
+
+// ScheduleOfTemporal is the inverse of TemporalScheduleID; false for others.
+func ScheduleOfTemporal(s string) (ScheduleID, bool) {
+	s, ok := strings.CutPrefix(s, "schedule/")
+	if !ok {
+		return "", false
+	}
+	id, err := ParseScheduleID(s)
+	return id, err == nil
+}
+
+// FireWorkflowID is what the ids of the workflows that fire a schedule begin
+// with; Temporal adds the time.
+func FireWorkflowID(id ScheduleID) string { return "fire/" + string(id) }
 
 // ContainerName is the local fence: an engine refuses a second container of the
 // same job, rank and attempt.
@@ -70,4 +112,5 @@ const (
 	LabelRank     = "berth.rank"
 	LabelEpoch    = "berth.machine_epoch"
 	LabelSpecHash = "berth.spec_hash"
+	LabelNetwork  = "berth.network" // of a gang's container: the network made for it
 )

@@ -62,8 +62,10 @@ type AttemptEvidence struct {
 	OOMGrown   bool   // memory was grown once already
 	Checkpoint bool   // a verified checkpoint exists
 	LastStep   *int64 // that its progress told
-	Ranks      []RankEvidence
-	Earlier    []EarlierAttempt
+	// OutputsLost are declared outputs of which nothing was stored.
+	OutputsLost []string
+	Ranks       []RankEvidence
+	Earlier     []EarlierAttempt
 }
 
 // Verdict is what becomes of a job after an attempt.

@@ -98,6 +98,12 @@ var classifyCases = []struct {
 	{"the registry does not answer", evidence(), caused(berth.CauseImageUnavailable), classified{Rule: "image_unavailable", Next: berth.Retrying, Code: berth.ReasonImageUnavailable, Budget: berth.BudgetInfra, Delay: true, Elsewhere: true}},
 	{"no such command", evidence(attempts(3)), caused(berth.CauseBadCommand), classified{Rule: "bad_command", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: berth.BudgetUser}},
 	{"no checkpoint verifies", evidence(attempts(3)), caused(berth.CauseCheckpointCorrupt), classified{Rule: "checkpoint_corrupt", Next: berth.Failed, Code: berth.ReasonCheckpointCorrupt, Budget: berth.BudgetUser}},
+	{"an output is missing", evidence(attempts(3), func(e *berth.AttemptEvidence) { e.OutputsLost = []string{"model"} }), exited(0), classified{Rule: "output_lost", Next: berth.Retrying, Code: berth.ReasonOutputLost, Budget: berth.BudgetUser, Delay: true}},
+	{"an output is missing, and it was the last run", evidence(func(e *berth.AttemptEvidence) { e.OutputsLost = []string{"model"} }), exited(0), classified{Rule: "output_lost", Next: berth.Failed, Code: berth.ReasonOutputLost, Budget: berth.BudgetUser}},
+	{"its secret was deleted", evidence(attempts(3)), caused(berth.CauseSecretMissing), classified{Rule: "secret_missing", Next: berth.Failed, Code: berth.ReasonSecretMissing, Budget: berth.BudgetUser}},
+	{"the server lacks a key", evidence(), caused(berth.CauseSecretUnavailable), classified{Rule: "secret_unavailable", Next: berth.Retrying, Code: berth.ReasonSecretUnavailable, Budget: berth.BudgetInfra, Delay: true}},
+	{"its workdir is gone", evidence(attempts(3)), caused(berth.CauseInputInvalid), classified{Rule: "input_invalid", Next: berth.Failed, Code: berth.ReasonInputInvalid, Budget: berth.BudgetUser}},
+	{"the store of its workdir does not answer", evidence(), caused(berth.CauseInputUnavailable), classified{Rule: "input_unavailable", Next: berth.Retrying, Code: berth.ReasonInputUnavailable, Budget: berth.BudgetInfra, Elsewhere: true}},
 	{"the store does not answer", evidence(), caused(berth.CauseRestoreFailed), classified{Rule: "restore_failed", Next: berth.Retrying, Code: berth.ReasonMachineError, Budget: berth.BudgetInfra, Elsewhere: true}},
 
 	// Exit codes that name their cause.

@@ -1,6 +1,9 @@
 package berth
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // The agent protocol: what a machine's agent and the API say to each other over
 // HTTPS. Each call carries the machine's own token; the API knows from it which
@@ -115,8 +118,27 @@ type RankReport struct {
 	Progress    *Progress    `json:"progress,omitempty"`
 	ImageDigest string       `json:"image_digest,omitempty"`
 	Restored    *int64       `json:"restored,omitempty"` // the step that was verified and put in place
+	Fetched     []Fetched    `json:"fetched,omitempty"`  // what was put in place for it
 	Warning     string       `json:"warning,omitempty"`  // shown as an event, once per text
 	Unwaited    bool         `json:"unwaited,omitempty"` // sealed, and no waiter has come to tell the workflow
+}
+
+// Fetched is content that was put in place for a rank.
+type Fetched struct {
+	What    string  `json:"what"` // the field that names it, such as workdir
+	Address Address `json:"address"`
+	Files   int     `json:"files"`
+	Bytes   int64   `json:"bytes"`
+	Cached  bool    `json:"cached,omitempty"` // the machine had it already
+}
+
+// String tells it to people.
+func (f Fetched) String() string {
+	how := "fetched"
+	if f.Cached {
+		how = "was cached on the machine"
+	}
+	return fmt.Sprintf("%s %s (%d files, %s) %s", f.What, f.Address.Short(), f.Files, BytesText(f.Bytes), how)
 }
 
 // ClaimRequest asks for the work of one allocation.
@@ -147,7 +169,31 @@ type Claim struct {
 	RunLimit      Duration       `json:"run_limit,omitempty"` // time_limit, counted from the container's start
 	Orders        Orders         `json:"orders"`
 	HadCheckpoint bool           `json:"had_checkpoint,omitempty"` // never start fresh silently
+	Secrets       []SecretValue  `json:"secrets,omitempty"`        // that the job names; of work that has not begun
+	ImageLogin    *Login         `json:"image_login,omitempty"`    // only to pull
+	Inputs        []ClaimInput   `json:"inputs,omitempty"`         // outputs of other jobs, of inputs that name them
+	InputLogins   []SecretValue  `json:"input_logins,omitempty"`   // only to fetch inputs
+	Withheld      *Withheld      `json:"withheld,omitempty"`       // why secrets are not here: it cannot begin
 	Phase         Phase          `json:"phase,omitempty"`          // the last one on record, for an agent that was restarted
+	Peers         []Peer         `json:"peers,omitempty"`          // of a gang: its ranks in order, this one included
+}
+
+// ClaimInput says which content an input is.
+type ClaimInput struct {
+	Input   int     `json:"input"` // its place among the inputs of the spec
+	Address Address `json:"address"`
+}
+
+// Login is a registry's.
+type Login struct {
+	Username Sensitive `json:"username"`
+	Password Sensitive `json:"password"`
+}
+
+// Withheld says why a claim comes without the secrets that its job names.
+type Withheld struct {
+	Missing bool   `json:"missing,omitempty"` // for good: trying again cannot help
+	Message string `json:"message"`
 }
 
 // RestorePoint is a checkpoint a rank may be restored from.

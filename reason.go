@@ -34,6 +34,14 @@ const (
 	ReasonUnclaimed         ReasonCode = "unclaimed"      // the machine never took the work it was given
 	ReasonImageMismatch     ReasonCode = "image_mismatch" // what arrived is not what the image's digest says
 	ReasonCommunication     ReasonCode = "communication"  // the ranks lost each other
-	ReasonPoison            ReasonCode = "poison"         // machines die of it
-	ReasonUnknown           ReasonCode = "unknown"        // no rule of the classification knows it
+	ReasonInputUnavailable  ReasonCode = "input_unavailable"
+	ReasonInputInvalid      ReasonCode = "input_invalid"
+	ReasonSecretMissing     ReasonCode = "secret_missing"
+	ReasonSecretUnavailable ReasonCode = "secret_unavailable"
+	ReasonPoison            ReasonCode = "poison"          // machines die of it
+	ReasonElementsFailed    ReasonCode = "elements_failed" // of an array: not all of it succeeded
+	ReasonOverlap           ReasonCode = "overlap"         // of a schedule: what it made before has not ended
+	ReasonPaused            ReasonCode = "paused"          // of a fire: its schedule was
+	ReasonTooLate           ReasonCode = "too_late"        // of a fire: it came later than catch_up
+	ReasonUnknown           ReasonCode = "unknown"         // no rule of the classification knows it
 )

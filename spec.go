@@ -31,11 +31,14 @@ type JobSpec struct {
 
 	Retry      RetryPolicy       `json:"retry,omitzero"`
 	Checkpoint *CheckpointPolicy `json:"checkpoint,omitempty"`
-	ImageAuth  string            `json:"image_auth,omitempty"`
+	ImageAuth  string            `json:"image_auth,omitempty" doc:"name of a secret, USER:PASSWORD, used only to pull"`
 	Inputs     []Input           `json:"inputs,omitempty"`
 	Outputs    []Output          `json:"outputs,omitempty"`
-	Secrets    []string          `json:"secrets,omitempty"`
+	Secrets    []string          `json:"secrets,omitempty" doc:"names of secrets that the container gets"`
+	SecretsAs  string            `json:"secrets_as,omitempty" doc:"file, env or both (default)"`
 	Array      *Array            `json:"array,omitempty"`
+	Needs      []string          `json:"needs,omitempty" doc:"of a step of a pipeline: steps that must have succeeded"`
+	Cache      bool              `json:"cache,omitempty" doc:"of a step of a pipeline; not supported by this version"`
 	Labels     map[string]string `json:"labels,omitempty"`
 	Notify     []Notify          `json:"notify,omitempty"`
 }
@@ -87,8 +90,12 @@ type CheckpointPolicy struct {
 
 // Input is data put into the container before it starts.
 type Input struct {
-	From string `json:"from"`
-	To   string `json:"to"`
+	From     string `json:"from" doc:"a folder, job:ID/OUTPUT (in a pipeline job:STEP/OUTPUT), s3://BUCKET/PREFIX/, s3://BUCKET/KEY or https://HOST/FILE"`
+	To       string `json:"to" doc:"where it is in the container"`
+	Secret   string `json:"secret,omitempty" doc:"name of a secret to fetch it with: of S3 KEY_ID:SECRET_KEY, of https a token"`
+	Endpoint string `json:"endpoint,omitempty" doc:"of a server that speaks S3; default Amazon's"`
+	Region   string `json:"region,omitempty" doc:"of the S3 bucket; default us-east-1"`
+	SHA256   string `json:"sha256,omitempty" doc:"that an https file must have"`
 }
 
 // Output is a file or folder collected after the container has ended.
@@ -99,16 +106,10 @@ type Output struct {
 
 // Array makes many jobs of one file.
 type Array struct {
-	Size        int                 `json:"size,omitempty"`
-	Parallel    int                 `json:"parallel,omitempty"`
-	MaxFailures int                 `json:"max_failures,omitempty"`
-	Each        []map[string]string `json:"each,omitempty"`
-}
-
-// Notify is a webhook called on state changes.
-type Notify struct {
-	URL string   `json:"url"`
-	On  []string `json:"on"`
+	Size        int                 `json:"size,omitempty" doc:"how many elements; each has its index from 0 in BERTH_ARRAY_INDEX"`
+	Parallel    int                 `json:"parallel,omitempty" doc:"how many may hold capacity at once; unset, as many as there is room for"`
+	MaxFailures *int                `json:"max_failures,omitempty" doc:"how many may fail; one more, and the rest is canceled"`
+	Each        []map[string]string `json:"each,omitempty" doc:"in place of size: variables of each element"`
 }
 
 // Execution is the promise about how often the work runs at once.

@@ -72,6 +72,34 @@ var Transitions = []Transition{
 	{Retrying, Canceled, ActorAPI, "a cancel request; no capacity is held"},
 }
 
+// ParentTransitions is the state machine of a parent, which is a row of jobs too:
+// an array, a pipeline. It holds no capacity; what it is follows from its elements. The
+// guard trigger holds the same pairs.
+var ParentTransitions = []Transition{
+	{"", Submitted, ActorAPI, "the request is valid and its idempotency key is new"},
+	{Submitted, Queued, ActorWorkflow, "its coordinator is alive"},
+	{Submitted, Canceling, ActorAPI, "a cancel request of a pipeline, which has its steps from the first"},
+	{Submitted, Canceled, ActorAPI, "a cancel request; none of its elements lives"},
+	{Queued, Running, ActorLeader, "the first of its elements is scheduled"},
+	{Queued, Canceling, ActorAPI, "a cancel request, or more failures than it may have: no element is made or placed any more"},
+	{Queued, Succeeded, ActorWorkflow, "every element has succeeded"},
+	{Queued, Failed, ActorWorkflow, "every element has ended, not all well"},
+	{Running, Canceling, ActorAPI, "a cancel request, or more failures than it may have: no element is made or placed any more"},
+	{Running, Succeeded, ActorWorkflow, "every element has succeeded"},
+	{Running, Failed, ActorWorkflow, "every element has ended, not all well"},
+	{Canceling, Canceled, ActorWorkflow, "a cancel request stands, and every element that was made has ended"},
+	{Canceling, Succeeded, ActorWorkflow, "every element had succeeded all the same"},
+	{Canceling, Failed, ActorWorkflow, "it had more failures than it may have, and every element that was made has ended"},
+}
+
+// CanBecome reports whether the state machine of such rows has this change.
+func (k Kind) CanBecome(from, to State) bool {
+	if k == KindJob || k == "" {
+		return from.CanBecome(to)
+	}
+	return slices.ContainsFunc(ParentTransitions, func(t Transition) bool { return t.From == from && t.To == to })
+}
+
 // CanBecome reports whether the state machine has this change.
 func (s State) CanBecome(to State) bool {
 	return slices.ContainsFunc(Transitions, func(t Transition) bool { return t.From == s && t.To == to })

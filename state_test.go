@@ -40,6 +40,14 @@ func statesDocument() string {
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", from, t.To, t.By, t.When)
 	}
+	b.WriteString("\n## Of an array or a pipeline\nEither has a row and a status too, and holds nothing: its status follows from its elements. Generated from\n`berth.ParentTransitions`; the guard trigger holds this list as well.\n\n| from | to | by | condition, checked in the same transaction |\n| --- | --- | --- | --- |\n")
+	for _, t := range berth.ParentTransitions {
+		from := string(t.From)
+		if from == "" {
+			from = "-"
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", from, t.To, t.By, t.When)
+	}
 	return b.String()
 }
 

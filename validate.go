@@ -41,12 +41,19 @@ func (s JobSpec) Validate() []FieldError {
 	s.validateTimes(v)
 	s.validateRetry(v)
 	s.validateCheckpoint(v)
+	v.require(s.Members >= 1 && s.Members <= MaxMembers, "members", fmt.Sprintf("%d is out of range", s.Members), fmt.Sprintf("1 to %d", MaxMembers))
+	s.validateArray(v)
 	v.require(len(s.Labels) <= MaxLabels, "labels", "too many labels", fmt.Sprintf("at most %d", MaxLabels))
 	for _, k := range sortedKeys(s.Labels) {
 		v.label(k, s.Labels[k])
 	}
 	v.require(*s.Priority >= 0 && *s.Priority <= 1000, "priority", fmt.Sprintf("%d is out of range", *s.Priority), "low, normal, high or 0 to 1000")
 	v.oneOf("execution", string(s.Execution), string(AtLeastOnce), string(AtMostOne))
+	v.require(len(s.Workdir) <= 4096 && !strings.ContainsRune(s.Workdir, 0), "workdir", "is too long, or has a NUL", "a folder, or the address of an upload")
+	s.validateSecrets(v)
+	s.validateInputs(v)
+	s.validateOutputs(v)
+	v.notify(s.Notify)
 	s.validateUnbuilt(v)
 	return v.faults
 }
@@ -55,26 +62,15 @@ func (s JobSpec) Validate() []FieldError {
 // act on: silence would be a promise.
 func (s JobSpec) validateUnbuilt(v *validation) {
 	const no = "is not supported by this version"
-	v.require(s.Members >= 1 && s.Members <= MaxMembers, "members", fmt.Sprintf("%d is out of range", s.Members), fmt.Sprintf("1 to %d", MaxMembers))
-	v.require(s.Members <= 1, "members", "more than one member "+no, "1")
-	v.require(s.Workdir == "", "workdir", no, "leave it out")
-	v.require(s.ImageAuth == "", "image_auth", no, "leave it out")
-	v.require(len(s.Inputs) == 0, "inputs", no, "leave it out")
-	v.require(len(s.Outputs) == 0, "outputs", no, "leave it out")
-	v.require(len(s.Secrets) == 0, "secrets", no, "leave it out")
-	v.require(s.Array == nil, "array", no, "leave it out")
-	v.require(len(s.Notify) == 0, "notify", no, "leave it out")
-	v.require(s.Placement.SameLabel == "", "placement.same_label", no, "leave it out")
+	v.require(len(s.Needs) == 0, "needs", "is for steps of a pipeline", "leave it out, or submit a file of kind: pipeline")
+	v.require(!s.Cache, "cache", no, "leave it out: every step runs")
 	v.require(s.Placement.MaxPricePerHour == 0, "placement.max_price_per_hour", no, "leave it out")
 }
 
 func (s JobSpec) validateEnv(v *validation) {
 	v.require(len(s.Env) <= MaxEnv, "env", "too many variables", fmt.Sprintf("at most %d", MaxEnv))
 	for _, k := range sortedKeys(s.Env) {
-		ok := k != "" && len(k) <= 256 && !strings.ContainsAny(k, "=\x00 \t\r\n") && len(s.Env[k]) <= 32<<10 && !strings.Contains(s.Env[k], "\x00")
-		v.require(ok, "env."+k, "not a variable", "a name without '=' or blanks, a value of at most 32KiB")
-		reserved := slices.ContainsFunc(reservedEnv, func(p string) bool { return strings.HasPrefix(k, p) })
-		v.require(!reserved, "env."+k, "is set by Berth or by the GPU runtime", "another name")
+		v.variable("env."+k, k, s.Env[k])
 	}
 	argument := func(field string, i int, a string) {
 		v.require(len(a) <= 128<<10 && !strings.Contains(a, "\x00"), fmt.Sprintf("%s[%d]", field, i), "too long, or has a NUL", "at most 128KiB each")
@@ -109,6 +105,7 @@ func (s JobSpec) validatePlacement(v *validation) {
 	v.oneOf("placement.strategy", p.Strategy, "pack", "spread")
 	v.require(len(p.Constraint) <= 4096, "placement.constraint", "too long", "at most 4096 bytes")
 	v.require(len(p.Regions) <= 64 && len(p.Labels) <= MaxLabels && len(p.AvoidMachines) <= 256, "placement", "too many entries", "at most 64 regions, 64 labels and 256 avoided machines")
+	v.require(len(p.SameLabel) <= 63, "placement.same_label", "too long", "at most 63 bytes")
 	for i, r := range p.Regions {
 		v.require(r != "" && len(r) <= 63, fmt.Sprintf("placement.regions[%d]", i), fmt.Sprintf("%q is not a region", r), "1 to 63 bytes")
 	}
@@ -168,6 +165,14 @@ func (v *validation) require(ok bool, field, detail, allowed string) {
 	if !ok {
 		v.faults = append(v.faults, FieldError{Field: field, Detail: detail, Allowed: allowed})
 	}
+}
+
+// variable checks one variable of the environment.
+func (v *validation) variable(field, name, value string) {
+	ok := name != "" && len(name) <= 256 && !strings.ContainsAny(name, "=\x00 \t\r\n") && len(value) <= 32<<10 && !strings.Contains(value, "\x00")
+	v.require(ok, field, "not a variable", "a name without '=' or blanks, a value of at most 32KiB")
+	reserved := slices.ContainsFunc(reservedEnv, func(p string) bool { return strings.HasPrefix(name, p) })
+	v.require(!reserved, field, "is set by Berth or by the GPU runtime", "another name")
 }
 
 // label checks one label. A key with = could not be asked for, as filters are

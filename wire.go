@@ -200,16 +200,16 @@ type Explanation struct {
 
 // Blocker is one thing that keeps a job from starting.
 type Blocker struct {
-	Code    string  `json:"code" doc:"stable: held, not_eligible, not_accepted, quota, unsatisfiable, no_machines, no_room, stopping, reserved, behind"`
+	Code    string  `json:"code" doc:"stable: held, not_eligible, not_accepted, needs, parallel, quota, unsatisfiable, no_machines, no_room, stopping, overdue, reserved, behind"`
 	Quota   string  `json:"quota,omitempty" doc:"of quota: which setting, limit, max_running, borrow or budget"`
 	Message string  `json:"message"`
 	Hint    string  `json:"hint,omitempty" doc:"what would have to change"`
-	Jobs    []JobID `json:"jobs,omitempty" doc:"of stopping: jobs of the same tenant that are to make room"`
+	Jobs    []JobID `json:"jobs,omitempty" doc:"of the same tenant: of stopping, those that are to make room; of overdue, the one it waits for"`
 }
 
 // Term is one part of a job's place in the queue.
 type Term struct {
-	Name  string `json:"name" doc:"band, share, guarantee, service, priority, age, submitted_at or id"`
+	Name  string `json:"name" doc:"band, overdue, share, guarantee, service, priority, age, submitted_at or id"`
 	Value string `json:"value"`
 	Text  string `json:"text,omitempty" doc:"the same for people"`
 }

@@ -1,0 +1,140 @@
+package berth
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// MaxArray is how many elements an array may have.
+const MaxArray = 100_000
+
+// MaxRanges is how many ranges a set of indexes may be written in.
+const MaxRanges = 1000
+
+// EnvArrayIndex tells an element of an array which one it is.
+const EnvArrayIndex = "BERTH_ARRAY_INDEX"
+
+// Kind says what a row of jobs is: a job, or a parent of others, which holds no
+// capacity itself.
+type Kind string
+
+// The kinds.
+const (
+	KindJob      Kind = "job"
+	KindArray    Kind = "array"
+	KindPipeline Kind = "pipeline"
+)
+
+// Tally counts the elements of a parent by status.
+type Tally struct {
+	Total    int           `json:"total"`
+	Unmade   int           `json:"unmade,omitempty" doc:"elements that are not jobs yet; of an array that has ended, elements that never began"`
+	ByStatus map[State]int `json:"by_status"`
+}
+
+// Ended is how many have ended.
+func (t Tally) Ended() int { return t.ByStatus[Succeeded] + t.ByStatus[Failed] + t.ByStatus[Canceled] }
+
+// Holding is how many hold capacity.
+func (t Tally) Holding() int {
+	n := 0
+	for s, count := range t.ByStatus {
+		if s.HoldsCapacity() {
+			n += count
+		}
+	}
+	return n
+}
+
+// Count is how many elements the array has.
+func (a Array) Count() int {
+	if len(a.Each) > 0 {
+		return len(a.Each)
+	}
+	return a.Size
+}
+
+func (s JobSpec) validateArray(v *validation) {
+	a := s.Array
+	if a == nil {
+		return
+	}
+	v.require(len(a.Each) == 0 || a.Size == 0 || a.Size == len(a.Each), "array.size", fmt.Sprintf("is %d, but each has %d entries", a.Size, len(a.Each)), "leave one of them out")
+	v.require(a.Count() >= 1 && a.Count() <= MaxArray, "array.size", fmt.Sprintf("%d is out of range", a.Count()), fmt.Sprintf("1 to %d, or each: with as many entries", MaxArray))
+	v.require(a.Parallel >= 0 && a.Parallel <= MaxArray, "array.parallel", fmt.Sprintf("%d is out of range", a.Parallel), fmt.Sprintf("1 to %d; leave it out for no limit", MaxArray))
+	v.require(a.MaxFailures == nil || *a.MaxFailures >= 0, "array.max_failures", "is negative", "0 or more; leave it out for no limit")
+	for i, vars := range a.Each {
+		before := len(v.faults)
+		for _, k := range sortedKeys(vars) {
+			v.variable(fmt.Sprintf("array.each[%d].%s", i, k), k, vars[k])
+		}
+		v.require(len(s.Env)+len(vars) < MaxEnv, fmt.Sprintf("array.each[%d]", i), "too many variables", fmt.Sprintf("at most %d together with env", MaxEnv-1))
+		if len(v.faults) > before {
+			break // the others are likely to have the same fault, and may be thousands
+		}
+	}
+}
+
+// IndexRange is the indexes from First to Last, both included.
+type IndexRange struct{ First, Last int }
+
+// ParseIndexes reads a set of indexes written as 3-7,9 and returns it as ranges
+// in order that do not touch.
+func ParseIndexes(s string) ([]IndexRange, error) {
+	var list []IndexRange
+	for part := range strings.SplitSeq(s, ",") {
+		from, to, ranged := strings.Cut(strings.TrimSpace(part), "-")
+		if !ranged {
+			to = from
+		}
+		first, err := strconv.Atoi(from)
+		last, err2 := strconv.Atoi(to)
+		if err != nil || err2 != nil || first < 0 || last < first || last >= MaxArray || len(list) == MaxRanges {
+			return nil, Errorf(CodeInvalid, "indexes %.40q: write numbers and ranges from 0 to %d, such as 3-7,9", s, MaxArray-1)
+		}
+		list = append(list, IndexRange{first, last})
+	}
+	slices.SortFunc(list, func(a, b IndexRange) int { return a.First - b.First })
+	joined := list[:1]
+	for _, r := range list[1:] {
+		if end := &joined[len(joined)-1]; r.First <= end.Last+1 {
+			end.Last = max(end.Last, r.Last)
+		} else {
+			joined = append(joined, r)
+		}
+	}
+	return joined, nil
+}
+
+// FormatIndexes writes indexes, which are in order, as ParseIndexes reads them.
+func FormatIndexes(indexes []int) string {
+	var b strings.Builder
+	for i := 0; i < len(indexes); {
+		j := i
+		for j+1 < len(indexes) && indexes[j+1] == indexes[j]+1 {
+			j++
+		}
+		if b.Len() > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(strconv.Itoa(indexes[i]))
+		if j > i {
+			b.WriteString("-" + strconv.Itoa(indexes[j]))
+		}
+		i = j + 1
+	}
+	return b.String()
+}
+
+// TendResult is what a step over a parent answers: ids and positions only.
+type TendResult struct {
+	State State `json:"state"`
+	More  bool  `json:"more,omitempty"` // there is more to do at once
+
+	// Ready are steps of a pipeline whose workflows are to be started, some of
+	// them if they are many; Tenant is whose.
+	Ready  []Ready  `json:"ready,omitempty"`
+	Tenant TenantID `json:"tenant,omitempty"`
+}

@@ -1,0 +1,69 @@
+package berth_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth"
+)
+
+func TestIndexesAreReadAndWritten(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string][]berth.IndexRange{
+		"3":            {{3, 3}},
+		"3-7,9":        {{3, 7}, {9, 9}},
+		"9, 3-7 ,8":    {{3, 9}},
+		"0-5,2-3,5-10": {{0, 10}},
+	} {
+		got, err := berth.ParseIndexes(text)
+		if diff := cmp.Diff(want, got); err != nil || diff != "" {
+			t.Errorf("%q: %v (-want +got):\n%s", text, err, diff)
+		}
+	}
+	for _, text := range []string{"", "a", "-3", "7-3", "1,", "3-", "1-100000", "1--2"} {
+		if got, err := berth.ParseIndexes(text); err == nil {
+			t.Errorf("%q is read as %v", text, got)
+		}
+	}
+	for want, indexes := range map[string][]int{"": nil, "4": {4}, "0-2,5,7-8": {0, 1, 2, 5, 7, 8}} {
+		if got := berth.FormatIndexes(indexes); got != want {
+			t.Errorf("%v is written %q, want %q", indexes, got, want)
+		}
+	}
+}
+
+func TestArraysAreValidated(t *testing.T) {
+	t.Parallel()
+	two := []map[string]string{{"LR": "0.1"}, {"LR": "0.01"}}
+	less, none := -1, 0
+	for name, row := range map[string]struct {
+		array berth.Array
+		field string // that is wrong; "" if none is
+	}{
+		"a size":            {berth.Array{Size: 5, Parallel: 2, MaxFailures: &none}, ""},
+		"each":              {berth.Array{Each: two}, ""},
+		"both, and equal":   {berth.Array{Size: 2, Each: two}, ""},
+		"both":              {berth.Array{Size: 3, Each: two}, "array.size"},
+		"neither":           {berth.Array{Parallel: 2}, "array.size"},
+		"too large":         {berth.Array{Size: berth.MaxArray + 1}, "array.size"},
+		"negative":          {berth.Array{Size: 2, Parallel: -1}, "array.parallel"},
+		"negative failures": {berth.Array{Size: 2, MaxFailures: &less}, "array.max_failures"},
+		"reserved variable": {berth.Array{Each: []map[string]string{{"BERTH_ARRAY_INDEX": "7"}}}, "array.each[0].BERTH_ARRAY_INDEX"},
+		"no variable":       {berth.Array{Each: []map[string]string{{"A": "1"}, {"A=B": "1"}}}, "array.each[1].A=B"},
+	} {
+		spec := berth.JobSpec{Name: "x", Image: "busybox", Array: &row.array}.WithDefaults()
+		var got []string
+		for _, f := range spec.Validate() {
+			got = append(got, f.Field)
+		}
+		want := []string(nil)
+		if row.field != "" {
+			want = []string{row.field}
+		}
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%s: faults in %v, want %v", name, got, want)
+		}
+	}
+}

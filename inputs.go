@@ -1,0 +1,215 @@
+package berth
+
+import (
+	"encoding/hex"
+	"fmt"
+	"net/url"
+	"path"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// MaxInputs is how many a job may have.
+const MaxInputs = 64
+
+// What one input from elsewhere may come to.
+const (
+	MaxInputBytes = 128 << 30
+	MaxInputFiles = 200_000 // entries, folders included
+)
+
+// InputKind is what an input comes from.
+type InputKind int
+
+// The kinds of inputs.
+const (
+	InputFolder  InputKind = iota // a folder of the user's, or the address of one that was sent
+	InputOutput                   // what another job has left
+	InputS3                       // an object, or all that lie below a prefix
+	InputHTTPS                    // one file
+	InputUnknown                  // nothing that this version fetches
+)
+
+const (
+	outputPrefix = "job:"
+	lowerName    = "abcdefghijklmnopqrstuvwxyz0123456789-"
+)
+
+// Kind tells what the input comes from, by the look of From alone.
+func (i Input) Kind() InputKind {
+	scheme, _, found := strings.Cut(i.From, "://")
+	switch {
+	case strings.HasPrefix(i.From, outputPrefix):
+		return InputOutput
+	case !found:
+		return InputFolder
+	case scheme == "s3":
+		return InputS3
+	case scheme == "https":
+		return InputHTTPS
+	default:
+		return InputUnknown
+	}
+}
+
+// OneFile reports whether the input is a file at To, and no folder.
+func (i Input) OneFile() bool {
+	kind := i.Kind()
+	return kind == InputHTTPS || kind == InputS3 && !strings.HasSuffix(i.From, "/")
+}
+
+// OutputRef names an output of another job: by the job's id or, from one step of
+// a pipeline to another, by the step's name.
+type OutputRef struct {
+	Job  JobID  // "": of a step
+	Step string // "": of a job
+	Name string
+}
+
+// ParseOutputRef reads job:ID/NAME and job:STEP/NAME. What has the form of an id
+// is one, and no step.
+func ParseOutputRef(from string) (OutputRef, error) {
+	of, name, ok := strings.Cut(strings.TrimPrefix(from, outputPrefix), "/")
+	ref := OutputRef{Name: name}
+	id, err := ParseJobID(of)
+	if err == nil {
+		ref.Job = id
+	} else {
+		ref.Step = of
+	}
+	if !ok || !strings.HasPrefix(from, outputPrefix) || !isName(name) || ref.Step != "" && !isName(ref.Step) || ref.Job == "" && ref.Step == "" {
+		return OutputRef{}, Errorf(CodeInvalid, "%.200q names no output of a job", from)
+	}
+	return ref, nil
+}
+
+func (o OutputRef) String() string { return outputPrefix + string(o.Job) + o.Step + "/" + o.Name }
+
+// NamedOutput is an output of another job that an input names.
+type NamedOutput struct {
+	Input int // its place among the inputs
+	OutputRef
+}
+
+// OutputsNamed returns the outputs that the inputs name, in their order.
+func (s JobSpec) OutputsNamed() []NamedOutput {
+	var all []NamedOutput
+	for i, in := range s.Inputs {
+		if in.Kind() != InputOutput {
+			continue
+		}
+		if ref, err := ParseOutputRef(in.From); err == nil {
+			all = append(all, NamedOutput{i, ref})
+		}
+	}
+	return all
+}
+
+// OfJobs is the spec with inputs that named outputs of steps naming those of the
+// jobs that these steps are.
+func (s JobSpec) OfJobs(steps map[string]JobID) JobSpec {
+	s.Inputs = slices.Clone(s.Inputs)
+	for _, o := range s.OutputsNamed() {
+		if id, ok := steps[o.Step]; ok && o.Step != "" {
+			s.Inputs[o.Input].From = OutputRef{Job: id, Name: o.Name}.String()
+		}
+	}
+	return s
+}
+
+func (s JobSpec) validateInputs(v *validation) {
+	v.require(len(s.Inputs) <= MaxInputs, "inputs", "too many", fmt.Sprintf("at most %d", MaxInputs))
+	taken := []string{"/workspace", SecretsPath}
+	if s.Checkpoint != nil {
+		taken = append(taken, s.Checkpoint.Path)
+	}
+	for i, in := range s.Inputs {
+		field := fmt.Sprintf("inputs[%d]", i)
+		in.validate(v, field)
+		ok := path.IsAbs(in.To) && path.Clean(in.To) == in.To && in.To != "/" && len(in.To) <= 1024 && !strings.ContainsRune(in.To, 0)
+		for _, r := range reservedPaths[1:] {
+			ok = ok && !inside(in.To, r)
+		}
+		v.require(ok, field+".to", fmt.Sprintf("%.200q cannot be an input's place", in.To), "a clean absolute path such as /data, not under "+strings.Join(reservedPaths[1:], ", "))
+		clash := slices.ContainsFunc(taken, func(t string) bool { return inside(in.To, t) || inside(t, in.To) })
+		v.require(!ok || !clash, field+".to", fmt.Sprintf("%.200q and another folder that is mounted lie in each other", in.To), "places apart from each other, from the checkpoint's and from "+SecretsPath)
+		taken = append(taken, in.To)
+	}
+}
+
+const knownInputs = "a folder of yours, job:ID/OUTPUT, s3://BUCKET/PREFIX/ or https://HOST/FILE"
+
+func (i Input) validate(v *validation, field string) {
+	ok := i.From != "" && len(i.From) <= 4096 && utf8.ValidString(i.From) && !strings.ContainsFunc(i.From, func(r rune) bool { return r < ' ' || r == 0x7f })
+	v.require(ok, field+".from", "is empty, too long, or has control characters", knownInputs)
+	if !ok {
+		return
+	}
+	kind := i.Kind()
+	switch kind {
+	case InputFolder:
+	case InputOutput:
+		ref, err := ParseOutputRef(i.From)
+		v.require(err == nil, field+".from", fmt.Sprintf("%.200q names no output of a job", i.From), "job:ID/OUTPUT, or job:STEP/OUTPUT among the steps of a pipeline")
+		v.require(err != nil || ref.Step == "", field+".from", fmt.Sprintf("%.200q names a step, and this job is in no pipeline", ref.Step), "job: and the whole id of a job, then / and the name of its output")
+	case InputS3:
+		_, _, err := ParseS3(i.From)
+		v.require(err == nil, field+".from", fmt.Sprintf("%.200q: %v", i.From, err), "s3://BUCKET/KEY for one object, or s3://BUCKET/PREFIX/ for all below it")
+	case InputHTTPS:
+		u, err := url.Parse(i.From)
+		v.require(err == nil && u.Hostname() != "" && u.User == nil && u.Fragment == "", field+".from", "is no address of a file, or has a login or a fragment", "https://HOST/PATH; a login is named by "+field+".secret")
+	case InputUnknown:
+		scheme, _, _ := strings.Cut(i.From, "://")
+		v.require(false, field+".from", fmt.Sprintf("%.40s:// is not supported by this version", scheme), knownInputs)
+	default:
+		panic(fmt.Sprintf("unknown kind of input %d", kind))
+	}
+	i.validateOptions(v, field, kind)
+}
+
+func (i Input) validateOptions(v *validation, field string, kind InputKind) {
+	for _, o := range []struct {
+		name, value, of string
+		ok              bool
+	}{
+		{"secret", i.Secret, "s3:// and https://", kind == InputS3 || kind == InputHTTPS},
+		{"endpoint", i.Endpoint, "s3://", kind == InputS3},
+		{"region", i.Region, "s3://", kind == InputS3},
+		{"sha256", i.SHA256, "https://", kind == InputHTTPS},
+	} {
+		v.require(o.ok || o.value == "", field+"."+o.name, "says nothing of such an input", "with "+o.of+" only")
+	}
+	if i.Secret != "" {
+		v.secretName(field+".secret", i.Secret)
+	}
+	if i.Endpoint != "" {
+		u, err := url.Parse(i.Endpoint)
+		ok := err == nil && (u.Scheme == "https" || u.Scheme == "http") && u.Hostname() != "" && u.User == nil && strings.Trim(u.Path, "/") == "" && u.RawQuery == "" && u.Fragment == ""
+		v.require(ok, field+".endpoint", fmt.Sprintf("%.200q is no address of a server", i.Endpoint), "such as https://storage.example.com")
+	}
+	v.require(len(i.Region) <= 63 && strings.Trim(i.Region, lowerName) == "", field+".region", fmt.Sprintf("%.100q is no region", i.Region), "such as eu-west-1")
+	if i.SHA256 != "" {
+		_, err := hex.DecodeString(i.SHA256)
+		v.require(err == nil && len(i.SHA256) == 64 && strings.ToLower(i.SHA256) == i.SHA256, field+".sha256", fmt.Sprintf("%.100q is no sha256", i.SHA256), "64 hexadecimal digits")
+	}
+}
+
+// ParseS3 reads s3://BUCKET/KEY. The key is taken as it is written, without any
+// escapes; one that is empty or ends in / names all objects below it.
+func ParseS3(from string) (bucket, key string, err error) {
+	rest, ok := strings.CutPrefix(from, "s3://")
+	bucket, key, slash := strings.Cut(rest, "/")
+	switch {
+	case !ok || len(bucket) < 3 || len(bucket) > 63 || strings.Trim(bucket, lowerName+".") != "" || strings.Contains(bucket, ".."):
+		return "", "", Errorf(CodeInvalid, "a bucket's name has 3 to 63 of a-z, 0-9, '-' and '.'")
+	case !slash:
+		return "", "", Errorf(CodeInvalid, "it ends without a /, as if the bucket were a file")
+	case len(key) > 1024:
+		return "", "", Errorf(CodeInvalid, "a key has at most 1024 bytes")
+	}
+	return bucket, key, nil
+}
+
+// inside reports whether a clean path is the folder or lies in it.
+func inside(p, folder string) bool { return p == folder || strings.HasPrefix(p, folder+"/") }

@@ -1,0 +1,104 @@
+package berth_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"berth"
+)
+
+const someJob = "0190b5a0-0000-7000-8000-000000000001"
+
+func TestInputsAreValidated(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		in   berth.Input
+		want string // of the only fault; "" for none
+	}{
+		{berth.Input{From: "./data", To: "/data"}, ""},
+		{berth.Input{From: "job:" + someJob + "/model", To: "/data"}, ""},
+		{berth.Input{From: "s3://bucket/", To: "/data"}, ""},
+		{berth.Input{From: "s3://bucket/a b/ü?#%2e/", To: "/data", Secret: "S3", Region: "eu-west-1", Endpoint: "http://10.0.0.1:9000/"}, ""},
+		{berth.Input{From: "s3://my.bucket/file.bin", To: "/data/file.bin"}, ""},
+		{berth.Input{From: "https://example.com/a?b=c", To: "/data/a", SHA256: strings.Repeat("ab", 32), Secret: "TOKEN"}, ""},
+
+		{berth.Input{From: "", To: "/data"}, "inputs[0].from: is empty, too long, or has control characters"},
+		{berth.Input{From: "s3://bucket/a\x00b", To: "/data"}, "inputs[0].from: is empty, too long, or has control characters"},
+		{berth.Input{From: "gs://bucket/", To: "/data"}, "inputs[0].from: gs:// is not supported by this version"},
+		{berth.Input{From: "azblob://container/", To: "/data"}, "inputs[0].from: azblob:// is not supported by this version"},
+		{berth.Input{From: "file:///etc/passwd", To: "/data"}, "inputs[0].from: file:// is not supported by this version"},
+		{berth.Input{From: "http://example.com/a", To: "/data"}, "inputs[0].from: http:// is not supported by this version"},
+		{berth.Input{From: "HTTPS://example.com/a", To: "/data"}, "inputs[0].from: HTTPS:// is not supported by this version"},
+		{berth.Input{From: "gopher://example.com/", To: "/data"}, "inputs[0].from: gopher:// is not supported by this version"},
+		{berth.Input{From: "https://me:pw@example.com/a", To: "/data"}, "inputs[0].from: is no address of a file, or has a login or a fragment"},
+		{berth.Input{From: "https:///a", To: "/data"}, "inputs[0].from: is no address of a file, or has a login or a fragment"},
+		{berth.Input{From: "s3://bucket", To: "/data"}, `inputs[0].from: "s3://bucket": it ends without a /, as if the bucket were a file`},
+		{berth.Input{From: "s3://B/x", To: "/data"}, `inputs[0].from: "s3://B/x": a bucket's name has 3 to 63 of a-z, 0-9, '-' and '.'`},
+		{berth.Input{From: "s3://../../x", To: "/data"}, `inputs[0].from: "s3://../../x": a bucket's name has 3 to 63 of a-z, 0-9, '-' and '.'`},
+		{berth.Input{From: "job:train/model", To: "/data"}, `inputs[0].from: "train" names a step, and this job is in no pipeline`},
+		{berth.Input{From: "job:" + someJob, To: "/data"}, `inputs[0].from: "job:` + someJob + `" names no output of a job`},
+		{berth.Input{From: "job:/model", To: "/data"}, `inputs[0].from: "job:/model" names no output of a job`},
+		{berth.Input{From: "job:" + someJob + "/a/b", To: "/data"}, `inputs[0].from: "job:` + someJob + `/a/b" names no output of a job`},
+		{berth.Input{From: "./data", To: "/data", Secret: "S3"}, "inputs[0].secret: says nothing of such an input"},
+		{berth.Input{From: "https://example.com/a", To: "/data", Region: "x"}, "inputs[0].region: says nothing of such an input"},
+		{berth.Input{From: "s3://bucket/", To: "/data", SHA256: strings.Repeat("ab", 32)}, "inputs[0].sha256: says nothing of such an input"},
+		{berth.Input{From: "https://example.com/a", To: "/data", SHA256: "abc"}, `inputs[0].sha256: "abc" is no sha256`},
+		{berth.Input{From: "s3://bucket/", To: "/data", Endpoint: "file:///x"}, `inputs[0].endpoint: "file:///x" is no address of a server`},
+		{berth.Input{From: "s3://bucket/", To: "/data", Endpoint: "https://me:pw@host"}, `inputs[0].endpoint: "https://me:pw@host" is no address of a server`},
+		{berth.Input{From: "s3://bucket/", To: "/data", Region: "eu west"}, `inputs[0].region: "eu west" is no region`},
+		{berth.Input{From: "s3://bucket/", To: "/etc/x"}, `inputs[0].to: "/etc/x" cannot be an input's place`},
+	} {
+		spec := berth.JobSpec{Name: "x", Image: "busybox", Inputs: []berth.Input{row.in}}.WithDefaults()
+		var got []string
+		for _, f := range spec.Validate() {
+			got = append(got, f.Field+": "+f.Detail)
+		}
+		if text := strings.Join(got, "; "); text != row.want {
+			t.Errorf("%+v: got %q, want %q", row.in, text, row.want)
+		}
+		if in := row.in; in.Kind() != berth.InputFolder && len(spec.Unsent()) > 0 {
+			t.Errorf("%s counts as a folder to be sent", in.From)
+		}
+	}
+}
+
+func TestStepsTakeWhatStepsThatTheyNeedLeave(t *testing.T) {
+	t.Parallel()
+	takes := func(from string) berth.PipelineSpec {
+		p := graph("a", "b: a", "c: b", "d")
+		for _, key := range []string{"a", "d"} {
+			s := p.Jobs[key]
+			s.Outputs = []berth.Output{{Name: "model", Path: "/out"}}
+			p.Jobs[key] = s
+		}
+		many := p.Jobs["b"]
+		many.Array, many.Outputs = &berth.Array{Size: 2}, []berth.Output{{Name: "model", Path: "/out"}}
+		p.Jobs["b"] = many
+		c := p.Jobs["c"]
+		c.Inputs = []berth.Input{{From: from, To: "/data"}}
+		p.Jobs["c"] = c
+		return p
+	}
+	for from, want := range map[string]string{
+		"job:a/model":                  "", // through b
+		"job:" + someJob + "/anything": "",
+		"job:b/model":                  "jobs.c.inputs[0].from: b is an array, whose elements have outputs of their own",
+		"job:d/model":                  "jobs.c.inputs[0].from: c does not need d",
+		"job:c/model":                  "jobs.c.inputs[0].from: c does not need c",
+		"job:x/model":                  `jobs.c.inputs[0].from: there is no step "x"`,
+		"job:a/log":                    `jobs.c.inputs[0].from: a has no output "log"`,
+	} {
+		var got []string
+		for _, f := range takes(from).Validate() {
+			got = append(got, f.Field+": "+f.Detail)
+		}
+		if text := strings.Join(got, "; "); text != want {
+			t.Errorf("%s: got %q, want %q", from, text, want)
+		}
+	}
+	rest := takes("job:a/model").Without(map[string]berth.JobID{"a": someJob, "b": someJob})
+	if got := fmt.Sprint(rest.Jobs["c"].Inputs[0].From, rest.Jobs["c"].Needs, rest.Validate()); got != "job:"+someJob+"/model[] []" {
+		t.Errorf("without a and b, c takes %s", got)
+	}
+}

@@ -1,0 +1,142 @@
+package berth
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Notify is a webhook: a URL that is told when the job, as a whole, comes to one
+// of these statuses.
+type Notify struct {
+	URL string   `json:"url" doc:"https"`
+	On  []string `json:"on,omitempty" doc:"statuses, but submitted; default: succeeded, failed, canceled"`
+}
+
+// Bounds of webhooks.
+const (
+	MaxNotify    = 8 // of one job
+	maxNotifyURL = 2048
+)
+
+// WebhookSecret is the tenant's secret that calls of webhooks are signed with.
+const WebhookSecret = "WEBHOOK_SECRET"
+
+// withDefaults fills in what is told if nothing else is asked.
+func (n Notify) withDefaults() Notify {
+	if len(n.On) == 0 {
+		n.On = []string{string(Succeeded), string(Failed), string(Canceled)}
+	}
+	return n
+}
+
+// withNotifyDefaults returns a list with defaults, and leaves the given one as it is.
+func withNotifyDefaults(list []Notify) []Notify {
+	list = slices.Clone(list)
+	for i := range list {
+		list[i] = list[i].withDefaults()
+	}
+	return list
+}
+
+// NotifiedOf returns the statuses that any of these wants to be told of, each
+// once, nil for none.
+func NotifiedOf(list []Notify) []string {
+	var all []string
+	for _, n := range list {
+		for _, on := range n.On {
+			if !slices.Contains(all, on) {
+				all = append(all, on)
+			}
+		}
+	}
+	return all
+}
+
+// PlainWebhooks returns a fault for each webhook that is not called by TLS: only
+// an operator can say where that is safe.
+func PlainWebhooks(list []Notify) []FieldError {
+	var faults []FieldError
+	for i, n := range list {
+		if u, err := url.Parse(n.URL); err == nil && u.Scheme != "https" {
+			faults = append(faults, FieldError{Field: fmt.Sprintf("notify[%d].url", i), Detail: "is not https", Allowed: "https; http only into networks that the operator allows (berthd --webhook-allow)"})
+		}
+	}
+	return faults
+}
+
+func (v *validation) notify(list []Notify) {
+	v.require(len(list) <= MaxNotify, "notify", "too many webhooks", fmt.Sprintf("at most %d", MaxNotify))
+	var statuses []string
+	for _, s := range States {
+		if s != Submitted {
+			statuses = append(statuses, string(s))
+		}
+	}
+	for i, n := range list {
+		at := fmt.Sprintf("notify[%d]", i)
+		u, err := url.Parse(n.URL)
+		ok := err == nil && (u.Scheme == "https" || u.Scheme == "http") && u.Hostname() != "" && u.User == nil && u.Fragment == "" && len(n.URL) <= maxNotifyURL
+		v.require(ok, at+".url", "is no address that can be called", fmt.Sprintf("an https URL of at most %d bytes, without user, password and fragment", maxNotifyURL))
+		v.require(len(n.On) <= len(statuses), at+".on", "too many statuses", "each once")
+		for j, on := range n.On {
+			v.oneOf(fmt.Sprintf("%s.on[%d]", at, j), on, statuses...)
+		}
+	}
+}
+
+// Bounds of a key that webhooks are signed with (Standard Webhooks 1.0).
+const (
+	webhookKeyPrefix = "whsec_"
+	minWebhookKey    = 24
+	maxWebhookKey    = 64
+)
+
+// ParseWebhookKeys reads the value of the secret WEBHOOK_SECRET: a key written
+// whsec_ and base64, or several apart by blanks, while receivers change from one
+// to the other. The error says nothing of the value.
+func ParseWebhookKeys(text string) ([][]byte, error) {
+	var keys [][]byte
+	for _, word := range strings.Fields(text) {
+		digits, ok := strings.CutPrefix(word, webhookKeyPrefix)
+		key, err := base64.StdEncoding.DecodeString(digits)
+		if !ok || err != nil || len(key) < minWebhookKey || len(key) > maxWebhookKey {
+			return nil, errBadWebhookKey
+		}
+		keys = append(keys, key)
+	}
+	if len(keys) == 0 || len(keys) > 4 {
+		return nil, errBadWebhookKey
+	}
+	return keys, nil
+}
+
+var errBadWebhookKey = Errorf(CodeInvalid, "is not %s and %d to %d bytes in base64, or up to four of these apart by blanks", webhookKeyPrefix, minWebhookKey, maxWebhookKey)
+
+// WebhookEvent is the body of a call.
+type WebhookEvent struct {
+	Type      string     `json:"type"`      // job. and the status
+	Timestamp time.Time  `json:"timestamp"` // when the job came to it
+	Data      WebhookJob `json:"data"`
+}
+
+// WebhookJob is what a call tells of its job: a part of what the API shows, as
+// it was then.
+type WebhookJob struct {
+	ID          JobID             `json:"id"`
+	Kind        Kind              `json:"kind,omitempty"`
+	Name        string            `json:"name"`
+	Tenant      TenantID          `json:"tenant"`
+	Status      State             `json:"status"`
+	Reason      *Reason           `json:"reason,omitempty"`
+	DeadLetter  bool              `json:"dead_letter,omitempty"`
+	Labels      map[string]string `json:"labels,omitempty"`
+	Attempt     int               `json:"attempt"`
+	ExitCode    *int              `json:"exit_code,omitempty"`
+	SubmittedAt time.Time         `json:"submitted_at"`
+	StartedAt   *time.Time        `json:"started_at,omitempty"`
+	FinishedAt  *time.Time        `json:"finished_at,omitempty"`
+}
