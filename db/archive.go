@@ -15,7 +15,8 @@ import (
 //
 // A job whose capacity still counts anywhere, or of which a machine has not
 // confirmed the clean-up, is left for a later call: the archive never hides a
-// container.
+// container. Elements go after
+// their parent, whose document tells of them.
 func (d *DB) ArchiveTerminal(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	var n int
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
@@ -24,6 +25,9 @@ func (d *DB) ArchiveTerminal(ctx context.Context, term Term, retention time.Dura
 			FROM jobs j
 			WHERE j.state IN ('succeeded', 'failed', 'canceled')
 			  AND j.finished_at < now() - @retention_ms::bigint * interval '1 millisecond'
+			  AND NOT EXISTS (
+				SELECT 1 FROM jobs p
+				WHERE p.id = j.parent)
 			  AND NOT EXISTS (
 				SELECT 1 FROM allocations a
 				WHERE a.job = j.id AND (a.state NOT IN ('exited', 'released') OR a.forgotten_at IS NULL AND `+machineMayHoldIt+`))
@@ -70,6 +74,8 @@ func archive(ctx context.Context, tx pgx.Tx, ids []string) error {
 		`DELETE FROM attempts WHERE job = ANY(@ids::uuid[])`,
 		`DELETE FROM checkpoint_shards WHERE job = ANY(@ids::uuid[])`,
 		`DELETE FROM checkpoints WHERE job = ANY(@ids::uuid[])`,
+		`DELETE FROM job_uploads WHERE job = ANY(@ids::uuid[])`,
+		`DELETE FROM job_inputs WHERE job = ANY(@ids::uuid[])`,
 		`DELETE FROM earmark_log WHERE beneficiary = ANY(@ids::uuid[])`,
 		`DELETE FROM deps WHERE job = ANY(@ids::uuid[])`,
 		`DELETE FROM job_events WHERE job = ANY(@ids::uuid[])`,

@@ -20,33 +20,60 @@ func (d *DB) RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.
 	if reason == nil {
 		reason = &berth.Reason{Code: berth.ReasonCanceledByUser, Message: "canceled on request"}
 	}
-	var state berth.State
-	var hints touched
+	var c cancellation
 	err := d.tx(ctx, func(tx pgx.Tx) error {
-		job, err := lockJob(ctx, tx, tenant, id, 0)
-		if err != nil {
-			return err
-		}
-		hints = touched{job: id}
-		switch state = job.State; {
-		case state.Terminal() || state == berth.Canceling:
-			hints = touched{}
-			return nil
-		case state.Waiting():
-			hints.queue = true
-			state = berth.Canceled
-			return cancelWaiting(ctx, tx, job, actor, reason)
-		default:
-			state = berth.Canceling
-			hints.machines, hints.queue, err = cancelHolding(ctx, tx, job, actor, reason)
-			return err
-		}
+		var err error
+		c, err = cancelJob(ctx, tx, tenant, id, actor, reason)
+		return err
 	})
 	if err != nil {
 		return "", mapError(err, "job "+string(id))
 	}
-	hints.publish(d.hub)
-	return state, nil
+	return d.canceled(ctx, c)
+}
+
+// cancellation is what a request to cancel has done to a job.
+type cancellation struct {
+	job   lockedJob
+	state berth.State // after it
+	hints touched
+}
+
+// cancelJob is RequestCancel within a transaction; canceled must follow its
+// commit.
+func cancelJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (c cancellation, err error) {
+	if c.job, err = lockJob(ctx, tx, tenant, id, 0); err != nil {
+		return c, err
+	}
+	c.hints = touched{job: id}
+	switch c.state = c.job.State; {
+	case c.state.Terminal() || c.state == berth.Canceling:
+		c.hints = touched{}
+	case c.job.Kind != berth.KindJob:
+		c.hints.queue = true
+		c.state, err = cancelParent(ctx, tx, c.job, actor, reason)
+	case c.state.Waiting():
+		c.hints.queue = true
+		c.state = berth.Canceled
+		err = cancelWaiting(ctx, tx, c.job, actor, reason)
+	default:
+		c.state = berth.Canceling
+		c.hints.machines, c.hints.queue, err = cancelHolding(ctx, tx, c.job, actor, reason)
+	}
+	return c, err
+}
+
+// canceled tells of a cancellation, and returns what has become of the job.
+func (d *DB) canceled(ctx context.Context, c cancellation) (berth.State, error) {
+	c.hints.publish(d.hub)
+	if c.job.Kind != berth.KindJob && !c.state.Terminal() {
+		// At once, and not only by its coordinator: Temporal may be away.
+		return d.TendThrough(ctx, c.job.ID)
+	}
+	if c.job.HasParent && c.state.Terminal() && c.hints.job != "" {
+		d.tellParents(ctx, c.job.ID)
+	}
+	return c.state, nil
 }
 
 // cancelState moves the row of a locked job and keeps why.
@@ -84,5 +111,9 @@ func cancelHolding(ctx context.Context, tx pgx.Tx, job lockedJob, actor string, 
 		return nil, false, err
 	}
 	stopped, err := orderStop(ctx, tx, job, berth.Orders{Stop: true})
-	return machines(withdrawn, stopped), len(withdrawn) > 0, err
+	if err != nil || len(job.Ranks) < 2 {
+		return machines(withdrawn, stopped), len(withdrawn) > 0, err
+	}
+	gone, err := tx.Exec(ctx, `DELETE FROM earmarks WHERE beneficiary = @job`, args) // kept for its repair
+	return machines(withdrawn, stopped), len(withdrawn) > 0 || gone.RowsAffected() > 0, err
 }

@@ -115,7 +115,7 @@ func TestStopAttemptStopsTheRestOfAGang(t *testing.T) {
 			t.Fatal(stopped, err)
 		}
 	}
-	want := []string{`exited {}`, `active {"stop": true, "grace_ms": 30000, "checkpoint": true}`, `released {"forget": true}`}
+	want := []string{`exited {}`, `active {"stop": true, "grace_ms": 20000, "checkpoint": true}`, `released {"forget": true}`}
 	if diff := cmp.Diff(want, s.ranks(id, attempt)); diff != "" {
 		t.Errorf("ranks (-want +got):\n%s", diff)
 	}

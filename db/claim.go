@@ -65,10 +65,23 @@ func (d *DB) Claim(ctx context.Context, machine berth.MachineID, req berth.Claim
 		              FROM checkpoints c
 		              JOIN checkpoint_shards h ON h.job = c.job AND h.step = c.step AND h.attempt = c.attempt AND h.rank = a.rank
 		              WHERE c.job = a.job AND c.state = 'verified'
+		          ) END,
+		          CASE WHEN a.port IS NULL THEN '[]' ELSE (
+		              SELECT jsonb_agg(jsonb_build_object('rank', r.rank, 'machine', r.machine_id, 'address', p.address, 'network', p.network, 'port', r.port)
+		                               ORDER BY r.rank)
+		              FROM allocations r
+		              JOIN machines p ON p.id = r.machine_id
+		              WHERE r.job = a.job AND r.attempt = a.attempt
+		          ) END,
+		          CASE WHEN NOT s.spec ? 'inputs' THEN '[]' ELSE (
+		              SELECT coalesce(jsonb_agg(jsonb_build_object('input', i.input, 'address', o.address)), '[]')
+		              FROM job_inputs i
+		              JOIN outputs o ON o.job = i.source AND o.attempt = i.attempt AND o.rank = i.rank AND o.name = i.name
+		              WHERE i.job = a.job
 		          ) END`,
 		claimArgs(machine, req),
 	).Scan(&c.Alloc, &c.Job, &c.Tenant, &c.Attempt, &c.Rank, &spec, &c.ImageDigest, &c.CPUMilli, &c.MemoryMiB, &c.LogOffset,
-		&limit, &c.Orders, &c.HadCheckpoint, &c.Phase, &c.GPUs, &c.Restore)
+		&limit, &c.Orders, &c.HadCheckpoint, &c.Phase, &c.GPUs, &c.Restore, &c.Peers, &c.Inputs)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return berth.Claim{}, d.refuseClaim(ctx, machine, req)
 	}

@@ -1,7 +1,6 @@
 package db
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,7 +65,7 @@ func (d *DB) commitStarts(ctx context.Context, term Term, starts []berth.Start) 
 	now, err := lockForStarts(ctx, conn.Conn(), term, starts)
 	if err == nil {
 		c = now.admit(starts)
-		err = d.writeStarts(ctx, conn.Conn(), term, c.Started, now.resume)
+		err = d.writeStarts(ctx, conn.Conn(), term, c.Started, now)
 	}
 	if err != nil {
 		rollback(ctx, conn.Conn())
@@ -87,8 +86,11 @@ func rollback(ctx context.Context, conn *pgx.Conn) {
 type present struct {
 	jobs     map[berth.JobID]presentJob
 	machines map[berth.MachineID]*presentMachine
+	parents  map[berth.JobID]*presentParent
 	resume   map[berth.JobID]int64             // highest verified checkpoint
 	keeping  map[berth.JobID][]*presentMachine // those that keep something for the job
+	ports    map[berth.JobID][]int             // of the ranks of gangs that were taken
+	former   map[berth.JobID][]berth.MachineID // where the ranks of gangs were before
 }
 
 type presentJob struct {
@@ -97,7 +99,8 @@ type presentJob struct {
 	attempt  int
 	held     bool
 	eligible bool
-	alone    bool // at_most_one: needs machines that fence
+	alone    bool        // at_most_one: needs machines that fence
+	parent   berth.JobID // "": none
 }
 
 type presentMachine struct {
@@ -107,6 +110,7 @@ type presentMachine struct {
 	free   berth.Capacity
 	healed map[int]int64 // free milli of each healthy device
 	kept   []Earmark     // of this machine, as far as they are awake
+	ports  ports
 }
 
 // lockForStarts begins the transaction, checks the term and locks jobs, then
@@ -114,9 +118,12 @@ type presentMachine struct {
 func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []berth.Start) (*present, error) {
 	p := &present{
 		jobs:     make(map[berth.JobID]presentJob, len(starts)),
+		parents:  map[berth.JobID]*presentParent{},
 		machines: map[berth.MachineID]*presentMachine{},
 		resume:   map[berth.JobID]int64{},
 		keeping:  map[berth.JobID][]*presentMachine{},
+		ports:    map[berth.JobID][]int{},
+		former:   map[berth.JobID][]berth.MachineID{},
 	}
 	jobs := make([]berth.JobID, 0, len(starts))
 	var again []berth.JobID // not for the first time: may have checkpoints
@@ -145,29 +152,33 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 		rows.Close()
 		return rows.Err()
 	})
+	queueParentLocks(&batch, jobs)
 	batch.Queue(`
-		SELECT id, version, state, attempt, held, eligible_at <= clock_timestamp(), mode = 'exclusive'
+		SELECT id, version, state, attempt, held, eligible_at <= clock_timestamp(), mode = 'exclusive', coalesce(parent::text, '')
 		FROM jobs
 		WHERE id = ANY($1::uuid[])
 		ORDER BY id
 		FOR NO KEY UPDATE`, jobs).Query(func(rows pgx.Rows) error {
 		var id berth.JobID
 		var j presentJob
-		_, err := pgx.ForEachRow(rows, []any{&id, &j.version, &j.state, &j.attempt, &j.held, &j.eligible, &j.alone}, func() error {
+		_, err := pgx.ForEachRow(rows, []any{&id, &j.version, &j.state, &j.attempt, &j.held, &j.eligible, &j.alone, &j.parent}, func() error {
 			p.jobs[id] = j
 			return nil
 		})
 		return err
 	})
+	p.queueParents(&batch, jobs)
 	batch.Queue(`
-		SELECT id, epoch, state, fence_ms > 0, cpu_m - cpu_m_used, mem_mb - mem_mb_used, disk_mb - disk_mb_used, gpu_milli - gpu_milli_used
+		SELECT id, epoch, state, fence_ms > 0, cpu_m - cpu_m_used, mem_mb - mem_mb_used, disk_mb - disk_mb_used, gpu_milli - gpu_milli_used,
+		       port_first, port_last
 		FROM machines
 		WHERE id = ANY($1)
 		ORDER BY id
 		FOR NO KEY UPDATE`, machines).Query(func(rows pgx.Rows) error {
 		var id berth.MachineID
 		var m presentMachine
-		_, err := pgx.ForEachRow(rows, []any{&id, &m.epoch, &m.state, &m.fences, &m.free.CPUMilli, &m.free.MemoryMiB, &m.free.DiskMiB, &m.free.GPUMilli}, func() error {
+		_, err := pgx.ForEachRow(rows, []any{&id, &m.epoch, &m.state, &m.fences, &m.free.CPUMilli, &m.free.MemoryMiB, &m.free.DiskMiB, &m.free.GPUMilli,
+			&m.ports.First, &m.ports.Last}, func() error {
 			m.healed = p.machines[id].healed
 			*p.machines[id] = m
 			return nil
@@ -211,6 +222,8 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 		}
 		return nil
 	})
+	p.queuePorts(&batch, starts)
+	p.queueFormer(&batch, starts)
 	if len(again) > 0 {
 		batch.Queue(`
 			SELECT job, max(step)
@@ -240,6 +253,7 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 func (p *present) admit(starts []berth.Start) Committed {
 	c := Committed{Started: make([]berth.Start, 0, len(starts))}
 	for _, s := range starts {
+		s = p.stay(s)
 		if err := p.take(s); err != nil {
 			c.Refused = append(c.Refused, Refusal{s, err.Error()})
 			continue
@@ -267,19 +281,33 @@ func (p *present) take(s berth.Start) error {
 	case len(s.Ranks) == 0:
 		return errors.New("the decision has no ranks")
 	}
+	parent := p.parents[j.parent]
+	if err := parent.refuses(); err != nil {
+		return err
+	}
 	for i, r := range s.Ranks {
 		if err := p.machines[r.Machine].take(r, s.Job, j.alone); err != nil {
-			for _, undo := range s.Ranks[:i] {
-				p.machines[undo.Machine].give(undo)
-			}
+			p.give(s.Ranks[:i])
 			return fmt.Errorf("rank %d on %s: %w", i, r.Machine, err)
 		}
 	}
+	if err := p.takePorts(s); err != nil {
+		p.give(s.Ranks)
+		return err
+	}
+	parent.takes()
 	delete(p.jobs, s.Job) // a second decision about the same job holds no more
 	for _, m := range p.keeping[s.Job] {
 		m.kept = slices.DeleteFunc(m.kept, func(e Earmark) bool { return e.Beneficiary == s.Job })
 	}
 	return nil
+}
+
+// give gives back ranks that were taken.
+func (p *present) give(ranks []berth.Grant) {
+	for _, r := range ranks {
+		p.machines[r.Machine].give(r)
+	}
 }
 
 // take takes a rank of job from the machine: of what is free and not kept for
@@ -341,13 +369,14 @@ func (m *presentMachine) give(r berth.Grant) {
 
 // writeStarts writes the admitted decisions, as many rows a statement as there
 // are, and commits.
-func (d *DB) writeStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []berth.Start, resume map[berth.JobID]int64) error {
+func (d *DB) writeStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []berth.Start, p *present) error {
 	if len(starts) == 0 {
 		_, err := conn.Exec(ctx, "ROLLBACK")
 		return err
 	}
-	a, r, g := columnsOf(starts, resume)
+	a, r, g := columnsOf(starts, p)
 	var batch pgx.Batch
+	queueParentStarts(&batch, p.begun())
 	batch.Queue(`
 		UPDATE jobs j
 		SET state = 'scheduled', version = j.version + 1, attempt = s.attempt, actor = 'leader', reason = NULL
@@ -358,10 +387,10 @@ func (d *DB) writeStarts(ctx context.Context, conn *pgx.Conn, term Term, starts 
 		SELECT s.job, s.attempt, $3, s.resume
 		FROM unnest($1::uuid[], $2::int[], $4::bigint[]) AS s(job, attempt, resume)`, a.job, a.attempt, term.Epoch, a.resume)
 	batch.Queue(`
-		INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli)
+		INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli, port)
 		SELECT *
-		FROM unnest($1::uuid[], $2::int[], $3::int[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[])`,
-		r.job, r.attempt, r.rank, r.machine, r.epoch, r.cpu, r.mem, r.disk, r.gpu)
+		FROM unnest($1::uuid[], $2::int[], $3::int[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[], $10::int[])`,
+		r.job, r.attempt, r.rank, r.machine, r.epoch, r.cpu, r.mem, r.disk, r.gpu, r.port)
 	if len(g.job) > 0 {
 		batch.Queue(`
 			INSERT INTO gpu_claims (alloc_id, machine_id, idx, milli)
@@ -381,48 +410,4 @@ func (d *DB) writeStarts(ctx context.Context, conn *pgx.Conn, term Term, starts 
 	batch.Queue(`DELETE FROM earmarks WHERE beneficiary = ANY($1::uuid[])`, a.job)
 	batch.Queue("COMMIT")
 	return conn.SendBatch(ctx, &batch).Close()
-}
-
-// Columns of the rows to insert, for unnest.
-type (
-	attemptColumns struct {
-		job     []berth.JobID
-		attempt []int
-		resume  []*int64
-	}
-	rankColumns struct {
-		job                        []berth.JobID
-		attempt, rank              []int
-		machine                    []berth.MachineID
-		epoch, cpu, mem, disk, gpu []int64
-	}
-	claimColumns struct {
-		job                []berth.JobID
-		attempt, rank, idx []int
-		milli              []int64
-	}
-)
-
-// columnsOf orders the rows by job, so that index pages are touched once.
-func columnsOf(starts []berth.Start, resume map[berth.JobID]int64) (a attemptColumns, r rankColumns, g claimColumns) {
-	starts = slices.SortedFunc(slices.Values(starts), func(x, y berth.Start) int { return cmp.Compare(x.Job, y.Job) })
-	for _, s := range starts {
-		a.job, a.attempt = append(a.job, s.Job), append(a.attempt, s.Attempt)
-		var from *int64
-		if step, ok := resume[s.Job]; ok {
-			from = &step
-		}
-		a.resume = append(a.resume, from)
-		for i, rank := range s.Ranks {
-			r.job, r.attempt, r.rank = append(r.job, s.Job), append(r.attempt, s.Attempt), append(r.rank, i)
-			r.machine, r.epoch = append(r.machine, rank.Machine), append(r.epoch, rank.Epoch)
-			c := rank.Capacity
-			r.cpu, r.mem, r.disk, r.gpu = append(r.cpu, c.CPUMilli), append(r.mem, c.MemoryMiB), append(r.disk, c.DiskMiB), append(r.gpu, c.GPUMilli)
-			for _, d := range rank.GPUs {
-				g.job, g.attempt, g.rank = append(g.job, s.Job), append(g.attempt, s.Attempt), append(g.rank, i)
-				g.idx, g.milli = append(g.idx, d.Index), append(g.milli, d.Milli)
-			}
-		}
-	}
-	return a, r, g
 }

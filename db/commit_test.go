@@ -227,3 +227,66 @@ func TestTwoLeadersNeverShareADevice(t *testing.T) {
 		t.Errorf("%d gangs are not whole", n)
 	}
 }
+
+// Whatever the leader planned, its commit lets no more elements hold capacity
+// than may at once, and none of an array that is canceled or held.
+func TestCommitKeepsParallelAndStartsNothingOfAStoppedArray(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	id := s.array(6, func(j *berth.JobSpec) { j.Array.Parallel = 2 })
+	s.tend(id)
+	element := make([]berth.JobID, 6)
+	for i := range element {
+		element[i] = s.element(id, i)
+		s.load(element[i])
+	}
+	plain := s.queued(nil)
+	c := s.commit(term, s.start(element[0], on("m1")), s.start(element[1], on("m1")), s.start(element[2], on("m1")), s.start(plain, on("m1")))
+	if len(c.Started) != 3 || len(c.Refused) != 1 || c.Refused[0].Start.Job != element[2] {
+		t.Fatalf("%+v", c)
+	}
+	if j := s.job(id); j.Status != berth.Running || j.StartedAt == nil || lastEvent(s, id).Actor != "leader" {
+		t.Errorf("the array is %s after %+v", j.Status, lastEvent(s, id))
+	}
+	s.mustRefuse(term, s.start(element[3], on("m2")), "2 elements of its array hold capacity")
+	mustExec(t, s.pool, `UPDATE jobs SET state = 'running', version = version + 1, actor = 'agent:m1' WHERE id = $1`, element[0])
+	s.mustRefuse(term, s.start(element[3], on("m2")), "2 elements of its array hold capacity")
+	s.claim(element[0], 1, 0)
+	s.exit(element[0], 1, 0, exited(0))
+	s.mustRefuse(term, s.start(element[3], on("m2")), "2 elements of its array hold capacity") // until it is settled
+	s.settle(element[0], 1)
+	mustExec(t, s.pool, `UPDATE jobs SET held = true, held_at = now() WHERE id = $1`, id)
+	s.mustRefuse(term, s.start(element[3], on("m2")), "its array is held")
+	mustExec(t, s.pool, `UPDATE jobs SET held = false, held_at = NULL WHERE id = $1`, id)
+	if c := s.commit(term, s.start(element[3], on("m2"))); len(c.Started) != 1 {
+		t.Errorf("with one less it is refused: %+v", c)
+	}
+	// A cancel that is committed is seen, whatever has come of it yet.
+	mustExec(t, s.pool, `UPDATE jobs SET state = 'canceling', version = version + 1, actor = 'user:x' WHERE id = $1`, id)
+	s.mustRefuse(term, s.start(element[4], on("m2")), "its array is canceling")
+}
+
+// Two leaders, one of them deposed: its commits do not count.
+func TestParallelIsKeptWhileLeadersChange(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	mustExec(t, s.pool, `UPDATE machines SET cpu_m = 1000000, mem_mb = 1000000`)
+	const size, parallel = 60, 5
+	id := s.array(size, func(j *berth.JobSpec) { j.Array.Parallel = parallel })
+	s.tend(id)
+	mustExec(t, s.pool, `UPDATE jobs SET state = 'queued', version = version + 1, actor = 'workflow' WHERE parent = $1`, id)
+	term := s.term()
+	var all sync.WaitGroup
+	for worker := range 4 {
+		all.Go(func() {
+			for i := worker; i < size; i += 4 {
+				_, _ = s.db.CommitStarts(t.Context(), term, []berth.Start{s.start(s.element(id, i), on("m0"))})
+			}
+		})
+	}
+	all.Wait()
+	if n := one[int](s, `SELECT count(*)::int FROM jobs WHERE parent = $1 AND state = 'scheduled'`, id); n != parallel {
+		t.Errorf("%d elements are scheduled, want %d", n, parallel)
+	}
+}

@@ -27,6 +27,7 @@ type DB struct {
 	halfLife time.Duration
 	entry    time.Duration
 	renewals renewals
+	ends     ends
 }
 
 // Options tune a DB.
@@ -47,6 +48,11 @@ type Options struct {
 // other connections are, nobody is taken for dead because of it.
 const vitalConns = 4
 
+// spareConns is how long a connection that only a burst has needed stays open.
+// Each is a process of the server's that remembers every statement it has
+// planned, some 10 MiB of them.
+const spareConns = 2 * time.Minute
+
 // Open connects to the database at url and checks that it answers. It does not
 // migrate; see Migrate.
 //
@@ -66,6 +72,7 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 	if o.MaxConns > 0 {
 		cfg.MaxConns = o.MaxConns
 	}
+	cfg.MaxConnIdleTime = spareConns
 	// A transaction that is left open holds back the feed of every process.
 	cfg.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = "5000"
 	cfg.ConnConfig.RuntimeParams["timezone"] = "UTC"

@@ -23,7 +23,7 @@ func (d *DB) Submitted(ctx context.Context, ids []berth.JobID) ([]Dispatch, erro
 	return d.dispatches(ctx, `
 		SELECT id, tenant, kind, name
 		FROM jobs
-		WHERE id = ANY(@ids) AND state = 'submitted'`,
+		WHERE id = ANY(@ids) AND state = 'submitted' AND NOT blocked`,
 		pgx.NamedArgs{"ids": ids})
 }
 
@@ -33,7 +33,7 @@ func (d *DB) SubmittedBefore(ctx context.Context, age time.Duration, limit int) 
 	return d.dispatches(ctx, `
 		SELECT id, tenant, kind, name
 		FROM jobs
-		WHERE state = 'submitted' AND state_at < now() - @age::interval
+		WHERE state = 'submitted' AND NOT blocked AND state_at < now() - @age::interval
 		ORDER BY state_at
 		LIMIT @limit`,
 		pgx.NamedArgs{"age": age, "limit": limit})
@@ -45,7 +45,7 @@ func (d *DB) Live(ctx context.Context, ids []berth.JobID) ([]Dispatch, error) {
 	return d.dispatches(ctx, `
 		SELECT id, tenant, kind, name
 		FROM jobs
-		WHERE id = ANY(@ids) AND state NOT IN ('succeeded', 'failed', 'canceled')`,
+		WHERE id = ANY(@ids) AND NOT blocked AND state NOT IN ('succeeded', 'failed', 'canceled')`,
 		pgx.NamedArgs{"ids": ids})
 }
 

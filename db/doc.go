@@ -5,7 +5,7 @@
 // It never decides policy (placement and the root package do) and never talks
 // to Temporal or a machine.
 //
-// The one rule to know is the lock order, everywhere: leases, jobs by id,
+// The one rule to know is the lock order, everywhere: leases, schedules, jobs by id,
 // allocations by id, machines by id, gpu_devices by machine and index,
 // machine_leases by machine id, earmarks, tenants by id. Rows are locked with SELECT ... ORDER BY ...
 // FOR NO KEY UPDATE before they are written. One query out of order is no

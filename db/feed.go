@@ -31,8 +31,10 @@ type QueueJob struct {
 	Unaged        time.Duration // since its submission it held capacity, was held or was not ready
 	Stalled       time.Duration // of its tenant, when it was submitted
 	GaveWayTo     []berth.JobID
-	VerifiedAt    *time.Time // its newest checkpoint, whatever attempt it is of
-	XID           uint64     // of the transaction that wrote it last
+	Parent        berth.JobID // "": none
+	Parallel      int         // of its parent's elements that may hold capacity at once; 0: no limit
+	VerifiedAt    *time.Time  // its newest checkpoint, whatever attempt it is of
+	XID           uint64      // of the transaction that wrote it last
 }
 
 // Holder is what a job's allocations hold that count. It is read whenever its
@@ -60,18 +62,19 @@ type Earmark struct {
 
 // PoolMachine is what placement must know of a machine's row.
 type PoolMachine struct {
-	ID     berth.MachineID
-	Epoch  int64
-	State  berth.MachineState
-	Pool   string
-	Region string
-	Site   string
-	Labels map[string]string
-	Total  berth.Capacity
-	Used   berth.Capacity
-	Fences bool // it can fence at_most_one work
-	GPUs   []PoolGPU
-	XID    uint64 // of the transaction that wrote it last
+	ID      berth.MachineID
+	Epoch   int64
+	State   berth.MachineState
+	Pool    string
+	Region  string
+	Site    string
+	Labels  map[string]string
+	Total   berth.Capacity
+	Used    berth.Capacity
+	Fences  bool   // it can fence at_most_one work
+	Network string // where members of gangs reach each other
+	GPUs    []PoolGPU
+	XID     uint64 // of the transaction that wrote it last
 }
 
 // PoolGPU is a device with its present use.
@@ -108,7 +111,8 @@ type Hinted struct {
 const queueJobColumns = `
 	j.id, j.tenant, j.class, j.priority, j.preemptible, j.state, j.version, j.attempt,
 	j.held, j.eligible_at, j.queue_deadline, j.submitted_at, j.avoid,
-	j.run_limit_ms, j.grace_ms, j.ran_ms, j.unaged_ms, j.stalled_ms, j.gave_way_to::text[], j.verified_at, j.xid`
+	j.run_limit_ms, j.grace_ms, j.ran_ms, j.unaged_ms, j.stalled_ms, j.gave_way_to::text[], j.verified_at, j.xid,
+	coalesce(j.parent::text, ''), coalesce((SELECT p.parallel FROM jobs p WHERE p.id = j.parent), 0)`
 
 // fedJobs are the jobs of which a feed brings what they hold.
 const fedJobs = `
@@ -145,7 +149,7 @@ const asleep = `
 
 const poolMachineColumns = `
 	m.id, m.epoch, m.state, m.pool, m.region, m.site, m.labels,
-	m.cpu_m, m.mem_mb, m.disk_mb, m.gpu_milli, m.cpu_m_used, m.mem_mb_used, m.disk_mb_used, m.gpu_milli_used, m.fence_ms > 0, m.xid`
+	m.cpu_m, m.mem_mb, m.disk_mb, m.gpu_milli, m.cpu_m_used, m.mem_mb_used, m.disk_mb_used, m.gpu_milli_used, m.fence_ms > 0, m.network, m.xid`
 
 const feedPosition = `
 	SELECT pg_snapshot_xmin(pg_current_snapshot()), pg_snapshot_xmax(pg_current_snapshot()), clock_timestamp()`
@@ -172,14 +176,14 @@ func (d *DB) Feed(ctx context.Context, cursor Cursor, hinted Hinted) (Changes, e
 	batch.Queue(`
 		SELECT `+queueJobColumns+`
 		FROM jobs j
-		WHERE j.xid >= @cursor AND j.xid < pg_snapshot_xmin(pg_current_snapshot())`, args).Query(func(rows pgx.Rows) error {
+		WHERE j.xid >= @cursor AND j.xid < pg_snapshot_xmin(pg_current_snapshot()) AND j.kind = 'job'`, args).Query(func(rows pgx.Rows) error {
 		return collectJobs(rows, &c.Jobs)
 	})
 	if len(hinted.Jobs) > 0 {
 		batch.Queue(`
 			SELECT `+queueJobColumns+`
 			FROM jobs j
-			WHERE j.id = ANY(@jobs::uuid[])`, args).Query(func(rows pgx.Rows) error {
+			WHERE j.id = ANY(@jobs::uuid[]) AND j.kind = 'job'`, args).Query(func(rows pgx.Rows) error {
 			return collectJobs(rows, &c.Jobs)
 		})
 	}
@@ -221,7 +225,7 @@ func (d *DB) LoadQueue(ctx context.Context) (Changes, error) {
 		rows, err := tx.Query(ctx, `
 			SELECT `+queueJobColumns+`
 			FROM jobs j
-			WHERE j.state IN ('queued', 'retrying', 'scheduled', 'running', 'preempting', 'canceling')`)
+			WHERE j.kind = 'job' AND j.state IN ('queued', 'retrying', 'scheduled', 'running', 'preempting', 'canceling')`)
 		if err != nil {
 			return err
 		}
@@ -316,7 +320,7 @@ func collectJobs(rows pgx.Rows, into *[]QueueJob) error {
 		var limitMS, graceMS, ranMS, unagedMS, stalledMS int64
 		if err := rows.Scan(&j.ID, &j.Tenant, &j.Class, &j.Priority, &j.Preemptible, &j.State, &j.Version, &j.Attempt,
 			&j.Held, &j.EligibleAt, &j.QueueDeadline, &j.SubmittedAt, &j.Avoid,
-			&limitMS, &graceMS, &ranMS, &unagedMS, &stalledMS, &j.GaveWayTo, &j.VerifiedAt, &j.XID); err != nil {
+			&limitMS, &graceMS, &ranMS, &unagedMS, &stalledMS, &j.GaveWayTo, &j.VerifiedAt, &j.XID, &j.Parent, &j.Parallel); err != nil {
 			return fmt.Errorf("read job: %w", err)
 		}
 		j.RunLimit, j.Grace, j.Ran = milliseconds(limitMS), milliseconds(graceMS), milliseconds(ranMS)
@@ -332,7 +336,7 @@ func collectMachines(rows pgx.Rows, into *[]PoolMachine) error {
 		var m PoolMachine
 		if err := rows.Scan(&m.ID, &m.Epoch, &m.State, &m.Pool, &m.Region, &m.Site, &m.Labels,
 			&m.Total.CPUMilli, &m.Total.MemoryMiB, &m.Total.DiskMiB, &m.Total.GPUMilli,
-			&m.Used.CPUMilli, &m.Used.MemoryMiB, &m.Used.DiskMiB, &m.Used.GPUMilli, &m.Fences, &m.XID); err != nil {
+			&m.Used.CPUMilli, &m.Used.MemoryMiB, &m.Used.DiskMiB, &m.Used.GPUMilli, &m.Fences, &m.Network, &m.XID); err != nil {
 			return fmt.Errorf("read machine: %w", err)
 		}
 		*into = append(*into, m)

@@ -22,6 +22,8 @@ const (
 	TopicJob     Topic = "job"     // key: job id; its row, events or logs have changed
 	TopicMachine Topic = "machine" // key: machine id; its orders have changed
 	TopicSubmit  Topic = "submit"  // key: job id; a new row wants its workflow
+	TopicClock   Topic = "clock"   // key: schedule id; its clock is to be set, or it has a fire that is due
+	TopicPoke    Topic = "poke"    // key: job id; its workflow should look. Who changed the row pokes
 )
 
 // Hub carries hints: "look again at this". Hints carry no truth; they may be

@@ -24,18 +24,32 @@ type batcher interface {
 // a row j of jobs. Lists, the full view and the archive share it, so that a
 // job looks the same wherever it lies.
 const jobDocument = `jsonb_strip_nulls(jsonb_build_object(
-			'id', j.id, 'name', j.name, 'tenant', j.tenant, 'status', j.state, 'reason', j.reason,
+			'id', j.id, 'kind', nullif(j.kind, 'job'), 'name', j.name, 'tenant', j.tenant, 'status', j.state, 'reason', j.reason,
 			'dead_letter', j.dead_letter, 'held', j.held, 'priority', j.priority, 'labels', j.labels,
 			'attempt', j.attempt, 'failures', j.failures, 'losses', j.losses, 'preemptions', j.preemptions,
-			'retry_of', j.retry_of, 'retried_by', j.retried_by, 'parent', j.parent,
+			'retry_of', j.retry_of, 'retried_by', j.retried_by, 'parent', j.parent, 'array_index', j.array_index, 'step', j.step,
+			'indexes', CASE WHEN j.indexes IS NOT NULL THEN index_ranges(j.indexes) END,
+			'tally', CASE WHEN j.kind <> 'job' THEN coalesce(j.tally, ` + liveTally + `) END,
 			'image_digest', j.image_digest, 'exit_code', j.exit_code,
 			'submitted_at', j.submitted_at, 'queued_at', j.queued_at, 'scheduled_at', j.scheduled_at,
 			'started_at', j.started_at, 'finished_at', j.finished_at,
 			'eligible_at', CASE WHEN j.state = 'retrying' THEN j.eligible_at END))`
 
+// liveTally is a berth.Tally of the elements of a row j of jobs.
+const liveTally = `(
+				SELECT jsonb_build_object('total', j.total, 'unmade', j.total - coalesce(sum(x.n), 0), 'by_status', coalesce(jsonb_object_agg(x.state, x.n), '{}'))
+				FROM (SELECT c.state, count(*) AS n FROM jobs c WHERE c.parent = j.id GROUP BY c.state) x)`
+
 // fullDocument adds to jobDocument what hangs on the row.
 const fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
-			'spec', (SELECT s.spec FROM job_specs s WHERE s.job = j.id),
+			CASE j.kind WHEN 'pipeline' THEN 'pipeline' ELSE 'spec' END, (SELECT s.spec FROM job_specs s WHERE s.job = j.id),
+			'steps', CASE j.kind WHEN 'pipeline' THEN (
+				SELECT jsonb_agg(jsonb_build_object('name', c.step, 'job', c.id, 'status', c.state, 'reason', c.reason, 'needs', (
+					SELECT jsonb_agg(n.step ORDER BY n.step)
+					FROM deps d
+					JOIN jobs n ON n.id = d.needs
+					WHERE d.job = c.id)) ORDER BY c.id)
+				FROM jobs c WHERE c.parent = j.id) END,
 			'progress', (
 				SELECT a.progress FROM allocations a
 				WHERE a.job = j.id AND a.progress IS NOT NULL
@@ -55,6 +69,9 @@ const fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 					'placed_at', t.placed_at, 'started_at', t.started_at, 'ended_at', t.ended_at,
 					'resume_from', t.resume_from, 'last_step', t.last_step, 'outcome', t.outcome,
 					'next', t.next_state, 'exit_code', t.exit_code,
+					'measured', (
+						SELECT jsonb_agg(a.exit -> 'measured' ORDER BY a.rank)
+						FROM allocations a WHERE a.job = t.job AND a.attempt = t.attempt AND a.exit ? 'measured'),
 					'lost_steps', CASE WHEN t.next_state = 'retrying' THEN greatest(t.last_step - coalesce(l.step, 0), 0) END,
 					'lost_gpu_seconds', CASE WHEN t.next_state = 'retrying' THEN l.gpu_seconds END) ORDER BY t.attempt)
 				FROM attempts t

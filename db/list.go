@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -18,17 +19,25 @@ type JobFilter struct {
 	Tenant berth.TenantID
 	Status []berth.State
 	Name   string
-	Labels map[string]string // all must match
-	Parent *berth.JobID
-	Since  time.Time // submitted at or after
-	Limit  int       // 0: 100; at most 1000
-	Cursor string    // of the page before; "" for the first
+	Labels map[string]string  // all must match
+	Parent *berth.JobID       // its elements; nil: what has no parent
+	Index  []berth.IndexRange // of those elements, these
+	Since  time.Time          // submitted at or after
+	Limit  int                // 0: 100; at most 1000
+	Cursor string             // of the page before; "" for the first
 }
 
 // Page sizes.
 const (
 	DefaultPage = 100
 	MaxPage     = 1000
+)
+
+// indexColumn is where a row of jobs has its index; one of the archive has it in
+// its document.
+const (
+	indexColumn   = "array_index"
+	indexArchived = "(job ->> 'array_index')::int"
 )
 
 // conditions are what f asks of a row, its status apart. Only conditions that
@@ -51,6 +60,16 @@ func (f JobFilter) conditions(after *jobCursor) ([]string, pgx.NamedArgs) {
 	}
 	if f.Parent != nil {
 		add("parent = @parent", "parent", f.Parent)
+	} else {
+		list = append(list, "parent IS NULL")
+	}
+	if len(f.Index) > 0 {
+		first, last := make([]int, len(f.Index)), make([]int, len(f.Index))
+		for i, r := range f.Index {
+			first[i], last[i] = r.First, r.Last
+		}
+		add("EXISTS (SELECT 1 FROM unnest(@first::int[], @last::int[]) AS r (first, last) WHERE "+indexColumn+" BETWEEN r.first AND r.last)", "first", first)
+		args["last"] = last
 	}
 	if !f.Since.IsZero() {
 		add("submitted_at >= @since", "since", f.Since)
@@ -116,6 +135,9 @@ func (f JobFilter) query(after *jobCursor) (string, pgx.NamedArgs) {
 			where = `
 				WHERE ` + strings.Join(all, " AND ")
 		}
+		if table == "archived_jobs" {
+			where = strings.ReplaceAll(where, indexColumn, indexArchived)
+		}
 		walks = append(walks, `
 			(
 				SELECT `+columns+`
@@ -124,12 +146,16 @@ func (f JobFilter) query(after *jobCursor) (string, pgx.NamedArgs) {
 				LIMIT @limit
 			)`)
 	}
-	jobs, archived := f.states()
-	for _, state := range jobs {
-		walk("id, submitted_at, NULL::jsonb AS job", "jobs", state)
-	}
-	for _, state := range archived {
-		walk("id, submitted_at, job", "archived_jobs", state)
+	if f.byLabel() {
+		walks = append(walks, f.labelWalk(conditions, after, args))
+	} else {
+		jobs, archived := f.states()
+		for _, state := range jobs {
+			walk("id, submitted_at, NULL::jsonb AS job", "jobs", state)
+		}
+		for _, state := range archived {
+			walk("id, submitted_at, job", "archived_jobs", state)
+		}
 	}
 	return `
 		SELECT coalesce(
@@ -144,6 +170,50 @@ func (f JobFilter) query(after *jobCursor) (string, pgx.NamedArgs) {
 			LIMIT @limit
 		) page
 		ORDER BY page.submitted_at DESC, page.id DESC`, args
+}
+
+// byLabel reports whether f's jobs are best looked for along those with one of
+// its labels: there are fewer of a name, or of a parent, or that are live.
+func (f JobFilter) byLabel() bool {
+	return len(f.Labels) > 0 && f.Name == "" && f.Parent == nil &&
+		(len(f.Status) == 0 || slices.ContainsFunc(f.Status, berth.State.Terminal))
+}
+
+// labelWalk goes along the jobs with the first of f's labels and looks at each,
+// wherever it lies, until the page is full. OFFSET 0 keeps it a walk: without it
+// the planner may read all jobs for the sake of a join.
+func (f JobFilter) labelWalk(conditions []string, after *jobCursor, args pgx.NamedArgs) string {
+	key := slices.Min(slices.Collect(maps.Keys(f.Labels)))
+	args["label_key"], args["label_value"] = key, f.Labels[key]
+	along := []string{"l.key = @label_key", "l.value = @label_value"}
+	if f.Tenant != "" {
+		along = append(along, "l.tenant = @tenant")
+	}
+	if !f.Since.IsZero() {
+		along = append(along, "l.submitted_at >= @since")
+	}
+	if after != nil {
+		along = append(along, "(l.submitted_at, l.job) < (@after_at, @after_id::uuid)")
+	}
+	if len(f.Status) > 0 {
+		args["status"] = f.Status
+		conditions = append(slices.Clone(conditions), "state = ANY(@status)")
+	}
+	where := strings.Join(append([]string{"id = l.job"}, conditions...), " AND ")
+	return `
+			(
+				SELECT l.job AS id, l.submitted_at, found.job
+				FROM job_labels l
+				CROSS JOIN LATERAL (
+					SELECT NULL::jsonb AS job FROM jobs WHERE ` + where + `
+					UNION ALL
+					SELECT job FROM archived_jobs WHERE ` + where + `
+					OFFSET 0
+				) found
+				WHERE ` + strings.Join(along, " AND ") + `
+				ORDER BY l.submitted_at DESC, l.job DESC
+				LIMIT @limit
+			)`
 }
 
 // Jobs returns a page of jobs, newest first, archived ones included, and the

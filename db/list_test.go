@@ -21,16 +21,21 @@ func TestListsOfFewJobsDoNotReadThemAll(t *testing.T) {
 	s := newStage(t)
 	live := []berth.JobID{s.submit(nil), s.submit(nil)}
 	mustExec(t, s.pool, `
-		INSERT INTO jobs (id, tenant, name, class, priority, preemptible, state, grace_ms, lost_after_ms, actor, submitted_at, finished_at)
+		INSERT INTO jobs (id, tenant, name, class, priority, preemptible, state, grace_ms, lost_after_ms, actor, submitted_at, finished_at, labels)
 		SELECT gen_random_uuid(), 'default', CASE WHEN i % ($1 / $2) = 1 THEN 'rare' ELSE 'common' END, 'c', 500, true,
-			CASE WHEN i % ($1 / $2) = 2 THEN 'failed' ELSE 'succeeded' END, 0, 0, 'test', now() + i * interval '1 second', now()
+			CASE WHEN i % ($1 / $2) = 2 THEN 'failed' ELSE 'succeeded' END, 0, 0, 'test', now() + i * interval '1 second', now(),
+			CASE WHEN i % ($1 / $2) = 3 THEN '{"team": "blue", "run": "rare"}' ELSE '{"team": "blue"}' END::jsonb
 		FROM generate_series(1, $1::int) AS i`, ended, rare)
 	mustExec(t, s.pool, `
 		INSERT INTO archived_jobs (id, tenant, name, state, labels, submitted_at, finished_at, job, events)
-		SELECT gen_random_uuid(), tenant, name, state, '{}', submitted_at - interval '1 year', finished_at, jsonb_build_object('id', id), '[]'
+		SELECT gen_random_uuid(), tenant, name, state, labels, submitted_at - interval '1 year', finished_at, jsonb_build_object('id', id), '[]'
 		FROM jobs
 		WHERE state IN ('succeeded', 'failed')`)
-	mustExec(t, s.pool, `ANALYZE jobs, archived_jobs`)
+	mustExec(t, s.pool, `
+		INSERT INTO job_labels (key, value, submitted_at, job, tenant) -- they were jobs once
+		SELECT l.key, l.value, a.submitted_at, a.id, a.tenant
+		FROM archived_jobs a, jsonb_each_text(a.labels) l`)
+	mustExec(t, s.pool, `ANALYZE jobs, archived_jobs, job_labels`)
 	conn, err := s.pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -53,6 +58,14 @@ func TestListsOfFewJobsDoNotReadThemAll(t *testing.T) {
 		"common name":         {db.JobFilter{Name: "common"}, 51},
 		"rare name, failed":   {db.JobFilter{Name: "rare", Status: []berth.State{berth.Failed}}, 0},
 		"nobody's name":       {db.JobFilter{Name: "nobody"}, 0},
+		"rare label":          {db.JobFilter{Labels: map[string]string{"run": "rare"}}, 2 * rare},
+		"rare and common":     {db.JobFilter{Labels: map[string]string{"run": "rare", "team": "blue"}, Tenant: "default"}, 2 * rare},
+		"common label":        {db.JobFilter{Labels: map[string]string{"team": "blue"}}, 51},
+		"common, of a tenant": {db.JobFilter{Labels: map[string]string{"team": "blue"}, Tenant: "default"}, 51},
+		"common, submitted":   {db.JobFilter{Labels: map[string]string{"team": "blue"}, Status: []berth.State{berth.Submitted}}, 0},
+		"rare label, ended":   {db.JobFilter{Labels: map[string]string{"run": "rare"}, Status: []berth.State{berth.Succeeded}}, 2 * rare},
+		"nobody's label":      {db.JobFilter{Labels: map[string]string{"run": "none"}}, 0},
+		"label of nobody":     {db.JobFilter{Labels: map[string]string{"run": "rare"}, Tenant: "nobody"}, 0},
 	} {
 		row.filter.Limit = 50
 		sql, args := row.filter.Query()
@@ -77,7 +90,18 @@ func rowsRead(t *testing.T, conn *pgx.Conn, sql string, named pgx.NamedArgs) (fo
 	defer func() { _ = conn.Deallocate(context.WithoutCancel(t.Context()), "looked_at") }()
 	values := make([]string, len(args))
 	for i, a := range args {
-		values[i] = "'" + fmt.Sprint(a) + "'"
+		switch a := a.(type) {
+		case map[string]string:
+			b, err := json.Marshal(a)
+			if err != nil {
+				t.Fatal(err)
+			}
+			values[i] = "'" + string(b) + "'"
+		case []berth.State:
+			values[i] = "'{" + strings.Trim(fmt.Sprint(a), "[]") + "}'"
+		default:
+			values[i] = "'" + fmt.Sprint(a) + "'"
+		}
 	}
 	var text string
 	if err := conn.QueryRow(t.Context(), "EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE looked_at ("+strings.Join(values, ", ")+")").Scan(&text); err != nil {
@@ -106,13 +130,17 @@ func rowsRead(t *testing.T, conn *pgx.Conn, sql string, named pgx.NamedArgs) (fo
 	return int(plans[0].Plan.Rows), read
 }
 
-func TestListsByStatusAndNameSelectWhereverAJobLies(t *testing.T) {
+func TestListsByStatusNameAndLabelSelectWhereverAJobLies(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	archived, ended, live := s.ended(), s.ended(), s.submit(nil)
+	archived, ended, live := s.ended(), s.ended(), s.submit(func(j *berth.JobSpec) { j.Labels = map[string]string{"k": "old", "l": "w"} })
 	mustExec(t, s.pool, `UPDATE allocations SET forgotten_at = now() WHERE job = $1`, archived)
 	s.archive(1)
 	name := s.job(live).Name
+	value := "v"
+	if err := s.db.UpdateJob(t.Context(), "default", live, berth.JobPatch{Labels: map[string]*string{"k": &value}}, "user:test"); err != nil {
+		t.Fatal(err)
+	}
 	for what, row := range map[string]struct {
 		filter db.JobFilter
 		want   []berth.JobID
@@ -123,6 +151,14 @@ func TestListsByStatusAndNameSelectWhereverAJobLies(t *testing.T) {
 		"live and ended":         {db.JobFilter{Status: []berth.State{berth.Submitted, berth.Succeeded, berth.Succeeded}}, []berth.JobID{live, ended, archived}},
 		"name, succeeded":        {db.JobFilter{Name: name, Status: []berth.State{berth.Succeeded}}, []berth.JobID{ended, archived}},
 		"every status":           {db.JobFilter{Status: berth.States}, []berth.JobID{live, ended, archived}},
+		"label":                  {db.JobFilter{Labels: map[string]string{"k": "v"}}, []berth.JobID{live, ended, archived}},
+		"label, of a tenant":     {db.JobFilter{Labels: map[string]string{"k": "v"}, Tenant: "default"}, []berth.JobID{live, ended, archived}},
+		"labels":                 {db.JobFilter{Labels: map[string]string{"k": "v", "l": "w"}}, []berth.JobID{live}},
+		"label it had":           {db.JobFilter{Labels: map[string]string{"k": "old"}}, nil},
+		"label, succeeded":       {db.JobFilter{Labels: map[string]string{"k": "v"}, Status: []berth.State{berth.Succeeded}}, []berth.JobID{ended, archived}},
+		"label, any status":      {db.JobFilter{Labels: map[string]string{"k": "v"}, Status: berth.States}, []berth.JobID{live, ended, archived}},
+		"label, submitted":       {db.JobFilter{Labels: map[string]string{"k": "v"}, Status: []berth.State{berth.Submitted}}, []berth.JobID{live}},
+		"label, since":           {db.JobFilter{Labels: map[string]string{"k": "v"}, Since: s.job(ended).SubmittedAt}, []berth.JobID{live, ended}},
 		"no status of that kind": {db.JobFilter{Status: []berth.State{"succeeded' OR true"}}, nil},
 	} {
 		row.filter.Limit = 1 // so that the pages join

@@ -85,6 +85,10 @@ func (h *History) Jobs(ctx context.Context, since time.Time, each func(history.J
 				'events', coalesce((SELECT jsonb_agg(to_jsonb(e) ORDER BY e.seq) FROM job_events e WHERE e.job = j.id), '[]'),
 				'attempts', coalesce((SELECT jsonb_agg(to_jsonb(t) ORDER BY t.attempt) FROM attempts t WHERE t.job = j.id), '[]'),
 				'allocations', coalesce((SELECT jsonb_agg(`+allocationRecord+` ORDER BY a.attempt, a.rank) FROM allocations a WHERE a.job = j.id), '[]'),
+				'repairs', coalesce((
+					SELECT jsonb_agg(to_jsonb(k) ORDER BY k.made_at)
+					FROM earmark_log k
+					WHERE k.beneficiary = j.id AND k.victim = k.beneficiary AND k.gpu_idx < 0), '[]'),
 				'checkpoints', coalesce((
 					SELECT jsonb_agg(to_jsonb(c) || jsonb_build_object('shards', (
 						SELECT count(*) FROM checkpoint_shards h
@@ -108,6 +112,40 @@ func (h *History) Jobs(ctx context.Context, since time.Time, each func(history.J
 		if len(jobs) < historyJobs {
 			return nil
 		}
+	}
+}
+
+// Families hands over every parent that is not archived, and ended after since if
+// it ended, with its elements: one at a time.
+func (h *History) Families(ctx context.Context, since time.Time, each func(history.Family) error) error {
+	after := "00000000-0000-0000-0000-000000000000"
+	for {
+		list, err := documents[history.Family](ctx, h.tx, `
+			SELECT to_jsonb(p) || jsonb_build_object(
+				'archived', (SELECT count(*) FROM archived_jobs x WHERE x.parent = p.id),
+				'children', coalesce((
+					SELECT jsonb_agg(jsonb_build_object('id', c.id, 'array_index', coalesce(c.array_index, 0), 'step', coalesce(c.step, ''), 'state', c.state, 'finished_at', c.finished_at,
+						'needs', (SELECT jsonb_agg(d.needs) FROM deps d WHERE d.job = c.id),
+						'spans', (
+							SELECT jsonb_agg(jsonb_build_object('taken', a.taken_seq, 'until', coalesce(a.orphaned_seq, a.freed_seq, 0)))
+							FROM allocations a
+							WHERE a.job = c.id AND a.taken_seq IS NOT NULL)))
+					FROM jobs c
+					WHERE c.parent = p.id), '[]'))
+			FROM jobs p
+			WHERE p.kind <> 'job' AND p.id > @after::uuid AND (p.finished_at IS NULL OR p.finished_at >= @since)
+			ORDER BY p.id
+			LIMIT 1`, pgx.NamedArgs{"after": after, "since": since})
+		if err != nil {
+			return mapError(err, "arrays")
+		}
+		if len(list) == 0 {
+			return nil
+		}
+		if err := each(list[0]); err != nil {
+			return err
+		}
+		after = string(list[0].ID)
 	}
 }
 

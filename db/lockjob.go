@@ -27,7 +27,9 @@ type lockedJob struct {
 	Checkpoint  bool
 	Reason      *berth.Reason
 	HasParent   bool
+	Kind        berth.Kind
 	HeldAt      *time.Time
+	HasOutputs  bool         // its spec declares some
 	AttemptNext *berth.State // of the attempt asked for: what became of the job after it
 	Ranks       []lockedRank
 }
@@ -58,7 +60,8 @@ func lockJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.Job
 		SELECT j.state, j.attempt, j.class, j.grace_ms,
 			coalesce((SELECT s.spec -> 'retry' FROM job_specs s WHERE s.job = j.id), '{}'),
 			j.cancel_requested_at, j.preempted_for IS NOT NULL, j.avoid, j.failures, j.losses, j.oom_grown, j.has_checkpoint,
-			j.reason, j.parent IS NOT NULL, j.held_at
+			j.reason, j.parent IS NOT NULL, j.held_at, j.kind,
+			coalesce((SELECT s.spec ? 'outputs' FROM job_specs s WHERE s.job = j.id), false)
 		FROM jobs j
 		WHERE j.id = @job AND (@tenant = '' OR j.tenant = @tenant)
 		FOR NO KEY UPDATE OF j`, args)
@@ -85,7 +88,7 @@ func lockJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.Job
 func scanLockedJob(results pgx.BatchResults) (j lockedJob, err error) {
 	var graceMS int64
 	err = results.QueryRow().Scan(&j.State, &j.Attempt, &j.Class, &graceMS, &j.Retry, &j.CancelAt, &j.Preempted, &j.Avoid,
-		&j.Failures, &j.Losses, &j.OOMGrown, &j.Checkpoint, &j.Reason, &j.HasParent, &j.HeldAt)
+		&j.Failures, &j.Losses, &j.OOMGrown, &j.Checkpoint, &j.Reason, &j.HasParent, &j.HeldAt, &j.Kind, &j.HasOutputs)
 	if err != nil {
 		return j, err
 	}

@@ -40,7 +40,7 @@ func doom(ctx context.Context, tx pgx.Tx, ids []string) error {
 // DoomedObjects returns folders of the object store that are nobody's any more,
 // the oldest first.
 func (d *DB) DoomedObjects(ctx context.Context, limit int) ([]string, error) {
-	rows, err := d.pool.Query(ctx, `SELECT prefix FROM doomed_objects ORDER BY since, prefix LIMIT @limit`, pgx.NamedArgs{"limit": limit})
+	rows, err := d.pool.Query(ctx, `SELECT prefix FROM doomed_objects WHERE since <= clock_timestamp() ORDER BY since, prefix LIMIT @limit`, pgx.NamedArgs{"limit": limit})
 	if err != nil {
 		return nil, mapError(err, "doomed objects")
 	}

@@ -21,20 +21,30 @@ func (d *DB) StopAttempt(ctx context.Context, id berth.JobID, attempt int) (stop
 		if stopped = slices.ContainsFunc(job.Ranks, lockedRank.bad); !stopped {
 			return touched{}, nil
 		}
+		if err := keepRoom(ctx, tx, job, job.hurried().Grace+berth.RepairHold); err != nil {
+			return touched{}, err
+		}
 		withdrawn, err := withdraw(ctx, tx, job, "another rank of its gang ended first")
 		if err != nil {
 			return touched{}, err
 		}
-		told, err := orderStop(ctx, tx, job, berth.Orders{Checkpoint: true, Stop: true})
+		told, err := orderStop(ctx, tx, job.hurried(), berth.Orders{Checkpoint: true, Stop: true})
 		if err != nil {
 			return touched{}, err
 		}
 		if err := addOrderEvent(ctx, tx, job, "stop", told); err != nil {
 			return touched{}, err
 		}
-		return touched{job.ID, machines(withdrawn, told), len(withdrawn) > 0}, nil
+		return touched{job.ID, machines(withdrawn, told), true}, nil
 	})
 	return stopped, err
+}
+
+// hurried is the job with no more grace than its ranks get when another one of
+// the gang has ended.
+func (j lockedJob) hurried() lockedJob {
+	j.Grace = min(j.Grace, berth.GangGrace)
+	return j
 }
 
 // bad reports whether a rank ended without having done its work.

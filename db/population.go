@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"berth"
 )
@@ -12,9 +13,21 @@ import (
 type Population struct {
 	Jobs     map[berth.State]int // live ones; every live state is there
 	Machines map[berth.MachineState]int
+
+	// Total and Used are of the machines that are not retired: what a silent or
+	// draining one has counts, as long as it may be in use.
+	Total, Used berth.Capacity
+	GPUs        map[string]GPUPopulation // by model
 }
 
-// Population counts live jobs and machines.
+// GPUPopulation is the devices of a model.
+type GPUPopulation struct {
+	Total     int
+	Unhealthy int
+	UsedMilli int64 // thousandths of a device
+}
+
+// Population counts live jobs, machines and their devices.
 func (d *DB) Population(ctx context.Context) (Population, error) {
 	p := Population{Jobs: map[berth.State]int{}, Machines: map[berth.MachineState]int{}}
 	for _, s := range berth.States {
@@ -25,7 +38,7 @@ func (d *DB) Population(ctx context.Context) (Population, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT 'job', state, count(*)
 		FROM jobs
-		WHERE state NOT IN ('succeeded', 'failed', 'canceled')
+		WHERE kind = 'job' AND state NOT IN ('succeeded', 'failed', 'canceled')
 		GROUP BY state
 		UNION ALL
 		SELECT 'machine', state, count(*)
@@ -44,5 +57,37 @@ func (d *DB) Population(ctx context.Context) (Population, error) {
 		}
 		return nil
 	})
-	return p, mapError(err, "counts")
+	if err != nil {
+		return p, mapError(err, "counts")
+	}
+	return p, mapError(p.readCapacity(ctx, d.pool), "counts")
+}
+
+func (p *Population) readCapacity(ctx context.Context, pool *pgxpool.Pool) error {
+	err := pool.QueryRow(ctx, `
+		SELECT coalesce(sum(cpu_m), 0)::bigint, coalesce(sum(mem_mb), 0)::bigint, coalesce(sum(disk_mb), 0)::bigint, coalesce(sum(gpu_milli), 0)::bigint,
+			coalesce(sum(cpu_m_used), 0)::bigint, coalesce(sum(mem_mb_used), 0)::bigint, coalesce(sum(disk_mb_used), 0)::bigint, coalesce(sum(gpu_milli_used), 0)::bigint
+		FROM machines
+		WHERE state <> 'retired'`).
+		Scan(&p.Total.CPUMilli, &p.Total.MemoryMiB, &p.Total.DiskMiB, &p.Total.GPUMilli,
+			&p.Used.CPUMilli, &p.Used.MemoryMiB, &p.Used.DiskMiB, &p.Used.GPUMilli)
+	if err != nil {
+		return err
+	}
+	rows, err := pool.Query(ctx, `
+		SELECT g.model, count(*), count(*) FILTER (WHERE NOT g.healthy), sum(g.milli_used)::bigint
+		FROM gpu_devices g
+		JOIN machines m ON m.id = g.machine_id AND m.state <> 'retired'
+		GROUP BY g.model`)
+	if err != nil {
+		return err
+	}
+	p.GPUs = map[string]GPUPopulation{}
+	var model string
+	var g GPUPopulation
+	_, err = pgx.ForEachRow(rows, []any{&model, &g.Total, &g.Unhealthy, &g.UsedMilli}, func() error {
+		p.GPUs[model] = g
+		return nil
+	})
+	return err
 }

@@ -33,7 +33,7 @@ func (d *DB) LiveJobs(ctx context.Context, age time.Duration) ([]Aged, error) {
 	return d.aged(ctx, "live jobs", `
 		SELECT id, attempt, state, clock_timestamp() - state_at
 		FROM jobs
-		WHERE state NOT IN ('succeeded', 'failed', 'canceled') AND kind = 'job'
+		WHERE state NOT IN ('succeeded', 'failed', 'canceled') AND NOT blocked
 		  AND state_at < clock_timestamp() - @age::interval
 		ORDER BY id`, pgx.NamedArgs{"age": age})
 }
@@ -232,7 +232,7 @@ func (d *DB) FailExpired(ctx context.Context, term Term, ids []berth.JobID, limi
 	const expired = `
 		SELECT id
 		FROM jobs
-		WHERE state IN ('queued', 'retrying') AND NOT held AND queue_deadline <= clock_timestamp()
+		WHERE kind = 'job' AND state IN ('queued', 'retrying') AND NOT held AND queue_deadline <= clock_timestamp()
 		  AND (@ids::uuid[] IS NULL OR id = ANY(@ids::uuid[]))
 		ORDER BY id
 		LIMIT @limit`
@@ -265,6 +265,7 @@ func (d *DB) FailExpired(ctx context.Context, term Term, ids []berth.JobID, limi
 	for _, id := range failed {
 		d.hub.Publish(TopicJob, string(id))
 	}
+	d.tellParents(ctx, failed...)
 	return failed, nil
 }
 
@@ -304,7 +305,8 @@ const (
 	deadEarmark = `
 		e.expires_at < clock_timestamp() OR NOT EXISTS (
 			SELECT 1 FROM jobs b
-			WHERE b.id = e.beneficiary AND b.state IN ('submitted', 'queued', 'retrying'))
+			WHERE b.id = e.beneficiary AND (b.state IN ('submitted', 'queued', 'retrying')
+			   OR e.victim = e.beneficiary AND b.state IN ('scheduled', 'running') AND b.attempt = e.victim_attempt))
 		OR NOT EXISTS (SELECT 1 FROM machines m WHERE m.id = e.machine_id AND m.state <> 'retired')`
 	// A job that is stopping for another stops, whatever became of that one.
 	deadBeneficiary = `

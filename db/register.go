@@ -368,6 +368,9 @@ func (r *registration) writeMachine(ctx context.Context) error {
 		    agent_version = @version,
 		    declared = @declared,
 		    fence_ms = @fence,
+		    network = @network,
+		    port_first = @port_first,
+		    port_last = @port_last,
 		    pending_kills = @kills,
 		    cpu_m = CASE WHEN @cpu >= m.cpu_m_used THEN @cpu ELSE m.cpu_m END,
 		    mem_mb = CASE WHEN @mem >= m.mem_mb_used THEN @mem ELSE m.mem_mb END,
@@ -378,6 +381,7 @@ func (r *registration) writeMachine(ctx context.Context) error {
 			"host_boot": r.req.HostBoot, "agent_boot": r.req.AgentBoot,
 			"pool": inv.Pool, "labels": nonNil(inv.Labels), "region": inv.Region, "site": inv.Site, "address": inv.Address,
 			"engine": inv.Engine, "version": inv.Version, "declared": inv.Declared, "fence": max(0, inv.Fence.Std().Milliseconds()), "kills": ids(owed), "unknown": len(r.unknown),
+			"network": inv.Network, "port_first": inv.Ports.First, "port_last": inv.Ports.Last,
 			"cpu": inv.Capacity.CPUMilli, "mem": inv.Capacity.MemoryMiB, "disk": inv.Capacity.DiskMiB,
 		})
 	if err != nil {

@@ -24,6 +24,13 @@ func (r *reporting) tell(ctx context.Context, a *reportedRow, p berth.RankReport
 			return err
 		}
 	}
+	if a.prepared {
+		for _, f := range p.Fetched {
+			if err := r.event(ctx, a, berth.EventFetched, fmt.Sprintf("rank %d on %s: %s", a.Rank, r.machine, f)); err != nil {
+				return err
+			}
+		}
+	}
 	if p.Warning != "" {
 		if err := r.warn(ctx, a, p.Warning); err != nil {
 			return err

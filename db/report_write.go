@@ -65,6 +65,7 @@ func (r *reporting) write(context.Context) error {
 		    progress = coalesce(x.progress::jsonb, a.progress),
 		    claimed_at = CASE WHEN x.state = 'active' THEN coalesce(a.claimed_at, now()) ELSE a.claimed_at END,
 		    started_at = CASE WHEN x.begun OR (x.exit::jsonb) ? 'started_at' THEN coalesce(a.started_at, now()) ELSE a.started_at END,
+		    prepared_at = CASE WHEN x.phase IN ('prepared', 'running') THEN coalesce(a.prepared_at, now()) ELSE a.prepared_at END,
 		    exited_at = CASE WHEN x.state = 'exited' THEN coalesce(a.exited_at, now()) ELSE a.exited_at END,
 		    sealed_at = CASE WHEN x.state = 'exited' AND x.phase = 'sealed' THEN coalesce(a.sealed_at, now()) ELSE a.sealed_at END,
 		    released_at = CASE WHEN x.state = 'released' THEN coalesce(a.released_at, now()) ELSE a.released_at END,

@@ -2,6 +2,7 @@ package db
 
 import (
 	"context"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -10,7 +11,8 @@ import (
 
 // Retry submits the spec of a terminal job again as a new job, linked both ways.
 // A job that was retried already answers its successor, with created false; a
-// live one is a conflict.
+// live one is a conflict. An element of an array, or a step, becomes a job of its own, with
+// the variables it had.
 func (d *DB) Retry(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) (job berth.Job, created bool, err error) {
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		old, err := lockForRetry(ctx, tx, tenant, id)
@@ -21,16 +23,47 @@ func (d *DB) Retry(ctx context.Context, tenant berth.TenantID, id berth.JobID, a
 			job, created = berth.Job{ID: *old.RetriedBy}, false
 			return nil
 		}
-		row, err := newSubmitRow(Submission{Tenant: old.Tenant, Spec: *old.Spec, Actor: actor, Parent: old.Parent, RetryOf: &id})
+		if old.Kind == berth.KindPipeline {
+			if job, err = retryPipeline(ctx, tx, old, actor, true); err != nil {
+				return err
+			}
+			created = true
+			return linkRetry(ctx, tx, id, job.ID)
+		}
+		if err := byItself(ctx, tx, &old); err != nil {
+			return err
+		}
+		row, err := newSubmitRow(Submission{Tenant: old.Tenant, Spec: *old.Spec, Actor: actor, RetryOf: &id, Indexes: indexesOf(old)})
 		if err != nil {
 			return err
 		}
-		if job, err = row.insert(ctx, tx); err != nil {
+		if job, err = row.insertWithNeeds(ctx, tx); err != nil {
 			return err
 		}
 		created = true
 		return linkRetry(ctx, tx, id, job.ID)
 	})
+	return d.retried(ctx, tenant, id, job, created, err)
+}
+
+// byItself makes the spec of a step one of a job by itself, which needs nothing and
+// takes what its siblings have left.
+func byItself(ctx context.Context, tx pgx.Tx, old *berth.Job) error {
+	old.Spec.Needs = nil
+	if !slices.ContainsFunc(old.Spec.OutputsNamed(), func(o berth.NamedOutput) bool { return o.Step != "" }) {
+		return nil
+	}
+	steps, err := siblings(ctx, tx, old.ID)
+	if err != nil {
+		return err
+	}
+	spec := old.Spec.OfJobs(steps)
+	old.Spec = &spec
+	return nil
+}
+
+// retried tells of a retry and returns the new job whole.
+func (d *DB) retried(ctx context.Context, tenant berth.TenantID, id berth.JobID, job berth.Job, created bool, err error) (berth.Job, bool, error) {
 	if err != nil {
 		return berth.Job{}, false, mapError(err, "retry job "+string(id))
 	}
@@ -43,12 +76,28 @@ func (d *DB) Retry(ctx context.Context, tenant berth.TenantID, id berth.JobID, a
 	return job, true, nil
 }
 
+// indexesOf are the elements of an array that runs only some again; nil for any
+// other job.
+func indexesOf(j berth.Job) []int {
+	ranges, err := berth.ParseIndexes(j.Indexes)
+	if j.Indexes == "" || err != nil {
+		return nil
+	}
+	var list []int
+	for _, r := range ranges {
+		for i := r.First; i <= r.Last; i++ {
+			list = append(list, i)
+		}
+	}
+	return list
+}
+
 // lockForRetry reads the old job and holds its row, live or archived, so that
 // of two retries at once one is the first.
 func lockForRetry(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.JobID) (berth.Job, error) {
 	args := pgx.NamedArgs{"id": id, "tenant": string(tenant)}
 	for _, sql := range []string{`
-		SELECT ` + jobDocument + ` || jsonb_build_object('spec', s.spec)
+		SELECT ` + jobDocument + ` || jsonb_build_object(CASE j.kind WHEN 'pipeline' THEN 'pipeline' ELSE 'spec' END, s.spec)
 		FROM jobs j
 		JOIN job_specs s ON s.job = j.id
 		WHERE j.id = @id AND (@tenant = '' OR j.tenant = @tenant)

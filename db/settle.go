@@ -25,8 +25,9 @@ const keptAvoids = 16
 func (d *DB) Settle(ctx context.Context, id berth.JobID, attempt int) (berth.SettleResult, error) {
 	var result berth.SettleResult
 	var hints touched
+	var settled *berth.Verdict
 	err := d.tx(ctx, func(tx pgx.Tx) error {
-		result, hints = berth.SettleResult{}, touched{}
+		result, hints, settled = berth.SettleResult{}, touched{}, nil
 		job, err := lockJob(ctx, tx, "", id, attempt)
 		if err != nil {
 			return err
@@ -47,8 +48,11 @@ func (d *DB) Settle(ctx context.Context, id berth.JobID, attempt int) (berth.Set
 		if evidence.Earlier, err = earlier(ctx, tx, job); err != nil {
 			return err
 		}
+		if evidence.OutputsLost, err = lostOutputs(ctx, tx, job); err != nil {
+			return err
+		}
 		verdict := berth.Classify(evidence)
-		result.Next = verdict.Next
+		result.Next, settled = verdict.Next, &verdict
 		hints, err = settle(ctx, tx, job, verdict)
 		return err
 	})
@@ -56,6 +60,12 @@ func (d *DB) Settle(ctx context.Context, id berth.JobID, attempt int) (berth.Set
 		return berth.SettleResult{}, mapError(err, "job "+string(id))
 	}
 	hints.publish(d.hub)
+	if settled != nil {
+		d.count(ctx, id, attempt, *settled)
+	}
+	if result.HasParent && hints.job != "" && result.Next != "" {
+		d.tellParents(ctx, id)
+	}
 	return result, nil
 }
 
@@ -88,6 +98,9 @@ func giveUpGang(ctx context.Context, tx pgx.Tx, job lockedJob) (touched, error) 
 	if !slices.ContainsFunc(job.Ranks, lockedRank.untaken) {
 		return touched{}, nil
 	}
+	if err := keepRoom(ctx, tx, job, job.hurried().Grace+berth.RepairHold); err != nil {
+		return touched{}, err
+	}
 	released, err := updateRanks(ctx, tx, `
 		UPDATE allocations
 		SET state = 'released', released_at = now(), sealed_at = now(), orders = orders || @orders
@@ -101,7 +114,7 @@ func giveUpGang(ctx context.Context, tx pgx.Tx, job lockedJob) (touched, error) 
 	if err != nil {
 		return touched{}, err
 	}
-	told, err := orderStop(ctx, tx, job, berth.Orders{Checkpoint: true, Stop: true})
+	told, err := orderStop(ctx, tx, job.hurried(), berth.Orders{Checkpoint: true, Stop: true})
 	if err != nil {
 		return touched{}, err
 	}
@@ -133,6 +146,9 @@ func (j lockedJob) evidence() berth.AttemptEvidence {
 // settle writes a verdict: the job, its attempt, its ranks.
 func settle(ctx context.Context, tx pgx.Tx, job lockedJob, v berth.Verdict) (touched, error) {
 	hints := touched{job: job.ID, queue: v.Next == berth.Retrying}
+	if err := settleRoom(ctx, tx, job, v); err != nil {
+		return hints, err
+	}
 	args := verdictArgs(job, v)
 	batch := &pgx.Batch{}
 	if v.GrowMemory {

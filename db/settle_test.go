@@ -260,6 +260,10 @@ func TestConcurrentSettlesAgree(t *testing.T) {
 			t.Errorf("settled as %+v", r)
 		}
 	}
+	lost := db.End{Next: berth.Retrying, Reason: berth.ReasonMachineLost}
+	if n := s.db.Ends()[lost]; n.Attempts != 1 || len(s.db.Ends()) != 1 {
+		t.Errorf("counted %+v; want the one attempt once, however often it was settled", s.db.Ends())
+	}
 	if j := s.job(id); j.Losses != 1 {
 		t.Errorf("%d losses", j.Losses)
 	}

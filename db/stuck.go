@@ -16,22 +16,30 @@ type Patience struct {
 	Prepare time.Duration // from the claim to prepared; then its end is ordered
 	Obey    time.Duration // and to that end; then its job goes on without it
 	Seal    time.Duration // from the end to the last upload; then it is sealed without
+	Barrier time.Duration // that ranks of a gang which are prepared wait for the others
 }
 
 func (p Patience) args() pgx.NamedArgs {
-	return pgx.NamedArgs{"prepare": p.Prepare, "obey": p.Obey, "seal": p.Seal, "kill": berth.Orders{Kill: true}}
+	return pgx.NamedArgs{"prepare": p.Prepare, "obey": p.Obey, "seal": p.Seal, "barrier": p.Barrier, "kill": berth.Orders{Kill: true}}
 }
 
 // unprepared are ranks a that were claimed and are not ready to start.
 const unprepared = `a.state = 'active' AND a.phase IN ('', 'claimed', 'pulling', 'restoring') AND NOT a.orders ? 'start'`
 
+// waitedFor is a rank a that another one of its gang, ready to start, has waited
+// for too long.
+const waitedFor = `a.port IS NOT NULL AND EXISTS (
+			SELECT 1
+			FROM allocations o
+			WHERE o.job = a.job AND o.attempt = a.attempt AND o.prepared_at < clock_timestamp() - @barrier::interval)`
+
 // stuck is what each limit finds, of allocations a of jobs j.
 const (
-	slowToPrepare = unprepared + ` AND j.state = 'scheduled' AND j.attempt = a.attempt
-		AND a.claimed_at < clock_timestamp() - @prepare::interval AND NOT a.orders ? 'kill'`
+	slowToPrepare = unprepared + ` AND j.state = 'scheduled' AND j.attempt = a.attempt AND NOT a.orders ? 'kill'
+		AND (a.claimed_at < clock_timestamp() - @prepare::interval OR ` + waitedFor + `)`
 	deafToKill = unprepared + ` AND j.state IN ('scheduled', 'preempting', 'canceling') AND j.attempt = a.attempt
 		AND a.orders ? 'kill' AND a.stop_by < clock_timestamp() - @obey::interval
-		AND a.claimed_at < clock_timestamp() - @prepare::interval`
+		AND (a.claimed_at < clock_timestamp() - @prepare::interval OR ` + waitedFor + `)`
 	neverSealed = `a.state = 'exited' AND a.sealed_at IS NULL AND j.attempt = a.attempt
 		AND j.state NOT IN ('succeeded', 'failed', 'canceled') AND a.exited_at < clock_timestamp() - @seal::interval`
 )

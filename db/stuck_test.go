@@ -9,7 +9,7 @@ import (
 	"berth/db"
 )
 
-var patience = db.Patience{Prepare: time.Hour, Obey: time.Minute, Seal: 20 * time.Minute}
+var patience = db.Patience{Prepare: time.Hour, Obey: time.Minute, Seal: 20 * time.Minute, Barrier: 15 * time.Minute}
 
 func (s *stage) giveUp(term db.Term) func() (int, error) {
 	return func() (int, error) {

@@ -20,8 +20,8 @@ type Submission struct {
 	Spec    berth.JobSpec // valid, with defaults filled in
 	IdemKey string        // "": every call is a new job
 	Actor   string
-	Parent  *berth.JobID
 	RetryOf *berth.JobID
+	Indexes []int // of an array: only these of its elements, in order; nil: all
 }
 
 // Submit stores the job and returns it with created true. A repeat with the
@@ -40,22 +40,23 @@ func (d *DB) Submit(ctx context.Context, s Submission) (job berth.Job, created b
 	// Between a lost race for the key and the look-up of its holder the job may
 	// have been archived; then the key is free again.
 	for range 3 {
-		job, err = row.insert(ctx, d.pool)
+		job, err = d.store(ctx, row)
 		if err == nil {
 			d.hub.Publish(TopicSubmit, string(job.ID))
 			return job, true, nil
 		}
-		if berth.CodeOf(err) != berth.CodeNotFound && !berth.IsSlug(err, berth.SlugQuota) {
+		refused := err
+		final := berth.IsSlug(refused, berth.SlugQuota) || berth.IsSlug(refused, berth.SlugInvalidSpec)
+		if berth.CodeOf(err) != berth.CodeNotFound && !final {
 			return berth.Job{}, false, err
 		}
-		refused := err
 		if s.IdemKey != "" {
 			job, err = d.submitted(ctx, s.Tenant, s.IdemKey, row.hash)
 			if berth.CodeOf(err) != berth.CodeNotFound {
 				return job, false, err
 			}
 		}
-		if berth.IsSlug(refused, berth.SlugQuota) {
+		if final {
 			return berth.Job{}, false, refused
 		}
 	}
@@ -64,8 +65,9 @@ func (d *DB) Submit(ctx context.Context, s Submission) (job berth.Job, created b
 
 // submitRow is a submission in the form of its rows.
 type submitRow struct {
-	args pgx.NamedArgs
-	hash []byte
+	args  pgx.NamedArgs
+	hash  []byte
+	needs needs
 }
 
 func newSubmitRow(s Submission) (submitRow, error) {
@@ -80,7 +82,6 @@ func newSubmitRow(s Submission) (submitRow, error) {
 	args := pgx.NamedArgs{
 		"id":           berth.NewJobID(time.Now()),
 		"tenant":       s.Tenant,
-		"parent":       s.Parent,
 		"name":         s.Spec.Name,
 		"class":        request.Class(),
 		"request":      request,
@@ -97,6 +98,22 @@ func newSubmitRow(s Submission) (submitRow, error) {
 		"retry_of":     s.RetryOf,
 		"idem_key":     nil,
 		"idem_hash":    sum[:],
+		"kind":         berth.KindJob,
+		"total":        nil,
+		"parallel":     0,
+		"max_failures": nil,
+		"indexes":      s.Indexes,
+		"parent":       nil,
+		"step":         nil,
+		"blocked":      false,
+		"notify":       berth.NotifiedOf(s.Spec.Notify),
+	}
+	if a := s.Spec.Array; a != nil {
+		args["kind"], args["total"], args["parallel"], args["max_failures"] = berth.KindArray, a.Count(), a.Parallel, a.MaxFailures
+		args["queue_ms"] = 0 // counts for each element, from when it is made
+		if s.Indexes != nil {
+			args["total"] = len(s.Indexes)
+		}
 	}
 	if s.Spec.Execution == berth.AtMostOne {
 		args["mode"] = "exclusive"
@@ -104,7 +121,20 @@ func newSubmitRow(s Submission) (submitRow, error) {
 	if s.IdemKey != "" {
 		args["idem_key"] = s.IdemKey
 	}
-	return submitRow{args, sum[:]}, nil
+	return submitRow{args, sum[:], needsOf(s.Spec)}, nil
+}
+
+// store inserts a job. One that needs nothing else that is stored takes a single
+// round trip.
+func (d *DB) store(ctx context.Context, r submitRow) (job berth.Job, err error) {
+	if r.needs.none() {
+		return r.insert(ctx, d.pool)
+	}
+	err = d.tx(ctx, func(tx pgx.Tx) error {
+		job, err = r.insertWithNeeds(ctx, tx)
+		return err
+	})
+	return job, mapError(err, "submit")
 }
 
 // insert stores job, spec and class, in one round trip. It answers not_found
@@ -130,16 +160,16 @@ func (r submitRow) insert(ctx context.Context, q batcher) (berth.Job, error) {
 			FROM tenants
 			WHERE id = @tenant
 		), j AS (
-			INSERT INTO jobs (id, tenant, parent, name, class, priority, preemptible, queue_deadline,
+			INSERT INTO jobs (id, tenant, kind, total, parallel, max_failures, indexes, parent, step, blocked, notify, name, class, priority, preemptible, queue_deadline,
 				run_limit_ms, grace_ms, mode, lost_after_ms, labels, actor, retry_of, idem_key, idem_hash, stalled_ms)
-			SELECT @id, @tenant, @parent::uuid, @name, @class, @priority, @preemptible,
+			SELECT @id, @tenant, @kind, @total::int, @parallel, @max_failures::int, @indexes::int[], @parent::uuid, @step, @blocked, @notify::text[], @name, @class, @priority, @preemptible,
 				now() + nullif(@queue_ms::bigint, 0) * interval '1 millisecond',
 				@run_limit_ms, @grace_ms, @mode, @lost_ms, @labels, @actor, @retry_of::uuid, @idem_key, @idem_hash::bytea,
 				coalesce((SELECT stalled_ms FROM t), 0)
 			WHERE NOT EXISTS (SELECT 1 FROM t WHERE max_queued <= (
 				SELECT count(*)
 				FROM jobs w
-				WHERE w.tenant = @tenant AND w.state IN ('submitted', 'queued', 'retrying')))
+				WHERE w.tenant = @tenant AND w.kind = 'job' AND NOT w.blocked AND w.state IN ('submitted', 'queued', 'retrying')))
 			ON CONFLICT (tenant, idem_key) WHERE idem_key IS NOT NULL DO NOTHING
 			RETURNING *
 		), spec AS (

@@ -154,7 +154,7 @@ func addPresent(ctx context.Context, tx pgx.Tx, list []TenantRow, args pgx.Named
 		SELECT tenant, count(*) FILTER (WHERE state IN ('submitted', 'queued', 'retrying')),
 			count(*) FILTER (WHERE state IN ('scheduled', 'running', 'preempting', 'canceling'))
 		FROM jobs
-		WHERE state NOT IN ('succeeded', 'failed', 'canceled')
+		WHERE kind = 'job' AND NOT blocked AND state NOT IN ('succeeded', 'failed', 'canceled')
 		GROUP BY tenant`)
 	if err != nil {
 		return err

@@ -66,7 +66,8 @@ func (d *DB) UpdateTenant(ctx context.Context, id berth.TenantID, p berth.Tenant
 }
 
 // DeleteTenant removes a tenant that nothing belongs to: no job that is not
-// archived, no token that is still good, no tenant below it.
+// archived, no token that is still good, no tenant below it,
+// no schedule.
 func (d *DB) DeleteTenant(ctx context.Context, id berth.TenantID) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		parents, err := tenantParents(ctx, tx)
@@ -79,16 +80,17 @@ func (d *DB) DeleteTenant(ctx context.Context, id berth.TenantID) error {
 		if id == "default" {
 			return berth.Errorf(berth.CodeConflict, "tenant default is what tokens belong to that name no other: it stays")
 		}
-		var jobs, tokens, below int
+		var jobs, tokens, below, schedules int
 		err = tx.QueryRow(ctx, `
 			SELECT (SELECT count(*) FROM jobs WHERE tenant = @id),
 				(SELECT count(*) FROM tokens WHERE tenant = @id AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())),
-				(SELECT count(*) FROM tenants WHERE parent = @id)`, pgx.NamedArgs{"id": id}).Scan(&jobs, &tokens, &below)
+				(SELECT count(*) FROM tenants WHERE parent = @id),
+				(SELECT count(*) FROM schedules WHERE tenant = @id AND deleted_at IS NULL)`, pgx.NamedArgs{"id": id}).Scan(&jobs, &tokens, &below, &schedules)
 		if err != nil {
 			return err
 		}
-		if jobs+tokens+below > 0 {
-			return berth.Errorf(berth.CodeConflict, "tenant %s is in use: %d jobs that are not archived, %d tokens that are good, %d tenants below it", id, jobs, tokens, below)
+		if jobs+tokens+below+schedules > 0 {
+			return berth.Errorf(berth.CodeConflict, "tenant %s is in use: %d jobs that are not archived, %d tokens that are good, %d tenants below it, %d schedules", id, jobs, tokens, below, schedules)
 		}
 		_, err = tx.Exec(ctx, `DELETE FROM tenants WHERE id = @id`, pgx.NamedArgs{"id": id})
 		return err

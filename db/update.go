@@ -14,8 +14,11 @@ import (
 // already stays as it is.
 func (d *DB) Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) error {
 	return d.change(ctx, tenant, id, func(tx pgx.Tx, job lockedJob) (string, error) {
-		if !job.State.Waiting() {
+		if job.Kind == berth.KindJob && !job.State.Waiting() {
 			return "", berth.Errorf(berth.CodeConflict, "job %s is %s: only submitted, queued and retrying jobs can be held", id, job.State)
+		}
+		if job.State.Terminal() || job.State == berth.Canceling {
+			return "", berth.Errorf(berth.CodeConflict, "job %s is %s: it cannot be held", id, job.State)
 		}
 		if job.HeldAt != nil {
 			return "", nil
@@ -42,6 +45,9 @@ func (d *DB) Release(ctx context.Context, tenant berth.TenantID, id berth.JobID,
 				unaged_ms = unaged_ms + (extract(epoch FROM now() - held_at) * 1000)::bigint, version = version + 1, actor = @actor
 			WHERE id = @job`,
 			pgx.NamedArgs{"job": id, "actor": actor})
+		if err == nil && job.Kind != berth.KindJob {
+			err = releaseChildren(ctx, tx, id, actor)
+		}
 		return "released from hold", err
 	}, actor)
 }
@@ -79,7 +85,11 @@ func (d *DB) UpdateJob(ctx context.Context, tenant berth.TenantID, id berth.JobI
 			}
 			return nil
 		})
-		return describePatch(p), tx.SendBatch(ctx, batch).Close()
+		err = tx.SendBatch(ctx, batch).Close()
+		if err == nil && job.Kind != berth.KindJob {
+			err = patchChildren(ctx, tx, args, describePatch(p))
+		}
+		return describePatch(p), err
 	}, actor)
 }
 
@@ -123,11 +133,13 @@ func describePatch(p berth.JobPatch) string {
 // job's history; "" means that nothing was to be done.
 func (d *DB) change(ctx context.Context, tenant berth.TenantID, id berth.JobID, f func(pgx.Tx, lockedJob) (string, error), actor string) error {
 	var detail string
+	var kind berth.Kind
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		job, err := lockJob(ctx, tx, tenant, id, 0)
 		if err != nil {
 			return err
 		}
+		kind = job.Kind
 		if detail, err = f(tx, job); err != nil || detail == "" {
 			return err
 		}
@@ -139,5 +151,8 @@ func (d *DB) change(ctx context.Context, tenant berth.TenantID, id berth.JobID, 
 	if detail != "" {
 		touched{job: id, queue: true}.publish(d.hub)
 	}
-	return nil
+	if kind != berth.KindJob { // a hold goes on to its elements
+		_, err = d.TendThrough(ctx, id)
+	}
+	return err
 }

@@ -21,6 +21,7 @@ import (
 var shared struct {
 	once      sync.Once
 	cluster   *postgres.Cluster
+	strategy  string // of copies, as CREATE DATABASE takes it
 	err       error
 	migrate   sync.Once
 	migrated  error
@@ -82,13 +83,33 @@ func start() (*postgres.Cluster, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	return postgres.Start(ctx, postgres.Options{
+	c, err := postgres.Start(ctx, postgres.Options{
 		Dir:            dir,
 		BinDir:         os.Getenv("PG_BINDIR"),
 		Volatile:       true,
 		SharedBuffers:  "64MB",
 		MaxConnections: 300,
 	})
+	if err != nil {
+		return nil, err
+	}
+	shared.strategy, err = strategy(ctx, c)
+	return c, err
+}
+
+// strategy is the cheapest way to copy a database: since version 15 PostgreSQL
+// would log every page of the copy, unless it is told otherwise.
+func strategy(ctx context.Context, c *postgres.Cluster) (string, error) {
+	conn, err := pgx.Connect(ctx, c.URL("postgres"))
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close(ctx)
+	var version int
+	if err := conn.QueryRow(ctx, "SELECT current_setting('server_version_num')::int").Scan(&version); err != nil || version < 150000 {
+		return "", err
+	}
+	return " STRATEGY file_copy", nil
 }
 
 func migrateTemplate(c *postgres.Cluster) error {
@@ -108,7 +129,7 @@ func migrateTemplate(c *postgres.Cluster) error {
 func create(t testing.TB, c *postgres.Cluster, source string) string {
 	t.Helper()
 	name := fmt.Sprintf("test_%d", shared.databases.Add(1))
-	if err := admin(c, "CREATE DATABASE "+name+" TEMPLATE "+source); err != nil {
+	if err := admin(c, "CREATE DATABASE "+name+" TEMPLATE "+source+shared.strategy); err != nil {
 		t.Fatalf("dbtest: create database: %v", err)
 	}
 	t.Cleanup(func() {

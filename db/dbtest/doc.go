@@ -3,8 +3,9 @@
 //
 // A test process runs one private cluster (started by the first test that asks)
 // and migrates one template database; each test gets a copy of it, dropped when
-// the test ends. The cluster and its files go when the process ends, even by
-// SIGKILL. Nothing here ever connects to a server that it did not start.
+// the test ends. The cluster lives in /dev/shm where there is room, and goes
+// with its files when the process ends, even by SIGKILL. Nothing here ever
+// connects to a server that it did not start.
 //
 // The one rule to know: only tests import it.
 package dbtest

@@ -54,6 +54,47 @@ type Job struct {
 	Attempts    []Attempt    `json:"attempts"`
 	Allocations []Allocation `json:"allocations"` // by attempt and rank
 	Checkpoints []Checkpoint `json:"checkpoints"`
+	Repairs     []Repair     `json:"repairs"` // by time
+}
+
+// Repair is a row of earmark_log: room of a gang's own on a machine that was kept
+// for its next attempt.
+type Repair struct {
+	Machine berth.MachineID `json:"machine_id"`
+	Attempt int             `json:"victim_attempt"` // whose room it was
+	MadeAt  time.Time       `json:"made_at"`
+	GoneAt  *time.Time      `json:"gone_at"` // nil: it stands
+}
+
+// Family is a parent's row and its elements, as far as they are told together.
+type Family struct {
+	ID         berth.JobID `json:"id"`
+	Kind       string      `json:"kind"`
+	State      berth.State `json:"state"`
+	Total      int         `json:"total"`
+	Parallel   int         `json:"parallel"`
+	Indexes    []int       `json:"indexes"` // null: from 0 on
+	FinishedAt *time.Time  `json:"finished_at"`
+	Children   []Child     `json:"children"`
+	Archived   int         `json:"archived"` // elements that are in the archive
+}
+
+// Child is an element of a parent.
+type Child struct {
+	ID         berth.JobID   `json:"id"`
+	Index      int           `json:"array_index"`
+	Step       string        `json:"step"`  // of a pipeline; "": an element of an array, which has an index
+	Needs      []berth.JobID `json:"needs"` // of a step
+	State      berth.State   `json:"state"`
+	FinishedAt *time.Time    `json:"finished_at"`
+	Spans      []Span        `json:"spans"`
+}
+
+// Span is from which to which number of the ledger an allocation held capacity
+// of a machine that was heard.
+type Span struct {
+	Taken int64 `json:"taken"`
+	Until int64 `json:"until"` // 0: it does still
 }
 
 // Event is a row of job_events.
@@ -99,6 +140,8 @@ type Allocation struct {
 	Orders       berth.Orders          `json:"orders"`
 	StopBy       *time.Time            `json:"stop_by"`
 	Exit         *berth.Exit           `json:"exit"`
+	Port         int                   `json:"port"` // 0: none
+	PreparedAt   *time.Time            `json:"prepared_at"`
 	ReservedAt   time.Time             `json:"reserved_at"`
 	ClaimedAt    *time.Time            `json:"claimed_at"`
 	StartedAt    *time.Time            `json:"started_at"`

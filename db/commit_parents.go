@@ -1,0 +1,96 @@
+package db
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// presentParent is the parent of jobs that are to start, under lock. A nil one
+// is of jobs that have none.
+type presentParent struct {
+	state    berth.State
+	held     bool
+	parallel int // 0: no limit
+	holding  int // elements that hold capacity
+	started  bool
+}
+
+// queueParentLocks locks the parents of jobs, before the jobs: from then on none
+// of them is canceled or held until the commit.
+func queueParentLocks(batch *pgx.Batch, jobs []berth.JobID) {
+	batch.Queue(`
+		SELECT 1
+		FROM jobs
+		WHERE id IN (SELECT parent FROM jobs WHERE id = ANY($1::uuid[]) AND parent IS NOT NULL)
+		ORDER BY id
+		FOR NO KEY UPDATE`, jobs)
+}
+
+// queueParents reads the locked parents, and how many of their elements hold
+// capacity. That only grows by a commit of a leader, whose term is checked
+// already: so no more of them ever hold it than may.
+func (p *present) queueParents(batch *pgx.Batch, jobs []berth.JobID) {
+	batch.Queue(`
+		SELECT p.id, p.state, p.held, p.parallel, CASE WHEN p.parallel > 0 THEN (
+			SELECT count(*)
+			FROM jobs c
+			WHERE c.parent = p.id AND c.state IN ('scheduled', 'running', 'preempting', 'canceling')) ELSE 0 END
+		FROM jobs p
+		WHERE p.id IN (SELECT parent FROM jobs WHERE id = ANY($1::uuid[]) AND parent IS NOT NULL)`, jobs).Query(func(rows pgx.Rows) error {
+		var id berth.JobID
+		var x presentParent
+		_, err := pgx.ForEachRow(rows, []any{&id, &x.state, &x.held, &x.parallel, &x.holding}, func() error {
+			parent := x
+			p.parents[id] = &parent
+			return nil
+		})
+		return err
+	})
+}
+
+// refuses says why no element of the parent may start now.
+func (p *presentParent) refuses() error {
+	switch {
+	case p == nil:
+		return nil
+	case p.state != berth.Queued && p.state != berth.Running:
+		return fmt.Errorf("its array is %s", p.state)
+	case p.held:
+		return errors.New("its array is held")
+	case p.parallel > 0 && p.holding >= p.parallel:
+		return fmt.Errorf("%d elements of its array hold capacity, as many as may at once", p.holding)
+	}
+	return nil
+}
+
+// takes counts one more element that starts.
+func (p *presentParent) takes() {
+	if p != nil {
+		p.holding++
+		p.started = true
+	}
+}
+
+// begun are the parents of which the first elements start.
+func (p *present) begun() []berth.JobID {
+	var list []berth.JobID
+	for id, x := range p.parents {
+		if x.started && x.state == berth.Queued {
+			list = append(list, id)
+		}
+	}
+	return list
+}
+
+func queueParentStarts(batch *pgx.Batch, begun []berth.JobID) {
+	if len(begun) > 0 {
+		batch.Queue(`
+			UPDATE jobs
+			SET state = 'running', version = version + 1, actor = 'leader'
+			WHERE id = ANY($1::uuid[])`, begun)
+	}
+}

@@ -1,0 +1,67 @@
+package db
+
+import (
+	"context"
+	"maps"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// End is how an attempt ended: what became of its job, and why.
+type End struct {
+	Next   berth.State
+	Reason berth.ReasonCode // "" of a success
+}
+
+// EndCount is the attempts that ended so.
+type EndCount struct {
+	Attempts       int64
+	LostGPUSeconds float64 // work of theirs that has to be done again
+}
+
+// ends counts attempts. The zero value is ready to use.
+type ends struct {
+	mu sync.Mutex
+	by map[End]EndCount
+}
+
+func (e *ends) add(end End, lost float64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.by == nil {
+		e.by = map[End]EndCount{}
+	}
+	n := e.by[end]
+	n.Attempts++
+	n.LostGPUSeconds += lost
+	e.by[end] = n
+}
+
+// Ends are the attempts that this process has settled since it began.
+func (d *DB) Ends() map[End]EndCount {
+	d.ends.mu.Lock()
+	defer d.ends.mu.Unlock()
+	return maps.Clone(d.ends.by)
+}
+
+// count adds an attempt that this process has just settled.
+func (d *DB) count(ctx context.Context, id berth.JobID, attempt int, v berth.Verdict) {
+	lost := 0.0
+	if v.Next == berth.Retrying {
+		// What it did in vain is for the figures alone: where it cannot be read,
+		// the attempt counts without.
+		err := d.pool.QueryRow(ctx, `
+			SELECT coalesce(l.gpu_seconds, 0)::float8
+			FROM attempts t
+			CROSS JOIN LATERAL (`+lostWork+`) l
+			WHERE t.job = @job AND t.attempt = @attempt`, pgx.NamedArgs{"job": id, "attempt": attempt}).Scan(&lost)
+		if err != nil {
+			d.log.Debug("lost work not read", "job_id", id, "attempt", attempt, "err", err)
+			lost = 0
+		}
+	}
+	d.ends.add(End{v.Next, v.Reason.Code}, lost)
+}

@@ -1,0 +1,308 @@
+package db
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// NewFires are times of a schedule that are to be fired.
+type NewFires struct {
+	Schedule berth.ScheduleID
+	Times    []time.Time
+	Source   berth.FireSource
+	Overlap  berth.Overlap // "": the schedule's
+	Again    bool          // those as well that were fired and have made no job
+}
+
+// AddFires makes fires due, each time once, and returns how many there are to
+// decide: of a time that was fired before nothing happens. The leader decides
+// them soon, or whoever calls Fire.
+func (d *DB) AddFires(ctx context.Context, a NewFires) (n int, err error) {
+	if len(a.Times) == 0 {
+		return 0, nil
+	}
+	err = d.tx(ctx, func(tx pgx.Tx) error {
+		var forgotten *time.Time
+		err := tx.QueryRow(ctx, `SELECT forgotten_to FROM schedules WHERE id = @id AND deleted_at IS NULL FOR NO KEY UPDATE`,
+			pgx.NamedArgs{"id": a.Schedule}).Scan(&forgotten)
+		if err != nil {
+			return err
+		}
+		if forgotten != nil && !slices.MinFunc(a.Times, time.Time.Compare).After(*forgotten) {
+			return berth.Errorf(berth.CodeConflict, "what became of the times up to %s is not on record any more, so they cannot be fired once only: take a later range", forgotten.UTC().Format(time.RFC3339))
+		}
+		tag, err := tx.Exec(ctx, `
+			INSERT INTO schedule_fires AS f (schedule, at, source, status, overlap, over)
+			SELECT @id, at, @source, 'due', nullif(@overlap, ''), false
+			FROM unnest(@times::timestamptz[]) AS at
+			ON CONFLICT (schedule, at) DO UPDATE
+			SET source = excluded.source, status = 'due', overlap = excluded.overlap, reason = NULL, over = false, decided_at = NULL
+			WHERE @again AND f.status IN ('skipped', 'refused', 'missed')`,
+			pgx.NamedArgs{"id": a.Schedule, "source": a.Source, "overlap": string(a.Overlap), "times": a.Times, "again": a.Again})
+		n = int(tag.RowsAffected())
+		return err
+	})
+	if err == nil && n > 0 {
+		d.hub.Publish(TopicClock, string(a.Schedule))
+	}
+	return n, mapError(err, "schedule "+string(a.Schedule))
+}
+
+// Firing is a fire to be decided.
+type Firing struct {
+	Schedule berth.Schedule // its work and its policies, as they are for ever
+	At       time.Time
+	Refused  *berth.Reason // why its work cannot be submitted; nil: the database may tell
+}
+
+// lateness is what a fire may take on its way, beyond the catch-up window.
+const lateness = time.Minute
+
+// Fire decides one time of a schedule: it submits the work, or says why not.
+// What was decided stays so: of a fire that comes twice, the second finds what
+// became of the first. A schedule that is deleted is not_found.
+func (d *DB) Fire(ctx context.Context, f Firing) (berth.FireResult, error) {
+	var x firing
+	err := d.tx(ctx, func(tx pgx.Tx) error {
+		x = firing{Firing: f}
+		return x.run(ctx, tx)
+	})
+	if err != nil {
+		return berth.FireResult{}, mapError(err, "schedule "+string(f.Schedule.ID))
+	}
+	if x.status == berth.FireSubmitted && !x.done {
+		d.hub.Publish(TopicSubmit, string(x.job))
+	}
+	for _, c := range x.canceled {
+		if _, err := d.canceled(ctx, c); err != nil { // its own coordinator does it as well
+			d.log.Warn("canceled job not tended", "job_id", c.job.ID, "err", err)
+		}
+		d.hub.Publish(TopicPoke, string(c.job.ID))
+	}
+	return berth.FireResult{Status: x.status, Job: x.job}, nil
+}
+
+// firing is a fire under the lock of its schedule.
+type firing struct {
+	Firing
+	paused  bool
+	now     time.Time
+	source  berth.FireSource
+	overlap berth.Overlap
+	live    []berth.JobID // jobs of other fires that have not ended, in lock order
+	waits   bool          // another fire is buffered
+
+	done     bool // it was decided before
+	status   berth.FireStatus
+	job      berth.JobID
+	reason   *berth.Reason
+	canceled []cancellation
+}
+
+func (x *firing) run(ctx context.Context, tx pgx.Tx) error {
+	if err := x.read(ctx, tx); err != nil || x.done {
+		return err
+	}
+	was := x.status
+	x.decide()
+	if x.status == berth.FireSubmitted {
+		if err := x.submit(ctx, tx); err != nil {
+			return err
+		}
+	}
+	if x.status == was {
+		return nil // it waits on
+	}
+	return x.store(ctx, tx)
+}
+
+// read locks the schedule and looks at the fire and at what it may overlap
+// with.
+func (x *firing) read(ctx context.Context, tx pgx.Tx) error {
+	args := pgx.NamedArgs{"id": x.Schedule.ID, "at": x.At}
+	err := tx.QueryRow(ctx, `SELECT paused, clock_timestamp() FROM schedules WHERE id = @id AND deleted_at IS NULL FOR NO KEY UPDATE`, args).Scan(&x.paused, &x.now)
+	if err != nil {
+		return err
+	}
+	x.source, x.overlap, x.status = berth.FireByClock, x.Schedule.Overlap, berth.FireDue
+	var job *berth.JobID
+	var overlap *berth.Overlap
+	err = tx.QueryRow(ctx, `SELECT source, status, overlap, job FROM schedule_fires WHERE schedule = @id AND at = @at`, args).Scan(&x.source, &x.status, &overlap, &job)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return err
+	}
+	if overlap != nil {
+		x.overlap = *overlap
+	}
+	if x.status.Decided() {
+		x.done = true
+		if job != nil {
+			x.job = *job
+		}
+		return nil
+	}
+	if _, err := tx.Exec(ctx, `
+		UPDATE schedule_fires f
+		SET over = true
+		WHERE f.schedule = @id AND NOT f.over AND f.status = 'submitted'
+		  AND NOT EXISTS (SELECT 1 FROM jobs j WHERE j.id = f.job AND j.state NOT IN ('succeeded', 'failed', 'canceled'))`, args); err != nil {
+		return err
+	}
+	return tx.QueryRow(ctx, `
+		SELECT coalesce(array_agg(job::text ORDER BY job) FILTER (WHERE status = 'submitted'), '{}'), count(*) FILTER (WHERE status = 'buffered') > 0
+		FROM schedule_fires
+		WHERE schedule = @id AND NOT over AND at <> @at`, args).Scan(&x.live, &x.waits)
+}
+
+// decide says what becomes of the fire, as far as that does not depend on the
+// submission.
+func (x *firing) decide() {
+	late := x.now.Sub(x.At)
+	window := x.Schedule.CatchUp.Std() + x.Schedule.Jitter.Std()
+	fresh := x.source == berth.FireByClock && x.status == berth.FireDue
+	switch {
+	case fresh && x.paused:
+		x.end(berth.FireSkipped, berth.Reason{Code: berth.ReasonPaused, Message: "the schedule was paused", Hint: "resume it; berth schedule backfill fires what was left out"})
+	case fresh && late > window+lateness:
+		x.end(berth.FireMissed, berth.Reason{Code: berth.ReasonTooLate,
+			Message: fmt.Sprintf("it came %s late, and catch_up is %s", late.Round(time.Second), x.Schedule.CatchUp), Hint: "berth schedule backfill fires it all the same"})
+	case x.Refused != nil:
+		x.end(berth.FireRefused, *x.Refused)
+	case len(x.live) == 0 && !x.waits, x.overlap == berth.OverlapAllow, x.overlap == berth.OverlapCancel, x.status == berth.FireBuffered && len(x.live) == 0:
+		x.status = berth.FireSubmitted
+	case x.overlap == berth.OverlapBuffer && (x.status == berth.FireBuffered || !x.waits):
+		x.end(berth.FireBuffered, berth.Reason{Code: berth.ReasonOverlap, Message: x.busy(), Hint: "it is submitted when that has ended"})
+	default:
+		x.end(berth.FireSkipped, berth.Reason{Code: berth.ReasonOverlap, Message: x.busy(), Hint: "overlap says what becomes of such a fire"})
+	}
+}
+
+func (x *firing) end(s berth.FireStatus, why berth.Reason) { x.status, x.reason = s, &why }
+
+// busy says what has not ended.
+func (x *firing) busy() string {
+	switch {
+	case len(x.live) == 0:
+		return "an earlier fire waits to be submitted"
+	case len(x.live) == 1:
+		return fmt.Sprintf("job %s has not ended", x.live[0])
+	default:
+		return fmt.Sprintf("%d jobs have not ended, of them %s", len(x.live), x.live[len(x.live)-1])
+	}
+}
+
+// submit stores the work, after it has made way for it. A refusal undoes both,
+// and is the end of the fire.
+func (x *firing) submit(ctx context.Context, tx pgx.Tx) error {
+	err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+		if x.overlap == berth.OverlapCancel {
+			if err := x.cancel(ctx, tx); err != nil {
+				return err
+			}
+		}
+		return x.insert(ctx, tx)
+	})
+	if err == nil {
+		return nil
+	}
+	x.canceled, x.job = nil, ""
+	why := WhyRefused(err)
+	if why == nil {
+		return err
+	}
+	x.end(berth.FireRefused, *why)
+	return nil
+}
+
+func (x *firing) actor() string { return "schedule:" + x.Schedule.Name }
+
+func (x *firing) cancel(ctx context.Context, tx pgx.Tx) error {
+	why := &berth.Reason{Code: berth.ReasonOverlap, Message: fmt.Sprintf("schedule %s fired again, and its overlap is %s", x.Schedule.Name, x.overlap)}
+	for _, id := range x.live {
+		c, err := cancelJob(ctx, tx, "", id, x.actor(), why)
+		if err != nil {
+			return err
+		}
+		x.canceled = append(x.canceled, c)
+	}
+	return nil
+}
+
+// insert stores the job, or finds the one that has its key: it was made from
+// here, of a fire that is not on record any more.
+func (x *firing) insert(ctx context.Context, tx pgx.Tx) error {
+	key := berth.FireKey(x.Schedule.ID, x.At)
+	var row submitRow
+	var job berth.Job
+	var err error
+	if p := x.Schedule.Pipeline; p != nil {
+		s := PipelineSubmission{Tenant: x.Schedule.Tenant, Spec: *p, IdemKey: key, Actor: x.actor()}
+		if row, err = newPipelineRow(s); err == nil {
+			job, err = row.insertPipeline(ctx, tx, s)
+		}
+	} else if row, err = newSubmitRow(Submission{Tenant: x.Schedule.Tenant, Spec: *x.Schedule.Job, IdemKey: key, Actor: x.actor()}); err == nil {
+		job, err = row.insertWithNeeds(ctx, tx)
+	}
+	if berth.CodeOf(err) != berth.CodeNotFound {
+		x.job = job.ID
+		return err
+	}
+	var hash []byte
+	if err := tx.QueryRow(ctx, `SELECT id, idem_hash FROM jobs WHERE tenant = @tenant AND idem_key = @key`,
+		pgx.NamedArgs{"tenant": x.Schedule.Tenant, "key": key}).Scan(&x.job, &hash); err != nil {
+		return err
+	}
+	if !bytes.Equal(hash, row.hash) {
+		return &berth.Error{Code: berth.CodeConflict, Slug: berth.SlugIdempotencyMismatch, Message: fmt.Sprintf("job %s was submitted by hand under this fire's key", x.job)}
+	}
+	return nil
+}
+
+// store keeps what became of the fire.
+func (x *firing) store(ctx context.Context, tx pgx.Tx) error {
+	var job *berth.JobID
+	if x.status == berth.FireSubmitted {
+		job, x.reason = &x.job, nil
+	}
+	_, err := tx.Exec(ctx, `
+		INSERT INTO schedule_fires (schedule, at, source, status, job, reason, over, decided_at)
+		VALUES (@id, @at, @source, @status, @job::uuid, @reason, @over, CASE WHEN @decided THEN clock_timestamp() END)
+		ON CONFLICT (schedule, at) DO UPDATE
+		SET status = excluded.status, job = excluded.job, reason = excluded.reason, over = excluded.over, decided_at = excluded.decided_at`,
+		pgx.NamedArgs{
+			"id": x.Schedule.ID, "at": x.At, "source": x.source, "status": x.status, "job": job, "reason": x.reason,
+			"over": x.status.Decided() && job == nil, "decided": x.status.Decided(),
+		})
+	return err
+}
+
+// WhyRefused is why a submission was not accepted, or nil if it failed for another
+// reason and may be tried again.
+func WhyRefused(err error) *berth.Reason {
+	e, ok := errors.AsType[*berth.Error](err)
+	if !ok {
+		return nil
+	}
+	switch e.Code {
+	case berth.CodeInvalid, berth.CodeForbidden, berth.CodeConflict, berth.CodeCapacity:
+	case berth.CodeUnauthorized, berth.CodeNotFound, berth.CodeUnavailable, berth.CodeInternal:
+		return nil
+	}
+	parts := []string{e.Message}
+	for _, f := range e.Fields[:min(len(e.Fields), 5)] {
+		if text := strings.TrimSpace(f.Field + " " + f.Detail); text != e.Message {
+			parts = append(parts, text)
+		}
+	}
+	return &berth.Reason{Code: berth.ReasonCode(e.StableCode()), Message: strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), "; "),
+		Hint: "the next fire tries anew; berth schedule backfill repeats this one"}
+}

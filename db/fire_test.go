@@ -1,0 +1,278 @@
+package db_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth"
+	"berth/db"
+)
+
+// bell is a schedule and times of it that are counted in minutes from now.
+type bell struct {
+	*stage
+	it    berth.Schedule
+	start time.Time
+}
+
+func (s *stage) bell(edit func(*berth.ScheduleSpec)) *bell {
+	s.t.Helper()
+	return &bell{s, s.schedule(edit), time.Now().UTC().Truncate(time.Second)}
+}
+
+func (b *bell) at(minute int) time.Time { return b.start.Add(time.Duration(minute) * time.Minute) }
+
+// fire fires a time, and returns what became of it.
+func (b *bell) fire(minute int) berth.FireResult {
+	b.t.Helper()
+	r, err := b.db.Fire(b.t.Context(), db.Firing{Schedule: b.it, At: b.at(minute)})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return r
+}
+
+// wants checks what became of all times, in order: their statuses.
+func (b *bell) wants(want ...berth.FireStatus) {
+	b.t.Helper()
+	x, err := b.db.Schedule(b.t.Context(), "default", "nightly", 1000)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var got []berth.FireStatus
+	for _, f := range slices.Backward(x.Fires) {
+		got = append(got, f.Status)
+		if (f.Job != nil) != (f.Status == berth.FireSubmitted) || f.Status != berth.FireSubmitted && f.Status != berth.FireDue && f.Reason == nil {
+			b.t.Errorf("fire is %+v", f)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		b.t.Errorf("fires (-want +got):\n%s", diff)
+	}
+}
+
+func (b *bell) jobs() int { return one[int](b.stage, `SELECT count(*) FROM jobs WHERE parent IS NULL`) }
+
+func TestAFireThatComesTwentyTimesMakesOneJob(t *testing.T) {
+	t.Parallel()
+	b := newStage(t).bell(func(x *berth.ScheduleSpec) { x.Overlap = berth.OverlapAllow })
+	var mu sync.Mutex
+	got := map[berth.FireResult]int{}
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			r, err := b.db.Fire(t.Context(), db.Firing{Schedule: b.it, At: b.at(0)})
+			if err != nil {
+				t.Errorf("fire: %v", err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			got[r]++
+		})
+	}
+	wg.Wait()
+	if len(got) != 1 || b.jobs() != 1 {
+		t.Errorf("results are %v, and there are %d jobs", got, b.jobs())
+	}
+	b.wants(berth.FireSubmitted)
+	for r := range got {
+		job := b.job(r.Job)
+		key := one[string](b.stage, `SELECT idem_key FROM jobs WHERE id = $1`, r.Job)
+		if job.Name != "nightly" || key != berth.FireKey(b.it.ID, b.at(0)) {
+			t.Errorf("job is %+v with key %s", job, key)
+		}
+		if actor := one[string](b.stage, `SELECT actor FROM job_events WHERE job = $1`, r.Job); actor != "schedule:nightly" {
+			t.Errorf("submitted by %s", actor)
+		}
+	}
+}
+
+func TestOverlapGoesByWhetherJobsHaveEnded(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		overlap berth.Overlap
+		during  []berth.FireStatus // of two fires while the first job lives
+		after   []berth.FireStatus // of all, when it has ended, and one more has come
+	}{
+		{berth.OverlapSkip, []berth.FireStatus{"skipped", "skipped"}, []berth.FireStatus{"submitted", "skipped", "skipped", "submitted"}},
+		{berth.OverlapBuffer, []berth.FireStatus{"buffered", "skipped"}, []berth.FireStatus{"submitted", "submitted", "skipped", "buffered"}},
+		{berth.OverlapAllow, []berth.FireStatus{"submitted", "submitted"}, []berth.FireStatus{"submitted", "submitted", "submitted", "submitted"}},
+		{berth.OverlapCancel, []berth.FireStatus{"submitted", "submitted"}, []berth.FireStatus{"submitted", "submitted", "submitted", "submitted"}},
+	} {
+		t.Run(string(c.overlap), func(t *testing.T) {
+			t.Parallel()
+			b := newStage(t).bell(func(x *berth.ScheduleSpec) { x.Overlap = c.overlap })
+			first := b.fire(0)
+			if got := []berth.FireStatus{b.fire(1).Status, b.fire(2).Status}; !slices.Equal(got, c.during) {
+				t.Errorf("while the first job lives: %v", got)
+			}
+			canceled := berth.Submitted
+			if c.overlap == berth.OverlapCancel {
+				canceled = berth.Canceled
+			}
+			if job := b.job(first.Job); job.Status != canceled {
+				t.Errorf("the first job is %s, %+v", job.Status, job.Reason)
+			}
+			if b.pending() != "[]" {
+				t.Errorf("pending while it lives: %s", b.pending())
+			}
+			if job := b.job(first.Job); !job.Status.Terminal() {
+				b.cancel(first.Job)
+			}
+			if c.overlap == berth.OverlapBuffer {
+				if want := fmt.Sprint([]db.FireRef{{Schedule: b.it.ID, At: b.at(1)}}); b.pending() != want {
+					t.Errorf("pending is %s", b.pending())
+				}
+				if got := b.fire(3); got.Status != berth.FireSkipped { // one waits already
+					t.Errorf("while one waits: %+v", got)
+				}
+				mustExec(t, b.pool, `DELETE FROM schedule_fires WHERE at = $1`, b.at(3))
+				b.fire(1)
+			}
+			b.fire(3)
+			b.wants(c.after...)
+		})
+	}
+}
+
+func TestCancelOtherCancelsWhatRunsAndUndoesItIfNothingFollows(t *testing.T) {
+	t.Parallel()
+	b := newStage(t).bell(func(x *berth.ScheduleSpec) {
+		x.Overlap = berth.OverlapCancel
+		x.Job.Array = &berth.Array{Size: 3}
+	})
+	first := b.fire(0)
+	b.tend(first.Job)
+	mustExec(t, b.pool, `UPDATE tenants SET max_queued = 0 WHERE id = 'default'`)
+	if got := b.fire(1); got.Status != berth.FireRefused {
+		t.Errorf("beyond the quota: %+v", got)
+	}
+	if job := b.job(first.Job); job.Status.Terminal() || job.Status == berth.Canceling {
+		t.Errorf("the job that was to make way is %s", job.Status)
+	}
+	mustExec(t, b.pool, `UPDATE tenants SET max_queued = NULL WHERE id = 'default'`)
+	b.fire(2)
+	if job := b.job(first.Job); job.Status != berth.Canceled || job.Reason.Code != berth.ReasonOverlap {
+		t.Errorf("the array that was to make way is %s, %+v", job.Status, job.Reason)
+	}
+	b.wants(berth.FireSubmitted, berth.FireRefused, berth.FireSubmitted)
+}
+
+func TestARefusalIsOnRecordAndLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
+	b := newStage(t).bell(func(x *berth.ScheduleSpec) {
+		p := graph(berth.FailFast, "a", "b")
+		x.Job, x.Pipeline = nil, &p
+	})
+	mustExec(t, b.pool, `UPDATE tenants SET max_queued = 1 WHERE id = 'default'`) // the second step is one too many
+	if got := b.fire(0); got.Status != berth.FireRefused || b.jobs() != 0 {
+		t.Errorf("got %+v, and %d jobs", got, b.jobs())
+	}
+	why := db.WhyRefused(berth.Errorf(berth.CodeCapacity, "no machine could ever hold it"))
+	if r, err := b.db.Fire(t.Context(), db.Firing{Schedule: b.it, At: b.at(1), Refused: why}); err != nil || r.Status != berth.FireRefused {
+		t.Errorf("refused from outside: %+v, %v", r, err)
+	}
+	x, err := b.db.Schedule(t.Context(), "default", "nightly", 10)
+	if err != nil || len(x.Fires) != 2 {
+		t.Fatal(x.Fires, err)
+	}
+	if r := x.Fires[1].Reason; r.Code != "quota" || !strings.Contains(r.Message, "max_queued") {
+		t.Errorf("reason is %+v", r)
+	}
+	if r := x.Fires[0].Reason; r.Code != "capacity" || r.Message != "no machine could ever hold it" {
+		t.Errorf("reason is %+v", r)
+	}
+	mustExec(t, b.pool, `UPDATE tenants SET max_queued = NULL WHERE id = 'default'`)
+	if b.fire(0); b.jobs() != 0 {
+		t.Error("a refusal was forgotten when the fire came again")
+	}
+	if b.fire(2); b.jobs() != 1 {
+		t.Errorf("the next fire made %d pipelines", b.jobs())
+	}
+	if err := db.WhyRefused(berth.Errorf(berth.CodeUnavailable, "the database is away")); err != nil {
+		t.Errorf("an outage counts as a refusal: %+v", err)
+	}
+}
+
+func TestTheClockDoesNotFireWhatIsPausedOrTooLate(t *testing.T) {
+	t.Parallel()
+	b := newStage(t).bell(func(x *berth.ScheduleSpec) { x.CatchUp = berth.Duration(10 * time.Minute) })
+	if got := b.fire(-20); got.Status != berth.FireMissed {
+		t.Errorf("20 minutes late: %+v", got)
+	}
+	if err := b.db.PauseSchedule(t.Context(), "default", "nightly", ""); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.fire(-1); got.Status != berth.FireSkipped {
+		t.Errorf("paused: %+v", got)
+	}
+	n, err := b.db.AddFires(t.Context(), db.NewFires{Schedule: b.it.ID, Times: []time.Time{b.at(0)}, Source: berth.FireByHand})
+	if err != nil || n != 1 {
+		t.Fatal(n, err)
+	}
+	if got := b.fire(0); got.Status != berth.FireSubmitted {
+		t.Errorf("by hand: %+v", got)
+	}
+	b.wants(berth.FireMissed, berth.FireSkipped, berth.FireSubmitted)
+}
+
+func TestABackfillFiresWhatHasMadeNoJob(t *testing.T) {
+	t.Parallel()
+	b := newStage(t).bell(nil)
+	b.fire(-3)
+	b.fire(-2) // skipped: the first lives
+	fill := func(want int) {
+		t.Helper()
+		n, err := b.db.AddFires(t.Context(), db.NewFires{
+			Schedule: b.it.ID, Times: []time.Time{b.at(-3), b.at(-2), b.at(-1)}, Source: berth.FireByBackfill, Overlap: berth.OverlapAllow, Again: true,
+		})
+		if err != nil || n != want {
+			t.Errorf("%d fires are due, %v; want %d", n, err, want)
+		}
+	}
+	fill(2)
+	b.wants(berth.FireSubmitted, berth.FireDue, berth.FireDue)
+	fill(0)
+	if want := fmt.Sprint([]db.FireRef{{Schedule: b.it.ID, At: b.at(-2)}, {Schedule: b.it.ID, At: b.at(-1)}}); b.pending() != want {
+		t.Errorf("pending is %s", b.pending())
+	}
+	b.fire(-2)
+	b.fire(-1)
+	b.wants(berth.FireSubmitted, berth.FireSubmitted, berth.FireSubmitted)
+	fill(0)
+	if b.jobs() != 3 {
+		t.Errorf("%d jobs", b.jobs())
+	}
+	n, err := b.db.AddFires(t.Context(), db.NewFires{Schedule: b.it.ID, Times: []time.Time{b.at(-3), b.at(-4)}, Source: berth.FireByClock})
+	if err != nil || n != 1 {
+		t.Errorf("caught up with %d fires, %v; want those of the one time that was not fired", n, err)
+	}
+}
+
+// A user who knows the schedule's id may take a key before the fire does. It
+// harms nobody but himself, and is seen.
+func TestAKeyThatSomebodyTookIsARefusal(t *testing.T) {
+	t.Parallel()
+	b := newStage(t).bell(nil)
+	theirs := submission("other", berth.FireKey(b.it.ID, b.at(0)))
+	if _, _, err := b.db.Submit(t.Context(), theirs); err != nil {
+		t.Fatal(err)
+	}
+	same := db.Submission{Tenant: "default", Spec: *b.it.Job, IdemKey: berth.FireKey(b.it.ID, b.at(1)), Actor: "user:test"}
+	job, _, err := b.db.Submit(t.Context(), same)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := b.fire(0); got.Status != berth.FireRefused {
+		t.Errorf("another body: %+v", got)
+	}
+	if got := b.fire(1); got.Status != berth.FireSubmitted || got.Job != job.ID {
+		t.Errorf("the same body: %+v, want job %s", got, job.ID)
+	}
+}

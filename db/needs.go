@@ -1,0 +1,61 @@
+package db
+
+import (
+	"context"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// needs are what a spec names that must be there when its job is stored.
+type needs struct {
+	uploads   []berth.NamedUpload
+	secrets   []string
+	imageAuth string
+	inputs    []berth.NamedOutput
+	logins    []string // secrets of inputs, by their place; "" for none
+	webhooks  bool
+}
+
+func needsOf(s berth.JobSpec) needs {
+	n := needs{uploads: s.Uploads(), secrets: s.Secrets, imageAuth: s.ImageAuth, inputs: s.OutputsNamed(), webhooks: len(s.Notify) > 0}
+	for _, in := range s.Inputs {
+		n.logins = append(n.logins, in.Secret)
+	}
+	return n
+}
+
+// allSecrets are the secrets that are named anywhere.
+func (n needs) allSecrets() []string {
+	all := slices.Concat(n.secrets, n.logins, []string{n.imageAuth})
+	if n.webhooks {
+		all = append(all, berth.WebhookSecret)
+	}
+	return slices.DeleteFunc(all, func(name string) bool { return name == "" })
+}
+
+func (n needs) none() bool {
+	return len(n.uploads) == 0 && len(n.inputs) == 0 && len(n.allSecrets()) == 0
+}
+
+// insertWithNeeds is insert for a job that may name what else is stored: it is
+// there, and is held, or nothing is stored.
+func (r submitRow) insertWithNeeds(ctx context.Context, tx pgx.Tx) (berth.Job, error) {
+	tenant := r.args["tenant"].(berth.TenantID)
+	if err := checkSecrets(ctx, tx, tenant, r.needs); err != nil {
+		return berth.Job{}, err
+	}
+	if err := bindUploads(ctx, tx, tenant, r.needs.uploads); err != nil {
+		return berth.Job{}, err
+	}
+	job, err := r.insert(ctx, tx)
+	if err != nil {
+		return berth.Job{}, err
+	}
+	if err := bindOutputs(ctx, tx, tenant, job.ID, r.needs.inputs); err != nil {
+		return berth.Job{}, err
+	}
+	return job, holdUploads(ctx, tx, job.ID, r.needs.uploads)
+}

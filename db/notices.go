@@ -1,0 +1,120 @@
+package db
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// Notice is one call of a webhook that is to be made.
+type Notice struct {
+	Job    berth.JobID
+	Seq    int64
+	Hook   int // of spec.notify
+	Tenant berth.TenantID
+	URL    string
+	Status berth.State // that it tells of
+	Body   string      // JSON, the same at each try
+	Tries  int         // this one included
+	Age    time.Duration
+}
+
+// ID is the call's id, the same at each try.
+func (n Notice) ID() string { return fmt.Sprintf("msg_%s_%d_%d", n.Job, n.Seq, n.Hook) }
+
+// NoticeClaim says how many notices to take.
+type NoticeClaim struct {
+	Crowded []berth.TenantID // have as many under way as they may
+	Each    int              // of one tenant
+	Limit   int              // of all
+	Lease   time.Duration    // after which one that nobody has settled is due again
+}
+
+// ClaimNotices takes notices that are due, the longest first, but no more than
+// some of each tenant. Whoever takes one has it alone until the lease ends: then
+// it is taken to have died, before or after it made the call.
+func (d *DB) ClaimNotices(ctx context.Context, c NoticeClaim) ([]Notice, error) {
+	rows, err := d.pool.Query(ctx, `
+		WITH RECURSIVE t (tenant) AS (
+			SELECT min(tenant) FROM notices
+			UNION ALL
+			SELECT (SELECT min(n.tenant) FROM notices n WHERE n.tenant > t.tenant)
+			FROM t
+			WHERE t.tenant IS NOT NULL
+		), picked AS MATERIALIZED (
+			SELECT n.job, n.seq, n.hook
+			FROM t
+			CROSS JOIN LATERAL (
+				SELECT n.job, n.seq, n.hook, n.due_at
+				FROM notices n
+				WHERE n.tenant = t.tenant AND n.due_at <= now()
+				ORDER BY n.due_at
+				LIMIT @each
+				FOR UPDATE SKIP LOCKED
+			) n
+			WHERE t.tenant <> ALL (@crowded::text[])
+			ORDER BY n.due_at
+			LIMIT @limit
+		)
+		UPDATE notices n
+		SET tries = n.tries + 1, due_at = now() + @lease::interval
+		FROM picked p
+		WHERE n.job = p.job AND n.seq = p.seq AND n.hook = p.hook
+		RETURNING n.job::text, n.seq, n.hook, n.tenant, n.url, n.status, n.body::text, n.tries, now() - n.created_at`,
+		pgx.NamedArgs{"crowded": nonNilList(c.Crowded), "each": c.Each, "limit": c.Limit, "lease": c.Lease})
+	if err != nil {
+		return nil, mapError(err, "notices")
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Notice])
+	return list, mapError(err, "notices")
+}
+
+// nonNilList spares a comparison with NULL, which is never true.
+func nonNilList[T any](list []T) []T {
+	if list == nil {
+		return []T{}
+	}
+	return list
+}
+
+// NoticeDelivered strikes a notice off: its call was answered.
+func (d *DB) NoticeDelivered(ctx context.Context, n Notice) error {
+	_, err := d.pool.Exec(ctx, `DELETE FROM notices WHERE job = @job AND seq = @seq AND hook = @hook`,
+		pgx.NamedArgs{"job": n.Job, "seq": n.Seq, "hook": n.Hook})
+	return mapError(err, "notice "+n.ID())
+}
+
+// NoticeFailed makes a notice due again after a while, unless somebody else has
+// taken it meanwhile.
+func (d *DB) NoticeFailed(ctx context.Context, n Notice, wait time.Duration) error {
+	_, err := d.pool.Exec(ctx, `
+		UPDATE notices
+		SET due_at = now() + @wait::interval
+		WHERE job = @job AND seq = @seq AND hook = @hook AND tries = @tries`,
+		pgx.NamedArgs{"job": n.Job, "seq": n.Seq, "hook": n.Hook, "tries": n.Tries, "wait": wait})
+	return mapError(err, "notice "+n.ID())
+}
+
+// GiveUpNotice strikes a notice off and tells so in the job's history, once.
+func (d *DB) GiveUpNotice(ctx context.Context, n Notice, detail string) error {
+	gone := false
+	err := d.tx(ctx, func(tx pgx.Tx) error {
+		args := pgx.NamedArgs{"job": n.Job, "seq": n.Seq, "hook": n.Hook}
+		if _, err := tx.Exec(ctx, `SELECT 1 FROM jobs WHERE id = @job FOR NO KEY UPDATE`, args); err != nil {
+			return err
+		}
+		tag, err := tx.Exec(ctx, `DELETE FROM notices WHERE job = @job AND seq = @seq AND hook = @hook`, args)
+		if gone = tag.RowsAffected() > 0; err != nil || !gone {
+			return err
+		}
+		return addEvent(ctx, tx, n.Job, berth.EventWarning, 0, "webhooks", nil, detail)
+	})
+	if err == nil && gone {
+		d.hub.Publish(TopicJob, string(n.Job))
+	}
+	return mapError(err, "notice "+n.ID())
+}

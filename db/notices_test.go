@@ -1,0 +1,157 @@
+package db_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth"
+	"berth/db"
+)
+
+// told lists what is to be told of a job, as hook:status.
+func (s *stage) told(id berth.JobID) []string {
+	s.t.Helper()
+	return one[[]string](s, `SELECT coalesce(array_agg(hook || ':' || status ORDER BY seq, hook), '{}') FROM notices WHERE job = $1`, id)
+}
+
+func hooks(on ...[]string) func(*berth.JobSpec) {
+	return func(j *berth.JobSpec) {
+		for i, list := range on {
+			j.Notify = append(j.Notify, berth.Notify{URL: fmt.Sprintf("https://example.com/%d", i), On: list})
+		}
+	}
+}
+
+// signs stores the secret that calls are signed with.
+func (s *stage) signs() {
+	s.t.Helper()
+	if _, _, err := s.db.SetSecret(s.t.Context(), db.SealedSecret{Tenant: "default", Name: berth.WebhookSecret, Key: "k", Sealed: []byte("x")}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func TestEachChangeThatAWebhookAsksForIsToldOnce(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.signs()
+	id := s.submit(hooks([]string{"running", "retrying", "succeeded"}, []string{"succeeded"}))
+	plain := s.submit(nil)
+	for _, job := range []berth.JobID{id, plain} {
+		s.load(job)
+		s.finish(job, 0)
+	}
+	want := []string{"0:running", "0:succeeded", "1:succeeded"}
+	if diff := cmp.Diff(want, s.told(id)); diff != "" {
+		t.Errorf("told (-want +got):\n%s", diff)
+	}
+	if n := one[int](s, `SELECT count(*) FROM notices WHERE job = $1`, plain); n != 0 {
+		t.Errorf("of a job without webhooks %d are told", n)
+	}
+	// The change and its notice are one: what is undone is not told.
+	lost := s.submit(hooks([]string{"queued"}))
+	tx, err := s.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `UPDATE jobs SET state = 'queued', version = version + 1 WHERE id = $1`, lost); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.told(lost); len(got) != 0 {
+		t.Errorf("undone, and told %v", got)
+	}
+}
+
+func TestWebhooksAreToldOfTheWhole(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.signs()
+	array := s.array(2, hooks([]string{"queued", "succeeded"}))
+	s.tend(array)
+	for i := range 2 {
+		e := s.element(array, i)
+		if spec := s.job(e).Spec; len(spec.Notify) > 0 {
+			t.Errorf("element %d has %+v", i, spec.Notify)
+		}
+		s.load(e)
+		s.finish(e, 0)
+		s.tend(array)
+	}
+	if diff := cmp.Diff([]string{"0:queued", "0:succeeded"}, s.told(array)); diff != "" {
+		t.Errorf("array (-want +got):\n%s", diff)
+	}
+	spec := berth.PipelineSpec{Kind: "pipeline", Name: "p", Notify: []berth.Notify{{URL: "https://example.com"}}, Jobs: map[string]berth.JobSpec{"a": {Image: "x"}}}
+	p, _, err := s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: spec.WithDefaults(), Actor: "user:x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.db.RequestCancel(t.Context(), "", p.ID, "user:x", nil); err != nil {
+		t.Fatal(err)
+	}
+	if state := s.tend(p.ID); state != berth.Canceled {
+		t.Fatalf("pipeline is %s", state)
+	}
+	if diff := cmp.Diff([]string{"0:canceled"}, s.told(p.ID)); diff != "" {
+		t.Errorf("pipeline (-want +got):\n%s", diff)
+	}
+	if n := one[int](s, `SELECT count(DISTINCT job) FROM notices`); n != 2 {
+		t.Errorf("%d jobs are told of, want the two wholes", n)
+	}
+}
+
+func TestNoticesAreTakenFairlyAndByOneAtATime(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	for tenant, n := range map[string]int{"a": 50, "b": 1, "c": 3} {
+		mustExec(t, s.pool, `INSERT INTO notices (job, seq, hook, tenant, url, status, body)
+			SELECT gen_random_uuid(), 1, 0, $1, 'https://x', 'failed', '{}' FROM generate_series(1, $2)`, tenant, n)
+	}
+	take := func(c db.NoticeClaim) map[berth.TenantID]int {
+		t.Helper()
+		c.Lease = time.Minute
+		list, err := s.db.ClaimNotices(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[berth.TenantID]int{}
+		for _, n := range list {
+			got[n.Tenant]++
+			if n.Tries != 1 || n.Body != "{}" || n.Age < 0 || n.Age > time.Minute {
+				t.Errorf("notice is %+v", n)
+			}
+		}
+		return got
+	}
+	for _, c := range []struct {
+		claim db.NoticeClaim
+		want  map[berth.TenantID]int
+	}{
+		{db.NoticeClaim{Each: 4, Limit: 64}, map[berth.TenantID]int{"a": 4, "b": 1, "c": 3}},
+		{db.NoticeClaim{Each: 4, Limit: 64, Crowded: []berth.TenantID{"a"}}, map[berth.TenantID]int{}},
+		{db.NoticeClaim{Each: 100, Limit: 10}, map[berth.TenantID]int{"a": 10}},
+	} {
+		if got := take(c.claim); !cmp.Equal(got, c.want) {
+			t.Errorf("%+v takes %v, want %v", c.claim, got, c.want)
+		}
+	}
+	// A process that was slow changes nothing of what another one has taken since.
+	list, err := s.db.ClaimNotices(t.Context(), db.NoticeClaim{Each: 1, Limit: 1, Lease: -time.Second})
+	if err != nil || len(list) != 1 {
+		t.Fatal(list, err)
+	}
+	again, err := s.db.ClaimNotices(t.Context(), db.NoticeClaim{Each: 1, Limit: 1, Lease: time.Hour})
+	if err != nil || len(again) != 1 || again[0].ID() != list[0].ID() || again[0].Tries != 2 {
+		t.Fatal(again, err)
+	}
+	if err := s.db.NoticeFailed(t.Context(), list[0], -time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if late := one[bool](s, `SELECT due_at > now() FROM notices WHERE job = $1`, list[0].Job); !late {
+		t.Error("the slow process has made it due")
+	}
+}

@@ -1,0 +1,421 @@
+package db
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// Bounds of what one look at a parent does. A look is a step of a workflow, and
+// holds the lock of the parent's row.
+const (
+	// ArrayWindow is how many elements of an array may be rows that have not
+	// ended: more would only lie in the queue.
+	ArrayWindow = 5000
+	expandBatch = 1000
+	stopBatch   = 50
+
+	// milestone is how many elements an array goes on by before its coordinator
+	// is told, so that it makes more. Each telling is some events of a history.
+	milestone = 500
+
+	shownFailures = 10
+)
+
+// lockedParent is a parent's row, locked, and its elements by status as of a
+// moment after that: nobody who derives anything from them misses another.
+type lockedParent struct {
+	ID          berth.JobID
+	Kind        berth.Kind
+	State       berth.State
+	Tenant      berth.TenantID
+	Held        bool
+	HasParent   bool
+	Expanded    int
+	MaxFailures *int
+	CancelAsked bool
+	Reason      *berth.Reason
+	Next        []int // indexes of the elements to make next, at most expandBatch
+	QueueFor    berth.Duration
+	Room        *int // how many more jobs of the tenant may wait; nil: any number
+	Tally       berth.Tally
+}
+
+func lockParent(ctx context.Context, tx pgx.Tx, id berth.JobID) (p lockedParent, err error) {
+	args := pgx.NamedArgs{"id": id, "batch": expandBatch}
+	batch := &pgx.Batch{}
+	batch.Queue(`
+		SELECT kind, state, tenant, held, parent IS NOT NULL, total, expanded, max_failures, cancel_requested_at IS NOT NULL, reason,
+			CASE WHEN kind <> 'array' THEN '{}' WHEN indexes IS NULL
+				THEN ARRAY(SELECT generate_series(expanded, least(expanded + @batch, total) - 1))
+				ELSE indexes[expanded + 1 : expanded + @batch] END,
+			coalesce((SELECT s.spec -> 'queue_timeout' FROM job_specs s WHERE s.job = id), 'null')
+		FROM jobs
+		WHERE id = @id
+		FOR NO KEY UPDATE`, args).QueryRow(func(row pgx.Row) error {
+		var queue []byte
+		err := row.Scan(&p.Kind, &p.State, &p.Tenant, &p.Held, &p.HasParent, &p.Tally.Total, &p.Expanded, &p.MaxFailures, &p.CancelAsked, &p.Reason, &p.Next, &queue)
+		if err != nil || string(queue) == "null" {
+			return err
+		}
+		return json.Unmarshal(queue, &p.QueueFor)
+	})
+	batch.Queue(`
+		SELECT state, count(*)
+		FROM jobs
+		WHERE parent = @id
+		GROUP BY state`, args).Query(func(rows pgx.Rows) error {
+		p.Tally.ByStatus = map[berth.State]int{}
+		var state berth.State
+		var n int
+		_, err := pgx.ForEachRow(rows, []any{&state, &n}, func() error {
+			p.Tally.ByStatus[state] = n
+			return nil
+		})
+		return err
+	})
+	p.ID = id
+	err = tx.SendBatch(ctx, batch).Close()
+	made := 0
+	for _, n := range p.Tally.ByStatus {
+		made += n
+	}
+	p.Tally.Unmade = p.Tally.Total - made
+	return p, err
+}
+
+// live is how many elements have not ended.
+func (p lockedParent) live() int { return p.Tally.Total - p.Tally.Unmade - p.Tally.Ended() }
+
+// overdrawn reports whether more elements failed than may.
+func (p lockedParent) overdrawn() bool {
+	return p.MaxFailures != nil && p.Tally.ByStatus[berth.Failed] > *p.MaxFailures
+}
+
+// whole reports whether nothing of it is to be made any more.
+func (p lockedParent) whole() bool { return p.Expanded >= p.Tally.Total }
+
+// Tend looks at a parent and does what follows from its row and its elements: it
+// makes elements that are due, cancels those of one that is to stop, holds those
+// of one that is held, and ends it when they all have ended. It is the only
+// writer of a parent's end, under the lock of its row. Doing it again, by
+// whomever, changes nothing; one that has ended stays as it is.
+func (d *DB) Tend(ctx context.Context, id berth.JobID) (berth.TendResult, error) {
+	var result berth.TendResult
+	var did tended
+	inner := false // an array that is a step of a pipeline, and has ended
+	err := d.tx(ctx, func(tx pgx.Tx) error {
+		did = tended{}
+		p, err := lockParent(ctx, tx, id)
+		switch {
+		case err != nil:
+			return err
+		case p.Kind == berth.KindJob:
+			return berth.Errorf(berth.CodeInvalid, "job %s has no elements", id)
+		case p.State.Terminal():
+			result = berth.TendResult{State: p.State}
+			return nil
+		}
+		did, err = tend(ctx, tx, &p)
+		result = berth.TendResult{State: p.State, More: did.more}
+		if len(did.ready) > 0 {
+			result.Ready, result.Tenant = did.ready, p.Tenant
+		}
+		inner = p.HasParent && p.State.Terminal()
+		return err
+	})
+	if err != nil {
+		return berth.TendResult{}, mapError(err, "job "+string(id))
+	}
+	did.publish(d.hub, id)
+	if inner {
+		d.tellParents(ctx, id)
+	}
+	for _, child := range did.stop {
+		// Each in a transaction of its own, which reads its ranks; the parent's
+		// row keeps new ones from starting meanwhile.
+		if _, err := d.RequestCancel(ctx, "", child, did.actor, did.reason); err != nil {
+			return result, err
+		}
+	}
+	return result, nil
+}
+
+// TendThrough tends a parent until there is nothing more to do at once.
+func (d *DB) TendThrough(ctx context.Context, id berth.JobID) (berth.State, error) {
+	for {
+		r, err := d.Tend(ctx, id)
+		if err != nil || !r.More {
+			return r.State, err
+		}
+	}
+}
+
+// tended is what a look has done, to be told after its commit.
+type tended struct {
+	made     []string      // elements that want their workflow
+	canceled []string      // elements whose workflows are to end
+	stop     []berth.JobID // elements that hold capacity and are to stop
+	ready    []berth.Ready // steps that may start
+	actor    string
+	reason   *berth.Reason
+	changed  bool // the parent's row
+	queue    bool // what the leader plans on
+	more     bool
+}
+
+func (t tended) publish(h *Hub, id berth.JobID) {
+	h.Publish(TopicSubmit, t.made...)
+	h.Publish(TopicPoke, t.canceled...)
+	h.Publish(TopicJob, t.canceled...)
+	if t.queue {
+		h.Publish(TopicQueue, "")
+	}
+	if t.changed {
+		h.Publish(TopicJob, string(id))
+	}
+}
+
+func tend(ctx context.Context, tx pgx.Tx, p *lockedParent) (did tended, err error) {
+	if p.State == berth.Submitted {
+		if err := p.move(ctx, tx, berth.Queued, "workflow", nil); err != nil {
+			return did, err
+		}
+		did.changed = true
+	}
+	if p.State != berth.Canceling && p.overdrawn() && (p.live() > 0 || !p.whole()) {
+		reason := p.failure()
+		if err := p.move(ctx, tx, berth.Canceling, "workflow", &reason); err != nil {
+			return did, err
+		}
+		p.Reason, did.changed = &reason, true
+	}
+	if p.Kind == berth.KindPipeline && p.State == berth.Canceling {
+		hopeless, err := p.cancelHopeless(ctx, tx) // for the reason: the others are canceled for another
+		if err != nil || len(hopeless) > 0 {
+			did.canceled, did.more = hopeless, true
+			return did, err
+		}
+	}
+	if p.live() == 0 && (p.whole() || p.State == berth.Canceling) {
+		did.changed = true
+		return did, p.end(ctx, tx)
+	}
+	if p.State == berth.Canceling {
+		return did, p.stop(ctx, tx, &did)
+	}
+	if p.Held {
+		if did.more, err = p.hold(ctx, tx); err != nil {
+			return did, err
+		}
+		did.queue = did.more
+	}
+	if p.Kind == berth.KindPipeline {
+		return did, p.advance(ctx, tx, &did)
+	}
+	return did, p.expand(ctx, tx, &did)
+}
+
+// move changes the parent's state.
+func (p *lockedParent) move(ctx context.Context, tx pgx.Tx, to berth.State, actor string, reason *berth.Reason) error {
+	var tally *berth.Tally
+	if to.Terminal() {
+		tally = &p.Tally
+	}
+	_, err := tx.Exec(ctx, `
+		UPDATE jobs
+		SET state = @to, version = version + 1, actor = @actor, reason = @reason, tally = @tally
+		WHERE id = @id`,
+		pgx.NamedArgs{"id": p.ID, "to": to, "actor": actor, "reason": reason, "tally": tally})
+	p.State = to
+	return err
+}
+
+// end writes what has become of a parent whose elements have ended.
+func (p *lockedParent) end(ctx context.Context, tx pgx.Tx) error {
+	switch {
+	case p.Tally.ByStatus[berth.Succeeded] == p.Tally.Total:
+		return p.move(ctx, tx, berth.Succeeded, "workflow", nil)
+	case p.CancelAsked:
+		return p.move(ctx, tx, berth.Canceled, "workflow", p.Reason)
+	}
+	var which []int
+	var steps *string
+	err := tx.QueryRow(ctx, `
+		SELECT ARRAY(
+			SELECT array_index
+			FROM jobs
+			WHERE parent = @id AND state = 'failed' AND array_index IS NOT NULL
+			ORDER BY array_index
+			LIMIT @limit), (
+			SELECT string_agg(step, ', ' ORDER BY id)
+			FROM jobs
+			WHERE parent = @id AND state = 'failed')`, pgx.NamedArgs{"id": p.ID, "limit": shownFailures}).Scan(&which, &steps)
+	if err != nil {
+		return err
+	}
+	reason := p.failure()
+	if len(which) > 0 {
+		reason.Message += ": " + berth.FormatIndexes(which)
+		if p.Tally.ByStatus[berth.Failed] > len(which) {
+			reason.Message += ", …"
+		}
+	}
+	if steps != nil {
+		reason.Message += ": " + *steps
+	}
+	return p.move(ctx, tx, berth.Failed, "workflow", &reason)
+}
+
+// failure is why the parent fails.
+func (p *lockedParent) failure() berth.Reason {
+	failed, t := p.Tally.ByStatus[berth.Failed], p.Tally
+	r := berth.Reason{Code: berth.ReasonElementsFailed, Hint: "retry --failed runs again what did not succeed"}
+	switch {
+	case p.Kind == berth.KindPipeline && failed > 0:
+		r.Message = fmt.Sprintf("%d of %d steps failed", failed, t.Total)
+	case p.Kind == berth.KindPipeline:
+		r.Message = fmt.Sprintf("%d of %d steps were canceled", t.ByStatus[berth.Canceled], t.Total)
+	case p.overdrawn():
+		r.Message = fmt.Sprintf("%d of %d elements failed, more than max_failures (%d) allows", failed, t.Total, *p.MaxFailures)
+	case failed == 0:
+		r.Message = fmt.Sprintf("%d of %d elements were canceled", t.ByStatus[berth.Canceled], t.Total)
+		r.Hint = ""
+	default:
+		r.Message = fmt.Sprintf("%d of %d elements failed", failed, t.Total)
+	}
+	return r
+}
+
+// stop cancels the elements of a parent that is to stop: those that wait at
+// once, and some of those that hold capacity after the commit.
+func (p *lockedParent) stop(ctx context.Context, tx pgx.Tx, did *tended) error {
+	did.actor, did.reason = "workflow", p.Reason
+	if !p.CancelAsked {
+		did.reason = &berth.Reason{Code: berth.ReasonElementsFailed, Message: "more elements of its array failed than may"}
+		if p.Kind == berth.KindPipeline {
+			did.reason.Message = "another step of its pipeline failed"
+		}
+	}
+	var err error
+	if did.canceled, err = cancelWaitingChildren(ctx, tx, p.ID, nil, did.actor, did.reason); err != nil {
+		return err
+	}
+	rows, err := tx.Query(ctx, `
+		SELECT id::text
+		FROM jobs
+		WHERE parent = @id AND (state IN ('scheduled', 'running', 'preempting') OR kind <> 'job' AND state IN ('submitted', 'queued'))
+		LIMIT @limit`, pgx.NamedArgs{"id": p.ID, "limit": stopBatch})
+	if err != nil {
+		return err
+	}
+	did.stop, err = pgx.CollectRows(rows, pgx.RowTo[berth.JobID])
+	did.queue = len(did.canceled) > 0
+	did.more = len(did.canceled)+len(did.stop) > 0
+	return err
+}
+
+// cancelWaitingChildren ends elements that hold no capacity, at most a batch of
+// them: of all, or of some indexes.
+func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parent berth.JobID, indexes []int, actor string, reason *berth.Reason) ([]string, error) {
+	args := pgx.NamedArgs{"parent": parent, "indexes": indexes, "actor": actor, "reason": reason, "limit": expandBatch, "orders": berth.Orders{Forget: true}}
+	rows, err := tx.Query(ctx, `
+		WITH waiting AS (
+			SELECT id
+			FROM jobs
+			WHERE parent = @parent AND kind = 'job' AND state IN ('submitted', 'queued', 'retrying')
+			  AND (@indexes::int[] IS NULL OR array_index = ANY(@indexes::int[]))
+			ORDER BY id
+			LIMIT @limit
+			FOR NO KEY UPDATE
+		)
+		UPDATE jobs j
+		SET state = 'canceled', version = j.version + 1, actor = @actor, reason = @reason,
+			cancel_requested_at = coalesce(j.cancel_requested_at, now())
+		FROM waiting
+		WHERE j.id = waiting.id
+		RETURNING j.id::text`, args)
+	if err != nil {
+		return nil, err
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(ids) == 0 {
+		return nil, err
+	}
+	args["ids"] = ids
+	_, err = tx.Exec(ctx, `
+		UPDATE allocations
+		SET state = 'released', released_at = now(), orders = orders || @orders
+		WHERE id IN (
+			SELECT id
+			FROM allocations
+			WHERE job = ANY(@ids::uuid[]) AND state = 'kept'
+			ORDER BY id
+			FOR NO KEY UPDATE)`, args)
+	if err != nil {
+		return nil, err
+	}
+	_, err = tx.Exec(ctx, `DELETE FROM earmarks WHERE beneficiary = ANY(@ids::uuid[])`, args)
+	return ids, err
+}
+
+// hold holds the elements of a held parent that wait, a batch of them.
+func (p *lockedParent) hold(ctx context.Context, tx pgx.Tx) (some bool, err error) {
+	tag, err := tx.Exec(ctx, `
+		WITH waiting AS (
+			SELECT id
+			FROM jobs
+			WHERE parent = @parent AND state IN ('submitted', 'queued', 'retrying') AND NOT held
+			ORDER BY id
+			LIMIT @limit
+			FOR NO KEY UPDATE
+		), changed AS (
+			UPDATE jobs j
+			SET held = true, held_at = now(), version = j.version + 1, event_seq = j.event_seq + 1, actor = 'workflow'
+			FROM waiting
+			WHERE j.id = waiting.id
+			RETURNING j.id, j.event_seq, j.attempt
+		)
+		INSERT INTO job_events (job, seq, at, kind, attempt, actor, detail)
+		SELECT id, event_seq, clock_timestamp(), 'updated', attempt, 'workflow', 'held, with its array'
+		FROM changed`, pgx.NamedArgs{"parent": p.ID, "limit": expandBatch})
+	return tag.RowsAffected() > 0, err
+}
+
+// expand makes the elements that are next, as many as the window and the
+// tenant's quota leave room for.
+func (p *lockedParent) expand(ctx context.Context, tx pgx.Tx, did *tended) error {
+	if p.whole() {
+		return nil
+	}
+	room := ArrayWindow - p.live()
+	var waiting *int
+	err := tx.QueryRow(ctx, `
+		SELECT greatest(0, max_queued - (
+			SELECT count(*)
+			FROM jobs
+			WHERE tenant = @tenant AND kind = 'job' AND NOT blocked AND state IN ('submitted', 'queued', 'retrying')))
+		FROM tenants
+		WHERE id = @tenant AND max_queued IS NOT NULL
+		FOR NO KEY UPDATE`, pgx.NamedArgs{"tenant": p.Tenant}).Scan(&waiting)
+	switch {
+	case err == nil && waiting != nil:
+		room = min(room, *waiting)
+	case err != nil && !isNoRows(err):
+		return err
+	}
+	next := p.Next[:max(0, min(len(p.Next), room))]
+	if len(next) == 0 {
+		return nil
+	}
+	if did.made, err = p.make(ctx, tx, next, "workflow"); err != nil {
+		return err
+	}
+	_, err = tx.Exec(ctx, `UPDATE jobs SET expanded = expanded + @n WHERE id = @id`, pgx.NamedArgs{"id": p.ID, "n": len(next)})
+	did.more = did.more || len(next) == expandBatch
+	return err
+}

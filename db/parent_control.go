@@ -1,0 +1,179 @@
+package db
+
+import (
+	"context"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// cancelParent asks for the end of a locked parent: from its commit on nothing of
+// it is made or placed. Tend ends its elements.
+func cancelParent(ctx context.Context, tx pgx.Tx, job lockedJob, actor string, reason *berth.Reason) (berth.State, error) {
+	state := berth.Canceling
+	var tally *berth.Tally
+	if job.State == berth.Submitted {
+		p, err := lockParent(ctx, tx, job.ID)
+		if err != nil {
+			return "", err
+		}
+		if p.live() == 0 { // elements there may be of an array were canceled before they were made
+			state, tally = berth.Canceled, &p.Tally
+		}
+	}
+	_, err := tx.Exec(ctx, `
+		UPDATE jobs
+		SET state = @state, version = version + 1, actor = @actor, reason = @reason, tally = @tally,
+			cancel_requested_at = coalesce(cancel_requested_at, now())
+		WHERE id = @job`,
+		pgx.NamedArgs{"job": job.ID, "state": state, "actor": actor, "reason": reason, "tally": tally})
+	return state, err
+}
+
+// CancelElements asks for the end of some elements of an array. Those that are
+// not jobs yet are made, so that they are on record, and canceled at once. It
+// returns how many it ended or told to stop; doing it again is no error.
+func (d *DB) CancelElements(ctx context.Context, tenant berth.TenantID, id berth.JobID, which []berth.IndexRange, actor string, reason *berth.Reason) (int, error) {
+	indexes, err := d.elementsIn(ctx, tenant, id, which)
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	for part := range slices.Chunk(indexes, expandBatch) {
+		canceled, err := d.cancelElements(ctx, id, part, actor, reason)
+		if n += canceled; err != nil {
+			return n, mapError(err, "job "+string(id))
+		}
+	}
+	return n, nil
+}
+
+// elementsIn are the indexes of an array within ranges.
+func (d *DB) elementsIn(ctx context.Context, tenant berth.TenantID, id berth.JobID, which []berth.IndexRange) ([]int, error) {
+	var kind berth.Kind
+	var total int
+	var only []int
+	err := d.pool.QueryRow(ctx, `
+		SELECT kind, coalesce(total, 0), indexes
+		FROM jobs
+		WHERE id = @id AND (@tenant = '' OR tenant = @tenant)`,
+		pgx.NamedArgs{"id": id, "tenant": string(tenant)}).Scan(&kind, &total, &only)
+	if err != nil {
+		return nil, mapError(err, "job "+string(id))
+	}
+	if kind != berth.KindArray {
+		return nil, berth.Errorf(berth.CodeInvalid, "job %s is no array: it has no elements to choose from", id)
+	}
+	if only == nil {
+		only = make([]int, total)
+		for i := range only {
+			only[i] = i
+		}
+	}
+	inside := func(i int) bool {
+		return slices.ContainsFunc(which, func(r berth.IndexRange) bool { return r.First <= i && i <= r.Last })
+	}
+	chosen := slices.DeleteFunc(slices.Clone(only), func(i int) bool { return !inside(i) })
+	if len(chosen) == 0 {
+		return nil, berth.Errorf(berth.CodeInvalid, "array %s has no such elements; it has %s", id, berth.FormatIndexes(only))
+	}
+	return chosen, nil
+}
+
+func (d *DB) cancelElements(ctx context.Context, id berth.JobID, indexes []int, actor string, reason *berth.Reason) (int, error) {
+	var did tended
+	err := d.tx(ctx, func(tx pgx.Tx) error {
+		did = tended{changed: true, queue: true}
+		p, err := lockParent(ctx, tx, id)
+		if err != nil || p.State.Terminal() {
+			return err
+		}
+		if _, err := p.make(ctx, tx, indexes, actor); err != nil {
+			return err
+		}
+		if did.canceled, err = cancelWaitingChildren(ctx, tx, id, indexes, actor, reason); err != nil {
+			return err
+		}
+		rows, err := tx.Query(ctx, `
+			SELECT id::text
+			FROM jobs
+			WHERE parent = @id AND state IN ('scheduled', 'running', 'preempting') AND array_index = ANY(@indexes::int[])`,
+			pgx.NamedArgs{"id": id, "indexes": indexes})
+		if err != nil {
+			return err
+		}
+		did.stop, err = pgx.CollectRows(rows, pgx.RowTo[berth.JobID])
+		if err != nil || len(did.canceled)+len(did.stop) == 0 {
+			return err
+		}
+		return addEvent(ctx, tx, id, berth.EventCancelRequested, 0, actor, reason, "elements "+berth.FormatIndexes(indexes))
+	})
+	if err != nil {
+		return 0, err
+	}
+	did.publish(d.hub, id)
+	d.hub.Publish(TopicPoke, string(id)) // it may have been the last
+	for _, child := range did.stop {
+		if _, err := d.RequestCancel(ctx, "", child, actor, reason); err != nil {
+			return len(did.canceled), err
+		}
+	}
+	return len(did.canceled) + len(did.stop), nil
+}
+
+// releaseChildren ends the hold of a parent's elements.
+func releaseChildren(ctx context.Context, tx pgx.Tx, parent berth.JobID, actor string) error {
+	_, err := tx.Exec(ctx, `
+		WITH held AS (
+			SELECT id
+			FROM jobs
+			WHERE parent = @parent AND held AND state NOT IN ('succeeded', 'failed', 'canceled')
+			ORDER BY id
+			FOR NO KEY UPDATE
+		), changed AS (
+			UPDATE jobs j
+			SET held = false, held_at = NULL, queue_deadline = j.queue_deadline + (now() - j.held_at),
+				unaged_ms = j.unaged_ms + (extract(epoch FROM now() - j.held_at) * 1000)::bigint,
+				version = j.version + 1, event_seq = j.event_seq + 1, actor = @actor
+			FROM held
+			WHERE j.id = held.id
+			RETURNING j.id, j.event_seq, j.attempt
+		)
+		INSERT INTO job_events (job, seq, at, kind, attempt, actor, detail)
+		SELECT id, event_seq, clock_timestamp(), 'updated', attempt, @actor, 'released from hold, with its array'
+		FROM changed`, pgx.NamedArgs{"parent": parent, "actor": actor})
+	return err
+}
+
+// patchChildren changes a parent's live elements as the parent; args are those
+// of patchArgs.
+func patchChildren(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs, detail string) error {
+	args["detail"] = detail
+	_, err := tx.Exec(ctx, `
+		WITH live AS (
+			SELECT id
+			FROM jobs
+			WHERE parent = @job AND state NOT IN ('succeeded', 'failed', 'canceled')
+			ORDER BY id
+			FOR NO KEY UPDATE
+		), changed AS (
+			UPDATE jobs j
+			SET priority = coalesce(@priority::integer, j.priority), run_limit_ms = coalesce(@run_limit_ms::bigint, j.run_limit_ms),
+				labels = (j.labels || @set_labels) - @unset_labels::text[],
+				version = j.version + 1, event_seq = j.event_seq + 1, actor = @actor
+			FROM live
+			WHERE j.id = live.id
+			RETURNING j.id, j.event_seq, j.attempt, j.labels
+		), specs AS (
+			UPDATE job_specs s
+			SET spec = s.spec || @spec || jsonb_build_object('labels', changed.labels)
+			FROM changed
+			WHERE s.job = changed.id
+		)
+		INSERT INTO job_events (job, seq, at, kind, attempt, actor, detail)
+		SELECT id, event_seq, clock_timestamp(), 'updated', attempt, @actor, @detail
+		FROM changed`, args)
+	return err
+}

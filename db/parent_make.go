@@ -1,0 +1,65 @@
+package db
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// make inserts elements and returns their ids. One that is there already stays
+// as it is. They count as submitted when their array was, so that they wait
+// their turn as it does; a queue_timeout counts from now on.
+func (p *lockedParent) make(ctx context.Context, tx pgx.Tx, indexes []int, actor string) ([]string, error) {
+	ids := newElementIDs(len(indexes))
+	rows, err := tx.Query(ctx, `
+		WITH p AS MATERIALIZED (
+			SELECT j.*, s.spec - 'array' - 'notify' AS spec, coalesce(s.spec -> 'env', '{}') AS env, s.spec #> '{array,each}' AS each
+			FROM jobs j
+			JOIN job_specs s ON s.job = j.id
+			WHERE j.id = @parent
+		), made AS (
+			INSERT INTO jobs (id, tenant, parent, array_index, name, class, priority, preemptible, queue_deadline,
+				run_limit_ms, grace_ms, mode, lost_after_ms, labels, actor, submitted_at, stalled_ms, held, held_at)
+			SELECT x.id, p.tenant, p.id, x.idx, p.name, p.class, p.priority, p.preemptible, now() + nullif(@queue_ms::bigint, 0) * interval '1 millisecond',
+				p.run_limit_ms, p.grace_ms, p.mode, p.lost_after_ms, p.labels, @actor, p.submitted_at, p.stalled_ms, p.held, p.held_at
+			FROM p, unnest(@ids::uuid[], @indexes::int[]) AS x (id, idx)
+			ON CONFLICT ON CONSTRAINT jobs_array_element DO NOTHING
+			RETURNING id, array_index
+		), specs AS (
+			INSERT INTO job_specs (job, spec)
+			SELECT made.id, p.spec || jsonb_build_object('env',
+				p.env || coalesce(p.each -> made.array_index, '{}') || jsonb_build_object(@variable::text, made.array_index::text))
+			FROM made, p
+		), uploads AS (
+			INSERT INTO job_uploads (job, address)
+			SELECT made.id, n.address
+			FROM made, job_uploads n
+			WHERE n.job = @parent
+		), inputs AS (
+			INSERT INTO job_inputs (job, input, source, attempt, rank, name)
+			SELECT made.id, n.input, n.source, n.attempt, n.rank, n.name
+			FROM made, job_inputs n
+			WHERE n.job = @parent
+		)
+		SELECT id::text FROM made`, pgx.NamedArgs{
+		"parent": p.ID, "ids": ids, "indexes": indexes, "actor": actor, "queue_ms": p.QueueFor.Std().Milliseconds(), "variable": berth.EnvArrayIndex,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// newElementIDs are ids in the order of the elements: those of one moment are
+// placed by their ids.
+func newElementIDs(n int) []berth.JobID {
+	now := time.Now()
+	ids := make([]berth.JobID, n)
+	for i := range ids {
+		ids[i] = berth.NewJobID(now)
+	}
+	return sortedIDs(ids)
+}

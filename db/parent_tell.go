@@ -1,0 +1,84 @@
+package db
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+func isNoRows(err error) bool { return errors.Is(err, pgx.ErrNoRows) }
+
+func sortedIDs(ids []berth.JobID) []berth.JobID {
+	slices.Sort(ids)
+	return ids
+}
+
+// liveChild is that a parent p has an element that has not ended.
+const liveChild = `EXISTS (
+	SELECT 1 FROM jobs c
+	WHERE c.parent = p.id AND c.state IN ('submitted', 'queued', 'scheduled', 'running', 'preempting', 'canceling', 'retrying'))`
+
+// tellParents hints at the parents of jobs that changed, where the parent has
+// something to do about it: not at each end of thousands, each of which would be
+// some events of its workflow's history. It is called after the commit of the
+// change, so that of two elements that end last at once the later one sees that
+// nothing lives. The reconciler finds what is lost here.
+func (d *DB) tellParents(ctx context.Context, children ...berth.JobID) {
+	if len(children) == 0 {
+		return
+	}
+	rows, err := d.pool.Query(ctx, `
+		SELECT DISTINCT p.id::text
+		FROM jobs e
+		JOIN jobs p ON p.id = e.parent
+		WHERE e.id = ANY(@children::uuid[]) AND p.state NOT IN ('succeeded', 'failed', 'canceled') AND (
+			p.held AND e.state = 'retrying'
+			OR e.state IN ('succeeded', 'failed', 'canceled') AND (
+				p.kind = 'pipeline'
+				OR e.array_index % @milestone = @milestone - 1 AND p.expanded < p.total
+				OR e.state = 'failed' AND (SELECT count(*) FROM jobs f WHERE f.parent = p.id AND f.state = 'failed') > p.max_failures
+				OR NOT `+liveChild+`))`,
+		pgx.NamedArgs{"children": children, "milestone": milestone})
+	var parents []string
+	if err == nil {
+		parents, err = pgx.CollectRows(rows, pgx.RowTo[string])
+	}
+	if err != nil && ctx.Err() == nil {
+		d.log.Warn("parents not told; the reconciler does", "jobs", len(children), "err", err)
+	}
+	d.hub.Publish(TopicPoke, parents...)
+}
+
+// Untended returns parents that somebody should tend, whatever became of the
+// hint: the reconciler's.
+func (d *DB) Untended(ctx context.Context, age time.Duration, limit int) ([]Aged, error) {
+	return d.aged(ctx, "parents", `
+		SELECT p.id, p.attempt, p.state, clock_timestamp() - p.state_at
+		FROM jobs p
+		WHERE p.kind <> 'job' AND p.state IN ('queued', 'running', 'canceling') AND p.state_at < clock_timestamp() - @age::interval AND (
+			NOT `+liveChild+`
+			OR p.state = 'canceling' AND EXISTS (
+				SELECT 1 FROM jobs c
+				WHERE c.parent = p.id AND c.state IN ('submitted', 'queued', 'retrying', 'scheduled', 'running', 'preempting'))
+			OR p.kind = 'pipeline' AND p.state <> 'canceling' AND EXISTS (
+				SELECT 1 FROM jobs c
+				WHERE c.parent = p.id AND c.state = 'submitted' AND c.blocked AND NOT EXISTS (
+					SELECT 1 FROM deps d
+					JOIN jobs n ON n.id = d.needs
+					WHERE d.job = c.id AND n.state NOT IN ('succeeded', 'failed', 'canceled')))
+			OR p.state <> 'canceling' AND (
+				p.held AND EXISTS (
+					SELECT 1 FROM jobs c
+					WHERE c.parent = p.id AND c.state IN ('submitted', 'queued', 'retrying') AND NOT c.held)
+				OR p.max_failures < (SELECT count(*) FROM jobs c WHERE c.parent = p.id AND c.state = 'failed')
+				OR p.expanded < p.total AND @window >= (
+					SELECT count(*) FROM jobs c
+					WHERE c.parent = p.id AND c.state IN ('submitted', 'queued', 'scheduled', 'running', 'preempting', 'canceling', 'retrying'))))
+		ORDER BY p.id
+		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit, "window": ArrayWindow - expandBatch})
+}

@@ -1,0 +1,526 @@
+package db_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth"
+	"berth/db"
+)
+
+// array stores an array of that size; edit may change it.
+func (s *stage) array(size int, edit func(*berth.JobSpec)) berth.JobID {
+	s.t.Helper()
+	return s.submit(func(j *berth.JobSpec) {
+		j.Array = &berth.Array{Size: size}
+		if edit != nil {
+			edit(j)
+		}
+	})
+}
+
+func (s *stage) tend(id berth.JobID) berth.State {
+	s.t.Helper()
+	state, err := s.db.TendThrough(s.t.Context(), id)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return state
+}
+
+func (s *stage) element(parent berth.JobID, index int) berth.JobID {
+	s.t.Helper()
+	return berth.JobID(one[string](s, `SELECT id::text FROM jobs WHERE parent = $1 AND array_index = $2`, parent, index))
+}
+
+// finish ends an element that runs, by an exit of that code.
+func (s *stage) finish(id berth.JobID, code int) {
+	s.t.Helper()
+	attempt := s.place(id, "m0")
+	s.claim(id, attempt, 0)
+	s.run(id)
+	s.exit(id, attempt, 0, exited(code))
+	s.settle(id, attempt)
+}
+
+func (s *stage) tally(id berth.JobID) string {
+	s.t.Helper()
+	t := s.job(id).Tally
+	parts := []string{fmt.Sprint(t.Total)}
+	for _, state := range berth.States {
+		if n := t.ByStatus[state]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, state))
+		}
+	}
+	if t.Unmade > 0 {
+		parts = append(parts, fmt.Sprintf("%d unmade", t.Unmade))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func TestAnArraysElementsHaveItsSpecAndTheirOwnVariables(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	high := berth.PriorityHigh
+	id := s.array(0, func(j *berth.JobSpec) {
+		j.Env = map[string]string{"LR": "1", "SEED": "7"}
+		j.Labels, j.Priority = map[string]string{"project": "vision"}, &high
+		j.Array = &berth.Array{Each: []map[string]string{{"LR": "0.1"}, {"EXTRA": "yes"}}, Parallel: 1}
+	})
+	if p := s.job(id); p.Kind != berth.KindArray || p.Status != berth.Submitted || p.Tally.Unmade != 2 {
+		t.Fatalf("array is %+v", p)
+	}
+	if got := s.tend(id); got != berth.Queued {
+		t.Errorf("it is %s", got)
+	}
+	s.tend(id) // again changes nothing
+	if got := s.tally(id); got != "2, 2 submitted" {
+		t.Errorf("tally is %s", got)
+	}
+	for i, want := range []map[string]string{
+		{"LR": "0.1", "SEED": "7", "BERTH_ARRAY_INDEX": "0"},
+		{"LR": "1", "SEED": "7", "EXTRA": "yes", "BERTH_ARRAY_INDEX": "1"},
+	} {
+		e := s.job(s.element(id, i))
+		if diff := cmp.Diff(want, e.Spec.Env); diff != "" {
+			t.Errorf("element %d (-want +got):\n%s", i, diff)
+		}
+		if *e.Parent != id || *e.ArrayIndex != i || e.Spec.Array != nil || e.Kind != "" || e.Priority != high || e.Labels["project"] != "vision" || !e.SubmittedAt.Equal(s.job(id).SubmittedAt) {
+			t.Errorf("element %d is %+v", i, e)
+		}
+	}
+	if first, second := s.element(id, 0), s.element(id, 1); first > second {
+		t.Error("the ids of elements are not in their order")
+	}
+}
+
+// The machine of an element asks for what that element needs.
+func TestElementsNeedTheUploadsOfTheirArray(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a := berth.Address("sha256:" + strings.Repeat("ab", 32))
+	folder, err := s.db.BeginUpload(t.Context(), "default", a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.db.EndUpload(t.Context(), "default", berth.Upload{Address: a, Files: 1, Bytes: 1}, folder); err != nil {
+		t.Fatal(err)
+	}
+	id := s.array(3, func(j *berth.JobSpec) { j.Workdir = string(a) })
+	s.tend(id)
+	needs := func(parent berth.JobID) int {
+		return one[int](s, `SELECT count(*) FROM job_uploads n JOIN jobs j ON j.id = n.job WHERE j.parent = $1 AND n.address = $2`, parent, a)
+	}
+	if n := needs(id); n != 3 {
+		t.Errorf("%d of 3 elements need the upload", n)
+	}
+	s.finish(s.element(id, 0), 1)
+	for i := range 2 {
+		s.finish(s.element(id, i+1), 0)
+	}
+	s.tend(id)
+	again, _, err := s.db.RetryFailed(t.Context(), "default", id, "user:test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.tend(again.ID)
+	if n := needs(again.ID); n != 1 {
+		t.Errorf("%d of 1 repeated element needs the upload", n)
+	}
+}
+
+func TestAnArrayEndsOnceAsItsElementsDid(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		codes []int
+		want  berth.State
+		says  string
+	}{
+		"all well": {[]int{0, 0, 0}, berth.Succeeded, ""},
+		"one bad":  {[]int{0, 3, 0}, berth.Failed, "1 of 3 elements failed: 1"},
+		"all bad":  {[]int{1, 1, 1}, berth.Failed, "3 of 3 elements failed: 0-2"},
+	} {
+		s := newStage(t)
+		id := s.array(3, nil)
+		s.tend(id)
+		poke := s.db.Hub().Subscribe(db.TopicPoke, string(id))
+		for i, code := range row.codes {
+			if s.job(id).Status.Terminal() || hears(t, poke) {
+				t.Fatalf("%s: it ended, or was told, before element %d", name, i)
+			}
+			s.finish(s.element(id, i), code)
+		}
+		if !hears(t, poke) {
+			t.Errorf("%s: nobody was told of the last end", name)
+		}
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() { _, _ = s.db.TendThrough(t.Context(), id) })
+		}
+		all.Wait()
+		j := s.job(id)
+		if j.Status != row.want || j.Tally.Total != 3 || j.Tally.Ended() != 3 || row.says != "" && j.Reason.Message != row.says {
+			t.Errorf("%s: it is %s because of %+v, %+v", name, j.Status, j.Reason, j.Tally)
+		}
+		ends := one[int](s, `SELECT count(*)::int FROM job_events WHERE job = $1 AND to_state IN ('succeeded', 'failed', 'canceled')`, id)
+		if ends != 1 {
+			t.Errorf("%s: it ended %d times", name, ends)
+		}
+	}
+}
+
+// Of the last two elements, whichever way their ends cross, one tells.
+func TestTheLastOfTwoEndsTells(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	for range 10 {
+		id := s.array(2, nil)
+		s.tend(id)
+		var all sync.WaitGroup
+		poke := s.db.Hub().Subscribe(db.TopicPoke, string(id))
+		var attempts [2]int
+		for i := range 2 {
+			e := s.element(id, i)
+			attempts[i] = s.place(e, "m"+fmt.Sprint(i))
+			s.claim(e, attempts[i], 0)
+			s.run(e)
+			s.exit(e, attempts[i], 0, exited(0))
+		}
+		for i := range 2 {
+			e := s.element(id, i)
+			all.Go(func() { _, _ = s.db.Settle(t.Context(), e, attempts[i]) })
+		}
+		all.Wait()
+		if !hears(t, poke) {
+			t.Fatal("both ended, and nobody told")
+		}
+		poke.Close()
+		if got := s.tend(id); got != berth.Succeeded {
+			t.Fatalf("it is %s", got)
+		}
+	}
+}
+
+func TestAnArrayIsMadeInAWindow(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	const size = db.ArrayWindow + 2500
+	id := s.array(size, nil)
+	s.tend(id)
+	if got := s.tally(id); got != "7500, 5000 submitted, 2500 unmade" {
+		t.Fatalf("tally is %s", got)
+	}
+	mustExec(t, s.pool, `UPDATE jobs SET state = 'queued', version = version + 1, actor = 'workflow' WHERE parent = $1 AND array_index < 1999`, id)
+	mustExec(t, s.pool, `UPDATE jobs SET state = 'canceled', version = version + 1, actor = 'user:x' WHERE parent = $1 AND array_index < 1999`, id)
+	untended := func() int {
+		list, err := s.db.Untended(t.Context(), 0, 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	if n := untended(); n != 1 {
+		t.Errorf("the reconciler finds %d", n)
+	}
+	poke := s.db.Hub().Subscribe(db.TopicPoke, string(id))
+	if s.cancel(s.element(id, 1999)); !hears(t, poke) { // the milestone
+		t.Error("its coordinator was not told")
+	}
+	if s.cancel(s.element(id, 2000)); hears(t, poke) {
+		t.Error("its coordinator was told of one of many")
+	}
+	s.tend(id)
+	if got := s.tally(id); got != "7500, 5000 submitted, 2001 canceled, 499 unmade" {
+		t.Errorf("tally is %s", got)
+	}
+	if n := untended(); n != 0 {
+		t.Errorf("with nothing to do the reconciler finds %d", n)
+	}
+	// Canceled as a whole, it never makes the rest.
+	if got := s.cancel(id); got != berth.Canceled {
+		t.Errorf("canceled, it is %s", got)
+	}
+	if got := s.tally(id); got != "7500, 7001 canceled, 499 unmade" {
+		t.Errorf("tally is %s", got)
+	}
+}
+
+func TestCancelOfAnArrayEndsWhatWaitsAndStopsWhatRuns(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.array(4, nil)
+	s.tend(id)
+	s.finish(s.element(id, 0), 0)
+	attempt := s.place(s.element(id, 1), "m0")
+	s.claim(s.element(id, 1), attempt, 0)
+	s.run(s.element(id, 1))
+	machine := s.db.Hub().Subscribe(db.TopicMachine, "m0")
+	poke := s.db.Hub().Subscribe(db.TopicPoke, string(s.element(id, 2)))
+	if got := s.cancel(id); got != berth.Canceling {
+		t.Errorf("it is %s", got)
+	}
+	if !hears(t, machine) || !hears(t, poke) {
+		t.Error("the machine and the workflows of what waited were not told")
+	}
+	if got := s.tally(id); got != "4, 1 canceling, 1 succeeded, 2 canceled" {
+		t.Errorf("tally is %s", got)
+	}
+	s.cancel(id) // twice is no other
+	s.exit(s.element(id, 1), attempt, 0, berth.Exit{Cause: berth.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt})
+	s.settle(s.element(id, 1), attempt)
+	if got := s.tend(id); got != berth.Canceled || s.job(id).Reason.Code != berth.ReasonCanceledByUser {
+		t.Errorf("it is %s because of %+v", got, s.job(id).Reason)
+	}
+	early := s.array(3, nil) // canceled before its coordinator has looked
+	if _, err := s.db.CancelElements(t.Context(), "", early, []berth.IndexRange{{First: 1, Last: 1}}, "user:test", nil); err != nil {
+		t.Error(err)
+	}
+	if got := s.cancel(early); got != berth.Canceled || s.tally(early) != "3, 1 canceled, 2 unmade" {
+		t.Errorf("it is %s: %s", got, s.tally(early))
+	}
+	s.freed()
+}
+
+func TestCancelOfARangeLeavesTheOthers(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.array(10, nil)
+	cancel := func(text string) (int, error) {
+		which, err := berth.ParseIndexes(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.db.CancelElements(t.Context(), "default", id, which, "user:test", &berth.Reason{Code: berth.ReasonCanceledByUser})
+	}
+	if n, err := cancel("3-5"); n != 3 || err != nil { // before it is made
+		t.Fatalf("canceled %d, %v", n, err)
+	}
+	s.tend(id)
+	if got := s.tally(id); got != "10, 7 submitted, 3 canceled" {
+		t.Errorf("tally is %s", got)
+	}
+	attempt := s.place(s.element(id, 7), "m0")
+	s.claim(s.element(id, 7), attempt, 0)
+	s.run(s.element(id, 7))
+	for range 2 {
+		if _, err := cancel("5-7,9"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := s.tally(id); got != "10, 4 submitted, 1 canceling, 5 canceled" {
+		t.Errorf("tally is %s", got)
+	}
+	if _, err := cancel("10-20"); berth.CodeOf(err) != berth.CodeInvalid {
+		t.Errorf("indexes it does not have: %v", err)
+	}
+	if e := lastEvent(s, id); e.Kind != berth.EventCancelRequested || e.Actor != "user:test" {
+		t.Errorf("last event is %+v", e)
+	}
+	s.exit(s.element(id, 7), attempt, 0, berth.Exit{Cause: berth.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt})
+	s.settle(s.element(id, 7), attempt)
+	for _, i := range []int{0, 1, 2, 8} {
+		s.finish(s.element(id, i), 0)
+	}
+	if got := s.tend(id); got != berth.Failed || s.job(id).Reason.Message != "6 of 10 elements were canceled" {
+		t.Errorf("it is %s because of %+v", got, s.job(id).Reason)
+	}
+	if _, _, err := s.db.RetryFailed(t.Context(), "default", id, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
+		t.Errorf("what was canceled on purpose is run again: %v", err)
+	}
+}
+
+func TestTooManyFailuresCancelTheRest(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	most := 1
+	id := s.array(6, func(j *berth.JobSpec) { j.Array.MaxFailures = &most })
+	s.tend(id)
+	poke := s.db.Hub().Subscribe(db.TopicPoke, string(id))
+	s.finish(s.element(id, 0), 0)
+	s.finish(s.element(id, 1), 1)
+	if s.tend(id); hears(t, poke) || s.job(id).Status.Terminal() {
+		t.Error("one failure, as many as may, ended it")
+	}
+	if s.finish(s.element(id, 2), 1); !hears(t, poke) {
+		t.Error("its coordinator was not told")
+	}
+	if got := s.tend(id); got != berth.Failed || s.tally(id) != "6, 1 succeeded, 2 failed, 3 canceled" {
+		t.Errorf("it is %s: %s", got, s.tally(id))
+	}
+	if r := s.job(id).Reason; r.Code != berth.ReasonElementsFailed || !strings.HasPrefix(r.Message, "2 of 6 elements failed, more than max_failures (1) allows: 1-2") {
+		t.Errorf("reason is %+v", r)
+	}
+	again, created, err := s.db.RetryFailed(t.Context(), "default", id, "user:test")
+	if err != nil || !created || again.Indexes != "1-5" {
+		t.Errorf("what failed, and what was given up for it, is %q, %v", again.Indexes, err)
+	}
+}
+
+func TestRetryFailedRunsExactlyWhatFailed(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.array(6, func(j *berth.JobSpec) { j.Array.Parallel = 2 })
+	if _, _, err := s.db.RetryFailed(t.Context(), "default", id, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
+		t.Errorf("a live one is retried: %v", err)
+	}
+	s.tend(id)
+	for i, code := range []int{0, 1, 0, 0, 1, 1} {
+		s.finish(s.element(id, i), code)
+	}
+	s.tend(id)
+	for _, archived := range []bool{false, true} {
+		if archived {
+			mustExec(t, s.pool, `UPDATE allocations SET forgotten_at = now()`)
+			s.archive(3) // the arrays, with those that came of it, and then their elements
+			s.archive(9)
+		}
+		again, created, err := s.db.RetryFailed(t.Context(), "default", id, "user:test")
+		if err != nil || created == archived || again.Indexes != "1,4-5" || *again.RetryOf != id || again.Tally.Total != 3 {
+			t.Fatalf("archived %t: created %t, %+v, %v", archived, created, again, err)
+		}
+		if archived {
+			break
+		}
+		s.tend(again.ID)
+		for _, i := range []int{1, 4, 5} {
+			e := s.job(s.element(again.ID, i))
+			if e.Spec.Env["BERTH_ARRAY_INDEX"] != fmt.Sprint(i) {
+				t.Errorf("element %d has %v", i, e.Spec.Env)
+			}
+			s.finish(e.ID, min(1, max(0, i-4))) // the last fails again
+		}
+		s.tend(again.ID)
+		third, _, err := s.db.RetryFailed(t.Context(), "default", again.ID, "user:test")
+		if err != nil || third.Indexes != "5" {
+			t.Errorf("the third is %+v, %v", third, err)
+		}
+		s.cancel(third.ID)
+	}
+	if j := s.job(id); j.Status != berth.Failed || j.Tally.ByStatus[berth.Failed] != 3 {
+		t.Errorf("the archived one is %s, %+v", j.Status, j.Tally)
+	}
+}
+
+func TestHoldPriorityAndReleaseReachTheElements(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.array(3, nil)
+	s.tend(id)
+	if err := s.db.Hold(t.Context(), "default", id, "user:test"); err != nil {
+		t.Fatal(err)
+	}
+	held := func() int {
+		return one[int](s, `SELECT count(*)::int FROM jobs WHERE parent = $1 AND held AND held_at IS NOT NULL`, id)
+	}
+	if n := held(); n != 3 || !s.job(id).Held {
+		t.Errorf("%d elements are held", n)
+	}
+	if e := lastEvent(s, s.element(id, 0)); e.Kind != berth.EventUpdated || e.Detail != "held, with its array" {
+		t.Errorf("event is %+v", e)
+	}
+	high, limit := berth.PriorityHigh, berth.Duration(time.Minute)
+	blue := "blue"
+	if err := s.db.UpdateJob(t.Context(), "default", id, berth.JobPatch{Priority: &high, TimeLimit: &limit, Labels: map[string]*string{"team": &blue}}, "user:test"); err != nil {
+		t.Fatal(err)
+	}
+	if e := s.job(s.element(id, 2)); e.Priority != high || e.Labels["team"] != "blue" || *e.Spec.Priority != high || e.Spec.TimeLimit != limit {
+		t.Errorf("element is %+v with %+v", e, e.Spec)
+	}
+	if err := s.db.Release(t.Context(), "default", id, "user:test"); err != nil {
+		t.Fatal(err)
+	}
+	if n := held(); n != 0 || s.job(id).Held {
+		t.Errorf("%d elements are held after the release", n)
+	}
+}
+
+func TestListsShowArraysAndNotTheirElements(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id, plain := s.array(5, nil), s.submit(nil)
+	s.tend(id)
+	list := func(f db.JobFilter) []string {
+		var got []string
+		for {
+			f.Limit = 2
+			jobs, next, err := s.db.Jobs(t.Context(), f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, j := range jobs {
+				text := string(j.ID)
+				if j.ArrayIndex != nil {
+					text = fmt.Sprint(*j.ArrayIndex)
+				}
+				got = append(got, text)
+			}
+			if f.Cursor = next; next == "" {
+				return got
+			}
+		}
+	}
+	if diff := cmp.Diff([]string{string(plain), string(id)}, list(db.JobFilter{Tenant: "default"})); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{"4", "3", "2", "1", "0"}, list(db.JobFilter{Parent: &id})); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{"4", "2", "1"}, list(db.JobFilter{Parent: &id, Index: []berth.IndexRange{{First: 1, Last: 2}, {First: 4, Last: 9}}})); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// The quota of a tenant counts elements, and an array waits for room in it.
+func TestElementsAndNotTheirArrayCountAgainstMaxQueued(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	mustExec(t, s.pool, `UPDATE tenants SET max_queued = 3 WHERE id = 'default'`)
+	id := s.array(5, nil)
+	s.tend(id)
+	if got := s.tally(id); got != "5, 3 submitted, 2 unmade" {
+		t.Errorf("tally is %s", got)
+	}
+	_, _, err := s.db.Submit(t.Context(), db.Submission{Tenant: "default", Spec: s.spec(nil), Actor: "user:test"})
+	if !berth.IsSlug(err, berth.SlugQuota) {
+		t.Errorf("one more: %v", err)
+	}
+	s.finish(s.element(id, 0), 0)
+	s.tend(id)
+	if got := s.tally(id); got != "5, 3 submitted, 1 succeeded, 1 unmade" {
+		t.Errorf("tally is %s", got)
+	}
+}
+
+func TestParentsHaveAStateMachineOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	pool := open(t)
+	var got []string
+	if err := pool.QueryRow(t.Context(), `SELECT parent_transitions()`).Scan(&got); err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, tr := range berth.ParentTransitions {
+		if tr.From != "" {
+			want = append(want, string(tr.From)+">"+string(tr.To))
+		}
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("berth.ParentTransitions and parent_transitions() differ (-code +database):\n%s", diff)
+	}
+	s := newStage(t)
+	id := s.array(2, nil)
+	refuses(t, s.pool, "BT004", `UPDATE jobs SET state = 'running', version = version + 1 WHERE id = $1`, id)
+	refuses(t, s.pool, "BT002", `UPDATE jobs SET attempt = 1 WHERE id = $1`, id)
+	refuses(t, s.pool, "BT010", `UPDATE jobs SET kind = 'job' WHERE id = $1`, id)
+	refuses(t, s.pool, "23514", `UPDATE jobs SET expanded = 3 WHERE id = $1`, id)
+	s.tend(id)
+	refuses(t, s.pool, "BT010", `UPDATE jobs SET array_index = 7 WHERE parent = $1 AND array_index = 0`, id)
+}

@@ -1,0 +1,119 @@
+package db
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// readyBatch bounds how many steps one look names to the coordinator: their ids
+// enter its history.
+const readyBatch = 40
+
+// advance goes on with a pipeline: steps that need what did not succeed are
+// canceled, and what needs them; steps whose needs have all succeeded may start.
+func (p *lockedParent) advance(ctx context.Context, tx pgx.Tx, did *tended) error {
+	for {
+		hopeless, err := p.cancelHopeless(ctx, tx)
+		if err != nil {
+			return err
+		}
+		if len(hopeless) == 0 {
+			break
+		}
+		did.canceled = append(did.canceled, hopeless...)
+		did.more = true // to see whether that was the last
+	}
+	if err := p.unblock(ctx, tx); err != nil {
+		return err
+	}
+	rows, err := tx.Query(ctx, `
+		SELECT id::text, kind
+		FROM jobs
+		WHERE parent = @id AND state = 'submitted' AND NOT blocked
+		ORDER BY id
+		LIMIT @limit`, pgx.NamedArgs{"id": p.ID, "limit": readyBatch})
+	if err != nil {
+		return err
+	}
+	did.ready, err = pgx.CollectRows(rows, pgx.RowToStructByPos[berth.Ready])
+	if err != nil || p.State != berth.Queued || len(did.ready) == p.Tally.Total {
+		return err
+	}
+	var began bool
+	err = tx.QueryRow(ctx, `
+		SELECT EXISTS (SELECT 1 FROM jobs WHERE parent = $1 AND state NOT IN ('submitted', 'queued', 'canceled'))`, p.ID).Scan(&began)
+	if err != nil || !began {
+		return err
+	}
+	did.changed = true
+	return p.move(ctx, tx, berth.Running, "workflow", nil) // an array is a step, whose elements the leader starts
+}
+
+// cancelHopeless cancels the steps that need one that ended without success.
+func (p *lockedParent) cancelHopeless(ctx context.Context, tx pgx.Tx) ([]string, error) {
+	rows, err := tx.Query(ctx, `
+		WITH hopeless AS (
+			SELECT j.id, (
+				SELECT min(n.step)
+				FROM deps d
+				JOIN jobs n ON n.id = d.needs
+				WHERE d.job = j.id AND n.state IN ('failed', 'canceled')) AS because
+			FROM jobs j
+			WHERE j.parent = @id AND j.state = 'submitted' AND j.blocked
+			ORDER BY j.id
+			FOR NO KEY UPDATE
+		)
+		UPDATE jobs j
+		SET state = 'canceled', version = j.version + 1, actor = 'workflow',
+			reason = jsonb_build_object('code', @code::text, 'message', 'step ' || h.because || ', which it needs, did not succeed')
+		FROM hopeless h
+		WHERE j.id = h.id AND h.because IS NOT NULL
+		RETURNING j.id::text`, pgx.NamedArgs{"id": p.ID, "code": berth.ReasonUpstreamFailed})
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// unblock lets steps start whose needs have all succeeded. Their time in the
+// queue begins now.
+func (p *lockedParent) unblock(ctx context.Context, tx pgx.Tx) error {
+	rows, err := tx.Query(ctx, `
+		SELECT j.id::text, coalesce((SELECT s.spec -> 'queue_timeout' FROM job_specs s WHERE s.job = j.id), 'null')
+		FROM jobs j
+		WHERE j.parent = @id AND j.state = 'submitted' AND j.blocked AND NOT EXISTS (
+			SELECT 1
+			FROM deps d
+			JOIN jobs n ON n.id = d.needs
+			WHERE d.job = j.id AND n.state <> 'succeeded')
+		ORDER BY j.id
+		FOR NO KEY UPDATE OF j`, pgx.NamedArgs{"id": p.ID})
+	if err != nil {
+		return err
+	}
+	var ids []string
+	var limits []int64
+	var id string
+	var raw []byte
+	if _, err := pgx.ForEachRow(rows, []any{&id, &raw}, func() error {
+		limit, err := queueTimeout(raw)
+		ids, limits = append(ids, id), append(limits, limit.Milliseconds())
+		return err
+	}); err != nil || len(ids) == 0 {
+		return err
+	}
+	if err := bindSteps(ctx, tx, ids); err != nil {
+		return err
+	}
+	_, err = tx.Exec(ctx, `
+		UPDATE jobs j
+		SET blocked = false, version = j.version + 1, actor = 'workflow',
+			queue_deadline = CASE WHEN j.kind = 'job' THEN now() + nullif(x.queue_ms, 0) * interval '1 millisecond' END,
+			unaged_ms = j.unaged_ms + (extract(epoch FROM now() - j.submitted_at) * 1000)::bigint
+		FROM unnest(@ids::uuid[], @limits::bigint[]) AS x (id, queue_ms)
+		WHERE j.id = x.id`, pgx.NamedArgs{"ids": ids, "limits": limits})
+	return err
+}

@@ -1,0 +1,89 @@
+package db
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// RetryFailed runs those elements of an ended array again that did not succeed
+// of themselves: that failed, or that were given up because others had. They
+// become a new array with the same indexes, linked both ways; the old one stays
+// as it is. An array that was retried already answers its successor, with
+// created false.
+func (d *DB) RetryFailed(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) (job berth.Job, created bool, err error) {
+	err = d.tx(ctx, func(tx pgx.Tx) error {
+		old, err := lockForRetry(ctx, tx, tenant, id)
+		if err != nil {
+			return err
+		}
+		if old.Kind != berth.KindArray && old.Kind != berth.KindPipeline {
+			return berth.Errorf(berth.CodeInvalid, "job %s is no array and no pipeline: retry it without failed", id)
+		}
+		if old.RetriedBy != nil {
+			job, created = berth.Job{ID: *old.RetriedBy}, false
+			return nil
+		}
+		if old.Kind == berth.KindPipeline {
+			if job, err = retryPipeline(ctx, tx, old, actor, false); err != nil {
+				return err
+			}
+			created = true
+			return linkRetry(ctx, tx, id, job.ID)
+		}
+		indexes, err := unsuccessful(ctx, tx, old)
+		if err != nil {
+			return err
+		}
+		if len(indexes) == 0 {
+			return berth.Errorf(berth.CodeConflict, "no element of array %s has failed", id)
+		}
+		row, err := newSubmitRow(Submission{Tenant: old.Tenant, Spec: *old.Spec, Actor: actor, RetryOf: &id, Indexes: indexes})
+		if err != nil {
+			return err
+		}
+		if job, err = row.insertWithNeeds(ctx, tx); err != nil {
+			return err
+		}
+		created = true
+		return linkRetry(ctx, tx, id, job.ID)
+	})
+	return d.retried(ctx, tenant, id, job, created, err)
+}
+
+// unsuccessful are the indexes of what is to run again, in order. Elements that
+// are in neither table never were: the array was stopped before.
+func unsuccessful(ctx context.Context, tx pgx.Tx, old berth.Job) ([]int, error) {
+	var list []int
+	err := tx.QueryRow(ctx, `
+		WITH made AS (
+			SELECT array_index AS idx, state, reason ->> 'code' AS code
+			FROM jobs
+			WHERE parent = @id
+			UNION ALL
+			SELECT (job ->> 'array_index')::int, state, job #>> '{reason,code}'
+			FROM archived_jobs
+			WHERE parent = @id
+		), wanted AS (
+			SELECT i AS idx
+			FROM generate_series(0, @total::int - 1) AS i
+			WHERE @indexes = ''
+			UNION ALL
+			SELECT generate_series(split_part(r, '-', 1)::int, split_part(r, '-', -1)::int)
+			FROM unnest(string_to_array(@indexes, ',')) AS r
+			WHERE @indexes <> ''
+		)
+		SELECT ARRAY(
+			SELECT w.idx
+			FROM wanted w
+			LEFT JOIN made m ON m.idx = w.idx
+			WHERE m.state = 'failed'
+			   OR @overdrawn AND (m.idx IS NULL OR m.state = 'canceled' AND m.code = @code)
+			ORDER BY w.idx)`, pgx.NamedArgs{
+		"id": old.ID, "total": old.Tally.Total, "indexes": old.Indexes,
+		"overdrawn": old.Status == berth.Failed, "code": berth.ReasonElementsFailed,
+	}).Scan(&list)
+	return list, err
+}

@@ -1,0 +1,235 @@
+package db
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// NewSchedule is a schedule to be stored.
+type NewSchedule struct {
+	Tenant berth.TenantID
+	Spec   berth.ScheduleSpec // valid, with defaults filled in
+	Actor  string
+}
+
+// CreateSchedule stores a schedule. One of the same name that says the same is
+// returned with created false; another one of the name is a conflict. Secrets
+// and uploads that it names must be there, and its uploads are kept as long as
+// it is.
+func (d *DB) CreateSchedule(ctx context.Context, n NewSchedule) (s berth.Schedule, created bool, err error) {
+	id := berth.NewScheduleID(time.Now())
+	err = d.tx(ctx, func(tx pgx.Tx) error {
+		created, err = insertSchedule(ctx, tx, id, n)
+		return err
+	})
+	if err != nil {
+		return berth.Schedule{}, false, mapError(err, "schedule "+n.Spec.Name)
+	}
+	if created {
+		d.hub.Publish(TopicClock, string(id))
+	}
+	s, err = d.Schedule(ctx, n.Tenant, n.Spec.Name, 0)
+	return s, created, err
+}
+
+func insertSchedule(ctx context.Context, tx pgx.Tx, id berth.ScheduleID, n NewSchedule) (created bool, err error) {
+	paused := n.Spec.Paused
+	n.Spec.Paused = false // a column
+	spec, err := json.Marshal(n.Spec)
+	if err != nil {
+		return false, fmt.Errorf("marshal schedule: %w", err)
+	}
+	args := pgx.NamedArgs{
+		"id": id, "tenant": n.Tenant, "name": n.Spec.Name, "spec": spec, "paused": paused, "revision": berth.NewSecret()[:16], "actor": n.Actor, "most": berth.MaxSchedules,
+	}
+	// The schedules of a tenant are made one at a time, so that they can be counted.
+	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('schedules/' || @tenant::text, 0))`, args); err != nil {
+		return false, err
+	}
+	var same bool
+	err = tx.QueryRow(ctx, `SELECT spec = @spec::jsonb FROM schedules WHERE tenant = @tenant AND name = @name AND deleted_at IS NULL`, args).Scan(&same)
+	switch {
+	case err == nil && same:
+		return false, nil
+	case err == nil:
+		return false, berth.Errorf(berth.CodeConflict, "there is another schedule %s: delete it first, or take another name", n.Spec.Name)
+	case !errors.Is(err, pgx.ErrNoRows):
+		return false, err
+	}
+	uploads, err := bindNeeds(ctx, tx, n.Tenant, n.Spec)
+	if err != nil {
+		return false, err
+	}
+	tag, err := tx.Exec(ctx, `
+		INSERT INTO schedules (id, tenant, name, spec, paused, revision, created_by)
+		SELECT @id, @tenant, @name, @spec::jsonb, @paused, @revision, @actor
+		WHERE (SELECT count(*) FROM schedules WHERE tenant = @tenant AND deleted_at IS NULL) < @most`, args)
+	if err == nil && tag.RowsAffected() == 0 {
+		err = &berth.Error{Code: berth.CodeCapacity, Slug: berth.SlugQuota, Message: fmt.Sprintf("tenant %s has %d schedules, as many as a tenant may have", n.Tenant, berth.MaxSchedules)}
+	}
+	if err != nil || len(uploads) == 0 {
+		return true, err
+	}
+	args["addresses"] = addressesOf(uploads)
+	_, err = tx.Exec(ctx, `INSERT INTO schedule_uploads (schedule, tenant, address) SELECT @id, @tenant, unnest(@addresses::text[])`, args)
+	return true, err
+}
+
+// bindNeeds checks that what the schedule's work names is there, and locks its
+// uploads.
+func bindNeeds(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, s berth.ScheduleSpec) ([]berth.NamedUpload, error) {
+	var uploads []berth.NamedUpload
+	check := func(field string, job berth.JobSpec) error {
+		for _, u := range job.Uploads() {
+			u.Field = field + u.Field
+			uploads = append(uploads, u)
+		}
+		return under(field, checkSecrets(ctx, tx, tenant, needsOf(job)))
+	}
+	if s.Job != nil {
+		if err := check("job.", *s.Job); err != nil {
+			return nil, err
+		}
+	}
+	if s.Pipeline != nil {
+		for _, key := range s.Pipeline.Order() {
+			if err := check("pipeline.jobs."+key+".", s.Pipeline.Jobs[key]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return uploads, bindUploads(ctx, tx, tenant, uploads)
+}
+
+// under names the fields of an error from the root of what they are a part of.
+func under(prefix string, err error) error {
+	if e, ok := errors.AsType[*berth.Error](err); ok {
+		for i := range e.Fields {
+			e.Fields[i].Field = prefix + e.Fields[i].Field
+		}
+	}
+	return err
+}
+
+// DeleteSchedule deletes a schedule; its jobs stay. The row goes when its clock
+// is gone.
+func (d *DB) DeleteSchedule(ctx context.Context, tenant berth.TenantID, name string) error {
+	return d.changeSchedule(ctx, tenant, name, `
+		UPDATE schedules
+		SET deleted_at = now(), updated_at = now()
+		WHERE tenant = @tenant AND name = @name AND deleted_at IS NULL
+		RETURNING id`, nil)
+}
+
+// PauseSchedule stops a schedule's clock. Doing it again changes the note.
+func (d *DB) PauseSchedule(ctx context.Context, tenant berth.TenantID, name, note string) error {
+	return d.changeSchedule(ctx, tenant, name, `
+		UPDATE schedules
+		SET paused = true, note = @note, updated_at = now(), revision = CASE WHEN paused THEN revision ELSE @revision END
+		WHERE tenant = @tenant AND name = @name AND deleted_at IS NULL
+		RETURNING id`, pgx.NamedArgs{"note": note})
+}
+
+// ResumeSchedule lets a paused schedule's clock go on, from now: what came
+// while it was paused is left out.
+func (d *DB) ResumeSchedule(ctx context.Context, tenant berth.TenantID, name, note string) error {
+	return d.changeSchedule(ctx, tenant, name, `
+		UPDATE schedules
+		SET paused = false, note = @note, updated_at = now(),
+			revision = CASE WHEN paused THEN @revision ELSE revision END,
+			active_since = CASE WHEN paused THEN now() ELSE active_since END
+		WHERE tenant = @tenant AND name = @name AND deleted_at IS NULL
+		RETURNING id`, pgx.NamedArgs{"note": note})
+}
+
+func (d *DB) changeSchedule(ctx context.Context, tenant berth.TenantID, name, sql string, args pgx.NamedArgs) error {
+	all := pgx.NamedArgs{"tenant": tenant, "name": name, "revision": berth.NewSecret()[:16]}
+	for k, v := range args {
+		all[k] = v
+	}
+	var id berth.ScheduleID
+	if err := d.pool.QueryRow(ctx, sql, all).Scan(&id); err != nil {
+		return mapError(err, "schedule "+name)
+	}
+	d.hub.Publish(TopicClock, string(id))
+	return nil
+}
+
+// scheduleColumns are those of scanSchedule. The work of lists is left out.
+const scheduleColumns = `s.id, s.tenant, s.paused, s.note, s.created_by, s.created_at, s.updated_at, s.revision <> s.clock_revision`
+
+func scanSchedule(row pgx.CollectableRow) (s berth.Schedule, err error) {
+	var paused bool
+	err = row.Scan(&s.ID, &s.Tenant, &paused, &s.Note, &s.CreatedBy, &s.CreatedAt, &s.UpdatedAt, &s.Pending, &s.ScheduleSpec, &s.Fires)
+	s.Paused = paused // a field of the spec, which is read after it
+	s.CreatedAt, s.UpdatedAt = s.CreatedAt.UTC(), s.UpdatedAt.UTC()
+	return s, err
+}
+
+// fireDocument is a fire f as users see it, with its job j, or archived a.
+const fireDocument = `jsonb_strip_nulls(jsonb_build_object(
+		'at', f.at, 'source', f.source, 'status', f.status, 'job', f.job,
+		'job_status', coalesce(j.state, a.state), 'reason', f.reason, 'decided_at', f.decided_at))`
+
+const fireJobs = `
+	LEFT JOIN jobs j ON j.id = f.job
+	LEFT JOIN archived_jobs a ON a.id = f.job`
+
+// fireDocuments are the last fires of schedule s, newest first.
+const fireDocuments = `coalesce((
+	SELECT jsonb_agg(` + fireDocument + ` ORDER BY f.at DESC)
+	FROM (SELECT * FROM schedule_fires WHERE schedule = s.id ORDER BY at DESC LIMIT @fires) f` + fireJobs + `), '[]')`
+
+// FireAt returns one fire of a schedule.
+func (d *DB) FireAt(ctx context.Context, id berth.ScheduleID, at time.Time) (f berth.Fire, err error) {
+	err = d.pool.QueryRow(ctx, `
+		SELECT `+fireDocument+`
+		FROM schedule_fires f`+fireJobs+`
+		WHERE f.schedule = @id AND f.at = @at`, pgx.NamedArgs{"id": id, "at": at}).Scan(&f)
+	return f, mapError(err, "fire")
+}
+
+// Schedules lists a tenant's schedules by name, each with its last fire and
+// without what it submits. The times of the next fires are not the database's
+// to know.
+func (d *DB) Schedules(ctx context.Context, tenant berth.TenantID) ([]berth.Schedule, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT `+scheduleColumns+`, s.spec - 'job' - 'pipeline' - 'paused', `+fireDocuments+`
+		FROM schedules s
+		WHERE s.tenant = @tenant AND s.deleted_at IS NULL
+		ORDER BY s.name`, pgx.NamedArgs{"tenant": tenant, "fires": 1})
+	if err != nil {
+		return nil, mapError(err, "schedules")
+	}
+	list, err := pgx.CollectRows(rows, scanSchedule)
+	return list, mapError(err, "schedules")
+}
+
+// Schedule returns a schedule with its last fires.
+func (d *DB) Schedule(ctx context.Context, tenant berth.TenantID, name string, fires int) (berth.Schedule, error) {
+	return d.schedule(ctx, "schedule "+name, `s.tenant = @tenant AND s.name = @name`, pgx.NamedArgs{"tenant": tenant, "name": name, "fires": fires})
+}
+
+// ScheduleByID returns a schedule without its fires.
+func (d *DB) ScheduleByID(ctx context.Context, id berth.ScheduleID) (berth.Schedule, error) {
+	return d.schedule(ctx, "schedule "+string(id), `s.id = @id`, pgx.NamedArgs{"id": id, "fires": 0})
+}
+
+func (d *DB) schedule(ctx context.Context, what, where string, args pgx.NamedArgs) (berth.Schedule, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT `+scheduleColumns+`, s.spec - 'paused', `+fireDocuments+`
+		FROM schedules s
+		WHERE `+where+` AND s.deleted_at IS NULL`, args)
+	if err != nil {
+		return berth.Schedule{}, mapError(err, what)
+	}
+	s, err := pgx.CollectExactlyOneRow(rows, scanSchedule)
+	return s, mapError(err, what)
+}

@@ -1,0 +1,128 @@
+package db
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// SealedSecret is a secret as it is stored. This package cannot open it.
+type SealedSecret struct {
+	Tenant  berth.TenantID
+	Name    string
+	Key     string
+	Sealed  []byte
+	Version int64
+}
+
+// SetSecret stores a secret, or another value of it.
+func (d *DB) SetSecret(ctx context.Context, s SealedSecret) (out berth.Secret, created bool, err error) {
+	var version int64
+	out.Name = s.Name
+	err = d.pool.QueryRow(ctx, `
+		INSERT INTO secrets (tenant, name, key_id, sealed)
+		VALUES (@tenant, @name, @key, @sealed)
+		ON CONFLICT (tenant, name) DO UPDATE
+		SET key_id = @key, sealed = @sealed, version = secrets.version + 1, updated_at = now()
+		RETURNING version, created_at, updated_at`,
+		pgx.NamedArgs{"tenant": s.Tenant, "name": s.Name, "key": s.Key, "sealed": s.Sealed}).Scan(&version, &out.CreatedAt, &out.UpdatedAt)
+	return out, version == 1, mapError(err, "secret "+s.Name)
+}
+
+// Secrets lists a tenant's secrets, by name.
+func (d *DB) Secrets(ctx context.Context, tenant berth.TenantID) ([]berth.Secret, error) {
+	rows, err := d.pool.Query(ctx, `SELECT name, created_at, updated_at FROM secrets WHERE tenant = @tenant ORDER BY name`, pgx.NamedArgs{"tenant": tenant})
+	if err != nil {
+		return nil, mapError(err, "secrets")
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[berth.Secret])
+	return list, mapError(err, "secrets")
+}
+
+// DeleteSecret removes a secret. Jobs that name it and have not begun will fail.
+func (d *DB) DeleteSecret(ctx context.Context, tenant berth.TenantID, name string) error {
+	tag, err := d.pool.Exec(ctx, `DELETE FROM secrets WHERE tenant = @tenant AND name = @name`, pgx.NamedArgs{"tenant": tenant, "name": name})
+	if err == nil && tag.RowsAffected() == 0 {
+		err = pgx.ErrNoRows
+	}
+	return mapError(err, "secret "+name)
+}
+
+const sealedSecret = `SELECT tenant, name, key_id, sealed, version FROM secrets`
+
+// SealedSecrets returns those of a tenant's secrets that exist, of the names.
+func (d *DB) SealedSecrets(ctx context.Context, tenant berth.TenantID, names []string) ([]SealedSecret, error) {
+	rows, err := d.pool.Query(ctx, sealedSecret+` WHERE tenant = @tenant AND name = ANY(@names)`, pgx.NamedArgs{"tenant": tenant, "names": names})
+	if err != nil {
+		return nil, mapError(err, "secrets")
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[SealedSecret])
+	return list, mapError(err, "secrets")
+}
+
+// SecretsNotUnder returns secrets that are sealed with another key, after the
+// given one; the zero SealedSecret begins.
+func (d *DB) SecretsNotUnder(ctx context.Context, key string, after SealedSecret, limit int) ([]SealedSecret, error) {
+	rows, err := d.pool.Query(ctx, sealedSecret+`
+		WHERE key_id <> @key AND (tenant, name) > (@tenant, @name)
+		ORDER BY tenant, name
+		LIMIT @limit`, pgx.NamedArgs{"key": key, "tenant": after.Tenant, "name": after.Name, "limit": limit})
+	if err != nil {
+		return nil, mapError(err, "secrets")
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[SealedSecret])
+	return list, mapError(err, "secrets")
+}
+
+// Reseal stores the same value under another key, unless somebody has set or
+// sealed it anew meanwhile.
+func (d *DB) Reseal(ctx context.Context, old, sealed SealedSecret) error {
+	_, err := d.pool.Exec(ctx, `
+		UPDATE secrets
+		SET key_id = @key, sealed = @sealed
+		WHERE tenant = @tenant AND name = @name AND version = @version AND key_id = @old`,
+		pgx.NamedArgs{"tenant": old.Tenant, "name": old.Name, "version": old.Version, "old": old.Key, "key": sealed.Key, "sealed": sealed.Sealed})
+	return mapError(err, "secret "+old.Name)
+}
+
+// checkSecrets refuses a new job that names what is not there.
+func checkSecrets(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, n needs) error {
+	names := n.allSecrets()
+	if len(names) == 0 {
+		return nil
+	}
+	rows, err := tx.Query(ctx, `SELECT name FROM secrets WHERE tenant = @tenant AND name = ANY(@names)`,
+		pgx.NamedArgs{"tenant": tenant, "names": names})
+	if err != nil {
+		return err
+	}
+	found, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	e := &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec}
+	unknown := func(field, name string) {
+		if name != "" && !slices.Contains(found, name) {
+			e.Message = "there is no secret " + name
+			e.Fields = append(e.Fields, berth.FieldError{Field: field, Detail: fmt.Sprintf("there is no secret %s", name), Allowed: "a secret of your tenant; berth secret set " + name + " makes it"})
+		}
+	}
+	for i, name := range n.secrets {
+		unknown(fmt.Sprintf("secrets[%d]", i), name)
+	}
+	unknown("image_auth", n.imageAuth)
+	for i, name := range n.logins {
+		unknown(fmt.Sprintf("inputs[%d].secret", i), name)
+	}
+	if n.webhooks {
+		unknown("notify", berth.WebhookSecret)
+	}
+	if len(e.Fields) > 0 {
+		return e
+	}
+	return nil
+}
