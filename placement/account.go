@@ -1,7 +1,6 @@
 package placement
 
 import (
-	"container/heap"
 	"maps"
 	"slices"
 	"time"
@@ -36,21 +35,22 @@ type line struct {
 	account *account
 	class   *class
 	jobs    tree[*entry]
+	head    *entry // the first of them
 	leaf    leaf[*line]
 
-	walk cursor[*entry] // of a plan, at its next job
-	at   *entry
+	walk      cursor[*entry] // of a plan, at its next job
+	at        *entry
+	enteredAt int  // the plan whose walk it is
+	over      bool // none of it is left for that plan
+
+	number int // in class.lines
 }
 
 func newAccount(t Tenant) *account {
 	return &account{
 		Tenant: t,
 		lines:  map[*class]*line{},
-		ready: tree[*line]{compare: func(a, b *line) int {
-			x, _ := a.jobs.first()
-			y, _ := b.jobs.first()
-			return compareEntries(x, y)
-		}},
+		ready:  tree[*line]{compare: func(a, b *line) int { return compareEntries(a.head, b.head) }},
 	}
 }
 
@@ -65,17 +65,20 @@ func (a *account) weight() float64 {
 func (a *account) push(e *entry) {
 	l := a.lines[e.class]
 	if l == nil {
-		l = a.newLine(e.class)
+		l = a.newLine(&line{}, e.class)
+		a.lines[e.class] = l
 	}
 	a.change(l, func() { l.jobs.insert(&e.leaf) })
 	e.line = l
 	e.class.count(e, 1)
 }
 
-func (a *account) newLine(c *class) *line {
-	l := &line{account: a, class: c, jobs: tree[*entry]{compare: compareEntries}}
+// newLine readies an empty line, which the caller puts into a.lines.
+func (a *account) newLine(l *line, c *class) *line {
+	l.account, l.class, l.jobs.compare = a, c, compareEntries
 	l.leaf.item, l.leaf.weight = l, weightOf(string(a.ID), "/", c.name)
-	a.lines[c] = l
+	l.number = len(c.lines)
+	c.lines = append(c.lines, l)
 	return l
 }
 
@@ -87,6 +90,11 @@ func (a *account) pull(e *entry) {
 	e.class.count(e, -1)
 	if l.jobs.len() == 0 {
 		delete(a.lines, l.class)
+		list := l.class.lines
+		last := list[len(list)-1]
+		list[l.number], last.number = last, l.number
+		list[len(list)-1] = nil
+		l.class.lines = list[:len(list)-1]
 	}
 }
 
@@ -95,6 +103,7 @@ func (a *account) change(l *line, f func()) {
 		a.ready.remove(&l.leaf)
 	}
 	f()
+	l.head, _ = l.jobs.first()
 	if l.jobs.len() > 0 {
 		a.ready.insert(&l.leaf)
 	}
@@ -128,6 +137,10 @@ func (h *holding) add(c berth.Capacity, preemptible bool, jobs int) {
 	h.jobs += jobs
 }
 
+func (h holding) plus(o holding) holding {
+	return holding{Capacity: h.Capacity.Add(o.Capacity), firm: h.firm.Add(o.firm), jobs: h.jobs + o.jobs}
+}
+
 // sort builds accounts and lines anew if who there is or the order has changed.
 func (s *Snapshot) sort(p Policy, now time.Time) {
 	if p.Ranker != nil {
@@ -137,7 +150,13 @@ func (s *Snapshot) sort(p Policy, now time.Time) {
 	if p = p.ordering(); p != s.policy {
 		s.policy, s.unsorted = p, true
 	}
+	edge := p.edge(now)
+	moved := !edge.Equal(s.edge)
+	s.edge = edge
 	if !s.unsorted {
+		if moved {
+			s.overtake()
+		}
 		return
 	}
 	s.advance(now)
@@ -166,50 +185,26 @@ func (s *Snapshot) sort(p Policy, now time.Time) {
 		r.account.hold(r.capacity, r.Preemptible, 1)
 	}
 	for _, c := range s.classes {
-		c.ready = 0
+		c.ready, c.lines = 0, nil
 		c.limits.empty()
 	}
 	s.line()
 }
 
-// line puts all jobs that may start into lines, where there are none. That many
-// at once are sorted faster than put in one by one.
-func (s *Snapshot) line() {
-	var lines []*line
+// overtake puts those that have become overdue where they belong.
+func (s *Snapshot) overtake() {
 	for _, e := range s.jobs {
-		e.line = nil
-		e.rate(&s.policy)
-		if !e.ready {
+		if e.overdue == !e.overdueAt(&s.policy).After(s.edge) {
 			continue
 		}
-		a := s.account(e.Tenant)
-		l := a.lines[e.class]
-		if l == nil {
-			l = a.newLine(e.class)
-			lines = append(lines, l)
+		ready := e.line != nil
+		if ready {
+			e.line.account.pull(e)
 		}
-		e.leaf.right, l.jobs.root = l.jobs.root, &e.leaf // a list, for the moment
-		e.line = l
-		e.class.ready++
-		if e.TimeLimit > 0 {
-			e.class.limits.append(e)
+		e.rate(&s.policy, s.edge)
+		if ready {
+			s.account(e.Tenant).push(e)
 		}
-	}
-	for _, c := range s.classes {
-		heap.Init(&c.limits)
-	}
-	begun := map[*account][]*leaf[*line]{}
-	var jobs []*leaf[*entry]
-	for _, l := range lines {
-		jobs = jobs[:0]
-		for x := l.jobs.root; x != nil; x = x.right {
-			jobs = append(jobs, x)
-		}
-		l.jobs.build(jobs)
-		begun[l.account] = append(begun[l.account], &l.leaf)
-	}
-	for a, list := range begun {
-		a.ready.build(list)
 	}
 }
 

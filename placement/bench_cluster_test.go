@@ -243,3 +243,18 @@ func (c *cluster) start(start berth.Start) {
 		c.s.UpsertMachine(c.machines[g.Machine])
 	}
 }
+
+// bind gives all tenants quotas: a quarter of them stand at their limits.
+func (c *cluster) bind() {
+	for i := range c.tenants {
+		t := &c.tenants[i]
+		t.Limit.GPUMilli = 1_000_000
+		if i%4 == 0 {
+			t.Limit.GPUMilli = 50_000
+		}
+		if i%10 == 1 {
+			t.Guarantee = berth.Capacity{GPUMilli: 20_000}
+		}
+	}
+	c.s = nil
+}

@@ -13,7 +13,7 @@ import (
 )
 
 var busyPolicy = placement.Policy{
-	BandWidth: 100, Aging: time.Hour, HalfLife: 24 * time.Hour, EntryPenalty: time.Minute,
+	BandWidth: 100, Aging: time.Hour, Overdue: 24 * time.Hour, HalfLife: 24 * time.Hour, EntryPenalty: time.Minute,
 	Backfill: 32, AssumeRun: 24 * time.Hour, Preempt: true, PreemptAfter: time.Minute, MinRuntime: 10 * time.Minute,
 }
 
@@ -55,15 +55,20 @@ func (c *cluster) incremental() (time.Duration, placement.Plan) {
 
 // BenchmarkPlan plans for 10,000 machines, 100,000 waiting jobs, 2,000 classes
 // and 200 tenants with all the policy has, on one core. The cluster is full, and
-// many who wait may displace some who run.
+// many who wait may displace some who run. With quotas it is looked besides which
+// tenants wait for theirs.
 func BenchmarkPlan(b *testing.B) {
 	c := saturated(benchSize(10_000, 100_000), benchRequest)
 	for _, bench := range []struct {
-		name string
-		plan func() (time.Duration, placement.Plan)
-	}{{"cold", c.cold}, {"incremental", c.incremental}} {
+		name   string
+		plan   func() (time.Duration, placement.Plan)
+		quotas bool
+	}{{"cold", c.cold, false}, {"incremental", c.incremental, false}, {"quotas", c.incremental, true}} {
 		b.Run(bench.name, func(b *testing.B) {
 			oneCore(b)
+			if bench.quotas {
+				c.bind()
+			}
 			if c.s == nil {
 				c.enact(second(c.cold()))
 			}

@@ -15,6 +15,8 @@ import "slices"
 //     never be displaced back.
 //   - In order srsf, one of the same band goes if it has Outrank times the
 //     service to go.
+//   - One that was overdue when it started goes for neither of the last two
+//     reasons: others who come one after the other would never let it end.
 type aim struct {
 	entry     *entry
 	band      int
@@ -36,14 +38,20 @@ type toward struct {
 func (r *run) target(x *seat, e *entry) {
 	t := &r.aim
 	*t = aim{entry: e, band: r.policy.band(e.Priority), tenants: slices.Grow(t.tenants[:0], len(r.seats))[:len(r.seats)]}
+	var last *seat // of ours
+	mine := 0.0
 	for i, theirs := range r.seats {
 		w := toward{lower: true}
 		if ours, their := siblings(x, theirs); their != nil {
-			shield := shielded(theirs, their)
+			shield := r.guarantees && shielded(theirs, their)
 			w = toward{lower: !shield, their: their}
-			w.borrower = ours.account.guarantees(ours.held.Capacity, e.class.all) && their.account.borrows(their.held.Capacity)
+			w.borrower = r.guarantees && ours.account.guarantees(ours.held.Capacity, e.class.all) && their.account.borrows(their.held.Capacity)
 			if r.policy.Order == Fair && !shield {
-				w.mine = amountsOf(ours.held.Capacity).plus(ours.past, 1).plus(amountsOf(e.class.all), 1).dominant(r.owned) / ours.account.weight()
+				if ours != last {
+					last = ours
+					mine = amountsOf(ours.held.Capacity).plus(ours.past, 1).plus(amountsOf(e.class.all), 1).dominant(r.owned) / ours.account.weight()
+				}
+				w.mine = mine
 				w.equal = w.mine <= amountsOf(their.held.Capacity).plus(their.past, 1).dominant(r.owned)/their.account.weight()
 			}
 		}
@@ -67,7 +75,7 @@ func (r *run) may(v victim) (PreemptReason, bool) {
 		return PreemptBand, true
 	case w.borrower:
 		return PreemptQuota, true
-	case v.band != t.band:
+	case v.band != t.band, r.policy.settled(h):
 		return "", false
 	}
 	switch r.policy.Order {

@@ -25,10 +25,13 @@ type class struct {
 	marked  int       // the plan in which room is kept for one of its jobs
 	shorter time.Time // in that plan only what ends before this is worth a look
 
-	passed   int // jobs that the plan with number passedAt is done with
-	passedAt int
-	probed   int // the plan that has looked, see run.fruitless
+	shut   int // the plan for which none of its jobs is worth a look any more
+	probed int // the plan that has looked, see run.fruitless
+	barren int // the epoch in which no machine has room, see run.barren
 
+	never int     // the shape of the machines of which none could hold it, see run.possible
+	lines []*line // with jobs of the class that may start, in no order
+	like  likeness
 	// matches holds the kinds this class may use, among the first seen of the
 	// snapshot's list.
 	matches []match
@@ -53,6 +56,7 @@ func newClass(name string, r berth.Request) *class {
 	for k := range r.Labels {
 		c.reads.addLabel(k)
 	}
+	c.reads.network = c.members() > 1
 	if r.SameLabel != "" {
 		c.reads.addLabel(r.SameLabel)
 	}
@@ -153,10 +157,14 @@ func (c *class) match(k *kind) (match, bool) {
 
 // catchUp matches the kinds that have come since the last look.
 func (c *class) catchUp(kinds []*kind) {
+	if c.seen == len(kinds) && c.seen > 0 {
+		return
+	}
 	for _, k := range kinds[c.seen:] {
 		if m, ok := c.match(k); ok {
 			c.matches = append(c.matches, m)
 		}
 	}
 	c.seen = len(kinds)
+	c.liken()
 }

@@ -26,6 +26,9 @@ func (r *run) mark() {
 	for _, m := range s.earmarks {
 		e, n := s.jobs[m.For], s.nodes[m.Machine]
 		switch {
+		case e == nil && n != nil && m.Repair && s.running[m.For] != nil:
+			r.withhold(n, m) // the rest of its gang stops
+			continue
 		case e == nil, n == nil, !m.ExpiresAt.IsZero() && !m.ExpiresAt.After(r.now):
 			r.plan.Release = append(r.plan.Release, m)
 			continue
@@ -36,13 +39,15 @@ func (r *run) mark() {
 		if h := s.running[m.Victim]; h != nil && slices.Contains(h.machines, m.Machine) {
 			x.victim = h
 			if at, ok := r.ends(h); ok && n.Placeable() {
-				r.keep(n, reservation{at: r.from(at), grant: x.grant})
+				r.keep(n, reservation{at: r.from(at), grant: x.grant, until: r.leaves(r.from(at), e)})
 			}
 		} else {
 			x.grant = clamp(n, x.grant)
 			r.move(n, func() { n.subtract(x.grant) })
+			r.hold(n, &holder{Running: Running{Job: e.ID, Ranks: []berth.Grant{x.grant}, StartedAt: r.now, TimeLimit: e.TimeLimit, Remaining: e.Remaining}})
 		}
 		e.class.marked = r.number
+		r.repairs = r.repairs || m.Repair
 		r.marks[m.For] = append(r.marks[m.For], x)
 		r.promises[m.Victim] = append(r.promises[m.Victim], m)
 	}
@@ -74,8 +79,7 @@ func (r *run) awaits(e *entry) bool {
 		return false
 	}
 	c, start := e.class, len(r.taken)
-	closed := c.closed
-	c.closed = 0
+	defer c.open()()
 	r.lift(marks)
 	for _, m := range marks {
 		if m.victim != nil {
@@ -90,7 +94,6 @@ func (r *run) awaits(e *entry) bool {
 	}
 	r.undo(start)
 	r.restore(marks)
-	c.closed = closed
 	return fits
 }
 

@@ -21,6 +21,12 @@ func (r *run) estimate() {
 	f := r.flow()
 	for i, e := range r.waiting(started) {
 		est := Estimate{Job: e.ID, Position: i + 1}
+		if r.narrowed && e.blocked != r.number && !r.plan.More {
+			x := r.sits[r.snapshot.account(e.Tenant).index]
+			if _, barred := r.barred(x, e); !barred {
+				r.hope(x, e)
+			}
+		}
 		switch at, ok := r.reservedAt[e.ID]; {
 		case ok:
 			est.Start, est.Reserved = at, true
@@ -41,8 +47,9 @@ func (r *run) estimate() {
 func (r *run) waiting(leftOut map[berth.JobID]bool) []*entry {
 	s := r.snapshot
 	s.plans++
-	q := &run{policy: r.policy, snapshot: s, now: r.now, number: s.plans, owned: r.owned, seats: make([]*seat, len(r.seats))}
+	q := &run{policy: r.policy, snapshot: s, now: r.now, number: s.plans, owned: r.owned, seats: make([]*seat, len(r.seats)), sits: make([]*seat, len(r.seats))}
 	q.seat(&q.root, s.top)
+	q.divide()
 	var list []*entry
 	for x := q.next(); x != nil; x = q.next() {
 		if e := x.first; !leftOut[e.ID] {
@@ -189,15 +196,20 @@ func (f *flow) floor(c *class) floor {
 // possible reports whether the machines could hold all members of a job of the
 // class if they were empty.
 func (r *run) possible(c *class) bool {
-	members := map[string]int{} // by value of the label that they share
+	if c.never == r.snapshot.shape {
+		return false
+	}
+	r.snapshot.settle(c)
+	members := map[string]int{} // by group
 	for _, m := range c.matches {
 		for _, n := range m.kind.all(r.number) {
-			group := n.Labels[c.request.SameLabel]
+			group := c.groupOf(&n.Machine)
 			if members[group] += c.membersOn(n); members[group] >= c.members() {
 				return true
 			}
 		}
 	}
+	c.never = r.snapshot.shape
 	return false
 }
 

@@ -25,9 +25,10 @@ type Explanation struct {
 
 // Members is how many members of a gang have room at once.
 type Members struct {
-	Asked int `json:"asked"`
-	Now   int `json:"now"`
-	Ever  int `json:"ever"`
+	Asked int  `json:"asked"`
+	Now   int  `json:"now"`
+	Ever  int  `json:"ever"`
+	apart bool // there are machines enough, but not on one network, or with one value of same_label
 }
 
 // Clause is one condition of a request and how many machines it rules out.
@@ -104,7 +105,7 @@ func (s *Snapshot) explain(c *class) Explanation {
 	}
 	e.Candidates = s.candidates(c)
 	if c.members() > 1 {
-		e.Members = &Members{Asked: c.members(), Now: s.membersNow(c), Ever: c.membersEver(ever)}
+		e.Members = &Members{Asked: c.members(), Now: s.membersNow(c), Ever: c.membersEver(ever), apart: c.membersApart(ever) >= c.members()}
 	}
 	e.Lacking = s.lacking(c, e)
 	e.Summary = summary(e)

@@ -15,13 +15,13 @@ type choice struct {
 }
 
 // find chooses the machine and the devices for one member. group, unless empty,
-// is the value of the same_label that the machine must have.
+// is the one that the machine must be of.
 func (r *run) find(c *class, avoid []berth.MachineID, group string) (choice, bool) {
 	s := search{class: c, avoid: avoid, group: group}
 	if found, ok := r.brief(&s); ok {
 		return found, true
 	}
-	if c.closed == r.number {
+	if c.closed == r.number || c.barren == r.epoch {
 		return choice{}, false
 	}
 	byWorth := r.byWorth && !c.spreads() && !r.spent()
@@ -40,21 +40,36 @@ func (r *run) find(c *class, avoid []berth.MachineID, group string) (choice, boo
 
 func (c *class) spreads() bool { return c.request.Strategy == "spread" }
 
-// groups lists the values of same_label a gang may gather on; one empty string
-// where it need not.
+// groups lists what a gang may gather on: the machines of one group reach each
+// other and have one value of same_label. It is one empty string where every
+// machine will do.
 func (r *run) groups(c *class) []string {
-	label := c.request.SameLabel
-	if label == "" {
+	if !c.gathers() {
 		return []string{""}
 	}
 	var values []string
 	for _, m := range c.matches {
-		if v := m.kind.sample.Labels[label]; !slices.Contains(values, v) {
+		if v := c.groupOf(m.kind.sample); !slices.Contains(values, v) {
 			values = append(values, v)
 		}
 	}
+	if len(values) == 1 && c.request.SameLabel == "" {
+		return []string{""}
+	}
 	slices.Sort(values)
 	return values
+}
+
+// gathers reports whether it matters on which machines members are together.
+func (c *class) gathers() bool { return c.members() > 1 || c.request.SameLabel != "" }
+
+// groupOf is the group of a machine, in which all members of a gang must be: its
+// network, and its value of same_label.
+func (c *class) groupOf(m *Machine) string {
+	if c.members() == 1 {
+		return m.Labels[c.request.SameLabel]
+	}
+	return m.Network + "\x00" + m.Labels[c.request.SameLabel]
 }
 
 // search is a look for the best machine for one member.
@@ -105,7 +120,7 @@ func (s *search) best() (choice, bool) {
 // allows applies the clauses that concern single machines.
 func (s *search) allows(n *node) bool {
 	return !slices.Contains(s.class.request.Avoid, n.ID) && !slices.Contains(s.avoid, n.ID) &&
-		(s.group == "" || n.Labels[s.class.request.SameLabel] == s.group)
+		(s.group == "" || s.class.groupOf(&n.Machine) == s.group)
 }
 
 // needs is what to search for, in this order: a share goes into a device that

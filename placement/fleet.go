@@ -20,6 +20,7 @@ type fleet struct {
 	stamp   uint32
 	costs   map[*class][]cost // by slot
 	entries int               // in costs
+	spare   [][]cost          // rows of no class
 	plan    uint32            // number of the present plan
 	key     []byte
 	holes   []hole
@@ -36,7 +37,14 @@ type group struct {
 	worth    float64
 	valued   bool
 	machines tree[*node] // by id
-	index    int         // in kind.groups, while there are machines
+	index    int         // in its list, while there are machines
+}
+
+// listed is a group in a list, with what most looks need of it.
+type listed struct {
+	*group
+	slot  int32
+	stamp uint32
 }
 
 // cost is what one more job of a class costs in a group.
@@ -54,6 +62,7 @@ const never = math.MaxFloat32
 const (
 	maxEntries = 2 << 20
 	maxDead    = 2048
+	minDead    = 64
 )
 
 func newFleet() *fleet {
@@ -70,26 +79,35 @@ func (f *fleet) begin(m *Mix, cpu, gpu int64) {
 		f.forget() // machines came or went
 	}
 	if f.entries > maxEntries {
-		f.costs, f.entries = map[*class][]cost{}, 0
+		f.empty()
 	}
-	if f.dead > maxDead {
+	if f.dead > f.mayKeep() {
 		f.bury()
 	}
 }
 
+// mayKeep is how many groups without machines are kept: a few for each that has
+// some, so that a small cluster stays small in memory whatever passes through.
+func (f *fleet) mayKeep() int {
+	return min(maxDead, minDead+4*(len(f.groups)-f.dead))
+}
+
 // forget drops what was worked out by another value.
 func (f *fleet) forget() {
-	f.costs, f.entries = map[*class][]cost{}, 0
+	f.empty()
 	for _, g := range f.groups {
 		f.stamp++
 		g.stamp, g.valued = f.stamp, false
+		if g.machines.len() > 0 {
+			(*g.list())[g.index].stamp = f.stamp
+		}
 	}
 }
 
 // clear empties the fleet: the kinds are made anew.
 func (f *fleet) clear() {
 	f.groups, f.slots, f.free, f.dead = map[string]*group{}, 0, nil, 0
-	f.costs, f.entries = map[*class][]cost{}, 0
+	f.empty()
 	if f.value != nil {
 		clear(f.value.devices)
 	}
@@ -122,8 +140,9 @@ func (f *fleet) enter(n *node) {
 	}
 	if g.machines.len() == 0 {
 		f.dead--
-		g.index = len(n.kind.groups)
-		n.kind.groups = append(n.kind.groups, g)
+		list := g.list()
+		g.index = len(*list)
+		*list = append(*list, listed{g, g.slot, g.stamp})
 	}
 	n.group = g
 	n.peer.item, n.peer.weight = n, n.leaf.weight
@@ -159,24 +178,63 @@ func (f *fleet) leave(n *node) {
 		return
 	}
 	f.dead++
-	list := g.kind.groups
-	last := list[len(list)-1]
-	list[g.index], last.index = last, g.index
-	list[len(list)-1] = nil
-	g.kind.groups = list[:len(list)-1]
+	list := g.list()
+	end := len(*list) - 1
+	last := (*list)[end]
+	(*list)[g.index], last.index = last, g.index
+	(*list)[end], *list = listed{}, (*list)[:end]
+}
+
+// list is where the group is listed while it has machines.
+func (g *group) list() *[]listed {
+	if len(g.holes) == 0 {
+		return &g.kind.taken
+	}
+	return &g.kind.groups
+}
+
+// empty drops all costs. Their rows are kept for others.
+func (f *fleet) empty() {
+	for _, row := range f.costs {
+		f.spare = append(f.spare, row)
+	}
+	clear(f.costs)
+	f.entries = 0
 }
 
 // row returns the costs of a class, by slot.
 func (f *fleet) row(c *class) []cost {
 	row := f.costs[c]
 	if len(row) < f.slots {
-		grown := make([]cost, f.slots+f.slots/4)
+		grown := f.blank(f.slots + f.slots/4)
 		copy(grown, row)
 		f.entries += len(grown) - len(row)
 		row = grown
 		f.costs[c] = row
 	}
 	return row
+}
+
+// mayRow returns the costs of a class if it has some, or there is still room for
+// some of it; else nil.
+func (f *fleet) mayRow(c *class) []cost {
+	if f.costs[c] == nil && f.entries+f.slots > maxEntries {
+		return nil
+	}
+	return f.row(c)
+}
+
+// blank returns a row without costs.
+func (f *fleet) blank(size int) []cost {
+	for last := len(f.spare) - 1; last >= 0; last = len(f.spare) - 1 {
+		row := f.spare[last]
+		f.spare[last], f.spare = nil, f.spare[:last]
+		if cap(row) >= size {
+			clear(row[:size])
+			return row[:size]
+		}
+	}
+	return make([]cost, size)
 }
 
 // price works out what one more job of the class costs in the group.

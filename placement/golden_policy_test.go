@@ -50,6 +50,10 @@ func (c *conversation) policy(args map[string]string) {
 			p.MinRuntime = c.duration(v)
 		case "outrank":
 			p.Outrank = float64(c.milli(v)) / 1000
+		case "overdue":
+			p.Overdue = c.duration(v)
+		case "keep":
+			p.EarmarkFor = c.duration(v)
 		case "assume":
 			p.AssumeRun = c.duration(v)
 		case "exponent":
@@ -100,7 +104,7 @@ func (c *conversation) run(start berth.Start, j placement.Job) {
 	c.s.UpsertRunning(placement.Running{
 		Job: j.ID, Tenant: j.Tenant, Class: j.Class, Version: j.Version + 1, Attempt: start.Attempt, Priority: j.Priority,
 		Preemptible: j.Preemptible, SubmittedAt: j.SubmittedAt, Ranks: start.Ranks, StartedAt: epoch.Add(c.now),
-		TimeLimit: j.TimeLimit, Remaining: j.Remaining, Done: j.Done, PreemptedFor: j.PreemptedFor,
+		TimeLimit: j.TimeLimit, Remaining: j.Remaining, Done: j.Done, Expected: j.Expected, PreemptedFor: j.PreemptedFor,
 	})
 	c.ran[j.ID] = j
 }

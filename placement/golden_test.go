@@ -304,6 +304,8 @@ func (c *conversation) job(name string, args map[string]string) {
 			j.TimeLimit = c.duration(v)
 		case "takes":
 			j.Remaining = c.duration(v)
+		case "expected":
+			j.Expected = c.duration(v)
 		case "avoid":
 			for m := range strings.SplitSeq(v, "|") {
 				j.Avoid = append(j.Avoid, berth.MachineID(m))

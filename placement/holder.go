@@ -10,6 +10,7 @@ import (
 // have in use; the snapshot takes from it who holds what, and until when.
 type Running struct {
 	Job         berth.JobID
+	Parent      berth.JobID // it is an element of; "": of none
 	Tenant      berth.TenantID
 	Class       string // need not be defined
 	Version     int64
@@ -23,6 +24,7 @@ type Running struct {
 	TimeLimit time.Duration // it ends at the latest then; 0: nothing is known
 	Remaining time.Duration // of work, known or declared, counted from StartedAt; 0: not known
 	Done      time.Duration // it had run before this attempt
+	Expected  time.Duration // see Job
 
 	Checkpoint   time.Time     // last one verified in this attempt; zero: all it ran would be lost
 	RestartCost  time.Duration // work that a start adds
@@ -41,4 +43,5 @@ type Earmark struct {
 	GPUs      []berth.DeviceShare
 	Victim    berth.JobID // holds the room until it has stopped; "": it was free
 	ExpiresAt time.Time   // zero: never
+	Repair    bool        // room of the job's own, a gang: Victim is the job itself, or nobody
 }

@@ -23,6 +23,7 @@ type reservation struct {
 	at    time.Time
 	grant berth.Grant
 	until time.Time // when the job gives it back; zero: not known
+	firm  bool      // a start that nothing delays: not an earmark
 }
 
 // keep reserves room of a machine, and holds of what is free now as much
@@ -50,42 +51,59 @@ func (r *run) keep(n *node, x reservation) {
 // until is when the first reservation begins.
 func (k *kept) until() time.Time { return k.reserved[0].at }
 
+// firm reports whether a reserved start counts on who holds room of the machine:
+// then nobody else makes them go.
+func (k *kept) firm() bool {
+	return k != nil && slices.ContainsFunc(k.reserved, func(x reservation) bool { return x.firm })
+}
+
 // rehold works out anew what must be held.
 func (r *run) rehold(k *kept) {
-	n := k.node
+	n, was := k.node, k.held
 	r.move(n, func() { n.add(k.held) })
-	var need, out amount
+	var out amount
 	releases := r.agenda(n)
 	for i := 0; i < len(k.reserved); i++ {
-		need = need.plus(n, k.reserved[i].grant, 1)
 		if i+1 < len(k.reserved) && k.reserved[i+1].at.Equal(k.reserved[i].at) {
 			continue
 		}
-		left := need
+		var left amount
+		for _, x := range k.reserved[:i+1] {
+			if x.until.IsZero() || x.until.After(k.reserved[i].at) {
+				left = left.plus(n, x.grant, 1)
+			}
+		}
 		for _, x := range releases {
 			if r.from(x.at).After(k.reserved[i].at) {
 				break
 			}
-			left = left.plus(n, x.grant, -1)
+			left = left.plus(n, *x.grant, -1)
 		}
 		out = out.most(left)
 	}
 	k.held = out.within(n)
 	r.move(n, func() { n.subtract(k.held) })
+	if !covers(n, k.held, was) {
+		r.widen()
+	}
+}
+
+// covers reports whether a grant has all that another one has.
+func covers(n *node, g, o berth.Grant) bool {
+	rest := amount{}.plus(n, o, 1).plus(n, g, -1)
+	return rest.Capacity.Fits(berth.Capacity{}) && !slices.ContainsFunc(rest.gpus, func(milli int64) bool { return milli > 0 })
+}
+
+// widen begins an epoch: somewhere there is more room than before.
+func (r *run) widen() {
+	r.snapshot.plans++
+	r.epoch = r.snapshot.plans
+	clear(r.barrens)
 }
 
 // move changes what is free of a machine.
 func (r *run) move(n *node, change func()) {
-	if n.touched != r.number {
-		n.touched = r.number
-		if n.prey != nil {
-			n.prey.plan = r.number
-		}
-		if n.view != nil {
-			n.view.plan = r.number
-		}
-		r.touched = append(r.touched, n)
-	}
+	r.touch(n)
 	planted := n.leaf.size > 0
 	if planted {
 		n.kind.tree.remove(&n.leaf)
@@ -96,6 +114,21 @@ func (r *run) move(n *node, change func()) {
 		n.kind.tree.insert(&n.leaf)
 		r.snapshot.regroup(n)
 	}
+}
+
+// touch notes that a machine is other than what was noted of it for the plan.
+func (r *run) touch(n *node) {
+	if n.touched == r.number {
+		return
+	}
+	n.touched = r.number
+	if n.prey != nil {
+		n.prey.plan = r.number
+	}
+	if n.view != nil {
+		n.view.plan = r.number
+	}
+	r.touched = append(r.touched, n)
 }
 
 // amount is room of one machine, device by device.
@@ -181,18 +214,19 @@ func (r *run) brief(s *search) (choice, bool) {
 	return choice{}, false
 }
 
-// sketch is a copy of a machine to try things on; it lasts until the next one.
+// sketch is a copy of a machine to try things on, of what is free of it and what
+// that needs; it lasts until the next one.
 func (r *run) sketch(n *node) *node {
-	gpus := append(r.draft.gpus[:0], n.gpus...)
-	r.draft = *n
-	r.draft.gpus = gpus
-	return &r.draft
+	x := &r.draft
+	x.ID, x.GPUs, x.kind, x.variants, x.free = n.ID, n.GPUs, n.kind, n.variants, n.free
+	x.gpus = append(x.gpus[:0], n.gpus...)
+	return x
 }
 
 // release is room that is given back on a machine.
 type release struct {
 	at    time.Time
-	grant berth.Grant
+	grant *berth.Grant
 	by    *holder
 }
 
@@ -210,8 +244,8 @@ func (r *run) agenda(n *node) []release {
 		if !ok {
 			return
 		}
-		for _, g := range h.Ranks {
-			if g.Machine == n.ID {
+		for i := range h.Ranks {
+			if g := &h.Ranks[i]; g.Machine == n.ID {
 				n.agenda = append(n.agenda, release{at, g, h})
 			}
 		}

@@ -51,6 +51,7 @@ func drawCluster(t *rapid.T) *cluster {
 		Policy: placement.Policy{
 			Order:     rapid.SampledFrom([]placement.Order{placement.Fair, placement.Priority, placement.FIFO, placement.SRSF}).Draw(t, "order"),
 			BandWidth: rapid.SampledFrom([]int{1, 100, 300}).Draw(t, "band width"),
+			Overdue:   rapid.SampledFrom([]time.Duration{0, time.Hour, 24 * time.Hour}).Draw(t, "overdue"),
 			Aging:     time.Hour, HalfLife: 24 * time.Hour, EntryPenalty: time.Minute, Exponent: 1,
 			Backfill: rapid.IntRange(0, 6).Draw(t, "backfill"), AssumeRun: rapid.SampledFrom([]time.Duration{0, 24 * time.Hour}).Draw(t, "assume"),
 			Preempt: rapid.Bool().Draw(t, "preempt"), PreemptAfter: time.Minute, MinRuntime: 10 * time.Minute, Outrank: 2,

@@ -13,8 +13,8 @@ import (
 // agree in them are of one kind, so that a label nobody asks for, such as a
 // host name, does not make a kind of each machine.
 type profile struct {
-	id, cpus, memory, index, allLabels bool
-	labels                             []string // sorted
+	id, cpus, memory, index, allLabels, network bool
+	labels                                      []string // sorted
 }
 
 func (p *profile) addLabel(key string) {
@@ -31,11 +31,12 @@ func (p *profile) merge(o profile) bool {
 	p.memory = p.memory || o.memory
 	p.index = p.index || o.index
 	p.allLabels = p.allLabels || o.allLabels
+	p.network = p.network || o.network
 	for _, k := range o.labels {
 		p.addLabel(k)
 	}
 	return p.id != was.id || p.cpus != was.cpus || p.memory != was.memory || p.index != was.index ||
-		p.allLabels != was.allLabels || len(p.labels) != labels
+		p.allLabels != was.allLabels || p.network != was.network || len(p.labels) != labels
 }
 
 // key spells out what machines of one kind have in common.
@@ -54,6 +55,9 @@ func (p *profile) key(m *Machine) string {
 	field(m.Site)
 	if m.Fences {
 		field("fences")
+	}
+	if p.network {
+		field(m.Network)
 	}
 	if p.id {
 		field(string(m.ID))
@@ -125,13 +129,11 @@ type kind struct {
 	sample   *Machine // any one of them: what the classes look at is the same
 	variants []variant
 	tree     tree[*node] // the placeable ones, from tight to roomy
-	groups   []*group    // of the fleet, those with machines
+	groups   []listed    // of the fleet, those with machines of which some device is free
+	taken    []listed    // those without
 	list     []*node     // see all
 	listAt   int
-	prey     []prey // see run.prey
-	preyAt   int
-	views    []view // see run.views
-	viewsAt  int
+	herd
 }
 
 // hasDevices reports whether the machines have any.

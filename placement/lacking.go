@@ -48,7 +48,7 @@ func (s *Snapshot) candidates(c *class) []berth.MachineID {
 func (s *Snapshot) membersNow(c *class) int {
 	most := 0
 	s.plans++
-	r := &run{snapshot: s, number: s.plans, last: map[*class]choice{}}
+	r := &run{snapshot: s, number: s.plans, epoch: s.plans, last: map[*class]choice{}}
 	for _, group := range r.groups(c) {
 		placed := 0
 		for placed < c.members() {
@@ -71,13 +71,23 @@ func (s *Snapshot) membersNow(c *class) int {
 func (c *class) membersEver(machines []*node) int {
 	groups := map[string]int{}
 	for _, n := range machines {
-		groups[n.Labels[c.request.SameLabel]] += c.membersOn(n)
+		groups[c.groupOf(&n.Machine)] += c.membersOn(n)
 	}
 	most := 0
 	for _, n := range groups {
 		most = max(most, n)
 	}
 	return min(most, c.members())
+}
+
+// membersApart is how many members the machines could hold if all of them
+// reached each other.
+func (c *class) membersApart(machines []*node) int {
+	all := 0
+	for _, n := range machines {
+		all += c.membersOn(n)
+	}
+	return all
 }
 
 func (c *class) membersOn(n *node) int {
@@ -106,7 +116,14 @@ func (s *Snapshot) lacking(c *class, e Explanation) []Shortfall {
 	case e.FitEver > 0 && (e.Members == nil || e.Members.Ever >= e.Members.Asked):
 		return nil
 	case e.FitEver > 0:
-		return []Shortfall{{"members", strconv.Itoa(e.Members.Asked), strconv.Itoa(e.Members.Ever)}}
+		most := strconv.Itoa(e.Members.Ever)
+		if e.Members.apart {
+			most += " on machines of one network" // see docs/gangs.md
+			if c.request.SameLabel != "" {
+				most += " and one " + c.request.SameLabel
+			}
+		}
+		return []Shortfall{{"members", strconv.Itoa(e.Members.Asked), most}}
 	}
 	fit, miss := s.selected(c)
 	if miss != nil {

@@ -48,6 +48,7 @@ func (s *Snapshot) UpsertRunning(r Running) {
 		}
 	}
 	s.running[r.Job] = h
+	s.sibling(r.Parent, 1)
 	if h.Stopping {
 		s.stopping[r.Job] = h
 	}
@@ -65,6 +66,7 @@ func (s *Snapshot) RemoveRunning(id berth.JobID) {
 		return
 	}
 	delete(s.running, id)
+	s.sibling(h.Parent, -1)
 	delete(s.stopping, id)
 	for _, m := range h.machines {
 		list := slices.DeleteFunc(s.on[m], func(o *holder) bool { return o == h })
@@ -82,6 +84,7 @@ func (s *Snapshot) RemoveRunning(id berth.JobID) {
 func (s *Snapshot) rehung(id berth.MachineID) {
 	if n := s.nodes[id]; n != nil {
 		n.agendaOK, n.lure.known = false, false
+		n.outdate()
 	}
 }
 

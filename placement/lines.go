@@ -27,25 +27,34 @@ func (r *run) open(x *seat) {
 // not.
 func (r *run) fetch(x *seat) {
 	for {
+		for len(x.begun) > 0 && r.skips(x, x.begun[0].class) && !(x.begun[0].at.overdue && !x.tried) {
+			x.begun[0].over = true
+			heap.Pop(&x.begun)
+		}
 		l, ok := x.lines.at()
 		if !ok {
 			break
 		}
-		if r.closed(l.class) {
+		if r.skips(x, l.class) {
 			x.lines.next() // and stays so for the rest of the plan
+			r.skipped++
 			continue
 		}
 		if len(x.begun) > 0 {
-			if first, _ := l.jobs.first(); compareEntries(x.begun[0].at, first) < 0 {
+			if compareEntries(x.begun[0].at, l.head) < 0 {
 				break
 			}
 		}
 		x.lines.next()
-		l.walk.begin(&l.jobs)
-		if r.eligible(l) {
+		if r.enter(x, l) {
 			heap.Push(&x.begun, l)
 		}
 	}
+	x.lead()
+}
+
+// lead makes the first job of the lines begun that of the seat.
+func (x *seat) lead() {
 	x.first, x.latest = nil, nil
 	if len(x.begun) > 0 {
 		x.latest = x.begun[0]
@@ -53,14 +62,21 @@ func (r *run) fetch(x *seat) {
 	}
 }
 
+// enter goes to the line's first job; false if none of it may start now.
+func (r *run) enter(x *seat, l *line) bool {
+	l.walk.begin(&l.jobs)
+	l.enteredAt, l.over = r.number, !r.eligible(x, l)
+	return !l.over
+}
+
 // eligible goes to the line's first job from where it is that may start now.
-func (r *run) eligible(l *line) bool {
+func (r *run) eligible(x *seat, l *line) bool {
 	for {
 		e, ok := l.walk.at()
 		if !ok {
 			return false
 		}
-		if r.useless(e) {
+		if !r.shows(x) && r.useless(e) || r.full(e) {
 			l.walk.next()
 			continue
 		}
@@ -71,6 +87,14 @@ func (r *run) eligible(l *line) bool {
 		l.walk.next()
 	}
 }
+
+// shows reports whether the seat's next job shows something although it has no
+// place: whether its tenant waits for its quota. That is told by the first job
+// that does not start.
+func (r *run) shows(x *seat) bool { return r.quotas && !x.tried }
+
+// skips reports whether jobs of the class are passed over in the seat's lines.
+func (r *run) skips(x *seat, c *class) bool { return r.closed(c) && !r.shows(x) }
 
 // useless reports whether a job is of a class that had no place and cannot have
 // one in room that is held for others either, at a time when nothing else is
@@ -85,17 +109,23 @@ func (r *run) useless(e *entry) bool {
 
 // closed reports whether no job of the class is worth a look in this plan.
 func (r *run) closed(c *class) bool {
+	if c.shut == r.number {
+		return true
+	}
 	if c.closed != r.number || c.marked == r.number && r.unmet > 0 || r.heads < r.policy.Backfill || r.claims > 0 {
 		return false
 	}
-	return len(c.limits.entries) == 0 || r.tooLong(c.limits.entries[0]) || r.fruitless(c)
+	if len(c.limits.entries) == 0 || r.tooLong(c.limits.entries[0]) || r.fruitless(c) {
+		c.shut = r.number
+		return true
+	}
+	return false
 }
 
 // fruitless looks whether the shortest job of the class fits into room that is
-// held for others; if not, no job of it does. Where there are quotas each job is
-// looked at in its turn, to see who waits for them.
+// held for others; if not, no job of it does.
 func (r *run) fruitless(c *class) bool {
-	if r.quotas || c.probed == r.number {
+	if c.probed == r.number {
 		return false
 	}
 	c.probed = r.number
@@ -115,76 +145,39 @@ func (r *run) tooLong(e *entry) bool {
 	return end.After(r.longest) || c.closed == r.number && !c.shorter.IsZero() && !end.Before(c.shorter)
 }
 
-// exhausted reports whether nothing that is left could start, reserve or
-// displace anything, so that the rest of the queue need not be walked. It is
-// walked all the same where that tells something: who waits for quotas, why
-// classes have no place, when jobs should start.
-func (r *run) exhausted() bool {
-	if r.quotas || r.planner.Explain || r.planner.Estimate || r.unmet > 0 || r.heads < r.policy.Backfill || r.claims > 0 {
-		return false
-	}
-	if !r.counted {
-		r.counted = true
-		for _, c := range r.snapshot.classes {
-			if c.ready > 0 {
-				r.alive = append(r.alive, c)
-			}
-		}
-	}
-	for last := len(r.alive) - 1; last >= 0; last-- {
-		c := r.alive[last]
-		if !r.closed(c) && !c.through(r.number) && (r.aliveAt == len(r.plan.Start)+1 || !r.dead(c)) {
-			r.aliveAt = len(r.plan.Start) + 1
-			return false
-		}
-		r.alive, r.aliveAt = r.alive[:last], 0
-	}
-	return true
-}
-
-// dead reports whether no job of the class has a place: not now and, since room
-// only gets less by what starts, not later in the plan.
-func (r *run) dead(c *class) bool {
-	r.snapshot.settle(c)
-	s := search{class: c}
-	if c.closed != r.number && s.any() {
-		return false
-	}
-	if len(c.limits.entries) == 0 || r.tooLong(c.limits.entries[0]) {
-		return true
-	}
-	r.end = r.now.Add(c.limits.entries[0].TimeLimit)
-	_, ok := r.brief(&s)
-	return !ok
-}
-
-// pass notes that the plan is done with one more job of the class.
-func (r *run) pass(c *class) {
-	if c.passedAt != r.number {
-		c.passedAt, c.passed = r.number, 0
-	}
-	c.passed++
-}
-
-// through reports whether the plan is done with all jobs of the class.
-func (c *class) through(plan int) bool { return c.passedAt == plan && c.passed == c.ready }
-
 // step moves the seat on from its first job.
 func (r *run) step(x *seat) {
 	l := x.latest
 	l.walk.next()
-	if !r.closed(l.class) && r.eligible(l) {
+	if !r.skips(x, l.class) && r.eligible(x, l) {
 		heap.Fix(&x.begun, 0)
-	} else {
-		heap.Pop(&x.begun)
+		r.fetch(x)
+		r.settle(x)
+		return
 	}
-	r.fetch(x)
-	r.settle(x)
+	r.leave(x)
 }
 
 // leave drops the rest of the line that the seat's first job is of.
 func (r *run) leave(x *seat) {
+	x.latest.over = true
 	heap.Pop(&x.begun)
 	r.fetch(x)
+	r.settle(x)
+}
+
+// holdsUp reports whether a job without a place has waited too long for others of
+// its tenant to pass it. Those would keep the tenant at its part, and the job from
+// ever being among the first, which get a reserved start. Below its part it is
+// among them, in its turn.
+func (r *run) holdsUp(x *seat, e *entry) bool {
+	p := &r.policy
+	return e.overdue && !x.pressing && p.Order == Fair && p.Backfill > 0 && r.heads >= p.Backfill && r.possible(e.class)
+}
+
+// quit drops all that is left of the seat.
+func (r *run) quit(x *seat) {
+	x.begun, x.lines = nil, cursor[*line]{}
+	x.lead()
 	r.settle(x)
 }

@@ -22,6 +22,7 @@ type Machine struct {
 	Total   berth.Capacity
 	Used    berth.Capacity
 	Fences  bool     // it can fence at_most_one work
+	Network string   // members of a gang are on machines of one
 	GPUs    []Device // by index
 }
 
@@ -39,7 +40,7 @@ func (m *Machine) Placeable() bool { return m.State == berth.MachineReady && m.B
 
 // sameKind reports whether nothing has changed that decides the machine's kind.
 func (m *Machine) sameKind(o *Machine) bool {
-	return m.Pool == o.Pool && m.Region == o.Region && m.Site == o.Site && m.Fences == o.Fences &&
+	return m.Pool == o.Pool && m.Region == o.Region && m.Site == o.Site && m.Fences == o.Fences && m.Network == o.Network &&
 		m.Total.CPUMilli == o.Total.CPUMilli && m.Total.MemoryMiB == o.Total.MemoryMiB &&
 		slices.EqualFunc(m.GPUs, o.GPUs, func(a, b Device) bool {
 			return a.Index == b.Index && a.Model == b.Model && a.MemoryMiB == b.MemoryMiB
@@ -64,9 +65,10 @@ type node struct {
 	leaf leaf[*node]
 	most room // over its subtree
 
-	kept        *kept       // in a plan
-	agenda      []release   // see run.agenda
-	devicesFree []time.Time // when one more device is touched by a release, by time
+	kept        *kept         // in a plan
+	leavings    []berth.Grant // likewise, see run.leavings
+	agenda      []release     // see run.agenda
+	devicesFree []time.Time   // when one more device is touched by a release, by time
 	agendaFor   time.Duration
 	agendaOK    bool
 	bait        bait
@@ -74,6 +76,9 @@ type node struct {
 	prey        *prey // in the list of its kind
 	view        *view // likewise
 	touched     int   // by the plan with that number
+	listed      *kind // whose list it is in, at place
+	place       int
+	stale       bool // in the list of those
 
 	group *group // of the fleet, if there is one
 	peer  leaf[*node]

@@ -11,9 +11,11 @@ import (
 )
 
 const (
-	// maxShapes is how many shapes of requests worth is told from: the most
-	// frequent ones. What is rarer hardly weighs.
+	// maxShapes is how many shapes of requests worth is told from. Of more, those
+	// that are alike are taken together.
 	maxShapes = 200
+	// maxKept is how many are counted. What is rarer hardly weighs.
+	maxKept = 4096
 	// trusted is how many requests for GPUs make an estimate. With fewer, best
 	// fit places.
 	trusted = 32
@@ -111,18 +113,66 @@ func (m *Mix) observe(c *class) {
 		}
 		m.unit = 1
 	}
-	if len(m.shapes) > 2*maxShapes {
-		for _, s := range m.ranked()[maxShapes:] {
+	if len(m.shapes) > maxKept {
+		for _, s := range ranked(m.shapes)[maxKept/2:] {
 			delete(m.shapes, s)
 		}
 	}
 }
 
-// ranked lists the shapes, the most frequent first.
-func (m *Mix) ranked() []string {
-	return slices.SortedFunc(maps.Keys(m.shapes), func(a, b string) int {
-		return cmp.Or(cmp.Compare(m.shapes[b].count, m.shapes[a].count), cmp.Compare(a, b))
+// ranked lists shapes, the most frequent first.
+func ranked(shapes map[string]*ask) []string {
+	return slices.SortedFunc(maps.Keys(shapes), func(a, b string) int {
+		return cmp.Or(cmp.Compare(shapes[b].count, shapes[a].count), cmp.Compare(a, b))
 	})
+}
+
+// grains are how coarsely shapes are told, from fine to coarse, where there are
+// too many: CPU and memory by so many steps to each doubling, shares of a GPU by
+// multiples.
+var grains = []struct {
+	steps float64
+	milli int64
+}{{4, 20}, {2, 50}, {1, 100}, {0.5, 250}, {0.25, 500}}
+
+// told is the shapes; of too many, half as the most frequent are, and the rest
+// with those that are alike taken together until they are few enough. Were they
+// left out instead, a mix of nothing but rare shapes would be known by whichever
+// are left.
+func (m *Mix) told() map[string]*ask {
+	told := m.shapes
+	if len(told) <= maxShapes {
+		return told
+	}
+	list := ranked(m.shapes)
+	rare := slices.Sorted(slices.Values(list[maxShapes/2:])) // sums come out the same
+	for i := 0; len(told) > maxShapes && i < len(grains); i++ {
+		told = map[string]*ask{}
+		for _, s := range list[:maxShapes/2] {
+			told[s] = m.shapes[s]
+		}
+		for _, s := range rare {
+			a, r := m.shapes[s], m.shapes[s].class.request
+			r.CPUMilli, r.MemoryMiB = stepped(r.CPUMilli, grains[i].steps), stepped(r.MemoryMiB, grains[i].steps)
+			if by := grains[i].milli; r.GPUs > 0 && r.GPUMilli < whole {
+				r.GPUMilli = min(whole, max(by, (r.GPUMilli+by/2)/by*by))
+			}
+			key := "about " + r.Class()
+			if told[key] == nil {
+				told[key] = &ask{class: newClass("", r)}
+			}
+			told[key].count += a.count
+		}
+	}
+	return told
+}
+
+// stepped rounds an amount to one of so many steps to each doubling.
+func stepped(x int64, steps float64) int64 {
+	if x <= 0 {
+		return x
+	}
+	return int64(math.Round(math.Exp2(math.Round(math.Log2(float64(x))*steps) / steps)))
 }
 
 // refresh looks at the estimate again, once a quarter of what it rests on is
@@ -135,16 +185,17 @@ func (m *Mix) refresh() bool {
 		return true
 	}
 	m.since = 0
-	list := m.ranked()
+	told := m.told()
+	list := ranked(told)
 	list = list[:min(len(list), maxShapes)]
 	slices.Sort(list) // sums come out the same however the counts rank
 	sum := 0.0
 	for _, s := range list {
-		sum += m.shapes[s].count
+		sum += told[s].count
 	}
 	estimate := make([]part, 0, len(list))
 	for _, s := range list {
-		estimate = append(estimate, part{s, m.shapes[s].class, m.shapes[s].count / sum})
+		estimate = append(estimate, part{s, told[s].class, told[s].count / sum})
 	}
 	if m.estimate == nil || moved(m.estimate, estimate) > news {
 		m.estimate = estimate

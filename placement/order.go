@@ -20,15 +20,22 @@ type seat struct {
 	index   int   // in parent.kids
 
 	held  holding
+	going holding // by jobs that this plan tells to stop: limits count it until they have
 	past  amounts // use that still counts, as if it were held
 	share float64 // dominant, over weight, with half of the next job
 
 	lines  cursor[*line] // those not begun
 	begun  spots         // a heap of those begun
+	rest   spots         // those that narrow leaves
 	latest *line         // that first came from
 	first  *entry        // next of the seat's jobs; nil: none left
 	tried  bool          // a job of it had no room or was barred already
 	within bool          // with it the account holds no more than its guarantee
+
+	part     float64 // of the cluster, by weight among those that hold something or wait
+	pressing bool    // the next job is overdue, and the account holds less than its part
+	vowed    amounts // of held, what overdue jobs have reserved
+	vowedTo  *entry  // the first of them
 }
 
 // amounts are those resources of which shares are told.
@@ -106,9 +113,18 @@ func (r *run) comparesSeats(a, b *seat) int {
 			}
 			return 1
 		}
+		if a.pressing != b.pressing {
+			if a.pressing {
+				return -1
+			}
+			return 1
+		}
+		if a.pressing {
+			return compareEntries(x, y)
+		}
 		return cmp.Or(cmp.Compare(a.share, b.share), compareEntries(x, y))
 	}
-	if r.policy.Aging > 0 && x.band == y.band && r.policy.Order == Priority {
+	if r.policy.Aging > 0 && x.band == y.band && !x.overdue && !y.overdue && r.policy.Order == Priority {
 		// Accounts that stood still count less.
 		s, t := x.rank+r.stalled(x).Seconds(), y.rank+r.stalled(y).Seconds()
 		if s != t {
@@ -131,12 +147,14 @@ func (r *run) seat(parent *seat, accounts []*account) {
 		if len(a.kids) > 0 {
 			own := &seat{account: a, own: true, parent: x, held: a.own, past: x.past}
 			x.kids.list = append(x.kids.list, own)
+			r.sits[a.index] = own
 			r.open(own)
 			r.seat(x, a.kids)
 			for _, k := range a.kids {
 				x.past = x.past.plus(r.seats[k.index].past, 1)
 			}
 		} else {
+			r.sits[a.index] = x
 			r.open(x)
 		}
 		parent.kids.list = append(parent.kids.list, x)
@@ -159,16 +177,54 @@ func (r *run) seat(parent *seat, accounts []*account) {
 // dividing seats does: counting none of it favours those of little weight, and
 // counting all of it those of much.
 func (r *run) weigh(x *seat) {
-	weight := 1.0
-	if !x.own {
-		weight = x.account.weight()
-	}
 	amounts := amountsOf(x.held.Capacity).plus(x.past, 1)
 	if x.first != nil {
 		amounts = amounts.plus(amountsOf(x.first.class.all), 0.5)
 	}
-	x.share = amounts.dominant(r.owned) / weight
+	x.share = amounts.dominant(r.owned) / x.weight()
+	x.pressing = x.first != nil && x.first.overdue && amountsOf(x.held.Capacity).dominant(r.owned) < x.part
 	x.within = x.first != nil && !x.own && x.account.guarantees(x.held.Capacity, x.first.class.all)
+}
+
+// divide gives the seats below one their parts of its own, if overdue jobs are to
+// press by them.
+func (r *run) divide() {
+	if r.policy.Overdue <= 0 || r.policy.Order != Fair {
+		return
+	}
+	sums := map[*seat]float64{}
+	each := func(f func(*seat)) {
+		for i, x := range r.seats {
+			if f(x); r.sits[i] != x {
+				f(r.sits[i])
+			}
+		}
+	}
+	each(func(x *seat) {
+		if x.counts() {
+			sums[x.parent] += x.weight()
+		}
+	})
+	each(func(x *seat) {
+		x.part = 1
+		for y := x; y != &r.root; y = y.parent {
+			if y.counts() {
+				x.part *= y.weight() / sums[y.parent]
+			}
+		}
+	})
+	r.reseat(&r.root, func(*seat) {})
+}
+
+// counts reports whether the seat takes part in dividing the cluster.
+func (x *seat) counts() bool { return x.first != nil || x.held.jobs > 0 }
+
+// weight of a seat among those beside it.
+func (x *seat) weight() float64 {
+	if x.own {
+		return 1
+	}
+	return x.account.weight()
 }
 
 // lead makes the first job of a seat that of its first seat.
@@ -194,6 +250,7 @@ func (r *run) next() *seat {
 
 // charge makes a job of the seat count as held by it and those above it.
 func (r *run) charge(x *seat, e *entry) {
+	r.join(e)
 	penalty := r.policy.entry(e.class.all)
 	for ; x != &r.root; x = x.parent {
 		x.held.add(e.class.all, e.Preemptible, 1)

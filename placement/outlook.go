@@ -17,6 +17,8 @@ type Outlook struct {
 	expected map[berth.JobID]Estimate
 	keeps    bool // room is kept for jobs that are to start later
 	fits     map[*class]Explanation
+
+	deference deference
 }
 
 // Outlook plans as Plan does, whatever MaxStarts says, to tell of it.
@@ -25,13 +27,12 @@ func (p Planner) Outlook(s *Snapshot, now time.Time) *Outlook {
 	r := p.begin(s, now)
 	defer r.finish()
 	r.queue()
-	for x := r.next(); x != nil; x = r.next() {
-		r.decide(x)
-	}
+	r.walk()
 	o := &Outlook{
 		planner: p, snapshot: s, now: now, keeps: len(r.keeps) > 0,
 		starts: make(map[berth.JobID]bool, len(r.plan.Start)), fits: map[*class]Explanation{},
 	}
+	o.deference = r.deference
 	for _, start := range r.plan.Start {
 		o.starts[start.Job] = true
 	}
@@ -69,6 +70,8 @@ func (o *Outlook) Why(id berth.JobID) (w JobExplanation, ok bool) {
 	switch {
 	case w.StartsNow:
 		w.Start = o.now
+	case r.full(e):
+		w.Start, w.Reserved = time.Time{}, false // nobody knows when the others end
 	case w.Position > 0:
 		w.Ahead = w.Position - 1
 	case !e.Held:
@@ -101,10 +104,12 @@ func (p Planner) WhyNew(s *Snapshot, j Job, request berth.Request, now time.Time
 	if c == nil {
 		c = newClass(j.Class, request)
 		s.look(c)
+		s.enroll(c)
+		defer s.dismiss(c)
 	}
 	e := &entry{Job: j, class: c}
 	e.leaf.item, e.leaf.weight = e, weightOf(string(j.ID))
-	e.rate(&s.policy)
+	e.rate(&s.policy, s.edge)
 	s.jobs[j.ID] = e
 	s.enqueue(e)
 	defer s.RemoveJob(j.ID)

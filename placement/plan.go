@@ -1,7 +1,6 @@
 package placement
 
 import (
-	"slices"
 	"time"
 
 	"berth"
@@ -20,6 +19,9 @@ type Plan struct {
 	Earmark []Earmark     // to write, in one transaction with the preemptions
 	Release []Earmark     // to delete: placed, expired, or nobody waits for them
 	Fail    []Fail
+	// Yield are the gangs that are to give up what is kept for their repair, since
+	// another gang would have room with it.
+	Yield []berth.JobID
 	// Stalled are the tenants whose next job waits for their quota or budget
 	// alone, by id.
 	Stalled []berth.TenantID
@@ -28,7 +30,7 @@ type Plan struct {
 	// Only with Planner.Estimate.
 	Estimates []Estimate
 	Explain   map[string]Explanation // by class: why its first job has no place
-	Demand    map[string]Demand      // by pool: what would have a place there
+	Demand    []Demand               // by pool: what machines more it would use. Only with Planner.Demand
 	More      bool                   // the plan was cut off: plan again soon
 }
 
@@ -68,12 +70,6 @@ type Fail struct {
 	Reason  berth.Reason
 }
 
-// Demand is capacity that waiting jobs would use if a pool had it.
-type Demand struct {
-	Members  int
-	Capacity berth.Capacity
-}
-
 // Planner is the engine: jobs in the order of its policy; a class that does not
 // fit is left for this plan, the others go on, as far as that delays no reserved
 // start. The zero value plans everything.
@@ -82,6 +78,7 @@ type Planner struct {
 	Pack      Pack // the rule of packing
 	Explain   bool // fill Plan.Explain, at the price of a look at every machine for each blocked class
 	Estimate  bool // fill Plan.Estimates, at the price of a look at every job
+	Demand    bool // fill Plan.Demand, likewise
 	Policy    Policy
 }
 
@@ -91,18 +88,13 @@ func (p Planner) Plan(s *Snapshot, now time.Time) Plan {
 	defer r.finish()
 	r.fail()
 	r.queue()
-	for x := r.next(); x != nil; x = r.next() {
-		if p.MaxStarts > 0 && len(r.plan.Start) >= p.MaxStarts {
-			r.plan.More = true
-			break
-		}
-		if r.exhausted() {
-			break
-		}
-		r.decide(x)
-	}
+	r.walk()
+	r.yield()
 	if p.Estimate {
 		r.estimate()
+	}
+	if p.Demand {
+		r.demand()
 	}
 	return r.plan
 }
@@ -114,6 +106,7 @@ type run struct {
 	snapshot *Snapshot
 	now      time.Time
 	number   int // of the plan
+	epoch    int // in which room only gets less
 	plan     Plan
 	last     map[*class]choice // where the class's latest job went, of all machines
 	taken    []taken
@@ -124,11 +117,15 @@ type run struct {
 	root  seat
 	seats []*seat // by account.index
 	owned amounts
+	sits  []*seat // where the jobs of an account sit, by its index
 
-	quotas  bool     // some account has a limit of any sort
-	counted bool     // alive is
-	alive   []*class // of which something may still be done, see exhausted
-	aliveAt int      // the number of starts, and one, with which the last of them was
+	siblings map[berth.JobID]int // elements that this plan gives room to, by parent
+
+	quotas     bool                  // some account has a limit of any sort
+	guarantees bool                  // to some account something is guaranteed
+	narrowed   bool                  // see narrow
+	skipped    int                   // lines passed over since
+	barrens    map[likeness][]*class // in this epoch, see barren
 
 	end        time.Time // of the job that is being placed; zero: not known
 	keeps      []*kept
@@ -136,14 +133,22 @@ type run struct {
 	heads      int       // jobs with a reserved start
 	marks      map[berth.JobID][]mark
 	unmet      int                 // jobs with earmarks whose turn is to come
+	repairs    bool                // some of the earmarks are a gang's own
+	blocked    []*entry            // gangs that have no room, while there are such
 	fresh      map[*node][]*holder // started by this plan
+	events     []release           // buffer
+	lows       []second            // buffer, see soonest
 	claims     int                 // looks for victims that may still be made
 	draft      node
-	stops      []*holder // those that stop, told before or by this plan
-	stopsKnown bool
+	stops      []*holder // told to stop by this plan
+	left       []*node   // see leavings
+	leftKnown  bool
+	overlaid   bool                      // machines are looked at as if leavings were free
+	hoped      int                       // looks for victims to estimate by
 	promises   map[berth.JobID][]Earmark // of what victims give back
 	changed    bool                      // who holds room is other than the rows say
 	aim        aim                       // of the present claim
+	nearby     []nearby                  // buffer
 	found      []prospect                // buffers of claims
 	picked     []victim
 	best       []victim
@@ -151,26 +156,22 @@ type run struct {
 	reservedAt map[berth.JobID]time.Time
 	soon       map[berth.JobID]bool      // those that others make room for
 	hopes      map[berth.JobID]time.Time // see hope
-}
-
-type taken struct {
-	node  *node
-	grant berth.Grant
-	back  bool         // given, not taken
-	held  *berth.Grant // node.kept.held before, if it came from there
+	deference  deference
 }
 
 func (p Planner) begin(s *Snapshot, now time.Time) *run {
 	s.sort(p.Policy, now)
 	s.plans++
 	r := &run{
-		planner: p, policy: p.Policy, snapshot: s, now: now, number: s.plans,
-		last: map[*class]choice{}, owned: amountsOf(s.owned), seats: make([]*seat, 1+len(s.accounts)),
-		fresh: map[*node][]*holder{}, claims: maxClaims, promises: map[berth.JobID][]Earmark{},
+		planner: p, policy: p.Policy, snapshot: s, now: now, number: s.plans, epoch: s.plans,
+		last: map[*class]choice{}, owned: amountsOf(s.owned), seats: make([]*seat, 1+len(s.accounts)), sits: make([]*seat, 1+len(s.accounts)),
+		barrens: map[likeness][]*class{},
+		fresh:   map[*node][]*holder{}, claims: maxClaims, promises: map[berth.JobID][]Earmark{},
 		reservedAt: map[berth.JobID]time.Time{}, soon: map[berth.JobID]bool{}, hopes: map[berth.JobID]time.Time{},
 	}
 	for _, a := range s.accounts {
 		r.quotas = r.quotas || a.limits()
+		r.guarantees = r.guarantees || a.guaranteed()
 	}
 	if !p.Policy.Preempt {
 		r.claims = 0
@@ -181,6 +182,7 @@ func (p Planner) begin(s *Snapshot, now time.Time) *run {
 
 // finish gives back everything.
 func (r *run) finish() {
+	r.forget()
 	for _, n := range r.touched {
 		n.kept, n.agendaOK = nil, n.agendaOK && !r.changed
 		r.move(n, n.recount)
@@ -212,6 +214,7 @@ func (r *run) queue() {
 	s.settle(nil)
 	r.mark()
 	r.seat(&r.root, s.top)
+	r.divide()
 }
 
 // decide settles what becomes of the next job of all, and goes on to the one
@@ -229,12 +232,24 @@ func (r *run) decide(x *seat) {
 	if len(r.marks[e.ID]) > 0 {
 		r.unmet--
 	}
+	if r.full(e) {
+		r.step(x)
+		return
+	}
+	if older := r.costsPlace(x, e); older != nil {
+		r.defers(e.line, older)
+		if e.class.marked == r.number {
+			r.step(x) // room may be kept for one that follows
+		} else {
+			r.leave(x)
+		}
+		return
+	}
 	if start, ok := r.place(e); ok {
 		e.class.probed = 0
 		r.plan.Start = append(r.plan.Start, start)
 		r.started(e, start)
 		r.charge(x, e)
-		r.pass(e.class)
 		r.step(x)
 		return
 	}
@@ -244,28 +259,38 @@ func (r *run) decide(x *seat) {
 	}
 	c.close(r.number, r.end)
 	x.tried = true
-	r.block(x, e)
-	r.pass(c)
+	if r.repairs && c.members() > 1 && len(r.blocked) < maxYields {
+		r.blocked = append(r.blocked, e)
+	}
+	if kept := r.block(x, e); !kept && r.holdsUp(x, e) {
+		r.halts(x, e)
+		r.quit(x)
+		return
+	}
 	r.step(x)
 }
 
 // block sees to a job that has no room: others make some, or it gets a start
-// that is reserved.
-func (r *run) block(x *seat, e *entry) {
+// that is reserved; kept is false if neither.
+func (r *run) block(x *seat, e *entry) (kept bool) {
+	e.blocked = r.number
 	if r.awaits(e) || r.claim(x, e) {
 		r.soon[e.ID] = true
 		r.charge(x, e)
-		return
+		return true
 	}
 	r.hope(x, e)
 	if r.heads >= r.policy.Backfill {
-		return
+		return false
 	}
-	if at, ok := r.reserve(e); ok {
+	at, ok := r.reserve(e)
+	if ok {
 		r.heads++
 		r.charge(x, e)
+		r.vow(x, e)
 		r.reservedAt[e.ID] = at
 	}
+	return ok
 }
 
 // close notes that the class did not fit, with a job that would end then.
@@ -290,54 +315,46 @@ func (r *run) hopeless(c *class) bool {
 // place finds a place for every member of the job, or for none.
 func (r *run) place(e *entry) (berth.Start, bool) {
 	c := e.class
-	r.end = time.Time{}
-	if t := remaining(0, e.TimeLimit); t > 0 {
-		r.end = r.now.Add(t)
-	}
+	r.end = r.over(e)
 	marks := r.marks[e.ID]
 	if len(marks) == 0 && r.hopeless(c) {
 		return berth.Start{}, false
 	}
 	r.snapshot.settle(c)
-	closed := c.closed
 	if len(marks) > 0 {
-		c.closed = 0
+		defer c.open()()
 		r.lift(marks)
+	} else if c.closed != r.number {
+		r.barren(c) // spares the search if so
 	}
 	for _, avoid := range avoidances(e) {
 		for _, group := range r.groups(c) {
-			if ranks, ok := r.gang(c, avoid, group); ok {
+			if ranks, ok := r.stay(c, avoid, group, marks); ok {
 				return berth.Start{Job: e.ID, Version: e.Version, Attempt: e.Attempt + 1, Ranks: ranks}, true
 			}
 		}
 	}
 	if len(marks) > 0 {
-		c.closed = closed
 		r.restore(marks)
 	}
 	return berth.Start{}, false
 }
 
-// started makes what was started count as running for the rest of the plan.
-func (r *run) started(e *entry, start berth.Start) {
-	if marks := r.marks[e.ID]; len(marks) > 0 {
-		for _, m := range marks {
-			r.plan.Release = append(r.plan.Release, m.Earmark)
-		}
-		delete(r.marks, e.ID)
+// over is when a job that starts now has ended by its time limit; zero if it has
+// none.
+func (r *run) over(e *entry) time.Time {
+	if e.TimeLimit <= 0 {
+		return time.Time{}
 	}
-	if r.policy.Backfill == 0 {
-		return // nobody asks when it ends
-	}
-	r.changed = true
-	h := &holder{Running: Running{Job: e.ID, Ranks: start.Ranks, StartedAt: r.now, TimeLimit: e.TimeLimit, Remaining: e.Remaining}}
-	for i, g := range start.Ranks {
-		n := r.snapshot.nodes[g.Machine]
-		if !slices.ContainsFunc(start.Ranks[:i], func(o berth.Grant) bool { return o.Machine == g.Machine }) {
-			r.fresh[n] = append(r.fresh[n], h)
-			n.agendaOK = false
-		}
-	}
+	return r.now.Add(e.TimeLimit)
+}
+
+// open forgets that the class had no place, until the function that it returns is
+// called: there is more room for the moment.
+func (c *class) open() (again func()) {
+	closed, barren := c.closed, c.barren
+	c.closed, c.barren = 0, 0
+	return func() { c.closed, c.barren = closed, barren }
 }
 
 // avoidances is what to keep away from, in the order to try: machines that
@@ -370,54 +387,6 @@ func (r *run) gang(c *class, avoid []berth.MachineID, group string) ([]berth.Gra
 }
 
 func (c *class) members() int { return max(1, c.request.Members) }
-
-// take makes the choice count for the rest of the plan.
-func (r *run) take(c choice) {
-	n := c.node
-	t := taken{node: n, grant: c.grant}
-	r.move(n, func() {
-		if c.brief {
-			k := n.kept
-			was := k.held
-			t.held = &was
-			n.add(was)
-			n.subtract(c.grant)
-			k.held = amount{}.plus(n, was, 1).plus(n, c.grant, -1).within(n)
-			n.subtract(k.held)
-			return
-		}
-		n.subtract(c.grant)
-	})
-	r.taken = append(r.taken, t)
-}
-
-// give makes room as if it were free.
-func (r *run) give(n *node, g berth.Grant) {
-	r.move(n, func() { n.add(g) })
-	r.taken = append(r.taken, taken{node: n, grant: g, back: true})
-}
-
-// undo takes back what was taken and given since mark.
-func (r *run) undo(mark int) {
-	for i := len(r.taken) - 1; i >= mark; i-- {
-		t := r.taken[i]
-		n := t.node
-		r.move(n, func() {
-			switch {
-			case t.back:
-				n.subtract(t.grant)
-			case t.held != nil:
-				n.add(n.kept.held)
-				n.add(t.grant)
-				n.kept.held = *t.held
-				n.subtract(*t.held)
-			default:
-				n.add(t.grant)
-			}
-		})
-	}
-	r.taken = r.taken[:mark]
-}
 
 func (r *run) explain(c *class) {
 	if r.plan.Explain == nil {

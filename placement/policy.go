@@ -17,6 +17,14 @@ type Policy struct {
 	// Cross lets aging take jobs into higher bands.
 	Cross bool
 
+	// Overdue is how long a job waits until it comes before all others of its band
+	// that are not overdue, who came first first; 0: it never does. In fair order
+	// it comes before those of other tenants while its own holds less than its
+	// part; while that has its part, no younger one of the tenant passes it unless
+	// its start is reserved, and then only those with which the tenant stays below
+	// its part.
+	Overdue time.Duration
+
 	// HalfLife is after what time past usage counts half; 0: it does not count.
 	HalfLife time.Duration
 	// EntryPenalty is what a start is charged on top, as if its capacity had been
@@ -37,7 +45,8 @@ type Policy struct {
 	// least so many times its own service to go; 0: not for that reason.
 	Outrank float64
 	// EarmarkFor is how long room is kept for a job that displaced others; 0: as
-	// long as it waits.
+	// long as it waits. Then two jobs that each keep a part of what both need, after
+	// machines were lost, wait for each other for ever.
 	EarmarkFor time.Duration
 
 	// AssumeRun is how long a job is taken to run of which no limit is known; 0:

@@ -12,6 +12,9 @@ import (
 // maxClaims bounds for how many blocked jobs a plan looks for victims.
 const maxClaims = 32
 
+// maxHopes bounds for how many others it looks to tell when they may.
+const maxHopes = 64
+
 // claim makes room for a blocked job by telling others to stop. It takes whole
 // gangs, those whose work is lost least, and spares all that need not go.
 func (r *run) claim(x *seat, e *entry) bool {
@@ -19,9 +22,16 @@ func (r *run) claim(x *seat, e *entry) bool {
 		return false
 	}
 	r.claims--
+	own := r.ownRoom(e)
+	r.lift(own) // it needs no victims for the room that is kept for its repair
 	best := r.offer(x, e)
 	if best == nil {
+		r.restore(own)
 		return false
+	}
+	if len(own) > 0 { // it is in what the claim takes
+		r.marks[e.ID] = slices.DeleteFunc(r.marks[e.ID], func(m mark) bool { return m.Repair && m.victim == nil })
+		r.widen() // what it leaves of its own is anybody's
 	}
 	r.enact(e, best)
 	return true
@@ -30,10 +40,12 @@ func (r *run) claim(x *seat, e *entry) bool {
 // hope notes when a blocked job will have waited long enough to displace others,
 // if it could then, as things are now. Only estimates go by it.
 func (r *run) hope(x *seat, e *entry) {
-	if !r.planner.Estimate || !r.policy.Preempt || len(r.hopes) >= maxClaims {
+	left := r.policy.PreemptAfter - r.waited(e)
+	if !r.planner.Estimate || !r.policy.Preempt || left <= 0 || r.hoped >= maxHopes {
 		return
 	}
-	if left := r.policy.PreemptAfter - r.waited(e); left > 0 && r.offer(x, e) != nil {
+	r.hoped++
+	if r.offer(x, e) != nil {
 		r.hopes[e.ID] = r.now.Add(left)
 	}
 }
@@ -41,6 +53,7 @@ func (r *run) hope(x *seat, e *entry) {
 // offer finds who would have to go for a job; nil if that would not do, or if
 // those who stop already make room enough.
 func (r *run) offer(x *seat, e *entry) *sacrifice {
+	r.end = time.Time{} // it starts when its victims have stopped: what is held may be needed before it ends
 	r.target(x, e)
 	var best *sacrifice
 	for _, group := range r.groups(e.class) {
@@ -85,33 +98,30 @@ func (s *sacrifice) cost() float64 {
 func (r *run) sacrifice(x *seat, e *entry, group string) *sacrifice {
 	s := &sacrifice{}
 	c := e.class
-	for _, h := range r.stopping() {
-		for _, id := range h.machines {
-			if n := r.snapshot.nodes[id]; n != nil {
-				if g := r.unpromised(n, h); g.Capacity != (berth.Capacity{}) || len(g.GPUs) > 0 {
-					r.give(n, g)
-				}
-			}
+	defer c.open()()
+	single := c.members() == 1
+	switch {
+	case !single:
+		for _, n := range r.leavings() {
+			r.giveLeavings(n)
 		}
+	case r.inLeavings(c, group):
+		return s // it just had no place: what is left behind is all there can be
 	}
-	closed := c.closed
-	c.closed = 0
-	defer func() { c.closed = closed }()
 	for range c.members() {
-		found, ok := r.find(c, nil, group)
+		found, ok := choice{}, false
+		if !single {
+			found, ok = r.find(c, nil, group)
+		}
 		if !ok {
+			r.overlaid = single
 			victims, any := r.cheapestVictims(e.class, group, s)
+			r.overlaid = false
 			if !any {
 				return nil
 			}
-			for _, v := range victims {
-				s.victims = append(s.victims, v)
-				for _, g := range v.Ranks {
-					if n := r.snapshot.nodes[g.Machine]; n != nil {
-						r.give(n, g)
-					}
-				}
-			}
+			s.victims = append(s.victims, victims...)
+			r.clear(victims, single)
 			if found, ok = r.find(c, nil, group); !ok {
 				return nil
 			}
@@ -121,18 +131,6 @@ func (r *run) sacrifice(x *seat, e *entry, group string) *sacrifice {
 	}
 	s.reprieve(r)
 	return s
-}
-
-// stopping lists those that stop, told before or by this plan.
-func (r *run) stopping() []*holder {
-	if !r.stopsKnown {
-		r.stopsKnown = true
-		for _, h := range r.snapshot.stopping {
-			r.stops = append(r.stops, h)
-		}
-		slices.SortFunc(r.stops, func(a, b *holder) int { return compareIDs(a.Job, b.Job) })
-	}
-	return r.stops
 }
 
 // unpromised is what a holder gives back on a machine when it stops, less what is
@@ -213,6 +211,7 @@ func (r *run) enact(e *entry, s *sacrifice) {
 		for _, id := range v.machines {
 			if n := r.snapshot.nodes[id]; n != nil {
 				n.agendaOK = false
+				r.touch(n)
 			}
 		}
 	}
@@ -227,8 +226,13 @@ func (r *run) enact(e *entry, s *sacrifice) {
 			if m.Victim == "" {
 				r.take(choice{node: c.node, grant: clamp(c.node, g)})
 			} else {
-				r.keep(c.node, reservation{at: r.now, grant: g})
+				r.keep(c.node, reservation{at: r.now, grant: g, until: r.leaves(r.now, e)})
 			}
+		}
+	}
+	if r.leftKnown {
+		for _, h := range holders {
+			r.bequeath(h)
 		}
 	}
 }
@@ -256,10 +260,11 @@ func together(ranks []choice) []choice {
 	return list
 }
 
-// discharge takes a holder that stops off its accounts.
+// discharge takes a holder that stops off its accounts, as far as shares go.
 func (r *run) discharge(h *holder) {
 	for x := r.seatOf(h); x != &r.root; x = x.parent {
 		x.held.add(berth.Capacity{}.Sub(h.capacity), h.Preemptible, -1)
+		x.going.add(h.capacity, h.Preemptible, 1)
 		if x.first != nil {
 			r.weigh(x)
 			heap.Fix(&x.parent.kids, x.index)

@@ -106,39 +106,46 @@ func (l *lure) sum() {
 	}
 }
 
-// prey is a machine as claims see it at a glance, in a list of its kind.
+// prey is a machine as claims see it at a glance, in a list of its kind. Amounts
+// and costs are short, so that many are read quickly: costs are rounded down.
 type prey struct {
-	node    *node
-	room    berth.Capacity // free, what is held for reservations included
-	low     level          // the first
-	levels  []level
-	tenants tenantSet
-	plan    int // in which something of the machine has changed since
+	plan  int     // in which something of the machine has changed since
+	most  glance  // room, with all that anybody on it would give up
+	room  glance  // free
+	low   glance  // what those of the lowest band bring
+	band  int32   // that band; noBand: nobody on it could be displaced
+	next  int32   // the band above; noBand: there is none
+	least float32 // cost of the cheapest of the lowest band
+	unit  [3]float32
 }
 
-// prey lists the machines of a kind on which somebody could be displaced.
-func (r *run) prey(k *kind) []prey {
-	if k.preyAt == r.number {
-		return k.prey
-	}
-	k.prey, k.preyAt = k.prey[:0], r.number
-	for _, n := range k.all(r.number) {
-		l := r.lure(n)
-		if len(l.levels) == 0 {
-			n.prey = nil
-			continue
+// noBand is above all bands.
+const noBand = math.MaxInt32
+
+// smell makes the entry of a machine.
+func (r *run) smell(n *node) {
+	l, x := r.lure(n), n.prey
+	*x = prey{room: glanceOf(n.free), band: noBand, next: noBand}
+	if last := len(l.levels) - 1; last >= 0 {
+		low := &l.levels[0]
+		x.most, x.low = glanceOf(n.free.Add(l.levels[last].all)), glanceOf(low.all)
+		x.band, x.least = min(short(int64(low.band)), noBand-1), floor32(low.least)
+		for i, unit := range low.unit {
+			x.unit[i] = floor32(unit)
 		}
-		x := prey{node: n, room: n.free.Add(n.keptRoom()), low: l.levels[0], levels: l.levels, tenants: l.tenants}
-		if n.touched == r.number {
-			x.plan = r.number
+		if last > 0 {
+			x.next = min(short(int64(l.levels[1].band)), noBand-1)
 		}
-		k.prey = append(k.prey, x)
 	}
-	for i := range k.prey {
-		k.prey[i].node.prey = &k.prey[i]
+	if n.touched == r.number {
+		x.plan = r.number
+		n.outdate()
 	}
-	return k.prey
+	n.listed.herd.expire[n.place] = l.until.Sub(origin)
 }
+
+// floor32 is a cost rounded down, by more than what products of it are rounded.
+func floor32(x float64) float32 { return float32(x * (1 - 1e-6)) }
 
 // keptRoom is what of the machine is free and held for reservations.
 func (n *node) keptRoom() berth.Capacity {
@@ -161,58 +168,100 @@ func (b bound) less(o bound) bool { return b.band < o.band || b.band == o.band &
 
 // prospect is a machine on which victims may be found, none below the bound.
 type prospect struct {
-	prey    *prey
-	devices uint64
-	bound   bound
+	match, place int32 // of the class's kinds, and in the list of that
+	band         int32
+	cost         float32
+	rough        bool // run.bound tells more
 }
+
+func (p *prospect) bound() bound { return bound{int(p.band), float64(p.cost)} }
 
 // prospects lists the machines where the present claim may find victims that
 // make room for one of the class; first is where the bound is least, -1 if there
 // are none.
 func (r *run) prospects(c *class) (list []prospect, first int) {
 	list, first = r.found[:0], -1
-	low := worst
+	low, want := worst, glanceOf(c.capacity)
 	t := &r.aim
-	for _, m := range c.matches {
+	band := min(short(int64(t.band)), noBand-1)
+	highest := band
+	if t.borrowers {
+		highest = noBand - 1
+	}
+	for j, m := range c.matches {
 		all := r.prey(m.kind)
 		for i := range all {
 			x := &all[i]
-			if x.low.band > t.band && !t.borrowers || x.low.band >= t.band && !x.tenants.meets(&t.peers) {
+			if x.band > highest || x.plan != r.number && !want.within(x.most) {
 				continue
 			}
+			if x.band >= band && !m.kind.members[i].lure.tenants.meets(&t.peers) {
+				continue
+			}
+			p := prospect{match: int32(j), place: int32(i), band: x.band}
 			room := x.room
 			if x.plan == r.number {
-				room = x.node.free.Add(x.node.keptRoom())
+				room = glanceOf(r.clearing(m.kind.members[i]))
 			}
-			b, ok := x.bound(c.capacity, room)
-			if !ok {
-				continue
+			if want.within(room.plus(x.low)) {
+				p.cost = x.cost(want, room)
+			} else {
+				p.band, p.rough = x.next, true
+				if p.band == noBand || p.band > highest {
+					continue
+				}
+				if !low.less(p.bound()) && !r.bound(m.kind.members[i], c.capacity, &p) {
+					continue
+				}
 			}
-			if b.less(low) {
+			if b := p.bound(); !p.rough && b.less(low) {
 				low, first = b, len(list)
 			}
-			list = append(list, prospect{x, m.devices, b})
+			list = append(list, p)
 		}
 	}
 	r.found = list
 	return list, first
 }
 
-// bound is below whatever victims make room for so much; ok is false if all of
-// them together do not.
-func (x *prey) bound(want, room berth.Capacity) (b bound, ok bool) {
-	l := &x.low
-	for i := 1; !want.Fits(room.Add(l.all)); i++ {
-		if i >= len(x.levels) {
-			return b, false
-		}
-		l = &x.levels[i]
+// clearing is what claims find free on a machine: what is held for reservations
+// included, and what those that stop leave behind if machines are looked at so.
+func (r *run) clearing(n *node) berth.Capacity {
+	room := n.free.Add(n.keptRoom())
+	if r.overlaid {
+		room = room.Add(n.leftBehind())
 	}
-	cost := l.least
-	for j, lack := range [3]int64{want.CPUMilli - room.CPUMilli, want.MemoryMiB - room.MemoryMiB, want.GPUMilli - room.GPUMilli} {
+	return room
+}
+
+// cost is below what victims of the lowest band cost that make room for so much.
+func (x *prey) cost(want, room glance) float32 {
+	cost := x.least
+	for j, lack := range [3]int64{int64(want.cpu) - int64(room.cpu), int64(want.memory) - int64(room.memory), int64(want.gpu) - int64(room.gpu)} {
 		if lack > 0 {
-			cost = max(cost, float64(lack)*l.unit[j])
+			cost = max(cost, float32(lack)*x.unit[j])
 		}
 	}
-	return bound{l.band, cost * (1 - 1e-9)}, true // sums are rounded
+	return cost
+}
+
+// bound works out below what victims on a machine are that make room for so
+// much; false if all of them together do not.
+func (r *run) bound(n *node, want berth.Capacity, p *prospect) bool {
+	room := r.clearing(n)
+	for i := range n.lure.levels {
+		l := &n.lure.levels[i]
+		if !want.Fits(room.Add(l.all)) {
+			continue
+		}
+		cost := l.least
+		for j, lack := range [3]int64{want.CPUMilli - room.CPUMilli, want.MemoryMiB - room.MemoryMiB, want.GPUMilli - room.GPUMilli} {
+			if lack > 0 {
+				cost = max(cost, float64(lack)*l.unit[j])
+			}
+		}
+		p.band, p.cost, p.rough = min(short(int64(l.band)), noBand-1), floor32(cost), false
+		return true
+	}
+	return false
 }

@@ -22,10 +22,13 @@ type Job struct {
 	QueueDeadline time.Time // fails then; zero: never
 	Held          bool
 	Avoid         []berth.MachineID // not there, while another machine fits
+	Parent        berth.JobID       // it is an element of; "": of none
+	Parallel      int               // elements of the parent that may hold room at once; 0: no limit
 
 	TimeLimit    time.Duration // it runs no longer; 0: none
 	Remaining    time.Duration // of work, known or declared; 0: not known
 	Done         time.Duration // it has run in earlier attempts
+	Expected     time.Duration // it runs in all, going by jobs like it that have ended; 0: not known. It orders, and promises nothing
 	RestartCost  time.Duration // work that a start adds
 	PreemptedFor []berth.JobID // whom it gave way to before
 
@@ -42,6 +45,7 @@ type entry struct {
 	Job
 	class    *class
 	band     int
+	overdue  bool    // those come first in their band
 	rank     float64 // within the band, the least first
 	assumed  bool
 	line     *line
@@ -50,21 +54,28 @@ type entry struct {
 	later    position
 	deadline position
 	limited  position // in class.limits
+	blocked  int      // the plan in which it had no room
 }
 
-// rate works out the job's place among the others, which depends on no clock:
-// jobs of one account age alike.
-func (e *entry) rate(p *Policy) {
+// rate works out the job's place among the others, which depends on no clock but
+// the edge of what is overdue: jobs of one account age alike.
+func (e *entry) rate(p *Policy, edge time.Time) {
+	e.overdue = p.Overdue > 0 && !e.overdueAt(p).After(edge)
 	e.band, e.rank = p.bandOf(&e.Job), p.rankOf(e)
 }
 
-// compareEntries is the order of the queue within an account: band, rank,
-// submission, id.
+// compareEntries is the order of the queue within an account: band, who is
+// overdue, rank, submission, id.
 func compareEntries(a, b *entry) int {
 	switch {
 	case a.band != b.band:
 		return b.band - a.band
-	case a.rank != b.rank:
+	case a.overdue != b.overdue:
+		if a.overdue {
+			return -1
+		}
+		return 1
+	case a.rank != b.rank && !a.overdue:
 		return cmp.Compare(a.rank, b.rank)
 	case !a.SubmittedAt.Equal(b.SubmittedAt):
 		return a.SubmittedAt.Compare(b.SubmittedAt)

@@ -75,7 +75,7 @@ func (r *run) barred(x *seat, e *entry) (found bar, ok bool) {
 // from its own account up, until yield returns false.
 func (r *run) bars(x *seat, e *entry, yield func(bar) bool) {
 	for ; x != &r.root; x = x.parent {
-		if x.account.known && !x.own && !x.account.bars(x.held, e.class.all, e.Preemptible, r.now, yield) {
+		if x.account.known && !x.own && !x.account.bars(x.held.plus(x.going), e.class.all, e.Preemptible, r.now, yield) {
 			return
 		}
 	}

@@ -7,7 +7,7 @@ import (
 
 // ordering is the part of the policy that orders one account's jobs.
 func (p Policy) ordering() Policy {
-	return Policy{Order: p.Order, BandWidth: p.BandWidth, Aging: p.Aging, Cross: p.Cross, Exponent: p.Exponent, Durations: p.Durations, Ranker: p.Ranker}
+	return Policy{Order: p.Order, BandWidth: p.BandWidth, Aging: p.Aging, Cross: p.Cross, Overdue: p.Overdue, Exponent: p.Exponent, Durations: p.Durations, Ranker: p.Ranker}
 }
 
 // band is the band of a priority; a higher one comes first.
@@ -35,7 +35,7 @@ func (p *Policy) rankOf(e *entry) float64 {
 		if p.Ranker != nil {
 			return p.Ranker.Waiting(e.Job, gpusOf(e.class.all))
 		}
-		return p.service(serviceOf(e))
+		return p.service(p.serviceOf(e))
 	case Fair, Priority:
 		if p.Aging <= 0 {
 			return -float64(e.Priority)
@@ -43,6 +43,41 @@ func (p *Policy) rankOf(e *entry) float64 {
 		return e.since() - float64(e.Priority)*p.Aging.Seconds()
 	}
 	panic("placement: no such order")
+}
+
+// overdueBy is how exactly it is looked when a job becomes overdue: so many times
+// in that time.
+const overdueBy = 64
+
+// edge is the time until which a job must have been overdue to count as such: it
+// moves on in steps, so that few plans have to look at all jobs.
+func (p *Policy) edge(now time.Time) time.Time {
+	if p.Overdue <= 0 {
+		return time.Time{}
+	}
+	return now.Truncate(p.overdueStep())
+}
+
+func (p *Policy) overdueStep() time.Duration { return max(time.Second, p.Overdue/overdueBy) }
+
+// overdueAt is when the job becomes overdue: what it ran before, and what it was
+// held or not ready, is not waiting.
+func (e *entry) overdueAt(p *Policy) time.Time {
+	return e.SubmittedAt.Add(e.Unaged + e.Done + p.Overdue)
+}
+
+// overdueFrom is from when on the job counts as overdue, if it still waits then.
+func (e *entry) overdueFrom(p *Policy) time.Time {
+	at, step := e.overdueAt(p), p.overdueStep()
+	if edge := at.Truncate(step); !edge.Equal(at) {
+		return edge.Add(step)
+	}
+	return at
+}
+
+// settled reports whether a job that runs was overdue when it started.
+func (p *Policy) settled(h *holder) bool {
+	return p.Overdue > 0 && h.StartedAt.Sub(h.SubmittedAt)-h.Done >= p.Overdue
 }
 
 // since is when the job began to age, in seconds of its account's clock, which
@@ -84,8 +119,17 @@ type service struct {
 	restart   time.Duration
 }
 
-func serviceOf(e *entry) service {
-	return service{gpusOf(e.class.all), remaining(e.Remaining, e.TimeLimit), e.Done, e.RestartCost}
+func (p *Policy) serviceOf(e *entry) service {
+	return service{gpusOf(e.class.all), remaining(p.guess(e.Remaining, e.Expected-e.Done), e.TimeLimit), e.Done, e.RestartCost}
+}
+
+// guess is what remains of a job: what is known, or else what is left of what was
+// expected. One that has outrun that has refuted it.
+func (p *Policy) guess(known, left time.Duration) time.Duration {
+	if known == 0 && left > 0 && p.Durations == Estimated {
+		return left
+	}
+	return known
 }
 
 // running is the rank of a job that runs, on the scale of those that wait.
@@ -93,13 +137,17 @@ func (p *Policy) running(h *holder, now time.Time) float64 {
 	if p.Ranker != nil {
 		return p.Ranker.Running(h.Running, gpusOf(h.capacity))
 	}
-	return p.service(h.service(now))
+	return p.service(p.serviceNow(h, now))
 }
 
-// service of a job that runs.
-func (h *holder) service(now time.Time) service {
+// serviceNow is the service of a job that runs.
+func (p *Policy) serviceNow(h *holder, now time.Time) service {
 	ran := max(0, now.Sub(h.StartedAt))
-	left := remaining(h.Remaining, h.TimeLimit)
+	guess := h.Remaining
+	if h.Expected-h.Done > ran {
+		guess = p.guess(h.Remaining, h.Expected-h.Done)
+	}
+	left := remaining(guess, h.TimeLimit)
 	if left > 0 {
 		left = max(left-ran, time.Second)
 	}

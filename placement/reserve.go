@@ -23,12 +23,9 @@ func (r *run) reserve(e *entry) (at time.Time, ok bool) {
 		return time.Time{}, false
 	}
 	at = best[len(best)-1].at
-	until := time.Time{}
-	if t := r.length(e); t > 0 {
-		until = at.Add(t)
-	}
+	until := r.leaves(at, e)
 	for _, o := range best {
-		r.keep(o.node, reservation{at, o.grant, until})
+		r.keep(o.node, reservation{at, o.grant, until, true})
 	}
 	return at, true
 }
@@ -54,27 +51,32 @@ func (r *run) places(c *class) []opening {
 func (r *run) openings(c *class, group string, bound []opening) []opening {
 	want := c.members()
 	s := search{class: c, group: group}
-	var list []opening
 	limit := time.Time{} // no place that opens then or later is of use
 	if bound != nil {
 		limit = bound[len(bound)-1].at
 	}
+	if want == 1 {
+		return r.soonest(&s, limit)
+	}
+	var list []opening
+	wish := c.wish()
 	for _, m := range c.matches {
-		look := r.views(m.kind)
-		latest := r.until(limit)
+		look, last := r.views(m.kind), latest(limit)
 		for i := range look {
 			v := &look[i]
-			if v.plan != r.number && !v.mayOpen(c, latest) {
+			if v.plan != r.number && v.opens(wish) > last {
 				continue
 			}
-			n := v.node
+			n := m.kind.members[i]
 			if !s.allows(n) || !r.mayOpen(c, n, limit) {
 				continue
 			}
 			list = r.opens(c, n, m.devices, want, limit, list)
-			if len(list) >= 2*want || want == 1 && len(list) > 0 {
+			if len(list) >= 2*want {
 				list, limit = earliest(list, want, limit)
-				latest = r.until(limit)
+				if last = latest(limit); !limit.After(r.now) {
+					return list
+				}
 			}
 		}
 	}
@@ -83,6 +85,71 @@ func (r *run) openings(c *class, group string, bound []opening) []opening {
 		return nil
 	}
 	return list
+}
+
+// hunt is a look for the place that opens first for one member; of several, the
+// first by machine id.
+type hunt struct {
+	*search
+	run   *run
+	limit time.Time // no place that opens later is of use
+	best  []opening // none or one, which opens at the limit
+	list  []opening // buffer
+}
+
+// soonest finds the place for one member that opens first; nil if none opens
+// before the limit. The machine that may open first of all is looked at before
+// the others, since that bounds how many of them are worth it.
+func (r *run) soonest(s *search, limit time.Time) []opening {
+	wish, now := s.class.wish(), secondOf(r.now)
+	lows := r.lows[:0]
+	first, where := noSecond, (*node)(nil)
+	var at match
+	for _, m := range s.class.matches {
+		look := r.views(m.kind)
+		for i := range look {
+			v, low := &look[i], now
+			if v.plan != r.number {
+				if low = max(now, v.opens(wish)); low < first {
+					first, where, at = low, m.kind.members[i], m
+				}
+			}
+			lows = append(lows, low)
+		}
+	}
+	r.lows = lows
+	h := hunt{search: s, run: r, limit: limit}
+	if where != nil {
+		h.look(where, at.devices)
+	}
+	last := latest(h.limit)
+	for _, m := range s.class.matches {
+		members := m.kind.members
+		for i, low := range lows[:len(members)] {
+			if low <= last && members[i] != where {
+				h.look(members[i], m.devices)
+				last = latest(h.limit)
+			}
+		}
+		lows = lows[len(members):]
+	}
+	return h.best
+}
+
+// look at one machine.
+func (h *hunt) look(n *node, devices uint64) {
+	r, limit := h.run, h.limit
+	if len(h.best) > 0 && n.ID < h.best[0].node.ID {
+		limit = limit.Add(1) // it is better if it opens at the same time
+	}
+	if !limit.IsZero() && !limit.After(r.now) || !h.allows(n) || !r.mayOpen(h.class, n, limit) {
+		return
+	}
+	h.list = r.opens(h.class, n, devices, 1, limit, h.list[:0])
+	if len(h.list) > 0 && (limit.IsZero() || h.list[0].at.Before(limit)) {
+		h.best = append(h.best[:0], h.list[0])
+		h.limit = h.list[0].at
+	}
 }
 
 // earliest leaves the openings that are first, and bounds later looks by the
@@ -110,7 +177,7 @@ func (r *run) mayOpen(c *class, n *node, limit time.Time) bool {
 		return true
 	}
 	agenda := r.agenda(n)
-	if c.capacity.Fits(n.free) {
+	if n.kept != nil || c.capacity.Fits(n.free) {
 		return true
 	}
 	if len(agenda) == 0 || !r.from(agenda[0].at).Before(limit) {
@@ -134,14 +201,22 @@ func (r *run) from(t time.Time) time.Time {
 // opens adds the openings of one machine.
 func (r *run) opens(c *class, n *node, allowed uint64, want int, limit time.Time, list []opening) []opening {
 	x := r.sketch(n)
-	if k := n.kept; k != nil {
-		x.add(k.held)
-		for _, o := range k.reserved {
-			x.owe(o.grant)
-		}
-	}
 	at := r.now
 	agenda := r.agenda(n)
+	if k := n.kept; k != nil {
+		x.add(k.held)
+		r.events = append(r.events[:0], agenda...)
+		for i := range k.reserved {
+			o := &k.reserved[i]
+			if x.owe(o.grant); !o.until.IsZero() {
+				r.events = append(r.events, release{at: o.until, grant: &o.grant})
+			}
+		}
+		if len(r.events) > len(agenda) {
+			agenda = r.events
+			slices.SortStableFunc(agenda, func(a, b release) int { return a.at.Compare(b.at) })
+		}
+	}
 	for i := 0; ; {
 		for want > 0 {
 			devices, ok := c.fit(x, allowed)
@@ -157,7 +232,7 @@ func (r *run) opens(c *class, n *node, allowed uint64, want int, limit time.Time
 			return list
 		}
 		for at = r.from(agenda[i].at); i < len(agenda) && !agenda[i].at.After(at); i++ {
-			x.add(agenda[i].grant)
+			x.add(*agenda[i].grant)
 		}
 		if !limit.IsZero() && !at.Before(limit) {
 			return list

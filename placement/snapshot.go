@@ -15,18 +15,22 @@ type Snapshot struct {
 	nodes   map[berth.MachineID]*node
 	jobs    map[berth.JobID]*entry
 	classes map[string]*class
+	roster  []*class // those, see enroll
 
 	tenants  map[berth.TenantID]Tenant
 	accounts map[berth.TenantID]*account
 	shared   *account   // of all tenants without a row
 	top      []*account // those below none, by id
 	policy   Policy     // as far as it orders, of the latest plan
+	edge     time.Time  // of what is overdue, see Policy.edge
 	unsorted bool       // accounts and lines are to be made anew
 	sortings int        // so far
 
 	plans int // so far
+	shape int // changes with what there is of machines, empty or not
 
 	running  map[berth.JobID]*holder
+	siblings map[berth.JobID]int     // of them, by parent
 	stopping map[berth.JobID]*holder // those of them that were told to stop
 	on       map[berth.MachineID][]*holder
 	earmarks []Earmark
@@ -53,9 +57,11 @@ func NewSnapshot() *Snapshot {
 		classes:  map[string]*class{},
 		tenants:  map[berth.TenantID]Tenant{},
 		running:  map[berth.JobID]*holder{},
+		siblings: map[berth.JobID]int{},
 		stopping: map[berth.JobID]*holder{},
 		on:       map[berth.MachineID][]*holder{},
 		unsorted: true,
+		shape:    1,
 		byKey:    map[string]*kind{},
 		mix:      NewMix(),
 		later: alarms{
@@ -116,7 +122,7 @@ func (s *Snapshot) UseMix(m *Mix) {
 		s.nodes[id].group = nil
 	}
 	for _, k := range s.kinds {
-		k.groups = nil
+		k.groups, k.taken = nil, nil
 	}
 	for _, a := range m.shapes {
 		s.look(a.class)
@@ -135,6 +141,7 @@ func (s *Snapshot) DefineClass(name string, r berth.Request) {
 	c := newClass(name, r)
 	c.shape = shapeOf(r).Class()
 	s.classes[name] = c
+	s.enroll(c)
 	s.look(c)
 }
 
@@ -156,8 +163,9 @@ func (s *Snapshot) UpsertMachine(m Machine) {
 		s.unplant(n)
 		s.disown(n)
 	}
-	if n.kind != nil && !n.sameKind(&m) {
+	if n.kind == nil || !n.sameKind(&m) || n.Total != m.Total || n.Placeable() != m.Placeable() {
 		n.kind = nil
+		s.shape++
 	}
 	n.Machine = m
 	n.recount()
@@ -172,6 +180,8 @@ func (s *Snapshot) RemoveMachine(id berth.MachineID) {
 	if n := s.nodes[id]; n != nil {
 		s.unplant(n)
 		s.disown(n)
+		n.leave()
+		s.shape++
 		delete(s.nodes, id)
 	}
 }
@@ -193,6 +203,9 @@ func (s *Snapshot) plant(n *node) {
 	if n.Placeable() {
 		n.kind.tree.insert(&n.leaf)
 		s.regroup(n)
+		n.kind.note(n)
+	} else {
+		n.leave()
 	}
 }
 
@@ -276,7 +289,7 @@ func (s *Snapshot) UpsertJob(j Job) {
 		s.dequeue(e)
 	}
 	e.Job, e.class = j, c
-	e.rate(&s.policy)
+	e.rate(&s.policy, s.edge)
 	s.enqueue(e)
 }
 

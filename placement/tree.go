@@ -94,7 +94,20 @@ func (t *tree[T]) split(l *leaf[T], item T) (before, after *leaf[T]) {
 // build makes the tree of leaves in any order, which it sorts, where there was
 // none.
 func (t *tree[T]) build(list []*leaf[T]) {
-	slices.SortFunc(list, func(a, b *leaf[T]) int { return t.compare(a.item, b.item) })
+	if len(list) > 1 {
+		slices.SortFunc(list, func(a, b *leaf[T]) int { return t.compare(a.item, b.item) })
+	}
+	t.plant(list)
+}
+
+// plant makes the tree of leaves that are in order, where there was none.
+func (t *tree[T]) plant(list []*leaf[T]) {
+	if len(list) == 1 {
+		list[0].left, list[0].right = nil, nil
+		t.root = list[0]
+		t.update(t.root)
+		return
+	}
 	var spine []*leaf[T] // from the root to the right
 	for _, x := range list {
 		x.left, x.right = nil, nil

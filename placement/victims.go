@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"math"
 	"slices"
+
+	"berth"
 )
 
 // victim is a holder that may be displaced, and what that costs.
@@ -52,12 +54,13 @@ func (r *run) cheapestVictims(c *class, group string, s *sacrifice) ([]victim, b
 	best := r.best[:0]
 	var where *node
 	found := worst
-	try := func(b *prospect) {
-		n := b.prey.node
-		if found.less(b.bound) || !look.allows(n) {
+	try := func(p *prospect) {
+		m := &c.matches[p.match]
+		n := m.kind.members[p.place]
+		if found.less(p.bound()) || p.rough && (!r.bound(n, c.capacity, p) || found.less(p.bound())) || !look.allows(n) {
 			return
 		}
-		list := r.victimsOn(n, b.devices, c, s, found.band)
+		list := r.victimsOn(n, m.devices, c, s, found.band)
 		if list == nil {
 			return
 		}
@@ -99,9 +102,15 @@ func weighVictims(list []victim) (band int, cost float64) {
 // member; nil if all of them together do not, or only with one of a band above
 // highest. The list lasts until the next call.
 func (r *run) victimsOn(n *node, allowed uint64, c *class, s *sacrifice, highest int) []victim {
+	if n.kept.firm() {
+		return nil
+	}
 	draft := r.sketch(n)
 	if n.kept != nil {
 		draft.add(n.kept.held)
+	}
+	if r.overlaid {
+		draft.addAll(n.leavings)
 	}
 	list := r.picked[:0]
 	defer func() { r.picked = list[:0] }()
@@ -113,7 +122,7 @@ func (r *run) victimsOn(n *node, allowed uint64, c *class, s *sacrifice, highest
 			continue
 		}
 		why, ok := r.may(v)
-		if !ok {
+		if !ok || r.countedOn(v.holder) {
 			continue
 		}
 		v.why = why
@@ -129,6 +138,16 @@ func (r *run) victimsOn(n *node, allowed uint64, c *class, s *sacrifice, highest
 		}
 	}
 	return nil
+}
+
+// countedOn reports whether a reserved start counts on the holder on any of its
+// machines. A gang goes as a whole, and who displaces it for its room on one
+// machine may be given that on another.
+func (r *run) countedOn(h *holder) bool {
+	return len(h.machines) > 1 && slices.ContainsFunc(h.machines, func(id berth.MachineID) bool {
+		n := r.snapshot.nodes[id]
+		return n != nil && n.kept.firm()
+	})
 }
 
 // spare leaves out, from the dearest, whom the member does not need.

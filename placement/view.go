@@ -7,70 +7,129 @@ import (
 	"berth"
 )
 
-// view is a machine as reservations see it at a glance, in a list of its kind.
+// view is a machine as reservations see it at a glance, in a list of its kind:
+// what is free of it at most, step by step as those that hold room give it back.
+// Amounts and times are short, so that many views are read quickly.
 type view struct {
-	node    *node
 	plan    int // in which something of the machine has changed since
-	free    berth.Capacity
-	first   time.Duration // from now until room is given back first
-	whole   int           // devices of which nothing is used
-	devices [viewed]time.Duration
+	steps   [viewSteps]viewStep
+	whole   int32 // devices of which nothing is used
+	devices [viewed]second
 }
+
+// viewStep is what is free at most until some time.
+type viewStep struct {
+	glance
+	until second
+}
+
+// viewSteps is how many steps a view tells, and viewAfter after how many releases
+// each of them begins.
+const viewSteps = 4
+
+var viewAfter = [viewSteps]int{0, 1, 3, 7}
 
 // viewed is for how many devices a view tells when one more of them is touched
 // by a release.
 const viewed = 8
 
-// unbounded is longer than all times.
-const unbounded = time.Duration(math.MaxInt64)
+// glance is an amount, told shortly: what does not fit by it does not fit.
+type glance struct{ cpu, memory, gpu int32 }
 
-// until is how long it is to a time that bounds a look; zero bounds nothing.
-func (r *run) until(t time.Time) time.Duration {
+func glanceOf(c berth.Capacity) glance {
+	return glance{short(c.CPUMilli), short(c.MemoryMiB), short(c.GPUMilli)}
+}
+
+// within reports whether so much may be in what is told of o.
+func (g glance) within(o glance) bool {
+	return g.cpu <= o.cpu && g.memory <= o.memory && g.gpu <= o.gpu
+}
+
+func (g glance) plus(o glance) glance {
+	return glance{
+		short(int64(g.cpu) + int64(o.cpu)), short(int64(g.memory) + int64(o.memory)), short(int64(g.gpu) + int64(o.gpu)),
+	}
+}
+
+// short is a number, or the nearest that there is.
+func short(x int64) int32 { return int32(max(math.MinInt32, min(x, math.MaxInt32))) }
+
+// second is a time in whole seconds from the origin of ages, rounded down.
+type second int32
+
+// atOnce is before all other seconds, and noSecond is after them: never.
+const (
+	atOnce   second = math.MinInt32
+	noSecond second = math.MaxInt32
+)
+
+func secondOf(t time.Time) second {
+	d := t.Sub(origin)
+	s := d / time.Second
+	if d < s*time.Second {
+		s--
+	}
+	return min(second(short(int64(s))), noSecond-1)
+}
+
+// latest is the last second in which something may be before a time that bounds
+// a look; zero bounds nothing.
+func latest(t time.Time) second {
 	if t.IsZero() {
-		return unbounded
+		return noSecond - 1
 	}
-	return t.Sub(r.now)
+	return secondOf(t)
 }
 
-// views lists the machines of a kind as k.all does.
-func (r *run) views(k *kind) []view {
-	if k.viewsAt == r.number {
-		return k.views
-	}
-	k.views, k.viewsAt = k.views[:0], r.number
-	for _, n := range k.all(r.number) {
-		v := view{node: n, free: n.free, first: unbounded, whole: n.has.whole}
-		if agenda := r.agenda(n); len(agenda) > 0 {
-			v.first = r.from(agenda[0].at).Sub(r.now)
+// see makes the entry of a machine.
+func (r *run) see(n *node) {
+	v := n.view
+	*v = view{whole: int32(n.has.whole)}
+	free, given := n.free, 0
+	agenda := r.agenda(n)
+	for i := range v.steps {
+		for ; given < min(viewAfter[i], len(agenda)); given++ {
+			free = free.Add(agenda[given].grant.Capacity)
 		}
-		for i := range v.devices {
-			v.devices[i] = unbounded
-			if i < len(n.devicesFree) {
-				v.devices[i] = r.from(n.devicesFree[i]).Sub(r.now)
-			}
+		v.steps[i] = viewStep{glanceOf(free), noSecond}
+		if given < len(agenda) {
+			v.steps[i].until = secondOf(agenda[given].at)
 		}
-		if n.touched == r.number {
-			v.plan = r.number
+	}
+	for i := range v.devices {
+		v.devices[i] = noSecond
+		if i < len(n.devicesFree) {
+			v.devices[i] = secondOf(n.devicesFree[i])
 		}
-		k.views = append(k.views, v)
 	}
-	for i := range k.views {
-		k.views[i].node.view = &k.views[i]
-	}
-	return k.views
 }
 
-// mayOpen rules out machines where the class finds no room before the limit.
-func (v *view) mayOpen(c *class, limit time.Duration) bool {
-	if limit == unbounded || c.capacity.Fits(v.free) {
-		return true
+// wish is what a member of a class asks for, told shortly.
+type wish struct {
+	glance
+	devices int32 // of which nothing is used
+}
+
+func (c *class) wish() wish {
+	w := wish{glance: glanceOf(c.capacity)}
+	if c.request.GPUMilli >= whole {
+		w.devices = int32(c.request.GPUs)
 	}
-	if v.first >= limit {
-		return false
+	return w
+}
+
+// opens is a second before which the machine has no room for the wish.
+func (v *view) opens(w wish) second {
+	at := atOnce
+	for i := range v.steps {
+		x := &v.steps[i]
+		if w.within(x.glance) {
+			break
+		}
+		at = x.until
 	}
-	if c.request.GPUMilli < whole || c.request.GPUs == 0 {
-		return true
+	if i := w.devices - v.whole - 1; i >= 0 && i < viewed {
+		at = max(at, v.devices[i])
 	}
-	i := c.request.GPUs - v.whole - 1
-	return i < 0 || i >= viewed || v.devices[i] < limit
+	return at
 }

@@ -29,13 +29,13 @@ type JobExplanation struct {
 
 // Blocker is one thing that keeps a job from starting.
 type Blocker struct {
-	// Code is stable: held, not_eligible, limit, max_running, borrowing, budget,
-	// unsatisfiable, no_machines, no_room, reserved, stopping or behind.
+	// Code is stable: held, not_eligible, parallel, limit, max_running, borrowing, budget,
+	// unsatisfiable, no_machines, no_room, stopping, overdue, reserved or behind.
 	Code   string `json:"code"`
 	Text   string `json:"text"`
 	Change string `json:"change"` // what would lift it
 
-	Jobs []berth.JobID `json:"jobs,omitempty"` // of stopping: those that are
+	Jobs []berth.JobID `json:"jobs,omitempty"` // of stopping: those that are; of overdue: the one it waits for
 }
 
 // Term is one thing that a job's place in the queue rests on.
@@ -63,6 +63,9 @@ func (r *run) blockers(x *seat, e *entry, w JobExplanation) []Blocker {
 	}
 	if e.EligibleAt.After(r.now) {
 		add("not_eligible", "it may not start before "+e.EligibleAt.UTC().Format(time.RFC3339), "wait")
+	}
+	if r.full(e) {
+		add("parallel", r.crowded(e), "wait: it starts when one of them ends")
 	}
 	r.bars(x, e, func(b bar) bool {
 		add(b.code, b.String(), b.change())
@@ -97,6 +100,9 @@ func (r *run) blockers(x *seat, e *entry, w JobExplanation) []Blocker {
 // ahead tells of jobs before it, and of room that is kept for them.
 func (o *Outlook) ahead(e *entry, w JobExplanation) []Blocker {
 	var list []Blocker
+	if b, ok := o.deference.blocker(o.snapshot.account(e.Tenant), e); ok && !w.StartsNow && !e.Held {
+		list = append(list, b)
+	}
 	room := w.Fit.Members == nil && w.Fit.FitNow > 0 || w.Fit.Members != nil && w.Fit.Members.Now >= w.Fit.Members.Asked
 	if room && !w.StartsNow && o.keeps && !e.Held {
 		list = append(list, Blocker{Code: "reserved", Text: "room that it could use is kept for jobs before it", Change: "give it a time_limit that ends before they start, or raise its priority"})
@@ -127,6 +133,9 @@ func (r *run) terms(x *seat, e *entry) []Term {
 	case p.Order != FIFO:
 		add("band", strconv.Itoa(e.band), "priority %d is of band %d", e.Priority, p.band(e.Priority))
 	}
+	if p.Overdue > 0 {
+		list = append(list, r.overdueTerm(x, e))
+	}
 	if p.Order == Fair {
 		for _, y := range r.above(x) {
 			past := y.past.dominant(r.owned)
@@ -139,7 +148,7 @@ func (r *run) terms(x *seat, e *entry) []Term {
 		}
 	}
 	if p.Order == SRSF {
-		add("service", number(e.rank), "%s GPUs for %s; the least service to go comes first", strconv.FormatFloat(gpusOf(e.class.all), 'g', 4, 64), known(serviceOf(e)))
+		add("service", number(e.rank), "%s GPUs for %s; the least service to go comes first", strconv.FormatFloat(gpusOf(e.class.all), 'g', 4, 64), known(p.serviceOf(e)))
 	}
 	if ranked && p.BandWidth > 1 {
 		add("priority", strconv.Itoa(a.base), "priority %d", a.base)

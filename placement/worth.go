@@ -1,6 +1,9 @@
 package placement
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // Pack is the rule by which packing chooses among the machines that fit.
 type Pack int
@@ -59,22 +62,124 @@ func (r *run) cheapest(s search) (choice, bool) {
 		}
 		s.plain = false
 	}
-	if !s.any() {
+	b := bargain{search: &s, least: never}
+	if near, all := r.near(&s); all {
+		r.haggle(&b, near)
+	} else {
+		r.haggleAll(&b)
+	}
+	if b.group == nil {
 		return choice{}, false
 	}
+	devices, ok := s.class.devicesAt(b.at.node, b.at.allowed, b.hole)
+	if !ok {
+		panic("placement: group of " + string(b.at.node.ID) + " has room that the machine lacks")
+	}
+	b.at.grant = s.class.grant(b.at.node, devices)
+	return b.at, true
+}
+
+// bargain is the cheapest place so far for one member.
+type bargain struct {
+	*search
+	group *group // nil: there is none
+	least float32
+	hole  hole
+	at    choice
+}
+
+// offer takes a place in a group if it is cheaper, or as cheap and better.
+func (b *bargain) offer(g *group, devices uint64, loss float32, where hole) {
+	if loss > b.least || loss == never {
+		return
+	}
+	order := -1
+	if b.group != nil && loss == b.least {
+		if order = compareGroups(g, b.group); order > 0 {
+			return
+		}
+	}
+	n := b.first(g)
+	if n == nil || order == 0 && strings.Compare(string(n.ID), string(b.at.node.ID)) > 0 {
+		return
+	}
+	b.group, b.least, b.hole = g, loss, where
+	b.at = choice{node: n, allowed: devices}
+}
+
+// Up to how many groups, and machines in them, a look for those that fit is worth
+// it. In a full cluster they are few.
+const (
+	maxNear     = 16
+	maxNearness = 64
+)
+
+// nearby is a group with machines that fit.
+type nearby struct {
+	group   *group
+	devices uint64 // that may be used of its kind
+}
+
+// near lists the groups of all machines that fit; all is false if there are too
+// many.
+func (r *run) near(s *search) (list []nearby, all bool) {
+	list, all = r.nearby[:0], true
+	machines := 0
+	for _, need := range s.class.needs() {
+		for _, m := range s.class.matches {
+			m.kind.walk(need, false, func(n *node) bool {
+				if n.group == nil || !s.allows(n) || !s.class.fits(n, m.devices) {
+					return true
+				}
+				if !slices.ContainsFunc(list, func(x nearby) bool { return x.group == n.group }) {
+					list = append(list, nearby{n.group, m.devices})
+				}
+				machines++
+				all = len(list) <= maxNear && machines <= maxNearness
+				return all
+			})
+			if !all {
+				return nil, false
+			}
+		}
+	}
+	r.nearby = list
+	return list, true
+}
+
+// haggle looks at the groups listed.
+func (r *run) haggle(b *bargain, near []nearby) {
 	f := r.snapshot.fleet
-	row := f.row(s.class)
-	var best *group
-	var at choice
-	var where hole
-	least := float32(never)
-	for _, m := range s.class.matches {
-		r.scanned += len(m.kind.groups)
-		for _, g := range m.kind.groups {
-			k := &row[g.slot]
-			if k.stamp != g.stamp {
-				k.stamp, k.plan = g.stamp, 0
-				k.loss, k.hole = f.price(g, s.class, m.devices)
+	row := f.mayRow(b.class)
+	r.looks += len(near)
+	for _, x := range near {
+		g := x.group
+		if row == nil {
+			loss, where := f.price(g, b.class, x.devices)
+			b.offer(g, x.devices, loss, where)
+			continue
+		}
+		k := &row[g.slot]
+		if k.stamp != g.stamp {
+			k.stamp, k.plan = g.stamp, 0
+			k.loss, k.hole = f.price(g, b.class, x.devices)
+		}
+		b.offer(g, x.devices, k.loss, k.hole)
+	}
+}
+
+// haggleAll looks at all groups.
+func (r *run) haggleAll(b *bargain) {
+	f := r.snapshot.fleet
+	row := f.row(b.class)
+	look := func(m match, list []listed) {
+		r.scanned += len(list)
+		for i := range list {
+			x := &list[i]
+			k := &row[x.slot]
+			if k.stamp != x.stamp {
+				k.stamp, k.plan = x.stamp, 0
+				k.loss, k.hole = f.price(x.group, b.class, m.devices)
 			}
 			if k.loss == never {
 				continue
@@ -83,32 +188,15 @@ func (r *run) cheapest(s search) (choice, bool) {
 				k.plan = f.plan
 				r.looks++
 			}
-			if k.loss > least {
-				continue
-			}
-			order := -1
-			if k.loss == least {
-				if order = compareGroups(g, best); order > 0 {
-					continue
-				}
-			}
-			n := s.first(g)
-			if n == nil || order == 0 && strings.Compare(string(n.ID), string(at.node.ID)) > 0 {
-				continue
-			}
-			best, least, where = g, k.loss, k.hole
-			at = choice{node: n, allowed: m.devices}
+			b.offer(x.group, m.devices, k.loss, k.hole)
 		}
 	}
-	if best == nil {
-		return choice{}, false
+	for _, m := range b.class.matches {
+		look(m, m.kind.groups)
+		if b.class.request.GPUs == 0 {
+			look(m, m.kind.taken)
+		}
 	}
-	devices, ok := s.class.devicesAt(at.node, at.allowed, where)
-	if !ok {
-		panic("placement: group of " + string(at.node.ID) + " has room that the machine lacks")
-	}
-	at.grant = s.class.grant(at.node, devices)
-	return at, true
 }
 
 // spent reports whether the plan has looked at as many costs as it may.

@@ -293,7 +293,8 @@ func TestMixFollowsWhatIsAskedFor(t *testing.T) {
 	}
 }
 
-// TestMixIsBounded: of ever new shapes it keeps the frequent ones.
+// TestMixIsBounded: of ever new shapes it keeps the frequent ones as they are, and
+// the others, of which there are too many, as what they are like.
 func TestMixIsBounded(t *testing.T) {
 	t.Parallel()
 	m := NewMix()
@@ -306,11 +307,11 @@ func TestMixIsBounded(t *testing.T) {
 		m.observe(often)
 	}
 	m.refresh()
-	if len(m.shapes) > 2*maxShapes || len(m.estimate) > maxShapes {
+	if len(m.shapes) > maxKept || len(m.estimate) > maxShapes {
 		t.Errorf("%d shapes kept, %d in the estimate", len(m.shapes), len(m.estimate))
 	}
-	if !slices.ContainsFunc(m.estimate, func(p part) bool { return p.shape == "often" && p.p > 0.5 }) {
-		t.Error("the frequent shape was dropped")
+	if !slices.ContainsFunc(m.estimate, func(p part) bool { return p.shape == "often" && p.p > 0.4 && p.p < 0.7 }) {
+		t.Errorf("the frequent shape is not what half of them ask for: %+v", m.estimate)
 	}
 }
 
@@ -323,7 +324,7 @@ func TestFleetIsBounded(t *testing.T) {
 	m := gpuMachine(1, 96000, "A", "A")
 	s.UpsertMachine(m)
 	c := define(s, berth.Request{CPUMilli: 1, GPUs: 1, GPUMilli: 1})
-	for i := range 4 * maxDead {
+	for i := range maxDead {
 		m.Used.CPUMilli = int64(i)
 		s.UpsertMachine(m)
 		s.UpsertJob(Job{ID: "j", Class: c.name})
@@ -332,7 +333,7 @@ func TestFleetIsBounded(t *testing.T) {
 		}
 		s.RemoveJob("j")
 	}
-	if f := s.fleet; len(f.groups) > maxDead+4 || f.slots > maxDead+8 || f.dead != len(f.groups)-1 {
+	if f := s.fleet; len(f.groups) > minDead+8 || f.slots > minDead+12 || f.dead != len(f.groups)-1 {
 		t.Errorf("%d groups, %d of them dead, %d slots, for one machine", len(f.groups), f.dead, f.slots)
 	}
 }

@@ -1,0 +1,155 @@
+package placement
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// herd is what is kept of the machines of a kind from plan to plan, so that each
+// plan looks only at those that have changed. The lists are by machine id.
+type herd struct {
+	members  []*node // that may be given work
+	unlisted bool    // others do
+	stale    []*node // whose entries are to be made anew
+	freshAt  int     // the plan for which that was done
+
+	views    []view
+	viewsFor time.Duration // Policy.AssumeRun; negative: there are none
+	prey     []prey
+	expire   []time.Duration // of prey, from the origin of ages until it is to be made anew
+	preyFor  lureRule
+	preyAt   time.Time // of the plan that asked last; zero: there is none
+}
+
+// note takes in that a machine of the kind has changed.
+func (k *kind) note(n *node) {
+	if n.listed != k {
+		k.unlisted = true
+		n.leave()
+		return
+	}
+	n.outdate()
+}
+
+// outdate notes that the entries of a machine are to be made anew.
+func (n *node) outdate() {
+	if n.listed != nil && !n.stale {
+		n.stale = true
+		n.listed.stale = append(n.listed.stale, n)
+	}
+}
+
+// leave takes a machine off the list that it is in.
+func (n *node) leave() {
+	if n.listed != nil {
+		n.listed.unlisted = true
+	}
+	n.listed, n.view, n.prey, n.stale = nil, nil, nil, false
+}
+
+// enlist lists the machines anew.
+func (k *kind) enlist() {
+	h := &k.herd
+	for _, n := range h.members {
+		if n.listed == k {
+			n.listed, n.view, n.prey, n.stale = nil, nil, nil, false
+		}
+	}
+	h.members, h.stale, h.unlisted = h.members[:0], h.stale[:0], false
+	var c cursor[*node]
+	for c.begin(&k.tree); ; c.next() {
+		n, ok := c.at()
+		if !ok {
+			break
+		}
+		h.members = append(h.members, n)
+	}
+	slices.SortFunc(h.members, func(a, b *node) int { return strings.Compare(string(a.ID), string(b.ID)) })
+	for i, n := range h.members {
+		n.listed, n.place = k, i
+	}
+	h.viewsFor, h.preyAt = -1, time.Time{}
+}
+
+// refresh makes the entries anew of machines that have changed. Those that the
+// plan itself has changed already are looked at closely in this plan, and their
+// entries made in the next.
+func (r *run) refresh(k *kind) {
+	h := &k.herd
+	if h.freshAt == r.number {
+		return
+	}
+	h.freshAt = r.number
+	if h.unlisted || len(h.members) != k.tree.len() {
+		k.enlist()
+	}
+	later := h.stale[:0]
+	for _, n := range h.stale {
+		if n.listed != k || !n.stale {
+			continue
+		}
+		if !h.preyAt.IsZero() {
+			r.smell(n) // who holds room of it has changed
+		}
+		if n.touched == r.number {
+			later = append(later, n)
+			continue
+		}
+		n.stale = false
+		if h.viewsFor >= 0 {
+			r.see(n)
+		}
+	}
+	clear(h.stale[len(later):])
+	h.stale = later
+}
+
+// views lists the machines of a kind as reservations see them.
+func (r *run) views(k *kind) []view {
+	r.refresh(k)
+	h := &k.herd
+	if h.viewsFor == r.policy.AssumeRun {
+		return h.views
+	}
+	h.viewsFor = r.policy.AssumeRun
+	h.views = slices.Grow(h.views[:0], len(h.members))[:len(h.members)]
+	for i, n := range h.members {
+		n.view = &h.views[i]
+		*n.view = view{}
+		if n.touched == r.number {
+			n.view.plan = r.number
+			n.outdate()
+			continue
+		}
+		r.see(n)
+	}
+	return h.views
+}
+
+// prey lists the machines of a kind as claims see them.
+func (r *run) prey(k *kind) []prey {
+	r.refresh(k)
+	h := &k.herd
+	rule := lureRule{r.policy.Order, r.policy.BandWidth, r.policy.MinRuntime, r.snapshot.sortings}
+	switch {
+	case h.preyAt.Equal(r.now) && h.preyFor == rule:
+	case h.preyAt.IsZero(), h.preyFor != rule, r.now.Before(h.preyAt):
+		h.preyFor = rule
+		h.prey = slices.Grow(h.prey[:0], len(h.members))[:len(h.members)]
+		h.expire = slices.Grow(h.expire[:0], len(h.members))[:len(h.members)]
+		for i, n := range h.members {
+			n.prey = &h.prey[i]
+			r.smell(n)
+		}
+	default:
+		now := r.now.Sub(origin)
+		for i, t := range h.expire {
+			if t <= now {
+				r.smell(h.members[i])
+			}
+		}
+	}
+	h.preyAt = r.now
+	return h.prey
+}
