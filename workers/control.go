@@ -54,6 +54,9 @@ func (c *Control) build(o worker.Options) worker.Worker {
 	o = ControlOptions(o)
 	w := worker.New(c.client, berth.QueueControl, o)
 	w.RegisterWorkflowWithOptions(workflows.Job, workflow.RegisterOptions{Name: berth.WorkflowJob})
+	w.RegisterWorkflowWithOptions(workflows.Array, workflow.RegisterOptions{Name: berth.WorkflowArray})
+	w.RegisterWorkflowWithOptions(workflows.Pipeline, workflow.RegisterOptions{Name: berth.WorkflowPipeline})
+	w.RegisterWorkflowWithOptions(workflows.Fire, workflow.RegisterOptions{Name: berth.WorkflowFire})
 	for name, step := range map[string]any{
 		berth.ActivityReserve:       c.steps.Reserve,
 		berth.ActivityLoad:          c.steps.Load,
@@ -61,6 +64,9 @@ func (c *Control) build(o worker.Options) worker.Worker {
 		berth.ActivityStopAttempt:   c.steps.StopAttempt,
 		berth.ActivityEscalate:      c.steps.Escalate,
 		berth.ActivityRequestCancel: c.steps.RequestCancel,
+		berth.ActivityTend:          c.steps.Tend,
+		berth.ActivityCancelParent:  c.steps.CancelParent,
+		berth.ActivityFire:          c.steps.Fire,
 	} {
 		w.RegisterActivityWithOptions(step, activity.RegisterOptions{Name: name})
 	}

@@ -108,7 +108,7 @@ func TestAWorkerWaitsForTemporalAndEndsWhenAsked(t *testing.T) {
 	defer cancel()
 	began := time.Now()
 	err = NewNode(c, "m0", nil, slog.New(slog.DiscardHandler)).Run(ctx)
-	if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 5*time.Second {
+	if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > time.Minute {
 		t.Errorf("ended after %s with %v", time.Since(began), err)
 	}
 }

@@ -17,12 +17,7 @@ import (
 func Job(root workflow.Context, in berth.JobInput) error {
 	ctx, stop := workflow.NewDisconnectedContext(root)
 	defer stop()
-	j := &job{
-		id:     in.Job,
-		root:   root,
-		poke:   workflow.GetSignalChannel(ctx, berth.SignalPoke),
-		cancel: workflow.GetSignalChannel(ctx, berth.SignalCancel),
-	}
+	j := newJob(ctx, root, in)
 	for {
 		if workflow.GetInfo(ctx).GetContinueAsNewSuggested() && !j.cancelPending() {
 			return workflow.NewContinueAsNewError(ctx, berth.WorkflowJob, in)
@@ -57,6 +52,15 @@ type job struct {
 	asked  bool // to cancel
 	told   bool // the row was
 	pauses int
+}
+
+func newJob(ctx, root workflow.Context, in berth.JobInput) *job {
+	return &job{
+		id:     in.Job,
+		root:   root,
+		poke:   workflow.GetSignalChannel(ctx, berth.SignalPoke),
+		cancel: workflow.GetSignalChannel(ctx, berth.SignalCancel),
+	}
 }
 
 // read returns the job as the row has it, by one step. A cancel that has come

@@ -18,6 +18,8 @@ type Store interface {
 	RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (berth.State, error)
 	StopAttempt(ctx context.Context, id berth.JobID, attempt int) (stopped bool, err error)
 	Escalate(ctx context.Context, id berth.JobID, attempt int) error
+	// Tend looks at a parent and does what follows from its elements.
+	Tend(ctx context.Context, id berth.JobID) (berth.TendResult, error)
 }
 
 // Pokes hands pokes to steps that wait, instead of sending them to workflows.
@@ -28,6 +30,13 @@ type Pokes interface {
 	Expect(id berth.JobID) (news <-chan struct{}, done func() (poked bool))
 	// Poke wakes the job's workflow, wherever its step is.
 	Poke(ids ...berth.JobID)
+}
+
+// Fires decides what becomes of the times of schedules.
+type Fires interface {
+	// Fire submits what a schedule is to submit at that time, once, or records why
+	// not. The result is empty if there is no such schedule any more.
+	Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (berth.FireResult, error)
 }
 
 // GrantWait is how long Reserve waits for the leader. On a free cluster the
@@ -42,12 +51,13 @@ const GrantWait = time.Second
 type Steps struct {
 	store Store
 	pokes Pokes
+	fires Fires
 	wait  time.Duration
 }
 
 // New returns the steps over a store.
-func New(store Store, pokes Pokes) *Steps {
-	return &Steps{store: store, pokes: pokes, wait: GrantWait}
+func New(store Store, pokes Pokes, fires Fires) *Steps {
+	return &Steps{store: store, pokes: pokes, fires: fires, wait: GrantWait}
 }
 
 // Reserve asks for capacity and returns the job as it stands: with its grant if

@@ -94,7 +94,7 @@ var (
 
 func reserve(t *testing.T, r *row, p *pokes) berth.JobView {
 	t.Helper()
-	v, err := control.New(r, p).Reserve(t.Context(), job)
+	v, err := control.New(r, p, nil).Reserve(t.Context(), job)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +164,7 @@ func TestReserveFailsWhenItIsCutOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		_, err := control.New(&row{view: queued}, newPokes()).Reserve(ctx, job)
+		_, err := control.New(&row{view: queued}, newPokes(), nil).Reserve(ctx, job)
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v", err)
 		}
@@ -191,7 +191,7 @@ func TestAPokeToAStepThatIsCutOffIsPassedOn(t *testing.T) {
 				p.news <- struct{}{}
 				r.fail = errors.New("cut off")
 			}
-			if _, err := control.New(r, p).Reserve(ctx, job); err == nil {
+			if _, err := control.New(r, p, nil).Reserve(ctx, job); err == nil {
 				t.Error("it was not cut off")
 			}
 			if p.sent != 1 {
@@ -204,7 +204,7 @@ func TestAPokeToAStepThatIsCutOffIsPassedOn(t *testing.T) {
 func TestCancelFromTemporalIsARequestOnTheRow(t *testing.T) {
 	t.Parallel()
 	r := &row{view: queued}
-	v, err := control.New(r, newPokes()).RequestCancel(t.Context(), job)
+	v, err := control.New(r, newPokes(), nil).RequestCancel(t.Context(), job)
 	if err != nil || v.State != berth.Canceled || len(r.canceled) != 1 || r.canceled[0] != "/temporal" {
 		t.Errorf("got %+v, %v; asked %v", v, err, r.canceled)
 	}

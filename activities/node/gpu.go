@@ -18,3 +18,11 @@ type GPUs interface {
 	Declared() bool
 	Close() error
 }
+
+// GPUMeter is an inventory that knows how busy its devices are.
+type GPUMeter interface {
+	// Use returns what is known of these devices now; one of which nothing is
+	// known, such as a lost one, is left out. A device that is shared is measured
+	// as a whole.
+	Use(ctx context.Context, uuids []string) ([]berth.GPUUse, error)
+}

@@ -91,7 +91,7 @@ func TestRunOfAStoppingAgentIsTriedAgain(t *testing.T) {
 	if e, ok := errors.AsType[*temporal.ApplicationError](err); !ok || e.NonRetryable() || e.Type() != "AgentStopping" {
 		t.Errorf("error is %v", err)
 	}
-	if time.Since(began) > 5*time.Second {
+	if time.Since(began) > time.Minute {
 		t.Error("it took its time")
 	}
 }

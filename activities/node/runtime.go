@@ -47,9 +47,24 @@ type Runtime interface {
 	// delivered. It stops early if emit returns an error, and returns that error.
 	// The engine's own time stamps are kept, so a second read gives the same lines.
 	Logs(ctx context.Context, name string, since time.Time, follow bool, emit func(LogLine) error) error
+	// CopyOut returns a tar of what lies at an absolute path in a container that
+	// has ended: of a folder the folder itself first and then what is in it, each
+	// name beginning with the path's last part. ErrNoPath if nothing is there. The
+	// caller closes it.
+	CopyOut(ctx context.Context, name, path string) (io.ReadCloser, error)
 	// Remove deletes a container and its writable layer, running or not; an
 	// absent one is no error.
 	Remove(ctx context.Context, name string) error
+	// EnsureNetwork makes a network that containers can be created on, unless it
+	// is there; several callers at once make one. On it a container is reached
+	// by its name.
+	EnsureNetwork(ctx context.Context, n Network) error
+	// RemoveNetwork removes a network on which no container is, in whatever
+	// state, and returns ErrNetworkInUse where one is, as far as containers carry
+	// the network's labels; an absent one is no error.
+	RemoveNetwork(ctx context.Context, name string) error
+	// Networks lists the networks that carry every given label.
+	Networks(ctx context.Context, labels map[string]string) ([]Network, error)
 	// Close releases the client's connections. Containers are untouched.
 	io.Closer
 }
@@ -67,11 +82,15 @@ var (
 	ErrImageMismatch = errors.New("image does not match its digest")
 	// ErrNoContainer: no container of this name exists.
 	ErrNoContainer = errors.New("no such container")
+	// ErrNoPath: nothing lies at that path in the container.
+	ErrNoPath = errors.New("no such path")
 	// ErrExists: a container of this name exists already.
 	ErrExists = errors.New("container exists")
 	// ErrBadCommand: the container cannot start because of its own spec, such as
 	// an executable that is not in the image (exit codes 126 and 127).
 	ErrBadCommand = errors.New("command cannot start")
+	// ErrNetworkInUse: a container is on the network.
+	ErrNetworkInUse = errors.New("network is in use")
 	// ErrDevice: the engine could not give the container its GPUs. The machine is
 	// to blame, and must not be tried again for GPU work.
 	ErrDevice = errors.New("device request refused")
@@ -110,6 +129,17 @@ type ContainerSpec struct {
 	PidsLimit  int64    // 0: 4096
 	GPUs       []string // device UUIDs; only these are visible inside
 	Mounts     []Mount
+	Network    string // "": the engine's own; HostNetwork; else one by name
+}
+
+// HostNetwork puts a container on its host's own network.
+const HostNetwork = "host"
+
+// Network is a network between containers of one engine.
+type Network struct {
+	Name      string
+	Labels    map[string]string
+	CreatedAt time.Time // as found
 }
 
 // Mount binds a folder that the agent owns into a container. Users cannot name

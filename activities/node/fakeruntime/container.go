@@ -69,14 +69,7 @@ func (c *container) snapshot() node.Container {
 	return s
 }
 
-func (c *container) hasLabels(want map[string]string) bool {
-	for k, v := range want {
-		if have, ok := c.spec.Labels[k]; !ok || have != v {
-			return false
-		}
-	}
-	return true
-}
+func (c *container) hasLabels(want map[string]string) bool { return carries(c.spec.Labels, want) }
 
 // start runs the program in a goroutine counted by all. A fault, or a command
 // that is not the test program, leaves the container created, as an engine does.

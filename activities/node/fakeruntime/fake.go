@@ -22,6 +22,8 @@ type Options struct {
 	// MaxLogLines bounds what is kept of each container's output; older lines
 	// are dropped, as a rotating log does. 0: 10,000.
 	MaxLogLines int
+	// Networks are those that the operator has made.
+	Networks map[string]bool
 	// Program is what every container runs; nil is the test program.
 	Program func(ctx context.Context, p *prog.Process) int
 }
@@ -36,6 +38,7 @@ type Fake struct {
 	containers map[string]*container
 	created    int // how many containers were ever created; makes ids and pids
 	intercept  func(Call) error
+	networks   map[string]node.Network
 	images     map[string]error
 	starts     map[string]error
 }
@@ -64,6 +67,7 @@ func New(o Options) *Fake {
 		options:    o,
 		engineID:   "fake-" + rand.Text(),
 		containers: make(map[string]*container),
+		networks:   make(map[string]node.Network),
 		images:     make(map[string]error),
 		starts:     make(map[string]error),
 	}
@@ -111,6 +115,9 @@ func (f *Fake) Create(ctx context.Context, spec node.ContainerSpec) (node.Contai
 	}
 	if f.images[spec.Image] != nil {
 		return node.Container{}, fmt.Errorf("create container %s: no local image %s: %w", spec.Name, spec.Image, node.ErrImageUnavailable)
+	}
+	if !f.known(spec.Network) {
+		return node.Container{}, fmt.Errorf("create container %s: no such network %s", spec.Name, spec.Network)
 	}
 	f.created++
 	c := newContainer(spec, f.created, f.options.MaxLogLines)

@@ -34,7 +34,12 @@ func Suite(t *testing.T, open func(t *testing.T) Harness) {
 		{"EntrypointAndCommandReplaceTheImages", entrypointAndCommand},
 		{"EnvironmentAndFolderArrive", environmentAndFolder},
 		{"MountsAreSharedAsAsked", mountsAreShared},
+		{"WhatAContainerLeftCanBeCopiedOut", copiedOut},
 		{"GPUVariableFollowsTheReservation", gpuVariableFollowsReservation},
+
+		{"NetworkIsMadeOnceAndListed", networkIsMadeOnce},
+		{"NetworkWithAContainerStays", networkWithAContainerStays},
+		{"NetworkOfNobodyIsRefused", networkOfNobody},
 
 		{"StopLetsTheProcessFinish", stopLetsTheProcessFinish},
 		{"StopKillsAfterGrace", stopKillsAfterGrace},

@@ -1,9 +1,12 @@
 package runtimetest
 
 import (
+	"archive/tar"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -151,6 +154,47 @@ func mountsAreShared(b *bench) {
 	if _, err := os.Stat(filepath.Join(in, "forbidden")); !errors.Is(err, os.ErrNotExist) {
 		b.t.Errorf("the read-only mount was written to: %v", err)
 	}
+}
+
+func copiedOut(b *bench) {
+	dir := b.t.TempDir()
+	must(b.t, os.MkdirAll(filepath.Join(dir, "model", "sub"), 0o755))
+	must(b.t, os.WriteFile(filepath.Join(dir, "model", "sub", "given"), []byte("from outside"), 0o644))
+	must(b.t, os.Symlink("sub/given", filepath.Join(dir, "model", "latest")))
+	spec := b.spec("a", "write-file", "/out/model/made", "inside")
+	spec.Mounts = []node.Mount{{Host: dir, Target: "/out"}}
+	b.finish(spec)
+	for path, want := range map[string]map[string]string{
+		"/out/model":      {"model": "", "model/made": "inside", "model/sub": "", "model/sub/given": "from outside", "model/latest": "-> sub/given"},
+		"/out/model/made": {"made": "inside"},
+	} {
+		in, err := b.Runtime.CopyOut(b.ctx, spec.Name, path)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		got := map[string]string{}
+		for r := tar.NewReader(in); ; {
+			h, err := r.Next()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			must(b.t, err)
+			text, err := io.ReadAll(r)
+			must(b.t, err)
+			if h.Typeflag == tar.TypeSymlink {
+				text = []byte("-> " + h.Linkname)
+			}
+			got[strings.TrimSuffix(h.Name, "/")] = string(text)
+		}
+		must(b.t, in.Close())
+		if !maps.Equal(got, want) {
+			b.t.Errorf("%s holds %q, want %q", path, got, want)
+		}
+	}
+	_, err := b.Runtime.CopyOut(b.ctx, spec.Name, "/out/none")
+	wantError(b.t, err, node.ErrNoPath, "copy what is not there")
+	_, err = b.Runtime.CopyOut(b.ctx, spec.Name+"-none", "/out")
+	wantError(b.t, err, node.ErrNoContainer, "copy out of no container")
 }
 
 func gpuVariableFollowsReservation(b *bench) {

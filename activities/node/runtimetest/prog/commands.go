@@ -2,7 +2,10 @@ package prog
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,6 +24,7 @@ type command struct {
 func lookup(name string) (command, bool) {
 	c, ok := map[string]command{
 		"exit":        {1, "exit CODE", exit},
+		"exit-at":     {2, "exit-at NAME CODE VALUE... (0 if the variable has none of the values)", exitAt},
 		"echo":        {0, "echo LINE...", echo},
 		"stderr":      {0, "stderr LINE...", stderr},
 		"print":       {1, "print TEXT (no newline)", printText},
@@ -37,7 +41,9 @@ func lookup(name string) (command, bool) {
 		"fork":        {2, "fork COUNT DURATION", fork},
 		"write-file":  {2, "write-file PATH TEXT", writeFile},
 		"read-file":   {1, "read-file PATH", readFile},
+		"digest":      {2, "digest VARIABLE PATH [SLEEP]", digest},
 		"train":       {3, "train DIR STEPS INTERVAL [SAVE_EVERY]", train},
+		"descend":     {4, "descend DIR STEPS INTERVAL SAVE_EVERY", descend},
 		"do":          {1, "do 'COMMAND ARG...'...", do},
 	}[name]
 	return c, ok
@@ -49,6 +55,14 @@ func exit(_ context.Context, p *Process, args []string) int {
 		return p.usage("exit: %q is no code", args[0])
 	}
 	return code
+}
+
+func exitAt(ctx context.Context, p *Process, args []string) int {
+	value, ok := p.Env(args[0])
+	if !ok || !slices.Contains(args[2:], value) {
+		return 0
+	}
+	return exit(ctx, p, args[1:])
 }
 
 func echo(_ context.Context, p *Process, args []string) int {
@@ -251,6 +265,33 @@ func writeFile(_ context.Context, p *Process, args []string) int {
 	}
 	if err := os.WriteFile(path, []byte(args[1]), 0o644); err != nil {
 		return p.fail(err)
+	}
+	return 0
+}
+
+// digest prints what a variable and a file hold, without telling it.
+func digest(ctx context.Context, p *Process, args []string) int {
+	sum := func(text string) string {
+		h := sha256.Sum256([]byte(text))
+		return hex.EncodeToString(h[:])
+	}
+	if v, ok := p.Env(args[0]); ok {
+		p.say("env %s %s", args[0], sum(v))
+	} else {
+		p.say("env %s is unset", args[0])
+	}
+	path, err := p.ReadPath(args[1])
+	var text []byte
+	if err == nil {
+		text, err = os.ReadFile(path)
+	}
+	if err == nil {
+		p.say("file %s", sum(string(text)))
+	} else {
+		p.say("no file")
+	}
+	if len(args) > 2 {
+		return sleep(ctx, p, args[2:])
 	}
 	return 0
 }

@@ -1,0 +1,21 @@
+package control
+
+import (
+	"context"
+
+	"berth"
+)
+
+// Tend looks at a parent and does what follows from its row and its elements.
+func (s *Steps) Tend(ctx context.Context, id berth.JobID) (berth.TendResult, error) {
+	return s.store.Tend(ctx, id)
+}
+
+// CancelParent puts a cancel that came from Temporal's side on the row of a
+// parent, and tends it.
+func (s *Steps) CancelParent(ctx context.Context, id berth.JobID) (berth.TendResult, error) {
+	if _, err := s.store.RequestCancel(ctx, "", id, "temporal", nil); err != nil {
+		return berth.TendResult{}, err
+	}
+	return s.store.Tend(ctx, id)
+}

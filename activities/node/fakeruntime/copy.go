@@ -1,0 +1,83 @@
+package fakeruntime
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+
+	"berth/activities/node"
+)
+
+// CopyOut returns what lies at a path in a mount of the container; elsewhere
+// the fake has no files.
+func (f *Fake) CopyOut(ctx context.Context, name, at string) (io.ReadCloser, error) {
+	if err := f.allow(ctx, Call{Method: "CopyOut", Subject: name}); err != nil {
+		return nil, err
+	}
+	c, err := f.find(name)
+	if err != nil {
+		return nil, err
+	}
+	m, rest, err := c.mount(at)
+	host := filepath.Join(m.Host, rest)
+	if err == nil {
+		_, err = os.Lstat(host)
+	}
+	if errors.Is(err, errNoMount) || errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s in container %s: %w", at, name, node.ErrNoPath)
+	}
+	if err != nil {
+		return nil, err
+	}
+	out, in := io.Pipe()
+	go func() { // ends with the pipe, which the caller closes
+		w := tar.NewWriter(in)
+		err := writeTree(w, host, path.Base(at))
+		if err == nil {
+			err = w.Close()
+		}
+		_ = in.CloseWithError(err)
+	}()
+	return out, nil
+}
+
+func writeTree(w *tar.Writer, host, base string) error {
+	return filepath.WalkDir(host, func(file string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		target := ""
+		if info.Mode()&fs.ModeSymlink != 0 {
+			if target, err = os.Readlink(file); err != nil {
+				return err
+			}
+		}
+		h, err := tar.FileInfoHeader(info, target)
+		if err != nil {
+			return err
+		}
+		below, err := filepath.Rel(host, file)
+		if err != nil {
+			return err
+		}
+		h.Name = path.Join(base, filepath.ToSlash(below))
+		if err := w.WriteHeader(h); err != nil || !info.Mode().IsRegular() {
+			return err
+		}
+		text, err := os.ReadFile(file)
+		if err == nil {
+			_, err = w.Write(text)
+		}
+		return err
+	})
+}

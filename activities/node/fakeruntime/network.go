@@ -1,0 +1,75 @@
+package fakeruntime
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"berth/activities/node"
+)
+
+// EnsureNetwork notes the network. It connects nothing: programs of a fake are
+// on the network of the process they run in.
+func (f *Fake) EnsureNetwork(ctx context.Context, n node.Network) error {
+	if err := f.allow(ctx, Call{Method: "EnsureNetwork", Subject: n.Name}); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, ok := f.networks[n.Name]; !ok {
+		n.Labels, n.CreatedAt = maps.Clone(n.Labels), time.Now()
+		f.networks[n.Name] = n
+	}
+	return nil
+}
+
+// RemoveNetwork forgets a network that no container is on.
+func (f *Fake) RemoveNetwork(ctx context.Context, name string) error {
+	if err := f.allow(ctx, Call{Method: "RemoveNetwork", Subject: name}); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, c := range f.containers {
+		if c.spec.Network == name {
+			return fmt.Errorf("remove network %s: container %s is on it: %w", name, c.spec.Name, node.ErrNetworkInUse)
+		}
+	}
+	delete(f.networks, name)
+	return nil
+}
+
+// Networks lists the networks with every given label, by name.
+func (f *Fake) Networks(ctx context.Context, labels map[string]string) ([]node.Network, error) {
+	if err := f.allow(ctx, Call{Method: "Networks"}); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var found []node.Network
+	for _, n := range f.networks {
+		if carries(n.Labels, labels) {
+			found = append(found, n)
+		}
+	}
+	slices.SortFunc(found, func(a, b node.Network) int { return strings.Compare(a.Name, b.Name) })
+	return found, nil
+}
+
+// known reports whether a container may be made on a network; f.mu is held.
+func (f *Fake) known(network string) bool {
+	_, ok := f.networks[network]
+	return ok || network == "" || network == node.HostNetwork || f.options.Networks[network]
+}
+
+func carries(have, want map[string]string) bool {
+	for k, v := range want {
+		if x, ok := have[k]; !ok || x != v {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,94 @@
+package runtimetest
+
+import (
+	"context"
+	"sync"
+
+	"berth/activities/node"
+)
+
+// network is a network of the test, removed at its end.
+func (b *bench) network() node.Network {
+	b.t.Helper()
+	n := node.Network{Name: "berth-test-" + b.tag, Labels: b.labels()}
+	if err := b.Runtime.EnsureNetwork(b.ctx, n); err != nil {
+		b.t.Fatalf("make network: %v", err)
+	}
+	other := b.Again(b.t)
+	b.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		left, err := other.List(ctx, b.labels())
+		if err != nil {
+			b.t.Error(err)
+		}
+		for _, c := range left {
+			if err := other.Remove(ctx, c.Name); err != nil {
+				b.t.Error(err)
+			}
+		}
+		if err := other.RemoveNetwork(ctx, n.Name); err != nil {
+			b.t.Error(err)
+		}
+		_ = other.Close()
+	})
+	return n
+}
+
+func networkIsMadeOnce(b *bench) {
+	n := b.network()
+	var all sync.WaitGroup
+	for range 4 { // of two connections, as machines have that share an engine
+		again := b.Again(b.t)
+		all.Go(func() {
+			defer again.Close()
+			if err := again.EnsureNetwork(b.ctx, n); err != nil {
+				b.t.Errorf("make it again: %v", err)
+			}
+		})
+	}
+	all.Wait()
+	found, err := b.Runtime.Networks(b.ctx, b.labels())
+	if err != nil || len(found) != 1 || found[0].Name != n.Name || found[0].CreatedAt.IsZero() || found[0].Labels[label] != b.tag {
+		b.t.Errorf("found %+v, %v", found, err)
+	}
+	for range 2 {
+		if err := b.Runtime.RemoveNetwork(b.ctx, n.Name); err != nil {
+			b.t.Errorf("remove it: %v", err)
+		}
+	}
+	if found, err := b.Runtime.Networks(b.ctx, b.labels()); err != nil || len(found) != 0 {
+		b.t.Errorf("found %+v, %v", found, err)
+	}
+}
+
+func networkWithAContainerStays(b *bench) {
+	n := b.network()
+	spec := b.spec("a", "exit", "0")
+	spec.Network = n.Name
+	b.create(spec)
+	wantError(b.t, b.Runtime.RemoveNetwork(b.ctx, n.Name), node.ErrNetworkInUse, "remove it under a created container")
+	b.start(spec.Name)
+	if c := b.wait(spec.Name); c.ExitCode != 0 {
+		b.t.Errorf("container on the network ended as %+v", c)
+	}
+	wantError(b.t, b.Runtime.RemoveNetwork(b.ctx, n.Name), node.ErrNetworkInUse, "remove it under an exited container")
+	if err := b.Runtime.Remove(b.ctx, spec.Name); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := b.Runtime.RemoveNetwork(b.ctx, n.Name); err != nil {
+		b.t.Errorf("remove it: %v", err)
+	}
+}
+
+func networkOfNobody(b *bench) {
+	spec := b.spec("a", "exit", "0")
+	spec.Network = "berth-test-" + b.tag + "-none"
+	_, err := b.Runtime.Create(b.ctx, spec)
+	if err == nil {
+		err = b.Runtime.Start(b.ctx, spec.Name)
+	}
+	if err == nil {
+		b.t.Error("a container began on a network that does not exist")
+	}
+}

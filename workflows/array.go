@@ -1,0 +1,55 @@
+package workflows
+
+import (
+	"go.temporal.io/sdk/workflow"
+
+	"berth"
+)
+
+// Array coordinates the elements of one array from its row to its end. Elements
+// are rows with workflows of their own, which others start: its history does not
+// grow with their number, only with how often it is told to look.
+//
+// All it does is one step over and over, which looks at the rows and does what
+// follows. So a coordinator that was terminated is rebuilt from the row, and what
+// it would have done may as well be done by somebody else.
+func Array(root workflow.Context, in berth.JobInput) error {
+	ctx, stop := workflow.NewDisconnectedContext(root)
+	defer stop()
+	j := newJob(ctx, root, in)
+	for {
+		if workflow.GetInfo(ctx).GetContinueAsNewSuggested() && !j.cancelPending() {
+			return workflow.NewContinueAsNewError(ctx, berth.WorkflowArray, in)
+		}
+		result, err := j.tend(ctx)
+		switch {
+		case isNotFound(err):
+			return err
+		case err != nil:
+			j.pause(ctx, err.Error())
+		case result.State.Terminal():
+			j.drain(j.poke)
+			j.drain(j.cancel)
+			return nil
+		case result.More:
+			j.pauses = 0
+		default:
+			j.pauses = 0
+			workflow.SetCurrentDetails(ctx, string(result.State)+": waits for its elements")
+			s := workflow.NewSelector(ctx)
+			j.listen(s, func() {})
+			s.Select(ctx)
+		}
+	}
+}
+
+// tend does the step, and puts a cancel that has come on the row first.
+func (j *job) tend(ctx workflow.Context) (berth.TendResult, error) {
+	j.drain(j.poke) // what they tell of is about to be read
+	if !j.cancelPending() {
+		return step[berth.TendResult](ctx, berth.ActivityTend, j.id)
+	}
+	result, err := step[berth.TendResult](ctx, berth.ActivityCancelParent, j.id)
+	j.told = err == nil
+	return result, err
+}

@@ -1,0 +1,83 @@
+package workflows
+
+import (
+	"errors"
+
+	"go.temporal.io/api/enums/v1"
+	"go.temporal.io/sdk/temporal"
+	"go.temporal.io/sdk/workflow"
+
+	"berth"
+)
+
+// Pipeline coordinates the steps of a pipeline from its row to its end, by the
+// same step as Array does. What may start it starts as a child, which outlives
+// it: a step runs on when its pipeline's workflow is terminated, and the one that
+// is started anew finds it in the rows.
+func Pipeline(root workflow.Context, in berth.JobInput) error {
+	ctx, stop := workflow.NewDisconnectedContext(root)
+	defer stop()
+	j := newJob(ctx, root, in)
+	started := map[berth.JobID]bool{}
+	for {
+		if workflow.GetInfo(ctx).GetContinueAsNewSuggested() && !j.cancelPending() {
+			return workflow.NewContinueAsNewError(ctx, berth.WorkflowPipeline, in)
+		}
+		result, err := j.tend(ctx)
+		switch {
+		case isNotFound(err):
+			return err
+		case err != nil:
+			j.pause(ctx, err.Error())
+			continue
+		case result.State.Terminal():
+			j.drain(j.poke)
+			j.drain(j.cancel)
+			return nil
+		}
+		j.pauses = 0
+		some := startReady(ctx, result, started)
+		if some || result.More {
+			continue
+		}
+		workflow.SetCurrentDetails(ctx, string(result.State)+": waits for its steps")
+		s := workflow.NewSelector(ctx)
+		j.listen(s, func() {})
+		s.Select(ctx)
+	}
+}
+
+var (
+	tenantAttribute = temporal.NewSearchAttributeKeyKeyword(berth.AttributeTenant)
+	kindAttribute   = temporal.NewSearchAttributeKeyKeyword(berth.AttributeKind)
+)
+
+// startReady starts the workflows of steps that this run has not started, and
+// waits until the server has them. One that is there already was started by the
+// dispatcher, or by an earlier run.
+func startReady(ctx workflow.Context, result berth.TendResult, started map[berth.JobID]bool) (some bool) {
+	var children []workflow.Future
+	for _, r := range result.Ready {
+		if started[r.Job] {
+			continue
+		}
+		started[r.Job], some = true, true
+		child := workflow.WithChildOptions(ctx, workflow.ChildWorkflowOptions{
+			WorkflowID:            berth.JobWorkflowID(r.Job),
+			TaskQueue:             berth.QueueControl,
+			ParentClosePolicy:     enums.PARENT_CLOSE_POLICY_ABANDON,
+			WorkflowIDReusePolicy: enums.WORKFLOW_ID_REUSE_POLICY_ALLOW_DUPLICATE_FAILED_ONLY,
+			TypedSearchAttributes: temporal.NewSearchAttributes(
+				tenantAttribute.ValueSet(string(result.Tenant)), kindAttribute.ValueSet(string(r.Kind))),
+		})
+		children = append(children, workflow.ExecuteChildWorkflow(child, berth.WorkflowOf(r.Kind), berth.JobInput{Job: r.Job}).GetChildWorkflowExecution())
+	}
+	for _, c := range children {
+		err := c.Get(ctx, nil)
+		var already *temporal.ChildWorkflowExecutionAlreadyStartedError
+		if err != nil && !errors.As(err, &already) {
+			workflow.GetLogger(ctx).Warn("step not started; the dispatcher does", "err", err)
+		}
+	}
+	return some
+}
