@@ -39,9 +39,11 @@ func (s *Server) registerAgent(g *echo.Group) {
 	g.POST("/sync", s.agentSync)
 	g.POST("/claim", s.agentClaim)
 	g.POST("/checkpoints", s.agentCheckpoint)
+	g.POST("/outputs", s.agentOutput)
 	g.PUT("/logs/:alloc", s.agentLog)
 	g.PUT("/objects/*", s.agentPutObject)
 	g.GET("/objects/*", s.agentGetObject)
+	g.GET("/uploads/:alloc/:address", s.agentUpload)
 }
 
 // readAgent decodes a JSON body strictly.
@@ -168,6 +170,9 @@ func (s *Server) agentClaim(c echo.Context) error {
 		return err
 	}
 	if err := failpoint.Hit("api.claim.after"); err != nil {
+		return err
+	}
+	if err := s.handOut(c.Request().Context(), &claim); err != nil {
 		return err
 	}
 	return c.JSON(http.StatusOK, claim)

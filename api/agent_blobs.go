@@ -130,6 +130,11 @@ func (s *Server) agentGetObject(c echo.Context) error {
 	if err != nil {
 		return err
 	}
+	return s.sendObject(c, store, key)
+}
+
+// sendObject answers with an object's content.
+func (s *Server) sendObject(c echo.Context, store *blob.Store, key string) error {
 	r, size, err := store.Open(c.Request().Context(), key)
 	if err != nil {
 		return err

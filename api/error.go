@@ -47,6 +47,7 @@ const problemType = "application/problem+json"
 // slugs that refine a code to a status of their own.
 var slugStatus = map[string]int{
 	berth.SlugInvalidSpec:         http.StatusUnprocessableEntity,
+	berth.SlugArchive:             http.StatusUnprocessableEntity,
 	berth.SlugUnsatisfiable:       http.StatusUnprocessableEntity,
 	berth.SlugIdempotencyMismatch: http.StatusUnprocessableEntity,
 	slugTooLarge:                  http.StatusRequestEntityTooLarge,

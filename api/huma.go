@@ -45,6 +45,8 @@ var schemas = map[reflect.Type]reflect.Type{
 	reflect.TypeFor[berth.ExitCodes]():  reflect.TypeFor[exitCodesSchema](),
 	reflect.TypeFor[berth.State]():      reflect.TypeFor[stateSchema](),
 	reflect.TypeFor[berth.JobID]():      reflect.TypeFor[jobIDSchema](),
+	reflect.TypeFor[berth.ScheduleID](): reflect.TypeFor[jobIDSchema](),
+	reflect.TypeFor[berth.Instant]():    reflect.TypeFor[time.Time](),
 }
 
 type (
@@ -128,11 +130,17 @@ type Request struct {
 const bodyTimeout = 10 * time.Second
 
 // registerWithBody mounts an operation whose body is a T.
-func registerWithBody[T, I, O any](s *Server, op huma.Operation, handler handlerFunc[I, O]) {
+func registerWithBody[T, I, O any](s *Server, op huma.Operation, handler handlerFunc[I, O]) *huma.RequestBody {
 	op.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{}}
 	op.SkipValidateBody, op.MaxBodyBytes, op.BodyReadTimeout = true, maxBody+1, bodyTimeout
 	register(s, op, handler)
 	op.RequestBody.Content["application/json"].Schema = s.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[T](), true, "")
+	return op.RequestBody
+}
+
+// registerWithOptionalBody is registerWithBody for a body that may be left out.
+func registerWithOptionalBody[T, I, O any](s *Server, op huma.Operation, handler handlerFunc[I, O]) {
+	registerWithBody[T](s, op, handler).Required = false // huma reads it at each call
 }
 
 // document names what an operation answers that huma cannot see: streams.

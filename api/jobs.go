@@ -13,7 +13,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/failpoint"
-	"berth/placement"
+	"berth/internal/intake"
 )
 
 type handlerFunc[I, O any] func(context.Context, *I) (*O, error)
@@ -50,13 +50,14 @@ func (s *Server) registerJobs() {
 	registerWithBody[berth.JobSpec](s, submit, s.submit)
 	register(s, s.operation("list-jobs", http.MethodGet, "/v1/jobs", tag, "List jobs, newest first"), s.listJobs)
 	register(s, s.operation("show-job", http.MethodGet, "/v1/jobs/{id}", tag, "Show a job with its attempts and checkpoints"), s.showJob)
-	register(s, s.operation("cancel-job", http.MethodPost, "/v1/jobs/{id}/cancel", tag, "Cancel a job; idempotent"), s.cancelJob)
+	register(s, s.operation("cancel-job", http.MethodPost, "/v1/jobs/{id}/cancel", tag, "Cancel a job, or an array as a whole or in part; idempotent"), s.cancelJob)
 	register(s, s.operation("hold-job", http.MethodPost, "/v1/jobs/{id}/hold", tag, "Keep a waiting job from being placed"), s.holdJob)
 	register(s, s.operation("release-job", http.MethodPost, "/v1/jobs/{id}/release", tag, "End a hold"), s.releaseJob)
 	register(s, s.operation("retry-job", http.MethodPost, "/v1/jobs/{id}/retry", tag, "Submit an ended job again, as a new job linked to it"), s.retryJob)
 	registerWithBody[berth.JobPatch](s, s.operation("update-job", http.MethodPatch, "/v1/jobs/{id}", tag, "Change priority, labels or time limit of a live job"), s.updateJob)
 	register(s, s.operation("list-checkpoints", http.MethodGet, "/v1/jobs/{id}/checkpoints", tag, "List a job's checkpoints, newest first"), s.listCheckpoints)
 	s.registerPlans()
+	s.registerPipelines()
 }
 
 type submitInput struct {
@@ -69,7 +70,15 @@ func (s *Server) submit(ctx context.Context, in *submitInput) (*jobOutput, error
 	if err != nil {
 		return nil, err
 	}
-	if err := s.admit(ctx, caller(ctx).Tenant, spec); err != nil {
+	if err := s.mayNotify(spec.Notify); err != nil {
+		return nil, err
+	}
+	if len(spec.AllSecrets()) > 0 {
+		if err := s.keepsSecrets(); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.intake.Admit(ctx, caller(ctx).Tenant, spec); err != nil {
 		return nil, err
 	}
 	if err := failpoint.Hit("api.submit.before"); err != nil {
@@ -83,14 +92,6 @@ func (s *Server) submit(ctx context.Context, in *submitInput) (*jobOutput, error
 		return nil, err
 	}
 	return &jobOutput{createdStatus(created), job}, nil
-}
-
-// admit refuses what no machine, or no quota of the tenant, could ever hold.
-func (s *Server) admit(ctx context.Context, tenant berth.TenantID, spec berth.JobSpec) error {
-	if err := s.fleet.satisfiable(ctx, spec.Request()); err != nil {
-		return err
-	}
-	return s.quotas.admit(ctx, tenant, spec.Request())
 }
 
 func createdStatus(created bool) int {
@@ -108,12 +109,7 @@ func readSpec(in Request) (berth.JobSpec, error) {
 		return spec, err
 	}
 	spec = spec.WithDefaults()
-	checked := spec.Validate()
-	if c := spec.Placement.Constraint; c != "" {
-		if err := placement.CompileConstraint(c); err != nil {
-			checked = append(checked, berth.FieldError{Field: "placement.constraint", Detail: err.Error(), Allowed: `a CEL condition over machine and gpu, such as machine.labels.tier == "prod"`})
-		}
-	}
+	checked := intake.Check(spec)
 	if len(in.RawBody) > berth.MaxSpecBytes {
 		checked = append(checked, berth.FieldError{Detail: fmt.Sprintf("the job has %d bytes", len(in.RawBody)), Allowed: fmt.Sprintf("at most %d", berth.MaxSpecBytes)})
 	}
@@ -125,7 +121,8 @@ type listInput struct {
 	Name   string   `query:"name"`
 	Label  []string `query:"label,explode" doc:"key=value; all of these; may be given more than once"`
 	Tenant string   `query:"tenant" doc:"for admins; others see their own"`
-	Parent string   `query:"parent"`
+	Parent string   `query:"parent" doc:"the elements of this array; without it they are left out"`
+	Index  string   `query:"index" doc:"with parent: only these elements, such as 3-7,9"`
 	Since  string   `query:"since" doc:"submitted since: a time (RFC 3339), or how long ago (24h)"`
 	Paging
 }
@@ -190,6 +187,13 @@ func (in *listInput) filter(ctx context.Context) (db.JobFilter, error) {
 			fault("parent", err.Error(), "a job's whole id")
 		}
 		f.Parent = &id
+	}
+	if in.Index != "" {
+		ranges, err := berth.ParseIndexes(in.Index)
+		if err != nil || in.Parent == "" {
+			fault("index", fmt.Sprintf("%q are no elements of an array", in.Index), "with parent, numbers and ranges such as 3-7,9")
+		}
+		f.Index = ranges
 	}
 	if in.Since != "" {
 		at, err := parseSince(in.Since)
@@ -259,8 +263,16 @@ func (s *Server) act(ctx context.Context, in *JobInput, change func(tenant berth
 	return s.jobNow(ctx, id)
 }
 
-func (s *Server) cancelJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
-	return s.act(ctx, in, func(tenant berth.TenantID, id berth.JobID) error {
+type cancelInput struct {
+	JobInput
+	Index string `query:"index" doc:"of an array: only these elements, such as 3-7,9"`
+}
+
+func (s *Server) cancelJob(ctx context.Context, in *cancelInput) (*jobOutput, error) {
+	if in.Index != "" {
+		return s.cancelElements(ctx, in)
+	}
+	return s.act(ctx, &in.JobInput, func(tenant berth.TenantID, id berth.JobID) error {
 		reason := &berth.Reason{Code: berth.ReasonCanceledByUser, Message: "canceled by " + caller(ctx).Name}
 		if err := failpoint.Hit("api.cancel.before"); err != nil {
 			return err
@@ -288,7 +300,12 @@ func (s *Server) releaseJob(ctx context.Context, in *JobInput) (*jobOutput, erro
 	})
 }
 
-func (s *Server) retryJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
+type retryInput struct {
+	JobInput
+	Failed bool `query:"failed" doc:"of an array: only what failed"`
+}
+
+func (s *Server) retryJob(ctx context.Context, in *retryInput) (*jobOutput, error) {
 	id, err := s.job(ctx, in.ID)
 	if err != nil {
 		return nil, err
@@ -298,11 +315,15 @@ func (s *Server) retryJob(ctx context.Context, in *JobInput) (*jobOutput, error)
 		return nil, err
 	}
 	if old.Status.Terminal() && old.RetriedBy == nil && old.Spec != nil {
-		if err := s.admit(ctx, old.Tenant, old.Spec.WithDefaults()); err != nil {
+		if err := s.intake.Admit(ctx, old.Tenant, old.Spec.WithDefaults()); err != nil {
 			return nil, err
 		}
 	}
-	job, created, err := s.DB.Retry(ctx, scope(ctx), id, actor(ctx))
+	retry := s.DB.Retry
+	if in.Failed {
+		retry = s.DB.RetryFailed
+	}
+	job, created, err := retry(ctx, scope(ctx), id, actor(ctx))
 	if err != nil {
 		return nil, err
 	}

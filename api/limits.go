@@ -3,6 +3,8 @@ package api
 import (
 	"fmt"
 	"io"
+	"net/http"
+	"strings"
 	"sync"
 
 	"github.com/labstack/echo/v4"
@@ -26,7 +28,7 @@ var tooLarge = fmt.Sprintf("the body is longer than %d bytes", maxBody)
 func limitBody(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		r := c.Request()
-		if len(r.URL.Path) >= 7 && r.URL.Path[:7] == "/agent/" {
+		if strings.HasPrefix(r.URL.Path, "/agent/") || carriesData(r) {
 			return next(c)
 		}
 		if r.ContentLength > maxBody {
@@ -36,6 +38,13 @@ func limitBody(next echo.HandlerFunc) echo.HandlerFunc {
 		r.Body = &drained{r.Body}
 		return next(c)
 	}
+}
+
+// carriesData reports whether a user's call carries archives: those have limits
+// of their own, and take their time.
+func carriesData(r *http.Request) bool {
+	return r.Method == http.MethodPost && r.URL.Path == "/v1/uploads" ||
+		r.Method == http.MethodGet && strings.HasPrefix(r.URL.Path, "/v1/jobs/") && strings.Contains(r.URL.Path, "/outputs/")
 }
 
 // drained reads away what is left of a body when it is closed.

@@ -11,6 +11,7 @@ import (
 	"github.com/labstack/echo/v4"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"berth"
 	"berth/db"
 )
 
@@ -63,18 +64,28 @@ type population struct{ db *db.DB }
 var (
 	jobsDesc     = prometheus.NewDesc("berth_jobs", "Live jobs by status.", []string{"status"}, nil)
 	machinesDesc = prometheus.NewDesc("berth_machines", "Machines by state.", []string{"state"}, nil)
+
+	cpusDesc   = prometheus.NewDesc("berth_cpu_cores", "CPU cores of the machines that are not retired; reserved ones among them.", []string{"kind"}, nil)
+	memoryDesc = prometheus.NewDesc("berth_memory_bytes", "Memory of the machines that are not retired; what is reserved of it.", []string{"kind"}, nil)
+	diskDesc   = prometheus.NewDesc("berth_disk_bytes", "Disk of the machines that are not retired; what is reserved of it.", []string{"kind"}, nil)
+	gpusDesc   = prometheus.NewDesc("berth_gpus", "GPUs by model: all of them, those that are reserved (shares as parts of one), those out of use.", []string{"model", "kind"}, nil)
+
+	endsDesc = prometheus.NewDesc("berth_attempts_ended_total", "Attempts that this process has settled, by what became of the job and why.", []string{"next", "reason"}, nil)
+	lostDesc = prometheus.NewDesc("berth_lost_gpu_seconds_total", "GPU time of attempts that this process has settled which has to be spent again, by why they ended.", []string{"reason"}, nil)
 )
 
 const scrapeTimeout = 3 * time.Second
 
 func (p *population) Describe(ch chan<- *prometheus.Desc) {
-	ch <- jobsDesc
-	ch <- machinesDesc
+	for _, d := range []*prometheus.Desc{jobsDesc, machinesDesc, cpusDesc, memoryDesc, diskDesc, gpusDesc, endsDesc, lostDesc} {
+		ch <- d
+	}
 }
 
 // Collect leaves out what the database does not answer in time: a gap is true,
 // a zero would not be.
 func (p *population) Collect(ch chan<- prometheus.Metric) {
+	p.collectEnds(ch)
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
 	counts, err := p.db.Population(ctx)
@@ -86,6 +97,34 @@ func (p *population) Collect(ch chan<- prometheus.Metric) {
 	}
 	for state, n := range counts.Machines {
 		ch <- prometheus.MustNewConstMetric(machinesDesc, prometheus.GaugeValue, float64(n), string(state))
+	}
+	gauge := func(d *prometheus.Desc, total, used float64) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, total, "total")
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, used, "reserved")
+	}
+	const mib = 1 << 20
+	gauge(cpusDesc, float64(counts.Total.CPUMilli)/1000, float64(counts.Used.CPUMilli)/1000)
+	gauge(memoryDesc, float64(counts.Total.MemoryMiB)*mib, float64(counts.Used.MemoryMiB)*mib)
+	gauge(diskDesc, float64(counts.Total.DiskMiB)*mib, float64(counts.Used.DiskMiB)*mib)
+	for model, g := range counts.GPUs {
+		for kind, n := range map[string]float64{"total": float64(g.Total), "reserved": float64(g.UsedMilli) / 1000, "unhealthy": float64(g.Unhealthy)} {
+			ch <- prometheus.MustNewConstMetric(gpusDesc, prometheus.GaugeValue, n, model, kind)
+		}
+	}
+}
+
+// collectEnds tells of the attempts that this process has settled; the sum over
+// all processes is the cluster's.
+func (p *population) collectEnds(ch chan<- prometheus.Metric) {
+	lost := map[berth.ReasonCode]float64{}
+	for end, n := range p.db.Ends() {
+		ch <- prometheus.MustNewConstMetric(endsDesc, prometheus.CounterValue, float64(n.Attempts), string(end.Next), string(end.Reason))
+		if end.Next == berth.Retrying {
+			lost[end.Reason] += n.LostGPUSeconds
+		}
+	}
+	for reason, seconds := range lost {
+		ch <- prometheus.MustNewConstMetric(lostDesc, prometheus.CounterValue, seconds, string(reason))
 	}
 }
 

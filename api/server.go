@@ -16,13 +16,17 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/archive"
+	"berth/internal/intake"
 	"berth/internal/outlook"
+	"berth/internal/vault"
 	"berth/placement"
 )
 
 // JobControl changes the course of live jobs. *db.DB is one.
 type JobControl interface {
 	RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (berth.State, error)
+	CancelElements(ctx context.Context, tenant berth.TenantID, id berth.JobID, which []berth.IndexRange, actor string, reason *berth.Reason) (int, error)
 	Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) error
 	Release(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) error
 	UpdateJob(ctx context.Context, tenant berth.TenantID, id berth.JobID, patch berth.JobPatch, actor string) error
@@ -59,6 +63,12 @@ type Deps struct {
 	Rate  float64
 	Burst int
 
+	Vault *vault.Keys // nil: no secrets are kept
+	// PlainWebhooks: the operator allows networks into which webhooks may be
+	// called without TLS.
+	PlainWebhooks bool
+	Limits        archive.Limits // of uploads; zero: archive.Default
+
 	Metrics *prometheus.Registry // nil: one of its own
 	Agent   AgentDeps
 }
@@ -71,13 +81,13 @@ type Server struct {
 	auth    *authenticator
 	limits  *limits
 	metrics *metrics
-	fleet   fleet
-	quotas  quotas
+	intake  *intake.Intake
 	outlook *outlook.Outlook
 	close   sync.Once
 	closing chan struct{}
 	calls   atomic.Int64  // of users, there
 	turns   chan struct{} // one for each of them that is under way
+	uploads chan struct{} // one for each upload that is under way
 }
 
 // New returns a server with all routes mounted. It starts nothing.
@@ -91,9 +101,12 @@ func New(d Deps) (*Server, error) {
 	if d.Metrics == nil {
 		d.Metrics = prometheus.NewRegistry()
 	}
-	s := &Server{Deps: d, echo: echo.New(), closing: make(chan struct{})}
+	if d.Limits == (archive.Limits{}) {
+		d.Limits = archive.Default
+	}
+	s := &Server{Deps: d, uploads: make(chan struct{}, uploadsAbreast), echo: echo.New(), closing: make(chan struct{})}
 	s.turns = make(chan struct{}, turnsPerConn*d.DB.Conns())
-	s.fleet.db, s.quotas.db, s.outlook = d.DB, d.DB, outlook.New(d.DB, d.Policy)
+	s.intake, s.outlook = intake.New(d.DB), outlook.New(d.DB, d.Policy)
 	s.auth = newAuthenticator()
 	s.limits = newLimits(d.Rate, d.Burst)
 	s.metrics = newMetrics(d.Metrics, d.DB)
@@ -110,9 +123,14 @@ func New(d Deps) (*Server, error) {
 	s.huma = newHuma(s.echo, d.Version)
 	s.registerJobs()
 	s.registerStreams()
+	s.registerJobMetrics()
 	s.registerMachines()
 	s.registerTokens()
 	s.registerTenants()
+	s.registerUploads()
+	s.registerSecrets()
+	s.registerSchedules()
+	s.registerOutputs()
 	s.registerPages()
 	s.registerAgent(s.echo.Group("/agent/v1"))
 	return s, nil

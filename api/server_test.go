@@ -136,12 +136,14 @@ func TestPagesComeWithoutATokenAndLoadNothingFromAfar(t *testing.T) {
 func TestMetricsTellOfCallsJobsAndMachines(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
-	s.machine("m1", 8, 8192, 0)
+	s.machine("m1", 8, 8192, 2)
 	s.submit("alice", nil)
 	s.call("alice", "GET", "/v1/jobs", "")
 	a := s.call("", "GET", "/metrics", "")
 	for _, want := range []string{
 		`berth_jobs{status="submitted"} 1`, `berth_jobs{status="running"} 0`, `berth_machines{state="ready"} 1`,
+		`berth_cpu_cores{kind="total"} 8`, `berth_cpu_cores{kind="reserved"} 0`, `berth_memory_bytes{kind="total"} 8.589934592e+09`,
+		`berth_gpus{kind="total",model="A100"} 2`, `berth_gpus{kind="unhealthy",model="A100"} 0`,
 		`berth_http_request_seconds_count{method="GET",route="/v1/jobs",status="200"} 1`,
 	} {
 		if !strings.Contains(a.body, want) {

@@ -69,7 +69,7 @@ func newSiteAt(t *testing.T, database string, edit func(*api.Deps)) *site {
 	deps := api.Deps{
 		DB: d, Control: d, Logs: &blob.LogReader{Store: store, DB: d}, Agent: api.AgentDeps{Blobs: store},
 		Logger: slog.New(slog.NewTextHandler(s.log, nil)), Version: "test",
-		Rate: 1e6, Burst: 1e6,
+		Rate: 1e6, Burst: 1e6, Vault: keys(t, "1"),
 	}
 	if edit != nil {
 		edit(&deps)

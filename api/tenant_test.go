@@ -21,26 +21,31 @@ func field(t *testing.T, body, name string) string {
 	return s
 }
 
+var none64 = "sha256:" + strings.Repeat("0", 64)
+
 // kinds of routes in the matrix of tenants.
 const (
-	ofJob     = "a job's"   // another tenant's id is answered like one that does not exist
-	ofTenant  = "a list"    // shows the caller's own
-	ofMachine = "machines'" // shared to read
-	ofAdmin   = "admins'"   // closed to users
-	ofOwn     = "tenants'"  // another tenant is answered like one that does not exist
-	ofAgent   = "agents'"   // closed to users
-	open      = "open"      // needs no token
-	ofSubmit  = "submit"    // makes the caller's own
+	ofJob     = "a job's"     // another tenant's id is answered like one that does not exist
+	ofTenant  = "a list"      // shows the caller's own
+	ofMachine = "machines'"   // shared to read
+	ofAdmin   = "admins'"     // closed to users
+	ofOwn     = "tenants'"    // another tenant is answered like one that does not exist
+	ofUpload  = "an upload's" // another tenant's content is answered like none
+	ofSecret  = "secrets'"    // each tenant has names of its own
+	ofName    = "schedules'"  // another tenant's name is answered like none
+	ofAgent   = "agents'"     // closed to users
+	open      = "open"        // needs no token
+	ofSubmit  = "submit"      // makes the caller's own
 )
 
 // kindOf classifies a route; "" for one that nobody has thought about.
 func kindOf(method, path string) string {
 	switch {
-	case strings.HasPrefix(path, "/v1/jobs/:id"):
+	case strings.HasPrefix(path, "/v1/jobs/:id"), strings.HasPrefix(path, "/v1/pipelines/:id"):
 		return ofJob
 	case path == "/v1/jobs" && method == http.MethodGet:
 		return ofTenant
-	case path == "/v1/jobs", path == "/v1/plans":
+	case path == "/v1/jobs", path == "/v1/plans", path == "/v1/pipelines":
 		return ofSubmit
 	case strings.HasPrefix(path, "/v1/machines") && method == http.MethodGet:
 		return ofMachine
@@ -51,6 +56,16 @@ func kindOf(method, path string) string {
 			return ofAdmin
 		}
 		return ofOwn
+	case strings.HasPrefix(path, "/v1/uploads"):
+		return ofUpload
+	case strings.HasPrefix(path, "/v1/secrets"):
+		return ofSecret
+	case strings.HasPrefix(path, "/v1/schedules/:name"):
+		return ofName
+	case path == "/v1/schedules" && method == http.MethodGet:
+		return ofTenant
+	case path == "/v1/schedules":
+		return ofSubmit
 	case strings.HasPrefix(path, "/agent/v1/"):
 		return ofAgent
 	case path == "/", path == "/docs", path == "/docs/*", path == "/healthz", path == "/readyz", path == "/metrics", strings.HasPrefix(path, "/openapi"):
@@ -60,7 +75,11 @@ func kindOf(method, path string) string {
 }
 
 // bodies that reach the look at the id.
-var bodies = map[string]string{"PATCH /v1/jobs/:id": `{"priority": "high"}`, "POST /v1/jobs": small, "POST /v1/plans": small}
+var bodies = map[string]string{"PATCH /v1/jobs/:id": `{"priority": "high"}`, "POST /v1/jobs": small, "POST /v1/plans": small,
+	"POST /v1/pipelines": `{"kind": "pipeline", "name": "p", "jobs": {"a": {"image": "busybox"}}}`, "POST /v1/secrets": `{"name": "bobs", "value": "own"}`,
+	"POST /v1/schedules": hourly, "POST /v1/schedules/:name/backfill": `{"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T00:00:00Z"}`}
+
+const hourly = `{"name": "hourly", "cron": "@hourly", "job": {"image": "busybox"}}`
 
 func TestAnotherTenantsJobIsLikeNone(t *testing.T) {
 	t.Parallel()
@@ -69,7 +88,8 @@ func TestAnotherTenantsJobIsLikeNone(t *testing.T) {
 	job := s.submit("alice", func(j *berth.JobSpec) { j.Labels = map[string]string{"canary": "alices-secret"} })
 	before := s.call("alice", "GET", "/v1/jobs/"+string(job.ID), "").body
 	const none = "0199a000-0000-7000-8000-000000000001"
-	for _, r := range s.server.Routes() {
+	s.tokens["nobody"] = "berth_000000000000_" + strings.Repeat("0", 64)
+	for i, r := range s.server.Routes() {
 		if strings.HasPrefix(r.Method, "echo_route") {
 			continue
 		}
@@ -102,6 +122,29 @@ func TestAnotherTenantsJobIsLikeNone(t *testing.T) {
 			if one && (theirs.status != http.StatusNotFound || missing.status != http.StatusNotFound) || own.status != http.StatusOK || strings.Contains(own.body, `"a"`) {
 				t.Errorf("%s: another tenant %d %s, none %d, their own %d %s", name, theirs.status, theirs.body, missing.status, own.status, own.body)
 			}
+		case ofUpload:
+			address, _ := s.upload("alice", "alices-secret")
+			theirs := s.call("bob", r.Method, strings.ReplaceAll(r.Path, ":address", string(address)), body)
+			missing := s.call("bob", r.Method, strings.ReplaceAll(r.Path, ":address", none64), body)
+			if theirs.status < 400 || theirs.status != missing.status || strings.ReplaceAll(theirs.body, string(address), none64) != missing.body {
+				t.Errorf("%s: another tenant's %d %s, none %d %s", name, theirs.status, theirs.body, missing.status, missing.body)
+			}
+		case ofSecret:
+			s.call("alice", "POST", "/v1/secrets", `{"name": "alices-secret", "value": "hunter2"}`)
+			theirs := s.call("bob", r.Method, strings.ReplaceAll(r.Path, ":name", "alices-secret"), body)
+			if r.Method == http.MethodDelete && theirs.status != http.StatusNotFound || r.Method == http.MethodGet && strings.Contains(theirs.body, "alices-secret") || strings.Contains(theirs.body, "hunter2") {
+				t.Errorf("%s: %d %s", name, theirs.status, theirs.body)
+			}
+			if list := s.call("alice", "GET", "/v1/secrets", "").body; !strings.Contains(list, "alices-secret") || strings.Contains(list, "hunter2") {
+				t.Errorf("%s: alice has %s", name, list)
+			}
+		case ofName:
+			s.call("alice", "POST", "/v1/schedules", strings.Replace(hourly, "hourly", "alices-secret", 1))
+			theirs := s.call("bob", r.Method, strings.ReplaceAll(r.Path, ":name", "alices-secret"), body)
+			missing := s.call("bob", r.Method, strings.ReplaceAll(r.Path, ":name", "none"), body)
+			if theirs.status != http.StatusNotFound || strings.ReplaceAll(theirs.body, "alices-secret", "none") != missing.body {
+				t.Errorf("%s: another tenant's %d %s, none %d %s", name, theirs.status, theirs.body, missing.status, missing.body)
+			}
 		case ofSubmit:
 			if a := s.call("bob", r.Method, r.Path, body); a.status >= 300 || strings.Contains(a.body, `"tenant":"a"`) {
 				t.Errorf("%s: %d %s", name, a.status, clipped(a.body))
@@ -117,12 +160,11 @@ func TestAnotherTenantsJobIsLikeNone(t *testing.T) {
 		if kind == open || r.Path == "/agent/v1/join" {
 			continue
 		}
-		for _, who := range []string{"", "nobody"} {
-			s.tokens["nobody"] = "berth_000000000000_" + strings.Repeat("0", 64)
-			a := s.call(who, r.Method, at(string(job.ID)), body)
-			if a.status != http.StatusUnauthorized || a.problem.Code != "unauthorized" || a.header.Get("WWW-Authenticate") == "" {
-				t.Errorf("%s without a good token: %d %s", name, a.status, clipped(a.body))
-			}
+		// By turns without a token and with a wrong one: an address that tries both
+		// everywhere is told to wait.
+		who := []string{"", "nobody"}[i%2]
+		if a := s.call(who, r.Method, at(string(job.ID)), body); a.status != http.StatusUnauthorized || a.problem.Code != "unauthorized" || a.header.Get("WWW-Authenticate") == "" {
+			t.Errorf("%s without a good token: %d %s", name, a.status, clipped(a.body))
 		}
 		write := r.Method != http.MethodGet && r.Path != "/v1/plans"
 		if a := s.call("viewer", r.Method, at(string(job.ID)), body); kind != ofAgent && kind != ofAdmin && write != (a.status == http.StatusForbidden) {

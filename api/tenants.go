@@ -172,7 +172,7 @@ func (s *Server) setQuota(ctx context.Context, in *quotaInput) (*quotaOutput, er
 	if err := s.DB.SetQuota(ctx, q); err != nil {
 		return nil, err
 	}
-	s.quotas.forget()
+	s.intake.Forget()
 	s.outlook.Forget()
 	s.Logger.Info("quota set", "tenant", q.Tenant, "by", operator(ctx))
 	return s.showQuota(ctx, &in.TenantInput)
@@ -182,7 +182,7 @@ func (s *Server) deleteQuota(ctx context.Context, in *TenantInput) (*struct{}, e
 	if err := s.DB.SetQuota(ctx, berth.Quota{Tenant: berth.TenantID(in.Tenant)}); err != nil {
 		return nil, err
 	}
-	s.quotas.forget()
+	s.intake.Forget()
 	s.outlook.Forget()
 	s.Logger.Info("quota lifted", "tenant", in.Tenant, "by", operator(ctx))
 	return nil, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -24,7 +25,11 @@ const (
 // before. With a key, a call whose answer was lost is made again: it is still
 // one job.
 func (c *Client) Submit(ctx context.Context, spec berth.JobSpec, key string) (job berth.Job, created bool, err error) {
-	r := request{method: http.MethodPost, path: "/v1/jobs", header: http.Header{}, body: spec, once: key == ""}
+	return c.submit(ctx, "/v1/jobs", spec, key)
+}
+
+func (c *Client) submit(ctx context.Context, path string, spec any, key string) (job berth.Job, created bool, err error) {
+	r := request{method: http.MethodPost, path: path, header: http.Header{}, body: spec, once: key == ""}
 	if key != "" {
 		r.header.Set("Idempotency-Key", key)
 	}
@@ -66,6 +71,7 @@ type JobsQuery struct {
 	Labels map[string]string // all of them
 	Tenant berth.TenantID    // for admins
 	Parent berth.JobID
+	Index  string // of the parent's elements: 3-7,9
 	Since  time.Time
 	Limit  int // 0: 100
 	Cursor string
@@ -83,6 +89,7 @@ func (c *Client) Jobs(ctx context.Context, q JobsQuery) (berth.Page[berth.Job], 
 	set(v, "name", q.Name)
 	set(v, "tenant", string(q.Tenant))
 	set(v, "parent", string(q.Parent))
+	set(v, "index", q.Index)
 	set(v, "cursor", q.Cursor)
 	if !q.Since.IsZero() {
 		v.Set("since", q.Since.UTC().Format(time.RFC3339Nano))
@@ -112,6 +119,11 @@ func (c *Client) Cancel(ctx context.Context, id berth.JobID) (berth.Job, error) 
 	return c.job(ctx, http.MethodPost, id, "/cancel", nil)
 }
 
+// CancelElements cancels some elements of an array, such as 3-7,9; idempotent.
+func (c *Client) CancelElements(ctx context.Context, id berth.JobID, index string) (berth.Job, error) {
+	return c.act(ctx, id, "/cancel", url.Values{"index": {index}})
+}
+
 // Hold keeps a waiting job from being placed.
 func (c *Client) Hold(ctx context.Context, id berth.JobID) (berth.Job, error) {
 	return c.job(ctx, http.MethodPost, id, "/hold", nil)
@@ -126,6 +138,17 @@ func (c *Client) Release(ctx context.Context, id berth.JobID) (berth.Job, error)
 // retried already answers that one.
 func (c *Client) Retry(ctx context.Context, id berth.JobID) (berth.Job, error) {
 	return c.job(ctx, http.MethodPost, id, "/retry", nil)
+}
+
+// RetryFailed runs again what failed of an ended array.
+func (c *Client) RetryFailed(ctx context.Context, id berth.JobID) (berth.Job, error) {
+	return c.act(ctx, id, "/retry", url.Values{"failed": {"true"}})
+}
+
+func (c *Client) act(ctx context.Context, id berth.JobID, verb string, q url.Values) (berth.Job, error) {
+	var job berth.Job
+	_, err := c.do(ctx, request{method: http.MethodPost, path: jobPath(id) + verb, query: q}, &job)
+	return job, err
 }
 
 // Update changes a live job.
@@ -146,6 +169,56 @@ func (c *Client) Checkpoints(ctx context.Context, id berth.JobID) (berth.Page[be
 	var page berth.Page[berth.Checkpoint]
 	_, err := c.do(ctx, request{method: http.MethodGet, path: jobPath(id) + "/checkpoints"}, &page)
 	return page, err
+}
+
+// MetricsQuery selects what of a job's metrics is asked for.
+type MetricsQuery struct {
+	Attempt int // 0: the latest
+	Member  int // below 0: all
+	Since   time.Time
+}
+
+func (q MetricsQuery) values() url.Values {
+	v := url.Values{"attempt": {strconv.Itoa(q.Attempt)}, "member": {strconv.Itoa(max(q.Member, -1))}}
+	if !q.Since.IsZero() {
+		v.Set("since", q.Since.UTC().Format(time.RFC3339Nano))
+	}
+	return v
+}
+
+// Metrics returns what the members of a job used in one attempt.
+func (c *Client) Metrics(ctx context.Context, id berth.JobID, q MetricsQuery) (berth.Page[berth.MemberMetrics], error) {
+	all := berth.Page[berth.MemberMetrics]{Items: []berth.MemberMetrics{}}
+	for v := q.values(); ; {
+		var page berth.Page[berth.MemberMetrics]
+		if _, err := c.do(ctx, request{method: http.MethodGet, path: jobPath(id) + "/metrics", query: v}, &page); err != nil {
+			return all, err
+		}
+		all.Items = append(all.Items, page.Items...)
+		if page.NextCursor == "" {
+			return all, nil
+		}
+		v.Set("cursor", page.NextCursor)
+	}
+}
+
+// MetricsSVG returns the same as a picture, of up to 64 members.
+func (c *Client) MetricsSVG(ctx context.Context, id berth.JobID, q MetricsQuery) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	v := q.values()
+	v.Set("format", "svg")
+	v.Set("limit", "64")
+	res, err := c.send(ctx, request{method: http.MethodGet, path: jobPath(id) + "/metrics", query: v})
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	if err != nil {
+		return nil, fmt.Errorf("read the picture: %w", err)
+	}
+	return b, nil
 }
 
 // Events returns the whole history of a job after seq, oldest first.

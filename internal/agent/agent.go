@@ -53,13 +53,18 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer a.fence.close()
-	a.sup = newSupervisor(cfg, a.control, a.fence, a.log)
+	kept, err := openCache(cfg.StateDir, cfg.CacheBytes, a.log)
+	if err != nil {
+		return err
+	}
+	a.sup = newSupervisor(cfg, a.control, a.fence, kept, a.log)
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var all sync.WaitGroup
 	all.Go(func() { a.sup.watchGPUs(ctx) })
 	all.Go(func() { a.sup.watchQuarantine(ctx) })
+	all.Go(func() { a.sup.sweepNetworks(ctx) })
 	all.Go(func() { a.fence.watch(ctx, a.control.endSession) })
 	all.Go(func() { a.work(ctx) })
 	err = a.keepSession(ctx)
@@ -234,7 +239,8 @@ func (a *Agent) inventory(ctx context.Context) (berth.Inventory, error) {
 		Region: a.cfg.Region, Site: a.cfg.Site, Pool: a.cfg.Pool, Labels: a.cfg.Labels, Address: a.cfg.Address,
 		GPUs: gpus, Declared: a.cfg.GPUs.Declared() && len(gpus) > 0,
 		Engine: info.Name + " " + info.Version, Version: a.cfg.Version,
-		Fence: berth.Duration(a.fence.tell()),
+		Fence:   berth.Duration(a.fence.tell()),
+		Network: gangNetwork(a.cfg.GangNetwork, info), Ports: a.cfg.GangPorts,
 	}, nil
 }
 

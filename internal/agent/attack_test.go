@@ -155,6 +155,11 @@ func TestF32LostWorkIsMeasuredAndShown(t *testing.T) {
 	if before.LostSteps == nil || before.LostGPUSeconds == nil || *before.LostGPUSeconds < 0 {
 		t.Fatalf("attempt %+v does not say what was lost", before)
 	}
+	for end, n := range s.db.Ends() {
+		if end.Next != berth.Retrying || n.Attempts != 1 || n.LostGPUSeconds != *before.LostGPUSeconds {
+			t.Errorf("counted %+v of %+v; the attempt says %f GPU-seconds", n, end, *before.LostGPUSeconds)
+		}
+	}
 	_, files := s.objects(id, steps[0])
 	if err := os.Truncate(files[0], 0); err != nil {
 		t.Fatal(err)

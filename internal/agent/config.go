@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,6 +15,8 @@ import (
 
 	"berth"
 	"berth/activities/node"
+	"berth/internal/publicnet"
+	"berth/internal/series"
 )
 
 // Config is what an agent needs. Server, StateDir, Machine, Runtime and GPUs
@@ -33,7 +36,23 @@ type Config struct {
 	HostBoot string
 	Version  string
 
+	// CacheBytes is how much is kept of what jobs have needed, for the next that
+	// need the same. 0: DefaultCache; negative: nothing.
+	CacheBytes int64
+
+	// InputNetworks are where inputs may be fetched from beside public addresses.
+	// InputRoots judge the servers' certificates; nil: the system's.
+	InputNetworks publicnet.Policy
+	InputRoots    *x509.CertPool
+
 	Fence Fence // of at_most_one work; the zero value takes none
+
+	// GangNetwork is where members of gangs reach each other: "" a network made
+	// for each gang on the container engine, which spans no machines but those
+	// that share it; node.HostNetwork the host's own, under Address; else the name
+	// of one that the operator has made, such as an overlay.
+	GangNetwork string
+	GangPorts   berth.PortRange // zero: berth.DefaultPorts
 
 	Runtime node.Runtime
 	GPUs    node.GPUs
@@ -56,6 +75,9 @@ type Timing struct {
 	LogEvery        time.Duration // then, how often a log is sent
 	CheckpointPoll  time.Duration
 	ProgressPoll    time.Duration
+	UseStep         time.Duration // of the samples of what a rank uses, at first
+	UseFirst        time.Duration // how long it runs before they are stored
+	UseEvery        time.Duration // then, how often
 	HealthPoll      time.Duration // of the GPUs
 	SealTogether    time.Duration // how long an exit waits to be reported together with its seal
 	RestorePatience time.Duration // with a store that does not answer, before a restore fails
@@ -65,6 +87,8 @@ type Timing struct {
 	PreparePatience time.Duration // with an image and a checkpoint, before the rank goes elsewhere
 	RefusedPause    time.Duration // before a report that the server could not store is sent again
 	ClaimFresh      time.Duration // how long a rank may begin on its claim alone: less than a machine's lease, so that no machine declared lost begins anything
+	NetworkSweep    time.Duration // between two looks for networks that gangs have left
+	NetworkAge      time.Duration // before one that nobody is on counts as left
 	WaiterPatience  time.Duration // how long an end waits for its waiter before the server tells the workflow
 }
 
@@ -77,6 +101,9 @@ func (t Timing) withDefaults() Timing {
 	set(&t.LogEvery, time.Second)
 	set(&t.CheckpointPoll, 500*time.Millisecond)
 	set(&t.ProgressPoll, time.Second)
+	set(&t.UseStep, series.Step)
+	set(&t.UseFirst, 10*time.Second)
+	set(&t.UseEvery, time.Minute)
 	set(&t.HealthPoll, 10*time.Second)
 	set(&t.SealTogether, 50*time.Millisecond)
 	set(&t.RestorePatience, 2*time.Minute)
@@ -86,6 +113,8 @@ func (t Timing) withDefaults() Timing {
 	set(&t.PreparePatience, time.Hour)
 	set(&t.RefusedPause, time.Minute)
 	set(&t.ClaimFresh, berth.MachineLeaseTTL/2)
+	set(&t.NetworkSweep, time.Minute)
+	set(&t.NetworkAge, 10*time.Minute)
 	set(&t.WaiterPatience, 5*time.Second)
 	return t
 }
@@ -112,6 +141,11 @@ func (c Config) complete() (Config, error) {
 	if c.StateDir, err = filepath.Abs(c.StateDir); err != nil {
 		return c, err
 	}
+	if c.GangNetwork == node.HostNetwork && c.Address == "" {
+		if c.Address, err = addressToward(u); err != nil {
+			return c, fmt.Errorf("gangs on the host's network need the machine's address: %w", err)
+		}
+	}
 	if c.HostBoot == "" {
 		b, err := os.ReadFile(bootIDFile)
 		if err != nil {
@@ -122,6 +156,7 @@ func (c Config) complete() (Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+	c.CacheBytes = max(0, cmp.Or(c.CacheBytes, DefaultCache))
 	c.Timing = c.Timing.withDefaults()
 	return c, nil
 }

@@ -18,6 +18,6 @@
 //
 //	set     <- sync (long poll) <- control plane -> sync (reports) <- ranks
 //
-//	rank: claim -> pull -> restore -> create -> prepared -> (start) -> running
-//	           -> exited -> seal (log, checkpoints) -> sealed -> (forget) -> gone
+//	rank: claim -> pull -> workdir -> restore -> create -> prepared -> (start) -> running
+//	           -> exited -> seal (log, checkpoints, outputs) -> sealed -> (forget) -> gone
 package agent

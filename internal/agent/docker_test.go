@@ -43,6 +43,15 @@ func dockerMachine(t *testing.T) (*site, *machine) {
 				t.Error(err)
 			}
 		}
+		networks, err := engine.Networks(ctx, map[string]string{berth.LabelCluster: cluster})
+		if err != nil {
+			t.Error(err)
+		}
+		for _, n := range networks {
+			if err := engine.RemoveNetwork(ctx, n.Name); err != nil {
+				t.Error(err)
+			}
+		}
 	})
 	return s, s.machineOn("m1", engine)
 }
@@ -96,7 +105,7 @@ func TestDockerContainersOutliveTheirAgent(t *testing.T) {
 func TestDockerTrainingIsCanceledAndResumed(t *testing.T) {
 	t.Parallel()
 	s, m := dockerMachine(t)
-	id := s.submit(checkpointed(2), "train", "/checkpoint", "150", "10ms", "10")
+	id := s.submit(checkpointed(2), "train", "/checkpoint", "150", "80ms", "10")
 	req, w := m.run(id)
 	s.until("two checkpoints are stored", func() bool { return len(s.verified(id)) >= 2 })
 	if err := m.cfg.Runtime.Signal(t.Context(), berth.ContainerName(id, 0, 1), "SIGKILL"); err != nil {

@@ -173,8 +173,17 @@ func (r *rank) prepare() (*berth.Exit, error) {
 }
 
 func (r *rank) prepareUntilStopped(ctx context.Context) (*berth.Exit, error) {
+	if exit := r.withheld(); exit != nil {
+		return exit, nil
+	}
 	image, exit, err := r.pull(ctx)
 	if exit != nil || err != nil {
+		return exit, err
+	}
+	if exit, err := r.workdir(ctx); exit != nil || err != nil {
+		return exit, err
+	}
+	if exit, err := r.inputs(ctx); exit != nil || err != nil {
 		return exit, err
 	}
 	restored, exit, err := r.restore(ctx)
@@ -236,7 +245,7 @@ const pullTries = 5
 func (r *rank) ensureImage(ctx context.Context, image string) (digest string, err error) {
 	wait := &backoff{min: r.timing().PullPause, max: 16 * r.timing().PullPause}
 	for try := 1; ; try++ {
-		digest, err = r.runtime().EnsureImage(ctx, image, nil)
+		digest, err = r.runtime().EnsureImage(ctx, image, r.login())
 		if err == nil || try == pullTries || ctx.Err() != nil || !errors.Is(err, node.ErrImageUnavailable) {
 			return digest, err
 		}
@@ -254,6 +263,10 @@ const later = time.Hour
 // engine cannot do now it may be able to do in a moment.
 func (r *rank) create(ctx context.Context, image string, restored *int64) (*berth.Exit, error) {
 	spec := r.containerSpec(image, restored)
+	if err := r.addSecrets(&spec); err != nil {
+		x := notStarted(berth.CauseEngine, "give it its secrets: "+err.Error())
+		return &x, nil
+	}
 	patience := time.Now().Add(r.timing().EnginePatience)
 	for wait := r.timing().backoff(); ; {
 		done, err := r.sup.turn(ctx)
@@ -261,7 +274,13 @@ func (r *rank) create(ctx context.Context, image string, restored *int64) (*bert
 			return nil, err
 		}
 		_ = failpoint.Hit("agent.create.before")
-		c, err := r.runtime().Create(ctx, spec)
+		var c node.Container
+		if spec.Network, err = r.meet(ctx); err == nil {
+			if r.network != "" {
+				spec.Labels[berth.LabelNetwork] = r.network
+			}
+			c, err = r.runtime().Create(ctx, spec)
+		}
 		_ = failpoint.Hit("agent.create.after")
 		done()
 		cause := berth.CauseEngine
@@ -313,7 +332,7 @@ func (r *rank) identity() map[string]string {
 	}
 }
 
-// masterPort is where a job's members find each other; each container has a
+// masterPort is where the one member of a job finds itself; its container has a
 // network of its own.
 const masterPort = "29500"
 
@@ -333,22 +352,25 @@ func (r *rank) containerSpec(image string, restored *int64) node.ContainerSpec {
 		"BERTH_GPUS":           strings.Join(c.GPUs, ","),
 		"BERTH_RESTORED_STEP":  "",
 		"BERTH_CHECKPOINT_DIR": "",
-		"BERTH_PEERS":          "127.0.0.1:" + masterPort,
-		"MASTER_ADDR":          "127.0.0.1",
-		"MASTER_PORT":          masterPort,
 		"NODE_RANK":            strconv.Itoa(c.Rank),
 		"NNODES":               strconv.Itoa(c.Members),
 	})
+	maps.Copy(env, r.rendezvous())
 	mounts := []node.Mount{{Host: filepath.Join(r.scratch.dir, "workspace"), Target: "/workspace"}}
 	if p := c.Spec.Checkpoint; p != nil {
 		env["BERTH_CHECKPOINT_DIR"] = p.Path
 		mounts = append(mounts, node.Mount{Host: filepath.Join(r.scratch.dir, "checkpoint"), Target: p.Path})
 	}
+	mounts = append(mounts, r.inputMounts()...)
 	if restored != nil {
 		env["BERTH_RESTORED_STEP"] = strconv.FormatInt(*restored, 10)
 	}
+	folder := "" // the image's own
+	if c.Spec.Workdir != "" {
+		folder = "/workspace"
+	}
 	return node.ContainerSpec{
-		Name: r.name(), Labels: labels, Image: image,
+		Name: r.name(), Labels: labels, Image: image, WorkingDir: folder,
 		Entrypoint: c.Spec.Entrypoint, Command: c.Spec.Command, Env: env,
 		CPUMilli: c.CPUMilli, MemoryMiB: c.MemoryMiB, ShmMiB: int64(c.Spec.Resources.ShmSize),
 		GPUs: r.engineGPUs(), Mounts: mounts,

@@ -5,28 +5,27 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 	"unicode/utf8"
 
 	"berth"
+	"berth/internal/gauge"
 )
 
 // lookout reads the signs of life of a running container: what it says of its
-// progress, and for stall_timeout also its log, checkpoints and CPU use.
+// progress, and for stall_timeout also its log, checkpoints, CPU and GPU use.
 type lookout struct {
 	r     *rank
 	stamp time.Time // of the progress file as last read
 	size  int64
 
-	last    time.Time // of the last sign
-	lines   int64
-	newest  int64
-	cpu     time.Duration
-	cpuFile string
+	last   time.Time // of the last sign
+	lines  int64
+	newest int64
+	cpu    time.Duration
+	gauge  *gauge.Gauge // nil before the first look
 }
 
 const (
@@ -117,6 +116,9 @@ func (l *lookout) quietFor(now time.Time) time.Duration {
 			l.newest, l.last = newest, now
 		}
 	}
+	if at := time.Unix(0, l.r.meter.busy.Load()); at.After(l.last) {
+		l.last = at
+	}
 	// A hundredth of a core over the time looked at is no idle process.
 	if cpu, ok := l.cpuUse(); ok && cpu-l.cpu > max(now.Sub(l.last)/100, 10*time.Millisecond) {
 		l.cpu, l.last = cpu, now
@@ -124,57 +126,16 @@ func (l *lookout) quietFor(now time.Time) time.Duration {
 	return now.Sub(l.last)
 }
 
-// cpuUse is the CPU time that the container has used, by its control group; not
-// known for engines without one.
+// cpuUse is the CPU time that the container has used; not known for engines
+// whose containers have no control groups.
 func (l *lookout) cpuUse() (time.Duration, bool) {
-	if l.cpuFile == "" {
-		l.cpuFile = l.findCPU()
-	}
-	b, err := os.ReadFile(l.cpuFile)
-	if err != nil {
-		return 0, false
-	}
-	text := string(b)
-	if rest, ok := strings.CutPrefix(text, "usage_usec "); ok { // version 2
-		line, _, _ := strings.Cut(rest, "\n")
-		n, err := strconv.ParseInt(line, 10, 64)
-		return time.Duration(n) * time.Microsecond, err == nil
-	}
-	n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
-	return time.Duration(n), err == nil
-}
-
-const noFile = "/nonexistent"
-
-func (l *lookout) findCPU() string {
-	c, err := l.r.runtime().Inspect(l.r.ctx, l.r.name())
-	if err != nil {
-		return ""
-	}
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", c.PID))
-	if err != nil {
-		return noFile
-	}
-	for line := range strings.Lines(string(b)) {
-		part := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		switch {
-		case len(part) != 3:
-		case part[0] == "0" && part[1] == "":
-			if f := path.Join("/sys/fs/cgroup", part[2], "cpu.stat"); exists(f) {
-				return f
-			}
-		case strings.Contains(","+part[1]+",", ",cpuacct,"):
-			for _, mount := range []string{part[1], "cpuacct", "cpu,cpuacct"} {
-				if f := path.Join("/sys/fs/cgroup", mount, part[2], "cpuacct.usage"); exists(f) {
-					return f
-				}
-			}
+	if l.gauge == nil {
+		c, err := l.r.runtime().Inspect(l.r.ctx, l.r.name())
+		if err != nil {
+			return 0, false
 		}
+		g := gauge.Host{}.Open(c.PID)
+		l.gauge = &g
 	}
-	return noFile
-}
-
-func exists(file string) bool {
-	_, err := os.Stat(file)
-	return err == nil
+	return l.gauge.CPU()
 }

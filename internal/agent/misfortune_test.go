@@ -178,13 +178,21 @@ func TestSessionsThatEndAllTheTimeLoseNoWork(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for tick := time.NewTicker(15 * time.Millisecond); ; {
+		wait := func(d time.Duration) (goOn bool) {
 			select {
 			case <-over:
-				tick.Stop()
-				return
-			case <-tick.C:
-				_, _ = s.db.Pool().Exec(t.Context(), `UPDATE machines SET agent_boot = 'another'`)
+				return false
+			case <-time.After(d):
+				return true
+			}
+		}
+		// However slow this machine is, a session lives about as long as it took to
+		// begin it.
+		for began := time.Now(); wait(max(15*time.Millisecond, time.Since(began))); {
+			_, _ = s.db.Pool().Exec(t.Context(), `UPDATE machines SET agent_boot = 'another'`)
+			began = time.Now()
+			for boot := "another"; boot == "another" && wait(5*time.Millisecond); {
+				_ = s.db.Pool().QueryRow(t.Context(), `SELECT agent_boot FROM machines`).Scan(&boot)
 			}
 		}
 	}()

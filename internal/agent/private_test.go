@@ -33,7 +33,14 @@ func TestF8AnAgentThatWasAwayFindsItsContainerAtWork(t *testing.T) {
 	if err := m.stop(); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(2 * time.Second) // away
+	s.until("it works on meanwhile", func() bool {
+		ready := false
+		err := m.cfg.Runtime.Logs(t.Context(), before.Name, time.Time{}, false, func(l node.LogLine) error {
+			ready = ready || l.Text == "ready"
+			return nil
+		})
+		return err == nil && ready
+	})
 	if after, err := m.container(req); err != nil || after.ID != before.ID || after.State != node.ContainerRunning {
 		t.Fatalf("without its agent the container was %+v and is %+v, %v", before, after, err)
 	}

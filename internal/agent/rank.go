@@ -47,9 +47,11 @@ type rank struct {
 	claim     berth.Claim
 	claimedAt time.Time // when the claim was sent that was answered
 	container string    // id, of at_most_one work once it has one
+	network   string    // made for its gang on this engine; "" if none was
 	scratch   *scratch
 	keeper    *keeper  // nil without checkpoints
 	shipper   *shipper // of its log
+	meter     *meter   // of its use; nil before it runs
 	fate      fate
 	helpers   sync.WaitGroup // what keeper and shipper do at the same time
 	ended     atomic.Bool    // the container has ended
@@ -149,10 +151,11 @@ func (r *rank) clear() error {
 	for wait := r.timing().backoff(); ; {
 		err := r.runtime().Remove(r.sup.ctx, r.name())
 		if err == nil {
-			err = removeScratch(r.sup.cfg.StateDir, r.name())
+			err = errors.Join(r.sup.vault.remove(r.name()), removeScratch(r.sup.cfg.StateDir, r.name()))
 		}
 		if err == nil {
 			_ = failpoint.Hit("agent.remove.after")
+			r.leave(r.sup.ctx)
 			return nil
 		}
 		if r.sup.ctx.Err() != nil {

@@ -36,7 +36,7 @@ func TestAgentOfARemovedMachineEnds(t *testing.T) {
 			if !berth.IsSlug(err, berth.SlugMachineRetired) || !strings.Contains(err.Error(), "credential.json") {
 				t.Errorf("it ended with %v", err)
 			}
-		case <-time.After(20 * time.Second):
+		case <-time.After(patience):
 			t.Error("it does not end")
 		}
 	}

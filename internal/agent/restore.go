@@ -17,6 +17,7 @@ import (
 
 	"berth"
 	"berth/internal/failpoint"
+	"berth/internal/source"
 )
 
 const (
@@ -68,6 +69,12 @@ func (r *rank) restore(ctx context.Context) (*int64, *berth.Exit, error) {
 			x := notStarted(berth.CauseRestoreFailed, fmt.Sprintf("report the damage of step %d: %v", p.Step, err))
 			return nil, &x, nil
 		}
+		if r.gang() {
+			// The other ranks may have this step in place already: all of them begin
+			// anew from an older one.
+			x := notStarted(berth.CauseRestoreFailed, fmt.Sprintf("its part of step %d is damaged, and the gang goes back to an older one: %s", p.Step, bad.says))
+			return nil, &x, nil
+		}
 		says = fmt.Sprintf("no checkpoint verifies; step %d: %s", p.Step, bad.says)
 	}
 	x := notStarted(berth.CauseCheckpointCorrupt, says)
@@ -88,10 +95,10 @@ func (r *rank) patiently(ctx context.Context, f func() error) error {
 	until := time.Now().Add(r.timing().RestorePatience)
 	for wait := r.timing().backoff(); ; {
 		err := f()
-		if _, damaged := errors.AsType[damage](err); err == nil || damaged || refused(err) || ctx.Err() != nil || time.Now().After(until) {
+		if _, damaged := errors.AsType[damage](err); err == nil || damaged || refused(err) || source.Final(err) || ctx.Err() != nil || time.Now().After(until) {
 			return err
 		}
-		r.log.Warn("checkpoint store does not answer; tried again", "err", err)
+		r.log.Warn("store does not answer; tried again", "err", err)
 		if err := wait.wait(ctx); err != nil {
 			return err
 		}

@@ -19,6 +19,7 @@ import (
 //	workspace/    /workspace in the container
 //	checkpoint/   spec.checkpoint.path in the container, of a job that has one
 //	log.json      how far its log was sent
+//	use.json      what it has used so far
 //
 // Of at_most_one work workspace/ is also the gate of the fence; see
 // deadman.CloseGate.
@@ -148,7 +149,7 @@ func (s *Supervisor) sweep(ctx context.Context, set []berth.Assignment) {
 			continue
 		}
 		s.log.Warn("folder is nobody's and goes", "folder", f.Name())
-		if err := removeScratch(s.cfg.StateDir, f.Name()); err != nil {
+		if err := errors.Join(s.vault.remove(f.Name()), removeScratch(s.cfg.StateDir, f.Name())); err != nil {
 			s.log.Error("leftover folder not removed", "err", err)
 		}
 	}

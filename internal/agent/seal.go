@@ -16,10 +16,11 @@ func (r *rank) seal(x berth.Exit) error {
 	_ = failpoint.Hit("agent.exit.before")
 	r.log.Info("rank ended", "cause", x.Cause, "code", x.Code, "oom_killed", x.OOMKilled)
 	r.ended.Store(true)
+	r.forgetSecrets()
 	stored := make(chan struct{})
 	go func() {
 		defer close(stored)
-		r.storeRest()
+		r.storeRest(x)
 	}()
 	together := time.NewTimer(r.timing().SealTogether)
 	defer together.Stop()
@@ -37,15 +38,22 @@ func (r *rank) seal(x berth.Exit) error {
 	return nil
 }
 
-// storeRest waits for the log and the checkpoints.
-func (r *rank) storeRest() {
+// storeRest waits for the log, what it used, the checkpoints and, of a rank that has done its
+// work, its outputs.
+func (r *rank) storeRest(x berth.Exit) {
 	if r.shipper == nil {
 		return
 	}
 	var rest sync.WaitGroup
 	rest.Go(func() { r.shipper.finish(r.ctx) })
+	if r.meter != nil {
+		rest.Go(func() { r.meter.finish(r.ctx) })
+	}
 	if r.keeper != nil {
 		rest.Go(func() { r.keeper.finish(r.ctx) })
+	}
+	if x.Done() && len(r.claim.Spec.Outputs) > 0 {
+		rest.Go(func() { r.storeOutputs(r.ctx) })
 	}
 	rest.Wait()
 }

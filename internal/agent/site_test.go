@@ -24,6 +24,7 @@ import (
 	"berth/db/dbtest"
 	"berth/internal/agent"
 	"berth/internal/blob"
+	"berth/internal/vault"
 )
 
 // site is a control plane, as real as a test can have it: the database, the API
@@ -37,6 +38,7 @@ type site struct {
 	url     string
 	gate    *gate
 	image   string // that jobs run
+	keys    *vault.Keys
 }
 
 // gate stands before the API and can be closed, or made to refuse.
@@ -61,7 +63,7 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func newSite(t *testing.T) *site {
 	t.Helper()
-	s := &site{t: t, image: "testprog", blobDir: filepath.Join(t.TempDir(), "blobs")}
+	s := &site{t: t, image: "testprog", blobDir: filepath.Join(t.TempDir(), "blobs"), keys: newKeys(t)}
 	var err error
 	if s.db, err = db.Open(t.Context(), dbtest.URL(t), db.Options{}); err != nil {
 		t.Fatal(err)
@@ -72,7 +74,7 @@ func newSite(t *testing.T) *site {
 	}
 	server, err := api.New(api.Deps{
 		DB: s.db, Control: s.db, Logger: slog.New(slog.DiscardHandler), Agent: api.AgentDeps{Blobs: s.blobs},
-		Logs: &blob.LogReader{Store: s.blobs, DB: s.db},
+		Logs: &blob.LogReader{Store: s.blobs, DB: s.db}, Vault: s.keys,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -191,7 +193,7 @@ func (m *machine) start() {
 	case err := <-done:
 		done <- err
 		m.s.t.Fatalf("agent ended: %v", err)
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		m.s.t.Fatal("agent does not begin to work")
 	}
 }
@@ -205,16 +207,19 @@ func (m *machine) restart() {
 	m.start()
 }
 
+// patience bounds every wait for what must come; machines that run tests are
+// busy.
+const patience = 2 * time.Minute
+
 func (m *machine) until(what string, ok func() bool) { m.s.until(what, ok) }
 
 func (s *site) until(what string, ok func() bool) {
 	s.t.Helper()
-	limit := time.After(20 * time.Second)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
+	limit := time.After(patience)
+	// Often at first, then ever more seldom: looking costs what is looked at.
+	for pause := 2 * time.Millisecond; !ok(); pause = min(pause*3/2, 40*time.Millisecond) {
 		select {
-		case <-tick.C:
+		case <-time.After(pause):
 		case <-limit:
 			s.t.Fatalf("never: %s", what)
 		}
@@ -324,7 +329,7 @@ func (w *waiter) result() berth.RunResult {
 	w.t.Helper()
 	select {
 	case <-w.done:
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		w.t.Fatal("the waiter does not come back")
 	}
 	if w.err != nil {

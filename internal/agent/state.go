@@ -16,6 +16,7 @@ import (
 //	lock              held as long as the process lives
 //	credential.json   the machine's name and token, mode 0600
 //	ranks/            one folder for each rank's container
+//	cache/            what jobs have needed, by content; see cache
 //	fence/            of the deadman; see deadman.Dir
 type state struct {
 	dir  string
@@ -84,6 +85,11 @@ func writeJSON(path string, v any) error {
 	if err != nil {
 		return err
 	}
+	return writeFile(path, b)
+}
+
+// writeFile replaces a file as a whole.
+func writeFile(path string, b []byte) error {
 	if err := os.WriteFile(path+".new", b, 0o600); err != nil {
 		return err
 	}

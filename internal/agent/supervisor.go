@@ -10,6 +10,7 @@ import (
 
 	"berth"
 	"berth/activities/node"
+	"berth/internal/source"
 )
 
 // Supervisor owns the containers of this machine: one rank each, from claim to
@@ -20,6 +21,9 @@ type Supervisor struct {
 	log     *slog.Logger
 	control *control
 	fence   *fence
+	cache   *cache
+	sources *source.Sources
+	vault   vaultDir
 	ctx     context.Context // ends when the agent stops; containers stay
 	stop    context.CancelCauseFunc
 	all     sync.WaitGroup // one for each rank
@@ -43,10 +47,11 @@ type Supervisor struct {
 
 var _ node.Supervisor = (*Supervisor)(nil)
 
-func newSupervisor(cfg Config, c *control, f *fence, log *slog.Logger) *Supervisor {
+func newSupervisor(cfg Config, c *control, f *fence, kept *cache, log *slog.Logger) *Supervisor {
 	ctx, stop := context.WithCancelCause(context.Background())
 	return &Supervisor{
-		cfg: cfg, log: log, control: c, fence: f, ctx: ctx, stop: stop,
+		cfg: cfg, log: log, control: c, fence: f, cache: kept, vault: openVaultDir(cfg.StateDir, inMemory), ctx: ctx, stop: stop,
+		sources: source.Open(source.Options{Policy: cfg.InputNetworks, Roots: cfg.InputRoots}),
 		adopted: make(chan struct{}),
 		ranks:   map[berth.AllocationID]*rank{},
 		gone:    map[berth.AllocationID]bool{},
@@ -76,6 +81,7 @@ func (s *Supervisor) turn(ctx context.Context) (done func(), err error) {
 func (s *Supervisor) close() {
 	s.stop(errAgentStops)
 	s.all.Wait()
+	s.sources.Close()
 }
 
 func (s *Supervisor) waitAdopted(ctx context.Context) error {
@@ -229,7 +235,7 @@ func (s *Supervisor) adopt(found []node.Container, kill, quarantine []berth.Allo
 			continue
 		}
 		r := newRank(s, seen.Alloc, seen.Job, seen.Rank, seen.Attempt)
-		r.adopts, r.named = true, true
+		r.adopts, r.named, r.network = true, true, c.Labels[berth.LabelNetwork]
 		if condemned[seen.Alloc] {
 			s.log.Warn("container is nobody's work any more and goes", "container", c.Name)
 			r.abandon()

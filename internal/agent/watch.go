@@ -56,6 +56,8 @@ func (r *rank) watch() (berth.Exit, error) {
 	ordered := r.tellRunning(false)
 	r.log.Info("rank runs")
 	r.shipper.begin()
+	r.meter = newMeter(r)
+	r.meter.begin()
 	if r.keeper != nil {
 		r.keeper.begin()
 	}
@@ -76,7 +78,9 @@ func (r *rank) watch() (berth.Exit, error) {
 				return berth.Exit{}, e.err
 			}
 			look.readProgress()
-			return r.evidence(e), nil
+			x := r.evidence(e)
+			x.Measured = r.meter.end()
+			return x, nil
 		case <-tick.C:
 			look.readProgress()
 		case <-r.kick:
@@ -148,7 +152,7 @@ func (r *rank) steer(look *lookout) time.Duration {
 		case fault != "":
 			r.stop(now, berth.CauseGPU, fault, r.grace(), true)
 		case spec.StallTimeout > 0 && look.quietFor(now) >= spec.StallTimeout.Std():
-			r.stop(now, berth.CauseStalled, "no log, progress, checkpoint or CPU use for "+spec.StallTimeout.String(), r.grace(), false)
+			r.stop(now, berth.CauseStalled, "no log, progress, checkpoint, CPU or GPU use for "+spec.StallTimeout.String(), r.grace(), false)
 		}
 	}
 	next := time.Minute

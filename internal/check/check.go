@@ -74,6 +74,7 @@ type Invariant struct {
 	job     func(*jobCase)
 	machine func(*machineCase)
 	cluster func(*clusterCase)
+	family  func(*familyCase)
 }
 
 // History is a whole history in memory.
@@ -81,6 +82,7 @@ type History struct {
 	Cluster    history.Cluster
 	Jobs       []history.Job
 	Machines   []history.Machine
+	Families   []history.Family
 	Containers []ContainerEvent // of every machine, in any order
 	Accepted   []Accepted
 	// Missing are jobs that containers or accepted submits name, and that have
@@ -104,6 +106,9 @@ func Verify(h History, o Options) []Breach {
 	}
 	for _, m := range h.Machines {
 		v.machine(m)
+	}
+	for _, f := range h.Families {
+		v.family(f)
 	}
 	v.finish(h.Missing)
 	return v.breaches
@@ -139,6 +144,14 @@ func (v *verifier) machine(m history.Machine) {
 	}
 }
 
+func (v *verifier) family(f history.Family) {
+	for _, i := range Invariants {
+		if i.family != nil {
+			i.family(&familyCase{caseOf: caseOf{v: v, invariant: i, job: f.ID}, f: f})
+		}
+	}
+}
+
 func (v *verifier) finish(missing []berth.JobID) {
 	for _, i := range Invariants {
 		if i.cluster != nil {
@@ -164,6 +177,11 @@ type jobCase struct {
 type machineCase struct {
 	caseOf
 	m history.Machine
+}
+
+type familyCase struct {
+	caseOf
+	f history.Family
 }
 
 type clusterCase struct {

@@ -52,9 +52,12 @@ var shapes = map[string]func() check.History{
 		j.settle(berth.Succeeded, "", berth.BudgetNone)
 		return s.history()
 	},
-	"a gang is canceled":           canceled,
-	"a job gives way and is back":  preempted,
-	"a damaged checkpoint is left": fellBack,
+	"a gang is canceled":                                  canceled,
+	"a gang is repaired":                                  repaired,
+	"a job gives way and is back":                         preempted,
+	"a damaged checkpoint is left":                        fellBack,
+	"a pipeline of two steps":                             line,
+	"an array runs two elements at a time, and one fails": sweep,
 	"canceled while queued": func() check.History {
 		s := newStory()
 		s.machine("m1")
@@ -64,6 +67,48 @@ var shapes = map[string]func() check.History{
 		j.CancelRequestedAt = &at
 		return s.history()
 	},
+}
+
+// line is a pipeline whose second step needs its first.
+func line() check.History {
+	s := newStory()
+	m := s.machine("m1")
+	p, e := s.array(2, 0)
+	p.Kind, s.families[0].Kind = string(berth.KindPipeline), string(berth.KindPipeline)
+	e[0].step, e[1].step, e[1].needs = "a", "b", []berth.JobID{e[0].ID}
+	for i := range e {
+		e[i].place(0, m)
+		if i == 0 {
+			p.state(berth.Running, "leader")
+		}
+		e[i].run()
+		e[i].exits(0, berth.CauseExited)
+		e[i].settle(berth.Succeeded, "", berth.BudgetNone)
+	}
+	p.state(berth.Succeeded, "workflow")
+	return s.history()
+}
+
+// sweep is an array of which the third element waits for the first.
+func sweep() check.History {
+	s := newStory()
+	m1, m2 := s.machine("m1"), s.machine("m2")
+	p, e := s.array(3, 2)
+	e[0].place(0, m1)
+	p.state(berth.Running, "leader")
+	e[1].place(1, m1)
+	e[0].run()
+	e[0].exits(0, berth.CauseExited)
+	e[0].settle(berth.Succeeded, "", berth.BudgetNone)
+	e[2].place(0, m2)
+	for i, code := range map[int]int{1: 0, 2: 1} {
+		e[i].run()
+		e[i].exits(code, berth.CauseExited)
+	}
+	e[1].settle(berth.Succeeded, "", berth.BudgetNone)
+	e[2].settle(berth.Failed, berth.ReasonExitCode, berth.BudgetUser)
+	p.state(berth.Failed, "workflow")
+	return s.history()
 }
 
 func lost() check.History {
@@ -116,6 +161,25 @@ func canceled() check.History {
 	}
 	j.exits(143, berth.CauseOrdered)
 	j.settle(berth.Canceled, berth.ReasonCanceledByUser, berth.BudgetNone)
+	return s.history()
+}
+
+// repaired is a gang of which one rank fails and whose other room is kept.
+func repaired() check.History {
+	s := newStory()
+	m1, m2, m3 := s.machine("m1"), s.machine("m2"), s.machine("m3")
+	j := s.submit(2, "fenced")
+	j.place(0, m1, m2)
+	j.run()
+	kept := j.repairs(0)
+	j.exits(1, berth.CauseExited)
+	j.settle(berth.Retrying, berth.ReasonExitCode, berth.BudgetUser)
+	j.place(0, m1, m3)
+	at := s.at
+	kept.GoneAt = &at
+	j.run()
+	j.exits(0, berth.CauseExited)
+	j.settle(berth.Succeeded, "", berth.BudgetNone)
 	return s.history()
 }
 

@@ -25,7 +25,7 @@ var Invariants = []Invariant{
 	},
 	{
 		Number: 5, Sentence: "Only listed changes of state; terminal is final; exactly one terminal event.",
-		Reads: "job_events, berth.Transitions",
+		Reads: "job_events, berth.Transitions and berth.ParentTransitions",
 		job:   listedTransitions,
 	},
 	{
@@ -49,9 +49,9 @@ var Invariants = []Invariant{
 		machine: withinCapacity,
 	},
 	{
-		Number: 10, Sentence: "The ranks of an attempt are reserved all at once or not at all, and do not run on in part.",
-		Reads: "allocations of each attempt, members of the spec",
-		job:   gangsAreWhole,
+		Number: 10, Sentence: "The ranks of an attempt are reserved all at once or not at all, begin only when all are ready, and do not run on in part; room is kept for a gang's repair for a minute at most.",
+		Reads: "allocations of each attempt, members of the spec, earmark_log",
+		job:   func(c *jobCase) { gangsAreWhole(c); gangsStartTogether(c); repairsAreBrief(c) },
 	},
 	{
 		Number: 13, Sentence: "After a cancel nothing is started or placed; the job ends canceled, or succeeded by work that had ended by itself.",
@@ -97,5 +97,25 @@ var Invariants = []Invariant{
 		Number: 24, Sentence: "Time alone frees nothing: capacity that a machine may use is freed on the word of its agent, a new boot, its provider or an operator.",
 		Reads: "freed_from and freed_by of allocations, exit, job_events, host_boot in machine_events",
 		job:   freedOnConfirmation, machine: freedByBoot,
+	},
+	{
+		Number: 25, Sentence: "No two members of gangs have one port of a machine at the same time.",
+		Reads:   "port, reserved_at and released_at of allocations",
+		machine: portsGivenOnce,
+	},
+	{
+		Number: 26, Sentence: "Of an array no more elements hold capacity at once than its parallel allows.",
+		Reads:  "taken_seq, freed_seq and orphaned_seq of the allocations of its elements, parallel of its row",
+		family: parallelHolds,
+	},
+	{
+		Number: 27, Sentence: "A parent ends when its elements have, and as they did; each of its indexes is one element.",
+		Reads:  "jobs of one parent, total, indexes and state of its row",
+		family: parentsFollow,
+	},
+	{
+		Number: 28, Sentence: "No step of a pipeline is placed before all that it needs have succeeded.",
+		Reads:  "deps, state of the steps, taken_seq and freed_seq of their allocations",
+		family: needsComeFirst,
 	},
 }

@@ -78,7 +78,7 @@ func listedTransitions(c *jobCase) {
 		if e.From != state {
 			c.breach(rows(e), "a change from %q, although the job was %q", e.From, state)
 		}
-		if !e.From.CanBecome(e.To) {
+		if !berth.Kind(c.j.Kind).CanBecome(e.From, e.To) {
 			c.breach(rows(e), "%q cannot become %q", e.From, e.To)
 		}
 		state = e.To
@@ -167,6 +167,9 @@ func victimsGiveWay(c *jobCase) {
 }
 
 func cancelsHold(c *jobCase) {
+	if c.j.Kind != "job" {
+		return // holds nothing; its elements are looked at each
+	}
 	var canceled *history.Event
 	running := map[int]bool{}
 	for _, e := range c.states() {

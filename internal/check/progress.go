@@ -30,7 +30,7 @@ func makesProgress(c *jobCase) {
 		silence = max(silence, fencedAfter+grace)
 	}
 	switch {
-	case j.State == berth.Submitted && j.Kind == "job":
+	case j.State == berth.Submitted:
 		overdue(j.StateAt, submittedFor, "submitted")
 	case j.State == berth.Canceling || j.State == berth.Preempting:
 		overdue(j.StateAt, grace+stoppingFor+silence+settledIn, string(j.State))

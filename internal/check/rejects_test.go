@@ -205,6 +205,28 @@ var bads = []bad{
 		alloc(h, 1, func(a *history.Allocation) { a.State, a.OrphanedAt = berth.AllocOrphaned, a.StartedAt })
 		later(h, time.Hour)
 	}},
+	{10, "a gang begins without one of its ranks", canceled, func(h *check.History) { alloc(h, 2, func(a *history.Allocation) { a.PreparedAt = nil }) }},
+	{10, "a gang begins before one of its ranks is ready", canceled, func(h *check.History) {
+		alloc(h, 2, func(a *history.Allocation) { at := a.StartedAt.Add(time.Minute); a.PreparedAt = &at })
+	}},
+	{10, "a rank begins before its gang", canceled, func(h *check.History) {
+		alloc(h, 1, func(a *history.Allocation) { at := a.PreparedAt.Add(time.Millisecond); a.StartedAt = &at })
+	}},
+	{10, "a rank begins, its gang does not", canceled, func(h *check.History) { h.Jobs[0].Attempts[0].StartedAt = nil }},
+	{10, "room is kept for a repair for good", repaired, func(h *check.History) {
+		h.Jobs[0].Repairs[0].GoneAt = nil
+		later(h, time.Hour)
+	}},
+	{10, "room is kept for a repair for an hour", repaired, func(h *check.History) {
+		at := h.Jobs[0].Repairs[0].GoneAt.Add(time.Hour)
+		h.Jobs[0].Repairs[0].GoneAt = &at
+	}},
+	{25, "a port is given twice", repaired, func(h *check.History) {
+		alloc(h, 1, func(a *history.Allocation) { a.ReleasedAt = nil })
+	}},
+	{25, "a port is given again before its rank is settled", repaired, func(h *check.History) {
+		alloc(h, 1, func(a *history.Allocation) { at := a.ReleasedAt.Add(time.Minute); a.ReleasedAt = &at })
+	}},
 	{13, "it starts after its cancel", canceled, func(h *check.History) {
 		event(h, berth.EventState, berth.Canceled).To = berth.Running
 	}},
@@ -297,6 +319,27 @@ var bads = []bad{
 		for i := range h.Machines[0].Events {
 			h.Machines[0].Events[i].HostBoot = "boot-1"
 		}
+	}},
+	{26, "a third element takes room while two hold some", sweep, func(h *check.History) { h.Families[0].Children[0].Spans[0].Until = 1000 }},
+	{26, "two of an array that runs one at a time", sweep, func(h *check.History) { h.Families[0].Parallel = 1 }},
+	{27, "an array ends before an element", sweep, func(h *check.History) { h.Families[0].Children[1].State = berth.Running }},
+	{27, "an element ends after its array", sweep, func(h *check.History) {
+		at := h.Families[0].FinishedAt.Add(time.Minute)
+		h.Families[0].Children[1].FinishedAt = &at
+	}},
+	{27, "an array succeeds with a failed element", sweep, func(h *check.History) { h.Families[0].State = berth.Succeeded }},
+	{27, "an array succeeds without an element", sweep, func(h *check.History) {
+		f := &h.Families[0]
+		f.State, f.Children = berth.Succeeded, f.Children[:2]
+	}},
+	{27, "an array fails although all went well", sweep, func(h *check.History) { h.Families[0].Children[2].State = berth.Succeeded }},
+	{27, "an index is two elements", sweep, func(h *check.History) { h.Families[0].Children[1].Index = 0 }},
+	{27, "an index it does not have", sweep, func(h *check.History) { h.Families[0].Indexes = []int{0, 1, 7} }},
+	{27, "more elements than it has", sweep, func(h *check.History) { h.Families[0].Archived = 1 }},
+	{28, "a step begins before the one it needs has ended", line, func(h *check.History) { h.Families[0].Children[0].Spans[0].Until = 1000 }},
+	{28, "a step begins although the one it needs failed", line, func(h *check.History) { h.Families[0].Children[0].State = berth.Failed }},
+	{5, "an array goes back to the queue", sweep, func(h *check.History) {
+		add(h, history.Event{Kind: berth.EventState, From: berth.Failed, To: berth.Queued, Actor: "workflow"})
 	}},
 }
 

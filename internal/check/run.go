@@ -15,6 +15,7 @@ type Source interface {
 	Cluster(ctx context.Context) (history.Cluster, error)
 	Jobs(ctx context.Context, since time.Time, each func(history.Job) error) error
 	Machines(ctx context.Context, since time.Time, each func(history.Machine) error) error
+	Families(ctx context.Context, since time.Time, each func(history.Family) error) error
 	Missing(ctx context.Context, ids []berth.JobID) ([]berth.JobID, error)
 }
 
@@ -44,6 +45,12 @@ func Run(ctx context.Context, s Source, events []ContainerEvent, accepted []Acce
 	if err := s.Machines(ctx, o.Since, func(m history.Machine) error {
 		r.Machines++
 		v.machine(m)
+		return ctx.Err()
+	}); err != nil {
+		return r, err
+	}
+	if err := s.Families(ctx, o.Since, func(f history.Family) error {
+		v.family(f)
 		return ctx.Err()
 	}); err != nil {
 		return r, err

@@ -19,6 +19,7 @@ type story struct {
 	machines []*history.Machine
 	jobs     []*teller
 	events   []check.ContainerEvent
+	families []*history.Family
 }
 
 func newStory() *story { return &story{at: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)} }
@@ -50,10 +51,14 @@ func (s *story) machineIs(m *history.Machine, state string, epoch int64, boot st
 type teller struct {
 	s *story
 	history.Job
+	family *history.Family // of an element: its array, or its pipeline
+	index  int
+	step   string
+	needs  []berth.JobID
 }
 
 func (s *story) submit(members int, mode string) *teller {
-	t := &teller{s, history.Job{
+	t := &teller{s: s, Job: history.Job{
 		ID: berth.JobID(fmt.Sprintf("00000000-0000-7000-8000-%012d", len(s.jobs)+1)), Tenant: "default", Kind: "job",
 		Mode: mode, GraceMS: 1000, LostAfterMS: 90_000, HasSpec: true, Members: members, SubmittedAt: s.at,
 	}}
@@ -61,6 +66,20 @@ func (s *story) submit(members int, mode string) *teller {
 	t.state(berth.Submitted, "user:ada")
 	t.state(berth.Queued, "workflow")
 	return t
+}
+
+// array is one with so many elements, each of one rank.
+func (s *story) array(total, parallel int) (*teller, []*teller) {
+	p := s.submit(1, "fenced")
+	p.Kind = string(berth.KindArray)
+	f := &history.Family{ID: p.ID, Kind: p.Kind, Total: total, Parallel: parallel}
+	s.families = append(s.families, f)
+	elements := make([]*teller, total)
+	for i := range elements {
+		elements[i] = s.submit(1, "fenced")
+		elements[i].family, elements[i].index = f, i
+	}
+	return p, elements
 }
 
 func (t *teller) tell(kind berth.EventKind, attempt int, actor, detail string) {
@@ -94,6 +113,9 @@ func (t *teller) place(gpu int, on ...*history.Machine) {
 			CPUMilli: 1000, MemoryMiB: 1024, GPUMilli: 1000, State: berth.AllocReserved, ReservedAt: at, TakenSeq: t.s.next(),
 			GPUs: []history.Claim{{Index: gpu, Milli: 1000}},
 		})
+		if len(on) > 1 {
+			t.Allocations[len(t.Allocations)-1].Port = berth.DefaultPorts.First
+		}
 	}
 	t.state(berth.Scheduled, "leader")
 }
@@ -104,6 +126,12 @@ func (s *story) keeps(m *history.Machine, gpu int, beneficiary, victim *teller) 
 		Beneficiary: beneficiary.ID, Index: gpu, Milli: 1000, Victim: victim.ID, VictimAttempt: victim.Attempt, FromSeq: s.next(),
 	})
 	return &m.Earmarks[len(m.Earmarks)-1]
+}
+
+// repairs keeps the room of a rank of the current attempt for the next one.
+func (t *teller) repairs(rank int) *history.Repair {
+	t.Repairs = append(t.Repairs, history.Repair{Machine: t.now()[rank].Machine, Attempt: t.Attempt, MadeAt: t.s.tick()})
+	return &t.Repairs[len(t.Repairs)-1]
 }
 
 // now are the allocations of the current attempt.
@@ -131,6 +159,7 @@ func (t *teller) run() {
 		at := t.s.tick()
 		a.State, a.ClaimedAt = berth.AllocActive, &at
 		t.container(a, "create")
+		a.PreparedAt = &at
 	}
 	t.state(berth.Running, "agent:m1")
 	began := t.s.at
@@ -237,6 +266,9 @@ func (s *story) history() check.History {
 			}
 		}
 	}
+	for _, f := range s.families {
+		h.Families = append(h.Families, s.family(*f))
+	}
 	for _, m := range s.machines {
 		slices.SortFunc(m.Allocations, func(a, b history.Allocation) int { return cmp.Compare(a.TakenSeq, b.TakenSeq) })
 		for _, a := range m.Allocations {
@@ -248,4 +280,26 @@ func (s *story) history() check.History {
 		h.Machines = append(h.Machines, *m)
 	}
 	return h
+}
+
+// family is an array as its elements are now.
+func (s *story) family(f history.Family) history.Family {
+	for _, t := range s.jobs {
+		if t.ID == f.ID {
+			f.State, f.FinishedAt = t.State, t.FinishedAt
+		}
+		if t.family == nil || t.family.ID != f.ID {
+			continue
+		}
+		c := history.Child{ID: t.ID, Index: t.index, Step: t.step, Needs: t.needs, State: t.State, FinishedAt: t.FinishedAt}
+		for _, a := range t.Allocations {
+			until := a.FreedSeq
+			if a.OrphanedSeq != 0 {
+				until = a.OrphanedSeq
+			}
+			c.Spans = append(c.Spans, history.Span{Taken: a.TakenSeq, Until: until})
+		}
+		f.Children = append(f.Children, c)
+	}
+	return f
 }

@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/publicnet"
 )
 
 // Role is a part that a process plays.
@@ -51,6 +52,8 @@ type Config struct {
 	Policy            Policy  // of placing
 	RatePerSecond     float64 // calls of one token
 	Burst             int
+	SecretKeyFile     string // keys that secrets are sealed with; empty: none are kept
+	WebhookAllow      string // networks besides public addresses that webhooks may be called in
 	Pprof             string // address for profiles; empty: none
 }
 
@@ -100,6 +103,8 @@ func (c Config) Validate() error {
 		require((c.TLSCert == "") == (c.TLSKey == ""), "TLS needs a certificate and its key")
 		require(c.RatePerSecond > 0 && c.Burst > 0, "rate %v and burst %d: both must be above 0", c.RatePerSecond, c.Burst)
 	}
+	_, err := publicnet.Parse(c.WebhookAllow)
+	require(err == nil, "webhook-allow: %v", err)
 	require(c.Pprof == "" || isLoopback(c.Pprof), "pprof address %q: allowed is HOST:PORT on loopback", c.Pprof)
 	for name, d := range map[string]time.Duration{
 		"retention": c.Retention, "suspect-after": c.SuspectAfter, "lost-after": c.LostAfter, "fence-margin": c.FenceMargin, "reconcile-every": c.ReconcileEvery,
@@ -145,7 +150,7 @@ func (c Config) LogValue() slog.Value {
 		slog.String("blob_url", redact(c.BlobURL)), slog.Duration("retention", c.Retention), slog.Duration("machine_retention", c.MachineRetention),
 		slog.Duration("suspect_after", c.SuspectAfter), slog.Duration("lost_after", c.LostAfter), slog.Duration("fence_margin", c.FenceMargin), slog.Float64("lost_share", c.LostShare), slog.Duration("grace", c.Grace),
 		slog.Duration("reconcile_every", c.ReconcileEvery), slog.Float64("rate", c.RatePerSecond), slog.Int("burst", c.Burst),
-		slog.String("pprof", c.Pprof), slog.Any("policy", c.Policy),
+		slog.String("secret_key_file", c.SecretKeyFile), slog.String("webhook_allow", c.WebhookAllow), slog.String("pprof", c.Pprof), slog.Any("policy", c.Policy),
 	)
 }
 

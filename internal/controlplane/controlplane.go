@@ -18,7 +18,11 @@ import (
 	"berth/db"
 	"berth/internal/blob"
 	"berth/internal/dispatch"
+	"berth/internal/intake"
+	"berth/internal/publicnet"
 	"berth/internal/scheduler"
+	"berth/internal/vault"
+	"berth/internal/webhook"
 	"berth/workers"
 )
 
@@ -151,6 +155,7 @@ func (c *ControlPlane) assemble(ctx context.Context, d *db.DB, t client.Client) 
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	dispatcher := dispatch.New(t, d, dispatch.Options{Starts: c.cfg.Plays(RoleDispatch), Logger: c.log})
+	judge := intake.New(d)
 	var front, middle []part
 	var blobs *blob.Store
 	if c.cfg.BlobURL != "" { // a leader may do without
@@ -159,23 +164,40 @@ func (c *ControlPlane) assemble(ctx context.Context, d *db.DB, t client.Client) 
 		}
 		end = func() { _ = blobs.Close() }
 	}
+	var keys *vault.Keys
+	if c.cfg.SecretKeyFile != "" {
+		if keys, err = vault.Load(c.cfg.SecretKeyFile); err != nil {
+			return nil, end, err
+		}
+	}
+	network, err := publicnet.Parse(c.cfg.WebhookAllow)
+	if err != nil {
+		return nil, end, err
+	}
 	if c.cfg.Plays(RoleAPI) {
-		serve, err := c.newAPI(d, dispatcher, blobs, registry)
+		if keys != nil {
+			middle = append(middle, c.reseal(d, keys))
+		}
+		serve, err := c.newAPI(d, dispatcher, blobs, keys, registry)
 		if err != nil {
 			return nil, end, err
 		}
 		front = append(front, serve)
 	}
 	if c.cfg.Plays(RoleWorker) {
-		middle = append(middle, workers.NewControl(t, control.New(d, dispatcher), c.log).Run)
+		middle = append(middle, workers.NewControl(t, control.New(d, dispatcher, judge), c.log).Run)
 	}
 	if c.cfg.Plays(RoleLeader) {
-		middle = append(middle, c.newScheduler(d, dispatcher, blobs, registry).Run)
+		middle = append(middle, c.newScheduler(d, dispatcher, judge, blobs, registry).Run)
 	} else if c.cfg.Plays(RoleAPI) {
 		middle = append(middle, c.newBeacon(d).run)
 	}
 	if c.cfg.Plays(RoleDispatch) {
 		middle = append(middle, func(ctx context.Context) error { return c.prepareTemporal(ctx, t) })
+	}
+	if keys != nil && c.cfg.Plays(RoleDispatch) {
+		sender := webhook.New(webhook.Options{DB: d, Keys: keys, Logger: c.log, Network: network, Metrics: registry})
+		middle = append(middle, sender.Run)
 	}
 	if c.cfg.Pprof != "" {
 		middle = append(middle, c.profile)
@@ -183,7 +205,7 @@ func (c *ControlPlane) assemble(ctx context.Context, d *db.DB, t client.Client) 
 	return [][]part{front, middle, {dispatcher.Run, d.Hub().Run}}, end, nil
 }
 
-func (c *ControlPlane) newScheduler(d *db.DB, dispatcher *dispatch.Dispatcher, blobs *blob.Store, registry *prometheus.Registry) *scheduler.Scheduler {
+func (c *ControlPlane) newScheduler(d *db.DB, dispatcher *dispatch.Dispatcher, judge *intake.Intake, blobs *blob.Store, registry *prometheus.Registry) *scheduler.Scheduler {
 	var objects scheduler.Objects
 	if blobs != nil {
 		objects = blobs
@@ -191,7 +213,7 @@ func (c *ControlPlane) newScheduler(d *db.DB, dispatcher *dispatch.Dispatcher, b
 	metrics := scheduler.NewMetrics()
 	registry.MustRegister(metrics)
 	return scheduler.New(scheduler.Options{
-		DB: d, Poker: dispatcher, Workflows: dispatcher, Objects: objects, Logger: c.log, Metrics: metrics,
+		DB: d, Poker: dispatcher, Workflows: dispatcher, Clocks: dispatcher, Fires: judge, Objects: objects, Logger: c.log, Metrics: metrics,
 		Policy:           c.cfg.Policy.placement(),
 		Beacon:           c.cfg.Plays(RoleAPI),
 		Silence:          c.cfg.silence(),
@@ -203,7 +225,7 @@ func (c *ControlPlane) newScheduler(d *db.DB, dispatcher *dispatch.Dispatcher, b
 	})
 }
 
-func (c *ControlPlane) newAPI(d *db.DB, dispatcher *dispatch.Dispatcher, blobs *blob.Store, registry *prometheus.Registry) (part, error) {
+func (c *ControlPlane) newAPI(d *db.DB, dispatcher *dispatch.Dispatcher, blobs *blob.Store, keys *vault.Keys, registry *prometheus.Registry) (part, error) {
 	server, err := api.New(api.Deps{
 		DB: d, Control: d, Poker: dispatcher, Logs: &blob.LogReader{Store: blobs, DB: d}, Logger: c.log, Version: c.opts.Version,
 		Checks: []api.Check{
@@ -214,6 +236,9 @@ func (c *ControlPlane) newAPI(d *db.DB, dispatcher *dispatch.Dispatcher, blobs *
 		Policy:  c.cfg.Policy.placement(),
 		Metrics: registry,
 		Agent:   api.AgentDeps{Blobs: blobs},
+		Vault:   keys,
+
+		PlainWebhooks: c.cfg.WebhookAllow != "",
 	})
 	if err != nil {
 		return nil, err

@@ -16,18 +16,38 @@ type Policy struct {
 	BandWidth    int           // points of priority in a band
 	Aging        time.Duration // of waiting for one more point of priority; 0: none
 	AgingCrosses bool          // into higher bands
+	Overdue      time.Duration // of waiting a job comes before others of its band; 0: never
 	HalfLife     time.Duration // of past use; 0: it does not count
 	EntryPenalty time.Duration // that each start costs, as if it had run so long
 	Backfill     int           // blocked jobs with a reserved start; 0: none
 	PreemptAfter time.Duration // of waiting a job displaces others; 0: never
 	MinRuntime   time.Duration // before a job can be displaced
-	EarmarkFor   time.Duration // room is kept for a job that displaced others
+	EarmarkFor   time.Duration // room is kept for a job that displaced others; see minEarmarkFor
 	AssumeRun    time.Duration // of a job without time_limit; 0: for ever
+	Exponent     float64       // a in remaining time x GPUs^a, of order srsf
+	Outrank      float64       // of order srsf: a job displaces those with that many times its service to go; 0: none
 }
 
+// defaultPolicy is argued for in docs/adr/0010.
 func defaultPolicy() Policy {
-	return Policy{Order: placement.Fair.String(), BandWidth: 1, HalfLife: berth.DefaultHalfLife, EarmarkFor: 10 * time.Minute}
+	return Policy{
+		Order: placement.Fair.String(), BandWidth: 100, Aging: time.Hour, Overdue: 24 * time.Hour, HalfLife: berth.DefaultHalfLife,
+		Backfill: 32, PreemptAfter: 5 * time.Minute, MinRuntime: 10 * time.Minute, EarmarkFor: 10 * time.Minute,
+		Exponent: placement.UsualExponent, Outrank: 2,
+	}
 }
+
+// Plain is the default policy with nothing reserved, nobody displaced, and no job
+// rising while it waits: for who wants jobs to go by share, priority and age alone.
+func (p Policy) Plain() Policy {
+	p.BandWidth, p.Aging, p.Overdue, p.Backfill, p.PreemptAfter, p.MinRuntime = 1, 0, 0, 0, 0, 0
+	return p
+}
+
+// minEarmarkFor is for how long room is kept at least, where jobs displace others.
+// Without an end, two jobs of which each keeps a part of what both need, because
+// a machine went while their victims stopped, would wait for each other for ever.
+const minEarmarkFor = time.Minute
 
 // faults returns all that is wrong with it.
 func (p Policy) faults() []error {
@@ -41,8 +61,18 @@ func (p Policy) faults() []error {
 	if p.Backfill < 0 || p.Backfill > 10_000 {
 		faults = append(faults, fmt.Errorf("backfill %d: allowed are 0 to 10000", p.Backfill))
 	}
+	if p.Exponent < 0 || p.Exponent > 2 {
+		faults = append(faults, fmt.Errorf("srsf-exponent %g: allowed are 0 to 2", p.Exponent))
+	}
+	if p.Outrank != 0 && !(p.Outrank >= 1 && p.Outrank <= 1000) {
+		faults = append(faults, fmt.Errorf("srsf-outrank %g: allowed are 0, which displaces nobody for that, and 1 to 1000", p.Outrank))
+	}
+	if p.EarmarkFor >= 0 && p.EarmarkFor < minEarmarkFor && p.PreemptAfter > 0 {
+		faults = append(faults, fmt.Errorf("earmark-for %s: allowed are %s and more, while jobs displace others (preempt-after %s): room that is kept for ever can make two jobs wait for each other",
+			p.EarmarkFor, minEarmarkFor, p.PreemptAfter))
+	}
 	for name, d := range map[string]time.Duration{
-		"aging": p.Aging, "half-life": p.HalfLife, "entry-penalty": p.EntryPenalty, "preempt-after": p.PreemptAfter,
+		"aging": p.Aging, "overdue": p.Overdue, "half-life": p.HalfLife, "entry-penalty": p.EntryPenalty, "preempt-after": p.PreemptAfter,
 		"min-runtime": p.MinRuntime, "earmark-for": p.EarmarkFor, "assume-run": p.AssumeRun,
 	} {
 		if d < 0 {
@@ -59,7 +89,7 @@ func (p Policy) placement() placement.Policy {
 		Order: order, BandWidth: p.BandWidth, Aging: p.Aging, Cross: p.AgingCrosses,
 		HalfLife: p.HalfLife, EntryPenalty: p.EntryPenalty, Backfill: p.Backfill,
 		Preempt: p.PreemptAfter > 0, PreemptAfter: p.PreemptAfter, MinRuntime: p.MinRuntime, EarmarkFor: p.EarmarkFor,
-		AssumeRun: p.AssumeRun, Exponent: 1,
+		AssumeRun: p.AssumeRun, Overdue: p.Overdue, Exponent: p.Exponent, Outrank: p.Outrank,
 	}
 }
 
@@ -69,6 +99,7 @@ func (p Policy) LogValue() slog.Value {
 		slog.String("order", p.Order), slog.Int("band_width", p.BandWidth), slog.Duration("aging", p.Aging), slog.Bool("aging_crosses", p.AgingCrosses),
 		slog.Duration("half_life", p.HalfLife), slog.Duration("entry_penalty", p.EntryPenalty), slog.Int("backfill", p.Backfill),
 		slog.Duration("preempt_after", p.PreemptAfter), slog.Duration("min_runtime", p.MinRuntime), slog.Duration("earmark_for", p.EarmarkFor),
-		slog.Duration("assume_run", p.AssumeRun),
+		slog.Duration("assume_run", p.AssumeRun), slog.Duration("overdue", p.Overdue),
+		slog.Float64("srsf_exponent", p.Exponent), slog.Float64("srsf_outrank", p.Outrank),
 	)
 }

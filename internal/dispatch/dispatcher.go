@@ -21,6 +21,7 @@ type Temporal interface {
 	TerminateWorkflow(ctx context.Context, workflowID, runID, reason string, details ...any) error
 	DescribeWorkflowExecution(ctx context.Context, workflowID, runID string) (*workflowservice.DescribeWorkflowExecutionResponse, error)
 	ListWorkflow(ctx context.Context, r *workflowservice.ListWorkflowExecutionsRequest) (*workflowservice.ListWorkflowExecutionsResponse, error)
+	ScheduleClient() client.ScheduleClient
 }
 
 // Options tune a Dispatcher. Zero fields take their defaults.
@@ -92,6 +93,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	for range inFlight {
 		all.Go(func() { d.sendPokes(ctx) })
 	}
+	all.Go(func() { d.hearPokes(ctx) })
 	if d.opts.Starts {
 		for range inFlight {
 			all.Go(func() { d.sendStarts(ctx) })

@@ -21,7 +21,7 @@ const pageSize = 1000
 func (d *Dispatcher) Open(ctx context.Context, each func(berth.JobID)) error {
 	request := &workflowservice.ListWorkflowExecutionsRequest{
 		PageSize: pageSize,
-		Query:    fmt.Sprintf("WorkflowType = '%s' AND ExecutionStatus = 'Running'", berth.WorkflowJob),
+		Query:    fmt.Sprintf("WorkflowType IN ('%s', '%s', '%s') AND ExecutionStatus = 'Running'", berth.WorkflowJob, berth.WorkflowArray, berth.WorkflowPipeline),
 	}
 	for {
 		page, err := d.temporal.ListWorkflow(ctx, request)

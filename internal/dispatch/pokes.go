@@ -96,6 +96,21 @@ func (d *Dispatcher) Poke(ids ...berth.JobID) {
 	}
 }
 
+// hearPokes pokes what this process has written about without holding the
+// dispatcher in its hands: parents of jobs that ended, elements of parents.
+func (d *Dispatcher) hearPokes(ctx context.Context) {
+	sub := d.db.Hub().SubscribeFrom(db.TopicPoke, "*", db.Here)
+	defer sub.Close()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-sub.C:
+			d.Poke(jobs(sub.Keys())...)
+		}
+	}
+}
+
 func (d *Dispatcher) sendPokes(ctx context.Context) {
 	for {
 		id, ok := d.pokes.next()

@@ -179,7 +179,7 @@ func (d *Dispatcher) start(ctx context.Context, row db.Dispatch, policy enumspb.
 		TypedSearchAttributes:                    temporal.NewSearchAttributes(tenantAttribute.ValueSet(string(row.Tenant)), kindAttribute.ValueSet(row.Kind)),
 		StaticSummary:                            row.Name,
 		EnableEagerStart:                         true, // a worker of this process takes the first task along
-	}, berth.WorkflowJob, berth.JobInput{Job: row.Job})
+	}, berth.WorkflowOf(berth.Kind(row.Kind)), berth.JobInput{Job: row.Job})
 	d.note(ctx, err)
 	if _, already := errors.AsType[*serviceerror.WorkflowExecutionAlreadyStarted](err); already {
 		return false, nil

@@ -24,7 +24,10 @@ func (e *Engine) Create(ctx context.Context, spec node.ContainerSpec) (node.Cont
 	if err != nil {
 		return node.Container{}, fmt.Errorf("create container %s: %w", spec.Name, err)
 	}
-	net, err := e.defaultNetwork(ctx)
+	net := spec.Network
+	if net == "" {
+		net, err = e.defaultNetwork(ctx)
+	}
 	if err != nil {
 		return node.Container{}, fmt.Errorf("create container %s: %w", spec.Name, err)
 	}

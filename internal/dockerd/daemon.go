@@ -204,7 +204,9 @@ func (d *Daemon) unlock() error {
 	if d.lock == nil {
 		return nil
 	}
-	err := d.lock.Close()
+	// By its name: a program that is just being started holds the file, too, until
+	// it is itself.
+	err := errors.Join(syscall.Flock(int(d.lock.Fd()), syscall.LOCK_UN), d.lock.Close())
 	d.lock = nil
 	return err
 }

@@ -166,7 +166,7 @@ func (m *machine) run(t *testing.T, args ...string) string {
 // awaitReady follows the container's log until it says that it is ready.
 func (m *machine) awaitReady(t *testing.T, id string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	logs, err := m.api.ContainerLogs(ctx, id, container.LogsOptions{ShowStdout: true, Follow: true})
 	if err != nil {
@@ -377,7 +377,7 @@ func TestTiedEngineEndsWithItsStarter(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	kill(startHelper(t, "tied", dir))
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -23,8 +24,10 @@ import (
 //
 //   - {model: H100, memory: 80GiB, count: 8}
 //   - {model: A100, memory: 40GiB, count: 2, unhealthy: [1], reason: XID 79}
+//   - {model: L4, memory: 24GiB, utilization: 0.8, memory_used: 3GiB}
 //
-// count is 1 if absent; unhealthy names devices of its entry, from 0. The file
+// count is 1 if absent; unhealthy names devices of its entry, from 0; what Use
+// tells of each is utilization and memory_used, nothing if absent. The file
 // is read again whenever it has changed, which is how a device falls ill.
 type Declared struct {
 	path    string
@@ -34,9 +37,13 @@ type Declared struct {
 	mu      sync.Mutex
 	text    []byte // the file's content when it was last looked at
 	devices []berth.GPU
+	use     map[string]berth.GPUUse // by UUID, of those of which it is declared
 }
 
-var _ node.GPUs = (*Declared)(nil)
+var (
+	_ node.GPUs     = (*Declared)(nil)
+	_ node.GPUMeter = (*Declared)(nil)
+)
 
 // entry is one line of the file.
 type entry struct {
@@ -45,6 +52,9 @@ type entry struct {
 	Count     int       `yaml:"count"`
 	Unhealthy []int     `yaml:"unhealthy"`
 	Reason    string    `yaml:"reason"`
+
+	Utilization *float64   `yaml:"utilization"`
+	MemoryUsed  *berth.MiB `yaml:"memory_used"`
 }
 
 // maxDevices is more than any machine holds, MIG slices included.
@@ -78,6 +88,22 @@ func (d *Declared) Devices(ctx context.Context) ([]berth.GPU, error) {
 	return slices.Clone(d.devices), nil
 }
 
+// Use tells what the file says of these devices.
+func (d *Declared) Use(ctx context.Context, uuids []string) ([]berth.GPUUse, error) {
+	if _, err := d.Devices(ctx); err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var list []berth.GPUUse
+	for _, uuid := range uuids {
+		if u, ok := d.use[uuid]; ok {
+			list = append(list, u)
+		}
+	}
+	return list, nil
+}
+
 // Declared is true.
 func (d *Declared) Declared() bool { return true }
 
@@ -95,34 +121,24 @@ func (d *Declared) read() error {
 		return nil
 	}
 	d.text = text
-	devices, err := parseDeclared(text, d.machine)
+	devices, use, err := parseDeclared(text, d.machine)
 	if err != nil {
 		return fmt.Errorf("declared gpus in %s: %w", d.path, err)
 	}
-	d.devices = devices
+	d.devices, d.use = devices, use
 	return nil
 }
 
-func parseDeclared(text []byte, machine berth.MachineID) ([]berth.GPU, error) {
+func parseDeclared(text []byte, machine berth.MachineID) (devices []berth.GPU, use map[string]berth.GPUUse, err error) {
 	var entries []entry
 	if err := yaml.UnmarshalWithOptions(text, &entries, yaml.Strict(), yaml.UseJSONUnmarshaler()); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var devices []berth.GPU
+	use = map[string]berth.GPUUse{}
 	for i, e := range entries {
-		count := cmp.Or(e.Count, 1)
-		switch {
-		case e.Model == "":
-			return nil, fmt.Errorf("entry %d has no model, such as H100", i+1)
-		case e.Memory <= 0:
-			return nil, fmt.Errorf("entry %d (%s) has no memory, such as 80GiB", i+1, e.Model)
-		case count < 0 || len(devices)+count > maxDevices:
-			return nil, fmt.Errorf("entry %d (%s) has count %d: allowed are up to %d devices in all", i+1, e.Model, e.Count, maxDevices)
-		}
-		for _, n := range e.Unhealthy {
-			if n < 0 || n >= count {
-				return nil, fmt.Errorf("entry %d (%s) has unhealthy device %d: allowed are 0 to %d", i+1, e.Model, n, count-1)
-			}
+		count, err := e.check(len(devices))
+		if err != nil {
+			return nil, nil, fmt.Errorf("entry %d %w", i+1, err)
 		}
 		for n := range count {
 			g := berth.GPU{
@@ -136,9 +152,47 @@ func parseDeclared(text []byte, machine berth.MachineID) ([]berth.GPU, error) {
 				g.Healthy, g.Reason = false, cmp.Or(e.Reason, "declared unhealthy")
 			}
 			devices = append(devices, g)
+			if u, ok := e.used(g.UUID); ok {
+				use[g.UUID] = u
+			}
 		}
 	}
-	return devices, nil
+	return devices, use, nil
+}
+
+// check returns how many devices an entry declares after those before it.
+func (e entry) check(before int) (count int, err error) {
+	count = cmp.Or(e.Count, 1)
+	switch {
+	case e.Model == "":
+		return 0, errors.New("has no model, such as H100")
+	case e.Memory <= 0:
+		return 0, fmt.Errorf("(%s) has no memory, such as 80GiB", e.Model)
+	case count < 0 || before+count > maxDevices:
+		return 0, fmt.Errorf("(%s) has count %d: allowed are up to %d devices in all", e.Model, e.Count, maxDevices)
+	case e.Utilization != nil && !(*e.Utilization >= 0 && *e.Utilization <= 1):
+		return 0, fmt.Errorf("(%s) has utilization %g: allowed are 0 to 1", e.Model, *e.Utilization)
+	case e.MemoryUsed != nil && *e.MemoryUsed > e.Memory:
+		return 0, fmt.Errorf("(%s) has memory_used %s: allowed is up to its memory, %s", e.Model, e.MemoryUsed, e.Memory)
+	}
+	for _, n := range e.Unhealthy {
+		if n < 0 || n >= count {
+			return 0, fmt.Errorf("(%s) has unhealthy device %d: allowed are 0 to %d", e.Model, n, count-1)
+		}
+	}
+	return count, nil
+}
+
+// used is what is declared of the use of each device of an entry.
+func (e entry) used(uuid string) (u berth.GPUUse, ok bool) {
+	u = berth.GPUUse{UUID: uuid, Utilization: -1, MemoryBytes: -1}
+	if e.Utilization != nil {
+		u.Utilization = *e.Utilization
+	}
+	if e.MemoryUsed != nil {
+		u.MemoryBytes = int64(*e.MemoryUsed) << 20
+	}
+	return u, e.Utilization != nil || e.MemoryUsed != nil
 }
 
 // declaredUUID is the same for a machine and an index for ever, and no device's.

@@ -35,6 +35,8 @@ type NVML struct {
 	// device, so calls are made by goroutines that callers need not outwait.
 	calls sync.WaitGroup
 
+	meter chan struct{} // holds one while Use asks the driver
+
 	registered map[string]bool // devices whose events Devices takes; used by surveys only
 
 	closed chan struct{}
@@ -66,6 +68,7 @@ func OpenNVML(o NVMLOptions) (*NVML, error) {
 	n := &NVML{
 		lib:        o.Library,
 		log:        o.Logger,
+		meter:      make(chan struct{}, 1),
 		registered: make(map[string]bool),
 		closed:     make(chan struct{}),
 		faults:     make(map[string]string),

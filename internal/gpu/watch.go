@@ -162,6 +162,14 @@ func (w *Watch) Devices(ctx context.Context) ([]berth.GPU, error) {
 	return gpus, nil
 }
 
+// Use asks the inventory, which may know nothing of it.
+func (w *Watch) Use(ctx context.Context, uuids []string) ([]berth.GPUUse, error) {
+	if m, ok := w.GPUs.(node.GPUMeter); ok {
+		return m.Use(ctx, uuids)
+	}
+	return nil, nil
+}
+
 // Changes tells that Devices would answer otherwise now.
 func (w *Watch) Changes() <-chan struct{} { return w.changed }
 

@@ -40,7 +40,7 @@ func Parse(name string, src []byte) (*File, error) {
 	if root == nil || root.kind == null {
 		return nil, &Error{Name: name, Faults: []Fault{{FieldError: berth.FieldError{Detail: "the file is empty", Allowed: "a job file has at least name and image"}}}}
 	}
-	if fault, is := pipeline(root); is {
+	if fault, is := other(root); is {
 		return nil, &Error{Name: name, Source: source, Faults: []Fault{fault}}
 	}
 	f := &File{Name: name, source: source}
@@ -57,14 +57,17 @@ func Parse(name string, src []byte) (*File, error) {
 	return f, nil
 }
 
-// pipeline recognises a file of another kind, whose other faults would only
-// hide that.
-func pipeline(root *node) (Fault, bool) {
+// commands are for files of other kinds.
+var commands = map[string]string{"pipeline": "berth pipeline submit", berth.KindSchedule: "berth schedule create"}
+
+// other recognises a file of another kind, whose other faults would only hide
+// that.
+func other(root *node) (Fault, bool) {
 	for _, e := range root.entries {
-		if e.key == "kind" && e.value.text == "pipeline" {
+		if command := commands[e.value.text]; e.key == "kind" && command != "" {
 			at := e.value.at
 			return Fault{Line: at.line, Column: at.column, Width: at.width, FieldError: berth.FieldError{
-				Field: "kind", Detail: "pipelines are not supported by this version", Allowed: "submit each job by a file of its own"}}, true
+				Field: "kind", Detail: "is a " + e.value.text + "'s", Allowed: "submit it with " + command}}, true
 		}
 	}
 	return Fault{}, false

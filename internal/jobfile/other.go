@@ -42,3 +42,22 @@ func Decode(name string, src []byte, into any, validate func() []berth.FieldErro
 	}
 	return nil
 }
+
+// Kind is the kind that a file says it is of, "" for a job file and for what
+// cannot be read, of which Parse tells.
+func Kind(name string, src []byte) string {
+	source, fault := readable(src)
+	if fault != nil {
+		return ""
+	}
+	root, err := parse(name, source)
+	if err != nil || root == nil {
+		return ""
+	}
+	for _, e := range root.entries {
+		if e.key == "kind" {
+			return e.value.text
+		}
+	}
+	return ""
+}

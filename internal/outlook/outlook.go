@@ -130,8 +130,9 @@ func (o *Outlook) whyNew(j placement.Job, request berth.Request) placement.JobEx
 func (o *Outlook) own(blockers []placement.Blocker, tenant berth.TenantID) {
 	for i := range blockers {
 		blockers[i].Jobs = slices.DeleteFunc(blockers[i].Jobs, func(id berth.JobID) bool {
-			r, ok := o.snapshot.Running(id)
-			return !ok || r.Tenant != tenant
+			r, runs := o.snapshot.Running(id)
+			j, waits := o.snapshot.Job(id)
+			return !(runs && r.Tenant == tenant || waits && j.Tenant == tenant)
 		})
 	}
 }

@@ -79,7 +79,7 @@ func (o Options) settings(port int, socketDir string) []string {
 		pairs = append(pairs,
 			[2]string{"fsync", "off"},
 			[2]string{"full_page_writes", "off"},
-			[2]string{"max_wal_size", "4GB"},
+			[2]string{"max_wal_size", "1GB"},
 			[2]string{"checkpoint_timeout", "1h"},
 		)
 	}

@@ -17,6 +17,7 @@ func Machine(row db.PoolMachine, blocked string) placement.Machine {
 	p := placement.Machine{
 		ID: row.ID, Epoch: row.Epoch, State: row.State, Blocked: blocked,
 		Pool: row.Pool, Region: row.Region, Site: row.Site, Labels: row.Labels, Total: row.Total, Used: row.Used, Fences: row.Fences,
+		Network: row.Network,
 	}
 	for _, g := range row.GPUs {
 		p.GPUs = append(p.GPUs, placement.Device{Index: g.Index, Model: g.Model, MemoryMiB: g.MemoryMiB, Healthy: g.Healthy, UsedMilli: g.UsedMilli})
@@ -44,6 +45,7 @@ func Job(row db.QueueJob) placement.Job {
 		Priority: row.Priority, Preemptible: row.Preemptible, SubmittedAt: row.SubmittedAt, EligibleAt: row.EligibleAt,
 		Held: row.Held, Avoid: row.Avoid, TimeLimit: longest(row.RunLimit, row.Grace), Done: row.Ran,
 		PreemptedFor: row.GaveWayTo, Unaged: row.Unaged, Stalled: row.Stalled,
+		Parent: row.Parent, Parallel: row.Parallel,
 	}
 	if row.QueueDeadline != nil {
 		j.QueueDeadline = *row.QueueDeadline
@@ -63,7 +65,7 @@ func longest(limit, grace time.Duration) time.Duration {
 // present attempt, and of older ones on silent machines.
 func Running(row db.QueueJob, held []db.Holder) placement.Running {
 	r := placement.Running{
-		Job: row.ID, Tenant: row.Tenant, Class: row.Class, Version: row.Version, Attempt: row.Attempt,
+		Job: row.ID, Parent: row.Parent, Tenant: row.Tenant, Class: row.Class, Version: row.Version, Attempt: row.Attempt,
 		Priority: row.Priority, Preemptible: row.Preemptible, SubmittedAt: row.SubmittedAt,
 		Done: row.Ran, PreemptedFor: row.GaveWayTo, TimeLimit: longest(row.RunLimit, row.Grace),
 		Stopping: row.State == berth.Preempting || row.State == berth.Canceling,
@@ -92,7 +94,7 @@ func Running(row db.QueueJob, held []db.Holder) placement.Running {
 // once its row says so.
 func Starting(j placement.Job, s berth.Start, now time.Time) placement.Running {
 	return placement.Running{
-		Job: j.ID, Tenant: j.Tenant, Class: j.Class, Version: s.Version + 1, Attempt: s.Attempt,
+		Job: j.ID, Parent: j.Parent, Tenant: j.Tenant, Class: j.Class, Version: s.Version + 1, Attempt: s.Attempt,
 		Priority: j.Priority, SubmittedAt: j.SubmittedAt, Ranks: s.Ranks,
 		StartedAt: now, TimeLimit: j.TimeLimit, Done: j.Done, PreemptedFor: j.PreemptedFor,
 	}
@@ -102,6 +104,7 @@ func Starting(j placement.Job, s berth.Start, now time.Time) placement.Running {
 // with it; once the victim has stopped, the room is kept from everybody.
 func Earmark(row db.Earmark) placement.Earmark {
 	e := placement.Earmark{For: row.Beneficiary, Machine: row.Machine, Capacity: row.Capacity, GPUs: row.GPUs, ExpiresAt: row.ExpiresAt}
+	e.Repair = row.Victim == row.Beneficiary
 	if row.Asleep {
 		e.Victim = row.Victim
 	}

@@ -34,6 +34,15 @@ func (p *placer) displace(ctx context.Context, plan placement.Plan) error {
 		p.Logger.Info("jobs give way", "job_id", d.For, "victims", victims)
 		p.Poker.Poke(victims...)
 	}
+	if len(plan.Yield) > 0 {
+		n, err := p.DB.GiveUpRepairs(ctx, p.term, plan.Yield)
+		if err != nil {
+			return err
+		}
+		p.Logger.Info("room kept for the repair of gangs is given up: another one waits", "gangs", plan.Yield, "given_up", n)
+		p.again.Jobs = append(p.again.Jobs, plan.Yield...)
+		p.more = p.more || n > 0 && len(plan.Start) == 0 // what was given up is looked at at once
+	}
 	if len(plan.Release) == 0 {
 		return nil
 	}

@@ -1,6 +1,13 @@
 package scheduler
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"berth"
+	"berth/placement"
+)
 
 // Metrics are the scheduler's figures; register them with a registry. Those of
 // a process that does not lead stand still.
@@ -14,6 +21,7 @@ type Metrics struct {
 	frozen    prometheus.Gauge
 	cycle     prometheus.Histogram
 	commit    prometheus.Histogram
+	waits     *prometheus.HistogramVec
 	placed    prometheus.Counter
 	refused   prometheus.Counter
 	preempted prometheus.Counter
@@ -38,15 +46,18 @@ func NewMetrics() *Metrics {
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14)})
 	}
 	return &Metrics{
-		leader:    gauge("leader", "1 while this process leads."),
-		queue:     gauge("queue_jobs", "Jobs that wait for a place, as the leader knows them."),
-		machines:  gauge("machines", "Machines the leader knows."),
-		lag:       gauge("feed_lag_seconds", "How long the oldest transaction has kept the feed from going on."),
-		marked:    gauge("marked_machines", "Machines that get no work because their counters are wrong or they do not obey."),
-		silent:    gauge("silent_machines", "Machines that are silent and were not given up."),
-		frozen:    gauge("verdicts_frozen", "1 while so many machines are silent that none is given up."),
-		cycle:     seconds("cycle_seconds", "Time to read the feed and plan."),
-		commit:    seconds("commit_seconds", "Time to commit a batch of placements."),
+		leader:   gauge("leader", "1 while this process leads."),
+		queue:    gauge("queue_jobs", "Jobs that wait for a place, as the leader knows them."),
+		machines: gauge("machines", "Machines the leader knows."),
+		lag:      gauge("feed_lag_seconds", "How long the oldest transaction has kept the feed from going on."),
+		marked:   gauge("marked_machines", "Machines that get no work because their counters are wrong or they do not obey."),
+		silent:   gauge("silent_machines", "Machines that are silent and were not given up."),
+		frozen:   gauge("verdicts_frozen", "1 while so many machines are silent that none is given up."),
+		cycle:    seconds("cycle_seconds", "Time to read the feed and plan."),
+		commit:   seconds("commit_seconds", "Time to commit a batch of placements."),
+		waits: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "berth", Subsystem: "scheduler", Name: "wait_seconds",
+			Help:    "From when an attempt could have been placed, submitted or past its backoff, to when it was; by what it asks for.",
+			Buckets: prometheus.ExponentialBuckets(0.01, 4, 11)}, []string{"needs"}),
 		placed:    counter("placements_total", "Attempts placed."),
 		refused:   counter("refusals_total", "Decisions that did not hold when they were committed."),
 		preempted: counter("preemptions_total", "Jobs told to give way to others."),
@@ -60,8 +71,24 @@ func NewMetrics() *Metrics {
 	}
 }
 
+// waited notes how long a job has waited for the start that was just committed.
+func (m *Metrics) waited(j placement.Job, s berth.Start, now time.Time) {
+	since := j.SubmittedAt
+	if j.EligibleAt.After(since) {
+		since = j.EligibleAt
+	}
+	needs := "cpu"
+	switch {
+	case len(s.Ranks) > 1:
+		needs = "gang"
+	case len(s.Ranks) == 1 && len(s.Ranks[0].GPUs) > 0:
+		needs = "gpu"
+	}
+	m.waits.WithLabelValues(needs).Observe(max(0, now.Sub(since).Seconds()))
+}
+
 func (m *Metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.leader, m.queue, m.machines, m.lag, m.marked, m.silent, m.frozen, m.cycle, m.commit, m.placed, m.refused, m.preempted,
+	return []prometheus.Collector{m.leader, m.queue, m.machines, m.lag, m.marked, m.silent, m.frozen, m.cycle, m.commit, m.waits, m.placed, m.refused, m.preempted,
 		m.expired, m.orphaned, m.lost, m.drift, m.repairs, m.forgotten}
 }
 

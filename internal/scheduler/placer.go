@@ -317,6 +317,9 @@ func (p *placer) land(ctx context.Context, l landing) error {
 		}
 	}
 	for _, s := range l.committed.Started {
+		if j, ok := p.mirror.snapshot.Job(s.Job); ok {
+			p.Metrics.waited(j, s, p.mirror.clock())
+		}
 		p.mirror.snapshot.RemoveJob(s.Job)
 	}
 	for _, r := range l.committed.Refused {

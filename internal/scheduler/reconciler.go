@@ -23,8 +23,11 @@ type Ages struct {
 	Settle     time.Duration // settle from the row; 10 min
 	Overdue    time.Duration // past stop_by: order the kill; 30 s
 	Disobeyed  time.Duration // past stop_by and killed: no work there; 1 min
+	Barrier    time.Duration // ready to start before the last rank of its gang: order the kill of that one; 15 min
 	Prepare    time.Duration // claimed and not prepared: order the kill; 75 min, the agent's own limit is 1 h
+	Untended   time.Duration // a parent whose elements have ended, or that is to make more: poke, then do it; 5 s
 	Objects    time.Duration // without a row, of an attempt that is over: removed; 24 h
+	Uploads    time.Duration // used by nobody: removed; 30 days
 	Seal       time.Duration // ended and not sealed: give the uploads up; 20 min, the agent's own limit is 10
 }
 
@@ -34,6 +37,7 @@ func (a Ages) withDefaults() Ages {
 		standard time.Duration
 	}{
 		{&a.Submitted, 10 * time.Second},
+		{&a.Uploads, 30 * 24 * time.Hour},
 		{&a.NoWorkflow, 30 * time.Second},
 		{&a.Closing, 30 * time.Second},
 		{&a.Terminate, 10 * time.Minute},
@@ -44,8 +48,10 @@ func (a Ages) withDefaults() Ages {
 		{&a.Overdue, 30 * time.Second},
 		{&a.Disobeyed, db.DisobeyedAfter},
 		{&a.Prepare, 75 * time.Minute},
+		{&a.Barrier, berth.GangBarrier},
 		{&a.Seal, 20 * time.Minute},
 		{&a.Objects, 24 * time.Hour},
+		{&a.Untended, 5 * time.Second},
 	} {
 		if *x.age == 0 {
 			*x.age = x.standard
@@ -119,6 +125,7 @@ func (r *reconciler) pass(ctx context.Context) {
 		{"unclaimed", r.unclaimed}, // 4
 		{"stuck", r.stuck},         // 4, 11: on machines that are heard
 		{"unsettled", r.unsettled}, // 11
+		{"parents", r.parents},     // 12
 		{"workflows", r.workflows}, // 1, 2, 3
 	} {
 		if err := step.do(ctx); err != nil && ctx.Err() == nil {
@@ -221,7 +228,7 @@ func (r *reconciler) stuck(ctx context.Context) error {
 	if err != nil || !proves {
 		return err
 	}
-	patience := db.Patience{Prepare: r.Ages.Prepare, Obey: r.Ages.Disobeyed, Seal: r.Ages.Seal}
+	patience := db.Patience{Prepare: r.Ages.Prepare, Obey: r.Ages.Disobeyed, Seal: r.Ages.Seal, Barrier: r.Ages.Barrier}
 	n, err := r.DB.KillUnprepared(ctx, r.term, patience, passLimit)
 	r.did("kill_unprepared", n)
 	if err != nil {
@@ -231,6 +238,33 @@ func (r *reconciler) stuck(ctx context.Context) error {
 	r.did("give_up_stuck", len(jobs))
 	r.Poker.Poke(jobs...)
 	return err
+}
+
+// parents pokes coordinators of parents that have something to do and do not do
+// it, and does it for those that have not by the next pass.
+func (r *reconciler) parents(ctx context.Context) error {
+	list, err := r.DB.Untended(ctx, r.Ages.Untended, passLimit)
+	if err != nil {
+		return err
+	}
+	var pokes []berth.JobID
+	tended := 0
+	for _, p := range list {
+		if r.pace.due("parent", p, time.Now()) {
+			pokes = append(pokes, p.ID)
+			continue
+		}
+		if _, err := r.DB.TendThrough(ctx, p.ID); err != nil {
+			return err
+		}
+		pokes = append(pokes, p.ID) // it may have ended
+		tended++
+	}
+	r.pace.forget("parent", list)
+	r.did("parent_tended", tended)
+	r.did("parent_poked", len(pokes))
+	r.Poker.Poke(pokes...)
+	return nil
 }
 
 // nudge pokes the jobs' workflows, each at once and then ever more seldom, and

@@ -123,13 +123,11 @@ func (r *rig) awaitState(id berth.JobID, want berth.State) {
 // await polls a condition that nothing announces.
 func (r *rig) await(what string, holds func() bool) {
 	r.t.Helper()
-	limit := time.NewTimer(30 * time.Second)
+	limit := time.NewTimer(2 * time.Minute)
 	defer limit.Stop()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
+	for pause := 2 * time.Millisecond; !holds(); pause = min(pause*3/2, 25*time.Millisecond) {
 		select {
-		case <-tick.C:
+		case <-time.After(pause):
 		case <-limit.C:
 			r.t.Fatalf("waited in vain until %s\n%s", what, r.log)
 		}

@@ -59,6 +59,8 @@ type Options struct {
 	Poker     Poker
 	Workflows Workflows // nil: workflows are not compared with the rows
 	Objects   Objects   // nil: objects are not compared with the rows
+	Clocks    Clocks    // nil: schedules have no clocks
+	Fires     Fires     // required with Clocks
 	Logger    *slog.Logger
 	Metrics   *Metrics // nil: none are kept
 
@@ -249,6 +251,9 @@ func (s *Scheduler) lead(ctx context.Context, term db.Term, since time.Time) err
 	g.Go(func() error { return r.run(ctx) })
 	g.Go(func() error { return s.keepHouse(ctx, term) })
 	g.Go(func() error { return s.keepAccounts(ctx, term) })
+	if s.Clocks != nil {
+		g.Go(func() error { return (&clocks{Scheduler: s, term: term}).run(ctx) })
+	}
 	if s.Objects != nil {
 		g.Go(func() error { return (&tidier{Scheduler: s, term: term}).run(ctx) })
 	}
@@ -287,8 +292,8 @@ func (s *Scheduler) beacon(ctx context.Context) error {
 	}
 }
 
-// keepHouse archives old jobs and prunes the history of machines each hour, and
-// makes partitions each day.
+// keepHouse archives old jobs and prunes the history of machines and schedules
+// each hour, and makes partitions each day.
 func (s *Scheduler) keepHouse(ctx context.Context, term db.Term) error {
 	const hours = 24
 	for hour := 0; ; hour++ {
@@ -302,6 +307,12 @@ func (s *Scheduler) keepHouse(ctx context.Context, term db.Term) error {
 		}
 		if err := inBatches(func(limit int) (int, error) { return s.DB.PruneMachineHistory(ctx, term, s.MachineRetention, limit) }); err != nil && ctx.Err() == nil {
 			s.Logger.Error("history of machines not pruned", "err", err)
+		}
+		if err := inBatches(func(limit int) (int, error) { return s.DB.PruneFires(ctx, term, s.Retention, limit) }); err != nil && ctx.Err() == nil {
+			s.Logger.Error("fires of schedules not pruned", "err", err)
+		}
+		if err := inBatches(func(limit int) (int, error) { return s.DB.DeleteEnded(ctx, term, s.Retention, limit) }); err != nil && ctx.Err() == nil {
+			s.Logger.Error("ended schedules not deleted", "err", err)
 		}
 		if !sleep(ctx, time.Hour) {
 			return ctx.Err()

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"berth"
 	"berth/db"
 	"berth/internal/scheduler"
@@ -23,7 +25,8 @@ func TestLeaderPlacesAndPokes(t *testing.T) {
 	r := newRig(t)
 	r.machine("m0", 4, 2)
 	before := r.queued(nil)
-	r.lead(nil)
+	metrics := scheduler.NewMetrics()
+	r.lead(func(o *scheduler.Options) { o.Metrics = metrics })
 	r.awaitState(before, berth.Scheduled)
 
 	hints := r.db.Hub().Subscribe(db.TopicMachine, "m0")
@@ -35,9 +38,26 @@ func TestLeaderPlacesAndPokes(t *testing.T) {
 	r.await("both are poked", func() bool { return r.poke.of(before) >= 1 && r.poke.of(after) >= 1 })
 	select {
 	case <-hints.C:
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("the machine was not told")
 	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(metrics)
+	r.await("it is measured how long work without and with GPUs waited", func() bool {
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		waits := map[string]uint64{}
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				if f.GetName() == "berth_scheduler_wait_seconds" {
+					waits[m.GetLabel()[0].GetValue()] = m.GetHistogram().GetSampleCount()
+				}
+			}
+		}
+		return waits["cpu"] == 1 && waits["gpu"] == 1
+	})
 	r.sound()
 }
 

@@ -28,6 +28,7 @@ func (t *tidier) run(ctx context.Context) error {
 			name string
 			do   func(context.Context) error
 		}{
+			{"uploads that nobody uses", t.doomUploads},
 			{"objects of archived jobs", t.removeDoomed},
 			{"objects of closed attempts", t.sweepClosed},
 			{"lost checkpoints", t.rejectLost},
@@ -39,6 +40,18 @@ func (t *tidier) run(ctx context.Context) error {
 		if !sleep(ctx, t.TidyEvery) {
 			return ctx.Err()
 		}
+	}
+}
+
+// doomUploads gives up archives that no live job needs and nobody has asked for
+// in a long time.
+func (t *tidier) doomUploads(ctx context.Context) error {
+	for {
+		n, err := t.DB.DoomUploads(ctx, t.term, t.Ages.Uploads, tidyBatch)
+		if err != nil || n == 0 {
+			return err
+		}
+		t.did("uploads_removed", n)
 	}
 }
 

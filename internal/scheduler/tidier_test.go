@@ -126,3 +126,44 @@ func TestAnEmptyStoreProvesNothing(t *testing.T) {
 		t.Errorf("%d checkpoints are left", n)
 	}
 }
+
+// Uploads that nobody has used in a long time go, but for those of live jobs;
+// so does what an upload that was never finished has left.
+func TestUploadsThatNobodyUsesAreRemoved(t *testing.T) {
+	t.Parallel()
+	r, b := newRig(t), store(t)
+	upload := func(n byte, idle time.Duration) (a berth.Address, object string) {
+		a = berth.AddressOf([]byte(strings.Repeat(string(n), 32)))
+		folder, err := r.db.BeginUpload(t.Context(), "default", a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		object = folder + "/" + berth.ArchiveName
+		if _, err := b.Put(t.Context(), object, strings.NewReader("x"), 1); err != nil {
+			t.Fatal(err)
+		}
+		if idle == 0 {
+			return a, object
+		}
+		if _, _, err := r.db.EndUpload(t.Context(), "default", berth.Upload{Address: a, Files: 1, Bytes: 1}, folder); err != nil {
+			t.Fatal(err)
+		}
+		return a, object
+	}
+	const month = 30 * 24 * time.Hour
+	_, fresh := upload('a', 1)
+	needed, held := upload('b', 1)
+	_, idle := upload('c', 1)
+	_, writing := upload('d', 0)
+	_, dead := upload('e', 0)
+	r.queued(func(s *berth.JobSpec) { s.Workdir = string(needed) })
+	r.exec(`UPDATE uploads SET used_at = now() - $1::interval WHERE folder || '/archive.tar.zst' = ANY($2)`, month+time.Hour, []string{held, idle})
+	r.exec(`UPDATE doomed_objects SET since = now() - interval '1 hour' WHERE prefix || '/archive.tar.zst' = $1`, dead)
+	r.lead(func(o *scheduler.Options) { o.Objects, o.TidyEvery = b, 20*time.Millisecond })
+	r.await("nobody's objects are gone", func() bool { return !exists(t, b, idle) && !exists(t, b, dead) })
+	for name, object := range map[string]string{"a fresh one": fresh, "one that a live job needs": held, "one that is being written": writing} {
+		if !exists(t, b, object) {
+			t.Errorf("%s is gone too", name)
+		}
+	}
+}

@@ -25,6 +25,12 @@ const (
 	// most 4*(mainConns+visibilityConns) = 100 connections.
 	mainConns       = 20
 	visibilityConns = 5
+
+	// What a burst needs beyond idleConns is closed after it, and every
+	// connection after connLife: PostgreSQL keeps what a connection has once
+	// planned in a process of its own, for as long as it stays open.
+	idleConns = 8
+	connLife  = 10 * time.Minute
 )
 
 // services in the order in which their ports are given out.
@@ -44,8 +50,8 @@ func (s store) sqlConfig(database string, conns int) *config.SQL {
 		User:            s.user,
 		Password:        s.password,
 		MaxConns:        conns,
-		MaxIdleConns:    conns,
-		MaxConnLifetime: time.Hour,
+		MaxIdleConns:    min(conns, idleConns),
+		MaxConnLifetime: connLife,
 	}
 }
 
@@ -102,9 +108,14 @@ func staticHosts(ports [len(services)]int) map[primitives.ServiceName]static.Hos
 // What the server remembers of workflows so as not to read it again. Its own
 // limits are for hosts that do nothing else: it would keep 128,000 workflows for
 // an hour after their end, gigabytes of them.
+//
+// Of each workflow about a kilobyte of events is kept, as they are sent; in memory they are several
+// times larger. So the events of as many workflows as are remembered take 2 MiB.
+// Other data centres, for which the server would keep batches as well, there are none.
 const (
-	cachedWorkflows  = 2000
-	cachedEventBytes = 8 << 20
+	cachedWorkflows    = 2000
+	cachedEventBytes   = 2 << 20
+	cachedBatchesBytes = 1 << 20
 )
 
 // unlimited is a rate that one machine never reaches. The server's own limits
@@ -124,6 +135,7 @@ func dynamicConfig() dynamicconfig.StaticClient {
 		dynamicconfig.HistoryCacheHostLevelMaxSize.Key():     cachedWorkflows,
 		dynamicconfig.EnableHostLevelEventsCache.Key():       true,
 		dynamicconfig.EventsHostLevelCacheMaxSizeBytes.Key(): cachedEventBytes,
+		dynamicconfig.XDCCacheMaxSizeBytes.Key():             cachedBatchesBytes,
 
 		dynamicconfig.FrontendRPS.Key():                                         unlimited,
 		dynamicconfig.FrontendMaxNamespaceRPSPerInstance.Key():                  unlimited,

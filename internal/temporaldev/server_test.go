@@ -40,7 +40,7 @@ func database(t *testing.T) *postgres.Cluster {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
 		if err := c.Stop(ctx); err != nil {
 			t.Error(err)
@@ -141,8 +141,9 @@ func TestResultsSurviveARestart(t *testing.T) {
 	for i := range 10 {
 		greet(t, c, fmt.Sprint("timed-", i))
 	}
-	// Each has a timer of 10 ms. With the server's default each takes over 1 s.
-	if took := time.Since(began); took > 5*time.Second {
+	// Each has a timer of 10 ms. With the server's default each takes over 1 s,
+	// on a quick machine.
+	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("ten short timers took %s", took)
 	}
 	w.Stop()
@@ -171,7 +172,7 @@ func TestResultsSurviveARestart(t *testing.T) {
 // kinds waits until visibility lists a job and returns how many.
 func kinds(t *testing.T, c client.Client) int64 {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()

@@ -1,0 +1,28 @@
+package client
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	"berth"
+)
+
+// Outputs lists what a job has stored, the latest attempt first.
+func (c *Client) Outputs(ctx context.Context, id berth.JobID) (berth.Page[berth.StoredOutput], error) {
+	var page berth.Page[berth.StoredOutput]
+	_, err := c.do(ctx, request{method: http.MethodGet, path: jobPath(id) + "/outputs"}, &page)
+	return page, err
+}
+
+// Output downloads an output as it is stored. The caller closes it.
+func (c *Client) Output(ctx context.Context, id berth.JobID, o berth.StoredOutput) (io.ReadCloser, error) {
+	q := url.Values{"attempt": {strconv.Itoa(o.Attempt)}, "member": {strconv.Itoa(o.Member)}}
+	res, err := c.send(ctx, request{method: http.MethodGet, path: jobPath(id) + "/outputs/" + url.PathEscape(o.Name), query: q})
+	if err != nil {
+		return nil, err
+	}
+	return res.Body, nil
+}

@@ -1,0 +1,70 @@
+package client
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	"berth"
+)
+
+// CreateSchedule makes a schedule. created is false if there is the same one
+// already; another one of that name is a conflict.
+func (c *Client) CreateSchedule(ctx context.Context, spec berth.ScheduleSpec) (s berth.Schedule, created bool, err error) {
+	status, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/schedules", body: spec}, &s)
+	return s, status == http.StatusCreated, err
+}
+
+// Schedules lists the tenant's schedules, each with its last fire.
+func (c *Client) Schedules(ctx context.Context) (berth.Page[berth.Schedule], error) {
+	var page berth.Page[berth.Schedule]
+	_, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/schedules"}, &page)
+	return page, err
+}
+
+// Schedule returns a schedule with its next fires, and so many of its last.
+func (c *Client) Schedule(ctx context.Context, name string, fires int) (berth.Schedule, error) {
+	var s berth.Schedule
+	_, err := c.do(ctx, request{method: http.MethodGet, path: schedulePath(name), query: url.Values{"fires": {strconv.Itoa(fires)}}}, &s)
+	return s, err
+}
+
+// DeleteSchedule deletes a schedule; its jobs stay.
+func (c *Client) DeleteSchedule(ctx context.Context, name string) error {
+	_, err := c.do(ctx, request{method: http.MethodDelete, path: schedulePath(name)}, nil)
+	return err
+}
+
+// PauseSchedule lets a schedule not fire until it is resumed; idempotent.
+func (c *Client) PauseSchedule(ctx context.Context, name, note string) (berth.Schedule, error) {
+	return c.noteSchedule(ctx, name, "/pause", note)
+}
+
+// ResumeSchedule lets a paused schedule fire again; idempotent.
+func (c *Client) ResumeSchedule(ctx context.Context, name, note string) (berth.Schedule, error) {
+	return c.noteSchedule(ctx, name, "/resume", note)
+}
+
+func (c *Client) noteSchedule(ctx context.Context, name, verb, note string) (berth.Schedule, error) {
+	var s berth.Schedule
+	_, err := c.do(ctx, request{method: http.MethodPost, path: schedulePath(name) + verb, body: berth.ScheduleNote{Note: note}}, &s)
+	return s, err
+}
+
+// RunSchedule fires a schedule now, and returns what became of that. Overlap ""
+// is the schedule's own.
+func (c *Client) RunSchedule(ctx context.Context, name string, overlap berth.Overlap) (berth.Fire, error) {
+	var f berth.Fire
+	_, err := c.do(ctx, request{method: http.MethodPost, path: schedulePath(name) + "/run", body: berth.ScheduleRun{Overlap: overlap}, once: true}, &f)
+	return f, err
+}
+
+// BackfillSchedule fires a schedule for times that have passed, each once.
+func (c *Client) BackfillSchedule(ctx context.Context, name string, b berth.Backfill) (berth.BackfillResult, error) {
+	var r berth.BackfillResult
+	_, err := c.do(ctx, request{method: http.MethodPost, path: schedulePath(name) + "/backfill", body: b}, &r)
+	return r, err
+}
+
+func schedulePath(name string) string { return "/v1/schedules/" + url.PathEscape(name) }

@@ -1,0 +1,77 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+
+	"berth"
+)
+
+// uploadTries is how often an archive is sent when the server says to come
+// again, or the line breaks.
+const uploadTries = 3
+
+// FindUpload returns an upload of the caller's tenant; an error of code
+// not_found says that it must be sent.
+func (c *Client) FindUpload(ctx context.Context, a berth.Address) (berth.Upload, error) {
+	var u berth.Upload
+	_, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/uploads/" + url.PathEscape(string(a))}, &u)
+	return u, err
+}
+
+// SendUpload stores an archive. write makes its bytes, each time anew.
+func (c *Client) SendUpload(ctx context.Context, a berth.Address, write func(io.Writer) error) (u berth.Upload, err error) {
+	for try := range uploadTries {
+		if try > 0 {
+			if err := pause(ctx, submitPause<<try); err != nil {
+				return u, err
+			}
+		}
+		u, err = c.sendUpload(ctx, a, write)
+		if berth.CodeOf(err) != berth.CodeUnavailable && !Unreachable(err) {
+			return u, err
+		}
+	}
+	return u, err
+}
+
+func (c *Client) sendUpload(ctx context.Context, a berth.Address, write func(io.Writer) error) (u berth.Upload, err error) {
+	body, to := io.Pipe()
+	packed := make(chan error, 1)
+	go func() { // ends with the pipe, which is closed below
+		err := write(to)
+		packed <- err
+		_ = to.CloseWithError(err)
+	}()
+	defer func() {
+		_ = body.Close()
+		// What could not be packed is the better explanation of a broken call.
+		if fault := <-packed; fault != nil && fault != io.ErrClosedPipe && err != nil && berth.CodeOf(err) == berth.CodeInternal {
+			err = fault
+		}
+	}()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base+"/v1/uploads?address="+url.QueryEscape(string(a)), body)
+	if err != nil {
+		return u, err
+	}
+	req.Header.Set("Content-Type", "application/zstd")
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	res, err := c.http.Do(req)
+	if err != nil {
+		return u, err
+	}
+	defer res.Body.Close()
+	if res.StatusCode >= 300 {
+		return u, problem(res)
+	}
+	if err := json.NewDecoder(res.Body).Decode(&u); err != nil {
+		return u, fmt.Errorf("POST /v1/uploads: read the answer: %w", err)
+	}
+	return u, nil
+}

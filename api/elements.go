@@ -1,0 +1,49 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"berth"
+)
+
+// cancelElements cancels some elements of an array.
+func (s *Server) cancelElements(ctx context.Context, in *cancelInput) (*jobOutput, error) {
+	which, err := berth.ParseIndexes(in.Index)
+	if err != nil {
+		return nil, invalid("", []berth.FieldError{{Field: "index", Detail: fmt.Sprintf("%q are no elements of an array", clip(in.Index)), Allowed: "numbers and ranges such as 3-7,9"}}, nil)
+	}
+	return s.act(ctx, &in.JobInput, func(tenant berth.TenantID, id berth.JobID) error {
+		reason := &berth.Reason{Code: berth.ReasonCanceledByUser, Message: "canceled by " + caller(ctx).Name}
+		_, err := s.Control.CancelElements(ctx, tenant, id, which, actor(ctx), reason)
+		return err
+	})
+}
+
+// describeParent says where an array is: it holds and waits for nothing itself.
+func describeParent(j berth.Job) berth.Explanation {
+	e := berth.Explanation{Job: j.ID, Status: j.Status, Blockers: []berth.Blocker{}}
+	var parts []string
+	for _, state := range berth.States {
+		if n := j.Tally.ByStatus[state]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, state))
+		}
+	}
+	if j.Tally.Unmade > 0 {
+		parts = append(parts, fmt.Sprintf("%d not made", j.Tally.Unmade))
+	}
+	e.Summary = fmt.Sprintf("%d elements: %s", j.Tally.Total, strings.Join(parts, ", "))
+	if j.Held && !j.Status.Terminal() {
+		e.Blockers = append(e.Blockers, berth.Blocker{Code: "held", Message: "the array is on hold", Hint: "release it"})
+	}
+	if j.Spec == nil {
+		return e
+	}
+	if a := j.Spec.Array; a != nil && a.Parallel > 0 && j.Tally.Holding() >= a.Parallel {
+		e.Blockers = append(e.Blockers, berth.Blocker{
+			Code: "parallel", Message: fmt.Sprintf("%d elements hold room, as many as may at once (parallel)", j.Tally.Holding()), Hint: "wait: others start when they end",
+		})
+	}
+	return e
+}

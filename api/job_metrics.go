@@ -1,0 +1,180 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humaecho"
+
+	"berth"
+	"berth/internal/graph"
+)
+
+const svgType = "image/svg+xml"
+
+func (s *Server) registerJobMetrics() {
+	op := s.operation("read-metrics", http.MethodGet, "/v1/jobs/{id}/metrics", "jobs", "What a job used while it ran: processor, memory, disks, network, GPUs")
+	op.Description = "One document a member, of one attempt. A series has at most " + strconv.Itoa(berth.MaxPoints) + " values; their step grows with the time that the member runs. " +
+		"Members that ran for less than 10 seconds have no series; what they used in all is in the job's attempts."
+	document(&op, "The series, or with `format=svg` a picture of them", map[string]*huma.MediaType{
+		"application/json": {Schema: s.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[berth.Page[berth.MemberMetrics]](), true, "")},
+		svgType:            {Schema: &huma.Schema{Type: huma.TypeString}},
+	})
+	register(s, op, s.jobMetrics)
+}
+
+type jobMetricsInput struct {
+	JobInput
+	Attempt int    `query:"attempt" minimum:"0" doc:"default: the latest"`
+	Member  int    `query:"member" minimum:"-1" default:"-1" doc:"default: all"`
+	Since   string `query:"since" doc:"a time (RFC 3339), or how long ago (10m)"`
+	Format  string `query:"format" enum:"json,svg" default:"json"`
+	Limit   int    `query:"limit" minimum:"1" maximum:"64" default:"16" doc:"how many members at once"`
+	Cursor  string `query:"cursor" maxLength:"10"`
+}
+
+func (s *Server) jobMetrics(ctx context.Context, in *jobMetricsInput) (*huma.StreamResponse, error) {
+	job, err := s.showJob(ctx, &in.JobInput)
+	if err != nil {
+		return nil, err
+	}
+	first, last, since, err := in.ask(job.Body)
+	if err != nil {
+		return nil, err
+	}
+	list := berth.Page[berth.MemberMetrics]{Items: []berth.MemberMetrics{}}
+	if last-first > in.Limit {
+		last = first + in.Limit
+		list.NextCursor = strconv.Itoa(last)
+	}
+	ref := berth.LogRef{Tenant: job.Body.Tenant, Job: job.Body.ID, Attempt: in.Attempt}
+	for ref.Rank = first; ref.Rank < last; ref.Rank++ {
+		m, err := s.memberMetrics(ctx, ref)
+		if err != nil {
+			return nil, err
+		}
+		if m != nil {
+			list.Items = append(list.Items, m.Since(since))
+		}
+	}
+	kind, body := svgType, []byte(nil)
+	if in.Format == "svg" {
+		body = drawMetrics(job.Body, in.Attempt, list.Items)
+	} else if kind, body, err = asJSON(list); err != nil {
+		return nil, err
+	}
+	return &huma.StreamResponse{Body: func(h huma.Context) {
+		c := humaecho.UnwrapV4(h)
+		// A picture that is opened by itself is a page of this site.
+		c.Response().Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; sandbox")
+		if err := c.Blob(http.StatusOK, kind, body); err != nil {
+			s.Logger.Debug("metrics not sent", "err", err)
+		}
+	}}, nil
+}
+
+func asJSON(v any) (kind string, body []byte, err error) {
+	body, err = json.Marshal(v)
+	return "application/json", body, err
+}
+
+// ask checks the question against the job, fills in the attempt, and returns
+// the members asked for.
+func (in *jobMetricsInput) ask(job berth.Job) (first, last int, since time.Time, err error) {
+	if in.Since != "" {
+		if since, err = parseSince(in.Since); err != nil {
+			return 0, 0, since, invalid("", []berth.FieldError{{Field: "since", Detail: err.Error(), Allowed: "a time such as 2026-01-31T12:00:00Z, or how long ago, such as 10m"}}, nil)
+		}
+	}
+	if in.Attempt == 0 {
+		in.Attempt = job.Attempt
+	}
+	if in.Attempt > job.Attempt {
+		return 0, 0, since, berth.Errorf(berth.CodeNotFound, "job %s has no attempt %d; its latest is %d", job.ID, in.Attempt, job.Attempt)
+	}
+	members := 0
+	if job.Spec != nil && in.Attempt > 0 && job.Kind == "" {
+		members = job.Spec.Members
+	}
+	if in.Member >= members && in.Member > 0 {
+		return 0, 0, since, berth.Errorf(berth.CodeNotFound, "job %s has no member %d; it has %d, counted from 0", job.ID, in.Member, members)
+	}
+	if in.Member >= 0 {
+		return in.Member, min(in.Member+1, members), since, nil
+	}
+	if in.Cursor != "" {
+		if first, err = strconv.Atoi(in.Cursor); err != nil || first < 0 {
+			return 0, 0, since, berth.Errorf(berth.CodeInvalid, "cursor %.20q is not one that this list gave", in.Cursor)
+		}
+	}
+	return first, members, since, nil
+}
+
+// memberMetrics reads what was stored of one rank, nil if that is nothing. What
+// a machine has stored in another form than it should have is nothing as well.
+func (s *Server) memberMetrics(ctx context.Context, ref berth.LogRef) (*berth.MemberMetrics, error) {
+	store, err := s.blobs()
+	if err != nil {
+		return nil, err
+	}
+	b, err := store.ReadAll(ctx, berth.MetricsKey(ref.Tenant, ref.Job, ref.Attempt, ref.Rank), berth.MaxMetricBytes)
+	if berth.CodeOf(err) == berth.CodeNotFound {
+		return nil, nil
+	}
+	if err != nil && berth.CodeOf(err) != berth.CodeInvalid {
+		return nil, err
+	}
+	m, damage := berth.ParseMemberMetrics(b)
+	if err != nil || damage != nil {
+		s.Logger.Warn("stored metrics make no sense", "job_id", ref.Job, "attempt", ref.Attempt, "member", ref.Rank, "err", errors.Join(err, damage))
+		return nil, nil
+	}
+	m.Attempt, m.Member = ref.Attempt, ref.Rank
+	return &m, nil
+}
+
+// panels are the pictures' parts, in order.
+var panels = []struct {
+	metric berth.Metric
+	title  string
+}{
+	{berth.MetricCPU, "CPU (cores)"}, {berth.MetricMemory, "Memory"}, {berth.MetricGPU, "GPU busy"}, {berth.MetricGPUMemory, "GPU memory"},
+	{berth.MetricDiskRead, "Disk read"}, {berth.MetricDiskWritten, "Disk written"}, {berth.MetricReceived, "Network received"}, {berth.MetricSent, "Network sent"},
+}
+
+// shortGPU is how much of a device's UUID tells it from its neighbours.
+const shortGPU = 12
+
+func drawMetrics(job berth.Job, attempt int, members []berth.MemberMetrics) []byte {
+	c := graph.Chart{
+		Title: fmt.Sprintf("%s (%s), attempt %d", job.Name, job.ID, attempt),
+		Empty: "Nothing was measured: it has not run yet, or ran for less than 10 seconds, or where nothing can be measured.",
+	}
+	for _, p := range panels {
+		drawn := graph.Panel{Title: p.title, Unit: p.metric.Unit()}
+		for _, m := range members {
+			for _, line := range m.Series {
+				if line.Metric != p.metric {
+					continue
+				}
+				label := line.GPU[:min(len(line.GPU), shortGPU)]
+				if len(members) > 1 {
+					label = fmt.Sprintf("member %d %s", m.Member, label)
+				}
+				drawn.Lines = append(drawn.Lines, graph.Line{Label: strings.TrimSpace(label), Start: m.StartedAt, Step: m.Step.Std(), Values: line.Values})
+			}
+		}
+		if len(drawn.Lines) > 0 {
+			c.Panels = append(c.Panels, drawn)
+		}
+	}
+	return c.SVG()
+}

@@ -1,0 +1,95 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strconv"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humaecho"
+	"github.com/labstack/echo/v4"
+
+	"berth"
+	"berth/db"
+	"berth/internal/blob"
+)
+
+func (s *Server) registerOutputs() {
+	const tag = "data"
+	register(s, s.operation("list-outputs", http.MethodGet, "/v1/jobs/{id}/outputs", tag, "List what a job has stored, the latest attempt first"), s.listOutputs)
+	get := s.operation("download-output", http.MethodGet, "/v1/jobs/{id}/outputs/{name}", tag, "Download an output: a tar, compressed by zstd")
+	document(&get, "The archive; its length and sha256 are those of the list", map[string]*huma.MediaType{uploadType: {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}})
+	register(s, get, s.downloadOutput)
+}
+
+type outputsOutput struct {
+	Body berth.Page[berth.StoredOutput]
+}
+
+func (s *Server) listOutputs(ctx context.Context, in *JobInput) (*outputsOutput, error) {
+	id, err := s.job(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	list, err := s.DB.Outputs(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	items := make([]berth.StoredOutput, len(list))
+	for i, o := range list {
+		items[i] = o.StoredOutput
+	}
+	return &outputsOutput{page(items, "")}, nil
+}
+
+type outputInput struct {
+	JobInput
+	Name    string `path:"name" maxLength:"63"`
+	Attempt int    `query:"attempt" minimum:"0" doc:"default: the latest that has it"`
+	Member  int    `query:"member" minimum:"0" doc:"default 0"`
+}
+
+func (s *Server) downloadOutput(ctx context.Context, in *outputInput) (*huma.StreamResponse, error) {
+	id, err := s.job(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	list, err := s.DB.Outputs(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(list, func(o db.OutputObject) bool {
+		return o.Name == in.Name && o.Member == in.Member && (in.Attempt == 0 || o.Attempt == in.Attempt)
+	})
+	if i < 0 {
+		return nil, berth.Errorf(berth.CodeNotFound, "job %s has stored no such output", id)
+	}
+	store, err := s.blobs()
+	if err != nil {
+		return nil, err
+	}
+	return &huma.StreamResponse{Body: func(h huma.Context) { s.sendOutput(humaecho.UnwrapV4(h), store, list[i]) }}, nil
+}
+
+func (s *Server) sendOutput(c echo.Context, store *blob.Store, o db.OutputObject) {
+	c.Response().Header().Set("Content-Disposition", "attachment; filename="+strconv.Quote(o.Name+".tar.zst"))
+	if err := s.sendObject(c, store, o.Object); err != nil {
+		s.renderError(err, c)
+	}
+}
+
+// agentOutput registers what a machine has stored of a rank.
+func (s *Server) agentOutput(c echo.Context) error {
+	p, err := readAgent[berth.OutputReport](c)
+	if err != nil {
+		return err
+	}
+	if _, err := berth.ParseAddress(string(p.Output.Address)); err != nil {
+		return err
+	}
+	if err := s.DB.RegisterOutput(c.Request().Context(), machineOf(c), p); err != nil {
+		return err
+	}
+	return c.NoContent(http.StatusNoContent)
+}

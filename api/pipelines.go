@@ -1,0 +1,108 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+
+	"berth"
+	"berth/db"
+	"berth/internal/intake"
+)
+
+func (s *Server) registerPipelines() {
+	const tag = "pipelines"
+	submit := s.operation("submit-pipeline", http.MethodPost, "/v1/pipelines", tag, "Submit a pipeline")
+	submit.Description = "As with a job. Cycles, unknown needs and steps that need themselves are refused; a cycle is spelled out."
+	submit.DefaultStatus = http.StatusCreated
+	registerWithBody[berth.PipelineSpec](s, submit, s.submitPipeline)
+	register(s, s.operation("show-pipeline", http.MethodGet, "/v1/pipelines/{id}", tag, "Show a pipeline with its steps"), s.showPipeline)
+	register(s, s.operation("cancel-pipeline", http.MethodPost, "/v1/pipelines/{id}/cancel", tag, "Cancel a pipeline; idempotent"), s.cancelPipeline)
+	register(s, s.operation("retry-pipeline", http.MethodPost, "/v1/pipelines/{id}/retry", tag, "Submit an ended pipeline again, or only what did not succeed, as a new one linked to it"), s.retryPipeline)
+}
+
+func (s *Server) submitPipeline(ctx context.Context, in *submitInput) (*jobOutput, error) {
+	var spec berth.PipelineSpec
+	faults, err := decode(in.ContentType, in.RawBody, &spec)
+	if err != nil {
+		return nil, err
+	}
+	spec = spec.WithDefaults()
+	checked := intake.CheckPipeline(spec)
+	if err := invalid(berth.SlugInvalidSpec, faults, checked[:min(len(checked), maxFaults)]); err != nil {
+		return nil, err
+	}
+	if err := s.mayNotify(spec.Notify); err != nil {
+		return nil, err
+	}
+	if err := s.intake.AdmitPipeline(ctx, caller(ctx).Tenant, spec); err != nil {
+		return nil, err
+	}
+	job, created, err := s.DB.SubmitPipeline(ctx, db.PipelineSubmission{Tenant: caller(ctx).Tenant, Spec: spec, IdemKey: in.Key, Actor: actor(ctx)})
+	if err != nil {
+		return nil, err
+	}
+	return &jobOutput{createdStatus(created), job}, nil
+}
+
+// needs says which steps a step waits for; false if it waits for none.
+func (s *Server) needs(ctx context.Context, step berth.Job) (e berth.Explanation, waits bool, err error) {
+	pipeline, err := s.DB.Job(ctx, scope(ctx), *step.Parent)
+	if err != nil {
+		return e, false, err
+	}
+	status, wanted := map[string]berth.State{}, []string(nil)
+	for _, x := range pipeline.Steps {
+		status[x.Name] = x.Status
+		if x.Job == step.ID {
+			wanted = x.Needs
+		}
+	}
+	e = berth.Explanation{Job: step.ID, Status: step.Status, Blockers: []berth.Blocker{}}
+	for _, need := range wanted {
+		if status[need] != berth.Succeeded {
+			e.Blockers = append(e.Blockers, berth.Blocker{
+				Code: "needs", Message: fmt.Sprintf("it needs step %s, which is %s", need, status[need]), Hint: "wait: it may start when that has succeeded",
+			})
+		}
+	}
+	if len(e.Blockers) > 0 {
+		e.Summary = e.Blockers[0].Message
+	}
+	return e, len(e.Blockers) > 0, nil
+}
+
+// pipeline resolves an id that must be a pipeline's.
+func (s *Server) pipeline(ctx context.Context, id string) (berth.Job, error) {
+	found, err := s.job(ctx, id)
+	if err != nil {
+		return berth.Job{}, err
+	}
+	job, err := s.DB.Job(ctx, scope(ctx), found)
+	if err == nil && job.Kind != berth.KindPipeline {
+		err = berth.Errorf(berth.CodeNotFound, "no such pipeline %s", id)
+	}
+	return job, err
+}
+
+func (s *Server) showPipeline(ctx context.Context, in *JobInput) (*jobOutput, error) {
+	job, err := s.pipeline(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	return &jobOutput{http.StatusOK, job}, nil
+}
+
+func (s *Server) cancelPipeline(ctx context.Context, in *JobInput) (*jobOutput, error) {
+	if _, err := s.pipeline(ctx, in.ID); err != nil {
+		return nil, err
+	}
+	return s.cancelJob(ctx, &cancelInput{JobInput: *in})
+}
+
+func (s *Server) retryPipeline(ctx context.Context, in *retryInput) (*jobOutput, error) {
+	if _, err := s.pipeline(ctx, in.ID); err != nil {
+		return nil, err
+	}
+	return s.retryJob(ctx, in)
+}

@@ -1,0 +1,249 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/internal/calendar"
+	"berth/internal/intake"
+)
+
+func (s *Server) registerSchedules() {
+	const tag = "schedules"
+	create := s.operation("create-schedule", http.MethodPost, "/v1/schedules", tag, "Submit a job or a pipeline at times to come")
+	create.Description = "201 with the new schedule; 200 if there is the same one already; 409 if there is another one of that name. What it submits is judged as if it were submitted now, and again at each time: a refusal then is recorded with that fire."
+	create.DefaultStatus = http.StatusCreated
+	registerWithBody[berth.ScheduleSpec](s, create, s.createSchedule)
+	register(s, s.operation("list-schedules", http.MethodGet, "/v1/schedules", tag, "List your tenant's schedules, each with its last fire"), s.listSchedules)
+	register(s, s.operation("show-schedule", http.MethodGet, "/v1/schedules/{name}", tag, "Show a schedule with its next and its last fires"), s.showSchedule)
+	remove := s.operation("delete-schedule", http.MethodDelete, "/v1/schedules/{name}", tag, "Delete a schedule; its jobs stay")
+	remove.DefaultStatus = http.StatusNoContent
+	register(s, remove, s.deleteSchedule)
+	registerWithOptionalBody[berth.ScheduleNote](s, s.operation("pause-schedule", http.MethodPost, "/v1/schedules/{name}/pause", tag, "Let a schedule not fire until it is resumed; idempotent"), s.pauseSchedule)
+	registerWithOptionalBody[berth.ScheduleNote](s, s.operation("resume-schedule", http.MethodPost, "/v1/schedules/{name}/resume", tag, "Let a paused schedule fire again, from now on; idempotent"), s.resumeSchedule)
+	registerWithOptionalBody[berth.ScheduleRun](s, s.operation("run-schedule", http.MethodPost, "/v1/schedules/{name}/run", tag, "Fire a schedule now, paused or not, beside its times"), s.runSchedule)
+	backfill := s.operation("backfill-schedule", http.MethodPost, "/v1/schedules/{name}/backfill", tag, "Fire a schedule for times that have passed, each once")
+	backfill.Description = "Times that have made a job are left out, so it may be called again. The fires are decided soon after, in order; the schedule shows them."
+	registerWithBody[berth.Backfill](s, backfill, s.backfillSchedule)
+}
+
+// Of a schedule's times and fires so many are shown.
+const (
+	shownNext  = 5
+	shownFires = 20
+)
+
+type scheduleOutput struct {
+	Status int
+	Body   berth.Schedule
+}
+
+func (s *Server) createSchedule(ctx context.Context, in *Request) (*scheduleOutput, error) {
+	spec, err := readSchedule(*in)
+	if err != nil {
+		return nil, err
+	}
+	tenant := caller(ctx).Tenant
+	if spec.NamesSecrets() {
+		if err := s.keepsSecrets(); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.mayNotify(spec.Webhooks()); err != nil {
+		return nil, err
+	}
+	if err := s.intake.AdmitSchedule(ctx, tenant, spec); err != nil {
+		return nil, err
+	}
+	made, created, err := s.DB.CreateSchedule(ctx, db.NewSchedule{Tenant: tenant, Spec: spec, Actor: actor(ctx)})
+	if err != nil {
+		return nil, err
+	}
+	if created {
+		s.Logger.Info("schedule made", "tenant", tenant, "schedule", made.Name, "by", actor(ctx))
+	}
+	return &scheduleOutput{createdStatus(created), withNext(made)}, nil
+}
+
+// readSchedule returns a valid schedule with defaults, or every fault at once.
+func readSchedule(in Request) (berth.ScheduleSpec, error) {
+	var spec berth.ScheduleSpec
+	faults, err := decode(in.ContentType, in.RawBody, &spec)
+	if err != nil {
+		return spec, err
+	}
+	spec = spec.WithDefaults()
+	checked := intake.CheckSchedule(spec)
+	if len(in.RawBody) > berth.MaxSpecBytes {
+		checked = append(checked, berth.FieldError{Detail: fmt.Sprintf("the schedule has %d bytes", len(in.RawBody)), Allowed: fmt.Sprintf("at most %d", berth.MaxSpecBytes)})
+	}
+	if fault := calendar.Check(spec, time.Now()); fault != nil {
+		checked = append(checked, *fault)
+	}
+	return spec, invalid(berth.SlugInvalidSpec, faults, checked[:min(len(checked), maxFaults)])
+}
+
+// withNext adds what only the calendar knows.
+func withNext(s berth.Schedule) berth.Schedule {
+	s.Next = []time.Time{}
+	if times, fault := calendar.Read(s.ScheduleSpec); fault == nil && !s.Paused {
+		s.Next = times.Upcoming(time.Now(), shownNext)
+	}
+	return s
+}
+
+type scheduleListOutput struct{ Body berth.Page[berth.Schedule] }
+
+func (s *Server) listSchedules(ctx context.Context, _ *struct{}) (*scheduleListOutput, error) {
+	list, err := s.DB.Schedules(ctx, caller(ctx).Tenant)
+	if err != nil {
+		return nil, err
+	}
+	for i := range list {
+		list[i] = withNext(list[i])
+	}
+	return &scheduleListOutput{page(list, "")}, nil
+}
+
+// ScheduleInput is the path of a call about one schedule.
+type ScheduleInput struct {
+	Name string `path:"name" maxLength:"63" doc:"of a schedule of your tenant"`
+}
+
+type showScheduleInput struct {
+	ScheduleInput
+	Fires int `query:"fires" minimum:"0" maximum:"1000" default:"20" doc:"how many of the last fires"`
+}
+
+func (s *Server) showSchedule(ctx context.Context, in *showScheduleInput) (*scheduleOutput, error) {
+	found, err := s.DB.Schedule(ctx, caller(ctx).Tenant, in.Name, in.Fires)
+	if err != nil {
+		return nil, err
+	}
+	return &scheduleOutput{http.StatusOK, withNext(found)}, nil
+}
+
+func (s *Server) deleteSchedule(ctx context.Context, in *ScheduleInput) (*struct{}, error) {
+	tenant := caller(ctx).Tenant
+	if err := s.DB.DeleteSchedule(ctx, tenant, in.Name); err != nil {
+		return nil, err
+	}
+	s.Logger.Info("schedule deleted", "tenant", tenant, "schedule", in.Name, "by", actor(ctx))
+	return nil, nil
+}
+
+type scheduleBodyInput struct {
+	ScheduleInput
+	Request
+}
+
+// validated is a body that can tell its own faults.
+type validated interface{ Validate() []berth.FieldError }
+
+// readBody reads a body that may be left out.
+func readBody[T validated](in Request) (T, error) {
+	var v T
+	if len(in.RawBody) == 0 {
+		return v, nil
+	}
+	faults, err := decode(in.ContentType, in.RawBody, &v)
+	if err != nil {
+		return v, err
+	}
+	return v, invalid("", faults, v.Validate())
+}
+
+func (s *Server) pauseSchedule(ctx context.Context, in *scheduleBodyInput) (*scheduleOutput, error) {
+	return s.noteSchedule(ctx, in, s.DB.PauseSchedule)
+}
+
+func (s *Server) resumeSchedule(ctx context.Context, in *scheduleBodyInput) (*scheduleOutput, error) {
+	return s.noteSchedule(ctx, in, s.DB.ResumeSchedule)
+}
+
+func (s *Server) noteSchedule(ctx context.Context, in *scheduleBodyInput, change func(ctx context.Context, tenant berth.TenantID, name, note string) error) (*scheduleOutput, error) {
+	body, err := readBody[berth.ScheduleNote](in.Request)
+	if err != nil {
+		return nil, err
+	}
+	if err := change(ctx, caller(ctx).Tenant, in.Name, body.Note); err != nil {
+		return nil, err
+	}
+	return s.showSchedule(ctx, &showScheduleInput{ScheduleInput: in.ScheduleInput, Fires: shownFires})
+}
+
+type fireOutput struct{ Body berth.Fire }
+
+func (s *Server) runSchedule(ctx context.Context, in *scheduleBodyInput) (*fireOutput, error) {
+	body, err := readBody[berth.ScheduleRun](in.Request)
+	if err != nil {
+		return nil, err
+	}
+	found, err := s.DB.Schedule(ctx, caller(ctx).Tenant, in.Name, 0)
+	if err != nil {
+		return nil, err
+	}
+	at := time.Now().UTC().Truncate(time.Microsecond)
+	if _, err := s.DB.AddFires(ctx, db.NewFires{Schedule: found.ID, Times: []time.Time{at}, Source: berth.FireByHand, Overlap: body.Overlap}); err != nil {
+		return nil, err
+	}
+	// From here on the leader would do it as well.
+	if _, err := s.intake.Fire(ctx, found.ID, at); err != nil {
+		return nil, err
+	}
+	fire, err := s.DB.FireAt(ctx, found.ID, at)
+	if err != nil {
+		return nil, err
+	}
+	return &fireOutput{fire}, nil
+}
+
+type backfillOutput struct{ Body berth.BackfillResult }
+
+func (s *Server) backfillSchedule(ctx context.Context, in *scheduleBodyInput) (*backfillOutput, error) {
+	var body berth.Backfill
+	faults, err := decode(in.ContentType, in.RawBody, &body)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	if err := invalid("", faults, body.Validate(now)); err != nil {
+		return nil, err
+	}
+	if body.To == nil {
+		body.To = &berth.Instant{Time: now}
+	}
+	found, err := s.DB.Schedule(ctx, caller(ctx).Tenant, in.Name, 0)
+	if err != nil {
+		return nil, err
+	}
+	times, err := timesWithin(found, body)
+	if err != nil {
+		return nil, err
+	}
+	if body.Overlap == "" {
+		body.Overlap = berth.OverlapAllow
+	}
+	n, err := s.DB.AddFires(ctx, db.NewFires{Schedule: found.ID, Times: times, Source: berth.FireByBackfill, Overlap: body.Overlap, Again: true})
+	if err != nil {
+		return nil, err
+	}
+	return &backfillOutput{berth.BackfillResult{Times: len(times), Fires: n}}, nil
+}
+
+// timesWithin are a schedule's times in a range; too many are a fault.
+func timesWithin(found berth.Schedule, b berth.Backfill) ([]time.Time, error) {
+	when, fault := calendar.Read(found.ScheduleSpec)
+	if fault != nil {
+		return nil, invalid(berth.SlugInvalidSpec, []berth.FieldError{*fault}, nil)
+	}
+	times, more := when.Between(b.From.Time, b.To.Time, berth.MaxBackfill)
+	if more {
+		return nil, invalid("", []berth.FieldError{{Field: "to", Detail: fmt.Sprintf("there are more than %d times in the range; the last that fits is %s", berth.MaxBackfill, times[len(times)-1].Format(time.RFC3339)), Allowed: "a range that has no more; call again for the rest"}}, nil)
+	}
+	return times, nil
+}

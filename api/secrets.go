@@ -1,0 +1,154 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"berth"
+	"berth/db"
+)
+
+// slugNoKeys is the answer of a server that was given no key: it can neither
+// keep secrets nor run jobs that name them.
+const slugNoKeys = "no_secret_keys"
+
+func (s *Server) registerSecrets() {
+	const tag = "data"
+	set := s.operation("set-secret", http.MethodPost, "/v1/secrets", tag, "Store a secret of your tenant, or another value of it")
+	set.Description = "201 if it is new, 200 if it has another value now. The value is sealed before it is stored, and no call returns it; machines that run jobs which name it get it when they claim them."
+	set.DefaultStatus = http.StatusCreated
+	registerWithBody[berth.NewSecretValue](s, set, s.setSecret)
+	register(s, s.operation("list-secrets", http.MethodGet, "/v1/secrets", tag, "List the names of your tenant's secrets"), s.listSecrets)
+	remove := s.operation("delete-secret", http.MethodDelete, "/v1/secrets/{name}", tag, "Delete a secret; jobs that name it and have not begun will fail")
+	remove.DefaultStatus = http.StatusNoContent
+	register(s, remove, s.deleteSecret)
+}
+
+type secretOutput struct {
+	Status int
+	Body   berth.Secret
+}
+
+func (s *Server) setSecret(ctx context.Context, in *Request) (*secretOutput, error) {
+	if err := s.keepsSecrets(); err != nil {
+		return nil, err
+	}
+	var n berth.NewSecretValue
+	faults, err := decode(in.ContentType, in.RawBody, &n)
+	if err != nil {
+		return nil, berth.Errorf(berth.CodeInvalid, "the body is not JSON, or was not sent as such") // where it is broken could tell of the value
+	}
+	for i, f := range faults {
+		if f.Field == "value" {
+			faults[i].Detail = "is no text" // and not what it is
+		}
+	}
+	if err := invalid(berth.SlugInvalidSpec, faults, n.Validate()); err != nil {
+		return nil, err
+	}
+	tenant := caller(ctx).Tenant
+	key, sealed := s.Vault.Seal(tenant, n.Name, []byte(n.Value))
+	made, created, err := s.DB.SetSecret(ctx, db.SealedSecret{Tenant: tenant, Name: n.Name, Key: key, Sealed: sealed})
+	if err != nil {
+		return nil, err
+	}
+	s.Logger.Info("secret set", "tenant", tenant, "name", n.Name, "by", actor(ctx))
+	return &secretOutput{createdStatus(created), made}, nil
+}
+
+// mayNotify refuses webhooks that could never be called.
+func (s *Server) mayNotify(list []berth.Notify) error {
+	if len(list) == 0 {
+		return nil
+	}
+	if !s.PlainWebhooks {
+		if err := invalid(berth.SlugInvalidSpec, nil, berth.PlainWebhooks(list)); err != nil {
+			return err
+		}
+	}
+	return s.keepsSecrets()
+}
+
+func (s *Server) keepsSecrets() error {
+	if s.Vault != nil {
+		return nil
+	}
+	return &berth.Error{Code: berth.CodeConflict, Slug: slugNoKeys, Message: "this server keeps no secrets: start berthd with --secret-key-file"}
+}
+
+type secretListOutput struct{ Body berth.Page[berth.Secret] }
+
+func (s *Server) listSecrets(ctx context.Context, _ *struct{}) (*secretListOutput, error) {
+	list, err := s.DB.Secrets(ctx, caller(ctx).Tenant)
+	if err != nil {
+		return nil, err
+	}
+	return &secretListOutput{page(list, "")}, nil
+}
+
+type secretInput struct {
+	Name string `path:"name" maxLength:"128"`
+}
+
+func (s *Server) deleteSecret(ctx context.Context, in *secretInput) (*struct{}, error) {
+	tenant := caller(ctx).Tenant
+	if err := s.DB.DeleteSecret(ctx, tenant, in.Name); err != nil {
+		return nil, err
+	}
+	s.Logger.Info("secret deleted", "tenant", tenant, "name", in.Name, "by", actor(ctx))
+	return nil, nil
+}
+
+// handOut adds to a claim the values of the secrets that its job names. It has
+// just been decided that the machine holds this work, at the job's current
+// attempt and in its own current session; nobody else is ever told. Once the
+// container runs there is nothing left to give.
+func (s *Server) handOut(ctx context.Context, c *berth.Claim) error {
+	names := c.Spec.AllSecrets()
+	begun := c.Phase == berth.PhaseRunning || c.Phase == berth.PhaseExited || c.Phase == berth.PhaseSealed
+	if len(names) == 0 || begun {
+		return nil
+	}
+	if s.Vault == nil {
+		c.Withheld = &berth.Withheld{Message: "this server has no key for secrets: berthd needs --secret-key-file"}
+		return nil
+	}
+	found, err := s.DB.SealedSecrets(ctx, c.Tenant, names)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		i := slices.IndexFunc(found, func(f db.SealedSecret) bool { return f.Name == name })
+		if i < 0 {
+			c.Secrets, c.InputLogins, c.ImageLogin = nil, nil, nil
+			c.Withheld = &berth.Withheld{Missing: true, Message: fmt.Sprintf("secret %s was deleted since the job was submitted", name)}
+			return nil
+		}
+		value, err := s.Vault.Open(c.Tenant, name, found[i].Key, found[i].Sealed)
+		if err != nil {
+			s.Logger.Error("secret cannot be opened", "tenant", c.Tenant, "name", name, "err", err)
+			c.Secrets, c.InputLogins, c.ImageLogin = nil, nil, nil
+			c.Withheld = &berth.Withheld{Message: err.Error()}
+			return nil
+		}
+		if slices.Contains(c.Spec.Secrets, name) {
+			c.Secrets = append(c.Secrets, berth.SecretValue{Name: name, Value: berth.Sensitive(value)})
+		}
+		if slices.ContainsFunc(c.Spec.Inputs, func(in berth.Input) bool { return in.Secret == name }) {
+			c.InputLogins = append(c.InputLogins, berth.SecretValue{Name: name, Value: berth.Sensitive(value)})
+		}
+		if name == c.Spec.ImageAuth {
+			user, password, ok := strings.Cut(strings.TrimSpace(string(value)), ":")
+			if !ok || user == "" {
+				c.Secrets, c.InputLogins, c.ImageLogin = nil, nil, nil
+				c.Withheld = &berth.Withheld{Missing: true, Message: fmt.Sprintf("image_auth: secret %s is not written USER:PASSWORD", name)}
+				return nil
+			}
+			c.ImageLogin = &berth.Login{Username: berth.Sensitive(user), Password: berth.Sensitive(password)}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,209 @@
+package agent_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"math"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"berth"
+)
+
+// busy is an inventory whose devices are at work while on.
+type busy struct {
+	declared
+	off atomic.Bool
+}
+
+func (b *busy) Use(_ context.Context, uuids []string) ([]berth.GPUUse, error) {
+	if b.off.Load() {
+		return nil, errors.New("the driver hangs")
+	}
+	var list []berth.GPUUse
+	for _, uuid := range uuids {
+		list = append(list, berth.GPUUse{UUID: uuid, Utilization: 0.75, MemoryBytes: 5 << 30})
+	}
+	return list, nil
+}
+
+// metered makes the agent measure often, from its next process on.
+func (m *machine) metered(b *busy) {
+	m.s.t.Helper()
+	if err := m.stop(); err != nil {
+		m.s.t.Fatal(err)
+	}
+	if b != nil {
+		b.declared = m.cfg.GPUs.(declared)
+		m.cfg.GPUs = b
+	}
+	m.cfg.Timing.UseStep, m.cfg.Timing.UseFirst, m.cfg.Timing.UseEvery = 10*time.Millisecond, 30*time.Millisecond, 30*time.Millisecond
+	m.start()
+}
+
+// metrics is what is stored of a job's first attempt, nil if nothing is.
+func (s *site) metrics(id berth.JobID) *berth.MemberMetrics {
+	s.t.Helper()
+	b, err := s.blobs.ReadAll(s.t.Context(), berth.MetricsKey("default", id, 1, 0), berth.MaxMetricBytes)
+	if berth.CodeOf(err) == berth.CodeNotFound {
+		return nil
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	m, err := berth.ParseMemberMetrics(b)
+	if err != nil {
+		s.t.Fatalf("%v in %s", err, b)
+	}
+	return &m
+}
+
+// measured counts the values of a metric.
+func measured(m *berth.MemberMetrics, metric berth.Metric) (n int) {
+	if m == nil {
+		return 0
+	}
+	for _, line := range m.Series {
+		for _, v := range line.Values {
+			if line.Metric == metric && !math.IsNaN(v) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// What a rank uses is stored while it runs, so that the machine may vanish at
+// any time; another process of the agent goes on with the same series.
+func TestUseIsStoredWhileARankRunsAndOutlivesTheAgent(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	m.metered(&busy{})
+	id := s.submit(nil, "trap-term", "0")
+	req, _ := m.run(id)
+	s.until("some use is stored", func() bool { return measured(s.metrics(id), berth.MetricGPU) >= 3 })
+	before := s.metrics(id)
+	m.restart()
+	w := m.wait(req)
+	s.until("more is stored", func() bool {
+		return measured(s.metrics(id), berth.MetricGPUMemory) > measured(before, berth.MetricGPUMemory)+3
+	})
+	after := s.metrics(id)
+	if !after.StartedAt.Equal(before.StartedAt) || after.Machine != "m1" {
+		t.Errorf("before %+v, after %+v", before, after)
+	}
+	s.cancel(id)
+	x := w.exit()
+	if x.Measured == nil || x.Measured.GPUMean == nil || *x.Measured.GPUMean != 0.75 || x.Measured.GPUMemoryPeak != 5<<30 {
+		t.Errorf("exit is %+v, measured %+v", x, x.Measured)
+	}
+	j := s.settle(id)
+	if len(j.Attempts) != 1 || len(j.Attempts[0].Measured) != 1 || *j.Attempts[0].Measured[0].GPUMean != 0.75 {
+		t.Errorf("attempts are %+v", j.Attempts)
+	}
+	if n := measured(s.metrics(id), berth.MetricGPU); n < measured(after, berth.MetricGPU) {
+		t.Errorf("at the end %d values are stored, and there were %d", n, measured(after, berth.MetricGPU))
+	}
+	m.cleared(req)
+}
+
+// A cluster runs a million short jobs a day: they leave no object, no row, and
+// no word in the rows that there are.
+func TestUseOfShortJobsCostsNothing(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	id := s.submit(nil, "echo", "hello")
+	_, w := m.run(id)
+	if x := w.exit(); x.Measured != nil {
+		t.Errorf("exit has %+v", x.Measured)
+	}
+	s.settle(id)
+	_ = filepath.WalkDir(s.blobDir, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || strings.Contains(path, "metrics") {
+			t.Errorf("%s is stored, %v", path, err)
+		}
+		return nil
+	})
+}
+
+// A control plane or a driver that does not answer holds up nothing: neither
+// the rank nor its seal.
+func TestUseThatCannotBeStoredHoldsUpNothing(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	b := &busy{}
+	m.metered(b)
+	id := s.submit(nil, "trap-term", "0")
+	req, w := m.run(id)
+	s.until("some use is stored", func() bool { return measured(s.metrics(id), berth.MetricGPU) > 0 })
+	m.running(req)
+	b.off.Store(true)
+	refuse := func(r *http.Request) int {
+		if strings.HasSuffix(r.URL.Path, "metrics.json") {
+			return http.StatusServiceUnavailable
+		}
+		return 0
+	}
+	s.gate.refuse.Store(&refuse)
+	s.cancel(id)
+	if x := w.exit(); x.Measured == nil {
+		t.Errorf("exit is %+v", x)
+	}
+	s.settle(id)
+	m.cleared(req)
+}
+
+// GPUs at work are a sign of life.
+func TestBusyGPUsAreNoStall(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	b := &busy{}
+	m.metered(b)
+	id := s.submit(func(j *berth.JobSpec) { j.StallTimeout = berth.Duration(time.Second) }, "trap-term", "0")
+	_, w := m.run(id)
+	s.until("it has run for longer than its stall_timeout", func() bool { return measured(s.metrics(id), berth.MetricGPU) >= 150 })
+	b.off.Store(true)
+	if x := w.exit(); x.Cause != berth.CauseStalled {
+		t.Errorf("exit is %+v", x)
+	}
+	s.settle(id)
+}
+
+func TestDockerUseIsMeasured(t *testing.T) {
+	t.Parallel()
+	s, m := dockerMachine(t)
+	m.metered(nil)
+	id := s.submit(nil, "do", "eat-memory 20 1s", "lines 20 20ms")
+	_, w := m.run(id)
+	x := w.exit()
+	if x.Code != 0 || x.Measured == nil {
+		t.Fatalf("exit is %+v", x)
+	}
+	if u := x.Measured; u.MemoryPeak < 20<<20 || u.MemoryPeak > 64<<20 || u.CPUMean <= 0 || u.CPUMean > 8 || u.Seconds < 0.5 {
+		t.Errorf("measured %+v", u)
+	}
+	stored := s.metrics(id)
+	if stored == nil {
+		t.Fatal("nothing is stored")
+	}
+	var metrics []berth.Metric
+	for _, line := range stored.Series {
+		metrics = append(metrics, line.Metric)
+	}
+	for _, want := range []berth.Metric{berth.MetricCPU, berth.MetricMemory, berth.MetricReceived, berth.MetricSent} {
+		if !slices.Contains(metrics, want) {
+			t.Errorf("%s is not measured; there are %v", want, metrics)
+		}
+	}
+	s.settle(id)
+}

@@ -1,0 +1,100 @@
+package agent
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"berth"
+	"berth/activities/node"
+	"berth/internal/archive"
+)
+
+// storeOutputs collects what the job has declared, now that its container has
+// ended. One that is not there, or cannot be stored, is told as a warning; that
+// it is missing is judged when the attempt is settled.
+func (r *rank) storeOutputs(ctx context.Context) {
+	for _, o := range r.claim.Spec.Outputs {
+		err := r.storeOutput(ctx, o)
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, node.ErrNoPath) && r.number > 0:
+			r.log.Info("this member has no such output", "output", o.Name, "path", o.Path)
+		default:
+			r.warn(fmt.Sprintf("output %s (%s) was not stored: %v", o.Name, o.Path, err))
+		}
+	}
+}
+
+// storeOutput packs an output into the rank's folder, sends it and registers it.
+func (r *rank) storeOutput(ctx context.Context, o berth.Output) error {
+	at := filepath.Join(r.scratch.dir, "output-"+o.Name+".tar.zst")
+	f, err := os.OpenFile(at, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer os.Remove(at)
+	defer f.Close()
+	sum, err := r.packOutput(ctx, o, f)
+	if err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	stored := berth.StoredOutput{Name: o.Name, Attempt: r.attempt, Member: r.number, Address: sum.Address, Files: sum.Files, Bytes: sum.Bytes, Stored: info.Size()}
+	key := berth.OutputKey(r.claim.Tenant, r.job, r.attempt, r.number, o.Name)
+	err = r.insist("store an output", func(ctx context.Context) error {
+		body := &hashed{f: f, size: info.Size(), hash: sha256.New()}
+		if _, err := body.Seek(0, io.SeekStart); err != nil {
+			return localError{err}
+		}
+		if err := r.sup.control.putObject(ctx, key, body, info.Size()); err != nil {
+			if body.err != nil {
+				return localError{body.err}
+			}
+			return err
+		}
+		stored.SHA256 = hex.EncodeToString(body.hash.Sum(nil))
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	err = r.insist("register an output", func(ctx context.Context) error {
+		return r.sup.control.reportOutput(ctx, berth.OutputReport{Alloc: r.alloc, Job: r.job, Attempt: r.attempt, Rank: r.number, Output: stored})
+	})
+	if err == nil {
+		r.log.Info("output stored", "output", o.Name, "files", sum.Files, "bytes", sum.Bytes)
+	}
+	return err
+}
+
+// packOutput waits for an engine that does not answer, as long as one is waited
+// for elsewhere.
+func (r *rank) packOutput(ctx context.Context, o berth.Output, to *os.File) (sum archive.Summary, err error) {
+	in, err := r.runtime().CopyOut(ctx, r.name(), o.Path)
+	if err != nil {
+		return sum, err
+	}
+	defer in.Close()
+	return archive.Repack(in, to, archive.Output)
+}
+
+func (c *control) reportOutput(ctx context.Context, p berth.OutputReport) error {
+	return c.withTerms(ctx, func(epoch int64) error {
+		p.AgentBoot, p.Epoch = c.boot, epoch
+		return c.call(ctx, 3*callTimeout, "outputs", p, nil)
+	})
+}

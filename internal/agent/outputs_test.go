@@ -1,0 +1,165 @@
+package agent_test
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"berth"
+	"berth/internal/archive"
+)
+
+func leaving(path string) func(*berth.JobSpec) {
+	return func(j *berth.JobSpec) { j.Outputs = []berth.Output{{Name: "model", Path: path}} }
+}
+
+// output unpacks what a job has stored under that name.
+func (s *site) output(id berth.JobID, name string) (berth.StoredOutput, string) {
+	s.t.Helper()
+	list, err := s.db.Outputs(s.t.Context(), id)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for _, o := range list {
+		if o.Name != name {
+			continue
+		}
+		in, size, err := s.blobs.Open(s.t.Context(), o.Object)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		defer in.Close()
+		dir := s.t.TempDir()
+		root, err := os.OpenRoot(dir)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		defer root.Close()
+		sum, err := archive.Unpack(in, root, archive.Output)
+		if err != nil || sum.Address != o.Address || sum.Files != o.Files || sum.Bytes != o.Bytes || size != o.Stored {
+			s.t.Fatalf("stored %+v of %d bytes, unpacked %+v, %v", o, size, sum, err)
+		}
+		return o.StoredOutput, dir
+	}
+	s.t.Fatalf("outputs are %+v", list)
+	return berth.StoredOutput{}, ""
+}
+
+func TestOutputsAreStoredBeforeTheJobHasSucceeded(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	id := s.submit(leaving("/workspace/model.pt"), "write-file", "/workspace/model.pt", "weights")
+	req, w := m.run(id)
+	if x := w.exit(); x.Code != 0 {
+		t.Fatalf("exit is %+v", x)
+	}
+	o, dir := s.output(id, "model")
+	if text, err := os.ReadFile(filepath.Join(dir, "model.pt")); err != nil || string(text) != "weights" || o.Attempt != 1 || o.Member != 0 {
+		t.Errorf("%+v holds %q, %v", o, text, err)
+	}
+	if j := s.settle(id); j.Status != berth.Succeeded {
+		t.Errorf("job is %s, %+v", j.Status, j.Reason)
+	}
+	m.cleared(req)
+}
+
+func TestAMissingOutputIsAFailure(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	id := s.submit(func(j *berth.JobSpec) {
+		leaving("/workspace/none")(j)
+		j.Retry.MaxAttempts = 2
+	}, "exit", "0")
+	_, w := m.run(id)
+	if x := w.exit(); x.Code != 0 {
+		t.Fatalf("exit is %+v", x)
+	}
+	if j := s.settle(id); j.Status != berth.Retrying || j.Reason.Code != berth.ReasonOutputLost || !strings.Contains(j.Reason.Message, "model") {
+		t.Fatalf("job is %s, %+v", j.Status, j.Reason)
+	}
+	if !s.hasEvent(id, berth.EventWarning, "output model (/workspace/none) was not stored") {
+		t.Errorf("events: %+v", s.events(id))
+	}
+	s.eligible(id)
+	_, w = m.run(id)
+	w.exit()
+	if j := s.settle(id); j.Status != berth.Failed || j.Reason.Code != berth.ReasonOutputLost || !j.DeadLetter {
+		t.Errorf("job is %s, %+v", j.Status, j.Reason)
+	}
+}
+
+// What a failed job leaves is not taken, and its exit code is what counts.
+func TestAFailedJobHasNoOutputs(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	id := s.submit(leaving("/workspace/x"), "do", "write-file /workspace/x 1", "exit 3")
+	_, w := m.run(id)
+	w.exit()
+	if j := s.settle(id); j.Reason.Code != berth.ReasonExitCode {
+		t.Errorf("job is %s, %+v", j.Status, j.Reason)
+	}
+	if list, err := s.db.Outputs(t.Context(), id); err != nil || len(list) > 0 {
+		t.Errorf("outputs are %+v, %v", list, err)
+	}
+}
+
+// A store that is away for a while loses nothing; one that refuses for longer
+// than the patience loses the output, and says so.
+func TestOutputsWaitForTheStore(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	on, met := s.answers(http.StatusServiceUnavailable, http.MethodPut, "/outputs/")
+	id := s.submit(leaving("/workspace/x"), "write-file", "/workspace/x", "1")
+	_, w := m.run(id)
+	s.until("an output is refused", func() bool { return met.Load() > 0 })
+	on.Store(false)
+	w.exit()
+	s.output(id, "model")
+	on.Store(true)
+	lost := s.submit(leaving("/workspace/x"), "write-file", "/workspace/x", "1")
+	_, w = m.run(lost)
+	w.exit()
+	if j := s.settle(lost); j.Status != berth.Failed || j.Reason.Code != berth.ReasonOutputLost {
+		t.Errorf("job is %s, %+v", j.Status, j.Reason)
+	}
+}
+
+// An agent that is killed between the end and the seal begins the outputs anew.
+func TestOutputsOutliveTheirAgent(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	on, met := s.answers(http.StatusServiceUnavailable, http.MethodPut, "/outputs/")
+	id := s.submit(leaving("/workspace/x"), "write-file", "/workspace/x", "1")
+	req, _ := m.run(id)
+	s.until("an output is refused", func() bool { return met.Load() > 0 })
+	if err := m.stop(); err != nil {
+		t.Fatal(err)
+	}
+	on.Store(false)
+	m.start()
+	if x := m.wait(req).exit(); x.Code != 0 {
+		t.Errorf("exit is %+v", x)
+	}
+	s.output(id, "model")
+}
+
+func TestDockerOutputsComeFromAnywhereInTheContainer(t *testing.T) {
+	t.Parallel()
+	s, m := dockerMachine(t)
+	id := s.submit(leaving("/model.pt"), "write-file", "/model.pt", "weights")
+	_, w := m.run(id)
+	if x := w.exit(); x.Code != 0 {
+		t.Fatalf("exit is %+v, log %q", x, s.log(id, 1))
+	}
+	_, dir := s.output(id, "model")
+	if text, err := os.ReadFile(filepath.Join(dir, "model.pt")); err != nil || string(text) != "weights" {
+		t.Errorf("it holds %q, %v", text, err)
+	}
+}

@@ -1,0 +1,92 @@
+package archive
+
+import (
+	"archive/tar"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+
+	"berth"
+)
+
+// Output is what one output of a job may come to.
+var Output = Limits{Bytes: 128 << 30, Files: 200_000}
+
+// Repack writes the tar that an engine makes of a path in a container as an
+// archive. A folder becomes what is in it, a file an archive of that file. Owners
+// and times go, and Berth's own folder, which lies in /workspace; a second name
+// of a file becomes a link to the first.
+func Repack(in io.Reader, to io.Writer, l Limits) (Summary, error) {
+	z, err := zstd.NewWriter(to, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest))
+	if err != nil {
+		return Summary{}, err
+	}
+	hash := sha256.New()
+	out := tar.NewWriter(io.MultiWriter(z, hash))
+	rules := newRules(l)
+	if err := repack(tar.NewReader(in), out, rules); err != nil {
+		return Summary{}, err // without an end, which would make it look whole
+	}
+	if err := errors.Join(rules.end(), out.Close(), z.Close()); err != nil {
+		return Summary{}, err
+	}
+	return Summary{Address: berth.AddressOf(hash.Sum(nil)), Files: len(rules.kinds), Bytes: rules.bytes}, nil
+}
+
+func repack(in *tar.Reader, out *tar.Writer, rules *rules) error {
+	top := "" // the folder's own name, which every other begins with
+	for {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read what the engine sends: %w", err)
+		}
+		name := path.Clean(h.Name)
+		if top == "" && h.Typeflag == tar.TypeDir {
+			top = name
+			continue
+		}
+		clean := &tar.Header{Name: name, Linkname: h.Linkname, Typeflag: h.Typeflag, Size: h.Size, Mode: h.Mode & 0o777, ModTime: time.Unix(0, 0), Format: tar.FormatPAX}
+		if top != "" {
+			var below bool
+			if clean.Name, below = strings.CutPrefix(name, top+"/"); !below {
+				return refused("%q does not lie in %q", name, top)
+			}
+			if first, _, _ := strings.Cut(clean.Name, "/"); first == own {
+				continue
+			}
+		}
+		if h.Typeflag == tar.TypeLink {
+			target, below := strings.CutPrefix(path.Clean(h.Linkname), top+"/")
+			if top == "" || !below {
+				return refused("%q is another name of %q, which lies elsewhere", name, h.Linkname)
+			}
+			clean.Typeflag, clean.Size = tar.TypeSymlink, 0
+			clean.Linkname = strings.Repeat("../", strings.Count(clean.Name, "/")) + target
+		}
+		e, ok, err := rules.header(clean)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			continue
+		}
+		if e.Kind == Folder {
+			clean.Name += "/"
+		}
+		if err := out.WriteHeader(clean); err != nil {
+			return err
+		}
+		if _, err := io.Copy(out, in); err != nil {
+			return err
+		}
+	}
+}

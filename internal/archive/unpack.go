@@ -1,0 +1,168 @@
+package archive
+
+import (
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+)
+
+// Unpack reads an archive into a folder that is empty and nobody else's. What
+// it writes before it fails is the caller's to remove; none of it lies outside.
+func Unpack(in io.Reader, dir *os.Root, l Limits) (Summary, error) {
+	var links []Entry
+	made := map[string]bool{".": true}
+	folder := func(name string) error {
+		if made[name] {
+			return nil
+		}
+		made[name] = true
+		return dir.MkdirAll(name, 0o755)
+	}
+	sum, err := Read(in, l, func(e Entry, content io.Reader) error {
+		if err := folder(path.Dir(e.Name)); err != nil {
+			return err
+		}
+		switch e.Kind {
+		case Folder:
+			return folder(e.Name)
+		case File:
+			return writeFile(dir, e, content)
+		case Link:
+			links = append(links, e)
+			return nil
+		default:
+			panic(fmt.Sprintf("unknown kind %d", e.Kind))
+		}
+	})
+	if err != nil {
+		return sum, err
+	}
+	for _, e := range links {
+		if err := dir.Symlink(e.Target, e.Name); err != nil {
+			return sum, fmt.Errorf("unpack: %w", err)
+		}
+	}
+	return sum, nil
+}
+
+func writeFile(dir *os.Root, e Entry, content io.Reader) error {
+	mode := fs.FileMode(0o644)
+	if e.Exec {
+		mode = 0o755
+	}
+	f, err := dir.OpenFile(e.Name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, content)
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	return err
+}
+
+// Copy makes a copy of an unpacked folder in another one, for a container of
+// whatever user to change as it likes. It returns what it found, without an
+// address.
+func Copy(to, from *os.Root) (Summary, error) {
+	return each(to, from, 0o777, func(name string, mode fs.FileMode) (int64, error) {
+		return copyFile(to, from, name, mode|0o666)
+	})
+}
+
+// Share is Copy for a container that cannot write there, and makes no copies
+// where the file system can do without: the files are the same. They stay while
+// either folder does. Nobody else writes to either of them meanwhile.
+func Share(to, from *os.Root) (Summary, error) {
+	return each(to, from, 0o755, func(name string, mode fs.FileMode) (int64, error) {
+		if os.Link(filepath.Join(from.Name(), name), filepath.Join(to.Name(), name)) != nil { // other devices, too many links
+			return copyFile(to, from, name, mode|0o644)
+		}
+		info, err := to.Lstat(name)
+		if err != nil {
+			return 0, err
+		}
+		return info.Size(), to.Chmod(name, mode|0o644) // whatever the umask was
+	})
+}
+
+// each makes folders and links of a folder anew in another one, and has file
+// make the files: with a mode that is 0o111 of a program, else 0.
+func each(to, from *os.Root, folders fs.FileMode, file func(name string, mode fs.FileMode) (int64, error)) (sum Summary, err error) {
+	err = fs.WalkDir(from.FS(), ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || name == "." {
+			return err
+		}
+		sum.Files++
+		switch {
+		case d.IsDir():
+			if err := to.Mkdir(name, folders); err != nil {
+				return err
+			}
+			return to.Chmod(name, folders) // whatever the umask
+		case d.Type()&fs.ModeSymlink != 0:
+			target, err := from.Readlink(name)
+			if err != nil {
+				return err
+			}
+			return to.Symlink(target, name)
+		case d.Type().IsRegular():
+			info, err := d.Info()
+			if err != nil {
+				return err
+			}
+			mode := fs.FileMode(0)
+			if info.Mode()&0o100 != 0 {
+				mode = 0o111
+			}
+			n, err := file(name, mode)
+			sum.Bytes += n
+			return err
+		default:
+			return fmt.Errorf("%s is neither a folder, a file nor a link", name)
+		}
+	})
+	return sum, err
+}
+
+func copyFile(to, from *os.Root, name string, mode fs.FileMode) (int64, error) {
+	in, err := from.Open(name)
+	if err != nil {
+		return 0, err
+	}
+	defer in.Close()
+	out, err := to.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return 0, err
+	}
+	n, err := io.Copy(out, in) // by the kernel, which may share the blocks
+	if err == nil {
+		err = out.Chmod(mode)
+	}
+	if closed := out.Close(); err == nil {
+		err = closed
+	}
+	return n, err
+}
+
+// Clear removes what is in a folder, except a name at its top.
+func Clear(dir *os.Root, except string) error {
+	f, err := dir.Open(".")
+	if err != nil {
+		return err
+	}
+	names, err := f.Readdirnames(-1)
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	for _, name := range names {
+		if name == except || err != nil {
+			continue
+		}
+		err = dir.RemoveAll(name)
+	}
+	return err
+}

@@ -1,0 +1,117 @@
+package check
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+
+	"berth"
+	"berth/db/history"
+)
+
+// parallelHolds goes through what the elements took and gave back in the order
+// of the ledger. An element that is on its way out of the rows may have freed its
+// capacity already, so this may see fewer than there were, and never more.
+func parallelHolds(c *familyCase) {
+	if c.f.Parallel <= 0 {
+		return
+	}
+	type change struct {
+		seq int64
+		by  int
+		of  history.Child
+	}
+	var list []change
+	for _, e := range c.f.Children {
+		for _, s := range e.Spans {
+			list = append(list, change{s.Taken, 1, e})
+			if s.Until != 0 {
+				list = append(list, change{s.Until, -1, e})
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b change) int { return cmp.Compare(a.seq, b.seq) })
+	holding := map[berth.JobID]int{}
+	for _, x := range list {
+		if holding[x.of.ID] += x.by; holding[x.of.ID] == 0 {
+			delete(holding, x.of.ID)
+		}
+		if len(holding) > c.f.Parallel {
+			c.breach(rows(x.of), "%d elements hold capacity at number %d of the ledger, at most %d may", len(holding), x.seq, c.f.Parallel)
+			return
+		}
+	}
+}
+
+func parentsFollow(c *familyCase) {
+	f := c.f
+	if n := len(f.Children) + f.Archived; n > f.Total {
+		c.breach(nil, "it has %d elements, of %d", n, f.Total)
+	}
+	seen := map[int]bool{}
+	succeeded := 0
+	for _, e := range f.Children {
+		switch {
+		case e.Step != "": // the schema has each once
+		case e.Index < 0 || f.Indexes == nil && e.Index >= f.Total || f.Indexes != nil && !slices.Contains(f.Indexes, e.Index):
+			c.breach(rows(e), "element %d is none of its indexes", e.Index)
+		case seen[e.Index]:
+			c.breach(rows(e), "element %d is there twice", e.Index)
+		}
+		seen[e.Index] = true
+		if e.State == berth.Succeeded {
+			succeeded++
+		}
+		if !f.State.Terminal() {
+			continue
+		}
+		switch {
+		case !e.State.Terminal():
+			c.breach(rows(e), "it is %s, and element %s is %s", f.State, nameOf(e), e.State)
+		case e.FinishedAt != nil && f.FinishedAt != nil && e.FinishedAt.After(f.FinishedAt.Add(c.v.o.Skew)):
+			c.breach(rows(e), "element %s ended after it", nameOf(e))
+		}
+	}
+	whole := succeeded == len(f.Children) && len(f.Children)+f.Archived == f.Total
+	switch {
+	case f.State == berth.Succeeded && !whole:
+		c.breach(nil, "it succeeded, and of %d elements %d did, beside %d in the archive", f.Total, succeeded, f.Archived)
+	case f.State.Terminal() && f.State != berth.Succeeded && f.Archived == 0 && succeeded == f.Total:
+		c.breach(nil, "it is %s, and all its elements succeeded", f.State)
+	}
+}
+
+// nameOf is the step, or the index.
+func nameOf(e history.Child) string {
+	if e.Step != "" {
+		return e.Step
+	}
+	return strconv.Itoa(e.Index)
+}
+
+// needsComeFirst compares numbers of the ledger: what a step needs has freed its
+// capacity, and is known to have succeeded, before the step takes any.
+func needsComeFirst(c *familyCase) {
+	byID := map[berth.JobID]history.Child{}
+	for _, e := range c.f.Children {
+		byID[e.ID] = e
+	}
+	for _, e := range c.f.Children {
+		for _, id := range e.Needs {
+			need, ok := byID[id]
+			if !ok || len(e.Spans) == 0 { // it is in the archive, or the step never began
+				continue
+			}
+			if need.State != berth.Succeeded {
+				c.breach(rows(need, e), "step %s was placed, and %s, which it needs, is %s", nameOf(e), nameOf(need), need.State)
+				continue
+			}
+			for _, s := range need.Spans {
+				if s.Until == 0 || slices.ContainsFunc(e.Spans, func(x history.Span) bool { return x.Taken < s.Until }) {
+					c.breach(rows(need, e), "step %s took capacity before %s, which it needs, had freed its own", nameOf(e), nameOf(need))
+					break
+				}
+			}
+		}
+	}
+}

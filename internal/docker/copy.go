@@ -1,0 +1,28 @@
+package docker
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	cerrdefs "github.com/containerd/errdefs"
+
+	"berth/activities/node"
+)
+
+// CopyOut returns what lies at a path of a container as a tar; see node.Runtime.
+func (e *Engine) CopyOut(ctx context.Context, name, path string) (io.ReadCloser, error) {
+	c, err := e.Inspect(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	in, _, err := e.api.CopyFromContainer(ctx, c.ID, path)
+	switch {
+	case err == nil:
+		return in, nil
+	case cerrdefs.IsNotFound(err):
+		return nil, fmt.Errorf("%s in container %s: %w", path, name, node.ErrNoPath)
+	default:
+		return nil, fmt.Errorf("copy %s out of container %s: %w", path, name, err)
+	}
+}

@@ -1,0 +1,130 @@
+package docker
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/network"
+
+	"berth/activities/node"
+)
+
+// bridgeName is the option that names a network's bridge on the host. The engine
+// lets two networks have one name, but no two bridges: so of several callers that
+// make a network at the same time only one succeeds.
+const bridgeName = "com.docker.network.bridge.name"
+
+// EnsureNetwork makes a bridge network, unless there is one of this name.
+func (e *Engine) EnsureNetwork(ctx context.Context, n node.Network) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	sum := sha256.Sum256([]byte(n.Name))
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		found, err := e.network(ctx, n.Name)
+		if err == nil && found == nil {
+			_, err = e.api.NetworkCreate(ctx, n.Name, network.CreateOptions{
+				Driver: network.NetworkBridge, Labels: n.Labels, Options: map[string]string{bridgeName: "bn" + hex.EncodeToString(sum[:6])},
+			})
+		}
+		switch {
+		case err == nil && found == nil:
+			return nil
+		case err == nil:
+			for k, v := range n.Labels {
+				if found.Labels[k] != v {
+					return fmt.Errorf("make network %s: the name is taken by one that is not ours", n.Name)
+				}
+			}
+			return nil
+		case !cerrdefs.IsConflict(err) && !cerrdefs.IsPermissionDenied(err):
+			return fmt.Errorf("make network %s: %w", n.Name, err)
+		}
+		// Somebody else is making it, and it cannot be seen yet.
+		if err := pause(ctx, wait); err != nil {
+			return fmt.Errorf("make network %s: %w", n.Name, errors.Join(err, context.Cause(ctx)))
+		}
+	}
+}
+
+// network finds a network by its whole name; nil if there is none. The engine's
+// own filter takes parts of names for matches, and its inspection prefixes of ids.
+func (e *Engine) network(ctx context.Context, name string) (*network.Summary, error) {
+	list, err := e.api.NetworkList(ctx, network.ListOptions{Filters: filters.NewArgs(filters.Arg("name", name))})
+	if err != nil {
+		return nil, err
+	}
+	for i := range list {
+		if list[i].Name == name {
+			return &list[i], nil
+		}
+	}
+	return nil, nil
+}
+
+// RemoveNetwork removes a network that no container is on. The engine itself
+// would spare only one that a running container is on.
+func (e *Engine) RemoveNetwork(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	found, err := e.network(ctx, name)
+	if err != nil || found == nil {
+		return wrapNetwork("find", name, err)
+	}
+	// The engine's own filter by network does not see containers that were never
+	// started. Those that are made for a network carry its labels.
+	on := filters.NewArgs()
+	for k, v := range found.Labels {
+		on.Add("label", k+"="+v)
+	}
+	list, err := e.api.ContainerList(ctx, container.ListOptions{All: true, Filters: on})
+	if err != nil {
+		return wrapNetwork("find containers on", name, err)
+	}
+	for _, c := range list {
+		if c.HostConfig.NetworkMode == name {
+			return fmt.Errorf("remove network %s: container %s is on it: %w", name, c.ID, node.ErrNetworkInUse)
+		}
+	}
+	err = e.api.NetworkRemove(ctx, found.ID)
+	switch {
+	case err == nil, cerrdefs.IsNotFound(err):
+		return nil
+	case cerrdefs.IsPermissionDenied(err), cerrdefs.IsConflict(err):
+		return fmt.Errorf("remove network %s: %w: %w", name, node.ErrNetworkInUse, err)
+	}
+	return wrapNetwork("remove", name, err)
+}
+
+func wrapNetwork(doing, name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s network %s: %w", doing, name, err)
+}
+
+// Networks lists the networks with every given label.
+func (e *Engine) Networks(ctx context.Context, labels map[string]string) ([]node.Network, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	want := filters.NewArgs()
+	for k, v := range labels {
+		want.Add("label", k+"="+v)
+	}
+	list, err := e.api.NetworkList(ctx, network.ListOptions{Filters: want})
+	if err != nil {
+		return nil, fmt.Errorf("list networks: %w", err)
+	}
+	found := make([]node.Network, 0, len(list))
+	for _, n := range list {
+		found = append(found, node.Network{Name: n.Name, Labels: maps.Clone(n.Labels), CreatedAt: n.Created})
+	}
+	return found, nil
+}

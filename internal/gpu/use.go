@@ -1,0 +1,84 @@
+//go:build cgo
+
+package gpu
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"berth"
+	"berth/activities/node"
+)
+
+var _ node.GPUMeter = (*NVML)(nil)
+
+// Use asks the driver how busy these devices are. Of a slice it knows the memory
+// alone. One question is under way at a time: a driver that hangs holds up one
+// goroutine, however many ask.
+func (n *NVML) Use(ctx context.Context, uuids []string) ([]berth.GPUUse, error) {
+	select {
+	case n.meter <- struct{}{}:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("measure gpus: the NVIDIA driver does not answer: %w", ctx.Err())
+	}
+	answer := make(chan []berth.GPUUse, 1)
+	if !n.begin(func() {
+		answer <- n.measure(uuids)
+		<-n.meter
+	}) {
+		<-n.meter
+		return nil, errClosed
+	}
+	select {
+	case use := <-answer:
+		return use, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("measure gpus: the NVIDIA driver does not answer: %w", ctx.Err())
+	}
+}
+
+// begin makes a call into the driver in the background; false after Close.
+func (n *NVML) begin(call func()) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.isClosed() {
+		return false
+	}
+	n.calls.Go(call)
+	return true
+}
+
+func (n *NVML) measure(uuids []string) []berth.GPUUse {
+	var list []berth.GPUUse
+	for _, uuid := range uuids {
+		handle, ret := n.lib.DeviceGetHandleByUUID(uuid)
+		if ret != nvml.SUCCESS {
+			continue
+		}
+		u := berth.GPUUse{UUID: uuid, Utilization: -1, MemoryBytes: -1}
+		if rates, ret := handle.GetUtilizationRates(); ret == nvml.SUCCESS {
+			u.Utilization = float64(rates.Gpu) / 100
+		}
+		u.MemoryBytes = n.memoryInUse(handle)
+		if u.Utilization >= 0 || u.MemoryBytes >= 0 {
+			list = append(list, u)
+		}
+	}
+	return list
+}
+
+// memoryInUse leaves out, where the library tells it, what the driver keeps for
+// itself.
+func (n *NVML) memoryInUse(handle nvml.Device) int64 {
+	if n.has("nvmlDeviceGetMemoryInfo_v2") {
+		if info, ret := handle.GetMemoryInfo_v2(); ret == nvml.SUCCESS {
+			return int64(info.Used)
+		}
+	}
+	if info, ret := handle.GetMemoryInfo(); ret == nvml.SUCCESS {
+		return int64(info.Used)
+	}
+	return -1
+}

@@ -1,0 +1,100 @@
+package source_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"berth"
+	"berth/internal/archive"
+	"berth/internal/publicnet"
+	"berth/internal/source"
+)
+
+// near allows this machine, where the servers of these tests are.
+var near = publicnet.Policy{}.Allow(netip.MustParsePrefix("127.0.0.0/8"))
+
+// times tries so often.
+func times(n int) source.Again {
+	return func(ctx context.Context, try func() error) (err error) {
+		for range n {
+			if err = try(); err == nil || source.Final(err) || ctx.Err() != nil {
+				return err
+			}
+		}
+		return err
+	}
+}
+
+// fetch finds an input and reads it, and returns its files by name; folders end
+// in a slash.
+func fetch(t *testing.T, s *source.Sources, in berth.Input, login berth.Sensitive, tries int) (*source.Found, map[string]string, error) {
+	t.Helper()
+	var found *source.Found
+	err := times(tries)(t.Context(), func() (err error) {
+		found, err = s.Find(t.Context(), in, login)
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	files, err := read(t, found, tries)
+	return found, files, err
+}
+
+func read(t *testing.T, found *source.Found, tries int) (map[string]string, error) {
+	t.Helper()
+	dir := t.TempDir()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	sum, err := found.Fetch(t.Context(), root, times(tries))
+	if err != nil {
+		return nil, err
+	}
+	files := map[string]string{}
+	bytes := int64(0)
+	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		name, _ := filepath.Rel(dir, path)
+		if err != nil || name == "." {
+			return err
+		}
+		if d.IsDir() {
+			files[name+"/"] = ""
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		files[name], bytes = string(text), bytes+int64(len(text))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (archive.Summary{Files: len(files), Bytes: bytes}); sum != want {
+		t.Errorf("it tells of %+v, and there is %+v", sum, want)
+	}
+	return files, nil
+}
+
+// refused fails unless an error is the user's, and says this.
+func refused(t *testing.T, what string, err error, says string) {
+	t.Helper()
+	if _, ok := errors.AsType[source.Refused](err); !ok || !strings.Contains(err.Error(), says) {
+		t.Errorf("%s: %v; want a refusal with %q", what, err, says)
+	}
+}
+
+// passing fails unless an error may pass, and says this.
+func passing(t *testing.T, what string, err error, says string) {
+	t.Helper()
+	if err == nil || source.Final(err) || !strings.Contains(err.Error(), says) {
+		t.Errorf("%s: %v; want an error that may pass, with %q", what, err, says)
+	}
+}
