@@ -82,7 +82,9 @@ func run(ctx context.Context, s settings) error {
 	return agent.Run(ctx, agent.Config{
 		Server: s.server, JoinToken: s.joinToken, StateDir: s.stateDir, Machine: berth.MachineID(s.machine),
 		Region: s.region, Site: s.site, Pool: s.pool, Address: s.address, Labels: s.labels, Capacity: s.capacity,
+		CacheBytes: cacheBytes(s.cacheMiB), InputNetworks: s.networks,
 		HostBoot: s.hostBoot, Version: version(), Fence: s.fence(log),
+		GangNetwork: s.gangNetwork, GangPorts: s.ports,
 		Runtime: engine, GPUs: gpus, Logger: log, Work: work,
 		Timing: agent.Timing{PollWait: s.syncWait},
 	})
@@ -185,6 +187,14 @@ func (s settings) taskQueue(log *slog.Logger) (func(context.Context, berth.Machi
 		defer c.Close()
 		return workers.NewNode(c, m, a.Run, log).Run(ctx)
 	}, nil
+}
+
+// cacheBytes is the cache's limit; none at all is written as a negative one.
+func cacheBytes(mib int64) int64 {
+	if mib == 0 {
+		return -1
+	}
+	return mib << 20
 }
 
 func version() string {

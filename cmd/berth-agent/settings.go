@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"berth"
+	"berth/internal/publicnet"
 	"berth/workers"
 )
 
@@ -28,7 +29,12 @@ type settings struct {
 	cpus      string
 	memory    string
 	disk      string
+	cacheSize string
+	inputNets string
 	hostBoot  string
+
+	gangNetwork string
+	gangPorts   string
 
 	fenceAfter time.Duration
 	deadman    string
@@ -45,6 +51,9 @@ type settings struct {
 	syncWait          time.Duration
 
 	capacity berth.Capacity
+	ports    berth.PortRange
+	cacheMiB int64
+	networks publicnet.Policy
 	level    slog.Level
 }
 
@@ -71,9 +80,14 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.site, "site", "on_prem", "on_prem or cloud")
 	f.StringVar(&s.pool, "pool", "", "pool it belongs to, where its join token names none")
 	f.StringVar(&s.address, "address", "", "address under which other machines reach it")
+	f.StringVar(&s.address, "advertise", "", "the same as --address")
+	f.StringVar(&s.gangNetwork, "gang-network", "", "where members of gangs reach each other: host (the hosts' own network), or the name of a network that spans machines, such as an overlay (default: one for each gang on the container engine, which spans no machines)")
+	f.StringVar(&s.gangPorts, "gang-ports", berth.DefaultPorts.String(), "ports for members of gangs")
 	f.StringVar(&s.cpus, "cpus", "", "cores to offer (default: all)")
 	f.StringVar(&s.memory, "memory", "", "memory to offer, such as 64GiB (default: all)")
 	f.StringVar(&s.disk, "disk", "", "disk to offer (default: what is free)")
+	f.StringVar(&s.cacheSize, "cache-size", "20GiB", "how much to keep of the code and data of jobs, for others that need the same")
+	f.StringVar(&s.inputNets, "input-networks", "", "networks that inputs may be fetched from beside public addresses, such as 10.0.0.0/8,fd00::/8")
 	f.StringVar(&s.hostBoot, "host-boot", "", "identity of the host's boot (default: the kernel's); two machines played on one host need two")
 	f.DurationVar(&s.fenceAfter, "fence-after", berth.DefaultFence, "without contact to the control plane for this long, at_most_one work is ended")
 	f.StringVar(&s.deadman, "deadman", deadmanStart, "who runs berth-deadman, without which the machine takes no at_most_one work: start (the agent), service (the service manager), off (nobody)")
@@ -120,6 +134,15 @@ func (s *settings) parse() error {
 	if s.site != "on_prem" && s.site != "cloud" {
 		fault("site", fmt.Errorf("%q: allowed are on_prem, cloud", s.site))
 	}
+	ports, err := berth.ParsePortRange(s.gangPorts)
+	fault("gang-ports", err)
+	s.ports = ports
+	if strings.ContainsAny(s.gangNetwork, " /:") || s.gangNetwork == "none" || s.gangNetwork == "bridge" {
+		fault("gang-network", fmt.Errorf("%q: allowed are host, and the name of a network on which containers reach each other by name", s.gangNetwork))
+	}
+	networks, err := publicnet.Parse(s.inputNets)
+	fault("input-networks", err)
+	s.networks = networks
 	if s.cpus != "" {
 		var cpus berth.MilliCPU
 		fault("cpus", cpus.UnmarshalJSON([]byte(s.cpus)))
@@ -128,7 +151,7 @@ func (s *settings) parse() error {
 	for _, m := range []struct {
 		flag, text string
 		to         *int64
-	}{{"memory", s.memory, &s.capacity.MemoryMiB}, {"disk", s.disk, &s.capacity.DiskMiB}} {
+	}{{"memory", s.memory, &s.capacity.MemoryMiB}, {"disk", s.disk, &s.capacity.DiskMiB}, {"cache-size", s.cacheSize, &s.cacheMiB}} {
 		if m.text == "" {
 			continue
 		}
@@ -147,7 +170,7 @@ func (s *settings) attributes() []any {
 	}
 	return []any{
 		"server", s.server, "join_token", token, "state_dir", s.stateDir, "machine_id", s.machine, "labels", s.labels,
-		"region", s.region, "site", s.site, "pool", s.pool, "cpus", s.cpus, "memory", s.memory, "disk", s.disk, "host_boot", s.hostBoot,
+		"region", s.region, "site", s.site, "pool", s.pool, "address", s.address, "gang_network", s.gangNetwork, "gang_ports", s.ports, "cpus", s.cpus, "memory", s.memory, "disk", s.disk, "cache_size", s.cacheSize, "input_networks", s.inputNets, "host_boot", s.hostBoot,
 		"fence_after", s.fenceAfter, "deadman", s.deadman, "runtime", s.runtime, "docker_host", s.dockerHost, "fake_gpus", s.fakeGPUs, "no_gpus", s.noGPUs,
 		"temporal_address", s.temporalAddress, "temporal_namespace", s.temporalNamespace, "sync_wait", s.syncWait,
 	}

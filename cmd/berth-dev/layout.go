@@ -14,6 +14,7 @@ type layout struct{ dir string }
 func (l layout) postgres() string           { return filepath.Join(l.dir, "postgres") }
 func (l layout) blobs() string              { return filepath.Join(l.dir, "blobs") }
 func (l layout) token() string              { return filepath.Join(l.dir, "admin-token") }
+func (l layout) secretKey() string          { return filepath.Join(l.dir, "secret-key") }
 func (l layout) addresses() string          { return filepath.Join(l.dir, "stack.json") }
 func (l layout) control() string            { return filepath.Join(l.dir, "control.sock") }
 func (l layout) lock() string               { return filepath.Join(l.dir, "lock") }

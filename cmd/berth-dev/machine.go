@@ -15,14 +15,21 @@ import (
 	"syscall"
 	"time"
 
+	"berth"
+	"berth/activities/node"
 	"berth/internal/deadman"
 	"berth/internal/dockerd"
 )
+
+// gangPorts is how many ports for members of gangs each machine has where all
+// share those of this host.
+const gangPorts = 50
 
 // machine is one machine of the stack: an agent process and what it runs
 // containers on.
 type machine struct {
 	name   string
+	number int // among the stack's, from 0
 	dir    string
 	cfg    *config
 	log    *slog.Logger
@@ -105,6 +112,12 @@ func (m *machine) runAgent(ctx context.Context, bootID string) error {
 		args = append(args, "--runtime", "fake")
 	} else {
 		args = append(args, "--docker-host", m.host)
+	}
+	if m.cfg.Engines != enginesHost {
+		// The machines have no engine in common, but the host: they share out its ports.
+		first := berth.DefaultPorts.First + gangPorts*m.number
+		ports := berth.PortRange{First: first, Last: first + gangPorts - 1}
+		args = append(args, "--gang-network", node.HostNetwork, "--advertise", "127.0.0.1", "--gang-ports", ports.String())
 	}
 	if m.cfg.FakeGPUs != "" {
 		args = append(args, "--fake-gpus", m.cfg.FakeGPUs)

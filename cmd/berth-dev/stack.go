@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"berth/internal/controlplane"
 	"berth/internal/postgres"
 	"berth/internal/temporaldev"
+	"berth/internal/vault"
 )
 
 // database is Berth's own in the private cluster.
@@ -105,6 +107,11 @@ func (s *stack) startServers(ctx context.Context) (err error) {
 	}
 	c := controlplane.Default()
 	c.Listen, c.DatabaseURL, c.BlobURL, c.TemporalAddress = s.cfg.Listen, s.known.DatabaseURL, s.known.BlobURL, s.known.Temporal
+	c.SecretKeyFile = s.layout.secretKey()
+	c.WebhookAllow = "127.0.0.0/8,::1" // a developer's receivers are on the same machine
+	if err := vault.Make(c.SecretKeyFile); err != nil {
+		return err
+	}
 	// Agents of this stack start with it and register within seconds, so a silent
 	// machine need not be given a minute after each start.
 	c.Grace = 10 * time.Second
@@ -185,7 +192,7 @@ func (s *stack) serveMachines(ctx context.Context) error {
 	for i := range s.cfg.Agents {
 		name := fmt.Sprintf("m%d", i+1)
 		m := &machine{
-			name: name, dir: s.layout.machine(name), cfg: s.cfg, log: s.log,
+			name: name, number: i, dir: s.layout.machine(name), cfg: s.cfg, log: s.log,
 			server: s.known.API, dial: s.known.Temporal, join: s.joinToken,
 		}
 		s.machines = append(s.machines, m)
@@ -210,8 +217,42 @@ func (s *stack) serveMachines(ctx context.Context) error {
 	for i, m := range s.machines {
 		g.Go(func() error { return m.run(ctx, boots[i]) })
 	}
-	g.Go(s.announce)
+	g.Go(func() error {
+		s.awaitMachines(ctx)
+		return s.announce()
+	})
 	return g.Wait()
+}
+
+// joinLimit is how long people wait for machines before they are told where
+// everything is all the same.
+const joinLimit = 20 * time.Second
+
+// awaitMachines waits until every machine has joined: who submits a job before
+// is told that it fits nowhere.
+func (s *stack) awaitMachines(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, joinLimit)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		joined := 0
+		list, err := s.db.Machines(ctx, db.MachineFilter{})
+		for _, m := range list {
+			mine := slices.ContainsFunc(s.machines, func(o *machine) bool { return o.name == string(m.ID) })
+			if mine && (m.State == berth.MachineReady || m.State == berth.MachineDraining) {
+				joined++
+			}
+		}
+		if err == nil && joined == len(s.machines) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
 }
 
 func (s *stack) joinToken(ctx context.Context) (string, error) {

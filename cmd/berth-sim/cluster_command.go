@@ -83,7 +83,7 @@ func (t ticking) next(now time.Time) time.Time {
 // tick is how often waiting jobs are looked at although nothing happens.
 func (s *scenario) tick() time.Duration {
 	p := s.Policy
-	if p.Aging > 0 || p.HalfLife > 0 || p.PreemptAfter > 0 || p.MinRuntime > 0 {
+	if p.Aging > 0 || p.HalfLife > 0 || p.PreemptAfter > 0 || p.MinRuntime > 0 || p.Overdue > 0 {
 		return max(10*time.Second, s.Duration.Std()/10_000).Truncate(time.Second)
 	}
 	return 0

@@ -33,6 +33,8 @@ type policySpec struct {
 	Preempt      bool           `json:"preempt,omitempty"`
 	PreemptAfter berth.Duration `json:"preempt_after,omitempty"`
 	MinRuntime   berth.Duration `json:"min_runtime,omitempty"`
+	Overdue      berth.Duration `json:"overdue,omitempty"`
+	AssumeRun    berth.Duration `json:"assume_run,omitempty"`
 }
 
 type machineSpec struct {
@@ -221,7 +223,7 @@ func (s *scenario) planner() placement.Planner {
 	return placement.Planner{Pack: placement.Worth, Policy: placement.Policy{
 		Order: order, BandWidth: p.BandWidth, Aging: p.Aging.Std(), HalfLife: p.HalfLife.Std(), EntryPenalty: p.EntryPenalty.Std(),
 		Backfill: p.Backfill, Preempt: p.Preempt, PreemptAfter: p.PreemptAfter.Std(), MinRuntime: p.MinRuntime.Std(),
-		Outrank: outrank, Exponent: placement.UsualExponent,
+		Overdue: p.Overdue.Std(), AssumeRun: p.AssumeRun.Std(), Outrank: outrank, Exponent: placement.UsualExponent,
 	}}
 }
 

@@ -58,16 +58,17 @@ func newCancel(a *app) *cobra.Command {
 		Use:   "cancel JOB...",
 		Short: "Cancel jobs; doing it twice is no error",
 		Long: "Cancel asks for the end of jobs. What waits is canceled at once; what runs gets SIGTERM, and SIGKILL\n" +
-			"after its stop_grace. A job that has ended stays as it is.",
+			"after its stop_grace. A job that has ended stays as it is. Of an array, ID[3-7] or --index names elements.",
+		Example: "  berth cancel digits\n  berth cancel 'sweep[3-7,9]'",
 	}
-	return act(a, cmd, liveJob, func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
+	return cancelElements(a, act(a, cmd, liveJob, func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
 		after, err := c.Cancel(ctx, job.ID)
 		said := fmt.Sprintf("%s is %s", named(job), after.Status)
 		if job.Status.Terminal() {
 			said = fmt.Sprintf("%s had %s already", named(job), past(after.Status))
 		}
 		return after, said, err
-	})
+	}))
 }
 
 func newHold(a *app) *cobra.Command {
@@ -96,14 +97,21 @@ func newRelease(a *app) *cobra.Command {
 }
 
 func newRetry(a *app) *cobra.Command {
+	var failed bool
 	cmd := &cobra.Command{
 		Use:   "retry JOB...",
 		Short: "Run ended jobs again, as new jobs linked to them",
-		Long:  "Retry submits the spec of an ended job again. The old job stays as it is; both name each other.",
+		Long: "Retry submits the spec of an ended job again. The old job stays as it is; both name each other.\n" +
+			"With --failed only those elements of an array run again that failed, with their indexes.",
 	}
+	cmd.Flags().BoolVar(&failed, "failed", false, "of arrays: only what failed")
 	ended := func(j berth.Job) bool { return j.Status.Terminal() }
 	return act(a, cmd, ended, func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
-		after, err := c.Retry(ctx, job.ID)
+		retry := c.Retry
+		if failed {
+			retry = c.RetryFailed
+		}
+		after, err := retry(ctx, job.ID)
 		if err == nil {
 			a.say("%s is run again as %s", named(job), after.ID)
 		}
@@ -140,7 +148,7 @@ func newPriority(a *app) *cobra.Command {
 	}
 }
 
-func named(j berth.Job) string { return fmt.Sprintf("%s (%s)", j.Name, shortID(j.ID)) }
+func named(j berth.Job) string { return fmt.Sprintf("%s (%s)", nameText(j), shortID(j.ID)) }
 
 // past is an end in a sentence: had succeeded, had failed, had been canceled.
 func past(s berth.State) string {

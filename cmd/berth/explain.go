@@ -27,7 +27,7 @@ func newPlan(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			plan, err := c.Plan(cmd.Context(), file.Spec)
+			plan, err := c.Plan(cmd.Context(), withoutFolders(file.Spec))
 			if err != nil {
 				return located(a.failed(cmd.Context(), err), file)
 			}

@@ -16,6 +16,7 @@ func newList(a *app) *cobra.Command {
 	var status []string
 	var sinceText string
 	var all bool
+	var parent string
 	cmd := &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
@@ -42,6 +43,15 @@ func newList(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if parent != "" {
+				var which string
+				parent, which = elementsOf(parent)
+				array, err := a.job(cmd.Context(), c, parent)
+				if err != nil {
+					return err
+				}
+				q.Parent, q.Index = array.ID, which
+			}
 			list, err := c.Jobs(cmd.Context(), q)
 			for err == nil && all && list.NextCursor != "" {
 				q.Cursor = list.NextCursor
@@ -59,6 +69,7 @@ func newList(a *app) *cobra.Command {
 	f.StringSliceVarP(&status, "status", "s", nil, "only these statuses, such as queued,running")
 	f.StringVar(&q.Name, "name", "", "only jobs of this name")
 	f.StringToStringVarP(&q.Labels, "label", "l", nil, "only jobs with these labels: KEY=VALUE")
+	f.StringVar(&parent, "parent", "", "the elements of this array, or of ARRAY[3-7] these; without it none are listed")
 	f.StringVar(&sinceText, "since", "", "only jobs submitted since: 24h, 7d, 2026-01-31 or an RFC 3339 time")
 	f.IntVar(&q.Limit, "limit", 50, "at most this many (of a page, with --all)")
 	f.BoolVar(&all, "all", false, "every page")
@@ -107,7 +118,7 @@ func (a *app) showJobs(list berth.Page[berth.Job]) error {
 			t.head = []string{"ID", "NAME", "STATUS", "AGE", "RAN", "ATTEMPT", "TENANT", "PRIORITY", "LABELS", "REASON"}
 		}
 		for _, j := range list.Items {
-			cells := []any{shortID(j.ID), j.Name, statusCell(j), since(&j.SubmittedAt, a.now()),
+			cells := []any{shortID(j.ID), nameText(j), statusCell(j), since(&j.SubmittedAt, a.now()),
 				between(j.StartedAt, j.FinishedAt, a.now()), attemptText(j)}
 			if wide {
 				cells[0] = string(j.ID)
@@ -128,6 +139,9 @@ func (a *app) showJobs(list berth.Page[berth.Job]) error {
 // statusCell is a job's status with the flags that change its meaning.
 func statusCell(j berth.Job) cell {
 	text := string(j.Status)
+	if j.Tally != nil {
+		text += fmt.Sprintf(" %d/%d", j.Tally.Ended(), j.Tally.Total)
+	}
 	switch {
 	case j.Held && !j.Status.Terminal():
 		text += " (held)"

@@ -33,18 +33,16 @@ func newLogs(a *app) *cobra.Command {
 			case q.Tail < 0:
 				return usagef("--tail %d is out of range; allowed: 0 or more", q.Tail)
 			}
-			since, err := parseSince(sinceText, a.now())
+			c, job, since, err := a.jobSince(cmd.Context(), args[0], sinceText)
 			if err != nil {
 				return err
 			}
 			q.Since = since
-			c, err := a.client()
-			if err != nil {
-				return err
+			if isPipeline(job) {
+				return usagef("%s is a pipeline, which writes nothing itself; its steps do: berth pipeline show %s names them", named(job), args[0])
 			}
-			job, err := a.job(cmd.Context(), c, args[0])
-			if err != nil {
-				return err
+			if job.Kind == berth.KindArray {
+				return usagef("%s is an array, which writes nothing itself; its elements do: berth logs %s[0]", named(job), args[0])
 			}
 			err = c.Logs(cmd.Context(), job.ID, q, func(l berth.LogLine) error { return a.printLine(l, stamps) })
 			return a.failed(cmd.Context(), err)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,6 +28,9 @@ func newProgress(a *app) *progress { return &progress{app: a, step: -1} }
 
 // update shows the job as it is now.
 func (p *progress) update(j berth.Job) {
+	if j.Tally != nil {
+		j.Progress = tallyProgress(j.Tally)
+	}
 	p.job = j
 	if p.app.errTerm.terminal {
 		p.draw()
@@ -50,12 +54,16 @@ func (p *progress) update(j berth.Job) {
 // parts are the words about a job that may change while it is waited for.
 func (p *progress) parts() []string {
 	j := p.job
-	out := []string{j.Name, statusCell(j).text}
+	status := statusCell(j).text
+	if j.Tally != nil {
+		status = string(j.Status) // how far it is, progress says
+	}
+	out := []string{nameText(j), status}
 	if j.Attempt > 1 {
 		out = append(out, fmt.Sprintf("attempt %d", j.Attempt))
 	}
 	if n := len(j.Attempts); n > 0 && j.Status.HoldsCapacity() && len(j.Attempts[n-1].Machines) > 0 {
-		out = append(out, "on "+string(j.Attempts[n-1].Machines[0]))
+		out = append(out, "on "+machinesText(j.Attempts[n-1].Machines))
 	}
 	if j.Status == berth.Running && j.Progress != nil {
 		out = append(out, stepText(j.Progress))
@@ -63,6 +71,21 @@ func (p *progress) parts() []string {
 		out = append(out, oneLine(reasonText(j.Reason)))
 	}
 	return out
+}
+
+// machinesText names the first machines, each once.
+func machinesText(list []berth.MachineID) string {
+	const shown = 4
+	var names []string
+	for _, m := range list {
+		if !slices.Contains(names, string(m)) {
+			names = append(names, string(m))
+		}
+	}
+	if more := len(names) - shown; more > 0 {
+		names = append(names[:shown], fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(names, ", ")
 }
 
 func stepText(p *berth.Progress) string {

@@ -54,9 +54,9 @@ func newRoot(a *app) *cobra.Command {
 		}
 	}
 	add(groupJobs, newSubmit(a), newRun(a), newPlan(a), newList(a), newShow(a), newExplain(a), newEvents(a), newLogs(a),
-		newWait(a), newCancel(a), newHold(a), newRelease(a), newRetry(a), newPriority(a), newCheckpoints(a))
+		newWait(a), newCancel(a), newHold(a), newRelease(a), newRetry(a), newPriority(a), newMetrics(a), newCheckpoints(a), newOutputs(a), newPipeline(a), newSchedule(a))
 	add(groupMachines, newMachines(a), newMachine(a), newJoinToken(a))
-	add(groupAdmin, newTenant(a), newQuota(a), newToken(a))
+	add(groupAdmin, newTenant(a), newQuota(a), newToken(a), newSecret(a))
 	add(groupSelf, newLogin(a), newContext(a), newVersion(a))
 	eachCommand(root, checkArgs)
 	return root

@@ -15,10 +15,11 @@ import (
 
 // runFlags are a job file as flags.
 type runFlags struct {
+	workdir                                        string
 	name, image, cpus, memory, disk, gpus, gpuType string
 	priority, timeLimit, checkpoint                string
 	env, labels                                    map[string]string
-	maxAttempts                                    int
+	maxAttempts, members                           int
 }
 
 func newRun(a *app) *cobra.Command {
@@ -52,9 +53,11 @@ func newRun(a *app) *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&r.image, "image", "", "container image (required)")
 	f.StringVar(&r.name, "name", "", "name of the job (default: from the image)")
+	f.StringVar(&r.workdir, "workdir", "", "folder that is packed, sent and put into /workspace")
 	f.StringVar(&r.cpus, "cpus", "", "cores, such as 0.5 (default 1)")
 	f.StringVar(&r.memory, "memory", "", "such as 512MiB (default 2GiB)")
 	f.StringVar(&r.disk, "disk", "", "such as 10GiB")
+	f.IntVar(&r.members, "members", 0, "containers that start together and reach each other (default 1); resources are those of each")
 	f.StringVar(&r.gpus, "gpus", "", "whole GPUs, or a share of one such as 0.25")
 	f.StringVar(&r.gpuType, "gpu-type", "", "GPU models, any of: H100,A100")
 	f.StringToStringVarP(&r.env, "env", "e", nil, "variables of the container: KEY=VALUE")
@@ -70,8 +73,8 @@ func newRun(a *app) *cobra.Command {
 
 // spec reads the flags by the same parsers as a job file.
 func (r runFlags) spec(command []string) (berth.JobSpec, error) {
-	s := berth.JobSpec{Name: r.name, Image: r.image, Command: command, Env: r.env, Labels: r.labels}
-	s.Retry.MaxAttempts = r.maxAttempts
+	s := berth.JobSpec{Name: r.name, Image: r.image, Workdir: r.workdir, Command: command, Env: r.env, Labels: r.labels}
+	s.Retry.MaxAttempts, s.Members = r.maxAttempts, r.members
 	if s.Name == "" {
 		s.Name = nameOf(r.image)
 	}

@@ -20,6 +20,8 @@ import (
 	"berth/api"
 	"berth/db"
 	"berth/db/dbtest"
+	"berth/internal/blob"
+	"berth/internal/vault"
 )
 
 func TestMain(m *testing.M) {
@@ -38,6 +40,9 @@ func TestScripts(t *testing.T) {
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("XDG_CONFIG_HOME", filepath.Join(e.WorkDir, "xdg"))
 			e.Setenv("BERTH_URL", "http://127.0.0.1:1") // nothing listens there
+			// A program under the race detector waits for a second before it exits,
+			// lest a race goes unseen; here it exits hundreds of times.
+			e.Setenv("GORACE", "atexit_sleep_ms=20")
 			if strings.HasPrefix(filepath.Base(e.WorkDir), "script-real_") {
 				url := realServer(e.T().(testing.TB), e.Defer)
 				e.Setenv("BERTH_URL", url)
@@ -66,7 +71,19 @@ func realServer(t testing.TB, cleanup func(func())) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := api.New(api.Deps{DB: store, Control: store, Logger: slog.New(slog.DiscardHandler), Version: "test"})
+	blobs, err := blob.Open(ctx, "mem://")
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyFile := filepath.Join(t.TempDir(), "keys")
+	if err := vault.Make(keyFile); err != nil {
+		t.Fatal(err)
+	}
+	keys, err := vault.Load(keyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := api.New(api.Deps{DB: store, Vault: keys, Control: store, Agent: api.AgentDeps{Blobs: blobs}, Logger: slog.New(slog.DiscardHandler), Version: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}

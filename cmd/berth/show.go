@@ -65,7 +65,7 @@ func (a *app) describeJob(j berth.Job, wide bool) error {
 	status := statusCell(j)
 	s := sheet{screen: a.outTerm}
 	s.add("id", string(j.ID))
-	s.add("name", oneLine(j.Name))
+	s.add("name", oneLine(nameText(j)))
 	s.add("tenant", string(j.Tenant))
 	s.add("status", a.outTerm.paint(status.tone, status.text))
 	if j.Reason != nil {
@@ -76,12 +76,22 @@ func (a *app) describeJob(j berth.Job, wide bool) error {
 		s.add("exit code", fmt.Sprint(*j.ExitCode))
 	}
 	s.add("progress", progressText(j.Progress, now))
+	if isPipeline(j) {
+		s.add("steps", tallyText(j.Tally))
+	} else {
+		s.add("elements", tallyText(j.Tally))
+	}
+	s.add("indexes", j.Indexes)
 	s.add("priority", j.Priority.String())
 	s.add("labels", oneLine(pairs(j.Labels)))
 	if j.Spec != nil {
 		s.add("image", oneLine(j.Spec.Image))
 		s.add("command", oneLine(shellLine(slices.Concat(j.Spec.Entrypoint, j.Spec.Command))))
+		s.add("workdir", j.Spec.Workdir)
 		s.add("resources", resourcesText(j.Spec.WithDefaults().Resources))
+		if n := j.Spec.Members; n > 1 {
+			s.add("members", fmt.Sprintf("%d, each with these", n))
+		}
 	}
 	if wide {
 		s.add("image digest", j.ImageDigest)
@@ -101,9 +111,19 @@ func (a *app) describeJob(j berth.Job, wide bool) error {
 	if err := s.write(a.out); err != nil {
 		return err
 	}
+	if len(j.Steps) > 0 {
+		fmt.Fprintln(a.out)
+		return a.stepTable(j.Steps).write(a.out)
+	}
 	if len(j.Attempts) > 0 {
 		fmt.Fprintln(a.out)
 		if err := a.attemptTable(j.Attempts, wide).write(a.out); err != nil {
+			return err
+		}
+	}
+	if t := a.measuredTable(j.Attempts); len(t.rows) > 0 {
+		fmt.Fprintln(a.out)
+		if err := t.write(a.out); err != nil {
 			return err
 		}
 	}

@@ -39,12 +39,14 @@ func (f *submitFlags) check() error {
 
 func newSubmit(a *app) *cobra.Command {
 	var flags submitFlags
+	var later scheduleFlags
 	cmd := &cobra.Command{
 		Use:   "submit FILE|-",
 		Short: "Submit the job of a job file",
 		Long: "Submit reads a job file (YAML or JSON, - for standard input), checks it and submits the job.\n" +
-			"It prints the job's id. The file's fields are described in docs/jobs.md.",
-		Example: "  berth submit job.yaml --wait\n  id=$(berth submit job.yaml)",
+			"It prints the job's id. The file's fields are described in docs/jobs.md. With --at or --in it makes a schedule of a\n" +
+			"single time instead, which berth schedule shows and deletes.",
+		Example: "  berth submit job.yaml --wait\n  id=$(berth submit job.yaml)\n  berth submit job.yaml --in 2h",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := flags.check(); err != nil {
@@ -54,29 +56,42 @@ func newSubmit(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if later.at != "" || later.in != 0 {
+				return a.submitLater(cmd.Context(), file, later, flags)
+			}
 			return a.submit(cmd.Context(), file.Spec, file, flags)
 		},
 	}
 	flags.register(cmd)
+	later.registerTime(cmd)
 	return cmd
 }
 
 // readJobFile reads a job file, or standard input for "-".
 func (a *app) readJobFile(name string) (*jobfile.File, error) {
+	src, shown, err := a.readFile("job file", name)
+	if err != nil {
+		return nil, err
+	}
+	return jobfile.Parse(shown, src)
+}
+
+// readFile reads what a command is given, or standard input for "-", and how it
+// is called in messages. More than jobfile.MaxBytes is not read.
+func (a *app) readFile(what, name string) (src []byte, shown string, err error) {
 	in, shown := a.in, "stdin"
 	if name != "-" {
 		f, err := os.Open(name)
 		if err != nil {
-			return nil, usagef("read job file: %v", err)
+			return nil, name, usagef("read %s: %v", what, err)
 		}
 		defer f.Close()
 		in, shown = f, name
 	}
-	src, err := io.ReadAll(io.LimitReader(in, jobfile.MaxBytes+1))
-	if err != nil {
-		return nil, usagef("read job file %s: %v", shown, err)
+	if src, err = io.ReadAll(io.LimitReader(in, jobfile.MaxBytes+1)); err != nil {
+		return nil, shown, usagef("read %s %s: %v", what, shown, err)
 	}
-	return jobfile.Parse(shown, src)
+	return src, shown, nil
 }
 
 // submit sends a spec and, if asked, waits for the job. file is where faults
@@ -91,6 +106,9 @@ func (a *app) submit(ctx context.Context, spec berth.JobSpec, file *jobfile.File
 		// A key of our own makes it safe to send the call again when the
 		// answer to the first one is lost.
 		key = "cli-" + berth.NewSecret()
+	}
+	if spec, err = a.sendFolders(ctx, c, spec, baseOf(file), ""); err != nil {
+		return err
 	}
 	job, created, err := c.Submit(ctx, spec, key)
 	if err != nil && ctx.Err() != nil {

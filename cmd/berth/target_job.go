@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"regexp"
+	"time"
 
 	"berth"
 	"berth/api/client"
@@ -13,8 +14,12 @@ import (
 var idLike = regexp.MustCompile(`^[0-9a-fA-F]{4}[0-9a-fA-F-]*$`)
 
 // job finds the job that a user means: by id, by the beginning of an id, or by
-// name, where the latest of that name is taken and said.
+// name, where the latest of that name is taken and said. Either with [3] is an
+// element of an array.
 func (a *app) job(ctx context.Context, c *client.Client, arg string) (berth.Job, error) {
+	if array, which := elementsOf(arg); which != "" {
+		return a.element(ctx, c, array, which)
+	}
 	if idLike.MatchString(arg) {
 		job, err := c.Job(ctx, berth.JobID(arg))
 		if err == nil || berth.CodeOf(a.failed(ctx, err)) != berth.CodeNotFound {
@@ -42,4 +47,17 @@ func (a *app) jobNamed(ctx context.Context, c *client.Client, name string) (bert
 		a.say("several jobs are named %s; this is the latest, %s. berth list --name %s shows all", name, list.Items[0].ID, name)
 	}
 	return list.Items[0].ID, nil
+}
+
+// jobSince resolves what a command that reads a job's past is given: the job,
+// and from when on, the zero time for its beginning.
+func (a *app) jobSince(ctx context.Context, name, sinceText string) (c *client.Client, job berth.Job, since time.Time, err error) {
+	if since, err = parseSince(sinceText, a.now()); err != nil {
+		return nil, job, since, err
+	}
+	if c, err = a.client(); err != nil {
+		return nil, job, since, err
+	}
+	job, err = a.job(ctx, c, name)
+	return c, job, since, err
 }

@@ -34,6 +34,8 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.TemporalAddress, "temporal-address", s.TemporalAddress, "Temporal's frontend")
 	f.StringVar(&s.TemporalNamespace, "temporal-namespace", s.TemporalNamespace, "Temporal namespace of the workflows")
 	f.StringVar(&s.BlobURL, "blob-url", s.BlobURL, "object store: file:///absolute/folder or s3://bucket?region=…")
+	f.StringVar(&s.SecretKeyFile, "secret-key-file", s.SecretKeyFile, "file with a key of 64 hexadecimal digits a line: the first seals secrets, all open them; without it, none are kept")
+	f.StringVar(&s.WebhookAllow, "webhook-allow", s.WebhookAllow, "networks besides public addresses in which webhooks may be called, such as 10.1.0.0/16,fd00::/8; plain http goes only there")
 	f.StringSliceVar(&s.roles, "role", s.roles, "parts to play: api, worker, dispatch, leader")
 	f.DurationVar(&s.Retention, "retention", s.Retention, "how long ended jobs stay before they are archived")
 	f.DurationVar(&s.MachineRetention, "machine-retention", s.MachineRetention, "how long it stays on record what machines were and what failed there")
@@ -51,19 +53,22 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
 }
 
-// policyFlags are those about the order of jobs; see docs/placement.md.
+// policyFlags are those about the order of jobs; see docs/tenants.md.
 func policyFlags(f *pflag.FlagSet, p *controlplane.Policy) {
 	f.StringVar(&p.Order, "order", p.Order, "of waiting jobs: fair, priority, fifo or srsf")
 	f.IntVar(&p.BandWidth, "band-width", p.BandWidth, "points of priority in a band; a higher band always comes first")
 	f.DurationVar(&p.Aging, "aging", p.Aging, "a job that waits gains a point of priority each time this passes; 0: never")
 	f.BoolVar(&p.AgingCrosses, "aging-crosses", p.AgingCrosses, "let aging take jobs into higher bands")
+	f.DurationVar(&p.Overdue, "overdue", p.Overdue, "after waiting so long a job comes before others of its band, unless its tenant holds its part; 0: never")
 	f.DurationVar(&p.HalfLife, "half-life", p.HalfLife, "after which past use counts half in the shares of tenants; 0: it does not count")
 	f.DurationVar(&p.EntryPenalty, "entry-penalty", p.EntryPenalty, "what a start costs its tenant's share, as if it had run so long")
 	f.IntVar(&p.Backfill, "backfill", p.Backfill, "blocked jobs at the head of the queue with a reserved start, which others may not delay; 0: none")
 	f.DurationVar(&p.PreemptAfter, "preempt-after", p.PreemptAfter, "after waiting so long a job displaces others; 0: never")
 	f.DurationVar(&p.MinRuntime, "min-runtime", p.MinRuntime, "a job runs so long before it is displaced")
-	f.DurationVar(&p.EarmarkFor, "earmark-for", p.EarmarkFor, "how long room is kept for a job that displaced others; 0: as long as it waits")
+	f.DurationVar(&p.EarmarkFor, "earmark-for", p.EarmarkFor, "how long room is kept for a job that displaced others, 1m and more")
 	f.DurationVar(&p.AssumeRun, "assume-run", p.AssumeRun, "how long a job without time_limit is taken to run; 0: for ever")
+	f.Float64Var(&p.Exponent, "srsf-exponent", p.Exponent, "a in remaining time x GPUs^a, by which order srsf goes")
+	f.Float64Var(&p.Outrank, "srsf-outrank", p.Outrank, "in order srsf a job displaces those with so many times its service to go; 0: none for that")
 }
 
 // parse reads the settings that are words.

@@ -57,6 +57,10 @@ func TestWrongSettingsNameThemselves(t *testing.T) {
 		{"--tls-cert=a.pem", "key"},
 		{"--log-level=loud", "loud"},
 		{"--database-conns=1", "4 to 1000"},
+		{"--srsf-exponent=3", "0 to 2"},
+		{"--srsf-outrank=0.5", "1 to 1000"},
+		{"--earmark-for=0s", "allowed are 1m0s and more"},
+		{"--overdue=-1h", "must not be negative"},
 	} {
 		if _, err := parse(t, nil, append(ok, c.arg)...); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", c.arg, err)

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"berth"
+	"berth/api/client"
+)
+
+// elementsLike is an array and some of its elements: ID[3-7,9].
+var elementsLike = regexp.MustCompile(`^(.+)\[([0-9, -]+)\]$`)
+
+// elementsOf takes the elements off an argument; which is "" for a whole job.
+func elementsOf(arg string) (job, which string) {
+	if m := elementsLike.FindStringSubmatch(arg); m != nil {
+		return m[1], m[2]
+	}
+	return arg, ""
+}
+
+// element finds one element of an array.
+func (a *app) element(ctx context.Context, c *client.Client, array, which string) (berth.Job, error) {
+	parent, err := a.job(ctx, c, array)
+	if err != nil {
+		return berth.Job{}, err
+	}
+	list, err := c.Jobs(ctx, client.JobsQuery{Parent: parent.ID, Index: which, Limit: 2})
+	switch {
+	case err != nil:
+		return berth.Job{}, a.failed(ctx, err)
+	case len(list.Items) > 1:
+		return berth.Job{}, usagef("%s[%s] names more than one element; this command takes one", array, which)
+	case len(list.Items) == 0:
+		return berth.Job{}, berth.Errorf(berth.CodeNotFound, "%s has no element %s yet, or none at all", named(parent), which)
+	}
+	job, err := c.Job(ctx, list.Items[0].ID)
+	return job, a.failed(ctx, err)
+}
+
+// cancelElements makes a command that cancels jobs also cancel elements: of
+// arguments that name some, or with --index of all.
+func cancelElements(a *app, cmd *cobra.Command) *cobra.Command {
+	var index string
+	cmd.Flags().StringVar(&index, "index", "", "of arrays: only these elements, such as 3-7,9")
+	whole := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		var jobs []string
+		var failures []error
+		for _, arg := range args {
+			job, which := elementsOf(arg)
+			if which == "" {
+				which = index
+			}
+			if which == "" {
+				jobs = append(jobs, job)
+				continue
+			}
+			if err := a.cancelSome(cmd.Context(), job, which); err != nil {
+				failures = append(failures, err)
+			}
+		}
+		if len(jobs) > 0 {
+			failures = append(failures, whole(cmd, jobs))
+		}
+		return errors.Join(failures...)
+	}
+	return cmd
+}
+
+func (a *app) cancelSome(ctx context.Context, array, which string) error {
+	if _, err := berth.ParseIndexes(which); err != nil {
+		return usagef("%v", err)
+	}
+	c, err := a.client()
+	if err != nil {
+		return err
+	}
+	return a.actOn(ctx, c, array, func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
+		after, err := c.CancelElements(ctx, job.ID, strings.ReplaceAll(which, " ", ""))
+		return after, fmt.Sprintf("%s: elements %s are canceled, or told to stop", named(job), which), err
+	})
+}
+
+// tallyText is how an array's elements stand.
+func tallyText(t *berth.Tally) string {
+	if t == nil {
+		return ""
+	}
+	var parts []string
+	for _, s := range berth.States {
+		if n := t.ByStatus[s]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, s))
+		}
+	}
+	if t.Unmade > 0 {
+		parts = append(parts, fmt.Sprintf("%d not made yet", t.Unmade))
+	}
+	return fmt.Sprintf("%d: %s", t.Total, strings.Join(parts, ", "))
+}
+
+// tallyProgress is how far an array is, as a job would tell its steps.
+func tallyProgress(t *berth.Tally) *berth.Progress {
+	p := &berth.Progress{Step: int64(t.Ended()), Total: int64(t.Total)}
+	p.Message = fmt.Sprintf("%d at work", t.Holding())
+	if n := t.ByStatus[berth.Failed]; n > 0 {
+		p.Message += fmt.Sprintf(", %d failed", n)
+	}
+	return p
+}
+
+// nameText is a job's name, and which element of its array it is.
+func nameText(j berth.Job) string {
+	if j.ArrayIndex != nil {
+		return fmt.Sprintf("%s[%d]", j.Name, *j.ArrayIndex)
+	}
+	return j.Name
+}

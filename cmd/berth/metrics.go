@@ -1,0 +1,188 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"berth"
+	"berth/api/client"
+)
+
+func newMetrics(a *app) *cobra.Command {
+	q := client.MetricsQuery{Member: -1}
+	var sinceText, svg string
+	cmd := &cobra.Command{
+		Use:   "metrics JOB",
+		Short: "Show what a job used while it ran: processor, memory, disks, network, GPUs",
+		Long: "Metrics draws one line a series, of the latest attempt unless --attempt names another. Rates are means, amounts\n" +
+			"the largest in each step. They outlive the machine. What ran for less than 10 seconds has no series; berth show\n" +
+			"tells what it used in all.",
+		Example:           "  berth metrics digits\n  berth metrics digits --attempt 1 --svg use.svg",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeJobs(anyJob),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if q.Attempt < 0 {
+				return usagef("--attempt %d is out of range; allowed: 1 or more", q.Attempt)
+			}
+			ctx := cmd.Context()
+			c, job, since, err := a.jobSince(ctx, args[0], sinceText)
+			if err != nil {
+				return err
+			}
+			q.Since = since
+			if svg != "" {
+				b, err := c.MetricsSVG(ctx, job.ID, q)
+				if err != nil {
+					return a.failed(ctx, err)
+				}
+				return a.writePicture(svg, b)
+			}
+			list, err := c.Metrics(ctx, job.ID, q)
+			if err != nil {
+				return a.failed(ctx, err)
+			}
+			return a.showMetrics(list)
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&q.Attempt, "attempt", 0, "the attempt, from 1 (default: the latest)")
+	f.IntVar(&q.Member, "member", -1, "the member of a gang, from 0 (default: all)")
+	f.StringVar(&sinceText, "since", "", "only what was measured since: 10m, 2h, or an RFC 3339 time")
+	f.StringVar(&svg, "svg", "", "write a picture to this file instead; - is the standard output")
+	return cmd
+}
+
+func (a *app) writePicture(path string, b []byte) error {
+	if path == "-" {
+		_, err := a.out.Write(b)
+		return err
+	}
+	if err := os.WriteFile(path, b, 0o644); err != nil {
+		return usagef("%v", err)
+	}
+	a.say("wrote %s", path)
+	return nil
+}
+
+func (a *app) showMetrics(list berth.Page[berth.MemberMetrics]) error {
+	names := make([]string, len(list.Items))
+	for i, m := range list.Items {
+		names[i] = fmt.Sprintf("attempt-%d/member-%d", m.Attempt, m.Member)
+	}
+	return a.show(view{body: list, names: names, table: func(wide bool) error {
+		if len(list.Items) == 0 {
+			a.say("nothing was measured")
+			return nil
+		}
+		for i, m := range list.Items {
+			if i > 0 {
+				fmt.Fprintln(a.out)
+			}
+			fmt.Fprintf(a.out, "attempt %d, member %d on %s, from %s, %s a step\n", m.Attempt, m.Member, oneLine(string(m.Machine)), m.StartedAt.UTC().Format("2006-01-02 15:04:05Z"), m.Step)
+			if err := a.metricTable(m, wide).write(a.out); err != nil {
+				return err
+			}
+		}
+		return nil
+	}})
+}
+
+// sparkWidth is how many characters a series is drawn in.
+const sparkWidth = 60
+
+func (a *app) metricTable(m berth.MemberMetrics, wide bool) *table {
+	t := &table{screen: a.outTerm, head: []string{"METRIC", "LAST", "MEAN", "MAX", "OVER TIME"}}
+	for _, s := range m.Series {
+		name := strings.ReplaceAll(string(s.Metric), "_", " ")
+		if s.GPU != "" {
+			gpu := s.GPU
+			if !wide && len(gpu) > 12 {
+				gpu = gpu[:12]
+			}
+			name += " " + gpu
+		}
+		last, mean, most := figures(s.Values)
+		t.add(name, valueOf(last, s.Unit), valueOf(mean, s.Unit), valueOf(most, s.Unit), spark(s.Values, sparkWidth, s.Unit))
+	}
+	return t
+}
+
+// figures are the last value, the mean and the largest of those that were
+// measured, NaN if none was.
+func figures(values berth.Values) (last, mean, most float64) {
+	last, most = math.NaN(), math.NaN()
+	sum, n := 0.0, 0.0
+	for _, v := range values {
+		if math.IsNaN(v) {
+			continue
+		}
+		last, sum, n = v, sum+v, n+1
+		if !(most >= v) {
+			most = v
+		}
+	}
+	return last, sum / n, most
+}
+
+func valueOf(v float64, unit string) string {
+	switch {
+	case math.IsNaN(v):
+		return "-"
+	case unit == berth.UnitRatio:
+		return fmt.Sprintf("%.0f%%", 100*v)
+	case unit == berth.UnitBytes:
+		return bytesOf(int64(v))
+	case unit == berth.UnitBytesPerSecond:
+		return bytesOf(int64(v)) + "/s"
+	default:
+		return fmt.Sprintf("%.2f", v)
+	}
+}
+
+var bars = []rune("▁▂▃▄▅▆▇█")
+
+// spark draws values as bars from 0 to the largest, of a ratio to 1: of several
+// that share a bar the largest, so that no peak is lost. Gaps are blank.
+func spark(values berth.Values, width int, unit string) string {
+	n := min(width, len(values))
+	out := make([]rune, n)
+	_, _, top := figures(values)
+	if unit == berth.UnitRatio {
+		top = max(top, 1)
+	}
+	for i := range out {
+		_, _, v := figures(values[i*len(values)/n : (i+1)*len(values)/n])
+		switch {
+		case math.IsNaN(v):
+			out[i] = ' '
+		case top <= 0:
+			out[i] = bars[0]
+		default:
+			out[i] = bars[min(len(bars)-1, int(v/top*float64(len(bars))))]
+		}
+	}
+	return string(out)
+}
+
+// measuredTable is what members used in all, attempt by attempt.
+func (a *app) measuredTable(attempts []berth.Attempt) *table {
+	t := &table{screen: a.outTerm, head: []string{"ATTEMPT", "MEMBER", "CPU MEAN", "MEMORY PEAK", "GPU MEAN", "GPU MEMORY PEAK", "DISK R/W", "NETWORK IN/OUT"}}
+	for _, at := range attempts {
+		for _, m := range at.Measured {
+			busy, held := "-", "-"
+			if m.GPUMean != nil {
+				busy = valueOf(*m.GPUMean, berth.UnitRatio)
+			}
+			if m.GPUMemoryPeak > 0 {
+				held = bytesOf(m.GPUMemoryPeak)
+			}
+			t.add(fmt.Sprint(at.Number), fmt.Sprint(m.Member), valueOf(m.CPUMean, berth.UnitCores), bytesOf(m.MemoryPeak), busy, held,
+				bytesOf(m.DiskRead)+"/"+bytesOf(m.DiskWritten), bytesOf(m.Received)+"/"+bytesOf(m.Sent))
+		}
+	}
+	return t
+}

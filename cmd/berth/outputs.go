@@ -1,0 +1,185 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"berth"
+	"berth/api/client"
+	"berth/internal/archive"
+)
+
+func newOutputs(a *app) *cobra.Command {
+	cmd := &cobra.Command{Use: "outputs", Short: "List and fetch what jobs have left"}
+	cmd.AddCommand(newOutputsList(a), newOutputsPull(a))
+	return cmd
+}
+
+func newOutputsList(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:               "list JOB",
+		Aliases:           []string{"ls"},
+		Short:             "List a job's stored outputs",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeJobs(anyJob),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			_, _, list, err := a.outputs(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			names := make([]string, len(list.Items))
+			t := &table{screen: a.outTerm, head: []string{"NAME", "ATTEMPT", "MEMBER", "FILES", "SIZE", "AGE", "CONTENT"}}
+			for i, o := range list.Items {
+				names[i] = o.Name
+				t.add(o.Name, fmt.Sprint(o.Attempt), fmt.Sprint(o.Member), fmt.Sprint(o.Files), berth.BytesText(o.Bytes), since(&o.CreatedAt, a.now()), o.Address.Short())
+			}
+			return a.show(view{body: list, names: names, table: func(bool) error {
+				if len(names) == 0 {
+					a.say("no outputs")
+					return nil
+				}
+				return t.write(a.out)
+			}})
+		},
+	}
+}
+
+func (a *app) outputs(ctx context.Context, name string) (*client.Client, berth.Job, berth.Page[berth.StoredOutput], error) {
+	none := berth.Page[berth.StoredOutput]{}
+	c, err := a.client()
+	if err != nil {
+		return nil, berth.Job{}, none, err
+	}
+	job, err := a.job(ctx, c, name)
+	if err != nil {
+		return nil, job, none, err
+	}
+	list, err := c.Outputs(ctx, job.ID)
+	return c, job, list, a.failed(ctx, err)
+}
+
+func newOutputsPull(a *app) *cobra.Command {
+	var to string
+	cmd := &cobra.Command{
+		Use:   "pull JOB [NAME]",
+		Short: "Fetch a job's outputs, or one of them, into folders of their names",
+		Long: "Pull fetches what the latest attempt that has stored outputs has left: each output becomes a folder of its\n" +
+			"name (NAME-1 for what member 1 of a gang has left). A folder that is there already is left alone.",
+		Args:              cobra.RangeArgs(1, 2),
+		ValidArgsFunction: a.completeJobs(anyJob),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx := cmd.Context()
+			c, job, list, err := a.outputs(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			found := 0
+			for _, o := range list.Items {
+				if o.Attempt != list.Items[0].Attempt || len(args) > 1 && o.Name != args[1] {
+					continue
+				}
+				found++
+				if err := a.pull(ctx, c, job.ID, o, to); err != nil {
+					return err
+				}
+			}
+			if found == 0 {
+				return berth.Errorf(berth.CodeNotFound, "job %s has stored no such output", shortID(job.ID))
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVarP(&to, "dir", "d", ".", "folder to put them into")
+	return cmd
+}
+
+// pull fetches an output beside its place, and moves it there when all of it
+// has come and is what it should be.
+func (a *app) pull(ctx context.Context, c *client.Client, id berth.JobID, o berth.StoredOutput, to string) error {
+	name := o.Name
+	if o.Member > 0 {
+		name = fmt.Sprintf("%s-%d", o.Name, o.Member)
+	}
+	place := filepath.Join(to, name)
+	if _, err := os.Lstat(place); err == nil {
+		return &usageError{message: place + " is there already", hint: "move it away, or pull to another folder: --dir"}
+	}
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return usagef("%v", err)
+	}
+	part, err := os.MkdirTemp(to, "."+name+".part-")
+	if err != nil {
+		return usagef("%v", err)
+	}
+	defer os.RemoveAll(part)
+	root, err := os.OpenRoot(part)
+	if err != nil {
+		return usagef("%v", err)
+	}
+	defer root.Close()
+	in, err := c.Output(ctx, id, o)
+	if err != nil {
+		return a.failed(ctx, err)
+	}
+	defer in.Close()
+	meter := &meter{Reader: in, app: a, name: name, total: o.Stored}
+	sum, err := archive.Unpack(meter, root, archive.Output)
+	meter.done()
+	switch {
+	case err != nil && meter.read < o.Stored && !archive.IsRefused(err):
+		return a.failed(ctx, errors.Join(io.ErrUnexpectedEOF, err))
+	case err != nil:
+		return fmt.Errorf("output %s: %w", name, err)
+	case sum.Address != o.Address:
+		return fmt.Errorf("output %s is damaged: its content is %s, and not %s", name, sum.Address, o.Address)
+	}
+	if err := errors.Join(os.Chmod(part, 0o755), os.Rename(part, place)); err != nil {
+		return usagef("%v", err)
+	}
+	_, err = fmt.Fprintln(a.out, place)
+	a.say("%s: %s, %s", name, plural(sum.Files, "entry", "entries"), berth.BytesText(sum.Bytes))
+	return err
+}
+
+// meter draws how much of a download has come, on a terminal.
+type meter struct {
+	io.Reader
+	app         *app
+	name        string
+	read, total int64
+	drawn       time.Time
+}
+
+func (m *meter) Read(p []byte) (int, error) {
+	n, err := m.Reader.Read(p)
+	m.read += int64(n)
+	if now := time.Now(); m.app.errTerm.terminal && now.Sub(m.drawn) > 100*time.Millisecond {
+		m.drawn = now
+		m.draw()
+	}
+	return n, err
+}
+
+func (m *meter) draw() {
+	const width = 24
+	full := width
+	if m.total > 0 {
+		full = int(min(m.read, m.total) * width / m.total)
+	}
+	line := fmt.Sprintf("%s  %s%s  %s of %s", m.name, strings.Repeat("█", full), strings.Repeat("░", width-full), berth.BytesText(m.read), berth.BytesText(m.total))
+	fmt.Fprint(m.app.err, "\r\x1b[2K"+cut(line, m.app.errTerm.width-1))
+}
+
+func (m *meter) done() {
+	if !m.drawn.IsZero() {
+		fmt.Fprint(m.app.err, "\r\x1b[2K")
+	}
+}

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"berth"
+	"berth/api/client"
+	"berth/internal/jobfile"
+)
+
+func newPipeline(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "pipeline",
+		Short: "Submit, show and cancel pipelines: jobs that need each other",
+		Long: "A pipeline is a file of kind: pipeline with jobs that name what they need. It is a job as well: list, wait, hold,\n" +
+			"priority, events and retry --failed work with it.",
+	}
+	cmd.AddCommand(newPipelineSubmit(a), newPipelineShow(a), newPipelineCancel(a))
+	return cmd
+}
+
+func newPipelineSubmit(a *app) *cobra.Command {
+	var flags submitFlags
+	cmd := &cobra.Command{
+		Use:     "submit FILE|-",
+		Short:   "Submit the pipeline of a file",
+		Example: "  berth pipeline submit nightly.yaml --wait",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := flags.check(); err != nil {
+				return err
+			}
+			spec, err := a.readPipeline(args[0])
+			if err != nil {
+				return err
+			}
+			base := "."
+			if args[0] != "-" {
+				base = filepath.Dir(args[0])
+			}
+			return a.submitPipeline(cmd.Context(), spec, base, flags)
+		},
+	}
+	flags.register(cmd)
+	return cmd
+}
+
+// readPipeline reads a pipeline's file, or standard input for "-".
+func (a *app) readPipeline(name string) (spec berth.PipelineSpec, err error) {
+	src, shown, err := a.readFile("pipeline file", name)
+	if err != nil {
+		return spec, err
+	}
+	err = jobfile.Decode(shown, src, &spec, func() []berth.FieldError { return spec.WithDefaults().Validate() })
+	return spec, err
+}
+
+// submitPipeline sends a pipeline, after the folders that its steps name from
+// base.
+func (a *app) submitPipeline(ctx context.Context, spec berth.PipelineSpec, base string, flags submitFlags) error {
+	c, err := a.client()
+	if err != nil {
+		return err
+	}
+	key := flags.key
+	if key == "" {
+		key = "cli-" + berth.NewSecret() // see submit
+	}
+	if err := a.sendSteps(ctx, c, spec, base, ""); err != nil {
+		return err
+	}
+	job, created, err := c.SubmitPipeline(ctx, spec, key)
+	if err != nil {
+		return a.failed(ctx, err)
+	}
+	if created {
+		a.say("submitted %s, %s; see it with: berth pipeline show %s", job.Name, plural(job.Tally.Total, "step", "steps"), shortID(job.ID))
+	} else {
+		a.say("%s was submitted before under this key, %s", job.Name, ago(job.SubmittedAt, a.now()))
+	}
+	id := string(job.ID)
+	err = a.show(view{body: job, names: []string{id}, table: func(bool) error {
+		_, err := fmt.Fprintln(a.out, id)
+		return err
+	}})
+	if err != nil || !flags.wait {
+		return err
+	}
+	return a.wait(ctx, job, flags.timeout)
+}
+
+// sendSteps sends the folders that a pipeline's steps name; see sendFolders.
+func (a *app) sendSteps(ctx context.Context, c *client.Client, spec berth.PipelineSpec, base, at string) error {
+	for _, name := range slices.Sorted(maps.Keys(spec.Jobs)) {
+		step, err := a.sendFolders(ctx, c, spec.Jobs[name], base, at+"jobs."+name+".")
+		if err != nil {
+			return err
+		}
+		spec.Jobs[name] = step
+	}
+	return nil
+}
+
+func newPipelineShow(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:               "show PIPELINE",
+		Short:             "Show a pipeline and its steps",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeJobs(isPipeline),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			job, err := a.pipeline(cmd.Context(), c, args[0])
+			if err != nil {
+				return err
+			}
+			return a.show(view{body: job, names: []string{string(job.ID)}, table: func(wide bool) error { return a.describeJob(job, wide) }})
+		},
+	}
+}
+
+func newPipelineCancel(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "cancel PIPELINE...",
+		Short: "Cancel pipelines with all their steps; doing it twice is no error",
+	}
+	return act(a, cmd, isPipeline, func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
+		if !isPipeline(job) {
+			return job, "", berth.Errorf(berth.CodeNotFound, "%s is no pipeline", named(job))
+		}
+		after, err := c.Cancel(ctx, job.ID)
+		return after, fmt.Sprintf("%s is %s", named(job), after.Status), err
+	})
+}
+
+func isPipeline(j berth.Job) bool { return j.Kind == berth.KindPipeline }
+
+func (a *app) pipeline(ctx context.Context, c *client.Client, arg string) (berth.Job, error) {
+	job, err := a.job(ctx, c, arg)
+	if err == nil && !isPipeline(job) {
+		err = berth.Errorf(berth.CodeNotFound, "%s is no pipeline", named(job))
+	}
+	return job, err
+}
+
+// stepTable lists the steps of a pipeline.
+func (a *app) stepTable(steps []berth.Step) *table {
+	t := &table{screen: a.outTerm, head: []string{"STEP", "JOB", "STATUS", "NEEDS", "REASON"}}
+	for _, s := range steps {
+		t.add(s.Name, shortID(s.Job), cell{string(s.Status), toneOfState(s.Status)}, orDash(strings.Join(s.Needs, ",")), reasonText(s.Reason))
+	}
+	return t
+}

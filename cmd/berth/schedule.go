@@ -1,0 +1,243 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"berth"
+	"berth/api/client"
+)
+
+func newSchedule(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "schedule",
+		Short: "Submit jobs and pipelines at times to come",
+		Long: "A schedule submits the job or the pipeline of a file at the times of a cron line, at an interval, or once.\n" +
+			"What it submits are jobs as any others. docs/schedules.md tells what becomes of times that overlap or were missed.",
+	}
+	cmd.AddCommand(newScheduleCreate(a), newScheduleList(a), newScheduleShow(a), newScheduleDelete(a),
+		newSchedulePause(a), newScheduleResume(a), newScheduleRun(a), newScheduleBackfill(a))
+	return cmd
+}
+
+func newScheduleList(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List your tenant's schedules",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			list, err := c.Schedules(cmd.Context())
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			return a.showSchedules(list)
+		},
+	}
+}
+
+func (a *app) showSchedules(list berth.Page[berth.Schedule]) error {
+	names := make([]string, len(list.Items))
+	t := &table{screen: a.outTerm, head: []string{"NAME", "WHEN", "NEXT", "LAST", "FIRE", "JOB"}}
+	for i, s := range list.Items {
+		names[i] = s.Name
+		last, fire, job := "-", cell{text: "-"}, cell{text: "-"}
+		if len(s.Fires) > 0 {
+			f := s.Fires[0]
+			last, fire = ago(f.At, a.now()), fireCell(f)
+			if f.Job != nil {
+				job = cell{shortID(*f.Job) + " " + string(f.JobStatus), toneOfState(f.JobStatus)}
+			}
+		}
+		t.add(s.Name, whenText(s.ScheduleSpec), a.nextText(s), last, fire, job)
+	}
+	return a.show(view{body: list, names: names, table: func(bool) error {
+		if len(names) == 0 {
+			a.say("no schedules")
+			return nil
+		}
+		return t.write(a.out)
+	}})
+}
+
+// whenText is when a schedule fires, on one line.
+func whenText(s berth.ScheduleSpec) string {
+	switch {
+	case s.Cron != "" && s.TimeZone != "UTC":
+		return s.Cron + " " + s.TimeZone
+	case s.Cron != "":
+		return s.Cron
+	case s.At != nil:
+		return "once at " + s.At.UTC().Format(time.RFC3339)
+	default:
+		return "every " + s.Every.String()
+	}
+}
+
+func (a *app) nextText(s berth.Schedule) string {
+	switch {
+	case s.Paused:
+		return "paused"
+	case len(s.Next) == 0:
+		return "never again"
+	default:
+		return ago(s.Next[0], a.now())
+	}
+}
+
+func fireCell(f berth.Fire) cell {
+	switch f.Status {
+	case berth.FireSubmitted:
+		return cell{string(f.Status), good}
+	case berth.FireRefused, berth.FireMissed:
+		return cell{string(f.Status), bad}
+	case berth.FireSkipped, berth.FireBuffered, berth.FireDue:
+		return cell{string(f.Status), warn}
+	default:
+		return cell{text: string(f.Status)} // of a newer server
+	}
+}
+
+func newScheduleShow(a *app) *cobra.Command {
+	var fires int
+	cmd := &cobra.Command{
+		Use:   "show NAME",
+		Short: "Show a schedule, its next times and what became of the last",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if fires < 0 || fires > 1000 {
+				return usagef("--fires %d: allowed are 0 to 1000", fires)
+			}
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			s, err := c.Schedule(cmd.Context(), args[0], fires)
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			return a.showSchedule(s)
+		},
+	}
+	cmd.Flags().IntVar(&fires, "fires", 20, "how many of the last fires")
+	return cmd
+}
+
+func (a *app) showSchedule(s berth.Schedule) error {
+	return a.show(view{body: s, names: []string{s.Name}, table: func(bool) error {
+		if err := a.describeSchedule(s).write(a.out); err != nil || len(s.Fires) == 0 {
+			return err
+		}
+		fmt.Fprintln(a.out)
+		t := &table{screen: a.outTerm, head: []string{"TIME", "BY", "FIRE", "JOB", "STATUS", "REASON"}}
+		for _, f := range s.Fires {
+			job, status := "-", cell{text: "-"}
+			if f.Job != nil {
+				job, status = shortID(*f.Job), cell{string(f.JobStatus), toneOfState(f.JobStatus)}
+			}
+			t.add(f.At.UTC().Format(time.RFC3339), string(f.Source), fireCell(f), job, status, orDash(reasonText(f.Reason)))
+		}
+		return t.write(a.out)
+	}})
+}
+
+func (a *app) describeSchedule(s berth.Schedule) *sheet {
+	now := a.now()
+	x := &sheet{screen: a.outTerm}
+	x.add("name", s.Name)
+	x.add("tenant", string(s.Tenant))
+	x.add("when", whenText(s.ScheduleSpec))
+	if s.Jitter > 0 {
+		x.add("jitter", "up to "+s.Jitter.String())
+	}
+	if s.Paused {
+		x.add("paused", "yes")
+	}
+	x.add("note", oneLine(s.Note))
+	for i, at := range s.Next {
+		name := ""
+		if i == 0 {
+			name = "next"
+		}
+		x.rows = append(x.rows, [2]string{name, stamp(&at, now)})
+	}
+	if len(s.Next) == 0 && !s.Paused {
+		x.add("next", "never again")
+	}
+	x.add("overlap", string(s.Overlap))
+	x.add("catch up", s.CatchUp.String())
+	switch {
+	case s.Job != nil:
+		x.add("submits", "job "+oneLine(s.Job.Name)+", image "+oneLine(s.Job.Image))
+	case s.Pipeline != nil:
+		x.add("submits", "pipeline "+oneLine(s.Pipeline.Name)+", "+plural(len(s.Pipeline.Jobs), "step", "steps"))
+	}
+	x.add("made", stamp(&s.CreatedAt, now)+" by "+strings.TrimPrefix(s.CreatedBy, "user:"))
+	if s.Pending {
+		x.add("pending", "the clock is not set to the last change yet")
+	}
+	return x
+}
+
+func newScheduleDelete(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "delete NAME",
+		Short: "Delete a schedule; its jobs stay",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			if err := c.DeleteSchedule(cmd.Context(), args[0]); err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			_, err = fmt.Fprintf(a.out, "schedule %s is deleted\n", args[0])
+			return err
+		},
+	}
+}
+
+func newSchedulePause(a *app) *cobra.Command {
+	cmd := &cobra.Command{Use: "pause NAME", Short: "Let a schedule not fire until it is resumed"}
+	return noteSchedule(a, cmd, "is paused", (*client.Client).PauseSchedule)
+}
+
+func newScheduleResume(a *app) *cobra.Command {
+	cmd := &cobra.Command{Use: "resume NAME", Short: "Let a paused schedule fire again, from now on"}
+	return noteSchedule(a, cmd, "fires again", (*client.Client).ResumeSchedule)
+}
+
+// noteSchedule is a command that changes a schedule and keeps why.
+func noteSchedule(a *app, cmd *cobra.Command, words string, change func(c *client.Client, ctx context.Context, name, note string) (berth.Schedule, error)) *cobra.Command {
+	var note string
+	cmd.Args = cobra.ExactArgs(1)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		c, err := a.client()
+		if err != nil {
+			return err
+		}
+		s, err := change(c, cmd.Context(), args[0], note)
+		if err != nil {
+			return a.failed(cmd.Context(), err)
+		}
+		return a.show(view{body: s, names: []string{s.Name}, table: func(bool) error {
+			text := "schedule " + s.Name + " " + words
+			if len(s.Next) > 0 {
+				text += ", next " + stamp(&s.Next[0], a.now())
+			}
+			_, err := fmt.Fprintln(a.out, text)
+			return err
+		}})
+	}
+	cmd.Flags().StringVar(&note, "note", "", "why, for others to read")
+	return cmd
+}

@@ -1,0 +1,313 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"berth"
+	"berth/api/client"
+	"berth/internal/jobfile"
+)
+
+// scheduleFlags say when to submit; they go before what a schedule's file says.
+type scheduleFlags struct {
+	name, cron, zone, at, overlap string
+	every, in, catchUp, jitter    time.Duration
+	paused                        bool
+}
+
+func (f *scheduleFlags) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.name, "name", "", "name of the schedule; default, that of what it submits")
+	flags.StringVar(&f.cron, "cron", "", "minute, hour, day of month, month, day of week, as in '30 3 * * 1-5'; or @hourly, @daily, @weekly, @monthly, @yearly")
+	flags.StringVar(&f.zone, "time-zone", "", "of --cron, such as Europe/Berlin; default UTC")
+	flags.DurationVar(&f.every, "every", 0, "in place of --cron: an interval such as 6h, counted from 1970")
+	f.registerTime(cmd)
+	flags.StringVar(&f.overlap, "overlap", "", "while its last job has not ended: skip (default), buffer_one, allow or cancel_other")
+	flags.DurationVar(&f.catchUp, "catch-up", 0, "how late it may submit after an outage; default 1h, of a single time a year")
+	flags.DurationVar(&f.jitter, "jitter", 0, "put each submission off by a random time of up to this")
+	flags.BoolVar(&f.paused, "paused", false, "make it and do not start it")
+}
+
+// registerTime registers what says a single time.
+func (f *scheduleFlags) registerTime(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.at, "at", "", "submit it once, at a time such as 2026-01-31T12:00:00Z")
+	cmd.Flags().DurationVar(&f.in, "in", 0, "submit it once, after a time such as 2h")
+}
+
+// apply lays the flags over what a file says.
+func (f *scheduleFlags) apply(s *berth.ScheduleSpec, now time.Time) error {
+	timed := 0
+	for _, set := range []bool{f.cron != "", f.every != 0, f.at != "", f.in != 0} {
+		if set {
+			timed++
+		}
+	}
+	if timed > 1 {
+		return usagef("--cron, --every, --at and --in: only one of them can say when")
+	}
+	if timed == 1 {
+		s.Cron, s.Every, s.At = f.cron, berth.Duration(f.every), nil
+	}
+	if f.in < 0 {
+		return usagef("--in %s is negative", f.in)
+	}
+	if f.in > 0 {
+		s.At = &berth.Instant{Time: now.Add(f.in).Truncate(time.Second)}
+	}
+	if f.at != "" {
+		at, err := berth.ParseInstant(f.at)
+		if err != nil {
+			return usagef("--at: %v", err)
+		}
+		s.At = &at
+	}
+	set(&s.Name, f.name)
+	set(&s.TimeZone, f.zone)
+	set(&s.Overlap, berth.Overlap(f.overlap))
+	set(&s.CatchUp, berth.Duration(f.catchUp))
+	set(&s.Jitter, berth.Duration(f.jitter))
+	set(&s.Paused, f.paused)
+	return nil
+}
+
+// set overwrites a value unless there is none to overwrite it with.
+func set[T comparable](v *T, with T) {
+	var none T
+	if with != none {
+		*v = with
+	}
+}
+
+func newScheduleCreate(a *app) *cobra.Command {
+	var flags scheduleFlags
+	cmd := &cobra.Command{
+		Use:   "create FILE|-",
+		Short: "Make a schedule of a job file, a pipeline file or a schedule file",
+		Long: "Create takes a job file or a pipeline file, and flags that say when to submit it; or a file of kind: schedule, which\n" +
+			"says both. Folders that the jobs name are sent now, and are kept as long as the schedule. Making the same schedule\n" +
+			"again changes nothing; another one of its name is refused.",
+		Example: "  berth schedule create train.yaml --cron '0 3 * * *' --time-zone Europe/Berlin\n  berth schedule create train.yaml --in 2h\n  berth schedule create nightly.schedule.yaml",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			spec, err := a.readSchedule(args[0], flags)
+			if err != nil {
+				return err
+			}
+			base := "."
+			if args[0] != "-" {
+				base = filepath.Dir(args[0])
+			}
+			return a.createSchedule(cmd.Context(), spec, base)
+		},
+	}
+	flags.register(cmd)
+	return cmd
+}
+
+// readSchedule makes a schedule of a file of any kind and flags.
+func (a *app) readSchedule(name string, flags scheduleFlags) (s berth.ScheduleSpec, err error) {
+	src, shown, err := a.readFile("file", name)
+	if err != nil {
+		return s, err
+	}
+	switch jobfile.Kind(shown, src) {
+	case berth.KindSchedule:
+		var wrong error
+		err = jobfile.Decode(shown, src, &s, func() []berth.FieldError {
+			wrong = flags.apply(&s, a.now())
+			return s.WithDefaults().Validate()
+		})
+		if wrong != nil {
+			err = wrong
+		}
+		return s, err
+	case string(berth.KindPipeline):
+		s.Pipeline = &berth.PipelineSpec{}
+		err = jobfile.Decode(shown, src, s.Pipeline, func() []berth.FieldError { return s.Pipeline.WithDefaults().Validate() })
+		s.Name = s.Pipeline.Name
+	default:
+		var file *jobfile.File
+		if file, err = jobfile.Parse(shown, src); err == nil {
+			s.Job, s.Name = &file.Spec, file.Spec.Name
+		}
+	}
+	if err != nil {
+		return s, err
+	}
+	if err := flags.apply(&s, a.now()); err != nil {
+		return s, err
+	}
+	if s.Cron == "" && s.Every == 0 && s.At == nil {
+		return s, &usageError{message: "nothing says when to submit " + shown, hint: "add --cron, --every, --at or --in; or write a file of kind: schedule"}
+	}
+	if faults := s.WithDefaults().Validate(); len(faults) > 0 {
+		return s, &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec, Fields: faults}
+	}
+	return s, nil
+}
+
+// createSchedule sends a schedule, after the folders that it names from base.
+func (a *app) createSchedule(ctx context.Context, spec berth.ScheduleSpec, base string) error {
+	c, err := a.client()
+	if err != nil {
+		return err
+	}
+	if spec.Job != nil {
+		job, err := a.sendFolders(ctx, c, *spec.Job, base, "job.")
+		if err != nil {
+			return err
+		}
+		spec.Job = &job
+	}
+	if spec.Pipeline != nil {
+		if err := a.sendSteps(ctx, c, *spec.Pipeline, base, "pipeline."); err != nil {
+			return err
+		}
+	}
+	s, created, err := c.CreateSchedule(ctx, spec)
+	if err != nil {
+		return a.failed(ctx, err)
+	}
+	switch {
+	case !created:
+		a.say("there is the same schedule already")
+	case s.Paused:
+		a.say("made schedule %s, paused; start it with: berth schedule resume %s", s.Name, s.Name)
+	default:
+		a.say("made schedule %s; see it with: berth schedule show %s", s.Name, s.Name)
+	}
+	return a.showSchedule(s)
+}
+
+// submitLater makes a schedule that submits a job once, under a name that says
+// when.
+func (a *app) submitLater(ctx context.Context, file *jobfile.File, when scheduleFlags, flags submitFlags) error {
+	if flags.wait || flags.key != "" {
+		return usagef("--wait and --idempotency-key are for jobs that are submitted now")
+	}
+	s := berth.ScheduleSpec{Job: &file.Spec}
+	if err := when.apply(&s, a.now()); err != nil {
+		return err
+	}
+	const room = 63 - len("-20060102-150405")
+	name := strings.TrimRight(file.Spec.Name[:min(len(file.Spec.Name), room)], "-")
+	s.Name = name + s.At.UTC().Format("-20060102-150405")
+	return a.createSchedule(ctx, s, baseOf(file))
+}
+
+func newScheduleRun(a *app) *cobra.Command {
+	var overlap string
+	cmd := &cobra.Command{
+		Use:   "run NAME",
+		Short: "Submit what a schedule submits now, beside its times",
+		Long:  "Run fires a schedule now, paused or not, and prints the id of the job. Where its overlap lets it make none, it says why.",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			f, err := c.RunSchedule(cmd.Context(), args[0], berth.Overlap(overlap))
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			return a.showFire(f)
+		},
+	}
+	cmd.Flags().StringVar(&overlap, "overlap", "", "in place of the schedule's: skip, buffer_one, allow or cancel_other")
+	return cmd
+}
+
+// showFire prints what became of a fire; none is an error of its own kind.
+func (a *app) showFire(f berth.Fire) error {
+	id := ""
+	if f.Job != nil {
+		id = string(*f.Job)
+	}
+	if err := a.show(view{body: f, names: []string{id}, table: func(bool) error {
+		if id == "" {
+			return nil
+		}
+		_, err := fmt.Fprintln(a.out, id)
+		return err
+	}}); err != nil {
+		return err
+	}
+	if f.Reason == nil {
+		return nil
+	}
+	text := fmt.Sprintf("%s: %s", f.Status, reasonText(f.Reason))
+	switch f.Status {
+	case berth.FireRefused:
+		return &berth.Error{Code: berth.CodeCapacity, Slug: string(f.Reason.Code), Message: text}
+	case berth.FireSkipped, berth.FireMissed:
+		return berth.Errorf(berth.CodeConflict, "%s", text)
+	default:
+		a.say("%s", text)
+		return nil
+	}
+}
+
+func newScheduleBackfill(a *app) *cobra.Command {
+	var from, to, overlap string
+	cmd := &cobra.Command{
+		Use:   "backfill NAME --from TIME [--to TIME]",
+		Short: "Submit for times of a schedule that have passed, each once",
+		Long: "Backfill submits for every time of the schedule in a range, both ends included, that has made no job yet: before it was\n" +
+			"made, while it was paused, or where it was skipped or refused. Doing it again submits nothing twice.",
+		Example: "  berth schedule backfill nightly --from 2026-01-01T00:00:00Z --to 2026-01-31T23:59:59Z",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			b, err := backfillOf(from, to, overlap)
+			if err != nil {
+				return err
+			}
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			return a.backfill(cmd.Context(), c, args[0], b)
+		},
+	}
+	cmd.Flags().StringVar(&from, "from", "", "the first time, such as 2026-01-01T00:00:00Z")
+	cmd.Flags().StringVar(&to, "to", "", "the last time; default now")
+	cmd.Flags().StringVar(&overlap, "overlap", "", "in place of the schedule's: skip, buffer_one, allow (default) or cancel_other")
+	return cmd
+}
+
+func backfillOf(from, to, overlap string) (b berth.Backfill, err error) {
+	b.Overlap = berth.Overlap(overlap)
+	if from == "" {
+		return b, &usageError{message: "--from is missing", hint: "name the first time, such as --from 2026-01-01T00:00:00Z"}
+	}
+	if b.From, err = berth.ParseInstant(from); err != nil {
+		return b, usagef("--from: %v", err)
+	}
+	if to == "" {
+		return b, nil
+	}
+	last, err := berth.ParseInstant(to)
+	if err != nil {
+		return b, usagef("--to: %v", err)
+	}
+	b.To = &last
+	return b, nil
+}
+
+func (a *app) backfill(ctx context.Context, c *client.Client, name string, b berth.Backfill) error {
+	r, err := c.BackfillSchedule(ctx, name, b)
+	if err != nil {
+		return a.failed(ctx, err)
+	}
+	return a.show(view{body: r, names: []string{name}, table: func(bool) error {
+		_, err := fmt.Fprintf(a.out, "%s in the range, %s; see them with: berth schedule show %s\n",
+			plural(r.Times, "time", "times"), plural(r.Fires, "of them is submitted", "of them are submitted"), name)
+		return err
+	}})
+}

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"berth"
+)
+
+func newSecret(a *app) *cobra.Command {
+	cmd := &cobra.Command{Use: "secret", Short: "Set, list and delete secrets for jobs"}
+	cmd.AddCommand(newSecretSet(a), newSecretList(a), newSecretDelete(a))
+	return cmd
+}
+
+func newSecretSet(a *app) *cobra.Command {
+	var file string
+	cmd := &cobra.Command{
+		Use:   "set NAME",
+		Short: "Store a secret, or another value of it",
+		Long: "Set reads the value from standard input (a newline at its end is left out), or, exactly as it is, from a file.\n" +
+			"It is never an argument, which others on this machine could read. No command shows it again. A job gets it by\n" +
+			"naming it in secrets; attempts that have begun keep the old value.",
+		Example: "  berth secret set HF_TOKEN < token.txt\n  printf %s \"$USER:$PASSWORD\" | berth secret set REGISTRY_LOGIN",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			value, err := a.secretValue(args[0], file)
+			if err != nil {
+				return err
+			}
+			n := berth.NewSecretValue{Name: args[0], Value: value}
+			if faults := n.Validate(); len(faults) > 0 {
+				return &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec, Fields: faults}
+			}
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			s, created, err := c.SetSecret(cmd.Context(), n)
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			return a.show(view{body: s, names: []string{s.Name}, table: func(bool) error {
+				words := "has another value"
+				if created {
+					words = "is set"
+				}
+				_, err := fmt.Fprintf(a.out, "secret %s %s\n", s.Name, words)
+				return err
+			}})
+		},
+	}
+	cmd.Flags().StringVar(&file, "from-file", "", "file that holds the value, exactly as it is")
+	return cmd
+}
+
+// secretValue reads a value from a file, a terminal or a pipe.
+func (a *app) secretValue(name, file string) (berth.Sensitive, error) {
+	if file != "" {
+		f, err := os.Open(file)
+		if err != nil {
+			return "", usagef("read the value of %s: %v", name, err)
+		}
+		defer f.Close()
+		value, err := io.ReadAll(io.LimitReader(f, berth.MaxSecretBytes+1))
+		if err != nil {
+			return "", usagef("read the value of %s: %v", name, err)
+		}
+		return berth.Sensitive(value), nil
+	}
+	var value []byte
+	var err error
+	if a.readSecret != nil {
+		fmt.Fprintf(a.err, "value of %s: ", name)
+		value, err = a.readSecret()
+		fmt.Fprintln(a.err)
+	} else {
+		value, err = io.ReadAll(io.LimitReader(a.in, berth.MaxSecretBytes+3))
+	}
+	if err != nil {
+		return "", usagef("read the value of %s: %v", name, err)
+	}
+	return berth.Sensitive(strings.TrimSuffix(strings.TrimSuffix(string(value), "\n"), "\r")), nil
+}
+
+func newSecretList(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List the names of your tenant's secrets",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			list, err := c.Secrets(cmd.Context())
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			names := make([]string, len(list.Items))
+			t := &table{screen: a.outTerm, head: []string{"NAME", "AGE", "VALUE SET"}}
+			for i, s := range list.Items {
+				names[i] = s.Name
+				t.add(s.Name, since(&s.CreatedAt, a.now()), ago(s.UpdatedAt, a.now()))
+			}
+			return a.show(view{body: list, names: names, table: func(bool) error {
+				if len(names) == 0 {
+					a.say("no secrets")
+					return nil
+				}
+				return t.write(a.out)
+			}})
+		},
+	}
+}
+
+func newSecretDelete(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "delete NAME",
+		Short: "Delete a secret; jobs that name it and have not begun will fail",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			if err := c.DeleteSecret(cmd.Context(), args[0]); err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			_, err = fmt.Fprintf(a.out, "secret %s is deleted\n", args[0])
+			return err
+		},
+	}
+}

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+	"slices"
+
+	"berth"
+	"berth/api/client"
+	"berth/internal/archive"
+	"berth/internal/jobfile"
+)
+
+// baseOf is the folder that a job file's own folders are named from: its own.
+func baseOf(file *jobfile.File) string {
+	if file == nil || file.Name == "stdin" {
+		return "."
+	}
+	return filepath.Dir(file.Name)
+}
+
+// sendFolders packs the folders that a spec names, sends what the server does
+// not have, and names them by their addresses instead. at is where the spec is
+// in its file, "" or ending in a dot.
+func (a *app) sendFolders(ctx context.Context, c *client.Client, spec berth.JobSpec, base, at string) (berth.JobSpec, error) {
+	if len(spec.Unsent()) == 0 {
+		return spec, nil
+	}
+	if _, sent := berth.ParseAddress(spec.Workdir); spec.Workdir != "" && sent != nil {
+		address, err := a.sendFolder(ctx, c, at+"workdir", spec.Workdir, base)
+		if err != nil {
+			return spec, err
+		}
+		spec.Workdir = string(address)
+	}
+	spec.Inputs = slices.Clone(spec.Inputs)
+	for i, in := range spec.Inputs {
+		if _, sent := berth.ParseAddress(in.From); sent == nil || in.Kind() != berth.InputFolder {
+			continue
+		}
+		address, err := a.sendFolder(ctx, c, fmt.Sprintf("%sinputs[%d]", at, i), in.From, base)
+		if err != nil {
+			return spec, err
+		}
+		spec.Inputs[i].From = string(address)
+	}
+	return spec, nil
+}
+
+func (a *app) sendFolder(ctx context.Context, c *client.Client, field, name, base string) (berth.Address, error) {
+	folder := name
+	if !filepath.IsAbs(folder) {
+		folder = filepath.Join(base, folder)
+	}
+	sum, err := archive.Measure(ctx, folder, archive.Default)
+	if err != nil {
+		return "", unpackable(ctx, field, folder, err)
+	}
+	what := fmt.Sprintf("%s %s (%s, %s)", field, name, plural(sum.Files, "entry", "entries"), berth.BytesText(sum.Bytes))
+	_, err = c.FindUpload(ctx, sum.Address)
+	if err == nil {
+		a.say("%s is there already", what)
+		return sum.Address, nil
+	}
+	if berth.CodeOf(err) != berth.CodeNotFound {
+		return "", a.failed(ctx, err)
+	}
+	_, err = c.SendUpload(ctx, sum.Address, func(to io.Writer) error {
+		again, err := archive.Pack(ctx, to, folder, archive.Default)
+		if err == nil && again.Address != sum.Address {
+			err = usagef("%s: %s changed while it was packed: try again when nothing writes there", field, folder)
+		}
+		return err
+	})
+	if err != nil {
+		return "", a.failed(ctx, err)
+	}
+	a.say("%s sent", what)
+	return sum.Address, nil
+}
+
+// unpackable words why a folder cannot be packed.
+func unpackable(ctx context.Context, field, folder string, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.Is(err, fs.ErrNotExist):
+		return &usageError{message: fmt.Sprintf("%s: %v", field, err), hint: "folders of a job file are named from where the file is"}
+	default:
+		return usagef("%s: %v", field, err)
+	}
+}
+
+// withoutFolders leaves out what says nothing about where a job fits.
+func withoutFolders(spec berth.JobSpec) berth.JobSpec {
+	if len(spec.Unsent()) > 0 {
+		spec.Workdir, spec.Inputs = "", nil
+	}
+	return spec
+}
