@@ -11,6 +11,9 @@ SEED   ?= 0
 MINUTES ?= 30
 RATE    ?= 12
 
+# Of make bench-family: the folder with Alibaba's lists.
+TRACES ?= ../shared/traces
+
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -26,7 +29,7 @@ build: ## build all programs into bin/
 	$(GO) build -o $(BIN)/ ./cmd/...
 
 .PHONY: test
-test: setup compile ## all set-up, then every test
+test: setup compile ## all set-up, then every test; what failed is repeated at the end
 	@scripts/test.sh
 
 .PHONY: compile
@@ -37,6 +40,11 @@ compile: ## build every test binary, timed apart from the tests
 demo: ## all set-up, then train a real model through the loss of a machine
 	@scripts/setup.sh demo
 	@scripts/demo.sh
+
+.PHONY: proof-gang
+proof-gang: ## train with PyTorch over four containers, kill one in mid-epoch: the loss is the same (large image, once)
+	@scripts/setup.sh demo
+	@scripts/proof-gang.sh
 
 .PHONY: stop
 stop: ## stop the demo's stack; its data stays
@@ -50,6 +58,10 @@ bench: setup ## measure Berth against its floor: bare workflows, bare Docker, ba
 bench-placement: ## measure plans: cold, after a change, one job at a time, and as cluster and queue grow
 	$(GO) test ./placement -run '^$$' -bench 'Plan($$|Decide)' -timeout 30m
 	$(GO) test ./placement -run '^$$' -bench PlanGrowth -benchtime 1x -timeout 30m
+
+.PHONY: bench-family
+bench-family: ## how much of the GPUs is placed of lists made from openb's: make bench-family TRACES=folder (needs openb/ in it)
+	$(GO) test ./cmd/berth-sim -run '^$$' -bench Family -benchtime 1x -timeout 30m -v -args -traces $(abspath $(TRACES))
 
 .PHONY: failover
 failover: setup ## kill the leader nine times and freeze it nine times; prints the worst takeover, limit 5 s
@@ -66,6 +78,7 @@ mutants: setup ## break one fence at a time, and see that its test notices
 .PHONY: chaos
 chaos: setup ## kill processes at every failpoint, then at random and under load: make chaos BUDGET=30m SEED=...
 	$(GO) test -count=1 -tags chaos ./internal/agent -run "TestF(8|9|12|20|31|35|36)[A-Z]"
+	$(GO) test -race -count=1 -timeout 0 ./db -run "TestF4[45]" -args -race-runs 4000 -race-seed $(SEED)
 	$(GO) test -count=1 -v -timeout 0 ./e2e/chaos -run TestNoCellBreaksAPromise -args -budget $(BUDGET) -seed $(SEED)
 
 .PHONY: lint

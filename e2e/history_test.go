@@ -19,8 +19,13 @@ var update = flag.Bool("update", false, "record the histories that package workf
 // history is what Temporal has of the job's workflow.
 func (s *stack) history(t *testing.T, id berth.JobID) *historypb.History {
 	t.Helper()
+	return s.historyOf(t, berth.JobWorkflowID(id))
+}
+
+func (s *stack) historyOf(t *testing.T, workflow string) *historypb.History {
+	t.Helper()
 	h := &historypb.History{}
-	events := s.temporal.GetWorkflowHistory(t.Context(), berth.JobWorkflowID(id), "", false, enums.HISTORY_EVENT_FILTER_TYPE_ALL_EVENT)
+	events := s.temporal.GetWorkflowHistory(t.Context(), workflow, "", false, enums.HISTORY_EVENT_FILTER_TYPE_ALL_EVENT)
 	for events.HasNext() {
 		e, err := events.Next()
 		if err != nil {

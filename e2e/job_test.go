@@ -20,6 +20,7 @@ func TestJobs(t *testing.T) {
 	}{
 		{"a job runs, and its history is short", runs},
 		{"a job that waits has a short history too", waits},
+		{"search attributes that Temporal knows are not added again", addsNoAttributesTwice},
 		{"a Run that is lost on its way holds up nothing", losesRuns},
 		{"a failing job is retried and then given up", retries},
 		{"a queued job is canceled at once, a held one waits", cancelsQueued},
@@ -28,7 +29,14 @@ func TestJobs(t *testing.T) {
 		{"a terminated workflow stops no container", survivesTermination},
 		{"many jobs at once all end, each in one go", runsMany},
 		{"a job with GPUs has them to itself and leaves", takesGPUs},
+		{"two gangs that each need the whole cluster take turns", sharesGangs},
+		{"a secret that a job used lies nowhere", hidesSecrets},
+		{"a schedule fires each time once, whatever becomes of its clock", firesOnce},
+		{"a schedule whose job lives does what its overlap says", overlaps},
+		{"Temporal fires at the times that Berth shows", showsTimes},
+		{"a webhook is told how a job ended", tellsWebhooks},
 		{"jobs are accepted and run on while Temporal is away", survivesTemporal},
+		{"a gang that loses a rank goes on from the last checkpoint of all", repairsGangs},
 	}
 	for _, claim := range claims {
 		t.Run(claim.says, func(t *testing.T) { claim.test(t, s) })
@@ -160,8 +168,11 @@ func cancelsRunning(t *testing.T, s *stack) {
 		t.Fatal(err)
 	}
 	job := s.ends(t, id, berth.Canceled)
-	if took := job.FinishedAt.Sub(asked); took > 4*time.Second {
+	if took := job.FinishedAt.Sub(asked); took > 30*time.Second {
 		t.Errorf("canceled after %s", took)
+	}
+	if code := job.Attempts[0].ExitCode; code == nil || *code != 143 { // it was asked, not killed once its grace was over
+		t.Errorf("its attempt is %+v", job.Attempts[0])
 	}
 	if n := s.containers(t, id); n != 0 {
 		t.Errorf("%d containers run on", n)

@@ -237,6 +237,8 @@ func (o *outage) temporalAway(t *testing.T) {
 }
 
 func (o *outage) temporalLost(t *testing.T) {
+	x := o.schedule(t, everySecond("lasts", berth.OverlapSkip, "trap-term", "0"))
+	o.firesAgain(t, x.Name, 2)
 	if err := o.server.Stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -252,6 +254,9 @@ func (o *outage) temporalLost(t *testing.T) {
 			return err == nil
 		})
 	}
+	o.firesAgain(t, x.Name, 2)
+	o.drop(t, x)
+	o.endAll(t, x.Name)
 }
 
 // value asks the database itself, past the link.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -28,8 +29,10 @@ import (
 	"berth/internal/agent"
 	"berth/internal/check"
 	"berth/internal/controlplane"
+	"berth/internal/publicnet"
 	"berth/internal/scheduler"
 	"berth/internal/temporaldev"
+	"berth/internal/vault"
 	"berth/workers"
 )
 
@@ -44,7 +47,9 @@ type stack struct {
 	server   *temporaldev.Server
 	address  string // of Temporal
 	engines  map[berth.MachineID]*fakeruntime.Fake
-	lossy    atomic.Bool // every Run that is delivered is lost on its way
+	logs     *lockedBuffer // of the control plane and the agents
+	dir      string        // of the blobs, the agents' state and the key file
+	lossy    atomic.Bool   // every Run that is delivered is lost on its way
 }
 
 // quick are ages at which a test need not wait long for a workflow that is gone.
@@ -60,8 +65,8 @@ func start(t testing.TB, ages scheduler.Ages, machines ...berth.MachineID) *stac
 func startWith(t testing.TB, ages scheduler.Ages, edit func(*controlplane.Config), machines ...berth.MachineID) *stack {
 	t.Helper()
 	url := dbtest.URL(t)
-	log := testLog(t)
-	s := &stack{t: t, database: url, engines: map[berth.MachineID]*fakeruntime.Fake{}}
+	log, logs := testLog(t)
+	s := &stack{t: t, database: url, logs: logs, dir: t.TempDir(), engines: map[berth.MachineID]*fakeruntime.Fake{}}
 	t.Cleanup(s.verify) // the last of all: nothing writes any more
 	s.startTemporal(t, 0)
 	t.Cleanup(func() { _ = s.server.Stop() })
@@ -73,8 +78,14 @@ func startWith(t testing.TB, ages scheduler.Ages, edit func(*controlplane.Config
 	t.Cleanup(s.temporal.Close)
 
 	cfg := controlplane.Default()
+	cfg.Policy = cfg.Policy.Plain() // what is tested here are not policies
 	cfg.Listen, cfg.DatabaseURL, cfg.TemporalAddress = "127.0.0.1:0", url, s.address
-	cfg.BlobURL = "file://" + filepath.Join(t.TempDir(), "blobs")
+	cfg.BlobURL = "file://" + filepath.Join(s.dir, "blobs")
+	cfg.WebhookAllow = "127.0.0.1"
+	cfg.SecretKeyFile = filepath.Join(s.dir, "secret-key")
+	if err := vault.Make(cfg.SecretKeyFile); err != nil {
+		t.Fatal(err)
+	}
 	cfg.Grace = 0
 	if ages != (scheduler.Ages{}) {
 		cfg.ReconcileEvery = 300 * time.Millisecond
@@ -185,16 +196,23 @@ func (gpus) Close() error                                   { return nil }
 // join runs an agent over an engine in memory, with two GPUs.
 func (s *stack) join(m berth.MachineID, log *slog.Logger) {
 	s.t.Helper()
+	engine := fakeruntime.New(fakeruntime.Options{CPUMilli: 64_000})
+	s.engines[m] = engine
+	s.t.Cleanup(engine.Shutdown)
+	s.joinOver(m, engine, log, nil, node.HostNetwork)
+}
+
+// joinOver runs an agent over an engine.
+func (s *stack) joinOver(m berth.MachineID, engine node.Runtime, log *slog.Logger, labels map[string]string, gangNetwork string) {
+	s.t.Helper()
 	token, err := s.api.CreateJoinToken(s.t.Context(), berth.NewJoinToken{})
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	engine := fakeruntime.New(fakeruntime.Options{CPUMilli: 64_000})
-	s.engines[m] = engine
-	s.t.Cleanup(engine.Shutdown)
 	cfg := agent.Config{
-		Server: s.url, JoinToken: token.Secret, StateDir: filepath.Join(s.t.TempDir(), string(m)), Machine: m, HostBoot: "boot-1",
-		Runtime: engine, Logger: log,
+		Server: s.url, JoinToken: token.Secret, StateDir: filepath.Join(s.dir, string(m)), Machine: m, HostBoot: "boot-1",
+		Runtime: engine, Logger: log, Labels: labels, GangNetwork: gangNetwork,
+		InputNetworks: publicnet.Policy{}.Allow(netip.MustParsePrefix("127.0.0.0/8")), // where tests have their servers
 		GPUs: gpus{
 			{Index: 0, UUID: string(m) + "-0", Model: "H100", MemoryMiB: 81920, Healthy: true},
 			{Index: 1, UUID: string(m) + "-1", Model: "H100", MemoryMiB: 81920, Healthy: true},
@@ -285,11 +303,9 @@ func until(t testing.TB, what string, ok func() bool) {
 	// Longer than it takes Temporal to miss a waiter's heartbeats: on a crowded
 	// machine the delivery of one may be lost, and is repeated only then.
 	limit := time.After(4 * time.Minute)
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
+	for pause := 5 * time.Millisecond; !ok(); pause = min(pause*3/2, 50*time.Millisecond) {
 		select {
-		case <-tick.C:
+		case <-time.After(pause):
 		case <-limit:
 			t.Fatalf("never: %s", what)
 		}
@@ -297,14 +313,14 @@ func until(t testing.TB, what string, ok func() bool) {
 }
 
 // testLog keeps what is logged and shows it if the test fails.
-func testLog(t testing.TB) *slog.Logger {
+func testLog(t testing.TB) (*slog.Logger, *lockedBuffer) {
 	b := &lockedBuffer{}
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log:\n%s", b.text())
 		}
 	})
-	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: slog.LevelInfo})), b
 }
 
 type lockedBuffer struct {

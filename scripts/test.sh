@@ -1,49 +1,120 @@
 #!/usr/bin/env bash
-# Runs every test. `--compile` only builds the test binaries, so that a cold
-# build's minutes are printed apart from the suite's.
+# Runs every test, and says once more at its end what failed. `--compile` only
+# builds the tests and the commands that they run, so that a build's minutes are
+# printed apart from the suite's; what is missing or old is built in any case.
 set -euo pipefail
+from=$(pwd -P)
 cd "$(dirname "$0")/.."
+root=$(pwd -P)
+bins=$root/bin/tests # packages/ the tests, programs/ and failpoints/ the commands, logs/ what tests print
 
 # Packages that embed the Temporal server are tested without the race detector:
-# it would double a build of minutes and watch somebody else's code.
-embed='^berth/(internal/temporaldev|cmd/berth-dev|e2e)(/|$)'
+# it would double a build of minutes and watch somebody else's code. So is the
+# simulator, which only computes, ten times as long: what it runs, placement and
+# scheduler, is watched in their own tests.
+plain='^berth/(internal/temporaldev|cmd/berth-dev|cmd/berth-sim|e2e)(/|$)'
 # The chaos suite comes last and alone: it fills the machine by itself.
-chaos=berth/e2e/chaos
-all=$(go list ./...)
-race=$(grep -vE "$embed" <<<"$all")
-plain=$(grep -E "$embed" <<<"$all" | grep -vx "$chaos" || true)
-begun=$SECONDS
+chaos=e2e/chaos
+# Those that take longest begin first, so that no core is idle at the end.
+longest=(e2e/proof db internal/agent e2e internal/docker internal/scheduler activities/node/fakeruntime cmd/berth-sim cmd/berth placement api)
 
-if [[ "${1:-}" == --compile ]]; then
+compile() {
+  local all begun=$SECONDS
+  all=$(go list ./...)
   echo "== building the programs and test binaries"
+  rm -rf "$bins/packages"
+  mkdir -p "$bins/packages"
+  go version >"$bins/building"
   go build ./...
   go vet -tags failpoints ./internal/failpoint ./cmd/berthd ./cmd/berth-agent
-  go build -tags failpoints -o "$(mktemp -d)" ./cmd/berthd ./cmd/berth-agent # for the cache: tests build them again
   go vet ./...
-  # shellcheck disable=SC2086
-  go test -race -run '^$' $race >/dev/null
-  # shellcheck disable=SC2086
-  go test -run '^$' $plain "$chaos" >/dev/null
+  scripts/tool.sh versitygw >/dev/null
+  # As e2e/commands does, which finds them here.
+  go build -ldflags='-s -w' -o "$bins/programs/" ./cmd/berth-dev ./cmd/berthd ./cmd/berth-agent ./cmd/berth-deadman ./cmd/berth
+  go build -ldflags='-s -w' -tags failpoints -o "$bins/failpoints/" ./cmd/berthd ./cmd/berth-agent ./cmd/berth-check
+  # What runs in containers, for the cache: it takes all of another build of the standard library.
+  CGO_ENABLED=0 GOFLAGS='' go build -trimpath -buildvcs=false -ldflags='-s -w -buildid=' -o "$bins/testprog" ./activities/node/runtimetest/testprog
+  CGO_ENABLED=0 go build -o "$bins/pause" ./internal/dockerd/testdata/pause
+  # shellcheck disable=SC2046
+  go test -race -vet=off -count=1 -exec "$root/scripts/test.sh --keep" $(grep -vE "$plain" <<<"$all") >/dev/null
+  # shellcheck disable=SC2046
+  go test -vet=off -count=1 -exec "$root/scripts/test.sh --keep" $(grep -E "$plain" <<<"$all") >/dev/null
+  mv "$bins/building" "$bins/built" # with the time at which it began
   echo "== built in $((SECONDS - begun)) s"
-  exit 0
-fi
+}
 
-failed=0
-echo "== tests, race detector on"
-# shellcheck disable=SC2086
-go test -race -count=1 -timeout 14m $race || failed=1
-if [[ -n "$plain" ]]; then
-  echo "== tests of what embeds the Temporal server"
-  # shellcheck disable=SC2086
-  go test -count=1 -timeout 14m $plain || failed=1
-fi
+# built reports whether what is built is of this very tree.
+built() {
+  [[ -e $bins/built && $(go version) == "$(<"$bins/built")" ]] &&
+    [[ -z $(find . \( -path ./.git -o -path ./bin -o -path ./.cache \) -prune -o -newer "$bins/built" -print -quit) ]]
+}
+
+# one runs the tests of a package as go test does, and prints what they say only
+# if they fail.
+one() {
+  local log=$bins/logs/berth.${1//\//.} package=berth/$1 begun=$SECONDS status=0
+  cd "$root/$1"
+  "$bins/packages/$1/test" -test.paniconexit0 -test.timeout=14m -test.parallel="${abreast:-4}" >"$log" 2>&1 || status=$?
+  exec 9>"$bins/turn" # one package at a time prints
+  flock 9
+  if ((status)); then
+    cat "$log"
+    printf 'FAIL\t%s\t%ss\n' "${package%/.}" "$((SECONDS - begun))"
+  else
+    rm "$log"
+    printf 'ok  \t%s\t%ss\n' "${package%/.}" "$((SECONDS - begun))"
+  fi
+  return "$status"
+}
+
+# summary repeats the first lines of what failed: a long log may be cut to its end.
+summary() {
+  local log
+  for log in "$bins"/logs/*; do
+    echo "-- ${log##*/}"
+    awk '/--- FAIL|^panic:|DATA RACE|BREACH:|never:/ { left = 6 } left-- > 0 { print substr($0, 1, 500) }' "$log" | head -n 40
+  done
+}
+
+case ${1:-} in
+--compile)
+  compile
+  exit
+  ;;
+--keep) # go test calls this in a package's folder, with the test binary
+  mkdir -p "$bins/packages/${from#"$root"}"
+  cp "$2" "$bins/packages/${from#"$root"}/test"
+  exit
+  ;;
+--one)
+  one "$2"
+  exit
+  ;;
+esac
+
+built || compile
+begun=$SECONDS failed=0
+rm -rf "$bins/logs"
+mkdir -p "$bins/logs"
+cores=$(nproc)
+export abreast=$((cores < 4 ? 4 : cores)) # tests of a package at a time: most wait more than they work
+export PATH="$(go env GOROOT)/bin:$PATH"
+# A program under the race detector waits for a second before it exits.
+export GORACE="atexit_sleep_ms=50 ${GORACE:-}"
+
+echo "== tests of all packages, $cores at a time"
+packages=$(cd "$bins/packages" && find . -name test -type f -printf '%P\n' | sed -E 's,/?test$,,; s,^$,.,' | grep -vx "$chaos" | sort)
+{ printf '%s\n' "${longest[@]}" | grep -Fx "$packages"; grep -vFx "$(printf '%s\n' "${longest[@]}")" <<<"$packages"; } |
+  xargs -P "$cores" -n 1 "$root/scripts/test.sh" --one || failed=1
 echo "== chaos: the fixed cells; make chaos has more"
 chaos_begun=$SECONDS
-go test -count=1 -v -timeout 14m "$chaos" -args -seed 1 || failed=1
+(cd "$chaos" && "$bins/packages/$chaos/test" -test.v -test.paniconexit0 -test.timeout=14m -seed 1) 2>&1 |
+  tee "$bins/logs/berth.${chaos//\//.}" && rm "$bins/logs/berth.${chaos//\//.}" || failed=1
 echo "== chaos took $((SECONDS - chaos_begun)) s"
 echo "== tests took $((SECONDS - begun)) s"
 if ((failed)); then
   echo "== FAILED"
+  summary
   exit 1
 fi
 echo "== all passed"

@@ -155,7 +155,7 @@ func matrix(results []result) string {
 	for _, r := range results {
 		says := "ok"
 		if r.err != nil {
-			says = "BREACH: " + r.err.Error()
+			says = "BREACH"
 		}
 		fmt.Fprintf(&b, "%-11s %-44s %-7s %-18s %6.1fs  %s\n", r.process, r.point, r.action, r.downtime(), r.took.Seconds(), says)
 	}

@@ -87,10 +87,10 @@ func (r *run) work(queue chan cell, place string) {
 		case c := <-queue:
 			began := time.Now()
 			err := r.do(c, place)
-			if err != nil {
-				r.t.Errorf("%s (%s): %v", c, place, err)
-			}
 			r.t.Logf("%5.1fs %s took %s", time.Since(r.began).Seconds(), c, since(began))
+			if err != nil {
+				r.fail(fmt.Errorf("%s (%s): %w", c, place, err))
+			}
 			r.mu.Lock()
 			r.results = append(r.results, result{c, time.Since(began), err})
 			r.mu.Unlock()
@@ -117,14 +117,11 @@ func (s *stack) check(results []result) {
 		{"a further pass of the reconciler writes nothing", s.wantStill},
 	} {
 		if err := await(c.what, c.do); err != nil {
-			s.t.Error(err)
+			s.fail(err)
 		}
 	}
-	if err := errors.Join(s.shared.wantOnce(), s.engine.wantOnce()); err != nil {
-		s.t.Error(err)
-	}
-	if err := s.wantHistories(); err != nil {
-		s.t.Error(err)
+	if err := errors.Join(s.shared.wantOnce(), s.engine.wantOnce(), s.wantHistories()); err != nil {
+		s.fail(err)
 	}
 	s.wantNoBreach()
 }
@@ -225,7 +222,7 @@ func (s *stack) wantNoBreach() {
 		"--docker-events", s.shared.record.Name(), "--docker-events", s.engine.record.Name()).CombinedOutput()
 	fmt.Printf("berth-check: %s", out)
 	if err != nil {
-		s.t.Errorf("berth-check: %v", err)
+		s.fail(fmt.Errorf("berth-check: %w: %s", err, out))
 	}
 }
 

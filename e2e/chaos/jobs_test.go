@@ -88,14 +88,51 @@ func (s *stack) becomes(id berth.JobID, want berth.State) (job berth.Job, err er
 	return job, err
 }
 
-// wantEnded waits for a job's success in as many attempts as one of these.
-func (s *stack) wantEnded(id berth.JobID, attempts ...int) error {
+// tries is how many attempts a job takes.
+type tries struct {
+	least int  // and just as many, unless it loses machines
+	loses bool // machines that are silent for long: on a busy one, more than were killed
+}
+
+// once is of jobs that nothing takes along.
+var once = tries{least: 1}
+
+// check compares a job's attempts with them: each one more was ended by its
+// machine.
+func (w tries) check(job berth.Job) error {
+	lost := 0
+	for _, a := range job.Attempts {
+		if a.Outcome != nil && slices.Contains([]berth.ReasonCode{berth.ReasonMachineLost, berth.ReasonMachineError, berth.ReasonUnclaimed, berth.ReasonPoison}, a.Outcome.Code) {
+			lost++
+		}
+	}
+	n := len(job.Attempts)
+	if n < w.least || n > w.least && !(w.loses && lost >= n-w.least) {
+		return fmt.Errorf("job %s took %d attempts, %d of them ended by their machine, want %+v: %s", job.ID, n, lost, w, describe(job))
+	}
+	return nil
+}
+
+// poisoned is whether a job was given up because one machine after another died
+// under it, as far as anybody can tell, and check's verdict on it.
+func (w tries) poisoned(job berth.Job) (is bool, err error) {
+	if !w.loses || job.Status != berth.Failed || job.Reason == nil || job.Reason.Code != berth.ReasonPoison {
+		return false, nil
+	}
+	return true, tries{least: 2, loses: true}.check(job)
+}
+
+// wantEnded waits for a job's success in so many attempts.
+func (s *stack) wantEnded(id berth.JobID, want tries) error {
 	job, err := s.becomes(id, berth.Succeeded)
+	if is, err := want.poisoned(job); is {
+		return err
+	}
 	switch {
 	case err != nil:
 		return err
-	case !slices.Contains(attempts, len(job.Attempts)):
-		return fmt.Errorf("job %s took %d attempts, want %v: %s", id, len(job.Attempts), attempts, describe(job))
+	case want.check(job) != nil:
+		return want.check(job)
 	case job.Failures != 0:
 		return fmt.Errorf("job %s: its user pays for %d failures: %s", id, job.Failures, describe(job))
 	}
@@ -117,11 +154,14 @@ func describe(job berth.Job) string {
 
 // wantTrained is wantEnded, and checks that the training lost, repeated or
 // invented no step, and no line of its log.
-func (s *stack) wantTrained(id berth.JobID, steps int, attempts ...int) error {
-	if err := s.wantEnded(id, attempts...); err != nil {
+func (s *stack) wantTrained(id berth.JobID, steps int, want tries) error {
+	if err := s.wantEnded(id, want); err != nil {
 		return err
 	}
 	job, err := s.becomes(id, berth.Succeeded)
+	if is, err := want.poisoned(job); is {
+		return err
+	}
 	if err != nil {
 		return err
 	}
@@ -136,18 +176,18 @@ func (s *stack) wantTrained(id berth.JobID, steps int, attempts ...int) error {
 	if err != nil {
 		return err
 	}
-	want := trainLog(steps)
+	log := trainLog(steps)
 	if job.Attempt > 1 { // from wherever the last checkpoint was
-		lines, want = lines[max(0, len(lines)-1):], want[len(want)-1:]
+		lines, log = lines[max(0, len(lines)-1):], log[len(log)-1:]
 	}
-	if len(lines) < len(want) && slices.Equal(lines, want[:len(lines)]) {
+	if len(lines) < len(log) && slices.Equal(lines, log[:len(lines)]) {
 		warned, err := s.lastLogsGivenUp(id)
 		if err != nil || warned {
 			return err
 		}
 	}
-	if !slices.Equal(lines, want) {
-		return fmt.Errorf("job %s in attempt %d: its log is %q, want %q", id, job.Attempt, lines, want)
+	if !slices.Equal(lines, log) {
+		return fmt.Errorf("job %s in attempt %d: its log is %q, want %q", id, job.Attempt, lines, log)
 	}
 	return nil
 }

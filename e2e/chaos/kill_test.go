@@ -194,9 +194,9 @@ func (w *work) wait() error {
 
 // workFor is the job that comes by the cell's failpoint.
 func (s *stack) workFor(c cell, lane string) *work {
-	attempts := []int{1}
+	attempts := tries{1, c.loses()}
 	if c.process == string(failpoint.Agent) && c.down == beyond {
-		attempts = attemptsBeyond(c.point)
+		attempts.least = attemptsBeyond(c.point)
 	}
 	steps := trainSteps
 	if c.process != string(failpoint.Agent) {
@@ -208,9 +208,9 @@ func (s *stack) workFor(c cell, lane string) *work {
 	case strings.Contains(c.point, ".cancel.") || strings.HasPrefix(c.point, "agent.stop."):
 		spec = s.spec(lane, "trap-term", "0")
 		w.drive = func() error { return s.cancelRunning(c, w.job) }
-		w.ended = func() error { return s.wantCanceled(w.job, attempts...) }
+		w.ended = func() error { return s.wantCanceled(w.job, attempts) }
 	case strings.HasPrefix(c.point, "leader.lost."):
-		attempts = attemptsBeyond(c.point)
+		attempts.least = attemptsBeyond(c.point)
 		w.drive = func() error { return s.loseMachine(w.job, lane) }
 	case strings.HasPrefix(c.point, "api.register."):
 		w.drive = func() error { return s.restartAgent(lane) }
@@ -243,26 +243,22 @@ func (s *stack) workFor(c cell, lane string) *work {
 	}
 	w.gone = func() error { return s.forgotten(w.job) }
 	if w.ended == nil {
-		w.ended = func() error { return s.wantTrained(w.job, steps, attempts...) }
+		w.ended = func() error { return s.wantTrained(w.job, steps, attempts) }
 	}
 	return w
 }
 
-// attemptsBeyond is how many attempts a job takes whose agent died there and
-// stayed away for too long: its end was on record, or not. Where one machine may
-// be lost, a busy one may lose another.
-func attemptsBeyond(point string) []int {
+// attemptsBeyond is how many attempts a job takes at least whose agent died there
+// and stayed away for too long: its end was on record, or not.
+func attemptsBeyond(point string) int {
 	switch {
-	case slices.Contains([]string{"agent.remove.before", "agent.remove.after", "agent.seal.after"}, point):
-		return []int{1}
-	case strings.HasPrefix(point, "agent.stop."): // it is not begun again
-		return []int{1}
-	case slices.ContainsFunc(uploads, func(prefix string) bool { return strings.HasPrefix(point, prefix) }):
-		return []int{1, 2, 3, 4}
-	case slices.Contains([]string{"agent.exit.before", "agent.seal.before", "agent.report.after"}, point):
-		return []int{1, 2, 3, 4}
+	case strings.HasPrefix(point, "agent.stop."), // it is not begun again
+		strings.HasPrefix(point, "agent.remove."), strings.HasPrefix(point, "agent.seal."),
+		slices.Contains([]string{"agent.exit.before", "agent.report.after"}, point),
+		slices.ContainsFunc(uploads, func(prefix string) bool { return strings.HasPrefix(point, prefix) }):
+		return 1
 	}
-	return []int{2, 3, 4}
+	return 2
 }
 
 // uploads are the failpoints that an agent comes by beside its reports: on a
@@ -286,12 +282,15 @@ func (s *stack) cancelRunning(c cell, id berth.JobID) error {
 	})
 }
 
-func (s *stack) wantCanceled(id berth.JobID, attempts ...int) error {
+func (s *stack) wantCanceled(id berth.JobID, want tries) error {
 	job, err := s.becomes(id, berth.Canceled)
-	if err == nil && !slices.Contains(attempts, len(job.Attempts)) {
-		err = fmt.Errorf("job %s took %d attempts, want %v: %s", id, len(job.Attempts), attempts, describe(job))
+	if is, err := want.poisoned(job); is {
+		return err
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return want.check(job)
 }
 
 // loseMachine kills the agent that runs the job and brings it back when the job

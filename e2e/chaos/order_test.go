@@ -86,11 +86,14 @@ func (s *stack) moveAway(id berth.JobID) error {
 // wantResumed waits until a job that was moved, and lost its second machine
 // perhaps, works on from a checkpoint, and ends it.
 func (s *stack) wantResumed(id berth.JobID, c cell) error {
-	want := []int{2}
+	want := tries{2, c.loses()}
 	if c.loses() {
-		want = []int{3, 4, 5}
+		want.least++
 	}
-	job, err := s.running(id, want[0])
+	job, err := s.running(id, want.least)
+	if is, err := want.poisoned(job); is {
+		return err
+	}
 	if err != nil {
 		return err
 	}
@@ -100,7 +103,7 @@ func (s *stack) wantResumed(id berth.JobID, c cell) error {
 	if err := s.cancel(id); err != nil {
 		return err
 	}
-	return s.wantCanceled(id, want...)
+	return s.wantCanceled(id, want)
 }
 
 // submitGang stores a job of several ranks, which users cannot do yet.
@@ -144,7 +147,7 @@ func (s *stack) wantGangStopped(id berth.JobID) error {
 	if err := s.cancel(id); err != nil {
 		return err
 	}
-	return s.wantCanceled(id, 1)
+	return s.wantCanceled(id, once)
 }
 
 // cancelUnheard cancels a job whose machine does not hear of it.
@@ -177,7 +180,7 @@ func (s *stack) wantEscalated(id berth.JobID, lane string) error {
 	if ordered != 1 {
 		return fmt.Errorf("the kill of job %s was ordered %d times, want once", id, ordered)
 	}
-	return s.wantCanceled(id, 1)
+	return s.wantCanceled(id, once)
 }
 
 // runs reports whether the engine runs a container now.

@@ -24,9 +24,9 @@ func (s *stack) strikeEngine(c cell) error {
 	}
 	const steps = 5 * trainSteps
 	spec := s.training(enginePlace, steps)
-	attempts := []int{1}
+	attempts := once
 	if c.loses() {
-		spec.LostAfter, attempts = berth.Duration(lost), []int{2, 3, 4}
+		spec.LostAfter, attempts = berth.Duration(lost), tries{2, true}
 	}
 	job, err := s.submit(spec)
 	if err != nil {
@@ -69,9 +69,9 @@ func (s *stack) strikeEngine(c cell) error {
 	if !outlived {
 		// What a container prints into an engine's absence, and does not live to see
 		// the end of, Docker itself loses; all else must be as ever.
-		return s.wantEnded(job, attempts...)
+		return s.wantEnded(job, attempts)
 	}
-	return s.wantTrained(job, steps, attempts...)
+	return s.wantTrained(job, steps, attempts)
 }
 
 // strikeAll does something to what everything needs, with jobs in all states.
@@ -84,7 +84,7 @@ func (s *stack) strikeAll(c cell) error {
 		return err
 	}
 	for id, steps := range jobs {
-		if err := s.wantTrained(id, steps, 1); err != nil {
+		if err := s.wantTrained(id, steps, once); err != nil {
 			return err
 		}
 	}
@@ -200,5 +200,5 @@ func (s *stack) cutSubmit() error {
 	if err != nil || n != 1 {
 		return fmt.Errorf("the submit under a key made %d jobs, want one: %v", n, err)
 	}
-	return s.wantTrained(id, trainSteps, 1)
+	return s.wantTrained(id, trainSteps, once)
 }

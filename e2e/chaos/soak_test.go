@@ -99,7 +99,7 @@ func (s *stack) soak(random *rand.Rand) {
 // after another is poison, as far as anybody can tell, and is given up.
 func (s *stack) wantSoaked(id berth.JobID, steps int, loses bool) (poison bool, err error) {
 	if !loses {
-		return false, s.wantTrained(id, steps, 1)
+		return false, s.wantTrained(id, steps, once)
 	}
 	var job berth.Job
 	err = await("job "+string(id)+" ends", func() (err error) {
@@ -115,7 +115,7 @@ func (s *stack) wantSoaked(id berth.JobID, steps int, loses bool) (poison bool, 
 	if err != nil {
 		return false, err
 	}
-	return false, s.wantTrained(id, steps, 1, 2, 3, 4, 5, 6, 7, 8)
+	return false, s.wantTrained(id, steps, tries{1, true})
 }
 
 // killAtRandom kills one program after another, of the control plane as often as

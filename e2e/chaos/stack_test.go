@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,6 +22,7 @@ import (
 	"berth"
 	"berth/api/client"
 	"berth/db"
+	"berth/e2e/commands"
 	"berth/e2e/faultproxy"
 	"berth/internal/failpoint"
 	"berth/internal/postgres"
@@ -67,6 +67,18 @@ type stack struct {
 
 	turns    sync.Map   // *sync.Mutex by process and failpoint
 	breaking sync.Mutex // held while what everything needs is away
+
+	mu     sync.Mutex
+	faults []error // what failed, told once more at the end: a log may be cut to its tail
+}
+
+// fail fails the test.
+func (s *stack) fail(err error) {
+	s.t.Helper()
+	s.t.Error(err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.faults = append(s.faults, err)
 }
 
 func startStack(t *testing.T) *stack {
@@ -107,11 +119,7 @@ func since(t time.Time) time.Duration { return time.Since(t).Round(100 * time.Mi
 
 // build builds the programs with failpoints.
 func (s *stack) build() error {
-	cmd := exec.Command("go", "build", "-tags", "failpoints", "-ldflags=-s -w", "-o", s.bin+"/", "berth/cmd/berthd", "berth/cmd/berth-agent", "berth/cmd/berth-check")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build the programs: %w: %s", err, out)
-	}
-	return nil
+	return commands.Build(s.bin, commands.Failpoints, "berthd", "berth-agent", "berth-check")
 }
 
 func (s *stack) startServers() error {
@@ -350,5 +358,8 @@ func (s *stack) remove() {
 	}
 	if s.lock != nil {
 		_ = s.lock.Close()
+	}
+	for _, err := range s.faults {
+		fmt.Println("chaos:", err)
 	}
 }

@@ -3,11 +3,15 @@ package proof_test
 import (
 	"archive/tar"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,11 +35,13 @@ func TestALostMachinesTrainingResumesElsewhereFromItsCheckpoint(t *testing.T) {
 		"--image", s.image + "=" + rootFilesystem(t, s.dir)}
 	s.start()
 
-	spec := s.job("training", "train", "/checkpoint", fmt.Sprint(trainSteps), "200ms", fmt.Sprint(trainSave))
+	spec := s.job("training", "train", "/checkpoint", fmt.Sprint(trainSteps), "250ms", fmt.Sprint(trainSave))
 	spec.Entrypoint = []string{"/testprog"}
 	spec.Checkpoint = &berth.CheckpointPolicy{Path: "/checkpoint"}
-	spec.LostAfter = berth.Duration(5 * time.Second)
+	spec.LostAfter = berth.Duration(12 * time.Second) // a killed agent is back by then
 	id := s.submit(spec)
+	f := s.follow(id)
+	s.killAgentOf(id, f)
 	var job berth.Job
 	until(t, "a checkpoint is verified", func(ctx context.Context) (err error) {
 		job, err = s.api.Job(ctx, id)
@@ -70,6 +76,47 @@ func TestALostMachinesTrainingResumesElsewhereFromItsCheckpoint(t *testing.T) {
 	if want := prog.TrainResult(trainSteps); len(lines) == 0 || lines[len(lines)-1] != want {
 		t.Errorf("the last line is not %q, as without the loss: %q", want, lines)
 	}
+	whole := trainLog()
+	rest := whole[slices.Index(whole, fmt.Sprintf("step %d", *second.ResumeFrom+1)):]
+	f.want([][]string{whole, slices.Concat([]string{fmt.Sprintf("restored step %d", *second.ResumeFrom)}, rest)})
+}
+
+// trainLog is what the training prints if nothing befalls it.
+func trainLog() (lines []string) {
+	for i := 1; i <= trainSteps; i++ {
+		lines = append(lines, fmt.Sprintf("step %d", i))
+		if i%trainSave == 0 {
+			lines = append(lines, fmt.Sprintf("saved step %d", i))
+		}
+	}
+	return append(lines, prog.TrainResult(trainSteps))
+}
+
+// killAgentOf kills the agent of a job's machine in the middle of its log, and
+// returns when what was printed since has come.
+func (s *stack) killAgentOf(id berth.JobID, f *follower) {
+	s.t.Helper()
+	f.await(3)
+	job := s.becomes(id, berth.Running)
+	file := filepath.Join(s.dir, "machines", string(job.Attempts[0].Machines[0]), "agent.pid")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		s.t.Fatal(err)
+	}
+	until(s.t, "another agent is there", func(context.Context) error {
+		if now, err := os.ReadFile(file); err != nil || string(now) == string(text) {
+			return errors.Join(err, errNotYet)
+		}
+		return nil
+	})
+	f.await(f.count() + 5)
 }
 
 // rootFilesystem writes the test program as an image's root filesystem, which

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"berth/e2e/commands"
 )
 
 // workshops is where runs keep everything; PostgreSQL's own user must be able
@@ -57,12 +59,7 @@ func run(m *testing.M) int {
 // programs are the folder of the built programs; the first caller builds them.
 var programs = sync.OnceValues(func() (string, error) {
 	bin := filepath.Join(shop, "bin")
-	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", bin+"/",
-		"berth/cmd/berth-dev", "berth/cmd/berthd", "berth/cmd/berth-agent", "berth/cmd/berth-deadman", "berth/cmd/berth")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the programs: %w: %s", err, out)
-	}
-	return bin, nil
+	return bin, commands.Build(bin, commands.Shipped, "berth-dev", "berthd", "berth-agent", "berth-deadman", "berth")
 })
 
 func program(t testing.TB, name string) string {

@@ -120,14 +120,16 @@ func TestF23F26F27F29BadLinksLoseNoWork(t *testing.T) {
 	var weather sync.WaitGroup
 	weather.Go(func() { // F27, and the losses of F29
 		r := rand.New(rand.NewPCG(seed, 0))
+		turn := time.NewTicker(time.Second)
+		defer turn.Stop()
 		for range int(partPatient/time.Second)/2 + 1 { // two seconds each: longer than patience in all
 			links["flaps"].Cut()
 			if r.Float64() < 0.3 {
 				links["noisy"].Reset()
 			}
-			time.Sleep(time.Second)
+			<-turn.C
 			links["flaps"].Heal()
-			time.Sleep(time.Second)
+			<-turn.C
 		}
 	})
 	until(t, "the machine that is cut off is suspect", func(context.Context) error {

@@ -1,0 +1,204 @@
+package e2e_test
+
+import (
+	"flag"
+	"fmt"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+	apiclient "berth/api/client"
+)
+
+// A run of 5,000 takes minutes: -elements 5000 -parallel-elements 50.
+var (
+	elements = flag.Int("elements", 150, "of the large array")
+	atOnce   = flag.Int("parallel-elements", 20, "of them that may hold capacity at once")
+)
+
+// mostArrayEvents is how long the history of an array's coordinator may be,
+// whatever the number of its elements.
+const mostArrayEvents = 300
+
+// The claims share one stack, as those about jobs do, and a Temporal server has
+// its databases to itself: not in parallel with theirs.
+func TestArrays(t *testing.T) {
+	s := start(t, quick, "m0", "m1")
+	for _, claim := range []struct {
+		says string
+		test func(*testing.T, *stack)
+	}{
+		{"no more elements than may hold capacity at once, and a retry runs exactly those that failed", sweeps},
+		{"a coordinator that is terminated is rebuilt from the rows", rebuildsCoordinator},
+		{"elements, and a whole array, are canceled", cancelsArrays},
+	} {
+		t.Run(claim.says, func(t *testing.T) { claim.test(t, s) })
+	}
+}
+
+func sweeps(t *testing.T, s *stack) {
+	n, parallel := *elements, *atOnce
+	bad := []int{0, 3, n / 4, n / 2, n/2 + 1, n - 20, n - 1}
+	command := []string{"exit-at", berth.EnvArrayIndex, "3"}
+	for _, i := range bad {
+		command = append(command, strconv.Itoa(i))
+	}
+	j := spec("sweep", command...)
+	j.Array = &berth.Array{Size: n, Parallel: parallel}
+	began := time.Now()
+	id := s.submit(t, j)
+	for some := 500; some < n; some += 500 { // each of which has the time of one wait
+		until(t, fmt.Sprintf("%d elements have ended", some), func() bool {
+			a := s.job(t, id)
+			return a.Tally != nil && a.Tally.Ended() >= some
+		})
+	}
+	array := s.ends(t, id, berth.Failed)
+	t.Logf("%d elements ended %s after the submit, %.0f a second", n, time.Since(began).Round(100*time.Millisecond), float64(n)/time.Since(began).Seconds())
+	want := berth.Tally{Total: n, ByStatus: map[berth.State]int{berth.Succeeded: n - len(bad), berth.Failed: len(bad)}}
+	if diff := cmp.Diff(&want, array.Tally); diff != "" {
+		t.Errorf("tally (-want +got):\n%s", diff)
+	}
+	s.wantAtMost(t, id, parallel)
+	h := s.history(t, id)
+	if events := len(h.GetEvents()); events > mostArrayEvents {
+		t.Errorf("the coordinator's history has %d events", events)
+	} else {
+		t.Logf("the coordinator's history has %d events", events)
+	}
+	record(t, "array", h)
+
+	page, err := s.api.Jobs(t.Context(), apiclient.JobsQuery{Name: "sweep"})
+	if err != nil || len(page.Items) != 1 || page.Items[0].Tally.Total != n {
+		t.Errorf("the list has %d jobs, %v", len(page.Items), err)
+	}
+	again, err := s.api.RetryFailed(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if twice, err := s.api.RetryFailed(t.Context(), id); err != nil || twice.ID != again.ID {
+		t.Errorf("retried twice it is %s and %s, %v", again.ID, twice.ID, err)
+	}
+	s.ends(t, again.ID, berth.Failed)
+	page, err = s.api.Jobs(t.Context(), apiclient.JobsQuery{Parent: again.ID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ran []int
+	for _, e := range page.Items {
+		ran = append(ran, *e.ArrayIndex)
+		if e.Attempt != 1 || e.ExitCode == nil || *e.ExitCode != 3 {
+			t.Errorf("element %d is %+v", *e.ArrayIndex, e)
+		}
+	}
+	slices.Sort(ran)
+	if diff := cmp.Diff(bad, ran); diff != "" {
+		t.Errorf("what ran again (-want +got):\n%s", diff)
+	}
+}
+
+// wantAtMost reads from the events of an array's elements that no more than so
+// many held capacity at once, and that there were times when as many did.
+func (s *stack) wantAtMost(t *testing.T, array berth.JobID, parallel int) {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), s.database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	rows, err := conn.Query(t.Context(), `
+		SELECT e.from_state, e.to_state
+		FROM job_events e
+		JOIN jobs j ON j.id = e.job
+		WHERE j.parent = $1 AND e.kind = 'state' AND e.from_state IS NOT NULL
+		ORDER BY e.at, e.to_state = 'scheduled'`, array)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var from, to berth.State
+	now, most := 0, 0
+	_, err = pgx.ForEachRow(rows, []any{&from, &to}, func() error {
+		switch {
+		case to.HoldsCapacity() && !from.HoldsCapacity():
+			now++
+		case from.HoldsCapacity() && !to.HoldsCapacity():
+			now--
+		}
+		most = max(most, now)
+		return nil
+	})
+	if err != nil || now != 0 || most != parallel {
+		t.Errorf("at most %d elements held capacity at once, and %d do in the end, %v; want %d and 0", most, now, err, parallel)
+	}
+}
+
+func rebuildsCoordinator(t *testing.T, s *stack) {
+	j := spec("rebuilt", "sleep", "300ms")
+	j.Array = &berth.Array{Size: 30, Parallel: 5}
+	id := s.submit(t, j)
+	s.becomes(t, id, berth.Running)
+	if _, err := s.api.Hold(t.Context(), id); err != nil { // it does not end meanwhile
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := s.temporal.TerminateWorkflow(t.Context(), berth.JobWorkflowID(id), "", "test"); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "another coordinator is open", func() bool {
+			x, err := s.temporal.DescribeWorkflowExecution(t.Context(), berth.JobWorkflowID(id), "")
+			return err == nil && x.GetWorkflowExecutionInfo().GetStatus().String() != "Terminated"
+		})
+	}
+	if _, err := s.api.Release(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	array := s.ends(t, id, berth.Succeeded)
+	if array.Tally.ByStatus[berth.Succeeded] != 30 || array.Tally.Total != 30 {
+		t.Errorf("tally is %+v", array.Tally)
+	}
+	s.wantAtMost(t, id, 5)
+}
+
+func cancelsArrays(t *testing.T, s *stack) {
+	j := spec("canceled", "sleep", "1h")
+	j.Array = &berth.Array{Size: 20, Parallel: 4}
+	id := s.submit(t, j)
+	element := func(index int) berth.Job {
+		page, err := s.api.Jobs(t.Context(), apiclient.JobsQuery{Parent: id, Index: strconv.Itoa(index)})
+		if err != nil || len(page.Items) != 1 {
+			t.Fatalf("element %d: %d, %v", index, len(page.Items), err)
+		}
+		return page.Items[0]
+	}
+	until(t, "as many run as may", func() bool {
+		a := s.job(t, id)
+		return a.Tally != nil && a.Tally.ByStatus[berth.Running] == 4
+	})
+	e, err := s.api.Explain(t.Context(), element(10).ID)
+	if err != nil || !slices.ContainsFunc(e.Blockers, func(b berth.Blocker) bool { return b.Code == "parallel" }) {
+		t.Errorf("an element that waits for its siblings explains itself by %+v, %v", e.Blockers, err)
+	}
+	if _, err := s.api.CancelElements(t.Context(), id, "0-1,19"); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "two others run in their place", func() bool {
+		a := s.job(t, id)
+		return a.Tally.ByStatus[berth.Canceled] == 3 && a.Tally.ByStatus[berth.Running] == 4
+	})
+	if _, err := s.api.Cancel(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	array := s.ends(t, id, berth.Canceled)
+	if got := fmt.Sprint(array.Tally.ByStatus); got != "map[canceled:20]" {
+		t.Errorf("tally is %s", got)
+	}
+	for i := range 20 {
+		s.ends(t, element(i).ID, berth.Canceled)
+	}
+	s.wantAtMost(t, id, 4)
+}

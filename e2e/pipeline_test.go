@@ -1,0 +1,144 @@
+package e2e_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+	apiclient "berth/api/client"
+)
+
+// The claims share one stack, as those about jobs do, and a Temporal server has
+// its databases to itself: not in parallel with theirs.
+func TestPipelines(t *testing.T) {
+	s := start(t, quick, "m0", "m1")
+	for _, claim := range []struct {
+		says string
+		test func(*testing.T, *stack)
+	}{
+		{"a graph of 200 steps starts each after its needs, whatever becomes of its coordinator", runsGraph},
+		{"a step takes what another has left", handsOn},
+		{"a pipeline whose third step failed is resumed without its first two", resumesPipeline},
+	} {
+		t.Run(claim.says, func(t *testing.T) { claim.test(t, s) })
+	}
+}
+
+func (s *stack) submitPipeline(t *testing.T, p berth.PipelineSpec) berth.JobID {
+	t.Helper()
+	job, _, err := s.api.SubmitPipeline(t.Context(), p, berth.NewSecret())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return job.ID
+}
+
+func runsGraph(t *testing.T, s *stack) {
+	const steps = 200
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	p := berth.PipelineSpec{Kind: "pipeline", Name: "graph", Jobs: map[string]berth.JobSpec{}}
+	for i := range steps {
+		j := spec("", "exit", "0")
+		for range random.IntN(4) {
+			if need := fmt.Sprintf("s%d", random.IntN(max(1, i))); i > 0 && !slices.Contains(j.Needs, need) {
+				j.Needs = append(j.Needs, need)
+			}
+		}
+		p.Jobs[fmt.Sprintf("s%d", i)] = j
+	}
+	id := s.submitPipeline(t, p)
+	for _, some := range []int{20, 100} {
+		until(t, fmt.Sprintf("%d steps have ended", some), func() bool { return s.job(t, id).Tally.Ended() >= some })
+		if err := s.temporal.TerminateWorkflow(t.Context(), berth.JobWorkflowID(id), "", "test"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	done := s.ends(t, id, berth.Succeeded)
+	for _, step := range done.Steps {
+		if j := s.job(t, step.Job); j.Attempt != 1 {
+			t.Errorf("step %s ran %d times", step.Name, j.Attempt)
+		}
+	}
+	s.wantAfterNeeds(t, id)
+}
+
+// wantAfterNeeds reads from the events that no step was scheduled before all it
+// needs had succeeded.
+func (s *stack) wantAfterNeeds(t *testing.T, pipeline berth.JobID) {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), s.database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	var needs, early int
+	err = conn.QueryRow(t.Context(), `
+		SELECT count(*), count(*) FILTER (WHERE n.at IS NULL OR n.at > e.at)
+		FROM jobs j
+		JOIN job_events e ON e.job = j.id AND e.to_state = 'queued'
+		JOIN deps d ON d.job = j.id
+		LEFT JOIN job_events n ON n.job = d.needs AND n.to_state = 'succeeded'
+		WHERE j.parent = $1`, pipeline).Scan(&needs, &early)
+	if err != nil || needs == 0 || early != 0 {
+		t.Errorf("of %d needs %d had not succeeded when the step was queued, %v", needs, early, err)
+	}
+}
+
+func handsOn(t *testing.T, s *stack) {
+	train, use := spec("", "write-file", "/workspace/model.pt", "weights"), spec("", "read-file", "/data/model.pt")
+	train.Outputs = []berth.Output{{Name: "model", Path: "/workspace/model.pt"}}
+	use.Inputs, use.Needs = []berth.Input{{From: "job:train/model", To: "/data"}}, []string{"train"}
+	id := s.submitPipeline(t, berth.PipelineSpec{Kind: "pipeline", Name: "hands-on", Jobs: map[string]berth.JobSpec{"train": train, "use": use}})
+	for _, step := range s.ends(t, id, berth.Succeeded).Steps {
+		var printed []string
+		if err := s.api.Logs(t.Context(), step.Job, apiclient.LogsQuery{}, func(l berth.LogLine) error { printed = append(printed, l.Text); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if step.Name == "use" && !slices.Equal(printed, []string{"weights"}) {
+			t.Errorf("it prints %q", printed)
+		}
+	}
+}
+
+func resumesPipeline(t *testing.T, s *stack) {
+	line := func(third string) berth.PipelineSpec {
+		p := berth.PipelineSpec{Kind: "pipeline", Name: "line", Jobs: map[string]berth.JobSpec{}}
+		for i, code := range []string{"0", "0", third, "0"} {
+			j := spec("", "exit", code)
+			if i > 0 {
+				j.Needs = []string{fmt.Sprintf("s%d", i)}
+			}
+			p.Jobs[fmt.Sprintf("s%d", i+1)] = j
+		}
+		return p
+	}
+	id := s.submitPipeline(t, line("1"))
+	failed := s.ends(t, id, berth.Failed)
+	var got []string
+	for _, step := range failed.Steps {
+		got = append(got, step.Name+" "+string(step.Status))
+	}
+	if want := "[s1 succeeded s2 succeeded s3 failed s4 canceled]"; fmt.Sprint(got) != want {
+		t.Errorf("steps are %v", got)
+	}
+	record(t, "pipeline", s.history(t, id))
+	again, err := s.api.RetryFailed(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resumed := s.ends(t, again.ID, berth.Failed) // it fails the same way
+	if len(resumed.Steps) != 2 || resumed.Steps[0].Name != "s3" || resumed.Steps[1].Name != "s4" {
+		t.Errorf("resumed it has the steps %+v", resumed.Steps)
+	}
+	for i, name := range []string{"s1", "s2"} {
+		if j := s.job(t, failed.Steps[i].Job); j.Attempt != 1 {
+			t.Errorf("%s ran %d times", name, j.Attempt)
+		}
+	}
+}

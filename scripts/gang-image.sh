@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Makes the image of examples/gang out of Debian's packages, where no image registry need
+# answer, and prints the path of its root file system: a tarball for
+# `docker import`. A second run finds it made.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+suite=$(. /etc/os-release && echo "${VERSION_CODENAME:-bookworm}")
+cache=${BERTH_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/berth}
+key=$(cat "$0" examples/gang/train.py | sha256sum | cut -c1-12)
+out=$cache/torch-$suite-$key.tar
+
+if [[ ! -s "$out" ]]; then
+  command -v mmdebstrap >/dev/null || { echo "gang-image: mmdebstrap is missing: apt-get install mmdebstrap" >&2; exit 1; }
+  mkdir -p "$cache"
+  echo "gang-image: building a $suite image with PyTorch from Debian's packages (once; some minutes)" >&2
+  begun=$SECONDS
+  # Compilers, headers, documentation and tests are left out: they are three
+  # quarters of it. Packages are unpacked, not configured, so what their scripts
+  # would do for the linear algebra libraries is done here by ldconfig.
+  exclude=()
+  for path in /usr/share/{doc,man,locale,info}'/*' /usr/include'/*' /usr/lib/gcc'/*' /usr/lib/'*'/perl'/*' /usr/share/perl'/*' \
+    '/usr/lib/*.a' '/usr/bin/*-linux-gnu-*' '/usr/lib/python3.*/config-*' '/usr/lib/python3/dist-packages/*/tests/*' \
+    '/usr/lib/python3/dist-packages/pythran/*' '/usr/lib/*/gconv/*' '/usr/lib/*/lib?san.so*' '/usr/lib/*/libperl*'; do
+    exclude+=(--dpkgopt="path-exclude=$path")
+  done
+  mmdebstrap --quiet --format=tar --mode=root --variant=extract "${exclude[@]}" \
+    --aptopt='Acquire::Languages "none"' --aptopt='APT::Install-Recommends "false"' \
+    --include=base-files,base-passwd,libc-bin,dash,coreutils,python3-minimal,python3-torch \
+    --extract-hook='mkdir -p "$1/app" "$1/tmp" "$1/proc" "$1/sys" "$1/dev" && chmod 1777 "$1/tmp"' \
+    --extract-hook='copy-in examples/gang/train.py /app' \
+    --extract-hook='for d in openblas-pthread blas lapack; do ls -d "$1"/usr/lib/*/$d 2>/dev/null | sed "s|^$1||"; done > "$1/etc/ld.so.conf.d/00-algebra.conf"; chroot "$1" /sbin/ldconfig' \
+    --extract-hook='rm -rf "$1"/var/cache/* "$1"/var/lib/apt/lists/* "$1"/var/log/*' \
+    "$suite" "$out.new" >&2
+  mv "$out.new" "$out"
+  echo "gang-image: $(du -h "$out" | cut -f1), made in $((SECONDS - begun)) s" >&2
+fi
+echo "$out"

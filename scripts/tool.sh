@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Prints the path of a program that tests run beside Berth. One that is not there
+# yet is built from its module (once; a minute or two):
+#
+#     scripts/tool.sh versitygw     a server that speaks S3, over a folder
+set -euo pipefail
+
+case ${1:-} in
+versitygw) package=github.com/versity/versitygw/cmd/versitygw version=v1.8.0 ;;
+*)
+	echo "usage: $0 versitygw" >&2
+	exit 2
+	;;
+esac
+
+tools=${BERTH_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/berth}/tools
+out=$tools/$1-$version
+mkdir -p "$tools"
+exec 9>"$tools/.lock"
+flock 9 # of two that want it, one builds it
+if [[ ! -x $out ]]; then
+	echo "tool: building $1 $version (once; a minute or two)" >&2
+	GOBIN=$tools/.new GOFLAGS='' go install "$package@$version" >&2
+	mv "$tools/.new/$1" "$out"
+	rm -rf "$tools/.new"
+fi
+echo "$out"
