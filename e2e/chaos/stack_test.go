@@ -78,6 +78,9 @@ func (s *stack) fail(err error) {
 	s.t.Error(err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if len(s.faults) == 0 {
+		s.t.Log(s.autopsy())
+	}
 	s.faults = append(s.faults, err)
 }
 
@@ -314,18 +317,13 @@ func byName[K comparable](programs map[K][]*program) []*program {
 	return all
 }
 
-// end ends all programs; if the test failed it shows what they said last.
+// end ends all programs.
 func (s *stack) end() {
 	var ending sync.WaitGroup
 	for _, p := range s.programs() {
 		ending.Go(func() { _ = p.end(syscall.SIGKILL) })
 	}
 	ending.Wait()
-	if s.t.Failed() {
-		for _, p := range s.programs() {
-			s.t.Logf("%s:\n%s", p.name, tail(p.log()))
-		}
-	}
 }
 
 // remove ends the servers and removes all that is left.
