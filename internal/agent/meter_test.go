@@ -183,8 +183,10 @@ func TestDockerUseIsMeasured(t *testing.T) {
 	t.Parallel()
 	s, m := dockerMachine(t)
 	m.metered(nil)
-	id := s.submit(nil, "do", "eat-memory 20 1s", "lines 20 20ms")
-	_, w := m.run(id)
+	id := s.submit(nil, "do", "eat-memory 20", "lines 100 20ms", "trap-term 0")
+	req, w := m.run(id)
+	s.until("it was measured for a while", func() bool { return measured(s.metrics(id), berth.MetricCPU) >= 60 })
+	m.endsWhenReady(req)
 	x := w.exit()
 	if x.Code != 0 || x.Measured == nil {
 		t.Fatalf("exit is %+v", x)
