@@ -266,10 +266,14 @@ func (s *stack) submit(t testing.TB, j berth.JobSpec) berth.JobID {
 
 func (s *stack) job(t testing.TB, id berth.JobID) berth.Job {
 	t.Helper()
-	job, err := s.api.Job(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	var job berth.Job
+	until(t, "the API tells of job "+string(id), func() (told bool) {
+		var err error
+		if job, err = s.api.Job(t.Context(), id); err != nil && berth.CodeOf(err) != berth.CodeUnavailable {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
 	return job
 }
 

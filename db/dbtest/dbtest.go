@@ -141,8 +141,12 @@ func create(t testing.TB, c *postgres.Cluster, source string) string {
 			t.Errorf("dbtest: drop database: %v", err)
 		}
 	})
-	return c.URL(name)
+	return c.URL(name) + patient
 }
+
+// patient makes the server and its clients wait for a test process that stands
+// still: as in production they would cut off a transaction within seconds.
+const patient = "&connect_timeout=240&idle_in_transaction_session_timeout=600000"
 
 // admin runs one statement outside any test database. The test's own context
 // is over when its clean-up runs, so the statement has one of its own.
