@@ -15,8 +15,9 @@ import (
 // looks at what is not under test: the clock, the disk, and the engine if there
 // is one.
 type stalls struct {
-	mu   sync.Mutex
-	held []time.Duration // by what is looked at
+	mu      sync.Mutex
+	held    []time.Duration // by what is looked at
+	longest time.Duration   // at a stretch
 }
 
 const (
@@ -63,6 +64,7 @@ func (w *stalls) add(at int, d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.held[at] += max(d, 0)
+	w.longest = max(w.longest, d)
 }
 
 // total is how long it has stood still up to now.
@@ -70,6 +72,13 @@ func (w *stalls) total() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Max(w.held)
+}
+
+// worst is the longest time at a stretch that it has stood still.
+func (w *stalls) worst() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.longest
 }
 
 // writeThrough writes a file to the disk itself.

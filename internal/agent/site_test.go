@@ -247,7 +247,7 @@ func (s *site) machineState(id berth.MachineID) berth.MachineState {
 func (s *site) submit(edit func(*berth.JobSpec), command ...string) berth.JobID {
 	s.t.Helper()
 	spec := berth.JobSpec{Name: "test", Image: s.image, Command: command}
-	grace := berth.Duration(5 * time.Second)
+	grace := berth.Duration(time.Minute)
 	spec.StopGrace = &grace
 	if edit != nil {
 		edit(&spec)
