@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -27,6 +26,7 @@ import (
 	apiclient "berth/api/client"
 	"berth/db"
 	"berth/db/dbtest"
+	"berth/e2e/commands"
 	"berth/internal/agent"
 	"berth/internal/check"
 	"berth/internal/controlplane"
@@ -133,19 +133,14 @@ func (s *stack) verify() {
 	}
 }
 
-// freePort is a port that nobody listens on, below those that the kernel gives to
-// connections and listeners that ask for any.
+// freePort is a port for a server that is started again.
 func freePort(t testing.TB) int {
 	t.Helper()
-	for range 1000 {
-		port := 20_000 + rand.IntN(10_000)
-		if l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
-			_ = l.Close()
-			return port
-		}
+	port, err := commands.Port()
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("no port is free")
-	return 0
+	return port
 }
 
 // startTemporal starts a server on a port. Another one in the same database takes

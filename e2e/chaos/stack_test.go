@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -192,7 +190,7 @@ func (s *stack) startPlane() error {
 			case failpoint.Leader:
 				p.args = append(p.args, "--log-level", "debug") // tells of the reconciler's passes
 			case failpoint.API:
-				listen, err := freeAddress()
+				listen, err := commands.Address()
 				if err != nil {
 					return err
 				}
@@ -242,19 +240,6 @@ func ready(url string) error {
 		return errors.New(res.Status)
 	}
 	return nil
-}
-
-// freeAddress is a loopback address that nobody listens on. Its port is below
-// those that the kernel gives to connections and listeners that ask for any, so
-// that it stays free while its process is killed and started again.
-func freeAddress() (string, error) {
-	for range 1000 {
-		address := fmt.Sprintf("127.0.0.1:%d", 20_000+rand.IntN(10_000))
-		if l, err := net.Listen("tcp", address); err == nil {
-			return address, l.Close()
-		}
-	}
-	return "", errors.New("no port is free")
 }
 
 func (s *stack) startAgents() error {

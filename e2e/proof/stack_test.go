@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +17,7 @@ import (
 	"berth/activities/node/runtimetest"
 	"berth/api/client"
 	"berth/db"
+	"berth/e2e/commands"
 	"berth/internal/check"
 )
 
@@ -226,20 +225,14 @@ func (s *stack) awaitAPI(p *process) {
 	})
 }
 
-// freeAddress is a loopback address that nobody listens on. Its port is below
-// those that the kernel gives to connections and listeners that ask for any, so
-// that it stays free while its process is killed and started again.
+// freeAddress is a loopback address for a program that is started again.
 func freeAddress(t testing.TB) string {
 	t.Helper()
-	for range 1000 {
-		address := fmt.Sprintf("127.0.0.1:%d", 20_000+rand.IntN(10_000))
-		if l, err := net.Listen("tcp", address); err == nil {
-			_ = l.Close()
-			return address
-		}
+	address, err := commands.Address()
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("no port is free")
-	return ""
+	return address
 }
 
 // testImage puts the test program into the machine's own engine.
