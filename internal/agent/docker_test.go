@@ -88,7 +88,7 @@ func TestDockerContainersOutliveTheirAgent(t *testing.T) {
 	}
 	w := m.wait(req)
 	m.endsWhenReady(req)
-	if x := w.exit(); x.Code != 5 || x.Cause != berth.CauseExited {
+	if x := w.exit(); x.Code != 5 || x.Cause != berth.CauseEngine { // which tells that somebody else ended it
 		t.Errorf("exit is %+v", x)
 	}
 	s.wantLines(id, 600)
