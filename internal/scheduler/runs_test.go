@@ -47,7 +47,7 @@ func (r *rig) done(id berth.JobID) {
 	r.awaitState(id, berth.Scheduled)
 	r.run(id)
 	r.exec(`UPDATE allocations SET state = 'exited', phase = 'sealed', exit = $2, exited_at = now(), sealed_at = now() WHERE job = $1 AND state = 'active'`,
-		id, berth.Exit{Cause: berth.CauseExited})
+		id, berth.Exit{Cause: berth.CauseExited, StartedAt: time.Now(), FinishedAt: time.Now()})
 	result, err := r.db.Settle(r.t.Context(), id, 1)
 	if err != nil || result.Next != berth.Succeeded {
 		r.t.Fatalf("settled as %+v, %v", result, err)
