@@ -120,11 +120,11 @@ func (b *Book) note(row db.QueueJob) {
 		b.due[w] = true
 		return
 	}
-	if _, known := b.of[row.ID]; known {
+	if was, known := b.of[row.ID]; known {
 		delete(b.of, row.ID)
-		if delete(b.works[w].jobs, row.ID); len(b.works[w].jobs) == 0 {
-			delete(b.works, w)
-			delete(b.due, w)
+		if delete(b.works[was].jobs, row.ID); len(b.works[was].jobs) == 0 {
+			delete(b.works, was)
+			delete(b.due, was)
 		}
 	}
 	if row.State == berth.Succeeded && b.works[w] != nil {
