@@ -28,7 +28,7 @@ func (s *Server) plan(ctx context.Context, in *Request) (*planOutput, error) {
 	w, err := s.outlook.WhyNew(ctx, placement.Job{
 		ID: berth.NewJobID(time.Now()), Tenant: caller(ctx).Tenant, Class: request.Class(),
 		Priority: int(*spec.Priority), Preemptible: *spec.Preemptible, TimeLimit: longest(spec),
-	}, request)
+	}, spec.Name, request)
 	if err != nil {
 		return nil, err
 	}

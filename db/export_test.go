@@ -4,3 +4,12 @@ import "github.com/jackc/pgx/v5"
 
 // Query is the statement behind the first page of a list.
 func (f JobFilter) Query() (string, pgx.NamedArgs) { return f.query(nil) }
+
+// Query is the statement that looks for the run times of a work.
+func (w Work) Query() (string, pgx.NamedArgs) {
+	args := pgx.NamedArgs{}
+	for k, v := range runsArgs([]Work{w}) {
+		args[k] = "{" + v.([]string)[0] + "}"
+	}
+	return w.runs(), args
+}

@@ -33,8 +33,15 @@ type QueueJob struct {
 	GaveWayTo     []berth.JobID
 	Parent        berth.JobID // "": none
 	Parallel      int         // of its parent's elements that may hold capacity at once; 0: no limit
-	VerifiedAt    *time.Time  // its newest checkpoint, whatever attempt it is of
-	XID           uint64      // of the transaction that wrote it last
+	Name          string
+	Step          string     // of a pipeline, Parent; "": it is none
+	VerifiedAt    *time.Time // its newest checkpoint, whatever attempt it is of
+	XID           uint64     // of the transaction that wrote it last
+
+	// Expected is how long the job runs in all, going by others, which ExpectedBy
+	// names; 0: not known. They are of no row: see internal/runs.
+	Expected   time.Duration
+	ExpectedBy string
 }
 
 // Holder is what a job's allocations hold that count. It is read whenever its
@@ -112,7 +119,7 @@ const queueJobColumns = `
 	j.id, j.tenant, j.class, j.priority, j.preemptible, j.state, j.version, j.attempt,
 	j.held, j.eligible_at, j.queue_deadline, j.submitted_at, j.avoid,
 	j.run_limit_ms, j.grace_ms, j.ran_ms, j.unaged_ms, j.stalled_ms, j.gave_way_to::text[], j.verified_at, j.xid,
-	coalesce(j.parent::text, ''), coalesce((SELECT p.parallel FROM jobs p WHERE p.id = j.parent), 0)`
+	coalesce(j.parent::text, ''), coalesce((SELECT p.parallel FROM jobs p WHERE p.id = j.parent), 0), j.name, coalesce(j.step, '')`
 
 // fedJobs are the jobs of which a feed brings what they hold.
 const fedJobs = `
@@ -320,7 +327,7 @@ func collectJobs(rows pgx.Rows, into *[]QueueJob) error {
 		var limitMS, graceMS, ranMS, unagedMS, stalledMS int64
 		if err := rows.Scan(&j.ID, &j.Tenant, &j.Class, &j.Priority, &j.Preemptible, &j.State, &j.Version, &j.Attempt,
 			&j.Held, &j.EligibleAt, &j.QueueDeadline, &j.SubmittedAt, &j.Avoid,
-			&limitMS, &graceMS, &ranMS, &unagedMS, &stalledMS, &j.GaveWayTo, &j.VerifiedAt, &j.XID, &j.Parent, &j.Parallel); err != nil {
+			&limitMS, &graceMS, &ranMS, &unagedMS, &stalledMS, &j.GaveWayTo, &j.VerifiedAt, &j.XID, &j.Parent, &j.Parallel, &j.Name, &j.Step); err != nil {
 			return fmt.Errorf("read job: %w", err)
 		}
 		j.RunLimit, j.Grace, j.Ran = milliseconds(limitMS), milliseconds(graceMS), milliseconds(ranMS)

@@ -29,6 +29,7 @@ type Job struct {
 	Remaining    time.Duration // of work, known or declared; 0: not known
 	Done         time.Duration // it has run in earlier attempts
 	Expected     time.Duration // it runs in all, going by jobs like it that have ended; 0: not known. It orders, and promises nothing
+	ExpectedBy   string        // what Expected goes by, as words after a comma. It is only told
 	RestartCost  time.Duration // work that a start adds
 	PreemptedFor []berth.JobID // whom it gave way to before
 

@@ -293,6 +293,20 @@ func (s *Snapshot) UpsertJob(j Job) {
 	s.enqueue(e)
 }
 
+// Expect tells how long a job that waits or holds room is now expected to run in
+// all, and by what; see Job. An unknown one is no error.
+func (s *Snapshot) Expect(id berth.JobID, t time.Duration, by string) {
+	if e := s.jobs[id]; e != nil && (e.Expected != t || e.ExpectedBy != by) {
+		s.dequeue(e)
+		e.Expected, e.ExpectedBy = t, by
+		e.rate(&s.policy, s.edge)
+		s.enqueue(e)
+	}
+	if h := s.running[id]; h != nil {
+		h.Expected = t
+	}
+}
+
 // RemoveJob takes out a job that does not wait any more. An unknown one is no
 // error.
 func (s *Snapshot) RemoveJob(id berth.JobID) {

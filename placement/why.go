@@ -148,6 +148,7 @@ func (r *run) terms(x *seat, e *entry) []Term {
 		}
 	}
 	if p.Order == SRSF {
+		list = append(list, p.expectedTerms(e)...)
 		add("service", number(e.rank), "%s GPUs for %s; the least service to go comes first", strconv.FormatFloat(gpusOf(e.class.all), 'g', 4, 64), known(p.serviceOf(e)))
 	}
 	if ranked && p.BandWidth > 1 {
@@ -163,6 +164,39 @@ func (r *run) terms(x *seat, e *entry) []Term {
 	add("submitted_at", e.SubmittedAt.UTC().Format(time.RFC3339Nano), "submitted %s", e.SubmittedAt.UTC().Format(time.RFC3339))
 	add("id", string(e.ID), "id")
 	return list
+}
+
+// expectedTerms tell what the service to go takes a job's run to be, and by what.
+func (p *Policy) expectedTerms(e *entry) []Term {
+	if p.Ranker != nil || p.Durations == Unknown {
+		return nil
+	}
+	limit := ""
+	if e.TimeLimit > 0 {
+		limit = ", and no longer than its time_limit with stop_grace, " + berth.Duration(e.TimeLimit).String()
+	}
+	term := func(t time.Duration, text string) []Term {
+		return []Term{{"expected", berth.Duration(t).String(), text}}
+	}
+	unknown := func(text string) []Term { return []Term{{"expected", "unknown", text}} }
+	expected := "expected to run " + berth.Duration(e.Expected).String() + " in all"
+	if e.ExpectedBy != "" {
+		expected += ", " + e.ExpectedBy
+	}
+	switch {
+	case e.Remaining > 0:
+		return term(e.Remaining, "given: it has "+berth.Duration(e.Remaining).String()+" to run"+limit)
+	case p.Durations == Estimated && e.Expected > e.Done:
+		if e.Done > 0 {
+			expected += "; it has run " + berth.Duration(e.Done).String()
+		}
+		return term(e.Expected, expected+limit)
+	case e.TimeLimit > 0:
+		return term(e.TimeLimit, "given: its time_limit with stop_grace is "+berth.Duration(e.TimeLimit).String())
+	case p.Durations == Estimated && e.Expected > 0:
+		return unknown(expected + ", which it has outrun")
+	}
+	return unknown("not known: it has no time_limit, and nothing like it has succeeded lately")
 }
 
 // above lists the seats of tenants with a row from the top down to x.

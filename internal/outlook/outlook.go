@@ -9,6 +9,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/rows"
+	"berth/internal/runs"
 	"berth/placement"
 )
 
@@ -38,6 +39,7 @@ type Outlook struct {
 // reading is what the rows said and what was made of it.
 type reading struct {
 	snapshot *placement.Snapshot // nil: nothing was read
+	runs     *runs.Book
 	cursor   db.Cursor
 	tenants  map[berth.TenantID]db.TenantRow
 	blocked  map[berth.MachineID]string
@@ -56,11 +58,13 @@ type question struct {
 	priority    int
 	preemptible bool
 	limit       time.Duration
+	name        string // "": its history does not matter
 }
 
 // New returns an Outlook by the policy that the leader goes by.
 func New(d *db.DB, policy placement.Policy) *Outlook {
 	o := &Outlook{db: d, planner: placement.Planner{Pack: placement.Worth, Policy: policy}, turn: make(chan struct{}, 1)}
+	o.runs = runs.New(d, policy, 0)
 	o.turn <- struct{}{}
 	return o
 }
@@ -74,7 +78,11 @@ func (o *Outlook) Why(ctx context.Context, row db.QueueJob, request berth.Reques
 			if err := o.read(ctx, asked, db.Hinted{}); err != nil {
 				return err
 			}
-			w, ok = o.whyNew(rows.Job(row), request), true
+			j := rows.Job(row)
+			if err := o.expect(ctx, &j, row.Work()); err != nil {
+				return err
+			}
+			w, ok = o.whyNew(j, request), true
 			return nil
 		}
 		if !o.knows(row) {
@@ -90,8 +98,8 @@ func (o *Outlook) Why(ctx context.Context, row db.QueueJob, request berth.Reques
 	return w, ok, err
 }
 
-// WhyNew tells what would become of a job that came now.
-func (o *Outlook) WhyNew(ctx context.Context, j placement.Job, request berth.Request) (answer placement.JobExplanation, err error) {
+// WhyNew tells what would become of a job of that name that came now.
+func (o *Outlook) WhyNew(ctx context.Context, j placement.Job, name string, request berth.Request) (answer placement.JobExplanation, err error) {
 	asked := time.Now()
 	err = o.take(ctx, func(ctx context.Context) error {
 		if err := o.read(ctx, asked, db.Hinted{}); err != nil {
@@ -103,16 +111,30 @@ func (o *Outlook) WhyNew(ctx context.Context, j placement.Job, request berth.Req
 				j.Stalled += max(0, o.now.Sub(*t.StalledSince))
 			}
 		}
-		q := question{j.Tenant, j.Class, j.Priority, j.Preemptible, j.TimeLimit}
+		q := question{j.Tenant, j.Class, j.Priority, j.Preemptible, j.TimeLimit, ""}
+		if o.runs != nil && j.TimeLimit == 0 {
+			q.name = name
+		}
 		if w, ok := o.asked[q]; ok {
 			answer = w
 			return nil
+		}
+		if err := o.expect(ctx, &j, db.Work{Tenant: j.Tenant, Name: name}); err != nil {
+			return err
 		}
 		answer = o.whyNew(j, request)
 		o.asked[q] = answer
 		return nil
 	})
 	return answer, err
+}
+
+// expect fills in how long a job that is in no snapshot is expected to run.
+func (o *Outlook) expect(ctx context.Context, j *placement.Job, w db.Work) (err error) {
+	if j.TimeLimit == 0 {
+		j.Expected, j.ExpectedBy, err = o.runs.Ask(ctx, w)
+	}
+	return err
 }
 
 func (o *Outlook) whyNew(j placement.Job, request berth.Request) placement.JobExplanation {
@@ -213,7 +235,7 @@ func (o *Outlook) readQueue(ctx context.Context, hinted db.Hinted) error {
 	if c.Next < c.End && o.rest() == 0 {
 		return o.load(ctx)
 	}
-	return o.apply(ctx, o.snapshot, c)
+	return o.apply(ctx, o.snapshot, o.runs, c)
 }
 
 // load reads everything.
@@ -222,18 +244,18 @@ func (o *Outlook) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fresh, loaded := placement.NewSnapshot(), time.Now()
-	if err := o.apply(ctx, fresh, c); err != nil {
+	fresh, book, loaded := placement.NewSnapshot(), o.runs.Fresh(), time.Now()
+	if err := o.apply(ctx, fresh, book, c); err != nil {
 		return err
 	}
 	if o.snapshot != nil {
 		fresh.UseMix(o.snapshot.Mix()) // it has seen more than what waits now
 	}
-	o.snapshot, o.tenants, o.loadedAt = fresh, nil, loaded
+	o.snapshot, o.runs, o.tenants, o.loadedAt = fresh, book, nil, loaded
 	return nil
 }
 
-func (o *Outlook) apply(ctx context.Context, s *placement.Snapshot, c db.Changes) error {
+func (o *Outlook) apply(ctx context.Context, s *placement.Snapshot, book *runs.Book, c db.Changes) error {
 	if missing := rows.Missing(s, c.Jobs); len(missing) > 0 {
 		requests, err := o.db.Requests(ctx, missing)
 		if err != nil {
@@ -243,7 +265,12 @@ func (o *Outlook) apply(ctx context.Context, s *placement.Snapshot, c db.Changes
 			s.DefineClass(class, r)
 		}
 	}
+	expected, err := book.Read(ctx, c.Jobs)
+	if err != nil {
+		return err
+	}
 	rows.Apply(s, c, func(id berth.MachineID) string { return o.blocked[id] }, func(berth.JobID) bool { return false })
+	book.Tell(s, expected)
 	o.cursor, o.now = c.Next, c.Now
 	return nil
 }

@@ -89,7 +89,7 @@ func TestAPlanLeavesNoTrace(t *testing.T) {
 	for n := range 3 {
 		r := spec.Request()
 		r.CPUMilli = int64(n+2) * 1000
-		w, err := o.WhyNew(t.Context(), placement.Job{ID: berth.NewJobID(time.Now()), Tenant: "default", Class: r.Class(), Priority: 500}, r)
+		w, err := o.WhyNew(t.Context(), placement.Job{ID: berth.NewJobID(time.Now()), Tenant: "default", Class: r.Class(), Priority: 500}, spec.Name, r)
 		if err != nil || w.StartsNow || w.Fit.FitNow != 1 && r.CPUMilli <= 4000 {
 			t.Errorf("a new job beside it: %+v, %v", w, err)
 		}
@@ -142,6 +142,64 @@ func TestJobsOfOtherTenantsAreNotNamed(t *testing.T) {
 		}
 	}
 	t.Errorf("nothing is said of those that stop: %+v", why(t, d, o, high).Blockers)
+}
+
+// In order srsf an answer tells how long a job is expected to run, and by what.
+func TestAnAnswerTellsWhatAJobIsExpectedToRun(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	o := outlook.New(d, placement.Policy{Order: placement.SRSF, Exponent: 1})
+	id := queued(t, d, "default", 8)
+	expected := func(w placement.JobExplanation) string {
+		for _, x := range w.Terms {
+			if x.Name == "expected" {
+				return x.Value + ": " + x.Text
+			}
+		}
+		return ""
+	}
+	ended := func(tenant string, seconds int) {
+		exec(t, d, `INSERT INTO jobs (id, tenant, name, class, priority, preemptible, state, grace_ms, lost_after_ms, actor, finished_at, ran_ms)
+			VALUES (gen_random_uuid(), $1, 'x', 'c', 500, true, 'succeeded', 0, 0, 'test', now(), 1000 * $2::int)`, tenant, seconds)
+	}
+	plan := func(name string, limit time.Duration) string {
+		t.Helper()
+		r := berth.JobSpec{Name: name, Image: "busybox"}.WithDefaults().Request()
+		w, err := o.WhyNew(t.Context(), placement.Job{ID: berth.NewJobID(time.Now()), Tenant: "default", Class: r.Class(), Priority: 500, TimeLimit: limit}, name, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return expected(w)
+	}
+	const unknown = "unknown: not known: it has no time_limit, and nothing like it has succeeded lately"
+	if got := expected(why(t, d, o, id)); got != unknown {
+		t.Errorf("without a history: %s", got)
+	}
+	ended("other", 7200)
+	ended("default", 60)
+	ended("default", 120)
+	ended("default", 600)
+	const median = "2m: expected to run 2m in all, the median of the latest 3 jobs of this name"
+	if got := expected(why(t, d, o, id)); got != median {
+		t.Errorf("with one: %s", got)
+	}
+	if got := plan("x", 0); got != median {
+		t.Errorf("a plan: %s", got)
+	}
+	if got := plan("y", 0); got != unknown {
+		t.Errorf("a plan of another name: %s", got)
+	}
+	if got := plan("x", time.Hour); got != "1h: given: its time_limit with stop_grace is 1h" {
+		t.Errorf("a plan with a limit: %s", got)
+	}
+	exec(t, d, `UPDATE jobs SET ran_ms = 90000, version = version + 1 WHERE id = $1`, id)
+	if got := expected(why(t, d, o, id)); got != median+"; it has run 1m30s" {
+		t.Errorf("of one that has run: %s", got)
+	}
+	exec(t, d, `UPDATE jobs SET ran_ms = 900000, version = version + 1 WHERE id = $1`, id)
+	if got := expected(why(t, d, o, id)); got != "unknown: expected to run 2m in all, the median of the latest 3 jobs of this name, which it has outrun" {
+		t.Errorf("of one that has run longer: %s", got)
+	}
 }
 
 // BenchmarkWhy asks about jobs of a queue of 20,000, eight at a time.

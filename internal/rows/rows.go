@@ -45,7 +45,7 @@ func Job(row db.QueueJob) placement.Job {
 		Priority: row.Priority, Preemptible: row.Preemptible, SubmittedAt: row.SubmittedAt, EligibleAt: row.EligibleAt,
 		Held: row.Held, Avoid: row.Avoid, TimeLimit: longest(row.RunLimit, row.Grace), Done: row.Ran,
 		PreemptedFor: row.GaveWayTo, Unaged: row.Unaged, Stalled: row.Stalled,
-		Parent: row.Parent, Parallel: row.Parallel,
+		Parent: row.Parent, Parallel: row.Parallel, Expected: row.Expected, ExpectedBy: row.ExpectedBy,
 	}
 	if row.QueueDeadline != nil {
 		j.QueueDeadline = *row.QueueDeadline
@@ -67,7 +67,7 @@ func Running(row db.QueueJob, held []db.Holder) placement.Running {
 	r := placement.Running{
 		Job: row.ID, Parent: row.Parent, Tenant: row.Tenant, Class: row.Class, Version: row.Version, Attempt: row.Attempt,
 		Priority: row.Priority, Preemptible: row.Preemptible, SubmittedAt: row.SubmittedAt,
-		Done: row.Ran, PreemptedFor: row.GaveWayTo, TimeLimit: longest(row.RunLimit, row.Grace),
+		Done: row.Ran, Expected: row.Expected, PreemptedFor: row.GaveWayTo, TimeLimit: longest(row.RunLimit, row.Grace),
 		Stopping: row.State == berth.Preempting || row.State == berth.Canceling,
 	}
 	for _, h := range held {
@@ -96,7 +96,7 @@ func Starting(j placement.Job, s berth.Start, now time.Time) placement.Running {
 	return placement.Running{
 		Job: j.ID, Parent: j.Parent, Tenant: j.Tenant, Class: j.Class, Version: s.Version + 1, Attempt: s.Attempt,
 		Priority: j.Priority, SubmittedAt: j.SubmittedAt, Ranks: s.Ranks,
-		StartedAt: now, TimeLimit: j.TimeLimit, Done: j.Done, PreemptedFor: j.PreemptedFor,
+		StartedAt: now, TimeLimit: j.TimeLimit, Done: j.Done, Expected: j.Expected, PreemptedFor: j.PreemptedFor,
 	}
 }
 

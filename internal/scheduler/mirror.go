@@ -11,6 +11,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/rows"
+	"berth/internal/runs"
 	"berth/placement"
 )
 
@@ -22,6 +23,7 @@ type mirror struct {
 	metrics  *Metrics
 	marks    *marks
 	snapshot *placement.Snapshot
+	runs     *runs.Book
 	cursor   db.Cursor
 	now      time.Time // the database's clock at the last read
 	readAt   time.Time // our clock then
@@ -43,7 +45,7 @@ func (m *mirror) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.snapshot, m.unknown, m.starting = placement.NewSnapshot(), map[string]bool{}, map[berth.JobID]berth.Start{}
+	m.snapshot, m.runs, m.unknown, m.starting = placement.NewSnapshot(), m.runs.Fresh(), map[string]bool{}, map[berth.JobID]berth.Start{}
 	m.loaded = time.Now()
 	if err := m.apply(ctx, c); err != nil {
 		return err
@@ -77,8 +79,13 @@ func (m *mirror) apply(ctx context.Context, c db.Changes) error {
 	if err := m.define(ctx, c.Jobs); err != nil {
 		return err
 	}
+	expected, err := m.runs.Read(ctx, c.Jobs)
+	if err != nil {
+		return err
+	}
 	m.recognize(&c)
 	rows.Apply(m.snapshot, c, m.marks.of, func(id berth.JobID) bool { _, ok := m.starting[id]; return ok })
+	m.runs.Tell(m.snapshot, expected)
 	m.cursor, m.now, m.readAt = c.Next, c.Now, time.Now()
 	m.metrics.queue.Set(float64(m.snapshot.Jobs()))
 	m.metrics.machines.Set(float64(m.snapshot.Machines()))
@@ -215,7 +222,7 @@ func (m *mirror) reload(ctx context.Context) error {
 		m.metrics.drift.Add(float64(len(missed)))
 		m.log.Warn("the mirror had missed changes", "rows", len(missed), "some", missed[:min(len(missed), 10)])
 	}
-	m.snapshot, m.loaded = placement.NewSnapshot(), time.Now()
+	m.snapshot, m.runs, m.loaded = placement.NewSnapshot(), m.runs.Fresh(), time.Now()
 	if err := m.apply(ctx, c); err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/db/dbtest"
+	"berth/internal/runs"
 	"berth/placement"
 )
 
@@ -192,5 +193,74 @@ func TestAStartThatIsSeenBeforeItsCommitReturnsCountsOnce(t *testing.T) {
 	m.drop(plan.Start)
 	if r, ok := m.snapshot.Running(id); !ok || len(r.Ranks) != 1 || room() != 1 {
 		t.Errorf("when the commit has returned: %+v, %v", r, ok)
+	}
+}
+
+// What jobs of a name ran is known of those that wait and run as soon as one has
+// ended, to a reload and to the next leader alike.
+func TestRunsThatEndTellOfThoseThatWait(t *testing.T) {
+	t.Parallel()
+	m, _ := newMirror(t)
+	m.runs = runs.New(m.db, placement.Policy{Order: placement.SRSF}, 0)
+	first, waits := queued(t, m), queued(t, m)
+	exec(t, m, `UPDATE jobs SET run_limit_ms = 60000 WHERE id = $1`, first)
+	if err := m.load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	expected := func(id berth.JobID, want time.Duration, by string) {
+		t.Helper()
+		if j, ok := m.snapshot.Job(id); !ok || j.Expected != want || j.ExpectedBy != by {
+			t.Errorf("it is expected to run %s, %q; want %s, %q", j.Expected, j.ExpectedBy, want, by)
+		}
+	}
+	expected(waits, 0, "")
+	ends := func(id berth.JobID, state berth.State, ran time.Duration) {
+		t.Helper()
+		exec(t, m, `UPDATE jobs SET state = 'scheduled', version = version + 1, attempt = attempt + 1 WHERE id = $1`, id)
+		exec(t, m, `UPDATE jobs SET state = 'running', version = version + 1 WHERE id = $1`, id)
+		exec(t, m, `UPDATE jobs SET state = $2, version = version + 1, ran_ms = $3 WHERE id = $1`, id, state, ran.Milliseconds())
+		catchUp(t, m)
+	}
+	ends(first, berth.Succeeded, 40*time.Minute)
+	expected(waits, 40*time.Minute, "as the latest job of this name did")
+	ends(queued(t, m), berth.Failed, time.Second)
+	expected(waits, 40*time.Minute, "as the latest job of this name did")
+	ends(queued(t, m), berth.Succeeded, 20*time.Minute)
+	expected(waits, 30*time.Minute, "the median of the latest 2 jobs of this name")
+	next := queued(t, m)
+	catchUp(t, m)
+	expected(next, 30*time.Minute, "the median of the latest 2 jobs of this name")
+
+	exec(t, m, `UPDATE jobs SET state = 'scheduled', version = version + 1, attempt = 1 WHERE id = $1`, waits)
+	ends(queued(t, m), berth.Succeeded, time.Minute)
+	if r, ok := m.snapshot.Running(waits); !ok || r.Expected != 20*time.Minute {
+		t.Errorf("it runs, and is expected to for %s", r.Expected)
+	}
+	expected(next, 20*time.Minute, "the median of the latest 3 jobs of this name")
+	if err := m.reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	expected(next, 20*time.Minute, "the median of the latest 3 jobs of this name")
+	exec(t, m, `UPDATE jobs SET run_limit_ms = 60000, version = version + 1 WHERE id = $1`, next)
+	catchUp(t, m)
+	expected(next, 0, "")
+}
+
+func TestWithoutThatOrderNoHistoryIsRead(t *testing.T) {
+	t.Parallel()
+	m, _ := newMirror(t)
+	for _, policy := range []placement.Policy{{}, {Order: placement.Priority}, {Order: placement.FIFO}, {Order: placement.SRSF, Durations: placement.Unknown}} {
+		if runs.New(m.db, policy, 0) != nil {
+			t.Errorf("history is read for %+v", policy)
+		}
+	}
+	exec(t, m, `INSERT INTO jobs (id, tenant, name, class, priority, preemptible, state, grace_ms, lost_after_ms, actor, finished_at, ran_ms)
+		VALUES (gen_random_uuid(), 'default', 'x', 'c', 500, true, 'succeeded', 0, 0, 'test', now(), 5000)`)
+	id := queued(t, m)
+	if err := m.load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if j, ok := m.snapshot.Job(id); !ok || j.Expected != 0 {
+		t.Errorf("job %+v", j)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/runs"
 	"berth/placement"
 )
 
@@ -96,6 +97,7 @@ const (
 	bidEvery    = 500 * time.Millisecond
 	reapEvery   = time.Second
 	beaconEvery = 2 * time.Second
+	runsEvery   = time.Second // how long jobs ran, of names of which some have ended
 )
 
 // Scheduler is one process's part in leading. Its zero value is not usable; see
@@ -198,7 +200,7 @@ func (s *Scheduler) keepWarm(ctx context.Context) {
 	var err error
 	switch {
 	case m == nil:
-		m = &mirror{db: s.DB, log: s.Logger, metrics: NewMetrics(), marks: &marks{}}
+		m = &mirror{db: s.DB, log: s.Logger, runs: runs.New(s.DB, s.Policy, runsEvery), metrics: NewMetrics(), marks: &marks{}}
 		err = m.load(ctx)
 	case time.Since(m.loaded) > reloadEvery: // and forgets what no job asks for any more
 		err = m.reload(ctx)
@@ -216,7 +218,7 @@ func (s *Scheduler) keepWarm(ctx context.Context) {
 func (s *Scheduler) takeWarm(marks *marks) *mirror {
 	m := s.warm
 	if m == nil {
-		m = &mirror{db: s.DB, log: s.Logger}
+		m = &mirror{db: s.DB, log: s.Logger, runs: runs.New(s.DB, s.Policy, runsEvery)}
 	}
 	s.warm = nil
 	m.metrics, m.marks = s.Metrics, marks

@@ -1,0 +1,162 @@
+package db_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth"
+	"berth/db"
+)
+
+// past adds ended jobs that ran so many seconds each, the latest last.
+func (s *stage) past(tenant berth.TenantID, name string, state berth.State, seconds ...int) {
+	s.t.Helper()
+	mustExec(s.t, s.pool, `
+		INSERT INTO jobs (id, tenant, name, class, priority, preemptible, state, grace_ms, lost_after_ms, actor, submitted_at, finished_at, ran_ms)
+		SELECT gen_random_uuid(), $1, $2, 'c', 500, true, $3, 0, 0, 'test', clock_timestamp() + x.i * interval '1 millisecond', now(), 1000 * x.s
+		FROM unnest($4::int[]) WITH ORDINALITY AS x (s, i)`, tenant, name, state, seconds)
+}
+
+// runs is how many seconds each of the latest runs of works took.
+func (s *stage) runs(works ...db.Work) map[db.Work][]int {
+	s.t.Helper()
+	times, err := s.db.RunTimes(s.t.Context(), works)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	got := map[db.Work][]int{}
+	for w, list := range times {
+		for _, d := range list {
+			got[w] = append(got[w], int(d/time.Second))
+		}
+	}
+	return got
+}
+
+func TestRunTimesAreOfTheTenantsLatestSuccessesOfAName(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.past("a", "train", berth.Succeeded, 1, 2, 3, 4, 5, 6, 7)
+	s.past("a", "train", berth.Failed, 91)
+	s.past("a", "train", berth.Canceled, 92)
+	s.past("b", "train", berth.Succeeded, 93, 94)
+	s.past("a", "eval", berth.Succeeded, 8)
+	s.past("a", "restored", berth.Succeeded, 0) // nobody knows
+	train, eval, theirs := db.Work{Tenant: "a", Name: "train"}, db.Work{Tenant: "a", Name: "eval"}, db.Work{Tenant: "b", Name: "train"}
+	got := s.runs(train, eval, theirs, db.Work{Tenant: "b", Name: "eval"}, db.Work{Tenant: "a", Name: "restored"}, db.Work{Tenant: "a"})
+	if diff := cmp.Diff(map[db.Work][]int{train: {7, 6, 5, 4, 3}, eval: {8}, theirs: {94, 93}}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got := s.runs(); len(got) != 0 {
+		t.Errorf("nobody asked, and the answer is %v", got)
+	}
+}
+
+// What a job ran is what its attempts did, without what it waited.
+func TestRunTimesAddUpAttemptsAndNoWaiting(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id, attempt := s.started(func(j *berth.JobSpec) { j.Retry.MaxAttempts = 2 })
+	ran := func(d time.Duration) {
+		mustExec(t, s.pool, `UPDATE attempts SET started_at = now() - $2::interval WHERE job = $1 AND ended_at IS NULL`, id, d)
+	}
+	ran(100 * time.Second)
+	s.exit(id, attempt, 0, exited(1))
+	if r := s.settle(id, attempt); r.Next != berth.Retrying {
+		t.Fatalf("settled as %+v", r)
+	}
+	mustExec(t, s.pool, `UPDATE jobs SET submitted_at = now() - interval '9 hours' WHERE id = $1`, id)
+	attempt = s.place(id, "m0")
+	s.claim(id, attempt, 0)
+	s.run(id)
+	ran(30 * time.Second)
+	s.exit(id, attempt, 0, exited(0))
+	s.settle(id, attempt)
+	w := db.Work{Tenant: "default", Name: "x"}
+	if got := s.runs(w)[w]; len(got) != 1 || got[0] < 130 || got[0] > 3600 {
+		t.Errorf("it ran %v seconds, want 130", got)
+	}
+}
+
+// Elements go by others of their array, steps by earlier pipelines of the name.
+func TestRunTimesOfElementsAndSteps(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.past("default", "x", berth.Succeeded, 90) // no element
+	array := s.array(8, nil)
+	s.tend(array)
+	for i := range 4 {
+		mustExec(t, s.pool, `UPDATE jobs SET ran_ms = $2 WHERE id = $1`, s.element(array, i), 1000*(i+100))
+		code := 0
+		if i == 1 {
+			code = 1
+		}
+		s.finish(s.element(array, i), code)
+	}
+	element := db.Work{Tenant: "default", Name: "x", Parent: array}
+
+	old := s.pipeline(berth.FailFast, "a", "b: a")
+	mustExec(t, s.pool, `UPDATE jobs SET ran_ms = 7000 WHERE id = $1`, s.step(old, "a"))
+	s.finish(s.step(old, "a"), 0)
+	next := s.pipeline(berth.FailFast, "a", "b: a")
+	step := db.Work{Tenant: "default", Name: "a", Parent: next, Step: "a"}
+	if got := s.runs(step); len(got) != 0 {
+		t.Errorf("the pipeline has not ended, and its step counts: %v", got)
+	}
+	s.tend(old)
+	mustExec(t, s.pool, `UPDATE jobs SET ran_ms = 9000 WHERE id = $1`, s.step(old, "b"))
+	s.finish(s.step(old, "b"), 0)
+	s.tend(old)
+	if state := s.tend(old); state != berth.Succeeded {
+		t.Fatalf("the pipeline is %s", state)
+	}
+	other := db.Work{Tenant: "default", Name: "b", Parent: next, Step: "b"}
+	want := map[db.Work][]int{element: {103, 102, 100}, step: {7}, other: {9}}
+	if diff := cmp.Diff(want, s.runs(element, step, other, db.Work{Tenant: "default", Name: "c", Parent: next, Step: "c"})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// However many jobs there are, few of them are looked at.
+func TestRunTimesReadFewRows(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	array, pipeline := s.array(8, nil), s.pipeline(berth.FailFast, "a")
+	mustExec(t, s.pool, `
+		INSERT INTO jobs (id, tenant, name, class, priority, preemptible, state, grace_ms, lost_after_ms, actor, submitted_at, finished_at, ran_ms)
+		SELECT gen_random_uuid(), 'a', CASE WHEN i % 2 = 0 THEN 'train' ELSE 'p' END, 'c', 500, true, 'succeeded', 0, 0, 'test', now() + i * interval '1 second', now(), 1000
+		FROM generate_series(1, 8000) AS i`)
+	mustExec(t, s.pool, `
+		INSERT INTO jobs (id, tenant, name, class, priority, preemptible, state, grace_ms, lost_after_ms, actor, submitted_at, finished_at, ran_ms, parent, array_index)
+		SELECT gen_random_uuid(), 'default', 'x', 'c', 500, true, 'succeeded', 0, 0, 'test', now(), now(), 1000, $1, i
+		FROM generate_series(1, 4000) AS i`, array)
+	mustExec(t, s.pool, `ANALYZE jobs`)
+	conn, err := s.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	if _, err := conn.Exec(t.Context(), `SET plan_cache_mode = force_generic_plan`); err != nil { // as db.Open sets it
+		t.Fatal(err)
+	}
+	for what, row := range map[string]struct {
+		work        db.Work
+		found, most int
+	}{
+		"own":                  {db.Work{Tenant: "a", Name: "train"}, 5, 50},
+		"of nobody":            {db.Work{Tenant: "a", Name: "rare"}, 0, 50},
+		"another tenant's":     {db.Work{Tenant: "b", Name: "train"}, 0, 1100},
+		"element":              {db.Work{Tenant: "default", Name: "x", Parent: array}, 5, 50},
+		"step of a rare name":  {db.Work{Tenant: "default", Name: "a", Parent: array, Step: "a"}, 0, 50},
+		"step of another's":    {db.Work{Tenant: "default", Name: "a", Parent: pipeline, Step: "a"}, 0, 1100},
+		"element of something": {db.Work{Tenant: "default", Name: "x", Parent: pipeline}, 0, 50},
+	} {
+		sql, args := row.work.Query()
+		found, read := rowsRead(t, conn.Conn(), sql, args)
+		if found != row.found || read > row.most {
+			t.Errorf("%s: %d runs, after reading %d rows; want %d, after at most %d", what, found, read, row.found, row.most)
+		}
+	}
+}
