@@ -24,7 +24,7 @@ type letGo struct {
 //
 // A result may be taken if it has the step's key, all its outputs are there, and
 // the image is the same: named by digest, or by a name that stood for the digest
-// of that run when any cached step of the tenant last found out.
+// of that run when a cached step of the tenant last found out.
 func (p *lockedParent) reuse(ctx context.Context, tx pgx.Tx, steps []letGo) (map[string]bool, error) {
 	args, err := p.keysOf(ctx, tx, steps)
 	if err != nil || args == nil {
@@ -161,6 +161,6 @@ func (p *lockedParent) keysOf(ctx context.Context, tx pgx.Tx, steps []letGo) (pg
 // image is, and whether it has succeeded. It comes after the job's own change.
 const storeResult = `
 	UPDATE step_results r
-	SET digest = j.image_digest, attempt = CASE WHEN j.state = 'succeeded' THEN j.attempt END, found_at = clock_timestamp()
+	SET digest = j.image_digest, attempt = CASE WHEN j.state = 'succeeded' THEN j.attempt END, found_at = coalesce(j.started_at, clock_timestamp())
 	FROM jobs j
 	WHERE r.job = @job AND j.id = @job`

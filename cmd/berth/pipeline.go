@@ -159,14 +159,15 @@ func (a *app) pipeline(ctx context.Context, c *client.Client, arg string) (berth
 func (a *app) stepTable(steps []berth.Step) *table {
 	t := &table{screen: a.outTerm, head: []string{"STEP", "JOB", "STATUS", "NEEDS", "REASON"}}
 	for _, s := range steps {
-		why := reasonText(s.Reason)
-		if s.CachedFrom != nil {
-			why = cachedText(*s.CachedFrom)
-		}
-		t.add(s.Name, shortID(s.Job), cell{string(s.Status), toneOfState(s.Status)}, orDash(strings.Join(s.Needs, ",")), why)
+		t.add(s.Name, shortID(s.Job), cell{string(s.Status), toneOfState(s.Status)}, orDash(strings.Join(s.Needs, ",")), whyText(s.Reason, s.CachedFrom))
 	}
 	return t
 }
 
-// cachedText says of a step that it was skipped, and where its work was done.
-func cachedText(from berth.JobID) string { return "cached: same as job " + string(from) }
+// whyText is a reason or, of a step that was skipped, where its work was done.
+func whyText(r *berth.Reason, cachedFrom *berth.JobID) string {
+	if cachedFrom != nil {
+		return "cached: same as job " + string(*cachedFrom)
+	}
+	return reasonText(r)
+}

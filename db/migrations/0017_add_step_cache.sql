@@ -20,7 +20,7 @@ COMMENT ON COLUMN step_results.key IS 'hash of all that the container could noti
 COMMENT ON COLUMN step_results.image IS 'the name that a machine had to look up; empty where the spec names a digest, which is in the key';
 COMMENT ON COLUMN step_results.digest IS 'what the name stood for; empty as long as nobody knows';
 COMMENT ON COLUMN step_results.attempt IS 'the one that succeeded, and whose outputs count; null: none has';
-COMMENT ON COLUMN step_results.found_at IS 'when its last attempt was settled';
+COMMENT ON COLUMN step_results.found_at IS 'when that was found out, or known to be unknown: when it first ran, told once its attempt is settled';
 CREATE INDEX step_results_key ON step_results (tenant, key, found_at DESC) WHERE attempt IS NOT NULL;
 CREATE INDEX step_results_image ON step_results (tenant, image, found_at DESC) WHERE image <> '' AND digest <> '';
 COMMENT ON INDEX step_results_image IS 'what a name of an image stood for when it was last found out';
