@@ -26,6 +26,7 @@ type Job struct {
 	Tally       *Tally            `json:"tally,omitempty"`       // of an array: its elements by status
 	Indexes     string            `json:"indexes,omitempty" doc:"of an array that runs only some elements of another again: which"`
 	Step        string            `json:"step,omitempty"` // of a pipeline: which this job is
+	CachedFrom  *JobID            `json:"cached_from,omitempty" doc:"of a step that was skipped: the job that did the same before, and whose outputs it has"`
 	ImageDigest string            `json:"image_digest,omitempty"`
 	ExitCode    *int              `json:"exit_code,omitempty"`
 
@@ -113,6 +114,7 @@ const (
 	EventReleased           EventKind = "released"            // capacity that was held is free
 	EventOrdered            EventKind = "ordered"             // a stop, kill or checkpoint order was given
 	EventUpdated            EventKind = "updated"             // priority, labels, time limit, hold
+	EventCached             EventKind = "cached"              // a step is not run: an earlier job did the same
 	EventWarning            EventKind = "warning"
 )
 

@@ -21,6 +21,7 @@ type PipelineSpec struct {
 	Kind      string             `json:"kind" doc:"pipeline"`
 	Name      string             `json:"name" doc:"a DNS label; unique only by id"`
 	OnFailure string             `json:"on_failure,omitempty" doc:"fail_fast (default) or continue"`
+	NoCache   bool               `json:"no_cache,omitempty" doc:"run every step, those that say cache: true as well; what they leave is taken by later runs"`
 	Labels    map[string]string  `json:"labels,omitempty"`
 	Notify    []Notify           `json:"notify,omitempty" doc:"told of the pipeline as a whole"`
 	Jobs      map[string]JobSpec `json:"jobs" doc:"steps by name; each is a job, with needs: the names of steps that must have succeeded"`
@@ -62,8 +63,9 @@ func (p PipelineSpec) Validate() []FieldError {
 		v.require(isName(key), at, fmt.Sprintf("%q is not a name", key), "1 to 63 of a-z, 0-9 and '-', not at either end")
 		p.validateNeeds(v, key, s.Needs)
 		v.require(len(s.Notify) == 0, at+".notify", "is told of the whole", "notify beside jobs")
+		s.validateCache(v, at)
 		s = p.validateSteps(v, key, s)
-		s.Needs = nil
+		s.Needs, s.Cache = nil, false
 		for _, f := range s.Validate() {
 			f.Field = at + "." + f.Field
 			v.faults = append(v.faults, f)
@@ -219,6 +221,8 @@ type Step struct {
 	Status State    `json:"status"`
 	Needs  []string `json:"needs,omitempty"`
 	Reason *Reason  `json:"reason,omitempty"`
+	// CachedFrom is the job that did the work before, of a step that was skipped.
+	CachedFrom *JobID `json:"cached_from,omitempty"`
 }
 
 // Ready is a step that may start.

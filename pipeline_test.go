@@ -49,9 +49,9 @@ func TestPipelinesAreValidated(t *testing.T) {
 	}
 	inner := graph("a")
 	a := inner.Jobs["a"]
-	a.Image, a.Cache = "", true
+	a.Image, a.Placement.MaxPricePerHour = "", 1
 	inner.Jobs["a"] = a
-	if got := fmt.Sprint(inner.Validate()); !strings.Contains(got, "jobs.a.image") || !strings.Contains(got, "jobs.a.cache") {
+	if got := fmt.Sprint(inner.Validate()); !strings.Contains(got, "jobs.a.image") || !strings.Contains(got, "jobs.a.placement.max_price_per_hour") {
 		t.Errorf("faults of a step are %s", got)
 	}
 	alone := berth.JobSpec{Name: "x", Image: "busybox", Needs: []string{"y"}}.WithDefaults()

@@ -38,7 +38,7 @@ type JobSpec struct {
 	SecretsAs  string            `json:"secrets_as,omitempty" doc:"file, env or both (default)"`
 	Array      *Array            `json:"array,omitempty"`
 	Needs      []string          `json:"needs,omitempty" doc:"of a step of a pipeline: steps that must have succeeded"`
-	Cache      bool              `json:"cache,omitempty" doc:"of a step of a pipeline; not supported by this version"`
+	Cache      bool              `json:"cache,omitempty" doc:"of a step of a pipeline: skip it when it has succeeded before with the same spec, image, code and inputs"`
 	Labels     map[string]string `json:"labels,omitempty"`
 	Notify     []Notify          `json:"notify,omitempty"`
 }

@@ -46,6 +46,7 @@ type Transition struct {
 var Transitions = []Transition{
 	{"", Submitted, ActorAPI, "the request is valid and its idempotency key is new"},
 	{Submitted, Queued, ActorWorkflow, "the workflow is alive"},
+	{Submitted, Succeeded, ActorWorkflow, "a step that says cache: all it needs has succeeded, and an earlier job of its tenant did the same; its outputs are the step's"},
 	{Submitted, Failed, ActorWorkflow, "the spec cannot be admitted"},
 	{Submitted, Canceled, ActorAPI, "a cancel request; no capacity is held"},
 	{Queued, Scheduled, ActorLeader, "eligible, and the leader's term is current: the attempt, its allocations and GPU claims are written"},

@@ -176,6 +176,8 @@ func placed(j berth.Job) string {
 	switch {
 	case j.Status.Terminal() && j.Reason != nil:
 		return fmt.Sprintf("the job has ended: %s (%s: %s)", j.Status, j.Reason.Code, j.Reason.Message)
+	case j.CachedFrom != nil:
+		return fmt.Sprintf("the job has ended: it was not run, since job %s did the same; it has that job's outputs", *j.CachedFrom)
 	case j.Status.Terminal():
 		return fmt.Sprintf("the job has ended: %s", j.Status)
 	case j.Status == berth.Preempting && j.Reason != nil:

@@ -27,7 +27,7 @@ const jobDocument = `jsonb_strip_nulls(jsonb_build_object(
 			'id', j.id, 'kind', nullif(j.kind, 'job'), 'name', j.name, 'tenant', j.tenant, 'status', j.state, 'reason', j.reason,
 			'dead_letter', j.dead_letter, 'held', j.held, 'priority', j.priority, 'labels', j.labels,
 			'attempt', j.attempt, 'failures', j.failures, 'losses', j.losses, 'preemptions', j.preemptions,
-			'retry_of', j.retry_of, 'retried_by', j.retried_by, 'parent', j.parent, 'array_index', j.array_index, 'step', j.step,
+			'retry_of', j.retry_of, 'retried_by', j.retried_by, 'parent', j.parent, 'array_index', j.array_index, 'step', j.step, 'cached_from', j.cached_from,
 			'indexes', CASE WHEN j.indexes IS NOT NULL THEN index_ranges(j.indexes) END,
 			'tally', CASE WHEN j.kind <> 'job' THEN coalesce(j.tally, ` + liveTally + `) END,
 			'image_digest', j.image_digest, 'exit_code', j.exit_code,
@@ -44,7 +44,7 @@ const liveTally = `(
 const fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 			CASE j.kind WHEN 'pipeline' THEN 'pipeline' ELSE 'spec' END, (SELECT s.spec FROM job_specs s WHERE s.job = j.id),
 			'steps', CASE j.kind WHEN 'pipeline' THEN (
-				SELECT jsonb_agg(jsonb_build_object('name', c.step, 'job', c.id, 'status', c.state, 'reason', c.reason, 'needs', (
+				SELECT jsonb_agg(jsonb_build_object('name', c.step, 'job', c.id, 'status', c.state, 'reason', c.reason, 'cached_from', c.cached_from, 'needs', (
 					SELECT jsonb_agg(n.step ORDER BY n.step)
 					FROM deps d
 					JOIN jobs n ON n.id = d.needs

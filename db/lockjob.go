@@ -30,6 +30,7 @@ type lockedJob struct {
 	Kind        berth.Kind
 	HeldAt      *time.Time
 	HasOutputs  bool         // its spec declares some
+	Cached      bool         // a step whose result others may take
 	AttemptNext *berth.State // of the attempt asked for: what became of the job after it
 	Ranks       []lockedRank
 }
@@ -61,7 +62,7 @@ func lockJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.Job
 			coalesce((SELECT s.spec -> 'retry' FROM job_specs s WHERE s.job = j.id), '{}'),
 			j.cancel_requested_at, j.preempted_for IS NOT NULL, j.avoid, j.failures, j.losses, j.oom_grown, j.has_checkpoint,
 			j.reason, j.parent IS NOT NULL, j.held_at, j.kind,
-			coalesce((SELECT s.spec ? 'outputs' FROM job_specs s WHERE s.job = j.id), false)
+			coalesce((SELECT ARRAY[s.spec ? 'outputs', s.spec ? 'cache'] FROM job_specs s WHERE s.job = j.id), '{f,f}')
 		FROM jobs j
 		WHERE j.id = @job AND (@tenant = '' OR j.tenant = @tenant)
 		FOR NO KEY UPDATE OF j`, args)
@@ -87,11 +88,13 @@ func lockJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.Job
 
 func scanLockedJob(results pgx.BatchResults) (j lockedJob, err error) {
 	var graceMS int64
+	var says []bool
 	err = results.QueryRow().Scan(&j.State, &j.Attempt, &j.Class, &graceMS, &j.Retry, &j.CancelAt, &j.Preempted, &j.Avoid,
-		&j.Failures, &j.Losses, &j.OOMGrown, &j.Checkpoint, &j.Reason, &j.HasParent, &j.HeldAt, &j.Kind, &j.HasOutputs)
+		&j.Failures, &j.Losses, &j.OOMGrown, &j.Checkpoint, &j.Reason, &j.HasParent, &j.HeldAt, &j.Kind, &says)
 	if err != nil {
 		return j, err
 	}
+	j.HasOutputs, j.Cached = says[0], says[1]
 	j.Grace = time.Duration(graceMS) * time.Millisecond
 	if err := results.QueryRow().Scan(&j.AttemptNext); err != nil {
 		return j, err

@@ -159,6 +159,7 @@ func (d *DB) TendThrough(ctx context.Context, id berth.JobID) (berth.State, erro
 type tended struct {
 	made     []string      // elements that want their workflow
 	canceled []string      // elements whose workflows are to end
+	skipped  []string      // steps that have succeeded without running
 	stop     []berth.JobID // elements that hold capacity and are to stop
 	ready    []berth.Ready // steps that may start
 	actor    string
@@ -172,6 +173,7 @@ func (t tended) publish(h *Hub, id berth.JobID) {
 	h.Publish(TopicSubmit, t.made...)
 	h.Publish(TopicPoke, t.canceled...)
 	h.Publish(TopicJob, t.canceled...)
+	h.Publish(TopicJob, t.skipped...)
 	if t.queue {
 		h.Publish(TopicQueue, "")
 	}

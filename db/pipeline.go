@@ -8,12 +8,17 @@ import (
 	"berth"
 )
 
+// skipDepth bounds how many levels of a graph one look goes down over steps that
+// are not run: it holds the lock of the pipeline's row.
+const skipDepth = 32
+
 // readyBatch bounds how many steps one look names to the coordinator: their ids
 // enter its history.
 const readyBatch = 40
 
 // advance goes on with a pipeline: steps that need what did not succeed are
-// canceled, and what needs them; steps whose needs have all succeeded may start.
+// canceled, and what needs them; steps whose needs have all succeeded may start,
+// or have succeeded at once, where an earlier job did the same.
 func (p *lockedParent) advance(ctx context.Context, tx pgx.Tx, did *tended) error {
 	for {
 		hopeless, err := p.cancelHopeless(ctx, tx)
@@ -26,8 +31,16 @@ func (p *lockedParent) advance(ctx context.Context, tx pgx.Tx, did *tended) erro
 		did.canceled = append(did.canceled, hopeless...)
 		did.more = true // to see whether that was the last
 	}
-	if err := p.unblock(ctx, tx); err != nil {
-		return err
+	for range skipDepth {
+		skipped, err := p.unblock(ctx, tx)
+		if err != nil {
+			return err
+		}
+		if len(skipped) == 0 {
+			break
+		}
+		did.skipped = append(did.skipped, skipped...)
+		did.more = true // as above
 	}
 	rows, err := tx.Query(ctx, `
 		SELECT id::text, kind
@@ -79,10 +92,50 @@ func (p *lockedParent) cancelHopeless(ctx context.Context, tx pgx.Tx) ([]string,
 }
 
 // unblock lets steps start whose needs have all succeeded. Their time in the
-// queue begins now.
-func (p *lockedParent) unblock(ctx context.Context, tx pgx.Tx) error {
+// queue begins now. Those that an earlier job did already it ends, and returns.
+func (p *lockedParent) unblock(ctx context.Context, tx pgx.Tx) (skipped []string, err error) {
+	steps, err := p.unblockable(ctx, tx)
+	if err != nil || len(steps) == 0 {
+		return nil, err
+	}
+	ids := make([]string, len(steps))
+	for i, s := range steps {
+		ids[i] = s.id
+	}
+	if err := bindSteps(ctx, tx, ids); err != nil {
+		return nil, err
+	}
+	done, err := p.reuse(ctx, tx, steps)
+	if err != nil {
+		return nil, err
+	}
+	var limits []int64
+	ids = ids[:0]
+	for _, s := range steps {
+		if done[s.id] {
+			skipped = append(skipped, s.id)
+		} else {
+			ids, limits = append(ids, s.id), append(limits, s.waitMS)
+		}
+	}
+	if len(ids) == 0 {
+		return skipped, nil
+	}
+	_, err = tx.Exec(ctx, `
+		UPDATE jobs j
+		SET blocked = false, version = j.version + 1, actor = 'workflow',
+			queue_deadline = CASE WHEN j.kind = 'job' THEN now() + nullif(x.queue_ms, 0) * interval '1 millisecond' END,
+			unaged_ms = j.unaged_ms + (extract(epoch FROM now() - j.submitted_at) * 1000)::bigint
+		FROM unnest(@ids::uuid[], @limits::bigint[]) AS x (id, queue_ms)
+		WHERE j.id = x.id`, pgx.NamedArgs{"ids": ids, "limits": limits})
+	return skipped, err
+}
+
+// unblockable are the steps that wait, and whose needs have all succeeded.
+func (p *lockedParent) unblockable(ctx context.Context, tx pgx.Tx) ([]letGo, error) {
 	rows, err := tx.Query(ctx, `
-		SELECT j.id::text, coalesce((SELECT s.spec -> 'queue_timeout' FROM job_specs s WHERE s.job = j.id), 'null')
+		SELECT j.id::text, coalesce((SELECT s.spec -> 'queue_timeout' FROM job_specs s WHERE s.job = j.id), 'null'),
+			coalesce((SELECT s.spec ? 'cache' FROM job_specs s WHERE s.job = j.id), false)
 		FROM jobs j
 		WHERE j.parent = @id AND j.state = 'submitted' AND j.blocked AND NOT EXISTS (
 			SELECT 1
@@ -92,28 +145,16 @@ func (p *lockedParent) unblock(ctx context.Context, tx pgx.Tx) error {
 		ORDER BY j.id
 		FOR NO KEY UPDATE OF j`, pgx.NamedArgs{"id": p.ID})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var ids []string
-	var limits []int64
-	var id string
+	var steps []letGo
+	var s letGo
 	var raw []byte
-	if _, err := pgx.ForEachRow(rows, []any{&id, &raw}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&s.id, &raw, &s.cached}, func() error {
 		limit, err := queueTimeout(raw)
-		ids, limits = append(ids, id), append(limits, limit.Milliseconds())
+		s.waitMS = limit.Milliseconds()
+		steps = append(steps, s)
 		return err
-	}); err != nil || len(ids) == 0 {
-		return err
-	}
-	if err := bindSteps(ctx, tx, ids); err != nil {
-		return err
-	}
-	_, err = tx.Exec(ctx, `
-		UPDATE jobs j
-		SET blocked = false, version = j.version + 1, actor = 'workflow',
-			queue_deadline = CASE WHEN j.kind = 'job' THEN now() + nullif(x.queue_ms, 0) * interval '1 millisecond' END,
-			unaged_ms = j.unaged_ms + (extract(epoch FROM now() - j.submitted_at) * 1000)::bigint
-		FROM unnest(@ids::uuid[], @limits::bigint[]) AS x (id, queue_ms)
-		WHERE j.id = x.id`, pgx.NamedArgs{"ids": ids, "limits": limits})
-	return err
+	})
+	return steps, err
 }

@@ -101,8 +101,9 @@ func (r submitRow) insertPipeline(ctx context.Context, tx pgx.Tx, s PipelineSubm
 		if err != nil {
 			return berth.Job{}, err
 		}
-		row.args["id"], row.args["parent"], row.args["step"], row.args["blocked"] = fresh[i], parent.ID, key, len(spec.Needs) > 0
-		if len(spec.Needs) > 0 {
+		waits := len(spec.Needs) > 0 || spec.Cache // for Tend, which lets it go or takes an earlier result
+		row.args["id"], row.args["parent"], row.args["step"], row.args["blocked"] = fresh[i], parent.ID, key, waits
+		if waits {
 			row.args["queue_ms"] = 0 // see unblock
 		}
 		if _, err := row.insertWithNeeds(ctx, tx); err != nil {

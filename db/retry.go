@@ -49,7 +49,7 @@ func (d *DB) Retry(ctx context.Context, tenant berth.TenantID, id berth.JobID, a
 // byItself makes the spec of a step one of a job by itself, which needs nothing and
 // takes what its siblings have left.
 func byItself(ctx context.Context, tx pgx.Tx, old *berth.Job) error {
-	old.Spec.Needs = nil
+	old.Spec.Needs, old.Spec.Cache = nil, false
 	if !slices.ContainsFunc(old.Spec.OutputsNamed(), func(o berth.NamedOutput) bool { return o.Step != "" }) {
 		return nil
 	}

@@ -196,6 +196,9 @@ func settle(ctx context.Context, tx pgx.Tx, job lockedJob, v berth.Verdict) (tou
 		UPDATE allocations
 		SET state = 'released', released_at = now(), orders = orders || @orders
 		WHERE job = @job AND attempt = @attempt AND state IN ('exited', 'reserved')`, args)
+	if job.Cached {
+		batch.Queue(storeResult, args)
+	}
 	queueFaults(batch, job, v)
 	for _, r := range job.Ranks {
 		switch r.State {

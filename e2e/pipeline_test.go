@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -22,6 +23,7 @@ func TestPipelines(t *testing.T) {
 	}{
 		{"a graph of 200 steps starts each after its needs, whatever becomes of its coordinator", runsGraph},
 		{"a step takes what another has left", handsOn},
+		{"a step that says cache is not run again, and the next takes what it left", skipsUnchanged},
 		{"a pipeline whose third step failed is resumed without its first two", resumesPipeline},
 	} {
 		t.Run(claim.says, func(t *testing.T) { claim.test(t, s) })
@@ -101,6 +103,54 @@ func handsOn(t *testing.T, s *stack) {
 			t.Fatal(err)
 		}
 		if step.Name == "use" && !slices.Equal(printed, []string{"weights"}) {
+			t.Errorf("it prints %q", printed)
+		}
+	}
+}
+
+func skipsUnchanged(t *testing.T, s *stack) {
+	line := func(printed string) berth.PipelineSpec {
+		train, use := spec("", "write-file", "/workspace/model.pt", "cached weights"), spec("", "read-file", "/data/"+printed)
+		train.Outputs = []berth.Output{{Name: "model", Path: "/workspace/model.pt"}}
+		use.Inputs, use.Needs = []berth.Input{{From: "job:train/model", To: "/data"}}, []string{"train"}
+		train.Cache, use.Cache = true, true
+		return berth.PipelineSpec{Kind: "pipeline", Name: "again", Jobs: map[string]berth.JobSpec{"train": train, "use": use}}
+	}
+	first := s.ends(t, s.submitPipeline(t, line("model.pt")), berth.Succeeded)
+	for _, step := range s.ends(t, s.submitPipeline(t, line("model.pt")), berth.Succeeded).Steps {
+		i := slices.IndexFunc(first.Steps, func(x berth.Step) bool { return x.Name == step.Name })
+		if step.CachedFrom == nil || *step.CachedFrom != first.Steps[i].Job {
+			t.Errorf("step %s shows as %+v", step.Name, step)
+		}
+		if j := s.job(t, step.Job); j.Attempt != 0 || j.CachedFrom == nil {
+			t.Errorf("step %s ran %d times", step.Name, j.Attempt)
+		}
+		if step.Name != "train" {
+			continue
+		}
+		list, err := s.api.Outputs(t.Context(), step.Job)
+		if err != nil || len(list.Items) != 1 {
+			t.Fatal(list, err)
+		}
+		body, err := s.api.Output(t.Context(), step.Job, list.Items[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := io.Copy(io.Discard, body); err != nil || n != list.Items[0].Stored {
+			t.Errorf("its output has %d bytes, want %d, %v", n, list.Items[0].Stored, err)
+		}
+		body.Close()
+	}
+	changed := s.ends(t, s.submitPipeline(t, line("./model.pt")), berth.Succeeded) // another command, the same file
+	for _, step := range changed.Steps {
+		if skipped := step.CachedFrom != nil; skipped != (step.Name == "train") {
+			t.Errorf("step %s: skipped %t", step.Name, skipped)
+		}
+		var printed []string
+		if err := s.api.Logs(t.Context(), step.Job, apiclient.LogsQuery{}, func(l berth.LogLine) error { printed = append(printed, l.Text); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if step.Name == "use" && !slices.Equal(printed, []string{"cached weights"}) {
 			t.Errorf("it prints %q", printed)
 		}
 	}

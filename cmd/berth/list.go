@@ -124,7 +124,7 @@ func (a *app) showJobs(list berth.Page[berth.Job]) error {
 				cells[0] = string(j.ID)
 				cells = append(cells, string(j.Tenant), j.Priority.String(), orDash(pairs(j.Labels)))
 			}
-			t.add(append(cells, reasonText(j.Reason))...)
+			t.add(append(cells, whyText(j.Reason, j.CachedFrom))...)
 		}
 		if err := t.write(a.out); err != nil {
 			return err

@@ -44,6 +44,10 @@ func newLogs(a *app) *cobra.Command {
 			if job.Kind == berth.KindArray {
 				return usagef("%s is an array, which writes nothing itself; its elements do: berth logs %s[0]", named(job), args[0])
 			}
+			if job.CachedFrom != nil {
+				a.say("%s was not run; what ran in its place wrote: berth logs %s", named(job), *job.CachedFrom)
+				return nil
+			}
 			err = c.Logs(cmd.Context(), job.ID, q, func(l berth.LogLine) error { return a.printLine(l, stamps) })
 			return a.failed(cmd.Context(), err)
 		},

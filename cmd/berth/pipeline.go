@@ -28,10 +28,11 @@ func newPipeline(a *app) *cobra.Command {
 
 func newPipelineSubmit(a *app) *cobra.Command {
 	var flags submitFlags
+	var noCache bool
 	cmd := &cobra.Command{
 		Use:     "submit FILE|-",
 		Short:   "Submit the pipeline of a file",
-		Example: "  berth pipeline submit nightly.yaml --wait",
+		Example: "  berth pipeline submit nightly.yaml --wait\n  berth pipeline submit nightly.yaml --no-cache",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := flags.check(); err != nil {
@@ -41,6 +42,7 @@ func newPipelineSubmit(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			spec.NoCache = spec.NoCache || noCache
 			base := "."
 			if args[0] != "-" {
 				base = filepath.Dir(args[0])
@@ -49,6 +51,7 @@ func newPipelineSubmit(a *app) *cobra.Command {
 		},
 	}
 	flags.register(cmd)
+	cmd.Flags().BoolVar(&noCache, "no-cache", false, "run steps that say cache: true as well, and have later runs take their results")
 	return cmd
 }
 
@@ -156,7 +159,15 @@ func (a *app) pipeline(ctx context.Context, c *client.Client, arg string) (berth
 func (a *app) stepTable(steps []berth.Step) *table {
 	t := &table{screen: a.outTerm, head: []string{"STEP", "JOB", "STATUS", "NEEDS", "REASON"}}
 	for _, s := range steps {
-		t.add(s.Name, shortID(s.Job), cell{string(s.Status), toneOfState(s.Status)}, orDash(strings.Join(s.Needs, ",")), reasonText(s.Reason))
+		t.add(s.Name, shortID(s.Job), cell{string(s.Status), toneOfState(s.Status)}, orDash(strings.Join(s.Needs, ",")), whyText(s.Reason, s.CachedFrom))
 	}
 	return t
+}
+
+// whyText is a reason or, of a step that was skipped, where its work was done.
+func whyText(r *berth.Reason, cachedFrom *berth.JobID) string {
+	if cachedFrom != nil {
+		return "cached: same as job " + string(*cachedFrom)
+	}
+	return reasonText(r)
 }

@@ -72,6 +72,9 @@ func (a *app) describeJob(j berth.Job, wide bool) error {
 		s.add("reason", oneLine(reasonText(j.Reason)))
 		s.add("hint", oneLine(j.Reason.Hint))
 	}
+	if j.CachedFrom != nil {
+		s.add("not run", whyText(nil, j.CachedFrom))
+	}
 	if j.ExitCode != nil {
 		s.add("exit code", fmt.Sprint(*j.ExitCode))
 	}

@@ -1,0 +1,128 @@
+package berth
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Standing is what names in the spec of a cached step stood for when the step
+// was let go.
+type Standing struct {
+	Inputs  map[int]Address   // of inputs that are outputs of jobs, by their place: the content
+	Secrets map[string]string // of the secrets that the container gets: which value, without telling it
+}
+
+// cacheKey is all that a container can notice of its spec. When, where, how
+// urgently and how often a step runs is not in it, nor what it is called: two
+// steps with one key compute the same. A field that is added here, or written
+// otherwise, makes every key another one.
+type cacheKey struct {
+	Form       int               `json:"form"`
+	Image      string            `json:"image"` // as written; what it stood for is no part of the key
+	Entrypoint []string          `json:"entrypoint"`
+	Command    []string          `json:"command"`
+	Env        map[string]string `json:"env"`
+	Workdir    string            `json:"workdir"`
+	Resources  Resources         `json:"resources"`
+	Members    int               `json:"members"`
+	Checkpoint *CheckpointPolicy `json:"checkpoint"`
+	Inputs     []cachedInput     `json:"inputs"`  // by place in the container
+	Outputs    []Output          `json:"outputs"` // by name
+	Secrets    []cachedSecret    `json:"secrets"` // by name
+	SecretsAs  string            `json:"secrets_as"`
+}
+
+type cachedInput struct {
+	To      string `json:"to"`
+	Content string `json:"content"`
+}
+
+type cachedSecret struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+// CacheKey is the same for two specs of steps whose containers cannot be told
+// apart by what they are given. It is false if the content of an input, or which
+// value a secret has, is not known.
+func (s JobSpec) CacheKey(at Standing) (key []byte, ok bool) {
+	s = s.WithDefaults()
+	k := cacheKey{
+		Form: 1, Image: s.Image, Entrypoint: s.Entrypoint, Command: s.Command, Env: s.Env, Workdir: s.Workdir,
+		Resources: s.Resources, Members: s.Members, Checkpoint: s.Checkpoint, Outputs: slices.Clone(s.Outputs),
+	}
+	for i, in := range s.Inputs {
+		content := in.fixedContent()
+		if in.Kind() == InputOutput && at.Inputs[i] != "" {
+			content = "archive " + string(at.Inputs[i])
+		}
+		if content == "" {
+			return nil, false
+		}
+		k.Inputs = append(k.Inputs, cachedInput{in.To, content})
+	}
+	for _, name := range s.Secrets {
+		if at.Secrets[name] == "" {
+			return nil, false
+		}
+		k.Secrets = append(k.Secrets, cachedSecret{name, at.Secrets[name]})
+	}
+	if len(s.Secrets) > 0 {
+		k.SecretsAs = s.SecretsAs
+	}
+	slices.SortFunc(k.Inputs, func(a, b cachedInput) int { return strings.Compare(a.To, b.To) })
+	slices.SortFunc(k.Outputs, func(a, b Output) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(k.Secrets, func(a, b cachedSecret) int { return cmp.Compare(a.Name, b.Name) })
+	raw, err := json.Marshal(k)
+	if err != nil {
+		panic(fmt.Sprintf("a spec that was stored cannot be written: %v", err))
+	}
+	sum := sha256.Sum256(raw)
+	return sum[:], true
+}
+
+// fixedContent names the content of an input by itself, "" if only fetching tells
+// it, or another job's row. Folders are copies that the container may write, which
+// outputs are not, so one is not the other.
+func (i Input) fixedContent() string {
+	switch i.Kind() {
+	case InputFolder:
+		if a, err := ParseAddress(i.From); err == nil {
+			return "folder " + string(a)
+		}
+	case InputHTTPS:
+		if i.SHA256 != "" {
+			return "file " + i.SHA256
+		}
+	case InputOutput, InputS3, InputUnknown:
+	default:
+		panic(fmt.Sprintf("unknown kind of input %d", i.Kind()))
+	}
+	return ""
+}
+
+// PinnedImage reports whether an image is named by its digest, and so is the same
+// wherever and whenever it is looked up.
+func PinnedImage(ref string) bool {
+	_, digest, found := strings.Cut(ref, "@")
+	_, err := ParseAddress(digest)
+	return found && err == nil
+}
+
+// validateCache checks a step that says cache: true.
+func (s JobSpec) validateCache(v *validation, at string) {
+	if !s.Cache {
+		return
+	}
+	v.require(s.Array == nil, at+".cache", "is on an array, whose elements have results of their own", "steps that are no arrays")
+	for i, in := range s.Inputs {
+		unknown := in.Kind() == InputS3 || in.Kind() == InputHTTPS && in.SHA256 == ""
+		v.require(!unknown, fmt.Sprintf("%s.inputs[%d].from", at, i),
+			fmt.Sprintf("%.200q may change without anybody noticing, and the step says cache: true", in.From),
+			"a folder, job:STEP/OUTPUT, https with a sha256; or a step without cache that fetches it, whose output this one takes")
+	}
+}
