@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"go.temporal.io/server/common/log"
+	v12 "go.temporal.io/server/schema/postgresql/v12"
 	"go.temporal.io/server/tools/common/schema"
 	"go.temporal.io/server/tools/sql"
 )
@@ -50,12 +51,18 @@ func setUpSchema(ctx context.Context, admin *pgx.Conn, s store, database, schema
 		return err
 	}
 	defer conn.Close()
-	if _, err := conn.ReadSchemaVersion(); err != nil {
+	has, err := conn.ReadSchemaVersion()
+	if err != nil {
 		if _, err := admin.Exec(ctx, "COMMENT ON DATABASE "+quoted+" IS '"+unfinished+"'"); err != nil {
 			return err
 		}
 		if err := schema.NewSetupSchemaTask(conn, &schema.SetupConfig{InitialVersion: "0.0"}, log).Run(); err != nil {
 			return fmt.Errorf("make version tables: %w", err)
+		}
+	}
+	if database == visibilityDatabase && has != "" && has != v12.VisibilityVersion {
+		if err := restoreIndexes(ctx, s); err != nil {
+			return fmt.Errorf("restore the indexes of unused attributes: %w", err)
 		}
 	}
 	if err := schema.NewUpdateSchemaTask(conn, &schema.UpdateConfig{DBName: database, SchemaName: schemaName}, log).Run(); err != nil {

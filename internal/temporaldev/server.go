@@ -69,7 +69,7 @@ func start(ctx context.Context, opts Options) (*Server, error) {
 	if err := s.startServer(st); err != nil {
 		return nil, err
 	}
-	if err := s.prepare(ctx, opts.Logger); err != nil {
+	if err := s.prepare(ctx, st, opts.Logger); err != nil {
 		s.log.gate.stopping.Store(true)
 		_ = s.server.Stop() // the error that matters is the one returned
 		return nil, err
@@ -118,7 +118,7 @@ func (s *Server) startServer(st store) error {
 }
 
 // prepare waits for the frontend and makes the namespace.
-func (s *Server) prepare(ctx context.Context, log *slog.Logger) error {
+func (s *Server) prepare(ctx context.Context, st store, log *slog.Logger) error {
 	c, err := client.NewLazyClient(client.Options{
 		HostPort:  s.Address(),
 		Namespace: Namespace,
@@ -128,7 +128,13 @@ func (s *Server) prepare(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	defer c.Close()
-	return prepareNamespace(ctx, c)
+	if err := prepareNamespace(ctx, c); err != nil {
+		return err
+	}
+	if err := dropIndexes(ctx, c, st); err != nil { // it only costs more with them
+		log.Warn("the indexes of unused attributes stay", "err", err)
+	}
+	return nil
 }
 
 func (s *Server) startUI() {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -170,6 +171,46 @@ func TestResultsSurviveARestart(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 	assertUI(t, again.UIURL())
+
+	// Only what is looked for is indexed, and a newer schema finds all the rest.
+	kept := indexes(t, pg)
+	for _, want := range []string{"default_idx", "by_workflow_id", "by_status", "by_temporal_namespace_division"} {
+		if !slices.Contains(kept, want) {
+			t.Errorf("index %s is gone: there are %v", want, kept)
+		}
+	}
+	keywords := slices.DeleteFunc(slices.Clone(kept), func(name string) bool { return !strings.HasPrefix(name, "by_keyword_") })
+	if len(keywords) != 3 || len(kept) > 12 {
+		t.Errorf("there are indexes %v, want three of keywords", kept)
+	}
+	if err := again.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := temporaldev.RestoreIndexes(t.Context(), pg.URL("postgres")); err != nil {
+		t.Fatal(err)
+	}
+	if all := indexes(t, pg); len(all) < 60 || !slices.Contains(all, "by_keyword_list_03") {
+		t.Errorf("of the indexes that were dropped are back %v", all)
+	}
+}
+
+// indexes are those of the visibility store's one table.
+func indexes(t *testing.T, pg *postgres.Cluster) []string {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), pg.URL("temporal_visibility"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background())
+	rows, err := conn.Query(t.Context(), `SELECT indexname::text FROM pg_indexes WHERE tablename = 'executions_visibility' ORDER BY 1`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
 }
 
 // timer is how long a workflow's one timer took, as its history has it.
