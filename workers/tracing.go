@@ -61,7 +61,9 @@ func (t *tracer) StartSpan(o *interceptor.TracerStartSpanOptions) (interceptor.T
 	if job != "" {
 		about = append(about, attribute.String("berth.job_id", string(job)))
 	}
-	span := t.traces.Temporal(job, contextOf(o.Parent), o.Operation+":"+o.Name, o.IdempotencyKey, o.Time, about...)
+	span := t.traces.Temporal(tracing.Step{
+		Name: o.Operation + ":" + o.Name, Job: job, At: o.Time, Repeats: o.IdempotencyKey, Parent: contextOf(o.Parent), About: about,
+	})
 	if o.Operation == runWorkflow {
 		span = &workflowSpan{Span: span}
 	}

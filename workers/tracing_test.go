@@ -199,3 +199,21 @@ func TestAStepHasATraceOfItsOwn(t *testing.T) {
 		t.Errorf("links are %+v", ran.Links)
 	}
 }
+
+// What a schedule's clock starts at each of its times is a trace of its own.
+func TestFiresDoNotPileUpInOneTrace(t *testing.T) {
+	t.Parallel()
+	i, spans := told(t)
+	clock := begin(t, i, interceptor.TracerStartSpanOptions{Operation: "CreateSchedule", Name: "x"})
+	for _, run := range []string{"a", "b"} {
+		s := begin(t, i, interceptor.TracerStartSpanOptions{Operation: runWorkflow, Name: run, Parent: clock, IdempotencyKey: run, Tags: map[string]string{tagWorkflow: "schedule/x-" + run}})
+		s.(trace.Span).SetAttributes(endedKey.Bool(true))
+		s.Finish(&interceptor.TracerFinishSpanOptions{})
+	}
+	clock.Finish(&interceptor.TracerFinishSpanOptions{})
+	all := spans()
+	a, b, made := named(t, all, "RunWorkflow:a"), named(t, all, "RunWorkflow:b"), named(t, all, "CreateSchedule:x")
+	if a.SpanContext.TraceID() == b.SpanContext.TraceID() || a.Parent.IsValid() || len(a.Links) != 1 || a.Links[0].SpanContext.SpanID() != made.SpanContext.SpanID() {
+		t.Errorf("fires are told as %+v and %+v", a, b)
+	}
+}

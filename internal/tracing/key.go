@@ -42,12 +42,7 @@ func AttemptKey(id berth.JobID, attempt int) Key {
 
 // span is the id of the span.
 func (k Key) span() trace.SpanID {
-	return spanOf(fmt.Sprintf("%s/%d/%d/%s", k.Job, k.Attempt, k.Alloc, k.Name))
-}
-
-func spanOf(s string) trace.SpanID {
-	sum := sha256.Sum256([]byte(s))
-	return trace.SpanID(sum[:8])
+	return wantedFor(fmt.Sprintf("%s/%d/%d/%s", k.Job, k.Attempt, k.Alloc, k.Name)).span
 }
 
 // context is the span as others refer to it. It counts as remote: what this
@@ -67,6 +62,12 @@ type ids struct{}
 type wanted struct {
 	trace trace.TraceID
 	span  trace.SpanID
+}
+
+// wantedFor are ids that are a function of a text.
+func wantedFor(s string) wanted {
+	sum := sha256.Sum256([]byte(s))
+	return wanted{trace: trace.TraceID(sum[8:24]), span: trace.SpanID(sum[:8])}
 }
 
 type wantedKey struct{}

@@ -155,31 +155,45 @@ func (t *Tracing) Serve(ctx context.Context, h http.Header, name string, about .
 // Inject puts where a call comes from into its header, if that is a span.
 func Inject(ctx context.Context, h http.Header) { w3c.Inject(ctx, propagation.HeaderCarrier(h)) }
 
-// Temporal is what the interceptor of Temporal's client and workers begins: a
-// span under parent, or, where that is no part of the job's trace, under the
-// job's root with a link to it. repeats names a span that is begun anew whenever
-// a workflow is replayed, so that its children always have the same parent.
-func (t *Tracing) Temporal(job berth.JobID, parent trace.SpanContext, name, repeats string, at time.Time, about ...attribute.KeyValue) trace.Span {
-	o := []trace.SpanStartOption{trace.WithAttributes(about...)}
-	if !at.IsZero() {
-		o = append(o, trace.WithTimestamp(at))
+// Step is what a Temporal client or worker does.
+type Step struct {
+	Name string
+	Job  berth.JobID // whose workflow it is about; "" of a schedule's
+	At   time.Time   // when it began; zero: now
+
+	// Repeats names a workflow's own span, which is begun anew whenever the workflow
+	// is replayed: what was told under it must always find the same parent.
+	Repeats string
+	Parent  trace.SpanContext // as Temporal hands it on; may be zero
+	About   []attribute.KeyValue
+}
+
+// Temporal begins the span of a step. One about a job belongs to the job's
+// trace, whoever caused it: a parent of another trace is linked. So is that of a
+// schedule's workflow, which would else be the same for all times to come.
+func (t *Tracing) Temporal(s Step) trace.Span {
+	o := []trace.SpanStartOption{trace.WithAttributes(s.About...)}
+	if !s.At.IsZero() {
+		o = append(o, trace.WithTimestamp(s.At))
 	}
-	if job != "" {
-		root := t.context(JobKey(job))
-		if parent.IsValid() && parent.TraceID() != root.TraceID() {
-			o = append(o, trace.WithLinks(trace.Link{SpanContext: parent}))
+	parent := s.Parent
+	switch {
+	case s.Job != "" && parent.TraceID() != JobTrace(s.Job):
+		parent = t.context(JobKey(s.Job))
+	case s.Job == "" && s.Repeats != "":
+		parent = trace.SpanContext{}
+	}
+	if s.Parent.IsValid() && !parent.Equal(s.Parent) {
+		o = append(o, trace.WithLinks(trace.Link{SpanContext: s.Parent}))
+	}
+	ctx := trace.ContextWithSpanContext(context.Background(), parent)
+	if s.Repeats != "" {
+		w := wantedFor(s.Repeats)
+		if parent.IsValid() {
+			w.trace = parent.TraceID()
 		}
-		if parent.TraceID() != root.TraceID() {
-			parent = root
-		}
+		ctx = want(ctx, w)
 	}
-	ctx := context.Background()
-	if parent.IsValid() {
-		ctx = trace.ContextWithSpanContext(ctx, parent)
-	}
-	if repeats != "" && parent.IsValid() {
-		ctx = want(ctx, wanted{parent.TraceID(), spanOf(repeats)})
-	}
-	_, span := t.tracer.Start(ctx, name, o...)
+	_, span := t.tracer.Start(ctx, s.Name, o...)
 	return span
 }
