@@ -56,7 +56,7 @@ func (s *site) stream(name, path string, header ...string) *sse {
 // ids reads ids until n have come, the event end, or the end of the stream.
 func (e *sse) ids(t *testing.T, n int) (ids []string, ended bool) {
 	t.Helper()
-	late := time.After(time.Minute)
+	late := time.After(3 * time.Minute)
 	for len(ids) < n {
 		select {
 		case line, ok := <-e.lines:
@@ -163,12 +163,12 @@ func TestARevokedTokenEndsItsStreams(t *testing.T) {
 	for open := true; open; {
 		select {
 		case _, open = <-e.lines:
-		case <-time.After(time.Minute):
+		case <-time.After(3 * time.Minute):
 			t.Fatal("the stream stays open")
 		}
 	}
-	if took := time.Since(began); took > 20*time.Second { // three and a loaded machine
-		t.Errorf("the stream was closed after %s, want 20s at most", took)
+	if took := time.Since(began); took > time.Minute { // three seconds, and a loaded machine
+		t.Errorf("the stream was closed after %s, want a minute at most", took)
 	}
 	if a := s.call("eve", "GET", "/v1/jobs", ""); a.status != http.StatusUnauthorized {
 		t.Errorf("the revoked token still opens: %d", a.status)

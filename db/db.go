@@ -24,10 +24,11 @@ type DB struct {
 	log   *slog.Logger
 	hub   *Hub
 
-	halfLife time.Duration
-	entry    time.Duration
-	renewals renewals
-	ends     ends
+	halfLife   time.Duration
+	entry      time.Duration
+	leaderIdle string // milliseconds
+	renewals   renewals
+	ends       ends
 }
 
 // Options tune a DB.
@@ -53,8 +54,14 @@ const vitalConns = 4
 // planned, some 10 MiB of them.
 const spareConns = 2 * time.Minute
 
+// idleParam is how long a transaction may wait for its next statement before the
+// server ends it.
+const idleParam = "idle_in_transaction_session_timeout"
+
 // Open connects to the database at url and checks that it answers. It does not
-// migrate; see Migrate.
+// migrate; see Migrate. A connect_timeout (5 s) or
+// idle_in_transaction_session_timeout (5 s, and less of a leader) that the url
+// names is left as it is.
 //
 // Beside MaxConns there are a few connections for leases alone.
 func Open(ctx context.Context, url string, o Options) (*DB, error) {
@@ -74,13 +81,20 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 	}
 	cfg.MaxConnIdleTime = spareConns
 	// A transaction that is left open holds back the feed of every process.
-	cfg.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = "5000"
+	leaderIdle := leaderIdle
+	if own, said := cfg.ConnConfig.RuntimeParams[idleParam]; said {
+		leaderIdle = own
+	} else {
+		cfg.ConnConfig.RuntimeParams[idleParam] = "5000"
+	}
 	cfg.ConnConfig.RuntimeParams["timezone"] = "UTC"
 	// Statements here are written so that one plan serves all values. Planning
 	// those with arrays anew each time cost as much as executing them.
 	cfg.ConnConfig.RuntimeParams["plan_cache_mode"] = "force_generic_plan"
 	cfg.ConnConfig.RuntimeParams["application_name"] = "berth"
-	cfg.ConnConfig.ConnectTimeout = 5 * time.Second
+	if cfg.ConnConfig.ConnectTimeout == 0 {
+		cfg.ConnConfig.ConnectTimeout = 5 * time.Second
+	}
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("open database: %w", err)
@@ -96,7 +110,7 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 		pool.Close()
 		return nil, fmt.Errorf("open database: %w", err)
 	}
-	d := &DB{pool: pool, vital: vital, log: o.Logger, halfLife: max(0, o.HalfLife), entry: o.EntryPenalty}
+	d := &DB{pool: pool, vital: vital, log: o.Logger, halfLife: max(0, o.HalfLife), entry: o.EntryPenalty, leaderIdle: leaderIdle}
 	d.hub = newHub(pool, o.Logger)
 	return d, nil
 }

@@ -27,7 +27,7 @@ func TestF24ExclusiveWorkIsReplacedOnlyAfterItsMachineHasEndedIt(t *testing.T) {
 	s.fences("m0", 15*time.Minute)
 	id, attempt := s.started(alone)
 	release := 15*time.Minute + time.Minute + time.Minute // fence, grace, margin
-	s.quiet("m0", release-time.Second)
+	s.quiet("m0", release-30*time.Second)
 	if v := s.judge(term, "m0"); len(v.Jobs) != 0 || v.Lost {
 		t.Errorf("verdict %+v before the release", v)
 	}
@@ -41,7 +41,7 @@ func TestF24ExclusiveWorkIsReplacedOnlyAfterItsMachineHasEndedIt(t *testing.T) {
 		t.Errorf("verdict %+v although the machine has until %s", v, time.Hour)
 	}
 	s.fences("m0", time.Minute)
-	s.quiet("m0", release-time.Second)
+	s.quiet("m0", release-30*time.Second)
 	if v := s.judge(term, "m0"); len(v.Jobs) != 0 {
 		t.Errorf("verdict %+v although the rank was claimed under a longer fence", v)
 	}

@@ -34,7 +34,7 @@ func (s *stage) blocked(n int) {
 	s.t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(time.Minute); ; <-tick.C {
+	for deadline := time.Now().Add(2 * time.Minute); ; <-tick.C {
 		waiting := one[int](s, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`)
 		if waiting >= n {
 			return

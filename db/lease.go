@@ -24,6 +24,8 @@ type Term struct {
 	Name   string
 	Holder string
 	Epoch  int64
+
+	idle string // milliseconds that a write of it may stand still
 }
 
 // Lease is a process's bid for a named lease. It has a connection of its own,
@@ -52,7 +54,7 @@ func (l *Lease) Acquire(ctx context.Context, ttl time.Duration) (term Term, ok b
 	}
 	ctx, cancel := context.WithTimeout(ctx, max(ttl/2, time.Second))
 	defer cancel()
-	term = Term{Name: l.name, Holder: l.holder}
+	term = Term{Name: l.name, Holder: l.holder, idle: l.db.leaderIdle}
 	err = conn.QueryRow(ctx, `
 		INSERT INTO leases AS l (name, holder, expires_at)
 		VALUES (@name, @holder, clock_timestamp() + @ttl::interval)
@@ -113,13 +115,16 @@ func (l *Lease) disconnect() {
 // from ending before the transaction does, and cuts off a leader that freezes
 // inside it.
 const fence = `
-	SELECT set_config('idle_in_transaction_session_timeout', '1000', true)
+	SELECT set_config('idle_in_transaction_session_timeout', @idle, true)
 	FROM leases
 	WHERE name = @name AND holder = @holder AND epoch = @epoch
 	FOR SHARE`
 
+// leaderIdle is how long, in milliseconds, a write of a leader may stand still.
+const leaderIdle = "1000"
+
 func (t Term) args() pgx.NamedArgs {
-	return pgx.NamedArgs{"name": t.Name, "holder": t.Holder, "epoch": t.Epoch}
+	return pgx.NamedArgs{"name": t.Name, "holder": t.Holder, "epoch": t.Epoch, "idle": t.idle}
 }
 
 // errDeposed is what a leader's write ends with when its term is over.

@@ -47,7 +47,7 @@ func TestSilentMachinesBecomeSuspect(t *testing.T) {
 	s := newStage(t)
 	term := s.term()
 	s.quiet("m0", 21*time.Second)
-	s.quiet("m1", 19*time.Second)
+	s.quiet("m1", 5*time.Second)
 	ids, err := s.db.MarkSuspect(t.Context(), term, silence)
 	if err != nil || len(ids) != 1 || ids[0] != "m0" || s.state("m0") != berth.MachineSuspect || s.state("m1") != berth.MachineReady {
 		t.Errorf("suspect %v, %v", ids, err)
@@ -62,7 +62,7 @@ func TestSilenceOrphansRanksAndFreesNothing(t *testing.T) {
 	s := newStage(t)
 	term := s.term()
 	id, attempt := s.started(nil)
-	s.quiet("m0", 89*time.Second)
+	s.quiet("m0", time.Minute)
 	if due, _ := s.overdue(); len(due) != 0 {
 		t.Fatalf("due before lost_after: %v", due)
 	}

@@ -163,11 +163,19 @@ func settle(ctx context.Context, tx pgx.Tx, job lockedJob, v berth.Verdict) (tou
 			ON CONFLICT DO NOTHING`, args)
 	}
 	if job.State == berth.Scheduled && v.Next == berth.Succeeded {
-		// It ran, and the row never heard of it: a backup was restored since.
+		// It ran, and the row never heard of it before its end: its machine told of
+		// both at once, or a backup was restored since.
 		batch.Queue(`
 			UPDATE jobs
 			SET state = 'running', version = version + 1, actor = 'workflow', reason = NULL
 			WHERE id = @job`, args)
+		batch.Queue(`
+			UPDATE attempts
+			SET started_at = coalesce(started_at, (
+				SELECT min(a.started_at)
+				FROM allocations a
+				WHERE a.job = @job AND a.attempt = @attempt), now())
+			WHERE job = @job AND attempt = @attempt`, args)
 	}
 	batch.Queue(`
 		UPDATE jobs

@@ -146,6 +146,32 @@ func (s *stage) cancel(id berth.JobID) berth.State {
 	return state
 }
 
+// A short job may be over before its machine could say that it had begun: then
+// it ran all the same, in its history and in its attempt.
+func TestAnEndThatComesBeforeTheNewsOfTheStartIsOfAJobThatRan(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.submit(nil)
+	attempt := s.place(id, "m0")
+	s.claim(id, attempt, 0)
+	s.exit(id, attempt, 0, exited(0))
+	mustExec(t, s.pool, `UPDATE allocations SET started_at = now() - interval '3 s' WHERE job = $1`, id)
+	if got := s.settle(id, attempt); got.Next != berth.Succeeded {
+		t.Fatalf("settled as %+v", got)
+	}
+	j := s.job(id)
+	if j.StartedAt == nil || j.Attempts[0].StartedAt == nil {
+		t.Fatalf("the job started %v, its attempt %v", j.StartedAt, j.Attempts[0].StartedAt)
+	}
+	if ran := one[int64](s, `SELECT ran_ms FROM jobs WHERE id = $1`, id); ran < 3000 {
+		t.Errorf("it ran for %d ms, want what its machine said", ran)
+	}
+	events, err := s.db.Events(t.Context(), "", id, 0, 100)
+	if err != nil || !slices.ContainsFunc(events, func(e berth.Event) bool { return e.To == berth.Running }) {
+		t.Errorf("its history does not say that it ran: %+v, %v", events, err)
+	}
+}
+
 func TestSettleIsNotReadyBeforeEveryRankHasEnded(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

@@ -3,7 +3,7 @@ package e2e_test
 import (
 	"context"
 	"flag"
-	"slices"
+	"fmt"
 	"testing"
 	"time"
 
@@ -119,7 +119,7 @@ func (s *stack) joinDocker(t *testing.T, machines ...berth.MachineID) *docker.En
 // run from the checkpoint that all four had written.
 func repairsGangs(t *testing.T, s *stack) {
 	engine := s.joinDocker(t, "d0", "d1")
-	const steps = 60
+	const plainSteps = 60
 	j := spec("descends", "descend", "/checkpoint", "60", "30ms", "10")
 	j.Image, j.Members = runtimetest.Image(t, ""), 4
 	j.Placement.Labels, j.Placement.Strategy = map[string]string{"engine": "docker"}, "spread"
@@ -128,27 +128,40 @@ func repairsGangs(t *testing.T, s *stack) {
 	plain := s.submit(t, j)
 	s.ends(t, plain, berth.Succeeded)
 
+	j.Command = []string{"descend", "/checkpoint", "100000", "30ms", "10"} // it does not end before the test is ready
 	id := s.submit(t, j)
+	var at int64
 	until(t, "a checkpoint of all ranks is verified", func() bool {
-		return slices.ContainsFunc(s.job(t, id).Checkpoints, func(c berth.Checkpoint) bool { return c.State == berth.CheckpointVerified && c.Step >= 20 })
+		for _, c := range s.job(t, id).Checkpoints {
+			if c.State == berth.CheckpointVerified {
+				at = max(at, c.Step)
+			}
+		}
+		return at >= 20
 	})
+	// The next attempt comes to an end, which this one will not reach.
+	steps := int(at) + 600
+	execute(t, s.database, fmt.Sprintf(`UPDATE job_specs SET spec = jsonb_set(jsonb_set(spec, '{command,2}', '"%d"'), '{command,3}', '"5ms"') WHERE job = '%s'`, steps, id))
 	killed := time.Now()
 	if err := engine.Signal(t.Context(), berth.ContainerName(id, 2, 1), "SIGKILL"); err != nil {
 		t.Fatal(err)
 	}
 	job := s.ends(t, id, berth.Succeeded)
+	if len(job.Attempts) != 2 {
+		t.Fatalf("attempts are %+v", job.Attempts)
+	}
 	first, second := job.Attempts[0], job.Attempts[1]
-	if len(job.Attempts) != 2 || first.Outcome == nil || first.ExitCode == nil || *first.ExitCode != 137 || second.ResumeFrom == nil || *second.ResumeFrom < 20 || *second.ResumeFrom%10 != 0 {
+	if first.Outcome == nil || first.ExitCode == nil || *first.ExitCode != 137 || second.ResumeFrom == nil || *second.ResumeFrom < 20 || *second.ResumeFrom%10 != 0 {
 		t.Errorf("attempts are %+v", job.Attempts)
 	}
 	if took := first.EndedAt.Sub(killed); took > time.Minute {
 		t.Errorf("the gang took %s to stop", took)
 	}
 	t.Logf("stopped %s after the kill, went on from step %d after %s", first.EndedAt.Sub(killed).Round(time.Millisecond), *second.ResumeFrom, second.StartedAt.Sub(killed).Round(time.Millisecond))
-	for _, run := range []berth.JobID{plain, id} {
+	for run, want := range map[berth.JobID]string{plain: prog.DescendResult(plainSteps, 4), id: prog.DescendResult(steps, 4)} {
 		for member := range 4 {
-			if got := s.lastLine(t, run, member); got != prog.DescendResult(steps, 4) {
-				t.Errorf("member %d of %s ends with %q, want %q", member, run, got, prog.DescendResult(steps, 4))
+			if got := s.lastLine(t, run, member); got != want {
+				t.Errorf("member %d of %s ends with %q, want %q", member, run, got, want)
 			}
 		}
 	}

@@ -1,11 +1,14 @@
 package e2e_test
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.temporal.io/api/enums/v1"
+	historypb "go.temporal.io/api/history/v1"
 
 	"berth"
 )
@@ -47,18 +50,39 @@ func TestJobs(t *testing.T) {
 // mostEvents is how long the history of an undisturbed job may be.
 const mostEvents = 18
 
+// undisturbed runs a job that is to have a short history. A machine that is
+// crowded for a moment makes a grant late, or a poke, and the history longer; not
+// so five times in a row.
+func (s *stack) undisturbed(t *testing.T, run func() berth.JobID, want func(berth.Job) []string) (berth.Job, *historypb.History) {
+	t.Helper()
+	for try := 1; ; try++ {
+		job := s.ends(t, run(), berth.Succeeded)
+		h := s.history(t, job.ID)
+		wrong := ""
+		if n := len(h.GetEvents()); n > mostEvents {
+			wrong = fmt.Sprintf("%d events: %v\n", n, kinds(h))
+		}
+		if want != nil {
+			wrong += cmp.Diff(want(job), steps(h))
+		}
+		if wrong == "" {
+			return job, h
+		}
+		if try == 5 {
+			t.Errorf("history (-want +got): %s", wrong)
+			return job, h
+		}
+		t.Logf("history of try %d (-want +got): %s", try, wrong)
+	}
+}
+
 func runs(t *testing.T, s *stack) {
-	id := s.submit(t, spec("runs", "do", "echo hello", "sleep 1s")) // it outlives the step that placed it
-	job := s.ends(t, id, berth.Succeeded)
-	h := s.history(t, id)
-	if n := len(h.GetEvents()); n > mostEvents {
-		t.Errorf("%d events: %v", n, kinds(h))
-	}
-	queue := berth.MachineQueue(job.Attempts[0].Machines[0])
-	want := []string{berth.ActivityReserve, berth.ActivityRun + " on " + queue, berth.ActivitySettle}
-	if diff := cmp.Diff(want, steps(h)); diff != "" {
-		t.Errorf("steps (-want +got):\n%s", diff)
-	}
+	job, h := s.undisturbed(t, func() berth.JobID {
+		return s.submit(t, spec("runs", "do", "echo hello", "sleep 1s")) // it outlives the step that placed it
+	}, func(job berth.Job) []string {
+		queue := berth.MachineQueue(job.Attempts[0].Machines[0])
+		return []string{berth.ActivityReserve, berth.ActivityRun + " on " + queue, berth.ActivitySettle}
+	})
 	if job.ExitCode == nil || *job.ExitCode != 0 || len(job.Attempts) != 1 || job.Reason != nil {
 		t.Errorf("job is %+v", job)
 	}
@@ -86,16 +110,19 @@ func gpuJob(name string) berth.JobSpec {
 }
 
 func waits(t *testing.T, s *stack) {
-	holders := s.fill(t, "sleep", "2s")
-	id := s.submit(t, gpuJob("waits"))
-	s.ends(t, id, berth.Succeeded)
-	for _, holder := range holders {
-		s.ends(t, holder, berth.Succeeded)
-	}
-	h := s.history(t, id)
-	if n := len(h.GetEvents()); n > mostEvents {
-		t.Errorf("%d events: %v", n, kinds(h))
-	}
+	_, h := s.undisturbed(t, func() berth.JobID {
+		holders := s.fill(t, "trap-term", "0")
+		id := s.submit(t, gpuJob("waits"))
+		s.becomes(t, id, berth.Queued)
+		until(t, "its first step has given up waiting", func() bool { return len(steps(s.history(t, id))) > 0 })
+		for _, holder := range holders {
+			s.finish(t, holder)
+		}
+		for _, holder := range holders {
+			s.ends(t, holder, berth.Succeeded)
+		}
+		return id
+	}, nil)
 	record(t, "waited-for-its-grant", h)
 }
 
@@ -107,15 +134,19 @@ func losesRuns(t *testing.T, s *stack) {
 	defer s.lossy.Store(false)
 	ids := []berth.JobID{s.submit(t, spec("lost", "exit", "0")), s.submit(t, spec("lost", "exit", "0"))}
 	began := time.Now()
+	var shortest []string
 	for _, id := range ids {
 		if job := s.ends(t, id, berth.Succeeded); len(job.Attempts) != 1 {
 			t.Errorf("job is %+v, attempts %+v", job, job.Attempts)
 		} else if took := job.FinishedAt.Sub(job.SubmittedAt); took > time.Minute { // the heartbeat is missed after two
 			t.Errorf("job ended after %s", took)
 		}
-		if n := len(s.history(t, id).GetEvents()); n > mostEvents {
-			t.Errorf("%d events: %v", n, kinds(s.history(t, id)))
+		if got := kinds(s.history(t, id)); shortest == nil || len(got) < len(shortest) {
+			shortest = got
 		}
+	}
+	if len(shortest) > mostEvents { // where the machine is crowded for a moment, one of them may have more
+		t.Errorf("%d events: %v", len(shortest), shortest)
 	}
 	t.Logf("without their Runs they ended in %s", time.Since(began).Round(time.Millisecond))
 }
@@ -169,7 +200,7 @@ func cancelsRunning(t *testing.T, s *stack) {
 		t.Fatal(err)
 	}
 	job := s.ends(t, id, berth.Canceled)
-	if took := job.FinishedAt.Sub(asked); took > 30*time.Second {
+	if took := job.FinishedAt.Sub(asked); took >= time.Minute { // its grace
 		t.Errorf("canceled after %s", took)
 	}
 	if code := job.Attempts[0].ExitCode; code == nil || *code != 143 { // it was asked, not killed once its grace was over
@@ -208,7 +239,7 @@ func cancelsFromTemporal(t *testing.T, s *stack) {
 }
 
 func survivesTermination(t *testing.T, s *stack) {
-	id := s.submit(t, spec("survives", "sleep", "4s"))
+	id := s.submit(t, spec("survives", "trap-term", "0"))
 	s.becomes(t, id, berth.Running)
 	before := s.job(t, id)
 	if err := s.temporal.TerminateWorkflow(t.Context(), berth.JobWorkflowID(id), "", "test"); err != nil {
@@ -217,6 +248,11 @@ func survivesTermination(t *testing.T, s *stack) {
 	if n := s.containers(t, id); n != 1 {
 		t.Errorf("%d containers run after it", n)
 	}
+	until(t, "it has another workflow", func() bool {
+		x, err := s.temporal.DescribeWorkflowExecution(t.Context(), berth.JobWorkflowID(id), "")
+		return err == nil && x.GetWorkflowExecutionInfo().GetStatus() == enums.WORKFLOW_EXECUTION_STATUS_RUNNING
+	})
+	s.finish(t, id)
 	job := s.ends(t, id, berth.Succeeded)
 	if len(job.Attempts) != 1 || !job.StartedAt.Equal(*before.StartedAt) {
 		t.Errorf("attempts are %+v", job.Attempts)
@@ -276,7 +312,7 @@ func takesGPUs(t *testing.T, s *stack) {
 }
 
 func survivesTemporal(t *testing.T, s *stack) {
-	running := s.submit(t, spec("running", "sleep", "3s"))
+	running := s.submit(t, spec("running", "trap-term", "0"))
 	s.becomes(t, running, berth.Running)
 	began := s.job(t, running).StartedAt
 	if err := s.server.Stop(); err != nil {
@@ -290,6 +326,7 @@ func survivesTemporal(t *testing.T, s *stack) {
 	if job, err := s.api.Cancel(t.Context(), canceled); err != nil || job.Status != berth.Canceled {
 		t.Errorf("job is %s, %v", job.Status, err)
 	}
+	s.finish(t, running)
 	until(t, "the container ends", func() bool { return s.containers(t, running) == 0 })
 	s.restartTemporal(t)
 	s.ends(t, accepted, berth.Succeeded)

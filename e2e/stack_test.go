@@ -27,6 +27,7 @@ import (
 	apiclient "berth/api/client"
 	"berth/db"
 	"berth/db/dbtest"
+	"berth/e2e/commands"
 	"berth/internal/agent"
 	"berth/internal/check"
 	"berth/internal/controlplane"
@@ -78,8 +79,8 @@ func startStack(t testing.TB, ages scheduler.Ages, edit func(*controlplane.Confi
 	url := dbtest.URL(t)
 	log, logs := testLog(t)
 	s := &stack{t: t, database: url, logs: logs, traces: traces, dir: t.TempDir(), engines: map[berth.MachineID]*fakeruntime.Fake{}}
-	t.Cleanup(s.verify) // the last of all: nothing writes any more
-	s.startTemporal(t, 0)
+	t.Cleanup(s.verify)             // the last of all: nothing writes any more
+	s.startTemporal(t, freePort(t)) // it must be free when it is started again
 	t.Cleanup(func() { _ = s.server.Stop() })
 	s.address = s.server.Address()
 	var err error
@@ -113,7 +114,7 @@ func startStack(t testing.TB, ages scheduler.Ages, edit func(*controlplane.Confi
 	s.run("control plane", plane.Run)
 	select {
 	case <-plane.Ready():
-	case <-time.After(time.Minute):
+	case <-time.After(patience):
 		t.Fatal("control plane is not ready")
 	}
 	s.url, s.token = plane.URL(), token
@@ -127,7 +128,7 @@ func startStack(t testing.TB, ages scheduler.Ages, edit func(*controlplane.Confi
 
 // verify checks that whatever the test did is a history that keeps every promise.
 func (s *stack) verify() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	h, err := db.OpenHistory(ctx, s.database)
 	if err != nil {
@@ -143,8 +144,18 @@ func (s *stack) verify() {
 	}
 }
 
-// startTemporal starts a server on a port, 0 for a free one. Another one in the
-// same database takes up where the last one stopped.
+// freePort is a port for a server that is started again.
+func freePort(t testing.TB) int {
+	t.Helper()
+	port, err := commands.Port()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}
+
+// startTemporal starts a server on a port. Another one in the same database takes
+// up where the last one stopped.
 func (s *stack) startTemporal(t testing.TB, port int) {
 	t.Helper()
 	server, err := temporaldev.Start(t.Context(), temporaldev.Options{DatabaseURL: s.database, FrontendPort: port, NoUI: true})
@@ -241,7 +252,7 @@ func (s *stack) joinOver(m berth.MachineID, engine node.Runtime, log *slog.Logge
 
 // spec is a job of the test program.
 func spec(name string, command ...string) berth.JobSpec {
-	grace, cpus, memory := berth.Duration(5*time.Second), berth.MilliCPU(100), berth.MiB(64)
+	grace, cpus, memory := berth.Duration(time.Minute), berth.MilliCPU(100), berth.MiB(64)
 	return berth.JobSpec{
 		Name: name, Image: "testprog", Command: command, StopGrace: &grace,
 		Resources: berth.Resources{CPUs: &cpus, Memory: &memory},
@@ -261,10 +272,14 @@ func (s *stack) submit(t testing.TB, j berth.JobSpec) berth.JobID {
 
 func (s *stack) job(t testing.TB, id berth.JobID) berth.Job {
 	t.Helper()
-	job, err := s.api.Job(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	var job berth.Job
+	until(t, "the API tells of job "+string(id), func() (told bool) {
+		var err error
+		if job, err = s.api.Job(t.Context(), id); err != nil && berth.CodeOf(err) != berth.CodeUnavailable {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
 	return job
 }
 
@@ -291,6 +306,25 @@ func (s *stack) becomes(t testing.TB, id berth.JobID, want berth.State) {
 	})
 }
 
+// finish lets a job end by itself that runs trap-term, which never does so before
+// the test is ready.
+func (s *stack) finish(t testing.TB, id berth.JobID) {
+	t.Helper()
+	until(t, "job "+string(id)+" waits for its end", func() bool {
+		ready := false
+		err := s.api.Logs(t.Context(), id, apiclient.LogsQuery{}, func(l berth.LogLine) error {
+			ready = ready || l.Text == "ready"
+			return nil
+		})
+		return err == nil && ready
+	})
+	job := s.job(t, id)
+	engine := s.engines[job.Attempts[job.Attempt-1].Machines[0]]
+	if err := engine.Signal(t.Context(), berth.ContainerName(id, 0, job.Attempt), "SIGTERM"); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // containers counts the job's containers that run, on all machines.
 func (s *stack) containers(t testing.TB, id berth.JobID) int {
 	t.Helper()
@@ -309,11 +343,14 @@ func (s *stack) containers(t testing.TB, id berth.JobID) int {
 	return n
 }
 
+// patience bounds every wait. It is longer than it takes Temporal to miss a
+// waiter's heartbeats: on a crowded machine the delivery of one may be lost, and
+// is repeated only then.
+const patience = 4 * time.Minute
+
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	// Longer than it takes Temporal to miss a waiter's heartbeats: on a crowded
-	// machine the delivery of one may be lost, and is repeated only then.
-	limit := time.After(4 * time.Minute)
+	limit := time.After(patience)
 	for pause := 5 * time.Millisecond; !ok(); pause = min(pause*3/2, 50*time.Millisecond) {
 		select {
 		case <-time.After(pause):

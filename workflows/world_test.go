@@ -91,7 +91,7 @@ func newWorld(t *testing.T, row berth.JobView) *world {
 		return berth.RunResult{}, activity.ErrResultPending
 	})
 	w.env.RegisterWorkflowWithOptions(workflows.Job, workflow.RegisterOptions{Name: berth.WorkflowJob})
-	w.env.SetTestTimeout(30 * time.Second)
+	w.env.SetTestTimeout(5 * time.Minute) // of the real clock
 	return w
 }
 

@@ -29,6 +29,10 @@ var shared struct {
 	pipe      *os.File // closed by the end of the process; see makeDir
 }
 
+// patience bounds every call: machines that run tests are busy, and the first
+// call sets a cluster up.
+const patience = 4 * time.Minute
+
 // template is the migrated database that the others are copied from.
 const template = "berth_template"
 
@@ -81,7 +85,7 @@ func start() (*postgres.Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	c, err := postgres.Start(ctx, postgres.Options{
 		Dir:            dir,
@@ -113,7 +117,7 @@ func strategy(ctx context.Context, c *postgres.Cluster) (string, error) {
 }
 
 func migrateTemplate(c *postgres.Cluster) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := c.CreateDatabase(ctx, template); err != nil {
 		return err
@@ -137,15 +141,19 @@ func create(t testing.TB, c *postgres.Cluster, source string) string {
 			t.Errorf("dbtest: drop database: %v", err)
 		}
 	})
-	return c.URL(name)
+	return c.URL(name) + patient
 }
+
+// patient makes the server and its clients wait for a test process that stands
+// still: as in production they would cut off a transaction within seconds.
+const patient = "&connect_timeout=240&idle_in_transaction_session_timeout=600000"
 
 // admin runs one statement outside any test database. The test's own context
 // is over when its clean-up runs, so the statement has one of its own.
 func admin(c *postgres.Cluster, sql string) error { return run(c.URL("postgres"), sql) }
 
 func run(url, sql string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {

@@ -29,7 +29,7 @@ func makeDir() (string, error) {
 	}
 	const script = `read -r _
 n=0
-while [ -e "$1/data/postmaster.pid" ] && [ $n -lt 100 ]; do sleep 0.1; n=$((n+1)); done
+while [ -e "$1/data/postmaster.pid" ] && [ $n -lt 1200 ]; do sleep 0.1; n=$((n+1)); done
 rm -rf -- "$1"`
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -145,19 +145,22 @@ func (c cell) loses() bool {
 	return strings.HasPrefix(c.point, "leader.lost.")
 }
 
-// matrix prints all results, one line each.
+// matrix prints all results: a line for each process and failpoint, with every
+// action and downtime and how long the cell took.
 func matrix(results []result) string {
-	var b strings.Builder
 	slices.SortStableFunc(results, func(a, b result) int {
-		return cmp.Or(strings.Compare(a.process, b.process), strings.Compare(a.point, b.point), cmp.Compare(a.down, b.down))
+		return cmp.Or(strings.Compare(a.process, b.process), strings.Compare(a.point, b.point), strings.Compare(b.action, a.action), cmp.Compare(a.down, b.down))
 	})
-	fmt.Fprintf(&b, "%-11s %-44s %-7s %-18s %7s  %s\n", "process", "failpoint", "action", "downtime", "took", "result")
-	for _, r := range results {
+	var b strings.Builder
+	for i, r := range results {
+		if i == 0 || r.process != results[i-1].process || r.point != results[i-1].point {
+			fmt.Fprintf(&b, "\n%-10s %-34s", r.process, r.point)
+		}
 		says := "ok"
 		if r.err != nil {
 			says = "BREACH"
 		}
-		fmt.Fprintf(&b, "%-11s %-44s %-7s %-18s %6.1fs  %s\n", r.process, r.point, r.action, r.downtime(), r.took.Seconds(), says)
+		fmt.Fprintf(&b, "  %s %s: %s %.0fs", r.action, r.downtime(), says, r.took.Seconds())
 	}
-	return b.String()
+	return strings.TrimPrefix(b.String(), "\n") + "\n"
 }

@@ -78,6 +78,13 @@ type run struct {
 	results []result
 }
 
+// Not each cell is worth a line: a log that is long is cut, and what matters is
+// at its end.
+const (
+	progressEvery = 20
+	slow          = time.Minute
+)
+
 // work runs the cells of a queue one after another, with their jobs in one
 // place, until it is empty or one has failed: what follows from a breach hides
 // it.
@@ -87,13 +94,16 @@ func (r *run) work(queue chan cell, place string) {
 		case c := <-queue:
 			began := time.Now()
 			err := r.do(c, place)
-			r.t.Logf("%5.1fs %s took %s", time.Since(r.began).Seconds(), c, since(began))
 			if err != nil {
-				r.fail(fmt.Errorf("%s (%s): %w", c, place, err))
+				r.fail(fmt.Errorf("%s (%s), after %s: %w", c, place, since(began), err))
 			}
 			r.mu.Lock()
 			r.results = append(r.results, result{c, time.Since(began), err})
+			n := len(r.results)
 			r.mu.Unlock()
+			if n%progressEvery == 0 || time.Since(began) > slow {
+				r.t.Logf("%5.1fs %d cells done; %s took %s", time.Since(r.began).Seconds(), n, c, since(began))
+			}
 		default:
 			return
 		}

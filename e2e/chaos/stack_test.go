@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -78,6 +77,9 @@ func (s *stack) fail(err error) {
 	s.t.Error(err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if len(s.faults) == 0 {
+		s.t.Log(s.autopsy())
+	}
 	s.faults = append(s.faults, err)
 }
 
@@ -188,7 +190,7 @@ func (s *stack) startPlane() error {
 			case failpoint.Leader:
 				p.args = append(p.args, "--log-level", "debug") // tells of the reconciler's passes
 			case failpoint.API:
-				listen, err := freeAddress()
+				listen, err := commands.Address()
 				if err != nil {
 					return err
 				}
@@ -238,15 +240,6 @@ func ready(url string) error {
 		return errors.New(res.Status)
 	}
 	return nil
-}
-
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	return l.Addr().String(), nil
 }
 
 func (s *stack) startAgents() error {
@@ -314,18 +307,13 @@ func byName[K comparable](programs map[K][]*program) []*program {
 	return all
 }
 
-// end ends all programs; if the test failed it shows what they said last.
+// end ends all programs.
 func (s *stack) end() {
 	var ending sync.WaitGroup
 	for _, p := range s.programs() {
 		ending.Go(func() { _ = p.end(syscall.SIGKILL) })
 	}
 	ending.Wait()
-	if s.t.Failed() {
-		for _, p := range s.programs() {
-			s.t.Logf("%s:\n%s", p.name, tail(p.log()))
-		}
-	}
 }
 
 // remove ends the servers and removes all that is left.

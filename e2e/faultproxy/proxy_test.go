@@ -14,7 +14,7 @@ import (
 )
 
 // patience bounds every wait; machines that run tests are busy.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 // server answers each line with "ok " and the line, and tells what it got.
 type server struct {

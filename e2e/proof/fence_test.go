@@ -23,7 +23,7 @@ import (
 
 // Times of the fence below; the job's grace is a second.
 const (
-	fenceAfter  = 12 * time.Second
+	fenceAfter  = 16 * time.Second
 	fenceMargin = 3 * time.Second
 	fenceTotal  = fenceAfter + time.Second + fenceMargin
 )

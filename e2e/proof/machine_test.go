@@ -2,6 +2,7 @@ package proof_test
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,11 +21,8 @@ import (
 	"berth/activities/node/runtimetest/prog"
 )
 
-// The training below: its steps, and after how many it saves.
-const (
-	trainSteps = 60
-	trainSave  = 5
-)
+// trainSave is after how many steps the training below saves.
+const trainSave = 5
 
 func TestALostMachinesTrainingResumesElsewhereFromItsCheckpoint(t *testing.T) {
 	t.Parallel()
@@ -35,7 +33,7 @@ func TestALostMachinesTrainingResumesElsewhereFromItsCheckpoint(t *testing.T) {
 		"--image", s.image + "=" + rootFilesystem(t, s.dir)}
 	s.start()
 
-	spec := s.job("training", "train", "/checkpoint", fmt.Sprint(trainSteps), "250ms", fmt.Sprint(trainSave))
+	spec := s.job("training", "train", "/checkpoint", "100000", "250ms", fmt.Sprint(trainSave)) // it does not end before the test is ready
 	spec.Entrypoint = []string{"/testprog"}
 	spec.Checkpoint = &berth.CheckpointPolicy{Path: "/checkpoint"}
 	spec.LostAfter = berth.Duration(12 * time.Second) // a killed agent is back by then
@@ -50,6 +48,9 @@ func TestALostMachinesTrainingResumesElsewhereFromItsCheckpoint(t *testing.T) {
 		}
 		return err
 	})
+	// The next attempt comes to an end, which this one will not reach.
+	trainSteps := int(slices.MaxFunc(job.Checkpoints, func(a, b berth.Checkpoint) int { return cmp.Compare(a.Step, b.Step) }).Step) + 400
+	s.query(`UPDATE job_specs SET spec = jsonb_set(jsonb_set(spec, '{command,2}', to_jsonb($2::text)), '{command,3}', '"25ms"') WHERE job = $1`, id, fmt.Sprint(trainSteps))
 	lost := job.Attempts[0].Machines[0]
 	if out, err := exec.CommandContext(t.Context(), program(t, "berth-dev"), "kill-machine", string(lost), "--dir", s.dir).CombinedOutput(); err != nil {
 		t.Fatalf("kill machine %s: %v: %s", lost, err, out)
@@ -66,7 +67,7 @@ func TestALostMachinesTrainingResumesElsewhereFromItsCheckpoint(t *testing.T) {
 	if second.Machines[0] == lost {
 		t.Errorf("the second attempt ran on %s, which is dead", lost)
 	}
-	if second.ResumeFrom == nil || *second.ResumeFrom <= 0 || *second.ResumeFrom >= trainSteps || *second.ResumeFrom%trainSave != 0 {
+	if second.ResumeFrom == nil || *second.ResumeFrom <= 0 || *second.ResumeFrom >= int64(trainSteps) || *second.ResumeFrom%trainSave != 0 {
 		t.Fatalf("the second attempt resumed from %v", second.ResumeFrom)
 	}
 	lines := s.log(id)
@@ -76,20 +77,20 @@ func TestALostMachinesTrainingResumesElsewhereFromItsCheckpoint(t *testing.T) {
 	if want := prog.TrainResult(trainSteps); len(lines) == 0 || lines[len(lines)-1] != want {
 		t.Errorf("the last line is not %q, as without the loss: %q", want, lines)
 	}
-	whole := trainLog()
+	whole := trainLog(trainSteps)
 	rest := whole[slices.Index(whole, fmt.Sprintf("step %d", *second.ResumeFrom+1)):]
 	f.want([][]string{whole, slices.Concat([]string{fmt.Sprintf("restored step %d", *second.ResumeFrom)}, rest)})
 }
 
 // trainLog is what the training prints if nothing befalls it.
-func trainLog() (lines []string) {
-	for i := 1; i <= trainSteps; i++ {
+func trainLog(steps int) (lines []string) {
+	for i := 1; i <= steps; i++ {
 		lines = append(lines, fmt.Sprintf("step %d", i))
 		if i%trainSave == 0 {
 			lines = append(lines, fmt.Sprintf("saved step %d", i))
 		}
 	}
-	return append(lines, prog.TrainResult(trainSteps))
+	return append(lines, prog.TrainResult(steps))
 }
 
 // killAgentOf kills the agent of a job's machine in the middle of its log, and

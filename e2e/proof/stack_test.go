@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 	"berth/activities/node/runtimetest"
 	"berth/api/client"
 	"berth/db"
+	"berth/e2e/commands"
 	"berth/internal/check"
 )
 
@@ -225,15 +225,14 @@ func (s *stack) awaitAPI(p *process) {
 	})
 }
 
-// freeAddress is a loopback address that nobody listens on.
+// freeAddress is a loopback address for a program that is started again.
 func freeAddress(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	address, err := commands.Address()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return address
 }
 
 // testImage puts the test program into the machine's own engine.

@@ -3,6 +3,7 @@ package agent_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,7 +19,7 @@ func TestRestartedAgentAdopts(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	running := s.submit(nil, "lines", "1000", "2ms", "5")
+	running := s.submit(nil, "do", "lines 1000 2ms", "trap-term 5") // it runs until it is told to end
 	req, w := m.run(running)
 	s.until("some of the log is stored", func() bool { return len(s.log(running, 1)) > 20 })
 	before, err := m.container(req)
@@ -34,20 +35,36 @@ func TestRestartedAgentAdopts(t *testing.T) {
 	if err != nil || after.ID != before.ID || !after.StartedAt.Equal(before.StartedAt) {
 		t.Errorf("container was %+v and is %+v, %v", before, after, err)
 	}
-	if x := m.wait(req).exit(); x.Code != 5 || x.Cause != berth.CauseExited {
+	w = m.wait(req)
+	m.endsWhenReady(req)
+	if x := w.exit(); x.Code != 5 || x.Cause != berth.CauseExited {
 		t.Errorf("exit is %+v", x)
 	}
-	got := s.log(running, 1)
-	if len(got) != 1000 {
-		t.Errorf("%d lines are stored", len(got))
-	}
-	for i, line := range got {
-		if line != fmt.Sprintf("line %d", i+1) {
-			t.Fatalf("line %d is %q", i+1, line)
-		}
-	}
+	s.wantLines(running, 1000)
 	if e := s.machineEpoch("m1"); e != 1 {
 		t.Errorf("the restart moved the machine's epoch to %d", e)
+	}
+}
+
+// endsWhenReady sends SIGTERM once the program waits for it. Its log must reach
+// the control plane.
+func (m *machine) endsWhenReady(req berth.RunRequest) {
+	m.s.t.Helper()
+	m.s.until("the program waits for its end", func() bool { return slices.Contains(m.s.log(req.Job, req.Attempt), "ready") })
+	m.terminate(req)
+}
+
+// wantLines checks that a first attempt has printed n numbered lines, then waited
+// for its end: each line once and in order.
+func (s *site) wantLines(id berth.JobID, n int) {
+	s.t.Helper()
+	want := make([]string, 0, n+2)
+	for i := range n {
+		want = append(want, fmt.Sprintf("line %d", i+1))
+	}
+	want = append(want, "ready", "term")
+	if got := s.log(id, 1); !slices.Equal(got, want) {
+		s.t.Errorf("%d lines are stored, want %d: %q", len(got), len(want), got)
 	}
 }
 
@@ -64,12 +81,13 @@ func TestContainerThatEndedWhileNobodyLookedIsReported(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	id := s.submit(nil, "do", "echo before", "sleep 300ms", "echo after", "exit 9")
+	id := s.submit(nil, "do", "echo before", "trap-term 0", "echo after", "exit 9")
 	req, _ := m.run(id)
-	m.running(req)
+	s.until("the program waits for its end", func() bool { return slices.Contains(s.log(id, 1), "ready") })
 	if err := m.stop(); err != nil {
 		t.Fatal(err)
 	}
+	m.terminate(req)
 	m.until("container ended", func() bool {
 		c, err := m.container(req)
 		return err == nil && c.State == node.ContainerExited
@@ -78,7 +96,7 @@ func TestContainerThatEndedWhileNobodyLookedIsReported(t *testing.T) {
 	if x := m.wait(req).exit(); x.Code != 9 {
 		t.Errorf("exit is %+v", x)
 	}
-	if diff := cmp.Diff([]string{"before", "after"}, s.log(id, 1)); diff != "" {
+	if diff := cmp.Diff([]string{"before", "ready", "term", "after"}, s.log(id, 1)); diff != "" {
 		t.Errorf("log (-want +got):\n%s", diff)
 	}
 	s.settle(id)
@@ -153,7 +171,7 @@ func TestRebootedMachineStartsAnew(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	id := s.submit(nil, "sleep", "1m")
+	id := s.submit(nil, "sleep", "1h")
 	req, _ := m.run(id)
 	m.running(req)
 	if err := m.stop(); err != nil {
@@ -181,7 +199,7 @@ func TestZombieIsKilled(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	id := s.submit(nil, "sleep", "1m")
+	id := s.submit(nil, "sleep", "1h")
 	req, w := m.run(id)
 	m.running(req)
 	s.gate.closed.Store(true)

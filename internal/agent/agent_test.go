@@ -59,7 +59,7 @@ func TestFailuresAreValues(t *testing.T) {
 		{"no such image", func(j *berth.JobSpec) { j.Image = "nosuch" }, nil, berth.Exit{Cause: berth.CauseImageNotFound}, berth.Failed, berth.ReasonImageNotFound},
 		{"registry away", func(j *berth.JobSpec) { j.Image = "away" }, nil, berth.Exit{Cause: berth.CauseImageUnavailable}, berth.Retrying, berth.ReasonImageUnavailable},
 		{"no such command", func(j *berth.JobSpec) { j.Entrypoint = []string{"/nosuch"} }, nil, berth.Exit{Cause: berth.CauseBadCommand}, berth.Failed, berth.ReasonExitCode},
-		{"time limit", func(j *berth.JobSpec) { j.TimeLimit = berth.Duration(200 * time.Millisecond) }, []string{"trap-term", "0"}, berth.Exit{Cause: berth.CauseTimeLimit}, berth.Failed, berth.ReasonTimeLimit},
+		{"time limit", func(j *berth.JobSpec) { j.TimeLimit = berth.Duration(time.Second) }, []string{"trap-term", "0"}, berth.Exit{Cause: berth.CauseTimeLimit}, berth.Failed, berth.ReasonTimeLimit},
 	} {
 		id := s.submit(c.edit, c.command...)
 		_, w := m.run(id)
@@ -109,6 +109,7 @@ func TestCancelInEveryPhase(t *testing.T) {
 		phase   string
 		command []string
 		at      func(t *testing.T, s *site, m *machine, id berth.JobID) (berth.RunRequest, *waiter)
+		grace   time.Duration
 		cause   berth.ExitCause
 		code    int
 	}{
@@ -119,7 +120,7 @@ func TestCancelInEveryPhase(t *testing.T) {
 			s.cancel(id)
 			close(free)
 			return req, w
-		}, berth.CauseNotStarted, 0},
+		}, patience, berth.CauseNotStarted, 0},
 		{"creating", []string{"echo", "x"}, func(t *testing.T, s *site, m *machine, id berth.JobID) (berth.RunRequest, *waiter) {
 			reached, free := block(m, "Create")
 			req, w := m.run(id)
@@ -127,27 +128,27 @@ func TestCancelInEveryPhase(t *testing.T) {
 			s.cancel(id)
 			close(free)
 			return req, w
-		}, berth.CauseNotStarted, 0},
+		}, patience, berth.CauseNotStarted, 0},
 		{"running", []string{"trap-term", "7"}, func(t *testing.T, s *site, m *machine, id berth.JobID) (berth.RunRequest, *waiter) {
 			req, w := m.run(id)
 			m.running(req)
 			s.until("the program listens", func() bool { return slices.Contains(s.log(id, 1), "ready") })
 			s.cancel(id)
 			return req, w
-		}, berth.CauseOrdered, 7},
+		}, patience, berth.CauseOrdered, 7},
 		{"deaf to SIGTERM", []string{"ignore-term"}, func(t *testing.T, s *site, m *machine, id berth.JobID) (berth.RunRequest, *waiter) {
 			req, w := m.run(id)
 			s.until("the program listens", func() bool { return slices.Contains(s.log(id, 1), "ready") })
 			s.cancel(id)
 			return req, w
-		}, berth.CauseOrdered, 137},
+		}, 300 * time.Millisecond, berth.CauseOrdered, 137},
 	} {
 		t.Run(c.phase, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
 			m := s.machine("m1")
 			m.awaitsOrders()
-			id := s.submit(func(j *berth.JobSpec) { j.StopGrace = ptr(berth.Duration(300 * time.Millisecond)) }, c.command...)
+			id := s.submit(func(j *berth.JobSpec) { j.StopGrace = ptr(berth.Duration(c.grace)) }, c.command...)
 			req, w := c.at(t, s, m, id)
 			x := w.exit()
 			if x.Cause != c.cause || x.Code != c.code {
@@ -209,10 +210,11 @@ func TestControlPlaneAwayStopsNothing(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	id := s.submit(nil, "lines", "200", "5ms", "4")
+	id := s.submit(nil, "do", "lines 100 1ms", "trap-term 0", "lines 98 1ms 4")
 	req, w := m.run(id)
-	m.running(req)
+	s.until("the program waits for its end", func() bool { return slices.Contains(s.log(id, 1), "ready") })
 	s.gate.closed.Store(true)
+	m.terminate(req)
 	m.until("container ended", func() bool {
 		c, err := m.container(req)
 		return err == nil && c.State == node.ContainerExited
@@ -262,6 +264,7 @@ func TestLogThatIsRefusedDoesNotHoldTheSealForEver(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
+	m.impatient()
 	refuse := func(r *http.Request) int {
 		if strings.Contains(r.URL.Path, "/logs/") {
 			return http.StatusInternalServerError

@@ -53,7 +53,8 @@ func TestF32TwoFailedRestoresMarkAStepBad(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	id := train(m, 100_000)
+	m.impatient()
+	id := train(m)
 	steps := s.verified(id)
 	s.answers(http.StatusServiceUnavailable, http.MethodGet, fmt.Sprintf("%s/file-", berth.CheckpointKey("default", id, 1, 0, steps[0])))
 	for range 2 {
@@ -109,7 +110,7 @@ func TestF33FinalUploadSlowerThanTheNextPlacementLosesNothing(t *testing.T) {
 	s.gate.refuse.Store(&hold)
 	for _, sql := range []string{
 		`UPDATE jobs SET state = 'preempting', version = version + 1, preempted_for = gen_random_uuid()`,
-		`UPDATE allocations SET orders = orders || '{"checkpoint": true, "grace_ms": 20000}'`,
+		`UPDATE allocations SET orders = orders || '{"checkpoint": true, "grace_ms": 120000}'`,
 	} {
 		if _, err := s.db.Pool().Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)
@@ -149,7 +150,7 @@ func TestF32LostWorkIsMeasuredAndShown(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	id := train(m, 100_000)
+	id := train(m)
 	steps := s.verified(id)
 	before := s.job(id).Attempts[0]
 	if before.LostSteps == nil || before.LostGPUSeconds == nil || *before.LostGPUSeconds < 0 {

@@ -52,7 +52,7 @@ func begunUnheard(t *testing.T) (s *site, m *machine, req berth.RunRequest, w *w
 	s = newSite(t)
 	m = s.machine("m1")
 	lift = s.mute()
-	req, w = m.run(s.submit(nil, "sleep", "1m"))
+	req, w = m.run(s.submit(nil, "sleep", "1h"))
 	m.running(req)
 	return s, m, req, w, lift
 }
@@ -99,7 +99,7 @@ func TestAStaleClaimWaitsForTheOrder(t *testing.T) {
 	m := s.machine("m1")
 	m.awaitsOrders()
 	lift := s.mute()
-	id := s.submit(nil, "sleep", "1m")
+	id := s.submit(nil, "sleep", "1h")
 	req, w := m.run(id)
 	m.until("container is made", func() bool { _, err := m.container(req); return err == nil })
 	s.cancel(id) // the report that it is prepared comes too late to start it

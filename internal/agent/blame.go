@@ -12,7 +12,7 @@ import (
 const (
 	infoLimit    = 10 * time.Second // for a word of the engine after an end
 	restoreKills = time.Minute      // after its start an engine may still end what it cannot restore
-	logPatience  = 2 * time.Second  // for the last lines, before an end is told without them
+	logPatience  = 10 * time.Second // for the last lines, before an end is told without them
 	maxTailLine  = 512
 )
 

@@ -24,10 +24,10 @@ func checkpointed(keep int) func(*berth.JobSpec) {
 
 // train runs a training that is killed in its first attempt when it has stored
 // a few checkpoints, and settles that attempt.
-func train(m *machine, steps int) berth.JobID {
+func train(m *machine) berth.JobID {
 	s := m.s
 	s.t.Helper()
-	id := s.submit(checkpointed(3), "train", "/checkpoint", fmt.Sprint(steps), "5ms", "5")
+	id := s.submit(checkpointed(3), "train", "/checkpoint", "100000", "5ms", "5")
 	_, w := m.run(id)
 	s.until("three checkpoints are stored", func() bool { return len(s.job(id).Checkpoints) >= 3 })
 	m.runtime.Exit(berth.ContainerName(id, 0, 1), 1)
@@ -36,6 +36,15 @@ func train(m *machine, steps int) berth.JobID {
 		s.t.Fatalf("job is %s, %+v", j.Status, j.Reason)
 	}
 	return id
+}
+
+// trainsFor sets how many steps a training has in its next attempt. Until a test
+// is ready for the end, a training goes on for ever, however busy the machine is.
+func (s *site) trainsFor(id berth.JobID, steps int) {
+	s.t.Helper()
+	if _, err := s.db.Pool().Exec(s.t.Context(), `UPDATE job_specs SET spec = jsonb_set(spec, '{command,2}', to_jsonb($2::text)) WHERE job = $1`, id, fmt.Sprint(steps)); err != nil {
+		s.t.Fatal(err)
+	}
 }
 
 // verified lists the steps that a restore may use, newest first.
@@ -53,14 +62,16 @@ func TestTrainingGoesOnFromItsNewestCheckpoint(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	id := train(m, 200)
+	id := train(m)
 	newest := s.verified(id)[0]
+	steps := int(newest) + 100
+	s.trainsFor(id, steps)
 	_, w := m.run(id)
 	if x := w.exit(); x.Code != 0 || !x.Complete {
 		t.Fatalf("exit is %+v", x)
 	}
 	log := s.log(id, 2)
-	if log[0] != fmt.Sprintf("restored step %d", newest) || log[len(log)-1] != prog.TrainResult(200) {
+	if log[0] != fmt.Sprintf("restored step %d", newest) || log[len(log)-1] != prog.TrainResult(steps) {
 		t.Errorf("the second attempt begins with %q and ends with %q", log[0], log[len(log)-1])
 	}
 	j := s.settle(id)
@@ -70,7 +81,7 @@ func TestTrainingGoesOnFromItsNewestCheckpoint(t *testing.T) {
 	if !s.hasEvent(id, berth.EventRestored, fmt.Sprint(newest)) {
 		t.Errorf("events: %+v", s.events(id))
 	}
-	if got := s.verified(id); len(got) != 3 || got[0] != 200 {
+	if got := s.verified(id); len(got) != 3 || got[0] != int64(steps) {
 		t.Errorf("verified checkpoints are %v", got)
 	}
 	for _, c := range j.Checkpoints {
@@ -120,7 +131,7 @@ func TestF32DamagedCheckpointsArePassedOver(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
 			m := s.machine("m1")
-			id := train(m, 100_000)
+			id := train(m)
 			steps := s.verified(id)
 			dir, files := s.objects(id, steps[0])
 			if err := c.damage(c.of(dir, files)); err != nil {
@@ -149,7 +160,7 @@ func TestF32JobWithoutOneGoodCheckpointDoesNotStartAnew(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	id := train(m, 100_000)
+	id := train(m)
 	for _, step := range s.verified(id) {
 		_, files := s.objects(id, step)
 		if err := os.Truncate(files[0], 0); err != nil {
@@ -170,7 +181,8 @@ func TestF33StoreThatDoesNotAnswerIsNoDamage(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	id := train(m, 100_000)
+	m.impatient()
+	id := train(m)
 	before := s.verified(id)
 	refuse := func(r *http.Request) int {
 		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/objects/") {
@@ -199,7 +211,7 @@ func TestF33StoreThatIsBackInTimeIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	id := train(m, 100_000)
+	id := train(m)
 	left := make(chan struct{}, 3)
 	for range 3 {
 		left <- struct{}{}
@@ -231,7 +243,7 @@ func TestPreemptedTrainingSavesFirst(t *testing.T) {
 	s.until("it trains", func() bool { return len(s.log(id, 1)) > 3 })
 	for _, sql := range []string{
 		`UPDATE jobs SET state = 'preempting', version = version + 1, preempted_for = gen_random_uuid()`,
-		`UPDATE allocations SET orders = orders || '{"checkpoint": true, "grace_ms": 5000}'`,
+		`UPDATE allocations SET orders = orders || '{"checkpoint": true, "grace_ms": 120000}'`,
 	} {
 		if _, err := s.db.Pool().Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)

@@ -75,7 +75,7 @@ func TestDockerRunsAShortJob(t *testing.T) {
 func TestDockerContainersOutliveTheirAgent(t *testing.T) {
 	t.Parallel()
 	s, m := dockerMachine(t)
-	id := s.submit(nil, "lines", "600", "5ms", "5")
+	id := s.submit(nil, "do", "lines 600 2ms", "trap-term 5") // it runs until it is told to end
 	req, _ := m.run(id)
 	s.until("some of the log is stored", func() bool { return len(s.log(id, 1)) > 20 })
 	before, err := m.container(req)
@@ -86,18 +86,12 @@ func TestDockerContainersOutliveTheirAgent(t *testing.T) {
 	if after, err := m.container(req); err != nil || after.ID != before.ID {
 		t.Errorf("container was %+v and is %+v, %v", before, after, err)
 	}
-	if x := m.wait(req).exit(); x.Code != 5 || x.Cause != berth.CauseExited {
+	w := m.wait(req)
+	m.endsWhenReady(req)
+	if x := w.exit(); x.Code != 5 || x.Cause != berth.CauseExited {
 		t.Errorf("exit is %+v", x)
 	}
-	got := s.log(id, 1)
-	if len(got) != 600 {
-		t.Errorf("%d lines are stored", len(got))
-	}
-	for i, line := range got {
-		if line != fmt.Sprintf("line %d", i+1) {
-			t.Fatalf("line %d is %q", i+1, line)
-		}
-	}
+	s.wantLines(id, 600)
 	s.settle(id)
 	m.cleared(req)
 }
@@ -105,7 +99,7 @@ func TestDockerContainersOutliveTheirAgent(t *testing.T) {
 func TestDockerTrainingIsCanceledAndResumed(t *testing.T) {
 	t.Parallel()
 	s, m := dockerMachine(t)
-	id := s.submit(checkpointed(2), "train", "/checkpoint", "150", "80ms", "10")
+	id := s.submit(checkpointed(2), "train", "/checkpoint", "100000", "40ms", "10")
 	req, w := m.run(id)
 	s.until("two checkpoints are stored", func() bool { return len(s.verified(id)) >= 2 })
 	if err := m.cfg.Runtime.Signal(t.Context(), berth.ContainerName(id, 0, 1), "SIGKILL"); err != nil {
@@ -117,12 +111,14 @@ func TestDockerTrainingIsCanceledAndResumed(t *testing.T) {
 	s.settle(id)
 	m.cleared(req)
 	newest := s.verified(id)[0]
+	steps := int(newest) + 50
+	s.trainsFor(id, steps)
 	_, w = m.run(id)
 	if x := w.exit(); x.Code != 0 || !x.Complete {
 		t.Errorf("exit is %+v", x)
 	}
 	log := s.log(id, 2)
-	if log[0] != fmt.Sprintf("restored step %d", newest) || log[len(log)-1] != prog.TrainResult(150) {
+	if log[0] != fmt.Sprintf("restored step %d", newest) || log[len(log)-1] != prog.TrainResult(steps) {
 		t.Errorf("the second attempt begins with %q and ends with %q", log[0], log[len(log)-1])
 	}
 	s.settle(id)

@@ -209,6 +209,7 @@ func TestAnInputThatDoesNotComeIsToldApart(t *testing.T) {
 	s := newSite(t)
 	m := s.machine("m1")
 	f := newFileServer(t, m)
+	m.impatient()
 	for status, want := range map[int64]struct {
 		state berth.State
 		code  berth.ReasonCode

@@ -17,7 +17,7 @@ func TestVanishedContainerIsAnExit(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	id := s.submit(nil, "sleep", "1m")
+	id := s.submit(nil, "sleep", "1h")
 	req, w := m.run(id)
 	m.running(req)
 	m.runtime.Vanish(berth.ContainerName(id, 0, 1))
@@ -86,7 +86,7 @@ func TestEngineThatTakesContainersAlongIsToBlame(t *testing.T) {
 			engine := &mortal{Fake: m.runtime, down: make(chan struct{})}
 			m.cfg.Runtime = engine
 			m.start()
-			id := s.submit(nil, "sleep", "1m")
+			id := s.submit(nil, "sleep", "1h")
 			req, w := m.run(id)
 			m.running(req)
 			s.until("the engine is watched", func() bool { return engine.waits.Load() > 0 })

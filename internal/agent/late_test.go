@@ -14,7 +14,7 @@ func TestF19ATaskThatComesLateStartsNothing(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	deaf, other := s.machine("m1"), s.machine("m2")
-	id := s.submit(nil, "sleep", "1m")
+	id := s.submit(nil, "sleep", "1h")
 	if err := deaf.stop(); err != nil {
 		t.Fatal(err)
 	}

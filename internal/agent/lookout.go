@@ -22,6 +22,7 @@ type lookout struct {
 	size  int64
 
 	last   time.Time // of the last sign
+	looked time.Time // when signs were last looked for
 	lines  int64
 	newest int64
 	cpu    time.Duration
@@ -33,10 +34,12 @@ const (
 	maxProgress    = 64 << 10
 	maxMessage     = 1 << 10
 	progressReport = 2 * time.Second // at most one report in this time
+	blindLooks     = 10              // so many looks that were missed in a row count as quiet
 )
 
 func newLookout(r *rank) *lookout {
-	return &lookout{r: r, last: time.Now()}
+	now := time.Now()
+	return &lookout{r: r, last: now, looked: now}
 }
 
 // readProgress looks whether the job has rewritten its progress file.
@@ -106,8 +109,13 @@ func openRegular(root *os.Root, name string) (*os.File, error) {
 }
 
 // quietFor is how long there has been no sign of life. A sign counts from when
-// it was seen.
+// it was seen. Time in which nobody looked proves nothing: when this process was
+// held up, the signs of that time have yet to reach it.
 func (l *lookout) quietFor(now time.Time) time.Duration {
+	if blind := now.Sub(l.looked) - blindLooks*l.r.timing().ProgressPoll; blind > 0 {
+		l.last = l.last.Add(blind)
+	}
+	l.looked = now
 	if lines := l.r.shipper.lines.Load(); lines != l.lines {
 		l.lines, l.last = lines, now
 	}

@@ -79,6 +79,15 @@ func measured(m *berth.MemberMetrics, metric berth.Metric) (n int) {
 	return n
 }
 
+// covered is how long a metric was measured, to a step or two: the longer a rank
+// runs, the fewer and longer are its steps.
+func covered(m *berth.MemberMetrics, metric berth.Metric) time.Duration {
+	if m == nil {
+		return 0
+	}
+	return time.Duration(measured(m, metric)) * m.Step.Std()
+}
+
 // What a rank uses is stored while it runs, so that the machine may vanish at
 // any time; another process of the agent goes on with the same series.
 func TestUseIsStoredWhileARankRunsAndOutlivesTheAgent(t *testing.T) {
@@ -93,7 +102,7 @@ func TestUseIsStoredWhileARankRunsAndOutlivesTheAgent(t *testing.T) {
 	m.restart()
 	w := m.wait(req)
 	s.until("more is stored", func() bool {
-		return measured(s.metrics(id), berth.MetricGPUMemory) > measured(before, berth.MetricGPUMemory)+3
+		return covered(s.metrics(id), berth.MetricGPUMemory) > covered(before, berth.MetricGPUMemory)+3*before.Step.Std()
 	})
 	after := s.metrics(id)
 	if !after.StartedAt.Equal(before.StartedAt) || after.Machine != "m1" {
@@ -108,8 +117,9 @@ func TestUseIsStoredWhileARankRunsAndOutlivesTheAgent(t *testing.T) {
 	if len(j.Attempts) != 1 || len(j.Attempts[0].Measured) != 1 || *j.Attempts[0].Measured[0].GPUMean != 0.75 {
 		t.Errorf("attempts are %+v", j.Attempts)
 	}
-	if n := measured(s.metrics(id), berth.MetricGPU); n < measured(after, berth.MetricGPU) {
-		t.Errorf("at the end %d values are stored, and there were %d", n, measured(after, berth.MetricGPU))
+	end := s.metrics(id)
+	if d, had := covered(end, berth.MetricGPU), covered(after, berth.MetricGPU); d+2*end.Step.Std() < had {
+		t.Errorf("at the end %s are stored, and there were %s", d, had)
 	}
 	m.cleared(req)
 }
@@ -183,8 +193,10 @@ func TestDockerUseIsMeasured(t *testing.T) {
 	t.Parallel()
 	s, m := dockerMachine(t)
 	m.metered(nil)
-	id := s.submit(nil, "do", "eat-memory 20 1s", "lines 20 20ms")
-	_, w := m.run(id)
+	id := s.submit(nil, "do", "eat-memory 20", "lines 100 20ms", "trap-term 0")
+	req, w := m.run(id)
+	s.until("it was measured for a while", func() bool { return measured(s.metrics(id), berth.MetricCPU) >= 60 })
+	m.endsWhenReady(req)
 	x := w.exit()
 	if x.Code != 0 || x.Measured == nil {
 		t.Fatalf("exit is %+v", x)

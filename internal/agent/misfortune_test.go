@@ -36,7 +36,8 @@ func TestF33GatewayThatFindsNoObjectProvesNoDamage(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	id := train(m, 100_000)
+	m.impatient()
+	id := train(m)
 	before := s.verified(id)
 	s.answers(http.StatusNotFound, http.MethodGet, "/objects/")
 	_, w := m.run(id)
@@ -72,7 +73,7 @@ func TestGatewayThatRefusesAClaimKillsNoContainer(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	id := s.submit(nil, "sleep", "1m")
+	id := s.submit(nil, "sleep", "1h")
 	req, _ := m.run(id)
 	m.running(req)
 	if err := m.stop(); err != nil {
@@ -135,6 +136,7 @@ func TestEngineThatKeepsItsLogDoesNotHoldTheSealForEver(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
+	m.impatient()
 	m.runtime.Intercept(func(c fakeruntime.Call) error {
 		if c.Method == "Logs" {
 			return errors.New("no logs today")
@@ -156,12 +158,13 @@ func TestLogThatTheServerForgotDoesNotHoldTheSealForEver(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	id := s.submit(nil, "lines", "200", "5ms")
+	id := s.submit(nil, "do", "lines 100 1ms", "trap-term 0", "lines 100 1ms")
 	req, w := m.run(id)
-	s.until("some of the log is stored", func() bool { return len(s.log(id, 1)) > 20 })
+	s.until("the program waits for its end", func() bool { return slices.Contains(s.log(id, 1), "ready") })
 	if _, err := s.db.Pool().Exec(t.Context(), `UPDATE allocations SET log_bytes = 0 WHERE id = $1`, int64(req.Alloc)); err != nil {
 		t.Fatal(err)
 	}
+	m.terminate(req)
 	if x := w.exit(); x.Code != 0 {
 		t.Errorf("exit is %+v", x)
 	}
@@ -214,7 +217,7 @@ func TestScratchThatNobodyRemembersIsRemoved(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	id := s.submit(nil, "sleep", "1m")
+	id := s.submit(nil, "sleep", "1h")
 	req, _ := m.run(id)
 	m.running(req)
 	forgotten := filepath.Join(m.cfg.StateDir, "ranks", berth.ContainerName(berth.NewJobID(time.Now()), 0, 1))

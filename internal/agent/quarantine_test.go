@@ -38,7 +38,7 @@ func TestF15ContainersThatTheDatabaseForgotAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	id := s.submit(nil, "sleep", "1m")
+	id := s.submit(nil, "sleep", "1h")
 	req, _ := m.run(id)
 	m.running(req)
 	before, err := m.container(req)

@@ -60,7 +60,7 @@ func TestAReportThatIsRefusedIsSentAgain(t *testing.T) {
 	}
 	m.cfg.Timing.RefusedPause = 50 * time.Millisecond
 	m.start()
-	id := s.submit(nil, "sleep", "1m")
+	id := s.submit(nil, "sleep", "1h")
 	req, w := m.run(id)
 	m.running(req)
 	pool := s.db.Pool()
@@ -84,18 +84,18 @@ func TestARankThatIsNotPreparedInTimeGoesElsewhere(t *testing.T) {
 	if err := m.stop(); err != nil {
 		t.Fatal(err)
 	}
-	m.cfg.Timing.PreparePatience = 100 * time.Millisecond
+	m.cfg.Timing.PreparePatience = time.Second
 	m.start()
 	m.runtime.Intercept(func(c fakeruntime.Call) error {
 		if c.Method == "EnsureImage" {
-			time.Sleep(200 * time.Millisecond) // a registry that takes its time
+			time.Sleep(1500 * time.Millisecond) // a registry that takes its time
 			return context.DeadlineExceeded
 		}
 		return nil
 	})
 	id := s.submit(nil, "exit", "0")
 	_, w := m.run(id)
-	if x := w.exit(); x.Cause != berth.CauseImageUnavailable || !strings.Contains(x.Message, "not prepared within 100ms") {
+	if x := w.exit(); x.Cause != berth.CauseImageUnavailable || !strings.Contains(x.Message, "not prepared within 1s") {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(id); j.Status != berth.Retrying || j.Reason.Code != berth.ReasonImageUnavailable {

@@ -103,18 +103,19 @@ func TestAJobGetsItsSecretsAsItAsks(t *testing.T) {
 					t.Parallel()
 					s, m := open(t)
 					s.secret("TOKEN", canary)
-					id := s.submit(func(j *berth.JobSpec) { j.Secrets, j.SecretsAs = []string{"TOKEN"}, c.as }, "digest", "TOKEN", "/run/secrets/TOKEN", "1s")
+					id := s.submit(func(j *berth.JobSpec) { j.Secrets, j.SecretsAs = []string{"TOKEN"}, c.as }, "do", "digest TOKEN /run/secrets/TOKEN", "trap-term 0")
 					req, w := m.run(id)
-					m.running(req)
+					s.until("the program waits for its end", func() bool { return slices.Contains(s.log(id, 1), "ready") })
 					folders := secretFolders(t, id)
 					if len(folders) != 1 && c.as != berth.SecretsEnv {
 						t.Errorf("its secrets lie in %v", folders)
 					}
+					m.terminate(req)
 					if x := w.exit(); x.Code != 0 {
 						t.Errorf("exit is %+v", x)
 					}
-					if got := s.log(id, 1); !slices.Equal(got, c.want) {
-						t.Errorf("it prints %q, want %q", got, c.want)
+					if got, want := s.log(id, 1), slices.Concat(c.want, []string{"ready", "term"}); !slices.Equal(got, want) {
+						t.Errorf("it prints %q, want %q", got, want)
 					}
 					for _, lay := range folders {
 						if _, err := os.Stat(filepath.Dir(lay)); !errors.Is(err, os.ErrNotExist) {

@@ -133,8 +133,16 @@ var quick = agent.Timing{
 	RetryMin: 5 * time.Millisecond, RetryMax: 50 * time.Millisecond,
 	LogFirst: 10 * time.Millisecond, LogEvery: 50 * time.Millisecond,
 	CheckpointPoll: 10 * time.Millisecond, ProgressPoll: 20 * time.Millisecond, HealthPoll: 20 * time.Millisecond,
-	RestorePatience: 300 * time.Millisecond, UploadPatience: 300 * time.Millisecond, EnginePatience: 300 * time.Millisecond, PullPause: 5 * time.Millisecond,
-	WaiterPatience: 100 * time.Millisecond,
+	PullPause: 5 * time.Millisecond, WaiterPatience: 100 * time.Millisecond,
+	ClaimFresh: time.Hour, // however busy this machine is
+}
+
+// impatient makes the agent, from its next process on, give up a store that
+// does not answer or refuses. Where a test means to be in time nothing is short.
+func (m *machine) impatient() {
+	m.s.t.Helper()
+	m.cfg.Timing.RestorePatience, m.cfg.Timing.UploadPatience = 300*time.Millisecond, 300*time.Millisecond
+	m.restart()
 }
 
 // machine joins a machine with a fake engine and waits until it is ready for
@@ -239,7 +247,7 @@ func (s *site) machineState(id berth.MachineID) berth.MachineState {
 func (s *site) submit(edit func(*berth.JobSpec), command ...string) berth.JobID {
 	s.t.Helper()
 	spec := berth.JobSpec{Name: "test", Image: s.image, Command: command}
-	grace := berth.Duration(5 * time.Second)
+	grace := berth.Duration(time.Minute)
 	spec.StopGrace = &grace
 	if edit != nil {
 		edit(&spec)
@@ -291,10 +299,22 @@ func (m *machine) placeOn(device int, id berth.JobID) berth.RunRequest {
 
 // waiter is a workflow's Run activity, without Temporal.
 type waiter struct {
-	t    *testing.T
-	done chan struct{}
-	r    berth.RunResult
-	err  error
+	t     *testing.T
+	waits chan struct{} // closed once the agent knows of it
+	done  chan struct{}
+	r     berth.RunResult
+	err   error
+}
+
+// listened is a context that tells when somebody first listens for its end.
+type listened struct {
+	context.Context
+	first func()
+}
+
+func (l listened) Done() <-chan struct{} {
+	l.first()
+	return l.Context.Done()
 }
 
 // run places a job and begins to wait for it.
@@ -312,14 +332,14 @@ func (m *machine) runOn(device int, id berth.JobID) (berth.RunRequest, *waiter) 
 }
 
 func (m *machine) wait(req berth.RunRequest) *waiter {
-	w := &waiter{t: m.s.t, done: make(chan struct{})}
+	w := &waiter{t: m.s.t, waits: make(chan struct{}), done: make(chan struct{})}
 	acts := m.acts
 	ctx, cancel := context.WithCancel(context.Background())
 	m.s.t.Cleanup(func() { cancel(); <-w.done })
 	go func() {
 		defer close(w.done)
 		if w.err = acts.Supervisor.Ensure(ctx, req); w.err == nil {
-			w.r, w.err = acts.Supervisor.Wait(ctx, req.Alloc)
+			w.r, w.err = acts.Supervisor.Wait(listened{ctx, sync.OnceFunc(func() { close(w.waits) })}, req.Alloc)
 		}
 	}()
 	return w

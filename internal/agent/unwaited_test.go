@@ -53,6 +53,7 @@ func TestEndThatNobodyWaitsForIsReportedAsSuch(t *testing.T) {
 		req := m.place(id)
 		if id != lost {
 			waiter = m.wait(req)
+			<-waiter.waits
 		}
 		m.running(req)
 		if id == died {
@@ -111,7 +112,7 @@ func (m *machine) terminate(req berth.RunRequest) {
 	m.s.t.Helper()
 	c, err := m.container(req)
 	if err == nil {
-		err = m.runtime.Signal(m.s.t.Context(), c.Name, "SIGTERM")
+		err = m.cfg.Runtime.Signal(m.s.t.Context(), c.Name, "SIGTERM")
 	}
 	if err != nil {
 		m.s.t.Fatal(err)

@@ -100,11 +100,13 @@ func TestKillsAtTheFenceAndGoesOnUntilAFreshLease(t *testing.T) {
 	c, dir := newContainer(t), t.TempDir()
 	gate := filepath.Join(t.TempDir(), "gate")
 	mustDo(t, os.Mkdir(gate, 0o700))
-	lease := Lease{Boot: boot(t), Sent: Now(), Fence: time.Second, Seq: 1, Ranks: []Rank{{Name: "x", Container: c.id, Gate: gate}}}
+	lease := Lease{Boot: boot(t), Sent: Now(), Fence: time.Hour, Seq: 1, Ranks: []Rank{{Name: "x", Container: c.id, Gate: gate}}}
 	mustDo(t, WriteLease(dir, lease))
 	begin(t, Options{Dir: dir, Beat: 10 * time.Millisecond})
 	first := c.run("sleep", "1000")
 	until(t, "it watches", func() bool { p, err := Answer(dir); return err == nil && p.State == Watching && p.Seq == 1 })
+	lease.Sent, lease.Seq, lease.Fence = Now(), 2, time.Second
+	mustDo(t, WriteLease(dir, lease))
 	first.mustEnd()
 	if age := lease.Age(Now()); age < lease.Fence {
 		t.Errorf("killed after %s, before the fence", age)
@@ -116,9 +118,9 @@ func TestKillsAtTheFenceAndGoesOnUntilAFreshLease(t *testing.T) {
 	late := c.run("sleep", "1000") // an engine that was slow
 	late.mustEnd()
 
-	lease.Sent, lease.Seq, lease.Fence = Now(), 2, time.Hour
+	lease.Sent, lease.Seq, lease.Fence = Now(), 3, time.Hour
 	mustDo(t, WriteLease(dir, lease))
-	until(t, "it watches again", func() bool { p, err := Answer(dir); return err == nil && p.State == Watching && p.Seq == 2 })
+	until(t, "it watches again", func() bool { p, err := Answer(dir); return err == nil && p.State == Watching && p.Seq == 3 })
 	fresh := c.run("sleep", "1000")
 	until(t, "it has looked again", func() bool { p, _ := Answer(dir); return p.At > Now()-Instant(time.Second) && p.At > lease.Sent })
 	if !fresh.lives() {
@@ -310,7 +312,7 @@ func (p *child) mustEnd() int {
 	p.t.Helper()
 	select {
 	case <-p.ended:
-	case <-time.After(time.Minute):
+	case <-time.After(3 * time.Minute):
 		p.t.Fatalf("process %d was not ended", p.cmd.Process.Pid)
 	}
 	return p.cmd.ProcessState.ExitCode()
@@ -344,7 +346,7 @@ func boot(t *testing.T) string {
 
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	limit := time.After(time.Minute)
+	limit := time.After(3 * time.Minute)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for !ok() {

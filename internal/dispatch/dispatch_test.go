@@ -144,7 +144,7 @@ func (s *server) ListWorkflow(_ context.Context, r *workflowservice.ListWorkflow
 // until waits for a condition that the server's next changes bring about.
 func (s *server) until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	limit := time.After(time.Minute)
+	limit := time.After(3 * time.Minute)
 	for {
 		s.mu.Lock()
 		done := ok()
@@ -237,7 +237,7 @@ func TestAnotherProcessStartsWhatIsLeftAfterAMoment(t *testing.T) {
 		case <-s.changed:
 			return
 		case <-tick.C:
-		case <-time.After(time.Minute):
+		case <-time.After(3 * time.Minute):
 			t.Fatal("not started")
 		}
 	}

@@ -159,7 +159,7 @@ func TestContainerHasItsLimits(t *testing.T) {
 		t.Errorf("log config is %+v", h.LogConfig)
 	}
 
-	s = m.spec("fork", "60", "1s")
+	s = m.spec("fork", "60", "5s")
 	s.PidsLimit = 40
 	// At the limit the test program may fail to get a thread of its own as well.
 	stopped := func(out string) bool {

@@ -131,7 +131,7 @@ func state(t *testing.T, w *gpu.Watch) (list []string, reasons string) {
 
 func awaitState(t *testing.T, w *gpu.Watch, want string) string {
 	t.Helper()
-	limit := time.After(time.Minute)
+	limit := time.After(3 * time.Minute)
 	for {
 		list, reasons := state(t, w)
 		if got := strings.Join(list, " "); got == want {

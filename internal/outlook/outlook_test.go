@@ -108,7 +108,7 @@ func TestJobsOfOtherTenantsAreNotNamed(t *testing.T) {
 	exec(t, d, `INSERT INTO tenants (id) VALUES ('a'), ('b')`)
 	policy := placement.Policy{Preempt: true}
 	theirs, ours := queued(t, d, "b", 2), queued(t, d, "a", 2)
-	term, ok, err := d.OpenLease(db.LeaseLeader, "test").Acquire(t.Context(), time.Minute)
+	term, ok, err := d.OpenLease(db.LeaseLeader, "test").Acquire(t.Context(), time.Hour)
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}

@@ -19,7 +19,7 @@ import (
 // takeOver is how long a start waits for an earlier server on the same data to
 // finish dying: the postmaster of a killed starter shuts down in the
 // background, and backends outlive a killed postmaster for a moment.
-const takeOver = 15 * time.Second
+const takeOver = time.Minute
 
 // Cluster is a running server. Its methods may be called concurrently.
 type Cluster struct {

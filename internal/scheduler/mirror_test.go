@@ -167,7 +167,7 @@ func TestAStartThatIsSeenBeforeItsCommitReturnsCountsOnce(t *testing.T) {
 	}
 	plan := placement.Planner{}.Plan(m.snapshot, m.clock())
 	m.assume(plan.Start)
-	term, ok, err := m.db.OpenLease(db.LeaseLeader, "test").Acquire(t.Context(), time.Minute)
+	term, ok, err := m.db.OpenLease(db.LeaseLeader, "test").Acquire(t.Context(), time.Hour)
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}

@@ -38,7 +38,7 @@ func TestLeaderPlacesAndPokes(t *testing.T) {
 	r.await("both are poked", func() bool { return r.poke.of(before) >= 1 && r.poke.of(after) >= 1 })
 	select {
 	case <-hints.C:
-	case <-time.After(time.Minute):
+	case <-time.After(2 * time.Minute):
 		t.Error("the machine was not told")
 	}
 	registry := prometheus.NewRegistry()
@@ -112,9 +112,10 @@ func TestStandbyTakesOver(t *testing.T) {
 	r.awaitState(r.queued(nil), berth.Scheduled)
 	r.lead(nil)
 	first()
+	before := value[int64](r, `SELECT max(leader_epoch) FROM attempts`) // an older term than the present one, if the first was held up
 	r.awaitState(r.queued(nil), berth.Scheduled)
-	if n := value[int64](r, `SELECT epoch FROM leases WHERE name = 'leader'`); n != 2 {
-		t.Errorf("epoch %d, want 2", n)
+	if n := value[int64](r, `SELECT epoch FROM leases WHERE name = 'leader'`); n <= before {
+		t.Errorf("epoch %d after %d", n, before)
 	}
 	r.sound()
 }
@@ -128,10 +129,11 @@ func TestF3ANewLeaderTellsWhatTheLastOneCouldNot(t *testing.T) {
 	first := r.lead(nil)
 	id := r.queued(nil)
 	r.awaitState(id, berth.Scheduled)
-	r.await("it is poked", func() bool { return r.poke.of(id) == 1 })
+	r.await("it is poked", func() bool { return r.poke.of(id) >= 1 })
 	first()
+	told := r.poke.of(id)
 	r.lead(nil)
-	r.await("it is poked again by the next leader", func() bool { return r.poke.of(id) == 2 })
+	r.await("it is poked again by the next leader", func() bool { return r.poke.of(id) > told })
 }
 
 func TestNothingIsPlacedWhileNobodyCouldRunIt(t *testing.T) {
@@ -185,11 +187,13 @@ func TestSilentMachineIsJudgedByTheLeader(t *testing.T) {
 	r := newRig(t)
 	r.machine("m0", 4, 0)
 	id := r.queued(func(s *berth.JobSpec) { s.LostAfter = berth.Duration(2 * time.Second) })
+	stop := r.lead(nil)
+	r.awaitState(id, berth.Scheduled)
+	stop()
 	r.lead(func(o *scheduler.Options) {
 		o.Silence = db.Silence{Suspect: 500 * time.Millisecond, Lost: time.Second}
 		o.Beacon = true
 	})
-	r.awaitState(id, berth.Scheduled)
 	r.await("its rank is orphaned", func() bool {
 		return value[string](r, `SELECT state FROM allocations WHERE job = $1`, id) == "orphaned"
 	})

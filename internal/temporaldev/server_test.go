@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	enumspb "go.temporal.io/api/enums/v1"
 	"go.temporal.io/api/workflowservice/v1"
 	"go.temporal.io/sdk/client"
 	sdklog "go.temporal.io/sdk/log"
@@ -113,7 +114,7 @@ func greet(t *testing.T, c client.Client, id string) string {
 
 func result(t *testing.T, run client.WorkflowRun) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	var got string
 	if err := run.Get(ctx, &got); err != nil {
@@ -137,14 +138,16 @@ func TestResultsSurviveARestart(t *testing.T) {
 		t.Errorf("%d workflows of kind job are listed, want 1", got)
 	}
 
-	began := time.Now()
-	for i := range 10 {
-		greet(t, c, fmt.Sprint("timed-", i))
-	}
 	// Each has a timer of 10 ms. With the server's default each takes over 1 s,
-	// on a quick machine.
-	if took := time.Since(began); took > 10*time.Second {
-		t.Errorf("ten short timers took %s", took)
+	// on a quick machine; on a busy one some do anyway.
+	quickest := time.Hour
+	for i := range 10 {
+		id := fmt.Sprint("timed-", i)
+		greet(t, c, id)
+		quickest = min(quickest, timer(t, c, id))
+	}
+	if quickest >= time.Second {
+		t.Errorf("the quickest of ten short timers took %s", quickest)
 	}
 	w.Stop()
 	c.Close()
@@ -167,6 +170,29 @@ func TestResultsSurviveARestart(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 	assertUI(t, again.UIURL())
+}
+
+// timer is how long a workflow's one timer took, as its history has it.
+func timer(t *testing.T, c client.Client, id string) time.Duration {
+	t.Helper()
+	var started, fired time.Time
+	events := c.GetWorkflowHistory(t.Context(), id, "", false, enumspb.HISTORY_EVENT_FILTER_TYPE_ALL_EVENT)
+	for events.HasNext() {
+		e, err := events.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch e.GetEventType() {
+		case enumspb.EVENT_TYPE_TIMER_STARTED:
+			started = e.GetEventTime().AsTime()
+		case enumspb.EVENT_TYPE_TIMER_FIRED:
+			fired = e.GetEventTime().AsTime()
+		}
+	}
+	if started.IsZero() || fired.IsZero() {
+		t.Fatalf("workflow %s has no timer that fired", id)
+	}
+	return fired.Sub(started)
 }
 
 // kinds waits until visibility lists a job and returns how many.

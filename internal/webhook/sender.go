@@ -43,6 +43,10 @@ const (
 	share   = 4
 )
 
+// recordTime is how long what came of a call may take to be recorded. It has
+// nothing to do with how fast a receiver must be.
+const recordTime = 10 * time.Second
+
 // Sender makes the calls of one process.
 type Sender struct {
 	Options
@@ -150,7 +154,7 @@ func (s *Sender) deliver(ctx context.Context, n db.Notice) {
 		return
 	}
 	log := s.Logger.With("job_id", n.Job, "tenant", n.Tenant, "id", n.ID(), "try", n.Tries)
-	record, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.Timeout)
+	record, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTime)
 	defer cancel()
 	var result string
 	switch {

@@ -131,7 +131,7 @@ func (s *site) send(edit func(*webhook.Options)) (stop func()) {
 
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	limit := time.After(20 * time.Second)
+	limit := time.After(2 * time.Minute)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for !ok() {

@@ -83,7 +83,7 @@ func (d *Dockerd) await() {
 	api, err := client.NewClientWithOpts(client.WithHost(d.Host()))
 	must(d.t, err)
 	defer api.Close()
-	ctx, cancel := context.WithTimeout(d.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(d.t.Context(), patience)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -147,7 +147,7 @@ func (d *Dockerd) log() string {
 // found by the exec root in their command lines, containers as their children.
 func (d *Dockerd) destroy() {
 	d.end(syscall.SIGKILL)
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(patience)
 	for {
 		left := d.processes()
 		for _, pid := range left {

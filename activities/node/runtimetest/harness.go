@@ -32,7 +32,7 @@ const label = "berth.runtimetest"
 
 // patience bounds every wait of the suite. It is long because machines that run
 // tests are busy, and costs nothing when all is well.
-const patience = 2 * time.Minute
+const patience = 4 * time.Minute
 
 // bench is one test's hold on the engine.
 type bench struct {

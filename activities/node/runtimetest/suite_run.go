@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -301,7 +302,7 @@ func trainerGoesOn(b *bench) {
 		s.Mounts = []node.Mount{{Host: dir, Target: "/checkpoint"}}
 		return s
 	}
-	first := b.run(train("first", "train", "/checkpoint", "1000", "20ms"))
+	first := b.run(train("first", "train", "/checkpoint", "100000", "20ms")) // as long as it is let
 	b.await(first, "step 3")
 	if err := b.Runtime.Signal(b.ctx, first, "SIGTERM"); err != nil {
 		b.t.Fatal(err)
@@ -314,10 +315,13 @@ func trainerGoesOn(b *bench) {
 		b.t.Fatalf("checkpoints are %v (error %v), want one", done, err)
 	}
 	step := strings.TrimPrefix(filepath.Base(filepath.Dir(done[0])), "step-")
-	second := train("second", "train", "/checkpoint", "200", "1ms", "50")
+	at, err := strconv.Atoi(step)
+	must(b.t, err)
+	steps := at + 150
+	second := train("second", "train", "/checkpoint", strconv.Itoa(steps), "1ms", "50")
 	second.Env = map[string]string{"BERTH_RESTORED_STEP": step}
 	c, out := b.finish(second)
-	if c.ExitCode != 0 || len(out) == 0 || out[0] != "restored step "+step || out[len(out)-1] != prog.TrainResult(200) {
-		b.t.Errorf("resumed trainer exited %d with %q, want the result %q", c.ExitCode, out, prog.TrainResult(200))
+	if c.ExitCode != 0 || len(out) == 0 || out[0] != "restored step "+step || out[len(out)-1] != prog.TrainResult(steps) {
+		b.t.Errorf("resumed trainer exited %d with %q, want the result %q", c.ExitCode, out, prog.TrainResult(steps))
 	}
 }
