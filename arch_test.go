@@ -22,7 +22,7 @@ var layers = [][]string{
 	{"berth/placement", "berth/db"},
 	{"berth/activities/control", "berth/activities/node"},
 	{"berth/workflows"},
-	{"berth/api/client", "berth/internal/jobfile", "berth/internal/archive", "berth/internal/vault", "berth/internal/blob", "berth/internal/postgres", "berth/internal/dockerd", "berth/internal/deadman", "berth/internal/rows", "berth/internal/runs", "berth/internal/calendar", "berth/internal/publicnet", "berth/internal/series", "berth/internal/graph", "berth/internal/gauge"},
+	{"berth/api/client", "berth/internal/jobfile", "berth/internal/archive", "berth/internal/vault", "berth/internal/blob", "berth/internal/postgres", "berth/internal/dockerd", "berth/internal/deadman", "berth/internal/rows", "berth/internal/runs", "berth/internal/calendar", "berth/internal/publicnet", "berth/internal/series", "berth/internal/graph", "berth/internal/gauge", "berth/internal/tracing"},
 	{"berth/internal/outlook", "berth/internal/intake", "berth/internal/source"},
 	{"berth/api", "berth/workers", "berth/internal"},
 	{"berth/internal/controlplane", "berth/internal/bench"},

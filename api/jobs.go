@@ -66,6 +66,7 @@ type submitInput struct {
 }
 
 func (s *Server) submit(ctx context.Context, in *submitInput) (*jobOutput, error) {
+	began := time.Now()
 	spec, err := readSpec(in.Request)
 	if err != nil {
 		return nil, err
@@ -91,7 +92,16 @@ func (s *Server) submit(ctx context.Context, in *submitInput) (*jobOutput, error
 	if err := failpoint.Hit("api.submit.after"); err != nil {
 		return nil, err
 	}
-	return &jobOutput{createdStatus(created), job}, nil
+	return s.submitted(ctx, job, created, began), nil
+}
+
+// submitted answers with a job that was made, or was there, and tells of it in
+// its trace.
+func (s *Server) submitted(ctx context.Context, job berth.Job, created bool, began time.Time) *jobOutput {
+	if created {
+		s.Traces.Submitted(ctx, job, began)
+	}
+	return &jobOutput{createdStatus(created), job}
 }
 
 func createdStatus(created bool) int {
@@ -306,6 +316,7 @@ type retryInput struct {
 }
 
 func (s *Server) retryJob(ctx context.Context, in *retryInput) (*jobOutput, error) {
+	began := time.Now()
 	id, err := s.job(ctx, in.ID)
 	if err != nil {
 		return nil, err
@@ -327,7 +338,7 @@ func (s *Server) retryJob(ctx context.Context, in *retryInput) (*jobOutput, erro
 	if err != nil {
 		return nil, err
 	}
-	return &jobOutput{createdStatus(created), job}, nil
+	return s.submitted(ctx, job, created, began), nil
 }
 
 type patchInput struct {

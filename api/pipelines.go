@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"time"
 
 	"berth"
 	"berth/db"
@@ -22,6 +23,7 @@ func (s *Server) registerPipelines() {
 }
 
 func (s *Server) submitPipeline(ctx context.Context, in *submitInput) (*jobOutput, error) {
+	began := time.Now()
 	var spec berth.PipelineSpec
 	faults, err := decode(in.ContentType, in.RawBody, &spec)
 	if err != nil {
@@ -42,7 +44,7 @@ func (s *Server) submitPipeline(ctx context.Context, in *submitInput) (*jobOutpu
 	if err != nil {
 		return nil, err
 	}
-	return &jobOutput{createdStatus(created), job}, nil
+	return s.submitted(ctx, job, created, began), nil
 }
 
 // needs says which steps a step waits for; false if it waits for none.

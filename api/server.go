@@ -19,6 +19,7 @@ import (
 	"berth/internal/archive"
 	"berth/internal/intake"
 	"berth/internal/outlook"
+	"berth/internal/tracing"
 	"berth/internal/vault"
 	"berth/placement"
 )
@@ -70,6 +71,7 @@ type Deps struct {
 	Limits        archive.Limits // of uploads; zero: archive.Default
 
 	Metrics *prometheus.Registry // nil: one of its own
+	Traces  *tracing.Tracing     // nil: none
 	Agent   AgentDeps
 }
 
@@ -114,6 +116,7 @@ func New(d Deps) (*Server, error) {
 	s.echo.HTTPErrorHandler = s.renderError
 	s.echo.Use(
 		s.metrics.middleware,
+		s.trace,
 		securityHeaders,
 		middleware.RecoverWithConfig(middleware.RecoverConfig{DisablePrintStack: true, LogErrorFunc: s.logPanic}),
 		s.shed,

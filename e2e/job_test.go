@@ -16,12 +16,13 @@ import (
 // The claims share one stack: a Temporal server has its databases to itself.
 func TestJobs(t *testing.T) {
 	t.Parallel()
-	s := start(t, quick, "m0", "m1")
+	s := startTraced(t, quick, "m0", "m1")
 	claims := []struct {
 		says string
 		test func(*testing.T, *stack)
 	}{
 		{"a job runs, and its history is short", runs},
+		{"a job is one trace, from submit to exit", tracesJobs},
 		{"a job that waits has a short history too", waits},
 		{"search attributes that Temporal knows are not added again", addsNoAttributesTwice},
 		{"a Run that is lost on its way holds up nothing", losesRuns},

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.temporal.io/api/enums/v1"
 	"go.temporal.io/sdk/activity"
 	"go.temporal.io/sdk/client"
@@ -33,6 +34,7 @@ import (
 	"berth/internal/publicnet"
 	"berth/internal/scheduler"
 	"berth/internal/temporaldev"
+	"berth/internal/tracing"
 	"berth/internal/vault"
 	"berth/workers"
 )
@@ -48,9 +50,11 @@ type stack struct {
 	server   *temporaldev.Server
 	address  string // of Temporal
 	engines  map[berth.MachineID]*fakeruntime.Fake
-	logs     *lockedBuffer // of the control plane and the agents
-	dir      string        // of the blobs, the agents' state and the key file
-	lossy    atomic.Bool   // every Run that is delivered is lost on its way
+	logs     *lockedBuffer    // of the control plane and the agents
+	dir      string           // of the blobs, the agents' state and the key file
+	traces   *tracing.Tracing // nil: none
+	spans    *tracetest.InMemoryExporter
+	lossy    atomic.Bool // every Run that is delivered is lost on its way
 }
 
 // quick are ages at which a test need not wait long for a workflow that is gone.
@@ -59,21 +63,28 @@ var quick = scheduler.Ages{Submitted: time.Second, NoWorkflow: time.Second}
 // start brings a stack up and takes it down when the test ends.
 func start(t testing.TB, ages scheduler.Ages, machines ...berth.MachineID) *stack {
 	t.Helper()
-	return startWith(t, ages, func(*controlplane.Config) {}, machines...)
+	return startWith(t, ages, plain, machines...)
 }
+
+func plain(*controlplane.Config) {}
 
 // startWith is start with another configuration of the control plane.
 func startWith(t testing.TB, ages scheduler.Ages, edit func(*controlplane.Config), machines ...berth.MachineID) *stack {
 	t.Helper()
+	return startStack(t, ages, edit, nil, machines...)
+}
+
+func startStack(t testing.TB, ages scheduler.Ages, edit func(*controlplane.Config), traces *tracing.Tracing, machines ...berth.MachineID) *stack {
+	t.Helper()
 	url := dbtest.URL(t)
 	log, logs := testLog(t)
-	s := &stack{t: t, database: url, logs: logs, dir: t.TempDir(), engines: map[berth.MachineID]*fakeruntime.Fake{}}
+	s := &stack{t: t, database: url, logs: logs, traces: traces, dir: t.TempDir(), engines: map[berth.MachineID]*fakeruntime.Fake{}}
 	t.Cleanup(s.verify)             // the last of all: nothing writes any more
 	s.startTemporal(t, freePort(t)) // it must be free when it is started again
 	t.Cleanup(func() { _ = s.server.Stop() })
 	s.address = s.server.Address()
 	var err error
-	if s.temporal, err = workers.Dial(workers.ClientOptions{Address: s.address, Logger: log}); err != nil {
+	if s.temporal, err = workers.Dial(workers.ClientOptions{Address: s.address, Logger: log, Traces: traces}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.temporal.Close)
@@ -95,7 +106,7 @@ func startWith(t testing.TB, ages scheduler.Ages, edit func(*controlplane.Config
 	edit(&cfg)
 	token := ""
 	plane, err := controlplane.New(cfg, controlplane.Options{
-		Logger: log, Version: "e2e", Ages: ages, FirstToken: func(secret string) { token = secret },
+		Logger: log, Version: "e2e", Ages: ages, Traces: traces, FirstToken: func(secret string) { token = secret },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -222,7 +233,7 @@ func (s *stack) joinOver(m berth.MachineID, engine node.Runtime, log *slog.Logge
 	}
 	cfg := agent.Config{
 		Server: s.url, JoinToken: token.Secret, StateDir: filepath.Join(s.dir, string(m)), Machine: m, HostBoot: "boot-1",
-		Runtime: engine, Logger: log, Labels: labels, GangNetwork: gangNetwork,
+		Runtime: engine, Logger: log, Traces: s.traces, Labels: labels, GangNetwork: gangNetwork,
 		InputNetworks: publicnet.Policy{}.Allow(netip.MustParsePrefix("127.0.0.0/8")), // where tests have their servers
 		GPUs: gpus{
 			{Index: 0, UUID: string(m) + "-0", Model: "H100", MemoryMiB: 81920, Healthy: true},

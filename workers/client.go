@@ -7,6 +7,8 @@ import (
 	"go.temporal.io/sdk/client"
 	"go.temporal.io/sdk/converter"
 	sdklog "go.temporal.io/sdk/log"
+
+	"berth/internal/tracing"
 )
 
 // DefaultNamespace is where Berth's workflows live unless told otherwise.
@@ -20,6 +22,7 @@ type ClientOptions struct {
 	Namespace string // "": DefaultNamespace
 	Identity  string // shown in Temporal's UI, such as berthd@host
 	Logger    *slog.Logger
+	Traces    *tracing.Tracing // nil: none
 }
 
 // Dial returns a client that connects when it is first used, so that it does
@@ -36,6 +39,13 @@ func Dial(o ClientOptions) (client.Client, error) {
 	}
 	opts.Logger = sdklog.NewStructuredLogger(o.Logger)
 	opts.DataConverter = limited{converter.GetDefaultDataConverter()}
+	if o.Traces != nil {
+		i, err := traced(o.Traces)
+		if err != nil {
+			return nil, fmt.Errorf("interceptor of traces: %w", err)
+		}
+		opts.Interceptors = append(opts.Interceptors, i)
+	}
 	c, err := client.NewLazyClient(opts)
 	if err != nil {
 		return nil, fmt.Errorf("temporal client for %s: %w", o.Address, err)

@@ -22,6 +22,7 @@ import (
 	"berth/internal/agent"
 	"berth/internal/docker"
 	"berth/internal/gpu"
+	"berth/internal/tracing"
 	"berth/workers"
 )
 
@@ -52,6 +53,10 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 			if err := s.parse(); err != nil {
 				return err
 			}
+			var err error
+			if s.traces, err = tracing.FromEnvironment(lookup, s.otlp); err != nil {
+				return err
+			}
 			return run(cmd.Context(), s)
 		},
 	}
@@ -75,7 +80,13 @@ func run(ctx context.Context, s settings) error {
 		return err
 	}
 	defer gpus.Close()
-	work, err := s.taskQueue(log)
+	s.traces.Service, s.traces.Version, s.traces.Instance, s.traces.Logger = "berth-agent", version(), s.machine, log
+	traces, err := tracing.Open(ctx, s.traces)
+	if err != nil {
+		return err
+	}
+	defer traces.Close()
+	work, err := s.taskQueue(log, traces)
 	if err != nil {
 		return err
 	}
@@ -85,7 +96,7 @@ func run(ctx context.Context, s settings) error {
 		CacheBytes: cacheBytes(s.cacheMiB), InputNetworks: s.networks,
 		HostBoot: s.hostBoot, Version: version(), Fence: s.fence(log),
 		GangNetwork: s.gangNetwork, GangPorts: s.ports,
-		Runtime: engine, GPUs: gpus, Logger: log, Work: work,
+		Runtime: engine, GPUs: gpus, Logger: log, Traces: traces, Work: work,
 		Timing: agent.Timing{PollWait: s.syncWait},
 	})
 }
@@ -171,7 +182,7 @@ func (noGPUs) Close() error                                 { return nil }
 
 // taskQueue serves the machine's queue. TLS and credentials of Temporal come
 // the way its own tools take them, from TEMPORAL_TLS_... and TEMPORAL_API_KEY.
-func (s settings) taskQueue(log *slog.Logger) (func(context.Context, berth.MachineID, *node.Activities) error, error) {
+func (s settings) taskQueue(log *slog.Logger, traces *tracing.Tracing) (func(context.Context, berth.MachineID, *node.Activities) error, error) {
 	base, err := envconfig.LoadDefaultClientOptions()
 	if err != nil {
 		return nil, fmt.Errorf("temporal client settings: %w", err)
@@ -179,7 +190,7 @@ func (s settings) taskQueue(log *slog.Logger) (func(context.Context, berth.Machi
 	return func(ctx context.Context, m berth.MachineID, a *node.Activities) error {
 		c, err := workers.Dial(workers.ClientOptions{
 			Base: base, Address: s.temporalAddress, Namespace: s.temporalNamespace,
-			Identity: "berth-agent@" + string(m), Logger: log,
+			Identity: "berth-agent@" + string(m), Logger: log, Traces: traces,
 		})
 		if err != nil {
 			return err

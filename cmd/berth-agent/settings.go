@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/internal/publicnet"
+	"berth/internal/tracing"
 	"berth/workers"
 )
 
@@ -47,6 +48,7 @@ type settings struct {
 
 	temporalAddress   string
 	temporalNamespace string
+	otlp              string // endpoint, as typed
 	logLevel          string
 	syncWait          time.Duration
 
@@ -54,6 +56,7 @@ type settings struct {
 	ports    berth.PortRange
 	cacheMiB int64
 	networks publicnet.Policy
+	traces   tracing.Options
 	level    slog.Level
 }
 
@@ -99,6 +102,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.temporalAddress, "temporal-address", "127.0.0.1:7233", "Temporal's frontend")
 	f.StringVar(&s.temporalNamespace, "temporal-namespace", workers.DefaultNamespace, "Temporal namespace of the workflows")
 	f.DurationVar(&s.syncWait, "sync-wait", berth.SyncWait, "how long a call for orders waits, at most "+berth.SyncWait.String()+"; each renews the machine's lease, so a short lost_after wants short ones")
+	f.StringVar(&s.otlp, "otlp-endpoint", "", "OpenTelemetry collector that is told of jobs as traces, as http://HOST:4318; the usual variables (OTEL_EXPORTER_OTLP_ENDPOINT and others) do as well")
 	f.StringVar(&s.logLevel, "log-level", "info", "debug, info, warn or error")
 }
 
@@ -172,7 +176,7 @@ func (s *settings) attributes() []any {
 		"server", s.server, "join_token", token, "state_dir", s.stateDir, "machine_id", s.machine, "labels", s.labels,
 		"region", s.region, "site", s.site, "pool", s.pool, "address", s.address, "gang_network", s.gangNetwork, "gang_ports", s.ports, "cpus", s.cpus, "memory", s.memory, "disk", s.disk, "cache_size", s.cacheSize, "input_networks", s.inputNets, "host_boot", s.hostBoot,
 		"fence_after", s.fenceAfter, "deadman", s.deadman, "runtime", s.runtime, "docker_host", s.dockerHost, "fake_gpus", s.fakeGPUs, "no_gpus", s.noGPUs,
-		"temporal_address", s.temporalAddress, "temporal_namespace", s.temporalNamespace, "sync_wait", s.syncWait,
+		"temporal_address", s.temporalAddress, "temporal_namespace", s.temporalNamespace, "sync_wait", s.syncWait, "otlp", s.traces,
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"berth/internal/controlplane"
 	"berth/internal/postgres"
 	"berth/internal/temporaldev"
+	"berth/internal/tracing"
 	"berth/internal/vault"
 )
 
@@ -32,6 +33,7 @@ type stack struct {
 	postgres *postgres.Cluster
 	temporal *temporaldev.Server
 	db       *db.DB // for tokens
+	traces   *tracing.Tracing
 	control  *controlplane.ControlPlane
 	machines []*machine
 	known    addresses
@@ -115,7 +117,16 @@ func (s *stack) startServers(ctx context.Context) (err error) {
 	// Agents of this stack start with it and register within seconds, so a silent
 	// machine need not be given a minute after each start.
 	c.Grace = 10 * time.Second
-	s.control, err = controlplane.New(c, controlplane.Options{Version: version, Logger: s.log})
+	// Agents are processes of their own, and read the same variables.
+	o, err := tracing.FromEnvironment(os.LookupEnv, "")
+	if err != nil {
+		return err
+	}
+	o.Service, o.Version, o.Instance, o.Logger = "berthd", version, "berth-dev", s.log
+	if s.traces, err = tracing.Open(ctx, o); err != nil {
+		return err
+	}
+	s.control, err = controlplane.New(c, controlplane.Options{Version: version, Logger: s.log, Traces: s.traces})
 	return err
 }
 
@@ -295,6 +306,7 @@ func (s *stack) stopServers() error {
 	for _, m := range s.machines {
 		errs = append(errs, m.leave())
 	}
+	s.traces.Close()
 	if s.db != nil {
 		s.db.Close()
 	}

@@ -11,6 +11,7 @@ import (
 	"go.temporal.io/sdk/contrib/envconfig"
 
 	"berth/internal/controlplane"
+	"berth/internal/tracing"
 )
 
 // version is set by the linker.
@@ -40,6 +41,10 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 			if err := fromEnvironment(cmd.Flags(), lookup); err != nil {
 				return err
 			}
+			var err error
+			if s.traces, err = tracing.FromEnvironment(lookup, s.otlp); err != nil {
+				return err
+			}
 			s.adminToken, _ = lookup("BERTH_ADMIN_TOKEN") // no flag: others on this machine could read it
 			return run(cmd.Context(), s)
 		},
@@ -61,8 +66,17 @@ func run(ctx context.Context, s settings) error {
 	if err != nil {
 		return fmt.Errorf("temporal client settings: %w", err)
 	}
+	log := s.logger()
+	host, _ := os.Hostname()
+	s.traces.Service, s.traces.Version, s.traces.Instance, s.traces.Logger = "berthd", version, fmt.Sprintf("%s/%d", host, os.Getpid()), log
+	traces, err := tracing.Open(ctx, s.traces)
+	if err != nil {
+		return err
+	}
+	defer traces.Close()
+	log.Info("traces", "otlp", s.traces)
 	c, err := controlplane.New(s.Config, controlplane.Options{
-		Logger: s.logger(), Version: version, Temporal: temporal, AdminToken: s.adminToken, FirstToken: printToken,
+		Logger: log, Version: version, Temporal: temporal, Traces: traces, AdminToken: s.adminToken, FirstToken: printToken,
 	})
 	if err != nil {
 		return err

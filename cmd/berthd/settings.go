@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"berth/internal/controlplane"
+	"berth/internal/tracing"
 )
 
 // settings is the control plane's configuration as it is typed.
@@ -20,6 +21,8 @@ type settings struct {
 	logFormat  string
 	level      slog.Level
 	adminToken string
+	otlp       string // endpoint, as typed
+	traces     tracing.Options
 }
 
 func (s *settings) flags(f *pflag.FlagSet) {
@@ -49,6 +52,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.Float64Var(&s.RatePerSecond, "rate", s.RatePerSecond, "calls a second that one token may make")
 	f.IntVar(&s.Burst, "burst", s.Burst, "calls that one token may make at once")
 	f.StringVar(&s.Pprof, "pprof", s.Pprof, "loopback address for Go profiles; empty: none")
+	f.StringVar(&s.otlp, "otlp-endpoint", "", "OpenTelemetry collector that is told of jobs as traces, as http://HOST:4318; the usual variables (OTEL_EXPORTER_OTLP_ENDPOINT and others) do as well")
 	f.StringVar(&s.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
 }

@@ -78,6 +78,10 @@ func (r *rank) start() error {
 // begin starts the container. An end is reported only when it is certain that
 // the container does not run: an engine that does not answer is waited for.
 func (r *rank) begin() (*berth.Exit, error) {
+	return r.part(r.ctx, "start", func(context.Context) (*berth.Exit, error) { return r.beginNow() })
+}
+
+func (r *rank) beginNow() (*berth.Exit, error) {
 	patience := time.Now().Add(r.timing().EnginePatience)
 	for wait := r.timing().backoff(); ; {
 		_ = failpoint.Hit("agent.start.before")

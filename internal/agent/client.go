@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/internal/tracing"
 )
 
 // callTimeout bounds a call that the server answers at once.
@@ -48,7 +49,9 @@ func (c *client) call(ctx context.Context, timeout time.Duration, path string, i
 	if err != nil {
 		return fmt.Errorf("call %s: %w", path, err)
 	}
-	return c.do(ctx, http.MethodPost, path, http.Header{"Content-Type": {"application/json"}}, bytes.NewReader(body), int64(len(body)), out)
+	header := http.Header{"Content-Type": {"application/json"}}
+	tracing.Inject(ctx, header)
+	return c.do(ctx, http.MethodPost, path, header, bytes.NewReader(body), int64(len(body)), out)
 }
 
 // do sends one request. A body that is an *os.File section or a bytes.Reader

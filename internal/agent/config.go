@@ -17,6 +17,7 @@ import (
 	"berth/activities/node"
 	"berth/internal/publicnet"
 	"berth/internal/series"
+	"berth/internal/tracing"
 )
 
 // Config is what an agent needs. Server, StateDir, Machine, Runtime and GPUs
@@ -56,7 +57,8 @@ type Config struct {
 
 	Runtime node.Runtime
 	GPUs    node.GPUs
-	Logger  *slog.Logger // nil: discard
+	Logger  *slog.Logger     // nil: discard
+	Traces  *tracing.Tracing // nil: none
 
 	// Work serves the machine's task queue until ctx ends. It is started again
 	// when it fails: neither the session nor the containers need it. nil: none.

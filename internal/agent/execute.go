@@ -176,19 +176,30 @@ func (r *rank) prepareUntilStopped(ctx context.Context) (*berth.Exit, error) {
 	if exit := r.withheld(); exit != nil {
 		return exit, nil
 	}
-	image, exit, err := r.pull(ctx)
-	if exit != nil || err != nil {
-		return exit, err
-	}
-	if exit, err := r.workdir(ctx); exit != nil || err != nil {
-		return exit, err
-	}
-	if exit, err := r.inputs(ctx); exit != nil || err != nil {
-		return exit, err
-	}
-	restored, exit, err := r.restore(ctx)
-	if exit != nil || err != nil {
-		return exit, err
+	var image string
+	var restored *int64
+	for _, part := range []struct {
+		name   string
+		wanted bool
+		do     func(context.Context) (*berth.Exit, error)
+	}{
+		{"pull", true, func(ctx context.Context) (exit *berth.Exit, err error) {
+			image, exit, err = r.pull(ctx)
+			return exit, err
+		}},
+		{"workdir", r.claim.Spec.Workdir != "", r.workdir},
+		{"inputs", len(r.claim.Spec.Inputs) > 0, r.inputs},
+		{"restore", r.restores(), func(ctx context.Context) (exit *berth.Exit, err error) {
+			restored, exit, err = r.restore(ctx)
+			return exit, err
+		}},
+	} {
+		if !part.wanted {
+			continue
+		}
+		if exit, err := r.part(ctx, part.name, part.do); exit != nil || err != nil {
+			return exit, err
+		}
 	}
 	if r.keeper != nil {
 		r.keeper.skip(restored)
@@ -201,7 +212,7 @@ func (r *rank) prepareUntilStopped(ctx context.Context) (*berth.Exit, error) {
 		_ = failpoint.Hit("agent.restore.after")
 		r.tell(later, func(p *berth.RankReport) { p.Restored = restored })
 	}
-	return r.create(ctx, image, restored)
+	return r.part(ctx, "create", func(ctx context.Context) (*berth.Exit, error) { return r.create(ctx, image, restored) })
 }
 
 // slow is how long a step may take before it is worth a report of its own.

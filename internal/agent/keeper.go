@@ -18,8 +18,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"berth"
 	"berth/internal/failpoint"
+	"berth/internal/tracing"
 )
 
 // keeper stores a rank's checkpoints: it looks for complete steps, uploads and
@@ -179,6 +182,13 @@ func stepName(step int64) string { return "step-" + strconv.FormatInt(step, 10) 
 // save uploads one step: its files, then the manifest that makes it whole, then
 // the row that makes it the job's.
 func (k *keeper) save(step int64) error {
+	_, span := k.r.traced(k.r.ctx, "checkpoint", attribute.Int64("berth.step", step))
+	err := k.saveTraced(step, span)
+	span.End(faultOf(k.r.ctx, nil, err))
+	return err
+}
+
+func (k *keeper) saveTraced(step int64, span *tracing.Span) error {
 	r := k.r
 	m := berth.CheckpointManifest{Job: r.job, Attempt: r.attempt, Rank: r.number, Step: step, At: time.Now().UTC()}
 	folder := berth.CheckpointKey(r.claim.Tenant, r.job, r.attempt, r.number, step)
@@ -218,6 +228,7 @@ func (k *keeper) save(step int64) error {
 		})
 	})
 	if err == nil {
+		span.Set(attribute.Int("berth.files", len(names)), attribute.Int64("berth.bytes", total))
 		r.log.Info("checkpoint stored", "step", step, "files", len(names), "bytes", total)
 	}
 	return err

@@ -38,6 +38,7 @@ type rank struct {
 	// to be reported.
 	withdrawn bool
 
+	began  time.Time       // when this process took it up
 	ctx    context.Context // ends with errAbandoned or errAgentStops
 	cancel context.CancelCauseFunc
 	sealed chan struct{} // closed when the server has its end on record
@@ -74,7 +75,7 @@ func newRank(s *Supervisor, alloc berth.AllocationID, job berth.JobID, number, a
 	return &rank{
 		sup: s, alloc: alloc, job: job, number: number, attempt: attempt,
 		log: s.log.With("job_id", job, "attempt", attempt, "alloc", alloc),
-		ctx: ctx, cancel: cancel,
+		ctx: ctx, cancel: cancel, began: time.Now(),
 		sealed:   make(chan struct{}),
 		kick:     make(chan struct{}, 1),
 		unwaited: time.Now(),
@@ -138,6 +139,7 @@ func (r *rank) live() error {
 	}
 	_ = failpoint.Hit("agent.seal.after")
 	r.log.Info("rank sealed", "cause", exit.Cause, "code", exit.Code)
+	r.tellRank(exit)
 	<-r.ctx.Done()
 	return context.Cause(r.ctx)
 }
@@ -367,12 +369,20 @@ func (r *rank) setLogEnd(end int64) {
 // take claims the work, however long the control plane is away. An order to
 // stop that is here already makes the claim needless.
 func (r *rank) take() error {
+	ctx, span := r.traced(r.ctx, "claim")
+	err := r.takeIn(ctx)
+	span.Set(r.about()...)
+	span.End(faultOf(ctx, nil, err))
+	return err
+}
+
+func (r *rank) takeIn(ctx context.Context) error {
 	for wait := r.timing().backoff(); ; {
 		if !r.adopts && stops(r.standing()) {
 			return errStopped
 		}
 		asked := time.Now()
-		claim, err := r.sup.control.claimWork(r.ctx, berth.RunRequest{Job: r.job, Attempt: r.attempt, Alloc: r.alloc})
+		claim, err := r.sup.control.claimWork(ctx, berth.RunRequest{Job: r.job, Attempt: r.attempt, Alloc: r.alloc})
 		switch {
 		case err == nil:
 			r.claimed(claim)

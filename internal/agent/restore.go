@@ -37,13 +37,15 @@ type cannotFetch struct{ err error }
 func (c cannotFetch) Error() string { return c.err.Error() }
 func (c cannotFetch) Unwrap() error { return c.err }
 
+// restores reports whether there is, or should be, something to go on from.
+func (r *rank) restores() bool {
+	return r.claim.Spec.Checkpoint != nil && (len(r.claim.Restore) > 0 || r.claim.HadCheckpoint)
+}
+
 // restore puts the newest checkpoint that verifies in place and returns its
 // step. Damaged ones are reported and passed over. A job that had a checkpoint
 // and of which none verifies does not begin anew in silence: that is an exit.
 func (r *rank) restore(ctx context.Context) (*int64, *berth.Exit, error) {
-	if len(r.claim.Restore) == 0 && !r.claim.HadCheckpoint || r.claim.Spec.Checkpoint == nil {
-		return nil, nil, nil
-	}
 	r.tellPhase(slow, berth.PhaseRestoring)
 	says := "every checkpoint of this job was found damaged before"
 	for _, p := range r.claim.Restore {

@@ -17,10 +17,12 @@ func (r *rank) seal(x berth.Exit) error {
 	r.log.Info("rank ended", "cause", x.Cause, "code", x.Code, "oom_killed", x.OOMKilled)
 	r.ended.Store(true)
 	r.forgetSecrets()
+	ctx, span := r.traced(r.ctx, "seal")
 	stored := make(chan struct{})
 	go func() {
 		defer close(stored)
-		r.storeRest(x)
+		r.storeRest(ctx, x)
+		span.End(faultOf(r.ctx, nil, context.Cause(r.ctx)))
 	}()
 	together := time.NewTimer(r.timing().SealTogether)
 	defer together.Stop()
@@ -40,20 +42,27 @@ func (r *rank) seal(x berth.Exit) error {
 
 // storeRest waits for the log, what it used, the checkpoints and, of a rank that has done its
 // work, its outputs.
-func (r *rank) storeRest(x berth.Exit) {
+func (r *rank) storeRest(ctx context.Context, x berth.Exit) {
 	if r.shipper == nil {
 		return
 	}
 	var rest sync.WaitGroup
-	rest.Go(func() { r.shipper.finish(r.ctx) })
+	store := func(name string, f func(context.Context)) {
+		rest.Go(func() {
+			_, span := r.sup.cfg.Traces.Start(ctx, name)
+			f(r.ctx)
+			span.End("")
+		})
+	}
+	store("logs", r.shipper.finish)
 	if r.meter != nil {
-		rest.Go(func() { r.meter.finish(r.ctx) })
+		store("use", r.meter.finish)
 	}
 	if r.keeper != nil {
-		rest.Go(func() { r.keeper.finish(r.ctx) })
+		store("checkpoints", r.keeper.finish)
 	}
 	if x.Done() && len(r.claim.Spec.Outputs) > 0 {
-		rest.Go(func() { r.storeOutputs(r.ctx) })
+		store("outputs", r.storeOutputs)
 	}
 	rest.Wait()
 }

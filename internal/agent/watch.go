@@ -80,6 +80,7 @@ func (r *rank) watch() (berth.Exit, error) {
 			look.readProgress()
 			x := r.evidence(e)
 			x.Measured = r.meter.end()
+			r.tellRun(x)
 			return x, nil
 		case <-tick.C:
 			look.readProgress()

@@ -21,6 +21,7 @@ import (
 	"berth/internal/intake"
 	"berth/internal/publicnet"
 	"berth/internal/scheduler"
+	"berth/internal/tracing"
 	"berth/internal/vault"
 	"berth/internal/webhook"
 	"berth/workers"
@@ -34,6 +35,8 @@ type Options struct {
 	// Temporal holds TLS and credentials of the Temporal client; addresses come
 	// from the configuration.
 	Temporal client.Options
+
+	Traces *tracing.Tracing // nil: none. It is the caller's to close
 
 	// Ages are the reconciler's limits; tests shorten them.
 	Ages scheduler.Ages
@@ -145,6 +148,7 @@ func (c *ControlPlane) dialTemporal() (client.Client, error) {
 		Namespace: c.cfg.TemporalNamespace,
 		Identity:  fmt.Sprintf("berthd@%s/%d", host, os.Getpid()),
 		Logger:    c.log,
+		Traces:    c.opts.Traces,
 	})
 }
 
@@ -156,6 +160,7 @@ func (c *ControlPlane) assemble(ctx context.Context, d *db.DB, t client.Client) 
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	dispatcher := dispatch.New(t, d, dispatch.Options{Starts: c.cfg.Plays(RoleDispatch), Logger: c.log})
 	judge := intake.New(d)
+	told := newTeller(d, c.opts.Traces, c.log)
 	var front, middle []part
 	var blobs *blob.Store
 	if c.cfg.BlobURL != "" { // a leader may do without
@@ -178,14 +183,14 @@ func (c *ControlPlane) assemble(ctx context.Context, d *db.DB, t client.Client) 
 		if keys != nil {
 			middle = append(middle, c.reseal(d, keys))
 		}
-		serve, err := c.newAPI(d, dispatcher, blobs, keys, registry)
+		serve, err := c.newAPI(told, dispatcher, blobs, keys, registry)
 		if err != nil {
 			return nil, end, err
 		}
 		front = append(front, serve)
 	}
 	if c.cfg.Plays(RoleWorker) {
-		middle = append(middle, workers.NewControl(t, control.New(d, dispatcher, judge), c.log).Run)
+		middle = append(middle, workers.NewControl(t, control.New(told, dispatcher, judge), c.log).Run)
 	}
 	if c.cfg.Plays(RoleLeader) {
 		middle = append(middle, c.newScheduler(d, dispatcher, judge, blobs, registry).Run)
@@ -202,7 +207,11 @@ func (c *ControlPlane) assemble(ctx context.Context, d *db.DB, t client.Client) 
 	if c.cfg.Pprof != "" {
 		middle = append(middle, c.profile)
 	}
-	return [][]part{front, middle, {dispatcher.Run, d.Hub().Run}}, end, nil
+	last := []part{dispatcher.Run, d.Hub().Run}
+	if c.opts.Traces != nil {
+		last = append(last, told.run)
+	}
+	return [][]part{front, middle, last}, end, nil
 }
 
 func (c *ControlPlane) newScheduler(d *db.DB, dispatcher *dispatch.Dispatcher, judge *intake.Intake, blobs *blob.Store, registry *prometheus.Registry) *scheduler.Scheduler {
@@ -225,9 +234,10 @@ func (c *ControlPlane) newScheduler(d *db.DB, dispatcher *dispatch.Dispatcher, j
 	})
 }
 
-func (c *ControlPlane) newAPI(d *db.DB, dispatcher *dispatch.Dispatcher, blobs *blob.Store, keys *vault.Keys, registry *prometheus.Registry) (part, error) {
+func (c *ControlPlane) newAPI(told *teller, dispatcher *dispatch.Dispatcher, blobs *blob.Store, keys *vault.Keys, registry *prometheus.Registry) (part, error) {
+	d := told.DB
 	server, err := api.New(api.Deps{
-		DB: d, Control: d, Poker: dispatcher, Logs: &blob.LogReader{Store: blobs, DB: d}, Logger: c.log, Version: c.opts.Version,
+		DB: d, Control: told, Traces: c.opts.Traces, Poker: dispatcher, Logs: &blob.LogReader{Store: blobs, DB: d}, Logger: c.log, Version: c.opts.Version,
 		Checks: []api.Check{
 			{Name: "blob store", Run: blobs.Check},
 			{Name: "temporal", Run: dispatcher.Check, Optional: true},

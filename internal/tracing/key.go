@@ -1,0 +1,110 @@
+package tracing
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"berth"
+)
+
+// JobTrace is the id of a job's trace: the job's own, without its dashes. Its
+// last 56 bits are random, which is what W3C Trace Context (level 2, section
+// 4.4) asks of an id.
+func JobTrace(id berth.JobID) trace.TraceID {
+	t, err := trace.TraceIDFromHex(strings.ReplaceAll(string(id), "-", ""))
+	if err != nil {
+		panic("job id " + string(id) + " is not a UUID") // see berth.ParseJobID
+	}
+	return t
+}
+
+// Key names a span that every process can refer to, made or not: its id is a
+// function of its key.
+type Key struct {
+	Job     berth.JobID
+	Attempt int                // 0: of the job as a whole
+	Alloc   berth.AllocationID // 0: of no rank
+	Name    string
+}
+
+// JobKey names the span that is a job's whole way, the root of its trace.
+func JobKey(id berth.JobID) Key { return Key{Job: id, Name: "job"} }
+
+// AttemptKey names the span of an attempt, from its grant to its verdict.
+func AttemptKey(id berth.JobID, attempt int) Key {
+	return Key{Job: id, Attempt: attempt, Name: "attempt"}
+}
+
+// span is the id of the span.
+func (k Key) span() trace.SpanID {
+	return wantedFor(fmt.Sprintf("%s/%d/%d/%s", k.Job, k.Attempt, k.Alloc, k.Name)).span
+}
+
+// context is the span as others refer to it. It counts as remote: what this
+// process does not record itself decides by the flags alone.
+func (t *Tracing) context(k Key) trace.SpanContext {
+	id := JobTrace(k.Job)
+	flags := trace.TraceFlags(0)
+	if t.sampler.takes(id) {
+		flags = trace.FlagsSampled
+	}
+	return trace.NewSpanContext(trace.SpanContextConfig{TraceID: id, SpanID: k.span(), TraceFlags: flags, Remote: true})
+}
+
+// ids gives spans the ids that their context asks for, and random ones else.
+type ids struct{}
+
+type wanted struct {
+	trace trace.TraceID
+	span  trace.SpanID
+}
+
+// wantedFor are ids that are a function of a text.
+func wantedFor(s string) wanted {
+	sum := sha256.Sum256([]byte(s))
+	return wanted{trace: trace.TraceID(sum[8:24]), span: trace.SpanID(sum[:8])}
+}
+
+type wantedKey struct{}
+
+// want asks for the ids of the one span that is begun with the context. What
+// goes on under that span must not be given it.
+func want(ctx context.Context, w wanted) context.Context {
+	return context.WithValue(ctx, wantedKey{}, w)
+}
+
+func (ids) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
+	if w, ok := ctx.Value(wantedKey{}).(wanted); ok {
+		return w.trace, w.span
+	}
+	var t trace.TraceID
+	for !t.IsValid() {
+		fill(t[:])
+	}
+	return t, randomSpan()
+}
+
+func (ids) NewSpanID(ctx context.Context, _ trace.TraceID) trace.SpanID {
+	if w, ok := ctx.Value(wantedKey{}).(wanted); ok {
+		return w.span
+	}
+	return randomSpan()
+}
+
+func randomSpan() (s trace.SpanID) {
+	for !s.IsValid() {
+		fill(s[:])
+	}
+	return s
+}
+
+func fill(b []byte) {
+	for i := range b {
+		b[i] = byte(rand.Uint32())
+	}
+}

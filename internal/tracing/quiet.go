@@ -1,0 +1,32 @@
+package tracing
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+)
+
+// quiet tells once that a collector does not take spans, and once that it does
+// again: the SDK would tell of each batch, and to a handler that is global.
+type quiet struct {
+	sdktrace.SpanExporter
+	log  *slog.Logger
+	away atomic.Bool
+	lost atomic.Int64
+}
+
+// ExportSpans never fails: there is nothing that the SDK could do about it.
+func (q *quiet) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+	err := q.SpanExporter.ExportSpans(ctx, spans)
+	if err != nil {
+		q.lost.Add(int64(len(spans)))
+		if !q.away.Swap(true) {
+			q.log.Warn("spans not delivered and dropped; jobs do not depend on it", "err", err)
+		}
+	} else if q.away.Swap(false) {
+		q.log.Info("spans are delivered again", "lost", q.lost.Swap(0))
+	}
+	return nil
+}

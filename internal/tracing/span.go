@@ -1,0 +1,199 @@
+package tracing
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"berth"
+)
+
+// Span is a span under way. A nil one is none.
+type Span struct{ span trace.Span }
+
+// Start begins a span under the one of the context, which End ends. Both do
+// nothing outside of a trace: Berth's spans belong to jobs or to calls.
+func (t *Tracing) Start(ctx context.Context, name string, about ...attribute.KeyValue) (context.Context, *Span) {
+	if t == nil || !trace.SpanContextFromContext(ctx).IsSampled() {
+		return ctx, nil
+	}
+	ctx, span := t.tracer.Start(ctx, name, trace.WithAttributes(about...))
+	return ctx, &Span{span}
+}
+
+// Under returns a context in which spans begin as children of the one that k
+// names.
+func (t *Tracing) Under(ctx context.Context, k Key) context.Context {
+	if t == nil {
+		return ctx
+	}
+	return trace.ContextWithSpanContext(ctx, t.context(k))
+}
+
+// Tells reports whether the job's trace is told: who would have to work for
+// what a span says can spare it.
+func (t *Tracing) Tells(id berth.JobID) bool { return t != nil && t.sampler.takes(JobTrace(id)) }
+
+// Set adds to what the span says.
+func (s *Span) Set(about ...attribute.KeyValue) {
+	if s != nil {
+		s.span.SetAttributes(about...)
+	}
+}
+
+// End ends the span. fault is the class of what went wrong, "" if nothing did.
+func (s *Span) End(fault string) {
+	if s == nil {
+		return
+	}
+	setFault(s.span, fault)
+	s.span.End()
+}
+
+// Fault is the class of an error: its code, or that somebody ended it. Messages
+// are left out.
+func Fault(err error) string {
+	switch {
+	case err == nil:
+		return ""
+	case errors.Is(err, context.Canceled):
+		return "canceled"
+	case errors.Is(err, context.DeadlineExceeded):
+		return "deadline_exceeded"
+	}
+	return string(berth.CodeOf(err))
+}
+
+func setFault(s trace.Span, fault string) {
+	if fault != "" {
+		s.SetStatus(codes.Error, fault)
+		s.SetAttributes(attribute.String("error.type", fault))
+	}
+}
+
+// Past is what is told of a span whose times are known.
+type Past struct {
+	Start, End time.Time
+	About      []attribute.KeyValue
+	Fault      string
+	Links      []trace.Link
+}
+
+// Tell tells of a span that is over. Telling it again, from whatever process,
+// makes no other span: its id is the key's. The root has no parent; every other
+// one has one in the same trace.
+func (t *Tracing) Tell(k, parent Key, p Past) {
+	if !t.Tells(k.Job) || p.Start.IsZero() {
+		return
+	}
+	ctx := context.Background()
+	if k != JobKey(k.Job) {
+		ctx = t.Under(ctx, parent)
+	}
+	ctx = want(ctx, wanted{JobTrace(k.Job), k.span()})
+	_, span := t.tracer.Start(ctx, k.Name, trace.WithTimestamp(p.Start), trace.WithAttributes(p.About...), trace.WithLinks(p.Links...))
+	setFault(span, p.Fault)
+	if p.End.Before(p.Start) {
+		p.End = p.Start
+	}
+	span.End(trace.WithTimestamp(p.End))
+}
+
+// LinkTo is a link to the root of another job's trace.
+func (t *Tracing) LinkTo(id berth.JobID, how string) trace.Link {
+	return trace.Link{SpanContext: t.context(JobKey(id)), Attributes: []attribute.KeyValue{attribute.String("berth.link", how)}}
+}
+
+// Submitted tells of the call that submitted a job, which has gone on since
+// began, and links the trace of the call, if it has one, with the job's.
+func (t *Tracing) Submitted(ctx context.Context, job berth.Job, began time.Time) {
+	if t == nil {
+		return
+	}
+	call := trace.SpanFromContext(ctx)
+	call.SetAttributes(attribute.String("berth.job_id", string(job.ID)))
+	call.AddLink(t.LinkTo(job.ID, "submitted"))
+	p := Past{Start: began, End: time.Now(), About: AboutJob(job)}
+	if sc := call.SpanContext(); sc.IsValid() {
+		p.Links = []trace.Link{{SpanContext: sc, Attributes: []attribute.KeyValue{attribute.String("berth.link", "call")}}}
+	}
+	t.Tell(Key{Job: job.ID, Name: "submit"}, JobKey(job.ID), p)
+}
+
+// AboutJob is what spans say of the job itself.
+func AboutJob(job berth.Job) []attribute.KeyValue {
+	about := []attribute.KeyValue{
+		attribute.String("berth.job_id", string(job.ID)), attribute.String("berth.job_name", job.Name), attribute.String("berth.tenant", string(job.Tenant)),
+	}
+	if job.Kind != "" {
+		about = append(about, attribute.String("berth.kind", string(job.Kind)))
+	}
+	return about
+}
+
+// w3c is the one form in which Berth reads and writes where a call comes from.
+// Baggage is not passed on: nobody here knows what is in it.
+var w3c propagation.TraceContext
+
+// Serve begins the span of a call that this process answers, as part of the
+// caller's trace where the header names one.
+func (t *Tracing) Serve(ctx context.Context, h http.Header, name string, about ...attribute.KeyValue) (context.Context, *Span) {
+	if t == nil {
+		return ctx, nil
+	}
+	ctx = w3c.Extract(ctx, propagation.HeaderCarrier(h))
+	ctx, span := t.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(about...))
+	return ctx, &Span{span}
+}
+
+// Inject puts where a call comes from into its header, if that is a span.
+func Inject(ctx context.Context, h http.Header) { w3c.Inject(ctx, propagation.HeaderCarrier(h)) }
+
+// Step is what a Temporal client or worker does.
+type Step struct {
+	Name string
+	Job  berth.JobID // whose workflow it is about; "" of a schedule's
+	At   time.Time   // when it began; zero: now
+
+	// Repeats names a workflow's own span, which is begun anew whenever the workflow
+	// is replayed: what was told under it must always find the same parent.
+	Repeats string
+	Parent  trace.SpanContext // as Temporal hands it on; may be zero
+	About   []attribute.KeyValue
+}
+
+// Temporal begins the span of a step. One about a job belongs to the job's
+// trace, whoever caused it: a parent of another trace is linked. So is that of a
+// schedule's workflow, which would else be the same for all times to come.
+func (t *Tracing) Temporal(s Step) trace.Span {
+	o := []trace.SpanStartOption{trace.WithAttributes(s.About...)}
+	if !s.At.IsZero() {
+		o = append(o, trace.WithTimestamp(s.At))
+	}
+	parent := s.Parent
+	switch {
+	case s.Job != "" && parent.TraceID() != JobTrace(s.Job):
+		parent = t.context(JobKey(s.Job))
+	case s.Job == "" && s.Repeats != "":
+		parent = trace.SpanContext{}
+	}
+	if s.Parent.IsValid() && !parent.Equal(s.Parent) {
+		o = append(o, trace.WithLinks(trace.Link{SpanContext: s.Parent}))
+	}
+	ctx := trace.ContextWithSpanContext(context.Background(), parent)
+	if s.Repeats != "" {
+		w := wantedFor(s.Repeats)
+		if parent.IsValid() {
+			w.trace = parent.TraceID()
+		}
+		ctx = want(ctx, w)
+	}
+	_, span := t.tracer.Start(ctx, s.Name, o...)
+	return span
+}

@@ -1,0 +1,95 @@
+package tracing
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// scope names what makes the spans, by OpenTelemetry's terms.
+const scope = "berth"
+
+// closeLimit is how long a process that ends waits for a collector.
+const closeLimit = 3 * time.Second
+
+// Tracing makes spans and sends them on. nil is tracing that is off. All methods
+// may be called concurrently.
+type Tracing struct {
+	provider *sdktrace.TracerProvider
+	tracer   trace.Tracer
+	sampler  samplers
+	log      *slog.Logger
+}
+
+// Open returns tracing by its options, nil if they name nobody to tell. It does
+// not connect: a collector that is away is only missed when there is something
+// to tell. Close it.
+func Open(ctx context.Context, o Options) (*Tracing, error) {
+	if !o.on() {
+		return nil, nil
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	sampler, err := o.sampler()
+	if err != nil {
+		return nil, err
+	}
+	exporter, err := o.exporter(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("open exporter of traces: %w", err)
+	}
+	// What the environment says of the resource wins over what we say.
+	about, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithHost(), resource.WithAttributes(
+		attribute.String("service.name", o.Service),
+		attribute.String("service.version", o.Version),
+		attribute.String("service.instance.id", o.Instance),
+	), resource.WithFromEnv())
+	if err != nil {
+		o.Logger.Warn("traces say less of where they come from", "err", err)
+	}
+	provider := sdktrace.NewTracerProvider(
+		sdktrace.WithBatcher(&quiet{SpanExporter: exporter, log: o.Logger}), // its queue is bounded, and what does not fit is dropped
+		sdktrace.WithIDGenerator(ids{}),
+		sdktrace.WithSampler(sampler.all),
+		sdktrace.WithResource(about),
+	)
+	return &Tracing{provider, provider.Tracer(scope, trace.WithInstrumentationVersion(o.Version)), sampler, o.Logger}, nil
+}
+
+func (o Options) exporter(ctx context.Context) (sdktrace.SpanExporter, error) {
+	if o.Exporter != nil {
+		return o.Exporter, nil
+	}
+	if o.Protocol == protocolGRPC {
+		return otlptrace.New(ctx, otlptracegrpc.NewClient(otlptracegrpc.WithEndpointURL(o.Endpoint)))
+	}
+	return otlptrace.New(ctx, otlptracehttp.NewClient(otlptracehttp.WithEndpointURL(o.Endpoint)))
+}
+
+// Close sends what is left and lets go, within a few seconds.
+func (t *Tracing) Close() {
+	if t == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
+	defer cancel()
+	if err := t.provider.Shutdown(ctx); err != nil {
+		t.log.Warn("the last spans are lost", "err", err)
+	}
+}
+
+// Tracer is what makes the spans, for interceptors of others.
+func (t *Tracing) Tracer() trace.Tracer { return t.tracer }
+
+// Flush sends what is there, for tests.
+func (t *Tracing) Flush(ctx context.Context) error { return t.provider.ForceFlush(ctx) }
