@@ -54,6 +54,10 @@ const vitalConns = 4
 // planned, some 10 MiB of them.
 const spareConns = 2 * time.Minute
 
+// connLife, and up to a fifth more, is how long a connection is used: with every
+// statement that it has once planned the server's process grows, to 20 MiB.
+const connLife = 10 * time.Minute
+
 // idleParam is how long a transaction may wait for its next statement before the
 // server ends it.
 const idleParam = "idle_in_transaction_session_timeout"
@@ -80,6 +84,7 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 		cfg.MaxConns = o.MaxConns
 	}
 	cfg.MaxConnIdleTime = spareConns
+	cfg.MaxConnLifetime, cfg.MaxConnLifetimeJitter = connLife, connLife/5
 	// A transaction that is left open holds back the feed of every process.
 	leaderIdle := leaderIdle
 	if own, said := cfg.ConnConfig.RuntimeParams[idleParam]; said {
