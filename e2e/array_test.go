@@ -179,10 +179,13 @@ func cancelsArrays(t *testing.T, s *stack) {
 		a := s.job(t, id)
 		return a.Tally != nil && a.Tally.ByStatus[berth.Running] == 4
 	})
-	e, err := s.api.Explain(t.Context(), element(10).ID)
-	if err != nil || !slices.ContainsFunc(e.Blockers, func(b berth.Blocker) bool { return b.Code == "parallel" }) {
-		t.Errorf("an element that waits for its siblings explains itself by %+v, %v", e.Blockers, err)
-	}
+	until(t, "an element tells that it waits for its siblings", func() bool { // it may not have been queued yet
+		e, err := s.api.Explain(t.Context(), element(10).ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(e.Blockers, func(b berth.Blocker) bool { return b.Code == "parallel" })
+	})
 	if _, err := s.api.CancelElements(t.Context(), id, "0-1,19"); err != nil {
 		t.Fatal(err)
 	}
