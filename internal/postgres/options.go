@@ -72,8 +72,6 @@ func (o Options) settings(port int, socketDir string) []string {
 		// Short statements by the thousand are the load here; compiling a plan
 		// never pays for itself.
 		{"jit", "off"},
-		// Of what changes most there are thousands of old versions a minute.
-		{"autovacuum_naptime", "15s"},
 		// A holder of row locks that went away must not block the others.
 		{"tcp_keepalives_idle", "30"},
 	}
