@@ -18,6 +18,8 @@ type herd struct {
 	viewsFor time.Duration // Policy.AssumeRun; negative: there are none
 	prey     []prey
 	expire   []time.Duration // of prey, from the origin of ages until it is to be made anew
+	smelled  []int32         // places of prey made since it was ranked
+	byCost   ranking         // of those on whom anybody could be displaced
 	preyFor  lureRule
 	preyAt   time.Time // of the plan that asked last; zero: there is none
 }
@@ -138,6 +140,8 @@ func (r *run) prey(k *kind) []prey {
 		h.preyFor = rule
 		h.prey = slices.Grow(h.prey[:0], len(h.members))[:len(h.members)]
 		h.expire = slices.Grow(h.expire[:0], len(h.members))[:len(h.members)]
+		h.smelled, h.byCost = h.smelled[:0], h.byCost[:0]
+		clear(h.prey)
 		for i, n := range h.members {
 			n.prey = &h.prey[i]
 			r.smell(n)
@@ -151,5 +155,24 @@ func (r *run) prey(k *kind) []prey {
 		}
 	}
 	h.preyAt = r.now
+	r.rankPrey(h)
 	return h.prey
+}
+
+// rankPrey puts the entries that were made since where they belong.
+func (r *run) rankPrey(h *herd) {
+	if len(h.smelled) == 0 {
+		return
+	}
+	fresh := r.ranks[:0]
+	for _, i := range h.smelled {
+		if x := &h.prey[i]; x.band != noBand {
+			fresh = append(fresh, standing{costKey(x.band, x.least), i})
+		}
+	}
+	h.byCost.renew(fresh, func(i int32) bool { return !h.prey[i].moved })
+	for _, i := range h.smelled {
+		h.prey[i].moved = false
+	}
+	h.smelled, r.ranks = h.smelled[:0], fresh
 }

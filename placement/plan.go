@@ -150,6 +150,8 @@ type run struct {
 	aim        aim                       // of the present claim
 	nearby     []nearby                  // buffer
 	found      []prospect                // buffers of claims
+	passed     []int
+	ranks      []standing
 	picked     []victim
 	best       []victim
 	touched    []*node
