@@ -9,13 +9,17 @@ import (
 // herd is what is kept of the machines of a kind from plan to plan, so that each
 // plan looks only at those that have changed. The lists are by machine id.
 type herd struct {
-	members  []*node // that may be given work
-	unlisted bool    // others do
-	stale    []*node // whose entries are to be made anew
-	freshAt  int     // the plan for which that was done
+	members   []*node // that may be given work
+	unlisted  bool    // others do
+	stale     []*node // whose entries are to be made anew
+	touched   []*node // by the plan touchedAt
+	freshAt   int     // the plan for which that was done
+	touchedAt int
 
 	views    []view
-	viewsFor time.Duration // Policy.AssumeRun; negative: there are none
+	seen     []int32             // places of views made since they were ranked
+	byTime   [1 + viewed]ranking // by view.soonest; only those that were asked for
+	viewsFor time.Duration       // Policy.AssumeRun; negative: there are none
 	prey     []prey
 	expire   []time.Duration // of prey, from the origin of ages until it is to be made anew
 	smelled  []int32         // places of prey made since it was ranked
@@ -40,6 +44,14 @@ func (n *node) outdate() {
 		n.stale = true
 		n.listed.stale = append(n.listed.stale, n)
 	}
+}
+
+// touches lists a machine among those that the plan has touched.
+func (h *herd) touches(n *node, plan int) {
+	if h.touchedAt != plan {
+		h.touched, h.touchedAt = h.touched[:0], plan
+	}
+	h.touched = append(h.touched, n)
 }
 
 // leave takes a machine off the list that it is in.
@@ -115,6 +127,7 @@ func (r *run) views(k *kind) []view {
 		return h.views
 	}
 	h.viewsFor = r.policy.AssumeRun
+	h.seen, h.byTime = h.seen[:0], [1 + viewed]ranking{}
 	h.views = slices.Grow(h.views[:0], len(h.members))[:len(h.members)]
 	for i, n := range h.members {
 		n.view = &h.views[i]
@@ -127,6 +140,40 @@ func (r *run) views(k *kind) []view {
 		r.see(n)
 	}
 	return h.views
+}
+
+// byTime ranks the machines of a kind by when they may have so many devices for
+// those who have no room there now.
+func (r *run) byTime(k *kind, devices int32) (views []view, rank ranking) {
+	views = r.views(k)
+	h := &k.herd
+	if len(h.seen) > 0 {
+		for i := range h.byTime {
+			if len(h.byTime[i]) > 0 {
+				fresh := r.ranks[:0]
+				for _, place := range h.seen {
+					fresh = append(fresh, standing{timeKey(views[place].soonest(int32(i))), place})
+				}
+				h.byTime[i].renew(fresh, func(place int32) bool { return !views[place].moved })
+				r.ranks = fresh
+			}
+		}
+		for _, place := range h.seen {
+			views[place].moved = false
+		}
+		h.seen = h.seen[:0]
+	}
+	if devices > viewed {
+		devices = 0
+	}
+	x := &h.byTime[devices]
+	if len(*x) == 0 {
+		for i := range views {
+			*x = append(*x, standing{timeKey(views[i].soonest(devices)), int32(i)})
+		}
+		slices.SortFunc(*x, compareStandings)
+	}
+	return views, *x
 }
 
 // prey lists the machines of a kind as claims see them.
