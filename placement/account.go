@@ -38,7 +38,7 @@ type line struct {
 	head    *entry // the first of them
 	leaf    leaf[*line]
 
-	walk      cursor[*entry] // of a plan, at its next job
+	walk      cursor[*entry] // of a plan, past the first job, at its next
 	at        *entry
 	enteredAt int  // the plan whose walk it is
 	over      bool // none of it is left for that plan

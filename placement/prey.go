@@ -205,7 +205,10 @@ func (x *prey) cost(want, room glance) float32 {
 // bound works out below what victims on a machine are that make room for so
 // much; false if all of them together do not.
 func (r *run) bound(n *node, want berth.Capacity, p *prospect) bool {
-	room := r.clearing(n)
+	room := n.free
+	if n.touched == r.number { // else nothing is held or left behind
+		room = r.clearing(n)
+	}
 	for i := range n.lure.levels {
 		l := &n.lure.levels[i]
 		if !want.Fits(room.Add(l.all)) {
