@@ -137,6 +137,9 @@ func (r *run) views(k *kind) []view {
 			n.outdate()
 			continue
 		}
+		if r.policy.Preempt {
+			r.lure(n) // while those who hold room of it are at hand
+		}
 		r.see(n)
 	}
 	return h.views
@@ -191,6 +194,9 @@ func (r *run) prey(k *kind) []prey {
 		clear(h.prey)
 		for i, n := range h.members {
 			n.prey = &h.prey[i]
+			if r.policy.Backfill > 0 {
+				r.agenda(n) // while those who hold room of it are at hand
+			}
 			r.smell(n)
 		}
 	default:
