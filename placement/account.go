@@ -30,18 +30,18 @@ type holding struct {
 	jobs int
 }
 
-// line is the jobs of one class of one account that may start, in order.
+// line is the jobs of one class of one account that may start, in order. What
+// plans look at of many lines stands first, close together.
 type line struct {
-	account *account
-	class   *class
-	jobs    tree[*entry]
-	head    *entry // the first of them
-	leaf    leaf[*line]
-
-	walk      cursor[*entry] // of a plan, at its next job
-	at        *entry
-	enteredAt int  // the plan whose walk it is
-	over      bool // none of it is left for that plan
+	class     *class
+	leaf      leaf[*line]
+	head      *entry // the first of jobs
+	enteredAt int    // the plan whose walk it is
+	at        *entry // in that plan, the next job
+	over      bool   // none of it is left for that plan
+	account   *account
+	jobs      tree[*entry]
+	walk      cursor[*entry] // of the plan, once past the first job
 
 	number int // in class.lines
 }

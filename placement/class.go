@@ -30,6 +30,7 @@ type class struct {
 	barren int // the epoch in which no machine has room, see run.barren
 
 	never int     // the shape of the machines of which none could hold it, see run.possible
+	ever  int     // likewise, of which some could
 	lines []*line // with jobs of the class that may start, in no order
 	like  likeness
 	// matches holds the kinds this class may use, among the first seen of the

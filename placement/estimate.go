@@ -196,8 +196,11 @@ func (f *flow) floor(c *class) floor {
 // possible reports whether the machines could hold all members of a job of the
 // class if they were empty.
 func (r *run) possible(c *class) bool {
-	if c.never == r.snapshot.shape {
+	switch r.snapshot.shape {
+	case c.never:
 		return false
+	case c.ever:
+		return true
 	}
 	r.snapshot.settle(c)
 	members := map[string]int{} // by group
@@ -205,6 +208,7 @@ func (r *run) possible(c *class) bool {
 		for _, n := range m.kind.all(r.number) {
 			group := c.groupOf(&n.Machine)
 			if members[group] += c.membersOn(n); members[group] >= c.members() {
+				c.ever = r.snapshot.shape
 				return true
 			}
 		}

@@ -215,15 +215,6 @@ func (f *fleet) row(c *class) []cost {
 	return row
 }
 
-// mayRow returns the costs of a class if it has some, or there is still room for
-// some of it; else nil.
-func (f *fleet) mayRow(c *class) []cost {
-	if f.costs[c] == nil && f.entries+f.slots > maxEntries {
-		return nil
-	}
-	return f.row(c)
-}
-
 // blank returns a row without costs.
 func (f *fleet) blank(size int) []cost {
 	for last := len(f.spare) - 1; last >= 0; last = len(f.spare) - 1 {

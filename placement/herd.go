@@ -9,15 +9,21 @@ import (
 // herd is what is kept of the machines of a kind from plan to plan, so that each
 // plan looks only at those that have changed. The lists are by machine id.
 type herd struct {
-	members  []*node // that may be given work
-	unlisted bool    // others do
-	stale    []*node // whose entries are to be made anew
-	freshAt  int     // the plan for which that was done
+	members   []*node // that may be given work
+	unlisted  bool    // others do
+	stale     []*node // whose entries are to be made anew
+	touched   []*node // by the plan touchedAt
+	freshAt   int     // the plan for which that was done
+	touchedAt int
 
 	views    []view
-	viewsFor time.Duration // Policy.AssumeRun; negative: there are none
+	seen     []int32             // places of views made since they were ranked
+	byTime   [1 + viewed]ranking // by view.soonest; only those that were asked for
+	viewsFor time.Duration       // Policy.AssumeRun; negative: there are none
 	prey     []prey
 	expire   []time.Duration // of prey, from the origin of ages until it is to be made anew
+	smelled  []int32         // places of prey made since it was ranked
+	byCost   ranking         // of those on whom anybody could be displaced
 	preyFor  lureRule
 	preyAt   time.Time // of the plan that asked last; zero: there is none
 }
@@ -38,6 +44,14 @@ func (n *node) outdate() {
 		n.stale = true
 		n.listed.stale = append(n.listed.stale, n)
 	}
+}
+
+// touches lists a machine among those that the plan has touched.
+func (h *herd) touches(n *node, plan int) {
+	if h.touchedAt != plan {
+		h.touched, h.touchedAt = h.touched[:0], plan
+	}
+	h.touched = append(h.touched, n)
 }
 
 // leave takes a machine off the list that it is in.
@@ -113,6 +127,7 @@ func (r *run) views(k *kind) []view {
 		return h.views
 	}
 	h.viewsFor = r.policy.AssumeRun
+	h.seen, h.byTime = h.seen[:0], [1 + viewed]ranking{}
 	h.views = slices.Grow(h.views[:0], len(h.members))[:len(h.members)]
 	for i, n := range h.members {
 		n.view = &h.views[i]
@@ -122,9 +137,46 @@ func (r *run) views(k *kind) []view {
 			n.outdate()
 			continue
 		}
+		if r.policy.Preempt {
+			r.lure(n) // while those who hold room of it are at hand
+		}
 		r.see(n)
 	}
 	return h.views
+}
+
+// byTime ranks the machines of a kind by when they may have so many devices for
+// those who have no room there now.
+func (r *run) byTime(k *kind, devices int32) (views []view, rank ranking) {
+	views = r.views(k)
+	h := &k.herd
+	if len(h.seen) > 0 {
+		for i := range h.byTime {
+			if len(h.byTime[i]) > 0 {
+				fresh := r.ranks[:0]
+				for _, place := range h.seen {
+					fresh = append(fresh, standing{timeKey(views[place].soonest(int32(i))), place})
+				}
+				h.byTime[i].renew(fresh, func(place int32) bool { return !views[place].moved })
+				r.ranks = fresh
+			}
+		}
+		for _, place := range h.seen {
+			views[place].moved = false
+		}
+		h.seen = h.seen[:0]
+	}
+	if devices > viewed {
+		devices = 0
+	}
+	x := &h.byTime[devices]
+	if len(*x) == 0 {
+		for i := range views {
+			*x = append(*x, standing{timeKey(views[i].soonest(devices)), int32(i)})
+		}
+		slices.SortFunc(*x, compareStandings)
+	}
+	return views, *x
 }
 
 // prey lists the machines of a kind as claims see them.
@@ -138,8 +190,13 @@ func (r *run) prey(k *kind) []prey {
 		h.preyFor = rule
 		h.prey = slices.Grow(h.prey[:0], len(h.members))[:len(h.members)]
 		h.expire = slices.Grow(h.expire[:0], len(h.members))[:len(h.members)]
+		h.smelled, h.byCost = h.smelled[:0], h.byCost[:0]
+		clear(h.prey)
 		for i, n := range h.members {
 			n.prey = &h.prey[i]
+			if r.policy.Backfill > 0 {
+				r.agenda(n) // while those who hold room of it are at hand
+			}
 			r.smell(n)
 		}
 	default:
@@ -151,5 +208,24 @@ func (r *run) prey(k *kind) []prey {
 		}
 	}
 	h.preyAt = r.now
+	r.rankPrey(h)
 	return h.prey
+}
+
+// rankPrey puts the entries that were made since where they belong.
+func (r *run) rankPrey(h *herd) {
+	if len(h.smelled) == 0 {
+		return
+	}
+	fresh := r.ranks[:0]
+	for _, i := range h.smelled {
+		if x := &h.prey[i]; x.band != noBand {
+			fresh = append(fresh, standing{costKey(x.band, x.least), i})
+		}
+	}
+	h.byCost.renew(fresh, func(i int32) bool { return !h.prey[i].moved })
+	for _, i := range h.smelled {
+		h.prey[i].moved = false
+	}
+	h.smelled, r.ranks = h.smelled[:0], fresh
 }

@@ -129,6 +129,9 @@ func (r *run) touch(n *node) {
 		n.view.plan = r.number
 	}
 	r.touched = append(r.touched, n)
+	if n.kind != nil {
+		n.kind.touches(n, r.number)
+	}
 }
 
 // amount is room of one machine, device by device.

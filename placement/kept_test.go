@@ -1,6 +1,7 @@
 package placement_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -91,6 +92,48 @@ func TestKeptPlansAreFreshPlans(t *testing.T) {
 			c.pass()
 		}
 	})
+}
+
+// TestLongKeptPlansAreFreshPlans: so it is after many changes to a cluster of
+// hundreds of machines, where most plans look at few of them.
+func TestLongKeptPlansAreFreshPlans(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(4) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			c := saturated(size{machines: 240, waiting: 1200, classes: 120, tenants: 12, churn: 12, seed: seed}, benchRequest)
+			c.planner.Policy.EarmarkFor = time.Duration(seed%2) * 25 * time.Second
+			if seed >= 2 {
+				c.bind()
+			}
+			var asked []placement.Asked
+			for _, r := range c.classes {
+				asked = append(asked, placement.Asked{Request: r, Count: 1})
+			}
+			mix, err := placement.GivenMix(asked)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.mix = mix
+			c.load()
+			starts, preempted := 0, 0
+			for round := range 40 {
+				kept := c.s
+				p := c.planner.Plan(kept, c.now)
+				c.load()
+				if diff := cmp.Diff(c.planner.Plan(c.s, c.now), p); diff != "" {
+					t.Fatalf("plan %d differs (-fresh +kept):\n%s", round, diff)
+				}
+				c.s = kept
+				starts, preempted = starts+len(p.Start), preempted+len(p.Preempt)
+				c.enact(p)
+				c.pass()
+			}
+			if starts == 0 || preempted == 0 {
+				t.Errorf("%d starts and %d preemptions: nothing was tried", starts, preempted)
+			}
+		})
+	}
 }
 
 // TestTheRestOfTheQueueChangesNothing: a plan that ends as soon as no class has a

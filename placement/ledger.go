@@ -108,11 +108,11 @@ func (s *Snapshot) SetEarmarks(list []Earmark) { s.earmarks = slices.Clone(list)
 
 // holder is a running job in the snapshot.
 type holder struct {
-	Running
 	account  *account // once the snapshot is sorted
 	capacity berth.Capacity
-	machines []berth.MachineID
 	told     int // the plan that told it to stop
+	machines []berth.MachineID
+	Running
 }
 
 // ends is when the holder's room should be free; a time that is past means any

@@ -64,28 +64,36 @@ func (x *seat) lead() {
 
 // enter goes to the line's first job; false if none of it may start now.
 func (r *run) enter(x *seat, l *line) bool {
-	l.walk.begin(&l.jobs)
-	l.enteredAt, l.over = r.number, !r.eligible(x, l)
+	l.at, l.enteredAt = l.head, r.number
+	l.over = !r.eligible(x, l)
 	return !l.over
+}
+
+// next goes to the job after the one that the line is at; at is nil past the end.
+func (l *line) next() {
+	switch {
+	case l.jobs.len() == 1:
+		l.at = nil
+		return
+	case l.at == l.head: // most lines are left there, so that only others begin a walk
+		l.walk.begin(&l.jobs)
+	}
+	l.walk.next()
+	l.at, _ = l.walk.at()
 }
 
 // eligible goes to the line's first job from where it is that may start now.
 func (r *run) eligible(x *seat, l *line) bool {
-	for {
-		e, ok := l.walk.at()
-		if !ok {
-			return false
-		}
+	for ; l.at != nil; l.next() {
+		e := l.at
 		if !r.shows(x) && r.useless(e) || r.full(e) {
-			l.walk.next()
 			continue
 		}
 		if !e.EligibleAt.After(r.now) && (e.QueueDeadline.IsZero() || e.QueueDeadline.After(r.now)) {
-			l.at = e
 			return true
 		}
-		l.walk.next()
 	}
+	return false
 }
 
 // shows reports whether the seat's next job shows something although it has no
@@ -148,7 +156,7 @@ func (r *run) tooLong(e *entry) bool {
 // step moves the seat on from its first job.
 func (r *run) step(x *seat) {
 	l := x.latest
-	l.walk.next()
+	l.next()
 	if !r.skips(x, l.class) && r.eligible(x, l) {
 		heap.Fix(&x.begun, 0)
 		r.fetch(x)

@@ -137,7 +137,6 @@ type run struct {
 	blocked    []*entry            // gangs that have no room, while there are such
 	fresh      map[*node][]*holder // started by this plan
 	events     []release           // buffer
-	lows       []second            // buffer, see soonest
 	claims     int                 // looks for victims that may still be made
 	draft      node
 	stops      []*holder // told to stop by this plan
@@ -150,6 +149,8 @@ type run struct {
 	aim        aim                       // of the present claim
 	nearby     []nearby                  // buffer
 	found      []prospect                // buffers of claims
+	passed     []int
+	ranks      []standing
 	picked     []victim
 	best       []victim
 	touched    []*node

@@ -117,6 +117,7 @@ type prey struct {
 	next  int32   // the band above; noBand: there is none
 	least float32 // cost of the cheapest of the lowest band
 	unit  [3]float32
+	moved bool // the ranking of the herd does not go by this yet
 }
 
 // noBand is above all bands.
@@ -125,7 +126,11 @@ const noBand = math.MaxInt32
 // smell makes the entry of a machine.
 func (r *run) smell(n *node) {
 	l, x := r.lure(n), n.prey
-	*x = prey{room: glanceOf(n.free), band: noBand, next: noBand}
+	h := &n.listed.herd
+	if !x.moved {
+		h.smelled = append(h.smelled, int32(n.place))
+	}
+	*x = prey{room: glanceOf(n.free), band: noBand, next: noBand, moved: true}
 	if last := len(l.levels) - 1; last >= 0 {
 		low := &l.levels[0]
 		x.most, x.low = glanceOf(n.free.Add(l.levels[last].all)), glanceOf(low.all)
@@ -141,7 +146,7 @@ func (r *run) smell(n *node) {
 		x.plan = r.number
 		n.outdate()
 	}
-	n.listed.herd.expire[n.place] = l.until.Sub(origin)
+	h.expire[n.place] = l.until.Sub(origin)
 }
 
 // floor32 is a cost rounded down, by more than what products of it are rounded.
@@ -176,54 +181,6 @@ type prospect struct {
 
 func (p *prospect) bound() bound { return bound{int(p.band), float64(p.cost)} }
 
-// prospects lists the machines where the present claim may find victims that
-// make room for one of the class; first is where the bound is least, -1 if there
-// are none.
-func (r *run) prospects(c *class) (list []prospect, first int) {
-	list, first = r.found[:0], -1
-	low, want := worst, glanceOf(c.capacity)
-	t := &r.aim
-	band := min(short(int64(t.band)), noBand-1)
-	highest := band
-	if t.borrowers {
-		highest = noBand - 1
-	}
-	for j, m := range c.matches {
-		all := r.prey(m.kind)
-		for i := range all {
-			x := &all[i]
-			if x.band > highest || x.plan != r.number && !want.within(x.most) {
-				continue
-			}
-			if x.band >= band && !m.kind.members[i].lure.tenants.meets(&t.peers) {
-				continue
-			}
-			p := prospect{match: int32(j), place: int32(i), band: x.band}
-			room := x.room
-			if x.plan == r.number {
-				room = glanceOf(r.clearing(m.kind.members[i]))
-			}
-			if want.within(room.plus(x.low)) {
-				p.cost = x.cost(want, room)
-			} else {
-				p.band, p.rough = x.next, true
-				if p.band == noBand || p.band > highest {
-					continue
-				}
-				if !low.less(p.bound()) && !r.bound(m.kind.members[i], c.capacity, &p) {
-					continue
-				}
-			}
-			if b := p.bound(); !p.rough && b.less(low) {
-				low, first = b, len(list)
-			}
-			list = append(list, p)
-		}
-	}
-	r.found = list
-	return list, first
-}
-
 // clearing is what claims find free on a machine: what is held for reservations
 // included, and what those that stop leave behind if machines are looked at so.
 func (r *run) clearing(n *node) berth.Capacity {
@@ -248,7 +205,10 @@ func (x *prey) cost(want, room glance) float32 {
 // bound works out below what victims on a machine are that make room for so
 // much; false if all of them together do not.
 func (r *run) bound(n *node, want berth.Capacity, p *prospect) bool {
-	room := r.clearing(n)
+	room := n.free
+	if n.touched == r.number { // else nothing is held or left behind
+		room = r.clearing(n)
+	}
 	for i := range n.lure.levels {
 		l := &n.lure.levels[i]
 		if !want.Fits(room.Add(l.all)) {

@@ -42,20 +42,21 @@ type Job struct {
 
 // entry is a job in the snapshot. It is in a line of its account, or waits in
 // the heap of later ones, or neither: held, or a decision about it is under way.
+// What plans look at of many jobs stands first, close together.
 type entry struct {
-	Job
-	class    *class
-	band     int
-	overdue  bool    // those come first in their band
-	rank     float64 // within the band, the least first
-	assumed  bool
-	line     *line
 	leaf     leaf[*entry]
+	class    *class
+	line     *line
+	rank     float64 // within the band, the least first
+	band     int
+	overdue  bool // those come first in their band
 	ready    bool
-	later    position
-	deadline position
+	assumed  bool
 	limited  position // in class.limits
 	blocked  int      // the plan in which it had no room
+	later    position
+	deadline position
+	Job
 }
 
 // rate works out the job's place among the others, which depends on no clock but

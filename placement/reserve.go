@@ -99,41 +99,73 @@ type hunt struct {
 
 // soonest finds the place for one member that opens first; nil if none opens
 // before the limit. The machine that may open first of all is looked at before
-// the others, since that bounds how many of them are worth it.
+// the others, since that bounds how many of them are worth it. Those follow that
+// the plan has touched, and those that have room now; of the rest, none has any
+// before the second by which they are ranked.
 func (r *run) soonest(s *search, limit time.Time) []opening {
-	wish, now := s.class.wish(), secondOf(r.now)
-	lows := r.lows[:0]
-	first, where := noSecond, (*node)(nil)
-	var at match
+	h := hunt{search: s, run: r, limit: limit}
+	h.first()
 	for _, m := range s.class.matches {
-		look := r.views(m.kind)
-		for i := range look {
-			v, low := &look[i], now
-			if v.plan != r.number {
-				if low = max(now, v.opens(wish)); low < first {
-					first, where, at = low, m.kind.members[i], m
-				}
+		if m.kind.touchedAt != r.number {
+			continue
+		}
+		for _, n := range m.kind.touched {
+			if n.listed == m.kind {
+				h.look(n, m.devices)
 			}
-			lows = append(lows, low)
 		}
 	}
-	r.lows = lows
-	h := hunt{search: s, run: r, limit: limit}
-	if where != nil {
-		h.look(where, at.devices)
+	for _, need := range s.class.needs() {
+		for _, m := range s.class.matches {
+			m.kind.walk(need, false, func(n *node) bool {
+				if n.touched != r.number {
+					h.look(n, m.devices)
+				}
+				return true
+			})
+		}
 	}
+	wish := s.class.wish()
 	last := latest(h.limit)
 	for _, m := range s.class.matches {
-		members := m.kind.members
-		for i, low := range lows[:len(members)] {
-			if low <= last && members[i] != where {
-				h.look(members[i], m.devices)
+		views, rank := r.byTime(m.kind, wish.devices)
+		for _, x := range rank {
+			if x.key > timeKey(last) {
+				break
+			}
+			if v := &views[x.place]; v.plan != r.number && v.opens(wish) <= last {
+				h.look(m.kind.members[x.place], m.devices)
 				last = latest(h.limit)
 			}
 		}
-		lows = lows[len(members):]
 	}
 	return h.best
+}
+
+// first looks at the machine that may open first.
+func (h *hunt) first() {
+	r, wish := h.run, h.class.wish()
+	now, least := secondOf(r.now), noSecond
+	var where *node
+	var at match
+	for _, m := range h.class.matches {
+		views, rank := r.byTime(m.kind, wish.devices)
+		for _, x := range rank {
+			if x.key > timeKey(least) {
+				break
+			}
+			v := &views[x.place]
+			if v.plan == r.number {
+				continue
+			}
+			if low := max(now, v.opens(wish)); low < least {
+				least, where, at = low, m.kind.members[x.place], m
+			}
+		}
+	}
+	if where != nil {
+		h.look(where, at.devices)
+	}
 }
 
 // look at one machine.

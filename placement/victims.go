@@ -46,40 +46,128 @@ func (r *run) ripe(h *holder) bool {
 	return h.Preemptible && !h.Stopping && r.now.Sub(h.StartedAt) >= r.policy.MinRuntime
 }
 
+// chase is a look for the machine where making room for one more member of the
+// claim's job costs least.
+type chase struct {
+	search
+	run   *run
+	spare *sacrifice // whose victims go already
+	want  glance
+
+	band, highest int32 // of the job, and that anybody who goes may be of
+
+	where *node // the best so far; nil: none
+	best  []victim
+	found bound // what they cost
+}
+
 // cheapestVictims finds the machine where making room for one more member of the
 // claim's job costs least. Machines are ruled out by a bound of what it costs
-// there at least; the others are looked at one by one.
+// there at least, in the order of that bound as far as it does not depend on the
+// job; the others are looked at one by one.
 func (r *run) cheapestVictims(c *class, group string, s *sacrifice) ([]victim, bool) {
-	look := search{class: c, group: group}
-	best := r.best[:0]
-	var where *node
-	found := worst
-	try := func(p *prospect) {
-		m := &c.matches[p.match]
-		n := m.kind.members[p.place]
-		if found.less(p.bound()) || p.rough && (!r.bound(n, c.capacity, p) || found.less(p.bound())) || !look.allows(n) {
-			return
-		}
-		list := r.victimsOn(n, m.devices, c, s, found.band)
-		if list == nil {
-			return
-		}
-		if d := compareVictims(list, best); where == nil || d < 0 || d == 0 && n.ID < where.ID {
-			best, where = append(best[:0], list...), n
-			found.band, found.cost = weighVictims(list)
-		}
+	h := chase{search: search{class: c, group: group}, run: r, spare: s, want: glanceOf(c.capacity), best: r.best[:0], found: worst}
+	h.band = min(short(int64(r.aim.band)), noBand-1)
+	h.highest = h.band
+	if r.aim.borrowers {
+		h.highest = noBand - 1
 	}
-	list, first := r.prospects(c)
+	list, first := h.prospects()
 	if first >= 0 {
-		try(&list[first])
+		h.try(&list[first])
 	}
 	for i := range list {
 		if i != first {
-			try(&list[i])
+			h.try(&list[i])
 		}
 	}
-	r.best = best
-	return slices.Clone(best), where != nil
+	for j, m := range c.matches {
+		all := r.prey(m.kind)
+		for _, x := range m.kind.byCost[r.passed[j]:] {
+			if h.found.less(x.bound()) {
+				break
+			}
+			if p, ok := h.prospect(int32(j), x.place, &all[x.place], h.found); ok {
+				h.try(&p)
+			}
+		}
+	}
+	r.best = h.best
+	return slices.Clone(h.best), h.where != nil
+}
+
+// prospects lists machines where the claim may find victims, until the bound of
+// none that follows is less; first is where it is least, -1 if nowhere. How far
+// that went of each kind is in run.passed.
+func (h *chase) prospects() (list []prospect, first int) {
+	r := h.run
+	list, first = r.found[:0], -1
+	r.passed = r.passed[:0]
+	low := worst
+	for j, m := range h.class.matches {
+		all, i := r.prey(m.kind), 0
+		for ; i < len(m.kind.byCost); i++ {
+			x := m.kind.byCost[i]
+			if low.less(x.bound()) {
+				break
+			}
+			p, ok := h.prospect(int32(j), x.place, &all[x.place], low)
+			if !ok {
+				continue
+			}
+			if b := p.bound(); !p.rough && b.less(low) {
+				low, first = b, len(list)
+			}
+			list = append(list, p)
+		}
+		r.passed = append(r.passed, i)
+	}
+	r.found = list
+	return list, first
+}
+
+// prospect of a machine; ok is false if there are no victims on it for the claim.
+// It is rough where the bound is no less than low anyway.
+func (h *chase) prospect(match, place int32, x *prey, low bound) (p prospect, ok bool) {
+	r, k := h.run, h.class.matches[match].kind
+	if x.band > h.highest || x.plan != r.number && !h.want.within(x.most) {
+		return p, false
+	}
+	n := k.members[place]
+	if x.band >= h.band && !n.lure.tenants.meets(&r.aim.peers) {
+		return p, false
+	}
+	p = prospect{match: match, place: place, band: x.band}
+	room := x.room
+	if x.plan == r.number {
+		room = glanceOf(r.clearing(n))
+	}
+	if h.want.within(room.plus(x.low)) {
+		p.cost = x.cost(h.want, room)
+		return p, true
+	}
+	p.band, p.rough = x.next, true
+	if p.band == noBand || p.band > h.highest {
+		return p, false
+	}
+	return p, low.less(p.bound()) || r.bound(n, h.class.capacity, &p)
+}
+
+// try looks at one machine closely, if it may be the best.
+func (h *chase) try(p *prospect) {
+	r, m := h.run, &h.class.matches[p.match]
+	n := m.kind.members[p.place]
+	if h.found.less(p.bound()) || p.rough && (!r.bound(n, h.class.capacity, p) || h.found.less(p.bound())) || !h.allows(n) {
+		return
+	}
+	list := r.victimsOn(n, m.devices, h.class, h.spare, h.found.band)
+	if list == nil {
+		return
+	}
+	if d := compareVictims(list, h.best); h.where == nil || d < 0 || d == 0 && n.ID < h.where.ID {
+		h.best, h.where = append(h.best[:0], list...), n
+		h.found.band, h.found.cost = weighVictims(list)
+	}
 }
 
 // compareVictims orders sets of victims: by the highest band that goes, by what

@@ -11,7 +11,8 @@ import (
 // what is free of it at most, step by step as those that hold room give it back.
 // Amounts and times are short, so that many views are read quickly.
 type view struct {
-	plan    int // in which something of the machine has changed since
+	plan    int  // in which something of the machine has changed since
+	moved   bool // the rankings of the herd do not go by this yet
 	steps   [viewSteps]viewStep
 	whole   int32 // devices of which nothing is used
 	devices [viewed]second
@@ -83,8 +84,11 @@ func latest(t time.Time) second {
 
 // see makes the entry of a machine.
 func (r *run) see(n *node) {
-	v := n.view
-	*v = view{whole: int32(n.has.whole)}
+	v, h := n.view, &n.listed.herd
+	if !v.moved {
+		h.seen = append(h.seen, int32(n.place))
+	}
+	*v = view{whole: int32(n.has.whole), moved: true}
 	free, given := n.free, 0
 	agenda := r.agenda(n)
 	for i := range v.steps {
@@ -116,6 +120,15 @@ func (c *class) wish() wish {
 		w.devices = int32(c.request.GPUs)
 	}
 	return w
+}
+
+// soonest is a second before which there is no room on the machine for anybody
+// who asks for so many devices and has none there now.
+func (v *view) soonest(devices int32) second {
+	if i := devices - v.whole - 1; i >= 0 && i < viewed {
+		return v.devices[i]
+	}
+	return v.steps[0].until
 }
 
 // opens is a second before which the machine has no room for the wish.

@@ -150,11 +150,11 @@ func (r *run) near(s *search) (list []nearby, all bool) {
 // haggle looks at the groups listed.
 func (r *run) haggle(b *bargain, near []nearby) {
 	f := r.snapshot.fleet
-	row := f.mayRow(b.class)
+	row := f.costs[b.class] // a few costs are worked out sooner than a row is made for them
 	r.looks += len(near)
 	for _, x := range near {
 		g := x.group
-		if row == nil {
+		if int(g.slot) >= len(row) {
 			loss, where := f.price(g, b.class, x.devices)
 			b.offer(g, x.devices, loss, where)
 			continue
