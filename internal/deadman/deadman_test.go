@@ -131,7 +131,10 @@ func TestKillsAtTheFenceAndGoesOnUntilAFreshLease(t *testing.T) {
 func TestAsksBeforeItKills(t *testing.T) {
 	t.Parallel()
 	c, dir := newContainer(t), t.TempDir()
-	polite := c.runFirst("sh", "-c", "trap 'exit 7' TERM; while :; do sleep 0.05; done")
+	ready := filepath.Join(t.TempDir(), "ready")
+	polite := c.runFirst("sh", "-c", "trap 'exit 7' TERM; : >"+ready+"; while :; do sleep 0.05; done")
+	// The kernel keeps from the first process of a namespace what it does not listen for yet.
+	until(t, "it listens", func() bool { _, err := os.Stat(ready); return err == nil })
 	mustDo(t, WriteLease(dir, Lease{Boot: boot(t), Sent: Now(), Fence: time.Millisecond, Ranks: []Rank{{Container: c.id, Grace: time.Hour}}}))
 	begin(t, Options{Dir: dir, Beat: 10 * time.Millisecond})
 	if code := polite.mustEnd(); code != 7 {
