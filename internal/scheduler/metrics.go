@@ -6,7 +6,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"berth"
-	"berth/placement"
 )
 
 // Metrics are the scheduler's figures; register them with a registry. Those of
@@ -71,12 +70,8 @@ func NewMetrics() *Metrics {
 	}
 }
 
-// waited notes how long a job has waited for the start that was just committed.
-func (m *Metrics) waited(j placement.Job, s berth.Start, now time.Time) {
-	since := j.SubmittedAt
-	if j.EligibleAt.After(since) {
-		since = j.EligibleAt
-	}
+// waited notes that a job waited since then for the start that was just committed.
+func (m *Metrics) waited(since time.Time, s berth.Start, now time.Time) {
 	needs := "cpu"
 	switch {
 	case len(s.Ranks) > 1:

@@ -37,9 +37,10 @@ type placer struct {
 	mirror *mirror
 	engine placement.Engine
 
-	next    []berth.Start // planned and assumed, not yet being committed
-	more    bool          // the latest plan was cut off
-	flying  []berth.Start // being committed
+	next    []berth.Start             // planned and assumed, not yet being committed
+	more    bool                      // the latest plan was cut off
+	flying  []berth.Start             // being committed
+	since   map[berth.JobID]time.Time // when the wait of the jobs of flying began; the feed may tell of them before they have landed
 	landing chan landing
 	landed  [][]berth.Start // committed or not; assumed until they are read again
 	again   db.Hinted       // what to read again
@@ -147,9 +148,24 @@ func (p *placer) cycle(ctx context.Context, keys []string) (behind bool, err err
 	}
 	if p.flying == nil && p.next != nil {
 		p.flying, p.next = p.next, nil
+		p.since = p.waiting(p.flying)
 		go p.commit(ctx, p.flying)
 	}
 	return behind, nil
+}
+
+// waiting tells since when jobs could have started.
+func (p *placer) waiting(starts []berth.Start) map[berth.JobID]time.Time {
+	since := make(map[berth.JobID]time.Time, len(starts))
+	for _, s := range starts {
+		if j, ok := p.mirror.snapshot.Job(s.Job); ok {
+			since[s.Job] = j.SubmittedAt
+			if j.EligibleAt.After(j.SubmittedAt) {
+				since[s.Job] = j.EligibleAt
+			}
+		}
+	}
+	return since
 }
 
 // jobsBeside are the jobs of batches that have a rank on a machine on which
@@ -317,8 +333,8 @@ func (p *placer) land(ctx context.Context, l landing) error {
 		}
 	}
 	for _, s := range l.committed.Started {
-		if j, ok := p.mirror.snapshot.Job(s.Job); ok {
-			p.Metrics.waited(j, s, p.mirror.clock())
+		if since, ok := p.since[s.Job]; ok {
+			p.Metrics.waited(since, s, p.mirror.clock())
 		}
 		p.mirror.snapshot.RemoveJob(s.Job)
 	}

@@ -37,6 +37,10 @@ func dropIndexes(ctx context.Context, c client.Client, st store) error {
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		// Behind a statement that waits for the whole table, all others of it wait.
+		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '10s'`); err != nil {
+			return err
+		}
 		const table = `CREATE TABLE IF NOT EXISTS berth_dropped_indexes (name text PRIMARY KEY, definition text NOT NULL)`
 		if _, err := tx.Exec(ctx, table); err != nil {
 			return err
