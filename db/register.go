@@ -201,6 +201,7 @@ func (r *registration) reboot(ctx context.Context) error {
 		            'started_at', a.started_at, 'finished_at', now())) END),
 		    exited_at = CASE WHEN a.state IN ('reserved', 'active') THEN coalesce(a.exited_at, now()) ELSE a.exited_at END,
 		    phase = CASE WHEN a.state IN ('reserved', 'active', 'exited') THEN 'sealed' ELSE a.phase END,
+		    cut_off = a.cut_off OR a.state = 'exited' AND a.sealed_at IS NULL,
 		    sealed_at = CASE WHEN a.state IN ('reserved', 'active', 'exited') THEN coalesce(a.sealed_at, now()) ELSE a.sealed_at END
 		FROM machines m
 		WHERE a.machine_id = @machine AND a.forgotten_at IS NULL AND m.id = a.machine_id`,

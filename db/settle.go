@@ -137,7 +137,7 @@ func (j lockedJob) evidence() berth.AttemptEvidence {
 			e.DrainedBy = r.Drain
 		}
 		e.Ranks = append(e.Ranks, berth.RankEvidence{
-			Rank: r.Rank, Machine: r.Machine, Orphaned: r.Orphaned, Claimed: r.Claimed, Suspect: r.Suspect, Exit: r.Exit,
+			Rank: r.Rank, Machine: r.Machine, Orphaned: r.Orphaned, Claimed: r.Claimed, Suspect: r.Suspect, CutOff: r.CutOff, Exit: r.Exit,
 		})
 	}
 	return e
