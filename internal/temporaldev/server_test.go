@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	enumspb "go.temporal.io/api/enums/v1"
+	"go.temporal.io/api/operatorservice/v1"
 	"go.temporal.io/api/workflowservice/v1"
 	"go.temporal.io/sdk/client"
 	sdklog "go.temporal.io/sdk/log"
@@ -150,6 +151,14 @@ func TestResultsSurviveARestart(t *testing.T) {
 	if quickest >= time.Second {
 		t.Errorf("the quickest of ten short timers took %s", quickest)
 	}
+	if list := indexes(t, pg); slices.Contains(list, "by_int_01") {
+		t.Errorf("there is an index of what nobody asks for: %v", list)
+	}
+	if _, err := c.OperatorService().AddSearchAttributes(t.Context(), &operatorservice.AddSearchAttributesRequest{
+		Namespace: temporaldev.Namespace, SearchAttributes: map[string]enumspb.IndexedValueType{"Shift": enumspb.INDEXED_VALUE_TYPE_INT},
+	}); err != nil {
+		t.Fatal(err)
+	}
 	w.Stop()
 	c.Close()
 	if err := s.Stop(); err != nil {
@@ -172,9 +181,10 @@ func TestResultsSurviveARestart(t *testing.T) {
 	}
 	assertUI(t, again.UIURL())
 
-	// Only what is looked for is indexed, and a newer schema finds all the rest.
+	// Only what is looked for is indexed, also what is since the last start, and a
+	// newer schema finds all the rest.
 	kept := indexes(t, pg)
-	for _, want := range []string{"default_idx", "by_workflow_id", "by_status", "by_temporal_namespace_division"} {
+	for _, want := range []string{"default_idx", "by_workflow_id", "by_status", "by_temporal_namespace_division", "by_int_01"} {
 		if !slices.Contains(kept, want) {
 			t.Errorf("index %s is gone: there are %v", want, kept)
 		}
