@@ -187,10 +187,26 @@ func (d *DB) tx(ctx context.Context, f func(tx pgx.Tx) error) error {
 		if pg, ok := errors.AsType[*pgconn.PgError](err); !ok || pg.Code != "40P01" && pg.Code != "40001" {
 			return err
 		}
-		d.log.Warn("transaction tried again", "sqlstate", "40P01", "err", err)
+		d.log.Warn("transaction tried again", "sqlstate", pg.Code, "err", err)
 	}
 	return err
 }
+
+// movedTx is tx for what learns only under its locks what it had to lock first:
+// where f ends with errMoved it begins anew, up to five times.
+func (d *DB) movedTx(ctx context.Context, f func(tx pgx.Tx) error) error {
+	var err error
+	for range 5 {
+		if err = d.tx(ctx, f); !errors.Is(err, errMoved) {
+			break
+		}
+	}
+	return err
+}
+
+// errMoved makes a transaction start over because what it had to lock first
+// turned out to be more than it knew.
+var errMoved = errors.New("rows changed before they were locked")
 
 // SQLSTATEs this package maps to errors; BT… are raised by our own triggers.
 const (
