@@ -102,7 +102,7 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 	// A transaction that is left open holds back the feed of every process.
 	_, ownIdle := cfg.ConnConfig.RuntimeParams[idleParam]
 	if !ownIdle {
-		cfg.ConnConfig.RuntimeParams[idleParam] = milliseconds(idleLimit)
+		cfg.ConnConfig.RuntimeParams[idleParam] = idleSetting(idleLimit)
 	}
 	cfg.ConnConfig.RuntimeParams["timezone"] = "UTC"
 	// Statements here are written so that one plan serves all values. Planning
@@ -151,7 +151,8 @@ func checkIdle(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
+// idleSetting is a limit in the server's unit, milliseconds.
+func idleSetting(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
 // Close waits for the connections in use and closes the pools.
 func (d *DB) Close() {
@@ -184,7 +185,8 @@ func (d *DB) tx(ctx context.Context, f func(tx pgx.Tx) error) error {
 	var err error
 	for range 3 {
 		err = pgx.BeginFunc(ctx, d.pool, f)
-		if pg, ok := errors.AsType[*pgconn.PgError](err); !ok || pg.Code != "40P01" && pg.Code != "40001" {
+		pg, ok := errors.AsType[*pgconn.PgError](err)
+		if !ok || pg.Code != "40P01" && pg.Code != "40001" {
 			return err
 		}
 		d.log.Warn("transaction tried again", "sqlstate", pg.Code, "err", err)

@@ -124,7 +124,7 @@ const fence = `
 const leaderIdle = time.Second
 
 func (t Term) args() pgx.NamedArgs {
-	return pgx.NamedArgs{"name": t.Name, "holder": t.Holder, "epoch": t.Epoch, "idle": milliseconds(t.idle)}
+	return pgx.NamedArgs{"name": t.Name, "holder": t.Holder, "epoch": t.Epoch, "idle": idleSetting(t.idle)}
 }
 
 // errDeposed is what a leader's write ends with when its term is over.
