@@ -166,11 +166,10 @@ func (t *Tracing) Serve(ctx context.Context, h http.Header, name string, about .
 }
 
 // ServeAgent begins the span of a call by a machine that is known to be one,
-// under the span that the header names; there is none where it names none, or
-// one of a trace that is not told.
+// under the span that the header names; there is none where it names none.
 func (t *Tracing) ServeAgent(ctx context.Context, h http.Header, name string, about ...attribute.KeyValue) (context.Context, *Span) {
 	id, span, ok := named(h)
-	if t == nil || !ok || !t.sampler.takes(id) {
+	if t == nil || !ok {
 		return ctx, nil
 	}
 	ctx, begun := t.tracer.Start(trace.ContextWithSpanContext(ctx, t.remote(id, span)), name,
