@@ -125,6 +125,25 @@ func TestUnchangedStepsAreNotRun(t *testing.T) {
 	}
 }
 
+// A held pipeline does nothing, not even what costs nothing: its release looks.
+func TestAHeldPipelineSkipsNoSteps(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.done("default", cached(nil))
+	job, _, err := s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: cached(nil), Actor: "user:test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.hold(job.ID)
+	s.tend(job.ID)
+	s.wantSteps(job.ID, "prep submitted, train submitted")
+	s.untended()
+	s.release(job.ID)
+	if s.wantSteps(job.ID, bothSkipped); s.job(job.ID).Status != berth.Succeeded {
+		t.Errorf("it is %s", s.job(job.ID).Status)
+	}
+}
+
 // What decides is what a step takes, not who made it.
 func TestAStepIsSkippedByTheContentOfItsInputs(t *testing.T) {
 	t.Parallel()
