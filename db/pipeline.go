@@ -101,8 +101,14 @@ func (p *lockedParent) unblock(ctx context.Context, tx pgx.Tx) (skipped []string
 		return nil, err
 	}
 	ids := make([]string, len(steps))
+	takes := false
 	for i, s := range steps {
-		ids[i] = s.id
+		ids[i], takes = s.id, takes || s.takes
+	}
+	if takes {
+		if err := holdOutputs(ctx, tx); err != nil {
+			return nil, err
+		}
 	}
 	if err := bindSteps(ctx, tx, ids); err != nil {
 		return nil, err
@@ -154,7 +160,7 @@ func (p *lockedParent) unblockable(ctx context.Context, tx pgx.Tx) ([]letGo, err
 	var steps []letGo
 	var s letGo
 	var raw []byte
-	_, err = pgx.ForEachRow(rows, []any{&s.id, &raw, &s.cached}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&s.id, &raw, &s.cached, &s.takes}, func() error {
 		limit, err := queueTimeout(raw)
 		s.waitMS = limit.Milliseconds()
 		steps = append(steps, s)
