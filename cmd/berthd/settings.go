@@ -39,6 +39,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.WebhookAllow, "webhook-allow", s.WebhookAllow, "networks besides public addresses in which webhooks may be called, such as 10.1.0.0/16,fd00::/8; plain http goes only there")
 	f.StringSliceVar(&s.roles, "role", s.roles, "parts to play: api, worker, dispatch, leader")
 	f.DurationVar(&s.Retention, "retention", s.Retention, "how long ended jobs stay before they are archived")
+	f.DurationVar(&s.OutputRetention, "output-retention", s.OutputRetention, "how long outputs of jobs that have ended are kept, at least until the job is archived; 0: for ever")
 	f.DurationVar(&s.MachineRetention, "machine-retention", s.MachineRetention, "how long it stays on record what machines were and what failed there")
 	f.DurationVar(&s.SuspectAfter, "suspect-after", s.SuspectAfter, "silence after which a machine gets no work")
 	f.DurationVar(&s.LostAfter, "lost-after", s.LostAfter, "silence after which a machine is lost, where no job of it says otherwise")

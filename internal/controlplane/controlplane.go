@@ -232,6 +232,7 @@ func (c *ControlPlane) newScheduler(d *db.DB, dispatcher *dispatch.Dispatcher, j
 		Grace:            c.cfg.Grace,
 		Retention:        c.cfg.Retention,
 		MachineRetention: c.cfg.MachineRetention,
+		OutputRetention:  c.cfg.OutputRetention,
 		ReconcileEvery:   c.cfg.ReconcileEvery,
 		Ages:             c.opts.Ages,
 	})
