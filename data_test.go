@@ -42,3 +42,15 @@ func TestDataKeysTellContentAndTenantsApart(t *testing.T) {
 		t.Errorf("a folder that was not sent has keys %v", keys)
 	}
 }
+
+func TestWhereDataIsIsToldToPeople(t *testing.T) {
+	t.Parallel()
+	for want, d := range map[string]berth.DataAt{
+		"m1 holds 12.0 GiB of it":                                 {Machine: "m1", Bytes: 12 << 30},
+		"m2 holds 16.0 MiB of it, for which it would start there": {Machine: "m2", Bytes: 16 << 20, Chosen: true},
+	} {
+		if got := d.String(); got != want {
+			t.Errorf("told %q, want %q", got, want)
+		}
+	}
+}
