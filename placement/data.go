@@ -111,7 +111,9 @@ func (x *stocks) find(wants []berth.DataKey, into []stock) []stock {
 }
 
 // nearer is the place for one member on the machine that holds most of its job's
-// data, of those where it is about as good; found if there is none.
+// data, of those where it is about as good; found if there is none. Of places
+// that cost the same by worth the fuller ones are taken for good reason: what an
+// emptier machine keeps together stays together.
 func (r *run) nearer(c *class, avoid []berth.MachineID, group string, found choice) choice {
 	x := &r.snapshot.stocks
 	r.stocks = x.find(r.wants, r.stocks)
@@ -143,8 +145,9 @@ func (r *run) nearer(c *class, avoid []berth.MachineID, group string, found choi
 			continue
 		}
 		priced++
+		slack := c.slack(byWorth, one.mib-have)
 		cost, devices, ok := r.costs(c, n, c.matches[i].devices, byWorth)
-		if !ok || cost-least > c.slack(byWorth, one.mib-have) || c.breaks(n, devices) && !c.breaks(found.node, taken) {
+		if !ok || cost-least > slack || byWorth && float64(n.group.gpu-found.node.group.gpu) > slack || c.breaks(n, devices) && !c.breaks(found.node, taken) {
 			continue
 		}
 		if best.node == found.node || cost < at {
