@@ -69,7 +69,16 @@ type SyncRequest struct {
 	Reports   []RankReport   `json:"reports,omitempty"`
 	GPUs      []GPU          `json:"gpus,omitempty"`  // sent when health changed
 	Gone      []AllocationID `json:"gone,omitempty"`  // ranks of which no container exists here (any more)
+	Cache     *CacheReport   `json:"cache,omitempty"` // sent when it changed, and once a session
 	Brief     bool           `json:"brief,omitempty"` // of a call that reports: another one polls, so the set of assignments may be left out
+}
+
+// CacheReport is what a machine's cache holds: its largest entries, at most
+// MaxCachedData. It stands for all that was told before. One that is lost or old
+// makes a job fetch what it might have found, and no more. A server that does not
+// know it refuses the call.
+type CacheReport struct {
+	Holds []CachedData `json:"holds"`
 }
 
 // SyncResponse carries the machine's full set of assignments whenever it

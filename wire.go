@@ -125,7 +125,25 @@ type Fit struct {
 	Clauses    []FitClause `json:"clauses,omitempty" doc:"those that rule out any machine, in order"`
 	Candidates []MachineID `json:"candidates,omitempty" doc:"machines that fit now, the best first"`
 	Lacking    []Shortfall `json:"lacking,omitempty" doc:"what no machine could ever give"`
+	Data       []DataAt    `json:"data,omitempty" doc:"machines whose caches hold some of its code and inputs, the most first, a few"`
 	Summary    string      `json:"summary"`
+}
+
+// DataAt is how much of what a job needs a machine's cache holds, as it was told
+// last.
+type DataAt struct {
+	Machine MachineID `json:"machine"`
+	Bytes   int64     `json:"bytes"`
+	Chosen  bool      `json:"chosen,omitempty" doc:"the job would start there for its data; without any, a place as good on another machine would be taken"`
+}
+
+// String tells it to people.
+func (d DataAt) String() string {
+	text := fmt.Sprintf("%s holds %s of it", d.Machine, BytesText(d.Bytes))
+	if d.Chosen {
+		text += ", for which it would start there"
+	}
+	return text
 }
 
 // FitClause is one condition of a request and how many machines it rules out.

@@ -28,13 +28,14 @@ func (s *Server) plan(ctx context.Context, in *Request) (*planOutput, error) {
 	w, err := s.outlook.WhyNew(ctx, placement.Job{
 		ID: berth.NewJobID(time.Now()), Tenant: caller(ctx).Tenant, Class: request.Class(),
 		Priority: int(*spec.Priority), Preemptible: *spec.Preemptible, TimeLimit: longest(spec),
+		Data: spec.DataKeys(caller(ctx).Tenant),
 	}, spec.Name, request)
 	if err != nil {
 		return nil, err
 	}
 	p := berth.Plan{
 		Spec: spec, StartsNow: w.StartsNow, Ahead: w.Ahead, Queue: w.Queue, EstimatedStart: known(w.Start), Reserved: w.Reserved,
-		Blockers: blockers(w.Blockers), Priority: terms(w.Terms), Fit: fitOf(w.Fit),
+		Blockers: blockers(w.Blockers), Priority: terms(w.Terms), Fit: fitOf(w),
 	}
 	if len(w.Fit.Candidates) > 0 {
 		cost, err := s.DB.HourlyCost(ctx, w.Fit.Candidates[0])
@@ -94,7 +95,7 @@ func (s *Server) explain(ctx context.Context, in *JobInput) (*explainOutput, err
 
 // waiting explains a job that waits.
 func waiting(job berth.Job, state berth.State, w placement.JobExplanation) berth.Explanation {
-	fit := fitOf(w.Fit)
+	fit := fitOf(w)
 	e := berth.Explanation{
 		Job: job.ID, Status: state, Blockers: blockers(w.Blockers), Ahead: &w.Ahead, Queue: &w.Queue, Priority: terms(w.Terms),
 		EstimatedStart: known(w.Start), Reserved: w.Reserved, Fit: &fit,
@@ -157,7 +158,8 @@ func terms(list []placement.Term) []berth.Term {
 	return out
 }
 
-func fitOf(e placement.Explanation) berth.Fit {
+func fitOf(w placement.JobExplanation) berth.Fit {
+	e := w.Fit
 	f := berth.Fit{Machines: e.Machines, FitNow: e.FitNow, FitEver: e.FitEver, Candidates: e.Candidates, Summary: e.Summary}
 	for _, c := range e.Clauses {
 		f.Clauses = append(f.Clauses, berth.FitClause(c))
@@ -167,6 +169,9 @@ func fitOf(e placement.Explanation) berth.Fit {
 	}
 	if e.Members != nil {
 		f.MembersNow = &e.Members.Now
+	}
+	for _, d := range w.Data {
+		f.Data = append(f.Data, berth.DataAt{Machine: d.Machine, Bytes: d.MiB << 20, Chosen: d.Chosen})
 	}
 	return f
 }

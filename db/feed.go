@@ -34,9 +34,10 @@ type QueueJob struct {
 	Parent        berth.JobID // "": none
 	Parallel      int         // of its parent's elements that may hold capacity at once; 0: no limit
 	Name          string
-	Step          string     // of a pipeline, Parent; "": it is none
-	VerifiedAt    *time.Time // its newest checkpoint, whatever attempt it is of
-	XID           uint64     // of the transaction that wrote it last
+	Step          string          // of a pipeline, Parent; "": it is none
+	Data          []berth.DataKey // of its code and its inputs
+	VerifiedAt    *time.Time      // its newest checkpoint, whatever attempt it is of
+	XID           uint64          // of the transaction that wrote it last
 
 	// Expected is how long the job runs in all, going by others, which ExpectedBy
 	// names; 0: not known. They are of no row: see internal/runs.
@@ -106,6 +107,7 @@ type Changes struct {
 	Holders  []Holder // of those of Jobs that hold capacity, all
 	Machines []PoolMachine
 	Earmarks []Earmark // all there are
+	Caches   []MachineCache
 }
 
 // Hinted names rows to read whether or not the feed has them: rows that a hint
@@ -119,7 +121,7 @@ const queueJobColumns = `
 	j.id, j.tenant, j.class, j.priority, j.preemptible, j.state, j.version, j.attempt,
 	j.held, j.eligible_at, j.queue_deadline, j.submitted_at, j.avoid,
 	j.run_limit_ms, j.grace_ms, j.ran_ms, j.unaged_ms, j.stalled_ms, j.gave_way_to::text[], j.verified_at, j.xid,
-	coalesce(j.parent::text, ''), coalesce((SELECT p.parallel FROM jobs p WHERE p.id = j.parent), 0), j.name, coalesce(j.step, '')`
+	coalesce(j.parent::text, ''), coalesce((SELECT p.parallel FROM jobs p WHERE p.id = j.parent), 0), j.name, coalesce(j.step, ''), ` + dataColumn
 
 // fedJobs are the jobs of which a feed brings what they hold.
 const fedJobs = `
@@ -213,6 +215,9 @@ func (d *DB) Feed(ctx context.Context, cursor Cursor, hinted Hinted) (Changes, e
 		ORDER BY machine_id, idx`, args).Query(func(rows pgx.Rows) error {
 		return collectGPUs(rows, c.Machines)
 	})
+	batch.Queue(fedCaches, args).Query(func(rows pgx.Rows) error {
+		return collectCaches(rows, &c.Caches)
+	})
 	batch.Queue(`COMMIT`)
 	if err := d.pool.SendBatch(ctx, &batch).Close(); err != nil {
 		return Changes{}, mapError(err, "feed")
@@ -251,7 +256,14 @@ func (d *DB) LoadQueue(ctx context.Context) (Changes, error) {
 		if err != nil {
 			return err
 		}
-		return collectEarmarks(rows, &c.Earmarks)
+		if err := collectEarmarks(rows, &c.Earmarks); err != nil {
+			return err
+		}
+		rows, err = tx.Query(ctx, allCaches)
+		if err != nil {
+			return err
+		}
+		return collectCaches(rows, &c.Caches)
 	})
 	return c, mapError(err, "load queue")
 }
@@ -327,7 +339,7 @@ func collectJobs(rows pgx.Rows, into *[]QueueJob) error {
 		var limitMS, graceMS, ranMS, unagedMS, stalledMS int64
 		if err := rows.Scan(&j.ID, &j.Tenant, &j.Class, &j.Priority, &j.Preemptible, &j.State, &j.Version, &j.Attempt,
 			&j.Held, &j.EligibleAt, &j.QueueDeadline, &j.SubmittedAt, &j.Avoid,
-			&limitMS, &graceMS, &ranMS, &unagedMS, &stalledMS, &j.GaveWayTo, &j.VerifiedAt, &j.XID, &j.Parent, &j.Parallel, &j.Name, &j.Step); err != nil {
+			&limitMS, &graceMS, &ranMS, &unagedMS, &stalledMS, &j.GaveWayTo, &j.VerifiedAt, &j.XID, &j.Parent, &j.Parallel, &j.Name, &j.Step, &j.Data); err != nil {
 			return fmt.Errorf("read job: %w", err)
 		}
 		j.RunLimit, j.Grace, j.Ran = milliseconds(limitMS), milliseconds(graceMS), milliseconds(ranMS)

@@ -143,7 +143,7 @@ func plain(x berth.Exit) bool { return x.Cause == berth.CauseExited && x.Code ==
 func (r *reporting) run(ctx context.Context) error {
 	r.order, r.heard, r.freed, r.writes = nil, heard{}, false, pgx.Batch{}
 	for _, step := range []func(context.Context) error{
-		r.lock, r.apply, r.write, r.startJobs, r.writeMachine, r.renew, r.send,
+		r.lock, r.apply, r.write, r.startJobs, r.writeMachine, r.writeCache, r.renew, r.send,
 	} {
 		if err := step(ctx); err != nil {
 			return err

@@ -49,7 +49,7 @@ func isUnfit(err error) bool {
 // parts are the call's single reports, each a call of its own.
 func parts(req berth.SyncRequest) []berth.SyncRequest {
 	one := req
-	one.Reports, one.Gone, one.GPUs = nil, nil, nil
+	one.Reports, one.Gone, one.GPUs, one.Cache = nil, nil, nil, nil
 	var list []berth.SyncRequest
 	for i := range req.Reports {
 		one.Reports = req.Reports[i : i+1]
@@ -63,6 +63,10 @@ func parts(req berth.SyncRequest) []berth.SyncRequest {
 	one.Gone = nil
 	for i := range req.GPUs {
 		one.GPUs = req.GPUs[i : i+1]
+		list = append(list, one)
+	}
+	if one.GPUs = nil; req.Cache != nil {
+		one.Cache = req.Cache
 		list = append(list, one)
 	}
 	return list

@@ -108,6 +108,7 @@ func newSubmitRow(s Submission) (submitRow, error) {
 		"blocked":      false,
 		"uncounted":    false,
 		"notify":       berth.NotifiedOf(s.Spec.Notify),
+		"data":         dataOf(s.Tenant, s.Spec),
 	}
 	if a := s.Spec.Array; a != nil {
 		args["kind"], args["total"], args["parallel"], args["max_failures"] = berth.KindArray, a.Count(), a.Parallel, a.MaxFailures
@@ -166,9 +167,9 @@ func (r submitRow) insert(ctx context.Context, q batcher) (berth.Job, error) {
 			FROM tenants
 			WHERE id = @tenant
 		), j AS (
-			INSERT INTO jobs (id, tenant, kind, total, parallel, max_failures, indexes, parent, step, blocked, notify, name, class, priority, preemptible, queue_deadline,
+			INSERT INTO jobs (id, tenant, kind, total, parallel, max_failures, indexes, parent, step, blocked, notify, data, name, class, priority, preemptible, queue_deadline,
 				run_limit_ms, grace_ms, mode, lost_after_ms, labels, actor, retry_of, idem_key, idem_hash, stalled_ms)
-			SELECT @id, @tenant, @kind, @total::int, @parallel, @max_failures::int, @indexes::int[], @parent::uuid, @step, @blocked, @notify::text[], @name, @class, @priority, @preemptible,
+			SELECT @id, @tenant, @kind, @total::int, @parallel, @max_failures::int, @indexes::int[], @parent::uuid, @step, @blocked, @notify::text[], @data::bigint[], @name, @class, @priority, @preemptible,
 				now() + nullif(@queue_ms::bigint, 0) * interval '1 millisecond',
 				@run_limit_ms, @grace_ms, @mode, @lost_ms, @labels, @actor, @retry_of::uuid, @idem_key, @idem_hash::bytea,
 				coalesce((SELECT stalled_ms FROM t), 0)

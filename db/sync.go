@@ -135,7 +135,7 @@ func (d *DB) Sync(ctx context.Context, machine berth.MachineID, req berth.SyncRe
 	wait := min(time.Duration(req.WaitMS)*time.Millisecond, berth.SyncWait)
 	var said heard
 	var renewed bool
-	reports := len(req.Reports) > 0 || len(req.Gone) > 0 || len(req.GPUs) > 0
+	reports := len(req.Reports) > 0 || len(req.Gone) > 0 || len(req.GPUs) > 0 || req.Cache != nil
 	if reports {
 		var err error
 		if said, err = d.report(ctx, machine, req); err != nil {

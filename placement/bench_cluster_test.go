@@ -3,6 +3,7 @@ package placement_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"berth"
@@ -25,8 +26,9 @@ type cluster struct {
 	running  bag[placement.Running]
 	stopping []placement.Running // by the time at which they end
 	earmarks []placement.Earmark
-	mix      *placement.Mix // nil: learned
-	jobs     int            // there ever were
+	mix      *placement.Mix                         // nil: learned
+	caches   map[berth.MachineID][]berth.CachedData // nil: jobs need no data
+	jobs     int                                    // there ever were
 }
 
 // bag is rows by job, any of which can be drawn.
@@ -129,6 +131,22 @@ func (c *cluster) fill() {
 
 func benchClass(i int) string { return fmt.Sprintf("c%d", i) }
 
+// needData has all jobs need data, which machines keep that have run one.
+func (c *cluster) needData() {
+	c.caches = map[berth.MachineID][]berth.CachedData{}
+	for i := range c.waiting.list {
+		c.waiting.list[i].Data = []berth.DataKey{berth.DataKey(1 + i%40)}
+	}
+	for i, r := range c.running.list { // all that runs has needed some
+		for _, g := range r.Ranks {
+			key := berth.DataKey(1 + i%40)
+			if !slices.ContainsFunc(c.caches[g.Machine], func(d berth.CachedData) bool { return d.Key == key }) {
+				c.caches[g.Machine] = append(c.caches[g.Machine], berth.CachedData{Key: key, MiB: 4096})
+			}
+		}
+	}
+}
+
 // submit brings in another job, whose class, tenant and priority have nothing to
 // do with each other.
 func (c *cluster) submit(at time.Time) {
@@ -140,10 +158,25 @@ func (c *cluster) submit(at time.Time) {
 	if c.random.IntN(2) == 0 {
 		j.TimeLimit = time.Duration(1+c.random.IntN(48)) * time.Hour
 	}
+	if c.caches != nil {
+		j.Data = []berth.DataKey{berth.DataKey(1 + c.random.IntN(40)), berth.DataKey(1 + c.random.IntN(4000))}
+	}
 	c.waiting.put(j)
 	if c.s != nil {
 		c.s.UpsertJob(j)
 	}
+}
+
+// keep has a machine hold what a job needs, and forget what it held first.
+func (c *cluster) keep(id berth.MachineID, j placement.Job) {
+	list := slices.Clone(c.caches[id])
+	for _, key := range j.Data {
+		if !slices.ContainsFunc(list, func(d berth.CachedData) bool { return d.Key == key }) {
+			list = append(list, berth.CachedData{Key: key, MiB: 1 << (4 + int64(key)%13)})
+		}
+	}
+	c.caches[id] = list[max(0, len(list)-8):]
+	c.s.SetCache(id, c.caches[id])
 }
 
 // load builds a snapshot of the rows from nothing.
@@ -166,6 +199,9 @@ func (c *cluster) load() {
 	}
 	for _, j := range c.waiting.list {
 		s.UpsertJob(j)
+	}
+	for id, holds := range c.caches {
+		s.SetCache(id, holds)
 	}
 	s.SetEarmarks(c.earmarks)
 	if c.mix != nil {
@@ -241,6 +277,9 @@ func (c *cluster) start(start berth.Start) {
 	for _, g := range start.Ranks {
 		c.machines[g.Machine] = occupy(c.machines[g.Machine], g)
 		c.s.UpsertMachine(c.machines[g.Machine])
+		if c.caches != nil {
+			c.keep(g.Machine, j)
+		}
 	}
 }
 

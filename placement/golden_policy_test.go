@@ -202,6 +202,9 @@ func showWhy(w placement.JobExplanation) string {
 	for _, x := range w.Terms {
 		fmt.Fprintf(&b, "  | %s\n", x.Text)
 	}
+	for _, x := range w.Data {
+		fmt.Fprintf(&b, "  %s holds %s of its data, chosen: %v\n", x.Machine, berth.MiB(x.MiB), x.Chosen)
+	}
 	fmt.Fprintf(&b, "  %d of %d", w.Position, w.Queue)
 	switch {
 	case w.StartsNow:

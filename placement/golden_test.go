@@ -97,6 +97,12 @@ func (c *conversation) do(words []string) string {
 		c.s.RemoveMachine(berth.MachineID(plain[0]))
 	case "job":
 		c.job(plain[0], args)
+	case "cache":
+		var holds []berth.CachedData
+		for k, v := range args {
+			holds = append(holds, berth.CachedData{Key: dataNamed(k), MiB: c.mib(v)})
+		}
+		c.s.SetCache(berth.MachineID(plain[0]), holds)
 	case "withdraw":
 		c.s.RemoveJob(berth.JobID(plain[0]))
 	case "wait":
@@ -306,6 +312,11 @@ func (c *conversation) job(name string, args map[string]string) {
 			j.Remaining = c.duration(v)
 		case "expected":
 			j.Expected = c.duration(v)
+		case "data":
+			j.Data = nil
+			for d := range strings.SplitSeq(v, "|") {
+				j.Data = append(j.Data, dataNamed(d))
+			}
 		case "avoid":
 			for m := range strings.SplitSeq(v, "|") {
 				j.Avoid = append(j.Avoid, berth.MachineID(m))
@@ -321,6 +332,11 @@ func (c *conversation) job(name string, args map[string]string) {
 		}
 	}
 	c.s.UpsertJob(j)
+}
+
+// dataNamed is the key of content that a conversation calls by a name.
+func dataNamed(name string) berth.DataKey {
+	return berth.Input{From: name}.SourceKey("default")
 }
 
 // commit makes the latest plan true, as the database would.
@@ -370,6 +386,9 @@ func show(p placement.Plan, now time.Duration) string {
 			}
 		}
 		b.WriteByte('\n')
+	}
+	for _, m := range p.Near {
+		fmt.Fprintf(&b, "  near %s: %s holds %s, instead of %s\n", m.Job, m.Machine, berth.MiB(m.MiB), m.Instead)
 	}
 	for _, f := range p.Fail {
 		fmt.Fprintf(&b, "  fail %s: %s\n", f.Job, f.Reason.Code)

@@ -30,6 +30,9 @@ func drawCluster(t *rapid.T) *cluster {
 		}
 		return r
 	})
+	if rapid.Bool().Draw(t, "data") {
+		c.needData()
+	}
 	quotas := rapid.Bool().Draw(t, "quotas")
 	for i := range c.tenants {
 		if !quotas {
@@ -105,6 +108,9 @@ func TestLongKeptPlansAreFreshPlans(t *testing.T) {
 			c.planner.Policy.EarmarkFor = time.Duration(seed%2) * 25 * time.Second
 			if seed >= 2 {
 				c.bind()
+			}
+			if seed%2 == 1 {
+				c.needData()
 			}
 			var asked []placement.Asked
 			for _, r := range c.classes {

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"slices"
 	"time"
 
 	"berth"
@@ -17,6 +18,7 @@ type Outlook struct {
 	expected map[berth.JobID]Estimate
 	keeps    bool // room is kept for jobs that are to start later
 	fits     map[*class]Explanation
+	near     []Near
 
 	deference deference
 }
@@ -32,7 +34,7 @@ func (p Planner) Outlook(s *Snapshot, now time.Time) *Outlook {
 		planner: p, snapshot: s, now: now, keeps: len(r.keeps) > 0,
 		starts: make(map[berth.JobID]bool, len(r.plan.Start)), fits: map[*class]Explanation{},
 	}
-	o.deference = r.deference
+	o.deference, o.near = r.deference, r.plan.Near
 	for _, start := range r.plan.Start {
 		o.starts[start.Job] = true
 	}
@@ -66,6 +68,9 @@ func (o *Outlook) Why(id berth.JobID) (w JobExplanation, ok bool) {
 	w = JobExplanation{
 		Job: id, Fit: fit, Order: o.planner.Policy.Order, Terms: r.terms(x, e), Queue: len(o.expected),
 		Position: est.Position, Ahead: ahead, Start: est.Start, Reserved: est.Reserved, StartsNow: o.starts[id],
+	}
+	if len(e.Data) > 0 {
+		w.Data = s.dataOf(e.Data, slices.DeleteFunc(slices.Clone(o.near), func(m Near) bool { return m.Job != id }))
 	}
 	switch {
 	case w.StartsNow:

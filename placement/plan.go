@@ -17,6 +17,7 @@ type Plan struct {
 	Start   []berth.Start // best first
 	Preempt []Preempt     // with the earmarks for whom it is done
 	Earmark []Earmark     // to write, in one transaction with the preemptions
+	Near    []Near        // members of those that start which are where their job's data is
 	Release []Earmark     // to delete: placed, expired, or nobody waits for them
 	Fail    []Fail
 	// Yield are the gangs that are to give up what is kept for their repair, since
@@ -126,6 +127,10 @@ type run struct {
 	narrowed   bool                  // see narrow
 	skipped    int                   // lines passed over since
 	barrens    map[likeness][]*class // in this epoch, see barren
+
+	wants  []berth.DataKey // of the job that is being placed
+	moved  []Near          // of its members, the job aside
+	stocks []stock         // buffer
 
 	end        time.Time // of the job that is being placed; zero: not known
 	keeps      []*kept
@@ -246,9 +251,16 @@ func (r *run) decide(x *seat) {
 		}
 		return
 	}
-	if start, ok := r.place(e); ok {
+	r.wants, r.moved = e.Data, r.moved[:0]
+	start, ok := r.place(e)
+	r.wants = nil
+	if ok {
 		e.class.probed = 0
 		r.plan.Start = append(r.plan.Start, start)
+		for _, m := range r.moved {
+			m.Job = e.ID
+			r.plan.Near = append(r.plan.Near, m)
+		}
 		r.started(e, start)
 		r.charge(x, e)
 		r.step(x)
@@ -372,14 +384,19 @@ func avoidances(e *entry) [][]berth.MachineID {
 func (r *run) gang(c *class, avoid []berth.MachineID, group string) ([]berth.Grant, bool) {
 	mark := len(r.taken)
 	ranks := make([]berth.Grant, 0, c.members())
+	r.moved = r.moved[:0]
 	for range c.members() {
 		found, ok := r.find(c, avoid, group)
 		if !ok {
 			r.undo(mark)
 			return nil, false
 		}
+		best := found.node
+		if len(r.wants) > 0 {
+			found = r.nearer(c, avoid, group, found)
+		}
 		r.take(found)
-		if len(avoid) == 0 && group == "" {
+		if len(avoid) == 0 && group == "" && found.node == best {
 			r.last[c] = found // the best of all, not of those that were left
 		}
 		ranks = append(ranks, found.grant)

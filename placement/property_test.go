@@ -18,6 +18,7 @@ type world struct {
 	machines map[berth.MachineID]placement.Machine
 	jobs     map[berth.JobID]placement.Job
 	requests []berth.Request
+	caches   map[berth.MachineID][]berth.CachedData
 }
 
 // oracleConstraints are constraints with their meaning in Go.
@@ -105,10 +106,16 @@ func drawJob(t *rapid.T, n int, w *world) placement.Job {
 	if rapid.IntRange(0, 4).Draw(t, "deadline") == 0 {
 		j.QueueDeadline = epoch.Add(time.Duration(rapid.IntRange(0, 20).Draw(t, "deadline at")) * time.Second)
 	}
+	j.Data = drawData(t)
 	if rapid.IntRange(0, 3).Draw(t, "avoids") == 0 {
 		j.Avoid = []berth.MachineID{"m1", "m3"}
 	}
 	return j
+}
+
+// drawData is keys of a few that jobs need and machines hold.
+func drawData(t *rapid.T) []berth.DataKey {
+	return rapid.SliceOfNDistinct(rapid.SampledFrom([]berth.DataKey{1, 2, 3, 4}), 0, 3, rapid.ID[berth.DataKey]).Draw(t, "data")
 }
 
 // snapshot builds one from nothing, in id order.
@@ -122,6 +129,9 @@ func (w *world) snapshot(mix *placement.Mix) *placement.Snapshot {
 	}
 	for _, id := range sorted(w.jobs) {
 		s.UpsertJob(w.jobs[id])
+	}
+	for id, holds := range w.caches {
+		s.SetCache(id, holds)
 	}
 	s.UseMix(mix)
 	return s
@@ -150,7 +160,7 @@ func TestPlanAgainstOracle(t *testing.T) {
 
 func planAgainstOracle(t *testing.T, planner placement.Planner) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := &world{machines: map[berth.MachineID]placement.Machine{}, jobs: map[berth.JobID]placement.Job{}}
+		w := &world{machines: map[berth.MachineID]placement.Machine{}, jobs: map[berth.JobID]placement.Job{}, caches: map[berth.MachineID][]berth.CachedData{}}
 		for range rapid.IntRange(1, 5).Draw(t, "classes") {
 			w.requests = append(w.requests, drawRequest(t))
 		}
@@ -195,6 +205,14 @@ func planAgainstOracle(t *testing.T, planner placement.Planner) {
 				id := berth.JobID(fmt.Sprintf("j%d", rapid.IntRange(0, 9).Draw(t, "job")))
 				delete(w.jobs, id)
 				s.RemoveJob(id)
+			},
+			"cache": func(t *rapid.T) {
+				id := berth.MachineID(fmt.Sprintf("m%d", rapid.IntRange(0, 5).Draw(t, "machine")))
+				w.caches[id] = nil
+				for _, key := range drawData(t) {
+					w.caches[id] = append(w.caches[id], berth.CachedData{Key: key, MiB: 1 << rapid.IntRange(4, 16).Draw(t, "size")})
+				}
+				s.SetCache(id, w.caches[id])
 			},
 			"time": func(t *rapid.T) { now = now.Add(time.Second) },
 			"assume": func(t *rapid.T) {

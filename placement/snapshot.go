@@ -41,6 +41,8 @@ type Snapshot struct {
 	stale   bool // the profile has changed: kinds are to be made anew
 	numbers int  // of kinds there ever were
 
+	stocks stocks
+
 	mix   *Mix
 	fleet *fleet         // once a plan has asked for it
 	owned berth.Capacity // of the placeable machines

@@ -25,6 +25,8 @@ type JobExplanation struct {
 	Start     time.Time `json:"estimated_start"`
 	Reserved  bool      `json:"reserved,omitempty"` // no later job delays it
 	StartsNow bool      `json:"starts_now,omitempty"`
+	// Data are machines that hold some of what it needs, the most first, a few.
+	Data []MachineData `json:"data,omitempty"`
 }
 
 // Blocker is one thing that keeps a job from starting.

@@ -134,6 +134,11 @@ func addFit(s *sheet, f berth.Fit) {
 		}
 		s.add("best", text)
 	}
+	label := "data"
+	for _, d := range f.Data {
+		s.add(label, oneLine(d.String()))
+		label = ""
+	}
 	s.add("fit", oneLine(f.Summary))
 }
 

@@ -311,10 +311,9 @@ func (a *Agent) report(ctx context.Context, over <-chan struct{}, in *inbox) {
 		}
 		at, sent := deadman.Now(), in.sent()
 		_ = failpoint.Hit("agent.report.before")
-		answer, err := a.control.sync(ctx, berth.SyncRequest{
-			AgentBoot: a.control.boot, Epoch: a.epoch(), Digest: in.digest(), Seq: a.control.seq.Add(1),
-			Reports: batch.reports, Gone: batch.gone, GPUs: batch.gpus, Brief: true,
-		})
+		req := batch.request()
+		req.AgentBoot, req.Epoch, req.Digest, req.Seq = a.control.boot, a.epoch(), in.digest(), a.control.seq.Add(1)
+		answer, err := a.control.sync(ctx, req)
 		_ = failpoint.Hit("agent.report.after")
 		if err == nil {
 			wait.reset()
@@ -324,6 +323,11 @@ func (a *Agent) report(ctx context.Context, over <-chan struct{}, in *inbox) {
 			continue
 		}
 		a.sup.undelivered(batch)
+		if batch.cache != nil && berth.CodeOf(err) == berth.CodeInvalid {
+			a.log.Info("the server knows nothing of caches, and is told nothing of this one", "err", err)
+			a.sup.mute()
+			continue
+		}
 		if a.failed(ctx, over, wait, err) {
 			return
 		}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"berth"
@@ -45,6 +46,9 @@ type cache struct {
 	mu    sync.Mutex
 	users map[string]int           // of entries in use, by folder; those stay
 	busy  map[string]chan struct{} // holds one token; taken while an entry is fetched
+
+	holds   atomic.Pointer[holdings]
+	changed func() // called when holds is another one; nil: nobody asks
 }
 
 // DefaultCache is how much a machine keeps of what its jobs have needed.
@@ -53,6 +57,12 @@ const DefaultCache = 20 << 30
 type cacheEntry struct {
 	Bytes int64 `json:"bytes"`
 	Files int   `json:"files"`
+}
+
+// cacheRecord is what entry.json says.
+type cacheRecord struct {
+	cacheEntry
+	Source berth.DataKey `json:"source,omitempty"` // see content
 }
 
 // openCache opens the folder and removes what was left half made.
@@ -70,14 +80,20 @@ func openCache(state string, limit int64, log *slog.Logger) (*cache, error) {
 			return nil, fmt.Errorf("open cache: %w", err)
 		}
 	}
+	all, _, err := c.entries()
+	if err != nil {
+		return nil, fmt.Errorf("open cache: %w", err)
+	}
+	c.note(all)
 	return c, nil
 }
 
 // content is what may be kept.
 type content struct {
-	kind  string        // "" of archives; others are told apart, since their addresses are hashes of something else
-	of    berth.Address // names it: equal addresses of one kind are equal content
-	fetch func(ctx context.Context, to *os.Root) (cacheEntry, error)
+	kind   string        // "" of archives; others are told apart, since their addresses are hashes of something else
+	of     berth.Address // names it: equal addresses of one kind are equal content
+	source berth.DataKey // of what is no archive: by what jobs ask for it
+	fetch  func(ctx context.Context, to *os.Root) (cacheEntry, error)
 }
 
 func (c *cache) folder(tenant berth.TenantID, what content) string {
@@ -93,7 +109,7 @@ func (c *cache) use(ctx context.Context, tenant berth.TenantID, what content, do
 	defer c.release(folder)
 	for {
 		if entry, cached = c.look(folder); !cached {
-			if entry, cached, err = c.fill(ctx, folder, what.fetch); err != nil {
+			if entry, cached, err = c.fill(ctx, folder, what); err != nil {
 				return entry, false, err
 			}
 		}
@@ -135,7 +151,7 @@ func (c *cache) look(folder string) (entry cacheEntry, ok bool) {
 }
 
 // fill makes an entry, or waits for whoever does.
-func (c *cache) fill(ctx context.Context, folder string, fetch func(context.Context, *os.Root) (cacheEntry, error)) (cacheEntry, bool, error) {
+func (c *cache) fill(ctx context.Context, folder string, what content) (cacheEntry, bool, error) {
 	turn := c.turn(folder)
 	select {
 	case turn <- struct{}{}:
@@ -151,7 +167,7 @@ func (c *cache) fill(ctx context.Context, folder string, fetch func(context.Cont
 		return cacheEntry{}, false, err
 	}
 	defer os.RemoveAll(half)
-	entry, err := fetchInto(ctx, half, fetch)
+	entry, err := fetchInto(ctx, half, what)
 	if err != nil {
 		return cacheEntry{}, false, err
 	}
@@ -167,7 +183,7 @@ func (c *cache) fill(ctx context.Context, folder string, fetch func(context.Cont
 	return entry, false, nil
 }
 
-func fetchInto(ctx context.Context, half string, fetch func(context.Context, *os.Root) (cacheEntry, error)) (cacheEntry, error) {
+func fetchInto(ctx context.Context, half string, what content) (cacheEntry, error) {
 	tree := filepath.Join(half, "tree")
 	if err := os.Mkdir(tree, 0o700); err != nil {
 		return cacheEntry{}, err
@@ -177,11 +193,11 @@ func fetchInto(ctx context.Context, half string, fetch func(context.Context, *os
 		return cacheEntry{}, err
 	}
 	defer root.Close()
-	entry, err := fetch(ctx, root)
+	entry, err := what.fetch(ctx, root)
 	if err != nil {
 		return cacheEntry{}, err
 	}
-	return entry, writeJSON(filepath.Join(half, "entry.json"), entry)
+	return entry, writeJSON(filepath.Join(half, "entry.json"), cacheRecord{entry, what.source})
 }
 
 func (c *cache) turn(folder string) chan struct{} {
@@ -257,7 +273,7 @@ func (c *cache) evict() (gone []string, err error) {
 		return nil, err
 	}
 	slices.SortFunc(all, func(a, b kept) int { return a.used.Compare(b.used) })
-	for _, one := range all {
+	for i, one := range all {
 		if total <= c.limit {
 			break
 		}
@@ -271,13 +287,17 @@ func (c *cache) evict() (gone []string, err error) {
 		gone = append(gone, at)
 		c.log.Info("cached content goes to make room", "folder", one.folder, "bytes", one.bytes)
 		total -= one.bytes
+		all[i].bytes = 0
 	}
+	c.note(all)
 	return gone, nil
 }
 
+// kept is an entry. One of no bytes is of no use to anybody.
 type kept struct {
 	folder string
 	bytes  int64
+	source berth.DataKey
 	used   time.Time
 }
 
@@ -300,9 +320,9 @@ func (c *cache) entries() (all []kept, total int64, err error) {
 		}
 		one := kept{folder: filepath.Dir(at), used: info.ModTime()}
 		text, err := os.ReadFile(at)
-		var entry cacheEntry
+		var entry cacheRecord
 		if err == nil && json.Unmarshal(text, &entry) == nil {
-			one.bytes = entry.Bytes
+			one.bytes, one.source = entry.Bytes, entry.Source
 		}
 		total += one.bytes
 		all = append(all, one)

@@ -88,6 +88,7 @@ type Timing struct {
 	PullPause       time.Duration // before an image is asked for again, the first time; then doubled
 	PreparePatience time.Duration // with an image and a checkpoint, before the rank goes elsewhere
 	RefusedPause    time.Duration // before a report that the server could not store is sent again
+	CachePause      time.Duration // between two reports of what the cache holds
 	ClaimFresh      time.Duration // how long a rank may begin on its claim alone: less than a machine's lease, so that no machine declared lost begins anything
 	NetworkSweep    time.Duration // between two looks for networks that gangs have left
 	NetworkAge      time.Duration // before one that nobody is on counts as left
@@ -114,6 +115,7 @@ func (t Timing) withDefaults() Timing {
 	set(&t.PullPause, time.Second)
 	set(&t.PreparePatience, time.Hour)
 	set(&t.RefusedPause, time.Minute)
+	set(&t.CachePause, 10*time.Second)
 	set(&t.ClaimFresh, berth.MachineLeaseTTL/2)
 	set(&t.NetworkSweep, time.Minute)
 	set(&t.NetworkAge, 10*time.Minute)

@@ -84,6 +84,9 @@ func (r *rank) elsewhere(ctx context.Context, in berth.Input, p placing) error {
 			sum, err := found.Fetch(ctx, to, r.patiently)
 			return cacheEntry{Bytes: sum.Bytes, Files: sum.Files}, err
 		}}
+		if !found.Once {
+			p.content.source = in.SourceKey(r.claim.Tenant)
+		}
 		err = r.place(ctx, p)
 		if found.Once {
 			err = errors.Join(err, r.sup.cache.discard(r.sup.cache.folder(r.claim.Tenant, p.content)))

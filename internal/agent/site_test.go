@@ -130,7 +130,7 @@ var quick = agent.Timing{
 	RetryMin: 5 * time.Millisecond, RetryMax: 50 * time.Millisecond,
 	LogFirst: 10 * time.Millisecond, LogEvery: 50 * time.Millisecond,
 	CheckpointPoll: 10 * time.Millisecond, ProgressPoll: 20 * time.Millisecond, HealthPoll: 20 * time.Millisecond,
-	PullPause: 5 * time.Millisecond, WaiterPatience: 100 * time.Millisecond,
+	PullPause: 5 * time.Millisecond, CachePause: 10 * time.Millisecond, WaiterPatience: 100 * time.Millisecond,
 	ClaimFresh: time.Hour, // however busy this machine is
 }
 

@@ -40,6 +40,7 @@ type Supervisor struct {
 
 	gpus      map[string]berth.GPU // as last seen, by UUID
 	gpusDirty bool
+	telling   telling // of the cache
 
 	wake  chan struct{} // a report is, or will be, due
 	turns chan struct{} // see turn
@@ -49,7 +50,7 @@ var _ node.Supervisor = (*Supervisor)(nil)
 
 func newSupervisor(cfg Config, c *control, f *fence, kept *cache, log *slog.Logger) *Supervisor {
 	ctx, stop := context.WithCancelCause(context.Background())
-	return &Supervisor{
+	s := &Supervisor{
 		cfg: cfg, log: log, control: c, fence: f, cache: kept, vault: openVaultDir(cfg.StateDir, inMemory), ctx: ctx, stop: stop,
 		sources: source.Open(source.Options{Policy: cfg.InputNetworks, Roots: cfg.InputRoots}),
 		adopted: make(chan struct{}),
@@ -59,6 +60,8 @@ func newSupervisor(cfg Config, c *control, f *fence, kept *cache, log *slog.Logg
 		wake:    make(chan struct{}, 1),
 		turns:   make(chan struct{}, abreast),
 	}
+	kept.changed = s.poke
+	return s
 }
 
 // abreast is how many containers the engine makes or starts at a time. It does
@@ -274,6 +277,16 @@ type batch struct {
 	versions []int64
 	gone     []berth.AllocationID
 	gpus     []berth.GPU
+	cache    *holdings // nil: as told before
+}
+
+// request is the call that reports it.
+func (b batch) request() berth.SyncRequest {
+	r := berth.SyncRequest{Reports: b.reports, Gone: b.gone, GPUs: b.gpus, Brief: true}
+	if b.cache != nil {
+		r.Cache = &berth.CacheReport{Holds: b.cache.list}
+	}
+	return r
 }
 
 // maxReports bounds one call.
@@ -283,7 +296,7 @@ const maxReports = 256
 func (s *Supervisor) nextReports(ctx context.Context) (batch, error) {
 	for {
 		b, due := s.collect(time.Now())
-		if len(b.reports)+len(b.gone)+len(b.gpus) > 0 {
+		if len(b.reports)+len(b.gone)+len(b.gpus) > 0 || b.cache != nil {
 			return b, nil
 		}
 		wait := time.Minute
@@ -328,6 +341,9 @@ func (s *Supervisor) collect(now time.Time) (b batch, due time.Time) {
 		}
 		s.gpusDirty = false
 	}
+	if at := s.tellsCache(&b, now); !at.IsZero() && (due.IsZero() || at.Before(due)) {
+		due = at
+	}
 	return b, due
 }
 
@@ -354,6 +370,7 @@ func (s *Supervisor) delivered(b batch, refused []berth.Refused) {
 	for _, id := range b.gone {
 		delete(s.gone, id)
 	}
+	s.toldCache(b)
 }
 
 // undelivered keeps what has no version of its own; reports stay due.
@@ -363,11 +380,12 @@ func (s *Supervisor) undelivered(b batch) {
 	s.gpusDirty = s.gpusDirty || len(b.gpus) > 0
 }
 
-// reportAgain makes every rank's present state due: a new session may know less
-// than the one before.
+// reportAgain makes every rank's present state due, and what the cache holds: a
+// new session may know less than the one before.
 func (s *Supervisor) reportAgain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.telling = telling{}
 	for _, r := range s.ranks {
 		r.reportAgain()
 	}

@@ -2,6 +2,7 @@ package outlook
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -59,6 +60,7 @@ type question struct {
 	preemptible bool
 	limit       time.Duration
 	name        string // "": its history does not matter
+	data        string // keys
 }
 
 // New returns an Outlook by the policy that the leader goes by.
@@ -111,7 +113,7 @@ func (o *Outlook) WhyNew(ctx context.Context, j placement.Job, name string, requ
 				j.Stalled += max(0, o.now.Sub(*t.StalledSince))
 			}
 		}
-		q := question{j.Tenant, j.Class, j.Priority, j.Preemptible, j.TimeLimit, ""}
+		q := question{j.Tenant, j.Class, j.Priority, j.Preemptible, j.TimeLimit, "", fmt.Sprint(j.Data)}
 		if o.runs != nil && j.TimeLimit == 0 {
 			q.name = name
 		}

@@ -2,6 +2,7 @@ package outlook_test
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -195,6 +196,36 @@ func TestAnAnswerTellsWhatAJobIsExpectedToRun(t *testing.T) {
 	exec(t, d, `UPDATE jobs SET ran_ms = 900000, version = version + 1 WHERE id = $1`, id)
 	if got := expected(why(t, d, o, id)); got != "unknown: expected to run 2m in all, the median of the latest 3 jobs of this name, which it has outrun" {
 		t.Errorf("of one that has run longer: %s", got)
+	}
+}
+
+// A tenant is told which machines hold what its job needs, and which it would go
+// to for that; a job that needs something else is another question.
+func TestAnAnswerTellsWhereTheDataIs(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	exec(t, d, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('m1', 'ready', 4000, 65536, 1000), ('m2', 'ready', 1000, 65536, 1000)`)
+	exec(t, d, `INSERT INTO machine_caches (machine_id, keys, mib) VALUES ('m1', '{7,8}', '{4096,16}'), ('m2', '{7}', '{4096}'), ('gone', '{7}', '{9999}')`)
+	o := outlook.New(d, placement.Policy{})
+	r := berth.JobSpec{Name: "x", Image: "busybox"}.WithDefaults().Request()
+	r.CPUMilli = 2000
+	ask := func(keys ...berth.DataKey) []placement.MachineData {
+		t.Helper()
+		w, err := o.WhyNew(t.Context(), placement.Job{ID: berth.NewJobID(time.Now()), Tenant: "default", Class: r.Class(), Priority: 500, Data: keys}, "x", r)
+		if err != nil || !w.StartsNow {
+			t.Fatalf("%+v, %v", w, err)
+		}
+		return w.Data
+	}
+	if got := ask(); got != nil {
+		t.Errorf("of a job without data is told %+v", got)
+	}
+	want := []placement.MachineData{{Machine: "m1", MiB: 4112, Chosen: true}, {Machine: "m2", MiB: 4096}}
+	if got := ask(7, 8, 9); !slices.Equal(got, want) {
+		t.Errorf("told is %+v, want %+v", got, want)
+	}
+	if got := ask(9); len(got) != 0 {
+		t.Errorf("of what nobody holds is told %+v", got)
 	}
 }
 

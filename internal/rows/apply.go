@@ -30,6 +30,9 @@ func Apply(s *placement.Snapshot, c db.Changes, blocked func(berth.MachineID) st
 			s.UpsertMachine(Machine(row, blocked(row.ID)))
 		}
 	}
+	for _, row := range c.Caches {
+		s.SetCache(row.Machine, row.Holds)
+	}
 	held := map[berth.JobID][]db.Holder{}
 	for _, h := range c.Holders {
 		held[h.Job] = append(held[h.Job], h)

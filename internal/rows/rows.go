@@ -45,7 +45,7 @@ func Job(row db.QueueJob) placement.Job {
 		Priority: row.Priority, Preemptible: row.Preemptible, SubmittedAt: row.SubmittedAt, EligibleAt: row.EligibleAt,
 		Held: row.Held, Avoid: row.Avoid, TimeLimit: longest(row.RunLimit, row.Grace), Done: row.Ran,
 		PreemptedFor: row.GaveWayTo, Unaged: row.Unaged, Stalled: row.Stalled,
-		Parent: row.Parent, Parallel: row.Parallel, Expected: row.Expected, ExpectedBy: row.ExpectedBy,
+		Parent: row.Parent, Parallel: row.Parallel, Data: row.Data, Expected: row.Expected, ExpectedBy: row.ExpectedBy,
 	}
 	if row.QueueDeadline != nil {
 		j.QueueDeadline = *row.QueueDeadline

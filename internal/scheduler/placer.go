@@ -138,6 +138,9 @@ func (p *placer) cycle(ctx context.Context, keys []string) (behind bool, err err
 			p.mirror.assume(plan.Start)
 			p.next = plan.Start
 		}
+		for _, m := range plan.Near {
+			p.Logger.Debug("a machine that holds the job's data is preferred", "job_id", m.Job, "machine_id", m.Machine, "mib", m.MiB, "instead_of", m.Instead)
+		}
 		p.more = plan.More
 		if err := p.displace(ctx, plan); err != nil {
 			return false, err

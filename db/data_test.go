@@ -1,0 +1,131 @@
+package db_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"berth"
+	"berth/db"
+)
+
+func TestTheDatabaseKnowsTheKeysOfArchives(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	for _, tenant := range []berth.TenantID{"default", "a-team"} {
+		for _, digit := range []string{"0", "7", "f"} {
+			a := berth.Address("sha256:" + strings.Repeat(digit, 64))
+			if got, want := one[int64](s, `SELECT content_key($1, $2)`, tenant, a), int64(berth.ArchiveKey(tenant, a)); got != want {
+				t.Errorf("tenant %s, %s: %d, want %d", tenant, a.Short(), got, want)
+			}
+		}
+	}
+}
+
+// dataOf is what the queue tells of the data that a job needs.
+func (s *stage) dataOf(id berth.JobID) []berth.DataKey {
+	s.t.Helper()
+	row, _, err := s.db.QueueRow(s.t.Context(), "", id)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return row.Data
+}
+
+func TestTheQueueTellsWhatDataJobsNeed(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	source := s.ended()
+	left := s.leaves(source, 1, 0, "model", "1")
+	code := berth.Address("sha256:" + strings.Repeat("c", 64))
+	mustExec(t, s.pool, `INSERT INTO uploads (tenant, address, files, bytes, folder) VALUES ('default', $1, 1, 1, 'x')`, code)
+	bucket := berth.Input{From: "s3://bucket/data/", To: "/more"}
+	all := func(j *berth.JobSpec) {
+		takes(source, "model")(j)
+		j.Workdir, j.Inputs = string(code), append(j.Inputs, bucket)
+	}
+	want := []berth.DataKey{berth.ArchiveKey("default", code), bucket.SourceKey("default"), berth.ArchiveKey("default", left)}
+	array := s.submit(func(j *berth.JobSpec) { all(j); j.Array = &berth.Array{Size: 2} })
+	s.tend(array)
+	for what, id := range map[string]berth.JobID{"a job": s.submit(all), "an element": s.element(array, 1)} {
+		if got := s.dataOf(id); !slices.Equal(got, want) {
+			t.Errorf("%s needs %v, want %v", what, got, want)
+		}
+	}
+	if got := s.dataOf(s.submit(nil)); got != nil {
+		t.Errorf("a job without data needs %v", got)
+	}
+	// What a step takes is known once the other has left it.
+	id := s.line()
+	if got := s.dataOf(s.step(id, "c")); len(got) != 0 {
+		t.Errorf("a step that waits needs %v", got)
+	}
+	left = s.leaves(s.step(id, "a"), 1, 0, "model", "2")
+	for _, step := range []string{"a", "b"} {
+		s.finish(s.step(id, step), 0)
+		s.tend(id)
+	}
+	if got := s.dataOf(s.step(id, "c")); len(got) != 1 || got[0] != berth.ArchiveKey("default", left) {
+		t.Errorf("it needs %v, want the key of %s", got, left)
+	}
+}
+
+func (a *agent) holds(seq int64, list ...berth.CachedData) {
+	a.t.Helper()
+	if _, err := a.sync(func(r *berth.SyncRequest) { r.Cache, r.Seq, r.Brief = &berth.CacheReport{Holds: list}, seq, true }); err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+func TestAMachineTellsWhatItsCacheHolds(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("h", "b")
+	two := []berth.CachedData{{Key: 7, MiB: 4096}, {Key: -7, MiB: 16}}
+	a.holds(3, two...)
+	told := func() []db.MachineCache { return s.loadQueue().Caches }
+	if got := told(); len(got) != 1 || got[0].Machine != "m0" || !slices.Equal(got[0].Holds, two) {
+		t.Errorf("the queue has %+v", got)
+	}
+	xid := func() string { return one[string](s, `SELECT xid::text FROM machine_caches`) }
+	was := xid()
+	a.holds(4, two...)
+	if xid() != was {
+		t.Error("the same list was written again")
+	}
+	cursor := s.catchUp(s.loadQueue().Next).Next
+	if c := s.feed(cursor, db.Hinted{}); len(c.Caches) != 0 {
+		t.Errorf("nothing changed, and the feed brings %+v", c.Caches)
+	}
+	a.holds(2, berth.CachedData{Key: 1, MiB: 99}) // overtaken on its way
+	if xid() != was {
+		t.Error("a report that was overtaken was taken")
+	}
+	a.holds(5, two[1])
+	found := false
+	for c := (db.Changes{Next: cursor}); !found; {
+		c = s.feed(c.Next, db.Hinted{})
+		for _, m := range c.Caches {
+			found = found || slices.Equal(m.Holds, two[1:])
+		}
+		if !found && c.Next == c.End {
+			t.Fatalf("the feed has passed it by: %+v", c)
+		}
+	}
+	a.holds(6)
+	if got := told(); len(got) != 1 || len(got[0].Holds) != 0 {
+		t.Errorf("an empty cache: %+v", got)
+	}
+	many := make([]berth.CachedData, 10*berth.MaxCachedData)
+	for i := range many {
+		many[i] = berth.CachedData{Key: berth.DataKey(i), MiB: int64(i - 1)}
+	}
+	a.holds(7, many...)
+	if got := told(); len(got[0].Holds) != berth.MaxCachedData-2 {
+		t.Errorf("of %d, %d are kept", len(many), len(got[0].Holds))
+	}
+	mustExec(t, s.pool, `UPDATE machines SET state = 'retired' WHERE id = 'm0'`)
+	if got := told(); len(got) != 0 {
+		t.Errorf("of a machine that was removed: %+v", got)
+	}
+}

@@ -1,0 +1,213 @@
+package placement
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"berth"
+)
+
+// What a job needs and a machine holds already need not be fetched. A job goes by
+// that only once it has a place: if a machine that holds more of its data would
+// be about as good a place, by the measure that chose the first one, it goes
+// there. So data never decides whether, or when, a job starts. A job that names
+// none, or none that any machine holds, costs nothing.
+
+// By how much worse a place may be, where all of fullGain need not be fetched;
+// for less, in proportion.
+const (
+	fullGain   = 16 << 10   // MiB
+	lossSlack  = 1. / 100   // of what the member takes of GPUs: so packing loses no more than that, however much data there is
+	scoreSlack = 50.        // of a score: a twentieth of a machine's CPU, or memory, left over
+	maxStocks  = 256        // machines that are looked at for a job, the first by name of those that hold most
+	minStocks  = 4          // for each key of a job with many
+	maxPriced  = candidates // of them, how many are compared
+)
+
+// Near is a member that was given another machine for its job's data.
+type Near struct {
+	Job     berth.JobID
+	Machine berth.MachineID
+	MiB     int64           // of the job's data that the machine holds
+	Instead berth.MachineID // which it would have been given otherwise
+}
+
+// MachineData is how much of a job's data a machine holds.
+type MachineData struct {
+	Machine berth.MachineID `json:"machine"`
+	MiB     int64           `json:"mib"`
+	Chosen  bool            `json:"chosen,omitempty"` // the job would start there, and somewhere else without it
+}
+
+// stocks is which machines hold what.
+type stocks struct {
+	of    map[berth.MachineID][]berth.CachedData
+	where map[berth.DataKey][]stock // the most first, then by name
+}
+
+// stock is what one machine holds.
+type stock struct {
+	machine berth.MachineID
+	mib     int64
+}
+
+func compareStocks(a, b stock) int {
+	return cmp.Or(cmp.Compare(b.mib, a.mib), strings.Compare(string(a.machine), string(b.machine)))
+}
+
+// SetCache tells what a machine's cache holds, each key once, in place of what was
+// told before. The machine need not be known yet. The caller leaves the list as
+// it is.
+func (s *Snapshot) SetCache(id berth.MachineID, holds []berth.CachedData) {
+	x := &s.stocks
+	for _, d := range x.of[id] {
+		list := slices.DeleteFunc(x.where[d.Key], func(o stock) bool { return o.machine == id })
+		if x.where[d.Key] = list; len(list) == 0 {
+			delete(x.where, d.Key)
+		}
+	}
+	delete(x.of, id)
+	if len(holds) == 0 {
+		return
+	}
+	if x.of == nil {
+		x.of, x.where = map[berth.MachineID][]berth.CachedData{}, map[berth.DataKey][]stock{}
+	}
+	x.of[id] = holds
+	for _, d := range holds {
+		one := stock{id, d.MiB}
+		i, _ := slices.BinarySearchFunc(x.where[d.Key], one, compareStocks)
+		x.where[d.Key] = slices.Insert(x.where[d.Key], i, one)
+	}
+}
+
+// on is how much the machine holds of what is wanted.
+func (x *stocks) on(id berth.MachineID, wants []berth.DataKey) (mib int64) {
+	for _, d := range x.of[id] {
+		if slices.Contains(wants, d.Key) {
+			mib += d.MiB
+		}
+	}
+	return mib
+}
+
+// find lists the machines that hold anything of what is wanted, the most first.
+func (x *stocks) find(wants []berth.DataKey, into []stock) []stock {
+	list := into[:0]
+	for _, key := range wants {
+		where := x.where[key]
+		list = append(list, where[:min(len(where), max(minStocks, maxStocks/len(wants)))]...)
+	}
+	if len(wants) > 1 {
+		slices.SortFunc(list, func(a, b stock) int { return strings.Compare(string(a.machine), string(b.machine)) })
+		list = slices.CompactFunc(list, func(a, b stock) bool { return a.machine == b.machine })
+		for i := range list {
+			list[i].mib = x.on(list[i].machine, wants)
+		}
+		slices.SortFunc(list, compareStocks)
+	}
+	return list
+}
+
+// nearer is the place for one member on the machine that holds most of its job's
+// data, of those where it is about as good; found if there is none. Of places
+// that cost the same by worth the fuller ones are taken for good reason: what an
+// emptier machine keeps together stays together.
+func (r *run) nearer(c *class, avoid []berth.MachineID, group string, found choice) choice {
+	x := &r.snapshot.stocks
+	r.stocks = x.find(r.wants, r.stocks)
+	if found.brief || len(r.stocks) == 0 {
+		return found
+	}
+	have := x.on(found.node.ID, r.wants)
+	if r.stocks[0].mib <= have {
+		return found
+	}
+	look := search{class: c, avoid: avoid, group: group}
+	byWorth := r.byWorth && !c.spreads() && found.node.group != nil
+	least, taken, ok := r.costs(c, found.node, found.allowed, byWorth)
+	if !ok {
+		return found
+	}
+	best, most, at := found, have, least
+	priced := 0
+	for _, one := range r.stocks {
+		if one.mib <= have || one.mib < most || priced == maxPriced {
+			break
+		}
+		n := r.snapshot.nodes[one.machine]
+		if n == nil || n.leaf.size == 0 || !look.allows(n) || n.kind.hasDevices() != found.node.kind.hasDevices() {
+			continue
+		}
+		i := slices.IndexFunc(c.matches, func(m match) bool { return m.kind == n.kind })
+		if i < 0 || !c.fits(n, c.matches[i].devices) {
+			continue
+		}
+		priced++
+		slack := c.slack(byWorth, one.mib-have)
+		cost, devices, ok := r.costs(c, n, c.matches[i].devices, byWorth)
+		if !ok || cost-least > slack || byWorth && float64(n.group.gpu-found.node.group.gpu) > slack || c.breaks(n, devices) && !c.breaks(found.node, taken) {
+			continue
+		}
+		if best.node == found.node || cost < at {
+			best, most, at = choice{node: n, allowed: c.matches[i].devices, grant: c.grant(n, devices)}, one.mib, cost
+		}
+	}
+	if best.node != found.node {
+		r.moved = append(r.moved, Near{Machine: best.node.ID, MiB: most, Instead: found.node.ID})
+	}
+	return best
+}
+
+// costs is what a member costs on the machine, by the measure that chose a place
+// for it, and its devices there; ok is false where it does not fit.
+func (r *run) costs(c *class, n *node, allowed uint64, byWorth bool) (cost float64, devices []int, ok bool) {
+	if !byWorth {
+		if devices, ok = c.fit(n, allowed); !ok {
+			return 0, nil, false
+		}
+		return float64(c.score(n, devices)), devices, true
+	}
+	r.looks++
+	loss, where := r.snapshot.fleet.price(n.group, c, allowed)
+	if loss == never {
+		return 0, nil, false
+	}
+	devices, ok = c.devicesAt(n, allowed, where)
+	return float64(loss), devices, ok
+}
+
+// slack is by how much a place may be worse where so much need not be fetched.
+func (c *class) slack(byWorth bool, gain int64) float64 {
+	most := scoreSlack
+	if byWorth {
+		most = lossSlack * float64(c.capacity.GPUMilli)
+	}
+	return most * min(1, float64(gain)/fullGain)
+}
+
+// breaks reports whether a share would be cut out of a device of which nothing is
+// used.
+func (c *class) breaks(n *node, devices []int) bool {
+	return len(devices) == 1 && c.request.GPUMilli < whole && n.gpus[devices[0]] == whole
+}
+
+// maxTold bounds how many machines an explanation names.
+const maxTold = 5
+
+// dataOf lists the machines that hold most of what a job needs. moved are its
+// members that would go where they do for that.
+func (s *Snapshot) dataOf(wants []berth.DataKey, moved []Near) []MachineData {
+	var list []MachineData
+	for _, one := range s.stocks.find(wants, nil) {
+		if s.nodes[one.machine] == nil {
+			continue
+		}
+		chosen := slices.ContainsFunc(moved, func(m Near) bool { return m.Machine == one.machine })
+		if list = append(list, MachineData{one.machine, one.mib, chosen}); len(list) == maxTold {
+			break
+		}
+	}
+	return list
+}

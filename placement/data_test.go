@@ -1,0 +1,145 @@
+package placement
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"berth"
+)
+
+// TestDataCostsLittleRoom fills a cluster with jobs that all need data, of which
+// machines hold what they have run: hardly less has room than where nobody needs
+// any, and much more need not be fetched.
+func TestDataCostsLittleRoom(t *testing.T) {
+	t.Parallel()
+	const seeds = 6
+	var more, better float64
+	for seed := range uint64(seeds) {
+		room, _ := filled(t, seed, false)
+		with, found := filled(t, seed, true)
+		_, chance := filledAs(t, seed, true, false)
+		t.Logf("seed %d: %.2f %% of the GPUs placed, with data %.2f %%; found %.1f %% of the data, by chance %.1f %%", seed, 100*room, 100*with, 100*found, 100*chance)
+		if with < room-0.01 {
+			t.Errorf("seed %d: with data %.4f of the GPUs are placed, without %.4f", seed, with, room)
+		}
+		more, better = more+(with-room)/seeds, better+(found-chance)/seeds
+	}
+	if more < -0.003 || better < 0.04 {
+		t.Errorf("with data %.4f more of the GPUs are placed, and %.3f more of the data is found", more, better)
+	}
+}
+
+func filled(t *testing.T, seed uint64, data bool) (placed, found float64) {
+	t.Helper()
+	return filledAs(t, seed, data, data)
+}
+
+// filledAs fills 60 machines until 1.2 times their GPUs were asked for; machines
+// tell of their caches or do not. It returns the part of the GPUs that was placed
+// and the part of the data that was there.
+func filledAs(t *testing.T, seed uint64, data, told bool) (placed, found float64) {
+	t.Helper()
+	r := rand.New(rand.NewPCG(seed, 7))
+	list := asked()
+	total := 0.0
+	for _, a := range list {
+		total += a.Count
+	}
+	draw := func() berth.Request {
+		x := r.Float64() * total
+		for _, a := range list {
+			if x -= a.Count; x < 0 {
+				return a.Request
+			}
+		}
+		return list[0].Request
+	}
+	s := NewSnapshot()
+	s.UseMix(given(t, list))
+	const machines = 60
+	owned := 0.0
+	for i := range machines {
+		model := []string{"A", "B"}[i%2]
+		m := gpuMachine(i, 96000, model, model, model, model, model, model, model, model)
+		owned += float64(len(m.GPUs))
+		s.UpsertMachine(m)
+	}
+	holds := map[berth.MachineID][]berth.CachedData{}
+	wanted, taken, asks, hits := 0.0, 0.0, 0.0, 0.0
+	for i := 0; wanted < 1.2*owned; i++ {
+		request, key := draw(), berth.DataKey(1+r.IntN(30))
+		c := define(s, request)
+		now := time.Unix(int64(i), 0)
+		j := Job{ID: berth.JobID(fmt.Sprintf("j%d", i)), Class: c.name, SubmittedAt: now}
+		if data {
+			j.Data = []berth.DataKey{key}
+		}
+		s.UpsertJob(j)
+		plan := Planner{Pack: Worth}.Plan(s, now)
+		s.RemoveJob(j.ID)
+		gpus := float64(c.capacity.GPUMilli) / 1000
+		wanted += gpus
+		for _, start := range plan.Start {
+			g := start.Ranks[0]
+			taken += gpus
+			s.UpsertMachine(used(s.nodes[g.Machine].Machine, g))
+			asks++
+			had := false
+			for _, d := range holds[g.Machine] {
+				had = had || d.Key == key
+			}
+			if had {
+				hits++
+				continue
+			}
+			holds[g.Machine] = append(slices.Clone(holds[g.Machine]), berth.CachedData{Key: key, MiB: 32 << 10})
+			if told {
+				s.SetCache(g.Machine, holds[g.Machine])
+			}
+		}
+	}
+	return taken / owned, hits / asks
+}
+
+// TestForgottenCachesLeaveNothing: what is kept of caches is what was told last.
+func TestForgottenCachesLeaveNothing(t *testing.T) {
+	t.Parallel()
+	s := NewSnapshot()
+	r := rand.New(rand.NewPCG(3, 3))
+	ids := []berth.MachineID{"a", "b", "c", "d"}
+	for range 500 {
+		var list []berth.CachedData
+		for _, k := range r.Perm(6)[:r.IntN(6)] {
+			list = append(list, berth.CachedData{Key: berth.DataKey(1 + k), MiB: r.Int64N(3)})
+		}
+		s.SetCache(ids[r.IntN(len(ids))], list)
+		for key := range berth.DataKey(7) {
+			got := s.stocks.find([]berth.DataKey{key}, nil)
+			count := 0
+			for _, id := range ids {
+				for _, d := range s.stocks.of[id] {
+					if d.Key == key {
+						count++
+					}
+				}
+			}
+			for i, one := range got {
+				if i > 0 && compareStocks(got[i-1], one) >= 0 {
+					t.Fatalf("key %d is held by %v", key, got)
+				}
+			}
+			if len(got) != count {
+				t.Fatalf("key %d is held by %v, of %v", key, got, s.stocks.of)
+			}
+		}
+	}
+	for _, id := range ids {
+		s.SetCache(id, nil)
+	}
+	if len(s.stocks.of)+len(s.stocks.where) > 0 {
+		t.Errorf("left over: %+v", s.stocks)
+	}
+}
