@@ -98,7 +98,7 @@ func (i Input) fixedContent() string {
 		if i.SHA256 != "" {
 			return "file " + i.SHA256
 		}
-	case InputOutput, InputS3, InputUnknown:
+	case InputOutput, InputS3, InputGS, InputAzure, InputUnknown:
 	default:
 		panic(fmt.Sprintf("unknown kind of input %d", i.Kind()))
 	}
@@ -120,7 +120,7 @@ func (s JobSpec) validateCache(v *validation, at string) {
 	}
 	v.require(s.Array == nil, at+".cache", "is on an array, whose elements have results of their own", "steps that are no arrays")
 	for i, in := range s.Inputs {
-		unknown := in.Kind() == InputS3 || in.Kind() == InputHTTPS && in.SHA256 == ""
+		unknown := in.Kind().Objects() || in.Kind() == InputHTTPS && in.SHA256 == ""
 		v.require(!unknown, fmt.Sprintf("%s.inputs[%d].from", at, i),
 			fmt.Sprintf("%.200q may change without anybody noticing, and the step says cache: true", in.From),
 			"a folder, job:STEP/OUTPUT, https with a sha256; or a step without cache that fetches it, whose output this one takes")
