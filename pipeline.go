@@ -71,10 +71,21 @@ func (p PipelineSpec) Validate() []FieldError {
 			v.faults = append(v.faults, f)
 		}
 	}
+	if n := p.arrayBytes(); n > MaxArrayBytes && len(v.faults) == 0 { // else an array alone is too much
+		v.require(false, "jobs", fmt.Sprintf("the elements of all arrays, each with its copy of its job, come to %s", BytesText(n)), fmt.Sprintf("at most %s in all", BytesText(MaxArrayBytes)))
+	}
 	if cycle := p.cycle(); cycle != nil {
 		v.require(false, "jobs."+cycle[0]+".needs", "is a cycle: "+strings.Join(cycle, " needs "), "steps that do not need each other in a circle")
 	}
 	return v.faults
+}
+
+// arrayBytes is what the elements of all arrays among the steps store.
+func (p PipelineSpec) arrayBytes() (sum int64) {
+	for _, s := range p.Jobs {
+		sum += s.arrayBytes()
+	}
+	return sum
 }
 
 func (p PipelineSpec) validateNeeds(v *validation, key string, needs []string) {

@@ -38,6 +38,7 @@ func (d *DB) tellParents(ctx context.Context, children ...berth.JobID) {
 		JOIN jobs p ON p.id = e.parent
 		WHERE e.id = ANY(@children::uuid[]) AND p.state NOT IN ('succeeded', 'failed', 'canceled') AND (
 			p.held AND e.state = 'retrying'
+			OR e.state = 'submitted' AND e.blocked AND NOT e.held
 			OR e.state IN ('succeeded', 'failed', 'canceled') AND (
 				p.kind = 'pipeline'
 				OR e.array_index % @milestone = @milestone - 1 AND p.expanded < p.total
@@ -70,7 +71,11 @@ func (d *DB) Untended(ctx context.Context, age time.Duration, limit int) ([]Aged
 				WHERE c.parent = p.id AND c.state = 'submitted' AND c.blocked AND NOT EXISTS (
 					SELECT 1 FROM deps d
 					JOIN jobs n ON n.id = d.needs
-					WHERE d.job = c.id AND n.state NOT IN ('succeeded', 'failed', 'canceled')))
+					WHERE d.job = c.id AND n.state NOT IN ('succeeded', 'failed', 'canceled'))
+				  AND (NOT c.held OR EXISTS (
+					SELECT 1 FROM deps d
+					JOIN jobs n ON n.id = d.needs
+					WHERE d.job = c.id AND n.state <> 'succeeded')))
 			OR p.state <> 'canceling' AND (
 				p.held AND EXISTS (
 					SELECT 1 FROM jobs c

@@ -96,6 +96,17 @@ func (r submitRow) insertPipeline(ctx context.Context, tx pgx.Tx, s PipelineSubm
 	}
 	fresh := newElementIDs(len(order)) // in the order of the steps
 	for i, key := range order {
+		ids[key] = fresh[i]
+		for _, need := range s.Spec.Jobs[key].Needs {
+			jobs, needs = append(jobs, fresh[i]), append(needs, ids[need])
+		}
+	}
+	if _, err := tx.Exec(ctx, `
+		INSERT INTO deps (job, needs)
+		SELECT * FROM unnest(@jobs::uuid[], @needs::uuid[])`, pgx.NamedArgs{"jobs": jobs, "needs": needs}); err != nil {
+		return berth.Job{}, err // before the steps, so that each is known for one that waits
+	}
+	for i, key := range order {
 		spec := s.Spec.Jobs[key]
 		row, err := newSubmitRow(Submission{Tenant: s.Tenant, Spec: spec, Actor: s.Actor})
 		if err != nil {
@@ -103,21 +114,15 @@ func (r submitRow) insertPipeline(ctx context.Context, tx pgx.Tx, s PipelineSubm
 		}
 		waits := len(spec.Needs) > 0 || spec.Cache // for Tend, which lets it go or takes an earlier result
 		row.args["id"], row.args["parent"], row.args["step"], row.args["blocked"] = fresh[i], parent.ID, key, waits
+		row.args["uncounted"] = len(spec.Needs) > 0
 		if waits {
 			row.args["queue_ms"] = 0 // see unblock
 		}
 		if _, err := row.insertWithNeeds(ctx, tx); err != nil {
 			return berth.Job{}, fmt.Errorf("step %s: %w", key, err)
 		}
-		ids[key] = fresh[i]
-		for _, need := range spec.Needs {
-			jobs, needs = append(jobs, fresh[i]), append(needs, ids[need])
-		}
 	}
-	_, err = tx.Exec(ctx, `
-		INSERT INTO deps (job, needs)
-		SELECT * FROM unnest(@jobs::uuid[], @needs::uuid[])`, pgx.NamedArgs{"jobs": jobs, "needs": needs})
-	return parent, err
+	return parent, nil
 }
 
 // retryPipeline submits the steps of an ended pipeline again that did not

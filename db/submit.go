@@ -106,6 +106,7 @@ func newSubmitRow(s Submission) (submitRow, error) {
 		"parent":       nil,
 		"step":         nil,
 		"blocked":      false,
+		"uncounted":    false,
 		"notify":       berth.NotifiedOf(s.Spec.Notify),
 	}
 	if a := s.Spec.Array; a != nil {
@@ -137,6 +138,11 @@ func (d *DB) store(ctx context.Context, r submitRow) (job berth.Job, err error) 
 	return job, mapError(err, "submit")
 }
 
+// countsAsQueued is that a job w that waits counts against max_queued. Parents do
+// not, nor do steps that wait for others. A cached step that needs none is
+// blocked too, but only until its pipeline is looked at.
+const countsAsQueued = `w.kind = 'job' AND (NOT w.blocked OR NOT EXISTS (SELECT 1 FROM deps n WHERE n.job = w.id))`
+
 // insert stores job, spec and class, in one round trip. It answers not_found
 // when the idempotency key is taken, and an error of slug quota when too many of
 // the tenant's jobs wait; then the key may be taken as well.
@@ -166,10 +172,10 @@ func (r submitRow) insert(ctx context.Context, q batcher) (berth.Job, error) {
 				now() + nullif(@queue_ms::bigint, 0) * interval '1 millisecond',
 				@run_limit_ms, @grace_ms, @mode, @lost_ms, @labels, @actor, @retry_of::uuid, @idem_key, @idem_hash::bytea,
 				coalesce((SELECT stalled_ms FROM t), 0)
-			WHERE NOT EXISTS (SELECT 1 FROM t WHERE max_queued <= (
+			WHERE @uncounted OR NOT EXISTS (SELECT 1 FROM t WHERE max_queued <= (
 				SELECT count(*)
 				FROM jobs w
-				WHERE w.tenant = @tenant AND w.kind = 'job' AND NOT w.blocked AND w.state IN ('submitted', 'queued', 'retrying')))
+				WHERE w.tenant = @tenant AND w.state IN ('submitted', 'queued', 'retrying') AND `+countsAsQueued+`))
 			ON CONFLICT (tenant, idem_key) WHERE idem_key IS NOT NULL DO NOTHING
 			RETURNING *
 		), spec AS (
