@@ -144,6 +144,8 @@ func TestCachedStepsAreValidated(t *testing.T) {
 		"a gang by a name":        {func(s *berth.JobSpec) { s.Members = 2 }, "jobs.a.image"},
 		"an array":                {func(s *berth.JobSpec) { s.Array = &berth.Array{Size: 2} }, "jobs.a.cache"},
 		"a bucket":                {func(s *berth.JobSpec) { s.Inputs = []berth.Input{{From: "s3://bucket/k/", To: "/d"}} }, "jobs.a.inputs[0].from"},
+		"a bucket of Google's":    {func(s *berth.JobSpec) { s.Inputs = []berth.Input{{From: "gs://bucket/k", To: "/d"}} }, "jobs.a.inputs[0].from"},
+		"a container of Azure's":  {func(s *berth.JobSpec) { s.Inputs = []berth.Input{{From: "azblob://acc/con/k", To: "/d"}} }, "jobs.a.inputs[0].from"},
 		"a file without its hash": {func(s *berth.JobSpec) { s.Inputs = []berth.Input{{From: "https://example.com/f", To: "/d"}} }, "jobs.a.inputs[0].from"},
 		"a file with its hash": {func(s *berth.JobSpec) {
 			s.Inputs = []berth.Input{{From: "https://example.com/f", To: "/d", SHA256: strings.Repeat("1", 64)}}

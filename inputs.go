@@ -26,14 +26,15 @@ type InputKind int
 const (
 	InputFolder  InputKind = iota // a folder of the user's, or the address of one that was sent
 	InputOutput                   // what another job has left
-	InputS3                       // an object, or all that lie below a prefix
+	InputS3                       // an object, or all that lie below a prefix, of a server that speaks S3
+	InputGS                       // the same, of Google Cloud Storage
+	InputAzure                    // the same, of Azure Blob Storage
 	InputHTTPS                    // one file
 	InputUnknown                  // nothing that this version fetches
 )
 
 const (
 	outputPrefix = "job:"
-	lowerName    = "abcdefghijklmnopqrstuvwxyz0123456789-"
 )
 
 // Kind tells what the input comes from, by the look of From alone.
@@ -46,6 +47,10 @@ func (i Input) Kind() InputKind {
 		return InputFolder
 	case scheme == "s3":
 		return InputS3
+	case scheme == "gs":
+		return InputGS
+	case scheme == "azblob":
+		return InputAzure
 	case scheme == "https":
 		return InputHTTPS
 	default:
@@ -53,10 +58,13 @@ func (i Input) Kind() InputKind {
 	}
 }
 
+// Objects reports whether the kind is of objects in a bucket or a container.
+func (k InputKind) Objects() bool { return k == InputS3 || k == InputGS || k == InputAzure }
+
 // OneFile reports whether the input is a file at To, and no folder.
 func (i Input) OneFile() bool {
 	kind := i.Kind()
-	return kind == InputHTTPS || kind == InputS3 && !strings.HasSuffix(i.From, "/")
+	return kind == InputHTTPS || kind.Objects() && !strings.HasSuffix(i.From, "/")
 }
 
 // OutputRef names an output of another job: by the job's id or, from one step of
@@ -138,7 +146,7 @@ func (s JobSpec) validateInputs(v *validation) {
 	}
 }
 
-const knownInputs = "a folder of yours, job:ID/OUTPUT, s3://BUCKET/PREFIX/ or https://HOST/FILE"
+const knownInputs = "a folder of yours, job:ID/OUTPUT, s3://BUCKET/PREFIX/, gs://BUCKET/PREFIX/, azblob://ACCOUNT/CONTAINER/PREFIX/ or https://HOST/FILE"
 
 func (i Input) validate(v *validation, field string) {
 	ok := i.From != "" && len(i.From) <= 4096 && utf8.ValidString(i.From) && !strings.ContainsFunc(i.From, func(r rune) bool { return r < ' ' || r == 0x7f })
@@ -156,6 +164,12 @@ func (i Input) validate(v *validation, field string) {
 	case InputS3:
 		_, _, err := ParseS3(i.From)
 		v.require(err == nil, field+".from", fmt.Sprintf("%.200q: %v", i.From, err), "s3://BUCKET/KEY for one object, or s3://BUCKET/PREFIX/ for all below it")
+	case InputGS:
+		_, _, err := ParseGS(i.From)
+		v.require(err == nil, field+".from", fmt.Sprintf("%.200q: %v", i.From, err), "gs://BUCKET/KEY for one object, or gs://BUCKET/PREFIX/ for all below it")
+	case InputAzure:
+		_, err := ParseAzure(i.From)
+		v.require(err == nil, field+".from", fmt.Sprintf("%.200q: %v", i.From, err), "azblob://ACCOUNT/CONTAINER/KEY for one blob, or azblob://ACCOUNT/CONTAINER/PREFIX/ for all below it")
 	case InputHTTPS:
 		u, err := url.Parse(i.From)
 		v.require(err == nil && u.Hostname() != "" && u.User == nil && u.Fragment == "", field+".from", "is no address of a file, or has a login or a fragment", "https://HOST/PATH; a login is named by "+field+".secret")
@@ -173,8 +187,8 @@ func (i Input) validateOptions(v *validation, field string, kind InputKind) {
 		name, value, of string
 		ok              bool
 	}{
-		{"secret", i.Secret, "s3:// and https://", kind == InputS3 || kind == InputHTTPS},
-		{"endpoint", i.Endpoint, "s3://", kind == InputS3},
+		{"secret", i.Secret, "s3://, gs://, azblob:// and https://", kind.Objects() || kind == InputHTTPS},
+		{"endpoint", i.Endpoint, "s3://, gs:// and azblob://", kind.Objects()},
 		{"region", i.Region, "s3://", kind == InputS3},
 		{"sha256", i.SHA256, "https://", kind == InputHTTPS},
 	} {
@@ -184,31 +198,13 @@ func (i Input) validateOptions(v *validation, field string, kind InputKind) {
 		v.secretName(field+".secret", i.Secret)
 	}
 	if i.Endpoint != "" {
-		u, err := url.Parse(i.Endpoint)
-		ok := err == nil && (u.Scheme == "https" || u.Scheme == "http") && u.Hostname() != "" && u.User == nil && strings.Trim(u.Path, "/") == "" && u.RawQuery == "" && u.Fragment == ""
-		v.require(ok, field+".endpoint", fmt.Sprintf("%.200q is no address of a server", i.Endpoint), "such as https://storage.example.com")
+		v.require(i.isServer(i.Endpoint), field+".endpoint", fmt.Sprintf("%.200q is no address of a server", i.Endpoint), "such as https://storage.example.com; of azblob:// the account's own, or its server's and then /ACCOUNT")
 	}
 	v.require(len(i.Region) <= 63 && strings.Trim(i.Region, lowerName) == "", field+".region", fmt.Sprintf("%.100q is no region", i.Region), "such as eu-west-1")
 	if i.SHA256 != "" {
 		_, err := hex.DecodeString(i.SHA256)
 		v.require(err == nil && len(i.SHA256) == 64 && strings.ToLower(i.SHA256) == i.SHA256, field+".sha256", fmt.Sprintf("%.100q is no sha256", i.SHA256), "64 hexadecimal digits")
 	}
-}
-
-// ParseS3 reads s3://BUCKET/KEY. The key is taken as it is written, without any
-// escapes; one that is empty or ends in / names all objects below it.
-func ParseS3(from string) (bucket, key string, err error) {
-	rest, ok := strings.CutPrefix(from, "s3://")
-	bucket, key, slash := strings.Cut(rest, "/")
-	switch {
-	case !ok || len(bucket) < 3 || len(bucket) > 63 || strings.Trim(bucket, lowerName+".") != "" || strings.Contains(bucket, ".."):
-		return "", "", Errorf(CodeInvalid, "a bucket's name has 3 to 63 of a-z, 0-9, '-' and '.'")
-	case !slash:
-		return "", "", Errorf(CodeInvalid, "it ends without a /, as if the bucket were a file")
-	case len(key) > 1024:
-		return "", "", Errorf(CodeInvalid, "a key has at most 1024 bytes")
-	}
-	return bucket, key, nil
 }
 
 // inside reports whether a clean path is the folder or lies in it.

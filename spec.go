@@ -90,10 +90,10 @@ type CheckpointPolicy struct {
 
 // Input is data put into the container before it starts.
 type Input struct {
-	From     string `json:"from" doc:"a folder, job:ID/OUTPUT (in a pipeline job:STEP/OUTPUT), s3://BUCKET/PREFIX/, s3://BUCKET/KEY or https://HOST/FILE"`
+	From     string `json:"from" doc:"a folder, job:ID/OUTPUT (in a pipeline job:STEP/OUTPUT), s3:// or gs:// with BUCKET/PREFIX/ or BUCKET/KEY, azblob:// with ACCOUNT/CONTAINER/PREFIX/ or ACCOUNT/CONTAINER/KEY, or https://HOST/FILE"`
 	To       string `json:"to" doc:"where it is in the container"`
-	Secret   string `json:"secret,omitempty" doc:"name of a secret to fetch it with: of S3 KEY_ID:SECRET_KEY, of https a token"`
-	Endpoint string `json:"endpoint,omitempty" doc:"of a server that speaks S3; default Amazon's"`
+	Secret   string `json:"secret,omitempty" doc:"name of a secret to fetch it with: of s3 KEY_ID:SECRET_KEY, of gs the JSON key of a service account, of azblob a SAS token or an account key, of https a token"`
+	Endpoint string `json:"endpoint,omitempty" doc:"of a server other than Amazon's, Google's or Azure's; of azblob the account's own"`
 	Region   string `json:"region,omitempty" doc:"of the S3 bucket; default us-east-1"`
 	SHA256   string `json:"sha256,omitempty" doc:"that an https file must have"`
 }

@@ -29,6 +29,7 @@ compile() {
   go vet -tags failpoints ./internal/failpoint ./cmd/berthd ./cmd/berth-agent
   go vet ./...
   scripts/tool.sh versitygw >/dev/null
+  scripts/tool.sh fake-gcs-server >/dev/null
   # As e2e/commands does, which finds them here.
   go build -ldflags='-s -w' -o "$bins/programs/" ./cmd/berth-dev ./cmd/berthd ./cmd/berth-agent ./cmd/berth-deadman ./cmd/berth
   go build -ldflags='-s -w' -tags failpoints -o "$bins/failpoints/" ./cmd/berthd ./cmd/berth-agent ./cmd/berth-check

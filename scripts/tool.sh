@@ -2,13 +2,15 @@
 # Prints the path of a program that tests run beside Berth. One that is not there
 # yet is built from its module (once; a minute or two):
 #
-#     scripts/tool.sh versitygw     a server that speaks S3, over a folder
+#     scripts/tool.sh versitygw           a server that speaks S3, over a folder
+#     scripts/tool.sh fake-gcs-server     one that speaks the JSON API of Google Cloud Storage, over memory
 set -euo pipefail
 
 case ${1:-} in
 versitygw) package=github.com/versity/versitygw/cmd/versitygw version=v1.8.0 ;;
+fake-gcs-server) package=github.com/fsouza/fake-gcs-server version=v1.56.1 ;;
 *)
-	echo "usage: $0 versitygw" >&2
+	echo "usage: $0 versitygw|fake-gcs-server" >&2
 	exit 2
 	;;
 esac

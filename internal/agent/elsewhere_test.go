@@ -17,6 +17,8 @@ import (
 
 	"berth"
 	"berth/internal/publicnet"
+	"berth/internal/source/azuretest"
+	"berth/internal/source/gstest"
 )
 
 // left runs a job that leaves a file as its output.
@@ -201,6 +203,29 @@ func TestFilesOfAServerAreInputs(t *testing.T) {
 	}
 	if kept, err := filepath.Glob(filepath.Join(m.cfg.StateDir, "cache", "*", "*")); err != nil || len(kept) != 2 {
 		t.Errorf("the cache keeps %v, %v", kept, err)
+	}
+}
+
+func TestObjectsOfOtherCloudsAreInputs(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	m.cfg.InputNetworks = publicnet.Policy{}.Allow(netip.MustParsePrefix("127.0.0.0/8"))
+	m.restart()
+	google, azure := gstest.Start(t), azuretest.Start(t)
+	google.Put("set/a.txt", "of Google")
+	azure.Put("model.bin", "of Azure")
+	s.secret("GS", string(google.Account.Login))
+	s.secret("AZURE", string(azure.Login))
+	in := func(j *berth.JobSpec) {
+		j.Inputs = []berth.Input{google.Input("set/", "/data", "GS"), azure.Input("model.bin", "/more/model.bin", "AZURE")}
+	}
+	for _, how := range []string{"fetched", "was cached on the machine"} {
+		id := s.submit(in, "do", "read-file /data/a.txt", "read-file /more/model.bin")
+		m.wantLog(id, "of Google", "of Azure")
+		if !s.hasEvent(id, berth.EventFetched, "inputs[0] ") || !s.hasEvent(id, berth.EventFetched, how) {
+			t.Errorf("events %+v", s.events(id))
+		}
 	}
 }
 

@@ -48,7 +48,7 @@ func (r *rank) input(ctx context.Context, i int, in berth.Input, p placing) erro
 			p.content = r.archived(r.claim.Inputs[at].Address, archive.Output)
 			return r.place(ctx, p)
 		}
-	case berth.InputS3, berth.InputHTTPS:
+	case berth.InputS3, berth.InputGS, berth.InputAzure, berth.InputHTTPS:
 		return r.elsewhere(ctx, in, p)
 	case berth.InputUnknown:
 	default:

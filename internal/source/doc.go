@@ -1,6 +1,7 @@
 // Package source reads what jobs name as their inputs from elsewhere: objects of
-// servers that speak S3, and files by https. It runs on machines, so that data
-// does not pass through the control plane.
+// servers that speak S3, of Google Cloud Storage and of Azure Blob Storage, and
+// files by https. It runs on machines, so that data does not pass through the
+// control plane.
 //
 // What there is is found first, and gets an address: of a file its sha256, where
 // the job names it, else the hash of a list of what is to be read, with the

@@ -165,6 +165,8 @@ func TestAddressesWithinAreRefused(t *testing.T) {
 		{From: "https://169.254.169.254/latest/meta-data", To: "/f"},
 		{From: "s3://bucket/x/", To: "/f", Endpoint: strings.Replace(server.URL, "https", "http", 1)},
 		{From: "s3://bucket/x", To: "/f", Endpoint: "http://[::ffff:127.0.0.1]:1"},
+		{From: "gs://bucket/x/", To: "/f", Endpoint: strings.Replace(server.URL, "https", "http", 1)},
+		{From: "azblob://account/container/x", To: "/f", Endpoint: strings.Replace(server.URL, "https", "http", 1)},
 	} {
 		_, _, err := fetch(t, s, in, "", 2)
 		refused(t, in.From, err, "is not an address that may be dialed from here")

@@ -4,75 +4,82 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"os"
 	"path"
 	"strings"
-	"time"
 
-	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/s3"
-	"github.com/aws/smithy-go"
-	smithyhttp "github.com/aws/smithy-go/transport/http"
 	"golang.org/x/sync/errgroup"
 
 	"berth"
 	"berth/internal/archive"
 )
 
-const kindObjects = "s3-"
-
 // abreast is how many objects of one input are read at a time.
 const abreast = 8
 
-// bucket is where the objects of one input lie.
-type bucket struct {
-	client       *s3.Client
-	limits       archive.Limits
-	name, prefix string
-	server       string // "": Amazon's
+// store is where objects lie, by the protocol that its server speaks. Its errors
+// are worded for people; it tries nothing twice.
+type store interface {
+	// one finds one object.
+	one(ctx context.Context, key string) (object, error)
+	// all tells of what lies below a prefix, until each returns an error.
+	all(ctx context.Context, prefix string, each func(object) error) error
+	// open asks for an object from a place on, in the version that was found, and
+	// for nothing else: where that is not there any more, it is Changed.
+	open(ctx context.Context, o object, from int64) (io.ReadCloser, error)
+	// url is how people write a key.
+	url(key string) string
 }
 
 // object is one that is to be read.
 type object struct {
 	key, name string // name is where it goes, below the input's folder
 	size      int64
-	version   string // its ETag, or when it was written, where there is none
-	etag      string
+	version   string  // tells contents of one key apart
+	pin       string  // what its store asks for it by; "": nothing but the key
+	crc32c    *uint32 // of its content; nil: not known
+	gzipped   bool    // its store would unpack it on the way, if not told otherwise
+	folder    bool    // it is none, but a folder that the store keeps
+}
+
+// bucket is what one input reads of a store.
+type bucket struct {
+	store  store
+	limits archive.Limits
+	origin string // the store and where it is, in addresses
+	prefix string
 }
 
 // findObjects lists what is to be read.
 func (s *Sources) findObjects(ctx context.Context, in berth.Input, login berth.Sensitive) (*Found, error) {
-	name, key, err := berth.ParseS3(in.From)
-	if err != nil {
-		return nil, refusedf("%v", err)
+	b := &bucket{limits: s.limits}
+	kind, err := "", error(nil)
+	switch in.Kind() {
+	case berth.InputS3:
+		kind, err = kindS3, s.openS3(b, in, login)
+	case berth.InputGS:
+		kind, err = kindGS, s.openGS(b, in, login)
+	case berth.InputAzure:
+		kind, err = kindAzure, s.openAzure(b, in, login)
+	default:
+		panic(fmt.Sprintf("objects of kind %d", in.Kind()))
 	}
-	credentials, err := parseLogin(in, login)
 	if err != nil {
 		return nil, err
 	}
-	o := s3.Options{
-		HTTPClient: s.objects, Credentials: credentials, Region: in.Region,
-		Retryer: aws.NopRetryer{}, DisableLogOutputChecksumValidationSkipped: true,
-	}
-	if o.Region == "" {
-		o.Region = "us-east-1"
-	}
-	if in.Endpoint != "" {
-		o.BaseEndpoint, o.UsePathStyle = aws.String(strings.TrimRight(in.Endpoint, "/")), true
-	}
-	b := &bucket{client: s3.New(o), limits: s.limits, name: name, prefix: key, server: in.Endpoint}
 	var list []object
 	var folders []string
-	if key == "" || strings.HasSuffix(key, "/") {
-		list, folders, err = b.list(ctx)
-	} else {
+	if in.OneFile() {
 		list, err = b.head(ctx)
+	} else {
+		list, folders, err = b.list(ctx)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return &Found{Kind: kindObjects, Address: b.address(list, folders), fetch: func(ctx context.Context, to *os.Root, again Again) (archive.Summary, error) {
+	return &Found{Kind: kind, Address: b.address(list, folders), fetch: func(ctx context.Context, to *os.Root, again Again) (archive.Summary, error) {
 		return b.fetch(ctx, to, again, list, folders)
 	}}, nil
 }
@@ -81,17 +88,18 @@ func (s *Sources) findObjects(ctx context.Context, in berth.Input, login berth.S
 func (b *bucket) head(ctx context.Context) ([]object, error) {
 	ctx, _, end := watch(ctx)
 	defer end()
-	h, err := b.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &b.name, Key: &b.prefix})
+	o, err := b.store.one(ctx, b.prefix)
 	if err != nil {
-		err = b.fault(b.prefix, err)
 		if _, refused := errors.AsType[Refused](err); refused {
 			return nil, refusedf("%v; for all objects below a prefix, write a / at its end", err)
 		}
 		return nil, err
 	}
-	o := object{key: b.prefix, name: FileName, size: aws.ToInt64(h.ContentLength)}
-	o.is(h.ETag, h.LastModified)
-	if o.size > b.limits.Bytes {
+	o.key, o.name = b.prefix, FileName
+	switch {
+	case o.size < 0 || o.folder:
+		return nil, refusedf("%s is no file; for all objects below a prefix, write a / at its end", b.store.url(o.key))
+	case o.size > b.limits.Bytes:
 		return nil, b.tooMuch(1, o.size)
 	}
 	return []object{o}, nil
@@ -100,66 +108,52 @@ func (b *bucket) head(ctx context.Context) ([]object, error) {
 // list finds all objects below the prefix. A key that ends in / is a folder, as
 // some tools make them.
 func (b *bucket) list(ctx context.Context) (list []object, folders []string, err error) {
-	pages := s3.NewListObjectsV2Paginator(b.client, &s3.ListObjectsV2Input{Bucket: &b.name, Prefix: &b.prefix})
 	var entries []archive.Entry
 	total := int64(0)
-	for pages.HasMorePages() {
-		limited, _, end := watch(ctx)
-		page, err := pages.NextPage(limited)
-		end()
-		if err != nil {
-			return nil, nil, b.fault(b.prefix, err)
-		}
-		for _, c := range page.Contents {
-			key, size := aws.ToString(c.Key), aws.ToInt64(c.Size)
-			name, below := strings.CutPrefix(key, b.prefix)
-			switch {
-			case !below || size < 0:
-				return nil, nil, refusedf("%s: the server lists %q of %d bytes, which lies elsewhere or is none", b.url(b.prefix), key, size)
-			case strings.HasSuffix(key, "/") && size > 0:
-				return nil, nil, refusedf("%s has content, and the name of a folder", b.url(key))
-			case name == "": // the folder itself
-				continue
-			case strings.HasSuffix(name, "/"):
-				folders = append(folders, strings.TrimSuffix(name, "/"))
-				entries = append(entries, archive.Entry{Name: strings.TrimSuffix(name, "/"), Kind: archive.Folder})
-				continue
-			}
-			o := object{key: key, name: name, size: size}
-			o.is(c.ETag, c.LastModified)
+	err = b.store.all(ctx, b.prefix, func(o object) error {
+		name, below := strings.CutPrefix(o.key, b.prefix)
+		o.folder = o.folder || strings.HasSuffix(o.key, "/")
+		switch {
+		case !below || o.size < 0:
+			return refusedf("%s: the server lists %q of %d bytes, which lies elsewhere or is none", b.store.url(b.prefix), o.key, o.size)
+		case o.folder && o.size > 0:
+			return refusedf("%s has content, and the name of a folder", b.store.url(o.key))
+		case name == "": // the folder itself
+			return nil
+		case o.folder:
+			name = strings.TrimSuffix(name, "/")
+			folders = append(folders, name)
+			entries = append(entries, archive.Entry{Name: name, Kind: archive.Folder})
+		default:
+			o.name = name
 			list = append(list, o)
-			entries = append(entries, archive.Entry{Name: name, Kind: archive.File, Size: size})
-			if total += size; total > b.limits.Bytes || len(entries) > b.limits.Files {
-				return nil, nil, b.tooMuch(len(entries), total)
-			}
+			entries = append(entries, archive.Entry{Name: name, Kind: archive.File, Size: o.size})
 		}
+		if total += o.size; total > b.limits.Bytes || len(entries) > b.limits.Files {
+			return b.tooMuch(len(entries), total)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, nil, err
 	}
 	if len(list) == 0 {
-		return nil, nil, refusedf("%s: nothing lies there", b.url(b.prefix))
+		return nil, nil, refusedf("%s: nothing lies there", b.store.url(b.prefix))
 	}
 	if err := archive.Judge(entries, b.limits); err != nil {
-		return nil, nil, refusedf("%s: %s", b.url(b.prefix), strings.TrimPrefix(err.Error(), "archive: "))
+		return nil, nil, refusedf("%s: %s", b.store.url(b.prefix), strings.TrimPrefix(err.Error(), "archive: "))
 	}
 	return list, folders, nil
 }
 
 func (b *bucket) tooMuch(files int, bytes int64) error {
-	return refusedf("%s has at least %d objects of %s: at most %d of %s", b.url(b.prefix), files, berth.BytesText(bytes), b.limits.Files, berth.BytesText(b.limits.Bytes))
-}
-
-// is takes what the server says of an object's version.
-func (o *object) is(etag *string, at *time.Time) {
-	o.etag = aws.ToString(etag)
-	o.version = o.etag
-	if o.version == "" {
-		o.version = aws.ToTime(at).UTC().Format(time.RFC3339Nano)
-	}
+	return refusedf("%s has at least %d objects of %s: at most %d of %s", b.store.url(b.prefix), files, berth.BytesText(bytes), b.limits.Files, berth.BytesText(b.limits.Bytes))
 }
 
 // address is the hash of the list.
 func (b *bucket) address(list []object, folders []string) berth.Address {
 	var text strings.Builder
-	fmt.Fprintf(&text, "s3 %q %q %q\n", b.server, b.name, b.prefix)
+	fmt.Fprintf(&text, "%s %q\n", b.origin, b.prefix)
 	for _, o := range list {
 		fmt.Fprintf(&text, "%q %d %q\n", o.key, o.size, o.version)
 	}
@@ -206,15 +200,28 @@ func (b *bucket) fetch(ctx context.Context, to *os.Root, again Again, list []obj
 	return sum, work.Wait()
 }
 
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
 // object reads one object. A line that breaks goes on where it broke.
 func (b *bucket) object(ctx context.Context, o object, to *os.File, again Again) error {
-	have := int64(0)
+	have, sum := int64(0), crc32.New(castagnoli)
 	return again(ctx, func() error {
 		if have == o.size {
 			return nil
 		}
-		n, err := b.read(ctx, o, have, io.NewOffsetWriter(to, have))
+		if have == 0 {
+			sum.Reset()
+		}
+		var w io.Writer = io.NewOffsetWriter(to, have)
+		if o.crc32c != nil {
+			w = io.MultiWriter(w, sum)
+		}
+		n, err := b.read(ctx, o, have, w)
 		have += n
+		if err == nil && o.crc32c != nil && sum.Sum32() != *o.crc32c {
+			have = 0 // all of it again
+			err = berth.Errorf(berth.CodeUnavailable, "%s: what came is not what its checksum says", b.store.url(o.key))
+		}
 		return err
 	})
 }
@@ -222,85 +229,22 @@ func (b *bucket) object(ctx context.Context, o object, to *os.File, again Again)
 func (b *bucket) read(ctx context.Context, o object, from int64, to io.Writer) (int64, error) {
 	ctx, lively, end := watch(ctx)
 	defer end()
-	want := &s3.GetObjectInput{Bucket: &b.name, Key: &o.key}
-	if o.etag != "" {
-		want.IfMatch = &o.etag
-	}
-	if from > 0 {
-		want.Range = aws.String(fmt.Sprintf("bytes=%d-", from))
-	}
-	got, err := b.client.GetObject(ctx, want)
+	body, err := b.store.open(ctx, o, from)
 	if err != nil {
-		return 0, b.fault(o.key, err)
+		return 0, err
 	}
-	defer got.Body.Close()
-	now := object{}
-	now.is(got.ETag, got.LastModified)
-	if now.etag != o.etag || o.etag == "" && now.version != o.version || got.ContentLength != nil && *got.ContentLength != o.size-from {
-		return 0, Changed{b.url(o.key)}
-	}
-	n, err := copied(ctx, to, io.LimitReader(lively(got.Body), o.size-from))
+	defer body.Close()
+	n, err := copied(ctx, to, io.LimitReader(lively(body), o.size-from))
 	switch {
 	case err == nil && n < o.size-from:
 		err = io.ErrUnexpectedEOF
-	case err == nil && from == 0: // at the end a checksum is looked at
-		if _, err = copied(ctx, io.Discard, io.LimitReader(got.Body, 1)); err != nil {
+	case err == nil && from == 0: // at the end some stores' clients look at a checksum
+		if _, err = copied(ctx, io.Discard, io.LimitReader(body, 1)); err != nil {
 			n = 0 // all of it again
 		}
 	}
 	if err != nil {
-		err = b.fault(o.key, err)
+		err = fault(b.store.url(o.key), err)
 	}
 	return n, err
-}
-
-// fault words an error of the server's, or of the way to it.
-func (b *bucket) fault(key string, err error) error {
-	what := b.url(key)
-	code := ""
-	if api, ok := errors.AsType[smithy.APIError](err); ok {
-		code = api.ErrorCode()
-	}
-	r, answered := errors.AsType[*smithyhttp.ResponseError](err)
-	switch {
-	case !answered || r.HTTPStatusCode() < 300: // nothing came, or it broke off
-		return fault(what, err)
-	case code == "RequestTimeTooSkewed": // the clock of this machine
-		return berth.Errorf(berth.CodeUnavailable, "%s: %s", what, code)
-	case r.HTTPStatusCode()/100 == 3:
-		return refusedf("%s: %d (%.64s): the bucket is in another region than the input says", what, r.HTTPStatusCode(), code)
-	default:
-		return answer(what, r.HTTPStatusCode(), fmt.Sprintf("%.64s", code))
-	}
-}
-
-func (b *bucket) url(key string) string { return "s3://" + b.name + "/" + key }
-
-// parseLogin reads a secret: KEY_ID:SECRET_KEY, or the lines of an AWS
-// credentials file. Without one everybody's objects can be read, and nothing by
-// what the machine itself may.
-func parseLogin(in berth.Input, login berth.Sensitive) (aws.CredentialsProvider, error) {
-	if in.Secret == "" {
-		return nil, nil
-	}
-	c := aws.Credentials{Source: "secret"}
-	text := strings.TrimSpace(string(login))
-	if !strings.Contains(text, "aws_access_key_id") {
-		c.AccessKeyID, c.SecretAccessKey, _ = strings.Cut(text, ":")
-	}
-	for line := range strings.Lines(text) {
-		name, value, _ := strings.Cut(line, "=")
-		switch value = strings.TrimSpace(value); strings.TrimSpace(name) {
-		case "aws_access_key_id":
-			c.AccessKeyID = value
-		case "aws_secret_access_key":
-			c.SecretAccessKey = value
-		case "aws_session_token":
-			c.SessionToken = value
-		}
-	}
-	if c.AccessKeyID == "" || c.SecretAccessKey == "" {
-		return nil, refusedf("secret %s is written neither KEY_ID:SECRET_KEY nor as an AWS credentials file", in.Secret)
-	}
-	return aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) { return c, nil }), nil
 }

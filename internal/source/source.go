@@ -82,7 +82,7 @@ func (f *Found) Fetch(ctx context.Context, to *os.Root, again Again) (archive.Su
 // names, "" if it names none.
 func (s *Sources) Find(ctx context.Context, in berth.Input, login berth.Sensitive) (*Found, error) {
 	switch kind := in.Kind(); kind {
-	case berth.InputS3:
+	case berth.InputS3, berth.InputGS, berth.InputAzure:
 		return s.findObjects(ctx, in, login)
 	case berth.InputHTTPS:
 		return s.findFile(ctx, in, login)

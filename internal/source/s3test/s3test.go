@@ -1,23 +1,20 @@
 // Package s3test runs a server that speaks S3 for tests: versitygw, a real one,
-// over a folder of its own. scripts/tool.sh builds it where it is not there yet.
+// over a folder of its own.
 package s3test
 
 import (
-	"bytes"
 	"context"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"berth"
+	"berth/internal/source/toolserver"
 )
 
 // Server is a running server with one bucket.
@@ -41,13 +38,10 @@ func Start(t testing.TB) *Server {
 		}
 	}
 	s := &Server{t: t, Bucket: "bucket", Login: keyID + ":" + secretKey}
-	program := tool(t)
-	// Between the choice of a port and its use somebody else may take it.
-	for try := 1; !s.run(program, dir); try++ {
-		if try == 5 {
-			t.Fatal("versitygw does not start")
-		}
-	}
+	s.URL = "http://" + toolserver.Start(t, "versitygw", func(cmd *exec.Cmd, address string) {
+		cmd.Args = append(cmd.Args, "--quiet", "--port", address, "posix", "--sidecar", filepath.Join(dir, "meta"), filepath.Join(dir, "data"))
+		cmd.Env = []string{"ROOT_ACCESS_KEY=" + keyID, "ROOT_SECRET_KEY=" + secretKey}
+	})
 	s.client = s3.New(s3.Options{
 		BaseEndpoint: &s.URL, UsePathStyle: true, Region: "us-east-1",
 		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
@@ -58,75 +52,6 @@ func Start(t testing.TB) *Server {
 		t.Fatal(err)
 	}
 	return s
-}
-
-// tool is the path of the server's program.
-func tool(t testing.TB) string {
-	t.Helper()
-	dir, err := os.Getwd()
-	for err == nil {
-		if _, missing := os.Stat(filepath.Join(dir, "go.mod")); missing == nil {
-			break
-		}
-		if dir == filepath.Dir(dir) {
-			t.Fatal("s3test: there is no go.mod above the test's folder")
-		}
-		dir = filepath.Dir(dir)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(filepath.Join(dir, "scripts", "tool.sh"), "versitygw")
-	var says bytes.Buffer
-	cmd.Stderr = &says
-	path, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("s3test: %v\n%s", err, says.String())
-	}
-	return strings.TrimSpace(string(path))
-}
-
-// run starts the process and reports whether it answers.
-func (s *Server) run(program, dir string) bool {
-	s.t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	address := l.Addr().String()
-	_ = l.Close()
-	cmd := exec.Command(program, "--quiet", "--port", address, "posix", "--sidecar", filepath.Join(dir, "meta"), filepath.Join(dir, "data"))
-	cmd.Env = []string{"ROOT_ACCESS_KEY=" + keyID, "ROOT_SECRET_KEY=" + secretKey}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		s.t.Fatal(err)
-	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_ = cmd.Wait()
-	}()
-	s.t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		<-ended
-	})
-	limit := time.After(time.Minute)
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		if c, err := net.Dial("tcp", address); err == nil {
-			_ = c.Close()
-			s.URL = "http://" + address
-			return true
-		}
-		select {
-		case <-ended:
-			return false
-		case <-limit:
-			s.t.Fatal("versitygw does not answer")
-		case <-tick.C:
-		}
-	}
 }
 
 // Put stores an object.

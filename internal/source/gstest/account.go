@@ -1,0 +1,139 @@
+package gstest
+
+import (
+	"crypto"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"berth"
+)
+
+// Account is a service account, with the server that gives it tokens: to who
+// shows an assertion as RFC 7523 has it, signed by the account's key.
+type Account struct {
+	Login berth.Sensitive // its JSON key, as the secret of an input is written
+	Given atomic.Int64    // how many tokens
+
+	key    *rsa.PrivateKey
+	at     string
+	mu     sync.Mutex
+	tokens map[string]bool
+	spoils func(w http.ResponseWriter) bool
+}
+
+const email, keyID = "reader@project.iam.gserviceaccount.com", "key-1"
+
+// NewAccount makes an account and runs its server until the test ends.
+func NewAccount(t testing.TB) *Account {
+	t.Helper()
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &Account{key: key, tokens: map[string]bool{}}
+	server := httptest.NewServer(http.HandlerFunc(a.give))
+	t.Cleanup(server.Close)
+	a.at = server.URL + "/token"
+	a.Login = a.Written(t, key)
+	return a
+}
+
+// Written is the JSON key of this account with whatever key.
+func (a *Account) Written(t testing.TB, key *rsa.PrivateKey) berth.Sensitive {
+	t.Helper()
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(map[string]string{
+		"type": "service_account", "client_email": email, "private_key_id": keyID, "token_uri": a.at,
+		"private_key": string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return berth.Sensitive(text)
+}
+
+// Spoil has a function answer in place of the account's server, where it says
+// that it did; nil: never.
+func (a *Account) Spoil(answer func(w http.ResponseWriter) bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.spoils = answer
+}
+
+// Admits reports whether a request shows a token that was given.
+func (a *Account) Admits(r *http.Request) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	return ok && a.tokens[token]
+}
+
+// Withdraw forgets all tokens.
+func (a *Account) Withdraw() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	clear(a.tokens)
+}
+
+func (a *Account) give(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.spoils != nil && a.spoils(w) {
+		return
+	}
+	if r.Method != http.MethodPost || r.FormValue("grant_type") != "urn:ietf:params:oauth:grant-type:jwt-bearer" || !a.signed(r.FormValue("assertion")) {
+		w.WriteHeader(http.StatusBadRequest)
+		_, _ = io.WriteString(w, `{"error": "invalid_grant", "error_description": "canary"}`)
+		return
+	}
+	token := string(berth.NewSecret())
+	a.tokens[token] = true
+	a.Given.Add(1)
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]any{"access_token": token, "token_type": "Bearer", "expires_in": 3600})
+}
+
+// signed reports whether an assertion is this account's, for this server, for
+// reading only, for now, and signed.
+func (a *Account) signed(assertion string) bool {
+	parts := strings.Split(assertion, ".")
+	if len(parts) != 3 {
+		return false
+	}
+	var raw [3][]byte
+	for i, part := range parts {
+		var err error
+		if raw[i], err = base64.RawURLEncoding.DecodeString(part); err != nil {
+			return false
+		}
+	}
+	var header struct{ Alg, Kid string }
+	var claims struct {
+		Iss, Scope, Aud string
+		Iat, Exp        int64
+	}
+	now := time.Now().Unix()
+	if json.Unmarshal(raw[0], &header) != nil || header.Alg != "RS256" || header.Kid != keyID || json.Unmarshal(raw[1], &claims) != nil ||
+		claims.Iss != email || claims.Aud != a.at || claims.Scope != "https://www.googleapis.com/auth/devstorage.read_only" ||
+		claims.Iat > now+60 || claims.Exp < now || claims.Exp > claims.Iat+3600 {
+		return false
+	}
+	sum := sha256.Sum256([]byte(parts[0] + "." + parts[1]))
+	return rsa.VerifyPKCS1v15(&a.key.PublicKey, crypto.SHA256, sum[:], raw[2]) == nil
+}
