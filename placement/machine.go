@@ -65,6 +65,7 @@ type node struct {
 	leaf leaf[*node]
 	most room // over its subtree
 
+	on          *stints       // who holds room of it
 	kept        *kept         // in a plan
 	leavings    []berth.Grant // likewise, see run.leavings
 	agenda      []release     // see run.agenda

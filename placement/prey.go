@@ -14,8 +14,8 @@ import (
 type lure struct {
 	known       bool
 	by          lureRule
-	from, until time.Time // it holds for
-	levels      []level   // by band
+	from, until time.Duration // from the origin of ages: it holds for
+	levels      []level       // by band
 	tenants     tenantSet
 }
 
@@ -52,46 +52,48 @@ const lureLasts = 4 * time.Minute
 func (r *run) lure(n *node) *lure {
 	l := &n.lure
 	rule := lureRule{r.policy.Order, r.policy.BandWidth, r.policy.MinRuntime, r.snapshot.sortings}
-	if l.known && l.by == rule && !r.now.Before(l.from) && r.now.Before(l.until) {
+	if l.known && l.by == rule && l.from <= r.clock && r.clock < l.until {
 		return l
 	}
-	*l = lure{known: true, by: rule, from: r.now, levels: l.levels[:0]}
-	l.until = r.now.Add(lureLasts + time.Duration(n.leaf.weight%64)*4*time.Second) // not all at once
+	*l = lure{known: true, by: rule, from: r.clock, levels: l.levels[:0]}
+	l.until = r.clock + lureLasts + time.Duration(n.leaf.weight%64)*4*time.Second // not all at once
 	if r.policy.Order == SRSF {
-		l.until = r.now // ranks may fall as well
+		l.until = r.clock // ranks may fall as well
 	}
-	for _, h := range r.snapshot.on[n.ID] {
-		if r.ripe(h) {
-			l.put(n, h, r.policy.band(h.Priority), r.price(h))
-		} else if t := h.StartedAt.Add(r.policy.MinRuntime); h.Preemptible && !h.Stopping && t.Before(l.until) {
+	levels := r.levels[:0]
+	for i := range n.on.list {
+		x := &n.on.list[i]
+		if x.ripe(r) {
+			l.tenants.put(x.tally.account)
+			levels = x.join(levels, r.policy.band(int(x.priority)), x.price(r))
+		} else if t := x.started + r.policy.MinRuntime; x.bait && t < l.until {
 			l.until = t
 		}
 	}
+	r.levels = levels
+	l.levels = append(l.levels, levels...)
 	l.sum()
 	return l
 }
 
-// put adds a holder to the level of its band; sum has to follow.
-func (l *lure) put(n *node, h *holder, band int, cost float64) {
-	l.tenants.put(h.account)
-	i, found := slices.BinarySearchFunc(l.levels, band, func(x level, band int) int { return x.band - band })
-	if !found {
-		l.levels = slices.Insert(l.levels, i, level{band: band, least: math.Inf(1), unit: [3]float64{math.Inf(1), math.Inf(1), math.Inf(1)}})
+// join adds the holder to the level of its band.
+func (x *stint) join(levels []level, band int, cost float64) []level {
+	i := 0
+	for i < len(levels) && levels[i].band < band {
+		i++
 	}
-	x := &l.levels[i]
-	var local berth.Capacity
-	for j := range h.Ranks {
-		if h.Ranks[j].Machine == n.ID {
-			local = local.Add(h.Ranks[j].Capacity)
-		}
+	if i == len(levels) || levels[i].band != band {
+		levels = slices.Insert(levels, i, level{band: band, least: math.Inf(1), unit: [3]float64{math.Inf(1), math.Inf(1), math.Inf(1)}})
 	}
-	x.all = x.all.Add(local)
-	x.least = min(x.least, cost)
-	for j, amount := range [3]int64{local.CPUMilli, local.MemoryMiB, local.GPUMilli} {
+	l := &levels[i]
+	l.all = l.all.Add(x.gives)
+	l.least = min(l.least, cost)
+	for j, amount := range [3]int64{x.gives.CPUMilli, x.gives.MemoryMiB, x.gives.GPUMilli} {
 		if amount > 0 {
-			x.unit[j] = min(x.unit[j], cost/float64(amount))
+			l.unit[j] = min(l.unit[j], cost/float64(amount))
 		}
 	}
+	return levels
 }
 
 // sum adds to each level those below it.
@@ -146,7 +148,7 @@ func (r *run) smell(n *node) {
 		x.plan = r.number
 		n.outdate()
 	}
-	h.expire[n.place] = l.until.Sub(origin)
+	h.expire[n.place] = l.until
 }
 
 // floor32 is a cost rounded down, by more than what products of it are rounded.
