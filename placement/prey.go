@@ -12,11 +12,11 @@ import (
 // outlasts the plan, so that a claim looks at few machines closely; it makes
 // plans faster and never different.
 type lure struct {
+	levels      []level // by band
+	tenants     tenantSet
 	known       bool
 	by          lureRule
 	from, until time.Duration // from the origin of ages: it holds for
-	levels      []level       // by band
-	tenants     tenantSet
 }
 
 // lureRule is what a lure rests on besides the holders.
@@ -27,12 +27,13 @@ type lureRule struct {
 	sortings   int // accounts are numbered anew with each
 }
 
-// level is what those of a band and all lower ones bring together.
+// level is what those of a band and all lower ones bring together. Like prey it
+// is told shortly.
 type level struct {
-	band  int
-	all   berth.Capacity
-	least float64    // cost of the cheapest
-	unit  [3]float64 // least cost of a unit of CPU, memory and GPU
+	band  int32
+	all   glance
+	least float32    // cost of the cheapest
+	unit  [3]float32 // least cost of a unit of CPU, memory and GPU
 }
 
 // tenantSet has, at least, those that were put into it, by their accounts.
@@ -78,19 +79,20 @@ func (r *run) lure(n *node) *lure {
 
 // join adds the holder to the level of its band.
 func (x *stint) join(levels []level, band int, cost float64) []level {
-	i := 0
-	for i < len(levels) && levels[i].band < band {
+	told, i := min(short(int64(band)), noBand-1), 0
+	for i < len(levels) && levels[i].band < told {
 		i++
 	}
-	if i == len(levels) || levels[i].band != band {
-		levels = slices.Insert(levels, i, level{band: band, least: math.Inf(1), unit: [3]float64{math.Inf(1), math.Inf(1), math.Inf(1)}})
+	if i == len(levels) || levels[i].band != told {
+		none := float32(math.Inf(1))
+		levels = slices.Insert(levels, i, level{band: told, least: none, unit: [3]float32{none, none, none}})
 	}
 	l := &levels[i]
-	l.all = l.all.Add(x.gives)
-	l.least = min(l.least, cost)
+	l.all = l.all.plus(glanceOf(x.gives))
+	l.least = min(l.least, floor32(cost))
 	for j, amount := range [3]int64{x.gives.CPUMilli, x.gives.MemoryMiB, x.gives.GPUMilli} {
 		if amount > 0 {
-			l.unit[j] = min(l.unit[j], cost/float64(amount))
+			l.unit[j] = min(l.unit[j], floor32(cost/float64(amount)))
 		}
 	}
 	return levels
@@ -100,7 +102,7 @@ func (x *stint) join(levels []level, band int, cost float64) []level {
 func (l *lure) sum() {
 	for i := 1; i < len(l.levels); i++ {
 		x, below := &l.levels[i], &l.levels[i-1]
-		x.all = x.all.Add(below.all)
+		x.all = x.all.plus(below.all)
 		x.least = min(x.least, below.least)
 		for j := range x.unit {
 			x.unit[j] = min(x.unit[j], below.unit[j])
@@ -135,13 +137,10 @@ func (r *run) smell(n *node) {
 	*x = prey{room: glanceOf(n.free), band: noBand, next: noBand, moved: true}
 	if last := len(l.levels) - 1; last >= 0 {
 		low := &l.levels[0]
-		x.most, x.low = glanceOf(n.free.Add(l.levels[last].all)), glanceOf(low.all)
-		x.band, x.least = min(short(int64(low.band)), noBand-1), floor32(low.least)
-		for i, unit := range low.unit {
-			x.unit[i] = floor32(unit)
-		}
+		x.most, x.low = x.room.plus(l.levels[last].all), low.all
+		x.band, x.least, x.unit = low.band, low.least, low.unit
 		if last > 0 {
-			x.next = min(short(int64(l.levels[1].band)), noBand-1)
+			x.next = l.levels[1].band
 		}
 	}
 	if n.touched == r.number {
@@ -194,36 +193,32 @@ func (r *run) clearing(n *node) berth.Capacity {
 }
 
 // cost is below what victims of the lowest band cost that make room for so much.
-func (x *prey) cost(want, room glance) float32 {
-	cost := x.least
+func (x *prey) cost(want, room glance) float32 { return costs(x.least, &x.unit, want, room) }
+
+// costs is below what those cost that make room for so much, by what they cost at
+// least and by what a unit of theirs does.
+func costs(least float32, unit *[3]float32, want, room glance) float32 {
 	for j, lack := range [3]int64{int64(want.cpu) - int64(room.cpu), int64(want.memory) - int64(room.memory), int64(want.gpu) - int64(room.gpu)} {
 		if lack > 0 {
-			cost = max(cost, float32(lack)*x.unit[j])
+			least = max(least, float32(lack)*unit[j])
 		}
 	}
-	return cost
+	return least
 }
 
 // bound works out below what victims on a machine are that make room for so
 // much; false if all of them together do not.
-func (r *run) bound(n *node, want berth.Capacity, p *prospect) bool {
-	room := n.free
+func (r *run) bound(n *node, want glance, p *prospect) bool {
+	free := n.free
 	if n.touched == r.number { // else nothing is held or left behind
-		room = r.clearing(n)
+		free = r.clearing(n)
 	}
+	room := glanceOf(free)
 	for i := range n.lure.levels {
-		l := &n.lure.levels[i]
-		if !want.Fits(room.Add(l.all)) {
-			continue
+		if l := &n.lure.levels[i]; want.within(room.plus(l.all)) {
+			p.band, p.cost, p.rough = l.band, costs(l.least, &l.unit, want, room), false
+			return true
 		}
-		cost := l.least
-		for j, lack := range [3]int64{want.CPUMilli - room.CPUMilli, want.MemoryMiB - room.MemoryMiB, want.GPUMilli - room.GPUMilli} {
-			if lack > 0 {
-				cost = max(cost, float64(lack)*l.unit[j])
-			}
-		}
-		p.band, p.cost, p.rough = min(short(int64(l.band)), noBand-1), floor32(cost), false
-		return true
 	}
 	return false
 }

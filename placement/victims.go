@@ -145,14 +145,14 @@ func (h *chase) prospect(match, place int32, x *prey, low bound) (p prospect, ok
 	if p.band == noBand || p.band > h.highest {
 		return p, false
 	}
-	return p, low.less(p.bound()) || r.bound(n, h.class.capacity, &p)
+	return p, low.less(p.bound()) || r.bound(n, h.want, &p)
 }
 
 // try looks at one machine closely, if it may be the best.
 func (h *chase) try(p *prospect) {
 	r, m := h.run, &h.class.matches[p.match]
 	n := m.kind.members[p.place]
-	if h.found.less(p.bound()) || p.rough && (!r.bound(n, h.class.capacity, p) || h.found.less(p.bound())) || !h.allows(n) {
+	if h.found.less(p.bound()) || p.rough && (!r.bound(n, h.want, p) || h.found.less(p.bound())) || !h.allows(n) {
 		return
 	}
 	list := r.victimsOn(n, m.devices, h.class, h.spare, h.found.band)
