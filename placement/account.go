@@ -16,8 +16,8 @@ type account struct {
 	parent *account
 	kids   []*account // by id
 
-	lines map[*class]*line
-	ready tree[*line] // lines with jobs that may start, by their first
+	lines []lineOf // with jobs that may start, by class.number
+	order []stand  // those, by the first job of each
 
 	held holding // by its own jobs and by those of the accounts below
 	own  holding
@@ -30,83 +30,46 @@ type holding struct {
 	jobs int
 }
 
-// line is the jobs of one class of one account that may start, in order. What
-// plans look at of many lines stands first, close together.
-type line struct {
-	class     *class
-	leaf      leaf[*line]
-	head      *entry // the first of jobs
-	enteredAt int    // the plan whose walk it is
-	at        *entry // in that plan, the next job
-	over      bool   // none of it is left for that plan
-	account   *account
-	jobs      tree[*entry]
-	walk      cursor[*entry] // of the plan, once past the first job
-
-	number int // in class.lines
+// tally is the work there is of a tenant, whether it has a row or not.
+type tally struct {
+	account *account // that it counts for, once the snapshot is sorted
+	running holding
+	waiting int
 }
 
-func newAccount(t Tenant) *account {
-	return &account{
-		Tenant: t,
-		lines:  map[*class]*line{},
-		ready:  tree[*line]{compare: func(a, b *line) int { return compareEntries(a.head, b.head) }},
+// tally of a tenant.
+func (s *Snapshot) tally(id berth.TenantID) *tally {
+	t := s.tallies[id]
+	if t == nil {
+		t = &tally{}
+		if !s.unsorted {
+			t.account = s.account(id)
+		}
+		s.tallies[id] = t
+	}
+	return t
+}
+
+// hold counts a running job, or with times -1 does so no more.
+func (s *Snapshot) hold(t *tally, c berth.Capacity, preemptible bool, times int) {
+	if times < 0 {
+		c = berth.Capacity{}.Sub(c)
+	}
+	t.running.add(c, preemptible, times)
+	if !s.unsorted {
+		var x holding
+		x.add(c, preemptible, times)
+		t.account.hold(x)
 	}
 }
+
+func newAccount(t Tenant) *account { return &account{Tenant: t} }
 
 func (a *account) weight() float64 {
 	if a.Weight <= 0 {
 		return 1
 	}
 	return a.Weight
-}
-
-// push puts a job that may start into its line.
-func (a *account) push(e *entry) {
-	l := a.lines[e.class]
-	if l == nil {
-		l = a.newLine(&line{}, e.class)
-		a.lines[e.class] = l
-	}
-	a.change(l, func() { l.jobs.insert(&e.leaf) })
-	e.line = l
-	e.class.count(e, 1)
-}
-
-// newLine readies an empty line, which the caller puts into a.lines.
-func (a *account) newLine(l *line, c *class) *line {
-	l.account, l.class, l.jobs.compare = a, c, compareEntries
-	l.leaf.item, l.leaf.weight = l, weightOf(string(a.ID), "/", c.name)
-	l.number = len(c.lines)
-	c.lines = append(c.lines, l)
-	return l
-}
-
-// pull takes a job out of its line.
-func (a *account) pull(e *entry) {
-	l := e.line
-	a.change(l, func() { l.jobs.remove(&e.leaf) })
-	e.line = nil
-	e.class.count(e, -1)
-	if l.jobs.len() == 0 {
-		delete(a.lines, l.class)
-		list := l.class.lines
-		last := list[len(list)-1]
-		list[l.number], last.number = last, l.number
-		list[len(list)-1] = nil
-		l.class.lines = list[:len(list)-1]
-	}
-}
-
-func (a *account) change(l *line, f func()) {
-	if l.jobs.len() > 0 {
-		a.ready.remove(&l.leaf)
-	}
-	f()
-	l.head, _ = l.jobs.first()
-	if l.jobs.len() > 0 {
-		a.ready.insert(&l.leaf)
-	}
 }
 
 // stalledFor is how long the account has stood at its limits by now.
@@ -117,15 +80,11 @@ func (a *account) stalledFor(now time.Time) time.Duration {
 	return a.Stalled + now.Sub(a.StalledSince)
 }
 
-// hold charges a job to the account and those above it; times is 1, or -1 to
-// take it back.
-func (a *account) hold(c berth.Capacity, preemptible bool, times int) {
-	if times < 0 {
-		c = berth.Capacity{}.Sub(c)
-	}
-	a.own.add(c, preemptible, times)
+// hold charges running jobs to the account and those above it.
+func (a *account) hold(x holding) {
+	a.own = a.own.plus(x)
 	for ; a != nil; a = a.parent {
-		a.held.add(c, preemptible, times)
+		a.held = a.held.plus(x)
 	}
 }
 
@@ -180,11 +139,15 @@ func (s *Snapshot) sort(p Policy, now time.Time) {
 		a.parent = p
 		p.kids = append(p.kids, a)
 	}
-	for _, r := range s.running {
-		r.account = s.account(r.Tenant)
-		r.account.hold(r.capacity, r.Preemptible, 1)
+	for id, t := range s.tallies {
+		if t.waiting == 0 && t.running.jobs == 0 {
+			delete(s.tallies, id)
+			continue
+		}
+		t.account = s.account(id)
+		t.account.hold(t.running)
 	}
-	for _, c := range s.classes {
+	for _, c := range s.numbered {
 		c.ready, c.lines = 0, nil
 		c.limits.empty()
 	}
@@ -193,8 +156,9 @@ func (s *Snapshot) sort(p Policy, now time.Time) {
 
 // overtake puts those that have become overdue where they belong.
 func (s *Snapshot) overtake() {
-	for _, e := range s.jobs {
-		if e.overdue == !e.overdueAt(&s.policy).After(s.edge) {
+	edge := sinceOrigin(s.edge)
+	for _, e := range s.waiting {
+		if e.overdue == (edge-e.worn >= s.policy.Overdue) {
 			continue
 		}
 		ready := e.line != nil
@@ -203,7 +167,7 @@ func (s *Snapshot) overtake() {
 		}
 		e.rate(&s.policy, s.edge)
 		if ready {
-			s.account(e.Tenant).push(e)
+			e.tally.account.push(e)
 		}
 	}
 }

@@ -69,7 +69,7 @@ func (r *run) may(v victim) (PreemptReason, bool) {
 	if h.told == r.number || slices.Contains(h.PreemptedFor, t.entry.ID) {
 		return "", false
 	}
-	w := &t.tenants[h.account.index]
+	w := &t.tenants[h.tally.account.index]
 	switch {
 	case v.band < t.band && w.lower:
 		return PreemptBand, true
@@ -118,7 +118,7 @@ func (a *account) guaranteed() bool {
 }
 
 // seatOf is the seat that a holder is charged to.
-func (r *run) seatOf(h *holder) *seat { return r.seats[h.account.index] }
+func (r *run) seatOf(h *holder) *seat { return r.seats[h.tally.account.index] }
 
 // siblings are the seats in which two accounts part: below the same one. They
 // are nil if one is above the other, or both are the same.

@@ -11,6 +11,7 @@ import (
 // class is the set of waiting jobs with one request.
 type class struct {
 	name       string
+	number     int    // in Snapshot.numbered
 	shape      string // of its members' requests, for the mix
 	request    berth.Request
 	capacity   berth.Capacity // of a member
@@ -53,7 +54,7 @@ func newClass(name string, r berth.Request) *class {
 	c := &class{name: name, request: r, capacity: r.Capacity()}
 	n := int64(c.members())
 	c.all = berth.Capacity{CPUMilli: n * c.capacity.CPUMilli, MemoryMiB: n * c.capacity.MemoryMiB, DiskMiB: n * c.capacity.DiskMiB, GPUMilli: n * c.capacity.GPUMilli}
-	c.limits = alarms{at: (*entry).limit, place: (*entry).limitAt}
+	c.limits = byLimit()
 	for k := range r.Labels {
 		c.reads.addLabel(k)
 	}

@@ -47,7 +47,7 @@ func (r *run) estimate() {
 func (r *run) waiting(leftOut map[berth.JobID]bool) []*entry {
 	s := r.snapshot
 	s.plans++
-	q := &run{policy: r.policy, snapshot: s, now: r.now, number: s.plans, owned: r.owned, seats: make([]*seat, len(r.seats)), sits: make([]*seat, len(r.seats))}
+	q := &run{policy: r.policy, snapshot: s, now: r.now, clock: r.clock, number: s.plans, owned: r.owned, seats: make([]*seat, len(r.seats)), sits: make([]*seat, len(r.seats)), bygone: newClassSet(s)}
 	q.seat(&q.root, s.top)
 	q.divide()
 	var list []*entry

@@ -64,25 +64,32 @@ func (n *node) leave() {
 
 // enlist lists the machines anew.
 func (k *kind) enlist() {
-	h := &k.herd
-	for _, n := range h.members {
+	for _, n := range k.members {
 		if n.listed == k {
-			n.listed, n.view, n.prey, n.stale = nil, nil, nil, false
+			n.leave()
 		}
 	}
-	h.members, h.stale, h.unlisted = h.members[:0], h.stale[:0], false
+	list := k.members[:0]
 	var c cursor[*node]
 	for c.begin(&k.tree); ; c.next() {
 		n, ok := c.at()
 		if !ok {
 			break
 		}
-		h.members = append(h.members, n)
+		list = append(list, n)
 	}
-	slices.SortFunc(h.members, func(a, b *node) int { return strings.Compare(string(a.ID), string(b.ID)) })
-	for i, n := range h.members {
+	slices.SortFunc(list, func(a, b *node) int { return strings.Compare(string(a.ID), string(b.ID)) })
+	k.muster(list)
+}
+
+// muster takes the list of its machines, which is by id.
+func (k *kind) muster(list []*node) {
+	h := &k.herd
+	for i, n := range list {
+		n.leave()
 		n.listed, n.place = k, i
 	}
+	h.members, h.stale, h.unlisted = list, h.stale[:0], false
 	h.viewsFor, h.preyAt = -1, time.Time{}
 }
 
@@ -194,15 +201,11 @@ func (r *run) prey(k *kind) []prey {
 		clear(h.prey)
 		for i, n := range h.members {
 			n.prey = &h.prey[i]
-			if r.policy.Backfill > 0 {
-				r.agenda(n) // while those who hold room of it are at hand
-			}
 			r.smell(n)
 		}
 	default:
-		now := r.now.Sub(origin)
 		for i, t := range h.expire {
-			if t <= now {
+			if t <= r.clock {
 				r.smell(h.members[i])
 			}
 		}

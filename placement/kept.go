@@ -60,8 +60,21 @@ func (k *kept) firm() bool {
 // rehold works out anew what must be held.
 func (r *run) rehold(k *kept) {
 	n, was := k.node, k.held
-	r.move(n, func() { n.add(k.held) })
-	var out amount
+	needed := r.needed(k)
+	r.move(n, func() {
+		n.add(was)
+		k.held = needed.within(n)
+		n.subtract(k.held)
+	})
+	if !covers(n, k.held, was) {
+		r.widen()
+	}
+}
+
+// needed is what reservations need of what is free now: the most that is lacking
+// at any of their times after those that end before have given back theirs.
+func (r *run) needed(k *kept) (out amount) {
+	n := k.node
 	releases := r.agenda(n)
 	for i := 0; i < len(k.reserved); i++ {
 		if i+1 < len(k.reserved) && k.reserved[i+1].at.Equal(k.reserved[i].at) {
@@ -81,11 +94,7 @@ func (r *run) rehold(k *kept) {
 		}
 		out = out.most(left)
 	}
-	k.held = out.within(n)
-	r.move(n, func() { n.subtract(k.held) })
-	if !covers(n, k.held, was) {
-		r.widen()
-	}
+	return out
 }
 
 // covers reports whether a grant has all that another one has.
@@ -101,19 +110,24 @@ func (r *run) widen() {
 	clear(r.barrens)
 }
 
-// move changes what is free of a machine.
+// move changes what is free of a machine. It is taken out of the tree and put
+// back only if it belongs elsewhere then.
 func (r *run) move(n *node, change func()) {
 	r.touch(n)
-	planted := n.leaf.size > 0
-	if planted {
-		n.kind.tree.remove(&n.leaf)
-	}
+	was := n.has
+	r.gpus = append(r.gpus[:0], n.gpus...)
 	change()
 	n.sum()
-	if planted {
-		n.kind.tree.insert(&n.leaf)
-		r.snapshot.regroup(n)
+	if n.leaf.size == 0 || n.has == was && slices.Equal(n.gpus, r.gpus) {
+		return
 	}
+	if now := n.has; now != was {
+		n.has, n.free = was, was.Capacity
+		n.kind.tree.remove(&n.leaf)
+		n.has, n.free = now, now.Capacity
+		n.kind.tree.insert(&n.leaf)
+	}
+	r.snapshot.regroup(n)
 }
 
 // touch notes that a machine is other than what was noted of it for the plan.
@@ -241,7 +255,7 @@ func (r *run) agenda(n *node) []release {
 		return n.agenda
 	}
 	n.agendaOK, n.agendaFor = true, r.policy.AssumeRun
-	n.agenda, n.devicesFree = slices.Grow(n.agenda[:0], len(r.snapshot.on[n.ID])), n.devicesFree[:0]
+	n.agenda, n.devicesFree = slices.Grow(n.agenda[:0], len(n.on.list)), n.devicesFree[:0]
 	add := func(h *holder) {
 		at, ok := r.ends(h)
 		if !ok {
@@ -253,8 +267,8 @@ func (r *run) agenda(n *node) []release {
 			}
 		}
 	}
-	for _, h := range r.snapshot.on[n.ID] {
-		add(h)
+	for i := range n.on.list {
+		add(n.on.list[i].holder)
 	}
 	for _, h := range r.fresh[n] {
 		add(h)

@@ -2,6 +2,7 @@ package placement_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -163,4 +164,98 @@ func TestTheRestOfTheQueueChangesNothing(t *testing.T) {
 			c.pass()
 		}
 	})
+}
+
+// TestKeptPlansAreFreshPlansOfOtherTenants: so it is when rows of tenants come and
+// go and the order of the queue changes, whatever holds room or waits meanwhile.
+func TestKeptPlansAreFreshPlansOfOtherTenants(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		c := drawCluster(t)
+		all := slices.Clone(c.tenants)
+		c.load()
+		for range rapid.IntRange(1, 12).Draw(t, "plans") {
+			switch i := rapid.IntRange(0, len(all)-1).Draw(t, "tenant"); rapid.IntRange(0, 3).Draw(t, "change") {
+			case 0:
+				c.s.RemoveTenant(all[i].ID)
+				c.tenants = slices.DeleteFunc(slices.Clone(c.tenants), func(x placement.Tenant) bool { return x.ID == all[i].ID })
+				if len(c.tenants) == 0 {
+					c.tenants = slices.Clone(all[i : i+1])
+					c.s.UpsertTenant(all[i])
+				}
+			case 1:
+				c.s.UpsertTenant(all[i])
+				if !slices.ContainsFunc(c.tenants, func(x placement.Tenant) bool { return x.ID == all[i].ID }) {
+					c.tenants = append(slices.Clone(c.tenants), all[i])
+				}
+			case 2:
+				c.planner.Policy.Order = rapid.SampledFrom([]placement.Order{placement.Fair, placement.Priority, placement.FIFO, placement.SRSF}).Draw(t, "new order")
+			}
+			kept := c.s
+			p := c.planner.Plan(kept, c.now)
+			c.load()
+			if diff := cmp.Diff(c.planner.Plan(c.s, c.now), p); diff != "" {
+				t.Fatalf("the plan differs (-fresh +kept):\n%s", diff)
+			}
+			c.s = kept
+			c.enact(p)
+			c.pass()
+		}
+	})
+}
+
+// TestHoldersAreKnownWhateverComesFirst: what a machine gives back is the same
+// whether its row came before those of the jobs on it, after them, or again.
+func TestHoldersAreKnownWhateverComesFirst(t *testing.T) {
+	t.Parallel()
+	now := epoch.Add(time.Hour)
+	m := placement.Machine{
+		ID: "m", Epoch: 1, State: berth.MachineReady, Total: berth.Capacity{CPUMilli: 4000, MemoryMiB: 4096},
+		Used: berth.Capacity{CPUMilli: 4000, MemoryMiB: 4096},
+	}
+	run := placement.Running{
+		Job: "r", Tenant: "t", Attempt: 1, StartedAt: now, TimeLimit: 90 * time.Minute,
+		Ranks: []berth.Grant{{Machine: "m", Epoch: 1, Capacity: m.Used}},
+	}
+	empty := m
+	empty.Used = berth.Capacity{}
+	for name, load := range map[string]func(*placement.Snapshot){
+		"machine first": func(s *placement.Snapshot) { s.UpsertMachine(m); s.UpsertRunning(run) },
+		"holder first":  func(s *placement.Snapshot) { s.UpsertRunning(run); s.UpsertMachine(m) },
+		"machine again": func(s *placement.Snapshot) {
+			s.UpsertMachine(m)
+			s.UpsertRunning(run)
+			s.RemoveMachine("m")
+			s.UpsertMachine(m)
+		},
+		"holder again": func(s *placement.Snapshot) {
+			s.UpsertMachine(m)
+			s.UpsertRunning(run)
+			s.RemoveRunning("r")
+			s.UpsertRunning(run)
+		},
+		"both again": func(s *placement.Snapshot) {
+			s.UpsertMachine(m)
+			s.UpsertRunning(run)
+			s.RemoveMachine("m")
+			s.RemoveRunning("r")
+			s.UpsertMachine(empty)
+			s.UpsertRunning(run)
+			s.UpsertMachine(m)
+		},
+	} {
+		s := placement.NewSnapshot()
+		s.DefineClass("c", berth.Request{CPUMilli: 1000, MemoryMiB: 1024, Members: 1, Execution: berth.AtLeastOnce})
+		load(s)
+		j := job(1, "c", 500)
+		s.UpsertJob(j)
+		planner := placement.Planner{Estimate: true, Policy: placement.Policy{Backfill: 1}}
+		for range 2 {
+			p := planner.Plan(s, now)
+			want := []placement.Estimate{{Job: j.ID, Position: 1, Start: now.Add(90 * time.Minute), Reserved: true}}
+			if diff := cmp.Diff(want, p.Estimates); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", name, diff)
+			}
+		}
+	}
 }

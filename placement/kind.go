@@ -1,9 +1,9 @@
 package placement
 
 import (
+	"encoding/binary"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 
 	"berth"
@@ -39,22 +39,21 @@ func (p *profile) merge(o profile) bool {
 		p.allLabels != was.allLabels || p.network != was.network || len(p.labels) != labels
 }
 
-// key spells out what machines of one kind have in common.
-func (p *profile) key(m *Machine) string {
-	var b strings.Builder
+// key spells out, after what is in b, what machines of one kind have in common.
+// The variants are those of the machine.
+func (p *profile) key(b []byte, m *Machine, variants []variant) []byte {
 	field := func(s string) {
-		b.WriteString(strconv.Quote(s))
-		b.WriteByte(' ')
+		b = binary.AppendUvarint(b, uint64(len(s)))
+		b = append(b, s...)
 	}
-	number := func(n int64) {
-		b.WriteString(strconv.FormatInt(n, 10))
-		b.WriteByte(' ')
-	}
+	number := func(n int64) { b = binary.AppendVarint(b, n) }
 	field(m.Pool)
 	field(m.Region)
 	field(m.Site)
 	if m.Fences {
-		field("fences")
+		number(1)
+	} else {
+		number(0)
 	}
 	if p.network {
 		field(m.Network)
@@ -71,19 +70,22 @@ func (p *profile) key(m *Machine) string {
 	keys := p.labels
 	if p.allLabels {
 		keys = slices.Sorted(maps.Keys(m.Labels))
+		number(int64(len(keys)))
 	}
-	for _, k := range keys {
+	for i, k := range keys {
 		if v, ok := m.Labels[k]; ok {
+			number(int64(i))
 			field(k)
 			field(v)
 		}
 	}
-	for _, v := range p.variants(m) {
+	number(-1)
+	for _, v := range variants {
 		field(v.model)
 		number(v.memory)
 		number(int64(v.index))
 	}
-	return b.String()
+	return b
 }
 
 // variant is a sort of device within a kind. index is -1 unless some class
@@ -102,13 +104,17 @@ func (p *profile) variant(d Device) variant {
 	return v
 }
 
-// variants lists the sorts of devices of a machine, smallest memory first.
-func (p *profile) variants(m *Machine) []variant {
-	var list []variant
+// variants lists the sorts of devices of a machine, smallest memory first, into
+// list's memory.
+func (p *profile) variants(list []variant, m *Machine) []variant {
+	list = list[:0]
 	for _, d := range m.GPUs {
 		if v := p.variant(d); !slices.Contains(list, v) {
 			list = append(list, v)
 		}
+	}
+	if len(list) < 2 {
+		return list
 	}
 	slices.SortFunc(list, func(a, b variant) int {
 		switch {
@@ -124,7 +130,6 @@ func (p *profile) variants(m *Machine) []variant {
 
 // kind is a set of machines that no class can tell apart but by their room.
 type kind struct {
-	key      string
 	number   int      // of all there ever were in the snapshot
 	sample   *Machine // any one of them: what the classes look at is the same
 	variants []variant
@@ -139,8 +144,8 @@ type kind struct {
 // hasDevices reports whether the machines have any.
 func (k *kind) hasDevices() bool { return len(k.variants) > 0 }
 
-func newKind(key string, sample *Machine, variants []variant) *kind {
-	return &kind{key: key, sample: sample, variants: variants, tree: tree[*node]{
+func newKind(sample *Machine, variants []variant) *kind {
+	return &kind{sample: sample, variants: variants, tree: tree[*node]{
 		compare: compareNodes,
 		gather: func(at, left, right *leaf[*node]) {
 			n := at.item

@@ -38,24 +38,24 @@ func (s *Snapshot) Tenant(id berth.TenantID) (Tenant, bool) {
 // The machines' rows must say the same of what is in use.
 func (s *Snapshot) UpsertRunning(r Running) {
 	s.RemoveRunning(r.Job)
-	h := &holder{Running: r}
+	h := &holder{Running: r, tally: s.tally(r.Tenant)}
 	for _, g := range r.Ranks {
 		h.capacity = h.capacity.Add(g.Capacity)
 		if !slices.Contains(h.machines, g.Machine) {
 			h.machines = append(h.machines, g.Machine)
-			s.on[g.Machine] = append(s.on[g.Machine], h)
-			s.rehung(g.Machine)
 		}
+	}
+	for _, m := range h.machines {
+		on := s.stintsOn(m)
+		on.list = append(on.list, h.stint(m))
+		s.rehung(m)
 	}
 	s.running[r.Job] = h
 	s.sibling(r.Parent, 1)
 	if h.Stopping {
 		s.stopping[r.Job] = h
 	}
-	if !s.unsorted {
-		h.account = s.account(r.Tenant)
-		h.account.hold(h.capacity, h.Preemptible, 1)
-	}
+	s.hold(h.tally, h.capacity, h.Preemptible, 1)
 }
 
 // RemoveRunning takes out a job that holds room no more. An unknown one is no
@@ -69,15 +69,14 @@ func (s *Snapshot) RemoveRunning(id berth.JobID) {
 	s.sibling(h.Parent, -1)
 	delete(s.stopping, id)
 	for _, m := range h.machines {
-		list := slices.DeleteFunc(s.on[m], func(o *holder) bool { return o == h })
-		if s.on[m] = list; len(list) == 0 {
+		on := s.on[m]
+		on.list = slices.DeleteFunc(on.list, func(x stint) bool { return x.holder == h })
+		if len(on.list) == 0 && s.nodes[m] == nil {
 			delete(s.on, m)
 		}
 		s.rehung(m)
 	}
-	if !s.unsorted {
-		h.account.hold(h.capacity, h.Preemptible, -1)
-	}
+	s.hold(h.tally, h.capacity, h.Preemptible, -1)
 }
 
 // rehung notes that others hold room of a machine.
@@ -108,7 +107,7 @@ func (s *Snapshot) SetEarmarks(list []Earmark) { s.earmarks = slices.Clone(list)
 
 // holder is a running job in the snapshot.
 type holder struct {
-	account  *account // once the snapshot is sorted
+	tally    *tally
 	capacity berth.Capacity
 	told     int // the plan that told it to stop
 	machines []berth.MachineID
@@ -140,8 +139,14 @@ func (h *holder) lost(now time.Time) time.Duration {
 	if h.Checkpoint.After(since) {
 		since = h.Checkpoint
 	}
-	ran := min(max(0, now.Sub(since)), maxLost)
-	return time.Duration(min(float64(ran+h.RestartCost)*gpusOf(h.capacity), float64(maxLost)))
+	return lost(now.Sub(since), h.RestartCost, gpusOf(h.capacity))
+}
+
+// lost is the work of so many GPUs that have run for that long, and their
+// restart.
+func lost(ran, restart time.Duration, gpus float64) time.Duration {
+	ran = min(max(0, ran), maxLost)
+	return time.Duration(min(float64(ran+restart)*gpus, float64(maxLost)))
 }
 
 // maxLost bounds what is counted as lost.

@@ -1,6 +1,9 @@
 package placement
 
-import "container/heap"
+import (
+	"container/heap"
+	"time"
+)
 
 // spots is a heap of lines by the next job of each.
 type spots []*line
@@ -19,7 +22,7 @@ func (h *spots) Pop() any {
 
 // open readies a seat's jobs for the plan.
 func (r *run) open(x *seat) {
-	x.lines.begin(&x.account.ready)
+	x.lines = x.account.order
 	r.fetch(x)
 }
 
@@ -31,27 +34,49 @@ func (r *run) fetch(x *seat) {
 			x.begun[0].over = true
 			heap.Pop(&x.begun)
 		}
-		l, ok := x.lines.at()
-		if !ok {
+		r.pass(x)
+		if len(x.lines) == 0 {
 			break
 		}
-		if r.skips(x, l.class) {
-			x.lines.next() // and stays so for the rest of the plan
-			r.skipped++
-			continue
-		}
+		l := x.lines[0].line
 		if len(x.begun) > 0 {
 			if compareEntries(x.begun[0].at, l.head) < 0 {
 				break
 			}
 		}
-		x.lines.next()
+		x.lines = x.lines[1:]
 		if r.enter(x, l) {
 			heap.Push(&x.begun, l)
 		}
 	}
 	x.lead()
 }
+
+// pass goes past the lines whose jobs are passed over, which stays so for the
+// rest of the plan.
+func (r *run) pass(x *seat) {
+	if r.shows(x) {
+		return
+	}
+	i, classes := 0, r.snapshot.numbered
+	for i < len(x.lines) {
+		if n := x.lines[i].class(); !r.bygone.has(n) && !r.closed(classes[n]) {
+			break
+		}
+		i++
+	}
+	x.lines = x.lines[i:]
+	r.skipped += i
+}
+
+// classSet has classes, by their numbers.
+type classSet []uint64
+
+func newClassSet(s *Snapshot) classSet { return make(classSet, (len(s.numbered)+63)/64) }
+
+func (s classSet) has(number int) bool { return s[number>>6]>>(number&63)&1 != 0 }
+
+func (s classSet) put(number int) { s[number>>6] |= 1 << (number & 63) }
 
 // lead makes the first job of the lines begun that of the seat.
 func (x *seat) lead() {
@@ -112,7 +137,7 @@ func (r *run) useless(e *entry) bool {
 	if c.closed != r.number || r.heads < r.policy.Backfill || r.claims > 0 || r.marks[e.ID] != nil {
 		return false
 	}
-	return e.TimeLimit <= 0 || r.tooLong(e)
+	return e.limit <= 0 || r.tooLong(c, e.limit)
 }
 
 // closed reports whether no job of the class is worth a look in this plan.
@@ -123,8 +148,9 @@ func (r *run) closed(c *class) bool {
 	if c.closed != r.number || c.marked == r.number && r.unmet > 0 || r.heads < r.policy.Backfill || r.claims > 0 {
 		return false
 	}
-	if len(c.limits.entries) == 0 || r.tooLong(c.limits.entries[0]) || r.fruitless(c) {
+	if len(c.limits.list) == 0 || r.tooLong(c, c.limits.list[0].at) || r.fruitless(c) {
 		c.shut = r.number
+		r.bygone.put(c.number)
 		return true
 	}
 	return false
@@ -137,7 +163,7 @@ func (r *run) fruitless(c *class) bool {
 		return false
 	}
 	c.probed = r.number
-	r.end = r.now.Add(c.limits.entries[0].TimeLimit)
+	r.end = r.now.Add(c.limits.list[0].at)
 	if _, ok := r.brief(&search{class: c}); ok {
 		return false
 	}
@@ -145,11 +171,11 @@ func (r *run) fruitless(c *class) bool {
 	return true
 }
 
-// tooLong reports whether a job cannot be over before room that is held for
-// others is needed, or no earlier than one of its class that had no place.
-func (r *run) tooLong(e *entry) bool {
-	end := r.now.Add(e.TimeLimit)
-	c := e.class
+// tooLong reports whether a job of the class that may run for so long cannot be
+// over before room that is held for others is needed, or no earlier than one of
+// its class that had no place.
+func (r *run) tooLong(c *class, limit time.Duration) bool {
+	end := r.now.Add(limit)
 	return end.After(r.longest) || c.closed == r.number && !c.shorter.IsZero() && !end.Before(c.shorter)
 }
 
@@ -185,7 +211,7 @@ func (r *run) holdsUp(x *seat, e *entry) bool {
 
 // quit drops all that is left of the seat.
 func (r *run) quit(x *seat) {
-	x.begun, x.lines = nil, cursor[*line]{}
+	x.begun, x.lines = nil, nil
 	x.lead()
 	r.settle(x)
 }

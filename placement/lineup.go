@@ -1,81 +1,125 @@
 package placement
 
 import (
-	"cmp"
 	"container/heap"
 	"slices"
-	"time"
 )
 
+// arrival is a job that is put in line together with many others, with all that
+// says where.
+type arrival struct {
+	stand
+	account int32
+	entry   *entry
+}
+
 // line puts all jobs that may start into lines, where there are none. That many
-// at once are sorted faster than put in one by one: class by class, and where
-// many are compared by what they are compared by, told together.
+// at once are sorted faster than put in one by one: they are dealt out by class
+// and then by account, so that each line's jobs come one after the other, without
+// a look at any but the one that is dealt.
 func (s *Snapshot) line() {
-	first := make(map[*class]*leaf[*entry], len(s.classes)) // a list, linked to the right
-	for _, e := range s.jobs {
+	list := make([]arrival, 0, len(s.waiting))
+	for _, e := range s.waiting {
 		e.line = nil
 		e.rate(&s.policy, s.edge)
 		if !e.ready {
 			continue
 		}
-		e.leaf.right, first[e.class] = first[e.class], &e.leaf
 		e.class.ready++
-		if e.TimeLimit > 0 {
+		if e.limit > 0 {
 			e.class.limits.append(e)
 		}
+		list = append(list, arrival{standOf(e), int32(e.tally.account.index), e})
 	}
-	begun := make([][]*line, 1+len(s.accounts)) // by account.index
+	spare := make([]arrival, len(list))
+	deal(list, spare, len(s.numbered), func(x *arrival) int { return x.class() })
+	deal(spare, list, 1+len(s.accounts), func(x *arrival) int { return int(x.account) })
+
 	var pool lines
-	for _, c := range s.roster {
-		s.lineClass(c, first[c], &pool, begun)
+	counts := make([]int, len(s.numbered)) // of lines, by class
+	for len(list) > 0 {
+		i := 1
+		for i < len(list) && list[i].account == list[0].account {
+			i++
+		}
+		s.lineAccount(list[:i], &pool, counts)
+		list = list[i:]
 	}
-	var keys []lineKey
-	var sorted []*leaf[*line]
-	for _, list := range begun {
-		if len(list) == 0 {
-			continue
-		}
-		a := list[0].account
-		a.lines = make(map[*class]*line, len(list))
-		keys = keys[:0]
-		for _, l := range list {
-			a.lines[l.class] = l
-			keys = append(keys, keyOf(l))
-		}
-		slices.SortFunc(keys, compareKeys)
-		sorted = sorted[:0]
-		for i := range keys {
-			sorted = append(sorted, &keys[i].line.leaf)
-		}
-		a.ready.plant(sorted)
+	s.listByClass(counts)
+	for _, c := range s.numbered {
+		heap.Init(&c.limits)
 	}
 }
 
-// lineClass makes the lines of one class and lists them by their accounts.
-func (s *Snapshot) lineClass(c *class, list *leaf[*entry], pool *lines, begun [][]*line) {
-	heap.Init(&c.limits)
-	for x := list; x != nil; {
-		e, next := x.item, x.right
-		a := s.account(e.Tenant)
-		var l *line
-		if mine := begun[a.index]; len(mine) > 0 && mine[len(mine)-1].class == c {
-			l = mine[len(mine)-1]
-		} else {
-			l = a.newLine(pool.next(), c)
-			begun[a.index] = append(mine, l)
-		}
-		x.right, l.jobs.root = l.jobs.root, x
-		e.line = l
-		x = next
+// deal sorts by a small number, and leaves in their order those of which it is
+// the same.
+func deal(from, to []arrival, numbers int, number func(*arrival) int) {
+	at := make([]int, numbers+1)
+	for i := range from {
+		at[number(&from[i])+1]++
 	}
-	var jobs []*leaf[*entry]
-	for _, l := range c.lines {
-		jobs = jobs[:0]
-		for x := l.jobs.root; x != nil; x = x.right {
-			jobs = append(jobs, x)
+	for i := range numbers {
+		at[i+1] += at[i]
+	}
+	for i := range from {
+		n := number(&from[i])
+		to[at[n]] = from[i]
+		at[n]++
+	}
+}
+
+// lineAccount makes the lines of one account, of its jobs by class.
+func (s *Snapshot) lineAccount(list []arrival, pool *lines, counts []int) {
+	a, n := list[0].entry.tally.account, 1
+	for i := 1; i < len(list); i++ {
+		if list[i].class() != list[i-1].class() {
+			n++
 		}
+	}
+	a.lines, a.order = make([]lineOf, 0, n), make([]stand, 0, n)
+	var jobs []*leaf[*entry]
+	for len(list) > 0 {
+		first, number, l := list[0].stand, list[0].class(), pool.next()
+		jobs = jobs[:0]
+		i := 0
+		for ; i < len(list) && list[i].class() == number; i++ {
+			list[i].entry.line = l
+			jobs = append(jobs, &list[i].entry.leaf)
+		}
+		l.account, l.class, l.jobs.compare = a, s.numbered[number], compareEntries
 		l.jobs.build(jobs)
-		l.head, _ = l.jobs.first()
+		if l.head = list[0].entry; i > 1 {
+			l.head, _ = l.jobs.first()
+			first = standOf(l.head)
+		}
+		first.line = l
+		a.lines, a.order = append(a.lines, lineOf{int32(number), l}), append(a.order, first)
+		counts[number]++
+		list = list[i:]
+	}
+	slices.SortFunc(a.order, compareStands)
+}
+
+// listByClass lists the lines of each class, of which there are so many.
+func (s *Snapshot) listByClass(counts []int) {
+	sum := 0
+	for _, n := range counts {
+		sum += n
+	}
+	room := make([]*line, sum)
+	for i, c := range s.numbered {
+		c.lines, room = room[:0:counts[i]], room[counts[i]:]
+	}
+	each := func(a *account) {
+		for _, x := range a.lines {
+			c := x.line.class
+			x.line.number = int32(len(c.lines))
+			c.lines = append(c.lines, x.line)
+		}
+	}
+	each(s.shared)
+	for _, a := range s.accounts {
+		each(a)
 	}
 }
 
@@ -89,31 +133,4 @@ func (p *lines) next() *line {
 	l := &(*p)[0]
 	*p = (*p)[1:]
 	return l
-}
-
-// lineKey is what a line is sorted by.
-type lineKey struct {
-	line    *line
-	band    int
-	overdue bool
-	rank    float64
-	since   time.Duration // from the origin of ages until the first job came
-}
-
-func keyOf(l *line) lineKey {
-	e := l.head
-	return lineKey{l, e.band, e.overdue, e.rank, e.SubmittedAt.Sub(origin)}
-}
-
-// compareKeys is compareEntries of their first jobs.
-func compareKeys(a, b lineKey) int {
-	if a.band == b.band && a.overdue == b.overdue {
-		if c := cmp.Compare(a.rank, b.rank); c != 0 && !a.overdue {
-			return c
-		}
-		if c := cmp.Compare(a.since, b.since); c != 0 {
-			return c
-		}
-	}
-	return compareEntries(a.line.head, b.line.head)
 }

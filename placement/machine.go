@@ -59,12 +59,15 @@ type node struct {
 
 	assumed []berth.Grant // of decisions under way
 	free    berth.Capacity
+	touched int // by the plan with that number
+	lure    lure
 	gpus    []int64 // free milli of each device; sick if it is not healthy
 	has     room
 
 	leaf leaf[*node]
 	most room // over its subtree
 
+	on          *stints       // who holds room of it
 	kept        *kept         // in a plan
 	leavings    []berth.Grant // likewise, see run.leavings
 	agenda      []release     // see run.agenda
@@ -72,10 +75,8 @@ type node struct {
 	agendaFor   time.Duration
 	agendaOK    bool
 	bait        bait
-	lure        lure
 	prey        *prey // in the list of its kind
 	view        *view // likewise
-	touched     int   // by the plan with that number
 	listed      *kind // whose list it is in, at place
 	place       int
 	stale       bool // in the list of those

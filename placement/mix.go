@@ -3,7 +3,6 @@ package placement
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 
@@ -44,6 +43,13 @@ type Mix struct {
 type ask struct {
 	class *class
 	count float64
+	rest  string // equal for shapes that ask for the same but of CPU, memory and shares
+}
+
+// named is a shape with its name.
+type named struct {
+	shape string
+	*ask
 }
 
 // part is a shape's part of the mix.
@@ -87,10 +93,16 @@ func shapeOf(r berth.Request) berth.Request {
 	}
 }
 
+// restOf names a shape by all that grains leave as it is.
+func restOf(r berth.Request) string {
+	r.CPUMilli, r.MemoryMiB, r.GPUMilli = 0, 0, 0
+	return r.Class()
+}
+
 func (m *Mix) add(key string, shape berth.Request, count float64) {
 	a := m.shapes[key]
 	if a == nil {
-		a = &ask{class: newClass("", shape)}
+		a = &ask{class: newClass("", shape), rest: restOf(shape)}
 		m.shapes[key] = a
 	}
 	a.count += count
@@ -115,17 +127,29 @@ func (m *Mix) observe(c *class) {
 	}
 	if len(m.shapes) > maxKept {
 		for _, s := range ranked(m.shapes)[maxKept/2:] {
-			delete(m.shapes, s)
+			delete(m.shapes, s.shape)
 		}
 	}
 }
 
 // ranked lists shapes, the most frequent first.
-func ranked(shapes map[string]*ask) []string {
-	return slices.SortedFunc(maps.Keys(shapes), func(a, b string) int {
-		return cmp.Or(cmp.Compare(shapes[b].count, shapes[a].count), cmp.Compare(a, b))
-	})
+func ranked(shapes map[string]*ask) []named {
+	list := make([]named, 0, len(shapes))
+	for s, a := range shapes {
+		list = append(list, named{s, a})
+	}
+	slices.SortFunc(list, compareNamed)
+	return list
 }
+
+func compareNamed(a, b named) int {
+	if a.count != b.count {
+		return cmp.Compare(b.count, a.count)
+	}
+	return cmp.Compare(a.shape, b.shape)
+}
+
+func byName(a, b named) int { return cmp.Compare(a.shape, b.shape) }
 
 // grains are how coarsely shapes are told, from fine to coarse, where there are
 // too many: CPU and memory by so many steps to each doubling, shares of a GPU by
@@ -139,32 +163,53 @@ var grains = []struct {
 // with those that are alike taken together until they are few enough. Were they
 // left out instead, a mix of nothing but rare shapes would be known by whichever
 // are left.
-func (m *Mix) told() map[string]*ask {
-	told := m.shapes
-	if len(told) <= maxShapes {
-		return told
-	}
+func (m *Mix) told() []named {
 	list := ranked(m.shapes)
-	rare := slices.Sorted(slices.Values(list[maxShapes/2:])) // sums come out the same
-	for i := 0; len(told) > maxShapes && i < len(grains); i++ {
-		told = map[string]*ask{}
-		for _, s := range list[:maxShapes/2] {
-			told[s] = m.shapes[s]
-		}
-		for _, s := range rare {
-			a, r := m.shapes[s], m.shapes[s].class.request
-			r.CPUMilli, r.MemoryMiB = stepped(r.CPUMilli, grains[i].steps), stepped(r.MemoryMiB, grains[i].steps)
-			if by := grains[i].milli; r.GPUs > 0 && r.GPUMilli < whole {
-				r.GPUMilli = min(whole, max(by, (r.GPUMilli+by/2)/by*by))
-			}
-			key := "about " + r.Class()
-			if told[key] == nil {
-				told[key] = &ask{class: newClass("", r)}
-			}
-			told[key].count += a.count
-		}
+	if len(list) <= maxShapes {
+		return list
 	}
+	often, rare := list[:maxShapes/2:maxShapes/2], list[maxShapes/2:]
+	slices.SortFunc(rare, byName) // sums come out the same
+	var alike []bunch
+	for i := 0; i == 0 || len(often)+len(alike) > maxShapes && i < len(grains); i++ {
+		alike = bunches(rare, i)
+	}
+	told := often
+	for _, x := range alike {
+		told = append(told, named{"about " + x.request.Class(), &ask{class: newClass("", x.request), count: x.count}})
+	}
+	slices.SortFunc(told, compareNamed)
 	return told
+}
+
+// bunch is shapes that are taken together.
+type bunch struct {
+	request berth.Request
+	count   float64
+}
+
+// bunches takes those together that are alike by a grain.
+func bunches(shapes []named, grain int) (list []bunch) {
+	type about struct {
+		cpu, memory, milli int64
+		rest               string
+	}
+	at := map[about]int{}
+	for _, s := range shapes {
+		r := s.class.request
+		r.CPUMilli, r.MemoryMiB = stepped(r.CPUMilli, grains[grain].steps), stepped(r.MemoryMiB, grains[grain].steps)
+		if by := grains[grain].milli; r.GPUs > 0 && r.GPUMilli < whole {
+			r.GPUMilli = min(whole, max(by, (r.GPUMilli+by/2)/by*by))
+		}
+		key := about{r.CPUMilli, r.MemoryMiB, r.GPUMilli, s.rest}
+		i, ok := at[key]
+		if !ok {
+			i = len(list)
+			at[key], list = i, append(list, bunch{request: r})
+		}
+		list[i].count += s.count
+	}
+	return list
 }
 
 // stepped rounds an amount to one of so many steps to each doubling.
@@ -186,16 +231,15 @@ func (m *Mix) refresh() bool {
 	}
 	m.since = 0
 	told := m.told()
-	list := ranked(told)
-	list = list[:min(len(list), maxShapes)]
-	slices.Sort(list) // sums come out the same however the counts rank
+	list := told[:min(len(told), maxShapes)]
+	slices.SortFunc(list, byName) // sums come out the same however the counts rank
 	sum := 0.0
 	for _, s := range list {
-		sum += told[s].count
+		sum += s.count
 	}
 	estimate := make([]part, 0, len(list))
 	for _, s := range list {
-		estimate = append(estimate, part{s, told[s].class, told[s].count / sum})
+		estimate = append(estimate, part{s.shape, s.class, s.count / sum})
 	}
 	if m.estimate == nil || moved(m.estimate, estimate) > news {
 		m.estimate = estimate

@@ -96,7 +96,7 @@ func (r *run) narrow() {
 		if r.stays(x) && !slices.Contains(x.rest, x.latest) {
 			x.rest = append(x.rest, x.latest)
 		}
-		x.begun, x.rest, x.lines = x.rest, nil, cursor[*line]{}
+		x.begun, x.rest, x.lines = x.rest, nil, nil
 		heap.Init(&x.begun)
 		x.lead()
 	})
@@ -136,10 +136,10 @@ func (r *run) dead(c *class) bool {
 	if c.marked == r.number && r.unmet > 0 {
 		return false
 	}
-	if len(c.limits.entries) == 0 || r.tooLong(c.limits.entries[0]) {
+	if len(c.limits.list) == 0 || r.tooLong(c, c.limits.list[0].at) {
 		return true
 	}
-	r.end = r.now.Add(c.limits.entries[0].TimeLimit)
+	r.end = r.now.Add(c.limits.list[0].at)
 	_, ok := r.brief(&search{class: c})
 	return !ok
 }
@@ -147,8 +147,8 @@ func (r *run) dead(c *class) bool {
 // shut closes a class of which no job has a place.
 func (r *run) shut(c *class) {
 	var end time.Time
-	if len(c.limits.entries) > 0 {
-		end = r.now.Add(c.limits.entries[0].TimeLimit)
+	if len(c.limits.list) > 0 {
+		end = r.now.Add(c.limits.list[0].at)
 	}
 	c.close(r.number, end)
 }
@@ -201,11 +201,14 @@ func (c *class) liken() {
 func (s *Snapshot) enroll(c *class) {
 	i, _ := slices.BinarySearchFunc(s.roster, c, compareClasses)
 	s.roster = slices.Insert(s.roster, i, c)
+	c.number = len(s.numbered)
+	s.numbered = append(s.numbered, c)
 }
 
-// dismiss takes it off the list.
+// dismiss takes the class enrolled last off the list.
 func (s *Snapshot) dismiss(c *class) {
 	s.roster = slices.DeleteFunc(s.roster, func(o *class) bool { return o == c })
+	s.numbered = s.numbered[:c.number]
 }
 
 func compareClasses(a, b *class) int {

@@ -24,13 +24,13 @@ type seat struct {
 	past  amounts // use that still counts, as if it were held
 	share float64 // dominant, over weight, with half of the next job
 
-	lines  cursor[*line] // those not begun
-	begun  spots         // a heap of those begun
-	rest   spots         // those that narrow leaves
-	latest *line         // that first came from
-	first  *entry        // next of the seat's jobs; nil: none left
-	tried  bool          // a job of it had no room or was barred already
-	within bool          // with it the account holds no more than its guarantee
+	lines  []stand // those not begun
+	begun  spots   // a heap of those begun
+	rest   spots   // those that narrow leaves
+	latest *line   // that first came from
+	first  *entry  // next of the seat's jobs; nil: none left
+	tried  bool    // a job of it had no room or was barred already
+	within bool    // with it the account holds no more than its guarantee
 
 	part     float64 // of the cluster, by weight among those that hold something or wait
 	pressing bool    // the next job is overdue, and the account holds less than its part
@@ -105,7 +105,7 @@ func (r *run) comparesSeats(a, b *seat) int {
 	x, y := a.first, b.first
 	if r.policy.Order == Fair {
 		if x.band != y.band {
-			return y.band - x.band
+			return int(y.band) - int(x.band)
 		}
 		if a.within != b.within {
 			if a.within {
@@ -135,7 +135,7 @@ func (r *run) comparesSeats(a, b *seat) int {
 }
 
 func (r *run) stalled(e *entry) time.Duration {
-	return r.snapshot.account(e.Tenant).stalledFor(r.now)
+	return e.tally.account.stalledFor(r.now)
 }
 
 // seat makes the seats of accounts and puts those with jobs into the heap.

@@ -112,11 +112,7 @@ func (p Planner) WhyNew(s *Snapshot, j Job, request berth.Request, now time.Time
 		s.enroll(c)
 		defer s.dismiss(c)
 	}
-	e := &entry{Job: j, class: c}
-	e.leaf.item, e.leaf.weight = e, weightOf(string(j.ID))
-	e.rate(&s.policy, s.edge)
-	s.jobs[j.ID] = e
-	s.enqueue(e)
+	s.tell(s.admit(j.ID), j, c)
 	defer s.RemoveJob(j.ID)
 	w, _ := p.Why(s, j.ID, now)
 	return w

@@ -106,8 +106,9 @@ type run struct {
 	policy   Policy
 	snapshot *Snapshot
 	now      time.Time
-	number   int // of the plan
-	epoch    int // in which room only gets less
+	clock    time.Duration // now, from the origin of ages
+	number   int           // of the plan
+	epoch    int           // in which room only gets less
 	plan     Plan
 	last     map[*class]choice // where the class's latest job went, of all machines
 	taken    []taken
@@ -126,6 +127,7 @@ type run struct {
 	guarantees bool                  // to some account something is guaranteed
 	narrowed   bool                  // see narrow
 	skipped    int                   // lines passed over since
+	bygone     classSet              // classes of which no job is worth a look any more
 	barrens    map[likeness][]*class // in this epoch, see barren
 
 	wants  []berth.DataKey // of the job that is being placed
@@ -156,6 +158,9 @@ type run struct {
 	found      []prospect                // buffers of claims
 	passed     []int
 	ranks      []standing
+	levels     []level // buffers
+	leaving    []uint64
+	gpus       []int64
 	picked     []victim
 	best       []victim
 	touched    []*node
@@ -169,10 +174,10 @@ func (p Planner) begin(s *Snapshot, now time.Time) *run {
 	s.sort(p.Policy, now)
 	s.plans++
 	r := &run{
-		planner: p, policy: p.Policy, snapshot: s, now: now, number: s.plans, epoch: s.plans,
+		planner: p, policy: p.Policy, snapshot: s, now: now, clock: sinceOrigin(now), number: s.plans, epoch: s.plans,
 		last: map[*class]choice{}, owned: amountsOf(s.owned), seats: make([]*seat, 1+len(s.accounts)), sits: make([]*seat, 1+len(s.accounts)),
-		barrens: map[likeness][]*class{},
-		fresh:   map[*node][]*holder{}, claims: maxClaims, promises: map[berth.JobID][]Earmark{},
+		barrens: map[likeness][]*class{}, bygone: newClassSet(s),
+		fresh: map[*node][]*holder{}, claims: maxClaims, promises: map[berth.JobID][]Earmark{},
 		reservedAt: map[berth.JobID]time.Time{}, soon: map[berth.JobID]bool{}, hopes: map[berth.JobID]time.Time{},
 	}
 	for _, a := range s.accounts {

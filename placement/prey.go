@@ -12,11 +12,11 @@ import (
 // outlasts the plan, so that a claim looks at few machines closely; it makes
 // plans faster and never different.
 type lure struct {
+	levels      []level // by band
+	tenants     tenantSet
 	known       bool
 	by          lureRule
-	from, until time.Time // it holds for
-	levels      []level   // by band
-	tenants     tenantSet
+	from, until time.Duration // from the origin of ages: it holds for
 }
 
 // lureRule is what a lure rests on besides the holders.
@@ -27,12 +27,13 @@ type lureRule struct {
 	sortings   int // accounts are numbered anew with each
 }
 
-// level is what those of a band and all lower ones bring together.
+// level is what those of a band and all lower ones bring together. Like prey it
+// is told shortly.
 type level struct {
-	band  int
-	all   berth.Capacity
-	least float64    // cost of the cheapest
-	unit  [3]float64 // least cost of a unit of CPU, memory and GPU
+	band  int32
+	all   glance
+	least float32    // cost of the cheapest
+	unit  [3]float32 // least cost of a unit of CPU, memory and GPU
 }
 
 // tenantSet has, at least, those that were put into it, by their accounts.
@@ -52,53 +53,56 @@ const lureLasts = 4 * time.Minute
 func (r *run) lure(n *node) *lure {
 	l := &n.lure
 	rule := lureRule{r.policy.Order, r.policy.BandWidth, r.policy.MinRuntime, r.snapshot.sortings}
-	if l.known && l.by == rule && !r.now.Before(l.from) && r.now.Before(l.until) {
+	if l.known && l.by == rule && l.from <= r.clock && r.clock < l.until {
 		return l
 	}
-	*l = lure{known: true, by: rule, from: r.now, levels: l.levels[:0]}
-	l.until = r.now.Add(lureLasts + time.Duration(n.leaf.weight%64)*4*time.Second) // not all at once
+	*l = lure{known: true, by: rule, from: r.clock, levels: l.levels[:0]}
+	l.until = r.clock + lureLasts + time.Duration(n.leaf.weight%64)*4*time.Second // not all at once
 	if r.policy.Order == SRSF {
-		l.until = r.now // ranks may fall as well
+		l.until = r.clock // ranks may fall as well
 	}
-	for _, h := range r.snapshot.on[n.ID] {
-		if r.ripe(h) {
-			l.put(n, h, r.policy.band(h.Priority), r.price(h))
-		} else if t := h.StartedAt.Add(r.policy.MinRuntime); h.Preemptible && !h.Stopping && t.Before(l.until) {
+	levels := r.levels[:0]
+	for i := range n.on.list {
+		x := &n.on.list[i]
+		if x.ripe(r) {
+			l.tenants.put(x.tally.account)
+			levels = x.join(levels, r.policy.band(int(x.priority)), x.price(r))
+		} else if t := x.started + r.policy.MinRuntime; x.bait && t < l.until {
 			l.until = t
 		}
 	}
+	r.levels = levels
+	l.levels = append(l.levels, levels...)
 	l.sum()
 	return l
 }
 
-// put adds a holder to the level of its band; sum has to follow.
-func (l *lure) put(n *node, h *holder, band int, cost float64) {
-	l.tenants.put(h.account)
-	i, found := slices.BinarySearchFunc(l.levels, band, func(x level, band int) int { return x.band - band })
-	if !found {
-		l.levels = slices.Insert(l.levels, i, level{band: band, least: math.Inf(1), unit: [3]float64{math.Inf(1), math.Inf(1), math.Inf(1)}})
+// join adds the holder to the level of its band.
+func (x *stint) join(levels []level, band int, cost float64) []level {
+	told, i := min(short(int64(band)), noBand-1), 0
+	for i < len(levels) && levels[i].band < told {
+		i++
 	}
-	x := &l.levels[i]
-	var local berth.Capacity
-	for j := range h.Ranks {
-		if h.Ranks[j].Machine == n.ID {
-			local = local.Add(h.Ranks[j].Capacity)
-		}
+	if i == len(levels) || levels[i].band != told {
+		none := float32(math.Inf(1))
+		levels = slices.Insert(levels, i, level{band: told, least: none, unit: [3]float32{none, none, none}})
 	}
-	x.all = x.all.Add(local)
-	x.least = min(x.least, cost)
-	for j, amount := range [3]int64{local.CPUMilli, local.MemoryMiB, local.GPUMilli} {
+	l := &levels[i]
+	l.all = l.all.plus(glanceOf(x.gives))
+	l.least = min(l.least, floor32(cost))
+	for j, amount := range [3]int64{x.gives.CPUMilli, x.gives.MemoryMiB, x.gives.GPUMilli} {
 		if amount > 0 {
-			x.unit[j] = min(x.unit[j], cost/float64(amount))
+			l.unit[j] = min(l.unit[j], floor32(cost/float64(amount)))
 		}
 	}
+	return levels
 }
 
 // sum adds to each level those below it.
 func (l *lure) sum() {
 	for i := 1; i < len(l.levels); i++ {
 		x, below := &l.levels[i], &l.levels[i-1]
-		x.all = x.all.Add(below.all)
+		x.all = x.all.plus(below.all)
 		x.least = min(x.least, below.least)
 		for j := range x.unit {
 			x.unit[j] = min(x.unit[j], below.unit[j])
@@ -133,20 +137,17 @@ func (r *run) smell(n *node) {
 	*x = prey{room: glanceOf(n.free), band: noBand, next: noBand, moved: true}
 	if last := len(l.levels) - 1; last >= 0 {
 		low := &l.levels[0]
-		x.most, x.low = glanceOf(n.free.Add(l.levels[last].all)), glanceOf(low.all)
-		x.band, x.least = min(short(int64(low.band)), noBand-1), floor32(low.least)
-		for i, unit := range low.unit {
-			x.unit[i] = floor32(unit)
-		}
+		x.most, x.low = x.room.plus(l.levels[last].all), low.all
+		x.band, x.least, x.unit = low.band, low.least, low.unit
 		if last > 0 {
-			x.next = min(short(int64(l.levels[1].band)), noBand-1)
+			x.next = l.levels[1].band
 		}
 	}
 	if n.touched == r.number {
 		x.plan = r.number
 		n.outdate()
 	}
-	h.expire[n.place] = l.until.Sub(origin)
+	h.expire[n.place] = l.until
 }
 
 // floor32 is a cost rounded down, by more than what products of it are rounded.
@@ -192,36 +193,32 @@ func (r *run) clearing(n *node) berth.Capacity {
 }
 
 // cost is below what victims of the lowest band cost that make room for so much.
-func (x *prey) cost(want, room glance) float32 {
-	cost := x.least
+func (x *prey) cost(want, room glance) float32 { return costs(x.least, &x.unit, want, room) }
+
+// costs is below what those cost that make room for so much, by what they cost at
+// least and by what a unit of theirs does.
+func costs(least float32, unit *[3]float32, want, room glance) float32 {
 	for j, lack := range [3]int64{int64(want.cpu) - int64(room.cpu), int64(want.memory) - int64(room.memory), int64(want.gpu) - int64(room.gpu)} {
 		if lack > 0 {
-			cost = max(cost, float32(lack)*x.unit[j])
+			least = max(least, float32(lack)*unit[j])
 		}
 	}
-	return cost
+	return least
 }
 
 // bound works out below what victims on a machine are that make room for so
 // much; false if all of them together do not.
-func (r *run) bound(n *node, want berth.Capacity, p *prospect) bool {
-	room := n.free
+func (r *run) bound(n *node, want glance, p *prospect) bool {
+	free := n.free
 	if n.touched == r.number { // else nothing is held or left behind
-		room = r.clearing(n)
+		free = r.clearing(n)
 	}
+	room := glanceOf(free)
 	for i := range n.lure.levels {
-		l := &n.lure.levels[i]
-		if !want.Fits(room.Add(l.all)) {
-			continue
+		if l := &n.lure.levels[i]; want.within(room.plus(l.all)) {
+			p.band, p.cost, p.rough = l.band, costs(l.least, &l.unit, want, room), false
+			return true
 		}
-		cost := l.least
-		for j, lack := range [3]int64{want.CPUMilli - room.CPUMilli, want.MemoryMiB - room.MemoryMiB, want.GPUMilli - room.GPUMilli} {
-			if lack > 0 {
-				cost = max(cost, float64(lack)*l.unit[j])
-			}
-		}
-		p.band, p.cost, p.rough = min(short(int64(l.band)), noBand-1), floor32(cost), false
-		return true
 	}
 	return false
 }

@@ -43,28 +43,48 @@ type Job struct {
 
 // entry is a job in the snapshot. It is in a line of its account, or waits in
 // the heap of later ones, or neither: held, or a decision about it is under way.
-// What plans look at of many jobs stands first, close together.
+// What plans look at of many jobs stands first, in two cache lines; a part of it
+// is told again from the job.
 type entry struct {
-	leaf     leaf[*entry]
-	class    *class
-	line     *line
-	rank     float64 // within the band, the least first
-	band     int
-	overdue  bool // those come first in their band
-	ready    bool
-	assumed  bool
-	limited  position // in class.limits
-	blocked  int      // the plan in which it had no room
-	later    position
+	leaf    leaf[*entry]
+	class   *class
+	line    *line
+	rank    float64 // within the band, the least first
+	band    int32
+	overdue bool // those come first in their band
+	ready   bool
+	assumed bool
+
+	slot      int32    // in Snapshot.waiting
+	limited   position // in class.limits
+	later     position
+	priority  int32
+	blocked   int // the plan in which it had no room
+	tally     *tally
+	submitted time.Duration // from the origin of ages
+	aging     float64       // from when on it ages, in seconds of its account's clock; see tell
+	worn      time.Duration // submitted, later by all that was no waiting
+	limit     time.Duration // Job.TimeLimit
+
 	deadline position
 	Job
+}
+
+// tell takes in the job's row. A job ages by the clock of its account, which
+// stands still while the account is at its limits.
+func (e *entry) tell(j Job, c *class, t *tally) {
+	e.Job, e.class, e.tally = j, c, t
+	e.priority, e.limit = short(int64(j.Priority)), j.TimeLimit
+	e.submitted = sinceOrigin(j.SubmittedAt)
+	e.aging = (e.submitted + j.Unaged).Seconds() - j.Stalled.Seconds()
+	e.worn = e.submitted + j.Unaged + j.Done
 }
 
 // rate works out the job's place among the others, which depends on no clock but
 // the edge of what is overdue: jobs of one account age alike.
 func (e *entry) rate(p *Policy, edge time.Time) {
-	e.overdue = p.Overdue > 0 && !e.overdueAt(p).After(edge)
-	e.band, e.rank = p.bandOf(&e.Job), p.rankOf(e)
+	e.overdue = p.Overdue > 0 && sinceOrigin(edge)-e.worn >= p.Overdue
+	e.band, e.rank = p.bandOf(e), p.rankOf(e)
 }
 
 // compareEntries is the order of the queue within an account: band, who is
@@ -72,7 +92,7 @@ func (e *entry) rate(p *Policy, edge time.Time) {
 func compareEntries(a, b *entry) int {
 	switch {
 	case a.band != b.band:
-		return b.band - a.band
+		return int(b.band) - int(a.band)
 	case a.overdue != b.overdue:
 		if a.overdue {
 			return -1
@@ -80,8 +100,8 @@ func compareEntries(a, b *entry) int {
 		return 1
 	case a.rank != b.rank && !a.overdue:
 		return cmp.Compare(a.rank, b.rank)
-	case !a.SubmittedAt.Equal(b.SubmittedAt):
-		return a.SubmittedAt.Compare(b.SubmittedAt)
+	case a.submitted != b.submitted:
+		return cmp.Compare(a.submitted, b.submitted)
 	case a.ID < b.ID:
 		return -1
 	case a.ID > b.ID:
@@ -90,49 +110,64 @@ func compareEntries(a, b *entry) int {
 	return 0
 }
 
-// limit is the time limit, told as a time.
-func (e *entry) limit() time.Time { return origin.Add(e.TimeLimit) }
-
-func (e *entry) limitAt() *position { return &e.limited }
-
 // position is an entry's place in an alarms heap, counted from 1; 0 is nowhere.
-type position int
+type position int32
 
 // alarms is a heap of entries by some time of theirs.
 type alarms struct {
-	entries []*entry
-	at      func(*entry) time.Time
-	place   func(*entry) *position
+	list  []alarm
+	at    func(*entry) time.Duration
+	place func(*entry) *position
 }
 
-func (a *alarms) Len() int { return len(a.entries) }
+// alarm is an entry with its time, so that most looks at the heap read nothing
+// else.
+type alarm struct {
+	at    time.Duration
+	entry *entry
+}
+
+// byLimit orders jobs by their time limit.
+func byLimit() alarms {
+	return alarms{
+		at:    func(e *entry) time.Duration { return e.limit },
+		place: func(e *entry) *position { return &e.limited },
+	}
+}
+
+// byTime orders jobs by a time, told from the origin of ages.
+func byTime(at func(*entry) time.Time, place func(*entry) *position) alarms {
+	return alarms{at: func(e *entry) time.Duration { return sinceOrigin(at(e)) }, place: place}
+}
+
+func (a *alarms) Len() int { return len(a.list) }
 
 func (a *alarms) Less(i, j int) bool {
-	x, y := a.entries[i], a.entries[j]
-	if c := a.at(x).Compare(a.at(y)); c != 0 {
-		return c < 0
+	x, y := &a.list[i], &a.list[j]
+	if x.at != y.at {
+		return x.at < y.at
 	}
-	return x.ID < y.ID
+	return x.entry.ID < y.entry.ID
 }
 
 func (a *alarms) Swap(i, j int) {
-	a.entries[i], a.entries[j] = a.entries[j], a.entries[i]
-	*a.place(a.entries[i]), *a.place(a.entries[j]) = position(i+1), position(j+1)
+	a.list[i], a.list[j] = a.list[j], a.list[i]
+	*a.place(a.list[i].entry), *a.place(a.list[j].entry) = position(i+1), position(j+1)
 }
 
 func (a *alarms) Push(x any) { a.append(x.(*entry)) }
 
 // append adds an entry where it does not belong; heap.Init has to follow.
 func (a *alarms) append(e *entry) {
-	a.entries = append(a.entries, e)
-	*a.place(e) = position(len(a.entries))
+	a.list = append(a.list, alarm{a.at(e), e})
+	*a.place(e) = position(len(a.list))
 }
 
 func (a *alarms) Pop() any {
-	last := len(a.entries) - 1
-	e := a.entries[last]
-	a.entries[last] = nil
-	a.entries = a.entries[:last]
+	last := len(a.list) - 1
+	e := a.list[last].entry
+	a.list[last] = alarm{}
+	a.list = a.list[:last]
 	*a.place(e) = 0
 	return e
 }
@@ -147,34 +182,35 @@ func (a *alarms) clear(e *entry) {
 
 // empty takes out all entries.
 func (a *alarms) empty() {
-	for _, e := range a.entries {
-		*a.place(e) = 0
+	for _, x := range a.list {
+		*a.place(x.entry) = 0
 	}
-	a.entries = a.entries[:0]
+	clear(a.list)
+	a.list = a.list[:0]
 }
 
 // drain takes out the entries whose time has come and calls f with each, in no
 // order.
 func (a *alarms) drain(now time.Time, f func(*entry)) {
-	left := a.entries[:0]
-	for _, e := range a.entries {
-		if a.at(e).After(now) {
-			left = append(left, e)
-			*a.place(e) = position(len(left))
+	left, by := a.list[:0], sinceOrigin(now)
+	for _, x := range a.list {
+		if x.at > by {
+			left = append(left, x)
+			*a.place(x.entry) = position(len(left))
 			continue
 		}
-		*a.place(e) = 0
-		f(e)
+		*a.place(x.entry) = 0
+		f(x.entry)
 	}
-	clear(a.entries[len(left):])
-	a.entries = left
+	clear(a.list[len(left):])
+	a.list = left
 	heap.Init(a)
 }
 
 // due returns the earliest entry if its time has come.
 func (a *alarms) due(now time.Time) *entry {
-	if len(a.entries) == 0 || a.at(a.entries[0]).After(now) {
+	if len(a.list) == 0 || a.list[0].at > sinceOrigin(now) {
 		return nil
 	}
-	return a.entries[0]
+	return a.list[0].entry
 }

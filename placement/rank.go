@@ -14,12 +14,12 @@ func (p Policy) ordering() Policy {
 func (p *Policy) band(priority int) int { return priority / max(1, p.BandWidth) }
 
 // bandOf is the band that a job waits in.
-func (p *Policy) bandOf(j *Job) int {
+func (p *Policy) bandOf(e *entry) int32 {
 	switch {
 	case p.Order == FIFO, p.Order != SRSF && p.Cross && p.Aging > 0:
 		return 0 // what comes first is all in the rank
 	default:
-		return p.band(j.Priority)
+		return int32(p.band(int(e.priority)))
 	}
 }
 
@@ -38,9 +38,9 @@ func (p *Policy) rankOf(e *entry) float64 {
 		return p.service(p.serviceOf(e))
 	case Fair, Priority:
 		if p.Aging <= 0 {
-			return -float64(e.Priority)
+			return -float64(e.priority)
 		}
-		return e.since() - float64(e.Priority)*p.Aging.Seconds()
+		return e.aging - float64(e.priority)*p.Aging.Seconds()
 	}
 	panic("placement: no such order")
 }
@@ -80,14 +80,15 @@ func (p *Policy) settled(h *holder) bool {
 	return p.Overdue > 0 && h.StartedAt.Sub(h.SubmittedAt)-h.Done >= p.Overdue
 }
 
-// since is when the job began to age, in seconds of its account's clock, which
-// stands still while the account is at its limits.
-func (e *entry) since() float64 {
-	return e.SubmittedAt.Add(e.Unaged).Sub(origin).Seconds() - e.Stalled.Seconds()
-}
-
 // origin is the zero of ages: near enough for a float64 to tell microseconds.
 var origin = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// sinceOrigin is a time, told from the origin of ages; those further away than
+// some 70 years count as that far, so that what is added to it stays in range.
+func sinceOrigin(t time.Time) time.Duration {
+	const most = 1 << 61
+	return max(-most, min(t.Sub(origin), most))
+}
 
 // Priority is a job's priority with its age.
 type aged struct {

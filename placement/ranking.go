@@ -42,6 +42,9 @@ func (x *ranking) renew(fresh []standing, stays func(place int32) bool) {
 // timeKey orders by time.
 func timeKey(t second) uint64 { return uint64(uint32(t) ^ 1<<31) }
 
+// keyTime is the time that a key was made of.
+func keyTime(key uint64) second { return second(uint32(key) ^ 1<<31) }
+
 // costKey orders by band, then by cost.
 func costKey(band int32, cost float32) uint64 {
 	return uint64(uint32(band)^1<<31)<<32 | uint64(math.Float32bits(max(0, cost)))

@@ -9,15 +9,20 @@ import (
 )
 
 // Snapshot is the queue and the machines as the leader knows them. It is kept
-// current by deltas, each O(log n). The zero value is not usable; see
-// NewSnapshot. It is not safe for concurrent use.
+// current by deltas, each O(log n), but that a job which comes to be the first of
+// its class and tenant pushes aside 24 bytes for each other class of the tenant
+// in line. The zero value is not usable; see NewSnapshot. It is not safe for
+// concurrent use.
 type Snapshot struct {
-	nodes   map[berth.MachineID]*node
-	jobs    map[berth.JobID]*entry
-	classes map[string]*class
-	roster  []*class // those, see enroll
+	nodes    map[berth.MachineID]*node
+	jobs     map[berth.JobID]*entry
+	waiting  []*entry // those, by entry.slot
+	classes  map[string]*class
+	roster   []*class // those, see enroll
+	numbered []*class // likewise, by number
 
 	tenants  map[berth.TenantID]Tenant
+	tallies  map[berth.TenantID]*tally
 	accounts map[berth.TenantID]*account
 	shared   *account   // of all tenants without a row
 	top      []*account // those below none, by id
@@ -32,14 +37,16 @@ type Snapshot struct {
 	running  map[berth.JobID]*holder
 	siblings map[berth.JobID]int     // of them, by parent
 	stopping map[berth.JobID]*holder // those of them that were told to stop
-	on       map[berth.MachineID][]*holder
+	on       map[berth.MachineID]*stints
 	earmarks []Earmark
 
-	profile profile
-	kinds   []*kind // only appended to, until the profile changes
-	byKey   map[string]*kind
-	stale   bool // the profile has changed: kinds are to be made anew
-	numbers int  // of kinds there ever were
+	profile  profile
+	kinds    []*kind // only appended to, until the profile changes
+	byKey    map[string]*kind
+	stale    bool   // the profile has changed: kinds are to be made anew
+	numbers  int    // of kinds there ever were
+	key      []byte // buffers of assign
+	variants []variant
 
 	stocks stocks
 
@@ -58,22 +65,23 @@ func NewSnapshot() *Snapshot {
 		jobs:     map[berth.JobID]*entry{},
 		classes:  map[string]*class{},
 		tenants:  map[berth.TenantID]Tenant{},
+		tallies:  map[berth.TenantID]*tally{},
 		running:  map[berth.JobID]*holder{},
 		siblings: map[berth.JobID]int{},
 		stopping: map[berth.JobID]*holder{},
-		on:       map[berth.MachineID][]*holder{},
+		on:       map[berth.MachineID]*stints{},
 		unsorted: true,
 		shape:    1,
 		byKey:    map[string]*kind{},
 		mix:      NewMix(),
-		later: alarms{
-			at:    func(e *entry) time.Time { return e.EligibleAt },
-			place: func(e *entry) *position { return &e.later },
-		},
-		deadlines: alarms{
-			at:    func(e *entry) time.Time { return e.QueueDeadline },
-			place: func(e *entry) *position { return &e.deadline },
-		},
+		later: byTime(
+			func(e *entry) time.Time { return e.EligibleAt },
+			func(e *entry) *position { return &e.later },
+		),
+		deadlines: byTime(
+			func(e *entry) time.Time { return e.QueueDeadline },
+			func(e *entry) *position { return &e.deadline },
+		),
 	}
 }
 
@@ -101,7 +109,7 @@ func (s *Snapshot) Job(id berth.JobID) (Job, bool) {
 
 // EachJob calls f with every waiting job, in no order.
 func (s *Snapshot) EachJob(f func(Job)) {
-	for _, e := range s.jobs {
+	for _, e := range s.waiting {
 		f(e.Job)
 	}
 }
@@ -158,7 +166,7 @@ func (s *Snapshot) look(c *class) {
 func (s *Snapshot) UpsertMachine(m Machine) {
 	n := s.nodes[m.ID]
 	if n == nil {
-		n = &node{}
+		n = &node{on: s.stintsOn(m.ID)}
 		n.leaf.item, n.leaf.weight = n, weightOf(string(m.ID))
 		s.nodes[m.ID] = n
 	} else {
@@ -185,6 +193,9 @@ func (s *Snapshot) RemoveMachine(id berth.MachineID) {
 		n.leave()
 		s.shape++
 		delete(s.nodes, id)
+		if len(n.on.list) == 0 {
+			delete(s.on, id)
+		}
 	}
 }
 
@@ -192,86 +203,6 @@ func (s *Snapshot) disown(n *node) {
 	if n.Placeable() {
 		s.owned = s.owned.Sub(n.Total)
 	}
-}
-
-// plant puts a node into the tree of its kind, if it may be given work.
-func (s *Snapshot) plant(n *node) {
-	if s.stale {
-		return // everything is planted anew before the next search
-	}
-	if n.kind == nil {
-		s.assign(n)
-	}
-	if n.Placeable() {
-		n.kind.tree.insert(&n.leaf)
-		s.regroup(n)
-		n.kind.note(n)
-	} else {
-		n.leave()
-	}
-}
-
-func (s *Snapshot) unplant(n *node) {
-	if n.kind != nil && n.leaf.size > 0 {
-		n.kind.tree.remove(&n.leaf)
-	}
-	n.leaf.size = 0
-	if s.fleet != nil {
-		s.fleet.leave(n)
-	}
-}
-
-// assign finds the node's kind or makes it.
-func (s *Snapshot) assign(n *node) {
-	key := s.profile.key(&n.Machine)
-	k := s.byKey[key]
-	if k == nil {
-		sample := n.Machine // a copy: the node's changes
-		k = newKind(key, &sample, s.profile.variants(&n.Machine))
-		s.numbers++
-		k.number = s.numbers
-		s.byKey[key] = k
-		s.kinds = append(s.kinds, k)
-	}
-	n.kind = k
-	n.variants = n.variants[:0]
-	for _, d := range n.GPUs {
-		n.variants = append(n.variants, slices.Index(k.variants, s.profile.variant(d)))
-	}
-}
-
-// settle makes the kinds anew where a class looks at something that no class
-// looked at before, and matches the class, if any, with the kinds it has not
-// seen.
-func (s *Snapshot) settle(c *class) {
-	if s.stale {
-		s.stale = false
-		s.kinds, s.byKey = nil, map[string]*kind{}
-		for _, other := range s.classes {
-			other.matches, other.seen = nil, 0
-		}
-		if s.fleet != nil {
-			s.fleet.clear()
-		}
-		for _, id := range s.machineIDs() {
-			n := s.nodes[id]
-			n.kind, n.leaf.size, n.group = nil, 0, nil
-			s.plant(n)
-		}
-	}
-	if c != nil {
-		c.catchUp(s.kinds)
-	}
-}
-
-// machineIDs lists the machines in order, for work whose order shows.
-func (s *Snapshot) machineIDs() []berth.MachineID {
-	ids := make([]berth.MachineID, 0, len(s.nodes))
-	for id := range s.nodes {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	return ids
 }
 
 // UpsertJob brings in a waiting job or its present row. Its class must be
@@ -283,14 +214,28 @@ func (s *Snapshot) UpsertJob(j Job) {
 	}
 	e := s.jobs[j.ID]
 	if e == nil {
-		e = &entry{}
-		e.leaf.item, e.leaf.weight = e, weightOf(string(j.ID))
-		s.jobs[j.ID] = e
+		e = s.admit(j.ID)
 		s.mix.observe(c)
 	} else {
 		s.dequeue(e)
+		e.tally.waiting--
 	}
-	e.Job, e.class = j, c
+	s.tell(e, j, c)
+}
+
+// admit makes the entry of a job, which is to be told its row.
+func (s *Snapshot) admit(id berth.JobID) *entry {
+	e := &entry{slot: int32(len(s.waiting))}
+	e.leaf.item, e.leaf.weight = e, weightOf(string(id))
+	s.jobs[id], s.waiting = e, append(s.waiting, e)
+	return e
+}
+
+// tell takes in the row of a job that is in no line and no heap.
+func (s *Snapshot) tell(e *entry, j Job, c *class) {
+	t := s.tally(j.Tenant)
+	t.waiting++
+	e.tell(j, c, t)
 	e.rate(&s.policy, s.edge)
 	s.enqueue(e)
 }
@@ -314,7 +259,11 @@ func (s *Snapshot) Expect(id berth.JobID, t time.Duration, by string) {
 func (s *Snapshot) RemoveJob(id berth.JobID) {
 	if e := s.jobs[id]; e != nil {
 		s.dequeue(e)
+		e.tally.waiting--
 		delete(s.jobs, id)
+		last := len(s.waiting) - 1
+		s.waiting[e.slot], s.waiting[last].slot = s.waiting[last], e.slot
+		s.waiting[last], s.waiting = nil, s.waiting[:last]
 	}
 }
 
@@ -346,7 +295,7 @@ func (s *Snapshot) advance(now time.Time) {
 	for e := s.later.due(now); e != nil; e = s.later.due(now) {
 		s.later.clear(e)
 		e.ready = true
-		s.account(e.Tenant).push(e)
+		e.tally.account.push(e)
 	}
 }
 
@@ -409,8 +358,8 @@ func (s *Snapshot) Ahead(id berth.JobID, now time.Time) (n int, ok bool) {
 		return 0, false
 	}
 	count := func(a *account) {
-		for _, l := range a.lines {
-			n += l.jobs.before(e)
+		for _, x := range a.lines {
+			n += x.line.jobs.before(e)
 		}
 	}
 	count(s.shared)

@@ -17,7 +17,7 @@ type tree[T any] struct {
 type leaf[T any] struct {
 	item        T
 	weight      uint32 // a parent's is never less than its children's
-	size        int
+	size        int32
 	left, right *leaf[T]
 }
 
@@ -42,11 +42,11 @@ func (l *leaf[T]) count() int {
 	if l == nil {
 		return 0
 	}
-	return l.size
+	return int(l.size)
 }
 
 func (t *tree[T]) update(l *leaf[T]) {
-	l.size = 1 + l.left.count() + l.right.count()
+	l.size = int32(1 + l.left.count() + l.right.count())
 	if t.gather != nil {
 		t.gather(l, l.left, l.right)
 	}

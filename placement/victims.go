@@ -30,20 +30,15 @@ func (r *run) bait(n *node) []victim {
 		return b.list
 	}
 	b.plan, b.list = r.number, b.list[:0]
-	for _, h := range r.snapshot.on[n.ID] {
-		if r.ripe(h) {
-			b.list = append(b.list, victim{holder: h, band: r.policy.band(h.Priority), cost: r.price(h)})
+	for i := range n.on.list {
+		if x := &n.on.list[i]; x.ripe(r) {
+			b.list = append(b.list, victim{holder: x.holder, band: r.policy.band(int(x.priority)), cost: r.price(x.holder)})
 		}
 	}
 	slices.SortFunc(b.list, func(x, y victim) int {
 		return cmp.Or(cmp.Compare(x.band, y.band), cmp.Compare(x.cost, y.cost), compareIDs(x.Job, y.Job))
 	})
 	return b.list
-}
-
-// ripe reports whether a holder may be displaced by anyone.
-func (r *run) ripe(h *holder) bool {
-	return h.Preemptible && !h.Stopping && r.now.Sub(h.StartedAt) >= r.policy.MinRuntime
 }
 
 // chase is a look for the machine where making room for one more member of the
@@ -150,14 +145,14 @@ func (h *chase) prospect(match, place int32, x *prey, low bound) (p prospect, ok
 	if p.band == noBand || p.band > h.highest {
 		return p, false
 	}
-	return p, low.less(p.bound()) || r.bound(n, h.class.capacity, &p)
+	return p, low.less(p.bound()) || r.bound(n, h.want, &p)
 }
 
 // try looks at one machine closely, if it may be the best.
 func (h *chase) try(p *prospect) {
 	r, m := h.run, &h.class.matches[p.match]
 	n := m.kind.members[p.place]
-	if h.found.less(p.bound()) || p.rough && (!r.bound(n, h.class.capacity, p) || h.found.less(p.bound())) || !h.allows(n) {
+	if h.found.less(p.bound()) || p.rough && (!r.bound(n, h.want, p) || h.found.less(p.bound())) || !h.allows(n) {
 		return
 	}
 	list := r.victimsOn(n, m.devices, h.class, h.spare, h.found.band)

@@ -2,6 +2,7 @@ package placement
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"berth"
@@ -24,8 +25,8 @@ type viewStep struct {
 	until second
 }
 
-// viewSteps is how many steps a view tells, and viewAfter after how many releases
-// each of them begins.
+// viewSteps is how many steps a view tells, and viewAfter after how many of those
+// who hold room have gone each of them begins.
 const viewSteps = 4
 
 var viewAfter = [viewSteps]int{0, 1, 3, 7}
@@ -64,8 +65,10 @@ const (
 	noSecond second = math.MaxInt32
 )
 
-func secondOf(t time.Time) second {
-	d := t.Sub(origin)
+func secondOf(t time.Time) second { return secondsOf(t.Sub(origin)) }
+
+// secondsOf is a time, told from the origin of ages, in seconds.
+func secondsOf(d time.Duration) second {
 	s := d / time.Second
 	if d < s*time.Second {
 		s--
@@ -82,29 +85,43 @@ func latest(t time.Time) second {
 	return secondOf(t)
 }
 
-// see makes the entry of a machine.
+// see makes the entry of a machine that the plan has not changed: who gives back
+// what and when is as it was before.
 func (r *run) see(n *node) {
 	v, h := n.view, &n.listed.herd
 	if !v.moved {
 		h.seen = append(h.seen, int32(n.place))
 	}
 	*v = view{whole: int32(n.has.whole), moved: true}
-	free, given := n.free, 0
-	agenda := r.agenda(n)
-	for i := range v.steps {
-		for ; given < min(viewAfter[i], len(agenda)); given++ {
-			free = free.Add(agenda[given].grant.Capacity)
-		}
-		v.steps[i] = viewStep{glanceOf(free), noSecond}
-		if given < len(agenda) {
-			v.steps[i].until = secondOf(agenda[given].at)
+	ends := r.leaving[:0] // of who has the room, each with its place in the list
+	for i := range n.on.list {
+		if at := n.on.list[i].leaves(r.policy.AssumeRun); at != unknown {
+			ends = append(ends, timeKey(secondsOf(at))<<32|uint64(i))
 		}
 	}
-	for i := range v.devices {
-		v.devices[i] = noSecond
-		if i < len(n.devicesFree) {
-			v.devices[i] = secondOf(n.devicesFree[i])
+	slices.Sort(ends)
+	r.leaving = ends
+	free, given := n.free, 0
+	for i := range v.steps {
+		for ; given < min(viewAfter[i], len(ends)); given++ {
+			free = free.Add(n.on.list[uint32(ends[given])].gives)
 		}
+		v.steps[i] = viewStep{glanceOf(free), noSecond}
+		if given < len(ends) {
+			v.steps[i].until = keyTime(ends[given] >> 32)
+		}
+	}
+	i := 0
+	for _, x := range ends {
+		for range n.on.list[uint32(x)].devices {
+			if i < viewed {
+				v.devices[i] = keyTime(x >> 32)
+				i++
+			}
+		}
+	}
+	for ; i < viewed; i++ {
+		v.devices[i] = noSecond
 	}
 }
 

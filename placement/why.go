@@ -133,7 +133,7 @@ func (r *run) terms(x *seat, e *entry) []Term {
 	case ranked && p.BandWidth <= 1: // a band is a priority
 		add("priority", strconv.Itoa(a.base), "priority %d", a.base)
 	case p.Order != FIFO:
-		add("band", strconv.Itoa(e.band), "priority %d is of band %d", e.Priority, p.band(e.Priority))
+		add("band", strconv.Itoa(int(e.band)), "priority %d is of band %d", e.Priority, p.band(e.Priority))
 	}
 	if p.Overdue > 0 {
 		list = append(list, r.overdueTerm(x, e))
