@@ -106,6 +106,7 @@ func newSubmitRow(s Submission) (submitRow, error) {
 		"parent":       nil,
 		"step":         nil,
 		"blocked":      false,
+		"expanded":     0,
 		"notify":       berth.NotifiedOf(s.Spec.Notify),
 	}
 	if a := s.Spec.Array; a != nil {
@@ -145,6 +146,17 @@ func (d *DB) store(ctx context.Context, r submitRow) (job berth.Job, err error) 
 // row that they lock first is not found for any other.
 func (r submitRow) insert(ctx context.Context, q batcher) (berth.Job, error) {
 	batch := &pgx.Batch{}
+	r.queue(batch)
+	results := q.SendBatch(ctx, batch)
+	job, err := r.scanInsert(results)
+	if closed := results.Close(); err == nil {
+		err = mapError(closed, "submit")
+	}
+	return job, err
+}
+
+// queue adds the statements of insert, whose answers scanInsert reads.
+func (r submitRow) queue(batch *pgx.Batch) {
 	batch.Queue(`
 		SELECT max_queued
 		FROM tenants
@@ -160,13 +172,13 @@ func (r submitRow) insert(ctx context.Context, q batcher) (berth.Job, error) {
 			FROM tenants
 			WHERE id = @tenant
 		), j AS (
-			INSERT INTO jobs (id, tenant, kind, total, parallel, max_failures, indexes, parent, step, blocked, notify, name, class, priority, preemptible, queue_deadline,
+			INSERT INTO jobs (id, tenant, kind, total, expanded, parallel, max_failures, indexes, parent, step, blocked, notify, name, class, priority, preemptible, queue_deadline,
 				run_limit_ms, grace_ms, mode, lost_after_ms, labels, actor, retry_of, idem_key, idem_hash, stalled_ms)
-			SELECT @id, @tenant, @kind, @total::int, @parallel, @max_failures::int, @indexes::int[], @parent::uuid, @step, @blocked, @notify::text[], @name, @class, @priority, @preemptible,
+			SELECT @id, @tenant, @kind, @total::int, @expanded, @parallel, @max_failures::int, @indexes::int[], @parent::uuid, @step, @blocked, @notify::text[], @name, @class, @priority, @preemptible,
 				now() + nullif(@queue_ms::bigint, 0) * interval '1 millisecond',
 				@run_limit_ms, @grace_ms, @mode, @lost_ms, @labels, @actor, @retry_of::uuid, @idem_key, @idem_hash::bytea,
 				coalesce((SELECT stalled_ms FROM t), 0)
-			WHERE NOT EXISTS (SELECT 1 FROM t WHERE max_queued <= (
+			WHERE NOT EXISTS (SELECT 1 FROM t WHERE NOT @blocked AND max_queued <= (
 				SELECT count(*)
 				FROM jobs w
 				WHERE w.tenant = @tenant AND w.kind = 'job' AND NOT w.blocked AND w.state IN ('submitted', 'queued', 'retrying')))
@@ -178,12 +190,6 @@ func (r submitRow) insert(ctx context.Context, q batcher) (berth.Job, error) {
 		)
 		SELECT `+jobDocument+` || jsonb_build_object('spec', @spec::jsonb)
 		FROM j`, r.args)
-	results := q.SendBatch(ctx, batch)
-	job, err := r.scanInsert(results)
-	if closed := results.Close(); err == nil {
-		err = mapError(closed, "submit")
-	}
-	return job, err
 }
 
 func (r submitRow) scanInsert(results pgx.BatchResults) (berth.Job, error) {

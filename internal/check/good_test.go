@@ -58,6 +58,14 @@ var shapes = map[string]func() check.History{
 	"a damaged checkpoint is left":                        fellBack,
 	"a pipeline of two steps":                             line,
 	"an array runs two elements at a time, and one fails": sweep,
+	"a step waits for another longer than a job may be submitted": func() check.History {
+		s := newStory()
+		j := s.submit(1, "fenced")
+		j.Events, j.EventSeq, j.Version = j.Events[:1], 1, j.Version-1
+		j.State, j.StateAt, j.Blocked = berth.Submitted, j.Events[0].At, true
+		s.at = s.at.Add(2 * time.Hour)
+		return s.history()
+	},
 	"canceled while queued": func() check.History {
 		s := newStory()
 		s.machine("m1")
