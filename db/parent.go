@@ -159,22 +159,21 @@ func (d *DB) TendThrough(ctx context.Context, id berth.JobID) (berth.State, erro
 
 // tended is what a look has done, to be told after its commit.
 type tended struct {
-	made     []string      // elements that want their workflow
-	canceled []string      // elements whose workflows are to end
-	skipped  []string      // steps that have succeeded without running
-	stop     []berth.JobID // elements that hold capacity and are to stop
-	stopping []berth.JobID // pipelines and arrays inside that are canceling since, from the outside in
-	ready    []berth.Ready // steps that may start
-	actor    string
-	reason   *berth.Reason
-	changed  bool // the parent's row
-	queue    bool // what the leader plans on
-	more     bool
+	ending
+	made    []string      // elements that want their workflow
+	skipped []string      // steps that have succeeded without running
+	stop    []berth.JobID // elements that hold capacity and are to stop
+	ready   []berth.Ready // steps that may start
+	actor   string
+	reason  *berth.Reason
+	changed bool // the parent's row
+	queue   bool // what the leader plans on
+	more    bool
 }
 
 func (t tended) publish(h *Hub, id berth.JobID) {
 	h.Publish(TopicSubmit, t.made...)
-	ending{t.canceled, t.stopping}.publish(h)
+	t.ending.publish(h)
 	h.Publish(TopicJob, t.skipped...)
 	if t.queue {
 		h.Publish(TopicQueue, "")
@@ -333,7 +332,7 @@ func (p *lockedParent) stop(ctx context.Context, tx pgx.Tx, did *tended) error {
 
 // cancelWaitingChildren ends elements of parents that hold no capacity, at most a
 // batch of them: of all, or of some indexes.
-func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parents []berth.JobID, indexes []int, actor string, reason *berth.Reason) ([]string, error) {
+func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parents []berth.JobID, indexes []int, actor string, reason *berth.Reason) (e ending, err error) {
 	args := pgx.NamedArgs{"parents": parents, "indexes": indexes, "actor": actor, "reason": reason, "limit": expandBatch, "orders": berth.Orders{Forget: true}}
 	rows, err := tx.Query(ctx, `
 		WITH waiting AS (
@@ -350,15 +349,22 @@ func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parents []berth.JobID
 			cancel_requested_at = coalesce(j.cancel_requested_at, now())
 		FROM waiting
 		WHERE j.id = waiting.id
-		RETURNING j.id::text`, args)
+		RETURNING j.id::text, j.blocked`, args)
 	if err != nil {
-		return nil, err
+		return e, err
 	}
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil || len(ids) == 0 {
-		return nil, err
+	var id string
+	var blocked bool
+	if _, err := pgx.ForEachRow(rows, []any{&id, &blocked}, func() error {
+		e.canceled = append(e.canceled, id)
+		if !blocked {
+			e.waited = append(e.waited, id)
+		}
+		return nil
+	}); err != nil || len(e.canceled) == 0 {
+		return e, err
 	}
-	args["ids"] = ids
+	args["ids"] = e.canceled
 	_, err = tx.Exec(ctx, `
 		UPDATE allocations
 		SET state = 'released', released_at = now(), orders = orders || @orders
@@ -369,10 +375,10 @@ func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parents []berth.JobID
 			ORDER BY id
 			FOR NO KEY UPDATE)`, args)
 	if err != nil {
-		return nil, err
+		return e, err
 	}
 	_, err = tx.Exec(ctx, `DELETE FROM earmarks WHERE beneficiary = ANY(@ids::uuid[])`, args)
-	return ids, err
+	return e, err
 }
 
 // hold holds the elements of a held parent that wait, a batch of them, and the

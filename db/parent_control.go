@@ -101,7 +101,7 @@ func (d *DB) cancelElements(ctx context.Context, id berth.JobID, indexes []int, 
 		if _, err := p.make(ctx, tx, indexes, actor); err != nil {
 			return err
 		}
-		if did.canceled, err = cancelWaitingChildren(ctx, tx, []berth.JobID{id}, indexes, actor, reason); err != nil {
+		if did.ending, err = cancelWaitingChildren(ctx, tx, []berth.JobID{id}, indexes, actor, reason); err != nil {
 			return err
 		}
 		rows, err := tx.Query(ctx, `

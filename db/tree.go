@@ -58,21 +58,26 @@ func parentsIn(ctx context.Context, tx pgx.Tx, id berth.JobID, kind berth.Kind) 
 	return append(parents, inner...), err
 }
 
-// ending is what a cancel has done below a pipeline.
+// ending is what a cancel has done below a parent.
 type ending struct {
 	canceled []string      // has ended
-	stopping []berth.JobID // parents that are canceling, from the outside in
+	waited   []string      // of that, what may have a workflow that waits
+	stopping []berth.JobID // pipelines and arrays that are canceling since, from the outside in
+}
+
+func (e *ending) add(more ending) {
+	e.canceled = append(e.canceled, more.canceled...)
+	e.waited = append(e.waited, more.waited...)
+	e.stopping = append(e.stopping, more.stopping...)
 }
 
 func (e ending) publish(h *Hub) {
-	keys := slices.Clone(e.canceled)
-	for _, id := range e.stopping {
-		keys = append(keys, string(id))
+	stopping := make([]string, len(e.stopping))
+	for i, id := range e.stopping {
+		stopping[i] = string(id)
 	}
-	if len(keys) > 0 {
-		h.Publish(TopicPoke, keys...)
-		h.Publish(TopicJob, keys...)
-	}
+	h.Publish(TopicPoke, append(stopping, e.waited...)...)
+	h.Publish(TopicJob, append(stopping, e.canceled...)...)
 }
 
 // cancelBelow ends all that waits in a locked pipeline, at every depth. A pipeline
@@ -89,8 +94,8 @@ func cancelBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string, r
 		if err != nil {
 			return e, err
 		}
-		e.canceled = append(e.canceled, some...)
-		if len(some) < expandBatch {
+		e.add(some)
+		if len(some.canceled) < expandBatch {
 			break
 		}
 	}
@@ -112,7 +117,7 @@ func cancelBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string, r
 	var state berth.State
 	_, err = pgx.ForEachRow(rows, []any{&parent, &state}, func() error {
 		if state == berth.Canceled {
-			e.canceled = append(e.canceled, string(parent))
+			e.canceled, e.waited = append(e.canceled, string(parent)), append(e.waited, string(parent))
 		} else {
 			e.stopping = append(e.stopping, parent)
 		}
@@ -129,9 +134,9 @@ func (p *lockedParent) cancelChildren(ctx context.Context, tx pgx.Tx, did *tende
 	if p.Kind == berth.KindPipeline {
 		e, err = cancelBelow(ctx, tx, p.ID, did.actor, did.reason)
 	} else {
-		e.canceled, err = cancelWaitingChildren(ctx, tx, []berth.JobID{p.ID}, nil, did.actor, did.reason)
+		e, err = cancelWaitingChildren(ctx, tx, []berth.JobID{p.ID}, nil, did.actor, did.reason)
 	}
-	did.canceled, did.stopping = append(did.canceled, e.canceled...), append(did.stopping, e.stopping...)
+	did.add(e)
 	return len(e.canceled)+len(e.stopping) > 0, err
 }
 
