@@ -56,7 +56,7 @@ func TestPipelinesThatNestTooDeepAreRefused(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
 	for _, levels := range []int{berth.MaxLevels + 1, 40, 4000} {
-		body := `{"kind": "pipeline", "name": "p", "jobs": {"a": ` + strings.Repeat(`{"jobs": {"a": `, levels-1) + `{"image": "b"}` + strings.Repeat(`}}`, levels) + `}`
+		body := `{"kind": "pipeline", "name": "p", "jobs": {"a": ` + strings.Repeat(`{"jobs": {"a": `, levels-1) + `{"image": "b"}` + strings.Repeat(`}}`, levels)
 		got := s.call("alice", "POST", "/v1/pipelines", body)
 		if got.status != http.StatusUnprocessableEntity || len(got.problem.Errors) == 0 || !strings.HasPrefix(got.problem.Errors[0].Field, "jobs.a.jobs.a") {
 			t.Errorf("%d levels: %d %.300s", levels, got.status, got.body)
