@@ -10,7 +10,7 @@ import (
 const (
 	MaxSteps    = 500  // of one level: a look at a pipeline is bounded by it
 	MaxLevels   = 8    // pipelines in each other, the outermost included
-	MaxAllSteps = 5000 // of all levels together: they are stored in one transaction
+	MaxAllSteps = 2000 // of all levels together: they are stored in one transaction
 )
 
 // What becomes of a pipeline when a step does not succeed.

@@ -671,7 +671,7 @@ func TestManyStepsAreStoredAndCanceledTogether(t *testing.T) {
 	}
 }
 
-const manyLevels = 9
+const manyLevels = 3
 
 // The checker is told what all in a nested step took, and when.
 func TestTheHistoryOfAStepIsOfAllInIt(t *testing.T) {
