@@ -1,6 +1,7 @@
 package berth
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -9,6 +10,10 @@ import (
 
 // MaxArray is how many elements an array may have.
 const MaxArray = 100_000
+
+// MaxArrayBytes is what all elements of an array, or of the arrays of a pipeline,
+// may store of its spec: each has a copy, for as long as it is on record.
+const MaxArrayBytes = 1 << 30
 
 // MaxRanges is how many ranges a set of indexes may be written in.
 const MaxRanges = 1000
@@ -56,6 +61,21 @@ func (a Array) Count() int {
 	return a.Size
 }
 
+// elementBytes is what an element stores of the spec, as JSON.
+func (s JobSpec) elementBytes() int64 {
+	s.Array, s.Notify = nil, nil // see db.Tend
+	b, _ := json.Marshal(s)      // as it was read
+	return int64(len(b))
+}
+
+// arrayBytes is what all elements store; 0 of a job that is no array.
+func (s JobSpec) arrayBytes() int64 {
+	if s.Array == nil {
+		return 0
+	}
+	return int64(s.Array.Count()) * s.elementBytes()
+}
+
 func (s JobSpec) validateArray(v *validation) {
 	a := s.Array
 	if a == nil {
@@ -63,6 +83,10 @@ func (s JobSpec) validateArray(v *validation) {
 	}
 	v.require(len(a.Each) == 0 || a.Size == 0 || a.Size == len(a.Each), "array.size", fmt.Sprintf("is %d, but each has %d entries", a.Size, len(a.Each)), "leave one of them out")
 	v.require(a.Count() >= 1 && a.Count() <= MaxArray, "array.size", fmt.Sprintf("%d is out of range", a.Count()), fmt.Sprintf("1 to %d, or each: with as many entries", MaxArray))
+	if n := s.arrayBytes(); n > MaxArrayBytes && a.Count() <= MaxArray {
+		v.require(false, "array.size", fmt.Sprintf("%d elements, each with its copy of a job of %s, come to %s", a.Count(), BytesText(s.elementBytes()), BytesText(n)),
+			fmt.Sprintf("at most %s in all, so %d elements of this job; what is long in it can lie in workdir or inputs", BytesText(MaxArrayBytes), MaxArrayBytes/s.elementBytes()))
+	}
 	v.require(a.Parallel >= 0 && a.Parallel <= MaxArray, "array.parallel", fmt.Sprintf("%d is out of range", a.Parallel), fmt.Sprintf("1 to %d; leave it out for no limit", MaxArray))
 	v.require(a.MaxFailures == nil || *a.MaxFailures >= 0, "array.max_failures", "is negative", "0 or more; leave it out for no limit")
 	for i, vars := range a.Each {

@@ -2,6 +2,7 @@ package berth_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -31,6 +32,41 @@ func TestIndexesAreReadAndWritten(t *testing.T) {
 		if got := berth.FormatIndexes(indexes); got != want {
 			t.Errorf("%v is written %q, want %q", indexes, got, want)
 		}
+	}
+}
+
+// Each element has a copy of its job: a hundred thousand of the largest would be
+// 25 GiB of one submit.
+func TestArraysOfLargeJobsAreBounded(t *testing.T) {
+	t.Parallel()
+	large := func(size, values int) berth.JobSpec {
+		s := berth.JobSpec{Name: "x", Image: "busybox", Array: &berth.Array{Size: size}, Env: map[string]string{}}
+		for i := range values {
+			s.Env[fmt.Sprint("V", i)] = strings.Repeat("x", 32<<10)
+		}
+		return s.WithDefaults()
+	}
+	for _, row := range []struct {
+		spec berth.JobSpec
+		says string // "": nothing
+	}{
+		{large(berth.MaxArray, 0), ""},
+		{large(4000, 7), ""},
+		{large(5000, 7), "array.size: 5000 elements, each with its copy of a job of 224."},
+		{large(berth.MaxArray, 1), "array.size: 100000 elements, each with its copy of a job of 32."},
+		{large(berth.MaxArray+1, 1), "array.size: 100001 is out of range"},
+	} {
+		var got []string
+		for _, f := range row.spec.Validate() {
+			got = append(got, f.Field+": "+f.Detail+"; "+f.Allowed)
+		}
+		if all := strings.Join(got, "\n"); (all == "") != (row.says == "") || !strings.HasPrefix(all, row.says) || len(got) > 1 {
+			t.Errorf("%d elements: %q, want %q", row.spec.Array.Size, all, row.says)
+		}
+	}
+	p := berth.PipelineSpec{Kind: "pipeline", Name: "p", Jobs: map[string]berth.JobSpec{"a": large(4000, 7), "b": large(1000, 7)}}.WithDefaults()
+	if faults := p.Validate(); len(faults) != 1 || faults[0].Field != "jobs" || faults[0].Allowed != "at most 1.0 GiB in all" {
+		t.Errorf("a pipeline of two arrays that are too much together: %+v", faults)
 	}
 }
 

@@ -48,9 +48,12 @@ type cachedSecret struct {
 
 // CacheKey is the same for two specs of steps whose containers cannot be told
 // apart by what they are given. It is false if the content of an input, or which
-// value a secret has, is not known.
+// value a secret has, is not known, and for a gang whose image may not be one.
 func (s JobSpec) CacheKey(at Standing) (key []byte, ok bool) {
 	s = s.WithDefaults()
+	if !s.oneImage() {
+		return nil, false
+	}
 	k := cacheKey{
 		Form: 1, Image: s.Image, Entrypoint: s.Entrypoint, Command: s.Command, Env: s.Env, Workdir: s.Workdir,
 		Resources: s.Resources, Members: s.Members, Checkpoint: s.Checkpoint, Outputs: slices.Clone(s.Outputs),
@@ -113,12 +116,19 @@ func PinnedImage(ref string) bool {
 	return found && err == nil
 }
 
+// oneImage reports whether all members run the same image. Each machine looks up
+// what a name stands for by itself, and what they found is on record for the job
+// as a whole.
+func (s JobSpec) oneImage() bool { return s.Members <= 1 || PinnedImage(s.Image) }
+
 // validateCache checks a step that says cache: true.
 func (s JobSpec) validateCache(v *validation, at string) {
 	if !s.Cache {
 		return
 	}
 	v.require(s.Array == nil, at+".cache", "is on an array, whose elements have results of their own", "steps that are no arrays")
+	v.require(s.Image == "" || s.oneImage(), at+".image",
+		fmt.Sprintf("%.200q may be another image on each machine of the gang, and the step says cache: true", s.Image), "the image by its digest: NAME@sha256:…")
 	for i, in := range s.Inputs {
 		unknown := in.Kind() == InputS3 || in.Kind() == InputHTTPS && in.SHA256 == ""
 		v.require(!unknown, fmt.Sprintf("%s.inputs[%d].from", at, i),

@@ -13,6 +13,7 @@ import (
 var (
 	someAddress  = berth.Address("sha256:" + strings.Repeat("a", 64))
 	otherAddress = berth.Address("sha256:" + strings.Repeat("b", 64))
+	pinned       = "busybox@" + string(someAddress)
 )
 
 func cachedStep() berth.JobSpec {
@@ -48,7 +49,7 @@ func TestWhatACachedStepIs(t *testing.T) {
 			func(s *berth.JobSpec) { s.Resources.GPUs = 1000 }, func(s *berth.JobSpec) { s.Resources.CPUs = &cpus },
 			func(s *berth.JobSpec) { s.Resources.Memory = &memory }, func(s *berth.JobSpec) { s.Resources.GPUType = berth.StringList{"H100"} },
 		},
-		"Members":    {func(s *berth.JobSpec) { s.Members = 2 }},
+		"Members":    {func(s *berth.JobSpec) { s.Image, s.Members = pinned, 2 }},
 		"Checkpoint": {func(s *berth.JobSpec) { s.Checkpoint = &berth.CheckpointPolicy{Path: "/c"} }},
 		"Inputs": {
 			func(s *berth.JobSpec) { s.Inputs[0].To = "/elsewhere" }, func(s *berth.JobSpec) { s.Inputs[1].From = string(otherAddress) },
@@ -124,6 +125,7 @@ func TestACachedStepIsItsContentInAnyOrder(t *testing.T) {
 		"a secret that is gone":       func(_ *berth.JobSpec, a *berth.Standing) { delete(a.Secrets, "OTHER") },
 		"a bucket":                    func(s *berth.JobSpec, _ *berth.Standing) { s.Inputs[1].From = "s3://b/k" },
 		"a file without its hash":     func(s *berth.JobSpec, _ *berth.Standing) { s.Inputs[2].SHA256 = "" },
+		"a gang of an image's name":   func(s *berth.JobSpec, _ *berth.Standing) { s.Members = 2 },
 	} {
 		s, at := cachedStep(), standing()
 		change(&s, &at)
@@ -140,6 +142,8 @@ func TestCachedStepsAreValidated(t *testing.T) {
 		want string // of the only fault; "" for none
 	}{
 		"a step":                  {func(*berth.JobSpec) {}, ""},
+		"a gang by a digest":      {func(s *berth.JobSpec) { s.Members, s.Image = 2, pinned }, ""},
+		"a gang by a name":        {func(s *berth.JobSpec) { s.Members = 2 }, "jobs.a.image"},
 		"an array":                {func(s *berth.JobSpec) { s.Array = &berth.Array{Size: 2} }, "jobs.a.cache"},
 		"a bucket":                {func(s *berth.JobSpec) { s.Inputs = []berth.Input{{From: "s3://bucket/k/", To: "/d"}} }, "jobs.a.inputs[0].from"},
 		"a file without its hash": {func(s *berth.JobSpec) { s.Inputs = []berth.Input{{From: "https://example.com/f", To: "/d"}} }, "jobs.a.inputs[0].from"},

@@ -147,6 +147,12 @@ var Rules = []Rule{
 		Next: Canceled, Blame: BlamePolicy, Budget: BudgetNone, Wait: WaitNone,
 	},
 	{
+		Name: "output_cut_off", Evidence: EvidenceIntent, Signal: "every rank exited 0, and its machine was given up (silent, rebooted, confirmed dead, or stuck) before an output was stored",
+		when:  AttemptEvidence.outputsCutOff,
+		Class: ClassInfra, Reason: ReasonMachineLost, Says: "it ended well, but machine {machine} was given up before its outputs were stored: {outputs}", Hint: none,
+		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
+	},
+	{
 		Name: "output_lost", Evidence: EvidenceIntent, Signal: "every rank exited 0, and an output that it declares was not stored",
 		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.allDone() && len(e.OutputsLost) > 0 },
 		Class: ClassUser, Reason: ReasonOutputLost, Says: "it ended well, but its outputs were not stored: {outputs}",

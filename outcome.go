@@ -35,6 +35,7 @@ type RankEvidence struct {
 	Orphaned bool // its machine fell silent; nobody knows how it ended
 	Claimed  bool // the machine took the work
 	Suspect  bool // within PoisonMinutes of its start, and with nothing else running there, its machine died
+	CutOff   bool // its end is on record, and its machine was given up before it had stored all that is left
 	Exit     *Exit
 }
 
@@ -183,8 +184,14 @@ func (e AttemptEvidence) allDone() bool {
 	return len(e.Ranks) > 0
 }
 
+// outputsCutOff: its work is done, and no program is to blame for what is missing.
+func (e AttemptEvidence) outputsCutOff(r RankEvidence) bool {
+	return e.allDone() && len(e.OutputsLost) > 0 && r.CutOff
+}
+
 // firstBad is the rank to blame: an orphan first, then the earliest to end
-// badly; the others ended because of it.
+// badly; the others ended because of it. Of those that all ended well it is one
+// that was cut off.
 func (e AttemptEvidence) firstBad() RankEvidence {
 	return slices.MinFunc(e.Ranks, func(a, b RankEvidence) int {
 		if a.weight() != b.weight() {
@@ -211,8 +218,10 @@ func (r RankEvidence) weight() int {
 		return 3
 	case r.Exit.Code != 0:
 		return 4
-	default:
+	case r.CutOff:
 		return 5
+	default:
+		return 6
 	}
 }
 

@@ -99,6 +99,8 @@ var classifyCases = []struct {
 	{"no such command", evidence(attempts(3)), caused(berth.CauseBadCommand), classified{Rule: "bad_command", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: berth.BudgetUser}},
 	{"no checkpoint verifies", evidence(attempts(3)), caused(berth.CauseCheckpointCorrupt), classified{Rule: "checkpoint_corrupt", Next: berth.Failed, Code: berth.ReasonCheckpointCorrupt, Budget: berth.BudgetUser}},
 	{"an output is missing", evidence(attempts(3), func(e *berth.AttemptEvidence) { e.OutputsLost = []string{"model"} }), exited(0), classified{Rule: "output_lost", Next: berth.Retrying, Code: berth.ReasonOutputLost, Budget: berth.BudgetUser, Delay: true}},
+	{"its machine fell silent before its output was stored", evidence(func(e *berth.AttemptEvidence) { e.OutputsLost, e.Attempt = []string{"model"}, 4 }), exited(0), classified{Rule: "output_cut_off", Next: berth.Retrying, Code: berth.ReasonMachineLost, Budget: berth.BudgetInfra, Elsewhere: true}},
+	{"its machine fell silent after its output was stored", evidence(func(e *berth.AttemptEvidence) { e.Attempt = 4 }), exited(0), classified{Rule: "succeeded", Next: berth.Succeeded, Budget: berth.BudgetNone}},
 	{"an output is missing, and it was the last run", evidence(func(e *berth.AttemptEvidence) { e.OutputsLost = []string{"model"} }), exited(0), classified{Rule: "output_lost", Next: berth.Failed, Code: berth.ReasonOutputLost, Budget: berth.BudgetUser}},
 	{"its secret was deleted", evidence(attempts(3)), caused(berth.CauseSecretMissing), classified{Rule: "secret_missing", Next: berth.Failed, Code: berth.ReasonSecretMissing, Budget: berth.BudgetUser}},
 	{"the server lacks a key", evidence(), caused(berth.CauseSecretUnavailable), classified{Rule: "secret_unavailable", Next: berth.Retrying, Code: berth.ReasonSecretUnavailable, Budget: berth.BudgetInfra, Delay: true}},
@@ -144,7 +146,7 @@ func TestClassify(t *testing.T) {
 		t.Run(c.want.Rule+"/"+c.claim, func(t *testing.T) {
 			t.Parallel()
 			e := c.e
-			e.Ranks = []berth.RankEvidence{{Machine: "m1", Claimed: true, Orphaned: e.DrainedBy == "silent", Suspect: e.Attempt == 3, Exit: c.exit}}
+			e.Ranks = []berth.RankEvidence{{Machine: "m1", Claimed: true, Orphaned: e.DrainedBy == "silent", Suspect: e.Attempt == 3, CutOff: e.Attempt == 4, Exit: c.exit}}
 			v := berth.Classify(e)
 			got := classified{v.Rule, v.Next, v.Reason.Code, v.Budget, v.Delay > 0, len(v.Avoid) > 0, v.DeadLetter, v.GrowMemory, len(v.Faults) > 0}
 			if diff := cmp.Diff(c.want, got); diff != "" {

@@ -32,9 +32,12 @@ type OutputReport struct {
 	Output    StoredOutput `json:"output"`
 }
 
+// OutputSuffix ends the keys of outputs, and those of no folder.
+const OutputSuffix = ".tar.zst"
+
 // OutputKey is the object that holds an output of one rank of one attempt.
 func OutputKey(tenant TenantID, job JobID, attempt, rank int, name string) string {
-	return path.Join(AttemptPrefix(tenant, job, attempt, rank), "outputs", name+".tar.zst")
+	return path.Join(AttemptPrefix(tenant, job, attempt, rank), "outputs", name+OutputSuffix)
 }
 
 // MaxOutputs is how many a job may have.

@@ -74,7 +74,19 @@ func (p PipelineSpec) Validate() []FieldError {
 	level{p: p, depth: 1}.validate(v)
 	n := p.Count()
 	v.require(n <= MaxAllSteps, "jobs", fmt.Sprintf("has %d steps with those of the pipelines in it", n), fmt.Sprintf("at most %d in all", MaxAllSteps))
+	if n := p.arrayBytes(); n > MaxArrayBytes && len(v.faults) == 0 { // else an array alone is too much
+		v.require(false, "jobs", fmt.Sprintf("the elements of all arrays, each with its copy of its job, come to %s", BytesText(n)), fmt.Sprintf("at most %s in all", BytesText(MaxArrayBytes)))
+	}
 	return v.faults
+}
+
+// arrayBytes is what the elements of all arrays among the steps store, at every
+// level.
+func (p PipelineSpec) arrayBytes() (sum int64) {
+	for _, s := range p.All() {
+		sum += s.arrayBytes()
+	}
+	return sum
 }
 
 // level is a pipeline among those around it.

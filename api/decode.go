@@ -35,6 +35,23 @@ func decode(contentType string, body []byte, v any) ([]berth.FieldError, error) 
 	return d.faults, nil
 }
 
+// validated is a body that can tell its own faults.
+type validated interface{ Validate() []berth.FieldError }
+
+// readValid reads a body and reports every fault of it at once. defaults fills in
+// what it leaves out; nil: nothing.
+func readValid[T validated](in Request, defaults func(*T)) (T, error) {
+	var v T
+	faults, err := decode(in.ContentType, in.RawBody, &v)
+	if err != nil {
+		return v, err
+	}
+	if defaults != nil {
+		defaults(&v)
+	}
+	return v, invalid(berth.SlugInvalidSpec, faults, v.Validate())
+}
+
 // jsonFault says where the text stops being JSON.
 func jsonFault(body []byte, err error) string {
 	s, ok := errors.AsType[*json.SyntaxError](err)

@@ -347,12 +347,8 @@ type patchInput struct {
 }
 
 func (s *Server) updateJob(ctx context.Context, in *patchInput) (*jobOutput, error) {
-	var patch berth.JobPatch
-	faults, err := decode(in.ContentType, in.RawBody, &patch)
+	patch, err := readValid[berth.JobPatch](in.Request, nil)
 	if err != nil {
-		return nil, err
-	}
-	if err := invalid(berth.SlugInvalidSpec, faults, patch.Validate()); err != nil {
 		return nil, err
 	}
 	return s.act(ctx, &in.JobInput, func(tenant berth.TenantID, id berth.JobID) error {

@@ -13,6 +13,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/blob"
+	"berth/internal/failpoint"
 )
 
 func (s *Server) registerOutputs() {
@@ -88,7 +89,13 @@ func (s *Server) agentOutput(c echo.Context) error {
 	if _, err := berth.ParseAddress(string(p.Output.Address)); err != nil {
 		return err
 	}
+	if err := failpoint.Hit("api.output.before"); err != nil {
+		return err
+	}
 	if err := s.DB.RegisterOutput(c.Request().Context(), machineOf(c), p); err != nil {
+		return err
+	}
+	if err := failpoint.Hit("api.output.after"); err != nil {
 		return err
 	}
 	return c.NoContent(http.StatusNoContent)

@@ -141,9 +141,6 @@ type scheduleBodyInput struct {
 	Request
 }
 
-// validated is a body that can tell its own faults.
-type validated interface{ Validate() []berth.FieldError }
-
 // readBody reads a body that may be left out.
 func readBody[T validated](in Request) (T, error) {
 	var v T

@@ -116,11 +116,12 @@ func New(d Deps) (*Server, error) {
 	s.echo.HTTPErrorHandler = s.renderError
 	s.echo.Use(
 		s.metrics.middleware,
-		s.trace,
+		s.traceUsers,
 		securityHeaders,
 		middleware.RecoverWithConfig(middleware.RecoverConfig{DisablePrintStack: true, LogErrorFunc: s.logPanic}),
 		s.shed,
 		s.authenticate,
+		s.traceMachines,
 		limitBody,
 	)
 	s.huma = newHuma(s.echo, d.Version)

@@ -42,11 +42,7 @@ func newSite(t *testing.T, edit func(*api.Deps)) *site {
 
 func newSiteAt(t *testing.T, database string, edit func(*api.Deps)) *site {
 	t.Helper()
-	d, err := db.Open(t.Context(), database, db.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(d.Close)
+	d := dbtest.Open(t, database, db.Options{})
 	store, err := blob.Open(t.Context(), "file://"+t.TempDir())
 	if err != nil {
 		t.Fatal(err)

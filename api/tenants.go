@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 
@@ -76,15 +77,8 @@ func (s *Server) showTenant(ctx context.Context, in *TenantInput) (*tenantOutput
 }
 
 func (s *Server) createTenant(ctx context.Context, in *Request) (*tenantOutput, error) {
-	var n berth.NewTenant
-	faults, err := decode(in.ContentType, in.RawBody, &n)
+	n, err := readValid(*in, func(n *berth.NewTenant) { n.Weight = cmp.Or(n.Weight, 1) })
 	if err != nil {
-		return nil, err
-	}
-	if n.Weight == 0 {
-		n.Weight = 1
-	}
-	if err := invalid(berth.SlugInvalidSpec, faults, n.Validate()); err != nil {
 		return nil, err
 	}
 	if err := s.DB.CreateTenant(ctx, n); err != nil {
@@ -100,12 +94,8 @@ type tenantPatchInput struct {
 }
 
 func (s *Server) updateTenant(ctx context.Context, in *tenantPatchInput) (*tenantOutput, error) {
-	var p berth.TenantPatch
-	faults, err := decode(in.ContentType, in.RawBody, &p)
+	p, err := readValid[berth.TenantPatch](in.Request, nil)
 	if err != nil {
-		return nil, err
-	}
-	if err := invalid(berth.SlugInvalidSpec, faults, p.Validate()); err != nil {
 		return nil, err
 	}
 	if err := s.DB.UpdateTenant(ctx, berth.TenantID(in.Tenant), p); err != nil {

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 
@@ -33,18 +34,11 @@ type idInput struct {
 type tokenOutput struct{ Body berth.Token }
 
 func (s *Server) createToken(ctx context.Context, in *Request) (*tokenOutput, error) {
-	var n berth.NewToken
-	faults, err := decode(in.ContentType, in.RawBody, &n)
+	n, err := readValid(*in, func(n *berth.NewToken) {
+		n.Tenant = cmp.Or(n.Tenant, caller(ctx).Tenant)
+		n.Role = cmp.Or(n.Role, berth.RoleUser)
+	})
 	if err != nil {
-		return nil, err
-	}
-	if n.Tenant == "" {
-		n.Tenant = caller(ctx).Tenant
-	}
-	if n.Role == "" {
-		n.Role = berth.RoleUser
-	}
-	if err := invalid(berth.SlugInvalidSpec, faults, n.Validate()); err != nil {
 		return nil, err
 	}
 	t, err := s.DB.CreateToken(ctx, n)
@@ -81,12 +75,8 @@ func (s *Server) revokeToken(ctx context.Context, in *idInput) (*struct{}, error
 type joinTokenOutput struct{ Body berth.JoinToken }
 
 func (s *Server) createJoinToken(ctx context.Context, in *Request) (*joinTokenOutput, error) {
-	var n berth.NewJoinToken
-	faults, err := decode(in.ContentType, in.RawBody, &n)
+	n, err := readValid[berth.NewJoinToken](*in, nil)
 	if err != nil {
-		return nil, err
-	}
-	if err := invalid(berth.SlugInvalidSpec, faults, n.Validate()); err != nil {
 		return nil, err
 	}
 	t, err := s.DB.CreateJoinToken(ctx, n, operator(ctx))

@@ -1,27 +1,46 @@
 package api
 
 import (
+	"context"
 	"net/http"
 	"strings"
 
 	"github.com/labstack/echo/v4"
 	"go.opentelemetry.io/otel/attribute"
+
+	"berth"
+	"berth/db"
+	"berth/internal/tracing"
 )
 
-// trace tells of calls, as part of the caller's trace if they name one. Users'
-// calls are told all; of machines' calls, which are many, those that belong to
-// something that the machine tells of.
-func (s *Server) trace(next echo.HandlerFunc) echo.HandlerFunc {
+// traceUsers tells of all users' calls, those that are refused as well.
+func (s *Server) traceUsers(next echo.HandlerFunc) echo.HandlerFunc {
+	return s.traced(next, s.Traces.Serve, func(c echo.Context) bool { return strings.HasPrefix(c.Path(), "/v1/") })
+}
+
+// traceMachines tells of those machines' calls, of which there are many, that
+// belong to something that the machine tells of. It is asked after authenticate:
+// only a machine is taken at its word.
+func (s *Server) traceMachines(next echo.HandlerFunc) echo.HandlerFunc {
+	return s.traced(next, s.Traces.ServeAgent, func(c echo.Context) bool {
+		p, _ := c.Request().Context().Value(principalKey{}).(db.Principal)
+		return p.Role == berth.RoleMachine
+	})
+}
+
+type beginSpan func(ctx context.Context, h http.Header, name string, about ...attribute.KeyValue) (context.Context, *tracing.Span)
+
+func (s *Server) traced(next echo.HandlerFunc, begin beginSpan, told func(echo.Context) bool) echo.HandlerFunc {
 	if s.Traces == nil {
 		return next
 	}
 	return func(c echo.Context) error {
-		r := c.Request()
-		if !strings.HasPrefix(c.Path(), "/v1/") && (!strings.HasPrefix(c.Path(), "/agent/") || r.Header.Get("Traceparent") == "") {
+		if !told(c) {
 			return next(c)
 		}
+		r := c.Request()
 		verb := method(r.Method)
-		ctx, call := s.Traces.Serve(r.Context(), r.Header, verb+" "+c.Path(),
+		ctx, call := begin(r.Context(), r.Header, verb+" "+c.Path(),
 			attribute.String("http.request.method", verb), attribute.String("http.route", c.Path()))
 		c.SetRequest(r.WithContext(ctx))
 		if err := next(c); err != nil {

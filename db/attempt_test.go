@@ -22,11 +22,7 @@ type stage struct {
 
 func newStage(t *testing.T) *stage {
 	t.Helper()
-	d, err := db.Open(t.Context(), dbtest.URL(t), db.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(d.Close)
+	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
 	s := &stage{t, d, d.Pool()}
 	for _, m := range []string{"m0", "m1", "m2"} {
 		insertMachine(t, s.pool, m, 2)

@@ -15,6 +15,7 @@ type letGo struct {
 	id     string
 	waitMS int64 // its queue_timeout; 0: none
 	cached bool  // it says cache: true
+	takes  bool  // it may take outputs of other jobs
 }
 
 // reuse ends those of the steps as succeeded that an earlier job of their tenant

@@ -125,6 +125,61 @@ func TestUnchangedStepsAreNotRun(t *testing.T) {
 	}
 }
 
+// Cached steps that need nothing wait for a place as other roots do, also before
+// anybody has looked at their pipeline; steps that wait for others do not.
+func TestCachedRootsCountAgainstMaxQueued(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	submit := func(p berth.PipelineSpec) error {
+		_, _, err := s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p, Actor: "user:test"})
+		return err
+	}
+	queue := func(most int) { mustExec(t, s.pool, `UPDATE tenants SET max_queued = $1 WHERE id = 'default'`, most) }
+	roots := graph(berth.FailFast, "a", "b", "c: a b", "d: c")
+	for _, step := range []string{"a", "b", "d"} {
+		editStep(step, func(j *berth.JobSpec) { j.Cache = true })(&roots)
+	}
+	queue(1)
+	if err := submit(roots); !berth.IsSlug(err, berth.SlugQuota) {
+		t.Errorf("two roots where one may wait: %v", err)
+	}
+	queue(2)
+	if err := submit(roots); err != nil {
+		t.Fatal(err)
+	}
+	if use := s.tenant("default").Use; use.Waiting != 2 || use.Running != 0 {
+		t.Errorf("the tenant's use is %+v, want two that wait", use)
+	}
+	if _, _, err := s.db.Submit(t.Context(), db.Submission{Tenant: "default", Spec: s.spec(nil), Actor: "user:test"}); !berth.IsSlug(err, berth.SlugQuota) {
+		t.Errorf("a job beside the roots: %v", err)
+	}
+	queue(3)
+	array := s.array(3, nil)
+	s.tend(array)
+	if got := s.tally(array); got != "3, 1 submitted, 2 unmade" {
+		t.Errorf("an array beside them is %s", got)
+	}
+}
+
+// A held pipeline does nothing, not even what costs nothing: its release looks.
+func TestAHeldPipelineSkipsNoSteps(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.done("default", cached(nil))
+	job, _, err := s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: cached(nil), Actor: "user:test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.hold(job.ID)
+	s.tend(job.ID)
+	s.wantSteps(job.ID, "prep submitted, train submitted")
+	s.untended()
+	s.release(job.ID)
+	if s.wantSteps(job.ID, bothSkipped); s.job(job.ID).Status != berth.Succeeded {
+		t.Errorf("it is %s", s.job(job.ID).Status)
+	}
+}
+
 // What decides is what a step takes, not who made it.
 func TestAStepIsSkippedByTheContentOfItsInputs(t *testing.T) {
 	t.Parallel()

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -26,7 +27,7 @@ type DB struct {
 
 	halfLife   time.Duration
 	entry      time.Duration
-	leaderIdle string // milliseconds
+	leaderIdle time.Duration
 	renewals   renewals
 	ends       ends
 }
@@ -42,6 +43,11 @@ type Options struct {
 	// EntryPenalty is what a start costs beside the run, as if its capacity had
 	// been held for so long. 0: nothing.
 	EntryPenalty time.Duration
+
+	// LeaderIdle is how long a write of a leader may stand still before the server
+	// ends it. 0: a second. Only tests have more patience with a process that is
+	// frozen in the middle of one: meanwhile nobody can take the lead.
+	LeaderIdle time.Duration
 }
 
 // vitalConns are set apart for what tells that machines and replicas live: the
@@ -59,13 +65,18 @@ const spareConns = 2 * time.Minute
 const connLife = 10 * time.Minute
 
 // idleParam is how long a transaction may wait for its next statement before the
-// server ends it.
-const idleParam = "idle_in_transaction_session_timeout"
+// server ends it; idleLimit is that of all but a leader's writes, where the
+// database URL says nothing.
+const (
+	idleParam = "idle_in_transaction_session_timeout"
+	idleLimit = 5 * time.Second
+)
 
 // Open connects to the database at url and checks that it answers. It does not
 // migrate; see Migrate. A connect_timeout (5 s) or
-// idle_in_transaction_session_timeout (5 s, and less of a leader) that the url
-// names is left as it is.
+// idle_in_transaction_session_timeout (5 s) that the url names is left as it is,
+// but that 0, which is never, is refused as invalid. Writes of a leader have a
+// limit of their own; see Options.
 //
 // Beside MaxConns there are a few connections for leases alone.
 func Open(ctx context.Context, url string, o Options) (*DB, error) {
@@ -74,6 +85,9 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 	}
 	if o.HalfLife == 0 {
 		o.HalfLife = berth.DefaultHalfLife
+	}
+	if o.LeaderIdle == 0 {
+		o.LeaderIdle = leaderIdle
 	}
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -86,11 +100,9 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 	cfg.MaxConnIdleTime = spareConns
 	cfg.MaxConnLifetime, cfg.MaxConnLifetimeJitter = connLife, connLife/5
 	// A transaction that is left open holds back the feed of every process.
-	leaderIdle := leaderIdle
-	if own, said := cfg.ConnConfig.RuntimeParams[idleParam]; said {
-		leaderIdle = own
-	} else {
-		cfg.ConnConfig.RuntimeParams[idleParam] = "5000"
+	_, ownIdle := cfg.ConnConfig.RuntimeParams[idleParam]
+	if !ownIdle {
+		cfg.ConnConfig.RuntimeParams[idleParam] = idleSetting(idleLimit)
 	}
 	cfg.ConnConfig.RuntimeParams["timezone"] = "UTC"
 	// Statements here are written so that one plan serves all values. Planning
@@ -104,9 +116,14 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open database: %w", err)
 	}
-	if err := pool.Ping(ctx); err != nil {
+	if err = pool.Ping(ctx); err != nil {
+		err = berth.Errorf(berth.CodeUnavailable, "database does not answer: %v", err)
+	} else if ownIdle {
+		err = checkIdle(ctx, pool)
+	}
+	if err != nil {
 		pool.Close()
-		return nil, berth.Errorf(berth.CodeUnavailable, "database does not answer: %v", err)
+		return nil, err
 	}
 	cfg = cfg.Copy()
 	cfg.MaxConns = vitalConns
@@ -115,10 +132,27 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 		pool.Close()
 		return nil, fmt.Errorf("open database: %w", err)
 	}
-	d := &DB{pool: pool, vital: vital, log: o.Logger, halfLife: max(0, o.HalfLife), entry: o.EntryPenalty, leaderIdle: leaderIdle}
+	d := &DB{pool: pool, vital: vital, log: o.Logger, halfLife: max(0, o.HalfLife), entry: o.EntryPenalty, leaderIdle: o.LeaderIdle}
 	d.hub = newHub(pool, o.Logger)
 	return d, nil
 }
+
+// checkIdle refuses a URL by which transactions may stand still for ever. The
+// server is asked, which takes the limit in many units and forms.
+func checkIdle(ctx context.Context, pool *pgxpool.Pool) error {
+	var limit string
+	err := pool.QueryRow(ctx, `SELECT setting FROM pg_settings WHERE name = $1`, idleParam).Scan(&limit)
+	if err != nil {
+		return mapError(err, idleParam)
+	}
+	if limit == "0" {
+		return berth.Errorf(berth.CodeInvalid, "%s of the database URL is 0, which is never, and one transaction that is left open holds up every process: name a time such as 30s, or leave it out for %s", idleParam, idleLimit)
+	}
+	return nil
+}
+
+// idleSetting is a limit in the server's unit, milliseconds.
+func idleSetting(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
 // Close waits for the connections in use and closes the pools.
 func (d *DB) Close() {
@@ -151,13 +185,30 @@ func (d *DB) tx(ctx context.Context, f func(tx pgx.Tx) error) error {
 	var err error
 	for range 3 {
 		err = pgx.BeginFunc(ctx, d.pool, f)
-		if pg, ok := errors.AsType[*pgconn.PgError](err); !ok || pg.Code != "40P01" && pg.Code != "40001" {
+		pg, ok := errors.AsType[*pgconn.PgError](err)
+		if !ok || pg.Code != "40P01" && pg.Code != "40001" {
 			return err
 		}
-		d.log.Warn("transaction tried again", "sqlstate", "40P01", "err", err)
+		d.log.Warn("transaction tried again", "sqlstate", pg.Code, "err", err)
 	}
 	return err
 }
+
+// movedTx is tx for what learns only under its locks what it had to lock first:
+// where f ends with errMoved it begins anew, up to five times.
+func (d *DB) movedTx(ctx context.Context, f func(tx pgx.Tx) error) error {
+	var err error
+	for range 5 {
+		if err = d.tx(ctx, f); !errors.Is(err, errMoved) {
+			break
+		}
+	}
+	return err
+}
+
+// errMoved makes a transaction start over because what it had to lock first
+// turned out to be more than it knew.
+var errMoved = errors.New("rows changed before they were locked")
 
 // SQLSTATEs this package maps to errors; BT… are raised by our own triggers.
 const (

@@ -1,6 +1,15 @@
 package db
 
-import "github.com/jackc/pgx/v5"
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// LeaderTx is how a leader writes.
+func (d *DB) LeaderTx(ctx context.Context, term Term, f func(tx pgx.Tx) error) error {
+	return d.leaderTx(ctx, term, f)
+}
 
 // Query is the statement behind the first page of a list.
 func (f JobFilter) Query() (string, pgx.NamedArgs) { return f.query(nil) }

@@ -35,6 +35,9 @@ func bindOutputs(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, job bert
 	if len(inputs) == 0 {
 		return nil
 	}
+	if err := holdOutputs(ctx, tx); err != nil {
+		return err
+	}
 	rows, err := tx.Query(ctx, `
 		WITH x AS (
 			SELECT * FROM unnest(@inputs::int[], @sources::uuid[], @names::text[]) AS x (input, source, name)

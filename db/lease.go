@@ -25,7 +25,7 @@ type Term struct {
 	Holder string
 	Epoch  int64
 
-	idle string // milliseconds that a write of it may stand still
+	idle time.Duration // that a write of it may stand still
 }
 
 // Lease is a process's bid for a named lease. It has a connection of its own,
@@ -120,11 +120,11 @@ const fence = `
 	WHERE name = @name AND holder = @holder AND epoch = @epoch
 	FOR SHARE`
 
-// leaderIdle is how long, in milliseconds, a write of a leader may stand still.
-const leaderIdle = "1000"
+// leaderIdle is how long a write of a leader may stand still.
+const leaderIdle = time.Second
 
 func (t Term) args() pgx.NamedArgs {
-	return pgx.NamedArgs{"name": t.Name, "holder": t.Holder, "epoch": t.Epoch, "idle": t.idle}
+	return pgx.NamedArgs{"name": t.Name, "holder": t.Holder, "epoch": t.Epoch, "idle": idleSetting(t.idle)}
 }
 
 // errDeposed is what a leader's write ends with when its term is over.

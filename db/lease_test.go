@@ -3,6 +3,8 @@ package db_test
 import (
 	"context"
 	"errors"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +12,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/db/dbtest"
 )
 
 func (s *stage) lead(holder string, ttl time.Duration) (db.Term, bool) {
@@ -92,6 +95,50 @@ func TestTakeoverWaitsForACommitUnderWay(t *testing.T) {
 	if _, ok := s.lead("b", time.Hour); !ok {
 		t.Fatal("no takeover after the commit")
 	}
+}
+
+// Whoever has patience with other transactions has none with a leader: while one
+// of its writes stands still, nobody can take the lead.
+func TestTheDatabaseURLDoesNotLoosenTheCutOfAFrozenLeader(t *testing.T) {
+	t.Parallel()
+	url := withIdle(dbtest.URL(t), "90s")
+	d, err := db.Open(t.Context(), url, db.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	const show = `SHOW idle_in_transaction_session_timeout`
+	var others, leaders string
+	if err := d.Pool().QueryRow(t.Context(), show).Scan(&others); err != nil {
+		t.Fatal(err)
+	}
+	term, ok, err := d.OpenLease(db.LeaseLeader, "a").Acquire(t.Context(), time.Hour)
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	err = d.LeaderTx(t.Context(), term, func(tx pgx.Tx) error { return tx.QueryRow(t.Context(), show).Scan(&leaders) })
+	if err != nil || leaders != "1s" || others != "90s" {
+		t.Errorf("a leader's write may stand still for %s and others for %s, %v; want 1s and 90s", leaders, others, err)
+	}
+}
+
+func TestNoTransactionMayStandStillForEver(t *testing.T) {
+	t.Parallel()
+	url := dbtest.URL(t)
+	for _, never := range []string{"0", "0s"} {
+		d, err := db.Open(t.Context(), withIdle(url, never), db.Options{})
+		if err == nil {
+			d.Close()
+		}
+		if berth.CodeOf(err) != berth.CodeInvalid || !strings.Contains(err.Error(), "idle_in_transaction_session_timeout of the database URL is 0") {
+			t.Errorf("%s: %v", never, err)
+		}
+	}
+}
+
+// withIdle is the URL with another limit for transactions that stand still.
+func withIdle(url, limit string) string {
+	return regexp.MustCompile(`(idle_in_transaction_session_timeout=)\w+`).ReplaceAllString(url, "${1}"+limit)
 }
 
 // An outage that may make a machine overdue must count as a gap, however short

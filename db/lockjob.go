@@ -46,6 +46,7 @@ type lockedRank struct {
 	Sealed   bool
 	Orphaned bool // at some time, even if it was released since
 	Suspect  bool // its machine died soon after it began there, and nothing else explains that
+	CutOff   bool // it was sealed for its machine, which had not stored all that is left
 	Age      time.Duration
 	LastStep *int64
 	Drain    string // why its machine is drained; "" if it is not
@@ -70,7 +71,7 @@ func lockJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.Job
 	batch.Queue(`
 		SELECT a.id, a.rank, a.machine_id, a.state, a.exit, a.claimed_at IS NOT NULL, a.sealed_at IS NOT NULL,
 			a.orphaned_at IS NOT NULL, (extract(epoch FROM now() - a.reserved_at) * 1000)::bigint,
-			(a.progress ->> 'step')::bigint, `+suspect+`,
+			(a.progress ->> 'step')::bigint, `+suspect+`, a.cut_off,
 			CASE WHEN m.state = 'draining' THEN coalesce(nullif(m.drain_reason, ''), 'machine is drained') ELSE '' END
 		FROM allocations a
 		LEFT JOIN machines m ON m.id = a.machine_id
@@ -105,7 +106,7 @@ func scanLockedJob(results pgx.BatchResults) (j lockedJob, err error) {
 	}
 	j.Ranks, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r lockedRank, err error) {
 		var ageMS int64
-		err = row.Scan(&r.ID, &r.Rank, &r.Machine, &r.State, &r.Exit, &r.Claimed, &r.Sealed, &r.Orphaned, &ageMS, &r.LastStep, &r.Suspect, &r.Drain)
+		err = row.Scan(&r.ID, &r.Rank, &r.Machine, &r.State, &r.Exit, &r.Claimed, &r.Sealed, &r.Orphaned, &ageMS, &r.LastStep, &r.Suspect, &r.CutOff, &r.Drain)
 		r.Age = time.Duration(ageMS) * time.Millisecond
 		return r, err
 	})

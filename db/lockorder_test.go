@@ -10,6 +10,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/db/dbtest"
 )
 
 // Reports of several machines about the same gangs, cancels, settles and
@@ -18,11 +19,7 @@ func TestReportsKeepTheLockOrder(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	log := &syncBuffer{}
-	d, err := db.Open(t.Context(), s.pool.Config().ConnString(), db.Options{Logger: slog.New(slog.NewTextHandler(log, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(d.Close)
+	d := dbtest.Open(t, s.pool.Config().ConnString(), db.Options{Logger: slog.New(slog.NewTextHandler(log, nil))})
 	s.db = d
 	mustExec(t, s.pool, `UPDATE machines SET cpu_m = 1000000, mem_mb = 1000000`)
 	machines := []berth.MachineID{"m0", "m1", "m2"}

@@ -204,6 +204,7 @@ func releaseDead(ctx context.Context, tx pgx.Tx, id berth.MachineID, held []hold
 				'started_at', started_at, 'finished_at', now())),
 			exited_at = coalesce(exited_at, now()),
 			sealed_at = coalesce(sealed_at, now()),
+			cut_off = cut_off OR state = 'exited' AND sealed_at IS NULL,
 			released_at = now(),
 			forgotten_at = now(),
 			freed_by = CASE WHEN counts(state) THEN 'operator' ELSE freed_by END

@@ -65,7 +65,8 @@ func (d *DB) Outputs(ctx context.Context, job berth.JobID) ([]OutputObject, erro
 }
 
 // lostOutputs are the declared outputs of which no rank of the attempt has
-// stored anything.
+// stored anything, or of which one that was cut off has not: nobody knows
+// whether it had a part of its own.
 func lostOutputs(ctx context.Context, tx pgx.Tx, job lockedJob) ([]string, error) {
 	if !job.HasOutputs {
 		return nil, nil
@@ -73,8 +74,13 @@ func lostOutputs(ctx context.Context, tx pgx.Tx, job lockedJob) ([]string, error
 	rows, err := tx.Query(ctx, `
 		SELECT o ->> 'name'
 		FROM job_specs s, jsonb_array_elements(s.spec -> 'outputs') o
-		WHERE s.job = @job
-		  AND NOT EXISTS (SELECT 1 FROM outputs x WHERE x.job = @job AND x.attempt = @attempt AND x.name = o ->> 'name')`,
+		WHERE s.job = @job AND (
+			NOT EXISTS (SELECT 1 FROM outputs x WHERE x.job = @job AND x.attempt = @attempt AND x.name = o ->> 'name')
+			OR EXISTS (
+				SELECT 1
+				FROM allocations a
+				WHERE a.job = @job AND a.attempt = @attempt AND a.cut_off AND NOT EXISTS (
+					SELECT 1 FROM outputs x WHERE x.job = a.job AND x.attempt = a.attempt AND x.rank = a.rank AND x.name = o ->> 'name')))`,
 		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt})
 	if err != nil {
 		return nil, err

@@ -416,8 +416,8 @@ func (p *lockedParent) expand(ctx context.Context, tx pgx.Tx, did *tended) error
 	err := tx.QueryRow(ctx, `
 		SELECT greatest(0, max_queued - (
 			SELECT count(*)
-			FROM jobs
-			WHERE tenant = @tenant AND kind = 'job' AND NOT blocked AND state IN ('submitted', 'queued', 'retrying')))
+			FROM jobs w
+			WHERE w.tenant = @tenant AND w.state IN ('submitted', 'queued', 'retrying') AND `+countsAsQueued+`))
 		FROM tenants
 		WHERE id = @tenant AND max_queued IS NOT NULL
 		FOR NO KEY UPDATE`, pgx.NamedArgs{"tenant": p.Tenant}).Scan(&waiting)

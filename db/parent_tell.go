@@ -39,6 +39,7 @@ func (d *DB) tellParents(ctx context.Context, children ...berth.JobID) {
 		WHERE e.id = ANY(@children::uuid[]) AND p.state NOT IN ('succeeded', 'failed', 'canceled') AND (
 			p.held AND e.state = 'retrying'
 			OR p.kind = 'pipeline' AND p.state = 'queued' AND e.state = 'running'
+			OR e.state = 'submitted' AND e.blocked AND NOT e.held
 			OR e.state IN ('succeeded', 'failed', 'canceled') AND (
 				p.kind = 'pipeline'
 				OR e.array_index % @milestone = @milestone - 1 AND p.expanded < p.total
@@ -71,7 +72,11 @@ func (d *DB) Untended(ctx context.Context, age time.Duration, limit int) ([]Aged
 				WHERE c.parent = p.id AND c.state = 'submitted' AND c.blocked AND NOT EXISTS (
 					SELECT 1 FROM deps d
 					JOIN jobs n ON n.id = d.needs
-					WHERE d.job = c.id AND n.state NOT IN ('succeeded', 'failed', 'canceled')))
+					WHERE d.job = c.id AND n.state NOT IN ('succeeded', 'failed', 'canceled'))
+				  AND (NOT c.held OR EXISTS (
+					SELECT 1 FROM deps d
+					JOIN jobs n ON n.id = d.needs
+					WHERE d.job = c.id AND n.state <> 'succeeded')))
 			OR p.kind = 'pipeline' AND p.state = 'queued' AND EXISTS (
 				SELECT 1 FROM jobs c
 				WHERE c.parent = p.id AND c.kind <> 'job' AND c.state = 'running')

@@ -20,12 +20,13 @@ const readyBatch = 40
 
 // advance goes on with a pipeline: steps that need what did not succeed are
 // canceled, and what needs them; steps whose needs have all succeeded may start,
-// or have succeeded at once, where an earlier job did the same.
+// or have succeeded at once, where an earlier job did the same. Of one that is held
+// nothing is let go, and nothing skipped: Release has it looked at again.
 func (p *lockedParent) advance(ctx context.Context, tx pgx.Tx, did *tended) error {
 	if _, err := p.cancelAllHopeless(ctx, tx, did); err != nil {
 		return err
 	}
-	for range skipDepth {
+	for n := 0; n < skipDepth && !p.Held; n++ {
 		skipped, err := p.unblock(ctx, tx)
 		if err != nil {
 			return err
@@ -121,16 +122,23 @@ func (p *lockedParent) cancelHopeless(ctx context.Context, tx pgx.Tx) ([]string,
 	return canceled, nil
 }
 
-// unblock lets steps start whose needs have all succeeded. Their time in the
-// queue begins now. Those that an earlier job did already it ends, and returns.
+// unblock lets steps start whose needs have all succeeded, and that nobody holds.
+// Their time in the queue begins now: what they were held before is in no count of
+// theirs. Those that an earlier job did already it ends, and returns.
 func (p *lockedParent) unblock(ctx context.Context, tx pgx.Tx) (skipped []string, err error) {
 	steps, err := p.unblockable(ctx, tx)
 	if err != nil || len(steps) == 0 {
 		return nil, err
 	}
 	ids := make([]string, len(steps))
+	takes := false
 	for i, s := range steps {
-		ids[i] = s.id
+		ids[i], takes = s.id, takes || s.takes
+	}
+	if takes {
+		if err := holdOutputs(ctx, tx); err != nil {
+			return nil, err
+		}
 	}
 	if err := bindSteps(ctx, tx, ids); err != nil {
 		return nil, err
@@ -155,19 +163,21 @@ func (p *lockedParent) unblock(ctx context.Context, tx pgx.Tx) (skipped []string
 		UPDATE jobs j
 		SET blocked = false, version = j.version + 1, actor = 'workflow',
 			queue_deadline = CASE WHEN j.kind = 'job' THEN now() + nullif(x.queue_ms, 0) * interval '1 millisecond' END,
-			unaged_ms = j.unaged_ms + (extract(epoch FROM now() - j.submitted_at) * 1000)::bigint
+			unaged_ms = (extract(epoch FROM now() - j.submitted_at) * 1000)::bigint
 		FROM unnest(@ids::uuid[], @limits::bigint[]) AS x (id, queue_ms)
 		WHERE j.id = x.id`, pgx.NamedArgs{"ids": ids, "limits": limits})
 	return skipped, err
 }
 
-// unblockable are the steps that wait, and whose needs have all succeeded.
+// unblockable are the steps that wait for nothing but to be let go: their needs
+// have all succeeded, and they are not held.
 func (p *lockedParent) unblockable(ctx context.Context, tx pgx.Tx) ([]letGo, error) {
 	rows, err := tx.Query(ctx, `
 		SELECT j.id::text, coalesce((SELECT s.spec -> 'queue_timeout' FROM job_specs s WHERE s.job = j.id), 'null'),
-			coalesce((SELECT s.spec ? 'cache' FROM job_specs s WHERE s.job = j.id), false)
+			coalesce((SELECT s.spec ? 'cache' FROM job_specs s WHERE s.job = j.id), false),
+			coalesce((SELECT s.spec ?| '{inputs,cache}' FROM job_specs s WHERE s.job = j.id), false)
 		FROM jobs j
-		WHERE j.parent = @id AND j.state = 'submitted' AND j.blocked AND NOT EXISTS (
+		WHERE j.parent = @id AND j.state = 'submitted' AND j.blocked AND NOT j.held AND NOT EXISTS (
 			SELECT 1
 			FROM deps d
 			JOIN jobs n ON n.id = d.needs
@@ -180,7 +190,7 @@ func (p *lockedParent) unblockable(ctx context.Context, tx pgx.Tx) ([]letGo, err
 	var steps []letGo
 	var s letGo
 	var raw []byte
-	_, err = pgx.ForEachRow(rows, []any{&s.id, &raw, &s.cached}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&s.id, &raw, &s.cached, &s.takes}, func() error {
 		limit, err := queueTimeout(raw)
 		s.waitMS = limit.Milliseconds()
 		steps = append(steps, s)

@@ -139,6 +139,7 @@ func (g *growth) level(path string, parent berth.JobID, p berth.PipelineSpec) er
 		step := p.Jobs[key]
 		waits := path != "" || len(step.Needs) > 0 || step.Cache
 		row.args["id"], row.args["parent"], row.args["step"], row.args["blocked"] = g.ids[at], parent, key, waits
+		row.args["uncounted"] = path != "" || len(step.Needs) > 0
 		if waits {
 			row.args["queue_ms"] = 0 // see unblock
 		}
@@ -180,6 +181,11 @@ func (g *growth) insert(ctx context.Context, tx pgx.Tx) error {
 	if err := each(func(r submitRow) error { return checkSecrets(ctx, tx, g.Tenant, r.needs) }); err != nil {
 		return err
 	}
+	if _, err := tx.Exec(ctx, `
+		INSERT INTO deps (job, needs)
+		SELECT * FROM unnest(@jobs::uuid[], @needs::uuid[])`, pgx.NamedArgs{"jobs": g.jobs, "needs": g.needs}); err != nil {
+		return err // before the steps, so that each is known for one that waits
+	}
 	for some := range slices.Chunk(g.steps, insertBatch) {
 		batch := &pgx.Batch{}
 		for _, s := range some {
@@ -196,19 +202,13 @@ func (g *growth) insert(ctx context.Context, tx pgx.Tx) error {
 			return mapError(err, "submit")
 		}
 	}
-	if err := each(func(r submitRow) error {
+	return each(func(r submitRow) error {
 		id := r.args["id"].(berth.JobID)
 		if err := bindOutputs(ctx, tx, g.Tenant, id, r.needs.inputs); err != nil {
 			return err
 		}
 		return holdUploads(ctx, tx, id, r.needs.uploads)
-	}); err != nil {
-		return err
-	}
-	_, err := tx.Exec(ctx, `
-		INSERT INTO deps (job, needs)
-		SELECT * FROM unnest(@jobs::uuid[], @needs::uuid[])`, pgx.NamedArgs{"jobs": g.jobs, "needs": g.needs})
-	return err
+	})
 }
 
 // retryPipeline submits the steps of an ended pipeline again that did not

@@ -2,8 +2,10 @@ package db_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -174,6 +176,112 @@ func TestCancelOfAPipelineReachesAllItsSteps(t *testing.T) {
 	early := s.pipeline(berth.FailFast, "a", "b: a")
 	if got := s.cancel(early); got != berth.Canceled || s.steps(early) != "a canceled, b canceled" {
 		t.Errorf("canceled before its coordinator looked it is %s: %s", got, s.steps(early))
+	}
+}
+
+func (s *stage) hold(id berth.JobID) {
+	s.t.Helper()
+	if err := s.db.Hold(s.t.Context(), "", id, "user:test"); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *stage) release(id berth.JobID) {
+	s.t.Helper()
+	if err := s.db.Release(s.t.Context(), "", id, "user:test"); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *stage) untended(want ...berth.JobID) {
+	s.t.Helper()
+	list, err := s.db.Untended(s.t.Context(), 0, 10)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var got []berth.JobID
+	for _, x := range list {
+		got = append(got, x.ID)
+	}
+	if !slices.Equal(got, want) {
+		s.t.Errorf("untended are %v, want %v", got, want)
+	}
+}
+
+// Of a held pipeline nothing is let go, what is hopeless ends all the same, and
+// the reconciler finds nothing to do; its release does what was put off.
+func TestAHeldPipelineLetsNothingGo(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.pipeline(berth.Continue, "a", "b: a", "c", "d: c")
+	s.tend(id)
+	s.hold(id)
+	s.finish(s.step(id, "a"), 0)
+	s.untended()
+	s.finish(s.step(id, "c"), 1)
+	s.untended(id) // for d
+	s.tend(id)
+	if got := s.steps(id); got != "a succeeded, b submitted, c failed, d canceled" {
+		t.Errorf("steps are %s", got)
+	}
+	s.untended()
+	poke := s.db.Hub().Subscribe(db.TopicPoke, string(id))
+	if s.release(id); !hears(t, poke) {
+		t.Error("the coordinator was not told of the release")
+	}
+	if r, err := s.db.Tend(t.Context(), id); err != nil || len(r.Ready) != 1 || r.Ready[0].Job != s.step(id, "b") {
+		t.Errorf("after the release: %+v, %v", r, err)
+	}
+}
+
+func TestAHeldStepIsNotLetGo(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.pipeline(berth.FailFast, "a", "b: a", "c: a")
+	b := s.step(id, "b")
+	s.hold(b)
+	s.tend(id)
+	s.finish(s.step(id, "a"), 0)
+	s.tend(id)
+	if got := s.steps(id); got != "a succeeded, b submitted, c submitted*" {
+		t.Errorf("steps are %s", got)
+	}
+	s.untended()
+	poke := s.db.Hub().Subscribe(db.TopicPoke, string(id))
+	if s.release(b); !hears(t, poke) {
+		t.Error("the coordinator was not told of the release")
+	}
+	s.untended(id)
+	s.tend(id)
+	if got := s.steps(id); got != "a succeeded, b submitted*, c submitted*" {
+		t.Errorf("steps are %s", got)
+	}
+}
+
+// What a step was held before it is let go counts once, whichever comes first, its
+// release or the success of what it needs.
+func TestTheHoldOfAStepCountsOnce(t *testing.T) {
+	t.Parallel()
+	for what, act := range map[string]func(s *stage, id berth.JobID){
+		"released first": func(s *stage, id berth.JobID) { s.release(id); s.finish(s.step(id, "a"), 0); s.tend(id) },
+		"ready first":    func(s *stage, id berth.JobID) { s.finish(s.step(id, "a"), 0); s.tend(id); s.release(id) },
+	} {
+		s := newStage(t)
+		spec := graph(berth.FailFast, "a", "b: a")
+		editStep("b", func(j *berth.JobSpec) { j.QueueTimeout = berth.Duration(time.Hour) })(&spec)
+		id := s.submits("default", spec)
+		s.hold(id)
+		b := s.step(id, "b")
+		mustExec(t, s.pool, `UPDATE jobs SET submitted_at = now() - interval '5 hours', held_at = now() - interval '3 hours' WHERE id = $1`, b)
+		act(s, id)
+		if got := s.steps(id); got != "a succeeded, b submitted*" {
+			t.Fatalf("%s: steps are %s", what, got)
+		}
+		unaged := one[float64](s, `SELECT unaged_ms / 3600000.0::float8 FROM jobs WHERE id = $1`, b)
+		left := one[float64](s, `SELECT (extract(epoch FROM queue_deadline - now()) / 3600)::float8 FROM jobs WHERE id = $1`, b)
+		if unaged < 5 || unaged > 6 || left > 1 {
+			t.Errorf("%s: %.2f hours do not age it, want 5; %.2f are left of its queue_timeout, want 1", what, unaged, left)
+		}
 	}
 }
 

@@ -292,6 +292,7 @@ func orphan(ctx context.Context, tx pgx.Tx, machine berth.MachineID, ranks []ove
 		    alone = a.state = 'active' AND `+alone+`,
 		    orphaned_at = CASE a.state WHEN 'exited' THEN a.orphaned_at ELSE clock_timestamp() END,
 		    sealed_at = CASE a.state WHEN 'exited' THEN clock_timestamp() ELSE a.sealed_at END,
+		    cut_off = a.state = 'exited',
 		    orders = CASE a.state WHEN 'exited' THEN a.orders ELSE a.orders || @kill END
 		FROM machines m
 		WHERE a.id = ANY(@ids) AND m.id = a.machine_id`, pgx.NamedArgs{"ids": ids, "kill": berth.Orders{Kill: true}})

@@ -2,7 +2,6 @@ package db
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -13,10 +12,6 @@ import (
 
 // AgentActor is how a machine's agent is named in events.
 func AgentActor(m berth.MachineID) string { return "agent:" + string(m) }
-
-// errMoved makes a transaction start over because what it had to lock first
-// turned out to be more than it knew.
-var errMoved = errors.New("rows changed before they were locked")
 
 // registration is one call of Register on its way through the steps. Its
 // methods follow the lock order.
@@ -62,17 +57,10 @@ func (d *DB) Register(ctx context.Context, machine berth.MachineID, req berth.Re
 		return berth.RegisterResponse{}, nil, berth.Errorf(berth.CodeInvalid, "host_boot and agent_boot must not be empty")
 	}
 	var r *registration
-	var err error
-	for range 5 {
-		r = &registration{machine: machine, req: req, changed: map[berth.JobID]bool{}}
-		err = d.tx(ctx, func(tx pgx.Tx) error {
-			r.tx, r.kill, r.unknown = tx, nil, nil
-			return r.run(ctx)
-		})
-		if !errors.Is(err, errMoved) {
-			break
-		}
-	}
+	err := d.movedTx(ctx, func(tx pgx.Tx) error {
+		r = &registration{tx: tx, machine: machine, req: req, changed: map[berth.JobID]bool{}}
+		return r.run(ctx)
+	})
 	if err != nil {
 		return berth.RegisterResponse{}, nil, mapError(err, "register machine "+string(machine))
 	}
@@ -201,6 +189,7 @@ func (r *registration) reboot(ctx context.Context) error {
 		            'started_at', a.started_at, 'finished_at', now())) END),
 		    exited_at = CASE WHEN a.state IN ('reserved', 'active') THEN coalesce(a.exited_at, now()) ELSE a.exited_at END,
 		    phase = CASE WHEN a.state IN ('reserved', 'active', 'exited') THEN 'sealed' ELSE a.phase END,
+		    cut_off = a.cut_off OR a.state = 'exited' AND a.sealed_at IS NULL,
 		    sealed_at = CASE WHEN a.state IN ('reserved', 'active', 'exited') THEN coalesce(a.sealed_at, now()) ELSE a.sealed_at END
 		FROM machines m
 		WHERE a.machine_id = @machine AND a.forgotten_at IS NULL AND m.id = a.machine_id`,

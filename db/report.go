@@ -104,20 +104,13 @@ func (d *DB) reportOnce(ctx context.Context, machine berth.MachineID, req berth.
 		}
 	}
 	var r *reporting
-	var err error
-	for range 5 {
+	err := d.movedTx(ctx, func(tx pgx.Tx) error {
 		r = &reporting{
-			machine: machine, req: req, actor: AgentActor(machine), part: part, lockJobs: lock,
+			tx: tx, machine: machine, req: req, actor: AgentActor(machine), part: part, lockJobs: lock,
 			touched: map[berth.JobID]bool{}, machines: map[berth.MachineID]bool{},
 		}
-		err = d.tx(ctx, func(tx pgx.Tx) error {
-			r.tx = tx
-			return r.run(ctx)
-		})
-		if !errors.Is(err, errMoved) {
-			break
-		}
-	}
+		return r.run(ctx)
+	})
 	if errors.Is(err, errOvertaken) {
 		return heard{}, nil
 	}

@@ -137,7 +137,7 @@ func (j lockedJob) evidence() berth.AttemptEvidence {
 			e.DrainedBy = r.Drain
 		}
 		e.Ranks = append(e.Ranks, berth.RankEvidence{
-			Rank: r.Rank, Machine: r.Machine, Orphaned: r.Orphaned, Claimed: r.Claimed, Suspect: r.Suspect, Exit: r.Exit,
+			Rank: r.Rank, Machine: r.Machine, Orphaned: r.Orphaned, Claimed: r.Claimed, Suspect: r.Suspect, CutOff: r.CutOff, Exit: r.Exit,
 		})
 	}
 	return e
@@ -212,10 +212,23 @@ func settle(ctx context.Context, tx pgx.Tx, job lockedJob, v berth.Verdict) (tou
 	return hints, tx.SendBatch(ctx, batch).Close()
 }
 
-// attemptRan is for how long the attempt that is settled ran, in milliseconds.
+// attemptRan is for how long the attempt that is settled ran, in milliseconds: as
+// its exits tell it, the longest of its ranks, since the rows may have heard of the
+// start with the end, and of the end late. An exit is told by the clock of its
+// machine, which need not be ours: so only how long it took counts, and no more
+// than since the reservation. Where no exit tells it, the rows' own times do.
 const attemptRan = `coalesce((
-				SELECT (extract(epoch FROM greatest(now() - t.started_at, '0')) * 1000)::bigint
+				SELECT (extract(epoch FROM coalesce(own.ran, greatest(now() - t.started_at, '0'))) * 1000)::bigint
 				FROM attempts t
+				CROSS JOIN (
+					SELECT max(greatest(least(x.ran, now() - x.reserved_at), '0')) AS ran
+					FROM (
+						SELECT (a.exit ->> 'finished_at')::timestamptz - (a.exit ->> 'started_at')::timestamptz AS ran, a.reserved_at
+						FROM allocations a
+						WHERE a.job = @job AND a.attempt = @attempt
+					) x
+					WHERE x.ran IS NOT NULL
+				) own
 				WHERE t.job = @job AND t.attempt = @attempt), 0)`
 
 func verdictArgs(job lockedJob, v berth.Verdict) pgx.NamedArgs {

@@ -154,8 +154,8 @@ func TestAnEndThatComesBeforeTheNewsOfTheStartIsOfAJobThatRan(t *testing.T) {
 	id := s.submit(nil)
 	attempt := s.place(id, "m0")
 	s.claim(id, attempt, 0)
-	s.exit(id, attempt, 0, exited(0))
-	mustExec(t, s.pool, `UPDATE allocations SET started_at = now() - interval '3 s' WHERE job = $1`, id)
+	s.exit(id, attempt, 0, exited(0)) // a second, it says
+	mustExec(t, s.pool, `UPDATE allocations SET started_at = now(), reserved_at = now() - interval '3 s' WHERE job = $1`, id)
 	if got := s.settle(id, attempt); got.Next != berth.Succeeded {
 		t.Fatalf("settled as %+v", got)
 	}
@@ -163,12 +163,51 @@ func TestAnEndThatComesBeforeTheNewsOfTheStartIsOfAJobThatRan(t *testing.T) {
 	if j.StartedAt == nil || j.Attempts[0].StartedAt == nil {
 		t.Fatalf("the job started %v, its attempt %v", j.StartedAt, j.Attempts[0].StartedAt)
 	}
-	if ran := one[int64](s, `SELECT ran_ms FROM jobs WHERE id = $1`, id); ran < 3000 {
+	if ran := one[int64](s, `SELECT ran_ms FROM jobs WHERE id = $1`, id); ran != 1000 {
 		t.Errorf("it ran for %d ms, want what its machine said", ran)
 	}
 	events, err := s.db.Events(t.Context(), "", id, 0, 100)
 	if err != nil || !slices.ContainsFunc(events, func(e berth.Event) bool { return e.To == berth.Running }) {
 		t.Errorf("its history does not say that it ran: %+v, %v", events, err)
+	}
+}
+
+// How long an attempt ran its exits tell, whatever the clocks of their machines
+// show: never more than there was time for, and not what came after the end.
+func TestAnAttemptRanAsLongAsItsExitsSay(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	at := func(start time.Time, ran time.Duration) berth.Exit {
+		return berth.Exit{Cause: berth.CauseExited, StartedAt: start, FinishedAt: start.Add(ran)}
+	}
+	for what, row := range map[string]struct {
+		exits    []berth.Exit
+		min, max time.Duration
+	}{
+		"a report that came late":    {[]berth.Exit{at(ranAt, 20*time.Second)}, 20 * time.Second, 20 * time.Second},
+		"a clock that is years off":  {[]berth.Exit{at(ranAt.AddDate(-30, 0, 0), 20*time.Second)}, 20 * time.Second, 20 * time.Second},
+		"the longest of a gang":      {[]berth.Exit{at(ranAt, time.Second), at(ranAt, 30*time.Second)}, 30 * time.Second, 30 * time.Second},
+		"a clock that was set back":  {[]berth.Exit{at(ranAt, -time.Hour)}, 0, 0},
+		"a clock that was set ahead": {[]berth.Exit{at(ranAt, 9000*time.Hour)}, time.Hour, 2 * time.Hour},
+		"no word of it":              {[]berth.Exit{{Cause: berth.CauseVanished, Message: "gone"}}, 40 * time.Second, time.Hour},
+	} {
+		id := s.submit(nil)
+		machines := []string{"m0", "m1"}[:len(row.exits)]
+		attempt := s.place(id, machines...)
+		for rank := range row.exits {
+			s.claim(id, attempt, rank)
+		}
+		s.run(id)
+		for rank, x := range row.exits {
+			s.exit(id, attempt, rank, x)
+		}
+		mustExec(t, s.pool, `UPDATE attempts SET started_at = now() - interval '40 s' WHERE job = $1`, id)
+		mustExec(t, s.pool, `UPDATE allocations SET reserved_at = now() - interval '1 hour' WHERE job = $1`, id)
+		s.settle(id, attempt)
+		ran := time.Duration(one[int64](s, `SELECT ran_ms FROM jobs WHERE id = $1`, id)) * time.Millisecond
+		if ran < row.min || ran > row.max {
+			t.Errorf("%s: it ran %s, want %s to %s", what, ran, row.min, row.max)
+		}
 	}
 }
 

@@ -154,7 +154,8 @@ func giveUp(ctx context.Context, tx pgx.Tx, ranks []stuckRank, p Patience) ([]be
 		UPDATE allocations
 		SET state = CASE state WHEN 'exited' THEN state ELSE 'orphaned' END,
 		    orphaned_at = CASE state WHEN 'exited' THEN orphaned_at ELSE clock_timestamp() END,
-		    sealed_at = CASE state WHEN 'exited' THEN clock_timestamp() ELSE sealed_at END
+		    sealed_at = CASE state WHEN 'exited' THEN clock_timestamp() ELSE sealed_at END,
+		    cut_off = state = 'exited'
 		WHERE id = ANY(@ids)`, args)
 	if err != nil {
 		return nil, fmt.Errorf("give up ranks: %w", err)

@@ -107,6 +107,7 @@ func newSubmitRow(s Submission) (submitRow, error) {
 		"step":         nil,
 		"blocked":      false,
 		"expanded":     0,
+		"uncounted":    false,
 		"notify":       berth.NotifiedOf(s.Spec.Notify),
 	}
 	if a := s.Spec.Array; a != nil {
@@ -137,6 +138,12 @@ func (d *DB) store(ctx context.Context, r submitRow) (job berth.Job, err error) 
 	})
 	return job, mapError(err, "submit")
 }
+
+// countsAsQueued is that a job w that waits counts against max_queued. Parents do
+// not, nor do steps that wait for others, or in a nested pipeline. A cached step that
+// needs none is blocked too, but only until its pipeline is looked at.
+const countsAsQueued = `w.kind = 'job' AND (NOT w.blocked OR NOT EXISTS (SELECT 1 FROM deps n WHERE n.job = w.id)
+				AND NOT EXISTS (SELECT 1 FROM jobs o WHERE o.id = w.parent AND o.parent IS NOT NULL))`
 
 // insert stores job, spec and class, in one round trip. It answers not_found
 // when the idempotency key is taken, and an error of slug quota when too many of
@@ -178,10 +185,10 @@ func (r submitRow) queue(batch *pgx.Batch) {
 				now() + nullif(@queue_ms::bigint, 0) * interval '1 millisecond',
 				@run_limit_ms, @grace_ms, @mode, @lost_ms, @labels, @actor, @retry_of::uuid, @idem_key, @idem_hash::bytea,
 				coalesce((SELECT stalled_ms FROM t), 0)
-			WHERE NOT EXISTS (SELECT 1 FROM t WHERE NOT @blocked AND max_queued <= (
+			WHERE @uncounted OR NOT EXISTS (SELECT 1 FROM t WHERE max_queued <= (
 				SELECT count(*)
 				FROM jobs w
-				WHERE w.tenant = @tenant AND w.kind = 'job' AND NOT w.blocked AND w.state IN ('submitted', 'queued', 'retrying')))
+				WHERE w.tenant = @tenant AND w.state IN ('submitted', 'queued', 'retrying') AND `+countsAsQueued+`))
 			ON CONFLICT (tenant, idem_key) WHERE idem_key IS NOT NULL DO NOTHING
 			RETURNING *
 		), spec AS (

@@ -153,8 +153,8 @@ func addPresent(ctx context.Context, tx pgx.Tx, list []TenantRow, args pgx.Named
 	rows, err := tx.Query(ctx, `
 		SELECT tenant, count(*) FILTER (WHERE state IN ('submitted', 'queued', 'retrying')),
 			count(*) FILTER (WHERE state IN ('scheduled', 'running', 'preempting', 'canceling'))
-		FROM jobs
-		WHERE kind = 'job' AND NOT blocked AND state NOT IN ('succeeded', 'failed', 'canceled')
+		FROM jobs w
+		WHERE `+countsAsQueued+` AND state NOT IN ('succeeded', 'failed', 'canceled')
 		GROUP BY tenant`)
 	if err != nil {
 		return err

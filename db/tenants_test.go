@@ -3,6 +3,7 @@ package db_test
 import (
 	"fmt"
 	"math"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -104,6 +105,72 @@ func TestQuotasAreReplacedAsAWhole(t *testing.T) {
 	}
 	if got := s.tenant("default").Quota; got.Limit != nil || got.Guarantee != nil || got.Budget != nil || got.Borrow != berth.BorrowAny || got.Version != 3 {
 		t.Errorf("no quota is %+v", got)
+	}
+}
+
+// What a tenant has stored goes with it; jobs that are archived stay, and so nobody
+// else gets its name.
+func TestADeletedTenantLeavesNothingToTheNext(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	ctx := t.Context()
+	address := berth.Address("sha256:" + strings.Repeat("a", 64))
+	for _, id := range []berth.TenantID{"lab", "other"} {
+		s.newTenant(id, "")
+		if _, _, err := s.db.SetSecret(ctx, db.SealedSecret{Tenant: id, Name: "TOKEN", Key: "k", Sealed: []byte("x")}); err != nil {
+			t.Fatal(err)
+		}
+		folder, err := s.db.BeginUpload(ctx, id, address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := s.db.EndUpload(ctx, id, berth.Upload{Address: address}, folder); err != nil {
+			t.Fatal(err)
+		}
+		mustExec(t, s.pool, `INSERT INTO step_results (job, tenant, key, image, attempt) VALUES (gen_random_uuid(), $1, 'key', '', 1)`, id)
+		mustExec(t, s.pool, `INSERT INTO notices (job, seq, hook, tenant, url, status, body) VALUES (gen_random_uuid(), 1, 0, $1, 'https://x', 'failed', '{}')`, id)
+	}
+	mustExec(t, s.pool, `INSERT INTO schedules (id, tenant, name, spec, paused, revision, created_by) VALUES (gen_random_uuid(), 'other', 'x', '{}', false, 'r', 'user:test')`)
+	if err := s.db.DeleteTenant(ctx, "other"); berth.CodeOf(err) != berth.CodeConflict {
+		t.Errorf("deleted with a schedule: %v", err)
+	}
+	if err := s.db.DeleteTenant(ctx, "lab"); err != nil {
+		t.Fatal(err)
+	}
+	s.newTenant("lab", "")
+	for tenant, want := range map[berth.TenantID]int{"lab": 0, "other": 1} {
+		for _, table := range []string{"secrets", "uploads", "step_results", "notices"} {
+			if n := one[int](s, `SELECT count(*)::int FROM `+table+` WHERE tenant = $1`, tenant); n != want {
+				t.Errorf("%s has %d %s, want %d", tenant, n, table, want)
+			}
+		}
+	}
+	if doomed, err := s.db.DoomedObjects(ctx, 10); err != nil || len(doomed) != 1 || !strings.HasPrefix(doomed[0], berth.UploadFolder("lab", address, "")) {
+		t.Errorf("doomed are %v, %v", doomed, err)
+	}
+
+	if err := s.db.DeleteTenant(ctx, "lab"); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, s.pool, `INSERT INTO archived_jobs (id, tenant, name, state, labels, submitted_at, finished_at, job, events)
+		SELECT gen_random_uuid(), t, 'x', 'succeeded', '{}', now(), now(), '{}', '[]' FROM unnest(ARRAY['lab', 'other']) AS t`)
+	token := func(id berth.TenantID) error {
+		_, err := s.db.CreateToken(ctx, berth.NewToken{Tenant: id, Name: "n", Role: berth.RoleUser})
+		return err
+	}
+	if err := s.db.CreateTenant(ctx, berth.NewTenant{ID: "lab"}); berth.CodeOf(err) != berth.CodeConflict {
+		t.Errorf("made again beside its archived jobs: %v", err)
+	}
+	if err := token("lab"); berth.CodeOf(err) != berth.CodeConflict {
+		t.Errorf("made again by a token: %v", err)
+	}
+	if n := one[int](s, `SELECT count(*)::int FROM tenants WHERE id = 'lab'`) + one[int](s, `SELECT count(*)::int FROM tokens WHERE tenant = 'lab'`); n != 0 {
+		t.Errorf("%d rows were made all the same", n)
+	}
+	for _, id := range []berth.TenantID{"other", "new"} {
+		if err := token(id); err != nil {
+			t.Errorf("a token for %s: %v", id, err)
+		}
 	}
 }
 

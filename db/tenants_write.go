@@ -14,7 +14,17 @@ import (
 // else, by id.
 const lockTenants = `SELECT id, coalesce(parent, '') FROM tenants ORDER BY id FOR NO KEY UPDATE`
 
-// CreateTenant adds a tenant. One that exists is a conflict.
+// archiveOf is that there are archived jobs of a tenant.
+const archiveOf = `EXISTS (SELECT 1 FROM archived_jobs WHERE tenant = @tenant AND parent IS NULL)`
+
+// errFormerTenant refuses to make a tenant that was deleted before: it would have
+// the jobs of the former one, with their logs and outputs.
+func errFormerTenant(id berth.TenantID) error {
+	return berth.Errorf(berth.CodeConflict, "a tenant %s was deleted, and its archived jobs are still on record: choose another id", id)
+}
+
+// CreateTenant adds a tenant. One that exists is a conflict, as is one that was
+// deleted and has left archived jobs.
 func (d *DB) CreateTenant(ctx context.Context, n berth.NewTenant) error {
 	if n.Weight == 0 {
 		n.Weight = 1
@@ -26,6 +36,12 @@ func (d *DB) CreateTenant(ctx context.Context, n berth.NewTenant) error {
 		}
 		if _, taken := parents[n.ID]; taken {
 			return berth.Errorf(berth.CodeConflict, "tenant %s exists already", n.ID)
+		}
+		var left bool
+		if err := tx.QueryRow(ctx, `SELECT `+archiveOf, pgx.NamedArgs{"tenant": n.ID}).Scan(&left); err != nil {
+			return err
+		} else if left {
+			return errFormerTenant(n.ID)
 		}
 		if err := checkParent(parents, n.ID, n.Parent); err != nil {
 			return err
@@ -65,11 +81,39 @@ func (d *DB) UpdateTenant(ctx context.Context, id berth.TenantID, p berth.Tenant
 	return d.tenantChanged(err, id)
 }
 
+// clearTenant removes what a tenant has stored that no job is needed for. A later
+// one of the same id must not find it: values of secrets, uploads, results of
+// cached steps, calls of webhooks that nobody could sign any more.
+func clearTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
+	for _, sql := range []string{
+		`DELETE FROM secrets WHERE tenant = @id`,
+		`DELETE FROM step_results WHERE tenant = @id`,
+		`DELETE FROM notices WHERE tenant = @id`, `
+		WITH gone AS (
+			DELETE FROM uploads
+			WHERE tenant = @id
+			RETURNING folder
+		)
+		INSERT INTO doomed_objects (prefix, since)
+		SELECT folder, clock_timestamp() FROM gone
+		ON CONFLICT (prefix) DO UPDATE SET since = excluded.since`,
+	} {
+		if _, err := tx.Exec(ctx, sql, pgx.NamedArgs{"id": id}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // DeleteTenant removes a tenant that nothing belongs to: no job that is not
 // archived, no token that is still good, no tenant below it,
-// no schedule.
+// no schedule. Its secrets and uploads go with it; its archived jobs stay, and
+// keep the id from being used again.
 func (d *DB) DeleteTenant(ctx context.Context, id berth.TenantID) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error {
+		if err := clearTenant(ctx, tx, id); err != nil { // before tenants are locked; undone if it stays
+			return err
+		}
 		parents, err := tenantParents(ctx, tx)
 		if err != nil {
 			return err

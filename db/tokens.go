@@ -103,22 +103,31 @@ func authenticate(ctx context.Context, pool *pgxpool.Pool, token string) (Princi
 }
 
 // CreateToken makes a token and returns it with its secret, which is nowhere
-// stored. The tenant comes into being with its first token.
+// stored. The tenant comes into being with its first token, unless one of that id
+// was deleted and has left archived jobs: that is a conflict.
 func (d *DB) CreateToken(ctx context.Context, n berth.NewToken) (berth.Token, error) {
 	id, text, sum := mintToken(tokenPrefix)
 	rows, err := d.pool.Query(ctx, `
-		WITH tenant AS (
-			INSERT INTO tenants (id) VALUES (@tenant)
+		WITH may AS MATERIALIZED (
+			SELECT @tenant::text AS tenant
+			WHERE EXISTS (SELECT 1 FROM tenants WHERE id = @tenant) OR NOT `+archiveOf+`
+		), tenant AS (
+			INSERT INTO tenants (id)
+			SELECT tenant FROM may
 			ON CONFLICT DO NOTHING
 		)
 		INSERT INTO tokens (id, tenant, name, role, sha256, expires_at)
-		VALUES (@id, @tenant, @name, @role, @sha256, now() + nullif(@ttl_ms::bigint, 0) * interval '1 millisecond')
+		SELECT @id, tenant, @name, @role, @sha256::bytea, now() + nullif(@ttl_ms::bigint, 0) * interval '1 millisecond'
+		FROM may
 		RETURNING `+tokenDocument,
 		pgx.NamedArgs{"id": id, "tenant": n.Tenant, "name": n.Name, "role": n.Role, "sha256": sum, "ttl_ms": n.TTL.Std().Milliseconds()})
 	if err != nil {
 		return berth.Token{}, mapError(err, "token")
 	}
 	t, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[berth.Token])
+	if isNoRows(err) {
+		return berth.Token{}, errFormerTenant(n.Tenant)
+	}
 	if err != nil {
 		return berth.Token{}, mapError(err, "token")
 	}

@@ -184,5 +184,8 @@ func (d *DB) tendInside(ctx context.Context, id berth.JobID) error {
 	if err != nil {
 		return mapError(err, "job "+string(id))
 	}
+	for _, i := range inner { // their coordinators start what may start
+		d.hub.Publish(TopicPoke, string(i))
+	}
 	return d.tendAll(ctx, inner)
 }

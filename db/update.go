@@ -44,7 +44,9 @@ func (d *DB) Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, ac
 // Release ends a hold. The time on hold does not count towards the queue
 // timeout. A job that is not held stays as it is.
 func (d *DB) Release(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) error {
-	return d.change(ctx, tenant, id, func(tx pgx.Tx, job lockedJob) (string, error) {
+	var pipeline, step bool
+	err := d.change(ctx, tenant, id, func(tx pgx.Tx, job lockedJob) (string, error) {
+		pipeline, step = job.Kind == berth.KindPipeline, job.HasParent
 		if job.HeldAt == nil || job.State.Terminal() {
 			return "", nil
 		}
@@ -59,6 +61,15 @@ func (d *DB) Release(ctx context.Context, tenant berth.TenantID, id berth.JobID,
 		}
 		return "released from hold", err
 	}, actor)
+	// What was ready but for the hold may start now: its coordinator starts it.
+	if err == nil && pipeline {
+		d.hub.Publish(TopicPoke, string(id))
+		err = d.tendInside(ctx, id)
+	}
+	if err == nil && step {
+		d.tellParents(ctx, id)
+	}
+	return err
 }
 
 // UpdateJob changes a live job: in the row, and in the spec that the next

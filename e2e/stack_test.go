@@ -106,7 +106,7 @@ func startStack(t testing.TB, ages scheduler.Ages, edit func(*controlplane.Confi
 	edit(&cfg)
 	token := ""
 	plane, err := controlplane.New(cfg, controlplane.Options{
-		Logger: log, Version: "e2e", Ages: ages, Traces: traces, FirstToken: func(secret string) { token = secret },
+		Logger: log, Version: "e2e", Ages: ages, LeaderIdle: dbtest.Patience, Traces: traces, FirstToken: func(secret string) { token = secret },
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -31,7 +31,7 @@ echo "demo: building (the first build embeds a Temporal server and takes minutes
 begun=$SECONDS
 go build -o bin/ ./cmd/... ./examples/digits/demo
 echo "demo: built in $((SECONDS - begun)) s"
-image=$(scripts/demo-image.sh)
+image=$(scripts/example-image.sh digits)
 stop
 mkdir -p "$dir"
 

@@ -27,7 +27,7 @@ fail() { echo "proof-gang: FAILED: $*" >&2; tail -n 20 "$dir/berth-dev.log" >&2 
 field() { sed -n "s/.*\"$1\": *\"\{0,1\}\([^\",]*\)\"\{0,1\}.*/\1/p" "$dir/stack.json" 2>/dev/null; }
 
 go build -o bin/ ./cmd/...
-image=$(scripts/gang-image.sh)
+image=$(scripts/example-image.sh gang)
 bin/berth-dev --dir "$dir" --agents 2 --cpus 1 --memory 2GiB --image "berth-torch:1=$image" \
   --listen 127.0.0.1:0 --temporal-port 0 --ui-port 0 >"$dir/berth-dev.log" 2>&1 </dev/null &
 pid=$!

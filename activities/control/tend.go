@@ -4,11 +4,19 @@ import (
 	"context"
 
 	"berth"
+	"berth/internal/failpoint"
 )
 
 // Tend looks at a parent and does what follows from its row and its elements.
 func (s *Steps) Tend(ctx context.Context, id berth.JobID) (berth.TendResult, error) {
-	return s.store.Tend(ctx, id)
+	if err := failpoint.Hit("worker.tend.before"); err != nil {
+		return berth.TendResult{}, err
+	}
+	result, err := s.store.Tend(ctx, id)
+	if err != nil {
+		return result, err
+	}
+	return result, failpoint.Hit("worker.tend.after")
 }
 
 // CancelParent puts a cancel that came from Temporal's side on the row of a
@@ -17,5 +25,5 @@ func (s *Steps) CancelParent(ctx context.Context, id berth.JobID) (berth.TendRes
 	if _, err := s.store.RequestCancel(ctx, "", id, "temporal", nil); err != nil {
 		return berth.TendResult{}, err
 	}
-	return s.store.Tend(ctx, id)
+	return s.Tend(ctx, id)
 }

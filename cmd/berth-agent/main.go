@@ -21,6 +21,7 @@ import (
 	"berth/activities/node/fakeruntime"
 	"berth/internal/agent"
 	"berth/internal/docker"
+	"berth/internal/flags"
 	"berth/internal/gpu"
 	"berth/internal/tracing"
 	"berth/workers"
@@ -47,7 +48,7 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := fromEnvironment(cmd.Flags(), lookup); err != nil {
+			if err := flags.FromEnvironment(cmd.Flags(), lookup); err != nil {
 				return err
 			}
 			if err := s.parse(); err != nil {

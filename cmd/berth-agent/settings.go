@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"berth"
+	"berth/internal/flags"
 	"berth/internal/publicnet"
 	"berth/internal/tracing"
 	"berth/workers"
@@ -49,7 +50,6 @@ type settings struct {
 	temporalAddress   string
 	temporalNamespace string
 	otlp              string // endpoint, as typed
-	logLevel          string
 	syncWait          time.Duration
 
 	capacity berth.Capacity
@@ -99,11 +99,11 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.BoolVar(&s.memlock, "unlimited-memlock", false, "let containers pin memory without limit, as RDMA wants")
 	f.StringVar(&s.fakeGPUs, "fake-gpus", "", "file that declares an inventory of GPUs, for machines without any; shown as declared everywhere")
 	f.BoolVar(&s.noGPUs, "no-gpus", false, "do not look for GPUs")
-	f.StringVar(&s.temporalAddress, "temporal-address", "127.0.0.1:7233", "Temporal's frontend")
-	f.StringVar(&s.temporalNamespace, "temporal-namespace", workers.DefaultNamespace, "Temporal namespace of the workflows")
+	s.temporalAddress, s.temporalNamespace = "127.0.0.1:7233", workers.DefaultNamespace
+	flags.Temporal(f, &s.temporalAddress, &s.temporalNamespace)
 	f.DurationVar(&s.syncWait, "sync-wait", berth.SyncWait, "how long a call for orders waits, at most "+berth.SyncWait.String()+"; each renews the machine's lease, so a short lost_after wants short ones")
-	f.StringVar(&s.otlp, "otlp-endpoint", "", "OpenTelemetry collector that is told of jobs as traces, as http://HOST:4318; the usual variables (OTEL_EXPORTER_OTLP_ENDPOINT and others) do as well")
-	f.StringVar(&s.logLevel, "log-level", "info", "debug, info, warn or error")
+	flags.Collector(f, &s.otlp)
+	flags.LogLevel(f, &s.level)
 }
 
 // parse reads the settings that are words, and reports every fault.
@@ -119,9 +119,6 @@ func (s *settings) parse() error {
 		fault("machine", err)
 		name, _, _ = strings.Cut(strings.ToLower(name), ".")
 		s.machine = name
-	}
-	if err := s.level.UnmarshalText([]byte(s.logLevel)); err != nil {
-		fault("log-level", fmt.Errorf("%q: allowed are debug, info, warn, error", s.logLevel))
 	}
 	if s.runtime != runtimeDocker && s.runtime != runtimeFake {
 		fault("runtime", fmt.Errorf("%q: allowed are %s, %s", s.runtime, runtimeDocker, runtimeFake))
@@ -178,21 +175,4 @@ func (s *settings) attributes() []any {
 		"fence_after", s.fenceAfter, "deadman", s.deadman, "runtime", s.runtime, "docker_host", s.dockerHost, "fake_gpus", s.fakeGPUs, "no_gpus", s.noGPUs,
 		"temporal_address", s.temporalAddress, "temporal_namespace", s.temporalNamespace, "sync_wait", s.syncWait, "otlp", s.traces,
 	}
-}
-
-// fromEnvironment sets every flag that was not given and has a variable:
-// BERTH_STATE_DIR is --state-dir.
-func fromEnvironment(f *pflag.FlagSet, lookup func(string) (string, bool)) error {
-	var faults []error
-	f.VisitAll(func(flag *pflag.Flag) {
-		name := "BERTH_" + strings.ToUpper(strings.ReplaceAll(flag.Name, "-", "_"))
-		value, ok := lookup(name)
-		if !ok || flag.Changed || flag.Name == "help" || flag.Name == "version" {
-			return
-		}
-		if err := f.Set(flag.Name, value); err != nil {
-			faults = append(faults, fmt.Errorf("%s: %w", name, err))
-		}
-	})
-	return errors.Join(faults...)
 }

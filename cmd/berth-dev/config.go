@@ -3,12 +3,15 @@ package main
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"berth/internal/flags"
 )
 
 // Engines an agent can run containers on.
@@ -34,7 +37,7 @@ type config struct {
 	Memory       string
 	Region       string
 	Only         []string // parts to run; empty: all
-	LogLevel     string
+	LogLevel     slog.Level
 }
 
 // parts that --only chooses from.
@@ -65,7 +68,8 @@ func (c *config) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.Memory, "memory", "", "memory of each machine, such as 4GiB (default: the host's)")
 	f.StringVar(&c.Region, "region", "local", "region of every machine")
 	f.StringSliceVar(&c.Only, "only", nil, "run these parts only: "+strings.Join(parts, ", "))
-	f.StringVar(&c.LogLevel, "log-level", "warn", "debug, info, warn or error")
+	c.LogLevel = slog.LevelWarn
+	flags.LogLevel(f, &c.LogLevel)
 }
 
 // validate checks what flags cannot.

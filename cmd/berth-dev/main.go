@@ -37,24 +37,13 @@ func command() *cobra.Command {
 			if err := cfg.validate(); err != nil {
 				return err
 			}
-			log, err := logger(cfg.LogLevel)
-			if err != nil {
-				return err
-			}
+			log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: cfg.LogLevel}))
 			return run(cmd.Context(), cfg, log)
 		},
 	}
 	cfg.flags(root.Flags())
 	root.AddCommand(downCommand(), killMachineCommand())
 	return root
-}
-
-func logger(level string) (*slog.Logger, error) {
-	var l slog.Level
-	if err := l.UnmarshalText([]byte(level)); err != nil {
-		return nil, fmt.Errorf("--log-level %q: allowed are debug, info, warn, error", level)
-	}
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l})), nil
 }
 
 // downCommand ends what berth-dev leaves running on purpose.

@@ -153,11 +153,7 @@ func (o *onOff) Healthy() bool {
 // newWorld has the machines and tenants of a scenario, a leader and an API.
 func newWorld(t *testing.T, s *scenario) *world {
 	t.Helper()
-	d, err := db.Open(t.Context(), dbtest.URL(t), db.Options{HalfLife: s.Policy.HalfLife.Std(), EntryPenalty: s.Policy.EntryPenalty.Std()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(d.Close)
+	d := dbtest.Open(t, dbtest.URL(t), db.Options{HalfLife: s.Policy.HalfLife.Std(), EntryPenalty: s.Policy.EntryPenalty.Std()})
 	w := &world{
 		t: t, scenario: s, db: d, switches: &onOff{}, coming: s.arrivals(), waiting: map[berth.JobID]work{},
 		names: map[berth.JobID]string{}, ends: map[berth.JobID]time.Duration{}, seen: map[string]bool{},

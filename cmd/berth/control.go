@@ -102,9 +102,9 @@ func newRetry(a *app) *cobra.Command {
 		Use:   "retry JOB...",
 		Short: "Run ended jobs again, as new jobs linked to them",
 		Long: "Retry submits the spec of an ended job again. The old job stays as it is; both name each other.\n" +
-			"With --failed only those elements of an array run again that failed, with their indexes.",
+			"With --failed only what failed runs again: the elements of an array, with their indexes, or the steps of a pipeline that\ndid not succeed.",
 	}
-	cmd.Flags().BoolVar(&failed, "failed", false, "of arrays: only what failed")
+	cmd.Flags().BoolVar(&failed, "failed", false, "of arrays and pipelines: only what failed")
 	ended := func(j berth.Job) bool { return j.Status.Terminal() }
 	return act(a, cmd, ended, func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
 		retry := c.Retry

@@ -159,7 +159,7 @@ func newTenantDelete(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "delete TENANT",
 		Short: "Remove a tenant to which nothing belongs",
-		Long:  "Delete removes a tenant that has no job that is not archived, no token that is good and no tenant below it.",
+		Long:  "Delete removes a tenant that has no job that is not archived, no token that is good, no schedule and no tenant below it. Its secrets and uploads go with it. A tenant that has archived jobs cannot be made again: they would be the new one's.",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()

@@ -11,6 +11,7 @@ import (
 	"go.temporal.io/sdk/contrib/envconfig"
 
 	"berth/internal/controlplane"
+	"berth/internal/flags"
 	"berth/internal/tracing"
 )
 
@@ -38,7 +39,7 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := fromEnvironment(cmd.Flags(), lookup); err != nil {
+			if err := flags.FromEnvironment(cmd.Flags(), lookup); err != nil {
 				return err
 			}
 			var err error

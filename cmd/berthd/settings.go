@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -10,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"berth/internal/controlplane"
+	"berth/internal/flags"
 	"berth/internal/tracing"
 )
 
@@ -17,7 +17,6 @@ import (
 type settings struct {
 	controlplane.Config
 	roles      []string
-	logLevel   string
 	logFormat  string
 	level      slog.Level
 	adminToken string
@@ -34,13 +33,13 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.TLSKey, "tls-key", s.TLSKey, "key file of the certificate")
 	f.StringVar(&s.DatabaseURL, "database-url", s.DatabaseURL, "PostgreSQL, as postgres://user@host/berth")
 	f.IntVar(&s.DatabaseConns, "database-conns", s.DatabaseConns, "most connections to the database, beside a few for leases alone")
-	f.StringVar(&s.TemporalAddress, "temporal-address", s.TemporalAddress, "Temporal's frontend")
-	f.StringVar(&s.TemporalNamespace, "temporal-namespace", s.TemporalNamespace, "Temporal namespace of the workflows")
+	flags.Temporal(f, &s.TemporalAddress, &s.TemporalNamespace)
 	f.StringVar(&s.BlobURL, "blob-url", s.BlobURL, "object store: file:///absolute/folder or s3://bucket?region=…")
 	f.StringVar(&s.SecretKeyFile, "secret-key-file", s.SecretKeyFile, "file with a key of 64 hexadecimal digits a line: the first seals secrets, all open them; without it, none are kept")
 	f.StringVar(&s.WebhookAllow, "webhook-allow", s.WebhookAllow, "networks besides public addresses in which webhooks may be called, such as 10.1.0.0/16,fd00::/8; plain http goes only there")
 	f.StringSliceVar(&s.roles, "role", s.roles, "parts to play: api, worker, dispatch, leader")
 	f.DurationVar(&s.Retention, "retention", s.Retention, "how long ended jobs stay before they are archived")
+	f.DurationVar(&s.OutputRetention, "output-retention", s.OutputRetention, "how long outputs of jobs that have ended are kept, at least until the job is archived; 0: for ever")
 	f.DurationVar(&s.MachineRetention, "machine-retention", s.MachineRetention, "how long it stays on record what machines were and what failed there")
 	f.DurationVar(&s.SuspectAfter, "suspect-after", s.SuspectAfter, "silence after which a machine gets no work")
 	f.DurationVar(&s.LostAfter, "lost-after", s.LostAfter, "silence after which a machine is lost, where no job of it says otherwise")
@@ -52,8 +51,8 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.Float64Var(&s.RatePerSecond, "rate", s.RatePerSecond, "calls a second that one token may make")
 	f.IntVar(&s.Burst, "burst", s.Burst, "calls that one token may make at once")
 	f.StringVar(&s.Pprof, "pprof", s.Pprof, "loopback address for Go profiles; empty: none")
-	f.StringVar(&s.otlp, "otlp-endpoint", "", "OpenTelemetry collector that is told of jobs as traces, as http://HOST:4318; the usual variables (OTEL_EXPORTER_OTLP_ENDPOINT and others) do as well")
-	f.StringVar(&s.logLevel, "log-level", "info", "debug, info, warn or error")
+	flags.Collector(f, &s.otlp)
+	flags.LogLevel(f, &s.level)
 	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
 }
 
@@ -81,9 +80,6 @@ func (s *settings) parse() error {
 	for _, r := range s.roles {
 		s.Roles = append(s.Roles, controlplane.Role(strings.TrimSpace(r)))
 	}
-	if err := s.level.UnmarshalText([]byte(s.logLevel)); err != nil {
-		return fmt.Errorf("--log-level %q: allowed are debug, info, warn, error", s.logLevel)
-	}
 	if s.logFormat != "text" && s.logFormat != "json" {
 		return fmt.Errorf("--log-format %q: allowed are text, json", s.logFormat)
 	}
@@ -96,25 +92,4 @@ func (s *settings) logger() *slog.Logger {
 		return slog.New(slog.NewJSONHandler(os.Stderr, o))
 	}
 	return slog.New(slog.NewTextHandler(os.Stderr, o))
-}
-
-// variable is the environment's name of a flag: BERTH_DATABASE_URL is
-// --database-url.
-func variable(flag string) string {
-	return "BERTH_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
-}
-
-// fromEnvironment sets every flag that was not given and has a variable.
-func fromEnvironment(f *pflag.FlagSet, lookup func(string) (string, bool)) error {
-	var faults []error
-	f.VisitAll(func(flag *pflag.Flag) {
-		value, ok := lookup(variable(flag.Name))
-		if !ok || flag.Changed || flag.Name == "help" || flag.Name == "version" {
-			return
-		}
-		if err := f.Set(flag.Name, value); err != nil {
-			faults = append(faults, fmt.Errorf("%s: %w", variable(flag.Name), err))
-		}
-	})
-	return errors.Join(faults...)
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"berth/internal/controlplane"
+	"berth/internal/flags"
 )
 
 func parse(t *testing.T, env map[string]string, args ...string) (settings, error) {
@@ -19,7 +20,7 @@ func parse(t *testing.T, env map[string]string, args ...string) (settings, error
 		return s, err
 	}
 	lookup := func(name string) (string, bool) { v, ok := env[name]; return v, ok }
-	if err := fromEnvironment(f, lookup); err != nil {
+	if err := flags.FromEnvironment(f, lookup); err != nil {
 		return s, err
 	}
 	if err := s.parse(); err != nil {

@@ -33,6 +33,11 @@ var shared struct {
 // call sets a cluster up.
 const patience = 4 * time.Minute
 
+// Patience is how long a transaction of a test's process may stand still, a
+// leader's as well, since the process may: in production the server would cut it
+// off within seconds.
+const Patience = 10 * time.Minute
+
 // template is the migrated database that the others are copied from.
 const template = "berth_template"
 
@@ -56,6 +61,19 @@ func URL(t testing.TB) string {
 func EmptyURL(t testing.TB) string {
 	t.Helper()
 	return create(t, cluster(t), "template0")
+}
+
+// Open opens the database at url, which is closed when the test ends. Its
+// leaders may stand still for as long as the test does.
+func Open(t testing.TB, url string, o db.Options) *db.DB {
+	t.Helper()
+	o.LeaderIdle = Patience
+	d, err := db.Open(context.Background(), url, o)
+	if err != nil {
+		t.Fatalf("dbtest: %v", err)
+	}
+	t.Cleanup(d.Close)
+	return d
 }
 
 // New returns a pool on a database as URL makes it. The pool is closed before
@@ -145,8 +163,8 @@ func create(t testing.TB, c *postgres.Cluster, source string) string {
 }
 
 // patient makes the server and its clients wait for a test process that stands
-// still: as in production they would cut off a transaction within seconds.
-const patient = "&connect_timeout=240&idle_in_transaction_session_timeout=600000"
+// still; see Patience for leaders, whom no URL makes patient.
+var patient = fmt.Sprintf("&connect_timeout=%d&idle_in_transaction_session_timeout=%d", int(patience.Seconds()), Patience.Milliseconds())
 
 // admin runs one statement outside any test database. The test's own context
 // is over when its clean-up runs, so the statement has one of its own.

@@ -118,10 +118,30 @@ func (s *stack) load(one func() error, done func(), n int) round {
 	return round{rate: float64(n) / took.Seconds(), cpu: used.cpu() / time.Duration(n), cost: used}
 }
 
-// settleMeters gives what trails behind (deletions of done tasks, visibility,
-// the forgetting of containers, PostgreSQL's own meters) the time to be counted,
-// and keeps it out of the next load.
-func (s *stack) settleMeters() { time.Sleep(1500 * time.Millisecond) }
+// A stack at rest renews leases and beacons, and writes no more than restBytes of
+// its log in meterDelay, by which PostgreSQL's meters may be late. A load writes
+// some fifty kilobytes for each job.
+const (
+	meterDelay = time.Second
+	restBytes  = 128 << 10
+)
+
+// settleMeters waits until what trails behind (deletions of done tasks,
+// visibility, the forgetting of containers) is done and counted, which keeps it
+// out of the next load.
+func (s *stack) settleMeters() {
+	s.b.Helper()
+	var since time.Time
+	var from int64
+	s.until("the stack rests", func() bool {
+		var at int64
+		s.must(s.db.Pool().QueryRow(s.b.Context(), `SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint`).Scan(&at))
+		if at-from > restBytes {
+			since, from = time.Now(), at
+		}
+		return time.Since(since) >= meterDelay
+	})
+}
 
 func (s *stack) oneJob() error {
 	_, _, err := s.api.Submit(s.b.Context(), spec(fake, "testprog", "exit", "0"), "")

@@ -142,7 +142,8 @@ func (s *stack) wantTerminal() error {
 	err := s.database.QueryRow(context.Background(), `
 		SELECT coalesce(min(id::text), ''), coalesce(min(state), ''), count(*)
 		FROM jobs
-		WHERE state NOT IN ('succeeded', 'canceled') AND (state <> 'failed' OR reason ->> 'code' <> $1)`, berth.ReasonPoison).Scan(&id, &state, &n)
+		WHERE state NOT IN ('succeeded', 'canceled') AND (state <> 'failed' OR reason ->> 'code' <> $1)
+		  AND NOT EXISTS (SELECT 1 FROM jobs c WHERE c.parent = jobs.id AND c.state = 'failed' AND c.reason ->> 'code' = $1)`, berth.ReasonPoison).Scan(&id, &state, &n)
 	if err == nil && n > 0 {
 		err = fmt.Errorf("%d jobs are not, one is %s, %s", n, id, state)
 	}

@@ -228,13 +228,16 @@ func (s *stack) givenUp(id berth.JobID, attempt int) error {
 }
 
 // forgotten returns nil once a job has ended and no machine has anything left of
-// it.
+// it, or of its steps.
 func (s *stack) forgotten(id berth.JobID) error {
 	var state berth.State
 	var left int
 	err := s.database.QueryRow(context.Background(), `
-		SELECT state, (SELECT count(*) FROM allocations WHERE job = jobs.id AND forgotten_at IS NULL)
-		FROM jobs
+		SELECT state, (
+			SELECT count(*)
+			FROM allocations
+			WHERE job IN (SELECT j.id UNION ALL SELECT c.id FROM jobs c WHERE c.parent = j.id) AND forgotten_at IS NULL)
+		FROM jobs j
 		WHERE id = $1`, id).Scan(&state, &left)
 	if err == nil && (!state.Terminal() || left > 0) {
 		err = fmt.Errorf("job %s is %s with %d allocations", id, state, left)

@@ -136,7 +136,7 @@ func (s *stack) idle(lane string) error {
 func (s *stack) stayAway(c cell, w *work) error {
 	if c.process == string(failpoint.Agent) && c.down == beyond {
 		<-w.submitted
-		return await("the silent machine's work is given up", func() error { return s.givenUp(w.job, w.attempt) })
+		return await("the silent machine's work is given up", w.left)
 	}
 	time.Sleep(c.down)
 	return nil
@@ -149,6 +149,7 @@ type work struct {
 	submit  func() error // and fill in job
 	drive   func() error // what else must happen for the failpoint to be hit
 	ended   func() error // waits for the job's end and checks it
+	left    func() error // nil once it has left the machine where the failpoint is hit
 	gone    func() error // nil once nothing of the job is left
 
 	submitted chan struct{}
@@ -224,6 +225,8 @@ func (s *stack) workFor(c cell, lane string) *work {
 		spec.Retry = berth.RetryPolicy{MaxAttempts: 2, Backoff: berth.Backoff{Initial: berth.Duration(time.Hour), Max: berth.Duration(time.Hour)}}
 		w.drive = func() error { return s.endOneRank(w.job) }
 		w.ended = func() error { return s.wantGangStopped(w.job) }
+	case slices.ContainsFunc(handing, func(prefix string) bool { return strings.HasPrefix(c.point, prefix) }):
+		return s.handingOn(c, lane, attempts)
 	case strings.HasPrefix(c.point, "worker.escalate."):
 		spec = s.spec(lane, "trap-term", "0")
 		*spec.StopGrace = berth.Duration(time.Second)
@@ -242,6 +245,7 @@ func (s *stack) workFor(c cell, lane string) *work {
 		return err
 	}
 	w.gone = func() error { return s.forgotten(w.job) }
+	w.left = func() error { return s.givenUp(w.job, w.attempt) }
 	if w.ended == nil {
 		w.ended = func() error { return s.wantTrained(w.job, steps, attempts) }
 	}
@@ -264,7 +268,7 @@ func attemptsBeyond(point string) int {
 // uploads are the failpoints that an agent comes by beside its reports: on a
 // busy machine the container has ended, and that is on record, before the first
 // piece of its log or its first checkpoint is stored.
-var uploads = []string{"agent.file.", "agent.manifest.", "agent.checkpoint.", "agent.log."}
+var uploads = []string{"agent.file.", "agent.manifest.", "agent.checkpoint.", "agent.log.", "agent.output."}
 
 // cancelRunning cancels a job once it runs, from the side that the cell is
 // about.

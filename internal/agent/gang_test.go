@@ -3,8 +3,6 @@ package agent_test
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +15,7 @@ import (
 	"berth/activities/node/fakeruntime"
 	"berth/activities/node/runtimetest/prog"
 	"berth/db"
+	"berth/e2e/commands"
 	"berth/internal/docker"
 )
 
@@ -199,30 +198,16 @@ func (s *site) meeting() (*fakeruntime.Fake, [2]*machine) {
 	s.t.Helper()
 	engine := fakeruntime.New(fakeruntime.Options{CPUMilli: 64000})
 	s.t.Cleanup(engine.Shutdown)
-	port := freePort(s.t)
+	port, err := commands.Port()
+	if err != nil {
+		s.t.Fatal(err)
+	}
 	pair := s.pair(engine)
 	for _, m := range pair {
 		m.cfg.GangNetwork, m.cfg.Address, m.cfg.GangPorts = node.HostNetwork, "127.0.0.1", berth.PortRange{First: port, Last: port}
 		m.restart()
 	}
 	return engine, pair
-}
-
-// freePort is a port that nobody listens on, below those that the kernel gives
-// to connections and listeners that ask for any.
-func freePort(t *testing.T) int {
-	t.Helper()
-	for range 1000 {
-		port := 20_000 + rand.IntN(10_000)
-		if l, err := net.Listen("tcp", fmt.Sprintf(":%d", port)); err == nil {
-			if err := l.Close(); err != nil {
-				t.Fatal(err)
-			}
-			return port
-		}
-	}
-	t.Fatal("no port is free")
-	return 0
 }
 
 // A part of a checkpoint that turns out damaged takes the whole gang back to the

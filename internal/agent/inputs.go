@@ -11,6 +11,7 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/internal/archive"
+	"berth/internal/failpoint"
 	"berth/internal/source"
 )
 
@@ -23,7 +24,9 @@ func (r *rank) inputs(ctx context.Context) (*berth.Exit, error) {
 			x := notStarted(berth.CauseEngine, err.Error())
 			return &x, nil
 		}
+		_ = failpoint.Hit("agent.input.before")
 		err = r.input(ctx, i, in, placing{what: what, folder: folder})
+		_ = failpoint.Hit("agent.input.after")
 		_ = folder.Close()
 		if err != nil {
 			return r.notFetched(ctx, what, err)

@@ -13,6 +13,7 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/internal/archive"
+	"berth/internal/failpoint"
 )
 
 // storeOutputs collects what the job has declared, now that its container has
@@ -54,6 +55,7 @@ func (r *rank) storeOutput(ctx context.Context, o berth.Output) error {
 		return err
 	}
 	stored := berth.StoredOutput{Name: o.Name, Attempt: r.attempt, Member: r.number, Address: sum.Address, Files: sum.Files, Bytes: sum.Bytes, Stored: info.Size()}
+	_ = failpoint.Hit("agent.output.before")
 	key := berth.OutputKey(r.claim.Tenant, r.job, r.attempt, r.number, o.Name)
 	err = r.insist("store an output", func(ctx context.Context) error {
 		body := &hashed{f: f, size: info.Size(), hash: sha256.New()}
@@ -72,9 +74,11 @@ func (r *rank) storeOutput(ctx context.Context, o berth.Output) error {
 	if err != nil {
 		return err
 	}
+	_ = failpoint.Hit("agent.output.stored")
 	err = r.insist("register an output", func(ctx context.Context) error {
 		return r.sup.control.reportOutput(ctx, berth.OutputReport{Alloc: r.alloc, Job: r.job, Attempt: r.attempt, Rank: r.number, Output: stored})
 	})
+	_ = failpoint.Hit("agent.output.after")
 	if err == nil {
 		r.log.Info("output stored", "output", o.Name, "files", sum.Files, "bytes", sum.Bytes)
 	}

@@ -64,11 +64,8 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func newSite(t *testing.T) *site {
 	t.Helper()
 	s := &site{t: t, image: "testprog", blobDir: filepath.Join(t.TempDir(), "blobs"), keys: newKeys(t)}
+	s.db = dbtest.Open(t, dbtest.URL(t), db.Options{})
 	var err error
-	if s.db, err = db.Open(t.Context(), dbtest.URL(t), db.Options{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.db.Close)
 	if s.blobs, err = blob.Open(t.Context(), "file://"+s.blobDir); err != nil {
 		t.Fatal(err)
 	}

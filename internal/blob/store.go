@@ -163,6 +163,17 @@ func (s *Store) Folders(ctx context.Context, key string) ([]string, error) {
 	}
 }
 
+// Delete deletes an object. What is gone already is no error.
+func (s *Store) Delete(ctx context.Context, key string) error {
+	if err := checkKey(key); err != nil {
+		return err
+	}
+	if err := s.bucket.Delete(ctx, key); err != nil && gcerrors.Code(err) != gcerrors.NotFound {
+		return mapError(err, "object "+key)
+	}
+	return nil
+}
+
 // DeleteFolder deletes every object below key, which is a folder. What is gone
 // already is no error.
 func (s *Store) DeleteFolder(ctx context.Context, key string) error {

@@ -43,6 +43,7 @@ type Config struct {
 	Roles             []Role
 	Retention         time.Duration // of terminal jobs before they are archived
 	MachineRetention  time.Duration // of what machines were, and of what was counted against them
+	OutputRetention   time.Duration // of outputs of archived jobs; 0: for ever
 	SuspectAfter      time.Duration // of silence a machine gets no work
 	LostAfter         time.Duration // of silence it is lost, where no job says otherwise
 	FenceMargin       time.Duration // for at_most_one work, beyond its machine's fence and its own grace
@@ -112,6 +113,7 @@ func (c Config) Validate() error {
 		require(d > 0, "%s %s: must be above 0", name, d)
 	}
 	require(c.MachineRetention >= berth.LemonHours*time.Hour, "machine-retention %s: must be at least %d h, in which failures count against a machine", c.MachineRetention, berth.LemonHours)
+	require(c.OutputRetention >= 0, "output-retention %s: must not be negative; 0 keeps outputs for ever", c.OutputRetention)
 	require(c.Grace >= 0, "grace %s: must not be negative", c.Grace)
 	require(c.LostAfter >= c.SuspectAfter, "lost-after %s is shorter than suspect-after %s", c.LostAfter, c.SuspectAfter)
 	require(c.LostShare > 0 && c.LostShare <= 1, "lost-share %g: must be above 0 and at most 1", c.LostShare)
@@ -147,7 +149,7 @@ func (c Config) LogValue() slog.Value {
 		slog.String("listen", c.Listen), slog.Bool("tls", c.TLSCert != ""), slog.String("roles", strings.Join(roles, ",")),
 		slog.String("database_url", redact(c.DatabaseURL)), slog.Int("database_conns", c.DatabaseConns),
 		slog.String("temporal_address", c.TemporalAddress), slog.String("temporal_namespace", c.TemporalNamespace),
-		slog.String("blob_url", redact(c.BlobURL)), slog.Duration("retention", c.Retention), slog.Duration("machine_retention", c.MachineRetention),
+		slog.String("blob_url", redact(c.BlobURL)), slog.Duration("retention", c.Retention), slog.Duration("machine_retention", c.MachineRetention), slog.Duration("output_retention", c.OutputRetention),
 		slog.Duration("suspect_after", c.SuspectAfter), slog.Duration("lost_after", c.LostAfter), slog.Duration("fence_margin", c.FenceMargin), slog.Float64("lost_share", c.LostShare), slog.Duration("grace", c.Grace),
 		slog.Duration("reconcile_every", c.ReconcileEvery), slog.Float64("rate", c.RatePerSecond), slog.Int("burst", c.Burst),
 		slog.String("secret_key_file", c.SecretKeyFile), slog.String("webhook_allow", c.WebhookAllow), slog.String("pprof", c.Pprof), slog.Any("policy", c.Policy),

@@ -41,6 +41,9 @@ type Options struct {
 	// Ages are the reconciler's limits; tests shorten them.
 	Ages scheduler.Ages
 
+	// LeaderIdle is db.Options' own; tests lengthen it.
+	LeaderIdle time.Duration
+
 	// AdminToken is an admin token that an operator chose, for installations that
 	// nobody watches at their first start. It is stored unless it is known.
 	AdminToken string
@@ -91,7 +94,7 @@ func (c *ControlPlane) URL() string {
 // database as long as it takes.
 func (c *ControlPlane) Run(ctx context.Context) error {
 	c.log.Info("control plane starts", "version", c.opts.Version, "config", c.cfg)
-	d, err := openDatabase(ctx, c.cfg, c.log)
+	d, err := c.openDatabase(ctx)
 	if err != nil {
 		return stopped(ctx, err)
 	}
@@ -229,6 +232,7 @@ func (c *ControlPlane) newScheduler(d *db.DB, dispatcher *dispatch.Dispatcher, j
 		Grace:            c.cfg.Grace,
 		Retention:        c.cfg.Retention,
 		MachineRetention: c.cfg.MachineRetention,
+		OutputRetention:  c.cfg.OutputRetention,
 		ReconcileEvery:   c.cfg.ReconcileEvery,
 		Ages:             c.opts.Ages,
 	})

@@ -3,7 +3,6 @@ package controlplane
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"berth"
@@ -12,17 +11,17 @@ import (
 
 // openDatabase migrates the schema and opens a pool. It waits for a database
 // that does not answer; one that refuses the schema is an error.
-func openDatabase(ctx context.Context, cfg Config, log *slog.Logger) (*db.DB, error) {
+func (c *ControlPlane) openDatabase(ctx context.Context) (*db.DB, error) {
 	const first, longest = 200 * time.Millisecond, 5 * time.Second
 	for pause := first; ; pause = min(2*pause, longest) {
-		d, err := tryDatabase(ctx, cfg, log)
+		d, err := c.tryDatabase(ctx)
 		if err == nil {
 			return d, nil
 		}
 		if berth.CodeOf(err) != berth.CodeUnavailable {
-			return nil, fmt.Errorf("database %s: %w", redact(cfg.DatabaseURL), err)
+			return nil, fmt.Errorf("database %s: %w", redact(c.cfg.DatabaseURL), err)
 		}
-		log.Warn("waiting for PostgreSQL", "database_url", redact(cfg.DatabaseURL), "err", err)
+		c.log.Warn("waiting for PostgreSQL", "database_url", redact(c.cfg.DatabaseURL), "err", err)
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
@@ -31,13 +30,16 @@ func openDatabase(ctx context.Context, cfg Config, log *slog.Logger) (*db.DB, er
 	}
 }
 
-func tryDatabase(ctx context.Context, cfg Config, log *slog.Logger) (*db.DB, error) {
-	if err := db.Migrate(ctx, cfg.DatabaseURL); err != nil {
+func (c *ControlPlane) tryDatabase(ctx context.Context) (*db.DB, error) {
+	if err := db.Migrate(ctx, c.cfg.DatabaseURL); err != nil {
 		return nil, err
 	}
-	o := db.Options{MaxConns: int32(cfg.DatabaseConns), Logger: log, HalfLife: cfg.Policy.HalfLife, EntryPenalty: cfg.Policy.EntryPenalty}
+	o := db.Options{
+		MaxConns: int32(c.cfg.DatabaseConns), Logger: c.log, LeaderIdle: c.opts.LeaderIdle,
+		HalfLife: c.cfg.Policy.HalfLife, EntryPenalty: c.cfg.Policy.EntryPenalty,
+	}
 	if o.HalfLife == 0 {
 		o.HalfLife = -1 // past use does not count
 	}
-	return db.Open(ctx, cfg.DatabaseURL, o)
+	return db.Open(ctx, c.cfg.DatabaseURL, o)
 }

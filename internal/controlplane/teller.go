@@ -23,6 +23,7 @@ type teller struct {
 	log    *slog.Logger
 	queue  chan verdict
 	told   recent
+	last   time.Duration // of all that waits when the process ends
 }
 
 // verdict is what there is to tell of.
@@ -34,11 +35,11 @@ type verdict struct {
 const (
 	verdictsKept = 4096            // that wait to be told; more are not
 	tellLimit    = 5 * time.Second // of reading a row
-	tellLast     = 2 * time.Second // of all that waits when the process ends
+	tellLast     = 2 * time.Second
 )
 
 func newTeller(d *db.DB, traces *tracing.Tracing, log *slog.Logger) *teller {
-	t := &teller{DB: d, traces: traces, log: log}
+	t := &teller{DB: d, traces: traces, log: log, last: tellLast}
 	if traces != nil {
 		t.queue = make(chan verdict, verdictsKept)
 		t.told = recent{has: map[verdict]bool{}, list: make([]verdict, verdictsKept)}
@@ -100,16 +101,14 @@ func (t *teller) note(v verdict) {
 
 // run tells until ctx ends, and then what is left.
 func (t *teller) run(ctx context.Context) error {
-	for {
+	for ctx.Err() == nil {
 		select {
 		case v := <-t.queue:
-			t.tell(ctx, v)
-			continue
+			t.tell(context.WithoutCancel(ctx), v)
 		case <-ctx.Done():
 		}
-		break
 	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), tellLast)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.last)
 	defer cancel()
 	for last.Err() == nil {
 		select {
@@ -123,18 +122,20 @@ func (t *teller) run(ctx context.Context) error {
 }
 
 // tell reads the row and tells what it says. A step that was repeated asks for
-// the same again; what another process has told before is the same span.
+// the same again; what another process has told before is the same span. What could
+// not be read was not told: whoever asks again has it told then.
 func (t *teller) tell(ctx context.Context, v verdict) {
-	if !t.told.add(v) {
+	if t.told.has[v] {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tellLimit)
+	ctx, cancel := context.WithTimeout(ctx, tellLimit)
 	defer cancel()
 	job, err := t.Job(ctx, "", v.job)
 	if err != nil {
 		t.log.Debug("job not told in its trace", "job_id", v.job, "err", err)
 		return
 	}
+	t.told.add(v)
 	for i := range job.Attempts {
 		if job.Attempts[i].Number == v.attempt {
 			t.tellAttempt(job, i)
@@ -249,13 +250,9 @@ type recent struct {
 	next int
 }
 
-// add reports whether the verdict is new.
-func (r *recent) add(v verdict) bool {
-	if r.has[v] {
-		return false
-	}
+// add takes in a verdict that it does not have.
+func (r *recent) add(v verdict) {
 	delete(r.has, r.list[r.next])
 	r.list[r.next], r.has[v] = v, true
 	r.next = (r.next + 1) % len(r.list)
-	return true
 }

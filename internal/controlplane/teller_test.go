@@ -31,6 +31,7 @@ func telling(t *testing.T, o tracing.Options) (*teller, func() tracetest.SpanStu
 	}
 	t.Cleanup(x.Close)
 	told := newTeller(d, x, slog.New(slog.DiscardHandler))
+	told.last = time.Minute // however busy the machine is
 	return told, func() tracetest.SpanStubs {
 		t.Helper()
 		ctx, stop := context.WithCancel(t.Context())
@@ -82,6 +83,29 @@ func TestAJobThatIsCanceledInTheQueueIsTold(t *testing.T) {
 	}
 	if about["berth.status"] != "canceled" || about["berth.reason"] != string(berth.ReasonCanceledByUser) || about["berth.attempts"] != "0" {
 		t.Errorf("the job is told as %v", about)
+	}
+}
+
+// What could not be read was not told, and is told when it is asked for again; the
+// rest of what waits when the process ends has its time together, not each its own.
+func TestAVerdictThatCouldNotBeReadIsNotTakenForTold(t *testing.T) {
+	t.Parallel()
+	told, spans := telling(t, tracing.Options{})
+	job := submitted(t, told.DB)
+	if _, err := told.RequestCancel(t.Context(), "", job.ID, "user:test", nil); err != nil {
+		t.Fatal(err)
+	}
+	over, end := context.WithCancel(t.Context())
+	end()
+	told.tell(over, <-told.queue)
+	if list := spans(); len(list) != 0 {
+		t.Fatalf("read after the time was over: %+v", list)
+	}
+	if _, err := told.Load(t.Context(), job.ID); err != nil {
+		t.Fatal(err)
+	}
+	if list := spans(); len(list) != 2 {
+		t.Errorf("asked for again it is told as %+v", list)
 	}
 }
 

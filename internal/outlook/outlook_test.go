@@ -16,11 +16,7 @@ import (
 
 func open(t testing.TB) *db.DB {
 	t.Helper()
-	d, err := db.Open(context.Background(), dbtest.URL(t), db.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(d.Close)
+	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
 	exec(t, d, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('m0', 'ready', 4000, 65536, 1000)`)
 	return d
 }

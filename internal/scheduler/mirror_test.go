@@ -17,11 +17,7 @@ import (
 
 func newMirror(t *testing.T) (*mirror, *bytes.Buffer) {
 	t.Helper()
-	d, err := db.Open(t.Context(), dbtest.URL(t), db.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(d.Close)
+	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
 	var log bytes.Buffer
 	m := &mirror{db: d, log: slog.New(slog.NewTextHandler(&log, nil)), metrics: NewMetrics(), marks: &marks{}}
 	exec(t, m, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('m0', 'ready', 64000, 65536, 1000)`)

@@ -32,11 +32,7 @@ func newRig(t testing.TB) *rig {
 
 func newRigAt(t testing.TB, url string) *rig {
 	t.Helper()
-	d, err := db.Open(t.Context(), url, db.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(d.Close)
+	d := dbtest.Open(t, url, db.Options{})
 	return &rig{t, url, d, &pokes{count: map[berth.JobID]int{}}, &logs{}}
 }
 

@@ -51,6 +51,7 @@ type Archiver interface {
 type Objects interface {
 	Exists(ctx context.Context, key string) (bool, error)
 	Folders(ctx context.Context, key string) ([]string, error)
+	Delete(ctx context.Context, key string) error
 	DeleteFolder(ctx context.Context, key string) error
 }
 
@@ -79,6 +80,9 @@ type Options struct {
 	// MachineRetention is how long it stays on record what machines were and what
 	// was counted against them; zero: 90 days.
 	MachineRetention time.Duration
+	// OutputRetention is for how long after a job's end its outputs are kept, and
+	// at least until it is archived; zero: for ever.
+	OutputRetention time.Duration
 
 	// ReconcileEvery is the pause between two passes; zero: 10 s. Ages are the
 	// limits of the passes; zero fields have their defaults.

@@ -29,6 +29,7 @@ func (t *tidier) run(ctx context.Context) error {
 			do   func(context.Context) error
 		}{
 			{"uploads that nobody uses", t.doomUploads},
+			{"outputs past their retention", t.pruneOutputs},
 			{"objects of archived jobs", t.removeDoomed},
 			{"objects of closed attempts", t.sweepClosed},
 			{"lost checkpoints", t.rejectLost},
@@ -55,7 +56,21 @@ func (t *tidier) doomUploads(ctx context.Context) error {
 	}
 }
 
-// removeDoomed deletes the folders that no row leads to any more.
+// pruneOutputs gives up what jobs that ended long ago have left, where an operator
+// has said for how long it is kept.
+func (t *tidier) pruneOutputs(ctx context.Context) error {
+	for t.OutputRetention > 0 {
+		n, err := t.DB.PruneOutputs(ctx, t.term, t.OutputRetention, tidyBatch)
+		if err != nil || n == 0 {
+			return err
+		}
+		t.did("outputs_removed", n)
+	}
+	return nil
+}
+
+// removeDoomed deletes the folders, and the objects of outputs, that no row leads to
+// any more.
 func (t *tidier) removeDoomed(ctx context.Context) error {
 	for {
 		list, err := t.DB.DoomedObjects(ctx, tidyBatch)
@@ -63,7 +78,11 @@ func (t *tidier) removeDoomed(ctx context.Context) error {
 			return err
 		}
 		for _, prefix := range list {
-			if err := t.Objects.DeleteFolder(ctx, prefix); err != nil {
+			remove := t.Objects.DeleteFolder
+			if strings.HasSuffix(prefix, berth.OutputSuffix) {
+				remove = t.Objects.Delete
+			}
+			if err := remove(ctx, prefix); err != nil {
 				return fmt.Errorf("delete %s: %w", prefix, err)
 			}
 		}

@@ -94,6 +94,32 @@ func TestCheckpointsOfArchivedJobsAreRemoved(t *testing.T) {
 	r.await("nothing is left to do", func() bool { return value[int](r, `SELECT count(*) FROM doomed_objects`) == 0 })
 }
 
+func TestOutputsPastTheirRetentionAreRemoved(t *testing.T) {
+	t.Parallel()
+	r, b := newRig(t), store(t)
+	output := func(ended time.Duration) (key string) {
+		id := berth.NewJobID(time.Now())
+		key = berth.OutputKey("default", id, 1, 0, "model")
+		if err := b.Create(t.Context(), key, []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		r.exec(`INSERT INTO archived_jobs (id, tenant, name, state, labels, submitted_at, finished_at, job, events)
+			VALUES ($1, 'default', 'x', 'succeeded', '{}', now(), now() - $2::interval, '{}', '[]')`, id, ended)
+		r.exec(`INSERT INTO outputs (job, attempt, rank, name, address, files, bytes, stored_bytes, sha256, object)
+			VALUES ($1, 1, 0, 'model', 'sha256:a', 1, 1, 1, 'x', $2)`, id, key)
+		return key
+	}
+	old, young := output(3*time.Hour), output(time.Hour)
+	r.lead(func(o *scheduler.Options) {
+		o.Objects, o.TidyEvery, o.OutputRetention = b, 20*time.Millisecond, 2*time.Hour
+	})
+	r.await("the old one is gone", func() bool { return !exists(t, b, old) })
+	r.await("nothing is left to do", func() bool { return value[int](r, `SELECT count(*) FROM doomed_objects`) == 0 })
+	if n := value[int](r, `SELECT count(*) FROM outputs`); n != 1 || !exists(t, b, young) {
+		t.Errorf("%d outputs are on record, want the young one, which is there: %v", n, exists(t, b, young))
+	}
+}
+
 func TestCheckpointsThatTheStoreHasLostAreMarked(t *testing.T) {
 	t.Parallel()
 	r, b := newRig(t), store(t)

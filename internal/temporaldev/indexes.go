@@ -18,11 +18,12 @@ var asked = []string{
 	"workflow_id", "workflow_type_name", "status", "parent_workflow_id", "temporalnamespacedivision", "temporalscheduledbyid",
 }
 
-// dropIndexes removes the indexes of all other columns. The schema has one for
-// each attribute that anybody might define, over seventy, and every change of a
-// workflow writes to all of them: that cost more than all else that a workflow
+// fitIndexes removes the indexes of all other columns, and makes those again
+// that an earlier start has removed and are asked for by now. The schema has one
+// for each attribute that anybody might define, over seventy, and every change of
+// a workflow writes to all of them: that cost more than all else that a workflow
 // writes. What is removed is noted, and made again before the schema changes.
-func dropIndexes(ctx context.Context, c client.Client, st store) error {
+func fitIndexes(ctx context.Context, c client.Client, st store) error {
 	n, err := c.WorkflowService().DescribeNamespace(ctx, &workflowservice.DescribeNamespaceRequest{Namespace: Namespace})
 	if err != nil {
 		return fmt.Errorf("columns of the search attributes: %w", err)
@@ -43,6 +44,9 @@ func dropIndexes(ctx context.Context, c client.Client, st store) error {
 		}
 		const table = `CREATE TABLE IF NOT EXISTS berth_dropped_indexes (name text PRIMARY KEY, definition text NOT NULL)`
 		if _, err := tx.Exec(ctx, table); err != nil {
+			return err
+		}
+		if err := remakeIndexes(ctx, tx, keep); err != nil {
 			return err
 		}
 		// Each index begins with the namespace; what follows in the one for lists is
@@ -67,7 +71,30 @@ func dropIndexes(ctx context.Context, c client.Client, st store) error {
 	})
 }
 
-// restoreIndexes makes again what dropIndexes removed: a newer schema may begin
+// remakeIndexes makes again what was removed of indexes of the columns; of all
+// columns where they are nil.
+func remakeIndexes(ctx context.Context, tx pgx.Tx, columns []string) error {
+	// One that is there by now was made by hand, and is only forgotten here.
+	rows, err := tx.Query(ctx, `
+		DELETE FROM berth_dropped_indexes
+		WHERE $1::text[] IS NULL OR substring(definition FROM '\(namespace_id, (\w+)') = ANY ($1)
+		RETURNING CASE WHEN to_regclass(name) IS NULL THEN definition ELSE '' END`, columns)
+	if err != nil {
+		return err
+	}
+	definitions, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	for _, d := range definitions {
+		if _, err := tx.Exec(ctx, d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// restoreIndexes makes again what fitIndexes removed: a newer schema may begin
 // by changing it.
 func restoreIndexes(ctx context.Context, st store) error {
 	conn, err := connectVisibility(ctx, st)
@@ -79,22 +106,7 @@ func restoreIndexes(ctx context.Context, st store) error {
 	if err := conn.QueryRow(ctx, `SELECT to_regclass('berth_dropped_indexes') IS NOT NULL`).Scan(&dropped); err != nil || !dropped {
 		return err
 	}
-	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, `DELETE FROM berth_dropped_indexes RETURNING definition`)
-		if err != nil {
-			return err
-		}
-		definitions, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if err != nil {
-			return err
-		}
-		for _, d := range definitions {
-			if _, err := tx.Exec(ctx, d); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return remakeIndexes(ctx, tx, nil) })
 }
 
 func connectVisibility(ctx context.Context, st store) (*pgx.Conn, error) {

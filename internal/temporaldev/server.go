@@ -131,8 +131,8 @@ func (s *Server) prepare(ctx context.Context, st store, log *slog.Logger) error 
 	if err := prepareNamespace(ctx, c); err != nil {
 		return err
 	}
-	if err := dropIndexes(ctx, c, st); err != nil { // it only costs more with them
-		log.Warn("the indexes of unused attributes stay", "err", err)
+	if err := fitIndexes(ctx, c, st); err != nil { // it only costs more
+		log.Warn("the indexes of attributes stay as they are", "err", err)
 	}
 	return nil
 }

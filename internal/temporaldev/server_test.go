@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	enumspb "go.temporal.io/api/enums/v1"
+	"go.temporal.io/api/operatorservice/v1"
 	"go.temporal.io/api/workflowservice/v1"
 	"go.temporal.io/sdk/client"
 	sdklog "go.temporal.io/sdk/log"
@@ -150,6 +151,15 @@ func TestResultsSurviveARestart(t *testing.T) {
 	if quickest >= time.Second {
 		t.Errorf("the quickest of ten short timers took %s", quickest)
 	}
+	ofNumber := func(name string) bool { return strings.HasPrefix(name, "by_int_") } // which one, Temporal chooses
+	if list := indexes(t, pg); slices.ContainsFunc(list, ofNumber) {
+		t.Errorf("there is an index of what nobody asks for: %v", list)
+	}
+	if _, err := c.OperatorService().AddSearchAttributes(t.Context(), &operatorservice.AddSearchAttributesRequest{
+		Namespace: temporaldev.Namespace, SearchAttributes: map[string]enumspb.IndexedValueType{"Shift": enumspb.INDEXED_VALUE_TYPE_INT},
+	}); err != nil {
+		t.Fatal(err)
+	}
 	w.Stop()
 	c.Close()
 	if err := s.Stop(); err != nil {
@@ -172,12 +182,16 @@ func TestResultsSurviveARestart(t *testing.T) {
 	}
 	assertUI(t, again.UIURL())
 
-	// Only what is looked for is indexed, and a newer schema finds all the rest.
+	// Only what is looked for is indexed, also what is since the last start, and a
+	// newer schema finds all the rest.
 	kept := indexes(t, pg)
 	for _, want := range []string{"default_idx", "by_workflow_id", "by_status", "by_temporal_namespace_division"} {
 		if !slices.Contains(kept, want) {
 			t.Errorf("index %s is gone: there are %v", want, kept)
 		}
+	}
+	if !slices.ContainsFunc(kept, ofNumber) {
+		t.Errorf("the index of an attribute that was added did not come back: there are %v", kept)
 	}
 	keywords := slices.DeleteFunc(slices.Clone(kept), func(name string) bool { return !strings.HasPrefix(name, "by_keyword_") })
 	if len(keywords) != 3 || len(kept) > 12 {

@@ -14,12 +14,10 @@ import (
 
 // JobTrace is the id of a job's trace: the job's own, without its dashes. Its
 // last 56 bits are random, which is what W3C Trace Context (level 2, section
-// 4.4) asks of an id.
+// 4.4) asks of an id. What has none is given the invalid one, and nothing is told
+// of it: the UUID of zeros only, and what is not a UUID.
 func JobTrace(id berth.JobID) trace.TraceID {
-	t, err := trace.TraceIDFromHex(strings.ReplaceAll(string(id), "-", ""))
-	if err != nil {
-		panic("job id " + string(id) + " is not a UUID") // see berth.ParseJobID
-	}
+	t, _ := trace.TraceIDFromHex(strings.ReplaceAll(string(id), "-", ""))
 	return t
 }
 
@@ -45,15 +43,17 @@ func (k Key) span() trace.SpanID {
 	return wantedFor(fmt.Sprintf("%s/%d/%d/%s", k.Job, k.Attempt, k.Alloc, k.Name)).span
 }
 
-// context is the span as others refer to it. It counts as remote: what this
-// process does not record itself decides by the flags alone.
-func (t *Tracing) context(k Key) trace.SpanContext {
-	id := JobTrace(k.Job)
+// context is the span as others refer to it.
+func (t *Tracing) context(k Key) trace.SpanContext { return t.remote(JobTrace(k.Job), k.span()) }
+
+// remote is a span of another process. What is begun under it goes by the flags,
+// which are this process's own judgement.
+func (t *Tracing) remote(id trace.TraceID, span trace.SpanID) trace.SpanContext {
 	flags := trace.TraceFlags(0)
 	if t.sampler.takes(id) {
 		flags = trace.FlagsSampled
 	}
-	return trace.NewSpanContext(trace.SpanContextConfig{TraceID: id, SpanID: k.span(), TraceFlags: flags, Remote: true})
+	return trace.NewSpanContext(trace.SpanContextConfig{TraceID: id, SpanID: span, TraceFlags: flags, Remote: true})
 }
 
 // ids gives spans the ids that their context asks for, and random ones else.

@@ -39,7 +39,7 @@ func (o Options) sampler() (samplers, error) {
 // takes reports whether a trace is told. Every process with the same settings
 // answers the same.
 func (s samplers) takes(id trace.TraceID) bool {
-	return s.root.ShouldSample(sdktrace.SamplingParameters{TraceID: id}).Decision == sdktrace.RecordAndSample
+	return id.IsValid() && s.root.ShouldSample(sdktrace.SamplingParameters{TraceID: id}).Decision == sdktrace.RecordAndSample
 }
 
 // spread is a sampler by parts of the trace ids, for ids whose bits are not all

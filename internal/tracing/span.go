@@ -141,15 +141,40 @@ func AboutJob(job berth.Job) []attribute.KeyValue {
 // Baggage is not passed on: nobody here knows what is in it.
 var w3c propagation.TraceContext
 
-// Serve begins the span of a call that this process answers, as part of the
-// caller's trace where the header names one.
+// named is the span that a call's header names, if any, and no more: neither the
+// caller's tracestate nor whether it wants the span told.
+func named(h http.Header) (trace.TraceID, trace.SpanID, bool) {
+	from := trace.SpanContextFromContext(w3c.Extract(context.Background(), propagation.HeaderCarrier(h)))
+	return from.TraceID(), from.SpanID(), from.IsValid()
+}
+
+// Serve begins the span of a call by anybody, in a trace of its own that is
+// linked with the one that the header names. Was it part of that one, a caller
+// could put spans into whatever trace, and have more told than the sampler lets
+// (W3C Trace Context, sections 3.4 and 7.2: restart the trace).
 func (t *Tracing) Serve(ctx context.Context, h http.Header, name string, about ...attribute.KeyValue) (context.Context, *Span) {
 	if t == nil {
 		return ctx, nil
 	}
-	ctx = w3c.Extract(ctx, propagation.HeaderCarrier(h))
-	ctx, span := t.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(about...))
+	o := []trace.SpanStartOption{trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(about...)}
+	if id, span, ok := named(h); ok {
+		from := trace.NewSpanContext(trace.SpanContextConfig{TraceID: id, SpanID: span, Remote: true})
+		o = append(o, trace.WithLinks(trace.Link{SpanContext: from, Attributes: []attribute.KeyValue{attribute.String("berth.link", "caller")}}))
+	}
+	ctx, span := t.tracer.Start(ctx, name, o...)
 	return ctx, &Span{span}
+}
+
+// ServeAgent begins the span of a call by a machine that is known to be one,
+// under the span that the header names; there is none where it names none.
+func (t *Tracing) ServeAgent(ctx context.Context, h http.Header, name string, about ...attribute.KeyValue) (context.Context, *Span) {
+	id, span, ok := named(h)
+	if t == nil || !ok {
+		return ctx, nil
+	}
+	ctx, begun := t.tracer.Start(trace.ContextWithSpanContext(ctx, t.remote(id, span)), name,
+		trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(about...))
+	return ctx, &Span{begun}
 }
 
 // Inject puts where a call comes from into its header, if that is a span.

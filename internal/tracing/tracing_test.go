@@ -163,14 +163,48 @@ func TestCallsAreLinkedWithTheJobsTheySubmit(t *testing.T) {
 		t.Fatalf("spans are %+v", list)
 	}
 	submit, server := list[0], list[1]
-	if server.Parent.TraceID().String() != "0af7651916cd43dd8448eb211c80319c" || server.SpanKind != trace.SpanKindServer {
+	if server.Parent.IsValid() || server.SpanKind != trace.SpanKindServer {
 		t.Errorf("the call is %v of %v", server.SpanKind, server.Parent)
 	}
 	if submit.SpanContext.TraceID() != tracing.JobTrace(job) || len(submit.Links) != 1 || submit.Links[0].SpanContext.SpanID() != server.SpanContext.SpanID() {
 		t.Errorf("submit is %v with %+v", submit.SpanContext, submit.Links)
 	}
-	if len(server.Links) != 1 || server.Links[0].SpanContext.TraceID() != tracing.JobTrace(job) || server.Links[0].SpanContext.SpanID() != submit.Parent.SpanID() {
+	if len(server.Links) != 2 || server.Links[0].SpanContext.TraceID().String() != "0af7651916cd43dd8448eb211c80319c" ||
+		server.Links[1].SpanContext.TraceID() != tracing.JobTrace(job) || server.Links[1].SpanContext.SpanID() != submit.Parent.SpanID() {
 		t.Errorf("the call is linked with %+v", server.Links)
+	}
+}
+
+// What is told is decided here, whatever a caller wants.
+func TestNobodyForcesACallToBeTold(t *testing.T) {
+	t.Parallel()
+	x, spans := inMemory(t, tracing.Options{Sampler: "parentbased_always_off"})
+	h := http.Header{"Traceparent": {"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}}
+	_, call := x.Serve(t.Context(), h, "GET /v1/jobs")
+	call.End("")
+	_, call = x.ServeAgent(t.Context(), h, "POST /agent/v1/claim")
+	call.End("")
+	if list := spans(); len(list) != 0 {
+		t.Errorf("told: %+v", list)
+	}
+}
+
+// No id of a trace is zero, and what is no UUID comes from what somebody named by
+// hand, such as a workflow.
+func TestWhatHasNoTraceIsNotTold(t *testing.T) {
+	t.Parallel()
+	x, spans := inMemory(t, tracing.Options{})
+	for _, id := range []berth.JobID{"00000000-0000-0000-0000-000000000000", "", "digits"} {
+		x.Tell(tracing.AttemptKey(id, 1), tracing.JobKey(id), tracing.Past{Start: time.Now()})
+		_, s := x.Start(x.Under(t.Context(), tracing.JobKey(id)), "pull")
+		s.End("")
+		if tracing.JobTrace(id).IsValid() || x.Tells(id) || len(spans()) != 0 {
+			t.Errorf("%q is told as %s", id, tracing.JobTrace(id))
+		}
+	}
+	x.Temporal(tracing.Step{Name: "RunWorkflow", Job: "digits"}).End()
+	if list := spans(); len(list) != 1 || !list[0].SpanContext.IsValid() {
+		t.Errorf("a workflow of such a name is told as %+v", list)
 	}
 }
 

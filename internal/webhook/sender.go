@@ -63,7 +63,7 @@ type Sender struct {
 func New(o Options) *Sender {
 	o.Look = cmp.Or(o.Look, time.Second)
 	o.Timeout = cmp.Or(o.Timeout, 10*time.Second)
-	o.Lease = cmp.Or(o.Lease, 3*o.Timeout)
+	o.Lease = cmp.Or(o.Lease, 2*(o.Timeout+recordTime))
 	o.First = cmp.Or(o.First, 5*time.Second)
 	o.Longest = cmp.Or(o.Longest, time.Hour)
 	o.For = cmp.Or(o.For, 24*time.Hour)

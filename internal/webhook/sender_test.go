@@ -385,3 +385,14 @@ func TestTenantsDoNotWaitForEachOther(t *testing.T) {
 		t.Errorf("one tenant had %d calls under way", most)
 	}
 }
+
+// As long as a process may still record what came of a call, nobody else makes it.
+func TestALeaseOutlastsACallAndItsRecord(t *testing.T) {
+	t.Parallel()
+	for _, timeout := range []time.Duration{0, time.Second, time.Minute} {
+		s := webhook.New(webhook.Options{Timeout: timeout})
+		if s.Lease <= s.Timeout+webhook.RecordTime {
+			t.Errorf("a call takes up to %s, its record %s, and the lease ends after %s", s.Timeout, webhook.RecordTime, s.Lease)
+		}
+	}
+}

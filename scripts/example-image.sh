@@ -1,19 +1,27 @@
 #!/usr/bin/env bash
-# Makes the demo's image out of Debian's packages, where no image registry need
-# answer, and prints the path of its root file system: a tarball for
+# usage: scripts/example-image.sh digits|gang
+# Makes the image of an example out of Debian's packages, where no image registry
+# need answer, and prints the path of its root file system: a tarball for
 # `docker import`. A second run finds it made.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+example=${1:-}
+case $example in
+  digits) library=python3-sklearn what="scikit-learn from Debian's packages (once; a minute or two)" ;;
+  gang) library=python3-torch what="PyTorch from Debian's packages (once; some minutes)" ;;
+  *) echo "usage: scripts/example-image.sh digits|gang" >&2; exit 2 ;;
+esac
+
 suite=$(. /etc/os-release && echo "${VERSION_CODENAME:-bookworm}")
 cache=${BERTH_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/berth}
-key=$(cat "$0" examples/digits/train.py | sha256sum | cut -c1-12)
-out=$cache/digits-$suite-$key.tar
+key=$(cat scripts/example-image.sh "examples/$example/train.py" | sha256sum | cut -c1-12)
+out=$cache/$example-$suite-$key.tar
 
 if [[ ! -s "$out" ]]; then
-  command -v mmdebstrap >/dev/null || { echo "demo-image: mmdebstrap is missing: apt-get install mmdebstrap" >&2; exit 1; }
+  command -v mmdebstrap >/dev/null || { echo "example-image: mmdebstrap is missing: apt-get install mmdebstrap" >&2; exit 1; }
   mkdir -p "$cache"
-  echo "demo-image: building a $suite image with scikit-learn from Debian's packages (once; a minute or two)" >&2
+  echo "example-image: building a $suite image with $what" >&2
   begun=$SECONDS
   # Compilers, headers, documentation and tests are left out: they are three
   # quarters of it. Packages are unpacked, not configured, so what their scripts
@@ -26,13 +34,13 @@ if [[ ! -s "$out" ]]; then
   done
   mmdebstrap --quiet --format=tar --mode=root --variant=extract "${exclude[@]}" \
     --aptopt='Acquire::Languages "none"' --aptopt='APT::Install-Recommends "false"' \
-    --include=base-files,base-passwd,libc-bin,dash,coreutils,python3-minimal,python3-sklearn \
+    --include=base-files,base-passwd,libc-bin,dash,coreutils,python3-minimal,"$library" \
     --extract-hook='mkdir -p "$1/app" "$1/tmp" "$1/proc" "$1/sys" "$1/dev" && chmod 1777 "$1/tmp"' \
-    --extract-hook='copy-in examples/digits/train.py /app' \
+    --extract-hook="copy-in examples/$example/train.py /app" \
     --extract-hook='for d in openblas-pthread blas lapack; do ls -d "$1"/usr/lib/*/$d 2>/dev/null | sed "s|^$1||"; done > "$1/etc/ld.so.conf.d/00-algebra.conf"; chroot "$1" /sbin/ldconfig' \
     --extract-hook='rm -rf "$1"/var/cache/* "$1"/var/lib/apt/lists/* "$1"/var/log/*' \
     "$suite" "$out.new" >&2
   mv "$out.new" "$out"
-  echo "demo-image: $(du -h "$out" | cut -f1), made in $((SECONDS - begun)) s" >&2
+  echo "example-image: $(du -h "$out" | cut -f1), made in $((SECONDS - begun)) s" >&2
 fi
 echo "$out"

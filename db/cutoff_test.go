@@ -1,0 +1,78 @@
+package db_test
+
+import (
+	"testing"
+	"time"
+
+	"berth"
+)
+
+// A machine is given up after its rank's end is on record, and before what the
+// rank leaves is stored: that is not the program's fault.
+func TestAnOutputThatItsMachineTookAlongIsNotItsUsersLoss(t *testing.T) {
+	t.Parallel()
+	for name, giveUp := range map[string]func(s *stage){
+		"it falls silent": func(s *stage) {
+			s.quiet("m0", 2*time.Minute)
+			s.judge(s.term(), "m0")
+		},
+		"it restarts": func(s *stage) { s.register("another boot", "agent2") },
+		"it is confirmed dead": func(s *stage) {
+			s.lease("m0", -time.Second)
+			if _, err := s.db.ConfirmDead(s.t.Context(), "m0", "operator:test"); err != nil {
+				s.t.Fatal(err)
+			}
+		},
+		"it takes too long": func(s *stage) {
+			s.ago(`UPDATE allocations SET exited_at = now() - interval '21 min'`)
+			repaired(s.t, "late", 1, s.giveUp(s.term()))
+		},
+	} {
+		for _, stored := range []bool{false, true} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				s := newStage(t)
+				s.register("host1", "agent1")
+				id, attempt := s.unsealed(func(j *berth.JobSpec) { j.Outputs = []berth.Output{{Name: "model", Path: "/out"}} })
+				if stored {
+					s.leaves(id, attempt, 0, "model", "1")
+				}
+				giveUp(s)
+				r, job := s.settle(id, attempt), s.job(id)
+				if stored {
+					if r.Next != berth.Succeeded {
+						t.Errorf("with all stored it becomes %s: %+v", r.Next, job.Reason)
+					}
+					return
+				}
+				if r.Next != berth.Retrying || job.Reason == nil || job.Reason.Rule != "output_cut_off" || job.Failures != 0 || job.Losses != 1 {
+					t.Errorf("it becomes %s with %d failures and %d losses: %+v", r.Next, job.Failures, job.Losses, job.Reason)
+				}
+			})
+		}
+	}
+}
+
+// Nobody knows whether the rank that was cut off had a part of its own.
+func TestWhatOneRankHasStoredDoesNotSpeakForOneThatWasCutOff(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.submit(func(j *berth.JobSpec) {
+		j.Members, j.Outputs = 2, []berth.Output{{Name: "model", Path: "/out"}}
+	})
+	attempt := s.place(id, "m0", "m1")
+	s.claim(id, attempt, 0)
+	s.claim(id, attempt, 1)
+	s.run(id)
+	s.exit(id, attempt, 0, exited(0))
+	s.leaves(id, attempt, 0, "model", "1")
+	mustExec(t, s.pool, `UPDATE allocations SET state = 'exited', phase = 'exited', exit = $2, exited_at = now() WHERE job = $1 AND rank = 1`, id, exited(0))
+	s.quiet("m1", 2*time.Minute)
+	s.judge(s.term(), "m1")
+	if r := s.settle(id, attempt); r.Next != berth.Retrying {
+		t.Errorf("it becomes %s: %+v", r.Next, s.job(id).Reason)
+	}
+	if avoid := one[[]string](s, `SELECT avoid FROM jobs WHERE id = $1`, id); len(avoid) != 1 || avoid[0] != "m1" {
+		t.Errorf("it avoids %v, want m1", avoid)
+	}
+}
