@@ -68,7 +68,9 @@ func TestWhatACachedStepIs(t *testing.T) {
 		"LostAfter": func(s *berth.JobSpec) { s.LostAfter = grace }, "Retry": func(s *berth.JobSpec) { s.Retry.MaxAttempts = 3 },
 		"ImageAuth": func(s *berth.JobSpec) { s.ImageAuth = "LOGIN" }, "Needs": func(s *berth.JobSpec) { s.Needs = []string{"b"} },
 		"Notify": func(s *berth.JobSpec) { s.Notify = []berth.Notify{{URL: "https://example.com"}} }, "Cache": func(s *berth.JobSpec) { s.Cache = false },
-		"Array": func(*berth.JobSpec) {}, // has no result of its own, and is refused
+		"Array":     func(*berth.JobSpec) {}, // has no result of its own, and is refused
+		"Jobs":      func(*berth.JobSpec) {}, // as well
+		"OnFailure": func(*berth.JobSpec) {}, // of a step that has jobs
 	}
 	for i := range reflect.TypeFor[berth.JobSpec]().NumField() {
 		field := reflect.TypeFor[berth.JobSpec]().Field(i).Name

@@ -68,15 +68,16 @@ func (i Input) OneFile() bool {
 }
 
 // OutputRef names an output of another job: by the job's id or, from one step of
-// a pipeline to another, by the step's name.
+// a pipeline to another, by the step's name: train, or train.fit for what is in a
+// nested pipeline.
 type OutputRef struct {
 	Job  JobID  // "": of a step
 	Step string // "": of a job
 	Name string
 }
 
-// ParseOutputRef reads job:ID/NAME and job:STEP/NAME. What has the form of an id
-// is one, and no step.
+// ParseOutputRef reads job:ID/NAME, job:STEP/NAME and job:STEP.STEP/NAME. What has
+// the form of an id is one, and no step.
 func ParseOutputRef(from string) (OutputRef, error) {
 	of, name, ok := strings.Cut(strings.TrimPrefix(from, outputPrefix), "/")
 	ref := OutputRef{Name: name}
@@ -86,7 +87,8 @@ func ParseOutputRef(from string) (OutputRef, error) {
 	} else {
 		ref.Step = of
 	}
-	if !ok || !strings.HasPrefix(from, outputPrefix) || !isName(name) || ref.Step != "" && !isName(ref.Step) || ref.Job == "" && ref.Step == "" {
+	steps := !slices.ContainsFunc(strings.Split(ref.Step, "."), func(step string) bool { return !isName(step) })
+	if !ok || !strings.HasPrefix(from, outputPrefix) || !isName(name) || ref.Step != "" && !steps || ref.Job == "" && ref.Step == "" {
 		return OutputRef{}, Errorf(CodeInvalid, "%.200q names no output of a job", from)
 	}
 	return ref, nil

@@ -6,8 +6,12 @@ import (
 	"strings"
 )
 
-// MaxSteps is how many steps a pipeline may have.
-const MaxSteps = 500
+// Limits of a pipeline.
+const (
+	MaxSteps    = 500  // of one level: a look at a pipeline is bounded by it
+	MaxLevels   = 8    // pipelines in each other, the outermost included
+	MaxAllSteps = 2000 // of all levels together: they are stored in one transaction
+)
 
 // What becomes of a pipeline when a step does not succeed.
 const (
@@ -24,7 +28,7 @@ type PipelineSpec struct {
 	NoCache   bool               `json:"no_cache,omitempty" doc:"run every step, those that say cache: true as well; what they leave is taken by later runs"`
 	Labels    map[string]string  `json:"labels,omitempty"`
 	Notify    []Notify           `json:"notify,omitempty" doc:"told of the pipeline as a whole"`
-	Jobs      map[string]JobSpec `json:"jobs" doc:"steps by name; each is a job, with needs: the names of steps that must have succeeded"`
+	Jobs      map[string]JobSpec `json:"jobs" doc:"steps by name; each is a job, with needs: the names of steps that must have succeeded; or a pipeline, with jobs of its own"`
 }
 
 // WithDefaults returns the pipeline with every unset field that has a default
@@ -34,69 +38,118 @@ func (p PipelineSpec) WithDefaults() PipelineSpec {
 		p.OnFailure = FailFast
 	}
 	p.Notify = withNotifyDefaults(p.Notify)
-	jobs := make(map[string]JobSpec, len(p.Jobs))
-	for key, s := range p.Jobs {
-		if s.Name == "" {
-			s.Name = key
-		}
-		jobs[key] = s.WithDefaults()
-	}
-	p.Jobs = jobs
+	p.Jobs = stepsWithDefaults(p.Jobs, 1)
 	return p
 }
 
+// stepsWithDefaults fills in the steps of a level and of those below it, as deep
+// as they may be.
+func stepsWithDefaults(steps map[string]JobSpec, level int) map[string]JobSpec {
+	jobs := make(map[string]JobSpec, len(steps))
+	for key, s := range steps {
+		if s.Name == "" {
+			s.Name = key
+		}
+		switch {
+		case !s.Nests():
+			s = s.WithDefaults()
+		case level < MaxLevels:
+			if s.OnFailure == "" {
+				s.OnFailure = FailFast
+			}
+			s.Jobs = stepsWithDefaults(s.Jobs, level+1)
+		}
+		jobs[key] = s
+	}
+	return jobs
+}
+
 // Validate checks a pipeline after WithDefaults and returns every fault at once,
-// nil if there is none.
+// nil if there is none. Fields of steps in nested pipelines are named in full:
+// jobs.train.jobs.fit.image.
 func (p PipelineSpec) Validate() []FieldError {
 	v := &validation{}
 	v.oneOf("kind", p.Kind, string(KindPipeline))
-	v.require(isName(p.Name), "name", fmt.Sprintf("%q is not a name", p.Name), "1 to 63 of a-z, 0-9 and '-', not at either end")
-	v.oneOf("on_failure", p.OnFailure, FailFast, Continue)
-	v.require(len(p.Labels) <= MaxLabels, "labels", "too many labels", fmt.Sprintf("at most %d", MaxLabels))
-	for _, k := range sortedKeys(p.Labels) {
-		v.label(k, p.Labels[k])
-	}
 	v.notify(p.Notify)
-	v.require(len(p.Jobs) >= 1 && len(p.Jobs) <= MaxSteps, "jobs", fmt.Sprintf("has %d steps", len(p.Jobs)), fmt.Sprintf("1 to %d", MaxSteps))
-	for _, key := range sortedKeys(p.Jobs) {
-		s, at := p.Jobs[key], "jobs."+key
-		v.require(isName(key), at, fmt.Sprintf("%q is not a name", key), "1 to 63 of a-z, 0-9 and '-', not at either end")
-		p.validateNeeds(v, key, s.Needs)
-		v.require(len(s.Notify) == 0, at+".notify", "is told of the whole", "notify beside jobs")
-		s.validateCache(v, at)
-		s = p.validateSteps(v, key, s)
-		s.Needs, s.Cache = nil, false
-		for _, f := range s.Validate() {
-			f.Field = at + "." + f.Field
-			v.faults = append(v.faults, f)
-		}
-	}
+	level{p: p, depth: 1}.validate(v)
+	n := p.Count()
+	v.require(n <= MaxAllSteps, "jobs", fmt.Sprintf("has %d steps with those of the pipelines in it", n), fmt.Sprintf("at most %d in all", MaxAllSteps))
 	if n := p.arrayBytes(); n > MaxArrayBytes && len(v.faults) == 0 { // else an array alone is too much
 		v.require(false, "jobs", fmt.Sprintf("the elements of all arrays, each with its copy of its job, come to %s", BytesText(n)), fmt.Sprintf("at most %s in all", BytesText(MaxArrayBytes)))
-	}
-	if cycle := p.cycle(); cycle != nil {
-		v.require(false, "jobs."+cycle[0]+".needs", "is a cycle: "+strings.Join(cycle, " needs "), "steps that do not need each other in a circle")
 	}
 	return v.faults
 }
 
-// arrayBytes is what the elements of all arrays among the steps store.
+// arrayBytes is what the elements of all arrays among the steps store, at every
+// level.
 func (p PipelineSpec) arrayBytes() (sum int64) {
-	for _, s := range p.Jobs {
+	for _, s := range p.All() {
 		sum += s.arrayBytes()
 	}
 	return sum
 }
 
-func (p PipelineSpec) validateNeeds(v *validation, key string, needs []string) {
+// level is a pipeline among those around it.
+type level struct {
+	p     PipelineSpec
+	depth int    // 1: the outermost
+	field string // before its fields: jobs.train.
+	outer *level
+	key   string // which step of outer it is
+}
+
+func (l level) validate(v *validation) {
+	p := l.p
+	v.require(isName(p.Name), l.field+"name", fmt.Sprintf("%q is not a name", p.Name), "1 to 63 of a-z, 0-9 and '-', not at either end")
+	v.oneOf(l.field+"on_failure", p.OnFailure, FailFast, Continue)
+	v.require(len(p.Labels) <= MaxLabels, l.field+"labels", "too many labels", fmt.Sprintf("at most %d", MaxLabels))
+	labels := &validation{}
+	for _, k := range sortedKeys(p.Labels) {
+		labels.label(k, p.Labels[k])
+	}
+	v.within(l.field, labels.faults)
+	v.require(len(p.Jobs) >= 1 && len(p.Jobs) <= MaxSteps, l.field+"jobs", fmt.Sprintf("has %d steps", len(p.Jobs)), fmt.Sprintf("1 to %d; more in pipelines that are steps", MaxSteps))
+	for _, key := range sortedKeys(p.Jobs) {
+		s, at := p.Jobs[key], l.field+"jobs."+key
+		v.require(isName(key), at, fmt.Sprintf("%q is not a name", key), "1 to 63 of a-z, 0-9 and '-', not at either end")
+		l.validateNeeds(v, key, s.Needs)
+		if s.Nests() {
+			l.validateNested(v, key, s)
+			continue
+		}
+		v.require(len(s.Notify) == 0, at+".notify", "is told of the whole", "notify beside jobs")
+		s.validateCache(v, at)
+		s = l.validateSteps(v, key, s)
+		s.Needs, s.Cache = nil, false
+		v.within(at+".", s.Validate())
+	}
+	if cycle := p.cycle(); cycle != nil {
+		v.require(false, l.field+"jobs."+cycle[0]+".needs", "is a cycle: "+strings.Join(cycle, " needs "), "steps that do not need each other in a circle")
+	}
+}
+
+// validateNested checks a step that is a pipeline.
+func (l level) validateNested(v *validation, key string, s JobSpec) {
+	at := l.field + "jobs." + key
+	for _, field := range s.beyondPipeline() {
+		v.require(false, at+"."+field, "is of a job, and "+key+" has jobs", "name, needs, labels, on_failure and jobs; what a job needs stands with that job")
+	}
+	if l.depth == MaxLevels {
+		v.require(false, at+".jobs", fmt.Sprintf("is level %d of pipelines in each other", l.depth+1), fmt.Sprintf("at most %d levels", MaxLevels))
+		return
+	}
+	level{p: l.p.Nested(key), depth: l.depth + 1, field: at + ".", outer: &l, key: key}.validate(v)
+}
+
+func (l level) validateNeeds(v *validation, key string, needs []string) {
 	for i, need := range needs {
-		at := fmt.Sprintf("jobs.%s.needs[%d]", key, i)
-		_, known := p.Jobs[need]
+		at := fmt.Sprintf("%sjobs.%s.needs[%d]", l.field, key, i)
+		_, known := l.p.Jobs[need]
 		switch {
 		case need == key:
 			v.require(false, at, fmt.Sprintf("%s needs itself", key), "other steps")
 		case !known:
-			v.require(false, at, fmt.Sprintf("there is no step %q", need), "names under jobs")
+			v.require(false, at, fmt.Sprintf("there is no step %q", need), "names under the same jobs")
 		case slices.Contains(needs[:i], need):
 			v.require(false, at, fmt.Sprintf("names %s twice", need), "once")
 		}
@@ -105,29 +158,64 @@ func (p PipelineSpec) validateNeeds(v *validation, key string, needs []string) {
 
 // validateSteps checks the outputs of other steps that a step takes, and returns
 // it as if they were those of jobs.
-func (p PipelineSpec) validateSteps(v *validation, key string, s JobSpec) JobSpec {
+func (l level) validateSteps(v *validation, key string, s JobSpec) JobSpec {
 	steps := map[string]JobID{}
-	needed := p.needed(key)
 	for _, o := range s.OutputsNamed() {
 		if o.Step == "" {
 			continue
 		}
 		steps[o.Step] = placeholder
-		of, known := p.Jobs[o.Step]
-		at := fmt.Sprintf("jobs.%s.inputs[%d].from", key, o.Input)
-		leaves := slices.ContainsFunc(of.Outputs, func(out Output) bool { return out.Name == o.Name })
-		switch {
-		case !known:
-			v.require(false, at, fmt.Sprintf("there is no step %q", o.Step), "names under jobs, or the whole id of another job")
-		case !needed[o.Step]:
-			v.require(false, at, fmt.Sprintf("%s does not need %s", key, o.Step), "steps that it needs, itself or through others: add it to needs")
-		case of.Array != nil:
-			v.require(false, at, fmt.Sprintf("%s is an array, whose elements have outputs of their own", o.Step), "steps that are no arrays")
-		case !leaves:
-			v.require(false, at, fmt.Sprintf("%s has no output %q", o.Step, o.Name), "names under its outputs")
+		if detail, allowed := l.missing(key, o.OutputRef); detail != "" {
+			v.require(false, fmt.Sprintf("%sjobs.%s.inputs[%d].from", l.field, key, o.Input), detail, allowed)
 		}
 	}
 	return s.OfJobs(steps)
+}
+
+// missing says why a step may not take an output that it names by a step, and what
+// it may; "" if it may. The first name is looked for on the step's own level, then
+// outwards; the others lead into nested pipelines.
+func (l level) missing(key string, o OutputRef) (detail, allowed string) {
+	names := strings.Split(o.Step, ".")
+	at, from := &l, key // the level that has the first name, and which of its steps this one is, or is in
+	for {
+		if _, known := at.p.Jobs[names[0]]; known {
+			break
+		}
+		if at.outer == nil {
+			return fmt.Sprintf("there is no step %q", names[0]), "names under jobs, here or around, or the whole id of another job"
+		}
+		at, from = at.outer, at.key
+	}
+	switch {
+	case names[0] == from && at != &l:
+		return fmt.Sprintf("%s is in %s, and cannot wait for it", key, from), "steps beside " + key + ", or beside " + from
+	case !at.p.needed(from)[names[0]]:
+		return fmt.Sprintf("%s does not need %s", from, names[0]), "steps that it needs, itself or through others: add it to needs"
+	}
+	p, of := at.p, JobSpec{}
+	for i, name := range names {
+		step, known := p.Jobs[name]
+		if !known {
+			return fmt.Sprintf("there is no step %q in %s", name, strings.Join(names[:i], ".")), "names under its jobs"
+		}
+		if of = step; i == len(names)-1 {
+			break
+		}
+		if !step.Nests() {
+			return fmt.Sprintf("%s is no pipeline", strings.Join(names[:i+1], ".")), "job:" + strings.Join(names[:i+1], ".") + "/OUTPUT"
+		}
+		p = PipelineSpec{Jobs: step.Jobs}
+	}
+	switch {
+	case of.Nests():
+		return fmt.Sprintf("%s is a pipeline, whose steps have outputs of their own", o.Step), "job:" + o.Step + ".STEP/OUTPUT"
+	case of.Array != nil:
+		return fmt.Sprintf("%s is an array, whose elements have outputs of their own", o.Step), "steps that are no arrays"
+	case !slices.ContainsFunc(of.Outputs, func(out Output) bool { return out.Name == o.Name }):
+		return fmt.Sprintf("%s has no output %q", o.Step, o.Name), "names under its outputs"
+	}
+	return "", ""
 }
 
 // placeholder stands for a job that is not there yet.
@@ -201,7 +289,9 @@ func (p PipelineSpec) Order() []string {
 		}
 		placed[key] = true
 		for _, need := range p.Jobs[key].Needs {
-			place(need)
+			if _, known := p.Jobs[need]; known {
+				place(need)
+			}
 		}
 		order = append(order, key)
 	}
@@ -211,25 +301,13 @@ func (p PipelineSpec) Order() []string {
 	return order
 }
 
-// Without is the pipeline without some steps, which have succeeded as these
-// jobs: nothing needs them any more, and what they have left is theirs.
-func (p PipelineSpec) Without(succeeded map[string]JobID) PipelineSpec {
-	rest := make(map[string]JobSpec, len(p.Jobs))
-	for key, s := range p.Jobs {
-		if _, done := succeeded[key]; !done {
-			s.Needs = slices.DeleteFunc(slices.Clone(s.Needs), func(n string) bool { return succeeded[n] != "" })
-			rest[key] = s.OfJobs(succeeded)
-		}
-	}
-	p.Jobs = rest
-	return p
-}
-
 // Step is a step of a pipeline as users see it.
 type Step struct {
 	Name   string   `json:"name"`
 	Job    JobID    `json:"job"`
+	Kind   Kind     `json:"kind,omitempty" doc:"array or pipeline; absent for a job"`
 	Status State    `json:"status"`
+	Tally  *Tally   `json:"tally,omitempty" doc:"of an array: its elements by status; of a pipeline: its steps"`
 	Needs  []string `json:"needs,omitempty"`
 	Reason *Reason  `json:"reason,omitempty"`
 	// CachedFrom is the job that did the work before, of a step that was skipped.

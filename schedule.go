@@ -185,7 +185,7 @@ func (s ScheduleSpec) NamesSecrets() bool {
 		return true
 	}
 	if s.Pipeline != nil {
-		for _, step := range s.Pipeline.Jobs {
+		for _, step := range s.Pipeline.All() {
 			if len(step.AllSecrets()) > 0 {
 				return true
 			}

@@ -41,6 +41,11 @@ type JobSpec struct {
 	Cache      bool              `json:"cache,omitempty" doc:"of a step of a pipeline: skip it when it has succeeded before with the same spec, image, code and inputs"`
 	Labels     map[string]string `json:"labels,omitempty"`
 	Notify     []Notify          `json:"notify,omitempty"`
+
+	// Of a step that is a pipeline itself, which has no other fields but name,
+	// needs and labels.
+	OnFailure string             `json:"on_failure,omitempty" doc:"of a step with jobs: fail_fast (default) or continue"`
+	Jobs      map[string]JobSpec `json:"jobs,omitempty" doc:"of a step of a pipeline: it is a pipeline of these steps, in place of a job"`
 }
 
 // Resources is what one member needs of one machine.

@@ -63,6 +63,8 @@ func (s JobSpec) Validate() []FieldError {
 func (s JobSpec) validateUnbuilt(v *validation) {
 	const no = "is not supported by this version"
 	v.require(len(s.Needs) == 0, "needs", "is for steps of a pipeline", "leave it out, or submit a file of kind: pipeline")
+	v.require(s.OnFailure == "", "on_failure", "is for pipelines, and steps that have jobs", "leave it out")
+	v.require(s.Jobs == nil, "jobs", "is for pipelines, and steps of one", "leave it out, or submit a file of kind: pipeline")
 	v.require(!s.Cache, "cache", "is for steps of a pipeline", "leave it out, or submit a file of kind: pipeline")
 	v.require(s.Placement.MaxPricePerHour == 0, "placement.max_price_per_hour", no, "leave it out")
 }

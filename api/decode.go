@@ -64,7 +64,14 @@ func jsonFault(body []byte, err error) string {
 	return fmt.Sprintf("line %d, column %d: %s", line, max(column, 1), s.Error())
 }
 
-type decoder struct{ faults []berth.FieldError }
+// maxDepth bounds values in each other. Pipelines nest: what is refused further
+// down for that is to be read first, and each level reads again what is below it.
+const maxDepth = 64
+
+type decoder struct {
+	faults []berth.FieldError
+	depth  int
+}
 
 func (d *decoder) fault(path, detail, allowed string) {
 	if len(d.faults) < maxFaults {
@@ -77,6 +84,12 @@ func (d *decoder) value(raw json.RawMessage, v reflect.Value, path string) {
 	if string(raw) == "null" {
 		return
 	}
+	if d.depth++; d.depth > maxDepth {
+		d.depth--
+		d.fault(clip(path), "is nested too deep", fmt.Sprintf("%d levels", maxDepth))
+		return
+	}
+	defer func() { d.depth-- }()
 	if u, ok := v.Addr().Interface().(json.Unmarshaler); ok {
 		if err := u.UnmarshalJSON(raw); err != nil {
 			d.fault(path, clip(err.Error()), "")

@@ -33,9 +33,13 @@ func describeParent(j berth.Job) berth.Explanation {
 	if j.Tally.Unmade > 0 {
 		parts = append(parts, fmt.Sprintf("%d not made", j.Tally.Unmade))
 	}
-	e.Summary = fmt.Sprintf("%d elements: %s", j.Tally.Total, strings.Join(parts, ", "))
+	elements := "elements"
+	if j.Kind == berth.KindPipeline {
+		elements = "steps"
+	}
+	e.Summary = fmt.Sprintf("%d %s: %s", j.Tally.Total, elements, strings.Join(parts, ", "))
 	if j.Held && !j.Status.Terminal() {
-		e.Blockers = append(e.Blockers, berth.Blocker{Code: "held", Message: "the array is on hold", Hint: "release it"})
+		e.Blockers = append(e.Blockers, berth.Blocker{Code: "held", Message: fmt.Sprintf("the %s is on hold", j.Kind), Hint: "release it"})
 	}
 	if j.Spec == nil {
 		return e

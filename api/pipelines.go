@@ -14,7 +14,8 @@ import (
 func (s *Server) registerPipelines() {
 	const tag = "pipelines"
 	submit := s.operation("submit-pipeline", http.MethodPost, "/v1/pipelines", tag, "Submit a pipeline")
-	submit.Description = "As with a job. Cycles, unknown needs and steps that need themselves are refused; a cycle is spelled out."
+	submit.Description = "As with a job. Cycles, unknown needs and steps that need themselves are refused; a cycle is spelled out. " +
+		"A step with jobs is a pipeline itself; fields of its steps are named in full: jobs.train.jobs.fit.image."
 	submit.DefaultStatus = http.StatusCreated
 	registerWithBody[berth.PipelineSpec](s, submit, s.submitPipeline)
 	register(s, s.operation("show-pipeline", http.MethodGet, "/v1/pipelines/{id}", tag, "Show a pipeline with its steps"), s.showPipeline)
@@ -47,31 +48,42 @@ func (s *Server) submitPipeline(ctx context.Context, in *submitInput) (*jobOutpu
 	return s.submitted(ctx, job, created, began), nil
 }
 
-// needs says which steps a step waits for; false if it waits for none.
+// needs says which steps a step waits for, or a pipeline that it is in, those of
+// the outermost first; false if it waits for none.
 func (s *Server) needs(ctx context.Context, step berth.Job) (e berth.Explanation, waits bool, err error) {
-	pipeline, err := s.DB.Job(ctx, scope(ctx), *step.Parent)
-	if err != nil {
-		return e, false, err
-	}
-	status, wanted := map[string]berth.State{}, []string(nil)
-	for _, x := range pipeline.Steps {
-		status[x.Name] = x.Status
-		if x.Job == step.ID {
-			wanted = x.Needs
-		}
-	}
 	e = berth.Explanation{Job: step.ID, Status: step.Status, Blockers: []berth.Blocker{}}
-	for _, need := range wanted {
-		if status[need] != berth.Succeeded {
-			e.Blockers = append(e.Blockers, berth.Blocker{
-				Code: "needs", Message: fmt.Sprintf("it needs step %s, which is %s", need, status[need]), Hint: "wait: it may start when that has succeeded",
-			})
+	for at, who := step, "it"; at.Step != "" && at.Status == berth.Submitted; who = "pipeline " + at.Step + ", which it is in," {
+		around, err := s.DB.Job(ctx, scope(ctx), *at.Parent)
+		if err != nil {
+			return e, false, err
 		}
+		e.Blockers = append(unmet(around, at.ID, who), e.Blockers...)
+		at = around
 	}
 	if len(e.Blockers) > 0 {
 		e.Summary = e.Blockers[0].Message
 	}
 	return e, len(e.Blockers) > 0, nil
+}
+
+// unmet are the needs of a step that have not succeeded.
+func unmet(pipeline berth.Job, step berth.JobID, who string) []berth.Blocker {
+	status, wanted := map[string]berth.State{}, []string(nil)
+	for _, x := range pipeline.Steps {
+		status[x.Name] = x.Status
+		if x.Job == step {
+			wanted = x.Needs
+		}
+	}
+	var list []berth.Blocker
+	for _, need := range wanted {
+		if status[need] != berth.Succeeded {
+			list = append(list, berth.Blocker{
+				Code: "needs", Message: fmt.Sprintf("%s needs step %s, which is %s", who, need, status[need]), Hint: "wait: it may start when that has succeeded",
+			})
+		}
+	}
+	return list
 }
 
 // pipeline resolves an id that must be a pipeline's.

@@ -64,14 +64,14 @@ func (s *Server) explain(ctx context.Context, in *JobInput) (*explainOutput, err
 	if err != nil {
 		return nil, err
 	}
-	if job.Body.Tally != nil {
-		return &explainOutput{describeParent(job.Body)}, nil
-	}
 	if job.Body.Step != "" && job.Body.Status == berth.Submitted {
 		e, waits, err := s.needs(ctx, job.Body)
 		if err != nil || waits {
 			return &explainOutput{e}, err
 		}
+	}
+	if job.Body.Tally != nil {
+		return &explainOutput{describeParent(job.Body)}, nil
 	}
 	// A job may start or end between two looks, and wait again after a third.
 	for job.Body.Status.Waiting() {

@@ -37,6 +37,7 @@ type cancellation struct {
 	job   lockedJob
 	state berth.State // after it
 	hints touched
+	below ending // of a pipeline
 }
 
 // cancelJob is RequestCancel within a transaction; canceled must follow its
@@ -51,7 +52,7 @@ func cancelJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.J
 		c.hints = touched{}
 	case c.job.Kind != berth.KindJob:
 		c.hints.queue = true
-		c.state, err = cancelParent(ctx, tx, c.job, actor, reason)
+		c.state, c.below, err = cancelParent(ctx, tx, c.job, actor, reason)
 	case c.state.Waiting():
 		c.hints.queue = true
 		c.state = berth.Canceled
@@ -66,6 +67,10 @@ func cancelJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.J
 // canceled tells of a cancellation, and returns what has become of the job.
 func (d *DB) canceled(ctx context.Context, c cancellation) (berth.State, error) {
 	c.hints.publish(d.hub)
+	c.below.publish(d.hub)
+	if err := d.tendAll(ctx, c.below.stopping); err != nil {
+		return c.state, err
+	}
 	if c.job.Kind != berth.KindJob && !c.state.Terminal() {
 		// At once, and not only by its coordinator: Temporal may be away.
 		return d.TendThrough(ctx, c.job.ID)

@@ -71,6 +71,7 @@ func (d *DB) commitStarts(ctx context.Context, term Term, starts []berth.Start) 
 		rollback(ctx, conn.Conn())
 		return Committed{}, err
 	}
+	d.tellParents(ctx, now.begunSteps()...)
 	return c, nil
 }
 

@@ -3,6 +3,7 @@ package db
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -17,6 +18,7 @@ type presentParent struct {
 	parallel int // 0: no limit
 	holding  int // elements that hold capacity
 	started  bool
+	step     bool // of a pipeline, which begins with it
 }
 
 // queueParentLocks locks the parents of jobs, before the jobs: from then on none
@@ -35,7 +37,7 @@ func queueParentLocks(batch *pgx.Batch, jobs []berth.JobID) {
 // already: so no more of them ever hold it than may.
 func (p *present) queueParents(batch *pgx.Batch, jobs []berth.JobID) {
 	batch.Queue(`
-		SELECT p.id, p.state, p.held, p.parallel, CASE WHEN p.parallel > 0 THEN (
+		SELECT p.id, p.state, p.held, p.parent IS NOT NULL, p.parallel, CASE WHEN p.parallel > 0 THEN (
 			SELECT count(*)
 			FROM jobs c
 			WHERE c.parent = p.id AND c.state IN ('scheduled', 'running', 'preempting', 'canceling')) ELSE 0 END
@@ -43,7 +45,7 @@ func (p *present) queueParents(batch *pgx.Batch, jobs []berth.JobID) {
 		WHERE p.id IN (SELECT parent FROM jobs WHERE id = ANY($1::uuid[]) AND parent IS NOT NULL)`, jobs).Query(func(rows pgx.Rows) error {
 		var id berth.JobID
 		var x presentParent
-		_, err := pgx.ForEachRow(rows, []any{&id, &x.state, &x.held, &x.parallel, &x.holding}, func() error {
+		_, err := pgx.ForEachRow(rows, []any{&id, &x.state, &x.held, &x.step, &x.parallel, &x.holding}, func() error {
 			parent := x
 			p.parents[id] = &parent
 			return nil
@@ -84,6 +86,11 @@ func (p *present) begun() []berth.JobID {
 		}
 	}
 	return list
+}
+
+// begunSteps are those of them that are steps, whose pipelines are to be told.
+func (p *present) begunSteps() []berth.JobID {
+	return slices.DeleteFunc(p.begun(), func(id berth.JobID) bool { return !p.parents[id].step })
 }
 
 func queueParentStarts(batch *pgx.Batch, begun []berth.JobID) {

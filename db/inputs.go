@@ -81,7 +81,9 @@ func noOutput(named []berth.NamedOutput, found []int) error {
 	return e
 }
 
-// bindSteps has steps whose needs have succeeded take what those have left.
+// bindSteps has steps whose needs have succeeded take what those have left: named
+// as steps, or as the jobs that steps of other levels are, which had left nothing
+// when they were stored.
 func bindSteps(ctx context.Context, tx pgx.Tx, ids []string) error {
 	_, err := tx.Exec(ctx, `
 		WITH x AS (
@@ -91,6 +93,13 @@ func bindSteps(ctx context.Context, tx pgx.Tx, ids []string) error {
 			CROSS JOIN LATERAL jsonb_array_elements(s.spec -> 'inputs') WITH ORDINALITY AS i (spec, place)
 			JOIN jobs n ON n.parent = j.parent AND n.step = substring(i.spec ->> 'from' FROM '^job:([^/]*)/')
 			WHERE j.id = ANY(@ids::uuid[]) AND s.spec ? 'inputs'
+			UNION ALL
+			SELECT j.id, i.place - 1, n.id, substring(i.spec ->> 'from' FROM '^job:[^/]*/(.*)$')
+			FROM jobs j
+			JOIN job_specs s ON s.job = j.id
+			CROSS JOIN LATERAL jsonb_array_elements(s.spec -> 'inputs') WITH ORDINALITY AS i (spec, place)
+			JOIN jobs n ON n.id = substring(i.spec ->> 'from' FROM '^job:([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/')::uuid
+			WHERE j.id = ANY(@ids::uuid[]) AND s.spec ? 'inputs' AND n.tenant = j.tenant AND n.state = 'succeeded'
 		)
 		INSERT INTO job_inputs (job, input, source, attempt, rank, name)
 		SELECT x.job, x.input, o.job, o.attempt, o.rank, o.name

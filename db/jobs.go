@@ -44,7 +44,8 @@ const liveTally = `(
 const fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 			CASE j.kind WHEN 'pipeline' THEN 'pipeline' ELSE 'spec' END, (SELECT s.spec FROM job_specs s WHERE s.job = j.id),
 			'steps', CASE j.kind WHEN 'pipeline' THEN (
-				SELECT jsonb_agg(jsonb_build_object('name', c.step, 'job', c.id, 'status', c.state, 'reason', c.reason, 'cached_from', c.cached_from, 'needs', (
+				SELECT jsonb_agg(jsonb_build_object('name', c.step, 'job', c.id, 'kind', nullif(c.kind, 'job'), 'status', c.state, 'reason', c.reason, 'cached_from', c.cached_from,
+					'tally', CASE WHEN c.kind <> 'job' THEN coalesce(c.tally, (SELECT ` + liveTally + ` FROM jobs j WHERE j.id = c.id)) END, 'needs', (
 					SELECT jsonb_agg(n.step ORDER BY n.step)
 					FROM deps d
 					JOIN jobs n ON n.id = d.needs

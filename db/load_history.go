@@ -129,7 +129,7 @@ func (h *History) Families(ctx context.Context, since time.Time, each func(histo
 						'spans', (
 							SELECT jsonb_agg(jsonb_build_object('taken', a.taken_seq, 'until', coalesce(a.orphaned_seq, a.freed_seq, 0)))
 							FROM allocations a
-							WHERE a.job = c.id AND a.taken_seq IS NOT NULL)))
+							WHERE a.job IN (`+allInside+`) AND a.taken_seq IS NOT NULL)))
 					FROM jobs c
 					WHERE c.parent = p.id), '[]'))
 			FROM jobs p
@@ -148,6 +148,15 @@ func (h *History) Families(ctx context.Context, since time.Time, each func(histo
 		after = string(list[0].ID)
 	}
 }
+
+// allInside are a job c and, of a pipeline or an array, all jobs in it.
+const allInside = `
+								WITH RECURSIVE inside (id, kind) AS (
+									SELECT c.id, c.kind
+									UNION ALL
+									SELECT x.id, x.kind FROM inside i JOIN jobs x ON x.parent = i.id WHERE i.kind <> 'job'
+								)
+								SELECT id FROM inside WHERE kind = 'job'`
 
 // allocationRecord is a history.Allocation of a row a.
 const allocationRecord = `to_jsonb(a) || jsonb_build_object('gpus', coalesce((

@@ -36,6 +36,12 @@ func (n needs) allSecrets() []string {
 	return slices.DeleteFunc(all, func(name string) bool { return name == "" })
 }
 
+// without leaves out inputs that are outputs of some jobs.
+func (n needs) without(jobs map[berth.JobID]bool) needs {
+	n.inputs = slices.DeleteFunc(slices.Clone(n.inputs), func(o berth.NamedOutput) bool { return jobs[o.Job] })
+	return n
+}
+
 func (n needs) none() bool {
 	return len(n.uploads) == 0 && len(n.inputs) == 0 && len(n.allSecrets()) == 0
 }

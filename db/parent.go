@@ -34,6 +34,7 @@ type lockedParent struct {
 	State       berth.State
 	Tenant      berth.TenantID
 	Held        bool
+	Blocked     bool // what it needs has not succeeded yet
 	HasParent   bool
 	Expanded    int
 	MaxFailures *int
@@ -49,7 +50,7 @@ func lockParent(ctx context.Context, tx pgx.Tx, id berth.JobID) (p lockedParent,
 	args := pgx.NamedArgs{"id": id, "batch": expandBatch}
 	batch := &pgx.Batch{}
 	batch.Queue(`
-		SELECT kind, state, tenant, held, parent IS NOT NULL, total, expanded, max_failures, cancel_requested_at IS NOT NULL, reason,
+		SELECT kind, state, tenant, held, blocked, parent IS NOT NULL, total, expanded, max_failures, cancel_requested_at IS NOT NULL, reason,
 			CASE WHEN kind <> 'array' THEN '{}' WHEN indexes IS NULL
 				THEN ARRAY(SELECT generate_series(expanded, least(expanded + @batch, total) - 1))
 				ELSE indexes[expanded + 1 : expanded + @batch] END,
@@ -58,7 +59,7 @@ func lockParent(ctx context.Context, tx pgx.Tx, id berth.JobID) (p lockedParent,
 		WHERE id = @id
 		FOR NO KEY UPDATE`, args).QueryRow(func(row pgx.Row) error {
 		var queue []byte
-		err := row.Scan(&p.Kind, &p.State, &p.Tenant, &p.Held, &p.HasParent, &p.Tally.Total, &p.Expanded, &p.MaxFailures, &p.CancelAsked, &p.Reason, &p.Next, &queue)
+		err := row.Scan(&p.Kind, &p.State, &p.Tenant, &p.Held, &p.Blocked, &p.HasParent, &p.Tally.Total, &p.Expanded, &p.MaxFailures, &p.CancelAsked, &p.Reason, &p.Next, &queue)
 		if err != nil || string(queue) == "null" {
 			return err
 		}
@@ -107,7 +108,7 @@ func (p lockedParent) whole() bool { return p.Expanded >= p.Tally.Total }
 func (d *DB) Tend(ctx context.Context, id berth.JobID) (berth.TendResult, error) {
 	var result berth.TendResult
 	var did tended
-	inner := false // an array that is a step of a pipeline, and has ended
+	news := false // it is a step of a pipeline, which has something to do about what became of it
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		did = tended{}
 		p, err := lockParent(ctx, tx, id)
@@ -120,19 +121,20 @@ func (d *DB) Tend(ctx context.Context, id berth.JobID) (berth.TendResult, error)
 			result = berth.TendResult{State: p.State}
 			return nil
 		}
+		before := p.State
 		did, err = tend(ctx, tx, &p)
 		result = berth.TendResult{State: p.State, More: did.more}
 		if len(did.ready) > 0 {
 			result.Ready, result.Tenant = did.ready, p.Tenant
 		}
-		inner = p.HasParent && p.State.Terminal()
+		news = p.HasParent && p.State != before && (p.State.Terminal() || p.State == berth.Running)
 		return err
 	})
 	if err != nil {
 		return berth.TendResult{}, mapError(err, "job "+string(id))
 	}
 	did.publish(d.hub, id)
-	if inner {
+	if news {
 		d.tellParents(ctx, id)
 	}
 	for _, child := range did.stop {
@@ -142,7 +144,7 @@ func (d *DB) Tend(ctx context.Context, id berth.JobID) (berth.TendResult, error)
 			return result, err
 		}
 	}
-	return result, nil
+	return result, d.tendAll(ctx, did.stopping)
 }
 
 // TendThrough tends a parent until there is nothing more to do at once.
@@ -157,22 +159,21 @@ func (d *DB) TendThrough(ctx context.Context, id berth.JobID) (berth.State, erro
 
 // tended is what a look has done, to be told after its commit.
 type tended struct {
-	made     []string      // elements that want their workflow
-	canceled []string      // elements whose workflows are to end
-	skipped  []string      // steps that have succeeded without running
-	stop     []berth.JobID // elements that hold capacity and are to stop
-	ready    []berth.Ready // steps that may start
-	actor    string
-	reason   *berth.Reason
-	changed  bool // the parent's row
-	queue    bool // what the leader plans on
-	more     bool
+	ending
+	made    []string      // elements that want their workflow
+	skipped []string      // steps that have succeeded without running
+	stop    []berth.JobID // elements that hold capacity and are to stop
+	ready   []berth.Ready // steps that may start
+	actor   string
+	reason  *berth.Reason
+	changed bool // the parent's row
+	queue   bool // what the leader plans on
+	more    bool
 }
 
 func (t tended) publish(h *Hub, id berth.JobID) {
 	h.Publish(TopicSubmit, t.made...)
-	h.Publish(TopicPoke, t.canceled...)
-	h.Publish(TopicJob, t.canceled...)
+	t.ending.publish(h)
 	h.Publish(TopicJob, t.skipped...)
 	if t.queue {
 		h.Publish(TopicQueue, "")
@@ -183,6 +184,12 @@ func (t tended) publish(h *Hub, id berth.JobID) {
 }
 
 func tend(ctx context.Context, tx pgx.Tx, p *lockedParent) (did tended, err error) {
+	if p.Blocked && p.State == berth.Submitted {
+		if p.Held {
+			did.more, err = p.hold(ctx, tx)
+		}
+		return did, err // nothing of it begins
+	}
 	if p.State == berth.Submitted {
 		if err := p.move(ctx, tx, berth.Queued, "workflow", nil); err != nil {
 			return did, err
@@ -197,10 +204,12 @@ func tend(ctx context.Context, tx pgx.Tx, p *lockedParent) (did tended, err erro
 		p.Reason, did.changed = &reason, true
 	}
 	if p.Kind == berth.KindPipeline && p.State == berth.Canceling {
-		hopeless, err := p.cancelHopeless(ctx, tx) // for the reason: the others are canceled for another
-		if err != nil || len(hopeless) > 0 {
-			did.canceled, did.more = hopeless, true
+		some, err := p.cancelAllHopeless(ctx, tx, &did) // for the reason: the others are canceled for another
+		if err != nil {
 			return did, err
+		}
+		if some { // all in this transaction: from its commit on nothing inside is placed
+			return did, p.stop(ctx, tx, &did)
 		}
 	}
 	if p.live() == 0 && (p.whole() || p.State == berth.Canceling) {
@@ -303,33 +312,33 @@ func (p *lockedParent) stop(ctx context.Context, tx pgx.Tx, did *tended) error {
 			did.reason.Message = "another step of its pipeline failed"
 		}
 	}
-	var err error
-	if did.canceled, err = cancelWaitingChildren(ctx, tx, p.ID, nil, did.actor, did.reason); err != nil {
+	canceled, err := p.cancelChildren(ctx, tx, did)
+	if err != nil {
 		return err
 	}
 	rows, err := tx.Query(ctx, `
 		SELECT id::text
 		FROM jobs
-		WHERE parent = @id AND (state IN ('scheduled', 'running', 'preempting') OR kind <> 'job' AND state IN ('submitted', 'queued'))
+		WHERE parent = @id AND kind = 'job' AND state IN ('scheduled', 'running', 'preempting')
 		LIMIT @limit`, pgx.NamedArgs{"id": p.ID, "limit": stopBatch})
 	if err != nil {
 		return err
 	}
 	did.stop, err = pgx.CollectRows(rows, pgx.RowTo[berth.JobID])
 	did.queue = len(did.canceled) > 0
-	did.more = len(did.canceled)+len(did.stop) > 0
+	did.more = did.more || canceled || len(did.stop) > 0
 	return err
 }
 
-// cancelWaitingChildren ends elements that hold no capacity, at most a batch of
-// them: of all, or of some indexes.
-func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parent berth.JobID, indexes []int, actor string, reason *berth.Reason) ([]string, error) {
-	args := pgx.NamedArgs{"parent": parent, "indexes": indexes, "actor": actor, "reason": reason, "limit": expandBatch, "orders": berth.Orders{Forget: true}}
+// cancelWaitingChildren ends elements of parents that hold no capacity, at most a
+// batch of them: of all, or of some indexes.
+func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parents []berth.JobID, indexes []int, actor string, reason *berth.Reason) (e ending, err error) {
+	args := pgx.NamedArgs{"parents": parents, "indexes": indexes, "actor": actor, "reason": reason, "limit": expandBatch, "orders": berth.Orders{Forget: true}}
 	rows, err := tx.Query(ctx, `
 		WITH waiting AS (
 			SELECT id
 			FROM jobs
-			WHERE parent = @parent AND kind = 'job' AND state IN ('submitted', 'queued', 'retrying')
+			WHERE parent = ANY(@parents::uuid[]) AND kind = 'job' AND state IN ('submitted', 'queued', 'retrying')
 			  AND (@indexes::int[] IS NULL OR array_index = ANY(@indexes::int[]))
 			ORDER BY id
 			LIMIT @limit
@@ -340,15 +349,22 @@ func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parent berth.JobID, i
 			cancel_requested_at = coalesce(j.cancel_requested_at, now())
 		FROM waiting
 		WHERE j.id = waiting.id
-		RETURNING j.id::text`, args)
+		RETURNING j.id::text, j.blocked`, args)
 	if err != nil {
-		return nil, err
+		return e, err
 	}
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil || len(ids) == 0 {
-		return nil, err
+	var id string
+	var blocked bool
+	if _, err := pgx.ForEachRow(rows, []any{&id, &blocked}, func() error {
+		e.canceled = append(e.canceled, id)
+		if !blocked {
+			e.waited = append(e.waited, id)
+		}
+		return nil
+	}); err != nil || len(e.canceled) == 0 {
+		return e, err
 	}
-	args["ids"] = ids
+	args["ids"] = e.canceled
 	_, err = tx.Exec(ctx, `
 		UPDATE allocations
 		SET state = 'released', released_at = now(), orders = orders || @orders
@@ -359,19 +375,20 @@ func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parent berth.JobID, i
 			ORDER BY id
 			FOR NO KEY UPDATE)`, args)
 	if err != nil {
-		return nil, err
+		return e, err
 	}
 	_, err = tx.Exec(ctx, `DELETE FROM earmarks WHERE beneficiary = ANY(@ids::uuid[])`, args)
-	return ids, err
+	return e, err
 }
 
-// hold holds the elements of a held parent that wait, a batch of them.
+// hold holds the elements of a held parent that wait, a batch of them, and the
+// pipelines and arrays among them, which hold theirs when they are tended.
 func (p *lockedParent) hold(ctx context.Context, tx pgx.Tx) (some bool, err error) {
 	tag, err := tx.Exec(ctx, `
 		WITH waiting AS (
 			SELECT id
 			FROM jobs
-			WHERE parent = @parent AND state IN ('submitted', 'queued', 'retrying') AND NOT held
+			WHERE parent = @parent AND NOT held AND (state IN ('submitted', 'queued', 'retrying') OR kind <> 'job' AND state = 'running')
 			ORDER BY id
 			LIMIT @limit
 			FOR NO KEY UPDATE

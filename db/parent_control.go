@@ -10,26 +10,34 @@ import (
 )
 
 // cancelParent asks for the end of a locked parent: from its commit on nothing of
-// it is made or placed. Tend ends its elements.
-func cancelParent(ctx context.Context, tx pgx.Tx, job lockedJob, actor string, reason *berth.Reason) (berth.State, error) {
+// it is made or placed. What waits of a pipeline ends with it, at every depth; Tend
+// ends the rest.
+func cancelParent(ctx context.Context, tx pgx.Tx, job lockedJob, actor string, reason *berth.Reason) (berth.State, ending, error) {
 	state := berth.Canceling
 	var tally *berth.Tally
+	var below ending
+	var err error
+	if job.Kind == berth.KindPipeline {
+		if below, err = cancelBelow(ctx, tx, job.ID, actor, reason); err != nil {
+			return "", below, err
+		}
+	}
 	if job.State == berth.Submitted {
 		p, err := lockParent(ctx, tx, job.ID)
 		if err != nil {
-			return "", err
+			return "", below, err
 		}
 		if p.live() == 0 { // elements there may be of an array were canceled before they were made
 			state, tally = berth.Canceled, &p.Tally
 		}
 	}
-	_, err := tx.Exec(ctx, `
+	_, err = tx.Exec(ctx, `
 		UPDATE jobs
 		SET state = @state, version = version + 1, actor = @actor, reason = @reason, tally = @tally,
 			cancel_requested_at = coalesce(cancel_requested_at, now())
 		WHERE id = @job`,
 		pgx.NamedArgs{"job": job.ID, "state": state, "actor": actor, "reason": reason, "tally": tally})
-	return state, err
+	return state, below, err
 }
 
 // CancelElements asks for the end of some elements of an array. Those that are
@@ -93,7 +101,7 @@ func (d *DB) cancelElements(ctx context.Context, id berth.JobID, indexes []int, 
 		if _, err := p.make(ctx, tx, indexes, actor); err != nil {
 			return err
 		}
-		if did.canceled, err = cancelWaitingChildren(ctx, tx, id, indexes, actor, reason); err != nil {
+		if did.ending, err = cancelWaitingChildren(ctx, tx, []berth.JobID{id}, indexes, actor, reason); err != nil {
 			return err
 		}
 		rows, err := tx.Query(ctx, `
@@ -123,13 +131,17 @@ func (d *DB) cancelElements(ctx context.Context, id berth.JobID, indexes []int, 
 	return len(did.canceled) + len(did.stop), nil
 }
 
-// releaseChildren ends the hold of a parent's elements.
-func releaseChildren(ctx context.Context, tx pgx.Tx, parent berth.JobID, actor string) error {
-	_, err := tx.Exec(ctx, `
+// releaseChildren ends the hold of all in a locked parent.
+func releaseChildren(ctx context.Context, tx pgx.Tx, job lockedJob, actor string) error {
+	parents, err := parentsIn(ctx, tx, job.ID, job.Kind)
+	if err != nil {
+		return err
+	}
+	_, err = tx.Exec(ctx, `
 		WITH held AS (
 			SELECT id
 			FROM jobs
-			WHERE parent = @parent AND held AND state NOT IN ('succeeded', 'failed', 'canceled')
+			WHERE parent = ANY(@parents::uuid[]) AND held AND state NOT IN ('succeeded', 'failed', 'canceled')
 			ORDER BY id
 			FOR NO KEY UPDATE
 		), changed AS (
@@ -143,19 +155,23 @@ func releaseChildren(ctx context.Context, tx pgx.Tx, parent berth.JobID, actor s
 		)
 		INSERT INTO job_events (job, seq, at, kind, attempt, actor, detail)
 		SELECT id, event_seq, clock_timestamp(), 'updated', attempt, @actor, 'released from hold, with its array'
-		FROM changed`, pgx.NamedArgs{"parent": parent, "actor": actor})
+		FROM changed`, pgx.NamedArgs{"parents": parents, "actor": actor})
 	return err
 }
 
-// patchChildren changes a parent's live elements as the parent; args are those
-// of patchArgs.
-func patchChildren(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs, detail string) error {
-	args["detail"] = detail
-	_, err := tx.Exec(ctx, `
+// patchChildren changes all that lives in a locked parent as the parent; args are
+// those of patchArgs.
+func patchChildren(ctx context.Context, tx pgx.Tx, job lockedJob, args pgx.NamedArgs, detail string) error {
+	parents, err := parentsIn(ctx, tx, job.ID, job.Kind)
+	if err != nil {
+		return err
+	}
+	args["detail"], args["parents"] = detail, parents
+	_, err = tx.Exec(ctx, `
 		WITH live AS (
 			SELECT id
 			FROM jobs
-			WHERE parent = @job AND state NOT IN ('succeeded', 'failed', 'canceled')
+			WHERE parent = ANY(@parents::uuid[]) AND state NOT IN ('succeeded', 'failed', 'canceled')
 			ORDER BY id
 			FOR NO KEY UPDATE
 		), changed AS (

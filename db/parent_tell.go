@@ -38,6 +38,7 @@ func (d *DB) tellParents(ctx context.Context, children ...berth.JobID) {
 		JOIN jobs p ON p.id = e.parent
 		WHERE e.id = ANY(@children::uuid[]) AND p.state NOT IN ('succeeded', 'failed', 'canceled') AND (
 			p.held AND e.state = 'retrying'
+			OR p.kind = 'pipeline' AND p.state = 'queued' AND e.state = 'running'
 			OR e.state = 'submitted' AND e.blocked AND NOT e.held
 			OR e.state IN ('succeeded', 'failed', 'canceled') AND (
 				p.kind = 'pipeline'
@@ -76,10 +77,13 @@ func (d *DB) Untended(ctx context.Context, age time.Duration, limit int) ([]Aged
 					SELECT 1 FROM deps d
 					JOIN jobs n ON n.id = d.needs
 					WHERE d.job = c.id AND n.state <> 'succeeded')))
+			OR p.kind = 'pipeline' AND p.state = 'queued' AND EXISTS (
+				SELECT 1 FROM jobs c
+				WHERE c.parent = p.id AND c.kind <> 'job' AND c.state = 'running')
 			OR p.state <> 'canceling' AND (
 				p.held AND EXISTS (
 					SELECT 1 FROM jobs c
-					WHERE c.parent = p.id AND c.state IN ('submitted', 'queued', 'retrying') AND NOT c.held)
+					WHERE c.parent = p.id AND NOT c.held AND (c.state IN ('submitted', 'queued', 'retrying') OR c.kind <> 'job' AND c.state = 'running'))
 				OR p.max_failures < (SELECT count(*) FROM jobs c WHERE c.parent = p.id AND c.state = 'failed')
 				OR p.expanded < p.total AND @window >= (
 					SELECT count(*) FROM jobs c

@@ -2,6 +2,8 @@ package db
 
 import (
 	"context"
+	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -21,16 +23,8 @@ const readyBatch = 40
 // or have succeeded at once, where an earlier job did the same. Of one that is held
 // nothing is let go, and nothing skipped: Release has it looked at again.
 func (p *lockedParent) advance(ctx context.Context, tx pgx.Tx, did *tended) error {
-	for {
-		hopeless, err := p.cancelHopeless(ctx, tx)
-		if err != nil {
-			return err
-		}
-		if len(hopeless) == 0 {
-			break
-		}
-		did.canceled = append(did.canceled, hopeless...)
-		did.more = true // to see whether that was the last
+	if _, err := p.cancelAllHopeless(ctx, tx, did); err != nil {
+		return err
 	}
 	for n := 0; n < skipDepth && !p.Held; n++ {
 		skipped, err := p.unblock(ctx, tx)
@@ -66,7 +60,20 @@ func (p *lockedParent) advance(ctx context.Context, tx pgx.Tx, did *tended) erro
 	return p.move(ctx, tx, berth.Running, "workflow", nil) // an array is a step, whose elements the leader starts
 }
 
-// cancelHopeless cancels the steps that need one that ended without success.
+// cancelAllHopeless cancels what needs what did not succeed, and what needs that.
+func (p *lockedParent) cancelAllHopeless(ctx context.Context, tx pgx.Tx, did *tended) (some bool, err error) {
+	for {
+		hopeless, err := p.cancelHopeless(ctx, tx)
+		if err != nil || len(hopeless) == 0 {
+			return some, err
+		}
+		did.canceled = append(did.canceled, hopeless...)
+		did.more, some = true, true // to see whether that was the last
+	}
+}
+
+// cancelHopeless cancels the steps that need one that ended without success, and
+// all that is in them: none of it has begun.
 func (p *lockedParent) cancelHopeless(ctx context.Context, tx pgx.Tx) ([]string, error) {
 	rows, err := tx.Query(ctx, `
 		WITH hopeless AS (
@@ -85,11 +92,34 @@ func (p *lockedParent) cancelHopeless(ctx context.Context, tx pgx.Tx) ([]string,
 			reason = jsonb_build_object('code', @code::text, 'message', 'step ' || h.because || ', which it needs, did not succeed')
 		FROM hopeless h
 		WHERE j.id = h.id AND h.because IS NOT NULL
-		RETURNING j.id::text`, pgx.NamedArgs{"id": p.ID, "code": berth.ReasonUpstreamFailed})
+		RETURNING j.id::text, j.kind, j.step, h.because`, pgx.NamedArgs{"id": p.ID, "code": berth.ReasonUpstreamFailed})
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
+	var canceled []string
+	why := map[string]string{} // of nested pipelines
+	var id, step, because string
+	var kind berth.Kind
+	if _, err := pgx.ForEachRow(rows, []any{&id, &kind, &step, &because}, func() error {
+		canceled = append(canceled, id)
+		if kind == berth.KindPipeline {
+			why[id] = fmt.Sprintf("step %s, which %s needs, did not succeed", because, step)
+		}
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	for _, id := range slices.Clone(canceled) {
+		if why[id] == "" {
+			continue
+		}
+		below, err := cancelBelow(ctx, tx, berth.JobID(id), "workflow", &berth.Reason{Code: berth.ReasonUpstreamFailed, Message: why[id]})
+		if err != nil {
+			return nil, err
+		}
+		canceled = append(canceled, below.canceled...)
+	}
+	return canceled, nil
 }
 
 // unblock lets steps start whose needs have all succeeded, and that nobody holds.

@@ -5,6 +5,8 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -63,82 +65,159 @@ func newPipelineRow(s PipelineSubmission) (submitRow, error) {
 	sum := sha256.Sum256(spec)
 	row.hash = sum[:]
 	row.args["kind"], row.args["total"], row.args["spec"], row.args["idem_hash"] = berth.KindPipeline, len(s.Spec.Jobs), spec, sum[:]
+	row.args["expanded"] = len(s.Spec.Jobs) // all are rows from the first
 	if s.Spec.OnFailure == berth.FailFast {
 		row.args["max_failures"] = 0
 	}
 	return row, nil
 }
 
-// insertPipeline stores the parent, its steps in an order in which needs come
-// first, and the needs.
+// insertPipeline stores the parent, the steps of all levels and the needs. Ids are in
+// the order of the graph, outer before inner: by id is from the outside in.
 func (r submitRow) insertPipeline(ctx context.Context, tx pgx.Tx, s PipelineSubmission) (berth.Job, error) {
 	if err := checkSecrets(ctx, tx, s.Tenant, r.needs); err != nil {
 		return berth.Job{}, err
 	}
+	g := growth{PipelineSubmission: s, ids: map[string]berth.JobID{}, fresh: map[berth.JobID]bool{}}
+	ids := newElementIDs(1 + s.Spec.Count())
+	r.args["id"] = ids[0]
 	parent, err := r.insert(ctx, tx)
 	if err != nil {
 		return berth.Job{}, err
 	}
-	if _, err := tx.Exec(ctx, `UPDATE jobs SET expanded = total WHERE id = $1`, parent.ID); err != nil {
-		return berth.Job{}, err
-	}
-	ids := map[string]berth.JobID{}
-	var jobs, needs []berth.JobID
-	order := s.Spec.Order()
 	var uploads []berth.NamedUpload // locked in their order before any step locks its own
-	for _, key := range order {
-		for _, u := range s.Spec.Jobs[key].Uploads() {
-			uploads = append(uploads, berth.NamedUpload{Field: "jobs." + key + "." + u.Field, Address: u.Address})
+	for path, step := range s.Spec.All() {
+		ids = ids[1:]
+		g.ids[path], g.fresh[ids[0]] = ids[0], true
+		for _, u := range step.Uploads() {
+			uploads = append(uploads, berth.NamedUpload{Field: berth.StepField(path) + "." + u.Field, Address: u.Address})
 		}
 	}
 	if err := bindUploads(ctx, tx, s.Tenant, uploads); err != nil {
 		return berth.Job{}, err
 	}
-	fresh := newElementIDs(len(order)) // in the order of the steps
-	for i, key := range order {
-		ids[key] = fresh[i]
-		for _, need := range s.Spec.Jobs[key].Needs {
-			jobs, needs = append(jobs, fresh[i]), append(needs, ids[need])
+	if err := g.level("", parent.ID, s.Spec); err != nil {
+		return berth.Job{}, err
+	}
+	return parent, g.insert(ctx, tx)
+}
+
+// growth is the rows of the steps of a pipeline, as they come.
+type growth struct {
+	PipelineSubmission
+	ids   map[string]berth.JobID // by path
+	fresh map[berth.JobID]bool   // the same
+	steps []grown
+
+	jobs, needs []berth.JobID // of deps
+}
+
+type grown struct {
+	path string
+	row  submitRow
+}
+
+// level adds the steps of a level, and those below it. Names of steps that lead out
+// of the place where they stand become the jobs that these are: so what is stored
+// of a step, a nested pipeline too, names nothing beyond its own level.
+func (g *growth) level(path string, parent berth.JobID, p berth.PipelineSpec) error {
+	p = p.Bound(func(within, step string) (berth.JobID, bool) {
+		top, _, inside := strings.Cut(step, ".")
+		if here, _, _ := strings.Cut(within, "."); within == "" && !inside || here == top {
+			return "", false
 		}
-	}
-	if _, err := tx.Exec(ctx, `
-		INSERT INTO deps (job, needs)
-		SELECT * FROM unnest(@jobs::uuid[], @needs::uuid[])`, pgx.NamedArgs{"jobs": jobs, "needs": needs}); err != nil {
-		return berth.Job{}, err // before the steps, so that each is known for one that waits
-	}
-	for i, key := range order {
-		spec := s.Spec.Jobs[key]
-		row, err := newSubmitRow(Submission{Tenant: s.Tenant, Spec: spec, Actor: s.Actor})
+		return g.ids[berth.StepPath(path, step)], true
+	})
+	for _, key := range p.Order() {
+		at := berth.StepPath(path, key)
+		row, err := g.row(p, key)
 		if err != nil {
-			return berth.Job{}, err
+			return err
 		}
-		waits := len(spec.Needs) > 0 || spec.Cache // for Tend, which lets it go or takes an earlier result
-		row.args["id"], row.args["parent"], row.args["step"], row.args["blocked"] = fresh[i], parent.ID, key, waits
-		row.args["uncounted"] = len(spec.Needs) > 0
+		// All of a nested pipeline waits for its first look, cached steps for that which
+		// may take an earlier result.
+		step := p.Jobs[key]
+		waits := path != "" || len(step.Needs) > 0 || step.Cache
+		row.args["id"], row.args["parent"], row.args["step"], row.args["blocked"] = g.ids[at], parent, key, waits
+		row.args["uncounted"] = path != "" || len(step.Needs) > 0
 		if waits {
 			row.args["queue_ms"] = 0 // see unblock
 		}
-		if _, err := row.insertWithNeeds(ctx, tx); err != nil {
-			return berth.Job{}, fmt.Errorf("step %s: %w", key, err)
+		g.steps = append(g.steps, grown{at, row})
+		for _, need := range step.Needs {
+			g.jobs, g.needs = append(g.jobs, g.ids[at]), append(g.needs, g.ids[berth.StepPath(path, need)])
+		}
+		if step.Nests() {
+			if err := g.level(at, g.ids[at], p.Nested(key)); err != nil {
+				return err
+			}
 		}
 	}
-	return parent, nil
+	return nil
+}
+
+func (g *growth) row(p berth.PipelineSpec, key string) (submitRow, error) {
+	if p.Jobs[key].Nests() {
+		return newPipelineRow(PipelineSubmission{Tenant: g.Tenant, Spec: p.Nested(key), Actor: g.Actor})
+	}
+	row, err := newSubmitRow(Submission{Tenant: g.Tenant, Spec: p.Jobs[key], Actor: g.Actor})
+	row.needs = row.needs.without(g.fresh) // which have left nothing yet; see bindSteps
+	return row, err
+}
+
+// insertBatch is how many steps are sent at once.
+const insertBatch = 500
+
+// insert stores the rows. What they name is there, and held, or nothing is stored.
+func (g *growth) insert(ctx context.Context, tx pgx.Tx) error {
+	each := func(f func(submitRow) error) error {
+		for _, s := range g.steps {
+			if err := under(berth.StepField(s.path)+".", f(s.row)); err != nil {
+				return fmt.Errorf("step %s: %w", s.path, err)
+			}
+		}
+		return nil
+	}
+	if err := each(func(r submitRow) error { return checkSecrets(ctx, tx, g.Tenant, r.needs) }); err != nil {
+		return err
+	}
+	if _, err := tx.Exec(ctx, `
+		INSERT INTO deps (job, needs)
+		SELECT * FROM unnest(@jobs::uuid[], @needs::uuid[])`, pgx.NamedArgs{"jobs": g.jobs, "needs": g.needs}); err != nil {
+		return err // before the steps, so that each is known for one that waits
+	}
+	for some := range slices.Chunk(g.steps, insertBatch) {
+		batch := &pgx.Batch{}
+		for _, s := range some {
+			s.row.queue(batch)
+		}
+		results := tx.SendBatch(ctx, batch)
+		for _, s := range some {
+			if _, err := s.row.scanInsert(results); err != nil {
+				_ = results.Close()
+				return fmt.Errorf("step %s: %w", s.path, err)
+			}
+		}
+		if err := results.Close(); err != nil {
+			return mapError(err, "submit")
+		}
+	}
+	return each(func(r submitRow) error {
+		id := r.args["id"].(berth.JobID)
+		if err := bindOutputs(ctx, tx, g.Tenant, id, r.needs.inputs); err != nil {
+			return err
+		}
+		return holdUploads(ctx, tx, id, r.needs.uploads)
+	})
 }
 
 // retryPipeline submits the steps of an ended pipeline again that did not
-// succeed; what did is not needed any more.
+// succeed, at every depth; what did is not needed any more.
 func retryPipeline(ctx context.Context, tx pgx.Tx, old berth.Job, actor string, all bool) (berth.Job, error) {
 	var succeeded map[string]berth.JobID
 	if !all {
-		rows, err := tx.Query(ctx, `
-			SELECT step, id::text FROM jobs WHERE parent = @id AND state = 'succeeded'
-			UNION ALL
-			SELECT job ->> 'step', id::text FROM archived_jobs WHERE parent = @id AND state = 'succeeded'`,
-			pgx.NamedArgs{"id": old.ID})
-		if err != nil {
-			return berth.Job{}, err
-		}
-		if succeeded, err = collectSteps(rows); err != nil {
+		var err error
+		if succeeded, err = succeededSteps(ctx, tx, old.ID); err != nil {
 			return berth.Job{}, err
 		}
 	}
@@ -152,6 +231,32 @@ func retryPipeline(ctx context.Context, tx pgx.Tx, old berth.Job, actor string, 
 		return berth.Job{}, err
 	}
 	return row.insertPipeline(ctx, tx, s)
+}
+
+// succeededSteps are the jobs that steps of a pipeline are which have succeeded, at
+// every depth, by their paths, live and archived.
+func succeededSteps(ctx context.Context, tx pgx.Tx, id berth.JobID) (map[string]berth.JobID, error) {
+	rows, err := tx.Query(ctx, `
+		WITH RECURSIVE inside (id, path, state) AS (
+			SELECT @id::uuid, '', ''
+			UNION ALL
+			SELECT s.id, CASE i.path WHEN '' THEN s.step ELSE i.path || '.' || s.step END, s.state
+			FROM inside i
+			CROSS JOIN LATERAL (
+				SELECT j.id, j.step, j.state
+				FROM jobs j
+				WHERE j.parent = i.id AND j.step IS NOT NULL
+				UNION ALL
+				SELECT a.id, a.job ->> 'step', a.state
+				FROM archived_jobs a
+				WHERE a.parent = i.id AND a.job ->> 'step' IS NOT NULL
+			) s
+		)
+		SELECT path, id::text FROM inside WHERE state = 'succeeded'`, pgx.NamedArgs{"id": id})
+	if err != nil {
+		return nil, err
+	}
+	return collectSteps(rows)
 }
 
 // queueTimeout reads a spec's queue_timeout out of its JSON.

@@ -39,7 +39,7 @@ const (
 // An element goes by the first elements of its array that succeeded: they are as
 // alike as its neighbours, and found without passing those that wait. A step goes
 // by the same step of earlier pipelines of the same tenant and name, once they
-// have ended. Works without such jobs are left out.
+// have ended; one of a nested pipeline by none. Works without such jobs are left out.
 func (d *DB) RunTimes(ctx context.Context, works []Work) (map[Work][]time.Duration, error) {
 	runs := make(map[Work][]time.Duration, len(works))
 	bySQL := map[string][]Work{}
@@ -137,7 +137,7 @@ var (
 	runsOfSteps = fmt.Sprintf(`
 		SELECT w.n, r.ran_ms
 		FROM unnest(@parents::uuid[], @steps::text[]) WITH ORDINALITY AS w (parent, step, n)
-		JOIN jobs own ON own.id = w.parent
+		JOIN jobs own ON own.id = w.parent AND own.parent IS NULL
 		CROSS JOIN LATERAL (
 			SELECT j.ran_ms, x.submitted_at, x.id
 			FROM (

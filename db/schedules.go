@@ -99,8 +99,8 @@ func bindNeeds(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, s berth.Sc
 		}
 	}
 	if s.Pipeline != nil {
-		for _, key := range s.Pipeline.Order() {
-			if err := check("pipeline.jobs."+key+".", s.Pipeline.Jobs[key]); err != nil {
+		for path, step := range s.Pipeline.All() {
+			if err := check("pipeline."+berth.StepField(path)+".", step); err != nil {
 				return nil, err
 			}
 		}

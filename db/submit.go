@@ -106,6 +106,7 @@ func newSubmitRow(s Submission) (submitRow, error) {
 		"parent":       nil,
 		"step":         nil,
 		"blocked":      false,
+		"expanded":     0,
 		"uncounted":    false,
 		"notify":       berth.NotifiedOf(s.Spec.Notify),
 		"data":         dataOf(s.Tenant, s.Spec),
@@ -140,9 +141,10 @@ func (d *DB) store(ctx context.Context, r submitRow) (job berth.Job, err error) 
 }
 
 // countsAsQueued is that a job w that waits counts against max_queued. Parents do
-// not, nor do steps that wait for others. A cached step that needs none is
-// blocked too, but only until its pipeline is looked at.
-const countsAsQueued = `w.kind = 'job' AND (NOT w.blocked OR NOT EXISTS (SELECT 1 FROM deps n WHERE n.job = w.id))`
+// not, nor do steps that wait for others, or in a nested pipeline. A cached step that
+// needs none is blocked too, but only until its pipeline is looked at.
+const countsAsQueued = `w.kind = 'job' AND (NOT w.blocked OR NOT EXISTS (SELECT 1 FROM deps n WHERE n.job = w.id)
+				AND NOT EXISTS (SELECT 1 FROM jobs o WHERE o.id = w.parent AND o.parent IS NOT NULL))`
 
 // insert stores job, spec and class, in one round trip. It answers not_found
 // when the idempotency key is taken, and an error of slug quota when too many of
@@ -152,6 +154,17 @@ const countsAsQueued = `w.kind = 'job' AND (NOT w.blocked OR NOT EXISTS (SELECT 
 // row that they lock first is not found for any other.
 func (r submitRow) insert(ctx context.Context, q batcher) (berth.Job, error) {
 	batch := &pgx.Batch{}
+	r.queue(batch)
+	results := q.SendBatch(ctx, batch)
+	job, err := r.scanInsert(results)
+	if closed := results.Close(); err == nil {
+		err = mapError(closed, "submit")
+	}
+	return job, err
+}
+
+// queue adds the statements of insert, whose answers scanInsert reads.
+func (r submitRow) queue(batch *pgx.Batch) {
 	batch.Queue(`
 		SELECT max_queued
 		FROM tenants
@@ -167,9 +180,9 @@ func (r submitRow) insert(ctx context.Context, q batcher) (berth.Job, error) {
 			FROM tenants
 			WHERE id = @tenant
 		), j AS (
-			INSERT INTO jobs (id, tenant, kind, total, parallel, max_failures, indexes, parent, step, blocked, notify, data, name, class, priority, preemptible, queue_deadline,
+			INSERT INTO jobs (id, tenant, kind, total, expanded, parallel, max_failures, indexes, parent, step, blocked, notify, data, name, class, priority, preemptible, queue_deadline,
 				run_limit_ms, grace_ms, mode, lost_after_ms, labels, actor, retry_of, idem_key, idem_hash, stalled_ms)
-			SELECT @id, @tenant, @kind, @total::int, @parallel, @max_failures::int, @indexes::int[], @parent::uuid, @step, @blocked, @notify::text[], @data::bigint[], @name, @class, @priority, @preemptible,
+			SELECT @id, @tenant, @kind, @total::int, @expanded, @parallel, @max_failures::int, @indexes::int[], @parent::uuid, @step, @blocked, @notify::text[], @data::bigint[], @name, @class, @priority, @preemptible,
 				now() + nullif(@queue_ms::bigint, 0) * interval '1 millisecond',
 				@run_limit_ms, @grace_ms, @mode, @lost_ms, @labels, @actor, @retry_of::uuid, @idem_key, @idem_hash::bytea,
 				coalesce((SELECT stalled_ms FROM t), 0)
@@ -185,12 +198,6 @@ func (r submitRow) insert(ctx context.Context, q batcher) (berth.Job, error) {
 		)
 		SELECT `+jobDocument+` || jsonb_build_object('spec', @spec::jsonb)
 		FROM j`, r.args)
-	results := q.SendBatch(ctx, batch)
-	job, err := r.scanInsert(results)
-	if closed := results.Close(); err == nil {
-		err = mapError(closed, "submit")
-	}
-	return job, err
 }
 
 func (r submitRow) scanInsert(results pgx.BatchResults) (berth.Job, error) {

@@ -11,9 +11,11 @@ import (
 )
 
 // Hold keeps a waiting job from being placed until Release. A job that is held
-// already stays as it is.
+// already stays as it is. Of a pipeline nothing is placed from then on, at any depth.
 func (d *DB) Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) error {
-	return d.change(ctx, tenant, id, func(tx pgx.Tx, job lockedJob) (string, error) {
+	var kind berth.Kind
+	err := d.change(ctx, tenant, id, func(tx pgx.Tx, job lockedJob) (string, error) {
+		kind = job.Kind
 		if job.Kind == berth.KindJob && !job.State.Waiting() {
 			return "", berth.Errorf(berth.CodeConflict, "job %s is %s: only submitted, queued and retrying jobs can be held", id, job.State)
 		}
@@ -28,8 +30,15 @@ func (d *DB) Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, ac
 			SET held = true, held_at = now(), version = version + 1, actor = @actor
 			WHERE id = @job`,
 			pgx.NamedArgs{"job": id, "actor": actor})
+		if err == nil && kind == berth.KindPipeline {
+			err = holdBelow(ctx, tx, id, actor)
+		}
 		return "held", err
 	}, actor)
+	if err == nil && kind == berth.KindPipeline {
+		err = d.tendInside(ctx, id)
+	}
+	return err
 }
 
 // Release ends a hold. The time on hold does not count towards the queue
@@ -48,13 +57,14 @@ func (d *DB) Release(ctx context.Context, tenant berth.TenantID, id berth.JobID,
 			WHERE id = @job`,
 			pgx.NamedArgs{"job": id, "actor": actor})
 		if err == nil && job.Kind != berth.KindJob {
-			err = releaseChildren(ctx, tx, id, actor)
+			err = releaseChildren(ctx, tx, job, actor)
 		}
 		return "released from hold", err
 	}, actor)
 	// What was ready but for the hold may start now: its coordinator starts it.
 	if err == nil && pipeline {
 		d.hub.Publish(TopicPoke, string(id))
+		err = d.tendInside(ctx, id)
 	}
 	if err == nil && step {
 		d.tellParents(ctx, id)
@@ -97,7 +107,7 @@ func (d *DB) UpdateJob(ctx context.Context, tenant berth.TenantID, id berth.JobI
 		})
 		err = tx.SendBatch(ctx, batch).Close()
 		if err == nil && job.Kind != berth.KindJob {
-			err = patchChildren(ctx, tx, args, describePatch(p))
+			err = patchChildren(ctx, tx, job, args, describePatch(p))
 		}
 		return describePatch(p), err
 	}, actor)

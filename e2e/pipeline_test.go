@@ -25,6 +25,7 @@ func TestPipelines(t *testing.T) {
 		{"a step takes what another has left", handsOn},
 		{"a step that says cache is not run again, and the next takes what it left", skipsUnchanged},
 		{"a pipeline whose third step failed is resumed without its first two", resumesPipeline},
+		{"a nested pipeline runs after what it needs, fails its pipeline, and is resumed half done", resumesNested},
 	} {
 		t.Run(claim.says, func(t *testing.T) { claim.test(t, s) })
 	}
@@ -190,5 +191,44 @@ func resumesPipeline(t *testing.T, s *stack) {
 		if j := s.job(t, failed.Steps[i].Job); j.Attempt != 1 {
 			t.Errorf("%s ran %d times", name, j.Attempt)
 		}
+	}
+}
+
+func resumesNested(t *testing.T, s *stack) {
+	prep, load, fit, report := spec("", "write-file", "/workspace/data", "data"), spec("", "exit", "0"), spec("", "exit", "1"), spec("", "exit", "0")
+	prep.Outputs = []berth.Output{{Name: "data", Path: "/workspace/data"}}
+	fit.Inputs, fit.Needs = []berth.Input{{From: "job:prep/data", To: "/data"}}, []string{"load"}
+	train := berth.JobSpec{Needs: []string{"prep"}, Jobs: map[string]berth.JobSpec{"load": load, "fit": fit}}
+	report.Needs = []string{"train"}
+	id := s.submitPipeline(t, berth.PipelineSpec{Kind: "pipeline", Name: "nested", Jobs: map[string]berth.JobSpec{"prep": prep, "train": train, "report": report}})
+	steps := func(id berth.JobID) (list []string, jobs map[string]berth.JobID) {
+		jobs = map[string]berth.JobID{}
+		for _, step := range s.job(t, id).Steps {
+			list, jobs[step.Name] = append(list, step.Name+" "+string(step.Status)), step.Job
+		}
+		return list, jobs
+	}
+	s.ends(t, id, berth.Failed)
+	outer, jobs := steps(id)
+	inner, _ := steps(jobs["train"])
+	if got, want := fmt.Sprint(outer, inner), "[prep succeeded train failed report canceled] [load succeeded fit failed]"; got != want {
+		t.Errorf("steps are %s, want %s", got, want)
+	}
+	if j := s.job(t, jobs["train"]); j.StartedAt == nil || j.StartedAt.Before(*s.job(t, jobs["prep"]).FinishedAt) {
+		t.Errorf("the nested pipeline began at %v, before what it needs had ended", j.StartedAt)
+	}
+	s.wantAfterNeeds(t, jobs["train"])
+	again, err := s.api.RetryFailed(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.ends(t, again.ID, berth.Failed) // it fails the same way
+	outer, jobs = steps(again.ID)
+	inner, inside := steps(jobs["train"])
+	if got, want := fmt.Sprint(outer, inner), "[train failed report canceled] [fit failed]"; got != want {
+		t.Errorf("resumed steps are %s, want %s", got, want)
+	}
+	if j := s.job(t, inside["fit"]); j.Attempt != 1 {
+		t.Errorf("fit ran %d times", j.Attempt)
 	}
 }

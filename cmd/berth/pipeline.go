@@ -99,9 +99,16 @@ func (a *app) submitPipeline(ctx context.Context, spec berth.PipelineSpec, base 
 	return a.wait(ctx, job, flags.timeout)
 }
 
-// sendSteps sends the folders that a pipeline's steps name; see sendFolders.
+// sendSteps sends the folders that a pipeline's steps name, at every level; see
+// sendFolders.
 func (a *app) sendSteps(ctx context.Context, c *client.Client, spec berth.PipelineSpec, base, at string) error {
 	for _, name := range slices.Sorted(maps.Keys(spec.Jobs)) {
+		if spec.Jobs[name].Nests() {
+			if err := a.sendSteps(ctx, c, spec.Nested(name), base, at+"jobs."+name+"."); err != nil {
+				return err
+			}
+			continue
+		}
 		step, err := a.sendFolders(ctx, c, spec.Jobs[name], base, at+"jobs."+name+".")
 		if err != nil {
 			return err
@@ -112,9 +119,12 @@ func (a *app) sendSteps(ctx context.Context, c *client.Client, spec berth.Pipeli
 }
 
 func newPipelineShow(a *app) *cobra.Command {
-	return &cobra.Command{
+	var tree bool
+	cmd := &cobra.Command{
 		Use:               "show PIPELINE",
 		Short:             "Show a pipeline and its steps",
+		Long:              "Show prints what is known of a pipeline, and its steps with what they need; with --tree the steps of all levels.",
+		Example:           "  berth pipeline show nightly\n  berth pipeline show nightly --tree",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeJobs(isPipeline),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -126,9 +136,20 @@ func newPipelineShow(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.show(view{body: job, names: []string{string(job.ID)}, table: func(wide bool) error { return a.describeJob(job, wide) }})
+			return a.show(view{body: job, names: []string{string(job.ID)}, table: func(wide bool) error {
+				if !tree {
+					return a.describeJob(job, wide)
+				}
+				t := a.newStepTable()
+				if err := a.addTree(cmd.Context(), c, t, job.Steps, ""); err != nil {
+					return err
+				}
+				return t.write(a.out)
+			}})
 		},
 	}
+	cmd.Flags().BoolVar(&tree, "tree", false, "the steps alone, those of nested pipelines below them")
+	return cmd
 }
 
 func newPipelineCancel(a *app) *cobra.Command {
@@ -157,11 +178,43 @@ func (a *app) pipeline(ctx context.Context, c *client.Client, arg string) (berth
 
 // stepTable lists the steps of a pipeline.
 func (a *app) stepTable(steps []berth.Step) *table {
-	t := &table{screen: a.outTerm, head: []string{"STEP", "JOB", "STATUS", "NEEDS", "REASON"}}
+	t := a.newStepTable()
 	for _, s := range steps {
-		t.add(s.Name, shortID(s.Job), cell{string(s.Status), toneOfState(s.Status)}, orDash(strings.Join(s.Needs, ",")), whyText(s.Reason, s.CachedFrom))
+		t.addStep(s, "")
 	}
 	return t
+}
+
+func (a *app) newStepTable() *table {
+	return &table{screen: a.outTerm, head: []string{"STEP", "JOB", "STATUS", "NEEDS", "REASON"}}
+}
+
+// addStep adds a step, of an array or a pipeline with how many of its own have
+// ended. within is the path of a nested pipeline that it is in.
+func (t *table) addStep(s berth.Step, within string) {
+	status := string(s.Status)
+	if s.Tally != nil {
+		status += fmt.Sprintf(" %d/%d", s.Tally.Ended(), s.Tally.Total)
+	}
+	t.add(berth.StepPath(within, s.Name), shortID(s.Job), cell{status, toneOfState(s.Status)}, orDash(strings.Join(s.Needs, ",")), whyText(s.Reason, s.CachedFrom))
+}
+
+// addTree adds steps, each nested pipeline followed by its own.
+func (a *app) addTree(ctx context.Context, c *client.Client, t *table, steps []berth.Step, within string) error {
+	for _, s := range steps {
+		t.addStep(s, within)
+		if s.Kind != berth.KindPipeline {
+			continue
+		}
+		inner, err := c.Pipeline(ctx, s.Job)
+		if err != nil {
+			return a.failed(ctx, err)
+		}
+		if err := a.addTree(ctx, c, t, inner.Steps, berth.StepPath(within, s.Name)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // whyText is a reason or, of a step that was skipped, where its work was done.

@@ -40,7 +40,8 @@ type Job struct {
 	Failures          int            `json:"failures"`
 	Losses            int            `json:"losses"`
 	Preemptions       int            `json:"preemptions"`
-	Mode              string         `json:"mode"` // fenced or exclusive
+	Mode              string         `json:"mode"`    // fenced or exclusive
+	Blocked           bool           `json:"blocked"` // a step that waits for others
 	GraceMS           int64          `json:"grace_ms"`
 	LostAfterMS       int64          `json:"lost_after_ms"`
 	CancelRequestedAt *time.Time     `json:"cancel_requested_at"`
@@ -87,7 +88,7 @@ type Child struct {
 	Needs      []berth.JobID `json:"needs"` // of a step
 	State      berth.State   `json:"state"`
 	FinishedAt *time.Time    `json:"finished_at"`
-	Spans      []Span        `json:"spans"`
+	Spans      []Span        `json:"spans"` // of a step that is a pipeline or an array: of all that is in it
 }
 
 // Span is from which to which number of the ledger an allocation held capacity

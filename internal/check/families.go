@@ -90,7 +90,8 @@ func nameOf(e history.Child) string {
 }
 
 // needsComeFirst compares numbers of the ledger: what a step needs has freed its
-// capacity, and is known to have succeeded, before the step takes any.
+// capacity, and is known to have succeeded, before the step takes any. Of a step
+// that is a pipeline or an array that is what all in it have taken.
 func needsComeFirst(c *familyCase) {
 	byID := map[berth.JobID]history.Child{}
 	for _, e := range c.f.Children {

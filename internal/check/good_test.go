@@ -240,6 +240,16 @@ func running() check.History {
 	return s.history()
 }
 
+// blocked is a step that waits for another longer than a job may be submitted.
+func blocked() check.History {
+	s := newStory()
+	j := s.submit(1, "fenced")
+	j.Events, j.EventSeq, j.Version = j.Events[:1], 1, j.Version-1
+	j.State, j.StateAt, j.Blocked = berth.Submitted, j.Events[0].At, true
+	s.at = s.at.Add(2 * time.Hour)
+	return s.history()
+}
+
 // queued is a job that waits.
 func queued() check.History {
 	s := newStory()
@@ -256,6 +266,9 @@ func TestGoodHistoriesPass(t *testing.T) {
 	}
 	for _, b := range check.Verify(running(), check.Options{}) {
 		t.Errorf("a job at work: %s", b)
+	}
+	for _, b := range check.Verify(blocked(), check.Options{}) {
+		t.Errorf("a step that waits for another: %s", b)
 	}
 	long := running()
 	long.Cluster.ReadAt = long.Cluster.ReadAt.Add(30 * 24 * time.Hour)

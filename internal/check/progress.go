@@ -30,6 +30,7 @@ func makesProgress(c *jobCase) {
 		silence = max(silence, fencedAfter+grace)
 	}
 	switch {
+	case j.State == berth.Submitted && j.Blocked: // its pipeline lets it go
 	case j.State == berth.Submitted:
 		overdue(j.StateAt, submittedFor, "submitted")
 	case j.State == berth.Canceling || j.State == berth.Preempting:

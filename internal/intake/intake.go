@@ -3,8 +3,6 @@ package intake
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 
 	"berth"
 	"berth/db"
@@ -36,11 +34,15 @@ func (i *Intake) Admit(ctx context.Context, tenant berth.TenantID, spec berth.Jo
 	return i.quotas.admit(ctx, tenant, spec.Request())
 }
 
-// AdmitPipeline admits each step, and names the first that is refused.
+// AdmitPipeline admits each job of it, at every level, and names the first that is
+// refused.
 func (i *Intake) AdmitPipeline(ctx context.Context, tenant berth.TenantID, p berth.PipelineSpec) error {
-	for _, key := range slices.Sorted(maps.Keys(p.Jobs)) {
-		if err := i.Admit(ctx, tenant, p.Jobs[key]); err != nil {
-			return fmt.Errorf("step %s: %w", key, err)
+	for path, step := range p.All() {
+		if step.Nests() {
+			continue
+		}
+		if err := i.Admit(ctx, tenant, step); err != nil {
+			return fmt.Errorf("step %s: %w", path, err)
 		}
 	}
 	return nil
@@ -57,9 +59,9 @@ func CheckPipeline(p berth.PipelineSpec) []berth.FieldError {
 }
 
 func checkSteps(p berth.PipelineSpec) (faults []berth.FieldError) {
-	for _, key := range slices.Sorted(maps.Keys(p.Jobs)) {
-		for _, f := range checkOutside(p.Jobs[key]) {
-			f.Field = "jobs." + key + "." + f.Field
+	for path, step := range p.All() {
+		for _, f := range checkOutside(step) {
+			f.Field = berth.StepField(path) + "." + f.Field
 			faults = append(faults, f)
 		}
 	}

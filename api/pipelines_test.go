@@ -1,0 +1,68 @@
+package api_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+
+	"berth"
+)
+
+const nestedPipeline = `{"kind": "pipeline", "name": "p", "jobs": {
+	"prep": {"image": "b"},
+	"train": {"needs": ["prep"], "jobs": {"load": {"image": "b"}, "fit": {"needs": ["load"], "jobs": {"x": {"image": "b"}}}}}}}`
+
+func TestExplainSaysWhatANestedStepWaitsForAtEveryLevel(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	show := func(path string, into any) {
+		t.Helper()
+		got := s.call("alice", "GET", path, "")
+		if got.status != http.StatusOK || json.Unmarshal([]byte(got.body), into) != nil {
+			t.Fatalf("%s: %d %s", path, got.status, got.body)
+		}
+	}
+	var job berth.Job
+	if got := s.call("alice", "POST", "/v1/pipelines", nestedPipeline); got.status != http.StatusCreated || json.Unmarshal([]byte(got.body), &job) != nil {
+		t.Fatalf("%d %s", got.status, got.body)
+	}
+	for _, want := range []struct{ step, says string }{
+		{"train", "it needs step prep, which is submitted"},
+		{"fit", "pipeline train, which it is in, needs step prep, which is submitted; it needs step load, which is submitted"},
+		{"x", "pipeline train, which it is in, needs step prep, which is submitted; pipeline fit, which it is in, needs step load, which is submitted"},
+	} {
+		show("/v1/pipelines/"+string(job.ID), &job)
+		for _, step := range job.Steps {
+			if step.Name == want.step {
+				job.ID = step.Job
+			}
+		}
+		var e berth.Explanation
+		show("/v1/jobs/"+string(job.ID)+"/explain", &e)
+		var got []string
+		for _, b := range e.Blockers {
+			got = append(got, b.Message)
+		}
+		if text := strings.Join(got, "; "); text != want.says || !strings.HasPrefix(want.says, e.Summary) {
+			t.Errorf("%s: it says %q and %q", want.step, e.Summary, text)
+		}
+	}
+}
+
+// What is nested deeper than anything may be is refused in little time, whatever
+// becomes of it below.
+func TestPipelinesThatNestTooDeepAreRefused(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	for _, levels := range []int{berth.MaxLevels + 1, 40, 4000} {
+		body := `{"kind": "pipeline", "name": "p", "jobs": {"a": ` + strings.Repeat(`{"jobs": {"a": `, levels-1) + `{"image": "b"}` + strings.Repeat(`}}`, levels)
+		got := s.call("alice", "POST", "/v1/pipelines", body)
+		if got.status != http.StatusUnprocessableEntity || len(got.problem.Errors) == 0 || !strings.HasPrefix(got.problem.Errors[0].Field, "jobs.a.jobs.a") {
+			t.Errorf("%d levels: %d %.300s", levels, got.status, got.body)
+		}
+	}
+	if got := s.call("alice", "POST", "/v1/pipelines", strings.Replace(nestedPipeline, `"x": {"image": "b"}`, `"x": {}`, 1)); got.status != http.StatusUnprocessableEntity || got.problem.Errors[0].Field != "jobs.train.jobs.fit.jobs.x.image" {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+}

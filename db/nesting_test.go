@@ -1,0 +1,706 @@
+package db_test
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/db/history"
+)
+
+// nested stores a pipeline of steps by what they need, some of which are pipelines
+// themselves: by their paths.
+func (s *stage) nested(onFailure string, steps []string, inner map[string]berth.PipelineSpec) berth.JobID {
+	s.t.Helper()
+	return s.stores(nesting(onFailure, steps, inner))
+}
+
+func (s *stage) stores(p berth.PipelineSpec) berth.JobID {
+	s.t.Helper()
+	job, created, err := s.db.SubmitPipeline(s.t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p.WithDefaults(), Actor: "user:test"})
+	if err != nil || !created {
+		s.t.Fatal(created, err)
+	}
+	return job.ID
+}
+
+func nesting(onFailure string, steps []string, inner map[string]berth.PipelineSpec) berth.PipelineSpec {
+	p := graph(onFailure, steps...)
+	for key, in := range inner {
+		p.Jobs[key] = berth.JobSpec{Needs: p.Jobs[key].Needs, OnFailure: in.OnFailure, Jobs: in.Jobs}
+	}
+	return p.WithDefaults()
+}
+
+// at is the step of a path.
+func (s *stage) at(pipeline berth.JobID, path string) berth.JobID {
+	s.t.Helper()
+	for _, step := range strings.Split(path, ".") {
+		pipeline = s.step(pipeline, step)
+	}
+	return pipeline
+}
+
+// ends runs a step of a path to its end, and has all pipelines around it looked at.
+func (s *stage) ends(pipeline berth.JobID, path string, code int) {
+	s.t.Helper()
+	s.finish(s.at(pipeline, path), code)
+	s.looks(pipeline, path)
+}
+
+// looks tends the pipelines that a step is in, the inner ones first.
+func (s *stage) looks(pipeline berth.JobID, path string) {
+	s.t.Helper()
+	for i := strings.LastIndexByte(path, '.'); i > 0; i = strings.LastIndexByte(path, '.') {
+		path = path[:i]
+		s.tend(s.at(pipeline, path))
+	}
+	s.tend(pipeline)
+}
+
+// want compares the steps of a pipeline of a path, "" for the outermost.
+func (s *stage) want(pipeline berth.JobID, path, want string) {
+	s.t.Helper()
+	if path != "" {
+		pipeline = s.at(pipeline, path)
+	}
+	if got := s.steps(pipeline); got != want {
+		s.t.Errorf("steps of %q are %s, want %s", path, got, want)
+	}
+}
+
+func TestANestedPipelineStartsWhenItsNeedsHaveSucceeded(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.nested(berth.FailFast, []string{"prep", "train: prep", "report: train"}, map[string]berth.PipelineSpec{
+		"train": nesting(berth.FailFast, []string{"load", "fit: load"}, map[string]berth.PipelineSpec{"fit": graph(berth.Continue, "one", "two")}),
+	})
+	train, fit := s.at(id, "train"), s.at(id, "train.fit")
+	if list, err := s.db.SubmittedBefore(t.Context(), 0, 10); err != nil || len(list) != 2 { // the outermost and prep
+		t.Errorf("the dispatcher starts %v, %v", list, err)
+	}
+	if n := one[int](s, `SELECT count(*)::int FROM jobs c JOIN jobs p ON p.id = c.parent WHERE c.id <= p.id`); n != 0 {
+		t.Errorf("%d steps come before what they are in", n)
+	}
+	s.tend(id)
+	for _, early := range []berth.JobID{train, fit} { // whoever looks too early starts nothing
+		if r, err := s.db.Tend(t.Context(), early); err != nil || r.State != berth.Submitted || len(r.Ready) > 0 || r.More {
+			t.Errorf("looked at before its turn it is %+v, %v", r, err)
+		}
+	}
+	s.want(id, "", "prep submitted*, report submitted, train submitted")
+	s.want(id, "train", "fit submitted, load submitted")
+	s.finish(s.at(id, "prep"), 0)
+	r, err := s.db.Tend(t.Context(), id)
+	if err != nil || len(r.Ready) != 1 || r.Ready[0] != (berth.Ready{Job: train, Kind: berth.KindPipeline}) {
+		t.Fatalf("what may start is %+v, %v", r, err)
+	}
+	s.want(id, "train", "fit submitted, load submitted")
+	s.tend(train)
+	s.want(id, "train", "fit submitted, load submitted*")
+
+	s.ends(id, "train.load", 0)
+	s.tend(fit)
+	s.want(id, "train.fit", "one submitted*, two submitted*")
+	s.ends(id, "train.fit.one", 0)
+	inner := s.db.Hub().Subscribe(db.TopicPoke, string(train))
+	s.finish(s.at(id, "train.fit.two"), 0)
+	if s.tend(fit); !hears(t, inner) {
+		t.Error("the pipeline around was not told of the end")
+	}
+	s.looks(id, "train.fit")
+	s.want(id, "", "prep succeeded, report submitted*, train succeeded")
+	s.ends(id, "report", 0)
+	j := s.job(id)
+	if j.Status != berth.Succeeded || j.Tally.Total != 3 {
+		t.Errorf("it is %s, %+v", j.Status, j.Tally)
+	}
+	for _, step := range j.Steps {
+		if nests := step.Name == "train"; nests != (step.Kind == berth.KindPipeline) || nests != (step.Tally != nil) || nests && step.Tally.ByStatus[berth.Succeeded] != 2 {
+			t.Errorf("step %s shows as %+v", step.Name, step)
+		}
+	}
+}
+
+func TestAPipelineRunsWhileOnlyWhatIsInItDoes(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.nested(berth.FailFast, []string{"a"}, map[string]berth.PipelineSpec{"a": nesting(berth.FailFast, []string{"b"}, map[string]berth.PipelineSpec{"b": graph(berth.FailFast, "c")})})
+	a, b := s.at(id, "a"), s.at(id, "a.b")
+	for _, p := range []berth.JobID{id, a, b} {
+		s.tend(p)
+	}
+	told := s.db.Hub().Subscribe(db.TopicPoke, string(a))
+	s.begins(s.at(id, "a.b.c"))
+	for around, p := range []berth.JobID{a, id} {
+		if !hears(t, told) {
+			t.Errorf("%d around it: the pipeline was not told", around+1)
+		}
+		told = s.db.Hub().Subscribe(db.TopicPoke, string(id))
+		s.tend(p)
+	}
+	for _, p := range []berth.JobID{id, a, b} {
+		if j := s.job(p); j.Status != berth.Running {
+			t.Errorf("%s %s is %s", j.Name, j.Step, j.Status)
+		}
+	}
+}
+
+// begins has the leader place a step.
+func (s *stage) begins(id berth.JobID) {
+	s.t.Helper()
+	s.load(id)
+	if c := s.commit(s.term(), s.start(id, on("m0"))); len(c.Started) != 1 {
+		s.t.Fatalf("it is not placed: %+v", c)
+	}
+}
+
+// Policies hold each for its own level: a nested pipeline that fails is one failed
+// step of the one around it.
+func TestEachLevelFailsByItsOwnPolicy(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct{ outer, inner, steps, inside, says string }{
+		{berth.FailFast, berth.FailFast, "after canceled, other canceled, train failed", "a failed, b canceled, c canceled", "1 of 3 steps failed: train"},
+		{berth.Continue, berth.FailFast, "after canceled, other submitted*, train failed", "a failed, b canceled, c canceled", ""},
+		{berth.FailFast, berth.Continue, "after submitted, other submitted*, train queued", "a failed, b canceled, c submitted*", ""},
+	} {
+		s := newStage(t)
+		id := s.nested(row.outer, []string{"train", "after: train", "other"}, map[string]berth.PipelineSpec{"train": graph(row.inner, "a", "b: a", "c")})
+		s.tend(id)
+		s.tend(s.at(id, "train"))
+		s.ends(id, "train.a", 1)
+		what := fmt.Sprintf("%s around %s", row.outer, row.inner)
+		if got := s.steps(id); got != row.steps && got != strings.Replace(row.steps, "train queued", "train running", 1) {
+			t.Errorf("%s: steps are %s, want %s", what, got, row.steps)
+		}
+		if got := s.steps(s.at(id, "train")); got != row.inside {
+			t.Errorf("%s: inside are %s, want %s", what, got, row.inside)
+		}
+		if r := s.job(s.at(id, "train.b")).Reason; r.Code != berth.ReasonUpstreamFailed {
+			t.Errorf("%s: b is canceled because of %+v", what, r)
+		}
+		if j := s.job(id); row.says != "" && (j.Status != berth.Failed || j.Reason.Message != row.says) {
+			t.Errorf("%s: it is %s because of %+v", what, j.Status, j.Reason)
+		}
+	}
+}
+
+// A step around fails while a nested pipeline runs: one transaction stops all of it.
+func TestAFailureAroundStopsWhatIsInside(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.nested(berth.FailFast, []string{"bad", "train", "later: train"}, map[string]berth.PipelineSpec{
+		"train": nesting(berth.Continue, []string{"a", "b", "c: a"}, map[string]berth.PipelineSpec{"c": graph(berth.FailFast, "x", "y: x")}),
+		"later": graph(berth.FailFast, "z"),
+	})
+	s.tend(id)
+	s.tend(s.at(id, "train"))
+	attempt := s.place(s.at(id, "train.a"), "m0")
+	s.claim(s.at(id, "train.a"), attempt, 0)
+	s.run(s.at(id, "train.a"))
+	s.finish(s.at(id, "bad"), 1)
+	if _, err := s.db.Tend(t.Context(), id); err != nil { // once
+		t.Fatal(err)
+	}
+	s.want(id, "", "bad failed, later canceled, train canceling")
+	s.want(id, "train", "a canceling, b canceled, c canceled")
+	s.want(id, "train.c", "x canceled, y canceled")
+	s.want(id, "later", "z canceled")
+	s.exit(s.at(id, "train.a"), attempt, 0, berth.Exit{Cause: berth.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt})
+	s.settle(s.at(id, "train.a"), attempt)
+	s.looks(id, "train.a")
+	s.want(id, "", "bad failed, later canceled, train canceled")
+	if j := s.job(id); j.Status != berth.Failed || j.Reason.Message != "1 of 3 steps failed: bad" {
+		t.Errorf("it is %s because of %+v", j.Status, j.Reason)
+	}
+	s.freed()
+}
+
+// What is needed by a nested pipeline did not succeed: all in it ends with it.
+func TestUpstreamFailedReachesEveryDepth(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.nested(berth.Continue, []string{"bad", "train: bad", "after: train", "other"}, map[string]berth.PipelineSpec{
+		"train": nesting(berth.FailFast, []string{"a", "b: a"}, map[string]berth.PipelineSpec{"b": graph(berth.FailFast, "x")}),
+	})
+	s.tend(id)
+	s.ends(id, "bad", 1)
+	s.want(id, "", "after canceled, bad failed, other submitted*, train canceled")
+	s.want(id, "train", "a canceled, b canceled")
+	s.want(id, "train.b", "x canceled")
+	for path, says := range map[string]string{"train": "step bad, which it needs, did not succeed", "train.b.x": "step bad, which train needs, did not succeed", "after": "step train, which it needs, did not succeed"} {
+		if r := s.job(s.at(id, path)).Reason; r.Code != berth.ReasonUpstreamFailed || r.Message != says {
+			t.Errorf("%s is canceled because of %+v", path, r)
+		}
+	}
+	s.ends(id, "other", 0)
+	if j := s.job(id); j.Status != berth.Failed {
+		t.Errorf("it is %s", j.Status)
+	}
+}
+
+func TestCancelReachesEveryDepthInOneTransaction(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	spec := nesting(berth.Continue, []string{"train", "later: train", "plain"}, map[string]berth.PipelineSpec{
+		"train": nesting(berth.FailFast, []string{"a", "b", "c: a", "many"}, map[string]berth.PipelineSpec{"c": graph(berth.FailFast, "x", "y: x")}),
+		"later": graph(berth.FailFast, "z"),
+	})
+	many := spec.Jobs["train"].Jobs["many"]
+	many.Array = &berth.Array{Size: 3}
+	spec.Jobs["train"].Jobs["many"] = many
+	id := s.stores(spec)
+	s.tend(id)
+	s.tend(s.at(id, "train"))
+	s.tend(s.at(id, "train.many"))
+	attempt := s.place(s.at(id, "train.a"), "m0")
+	s.claim(s.at(id, "train.a"), attempt, 0)
+	s.run(s.at(id, "train.a"))
+	poke := s.db.Hub().Subscribe(db.TopicPoke, string(s.at(id, "train")))
+	if got := s.cancel(id); got != berth.Canceling {
+		t.Errorf("it is %s", got)
+	}
+	if !hears(t, poke) {
+		t.Error("the nested pipeline's workflow was not told")
+	}
+	s.want(id, "", "later canceled, plain canceled, train canceling")
+	s.want(id, "train", "a canceling, b canceled, c canceled, many canceled")
+	s.want(id, "train.c", "x canceled, y canceled")
+	if n := one[int](s, `SELECT count(DISTINCT xid)::int FROM jobs WHERE state = 'canceled' AND array_index IS NULL AND coalesce(step, '') <> 'many' OR id = $1`, id); n != 1 {
+		t.Errorf("the rows were written by %d transactions", n)
+	}
+	s.cancel(id) // twice is no other
+	s.exit(s.at(id, "train.a"), attempt, 0, berth.Exit{Cause: berth.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt})
+	s.settle(s.at(id, "train.a"), attempt)
+	s.looks(id, "train.a")
+	for _, path := range []string{"train", "train.c"} {
+		if j := s.job(s.at(id, path)); j.Status != berth.Canceled || j.Reason.Code != berth.ReasonCanceledByUser {
+			t.Errorf("%s is %s because of %+v", path, j.Status, j.Reason)
+		}
+	}
+	if j := s.job(id); j.Status != berth.Canceled {
+		t.Errorf("it is %s", j.Status)
+	}
+	s.freed()
+	early := s.stores(spec)
+	if got := s.cancel(early); got != berth.Canceled || s.steps(s.at(early, "train")) != "a canceled, b canceled, c canceled, many canceled" {
+		t.Errorf("canceled before anybody has looked it is %s: %s", got, s.steps(early))
+	}
+	inner := s.stores(spec)
+	s.tend(inner)
+	if got := s.cancel(s.at(inner, "later")); got != berth.Canceled { // by itself, before its turn
+		t.Errorf("a nested pipeline that has not begun is %s", got)
+	}
+	s.want(inner, "later", "z canceled")
+}
+
+// Nobody has to be alive for the rest of a cancel but the reconciler.
+func TestTheReconcilerGoesOnWithNestedPipelines(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	untended := func() int {
+		t.Helper()
+		list, err := s.db.Untended(t.Context(), 0, 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range list {
+			s.tend(p.ID)
+		}
+		return len(list)
+	}
+	inner := map[string]berth.PipelineSpec{"train": graph(berth.FailFast, "a", "b: a")}
+	after := s.nested(berth.FailFast, []string{"prep", "train: prep"}, inner)
+	s.tend(after)
+	if n := untended(); n != 0 {
+		t.Errorf("with nothing to do the reconciler finds %d", n)
+	}
+	s.finish(s.at(after, "prep"), 0)
+	if n := untended(); n != 1 { // the outer lets train go; train's workflow is the dispatcher's
+		t.Errorf("it finds %d to go on with", n)
+	}
+	s.cancel(after)
+	id := s.nested(berth.FailFast, []string{"train"}, inner)
+	train := s.at(id, "train")
+	s.tend(id)
+	s.tend(train)
+	s.begins(s.at(id, "train.a"))
+	if n := untended(); n != 1 || s.job(id).Status != berth.Running {
+		t.Errorf("it finds %d that run, and the outer is %s", n, s.job(id).Status)
+	}
+	mustExec(t, s.pool, `UPDATE jobs SET held = true, held_at = now() WHERE id = $1`, id)
+	if n := untended(); n != 1 || !s.job(train).Held {
+		t.Errorf("it finds %d of a hold", n)
+	}
+	if n := untended(); n != 1 || !s.job(s.at(id, "train.b")).Held {
+		t.Errorf("it finds %d of the hold inside", n)
+	}
+	// The cancel's transaction, and then its process dies.
+	mustExec(t, s.pool, `UPDATE jobs SET state = 'canceling', version = version + 1, cancel_requested_at = now() WHERE id = ANY($1)`, []string{string(id), string(train)})
+	if n := untended(); n != 1 {
+		t.Errorf("it finds %d of the cancel", n)
+	}
+	s.want(id, "train", "a canceling, b canceled")
+	if n := untended(); n != 0 {
+		t.Errorf("it finds %d more", n)
+	}
+}
+
+func TestHoldPriorityAndReleaseReachEveryDepth(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.nested(berth.FailFast, []string{"plain", "train"}, map[string]berth.PipelineSpec{
+		"train": nesting(berth.FailFast, []string{"a", "b: a", "c"}, map[string]berth.PipelineSpec{"b": graph(berth.FailFast, "x")}),
+	})
+	s.tend(id)
+	s.tend(s.at(id, "train"))
+	s.begins(s.at(id, "train.c")) // the pipeline runs, and is held all the same
+	if err := s.db.Hold(t.Context(), "default", id, "user:test"); err != nil {
+		t.Fatal(err)
+	}
+	held := func() string {
+		return one[string](s, `SELECT coalesce(string_agg(coalesce(step, 'it'), ' ' ORDER BY step), '') FROM jobs WHERE held`)
+	}
+	if got := held(); got != "a b plain train x it" {
+		t.Errorf("held are %s", got)
+	}
+	high := berth.PriorityHigh
+	blue := "blue"
+	if err := s.db.UpdateJob(t.Context(), "default", id, berth.JobPatch{Priority: &high, Labels: map[string]*string{"team": &blue}}, "user:test"); err != nil {
+		t.Fatal(err)
+	}
+	if x := s.job(s.at(id, "train.b.x")); x.Priority != high || x.Labels["team"] != "blue" || *x.Spec.Priority != high {
+		t.Errorf("the innermost step is %+v with %+v", x, x.Spec)
+	}
+	if err := s.db.Release(t.Context(), "default", id, "user:test"); err != nil {
+		t.Fatal(err)
+	}
+	if got := held(); got != "" {
+		t.Errorf("after the release %s are held", got)
+	}
+	// One that is held is let go when its turn comes, and waits.
+	if err := s.db.Hold(t.Context(), "default", s.at(id, "train.b"), "user:test"); err != nil {
+		t.Fatal(err)
+	}
+	s.ends(id, "train.a", 0)
+	s.tend(s.at(id, "train.b"))
+	if x := s.job(s.at(id, "train.b.x")); !x.Held {
+		t.Error("what is in a held pipeline is not")
+	}
+}
+
+// The leader looks at the parent of what it starts, and that is held or canceled
+// with all around it.
+func TestNothingInsideIsPlacedOfWhatIsHeldAround(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.nested(berth.FailFast, []string{"train"}, map[string]berth.PipelineSpec{"train": graph(berth.FailFast, "a")})
+	s.tend(id)
+	s.tend(s.at(id, "train"))
+	a := s.at(id, "train.a")
+	s.load(a)
+	if err := s.db.Hold(t.Context(), "default", id, "user:test"); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, s.pool, `UPDATE jobs SET held = false, held_at = NULL, version = version + 1 WHERE id = $1`, a) // as if nobody had looked yet
+	s.mustRefuse(s.term(), s.start(a, on("m0")), "held")
+}
+
+func TestRetryFailedGoesIntoHalfDonePipelines(t *testing.T) {
+	t.Parallel()
+	for _, archived := range []bool{false, true} {
+		s := newStage(t)
+		id := s.nested(berth.Continue, []string{"prep", "train: prep", "good", "report: train"}, map[string]berth.PipelineSpec{
+			"train": nesting(berth.FailFast, []string{"a", "b: a", "c: b"}, map[string]berth.PipelineSpec{"b": graph(berth.Continue, "x", "y", "z: y")}),
+			"good":  graph(berth.FailFast, "g"),
+		})
+		s.tend(id)
+		s.ends(id, "prep", 0)
+		s.tend(s.at(id, "good"))
+		s.ends(id, "good.g", 0)
+		s.tend(s.at(id, "train"))
+		s.ends(id, "train.a", 0)
+		s.tend(s.at(id, "train.b"))
+		s.ends(id, "train.b.x", 0)
+		s.ends(id, "train.b.y", 1)
+		if j := s.job(id); j.Status != berth.Failed {
+			t.Fatalf("it is %s", j.Status)
+		}
+		if archived {
+			mustExec(t, s.pool, `UPDATE allocations SET forgotten_at = now()`)
+			for _, n := range []int{1, 4, 4, 3} { // from the outside in: it, its steps, theirs, and theirs
+				s.archive(n)
+			}
+		}
+		again, created, err := s.db.RetryFailed(t.Context(), "default", id, "user:test")
+		if err != nil || !created || *again.RetryOf != id || again.Tally.Total != 2 {
+			t.Fatalf("archived %t: %+v, %v", archived, again, err)
+		}
+		s.tend(again.ID)
+		s.want(again.ID, "", "report submitted, train submitted*")
+		s.tend(s.at(again.ID, "train"))
+		s.want(again.ID, "train", "b submitted*, c submitted")
+		s.tend(s.at(again.ID, "train.b"))
+		s.want(again.ID, "train.b", "y submitted*, z submitted")
+		for _, path := range []string{"train.b.y", "train.b.z", "train.c", "report"} {
+			s.ends(again.ID, path, 0)
+		}
+		if j := s.job(again.ID); j.Status != berth.Succeeded {
+			t.Errorf("it is %s because of %+v", j.Status, j.Reason)
+		}
+	}
+}
+
+// A nested pipeline by itself is a pipeline, which takes what was beside it.
+func TestANestedPipelineIsRetriedByItself(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id, prep := s.handing()
+	s.does(s.at(id, "train"), "load", "b", "")
+	s.ends(id, "train.fit", 1)
+	train := s.at(id, "train")
+	again, _, err := s.db.RetryFailed(t.Context(), "default", train, "user:test")
+	if err != nil || again.Parent != nil || again.Step != "" || again.Tally.Total != 1 {
+		t.Fatalf("it is %+v, %v", again, err)
+	}
+	s.tend(again.ID)
+	if got := s.inputs(s.at(again.ID, "fit")); got != s.inputs(s.at(id, "train.fit")) || !strings.Contains(got, string(prep)) {
+		t.Errorf("it takes %s", got)
+	}
+	one, _, err := s.db.Retry(t.Context(), "default", s.at(id, "train.fit"), "user:test")
+	if err != nil || s.inputs(one.ID) != s.inputs(s.at(id, "train.fit")) {
+		t.Errorf("a step by itself takes %s, %v", s.inputs(one.ID), err)
+	}
+}
+
+// handing stores a pipeline whose steps take each other's outputs across levels, of
+// which the first has succeeded, and looks at train.
+func (s *stage) handing() (id, prep berth.JobID) {
+	s.t.Helper()
+	out := func(p berth.PipelineSpec, step, name string, from ...string) {
+		j := p.Jobs[step]
+		j.Outputs = []berth.Output{{Name: name, Path: "/out"}}
+		for i, f := range from {
+			j.Inputs = append(j.Inputs, berth.Input{From: f, To: fmt.Sprintf("/in%d", i)})
+		}
+		p.Jobs[step] = j
+	}
+	inner := graph(berth.FailFast, "load", "fit: load")
+	out(inner, "load", "data")
+	out(inner, "fit", "model", "job:prep/data", "job:load/data")
+	p := nesting(berth.FailFast, []string{"prep", "train: prep", "report: train"}, map[string]berth.PipelineSpec{"train": inner})
+	out(p, "prep", "data")
+	out(p, "report", "text", "job:train.fit/model", "job:prep/data")
+	id = s.stores(p)
+	s.tend(id)
+	prep = s.does(id, "prep", "a", "")
+	s.tend(s.at(id, "train"))
+	return id, prep
+}
+
+// inputs are which jobs' outputs a job takes, in their order.
+func (s *stage) inputs(id berth.JobID) string {
+	s.t.Helper()
+	return one[string](s, `SELECT coalesce(string_agg(source::text || '/' || name, ' ' ORDER BY input), '') FROM job_inputs WHERE job = $1`, id)
+}
+
+func TestOutputsAreHandedAcrossLevels(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id, prep := s.handing()
+	load := s.does(s.at(id, "train"), "load", "b", "")
+	if got, want := s.inputs(s.at(id, "train.fit")), fmt.Sprintf("%s/data %s/data", prep, load); got != want {
+		t.Errorf("fit takes %s, want %s", got, want)
+	}
+	fit := s.does(s.at(id, "train"), "fit", "c", "")
+	s.looks(id, "train.fit")
+	if got, want := s.inputs(s.at(id, "report")), fmt.Sprintf("%s/model %s/data", fit, prep); got != want {
+		t.Errorf("report takes %s, want %s", got, want)
+	}
+	if p := s.job(id).Pipeline; p.Jobs["report"].Inputs[0].From != "job:train.fit/model" {
+		t.Errorf("the pipeline shows %+v", p.Jobs["report"].Inputs)
+	}
+}
+
+func TestAKeyIsOnePipelineWithAllInIt(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	submit := func(inner ...string) (berth.Job, bool, error) {
+		p := nesting(berth.FailFast, []string{"a", "b: a"}, map[string]berth.PipelineSpec{"b": graph(berth.FailFast, inner...)})
+		return s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p, Actor: "user:test", IdemKey: "k"})
+	}
+	first, _, err := submit("x", "y: x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, created, err := submit("x", "y: x"); err != nil || created || again.ID != first.ID {
+		t.Errorf("a repeat is %s, created %t, %v", again.ID, created, err)
+	}
+	if _, _, err := submit("x", "y"); !berth.IsSlug(err, berth.SlugIdempotencyMismatch) {
+		t.Errorf("another body inside: %v", err)
+	}
+	if n := one[int](s, `SELECT count(*)::int FROM jobs`); n != 5 {
+		t.Errorf("there are %d rows", n)
+	}
+}
+
+// The quota counts steps that may start, and those of nested pipelines may not yet.
+func TestWhatIsNestedWaitsOutsideTheQuota(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	mustExec(t, s.pool, `UPDATE tenants SET max_queued = 2 WHERE id = 'default'`)
+	id := s.nested(berth.FailFast, []string{"a", "b", "train: a"}, map[string]berth.PipelineSpec{"train": graph(berth.FailFast, "x", "y", "z")})
+	_, _, err := s.db.Submit(t.Context(), db.Submission{Tenant: "default", Spec: s.spec(nil), Actor: "user:test"})
+	if !berth.IsSlug(err, berth.SlugQuota) {
+		t.Errorf("one more: %v", err)
+	}
+	s.want(id, "train", "x submitted, y submitted, z submitted")
+}
+
+// A refused step of any level stores nothing, and is named in full.
+func TestWhatIsNestedIsStoredWholeOrNotAtAll(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	inner := graph(berth.FailFast, "fit")
+	fit := inner.Jobs["fit"]
+	fit.Secrets = []string{"NOBODY"}
+	inner.Jobs["fit"] = fit
+	_, _, err := s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Actor: "user:test",
+		Spec: nesting(berth.FailFast, []string{"a", "train"}, map[string]berth.PipelineSpec{"train": inner})})
+	refused, _ := errors.AsType[*berth.Error](err)
+	if fields := fieldsOf(refused); len(fields) != 1 || fields[0] != "jobs.train.jobs.fit.secrets[0]" || !strings.Contains(err.Error(), "step train.fit") {
+		t.Errorf("refused with %v: %v", fields, err)
+	}
+	if n := one[int](s, `SELECT count(*)::int FROM jobs`); n != 0 {
+		t.Errorf("there are %d rows", n)
+	}
+}
+
+// Cancels, holds, looks and commits of the leader cross each other at every depth
+// without a deadlock: rows are locked from the outside in.
+func TestNestedPipelinesKeepTheLockOrder(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	log := &syncBuffer{}
+	d, err := db.Open(t.Context(), s.pool.Config().ConnString(), db.Options{Logger: slog.New(slog.NewTextHandler(log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	s.db = d
+	term := s.term()
+	outermost := map[berth.JobID][]berth.JobID{}
+	mustExec(t, s.pool, `UPDATE machines SET cpu_m = 1000000, mem_mb = 1000000`)
+	var all sync.WaitGroup
+	for range 6 {
+		id := s.nested(berth.Continue, []string{"p", "train", "q: train"}, map[string]berth.PipelineSpec{
+			"train": nesting(berth.Continue, []string{"a", "b", "c"}, map[string]berth.PipelineSpec{"c": graph(berth.Continue, "x", "y")}),
+			"q":     graph(berth.FailFast, "z"),
+		})
+		s.tend(id)
+		s.tend(s.at(id, "train"))
+		s.tend(s.at(id, "train.c"))
+		train, c := s.at(id, "train"), s.at(id, "train.c")
+		parents := []berth.JobID{id, train, c}
+		outermost[id] = parents
+		leaves := []berth.JobID{s.at(id, "p"), s.at(id, "train.a"), s.at(id, "train.b"), s.at(id, "train.c.x"), s.at(id, "train.c.y")}
+		var starts []berth.Start
+		for _, l := range leaves {
+			s.load(l)
+			starts = append(starts, s.start(l, on("m0")))
+		}
+		do := func(f func() error) {
+			all.Go(func() {
+				if err := f(); err != nil && berth.CodeOf(err) != berth.CodeConflict {
+					t.Error(err)
+				}
+			})
+		}
+		for _, p := range parents {
+			do(func() error { _, err := s.db.TendThrough(t.Context(), p); return err })
+			do(func() error { return s.db.Hold(t.Context(), "default", p, "user:test") })
+			do(func() error { return s.db.Release(t.Context(), "default", p, "user:test") })
+		}
+		do(func() error { _, err := s.db.CommitStarts(t.Context(), term, starts); return err })
+		do(func() error { _, err := s.db.RequestCancel(t.Context(), "", c, "user:test", nil); return err })
+		do(func() error { _, err := s.db.RequestCancel(t.Context(), "", id, "user:test", nil); return err })
+	}
+	all.Wait()
+	for id, parents := range outermost {
+		for _, p := range slices.Backward(parents) {
+			s.tend(p)
+		}
+		if got := s.job(id).Status; got != berth.Canceled && got != berth.Canceling {
+			t.Errorf("it is %s", got)
+		}
+	}
+	if text := log.String(); strings.Contains(text, "tried again") {
+		t.Errorf("transactions were tried again:\n%s", text)
+	}
+}
+
+// More rows than a statement takes are stored, and canceled, in one transaction.
+func TestManyStepsAreStoredAndCanceledTogether(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	names := make([]string, berth.MaxSteps)
+	for i := range names {
+		names[i] = fmt.Sprintf("s%d", i)
+	}
+	inner := map[string]berth.PipelineSpec{}
+	for _, name := range names[:manyLevels] {
+		inner[name] = graph(berth.FailFast, names...)
+	}
+	begun := time.Now()
+	id := s.nested(berth.FailFast, names, inner)
+	t.Logf("stored in %s", time.Since(begun))
+	begun = time.Now()
+	if got := s.cancel(id); got != berth.Canceled {
+		t.Errorf("it is %s", got)
+	}
+	t.Logf("canceled in %s", time.Since(begun))
+	if n := one[int](s, `SELECT count(DISTINCT xid)::int FROM jobs WHERE state = 'canceled'`); n != 1 || one[int](s, `SELECT count(*)::int FROM jobs`) != 1+(manyLevels+1)*len(names) {
+		t.Errorf("%d transactions canceled them", n)
+	}
+}
+
+const manyLevels = 3
+
+// The checker is told what all in a nested step took, and when.
+func TestTheHistoryOfAStepIsOfAllInIt(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.nested(berth.FailFast, []string{"prep", "train: prep"}, map[string]berth.PipelineSpec{"train": nesting(berth.FailFast, []string{"a"}, map[string]berth.PipelineSpec{"a": graph(berth.FailFast, "x")})})
+	s.tend(id)
+	s.ends(id, "prep", 0)
+	s.tend(s.at(id, "train"))
+	s.tend(s.at(id, "train.a"))
+	s.begins(s.at(id, "train.a.x"))
+	h, err := db.OpenHistory(t.Context(), s.pool.Config().ConnString())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = h.Close() })
+	families := map[berth.JobID]history.Family{}
+	if err := h.Families(t.Context(), time.Time{}, func(f history.Family) error {
+		families[f.ID] = f
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if len(families) != 3 {
+		t.Errorf("there are %d families", len(families))
+	}
+	children := families[id].Children
+	slices.SortFunc(children, func(a, b history.Child) int { return strings.Compare(a.Step, b.Step) })
+	if len(children) != 2 || len(children[0].Spans) != 1 || len(children[1].Spans) != 1 || children[0].Spans[0].Until >= children[1].Spans[0].Taken || children[1].Spans[0].Until != 0 {
+		t.Errorf("the steps took room as %+v", children)
+	}
+}

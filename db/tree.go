@@ -1,0 +1,191 @@
+package db
+
+import (
+	"context"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// parentsBelow begins a statement with the pipelines and arrays inside a pipeline,
+// at every depth. What is in a pipeline is there from its submit on.
+const parentsBelow = `
+		WITH RECURSIVE below (id, kind) AS (
+			SELECT id, kind
+			FROM jobs
+			WHERE parent = @id AND kind <> 'job'
+			UNION ALL
+			SELECT c.id, c.kind
+			FROM below b
+			JOIN jobs c ON c.parent = b.id
+			WHERE b.kind = 'pipeline' AND c.kind <> 'job'
+		)`
+
+// innerParents locks the pipelines and arrays inside a locked pipeline that have
+// not ended, by id: which is from the outside in.
+func innerParents(ctx context.Context, tx pgx.Tx, id berth.JobID) (all, pipelines []berth.JobID, err error) {
+	rows, err := tx.Query(ctx, parentsBelow+`
+		SELECT id::text, kind
+		FROM jobs
+		WHERE id IN (SELECT id FROM below) AND state NOT IN ('succeeded', 'failed', 'canceled')
+		ORDER BY id
+		FOR NO KEY UPDATE`, pgx.NamedArgs{"id": id})
+	if err != nil {
+		return nil, nil, err
+	}
+	var inner berth.JobID
+	var kind berth.Kind
+	_, err = pgx.ForEachRow(rows, []any{&inner, &kind}, func() error {
+		all = append(all, inner)
+		if kind == berth.KindPipeline {
+			pipelines = append(pipelines, inner)
+		}
+		return nil
+	})
+	return all, pipelines, err
+}
+
+// parentsIn are a locked parent and, of a pipeline, those inside it, which it
+// locks.
+func parentsIn(ctx context.Context, tx pgx.Tx, id berth.JobID, kind berth.Kind) ([]berth.JobID, error) {
+	parents := []berth.JobID{id}
+	if kind != berth.KindPipeline {
+		return parents, nil
+	}
+	inner, _, err := innerParents(ctx, tx, id)
+	return append(parents, inner...), err
+}
+
+// ending is what a cancel has done below a parent.
+type ending struct {
+	canceled []string      // has ended
+	waited   []string      // of that, what may have a workflow that waits
+	stopping []berth.JobID // pipelines and arrays that are canceling since, from the outside in
+}
+
+func (e *ending) add(more ending) {
+	e.canceled = append(e.canceled, more.canceled...)
+	e.waited = append(e.waited, more.waited...)
+	e.stopping = append(e.stopping, more.stopping...)
+}
+
+func (e ending) publish(h *Hub) {
+	stopping := make([]string, len(e.stopping))
+	for i, id := range e.stopping {
+		stopping[i] = string(id)
+	}
+	h.Publish(TopicPoke, append(stopping, e.waited...)...)
+	h.Publish(TopicJob, append(stopping, e.canceled...)...)
+}
+
+// cancelBelow ends all that waits in a locked pipeline, at every depth. A pipeline
+// or an array in it that has not begun ends with what it holds; one that lives is
+// canceling from now on, and whoever tends it goes on with it. So nothing inside is
+// placed after the commit. Doing it again does what is left.
+func cancelBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string, reason *berth.Reason) (e ending, err error) {
+	inner, pipelines, err := innerParents(ctx, tx, id)
+	if err != nil {
+		return e, err
+	}
+	for {
+		some, err := cancelWaitingChildren(ctx, tx, append(pipelines, id), nil, actor, reason)
+		if err != nil {
+			return e, err
+		}
+		e.add(some)
+		if len(some.canceled) < expandBatch {
+			break
+		}
+	}
+	if len(inner) == 0 {
+		return e, nil
+	}
+	// Only the look at a nested parent that makes it queued lets anything in it go:
+	// all in one that is submitted has ended by now.
+	rows, err := tx.Query(ctx, `
+		UPDATE jobs
+		SET state = CASE state WHEN 'submitted' THEN 'canceled' ELSE 'canceling' END, version = version + 1, actor = @actor, reason = @reason,
+			cancel_requested_at = coalesce(cancel_requested_at, now())
+		WHERE id = ANY(@ids::uuid[]) AND state IN ('submitted', 'queued', 'running')
+		RETURNING id::text, state`, pgx.NamedArgs{"ids": inner, "actor": actor, "reason": reason})
+	if err != nil {
+		return e, err
+	}
+	var parent berth.JobID
+	var state berth.State
+	_, err = pgx.ForEachRow(rows, []any{&parent, &state}, func() error {
+		if state == berth.Canceled {
+			e.canceled, e.waited = append(e.canceled, string(parent)), append(e.waited, string(parent))
+		} else {
+			e.stopping = append(e.stopping, parent)
+		}
+		return nil
+	})
+	slices.Sort(e.stopping)
+	return e, err
+}
+
+// cancelChildren ends what waits of a parent that is to stop: of a pipeline all at
+// once, at every depth; of an array a batch.
+func (p *lockedParent) cancelChildren(ctx context.Context, tx pgx.Tx, did *tended) (some bool, err error) {
+	var e ending
+	if p.Kind == berth.KindPipeline {
+		e, err = cancelBelow(ctx, tx, p.ID, did.actor, did.reason)
+	} else {
+		e, err = cancelWaitingChildren(ctx, tx, []berth.JobID{p.ID}, nil, did.actor, did.reason)
+	}
+	did.add(e)
+	return len(e.canceled)+len(e.stopping) > 0, err
+}
+
+// tendAll tends parents through, the inner ones first.
+func (d *DB) tendAll(ctx context.Context, outsideIn []berth.JobID) error {
+	for _, id := range slices.Backward(outsideIn) {
+		if _, err := d.TendThrough(ctx, id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// holdBelow holds the parents inside a locked pipeline: nothing of them is placed
+// from the commit on. Whoever tends them holds what waits in them.
+func holdBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string) error {
+	inner, _, err := innerParents(ctx, tx, id)
+	if err != nil || len(inner) == 0 {
+		return err
+	}
+	_, err = tx.Exec(ctx, `
+		WITH changed AS (
+			UPDATE jobs
+			SET held = true, held_at = now(), version = version + 1, event_seq = event_seq + 1, actor = @actor
+			WHERE id = ANY(@ids::uuid[]) AND NOT held AND state <> 'canceling'
+			RETURNING id, event_seq, attempt
+		)
+		INSERT INTO job_events (job, seq, at, kind, attempt, actor, detail)
+		SELECT id, event_seq, clock_timestamp(), 'updated', attempt, @actor, 'held, with its pipeline'
+		FROM changed`, pgx.NamedArgs{"ids": inner, "actor": actor})
+	return err
+}
+
+// tendInside tends the parents inside a pipeline that have not ended.
+func (d *DB) tendInside(ctx context.Context, id berth.JobID) error {
+	rows, err := d.pool.Query(ctx, parentsBelow+`
+		SELECT id::text
+		FROM jobs
+		WHERE id IN (SELECT id FROM below) AND state NOT IN ('succeeded', 'failed', 'canceled')
+		ORDER BY id`, pgx.NamedArgs{"id": id})
+	if err != nil {
+		return mapError(err, "job "+string(id))
+	}
+	inner, err := pgx.CollectRows(rows, pgx.RowTo[berth.JobID])
+	if err != nil {
+		return mapError(err, "job "+string(id))
+	}
+	for _, i := range inner { // their coordinators start what may start
+		d.hub.Publish(TopicPoke, string(i))
+	}
+	return d.tendAll(ctx, inner)
+}

@@ -1,0 +1,164 @@
+package berth
+
+import (
+	"iter"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// Nests reports whether a step of a pipeline is a pipeline itself.
+func (s JobSpec) Nests() bool { return s.Jobs != nil }
+
+// Nested is the pipeline that a step is which nests. It runs cached steps anew if
+// the one around it does.
+func (p PipelineSpec) Nested(key string) PipelineSpec {
+	s := p.Jobs[key]
+	return PipelineSpec{Kind: string(KindPipeline), Name: s.Name, OnFailure: s.OnFailure, NoCache: p.NoCache, Labels: s.Labels, Jobs: s.Jobs}
+}
+
+// beyondPipeline are the fields that are set of a step, and say nothing of a
+// pipeline, in the order of the file format.
+func (s JobSpec) beyondPipeline() (fields []string) {
+	s.Name, s.Needs, s.Labels, s.OnFailure, s.Jobs = "", nil, nil, "", nil
+	v := reflect.ValueOf(s)
+	for i := range v.NumField() {
+		if !v.Field(i).IsZero() {
+			name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
+			fields = append(fields, name)
+		}
+	}
+	return fields
+}
+
+// StepPath is how a step of a pipeline is called from the outermost one, within
+// being how that pipeline is: "" for the outermost itself. Names of steps hold no
+// dot.
+func StepPath(within, step string) string {
+	if within == "" {
+		return step
+	}
+	return within + "." + step
+}
+
+// StepField is the field of the outermost pipeline that holds the step of a path:
+// jobs.train.jobs.fit.
+func StepField(path string) string { return "jobs." + strings.ReplaceAll(path, ".", ".jobs.") }
+
+// FindStep follows the name of a step, as a step of the pipeline within writes it,
+// to its path: known tells whether there is a step of a path. Its first part is
+// looked for in that pipeline, then outwards, and the first that is found counts;
+// the rest leads into that step.
+func FindStep(within, name string, known func(path string) bool) (path string, ok bool) {
+	first, _, _ := strings.Cut(name, ".")
+	for {
+		if known(StepPath(within, first)) {
+			path = StepPath(within, name)
+			return path, known(path)
+		}
+		if within == "" {
+			return "", false
+		}
+		within = within[:max(0, strings.LastIndexByte(within, '.'))]
+	}
+}
+
+// All are the steps of every level by their paths, each after all it needs and a
+// nested pipeline before its own steps.
+func (p PipelineSpec) All() iter.Seq2[string, JobSpec] {
+	return func(yield func(string, JobSpec) bool) { p.all("", yield) }
+}
+
+func (p PipelineSpec) all(within string, yield func(string, JobSpec) bool) bool {
+	for _, key := range p.Order() {
+		path, s := StepPath(within, key), p.Jobs[key]
+		if !yield(path, s) || s.Nests() && !p.Nested(key).all(path, yield) {
+			return false
+		}
+	}
+	return true
+}
+
+// Count is how many steps there are in all, nested pipelines included.
+func (p PipelineSpec) Count() int {
+	n := len(p.Jobs)
+	for key, s := range p.Jobs {
+		if s.Nests() {
+			n += p.Nested(key).Count()
+		}
+	}
+	return n
+}
+
+// paths are those of all steps.
+func (p PipelineSpec) paths() map[string]bool {
+	all := make(map[string]bool, len(p.Jobs))
+	for path := range p.All() {
+		all[path] = true
+	}
+	return all
+}
+
+// Binding is which job an input of a step is to take an output of, by the path of
+// the step that it names; false leaves the name.
+type Binding func(within, path string) (JobID, bool)
+
+// Bound is the pipeline with inputs that name outputs of steps naming those of
+// jobs, where the binding knows them.
+func (p PipelineSpec) Bound(bind Binding) PipelineSpec {
+	known := p.paths()
+	return p.each("", func(within, _ string, s JobSpec) (JobSpec, bool) {
+		return s.bound(within, known, bind), true
+	})
+}
+
+// bound is OfJobs for names as they are meant in the pipeline within.
+func (s JobSpec) bound(within string, known map[string]bool, bind Binding) JobSpec {
+	steps := map[string]JobID{}
+	for _, o := range s.OutputsNamed() {
+		if o.Step == "" {
+			continue
+		}
+		if path, ok := FindStep(within, o.Step, func(path string) bool { return known[path] }); ok {
+			if id, ok := bind(within, path); ok {
+				steps[o.Step] = id
+			}
+		}
+	}
+	if len(steps) == 0 {
+		return s
+	}
+	return s.OfJobs(steps)
+}
+
+// Without is the pipeline without some steps, by their paths, which have succeeded
+// as these jobs: nothing needs them any more, and what they have left is theirs. A
+// nested pipeline that has not succeeded keeps what is left of it.
+func (p PipelineSpec) Without(succeeded map[string]JobID) PipelineSpec {
+	known := p.paths()
+	bind := func(_, path string) (JobID, bool) { return succeeded[path], succeeded[path] != "" }
+	return p.each("", func(within, key string, s JobSpec) (JobSpec, bool) {
+		if succeeded[StepPath(within, key)] != "" {
+			return s, false
+		}
+		s.Needs = slices.DeleteFunc(slices.Clone(s.Needs), func(n string) bool { return succeeded[StepPath(within, n)] != "" })
+		return s.bound(within, known, bind), true
+	})
+}
+
+// each is the pipeline with every step changed, or left out, the outer ones first.
+func (p PipelineSpec) each(within string, change func(within, key string, s JobSpec) (JobSpec, bool)) PipelineSpec {
+	steps := make(map[string]JobSpec, len(p.Jobs))
+	for key, s := range p.Jobs {
+		s, keep := change(within, key, s)
+		if !keep {
+			continue
+		}
+		if s.Nests() {
+			s.Jobs = PipelineSpec{Jobs: s.Jobs}.each(StepPath(within, key), change).Jobs
+		}
+		steps[key] = s
+	}
+	p.Jobs = steps
+	return p
+}
