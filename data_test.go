@@ -54,3 +54,14 @@ func TestWhereDataIsIsToldToPeople(t *testing.T) {
 		}
 	}
 }
+
+// What machines fetch by themselves is told under the key that jobs ask for.
+func TestWhatIsFetchedFromElsewhereHasAKey(t *testing.T) {
+	t.Parallel()
+	for _, from := range []string{"s3://bucket/set/", "gs://bucket/set/", "azblob://account/container/set/", "https://example.com/set"} {
+		s := berth.JobSpec{Inputs: []berth.Input{{From: from, To: "/data"}}}
+		if got := s.DataKeys("red"); len(got) != 1 || got[0] != s.Inputs[0].SourceKey("red") || got[0] == s.Inputs[0].SourceKey("blue") {
+			t.Errorf("%s has the keys %v", from, got)
+		}
+	}
+}

@@ -3,6 +3,7 @@ package db
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -72,8 +73,8 @@ func (r *reporting) writeCache(context.Context) error {
 	holds := r.req.Cache.Holds
 	keys, mib := []int64{}, []int64{}
 	for _, x := range holds[:min(len(holds), berth.MaxCachedData)] {
-		if x.MiB > 0 {
-			keys, mib = append(keys, int64(x.Key)), append(mib, x.MiB)
+		if x.MiB > 0 && !slices.Contains(keys, int64(x.Key)) {
+			keys, mib = append(keys, int64(x.Key)), append(mib, min(x.MiB, berth.MaxInputBytes>>20))
 		}
 	}
 	r.writes.Queue(`

@@ -179,3 +179,40 @@ func TestAStepTakesWhatAnotherHasLeft(t *testing.T) {
 		t.Errorf("its machine is told %+v", inputs)
 	}
 }
+
+func TestTheElementsOfAStepRetriedTakeWhatAnotherHasLeft(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	p := graph(berth.FailFast, "a", "b: a")
+	a, b := p.Jobs["a"], p.Jobs["b"]
+	a.Outputs = []berth.Output{{Name: "model", Path: "/out"}}
+	b.Inputs, b.Array = []berth.Input{{From: "job:a/model", To: "/data"}}, &berth.Array{Size: 2}
+	p.Jobs["a"], p.Jobs["b"] = a, b
+	job, _, err := s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p.WithDefaults(), Actor: "user:test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.tend(job.ID)
+	mustExec(t, s.pool, `UPDATE jobs SET submitted_at = now() - interval '3 days' WHERE parent = $1`, job.ID)
+	first := s.step(job.ID, "a")
+	want := s.leaves(first, 1, 0, "model", "1")
+	s.finish(first, 0)
+	s.tend(job.ID)
+	array := s.step(job.ID, "b")
+	s.tend(array)
+	if aged := one[float64](s, `SELECT extract(epoch FROM now() - submitted_at) - unaged_ms / 1000.0 FROM jobs WHERE id = $1`, s.element(array, 0)); aged > 3600 {
+		t.Errorf("an element of a step that waited for others has the age of %.0f s", aged)
+	}
+	s.finish(s.element(array, 0), 0)
+	s.finish(s.element(array, 1), 1)
+	s.tend(array)
+	s.tend(job.ID)
+	rest, _, err := s.db.RetryFailed(t.Context(), "default", array, "user:test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.tend(rest.ID)
+	if inputs, _ := s.claims(s.element(rest.ID, 1), "m1"); len(inputs) != 1 || inputs[0].Address != want {
+		t.Errorf("its machine is told %+v", inputs)
+	}
+}

@@ -11,7 +11,7 @@ import (
 
 // outputsLock is held by whoever chooses outputs to take, shared, and alone while
 // some are pruned: what was chosen is there when the choice is on record. It comes
-// after the rows of jobs, and is waited for without one of outputs.
+// after the rows of jobs. Pruning does not wait for it, but leaves its work to the next round.
 const outputsLock = `hashtextextended('outputs', 0)`
 
 // holdOutputs keeps outputs from being pruned until the transaction ends. It is a
@@ -32,7 +32,8 @@ func (d *DB) PruneOutputs(ctx context.Context, term Term, retention time.Duratio
 	var n int
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		n = 0
-		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(`+outputsLock+`)`); err != nil {
+		var alone bool // who waits for others here keeps the leader from renewing its lease
+		if err := tx.QueryRow(ctx, `SELECT pg_try_advisory_xact_lock(`+outputsLock+`)`).Scan(&alone); err != nil || !alone {
 			return err
 		}
 		rows, err := tx.Query(ctx, `

@@ -40,6 +40,9 @@ func (d *DB) RetryFailed(ctx context.Context, tenant berth.TenantID, id berth.Jo
 		if len(indexes) == 0 {
 			return berth.Errorf(berth.CodeConflict, "no element of array %s has failed", id)
 		}
+		if err := byItself(ctx, tx, &old); err != nil {
+			return err
+		}
 		row, err := newSubmitRow(Submission{Tenant: old.Tenant, Spec: *old.Spec, Actor: actor, RetryOf: &id, Indexes: indexes})
 		if err != nil {
 			return err

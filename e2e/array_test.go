@@ -179,8 +179,15 @@ func cancelsArrays(t *testing.T, s *stack) {
 		a := s.job(t, id)
 		return a.Tally != nil && a.Tally.ByStatus[berth.Running] == 4
 	})
-	until(t, "an element tells that it waits for its siblings", func() bool { // it may not have been queued yet
-		e, err := s.api.Explain(t.Context(), element(10).ID)
+	until(t, "an element tells that it waits for its siblings", func() bool { // any of them may be queued, and start, before others
+		page, err := s.api.Jobs(t.Context(), apiclient.JobsQuery{Parent: id, Status: []berth.State{berth.Queued}, Limit: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(page.Items) == 0 {
+			return false
+		}
+		e, err := s.api.Explain(t.Context(), page.Items[0].ID)
 		if err != nil {
 			t.Fatal(err)
 		}

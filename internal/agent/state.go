@@ -50,8 +50,13 @@ func openState(dir string) (*state, error) {
 	return &state{dir, lock}, nil
 }
 
-// Close gives the folder back.
-func (s *state) Close() error { return s.lock.Close() }
+// Close gives the folder back. It is unlocked first: a program that is being
+// started at this moment has a copy of the descriptor, and so the lock, until it
+// is executed.
+func (s *state) Close() error {
+	err := syscall.Flock(int(s.lock.Fd()), syscall.LOCK_UN)
+	return errors.Join(err, s.lock.Close())
+}
 
 // credentialPath is the file that makes the folder this machine's.
 func (s *state) credentialPath() string { return filepath.Join(s.dir, "credential.json") }

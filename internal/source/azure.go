@@ -79,12 +79,13 @@ func unfit(at string, err error) error {
 }
 
 // bounded reads no more of an answer that is kept in memory than told: all but
-// the content of blobs.
+// the content of blobs and of objects.
 type bounded struct{ client *http.Client }
 
 func (b bounded) Do(r *http.Request) (*http.Response, error) {
 	answer, err := b.client.Do(r)
-	if err == nil && (r.URL.Query().Get("comp") != "" || answer.StatusCode >= 300) {
+	asked := r.URL.Query()
+	if err == nil && (asked.Get("comp") != "" || asked.Get("list-type") != "" || answer.StatusCode >= 300) {
 		answer.Body = struct {
 			io.Reader
 			io.Closer

@@ -52,7 +52,7 @@ func (s *Sources) openGS(b *bucket, in berth.Input, login berth.Sensitive) error
 // gsObject is an object as the API tells of it.
 type gsObject struct {
 	Name            string `json:"name"`
-	Size            int64  `json:"size,string"`
+	Size            *int64 `json:"size,string"`
 	Generation      int64  `json:"generation,string"`
 	ContentEncoding string `json:"contentEncoding"`
 	CRC32C          string `json:"crc32c"` // by base64, of four bytes
@@ -62,7 +62,7 @@ func (g *gsStore) object(a gsObject) (object, error) {
 	if a.Generation <= 0 {
 		return object{}, refusedf("%s: the server does not tell its generation", g.url(a.Name))
 	}
-	o := object{key: a.Name, size: a.Size, pin: strconv.FormatInt(a.Generation, 10)}
+	o := object{key: a.Name, size: told64(a.Size), pin: strconv.FormatInt(a.Generation, 10)}
 	o.version, o.gzipped = o.pin, strings.Contains(a.ContentEncoding, "gzip")
 	if sum, err := base64.StdEncoding.DecodeString(a.CRC32C); err == nil && len(sum) == 4 {
 		o.crc32c = new(binary.BigEndian.Uint32(sum))

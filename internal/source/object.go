@@ -105,6 +105,9 @@ func (b *bucket) head(ctx context.Context) ([]object, error) {
 	return []object{o}, nil
 }
 
+// maxKey is the longest key of an object, in bytes, of any of the stores.
+const maxKey = 4096
+
 // list finds all objects below the prefix. A key that ends in / is a folder, as
 // some tools make them.
 func (b *bucket) list(ctx context.Context) (list []object, folders []string, err error) {
@@ -114,6 +117,8 @@ func (b *bucket) list(ctx context.Context) (list []object, folders []string, err
 		name, below := strings.CutPrefix(o.key, b.prefix)
 		o.folder = o.folder || strings.HasSuffix(o.key, "/")
 		switch {
+		case len(o.key) > maxKey:
+			return refusedf("%s: the server lists a key of %d bytes: at most %d", b.store.url(b.prefix), len(o.key), maxKey)
 		case !below || o.size < 0:
 			return refusedf("%s: the server lists %q of %d bytes, which lies elsewhere or is none", b.store.url(b.prefix), o.key, o.size)
 		case o.folder && o.size > 0:
@@ -217,7 +222,9 @@ func (b *bucket) object(ctx context.Context, o object, to *os.File, again Again)
 			w = io.MultiWriter(w, sum)
 		}
 		n, err := b.read(ctx, o, have, w)
-		have += n
+		if have += n; err != nil && have == o.size {
+			have = 0 // its end was not looked at
+		}
 		if err == nil && o.crc32c != nil && sum.Sum32() != *o.crc32c {
 			have = 0 // all of it again
 			err = berth.Errorf(berth.CodeUnavailable, "%s: what came is not what its checksum says", b.store.url(o.key))

@@ -35,7 +35,7 @@ func (s *Sources) openS3(b *bucket, in berth.Input, login berth.Sensitive) error
 		return err
 	}
 	o := s3.Options{
-		HTTPClient: s.objects, Credentials: credentials, Region: in.Region,
+		HTTPClient: bounded{s.objects}, Credentials: credentials, Region: in.Region,
 		Retryer: aws.NopRetryer{}, DisableLogOutputChecksumValidationSkipped: true,
 	}
 	if o.Region == "" {
@@ -53,7 +53,7 @@ func (s *s3Store) one(ctx context.Context, key string) (object, error) {
 	if err != nil {
 		return object{}, s.fault(key, err)
 	}
-	o := object{size: aws.ToInt64(h.ContentLength)}
+	o := object{size: told64(h.ContentLength)}
 	o.isS3(h.ETag, h.LastModified)
 	return o, nil
 }
@@ -68,7 +68,7 @@ func (s *s3Store) all(ctx context.Context, prefix string, each func(object) erro
 			return s.fault(prefix, err)
 		}
 		for _, c := range page.Contents {
-			o := object{key: aws.ToString(c.Key), size: aws.ToInt64(c.Size)}
+			o := object{key: aws.ToString(c.Key), size: told64(c.Size)}
 			o.isS3(c.ETag, c.LastModified)
 			if err := each(o); err != nil {
 				return err
@@ -76,6 +76,14 @@ func (s *s3Store) all(ctx context.Context, prefix string, each func(object) erro
 		}
 	}
 	return nil
+}
+
+// told64 is a size; -1, which is none, if the server does not tell it.
+func told64(size *int64) int64 {
+	if size == nil {
+		return -1
+	}
+	return *size
 }
 
 // isS3 takes what the server says of an object's version: its ETag, or when it
