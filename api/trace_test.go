@@ -14,15 +14,21 @@ import (
 	"berth/internal/tracing"
 )
 
-func TestCallsAreTold(t *testing.T) {
-	t.Parallel()
+// newTracedSite is a site that tells of its calls, and what it has told.
+func newTracedSite(t *testing.T) (*site, *tracing.Tracing, *tracetest.InMemoryExporter) {
+	t.Helper()
 	kept := tracetest.NewInMemoryExporter()
 	traces, err := tracing.Open(t.Context(), tracing.Options{Exporter: kept})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(traces.Close)
-	s := newSite(t, func(d *api.Deps) { d.Traces = traces })
+	return newSite(t, func(d *api.Deps) { d.Traces = traces }), traces, kept
+}
+
+func TestCallsAreTold(t *testing.T) {
+	t.Parallel()
+	s, traces, kept := newTracedSite(t)
 	const from = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	a := s.call("alice", "POST", "/v1/jobs", `{"name":"digits","image":"busybox","env":{"PASSWORD":"hidden-in-env"},"command":["echo","hidden-in-command"]}`,
 		"Traceparent", from, "Idempotency-Key", "k")
@@ -68,13 +74,7 @@ func TestCallsAreTold(t *testing.T) {
 // Whoever calls could name any trace, and ask for all to be told.
 func TestOnlyMachinesContinueATrace(t *testing.T) {
 	t.Parallel()
-	kept := tracetest.NewInMemoryExporter()
-	traces, err := tracing.Open(t.Context(), tracing.Options{Exporter: kept})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(traces.Close)
-	s := newSite(t, func(d *api.Deps) { d.Traces = traces })
+	s, traces, kept := newTracedSite(t)
 	s.joinMachine("m1")
 	if err := traces.Flush(t.Context()); err != nil {
 		t.Fatal(err)

@@ -85,17 +85,23 @@ func TestKeptPlansAreFreshPlans(t *testing.T) {
 		c := drawCluster(t)
 		c.load()
 		for range rapid.IntRange(1, 12).Draw(t, "plans") {
-			kept := c.s
-			p := c.planner.Plan(kept, c.now)
-			c.load()
-			if diff := cmp.Diff(c.planner.Plan(c.s, c.now), p); diff != "" {
-				t.Fatalf("the plan differs (-fresh +kept):\n%s", diff)
-			}
-			c.s = kept
-			c.enact(p)
-			c.pass()
+			c.planAsFresh(t)
 		}
 	})
+}
+
+// planAsFresh plans on the snapshot that is kept, wants the plan of one that is
+// loaded anew, and carries it out.
+func (c *cluster) planAsFresh(t *rapid.T) {
+	kept := c.s
+	p := c.planner.Plan(kept, c.now)
+	c.load()
+	if diff := cmp.Diff(c.planner.Plan(c.s, c.now), p); diff != "" {
+		t.Fatalf("the plan differs (-fresh +kept):\n%s", diff)
+	}
+	c.s = kept
+	c.enact(p)
+	c.pass()
 }
 
 // TestLongKeptPlansAreFreshPlans: so it is after many changes to a cluster of
@@ -191,15 +197,7 @@ func TestKeptPlansAreFreshPlansOfOtherTenants(t *testing.T) {
 			case 2:
 				c.planner.Policy.Order = rapid.SampledFrom([]placement.Order{placement.Fair, placement.Priority, placement.FIFO, placement.SRSF}).Draw(t, "new order")
 			}
-			kept := c.s
-			p := c.planner.Plan(kept, c.now)
-			c.load()
-			if diff := cmp.Diff(c.planner.Plan(c.s, c.now), p); diff != "" {
-				t.Fatalf("the plan differs (-fresh +kept):\n%s", diff)
-			}
-			c.s = kept
-			c.enact(p)
-			c.pass()
+			c.planAsFresh(t)
 		}
 	})
 }

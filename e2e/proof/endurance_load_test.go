@@ -195,7 +195,7 @@ func (l *load) run(e *errand, i int) {
 		}
 	}
 	if e.cancel > 0 {
-		time.Sleep(e.cancel)
+		sleepUntil(ctx, time.Now().Add(e.cancel))
 		if _, err := api.Cancel(ctx, job.ID); err != nil && berth.CodeOf(err) != berth.CodeConflict {
 			l.fault("cancel", err)
 		}
