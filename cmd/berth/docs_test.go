@@ -61,7 +61,8 @@ func document() string {
 		"stored by `berth login` for that very server; it is never sent to another one.\n\n")
 	b.WriteString("## Naming a job\n")
 	b.WriteString("`JOB` is an id, the beginning of an id (four characters or more) or a name. A name means the latest job of that\n" +
-		"name; if there are several, that is said on standard error.\n\n")
+		"name; if there are several, that is said on standard error. Behind either, `[3]` is an element of an array and `.fit` a step of\n" +
+		"a pipeline: `sweep[3]`, `nightly.train.fit`, `nightly.tune[7]`.\n\n")
 	b.WriteString("## Output\n")
 	b.WriteString("`-o table` (for people), `wide` (the same with more columns and whole ids), `json` and `yaml` (the API's own\n" +
 		"documents, times in UTC), `name` (ids alone, for scripts). Results go to standard output, everything said about them to\n" +

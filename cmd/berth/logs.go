@@ -39,7 +39,7 @@ func newLogs(a *app) *cobra.Command {
 			}
 			q.Since = since
 			if isPipeline(job) {
-				return usagef("%s is a pipeline, which writes nothing itself; its steps do: berth pipeline show %s names them", named(job), args[0])
+				return usagef("%s is a pipeline, which writes nothing itself; its steps do: berth logs %s.STEP; berth pipeline show %[2]s names them", named(job), args[0])
 			}
 			if job.Kind == berth.KindArray {
 				return usagef("%s is an array, which writes nothing itself; its elements do: berth logs %s[0]", named(job), args[0])

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"regexp"
+	"strings"
 	"time"
 
 	"berth"
@@ -15,10 +16,13 @@ var idLike = regexp.MustCompile(`^[0-9a-fA-F]{4}[0-9a-fA-F-]*$`)
 
 // job finds the job that a user means: by id, by the beginning of an id, or by
 // name, where the latest of that name is taken and said. Either with [3] is an
-// element of an array.
+// element of an array, with .fit the step fit of a pipeline.
 func (a *app) job(ctx context.Context, c *client.Client, arg string) (berth.Job, error) {
 	if array, which := elementsOf(arg); which != "" {
 		return a.element(ctx, c, array, which)
+	}
+	if dot := strings.LastIndexByte(arg, '.'); dot >= 0 {
+		return a.step(ctx, c, arg[:dot], arg[dot+1:])
 	}
 	if idLike.MatchString(arg) {
 		job, err := c.Job(ctx, berth.JobID(arg))
@@ -32,6 +36,25 @@ func (a *app) job(ctx context.Context, c *client.Client, arg string) (berth.Job,
 	}
 	job, err := c.Job(ctx, id)
 	return job, a.failed(ctx, err)
+}
+
+// step finds one step of a pipeline, which may be a step itself. No name and no
+// id has a dot.
+func (a *app) step(ctx context.Context, c *client.Client, pipeline, name string) (berth.Job, error) {
+	parent, err := a.job(ctx, c, pipeline)
+	if err != nil {
+		return berth.Job{}, err
+	}
+	if parent.Kind != berth.KindPipeline {
+		return berth.Job{}, usagef("%s is no pipeline and has no step %q", named(parent), name)
+	}
+	for _, step := range parent.Steps {
+		if step.Name == name {
+			job, err := c.Job(ctx, step.Job)
+			return job, a.failed(ctx, err)
+		}
+	}
+	return berth.Job{}, berth.Errorf(berth.CodeNotFound, "%s has no step %q; berth pipeline show %s names them", named(parent), name, pipeline)
 }
 
 func (a *app) jobNamed(ctx context.Context, c *client.Client, name string) (berth.JobID, error) {
