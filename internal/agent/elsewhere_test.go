@@ -283,3 +283,19 @@ func TestDockerMountsInputsOfOthersReadOnly(t *testing.T) {
 	}
 	m.wantLog(s.submit(in, "do", "read-file /data/model.pt", "read-file /more/file.bin"), "weights", served)
 }
+
+// What only a newer agent knows, another machine may have: the job is not to
+// blame for where it was placed.
+func TestAnInputThatThisAgentDoesNotKnowIsTriedElsewhere(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	id := s.submit(from("moon://crater/rocks"), "exit", "0")
+	_, w := m.run(id)
+	if x := w.exit(); x.Cause != berth.CauseInputUnavailable || !strings.Contains(x.Message, "moon://") {
+		t.Errorf("exit is %+v", x)
+	}
+	if j := s.settle(id); j.Status != berth.Retrying || j.Failures != 0 || j.Losses != 1 {
+		t.Errorf("job is %s with %d failures and %d losses, %+v", j.Status, j.Failures, j.Losses, j.Reason)
+	}
+}

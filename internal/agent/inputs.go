@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"berth"
 	"berth/activities/node"
@@ -50,7 +51,9 @@ func (r *rank) input(ctx context.Context, i int, in berth.Input, p placing) erro
 		}
 	case berth.InputS3, berth.InputGS, berth.InputAzure, berth.InputHTTPS:
 		return r.elsewhere(ctx, in, p)
-	case berth.InputUnknown:
+	case berth.InputUnknown: // a newer server let it through, and a newer agent may know it
+		scheme, _, _ := strings.Cut(in.From, "://")
+		return fmt.Errorf("this machine's agent knows no inputs from %.40s://", scheme)
 	default:
 		panic(fmt.Sprintf("unknown kind of input %d", kind))
 	}
