@@ -51,6 +51,9 @@ func (s *Sources) serviceAccount(secret string, login berth.Sensitive) (*service
 	if u, err := url.Parse(key.Tokens); err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Hostname() == "" {
 		return nil, refusedf("secret %s: its token_uri is no address of a server", secret)
 	}
+	if !berth.MayCarryLogin(key.Tokens) {
+		return nil, refusedf("secret %s: its token_uri would have tokens travel by plain http", secret)
+	}
 	return &serviceAccount{
 		secret: secret, transport: s.objects.Transport,
 		config: jwt.Config{Email: key.Email, PrivateKey: []byte(key.Private), PrivateKeyID: key.ID, Scopes: []string{mayRead}, TokenURL: key.Tokens},

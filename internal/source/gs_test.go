@@ -90,6 +90,8 @@ func tellsGoogleRefusals(t *testing.T, p place) {
 			"secret GS: its private_key cannot be read"},
 		"tokens of nobody": {in, `{"type": "service_account", "client_email": "a@b", "private_key": "canary", "token_uri": "file:///canary"}`,
 			"secret GS: its token_uri is no address of a server"},
+		"tokens in the open": {in, `{"type": "service_account", "client_email": "a@b", "private_key": "canary", "token_uri": "http://canary.example.com/"}`,
+			"secret GS: its token_uri would have tokens travel by plain http"},
 		"no such bucket": {other, p.login, "404 Not Found (notFound)"},
 	})
 	limited := through(t, in, func(_ *http.Request, w http.ResponseWriter, _ http.Handler) {
