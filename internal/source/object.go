@@ -236,17 +236,20 @@ func (b *bucket) fetch(ctx context.Context, to *os.Root, again Again, list []obj
 		sum.Files++
 		sum.Bytes += o.size
 	}
-	work, ctx := errgroup.WithContext(ctx)
+	work, within := errgroup.WithContext(ctx)
 	work.SetLimit(abreast)
 	for _, o := range list {
-		if ctx.Err() != nil {
+		if within.Err() != nil {
 			break
 		}
 		work.Go(func() error {
-			return into(to, o.name, func(f *os.File) error { return b.object(ctx, o, f, again) })
+			return into(to, o.name, func(f *os.File) error { return b.object(within, o, f, again) })
 		})
 	}
-	return sum, work.Wait()
+	if err := work.Wait(); err != nil {
+		return sum, err
+	}
+	return sum, context.Cause(ctx) // with which the rest was not begun
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
