@@ -1,6 +1,7 @@
 package berth
 
 import (
+	"net/netip"
 	"net/url"
 	"strings"
 	"unicode/utf8"
@@ -79,4 +80,18 @@ func (i Input) isServer(endpoint string) bool {
 		return true
 	}
 	return within == ""
+}
+
+// MayCarryLogin reports whether a login may be sent to the server of a URL: by
+// https, or by plain http to a private address that is written as such. Machines
+// connect to those only where their operator has named the network, and so
+// trusts it with what travels there. What a name leads to nobody knows before.
+func MayCarryLogin(server string) bool {
+	u, err := url.Parse(server)
+	if err != nil || u.Scheme == "https" {
+		return err == nil
+	}
+	addr, err := netip.ParseAddr(u.Hostname())
+	addr = addr.Unmap()
+	return err == nil && u.Scheme == "http" && (addr.IsPrivate() || addr.IsLoopback())
 }

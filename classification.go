@@ -153,7 +153,14 @@ var Rules = []Rule{
 		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
 	},
 	{
-		Name: "output_lost", Evidence: EvidenceIntent, Signal: "every rank exited 0, and an output that it declares was not stored",
+		Name: "output_unstored", Evidence: EvidenceIntent, Signal: "every rank exited 0, and an output was there, but machine, network or store kept it from being stored",
+		when:  AttemptEvidence.outputsUnstored,
+		Class: ClassInfra, Reason: ReasonOutputLost, Says: "it ended well, but machine {machine} could not store its outputs: {outputs}",
+		Hint: "its warnings (berth events) say why; it runs again, at no cost to its retries",
+		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitInfra, Elsewhere: true,
+	},
+	{
+		Name: "output_lost", Evidence: EvidenceIntent, Signal: "every rank exited 0, and an output that it declares was not stored: nothing lies at its path, or what no archive holds",
 		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.allDone() && len(e.OutputsLost) > 0 },
 		Class: ClassUser, Reason: ReasonOutputLost, Says: "it ended well, but its outputs were not stored: {outputs}",
 		Hint: "its warnings (berth events) say why: most often nothing lies at the output's path",

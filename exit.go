@@ -44,6 +44,7 @@ type Exit struct {
 	StartedAt  time.Time `json:"started_at,omitzero"`
 	FinishedAt time.Time `json:"finished_at,omitzero"`
 	Measured   *Measured `json:"measured,omitempty"`
+	Unstored   []string  `json:"unstored,omitempty"` // outputs that were there, and that machine, network or store kept from being stored
 }
 
 // Started reports whether the user's process ever ran.

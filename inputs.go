@@ -200,7 +200,10 @@ func (i Input) validateOptions(v *validation, field string, kind InputKind) {
 		v.secretName(field+".secret", i.Secret)
 	}
 	if i.Endpoint != "" {
-		v.require(i.isServer(i.Endpoint), field+".endpoint", fmt.Sprintf("%.200q is no address of a server", i.Endpoint), "such as https://storage.example.com; of azblob:// the account's own, or its server's and then /ACCOUNT")
+		server := i.isServer(i.Endpoint)
+		v.require(!server || i.Secret == "" || MayCarryLogin(i.Endpoint), field+".endpoint", fmt.Sprintf("%.200q would have the login travel by plain http", i.Endpoint),
+			"https://; or http:// without "+field+".secret, or to a private address that is no name, such as http://10.0.0.1:9000")
+		v.require(server, field+".endpoint", fmt.Sprintf("%.200q is no address of a server", i.Endpoint), "such as https://storage.example.com; of azblob:// the account's own, or its server's and then /ACCOUNT")
 	}
 	v.require(len(i.Region) <= 63 && strings.Trim(i.Region, lowerName) == "", field+".region", fmt.Sprintf("%.100q is no region", i.Region), "such as eu-west-1")
 	if i.SHA256 != "" {

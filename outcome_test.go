@@ -100,6 +100,10 @@ var classifyCases = []struct {
 	{"no checkpoint verifies", evidence(attempts(3)), caused(berth.CauseCheckpointCorrupt), classified{Rule: "checkpoint_corrupt", Next: berth.Failed, Code: berth.ReasonCheckpointCorrupt, Budget: berth.BudgetUser}},
 	{"an output is missing", evidence(attempts(3), func(e *berth.AttemptEvidence) { e.OutputsLost = []string{"model"} }), exited(0), classified{Rule: "output_lost", Next: berth.Retrying, Code: berth.ReasonOutputLost, Budget: berth.BudgetUser, Delay: true}},
 	{"its machine fell silent before its output was stored", evidence(func(e *berth.AttemptEvidence) { e.OutputsLost, e.Attempt = []string{"model"}, 4 }), exited(0), classified{Rule: "output_cut_off", Next: berth.Retrying, Code: berth.ReasonMachineLost, Budget: berth.BudgetInfra, Elsewhere: true}},
+	{"the store did not take its output", evidence(func(e *berth.AttemptEvidence) { e.OutputsLost = []string{"model"} }), with(exited(0), unstored("model")), classified{Rule: "output_unstored", Next: berth.Retrying, Code: berth.ReasonOutputLost, Budget: berth.BudgetInfra, Delay: true, Elsewhere: true}},
+	{"the store did not take an output for the twentieth time", evidence(lost(19), func(e *berth.AttemptEvidence) { e.OutputsLost = []string{"model"} }), with(exited(0), unstored("model")), classified{Rule: "output_unstored", Next: berth.Failed, Code: berth.ReasonBudgetSpent, Budget: berth.BudgetInfra, DeadLetter: true}},
+	{"the store took one output not, and another is not there", evidence(func(e *berth.AttemptEvidence) { e.OutputsLost = []string{"model", "plots"} }), with(exited(0), unstored("model")), classified{Rule: "output_lost", Next: berth.Failed, Code: berth.ReasonOutputLost, Budget: berth.BudgetUser}},
+	{"an output was not stored by this process, and is there", evidence(), with(exited(0), unstored("model")), classified{Rule: "succeeded", Next: berth.Succeeded, Budget: berth.BudgetNone}},
 	{"its machine fell silent after its output was stored", evidence(func(e *berth.AttemptEvidence) { e.Attempt = 4 }), exited(0), classified{Rule: "succeeded", Next: berth.Succeeded, Budget: berth.BudgetNone}},
 	{"an output is missing, and it was the last run", evidence(func(e *berth.AttemptEvidence) { e.OutputsLost = []string{"model"} }), exited(0), classified{Rule: "output_lost", Next: berth.Failed, Code: berth.ReasonOutputLost, Budget: berth.BudgetUser}},
 	{"its secret was deleted", evidence(attempts(3)), caused(berth.CauseSecretMissing), classified{Rule: "secret_missing", Next: berth.Failed, Code: berth.ReasonSecretMissing, Budget: berth.BudgetUser}},
@@ -192,6 +196,9 @@ func failed(n int) func(*berth.AttemptEvidence) {
 	return func(e *berth.AttemptEvidence) { e.Failures = n }
 }
 func lost(n int) func(*berth.AttemptEvidence) { return func(e *berth.AttemptEvidence) { e.Losses = n } }
+func unstored(names ...string) func(*berth.Exit) {
+	return func(x *berth.Exit) { x.Unstored = names }
+}
 func at(s int64) func(*berth.AttemptEvidence) {
 	return func(e *berth.AttemptEvidence) { e.LastStep = &s }
 }

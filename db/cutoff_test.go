@@ -76,3 +76,45 @@ func TestWhatOneRankHasStoredDoesNotSpeakForOneThatWasCutOff(t *testing.T) {
 		t.Errorf("it avoids %v, want m1", avoid)
 	}
 }
+
+// A rank that had a part and could not store it is another matter than one that
+// had none.
+func TestWhatOneRankHasStoredDoesNotSpeakForOneThatCouldNot(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		claim    string
+		unstored []string
+		want     string
+	}{
+		{"it had no part", nil, ""},
+		{"it could not store its part", []string{"model"}, "output_unstored"},
+	} {
+		t.Run(c.claim, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t)
+			id := s.submit(func(j *berth.JobSpec) {
+				j.Members, j.Outputs = 2, []berth.Output{{Name: "model", Path: "/out"}}
+			})
+			attempt := s.place(id, "m0", "m1")
+			s.claim(id, attempt, 0)
+			s.claim(id, attempt, 1)
+			s.run(id)
+			s.exit(id, attempt, 0, exited(0))
+			s.leaves(id, attempt, 0, "model", "1")
+			x := exited(0)
+			x.Unstored = c.unstored
+			s.exit(id, attempt, 1, x)
+			r, job := s.settle(id, attempt), s.job(id)
+			if c.want == "" {
+				if r.Next != berth.Succeeded {
+					t.Errorf("it becomes %s: %+v", r.Next, job.Reason)
+				}
+				return
+			}
+			avoid := one[[]string](s, `SELECT avoid FROM jobs WHERE id = $1`, id)
+			if r.Next != berth.Retrying || job.Reason.Rule != c.want || job.Failures != 0 || job.Losses != 1 || len(avoid) != 1 || avoid[0] != "m1" {
+				t.Errorf("it becomes %s with %d failures and %d losses, avoids %v: %+v", r.Next, job.Failures, job.Losses, avoid, job.Reason)
+			}
+		})
+	}
+}

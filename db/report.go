@@ -86,6 +86,7 @@ type reportedRow struct {
 	changed  bool
 	prepared bool // by this very report
 	exit     *berth.Exit
+	unstored []string // with the seal; the exit may be on record already
 	step     *berth.Progress
 	begun    bool // set started_at
 	forget   bool
@@ -310,6 +311,9 @@ func (r *reporting) applyOne(ctx context.Context, a *reportedRow, p berth.RankRe
 	if ended && !a.HasExit {
 		a.exit, a.changed = p.Exit, true
 		r.touched[a.Job] = true
+	}
+	if ended && p.Phase == berth.PhaseSealed {
+		a.unstored = p.Exit.Unstored
 	}
 	if phaseOrder[p.Phase] > phaseOrder[a.Phase] && (ended || phaseOrder[p.Phase] < phaseOrder[berth.PhaseExited]) {
 		a.Phase, a.changed = p.Phase, true

@@ -30,6 +30,9 @@ func (r *reporting) tell(ctx context.Context, a *reportedRow, p berth.RankReport
 				return err
 			}
 		}
+		if err := r.compareInputs(ctx, a, p.Fetched); err != nil {
+			return err
+		}
 	}
 	if p.Warning != "" {
 		if err := r.warn(ctx, a, p.Warning); err != nil {
@@ -67,6 +70,65 @@ func describeExit(a *reportedRow, m berth.MachineID) string {
 		s += ": " + x.Message
 	}
 	return s
+}
+
+// compareInputs warns of each input that is another one than a rank before has
+// read, of this attempt or of the latest one that told of it, and notes what this
+// one reads where nobody of its attempt has.
+func (r *reporting) compareInputs(ctx context.Context, a *reportedRow, fetched []berth.Fetched) error {
+	if len(fetched) == 0 {
+		return nil
+	}
+	now := map[string]berth.Address{}
+	for _, f := range fetched {
+		now[f.What] = f.Address
+	}
+	args := pgx.NamedArgs{"job": a.Job, "attempt": a.Attempt, "now": now}
+	rows, err := r.tx.Query(ctx, `
+		SELECT x.key, coalesce((
+				SELECT s.spec -> 'inputs' -> substring(x.key FROM '^inputs.([0-9]+).$')::int ->> 'from'
+				FROM job_specs s
+				WHERE s.job = @job), x.key), x.value, earlier.attempt, earlier.address
+		FROM jsonb_each_text(@now) x
+		CROSS JOIN LATERAL (
+			SELECT t.attempt, t.inputs ->> x.key AS address
+			FROM attempts t
+			WHERE t.job = @job AND t.attempt <= @attempt AND t.inputs ? x.key
+			ORDER BY t.attempt DESC
+			LIMIT 1) earlier
+		WHERE earlier.address <> x.value
+		ORDER BY x.key`, args)
+	if err != nil {
+		return fmt.Errorf("compare inputs: %w", err)
+	}
+	var what, from string
+	var is, was berth.Address
+	var attempt int
+	var changes []string
+	_, err = pgx.ForEachRow(rows, []any{&what, &from, &is, &attempt, &was}, func() error {
+		how, before := fmt.Sprintf("has changed since attempt %d", attempt), "that one"
+		if attempt == a.Attempt {
+			how, before = "changed while the members of this attempt looked for it", "the first of them"
+		}
+		changes = append(changes, fmt.Sprintf("%s (%.200s) %s: rank %d reads %s, and %s %s", what, from, how, a.Rank, is.Short(), before, was.Short()))
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("compare inputs: %w", err)
+	}
+	for _, change := range changes {
+		if err := r.warn(ctx, a, change); err != nil {
+			return err
+		}
+	}
+	_, err = r.tx.Exec(ctx, `
+		UPDATE attempts
+		SET inputs = @now::jsonb || coalesce(inputs, '{}')
+		WHERE job = @job AND attempt = @attempt AND NOT coalesce(inputs, '{}') @> @now`, args)
+	if err != nil {
+		return fmt.Errorf("note inputs: %w", err)
+	}
+	return nil
 }
 
 func (r *reporting) event(ctx context.Context, a *reportedRow, kind berth.EventKind, detail string) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -102,7 +103,10 @@ func cleaned(reports []berth.RankReport) []berth.RankReport {
 		p.Warning, p.ImageDigest = plainText(p.Warning), plainText(p.ImageDigest)
 		if p.Exit != nil {
 			x := *p.Exit
-			x.Message = plainText(x.Message)
+			x.Message, x.Unstored = plainText(x.Message), slices.Clone(x.Unstored)
+			for i, name := range x.Unstored {
+				x.Unstored[i] = plainText(name)
+			}
 			p.Exit = &x
 		}
 		if p.Progress != nil {

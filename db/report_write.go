@@ -32,6 +32,7 @@ func (r *reporting) write(context.Context) error {
 		id            []int64
 		state, phase  []string
 		exit, step    []*string
+		unstored      []*string
 		begun, forget []bool
 		steps         []*reportedRow
 	)
@@ -48,6 +49,11 @@ func (r *reporting) write(context.Context) error {
 		if err != nil {
 			return err
 		}
+		u, err := unstoredOf(a)
+		if err != nil {
+			return err
+		}
+		unstored = append(unstored, u)
 		id, state, phase = append(id, int64(a.ID)), append(state, string(a.State)), append(phase, string(a.Phase))
 		exit, step, begun, forget = append(exit, x), append(step, p), append(begun, a.begun), append(forget, a.forget)
 		if a.step != nil {
@@ -61,7 +67,7 @@ func (r *reporting) write(context.Context) error {
 		UPDATE allocations a
 		SET state = x.state,
 		    phase = x.phase,
-		    exit = coalesce(a.exit, x.exit::jsonb),
+		    exit = coalesce(a.exit || coalesce(x.unstored, '{}')::jsonb, x.exit::jsonb),
 		    progress = coalesce(x.progress::jsonb, a.progress),
 		    claimed_at = CASE WHEN x.state = 'active' THEN coalesce(a.claimed_at, now()) ELSE a.claimed_at END,
 		    started_at = CASE WHEN x.begun OR (x.exit::jsonb) ? 'started_at' THEN coalesce(a.started_at, now()) ELSE a.started_at END,
@@ -71,12 +77,25 @@ func (r *reporting) write(context.Context) error {
 		    released_at = CASE WHEN x.state = 'released' THEN coalesce(a.released_at, now()) ELSE a.released_at END,
 		    freed_by = CASE WHEN counts(a.state) AND NOT counts(x.state) THEN 'agent' ELSE a.freed_by END,
 		    forgotten_at = CASE WHEN x.forget THEN now() ELSE a.forgotten_at END
-		FROM unnest(@id::bigint[], @state::text[], @phase::text[], @exit::text[], @progress::text[], @begun::bool[], @forget::bool[])
-		     AS x (id, state, phase, exit, progress, begun, forget)
+		FROM unnest(@id::bigint[], @state::text[], @phase::text[], @exit::text[], @unstored::text[], @progress::text[], @begun::bool[], @forget::bool[])
+		     AS x (id, state, phase, exit, unstored, progress, begun, forget)
 		WHERE a.id = x.id`,
-		pgx.NamedArgs{"id": id, "state": state, "phase": phase, "exit": exit, "progress": step, "begun": begun, "forget": forget})
+		pgx.NamedArgs{
+			"id": id, "state": state, "phase": phase, "exit": exit, "unstored": unstored, "progress": step, "begun": begun, "forget": forget,
+		})
 	r.writeSteps(steps)
 	return nil
+}
+
+// unstoredOf is the part of an exit that is known only with the seal; nil if
+// there is nothing to tell.
+func unstoredOf(a *reportedRow) (*string, error) {
+	if len(a.unstored) == 0 {
+		return nil, nil
+	}
+	return document(&struct {
+		Unstored []string `json:"unstored"`
+	}{a.unstored})
 }
 
 // writeSteps notes the last step of each attempt. Attempts come after the

@@ -49,8 +49,8 @@ type Runtime interface {
 	Logs(ctx context.Context, name string, since time.Time, follow bool, emit func(LogLine) error) error
 	// CopyOut returns a tar of what lies at an absolute path in a container that
 	// has ended: of a folder the folder itself first and then what is in it, each
-	// name beginning with the path's last part. ErrNoPath if nothing is there. The
-	// caller closes it.
+	// name beginning with the path's last part. ErrNoPath if nothing is there,
+	// or the path leads nowhere. The caller closes it.
 	CopyOut(ctx context.Context, name, path string) (io.ReadCloser, error)
 	// Remove deletes a container and its writable layer, running or not; an
 	// absent one is no error.

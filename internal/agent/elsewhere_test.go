@@ -283,3 +283,55 @@ func TestDockerMountsInputsOfOthersReadOnly(t *testing.T) {
 	}
 	m.wantLog(s.submit(in, "do", "read-file /data/model.pt", "read-file /more/file.bin"), "weights", served)
 }
+
+// What only a newer agent knows, another machine may have: the job is not to
+// blame for where it was placed.
+func TestAnInputThatThisAgentDoesNotKnowIsTriedElsewhere(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	id := s.submit(from("moon://crater/rocks"), "exit", "0")
+	_, w := m.run(id)
+	if x := w.exit(); x.Cause != berth.CauseInputUnavailable || !strings.Contains(x.Message, "moon://") {
+		t.Errorf("exit is %+v", x)
+	}
+	if j := s.settle(id); j.Status != berth.Retrying || j.Failures != 0 || j.Losses != 1 {
+		t.Errorf("job is %s with %d failures and %d losses, %+v", j.Status, j.Failures, j.Losses, j.Reason)
+	}
+}
+
+// A file without versions is known by what came, so that it is no other one each
+// time.
+func TestAnAttemptTellsThatItsDataHasChanged(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	f := newFileServer(t, m)
+	google := gstest.Start(t)
+	s.secret("GS", string(google.Account.Login))
+	id := s.submit(func(j *berth.JobSpec) {
+		j.Inputs = []berth.Input{google.Input("set/", "/data", "GS"), {From: f.URL + "/neither", To: "/more/file.bin"}}
+		j.Retry.MaxAttempts = 9
+	}, "exit", "1")
+	for attempt, content := range []string{"first", "", "second"} {
+		if content != "" {
+			google.Put("set/a.txt", content)
+		}
+		req, w := m.run(id)
+		w.exit()
+		if j := s.settle(id); j.Status != berth.Retrying {
+			t.Fatalf("attempt %d: %s, %+v", attempt+1, j.Status, j.Reason)
+		}
+		m.cleared(req)
+		s.eligible(id)
+	}
+	var warnings []string
+	for _, e := range s.events(id) {
+		if e.Kind == berth.EventWarning {
+			warnings = append(warnings, fmt.Sprintf("%d: %s", e.Attempt, e.Detail))
+		}
+	}
+	if len(warnings) != 1 || !strings.HasPrefix(warnings[0], "3: inputs[0] (gs://bucket/set/) has changed since attempt 2: rank 0 reads sha256:") {
+		t.Errorf("warnings are %q", warnings)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"berth"
 	"berth/activities/node"
@@ -50,7 +51,9 @@ func (r *rank) input(ctx context.Context, i int, in berth.Input, p placing) erro
 		}
 	case berth.InputS3, berth.InputGS, berth.InputAzure, berth.InputHTTPS:
 		return r.elsewhere(ctx, in, p)
-	case berth.InputUnknown:
+	case berth.InputUnknown: // a newer server let it through, and a newer agent may know it
+		scheme, _, _ := strings.Cut(in.From, "://")
+		return fmt.Errorf("this machine's agent knows no inputs from %.40s://", scheme)
 	default:
 		panic(fmt.Sprintf("unknown kind of input %d", kind))
 	}
@@ -79,12 +82,16 @@ func (r *rank) elsewhere(ctx context.Context, in berth.Input, p placing) error {
 		if err != nil {
 			return err
 		}
+		var once berth.Address
 		p.content = content{kind: found.Kind, of: found.Address, fetch: func(ctx context.Context, to *os.Root) (cacheEntry, error) {
 			r.tellPhase(slow, berth.PhaseRestoring)
 			sum, err := found.Fetch(ctx, to, r.patiently)
+			once = sum.Address
 			return cacheEntry{Bytes: sum.Bytes, Files: sum.Files}, err
 		}}
-		if !found.Once {
+		if found.Once {
+			p.address = &once
+		} else {
 			p.content.source = in.SourceKey(r.claim.Tenant)
 		}
 		err = r.place(ctx, p)
@@ -122,7 +129,8 @@ type placing struct {
 	what    string // the field that names it
 	content content
 	folder  *os.Root
-	own     bool // the container may write there
+	own     bool           // the container may write there
+	address *berth.Address // of the content, where content.of names it once only
 }
 
 // place puts content into a folder, from the machine's cache.
@@ -142,7 +150,11 @@ func (r *rank) place(ctx context.Context, p placing) error {
 	if err != nil {
 		return err
 	}
-	f := berth.Fetched{What: p.what, Address: p.content.of, Files: entry.Files, Bytes: entry.Bytes, Cached: cached}
+	address := p.content.of
+	if p.address != nil {
+		address = *p.address
+	}
+	f := berth.Fetched{What: p.what, Address: address, Files: entry.Files, Bytes: entry.Bytes, Cached: cached}
 	r.log.Info("content is in place", "what", f.What, "address", f.Address, "files", f.Files, "bytes", f.Bytes, "cached", cached)
 	r.tell(later, func(p *berth.RankReport) { p.Fetched = append(slices.Clone(p.Fetched), f) })
 	return nil

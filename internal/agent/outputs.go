@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"berth"
 	"berth/activities/node"
@@ -18,20 +19,32 @@ import (
 
 // storeOutputs collects what the job has declared, now that its container has
 // ended. One that is not there, or cannot be stored, is told as a warning; that
-// it is missing is judged when the attempt is settled.
-func (r *rank) storeOutputs(ctx context.Context) {
+// it is missing is judged when the attempt is settled. It returns the names of
+// those that the program is not to blame for.
+func (r *rank) storeOutputs(ctx context.Context) (unstored []string) {
 	for _, o := range r.claim.Spec.Outputs {
 		err := r.storeOutput(ctx, o)
 		switch {
 		case err == nil:
+			continue
 		case ctx.Err() != nil:
-			return
+			return unstored
 		case errors.Is(err, node.ErrNoPath) && r.number > 0:
 			r.log.Info("this member has no such output", "output", o.Name, "path", o.Path)
-		default:
-			r.warn(fmt.Sprintf("output %s (%s) was not stored: %v", o.Name, o.Path, err))
+			continue
+		case !outputRefused(err):
+			unstored = append(unstored, o.Name)
 		}
+		r.warn(fmt.Sprintf("output %s (%s) was not stored: %v", o.Name, o.Path, err))
 	}
+	return unstored
+}
+
+// outputRefused reports whether an output would not be stored on any machine:
+// nothing lies there, or it is what no archive may hold, or too much. All else
+// is the fault of this machine, the store or the way there.
+func outputRefused(err error) bool {
+	return errors.Is(err, node.ErrNoPath) || berth.CodeOf(err) == berth.CodeInvalid
 }
 
 // storeOutput packs an output into the rank's folder, sends it and registers it.
@@ -87,13 +100,22 @@ func (r *rank) storeOutput(ctx context.Context, o berth.Output) error {
 
 // packOutput waits for an engine that does not answer, as long as one is waited
 // for elsewhere.
-func (r *rank) packOutput(ctx context.Context, o berth.Output, to *os.File) (sum archive.Summary, err error) {
-	in, err := r.runtime().CopyOut(ctx, r.name(), o.Path)
-	if err != nil {
-		return sum, err
+func (r *rank) packOutput(ctx context.Context, o berth.Output, to *os.File) (archive.Summary, error) {
+	patience := time.Now().Add(r.timing().EnginePatience)
+	for wait := r.timing().backoff(); ; {
+		in, err := r.runtime().CopyOut(ctx, r.name(), o.Path)
+		if err == nil {
+			defer in.Close()
+			return archive.Repack(in, to, archive.Output)
+		}
+		if outputRefused(err) || errors.Is(err, node.ErrNoContainer) || ctx.Err() != nil || time.Now().After(patience) {
+			return archive.Summary{}, err
+		}
+		r.log.Warn("output not read; tried again", "output", o.Name, "err", err)
+		if err := wait.wait(ctx); err != nil {
+			return archive.Summary{}, err
+		}
 	}
-	defer in.Close()
-	return archive.Repack(in, to, archive.Output)
 }
 
 func (c *control) reportOutput(ctx context.Context, p berth.OutputReport) error {

@@ -1,13 +1,18 @@
 package agent_test
 
 import (
+	"errors"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"berth"
+	"berth/activities/node"
+	"berth/activities/node/fakeruntime"
 	"berth/internal/archive"
 )
 
@@ -109,7 +114,8 @@ func TestAFailedJobHasNoOutputs(t *testing.T) {
 }
 
 // A store that is away for a while loses nothing; one that refuses for longer
-// than the patience loses the output, and says so.
+// than the patience loses the output, and says so. That is not the program's
+// fault: its user pays nothing, and it runs again.
 func TestOutputsWaitForTheStore(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -128,8 +134,54 @@ func TestOutputsWaitForTheStore(t *testing.T) {
 	lost := s.submit(leaving("/workspace/x"), "write-file", "/workspace/x", "1")
 	_, w = m.run(lost)
 	w.exit()
-	if j := s.settle(lost); j.Status != berth.Failed || j.Reason.Code != berth.ReasonOutputLost {
+	if j := s.settle(lost); j.Status != berth.Retrying || j.Reason.Code != berth.ReasonOutputLost || j.Reason.Rule != "output_unstored" {
 		t.Errorf("job is %s, %+v", j.Status, j.Reason)
+	}
+	if !s.hasEvent(lost, berth.EventWarning, "output model (/workspace/x) was not stored") {
+		t.Errorf("events: %+v", s.events(lost))
+	}
+}
+
+// A machine whose disk is full, or whose engine has lost the container, is to
+// blame; the end may be on record before that is known.
+func TestAnOutputThatTheMachineCannotReadIsNotItsUsersLoss(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]error{
+		"its disk is full":        &os.PathError{Op: "write", Path: "output", Err: syscall.ENOSPC},
+		"the container is gone":   node.ErrNoContainer,
+		"the engine says no":      errors.New("mount failed"),
+		"the program broke rules": berth.Errorf(berth.CodeInvalid, "archive: too much"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			m := s.machine("m1")
+			m.cfg.Timing.EnginePatience = time.Millisecond
+			m.restart()
+			told := make(chan struct{})
+			m.runtime.Intercept(func(c fakeruntime.Call) error {
+				if c.Method != "CopyOut" {
+					return nil
+				}
+				<-told
+				return fault
+			})
+			id := s.submit(leaving("/workspace/x"), "write-file", "/workspace/x", "1")
+			_, w := m.run(id)
+			s.until("its exit is on record", func() bool {
+				v, err := s.db.View(t.Context(), id)
+				return err == nil && len(v.Slots) == 1 && v.Slots[0].State == berth.AllocExited
+			})
+			close(told)
+			w.exit()
+			want := "output_unstored"
+			if berth.CodeOf(fault) == berth.CodeInvalid {
+				want = "output_lost"
+			}
+			if j := s.settle(id); j.Reason == nil || j.Reason.Rule != want {
+				t.Errorf("job is %s, %+v, want rule %s", j.Status, j.Reason, want)
+			}
+		})
 	}
 }
 

@@ -18,33 +18,35 @@ func (r *rank) seal(x berth.Exit) error {
 	r.ended.Store(true)
 	r.forgetSecrets()
 	ctx, span := r.traced(r.ctx, "seal")
-	stored := make(chan struct{})
+	stored := make(chan []string, 1)
 	go func() {
-		defer close(stored)
-		r.storeRest(ctx, x)
+		unstored := r.storeRest(ctx, x)
+		defer func() { stored <- unstored }()
 		span.End(faultOf(r.ctx, nil, context.Cause(r.ctx)))
 	}()
 	together := time.NewTimer(r.timing().SealTogether)
 	defer together.Stop()
+	sealed := x
 	select {
-	case <-stored:
+	case sealed.Unstored = <-stored:
 	case <-together.C:
 		r.tell(0, func(p *berth.RankReport) { p.Phase, p.Exit = berth.PhaseExited, &x })
-		<-stored // ends with the rank
+		sealed.Unstored = <-stored // ends with the rank
 	}
 	if r.ctx.Err() != nil {
 		return context.Cause(r.ctx)
 	}
 	_ = failpoint.Hit("agent.seal.before")
-	r.tell(0, func(p *berth.RankReport) { p.Phase, p.Exit = berth.PhaseSealed, &x })
+	r.tell(0, func(p *berth.RankReport) { p.Phase, p.Exit = berth.PhaseSealed, &sealed })
 	return nil
 }
 
 // storeRest waits for the log, what it used, the checkpoints and, of a rank that has done its
-// work, its outputs.
-func (r *rank) storeRest(ctx context.Context, x berth.Exit) {
+// work, its outputs. It returns the names of outputs that were there and could
+// not be stored.
+func (r *rank) storeRest(ctx context.Context, x berth.Exit) (unstored []string) {
 	if r.shipper == nil {
-		return
+		return nil
 	}
 	var rest sync.WaitGroup
 	store := func(name string, f func(context.Context)) {
@@ -62,7 +64,8 @@ func (r *rank) storeRest(ctx context.Context, x berth.Exit) {
 		store("checkpoints", r.keeper.finish)
 	}
 	if x.Done() && len(r.claim.Spec.Outputs) > 0 {
-		store("outputs", r.storeOutputs)
+		store("outputs", func(ctx context.Context) { unstored = r.storeOutputs(ctx) })
 	}
 	rest.Wait()
+	return unstored
 }

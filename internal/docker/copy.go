@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
+	"syscall"
 
 	cerrdefs "github.com/containerd/errdefs"
 
@@ -20,9 +22,16 @@ func (e *Engine) CopyOut(ctx context.Context, name, path string) (io.ReadCloser,
 	switch {
 	case err == nil:
 		return in, nil
-	case cerrdefs.IsNotFound(err):
+	case cerrdefs.IsNotFound(err), leadsNowhere(err):
 		return nil, fmt.Errorf("%s in container %s: %w", path, name, node.ErrNoPath)
 	default:
 		return nil, fmt.Errorf("copy %s out of container %s: %w", path, name, err)
 	}
+}
+
+// leadsNowhere knows paths that lead through a file, or in a circle. The engine
+// answers 500 to those, with the kernel's words or its own.
+func leadsNowhere(err error) bool {
+	says := err.Error()
+	return strings.HasSuffix(says, syscall.ENOTDIR.Error()) || strings.HasSuffix(says, syscall.ELOOP.Error()) || strings.Contains(says, "too many links")
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"sync"
 	"time"
 
 	"golang.org/x/oauth2"
@@ -27,7 +26,7 @@ type serviceAccount struct {
 	secret    string // its name
 	config    jwt.Config
 	transport http.RoundTripper
-	mu        sync.Mutex
+	turn      chan struct{} // taken while last is looked at and asked for
 	last      *oauth2.Token
 }
 
@@ -51,16 +50,25 @@ func (s *Sources) serviceAccount(secret string, login berth.Sensitive) (*service
 	if u, err := url.Parse(key.Tokens); err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Hostname() == "" {
 		return nil, refusedf("secret %s: its token_uri is no address of a server", secret)
 	}
+	if !berth.MayCarryLogin(key.Tokens) {
+		return nil, refusedf("secret %s: its token_uri would have tokens travel by plain http", secret)
+	}
 	return &serviceAccount{
-		secret: secret, transport: s.objects.Transport,
+		secret: secret, transport: s.objects.Transport, turn: make(chan struct{}, 1),
 		config: jwt.Config{Email: key.Email, PrivateKey: []byte(key.Private), PrivateKeyID: key.ID, Scopes: []string{mayRead}, TokenURL: key.Tokens},
 	}, nil
 }
 
-// token returns one that is good for a while.
+// token returns one that is good for a while. Who waits for another's question
+// waits no longer than its own context.
 func (a *serviceAccount) token(ctx context.Context) (string, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	what := "a token for secret " + a.secret
+	select {
+	case a.turn <- struct{}{}:
+		defer func() { <-a.turn }()
+	case <-ctx.Done():
+		return "", fault(what, context.Cause(ctx))
+	}
 	if a.last.Valid() {
 		return a.last.AccessToken, nil
 	}
@@ -69,7 +77,6 @@ func (a *serviceAccount) token(ctx context.Context) (string, error) {
 	way := &way{ctx: ctx, next: a.transport}
 	client := &http.Client{Transport: way, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	token, err := a.config.TokenSource(context.WithValue(ctx, oauth2.HTTPClient, client)).Token()
-	what := "a token for secret " + a.secret
 	refusal, refused := errors.AsType[*oauth2.RetrieveError](err)
 	switch {
 	case err == nil && token.AccessToken != "":

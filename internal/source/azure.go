@@ -78,18 +78,15 @@ func unfit(at string, err error) error {
 	return nil
 }
 
-// bounded reads no more of an answer that is kept in memory than told: all but
-// the content of blobs and of objects.
+// bounded refuses answers longer than told that are kept in memory: all but the
+// content of blobs and of objects.
 type bounded struct{ client *http.Client }
 
 func (b bounded) Do(r *http.Request) (*http.Response, error) {
 	answer, err := b.client.Do(r)
 	asked := r.URL.Query()
 	if err == nil && (asked.Get("comp") != "" || asked.Get("list-type") != "" || answer.StatusCode >= 300) {
-		answer.Body = struct {
-			io.Reader
-			io.Closer
-		}{io.LimitReader(answer.Body, told), answer.Body}
+		answer.Body = &brief{answer.Body, told}
 	}
 	return answer, err
 }
@@ -105,18 +102,24 @@ func (a *azureStore) one(ctx context.Context, key string) (object, error) {
 }
 
 func (a *azureStore) all(ctx context.Context, prefix string, each func(object) error) error {
-	pages := a.client.NewListBlobsFlatPager(&container.ListBlobsFlatOptions{Prefix: &prefix, Include: container.ListBlobsInclude{Metadata: true}})
-	for pages.More() {
+	pages := a.client.NewListBlobsFlatPager(&container.ListBlobsFlatOptions{
+		Prefix: &prefix, Include: container.ListBlobsInclude{Metadata: true}, MaxResults: new(int32(pageSize)),
+	})
+	for none := empty(0); pages.More(); {
 		limited, _, end := watch(ctx)
 		page, err := pages.NextPage(limited)
 		end()
 		if err != nil {
 			return a.fault(prefix, err)
 		}
-		if page.Segment == nil {
-			return nil
+		var blobs []*container.BlobItem
+		if page.Segment != nil {
+			blobs = page.Segment.BlobItems
 		}
-		for _, b := range page.Segment.BlobItems {
+		if err := none.page(a.url(prefix), len(blobs)); err != nil {
+			return err
+		}
+		for _, b := range blobs {
 			if b == nil || b.Name == nil || b.Properties == nil {
 				return berth.Errorf(berth.CodeUnavailable, "%s: the answer cannot be read", a.url(prefix))
 			}

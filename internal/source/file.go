@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"hash"
 	"io"
 	"net/http"
 	"net/url"
@@ -29,6 +30,7 @@ type file struct {
 	login berth.Sensitive
 	what  string // for people: without what may be a login
 	etag  string // "": the server tells none that can be relied on
+	once  bool   // there is neither that nor a hash to know it by
 }
 
 // findFile asks for nothing where the job says which content it wants.
@@ -52,6 +54,7 @@ func (s *Sources) findFile(ctx context.Context, in berth.Input, login berth.Sens
 		f.etag = e
 		return &Found{Kind: kindFile, Address: hashOf(in.From + "\n" + e), fetch: f.fetch}, nil
 	}
+	f.once = true
 	return &Found{Kind: kindFile, Address: hashOf(in.From + "\n" + berth.NewSecret()), Once: true, fetch: f.fetch}, nil
 }
 
@@ -105,7 +108,10 @@ func (f *file) fetch(ctx context.Context, to *os.Root, again Again) (sum archive
 			if err := out.Truncate(0); err != nil {
 				return Local{err}
 			}
-			sum.Bytes, err = f.read(ctx, out)
+			digest := sha256.New()
+			if sum.Bytes, err = f.read(ctx, out, digest); f.once {
+				sum.Address = berth.AddressOf(digest.Sum(nil))
+			}
 			return err
 		})
 	})
@@ -113,7 +119,8 @@ func (f *file) fetch(ctx context.Context, to *os.Root, again Again) (sum archive
 	return sum, err
 }
 
-func (f *file) read(ctx context.Context, out *os.File) (int64, error) {
+// read writes the file, and to the digest what it writes.
+func (f *file) read(ctx context.Context, out io.Writer, digest hash.Hash) (int64, error) {
 	ctx, lively, end := watch(ctx)
 	defer end()
 	r, err := f.get(ctx)
@@ -124,15 +131,14 @@ func (f *file) read(ctx context.Context, out *os.File) (int64, error) {
 	if r.ContentLength < 0 && r.ProtoMajor == 1 && len(r.TransferEncoding) == 0 && f.in.SHA256 == "" {
 		return 0, refusedf("%s: its server does not say where it ends, so that one that is cut short would not be noticed: name its sha256", f.what)
 	}
-	hash := sha256.New()
-	n, err := copied(ctx, io.MultiWriter(out, hash), io.LimitReader(lively(r.Body), f.s.limits.Bytes+1))
+	n, err := copied(ctx, io.MultiWriter(out, digest), io.LimitReader(lively(r.Body), f.s.limits.Bytes+1))
 	switch {
 	case err != nil:
 		return n, fault(f.what, err)
 	case n > f.s.limits.Bytes:
 		return n, refusedf("%s has more than the %s that are allowed", f.what, berth.BytesText(f.s.limits.Bytes))
 	}
-	if got := hex.EncodeToString(hash.Sum(nil)); f.in.SHA256 != "" && got != f.in.SHA256 {
+	if got := hex.EncodeToString(digest.Sum(nil)); f.in.SHA256 != "" && got != f.in.SHA256 {
 		return n, refusedf("%s has the sha256 %s, and not %s", f.what, got, f.in.SHA256)
 	}
 	return n, nil

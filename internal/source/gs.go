@@ -79,8 +79,8 @@ func (g *gsStore) one(ctx context.Context, key string) (object, error) {
 }
 
 func (g *gsStore) all(ctx context.Context, prefix string, each func(object) error) error {
-	query := url.Values{"prefix": {prefix}, "fields": {"nextPageToken,items(" + gsFields + ")"}}
-	for {
+	query := url.Values{"prefix": {prefix}, "fields": {"nextPageToken,items(" + gsFields + ")"}, "maxResults": {strconv.Itoa(pageSize)}}
+	for none := empty(0); ; {
 		var page struct {
 			Items []gsObject `json:"items"`
 			Next  string     `json:"nextPageToken"`
@@ -88,6 +88,9 @@ func (g *gsStore) all(ctx context.Context, prefix string, each func(object) erro
 		limited, _, end := watch(ctx)
 		err := g.tell(limited, prefix, g.at("", query), &page)
 		end()
+		if err == nil {
+			err = none.page(g.url(prefix), len(page.Items))
+		}
 		if err != nil {
 			return err
 		}
@@ -167,9 +170,6 @@ func (g *gsStore) ask(ctx context.Context, key, at string, header http.Header) (
 	return r, nil
 }
 
-// told is how much an answer may tell: a page of a list has a thousand objects.
-const told = 64 << 20
-
 // tell asks for what is written in JSON.
 func (g *gsStore) tell(ctx context.Context, key, at string, to any) error {
 	r, err := g.ask(ctx, key, at, http.Header{})
@@ -180,7 +180,7 @@ func (g *gsStore) tell(ctx context.Context, key, at string, to any) error {
 	if r.StatusCode >= 300 {
 		return g.refusal(key, r)
 	}
-	text, err := io.ReadAll(io.LimitReader(r.Body, told))
+	text, err := io.ReadAll(&brief{r.Body, told})
 	if err != nil {
 		return fault(g.url(key), err)
 	}

@@ -3,12 +3,15 @@ package source_test
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"crypto/rand"
 	"crypto/rsa"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -90,6 +93,8 @@ func tellsGoogleRefusals(t *testing.T, p place) {
 			"secret GS: its private_key cannot be read"},
 		"tokens of nobody": {in, `{"type": "service_account", "client_email": "a@b", "private_key": "canary", "token_uri": "file:///canary"}`,
 			"secret GS: its token_uri is no address of a server"},
+		"tokens in the open": {in, `{"type": "service_account", "client_email": "a@b", "private_key": "canary", "token_uri": "http://canary.example.com/"}`,
+			"secret GS: its token_uri would have tokens travel by plain http"},
 		"no such bucket": {other, p.login, "404 Not Found (notFound)"},
 	})
 	limited := through(t, in, func(_ *http.Request, w http.ResponseWriter, _ http.Handler) {
@@ -169,4 +174,84 @@ func TestTokensOfAServiceAccount(t *testing.T) {
 	in.Endpoint = ""
 	_, err = within.Find(t.Context(), in, account.Login)
 	refused(t, "tokens from within", err, "is not an address that may be dialed from here")
+}
+
+// Of many that need a token one asks for it. Who waits for that one stops when its
+// job does, however long the answer takes.
+func TestNobodyWaitsForATokenLongerThanItsJob(t *testing.T) {
+	t.Parallel()
+	account := gstest.NewAccount(t)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !wantsContent(r) {
+			_, _ = io.WriteString(w, `{"items": [{"name": "p/a", "size": "1", "generation": "7"}]}`)
+		}
+	}))
+	t.Cleanup(server.Close)
+	var asked atomic.Int64
+	slow, release := make(chan struct{}), make(chan struct{})
+	account.Spoil(func(w http.ResponseWriter) bool {
+		if asked.Add(1) == 2 {
+			close(slow)
+			<-release
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"access_token": "old", "expires_in": 1}`)
+		return true
+	})
+	found, err := few(t).Find(t.Context(), berth.Input{From: "gs://bucket/p/", To: "/d", Endpoint: server.URL, Secret: "GS"}, account.Login)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one, other := folder(t), folder(t)
+	var first sync.WaitGroup
+	defer first.Wait()
+	defer close(release)
+	first.Go(func() { _, _ = found.Fetch(t.Context(), one, times(1)) })
+	<-slow
+	stopped, stop := context.WithCancel(t.Context())
+	second := make(chan error, 1)
+	go func() {
+		_, err := found.Fetch(stopped, other, func(_ context.Context, try func() error) error {
+			stop()
+			return try()
+		})
+		second <- err
+	}()
+	select {
+	case err := <-second:
+		if err == nil || asked.Load() != 2 {
+			t.Errorf("%d asked for a token, %v", asked.Load(), err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it waits for what another job asks for")
+	}
+}
+
+// A job that is stopped has not fetched what it did not come to.
+func TestAFetchThatIsStoppedIsNoFetch(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, `{"items": [{"name": "p/a", "size": "1", "generation": "7"}]}`)
+	}))
+	t.Cleanup(server.Close)
+	found, err := few(t).Find(t.Context(), berth.Input{From: "gs://bucket/p/", To: "/d", Endpoint: server.URL}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopped, stop := context.WithCancel(t.Context())
+	stop()
+	if sum, err := found.Fetch(stopped, folder(t), times(1)); err == nil {
+		t.Errorf("it has fetched %+v", sum)
+	}
+}
+
+// folder is an empty one.
+func folder(t *testing.T) *os.Root {
+	t.Helper()
+	root, err := os.OpenRoot(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = root.Close() })
+	return root
 }

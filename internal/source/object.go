@@ -44,6 +44,47 @@ type object struct {
 	folder    bool    // it is none, but a folder that the store keeps
 }
 
+// Bounds of what a store lists. A page has at most pageSize objects, each with a
+// key, which may be written longer than it is, and with what its store tells
+// besides: told holds that.
+const (
+	pageSize   = 1000
+	told       = 16 << 20 // bytes of an answer that is kept in memory
+	emptyPages = 1000     // in a row; stores send some where much was deleted
+)
+
+// brief is an answer that may not be longer than so much. Cut off it could look
+// like one that tells of less.
+type brief struct {
+	io.ReadCloser
+	left int64
+}
+
+var errLong = fmt.Errorf("the answer is longer than %s", berth.BytesText(told))
+
+func (b *brief) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p[:min(int64(len(p)), b.left+1)])
+	if int64(n) > b.left {
+		return int(b.left), errLong
+	}
+	b.left -= int64(n)
+	return n, err
+}
+
+// empty counts the pages of a list that have nothing on them, in a row.
+type empty int
+
+// page takes a page with so many objects. A list that only goes on is given up.
+func (e *empty) page(list string, objects int) error {
+	if *e++; objects > 0 {
+		*e = 0
+	}
+	if *e < emptyPages {
+		return nil
+	}
+	return berth.Errorf(berth.CodeUnavailable, "%s: %d pages of the list in a row have nothing on them", list, emptyPages)
+}
+
 // bucket is what one input reads of a store.
 type bucket struct {
 	store  store
@@ -112,7 +153,7 @@ const maxKey = 4096
 // some tools make them.
 func (b *bucket) list(ctx context.Context) (list []object, folders []string, err error) {
 	var entries []archive.Entry
-	total := int64(0)
+	total, itself := int64(0), false
 	err = b.store.all(ctx, b.prefix, func(o object) error {
 		name, below := strings.CutPrefix(o.key, b.prefix)
 		o.folder = o.folder || strings.HasSuffix(o.key, "/")
@@ -123,7 +164,10 @@ func (b *bucket) list(ctx context.Context) (list []object, folders []string, err
 			return refusedf("%s: the server lists %q of %d bytes, which lies elsewhere or is none", b.store.url(b.prefix), o.key, o.size)
 		case o.folder && o.size > 0:
 			return refusedf("%s has content, and the name of a folder", b.store.url(o.key))
+		case name == "" && itself:
+			return refusedf("%s: the server lists it twice", b.store.url(b.prefix))
 		case name == "": // the folder itself
+			itself = true
 			return nil
 		case o.folder:
 			name = strings.TrimSuffix(name, "/")
@@ -192,17 +236,20 @@ func (b *bucket) fetch(ctx context.Context, to *os.Root, again Again, list []obj
 		sum.Files++
 		sum.Bytes += o.size
 	}
-	work, ctx := errgroup.WithContext(ctx)
+	work, within := errgroup.WithContext(ctx)
 	work.SetLimit(abreast)
 	for _, o := range list {
-		if ctx.Err() != nil {
+		if within.Err() != nil {
 			break
 		}
 		work.Go(func() error {
-			return into(to, o.name, func(f *os.File) error { return b.object(ctx, o, f, again) })
+			return into(to, o.name, func(f *os.File) error { return b.object(within, o, f, again) })
 		})
 	}
-	return sum, work.Wait()
+	if err := work.Wait(); err != nil {
+		return sum, err
+	}
+	return sum, context.Cause(ctx) // with which the rest was not begun
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

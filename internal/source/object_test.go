@@ -2,6 +2,7 @@ package source_test
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -59,6 +60,7 @@ func keeps(t *testing.T, p place, more ...claim) {
 		{"limits are the user's to keep", keepsLimits},
 		{"a line that breaks goes on where it broke, and a server that is away is waited for", goesOn},
 		{"what changes or is gone while it is read is no input", noticesChanges},
+		{"a list that brings nothing, or more than a page can be, is given up", givesUpLists},
 	}, more...) {
 		t.Run(c.says, func(t *testing.T) {
 			t.Parallel()
@@ -240,4 +242,42 @@ func noticesChanges(t *testing.T, p place) {
 		_, _, err := fetch(t, p.s, in, p.login, 3)
 		changed(what, err)
 	}
+}
+
+// lists answers a request for a list, in the words of all protocols: a page
+// without anything on it, after which comes another one or none.
+func lists(w io.Writer, r *http.Request, more string) {
+	switch q := r.URL.Query(); {
+	case strings.HasPrefix(r.URL.Path, "/storage/v1/"):
+		_, _ = fmt.Fprintf(w, `{"nextPageToken": %q}`, more)
+	case q.Get("comp") == "list":
+		_, _ = fmt.Fprintf(w, `<EnumerationResults><Blobs/><NextMarker>%s</NextMarker></EnumerationResults>`, more)
+	default:
+		_, _ = fmt.Fprintf(w, `<ListBucketResult><IsTruncated>%t</IsTruncated><NextContinuationToken>%s</NextContinuationToken></ListBucketResult>`, more != "", more)
+	}
+}
+
+func givesUpLists(t *testing.T, p place) {
+	var pages atomic.Int64
+	endless := through(t, p.Input("endless/", "/d", "LOGIN"), func(r *http.Request, w http.ResponseWriter, _ http.Handler) {
+		if pages.Add(1) > 2000 {
+			lists(w, r, "")
+			return
+		}
+		lists(w, r, "more")
+	})
+	_, _, err := fetch(t, p.s, endless, p.login, 1)
+	passing(t, "pages without end", err, "endless/: 1000 pages of the list in a row have nothing on them")
+	if n := pages.Load(); n != 1000 {
+		t.Errorf("%d pages were read", n)
+	}
+	blank := []byte(strings.Repeat(" ", 1<<20))
+	long := through(t, p.Input("long/", "/d", "LOGIN"), func(r *http.Request, w http.ResponseWriter, _ http.Handler) {
+		for range 20 {
+			_, _ = w.Write(blank)
+		}
+		lists(w, r, "")
+	})
+	_, _, err = fetch(t, p.s, long, p.login, 1)
+	passing(t, "a page of 20 MiB", err, "long/: ")
 }

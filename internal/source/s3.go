@@ -59,13 +59,16 @@ func (s *s3Store) one(ctx context.Context, key string) (object, error) {
 }
 
 func (s *s3Store) all(ctx context.Context, prefix string, each func(object) error) error {
-	pages := s3.NewListObjectsV2Paginator(s.client, &s3.ListObjectsV2Input{Bucket: &s.bucket, Prefix: &prefix})
-	for pages.HasMorePages() {
+	pages := s3.NewListObjectsV2Paginator(s.client, &s3.ListObjectsV2Input{Bucket: &s.bucket, Prefix: &prefix, MaxKeys: aws.Int32(pageSize)})
+	for none := empty(0); pages.HasMorePages(); {
 		limited, _, end := watch(ctx)
 		page, err := pages.NextPage(limited)
 		end()
 		if err != nil {
 			return s.fault(prefix, err)
+		}
+		if err := none.page(s.url(prefix), len(page.Contents)); err != nil {
+			return err
 		}
 		for _, c := range page.Contents {
 			o := object{key: aws.ToString(c.Key), size: told64(c.Size)}

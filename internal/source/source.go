@@ -72,8 +72,8 @@ type Found struct {
 // at once where Final says so.
 type Again func(ctx context.Context, try func() error) error
 
-// Fetch reads it into an empty folder that is nobody else's. The summary has no
-// address.
+// Fetch reads it into an empty folder that is nobody else's. The summary has an
+// address only of what is Once: that of its content.
 func (f *Found) Fetch(ctx context.Context, to *os.Root, again Again) (archive.Summary, error) {
 	return f.fetch(ctx, to, again)
 }

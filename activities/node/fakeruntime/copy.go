@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"syscall"
 
 	"berth/activities/node"
 )
@@ -29,7 +30,7 @@ func (f *Fake) CopyOut(ctx context.Context, name, at string) (io.ReadCloser, err
 	if err == nil {
 		_, err = os.Lstat(host)
 	}
-	if errors.Is(err, errNoMount) || errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, errNoMount) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ELOOP) {
 		return nil, fmt.Errorf("%s in container %s: %w", at, name, node.ErrNoPath)
 	}
 	if err != nil {

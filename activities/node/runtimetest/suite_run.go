@@ -162,6 +162,7 @@ func copiedOut(b *bench) {
 	must(b.t, os.MkdirAll(filepath.Join(dir, "model", "sub"), 0o755))
 	must(b.t, os.WriteFile(filepath.Join(dir, "model", "sub", "given"), []byte("from outside"), 0o644))
 	must(b.t, os.Symlink("sub/given", filepath.Join(dir, "model", "latest")))
+	must(b.t, os.Symlink("loop", filepath.Join(dir, "loop")))
 	spec := b.spec("a", "write-file", "/out/model/made", "inside")
 	spec.Mounts = []node.Mount{{Host: dir, Target: "/out"}}
 	b.finish(spec)
@@ -192,9 +193,11 @@ func copiedOut(b *bench) {
 			b.t.Errorf("%s holds %q, want %q", path, got, want)
 		}
 	}
-	_, err := b.Runtime.CopyOut(b.ctx, spec.Name, "/out/none")
-	wantError(b.t, err, node.ErrNoPath, "copy what is not there")
-	_, err = b.Runtime.CopyOut(b.ctx, spec.Name+"-none", "/out")
+	for _, none := range []string{"/out/none", "/out/none/below", "/out/model/made/below", "/out/loop/below"} {
+		_, err := b.Runtime.CopyOut(b.ctx, spec.Name, none)
+		wantError(b.t, err, node.ErrNoPath, "copy what is not there")
+	}
+	_, err := b.Runtime.CopyOut(b.ctx, spec.Name+"-none", "/out")
 	wantError(b.t, err, node.ErrNoContainer, "copy out of no container")
 }
 

@@ -1,0 +1,80 @@
+package db_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth"
+)
+
+func hashes(digit string) berth.Address { return berth.Address("sha256:" + strings.Repeat(digit, 64)) }
+
+// reads is what a report tells of code and of one input.
+func reads(digit string) func(*berth.RankReport) {
+	return func(p *berth.RankReport) {
+		p.Fetched = []berth.Fetched{{What: "workdir", Address: hashes("0"), Files: 1}, {What: "inputs[0]", Address: hashes(digit), Files: 1, Cached: true}}
+	}
+}
+
+func ofABucket(j *berth.JobSpec) {
+	j.Inputs = []berth.Input{{From: "s3://bucket/set/", To: "/data"}}
+	j.Retry.MaxAttempts = 9
+}
+
+func (s *stage) warnings(id berth.JobID) []string {
+	s.t.Helper()
+	return one[[]string](s, `SELECT coalesce(array_agg(attempt || ': ' || detail ORDER BY seq), '{}') FROM job_events WHERE job = $1 AND kind = 'warning'`, id)
+}
+
+func TestAnAttemptThatReadsOtherDataThanTheOneBeforeSaysSo(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id := s.submit(ofABucket)
+	for _, digit := range []string{"a", "a", "", "b", "b", "a"} {
+		attempt := s.place(id, "m0")
+		a.mustClaim(id, attempt)
+		if digit != "" { // else it ended before
+			a.report(id, attempt, berth.PhasePrepared, reads(digit))
+			a.report(id, attempt, berth.PhasePrepared, reads(digit)) // whose answer was lost
+		}
+		a.report(id, attempt, berth.PhaseSealed, withExit(1))
+		if r := s.settle(id, attempt); r.Next != berth.Retrying {
+			t.Fatalf("attempt %d: %+v", attempt, r)
+		}
+		s.freed()
+	}
+	want := []string{
+		"4: inputs[0] (s3://bucket/set/) has changed since attempt 2: rank 0 reads sha256:bbbbbbbbbbbb, and that one sha256:aaaaaaaaaaaa",
+		"6: inputs[0] (s3://bucket/set/) has changed since attempt 5: rank 0 reads sha256:aaaaaaaaaaaa, and that one sha256:bbbbbbbbbbbb",
+	}
+	if diff := cmp.Diff(want, s.warnings(id)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestMembersThatReadDifferentDataSaySo(t *testing.T) {
+	t.Parallel()
+	s := newGangStage(t)
+	id := s.gang(3, ofABucket)
+	attempt := s.begin(id, on("m0", whole(0)), on("m1", whole(0)), on("m2", whole(0)))
+	for rank, digit := range []string{"a", "b", "a"} {
+		s.claim(id, attempt, rank)
+		m, p := s.rankOf(id, attempt, rank)
+		p.Phase = berth.PhasePrepared
+		reads(digit)(&p)
+		if _, err := m.sync(func(r *berth.SyncRequest) { r.Reports = []berth.RankReport{p} }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []string{"1: inputs[0] (s3://bucket/set/) changed while the members of this attempt looked for it: rank 1 reads sha256:bbbbbbbbbbbb, and the first of them sha256:aaaaaaaaaaaa"}
+	if got := s.warnings(id); !slices.Equal(got, want) {
+		t.Errorf("warnings are %q, want %q", got, want)
+	}
+	if j := s.job(id); j.Status != berth.Running {
+		t.Errorf("job is %s", j.Status)
+	}
+}
