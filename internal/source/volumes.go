@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"berth"
 )
@@ -56,15 +57,36 @@ func (v Volumes) Labels() map[string]string {
 
 // Check returns every fault of the folders: each must be one, and neither hold
 // nor lie in a folder of the system or in one of own, which are the agent's.
+//
+// What a dead file server leaves unanswered for a while is no fault: other work
+// can do without that folder, and who reads it is told.
 func (v Volumes) Check(own ...string) error {
+	names := slices.Sorted(maps.Keys(v))
+	judged := make([]chan error, len(names))
+	for i, name := range names {
+		judged[i] = make(chan error, 1)
+		go func() {
+			_, err := resolve(v[name], own)
+			judged[i] <- err
+		}()
+	}
+	patience := time.After(checkPatience)
 	var faults []error
-	for _, name := range slices.Sorted(maps.Keys(v)) {
-		if _, err := resolve(v[name], own); err != nil {
-			faults = append(faults, fmt.Errorf("%s: %w", name, err))
+	for i, name := range names {
+		select {
+		case err := <-judged[i]:
+			if err != nil {
+				faults = append(faults, fmt.Errorf("%s: %w", name, err))
+			}
+		case <-patience:
+			return errors.Join(faults...)
 		}
 	}
 	return errors.Join(faults...)
 }
+
+// checkPatience is how long all folders have to answer when a program starts.
+const checkPatience = 10 * time.Second
 
 // resolve follows the links of a folder and judges where it lies. It is asked
 // again for each use: the links may lead elsewhere by then.
