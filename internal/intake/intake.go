@@ -22,8 +22,8 @@ func New(d *db.DB, v Volumes) *Intake {
 	return &Intake{db: d, volumes: v, fleet: fleet{db: d}, quotas: quotas{db: d}}
 }
 
-// Forget makes the next judgement read the tenants' quotas anew: one was
-// changed by this process.
+// Forget makes the next judgement read the tenants and their quotas anew: one
+// was changed by this process.
 func (i *Intake) Forget() { i.quotas.forget() }
 
 // Admit refuses what the tenant's jobs may not read, with slug invalid_spec, and
