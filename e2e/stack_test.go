@@ -246,7 +246,7 @@ func (s *stack) joinOver(m berth.MachineID, engine node.Runtime, log *slog.Logge
 			return workers.NewNode(s.temporal, id, s.delivers(a.Run), log).Run(ctx)
 		},
 	}
-	if m == "m2" { // one machine has what lies in the folder
+	if m == "m1" { // one machine has what lies in the folder
 		cfg.Volumes = source.Volumes{"datasets": s.volume(s.t)}
 	}
 	s.run("agent "+string(m), func(ctx context.Context) error { return agent.Run(ctx, cfg) })
@@ -256,10 +256,10 @@ func (s *stack) joinOver(m berth.MachineID, engine node.Runtime, log *slog.Logge
 	})
 }
 
-// volume is the folder that machine m2 shares as /datasets.
+// volume is the folder that machine m1 shares as /datasets.
 func (s *stack) volume(t testing.TB) string {
 	t.Helper()
-	dir := filepath.Join(s.dir, "datasets-of-m2")
+	dir := filepath.Join(s.dir, "datasets-of-m1")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -24,7 +24,7 @@ func readsFolders(t *testing.T, s *stack) {
 	for _, how := range []string{") fetched", ") was cached on the machine"} {
 		id := s.submit(t, job)
 		ended := s.ends(t, id, berth.Succeeded)
-		if on := ended.Attempts[0].Machines; !slices.Equal(on, []berth.MachineID{"m2"}) {
+		if on := ended.Attempts[0].Machines; !slices.Equal(on, []berth.MachineID{"m1"}) {
 			t.Errorf("it ran on %v", on)
 		}
 		var printed []string
@@ -43,7 +43,7 @@ func readsFolders(t *testing.T, s *stack) {
 	}
 
 	away := job
-	away.Placement.AvoidMachines = []berth.MachineID{"m2"}
+	away.Placement.AvoidMachines = []berth.MachineID{"m1"}
 	plan, err := s.api.Plan(t.Context(), away)
 	if err != nil || !strings.Contains(plan.Fit.Summary, "1 does not share the folder /datasets, 1 is to be avoided") {
 		t.Errorf("elsewhere the plan is %+v, %v", plan.Fit, err)
