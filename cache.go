@@ -101,7 +101,7 @@ func (i Input) fixedContent() string {
 		if i.SHA256 != "" {
 			return "file " + i.SHA256
 		}
-	case InputOutput, InputS3, InputGS, InputAzure, InputUnknown:
+	case InputOutput, InputS3, InputGS, InputAzure, InputFile, InputUnknown:
 	default:
 		panic(fmt.Sprintf("unknown kind of input %d", i.Kind()))
 	}
@@ -130,7 +130,7 @@ func (s JobSpec) validateCache(v *validation, at string) {
 	v.require(s.Image == "" || s.oneImage(), at+".image",
 		fmt.Sprintf("%.200q may be another image on each machine of the gang, and the step says cache: true", s.Image), "the image by its digest: NAME@sha256:…")
 	for i, in := range s.Inputs {
-		unknown := in.Kind().Objects() || in.Kind() == InputHTTPS && in.SHA256 == ""
+		unknown := in.Kind().Listed() || in.Kind() == InputHTTPS && in.SHA256 == ""
 		v.require(!unknown, fmt.Sprintf("%s.inputs[%d].from", at, i),
 			fmt.Sprintf("%.200q may change without anybody noticing, and the step says cache: true", in.From),
 			"a folder, job:STEP/OUTPUT, https with a sha256; or a step without cache that fetches it, whose output this one takes")

@@ -57,7 +57,7 @@ func (s JobSpec) DataKeys(tenant TenantID) []DataKey {
 		add(ArchiveKey(tenant, u.Address))
 	}
 	for _, in := range s.Inputs {
-		if kind := in.Kind(); kind.Objects() || kind == InputHTTPS {
+		if kind := in.Kind(); kind.Listed() || kind == InputHTTPS {
 			add(in.SourceKey(tenant))
 		}
 	}

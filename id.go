@@ -68,6 +68,14 @@ func ParseMachineID(s string) (MachineID, error) {
 
 // isName reports whether s is a DNS label (RFC 1123 section 2.1), the form of
 // job, machine and tenant names.
+// ParseTenantID returns an error of code invalid when s is not a tenant's name.
+func ParseTenantID(s string) (TenantID, error) {
+	if !isName(s) {
+		return "", Errorf(CodeInvalid, "%.100q is not a tenant: 1 to 63 of a-z, 0-9 and '-', not at either end", s)
+	}
+	return TenantID(s), nil
+}
+
 func isName(s string) bool {
 	if len(s) < 1 || len(s) > 63 || s[0] == '-' || s[len(s)-1] == '-' {
 		return false

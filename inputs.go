@@ -30,6 +30,7 @@ const (
 	InputGS                       // the same, of Google Cloud Storage
 	InputAzure                    // the same, of Azure Blob Storage
 	InputHTTPS                    // one file
+	InputFile                     // a file, or all that is in a folder, of a volume of the machine
 	InputUnknown                  // nothing that this version fetches
 )
 
@@ -53,6 +54,8 @@ func (i Input) Kind() InputKind {
 		return InputAzure
 	case scheme == "https":
 		return InputHTTPS
+	case scheme == "file":
+		return InputFile
 	default:
 		return InputUnknown
 	}
@@ -61,10 +64,14 @@ func (i Input) Kind() InputKind {
 // Objects reports whether the kind is of objects in a bucket or a container.
 func (k InputKind) Objects() bool { return k == InputS3 || k == InputGS || k == InputAzure }
 
+// Listed reports whether all that is in a folder of its kind can be named: such
+// an input is a list of things that have versions.
+func (k InputKind) Listed() bool { return k.Objects() || k == InputFile }
+
 // OneFile reports whether the input is a file at To, and no folder.
 func (i Input) OneFile() bool {
 	kind := i.Kind()
-	return kind == InputHTTPS || kind.Objects() && !strings.HasSuffix(i.From, "/")
+	return kind == InputHTTPS || kind.Listed() && !strings.HasSuffix(i.From, "/")
 }
 
 // OutputRef names an output of another job: by the job's id or, from one step of
@@ -148,7 +155,7 @@ func (s JobSpec) validateInputs(v *validation) {
 	}
 }
 
-const knownInputs = "a folder of yours, job:ID/OUTPUT, s3://BUCKET/PREFIX/, gs://BUCKET/PREFIX/, azblob://ACCOUNT/CONTAINER/PREFIX/ or https://HOST/FILE"
+const knownInputs = "a folder of yours, job:ID/OUTPUT, s3://BUCKET/PREFIX/, gs://BUCKET/PREFIX/, azblob://ACCOUNT/CONTAINER/PREFIX/, https://HOST/FILE or, where the operator allows it, file:///FOLDER/PATH/"
 
 func (i Input) validate(v *validation, field string) {
 	ok := i.From != "" && len(i.From) <= 4096 && utf8.ValidString(i.From) && !strings.ContainsFunc(i.From, func(r rune) bool { return r < ' ' || r == 0x7f })
@@ -175,6 +182,9 @@ func (i Input) validate(v *validation, field string) {
 	case InputHTTPS:
 		u, err := url.Parse(i.From)
 		v.require(err == nil && u.Hostname() != "" && u.User == nil && u.Fragment == "", field+".from", "is no address of a file, or has a login or a fragment", "https://HOST/PATH; a login is named by "+field+".secret")
+	case InputFile:
+		_, _, err := ParseFile(i.From)
+		v.require(err == nil, field+".from", fmt.Sprintf("%.200q: %v", i.From, err), "file:///FOLDER/PATH for one file, or file:///FOLDER/PATH/ for all in a folder, of a FOLDER that the operator of the cluster has given a name")
 	case InputUnknown:
 		scheme, _, _ := strings.Cut(i.From, "://")
 		v.require(false, field+".from", fmt.Sprintf("%.40s:// is not supported by this version", scheme), knownInputs)

@@ -182,6 +182,7 @@ type Claim struct {
 	ImageLogin    *Login         `json:"image_login,omitempty"`    // only to pull
 	Inputs        []ClaimInput   `json:"inputs,omitempty"`         // outputs of other jobs, of inputs that name them
 	InputLogins   []SecretValue  `json:"input_logins,omitempty"`   // only to fetch inputs
+	Volumes       []Volume       `json:"volumes,omitempty"`        // that the tenant's jobs may read, of a job that names some
 	Withheld      *Withheld      `json:"withheld,omitempty"`       // why secrets are not here: it cannot begin
 	Phase         Phase          `json:"phase,omitempty"`          // the last one on record, for an agent that was restarted
 	Peers         []Peer         `json:"peers,omitempty"`          // of a gang: its ranks in order, this one included

@@ -38,7 +38,7 @@ func (s JobSpec) Request() Request {
 		GPUMemoryMiB: int64(s.Resources.GPUMemory),
 		Members:      s.Members,
 		Regions:      s.Placement.Regions,
-		Labels:       s.Placement.Labels,
+		Labels:       s.machineLabels(),
 		Constraint:   s.Placement.Constraint,
 		SameLabel:    s.Placement.SameLabel,
 		Avoid:        s.Placement.AvoidMachines,

@@ -95,7 +95,7 @@ type CheckpointPolicy struct {
 
 // Input is data put into the container before it starts.
 type Input struct {
-	From     string `json:"from" doc:"a folder, job:ID/OUTPUT (in a pipeline job:STEP/OUTPUT), s3:// or gs:// with BUCKET/PREFIX/ or BUCKET/KEY, azblob:// with ACCOUNT/CONTAINER/PREFIX/ or ACCOUNT/CONTAINER/KEY, or https://HOST/FILE"`
+	From     string `json:"from" doc:"a folder, job:ID/OUTPUT (in a pipeline job:STEP/OUTPUT), s3:// or gs:// with BUCKET/PREFIX/ or BUCKET/KEY, azblob:// with ACCOUNT/CONTAINER/PREFIX/ or ACCOUNT/CONTAINER/KEY, https://HOST/FILE, or where the operator allows it file:///FOLDER/PATH/ or file:///FOLDER/PATH"`
 	To       string `json:"to" doc:"where it is in the container"`
 	Secret   string `json:"secret,omitempty" doc:"name of a secret to fetch it with: of s3 KEY_ID:SECRET_KEY, of gs the JSON key of a service account, of azblob a SAS token or an account key, of https a token"`
 	Endpoint string `json:"endpoint,omitempty" doc:"of a server other than Amazon's, Google's or Azure's; of azblob the account's own"`

@@ -107,6 +107,9 @@ func (s JobSpec) validatePlacement(v *validation) {
 	v.oneOf("placement.strategy", p.Strategy, "pack", "spread")
 	v.require(len(p.Constraint) <= 4096, "placement.constraint", "too long", "at most 4096 bytes")
 	v.require(len(p.Regions) <= 64 && len(p.Labels) <= MaxLabels && len(p.AvoidMachines) <= 256, "placement", "too many entries", "at most 64 regions, 64 labels and 256 avoided machines")
+	for _, k := range sortedKeys(p.Labels) {
+		v.machineLabel("placement.labels", k)
+	}
 	v.require(len(p.SameLabel) <= 63, "placement.same_label", "too long", "at most 63 bytes")
 	for i, r := range p.Regions {
 		v.require(r != "" && len(r) <= 63, fmt.Sprintf("placement.regions[%d]", i), fmt.Sprintf("%q is not a region", r), "1 to 63 bytes")

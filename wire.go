@@ -92,6 +92,7 @@ func (n NewJoinToken) Validate() []FieldError {
 	v.require(len(n.Labels) <= MaxLabels, "labels", "too many labels", "at most 64")
 	for _, k := range sortedKeys(n.Labels) {
 		v.label(k, n.Labels[k])
+		v.machineLabel("labels", k)
 	}
 	return v.faults
 }
@@ -167,7 +168,7 @@ func (s Shortfall) String() string {
 	switch s.Resource {
 	case "gpu_type", "region", "site":
 		return fmt.Sprintf("%s: asked %s, available %s", s.Resource, s.Asked, s.Largest)
-	case "labels", "same_label", "constraint", "avoid_machines", "machine":
+	case "labels", "same_label", "constraint", "avoid_machines", "machine", "file_inputs":
 		return fmt.Sprintf("%s: asked %s, but %s", s.Resource, s.Asked, s.Largest)
 	default:
 		return fmt.Sprintf("%s: asked %s, largest available %s", s.Resource, s.Asked, s.Largest)
@@ -179,7 +180,7 @@ func (s Shortfall) Allowed() string {
 	switch s.Resource {
 	case "gpu_type", "region", "site":
 		return s.Largest
-	case "labels", "same_label", "constraint", "avoid_machines", "machine":
+	case "labels", "same_label", "constraint", "avoid_machines", "machine", "file_inputs":
 		return ""
 	default:
 		return "at most " + s.Largest

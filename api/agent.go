@@ -175,6 +175,11 @@ func (s *Server) agentClaim(c echo.Context) error {
 	if err := s.handOut(c.Request().Context(), &claim); err != nil {
 		return err
 	}
+	if len(claim.Spec.VolumesNamed()) > 0 { // as the operator says now, not when it was submitted
+		if claim.Volumes, err = s.intake.Allowed(c.Request().Context(), claim.Tenant); err != nil {
+			return err
+		}
+	}
 	return c.JSON(http.StatusOK, claim)
 }
 

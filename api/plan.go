@@ -24,6 +24,9 @@ func (s *Server) plan(ctx context.Context, in *Request) (*planOutput, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := s.intake.AllowInputs(ctx, caller(ctx).Tenant, spec); err != nil {
+		return nil, err
+	}
 	request := spec.Request()
 	w, err := s.outlook.WhyNew(ctx, placement.Job{
 		ID: berth.NewJobID(time.Now()), Tenant: caller(ctx).Tenant, Class: request.Class(),

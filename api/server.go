@@ -69,6 +69,7 @@ type Deps struct {
 	// called without TLS.
 	PlainWebhooks bool
 	Limits        archive.Limits // of uploads; zero: archive.Default
+	Volumes       intake.Volumes // folders of machines that jobs may read; nil: none
 
 	Metrics *prometheus.Registry // nil: one of its own
 	Traces  *tracing.Tracing     // nil: none
@@ -108,7 +109,7 @@ func New(d Deps) (*Server, error) {
 	}
 	s := &Server{Deps: d, uploads: make(chan struct{}, uploadsAbreast), echo: echo.New(), closing: make(chan struct{})}
 	s.turns = make(chan struct{}, turnsPerConn*d.DB.Conns())
-	s.intake, s.outlook = intake.New(d.DB), outlook.New(d.DB, d.Policy)
+	s.intake, s.outlook = intake.New(d.DB, d.Volumes), outlook.New(d.DB, d.Policy)
 	s.auth = newAuthenticator()
 	s.limits = newLimits(d.Rate, d.Burst)
 	s.metrics = newMetrics(d.Metrics, d.DB)

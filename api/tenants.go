@@ -84,6 +84,7 @@ func (s *Server) createTenant(ctx context.Context, in *Request) (*tenantOutput, 
 	if err := s.DB.CreateTenant(ctx, n); err != nil {
 		return nil, err
 	}
+	s.intake.Forget()
 	s.Logger.Info("tenant made", "tenant", n.ID, "parent", n.Parent, "weight", n.Weight, "by", operator(ctx))
 	return s.showTenant(ctx, &TenantInput{string(n.ID)})
 }
@@ -101,6 +102,7 @@ func (s *Server) updateTenant(ctx context.Context, in *tenantPatchInput) (*tenan
 	if err := s.DB.UpdateTenant(ctx, berth.TenantID(in.Tenant), p); err != nil {
 		return nil, err
 	}
+	s.intake.Forget()
 	s.outlook.Forget()
 	s.Logger.Info("tenant changed", "tenant", in.Tenant, "by", operator(ctx))
 	return s.showTenant(ctx, &in.TenantInput)

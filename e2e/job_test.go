@@ -35,6 +35,7 @@ func TestJobs(t *testing.T) {
 		{"a job with GPUs has them to itself and leaves", takesGPUs},
 		{"two gangs that each need the whole cluster take turns", sharesGangs},
 		{"a secret that a job used lies nowhere", hidesSecrets},
+		{"a job that reads a folder goes where it is", readsFolders},
 		{"a schedule fires each time once, whatever becomes of its clock", firesOnce},
 		{"a schedule whose job lives does what its overlap says", overlaps},
 		{"Temporal fires at the times that Berth shows", showsTimes},

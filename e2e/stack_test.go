@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -33,6 +34,7 @@ import (
 	"berth/internal/controlplane"
 	"berth/internal/publicnet"
 	"berth/internal/scheduler"
+	"berth/internal/source"
 	"berth/internal/temporaldev"
 	"berth/internal/tracing"
 	"berth/internal/vault"
@@ -94,6 +96,7 @@ func startStack(t testing.TB, ages scheduler.Ages, edit func(*controlplane.Confi
 	cfg.Listen, cfg.DatabaseURL, cfg.TemporalAddress = "127.0.0.1:0", url, s.address
 	cfg.BlobURL = "file://" + filepath.Join(s.dir, "blobs")
 	cfg.WebhookAllow = "127.0.0.1"
+	cfg.FileInputs = []string{"/datasets=default"}
 	cfg.SecretKeyFile = filepath.Join(s.dir, "secret-key")
 	if err := vault.Make(cfg.SecretKeyFile); err != nil {
 		t.Fatal(err)
@@ -243,11 +246,24 @@ func (s *stack) joinOver(m berth.MachineID, engine node.Runtime, log *slog.Logge
 			return workers.NewNode(s.temporal, id, s.delivers(a.Run), log).Run(ctx)
 		},
 	}
+	if m == "m1" { // one machine has what lies in the folder
+		cfg.Volumes = source.Volumes{"datasets": s.volume(s.t)}
+	}
 	s.run("agent "+string(m), func(ctx context.Context) error { return agent.Run(ctx, cfg) })
 	until(s.t, "machine is ready", func() bool {
 		found, err := s.api.Machine(s.t.Context(), m)
 		return err == nil && found.State == berth.MachineReady
 	})
+}
+
+// volume is the folder that machine m1 shares as /datasets.
+func (s *stack) volume(t testing.TB) string {
+	t.Helper()
+	dir := filepath.Join(s.dir, "datasets-of-m1")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // spec is a job of the test program.

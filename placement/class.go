@@ -14,8 +14,10 @@ type class struct {
 	number     int    // in Snapshot.numbered
 	shape      string // of its members' requests, for the mix
 	request    berth.Request
-	capacity   berth.Capacity // of a member
-	all        berth.Capacity // of all members
+	capacity   berth.Capacity    // of a member
+	all        berth.Capacity    // of all members
+	labels     map[string]string // of the request's, those that operators set
+	volumes    map[string]string // likewise, those of folders that the job reads
 	constraint *constraint
 	broken     error // the constraint does not compile: nothing matches
 	reads      profile
@@ -55,8 +57,14 @@ func newClass(name string, r berth.Request) *class {
 	n := int64(c.members())
 	c.all = berth.Capacity{CPUMilli: n * c.capacity.CPUMilli, MemoryMiB: n * c.capacity.MemoryMiB, DiskMiB: n * c.capacity.DiskMiB, GPUMilli: n * c.capacity.GPUMilli}
 	c.limits = byLimit()
-	for k := range r.Labels {
+	c.labels, c.volumes = map[string]string{}, map[string]string{}
+	for k, v := range r.Labels {
 		c.reads.addLabel(k)
+		if _, ok := berth.VolumeOf(k); ok {
+			c.volumes[k] = v
+		} else {
+			c.labels[k] = v
+		}
 	}
 	c.reads.network = c.members() > 1
 	if r.SameLabel != "" {
@@ -85,14 +93,8 @@ var selectors = []selector{
 	{"site", func(c *class, m *Machine) bool {
 		return c.request.Site == "" || c.request.Site == m.Site
 	}},
-	{"labels", func(c *class, m *Machine) bool {
-		for k, v := range c.request.Labels {
-			if have, ok := m.Labels[k]; !ok || have != v {
-				return false
-			}
-		}
-		return true
-	}},
+	{"labels", func(c *class, m *Machine) bool { return m.wears(c.labels) }},
+	{"file_inputs", func(c *class, m *Machine) bool { return m.wears(c.volumes) }},
 	{"execution", func(c *class, m *Machine) bool {
 		return c.request.Execution != berth.AtMostOne || m.Fences
 	}},

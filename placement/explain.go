@@ -168,7 +168,9 @@ func (c *class) selectorText(name string) (one, many string) {
 	case "site":
 		return "is not at site " + r.Site, "are not at site " + r.Site
 	case "labels":
-		return "lacks label " + labelText(r.Labels), "lack label " + labelText(r.Labels)
+		return "lacks label " + labelText(c.labels), "lack label " + labelText(c.labels)
+	case "file_inputs":
+		return "does not share " + c.folders(), "do not share " + c.folders()
 	case "execution":
 		return "cannot fence at_most_one work", "cannot fence at_most_one work"
 	case "same_label":
@@ -188,6 +190,19 @@ func labelText(labels map[string]string) string {
 		parts = append(parts, k+"="+labels[k])
 	}
 	return strings.Join(parts, ", ")
+}
+
+// folders names the volumes that the job reads.
+func (c *class) folders() string {
+	var names []string
+	for _, k := range sortedKeys(c.volumes) {
+		v, _ := berth.VolumeOf(k)
+		names = append(names, v.String())
+	}
+	if len(names) == 1 {
+		return "the folder " + names[0]
+	}
+	return "the folders " + strings.Join(names, " and ")
 }
 
 func sortedKeys(m map[string]string) []string {

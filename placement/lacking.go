@@ -166,7 +166,9 @@ func (c *class) missing(clause string, nodes []*node) *Shortfall {
 	case "site":
 		return &Shortfall{"site", r.Site, joined(nodes, func(n *node) string { return n.Site })}
 	case "labels":
-		return &Shortfall{"labels", labelText(r.Labels), "no machine has them all"}
+		return &Shortfall{"labels", labelText(c.labels), "no machine has them all"}
+	case "file_inputs":
+		return &Shortfall{"file_inputs", c.folders(), "no machine shares that"}
 	case "execution":
 		return &Shortfall{"execution", string(r.Execution), "no machine can fence it: none has a berth-deadman"}
 	case "same_label":

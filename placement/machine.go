@@ -38,6 +38,16 @@ type Device struct {
 // Placeable reports whether the machine may be given work at all.
 func (m *Machine) Placeable() bool { return m.State == berth.MachineReady && m.Blocked == "" }
 
+// wears reports whether the machine has all these labels.
+func (m *Machine) wears(labels map[string]string) bool {
+	for k, v := range labels {
+		if have, ok := m.Labels[k]; !ok || have != v {
+			return false
+		}
+	}
+	return true
+}
+
 // sameKind reports whether nothing has changed that decides the machine's kind.
 func (m *Machine) sameKind(o *Machine) bool {
 	return m.Pool == o.Pool && m.Region == o.Region && m.Site == o.Site && m.Fences == o.Fences && m.Network == o.Network &&

@@ -94,7 +94,7 @@ func run(ctx context.Context, s settings) error {
 	return agent.Run(ctx, agent.Config{
 		Server: s.server, JoinToken: s.joinToken, StateDir: s.stateDir, Machine: berth.MachineID(s.machine),
 		Region: s.region, Site: s.site, Pool: s.pool, Address: s.address, Labels: s.labels, Capacity: s.capacity,
-		CacheBytes: cacheBytes(s.cacheMiB), InputNetworks: s.networks,
+		CacheBytes: cacheBytes(s.cacheMiB), InputNetworks: s.networks, Volumes: s.volumes,
 		HostBoot: s.hostBoot, Version: version(), Fence: s.fence(log),
 		GangNetwork: s.gangNetwork, GangPorts: s.ports,
 		Runtime: engine, GPUs: gpus, Logger: log, Traces: traces, Work: work,

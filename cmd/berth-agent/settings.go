@@ -13,6 +13,7 @@ import (
 	"berth"
 	"berth/internal/flags"
 	"berth/internal/publicnet"
+	"berth/internal/source"
 	"berth/internal/tracing"
 	"berth/workers"
 )
@@ -33,6 +34,7 @@ type settings struct {
 	disk      string
 	cacheSize string
 	inputNets string
+	folders   []string
 	hostBoot  string
 
 	gangNetwork string
@@ -56,6 +58,7 @@ type settings struct {
 	ports    berth.PortRange
 	cacheMiB int64
 	networks publicnet.Policy
+	volumes  source.Volumes
 	traces   tracing.Options
 	level    slog.Level
 }
@@ -91,6 +94,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.disk, "disk", "", "disk to offer (default: what is free)")
 	f.StringVar(&s.cacheSize, "cache-size", "20GiB", "how much to keep of the code and data of jobs, for others that need the same")
 	f.StringVar(&s.inputNets, "input-networks", "", "networks that inputs may be fetched from beside public addresses, such as 10.0.0.0/8,fd00::/8")
+	f.StringArrayVar(&s.folders, "file-inputs", nil, "folder that jobs may read as file:///NAME/…, where berthd allows it: /NAME, or /NAME=/FOLDER where it lies elsewhere on this machine (repeatable, or parted by ;)")
 	f.StringVar(&s.hostBoot, "host-boot", "", "identity of the host's boot (default: the kernel's); two machines played on one host need two")
 	f.DurationVar(&s.fenceAfter, "fence-after", berth.DefaultFence, "without contact to the control plane for this long, at_most_one work is ended")
 	f.StringVar(&s.deadman, "deadman", deadmanStart, "who runs berth-deadman, without which the machine takes no at_most_one work: start (the agent), service (the service manager), off (nobody)")
@@ -144,6 +148,8 @@ func (s *settings) parse() error {
 	networks, err := publicnet.Parse(s.inputNets)
 	fault("input-networks", err)
 	s.networks = networks
+	s.volumes, err = source.ParseVolumes(s.folders)
+	fault("file-inputs", err)
 	if s.cpus != "" {
 		var cpus berth.MilliCPU
 		fault("cpus", cpus.UnmarshalJSON([]byte(s.cpus)))
@@ -171,7 +177,7 @@ func (s *settings) attributes() []any {
 	}
 	return []any{
 		"server", s.server, "join_token", token, "state_dir", s.stateDir, "machine_id", s.machine, "labels", s.labels,
-		"region", s.region, "site", s.site, "pool", s.pool, "address", s.address, "gang_network", s.gangNetwork, "gang_ports", s.ports, "cpus", s.cpus, "memory", s.memory, "disk", s.disk, "cache_size", s.cacheSize, "input_networks", s.inputNets, "host_boot", s.hostBoot,
+		"region", s.region, "site", s.site, "pool", s.pool, "address", s.address, "gang_network", s.gangNetwork, "gang_ports", s.ports, "cpus", s.cpus, "memory", s.memory, "disk", s.disk, "cache_size", s.cacheSize, "input_networks", s.inputNets, "file_inputs", s.folders, "host_boot", s.hostBoot,
 		"fence_after", s.fenceAfter, "deadman", s.deadman, "runtime", s.runtime, "docker_host", s.dockerHost, "fake_gpus", s.fakeGPUs, "no_gpus", s.noGPUs,
 		"temporal_address", s.temporalAddress, "temporal_namespace", s.temporalNamespace, "sync_wait", s.syncWait, "otlp", s.traces,
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"berth/internal/flags"
+	"berth/internal/source"
 )
 
 // Engines an agent can run containers on.
@@ -36,6 +37,7 @@ type config struct {
 	CPUs         float64  // of each machine; 0: the host's
 	Memory       string
 	Region       string
+	FileInputs   []string // folders that jobs on every machine may read
 	Only         []string // parts to run; empty: all
 	LogLevel     slog.Level
 }
@@ -66,6 +68,7 @@ func (c *config) flags(f *pflag.FlagSet) {
 	f.StringArrayVar(&c.Images, "image", nil, "NAME=ROOTFS.tar put into every engine that lacks it (repeatable)")
 	f.Float64Var(&c.CPUs, "cpus", 0, "cores of each machine (default: the host's)")
 	f.StringVar(&c.Memory, "memory", "", "memory of each machine, such as 4GiB (default: the host's)")
+	f.StringArrayVar(&c.FileInputs, "file-inputs", nil, "folder that jobs of all tenants may read as file:///NAME/…: /NAME, or /NAME=/FOLDER (repeatable)")
 	f.StringVar(&c.Region, "region", "local", "region of every machine")
 	f.StringSliceVar(&c.Only, "only", nil, "run these parts only: "+strings.Join(parts, ", "))
 	c.LogLevel = slog.LevelWarn
@@ -95,6 +98,13 @@ func (c *config) validate() error {
 		if !contains(parts, p) {
 			errs = append(errs, fmt.Errorf("--only %q: allowed are %s", p, strings.Join(parts, ", ")))
 		}
+	}
+	volumes, err := source.ParseVolumes(c.FileInputs)
+	if err == nil {
+		err = volumes.Check(c.Dir)
+	}
+	if err != nil {
+		errs = append(errs, fmt.Errorf("--file-inputs: %w", err))
 	}
 	for _, i := range c.Images {
 		if name, tar, ok := strings.Cut(i, "="); !ok || name == "" || tar == "" {

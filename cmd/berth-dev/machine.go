@@ -119,6 +119,9 @@ func (m *machine) runAgent(ctx context.Context, bootID string) error {
 		ports := berth.PortRange{First: first, Last: first + gangPorts - 1}
 		args = append(args, "--gang-network", node.HostNetwork, "--advertise", "127.0.0.1", "--gang-ports", ports.String())
 	}
+	for _, folder := range m.cfg.FileInputs {
+		args = append(args, "--file-inputs", folder)
+	}
 	if m.cfg.FakeGPUs != "" {
 		args = append(args, "--fake-gpus", m.cfg.FakeGPUs)
 	}

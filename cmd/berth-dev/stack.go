@@ -17,6 +17,7 @@ import (
 	"berth/db"
 	"berth/internal/controlplane"
 	"berth/internal/postgres"
+	"berth/internal/source"
 	"berth/internal/temporaldev"
 	"berth/internal/tracing"
 	"berth/internal/vault"
@@ -110,6 +111,13 @@ func (s *stack) startServers(ctx context.Context) (err error) {
 	c := controlplane.Default()
 	c.Listen, c.DatabaseURL, c.BlobURL, c.TemporalAddress = s.cfg.Listen, s.known.DatabaseURL, s.known.BlobURL, s.known.Temporal
 	c.SecretKeyFile = s.layout.secretKey()
+	volumes, err := source.ParseVolumes(s.cfg.FileInputs)
+	if err != nil {
+		return err
+	}
+	for name := range volumes {
+		c.FileInputs = append(c.FileInputs, name.String())
+	}
 	c.WebhookAllow = "127.0.0.0/8,::1" // a developer's receivers are on the same machine
 	if err := vault.Make(c.SecretKeyFile); err != nil {
 		return err

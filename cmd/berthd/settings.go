@@ -37,6 +37,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.BlobURL, "blob-url", s.BlobURL, "object store: file:///absolute/folder or s3://bucket?region=…")
 	f.StringVar(&s.SecretKeyFile, "secret-key-file", s.SecretKeyFile, "file with a key of 64 hexadecimal digits a line: the first seals secrets, all open them; without it, none are kept")
 	f.StringVar(&s.WebhookAllow, "webhook-allow", s.WebhookAllow, "networks besides public addresses in which webhooks may be called, such as 10.1.0.0/16,fd00::/8; plain http goes only there")
+	f.StringArrayVar(&s.FileInputs, "file-inputs", s.FileInputs, "folder of machines that jobs may read as file:///NAME/…: /NAME, or /NAME=TENANT,TENANT for these tenants and those below them (repeatable, or parted by ;); agents name it too")
 	f.StringSliceVar(&s.roles, "role", s.roles, "parts to play: api, worker, dispatch, leader")
 	f.DurationVar(&s.Retention, "retention", s.Retention, "how long ended jobs stay before they are archived")
 	f.DurationVar(&s.OutputRetention, "output-retention", s.OutputRetention, "how long outputs of jobs that have ended are kept, at least until the job is archived; 0: for ever")

@@ -1,14 +1,17 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/spf13/pflag"
 
+	"berth"
 	"berth/internal/controlplane"
 	"berth/internal/flags"
+	"berth/internal/intake"
 )
 
 func parse(t *testing.T, env map[string]string, args ...string) (settings, error) {
@@ -33,7 +36,7 @@ func TestFlagsWinOverTheEnvironment(t *testing.T) {
 	t.Parallel()
 	env := map[string]string{
 		"BERTH_DATABASE_URL": "postgres://env/berth", "BERTH_BLOB_URL": "file:///blobs",
-		"BERTH_RETENTION": "48h", "BERTH_ROLE": "api,leader",
+		"BERTH_RETENTION": "48h", "BERTH_ROLE": "api,leader", "BERTH_FILE_INPUTS": "/datasets=a,b; /models",
 	}
 	s, err := parse(t, env, "--database-url", "postgres://flag/berth")
 	if err != nil {
@@ -41,6 +44,10 @@ func TestFlagsWinOverTheEnvironment(t *testing.T) {
 	}
 	if s.DatabaseURL != "postgres://flag/berth" || s.BlobURL != "file:///blobs" || s.Retention != 48*time.Hour {
 		t.Errorf("settings are %+v", s.Config)
+	}
+	volumes, err := intake.ParseVolumes(s.FileInputs)
+	if err != nil || len(volumes) != 2 || volumes["models"] != nil || !slices.Equal(volumes["datasets"], []berth.TenantID{"a", "b"}) {
+		t.Errorf("jobs may read %v, %v", volumes, err)
 	}
 	if !s.Plays(controlplane.RoleLeader) || s.Plays(controlplane.RoleWorker) {
 		t.Errorf("roles are %v", s.Roles)
@@ -62,6 +69,11 @@ func TestWrongSettingsNameThemselves(t *testing.T) {
 		{"--srsf-outrank=0.5", "1 to 1000"},
 		{"--earmark-for=0s", "allowed are 1m0s and more"},
 		{"--overdue=-1h", "must not be negative"},
+		{"--file-inputs=/etc", "/etc is a folder of the system"},
+		{"--file-inputs=datasets", "write /NAME or /NAME=TENANT,TENANT"},
+		{"--file-inputs=/a;/b=", "/b: \"\" is not a tenant"},
+		{"--file-inputs=/a=x,Y", "/a: \"Y\" is not a tenant"},
+		{"--file-inputs=/a;/a=x", "/a is there twice"},
 	} {
 		if _, err := parse(t, nil, append(ok, c.arg)...); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", c.arg, err)

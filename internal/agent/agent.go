@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -229,6 +230,8 @@ func (a *Agent) inventory(ctx context.Context) (berth.Inventory, error) {
 		}
 		return found
 	}
+	labels := a.cfg.Volumes.Labels()
+	maps.Copy(labels, a.cfg.Labels)
 	return berth.Inventory{
 		Capacity: berth.Capacity{
 			CPUMilli:  pick(a.cfg.Capacity.CPUMilli, info.CPUMilli),
@@ -236,7 +239,7 @@ func (a *Agent) inventory(ctx context.Context) (berth.Inventory, error) {
 			DiskMiB:   pick(a.cfg.Capacity.DiskMiB, info.DiskMiB),
 			GPUMilli:  int64(len(gpus)) * 1000,
 		},
-		Region: a.cfg.Region, Site: a.cfg.Site, Pool: a.cfg.Pool, Labels: a.cfg.Labels, Address: a.cfg.Address,
+		Region: a.cfg.Region, Site: a.cfg.Site, Pool: a.cfg.Pool, Labels: labels, Address: a.cfg.Address,
 		GPUs: gpus, Declared: a.cfg.GPUs.Declared() && len(gpus) > 0,
 		Engine: info.Name + " " + info.Version, Version: a.cfg.Version,
 		Fence:   berth.Duration(a.fence.tell()),

@@ -17,6 +17,7 @@ import (
 	"berth/activities/node"
 	"berth/internal/publicnet"
 	"berth/internal/series"
+	"berth/internal/source"
 	"berth/internal/tracing"
 )
 
@@ -45,6 +46,9 @@ type Config struct {
 	// InputRoots judge the servers' certificates; nil: the system's.
 	InputNetworks publicnet.Policy
 	InputRoots    *x509.CertPool
+
+	// Volumes are folders that jobs may read, and where they lie here.
+	Volumes source.Volumes
 
 	Fence Fence // of at_most_one work; the zero value takes none
 
@@ -144,6 +148,14 @@ func (c Config) complete() (Config, error) {
 	}
 	if c.StateDir, err = filepath.Abs(c.StateDir); err != nil {
 		return c, err
+	}
+	if err := c.Volumes.Check(c.StateDir); err != nil {
+		return c, fmt.Errorf("folders that jobs may read: %w", err)
+	}
+	for key := range c.Labels {
+		if _, own := berth.VolumeOf(key); own {
+			return c, fmt.Errorf("label %s: the agent sets it, by what folders jobs may read; other keys are allowed", key)
+		}
 	}
 	if c.GangNetwork == node.HostNetwork && c.Address == "" {
 		if c.Address, err = addressToward(u); err != nil {

@@ -268,12 +268,15 @@ func TestDockerMountsInputsOfOthersReadOnly(t *testing.T) {
 	t.Parallel()
 	s, m := dockerMachine(t)
 	f := newFileServer(t, m)
+	if err := os.WriteFile(filepath.Join(m.shares(), "a.txt"), []byte("of the machine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	source := s.left(m, "weights")
 	in := func(j *berth.JobSpec) {
-		j.Inputs = []berth.Input{{From: "job:" + string(source) + "/model", To: "/data"}, {From: f.URL + "/versioned", To: "/more/file.bin"}}
+		j.Inputs = []berth.Input{{From: "job:" + string(source) + "/model", To: "/data"}, {From: f.URL + "/versioned", To: "/more/file.bin"}, {From: "file:///datasets/", To: "/set"}}
 	}
-	m.wantLog(s.submit(in, "do", "read-file /data/model.pt", "read-file /more/file.bin"), "weights", served)
-	for _, path := range []string{"/data/model.pt", "/data/new", "/more/file.bin"} {
+	m.wantLog(s.submit(in, "do", "read-file /data/model.pt", "read-file /more/file.bin", "read-file /set/a.txt"), "weights", served, "of the machine")
+	for _, path := range []string{"/data/model.pt", "/data/new", "/more/file.bin", "/set/a.txt"} {
 		id := s.submit(in, "write-file", path, "mine")
 		_, w := m.run(id)
 		if x := w.exit(); x.Code == 0 {
@@ -281,7 +284,7 @@ func TestDockerMountsInputsOfOthersReadOnly(t *testing.T) {
 		}
 		s.settle(id)
 	}
-	m.wantLog(s.submit(in, "do", "read-file /data/model.pt", "read-file /more/file.bin"), "weights", served)
+	m.wantLog(s.submit(in, "do", "read-file /data/model.pt", "read-file /more/file.bin", "read-file /set/a.txt"), "weights", served, "of the machine")
 }
 
 // What only a newer agent knows, another machine may have: the job is not to

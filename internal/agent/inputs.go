@@ -51,6 +51,12 @@ func (r *rank) input(ctx context.Context, i int, in berth.Input, p placing) erro
 		}
 	case berth.InputS3, berth.InputGS, berth.InputAzure, berth.InputHTTPS:
 		return r.elsewhere(ctx, in, p)
+	case berth.InputFile:
+		v, _, err := berth.ParseFile(in.From)
+		if err != nil || !slices.Contains(r.claim.Volumes, v) {
+			return damage{fmt.Sprintf("the operator of this cluster does not let jobs of tenant %s read the folder %s any more", r.claim.Tenant, v)}
+		}
+		return r.elsewhere(ctx, in, p)
 	case berth.InputUnknown: // a newer server let it through, and a newer agent may know it
 		scheme, _, _ := strings.Cut(in.From, "://")
 		return fmt.Errorf("this machine's agent knows no inputs from %.40s://", scheme)

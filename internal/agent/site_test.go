@@ -24,6 +24,7 @@ import (
 	"berth/db/dbtest"
 	"berth/internal/agent"
 	"berth/internal/blob"
+	"berth/internal/intake"
 	"berth/internal/vault"
 )
 
@@ -72,6 +73,7 @@ func newSite(t *testing.T) *site {
 	server, err := api.New(api.Deps{
 		DB: s.db, Control: s.db, Logger: slog.New(slog.DiscardHandler), Agent: api.AgentDeps{Blobs: s.blobs},
 		Logs: &blob.LogReader{Store: s.blobs, DB: s.db}, Vault: s.keys,
+		Volumes: intake.Volumes{"datasets": {"default"}},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -52,7 +52,7 @@ func newSupervisor(cfg Config, c *control, f *fence, kept *cache, log *slog.Logg
 	ctx, stop := context.WithCancelCause(context.Background())
 	s := &Supervisor{
 		cfg: cfg, log: log, control: c, fence: f, cache: kept, vault: openVaultDir(cfg.StateDir, inMemory), ctx: ctx, stop: stop,
-		sources: source.Open(source.Options{Policy: cfg.InputNetworks, Roots: cfg.InputRoots}),
+		sources: source.Open(source.Options{Policy: cfg.InputNetworks, Roots: cfg.InputRoots, Volumes: cfg.Volumes, Own: []string{cfg.StateDir}}),
 		adopted: make(chan struct{}),
 		ranks:   map[berth.AllocationID]*rank{},
 		gone:    map[berth.AllocationID]bool{},

@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/intake"
 	"berth/internal/publicnet"
 )
 
@@ -53,9 +54,10 @@ type Config struct {
 	Policy            Policy  // of placing
 	RatePerSecond     float64 // calls of one token
 	Burst             int
-	SecretKeyFile     string // keys that secrets are sealed with; empty: none are kept
-	WebhookAllow      string // networks besides public addresses that webhooks may be called in
-	Pprof             string // address for profiles; empty: none
+	SecretKeyFile     string   // keys that secrets are sealed with; empty: none are kept
+	WebhookAllow      string   // networks besides public addresses that webhooks may be called in
+	FileInputs        []string // folders of machines that jobs may read, see intake.ParseVolumes
+	Pprof             string   // address for profiles; empty: none
 }
 
 // Default is the configuration that flags start from.
@@ -106,6 +108,8 @@ func (c Config) Validate() error {
 	}
 	_, err := publicnet.Parse(c.WebhookAllow)
 	require(err == nil, "webhook-allow: %v", err)
+	_, err = intake.ParseVolumes(c.FileInputs)
+	require(err == nil, "file-inputs: %v", err)
 	require(c.Pprof == "" || isLoopback(c.Pprof), "pprof address %q: allowed is HOST:PORT on loopback", c.Pprof)
 	for name, d := range map[string]time.Duration{
 		"retention": c.Retention, "suspect-after": c.SuspectAfter, "lost-after": c.LostAfter, "fence-margin": c.FenceMargin, "reconcile-every": c.ReconcileEvery,

@@ -162,7 +162,11 @@ func (c *ControlPlane) assemble(ctx context.Context, d *db.DB, t client.Client) 
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	dispatcher := dispatch.New(t, d, dispatch.Options{Starts: c.cfg.Plays(RoleDispatch), Logger: c.log})
-	judge := intake.New(d)
+	volumes, err := intake.ParseVolumes(c.cfg.FileInputs)
+	if err != nil {
+		return nil, end, err
+	}
+	judge := intake.New(d, volumes)
 	told := newTeller(d, c.opts.Traces, c.log)
 	var front, middle []part
 	var blobs *blob.Store
@@ -240,6 +244,10 @@ func (c *ControlPlane) newScheduler(d *db.DB, dispatcher *dispatch.Dispatcher, j
 
 func (c *ControlPlane) newAPI(told *teller, dispatcher *dispatch.Dispatcher, blobs *blob.Store, keys *vault.Keys, registry *prometheus.Registry) (part, error) {
 	d := told.DB
+	volumes, err := intake.ParseVolumes(c.cfg.FileInputs)
+	if err != nil {
+		return nil, err
+	}
 	server, err := api.New(api.Deps{
 		DB: d, Control: told, Traces: c.opts.Traces, Poker: dispatcher, Logs: &blob.LogReader{Store: blobs, DB: d}, Logger: c.log, Version: c.opts.Version,
 		Checks: []api.Check{
@@ -251,6 +259,7 @@ func (c *ControlPlane) newAPI(told *teller, dispatcher *dispatch.Dispatcher, blo
 		Metrics: registry,
 		Agent:   api.AgentDeps{Blobs: blobs},
 		Vault:   keys,
+		Volumes: volumes,
 
 		PlainWebhooks: c.cfg.WebhookAllow != "",
 	})

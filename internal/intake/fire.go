@@ -32,9 +32,9 @@ func CheckSchedule(s berth.ScheduleSpec) []berth.FieldError {
 func (i *Intake) AdmitSchedule(ctx context.Context, tenant berth.TenantID, s berth.ScheduleSpec) error {
 	switch {
 	case s.Job != nil:
-		return i.Admit(ctx, tenant, *s.Job)
+		return i.admit(ctx, tenant, "job.", *s.Job)
 	case s.Pipeline != nil:
-		return i.AdmitPipeline(ctx, tenant, *s.Pipeline)
+		return i.admitPipeline(ctx, tenant, "pipeline.", *s.Pipeline)
 	default:
 		return nil // which is a fault
 	}

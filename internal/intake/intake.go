@@ -11,23 +11,41 @@ import (
 
 // Intake judges new work. Its methods may be called concurrently.
 type Intake struct {
-	db     *db.DB
-	fleet  fleet
-	quotas quotas
+	db      *db.DB
+	volumes Volumes
+	fleet   fleet
+	quotas  quotas
 }
 
-// New returns an intake over the database.
-func New(d *db.DB) *Intake {
-	return &Intake{db: d, fleet: fleet{db: d}, quotas: quotas{db: d}}
+// New returns an intake over the database, which lets jobs read these volumes.
+func New(d *db.DB, v Volumes) *Intake {
+	return &Intake{db: d, volumes: v, fleet: fleet{db: d}, quotas: quotas{db: d}}
 }
 
-// Forget makes the next judgement read the tenants' quotas anew: one was
-// changed by this process.
+// Forget makes the next judgement read the tenants and their quotas anew: one
+// was changed by this process.
 func (i *Intake) Forget() { i.quotas.forget() }
 
-// Admit refuses what no machine, with slug unsatisfiable, or no quota of the
-// tenant, with slug quota, could ever hold.
+// Admit refuses what the tenant's jobs may not read, with slug invalid_spec, and
+// what no machine, with slug unsatisfiable, or no quota of the tenant, with slug
+// quota, could ever hold.
 func (i *Intake) Admit(ctx context.Context, tenant berth.TenantID, spec berth.JobSpec) error {
+	return i.admit(ctx, tenant, "", spec)
+}
+
+// admit is Admit of a spec that is the field prefix of what was sent.
+func (i *Intake) admit(ctx context.Context, tenant berth.TenantID, prefix string, spec berth.JobSpec) error {
+	faults, err := i.forbidden(ctx, tenant, prefix, spec)
+	if err != nil {
+		return err
+	}
+	if err := forbids(faults); err != nil {
+		return err
+	}
+	return i.fits(ctx, tenant, spec)
+}
+
+func (i *Intake) fits(ctx context.Context, tenant berth.TenantID, spec berth.JobSpec) error {
 	if err := i.fleet.satisfiable(ctx, spec.Request()); err != nil {
 		return err
 	}
@@ -37,11 +55,26 @@ func (i *Intake) Admit(ctx context.Context, tenant berth.TenantID, spec berth.Jo
 // AdmitPipeline admits each job of it, at every level, and names the first that is
 // refused.
 func (i *Intake) AdmitPipeline(ctx context.Context, tenant berth.TenantID, p berth.PipelineSpec) error {
+	return i.admitPipeline(ctx, tenant, "", p)
+}
+
+func (i *Intake) admitPipeline(ctx context.Context, tenant berth.TenantID, prefix string, p berth.PipelineSpec) error {
+	var faults []berth.FieldError
+	for path, step := range p.All() {
+		more, err := i.forbidden(ctx, tenant, prefix+berth.StepField(path)+".", step)
+		if err != nil {
+			return err
+		}
+		faults = append(faults, more...)
+	}
+	if err := forbids(faults); err != nil {
+		return err
+	}
 	for path, step := range p.All() {
 		if step.Nests() {
 			continue
 		}
-		if err := i.Admit(ctx, tenant, step); err != nil {
+		if err := i.fits(ctx, tenant, step); err != nil {
 			return fmt.Errorf("step %s: %w", path, err)
 		}
 	}

@@ -39,6 +39,19 @@ func (q *quotas) admit(ctx context.Context, tenant berth.TenantID, r berth.Reque
 	return nil
 }
 
+// line is the tenant and those above it.
+func (q *quotas) line(ctx context.Context, tenant berth.TenantID) ([]berth.TenantID, error) {
+	rows, err := q.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	line := []berth.TenantID{tenant}
+	for at, ok := rows[tenant]; ok && at.Parent != ""; at, ok = rows[at.Parent] {
+		line = append(line, at.Parent)
+	}
+	return line, nil
+}
+
 func (q *quotas) read(ctx context.Context) (map[berth.TenantID]db.TenantRow, error) {
 	q.mu.Lock()
 	rows, fresh := q.rows, time.Now().Before(q.until)

@@ -8,7 +8,9 @@ import (
 	"io"
 	"os"
 	"path"
+	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -37,11 +39,12 @@ type store interface {
 type object struct {
 	key, name string // name is where it goes, below the input's folder
 	size      int64
-	version   string  // tells contents of one key apart
-	pin       string  // what its store asks for it by; "": nothing but the key
-	crc32c    *uint32 // of its content; nil: not known
-	gzipped   bool    // its store would unpack it on the way, if not told otherwise
-	folder    bool    // it is none, but a folder that the store keeps
+	version   string    // tells contents of one key apart
+	pin       string    // what its store asks for it by; "": nothing but the key
+	crc32c    *uint32   // of its content; nil: not known
+	gzipped   bool      // its store would unpack it on the way, if not told otherwise
+	folder    bool      // it is none, but a folder that the store keeps
+	settled   time.Time // from when on a change makes another version; zero: always
 }
 
 // Bounds of what a store lists. A page has at most pageSize objects, each with a
@@ -104,6 +107,8 @@ func (s *Sources) findObjects(ctx context.Context, in berth.Input, login berth.S
 		kind, err = kindGS, s.openGS(b, in, login)
 	case berth.InputAzure:
 		kind, err = kindAzure, s.openAzure(b, in, login)
+	case berth.InputFile:
+		kind, err = kindVolume, s.openVolume(b, in)
 	default:
 		panic(fmt.Sprintf("objects of kind %d", in.Kind()))
 	}
@@ -189,6 +194,9 @@ func (b *bucket) list(ctx context.Context) (list []object, folders []string, err
 	if len(list) == 0 {
 		return nil, nil, refusedf("%s: nothing lies there", b.store.url(b.prefix))
 	}
+	// The address is that of the list, and some stores have no order.
+	slices.SortFunc(list, func(a, o object) int { return strings.Compare(a.key, o.key) })
+	slices.Sort(folders)
 	if err := archive.Judge(entries, b.limits); err != nil {
 		return nil, nil, refusedf("%s: %s", b.store.url(b.prefix), strings.TrimPrefix(err.Error(), "archive: "))
 	}

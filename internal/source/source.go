@@ -32,12 +32,16 @@ type Options struct {
 	Policy publicnet.Policy
 	Roots  *x509.CertPool // that servers' certificates are judged by; nil: the system's
 	Limits archive.Limits // of one input; zero: MaxInputBytes and MaxInputFiles
+
+	Volumes Volumes  // folders of this machine that may be read
+	Own     []string // folders of the agent's, of which nothing may be
 }
 
 // Sources reads inputs. It may be used concurrently.
 type Sources struct {
 	files, objects *http.Client
 	limits         archive.Limits
+	volumes        map[berth.Volume]*volume
 }
 
 // Open returns sources; nothing is connected yet.
@@ -50,10 +54,15 @@ func Open(o Options) *Sources {
 	transport.ResponseHeaderTimeout = headerTimeout
 	transport.DisableCompression = true // what is stored is what is wanted
 	transport.MaxIdleConnsPerHost = 16
+	volumes := map[berth.Volume]*volume{}
+	for name, dir := range o.Volumes {
+		volumes[name] = &volume{name: name, dir: dir, own: o.Own, most: o.Limits.Files, calls: make(chan struct{}, callsAbreast)}
+	}
 	return &Sources{
 		files:   &http.Client{Transport: transport, CheckRedirect: stayEncrypted},
 		objects: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
 		limits:  o.Limits,
+		volumes: volumes,
 	}
 }
 
@@ -82,7 +91,7 @@ func (f *Found) Fetch(ctx context.Context, to *os.Root, again Again) (archive.Su
 // names, "" if it names none.
 func (s *Sources) Find(ctx context.Context, in berth.Input, login berth.Sensitive) (*Found, error) {
 	switch kind := in.Kind(); kind {
-	case berth.InputS3, berth.InputGS, berth.InputAzure:
+	case berth.InputS3, berth.InputGS, berth.InputAzure, berth.InputFile:
 		return s.findObjects(ctx, in, login)
 	case berth.InputHTTPS:
 		return s.findFile(ctx, in, login)

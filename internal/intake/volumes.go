@@ -1,0 +1,131 @@
+package intake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"berth"
+)
+
+// Volumes says which folders of machines jobs may read, and of which tenants the
+// jobs must be, those below them included. No tenants: all. The zero value allows
+// nothing.
+type Volumes map[berth.Volume][]berth.TenantID
+
+// ParseVolumes reads what an operator allows: /NAME, or /NAME=TENANT,TENANT;
+// several in one text are parted by semicolons.
+func ParseVolumes(list []string) (Volumes, error) {
+	all := Volumes{}
+	var faults []error
+	for text := range strings.SplitSeq(strings.Join(list, ";"), ";") {
+		if text = strings.TrimSpace(text); text == "" {
+			continue
+		}
+		name, tenants, some := strings.Cut(text, "=")
+		v, err := berth.ParseVolume(name)
+		if err != nil {
+			faults = append(faults, fmt.Errorf("%w; write /NAME or /NAME=TENANT,TENANT", err))
+			continue
+		}
+		if _, twice := all[v]; twice {
+			faults = append(faults, fmt.Errorf("%s is there twice", v))
+		}
+		all[v] = nil
+		for t := range strings.SplitSeq(tenants, ",") {
+			if !some {
+				break
+			}
+			id, err := berth.ParseTenantID(strings.TrimSpace(t))
+			if err != nil {
+				faults = append(faults, fmt.Errorf("%s: %w", v, err))
+			}
+			all[v] = append(all[v], id)
+		}
+	}
+	return all, errors.Join(faults...)
+}
+
+// Allowed returns those volumes that jobs of the tenant may read, by name.
+func (i *Intake) Allowed(ctx context.Context, tenant berth.TenantID) ([]berth.Volume, error) {
+	if len(i.volumes) == 0 {
+		return nil, nil
+	}
+	line, err := i.quotas.line(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	var list []berth.Volume
+	for _, v := range slices.Sorted(maps.Keys(i.volumes)) {
+		to := i.volumes[v]
+		if to == nil || slices.ContainsFunc(line, func(t berth.TenantID) bool { return slices.Contains(to, t) }) {
+			list = append(list, v)
+		}
+	}
+	return list, nil
+}
+
+// AllowInputs refuses, with slug invalid_spec, inputs from folders that the tenant's
+// jobs may not read.
+func (i *Intake) AllowInputs(ctx context.Context, tenant berth.TenantID, s berth.JobSpec) error {
+	faults, err := i.forbidden(ctx, tenant, "", s)
+	if err != nil {
+		return err
+	}
+	return forbids(faults)
+}
+
+// forbidden are the faults of inputs from folders that the tenant's jobs may not
+// read. A folder that others may is told from none by nothing.
+func (i *Intake) forbidden(ctx context.Context, tenant berth.TenantID, prefix string, s berth.JobSpec) ([]berth.FieldError, error) {
+	named := s.VolumesNamed()
+	if len(named) == 0 {
+		return nil, nil
+	}
+	allowed, err := i.Allowed(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	var faults []berth.FieldError
+	for _, n := range named {
+		if slices.Contains(allowed, n.Volume) {
+			continue
+		}
+		f := berth.FieldError{
+			Field:   fmt.Sprintf("%sinputs[%d].from", prefix, n.Input),
+			Detail:  fmt.Sprintf("the operator of this cluster does not let jobs of tenant %s read the folder %s", tenant, n.Volume),
+			Allowed: "file:// and then one of " + joined(allowed),
+		}
+		if len(allowed) == 0 {
+			f.Detail = fmt.Sprintf("the operator of this cluster lets jobs of tenant %s read no folders of machines", tenant)
+			f.Allowed = "inputs that are no file://, until the operator allows a folder (berthd --file-inputs)"
+		}
+		faults = append(faults, f)
+	}
+	return faults, nil
+}
+
+// joined names the folders as they are written in addresses.
+func joined(list []berth.Volume) string {
+	var names []string
+	for _, v := range list {
+		names = append(names, v.String()+"/")
+	}
+	return strings.Join(names, ", ")
+}
+
+// mostFaults is how many of them are told.
+const mostFaults = 100
+
+func forbids(faults []berth.FieldError) error {
+	if len(faults) == 0 {
+		return nil
+	}
+	faults = faults[:min(len(faults), mostFaults)]
+	first := faults[0]
+	return &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec, Fields: faults,
+		Message: first.Field + " " + first.Detail + "; allowed: " + first.Allowed}
+}
