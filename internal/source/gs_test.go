@@ -202,7 +202,7 @@ func TestNobodyWaitsForATokenLongerThanItsJob(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	one, other := emptied(t), emptied(t)
+	one, other := emptyDir(t), emptyDir(t)
 	var first sync.WaitGroup
 	defer first.Wait()
 	defer close(release)
@@ -240,13 +240,13 @@ func TestAFetchThatIsStoppedIsNoFetch(t *testing.T) {
 	}
 	stopped, stop := context.WithCancel(t.Context())
 	stop()
-	if sum, err := found.Fetch(stopped, emptied(t), times(1)); err == nil {
+	if sum, err := found.Fetch(stopped, emptyDir(t), times(1)); err == nil {
 		t.Errorf("it has fetched %+v", sum)
 	}
 }
 
-// folder is an empty one.
-func emptied(t *testing.T) *os.Root {
+// emptyDir is one to fetch into.
+func emptyDir(t *testing.T) *os.Root {
 	t.Helper()
 	root, err := os.OpenRoot(t.TempDir())
 	if err != nil {
