@@ -14,12 +14,12 @@ func TestDataKeysTellContentAndTenantsApart(t *testing.T) {
 	bucket := berth.Input{From: "s3://bucket/data/", To: "/data"}
 	there := bucket
 	there.Endpoint = "https://elsewhere.example.com"
-	s := berth.JobSpec{Workdir: string(code), Inputs: []berth.Input{
+	s := berth.JobSpec{Image: "python:3.12-slim", Workdir: string(code), Inputs: []berth.Input{
 		{From: string(data), To: "/a"}, {From: string(data), To: "/b"}, bucket, there,
 		{From: "job:" + someJob + "/model", To: "/c"},
 	}}
 	keys := s.DataKeys("one")
-	want := []berth.DataKey{berth.ArchiveKey("one", code), berth.ArchiveKey("one", data), bucket.SourceKey("one"), there.SourceKey("one")}
+	want := []berth.DataKey{berth.ArchiveKey("one", code), berth.ArchiveKey("one", data), bucket.SourceKey("one"), there.SourceKey("one"), berth.ImageKey("one", s.Image)}
 	if len(keys) != len(want) {
 		t.Fatalf("keys %v, want %v", keys, want)
 	}
@@ -37,6 +37,9 @@ func TestDataKeysTellContentAndTenantsApart(t *testing.T) {
 	in.To, secret.Secret = "/elsewhere", "LOGIN"
 	if in.SourceKey("one") != bucket.SourceKey("one") || secret.SourceKey("one") != bucket.SourceKey("one") {
 		t.Error("where it is put, or by whose login it is read, makes it other content")
+	}
+	if berth.ImageKey("one", "a:1") == berth.ImageKey("one", "a:2") {
+		t.Error("an image's name does not tell it apart")
 	}
 	if keys := (berth.JobSpec{Workdir: "./src"}).DataKeys("one"); keys != nil {
 		t.Errorf("a folder that was not sent has keys %v", keys)

@@ -73,8 +73,8 @@ type SyncRequest struct {
 	Brief     bool           `json:"brief,omitempty"` // of a call that reports: another one polls, so the set of assignments may be left out
 }
 
-// CacheReport is what a machine's cache holds: its largest entries, at most
-// MaxCachedData. It stands for all that was told before. One that is lost or old
+// CacheReport is what a machine holds of what jobs need: the largest entries of
+// its cache and of the images that they have used, at most MaxCachedData. It stands for all that was told before. One that is lost or old
 // makes a job fetch what it might have found, and no more. A server that does not
 // know it refuses the call.
 type CacheReport struct {

@@ -126,12 +126,12 @@ type Fit struct {
 	Clauses    []FitClause `json:"clauses,omitempty" doc:"those that rule out any machine, in order"`
 	Candidates []MachineID `json:"candidates,omitempty" doc:"machines that fit now, the best first"`
 	Lacking    []Shortfall `json:"lacking,omitempty" doc:"what no machine could ever give"`
-	Data       []DataAt    `json:"data,omitempty" doc:"machines whose caches hold some of its code and inputs, the most first, a few"`
+	Data       []DataAt    `json:"data,omitempty" doc:"machines that hold some of its code, its inputs and its image, the most first, a few"`
 	Summary    string      `json:"summary"`
 }
 
-// DataAt is how much of what a job needs a machine's cache holds, as it was told
-// last.
+// DataAt is how much of what a job needs a machine holds, in its cache and among
+// the images that the tenant's jobs have used there, as it was told last.
 type DataAt struct {
 	Machine MachineID `json:"machine"`
 	Bytes   int64     `json:"bytes"`

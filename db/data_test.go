@@ -44,7 +44,8 @@ func TestTheQueueTellsWhatDataJobsNeed(t *testing.T) {
 		takes(source, "model")(j)
 		j.Workdir, j.Inputs = string(code), append(j.Inputs, bucket)
 	}
-	want := []berth.DataKey{berth.ArchiveKey("default", code), bucket.SourceKey("default"), berth.ArchiveKey("default", left)}
+	image := berth.ImageKey("default", "busybox")
+	want := []berth.DataKey{berth.ArchiveKey("default", code), bucket.SourceKey("default"), image, berth.ArchiveKey("default", left)}
 	array := s.submit(func(j *berth.JobSpec) { all(j); j.Array = &berth.Array{Size: 2} })
 	s.tend(array)
 	for what, id := range map[string]berth.JobID{"a job": s.submit(all), "an element": s.element(array, 1)} {
@@ -52,12 +53,12 @@ func TestTheQueueTellsWhatDataJobsNeed(t *testing.T) {
 			t.Errorf("%s needs %v, want %v", what, got, want)
 		}
 	}
-	if got := s.dataOf(s.submit(nil)); got != nil {
-		t.Errorf("a job without data needs %v", got)
+	if got := s.dataOf(s.submit(nil)); !slices.Equal(got, []berth.DataKey{image}) {
+		t.Errorf("a job of an image alone needs %v", got)
 	}
 	// What a step takes is known once the other has left it.
 	id := s.line()
-	if got := s.dataOf(s.step(id, "c")); len(got) != 0 {
+	if got := s.dataOf(s.step(id, "c")); !slices.Equal(got, []berth.DataKey{image}) {
 		t.Errorf("a step that waits needs %v", got)
 	}
 	left = s.leaves(s.step(id, "a"), 1, 0, "model", "2")
@@ -65,8 +66,8 @@ func TestTheQueueTellsWhatDataJobsNeed(t *testing.T) {
 		s.finish(s.step(id, step), 0)
 		s.tend(id)
 	}
-	if got := s.dataOf(s.step(id, "c")); len(got) != 1 || got[0] != berth.ArchiveKey("default", left) {
-		t.Errorf("it needs %v, want the key of %s", got, left)
+	if got := s.dataOf(s.step(id, "c")); !slices.Equal(got, []berth.DataKey{image, berth.ArchiveKey("default", left)}) {
+		t.Errorf("it needs %v, want the key of its image and of %s", got, left)
 	}
 }
 
@@ -124,8 +125,18 @@ func TestAMachineTellsWhatItsCacheHolds(t *testing.T) {
 	if got := told(); len(got[0].Holds) != berth.MaxCachedData-2 {
 		t.Errorf("of %d, %d are kept", len(many), len(got[0].Holds))
 	}
-	mustExec(t, s.pool, `UPDATE machines SET state = 'retired' WHERE id = 'm0'`)
+	if err := s.db.Retire(t.Context(), "m0", "user:test"); err != nil {
+		t.Fatal(err)
+	}
+	if n := one[int](s, `SELECT count(*) FROM machine_caches`); n != 0 {
+		t.Errorf("of a machine that was removed there are %d rows", n)
+	}
+	// A report that was under way has come late.
+	mustExec(t, s.pool, `INSERT INTO machine_caches (machine_id, keys, mib) VALUES ('m0', '{7}', '{4096}')`)
 	if got := told(); len(got) != 0 {
 		t.Errorf("of a machine that was removed: %+v", got)
+	}
+	if c := s.catchUp(cursor); len(c.Caches) != 0 {
+		t.Errorf("of a machine that was removed the feed brings %+v", c.Caches)
 	}
 }

@@ -35,7 +35,7 @@ type QueueJob struct {
 	Parallel      int         // of its parent's elements that may hold capacity at once; 0: no limit
 	Name          string
 	Step          string          // of a pipeline, Parent; "": it is none
-	Data          []berth.DataKey // of its code and its inputs
+	Data          []berth.DataKey // of its code, its inputs and its image
 	VerifiedAt    *time.Time      // its newest checkpoint, whatever attempt it is of
 	XID           uint64          // of the transaction that wrote it last
 

@@ -32,6 +32,7 @@ func (s *stage) catchUp(cursor db.Cursor) db.Changes {
 	for all.Next < all.End {
 		c := s.feed(all.Next, db.Hinted{})
 		all.Next, all.Jobs, all.Machines = c.Next, append(c.Jobs, all.Jobs...), append(c.Machines, all.Machines...)
+		all.Caches = append(c.Caches, all.Caches...)
 	}
 	seenJobs, seenMachines := map[berth.JobID]bool{}, map[berth.MachineID]bool{}
 	all.Jobs = slices.DeleteFunc(all.Jobs, func(j db.QueueJob) bool { return seen(seenJobs, j.ID) })

@@ -246,6 +246,9 @@ func (d *DB) Retire(ctx context.Context, id berth.MachineID, actor string) error
 			WITH revoked AS (
 				UPDATE tokens SET revoked_at = coalesce(revoked_at, now())
 				WHERE machine_id = @machine
+			), emptied AS (
+				DELETE FROM machine_caches
+				WHERE machine_id = @machine
 			)
 			UPDATE machines
 			SET state = 'retired', reason = 'retired by ' || @actor::text, drain_reason = NULL, drain_deadline = NULL

@@ -57,28 +57,44 @@ func compareStocks(a, b stock) int {
 }
 
 // SetCache tells what a machine's cache holds, each key once, in place of what was
-// told before. The machine need not be known yet. The caller leaves the list as
+// told before. The machine need not be known yet; once it is removed, what it held
+// is forgotten. The caller leaves the list as
 // it is.
 func (s *Snapshot) SetCache(id berth.MachineID, holds []berth.CachedData) {
 	x := &s.stocks
-	for _, d := range x.of[id] {
-		list := slices.DeleteFunc(x.where[d.Key], func(o stock) bool { return o.machine == id })
-		if x.where[d.Key] = list; len(list) == 0 {
-			delete(x.where, d.Key)
-		}
-	}
-	delete(x.of, id)
-	if len(holds) == 0 {
-		return
-	}
 	if x.of == nil {
 		x.of, x.where = map[berth.MachineID][]berth.CachedData{}, map[berth.DataKey][]stock{}
 	}
-	x.of[id] = holds
+	before := x.of[id]
+	for _, d := range before {
+		if !slices.Contains(holds, d) {
+			x.take(d.Key, stock{id, d.MiB})
+		}
+	}
 	for _, d := range holds {
-		one := stock{id, d.MiB}
-		i, _ := slices.BinarySearchFunc(x.where[d.Key], one, compareStocks)
-		x.where[d.Key] = slices.Insert(x.where[d.Key], i, one)
+		if !slices.Contains(before, d) {
+			x.put(d.Key, stock{id, d.MiB})
+		}
+	}
+	if x.of[id] = holds; len(holds) == 0 {
+		delete(x.of, id)
+	}
+}
+
+// put and take look at no more of a list than they must: of an image, all machines
+// may be in it.
+func (x *stocks) put(key berth.DataKey, one stock) {
+	i, _ := slices.BinarySearchFunc(x.where[key], one, compareStocks)
+	x.where[key] = slices.Insert(x.where[key], i, one)
+}
+
+func (x *stocks) take(key berth.DataKey, one stock) {
+	list := x.where[key]
+	if i, ok := slices.BinarySearchFunc(list, one, compareStocks); ok {
+		list = slices.Delete(list, i, i+1)
+	}
+	if x.where[key] = list; len(list) == 0 {
+		delete(x.where, key)
 	}
 }
 

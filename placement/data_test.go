@@ -136,9 +136,13 @@ func TestForgottenCachesLeaveNothing(t *testing.T) {
 			}
 		}
 	}
-	for _, id := range ids {
+	s.UpsertMachine(gpuMachine(0, 96000))
+	s.SetCache("m00", []berth.CachedData{{Key: 1, MiB: 1}})
+	s.RemoveMachine("m00")
+	for _, id := range ids[1:] {
 		s.SetCache(id, nil)
 	}
+	s.RemoveMachine(ids[0]) // nobody has told of it but of its cache
 	if len(s.stocks.of)+len(s.stocks.where) > 0 {
 		t.Errorf("left over: %+v", s.stocks)
 	}

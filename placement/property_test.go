@@ -191,6 +191,7 @@ func planAgainstOracle(t *testing.T, planner placement.Planner) {
 				id := berth.MachineID(fmt.Sprintf("m%d", rapid.IntRange(0, 5).Draw(t, "machine")))
 				if len(assumed) == 0 {
 					delete(w.machines, id)
+					delete(w.caches, id)
 					s.RemoveMachine(id)
 				}
 			},

@@ -197,6 +197,7 @@ func (s *Snapshot) RemoveMachine(id berth.MachineID) {
 			delete(s.on, id)
 		}
 	}
+	s.SetCache(id, nil)
 }
 
 func (s *Snapshot) disown(n *node) {

@@ -21,6 +21,9 @@ type Runtime interface {
 	// was put here without one.
 	// Errors wrap ErrImageNotFound, ErrImageMismatch or ErrImageUnavailable.
 	EnsureImage(ctx context.Context, ref string, auth *RegistryAuth) (digest string, err error)
+	// ImageBytes is the size of an image that EnsureImage would not have to pull, as
+	// the engine reckons it; ErrNoImage if it is not here.
+	ImageBytes(ctx context.Context, ref string) (int64, error)
 	// Create makes the container but does not start it. If one of this name
 	// exists it is returned unchanged with ErrExists, for the caller to adopt
 	// after comparing labels.
@@ -80,6 +83,8 @@ var (
 	// ErrImageMismatch: what arrived is not what the digest says. Somebody has
 	// changed the image, or what lies between.
 	ErrImageMismatch = errors.New("image does not match its digest")
+	// ErrNoImage: the image is not on this machine.
+	ErrNoImage = errors.New("no such image here")
 	// ErrNoContainer: no container of this name exists.
 	ErrNoContainer = errors.New("no such container")
 	// ErrNoPath: nothing lies at that path in the container.

@@ -54,11 +54,13 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer a.fence.close()
-	kept, err := openCache(cfg.StateDir, cfg.CacheBytes, a.log)
+	holds := &holdings{}
+	kept, err := openCache(cfg.StateDir, cfg.CacheBytes, holds, a.log)
 	if err != nil {
 		return err
 	}
-	a.sup = newSupervisor(cfg, a.control, a.fence, kept, a.log)
+	has := openImages(cfg.StateDir, cfg.Runtime, holds, a.log)
+	a.sup = newSupervisor(cfg, a.control, a.fence, kept, has, a.log)
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -66,6 +68,7 @@ func Run(ctx context.Context, cfg Config) error {
 	all.Go(func() { a.sup.watchGPUs(ctx) })
 	all.Go(func() { a.sup.watchQuarantine(ctx) })
 	all.Go(func() { a.sup.sweepNetworks(ctx) })
+	all.Go(func() { has.watch(ctx, cfg.Timing.ImagePoll) })
 	all.Go(func() { a.fence.watch(ctx, a.control.endSession) })
 	all.Go(func() { a.work(ctx) })
 	err = a.keepSession(ctx)
@@ -327,8 +330,8 @@ func (a *Agent) report(ctx context.Context, over <-chan struct{}, in *inbox) {
 		}
 		a.sup.undelivered(batch)
 		if batch.cache != nil && berth.CodeOf(err) == berth.CodeInvalid {
-			a.log.Info("the server knows nothing of caches, and is told nothing of this one", "err", err)
-			a.sup.mute()
+			a.log.Info("the server knows nothing of caches, and is told nothing of this one for now", "err", err)
+			a.sup.refusedCache()
 			continue
 		}
 		if a.failed(ctx, over, wait, err) {

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"berth"
@@ -47,8 +46,7 @@ type cache struct {
 	users map[string]int           // of entries in use, by folder; those stay
 	busy  map[string]chan struct{} // holds one token; taken while an entry is fetched
 
-	holds   atomic.Pointer[holdings]
-	changed func() // called when holds is another one; nil: nobody asks
+	holds *holdings // told what the entries are
 }
 
 // DefaultCache is how much a machine keeps of what its jobs have needed.
@@ -66,8 +64,8 @@ type cacheRecord struct {
 }
 
 // openCache opens the folder and removes what was left half made.
-func openCache(state string, limit int64, log *slog.Logger) (*cache, error) {
-	c := &cache{dir: filepath.Join(state, "cache"), limit: limit, log: log, users: map[string]int{}, busy: map[string]chan struct{}{}}
+func openCache(state string, limit int64, holds *holdings, log *slog.Logger) (*cache, error) {
+	c := &cache{dir: filepath.Join(state, "cache"), limit: limit, holds: holds, log: log, users: map[string]int{}, busy: map[string]chan struct{}{}}
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open cache: %w", err)
 	}
@@ -84,7 +82,7 @@ func openCache(state string, limit int64, log *slog.Logger) (*cache, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open cache: %w", err)
 	}
-	c.note(all)
+	c.holds.noteCache(held(all))
 	return c, nil
 }
 
@@ -289,7 +287,7 @@ func (c *cache) evict() (gone []string, err error) {
 		total -= one.bytes
 		all[i].bytes = 0
 	}
-	c.note(all)
+	c.holds.noteCache(held(all))
 	return gone, nil
 }
 

@@ -92,7 +92,9 @@ type Timing struct {
 	PullPause       time.Duration // before an image is asked for again, the first time; then doubled
 	PreparePatience time.Duration // with an image and a checkpoint, before the rank goes elsewhere
 	RefusedPause    time.Duration // before a report that the server could not store is sent again
-	CachePause      time.Duration // between two reports of what the cache holds
+	CachePause      time.Duration // between two reports of what the cache and the engine hold
+	CacheRefused    time.Duration // after one that the server did not take: it may be upgraded meanwhile
+	ImagePoll       time.Duration // between two looks for images that have left the engine
 	ClaimFresh      time.Duration // how long a rank may begin on its claim alone: less than a machine's lease, so that no machine declared lost begins anything
 	NetworkSweep    time.Duration // between two looks for networks that gangs have left
 	NetworkAge      time.Duration // before one that nobody is on counts as left
@@ -120,6 +122,8 @@ func (t Timing) withDefaults() Timing {
 	set(&t.PreparePatience, time.Hour)
 	set(&t.RefusedPause, time.Minute)
 	set(&t.CachePause, 10*time.Second)
+	set(&t.CacheRefused, time.Hour)
+	set(&t.ImagePoll, 5*time.Minute)
 	set(&t.ClaimFresh, berth.MachineLeaseTTL/2)
 	set(&t.NetworkSweep, time.Minute)
 	set(&t.NetworkAge, 10*time.Minute)

@@ -60,6 +60,7 @@ func (r *rank) execute() (berth.Exit, error) {
 		found = &node.Container{State: node.ContainerCreated}
 	} else {
 		r.fenceIt(*found)
+		r.noteImage()
 		m := r.scratch.memo()
 		r.fate = fate{cause: m.Intent, at: m.IntentAt, says: m.IntentSays, begun: found.StartedAt}
 		r.tellRestored(m)
@@ -298,6 +299,7 @@ func (r *rank) create(ctx context.Context, image string, restored *int64) (*bert
 		switch {
 		case err == nil, errors.Is(err, node.ErrExists) && r.isOurs(c):
 			r.fenceIt(c)
+			r.noteImage()
 			return nil, nil
 		case ctx.Err() != nil:
 			return nil, err
@@ -320,6 +322,9 @@ func (r *rank) create(ctx context.Context, image string, restored *int64) (*bert
 		return &x, nil
 	}
 }
+
+// noteImage remembers the image for the job's tenant: its container exists.
+func (r *rank) noteImage() { r.sup.images.note(r.claim.Tenant, r.claim.Spec.Image) }
 
 // isOurs compares what an engine found under our name with what we would make.
 func (r *rank) isOurs(c node.Container) bool {

@@ -4,32 +4,63 @@ import (
 	"cmp"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"berth"
 )
 
-// holdings are what the server is to know of the cache.
+// holdings are what the server is to know of what jobs need and this machine
+// has: the largest of its cache's entries and of its engine's images together.
 type holdings struct {
+	changed func() // called when there is another list; set before anything is noted
+
+	mu      sync.Mutex
 	version int64 // grows with each other list
+	list    []berth.CachedData
+	cached  []berth.CachedData
+	images  []berth.CachedData
+}
+
+// noteCache takes what is to be told of the cache, the largest first.
+func (h *holdings) noteCache(list []berth.CachedData) { h.note(&h.cached, list) }
+
+// noteImages takes what is to be told of images, in any order.
+func (h *holdings) noteImages(list []berth.CachedData) { h.note(&h.images, list) }
+
+func (h *holdings) note(part *[]berth.CachedData, list []berth.CachedData) {
+	h.mu.Lock()
+	*part = list
+	now := largest(slices.Concat(h.cached, h.images))
+	same := h.version > 0 && slices.Equal(h.list, now)
+	if !same {
+		h.version++
+		h.list = now
+	}
+	h.mu.Unlock()
+	if !same && h.changed != nil {
+		h.changed()
+	}
+}
+
+// holding is one list, which nobody changes.
+type holding struct {
+	version int64
 	list    []berth.CachedData
 }
 
-// note works out anew what is told of the cache, from all its entries, the least
-// recently used first or in any order. Its callers are alone, by c.mu or since
-// nobody else has the cache yet.
-func (c *cache) note(all []kept) {
-	now := &holdings{version: 1, list: held(all)}
-	if was := c.holds.Load(); was != nil {
-		if slices.Equal(was.list, now.list) {
-			return
-		}
-		now.version += was.version
-	}
-	c.holds.Store(now)
-	if c.changed != nil {
-		c.changed()
-	}
+func (h *holdings) now() holding {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return holding{h.version, h.list}
+}
+
+// largest cuts a list that it may change down to what a report holds.
+func largest(list []berth.CachedData) []berth.CachedData {
+	slices.SortFunc(list, func(a, b berth.CachedData) int {
+		return cmp.Or(cmp.Compare(b.MiB, a.MiB), cmp.Compare(a.Key, b.Key))
+	})
+	return list[:min(len(list), berth.MaxCachedData)]
 }
 
 // held is the largest entries by the keys that jobs ask by. Of several under one
@@ -49,31 +80,27 @@ func held(all []kept) []berth.CachedData {
 	for key, one := range latest {
 		list = append(list, berth.CachedData{Key: key, MiB: one.bytes >> 20})
 	}
-	slices.SortFunc(list, func(a, b berth.CachedData) int {
-		return cmp.Or(cmp.Compare(b.MiB, a.MiB), cmp.Compare(a.Key, b.Key))
-	})
-	return list[:min(len(list), berth.MaxCachedData)]
+	return largest(list)
 }
 
-// telling is what the server was told of the cache. Its lock is the
+// telling is what the server was told of the holdings. Its lock is the
 // supervisor's.
 type telling struct {
-	told  int64     // version; 0: nothing in this session
-	next  time.Time // not before
-	muted bool      // the server does not want to know, in this session
+	told int64     // version; 0: nothing in this session
+	next time.Time // not before
 }
 
-// tellsCache adds what is to be told of the cache to a call, or returns when it
+// tellsCache adds what is to be told of the holdings to a call, or returns when it
 // will be due; zero: once it has changed. s.mu is held.
 func (s *Supervisor) tellsCache(b *batch, now time.Time) (due time.Time) {
-	h := s.cache.holds.Load()
-	if s.telling.muted || h.version == s.telling.told {
+	h := s.holds.now()
+	if h.version == s.telling.told {
 		return time.Time{}
 	}
 	if now.Before(s.telling.next) {
 		return s.telling.next
 	}
-	b.cache = h
+	b.cache = &h
 	return time.Time{}
 }
 
@@ -81,13 +108,14 @@ func (s *Supervisor) tellsCache(b *batch, now time.Time) (due time.Time) {
 // may come with each job.
 func (s *Supervisor) toldCache(b batch) {
 	if b.cache != nil {
-		s.telling.told, s.telling.next = b.cache.version, time.Now().Add(s.cfg.Timing.CachePause)
+		s.telling = telling{told: b.cache.version, next: time.Now().Add(s.cfg.Timing.CachePause)}
 	}
 }
 
-// mute tells no more of the cache in this session: the server refuses it.
-func (s *Supervisor) mute() {
+// refusedCache tells nothing of the holdings for a while: this server does not
+// take it. It may be another one by then.
+func (s *Supervisor) refusedCache() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.telling.muted = true
+	s.telling.next = time.Now().Add(s.cfg.Timing.CacheRefused)
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"berth"
 	"berth/internal/rows"
@@ -165,6 +166,39 @@ func TestAServerThatKnowsNothingOfCachesIsNotTold(t *testing.T) {
 	m.until("it was refused", func() bool { return refused.Load() > 0 })
 	if n := refused.Load(); n != 1 {
 		t.Errorf("it was refused %d times", n)
+	}
+}
+
+// One that refuses may be upgraded while the session goes on.
+func TestAServerThatRefusesTheCacheIsAskedAgain(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	var refusals atomic.Int64
+	next := s.gate.next
+	s.gate.next = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/sync") && bytes.Contains(body(r), []byte(`"cache":`)) && refusals.Add(1) <= 2 {
+			w.Header().Set("Content-Type", "application/problem+json")
+			w.WriteHeader(http.StatusBadRequest)
+			_ = json.NewEncoder(w).Encode(map[string]string{"code": "invalid", "detail": `json: unknown field "cache"`})
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+	a := s.twenty()
+	m := s.machine("m1")
+	if err := m.stop(); err != nil {
+		t.Fatal(err)
+	}
+	m.cfg.Timing.CacheRefused = 10 * time.Millisecond
+	refusals.Store(0)
+	m.start()
+	epoch := s.machineEpoch("m1")
+	id := s.submit(coded(a), "exit", "0")
+	_, w := m.run(id)
+	w.exit()
+	m.until("it is told in the end", func() bool { return len(s.caches()["m1"]) == 1 })
+	if n := refusals.Load(); n < 3 || s.machineEpoch("m1") != epoch {
+		t.Errorf("it was told %d times, in session %d and then %d", n, epoch, s.machineEpoch("m1"))
 	}
 }
 

@@ -245,13 +245,18 @@ func (s *site) machineState(id berth.MachineID) berth.MachineState {
 // submit stores a job that runs the test program with this command.
 func (s *site) submit(edit func(*berth.JobSpec), command ...string) berth.JobID {
 	s.t.Helper()
+	return s.submitAs("default", edit, command...)
+}
+
+func (s *site) submitAs(tenant berth.TenantID, edit func(*berth.JobSpec), command ...string) berth.JobID {
+	s.t.Helper()
 	spec := berth.JobSpec{Name: "test", Image: s.image, Command: command}
 	grace := berth.Duration(time.Minute)
 	spec.StopGrace = &grace
 	if edit != nil {
 		edit(&spec)
 	}
-	job, _, err := s.db.Submit(s.t.Context(), db.Submission{Tenant: "default", Spec: spec.WithDefaults(), Actor: "user:test"})
+	job, _, err := s.db.Submit(s.t.Context(), db.Submission{Tenant: tenant, Spec: spec.WithDefaults(), Actor: "user:test"})
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 //	credential.json   the machine's name and token, mode 0600
 //	ranks/            one folder for each rank's container
 //	cache/            what jobs have needed, by content; see cache
+//	images.json       the images of which they had containers; see images
 //	fence/            of the deadman; see deadman.Dir
 type state struct {
 	dir  string

@@ -22,6 +22,8 @@ type Supervisor struct {
 	control *control
 	fence   *fence
 	cache   *cache
+	images  *images
+	holds   *holdings // of both
 	sources *source.Sources
 	vault   vaultDir
 	ctx     context.Context // ends when the agent stops; containers stay
@@ -40,7 +42,7 @@ type Supervisor struct {
 
 	gpus      map[string]berth.GPU // as last seen, by UUID
 	gpusDirty bool
-	telling   telling // of the cache
+	telling   telling // of the holdings
 
 	wake  chan struct{} // a report is, or will be, due
 	turns chan struct{} // see turn
@@ -48,10 +50,10 @@ type Supervisor struct {
 
 var _ node.Supervisor = (*Supervisor)(nil)
 
-func newSupervisor(cfg Config, c *control, f *fence, kept *cache, log *slog.Logger) *Supervisor {
+func newSupervisor(cfg Config, c *control, f *fence, kept *cache, has *images, log *slog.Logger) *Supervisor {
 	ctx, stop := context.WithCancelCause(context.Background())
 	s := &Supervisor{
-		cfg: cfg, log: log, control: c, fence: f, cache: kept, vault: openVaultDir(cfg.StateDir, inMemory), ctx: ctx, stop: stop,
+		cfg: cfg, log: log, control: c, fence: f, cache: kept, images: has, holds: kept.holds, vault: openVaultDir(cfg.StateDir, inMemory), ctx: ctx, stop: stop,
 		sources: source.Open(source.Options{Policy: cfg.InputNetworks, Roots: cfg.InputRoots, Volumes: cfg.Volumes, Own: []string{cfg.StateDir}}),
 		adopted: make(chan struct{}),
 		ranks:   map[berth.AllocationID]*rank{},
@@ -60,7 +62,7 @@ func newSupervisor(cfg Config, c *control, f *fence, kept *cache, log *slog.Logg
 		wake:    make(chan struct{}, 1),
 		turns:   make(chan struct{}, abreast),
 	}
-	kept.changed = s.poke
+	s.holds.changed = s.poke
 	return s
 }
 
@@ -277,7 +279,7 @@ type batch struct {
 	versions []int64
 	gone     []berth.AllocationID
 	gpus     []berth.GPU
-	cache    *holdings // nil: as told before
+	cache    *holding // nil: as told before
 }
 
 // request is the call that reports it.
@@ -380,7 +382,7 @@ func (s *Supervisor) undelivered(b batch) {
 	s.gpusDirty = s.gpusDirty || len(b.gpus) > 0
 }
 
-// reportAgain makes every rank's present state due, and what the cache holds: a
+// reportAgain makes every rank's present state due, and what the machine holds: a
 // new session may know less than the one before.
 func (s *Supervisor) reportAgain() {
 	s.mu.Lock()

@@ -51,6 +51,21 @@ func (e *Engine) EnsureImage(ctx context.Context, ref string, auth *node.Registr
 	return digest, err
 }
 
+// ImageBytes asks for the size of an image that is here. Layers that several
+// images have in common count for each.
+func (e *Engine) ImageBytes(ctx context.Context, ref string) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	found, err := e.api.ImageInspect(ctx, canonical(ref))
+	if cerrdefs.IsNotFound(err) {
+		return 0, fmt.Errorf("inspect image %s: %w: %w", ref, node.ErrNoImage, err)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("inspect image %s: %w", ref, err)
+	}
+	return found.Size, nil
+}
+
 // localDigest is the digest under which the image's own repository serves it,
 // "" if it came from no registry: the id of an image that was built or imported
 // here says nothing about the image of that name on another machine.

@@ -229,6 +229,25 @@ func TestAnAnswerTellsWhereTheDataIs(t *testing.T) {
 	}
 }
 
+// An image counts as data for the tenant whose jobs have used it on that machine.
+func TestAnAnswerTellsWhereTheImageIs(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	if err := d.CreateTenant(t.Context(), berth.NewTenant{ID: "blue"}); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, d, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('m1', 'ready', 4000, 65536, 1000), ('m2', 'ready', 4000, 65536, 1000)`)
+	exec(t, d, `INSERT INTO machine_caches (machine_id, keys, mib) VALUES ('m2', ARRAY[$1::bigint], '{8192}')`, int64(berth.ImageKey("default", "busybox")))
+	o := outlook.New(d, placement.Policy{})
+	want := []placement.MachineData{{Machine: "m2", MiB: 8192, Chosen: true}}
+	if got := why(t, d, o, queued(t, d, "default", 1)).Data; !slices.Equal(got, want) {
+		t.Errorf("told is %+v, want %+v", got, want)
+	}
+	if got := why(t, d, o, queued(t, d, "blue", 1)).Data; len(got) != 0 {
+		t.Errorf("another tenant is told %+v", got)
+	}
+}
+
 // BenchmarkWhy asks about jobs of a queue of 20,000, eight at a time.
 func BenchmarkWhy(b *testing.B) {
 	d := open(b)

@@ -40,6 +40,7 @@ type Fake struct {
 	intercept  func(Call) error
 	networks   map[string]node.Network
 	images     map[string]error
+	sizes      map[string]int64
 	starts     map[string]error
 }
 
@@ -69,6 +70,7 @@ func New(o Options) *Fake {
 		containers: make(map[string]*container),
 		networks:   make(map[string]node.Network),
 		images:     make(map[string]error),
+		sizes:      make(map[string]int64),
 		starts:     make(map[string]error),
 	}
 }
@@ -98,6 +100,22 @@ func (f *Fake) EnsureImage(ctx context.Context, ref string, _ *node.RegistryAuth
 		return "", err
 	}
 	return imageDigest(ref), nil
+}
+
+// ImageBytes is what SizeImage said of an image that FailImage does not name.
+func (f *Fake) ImageBytes(ctx context.Context, ref string) (int64, error) {
+	if err := f.allow(ctx, Call{Method: "ImageBytes", Subject: ref}); err != nil {
+		return 0, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.images[ref] != nil {
+		return 0, fmt.Errorf("image %s: %w", ref, node.ErrNoImage)
+	}
+	if bytes, ok := f.sizes[ref]; ok {
+		return bytes, nil
+	}
+	return 1 << 20, nil
 }
 
 // Create makes a container of any image that FailImage does not name.

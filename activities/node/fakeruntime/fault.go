@@ -11,7 +11,7 @@ import (
 // Call is one call of a node.Runtime method, as a hook sees it.
 type Call struct {
 	Method  string              // Create, Start, Wait, …
-	Subject string              // the container's name, or the image's for EnsureImage
+	Subject string              // the container's name, or the image's for EnsureImage and ImageBytes
 	Spec    *node.ContainerSpec // of Create
 }
 
@@ -30,6 +30,13 @@ func (f *Fake) FailImage(ref string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	set(f.images, ref, err)
+}
+
+// SizeImage makes ref an image of so many bytes; before, each has a MiB.
+func (f *Fake) SizeImage(ref string, bytes int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sizes[ref] = bytes
 }
 
 // FailStart makes Start of the named container answer err, for example

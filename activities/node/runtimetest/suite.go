@@ -12,6 +12,7 @@ func Suite(t *testing.T, open func(t *testing.T) Harness) {
 		{"InfoDescribesTheMachine", infoDescribesTheMachine},
 		{"ImageThatIsHereNeedsNoRegistry", imageThatIsHereNeedsNoRegistry},
 		{"MissingImageIsNotFound", missingImageIsNotFound},
+		{"ImageThatIsHereHasASize", imageThatIsHereHasASize},
 		{"UnreachableRegistryIsUnavailable", unreachableRegistryIsUnavailable},
 
 		{"CreateDoesNotStart", createDoesNotStart},

@@ -47,6 +47,17 @@ func missingImageIsNotFound(b *bench) {
 	}
 }
 
+func imageThatIsHereHasASize(b *bench) {
+	if n, err := b.Runtime.ImageBytes(b.ctx, b.Image); err != nil || n <= 0 {
+		b.t.Errorf("size of an image that is here: %d, %v", n, err)
+	}
+	n, err := b.Runtime.ImageBytes(b.ctx, b.Missing)
+	wantError(b.t, err, node.ErrNoImage, "size of a missing image")
+	if n != 0 {
+		b.t.Errorf("an image that is not here has %d bytes", n)
+	}
+}
+
 func unreachableRegistryIsUnavailable(b *bench) {
 	_, err := b.Runtime.EnsureImage(b.ctx, b.Unreachable, nil)
 	wantError(b.t, err, node.ErrImageUnavailable, "ensure unreachable image")
