@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/internal/failpoint"
 )
 
 func isNoRows(err error) bool { return errors.Is(err, pgx.ErrNoRows) }
@@ -16,6 +17,17 @@ func isNoRows(err error) bool { return errors.Is(err, pgx.ErrNoRows) }
 func sortedIDs(ids []berth.JobID) []berth.JobID {
 	slices.Sort(ids)
 	return ids
+}
+
+// committed comes by what may strike between the commit of a look and its news.
+func (t tended) committed(s berth.State) error {
+	if len(t.made) > 0 {
+		return failpoint.Hit("worker.expand.after")
+	}
+	if t.changed && s.Terminal() {
+		return failpoint.Hit("worker.total.after")
+	}
+	return nil
 }
 
 // liveChild is that a parent p has an element that has not ended.
@@ -52,6 +64,9 @@ func (d *DB) tellParents(ctx context.Context, children ...berth.JobID) {
 	}
 	if err != nil && ctx.Err() == nil {
 		d.log.Warn("parents not told; the reconciler does", "jobs", len(children), "err", err)
+	}
+	if len(parents) > 0 && failpoint.Hit("worker.tell.before") != nil {
+		return
 	}
 	d.hub.Publish(TopicPoke, parents...)
 }

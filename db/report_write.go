@@ -109,11 +109,12 @@ func (r *reporting) writeSteps(rows []*reportedRow) {
 func (r *reporting) startJobs(context.Context) error {
 	for _, id := range slices.Sorted(maps.Keys(r.jobs)) {
 		j := r.jobs[id]
-		if !j.prepared || j.State != berth.Scheduled || !r.allPrepared(j) {
+		ranks, all := r.allPrepared(j)
+		if !j.prepared || j.State != berth.Scheduled || !all {
 			r.storeDigest(j)
 			continue
 		}
-		r.touched[id] = true
+		r.touched[id], r.gang = true, r.gang || ranks > 1
 		r.writes.Queue(`
 			WITH started AS (
 				UPDATE jobs
@@ -157,13 +158,16 @@ func (r *reporting) storeDigest(j *reportedJob) {
 	r.writes.Queue(`UPDATE jobs SET image_digest = @digest WHERE id = @job`, pgx.NamedArgs{"job": j.ID, "digest": j.newDigest})
 }
 
-func (r *reporting) allPrepared(j *reportedJob) bool {
+// allPrepared is whether all ranks of the job are, of which there are so many.
+func (r *reporting) allPrepared(j *reportedJob) (ranks int, all bool) {
+	all = true
 	for _, a := range r.rows {
-		if a.Job == j.ID && a.Attempt == j.Attempt && (a.State != berth.AllocActive || phaseOrder[a.Phase] < phaseOrder[berth.PhasePrepared]) {
-			return false
+		if a.Job == j.ID && a.Attempt == j.Attempt {
+			ranks++
+			all = all && a.State == berth.AllocActive && phaseOrder[a.Phase] >= phaseOrder[berth.PhasePrepared]
 		}
 	}
-	return true
+	return ranks, all
 }
 
 // writeMachine strikes off kills that are confirmed, and stores the health of
