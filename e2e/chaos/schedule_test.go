@@ -187,7 +187,9 @@ func (x *shift) wantJobs() error {
 	}
 	for _, id := range jobs {
 		if x.spec.Overlap == berth.OverlapSkip {
-			err = errors.Join(x.cancel(id), x.wantCanceled(id, once))
+			if _, err = x.running(id, 1); err == nil { // before that it would end without an attempt
+				err = errors.Join(x.cancel(id), x.wantCanceled(id, once))
+			}
 		} else {
 			err = x.wantEnded(id, once)
 		}
