@@ -134,8 +134,8 @@ func (d *DB) Tend(ctx context.Context, id berth.JobID) (berth.TendResult, error)
 		}
 		return failpoint.Hit("worker.expand.before")
 	})
-	if err == nil {
-		err = did.committed(result.State)
+	if err == nil && len(did.made) > 0 {
+		err = failpoint.Hit("worker.expand.after")
 	}
 	if err != nil {
 		return berth.TendResult{}, mapError(err, "job "+string(id))

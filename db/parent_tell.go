@@ -19,17 +19,6 @@ func sortedIDs(ids []berth.JobID) []berth.JobID {
 	return ids
 }
 
-// committed comes by what may strike between the commit of a look and its news.
-func (t tended) committed(s berth.State) error {
-	if len(t.made) > 0 {
-		return failpoint.Hit("worker.expand.after")
-	}
-	if t.changed && s.Terminal() {
-		return failpoint.Hit("worker.total.after")
-	}
-	return nil
-}
-
 // liveChild is that a parent p has an element that has not ended.
 const liveChild = `EXISTS (
 	SELECT 1 FROM jobs c

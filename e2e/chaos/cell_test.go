@@ -143,9 +143,7 @@ func workCells() []cell {
 		{agent, "agent.create.after", "kill", beyond, aGang},
 		{agent, "agent.start.after", "kill", 0, aGang},
 		{agent, "agent.start.after", "freeze", beyond, aGang},
-		{leader, "leader.clock.before", "kill", short, aPause},
 		{leader, "leader.clock.after", "kill", 0, aPause},
-		{leader, "leader.clock.before", "kill", 0, aDelete},
 		{leader, "leader.clock.after", "kill", short, aDelete},
 	}
 }

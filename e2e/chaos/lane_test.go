@@ -41,7 +41,7 @@ func (c cell) ofGang() bool {
 }
 
 // ofArray reports whether arrays do, and are what the cell is about.
-func (c cell) ofArray() bool { return c.under("worker.expand.", "worker.tell.", "worker.total.") }
+func (c cell) ofArray() bool { return c.under("worker.expand.", "worker.tell.") }
 
 // ofClock reports whether only schedules that Temporal fires come by.
 func (c cell) ofClock() bool { return c.under("leader.clock.", "worker.fire.") }
@@ -60,7 +60,7 @@ const (
 	agentPlaces  = 12
 	beyondPlaces = agentPlaces / 2 // were more than a third of all machines silent, no verdict would be passed on any
 	deafPlaces   = 2
-	gangPlaces   = 2
+	gangPlaces   = 3
 )
 
 // Places beside those, which are called like their lane.

@@ -26,27 +26,27 @@ type shift struct {
 	paused time.Time
 }
 
-// clock is the schedule that comes by the cell's failpoint. A cell about Temporal
-// being told has one job that runs on, and skips the times meanwhile; one about
-// fires has a job of each time.
+// clock is the schedule that comes by the cell's failpoint. The job of its first
+// time runs on, so that all others are skipped: they cost nothing.
 func (s *stack) clock(c cell, lane string) *work {
-	job := s.spec(lane, "exit", "0")
+	job := s.spec(lane, "trap-term", "0")
 	job.Checkpoint = nil
-	x := &shift{stack: s, spec: berth.ScheduleSpec{Name: job.Name, Every: berth.Duration(beat), Overlap: berth.OverlapAllow, Job: &job}}
-	if c.under("leader.clock.") {
-		x.spec.Overlap, job.Command = berth.OverlapSkip, []string{"trap-term", "0"}
-	}
+	x := &shift{stack: s, spec: berth.ScheduleSpec{Name: job.Name, Every: berth.Duration(beat), Overlap: berth.OverlapSkip, Job: &job}}
 	w := &work{attempt: 1, drive: func() error { return nil }, submit: x.create}
-	w.ended = func() error {
-		return errors.Join(x.wantOnTime(), x.pause(), x.wantPaused(), x.wantJobs(), x.drop(), x.wantGone())
-	}
+	before := x.wantOnTime
 	switch c.of {
 	case aPause:
-		w.ready, w.submit = x.wantClock, x.pause
-		w.ended = func() error { return errors.Join(x.wantPaused(), x.wantJobs(), x.drop(), x.wantGone()) }
+		w.ready, w.submit, before = x.wantClock, x.pause, x.wantPaused
 	case aDelete:
-		w.ready, w.submit = x.wantClock, x.drop
-		w.ended = func() error { return errors.Join(x.wantGone(), x.wantJobs()) }
+		w.ready, w.submit, before = x.wantClock, x.drop, func() error { return nil }
+	}
+	w.ended = func() error {
+		for _, step := range []func() error{before, x.wantOneJob, x.drop, x.wantGone, x.wantOneJob, x.cancelJob} {
+			if err := step(); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	return w
 }
@@ -173,31 +173,28 @@ func (x *shift) wantGone() error {
 	})
 }
 
-// wantJobs waits for the end of all jobs, of which each stands for one time.
-func (x *shift) wantJobs() error {
+// wantOneJob wants the first time to have made a job, and no other one: it runs
+// on.
+func (x *shift) wantOneJob() error {
+	jobs, err := x.jobsOf(x.id)
+	if err == nil && len(jobs) != 1 {
+		err = fmt.Errorf("schedule %s has made the jobs %s, the first of which has not ended", x.spec.Name, jobs)
+	}
+	return err
+}
+
+func (x *shift) cancelJob() error {
 	jobs, err := x.jobsOf(x.id)
 	if err != nil {
 		return err
 	}
-	if len(jobs) == 0 {
-		return fmt.Errorf("schedule %s has made no job", x.spec.Name)
+	if _, err := x.running(jobs[0], 1); err != nil { // before that it would end without an attempt
+		return err
 	}
-	if x.spec.Overlap == berth.OverlapSkip && len(jobs) > 1 {
-		return fmt.Errorf("schedule %s has made %d jobs, the first of which has not ended", x.spec.Name, len(jobs))
+	if err := x.cancel(jobs[0]); err != nil {
+		return err
 	}
-	for _, id := range jobs {
-		if x.spec.Overlap == berth.OverlapSkip {
-			if _, err = x.running(id, 1); err == nil { // before that it would end without an attempt
-				err = errors.Join(x.cancel(id), x.wantCanceled(id, once))
-			}
-		} else {
-			err = x.wantEnded(id, once)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return x.wantCanceled(jobs[0], once)
 }
 
 // jobsOf are the jobs that a schedule has made: one of each time that was

@@ -106,7 +106,6 @@ var Points = []Point{
 	{"worker.settle.before", Worker, "L9", "before a verdict is committed"},
 	{"worker.settle.after", Worker, "L9", "after a verdict is committed, before the workflow knows"},
 	{"worker.tell.before", Worker, "L9", "after the end of a job is committed, before its parent is told"},
-	{"worker.total.after", Worker, "L9", "after the end of a parent is committed, before anybody is told"},
 	{"worker.keep.before", Worker, "L9", "before the end of a gang's attempt is committed, and what is kept for its repair, in the transaction"},
 	{"worker.keep.after", Worker, "L9", "after the end of a gang's attempt is committed, and what is kept for its repair, before anybody is told"},
 	{"agent.remove.before", Agent, "L9", "before a container and its folder are removed"},
