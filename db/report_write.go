@@ -109,12 +109,11 @@ func (r *reporting) writeSteps(rows []*reportedRow) {
 func (r *reporting) startJobs(context.Context) error {
 	for _, id := range slices.Sorted(maps.Keys(r.jobs)) {
 		j := r.jobs[id]
-		ranks, all := r.allPrepared(j)
-		if !j.prepared || j.State != berth.Scheduled || !all {
+		if !j.prepared || j.State != berth.Scheduled || !r.allPrepared(j) {
 			r.storeDigest(j)
 			continue
 		}
-		r.touched[id], r.gang = true, r.gang || ranks > 1
+		r.touched[id], r.gang = true, r.gang || r.ranks(j) > 1
 		r.writes.Queue(`
 			WITH started AS (
 				UPDATE jobs
@@ -158,16 +157,23 @@ func (r *reporting) storeDigest(j *reportedJob) {
 	r.writes.Queue(`UPDATE jobs SET image_digest = @digest WHERE id = @job`, pgx.NamedArgs{"job": j.ID, "digest": j.newDigest})
 }
 
-// allPrepared is whether all ranks of the job are, of which there are so many.
-func (r *reporting) allPrepared(j *reportedJob) (ranks int, all bool) {
-	all = true
+func (r *reporting) allPrepared(j *reportedJob) bool {
 	for _, a := range r.rows {
-		if a.Job == j.ID && a.Attempt == j.Attempt {
-			ranks++
-			all = all && a.State == berth.AllocActive && phaseOrder[a.Phase] >= phaseOrder[berth.PhasePrepared]
+		if a.Job == j.ID && a.Attempt == j.Attempt && (a.State != berth.AllocActive || phaseOrder[a.Phase] < phaseOrder[berth.PhasePrepared]) {
+			return false
 		}
 	}
-	return ranks, all
+	return true
+}
+
+// ranks is how many there are of a job that may start: all of them are locked.
+func (r *reporting) ranks(j *reportedJob) (n int) {
+	for _, a := range r.rows {
+		if a.Job == j.ID && a.Attempt == j.Attempt {
+			n++
+		}
+	}
+	return n
 }
 
 // writeMachine strikes off kills that are confirmed, and stores the health of

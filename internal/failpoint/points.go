@@ -38,7 +38,7 @@ var Points = []Point{
 	{"worker.reserve.after", Worker, "L2", "after the row became queued or was read again, before the workflow knows"},
 	{"worker.tend.before", Worker, "L2", "before a look at a parent, and what follows from its children, is committed"},
 	{"worker.tend.after", Worker, "L2", "after what follows from a parent's children was committed, before the workflow knows"},
-	{"worker.expand.before", Worker, "L2", "before elements of an array are committed"},
+	{"worker.expand.before", Worker, "L2", "before elements of an array are committed, in the transaction"},
 	{"worker.expand.after", Worker, "L2", "after elements of an array are committed, before anybody is told"},
 	{"leader.commit.before", Leader, "L3", "before a batch of placements is committed"},
 	{"leader.commit.after", Leader, "L3", "after a batch of placements is committed, before anybody is told"},
