@@ -9,6 +9,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/calendar"
+	"berth/internal/failpoint"
 	"berth/internal/intake"
 )
 
@@ -189,6 +190,9 @@ func (s *Server) runSchedule(ctx context.Context, in *scheduleBodyInput) (*fireO
 		return nil, err
 	}
 	// From here on the leader would do it as well.
+	if err := failpoint.Hit("api.fire.between"); err != nil {
+		return nil, err
+	}
 	if _, err := s.intake.Fire(ctx, found.ID, at); err != nil {
 		return nil, err
 	}

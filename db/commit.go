@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/internal/failpoint"
 )
 
 // Refusal is a decision that did not hold any more when it was to be committed.
@@ -65,14 +66,29 @@ func (d *DB) commitStarts(ctx context.Context, term Term, starts []berth.Start) 
 	now, err := lockForStarts(ctx, conn.Conn(), term, starts)
 	if err == nil {
 		c = now.admit(starts)
+		if repairs(c.Started) {
+			err = failpoint.Hit("leader.repair.before")
+		}
+	}
+	if err == nil {
 		err = d.writeStarts(ctx, conn.Conn(), term, c.Started, now)
 	}
 	if err != nil {
 		rollback(ctx, conn.Conn())
 		return Committed{}, err
 	}
+	if repairs(c.Started) {
+		if err := failpoint.Hit("leader.repair.after"); err != nil {
+			return c, err
+		}
+	}
 	d.tellParents(ctx, now.begunSteps()...)
 	return c, nil
+}
+
+// repairs reports whether one of the decisions begins a gang anew.
+func repairs(starts []berth.Start) bool {
+	return slices.ContainsFunc(starts, func(s berth.Start) bool { return len(s.Ranks) > 1 && s.Attempt > 1 })
 }
 
 // rollback must work even when ctx is over, or the connection is lost to the

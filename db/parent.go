@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/internal/failpoint"
 )
 
 // Bounds of what one look at a parent does. A look is a step of a workflow, and
@@ -128,8 +129,14 @@ func (d *DB) Tend(ctx context.Context, id berth.JobID) (berth.TendResult, error)
 			result.Ready, result.Tenant = did.ready, p.Tenant
 		}
 		news = p.HasParent && p.State != before && (p.State.Terminal() || p.State == berth.Running)
-		return err
+		if err != nil || len(did.made) == 0 {
+			return err
+		}
+		return failpoint.Hit("worker.expand.before")
 	})
+	if err == nil && len(did.made) > 0 {
+		err = failpoint.Hit("worker.expand.after")
+	}
 	if err != nil {
 		return berth.TendResult{}, mapError(err, "job "+string(id))
 	}

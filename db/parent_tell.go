@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/internal/failpoint"
 )
 
 func isNoRows(err error) bool { return errors.Is(err, pgx.ErrNoRows) }
@@ -52,6 +53,9 @@ func (d *DB) tellParents(ctx context.Context, children ...berth.JobID) {
 	}
 	if err != nil && ctx.Err() == nil {
 		d.log.Warn("parents not told; the reconciler does", "jobs", len(children), "err", err)
+	}
+	if len(parents) > 0 && failpoint.Hit("worker.tell.before") != nil {
+		return
 	}
 	d.hub.Publish(TopicPoke, parents...)
 }

@@ -92,7 +92,7 @@ func settleRoom(ctx context.Context, tx pgx.Tx, job lockedJob, v berth.Verdict) 
 	if len(job.Ranks) < 2 {
 		return nil
 	}
-	if v.Next == berth.Retrying && v.Delay < berth.RepairHold {
+	if job.keepsRoom(v) {
 		if err := keepRoom(ctx, tx, job, berth.RepairHold); err != nil {
 			return err
 		}
@@ -105,6 +105,12 @@ func settleRoom(ctx context.Context, tx pgx.Tx, job lockedJob, v berth.Verdict) 
 	}
 	_, err := tx.Exec(ctx, `DELETE FROM earmarks WHERE beneficiary = @job`, pgx.NamedArgs{"job": job.ID})
 	return err
+}
+
+// keepsRoom reports whether the room of a gang is kept after this verdict, since
+// the next attempt comes soon.
+func (j lockedJob) keepsRoom(v berth.Verdict) bool {
+	return len(j.Ranks) > 1 && v.Next == berth.Retrying && v.Delay < berth.RepairHold
 }
 
 // lockMachines takes the machines of a job's ranks in their order, before what

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/internal/failpoint"
 )
 
 // phaseOrder makes phases comparable: a rank only moves on.
@@ -35,6 +36,7 @@ type reporting struct {
 	rows     map[berth.AllocationID]*reportedRow
 	order    []berth.AllocationID
 	owesKill bool // the machine was told to remove containers, and has not yet
+	gang     bool // the last rank of one is prepared
 
 	// What is to be told after the commit.
 	heard
@@ -110,13 +112,21 @@ func (d *DB) reportOnce(ctx context.Context, machine berth.MachineID, req berth.
 			tx: tx, machine: machine, req: req, actor: AgentActor(machine), part: part, lockJobs: lock,
 			touched: map[berth.JobID]bool{}, machines: map[berth.MachineID]bool{},
 		}
-		return r.run(ctx)
+		if err := r.run(ctx); err != nil || !r.gang {
+			return err
+		}
+		return failpoint.Hit("api.gang.before")
 	})
 	if errors.Is(err, errOvertaken) {
 		return heard{}, nil
 	}
 	if err != nil {
 		return heard{}, err
+	}
+	if r.gang {
+		if err := failpoint.Hit("api.gang.after"); err != nil {
+			return heard{}, err
+		}
 	}
 	for job := range r.touched {
 		d.hub.Publish(TopicJob, string(job))
@@ -142,7 +152,7 @@ func needsJob(p berth.RankReport) bool {
 func plain(x berth.Exit) bool { return x.Cause == berth.CauseExited && x.Code == 0 }
 
 func (r *reporting) run(ctx context.Context) error {
-	r.order, r.heard, r.freed, r.writes = nil, heard{}, false, pgx.Batch{}
+	r.order, r.heard, r.freed, r.gang, r.writes = nil, heard{}, false, false, pgx.Batch{}
 	for _, step := range []func(context.Context) error{
 		r.lock, r.apply, r.write, r.startJobs, r.writeMachine, r.writeCache, r.renew, r.send,
 	} {

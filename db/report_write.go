@@ -132,7 +132,7 @@ func (r *reporting) startJobs(context.Context) error {
 			r.storeDigest(j)
 			continue
 		}
-		r.touched[id] = true
+		r.touched[id], r.gang = true, r.gang || r.ranks(j) > 1
 		r.writes.Queue(`
 			WITH started AS (
 				UPDATE jobs
@@ -183,6 +183,16 @@ func (r *reporting) allPrepared(j *reportedJob) bool {
 		}
 	}
 	return true
+}
+
+// ranks is how many there are of a job that may start: all of them are locked.
+func (r *reporting) ranks(j *reportedJob) (n int) {
+	for _, a := range r.rows {
+		if a.Job == j.ID && a.Attempt == j.Attempt {
+			n++
+		}
+	}
+	return n
 }
 
 // writeMachine strikes off kills that are confirmed, and stores the health of

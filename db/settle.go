@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/internal/failpoint"
 )
 
 // UnclaimedAfter is how long a machine may leave a reservation unclaimed before
@@ -26,8 +27,9 @@ func (d *DB) Settle(ctx context.Context, id berth.JobID, attempt int) (berth.Set
 	var result berth.SettleResult
 	var hints touched
 	var settled *berth.Verdict
+	var kept bool
 	err := d.tx(ctx, func(tx pgx.Tx) error {
-		result, hints, settled = berth.SettleResult{}, touched{}, nil
+		result, hints, settled, kept = berth.SettleResult{}, touched{}, nil, false
 		job, err := lockJob(ctx, tx, "", id, attempt)
 		if err != nil {
 			return err
@@ -53,9 +55,14 @@ func (d *DB) Settle(ctx context.Context, id berth.JobID, attempt int) (berth.Set
 		}
 		verdict := berth.Classify(evidence)
 		result.Next, settled = verdict.Next, &verdict
-		hints, err = settle(ctx, tx, job, verdict)
+		if hints, err = settle(ctx, tx, job, verdict); err == nil && job.keepsRoom(verdict) {
+			kept, err = true, failpoint.Hit("worker.keep.before")
+		}
 		return err
 	})
+	if err == nil && kept {
+		err = failpoint.Hit("worker.keep.after")
+	}
 	if err != nil {
 		return berth.SettleResult{}, mapError(err, "job "+string(id))
 	}

@@ -5,9 +5,17 @@ import (
 	"time"
 
 	"berth"
+	"berth/internal/failpoint"
 )
 
 // Fire decides one time of a schedule.
 func (s *Steps) Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (berth.FireResult, error) {
-	return s.fires.Fire(ctx, id, at)
+	if err := failpoint.Hit("worker.fire.before"); err != nil {
+		return berth.FireResult{}, err
+	}
+	result, err := s.fires.Fire(ctx, id, at)
+	if err != nil {
+		return result, err
+	}
+	return result, failpoint.Hit("worker.fire.after")
 }

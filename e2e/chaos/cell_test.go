@@ -31,10 +31,23 @@ type cell struct {
 	point   string // a failpoint, or what is done to the process
 	action  string // kill or freeze
 	down    time.Duration
+	of      string // what must come by, where many do; "": anything
+}
+
+func struck(process, point, action string, down time.Duration) cell {
+	return cell{process: process, point: point, action: action, down: down}
 }
 
 func (c cell) String() string {
-	return fmt.Sprintf("%s %s %s %s", c.process, c.point, c.action, c.downtime())
+	return fmt.Sprintf("%s %s %s %s", c.process, c.place(), c.action, c.downtime())
+}
+
+// place is the failpoint, and what comes by.
+func (c cell) place() string {
+	if c.of == "" {
+		return c.point
+	}
+	return c.point + " of " + c.of
 }
 
 func (c cell) downtime() string {
@@ -57,12 +70,15 @@ type result struct {
 // freezes are cells in which a process is not killed but stopped, and goes on
 // later where it was.
 var freezes = map[string]cell{
-	"leader.commit.before": {string(failpoint.Leader), "leader.commit.before", "freeze", beyond},
-	"leader.commit.after":  {string(failpoint.Leader), "leader.commit.after", "freeze", beyond},
-	"worker.settle.before": {string(failpoint.Worker), "worker.settle.before", "freeze", short},
-	"agent.start.after":    {string(failpoint.Agent), "agent.start.after", "freeze", beyond},
-	"agent.report.before":  {string(failpoint.Agent), "agent.report.before", "freeze", short},
-	"agent.claim.after":    {string(failpoint.Agent), "agent.claim.after", "freeze", beyond},
+	"leader.commit.before": struck(string(failpoint.Leader), "leader.commit.before", "freeze", beyond),
+	"leader.commit.after":  struck(string(failpoint.Leader), "leader.commit.after", "freeze", beyond),
+	"worker.settle.before": struck(string(failpoint.Worker), "worker.settle.before", "freeze", short),
+	"agent.start.after":    struck(string(failpoint.Agent), "agent.start.after", "freeze", beyond),
+	"agent.report.before":  struck(string(failpoint.Agent), "agent.report.before", "freeze", short),
+	"leader.repair.before": struck(string(failpoint.Leader), "leader.repair.before", "freeze", beyond),
+	"leader.clock.before":  struck(string(failpoint.Leader), "leader.clock.before", "freeze", beyond),
+	"worker.keep.before":   struck(string(failpoint.Worker), "worker.keep.before", "freeze", beyond),
+	"agent.claim.after":    struck(string(failpoint.Agent), "agent.claim.after", "freeze", beyond),
 }
 
 // failpointCells are two of each failpoint: a kill and a start at once; and a
@@ -71,7 +87,7 @@ var freezes = map[string]cell{
 func failpointCells() (fixed, further []cell) {
 	agents := 0
 	for i, p := range failpoint.Points {
-		first, second := cell{string(p.Process), p.Name, "kill", 0}, cell{string(p.Process), p.Name, "kill", short}
+		first, second := struck(string(p.Process), p.Name, "kill", 0), struck(string(p.Process), p.Name, "kill", short)
 		// Every other agent stays away for too long; so does a leader now and then.
 		switch p.Process {
 		case failpoint.Agent:
@@ -96,28 +112,50 @@ func failpointCells() (fixed, further []cell) {
 func fixedCells() []cell {
 	cells, _ := failpointCells()
 	cells = append(cells,
-		cell{dockerdProcess, whileRunning, "kill", 0},
-		cell{dockerdProcess, whileRunning, "kill", short},
-		cell{dockerdProcess, whileRunning, "kill", beyond},
-		cell{dockerdProcess, beforeCreate, "kill", short},
-		cell{dockerdProcess, powerCut, "kill", beyond},
+		struck(dockerdProcess, whileRunning, "kill", 0),
+		struck(dockerdProcess, whileRunning, "kill", short),
+		struck(dockerdProcess, whileRunning, "kill", beyond),
+		struck(dockerdProcess, beforeCreate, "kill", short),
+		struck(dockerdProcess, powerCut, "kill", beyond),
 	)
 	for _, down := range []time.Duration{0, 0, short, short, beyond} {
 		cells = append(cells,
-			cell{postgresProcess, whileRunning, "kill", down},
-			cell{temporalProcess, whileRunning, "kill", min(down, short)})
+			struck(postgresProcess, whileRunning, "kill", down),
+			struck(temporalProcess, whileRunning, "kill", min(down, short)))
 	}
-	return append(cells, cell{network, submitReplyCut, "cut", 0}, cell{network, databaseCut, "cut", short})
+	cells = append(cells, workCells()...)
+	return append(cells, struck(network, submitReplyCut, "cut", 0), struck(network, databaseCut, "cut", short))
+}
+
+// What comes by in cells that are about one kind of work, or one change of it.
+const (
+	aGang   = "a gang"
+	aPause  = "a pause"
+	aDelete = "a deletion"
+)
+
+// workCells are about work that many of the same failpoint are not about.
+func workCells() []cell {
+	agent, leader := string(failpoint.Agent), string(failpoint.Leader)
+	return []cell{
+		{agent, "agent.claim.after", "kill", beyond, aGang},
+		{agent, "agent.create.after", "kill", short, aGang},
+		{agent, "agent.create.after", "kill", beyond, aGang},
+		{agent, "agent.start.after", "kill", 0, aGang},
+		{agent, "agent.start.after", "freeze", beyond, aGang},
+		{leader, "leader.clock.after", "kill", 0, aPause},
+		{leader, "leader.clock.after", "kill", short, aDelete},
+	}
 }
 
 // furtherCells are those that only a longer run has time for.
 func furtherCells() []cell {
 	_, cells := failpointCells()
 	return append(cells,
-		cell{temporalProcess, whileRunning, "kill", beyond},
-		cell{network, databaseSlow, "delay", short},
-		cell{network, temporalCut, "cut", short},
-		cell{network, frontDown, "drop", short},
+		struck(temporalProcess, whileRunning, "kill", beyond),
+		struck(network, databaseSlow, "delay", short),
+		struck(network, temporalCut, "cut", short),
+		struck(network, frontDown, "drop", short),
 	)
 }
 
@@ -149,12 +187,12 @@ func (c cell) loses() bool {
 // action and downtime and how long the cell took.
 func matrix(results []result) string {
 	slices.SortStableFunc(results, func(a, b result) int {
-		return cmp.Or(strings.Compare(a.process, b.process), strings.Compare(a.point, b.point), strings.Compare(b.action, a.action), cmp.Compare(a.down, b.down))
+		return cmp.Or(strings.Compare(a.process, b.process), strings.Compare(a.place(), b.place()), strings.Compare(b.action, a.action), cmp.Compare(a.down, b.down))
 	})
 	var b strings.Builder
 	for i, r := range results {
-		if i == 0 || r.process != results[i-1].process || r.point != results[i-1].point {
-			fmt.Fprintf(&b, "\n%-10s %-34s", r.process, r.point)
+		if i == 0 || r.process != results[i-1].process || r.place() != results[i-1].place() {
+			fmt.Fprintf(&b, "\n%-10s %-34s", r.process, r.place())
 		}
 		says := "ok"
 		if r.err != nil {

@@ -6,7 +6,8 @@
 // A cell is a process, a failpoint and a downtime: the failpoint is armed, jobs
 // are driven through until it is hit, the process dies there, is started again
 // after the downtime, and the cell's job must end as if nothing had happened:
-// in the same attempt unless its machine was silent beyond lost_after. Jobs that
+// in the same attempt unless its machine was silent beyond lost_after. Where only
+// a pipeline, a gang, an array or a schedule comes by, the cell has one. Jobs that
 // are not to lose their machine have a lost_after that no slow test run reaches;
 // one that ends without having come by the failpoint is followed by another. At the
 // end of all cells every job is terminal, nothing is reserved, no container is

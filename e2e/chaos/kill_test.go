@@ -22,7 +22,11 @@ func (s *stack) do(c cell, lane string) error {
 		if err := await("the lane is idle", func() error { return s.idle(lane) }); err != nil {
 			return err
 		}
-		return s.strike(c, lane, s.agents[lane])
+		suspects := s.agents[lane]
+		if c.ofGang() {
+			suspects = suspects[:1] // of the two that its ranks are on
+		}
+		return s.strike(c, lane, suspects)
 	case string(failpoint.API), string(failpoint.Leader), string(failpoint.Worker):
 		return s.strike(c, lane, s.plane[failpoint.Process(c.process)])
 	case dockerdProcess:
@@ -55,13 +59,16 @@ func (s *stack) provoke(c cell, lane string, suspects []*program) (w *work, stru
 			}
 		}
 	}()
+	w = s.workFor(c, lane)
+	if err := w.prepare(); err != nil {
+		return nil, nil, err
+	}
 	for _, p := range suspects {
 		if err := p.arm(c.point, c.action); err != nil {
 			return nil, nil, err
 		}
 	}
-	for {
-		w := s.workFor(c, lane)
+	for ; ; w = s.workFor(c, lane) {
 		w.begin()
 		err := awaitAtMost(hitLook, c.point+" is hit", func() error { return s.hitOrMissed(c, w, suspects) })
 		if _, missed := errors.AsType[missed](err); missed {
@@ -146,6 +153,7 @@ func (s *stack) stayAway(c cell, w *work) error {
 type work struct {
 	job     berth.JobID
 	attempt int          // in which the failpoint is hit
+	ready   func() error // what must be before the failpoint is armed; nil: nothing
 	submit  func() error // and fill in job
 	drive   func() error // what else must happen for the failpoint to be hit
 	ended   func() error // waits for the job's end and checks it
@@ -155,6 +163,13 @@ type work struct {
 	submitted chan struct{}
 	driven    chan error
 	asked     time.Time // whether it is over
+}
+
+func (w *work) prepare() error {
+	if w.ready == nil {
+		return nil
+	}
+	return w.ready()
 }
 
 // begin submits and drives in the background: the submit itself may be what is
@@ -206,6 +221,14 @@ func (s *stack) workFor(c cell, lane string) *work {
 	w := &work{attempt: 1, drive: func() error { return nil }}
 	spec := s.training(lane, steps)
 	switch {
+	case c.ofGang():
+		return s.together(c, lane, attempts)
+	case c.ofArray():
+		return s.sweep(lane)
+	case c.ofClock():
+		return s.clock(c, lane)
+	case c.ofFire():
+		return s.fireByHand(c)
 	case strings.Contains(c.point, ".cancel.") || strings.HasPrefix(c.point, "agent.stop."):
 		spec = s.spec(lane, "trap-term", "0")
 		w.drive = func() error { return s.cancelRunning(c, w.job) }
@@ -237,11 +260,7 @@ func (s *stack) workFor(c cell, lane string) *work {
 		spec.LostAfter = berth.Duration(lost)
 	}
 	w.submit = func() (err error) {
-		if spec.Members > 1 {
-			w.job, err = s.submitGang(spec)
-		} else {
-			w.job, err = s.submit(spec)
-		}
+		w.job, err = s.submit(spec)
 		return err
 	}
 	w.gone = func() error { return s.forgotten(w.job) }

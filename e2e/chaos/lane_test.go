@@ -14,11 +14,17 @@ const (
 	beyondLane = "agent beyond" // agents that stay away until their work is given up
 	lossLane   = "loss"         // machines that a leader gives up
 	deafLane   = "deaf"         // machines that do not hear what they are ordered
+	gangLane   = "gang"         // gangs, with two machines to themselves
+	clockLane  = "clock"        // schedules that Temporal fires: one at a time, so that no other one is struck
 )
 
 // lane is whose turn a cell waits for.
 func (c cell) lane() string {
 	switch {
+	case c.ofGang():
+		return gangLane
+	case c.ofClock():
+		return clockLane
 	case strings.HasPrefix(c.point, "worker.escalate."):
 		return deafLane
 	case strings.HasPrefix(c.point, "leader.lost."):
@@ -29,12 +35,32 @@ func (c cell) lane() string {
 	return c.process
 }
 
+// ofGang reports whether only gangs come by.
+func (c cell) ofGang() bool {
+	return c.of == aGang || c.under("api.gang.", "worker.keep.", "leader.repair.", "leader.yield.")
+}
+
+// ofArray reports whether arrays do, and are what the cell is about.
+func (c cell) ofArray() bool { return c.under("worker.expand.", "worker.tell.") }
+
+// ofClock reports whether only schedules that Temporal fires come by.
+func (c cell) ofClock() bool { return c.under("leader.clock.", "worker.fire.") }
+
+// ofFire reports whether only fires do that no clock tells of.
+func (c cell) ofFire() bool { return c.under("leader.fire.", "api.fire.") }
+
+// under reports whether the failpoint's name begins like one of these.
+func (c cell) under(prefixes ...string) bool {
+	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(c.point, p) })
+}
+
 // How many cells may be under way at the same time. Where agents are killed or
 // deaf each has a place of its own.
 const (
 	agentPlaces  = 12
 	beyondPlaces = agentPlaces / 2 // were more than a third of all machines silent, no verdict would be passed on any
 	deafPlaces   = 2
+	gangPlaces   = 3
 )
 
 // Places beside those, which are called like their lane.
@@ -45,6 +71,7 @@ const (
 
 func agentPlace(i int) string { return fmt.Sprint(i) }
 func deafPlace(i int) string  { return fmt.Sprintf("%s-%d", deafLane, i) }
+func gangPlace(i int) string  { return fmt.Sprintf("%s-%d", gangLane, i) }
 
 // crew runs the cells of lanes one after another, with their jobs in one place:
 // the value of the label "lane" of its machines.
@@ -90,7 +117,10 @@ func processPhase() []crew {
 	for i := range deafPlaces {
 		crews = append(crews, crew{deafPlace(i), []string{deafLane}})
 	}
-	crews = append(crews, crew{enginePlace, []string{dockerdProcess}})
+	for i := range gangPlaces {
+		crews = append(crews, crew{gangPlace(i), []string{gangLane}})
+	}
+	crews = append(crews, crew{enginePlace, []string{dockerdProcess}}, crew{calmPlace, []string{clockLane}})
 	return append(crews, abreast(map[string]int{
 		string(failpoint.API): 6, string(failpoint.Leader): 3, string(failpoint.Worker): 6, lossLane: 2,
 	})...)

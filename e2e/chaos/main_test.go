@@ -20,7 +20,7 @@ import (
 var (
 	budget = flag.Duration("budget", 0, "time for random cells and the soak, after the fixed cells; 0: none")
 	seed   = flag.Int64("seed", 0, "replays the choices of an earlier run; 0: another one each time")
-	only   = flag.String("only", "", "run only fixed cells whose name contains this")
+	only   = flag.String("only", "", "run only fixed cells whose name contains one of these, between commas")
 )
 
 // workshops is where runs keep everything: PostgreSQL's own user must be able to

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"berth"
-	"berth/db"
 )
 
 // endless is for trainings that are stopped.
@@ -104,14 +103,6 @@ func (s *stack) wantResumed(id berth.JobID, c cell) error {
 		return err
 	}
 	return s.wantCanceled(id, want)
-}
-
-// submitGang stores a job of several ranks, which users cannot do yet.
-func (s *stack) submitGang(spec berth.JobSpec) (berth.JobID, error) {
-	job, _, err := s.store.Submit(context.Background(), db.Submission{
-		Tenant: "default", Spec: spec.WithDefaults(), IdemKey: spec.Name, Actor: "user:chaos",
-	})
-	return job.ID, err
 }
 
 // endOneRank ends rank 0 of a gang from within its container, as it were, with

@@ -20,7 +20,6 @@ import (
 
 	"berth"
 	"berth/api/client"
-	"berth/db"
 	"berth/e2e/commands"
 	"berth/e2e/faultproxy"
 	"berth/internal/failpoint"
@@ -49,7 +48,6 @@ type stack struct {
 	postgres      *postgres.Cluster
 	databaseProxy *faultproxy.Proxy // berthd's way to PostgreSQL
 	database      *pgxpool.Pool     // ours, for looking only; past the proxy
-	store         *db.DB            // ours, for what no program takes yet; past the proxy
 
 	temporal      *program
 	temporalProxy *faultproxy.Proxy
@@ -63,6 +61,8 @@ type stack struct {
 	front  *faultproxy.Proxy                // in front of both APIs
 	api    *client.Client
 	token  string
+
+	byHand chan string // schedules without a clock that nobody uses now
 
 	turns    sync.Map   // *sync.Mutex by process and failpoint
 	breaking sync.Mutex // held while what everything needs is away
@@ -111,6 +111,9 @@ func startStack(t *testing.T) *stack {
 		t.Fatal(err)
 	}
 	if err := s.startAgents(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.makeSchedules(); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("everything runs after %s", since(began))
@@ -205,11 +208,6 @@ func (s *stack) startPlane() error {
 	if err := s.plane[failpoint.API][0].up(); err != nil {
 		return err
 	}
-	store, err := db.Open(context.Background(), s.postgres.URL(databaseURL), db.Options{MaxConns: 2})
-	if err != nil {
-		return err
-	}
-	s.store = store
 	for _, programs := range s.plane {
 		for _, p := range programs {
 			if !p.running() {
@@ -220,9 +218,11 @@ func (s *stack) startPlane() error {
 	if err := up.Wait(); err != nil {
 		return err
 	}
-	if s.front, err = faultproxy.Start(apis...); err != nil {
+	front, err := faultproxy.Start(apis...)
+	if err != nil {
 		return err
 	}
+	s.front = front
 	s.api = client.New("http://"+s.front.Address(), s.token)
 	return nil
 }
@@ -254,6 +254,11 @@ func (s *stack) startAgents() error {
 	for i := range deafPlaces {
 		s.addAgent(deafPlace(i), s.shared)
 	}
+	for i := range gangPlaces {
+		for j := range gangMembers {
+			s.addAgent(gangPlace(i), s.shared, gangNetwork(i*gangMembers+j)...)
+		}
+	}
 	for _, place := range []string{string(failpoint.API), string(failpoint.Worker), string(failpoint.Leader), calmPlace} {
 		s.addAgent(place, s.shared)
 	}
@@ -274,16 +279,16 @@ func (s *stack) startAgents() error {
 	return up.Wait()
 }
 
-func (s *stack) addAgent(place string, e *engine) {
+func (s *stack) addAgent(place string, e *engine, more ...string) {
 	name := fmt.Sprintf("m%s-%d", place, len(s.agents[place])+1)
 	s.agents[place] = append(s.agents[place], &program{
 		name: name, dir: s.dir, path: filepath.Join(s.bin, "berth-agent"),
-		args: []string{
+		args: append([]string{
 			"--server", "http://" + s.front.Address(), "--temporal-address", s.temporalProxy.Address(),
 			"--machine", name, "--labels", "lane=" + place, "--docker-host", e.daemon.Host(),
 			"--state-dir", filepath.Join(s.dir, "agents", name), "--cpus", "64", "--memory", "64GiB", "--disk", "64GiB", "--no-gpus",
 			"--sync-wait", syncWait.String(), "--deadman", "off",
-		},
+		}, more...),
 		answers: func() error {
 			m, err := s.api.Machine(context.Background(), berth.MachineID(name))
 			if err == nil && m.State != berth.MachineReady {
@@ -334,9 +339,6 @@ func (s *stack) remove() {
 	}
 	if s.database != nil {
 		s.database.Close()
-	}
-	if s.store != nil {
-		s.store.Close()
 	}
 	if s.postgres != nil {
 		_ = s.postgres.Stop(context.Background())

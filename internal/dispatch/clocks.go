@@ -16,22 +16,20 @@ import (
 	"berth/internal/calendar"
 )
 
-// SetClock makes a schedule's Temporal Schedule what its row says. It reports
-// whether there was one before.
-func (d *Dispatcher) SetClock(ctx context.Context, c db.Clock) (existed bool, err error) {
+// SetClock makes a schedule's Temporal Schedule what its row says.
+func (d *Dispatcher) SetClock(ctx context.Context, c db.Clock) error {
 	o, err := clockOptions(c)
 	if err != nil {
-		return false, err
+		return err
 	}
 	if err := d.limit.Wait(ctx); err != nil {
-		return false, err
+		return err
 	}
 	call, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	schedules := d.temporal.ScheduleClient()
 	_, err = schedules.Create(call, o)
 	if errors.Is(err, temporal.ErrScheduleAlreadyRunning) {
-		existed = true
 		err = schedules.GetHandle(call, o.ID).Update(call, client.ScheduleUpdateOptions{DoUpdate: func(client.ScheduleUpdateInput) (*client.ScheduleUpdate, error) {
 			return &client.ScheduleUpdate{Schedule: &client.Schedule{
 				Spec: &o.Spec, Action: o.Action,
@@ -42,9 +40,9 @@ func (d *Dispatcher) SetClock(ctx context.Context, c db.Clock) (existed bool, er
 	}
 	d.note(ctx, err)
 	if err != nil {
-		return existed, fmt.Errorf("set the clock of schedule %s: %w", c.Schedule, err)
+		return fmt.Errorf("set the clock of schedule %s: %w", c.Schedule, err)
 	}
-	return existed, nil
+	return nil
 }
 
 // RemoveClock removes a schedule's Temporal Schedule. It reports whether there

@@ -8,14 +8,14 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/calendar"
+	"berth/internal/failpoint"
 )
 
 // Clocks is what the leader must know of Temporal's schedules, of which each
 // schedule of ours has one.
 type Clocks interface {
-	// SetClock makes the clock what the row says, and reports whether there was
-	// one before.
-	SetClock(ctx context.Context, c db.Clock) (existed bool, err error)
+	// SetClock makes the clock what the row says.
+	SetClock(ctx context.Context, c db.Clock) error
 	RemoveClock(ctx context.Context, id berth.ScheduleID) (existed bool, err error)
 	// Clocks calls each with every clock and the revision it was made from, as
 	// visibility lists them: it may lag.
@@ -89,6 +89,9 @@ func (c *clocks) pass(ctx context.Context) {
 			continue
 		}
 		decided++
+		if err := failpoint.Hit("leader.fire.after"); err != nil {
+			return
+		}
 	}
 	if decided == passLimit {
 		c.DB.Hub().Publish(db.TopicClock, string(fires[0].Schedule)) // there are more
@@ -101,24 +104,22 @@ func (c *clocks) failed(ctx context.Context, what string, id berth.ScheduleID, e
 	}
 }
 
-// tell brings one clock in line with its row.
+// tell brings one clock in line with its row, and notes in the row that it is.
 func (c *clocks) tell(ctx context.Context, s db.Clock) error {
-	if s.Deleted {
-		if _, err := c.Clocks.RemoveClock(ctx, s.Schedule); err != nil {
-			return err
-		}
-		return c.DB.ForgetSchedule(ctx, c.term, s.Schedule)
-	}
-	times, fault := calendar.Read(s.Spec)
-	if fault != nil {
-		return fmt.Errorf("%s %s", fault.Field, fault.Detail)
-	}
-	existed, err := c.put(ctx, s, times)
-	if err != nil {
+	if err := failpoint.Hit("leader.clock.before"); err != nil {
 		return err
 	}
-	if !existed && !s.Paused {
-		if err := c.catchUp(ctx, s, times); err != nil {
+	if err := c.put(ctx, s); err != nil {
+		return err
+	}
+	if err := failpoint.Hit("leader.clock.after"); err != nil {
+		return err
+	}
+	if s.Deleted {
+		return c.DB.ForgetSchedule(ctx, c.term, s.Schedule)
+	}
+	if !s.Paused {
+		if err := c.catchUp(ctx, s); err != nil {
 			return err
 		}
 	}
@@ -127,16 +128,31 @@ func (c *clocks) tell(ctx context.Context, s db.Clock) error {
 
 // put sets the clock of a schedule that has times ahead of it. Temporal drops
 // one that has none, sooner or later, so there is none to keep.
-func (c *clocks) put(ctx context.Context, s db.Clock, times calendar.Calendar) (existed bool, err error) {
-	if times.Next(time.Now()).IsZero() {
-		return c.Clocks.RemoveClock(ctx, s.Schedule)
+func (c *clocks) put(ctx context.Context, s db.Clock) error {
+	if !s.Deleted {
+		times, fault := calendar.Read(s.Spec)
+		if fault != nil {
+			return unreadable(fault)
+		}
+		if !times.Next(time.Now()).IsZero() {
+			return c.Clocks.SetClock(ctx, s)
+		}
 	}
-	return c.Clocks.SetClock(ctx, s)
+	_, err := c.Clocks.RemoveClock(ctx, s.Schedule)
+	return err
 }
 
-// catchUp fires the times for which there was no clock: Temporal was away when
-// the schedule was made, or has lost it. Those that were fired are on record.
-func (c *clocks) catchUp(ctx context.Context, s db.Clock, times calendar.Calendar) error {
+func unreadable(f *berth.FieldError) error { return fmt.Errorf("%s %s", f.Field, f.Detail) }
+
+// catchUp fires the times for which there was no such clock: Temporal was away
+// when the schedule was made or resumed, or has lost the clock. That there is one
+// now says nothing: it may have been set a moment ago by a call whose answer was
+// lost, or by a leader that died of it. Those that were fired are on record.
+func (c *clocks) catchUp(ctx context.Context, s db.Clock) error {
+	times, fault := calendar.Read(s.Spec)
+	if fault != nil {
+		return unreadable(fault)
+	}
 	now := time.Now()
 	from := now.Add(-s.Spec.CatchUp.Std())
 	if s.Since.After(from) {

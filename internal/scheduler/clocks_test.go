@@ -21,6 +21,7 @@ type tower struct {
 	clocks   map[berth.ScheduleID]db.Clock
 	unlisted bool // visibility knows none of them
 	away     bool
+	mute     int // answers to be lost, of calls that did what they should
 	lists    int
 	calls    []string // what was changed
 }
@@ -37,8 +38,15 @@ func (x *tower) change(what string, id berth.ScheduleID, f func()) (existed bool
 	return existed, nil
 }
 
-func (x *tower) SetClock(_ context.Context, c db.Clock) (bool, error) {
-	return x.change(fmt.Sprintf("set %s paused %t", c.Name, c.Paused), c.Schedule, func() { x.clocks[c.Schedule] = c })
+func (x *tower) SetClock(_ context.Context, c db.Clock) error {
+	_, err := x.change(fmt.Sprintf("set %s paused %t", c.Name, c.Paused), c.Schedule, func() { x.clocks[c.Schedule] = c })
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err == nil && x.mute > 0 {
+		x.mute--
+		return errors.New("deadline exceeded")
+	}
+	return err
 }
 
 func (x *tower) RemoveClock(_ context.Context, id berth.ScheduleID) (bool, error) {
@@ -192,12 +200,53 @@ func TestVisibilityThatLagsIsNotBelieved(t *testing.T) {
 	}
 }
 
+// gaps is how many of the last minutes a schedule has not fired for.
+const gaps = `
+	SELECT count(*)
+	FROM generate_series($2::timestamptz - interval '7 minutes', $2, interval '1 minute') AS due
+	WHERE NOT EXISTS (SELECT 1 FROM schedule_fires WHERE schedule = $1 AND at = due AND status <> 'due')`
+
+func eachMinute(s *berth.ScheduleSpec) {
+	s.Cron, s.Every, s.CatchUp, s.Overlap = "", berth.Duration(time.Minute), berth.Duration(10*time.Minute), berth.OverlapAllow
+}
+
+// Who set the clock may have died before the times without it were caught up, or
+// not have heard that it is set: the next one finds it there.
+func TestTimesBeforeAClockAreCaughtUpThoughItWasSetWithoutAWord(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	x, _ := r.leadClocks()
+	x.edit(func() { x.away = true })
+	id := r.schedule("minutes", eachMinute)
+	r.exec(`UPDATE schedules SET active_since = now() - interval '1 hour'`)
+	last := value[time.Time](r, `SELECT date_trunc('minute', now())`)
+	x.edit(func() { x.away, x.mute = false, 1 })
+	r.await("the clock is known as set", func() bool {
+		return value[int](r, `SELECT count(*) FROM schedules WHERE revision <> clock_revision`) == 0
+	})
+	r.await("what came without a clock is caught up", func() bool { return value[int](r, gaps, id, last) == 0 })
+}
+
+func TestTimesAfterAResumeThatTemporalHeardOfLateAreCaughtUp(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	x, _ := r.leadClocks()
+	id := r.schedule("minutes", func(s *berth.ScheduleSpec) { eachMinute(s); s.Paused = true })
+	r.await("the clock is set", func() bool { return x.has(id) })
+	x.edit(func() { x.away = true })
+	if err := r.db.ResumeSchedule(t.Context(), "default", "minutes", ""); err != nil {
+		t.Fatal(err)
+	}
+	r.exec(`UPDATE schedules SET active_since = now() - interval '1 hour'`)
+	last := value[time.Time](r, `SELECT date_trunc('minute', now())`)
+	x.edit(func() { x.away = false })
+	r.await("what came since the resume is caught up", func() bool { return value[int](r, gaps, id, last) == 0 })
+}
+
 func TestTimesWithoutAClockAreCaughtUp(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	id := r.schedule("minutes", func(s *berth.ScheduleSpec) {
-		s.Cron, s.Every, s.CatchUp, s.Overlap = "", berth.Duration(time.Minute), berth.Duration(10*time.Minute), berth.OverlapAllow
-	})
+	id := r.schedule("minutes", eachMinute)
 	paused := r.schedule("paused", func(s *berth.ScheduleSpec) { s.Paused = true })
 	// Nobody led for an hour, and Temporal has lost what it had half an hour ago.
 	r.exec(`UPDATE schedules SET active_since = now() - interval '1 hour'`)
@@ -206,10 +255,6 @@ func TestTimesWithoutAClockAreCaughtUp(t *testing.T) {
 		VALUES ($1, date_trunc('minute', now()) - interval '5 minutes', 'clock', 'skipped', '{}', true, now())`, id)
 	last := value[time.Time](r, `SELECT date_trunc('minute', now())`) // others come due while the test runs
 	r.leadClocks()
-	const gaps = `
-		SELECT count(*)
-		FROM generate_series($2::timestamptz - interval '7 minutes', $2, interval '1 minute') AS due
-		WHERE NOT EXISTS (SELECT 1 FROM schedule_fires WHERE schedule = $1 AND at = due AND status <> 'due')`
 	r.await("what came within ten minutes is caught up", func() bool { return value[int](r, gaps, id, last) == 0 })
 	if n := value[int](r, `SELECT count(*) FROM schedule_fires WHERE schedule = $1 AND at < $2::timestamptz - interval '12 minutes'`, id, last); n != 0 {
 		t.Errorf("%d times of before were caught up", n)

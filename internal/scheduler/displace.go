@@ -8,6 +8,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/failpoint"
 	"berth/placement"
 )
 
@@ -38,6 +39,11 @@ func (p *placer) displace(ctx context.Context, plan placement.Plan) error {
 		n, err := p.DB.GiveUpRepairs(ctx, p.term, plan.Yield)
 		if err != nil {
 			return err
+		}
+		if n > 0 {
+			if err := failpoint.Hit("leader.yield.after"); err != nil {
+				return err
+			}
 		}
 		p.Logger.Info("room kept for the repair of gangs is given up: another one waits", "gangs", plan.Yield, "given_up", n)
 		p.again.Jobs = append(p.again.Jobs, plan.Yield...)

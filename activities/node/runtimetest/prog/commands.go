@@ -44,6 +44,7 @@ func lookup(name string) (command, bool) {
 		"digest":      {2, "digest VARIABLE PATH [SLEEP]", digest},
 		"train":       {3, "train DIR STEPS INTERVAL [SAVE_EVERY]", train},
 		"descend":     {4, "descend DIR STEPS INTERVAL SAVE_EVERY", descend},
+		"at":          {3, "at NAME VALUE COMMAND ARG... (nothing if the variable has another value)", at},
 		"do":          {1, "do 'COMMAND ARG...'...", do},
 	}[name]
 	return c, ok

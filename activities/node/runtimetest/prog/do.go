@@ -5,6 +5,17 @@ import (
 	"strings"
 )
 
+// at runs a command if a variable has this value, and is nothing if it has not:
+// at BERTH_ATTEMPT 1 exit 3.
+func at(ctx context.Context, p *Process, args []string) int {
+	if v, _ := p.Env(args[0]); v != args[1] {
+		return 0
+	}
+	one := *p
+	one.Args = args[2:]
+	return Run(ctx, &one)
+}
+
 // do runs the commands it is given one after the other, each a string that is
 // split at spaces: do "echo hello" "sleep 1s" "exit 3". It stops at the first
 // code that is not 0 and returns it.

@@ -1,0 +1,167 @@
+package chaos_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"berth"
+	"berth/activities/node/runtimetest/prog"
+	"berth/api/client"
+)
+
+// A gang of cells: two ranks on two machines, either of which has room for one
+// of them only. They add up over the network, and each prints what came of it.
+const (
+	gangMembers = 2
+	gangSteps   = 10
+	gangSave    = 5
+)
+
+// gangNetwork is where members of gangs meet on the nth machine that has some: on
+// the host's network, which is one for all of them, so each has ports of its own.
+func gangNetwork(n int) []string {
+	const ports = 10 // of a machine
+	first := 20_000 + os.Getpid()%100*gangPlaces*gangMembers*ports + n*ports
+	return []string{"--gang-network", "host", "--address", "127.0.0.1", "--gang-ports", fmt.Sprintf("%d-%d", first, first+ports-1)}
+}
+
+func (s *stack) gang(lane string, more ...string) berth.JobSpec {
+	spec := s.spec(lane, "do", fmt.Sprintf("descend /checkpoint %d 40ms %d", gangSteps, gangSave))
+	spec.Command = append(spec.Command, more...)
+	cpus := berth.MilliCPU(40_000)
+	spec.Members, spec.Resources.CPUs = gangMembers, &cpus
+	return spec
+}
+
+// broken is a gang whose first attempt runs until somebody ends a rank of it. It
+// is repaired after about that time.
+func (s *stack) broken(lane string, after time.Duration) berth.JobSpec {
+	spec := s.gang(lane, "at BERTH_ATTEMPT 1 trap-term 3")
+	spec.Retry = berth.RetryPolicy{MaxAttempts: 2, Backoff: berth.Backoff{Initial: berth.Duration(after), Max: berth.Duration(after)}}
+	return spec
+}
+
+// Pauses before a gang is repaired: none to speak of, and long enough for
+// another one to take the room that is kept, which may be half of it.
+const (
+	soon      = time.Millisecond
+	afterThat = 12 * time.Second
+)
+
+// together is the gang that comes by the cell's failpoint.
+func (s *stack) together(c cell, lane string, attempts tries) *work {
+	spec, failures := s.gang(lane), 0
+	w := &work{attempt: 1, drive: func() error { return nil }}
+	if c.under("worker.keep.", "leader.repair.") {
+		spec, attempts.least, failures = s.broken(lane, soon), 2, 1
+		w.drive = func() error { return s.endOneRank(w.job) }
+	}
+	if c.loses() {
+		spec.LostAfter = berth.Duration(lost)
+	}
+	w.ended = func() error { return s.wantTogether(w.job, attempts, failures) }
+	if c.under("leader.yield.") {
+		spec, attempts.least, failures = s.broken(lane, afterThat), 2, 1
+		var other berth.JobID
+		w.drive = func() (err error) {
+			other, err = s.takeTheRoom(w.job, lane)
+			return err
+		}
+		w.ended = func() error {
+			if err := s.wantTogether(other, once, 0); err != nil {
+				return err
+			}
+			return s.wantTogether(w.job, attempts, failures)
+		}
+	}
+	w.submit = func() (err error) {
+		w.job, err = s.submit(spec)
+		return err
+	}
+	w.gone = func() error { return s.forgotten(w.job) }
+	w.left = func() error { return s.givenUp(w.job, w.attempt) }
+	return w
+}
+
+// takeTheRoom ends a rank of a gang, and submits another one that needs the room
+// which is kept for the other.
+func (s *stack) takeTheRoom(id berth.JobID, lane string) (other berth.JobID, err error) {
+	if err := s.endOneRank(id); err != nil {
+		return "", err
+	}
+	err = await("the attempt of gang "+string(id)+" is over", func() error { return s.givenUp(id, 1) })
+	if err != nil {
+		return "", err
+	}
+	return s.submit(s.gang(lane))
+}
+
+// wantTogether waits for a gang's success. Each of its attempts must have had all
+// its ranks, and in the last one all must have begun and come to one result.
+func (s *stack) wantTogether(id berth.JobID, want tries, failures int) error {
+	job, err := s.becomes(id, berth.Succeeded)
+	if is, err := want.poisoned(job); is {
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	if err := want.check(job); err != nil {
+		return err
+	}
+	if job.Failures != failures {
+		return fmt.Errorf("gang %s: its user pays for %d failures, want %d: %s", id, job.Failures, failures, describe(job))
+	}
+	var partly string
+	err = await("the ranks of gang "+string(id)+" are read", func() error {
+		return s.database.QueryRow(context.Background(), `
+			SELECT coalesce(string_agg(says, '; '), '')
+			FROM (
+				SELECT format('attempt %s had %s ranks, of which %s began, on %s machines', attempt, count(*), count(started_at), count(DISTINCT machine_id)) AS says
+				FROM allocations
+				WHERE job = $1
+				GROUP BY attempt
+				HAVING count(*) <> $2 OR count(DISTINCT machine_id) <> $2 OR attempt = $3 AND count(started_at) <> $2
+			) x`, id, gangMembers, job.Attempt).Scan(&partly)
+	})
+	if err != nil {
+		return err
+	}
+	if partly != "" {
+		return fmt.Errorf("gang %s: %s", id, partly)
+	}
+	for member := range gangMembers {
+		if err := s.wantResult(job, member); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wantResult wants a rank to have met the others in the last attempt, and to have
+// come to the gang's result there, unless its last logs were given up.
+func (s *stack) wantResult(job berth.Job, member int) error {
+	var lines []string
+	err := await("the log of gang "+string(job.ID)+" is read", func() error {
+		lines = nil
+		return s.api.Logs(context.Background(), job.ID, client.LogsQuery{Attempt: job.Attempt, Member: member}, func(l berth.LogLine) error {
+			lines = append(lines, l.Text)
+			return nil
+		})
+	})
+	if err != nil {
+		return err
+	}
+	met := func(line string) bool { return strings.HasPrefix(line, "together at step ") }
+	if n := len(lines); n > 0 && met(lines[0]) && !slices.ContainsFunc(lines[1:], met) && lines[n-1] == prog.DescendResult(gangSteps, gangMembers) {
+		return nil
+	}
+	if warned, err := s.lastLogsGivenUp(job.ID); err != nil || warned {
+		return err
+	}
+	return fmt.Errorf("rank %d of gang %s printed %q in attempt %d, want it to meet the others once and to end with %q", member, job.ID, lines, job.Attempt, prog.DescendResult(gangSteps, gangMembers))
+}

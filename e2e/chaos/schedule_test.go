@@ -1,0 +1,324 @@
+package chaos_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.temporal.io/api/serviceerror"
+
+	"berth"
+)
+
+const (
+	beat    = 2 * time.Second // between the times of a schedule that Temporal fires
+	handy   = 4               // schedules without a clock, for cells of fires by hand
+	handful = 3               // times of a backfill
+)
+
+// shift is a schedule that Temporal fires.
+type shift struct {
+	*stack
+	spec   berth.ScheduleSpec
+	id     berth.ScheduleID
+	paused time.Time
+}
+
+// clock is the schedule that comes by the cell's failpoint. The job of its first
+// time runs on, so that all others are skipped: they cost nothing.
+func (s *stack) clock(c cell, lane string) *work {
+	job := s.spec(lane, "trap-term", "0")
+	job.Checkpoint = nil
+	x := &shift{stack: s, spec: berth.ScheduleSpec{Name: job.Name, Every: berth.Duration(beat), Overlap: berth.OverlapSkip, Job: &job}}
+	w := &work{attempt: 1, drive: func() error { return nil }, submit: x.create}
+	before := x.wantOnTime
+	switch c.of {
+	case aPause:
+		w.ready, w.submit, before = x.wantClock, x.pause, x.wantPaused
+	case aDelete:
+		w.ready, w.submit, before = x.wantClock, x.drop, func() error { return nil }
+	}
+	w.ended = func() error {
+		for _, step := range []func() error{before, x.wantOneJob, x.drop, x.wantGone, x.wantOneJob, x.cancelJob} {
+			if err := step(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return w
+}
+
+func (x *shift) create() error {
+	return await("the schedule is made", func() error {
+		made, _, err := x.api.CreateSchedule(context.Background(), x.spec)
+		x.id = made.ID
+		return lasting(err)
+	})
+}
+
+func (x *shift) pause() error {
+	return await("the schedule is paused", func() error {
+		now, err := x.api.PauseSchedule(context.Background(), x.spec.Name, "chaos")
+		if err == nil && x.paused.IsZero() {
+			x.paused = now.UpdatedAt
+		}
+		return lasting(err)
+	})
+}
+
+func (x *shift) drop() error {
+	return await("the schedule is deleted", func() error {
+		err := x.api.DeleteSchedule(context.Background(), x.spec.Name)
+		if berth.CodeOf(err) == berth.CodeNotFound {
+			return nil // by a call whose answer was lost
+		}
+		return lasting(err)
+	})
+}
+
+// wantClock makes the schedule, and waits until Temporal has it and a time of it
+// has made a job.
+func (x *shift) wantClock() error {
+	if err := x.create(); err != nil {
+		return err
+	}
+	return await("schedule "+x.spec.Name+" has a clock and has fired", func() error {
+		now, err := x.api.Schedule(context.Background(), x.spec.Name, 100)
+		submitted := func(f berth.Fire) bool { return f.Status == berth.FireSubmitted }
+		if err == nil && (now.Pending || !slices.ContainsFunc(now.Fires, submitted)) {
+			err = fmt.Errorf("pending %t, fires %v", now.Pending, now.Fires)
+		}
+		return err
+	})
+}
+
+// wantOnTime waits until the schedule has fired for a time that was still to
+// come, and for all times before that one.
+func (x *shift) wantOnTime() error {
+	var next time.Time
+	began := time.Now()
+	err := await("schedule "+x.spec.Name+" goes on firing", func() error {
+		now, err := x.api.Schedule(context.Background(), x.spec.Name, 1)
+		if err != nil {
+			return err
+		}
+		if len(now.Fires) == 0 || !now.Fires[0].At.After(began) {
+			return fmt.Errorf("its last fire is %v", now.Fires)
+		}
+		next = now.Fires[0].At
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return await("each time of schedule "+x.spec.Name+" is decided", func() error {
+		var gaps []time.Time
+		err := x.database.QueryRow(context.Background(), `
+			SELECT coalesce(array_agg(due ORDER BY due), '{}')
+			FROM schedules s, generate_series(to_timestamp(ceil(extract(epoch FROM s.created_at) / $2::int) * $2::int), $3::timestamptz, $2::int * interval '1 second') AS due
+			WHERE s.id = $1 AND NOT EXISTS (SELECT 1 FROM schedule_fires f WHERE f.schedule = s.id AND f.at = due AND f.status IN ('submitted', 'skipped'))`,
+			x.id, int(beat.Seconds()), next).Scan(&gaps)
+		if err == nil && len(gaps) > 0 {
+			err = fmt.Errorf("%d times are not, the first is %s", len(gaps), gaps[0])
+		}
+		return err
+	})
+}
+
+// wantPaused waits until Temporal knows, and wants no job of a time after the
+// pause.
+func (x *shift) wantPaused() error {
+	err := await("the clock of schedule "+x.spec.Name+" is stopped", func() error {
+		now, err := x.api.Schedule(context.Background(), x.spec.Name, 0)
+		if err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		d, err := x.workflows.ScheduleClient().GetHandle(ctx, berth.TemporalScheduleID(x.id)).Describe(ctx)
+		if err == nil && (now.Pending || !d.Schedule.State.Paused) {
+			err = fmt.Errorf("pending %t, note %q", now.Pending, d.Schedule.State.Note)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return await("the fires of schedule "+x.spec.Name+" are read", func() error {
+		var late int
+		err := x.database.QueryRow(context.Background(), `SELECT count(*) FROM schedule_fires WHERE schedule = $1 AND status = 'submitted' AND at > $2`, x.id, x.paused).Scan(&late)
+		if err == nil && late > 0 {
+			err = fatal{fmt.Errorf("%d times after its pause at %s made a job", late, x.paused)}
+		}
+		return err
+	})
+}
+
+// wantGone waits until neither the database nor Temporal knows the schedule.
+func (x *shift) wantGone() error {
+	return await("schedule "+x.spec.Name+" is gone", func() error {
+		var rows int
+		if err := x.database.QueryRow(context.Background(), `SELECT count(*) FROM schedules WHERE id = $1`, x.id).Scan(&rows); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_, err := x.workflows.ScheduleClient().GetHandle(ctx, berth.TemporalScheduleID(x.id)).Describe(ctx)
+		if _, gone := errors.AsType[*serviceerror.NotFound](err); gone && rows == 0 {
+			return nil
+		}
+		return fmt.Errorf("it has %d rows, and Temporal answers %v", rows, err)
+	})
+}
+
+// wantOneJob wants the first time to have made a job, and no other one: it runs
+// on.
+func (x *shift) wantOneJob() error {
+	jobs, err := x.jobsOf(x.id)
+	if err == nil && len(jobs) != 1 {
+		err = fmt.Errorf("schedule %s has made the jobs %s, the first of which has not ended", x.spec.Name, jobs)
+	}
+	return err
+}
+
+func (x *shift) cancelJob() error {
+	jobs, err := x.jobsOf(x.id)
+	if err != nil {
+		return err
+	}
+	if _, err := x.running(jobs[0], 1); err != nil { // before that it would end without an attempt
+		return err
+	}
+	if err := x.cancel(jobs[0]); err != nil {
+		return err
+	}
+	return x.wantCanceled(jobs[0], once)
+}
+
+// jobsOf are the jobs that a schedule has made: one of each time that was
+// submitted, as long as its fires are on record, and none beside.
+func (s *stack) jobsOf(id berth.ScheduleID, at ...time.Time) (jobs []berth.JobID, err error) {
+	var wrong string
+	err = await("the jobs of schedule "+string(id)+" are read", func() error {
+		return s.database.QueryRow(context.Background(), `
+			WITH made AS (
+				SELECT j.id, j.idem_key, f.at
+				FROM jobs j
+				LEFT JOIN schedule_fires f ON f.job = j.id AND f.schedule = $1 AND f.status = 'submitted'
+				WHERE j.idem_key LIKE $2 || '%'
+			)
+			SELECT ARRAY(SELECT id::text FROM made WHERE $3::timestamptz[] IS NULL OR at = ANY($3) ORDER BY at, id), (
+				SELECT coalesce(string_agg(format('job %s with key %s is of %s', id, idem_key, at), '; '), '')
+				FROM (SELECT m.*, count(*) OVER (PARTITION BY m.at) AS n FROM made m) m
+				WHERE EXISTS (SELECT 1 FROM schedules WHERE id = $1) AND (at IS NULL OR n > 1))`,
+			id, "schedule/"+string(id)+"/", at).Scan(&jobs, &wrong)
+	})
+	if err == nil && wrong != "" {
+		err = fmt.Errorf("schedule %s: %s", id, wrong)
+	}
+	return jobs, err
+}
+
+// makeSchedules makes schedules whose clock stands still from the beginning.
+func (s *stack) makeSchedules() error {
+	s.byHand = make(chan string, handy)
+	for range handy {
+		job := s.spec(calmPlace, "exit", "0")
+		job.Checkpoint = nil
+		spec := berth.ScheduleSpec{Name: job.Name, Every: berth.Duration(time.Hour), Overlap: berth.OverlapAllow, Paused: true, Job: &job}
+		if _, _, err := s.api.CreateSchedule(context.Background(), spec); err != nil {
+			return err
+		}
+		s.byHand <- spec.Name
+	}
+	return nil
+}
+
+// fireByHand is a schedule that somebody fires, for now or for times that have
+// passed.
+func (s *stack) fireByHand(c cell) *work {
+	name := <-s.byHand
+	began := time.Now().Add(-time.Millisecond)
+	w := &work{attempt: 1, drive: func() error { return nil }}
+	back := func(err error) error { s.byHand <- name; return err }
+	if c.under("api.fire.") {
+		w.submit = func() error { return s.runNow(name, began) }
+		w.ended = func() error {
+			return back(s.wantFired(name, 1, func(f berth.Fire) bool { return f.Source == berth.FireByHand && f.At.After(began) }))
+		}
+		return w
+	}
+	// Each backfill is of times that no other one was of.
+	to := time.Now().UTC().Truncate(time.Hour).Add(-time.Duration(jobNumber.Add(1)) * handful * time.Hour)
+	from := to.Add(-(handful - 1) * time.Hour)
+	w.submit = func() error {
+		return await("the backfill is answered", func() error {
+			_, err := s.api.BackfillSchedule(context.Background(), name, berth.Backfill{From: berth.Instant{Time: from}, To: &berth.Instant{Time: to}})
+			return lasting(err)
+		})
+	}
+	w.ended = func() error {
+		return back(s.wantFired(name, handful, func(f berth.Fire) bool {
+			return f.Source == berth.FireByBackfill && !f.At.Before(from) && !f.At.After(to)
+		}))
+	}
+	return w
+}
+
+// runNow fires a schedule as a careful client does: again only if an error has
+// left nothing on record.
+func (s *stack) runNow(name string, began time.Time) error {
+	return await("schedule "+name+" is run", func() error {
+		_, err := s.api.RunSchedule(context.Background(), name, "")
+		if err == nil {
+			return nil
+		}
+		now, again := s.api.Schedule(context.Background(), name, handful)
+		if again == nil && slices.ContainsFunc(now.Fires, func(f berth.Fire) bool { return f.At.After(began) }) {
+			return nil
+		}
+		return errors.Join(lasting(err), again)
+	})
+}
+
+// wantFired waits until so many fires are submitted, and each has made one job,
+// which succeeds.
+func (s *stack) wantFired(name string, n int, of func(berth.Fire) bool) error {
+	var id berth.ScheduleID
+	var at []time.Time
+	err := await(fmt.Sprintf("schedule %s has fired %d times", name, n), func() error {
+		now, err := s.api.Schedule(context.Background(), name, 1000)
+		if err != nil {
+			return err
+		}
+		id, at = now.ID, nil
+		for _, f := range now.Fires {
+			if of(f) && f.Status == berth.FireSubmitted {
+				at = append(at, f.At)
+			}
+		}
+		if len(at) < n {
+			return fmt.Errorf("%d fires are submitted: %+v", len(at), now.Fires)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	jobs, err := s.jobsOf(id, at...)
+	if err != nil {
+		return err
+	}
+	if len(jobs) != n || len(at) != n {
+		return fmt.Errorf("schedule %s has made %d jobs of %d times, want %d", name, len(jobs), len(at), n)
+	}
+	for _, job := range jobs {
+		if err := s.wantEnded(job, once); err != nil {
+			return err
+		}
+	}
+	return nil
+}
