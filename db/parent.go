@@ -382,8 +382,15 @@ func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parents []berth.JobID
 }
 
 // hold holds the elements of a held parent that wait, a batch of them, and the
-// pipelines and arrays among them, which hold theirs when they are tended.
+// pipelines and arrays among them, which hold theirs when they are tended. Pipelines
+// and arrays are held at every depth at once: the leader looks at the next one alone.
 func (p *lockedParent) hold(ctx context.Context, tx pgx.Tx) (some bool, err error) {
+	var inner int64
+	if p.Kind == berth.KindPipeline {
+		if inner, err = holdBelow(ctx, tx, p.ID, "workflow"); err != nil {
+			return false, err
+		}
+	}
 	tag, err := tx.Exec(ctx, `
 		WITH waiting AS (
 			SELECT id
@@ -402,7 +409,7 @@ func (p *lockedParent) hold(ctx context.Context, tx pgx.Tx) (some bool, err erro
 		INSERT INTO job_events (job, seq, at, kind, attempt, actor, detail)
 		SELECT id, event_seq, clock_timestamp(), 'updated', attempt, 'workflow', 'held, with its array'
 		FROM changed`, pgx.NamedArgs{"parent": p.ID, "limit": expandBatch})
-	return tag.RowsAffected() > 0, err
+	return inner+tag.RowsAffected() > 0, err
 }
 
 // expand makes the elements that are next, as many as the window and the

@@ -37,7 +37,7 @@ func (d *DB) tellParents(ctx context.Context, children ...berth.JobID) {
 		FROM jobs e
 		JOIN jobs p ON p.id = e.parent
 		WHERE e.id = ANY(@children::uuid[]) AND p.state NOT IN ('succeeded', 'failed', 'canceled') AND (
-			p.held AND e.state = 'retrying'
+			p.held AND NOT e.held AND e.state IN ('submitted', 'queued', 'retrying')
 			OR p.kind = 'pipeline' AND p.state = 'queued' AND e.state = 'running'
 			OR e.state = 'submitted' AND e.blocked AND NOT e.held
 			OR e.state IN ('succeeded', 'failed', 'canceled') AND (
