@@ -704,3 +704,44 @@ func TestTheHistoryOfAStepIsOfAllInIt(t *testing.T) {
 		t.Errorf("the steps took room as %+v", children)
 	}
 }
+
+// The checker is told what keeps a blocked step: holds of it and of all around it,
+// and when somebody changed that last.
+func TestTheHistoryTellsWhatBlockedStepsWaitFor(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.nested(berth.FailFast, []string{"train"}, map[string]berth.PipelineSpec{"train": graph(berth.FailFast, "a", "b: a")})
+	s.tend(id)
+	train := s.at(id, "train")
+	s.tend(train)
+	blocked := func() (f history.Family, c history.Child) {
+		h, err := db.OpenHistory(t.Context(), s.pool.Config().ConnString())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = h.Close() }()
+		if err := h.Families(t.Context(), time.Time{}, func(x history.Family) error {
+			if x.ID == train {
+				f = x
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return f, f.Children[slices.IndexFunc(f.Children, func(c history.Child) bool { return c.Step == "b" })]
+	}
+	f, b := blocked()
+	if f.Held || b.Held || !b.Blocked || b.UpdatedAt != nil || f.StateAt.IsZero() {
+		t.Errorf("before the hold it is %+v of %+v", b, f)
+	}
+	mustExec(t, s.pool, `UPDATE jobs SET held = true, held_at = now(), version = version + 1 WHERE id = $1`, id) // the outermost alone
+	if f, b = blocked(); !f.Held || b.Held {
+		t.Errorf("held around it is %+v of %+v", b, f)
+	}
+	s.release(id)
+	s.hold(train)
+	s.release(train)
+	if f, b = blocked(); f.Held || b.UpdatedAt == nil {
+		t.Errorf("after the release it is %+v of %+v", b, f)
+	}
+}
