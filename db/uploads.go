@@ -32,7 +32,7 @@ func (d *DB) AbandonUpload(ctx context.Context, folder string) error {
 
 // EndUpload makes what lies in the folder the tenant's upload. Where the same
 // content was stored meanwhile, that one stays, created is false and the folder
-// is given up.
+// is given up. A tenant that was deleted meanwhile is not_found.
 func (d *DB) EndUpload(ctx context.Context, tenant berth.TenantID, u berth.Upload, folder string) (stored berth.Upload, created bool, err error) {
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		args := pgx.NamedArgs{"tenant": tenant, "address": u.Address, "folder": folder, "files": u.Files, "bytes": u.Bytes}
@@ -54,7 +54,10 @@ func (d *DB) EndUpload(ctx context.Context, tenant berth.TenantID, u berth.Uploa
 		if err == nil && created && tag.RowsAffected() == 0 {
 			return berth.Errorf(berth.CodeUnavailable, "the upload took longer than %s", uploadLimit)
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		return keepTenant(ctx, tx, tenant)
 	})
 	return stored, created, mapError(err, "upload")
 }
