@@ -140,6 +140,20 @@ func (p *lockedParent) cancelChildren(ctx context.Context, tx pgx.Tx, did *tende
 	return len(e.canceled)+len(e.stopping) > 0, err
 }
 
+// stopInside looks at parents that are to stop, the inner ones first.
+func (d *DB) stopInside(ctx context.Context, outsideIn []berth.JobID, left *int) error {
+	for _, id := range slices.Backward(outsideIn) {
+		for more := true; more && *left > 0; {
+			r, err := d.look(ctx, id, left)
+			if err != nil {
+				return err
+			}
+			more = r.More
+		}
+	}
+	return nil
+}
+
 // tendAll tends parents through, the inner ones first.
 func (d *DB) tendAll(ctx context.Context, outsideIn []berth.JobID) error {
 	for _, id := range slices.Backward(outsideIn) {
