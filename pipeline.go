@@ -66,14 +66,21 @@ func stepsWithDefaults(steps map[string]JobSpec, level int) map[string]JobSpec {
 
 // Validate checks a pipeline after WithDefaults and returns every fault at once,
 // nil if there is none. Fields of steps in nested pipelines are named in full:
-// jobs.train.jobs.fit.image.
+// jobs.train.jobs.fit.image. Of one that has too many steps nothing is said of them
+// but that.
 func (p PipelineSpec) Validate() []FieldError {
 	v := &validation{}
 	v.oneOf("kind", p.Kind, string(KindPipeline))
 	v.notify(p.Notify)
-	level{p: p, depth: 1}.validate(v)
+	whole := newLevel(p, nil, "")
+	sizes := &validation{}
+	whole.oversized(sizes)
 	n := p.Count()
-	v.require(n <= MaxAllSteps, "jobs", fmt.Sprintf("has %d steps with those of the pipelines in it", n), fmt.Sprintf("at most %d in all", MaxAllSteps))
+	sizes.require(n <= MaxAllSteps, "jobs", fmt.Sprintf("has %d steps with those of the pipelines in it", n), fmt.Sprintf("at most %d in all", MaxAllSteps))
+	if len(sizes.faults) > 0 {
+		return append(v.faults, sizes.faults...)
+	}
+	whole.validate(v)
 	if n := p.arrayBytes(); n > MaxArrayBytes && len(v.faults) == 0 { // else an array alone is too much
 		v.require(false, "jobs", fmt.Sprintf("the elements of all arrays, each with its copy of its job, come to %s", BytesText(n)), fmt.Sprintf("at most %s in all", BytesText(MaxArrayBytes)))
 	}
@@ -96,6 +103,54 @@ type level struct {
 	field string // before its fields: jobs.train.
 	outer *level
 	key   string // which step of outer it is
+
+	reach map[string]map[string]bool // what steps need, themselves or through others, as far as it was asked for
+}
+
+// newLevel is the pipeline that a step of outer is, or the outermost.
+func newLevel(p PipelineSpec, outer *level, key string) level {
+	l := level{p: p, depth: 1, outer: outer, key: key, reach: map[string]map[string]bool{}}
+	if outer != nil {
+		l.depth, l.field = outer.depth+1, outer.field+"jobs."+key+"."
+	}
+	return l
+}
+
+// nested are the pipelines among the steps, as deep as they may be.
+func (l level) nested(yield func(level) bool) {
+	if l.depth == MaxLevels {
+		return
+	}
+	for _, key := range sortedKeys(l.p.Jobs) {
+		if l.p.Jobs[key].Nests() && !yield(newLevel(l.p.Nested(key), &l, key)) {
+			return
+		}
+	}
+}
+
+// oversized tells of levels that have too many steps.
+func (l level) oversized(v *validation) {
+	if len(l.p.Jobs) > MaxSteps {
+		l.countSteps(v)
+	}
+	for inner := range l.nested {
+		inner.oversized(v)
+	}
+}
+
+func (l level) countSteps(v *validation) {
+	n := len(l.p.Jobs)
+	v.require(n >= 1 && n <= MaxSteps, l.field+"jobs", fmt.Sprintf("has %d steps", n), fmt.Sprintf("1 to %d; more in pipelines that are steps", MaxSteps))
+}
+
+// needed is what a step needs, worked out once.
+func (l level) needed(key string) map[string]bool {
+	all, known := l.reach[key]
+	if !known {
+		all = l.p.needed(key)
+		l.reach[key] = all
+	}
+	return all
 }
 
 func (l level) validate(v *validation) {
@@ -108,7 +163,7 @@ func (l level) validate(v *validation) {
 		labels.label(k, p.Labels[k])
 	}
 	v.within(l.field, labels.faults)
-	v.require(len(p.Jobs) >= 1 && len(p.Jobs) <= MaxSteps, l.field+"jobs", fmt.Sprintf("has %d steps", len(p.Jobs)), fmt.Sprintf("1 to %d; more in pipelines that are steps", MaxSteps))
+	l.countSteps(v)
 	for _, key := range sortedKeys(p.Jobs) {
 		s, at := p.Jobs[key], l.field+"jobs."+key
 		v.require(isName(key), at, fmt.Sprintf("%q is not a name", key), "1 to 63 of a-z, 0-9 and '-', not at either end")
@@ -138,7 +193,7 @@ func (l level) validateNested(v *validation, key string, s JobSpec) {
 		v.require(false, at+".jobs", fmt.Sprintf("is level %d of pipelines in each other", l.depth+1), fmt.Sprintf("at most %d levels", MaxLevels))
 		return
 	}
-	level{p: l.p.Nested(key), depth: l.depth + 1, field: at + ".", outer: &l, key: key}.validate(v)
+	newLevel(l.p.Nested(key), &l, key).validate(v)
 }
 
 func (l level) validateNeeds(v *validation, key string, needs []string) {
@@ -190,7 +245,7 @@ func (l level) missing(key string, o OutputRef) (detail, allowed string) {
 	switch {
 	case names[0] == from && at != &l:
 		return fmt.Sprintf("%s is in %s, and cannot wait for it", key, from), "steps beside " + key + ", or beside " + from
-	case !at.p.needed(from)[names[0]]:
+	case !at.needed(from)[names[0]]:
 		return fmt.Sprintf("%s does not need %s", from, names[0]), "steps that it needs, itself or through others: add it to needs"
 	}
 	p, of := at.p, JobSpec{}

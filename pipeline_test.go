@@ -100,3 +100,61 @@ func TestOrderPutsEachStepAfterItsNeeds(t *testing.T) {
 		}
 	})
 }
+
+// What is refused for its size alone is not looked at any closer.
+func TestOfTooManyStepsNothingElseIsSaid(t *testing.T) {
+	t.Parallel()
+	many := func(n int) berth.PipelineSpec {
+		p := graph()
+		for i := range n {
+			p.Jobs[fmt.Sprintf("s%d", i)] = berth.JobSpec{Needs: []string{"nobody"}} // no image either
+		}
+		return p
+	}
+	for _, row := range []struct {
+		of   berth.PipelineSpec
+		want []string
+	}{
+		{many(berth.MaxSteps + 1), []string{"jobs: has 501 steps"}},
+		{many(berth.MaxAllSteps + 1), []string{"jobs: has 2001 steps", "jobs: has 2001 steps with those of the pipelines in it"}},
+		{nest(many(1), "inner", many(berth.MaxSteps+1)), []string{"jobs.inner.jobs: has 501 steps"}},
+	} {
+		var got []string
+		for _, f := range row.of.WithDefaults().Validate() {
+			got = append(got, f.Field+": "+f.Detail)
+		}
+		if !slices.Equal(got, row.want) {
+			t.Errorf("faults are %v, want %v", got, row.want)
+		}
+	}
+}
+
+// What a step needs through others is worked out once, however many of their outputs
+// it takes. Not parallel: it counts allocations.
+func TestNeedsAreWorkedOutOnceAStep(t *testing.T) {
+	const steps = 200
+	line := make([]string, steps)
+	for i := range line {
+		line[i] = fmt.Sprintf("s%d", i)
+		if i > 0 {
+			line[i] += ": " + fmt.Sprintf("s%d", i-1)
+		}
+	}
+	taking := func(inputs int) float64 {
+		p := graph(line...)
+		first, last := p.Jobs["s0"], p.Jobs["s199"]
+		first.Outputs = []berth.Output{{Name: "o", Path: "/out"}}
+		for i := range inputs {
+			last.Inputs = append(last.Inputs, berth.Input{From: "job:s0/o", To: fmt.Sprintf("/in%d", i)})
+		}
+		p.Jobs["s0"], p.Jobs["s199"] = first, last
+		p = p.WithDefaults()
+		if faults := p.Validate(); len(faults) > 0 {
+			t.Fatal(faults)
+		}
+		return testing.AllocsPerRun(5, func() { p.Validate() })
+	}
+	if one, many := taking(1), taking(41); many > one+40*steps/2 {
+		t.Errorf("40 inputs more take %.0f allocations more, with a line of %d steps before them", many-one, steps)
+	}
+}

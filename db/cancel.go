@@ -68,12 +68,18 @@ func cancelJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.J
 func (d *DB) canceled(ctx context.Context, c cancellation) (berth.State, error) {
 	c.hints.publish(d.hub)
 	c.below.publish(d.hub)
-	if err := d.tendAll(ctx, c.below.stopping); err != nil {
+	left := followUp
+	if err := d.stopInside(ctx, c.below.stopping, &left); err != nil {
 		return c.state, err
 	}
 	if c.job.Kind != berth.KindJob && !c.state.Terminal() {
 		// At once, and not only by its coordinator: Temporal may be away.
-		return d.TendThrough(ctx, c.job.ID)
+		for {
+			r, err := d.look(ctx, c.job.ID, &left)
+			if err != nil || !r.More || left <= 0 {
+				return r.State, err
+			}
+		}
 	}
 	if c.job.HasParent && c.state.Terminal() && c.hints.job != "" {
 		d.tellParents(ctx, c.job.ID)

@@ -7,7 +7,7 @@
 //
 // The one rule to know is the lock order, everywhere: leases, schedules, jobs by id,
 // allocations by id, machines by id, gpu_devices by machine and index,
-// machine_caches and machine_leases by machine id, earmarks, tenants by id. Rows are locked with SELECT ... ORDER BY ...
-// FOR NO KEY UPDATE before they are written. One query out of order is no
+// machine_caches and machine_leases by machine id, earmarks, uploads by tenant and address, secrets,
+// tenants by id. Rows are locked with SELECT ... ORDER BY ... FOR NO KEY UPDATE before they are written. One query out of order is no
 // error, only a hundredfold slowdown and deadlocks.
 package db

@@ -6,6 +6,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// FollowUp is how many jobs below a parent are told to stop at once.
+const FollowUp = followUp
+
 // LeaderTx is how a leader writes.
 func (d *DB) LeaderTx(ctx context.Context, term Term, f func(tx pgx.Tx) error) error {
 	return d.leaderTx(ctx, term, f)

@@ -123,8 +123,17 @@ func (h *History) Families(ctx context.Context, since time.Time, each func(histo
 		list, err := documents[history.Family](ctx, h.tx, `
 			SELECT to_jsonb(p) || jsonb_build_object(
 				'archived', (SELECT count(*) FROM archived_jobs x WHERE x.parent = p.id),
+				'held', (
+					WITH RECURSIVE around (parent, held) AS (
+						SELECT p.parent, p.held
+						UNION ALL
+						SELECT x.parent, x.held FROM around a JOIN jobs x ON x.id = a.parent
+					)
+					SELECT bool_or(held) FROM around),
 				'children', coalesce((
 					SELECT jsonb_agg(jsonb_build_object('id', c.id, 'array_index', coalesce(c.array_index, 0), 'step', coalesce(c.step, ''), 'state', c.state, 'finished_at', c.finished_at,
+						'blocked', c.blocked, 'held', c.held,
+						'updated_at', CASE WHEN c.blocked THEN (SELECT max(e.at) FROM job_events e WHERE e.job IN (c.id, p.id) AND e.kind = 'updated') END,
 						'needs', (SELECT jsonb_agg(d.needs) FROM deps d WHERE d.job = c.id),
 						'spans', (
 							SELECT jsonb_agg(jsonb_build_object('taken', a.taken_seq, 'until', coalesce(a.orphaned_seq, a.freed_seq, 0)))

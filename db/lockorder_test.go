@@ -127,3 +127,57 @@ func (s *syncBuffer) String() string {
 	defer s.mu.Unlock()
 	return s.b.String()
 }
+
+// Whatever is submitted takes the uploads that it names and then its tenant, whose
+// row a quota has it lock: so of two submits, one of each kind, neither waits for
+// the other while that waits for it.
+func TestSubmitsLockUploadsBeforeTheirTenant(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	address := berth.Address("sha256:" + strings.Repeat("a", 64))
+	most := 100
+	if err := s.db.SetQuota(t.Context(), berth.Quota{Tenant: "default", MaxQueued: &most}); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, s.pool, `INSERT INTO uploads (tenant, address, folder, files, bytes) VALUES ('default', $1, 'f', 1, 1)`, address)
+	withCode := func(j berth.JobSpec) berth.JobSpec {
+		j.Workdir = string(address)
+		return j
+	}
+	pipeline := func(inner map[string]berth.PipelineSpec) func() error {
+		p := nesting(berth.FailFast, []string{"a"}, inner)
+		if inner == nil {
+			p.Jobs["a"] = withCode(p.Jobs["a"])
+		}
+		return func() error {
+			_, _, err := s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p, Actor: "user:test"})
+			return err
+		}
+	}
+	job := func(array *berth.Array) func() error {
+		spec := withCode(s.spec(nil))
+		spec.Array = array
+		return func() error {
+			_, _, err := s.db.Submit(t.Context(), db.Submission{Tenant: "default", Spec: spec, Actor: "user:test"})
+			return err
+		}
+	}
+	inside := graph(berth.FailFast, "x")
+	inside.Jobs["x"] = withCode(inside.Jobs["x"])
+	for what, submit := range map[string]func() error{
+		"a job": job(nil), "an array": job(&berth.Array{Size: 2}),
+		"a pipeline": pipeline(nil), "a nested one": pipeline(map[string]berth.PipelineSpec{"a": inside}),
+	} {
+		done := make(chan error, 1)
+		s.holding(`SELECT 1 FROM uploads FOR UPDATE`, func() {
+			go func() { done <- submit() }()
+			s.blocked(1)
+			if _, err := s.pool.Exec(t.Context(), `SELECT 1 FROM tenants WHERE id = 'default' FOR UPDATE NOWAIT`); err != nil {
+				t.Errorf("%s waits for its upload and has the tenant: %v", what, err)
+			}
+		})
+		if err := <-done; err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}

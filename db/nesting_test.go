@@ -704,3 +704,104 @@ func TestTheHistoryOfAStepIsOfAllInIt(t *testing.T) {
 		t.Errorf("the steps took room as %+v", children)
 	}
 }
+
+// The checker is told what keeps a blocked step: holds of it and of all around it,
+// and when somebody changed that last.
+func TestTheHistoryTellsWhatBlockedStepsWaitFor(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.nested(berth.FailFast, []string{"train"}, map[string]berth.PipelineSpec{"train": graph(berth.FailFast, "a", "b: a")})
+	s.tend(id)
+	train := s.at(id, "train")
+	s.tend(train)
+	blocked := func() (f history.Family, c history.Child) {
+		h, err := db.OpenHistory(t.Context(), s.pool.Config().ConnString())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = h.Close() }()
+		if err := h.Families(t.Context(), time.Time{}, func(x history.Family) error {
+			if x.ID == train {
+				f = x
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return f, f.Children[slices.IndexFunc(f.Children, func(c history.Child) bool { return c.Step == "b" })]
+	}
+	f, b := blocked()
+	if f.Held || b.Held || !b.Blocked || b.UpdatedAt != nil || f.StateAt.IsZero() {
+		t.Errorf("before the hold it is %+v of %+v", b, f)
+	}
+	mustExec(t, s.pool, `UPDATE jobs SET held = true, held_at = now(), version = version + 1 WHERE id = $1`, id) // the outermost alone
+	if f, b = blocked(); !f.Held || b.Held {
+		t.Errorf("held around it is %+v of %+v", b, f)
+	}
+	s.release(id)
+	s.hold(train)
+	s.release(train)
+	if f, b = blocked(); f.Held || b.UpdatedAt == nil {
+		t.Errorf("after the release it is %+v of %+v", b, f)
+	}
+}
+
+// One look at a large pipeline that is to stop is bounded, whatever runs in it: it is
+// a step of a workflow. What it leaves the reconciler finds.
+func TestALookTellsSoManyToStop(t *testing.T) {
+	t.Parallel()
+	for what, stop := range map[string]func(s *stage, id berth.JobID){
+		"a look after a failure": func(s *stage, id berth.JobID) {
+			s.finish(s.at(id, "bad"), 1)
+			if _, err := s.db.Tend(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"a request": func(s *stage, id berth.JobID) {
+			if got := s.cancel(id); got != berth.Canceling {
+				t.Errorf("it is %s", got)
+			}
+		},
+	} {
+		s := newStage(t)
+		const steps, inner = db.FollowUp, 3
+		names := make([]string, steps)
+		for i := range names {
+			names[i] = fmt.Sprintf("s%d", i)
+		}
+		pipelines := map[string]berth.PipelineSpec{}
+		for i := range inner {
+			pipelines[fmt.Sprintf("p%d", i)] = graph(berth.FailFast, names...)
+		}
+		id := s.nested(berth.FailFast, []string{"bad", "p0", "p1", "p2"}, pipelines)
+		s.tend(id)
+		for i := range inner {
+			s.tend(s.at(id, fmt.Sprintf("p%d", i)))
+		}
+		for _, state := range []berth.State{berth.Queued, berth.Scheduled, berth.Running} {
+			mustExec(t, s.pool, `UPDATE jobs SET state = $1, version = version + 1 WHERE step LIKE 's%'`, state)
+		}
+		count := func(state berth.State) int {
+			return one[int](s, `SELECT count(*)::int FROM jobs WHERE step LIKE 's%' AND state = $1`, state)
+		}
+		began := time.Now()
+		stop(s, id)
+		t.Logf("%s took %s for %d of %d jobs", what, time.Since(began), count(berth.Canceling), inner*steps)
+		if told := count(berth.Canceling); told == 0 || told > db.FollowUp+50 {
+			t.Errorf("%s: %d jobs were told, of %d", what, told, inner*steps)
+		}
+		if n := one[int](s, `SELECT count(*)::int FROM jobs WHERE kind = 'pipeline' AND state <> 'canceling'`); n != 0 {
+			t.Errorf("%s: %d pipelines may start more", what, n)
+		}
+		list, err := s.db.Untended(t.Context(), 0, 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range list {
+			s.tend(p.ID)
+		}
+		if n := count(berth.Running); n != 0 {
+			t.Errorf("%s: %d jobs run on after the reconciler's pass", what, n)
+		}
+	}
+}

@@ -24,6 +24,11 @@ const (
 	// is told, so that it makes more. Each telling is some events of a history.
 	milestone = 500
 
+	// followUp is how many jobs below one parent are told to stop by whoever cancels it
+	// or looks at it, each in a transaction of its own. The coordinators of the others
+	// were poked, and the reconciler looks for what they leave.
+	followUp = 100
+
 	shownFailures = 10
 )
 
@@ -107,6 +112,13 @@ func (p lockedParent) whole() bool { return p.Expanded >= p.Tally.Total }
 // writer of a parent's end, under the lock of its row. Doing it again, by
 // whomever, changes nothing; one that has ended stays as it is.
 func (d *DB) Tend(ctx context.Context, id berth.JobID) (berth.TendResult, error) {
+	left := followUp
+	return d.look(ctx, id, &left)
+}
+
+// look is Tend. It takes from left the jobs that it tells to stop, and goes on to
+// parents inside as long as some are left.
+func (d *DB) look(ctx context.Context, id berth.JobID, left *int) (berth.TendResult, error) {
 	var result berth.TendResult
 	var did tended
 	news := false // it is a step of a pipeline, which has something to do about what became of it
@@ -151,7 +163,8 @@ func (d *DB) Tend(ctx context.Context, id berth.JobID) (berth.TendResult, error)
 			return result, err
 		}
 	}
-	return result, d.tendAll(ctx, did.stopping)
+	*left -= len(did.stop)
+	return result, d.stopInside(ctx, did.stopping, left)
 }
 
 // TendThrough tends a parent until there is nothing more to do at once.
@@ -389,8 +402,15 @@ func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parents []berth.JobID
 }
 
 // hold holds the elements of a held parent that wait, a batch of them, and the
-// pipelines and arrays among them, which hold theirs when they are tended.
+// pipelines and arrays among them, which hold theirs when they are tended. Pipelines
+// and arrays are held at every depth at once: the leader looks at the next one alone.
 func (p *lockedParent) hold(ctx context.Context, tx pgx.Tx) (some bool, err error) {
+	var inner int64
+	if p.Kind == berth.KindPipeline {
+		if inner, err = holdBelow(ctx, tx, p.ID, "workflow"); err != nil {
+			return false, err
+		}
+	}
 	tag, err := tx.Exec(ctx, `
 		WITH waiting AS (
 			SELECT id
@@ -409,39 +429,5 @@ func (p *lockedParent) hold(ctx context.Context, tx pgx.Tx) (some bool, err erro
 		INSERT INTO job_events (job, seq, at, kind, attempt, actor, detail)
 		SELECT id, event_seq, clock_timestamp(), 'updated', attempt, 'workflow', 'held, with its array'
 		FROM changed`, pgx.NamedArgs{"parent": p.ID, "limit": expandBatch})
-	return tag.RowsAffected() > 0, err
-}
-
-// expand makes the elements that are next, as many as the window and the
-// tenant's quota leave room for.
-func (p *lockedParent) expand(ctx context.Context, tx pgx.Tx, did *tended) error {
-	if p.whole() {
-		return nil
-	}
-	room := ArrayWindow - p.live()
-	var waiting *int
-	err := tx.QueryRow(ctx, `
-		SELECT greatest(0, max_queued - (
-			SELECT count(*)
-			FROM jobs w
-			WHERE w.tenant = @tenant AND w.state IN ('submitted', 'queued', 'retrying') AND `+countsAsQueued+`))
-		FROM tenants
-		WHERE id = @tenant AND max_queued IS NOT NULL
-		FOR NO KEY UPDATE`, pgx.NamedArgs{"tenant": p.Tenant}).Scan(&waiting)
-	switch {
-	case err == nil && waiting != nil:
-		room = min(room, *waiting)
-	case err != nil && !isNoRows(err):
-		return err
-	}
-	next := p.Next[:max(0, min(len(p.Next), room))]
-	if len(next) == 0 {
-		return nil
-	}
-	if did.made, err = p.make(ctx, tx, next, "workflow"); err != nil {
-		return err
-	}
-	_, err = tx.Exec(ctx, `UPDATE jobs SET expanded = expanded + @n WHERE id = @id`, pgx.NamedArgs{"id": p.ID, "n": len(next)})
-	did.more = did.more || len(next) == expandBatch
-	return err
+	return inner+tag.RowsAffected() > 0, err
 }

@@ -9,6 +9,40 @@ import (
 	"berth"
 )
 
+// expand makes the elements that are next, as many as the window and the
+// tenant's quota leave room for.
+func (p *lockedParent) expand(ctx context.Context, tx pgx.Tx, did *tended) error {
+	if p.whole() {
+		return nil
+	}
+	room := ArrayWindow - p.live()
+	var waiting *int
+	err := tx.QueryRow(ctx, `
+		SELECT greatest(0, max_queued - (
+			SELECT count(*)
+			FROM jobs w
+			WHERE w.tenant = @tenant AND w.state IN ('submitted', 'queued', 'retrying') AND `+countsAsQueued+`))
+		FROM tenants
+		WHERE id = @tenant AND max_queued IS NOT NULL
+		FOR NO KEY UPDATE`, pgx.NamedArgs{"tenant": p.Tenant}).Scan(&waiting)
+	switch {
+	case err == nil && waiting != nil:
+		room = min(room, *waiting)
+	case err != nil && !isNoRows(err):
+		return err
+	}
+	next := p.Next[:max(0, min(len(p.Next), room))]
+	if len(next) == 0 {
+		return nil
+	}
+	if did.made, err = p.make(ctx, tx, next, "workflow"); err != nil {
+		return err
+	}
+	_, err = tx.Exec(ctx, `UPDATE jobs SET expanded = expanded + @n WHERE id = @id`, pgx.NamedArgs{"id": p.ID, "n": len(next)})
+	did.more = did.more || len(next) == expandBatch
+	return err
+}
+
 // make inserts elements and returns their ids. One that is there already stays
 // as it is. They count as submitted when their array was, so that they wait
 // their turn as it does; a queue_timeout counts from now on.

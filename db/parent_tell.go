@@ -38,7 +38,7 @@ func (d *DB) tellParents(ctx context.Context, children ...berth.JobID) {
 		FROM jobs e
 		JOIN jobs p ON p.id = e.parent
 		WHERE e.id = ANY(@children::uuid[]) AND p.state NOT IN ('succeeded', 'failed', 'canceled') AND (
-			p.held AND e.state = 'retrying'
+			p.held AND NOT e.held AND e.state IN ('submitted', 'queued', 'retrying')
 			OR p.kind = 'pipeline' AND p.state = 'queued' AND e.state = 'running'
 			OR e.state = 'submitted' AND e.blocked AND NOT e.held
 			OR e.state IN ('succeeded', 'failed', 'canceled') AND (
@@ -61,13 +61,22 @@ func (d *DB) tellParents(ctx context.Context, children ...berth.JobID) {
 }
 
 // Untended returns parents that somebody should tend, whatever became of the
-// hint: the reconciler's.
+// hint: the reconciler's. Arrays that are to make elements of a tenant of which no
+// more may wait are none of them: they would stand before all others for as long.
 func (d *DB) Untended(ctx context.Context, age time.Duration, limit int) ([]Aged, error) {
 	return d.aged(ctx, "parents", `
+		WITH full_tenants AS MATERIALIZED (
+			SELECT t.id
+			FROM tenants t
+			WHERE t.max_queued <= (
+				SELECT count(*)
+				FROM jobs w
+				WHERE w.tenant = t.id AND w.state IN ('submitted', 'queued', 'retrying') AND `+countsAsQueued+`)
+		)
 		SELECT p.id, p.attempt, p.state, clock_timestamp() - p.state_at
 		FROM jobs p
 		WHERE p.kind <> 'job' AND p.state IN ('queued', 'running', 'canceling') AND p.state_at < clock_timestamp() - @age::interval AND (
-			NOT `+liveChild+`
+			(p.expanded >= p.total OR p.state = 'canceling') AND NOT `+liveChild+`
 			OR p.state = 'canceling' AND EXISTS (
 				SELECT 1 FROM jobs c
 				WHERE c.parent = p.id AND c.state IN ('submitted', 'queued', 'retrying', 'scheduled', 'running', 'preempting'))
@@ -89,7 +98,7 @@ func (d *DB) Untended(ctx context.Context, age time.Duration, limit int) ([]Aged
 					SELECT 1 FROM jobs c
 					WHERE c.parent = p.id AND NOT c.held AND (c.state IN ('submitted', 'queued', 'retrying') OR c.kind <> 'job' AND c.state = 'running'))
 				OR p.max_failures < (SELECT count(*) FROM jobs c WHERE c.parent = p.id AND c.state = 'failed')
-				OR p.expanded < p.total AND @window >= (
+				OR p.expanded < p.total AND p.tenant NOT IN (SELECT id FROM full_tenants) AND @window >= (
 					SELECT count(*) FROM jobs c
 					WHERE c.parent = p.id AND c.state IN ('submitted', 'queued', 'scheduled', 'running', 'preempting', 'canceling', 'retrying'))))
 		ORDER BY p.id

@@ -524,3 +524,42 @@ func TestParentsHaveAStateMachineOfTheirOwn(t *testing.T) {
 	s.tend(id)
 	refuses(t, s.pool, "BT010", `UPDATE jobs SET array_index = 7 WHERE parent = $1 AND array_index = 0`, id)
 }
+
+// Arrays that can make nothing, since no more jobs of their tenant may wait, stand
+// before nobody: not even where there are as many as the reconciler takes at once.
+func TestArraysOfAFullTenantStarveNobody(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	quota := func(most int) {
+		t.Helper()
+		if err := s.db.SetQuota(t.Context(), berth.Quota{Tenant: "default", MaxQueued: &most}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var full []berth.JobID
+	for range 3 {
+		full = append(full, s.array(2, nil))
+	}
+	quota(1)
+	for _, id := range full {
+		s.tend(id)
+	}
+	s.newTenant("lab", "")
+	spec := s.spec(nil)
+	spec.Array = &berth.Array{Size: 1}
+	job, _, err := s.db.Submit(t.Context(), db.Submission{Tenant: "lab", Spec: spec.WithDefaults(), Actor: "user:test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.tend(job.ID)
+	s.finish(s.element(job.ID, 0), 0)
+	s.untended(job.ID)
+	s.tend(job.ID)
+	s.untended()
+	quota(5)
+	s.untended(full...)
+	for _, id := range full {
+		s.tend(id)
+	}
+	s.untended()
+}

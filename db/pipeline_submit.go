@@ -40,7 +40,7 @@ func (d *DB) SubmitPipeline(ctx context.Context, s PipelineSubmission) (job bert
 		d.hub.Publish(TopicSubmit, string(job.ID))
 		job, err = d.Job(ctx, s.Tenant, job.ID)
 		return job, true, err
-	case s.IdemKey != "" && (berth.CodeOf(err) == berth.CodeNotFound || berth.IsSlug(err, berth.SlugQuota)):
+	case s.IdemKey != "" && (berth.CodeOf(err) == berth.CodeNotFound || berth.IsSlug(err, berth.SlugQuota) || berth.IsSlug(err, berth.SlugInvalidSpec)):
 		old, found := d.submitted(ctx, s.Tenant, s.IdemKey, row.hash)
 		if berth.CodeOf(found) != berth.CodeNotFound {
 			return old, false, found
@@ -81,11 +81,7 @@ func (r submitRow) insertPipeline(ctx context.Context, tx pgx.Tx, s PipelineSubm
 	g := growth{PipelineSubmission: s, ids: map[string]berth.JobID{}, fresh: map[berth.JobID]bool{}}
 	ids := newElementIDs(1 + s.Spec.Count())
 	r.args["id"] = ids[0]
-	parent, err := r.insert(ctx, tx)
-	if err != nil {
-		return berth.Job{}, err
-	}
-	var uploads []berth.NamedUpload // locked in their order before any step locks its own
+	var uploads []berth.NamedUpload // of all steps, locked in their order and, as of any job, before the tenant
 	for path, step := range s.Spec.All() {
 		ids = ids[1:]
 		g.ids[path], g.fresh[ids[0]] = ids[0], true
@@ -94,6 +90,10 @@ func (r submitRow) insertPipeline(ctx context.Context, tx pgx.Tx, s PipelineSubm
 		}
 	}
 	if err := bindUploads(ctx, tx, s.Tenant, uploads); err != nil {
+		return berth.Job{}, err
+	}
+	parent, err := r.insert(ctx, tx)
+	if err != nil {
 		return berth.Job{}, err
 	}
 	if err := g.level("", parent.ID, s.Spec); err != nil {

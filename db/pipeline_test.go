@@ -340,4 +340,18 @@ func TestAKeyIsOnePipeline(t *testing.T) {
 	if n := one[int](s, `SELECT count(*)::int FROM jobs`); n != 3 {
 		t.Errorf("there are %d rows", n)
 	}
+	address := berth.Address("sha256:" + strings.Repeat("a", 64))
+	withCode := graph(berth.FailFast, "a")
+	editStep("a", func(j *berth.JobSpec) { j.Workdir = string(address) })(&withCode)
+	mustExec(t, s.pool, `INSERT INTO uploads (tenant, address, folder, files, bytes) VALUES ('default', $1, 'f', 1, 1)`, address)
+	repeat := func() (berth.Job, bool, error) {
+		return s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: withCode, Actor: "user:test", IdemKey: "code"})
+	}
+	if first, _, err = repeat(); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, s.pool, `DELETE FROM uploads`)
+	if again, created, err := repeat(); err != nil || created || again.ID != first.ID {
+		t.Errorf("a repeat, whose upload is gone, is %s, created %t, %v", again.ID, created, err)
+	}
 }

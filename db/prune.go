@@ -9,10 +9,12 @@ import (
 
 // pruneHorizon is the time before which the history of machines is nobody's
 // evidence: longer ago than its retention, and before the first job that is not
-// archived was submitted, with an hour for clocks that were set.
+// archived was submitted, with an hour for clocks that were set. The first is that with
+// the least id, which is a time too, of when a row was made: an element of an array
+// counts as submitted when that was, and nothing was placed for it before its row.
 const pruneHorizon = `least(
 	now() - @retention_ms::bigint * interval '1 millisecond',
-	(SELECT min(submitted_at) FROM jobs) - interval '1 hour')`
+	(SELECT submitted_at FROM jobs ORDER BY id LIMIT 1) - interval '1 hour')`
 
 // PruneMachineHistory deletes what machines were, and what was counted against
 // them, longer than retention ago, at most limit rows of each, and returns how

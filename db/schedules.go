@@ -26,8 +26,10 @@ type NewSchedule struct {
 func (d *DB) CreateSchedule(ctx context.Context, n NewSchedule) (s berth.Schedule, created bool, err error) {
 	id := berth.NewScheduleID(time.Now())
 	err = d.tx(ctx, func(tx pgx.Tx) error {
-		created, err = insertSchedule(ctx, tx, id, n)
-		return err
+		if created, err = insertSchedule(ctx, tx, id, n); err != nil || !created {
+			return err
+		}
+		return keepTenant(ctx, tx, n.Tenant)
 	})
 	if err != nil {
 		return berth.Schedule{}, false, mapError(err, "schedule "+n.Spec.Name)

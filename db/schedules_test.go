@@ -50,6 +50,7 @@ func TestAScheduleIsMadeOnceAndReadsBackWhole(t *testing.T) {
 	}
 	other := nightly(nil)
 	other.Tenant = "b"
+	s.newTenant("b", "")
 	if x, created, err := s.db.CreateSchedule(t.Context(), other); err != nil || !created || x.ID == made.ID {
 		t.Errorf("of another tenant: created %t, %v", created, err)
 	}

@@ -19,17 +19,24 @@ type SealedSecret struct {
 	Version int64
 }
 
-// SetSecret stores a secret, or another value of it.
+// SetSecret stores a secret, or another value of it. A tenant that does not exist is
+// not_found.
 func (d *DB) SetSecret(ctx context.Context, s SealedSecret) (out berth.Secret, created bool, err error) {
 	var version int64
 	out.Name = s.Name
-	err = d.pool.QueryRow(ctx, `
-		INSERT INTO secrets (tenant, name, key_id, sealed)
-		VALUES (@tenant, @name, @key, @sealed)
-		ON CONFLICT (tenant, name) DO UPDATE
-		SET key_id = @key, sealed = @sealed, version = secrets.version + 1, updated_at = now()
-		RETURNING version, created_at, updated_at`,
-		pgx.NamedArgs{"tenant": s.Tenant, "name": s.Name, "key": s.Key, "sealed": s.Sealed}).Scan(&version, &out.CreatedAt, &out.UpdatedAt)
+	err = d.tx(ctx, func(tx pgx.Tx) error {
+		err := tx.QueryRow(ctx, `
+			INSERT INTO secrets (tenant, name, key_id, sealed)
+			VALUES (@tenant, @name, @key, @sealed)
+			ON CONFLICT (tenant, name) DO UPDATE
+			SET key_id = @key, sealed = @sealed, version = secrets.version + 1, updated_at = now()
+			RETURNING version, created_at, updated_at`,
+			pgx.NamedArgs{"tenant": s.Tenant, "name": s.Name, "key": s.Key, "sealed": s.Sealed}).Scan(&version, &out.CreatedAt, &out.UpdatedAt)
+		if err != nil {
+			return err
+		}
+		return keepTenant(ctx, tx, s.Tenant)
+	})
 	return out, version == 1, mapError(err, "secret "+s.Name)
 }
 

@@ -86,8 +86,8 @@ func (d *DB) GiveUpStuck(ctx context.Context, term Term, p Patience, limit int) 
 	const stuck = `
 		SELECT a.id, a.job
 		FROM allocations a
-		JOIN jobs j ON j.id = a.job
-		WHERE (` + deafToKill + `) OR (` + neverSealed + `)`
+		JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
+		WHERE j.state NOT IN ('succeeded', 'failed', 'canceled') AND ((` + deafToKill + `) OR (` + neverSealed + `))`
 	var some bool
 	if err := d.pool.QueryRow(ctx, `SELECT EXISTS (`+stuck+`)`, args).Scan(&some); err != nil || !some {
 		return nil, mapError(err, "stuck ranks")
@@ -108,8 +108,8 @@ func (d *DB) GiveUpStuck(ctx context.Context, term Term, p Patience, limit int) 
 		rows, err := tx.Query(ctx, `
 			SELECT a.id, a.job, a.attempt, a.rank, a.state = 'exited', a.machine_id
 			FROM allocations a
-			JOIN jobs j ON j.id = a.job
-			WHERE (`+deafToKill+`) OR (`+neverSealed+`)
+			JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
+			WHERE j.state NOT IN ('succeeded', 'failed', 'canceled') AND ((`+deafToKill+`) OR (`+neverSealed+`))
 			ORDER BY a.id
 			LIMIT @limit
 			FOR NO KEY UPDATE OF a`, args)

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"berth"
 	"berth/db"
 )
@@ -171,6 +173,99 @@ func TestADeletedTenantLeavesNothingToTheNext(t *testing.T) {
 		if err := token(id); err != nil {
 			t.Errorf("a token for %s: %v", id, err)
 		}
+	}
+}
+
+// Whatever is being stored for a tenant while it is deleted is deleted as well, or is
+// not stored.
+func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	ctx := t.Context()
+	address := berth.Address("sha256:" + strings.Repeat("a", 64))
+	secret := func() error {
+		_, _, err := s.db.SetSecret(ctx, db.SealedSecret{Tenant: "lab", Name: "TOKEN", Key: "k", Sealed: []byte("x")})
+		return err
+	}
+	upload := func() func() error {
+		folder, err := s.db.BeginUpload(ctx, "lab", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return func() error {
+			_, _, err := s.db.EndUpload(ctx, "lab", berth.Upload{Address: address}, folder)
+			return err
+		}
+	}
+	schedule := func() error {
+		_, _, err := s.db.CreateSchedule(ctx, db.NewSchedule{Tenant: "lab", Spec: nightly(nil).Spec, Actor: "user:test"})
+		return err
+	}
+	left := func(why string, want int) {
+		t.Helper()
+		if n := one[int](s, `SELECT (SELECT count(*) FROM secrets) + (SELECT count(*) FROM uploads) + (SELECT count(*) FROM schedules)::int`); n != want {
+			t.Errorf("%s: %d rows are left, want %d", why, n, want)
+		}
+	}
+	done := make(chan error, 1)
+
+	s.newTenant("lab", "")
+	late := upload()
+	s.holding(`SELECT 1 FROM doomed_objects FOR UPDATE`, func() {
+		go func() { done <- late() }()
+		s.blocked(1)
+		if err := s.db.DeleteTenant(ctx, "lab"); err != nil {
+			t.Errorf("beside an upload under way: %v", err)
+		}
+	})
+	if err := <-done; berth.CodeOf(err) != berth.CodeNotFound {
+		t.Errorf("an upload that was under way ends with %v", err)
+	}
+	for what, store := range map[string]func() error{"a secret": secret, "an upload": upload(), "a schedule": schedule} {
+		if err := store(); berth.CodeOf(err) != berth.CodeNotFound || !strings.Contains(err.Error(), "tenant lab") {
+			t.Errorf("%s of nobody: %v", what, err)
+		}
+	}
+	left("the tenant went first", 0)
+
+	s.newTenant("lab", "")
+	for what, store := range map[string]func() error{"a secret": secret, "an upload": upload()} {
+		s.holding(`SELECT 1 FROM tenants WHERE id = 'lab' FOR UPDATE`, func() { // as of one who deletes it, and does not after all
+			go func() { done <- store() }()
+			s.blocked(1)
+		})
+		if err := <-done; err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	left("nothing was deleted", 2)
+	if err := s.db.DeleteTenant(ctx, "lab"); err != nil {
+		t.Fatal(err)
+	}
+
+	s.newTenant("lab", "")
+	if err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { // what SetSecret and EndUpload do, until their commit
+		for _, sql := range []string{
+			`INSERT INTO secrets (tenant, name, key_id, sealed) VALUES ('lab', 'TOKEN', 'k', 'x')`,
+			`INSERT INTO uploads (tenant, address, folder, files, bytes) VALUES ('lab', '` + string(address) + `', 'folder', 1, 1)`,
+			`SELECT 1 FROM tenants WHERE id = 'lab' FOR KEY SHARE`,
+		} {
+			if _, err := tx.Exec(ctx, sql); err != nil {
+				return err
+			}
+		}
+		go func() { done <- s.db.DeleteTenant(ctx, "lab") }()
+		s.blocked(1)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Errorf("after something was stored: %v", err)
+	}
+	left("what was stored went first", 0)
+	if n := one[int](s, `SELECT count(*)::int FROM doomed_objects WHERE prefix = 'folder'`); n != 1 {
+		t.Error("the upload's folder is not given up")
 	}
 }
 

@@ -2,6 +2,7 @@ package db
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
@@ -105,41 +106,73 @@ func clearTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	return nil
 }
 
+// keepTenant keeps a tenant from being deleted until the transaction ends, which has
+// stored something of it. It comes last, after what was stored: see the lock order.
+// A tenant that is deleted is not_found, and nothing is to be stored.
+func keepTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
+	var one int
+	err := tx.QueryRow(ctx, `SELECT 1 FROM tenants WHERE id = @id FOR KEY SHARE`, pgx.NamedArgs{"id": id}).Scan(&one)
+	return mapError(err, "tenant "+string(id))
+}
+
+// errStoredMeanwhile is that something was stored between the removal of all that
+// a tenant has stored and the lock of its row, from which on nothing is.
+var errStoredMeanwhile = berth.Errorf(berth.CodeUnavailable, "something is being stored for the tenant; try again")
+
 // DeleteTenant removes a tenant that nothing belongs to: no job that is not
 // archived, no token that is still good, no tenant below it,
 // no schedule. Its secrets and uploads go with it; its archived jobs stay, and
 // keep the id from being used again.
 func (d *DB) DeleteTenant(ctx context.Context, id berth.TenantID) error {
-	err := d.tx(ctx, func(tx pgx.Tx) error {
-		if err := clearTenant(ctx, tx, id); err != nil { // before tenants are locked; undone if it stays
-			return err
+	var err error
+	for range 10 {
+		err = d.tx(ctx, func(tx pgx.Tx) error { return deleteTenant(ctx, tx, id) })
+		if !errors.Is(err, errStoredMeanwhile) {
+			break
 		}
-		parents, err := tenantParents(ctx, tx)
-		if err != nil {
-			return err
-		}
-		if _, known := parents[id]; !known {
-			return pgx.ErrNoRows
-		}
-		if id == "default" {
-			return berth.Errorf(berth.CodeConflict, "tenant default is what tokens belong to that name no other: it stays")
-		}
-		var jobs, tokens, below, schedules int
-		err = tx.QueryRow(ctx, `
-			SELECT (SELECT count(*) FROM jobs WHERE tenant = @id),
-				(SELECT count(*) FROM tokens WHERE tenant = @id AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())),
-				(SELECT count(*) FROM tenants WHERE parent = @id),
-				(SELECT count(*) FROM schedules WHERE tenant = @id AND deleted_at IS NULL)`, pgx.NamedArgs{"id": id}).Scan(&jobs, &tokens, &below, &schedules)
-		if err != nil {
-			return err
-		}
-		if jobs+tokens+below+schedules > 0 {
-			return berth.Errorf(berth.CodeConflict, "tenant %s is in use: %d jobs that are not archived, %d tokens that are good, %d tenants below it, %d schedules", id, jobs, tokens, below, schedules)
-		}
-		_, err = tx.Exec(ctx, `DELETE FROM tenants WHERE id = @id`, pgx.NamedArgs{"id": id})
-		return err
-	})
+	}
 	return d.tenantChanged(err, id)
+}
+
+func deleteTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
+	if err := clearTenant(ctx, tx, id); err != nil { // before tenants are locked; undone if it stays
+		return err
+	}
+	parents, err := tenantParents(ctx, tx)
+	if err != nil {
+		return err
+	}
+	if _, known := parents[id]; !known {
+		return pgx.ErrNoRows
+	}
+	if id == "default" {
+		return berth.Errorf(berth.CodeConflict, "tenant default is what tokens belong to that name no other: it stays")
+	}
+	// Whoever has stored something of it is over now, and whoever has not been here yet
+	// will not find it.
+	args := pgx.NamedArgs{"id": id}
+	if _, err := tx.Exec(ctx, `SELECT 1 FROM tenants WHERE id = @id FOR UPDATE`, args); err != nil {
+		return err
+	}
+	var jobs, tokens, below, schedules int
+	var left bool
+	err = tx.QueryRow(ctx, `
+		SELECT (SELECT count(*) FROM jobs WHERE tenant = @id),
+			(SELECT count(*) FROM tokens WHERE tenant = @id AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())),
+			(SELECT count(*) FROM tenants WHERE parent = @id),
+			(SELECT count(*) FROM schedules WHERE tenant = @id AND deleted_at IS NULL),
+			EXISTS (SELECT 1 FROM secrets WHERE tenant = @id) OR EXISTS (SELECT 1 FROM uploads WHERE tenant = @id)`, args).Scan(&jobs, &tokens, &below, &schedules, &left)
+	if err != nil {
+		return err
+	}
+	if jobs+tokens+below+schedules > 0 {
+		return berth.Errorf(berth.CodeConflict, "tenant %s is in use: %d jobs that are not archived, %d tokens that are good, %d tenants below it, %d schedules", id, jobs, tokens, below, schedules)
+	}
+	if left {
+		return errStoredMeanwhile
+	}
+	_, err = tx.Exec(ctx, `DELETE FROM tenants WHERE id = @id`, args)
+	return err
 }
 
 // SetQuota replaces a tenant's quota. With a version that is not the present

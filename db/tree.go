@@ -140,6 +140,20 @@ func (p *lockedParent) cancelChildren(ctx context.Context, tx pgx.Tx, did *tende
 	return len(e.canceled)+len(e.stopping) > 0, err
 }
 
+// stopInside looks at parents that are to stop, the inner ones first.
+func (d *DB) stopInside(ctx context.Context, outsideIn []berth.JobID, left *int) error {
+	for _, id := range slices.Backward(outsideIn) {
+		for more := true; more && *left > 0; {
+			r, err := d.look(ctx, id, left)
+			if err != nil {
+				return err
+			}
+			more = r.More
+		}
+	}
+	return nil
+}
+
 // tendAll tends parents through, the inner ones first.
 func (d *DB) tendAll(ctx context.Context, outsideIn []berth.JobID) error {
 	for _, id := range slices.Backward(outsideIn) {
@@ -150,14 +164,15 @@ func (d *DB) tendAll(ctx context.Context, outsideIn []berth.JobID) error {
 	return nil
 }
 
-// holdBelow holds the parents inside a locked pipeline: nothing of them is placed
-// from the commit on. Whoever tends them holds what waits in them.
-func holdBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string) error {
+// holdBelow holds the parents inside a locked pipeline, at every depth and also below
+// those that are held already: nothing of them is placed from the commit on. Whoever
+// tends them holds what waits in them. It returns how many it held.
+func holdBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string) (int64, error) {
 	inner, _, err := innerParents(ctx, tx, id)
 	if err != nil || len(inner) == 0 {
-		return err
+		return 0, err
 	}
-	_, err = tx.Exec(ctx, `
+	tag, err := tx.Exec(ctx, `
 		WITH changed AS (
 			UPDATE jobs
 			SET held = true, held_at = now(), version = version + 1, event_seq = event_seq + 1, actor = @actor
@@ -167,7 +182,38 @@ func holdBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string) err
 		INSERT INTO job_events (job, seq, at, kind, attempt, actor, detail)
 		SELECT id, event_seq, clock_timestamp(), 'updated', attempt, @actor, 'held, with its pipeline'
 		FROM changed`, pgx.NamedArgs{"ids": inner, "actor": actor})
-	return err
+	return tag.RowsAffected(), err
+}
+
+// heldAround refuses what cannot be done to a locked job while a pipeline or an array
+// around it is held, and names the outermost, whose release lets it go. A hold
+// around that commits later finds the row as the caller leaves it.
+func heldAround(ctx context.Context, tx pgx.Tx, id berth.JobID) error {
+	var kind berth.Kind
+	var around berth.JobID
+	var name string
+	err := tx.QueryRow(ctx, `
+		WITH RECURSIVE around (id, parent, kind, name, held, level) AS (
+			SELECT id, parent, kind, '', false, 0
+			FROM jobs
+			WHERE id = @id
+			UNION ALL
+			SELECT p.id, p.parent, p.kind, coalesce(p.step, p.name), p.held, a.level + 1
+			FROM around a
+			JOIN jobs p ON p.id = a.parent
+		)
+		SELECT kind, id::text, name
+		FROM around
+		WHERE held
+		ORDER BY level DESC
+		LIMIT 1`, pgx.NamedArgs{"id": id}).Scan(&kind, &around, &name)
+	switch {
+	case isNoRows(err):
+		return nil
+	case err != nil:
+		return err
+	}
+	return berth.Errorf(berth.CodeConflict, "job %s is held with %s %s (%s), which it is in: release that, and all in it is released", id, kind, name, around)
 }
 
 // tendInside tends the parents inside a pipeline that have not ended.

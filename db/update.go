@@ -11,7 +11,8 @@ import (
 )
 
 // Hold keeps a waiting job from being placed until Release. A job that is held
-// already stays as it is. Of a pipeline nothing is placed from then on, at any depth.
+// already stays as it is. Of a pipeline nothing is placed from then on, at any depth,
+// also where a pipeline inside was held before.
 func (d *DB) Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) error {
 	var kind berth.Kind
 	err := d.change(ctx, tenant, id, func(tx pgx.Tx, job lockedJob) (string, error) {
@@ -22,6 +23,11 @@ func (d *DB) Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, ac
 		if job.State.Terminal() || job.State == berth.Canceling {
 			return "", berth.Errorf(berth.CodeConflict, "job %s is %s: it cannot be held", id, job.State)
 		}
+		if kind == berth.KindPipeline {
+			if _, err := holdBelow(ctx, tx, id, actor); err != nil {
+				return "", err
+			}
+		}
 		if job.HeldAt != nil {
 			return "", nil
 		}
@@ -30,9 +36,6 @@ func (d *DB) Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, ac
 			SET held = true, held_at = now(), version = version + 1, actor = @actor
 			WHERE id = @job`,
 			pgx.NamedArgs{"job": id, "actor": actor})
-		if err == nil && kind == berth.KindPipeline {
-			err = holdBelow(ctx, tx, id, actor)
-		}
 		return "held", err
 	}, actor)
 	if err == nil && kind == berth.KindPipeline {
@@ -41,14 +44,19 @@ func (d *DB) Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, ac
 	return err
 }
 
-// Release ends a hold. The time on hold does not count towards the queue
-// timeout. A job that is not held stays as it is.
+// Release ends a hold, of a parent that of all in it. The time on hold does not count
+// towards the queue timeout. A job that is not held stays as it is. What a pipeline or an
+// array around it holds is a conflict: it would be held again, once somebody has
+// looked, and until then what is in it could start.
 func (d *DB) Release(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) error {
 	var pipeline, step bool
 	err := d.change(ctx, tenant, id, func(tx pgx.Tx, job lockedJob) (string, error) {
 		pipeline, step = job.Kind == berth.KindPipeline, job.HasParent
 		if job.HeldAt == nil || job.State.Terminal() {
 			return "", nil
+		}
+		if err := heldAround(ctx, tx, id); err != nil {
+			return "", err
 		}
 		_, err := tx.Exec(ctx, `
 			UPDATE jobs

@@ -32,7 +32,7 @@ func (d *DB) AbandonUpload(ctx context.Context, folder string) error {
 
 // EndUpload makes what lies in the folder the tenant's upload. Where the same
 // content was stored meanwhile, that one stays, created is false and the folder
-// is given up.
+// is given up. A tenant that was deleted meanwhile is not_found.
 func (d *DB) EndUpload(ctx context.Context, tenant berth.TenantID, u berth.Upload, folder string) (stored berth.Upload, created bool, err error) {
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		args := pgx.NamedArgs{"tenant": tenant, "address": u.Address, "folder": folder, "files": u.Files, "bytes": u.Bytes}
@@ -54,7 +54,10 @@ func (d *DB) EndUpload(ctx context.Context, tenant berth.TenantID, u berth.Uploa
 		if err == nil && created && tag.RowsAffected() == 0 {
 			return berth.Errorf(berth.CodeUnavailable, "the upload took longer than %s", uploadLimit)
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		return keepTenant(ctx, tx, tenant)
 	})
 	return stored, created, mapError(err, "upload")
 }
@@ -127,16 +130,22 @@ func (d *DB) DoomUploads(ctx context.Context, term Term, idle time.Duration, lim
 	var n int
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `
-			WITH idle AS (
+			WITH needed AS MATERIALIZED ( -- from the jobs that live: OFFSET keeps the planner from turning it round
+				SELECT j.tenant, n.address
+				FROM jobs j
+				CROSS JOIN LATERAL (
+					SELECT x.address
+					FROM job_uploads x
+					WHERE x.job = j.id
+					OFFSET 0
+				) n
+				WHERE j.state NOT IN ('succeeded', 'failed', 'canceled')
+			), idle AS (
 				SELECT u.tenant, u.address
 				FROM uploads u
 				WHERE u.used_at < now() - @idle::interval
 				  AND NOT EXISTS (SELECT 1 FROM schedule_uploads s WHERE s.tenant = u.tenant AND s.address = u.address)
-				  AND NOT EXISTS (
-					SELECT 1
-					FROM job_uploads n
-					JOIN jobs j ON j.id = n.job
-					WHERE n.address = u.address AND j.tenant = u.tenant AND j.state NOT IN ('succeeded', 'failed', 'canceled'))
+				  AND NOT EXISTS (SELECT 1 FROM needed n WHERE n.tenant = u.tenant AND n.address = u.address)
 				ORDER BY u.tenant, u.address
 				LIMIT @limit
 				FOR UPDATE OF u SKIP LOCKED

@@ -84,7 +84,11 @@ func newHold(a *app) *cobra.Command {
 }
 
 func newRelease(a *app) *cobra.Command {
-	cmd := &cobra.Command{Use: "release JOB...", Short: "Let held jobs start again"}
+	cmd := &cobra.Command{
+		Use:   "release JOB...",
+		Short: "Let held jobs start again",
+		Long:  "Release lets held jobs start again; of a pipeline or an array all in it. What is in one that is held is released with it alone.",
+	}
 	held := func(j berth.Job) bool { return j.Held }
 	return act(a, cmd, held, func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
 		after, err := c.Release(ctx, job.ID)

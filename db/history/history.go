@@ -72,6 +72,8 @@ type Family struct {
 	ID         berth.JobID `json:"id"`
 	Kind       string      `json:"kind"`
 	State      berth.State `json:"state"`
+	StateAt    time.Time   `json:"state_at"`
+	Held       bool        `json:"held"` // it, or what it is in
 	Total      int         `json:"total"`
 	Parallel   int         `json:"parallel"`
 	Indexes    []int       `json:"indexes"` // null: from 0 on
@@ -87,6 +89,9 @@ type Child struct {
 	Step       string        `json:"step"`  // of a pipeline; "": an element of an array, which has an index
 	Needs      []berth.JobID `json:"needs"` // of a step
 	State      berth.State   `json:"state"`
+	Blocked    bool          `json:"blocked"` // a step that was not let go yet
+	Held       bool          `json:"held"`
+	UpdatedAt  *time.Time    `json:"updated_at"` // of a blocked step: when somebody changed it or its pipeline last, by a release too
 	FinishedAt *time.Time    `json:"finished_at"`
 	Spans      []Span        `json:"spans"` // of a step that is a pipeline or an array: of all that is in it
 }

@@ -240,14 +240,47 @@ func running() check.History {
 	return s.history()
 }
 
-// blocked is a step that waits for another longer than a job may be submitted.
+// blocked is a pipeline at work, read long after its first step has ended: the
+// second was not let go.
 func blocked() check.History {
 	s := newStory()
-	j := s.submit(1, "fenced")
-	j.Events, j.EventSeq, j.Version = j.Events[:1], 1, j.Version-1
-	j.State, j.StateAt, j.Blocked = berth.Submitted, j.Events[0].At, true
+	m := s.machine("m1")
+	p, e := s.array(2, 0)
+	p.Kind, s.families[0].Kind = string(berth.KindPipeline), string(berth.KindPipeline)
+	e[0].step, e[1].step, e[1].needs = "a", "b", []berth.JobID{e[0].ID}
+	b := e[1]
+	b.Events, b.EventSeq, b.Version = b.Events[:1], 1, b.Version-1
+	b.State, b.StateAt, b.Blocked = berth.Submitted, b.Events[0].At, true
+	e[0].place(0, m)
+	p.state(berth.Running, "leader")
+	e[0].run()
+	e[0].exits(0, berth.CauseExited)
+	e[0].settle(berth.Succeeded, "", berth.BudgetNone)
 	s.at = s.at.Add(2 * time.Hour)
 	return s.history()
+}
+
+// blockedWell are reasons for which it may wait for as long as it likes.
+var blockedWell = map[string]func(h *check.History){
+	"what it needs runs":   func(h *check.History) { unended(h, berth.Queued) },
+	"it is held":           func(h *check.History) { h.Families[0].Children[1].Held = true },
+	"its pipeline is held": func(h *check.History) { h.Families[0].Held = true },
+	"its pipeline waits":   func(h *check.History) { h.Families[0].State = berth.Submitted },
+	"it was released just now": func(h *check.History) {
+		at := h.Cluster.ReadAt.Add(-time.Second)
+		h.Families[0].Children[1].UpdatedAt = &at
+	},
+	"its pipeline began just now": func(h *check.History) { h.Families[0].StateAt = h.Cluster.ReadAt.Add(-time.Second) },
+	"what it needs ended just now": func(h *check.History) {
+		at := h.Cluster.ReadAt.Add(-time.Second)
+		h.Families[0].Children[0].FinishedAt = &at
+	},
+}
+
+// unended makes the first step of blocked one that has not ended.
+func unended(h *check.History, state berth.State) {
+	c := &h.Families[0].Children[0]
+	c.State, c.FinishedAt = state, nil
 }
 
 // queued is a job that waits.
@@ -267,8 +300,12 @@ func TestGoodHistoriesPass(t *testing.T) {
 	for _, b := range check.Verify(running(), check.Options{}) {
 		t.Errorf("a job at work: %s", b)
 	}
-	for _, b := range check.Verify(blocked(), check.Options{}) {
-		t.Errorf("a step that waits for another: %s", b)
+	for why, wait := range blockedWell {
+		h := blocked()
+		wait(&h)
+		for _, b := range check.Verify(h, check.Options{}) {
+			t.Errorf("a blocked step, and %s: %s", why, b)
+		}
 	}
 	long := running()
 	long.Cluster.ReadAt = long.Cluster.ReadAt.Add(30 * 24 * time.Hour)

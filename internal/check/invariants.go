@@ -30,8 +30,8 @@ var Invariants = []Invariant{
 	},
 	{
 		Number: 6, Sentence: "Every job is terminal, waits in the queue, or makes progress within its state's budget.",
-		Reads: "jobs, allocations of the current attempt, the database's clock",
-		job:   makesProgress,
+		Reads: "jobs, allocations of the current attempt, deps and holds of blocked steps, the database's clock",
+		job:   makesProgress, family: stepsAreLetGo,
 	},
 	{
 		Number: 7, Sentence: "Each accepted submit is one job; each idempotency key is at most one job.",

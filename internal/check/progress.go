@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/db/history"
 )
 
 // Budgets of time within which each state moves on, while the control plane
@@ -30,7 +31,7 @@ func makesProgress(c *jobCase) {
 		silence = max(silence, fencedAfter+grace)
 	}
 	switch {
-	case j.State == berth.Submitted && j.Blocked: // its pipeline lets it go
+	case j.State == berth.Submitted && j.Blocked: // its pipeline lets it go: see stepsAreLetGo
 	case j.State == berth.Submitted:
 		overdue(j.StateAt, submittedFor, "submitted")
 	case j.State == berth.Canceling || j.State == berth.Preempting:
@@ -58,6 +59,63 @@ func makesProgress(c *jobCase) {
 	if !live && !last.IsZero() {
 		overdue(last, settledIn, "ended and not settled")
 	}
+}
+
+// stepsAreLetGo looks at the blocked steps of a pipeline that has begun. Each waits
+// for something that it needs, or for the release of a hold. What is in a nested
+// pipeline whose turn has not come waits for that one.
+func stepsAreLetGo(c *familyCase) {
+	if c.f.Kind != string(berth.KindPipeline) || c.f.State != berth.Queued && c.f.State != berth.Running {
+		return
+	}
+	byID := map[berth.JobID]history.Child{}
+	for _, e := range c.f.Children {
+		byID[e.ID] = e
+	}
+	budget := submittedFor + c.v.o.Patience
+	for _, e := range c.f.Children {
+		if !e.Blocked || e.State != berth.Submitted {
+			continue
+		}
+		because := c.due(e, byID)
+		if because == "" {
+			continue
+		}
+		since := c.f.StateAt
+		for _, id := range e.Needs {
+			since = later(since, byID[id].FinishedAt)
+		}
+		since = later(since, e.UpdatedAt)
+		if late := c.v.now.Sub(since) - budget; late > 0 {
+			c.breach(rows(e), "step %s is blocked, although %s, since %s: %s over its budget of %s", nameOf(e), because, since.Format(time.RFC3339), late.Round(time.Second), budget).Job = e.ID
+		}
+	}
+}
+
+// due says why a blocked step should be so no more; "" if it is to wait. What needs
+// something that did not succeed is canceled, held or not.
+func (c *familyCase) due(e history.Child, byID map[berth.JobID]history.Child) string {
+	ready := !c.f.Held && !e.Held
+	for _, id := range e.Needs {
+		switch need, known := byID[id]; {
+		case !known: // it is in the archive
+		case need.State == berth.Failed, need.State == berth.Canceled:
+			return fmt.Sprintf("%s, which it needs, is %s", nameOf(need), need.State)
+		case need.State != berth.Succeeded:
+			ready = false
+		}
+	}
+	if !ready {
+		return ""
+	}
+	return "all it needs has succeeded and nobody holds it"
+}
+
+func later(t time.Time, at *time.Time) time.Time {
+	if at != nil && at.After(t) {
+		return *at
+	}
+	return t
 }
 
 func ranksRows(c *jobCase) []any {

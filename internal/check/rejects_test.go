@@ -338,6 +338,10 @@ var bads = []bad{
 	{27, "more elements than it has", sweep, func(h *check.History) { h.Families[0].Archived = 1 }},
 	{28, "a step begins before the one it needs has ended", line, func(h *check.History) { h.Families[0].Children[0].Spans[0].Until = 1000 }},
 	{28, "a step begins although the one it needs failed", line, func(h *check.History) { h.Families[0].Children[0].State = berth.Failed }},
+	{6, "a step is not let go", blocked, func(*check.History) {}},
+	{6, "a step of a held pipeline is not canceled, and what it needs failed", blocked, func(h *check.History) {
+		h.Families[0].Held, h.Families[0].Children[0].State = true, berth.Failed
+	}},
 	{5, "an array goes back to the queue", sweep, func(h *check.History) {
 		add(h, history.Event{Kind: berth.EventState, From: berth.Failed, To: berth.Queued, Actor: "workflow"})
 	}},

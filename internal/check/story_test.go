@@ -286,12 +286,12 @@ func (s *story) history() check.History {
 func (s *story) family(f history.Family) history.Family {
 	for _, t := range s.jobs {
 		if t.ID == f.ID {
-			f.State, f.FinishedAt = t.State, t.FinishedAt
+			f.State, f.StateAt, f.FinishedAt = t.State, t.StateAt, t.FinishedAt
 		}
 		if t.family == nil || t.family.ID != f.ID {
 			continue
 		}
-		c := history.Child{ID: t.ID, Index: t.index, Step: t.step, Needs: t.needs, State: t.State, FinishedAt: t.FinishedAt}
+		c := history.Child{ID: t.ID, Index: t.index, Step: t.step, Needs: t.needs, State: t.State, Blocked: t.Blocked, FinishedAt: t.FinishedAt}
 		for _, a := range t.Allocations {
 			until := a.FreedSeq
 			if a.OrphanedSeq != 0 {

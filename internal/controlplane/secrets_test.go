@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"berth"
 	"berth/db"
 	"berth/db/dbtest"
 	"berth/internal/vault"
@@ -38,6 +39,9 @@ func TestSecretsMoveToTheFirstKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(d.Close)
+	if err := d.CreateTenant(t.Context(), berth.NewTenant{ID: "a"}); err != nil {
+		t.Fatal(err)
+	}
 	set := func(k *vault.Keys, name, value string) {
 		key, sealed := k.Seal("a", name, []byte(value))
 		if _, _, err := d.SetSecret(t.Context(), db.SealedSecret{Tenant: "a", Name: name, Key: key, Sealed: sealed}); err != nil {

@@ -51,6 +51,11 @@ func newSite(t *testing.T, tenants ...berth.TenantID) *site {
 	if s.keys, err = vault.Load(file); err != nil {
 		t.Fatal(err)
 	}
+	for _, tenant := range tenants {
+		if err := s.db.CreateTenant(t.Context(), berth.NewTenant{ID: tenant}); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for _, tenant := range append(tenants, "default") {
 		s.setKey(tenant, firstKey)
 	}

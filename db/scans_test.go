@@ -1,0 +1,174 @@
+package db_test
+
+import (
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+	"berth/db"
+	"berth/db/dbtest"
+)
+
+// What is done again and again, by the leader, by dispatchers and for metrics, costs
+// what lives, and not what has ended since the archive took some last.
+func TestPeriodicStatementsDoNotReadAllJobs(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	const ended, most = 10000, 1500
+	s.jobsThatEnded(ended)
+	for range 10 {
+		s.submit(nil)
+		id := s.submit(nil)
+		s.load(id)
+		s.tend(s.array(2, nil))
+	}
+	id := s.submit(nil)
+	s.claim(id, s.place(id, "m0"), 0)
+	mustExec(t, s.pool, `ANALYZE`)
+	url, term := s.pool.Config().ConnString(), s.term()
+	s.pool.Reset() // what was read until here is counted with the end of its sessions
+	s.alone()
+	silence := db.Silence{Suspect: time.Minute, Lost: time.Hour, Margin: time.Minute}
+	patience := db.Patience{Prepare: time.Hour, Obey: time.Hour, Seal: time.Hour, Barrier: time.Hour}
+	calls := map[string]func(d *db.DB) error{
+		"Feed":         func(d *db.DB) error { _, err := d.Feed(t.Context(), s.loadQueue().Next, db.Hinted{}); return err },
+		"LoadQueue":    func(d *db.DB) error { _, err := d.LoadQueue(t.Context()); return err },
+		"LoadMachines": func(d *db.DB) error { _, err := d.LoadMachines(t.Context()); return err },
+		"TenantRows":   func(d *db.DB) error { _, err := d.TenantRows(t.Context()); return err },
+		"Tenants":      func(d *db.DB) error { _, err := d.Tenants(t.Context(), ""); return err },
+		"Population":   func(d *db.DB) error { _, err := d.Population(t.Context()); return err },
+		"RunTimes": func(d *db.DB) error {
+			_, err := d.RunTimes(t.Context(), []db.Work{{Tenant: "default", Name: "ended"}})
+			return err
+		},
+		"SubmittedBefore":     func(d *db.DB) error { _, err := d.SubmittedBefore(t.Context(), 0, 500); return err },
+		"LiveJobs":            func(d *db.DB) error { _, err := d.LiveJobs(t.Context(), 0); return err },
+		"Unclaimed":           func(d *db.DB) error { _, err := d.Unclaimed(t.Context(), 0, 500); return err },
+		"Unsettled":           func(d *db.DB) error { _, err := d.Unsettled(t.Context(), 0, 500); return err },
+		"Untended":            func(d *db.DB) error { _, err := d.Untended(t.Context(), 0, 500); return err },
+		"KillOverdue":         func(d *db.DB) error { _, err := d.KillOverdue(t.Context(), term, time.Hour, 500); return err },
+		"KillStray":           func(d *db.DB) error { _, err := d.KillStray(t.Context(), term, 500); return err },
+		"KillUnprepared":      func(d *db.DB) error { _, err := d.KillUnprepared(t.Context(), term, patience, 500); return err },
+		"GiveUpStuck":         func(d *db.DB) error { _, err := d.GiveUpStuck(t.Context(), term, patience, 500); return err },
+		"Miscounts":           func(d *db.DB) error { _, err := d.Miscounts(t.Context()); return err },
+		"Disobedient":         func(d *db.DB) error { _, err := d.Disobedient(t.Context(), time.Hour); return err },
+		"FailExpired":         func(d *db.DB) error { _, err := d.FailExpired(t.Context(), term, nil, 500); return err },
+		"ClearEarmarks":       func(d *db.DB) error { _, err := d.ClearEarmarks(t.Context(), term); return err },
+		"GiveUpRepairs":       func(d *db.DB) error { _, err := d.GiveUpRepairs(t.Context(), term, nil); return err },
+		"MarkSuspect":         func(d *db.DB) error { _, err := d.MarkSuspect(t.Context(), term, silence); return err },
+		"OverdueMachines":     func(d *db.DB) error { _, _, err := d.OverdueMachines(t.Context(), silence); return err },
+		"Fleet":               func(d *db.DB) error { _, err := d.Fleet(t.Context(), silence); return err },
+		"DrainOverdue":        func(d *db.DB) error { _, err := d.DrainOverdue(t.Context(), term, 500); return err },
+		"DrainLemons":         func(d *db.DB) error { _, err := d.DrainLemons(t.Context(), term); return err },
+		"ArchiveTerminal":     func(d *db.DB) error { _, err := d.ArchiveTerminal(t.Context(), term, 24*time.Hour, 500); return err },
+		"DeleteEnded":         func(d *db.DB) error { _, err := d.DeleteEnded(t.Context(), term, 24*time.Hour, 500); return err },
+		"PruneMachineHistory": func(d *db.DB) error { _, err := d.PruneMachineHistory(t.Context(), term, 0, 500); return err },
+		"PruneOutputs":        func(d *db.DB) error { _, err := d.PruneOutputs(t.Context(), term, 24*time.Hour, 500); return err },
+		"PruneFires":          func(d *db.DB) error { _, err := d.PruneFires(t.Context(), term, time.Hour, 500); return err },
+		"PendingFires":        func(d *db.DB) error { _, err := d.PendingFires(t.Context(), 500); return err },
+		"UnsetClocks":         func(d *db.DB) error { _, err := d.UnsetClocks(t.Context(), 500); return err },
+		"Clocks":              func(d *db.DB) error { _, err := d.Clocks(t.Context()); return err },
+		"DoomUploads":         func(d *db.DB) error { _, err := d.DoomUploads(t.Context(), term, time.Hour, 500); return err },
+		"VerifiedShards":      func(d *db.DB) error { _, err := d.VerifiedShards(t.Context(), db.Shard{}, 500); return err },
+		"ClosedAttempts":      func(d *db.DB) error { _, err := d.ClosedAttempts(t.Context(), 0, 500); return err },
+		"FoldUsage":           func(d *db.DB) error { _, err := d.FoldUsage(t.Context(), term, 500); return err },
+		"ClaimNotices": func(d *db.DB) error {
+			_, err := d.ClaimNotices(t.Context(), db.NoticeClaim{Each: 5, Limit: 50, Lease: time.Minute})
+			return err
+		},
+		"Schedules": func(d *db.DB) error { _, err := d.Schedules(t.Context(), "default"); return err },
+		"Jobs":      func(d *db.DB) error { _, _, err := d.Jobs(t.Context(), db.JobFilter{Limit: 50}); return err },
+		"Jobs, live": func(d *db.DB) error {
+			_, _, err := d.Jobs(t.Context(), db.JobFilter{Limit: 50, Status: []berth.State{berth.Running}})
+			return err
+		},
+		"Machines": func(d *db.DB) error { _, err := d.Machines(t.Context(), db.MachineFilter{}); return err },
+	}
+	for _, name := range slices.Sorted(maps.Keys(calls)) {
+		before := s.scanned()
+		d := dbtest.Open(t, url, db.Options{})
+		if err := calls[name](d); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		d.Close()
+		s.alone()
+		for table, n := range s.scanned() {
+			if n -= before[table]; n > most {
+				t.Errorf("%s reads %d rows of %s, with %d jobs that have ended; at most %d should do", name, n, table, ended, most)
+			}
+		}
+	}
+}
+
+// jobsThatEnded stores the rows of so many jobs of one rank that have ended, as they
+// are until they are archived.
+func (s *stage) jobsThatEnded(n int) {
+	s.t.Helper()
+	if err := pgx.BeginFunc(s.t.Context(), s.pool, func(tx pgx.Tx) error {
+		for _, sql := range []string{
+			`SET LOCAL session_replication_role = replica`, // no triggers: it is long ago
+			`CREATE TEMPORARY TABLE ended ON COMMIT DROP AS SELECT gen_random_uuid() AS id FROM generate_series(1, $1::int)`,
+			`INSERT INTO jobs (id, tenant, name, class, priority, preemptible, state, state_at, attempt, grace_ms, lost_after_ms, actor, submitted_at, finished_at)
+			SELECT id, 'default', 'ended', 'c', 500, true, 'succeeded', now(), 1, 0, 0, 'test', now() - interval '1 minute', now() FROM ended`,
+			`INSERT INTO job_specs (job, spec) SELECT id, '{"image": "busybox"}' FROM ended`,
+			`INSERT INTO attempts (job, attempt, leader_epoch, placed_at, started_at, ended_at, next_state, swept_at) SELECT id, 1, 1, now(), now(), now(), 'succeeded', now() FROM ended`,
+			`INSERT INTO checkpoints (job, step, attempt, ranks, state, created_at) SELECT id, step, 1, 1, 'verified', now() - interval '1 hour' FROM ended, generate_series(1, 2) AS step WHERE id::text < '4'`,
+			`INSERT INTO checkpoint_shards (job, step, attempt, rank, manifest, sha256, bytes) SELECT job, step, attempt, 0, 'm', '', 1 FROM checkpoints`,
+			`INSERT INTO uploads (tenant, address, folder, files, bytes, used_at) SELECT 'default', 'sha256:' || n, n, 1, 1, now() - interval '1 day' FROM generate_series(1, 50) AS n`,
+			`INSERT INTO job_uploads (job, address) SELECT id, 'sha256:' || (1 + ascii(right(id::text, 1)) % 50) FROM ended`,
+			`INSERT INTO outputs (job, attempt, rank, name, address, files, bytes, stored_bytes, sha256, object) SELECT id, 1, 0, 'o', 'a', 1, 1, 1, 's', 'object' FROM ended WHERE id::text LIKE '1%'`,
+			`INSERT INTO job_inputs (job, input, source, attempt, rank, name) SELECT job, 0, job, 1, 0, 'o' FROM outputs`,
+			`INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli, state, claimed_at, exited_at, sealed_at, released_at, forgotten_at)
+			SELECT id, 1, 0, 'm0', 1, 1, 1, 0, 0, 'exited', now(), now(), now(), now(), now() FROM ended`,
+		} {
+			var args []any
+			if sql[:6] == "CREATE" {
+				args = []any{n}
+			}
+			if _, err := tx.Exec(s.t.Context(), sql, args...); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// scanned is how many rows of each table were read, by scans of the whole and by way
+// of indexes.
+func (s *stage) scanned() map[string]int64 {
+	s.t.Helper()
+	rows, err := s.pool.Query(s.t.Context(), `SELECT relname, seq_tup_read FROM pg_stat_user_tables UNION ALL SELECT relname || ' by index', idx_tup_fetch FROM pg_stat_user_tables WHERE idx_tup_fetch IS NOT NULL`)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	read := map[string]int64{}
+	var table string
+	var n int64
+	if _, err := pgx.ForEachRow(rows, []any{&table, &n}, func() error { read[table] += n; return nil }); err != nil {
+		s.t.Fatal(err)
+	}
+	return read
+}
+
+// alone waits until the database has no session but those of the stage: what the
+// others have read is counted by then.
+func (s *stage) alone() {
+	s.t.Helper()
+	mine := s.pool.Stat().TotalConns()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(2 * time.Minute); ; <-tick.C {
+		if one[int32](s, `SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database()`) <= max(mine, s.pool.Stat().TotalConns()) {
+			return
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatal("a session does not end")
+		}
+	}
+}
