@@ -56,26 +56,30 @@ func (c *cluster) incremental() (time.Duration, placement.Plan) {
 // BenchmarkPlan plans for 10,000 machines, 100,000 waiting jobs, 2,000 classes
 // and 200 tenants with all the policy has, on one core. The cluster is full, and
 // many who wait may displace some who run. With quotas it is looked besides which
-// tenants wait for theirs.
+// tenants wait for theirs, with data where what a job needs lies already.
 func BenchmarkPlan(b *testing.B) {
-	c := saturated(benchSize(10_000, 100_000), benchRequest)
+	plain, quotas, data := saturated(benchSize(10_000, 100_000), benchRequest), saturated(benchSize(10_000, 100_000), benchRequest), saturated(benchSize(10_000, 100_000), benchRequest)
+	quotas.bind()
+	data.needData()
 	for _, bench := range []struct {
-		name   string
-		plan   func() (time.Duration, placement.Plan)
-		quotas bool
-	}{{"cold", c.cold, false}, {"incremental", c.incremental, false}, {"quotas", c.incremental, true}} {
+		name string
+		c    *cluster
+		plan func(*cluster) (time.Duration, placement.Plan)
+	}{
+		{"cold", plain, (*cluster).cold}, {"incremental", plain, (*cluster).incremental},
+		{"quotas", quotas, (*cluster).incremental},
+		{"data/cold", data, (*cluster).cold}, {"data/incremental", data, (*cluster).incremental},
+	} {
 		b.Run(bench.name, func(b *testing.B) {
 			oneCore(b)
-			if bench.quotas {
-				c.bind()
-			}
+			c := bench.c
 			if c.s == nil {
 				c.enact(second(c.cold()))
 			}
 			var took []time.Duration
 			starts, preempted := 0, 0
 			for b.Loop() {
-				d, p := bench.plan()
+				d, p := bench.plan(c)
 				took = append(took, d)
 				starts, preempted = starts+len(p.Start), preempted+len(p.Preempt)
 			}
