@@ -28,8 +28,8 @@ func TestAJobAsksForTheFoldersThatItReads(t *testing.T) {
 	if without.Request().Class() == spec.Request().Class() {
 		t.Error("a job without the folders is of the same class")
 	}
-	if keys := spec.DataKeys("a"); len(keys) != 3 {
-		t.Errorf("its data has %d keys: one for each file or folder that it reads", len(keys))
+	if keys := spec.DataKeys("a"); len(keys) != 4 {
+		t.Errorf("its data has %d keys: one for each file or folder that it reads, and one for its image", len(keys))
 	}
 }
 
