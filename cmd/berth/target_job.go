@@ -18,10 +18,16 @@ var idLike = regexp.MustCompile(`^[0-9a-fA-F]{4}[0-9a-fA-F-]*$`)
 // name, where the latest of that name is taken and said. Either with [3] is an
 // element of an array, with .fit the step fit of a pipeline.
 func (a *app) job(ctx context.Context, c *client.Client, arg string) (berth.Job, error) {
+	if arg == "" { // as of a variable that is not set: the server would list all jobs
+		return berth.Job{}, usagef("a job's id or name is missing")
+	}
 	if array, which := elementsOf(arg); which != "" {
 		return a.element(ctx, c, array, which)
 	}
 	if dot := strings.LastIndexByte(arg, '.'); dot >= 0 {
+		if dot == 0 || dot == len(arg)-1 {
+			return berth.Job{}, usagef("%q is no step of a pipeline: PIPELINE.STEP is", arg)
+		}
 		return a.step(ctx, c, arg[:dot], arg[dot+1:])
 	}
 	if idLike.MatchString(arg) {
