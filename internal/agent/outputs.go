@@ -20,24 +20,27 @@ import (
 // storeOutputs collects what the job has declared, now that its container has
 // ended. One that is not there, or cannot be stored, is told as a warning; that
 // it is missing is judged when the attempt is settled. It returns the names of
-// those that the program is not to blame for.
-func (r *rank) storeOutputs(ctx context.Context) (unstored []string) {
+// those that were there: unstored, which the program is not to blame for, and
+// refused, which would be stored nowhere.
+func (r *rank) storeOutputs(ctx context.Context) (unstored, refused []string) {
 	for _, o := range r.claim.Spec.Outputs {
 		err := r.storeOutput(ctx, o)
 		switch {
 		case err == nil:
 			continue
 		case ctx.Err() != nil:
-			return unstored
+			return unstored, refused
 		case errors.Is(err, node.ErrNoPath) && r.number > 0:
 			r.log.Info("this member has no such output", "output", o.Name, "path", o.Path)
 			continue
 		case !outputRefused(err):
 			unstored = append(unstored, o.Name)
+		case !errors.Is(err, node.ErrNoPath):
+			refused = append(refused, o.Name)
 		}
 		r.warn(fmt.Sprintf("output %s (%s) was not stored: %v", o.Name, o.Path, err))
 	}
-	return unstored
+	return unstored, refused
 }
 
 // outputRefused reports whether an output would not be stored on any machine:

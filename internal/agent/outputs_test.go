@@ -185,6 +185,40 @@ func TestAnOutputThatTheMachineCannotReadIsNotItsUsersLoss(t *testing.T) {
 	}
 }
 
+// What one member has stored does not hide that another's part is too large.
+func TestAPartOfAGangsOutputThatIsRefusedIsItsUsersLoss(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	engine := fakeruntime.New(fakeruntime.Options{CPUMilli: 64000})
+	t.Cleanup(engine.Shutdown)
+	m := s.pair(engine)
+	told := make(chan struct{})
+	engine.Intercept(func(c fakeruntime.Call) error {
+		if c.Method != "CopyOut" || !strings.HasSuffix(c.Subject, "-1-1") {
+			return nil
+		}
+		<-told
+		return berth.Errorf(berth.CodeInvalid, "archive: too much")
+	})
+	id := s.submit(func(j *berth.JobSpec) {
+		gangOf(2)(j)
+		leaving("/workspace/x")(j)
+	}, "write-file", "/workspace/x", "1")
+	attempt := s.placeGang(id, m[0], m[1])
+	s.until("the exits are on record", func() bool {
+		v, err := s.db.View(t.Context(), id)
+		return err == nil && len(v.Slots) == 2 && v.Slots[0].State == berth.AllocExited && v.Slots[1].State == berth.AllocExited
+	})
+	close(told)
+	s.gangEnds(id, attempt)
+	if j := s.settle(id); j.Status != berth.Failed || j.Reason == nil || j.Reason.Rule != "output_lost" {
+		t.Errorf("the gang is %s: %+v", j.Status, j.Reason)
+	}
+	if o, _ := s.output(id, "model"); o.Member != 0 {
+		t.Errorf("member %d has stored it", o.Member)
+	}
+}
+
 // An agent that is killed between the end and the seal begins the outputs anew.
 func TestOutputsOutliveTheirAgent(t *testing.T) {
 	t.Parallel()
