@@ -153,7 +153,16 @@ var Rules = []Rule{
 		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
 	},
 	{
-		Name: "output_unstored", Evidence: EvidenceIntent, Signal: "every rank exited 0, and an output was there, but machine, network or store kept it from being stored",
+		Name: "output_unstored_again", Evidence: EvidenceIntent, Signal: "every rank exited 0, and an output was there, but machine, network or store kept it from being stored, for the third time",
+		when: func(e AttemptEvidence, r RankEvidence) bool {
+			return e.earlier("output_unstored") >= 2 && e.outputsUnstored(r)
+		},
+		Class: ClassAmbiguous, Reason: ReasonOutputLost, Says: "it ended well, but no machine it ran on could store its outputs, machine {machine} the last: {outputs}",
+		Hint: "its warnings (berth events) say why: most often the disks of machines are too small for the output, or the store refuses it",
+		Next: Retrying, Blame: BlameUnknown, Budget: BudgetUser, Wait: WaitRetry, Elsewhere: true,
+	},
+	{
+		Name: "output_unstored", Evidence: EvidenceIntent, Signal: "every rank exited 0, and an output was there, but machine, network or store kept it from being stored, the first two times",
 		when:  AttemptEvidence.outputsUnstored,
 		Class: ClassInfra, Reason: ReasonOutputLost, Says: "it ended well, but machine {machine} could not store its outputs: {outputs}",
 		Hint: "its warnings (berth events) say why; it runs again, at no cost to its retries",

@@ -45,6 +45,7 @@ type Exit struct {
 	FinishedAt time.Time `json:"finished_at,omitzero"`
 	Measured   *Measured `json:"measured,omitempty"`
 	Unstored   []string  `json:"unstored,omitempty"` // outputs that were there, and that machine, network or store kept from being stored
+	Refused    []string  `json:"refused,omitempty"`  // outputs that were there, and that no machine would store: too large, or what no archive holds
 }
 
 // Started reports whether the user's process ever ran.

@@ -66,8 +66,6 @@ func ParseMachineID(s string) (MachineID, error) {
 	return MachineID(s), nil
 }
 
-// isName reports whether s is a DNS label (RFC 1123 section 2.1), the form of
-// job, machine and tenant names.
 // ParseTenantID returns an error of code invalid when s is not a tenant's name.
 func ParseTenantID(s string) (TenantID, error) {
 	if !isName(s) {
@@ -76,6 +74,8 @@ func ParseTenantID(s string) (TenantID, error) {
 	return TenantID(s), nil
 }
 
+// isName reports whether s is a DNS label (RFC 1123 section 2.1), the form of
+// job, machine and tenant names.
 func isName(s string) bool {
 	if len(s) < 1 || len(s) > 63 || s[0] == '-' || s[len(s)-1] == '-' {
 		return false

@@ -186,20 +186,28 @@ func (e AttemptEvidence) allDone() bool {
 
 // outputsCutOff: its work is done, and no program is to blame for what is missing.
 func (e AttemptEvidence) outputsCutOff(r RankEvidence) bool {
-	return e.allDone() && len(e.OutputsLost) > 0 && r.CutOff
+	return e.allDone() && len(e.OutputsLost) > 0 && r.CutOff && !e.outputsRefused()
+}
+
+// outputsRefused: something is missing that would be stored nowhere. What else is
+// missing does not matter then: to run it again helps nobody.
+func (e AttemptEvidence) outputsRefused() bool {
+	return slices.ContainsFunc(e.OutputsLost, func(name string) bool {
+		return slices.ContainsFunc(e.Ranks, func(r RankEvidence) bool { return slices.Contains(r.Exit.Refused, name) })
+	})
 }
 
 // outputsUnstored: its work is done, and all that is missing was there. What the
 // program did not leave is its user's affair, whatever else was not stored.
 func (e AttemptEvidence) outputsUnstored(_ RankEvidence) bool {
-	return e.allDone() && len(e.OutputsLost) > 0 && !slices.ContainsFunc(e.OutputsLost, func(name string) bool {
+	return e.allDone() && len(e.OutputsLost) > 0 && !e.outputsRefused() && !slices.ContainsFunc(e.OutputsLost, func(name string) bool {
 		return !slices.ContainsFunc(e.Ranks, func(r RankEvidence) bool { return slices.Contains(r.Exit.Unstored, name) })
 	})
 }
 
 // firstBad is the rank to blame: an orphan first, then the earliest to end
 // badly; the others ended because of it. Of those that all ended well it is one
-// that was cut off, or else one that could not store what it had.
+// that was cut off, or else one that did not store what it had.
 func (e AttemptEvidence) firstBad() RankEvidence {
 	return slices.MinFunc(e.Ranks, func(a, b RankEvidence) int {
 		if a.weight() != b.weight() {
@@ -228,7 +236,7 @@ func (r RankEvidence) weight() int {
 		return 4
 	case r.CutOff:
 		return 5
-	case len(r.Exit.Unstored) > 0:
+	case len(r.Exit.Unstored) > 0 || len(r.Exit.Refused) > 0:
 		return 6
 	default:
 		return 7

@@ -83,11 +83,14 @@ func TestWhatOneRankHasStoredDoesNotSpeakForOneThatCouldNot(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		claim    string
-		unstored []string
-		want     string
+		exit     func(*berth.Exit)
+		rule     string
+		next     berth.State
+		failures int
 	}{
-		{"it had no part", nil, ""},
-		{"it could not store its part", []string{"model"}, "output_unstored"},
+		{"it had no part", func(*berth.Exit) {}, "", berth.Succeeded, 0},
+		{"it could not store its part", func(x *berth.Exit) { x.Unstored = []string{"model"} }, "output_unstored", berth.Retrying, 0},
+		{"its part was refused", func(x *berth.Exit) { x.Refused = []string{"model"} }, "output_lost", berth.Failed, 1},
 	} {
 		t.Run(c.claim, func(t *testing.T) {
 			t.Parallel()
@@ -102,18 +105,17 @@ func TestWhatOneRankHasStoredDoesNotSpeakForOneThatCouldNot(t *testing.T) {
 			s.exit(id, attempt, 0, exited(0))
 			s.leaves(id, attempt, 0, "model", "1")
 			x := exited(0)
-			x.Unstored = c.unstored
+			c.exit(&x)
 			s.exit(id, attempt, 1, x)
 			r, job := s.settle(id, attempt), s.job(id)
-			if c.want == "" {
-				if r.Next != berth.Succeeded {
-					t.Errorf("it becomes %s: %+v", r.Next, job.Reason)
-				}
+			if r.Next != c.next || job.Failures != c.failures || c.rule != "" && (job.Reason == nil || job.Reason.Rule != c.rule) {
+				t.Errorf("it becomes %s with %d failures: %+v", r.Next, job.Failures, job.Reason)
+			}
+			if c.next != berth.Retrying {
 				return
 			}
-			avoid := one[[]string](s, `SELECT avoid FROM jobs WHERE id = $1`, id)
-			if r.Next != berth.Retrying || job.Reason.Rule != c.want || job.Failures != 0 || job.Losses != 1 || len(avoid) != 1 || avoid[0] != "m1" {
-				t.Errorf("it becomes %s with %d failures and %d losses, avoids %v: %+v", r.Next, job.Failures, job.Losses, avoid, job.Reason)
+			if avoid := one[[]string](s, `SELECT avoid FROM jobs WHERE id = $1`, id); job.Losses != 1 || len(avoid) != 1 || avoid[0] != "m1" {
+				t.Errorf("it has %d losses and avoids %v", job.Losses, avoid)
 			}
 		})
 	}

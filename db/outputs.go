@@ -65,8 +65,9 @@ func (d *DB) Outputs(ctx context.Context, job berth.JobID) ([]OutputObject, erro
 }
 
 // lostOutputs are the declared outputs of which no rank of the attempt has
-// stored anything, or of which one has not that was cut off or could not: of the
-// former nobody knows whether it had a part of its own, the latter had one.
+// stored anything, or of which one has not that was cut off, could not or was
+// refused: of the first nobody knows whether it had a part of its own, the others
+// had one.
 func lostOutputs(ctx context.Context, tx pgx.Tx, job lockedJob) ([]string, error) {
 	if !job.HasOutputs {
 		return nil, nil
@@ -79,7 +80,7 @@ func lostOutputs(ctx context.Context, tx pgx.Tx, job lockedJob) ([]string, error
 			OR EXISTS (
 				SELECT 1
 				FROM allocations a
-				WHERE a.job = @job AND a.attempt = @attempt AND (a.cut_off OR a.exit -> 'unstored' ? (o ->> 'name')) AND NOT EXISTS (
+				WHERE a.job = @job AND a.attempt = @attempt AND (a.cut_off OR a.exit -> 'unstored' ? (o ->> 'name') OR a.exit -> 'refused' ? (o ->> 'name')) AND NOT EXISTS (
 					SELECT 1 FROM outputs x WHERE x.job = a.job AND x.attempt = a.attempt AND x.rank = a.rank AND x.name = o ->> 'name')))`,
 		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt})
 	if err != nil {

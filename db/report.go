@@ -88,7 +88,7 @@ type reportedRow struct {
 	changed  bool
 	prepared bool // by this very report
 	exit     *berth.Exit
-	unstored []string // with the seal; the exit may be on record already
+	left     outputsLeft // with the seal; the exit may be on record already
 	step     *berth.Progress
 	begun    bool // set started_at
 	forget   bool
@@ -323,7 +323,7 @@ func (r *reporting) applyOne(ctx context.Context, a *reportedRow, p berth.RankRe
 		r.touched[a.Job] = true
 	}
 	if ended && p.Phase == berth.PhaseSealed {
-		a.unstored = p.Exit.Unstored
+		a.left = outputsLeft{p.Exit.Unstored, p.Exit.Refused}
 	}
 	if phaseOrder[p.Phase] > phaseOrder[a.Phase] && (ended || phaseOrder[p.Phase] < phaseOrder[berth.PhaseExited]) {
 		a.Phase, a.changed = p.Phase, true

@@ -103,10 +103,7 @@ func cleaned(reports []berth.RankReport) []berth.RankReport {
 		p.Warning, p.ImageDigest = plainText(p.Warning), plainText(p.ImageDigest)
 		if p.Exit != nil {
 			x := *p.Exit
-			x.Message, x.Unstored = plainText(x.Message), slices.Clone(x.Unstored)
-			for i, name := range x.Unstored {
-				x.Unstored[i] = plainText(name)
-			}
+			x.Message, x.Unstored, x.Refused = plainText(x.Message), plainTexts(x.Unstored), plainTexts(x.Refused)
 			p.Exit = &x
 		}
 		if p.Progress != nil {
@@ -115,6 +112,14 @@ func cleaned(reports []berth.RankReport) []berth.RankReport {
 			p.Progress = &x
 		}
 		list[i] = p
+	}
+	return list
+}
+
+func plainTexts(list []string) []string {
+	list = slices.Clone(list)
+	for i, s := range list {
+		list[i] = plainText(s)
 	}
 	return list
 }

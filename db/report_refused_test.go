@@ -61,7 +61,7 @@ func TestWordsThatNoColumnHoldsAreCleaned(t *testing.T) {
 	a.mustClaim(id, s.place(id, "m0"))
 	answer := a.report(id, 1, berth.PhaseExited, func(p *berth.RankReport) {
 		x := exited(3)
-		x.Message = "bad\x00 words \xff\xfe"
+		x.Message, x.Refused = "bad\x00 words \xff\xfe", []string{"mod\x00el"}
 		p.Exit, p.Warning = &x, "odd\x00"
 	})
 	if len(answer.Refused) != 0 {
@@ -69,6 +69,9 @@ func TestWordsThatNoColumnHoldsAreCleaned(t *testing.T) {
 	}
 	if got := one[string](s, `SELECT exit ->> 'message' FROM allocations`); got != "bad words \uFFFD" {
 		t.Errorf("the message is %q", got)
+	}
+	if got := one[string](s, `SELECT exit -> 'refused' ->> 0 FROM allocations`); got != "model" {
+		t.Errorf("the output refused is %q", got)
 	}
 }
 

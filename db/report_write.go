@@ -32,7 +32,7 @@ func (r *reporting) write(context.Context) error {
 		id            []int64
 		state, phase  []string
 		exit, step    []*string
-		unstored      []*string
+		left          []*string
 		begun, forget []bool
 		steps         []*reportedRow
 	)
@@ -49,11 +49,11 @@ func (r *reporting) write(context.Context) error {
 		if err != nil {
 			return err
 		}
-		u, err := unstoredOf(a)
+		l, err := a.left.document()
 		if err != nil {
 			return err
 		}
-		unstored = append(unstored, u)
+		left = append(left, l)
 		id, state, phase = append(id, int64(a.ID)), append(state, string(a.State)), append(phase, string(a.Phase))
 		exit, step, begun, forget = append(exit, x), append(step, p), append(begun, a.begun), append(forget, a.forget)
 		if a.step != nil {
@@ -67,7 +67,7 @@ func (r *reporting) write(context.Context) error {
 		UPDATE allocations a
 		SET state = x.state,
 		    phase = x.phase,
-		    exit = coalesce(a.exit || coalesce(x.unstored, '{}')::jsonb, x.exit::jsonb),
+		    exit = coalesce(a.exit || coalesce(x.left_out, '{}')::jsonb, x.exit::jsonb),
 		    progress = coalesce(x.progress::jsonb, a.progress),
 		    claimed_at = CASE WHEN x.state = 'active' THEN coalesce(a.claimed_at, now()) ELSE a.claimed_at END,
 		    started_at = CASE WHEN x.begun OR (x.exit::jsonb) ? 'started_at' THEN coalesce(a.started_at, now()) ELSE a.started_at END,
@@ -77,25 +77,28 @@ func (r *reporting) write(context.Context) error {
 		    released_at = CASE WHEN x.state = 'released' THEN coalesce(a.released_at, now()) ELSE a.released_at END,
 		    freed_by = CASE WHEN counts(a.state) AND NOT counts(x.state) THEN 'agent' ELSE a.freed_by END,
 		    forgotten_at = CASE WHEN x.forget THEN now() ELSE a.forgotten_at END
-		FROM unnest(@id::bigint[], @state::text[], @phase::text[], @exit::text[], @unstored::text[], @progress::text[], @begun::bool[], @forget::bool[])
-		     AS x (id, state, phase, exit, unstored, progress, begun, forget)
+		FROM unnest(@id::bigint[], @state::text[], @phase::text[], @exit::text[], @left_out::text[], @progress::text[], @begun::bool[], @forget::bool[])
+		     AS x (id, state, phase, exit, left_out, progress, begun, forget)
 		WHERE a.id = x.id`,
 		pgx.NamedArgs{
-			"id": id, "state": state, "phase": phase, "exit": exit, "unstored": unstored, "progress": step, "begun": begun, "forget": forget,
+			"id": id, "state": state, "phase": phase, "exit": exit, "left_out": left, "progress": step, "begun": begun, "forget": forget,
 		})
 	r.writeSteps(steps)
 	return nil
 }
 
-// unstoredOf is the part of an exit that is known only with the seal; nil if
-// there is nothing to tell.
-func unstoredOf(a *reportedRow) (*string, error) {
-	if len(a.unstored) == 0 {
+// outputsLeft is the part of an exit that is known only with the seal.
+type outputsLeft struct {
+	Unstored []string `json:"unstored,omitempty"`
+	Refused  []string `json:"refused,omitempty"`
+}
+
+// document is nil if there is nothing to tell.
+func (l outputsLeft) document() (*string, error) {
+	if len(l.Unstored) == 0 && len(l.Refused) == 0 {
 		return nil, nil
 	}
-	return document(&struct {
-		Unstored []string `json:"unstored"`
-	}{a.unstored})
+	return document(&l)
 }
 
 // writeSteps notes the last step of each attempt. Attempts come after the

@@ -137,20 +137,29 @@ func (i *images) watch(ctx context.Context, every time.Duration) {
 	}
 }
 
+// imageErrors is after how many errors in a row an engine is asked no further.
+const imageErrors = 3
+
 // look asks the engine for all images, or for those it was not asked for yet, and
 // tells and stores what has become of it. Of what the engine does not answer,
 // everything stays as it was.
 func (i *images) look(ctx context.Context, all bool) {
 	names, before := i.names(all)
+	failed := 0 // in a row
 	for _, name := range names {
 		bytes, err := i.runtime.ImageBytes(ctx, name)
-		if err != nil && !errors.Is(err, node.ErrNoImage) {
-			if ctx.Err() == nil {
-				i.log.Warn("the engine does not say what images it has", "image", name, "err", err)
-			}
+		if err == nil || errors.Is(err, node.ErrNoImage) {
+			i.heard(name, bytes, err == nil, before)
+			failed = 0
+			continue
+		}
+		if ctx.Err() != nil {
 			break
 		}
-		i.heard(name, bytes, err == nil, before)
+		i.log.Warn("the engine does not say whether it has an image", "image", name, "err", err)
+		if failed++; failed == imageErrors {
+			break
+		}
 	}
 	i.mu.Lock()
 	told, records := i.told(), i.records()
@@ -161,6 +170,9 @@ func (i *images) look(ctx context.Context, all bool) {
 	}
 	if err := writeJSON(i.path, records); err != nil {
 		i.log.Warn("which images jobs have used is not stored", "err", err)
+		i.mu.Lock()
+		i.dirty = true
+		i.mu.Unlock()
 	}
 }
 
@@ -210,8 +222,8 @@ func (i *images) told() []berth.CachedData {
 	return list
 }
 
-// records are what images.json is to say, nil if it says so already. i.mu is
-// held.
+// records are what images.json is to say, nil if it says so already. They count as
+// written; i.mu is held.
 func (i *images) records() []imageRecord {
 	if !i.dirty {
 		return nil

@@ -19,6 +19,7 @@ type shelf struct {
 	node.Runtime
 	has   map[string]int64 // bytes
 	fails error
+	mute  []string // of which alone it does not answer
 	asked []string
 	then  func() // while it answers
 }
@@ -30,6 +31,9 @@ func (s *shelf) ImageBytes(_ context.Context, ref string) (int64, error) {
 	}
 	if s.fails != nil {
 		return 0, s.fails
+	}
+	if slices.Contains(s.mute, ref) {
+		return 0, errors.New("no answer")
 	}
 	if n, ok := s.has[ref]; ok {
 		return n, nil
@@ -114,6 +118,35 @@ func TestImagesAreRememberedUntilTheEngineHasThemNoMore(t *testing.T) {
 	}
 	i.look(t.Context(), false)
 	i.wantTold(t, "one that came meanwhile", ofImage("red", "a", 50))
+}
+
+func TestImagesOfWhichTheEngineSaysNothingDoNotHideOthers(t *testing.T) {
+	t.Parallel()
+	engine := &shelf{has: map[string]int64{"c": 20 << 20}, mute: []string{"a", "b"}}
+	i := shelved(t.TempDir(), engine)
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		i.note("red", name)
+	}
+	i.look(t.Context(), true)
+	i.wantTold(t, "two that it does not answer for", ofImage("red", "c", 20))
+	engine.asked, engine.fails = nil, errors.New("no answer")
+	i.look(t.Context(), true)
+	if want := []string{"a", "b", "c"}; !slices.Equal(engine.asked, want) {
+		t.Errorf("an engine that is away was asked for %q, want %q", engine.asked, want)
+	}
+}
+
+func TestAnImageRecordThatCouldNotBeWrittenIsWrittenLater(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "state")
+	i := shelved(dir, &shelf{has: map[string]int64{"a": 20 << 20}})
+	i.note("red", "a")
+	i.look(t.Context(), false) // there is no such folder
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	i.look(t.Context(), true)
+	shelved(dir, &shelf{}).wantTold(t, "a later process", ofImage("red", "a", 20))
 }
 
 func TestAnImageRecordThatIsDamagedIsEmpty(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -20,24 +21,27 @@ import (
 // storeOutputs collects what the job has declared, now that its container has
 // ended. One that is not there, or cannot be stored, is told as a warning; that
 // it is missing is judged when the attempt is settled. It returns the names of
-// those that the program is not to blame for.
-func (r *rank) storeOutputs(ctx context.Context) (unstored []string) {
+// those that were there: unstored, which the program is not to blame for, and
+// refused, which would be stored nowhere.
+func (r *rank) storeOutputs(ctx context.Context) (unstored, refused []string) {
 	for _, o := range r.claim.Spec.Outputs {
 		err := r.storeOutput(ctx, o)
 		switch {
 		case err == nil:
 			continue
 		case ctx.Err() != nil:
-			return unstored
+			return unstored, refused
 		case errors.Is(err, node.ErrNoPath) && r.number > 0:
 			r.log.Info("this member has no such output", "output", o.Name, "path", o.Path)
 			continue
 		case !outputRefused(err):
 			unstored = append(unstored, o.Name)
+		case !errors.Is(err, node.ErrNoPath):
+			refused = append(refused, o.Name)
 		}
 		r.warn(fmt.Sprintf("output %s (%s) was not stored: %v", o.Name, o.Path, err))
 	}
-	return unstored
+	return unstored, refused
 }
 
 // outputRefused reports whether an output would not be stored on any machine:
@@ -98,21 +102,40 @@ func (r *rank) storeOutput(ctx context.Context, o berth.Output) error {
 	return err
 }
 
+// outputStreams is how many streams of an output may break off before it is given
+// up.
+const outputStreams = 5
+
 // packOutput waits for an engine that does not answer, as long as one is waited
-// for elsewhere.
+// for elsewhere, and begins anew when one breaks off in the midst.
 func (r *rank) packOutput(ctx context.Context, o berth.Output, to *os.File) (archive.Summary, error) {
-	patience := time.Now().Add(r.timing().EnginePatience)
+	patience, broken := time.Now().Add(r.timing().EnginePatience), 0
 	for wait := r.timing().backoff(); ; {
 		in, err := r.runtime().CopyOut(ctx, r.name(), o.Path)
 		if err == nil {
-			defer in.Close()
-			return archive.Repack(in, to, archive.Output)
+			var sum archive.Summary
+			sum, err = archive.Repack(in, to, archive.Output)
+			_ = in.Close()
+			if err == nil {
+				return sum, nil
+			}
+			broken, patience = broken+1, time.Now().Add(r.timing().EnginePatience) // it may have gone well for long
 		}
-		if outputRefused(err) || errors.Is(err, node.ErrNoContainer) || ctx.Err() != nil || time.Now().After(patience) {
+		local, ok := errors.AsType[*fs.PathError](err)
+		switch {
+		case ok && local.Path == to.Name(), outputRefused(err), errors.Is(err, node.ErrNoContainer):
+			return archive.Summary{}, err
+		case ctx.Err() != nil, broken >= outputStreams, time.Now().After(patience):
 			return archive.Summary{}, err
 		}
 		r.log.Warn("output not read; tried again", "output", o.Name, "err", err)
 		if err := wait.wait(ctx); err != nil {
+			return archive.Summary{}, err
+		}
+		if _, err := to.Seek(0, io.SeekStart); err != nil {
+			return archive.Summary{}, err
+		}
+		if err := to.Truncate(0); err != nil {
 			return archive.Summary{}, err
 		}
 	}

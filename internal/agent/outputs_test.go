@@ -1,13 +1,20 @@
 package agent_test
 
 import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/rand"
 	"errors"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"berth"
@@ -182,6 +189,105 @@ func TestAnOutputThatTheMachineCannotReadIsNotItsUsersLoss(t *testing.T) {
 				t.Errorf("job is %s, %+v, want rule %s", j.Status, j.Reason, want)
 			}
 		})
+	}
+}
+
+// breaking is an engine of which so many streams break off, after more than the
+// output comes to.
+type breaking struct {
+	*fakeruntime.Fake
+	streams int64
+	opened  atomic.Int64
+}
+
+func (b *breaking) CopyOut(ctx context.Context, name, path string) (io.ReadCloser, error) {
+	if b.opened.Add(1) > b.streams {
+		return b.Fake.CopyOut(ctx, name, path)
+	}
+	var text bytes.Buffer
+	if err := tar.NewWriter(&text).WriteHeader(&tar.Header{Name: "x", Typeflag: tar.TypeReg, Mode: 0o600, Size: 8 << 20}); err != nil {
+		return nil, err
+	}
+	return io.NopCloser(io.MultiReader(&text, io.LimitReader(rand.Reader, 4<<20), iotest.ErrReader(io.ErrUnexpectedEOF))), nil
+}
+
+// A container that has ended waits for its engine: its work is not done again
+// for a stream that broke off, but for a disk that is full.
+func TestAnOutputIsReadAgainWhenItsStreamBreaksOff(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		streams, opened int64
+		full            bool // the disk
+		rule            string
+	}{
+		"twice":               {streams: 2, opened: 3},
+		"each time":           {streams: 1000, opened: 5, rule: "output_unstored"},
+		"as the disk is full": {opened: 1, full: true, rule: "output_unstored"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			engine := &breaking{Fake: fakeruntime.New(fakeruntime.Options{CPUMilli: 64000}), streams: c.streams}
+			t.Cleanup(engine.Shutdown)
+			m := s.machineOn("m1", engine)
+			engine.Intercept(func(call fakeruntime.Call) error {
+				if c.full && call.Method == "Create" {
+					return os.Symlink("/dev/full", filepath.Join(m.cfg.StateDir, "ranks", call.Subject, "output-model.tar.zst"))
+				}
+				return nil
+			})
+			id := s.submit(leaving("/workspace/x"), "write-file", "/workspace/x", "1")
+			_, w := m.run(id)
+			w.exit()
+			if n := engine.opened.Load(); n != c.opened {
+				t.Errorf("the engine was asked %d times, want %d", n, c.opened)
+			}
+			j := s.settle(id)
+			if c.rule != "" {
+				if j.Reason == nil || j.Reason.Rule != c.rule {
+					t.Errorf("job is %s, %+v, want rule %s", j.Status, j.Reason, c.rule)
+				}
+				return
+			}
+			_, dir := s.output(id, "model")
+			if text, err := os.ReadFile(filepath.Join(dir, "x")); err != nil || string(text) != "1" || j.Status != berth.Succeeded {
+				t.Errorf("job is %s; it holds %q, %v", j.Status, text, err)
+			}
+		})
+	}
+}
+
+// What one member has stored does not hide that another's part is too large.
+func TestAPartOfAGangsOutputThatIsRefusedIsItsUsersLoss(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	engine := fakeruntime.New(fakeruntime.Options{CPUMilli: 64000})
+	t.Cleanup(engine.Shutdown)
+	m := s.pair(engine)
+	told := make(chan struct{})
+	engine.Intercept(func(c fakeruntime.Call) error {
+		if c.Method != "CopyOut" || !strings.HasSuffix(c.Subject, "-1-1") {
+			return nil
+		}
+		<-told
+		return berth.Errorf(berth.CodeInvalid, "archive: too much")
+	})
+	id := s.submit(func(j *berth.JobSpec) {
+		gangOf(2)(j)
+		leaving("/workspace/x")(j)
+	}, "write-file", "/workspace/x", "1")
+	attempt := s.placeGang(id, m[0], m[1])
+	s.until("the exits are on record", func() bool {
+		v, err := s.db.View(t.Context(), id)
+		return err == nil && len(v.Slots) == 2 && v.Slots[0].State == berth.AllocExited && v.Slots[1].State == berth.AllocExited
+	})
+	close(told)
+	s.gangEnds(id, attempt)
+	if j := s.settle(id); j.Status != berth.Failed || j.Reason == nil || j.Reason.Rule != "output_lost" {
+		t.Errorf("the gang is %s: %+v", j.Status, j.Reason)
+	}
+	if o, _ := s.output(id, "model"); o.Member != 0 {
+		t.Errorf("member %d has stored it", o.Member)
 	}
 }
 

@@ -18,20 +18,20 @@ func (r *rank) seal(x berth.Exit) error {
 	r.ended.Store(true)
 	r.forgetSecrets()
 	ctx, span := r.traced(r.ctx, "seal")
-	stored := make(chan []string, 1)
+	stored := make(chan berth.Exit, 1)
 	go func() {
-		unstored := r.storeRest(ctx, x)
-		defer func() { stored <- unstored }()
+		sealed := r.storeRest(ctx, x)
+		defer func() { stored <- sealed }()
 		span.End(faultOf(r.ctx, nil, context.Cause(r.ctx)))
 	}()
 	together := time.NewTimer(r.timing().SealTogether)
 	defer together.Stop()
-	sealed := x
+	var sealed berth.Exit
 	select {
-	case sealed.Unstored = <-stored:
+	case sealed = <-stored:
 	case <-together.C:
 		r.tell(0, func(p *berth.RankReport) { p.Phase, p.Exit = berth.PhaseExited, &x })
-		sealed.Unstored = <-stored // ends with the rank
+		sealed = <-stored // ends with the rank
 	}
 	if r.ctx.Err() != nil {
 		return context.Cause(r.ctx)
@@ -42,11 +42,11 @@ func (r *rank) seal(x berth.Exit) error {
 }
 
 // storeRest waits for the log, what it used, the checkpoints and, of a rank that has done its
-// work, its outputs. It returns the names of outputs that were there and could
-// not be stored.
-func (r *rank) storeRest(ctx context.Context, x berth.Exit) (unstored []string) {
+// work, its outputs. It returns the exit with the names of outputs that were there
+// and are not stored.
+func (r *rank) storeRest(ctx context.Context, x berth.Exit) berth.Exit {
 	if r.shipper == nil {
-		return nil
+		return x
 	}
 	var rest sync.WaitGroup
 	store := func(name string, f func(context.Context)) {
@@ -64,8 +64,8 @@ func (r *rank) storeRest(ctx context.Context, x berth.Exit) (unstored []string) 
 		store("checkpoints", r.keeper.finish)
 	}
 	if x.Done() && len(r.claim.Spec.Outputs) > 0 {
-		store("outputs", func(ctx context.Context) { unstored = r.storeOutputs(ctx) })
+		store("outputs", func(ctx context.Context) { x.Unstored, x.Refused = r.storeOutputs(ctx) })
 	}
 	rest.Wait()
-	return unstored
+	return x
 }

@@ -39,9 +39,14 @@ func (q *quotas) admit(ctx context.Context, tenant berth.TenantID, r berth.Reque
 	return nil
 }
 
-// line is the tenant and those above it.
+// line is the tenant and those above it. One that is not remembered may have been
+// made a moment ago, by another process, and is looked for anew.
 func (q *quotas) line(ctx context.Context, tenant berth.TenantID) ([]berth.TenantID, error) {
 	rows, err := q.read(ctx)
+	if _, here := rows[tenant]; err == nil && !here {
+		q.forget()
+		rows, err = q.read(ctx)
+	}
 	if err != nil {
 		return nil, err
 	}
