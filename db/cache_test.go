@@ -2,6 +2,7 @@ package db_test
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"testing"
@@ -409,7 +410,7 @@ func TestACancelMeetsAnEarlierResult(t *testing.T) {
 		}
 		var both sync.WaitGroup
 		both.Go(func() {
-			if _, err := s.db.TendThrough(t.Context(), job.ID); err != nil {
+			if _, err := s.db.TendThrough(t.Context(), job.ID, new(math.MaxInt)); err != nil {
 				t.Error(err)
 			}
 		})

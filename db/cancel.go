@@ -74,12 +74,7 @@ func (d *DB) canceled(ctx context.Context, c cancellation) (berth.State, error) 
 	}
 	if c.job.Kind != berth.KindJob && !c.state.Terminal() {
 		// At once, and not only by its coordinator: Temporal may be away.
-		for {
-			r, err := d.look(ctx, c.job.ID, &left)
-			if err != nil || !r.More || left <= 0 {
-				return r.State, err
-			}
-		}
+		return d.TendThrough(ctx, c.job.ID, &left)
 	}
 	if c.job.HasParent && c.state.Terminal() && c.hints.job != "" {
 		d.tellParents(ctx, c.job.ID)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -624,7 +625,7 @@ func TestNestedPipelinesKeepTheLockOrder(t *testing.T) {
 			})
 		}
 		for _, p := range parents {
-			do(func() error { _, err := s.db.TendThrough(t.Context(), p); return err })
+			do(func() error { _, err := s.db.TendThrough(t.Context(), p, new(math.MaxInt)); return err })
 			do(func() error { return s.db.Hold(t.Context(), "default", p, "user:test") })
 			do(func() error { return s.db.Release(t.Context(), "default", p, "user:test") })
 		}

@@ -24,9 +24,9 @@ const (
 	// is told, so that it makes more. Each telling is some events of a history.
 	milestone = 500
 
-	// followUp is how many jobs below one parent are told to stop by whoever cancels it
-	// or looks at it, each in a transaction of its own. The coordinators of the others
-	// were poked, and the reconciler looks for what they leave.
+	// followUp is how many jobs below one parent are told to stop by whoever cancels it,
+	// changes it or looks at it, each in a transaction of its own. The coordinators of the
+	// others were poked, and the reconciler looks for what they leave.
 	followUp = 100
 
 	shownFailures = 10
@@ -116,8 +116,8 @@ func (d *DB) Tend(ctx context.Context, id berth.JobID) (berth.TendResult, error)
 	return d.look(ctx, id, &left)
 }
 
-// look is Tend. It takes from left the jobs that it tells to stop, and goes on to
-// parents inside as long as some are left.
+// look is Tend. It takes from left the jobs that it tells to stop, tells no more than
+// that, and goes on to parents inside as long as some are left.
 func (d *DB) look(ctx context.Context, id berth.JobID, left *int) (berth.TendResult, error) {
 	var result berth.TendResult
 	var did tended
@@ -156,6 +156,7 @@ func (d *DB) look(ctx context.Context, id berth.JobID, left *int) (berth.TendRes
 	if news {
 		d.tellParents(ctx, id)
 	}
+	did.stop = did.stop[:min(len(did.stop), max(0, *left))]
 	for _, child := range did.stop {
 		// Each in a transaction of its own, which reads its ranks; the parent's
 		// row keeps new ones from starting meanwhile.
@@ -167,11 +168,13 @@ func (d *DB) look(ctx context.Context, id berth.JobID, left *int) (berth.TendRes
 	return result, d.stopInside(ctx, did.stopping, left)
 }
 
-// TendThrough tends a parent until there is nothing more to do at once.
-func (d *DB) TendThrough(ctx context.Context, id berth.JobID) (berth.State, error) {
+// TendThrough tends a parent until there is nothing more to do at once, or as many jobs
+// were told to stop as were left; what it told is taken from left. With nothing left
+// it does what a single look does beside.
+func (d *DB) TendThrough(ctx context.Context, id berth.JobID, left *int) (berth.State, error) {
 	for {
-		r, err := d.Tend(ctx, id)
-		if err != nil || !r.More {
+		r, err := d.look(ctx, id, left)
+		if err != nil || !r.More || *left <= 0 {
 			return r.State, err
 		}
 	}

@@ -2,6 +2,7 @@ package db_test
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -27,7 +28,7 @@ func (s *stage) array(size int, edit func(*berth.JobSpec)) berth.JobID {
 
 func (s *stage) tend(id berth.JobID) berth.State {
 	s.t.Helper()
-	state, err := s.db.TendThrough(s.t.Context(), id)
+	state, err := s.db.TendThrough(s.t.Context(), id, new(math.MaxInt))
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -161,7 +162,7 @@ func TestAnArrayEndsOnceAsItsElementsDid(t *testing.T) {
 		}
 		var all sync.WaitGroup
 		for range 8 {
-			all.Go(func() { _, _ = s.db.TendThrough(t.Context(), id) })
+			all.Go(func() { _, _ = s.db.TendThrough(t.Context(), id, new(math.MaxInt)) })
 		}
 		all.Wait()
 		j := s.job(id)
@@ -562,4 +563,41 @@ func TestArraysOfAFullTenantStarveNobody(t *testing.T) {
 		s.tend(id)
 	}
 	s.untended()
+}
+
+// A change of an array that is to stop, as each look at one, tells a bounded number of
+// its elements: it is a request, and somebody waits for its answer.
+func TestAChangeOfACancelingArrayTellsSoManyToStop(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	const size = 2 * db.FollowUp
+	id := s.array(size, nil)
+	s.tend(id)
+	for _, state := range []berth.State{berth.Queued, berth.Scheduled, berth.Running} {
+		mustExec(t, s.pool, `UPDATE jobs SET state = $2, version = version + 1 WHERE parent = $1`, id, state)
+	}
+	for _, state := range []berth.State{berth.Running, berth.Canceling} {
+		mustExec(t, s.pool, `UPDATE jobs SET state = $2, version = version + 1 WHERE id = $1`, id, state)
+	}
+	told := func() int {
+		return one[int](s, `SELECT count(*)::int FROM jobs WHERE parent = $1 AND state = 'canceling'`, id)
+	}
+	left := 30
+	if state, err := s.db.TendThrough(t.Context(), id, &left); err != nil || state != berth.Canceling || left != 0 || told() != 30 {
+		t.Errorf("with 30 left %d elements were told, %d are left, it is %s: %v", told(), left, state, err)
+	}
+	if _, err := s.db.TendThrough(t.Context(), id, &left); err != nil || told() != 30 {
+		t.Errorf("with none left %d elements were told: %v", told()-30, err)
+	}
+	value := "x"
+	if err := s.db.UpdateJob(t.Context(), "default", id, berth.JobPatch{Labels: map[string]*string{"a": &value}}, "user:test"); err != nil {
+		t.Fatal(err)
+	}
+	if n := told() - 30; n != db.FollowUp {
+		t.Errorf("a change told %d elements, want %d", n, db.FollowUp)
+	}
+	s.tend(id)
+	if n := told(); n != size {
+		t.Errorf("%d of %d elements were told in the end", n, size)
+	}
 }

@@ -154,16 +154,6 @@ func (d *DB) stopInside(ctx context.Context, outsideIn []berth.JobID, left *int)
 	return nil
 }
 
-// tendAll tends parents through, the inner ones first.
-func (d *DB) tendAll(ctx context.Context, outsideIn []berth.JobID) error {
-	for _, id := range slices.Backward(outsideIn) {
-		if _, err := d.TendThrough(ctx, id); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // holdBelow holds the parents inside a locked pipeline, at every depth and also below
 // those that are held already: nothing of them is placed from the commit on. Whoever
 // tends them holds what waits in them. It returns how many it held.
@@ -216,7 +206,8 @@ func heldAround(ctx context.Context, tx pgx.Tx, id berth.JobID) error {
 	return berth.Errorf(berth.CodeConflict, "job %s is held with %s %s (%s), which it is in: release that, and all in it is released", id, kind, name, around)
 }
 
-// tendInside tends the parents inside a pipeline that have not ended.
+// tendInside tends the parents inside a pipeline that have not ended, the inner ones
+// first.
 func (d *DB) tendInside(ctx context.Context, id berth.JobID) error {
 	rows, err := d.pool.Query(ctx, parentsBelow+`
 		SELECT id::text
@@ -233,5 +224,11 @@ func (d *DB) tendInside(ctx context.Context, id berth.JobID) error {
 	for _, i := range inner { // their coordinators start what may start
 		d.hub.Publish(TopicPoke, string(i))
 	}
-	return d.tendAll(ctx, inner)
+	left := followUp
+	for _, i := range slices.Backward(inner) {
+		if _, err := d.TendThrough(ctx, i, &left); err != nil {
+			return err
+		}
+	}
+	return nil
 }

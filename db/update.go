@@ -180,7 +180,8 @@ func (d *DB) change(ctx context.Context, tenant berth.TenantID, id berth.JobID, 
 		touched{job: id, queue: true}.publish(d.hub)
 	}
 	if kind != berth.KindJob { // a hold goes on to its elements
-		_, err = d.TendThrough(ctx, id)
+		left := followUp
+		_, err = d.TendThrough(ctx, id, &left)
 	}
 	return err
 }

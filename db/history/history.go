@@ -47,6 +47,7 @@ type Job struct {
 	CancelRequestedAt *time.Time     `json:"cancel_requested_at"`
 	GaveWayTo         []berth.JobID  `json:"gave_way_to"` // in order
 	SubmittedAt       time.Time      `json:"submitted_at"`
+	UnagedMS          int64          `json:"unaged_ms"` // of its age: held, not let go, or with capacity
 	FinishedAt        *time.Time     `json:"finished_at"`
 
 	HasSpec     bool         `json:"has_spec"`

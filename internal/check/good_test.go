@@ -277,6 +277,20 @@ var blockedWell = map[string]func(h *check.History){
 	},
 }
 
+// letGo is blocked, and the second step was let go a time before it was read: its
+// state is older. Nobody has taken it up.
+func letGo(before time.Duration) check.History {
+	h := blocked()
+	for i := range h.Jobs {
+		if j := &h.Jobs[i]; j.Blocked {
+			j.Blocked = false
+			j.UnagedMS = h.Cluster.ReadAt.Add(-before).Sub(j.SubmittedAt).Milliseconds()
+			h.Families[0].Children[1].Blocked = false
+		}
+	}
+	return h
+}
+
 // unended makes the first step of blocked one that has not ended.
 func unended(h *check.History, state berth.State) {
 	c := &h.Families[0].Children[0]
@@ -306,6 +320,9 @@ func TestGoodHistoriesPass(t *testing.T) {
 		for _, b := range check.Verify(h, check.Options{}) {
 			t.Errorf("a blocked step, and %s: %s", why, b)
 		}
+	}
+	for _, b := range check.Verify(letGo(time.Second), check.Options{}) {
+		t.Errorf("a step that was let go a second ago, after two hours: %s", b)
 	}
 	long := running()
 	long.Cluster.ReadAt = long.Cluster.ReadAt.Add(30 * 24 * time.Hour)

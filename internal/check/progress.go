@@ -32,8 +32,9 @@ func makesProgress(c *jobCase) {
 	}
 	switch {
 	case j.State == berth.Submitted && j.Blocked: // its pipeline lets it go: see stepsAreLetGo
-	case j.State == berth.Submitted:
-		overdue(j.StateAt, submittedFor, "submitted")
+	case j.State == berth.Submitted: // a step since it was let go, which changes no state
+		ages := j.SubmittedAt.Add(time.Duration(j.UnagedMS) * time.Millisecond)
+		overdue(later(j.StateAt, &ages), submittedFor, "submitted")
 	case j.State == berth.Canceling || j.State == berth.Preempting:
 		overdue(j.StateAt, grace+stoppingFor+silence+settledIn, string(j.State))
 	}

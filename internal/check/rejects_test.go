@@ -339,6 +339,7 @@ var bads = []bad{
 	{28, "a step begins before the one it needs has ended", line, func(h *check.History) { h.Families[0].Children[0].Spans[0].Until = 1000 }},
 	{28, "a step begins although the one it needs failed", line, func(h *check.History) { h.Families[0].Children[0].State = berth.Failed }},
 	{6, "a step is not let go", blocked, func(*check.History) {}},
+	{6, "a step is let go, and nobody takes it up", func() check.History { return letGo(time.Hour) }, func(*check.History) {}},
 	{6, "a step of a held pipeline is not canceled, and what it needs failed", blocked, func(h *check.History) {
 		h.Families[0].Held, h.Families[0].Children[0].State = true, berth.Failed
 	}},

@@ -3,6 +3,7 @@ package scheduler
 import (
 	"context"
 	"math"
+	"slices"
 	"time"
 
 	"berth"
@@ -79,6 +80,8 @@ type reconciler struct {
 	passes int
 	told   map[berth.MachineID]string // marks that were logged
 	strays int                        // open workflows without a row, at the last comparison
+	stops  int                        // how many jobs below parents a pass tells to stop
+	parent berth.JobID                // with which the next pass begins to tend; "": with the first
 	pace   pace
 }
 
@@ -241,21 +244,35 @@ func (r *reconciler) stuck(ctx context.Context) error {
 }
 
 // parents pokes coordinators of parents that have something to do and do not do
-// it, and does it for those that have not by the next pass.
+// it, and does it for those that have not by the next pass. Each pass tells only so many
+// jobs to stop, since the other steps wait for it; the next one begins where it ended.
 func (r *reconciler) parents(ctx context.Context) error {
 	list, err := r.DB.Untended(ctx, r.Ages.Untended, passLimit)
 	if err != nil {
 		return err
 	}
 	var pokes []berth.JobID
-	tended := 0
-	for _, p := range list {
+	tended, left := 0, r.stops
+	from := r.parent
+	r.parent = ""
+	for _, p := range startingAt(list, from) {
 		if r.pace.due("parent", p, time.Now()) {
 			pokes = append(pokes, p.ID)
 			continue
 		}
-		if _, err := r.DB.TendThrough(ctx, p.ID); err != nil {
-			return err
+		if left <= 0 {
+			if r.parent == "" {
+				r.parent = p.ID
+			}
+			continue
+		}
+		_, err := r.DB.TendThrough(ctx, p.ID, &left)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			r.Logger.Error("parent not tended", "job_id", p.ID, "err", err)
+			continue
 		}
 		pokes = append(pokes, p.ID) // it may have ended
 		tended++
@@ -265,6 +282,16 @@ func (r *reconciler) parents(ctx context.Context) error {
 	r.did("parent_poked", len(pokes))
 	r.Poker.Poke(pokes...)
 	return nil
+}
+
+// startingAt turns a list that is sorted by id, so that it begins with the first that
+// is not before from.
+func startingAt(list []db.Aged, from berth.JobID) []db.Aged {
+	i := slices.IndexFunc(list, func(p db.Aged) bool { return p.ID >= from })
+	if i < 0 {
+		return list
+	}
+	return slices.Concat(list[i:], list[:i])
 }
 
 // nudge pokes the jobs' workflows, each at once and then ever more seldom, and

@@ -246,7 +246,7 @@ func (s *Scheduler) lead(ctx context.Context, term db.Term, since time.Time) err
 		return errors.New("terms have leapt")
 	}
 	marks := &marks{}
-	r := &reconciler{Scheduler: s, term: term, marks: marks, since: since}
+	r := &reconciler{Scheduler: s, term: term, marks: marks, since: since, stops: passLimit}
 	if err := r.mark(ctx); err != nil { // before anything is placed
 		return fmt.Errorf("check the counters: %w", err)
 	}
