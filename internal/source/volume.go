@@ -273,7 +273,7 @@ func (v *volume) open(ctx context.Context, o object, from int64) (io.ReadCloser,
 }
 
 // same fails unless an open file has the version that was found.
-func (v *volume) same(f *os.File, o object) error {
+func (v *volume) same(f opened, o object) error {
 	now, err := stateOf(f)
 	switch {
 	case err != nil:
