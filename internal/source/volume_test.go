@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -67,6 +68,22 @@ func (f *folder) read(path string) (map[string]string, error) {
 	return files, err
 }
 
+// ticks waits until a change has another time than what was changed before: the
+// clock of the file system goes by ticks, and only who reads a file waits for its.
+func (f *folder) ticks() {
+	f.t.Helper()
+	var first, now syscall.Stat_t
+	probe := filepath.Join(filepath.Dir(f.dir), "probe") // the same file system
+	for now.Ctim == first.Ctim {
+		f.must(os.WriteFile(probe, []byte("x"), 0o644))
+		f.must(syscall.Stat(probe, &now))
+		if first.Ino == 0 {
+			first = now
+		}
+		runtime.Gosched()
+	}
+}
+
 func (f *folder) find(path string) *source.Found {
 	f.t.Helper()
 	found, err := f.s.Find(f.t.Context(), file(path), "")
@@ -114,6 +131,7 @@ func TestAFolderOfTheMachineIsRead(t *testing.T) {
 	if again := f.find("set/"); again.Address != found.Address || again.Kind != found.Kind || again.Once {
 		t.Errorf("found again it is %+v, and was %+v", again, found)
 	}
+	f.ticks()
 	f.put("set/a.txt", "A")
 	if again := f.find("set/"); again.Address == found.Address {
 		t.Error("it has another content, and the same address")
@@ -295,6 +313,7 @@ func TestWhatChangesWhileItIsReadIsNoInput(t *testing.T) {
 		dir := "changes-" + strings.ReplaceAll(what, " ", "-")
 		f.put(dir+"/passwd", "first")
 		found := f.find(dir + "/")
+		f.ticks()
 		f.must(change(f.at(dir + "/passwd")))
 		files, err := read(t, found, 3)
 		if _, changed := errors.AsType[source.Changed](err); !changed {
