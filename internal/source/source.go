@@ -103,11 +103,14 @@ func (s *Sources) Find(ctx context.Context, in berth.Input, login berth.Sensitiv
 }
 
 // Refused is an error that only the job's user can do something about.
-type Refused struct{ says string }
+type Refused struct {
+	says   string
+	absent bool // there is no such thing
+}
 
 func (r Refused) Error() string { return r.says }
 
-func refusedf(format string, args ...any) error { return Refused{fmt.Sprintf(format, args...)} }
+func refusedf(format string, args ...any) error { return Refused{says: fmt.Sprintf(format, args...)} }
 
 // Changed is the error of content that became another one while it was read.
 type Changed struct{ what string }
@@ -158,7 +161,7 @@ func answer(what string, status int, detail string) error {
 	case status == http.StatusRequestTimeout, status == http.StatusTooEarly, status == http.StatusTooManyRequests:
 		return berth.Errorf(berth.CodeUnavailable, "%s", says)
 	case status >= 300 && status < 500:
-		return Refused{says}
+		return Refused{says: says, absent: status == http.StatusNotFound}
 	default:
 		return berth.Errorf(berth.CodeUnavailable, "%s", says)
 	}

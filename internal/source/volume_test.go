@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"berth"
 	"berth/internal/archive"
@@ -195,11 +196,32 @@ func TestNothingLeadsOutOfTheFolder(t *testing.T) {
 	f.refuses("chained/", "leads out of the folder /datasets by a link")
 	f.link("../../outside", "way")
 	f.refuses("way/secret", "leads out of the folder /datasets by a link")
+	_, err := f.s.Find(t.Context(), file("way/secret"), "")
+	if err == nil || strings.Contains(err.Error(), "write a /") {
+		t.Errorf("it is told to write a / where that is of no use: %v", err)
+	}
 	f.refuses("way/", "leads out of the folder /datasets by a link")
 	// One leads to the folder's own, by its absolute path on this machine.
 	f.put("a", "a")
 	f.link(f.at("a"), "own/x")
 	f.refuses("own/", "leads out of the folder /datasets by a link")
+}
+
+// watches returns whether a file was opened since, by anybody.
+func (f *folder) watches(name string) (opened func() bool) {
+	f.t.Helper()
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	f.must(err)
+	f.t.Cleanup(func() { _ = unix.Close(fd) })
+	_, err = unix.InotifyAddWatch(fd, f.at(name), unix.IN_OPEN)
+	f.must(err)
+	return func() bool {
+		n, err := unix.Read(fd, make([]byte, 4096))
+		if err != nil && !errors.Is(err, unix.EAGAIN) {
+			f.t.Error(err)
+		}
+		return n > 0
+	}
 }
 
 func TestWhatIsNoFileIsRefusedAndNeverOpened(t *testing.T) {
@@ -208,12 +230,18 @@ func TestWhatIsNoFileIsRefusedAndNeverOpened(t *testing.T) {
 	for _, at := range []string{"pipe", "socket", "device", "linked"} {
 		f.must(os.Mkdir(f.at(at), 0o755))
 	}
-	f.must(syscall.Mkfifo(f.at("pipe/x"), 0o644)) // opened, it would wait for a writer
+	f.must(syscall.Mkfifo(f.at("pipe/x"), 0o644))
+	opened := f.watches("pipe/x")
 	f.refuses("pipe/", "file:///datasets/pipe/x is a named pipe: only files and folders are read")
 	f.refuses("pipe/x", "is a named pipe")
 	f.refuses("pipe/x/", "is a named pipe")
 	f.link("../pipe/x", "linked/x")
 	f.refuses("linked/", "is a named pipe")
+	f.refuses("linked/x/", "is a named pipe")
+	f.refuses("pipe/x/y", "a file lies where its path has a folder")
+	if opened() {
+		t.Error("the pipe was opened")
+	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: f.at("socket/x"), Net: "unix"})
 	f.must(err)
 	defer l.Close()
