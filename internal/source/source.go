@@ -42,6 +42,7 @@ type Sources struct {
 	files, objects *http.Client
 	limits         archive.Limits
 	volumes        map[berth.Volume]*volume
+	own            []string
 }
 
 // Open returns sources; nothing is connected yet.
@@ -56,13 +57,14 @@ func Open(o Options) *Sources {
 	transport.MaxIdleConnsPerHost = 16
 	volumes := map[berth.Volume]*volume{}
 	for name, dir := range o.Volumes {
-		volumes[name] = &volume{name: name, dir: dir, own: o.Own, most: o.Limits.Files, calls: make(chan struct{}, callsAbreast)}
+		volumes[name] = &volume{site: site{dir: dir, own: o.Own}, name: name, most: o.Limits.Files, calls: make(chan struct{}, callsAbreast)}
 	}
 	return &Sources{
 		files:   &http.Client{Transport: transport, CheckRedirect: stayEncrypted},
 		objects: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
 		limits:  o.Limits,
 		volumes: volumes,
+		own:     o.Own,
 	}
 }
 

@@ -24,10 +24,9 @@ const kindVolume = "volume-"
 // and everything is opened through an os.Root, so that no link leads out of it,
 // whoever changes what lies there meanwhile.
 type volume struct {
+	site
 	name  berth.Volume
-	dir   string
-	own   []string // folders of the agent's, in which it must not lie
-	most  int      // entries that are worth listing
+	most  int // entries that are worth listing
 	calls chan struct{}
 }
 
@@ -298,16 +297,15 @@ func (v *volume) same(f opened, o object) error {
 // root opens the volume. What is wrong with it is the machine's matter, and the
 // error does not tell where it lies.
 func (v *volume) root() (*os.Root, error) {
-	dir, err := resolve(v.dir, v.own)
+	root, err := v.reach()
 	if err == nil {
-		var root *os.Root
-		if root, err = os.OpenRoot(dir); err == nil {
-			return root, nil
-		}
+		return root, nil
 	}
 	why := "it is not what an operator may share"
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		why = errno.Error()
+	} else if errors.Is(err, errElsewhere) {
+		why = err.Error()
 	}
 	return nil, Local{berth.Errorf(berth.CodeUnavailable, "this machine cannot open the folder %s: %s", v.name, why)}
 }

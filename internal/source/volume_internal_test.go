@@ -18,7 +18,7 @@ import (
 
 func newVolume(t *testing.T) *volume {
 	t.Helper()
-	return &volume{name: "datasets", dir: t.TempDir(), most: 10, calls: make(chan struct{}, 2)}
+	return &volume{site: site{dir: t.TempDir()}, name: "datasets", most: 10, calls: make(chan struct{}, 2)}
 }
 
 // The last bytes come only when it is sure that the first are of the same
@@ -141,6 +141,22 @@ func TestNobodyWaitsForADeadFileServer(t *testing.T) {
 		}, nil)
 		if err != nil {
 			t.Errorf("a slow one: %v", err)
+		}
+	})
+}
+
+// A machine that opens a session does not wait for a dead file server.
+func TestALabelIsKeptWhileNothingAnswers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		v := newVolume(t)
+		v.calls <- struct{}{}
+		v.calls <- struct{}{}
+		s := &Sources{volumes: map[berth.Volume]*volume{v.name: v}}
+		began := time.Now()
+		labels, away := s.Labels(t.Context())
+		if len(labels) != 1 || len(away) != 0 || time.Since(began) != labelPatience {
+			t.Errorf("after %s: labels %v, away %v", time.Since(began), labels, away)
 		}
 	})
 }

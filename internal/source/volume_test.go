@@ -409,14 +409,92 @@ func TestFoldersOfTheSystemAreNotShared(t *testing.T) {
 		"/": "holds, or lies in", "/etc": "holds, or lies in", "/etc/ssl": "holds, or lies in", "/proc/self": "holds, or lies in",
 		"/dev": "holds, or lies in", "/sys/fs": "holds, or lies in", "/run/x": "holds, or lies in", "/var": "holds, or lies in",
 		"/var/lib/docker/volumes": "holds, or lies in", "/var/run": "holds, or lies in",
+		"/var/lib/containers/storage": "holds, or lies in", "/var/lib/kubelet/pods": "holds, or lies in",
 		own: "holds, or lies in", own + "/cache": "holds, or lies in", dir: "holds, or lies in",
 		dir + "/etc": "holds, or lies in", dir + "/link": "holds, or lies in",
 		dir + "/file": "is no folder", dir + "/none": "no such file or directory",
 		"data": "is not a clean absolute path", dir + "/data/": "is not a clean absolute path", dir + "/data/../data": "is not a clean absolute path", "": "is not a clean absolute path",
 	} {
-		err := source.Volumes{"x": at}.Check(own)
+		away, err := source.Volumes{"x": at}.Check(own)
+		if says == "no such file or directory" {
+			away, err = err, away
+		}
+		if away != nil {
+			t.Errorf("%q: %v", at, away)
+		}
 		if says == "" && err != nil || says != "" && (err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "/x: ")) {
 			t.Errorf("%q: %v, want %q", at, err, says)
 		}
 	}
+}
+
+// Who may write where a link on the way to the folder lies could otherwise have
+// the agent read what only it may.
+func TestWhereAFolderLiesStays(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	f.put("a", "shared")
+	aside, link := f.dir+"-other", f.dir+"-link"
+	f.must(os.Mkdir(aside, 0o755))
+	f.must(os.WriteFile(filepath.Join(aside, "a"), []byte("canary"), 0o644))
+	f.must(os.Symlink(f.dir, link))
+	linked := &folder{t, f.dir, source.Open(source.Options{Limits: archive.Limits{Bytes: 1 << 20, Files: 10}, Volumes: source.Volumes{"datasets": link}})}
+	t.Cleanup(linked.s.Close)
+	turn := func(to string) {
+		f.must(os.Remove(link))
+		f.must(os.Symlink(to, link))
+	}
+	for range 2 {
+		if files, err := linked.read("a"); err != nil || files[source.FileName] != "shared" {
+			t.Errorf("it is %q, %v", files, err)
+		}
+		found := linked.find("a")
+		turn(aside)
+		const says = "this machine cannot open the folder /datasets: its links lead elsewhere than when the agent started"
+		_, err := linked.read("a")
+		local(t, "found elsewhere", err, says, f.dir)
+		_, err = read(t, found, 1)
+		local(t, "read elsewhere", err, says, f.dir)
+		if labels, away := linked.s.Labels(t.Context()); len(labels) != 0 || away["datasets"] == nil {
+			t.Errorf("labels %v, away %v", labels, away)
+		}
+		turn(f.dir)
+	}
+}
+
+func TestLabelsOfWhatCanBeOpened(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	at := map[berth.Volume]string{"here": filepath.Join(dir, "here"), "engine": filepath.Join(dir, "engine/images"), "gone": filepath.Join(dir, "gone")}
+	for _, name := range []berth.Volume{"here", "engine"} {
+		if err := os.MkdirAll(at[name], 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := source.Open(source.Options{Volumes: at, Own: []string{"/no/such/folder"}})
+	t.Cleanup(s.Close)
+	wants := func(what string, labels map[string]string, away map[berth.Volume]error, has []string, lacks map[berth.Volume]string) {
+		t.Helper()
+		want := map[string]string{}
+		for _, h := range has {
+			want["berth.volume."+h] = "yes"
+		}
+		if diff := cmp.Diff(want, labels); diff != "" || len(away) != len(lacks) {
+			t.Errorf("%s: away %v (-want +got):\n%s", what, away, diff)
+		}
+		for name, says := range lacks {
+			if err := away[name]; err == nil || !strings.Contains(err.Error(), says) {
+				t.Errorf("%s: %s: %v, want %q", what, name, err, says)
+			}
+		}
+	}
+	labels, away := s.Labels(t.Context(), "")
+	wants("at first", labels, away, []string{"here", "engine"}, map[berth.Volume]string{"gone": "no such file or directory"})
+	if err := os.Mkdir(at["gone"], 0o755); err != nil {
+		t.Fatal(err)
+	}
+	labels, away = s.Labels(t.Context(), filepath.Join(dir, "engine"))
+	wants("when it is back and the engine is known", labels, away, []string{"here", "gone"}, map[berth.Volume]string{"engine": "holds, or lies in"})
+	_, err := s.Find(t.Context(), berth.Input{From: "file:///engine/a", To: "/data"}, "")
+	local(t, "a folder of the engine's", err, "it is not what an operator may share", dir)
 }
