@@ -58,23 +58,28 @@ func TestAnAttemptThatReadsOtherDataThanTheOneBeforeSaysSo(t *testing.T) {
 
 func TestMembersThatReadDifferentDataSaySo(t *testing.T) {
 	t.Parallel()
-	s := newGangStage(t)
-	id := s.gang(3, ofABucket)
-	attempt := s.begin(id, on("m0", whole(0)), on("m1", whole(0)), on("m2", whole(0)))
-	for rank, digit := range []string{"a", "b", "a"} {
-		s.claim(id, attempt, rank)
-		m, p := s.rankOf(id, attempt, rank)
-		p.Phase = berth.PhasePrepared
-		reads(digit)(&p)
-		if _, err := m.sync(func(r *berth.SyncRequest) { r.Reports = []berth.RankReport{p} }); err != nil {
-			t.Fatal(err)
+	for from, hint := range map[string]string{
+		"s3://bucket/set/":       "",
+		"file:///datasets/set/a": "; where each machine has a copy of its own of the folder, its files count as others",
+	} {
+		s := newGangStage(t)
+		id := s.gang(3, func(j *berth.JobSpec) { j.Inputs = []berth.Input{{From: from, To: "/data"}} })
+		attempt := s.begin(id, on("m0", whole(0)), on("m1", whole(0)), on("m2", whole(0)))
+		for rank, digit := range []string{"a", "b", "a"} {
+			s.claim(id, attempt, rank)
+			m, p := s.rankOf(id, attempt, rank)
+			p.Phase = berth.PhasePrepared
+			reads(digit)(&p)
+			if _, err := m.sync(func(r *berth.SyncRequest) { r.Reports = []berth.RankReport{p} }); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	want := []string{"1: inputs[0] (s3://bucket/set/) changed while the members of this attempt looked for it: rank 1 reads sha256:bbbbbbbbbbbb, and the first of them sha256:aaaaaaaaaaaa"}
-	if got := s.warnings(id); !slices.Equal(got, want) {
-		t.Errorf("warnings are %q, want %q", got, want)
-	}
-	if j := s.job(id); j.Status != berth.Running {
-		t.Errorf("job is %s", j.Status)
+		want := []string{"1: inputs[0] (" + from + ") changed while the members of this attempt looked for it: rank 1 reads sha256:bbbbbbbbbbbb, and the first of them sha256:aaaaaaaaaaaa" + hint}
+		if got := s.warnings(id); !slices.Equal(got, want) {
+			t.Errorf("warnings are %q, want %q", got, want)
+		}
+		if j := s.job(id); j.Status != berth.Running {
+			t.Errorf("job is %s", j.Status)
+		}
 	}
 }

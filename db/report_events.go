@@ -3,6 +3,7 @@ package db
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -110,7 +111,11 @@ func (r *reporting) compareInputs(ctx context.Context, a *reportedRow, fetched [
 		if attempt == a.Attempt {
 			how, before = "changed while the members of this attempt looked for it", "the first of them"
 		}
-		changes = append(changes, fmt.Sprintf("%s (%.200s) %s: rank %d reads %s, and %s %s", what, from, how, a.Rank, is.Short(), before, was.Short()))
+		change := fmt.Sprintf("%s (%.200s) %s: rank %d reads %s, and %s %s", what, from, how, a.Rank, is.Short(), before, was.Short())
+		if strings.HasPrefix(from, "file://") {
+			change += "; where each machine has a copy of its own of the folder, its files count as others"
+		}
+		changes = append(changes, change)
 		return nil
 	})
 	if err != nil {

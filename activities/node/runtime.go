@@ -110,6 +110,7 @@ type RuntimeInfo struct {
 	DiskMiB     int64 // free bytes of the folder that holds the containers
 	LiveRestore bool
 	EngineID    string // changes when the engine's data root changes
+	DataRoot    string // folder of the machine where the engine keeps all it has; "": not known
 	// StartedAt is when the engine's process began; zero if that cannot be told.
 	// Without LiveRestore a container that began before it ended with the engine,
 	// or earlier.

@@ -101,7 +101,7 @@ func (c *config) validate() error {
 	}
 	volumes, err := source.ParseVolumes(c.FileInputs)
 	if err == nil {
-		err = volumes.Check(c.Dir)
+		err = errors.Join(volumes.Check(c.Dir))
 	}
 	if err != nil {
 		errs = append(errs, fmt.Errorf("--file-inputs: %w", err))

@@ -233,7 +233,10 @@ func (a *Agent) inventory(ctx context.Context) (berth.Inventory, error) {
 		}
 		return found
 	}
-	labels := a.cfg.Volumes.Labels()
+	labels, away := a.sup.sources.Labels(ctx, info.DataRoot)
+	for name, err := range away {
+		a.log.Warn("a folder that jobs may read cannot be opened: none that needs it is placed here until the agent registers anew", "folder", name, "err", err)
+	}
 	maps.Copy(labels, a.cfg.Labels)
 	return berth.Inventory{
 		Capacity: berth.Capacity{

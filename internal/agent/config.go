@@ -153,7 +153,9 @@ func (c Config) complete() (Config, error) {
 	if c.StateDir, err = filepath.Abs(c.StateDir); err != nil {
 		return c, err
 	}
-	if err := c.Volumes.Check(c.StateDir); err != nil {
+	// What is away is told at each registration: the agent starts without it, since
+	// what runs here needs one.
+	if _, err := c.Volumes.Check(c.StateDir); err != nil {
 		return c, fmt.Errorf("folders that jobs may read: %w", err)
 	}
 	for key := range c.Labels {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"berth"
+	"berth/activities/node"
 	"berth/db"
 	"berth/internal/agent"
 	"berth/internal/source"
@@ -120,7 +121,6 @@ func TestAnAgentSharesNoFolderOfTheSystem(t *testing.T) {
 		"jobs read no folder of the system or of the agent": func(c *agent.Config) {
 			c.Volumes = source.Volumes{"x": filepath.Join(c.StateDir, "cache")}
 		},
-		"no such file or directory":               func(c *agent.Config) { c.Volumes = source.Volumes{"x": "/no/such/folder"} },
 		"label berth.volume.x: the agent sets it": func(c *agent.Config) { c.Labels = map[string]string{"berth.volume.x": "yes"} },
 	} {
 		cfg := m.cfg
@@ -131,4 +131,49 @@ func TestAnAgentSharesNoFolderOfTheSystem(t *testing.T) {
 		}
 		cancel()
 	}
+}
+
+// What runs on a machine needs its agent, also where a file server is gone.
+func TestAnAgentStartsWithoutAFolderThatIsAway(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	dir := m.shares()
+	id := s.submit(nil, "trap-term", "5")
+	req, w := m.run(id)
+	m.running(req)
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	engine := t.TempDir()
+	m.cfg.Volumes = source.Volumes{"datasets": dir, "engine": engine}
+	m.cfg.Runtime = movedEngine{m.cfg.Runtime, engine}
+	m.restart()
+	<-w.done
+	m.until("the server is told of neither folder", func() bool {
+		found, err := s.db.Machine(t.Context(), "", m.id)
+		return err == nil && found.Labels["berth.volume.datasets"] == "" && found.Labels["berth.volume.engine"] == ""
+	})
+	for _, says := range []string{"no such file or directory", "holds, or lies in, " + engine} {
+		if !strings.Contains(m.logs.text(), says) {
+			t.Errorf("the log does not say %s:\n%s", says, m.logs.text())
+		}
+	}
+	w = m.wait(req)
+	m.endsWhenReady(req)
+	if x := w.exit(); x.Code != 5 || x.Cause != berth.CauseExited {
+		t.Errorf("exit is %+v", x)
+	}
+}
+
+// movedEngine keeps what it has in another folder than most do.
+type movedEngine struct {
+	node.Runtime
+	root string
+}
+
+func (m movedEngine) Info(ctx context.Context) (node.RuntimeInfo, error) {
+	info, err := m.Runtime.Info(ctx)
+	info.DataRoot = m.root
+	return info, err
 }

@@ -102,6 +102,7 @@ func (e *Engine) Info(ctx context.Context) (node.RuntimeInfo, error) {
 		DiskMiB:     freeMiB(info.DockerRootDir),
 		LiveRestore: info.LiveRestoreEnabled,
 		EngineID:    id,
+		DataRoot:    info.DockerRootDir,
 		StartedAt:   processStart(e.socket),
 	}, nil
 }

@@ -3,6 +3,8 @@ package docker_test
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -26,6 +28,9 @@ func TestEngineWithoutBridgeRunsContainers(t *testing.T) {
 	}
 	if first.LiveRestore {
 		t.Error("live restore is on")
+	}
+	if entries, err := os.ReadDir(filepath.Join(first.DataRoot, "containers")); err != nil || first.DataRoot == "/var/lib/docker" {
+		t.Errorf("the engine's data root is %q: %v, %v", first.DataRoot, entries, err)
 	}
 	d.Stop()
 	if _, err := m.Info(t.Context()); err == nil {

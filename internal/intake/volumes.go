@@ -79,7 +79,8 @@ func (i *Intake) AllowInputs(ctx context.Context, tenant berth.TenantID, s berth
 }
 
 // forbidden are the faults of inputs from folders that the tenant's jobs may not
-// read. A folder that others may is told from none by nothing.
+// read. They tell no folder that only others may from none; the labels of machines,
+// which every user sees, tell which ones these share.
 func (i *Intake) forbidden(ctx context.Context, tenant berth.TenantID, prefix string, s berth.JobSpec) ([]berth.FieldError, error) {
 	named := s.VolumesNamed()
 	if len(named) == 0 {

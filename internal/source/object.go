@@ -136,7 +136,7 @@ func (b *bucket) head(ctx context.Context) ([]object, error) {
 	defer end()
 	o, err := b.store.one(ctx, b.prefix)
 	if err != nil {
-		if _, refused := errors.AsType[Refused](err); refused {
+		if r, refused := errors.AsType[Refused](err); refused && r.absent {
 			return nil, refusedf("%v; for all objects below a prefix, write a / at its end", err)
 		}
 		return nil, err

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
-	"os"
+	"syscall"
 	"time"
 
 	"berth"
@@ -18,11 +18,18 @@ const chunk = 1 << 20
 type reading struct {
 	ctx    context.Context //nolint:containedctx // of the one answer
 	volume *volume
-	file   *os.File
+	file   opened
 	object object
 	at     int64  // of the file, behind ready
 	buffer []byte // of which ready is a part
 	ready  []byte
+}
+
+// opened is an open file. Each of its calls may wait for a dead file server.
+type opened interface {
+	io.ReaderAt
+	io.Closer
+	syscall.Conn
 }
 
 func (r *reading) Read(p []byte) (int, error) {
@@ -64,7 +71,25 @@ func (r *reading) more() error {
 	return nil
 }
 
-func (r *reading) Close() error { return r.file.Close() }
+// Close has the file closed, which a dead file server may hold for ever, as NFS
+// does. Who reads does not wait for that: nothing was written that could be lost.
+func (r *reading) Close() error {
+	closed := make(chan error, 1)
+	go func() {
+		r.volume.calls <- struct{}{}
+		defer func() { <-r.volume.calls }()
+		closed <- r.file.Close()
+	}()
+	timer := time.NewTimer(silence)
+	defer timer.Stop()
+	select {
+	case err := <-closed:
+		return err
+	case <-r.ctx.Done():
+	case <-timer.C:
+	}
+	return nil
+}
 
 // call has do ask the file system, and does not wait for it when ctx has ended or
 // nothing was answered for a while: the machine may then wait for a dead file

@@ -42,6 +42,7 @@ type Sources struct {
 	files, objects *http.Client
 	limits         archive.Limits
 	volumes        map[berth.Volume]*volume
+	own            []string
 }
 
 // Open returns sources; nothing is connected yet.
@@ -56,13 +57,14 @@ func Open(o Options) *Sources {
 	transport.MaxIdleConnsPerHost = 16
 	volumes := map[berth.Volume]*volume{}
 	for name, dir := range o.Volumes {
-		volumes[name] = &volume{name: name, dir: dir, own: o.Own, most: o.Limits.Files, calls: make(chan struct{}, callsAbreast)}
+		volumes[name] = &volume{site: site{dir: dir, own: o.Own}, name: name, most: o.Limits.Files, calls: make(chan struct{}, callsAbreast)}
 	}
 	return &Sources{
 		files:   &http.Client{Transport: transport, CheckRedirect: stayEncrypted},
 		objects: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
 		limits:  o.Limits,
 		volumes: volumes,
+		own:     o.Own,
 	}
 }
 
@@ -103,11 +105,14 @@ func (s *Sources) Find(ctx context.Context, in berth.Input, login berth.Sensitiv
 }
 
 // Refused is an error that only the job's user can do something about.
-type Refused struct{ says string }
+type Refused struct {
+	says   string
+	absent bool // there is no such thing
+}
 
 func (r Refused) Error() string { return r.says }
 
-func refusedf(format string, args ...any) error { return Refused{fmt.Sprintf(format, args...)} }
+func refusedf(format string, args ...any) error { return Refused{says: fmt.Sprintf(format, args...)} }
 
 // Changed is the error of content that became another one while it was read.
 type Changed struct{ what string }
@@ -158,7 +163,7 @@ func answer(what string, status int, detail string) error {
 	case status == http.StatusRequestTimeout, status == http.StatusTooEarly, status == http.StatusTooManyRequests:
 		return berth.Errorf(berth.CodeUnavailable, "%s", says)
 	case status >= 300 && status < 500:
-		return Refused{says}
+		return Refused{says: says, absent: status == http.StatusNotFound}
 	default:
 		return berth.Errorf(berth.CodeUnavailable, "%s", says)
 	}

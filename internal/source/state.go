@@ -63,13 +63,13 @@ func (s state) settled() time.Time {
 // stateOf asks for what an open file is now, and stateAt for what has a name, of
 // one part, in an open folder; links are not followed. Both ask the server of a
 // network file system, since what the machine remembers may be a minute old.
-func stateOf(f *os.File) (state, error) { return ask(f, "", unix.AT_EMPTY_PATH) }
+func stateOf(f syscall.Conn) (state, error) { return ask(f, "", unix.AT_EMPTY_PATH) }
 
 func stateAt(dir *os.File, name string) (state, error) {
 	return ask(dir, name, unix.AT_SYMLINK_NOFOLLOW)
 }
 
-func ask(f *os.File, name string, how int) (state, error) {
+func ask(f syscall.Conn, name string, how int) (state, error) {
 	c, err := f.SyscallConn()
 	if err != nil {
 		return state{}, err

@@ -1,6 +1,7 @@
 package source
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -23,15 +24,15 @@ const kindVolume = "volume-"
 // and everything is opened through an os.Root, so that no link leads out of it,
 // whoever changes what lies there meanwhile.
 type volume struct {
+	site
 	name  berth.Volume
-	dir   string
-	own   []string // folders of the agent's, in which it must not lie
-	most  int      // entries that are worth listing
+	most  int // entries that are worth listing
 	calls chan struct{}
 }
 
 // callsAbreast is how many calls of one volume may be under way. Calls that a
-// dead file server never answers cannot be called off: no more than these hang.
+// dead file server never answers cannot be called off: no more than these hang,
+// of which each that lists a folder has up to abreast looks at what lies there.
 const callsAbreast = 64
 
 func (s *Sources) openVolume(b *bucket, in berth.Input) error {
@@ -148,29 +149,38 @@ func (v *volume) list(at branch, alive func()) (l level, err error) {
 	return l, nil
 }
 
-// enter opens a folder for reading.
+// enter opens a folder for reading, and nothing that is none.
 func (v *volume) enter(root *os.Root, at string) (*os.File, state, error) {
-	name := at
-	if name == "" {
-		name = "."
+	name := cmp.Or(at, ".")
+	dir, err := root.OpenFile(name, unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if errors.Is(err, unix.ENOTDIR) {
+		return nil, state{}, v.noFolder(root, at)
 	}
-	dir, err := root.OpenFile(name, unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, state{}, v.fault(at, err)
 	}
 	now, err := stateOf(dir)
-	switch {
-	case err != nil:
-		err = v.fault(at, err)
-	case now.isFile():
-		err = refusedf("%s is a file: leave out the / at its end", v.url(at))
-	case !now.isFolder():
-		err = v.strange(at, now)
-	default:
-		return dir, now, nil
+	if err != nil {
+		_ = dir.Close()
+		return nil, state{}, v.fault(at, err)
 	}
-	_ = dir.Close()
-	return nil, state{}, err
+	return dir, now, nil
+}
+
+// noFolder is the error of what was to be a folder, or to lie in one, and does not.
+func (v *volume) noFolder(root *os.Root, at string) error {
+	info, err := root.Stat(at)
+	if err != nil {
+		return v.fault(at, err)
+	}
+	switch now := seen(info); {
+	case now.isFile():
+		return refusedf("%s is a file: leave out the / at its end", v.url(at))
+	case now.isFolder(): // by now
+		return Changed{v.url(at)}
+	default:
+		return v.strange(at, now)
+	}
 }
 
 // lookAt looks at entries of an open folder.
@@ -273,7 +283,7 @@ func (v *volume) open(ctx context.Context, o object, from int64) (io.ReadCloser,
 }
 
 // same fails unless an open file has the version that was found.
-func (v *volume) same(f *os.File, o object) error {
+func (v *volume) same(f opened, o object) error {
 	now, err := stateOf(f)
 	switch {
 	case err != nil:
@@ -287,16 +297,15 @@ func (v *volume) same(f *os.File, o object) error {
 // root opens the volume. What is wrong with it is the machine's matter, and the
 // error does not tell where it lies.
 func (v *volume) root() (*os.Root, error) {
-	dir, err := resolve(v.dir, v.own)
+	root, err := v.reach()
 	if err == nil {
-		var root *os.Root
-		if root, err = os.OpenRoot(dir); err == nil {
-			return root, nil
-		}
+		return root, nil
 	}
 	why := "it is not what an operator may share"
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		why = errno.Error()
+	} else if errors.Is(err, errElsewhere) {
+		why = err.Error()
 	}
 	return nil, Local{berth.Errorf(berth.CodeUnavailable, "this machine cannot open the folder %s: %s", v.name, why)}
 }
@@ -334,7 +343,7 @@ func (v *volume) fault(key string, err error) error {
 	case !ok: // os.Root's own
 		return refusedf("%s leads out of the folder %s by a link", what, v.name)
 	case errno == unix.ENOENT:
-		return refusedf("%s: no such file or folder", what)
+		return Refused{says: what + ": no such file or folder", absent: true}
 	case errno == unix.ENOTDIR:
 		return refusedf("%s: a file lies where its path has a folder", what)
 	case errno == unix.ELOOP:

@@ -18,7 +18,7 @@ import (
 
 func newVolume(t *testing.T) *volume {
 	t.Helper()
-	return &volume{name: "datasets", dir: t.TempDir(), most: 10, calls: make(chan struct{}, 2)}
+	return &volume{site: site{dir: t.TempDir()}, name: "datasets", most: 10, calls: make(chan struct{}, 2)}
 }
 
 // The last bytes come only when it is sure that the first are of the same
@@ -142,5 +142,90 @@ func TestNobodyWaitsForADeadFileServer(t *testing.T) {
 		if err != nil {
 			t.Errorf("a slow one: %v", err)
 		}
+	})
+}
+
+// A machine that opens a session does not wait for a dead file server.
+func TestALabelIsKeptWhileNothingAnswers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		v := newVolume(t)
+		v.calls <- struct{}{}
+		v.calls <- struct{}{}
+		s := &Sources{volumes: map[berth.Volume]*volume{v.name: v}}
+		began := time.Now()
+		labels, away := s.Labels(t.Context())
+		if len(labels) != 1 || len(away) != 0 || time.Since(began) != labelPatience {
+			t.Errorf("after %s: labels %v, away %v", time.Since(began), labels, away)
+		}
+	})
+}
+
+// stuck is a file whose server is gone when it is to be closed.
+type stuck struct {
+	opened
+	dead chan struct{}
+}
+
+func (s stuck) Close() error {
+	<-s.dead
+	return s.opened.Close()
+}
+
+// stuckVolume opens such files.
+type stuckVolume struct {
+	*volume
+	dead chan struct{}
+}
+
+func (s stuckVolume) open(ctx context.Context, o object, from int64) (io.ReadCloser, error) {
+	body, err := s.volume.open(ctx, o, from)
+	if r, ok := body.(*reading); ok {
+		r.file = stuck{r.file, s.dead}
+	}
+	return body, err
+}
+
+// NFS and FUSE ask their server when a file is closed.
+func TestNobodyWaitsForAFileToClose(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		v := stuckVolume{newVolume(t), make(chan struct{})}
+		if err := os.WriteFile(filepath.Join(v.dir, "a"), []byte("whole"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		o, err := v.one(t.Context(), "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, bound := range []time.Duration{silence, time.Second} {
+			ctx, cancel := context.WithCancel(t.Context())
+			body, err := v.open(ctx, o, 0) // it waits for the file's tick
+			if err != nil {
+				t.Fatal(err)
+			}
+			if bound < silence {
+				time.AfterFunc(bound, cancel)
+			}
+			began := time.Now()
+			if err := body.Close(); err != nil || time.Since(began) != bound {
+				t.Errorf("closed after %s, want %s: %v", time.Since(began), bound, err)
+			}
+			cancel()
+			if len(v.calls) != i+1 {
+				t.Errorf("%d calls are under way, want %d", len(v.calls), i+1)
+			}
+		}
+		close(v.dead)
+		synctest.Wait()
+		if len(v.calls) != 0 {
+			t.Errorf("%d calls are under way", len(v.calls))
+		}
+		v.dead = make(chan struct{})
+		var got bytes.Buffer
+		if _, err := (&bucket{store: v}).read(t.Context(), o, 0, &got); err != nil || got.String() != "whole" {
+			t.Errorf("of a file that does not close it reads %q, %v", &got, err)
+		}
+		close(v.dead)
 	})
 }

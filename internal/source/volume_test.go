@@ -5,12 +5,14 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"berth"
 	"berth/internal/archive"
@@ -67,6 +69,22 @@ func (f *folder) read(path string) (map[string]string, error) {
 	return files, err
 }
 
+// ticks waits until a change has another time than what was changed before: the
+// clock of the file system goes by ticks, and only who reads a file waits for its.
+func (f *folder) ticks() {
+	f.t.Helper()
+	var first, now syscall.Stat_t
+	probe := filepath.Join(filepath.Dir(f.dir), "probe") // the same file system
+	for now.Ctim == first.Ctim {
+		f.must(os.WriteFile(probe, []byte("x"), 0o644))
+		f.must(syscall.Stat(probe, &now))
+		if first.Ino == 0 {
+			first = now
+		}
+		runtime.Gosched()
+	}
+}
+
 func (f *folder) find(path string) *source.Found {
 	f.t.Helper()
 	found, err := f.s.Find(f.t.Context(), file(path), "")
@@ -114,6 +132,7 @@ func TestAFolderOfTheMachineIsRead(t *testing.T) {
 	if again := f.find("set/"); again.Address != found.Address || again.Kind != found.Kind || again.Once {
 		t.Errorf("found again it is %+v, and was %+v", again, found)
 	}
+	f.ticks()
 	f.put("set/a.txt", "A")
 	if again := f.find("set/"); again.Address == found.Address {
 		t.Error("it has another content, and the same address")
@@ -177,11 +196,32 @@ func TestNothingLeadsOutOfTheFolder(t *testing.T) {
 	f.refuses("chained/", "leads out of the folder /datasets by a link")
 	f.link("../../outside", "way")
 	f.refuses("way/secret", "leads out of the folder /datasets by a link")
+	_, err := f.s.Find(t.Context(), file("way/secret"), "")
+	if err == nil || strings.Contains(err.Error(), "write a /") {
+		t.Errorf("it is told to write a / where that is of no use: %v", err)
+	}
 	f.refuses("way/", "leads out of the folder /datasets by a link")
 	// One leads to the folder's own, by its absolute path on this machine.
 	f.put("a", "a")
 	f.link(f.at("a"), "own/x")
 	f.refuses("own/", "leads out of the folder /datasets by a link")
+}
+
+// watches returns whether a file was opened since, by anybody.
+func (f *folder) watches(name string) (opened func() bool) {
+	f.t.Helper()
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	f.must(err)
+	f.t.Cleanup(func() { _ = unix.Close(fd) })
+	_, err = unix.InotifyAddWatch(fd, f.at(name), unix.IN_OPEN)
+	f.must(err)
+	return func() bool {
+		n, err := unix.Read(fd, make([]byte, 4096))
+		if err != nil && !errors.Is(err, unix.EAGAIN) {
+			f.t.Error(err)
+		}
+		return n > 0
+	}
 }
 
 func TestWhatIsNoFileIsRefusedAndNeverOpened(t *testing.T) {
@@ -190,12 +230,18 @@ func TestWhatIsNoFileIsRefusedAndNeverOpened(t *testing.T) {
 	for _, at := range []string{"pipe", "socket", "device", "linked"} {
 		f.must(os.Mkdir(f.at(at), 0o755))
 	}
-	f.must(syscall.Mkfifo(f.at("pipe/x"), 0o644)) // opened, it would wait for a writer
+	f.must(syscall.Mkfifo(f.at("pipe/x"), 0o644))
+	opened := f.watches("pipe/x")
 	f.refuses("pipe/", "file:///datasets/pipe/x is a named pipe: only files and folders are read")
 	f.refuses("pipe/x", "is a named pipe")
 	f.refuses("pipe/x/", "is a named pipe")
 	f.link("../pipe/x", "linked/x")
 	f.refuses("linked/", "is a named pipe")
+	f.refuses("linked/x/", "is a named pipe")
+	f.refuses("pipe/x/y", "a file lies where its path has a folder")
+	if opened() {
+		t.Error("the pipe was opened")
+	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: f.at("socket/x"), Net: "unix"})
 	f.must(err)
 	defer l.Close()
@@ -295,6 +341,7 @@ func TestWhatChangesWhileItIsReadIsNoInput(t *testing.T) {
 		dir := "changes-" + strings.ReplaceAll(what, " ", "-")
 		f.put(dir+"/passwd", "first")
 		found := f.find(dir + "/")
+		f.ticks()
 		f.must(change(f.at(dir + "/passwd")))
 		files, err := read(t, found, 3)
 		if _, changed := errors.AsType[source.Changed](err); !changed {
@@ -362,14 +409,92 @@ func TestFoldersOfTheSystemAreNotShared(t *testing.T) {
 		"/": "holds, or lies in", "/etc": "holds, or lies in", "/etc/ssl": "holds, or lies in", "/proc/self": "holds, or lies in",
 		"/dev": "holds, or lies in", "/sys/fs": "holds, or lies in", "/run/x": "holds, or lies in", "/var": "holds, or lies in",
 		"/var/lib/docker/volumes": "holds, or lies in", "/var/run": "holds, or lies in",
+		"/var/lib/containers/storage": "holds, or lies in", "/var/lib/kubelet/pods": "holds, or lies in",
 		own: "holds, or lies in", own + "/cache": "holds, or lies in", dir: "holds, or lies in",
 		dir + "/etc": "holds, or lies in", dir + "/link": "holds, or lies in",
 		dir + "/file": "is no folder", dir + "/none": "no such file or directory",
 		"data": "is not a clean absolute path", dir + "/data/": "is not a clean absolute path", dir + "/data/../data": "is not a clean absolute path", "": "is not a clean absolute path",
 	} {
-		err := source.Volumes{"x": at}.Check(own)
+		away, err := source.Volumes{"x": at}.Check(own)
+		if says == "no such file or directory" {
+			away, err = err, away
+		}
+		if away != nil {
+			t.Errorf("%q: %v", at, away)
+		}
 		if says == "" && err != nil || says != "" && (err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "/x: ")) {
 			t.Errorf("%q: %v, want %q", at, err, says)
 		}
 	}
+}
+
+// Who may write where a link on the way to the folder lies could otherwise have
+// the agent read what only it may.
+func TestWhereAFolderLiesStays(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	f.put("a", "shared")
+	aside, link := f.dir+"-other", f.dir+"-link"
+	f.must(os.Mkdir(aside, 0o755))
+	f.must(os.WriteFile(filepath.Join(aside, "a"), []byte("canary"), 0o644))
+	f.must(os.Symlink(f.dir, link))
+	linked := &folder{t, f.dir, source.Open(source.Options{Limits: archive.Limits{Bytes: 1 << 20, Files: 10}, Volumes: source.Volumes{"datasets": link}})}
+	t.Cleanup(linked.s.Close)
+	turn := func(to string) {
+		f.must(os.Remove(link))
+		f.must(os.Symlink(to, link))
+	}
+	for range 2 {
+		if files, err := linked.read("a"); err != nil || files[source.FileName] != "shared" {
+			t.Errorf("it is %q, %v", files, err)
+		}
+		found := linked.find("a")
+		turn(aside)
+		const says = "this machine cannot open the folder /datasets: its links lead elsewhere than when the agent started"
+		_, err := linked.read("a")
+		local(t, "found elsewhere", err, says, f.dir)
+		_, err = read(t, found, 1)
+		local(t, "read elsewhere", err, says, f.dir)
+		if labels, away := linked.s.Labels(t.Context()); len(labels) != 0 || away["datasets"] == nil {
+			t.Errorf("labels %v, away %v", labels, away)
+		}
+		turn(f.dir)
+	}
+}
+
+func TestLabelsOfWhatCanBeOpened(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	at := map[berth.Volume]string{"here": filepath.Join(dir, "here"), "engine": filepath.Join(dir, "engine/images"), "gone": filepath.Join(dir, "gone")}
+	for _, name := range []berth.Volume{"here", "engine"} {
+		if err := os.MkdirAll(at[name], 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := source.Open(source.Options{Volumes: at, Own: []string{"/no/such/folder"}})
+	t.Cleanup(s.Close)
+	wants := func(what string, labels map[string]string, away map[berth.Volume]error, has []string, lacks map[berth.Volume]string) {
+		t.Helper()
+		want := map[string]string{}
+		for _, h := range has {
+			want["berth.volume."+h] = "yes"
+		}
+		if diff := cmp.Diff(want, labels); diff != "" || len(away) != len(lacks) {
+			t.Errorf("%s: away %v (-want +got):\n%s", what, away, diff)
+		}
+		for name, says := range lacks {
+			if err := away[name]; err == nil || !strings.Contains(err.Error(), says) {
+				t.Errorf("%s: %s: %v, want %q", what, name, err, says)
+			}
+		}
+	}
+	labels, away := s.Labels(t.Context(), "")
+	wants("at first", labels, away, []string{"here", "engine"}, map[berth.Volume]string{"gone": "no such file or directory"})
+	if err := os.Mkdir(at["gone"], 0o755); err != nil {
+		t.Fatal(err)
+	}
+	labels, away = s.Labels(t.Context(), filepath.Join(dir, "engine"))
+	wants("when it is back and the engine is known", labels, away, []string{"here", "gone"}, map[berth.Volume]string{"engine": "holds, or lies in"})
+	_, err := s.Find(t.Context(), berth.Input{From: "file:///engine/a", To: "/data"}, "")
+	local(t, "a folder of the engine's", err, "it is not what an operator may share", dir)
 }
