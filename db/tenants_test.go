@@ -269,6 +269,31 @@ func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
 	}
 }
 
+// Who deletes a tenant takes uploads before secrets, as all others do.
+func TestADeletedTenantsUploadsAreLockedFirst(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.newTenant("lab", "")
+	mustExec(t, s.pool, `INSERT INTO secrets (tenant, name, key_id, sealed) VALUES ('lab', 'TOKEN', 'k', 'x')`)
+	mustExec(t, s.pool, `INSERT INTO uploads (tenant, address, folder, files, bytes) SELECT 'lab', 'sha256:' || n, 'folder' || n, 1, 1 FROM unnest(ARRAY[2, 1]) AS n`)
+	done := make(chan error, 1)
+	s.holding(`SELECT 1 FROM uploads WHERE address = 'sha256:1' FOR UPDATE`, func() {
+		go func() { done <- s.db.DeleteTenant(t.Context(), "lab") }()
+		s.blocked(1)
+		for _, sql := range []string{`SELECT 1 FROM uploads WHERE address = 'sha256:2' FOR UPDATE NOWAIT`, `SELECT 1 FROM secrets FOR UPDATE NOWAIT`} {
+			if _, err := s.pool.Exec(t.Context(), sql); err != nil {
+				t.Errorf("taken before the first upload: %v", err)
+			}
+		}
+	})
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if n := one[int](s, `SELECT (SELECT count(*) FROM secrets) + (SELECT count(*) FROM uploads)::int`); n != 0 {
+		t.Errorf("%d rows are left", n)
+	}
+}
+
 func TestMaxQueuedHoldsWhoeverSubmits(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

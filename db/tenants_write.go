@@ -86,18 +86,24 @@ func (d *DB) UpdateTenant(ctx context.Context, id berth.TenantID, p berth.Tenant
 // one of the same id must not find it: values of secrets, uploads, results of
 // cached steps, calls of webhooks that nobody could sign any more.
 func clearTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
-	for _, sql := range []string{
-		`DELETE FROM secrets WHERE tenant = @id`,
-		`DELETE FROM step_results WHERE tenant = @id`,
-		`DELETE FROM notices WHERE tenant = @id`, `
-		WITH gone AS (
-			DELETE FROM uploads
+	for _, sql := range []string{`
+		WITH theirs AS MATERIALIZED (
+			SELECT address
+			FROM uploads
 			WHERE tenant = @id
+			ORDER BY address
+			FOR UPDATE
+		), gone AS (
+			DELETE FROM uploads
+			WHERE tenant = @id AND address IN (SELECT address FROM theirs)
 			RETURNING folder
 		)
 		INSERT INTO doomed_objects (prefix, since)
 		SELECT folder, clock_timestamp() FROM gone
 		ON CONFLICT (prefix) DO UPDATE SET since = excluded.since`,
+		`DELETE FROM secrets WHERE tenant = @id`,
+		`DELETE FROM step_results WHERE tenant = @id`,
+		`DELETE FROM notices WHERE tenant = @id`,
 	} {
 		if _, err := tx.Exec(ctx, sql, pgx.NamedArgs{"id": id}); err != nil {
 			return err
