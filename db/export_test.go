@@ -2,12 +2,22 @@ package db
 
 import (
 	"context"
+	"io/fs"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
 // FollowUp is how many jobs below a parent are told to stop at once.
 const FollowUp = followUp
+
+// MigrateWith is Migrate with other files, and patience with who has the tables.
+func MigrateWith(ctx context.Context, url string, files fs.FS, patience time.Duration) error {
+	return migrateWith(ctx, url, files, patience)
+}
+
+// Migrations are the files of Migrate.
+var Migrations fs.FS = migrations
 
 // LeaderTx is how a leader writes.
 func (d *DB) LeaderTx(ctx context.Context, term Term, f func(tx pgx.Tx) error) error {

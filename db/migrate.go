@@ -5,8 +5,11 @@ import (
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/tern/v2/migrate"
@@ -23,15 +26,24 @@ var migrations embed.FS
 // The checksum of each migration is stored by the transaction that applies it.
 // A database that was migrated with other ones, or by a newer program, is
 // refused with an error of code conflict, and stays as it is.
+//
+// A migration that does not get a table within lockPatience, because a dump or
+// another long transaction has it, gives up with an error of code unavailable that
+// names who is there; all others who want the table wait behind it until then. What
+// was applied before stays, and the next call goes on from there.
 func Migrate(ctx context.Context, url string) error {
 	files, err := fs.Sub(migrations, "migrations")
 	if err != nil {
 		return fmt.Errorf("open migrations: %w", err)
 	}
-	return migrateWith(ctx, url, files)
+	return migrateWith(ctx, url, files, lockPatience)
 }
 
-func migrateWith(ctx context.Context, url string, files fs.FS) error {
+// lockPatience is how long a migration waits for a table, and how long writers may
+// have to wait behind it for nothing.
+const lockPatience = 3 * time.Second
+
+func migrateWith(ctx context.Context, url string, files fs.FS, patience time.Duration) error {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
 		return mapError(err, "migrate")
@@ -52,12 +64,41 @@ func migrateWith(ctx context.Context, url string, files fs.FS) error {
 		return err
 	}
 	for i, x := range m.Migrations {
-		x.UpSQL += fmt.Sprintf(recordMigration, x.Sequence, x.Name, sums[i])
+		x.UpSQL = fmt.Sprintf("SET LOCAL lock_timeout = %d;\n", patience.Milliseconds()) + x.UpSQL + fmt.Sprintf(recordMigration, x.Sequence, x.Name, sums[i])
 	}
-	if err := m.Migrate(ctx); err != nil {
+	err = m.Migrate(ctx)
+	if x, ok := errors.AsType[migrate.MigrationPgError](err); ok && x.Code == sqlLockTimeout {
+		return berth.Errorf(berth.CodeUnavailable, "migration %s waited %s for a table that other sessions use, and gave up so as not to hold up who waits behind it: %s",
+			x.MigrationName, patience, longTransactions(ctx, conn))
+	}
+	if err != nil {
 		return fmt.Errorf("migrate: %w", err)
 	}
 	return nil
+}
+
+// sqlLockTimeout is what PostgreSQL says when lock_timeout is over.
+const sqlLockTimeout = "55P03"
+
+// longTransactions tells of the sessions that have been in a transaction for longest.
+func longTransactions(ctx context.Context, conn *pgx.Conn) string {
+	rows, err := conn.Query(ctx, `
+		SELECT format('pid %s (%s of %s, for %s s)', pid, coalesce(nullif(application_name, ''), 'no application_name'), usename, extract(epoch FROM clock_timestamp() - xact_start)::int)
+		FROM pg_stat_activity
+		WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
+		ORDER BY xact_start
+		LIMIT 5`)
+	if err != nil {
+		return "who has it is not known: " + err.Error()
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	switch {
+	case err != nil:
+		return "who has it is not known: " + err.Error()
+	case len(list) == 0:
+		return "they are done now"
+	}
+	return "the longest transactions are of " + strings.Join(list, ", ")
 }
 
 // recordMigration is appended to each migration, and so applied with it or not

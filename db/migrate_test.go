@@ -1,8 +1,14 @@
 package db_test
 
 import (
+	"context"
+	"fmt"
+	"io/fs"
+	"path"
 	"strings"
 	"testing"
+	"testing/fstest"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -39,5 +45,61 @@ func TestMigrationsThatWereChangedAreRefused(t *testing.T) {
 				t.Errorf("refused with %v", err)
 			}
 		})
+	}
+}
+
+// A migration that waits for a table has every writer of it wait behind it: so it
+// gives up soon, says who is there, and goes on from where it was when called again.
+func TestAMigrationGivesUpOnATableThatSomebodyHas(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	url := dbtest.URL(t)
+	files := fstest.MapFS{}
+	names, err := fs.Glob(db.Migrations, "migrations/*.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		b, err := fs.ReadFile(db.Migrations, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[path.Base(name)] = &fstest.MapFile{Data: b}
+	}
+	last := fmt.Sprintf("%04d_next.sql", len(names)+2)
+	files[fmt.Sprintf("%04d_before.sql", len(names)+1)] = &fstest.MapFile{Data: []byte(`CREATE TABLE before_it (n integer);`)}
+	files[last] = &fstest.MapFile{Data: []byte(`ALTER TABLE attempts ADD COLUMN next integer;`)}
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	version := func() (n int) {
+		t.Helper()
+		if err := conn.QueryRow(ctx, `SELECT version FROM public.schema_version`).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for _, sql := range []string{`SET application_name = 'a dump'`, `BEGIN`, `SELECT 1 FROM attempts`} {
+		if _, err := conn.Exec(ctx, sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err = db.MigrateWith(ctx, url, files, time.Millisecond)
+	if berth.CodeOf(err) != berth.CodeUnavailable || !strings.Contains(err.Error(), last) || !strings.Contains(err.Error(), "a dump of ") {
+		t.Errorf("beside a dump: %v", err)
+	}
+	if n := version(); n != len(names)+1 {
+		t.Errorf("the schema is at version %d, want %d", n, len(names)+1)
+	}
+	if _, err := conn.Exec(ctx, `COMMIT`); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.MigrateWith(ctx, url, files, time.Hour); err != nil {
+		t.Errorf("after the dump: %v", err)
+	}
+	if n := version(); n != len(names)+2 {
+		t.Errorf("the schema is at version %d, want %d", n, len(names)+2)
 	}
 }

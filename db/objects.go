@@ -72,24 +72,27 @@ func (d *DB) VerifiedShards(ctx context.Context, after Shard, limit int) ([]Shar
 		after.Job = "00000000-0000-0000-0000-000000000000"
 	}
 	// From the few jobs that live, and not from all checkpoints to their jobs: OFFSET keeps
-	// the planner from turning it round.
+	// the planner from turning it round. Jobs come in order and each with its own shards, so
+	// that a page is read and not all that follows it.
 	rows, err := d.pool.Query(ctx, `
-		WITH live AS MATERIALIZED (
+		SELECT v.job, v.step, v.attempt, v.manifest
+		FROM (
 			SELECT id
 			FROM jobs
-			WHERE state NOT IN ('succeeded', 'failed', 'canceled')
-		)
-		SELECT v.job, v.step, v.attempt, v.manifest
-		FROM live
+			WHERE state NOT IN ('succeeded', 'failed', 'canceled') AND id >= @job::uuid
+			ORDER BY id
+			OFFSET 0
+		) live
 		CROSS JOIN LATERAL (
 			SELECT h.job, h.step, h.attempt, h.manifest
 			FROM checkpoints c
 			JOIN checkpoint_shards h ON h.job = c.job AND h.step = c.step AND h.attempt = c.attempt
 			WHERE c.job = live.id AND c.state = 'verified' AND c.created_at < clock_timestamp() - interval '1 minute'
-			OFFSET 0
+			  AND (h.job, h.step, h.attempt, h.manifest) > (@job::uuid, @step, @attempt, @manifest)
+			ORDER BY h.step, h.attempt, h.manifest
+			LIMIT @limit
 		) v
-		WHERE live.id >= @job::uuid AND (v.job, v.step, v.attempt, v.manifest) > (@job::uuid, @step, @attempt, @manifest)
-		ORDER BY v.job, v.step, v.attempt, v.manifest
+		ORDER BY live.id, v.step, v.attempt, v.manifest
 		LIMIT @limit`,
 		pgx.NamedArgs{"job": after.Job, "step": after.Step, "attempt": after.Attempt, "manifest": after.Manifest, "limit": limit})
 	if err != nil {

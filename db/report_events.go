@@ -75,7 +75,8 @@ func describeExit(a *reportedRow, m berth.MachineID) string {
 
 // compareInputs warns of each input that is another one than a rank before has
 // read, of this attempt or of the latest one that told of it, and notes what this
-// one reads where nobody of its attempt has.
+// one reads where nobody of its attempt has. Of members that differ it says so once an
+// input, however many they are: other warnings have a place too.
 func (r *reporting) compareInputs(ctx context.Context, a *reportedRow, fetched []berth.Fetched) error {
 	if len(fetched) == 0 {
 		return nil
@@ -105,24 +106,26 @@ func (r *reporting) compareInputs(ctx context.Context, a *reportedRow, fetched [
 	var what, from string
 	var is, was berth.Address
 	var attempt int
-	var changes []string
+	type change struct{ about, text string }
+	var changes []change
 	_, err = pgx.ForEachRow(rows, []any{&what, &from, &is, &attempt, &was}, func() error {
 		how, before := fmt.Sprintf("has changed since attempt %d", attempt), "that one"
 		if attempt == a.Attempt {
 			how, before = "changed while the members of this attempt looked for it", "the first of them"
 		}
-		change := fmt.Sprintf("%s (%.200s) %s: rank %d reads %s, and %s %s", what, from, how, a.Rank, is.Short(), before, was.Short())
+		about := fmt.Sprintf("%s (%.200s) %s: ", what, from, how)
+		said := about + fmt.Sprintf("rank %d reads %s, and %s %s", a.Rank, is.Short(), before, was.Short())
 		if strings.HasPrefix(from, "file://") {
-			change += "; where each machine has a copy of its own of the folder, its files count as others"
+			said += "; where each machine has a copy of its own of the folder, its files count as others"
 		}
-		changes = append(changes, change)
+		changes = append(changes, change{about, said})
 		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("compare inputs: %w", err)
 	}
-	for _, change := range changes {
-		if err := r.warn(ctx, a, change); err != nil {
+	for _, c := range changes {
+		if err := r.warnOf(ctx, a, c.about, c.text); err != nil {
 			return err
 		}
 	}
@@ -148,12 +151,18 @@ const maxWarnings = 50
 
 // warn adds each text once to an attempt, up to maxWarnings.
 func (r *reporting) warn(ctx context.Context, a *reportedRow, text string) error {
+	return r.warnOf(ctx, a, "", text)
+}
+
+// warnOf is warn, of which an attempt gets only one that begins with about, if that
+// is not empty.
+func (r *reporting) warnOf(ctx context.Context, a *reportedRow, about, text string) error {
 	var told, before int
 	err := r.tx.QueryRow(ctx, `
-		SELECT count(*) FILTER (WHERE detail = @text), count(*)
+		SELECT count(*) FILTER (WHERE detail = @text OR @about <> '' AND starts_with(detail, @about)), count(*)
 		FROM job_events
 		WHERE job = @job AND kind = 'warning' AND attempt = @attempt`,
-		pgx.NamedArgs{"job": a.Job, "attempt": a.Attempt, "text": text}).Scan(&told, &before)
+		pgx.NamedArgs{"job": a.Job, "attempt": a.Attempt, "about": about, "text": text}).Scan(&told, &before)
 	switch {
 	case err != nil || told > 0 || before >= maxWarnings:
 		return err

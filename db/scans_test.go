@@ -1,8 +1,10 @@
 package db_test
 
 import (
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -100,6 +102,59 @@ func TestPeriodicStatementsDoNotReadAllJobs(t *testing.T) {
 			if n -= before[table]; n > most {
 				t.Errorf("%s reads %d rows of %s, with %d jobs that have ended; at most %d should do", name, n, table, ended, most)
 			}
+		}
+	}
+}
+
+// Pages of checkpoints are read one after the other: a page costs what it holds, and
+// not all that comes after it.
+func TestPagesOfShardsCostWhatTheyHold(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	const live, steps, page = 500, 8, 200
+	s.jobsThatEnded(10 * live)
+	mustExec(t, s.pool, `
+		BEGIN;
+		SET LOCAL session_replication_role = replica; -- what has ended is not to change
+		UPDATE jobs SET state = 'queued', finished_at = NULL WHERE id IN (SELECT id FROM jobs ORDER BY random() LIMIT 500);
+		COMMIT`)
+	mustExec(t, s.pool, `DELETE FROM checkpoint_shards h USING jobs j WHERE j.id = h.job AND j.state = 'queued'`)
+	mustExec(t, s.pool, `DELETE FROM checkpoints c USING jobs j WHERE j.id = c.job AND j.state = 'queued'`)
+	mustExec(t, s.pool, `INSERT INTO checkpoints (job, step, attempt, ranks, state, created_at)
+		SELECT id, n, 1, 2, 'verified', now() - interval '1 hour' FROM jobs, generate_series(1, $1::int) AS n WHERE state = 'queued'`, steps)
+	mustExec(t, s.pool, `INSERT INTO checkpoint_shards (job, step, attempt, rank, manifest, sha256, bytes)
+		SELECT c.job, c.step, c.attempt, n, 'm' || n, '', 1 FROM checkpoints c JOIN jobs j ON j.id = c.job, generate_series(0, 1) AS n WHERE j.state = 'queued'`)
+	want := one[[]string](s, `SELECT array_agg(h.job || ' ' || h.step || ' ' || h.manifest ORDER BY h.job, h.step, h.manifest)
+		FROM checkpoint_shards h JOIN jobs j ON j.id = h.job WHERE j.state = 'queued'`)
+	mustExec(t, s.pool, `ANALYZE`)
+	url := s.pool.Config().ConnString()
+	s.pool.Reset()
+	s.alone()
+	before := s.scanned()
+	d := dbtest.Open(t, url, db.Options{})
+	var got []string
+	for after := (db.Shard{}); ; {
+		list, err := d.VerifiedShards(t.Context(), after, page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range list {
+			got = append(got, fmt.Sprintf("%s %d %s", x.Job, x.Step, x.Manifest))
+		}
+		if len(list) < page {
+			break
+		}
+		after = list[len(list)-1]
+	}
+	d.Close()
+	s.alone()
+	if !slices.Equal(got, want) {
+		t.Errorf("%d shards are read, want %d, in order", len(got), len(want))
+	}
+	const most = 2 * live * steps * 2
+	for table, n := range s.scanned() {
+		if n -= before[table]; strings.HasPrefix(table, "checkpoint") && n > most {
+			t.Errorf("%d rows of %s are read for %d shards; at most %d should do", n, table, len(want), most)
 		}
 	}
 }

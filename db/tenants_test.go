@@ -169,6 +169,17 @@ func TestADeletedTenantLeavesNothingToTheNext(t *testing.T) {
 	if n := one[int](s, `SELECT count(*)::int FROM tenants WHERE id = 'lab'`) + one[int](s, `SELECT count(*)::int FROM tokens WHERE tenant = 'lab'`); n != 0 {
 		t.Errorf("%d rows were made all the same", n)
 	}
+	s.newTenant("gone", "")
+	if _, _, err := s.db.Submit(ctx, db.Submission{Tenant: "gone", Spec: s.spec(nil), Actor: "user:test"}); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, s.pool, `DELETE FROM tenants WHERE id = 'gone'`) // as one goes beside a submit that it did not see
+	if err := s.db.CreateTenant(ctx, berth.NewTenant{ID: "gone"}); berth.CodeOf(err) != berth.CodeConflict {
+		t.Errorf("made again beside a job: %v", err)
+	}
+	if err := token("gone"); berth.CodeOf(err) != berth.CodeConflict {
+		t.Errorf("made again by a token beside a job: %v", err)
+	}
 	for _, id := range []berth.TenantID{"other", "new"} {
 		if err := token(id); err != nil {
 			t.Errorf("a token for %s: %v", id, err)
@@ -264,8 +275,63 @@ func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
 		t.Errorf("after something was stored: %v", err)
 	}
 	left("what was stored went first", 0)
+
+	token := func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `INSERT INTO tokens (id, tenant, name, role, sha256) VALUES ('late', 'lab', 'n', 'user', 'x')`)
+		return err
+	}
+	s.newTenant("lab", "")
+	if err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { // what CreateToken does, until its commit
+		if _, err := tx.Exec(ctx, `SELECT 1 FROM tenants WHERE id = 'lab' FOR KEY SHARE`); err != nil {
+			return err
+		}
+		go func() { done <- s.db.DeleteTenant(ctx, "lab") }()
+		s.blocked(1)
+		return token(tx)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; berth.CodeOf(err) != berth.CodeConflict || !strings.Contains(err.Error(), "1 tokens") {
+		t.Errorf("deleted beside a token that is being made: %v", err)
+	}
+	mustExec(t, s.pool, `DELETE FROM tokens WHERE tenant = 'lab'`)
+	s.holding(`SELECT 1 FROM tenants WHERE id = 'lab' FOR UPDATE`, func() { // as of one who deletes it
+		go func() {
+			_, err := s.db.CreateToken(ctx, berth.NewToken{Tenant: "lab", Name: "n", Role: berth.RoleUser})
+			done <- err
+		}()
+		s.blocked(1)
+	})
+	if err := <-done; err != nil {
+		t.Errorf("a token, and the tenant stays after all: %v", err)
+	}
 	if n := one[int](s, `SELECT count(*)::int FROM doomed_objects WHERE prefix = 'folder'`); n != 1 {
 		t.Error("the upload's folder is not given up")
+	}
+}
+
+// Who deletes a tenant takes uploads before secrets, as all others do.
+func TestADeletedTenantsUploadsAreLockedFirst(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.newTenant("lab", "")
+	mustExec(t, s.pool, `INSERT INTO secrets (tenant, name, key_id, sealed) VALUES ('lab', 'TOKEN', 'k', 'x')`)
+	mustExec(t, s.pool, `INSERT INTO uploads (tenant, address, folder, files, bytes) SELECT 'lab', 'sha256:' || n, 'folder' || n, 1, 1 FROM unnest(ARRAY[2, 1]) AS n`)
+	done := make(chan error, 1)
+	s.holding(`SELECT 1 FROM uploads WHERE address = 'sha256:1' FOR UPDATE`, func() {
+		go func() { done <- s.db.DeleteTenant(t.Context(), "lab") }()
+		s.blocked(1)
+		for _, sql := range []string{`SELECT 1 FROM uploads WHERE address = 'sha256:2' FOR UPDATE NOWAIT`, `SELECT 1 FROM secrets FOR UPDATE NOWAIT`} {
+			if _, err := s.pool.Exec(t.Context(), sql); err != nil {
+				t.Errorf("taken before the first upload: %v", err)
+			}
+		}
+	})
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if n := one[int](s, `SELECT (SELECT count(*) FROM secrets) + (SELECT count(*) FROM uploads)::int`); n != 0 {
+		t.Errorf("%d rows are left", n)
 	}
 }
 

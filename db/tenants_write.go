@@ -15,17 +15,38 @@ import (
 // else, by id.
 const lockTenants = `SELECT id, coalesce(parent, '') FROM tenants ORDER BY id FOR NO KEY UPDATE`
 
-// archiveOf is that there are archived jobs of a tenant.
-const archiveOf = `EXISTS (SELECT 1 FROM archived_jobs WHERE tenant = @tenant AND parent IS NULL)`
+// refuseFormer refuses to make a tenant that was deleted before and has left jobs,
+// archived or submitted while it was deleted: the new one would have them, with their
+// logs and outputs.
+func refuseFormer(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
+	var left bool
+	if err := tx.QueryRow(ctx, `
+		SELECT EXISTS (SELECT 1 FROM archived_jobs WHERE tenant = @tenant AND parent IS NULL)
+			OR EXISTS (SELECT 1 FROM jobs WHERE tenant = @tenant AND parent IS NULL)`, pgx.NamedArgs{"tenant": id}).Scan(&left); err != nil {
+		return err
+	}
+	if left {
+		return berth.Errorf(berth.CodeConflict, "a tenant %s was deleted, and its jobs are still on record: choose another id", id)
+	}
+	return nil
+}
 
-// errFormerTenant refuses to make a tenant that was deleted before: it would have
-// the jobs of the former one, with their logs and outputs.
-func errFormerTenant(id berth.TenantID) error {
-	return berth.Errorf(berth.CodeConflict, "a tenant %s was deleted, and its archived jobs are still on record: choose another id", id)
+// ensureTenant makes a tenant that does not exist, and keeps one that does from being
+// deleted until the transaction ends. Nothing may be locked after it, as after
+// keepTenant.
+func ensureTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
+	tag, err := tx.Exec(ctx, `INSERT INTO tenants (id) VALUES (@id) ON CONFLICT DO NOTHING`, pgx.NamedArgs{"id": id})
+	switch {
+	case err != nil:
+		return err
+	case tag.RowsAffected() == 1:
+		return refuseFormer(ctx, tx, id) // which undoes it
+	}
+	return keepTenant(ctx, tx, id)
 }
 
 // CreateTenant adds a tenant. One that exists is a conflict, as is one that was
-// deleted and has left archived jobs.
+// deleted and has left jobs.
 func (d *DB) CreateTenant(ctx context.Context, n berth.NewTenant) error {
 	if n.Weight == 0 {
 		n.Weight = 1
@@ -38,11 +59,8 @@ func (d *DB) CreateTenant(ctx context.Context, n berth.NewTenant) error {
 		if _, taken := parents[n.ID]; taken {
 			return berth.Errorf(berth.CodeConflict, "tenant %s exists already", n.ID)
 		}
-		var left bool
-		if err := tx.QueryRow(ctx, `SELECT `+archiveOf, pgx.NamedArgs{"tenant": n.ID}).Scan(&left); err != nil {
+		if err := refuseFormer(ctx, tx, n.ID); err != nil {
 			return err
-		} else if left {
-			return errFormerTenant(n.ID)
 		}
 		if err := checkParent(parents, n.ID, n.Parent); err != nil {
 			return err
@@ -86,18 +104,24 @@ func (d *DB) UpdateTenant(ctx context.Context, id berth.TenantID, p berth.Tenant
 // one of the same id must not find it: values of secrets, uploads, results of
 // cached steps, calls of webhooks that nobody could sign any more.
 func clearTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
-	for _, sql := range []string{
-		`DELETE FROM secrets WHERE tenant = @id`,
-		`DELETE FROM step_results WHERE tenant = @id`,
-		`DELETE FROM notices WHERE tenant = @id`, `
-		WITH gone AS (
-			DELETE FROM uploads
+	for _, sql := range []string{`
+		WITH theirs AS MATERIALIZED (
+			SELECT address
+			FROM uploads
 			WHERE tenant = @id
+			ORDER BY address
+			FOR UPDATE
+		), gone AS (
+			DELETE FROM uploads
+			WHERE tenant = @id AND address IN (SELECT address FROM theirs)
 			RETURNING folder
 		)
 		INSERT INTO doomed_objects (prefix, since)
 		SELECT folder, clock_timestamp() FROM gone
 		ON CONFLICT (prefix) DO UPDATE SET since = excluded.since`,
+		`DELETE FROM secrets WHERE tenant = @id`,
+		`DELETE FROM step_results WHERE tenant = @id`,
+		`DELETE FROM notices WHERE tenant = @id`,
 	} {
 		if _, err := tx.Exec(ctx, sql, pgx.NamedArgs{"id": id}); err != nil {
 			return err
@@ -123,6 +147,11 @@ var errStoredMeanwhile = berth.Errorf(berth.CodeUnavailable, "something is being
 // archived, no token that is still good, no tenant below it,
 // no schedule. Its secrets and uploads go with it; its archived jobs stay, and
 // keep the id from being used again.
+//
+// Secrets, uploads, schedules and tokens that are stored meanwhile keep the tenant,
+// or are not stored. Jobs are not kept off so, which would have each submit lock its
+// tenant: one that is submitted between the count of the jobs and the end of this
+// stays without a tenant, and keeps the id from being used as an archived one does.
 func (d *DB) DeleteTenant(ctx context.Context, id berth.TenantID) error {
 	var err error
 	for range 10 {

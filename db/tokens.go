@@ -104,30 +104,20 @@ func authenticate(ctx context.Context, pool *pgxpool.Pool, token string) (Princi
 
 // CreateToken makes a token and returns it with its secret, which is nowhere
 // stored. The tenant comes into being with its first token, unless one of that id
-// was deleted and has left archived jobs: that is a conflict.
-func (d *DB) CreateToken(ctx context.Context, n berth.NewToken) (berth.Token, error) {
+// was deleted and has left jobs: that is a conflict. One that is being deleted is
+// not_found.
+func (d *DB) CreateToken(ctx context.Context, n berth.NewToken) (t berth.Token, err error) {
 	id, text, sum := mintToken(tokenPrefix)
-	rows, err := d.pool.Query(ctx, `
-		WITH may AS MATERIALIZED (
-			SELECT @tenant::text AS tenant
-			WHERE EXISTS (SELECT 1 FROM tenants WHERE id = @tenant) OR NOT `+archiveOf+`
-		), tenant AS (
-			INSERT INTO tenants (id)
-			SELECT tenant FROM may
-			ON CONFLICT DO NOTHING
-		)
-		INSERT INTO tokens (id, tenant, name, role, sha256, expires_at)
-		SELECT @id, tenant, @name, @role, @sha256::bytea, now() + nullif(@ttl_ms::bigint, 0) * interval '1 millisecond'
-		FROM may
-		RETURNING `+tokenDocument,
-		pgx.NamedArgs{"id": id, "tenant": n.Tenant, "name": n.Name, "role": n.Role, "sha256": sum, "ttl_ms": n.TTL.Std().Milliseconds()})
-	if err != nil {
-		return berth.Token{}, mapError(err, "token")
-	}
-	t, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[berth.Token])
-	if isNoRows(err) {
-		return berth.Token{}, errFormerTenant(n.Tenant)
-	}
+	err = d.tx(ctx, func(tx pgx.Tx) error {
+		if err := ensureTenant(ctx, tx, n.Tenant); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, `
+			INSERT INTO tokens (id, tenant, name, role, sha256, expires_at)
+			VALUES (@id, @tenant, @name, @role, @sha256, now() + nullif(@ttl_ms::bigint, 0) * interval '1 millisecond')
+			RETURNING `+tokenDocument,
+			pgx.NamedArgs{"id": id, "tenant": n.Tenant, "name": n.Name, "role": n.Role, "sha256": sum, "ttl_ms": n.TTL.Std().Milliseconds()}).Scan(&t)
+	})
 	if err != nil {
 		return berth.Token{}, mapError(err, "token")
 	}
