@@ -85,7 +85,7 @@ func longTransactions(ctx context.Context, conn *pgx.Conn) string {
 	rows, err := conn.Query(ctx, `
 		SELECT format('pid %s (%s of %s, for %s s)', pid, coalesce(nullif(application_name, ''), 'no application_name'), usename, extract(epoch FROM clock_timestamp() - xact_start)::int)
 		FROM pg_stat_activity
-		WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
+		WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL AND wait_event IS DISTINCT FROM 'advisory' -- who waits for its turn to migrate
 		ORDER BY xact_start
 		LIMIT 5`)
 	if err != nil {

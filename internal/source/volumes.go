@@ -204,6 +204,10 @@ func resolve(dir string, own []string) (real string, judged os.FileInfo, err err
 	if !judged.IsDir() {
 		return "", nil, fmt.Errorf("%s is no folder", real)
 	}
+	// What is mounted when somebody comes by is not mounted by a look at its name.
+	if judged, err = os.Stat(real + "/."); err != nil {
+		return "", nil, err
+	}
 	return real, judged, nil
 }
 
