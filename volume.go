@@ -1,6 +1,7 @@
 package berth
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -35,6 +36,33 @@ func ParseVolume(text string) (Volume, error) {
 		return "", Errorf(CodeInvalid, "%s is a folder of the system: no folder that jobs read is called so", text)
 	}
 	return Volume(name), nil
+}
+
+// ParseVolumeOptions reads what operators write: /NAME or /NAME=VALUE, each name
+// once; several in one text are parted by semicolons. valueForm is how a value is
+// written. Each name is handed on with its value, if it has one; all faults are
+// returned.
+func ParseVolumeOptions(list []string, valueForm string, each func(v Volume, value string, given bool) error) error {
+	seen := map[Volume]bool{}
+	var faults []error
+	for text := range strings.SplitSeq(strings.Join(list, ";"), ";") {
+		if text = strings.TrimSpace(text); text == "" {
+			continue
+		}
+		name, value, given := strings.Cut(text, "=")
+		v, err := ParseVolume(name)
+		switch {
+		case err != nil:
+			err = fmt.Errorf("%w; write /NAME or /NAME=%s", err, valueForm)
+		case seen[v]:
+			err = fmt.Errorf("%s is there twice", v)
+		default:
+			seen[v] = true
+			err = each(v, value, given)
+		}
+		faults = append(faults, err)
+	}
+	return errors.Join(faults...)
 }
 
 // volumeLabel begins the keys of labels by which machines say what they have.

@@ -53,19 +53,27 @@ func TestAnOutputThatItsMachineTookAlongIsNotItsUsersLoss(t *testing.T) {
 	}
 }
 
-// Nobody knows whether the rank that was cut off had a part of its own.
-func TestWhatOneRankHasStoredDoesNotSpeakForOneThatWasCutOff(t *testing.T) {
-	t.Parallel()
-	s := newStage(t)
-	id := s.submit(func(j *berth.JobSpec) {
+// halfStored is a gang on m0 and m1 that runs its first attempt: its first rank has
+// ended well and stored its part of the output.
+func (s *stage) halfStored() (id berth.JobID, attempt int) {
+	s.t.Helper()
+	id = s.submit(func(j *berth.JobSpec) {
 		j.Members, j.Outputs = 2, []berth.Output{{Name: "model", Path: "/out"}}
 	})
-	attempt := s.place(id, "m0", "m1")
+	attempt = s.place(id, "m0", "m1")
 	s.claim(id, attempt, 0)
 	s.claim(id, attempt, 1)
 	s.run(id)
 	s.exit(id, attempt, 0, exited(0))
 	s.leaves(id, attempt, 0, "model", "1")
+	return id, attempt
+}
+
+// Nobody knows whether the rank that was cut off had a part of its own.
+func TestWhatOneRankHasStoredDoesNotSpeakForOneThatWasCutOff(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id, attempt := s.halfStored()
 	mustExec(t, s.pool, `UPDATE allocations SET state = 'exited', phase = 'exited', exit = $2, exited_at = now() WHERE job = $1 AND rank = 1`, id, exited(0))
 	s.quiet("m1", 2*time.Minute)
 	s.judge(s.term(), "m1")
@@ -95,15 +103,7 @@ func TestWhatOneRankHasStoredDoesNotSpeakForOneThatCouldNot(t *testing.T) {
 		t.Run(c.claim, func(t *testing.T) {
 			t.Parallel()
 			s := newStage(t)
-			id := s.submit(func(j *berth.JobSpec) {
-				j.Members, j.Outputs = 2, []berth.Output{{Name: "model", Path: "/out"}}
-			})
-			attempt := s.place(id, "m0", "m1")
-			s.claim(id, attempt, 0)
-			s.claim(id, attempt, 1)
-			s.run(id)
-			s.exit(id, attempt, 0, exited(0))
-			s.leaves(id, attempt, 0, "model", "1")
+			id, attempt := s.halfStored()
 			x := exited(0)
 			c.exit(&x)
 			s.exit(id, attempt, 1, x)

@@ -20,33 +20,21 @@ type Volumes map[berth.Volume][]berth.TenantID
 // several in one text are parted by semicolons.
 func ParseVolumes(list []string) (Volumes, error) {
 	all := Volumes{}
-	var faults []error
-	for text := range strings.SplitSeq(strings.Join(list, ";"), ";") {
-		if text = strings.TrimSpace(text); text == "" {
-			continue
+	err := berth.ParseVolumeOptions(list, "TENANT,TENANT", func(v berth.Volume, tenants string, some bool) error {
+		if all[v] = nil; !some {
+			return nil
 		}
-		name, tenants, some := strings.Cut(text, "=")
-		v, err := berth.ParseVolume(name)
-		if err != nil {
-			faults = append(faults, fmt.Errorf("%w; write /NAME or /NAME=TENANT,TENANT", err))
-			continue
-		}
-		if _, twice := all[v]; twice {
-			faults = append(faults, fmt.Errorf("%s is there twice", v))
-		}
-		all[v] = nil
+		var faults []error
 		for t := range strings.SplitSeq(tenants, ",") {
-			if !some {
-				break
-			}
 			id, err := berth.ParseTenantID(strings.TrimSpace(t))
 			if err != nil {
 				faults = append(faults, fmt.Errorf("%s: %w", v, err))
 			}
 			all[v] = append(all[v], id)
 		}
-	}
-	return all, errors.Join(faults...)
+		return errors.Join(faults...)
+	})
+	return all, err
 }
 
 // Allowed returns those volumes that jobs of the tenant may read, by name.

@@ -28,26 +28,13 @@ var private = []string{"/boot", "/dev", "/etc", "/proc", "/root/.ssh", "/run", "
 // machine too, or /NAME=/FOLDER; several in one text are parted by semicolons.
 func ParseVolumes(list []string) (Volumes, error) {
 	all := Volumes{}
-	var faults []error
-	for text := range strings.SplitSeq(strings.Join(list, ";"), ";") {
-		if text = strings.TrimSpace(text); text == "" {
-			continue
+	err := berth.ParseVolumeOptions(list, "/FOLDER", func(v berth.Volume, dir string, mapped bool) error {
+		if all[v] = dir; !mapped {
+			all[v] = v.String()
 		}
-		name, dir, mapped := strings.Cut(text, "=")
-		if !mapped {
-			dir = name
-		}
-		v, err := berth.ParseVolume(name)
-		switch {
-		case err != nil:
-			faults = append(faults, fmt.Errorf("%w; write /NAME or /NAME=/FOLDER", err))
-		case all[v] != "":
-			faults = append(faults, fmt.Errorf("%s is there twice", v))
-		default:
-			all[v] = dir
-		}
-	}
-	return all, errors.Join(faults...)
+		return nil
+	})
+	return all, err
 }
 
 // Check returns every fault of the folders: each must be one, and neither hold
