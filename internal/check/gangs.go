@@ -7,23 +7,28 @@ import (
 	"berth/db/history"
 )
 
-// gangsStartTogether: no rank begins before the last of its gang is ready.
+// gangsStartTogether: no rank begins before the last of its gang is ready. A gang of
+// which a rank was lost before its start never ran, although others have begun.
 func gangsStartTogether(c *jobCase) {
 	if c.j.Members < 2 {
 		return
 	}
 	for _, t := range c.j.Attempts {
+		first := t.StartedAt // of the gang, or of the rank that began first
+		for _, a := range c.ranks(t.Attempt) {
+			if a.StartedAt != nil && (first == nil || a.StartedAt.Before(*first)) {
+				first = a.StartedAt
+			}
+		}
+		if first == nil {
+			continue
+		}
 		for _, a := range c.ranks(t.Attempt) {
 			switch {
-			case t.StartedAt == nil && a.StartedAt != nil:
-				c.of(a, rows(t, a), "rank %d began although the gang never did", a.Rank)
-			case t.StartedAt == nil:
 			case a.PreparedAt == nil:
-				c.of(a, rows(t, a), "the gang began at %s, and rank %d was never ready", t.StartedAt, a.Rank)
-			case a.PreparedAt.After(t.StartedAt.Add(c.v.o.Skew)): // times are those at which transactions began
-				c.of(a, rows(t, a), "the gang began at %s, before rank %d was ready at %s", t.StartedAt, a.Rank, a.PreparedAt)
-			case a.StartedAt != nil && a.StartedAt.Add(c.v.o.Skew).Before(*t.StartedAt):
-				c.of(a, rows(t, a), "rank %d began at %s, before the gang did at %s", a.Rank, a.StartedAt, t.StartedAt)
+				c.of(a, rows(t, a), "the gang began at %s, and rank %d was never ready", first, a.Rank)
+			case a.PreparedAt.After(first.Add(c.v.o.Skew)): // times are those at which transactions began
+				c.of(a, rows(t, a), "the gang began at %s, before rank %d was ready at %s", first, a.Rank, a.PreparedAt)
 			}
 		}
 	}

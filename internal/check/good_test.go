@@ -52,7 +52,22 @@ var shapes = map[string]func() check.History{
 		j.settle(berth.Succeeded, "", berth.BudgetNone)
 		return s.history()
 	},
-	"a gang is canceled":                                  canceled,
+	"a gang is canceled": canceled,
+	"a gang is canceled before its last start": func() check.History {
+		s := newStory()
+		j := s.submit(2, "fenced")
+		j.place(0, s.machine("m1"), s.machine("m2"))
+		j.ready()
+		j.start(j.now()[0])
+		j.state(berth.Canceling, "user:ada")
+		at := s.at
+		j.CancelRequestedAt = &at
+		last := j.now()[1]
+		j.exits(143, berth.CauseOrdered)
+		last.Exit = &berth.Exit{Cause: berth.CauseNotStarted, FinishedAt: last.Exit.FinishedAt}
+		j.settle(berth.Canceled, berth.ReasonCanceledByUser, berth.BudgetNone)
+		return s.history()
+	},
 	"a gang is repaired":                                  repaired,
 	"a job gives way and is back":                         preempted,
 	"a damaged checkpoint is left":                        fellBack,

@@ -79,7 +79,7 @@ var Invariants = []Invariant{
 		machine: placedOnReady,
 	},
 	{
-		Number: 20, Sentence: "After faults have stopped, everything comes to its end: jobs terminal, reservations zero, no container left running.",
+		Number: 20, Sentence: "After faults have stopped, everything comes to its end: jobs terminal, reservations zero, no container left running, or left over from a create.",
 		Reads: "jobs, allocations, counters of machines, container events; only with --settled",
 		job:   jobSettled, machine: machineSettled,
 	},
@@ -117,5 +117,10 @@ var Invariants = []Invariant{
 		Number: 28, Sentence: "No step of a pipeline is placed before all that it needs have succeeded.",
 		Reads:  "deps, state of the steps, taken_seq and freed_seq of their allocations",
 		family: needsComeFirst,
+	},
+	{
+		Number: 29, Sentence: "The counters of stored data are the sum of the rows that count, by tenant and kind.",
+		Reads:   "tenant_storage and storage_changes against uploads, secrets, log_chunks, outputs and checkpoints",
+		cluster: storageAddsUp,
 	},
 }

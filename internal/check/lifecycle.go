@@ -171,8 +171,14 @@ func cancelsHold(c *jobCase) {
 		return // holds nothing; its elements are looked at each
 	}
 	var canceled *history.Event
-	running := map[int]bool{}
-	for _, e := range c.states() {
+	starts := map[int]bool{} // attempts that were ordered to start, or ran, before the cancel
+	for _, e := range c.j.Events {
+		if e.Kind == berth.EventOrdered && strings.HasPrefix(e.Detail, "start: ") && canceled == nil {
+			starts[e.Attempt] = true
+		}
+		if e.Kind != berth.EventState {
+			continue
+		}
 		if canceled != nil && !e.To.Terminal() {
 			c.breach(rows(canceled, e), "it became %s after its cancel", e.To)
 		}
@@ -180,7 +186,7 @@ func cancelsHold(c *jobCase) {
 			c.breach(rows(canceled, e), "it became failed after its cancel")
 		}
 		if e.To == berth.Running {
-			running[e.Attempt] = true
+			starts[e.Attempt] = true
 		}
 		if e.To == berth.Canceling || e.To == berth.Canceled && canceled == nil {
 			canceled = &e
@@ -193,8 +199,8 @@ func cancelsHold(c *jobCase) {
 		return
 	}
 	for _, a := range c.ranks(c.j.Attempt) {
-		if a.Orders.Start && !running[a.Attempt] {
-			c.of(a, rows(canceled, a), "rank %d was ordered to start, although the job was canceled before it ran", a.Rank)
+		if a.Orders.Start && !starts[a.Attempt] {
+			c.of(a, rows(canceled, a), "rank %d was ordered to start, although the job was canceled before that", a.Rank)
 		}
 		if a.ClaimedAt != nil && a.ClaimedAt.After(canceled.At.Add(c.v.o.Skew)) {
 			c.of(a, rows(canceled, a), "rank %d was claimed after the cancel", a.Rank)

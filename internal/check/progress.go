@@ -177,6 +177,7 @@ func jobSettled(c *jobCase) {
 	if !c.j.State.Terminal() {
 		c.breach(nil, "the job is still %s", c.j.State)
 	}
+	c.nothingLeft()
 	for _, l := range c.lives {
 		if len(l.Starts) == 0 || !l.ended().IsZero() {
 			continue
@@ -188,6 +189,25 @@ func jobSettled(c *jobCase) {
 		if !over {
 			b := c.breach(rows(l), "container %s was started, and neither its engine nor its agent saw it end", l.ID)
 			b.Attempt, b.Machine = l.Attempt, l.Machine
+		}
+	}
+}
+
+// strayFor is how long a container may be left over that its engine made when
+// nobody waited for it any more: the agent's sweep wants to see it twice.
+const strayFor = time.Minute
+
+// nothingLeft looks for containers that were made, never started and never
+// removed, although their machine has confirmed that nothing of them is left.
+func (c *jobCase) nothingLeft() {
+	for _, l := range c.lives {
+		if l.Created.IsZero() || len(l.Starts) > 0 || !l.ended().IsZero() || c.v.now.Sub(l.Created) <= strayFor+c.v.o.Skew {
+			continue
+		}
+		for _, a := range c.j.Allocations {
+			if a.ID == l.Alloc && a.ForgottenAt != nil {
+				c.of(a, rows(l, a), "container %s was made and never started, and is left over: machine %s has confirmed that nothing of rank %d is there", l.ID, a.Machine, a.Rank)
+			}
 		}
 	}
 }
@@ -244,6 +264,15 @@ func (c *jobCase) hasCause(to berth.State, attempt int) {
 			c.of(a, rows(a), "attempt %d ran although rank %d was never claimed", attempt, a.Rank)
 		case to == berth.Succeeded && (a.Exit == nil || a.Exit.Code != 0):
 			c.of(a, rows(a), "it succeeded although rank %d did not exit 0", a.Rank)
+		}
+	}
+}
+
+func storageAddsUp(c *clusterCase) {
+	for _, s := range c.c.Stored {
+		if s.Counted != s.Rows {
+			c.breach(rows(s), "%s of tenant %s are counted as %d, and the rows come to %d",
+				s.Kind, s.Tenant, s.Counted, s.Rows)
 		}
 	}
 }

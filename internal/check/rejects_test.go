@@ -172,6 +172,11 @@ var bads = []bad{
 	{7, "a job that was submitted twice", lost, func(h *check.History) {
 		add(h, history.Event{Kind: berth.EventState, To: berth.Submitted, Actor: "user:ada"})
 	}},
+	{29, "stored data that is not counted", lost, func(h *check.History) {
+		h.Cluster.Stored = []history.Stored{
+			{Tenant: "default", Kind: "logs", Counted: 7, Rows: 7}, {Tenant: "default", Kind: "uploads", Counted: 1, Rows: 2},
+		}
+	}},
 	{8, "a container without an allocation", rebooted, func(h *check.History) {
 		seen(h, "container-1", "create", func(e *check.ContainerEvent) { e.Alloc = 77 })
 	}},
@@ -212,7 +217,9 @@ var bads = []bad{
 	{10, "a rank begins before its gang", canceled, func(h *check.History) {
 		alloc(h, 1, func(a *history.Allocation) { at := a.PreparedAt.Add(time.Millisecond); a.StartedAt = &at })
 	}},
-	{10, "a rank begins, its gang does not", canceled, func(h *check.History) { h.Jobs[0].Attempts[0].StartedAt = nil }},
+	{10, "a rank begins, its gang is never ready", shapes["a gang is canceled before its last start"], func(h *check.History) {
+		alloc(h, 2, func(a *history.Allocation) { a.PreparedAt = nil })
+	}},
 	{10, "room is kept for a repair for good", repaired, func(h *check.History) {
 		h.Jobs[0].Repairs[0].GoneAt = nil
 		later(h, time.Hour)
@@ -231,7 +238,9 @@ var bads = []bad{
 		event(h, berth.EventState, berth.Canceled).To = berth.Running
 	}},
 	{13, "it fails after its cancel", canceled, func(h *check.History) { event(h, berth.EventState, berth.Canceled).To = berth.Failed }},
-	{13, "a start order without a start", canceled, func(h *check.History) { drop(h, event(h, berth.EventState, berth.Running)) }},
+	{13, "a start order that nothing shows before the cancel", shapes["a gang is canceled before its last start"], func(h *check.History) {
+		drop(h, event(h, berth.EventOrdered, ""))
+	}},
 	{13, "a claim after the cancel", canceled, func(h *check.History) {
 		alloc(h, 1, func(a *history.Allocation) { a.ClaimedAt = a.ExitedAt })
 	}},
@@ -284,6 +293,13 @@ var bads = []bad{
 	{20, "a container that nobody saw end", rebooted, func(h *check.History) {
 		unseen(h, "container-2", "die")
 		alloc(h, 2, func(a *history.Allocation) { a.ExitedAt, a.ReleasedAt = nil, nil })
+	}},
+	{20, "a container left over from a create", rebooted, func(h *check.History) {
+		unseen(h, "container-2", "start")
+		unseen(h, "container-2", "die")
+		unseen(h, "container-2", "destroy")
+		alloc(h, 2, func(a *history.Allocation) { at := h.Cluster.ReadAt; a.ForgottenAt = &at })
+		h.Cluster.ReadAt = h.Cluster.ReadAt.Add(2 * time.Minute)
 	}},
 	{21, "a gap", lost, func(h *check.History) { h.Jobs[0].Events[3].Seq = 40 }},
 	{21, "an event more than the row counts", lost, func(h *check.History) { h.Jobs[0].EventSeq-- }},
@@ -360,7 +376,7 @@ func TestRejectsEachBadHistory(t *testing.T) {
 			t.Errorf("invariant %d: %s: not rejected; found %v", b.number, b.what, found)
 		}
 		for _, x := range found {
-			if x.Sentence == "" || x.Detail == "" || x.Job == "" && x.Machine == "" && x.Invariant != 7 {
+			if x.Sentence == "" || x.Detail == "" || x.Job == "" && x.Machine == "" && x.Invariant != 7 && x.Invariant != 29 {
 				t.Errorf("invariant %d: %s: says too little: %+v", b.number, b.what, x)
 			}
 		}

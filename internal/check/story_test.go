@@ -154,22 +154,34 @@ func (t *teller) container(a *history.Allocation, action string) {
 	})
 }
 
-func (t *teller) run() {
+// ready prepares all ranks and orders them to start.
+func (t *teller) ready() {
 	for _, a := range t.now() {
 		at := t.s.tick()
 		a.State, a.ClaimedAt = berth.AllocActive, &at
 		t.container(a, "create")
 		a.PreparedAt = &at
 	}
+	t.tell(berth.EventOrdered, t.Attempt, "agent:m1", "start: rank 0 on m1")
+	for _, a := range t.now() {
+		a.Orders.Start = true
+	}
+}
+
+func (t *teller) run() {
+	t.ready()
+	for _, a := range t.now() {
+		t.start(a)
+	}
 	t.state(berth.Running, "agent:m1")
 	began := t.s.at
 	t.current().StartedAt = &began
-	for _, a := range t.now() {
-		a.Orders.Start = true
-		t.container(a, "start")
-		at := t.s.tick()
-		a.StartedAt = &at
-	}
+}
+
+func (t *teller) start(a *history.Allocation) {
+	t.container(a, "start")
+	at := t.s.tick()
+	a.StartedAt = &at
 }
 
 // exits ends every rank that lives.
@@ -178,10 +190,13 @@ func (t *teller) exits(code int, cause berth.ExitCause) {
 		if a.State != berth.AllocActive {
 			continue
 		}
-		t.container(a, "die")
+		a.Exit = &berth.Exit{Cause: cause, Code: code}
+		if a.StartedAt != nil {
+			t.container(a, "die")
+			a.Exit.StartedAt = *a.StartedAt
+		}
 		at := t.s.tick()
-		a.State, a.ExitedAt, a.SealedAt = berth.AllocExited, &at, &at
-		a.Exit = &berth.Exit{Cause: cause, Code: code, StartedAt: *a.StartedAt, FinishedAt: at}
+		a.State, a.ExitedAt, a.SealedAt, a.Exit.FinishedAt = berth.AllocExited, &at, &at, at
 		t.free(a, berth.AllocActive, "agent")
 	}
 }

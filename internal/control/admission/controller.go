@@ -1,0 +1,116 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+
+	"berth"
+	"berth/db"
+	"berth/placement"
+)
+
+// Controller judges new work. Its methods may be called concurrently.
+type Controller struct {
+	db      *db.DB
+	volumes Volumes
+	fleet   fleet
+	quotas  quotas
+}
+
+// New returns a Controller over the database, which lets jobs read these volumes.
+func New(d *db.DB, v Volumes) *Controller {
+	return &Controller{db: d, volumes: v, fleet: fleet{db: d}, quotas: quotas{list: d.TenantRows}}
+}
+
+// Forget makes the next judgement read the tenants and their quotas anew: one
+// was changed by this process.
+func (c *Controller) Forget() { c.quotas.forget() }
+
+// Admit refuses what the tenant's jobs may not read, with slug invalid_spec, and
+// what no machine, with slug unsatisfiable, or no quota of the tenant, with slug
+// quota, could ever hold.
+func (c *Controller) Admit(ctx context.Context, tenant berth.TenantID, spec berth.JobSpec) error {
+	return c.admit(ctx, tenant, "", spec)
+}
+
+// admit is Admit of a spec that is the field prefix of what was sent.
+func (c *Controller) admit(ctx context.Context, tenant berth.TenantID, prefix string, spec berth.JobSpec) error {
+	faults, err := c.forbidden(ctx, tenant, prefix, spec)
+	if err != nil {
+		return err
+	}
+	if err := forbids(faults); err != nil {
+		return err
+	}
+	return c.fits(ctx, tenant, spec)
+}
+
+func (c *Controller) fits(ctx context.Context, tenant berth.TenantID, spec berth.JobSpec) error {
+	if err := c.fleet.satisfiable(ctx, spec.Request()); err != nil {
+		return err
+	}
+	return c.quotas.admit(ctx, tenant, spec.Request())
+}
+
+// AdmitPipeline admits each job of it, at every level, and names the first that is
+// refused.
+func (c *Controller) AdmitPipeline(ctx context.Context, tenant berth.TenantID, p berth.PipelineSpec) error {
+	return c.admitPipeline(ctx, tenant, "", p)
+}
+
+func (c *Controller) admitPipeline(
+	ctx context.Context, tenant berth.TenantID, prefix string, p berth.PipelineSpec,
+) error {
+	var faults []berth.FieldError
+	for path, step := range p.All() {
+		more, err := c.forbidden(ctx, tenant, prefix+berth.StepField(path)+".", step)
+		if err != nil {
+			return err
+		}
+		faults = append(faults, more...)
+	}
+	if err := forbids(faults); err != nil {
+		return err
+	}
+	for path, step := range p.All() {
+		if step.Nests() {
+			continue
+		}
+		if err := c.fits(ctx, tenant, step); err != nil {
+			return fmt.Errorf("step %s: %w", path, err)
+		}
+	}
+	return nil
+}
+
+// Check returns every fault of a job that has its defaults.
+func Check(s berth.JobSpec) []berth.FieldError {
+	return append(s.Validate(), checkOutside(s)...)
+}
+
+// CheckPipeline returns every fault of a pipeline that has its defaults.
+func CheckPipeline(p berth.PipelineSpec) []berth.FieldError {
+	return append(p.Validate(), checkSteps(p)...)
+}
+
+func checkSteps(p berth.PipelineSpec) (faults []berth.FieldError) {
+	for path, step := range p.All() {
+		for _, f := range checkOutside(step) {
+			f.Field = berth.StepField(path) + "." + f.Field
+			faults = append(faults, f)
+		}
+	}
+	return faults
+}
+
+// checkOutside finds the faults that a spec cannot know by itself: folders that
+// were not sent, constraints that do not compile.
+func checkOutside(s berth.JobSpec) []berth.FieldError {
+	faults := s.Unsent()
+	if c := s.Placement.Constraint; c != "" {
+		if err := placement.CompileConstraint(c); err != nil {
+			faults = append(faults, berth.FieldError{Field: "placement.constraint", Detail: err.Error(), Allowed: `a CEL condition over machine and gpu, such as machine.labels.tier == "prod"`})
+		}
+	}
+	return faults
+}

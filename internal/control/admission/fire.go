@@ -1,0 +1,79 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"berth"
+	"berth/db"
+)
+
+// CheckSchedule returns every fault of a schedule that has its defaults, but for
+// those of its times.
+func CheckSchedule(s berth.ScheduleSpec) []berth.FieldError {
+	faults := s.Validate()
+	add := func(prefix string, more []berth.FieldError) {
+		for _, f := range more {
+			f.Field = prefix + f.Field
+			faults = append(faults, f)
+		}
+	}
+	if s.Job != nil {
+		add("job.", checkOutside(*s.Job))
+	}
+	if s.Pipeline != nil {
+		add("pipeline.", checkSteps(*s.Pipeline))
+	}
+	return faults
+}
+
+// AdmitSchedule admits what a schedule submits, as if it were submitted now.
+func (c *Controller) AdmitSchedule(ctx context.Context, tenant berth.TenantID, s berth.ScheduleSpec) error {
+	switch {
+	case s.Job != nil:
+		return c.admit(ctx, tenant, "job.", *s.Job)
+	case s.Pipeline != nil:
+		return c.admitPipeline(ctx, tenant, "pipeline.", *s.Pipeline)
+	default:
+		return nil // which is a fault
+	}
+}
+
+// Fire submits what a schedule is to submit at that time, by the rules of any
+// submission, or records on the schedule why not. Doing it again is no error and
+// changes nothing. The result is empty if there is no such schedule any more.
+func (c *Controller) Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (berth.FireResult, error) {
+	s, err := c.db.ScheduleByID(ctx, id)
+	if err != nil {
+		return berth.FireResult{}, unlessGone(err)
+	}
+	// What it names was filled in and found right when it was made; both may
+	// look different to another version of this program.
+	s.ScheduleSpec = s.ScheduleSpec.WithDefaults()
+	refused, err := c.refusal(ctx, s)
+	if err != nil {
+		return berth.FireResult{}, err
+	}
+	result, err := c.db.Fire(ctx, db.Firing{Schedule: s, At: at, Refused: refused})
+	return result, unlessGone(err)
+}
+
+func unlessGone(err error) error {
+	if berth.CodeOf(err) == berth.CodeNotFound {
+		return nil
+	}
+	return err
+}
+
+// refusal is why a schedule's work would not be accepted, nil if it would.
+func (c *Controller) refusal(ctx context.Context, s berth.Schedule) (*berth.Reason, error) {
+	if faults := CheckSchedule(s.ScheduleSpec); len(faults) > 0 {
+		return db.WhyRefused(&berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec, Message: "what it submits is not valid any more", Fields: faults}), nil
+	}
+	err := c.AdmitSchedule(ctx, s.Tenant, s.ScheduleSpec)
+	if why := db.WhyRefused(err); why != nil || err == nil {
+		return why, nil
+	}
+	return nil, fmt.Errorf("judge what schedule %s submits: %w", s.Name, err)
+}

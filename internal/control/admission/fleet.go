@@ -1,0 +1,91 @@
+package admission
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/internal/control/convert"
+	"berth/placement"
+)
+
+// fleet answers whether a request could ever be held, by the code that places.
+// Good news is remembered: machines seldom go for good, and a submit must not
+// wait for a look at all of them. Bad news never is: the machine that could
+// hold the job may have joined this moment.
+type fleet struct {
+	db *db.DB
+
+	mu   sync.Mutex
+	fits map[string]time.Time // by class: until when it is known to fit
+}
+
+const (
+	fleetMemory = time.Minute
+	fleetRoom   = 10_000
+)
+
+// satisfiable returns an error of slug unsatisfiable if no machine could hold
+// the request even if it were empty. Before the first machine has joined
+// everything is accepted.
+func (f *fleet) satisfiable(ctx context.Context, r berth.Request) error {
+	class, now := r.Class(), time.Now()
+	f.mu.Lock()
+	known := now.Before(f.fits[class])
+	f.mu.Unlock()
+	if known {
+		return nil
+	}
+	changes, err := f.db.LoadMachines(ctx)
+	if err != nil {
+		return err
+	}
+	s := placement.NewSnapshot()
+	for _, m := range changes.Machines {
+		s.UpsertMachine(convert.Machine(m, ""))
+	}
+	if err := unsatisfiable(placement.Explain(s, r)); err != nil || s.Machines() == 0 {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.fits == nil || len(f.fits) >= fleetRoom {
+		f.fits = map[string]time.Time{}
+	}
+	f.fits[class] = now.Add(fleetMemory)
+	return nil
+}
+
+// resourceFields are the resources of which too much can be asked, and the
+// fields that ask for them. What a machine is, such as its region or labels, may
+// change with the next one that joins: such a job may wait.
+var resourceFields = map[string]string{
+	"cpus": "resources.cpus", "memory": "resources.memory", "disk": "resources.disk",
+	"gpus": "resources.gpus", "gpu_type": "resources.gpu_type", "gpu_memory": "resources.gpu_memory",
+	"machine": "resources", "members": "members",
+}
+
+func unsatisfiable(e placement.Explanation) error {
+	var faults []berth.FieldError
+	for _, l := range e.Lacking {
+		if field, ok := resourceFields[l.Resource]; ok {
+			lack := berth.Shortfall(l)
+			_, detail, _ := strings.Cut(lack.String(), ": ")
+			faults = append(faults, berth.FieldError{Field: field, Detail: detail, Allowed: lack.Allowed()})
+		}
+	}
+	if faults == nil {
+		return nil
+	}
+	var parts []string
+	for i, l := range faults {
+		if i < 3 {
+			parts = append(parts, l.Field+": "+l.Detail)
+		}
+	}
+	return &berth.Error{Code: berth.CodeCapacity, Slug: berth.SlugUnsatisfiable, Fields: faults,
+		Message: "no machine could ever hold this job: " + strings.Join(parts, "; ")}
+}

@@ -1,0 +1,55 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+
+	"berth"
+	"berth/db"
+)
+
+// SubmitLimits returns the rates of submits that bind a tenant: its own, standard
+// where its quota names none (0: no limit), and those of the tenants above it.
+func (c *Controller) SubmitLimits(
+	ctx context.Context, tenant berth.TenantID, standard float64,
+) ([]db.SubmitLimit, error) {
+	return c.quotas.submitLimits(ctx, tenant, standard)
+}
+
+// AllowPriority refuses, with slug invalid_spec, a priority above the greatest that
+// the tenant, or one above it, may ask for.
+func (c *Controller) AllowPriority(ctx context.Context, tenant berth.TenantID, p berth.Priority) error {
+	fault, err := c.priorityFault(ctx, tenant, p)
+	if err != nil || fault == nil {
+		return err
+	}
+	return forbids([]berth.FieldError{*fault})
+}
+
+func (c *Controller) priorityFault(
+	ctx context.Context, tenant berth.TenantID, p berth.Priority,
+) (*berth.FieldError, error) {
+	most, of, bound, err := c.quotas.maxPriority(ctx, tenant)
+	if err != nil || !bound || p <= most {
+		return nil, err
+	}
+	whose := fmt.Sprintf("tenant %s", of)
+	if of != tenant {
+		whose += ", which stands above " + string(tenant) + ","
+	}
+	f := &berth.FieldError{
+		Field:   "priority",
+		Detail:  fmt.Sprintf("%d is more than jobs of %s may have", int(p), whose),
+		Allowed: fmt.Sprintf("at most %d (max_priority)", int(most)),
+	}
+	if p == berth.PriorityNormal {
+		f.Detail += "; it is the priority of a job that names none"
+	}
+	return f, nil
+}
+
+// StorageLimits returns the limits of stored data that bind a tenant: its own, and those
+// of the tenants above it. A change is seen within seconds.
+func (c *Controller) StorageLimits(ctx context.Context, tenant berth.TenantID) ([]db.StorageLimit, error) {
+	return c.quotas.storageLimits(ctx, tenant)
+}

@@ -1,0 +1,138 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"berth"
+)
+
+// Volumes says which folders of machines jobs may read, and of which tenants the
+// jobs must be, those below them included. No tenants: all. The zero value allows
+// nothing.
+type Volumes map[berth.Volume][]berth.TenantID
+
+// ParseVolumes reads what an operator allows: /NAME, or /NAME=TENANT,TENANT;
+// several in one text are parted by semicolons.
+func ParseVolumes(list []string) (Volumes, error) {
+	all := Volumes{}
+	err := berth.ParseVolumeOptions(list, "TENANT,TENANT", func(v berth.Volume, tenants string, some bool) error {
+		if all[v] = nil; !some {
+			return nil
+		}
+		var faults []error
+		for t := range strings.SplitSeq(tenants, ",") {
+			id, err := berth.ParseTenantID(strings.TrimSpace(t))
+			if err != nil {
+				faults = append(faults, fmt.Errorf("%s: %w", v, err))
+			}
+			all[v] = append(all[v], id)
+		}
+		return errors.Join(faults...)
+	})
+	return all, err
+}
+
+// Allowed returns those volumes that jobs of the tenant may read, by name.
+func (c *Controller) Allowed(ctx context.Context, tenant berth.TenantID) ([]berth.Volume, error) {
+	if len(c.volumes) == 0 {
+		return nil, nil
+	}
+	line, err := c.quotas.line(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	var list []berth.Volume
+	for _, v := range slices.Sorted(maps.Keys(c.volumes)) {
+		to := c.volumes[v]
+		if to == nil || slices.ContainsFunc(line, func(t berth.TenantID) bool { return slices.Contains(to, t) }) {
+			list = append(list, v)
+		}
+	}
+	return list, nil
+}
+
+// Allow refuses, with slug invalid_spec, inputs from folders that the tenant's jobs
+// may not read, and a priority that they may not have.
+func (c *Controller) Allow(ctx context.Context, tenant berth.TenantID, s berth.JobSpec) error {
+	faults, err := c.forbidden(ctx, tenant, "", s)
+	if err != nil {
+		return err
+	}
+	return forbids(faults)
+}
+
+// forbidden are the faults of a spec that another tenant's job might not have.
+func (c *Controller) forbidden(
+	ctx context.Context, tenant berth.TenantID, prefix string, s berth.JobSpec,
+) ([]berth.FieldError, error) {
+	faults, err := c.forbiddenInputs(ctx, tenant, prefix, s)
+	if err != nil || s.Priority == nil {
+		return faults, err
+	}
+	fault, err := c.priorityFault(ctx, tenant, *s.Priority)
+	if fault != nil {
+		fault.Field = prefix + fault.Field
+		faults = append(faults, *fault)
+	}
+	return faults, err
+}
+
+// forbiddenInputs are the faults of inputs from folders that the tenant's jobs may not
+// read. They tell no folder that only others may from none; the labels of machines,
+// which every user sees, tell which ones these share.
+func (c *Controller) forbiddenInputs(
+	ctx context.Context, tenant berth.TenantID, prefix string, s berth.JobSpec,
+) ([]berth.FieldError, error) {
+	named := s.VolumesNamed()
+	if len(named) == 0 {
+		return nil, nil
+	}
+	allowed, err := c.Allowed(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	var faults []berth.FieldError
+	for _, n := range named {
+		if slices.Contains(allowed, n.Volume) {
+			continue
+		}
+		f := berth.FieldError{
+			Field:   fmt.Sprintf("%sinputs[%d].from", prefix, n.Input),
+			Detail:  fmt.Sprintf("the operator of this cluster does not let jobs of tenant %s read the folder %s", tenant, n.Volume),
+			Allowed: "file:// and then one of " + joined(allowed),
+		}
+		if len(allowed) == 0 {
+			f.Detail = fmt.Sprintf("the operator of this cluster lets jobs of tenant %s read no folders of machines", tenant)
+			f.Allowed = "inputs that are no file://, until the operator allows a folder (berthd --file-inputs)"
+		}
+		faults = append(faults, f)
+	}
+	return faults, nil
+}
+
+// joined names the folders as they are written in addresses.
+func joined(list []berth.Volume) string {
+	var names []string
+	for _, v := range list {
+		names = append(names, v.String()+"/")
+	}
+	return strings.Join(names, ", ")
+}
+
+// mostFaults is how many of them are told.
+const mostFaults = 100
+
+func forbids(faults []berth.FieldError) error {
+	if len(faults) == 0 {
+		return nil
+	}
+	faults = faults[:min(len(faults), mostFaults)]
+	first := faults[0]
+	return &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec, Fields: faults,
+		Message: first.Field + " " + first.Detail + "; allowed: " + first.Allowed}
+}

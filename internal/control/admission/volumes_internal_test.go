@@ -1,0 +1,31 @@
+package admission
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/db/dbtest"
+)
+
+// A tenant that another process has made reads what those above it may, whatever
+// this one remembers.
+func TestATenantThatIsNotRememberedIsLookedForAnew(t *testing.T) {
+	t.Parallel()
+	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	for _, n := range []berth.NewTenant{{ID: "vision"}, {ID: "team", Parent: "vision"}} {
+		if err := d.CreateTenant(t.Context(), n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	i := New(d, Volumes{"all": nil, "models": {"vision"}})
+	i.quotas.rows = map[berth.TenantID]db.TenantRow{"default": {}}
+	i.quotas.at = time.Now().Add(time.Hour)
+	for tenant, want := range map[berth.TenantID][]berth.Volume{"team": {"all", "models"}, "nobody": {"all"}} {
+		if got, err := i.Allowed(t.Context(), tenant); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s may read %v, want %v; %v", tenant, got, want, err)
+		}
+	}
+}

@@ -1,0 +1,129 @@
+package blob
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"berth"
+	"berth/db"
+)
+
+// MaxLogChunk is the longest object of a log.
+const MaxLogChunk = db.MaxLogChunk
+
+// DescribeLog counts the lines of a piece of a log and tells the stamps of the
+// first and the last. A piece is whole lines; anything else is an error of code
+// invalid.
+func DescribeLog(chunk []byte) (lines int, first, last time.Time, err error) {
+	if len(chunk) == 0 || len(chunk) > MaxLogChunk || chunk[len(chunk)-1] != '\n' {
+		return 0, first, last, berth.Errorf(berth.CodeInvalid, "a piece of a log has 1 to %d bytes and ends with a newline", MaxLogChunk)
+	}
+	begin, _, _ := bytes.Cut(chunk, []byte("\n"))
+	body := chunk[:len(chunk)-1]
+	end := body[bytes.LastIndexByte(body, '\n')+1:]
+	first, one := berth.LogLineTime(begin)
+	last, two := berth.LogLineTime(end)
+	if !one || !two {
+		return 0, first, last, berth.Errorf(berth.CodeInvalid, "each line of a log begins with its time, then o or e")
+	}
+	return bytes.Count(chunk, []byte("\n")), first, last, nil
+}
+
+// LogReader reads the logs of ranks, wherever their machines are by now.
+type LogReader struct {
+	Store *Store
+	DB    *db.DB
+}
+
+// OpenLog returns the stored log from a byte offset to its present end, as
+// berth.AppendLogLine encodes it. A log of which nothing is stored is empty.
+// Objects are looked up and opened as they are read.
+func (r *LogReader) OpenLog(ctx context.Context, log berth.LogRef, offset int64) (io.ReadCloser, error) {
+	s := &logStream{ctx: ctx, db: r.DB, store: r.Store, log: log, at: offset}
+	end, err := s.lookUp()
+	s.end = end
+	return s, err
+}
+
+// logStream is the chunks of a log, one after the other.
+type logStream struct {
+	ctx    context.Context
+	db     *db.DB
+	store  *Store
+	log    berth.LogRef
+	chunks []db.LogChunk // known, and not opened yet
+	at     int64         // offset of the next byte
+	end    int64         // where the log ended when it was opened
+	open   io.ReadCloser
+	left   int64 // of the open object
+}
+
+// logPage is how many chunks are looked up at once.
+const logPage = 64
+
+// lookUp finds the next chunks, and returns where the log ends.
+func (s *logStream) lookUp() (end int64, err error) {
+	owner, chunks, end, err := s.db.LogChunks(s.ctx, s.log, s.at, logPage)
+	if len(chunks) > 0 {
+		s.log.Tenant, s.chunks = owner, chunks
+	}
+	return end, err
+}
+
+func (s *logStream) Read(p []byte) (int, error) {
+	for s.open == nil {
+		if len(s.chunks) == 0 && s.at < s.end {
+			if _, err := s.lookUp(); err != nil {
+				return 0, err
+			}
+		}
+		if len(s.chunks) == 0 || s.chunks[0].Offset >= s.end {
+			return 0, io.EOF
+		}
+		if err := s.next(); err != nil {
+			return 0, err
+		}
+	}
+	n, err := s.open.Read(p[:min(int64(len(p)), s.left)])
+	s.at += int64(n)
+	s.left -= int64(n)
+	switch {
+	case s.left == 0:
+		err = s.open.Close()
+		s.open = nil
+	case errors.Is(err, io.EOF):
+		err = fmt.Errorf("log object before byte %d is %d bytes short", s.at, s.left)
+	}
+	return n, err
+}
+
+func (s *logStream) next() error {
+	c := s.chunks[0]
+	s.chunks = s.chunks[1:]
+	key := berth.LogChunkKey(s.log.Tenant, s.log.Job, s.log.Attempt, s.log.Rank, c.Offset)
+	r, _, err := s.store.Open(s.ctx, key)
+	if err != nil {
+		return err
+	}
+	if skip := s.at - c.Offset; skip > 0 {
+		if _, err := io.CopyN(io.Discard, r, skip); err != nil {
+			_ = r.Close()
+			return fmt.Errorf("skip to byte %d of the log: %w", s.at, err)
+		}
+	} else {
+		s.at = c.Offset
+	}
+	s.open, s.left = r, c.Offset+int64(c.Bytes)-s.at
+	return nil
+}
+
+func (s *logStream) Close() error {
+	if s.open == nil {
+		return nil
+	}
+	return s.open.Close()
+}

@@ -1,0 +1,237 @@
+package blob
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"gocloud.dev/blob"
+	"gocloud.dev/blob/fileblob"
+	_ "gocloud.dev/blob/memblob" // mem:// for tests
+	_ "gocloud.dev/blob/s3blob"  // s3://bucket?region=…
+	"gocloud.dev/gcerrors"
+
+	"berth"
+)
+
+// Store is an object store. It may be used concurrently.
+type Store struct{ bucket *blob.Bucket }
+
+// Open opens the store at a URL: file:///folder (made if absent), s3://bucket
+// with the options of gocloud.dev, or mem:// for tests.
+func Open(ctx context.Context, address string) (*Store, error) {
+	u, err := url.Parse(address)
+	if err != nil {
+		return nil, fmt.Errorf("blob store %q: %w", address, err)
+	}
+	var bucket *blob.Bucket
+	if u.Scheme == "file" {
+		bucket, err = openFolder(u)
+	} else {
+		bucket, err = blob.OpenBucket(ctx, address)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open blob store %s: %w", u.Redacted(), err)
+	}
+	return &Store{bucket}, nil
+}
+
+// openFolder keeps temporary files beside the final ones, so that the rename
+// stays on one filesystem, and no attribute files, which nobody reads.
+func openFolder(u *url.URL) (*blob.Bucket, error) {
+	dir := filepath.FromSlash(u.Path)
+	if u.Host != "" || !filepath.IsAbs(dir) {
+		return nil, errors.New("a folder is written file:///absolute/path")
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	return fileblob.OpenBucket(dir, &fileblob.Options{
+		NoTempDir:   true,
+		DirFileMode: 0o700,
+		Metadata:    fileblob.MetadataDontWrite,
+	})
+}
+
+// Close releases the store's connections.
+func (s *Store) Close() error { return s.bucket.Close() }
+
+// Check reports whether the store answers.
+func (s *Store) Check(ctx context.Context) error {
+	_, err := s.bucket.Exists(ctx, "health")
+	return mapError(err, "blob store")
+}
+
+// Put stores the whole of r under key and returns how much that was. The object
+// appears at once when all of it is there, or not at all. size is what the
+// sender announced, -1 if nothing: another length is an error.
+func (s *Store) Put(ctx context.Context, key string, r io.Reader, size int64) (int64, error) {
+	return s.put(ctx, key, r, size, false)
+}
+
+// Create is Put for an object that must not exist; if it does, the error is of
+// code conflict.
+func (s *Store) Create(ctx context.Context, key string, data []byte) error {
+	_, err := s.put(ctx, key, bytes.NewReader(data), int64(len(data)), true)
+	return err
+}
+
+func (s *Store) put(ctx context.Context, key string, r io.Reader, size int64, once bool) (int64, error) {
+	if err := checkKey(key); err != nil {
+		return 0, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w, err := s.bucket.NewWriter(ctx, key, &blob.WriterOptions{ContentType: "application/octet-stream", IfNotExist: once})
+	if err != nil {
+		return 0, mapError(err, "object "+key)
+	}
+	n, err := io.Copy(w, r)
+	if err == nil && size >= 0 && n != size {
+		err = berth.Errorf(berth.CodeInvalid, "object %s: %d bytes were announced and %d came", key, size, n)
+	}
+	if err != nil {
+		cancel() // makes Close throw away what was written
+		_ = w.Close()
+		return n, mapError(err, "object "+key)
+	}
+	return n, mapError(w.Close(), "object "+key)
+}
+
+// Open returns a reader of the object, which the caller closes, and its size. A
+// missing object is an error of code not_found.
+func (s *Store) Open(ctx context.Context, key string) (io.ReadCloser, int64, error) {
+	if err := checkKey(key); err != nil {
+		return nil, 0, err
+	}
+	r, err := s.bucket.NewReader(ctx, key, nil)
+	if err != nil {
+		return nil, 0, mapError(err, "object "+key)
+	}
+	return r, r.Size(), nil
+}
+
+// ReadAll returns an object of at most limit bytes.
+func (s *Store) ReadAll(ctx context.Context, key string, limit int64) ([]byte, error) {
+	r, size, err := s.Open(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	if size > limit {
+		return nil, berth.Errorf(berth.CodeInvalid, "object %s has %d bytes: allowed are %d", key, size, limit)
+	}
+	b, err := io.ReadAll(io.LimitReader(r, limit))
+	return b, mapError(err, "object "+key)
+}
+
+// Exists reports whether there is an object under key.
+func (s *Store) Exists(ctx context.Context, key string) (bool, error) {
+	if err := checkKey(key); err != nil {
+		return false, err
+	}
+	ok, err := s.bucket.Exists(ctx, key)
+	return ok, mapError(err, "object "+key)
+}
+
+// Folders lists the names of the folders in the folder key, none if there is no
+// such folder.
+func (s *Store) Folders(ctx context.Context, key string) ([]string, error) {
+	if err := checkKey(key); err != nil {
+		return nil, err
+	}
+	var names []string
+	all := s.bucket.List(&blob.ListOptions{Prefix: strings.TrimSuffix(key, "/") + "/", Delimiter: "/"})
+	for {
+		o, err := all.Next(ctx)
+		if errors.Is(err, io.EOF) {
+			return names, nil
+		}
+		if err != nil {
+			return nil, mapError(err, "objects below "+key)
+		}
+		if o.IsDir {
+			names = append(names, path.Base(strings.TrimSuffix(o.Key, "/")))
+		}
+	}
+}
+
+// Names lists the names of the objects directly in the folder key, none if there
+// is no such folder.
+func (s *Store) Names(ctx context.Context, key string) ([]string, error) {
+	if err := checkKey(key); err != nil {
+		return nil, err
+	}
+	var names []string
+	all := s.bucket.List(&blob.ListOptions{Prefix: strings.TrimSuffix(key, "/") + "/", Delimiter: "/"})
+	for {
+		o, err := all.Next(ctx)
+		if errors.Is(err, io.EOF) {
+			return names, nil
+		}
+		if err != nil {
+			return nil, mapError(err, "objects in "+key)
+		}
+		if !o.IsDir {
+			names = append(names, path.Base(o.Key))
+		}
+	}
+}
+
+// Delete deletes an object. What is gone already is no error.
+func (s *Store) Delete(ctx context.Context, key string) error {
+	if err := checkKey(key); err != nil {
+		return err
+	}
+	if err := s.bucket.Delete(ctx, key); err != nil && gcerrors.Code(err) != gcerrors.NotFound {
+		return mapError(err, "object "+key)
+	}
+	return nil
+}
+
+// DeleteFolder deletes every object below key, which is a folder. What is gone
+// already is no error.
+func (s *Store) DeleteFolder(ctx context.Context, key string) error {
+	if err := checkKey(key); err != nil {
+		return err
+	}
+	all := s.bucket.List(&blob.ListOptions{Prefix: strings.TrimSuffix(key, "/") + "/"})
+	for {
+		o, err := all.Next(ctx)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return mapError(err, "objects below "+key)
+		}
+		if err := s.bucket.Delete(ctx, o.Key); err != nil && gcerrors.Code(err) != gcerrors.NotFound {
+			return mapError(err, "object "+o.Key)
+		}
+	}
+}
+
+// mapError turns the store's errors into berth errors.
+func mapError(err error, what string) error {
+	if err == nil {
+		return nil
+	}
+	if _, ok := errors.AsType[*berth.Error](err); ok {
+		return err
+	}
+	switch gcerrors.Code(err) {
+	case gcerrors.NotFound:
+		return berth.Errorf(berth.CodeNotFound, "no such %s", what)
+	case gcerrors.FailedPrecondition, gcerrors.AlreadyExists:
+		return berth.Errorf(berth.CodeConflict, "%s exists", what)
+	case gcerrors.ResourceExhausted, gcerrors.DeadlineExceeded:
+		return berth.Errorf(berth.CodeUnavailable, "%s: the blob store does not answer: %v", what, err)
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}

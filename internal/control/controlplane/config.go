@@ -1,0 +1,190 @@
+package controlplane
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/internal/control/admission"
+	"berth/internal/lib/publicnet"
+)
+
+// Role is a part that a process plays.
+type Role string
+
+// The roles. One process may play all, and any number may play each: leaders
+// elect one.
+const (
+	RoleAPI      Role = "api"      // users' and agents' calls
+	RoleWorker   Role = "worker"   // workflows and their steps
+	RoleDispatch Role = "dispatch" // starts workflows of submitted jobs
+	RoleLeader   Role = "leader"   // places, reaps, reconciles
+)
+
+// Roles lists them all.
+var Roles = []Role{RoleAPI, RoleWorker, RoleDispatch, RoleLeader}
+
+// Config is all that a control plane can be told.
+type Config struct {
+	Listen            string // of the API
+	TLSCert           string // files; both empty: plain HTTP
+	TLSKey            string
+	DatabaseURL       string
+	DatabaseConns     int
+	TemporalAddress   string
+	TemporalNamespace string
+	BlobURL           string
+	Roles             []Role
+	Retention         time.Duration // of terminal jobs before they are archived
+	MachineRetention  time.Duration // of what machines were, and of what was counted against them
+	LogRetention      time.Duration // of logs of archived jobs; 0: no limit
+	OutputRetention   time.Duration // of outputs of archived jobs; 0: for ever
+	SuspectAfter      time.Duration // of silence a machine gets no work
+	LostAfter         time.Duration // of silence it is lost, where no job says otherwise
+	FenceMargin       time.Duration // for at_most_one work, beyond its machine's fence and its own grace
+	LostShare         float64       // of all machines may be lost within a minute
+	Grace             time.Duration // without verdicts after a gap in which no API could hear machines
+	ReconcileEvery    time.Duration
+	Policy            Policy  // of placing
+	RatePerSecond     float64 // calls of one token
+	Burst             int
+	SubmitRate        float64  // submits a second of a tenant whose quota does not say, over all replicas; 0: no limit
+	MaxConnections    int      // of the API
+	TrustedProxies    string   // networks of proxies whose X-Forwarded-For is believed
+	SecretKeyFile     string   // keys that secrets are sealed with; empty: none are kept
+	WebhookAllow      string   // networks besides public addresses that webhooks may be called in
+	FileInputs        []string // folders of machines that jobs may read, see admission.ParseVolumes
+	Pprof             string   // address for profiles; empty: none
+}
+
+// Default is the configuration that flags start from.
+func Default() Config {
+	return Config{
+		Listen:            "127.0.0.1:7070",
+		DatabaseConns:     24,
+		TemporalAddress:   "127.0.0.1:7233",
+		TemporalNamespace: "default",
+		Roles:             Roles,
+		Retention:         30 * 24 * time.Hour,
+		MachineRetention:  90 * 24 * time.Hour,
+		SuspectAfter:      berth.MachineLeaseTTL,
+		LostAfter:         berth.DefaultLostAfter,
+		FenceMargin:       berth.FenceMargin,
+		LostShare:         0.1,
+		Grace:             time.Minute,
+		ReconcileEvery:    10 * time.Second,
+		Policy:            defaultPolicy(),
+		RatePerSecond:     200,
+		Burst:             400,
+		SubmitRate:        100,
+		MaxConnections:    8192,
+	}
+}
+
+// Plays reports whether a role is among those of this process.
+func (c Config) Plays(r Role) bool { return slices.Contains(c.Roles, r) }
+
+// Validate returns every fault at once.
+func (c Config) Validate() error {
+	var faults []error
+	require := func(ok bool, format string, args ...any) {
+		if !ok {
+			faults = append(faults, fmt.Errorf(format, args...))
+		}
+	}
+	for _, r := range c.Roles {
+		require(slices.Contains(Roles, r), "role %q is not known: allowed are api, worker, dispatch, leader", r)
+	}
+	require(len(c.Roles) > 0, "no role: allowed are api, worker, dispatch, leader")
+	require(c.DatabaseURL != "", "no database: set --database-url or BERTH_DATABASE_URL to postgres://user@host/berth")
+	require(c.DatabaseConns >= 4 && c.DatabaseConns <= 1000, "%d database connections: allowed are 4 to 1000", c.DatabaseConns)
+	require(isHostPort(c.TemporalAddress), "temporal address %q: write HOST:PORT", c.TemporalAddress)
+	if c.Plays(RoleAPI) {
+		require(isHostPort(c.Listen), "listen address %q: write HOST:PORT", c.Listen)
+		require(c.BlobURL != "", "no blob store: set --blob-url or BERTH_BLOB_URL to file:///absolute/folder or s3://bucket?region=…")
+		require((c.TLSCert == "") == (c.TLSKey == ""), "TLS needs a certificate and its key")
+		require(c.MaxConnections >= 64 && c.MaxConnections <= 1_000_000, "%d connections of the API: allowed are 64 to 1000000", c.MaxConnections)
+		require(c.RatePerSecond > 0 && c.Burst > 0, "rate %v and burst %d: both must be above 0", c.RatePerSecond, c.Burst)
+	}
+	require(c.SubmitRate >= 0 && c.SubmitRate <= 100_000, "submit-rate %g: allowed are 0 (no limit) to 100000", c.SubmitRate)
+	_, err := publicnet.ParseNetworks(c.TrustedProxies)
+	require(err == nil, "trusted-proxies: %v", err)
+	_, err = publicnet.Parse(c.WebhookAllow)
+	require(err == nil, "webhook-allow: %v", err)
+	_, err = admission.ParseVolumes(c.FileInputs)
+	require(err == nil, "file-inputs: %v", err)
+	require(c.Pprof == "" || isLoopback(c.Pprof), "pprof address %q: allowed is HOST:PORT on loopback", c.Pprof)
+	for name, d := range map[string]time.Duration{
+		"retention": c.Retention, "suspect-after": c.SuspectAfter, "lost-after": c.LostAfter, "fence-margin": c.FenceMargin, "reconcile-every": c.ReconcileEvery,
+	} {
+		require(d > 0, "%s %s: must be above 0", name, d)
+	}
+	require(c.MachineRetention >= berth.LemonHours*time.Hour, "machine-retention %s: must be at least %d h, in which failures count against a machine", c.MachineRetention, berth.LemonHours)
+	require(c.LogRetention >= 0, "log-retention %s: must not be negative; 0 keeps logs without limit", c.LogRetention)
+	require(c.OutputRetention >= 0, "output-retention %s: must not be negative; 0 keeps outputs for ever", c.OutputRetention)
+	require(c.Grace >= 0, "grace %s: must not be negative", c.Grace)
+	require(c.LostAfter >= c.SuspectAfter, "lost-after %s is shorter than suspect-after %s", c.LostAfter, c.SuspectAfter)
+	require(c.LostShare > 0 && c.LostShare <= 1, "lost-share %g: must be above 0 and at most 1", c.LostShare)
+	return errors.Join(append(faults, c.Policy.faults()...)...)
+}
+
+// silence is how long machines may keep quiet.
+func (c Config) silence() db.Silence {
+	return db.Silence{Suspect: c.SuspectAfter, Lost: c.LostAfter, Margin: c.FenceMargin, Share: c.LostShare}
+}
+
+func isHostPort(s string) bool {
+	_, port, err := net.SplitHostPort(s)
+	return err == nil && port != ""
+}
+
+func isLoopback(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// LogValue shows the configuration without its secrets.
+func (c Config) LogValue() slog.Value {
+	roles := make([]string, len(c.Roles))
+	for i, r := range c.Roles {
+		roles[i] = string(r)
+	}
+	return slog.GroupValue(
+		slog.String("listen", c.Listen), slog.Bool("tls", c.TLSCert != ""), slog.String("roles", strings.Join(roles, ",")),
+		slog.String("database_url", redact(c.DatabaseURL)), slog.Int("database_conns", c.DatabaseConns),
+		slog.String("temporal_address", c.TemporalAddress), slog.String("temporal_namespace", c.TemporalNamespace),
+		slog.String("blob_url", redact(c.BlobURL)), slog.Duration("retention", c.Retention), slog.Duration("machine_retention", c.MachineRetention), slog.Duration("output_retention", c.OutputRetention),
+		slog.Duration("log_retention", c.LogRetention),
+		slog.Duration("suspect_after", c.SuspectAfter), slog.Duration("lost_after", c.LostAfter), slog.Duration("fence_margin", c.FenceMargin), slog.Float64("lost_share", c.LostShare), slog.Duration("grace", c.Grace),
+		slog.Duration("reconcile_every", c.ReconcileEvery), slog.Float64("rate", c.RatePerSecond), slog.Int("burst", c.Burst),
+		slog.Float64("submit_rate", c.SubmitRate), slog.Int("max_connections", c.MaxConnections), slog.String("trusted_proxies", c.TrustedProxies),
+		slog.String("secret_key_file", c.SecretKeyFile), slog.String("webhook_allow", c.WebhookAllow), slog.String("pprof", c.Pprof), slog.Any("policy", c.Policy),
+	)
+}
+
+// redact shows where a URL leads, without its password and its parameters,
+// among which keys may be.
+func redact(s string) string {
+	u, err := url.Parse(s)
+	if err != nil || u.Scheme == "" {
+		if s == "" {
+			return ""
+		}
+		return "(not shown)" // a keyword string may hold a password anywhere
+	}
+	if u.RawQuery != "" {
+		u.RawQuery = "..."
+	}
+	return u.Redacted()
+}

@@ -1,0 +1,63 @@
+package controlplane
+
+import (
+	"context"
+	"time"
+
+	"berth/db"
+	"berth/internal/lib/sealer"
+)
+
+const (
+	resealEvery = 10 * time.Minute
+	resealBatch = 100
+)
+
+// reseal keeps all secrets under the first key, so that older ones can be taken
+// out of the file. Any number of processes may do so at once.
+func (c *ControlPlane) reseal(d *db.DB, keys *sealer.Keys) part {
+	return func(ctx context.Context) error {
+		for {
+			if err := c.resealAll(ctx, d, keys); err != nil && ctx.Err() == nil {
+				c.log.Error("cannot reseal secrets", "err", err)
+			}
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(resealEvery):
+			}
+		}
+	}
+}
+
+func (c *ControlPlane) resealAll(ctx context.Context, d *db.DB, keys *sealer.Keys) error {
+	done, stuck := 0, 0
+	for after := (db.SealedSecret{}); ; {
+		list, err := d.SecretsNotUnder(ctx, keys.Current(), after, resealBatch)
+		if err != nil {
+			return err
+		}
+		for _, s := range list {
+			after = s
+			value, err := keys.Open(s.Tenant, s.Name, s.Key, s.Sealed)
+			if err != nil {
+				stuck++
+				c.log.Error("secret cannot be opened with this server's keys", "tenant", s.Tenant, "err", err)
+				continue
+			}
+			fresh := s
+			fresh.Key, fresh.Sealed = keys.Seal(s.Tenant, s.Name, value)
+			if err := d.Reseal(ctx, s, fresh); err != nil {
+				return err
+			}
+			done++
+		}
+		if len(list) < resealBatch {
+			break
+		}
+	}
+	if done+stuck > 0 {
+		c.log.Info("secrets sealed anew", "key", keys.Current(), "count", done, "left_under_unknown_keys", stuck)
+	}
+	return nil
+}

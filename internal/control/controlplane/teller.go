@@ -1,0 +1,258 @@
+package controlplane
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
+	"berth"
+	"berth/db"
+	"berth/internal/lib/tracing"
+)
+
+// teller is the database as steps and the API use it, with word in the traces of
+// jobs of what their rows say was decided: attempts that are settled, and jobs
+// that have ended. It reads the row once more for that, later and by itself, so
+// that nobody waits; without traces it is the database and nothing else.
+type teller struct {
+	*db.DB
+	traces *tracing.Tracing
+	log    *slog.Logger
+	queue  chan verdict
+	told   recent
+	last   time.Duration // of all that waits when the process ends
+}
+
+// verdict is what there is to tell of.
+type verdict struct {
+	job     berth.JobID
+	attempt int // that was settled; 0: the job has ended
+}
+
+const (
+	verdictsKept = 4096            // that wait to be told; more are not
+	tellLimit    = 5 * time.Second // of reading a row
+	tellLast     = 2 * time.Second
+)
+
+func newTeller(d *db.DB, traces *tracing.Tracing, log *slog.Logger) *teller {
+	t := &teller{DB: d, traces: traces, log: log, last: tellLast}
+	if traces != nil {
+		t.queue = make(chan verdict, verdictsKept)
+		t.told = recent{has: map[verdict]bool{}, list: make([]verdict, verdictsKept)}
+	}
+	return t
+}
+
+// Settle is db.DB's.
+func (t *teller) Settle(ctx context.Context, id berth.JobID, attempt int) (berth.SettleResult, error) {
+	result, err := t.DB.Settle(ctx, id, attempt)
+	if err == nil && result.Next != "" {
+		t.note(verdict{job: id, attempt: attempt})
+	}
+	return result, t.noteEnd(id, result.Next, err)
+}
+
+// Load is db.DB's.
+func (t *teller) Load(ctx context.Context, id berth.JobID) (berth.JobView, error) {
+	view, err := t.DB.Load(ctx, id)
+	return view, t.noteEnd(id, view.State, err)
+}
+
+// View is db.DB's.
+func (t *teller) View(ctx context.Context, id berth.JobID) (berth.JobView, error) {
+	view, err := t.DB.View(ctx, id)
+	return view, t.noteEnd(id, view.State, err)
+}
+
+// RequestCancel is db.DB's. A job whose workflow has not begun ends by it, and no
+// workflow looks at it any more.
+func (t *teller) RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (berth.State, error) {
+	state, err := t.DB.RequestCancel(ctx, tenant, id, actor, reason)
+	return state, t.noteEnd(id, state, err)
+}
+
+// Tend is db.DB's.
+func (t *teller) Tend(ctx context.Context, id berth.JobID) (berth.TendResult, error) {
+	result, err := t.DB.Tend(ctx, id)
+	return result, t.noteEnd(id, result.State, err)
+}
+
+func (t *teller) noteEnd(id berth.JobID, state berth.State, err error) error {
+	if err == nil && state.Terminal() {
+		t.note(verdict{job: id})
+	}
+	return err
+}
+
+// note never waits.
+func (t *teller) note(v verdict) {
+	if !t.traces.Tells(v.job) {
+		return
+	}
+	select {
+	case t.queue <- v:
+	default:
+	}
+}
+
+// run tells until ctx ends, and then what is left.
+func (t *teller) run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		select {
+		case v := <-t.queue:
+			t.tell(context.WithoutCancel(ctx), v)
+		case <-ctx.Done():
+		}
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.last)
+	defer cancel()
+	for last.Err() == nil {
+		select {
+		case v := <-t.queue:
+			t.tell(last, v)
+		default:
+			return ctx.Err()
+		}
+	}
+	return ctx.Err()
+}
+
+// tell reads the row and tells what it says. A step that was repeated asks for
+// the same again; what another process has told before is the same span. What could
+// not be read was not told: whoever asks again has it told then.
+func (t *teller) tell(ctx context.Context, v verdict) {
+	if t.told.has[v] {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, tellLimit)
+	defer cancel()
+	job, err := t.Job(ctx, "", v.job)
+	if err != nil {
+		t.log.Debug("job not told in its trace", "job_id", v.job, "err", err)
+		return
+	}
+	t.told.add(v)
+	for i := range job.Attempts {
+		if job.Attempts[i].Number == v.attempt {
+			t.tellAttempt(job, i)
+		}
+	}
+	if v.attempt == 0 {
+		t.tellEnd(job)
+	}
+}
+
+// tellAttempt tells how long an attempt waited for its grant and for its start,
+// and how it ended.
+func (t *teller) tellAttempt(job berth.Job, i int) {
+	a := job.Attempts[i]
+	number := attribute.Int("berth.attempt", a.Number)
+	about := append(tracing.AboutJob(job), number)
+	since := job.SubmittedAt
+	if i > 0 && job.Attempts[i-1].EndedAt != nil {
+		since = *job.Attempts[i-1].EndedAt
+	}
+	t.traces.Tell(tracing.Key{Job: job.ID, Attempt: a.Number, Name: "queue"}, tracing.JobKey(job.ID),
+		tracing.Past{Start: since, End: a.PlacedAt, About: about})
+	attempt := tracing.AttemptKey(job.ID, a.Number)
+	if a.StartedAt != nil {
+		t.traces.Tell(tracing.Key{Job: job.ID, Attempt: a.Number, Name: "launch"}, attempt,
+			tracing.Past{Start: a.PlacedAt, End: *a.StartedAt, About: about})
+	}
+	machines := make([]string, len(a.Machines))
+	for n, m := range a.Machines {
+		machines[n] = string(m)
+	}
+	p := tracing.Past{Start: a.PlacedAt, End: time.Now(), About: append(about,
+		attribute.StringSlice("berth.machines", machines), attribute.Int("berth.gpus", len(a.GPUs)), attribute.String("berth.next", string(a.Next)))}
+	if a.EndedAt != nil {
+		p.End = *a.EndedAt
+	}
+	if a.ResumeFrom != nil {
+		p.About = append(p.About, attribute.Int64("berth.resume_from", *a.ResumeFrom))
+	}
+	if a.ExitCode != nil {
+		p.About = append(p.About, attribute.Int("berth.exit_code", *a.ExitCode))
+	}
+	if a.Outcome != nil {
+		p.About = append(p.About, aboutReason(*a.Outcome)...)
+		if a.Next != berth.Canceled {
+			p.Fault = string(a.Outcome.Code)
+		}
+	}
+	t.traces.Tell(attempt, tracing.JobKey(job.ID), p)
+}
+
+// tellEnd tells of the job's whole way, and of a wait that nothing came of.
+func (t *teller) tellEnd(job berth.Job) {
+	end := time.Now()
+	if job.FinishedAt != nil {
+		end = *job.FinishedAt
+	}
+	fault := ""
+	if job.Status == berth.Failed && job.Reason != nil {
+		fault = string(job.Reason.Code)
+	}
+	if since, waited := inQueue(job); waited {
+		n := len(job.Attempts) + 1
+		t.traces.Tell(tracing.Key{Job: job.ID, Attempt: n, Name: "queue"}, tracing.JobKey(job.ID),
+			tracing.Past{Start: since, End: end, About: append(tracing.AboutJob(job), attribute.Int("berth.attempt", n)), Fault: fault})
+	}
+	p := tracing.Past{Start: job.SubmittedAt, End: end, Fault: fault, About: append(tracing.AboutJob(job),
+		attribute.String("berth.status", string(job.Status)), attribute.Int("berth.attempts", len(job.Attempts)),
+		attribute.Int("berth.failures", job.Failures), attribute.Int("berth.losses", job.Losses), attribute.Int("berth.preemptions", job.Preemptions))}
+	if job.Reason != nil {
+		p.About = append(p.About, aboutReason(*job.Reason)...)
+	}
+	p.Links = t.links(job)
+	t.traces.Tell(tracing.JobKey(job.ID), tracing.Key{}, p)
+}
+
+// inQueue reports since when a job had been waiting that ended while it did.
+func inQueue(job berth.Job) (since time.Time, waited bool) {
+	if job.Kind != "" && job.Kind != berth.KindJob {
+		return since, false // arrays and pipelines wait for no place
+	}
+	if len(job.Attempts) == 0 {
+		return job.SubmittedAt, true
+	}
+	last := job.Attempts[len(job.Attempts)-1]
+	if last.Next != berth.Retrying || last.EndedAt == nil {
+		return since, false
+	}
+	return *last.EndedAt, true
+}
+
+// links lead to the traces of the jobs that this one came of.
+func (t *teller) links(job berth.Job) (links []trace.Link) {
+	if job.Parent != nil {
+		links = append(links, t.traces.LinkTo(*job.Parent, "parent"))
+	}
+	if job.RetryOf != nil {
+		links = append(links, t.traces.LinkTo(*job.RetryOf, "retry_of"))
+	}
+	return links
+}
+
+// aboutReason leaves the message out, which may quote what a job wrote.
+func aboutReason(r berth.Reason) []attribute.KeyValue {
+	return []attribute.KeyValue{attribute.String("berth.reason", string(r.Code)), attribute.String("berth.rule", r.Rule)}
+}
+
+// recent are the latest verdicts that were told, as many as may wait.
+type recent struct {
+	has  map[verdict]bool
+	list []verdict
+	next int
+}
+
+// add takes in a verdict that it does not have.
+func (r *recent) add(v verdict) {
+	delete(r.has, r.list[r.next])
+	r.list[r.next], r.has[v] = v, true
+	r.next = (r.next + 1) % len(r.list)
+}

@@ -1,0 +1,152 @@
+package controlplane
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"berth"
+	"berth/db"
+	"berth/db/dbtest"
+	"berth/internal/lib/tracing"
+)
+
+// telling is a teller over a database, and what it tells once it has stopped.
+func telling(t *testing.T, o tracing.Options) (*teller, func() tracetest.SpanStubs) {
+	t.Helper()
+	d, err := db.Open(t.Context(), dbtest.URL(t), db.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	kept := tracetest.NewInMemoryExporter()
+	o.Exporter = kept
+	x, err := tracing.Open(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(x.Close)
+	told := newTeller(d, x, slog.New(slog.DiscardHandler))
+	told.last = time.Minute // however busy the machine is
+	return told, func() tracetest.SpanStubs {
+		t.Helper()
+		ctx, stop := context.WithCancel(t.Context())
+		stop()
+		_ = told.run(ctx) // it tells what waits, and ends
+		if err := x.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return kept.GetSpans()
+	}
+}
+
+func submitted(t *testing.T, d *db.DB) berth.Job {
+	t.Helper()
+	job, _, err := d.Submit(t.Context(), db.Submission{Tenant: "default", Spec: berth.JobSpec{Name: "digits", Image: "busybox"}.WithDefaults(), Actor: "user:test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return job
+}
+
+// Nobody else sees it end: there is no workflow yet.
+func TestAJobThatIsCanceledInTheQueueIsTold(t *testing.T) {
+	t.Parallel()
+	told, spans := telling(t, tracing.Options{})
+	job := submitted(t, told.DB)
+	for range 3 { // whoever hears of it again tells nothing more
+		if state, err := told.RequestCancel(t.Context(), "", job.ID, "user:test", nil); err != nil || state != berth.Canceled {
+			t.Fatal(state, err)
+		}
+		if _, err := told.Load(t.Context(), job.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list := spans()
+	if len(list) != 2 {
+		t.Fatalf("told: %+v", list)
+	}
+	queue, root := list[0], list[1]
+	if root.Name != "job" || queue.Name != "queue" || root.Parent.IsValid() || queue.Parent.SpanID() != root.SpanContext.SpanID() {
+		t.Errorf("%s under %v, %s under %v", root.Name, root.Parent, queue.Name, queue.Parent)
+	}
+	if root.SpanContext.TraceID() != tracing.JobTrace(job.ID) || root.Status.Code == codes.Error || !root.StartTime.Equal(job.SubmittedAt) {
+		t.Errorf("the job is told as %v from %s, %+v", root.SpanContext, root.StartTime, root.Status)
+	}
+	about := map[string]string{}
+	for _, a := range root.Attributes {
+		about[string(a.Key)] = a.Value.Emit()
+	}
+	if about["berth.status"] != "canceled" || about["berth.reason"] != string(berth.ReasonCanceledByUser) || about["berth.attempts"] != "0" {
+		t.Errorf("the job is told as %v", about)
+	}
+}
+
+// What could not be read was not told, and is told when it is asked for again; the
+// rest of what waits when the process ends has its time together, not each its own.
+func TestAVerdictThatCouldNotBeReadIsNotTakenForTold(t *testing.T) {
+	t.Parallel()
+	told, spans := telling(t, tracing.Options{})
+	job := submitted(t, told.DB)
+	if _, err := told.RequestCancel(t.Context(), "", job.ID, "user:test", nil); err != nil {
+		t.Fatal(err)
+	}
+	over, end := context.WithCancel(t.Context())
+	end()
+	told.tell(over, <-told.queue)
+	if list := spans(); len(list) != 0 {
+		t.Fatalf("read after the time was over: %+v", list)
+	}
+	if _, err := told.Load(t.Context(), job.ID); err != nil {
+		t.Fatal(err)
+	}
+	if list := spans(); len(list) != 2 {
+		t.Errorf("asked for again it is told as %+v", list)
+	}
+}
+
+func TestWhatIsNotSampledIsNotRead(t *testing.T) {
+	t.Parallel()
+	told, spans := telling(t, tracing.Options{Sampler: "always_off"})
+	job := submitted(t, told.DB)
+	if _, err := told.RequestCancel(t.Context(), "", job.ID, "user:test", nil); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(told.queue); n != 0 {
+		t.Errorf("%d verdicts wait to be told", n)
+	}
+	if list := spans(); len(list) != 0 {
+		t.Errorf("told: %+v", list)
+	}
+}
+
+// Steps never wait to be told of, even if nobody tells.
+func TestStepsDoNotWaitForTheTeller(t *testing.T) {
+	t.Parallel()
+	told, _ := telling(t, tracing.Options{})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 2 * verdictsKept {
+			told.note(verdict{job: berth.NewJobID(time.Now())})
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		t.Fatal("a step waits")
+	}
+}
+
+func TestWithoutTracesThereIsNothingToTell(t *testing.T) {
+	t.Parallel()
+	told := newTeller(nil, nil, nil)
+	told.note(verdict{job: berth.NewJobID(time.Now())})
+	if told.queue != nil || told.told.list != nil {
+		t.Error("a teller without traces keeps something")
+	}
+}

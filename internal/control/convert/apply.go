@@ -1,0 +1,87 @@
+package convert
+
+import (
+	"slices"
+
+	"berth"
+	"berth/db"
+	"berth/placement"
+)
+
+// Missing are the classes of waiting jobs that the snapshot does not have yet.
+func Missing(s *placement.Snapshot, jobs []db.QueueJob) []string {
+	var missing []string
+	for _, row := range jobs {
+		if Waits(row) && !s.HasClass(row.Class) && !slices.Contains(missing, row.Class) {
+			missing = append(missing, row.Class)
+		}
+	}
+	return missing
+}
+
+// Apply brings changes into a snapshot that has their classes; a job whose class
+// has no request is left out. blocked is as for Machine; starting reports
+// whether a job's start was decided and its row may not say so yet.
+func Apply(s *placement.Snapshot, c db.Changes, blocked func(berth.MachineID) string, starting func(berth.JobID) bool) {
+	for _, row := range c.Machines {
+		if row.State == berth.MachineRetired {
+			s.RemoveMachine(row.ID)
+		} else {
+			s.UpsertMachine(Machine(row, blocked(row.ID)))
+		}
+	}
+	for _, row := range c.Caches {
+		s.SetCache(row.Machine, row.Holds)
+	}
+	held := map[berth.JobID][]db.Holder{}
+	for _, h := range c.Holders {
+		held[h.Job] = append(held[h.Job], h)
+	}
+	for _, row := range c.Jobs {
+		if Waits(row) && s.HasClass(row.Class) {
+			s.UpsertJob(Job(row))
+		} else {
+			s.RemoveJob(row.ID)
+		}
+		switch {
+		case row.State.HoldsCapacity():
+			s.UpsertRunning(Running(row, held[row.ID]))
+		case !starting(row.ID):
+			s.RemoveRunning(row.ID)
+		}
+	}
+	marks := make([]placement.Earmark, len(c.Earmarks))
+	for i, e := range c.Earmarks {
+		marks[i] = Earmark(e)
+	}
+	s.SetEarmarks(marks)
+}
+
+// Tenants makes the snapshot's tenants those of the list, with what its running
+// jobs have used of budgets, and returns them by id. before is what it returned
+// last.
+func Tenants(s *placement.Snapshot, list []db.TenantRow, before map[berth.TenantID]db.TenantRow) map[berth.TenantID]db.TenantRow {
+	known := make(map[berth.TenantID]db.TenantRow, len(list))
+	now := make(map[berth.TenantID]placement.Tenant, len(list))
+	budgets := false
+	for _, row := range list {
+		known[row.ID], now[row.ID] = row, Tenant(row)
+		budgets = budgets || row.Quota.Budget != nil
+	}
+	if budgets {
+		s.EachRunning(func(r placement.Running) {
+			if row := known[r.Tenant]; row.Quota.Budget != nil && row.Quota.Budget.Since != nil {
+				now[r.Tenant] = Spend(now[r.Tenant], r, *row.Quota.Budget.Since)
+			}
+		})
+	}
+	for id := range before {
+		if _, ok := known[id]; !ok {
+			s.RemoveTenant(id)
+		}
+	}
+	for _, t := range now {
+		s.UpsertTenant(t)
+	}
+	return known
+}

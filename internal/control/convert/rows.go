@@ -1,0 +1,190 @@
+package convert
+
+import (
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/placement"
+)
+
+// Waits reports whether placement may give the job room.
+func Waits(row db.QueueJob) bool { return row.State == berth.Queued || row.State == berth.Retrying }
+
+// Machine is a machine's row. blocked is why it gets no work although its row
+// says nothing against it; "" if it does.
+func Machine(row db.PoolMachine, blocked string) placement.Machine {
+	p := placement.Machine{
+		ID: row.ID, Epoch: row.Epoch, State: row.State, Blocked: blocked,
+		Pool: row.Pool, Region: row.Region, Site: row.Site, Labels: row.Labels, Total: row.Total, Used: row.Used, Fences: row.Fences,
+		Network: row.Network,
+	}
+	if row.EngineSilentSince != nil {
+		p.EngineSilentSince = *row.EngineSilentSince
+	}
+	for _, g := range row.GPUs {
+		p.GPUs = append(p.GPUs, placement.Device{Index: g.Index, Model: g.Model, MemoryMiB: g.MemoryMiB, Healthy: g.Healthy, UsedMilli: g.UsedMilli})
+	}
+	return p
+}
+
+// Blocked says which machines get no work although their rows say nothing
+// against it, and why.
+func Blocked(disobedient []berth.MachineID, miscounts []db.Miscount) map[berth.MachineID]string {
+	why := map[berth.MachineID]string{}
+	for _, id := range disobedient {
+		why[id] = "does not end what it was told to kill"
+	}
+	for _, m := range miscounts {
+		why[m.Machine] = "its counters are wrong: " + m.Detail
+	}
+	return why
+}
+
+// Job is the row of a job that waits.
+func Job(row db.QueueJob) placement.Job {
+	j := placement.Job{
+		ID: row.ID, Tenant: row.Tenant, Class: row.Class, Version: row.Version, Attempt: row.Attempt,
+		Priority: row.Priority, Preemptible: row.Preemptible, SubmittedAt: row.SubmittedAt, EligibleAt: row.EligibleAt,
+		Held: row.Held, Avoid: row.Avoid, TimeLimit: longest(row.RunLimit, row.Grace), Done: row.Ran,
+		PreemptedFor: row.GaveWayTo, Unaged: row.Unaged, Stalled: row.Stalled,
+		Parent: row.Parent, Parallel: row.Parallel, Data: row.Data, Expected: row.Expected, ExpectedBy: row.ExpectedBy,
+	}
+	if row.QueueDeadline != nil {
+		j.QueueDeadline = *row.QueueDeadline
+	}
+	return j
+}
+
+// longest is for how long a job with a limit may hold its room once it runs.
+func longest(limit, grace time.Duration) time.Duration {
+	if limit == 0 {
+		return 0
+	}
+	return limit + grace
+}
+
+// Running is the row of a job that holds room, with what it holds: of its
+// present attempt, and of older ones on silent machines.
+func Running(row db.QueueJob, held []db.Holder) placement.Running {
+	r := placement.Running{
+		Job: row.ID, Parent: row.Parent, Tenant: row.Tenant, Class: row.Class, Version: row.Version, Attempt: row.Attempt,
+		Priority: row.Priority, Preemptible: row.Preemptible, SubmittedAt: row.SubmittedAt,
+		Done: row.Ran, Expected: row.Expected, PreemptedFor: row.GaveWayTo, TimeLimit: longest(row.RunLimit, row.Grace),
+		Stopping: row.State == berth.Preempting || row.State == berth.Canceling,
+	}
+	for _, h := range held {
+		r.Ranks = append(r.Ranks, h.Ranks...)
+		if h.Attempt != row.Attempt {
+			r.Preemptible = false // nobody can tell it to stop
+			continue
+		}
+		r.StartedAt = h.PlacedAt
+		if h.StartedAt != nil && r.TimeLimit > 0 {
+			r.TimeLimit += h.StartedAt.Sub(h.PlacedAt) // the limit counts from the start
+		}
+		if row.VerifiedAt != nil && row.VerifiedAt.After(h.PlacedAt) {
+			r.Checkpoint = *row.VerifiedAt
+		}
+		if h.StopBy != nil {
+			r.Stopping, r.StopBy = true, *h.StopBy
+		}
+	}
+	return r
+}
+
+// Starting is a job of which the start was just decided, as Running will have it
+// once its row says so.
+func Starting(j placement.Job, s berth.Start, now time.Time) placement.Running {
+	return placement.Running{
+		Job: j.ID, Parent: j.Parent, Tenant: j.Tenant, Class: j.Class, Version: s.Version + 1, Attempt: s.Attempt,
+		Priority: j.Priority, SubmittedAt: j.SubmittedAt, Ranks: s.Ranks,
+		StartedAt: now, TimeLimit: j.TimeLimit, Done: j.Done, Expected: j.Expected, PreemptedFor: j.PreemptedFor,
+	}
+}
+
+// Earmark is room that is kept. One whose victim holds the room still is told
+// with it; once the victim has stopped, the room is kept from everybody.
+func Earmark(row db.Earmark) placement.Earmark {
+	e := placement.Earmark{For: row.Beneficiary, Machine: row.Machine, Capacity: row.Capacity, GPUs: row.GPUs, ExpiresAt: row.ExpiresAt}
+	e.Repair = row.Victim == row.Beneficiary
+	if row.Asleep {
+		e.Victim = row.Victim
+	}
+	return e
+}
+
+// Tenant is a tenant's row. What still runs is in none of its amounts but the
+// budget's, which the caller adds.
+func Tenant(row db.TenantRow) placement.Tenant {
+	q := row.Quota
+	t := placement.Tenant{
+		ID: row.ID, Parent: row.Parent, Weight: row.Weight,
+		Guarantee: capacity(q.Guarantee, 0), Limit: capacity(q.Limit, placement.None), Borrow: borrow(q.Borrow),
+		Usage:   placement.Usage{At: row.Now, CPU: row.Usage.CPU, MemoryMiB: row.Usage.MemoryMiB, GPU: row.Usage.GPU},
+		Stalled: row.Stalled,
+	}
+	if q.MaxRunning != nil {
+		t.MaxRunning = *q.MaxRunning
+	}
+	if row.StalledSince != nil {
+		t.StalledSince = *row.StalledSince
+	}
+	if q.Budget != nil {
+		t.Budget = placement.Budget{GPUHours: q.Budget.GPUHours, Spent: row.Usage.Spent / 3600, At: row.Now}
+	}
+	return t
+}
+
+// Spend adds to a tenant's budget what a holder has used of it in the present
+// period, which began at since.
+func Spend(t placement.Tenant, r placement.Running, since time.Time) placement.Tenant {
+	began := r.StartedAt
+	if began.Before(since) {
+		began = since
+	}
+	if used := t.Budget.At.Sub(began); t.Budget.GPUHours > 0 && used > 0 {
+		for _, g := range r.Ranks {
+			t.Budget.Spent += float64(g.Capacity.GPUMilli) / 1000 * used.Hours()
+		}
+	}
+	return t
+}
+
+// capacity is amounts as the engine has them: 0 says nothing of a resource, so
+// an amount of nothing has a value of its own.
+func capacity(a *berth.Amounts, nothing int64) berth.Capacity {
+	if a == nil {
+		return berth.Capacity{}
+	}
+	amount := func(n int64) int64 {
+		if n == 0 {
+			return nothing
+		}
+		return n
+	}
+	var c berth.Capacity
+	if a.CPUs != nil {
+		c.CPUMilli = amount(int64(*a.CPUs))
+	}
+	if a.Memory != nil {
+		c.MemoryMiB = amount(int64(*a.Memory))
+	}
+	if a.GPUs != nil {
+		c.GPUMilli = amount(int64(*a.GPUs))
+	}
+	return c
+}
+
+func borrow(b berth.Borrow) placement.Borrow {
+	switch b {
+	case berth.BorrowAny, "":
+		return placement.BorrowAny
+	case berth.BorrowPreemptible:
+		return placement.BorrowPreemptible
+	case berth.BorrowNone:
+		return placement.BorrowNothing
+	default:
+		panic("unknown borrow " + string(b))
+	}
+}

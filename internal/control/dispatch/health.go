@@ -1,0 +1,151 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"go.temporal.io/api/serviceerror"
+)
+
+const (
+	// patience is how long Temporal may fail before the leader should stop
+	// placing: what it places then would sit reserved, and nobody run it. As long
+	// a crowded server may be too slow before that counts as no answer at all.
+	patience = 15 * time.Second
+
+	lookEvery  = time.Second     // at what is known
+	probeEvery = 5 * time.Second // while nothing else shows that Temporal answers
+)
+
+// health is what the last calls to Temporal told. The zero value is down.
+type health struct {
+	mu   sync.Mutex
+	ok   bool
+	okAt time.Time
+	up   chan struct{} // gets a value when Temporal answers again
+}
+
+// note takes the outcome of a call. It returns whether Temporal answered.
+func (h *health) note(err error) bool {
+	answered := answered(err)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if isSlow(err) && h.ok && time.Since(h.okAt) < patience {
+		return false
+	}
+	if answered && !h.ok {
+		select {
+		case h.up <- struct{}{}:
+		default:
+		}
+	}
+	h.ok = answered
+	if answered {
+		h.okAt = time.Now()
+	}
+	return answered
+}
+
+// answered reports whether an error is an answer of Temporal's, and not the
+// want of one.
+func answered(err error) bool {
+	var unavailable *serviceerror.Unavailable
+	var deadline *serviceerror.DeadlineExceeded
+	var namespace *serviceerror.NamespaceNotFound
+	var exhausted *serviceerror.ResourceExhausted
+	var answer serviceerror.ServiceError
+	switch {
+	case err == nil:
+		return true
+	case errors.As(err, &unavailable), errors.As(err, &deadline), errors.As(err, &namespace), errors.As(err, &exhausted):
+		return false
+	}
+	return errors.As(err, &answer)
+}
+
+// isSlow reports whether a call ran out of time, or was turned away by a server
+// that has too much to do.
+func isSlow(err error) bool {
+	var deadline *serviceerror.DeadlineExceeded
+	var exhausted *serviceerror.ResourceExhausted
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &deadline) || errors.As(err, &exhausted)
+}
+
+// isOverload reports whether an error says that Temporal has too much to do, or
+// is not there: the limit of calls shrinks by it.
+func isOverload(err error) bool {
+	var unavailable *serviceerror.Unavailable
+	return isSlow(err) || errors.As(err, &unavailable)
+}
+
+func (h *health) isUp() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.ok
+}
+
+func (h *health) since() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return time.Since(h.okAt)
+}
+
+// Healthy reports whether what is placed now will be driven: Temporal answers,
+// or has not failed for long.
+func (d *Dispatcher) Healthy() bool {
+	h := &d.health
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.ok || time.Since(h.okAt) < patience
+}
+
+// note takes the outcome of a call made under ctx, whose end tells nothing.
+func (d *Dispatcher) note(ctx context.Context, err error) (answered bool) {
+	return ctx.Err() != nil || d.health.note(err)
+}
+
+// Check is nil if Temporal answers. It looks up a workflow that does not exist:
+// the cheapest question that only a server with our namespace can answer.
+func (d *Dispatcher) Check(ctx context.Context) error {
+	call, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	_, err := d.temporal.DescribeWorkflowExecution(call, "berth/probe", "")
+	if d.note(ctx, err) {
+		return ctx.Err()
+	}
+	return err
+}
+
+// probe finds out whether Temporal answers when nothing else does, and lets
+// the pokes go when it does again.
+func (d *Dispatcher) probe(ctx context.Context) {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	was := true
+	for {
+		var err error
+		if !d.health.isUp() || d.health.since() >= probeEvery {
+			err = d.Check(ctx)
+		}
+		up := d.health.isUp()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case up && !was:
+			d.log.Info("temporal answers")
+		case !up && was:
+			d.log.Warn("temporal does not answer; jobs run on, starts and pokes wait", "err", err)
+		}
+		was = up
+		if up {
+			d.pokes.resume()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,234 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"go.temporal.io/api/serviceerror"
+
+	"berth"
+	"berth/db"
+	"berth/internal/lib/failpoint"
+	"berth/internal/lib/overload"
+)
+
+// maxPokes bounds what is remembered while Temporal is away. The reconciler
+// repeats what goes beyond.
+const maxPokes = 100_000
+
+// pokes are jobs whose workflows are to be signalled, each once, in the order
+// of the first wish.
+type pokes struct {
+	mu     sync.Mutex
+	change *sync.Cond
+	queue  []berth.JobID
+	wanted map[berth.JobID]struct{} // those in queue
+	failed map[berth.JobID]int      // how often in a row, of those that wait to be poked again
+	paused bool                     // Temporal does not answer
+	closed bool
+}
+
+func (p *pokes) init() {
+	p.change = sync.NewCond(&p.mu)
+	p.wanted = map[berth.JobID]struct{}{}
+	p.failed = map[berth.JobID]int{}
+}
+
+// add returns false if there is no room.
+func (p *pokes) add(id berth.JobID) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, ok := p.wanted[id]; ok {
+		return true
+	}
+	if len(p.queue) >= maxPokes {
+		return false
+	}
+	p.wanted[id] = struct{}{}
+	p.queue = append(p.queue, id)
+	p.change.Signal()
+	return true
+}
+
+// next waits for a job to poke; false when closed.
+func (p *pokes) next() (berth.JobID, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for !p.closed && (p.paused || len(p.queue) == 0) {
+		p.change.Wait()
+	}
+	if p.closed {
+		return "", false
+	}
+	id := p.queue[0]
+	p.queue = p.queue[1:]
+	delete(p.wanted, id) // before the signal: a wish from now on is a new one
+	return id, true
+}
+
+func (p *pokes) pause() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.paused = true
+}
+
+func (p *pokes) resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.paused {
+		p.paused = false
+		p.change.Broadcast()
+	}
+}
+
+func (p *pokes) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	p.change.Broadcast()
+}
+
+// later adds a job again after a pause that grows with its failures. A poke that
+// is wished for meanwhile goes at once, and stands for this one too.
+func (p *pokes) later(id berth.JobID, failed bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if failed {
+		p.failed[id]++
+	}
+	time.AfterFunc(pause(max(1, p.failed[id])), func() { p.add(id) })
+}
+
+// failures is how often in a row a poke of the job has failed.
+func (p *pokes) failures(id berth.JobID) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.failed[id]
+}
+
+func (p *pokes) succeed(id berth.JobID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.failed, id)
+}
+
+// Poke tells the workflows of jobs to look at their rows, soon and without
+// saying whether that worked.
+func (d *Dispatcher) Poke(ids ...berth.JobID) {
+	for _, id := range ids {
+		if !d.handOver(id) && !d.pokes.add(id) {
+			d.log.Warn("poke dropped", "job_id", id, "waiting", maxPokes)
+		}
+	}
+}
+
+// hearPokes pokes what this process has written about without holding the
+// dispatcher in its hands: parents of jobs that ended, elements of parents.
+func (d *Dispatcher) hearPokes(ctx context.Context) {
+	sub := d.db.Hub().SubscribeFrom(db.TopicPoke, "*", db.Here)
+	defer sub.Close()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-sub.C:
+			d.Poke(jobs(sub.Keys())...)
+		}
+	}
+}
+
+func (d *Dispatcher) sendPokes(ctx context.Context) {
+	for {
+		id, ok := d.pokes.next()
+		if !ok {
+			return
+		}
+		if err := d.signal(ctx, id); err != nil && ctx.Err() == nil {
+			d.log.Debug("poke not delivered", "job_id", id, "err", err)
+		}
+	}
+}
+
+// signal pokes one workflow. Of a job without an open one there is nothing to
+// tell. Where Temporal does not answer the poke is kept for later.
+func (d *Dispatcher) signal(ctx context.Context, id berth.JobID) error {
+	if err := failpoint.Hit("dispatch.poke.before"); err != nil {
+		return err // and the poke is lost
+	}
+	repeat := d.pokes.failures(id) > 0
+	if repeat && !d.repeats.Repeat() {
+		d.pokes.later(id, false)
+		return nil
+	}
+	err := d.Call(ctx, overload.End, func(ctx context.Context) error {
+		return d.temporal.SignalWorkflow(ctx, berth.JobWorkflowID(id), "", berth.SignalPoke, nil)
+	})
+	switch {
+	case ctx.Err() != nil:
+		return err
+	case errors.Is(err, overload.ErrShed):
+		d.pokes.later(id, false)
+	case !answered(err):
+		if !d.health.isUp() {
+			d.pokes.pause()
+		}
+		d.pokes.later(id, true)
+	default:
+		d.pokes.succeed(id)
+		if repeat {
+			d.repeats.Refund()
+		}
+		d.repeats.Succeeded()
+	}
+	if _, gone := errors.AsType[*serviceerror.NotFound](err); gone {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return failpoint.Hit("dispatch.poke.after")
+}
+
+// waiter is a first step that waits in this process for news of its job.
+type waiter struct{ sub *db.Subscription }
+
+// Expect registers a wait for news of a job: pokes of this process, which are
+// handed over instead of signalled, and hints of others. done ends it and
+// reports whether news came since the last receive.
+func (d *Dispatcher) Expect(id berth.JobID) (news <-chan struct{}, done func() (poked bool)) {
+	w := &waiter{d.db.Hub().SubscribeFrom(db.TopicJob, string(id), db.Elsewhere)}
+	d.mu.Lock()
+	d.waiters[id] = w // of two, the older is a step that was given up
+	d.mu.Unlock()
+	return w.sub.C, func() bool {
+		d.mu.Lock()
+		if d.waiters[id] == w {
+			delete(d.waiters, id)
+		}
+		d.mu.Unlock()
+		w.sub.Close()
+		select {
+		case <-w.sub.C:
+			return true
+		default:
+			return false
+		}
+	}
+}
+
+// handOver gives a poke to the step that waits for it, if one does.
+func (d *Dispatcher) handOver(id berth.JobID) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	w, ok := d.waiters[id]
+	if !ok {
+		return false
+	}
+	select {
+	case w.sub.C <- struct{}{}:
+	default: // it has not read yet what came before
+	}
+	return true
+}

@@ -1,0 +1,236 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	enumspb "go.temporal.io/api/enums/v1"
+	"go.temporal.io/api/serviceerror"
+	"go.temporal.io/sdk/client"
+	"go.temporal.io/sdk/temporal"
+
+	"berth"
+	"berth/db"
+	"berth/internal/lib/failpoint"
+	"berth/internal/lib/overload"
+)
+
+var (
+	tenantAttribute = temporal.NewSearchAttributeKeyKeyword(berth.AttributeTenant)
+	kindAttribute   = temporal.NewSearchAttributeKeyKeyword(berth.AttributeKind)
+)
+
+// hear starts what the hints of an origin tell of. What this process stored is
+// its own to start; for what others stored it waits a moment, and mostly finds
+// it started. While Temporal is slow that moment is longer: those others are slow
+// as well, and a start that comes twice costs as much as one.
+func (d *Dispatcher) hear(ctx context.Context, from db.Origin, moment time.Duration) {
+	sub := d.db.Hub().SubscribeFrom(db.TopicSubmit, "*", from)
+	defer sub.Close()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-sub.C:
+		}
+		ids := jobs(sub.Keys())
+		if len(ids) == 0 || !d.health.isUp() || d.gate.Pressure().Paused {
+			continue // the sweep finds them
+		}
+		if from == db.Elsewhere {
+			moment = max(d.opts.Moment, min(d.opts.SweepEvery, slowMoments*d.calls.Stats().Typical))
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(moment):
+		}
+		rows, err := d.db.Submitted(overload.As(ctx, overload.Start), ids)
+		if err != nil {
+			d.log.Warn("submitted jobs not read", "err", err)
+			continue
+		}
+		d.queue(ctx, rows)
+	}
+}
+
+// jobs drops keys that are no job ids: a break in the hints leaves an empty key.
+func jobs(keys []string) []berth.JobID {
+	ids := make([]berth.JobID, 0, len(keys))
+	for _, k := range keys {
+		if id, err := berth.ParseJobID(k); err == nil {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// sweep starts overlooked workflows: now and then, as soon as Temporal answers
+// again, and where a start has failed, when it is due again.
+func (d *Dispatcher) sweep(ctx context.Context) {
+	tick := time.NewTicker(d.opts.SweepEvery)
+	defer tick.Stop()
+	again := time.NewTicker(againEvery)
+	defer again.Stop()
+	for {
+		age := d.opts.SweepEvery
+		select {
+		case <-ctx.Done():
+			return
+		case <-again.C:
+			d.repeatFailed(ctx)
+			continue
+		case <-tick.C:
+		case <-d.health.up:
+			age = 0
+			d.forgive()
+		}
+		d.forget()
+		if !d.health.isUp() || d.gate.Pressure().Paused {
+			continue
+		}
+		rows, err := d.db.SubmittedBefore(overload.As(ctx, overload.Sweep), age, sweepBatch)
+		if err != nil {
+			if ctx.Err() == nil {
+				d.log.Warn("submitted jobs not read", "err", err)
+			}
+			continue
+		}
+		d.queue(ctx, rows)
+	}
+}
+
+// queue hands jobs to the goroutines that start them, except those just started
+// and those whose start has failed and is not due again.
+func (d *Dispatcher) queue(ctx context.Context, rows []db.Dispatch) {
+	read := time.Now()
+	for _, row := range rows {
+		if !d.claim(row.Job) {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case d.starts <- start{row, read}:
+		}
+	}
+}
+
+func (d *Dispatcher) sendStarts(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case s := <-d.starts:
+			d.startQueued(ctx, s)
+		}
+	}
+}
+
+// startQueued starts the workflow of a job when it is its turn, and remembers
+// how that went. A repeat asks its budget before it takes a turn: a turn that a
+// refused repeat used up would be missing for first starts.
+func (d *Dispatcher) startQueued(ctx context.Context, s start) {
+	repeat := d.hasFailed(s.Job)
+	if repeat && !d.repeats.Repeat() {
+		d.postpone(s.Job)
+		return
+	}
+	refund := func() {
+		if repeat {
+			d.repeats.Refund()
+		}
+	}
+	if err := d.turn(ctx); err != nil {
+		refund()
+		d.unclaim(s.Job)
+		return
+	}
+	if time.Since(s.since) > stale {
+		rows, err := d.db.Submitted(overload.As(ctx, overload.Start), []berth.JobID{s.Job})
+		if err == nil && len(rows) == 0 { // another process started it, or it was canceled
+			refund()
+			d.gate.Starts.Return(1)
+			d.succeed(s.Job)
+			return
+		}
+	}
+	if !d.health.isUp() {
+		refund()
+		d.gate.Starts.Return(1)
+		d.unclaim(s.Job) // the sweep finds it when Temporal answers again
+		return
+	}
+	err := d.startOrFind(ctx, s.Dispatch, repeat)
+	switch {
+	case err == nil:
+		d.succeed(s.Job)
+		refund()
+		d.repeats.Succeeded()
+	case errors.Is(err, overload.ErrShed), ctx.Err() != nil: // the call was not made
+		refund()
+		d.gate.Starts.Return(1)
+		d.postpone(s.Job)
+	default:
+		in := d.fail(s.Job)
+		if d.health.isUp() { // else it was said once, for all
+			d.log.Warn("workflow start failed, will retry", "job_id", s.Job, "retry_in", in, "err", err)
+		}
+	}
+}
+
+// turn returns when a job may be started, as far as ended ones and the operator
+// let it; the limit of calls comes after that.
+func (d *Dispatcher) turn(ctx context.Context) error {
+	if err := d.gate.Starts.Wait(ctx); err != nil {
+		return err
+	}
+	return d.pace.Wait(ctx)
+}
+
+// startOrFind starts the workflow of a job. A repeat first looks whether the
+// call before it came through: a look costs Temporal less than a start that is
+// refused.
+func (d *Dispatcher) startOrFind(ctx context.Context, row db.Dispatch, repeat bool) error {
+	if repeat {
+		open, completed, err := d.describe(ctx, overload.Start, row.Job)
+		if err != nil || open || completed {
+			return err
+		}
+	}
+	_, err := d.start(ctx, overload.Start, row, enumspb.WORKFLOW_ID_REUSE_POLICY_ALLOW_DUPLICATE_FAILED_ONLY)
+	return err
+}
+
+// start starts the workflow of a job. It returns false if there is one already,
+// open, or closed in a way that the policy does not let be repeated.
+func (d *Dispatcher) start(ctx context.Context, class overload.Class, row db.Dispatch, policy enumspb.WorkflowIdReusePolicy) (started bool, err error) {
+	if err := failpoint.Hit("dispatch.start.before"); err != nil {
+		return false, err
+	}
+	err = d.Call(ctx, class, func(ctx context.Context) error {
+		_, err := d.temporal.ExecuteWorkflow(ctx, client.StartWorkflowOptions{
+			ID:                                       berth.JobWorkflowID(row.Job),
+			TaskQueue:                                berth.QueueControl,
+			WorkflowIDReusePolicy:                    policy,
+			WorkflowIDConflictPolicy:                 enumspb.WORKFLOW_ID_CONFLICT_POLICY_FAIL,
+			WorkflowExecutionErrorWhenAlreadyStarted: true,
+			TypedSearchAttributes:                    temporal.NewSearchAttributes(tenantAttribute.ValueSet(string(row.Tenant)), kindAttribute.ValueSet(row.Kind)),
+			StaticSummary:                            row.Name,
+			EnableEagerStart:                         true, // a worker of this process takes the first task along
+		}, berth.WorkflowOf(berth.Kind(row.Kind)), berth.JobInput{Job: row.Job})
+		return err
+	})
+	if _, already := errors.AsType[*serviceerror.WorkflowExecutionAlreadyStarted](err); already {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("start workflow of job %s: %w", row.Job, err)
+	}
+	if err := failpoint.Hit("dispatch.start.after"); err != nil {
+		return false, err
+	}
+	return true, nil
+}

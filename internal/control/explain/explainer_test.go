@@ -1,0 +1,278 @@
+package explain_test
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/db/dbtest"
+	"berth/internal/control/explain"
+	"berth/placement"
+)
+
+func open(t testing.TB) *db.DB {
+	t.Helper()
+	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	exec(t, d, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('m0', 'ready', 4000, 65536, 1000)`)
+	return d
+}
+
+func exec(t testing.TB, d *db.DB, sql string, args ...any) {
+	t.Helper()
+	if _, err := d.Pool().Exec(context.Background(), sql, args...); err != nil {
+		t.Fatalf("%v\n%s", err, sql)
+	}
+}
+
+// queued submits a job that wants so many cores and queues it.
+func queued(t testing.TB, d *db.DB, tenant berth.TenantID, cores int) berth.JobID {
+	t.Helper()
+	spec := berth.JobSpec{Name: "x", Image: "busybox"}
+	cpus := berth.MilliCPU(1000 * cores)
+	spec.Resources.CPUs = &cpus
+	job, _, err := d.Submit(context.Background(), db.Submission{Tenant: tenant, Spec: spec.WithDefaults(), Actor: "user:test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Load(context.Background(), job.ID); err != nil {
+		t.Fatal(err)
+	}
+	return job.ID
+}
+
+func why(t testing.TB, d *db.DB, o *explain.Explainer, id berth.JobID) placement.JobExplanation {
+	t.Helper()
+	row, request, err := d.QueueRow(context.Background(), "", id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, ok, err := o.Why(context.Background(), row, request)
+	if err != nil || !ok {
+		t.Fatalf("it waits: %v, %v", ok, err)
+	}
+	return w
+}
+
+func TestAnAnswerKnowsWhatWasWrittenBeforeTheQuestion(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	o := explain.New(d, placement.Policy{})
+	id := queued(t, d, "default", 8)
+	if w := why(t, d, o, id); w.Fit.Machines != 1 || len(w.Fit.Lacking) != 1 || w.StartsNow {
+		t.Errorf("too large: %+v", w)
+	}
+	exec(t, d, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('m1', 'ready', 16000, 65536, 1000)`)
+	if w := why(t, d, o, id); !w.StartsNow || len(w.Blockers) != 0 {
+		t.Errorf("with a machine for it: %+v", w)
+	}
+	exec(t, d, `UPDATE jobs SET held = true, version = version + 1 WHERE id = $1`, id)
+	if w := why(t, d, o, id); len(w.Blockers) != 1 || w.Blockers[0].Code != "held" || !w.Start.IsZero() {
+		t.Errorf("on hold: %+v", w)
+	}
+}
+
+func TestAPlanLeavesNoTrace(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	o := explain.New(d, placement.Policy{Backfill: 1})
+	id := queued(t, d, "default", 3)
+	want := why(t, d, o, id)
+	spec := berth.JobSpec{Name: "x", Image: "busybox"}.WithDefaults()
+	for n := range 3 {
+		r := spec.Request()
+		r.CPUMilli = int64(n+2) * 1000
+		w, err := o.WhyNew(t.Context(), placement.Job{ID: berth.NewJobID(time.Now()), Tenant: "default", Class: r.Class(), Priority: 500}, spec.Name, r)
+		if err != nil || w.StartsNow || w.Fit.FitNow != 1 && r.CPUMilli <= 4000 {
+			t.Errorf("a new job beside it: %+v, %v", w, err)
+		}
+	}
+	if got := why(t, d, o, id); got.Position != want.Position || got.StartsNow != want.StartsNow || got.Queue != want.Queue {
+		t.Errorf("after plans %+v, before %+v", got, want)
+	}
+}
+
+// A user is told how many jobs are to make room, and which of them are of the
+// own tenant.
+func TestJobsOfOtherTenantsAreNotNamed(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	exec(t, d, `INSERT INTO machine_leases (machine_id, epoch, until) VALUES ('m0', 1, now() + interval '1 hour')`)
+	exec(t, d, `INSERT INTO tenants (id) VALUES ('a'), ('b')`)
+	policy := placement.Policy{Preempt: true}
+	theirs, ours := queued(t, d, "b", 2), queued(t, d, "a", 2)
+	term, ok, err := d.OpenLease(db.LeaseLeader, "test").Acquire(t.Context(), time.Hour)
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	var starts []berth.Start
+	for _, id := range []berth.JobID{theirs, ours} {
+		starts = append(starts, berth.Start{Job: id, Version: 2, Attempt: 1, Ranks: []berth.Grant{{Machine: "m0", Epoch: 1, Capacity: berth.Capacity{CPUMilli: 2000, MemoryMiB: 2048}}}})
+	}
+	if c, err := d.CommitStarts(t.Context(), term, starts); err != nil || len(c.Started) != 2 {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	exec(t, d, `UPDATE allocations SET state = 'active', phase = 'running', claimed_at = now(), started_at = now()`)
+	exec(t, d, `UPDATE attempts SET started_at = now()`)
+	exec(t, d, `UPDATE jobs SET state = 'running', version = version + 1`)
+	high := queued(t, d, "a", 4)
+	exec(t, d, `UPDATE jobs SET priority = 900, version = version + 1 WHERE id = $1`, high)
+	o := explain.New(d, policy)
+	p := db.Preemption{For: high}
+	for _, id := range []berth.JobID{theirs, ours} {
+		p.Victims = append(p.Victims, db.Victim{Job: id, Version: 4, Attempt: 1, Why: "x"})
+		p.Earmarks = append(p.Earmarks, db.Earmark{Beneficiary: high, Machine: "m0", Capacity: berth.Capacity{CPUMilli: 2000, MemoryMiB: 1024}, Victim: id})
+	}
+	if refused, err := d.CommitPreemption(t.Context(), term, p); err != nil || refused != "" {
+		t.Fatal(refused, err)
+	}
+	for _, b := range why(t, d, o, high).Blockers {
+		if b.Code == "stopping" {
+			if len(b.Jobs) != 1 || b.Jobs[0] != ours {
+				t.Errorf("names %v, want %s alone", b.Jobs, ours)
+			}
+			return
+		}
+	}
+	t.Errorf("nothing is said of those that stop: %+v", why(t, d, o, high).Blockers)
+}
+
+// In order srsf an answer tells how long a job is expected to run, and by what.
+func TestAnAnswerTellsWhatAJobIsExpectedToRun(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	o := explain.New(d, placement.Policy{Order: placement.SRSF, Exponent: 1})
+	id := queued(t, d, "default", 8)
+	expected := func(w placement.JobExplanation) string {
+		for _, x := range w.Terms {
+			if x.Name == "expected" {
+				return x.Value + ": " + x.Text
+			}
+		}
+		return ""
+	}
+	ended := func(tenant string, seconds int) {
+		exec(t, d, `INSERT INTO jobs (id, tenant, name, class, priority, preemptible, state, grace_ms, lost_after_ms, actor, finished_at, ran_ms)
+			VALUES (gen_random_uuid(), $1, 'x', 'c', 500, true, 'succeeded', 0, 0, 'test', now(), 1000 * $2::int)`, tenant, seconds)
+	}
+	plan := func(name string, limit time.Duration) string {
+		t.Helper()
+		r := berth.JobSpec{Name: name, Image: "busybox"}.WithDefaults().Request()
+		w, err := o.WhyNew(t.Context(), placement.Job{ID: berth.NewJobID(time.Now()), Tenant: "default", Class: r.Class(), Priority: 500, TimeLimit: limit}, name, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return expected(w)
+	}
+	const unknown = "unknown: not known: it has no time_limit, and nothing like it has succeeded lately"
+	if got := expected(why(t, d, o, id)); got != unknown {
+		t.Errorf("without a history: %s", got)
+	}
+	ended("other", 7200)
+	ended("default", 60)
+	ended("default", 120)
+	ended("default", 600)
+	const median = "2m: expected to run 2m in all, the median of the latest 3 jobs of this name"
+	if got := expected(why(t, d, o, id)); got != median {
+		t.Errorf("with one: %s", got)
+	}
+	if got := plan("x", 0); got != median {
+		t.Errorf("a plan: %s", got)
+	}
+	if got := plan("y", 0); got != unknown {
+		t.Errorf("a plan of another name: %s", got)
+	}
+	if got := plan("x", time.Hour); got != "1h: given: its time_limit with stop_grace is 1h" {
+		t.Errorf("a plan with a limit: %s", got)
+	}
+	exec(t, d, `UPDATE jobs SET ran_ms = 90000, version = version + 1 WHERE id = $1`, id)
+	if got := expected(why(t, d, o, id)); got != median+"; it has run 1m30s" {
+		t.Errorf("of one that has run: %s", got)
+	}
+	exec(t, d, `UPDATE jobs SET ran_ms = 900000, version = version + 1 WHERE id = $1`, id)
+	if got := expected(why(t, d, o, id)); got != "unknown: expected to run 2m in all, the median of the latest 3 jobs of this name, which it has outrun" {
+		t.Errorf("of one that has run longer: %s", got)
+	}
+}
+
+// A tenant is told which machines hold what its job needs, and which it would go
+// to for that; a job that needs something else is another question.
+func TestAnAnswerTellsWhereTheDataIs(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	exec(t, d, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('m1', 'ready', 4000, 65536, 1000), ('m2', 'ready', 1000, 65536, 1000)`)
+	exec(t, d, `INSERT INTO machine_caches (machine_id, keys, mib) VALUES ('m1', '{7,8}', '{4096,16}'), ('m2', '{7}', '{4096}'), ('gone', '{7}', '{9999}')`)
+	o := explain.New(d, placement.Policy{})
+	r := berth.JobSpec{Name: "x", Image: "busybox"}.WithDefaults().Request()
+	r.CPUMilli = 2000
+	ask := func(keys ...berth.DataKey) []placement.MachineData {
+		t.Helper()
+		w, err := o.WhyNew(t.Context(), placement.Job{ID: berth.NewJobID(time.Now()), Tenant: "default", Class: r.Class(), Priority: 500, Data: keys}, "x", r)
+		if err != nil || !w.StartsNow {
+			t.Fatalf("%+v, %v", w, err)
+		}
+		return w.Data
+	}
+	if got := ask(); got != nil {
+		t.Errorf("of a job without data is told %+v", got)
+	}
+	want := []placement.MachineData{{Machine: "m1", MiB: 4112, Chosen: true}, {Machine: "m2", MiB: 4096}}
+	if got := ask(7, 8, 9); !slices.Equal(got, want) {
+		t.Errorf("told is %+v, want %+v", got, want)
+	}
+	if got := ask(9); len(got) != 0 {
+		t.Errorf("of what nobody holds is told %+v", got)
+	}
+}
+
+// An image counts as data for the tenant whose jobs have used it on that machine.
+func TestAnAnswerTellsWhereTheImageIs(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	if err := d.CreateTenant(t.Context(), berth.NewTenant{ID: "blue"}); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, d, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('m1', 'ready', 4000, 65536, 1000), ('m2', 'ready', 4000, 65536, 1000)`)
+	exec(t, d, `INSERT INTO machine_caches (machine_id, keys, mib) VALUES ('m2', ARRAY[$1::bigint], '{8192}')`, int64(berth.ImageKey("default", "busybox")))
+	o := explain.New(d, placement.Policy{})
+	want := []placement.MachineData{{Machine: "m2", MiB: 8192, Chosen: true}}
+	if got := why(t, d, o, queued(t, d, "default", 1)).Data; !slices.Equal(got, want) {
+		t.Errorf("told is %+v, want %+v", got, want)
+	}
+	if got := why(t, d, o, queued(t, d, "blue", 1)).Data; len(got) != 0 {
+		t.Errorf("another tenant is told %+v", got)
+	}
+}
+
+// BenchmarkWhy asks about jobs of a queue of 20,000, eight at a time.
+func BenchmarkWhy(b *testing.B) {
+	d := open(b)
+	exec(b, d, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) SELECT 'n' || n, 'ready', 1000, 65536, 1000 FROM generate_series(1, 1000) n`)
+	const classes, each = 20, 1000
+	var ids []berth.JobID
+	for c := range classes {
+		id := queued(b, d, "default", 2+c)
+		exec(b, d, `INSERT INTO jobs (id, tenant, name, class, priority, preemptible, run_limit_ms, grace_ms, mode, lost_after_ms, labels, actor, idem_hash, state)
+			SELECT gen_random_uuid(), tenant, name, class, priority, preemptible, run_limit_ms, grace_ms, mode, lost_after_ms, labels, actor, idem_hash, 'queued'
+			FROM jobs, generate_series(1, `+strconv.Itoa(each)+`) WHERE id = $1`, id)
+		ids = append(ids, id)
+	}
+	o := explain.New(d, placement.Policy{Backfill: 8})
+	why(b, d, o, ids[0])
+	var next int
+	var mu sync.Mutex
+	b.SetParallelism(8)
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			mu.Lock()
+			id := ids[next%len(ids)]
+			next++
+			mu.Unlock()
+			why(b, d, o, id)
+		}
+	})
+}

@@ -1,0 +1,239 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/internal/control/calendar"
+	"berth/internal/lib/failpoint"
+)
+
+// Clocks is what the leader must know of Temporal's schedules, of which each
+// schedule of ours has one.
+type Clocks interface {
+	// SetClock makes the clock what the row says.
+	SetClock(ctx context.Context, c db.Clock) error
+	RemoveClock(ctx context.Context, id berth.ScheduleID) (existed bool, err error)
+	// Clocks calls each with every clock and the revision it was made from, as
+	// visibility lists them: it may lag.
+	Clocks(ctx context.Context, each func(id berth.ScheduleID, revision string)) error
+	// ClockRevision is the revision that a clock was made from, by the truth; ""
+	// if there is none, or somebody else has changed it.
+	ClockRevision(ctx context.Context, id berth.ScheduleID) (string, error)
+}
+
+// Fires decides what becomes of the times of schedules.
+type Fires interface {
+	Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (berth.FireResult, error)
+}
+
+// clocks keeps Temporal's schedules what the rows say, and decides the fires
+// that no clock tells of: those of backfills, those that waited for others to
+// end, those of a time without a clock. It acts on hints, and looks by itself
+// as often as the reconciler. A pass over what is sound writes nothing.
+type clocks struct {
+	*Scheduler
+	term   db.Term
+	passes int
+}
+
+func (c *clocks) run(ctx context.Context) error {
+	hints := c.DB.Hub().Subscribe(db.TopicClock, "*")
+	defer hints.Close()
+	tick := time.NewTicker(c.ReconcileEvery)
+	defer tick.Stop()
+	for {
+		c.pass(ctx)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-hints.C:
+		case <-tick.C:
+			c.compare(ctx)
+		}
+	}
+}
+
+// pass sets what is to be set and decides what is to be decided. What fails is
+// tried again at the next tick, and keeps nothing else from being done.
+func (c *clocks) pass(ctx context.Context) {
+	list, err := c.DB.UnsetClocks(ctx, passLimit)
+	if err != nil {
+		c.failed(ctx, "schedules not read", "", err)
+		return
+	}
+	set := 0
+	for _, s := range list {
+		if err := c.tell(ctx, s); err != nil {
+			c.failed(ctx, "clock of a schedule not set", s.Schedule, err)
+			if !c.Poker.Healthy() {
+				break // Temporal does not answer: not one of them will do
+			}
+			continue
+		}
+		set++
+	}
+	c.did("clock_set", set)
+	fires, err := c.DB.PendingFires(ctx, passLimit)
+	if err != nil {
+		c.failed(ctx, "fires not read", "", err)
+		return
+	}
+	decided := 0
+	for _, f := range fires {
+		if _, err := c.Fires.Fire(ctx, f.Schedule, f.At); err != nil {
+			c.failed(ctx, "fire not decided", f.Schedule, err)
+			continue
+		}
+		decided++
+		if err := failpoint.Hit("leader.fire.after"); err != nil {
+			return
+		}
+	}
+	if decided == passLimit {
+		c.DB.Hub().Publish(db.TopicClock, string(fires[0].Schedule)) // there are more
+	}
+}
+
+func (c *clocks) failed(ctx context.Context, what string, id berth.ScheduleID, err error) {
+	if ctx.Err() == nil {
+		c.Logger.Warn(what+"; tried again", "schedule_id", id, "err", err)
+	}
+}
+
+// tell brings one clock in line with its row, and notes in the row that it is.
+func (c *clocks) tell(ctx context.Context, s db.Clock) error {
+	if err := failpoint.Hit("leader.clock.before"); err != nil {
+		return err
+	}
+	if err := c.put(ctx, s); err != nil {
+		return err
+	}
+	if err := failpoint.Hit("leader.clock.after"); err != nil {
+		return err
+	}
+	if s.Deleted {
+		return c.DB.ForgetSchedule(ctx, c.term, s.Schedule)
+	}
+	if !s.Paused {
+		if err := c.catchUp(ctx, s); err != nil {
+			return err
+		}
+	}
+	return c.DB.ClockSet(ctx, c.term, s.Schedule, s.Revision)
+}
+
+// put sets the clock of a schedule that has times ahead of it. Temporal drops
+// one that has none, sooner or later, so there is none to keep.
+func (c *clocks) put(ctx context.Context, s db.Clock) error {
+	if !s.Deleted {
+		times, fault := calendar.Read(s.Spec)
+		if fault != nil {
+			return unreadable(fault)
+		}
+		if !times.Next(time.Now()).IsZero() {
+			return c.Clocks.SetClock(ctx, s)
+		}
+	}
+	_, err := c.Clocks.RemoveClock(ctx, s.Schedule)
+	return err
+}
+
+func unreadable(f *berth.FieldError) error { return fmt.Errorf("%s %s", f.Field, f.Detail) }
+
+// catchUp fires the times for which there was no such clock: Temporal was away
+// when the schedule was made or resumed, or has lost the clock. That there is one
+// now says nothing: it may have been set a moment ago by a call whose answer was
+// lost, or by a leader that died of it. Those that were fired are on record.
+func (c *clocks) catchUp(ctx context.Context, s db.Clock) error {
+	times, fault := calendar.Read(s.Spec)
+	if fault != nil {
+		return unreadable(fault)
+	}
+	now := time.Now()
+	from := now.Add(-s.Spec.CatchUp.Std())
+	if s.Since.After(from) {
+		from = s.Since.Add(time.Nanosecond)
+	}
+	n, err := c.DB.AddFires(ctx, db.NewFires{Schedule: s.Schedule, Times: times.Last(from, now, berth.MaxBackfill), Source: berth.FireByClock})
+	c.did("fire_caught_up", n)
+	return err
+}
+
+// compare looks, now and then, whether Temporal has what the rows say it was
+// told. What it lacks is told again by the next pass; what no row knows is
+// removed.
+func (c *clocks) compare(ctx context.Context) {
+	c.passes++
+	if c.passes%compareEvery != 0 || !c.Poker.Healthy() {
+		return
+	}
+	if err := c.compareAll(ctx); err != nil {
+		c.failed(ctx, "clocks of schedules not compared", "", err)
+	}
+}
+
+func (c *clocks) compareAll(ctx context.Context) error {
+	has := map[berth.ScheduleID]string{}
+	// Temporal's list before the rows: a clock has a row until after its removal.
+	if err := c.Clocks.Clocks(ctx, func(id berth.ScheduleID, revision string) { has[id] = revision }); err != nil {
+		return err
+	}
+	rows, err := c.DB.Clocks(ctx)
+	if err != nil {
+		return err
+	}
+	var lost []berth.ScheduleID
+	for _, s := range rows {
+		revision, listed := has[s.Schedule]
+		delete(has, s.Schedule)
+		if !s.Set || listed && revision == s.Revision || len(lost) >= passLimit {
+			continue
+		}
+		if gone, err := c.isLost(ctx, s); err != nil {
+			return err
+		} else if gone {
+			lost = append(lost, s.Schedule)
+		}
+	}
+	if len(lost) > 0 {
+		if err := c.DB.ClocksLost(ctx, c.term, lost); err != nil {
+			return err
+		}
+		c.did("clock_lost", len(lost))
+	}
+	return c.removeStrays(ctx, has)
+}
+
+// isLost confirms that Temporal lacks a clock that it should have.
+func (c *clocks) isLost(ctx context.Context, s db.Clock) (bool, error) {
+	times, fault := calendar.Read(s.Spec)
+	if fault != nil || times.Next(time.Now()).IsZero() {
+		return false, nil
+	}
+	revision, err := c.Clocks.ClockRevision(ctx, s.Schedule)
+	return revision != s.Revision, err
+}
+
+// removeStrays removes clocks without a row, such as those of schedules that a
+// restored backup does not know.
+func (c *clocks) removeStrays(ctx context.Context, strays map[berth.ScheduleID]string) error {
+	n := 0
+	for id := range strays {
+		if n >= passLimit {
+			break
+		}
+		existed, err := c.Clocks.RemoveClock(ctx, id)
+		if err != nil {
+			return err
+		}
+		if existed {
+			n++
+		}
+	}
+	c.did("clock_removed", n)
+	return nil
+}

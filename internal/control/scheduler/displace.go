@@ -1,0 +1,156 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/internal/lib/failpoint"
+	"berth/placement"
+)
+
+// displace commits the preemptions of a plan, each as a whole, and reads again
+// whom they concern before the next plan. One that does not hold any more is
+// left: the next plan looks anew.
+func (p *placer) displace(ctx context.Context, plan placement.Plan) error {
+	for _, d := range preemptions(plan) {
+		why, err := p.DB.CommitPreemption(ctx, p.term, d)
+		if err != nil {
+			return err
+		}
+		p.again.Jobs = append(p.again.Jobs, d.For)
+		victims := make([]berth.JobID, 0, len(d.Victims))
+		for _, v := range d.Victims {
+			victims = append(victims, v.Job)
+		}
+		p.again.Jobs = append(p.again.Jobs, victims...)
+		if why != "" {
+			p.Logger.Info("preemption refused", "job_id", d.For, "victims", len(victims), "why", why)
+			continue
+		}
+		p.Metrics.preempted.Add(float64(len(victims)))
+		p.Logger.Info("jobs give way", "job_id", d.For, "victims", victims)
+		p.Poker.Poke(victims...)
+	}
+	if len(plan.Yield) > 0 {
+		n, err := p.DB.GiveUpRepairs(ctx, p.term, plan.Yield)
+		if err != nil {
+			return err
+		}
+		if n > 0 {
+			if err := failpoint.Hit("leader.yield.after"); err != nil {
+				return err
+			}
+		}
+		p.Logger.Info("room kept for the repair of gangs is given up: another one waits", "gangs", plan.Yield, "given_up", n)
+		p.again.Jobs = append(p.again.Jobs, plan.Yield...)
+		p.more = p.more || n > 0 && len(plan.Start) == 0 // what was given up is looked at at once
+	}
+	if len(plan.Release) == 0 {
+		return nil
+	}
+	n, err := p.DB.ClearEarmarks(ctx, p.term)
+	p.did("earmark", n)
+	return err
+}
+
+// preemptions sorts a plan's by the job that they are for, in the plan's order.
+func preemptions(plan placement.Plan) []db.Preemption {
+	var list []db.Preemption
+	of := func(id berth.JobID) *db.Preemption {
+		i := slices.IndexFunc(list, func(d db.Preemption) bool { return d.For == id })
+		if i < 0 {
+			list, i = append(list, db.Preemption{For: id}), len(list)
+		}
+		return &list[i]
+	}
+	for _, v := range plan.Preempt {
+		d := of(v.For)
+		d.Victims = append(d.Victims, db.Victim{Job: v.Job, Version: v.Version, Attempt: v.Attempt, Why: because(v)})
+	}
+	for _, e := range plan.Earmark {
+		d := of(e.For)
+		d.Earmarks = append(d.Earmarks, db.Earmark{
+			Beneficiary: e.For, Machine: e.Machine, Capacity: e.Capacity, GPUs: e.GPUs, Victim: e.Victim, ExpiresAt: e.ExpiresAt,
+		})
+	}
+	return list
+}
+
+// because says to a victim why it was chosen.
+func because(v placement.Preempt) string {
+	why := string(v.Why)
+	switch v.Why {
+	case placement.PreemptBand:
+		why = "that one has a higher priority"
+	case placement.PreemptShare:
+		why = "its tenant has less than its share, this one's more"
+	case placement.PreemptQuota:
+		why = "its tenant takes back what is guaranteed to it"
+	case placement.PreemptRank:
+		why = "that one is nearer to its end"
+	}
+	if v.Lost > 0 {
+		why += fmt.Sprintf("; %s of GPU time since its last checkpoint is lost", v.Lost.Round(time.Second))
+	}
+	return why
+}
+
+// stall keeps the clocks of tenants whose work waits for their quotas alone: a
+// row for each change, no more often than tenants are read.
+func (p *placer) stall(ctx context.Context, plan placement.Plan) error {
+	if plan.More || p.mirror.tenantAt.Equal(p.stalledAt) {
+		return nil
+	}
+	p.stalledAt = p.mirror.tenantAt
+	changed := false
+	for id, row := range p.mirror.tenants {
+		changed = changed || slices.Contains(plan.Stalled, id) != (row.StalledSince != nil)
+	}
+	if !changed {
+		return nil
+	}
+	if err := p.DB.SetStalled(ctx, p.term, plan.Stalled); err != nil {
+		return err
+	}
+	return p.mirror.readTenants(ctx)
+}
+
+// chargesLimit bounds what is folded at once.
+const chargesLimit = 10_000
+
+// accountsEvery is how often what ended is added to its tenant's usage.
+const accountsEvery = time.Second
+
+// keepAccounts adds to the tenants what was charged for them.
+func (s *Scheduler) keepAccounts(ctx context.Context, term db.Term) error {
+	for sleep(ctx, accountsEvery) {
+		for {
+			n, err := s.DB.FoldUsage(ctx, term, chargesLimit)
+			if err != nil && ctx.Err() == nil {
+				s.Logger.Error("cannot charge usage", "err", err)
+			}
+			if err != nil || n < chargesLimit {
+				break
+			}
+		}
+		s.foldStorage(ctx, term)
+	}
+	return ctx.Err()
+}
+
+// foldStorage adds changes of stored data to the counters of their tenants.
+func (s *Scheduler) foldStorage(ctx context.Context, term db.Term) {
+	for {
+		n, err := db.Storage{DB: s.DB}.Fold(ctx, term, chargesLimit)
+		if err != nil && ctx.Err() == nil {
+			s.Logger.Error("cannot add up stored data", "err", err)
+		}
+		if err != nil || n < chargesLimit {
+			return
+		}
+	}
+}

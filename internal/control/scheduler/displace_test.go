@@ -1,0 +1,159 @@
+package scheduler_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/internal/control/scheduler"
+	"berth/placement"
+)
+
+func displacing(o *scheduler.Options) {
+	o.Policy = placement.Policy{Preempt: true, PreemptAfter: time.Millisecond}
+}
+
+// wants edits a job's priority and its GPUs.
+func wants(priority berth.Priority, gpus int) func(*berth.JobSpec) {
+	return func(j *berth.JobSpec) {
+		j.Priority = &priority
+		j.Resources.GPUs = berth.MilliGPU(1000 * gpus)
+	}
+}
+
+// run lets a scheduled job run, as its machine would tell.
+func (r *rig) run(id berth.JobID) {
+	r.t.Helper()
+	r.exec(`UPDATE allocations SET state = 'active', phase = 'running', claimed_at = now(), started_at = now() WHERE job = $1 AND state = 'reserved'`, id)
+	r.exec(`UPDATE attempts SET started_at = now() WHERE job = $1`, id)
+	r.exec(`UPDATE jobs SET state = 'running', version = version + 1 WHERE id = $1`, id)
+	r.hint()
+}
+
+// stops ends a job's ranks as they were told to, and settles it.
+func (r *rig) stops(id berth.JobID) {
+	r.t.Helper()
+	r.exec(`UPDATE allocations SET state = 'exited', phase = 'sealed', exit = $2, exited_at = now(), sealed_at = now() WHERE job = $1 AND state = 'active'`,
+		id, berth.Exit{Cause: berth.CauseOrdered, Code: 143})
+	result, err := r.db.Settle(r.t.Context(), id, value[int](r, `SELECT attempt FROM jobs WHERE id = $1`, id))
+	if err != nil || result.Next != berth.Retrying {
+		r.t.Fatalf("settled as %+v, %v", result, err)
+	}
+}
+
+func (r *rig) hint() { r.db.Hub().Publish(db.TopicQueue, "") }
+
+func TestAJobOfAHigherPriorityDisplacesALowerOne(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.machine("m0", 8, 2)
+	r.lead(displacing)
+	low := r.queued(wants(200, 2))
+	r.awaitState(low, berth.Scheduled)
+	r.run(low)
+	high := r.queued(wants(800, 2))
+	r.awaitState(low, berth.Preempting)
+	if why := value[string](r, `SELECT reason ->> 'message' FROM jobs WHERE id = $1`, low); !strings.Contains(why, string(high)) || !strings.Contains(why, "higher priority") {
+		t.Errorf("the victim is told %q", why)
+	}
+	r.await("the victim's workflow is poked", func() bool { return r.poke.of(low) > 0 })
+	if n := value[int](r, `SELECT count(*) FROM allocations WHERE job = $1 AND orders ? 'stop' AND orders ? 'checkpoint'`, low); n != 1 {
+		t.Error("its machine was not told")
+	}
+	r.stops(low)
+	r.awaitState(high, berth.Scheduled)
+	r.run(high)
+	if state := r.state(low); state != berth.Retrying {
+		t.Errorf("the victim is %s", state)
+	}
+	if n := value[int](r, `SELECT count(*) FROM earmarks`); n != 0 {
+		t.Errorf("%d earmarks outlive the placement", n)
+	}
+	if n := value[int](r, `SELECT preemptions + failures + losses FROM jobs WHERE id = $1`, low); n != 1 {
+		t.Errorf("the victim was charged %d in all, want its preemption alone", n)
+	}
+	r.sound()
+}
+
+// The room that a victim gave up is kept by whoever leads.
+func TestANewLeaderKeepsWhatWasFreedForAJob(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.machine("m0", 8, 2)
+	stop := r.lead(displacing)
+	low := r.queued(wants(200, 2))
+	r.awaitState(low, berth.Scheduled)
+	r.run(low)
+	high := r.queued(wants(800, 2))
+	r.awaitState(low, berth.Preempting)
+	stop()
+	r.exec(`UPDATE jobs SET held = true WHERE id = $1`, high) // so that it does not come for it at once
+	thief := r.queued(wants(500, 1))
+	r.stops(low)
+	r.lead(nil)
+	other := r.queued(func(j *berth.JobSpec) { wants(500, 0)(j) }) // needs no GPU: the leader is at work
+	r.awaitState(other, berth.Scheduled)
+	if state := r.state(thief); state != berth.Queued {
+		t.Errorf("another job is %s in the room that was freed", state)
+	}
+	r.exec(`UPDATE jobs SET held = false WHERE id = $1`, high)
+	r.hint()
+	r.awaitState(high, berth.Scheduled)
+	if state := r.state(thief); state != berth.Queued {
+		t.Errorf("another job is %s", state)
+	}
+	r.sound()
+}
+
+func TestAVictimThatEndsByItselfIsNotPreempted(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.machine("m0", 8, 2)
+	r.lead(displacing)
+	low := r.queued(wants(200, 2))
+	r.awaitState(low, berth.Scheduled)
+	r.run(low)
+	r.exec(`UPDATE allocations SET state = 'exited', phase = 'sealed', exit = $2, exited_at = now(), sealed_at = now() WHERE job = $1`,
+		low, berth.Exit{Cause: berth.CauseExited, StartedAt: time.Now(), FinishedAt: time.Now()})
+	high := r.queued(wants(800, 2))
+	r.awaitState(high, berth.Scheduled)
+	if _, err := r.db.Settle(t.Context(), low, 1); err != nil {
+		t.Fatal(err)
+	}
+	if state := r.state(low); state != berth.Succeeded {
+		t.Errorf("what had ended is %s", state)
+	}
+	r.sound()
+}
+
+func TestATenantHoldsNoMoreThanItsLimit(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.machine("m0", 8, 4)
+	limit := func(gpus berth.MilliGPU) {
+		t.Helper()
+		if err := r.db.SetQuota(t.Context(), berth.Quota{Tenant: "default", Limit: &berth.Amounts{GPUs: &gpus}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	limit(2000)
+	ids := []berth.JobID{r.queued(wants(500, 1)), r.queued(wants(500, 1)), r.queued(wants(500, 1))}
+	r.lead(nil)
+	free := r.queued(wants(500, 0))
+	r.awaitState(free, berth.Scheduled)
+	r.awaitState(ids[1], berth.Scheduled)
+	r.await("the tenant's clock stands", func() bool {
+		return value[bool](r, `SELECT stalled_since IS NOT NULL FROM tenants WHERE id = 'default'`)
+	})
+	if state := r.state(ids[2]); state != berth.Queued {
+		t.Errorf("beyond the limit a job is %s", state)
+	}
+	limit(3000)
+	r.awaitState(ids[2], berth.Scheduled)
+	r.await("the tenant's clock runs", func() bool {
+		return value[bool](r, `SELECT stalled_since IS NULL FROM tenants WHERE id = 'default'`)
+	})
+	r.sound()
+}

@@ -1,0 +1,326 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/internal/control/convert"
+	"berth/internal/control/runtimes"
+	"berth/placement"
+)
+
+// mirror keeps a placement.Snapshot like the database. It belongs to one
+// goroutine.
+type mirror struct {
+	db       *db.DB
+	log      *slog.Logger
+	metrics  *Metrics
+	marks    *marks
+	snapshot *placement.Snapshot
+	runs     *runtimes.Book
+	cursor   db.Cursor
+	now      time.Time // the database's clock at the last read
+	readAt   time.Time // our clock then
+	unknown  map[string]bool
+	starting map[berth.JobID]berth.Start // their commit is under way
+	tenants  map[berth.TenantID]db.TenantRow
+	tenantAt time.Time // our clock when tenants were read
+	loaded   time.Time // when everything was last read
+
+	// The feed is complete up to cursor; ahead is the newest transaction there
+	// was at aheadAt, which it has not reached yet.
+	ahead   db.Cursor
+	aheadAt time.Time
+}
+
+// load reads everything.
+func (m *mirror) load(ctx context.Context) error {
+	c, err := m.db.LoadQueue(ctx)
+	if err != nil {
+		return err
+	}
+	m.snapshot, m.runs, m.unknown, m.starting = placement.NewSnapshot(), m.runs.Fresh(), map[string]bool{}, map[berth.JobID]berth.Start{}
+	m.loaded = time.Now()
+	if err := m.apply(ctx, c); err != nil {
+		return err
+	}
+	return m.readTenants(ctx)
+}
+
+// read brings in what has changed, and the hinted rows. It reports whether
+// transactions are under way that the feed waits for.
+func (m *mirror) read(ctx context.Context, hinted db.Hinted) (behind bool, err error) {
+	c, err := m.db.Feed(ctx, m.cursor, hinted)
+	if err != nil {
+		return false, err
+	}
+	if err := m.apply(ctx, c); err != nil {
+		return false, err
+	}
+	if m.cursor >= m.ahead {
+		m.ahead, m.aheadAt = c.End, time.Now()
+	}
+	behind = m.cursor < c.End
+	if behind {
+		m.metrics.lag.Set(time.Since(m.aheadAt).Seconds())
+	} else {
+		m.metrics.lag.Set(0)
+	}
+	return behind, nil
+}
+
+func (m *mirror) apply(ctx context.Context, c db.Changes) error {
+	if err := m.define(ctx, c.Jobs); err != nil {
+		return err
+	}
+	expected, err := m.runs.Read(ctx, c.Jobs)
+	if err != nil {
+		return err
+	}
+	m.recognize(&c)
+	convert.Apply(m.snapshot, c, m.marks.of, func(id berth.JobID) bool { _, ok := m.starting[id]; return ok })
+	m.runs.Tell(m.snapshot, expected)
+	m.cursor, m.now, m.readAt = c.Next, c.Now, time.Now()
+	m.metrics.queue.Set(float64(m.snapshot.Jobs()))
+	m.metrics.machines.Set(float64(m.snapshot.Machines()))
+	return nil
+}
+
+// tenantsEvery is how old what is known of tenants may be: what they have used
+// changes slowly, and a change of their quotas is hinted at.
+const tenantsEvery = 500 * time.Millisecond
+
+// readTenants brings in the tenants as they are now.
+func (m *mirror) readTenants(ctx context.Context) error {
+	list, err := m.db.TenantRows(ctx)
+	if err != nil {
+		return err
+	}
+	m.tenantAt = time.Now()
+	m.tenants = convert.Tenants(m.snapshot, list, m.tenants)
+	return nil
+}
+
+// assume takes decisions as made while their commit is under way.
+func (m *mirror) assume(starts []berth.Start) {
+	m.snapshot.Assume(starts)
+	for _, s := range starts {
+		m.starting[s.Job] = s
+		if j, ok := m.snapshot.Job(s.Job); ok {
+			m.snapshot.UpsertRunning(convert.Starting(j, s, m.clock()))
+		}
+	}
+}
+
+// drop ends what assume began, as far as recognize has not: what waits still was
+// not started. The rows of the machines are read again before the next plan.
+func (m *mirror) drop(starts []berth.Start) {
+	for _, s := range starts {
+		if _, ok := m.starting[s.Job]; !ok {
+			continue
+		}
+		delete(m.starting, s.Job)
+		m.snapshot.Drop([]berth.Start{s})
+		if _, waits := m.snapshot.Job(s.Job); waits {
+			m.snapshot.RemoveRunning(s.Job)
+		}
+	}
+}
+
+// recognize keeps a start from counting twice when rows tell of its commit
+// before the commit has returned: once as assumed and once as used. A start
+// whose job and machines have come is assumed no more; machines that have come
+// without the jobs that tell about them are left, to be read again when the
+// commit has returned.
+func (m *mirror) recognize(c *db.Changes) {
+	if len(m.starting) == 0 {
+		return
+	}
+	came := make(map[berth.MachineID]bool, len(c.Machines))
+	for _, row := range c.Machines {
+		came[row.ID] = true
+	}
+	waits := map[berth.JobID]bool{} // it was not committed
+	for _, row := range c.Jobs {
+		s, ok := m.starting[row.ID]
+		switch {
+		case !ok:
+		case row.Attempt < s.Attempt:
+			waits[row.ID] = true
+		case !slices.ContainsFunc(s.Ranks, func(g berth.Grant) bool { return !came[g.Machine] }):
+			delete(m.starting, row.ID)
+			m.snapshot.Drop([]berth.Start{s})
+		}
+	}
+	unsure := map[berth.MachineID]bool{}
+	for id, s := range m.starting {
+		for _, g := range s.Ranks {
+			unsure[g.Machine] = unsure[g.Machine] || !waits[id]
+		}
+	}
+	c.Machines = slices.DeleteFunc(slices.Clone(c.Machines), func(row db.PoolMachine) bool { return unsure[row.ID] })
+}
+
+// define reads the requests of classes that are new here.
+func (m *mirror) define(ctx context.Context, jobs []db.QueueJob) error {
+	missing := convert.Missing(m.snapshot, jobs)
+	if len(missing) == 0 {
+		return nil
+	}
+	requests, err := m.db.Requests(ctx, missing)
+	if err != nil {
+		return err
+	}
+	for _, class := range missing {
+		r, ok := requests[class]
+		if ok {
+			m.snapshot.DefineClass(class, r)
+		} else if !m.unknown[class] {
+			m.unknown[class] = true
+			m.log.Error("job class has no resource request, its jobs cannot be placed", "class", class)
+		}
+	}
+	return nil
+}
+
+// clock is the database's time, as near as a read ago lets us know it.
+func (m *mirror) clock() time.Time { return m.now.Add(time.Since(m.readAt)) }
+
+// remark brings changed marks into the snapshot.
+func (m *mirror) remark() {
+	for _, id := range m.marks.changes() {
+		if p, ok := m.snapshot.Machine(id); ok {
+			p.Blocked = m.marks.of(id)
+			m.snapshot.UpsertMachine(p)
+		}
+	}
+}
+
+// reload reads everything anew and compares it with what the feed had brought:
+// a row that differs although the feed is past it was missed, which should
+// never happen.
+func (m *mirror) reload(ctx context.Context) error {
+	if _, err := m.read(ctx, db.Hinted{}); err != nil {
+		return err
+	}
+	old, cursor := m.snapshot, m.cursor
+	c, err := m.db.LoadQueue(ctx)
+	if err != nil {
+		return err
+	}
+	missed, err := m.missed(ctx, old, cursor, c)
+	if err != nil {
+		return err
+	}
+	if len(missed) > 0 {
+		m.metrics.drift.Add(float64(len(missed)))
+		m.log.Warn("the mirror had missed changes", "rows", len(missed), "some", missed[:min(len(missed), 10)])
+	}
+	m.snapshot, m.runs, m.loaded = placement.NewSnapshot(), m.runs.Fresh(), time.Now()
+	if err := m.apply(ctx, c); err != nil {
+		return err
+	}
+	m.snapshot.UseMix(old.Mix()) // it has seen more than what waits now
+	return m.readTenants(ctx)
+}
+
+func (m *mirror) missed(ctx context.Context, old *placement.Snapshot, cursor db.Cursor, c db.Changes) ([]string, error) {
+	var missed []string
+	jobs := make(map[berth.JobID]bool, len(c.Jobs))
+	for _, row := range c.Jobs {
+		if row.State.HoldsCapacity() {
+			if had, ok := old.Running(row.ID); row.XID < uint64(cursor) && (!ok || had.Version != row.Version) {
+				missed = append(missed, string(row.ID))
+			}
+			continue
+		}
+		jobs[row.ID] = true
+		if had, ok := old.Job(row.ID); row.XID < uint64(cursor) && (!ok || !sameJob(had, convert.Job(row))) {
+			missed = append(missed, string(row.ID))
+		}
+	}
+	for _, row := range c.Machines {
+		if had, ok := old.Machine(row.ID); row.XID < uint64(cursor) && (!ok || had.Used != row.Used || had.Total != row.Total || had.State != row.State || had.Epoch != row.Epoch ||
+			had.EngineSilentSince.IsZero() != (row.EngineSilentSince == nil)) {
+			missed = append(missed, string(row.ID))
+		}
+	}
+	// Jobs that wait no more: the feed should have taken them out, unless they
+	// changed after it.
+	var gone []berth.JobID
+	old.EachJob(func(j placement.Job) {
+		if !jobs[j.ID] {
+			gone = append(gone, j.ID)
+		}
+	})
+	if len(gone) == 0 {
+		return missed, nil
+	}
+	found, err := m.db.Feed(ctx, c.Next, db.Hinted{Jobs: gone})
+	if err != nil {
+		return nil, fmt.Errorf("compare: %w", err)
+	}
+	for _, row := range found.Jobs {
+		if row.XID < uint64(cursor) && !convert.Waits(row) {
+			missed = append(missed, string(row.ID))
+		}
+	}
+	return missed, nil
+}
+
+func sameJob(a, b placement.Job) bool {
+	return a.Version == b.Version && a.Class == b.Class && a.Attempt == b.Attempt && a.Priority == b.Priority && a.Held == b.Held &&
+		a.EligibleAt.Equal(b.EligibleAt) && a.QueueDeadline.Equal(b.QueueDeadline) && slices.Equal(a.Avoid, b.Avoid)
+}
+
+// marks are machines that get no work for reasons that stand in no row of
+// theirs. The reconciler writes them, the placer reads them.
+type marks struct {
+	mu      sync.Mutex
+	why     map[berth.MachineID]string
+	changed map[berth.MachineID]bool
+}
+
+// set replaces all marks.
+func (m *marks) set(why map[berth.MachineID]string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.changed == nil {
+		m.changed = map[berth.MachineID]bool{}
+	}
+	for id := range m.why {
+		if why[id] != m.why[id] {
+			m.changed[id] = true
+		}
+	}
+	for id := range why {
+		if why[id] != m.why[id] {
+			m.changed[id] = true
+		}
+	}
+	m.why = why
+}
+
+func (m *marks) of(id berth.MachineID) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.why[id]
+}
+
+// changes returns the machines whose mark has changed since the last call.
+func (m *marks) changes() []berth.MachineID {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var ids []berth.MachineID
+	for id := range m.changed {
+		ids = append(ids, id)
+	}
+	clear(m.changed)
+	return ids
+}

@@ -1,0 +1,148 @@
+package scheduler
+
+import (
+	"context"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/internal/lib/failpoint"
+)
+
+// drainBatch bounds how many jobs are told to move in one pass.
+const drainBatch = 100
+
+// reaper judges silent machines and moves work off drained ones.
+type reaper struct {
+	*Scheduler
+	term db.Term
+	// Machines judged within the last minute, on which something lives on for
+	// longer: the database counts only those that are lost.
+	passed map[berth.MachineID]time.Time
+	frozen bool // as last logged
+}
+
+// run does not end the term when a pass fails: the next one may not, and who
+// places must not stand still for it.
+func (r *reaper) run(ctx context.Context) error {
+	for sleep(ctx, reapEvery) {
+		if err := r.pass(ctx); err != nil && ctx.Err() == nil {
+			r.Logger.Error("cannot check silent and draining machines", "err", err)
+		}
+	}
+	return ctx.Err()
+}
+
+func (r *reaper) pass(ctx context.Context) error {
+	suspects, err := r.DB.MarkSuspect(ctx, r.term, r.Silence)
+	if err != nil {
+		return err
+	}
+	for _, id := range suspects {
+		r.Logger.Warn("machine is silent", "machine_id", id)
+	}
+	if len(suspects) > 0 {
+		r.DB.Hub().Publish(db.TopicQueue, "")
+	}
+	if err := r.measure(ctx); err != nil {
+		return err
+	}
+	if err := r.judge(ctx); err != nil {
+		return err
+	}
+	lemons, err := r.DB.DrainLemons(ctx, r.term)
+	if err != nil {
+		return err
+	}
+	for _, l := range lemons {
+		r.Logger.Error("machine drained after repeated failures", "machine_id", l.Machine, "reason", l.Reason)
+	}
+	moved, err := r.DB.DrainOverdue(ctx, r.term, drainBatch)
+	if moved > 0 {
+		r.Logger.Info("jobs told to leave draining machines", "jobs", moved)
+	}
+	return err
+}
+
+// measure counts the silent machines, and raises the alarm when there are so
+// many that no verdict is passed.
+func (r *reaper) measure(ctx context.Context) error {
+	fleet, err := r.DB.Fleet(ctx, r.Silence)
+	if err != nil {
+		return err
+	}
+	r.Metrics.silent.Set(float64(fleet.Silent))
+	frozen := fleet.Frozen()
+	r.Metrics.frozen.Set(0)
+	if frozen {
+		r.Metrics.frozen.Set(1)
+	}
+	if frozen != r.frozen {
+		r.frozen = frozen
+		if frozen {
+			r.Logger.Error("verdicts frozen: more than a third of the machines is silent",
+				"silent", fleet.Silent, "machines", fleet.Machines)
+		} else {
+			r.Logger.Warn("machines are judged again", "silent", fleet.Silent, "machines", fleet.Machines)
+		}
+	}
+	return nil
+}
+
+func (r *reaper) judge(ctx context.Context) error {
+	due, budget, err := r.DB.OverdueMachines(ctx, r.Silence)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	for id, at := range r.passed {
+		if now.Sub(at) > time.Minute {
+			delete(r.passed, id)
+		}
+	}
+	for _, m := range due {
+		if _, again := r.passed[m.Machine]; !again && len(r.passed) >= budget {
+			r.Logger.Error("more silent machines than may be declared lost in a minute", "machine_id", m.Machine, "silent", len(due))
+			return nil
+		}
+		if err := failpoint.Hit("leader.lost.before"); err != nil {
+			return err
+		}
+		v, err := r.DB.PassVerdict(ctx, r.term, m.Machine, r.Silence)
+		if err != nil {
+			return err
+		}
+		if err := failpoint.Hit("leader.lost.after"); err != nil {
+			return err
+		}
+		if len(v.Jobs) == 0 && !v.Lost {
+			continue // it was heard meanwhile
+		}
+		r.tell(m.Machine, v)
+		if v.Lost { // counted by the database from now on
+			delete(r.passed, m.Machine)
+			budget--
+		} else {
+			if r.passed == nil {
+				r.passed = map[berth.MachineID]time.Time{}
+			}
+			r.passed[m.Machine] = now
+		}
+	}
+	return nil
+}
+
+func (r *reaper) tell(machine berth.MachineID, v db.Verdict) {
+	r.Logger.Warn("machine fell silent for too long", "machine_id", machine, "jobs", len(v.Jobs), "lost", v.Lost)
+	r.Metrics.orphaned.Add(float64(len(v.Jobs)))
+	if v.Lost {
+		r.Metrics.lost.Inc()
+	}
+	hub := r.DB.Hub()
+	for _, id := range v.Jobs {
+		hub.Publish(db.TopicJob, string(id))
+	}
+	hub.Publish(db.TopicQueue, string(machine))
+	hub.Publish(db.TopicMachine, string(machine))
+	r.Poker.Poke(v.Jobs...)
+}

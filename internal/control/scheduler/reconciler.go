@@ -1,0 +1,338 @@
+package scheduler
+
+import (
+	"context"
+	"math"
+	"slices"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/internal/control/convert"
+)
+
+// Ages are how long a divergence may stand before it is repaired. Short ones
+// are for tests.
+type Ages struct {
+	Submitted  time.Duration // no workflow yet: start it; 10 s
+	NoWorkflow time.Duration // a live row without one: start it; 30 s
+	Closing    time.Duration // an ended row with an open one: poke it; 30 s
+	Terminate  time.Duration // and then end it; 10 min
+	Unclaimed  time.Duration // poke; 15 s
+	Lost       time.Duration // unclaimed: settle; a little over 2 min
+	Unheard    time.Duration // a member ended, and its workflow has not acted on it: poke, and settle from the row; 6 s
+	Unwaited   time.Duration // claimed, and no replica waits for its end: start its waiter again; 25 s
+	Unsettled  time.Duration // poke; 1 min
+	Settle     time.Duration // settle from the row; 10 min
+	Overdue    time.Duration // past stop_by: order the kill; 30 s
+	Disobeyed  time.Duration // past stop_by and killed: no work there; 1 min
+	Barrier    time.Duration // ready to start before the last rank of its gang: order the kill of that one; 15 min
+	Prepare    time.Duration // claimed and not prepared: order the kill; 75 min, the agent's own limit is 1 h
+	Untended   time.Duration // a parent whose elements have ended, or that is to make more: poke, then do it; 5 s
+	Objects    time.Duration // without a row, of an attempt that is over: removed; 24 h
+	Uploads    time.Duration // used by nobody: removed; 30 days
+	Seal       time.Duration // ended and not sealed: give the uploads up; 20 min, the agent's own limit is 10
+	Compare    time.Duration // the longest that a pass compares rows with Temporal; 30 s
+}
+
+func (a Ages) withDefaults() Ages {
+	for _, x := range []struct {
+		age      *time.Duration
+		standard time.Duration
+	}{
+		{&a.Submitted, 10 * time.Second},
+		{&a.Uploads, 30 * 24 * time.Hour},
+		{&a.NoWorkflow, 30 * time.Second},
+		{&a.Closing, 30 * time.Second},
+		{&a.Terminate, 10 * time.Minute},
+		{&a.Unclaimed, 15 * time.Second},
+		{&a.Lost, db.UnclaimedAfter + time.Second},
+		{&a.Unheard, 6 * time.Second},
+		{&a.Unwaited, 25 * time.Second},
+		{&a.Unsettled, time.Minute},
+		{&a.Settle, 10 * time.Minute},
+		{&a.Overdue, 30 * time.Second},
+		{&a.Disobeyed, db.DisobeyedAfter},
+		{&a.Prepare, 75 * time.Minute},
+		{&a.Barrier, berth.GangBarrier},
+		{&a.Seal, 20 * time.Minute},
+		{&a.Objects, 24 * time.Hour},
+		{&a.Untended, 5 * time.Second},
+		{&a.Compare, 30 * time.Second},
+	} {
+		if *x.age == 0 {
+			*x.age = x.standard
+		}
+	}
+	return a
+}
+
+// passLimit bounds what one pass does of each kind: after an outage everything
+// is late at once.
+const passLimit = 500
+
+// compareEvery is how many passes go by from one comparison of the rows with
+// Temporal's list to the next: that one reads them all.
+const compareEvery = 3
+
+// reconciler finds what has come apart and puts it together again: lost pokes,
+// dead workflows, stray ranks, wrong counters. A pass over a sound database
+// writes nothing but the planner's statistics.
+type reconciler struct {
+	*Scheduler
+	term   db.Term
+	marks  *marks
+	since  time.Time // the term's begin, or a little before
+	passes int
+	told   map[berth.MachineID]string // marks that were logged
+	strays int                        // open workflows without a row, at the last comparison
+	stops  int                        // how many jobs below parents a pass tells to stop
+	parent berth.JobID                // with which the next pass begins to tend; "": with the first
+	pace   pace
+}
+
+func (r *reconciler) run(ctx context.Context) error {
+	r.takeOver(ctx)
+	for sleep(ctx, r.ReconcileEvery) {
+		r.pass(ctx)
+		r.passes++
+		r.Logger.Debug("reconciler passed", "passes", r.passes)
+	}
+	return ctx.Err()
+}
+
+// takeOver pokes what the last leader may have written and not told, from before
+// this term: those jobs would wait for the reconciler's patience.
+func (r *reconciler) takeOver(ctx context.Context) {
+	for kind, read := range map[string]func(context.Context, time.Duration, int) ([]db.Aged, error){
+		"unclaimed": r.DB.Unclaimed, "unsettled": r.DB.Unsettled,
+	} {
+		jobs, err := read(ctx, time.Since(r.since), passLimit)
+		if err != nil {
+			if ctx.Err() == nil {
+				r.Logger.Warn("what the last leader left was not read", "kind", kind, "err", err)
+			}
+			continue
+		}
+		for _, j := range jobs {
+			r.Poker.Poke(j.ID)
+		}
+	}
+}
+
+// pass does every row of the design's table that is the leader's; those about
+// containers and allocations are the agent's sync and registration. A step that
+// fails does not keep the others from their work.
+func (r *reconciler) pass(ctx context.Context) {
+	for _, step := range []struct {
+		name string
+		do   func(context.Context) error
+	}{
+		{"statistics", r.refresh},
+		{"counters", r.mark},       // rows 5, 8
+		{"kills", r.kill},          // 5, 9
+		{"deadlines", r.expire},    // 15
+		{"unclaimed", r.unclaimed}, // 4
+		{"stuck", r.stuck},         // 4, 11: on machines that are heard
+		{"unsettled", r.unsettled}, // 11
+		{"parents", r.parents},     // 12
+		{"workflows", r.workflows}, // 1, 2, 3
+	} {
+		if err := step.do(ctx); err != nil && ctx.Err() == nil {
+			r.Logger.Error("reconciler step failed", "step", step.name, "err", err)
+		}
+	}
+}
+
+// refresh keeps plans from becoming dearer as tables grow.
+func (r *reconciler) refresh(ctx context.Context) error {
+	tables, err := db.RefreshStatistics(ctx, r.DB)
+	if len(tables) > 0 {
+		r.Logger.Debug("planner statistics refreshed", "tables", tables)
+	}
+	return err
+}
+
+// did counts and tells of repairs.
+func (s *Scheduler) did(kind string, n int) {
+	if n > 0 {
+		s.Metrics.repairs.WithLabelValues(kind).Add(float64(n))
+		s.Logger.Info("repaired", "kind", kind, "count", n)
+	}
+}
+
+// mark keeps work off machines whose counters are wrong, which only people may
+// correct, and off those that do not end what they were told to kill.
+func (r *reconciler) mark(ctx context.Context) error {
+	disobedient, err := r.DB.Disobedient(ctx, r.Ages.Disobeyed)
+	if err != nil {
+		return err
+	}
+	miscounts, err := r.DB.Miscounts(ctx)
+	if err != nil {
+		return err
+	}
+	why := convert.Blocked(disobedient, miscounts)
+	for id, reason := range why {
+		if r.told[id] != reason {
+			r.Logger.Error("machine excluded from placement", "machine_id", id, "reason", reason)
+		}
+	}
+	r.told = why
+	r.marks.set(why)
+	r.Metrics.marked.Set(float64(len(why)))
+	return nil
+}
+
+func (r *reconciler) kill(ctx context.Context) error {
+	n, err := r.DB.KillOverdue(ctx, r.term, r.Ages.Overdue, passLimit)
+	r.did("kill_overdue", n)
+	if err != nil {
+		return err
+	}
+	n, err = r.DB.KillStray(ctx, r.term, passLimit)
+	r.did("kill_stray", n)
+	return err
+}
+
+func (r *reconciler) expire(ctx context.Context) error {
+	failed, err := r.DB.FailExpired(ctx, r.term, nil, passLimit)
+	if err != nil {
+		return err
+	}
+	r.did("queue_timeout", len(failed))
+	r.Poker.Poke(failed...)
+	n, err := r.DB.ClearEarmarks(ctx, r.term)
+	r.did("earmark", n)
+	return err
+}
+
+// unclaimed pokes jobs whose machine has not taken them, and gives up on those
+// that it does not take, unless it may have been unable to.
+func (r *reconciler) unclaimed(ctx context.Context) error {
+	jobs, err := r.DB.Unclaimed(ctx, r.Ages.Unclaimed, passLimit)
+	if err != nil {
+		return err
+	}
+	if len(jobs) == 0 {
+		r.pace.forget("unclaimed", nil)
+		return nil
+	}
+	proves, err := r.DB.SilenceProves(ctx)
+	if err != nil {
+		return err
+	}
+	limit := r.Ages.Lost
+	if !proves {
+		limit = math.MaxInt64
+	}
+	return r.nudge(ctx, "unclaimed", jobs, limit)
+}
+
+// unsettled pokes jobs whose ranks have all ended and nobody has drawn the
+// conclusion, and draws it where there seems to be no workflow to do it.
+func (r *reconciler) unsettled(ctx context.Context) error {
+	jobs, err := r.DB.Unsettled(ctx, r.Ages.Unsettled, passLimit)
+	if err != nil {
+		return err
+	}
+	return r.nudge(ctx, "unsettled", jobs, r.Ages.Settle)
+}
+
+// stuck ends what a machine that is heard does not get ready, and the wait for
+// uploads that do not come to an end, unless the machine may have been unable to
+// tell or to upload.
+func (r *reconciler) stuck(ctx context.Context) error {
+	proves, err := r.DB.SilenceProves(ctx)
+	if err != nil || !proves {
+		return err
+	}
+	patience := db.Patience{Prepare: r.Ages.Prepare, Obey: r.Ages.Disobeyed, Seal: r.Ages.Seal, Barrier: r.Ages.Barrier}
+	n, err := r.DB.KillUnprepared(ctx, r.term, patience, passLimit)
+	r.did("kill_unprepared", n)
+	if err != nil {
+		return err
+	}
+	jobs, err := r.DB.GiveUpStuck(ctx, r.term, patience, passLimit)
+	r.did("give_up_stuck", len(jobs))
+	r.Poker.Poke(jobs...)
+	return err
+}
+
+// parents pokes coordinators of parents that have something to do and do not do
+// it, and does it for those that have not by the next pass. Each pass tells only so many
+// jobs to stop, since the other steps wait for it; the next one begins where it ended.
+func (r *reconciler) parents(ctx context.Context) error {
+	list, err := r.DB.Untended(ctx, r.Ages.Untended, passLimit)
+	if err != nil {
+		return err
+	}
+	var pokes []berth.JobID
+	tended, left := 0, r.stops
+	from := r.parent
+	r.parent = ""
+	for _, p := range startingAt(list, from) {
+		if r.pace.due("parent", p, time.Now()) {
+			pokes = append(pokes, p.ID)
+			continue
+		}
+		if left <= 0 {
+			if r.parent == "" {
+				r.parent = p.ID
+			}
+			continue
+		}
+		_, err := r.DB.TendThrough(ctx, p.ID, &left)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			r.Logger.Error("parent not reconciled", "job_id", p.ID, "err", err)
+			continue
+		}
+		pokes = append(pokes, p.ID) // it may have ended
+		tended++
+	}
+	r.pace.forget("parent", list)
+	r.did("parent_tended", tended)
+	r.did("parent_poked", len(pokes))
+	r.Poker.Poke(pokes...)
+	return nil
+}
+
+// startingAt turns a list that is sorted by id, so that it begins with the first that
+// is not before from.
+func startingAt(list []db.Aged, from berth.JobID) []db.Aged {
+	i := slices.IndexFunc(list, func(p db.Aged) bool { return p.ID >= from })
+	if i < 0 {
+		return list
+	}
+	return slices.Concat(list[i:], list[:i])
+}
+
+// nudge pokes the jobs' workflows, each at once and then ever more seldom, and
+// settles those older than limit.
+func (r *reconciler) nudge(ctx context.Context, kind string, jobs []db.Aged, limit time.Duration) error {
+	pokes, settled := make([]berth.JobID, 0, len(jobs)), 0
+	for _, j := range jobs {
+		if j.Age >= limit {
+			result, err := r.Settler.Settle(ctx, j.ID, j.Attempt)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if err != nil {
+				r.Logger.Error("cannot settle attempt", "job_id", j.ID, "attempt", j.Attempt, "err", err)
+			} else if !result.NotReady {
+				settled++
+			}
+		}
+		if r.pace.due(kind, j, time.Now()) {
+			pokes = append(pokes, j.ID)
+		}
+	}
+	r.pace.forget(kind, jobs)
+	r.did(kind+"_settled", settled)
+	r.did(kind+"_poked", len(pokes))
+	r.Poker.Poke(pokes...)
+	return nil
+}

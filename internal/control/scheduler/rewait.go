@@ -1,0 +1,65 @@
+package scheduler
+
+import (
+	"context"
+	"time"
+
+	"berth/db"
+)
+
+// After the loss of a replica thousands of members have no waiter. Their ends reach
+// their workflows by pokes, so there is time.
+const (
+	rewaitLimit   = 200  // jobs whose waiters one pass starts again
+	unwaitedLimit = 5000 // jobs that one pass reads, with those that were repeated and are not shared yet
+)
+
+// rewaiter starts waiters again that no replica has. Temporal marks the task of an
+// activity as started before a worker has it, and loses tasks between the two: its
+// call to do so has a deadline of one second, and a worker's poll may have ended
+// meanwhile. Without a repair the activity would be repeated when its heartbeat is
+// missed, after berth.WaiterTimeout.
+type rewaiter struct {
+	*Scheduler
+	pace pace
+}
+
+func (w *rewaiter) run(ctx context.Context) error {
+	for sleep(ctx, w.ReconcileEvery) {
+		if !w.Poker.Healthy() {
+			continue
+		}
+		within, cancel := context.WithTimeout(ctx, w.Ages.Compare)
+		err := w.pass(within)
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			w.Logger.Warn("lost waiters not started again, will retry", "err", err)
+		}
+	}
+	return ctx.Err()
+}
+
+func (w *rewaiter) pass(ctx context.Context) error {
+	jobs, err := db.Unwaited(ctx, w.DB, w.Ages.Unwaited, unwaitedLimit)
+	if err != nil {
+		return err
+	}
+	w.pace.forget("unwaited", jobs)
+	asked, again := 0, 0
+	defer func() { w.did("waiter_repeated", again) }()
+	for _, j := range jobs {
+		if asked == rewaitLimit {
+			break
+		}
+		if !w.pace.due("unwaited", j, time.Now()) {
+			continue
+		}
+		asked++
+		n, err := w.Workflows.Rewait(ctx, j.ID, w.Ages.Unwaited)
+		again += n
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

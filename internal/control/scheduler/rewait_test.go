@@ -1,0 +1,38 @@
+package scheduler_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/internal/control/scheduler"
+)
+
+// The task of a waiter was lost between Temporal and a worker: the activity counts as
+// started, and no replica has it.
+func TestTheLeaderHasALostWaiterRepeated(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.machine("m0", 4, 0)
+	lost, waited := r.queued(nil), r.queued(nil)
+	x := newTemporal()
+	x.open[lost], x.open[waited] = true, true
+	r.lead(func(o *scheduler.Options) {
+		o.Workflows, o.ReconcileEvery = x, 10*time.Millisecond
+		o.Ages.Unwaited = time.Second
+	})
+	for _, id := range []berth.JobID{lost, waited} {
+		r.awaitState(id, "scheduled")
+	}
+	err := db.NewWaiterSet(r.db, "a").Share(t.Context(), []berth.AllocationID{value[berth.AllocationID](r, `SELECT id FROM allocations WHERE job = $1`, waited)}, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.exec(`UPDATE allocations SET state = 'active', phase = 'running', claimed_at = now() - interval '1 min', started_at = now()`)
+	r.await("its waiter is repeated", func() bool { return slices.Contains(x.did(&x.rewaited), lost) })
+	if slices.Contains(x.did(&x.rewaited), waited) {
+		t.Error("a waiter that a replica has was repeated")
+	}
+}

@@ -1,0 +1,280 @@
+package scheduler_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/db/dbtest"
+	"berth/internal/control/scheduler"
+)
+
+// rig is a database with machines, and schedulers that lead it by turns.
+type rig struct {
+	t    testing.TB
+	url  string
+	db   *db.DB
+	poke *pokes
+	log  *logs
+}
+
+func newRig(t testing.TB) *rig {
+	t.Helper()
+	return newRigAt(t, dbtest.URL(t))
+}
+
+func newRigAt(t testing.TB, url string) *rig {
+	t.Helper()
+	d := dbtest.Open(t, url, db.Options{})
+	return &rig{t, url, d, &pokes{count: map[berth.JobID]int{}}, &logs{}}
+}
+
+// lead runs a scheduler until the returned function is called, or the test ends.
+func (r *rig) lead(edit func(*scheduler.Options)) (stop func()) {
+	r.t.Helper()
+	o := scheduler.Options{
+		DB: r.db, Poker: r.poke, Logger: slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Silence: db.Silence{Suspect: time.Hour, Lost: 2 * time.Hour}, // the machines are rows, which say nothing
+	}
+	if edit != nil {
+		edit(&o)
+	}
+	ctx, cancel := context.WithCancel(r.t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = scheduler.New(o).Run(ctx)
+	}()
+	stop = sync.OnceFunc(func() { cancel(); <-done })
+	r.t.Cleanup(stop)
+	return stop
+}
+
+func (r *rig) exec(sql string, args ...any) {
+	r.t.Helper()
+	if _, err := r.db.Pool().Exec(r.t.Context(), sql, args...); err != nil {
+		r.t.Fatalf("%v\n%s", err, sql)
+	}
+}
+
+func value[T any](r *rig, sql string, args ...any) T {
+	r.t.Helper()
+	var v T
+	if err := r.db.Pool().QueryRow(r.t.Context(), sql, args...).Scan(&v); err != nil {
+		r.t.Fatalf("%v\n%s", err, sql)
+	}
+	return v
+}
+
+// machine adds a ready machine that has just been heard.
+func (r *rig) machine(id string, cpus, gpus int) {
+	r.t.Helper()
+	r.exec(`INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb, gpu_milli) VALUES ($1, 'ready', $2, 1 << 20, 1 << 20, $3)`, id, 1000*cpus, 1000*gpus)
+	for i := range gpus {
+		r.exec(`INSERT INTO gpu_devices (machine_id, idx, uuid, model, mem_mb) VALUES ($1, $2, $3, 'H100', 81920)`, id, i, fmt.Sprintf("%s-%d", id, i))
+	}
+	r.exec(`INSERT INTO machine_leases (machine_id, epoch, until) VALUES ($1, 1, now() + interval '1 hour')`, id)
+}
+
+// queued submits a job and queues it, as its workflow would.
+func (r *rig) queued(edit func(*berth.JobSpec)) berth.JobID {
+	r.t.Helper()
+	id := r.submitted(edit)
+	if _, err := r.db.Load(r.t.Context(), id); err != nil {
+		r.t.Fatal(err)
+	}
+	return id
+}
+
+func (r *rig) submitted(edit func(*berth.JobSpec)) berth.JobID {
+	r.t.Helper()
+	spec := berth.JobSpec{Name: "x", Image: "busybox"}
+	spec.Resources.Memory = new(berth.MiB)
+	*spec.Resources.Memory = 4
+	spec = spec.WithDefaults()
+	if edit != nil {
+		edit(&spec)
+	}
+	job, _, err := r.db.Submit(r.t.Context(), db.Submission{Tenant: "default", Spec: spec, Actor: "user:test"})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return job.ID
+}
+
+func (r *rig) state(id berth.JobID) berth.State {
+	r.t.Helper()
+	return value[berth.State](r, `SELECT state FROM jobs WHERE id = $1`, id)
+}
+
+func (r *rig) awaitState(id berth.JobID, want berth.State) {
+	r.t.Helper()
+	r.await(fmt.Sprintf("job %s is %s", id, want), func() bool { return r.state(id) == want })
+}
+
+// await polls a condition that nothing announces.
+func (r *rig) await(what string, holds func() bool) {
+	r.t.Helper()
+	limit := time.NewTimer(2 * time.Minute)
+	defer limit.Stop()
+	for pause := 2 * time.Millisecond; !holds(); pause = min(pause*3/2, 25*time.Millisecond) {
+		select {
+		case <-time.After(pause):
+		case <-limit.C:
+			r.t.Fatalf("waited in vain until %s\n%s", what, r.log)
+		}
+	}
+}
+
+// sound fails unless the counters add up and every attempt is whole.
+func (r *rig) sound() {
+	r.t.Helper()
+	list, err := r.db.Miscounts(r.t.Context())
+	if err != nil || len(list) > 0 {
+		r.t.Errorf("counters: %v, %v", list, err)
+	}
+	if n := value[int](r, `SELECT count(*) FROM (SELECT job, rank FROM allocations WHERE state IN ('reserved', 'active') GROUP BY job, rank HAVING count(*) > 1) x`); n > 0 {
+		r.t.Errorf("%d ranks live twice", n)
+	}
+	if n := value[int](r, `SELECT count(*) FROM jobs j WHERE state = 'scheduled' AND NOT EXISTS (SELECT 1 FROM allocations a WHERE a.job = j.id AND a.attempt = j.attempt)`); n > 0 {
+		r.t.Errorf("%d scheduled jobs have no ranks", n)
+	}
+}
+
+// pokes records who was poked.
+type pokes struct {
+	mu    sync.Mutex
+	count map[berth.JobID]int
+	down  bool
+}
+
+func (p *pokes) Poke(ids ...berth.JobID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, id := range ids {
+		p.count[id]++
+	}
+}
+
+func (p *pokes) Healthy() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.down
+}
+
+func (p *pokes) setDown(down bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.down = down
+}
+
+func (p *pokes) of(id berth.JobID) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.count[id]
+}
+
+// passes returns how many passes the reconciler has made.
+func (r *rig) passes() int { return strings.Count(r.log.String(), "reconciler passed") }
+
+// logs keeps what was logged.
+type logs struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logs) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// temporal is a Temporal that remembers and does nothing else.
+type temporal struct {
+	mu         sync.Mutex
+	open       map[berth.JobID]bool
+	unlisted   map[berth.JobID]bool // open, and visibility does not know it yet
+	completed  map[berth.JobID]bool
+	started    []berth.JobID
+	again      []berth.JobID
+	terminated []berth.JobID
+	described  []berth.JobID
+	rewaited   []berth.JobID
+	silent     bool // Describe answers nothing
+}
+
+func newTemporal() *temporal {
+	return &temporal{open: map[berth.JobID]bool{}, unlisted: map[berth.JobID]bool{}, completed: map[berth.JobID]bool{}}
+}
+
+func (x *temporal) Open(_ context.Context, each func(berth.JobID)) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for id := range x.open {
+		if !x.unlisted[id] {
+			each(id)
+		}
+	}
+	return nil
+}
+
+func (x *temporal) Describe(ctx context.Context, id berth.JobID) (open, completed bool, err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.described = append(x.described, id)
+	if x.silent {
+		<-ctx.Done()
+		return false, false, ctx.Err()
+	}
+	return x.open[id], x.completed[id], nil
+}
+
+func (x *temporal) Start(_ context.Context, id berth.JobID, again bool) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.completed[id] && !again {
+		return nil // started already, as far as the policy goes
+	}
+	if !x.open[id] {
+		x.started = append(x.started, id)
+		if again {
+			x.again = append(x.again, id)
+		}
+	}
+	x.open[id] = true
+	return nil
+}
+
+func (x *temporal) Terminate(_ context.Context, id berth.JobID, _ string) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.terminated = append(x.terminated, id)
+	delete(x.open, id)
+	return nil
+}
+
+func (x *temporal) Rewait(_ context.Context, id berth.JobID, _ time.Duration) (int, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.rewaited = append(x.rewaited, id)
+	return 1, nil
+}
+
+func (x *temporal) did(list *[]berth.JobID) []berth.JobID {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return slices.Clone(*list)
+}

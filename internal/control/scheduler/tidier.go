@@ -1,0 +1,200 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"berth"
+	"berth/db"
+)
+
+// tidier compares the object store with the rows: row 14 of the design's table.
+// It reads listings to remove what is left over, and never to find what to
+// restore.
+type tidier struct {
+	*Scheduler
+	term db.Term
+}
+
+// tidyBatch bounds what one look takes from the database.
+const tidyBatch = 500
+
+func (t *tidier) run(ctx context.Context) error {
+	for {
+		for _, step := range []struct {
+			name string
+			do   func(context.Context) error
+		}{
+			{"uploads that nobody uses", t.doomUploads},
+			{"outputs past their retention", t.pruneOutputs},
+			{"logs past their retention", t.pruneLogs},
+			{"objects of archived jobs", t.removeDoomed},
+			{"objects of closed attempts", t.sweepClosed},
+			{"lost checkpoints", t.rejectLost},
+		} {
+			if err := step.do(ctx); err != nil && ctx.Err() == nil {
+				t.Logger.Error("object store cleanup failed", "step", step.name, "err", err)
+			}
+		}
+		if !sleep(ctx, t.TidyEvery) {
+			return ctx.Err()
+		}
+	}
+}
+
+// doomUploads gives up archives that no live job needs and nobody has asked for
+// in a long time.
+func (t *tidier) doomUploads(ctx context.Context) error {
+	for {
+		n, err := t.DB.DoomUploads(ctx, t.term, t.Ages.Uploads, tidyBatch)
+		if err != nil || n == 0 {
+			return err
+		}
+		t.did("uploads_removed", n)
+	}
+}
+
+// pruneOutputs gives up what jobs that ended long ago have left, where an operator
+// has said for how long it is kept.
+func (t *tidier) pruneOutputs(ctx context.Context) error {
+	for t.OutputRetention > 0 {
+		n, err := t.DB.PruneOutputs(ctx, t.term, t.OutputRetention, tidyBatch)
+		if err != nil || n == 0 {
+			return err
+		}
+		t.did("outputs_removed", n)
+	}
+	return nil
+}
+
+// pruneLogs gives up the logs of jobs that ended long ago, if an operator has set a
+// retention for logs.
+func (t *tidier) pruneLogs(ctx context.Context) error {
+	for t.LogRetention > 0 {
+		n, err := db.Storage{DB: t.DB}.PruneLogs(ctx, t.term, t.LogRetention, tidyBatch)
+		if err != nil || n == 0 {
+			return err
+		}
+		t.did("logs_removed", n)
+	}
+	return nil
+}
+
+// removeDoomed deletes the folders, and the objects of outputs, that no row leads to
+// any more.
+func (t *tidier) removeDoomed(ctx context.Context) error {
+	for {
+		list, err := t.DB.DoomedObjects(ctx, tidyBatch)
+		if err != nil || len(list) == 0 {
+			return err
+		}
+		for _, prefix := range list {
+			remove := t.Objects.DeleteFolder
+			if strings.HasSuffix(prefix, berth.OutputSuffix) {
+				remove = t.Objects.Delete
+			}
+			if err := remove(ctx, prefix); err != nil {
+				return fmt.Errorf("delete %s: %w", prefix, err)
+			}
+		}
+		if err := t.DB.ForgetDoomed(ctx, t.term, list); err != nil {
+			return err
+		}
+		t.did("objects_removed", len(list))
+	}
+}
+
+// sweepClosed deletes what attempts that are over for long have left without a
+// row: uploads that were cut off, shards of steps that were pruned or bad.
+func (t *tidier) sweepClosed(ctx context.Context) error {
+	for {
+		list, err := t.DB.ClosedAttempts(ctx, t.Ages.Objects, tidyBatch)
+		if err != nil || len(list) == 0 {
+			return err
+		}
+		removed := 0
+		for _, a := range list {
+			n, err := t.sweep(ctx, a)
+			if err != nil {
+				return err
+			}
+			removed += n
+			if err := t.DB.MarkSwept(ctx, t.term, a.Job, a.Attempt); err != nil {
+				return err
+			}
+		}
+		t.did("objects_swept", removed)
+	}
+}
+
+func (t *tidier) sweep(ctx context.Context, a db.ClosedAttempt) (removed int, err error) {
+	for _, rank := range a.Ranks {
+		folder := berth.CheckpointsPrefix(a.Tenant, a.Job, a.Attempt, rank)
+		names, err := t.Objects.Folders(ctx, folder)
+		if err != nil {
+			return removed, fmt.Errorf("list %s: %w", folder, err)
+		}
+		for _, name := range names {
+			digits, ok := strings.CutPrefix(name, "step-")
+			step, err := strconv.ParseInt(digits, 10, 64)
+			if !ok || err != nil || slices.Contains(a.Steps, step) {
+				continue
+			}
+			if err := t.Objects.DeleteFolder(ctx, folder+"/"+name); err != nil {
+				return removed, fmt.Errorf("delete %s/%s: %w", folder, name, err)
+			}
+			removed++
+		}
+	}
+	return removed, nil
+}
+
+// rejectLost marks checkpoints bad of which the store has lost the manifest, so
+// that a restore does not begin with them. A store in which not one manifest is
+// found is taken for another one than ours, or an empty mount: then nothing is
+// marked, and people are told.
+func (t *tidier) rejectLost(ctx context.Context) error {
+	var lost []db.Shard
+	found := 0
+	for after := (db.Shard{}); ; {
+		list, err := t.DB.VerifiedShards(ctx, after, tidyBatch)
+		if err != nil {
+			return err
+		}
+		for _, s := range list {
+			ok, err := t.Objects.Exists(ctx, s.Manifest)
+			if err != nil {
+				return err
+			}
+			if ok {
+				found++
+			} else {
+				lost = append(lost, s)
+			}
+		}
+		if len(list) < tidyBatch {
+			break
+		}
+		after = list[len(list)-1]
+	}
+	if len(lost) > 0 && found == 0 {
+		t.Logger.Error("object store has none of the recorded checkpoints, marking none", "lost", len(lost))
+		return nil
+	}
+	marked := 0
+	for _, s := range lost {
+		did, err := t.DB.RejectMissing(ctx, t.term, s)
+		if err != nil {
+			return err
+		}
+		if did {
+			marked++
+			t.Logger.Error("checkpoint missing from the object store", "job_id", s.Job, "attempt", s.Attempt, "step", s.Step)
+		}
+	}
+	t.did("checkpoint_lost", marked)
+	return nil
+}

@@ -1,0 +1,118 @@
+package webhook
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/internal/lib/publicnet"
+)
+
+// errFinal marks what trying again would not change.
+var errFinal = errors.New("not tried again")
+
+const (
+	maxAnswer  = 16 << 10 // read of an answer, so that its connection can be used again
+	maxHeaders = 16 << 10
+)
+
+func newClient(p publicnet.Policy, timeout time.Duration) *http.Client {
+	t := p.Transport(timeout)
+	t.MaxResponseHeaderBytes = maxHeaders
+	t.DisableCompression = true
+	t.MaxIdleConnsPerHost = 2
+	t.IdleConnTimeout = 30 * time.Second
+	return &http.Client{
+		Transport: t, Timeout: timeout,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+// send makes the call. Its errors are for users: they tell nothing that only a
+// neighbour of this process could find out.
+func (s *Sender) send(ctx context.Context, n db.Notice) error {
+	keys, err := s.keys(ctx, n.Tenant)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, n.URL, strings.NewReader(n.Body))
+	if err != nil {
+		return fmt.Errorf("the URL cannot be called: %w", errFinal)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("User-Agent", "Berth")
+	sign(req.Header, keys, n.ID(), strconv.FormatInt(time.Now().Unix(), 10), n.Body)
+	client := s.allowed
+	if req.URL.Scheme == "https" {
+		client = s.public
+	}
+	r, err := client.Do(req)
+	if err != nil {
+		s.Logger.Debug("webhook not reached", "job_id", n.Job, "tenant", n.Tenant, "err", err)
+		return s.reason(err)
+	}
+	defer r.Body.Close()
+	_, _ = io.CopyN(io.Discard, r.Body, maxAnswer)
+	return judge(r)
+}
+
+// judge says whether an answer is one.
+func judge(r *http.Response) error {
+	switch {
+	case r.StatusCode >= 200 && r.StatusCode < 300:
+		return nil
+	case r.StatusCode == http.StatusGone: // Standard Webhooks: the endpoint is not wanted any more
+		return fmt.Errorf("it answered %d: %w", r.StatusCode, errFinal)
+	case r.StatusCode >= 300 && r.StatusCode < 400:
+		return fmt.Errorf("it answered %d, a redirect, and none is followed", r.StatusCode)
+	default:
+		return fmt.Errorf("it answered %d", r.StatusCode)
+	}
+}
+
+// reason words why nobody answered.
+func (s *Sender) reason(err error) error {
+	if _, ok := errors.AsType[*publicnet.RefusedError](err); ok {
+		return fmt.Errorf("its address is none that may be called: %w", errFinal)
+	}
+	if u, ok := errors.AsType[*url.Error](err); ok && u.Timeout() {
+		return fmt.Errorf("it did not answer within %s", berth.Duration(s.Timeout))
+	}
+	return errors.New("it could not be reached")
+}
+
+// keys are those of the tenant that the call is signed with.
+func (s *Sender) keys(ctx context.Context, tenant berth.TenantID) ([][]byte, error) {
+	list, err := s.DB.SealedSecrets(ctx, tenant, []string{berth.WebhookSecret})
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read secret %s: %w", berth.WebhookSecret, err)
+	case len(list) == 0:
+		return nil, fmt.Errorf("there is no secret %s to sign it with", berth.WebhookSecret)
+	}
+	value, err := s.Keys.Open(tenant, list[0].Name, list[0].Key, list[0].Sealed)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := berth.ParseWebhookKeys(string(value))
+	if err != nil {
+		return nil, fmt.Errorf("secret %s %w", berth.WebhookSecret, err)
+	}
+	return keys, nil
+}
+
+func hostOf(address string) string {
+	u, err := url.Parse(address)
+	if err != nil {
+		return "?"
+	}
+	return u.Host
+}

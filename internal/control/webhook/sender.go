@@ -1,0 +1,194 @@
+package webhook
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"berth"
+	"berth/db"
+	"berth/internal/lib/publicnet"
+	"berth/internal/lib/sealer"
+)
+
+// Options are what a Sender works with. DB, Keys and Logger are required; zero
+// times mean the defaults, which tests shorten.
+type Options struct {
+	DB      *db.DB
+	Keys    *sealer.Keys
+	Logger  *slog.Logger
+	Network publicnet.Policy     // where calls may go besides public addresses; plain http goes only there
+	Metrics *prometheus.Registry // nil: none
+
+	Look    time.Duration // between two looks for what is due
+	Timeout time.Duration // of a call, from the look-up of its name to the end of its answer
+	Lease   time.Duration // after which the call of a process that died is made again
+	First   time.Duration // before the second try; then four times as long each time
+	Longest time.Duration // between two tries
+	For     time.Duration // how long a call is tried
+}
+
+// abreast is how many calls are under way at once, and share how many are taken
+// for one tenant at a time, so that it has less than twice as many under way.
+const (
+	abreast = 64
+	share   = 4
+)
+
+// recordTime is how long what came of a call may take to be recorded. It has
+// nothing to do with how fast a receiver must be.
+const recordTime = 10 * time.Second
+
+// Sender makes the calls of one process.
+type Sender struct {
+	Options
+	public, allowed *http.Client
+	results         *prometheus.CounterVec
+
+	mu       sync.Mutex
+	underWay map[berth.TenantID]int
+	free     int
+	done     chan struct{} // a call has ended
+}
+
+// New returns a sender that Run sets to work.
+func New(o Options) *Sender {
+	o.Look = cmp.Or(o.Look, time.Second)
+	o.Timeout = cmp.Or(o.Timeout, 10*time.Second)
+	o.Lease = cmp.Or(o.Lease, 2*(o.Timeout+recordTime))
+	o.First = cmp.Or(o.First, 5*time.Second)
+	o.Longest = cmp.Or(o.Longest, time.Hour)
+	o.For = cmp.Or(o.For, 24*time.Hour)
+	s := &Sender{
+		Options: o, public: newClient(o.Network, o.Timeout), allowed: newClient(o.Network.Only(), o.Timeout),
+		results:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "berth_webhooks_total", Help: "Calls of webhooks by what came of them."}, []string{"result"}),
+		underWay: map[berth.TenantID]int{}, free: abreast, done: make(chan struct{}, 1),
+	}
+	if o.Metrics != nil {
+		o.Metrics.MustRegister(s.results)
+	}
+	return s
+}
+
+// Run makes calls until ctx ends. A call that is cut off then is made again by
+// another process.
+func (s *Sender) Run(ctx context.Context) error {
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	defer s.public.CloseIdleConnections()
+	defer s.allowed.CloseIdleConnections()
+	look := time.NewTicker(s.Look)
+	defer look.Stop()
+	for {
+		list, err := s.claim(ctx)
+		if err != nil && ctx.Err() == nil {
+			s.Logger.Warn("webhooks not looked for", "err", err)
+		}
+		for _, n := range list {
+			calls.Go(func() {
+				defer s.ended(n.Tenant)
+				s.deliver(ctx, n)
+			})
+		}
+		if len(list) > 0 {
+			continue // there may be more
+		}
+		select {
+		case <-look.C:
+		case <-s.done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// claim takes what is due, as far as there is room.
+func (s *Sender) claim(ctx context.Context) ([]db.Notice, error) {
+	s.mu.Lock()
+	c := db.NoticeClaim{Each: share, Limit: s.free, Lease: s.Lease}
+	for tenant, n := range s.underWay {
+		if n >= share {
+			c.Crowded = append(c.Crowded, tenant)
+		}
+	}
+	s.mu.Unlock()
+	if c.Limit == 0 {
+		return nil, nil
+	}
+	list, err := s.DB.ClaimNotices(ctx, c)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, n := range list {
+		s.underWay[n.Tenant]++
+		s.free--
+	}
+	return list, err
+}
+
+func (s *Sender) ended(tenant berth.TenantID) {
+	s.mu.Lock()
+	if s.underWay[tenant]--; s.underWay[tenant] == 0 {
+		delete(s.underWay, tenant)
+	}
+	s.free++
+	s.mu.Unlock()
+	select {
+	case s.done <- struct{}{}:
+	default:
+	}
+}
+
+// deliver makes one call and records what came of it. What cannot be recorded
+// is due again when the lease ends.
+func (s *Sender) deliver(ctx context.Context, n db.Notice) {
+	err := s.send(ctx, n)
+	if ctx.Err() != nil && err != nil {
+		return
+	}
+	log := s.Logger.With("job_id", n.Job, "tenant", n.Tenant, "id", n.ID(), "try", n.Tries)
+	record, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTime)
+	defer cancel()
+	var result string
+	switch {
+	case err == nil:
+		result, err = "delivered", s.DB.NoticeDelivered(record, n)
+	case errors.Is(err, errFinal) || n.Age >= s.For:
+		log.Info("webhook given up", "err", err)
+		result, err = "given_up", s.DB.GiveUpNotice(record, n, s.epitaph(n, err))
+	default:
+		log.Debug("webhook not answered; tried again", "err", err)
+		result, err = "failed", s.DB.NoticeFailed(record, n, s.pause(n.Tries))
+	}
+	s.results.WithLabelValues(result).Inc()
+	if err != nil {
+		log.Warn("what came of a webhook was not recorded; it is called again", "err", err)
+	}
+}
+
+// epitaph is what the job's history tells of a call that was given up. The URL
+// may hold a password, so the host alone is named.
+func (s *Sender) epitaph(n db.Notice, err error) string {
+	tries := fmt.Sprintf("%d tries", n.Tries)
+	if n.Tries == 1 {
+		tries = "one try"
+	}
+	return fmt.Sprintf("gave up calling notify[%d] (%s) of status %s after %s: %v", n.Hook, hostOf(n.URL), n.Status, tries, err)
+}
+
+// pause is how long to wait after a try, with a jitter of a fifth: receivers that
+// were away are not called by everybody at once.
+func (s *Sender) pause(tries int) time.Duration {
+	wait := s.First
+	for range min(tries-1, 20) {
+		wait = min(4*wait, s.Longest)
+	}
+	return wait - wait/10 + rand.N(wait/5+1)
+}

@@ -1,0 +1,53 @@
+// Package flagsdoc writes the reference of a program's flags as Markdown, for the
+// tests that hold docs/reference to the programs.
+package flagsdoc
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+)
+
+// Hold compares the file at path with the reference of program's flags, or writes
+// it where update is set. Defaults that depend on the machine are left out by their
+// flags: a flag's default is shown as its value before parsing.
+func Hold(t *testing.T, path, program, intro string, f *pflag.FlagSet, update bool) {
+	t.Helper()
+	want := reference(program, intro, f)
+	if update {
+		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("%s differs; go test ./cmd/%s -run Reference -update writes it (-want +got):\n%s", path, program, diff)
+	}
+}
+
+func reference(program, intro string, f *pflag.FlagSet) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# Flags of %s\n%s\n\n", program, intro)
+	fmt.Fprintf(&b, "Generated from the program by `go test ./cmd/%s -run Reference -update`. ", program)
+	b.WriteString("The command line takes precedence over the environment.\n\n")
+	b.WriteString("| flag | environment | default | meaning |\n| --- | --- | --- | --- |\n")
+	f.VisitAll(func(x *pflag.Flag) {
+		if x.Hidden || x.Name == "help" || x.Name == "version" {
+			return
+		}
+		variable := "BERTH_" + strings.ToUpper(strings.ReplaceAll(x.Name, "-", "_"))
+		value := ""
+		if x.DefValue != "" && x.DefValue != "[]" {
+			value = "`" + strings.Trim(x.DefValue, "[]") + "`"
+		}
+		fmt.Fprintf(&b, "| `--%s` | `%s` | %s | %s |\n", x.Name, variable, value, strings.ReplaceAll(x.Usage, "|", `\|`))
+	})
+	return b.String()
+}

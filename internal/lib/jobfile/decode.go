@@ -1,0 +1,249 @@
+package jobfile
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+
+	"berth"
+)
+
+// maxSteps bounds the values looked at, aliases followed included.
+const maxSteps = 200_000
+
+// decoder lays a tree over a Go type by its JSON tags and notes every fault
+// and every place on the way.
+type decoder struct {
+	faults []Fault
+	places map[string]place // by path: of a scalar itself, of the key above a mapping or list
+	steps  int
+}
+
+func (d *decoder) fault(at place, path, detail, allowed string) {
+	d.faults = append(d.faults, Fault{Line: at.line, Column: at.column, Width: at.width,
+		FieldError: berth.FieldError{Field: path, Detail: detail, Allowed: allowed}})
+}
+
+func (d *decoder) wrongKind(n *node, path, want string) {
+	got := n.kind.String()
+	if n.kind == text || n.kind == number || n.kind == boolean {
+		got = strconv.Quote(shorten(n.text))
+	}
+	d.fault(n.at, path, "got "+got, "want "+want)
+}
+
+// value decodes n into v. A null leaves v unset, as a missing field does.
+func (d *decoder) value(n *node, v reflect.Value, path string) {
+	if d.steps++; d.steps > maxSteps {
+		if d.steps == maxSteps+1 {
+			d.fault(n.at, path, fmt.Sprintf("the file has more than %d values with its aliases", maxSteps), "")
+		}
+		return
+	}
+	d.places[path] = n.at
+	if n.kind == null {
+		return
+	}
+	if u, ok := v.Addr().Interface().(json.Unmarshaler); ok {
+		d.custom(n, u, v, path)
+		return
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		d.value(n, v.Elem(), path)
+	case reflect.Struct:
+		d.structure(n, v, path)
+	case reflect.Map:
+		d.mapping(n, v, path)
+	case reflect.Slice:
+		d.list(n, v, path)
+	case reflect.String:
+		d.text(n, v, path)
+	case reflect.Bool:
+		d.boolean(n, v, path)
+	case reflect.Int:
+		d.integer(n, v, path)
+	case reflect.Float64:
+		d.decimal(n, v, path)
+	default:
+		panic(fmt.Sprintf("a job spec has a %s at %s, which job files cannot hold", v.Kind(), path))
+	}
+}
+
+// present is value for the entries of maps and lists: `- ~` and `KEY:` are
+// slips, not a wish for the default.
+func (d *decoder) present(n *node, v reflect.Value, path string) {
+	if n.kind == null {
+		d.fault(n.at, path, "has no value", `write "" for an empty text`)
+		return
+	}
+	d.value(n, v, path)
+}
+
+func (d *decoder) structure(n *node, v reflect.Value, path string) {
+	if n.kind != mapping {
+		d.wrongKind(n, path, "a mapping with "+andList(fieldNames(v.Type())))
+		return
+	}
+	d.eachEntry(n, path, func(e entry, at string) {
+		i, ok := fieldIndex(v.Type(), e.key)
+		if !ok {
+			d.unknown(e, v.Type(), path)
+			return
+		}
+		before := len(d.faults)
+		d.value(e.value, v.Field(i), at)
+		if e.value.kind == null || len(d.faults) > before {
+			return
+		}
+		if f, ok := berth.ExplicitZero(v.Type().Field(i), v.Field(i)); ok {
+			d.fault(e.value.at, at, f.Detail, f.Allowed)
+		}
+	})
+}
+
+func (d *decoder) mapping(n *node, v reflect.Value, path string) {
+	if n.kind != mapping {
+		d.wrongKind(n, path, "a mapping such as {KEY: value}")
+		return
+	}
+	v.Set(reflect.MakeMapWithSize(v.Type(), len(n.entries)))
+	d.eachEntry(n, path, func(e entry, at string) {
+		value := reflect.New(v.Type().Elem()).Elem()
+		d.present(e.value, value, at)
+		v.SetMapIndex(reflect.ValueOf(e.key).Convert(v.Type().Key()), value)
+	})
+}
+
+// eachEntry visits the entries of a mapping and refuses keys that repeat.
+func (d *decoder) eachEntry(n *node, path string, visit func(e entry, at string)) {
+	first := make(map[string]int, len(n.entries))
+	for _, e := range n.entries {
+		at := join(path, e.key)
+		if line, repeated := first[e.key]; repeated {
+			d.fault(e.at, at, fmt.Sprintf("is set twice, first on line %d", line), "keep one")
+			continue
+		}
+		first[e.key] = e.at.line
+		visit(e, at)
+		if e.value.kind == list || e.value.kind == mapping || e.value.kind == null {
+			d.places[at] = e.at
+		}
+	}
+}
+
+func (d *decoder) list(n *node, v reflect.Value, path string) {
+	if n.kind != list {
+		want := "a list such as [a, b]"
+		if n.kind == text && v.Type().Elem().Kind() == reflect.String {
+			want = "a list such as [" + strings.Join(strings.Fields(shorten(n.text)), ", ") + "]"
+		}
+		d.wrongKind(n, path, want)
+		return
+	}
+	out := reflect.MakeSlice(v.Type(), len(n.items), len(n.items))
+	for i, item := range n.items {
+		d.present(item, out.Index(i), fmt.Sprintf("%s[%d]", path, i))
+	}
+	v.Set(out)
+}
+
+func (d *decoder) text(n *node, v reflect.Value, path string) {
+	if n.kind == list || n.kind == mapping {
+		d.wrongKind(n, path, "text")
+		return
+	}
+	v.SetString(n.text)
+}
+
+func (d *decoder) boolean(n *node, v reflect.Value, path string) {
+	if n.kind != boolean {
+		d.wrongKind(n, path, "true or false")
+		return
+	}
+	v.SetBool(strings.EqualFold(n.text, "true"))
+}
+
+func (d *decoder) integer(n *node, v reflect.Value, path string) {
+	i, err := strconv.Atoi(n.text)
+	if n.kind != number || err != nil {
+		d.wrongKind(n, path, "a whole number")
+		return
+	}
+	v.SetInt(int64(i))
+}
+
+func (d *decoder) decimal(n *node, v reflect.Value, path string) {
+	f, err := strconv.ParseFloat(n.text, 64)
+	if n.kind != number || err != nil {
+		d.wrongKind(n, path, "a number")
+		return
+	}
+	v.SetFloat(f)
+}
+
+// custom gives the value to a type that reads its own JSON. Its error knows
+// what is wrong; the place is ours to add.
+func (d *decoder) custom(n *node, u json.Unmarshaler, v reflect.Value, path string) {
+	if n.kind == mapping || n.kind == list && v.Kind() != reflect.Slice {
+		d.wrongKind(n, path, "one value")
+		return
+	}
+	raw, err := rawJSON(n)
+	if err == nil {
+		err = u.UnmarshalJSON(raw)
+	}
+	if err != nil {
+		name := path[strings.LastIndexByte(path, '.')+1:]
+		d.fault(n.at, path, strings.TrimPrefix(err.Error(), name+" "), "")
+		return
+	}
+	for i, item := range n.items {
+		d.places[fmt.Sprintf("%s[%d]", path, i)] = item.at
+	}
+}
+
+// rawJSON writes a scalar, or a list of scalars, as JSON. A number keeps its
+// spelling, so that a type can tell 90 from "90".
+func rawJSON(n *node) ([]byte, error) {
+	switch n.kind {
+	case number, boolean:
+		if json.Valid([]byte(n.text)) {
+			return []byte(n.text), nil
+		}
+		return json.Marshal(n.text)
+	case null, text:
+		return json.Marshal(n.text)
+	case list:
+		texts := make([]string, len(n.items))
+		for i, item := range n.items {
+			if item.kind == list || item.kind == mapping || item.kind == null {
+				return nil, fmt.Errorf("entry %d is %s: want text", i+1, item.kind)
+			}
+			texts[i] = item.text
+		}
+		return json.Marshal(texts)
+	case mapping:
+		return nil, fmt.Errorf("got a mapping: want one value")
+	default:
+		panic(fmt.Sprintf("unknown kind %d", int(n.kind)))
+	}
+}
+
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}
+
+func shorten(s string) string {
+	const most = 60
+	if r := []rune(s); len(r) > most {
+		return string(r[:most]) + "…"
+	}
+	return s
+}

@@ -1,0 +1,20 @@
+package overload
+
+import "context"
+
+type classKey struct{}
+
+// As returns a context whose calls are of that class, for limits that learn of a
+// call by its context alone.
+func As(ctx context.Context, class Class) context.Context {
+	return context.WithValue(ctx, classKey{}, class)
+}
+
+// ClassOf is the class that As has set; End without one: what nobody has
+// classified concerns work that has begun.
+func ClassOf(ctx context.Context) Class {
+	if c, ok := ctx.Value(classKey{}).(Class); ok {
+		return c
+	}
+	return End
+}

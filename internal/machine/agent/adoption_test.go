@@ -1,0 +1,265 @@
+package agent_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth"
+	"berth/activities/node"
+	"berth/activities/node/fakeruntime"
+	"berth/internal/machine/agent"
+)
+
+func TestRestartedAgentAdopts(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	running := s.submit(nil, "do", "lines 1000 2ms", "trap-term 5") // it runs until it is told to end
+	req, w := m.run(running)
+	s.until("some of the log is stored", func() bool { return len(s.log(running, 1)) > 20 })
+	before, err := m.container(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.restart()
+	after, err := m.container(req)
+	if err != nil || after.ID != before.ID || !after.StartedAt.Equal(before.StartedAt) {
+		t.Errorf("container was %+v and is %+v, %v", before, after, err)
+	}
+	m.endsWhenReady(req)
+	if x := w.exit(); x.Code != 5 || x.Cause != berth.CauseExited {
+		t.Errorf("exit is %+v", x)
+	}
+	s.wantLines(running, 1000)
+	if e := s.machineEpoch("m1"); e != 1 {
+		t.Errorf("the restart moved the machine's epoch to %d", e)
+	}
+}
+
+// endsWhenReady sends SIGTERM once the program waits for it. Its log must reach
+// the control plane.
+func (m *machine) endsWhenReady(req berth.RunRequest) {
+	m.s.t.Helper()
+	m.s.until("the program waits for its end", func() bool { return slices.Contains(m.s.log(req.Job, req.Attempt), "ready") })
+	m.terminate(req)
+}
+
+// wantLines checks that a first attempt has printed n numbered lines, then waited
+// for its end: each line once and in order.
+func (s *site) wantLines(id berth.JobID, n int) {
+	s.t.Helper()
+	want := make([]string, 0, n+2)
+	for i := range n {
+		want = append(want, fmt.Sprintf("line %d", i+1))
+	}
+	want = append(want, "ready", "term")
+	if got := s.log(id, 1); !slices.Equal(got, want) {
+		s.t.Errorf("%d lines are stored, want %d: %q", len(got), len(want), got)
+	}
+}
+
+func (s *site) machineEpoch(id berth.MachineID) int64 {
+	s.t.Helper()
+	m, err := s.db.Machine(s.t.Context(), "", id)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return m.Epoch
+}
+
+func TestContainerThatEndedWhileNobodyLookedIsReported(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	id := s.submit(nil, "do", "echo before", "trap-term 0", "echo after", "exit 9")
+	req, _ := m.run(id)
+	s.until("the program waits for its end", func() bool { return slices.Contains(s.log(id, 1), "ready") })
+	if err := m.stop(); err != nil {
+		t.Fatal(err)
+	}
+	m.terminate(req)
+	m.until("container ended", func() bool {
+		c, err := m.container(req)
+		return err == nil && c.State == node.ContainerExited
+	})
+	m.start()
+	if x := m.wait(req).exit(); x.Code != 9 {
+		t.Errorf("exit is %+v", x)
+	}
+	if diff := cmp.Diff([]string{"before", "ready", "term", "after"}, s.log(id, 1)); diff != "" {
+		t.Errorf("log (-want +got):\n%s", diff)
+	}
+	s.settle(id)
+	m.cleared(req)
+}
+
+// No waiter is needed: a rank that an agent has claimed once goes on after a
+// restart, at whatever point the agent died.
+func TestRestartBeforeTheStart(t *testing.T) {
+	t.Parallel()
+	for _, method := range []string{"EnsureImage", "Create", "Start"} {
+		t.Run(method, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			m := s.machine("m1")
+			reached, free := make(chan struct{}, 10), make(chan struct{})
+			m.runtime.Intercept(func(c fakeruntime.Call) error {
+				if c.Method != method {
+					return nil
+				}
+				reached <- struct{}{}
+				<-free
+				return errors.New("the call was cut off")
+			})
+			id := s.submit(nil, "echo", "hello")
+			req := m.place(id)
+			<-reached
+			m.cancel()
+			m.until("the rank has been let go", func() bool { return strings.Contains(m.logs.text(), "agent stops, containers stay") })
+			close(free)
+			if err := m.stop(); err != nil {
+				t.Fatal(err)
+			}
+			m.runtime.Intercept(nil)
+			m.start()
+			s.until("rank is sealed", func() bool {
+				v, err := s.db.Load(t.Context(), id)
+				return err == nil && len(v.Slots) == 1 && v.Slots[0].Sealed
+			})
+			if j := s.settle(id); j.Status != berth.Succeeded {
+				t.Errorf("job is %s, %+v", j.Status, j.Reason)
+			}
+			m.cleared(req)
+		})
+	}
+}
+
+// A process that dies with a reservation it was handed, and did not claim, takes
+// its knowledge along. The next process learns it from its first set.
+func TestF7AReservationThatADeadProcessTookAlongIsTakenUp(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	if err := m.stop(); err != nil {
+		t.Fatal(err)
+	}
+	id := s.submit(nil, "echo", "hello")
+	req := m.place(id)
+	m.start()
+	s.until("the rank is sealed without a waiter", func() bool {
+		v, err := s.db.Load(t.Context(), id)
+		return err == nil && len(v.Slots) == 1 && v.Slots[0].Sealed
+	})
+	if j := s.settle(id); j.Status != berth.Succeeded || len(j.Attempts) != 1 {
+		t.Errorf("job is %s after %d attempts", j.Status, len(j.Attempts))
+	}
+	m.cleared(req)
+}
+
+func TestRebootedMachineStartsAnew(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	id := s.submit(nil, "sleep", "1h")
+	req, _ := m.run(id)
+	s.until("the start is reported", func() bool { return s.job(id).Status == berth.Running })
+	if err := m.stop(); err != nil {
+		t.Fatal(err)
+	}
+	m.runtime.Reboot(255)
+	m.cfg.HostBoot = "boot-2"
+	m.start()
+	if e := s.machineEpoch("m1"); e != 2 {
+		t.Errorf("epoch is %d", e)
+	}
+	j := s.settle(id)
+	if j.Status != berth.Retrying || j.Reason.Code != berth.ReasonMachineLost {
+		t.Errorf("job is %s, %+v", j.Status, j.Reason)
+	}
+	m.cleared(req)
+	m.until("machine is ready", func() bool { return s.machineState("m1") == berth.MachineReady })
+	_, w := m.run(id)
+	_ = w
+}
+
+// A machine that was declared lost comes back: its old container goes, what it
+// had is released, and its session begins anew.
+func TestZombieIsKilled(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	id := s.submit(nil, "sleep", "1h")
+	req, w := m.run(id)
+	m.running(req)
+	s.gate.closed.Store(true)
+	for _, sql := range []string{
+		`UPDATE allocations SET state = 'orphaned', orphaned_at = now(), orders = orders || '{"kill": true}'`,
+		`UPDATE machines SET state = 'lost'`,
+	} {
+		if _, err := s.db.Pool().Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if j := s.settle(id); j.Status != berth.Retrying {
+		t.Errorf("job is %s", j.Status)
+	}
+	s.gate.closed.Store(false)
+	if r := w.result(); r.Phase == berth.PhaseSealed {
+		t.Errorf("the zombie's waiter got %+v", r)
+	}
+	m.cleared(req)
+	m.until("machine is ready", func() bool { return s.machineState("m1") == berth.MachineReady })
+	if !s.hasEvent(id, berth.EventReleased, "m1") {
+		t.Errorf("events: %+v", s.events(id))
+	}
+}
+
+func TestAgentsShareAnEngineAndLeaveEachOtherAlone(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	one, two := s.machine("m1"), s.machine("m2")
+	if err := two.stop(); err != nil {
+		t.Fatal(err)
+	}
+	two.cfg.Runtime, two.runtime = one.runtime, one.runtime
+	two.start()
+	a, b := s.submit(nil, "trap-term", "1"), s.submit(nil, "trap-term", "1")
+	reqA, _ := one.run(a)
+	reqB, _ := two.run(b)
+	one.running(reqA)
+	two.running(reqB)
+	stranger := node.ContainerSpec{Name: "stranger", Image: "testprog", Command: []string{"sleep", "1m"}, CPUMilli: 1, MemoryMiB: 4}
+	if _, err := one.runtime.Create(t.Context(), stranger); err != nil {
+		t.Fatal(err)
+	}
+	one.restart()
+	two.restart()
+	one.running(reqA)
+	two.running(reqB)
+	if _, err := one.runtime.Inspect(t.Context(), "stranger"); err != nil {
+		t.Errorf("the stranger: %v", err)
+	}
+}
+
+func TestStateFolderBelongsToOneAgent(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	if err := agent.Run(t.Context(), m.cfg); err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("a second agent in the same folder: %v", err)
+	}
+	cfg := m.cfg
+	cfg.StateDir, cfg.Machine = t.TempDir(), "m9"
+	if err := agent.Run(t.Context(), cfg); berth.CodeOf(err) != berth.CodeUnauthorized {
+		t.Errorf("a spent join token: %v", err)
+	}
+	cfg.JoinToken = ""
+	if err := agent.Run(t.Context(), cfg); err == nil {
+		t.Error("an agent without a token ran")
+	}
+}

@@ -1,0 +1,401 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	"berth"
+	"berth/internal/lib/failpoint"
+	"berth/internal/machine/deadman"
+)
+
+// Agent is one machine's agent.
+type Agent struct {
+	cfg     Config
+	log     *slog.Logger
+	state   *state
+	control *control
+	fence   *fence
+	sup     *Supervisor
+}
+
+// Run runs an agent until ctx ends, and returns nil then. Containers outlive it.
+// It returns an error only for what waiting does not cure: a wrong
+// configuration, a state folder in use, a join token that is not accepted, a
+// machine that was removed from the cluster.
+func Run(ctx context.Context, cfg Config) error {
+	cfg, err := cfg.complete()
+	if err != nil {
+		return err
+	}
+	st, err := openState(cfg.StateDir)
+	if err != nil {
+		return err
+	}
+	defer st.Close()
+	a := &Agent{cfg: cfg, log: cfg.Logger.With("machine_id", cfg.Machine), state: st}
+	cred, err := a.join(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	c := newClient(cfg.Server, cred.Token)
+	defer c.close()
+	a.control = newControl(c, cred.Cluster, openWatermark(cfg.StateDir, a.log))
+	if a.fence, err = openFence(cfg.StateDir, cfg.Fence, a.log); err != nil {
+		return err
+	}
+	defer a.fence.close()
+	holds := &holdings{}
+	kept, err := openCache(cfg.StateDir, cfg.CacheBytes, holds, a.log)
+	if err != nil {
+		return err
+	}
+	has := openImages(cfg.StateDir, cfg.Runtime, holds, a.log)
+	a.sup = newSupervisor(cfg, a.control, a.fence, kept, has, a.log)
+	c.engineSilent = a.sup.health.silentFor
+
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var all sync.WaitGroup
+	all.Go(func() { a.sup.watchGPUs(ctx) })
+	all.Go(func() { a.sup.watchEngine(ctx) })
+	all.Go(func() { a.sup.watchQuarantine(ctx) })
+	all.Go(func() { a.sup.sweepNetworks(ctx) })
+	all.Go(func() { a.sup.sweepStrays(ctx) })
+	all.Go(func() { has.watch(ctx, cfg.Timing.ImagePoll) })
+	all.Go(func() { a.fence.watch(ctx, a.sup.beat, a.control.endSession) })
+	err = a.keepSession(ctx)
+	cancel()
+	all.Wait()
+	a.sup.close()
+	return err
+}
+
+// join returns the machine's credential, and gets one first if there is none.
+func (a *Agent) join(ctx context.Context) (*credential, error) {
+	cred, err := a.state.credential()
+	if err != nil {
+		return nil, err
+	}
+	if cred != nil {
+		if cred.Machine != a.cfg.Machine {
+			return nil, fmt.Errorf("state folder %s belongs to machine %s, not %s", a.cfg.StateDir, cred.Machine, a.cfg.Machine)
+		}
+		return cred, nil
+	}
+	if a.cfg.JoinToken == "" {
+		return nil, fmt.Errorf("machine %s has not joined yet: a join token is needed once", a.cfg.Machine)
+	}
+	c := newClient(a.cfg.Server, a.cfg.JoinToken)
+	defer c.close()
+	for wait := a.cfg.Timing.backoff(); ; {
+		answer, err := c.join(ctx, berth.JoinRequest{Token: a.cfg.JoinToken, Machine: a.cfg.Machine})
+		if err == nil {
+			cred = &credential{Machine: a.cfg.Machine, Token: answer.Token, Cluster: answer.Cluster}
+			a.log.Info("joined", "server", a.cfg.Server)
+			return cred, a.state.storeCredential(*cred)
+		}
+		if refused(err) {
+			return nil, fmt.Errorf("join as machine %s: %w", a.cfg.Machine, err)
+		}
+		a.log.Warn("join not answered; tried again", "err", err)
+		if err := wait.wait(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// keepSession registers and serves the session until it ends, for ever, or until
+// the machine is removed.
+func (a *Agent) keepSession(ctx context.Context) error {
+	var sweeping sync.WaitGroup
+	defer sweeping.Wait()
+	swept := false
+	for ctx.Err() == nil {
+		answer, err := a.register(ctx)
+		if berth.IsSlug(err, berth.SlugMachineRetired) {
+			return fmt.Errorf("%w: remove %s, or take an empty state folder, and give a new join token", err, a.state.credentialPath())
+		}
+		if err != nil {
+			return nil
+		}
+		if answer.Cluster != a.control.clusterID() {
+			// Containers of the other database are not ours to touch any more.
+			a.log.Error("server belongs to another cluster, leaving containers alone", "was", a.control.clusterID(), "is", answer.Cluster)
+			a.control.setCluster(answer.Cluster)
+			if err := a.state.storeCredential(credential{a.cfg.Machine, a.control.token, answer.Cluster}); err != nil {
+				a.log.Error("cannot store the machine credential", "err", err)
+			}
+			continue // register again, with that cluster's containers
+		}
+		over := a.control.begin(answer.Epoch)
+		a.log.Info("registered", "epoch", answer.Epoch, "kills", len(answer.Kill))
+		if !swept {
+			swept = true
+			sweeping.Go(func() { a.sup.sweep(ctx, answer.Sync.Assignments) })
+		}
+		a.serve(ctx, over, answer.Sync)
+	}
+	return nil
+}
+
+// register opens a session and carries out its verdict on what runs here.
+func (a *Agent) register(ctx context.Context) (berth.RegisterResponse, error) {
+	for wait := a.cfg.Timing.backoff(); ; {
+		answer, err := a.tryRegister(ctx)
+		if err == nil {
+			return answer, nil
+		}
+		if ctx.Err() != nil {
+			return answer, ctx.Err()
+		}
+		if berth.IsSlug(err, berth.SlugMachineRetired) {
+			return answer, err
+		}
+		if berth.CodeOf(err) == berth.CodeUnauthorized || berth.CodeOf(err) == berth.CodeForbidden {
+			a.log.Error("control plane refuses this machine, containers keep running", "err", err)
+			wait.next = wait.max
+		} else {
+			a.log.Warn("not registered; tried again", "err", err)
+		}
+		if err := wait.wait(ctx); err != nil {
+			return answer, err
+		}
+	}
+}
+
+func (a *Agent) tryRegister(ctx context.Context) (berth.RegisterResponse, error) {
+	inv, err := a.inventory(ctx)
+	if err != nil {
+		return berth.RegisterResponse{}, err
+	}
+	found, err := a.sup.findContainers(ctx)
+	if err != nil {
+		return berth.RegisterResponse{}, err
+	}
+	a.fence.forget(found)
+	sent := deadman.Now()
+	answer, err := a.control.register(ctx, berth.RegisterRequest{
+		HostBoot: a.cfg.HostBoot, AgentBoot: a.control.boot, Inventory: inv, Containers: a.sup.seen(found),
+	})
+	if err != nil || answer.Cluster != a.control.clusterID() {
+		return answer, err
+	}
+	a.fence.renewed(sent)
+	a.sup.adopt(found, answer.Kill, answer.Quarantine)
+	return answer, nil
+}
+
+// inventory is what the machine has, as the engine and the GPUs say, with the
+// configuration's overrides.
+func (a *Agent) inventory(ctx context.Context) (berth.Inventory, error) {
+	info, err := a.cfg.Runtime.Info(ctx)
+	if err != nil {
+		return berth.Inventory{}, fmt.Errorf("ask the container engine: %w", err)
+	}
+	gpus, err := a.cfg.GPUs.Devices(ctx)
+	if err != nil {
+		return berth.Inventory{}, fmt.Errorf("list GPUs: %w", err)
+	}
+	a.sup.noteEngine(info)
+	a.sup.noteGPUs(gpus)
+	pick := func(override, found int64) int64 {
+		if override > 0 {
+			return override
+		}
+		return found
+	}
+	labels, away := a.sup.sources.Labels(ctx, info.DataRoot)
+	for name, err := range away {
+		a.log.Warn("a folder that jobs may read cannot be opened: none that needs it is placed here until the agent registers anew", "folder", name, "err", err)
+	}
+	maps.Copy(labels, a.cfg.Labels)
+	return berth.Inventory{
+		Capacity: berth.Capacity{
+			CPUMilli:  pick(a.cfg.Capacity.CPUMilli, info.CPUMilli),
+			MemoryMiB: pick(a.cfg.Capacity.MemoryMiB, info.MemoryMiB),
+			DiskMiB:   pick(a.cfg.Capacity.DiskMiB, info.DiskMiB),
+			GPUMilli:  int64(len(gpus)) * 1000,
+		},
+		Region: a.cfg.Region, Site: a.cfg.Site, Pool: a.cfg.Pool, Labels: labels, Address: a.cfg.Address,
+		GPUs: gpus, Declared: a.cfg.GPUs.Declared() && len(gpus) > 0,
+		Engine: info.Name + " " + info.Version, Version: a.cfg.Version,
+		Fence:   berth.Duration(a.fence.tell()),
+		Network: gangNetwork(a.cfg.GangNetwork, info), Ports: a.cfg.GangPorts,
+	}, nil
+}
+
+// serve runs the two loops of a session until it ends: one waits for orders,
+// one reports.
+func (a *Agent) serve(ctx context.Context, over <-chan struct{}, first berth.SyncResponse) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var loops sync.WaitGroup
+	loops.Go(func() {
+		select {
+		case <-over:
+			cancel(errSessionOver)
+		case <-ctx.Done():
+		}
+	})
+	inbox := &inbox{sup: a.sup}
+	inbox.take(inbox.sent(), first)
+	a.sup.reportAgain()
+	loops.Go(func() { a.poll(ctx, over, inbox) })
+	loops.Go(func() { a.report(ctx, over, inbox) })
+	loops.Wait()
+}
+
+var errSessionOver = errors.New("session is over")
+
+// Pauses between long polls. An answer costs by the size of its set, so the
+// pause grows with it: a machine with little to do hears of the next rank at
+// once, and to a busy one the news come together.
+const (
+	pausePerRank = 5 * time.Millisecond
+	maxPollPause = 100 * time.Millisecond
+)
+
+// pollPause is the least time from one long poll to the next after an answer.
+func pollPause(r berth.SyncResponse) time.Duration {
+	return min(maxPollPause, pausePerRank*time.Duration(len(r.Assignments)))
+}
+
+// poll is the long poll for orders; it renews the lease.
+func (a *Agent) poll(ctx context.Context, over <-chan struct{}, in *inbox) {
+	for wait := a.cfg.Timing.backoff(); ctx.Err() == nil; {
+		asked, at, sent := time.Now(), deadman.Now(), in.sent()
+		answer, err := a.control.sync(ctx, berth.SyncRequest{
+			AgentBoot: a.control.boot, Epoch: a.epoch(), Digest: in.digest(),
+			WaitMS: int(a.pollWait().Milliseconds()),
+		})
+		if err == nil {
+			wait.reset()
+			a.heard(at, answer)
+			in.take(sent, answer)
+			_ = sleep(ctx, pollPause(answer)-time.Since(asked)) // the loop sees ctx's end
+			continue
+		}
+		if a.failed(ctx, over, wait, err) {
+			return
+		}
+	}
+}
+
+// report sends what has changed, one call at a time: while one is under way the
+// next ones gather.
+func (a *Agent) report(ctx context.Context, over <-chan struct{}, in *inbox) {
+	for wait := a.cfg.Timing.backoff(); ; {
+		batch, err := a.sup.nextReports(ctx)
+		if err != nil {
+			return
+		}
+		at, sent := deadman.Now(), in.sent()
+		_ = failpoint.Hit("agent.report.before")
+		req := batch.request()
+		req.AgentBoot, req.Epoch, req.Digest, req.Seq = a.control.boot, a.epoch(), in.digest(), a.control.seq.Add(1)
+		answer, err := a.control.sync(ctx, req)
+		_ = failpoint.Hit("agent.report.after")
+		if err == nil {
+			wait.reset()
+			a.heard(at, answer)
+			a.sup.delivered(batch, answer.Refused)
+			in.take(sent, answer)
+			continue
+		}
+		a.sup.undelivered(batch)
+		if batch.cache != nil && berth.CodeOf(err) == berth.CodeInvalid {
+			a.log.Info("the server knows nothing of caches, and is told nothing of this one for now", "err", err)
+			a.sup.refusedCache()
+			continue
+		}
+		if a.failed(ctx, over, wait, err) {
+			return
+		}
+	}
+}
+
+// pollWait is how long a poll may take. The answer brings the lease, which is as
+// old by then: a short fence must not be used up by waiting.
+func (a *Agent) pollWait() time.Duration {
+	if after := a.cfg.Fence.After; after > 0 {
+		return min(a.cfg.Timing.PollWait, after/6)
+	}
+	return a.cfg.Timing.PollWait
+}
+
+// heard takes the lease that an answer brings. It counts from the moment the
+// question was sent.
+func (a *Agent) heard(sent deadman.Instant, answer berth.SyncResponse) {
+	if answer.Renewed {
+		a.fence.renewed(sent)
+	}
+}
+
+// failed deals with a failed call and reports whether the session is over.
+func (a *Agent) failed(ctx context.Context, over <-chan struct{}, wait *backoff, err error) bool {
+	if ctx.Err() != nil {
+		return true
+	}
+	if code := berth.CodeOf(err); berth.IsSlug(err, berth.SlugStaleEpoch) || code == berth.CodeUnauthorized || code == berth.CodeForbidden {
+		a.log.Warn("session ended by the control plane", "err", err)
+		a.control.end(over)
+		return true
+	}
+	a.log.Warn("control plane not reached; containers run on", "err", err)
+	return wait.wait(ctx) != nil
+}
+
+func (a *Agent) epoch() int64 {
+	a.control.mu.Lock()
+	defer a.control.mu.Unlock()
+	return a.control.epoch
+}
+
+// inbox puts answers in the order in which they were asked for: each carries
+// the full set of assignments, and an older set must not undo a newer one.
+type inbox struct {
+	sup *Supervisor
+
+	mu      sync.Mutex
+	asked   int64
+	applied int64 // the latest question whose set was taken
+	has     string
+}
+
+func (i *inbox) sent() int64 {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.asked++
+	return i.asked
+}
+
+func (i *inbox) digest() string {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.has
+}
+
+func (i *inbox) take(asked int64, r berth.SyncResponse) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.sup.refuse(r.Stale)
+	i.sup.ordered(r.Started)
+	switch {
+	case !r.Changed:
+		return
+	case asked < i.applied:
+		i.sup.hear(r.Assignments)
+		return
+	}
+	i.applied, i.has = asked, r.Digest
+	i.sup.assign(r.Assignments)
+}

@@ -1,0 +1,283 @@
+package agent_test
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth"
+	"berth/activities/node"
+	"berth/activities/node/fakeruntime"
+)
+
+func TestShortJobLeavesItsLogAndNothingElse(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	id := s.submit(nil, "do", "echo hello world", "stderr oops", "env BERTH_ATTEMPT BERTH_MEMBERS BERTH_RESTORED_STEP BERTH_GPUS MASTER_ADDR NNODES NVIDIA_VISIBLE_DEVICES")
+	req, w := m.run(id)
+	if x := w.exit(); x.Cause != berth.CauseExited || x.Code != 0 || !x.Started() {
+		t.Errorf("exit is %+v", x)
+	}
+	want := []string{"hello", "world", "oops", "BERTH_ATTEMPT=1", "BERTH_MEMBERS=1", "BERTH_RESTORED_STEP=", "BERTH_GPUS=m1-0", "MASTER_ADDR=127.0.0.1", "NNODES=1", "NVIDIA_VISIBLE_DEVICES=void"}
+	got := s.log(id, 1)
+	slices.Sort(want) // stdout and stderr are two streams
+	slices.Sort(got)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("log (-want +got):\n%s", diff)
+	}
+	j := s.settle(id)
+	if j.Status != berth.Succeeded || j.ImageDigest == "" {
+		t.Errorf("job is %+v", j)
+	}
+	if n := len(s.events(id)); n != 5 {
+		t.Errorf("a short job has %d events: %+v", n, s.events(id))
+	}
+	m.cleared(req)
+}
+
+func TestFailuresAreValues(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	m.runtime.FailImage("nosuch", node.ErrImageNotFound)
+	m.runtime.FailImage("away", node.ErrImageUnavailable)
+	for _, c := range []struct {
+		name    string
+		edit    func(*berth.JobSpec)
+		command []string
+		want    berth.Exit
+		state   berth.State
+		reason  berth.ReasonCode
+	}{
+		{"exit code", nil, []string{"exit", "3"}, berth.Exit{Cause: berth.CauseExited, Code: 3}, berth.Failed, berth.ReasonExitCode},
+		{"out of memory", nil, []string{"eat-memory", "500"}, berth.Exit{Cause: berth.CauseExited, Code: 137, OOMKilled: true}, berth.Failed, berth.ReasonOOM},
+		{"no such image", func(j *berth.JobSpec) { j.Image = "nosuch" }, nil, berth.Exit{Cause: berth.CauseImageNotFound}, berth.Failed, berth.ReasonImageNotFound},
+		{"registry away", func(j *berth.JobSpec) { j.Image = "away" }, nil, berth.Exit{Cause: berth.CauseImageUnavailable}, berth.Retrying, berth.ReasonImageUnavailable},
+		{"no such command", func(j *berth.JobSpec) { j.Entrypoint = []string{"/nosuch"} }, nil, berth.Exit{Cause: berth.CauseBadCommand}, berth.Failed, berth.ReasonExitCode},
+		{"time limit", func(j *berth.JobSpec) { j.TimeLimit = berth.Duration(time.Second) }, []string{"trap-term", "0"}, berth.Exit{Cause: berth.CauseTimeLimit}, berth.Failed, berth.ReasonTimeLimit},
+	} {
+		id := s.submit(c.edit, c.command...)
+		_, w := m.run(id)
+		got := w.exit()
+		if got.Cause != c.want.Cause || got.Code != c.want.Code || got.OOMKilled != c.want.OOMKilled {
+			t.Errorf("%s: exit is %+v", c.name, got)
+		}
+		j := s.settle(id)
+		if j.Status != c.state || j.Reason.Code != c.reason {
+			t.Errorf("%s: job is %s, %+v", c.name, j.Status, j.Reason)
+		}
+	}
+}
+
+func TestChildOutOfMemoryIsAWarning(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	id := s.submit(nil, "child-oom", "500")
+	_, w := m.run(id)
+	if x := w.exit(); x.Code != 0 || !x.OOMKilled {
+		t.Errorf("exit is %+v", x)
+	}
+	if j := s.settle(id); j.Status != berth.Succeeded {
+		t.Errorf("job is %s", j.Status)
+	}
+	if !s.hasEvent(id, berth.EventWarning, "want of memory") {
+		t.Errorf("no warning: %+v", s.events(id))
+	}
+}
+
+// A cancel is obeyed wherever the rank stands.
+func TestCancelInEveryPhase(t *testing.T) {
+	t.Parallel()
+	block := func(m *machine, method string) (reached, free chan struct{}) {
+		reached, free = make(chan struct{}, 10), make(chan struct{})
+		m.runtime.Intercept(func(c fakeruntime.Call) error {
+			if c.Method == method {
+				reached <- struct{}{}
+				<-free
+			}
+			return nil
+		})
+		return reached, free
+	}
+	for _, c := range []struct {
+		phase   string
+		command []string
+		at      func(t *testing.T, s *site, m *machine, id berth.JobID) (berth.RunRequest, *waiter)
+		grace   time.Duration
+		cause   berth.ExitCause
+		code    int
+	}{
+		{"pulling", []string{"echo", "x"}, func(t *testing.T, s *site, m *machine, id berth.JobID) (berth.RunRequest, *waiter) {
+			reached, free := block(m, "EnsureImage")
+			req, w := m.run(id)
+			<-reached
+			s.cancel(id)
+			close(free)
+			return req, w
+		}, patience, berth.CauseNotStarted, 0},
+		{"creating", []string{"echo", "x"}, func(t *testing.T, s *site, m *machine, id berth.JobID) (berth.RunRequest, *waiter) {
+			reached, free := block(m, "Create")
+			req, w := m.run(id)
+			<-reached
+			s.cancel(id)
+			close(free)
+			return req, w
+		}, patience, berth.CauseNotStarted, 0},
+		{"running", []string{"trap-term", "7"}, func(t *testing.T, s *site, m *machine, id berth.JobID) (berth.RunRequest, *waiter) {
+			req, w := m.run(id)
+			m.running(req)
+			s.until("the program listens", func() bool { return slices.Contains(s.log(id, 1), "ready") })
+			s.cancel(id)
+			return req, w
+		}, patience, berth.CauseOrdered, 7},
+		{"deaf to SIGTERM", []string{"ignore-term"}, func(t *testing.T, s *site, m *machine, id berth.JobID) (berth.RunRequest, *waiter) {
+			req, w := m.run(id)
+			s.until("the program listens", func() bool { return slices.Contains(s.log(id, 1), "ready") })
+			s.cancel(id)
+			return req, w
+		}, 300 * time.Millisecond, berth.CauseOrdered, 137},
+	} {
+		t.Run(c.phase, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			m := s.machine("m1")
+			m.awaitsOrders()
+			id := s.submit(func(j *berth.JobSpec) { j.StopGrace = ptr(berth.Duration(c.grace)) }, c.command...)
+			req, w := c.at(t, s, m, id)
+			x := w.exit()
+			if x.Cause != c.cause || x.Code != c.code {
+				t.Errorf("exit is %+v", x)
+			}
+			if j := s.settle(id); j.Status != berth.Canceled {
+				t.Errorf("job is %s", j.Status)
+			}
+			m.cleared(req)
+		})
+	}
+}
+
+func TestCancelBeforeTheClaim(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	id := s.submit(nil, "echo", "x")
+	claims := make(chan struct{}, 1000)
+	hold := func(r *http.Request) int {
+		if !strings.HasSuffix(r.URL.Path, "/claim") {
+			return 0
+		}
+		claims <- struct{}{}
+		return http.StatusServiceUnavailable
+	}
+	s.gate.refuse.Store(&hold)
+	req := m.place(id)
+	<-claims // it has been told, by its set
+	s.cancel(id)
+	if j := s.settle(id); j.Status != berth.Canceled {
+		t.Errorf("job is %s", j.Status)
+	}
+	s.gate.refuse.Store(nil)
+	if x := m.wait(req).exit(); x.Started() { // withdrawn: its end is on record without a start
+		t.Errorf("a waiter that came too late got %+v", x)
+	}
+	m.cleared(req)
+	if all, _ := m.runtime.List(t.Context(), nil); len(all) != 0 {
+		t.Errorf("containers: %+v", all)
+	}
+}
+
+// A cancel that comes when the work is done does not undo it.
+func TestExitBeforeTheOrderCounts(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	id := s.submit(nil, "echo", "done")
+	_, w := m.run(id)
+	w.exit()
+	s.cancel(id)
+	if j := s.settle(id); j.Status != berth.Succeeded {
+		t.Errorf("job is %s", j.Status)
+	}
+}
+
+func TestControlPlaneAwayStopsNothing(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	id := s.submit(nil, "do", "lines 100 1ms", "trap-term 0", "lines 98 1ms 4")
+	req, w := m.run(id)
+	s.until("the program waits for its end", func() bool { return slices.Contains(s.log(id, 1), "ready") })
+	s.gate.closed.Store(true)
+	m.terminate(req)
+	m.until("container ended", func() bool {
+		c, err := m.container(req)
+		return err == nil && c.State == node.ContainerExited
+	})
+	s.gate.closed.Store(false)
+	if x := w.exit(); x.Code != 4 || x.Cause != berth.CauseExited {
+		t.Errorf("exit is %+v", x)
+	}
+	if n := len(s.log(id, 1)); n != 200 {
+		t.Errorf("%d lines are stored", n)
+	}
+}
+
+func TestStalledJobIsStopped(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	quiet := s.submit(func(j *berth.JobSpec) { j.StallTimeout = berth.Duration(200 * time.Millisecond) }, "trap-term", "0")
+	busy := s.submit(func(j *berth.JobSpec) { j.StallTimeout = berth.Duration(500 * time.Millisecond) }, "lines", "100", "10ms")
+	_, w := m.run(quiet)
+	if x := w.exit(); x.Cause != berth.CauseStalled {
+		t.Errorf("the quiet one: %+v", x)
+	}
+	s.settle(quiet)
+	_, w = m.run(busy)
+	if x := w.exit(); x.Cause != berth.CauseExited {
+		t.Errorf("the busy one: %+v", x)
+	}
+}
+
+func TestProgressIsShown(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	id := s.submit(nil, "do", `write-file /workspace/.berth/progress {"step":7,"total":7,"message":"x"}`, "sleep 100ms")
+	_, w := m.run(id)
+	if x := w.exit(); !x.Complete {
+		t.Errorf("exit is %+v", x)
+	}
+	j := s.job(id)
+	if j.Progress == nil || j.Progress.Step != 7 || j.Progress.Message != "x" || *j.Attempts[0].LastStep != 7 {
+		t.Errorf("progress is %+v, attempts %+v", j.Progress, j.Attempts)
+	}
+}
+
+func TestLogThatIsRefusedDoesNotHoldTheSealForEver(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	m.impatient()
+	refuse := func(r *http.Request) int {
+		if strings.Contains(r.URL.Path, "/logs/") {
+			return http.StatusInternalServerError
+		}
+		return 0
+	}
+	s.gate.refuse.Store(&refuse)
+	id := s.submit(nil, "echo", "hello")
+	_, w := m.run(id)
+	if x := w.exit(); x.Code != 0 {
+		t.Errorf("exit is %+v", x)
+	}
+	if !s.hasEvent(id, berth.EventWarning, "log was not stored") {
+		t.Errorf("events: %+v", s.events(id))
+	}
+}

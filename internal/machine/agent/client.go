@@ -1,0 +1,266 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"mime"
+	"net/http"
+	"strconv"
+	"time"
+
+	"berth"
+	"berth/internal/lib/enginesilence"
+	"berth/internal/lib/tracing"
+)
+
+// callTimeout bounds a call that the server answers at once.
+const callTimeout = 15 * time.Second
+
+// client speaks the agents' protocol. Its connections are kept: a rank's way
+// from claim to start is a few calls, and none of them should wait for a
+// handshake.
+type client struct {
+	base  string
+	token string
+	http  *http.Client
+	mark  func() string // value of HeaderWatermark; nil or "": none is sent
+
+	engineSilent func() time.Duration // for enginesilence.Header; nil or 0: none is sent
+}
+
+func newClient(base, token string) *client {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.MaxIdleConns = 128
+	transport.MaxIdleConnsPerHost = 128
+	transport.ResponseHeaderTimeout = time.Minute
+	return &client{base: base, token: token, http: &http.Client{Transport: transport}}
+}
+
+func (c *client) close() { c.http.CloseIdleConnections() }
+
+// call posts in and decodes the answer into out, which may be nil. What the
+// server answers as an error comes back as *berth.Error; any other error means
+// that nobody knows whether the call was done.
+func (c *client) call(ctx context.Context, timeout time.Duration, path string, in, out any) error {
+	return c.callWith(ctx, http.Header{}, timeout, path, in, out)
+}
+
+// callWith is call with headers of the caller, which become the request's.
+func (c *client) callWith(ctx context.Context, header http.Header, timeout time.Duration, path string, in, out any) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	body, err := json.Marshal(in)
+	if err != nil {
+		return fmt.Errorf("call %s: %w", path, err)
+	}
+	header.Set("Content-Type", "application/json")
+	if c.mark != nil {
+		if mark := c.mark(); mark != "" {
+			header.Set(berth.HeaderWatermark, mark)
+		}
+	}
+	tracing.Inject(ctx, header)
+	return c.do(ctx, http.MethodPost, path, header, bytes.NewReader(body), int64(len(body)), out)
+}
+
+// do sends one request. A body that is an *os.File section or a bytes.Reader
+// can be sent again, which a redirect to the store asks for.
+func (c *client) do(ctx context.Context, method, path string, header http.Header, body io.ReadSeeker, size int64, out any) error {
+	r, err := c.send(ctx, method, path, header, body, size)
+	if err != nil {
+		return err
+	}
+	defer drain(r)
+	if out == nil {
+		return nil
+	}
+	if err := json.NewDecoder(r.Body).Decode(out); err != nil {
+		return fmt.Errorf("%s %s: read answer: %w", method, path, err)
+	}
+	return nil
+}
+
+// send returns the response of a request that succeeded; its body is the
+// caller's to drain.
+func (c *client) send(ctx context.Context, method, path string, header http.Header, body io.ReadSeeker, size int64) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, c.base+"/agent/v1/"+path, nil)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", method, path, err)
+	}
+	if body != nil {
+		req.GetBody = func() (io.ReadCloser, error) {
+			_, err := body.Seek(0, io.SeekStart)
+			return io.NopCloser(body), err
+		}
+		if req.Body, err = req.GetBody(); err != nil {
+			return nil, fmt.Errorf("%s %s: %w", method, path, err)
+		}
+		req.ContentLength = size
+		if size == 0 {
+			req.Body = http.NoBody
+		}
+	}
+	maps.Copy(req.Header, header)
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	r, err := c.http.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", method, path, err)
+	}
+	if r.StatusCode >= 300 {
+		defer drain(r)
+		return nil, problem(r, method, path)
+	}
+	return r, nil
+}
+
+// drain reads a short rest, so that the connection can be used again.
+func drain(r *http.Response) {
+	_, _ = io.CopyN(io.Discard, r.Body, 64<<10)
+	_ = r.Body.Close()
+}
+
+// problem is the error that an answer carries. An answer that is no
+// problem+json is not Berth's but a gateway's on the way, which knows nothing of
+// the work: whatever its status, the same call may succeed in a moment.
+func problem(r *http.Response, method, path string) error {
+	if kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); kind != "application/problem+json" {
+		return berth.Errorf(berth.CodeUnavailable, "%s %s: %s, and not by Berth", method, path, r.Status)
+	}
+	var p struct{ Code, Detail string }
+	_ = json.NewDecoder(io.LimitReader(r.Body, 64<<10)).Decode(&p)
+	code := berth.CodeInternal
+	switch r.StatusCode {
+	case http.StatusBadRequest, http.StatusUnprocessableEntity, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType, http.StatusMethodNotAllowed:
+		code = berth.CodeInvalid
+	case http.StatusUnauthorized:
+		code = berth.CodeUnauthorized
+	case http.StatusForbidden:
+		code = berth.CodeForbidden
+	case http.StatusNotFound:
+		code = berth.CodeNotFound
+	case http.StatusConflict:
+		code = berth.CodeConflict
+	case http.StatusTooManyRequests:
+		code = berth.CodeCapacity
+	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		code = berth.CodeUnavailable
+	}
+	if p.Detail == "" {
+		p.Detail = r.Status
+	}
+	e := &berth.Error{Code: code, Message: fmt.Sprintf("%s %s: %s", method, path, p.Detail)}
+	if p.Code != string(code) {
+		e.Slug = p.Code
+	}
+	return e
+}
+
+// refused reports whether the server itself said no, and would again: every
+// other error may pass.
+func refused(err error) bool {
+	e, ok := errors.AsType[*berth.Error](err)
+	if !ok {
+		return false
+	}
+	switch e.Code {
+	case berth.CodeUnavailable, berth.CodeInternal, berth.CodeCapacity:
+		return false
+	case berth.CodeInvalid, berth.CodeUnauthorized, berth.CodeForbidden, berth.CodeNotFound, berth.CodeConflict:
+		return true
+	default:
+		return false // a newer server's; it may pass
+	}
+}
+
+// overQuota reports whether the server refused to store something because a storage
+// quota has no room for it.
+func overQuota(err error) bool { return berth.IsSlug(err, berth.SlugStorageQuota) }
+
+// answered reports whether the server spoke at all.
+func answered(err error) bool {
+	_, ok := errors.AsType[*berth.Error](err)
+	return ok
+}
+
+// sessionTerms name the session that a call is made in.
+type sessionTerms struct {
+	boot  string
+	epoch int64
+}
+
+func (t sessionTerms) header() http.Header {
+	h := http.Header{"Content-Type": {"application/octet-stream"}}
+	h.Set(berth.HeaderAgentBoot, t.boot)
+	h.Set(berth.HeaderEpoch, strconv.FormatInt(t.epoch, 10))
+	return h
+}
+
+func (c *client) join(ctx context.Context, req berth.JoinRequest) (answer berth.JoinResponse, err error) {
+	err = c.call(ctx, callTimeout, "join", req, &answer)
+	return answer, err
+}
+
+func (c *client) register(ctx context.Context, req berth.RegisterRequest) (answer berth.RegisterResponse, err error) {
+	err = c.call(ctx, 2*callTimeout, "register", req, &answer)
+	return answer, err
+}
+
+func (c *client) sync(ctx context.Context, req berth.SyncRequest) (answer berth.SyncResponse, err error) {
+	header := http.Header{}
+	if c.engineSilent != nil {
+		if silent := c.engineSilent(); silent > 0 {
+			header.Set(enginesilence.Header, enginesilence.Format(silent))
+		}
+	}
+	err = c.callWith(ctx, header, callTimeout+time.Duration(req.WaitMS)*time.Millisecond, "sync", req, &answer)
+	return answer, err
+}
+
+func (c *client) claim(ctx context.Context, req berth.ClaimRequest) (answer berth.Claim, err error) {
+	err = c.call(ctx, callTimeout, "claim", req, &answer)
+	return answer, err
+}
+
+func (c *client) checkpoint(ctx context.Context, req berth.CheckpointReport) error {
+	return c.call(ctx, 3*callTimeout, "checkpoints", req, nil)
+}
+
+// appendLog appends a piece that begins at offset and returns the log's end.
+func (c *client) appendLog(ctx context.Context, t sessionTerms, alloc berth.AllocationID, offset int64, chunk []byte) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*callTimeout)
+	defer cancel()
+	var ack berth.LogAck
+	path := fmt.Sprintf("logs/%d?offset=%d", alloc, offset)
+	err := c.do(ctx, http.MethodPut, path, t.header(), bytes.NewReader(chunk), int64(len(chunk)), &ack)
+	return ack.End, err
+}
+
+func (c *client) putObject(
+	ctx context.Context, t sessionTerms, key string, body io.ReadSeeker, size, rest int64,
+) error {
+	h := t.header()
+	if rest > size {
+		h.Set(berth.HeaderRest, strconv.FormatInt(rest, 10))
+	}
+	return c.do(ctx, http.MethodPut, "objects/"+key, h, body, size, nil)
+}
+
+// getObject returns an object's content and length. The caller closes it.
+func (c *client) getObject(ctx context.Context, key string) (io.ReadCloser, int64, error) {
+	r, err := c.send(ctx, http.MethodGet, "objects/"+key, nil, nil, 0)
+	if err != nil {
+		return nil, 0, err
+	}
+	size, err := strconv.ParseInt(r.Header.Get("Content-Length"), 10, 64)
+	if err != nil {
+		size = r.ContentLength
+	}
+	return r.Body, size, nil
+}

@@ -1,0 +1,185 @@
+package agent
+
+import (
+	"cmp"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"berth"
+	"berth/activities/node"
+	"berth/internal/lib/publicnet"
+	"berth/internal/lib/timeseries"
+	"berth/internal/lib/tracing"
+	"berth/internal/machine/fetch"
+)
+
+// Config is what an agent needs. Server, StateDir, Machine, Runtime and GPUs
+// are required.
+type Config struct {
+	Server    string          // the API's address, such as http://127.0.0.1:7070
+	JoinToken string          // needed once; later the machine's own token is in StateDir
+	StateDir  string          // absolute after Run has begun; belongs to this agent alone
+	Machine   berth.MachineID // the name it joins under
+
+	Region, Site, Pool, Address string
+	Labels                      map[string]string
+	Capacity                    berth.Capacity // fields above 0 override what the engine reports
+
+	// HostBoot identifies the boot of the host; "" reads the kernel's. Two
+	// machines played on one host need different ones.
+	HostBoot string
+	Version  string
+
+	// CacheBytes is how much is kept of what jobs have needed, for the next that
+	// need the same. 0: DefaultCache; negative: nothing.
+	CacheBytes int64
+
+	// InputNetworks are where inputs may be fetched from beside public addresses.
+	// InputRoots judge the servers' certificates; nil: the system's.
+	InputNetworks publicnet.Policy
+	InputRoots    *x509.CertPool
+
+	// Volumes are folders that jobs may read, and where they lie here.
+	Volumes fetch.Volumes
+
+	Fence Fence // of at_most_one work; the zero value takes none
+
+	// GangNetwork is where members of gangs reach each other: "" a network made
+	// for each gang on the container engine, which spans no machines but those
+	// that share it; node.HostNetwork the host's own, under Address; else the name
+	// of one that the operator has made, such as an overlay.
+	GangNetwork string
+	GangPorts   berth.PortRange // zero: berth.DefaultPorts
+
+	Runtime node.Runtime
+	GPUs    node.GPUs
+	Logger  *slog.Logger     // nil: discard
+	Traces  *tracing.Tracing // nil: none
+
+	Timing Timing
+}
+
+// Timing are the agent's intervals; zero fields mean the defaults. Tests shorten
+// them.
+type Timing struct {
+	PollWait        time.Duration // long poll for orders
+	RetryMin        time.Duration // first wait after a failed call
+	RetryMax        time.Duration
+	LogFirst        time.Duration // after silence, how long a line waits for others
+	LogEvery        time.Duration // then, how often a log is sent
+	CheckpointPoll  time.Duration
+	ProgressPoll    time.Duration
+	UseStep         time.Duration // of the samples of what a rank uses, at first
+	UseFirst        time.Duration // how long it runs before they are stored
+	UseEvery        time.Duration // then, how often
+	HealthPoll      time.Duration // of the GPUs
+	EngineProbe     time.Duration // between two probes of the container engine
+	ProbePatience   time.Duration // with an engine that does not answer a probe
+	SealTogether    time.Duration // how long an exit waits to be reported together with its seal
+	RestorePatience time.Duration // with a store that does not answer, before a restore fails
+	UploadPatience  time.Duration // with a store that refuses, before a seal goes without
+	EnginePatience  time.Duration // with an engine that does not create or start
+	PullPause       time.Duration // before an image is asked for again, the first time; then doubled
+	PreparePatience time.Duration // with an image and a checkpoint, before the rank goes elsewhere
+	RefusedPause    time.Duration // before a report that the server could not store is sent again
+	CachePause      time.Duration // between two reports of what the cache and the engine hold
+	CacheRefused    time.Duration // after one that the server did not take: it may be upgraded meanwhile
+	ImagePoll       time.Duration // between two looks for images that have left the engine
+	ClaimFresh      time.Duration // how long a rank may begin on its claim alone: less than a machine's lease, so that no machine declared lost begins anything
+	NetworkSweep    time.Duration // between two looks for networks that gangs have left
+	NetworkAge      time.Duration // before one that nobody is on counts as left
+	StraySweep      time.Duration // between two looks for containers that no rank is for
+	LatePatience    time.Duration // for the creation of a container that is no longer needed
+}
+
+func (t Timing) withDefaults() Timing {
+	set := func(d *time.Duration, v time.Duration) { *d = cmp.Or(*d, v) }
+	set(&t.PollWait, berth.SyncWait)
+	set(&t.RetryMin, 100*time.Millisecond)
+	set(&t.RetryMax, 5*time.Second)
+	set(&t.LogFirst, 150*time.Millisecond)
+	set(&t.LogEvery, time.Second)
+	set(&t.CheckpointPoll, 500*time.Millisecond)
+	set(&t.ProgressPoll, time.Second)
+	set(&t.UseStep, timeseries.Step)
+	set(&t.UseFirst, 10*time.Second)
+	set(&t.UseEvery, time.Minute)
+	set(&t.HealthPoll, 10*time.Second)
+	set(&t.EngineProbe, 10*time.Second) // as HealthPoll: one wake for both
+	set(&t.ProbePatience, 20*time.Second)
+	set(&t.SealTogether, 50*time.Millisecond)
+	set(&t.RestorePatience, 2*time.Minute)
+	set(&t.UploadPatience, 10*time.Minute)
+	set(&t.EnginePatience, 30*time.Second)
+	set(&t.PullPause, time.Second)
+	set(&t.PreparePatience, time.Hour)
+	set(&t.RefusedPause, time.Minute)
+	set(&t.CachePause, 10*time.Second)
+	set(&t.CacheRefused, time.Hour)
+	set(&t.ImagePoll, 5*time.Minute)
+	set(&t.ClaimFresh, berth.MachineLeaseTTL/2)
+	set(&t.NetworkSweep, time.Minute)
+	set(&t.NetworkAge, 10*time.Minute)
+	set(&t.StraySweep, 15*time.Second)
+	set(&t.LatePatience, 10*time.Minute)
+	return t
+}
+
+// bootIDFile is where Linux tells which boot this is.
+const bootIDFile = "/proc/sys/kernel/random/boot_id"
+
+// complete checks the configuration and fills in defaults.
+func (c Config) complete() (Config, error) {
+	u, err := url.Parse(c.Server)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return c, fmt.Errorf("server %q: want an address such as http://127.0.0.1:7070", c.Server)
+	}
+	c.Server = strings.TrimSuffix(c.Server, "/")
+	if _, err := berth.ParseMachineID(string(c.Machine)); err != nil {
+		return c, err
+	}
+	if c.Runtime == nil || c.GPUs == nil {
+		return c, errors.New("agent: Runtime and GPUs are required")
+	}
+	if c.StateDir == "" {
+		return c, errors.New("agent: a state folder is required")
+	}
+	if c.StateDir, err = filepath.Abs(c.StateDir); err != nil {
+		return c, err
+	}
+	// What is away is told at each registration: the agent starts without it, since
+	// what runs here needs one.
+	if _, err := c.Volumes.Check(c.StateDir); err != nil {
+		return c, fmt.Errorf("folders that jobs may read: %w", err)
+	}
+	for key := range c.Labels {
+		if _, own := berth.VolumeOf(key); own {
+			return c, fmt.Errorf("label %s: the agent sets it, by what folders jobs may read; other keys are allowed", key)
+		}
+	}
+	if c.GangNetwork == node.HostNetwork && c.Address == "" {
+		if c.Address, err = addressToward(u); err != nil {
+			return c, fmt.Errorf("gangs on the host's network need the machine's address: %w", err)
+		}
+	}
+	if c.HostBoot == "" {
+		b, err := os.ReadFile(bootIDFile)
+		if err != nil {
+			return c, fmt.Errorf("read boot id: %w", err)
+		}
+		c.HostBoot = strings.TrimSpace(string(b))
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	c.CacheBytes = max(0, cmp.Or(c.CacheBytes, DefaultCache))
+	c.Timing = c.Timing.withDefaults()
+	return c, nil
+}

@@ -1,0 +1,81 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"berth"
+	"berth/activities/node"
+)
+
+// missedProbes is how many probes in a row the container engine must miss before
+// it counts as silent. One may be missed by an engine that is busy or restarts.
+const missedProbes = 2
+
+// engineHealth knows whether the container engine answers. An engine may answer
+// pings, and yet hang at every start and never report the end of a container; its
+// machine must get no new work then. All methods may be called concurrently.
+type engineHealth struct {
+	runtime  node.Runtime
+	patience time.Duration // with one probe
+	log      *slog.Logger
+
+	mu     sync.Mutex
+	missed int       // probes in a row
+	since  time.Time // when the first of them was sent
+}
+
+// silentFor returns for how long the engine has not answered, 0 if it answers.
+func (h *engineHealth) silentFor() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.missed < missedProbes {
+		return 0
+	}
+	return time.Since(h.since)
+}
+
+// probe asks the engine once. The containers with these labels are the machine's.
+func (h *engineHealth) probe(ctx context.Context, labels map[string]string) {
+	sent := time.Now()
+	asking, cancel := context.WithTimeout(ctx, h.patience)
+	defer cancel()
+	err := h.runtime.Probe(asking, labels)
+	if ctx.Err() != nil {
+		return // the agent stops, which says nothing about the engine
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err == nil {
+		if h.missed >= missedProbes {
+			h.log.Info("container engine answers again", "silent_for", time.Since(h.since).Round(time.Second))
+		}
+		h.missed = 0
+		return
+	}
+	if h.missed++; h.missed == 1 {
+		h.since = sent
+	}
+	switch {
+	case h.missed < missedProbes:
+		h.log.Warn("container engine missed a probe", "err", err)
+	case h.missed == missedProbes:
+		h.log.Error("container engine does not answer, machine gets no new work", "since", h.since, "err", err)
+	}
+}
+
+// watchEngine probes the container engine, one probe at a time. Each call to sync
+// reports the result, so the first probe may wait for the first session.
+func (s *Supervisor) watchEngine(ctx context.Context) {
+	if s.waitAdopted(ctx) != nil {
+		return
+	}
+	for s.beat.sleep(ctx, s.cfg.Timing.EngineProbe) == nil {
+		s.health.probe(ctx, map[string]string{
+			berth.LabelCluster: s.control.clusterID(),
+			berth.LabelMachine: string(s.cfg.Machine),
+		})
+	}
+}

@@ -1,0 +1,158 @@
+package agent_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"berth"
+	"berth/activities/node"
+	"berth/activities/node/fakeruntime"
+)
+
+// loseLog makes the database one that was restored from a backup which had only so many
+// pieces of a job's log. objects says whether the store was restored with it.
+func (s *site) loseLog(id berth.JobID, pieces int, objects bool) {
+	s.t.Helper()
+	ctx := s.t.Context()
+	var offsets []int64
+	if err := s.db.Pool().QueryRow(ctx, `SELECT array_agg(off ORDER BY off) FROM log_chunks WHERE job = $1`, id).Scan(&offsets); err != nil {
+		s.t.Fatal(err)
+	}
+	kept := offsets[pieces]
+	tx, err := s.db.Pool().Begin(ctx)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(ctx) }()
+	for _, sql := range []string{ // in the order in which appends lock
+		`UPDATE allocations SET log_bytes = $2 WHERE job = $1`,
+		`DELETE FROM log_chunks WHERE job = $1 AND off >= $2`,
+	} {
+		if _, err := tx.Exec(ctx, sql, id, kept); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	if err := tx.Commit(ctx); err != nil {
+		s.t.Fatal(err)
+	}
+	if objects {
+		for _, off := range offsets {
+			if off >= kept {
+				if err := s.blobs.Delete(ctx, berth.LogChunkKey("default", id, 1, 0, off)); err != nil {
+					s.t.Fatal(err)
+				}
+			}
+		}
+	}
+}
+
+// newSession ends the agent's session, as the first order after a restore does.
+func (m *machine) newSession() {
+	m.s.t.Helper()
+	if _, err := m.s.db.Pool().Exec(m.s.t.Context(), `UPDATE machines SET agent_boot = 'another' WHERE id = $1`, m.id); err != nil {
+		m.s.t.Fatal(err)
+	}
+}
+
+func numbered(n int) (lines []string) {
+	for i := range n {
+		lines = append(lines, fmt.Sprintf("line %d", i+1))
+	}
+	return lines
+}
+
+// The rest of the log is still in the engine.
+func TestTheLogOfARunningJobGoesOnAfterARestore(t *testing.T) {
+	t.Parallel()
+	for _, objects := range []bool{false, true} {
+		t.Run(fmt.Sprintf("store restored %v", objects), func(t *testing.T) {
+			t.Parallel()
+			const lines = 600
+			s := newSite(t)
+			m := s.machine("m1")
+			id := s.submit(nil, "do", fmt.Sprintf("lines %d 2ms", lines), "trap-term 5")
+			req, w := m.run(id)
+			s.until("some pieces of the log are stored", func() bool { return len(s.log(id, 1)) > 100 && s.pieces(id) > 3 })
+			s.loseLog(id, 2, objects)
+			m.endsWhenReady(req)
+			if x := w.exit(); x.Code != 5 {
+				t.Errorf("exit is %+v", x)
+			}
+			s.wantLines(id, lines)
+		})
+	}
+}
+
+func (s *site) pieces(id berth.JobID) (n int) {
+	s.t.Helper()
+	if err := s.db.Pool().QueryRow(s.t.Context(), `SELECT count(*) FROM log_chunks WHERE job = $1`, id).Scan(&n); err != nil {
+		s.t.Fatal(err)
+	}
+	return n
+}
+
+// A job that prints nothing more gives the sender no occasion to notice.
+func TestAQuietLogIsWholeAgainAfterARestore(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	id := s.submit(nil, "do", "lines 300 2ms", "sleep 1h")
+	m.run(id)
+	s.until("the log is stored", func() bool { return len(s.log(id, 1)) == 300 && s.pieces(id) > 2 })
+	s.loseLog(id, 1, true)
+	m.newSession()
+	s.until("the log is stored again", func() bool { return len(s.log(id, 1)) == 300 })
+	if got := s.log(id, 1); !slices.Equal(got, numbered(300)) {
+		t.Errorf("the log is %q", got)
+	}
+}
+
+// What ends while the restore happens is not sealed with half a log.
+func TestALogIsWholeWhenItsRankIsSealedAfterARestore(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	id := s.submit(nil, "do", "lines 300 2ms", "trap-term 0")
+	req, w := m.run(id)
+	s.until("the log is stored", func() bool { return slices.Contains(s.log(id, 1), "ready") && s.pieces(id) > 2 })
+	s.gate.closed.Store(true)
+	s.loseLog(id, 1, true)
+	m.newSession()
+	m.terminate(req)
+	m.until("container ended", func() bool {
+		c, err := m.container(req)
+		return err == nil && c.State == node.ContainerExited
+	})
+	s.gate.closed.Store(false)
+	if x := w.exit(); x.Code != 0 {
+		t.Errorf("exit is %+v", x)
+	}
+	s.wantLines(id, 300)
+}
+
+// An engine keeps only so much of a log. What it has thrown away is lost, what it
+// has is not.
+func TestWhatTheEngineHasLeftOfALogIsStoredAfterARestore(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	if err := m.stop(); err != nil {
+		t.Fatal(err)
+	}
+	short := fakeruntime.New(fakeruntime.Options{CPUMilli: 64000, MaxLogLines: 50})
+	t.Cleanup(short.Shutdown)
+	m.cfg.Runtime, m.runtime = short, short
+	m.start()
+	id := s.submit(nil, "do", "lines 400 2ms", "sleep 1h")
+	m.run(id)
+	s.until("the log is stored", func() bool { return len(s.log(id, 1)) == 400 && s.pieces(id) > 3 })
+	s.loseLog(id, 1, true)
+	m.newSession()
+	s.until("the end of the log is stored again", func() bool { return slices.Contains(s.log(id, 1), "line 400") })
+	got := s.log(id, 1)
+	if once := slices.Compact(slices.Clone(got)); len(once) != len(got) || len(got) == 400 || got[0] != "line 1" {
+		t.Errorf("%d lines are stored: %q", len(got), got)
+	}
+	s.until("it is told", func() bool { return s.hasEvent(id, berth.EventWarning, "thrown away") })
+}

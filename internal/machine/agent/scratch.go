@@ -1,0 +1,156 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"berth"
+	"berth/internal/machine/deadman"
+)
+
+// scratch is a rank's folder:
+//
+//	rank.json     what the next agent process must know
+//	workspace/    /workspace in the container
+//	checkpoint/   spec.checkpoint.path in the container, of a job that has one
+//	log.json      how far its log was sent
+//	use.json      what it has used so far
+//
+// Of at_most_one work workspace/ is also the gate of the fence; see
+// deadman.CloseGate.
+//
+// What the container writes is a stranger's: the agent reads and writes there
+// through os.Root alone, and opens regular files only.
+type scratch struct {
+	dir        string
+	workspace  *os.Root
+	checkpoint *os.Root // nil without spec.checkpoint
+}
+
+// memo is what must outlive the agent's process but not the container.
+type memo struct {
+	Restored   *int64          `json:"restored,omitempty"`
+	Begun      bool            `json:"begun,omitempty"`    // it was about to start, no order on record
+	Intent     berth.ExitCause `json:"intent,omitempty"`   // why we began to stop it
+	IntentAt   time.Time       `json:"intent_at,omitzero"` // when that was delivered
+	IntentSays string          `json:"intent_says,omitempty"`
+}
+
+func scratchDir(state, name string) string { return filepath.Join(state, "ranks", name) }
+
+// openScratch makes the folder, with room for checkpoints if it is to have them, or opens the one that is there. Inside the
+// container any user may write: which one it runs as is the image's business.
+// Nobody else on the host gets past the state folder.
+func openScratch(state, name string, checkpoints bool) (*scratch, error) {
+	s := &scratch{dir: scratchDir(state, name)}
+	var err error
+	if s.workspace, err = openShared(deadman.GateFolder(s.gate())); err != nil {
+		return nil, fmt.Errorf("open scratch folder: %w", err)
+	}
+	if checkpoints {
+		if s.checkpoint, err = openShared(filepath.Join(s.dir, "checkpoint")); err != nil {
+			s.close()
+			return nil, fmt.Errorf("open scratch folder: %w", err)
+		}
+	}
+	err = s.workspace.Mkdir(".berth", 0o777)
+	switch {
+	case err == nil:
+		err = s.workspace.Chmod(".berth", 0o777) // whatever the umask
+	case errors.Is(err, os.ErrExist):
+		err = nil
+	}
+	if err != nil {
+		s.close()
+		return nil, fmt.Errorf("open scratch folder: %w", err)
+	}
+	return s, nil
+}
+
+// openShared opens a folder that a container mounts. The container cannot
+// replace the folder itself, only what is in it.
+func openShared(path string) (*os.Root, error) {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o777); err != nil {
+		return nil, err
+	}
+	return os.OpenRoot(path)
+}
+
+// gate is the folder without which no engine starts the container: closed, it
+// was fenced.
+func (s *scratch) gate() string { return filepath.Join(s.dir, "workspace") }
+
+func (s *scratch) close() {
+	_ = s.workspace.Close()
+	if s.checkpoint != nil {
+		_ = s.checkpoint.Close()
+	}
+}
+
+func (s *scratch) memo() memo {
+	var m memo
+	if b, err := os.ReadFile(filepath.Join(s.dir, "rank.json")); err == nil {
+		_ = json.Unmarshal(b, &m) // a damaged memo is no memo
+	}
+	return m
+}
+
+func (s *scratch) remember(m memo) error {
+	return writeJSON(filepath.Join(s.dir, "rank.json"), m)
+}
+
+// removeScratch deletes a rank's folder. A container's files may have modes
+// that keep even their removal off; root is not kept.
+func removeScratch(state, name string) error {
+	if err := os.RemoveAll(scratchDir(state, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove scratch folder: %w", err)
+	}
+	return nil
+}
+
+// sweep removes the folders of ranks that nobody knows any more: what an
+// operator confirmed dead, what a database forgot. set is the machine's full
+// set of assignments. A folder that any container of this machine may have
+// mounted stays, whatever cluster the container is of.
+func (s *Supervisor) sweep(ctx context.Context, set []berth.Assignment) {
+	// The folders first: one that is made after this has its rank here.
+	folders, err := os.ReadDir(filepath.Join(s.cfg.StateDir, "ranks"))
+	if err != nil || len(folders) == 0 {
+		return
+	}
+	containers, err := s.cfg.Runtime.List(ctx, map[string]string{berth.LabelMachine: string(s.cfg.Machine)})
+	if err != nil {
+		s.log.Warn("leftover folders not looked for", "err", err)
+		return
+	}
+	known := map[string]bool{}
+	for _, c := range containers {
+		known[c.Name] = true
+	}
+	for _, a := range set {
+		known[berth.ContainerName(a.Job, a.Rank, a.Attempt)] = true
+	}
+	s.mu.Lock()
+	for _, r := range s.ranks {
+		p, _, _ := r.present()
+		known[berth.ContainerName(r.job, p.Rank, r.attempt)] = true
+	}
+	s.mu.Unlock()
+	for _, f := range folders {
+		if known[f.Name()] || ctx.Err() != nil {
+			continue
+		}
+		s.log.Warn("folder is nobody's and goes", "folder", f.Name())
+		if err := errors.Join(s.vault.remove(f.Name()), removeScratch(s.cfg.StateDir, f.Name())); err != nil {
+			s.log.Error("cannot remove leftover folder", "err", err)
+		}
+	}
+}

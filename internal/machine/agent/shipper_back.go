@@ -1,0 +1,75 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"slices"
+)
+
+// errBack ends a read: the reader goes back.
+var errBack = errors.New("the reader goes back")
+
+// maxPlaces bounds the places that a log can be taken up from. The newer half are
+// the ends of single pieces, so that after a restore the reader is exactly where the
+// server is; older ones are thinned out, and from those it reads some lines to skip.
+const maxPlaces = 1024
+
+// thinned makes room for one more place, if there is none.
+func thinned(places []place) []place {
+	if len(places) < maxPlaces {
+		return places
+	}
+	kept := places[:0]
+	for i, p := range places {
+		if i >= maxPlaces/2 || i%2 == 0 {
+			kept = append(kept, p)
+		}
+	}
+	return kept
+}
+
+// reads notes what ends the read that is about to begin. It reports false if there
+// is nothing to be read now: the reader is to go back, or nothing more is sent.
+func (s *shipper) reads(stop context.CancelFunc) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stop = stop
+	return s.back == nil && !s.dead
+}
+
+func (s *shipper) goesBack() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.back != nil
+}
+
+// turnBack has the reader go back: the server has the log only up to end, which is
+// less than it had.
+func (s *shipper) turnBack(end int64) {
+	s.r.log.Warn("the server has less of the log than it had; it is sent again from there", "has", end)
+	s.mu.Lock()
+	s.back, s.eof, s.buf, s.base = &end, false, nil, end
+	s.places = slices.DeleteFunc(s.places, func(p place) bool { return p.Offset > end })
+	if len(s.places) == 0 {
+		s.places = []place{{}} // the engine's beginning
+	}
+	s.note = s.places[len(s.places)-1]
+	if s.stop != nil {
+		s.stop()
+	}
+	s.mu.Unlock()
+	s.r.setLogEnd(end)
+	notify(s.room)
+	notify(s.again)
+}
+
+// goBack puts the reader to the last place before what the server has.
+func (s *shipper) goBack() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.back == nil {
+		return
+	}
+	s.stored, s.back, s.place = *s.back, nil, s.note
+	s.skip = s.place.Lines
+}

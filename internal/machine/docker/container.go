@@ -1,0 +1,344 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/network"
+	"github.com/docker/docker/api/types/system"
+
+	"berth/activities/node"
+)
+
+// Create makes the container under the security defaults. An image that is not
+// on the machine is unavailable, not missing: EnsureImage may bring it back.
+func (e *Engine) Create(ctx context.Context, spec node.ContainerSpec) (node.Container, error) {
+	if err := spec.Validate(); err != nil {
+		return node.Container{}, err
+	}
+	info, err := e.facts(ctx, spec)
+	if err != nil {
+		return node.Container{}, fmt.Errorf("create container %s: %w", spec.Name, err)
+	}
+	net := spec.Network
+	if net == "" {
+		net, err = e.defaultNetwork(ctx)
+	}
+	if err != nil {
+		return node.Container{}, fmt.Errorf("create container %s: %w", spec.Name, err)
+	}
+	requests, visible := deviceRequests(info, spec.GPUs)
+	config, host := containerConfig(spec, visible), e.hostConfig(spec, info, net, requests)
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		made, err := e.api.ContainerCreate(ctx, config, host, nil, nil, spec.Name)
+		if err == nil {
+			e.warn(ctx, spec.Name, made.Warnings)
+			return node.Container{ID: made.ID, Name: spec.Name, Labels: spec.Labels, State: node.ContainerCreated}, nil
+		}
+		c, err := e.createFailed(ctx, spec.Name, err)
+		if !errors.Is(err, errNameTaken) {
+			return c, err
+		}
+		if err := pause(ctx, wait); err != nil {
+			return node.Container{}, fmt.Errorf("create container %s: %w", spec.Name, err)
+		}
+	}
+}
+
+// facts is what the engine says of itself that a container depends on. To answer,
+// it runs two programs, so where only the number of cores matters, which is all
+// that containers without GPUs need, what it said last will do.
+func (e *Engine) facts(ctx context.Context, spec node.ContainerSpec) (system.Info, error) {
+	if n := e.cores.Load(); n > 0 && len(spec.GPUs) == 0 {
+		return system.Info{NCPU: int(n)}, nil
+	}
+	info, err := e.api.Info(ctx)
+	if err == nil {
+		e.cores.Store(int64(info.NCPU))
+	}
+	return info, err
+}
+
+// errNameTaken says that the engine has given the name away, to a container
+// that cannot be seen yet or any more.
+var errNameTaken = errors.New("name is taken")
+
+// createFailed looks whether the container exists in spite of the error: the
+// engine checks the name last, after the image for one, and a reply may be lost
+// after the work was done.
+func (e *Engine) createFailed(ctx context.Context, name string, cause error) (node.Container, error) {
+	found, err := e.Inspect(ctx, name)
+	switch {
+	case err == nil:
+		return found, fmt.Errorf("create container %s: %w", name, node.ErrExists)
+	case cerrdefs.IsConflict(cause) && errors.Is(err, node.ErrNoContainer):
+		return node.Container{}, fmt.Errorf("create container %s: %w: %w", name, errNameTaken, cause)
+	case cerrdefs.IsNotFound(cause):
+		cause = fmt.Errorf("%w: %w", node.ErrImageUnavailable, cause)
+	}
+	return node.Container{}, fmt.Errorf("create container %s: %w", name, classifyStart(cause))
+}
+
+// warn logs each of the engine's warnings once.
+func (e *Engine) warn(ctx context.Context, name string, warnings []string) {
+	for _, w := range warnings {
+		if _, again := e.warned.LoadOrStore(w, true); !again {
+			e.log.WarnContext(ctx, "container engine warned", "container", name, "warning", w)
+		}
+	}
+}
+
+// Start starts a container that was never started. The engine itself would run
+// an exited one again, so one caller at a time looks first.
+func (e *Engine) Start(ctx context.Context, name string) error {
+	unlock := e.starts.lock(name)
+	defer unlock()
+	c, err := e.Inspect(ctx, name)
+	if err != nil {
+		return err
+	}
+	if c.State != node.ContainerCreated {
+		return nil
+	}
+	err = e.api.ContainerStart(ctx, c.ID, container.StartOptions{})
+	if err == nil {
+		return nil
+	}
+	if gone := absent(name, err); gone != nil {
+		return gone
+	}
+	return fmt.Errorf("start container %s: %w", name, classifyStart(err))
+}
+
+// Inspect returns the container's present state.
+func (e *Engine) Inspect(ctx context.Context, name string) (node.Container, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return e.inspect(ctx, name, name)
+}
+
+// inspect asks for a container by id and accepts it only under this name: the
+// engine resolves prefixes of ids too, and a name may look like one.
+func (e *Engine) inspect(ctx context.Context, id, name string) (node.Container, error) {
+	c, err := e.api.ContainerInspect(ctx, id)
+	if err != nil {
+		if gone := absent(name, err); gone != nil {
+			return node.Container{}, gone
+		}
+		return node.Container{}, fmt.Errorf("inspect container %s: %w", name, err)
+	}
+	if c.Name != "/"+name {
+		return node.Container{}, fmt.Errorf("container %s: %w", name, node.ErrNoContainer)
+	}
+	return describe(c), nil
+}
+
+// List returns the containers with every given label. One that disappears
+// meanwhile is left out.
+func (e *Engine) List(ctx context.Context, labels map[string]string) ([]node.Container, error) {
+	return e.list(ctx, labels, filters.NewArgs())
+}
+
+// Unstarted lists containers by the engine's own status, which stays "created"
+// after a start that failed.
+func (e *Engine) Unstarted(ctx context.Context, labels map[string]string) ([]node.Container, error) {
+	found, err := e.list(ctx, labels, filters.NewArgs(filters.Arg("status", container.StateCreated)))
+	return slices.DeleteFunc(found, func(c node.Container) bool { return c.State != node.ContainerCreated }), err
+}
+
+// list inspects the containers that the engine's filters and the labels select.
+func (e *Engine) list(ctx context.Context, labels map[string]string, want filters.Args) ([]node.Container, error) {
+	for k, v := range labels {
+		want.Add("label", k+"="+v)
+	}
+	listing, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	found, err := e.api.ContainerList(listing, container.ListOptions{All: true, Filters: want})
+	if err != nil {
+		return nil, fmt.Errorf("list containers: %w", err)
+	}
+	all := make([]node.Container, 0, len(found))
+	for _, summary := range found {
+		if len(summary.Names) == 0 {
+			continue
+		}
+		// The list has neither exit codes nor OOM flags.
+		c, err := e.Inspect(ctx, summary.Names[0][1:])
+		if errors.Is(err, node.ErrNoContainer) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list containers: %w", err)
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+// probeContainers is how many containers a probe asks for at most.
+const probeContainers = 8
+
+// Probe lists networks and containers. Up to Docker 20.10 the ends of containers can
+// leave the lock of all networks taken for good (github.com/moby/moby/pull/42545);
+// the engine then still answers pings. Containers are not inspected: that waits for
+// the lock of one container, which a single slow start holds.
+func (e *Engine) Probe(ctx context.Context, labels map[string]string) error {
+	want := filters.NewArgs()
+	for k, v := range labels {
+		want.Add("label", k+"="+v)
+	}
+	if _, err := e.api.NetworkList(ctx, network.ListOptions{Filters: want}); err != nil {
+		return fmt.Errorf("probe container engine: list networks: %w", err)
+	}
+	_, err := e.api.ContainerList(ctx, container.ListOptions{All: true, Limit: probeContainers, Filters: want})
+	if err != nil {
+		return fmt.Errorf("probe container engine: list containers: %w", err)
+	}
+	return nil
+}
+
+// Signal sends a signal to a running container; one that does not run takes
+// none.
+func (e *Engine) Signal(ctx context.Context, name, signal string) error {
+	c, err := e.Inspect(ctx, name)
+	if err != nil {
+		return err
+	}
+	return e.kill(ctx, c, signal)
+}
+
+func (e *Engine) kill(ctx context.Context, c node.Container, signal string) error {
+	if c.State != node.ContainerRunning {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := e.api.ContainerKill(ctx, c.ID, signal)
+	switch {
+	case err == nil, cerrdefs.IsConflict(err): // 409: it is not running any more
+		return nil
+	case absent(c.Name, err) != nil:
+		return absent(c.Name, err)
+	default:
+		return fmt.Errorf("send %s to container %s: %w", signal, c.Name, err)
+	}
+}
+
+// Stop sends SIGTERM, waits for grace, sends SIGKILL, and returns once the
+// container has exited. It does not use the engine's own stop, which counts in
+// whole seconds. A container that was never started needs no stopping, and one
+// that is removed meanwhile has stopped.
+func (e *Engine) Stop(ctx context.Context, name string, grace time.Duration) error {
+	c, err := e.Inspect(ctx, name)
+	if err != nil || c.State != node.ContainerRunning {
+		return err
+	}
+	if err := e.kill(ctx, c, "SIGTERM"); err != nil {
+		return stopped(err)
+	}
+	patience, cancel := context.WithTimeout(ctx, grace)
+	_, err = e.Wait(patience, name)
+	cancel()
+	if err == nil || patience.Err() == nil || ctx.Err() != nil {
+		return stopped(err)
+	}
+	if err := e.kill(ctx, c, "SIGKILL"); err != nil {
+		return stopped(err)
+	}
+	_, err = e.Wait(ctx, name)
+	return stopped(err)
+}
+
+func stopped(err error) error {
+	if errors.Is(err, node.ErrNoContainer) {
+		return nil
+	}
+	return err
+}
+
+// Remove deletes the container with its anonymous volumes, which are the
+// image's idea and would fill the disk.
+func (e *Engine) Remove(ctx context.Context, name string) error {
+	c, err := e.Inspect(ctx, name)
+	for wait := 10 * time.Millisecond; err == nil; wait = min(2*wait, time.Second) {
+		err = e.api.ContainerRemove(ctx, c.ID, container.RemoveOptions{Force: true, RemoveVolumes: true})
+		switch {
+		case err == nil, cerrdefs.IsNotFound(err):
+			return nil
+		case !cerrdefs.IsConflict(err):
+			return fmt.Errorf("remove container %s: %w", name, err)
+		}
+		// 409: somebody else's removal is under way; it may yet fail.
+		if err = pause(ctx, wait); err != nil {
+			return fmt.Errorf("remove container %s: %w", name, err)
+		}
+		_, err = e.inspect(ctx, c.ID, name)
+	}
+	if errors.Is(err, node.ErrNoContainer) {
+		return nil
+	}
+	return err
+}
+
+// describe translates the engine's word on a container.
+func describe(c container.InspectResponse) node.Container {
+	d := node.Container{ID: c.ID, Name: c.Name[1:], Labels: c.Config.Labels}
+	s := c.State
+	d.StartedAt, d.FinishedAt = stamp(s.StartedAt), stamp(s.FinishedAt)
+	switch s.Status {
+	case container.StateCreated:
+		d.State = node.ContainerCreated
+		d.FinishedAt = time.Time{}
+	case container.StateRunning, container.StatePaused, container.StateRestarting:
+		d.State = node.ContainerRunning
+		d.PID = s.Pid
+		d.FinishedAt = time.Time{}
+	default: // exited, removing, dead
+		d.State = node.ContainerExited
+	}
+	if d.State == node.ContainerExited {
+		d.ExitCode = s.ExitCode
+		// The engine stamps the start when it hears of it, which for a very short
+		// life is after the end; nobody should have to count with negative times.
+		if d.FinishedAt.Before(d.StartedAt) {
+			d.FinishedAt = d.StartedAt
+		}
+	}
+	d.OOMKilled = s.OOMKilled
+	d.Error = s.Error
+	return d
+}
+
+// stamp reads the engine's time; it writes year 1 for "never".
+func stamp(s string) time.Time {
+	t, err := time.Parse(time.RFC3339Nano, s)
+	if err != nil || t.Year() < 1970 {
+		return time.Time{}
+	}
+	return t.UTC()
+}
+
+// absent translates the engine's 404, and returns nil for other errors.
+func absent(name string, err error) error {
+	if cerrdefs.IsNotFound(err) {
+		return fmt.Errorf("container %s: %w", name, node.ErrNoContainer)
+	}
+	return nil
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

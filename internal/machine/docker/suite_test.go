@@ -1,0 +1,39 @@
+package docker_test
+
+import (
+	"testing"
+
+	"berth/activities/node"
+	"berth/activities/node/runtimetest"
+	"berth/internal/machine/docker"
+)
+
+func open(t *testing.T, host string, o docker.Options) *docker.Engine {
+	t.Helper()
+	e, err := docker.Open(host, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+func TestDockerKeepsTheRuntimesClaims(t *testing.T) {
+	t.Parallel()
+	image := runtimetest.Image(t, runtimetest.DefaultHost)
+	hub := newHub(t)
+	dead := closedPort(t)
+	runtimetest.Suite(t, func(t *testing.T) runtimetest.Harness {
+		return runtimetest.Harness{
+			Runtime:     open(t, runtimetest.DefaultHost, docker.Options{}),
+			Again:       func(t *testing.T) node.Runtime { return open(t, runtimetest.DefaultHost, docker.Options{}) },
+			Image:       image,
+			Missing:     hub.address + "/no/such:1",
+			Unreachable: dead + "/any:1",
+		}
+	})
+}

@@ -1,0 +1,162 @@
+package fetch
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"hash"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+
+	"berth"
+	"berth/internal/lib/archive"
+)
+
+// kindFile and kindHashed are addresses of files by https: of their server's
+// version, and of the content itself.
+const (
+	kindFile   = "https-"
+	kindHashed = "file-"
+)
+
+// file is one input by https.
+type file struct {
+	s     *Sources
+	in    berth.Input
+	login berth.Sensitive
+	what  string // for people: without what may be a login
+	etag  string // "": the server tells none that can be relied on
+	once  bool   // there is neither that nor a hash to know it by
+}
+
+// findFile asks for nothing where the job says which content it wants.
+func (s *Sources) findFile(ctx context.Context, in berth.Input, login berth.Sensitive) (*Found, error) {
+	u, err := url.Parse(in.From)
+	if err != nil {
+		return nil, refusedf("the address cannot be read")
+	}
+	f := &file{s: s, in: in, login: login, what: "https://" + u.Host + u.Path}
+	if in.SHA256 != "" {
+		return &Found{Kind: kindHashed, Address: berth.Address("sha256:" + in.SHA256), fetch: f.fetch}, nil
+	}
+	ctx, _, end := watch(ctx)
+	defer end()
+	r, err := f.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	_ = r.Body.Close() // nothing of it is read yet
+	if e := r.Header.Get("ETag"); e != "" && !strings.HasPrefix(e, "W/") {
+		f.etag = e
+		return &Found{Kind: kindFile, Address: hashOf(in.From + "\n" + e), fetch: f.fetch}, nil
+	}
+	f.once = true
+	return &Found{Kind: kindFile, Address: hashOf(in.From + "\n" + berth.NewSecret()), Once: true, fetch: f.fetch}, nil
+}
+
+// get asks for the file, in the version that was found.
+func (f *file) get(ctx context.Context) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, f.in.From, nil)
+	if err != nil {
+		return nil, refusedf("%s: the address cannot be read", f.what)
+	}
+	if f.login != "" {
+		req.Header.Set("Authorization", authorization(f.login)) // not sent on to another host
+	}
+	if f.etag != "" {
+		req.Header.Set("If-Match", f.etag)
+	}
+	r, err := f.s.files.Do(req)
+	if err != nil {
+		return nil, fault(f.what, err)
+	}
+	switch {
+	case r.StatusCode != http.StatusOK:
+		err = answer(f.what, r.StatusCode, "")
+	case f.etag != "" && r.Header.Get("ETag") != f.etag:
+		err = Changed{f.what}
+	case r.ContentLength > f.s.limits.Bytes:
+		err = refusedf("%s has %s: at most %s", f.what, berth.BytesText(r.ContentLength), berth.BytesText(f.s.limits.Bytes))
+	}
+	if err != nil {
+		_ = r.Body.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+// authorization is the header that a secret stands for: a value of two words as
+// it is, any other as a token.
+func authorization(login berth.Sensitive) string {
+	value := strings.TrimSpace(string(login))
+	if strings.Contains(value, " ") {
+		return value
+	}
+	return "Bearer " + value
+}
+
+func (f *file) fetch(ctx context.Context, to *os.Root, again Again) (sum archive.Summary, err error) {
+	err = into(to, FileName, func(out *os.File) error {
+		return again(ctx, func() error {
+			if _, err := out.Seek(0, io.SeekStart); err != nil {
+				return Local{err}
+			}
+			if err := out.Truncate(0); err != nil {
+				return Local{err}
+			}
+			digest := sha256.New()
+			if sum.Bytes, err = f.read(ctx, out, digest); f.once {
+				sum.Address = berth.AddressOf(digest.Sum(nil))
+			}
+			return err
+		})
+	})
+	sum.Files = 1
+	return sum, err
+}
+
+// read writes the file, and to the digest what it writes.
+func (f *file) read(ctx context.Context, out io.Writer, digest hash.Hash) (int64, error) {
+	ctx, lively, end := watch(ctx)
+	defer end()
+	r, err := f.get(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer r.Body.Close()
+	if r.ContentLength < 0 && r.ProtoMajor == 1 && len(r.TransferEncoding) == 0 && f.in.SHA256 == "" {
+		return 0, refusedf("%s: its server does not say where it ends, so that one that is cut short would not be noticed: name its sha256", f.what)
+	}
+	n, err := copied(ctx, io.MultiWriter(out, digest), io.LimitReader(lively(r.Body), f.s.limits.Bytes+1))
+	switch {
+	case err != nil:
+		return n, fault(f.what, err)
+	case n > f.s.limits.Bytes:
+		return n, refusedf("%s has more than the %s that are allowed", f.what, berth.BytesText(f.s.limits.Bytes))
+	}
+	if got := hex.EncodeToString(digest.Sum(nil)); f.in.SHA256 != "" && got != f.in.SHA256 {
+		return n, refusedf("%s has the sha256 %s, and not %s", f.what, got, f.in.SHA256)
+	}
+	return n, nil
+}
+
+// downgraded is the error of a redirect to where anybody can listen.
+type downgraded struct{ host string }
+
+func (d downgraded) Error() string {
+	return "redirects to http://" + d.host + ", which is not encrypted"
+}
+
+func stayEncrypted(to *http.Request, via []*http.Request) error {
+	if to.URL.Scheme != "https" {
+		return downgraded{to.URL.Host}
+	}
+	if len(via) > 10 {
+		return fmt.Errorf("redirects more than 10 times")
+	}
+	return nil
+}

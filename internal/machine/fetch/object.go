@@ -1,0 +1,312 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"berth"
+	"berth/internal/lib/archive"
+)
+
+// abreast is how many objects of one input are read at a time.
+const abreast = 8
+
+// store is where objects lie, by the protocol that its server speaks. Its errors
+// are worded for people; it tries nothing twice.
+type store interface {
+	// one finds one object.
+	one(ctx context.Context, key string) (object, error)
+	// all tells of what lies below a prefix, until each returns an error.
+	all(ctx context.Context, prefix string, each func(object) error) error
+	// open asks for an object from a place on, in the version that was found, and
+	// for nothing else: where that is not there any more, it is Changed.
+	open(ctx context.Context, o object, from int64) (io.ReadCloser, error)
+	// url is how people write a key.
+	url(key string) string
+}
+
+// object is one that is to be read.
+type object struct {
+	key, name string // name is where it goes, below the input's folder
+	size      int64
+	version   string    // tells contents of one key apart
+	pin       string    // what its store asks for it by; "": nothing but the key
+	crc32c    *uint32   // of its content; nil: not known
+	gzipped   bool      // its store would unpack it on the way, if not told otherwise
+	folder    bool      // it is none, but a folder that the store keeps
+	settled   time.Time // from when on a change makes another version; zero: always
+}
+
+// Bounds of what a store lists. A page has at most pageSize objects, each with a
+// key, which may be written longer than it is, and with what its store tells
+// besides: told holds that.
+const (
+	pageSize   = 1000
+	told       = 16 << 20 // bytes of an answer that is kept in memory
+	emptyPages = 1000     // in a row; stores send some where much was deleted
+)
+
+// brief is an answer that may not be longer than so much. Cut off it could look
+// like one that tells of less.
+type brief struct {
+	io.ReadCloser
+	left int64
+}
+
+var errLong = fmt.Errorf("the answer is longer than %s", berth.BytesText(told))
+
+func (b *brief) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p[:min(int64(len(p)), b.left+1)])
+	if int64(n) > b.left {
+		return int(b.left), errLong
+	}
+	b.left -= int64(n)
+	return n, err
+}
+
+// empty counts the pages of a list that have nothing on them, in a row.
+type empty int
+
+// page takes a page with so many objects. A list that only goes on is given up.
+func (e *empty) page(list string, objects int) error {
+	if *e++; objects > 0 {
+		*e = 0
+	}
+	if *e < emptyPages {
+		return nil
+	}
+	return berth.Errorf(berth.CodeUnavailable, "%s: %d pages of the list in a row have nothing on them", list, emptyPages)
+}
+
+// bucket is what one input reads of a store.
+type bucket struct {
+	store  store
+	limits archive.Limits
+	origin string // the store and where it is, in addresses
+	prefix string
+}
+
+// findObjects lists what is to be read.
+func (s *Sources) findObjects(ctx context.Context, in berth.Input, login berth.Sensitive) (*Found, error) {
+	b := &bucket{limits: s.limits}
+	kind, err := "", error(nil)
+	switch in.Kind() {
+	case berth.InputS3:
+		kind, err = kindS3, s.openS3(b, in, login)
+	case berth.InputGS:
+		kind, err = kindGS, s.openGS(b, in, login)
+	case berth.InputAzure:
+		kind, err = kindAzure, s.openAzure(b, in, login)
+	case berth.InputFile:
+		kind, err = kindVolume, s.openVolume(b, in)
+	default:
+		panic(fmt.Sprintf("objects of kind %d", in.Kind()))
+	}
+	if err != nil {
+		return nil, err
+	}
+	var list []object
+	var folders []string
+	if in.OneFile() {
+		list, err = b.head(ctx)
+	} else {
+		list, folders, err = b.list(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &Found{Kind: kind, Address: b.address(list, folders), fetch: func(ctx context.Context, to *os.Root, again Again) (archive.Summary, error) {
+		return b.fetch(ctx, to, again, list, folders)
+	}}, nil
+}
+
+// head finds the one object.
+func (b *bucket) head(ctx context.Context) ([]object, error) {
+	ctx, _, end := watch(ctx)
+	defer end()
+	o, err := b.store.one(ctx, b.prefix)
+	if err != nil {
+		if r, refused := errors.AsType[Refused](err); refused && r.absent {
+			return nil, refusedf("%v; for all objects below a prefix, write a / at its end", err)
+		}
+		return nil, err
+	}
+	o.key, o.name = b.prefix, FileName
+	switch {
+	case o.size < 0 || o.folder:
+		return nil, refusedf("%s is no file; for all objects below a prefix, write a / at its end", b.store.url(o.key))
+	case o.size > b.limits.Bytes:
+		return nil, b.tooMuch(1, o.size)
+	}
+	return []object{o}, nil
+}
+
+// maxKey is the longest key of an object, in bytes, of any of the stores.
+const maxKey = 4096
+
+// list finds all objects below the prefix. A key that ends in / is a folder, as
+// some tools make them.
+func (b *bucket) list(ctx context.Context) (list []object, folders []string, err error) {
+	var entries []archive.Entry
+	total, itself := int64(0), false
+	err = b.store.all(ctx, b.prefix, func(o object) error {
+		name, below := strings.CutPrefix(o.key, b.prefix)
+		o.folder = o.folder || strings.HasSuffix(o.key, "/")
+		switch {
+		case len(o.key) > maxKey:
+			return refusedf("%s: the server lists a key of %d bytes: at most %d", b.store.url(b.prefix), len(o.key), maxKey)
+		case !below || o.size < 0:
+			return refusedf("%s: the server lists %q of %d bytes, which lies elsewhere or is none", b.store.url(b.prefix), o.key, o.size)
+		case o.folder && o.size > 0:
+			return refusedf("%s has content, and the name of a folder", b.store.url(o.key))
+		case name == "" && itself:
+			return refusedf("%s: the server lists it twice", b.store.url(b.prefix))
+		case name == "": // the folder itself
+			itself = true
+			return nil
+		case o.folder:
+			name = strings.TrimSuffix(name, "/")
+			folders = append(folders, name)
+			entries = append(entries, archive.Entry{Name: name, Kind: archive.Folder})
+		default:
+			o.name = name
+			list = append(list, o)
+			entries = append(entries, archive.Entry{Name: name, Kind: archive.File, Size: o.size})
+		}
+		if total += o.size; total > b.limits.Bytes || len(entries) > b.limits.Files {
+			return b.tooMuch(len(entries), total)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(list) == 0 {
+		return nil, nil, refusedf("%s: nothing lies there", b.store.url(b.prefix))
+	}
+	// The address is that of the list, and some stores have no order.
+	slices.SortFunc(list, func(a, o object) int { return strings.Compare(a.key, o.key) })
+	slices.Sort(folders)
+	if err := archive.Judge(entries, b.limits); err != nil {
+		return nil, nil, refusedf("%s: %s", b.store.url(b.prefix), strings.TrimPrefix(err.Error(), "archive: "))
+	}
+	return list, folders, nil
+}
+
+func (b *bucket) tooMuch(files int, bytes int64) error {
+	return refusedf("%s has at least %d objects of %s: at most %d of %s", b.store.url(b.prefix), files, berth.BytesText(bytes), b.limits.Files, berth.BytesText(b.limits.Bytes))
+}
+
+// address is the hash of the list.
+func (b *bucket) address(list []object, folders []string) berth.Address {
+	var text strings.Builder
+	fmt.Fprintf(&text, "%s %q\n", b.origin, b.prefix)
+	for _, o := range list {
+		fmt.Fprintf(&text, "%q %d %q\n", o.key, o.size, o.version)
+	}
+	for _, f := range folders {
+		fmt.Fprintf(&text, "%q/\n", f)
+	}
+	return hashOf(text.String())
+}
+
+func (b *bucket) fetch(ctx context.Context, to *os.Root, again Again, list []object, folders []string) (sum archive.Summary, err error) {
+	made := map[string]bool{".": true}
+	folder := func(name string) error {
+		for at := name; !made[at]; at = path.Dir(at) {
+			made[at] = true
+			sum.Files++
+		}
+		if err := to.MkdirAll(name, 0o755); err != nil {
+			return Local{err}
+		}
+		return nil
+	}
+	for _, name := range folders {
+		if err := folder(name); err != nil {
+			return sum, err
+		}
+	}
+	for _, o := range list {
+		if err := folder(path.Dir(o.name)); err != nil {
+			return sum, err
+		}
+		sum.Files++
+		sum.Bytes += o.size
+	}
+	work, within := errgroup.WithContext(ctx)
+	work.SetLimit(abreast)
+	for _, o := range list {
+		if within.Err() != nil {
+			break
+		}
+		work.Go(func() error {
+			return into(to, o.name, func(f *os.File) error { return b.object(within, o, f, again) })
+		})
+	}
+	if err := work.Wait(); err != nil {
+		return sum, err
+	}
+	return sum, context.Cause(ctx) // with which the rest was not begun
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// object reads one object. A line that breaks goes on where it broke.
+func (b *bucket) object(ctx context.Context, o object, to *os.File, again Again) error {
+	have, sum := int64(0), crc32.New(castagnoli)
+	return again(ctx, func() error {
+		if have == o.size {
+			return nil
+		}
+		if have == 0 {
+			sum.Reset()
+		}
+		var w io.Writer = io.NewOffsetWriter(to, have)
+		if o.crc32c != nil {
+			w = io.MultiWriter(w, sum)
+		}
+		n, err := b.read(ctx, o, have, w)
+		if have += n; err != nil && have == o.size {
+			have = 0 // its end was not looked at
+		}
+		if err == nil && o.crc32c != nil && sum.Sum32() != *o.crc32c {
+			have = 0 // all of it again
+			err = berth.Errorf(berth.CodeUnavailable, "%s: what came is not what its checksum says", b.store.url(o.key))
+		}
+		return err
+	})
+}
+
+func (b *bucket) read(ctx context.Context, o object, from int64, to io.Writer) (int64, error) {
+	ctx, lively, end := watch(ctx)
+	defer end()
+	body, err := b.store.open(ctx, o, from)
+	if err != nil {
+		return 0, err
+	}
+	defer body.Close()
+	n, err := copied(ctx, to, io.LimitReader(lively(body), o.size-from))
+	switch {
+	case err == nil && n < o.size-from:
+		err = io.ErrUnexpectedEOF
+	case err == nil && from == 0: // at the end some stores' clients look at a checksum
+		if _, err = copied(ctx, io.Discard, io.LimitReader(body, 1)); err != nil {
+			n = 0 // all of it again
+		}
+	}
+	if err != nil {
+		err = fault(b.store.url(o.key), err)
+	}
+	return n, err
+}

@@ -1,0 +1,68 @@
+// Package s3test runs a server that speaks S3 for tests: versitygw, a real one,
+// over a folder of its own.
+package s3test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"berth"
+	"berth/internal/machine/fetch/toolserver"
+)
+
+// Server is a running server with one bucket.
+type Server struct {
+	URL    string
+	Bucket string
+	Login  berth.Sensitive // as the secret of an input is written
+	t      testing.TB
+	client *s3.Client
+}
+
+const keyID, secretKey = "test-key", "canary-of-a-secret-key"
+
+// Start runs a server until the test ends.
+func Start(t testing.TB) *Server {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{"data", "meta"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := &Server{t: t, Bucket: "bucket", Login: keyID + ":" + secretKey}
+	s.URL = "http://" + toolserver.Start(t, "versitygw", func(cmd *exec.Cmd, address string) {
+		cmd.Args = append(cmd.Args, "--quiet", "--port", address, "posix", "--sidecar", filepath.Join(dir, "meta"), filepath.Join(dir, "data"))
+		cmd.Env = []string{"ROOT_ACCESS_KEY=" + keyID, "ROOT_SECRET_KEY=" + secretKey}
+	})
+	s.client = s3.New(s3.Options{
+		BaseEndpoint: &s.URL, UsePathStyle: true, Region: "us-east-1",
+		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
+			return aws.Credentials{AccessKeyID: keyID, SecretAccessKey: secretKey}, nil
+		}),
+	})
+	if _, err := s.client.CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: &s.Bucket}); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// Put stores an object.
+func (s *Server) Put(key, content string) {
+	s.t.Helper()
+	if _, err := s.client.PutObject(s.t.Context(), &s3.PutObjectInput{Bucket: &s.Bucket, Key: &key, Body: strings.NewReader(content)}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// Input is an input from the server.
+func (s *Server) Input(key, to, secret string) berth.Input {
+	return berth.Input{From: "s3://" + s.Bucket + "/" + key, To: to, Endpoint: s.URL, Secret: secret}
+}

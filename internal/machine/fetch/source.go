@@ -1,0 +1,224 @@
+package fetch
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"time"
+
+	"berth"
+	"berth/internal/lib/archive"
+	"berth/internal/lib/publicnet"
+)
+
+// Times of a connection.
+const (
+	dialTimeout   = 15 * time.Second
+	headerTimeout = time.Minute
+)
+
+// FileName is what an input that is one file is called in its folder.
+const FileName = "content"
+
+// Options are how sources are reached. The zero value allows public addresses.
+type Options struct {
+	Policy publicnet.Policy
+	Roots  *x509.CertPool // that servers' certificates are judged by; nil: the system's
+	Limits archive.Limits // of one input; zero: MaxInputBytes and MaxInputFiles
+
+	Volumes Volumes  // folders of this machine that may be read
+	Own     []string // folders of the agent's, of which nothing may be
+}
+
+// Sources reads inputs. It may be used concurrently.
+type Sources struct {
+	files, objects *http.Client
+	limits         archive.Limits
+	volumes        map[berth.Volume]*volume
+	own            []string
+}
+
+// Open returns sources; nothing is connected yet.
+func Open(o Options) *Sources {
+	if o.Limits == (archive.Limits{}) {
+		o.Limits = archive.Limits{Bytes: berth.MaxInputBytes, Files: berth.MaxInputFiles}
+	}
+	transport := o.Policy.Transport(dialTimeout)
+	transport.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: o.Roots}
+	transport.ResponseHeaderTimeout = headerTimeout
+	transport.DisableCompression = true // what is stored is what is wanted
+	transport.MaxIdleConnsPerHost = 16
+	volumes := map[berth.Volume]*volume{}
+	for name, dir := range o.Volumes {
+		volumes[name] = &volume{site: site{dir: dir, own: o.Own}, name: name, most: o.Limits.Files, calls: make(chan struct{}, callsAbreast)}
+	}
+	return &Sources{
+		files:   &http.Client{Transport: transport, CheckRedirect: stayEncrypted},
+		objects: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
+		limits:  o.Limits,
+		volumes: volumes,
+		own:     o.Own,
+	}
+}
+
+// Close releases what is connected.
+func (s *Sources) Close() { s.files.CloseIdleConnections() }
+
+// Found is an input as it is now.
+type Found struct {
+	Kind    string        // tells addresses of different kinds apart
+	Address berth.Address // equal ones of one kind are equal content
+	Once    bool          // its server tells no versions: it is another one each time
+	fetch   func(ctx context.Context, to *os.Root, again Again) (archive.Summary, error)
+}
+
+// Again tries something again for as long as a server is waited for. It gives up
+// at once where Final says so.
+type Again func(ctx context.Context, try func() error) error
+
+// Fetch reads it into an empty folder that is nobody else's. The summary has an
+// address only of what is Once: that of its content.
+func (f *Found) Fetch(ctx context.Context, to *os.Root, again Again) (archive.Summary, error) {
+	return f.fetch(ctx, to, again)
+}
+
+// Find finds out what an input is now. login is the value of the secret that it
+// names, "" if it names none.
+func (s *Sources) Find(ctx context.Context, in berth.Input, login berth.Sensitive) (*Found, error) {
+	switch kind := in.Kind(); kind {
+	case berth.InputS3, berth.InputGS, berth.InputAzure, berth.InputFile:
+		return s.findObjects(ctx, in, login)
+	case berth.InputHTTPS:
+		return s.findFile(ctx, in, login)
+	case berth.InputFolder, berth.InputOutput, berth.InputUnknown:
+		return nil, refusedf("%.200q cannot be fetched", in.From)
+	default:
+		panic(fmt.Sprintf("unknown kind of input %d", kind))
+	}
+}
+
+// Refused is an error that only the job's user can do something about.
+type Refused struct {
+	says   string
+	absent bool // there is no such thing
+}
+
+func (r Refused) Error() string { return r.says }
+
+func refusedf(format string, args ...any) error { return Refused{says: fmt.Sprintf(format, args...)} }
+
+// Changed is the error of content that became another one while it was read.
+type Changed struct{ what string }
+
+func (c Changed) Error() string { return c.what + " changed while it was read" }
+
+// Local is an error of this machine's disk.
+type Local struct{ Err error }
+
+func (l Local) Error() string { return l.Err.Error() }
+func (l Local) Unwrap() error { return l.Err }
+
+// Final reports whether trying the same again is of no use.
+func Final(err error) bool {
+	_, refused := errors.AsType[Refused](err)
+	_, changed := errors.AsType[Changed](err)
+	_, local := errors.AsType[Local](err)
+	return refused || changed || local
+}
+
+// fault words the error of a request; what the transport says may hold the
+// address that somebody was redirected to, which may be a login by itself.
+func fault(what string, err error) error {
+	if Final(err) {
+		return err
+	}
+	if r, ok := errors.AsType[*publicnet.RefusedError](err); ok {
+		return refusedf("%s: %v", what, r)
+	}
+	if d, ok := errors.AsType[downgraded](err); ok {
+		return refusedf("%s: %v", what, d)
+	}
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		err = u.Err
+	}
+	return berth.Errorf(berth.CodeUnavailable, "%s: %v", what, err)
+}
+
+// answer is the error of a status. detail is the server's own code, if any.
+func answer(what string, status int, detail string) error {
+	says := fmt.Sprintf("%s: %d %s", what, status, http.StatusText(status))
+	if detail != "" {
+		says += " (" + detail + ")"
+	}
+	switch {
+	case status == http.StatusPreconditionFailed, status == http.StatusRequestedRangeNotSatisfiable:
+		return Changed{what}
+	case status == http.StatusRequestTimeout, status == http.StatusTooEarly, status == http.StatusTooManyRequests:
+		return berth.Errorf(berth.CodeUnavailable, "%s", says)
+	case status >= 300 && status < 500:
+		return Refused{says: says, absent: status == http.StatusNotFound}
+	default:
+		return berth.Errorf(berth.CodeUnavailable, "%s", says)
+	}
+}
+
+// silence is how long a server may send nothing in the middle of an answer.
+const silence = time.Minute
+
+// lively ends an answer of which nothing comes any more.
+type lively struct {
+	body  io.Reader
+	timer *time.Timer
+}
+
+// watch returns the context for a request whose answer is read through the
+// reader that it makes. end is to be called when all is read.
+func watch(ctx context.Context) (limited context.Context, read func(io.Reader) io.Reader, end func()) {
+	limited, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(2*silence, func() { cancel(errSilent) })
+	return limited, func(body io.Reader) io.Reader { return &lively{body, timer} }, func() { timer.Stop(); cancel(nil) }
+}
+
+var errSilent = errors.New("the server sends nothing any more")
+
+func (l *lively) Read(p []byte) (int, error) {
+	l.timer.Reset(silence)
+	return l.body.Read(p)
+}
+
+// copied copies to a file, and tells whose fault it is if it cannot.
+func copied(ctx context.Context, to io.Writer, from io.Reader) (int64, error) {
+	n, err := io.Copy(to, from)
+	if _, disk := errors.AsType[*os.PathError](err); disk {
+		return n, Local{err}
+	}
+	if err != nil && errors.Is(context.Cause(ctx), errSilent) {
+		err = errSilent
+	}
+	return n, err
+}
+
+// into makes a file and has fill write it.
+func into(to *os.Root, name string, fill func(f *os.File) error) error {
+	f, err := to.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return Local{err}
+	}
+	err = fill(f)
+	if closed := f.Close(); err == nil && closed != nil {
+		err = Local{closed}
+	}
+	return err
+}
+
+func hashOf(text string) berth.Address {
+	sum := sha256.Sum256([]byte(text))
+	return berth.AddressOf(sum[:])
+}

@@ -1,0 +1,101 @@
+package fetch
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// state is what a file system tells of a file, by which one content is told from
+// another.
+type state struct {
+	mode         uint32
+	size         int64
+	dev, ino     uint64
+	mtime, ctime time.Time
+}
+
+func (s state) kind() uint32   { return s.mode & unix.S_IFMT }
+func (s state) isFile() bool   { return s.kind() == unix.S_IFREG }
+func (s state) isFolder() bool { return s.kind() == unix.S_IFDIR }
+func (s state) isLink() bool   { return s.kind() == unix.S_IFLNK }
+
+// what says what it is, where it is neither a file nor a folder.
+func (s state) what() string {
+	switch s.kind() {
+	case unix.S_IFIFO:
+		return "a named pipe"
+	case unix.S_IFSOCK:
+		return "a socket"
+	case unix.S_IFCHR, unix.S_IFBLK:
+		return "a device"
+	default:
+		return "of an unknown kind"
+	}
+}
+
+// version changes whenever the content does, but see settled. The time of the
+// last change of the inode, which nobody can set back, is the strongest part of
+// it; the number of a device is left out, since machines number them as they like.
+func (s state) version() string {
+	return fmt.Sprintf("%d %d %d", s.ino, s.mtime.UnixNano(), s.ctime.UnixNano())
+}
+
+// A clock by which a file system stamps changes goes by ticks: within one, a
+// file may change twice and have one version.
+const (
+	tick       = 20 * time.Millisecond // twice the longest of Linux
+	coarseTick = time.Second           // where only seconds are kept
+)
+
+// settled is when what is read of a file from then on is the last that has its
+// version: the tick of its last change is over.
+func (s state) settled() time.Time {
+	if s.ctime.Nanosecond() == 0 {
+		return s.ctime.Add(coarseTick)
+	}
+	return s.ctime.Add(tick)
+}
+
+// stateOf asks for what an open file is now, and stateAt for what has a name, of
+// one part, in an open folder; links are not followed. Both ask the server of a
+// network file system, since what the machine remembers may be a minute old.
+func stateOf(f syscall.Conn) (state, error) { return ask(f, "", unix.AT_EMPTY_PATH) }
+
+func stateAt(dir *os.File, name string) (state, error) {
+	return ask(dir, name, unix.AT_SYMLINK_NOFOLLOW)
+}
+
+func ask(f syscall.Conn, name string, how int) (state, error) {
+	c, err := f.SyscallConn()
+	if err != nil {
+		return state{}, err
+	}
+	var x unix.Statx_t
+	called := c.Control(func(fd uintptr) {
+		for {
+			if err = unix.Statx(int(fd), name, how|unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &x); err != unix.EINTR { //nolint:errorlint // of a system call
+				return
+			}
+		}
+	})
+	if called != nil {
+		return state{}, called
+	}
+	at := func(t unix.StatxTimestamp) time.Time { return time.Unix(t.Sec, int64(t.Nsec)) }
+	return state{
+		mode: uint32(x.Mode), size: int64(x.Size), dev: unix.Mkdev(x.Dev_major, x.Dev_minor), ino: x.Ino, mtime: at(x.Mtime), ctime: at(x.Ctime),
+	}, err
+}
+
+// seen is what an earlier look has told already.
+func seen(info os.FileInfo) state {
+	s := state{size: info.Size(), mtime: info.ModTime()}
+	if x, ok := info.Sys().(*syscall.Stat_t); ok {
+		s.mode, s.dev, s.ino, s.ctime = x.Mode, uint64(x.Dev), x.Ino, time.Unix(x.Ctim.Unix())
+	}
+	return s
+}

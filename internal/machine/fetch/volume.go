@@ -1,0 +1,367 @@
+package fetch
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"berth"
+)
+
+const kindVolume = "volume-"
+
+// volume is a folder of this machine, as a store. Its keys are paths below it,
+// and everything is opened through an os.Root, so that no link leads out of it,
+// whoever changes what lies there meanwhile.
+type volume struct {
+	site
+	name  berth.Volume
+	most  int // entries that are worth listing
+	calls chan struct{}
+}
+
+// callsAbreast is how many calls of one volume may be under way. Calls that a
+// dead file server never answers cannot be called off: no more than these hang,
+// of which each that lists a folder has up to abreast looks at what lies there.
+const callsAbreast = 64
+
+func (s *Sources) openVolume(b *bucket, in berth.Input) error {
+	name, key, err := berth.ParseFile(in.From)
+	if err != nil {
+		return refusedf("%.200q: %v", in.From, err)
+	}
+	v, ok := s.volumes[name]
+	if !ok {
+		return Local{berth.Errorf(berth.CodeUnavailable, "this machine does not share the folder %s", name)}
+	}
+	b.store, b.origin, b.prefix = v, "volume "+name.String(), key
+	return nil
+}
+
+func (v *volume) url(key string) string { return "file://" + v.name.String() + "/" + key }
+
+func (v *volume) one(ctx context.Context, key string) (object, error) {
+	return call(ctx, v, func(func()) (object, error) {
+		root, err := v.root()
+		if err != nil {
+			return object{}, err
+		}
+		defer root.Close()
+		now, err := v.look(root, key)
+		if err != nil {
+			return object{}, v.orAbsent(root, err)
+		}
+		return found(key, now), nil
+	}, nil)
+}
+
+// found is a file or folder as an object.
+func found(key string, now state) object {
+	if now.isFolder() {
+		return object{key: key + "/", folder: true}
+	}
+	return object{key: key, size: now.size, version: now.version(), settled: now.settled()}
+}
+
+// branch is a folder on the way down.
+type branch struct {
+	path  string     // below the volume; "" is the volume
+	above []identity // of the folders that it lies in, through whatever links
+}
+
+type identity struct{ dev, ino uint64 }
+
+func (v *volume) all(ctx context.Context, prefix string, each func(object) error) error {
+	for todo := []branch{{path: strings.TrimSuffix(prefix, "/")}}; len(todo) > 0; {
+		at := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		here, err := call(ctx, v, func(alive func()) (level, error) { return v.list(at, alive) }, nil)
+		if err != nil {
+			return err
+		}
+		for _, o := range here.objects {
+			if err := each(o); err != nil {
+				return err
+			}
+			if o.folder {
+				todo = append(todo, branch{strings.TrimSuffix(o.key, "/"), here.above})
+			}
+		}
+	}
+	return nil
+}
+
+// level is what one folder holds, and the folders that this lies in, itself
+// included.
+type level struct {
+	objects []object
+	above   []identity
+}
+
+// list reads one folder. alive is called whenever the file system has answered.
+func (v *volume) list(at branch, alive func()) (l level, err error) {
+	root, err := v.root()
+	if err != nil {
+		return l, err
+	}
+	defer root.Close()
+	dir, now, err := v.enter(root, at.path)
+	if err != nil {
+		if len(at.above) == 0 {
+			err = v.orAbsent(root, err)
+		}
+		return l, err
+	}
+	defer dir.Close()
+	self := identity{now.dev, now.ino}
+	if slices.Contains(at.above, self) {
+		return l, refusedf("%s: the links of its folders lead in a circle", v.url(at.path))
+	}
+	l.above = append(slices.Clone(at.above), self)
+	for len(l.objects) <= v.most {
+		alive()
+		names, err := dir.ReadDir(256)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return l, v.fault(at.path, err)
+		}
+		more, err := v.lookAt(root, dir, at.path, names)
+		if err != nil {
+			return l, err
+		}
+		l.objects = append(l.objects, more...)
+	}
+	if at.path == "" && len(l.objects) == 0 {
+		return l, v.absent()
+	}
+	return l, nil
+}
+
+// enter opens a folder for reading, and nothing that is none.
+func (v *volume) enter(root *os.Root, at string) (*os.File, state, error) {
+	name := cmp.Or(at, ".")
+	dir, err := root.OpenFile(name, unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if errors.Is(err, unix.ENOTDIR) {
+		return nil, state{}, v.noFolder(root, at)
+	}
+	if err != nil {
+		return nil, state{}, v.fault(at, err)
+	}
+	now, err := stateOf(dir)
+	if err != nil {
+		_ = dir.Close()
+		return nil, state{}, v.fault(at, err)
+	}
+	return dir, now, nil
+}
+
+// noFolder is the error of what was to be a folder, or to lie in one, and does not.
+func (v *volume) noFolder(root *os.Root, at string) error {
+	info, err := root.Stat(at)
+	if err != nil {
+		return v.fault(at, err)
+	}
+	switch now := seen(info); {
+	case now.isFile():
+		return refusedf("%s is a file: leave out the / at its end", v.url(at))
+	case now.isFolder(): // by now
+		return Changed{v.url(at)}
+	default:
+		return v.strange(at, now)
+	}
+}
+
+// lookAt looks at entries of an open folder.
+func (v *volume) lookAt(root *os.Root, dir *os.File, at string, names []os.DirEntry) ([]object, error) {
+	list := make([]*object, len(names))
+	var work errgroup.Group
+	work.SetLimit(abreast)
+	for i, e := range names {
+		work.Go(func() error {
+			key := path.Join(at, e.Name())
+			now, err := stateAt(dir, e.Name())
+			switch {
+			case errors.Is(err, unix.ENOENT): // gone since
+				return nil
+			case err != nil:
+				return v.fault(key, err)
+			case now.isLink():
+				if now, err = v.look(root, key); err != nil {
+					return err
+				}
+			case !now.isFile() && !now.isFolder():
+				return v.strange(key, now)
+			}
+			o := found(key, now)
+			list[i] = &o
+			return nil
+		})
+	}
+	if err := work.Wait(); err != nil {
+		return nil, err
+	}
+	var objects []object
+	for _, o := range list {
+		if o != nil {
+			objects = append(objects, *o)
+		}
+	}
+	return objects, nil
+}
+
+// look tells what a path leads to, through links that stay in the volume. What is
+// neither a file nor a folder is not even opened.
+func (v *volume) look(root *os.Root, key string) (state, error) {
+	info, err := root.Stat(key)
+	if err != nil {
+		return state{}, v.fault(key, err)
+	}
+	now := seen(info)
+	switch {
+	case now.isFolder():
+		return now, nil
+	case !now.isFile():
+		return state{}, v.strange(key, now)
+	}
+	f, err := root.OpenFile(key, unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err != nil {
+		return state{}, v.fault(key, err)
+	}
+	defer f.Close()
+	if now, err = stateOf(f); err != nil {
+		return state{}, v.fault(key, err)
+	}
+	if !now.isFile() {
+		return state{}, Changed{v.url(key)}
+	}
+	return now, nil
+}
+
+func (v *volume) open(ctx context.Context, o object, from int64) (io.ReadCloser, error) {
+	// However wrong the clock of the file server is, this is the longest.
+	if wait := min(time.Until(o.settled), coarseTick); wait > 0 {
+		timer := time.NewTimer(wait)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	f, err := call(ctx, v, func(func()) (*os.File, error) {
+		root, err := v.root()
+		if err != nil {
+			return nil, err
+		}
+		defer root.Close()
+		f, err := root.OpenFile(o.key, unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+		if err != nil {
+			return nil, v.gone(o.key, err)
+		}
+		if err := v.same(f, o); err != nil {
+			_ = f.Close()
+			return nil, err
+		}
+		return f, nil
+	}, func(f *os.File) { _ = f.Close() })
+	if err != nil {
+		return nil, err
+	}
+	return &reading{ctx: ctx, volume: v, file: f, object: o, at: from}, nil
+}
+
+// same fails unless an open file has the version that was found.
+func (v *volume) same(f opened, o object) error {
+	now, err := stateOf(f)
+	switch {
+	case err != nil:
+		return v.gone(o.key, err)
+	case !now.isFile() || now.size != o.size || now.version() != o.version:
+		return Changed{v.url(o.key)}
+	}
+	return nil
+}
+
+// root opens the volume. What is wrong with it is the machine's matter, and the
+// error does not tell where it lies.
+func (v *volume) root() (*os.Root, error) {
+	root, err := v.reach()
+	if err == nil {
+		return root, nil
+	}
+	why := "it is not what an operator may share"
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		why = errno.Error()
+	} else if errors.Is(err, errElsewhere) {
+		why = err.Error()
+	}
+	return nil, Local{berth.Errorf(berth.CodeUnavailable, "this machine cannot open the folder %s: %s", v.name, why)}
+}
+
+// absent is the error of a volume with nothing in it.
+func (v *volume) absent() error {
+	return Local{berth.Errorf(berth.CodeUnavailable, "the folder %s is empty on this machine, as if it were not mounted", v.name)}
+}
+
+// orAbsent is absent instead of an error, if there is nothing in the volume.
+func (v *volume) orAbsent(root *os.Root, err error) error {
+	dir, failed := root.Open(".")
+	if failed != nil {
+		return err
+	}
+	defer dir.Close()
+	if _, failed := dir.ReadDir(1); errors.Is(failed, io.EOF) {
+		return v.absent()
+	}
+	return err
+}
+
+func (v *volume) strange(key string, now state) error {
+	return refusedf("%s is %s: only files and folders are read", v.url(key), now.what())
+}
+
+// fault words an error of the file system, which would tell paths of this
+// machine.
+func (v *volume) fault(key string, err error) error {
+	what := v.url(key)
+	errno, ok := errors.AsType[syscall.Errno](err)
+	switch {
+	case Final(err):
+		return err
+	case !ok: // os.Root's own
+		return refusedf("%s leads out of the folder %s by a link", what, v.name)
+	case errno == unix.ENOENT:
+		return Refused{says: what + ": no such file or folder", absent: true}
+	case errno == unix.ENOTDIR:
+		return refusedf("%s: a file lies where its path has a folder", what)
+	case errno == unix.ELOOP:
+		return refusedf("%s: its links lead in a circle", what)
+	case errno == unix.ENAMETOOLONG:
+		return refusedf("%s: its name is too long", what)
+	case errno == unix.EACCES, errno == unix.EPERM:
+		return refusedf("%s: the machine's agent may not read it", what)
+	default:
+		return berth.Errorf(berth.CodeUnavailable, "%s: %v", what, errno)
+	}
+}
+
+// gone is fault for what was there a moment ago.
+func (v *volume) gone(key string, err error) error {
+	errno, ok := errors.AsType[syscall.Errno](err)
+	if !ok || slices.Contains([]syscall.Errno{unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.ESTALE, unix.ENXIO}, errno) {
+		return Changed{v.url(key)}
+	}
+	return v.fault(key, err)
+}

@@ -1,0 +1,214 @@
+package fetch
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"berth"
+)
+
+// Volumes says where the folders that jobs may read lie on this machine. What is
+// not in it cannot be read, whatever a server says.
+type Volumes map[berth.Volume]string
+
+// private are folders of which no job may read anything, beside the agent's own.
+var private = []string{"/boot", "/dev", "/etc", "/proc", "/root/.ssh", "/run", "/sys", "/var/run", "/var/lib/containerd", "/var/lib/containers", "/var/lib/docker", "/var/lib/kubelet"}
+
+// ParseVolumes reads what an operator allows: /NAME, which lies there on this
+// machine too, or /NAME=/FOLDER; several in one text are parted by semicolons.
+func ParseVolumes(list []string) (Volumes, error) {
+	all := Volumes{}
+	err := berth.ParseVolumeOptions(list, "/FOLDER", func(v berth.Volume, dir string, mapped bool) error {
+		if all[v] = dir; !mapped {
+			all[v] = v.String()
+		}
+		return nil
+	})
+	return all, err
+}
+
+// Check returns every fault of the folders: each must be one, and neither hold
+// nor lie in a folder of the system or in one of own, which are the agent's. What
+// cannot be looked at now, as where a mount is gone, is away and may come back.
+//
+// What a dead file server leaves unanswered for a while is neither: other work
+// can do without that folder, and who reads it is told.
+func (v Volumes) Check(own ...string) (away, faulty error) {
+	names := slices.Sorted(maps.Keys(v))
+	judged := make([]chan error, len(names))
+	for i, name := range names {
+		judged[i] = make(chan error, 1)
+		go func() {
+			_, _, err := resolve(v[name], own)
+			judged[i] <- err
+		}()
+	}
+	patience := time.After(checkPatience)
+	for i, name := range names {
+		select {
+		case err := <-judged[i]:
+			if err == nil {
+				continue
+			}
+			err = fmt.Errorf("%s: %w", name, err)
+			if _, ok := errors.AsType[syscall.Errno](err); ok {
+				away = errors.Join(away, err)
+			} else {
+				faulty = errors.Join(faulty, err)
+			}
+		case <-patience:
+			return away, faulty
+		}
+	}
+	return away, faulty
+}
+
+// checkPatience is how long all folders have to answer when a program starts.
+const checkPatience = 10 * time.Second
+
+// Labels are those by which a machine tells which volumes it has. Those that
+// cannot be opened now, which are away and why, are left out; those that do not
+// answer in time are not, since jobs are told. more are further folders of which
+// nothing is read from now on, "" being none.
+func (s *Sources) Labels(ctx context.Context, more ...string) (labels map[string]string, away map[berth.Volume]error) {
+	labels, away = map[string]string{}, map[berth.Volume]error{}
+	ctx, cancel := context.WithTimeout(ctx, labelPatience)
+	defer cancel()
+	own := slices.Concat(s.own, slices.DeleteFunc(slices.Clone(more), func(dir string) bool { return dir == "" }))
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for name, v := range s.volumes {
+		v.keepOut(own)
+		all.Go(func() {
+			_, err := call(ctx, v, func(func()) (struct{}, error) {
+				root, err := v.reach()
+				if err != nil {
+					return struct{}{}, err
+				}
+				return struct{}{}, root.Close()
+			}, nil)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil && ctx.Err() == nil {
+				away[name] = err
+				return
+			}
+			labels[name.Label()] = berth.HasVolume
+		})
+	}
+	all.Wait()
+	return labels, away
+}
+
+// labelPatience is how long all folders have to answer each time that a machine
+// tells what it has: it waits for that with a session to open.
+const labelPatience = 2 * time.Second
+
+// site is where a volume lies.
+type site struct {
+	dir string // as the operator wrote it
+
+	mu  sync.Mutex
+	own []string // folders of the agent's, in which it must not lie
+	was string   // where its links led to the first time; "": not known yet
+}
+
+func (s *site) keepOut(own []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.own = own
+}
+
+// reach opens the folder. Its links are followed, and what they lead to is judged,
+// for each use; who can change one on the way to it leads nobody elsewhere.
+func (s *site) reach() (*os.Root, error) {
+	s.mu.Lock()
+	own := s.own
+	s.mu.Unlock()
+	dir, judged, err := resolve(s.dir, own)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.stays(dir); err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	opened, err := root.Stat(".")
+	if err == nil && !os.SameFile(judged, opened) {
+		err = errElsewhere
+	}
+	if err != nil {
+		_ = root.Close()
+		return nil, err
+	}
+	return root, nil
+}
+
+var errElsewhere = errors.New("its links lead elsewhere than when the agent started")
+
+// stays fails unless the folder lies where it lay the first time.
+func (s *site) stays(dir string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.was = cmp.Or(s.was, dir)
+	if dir != s.was {
+		return errElsewhere
+	}
+	return nil
+}
+
+// resolve follows the links of a folder and judges where it lies.
+func resolve(dir string, own []string) (real string, judged os.FileInfo, err error) {
+	if !filepath.IsAbs(dir) || filepath.Clean(dir) != dir {
+		return "", nil, fmt.Errorf("%.200q is not a clean absolute path", dir)
+	}
+	// Judged as it is written, too: then nothing below such a folder is looked at.
+	if err := judge(dir, own); err != nil {
+		return "", nil, err
+	}
+	if real, err = filepath.EvalSymlinks(dir); err != nil {
+		return "", nil, err
+	}
+	if err := judge(real, own); err != nil {
+		return "", nil, err
+	}
+	if judged, err = os.Stat(real); err != nil {
+		return "", nil, err
+	}
+	if !judged.IsDir() {
+		return "", nil, fmt.Errorf("%s is no folder", real)
+	}
+	// What is mounted when somebody comes by is not mounted by a look at its name.
+	if judged, err = os.Stat(real + "/."); err != nil {
+		return "", nil, err
+	}
+	return real, judged, nil
+}
+
+func judge(dir string, own []string) error {
+	for _, p := range slices.Concat(private, own) {
+		at := []string{p}
+		if real, err := filepath.EvalSymlinks(p); err == nil {
+			at = append(at, real)
+		}
+		for _, p := range at {
+			if dir == "/" || p == dir || strings.HasPrefix(p, dir+"/") || strings.HasPrefix(dir, p+"/") {
+				return fmt.Errorf("%s holds, or lies in, %s: jobs read no folder of the system or of the agent", dir, p)
+			}
+		}
+	}
+	return nil
+}
