@@ -110,9 +110,9 @@ func TestShortJobFromClaimToSealed(t *testing.T) {
 	if c.Tenant != "default" || c.Rank != 0 || c.Members != 1 || c.Spec.Image != "busybox" || len(c.GPUs) != 1 || c.MemoryMiB != 1024 || c.SpecHash == "" {
 		t.Errorf("claim is %+v", c)
 	}
-	answer := a.report(id, attempt, berth.PhasePrepared, func(p *berth.RankReport) { p.ImageDigest = "sha256:abc" })
+	answer := a.report(id, attempt, berth.PhaseRunning, func(p *berth.RankReport) { p.ImageDigest = "sha256:abc" })
 	if len(answer.Assignments) != 1 || !answer.Assignments[0].Orders.Start {
-		t.Fatalf("the answer to prepared has no start: %+v", answer)
+		t.Fatalf("the answer to the start has no order: %+v", answer)
 	}
 	j := s.job(id)
 	if j.Status != berth.Running || j.ImageDigest != "sha256:abc" || j.Attempts[0].StartedAt == nil || lastEvent(s, id).Actor != "agent:m0" {
@@ -193,7 +193,7 @@ func TestRegistrationTellsOfEndsThatNobodyHasSettled(t *testing.T) {
 	}
 }
 
-func TestLastPreparedRankStartsTheGang(t *testing.T) {
+func TestLastPreparedRankOrdersTheStartAndTheLastStartMakesTheGangRunning(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	a, _ := s.register("host1", "agent1")
@@ -204,11 +204,15 @@ func TestLastPreparedRankStartsTheGang(t *testing.T) {
 	id := s.submit(nil)
 	attempt := s.place(id, "m0", "m1")
 	s.claim(id, attempt, 0, 1)
-	mustExec(t, s.pool, `UPDATE allocations SET phase = 'claimed'`)
-	a.report(id, attempt, berth.PhasePrepared, nil)
-	if st := s.job(id).Status; st != berth.Scheduled {
-		t.Fatalf("one of two prepared: job is %s", st)
+	mustExec(t, s.pool, `UPDATE allocations SET phase = 'claimed', started_at = NULL`)
+	waits := func(when string) {
+		t.Helper()
+		if j := s.job(id); j.Status != berth.Scheduled || j.StartedAt != nil || j.Attempts[0].StartedAt != nil {
+			t.Fatalf("%s: job is %s, started at %v", when, j.Status, j.StartedAt)
+		}
 	}
+	a.report(id, attempt, berth.PhasePrepared, nil)
+	waits("one of two prepared")
 	hints := s.db.Hub().Subscribe(db.TopicMachine, "m0")
 	second := berth.AllocationID(one[int64](s, `SELECT id FROM allocations WHERE rank = 1`))
 	r, err := b.sync(func(r *berth.SyncRequest) {
@@ -223,8 +227,19 @@ func TestLastPreparedRankStartsTheGang(t *testing.T) {
 	if diff := cmp.Diff([]string{`active {"start": true}`, `active {"start": true}`}, s.ranks(id, attempt)); diff != "" {
 		t.Errorf("ranks (-want +got):\n%s", diff)
 	}
-	if st := s.job(id).Status; st != berth.Running {
-		t.Errorf("job is %s", st)
+	waits("both prepared")
+	a.report(id, attempt, berth.PhasePrepared, nil) // sent again
+	a.report(id, attempt, berth.PhaseRunning, nil)
+	waits("one of two started")
+	_, err = b.sync(func(r *berth.SyncRequest) {
+		r.Reports = []berth.RankReport{{Alloc: second, Job: id, Attempt: attempt, Rank: 1, Phase: berth.PhaseRunning}}
+	})
+	if j := s.job(id); err != nil || j.Status != berth.Running || j.StartedAt == nil || j.Attempts[0].StartedAt == nil {
+		t.Errorf("both started: job is %s, started at %v; %v", j.Status, j.StartedAt, err)
+	}
+	want := "submitted queued scheduled start: rank 0 on m0, rank 1 on m1 running"
+	if got := one[string](s, `SELECT string_agg(coalesce(to_state, detail), ' ' ORDER BY seq) FROM job_events WHERE job = $1`, id); got != want {
+		t.Errorf("history is %q, want %q", got, want)
 	}
 }
 
@@ -335,7 +350,8 @@ func TestABriefAnswerTellsWhatTheReportsCameTo(t *testing.T) {
 	id := s.submit(nil)
 	attempt := s.place(id, "m0")
 	a.mustClaim(id, attempt)
-	report := func(phase berth.Phase, alloc berth.AllocationID) berth.SyncResponse {
+	alloc := s.alloc(id, attempt)
+	report := func(phase berth.Phase, attempt int) berth.SyncResponse {
 		t.Helper()
 		r, err := a.sync(func(r *berth.SyncRequest) {
 			r.Brief = true
@@ -346,18 +362,18 @@ func TestABriefAnswerTellsWhatTheReportsCameTo(t *testing.T) {
 		}
 		return r
 	}
-	alloc := s.alloc(id, attempt)
 	digest := a.digest
 	want := berth.SyncResponse{TTLSeconds: 20, Renewed: true, Digest: digest, Started: []berth.AllocationID{alloc}}
-	if diff := cmp.Diff(want, report(berth.PhasePrepared, alloc)); diff != "" {
+	want.Watermark = &berth.Watermark{} // none was granted
+	if diff := cmp.Diff(want, report(berth.PhasePrepared, attempt)); diff != "" {
 		t.Errorf("answer to the last prepared rank (-want +got):\n%s", diff)
 	}
-	want.Started, want.Stale = nil, []berth.AllocationID{alloc + 1}
-	if diff := cmp.Diff(want, report(berth.PhaseRunning, alloc+1)); diff != "" {
+	want.Started, want.Stale = nil, []berth.AllocationID{alloc}
+	if diff := cmp.Diff(want, report(berth.PhaseRunning, attempt+1)); diff != "" {
 		t.Errorf("answer to a report that is not current (-want +got):\n%s", diff)
 	}
 	mustExec(t, s.pool, `UPDATE machines SET state = 'suspect' WHERE id = 'm0'`)
-	if r := report(berth.PhaseRunning, alloc); !r.Changed || len(r.Assignments) != 1 {
+	if r := report(berth.PhaseRunning, attempt); !r.Changed || len(r.Assignments) != 1 {
 		t.Errorf("a suspected machine was answered %+v", r)
 	}
 	if st := one[string](s, `SELECT state FROM machines WHERE id = 'm0'`); st != "ready" {

@@ -103,11 +103,11 @@ func TestUnchangedStepsAreNotRun(t *testing.T) {
 		if step.Attempt != 0 || step.StartedAt != nil || step.FinishedAt == nil || *step.CachedFrom != train || len(step.Attempts) != 0 {
 			t.Errorf("its step shows as %+v", step)
 		}
-		got, err := s.db.Outputs(t.Context(), step.ID)
+		got, _, err := s.db.Outputs(t.Context(), step.ID, db.Paging{})
 		if err != nil || len(got) != 1 {
 			t.Fatal(got, err)
 		}
-		want, err := s.db.Outputs(t.Context(), train)
+		want, _, err := s.db.Outputs(t.Context(), train, db.Paging{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -270,3 +270,75 @@ func TestUpdateJobChangesRowAndSpec(t *testing.T) {
 		t.Errorf("a terminal job: %v", err)
 	}
 }
+
+// An array of thousands that is canceled must not cost a commit for each of its
+// elements, one after another.
+func TestTheElementsOfACanceledArrayShareCommits(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.array(db.FollowUp, nil)
+	s.tend(id)
+	for _, state := range []berth.State{berth.Queued, berth.Scheduled, berth.Running} {
+		mustExec(t, s.pool, `UPDATE jobs SET state = $2, version = version + 1 WHERE parent = $1`, id, state)
+	}
+	s.cancel(id)
+	if got := s.tally(id); got != fmt.Sprintf("%d, %d canceling", db.FollowUp, db.FollowUp) {
+		t.Fatalf("tally is %s", got)
+	}
+	if n := one[int](s, `SELECT count(DISTINCT xmin::text)::int FROM jobs WHERE parent = $1`, id); n > 2 {
+		t.Errorf("%d elements took %d commits", db.FollowUp, n)
+	}
+	if n := one[int](s, `SELECT count(*)::int FROM job_events e JOIN jobs j ON j.id = e.job WHERE j.parent = $1 AND e.to_state = 'canceling'`, id); n != db.FollowUp {
+		t.Errorf("%d events", n)
+	}
+}
+
+func TestElementsStopTogetherAsTheyDoAlone(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	for _, m := range []string{"w0", "w1"} {
+		insertMachine(t, s.pool, m, 4)
+	}
+	id := s.array(4, func(j *berth.JobSpec) { j.Members = 2 })
+	s.tend(id)
+	var attempts [4]int
+	for i := range attempts {
+		attempts[i] = s.place(s.element(id, i), "w0", "w1")
+	}
+	s.claim(s.element(id, 0), attempts[0], 0, 1)
+	s.run(s.element(id, 0))
+	s.claim(s.element(id, 1), attempts[1], 0) // nobody has claimed its other member
+	s.claim(s.element(id, 2), attempts[2], 0, 1)
+	s.exit(s.element(id, 2), attempts[2], 1, exited(1))
+	s.claim(s.element(id, 3), attempts[3], 0, 1)
+	mustExec(t, s.pool, `UPDATE allocations SET orders = '{"stop": true, "grace_ms": 5}', stop_by = now() WHERE job = $1`, s.element(id, 3))
+	queue, machine := s.db.Hub().Subscribe(db.TopicQueue, "*"), s.db.Hub().Subscribe(db.TopicMachine, "w1")
+	for range 2 { // twice is no different from once
+		if got := s.cancel(id); got != berth.Canceling {
+			t.Errorf("it is %s", got)
+		}
+	}
+	if got := s.tally(id); got != "4, 4 canceling" {
+		t.Errorf("tally is %s", got)
+	}
+	if !hears(t, queue) || !hears(t, machine) {
+		t.Error("the leader and the machine were not told")
+	}
+	const stop = `active {"stop": true, "grace_ms": 30000}`
+	for i, want := range [][]string{
+		{stop, stop},
+		{stop, `released {"forget": true}`},
+		{stop, `exited {}`},
+		{`active {"stop": true, "grace_ms": 5}`, `active {"stop": true, "grace_ms": 5}`},
+	} {
+		if diff := cmp.Diff(want, s.ranks(s.element(id, i), attempts[i])); diff != "" {
+			t.Errorf("element %d (-want +got):\n%s", i, diff)
+		}
+	}
+	if v := s.load(s.element(id, 0)); v.StopBy.IsZero() || !v.CancelSeen {
+		t.Errorf("view is %+v", v)
+	}
+	if j := s.job(s.element(id, 0)); j.Reason == nil || j.Reason.Code != berth.ReasonCanceledByUser {
+		t.Errorf("its reason is %+v", j.Reason)
+	}
+}

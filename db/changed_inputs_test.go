@@ -80,6 +80,9 @@ func TestMembersThatReadDifferentDataSaySoOnce(t *testing.T) {
 		if got := s.warnings(id); !slices.Equal(got, want) {
 			t.Errorf("warnings are %q, want %q", got, want)
 		}
+		for rank := range 3 {
+			s.mustTell(id, attempt, rank, berth.PhaseRunning, nil)
+		}
 		if j := s.job(id); j.Status != berth.Running {
 			t.Errorf("job is %s", j.Status)
 		}

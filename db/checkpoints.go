@@ -1,6 +1,7 @@
 package db
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,6 +34,9 @@ func (p PrunedShard) Key() string {
 // Bad it says instead that a restore found a shard damaged. It returns the
 // shards that keep has no room for: the caller deletes their objects, best
 // effort, after the fact.
+//
+// A shard that exceeds a storage quota of the tenant is refused with slug
+// storage_quota, and its step with it: the shards returned then are the step's.
 func (d *DB) RegisterCheckpoint(ctx context.Context, machine berth.MachineID, p berth.CheckpointReport) ([]PrunedShard, error) {
 	if p.Step < 0 || p.Bad == "" && (p.Manifest == "" || p.SHA256 == "") {
 		return nil, berth.Errorf(berth.CodeInvalid, "a checkpoint needs a step that is not negative, a manifest and its sha256")
@@ -47,15 +51,30 @@ func (d *DB) RegisterCheckpoint(ctx context.Context, machine berth.MachineID, p 
 		if p.Bad != "" {
 			return c.reject(ctx)
 		}
-		verified, err := c.register(ctx)
-		if err != nil || !verified {
+		if err := lockStorage(ctx, tx, c.limits, StoredCheckpoints); err != nil {
 			return err
 		}
-		pruned, err = c.prune(ctx)
-		return err
+		verified, err := c.register(ctx)
+		switch {
+		case err != nil:
+			return err
+		case !c.added:
+			pruned, err = c.late(ctx)
+			return err
+		case verified:
+			if pruned, err = c.prune(ctx); err != nil {
+				return err
+			}
+		}
+		return checkStorage(ctx, tx, c.limits, StoredCheckpoints, 0, p.Bytes)
 	})
+	what := fmt.Sprintf("checkpoint %d of job %s", p.Step, p.Job)
+	if berth.IsSlug(err, berth.SlugStorageQuota) {
+		pruned, failed := Storage{d}.refuseStep(ctx, machine, p, err)
+		return pruned, mapError(cmp.Or(failed, err), what)
+	}
 	if err != nil {
-		return nil, mapError(err, fmt.Sprintf("checkpoint %d of job %s", p.Step, p.Job))
+		return nil, mapError(err, what)
 	}
 	d.hub.Publish(TopicJob, string(p.Job))
 	return pruned, nil
@@ -69,6 +88,8 @@ type checkpointing struct {
 	tenant berth.TenantID
 	ranks  int
 	keep   int
+	limits []StorageLimit // of the tenant
+	added  bool           // the shard is new
 }
 
 // lock takes the job's row and checks that the reporter's work is current.
@@ -76,13 +97,19 @@ func (c *checkpointing) lock(ctx context.Context) error {
 	p := c.report
 	var attempt int
 	var state berth.State
+	var limits []byte
 	err := c.tx.QueryRow(ctx, `
-		SELECT j.tenant, j.state, j.attempt, coalesce((s.spec ->> 'members')::int, 1), coalesce((s.spec -> 'checkpoint' ->> 'keep')::int, 2)
+		SELECT j.tenant, j.state, j.attempt, coalesce((s.spec ->> 'members')::int, 1),
+			coalesce((s.spec -> 'checkpoint' ->> 'keep')::int, 2), storage_limits(j.tenant)
 		FROM jobs j
 		JOIN job_specs s ON s.job = j.id
 		WHERE j.id = @job
-		FOR NO KEY UPDATE OF j`, pgx.NamedArgs{"job": p.Job}).Scan(&c.tenant, &state, &attempt, &c.ranks, &c.keep)
+		FOR NO KEY UPDATE OF j`, pgx.NamedArgs{"job": p.Job}).
+		Scan(&c.tenant, &state, &attempt, &c.ranks, &c.keep, &limits)
 	if err != nil {
+		return err
+	}
+	if c.limits, err = readLimits(limits); err != nil {
 		return err
 	}
 	var boot string
@@ -124,13 +151,18 @@ func (c *checkpointing) register(ctx context.Context) (bool, error) {
 		ON CONFLICT DO NOTHING`, args); err != nil {
 		return false, err
 	}
-	if _, err := c.tx.Exec(ctx, `
+	tag, err := c.tx.Exec(ctx, `
 		INSERT INTO checkpoint_shards (job, step, attempt, rank, manifest, sha256, bytes)
-		VALUES (@job, @step, @attempt, @rank, @manifest, @sha256, @bytes)
-		ON CONFLICT DO NOTHING`, args); err != nil {
+		SELECT @job, @step, @attempt, @rank, @manifest, @sha256, @bytes
+		WHERE EXISTS (
+			SELECT 1 FROM checkpoints
+			WHERE job = @job AND step = @step AND attempt = @attempt AND state <> 'pruned')
+		ON CONFLICT DO NOTHING`, args)
+	if err != nil {
 		return false, err
 	}
-	err := c.tx.QueryRow(ctx, `
+	c.added = tag.RowsAffected() > 0
+	err = c.tx.QueryRow(ctx, `
 		UPDATE checkpoints c
 		SET state = CASE WHEN s.n = c.ranks THEN 'verified' ELSE c.state END, bytes = s.bytes
 		FROM (
@@ -151,6 +183,21 @@ func (c *checkpointing) register(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	return true, addEvent(ctx, c.tx, p.Job, berth.EventCheckpoint, p.Attempt, AgentActor(c.machine), nil, fmt.Sprintf("step %d, %d bytes", p.Step, bytes))
+}
+
+// late returns the reported shard if its step was given up before it was registered.
+func (c *checkpointing) late(ctx context.Context) ([]PrunedShard, error) {
+	p := c.report
+	var pruned bool
+	err := c.tx.QueryRow(ctx, `
+		SELECT EXISTS (
+			SELECT 1 FROM checkpoints
+			WHERE job = @job AND step = @step AND attempt = @attempt AND state = 'pruned')`,
+		pgx.NamedArgs{"job": p.Job, "step": p.Step, "attempt": p.Attempt}).Scan(&pruned)
+	if err != nil || !pruned {
+		return nil, err
+	}
+	return []PrunedShard{{Tenant: c.tenant, Job: p.Job, Attempt: p.Attempt, Rank: p.Rank, Step: p.Step}}, nil
 }
 
 // prune marks what is older than the newest that are kept, and what earlier

@@ -97,11 +97,13 @@ func TestLogIsAppendedByCompare(t *testing.T) {
 			t.Errorf("append at %d: end %d, %v; want %d", c.off, end, err, c.end)
 		}
 	}
-	owner, chunks, err := s.db.LogChunks(t.Context(), "", id, attempt, 0, 100)
-	if err != nil || owner != "default" || len(chunks) != 1 || chunks[0].Offset != 100 {
-		t.Errorf("chunks of %s after 100: %+v, %v", owner, chunks, err)
+	log := berth.LogRef{Job: id, Attempt: attempt}
+	owner, chunks, stored, err := s.db.LogChunks(t.Context(), log, 100, 10)
+	if err != nil || owner != "default" || stored != 200 || len(chunks) != 1 || chunks[0].Offset != 100 {
+		t.Errorf("chunks of %s after 100 of %d: %+v, %v", owner, stored, chunks, err)
 	}
-	if _, chunks, _ := s.db.LogChunks(t.Context(), "other", id, attempt, 0, 0); len(chunks) != 0 {
+	log.Tenant = "other"
+	if _, chunks, _, _ := s.db.LogChunks(t.Context(), log, 0, 10); len(chunks) != 0 {
 		t.Error("another tenant reads the log")
 	}
 	if _, err := s.db.LogPlace(t.Context(), "m1", a.session(), alloc); !berth.IsSlug(err, berth.SlugStaleEpoch) {

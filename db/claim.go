@@ -49,8 +49,8 @@ func (d *DB) Claim(ctx context.Context, machine berth.MachineID, req berth.Claim
 		    phase = CASE a.phase WHEN '' THEN 'claimed' ELSE a.phase END,
 		    claimed_at = coalesce(a.claimed_at, now()),
 		    fence_ms = greatest(a.fence_ms, m.fence_ms)
-		FROM jobs j, job_specs s, machines m
-		WHERE s.job = a.job AND m.epoch = @epoch AND m.agent_boot = @boot AND m.state NOT IN ('lost', 'retired') AND `+claimable+`
+		FROM jobs j, job_specs s, machines m, cluster c
+		WHERE `+knowsGranted+` AND s.job = a.job AND m.epoch = @epoch AND m.agent_boot = @boot AND m.state NOT IN ('lost', 'retired') AND `+claimable+`
 		RETURNING a.id, a.job::text, j.tenant, a.attempt, a.rank, s.spec, j.image_digest, a.cpu_m, a.mem_mb, a.log_bytes,
 		          j.run_limit_ms, a.orders, j.has_checkpoint, a.phase,
 		          (
@@ -100,7 +100,7 @@ func (d *DB) Claim(ctx context.Context, machine berth.MachineID, req berth.Claim
 }
 
 func claimArgs(machine berth.MachineID, req berth.ClaimRequest) pgx.NamedArgs {
-	return pgx.NamedArgs{"alloc": int64(req.Alloc), "machine": machine, "job": req.Job, "attempt": req.Attempt, "epoch": req.Epoch, "boot": req.AgentBoot}
+	return markArgs(pgx.NamedArgs{"alloc": int64(req.Alloc), "machine": machine, "job": req.Job, "attempt": req.Attempt, "epoch": req.Epoch, "boot": req.AgentBoot}, req.Watermark)
 }
 
 // refuseClaim finds out which of the conditions did not hold. Where the session
@@ -111,7 +111,7 @@ func (d *DB) refuseClaim(ctx context.Context, machine berth.MachineID, req berth
 	if err != nil {
 		return err
 	}
-	if err := s.check(machine, req.AgentBoot, req.Epoch); err != nil {
+	if err := s.current(ctx, d, machine, req.AgentBoot, req.Epoch, req.Watermark); err != nil {
 		return err
 	}
 	var holder berth.MachineID

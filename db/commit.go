@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
-	"berth/internal/failpoint"
+	"berth/internal/lib/failpoint"
 )
 
 // Refusal is a decision that did not hold any more when it was to be committed.
@@ -82,6 +82,7 @@ func (d *DB) commitStarts(ctx context.Context, term Term, starts []berth.Start) 
 			return c, err
 		}
 	}
+	conn.Release() // tellParents takes a connection: a leader never waits for one while it holds another
 	d.tellParents(ctx, now.begunSteps()...)
 	return c, nil
 }
@@ -121,13 +122,14 @@ type presentJob struct {
 }
 
 type presentMachine struct {
-	epoch  int64
-	state  berth.MachineState
-	fences bool
-	free   berth.Capacity
-	healed map[int]int64 // free milli of each healthy device
-	kept   []Earmark     // of this machine, as far as they are awake
-	ports  ports
+	epoch        int64
+	state        berth.MachineState
+	fences       bool
+	engineSilent bool // its container engine does not answer
+	free         berth.Capacity
+	healed       map[int]int64 // free milli of each healthy device
+	kept         []Earmark     // of this machine, as far as they are awake
+	ports        ports
 }
 
 // lockForStarts begins the transaction, checks the term and locks jobs, then
@@ -186,7 +188,7 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 	})
 	p.queueParents(&batch, jobs)
 	batch.Queue(`
-		SELECT id, epoch, state, fence_ms > 0, cpu_m - cpu_m_used, mem_mb - mem_mb_used, disk_mb - disk_mb_used, gpu_milli - gpu_milli_used,
+		SELECT id, epoch, state, fence_ms > 0, engine_silent_since IS NOT NULL, cpu_m - cpu_m_used, mem_mb - mem_mb_used, disk_mb - disk_mb_used, gpu_milli - gpu_milli_used,
 		       port_first, port_last
 		FROM machines
 		WHERE id = ANY($1)
@@ -194,7 +196,7 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 		FOR NO KEY UPDATE`, machines).Query(func(rows pgx.Rows) error {
 		var id berth.MachineID
 		var m presentMachine
-		_, err := pgx.ForEachRow(rows, []any{&id, &m.epoch, &m.state, &m.fences, &m.free.CPUMilli, &m.free.MemoryMiB, &m.free.DiskMiB, &m.free.GPUMilli,
+		_, err := pgx.ForEachRow(rows, []any{&id, &m.epoch, &m.state, &m.fences, &m.engineSilent, &m.free.CPUMilli, &m.free.MemoryMiB, &m.free.DiskMiB, &m.free.GPUMilli,
 			&m.ports.First, &m.ports.Last}, func() error {
 			m.healed = p.machines[id].healed
 			*p.machines[id] = m
@@ -348,6 +350,8 @@ func (m *presentMachine) take(r berth.Grant, job berth.JobID, alone bool) error 
 		return fmt.Errorf("the machine is at epoch %d, not %d", m.epoch, r.Epoch)
 	case m.state != berth.MachineReady:
 		return fmt.Errorf("the machine is %s", m.state)
+	case m.engineSilent:
+		return errors.New("the machine's container engine does not answer")
 	case alone && !m.fences:
 		return errors.New("the machine cannot fence at_most_one work any more")
 	case !r.Capacity.Fits(m.free):

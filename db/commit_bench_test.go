@@ -9,7 +9,7 @@ import (
 
 	"berth"
 	"berth/db"
-	"berth/internal/postgres"
+	"berth/internal/devstack/postgres"
 )
 
 // durable starts a PostgreSQL with default durability: the figures below are

@@ -24,11 +24,14 @@ type DB struct {
 	vital *pgxpool.Pool // see Open
 	log   *slog.Logger
 	hub   *Hub
+	turns *turns
 
 	halfLife   time.Duration
 	entry      time.Duration
 	leaderIdle time.Duration
-	renewals   renewals
+	renewals   *renewals
+	sessions   *sessions
+	heard      *gather[heardFrom, struct{}] // machines whose suspicion ends
 	ends       ends
 }
 
@@ -51,8 +54,9 @@ type Options struct {
 }
 
 // vitalConns are set apart for what tells that machines and replicas live: the
-// machines' tokens, sessions and leases, and the beacon. However crowded the
-// other connections are, nobody is taken for dead because of it.
+// renewals of leases, and the beacon. However crowded the other connections are,
+// and whichever table but these two is locked, no machine is declared lost because of
+// it.
 const vitalConns = 4
 
 // spareConns is how long a connection that only a burst has needed stays open.
@@ -112,6 +116,8 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 	if cfg.ConnConfig.ConnectTimeout == 0 {
 		cfg.ConnConfig.ConnectTimeout = 5 * time.Second
 	}
+	turns := newTurns(int(cfg.MaxConns))
+	cfg.ConnConfig.Tracer = turns
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("open database: %w", err)
@@ -126,14 +132,16 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 		return nil, err
 	}
 	cfg = cfg.Copy()
-	cfg.MaxConns = vitalConns
+	cfg.MaxConns, cfg.ConnConfig.Tracer = vitalConns, nil
 	vital, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		pool.Close()
 		return nil, fmt.Errorf("open database: %w", err)
 	}
-	d := &DB{pool: pool, vital: vital, log: o.Logger, halfLife: max(0, o.HalfLife), entry: o.EntryPenalty, leaderIdle: o.LeaderIdle}
+	d := &DB{pool: pool, vital: vital, turns: turns, log: o.Logger, halfLife: max(0, o.HalfLife), entry: o.EntryPenalty, leaderIdle: o.LeaderIdle}
 	d.hub = newHub(pool, o.Logger)
+	d.renewals, d.sessions = newRenewals(d), newSessions(d)
+	d.heard = newSuspicions(d)
 	return d, nil
 }
 
@@ -156,6 +164,9 @@ func idleSetting(d time.Duration) string { return strconv.FormatInt(d.Millisecon
 
 // Close waits for the connections in use and closes the pools.
 func (d *DB) Close() {
+	d.renewals.close()
+	d.sessions.close()
+	d.heard.close()
 	d.pool.Close()
 	d.vital.Close()
 }
@@ -166,8 +177,8 @@ func (d *DB) Pool() *pgxpool.Pool { return d.pool }
 // Hub carries hints between processes; see Hub.
 func (d *DB) Hub() *Hub { return d.hub }
 
-// Conns is the most connections that there may be for work that can wait.
-func (d *DB) Conns() int { return int(d.pool.Config().MaxConns) }
+// Shares returns how the connections for work that can wait are shared out.
+func (d *DB) Shares() Shares { return d.turns.shares }
 
 // Ping reports whether the database answers.
 func (d *DB) Ping(ctx context.Context) error { return d.pool.Ping(ctx) }

@@ -20,10 +20,17 @@ type Dispatch struct {
 // Submitted returns those of the jobs that are still submitted, so that their
 // workflow is to be started.
 func (d *DB) Submitted(ctx context.Context, ids []berth.JobID) ([]Dispatch, error) {
+	// OFFSET 0 keeps the planner from the index of all submitted jobs, of which there
+	// may be thousands, where it means to find few.
 	return d.dispatches(ctx, `
-		SELECT id, tenant, kind, name
-		FROM jobs
-		WHERE id = ANY(@ids) AND state = 'submitted' AND NOT blocked`,
+		SELECT j.id, j.tenant, j.kind, j.name
+		FROM (
+			SELECT id, tenant, kind, name, state, blocked
+			FROM jobs
+			WHERE id = ANY(@ids)
+			OFFSET 0
+		) j
+		WHERE j.state = 'submitted' AND NOT j.blocked`,
 		pgx.NamedArgs{"ids": ids})
 }
 

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"berth"
 )
 
 // FollowUp is how many jobs below a parent are told to stop at once.
@@ -34,4 +36,9 @@ func (w Work) Query() (string, pgx.NamedArgs) {
 		args[k] = "{" + v.([]string)[0] + "}"
 	}
 	return w.runs(), args
+}
+
+// DoomOutput is the second step of an output that was refused.
+func (s Storage) DoomOutput(ctx context.Context, job berth.JobID, object string) error {
+	return s.doomOutput(ctx, job, object)
 }

@@ -40,7 +40,7 @@ type QueueJob struct {
 	XID           uint64          // of the transaction that wrote it last
 
 	// Expected is how long the job runs in all, going by others, which ExpectedBy
-	// names; 0: not known. They are of no row: see internal/runs.
+	// names; 0: not known. They are of no row: see internal/control/runtimes.
 	Expected   time.Duration
 	ExpectedBy string
 }
@@ -83,6 +83,8 @@ type PoolMachine struct {
 	Network string // where members of gangs reach each other
 	GPUs    []PoolGPU
 	XID     uint64 // of the transaction that wrote it last
+
+	EngineSilentSince *time.Time // its container engine has not answered since; nil: it answers
 }
 
 // PoolGPU is a device with its present use.
@@ -158,7 +160,7 @@ const asleep = `
 
 const poolMachineColumns = `
 	m.id, m.epoch, m.state, m.pool, m.region, m.site, m.labels,
-	m.cpu_m, m.mem_mb, m.disk_mb, m.gpu_milli, m.cpu_m_used, m.mem_mb_used, m.disk_mb_used, m.gpu_milli_used, m.fence_ms > 0, m.network, m.xid`
+	m.cpu_m, m.mem_mb, m.disk_mb, m.gpu_milli, m.cpu_m_used, m.mem_mb_used, m.disk_mb_used, m.gpu_milli_used, m.fence_ms > 0, m.network, m.engine_silent_since, m.xid`
 
 const feedPosition = `
 	SELECT pg_snapshot_xmin(pg_current_snapshot()), pg_snapshot_xmax(pg_current_snapshot()), clock_timestamp()`
@@ -355,7 +357,7 @@ func collectMachines(rows pgx.Rows, into *[]PoolMachine) error {
 		var m PoolMachine
 		if err := rows.Scan(&m.ID, &m.Epoch, &m.State, &m.Pool, &m.Region, &m.Site, &m.Labels,
 			&m.Total.CPUMilli, &m.Total.MemoryMiB, &m.Total.DiskMiB, &m.Total.GPUMilli,
-			&m.Used.CPUMilli, &m.Used.MemoryMiB, &m.Used.DiskMiB, &m.Used.GPUMilli, &m.Fences, &m.Network, &m.XID); err != nil {
+			&m.Used.CPUMilli, &m.Used.MemoryMiB, &m.Used.DiskMiB, &m.Used.GPUMilli, &m.Fences, &m.Network, &m.EngineSilentSince, &m.XID); err != nil {
 			return fmt.Errorf("read machine: %w", err)
 		}
 		*into = append(*into, m)

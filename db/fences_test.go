@@ -3,6 +3,7 @@ package db_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -32,15 +33,19 @@ func (s *stage) holding(lock string, f func()) {
 // blocked waits until that many sessions wait for a lock.
 func (s *stage) blocked(n int) {
 	s.t.Helper()
+	s.until(fmt.Sprintf("%d sessions wait for a lock", n), func() bool {
+		return one[int](s, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) >= n
+	})
+}
+
+// until waits until is holds.
+func (s *stage) until(what string, is func() bool) {
+	s.t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(2 * time.Minute); ; <-tick.C {
-		waiting := one[int](s, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`)
-		if waiting >= n {
-			return
-		}
+	for deadline := time.Now().Add(2 * time.Minute); !is(); <-tick.C {
 		if time.Now().After(deadline) {
-			s.t.Fatalf("%d sessions wait for a lock, not %d", waiting, n)
+			s.t.Fatalf("never: %s", what)
 		}
 	}
 }

@@ -18,12 +18,14 @@ type Topic string
 
 // The topics. Keys are job ids, machine ids, or "" where there is one of them.
 const (
-	TopicQueue   Topic = "queue"   // something the leader plans on has changed
-	TopicJob     Topic = "job"     // key: job id; its row, events or logs have changed
-	TopicMachine Topic = "machine" // key: machine id; its orders have changed
-	TopicSubmit  Topic = "submit"  // key: job id; a new row wants its workflow
-	TopicClock   Topic = "clock"   // key: schedule id; its clock is to be set, or it has a fire that is due
-	TopicPoke    Topic = "poke"    // key: job id; its workflow should look. Who changed the row pokes
+	TopicQueue     Topic = "queue"     // something the leader plans on has changed
+	TopicJob       Topic = "job"       // key: job id; its row, events or logs have changed
+	TopicMachine   Topic = "machine"   // key: machine id; its orders have changed
+	TopicSubmit    Topic = "submit"    // key: job id; a new row wants its workflow
+	TopicClock     Topic = "clock"     // key: schedule id; its clock is to be set, or it has a fire that is due
+	TopicPoke      Topic = "poke"      // key: job id; its workflow should look. Who changed the row pokes
+	TopicAdmission Topic = "admission" // key: none; new work was paused or resumed
+	TopicEnd       Topic = "end"       // key: allocation id; its end is stored and sealed
 )
 
 // Hub carries hints: "look again at this". Hints carry no truth; they may be
@@ -31,7 +33,7 @@ const (
 // time. In one process a hint arrives at once; other processes get it by
 // NOTIFY, sent from a statement of its own (never inside a transaction, where
 // it takes a global lock) and coalesced: the first at once, then at most one
-// statement each hintPause.
+// statement each hintPause. The zero value delivers within the process only.
 type Hub struct {
 	pool *pgxpool.Pool
 	log  *slog.Logger
@@ -41,6 +43,9 @@ type Hub struct {
 	subs    map[hint]map[*Subscription]struct{}
 	pending map[hint]struct{}
 	wake    chan struct{}
+
+	hinted map[berth.MachineID]int64 // hints about each machine
+	gaps   int64                     // times in which hints may have been missed
 }
 
 type hint struct {
@@ -60,6 +65,7 @@ func newHub(pool *pgxpool.Pool, log *slog.Logger) *Hub {
 		subs:    map[hint]map[*Subscription]struct{}{},
 		pending: map[hint]struct{}{},
 		wake:    make(chan struct{}, 1),
+		hinted:  map[berth.MachineID]int64{},
 	}
 }
 
@@ -95,6 +101,9 @@ func (h *Hub) SubscribeFrom(topic Topic, key string, from Origin) *Subscription 
 	s := &Subscription{C: make(chan struct{}, 1), hub: h, hint: hint{topic, key}, from: from}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.subs == nil {
+		h.subs = map[hint]map[*Subscription]struct{}{}
+	}
 	if h.subs[s.hint] == nil {
 		h.subs[s.hint] = map[*Subscription]struct{}{}
 	}
@@ -131,7 +140,9 @@ func (h *Hub) Publish(topic Topic, keys ...string) {
 	h.mu.Lock()
 	for _, k := range keys {
 		h.deliver(hint{topic, k}, Here)
-		h.pending[hint{topic, k}] = struct{}{}
+		if h.pending != nil {
+			h.pending[hint{topic, k}] = struct{}{}
+		}
 	}
 	h.mu.Unlock()
 	select {
@@ -142,6 +153,9 @@ func (h *Hub) Publish(topic Topic, keys ...string) {
 
 // deliver wakes the subscribers of a hint; h.mu is held.
 func (h *Hub) deliver(x hint, from Origin) {
+	if x.topic == TopicMachine {
+		h.hinted[berth.MachineID(x.key)]++
+	}
 	for s := range h.subs[x] {
 		if s.from == Anywhere || s.from == from {
 			s.poke("")
@@ -271,9 +285,18 @@ func (h *Hub) receive(ctx context.Context) error {
 	}
 }
 
+// Generation numbers the hints about a machine's orders: while it stays the same,
+// this process has heard of no change and has missed no hint that it knows of.
+func (h *Hub) Generation(m berth.MachineID) int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.gaps + h.hinted[m]
+}
+
 func (h *Hub) wakeAll() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.gaps++
 	for _, subs := range h.subs {
 		for s := range subs {
 			s.poke("")

@@ -21,16 +21,19 @@ const idLeap = 10_000_000
 // that was given in the lost tail is ever given again: a container, a report or
 // a leader of that time finds nothing that it could be taken for. Live
 // at_most_one jobs are held: an attempt that was forgotten may run somewhere, and
-// only people can tell. It reports whether that has just happened. Every leader
-// calls it when it takes the lead.
+// only people can tell, and every agent has to register again. It reports whether
+// that has just happened. Every leader calls it when it takes the lead.
+//
+// A backup that was restored into the same server, or a copy of its files, keeps
+// the identity; watermarks tell of those, see Leap.
 //
 // A role that may not read the server's identity notices nothing.
 func (d *DB) Incarnate(ctx context.Context) (incarnation int64, leapt bool, err error) {
+	var made leaps
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		leapt = false
-		// The leader's lease first, as everywhere.
-		if _, err := tx.Exec(ctx, `SELECT 1 FROM leases WHERE name = @name FOR NO KEY UPDATE`, pgx.NamedArgs{"name": LeaseLeader}); err != nil {
-			return fmt.Errorf("lock lease: %w", err)
+		if err := stopLeaders(ctx, tx); err != nil {
+			return err
 		}
 		var known bool
 		err := tx.QueryRow(ctx, `
@@ -41,7 +44,7 @@ func (d *DB) Incarnate(ctx context.Context) (incarnation int64, leapt bool, err 
 				FROM pg_control_system() s, pg_control_checkpoint() c
 			)
 			UPDATE cluster c
-			SET system = present.system, incarnation = c.incarnation + (was.system <> '')::int
+			SET system = present.system
 			FROM was, present
 			WHERE c.one = was.one AND was.system <> present.system
 			RETURNING c.incarnation, was.system <> ''`).Scan(&incarnation, &known)
@@ -52,58 +55,54 @@ func (d *DB) Incarnate(ctx context.Context) (incarnation int64, leapt bool, err 
 			return err
 		}
 		leapt = true
-		args := pgx.NamedArgs{"name": LeaseLeader, "leap": int64(idLeap)}
-		if _, err := tx.Exec(ctx, `UPDATE leases SET epoch = epoch + @leap WHERE name = @name`, args); err != nil {
-			return fmt.Errorf("leap terms: %w", err)
-		}
-		_, err = tx.Exec(ctx, `
-			SELECT setval(pg_get_serial_sequence('allocations', 'id'), nextval(pg_get_serial_sequence('allocations', 'id')) + @leap)`, args)
-		if err != nil {
-			return err
-		}
-		return holdExclusive(ctx, tx)
+		made, err = leap(ctx, tx, Outside{})
+		incarnation = made.incarnation
+		return err
 	})
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == sqlInsufficientPrivilege {
-		d.log.Warn("the database's role may not read the server's identity: a restored backup is not noticed; grant pg_monitor", "err", err)
-		return 0, false, nil
+		d.log.Warn("the database's role may not read the server's identity: a failover to another server is not noticed; grant pg_monitor", "err", err)
+		incarnation, err = d.Incarnation(ctx)
+		return incarnation, false, err
+	}
+	if err == nil {
+		made.publish(d.hub)
 	}
 	return incarnation, leapt && err == nil, mapError(err, "cluster")
 }
 
+// Incarnation is the number of lives that the database has had: it grows with each
+// leap.
+func (d *DB) Incarnation(ctx context.Context) (n int64, err error) {
+	err = d.pool.QueryRow(ctx, `SELECT incarnation FROM cluster`).Scan(&n)
+	return n, mapError(err, "cluster")
+}
+
 // holdExclusive holds every live job of at_most_one work, whatever its state: it
-// is not placed again before somebody has released it.
+// is not placed again before somebody has released it. The number of statements
+// does not grow with the number of jobs.
 func holdExclusive(ctx context.Context, tx pgx.Tx) error {
-	rows, err := tx.Query(ctx, `
-		SELECT id, attempt
-		FROM jobs
-		WHERE mode = 'exclusive' AND NOT held AND state NOT IN ('succeeded', 'failed', 'canceled')
-		ORDER BY id
-		FOR NO KEY UPDATE`)
+	const why = "held: the database was restored or has failed over, and an attempt that it forgot may still run; " +
+		"once no machine runs a container of this job but the one shown here, release it"
+	_, err := tx.Exec(ctx, `
+		WITH live AS (
+			SELECT id
+			FROM jobs
+			WHERE mode = 'exclusive' AND NOT held AND state NOT IN ('succeeded', 'failed', 'canceled')
+			ORDER BY id
+			FOR NO KEY UPDATE
+		), held AS (
+			UPDATE jobs j
+			SET held = true, held_at = now(), version = version + 1, event_seq = event_seq + 1, actor = @actor
+			FROM live
+			WHERE j.id = live.id
+			RETURNING j.id, j.event_seq, j.attempt
+		)
+		INSERT INTO job_events (job, seq, at, kind, attempt, actor, detail)
+		SELECT id, event_seq, clock_timestamp(), @kind, attempt, @actor, @detail
+		FROM held`,
+		pgx.NamedArgs{"actor": "leader", "kind": berth.EventUpdated, "detail": why})
 	if err != nil {
-		return fmt.Errorf("lock at_most_one jobs: %w", err)
-	}
-	type live struct {
-		ID      berth.JobID
-		Attempt int
-	}
-	jobs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[live])
-	if err != nil {
-		return fmt.Errorf("lock at_most_one jobs: %w", err)
-	}
-	for _, j := range jobs {
-		_, err := tx.Exec(ctx, `
-			UPDATE jobs
-			SET held = true, held_at = now(), version = version + 1, actor = @actor
-			WHERE id = @job`,
-			pgx.NamedArgs{"job": j.ID, "actor": "leader"})
-		if err != nil {
-			return fmt.Errorf("hold job %s: %w", j.ID, err)
-		}
-		const why = "held: the database was restored or has failed over, and an attempt that it forgot may still run; " +
-			"once no machine runs a container of this job but the one shown here, release it"
-		if err := addEvent(ctx, tx, j.ID, berth.EventUpdated, j.Attempt, "leader", nil, why); err != nil {
-			return err
-		}
+		return fmt.Errorf("hold at_most_one jobs: %w", err)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package db_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -37,6 +38,10 @@ func TestF15IDsAndTermsLeapInANewIncarnation(t *testing.T) {
 		if j := s.job(job); j.Held != held {
 			t.Errorf("job %s is held: %v, want %v", job, j.Held, held)
 		}
+	}
+	e := lastEvent(s, alone)
+	if e.Kind != berth.EventUpdated || !strings.HasPrefix(e.Detail, "held: the database was restored") {
+		t.Errorf("the job's latest event is %+v", e)
 	}
 	next := s.submit(nil)
 	if after := s.alloc(next, s.place(next, "m1")); after < before+1_000_000 {

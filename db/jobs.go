@@ -143,6 +143,25 @@ func (d *DB) JobState(ctx context.Context, tenant berth.TenantID, id berth.JobID
 	return state, attempt, mapError(err, "job "+string(id))
 }
 
+// JobMark differs from an earlier one of the same job if its state, its history
+// or what is stored of its logs has changed since.
+type JobMark struct {
+	State    string
+	Seq      int64 // of the last event
+	LogBytes int64 // of all attempts and members
+}
+
+// JobMark returns a job's present mark. A job that is archived, or unknown, has
+// one that does not change.
+func (d *DB) JobMark(ctx context.Context, id berth.JobID) (m JobMark, err error) {
+	err = d.pool.QueryRow(ctx, `
+		SELECT coalesce((SELECT state || ' ' || attempt FROM jobs WHERE id = @id), 'archived'),
+			coalesce((SELECT max(seq) FROM job_events WHERE job = @id), 0),
+			coalesce((SELECT sum(log_bytes) FROM allocations WHERE job = @id), 0)::bigint`,
+		pgx.NamedArgs{"id": id}).Scan(&m.State, &m.Seq, &m.LogBytes)
+	return m, mapError(err, "job "+string(id))
+}
+
 // ResolveJob returns the job that id names: a whole id, or the beginning of
 // just one of the tenant's.
 func (d *DB) ResolveJob(ctx context.Context, tenant berth.TenantID, id string) (berth.JobID, error) {

@@ -1,6 +1,7 @@
 package db
 
 import (
+	"bytes"
 	"context"
 	"crypto/subtle"
 	"errors"
@@ -51,6 +52,38 @@ func (d *DB) Join(ctx context.Context, joinToken string, machine berth.MachineID
 	return token, cluster, nil
 }
 
+// CheckJoinTokens reports for each join token, in order, whether Join would take
+// it now. It spends none of them; Join decides.
+func (d *DB) CheckJoinTokens(ctx context.Context, tokens []string) ([]bool, error) {
+	ids := make([]string, len(tokens))
+	for i, t := range tokens {
+		ids[i], _, _ = tokenID(joinTokenPrefix, t)
+	}
+	rows, err := d.pool.Query(ctx, `
+		SELECT id, sha256
+		FROM join_tokens
+		WHERE id = ANY(@ids) AND used_at IS NULL AND expires_at > now()`,
+		pgx.NamedArgs{"ids": ids})
+	if err != nil {
+		return nil, mapError(err, "join token")
+	}
+	stored := map[string][]byte{}
+	var id string
+	var hash []byte
+	if _, err := pgx.ForEachRow(rows, []any{&id, &hash}, func() error {
+		stored[id] = bytes.Clone(hash)
+		return nil
+	}); err != nil {
+		return nil, mapError(err, "join token")
+	}
+	good := make([]bool, len(tokens))
+	for i, t := range tokens {
+		id, sum, ok := tokenID(joinTokenPrefix, t)
+		good[i] = ok && subtle.ConstantTimeCompare(stored[id], sum) == 1
+	}
+	return good, nil
+}
+
 // spendJoinToken marks the token used. The hash is compared in constant time,
 // as in Authenticate.
 func spendJoinToken(ctx context.Context, tx pgx.Tx, sum []byte, args pgx.NamedArgs) error {
@@ -93,11 +126,13 @@ func takeMachineName(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs) error {
 			Message: "a machine of this name is in service; join under another name, or retire that one first"}
 	}
 	_, err = tx.Exec(ctx, `
-		INSERT INTO machines (id, pool, labels, state)
-		SELECT @machine, pool, labels, 'joining' FROM join_tokens WHERE id = @join
+		INSERT INTO machines (id, pool, labels, joined_pool, joined_labels, state)
+		SELECT @machine, pool, labels, pool, labels, 'joining' FROM join_tokens WHERE id = @join
 		ON CONFLICT (id) DO UPDATE
 		SET pool = excluded.pool,
 		    labels = excluded.labels,
+		    joined_pool = excluded.joined_pool,
+		    joined_labels = excluded.joined_labels,
 		    state = 'joining',
 		    reason = '',
 		    epoch = machines.epoch + 1,

@@ -40,13 +40,8 @@ func (d *DB) CreateJoinToken(ctx context.Context, n berth.NewJoinToken, actor st
 }
 
 // JoinTokens lists join tokens, oldest first.
-func (d *DB) JoinTokens(ctx context.Context) ([]berth.JoinToken, error) {
-	rows, err := d.pool.Query(ctx, `SELECT `+joinTokenDocument+` FROM join_tokens ORDER BY created_at, id`)
-	if err != nil {
-		return nil, mapError(err, "join tokens")
-	}
-	tokens, err := pgx.CollectRows(rows, pgx.RowTo[berth.JoinToken])
-	return tokens, mapError(err, "join tokens")
+func (d *DB) JoinTokens(ctx context.Context, p Paging) (tokens []berth.JoinToken, next string, err error) {
+	return tokenPage(ctx, d, "join_tokens", joinTokenDocument, p, func(t berth.JoinToken) []any { return []any{t.CreatedAt, t.ID} })
 }
 
 // RevokeJoinToken makes a join token useless. One that was used stays used.

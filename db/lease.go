@@ -55,16 +55,11 @@ func (l *Lease) Acquire(ctx context.Context, ttl time.Duration) (term Term, ok b
 	ctx, cancel := context.WithTimeout(ctx, max(ttl/2, time.Second))
 	defer cancel()
 	term = Term{Name: l.name, Holder: l.holder, idle: l.db.leaderIdle}
-	err = conn.QueryRow(ctx, `
-		INSERT INTO leases AS l (name, holder, expires_at)
-		VALUES (@name, @holder, clock_timestamp() + @ttl::interval)
-		ON CONFLICT (name) DO UPDATE
-		SET holder = excluded.holder,
-		    epoch = l.epoch + (l.holder <> excluded.holder)::int,
-		    expires_at = excluded.expires_at
-		WHERE l.holder = excluded.holder OR l.expires_at < clock_timestamp()
-		RETURNING l.epoch`,
-		pgx.NamedArgs{"name": l.name, "holder": l.holder, "ttl": ttl}).Scan(&term.Epoch)
+	args := pgx.NamedArgs{"name": l.name, "holder": l.holder, "ttl": ttl}
+	err = conn.QueryRow(ctx, renewLead, args).Scan(&term.Epoch)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = conn.QueryRow(ctx, takeLead, args).Scan(&term.Epoch)
+	}
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Term{}, false, nil
 	}
@@ -74,6 +69,26 @@ func (l *Lease) Acquire(ctx context.Context, ttl time.Duration) (term Term, ok b
 	}
 	return term, true, nil
 }
+
+// renewLead changes no column of a unique index, so it does not wait for the
+// writes of its own term (see fence): a leader whose write waits for a locked
+// table keeps the lead. takeLead changes the epoch, and does wait for them. It does
+// not lock a row that it cannot take.
+const (
+	renewLead = `
+		UPDATE leases
+		SET expires_at = clock_timestamp() + @ttl::interval
+		WHERE name = @name AND holder = @holder
+		RETURNING epoch`
+	takeLead = `
+		INSERT INTO leases AS l (name, holder, expires_at)
+		SELECT @name::text, @holder::text, clock_timestamp() + @ttl::interval
+		WHERE NOT EXISTS (SELECT 1 FROM leases WHERE name = @name AND expires_at >= clock_timestamp())
+		ON CONFLICT (name) DO UPDATE
+		SET holder = excluded.holder, epoch = l.epoch + 1, expires_at = excluded.expires_at
+		WHERE l.expires_at < clock_timestamp()
+		RETURNING l.epoch`
+)
 
 // Close gives the lease back, so that a standby need not wait for it to expire.
 func (l *Lease) Close(ctx context.Context) error {
@@ -113,12 +128,13 @@ func (l *Lease) disconnect() {
 
 // fence is the first statement of every write of a leader: it keeps the term
 // from ending before the transaction does, and cuts off a leader that freezes
-// inside it.
+// inside it. FOR KEY SHARE conflicts with a change of the epoch (unique index
+// leases_term) and with nothing less.
 const fence = `
 	SELECT set_config('idle_in_transaction_session_timeout', @idle, true)
 	FROM leases
 	WHERE name = @name AND holder = @holder AND epoch = @epoch
-	FOR SHARE`
+	FOR KEY SHARE`
 
 // leaderIdle is how long a write of a leader may stand still.
 const leaderIdle = time.Second
@@ -152,13 +168,15 @@ func (d *DB) leaderTx(ctx context.Context, term Term, f func(tx pgx.Tx) error) e
 // machines are suspect sooner a gap is shorter too; see Silence.Beacon.
 const BeaconTTL = 10 * time.Second
 
-// RenewBeacon tells that an API replica reaches the database, and so could have
-// renewed the leases of machines. Each replica calls it every few seconds. The
-// first call after a gap, which is longer than ttl, starts the grace in which no
-// machine is declared lost.
+// RenewBeacon records that an API replica can write leases of machines: it
+// updates none of them, but waits for a lock on the table as a renewal would. Each
+// replica calls it every few seconds. The first call after a gap, which is longer
+// than ttl, starts the grace in which no machine is declared lost.
 func (d *DB) RenewBeacon(ctx context.Context, holder string, ttl, grace time.Duration) error {
 	_, err := d.vital.Exec(ctx, `
-		WITH was AS (
+		WITH writable AS (
+			UPDATE machine_leases SET seq = seq WHERE machine_id = ''
+		), was AS (
 			SELECT expires_at FROM leases WHERE name = @api
 		), beat AS (
 			INSERT INTO leases (name, holder, expires_at)

@@ -81,7 +81,7 @@ func TestTakeoverWaitsForACommitUnderWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	if _, err := tx.Exec(t.Context(), `SELECT 1 FROM leases FOR SHARE`); err != nil {
+	if _, err := tx.Exec(t.Context(), `SELECT 1 FROM leases FOR KEY SHARE`); err != nil {
 		t.Fatal(err)
 	}
 	short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)

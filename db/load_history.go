@@ -67,7 +67,19 @@ func (h *History) Cluster(ctx context.Context) (history.Cluster, error) {
 				WHERE idem_key IS NOT NULL
 				GROUP BY tenant, idem_key
 				HAVING count(*) > 1
-			) k), '[]'))
+			) k), '[]'), 'stored', coalesce((
+			SELECT jsonb_agg(to_jsonb(s))
+			FROM (
+				SELECT tenant, kind, sum(counted)::bigint AS counted, sum(rows)::bigint AS rows
+				FROM (
+					SELECT tenant, kind, amount AS counted, 0 AS rows FROM tenant_storage
+					UNION ALL
+					SELECT tenant, kind, amount, 0 FROM storage_changes
+					UNION ALL
+					SELECT tenant, kind, 0, amount FROM stored_rows
+				) x
+				GROUP BY tenant, kind
+			) s), '[]'))
 		FROM cluster c`)
 	return c, mapError(err, "cluster")
 }

@@ -18,6 +18,7 @@ type LogPlace struct {
 	Attempt int
 	Rank    int
 	End     int64 // bytes stored
+	Cut     bool  // by a storage quota: the log takes no more
 
 	machine berth.MachineID // who appends
 	session Session
@@ -30,6 +31,7 @@ type LogChunk struct {
 	Lines   int
 	FirstAt time.Time // of its first line
 	LastAt  time.Time
+	Cut     bool // the log ends with it, by a storage quota
 }
 
 // LogPlace returns where the log of an allocation stands, if this machine may
@@ -37,14 +39,14 @@ type LogChunk struct {
 func (d *DB) LogPlace(ctx context.Context, machine berth.MachineID, at Session, alloc berth.AllocationID) (LogPlace, error) {
 	p := LogPlace{session: at, machine: machine}
 	err := d.pool.QueryRow(ctx, `
-		SELECT j.tenant, a.job::text, a.attempt, a.rank, a.log_bytes
+		SELECT j.tenant, a.job::text, a.attempt, a.rank, a.log_bytes, a.log_cut
 		FROM allocations a
 		JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
 		JOIN machines m ON m.id = a.machine_id AND m.agent_boot = @boot AND m.epoch = @epoch
 		WHERE a.id = @alloc AND a.machine_id = @machine
 		  AND (a.state = 'active' OR a.state = 'exited' AND a.sealed_at IS NULL)`,
 		pgx.NamedArgs{"alloc": int64(alloc), "machine": machine, "boot": at.AgentBoot, "epoch": at.Epoch}).
-		Scan(&p.Tenant, &p.Job, &p.Attempt, &p.Rank, &p.End)
+		Scan(&p.Tenant, &p.Job, &p.Attempt, &p.Rank, &p.End, &p.Cut)
 	if errors.Is(err, pgx.ErrNoRows) {
 		if err := d.checkSession(ctx, machine, at); err != nil {
 			return p, err
@@ -64,13 +66,22 @@ func (d *DB) checkSession(ctx context.Context, machine berth.MachineID, at Sessi
 }
 
 // AppendLog makes a stored object part of the log, if the log still ends where
-// it begins. It returns the log's end, whoever moved it there.
+// it begins. It returns the log's end, whoever moved it there. A log that a storage
+// quota has cut takes no more.
 func (d *DB) AppendLog(ctx context.Context, alloc berth.AllocationID, p LogPlace, c LogChunk) (end int64, err error) {
-	err = d.pool.QueryRow(ctx, `
+	err = d.pool.QueryRow(ctx, appendLog, p.appendArgs(alloc, c)).Scan(&end)
+	if err != nil {
+		return 0, mapError(err, fmt.Sprintf("log of allocation %d", alloc))
+	}
+	d.hub.Publish(TopicJob, string(p.Job))
+	return end, nil
+}
+
+const appendLog = `
 		WITH appended AS (
 			UPDATE allocations
-			SET log_bytes = log_bytes + @bytes
-			WHERE id = @alloc AND machine_id = @machine AND attempt = @attempt AND log_bytes = @off
+			SET log_bytes = log_bytes + @bytes, log_cut = @cut
+			WHERE id = @alloc AND machine_id = @machine AND attempt = @attempt AND log_bytes = @off AND NOT log_cut
 			  AND (state = 'active' OR state = 'exited' AND sealed_at IS NULL)
 			  AND EXISTS (SELECT 1 FROM machines m WHERE m.id = @machine AND m.agent_boot = @boot AND m.epoch = @epoch)
 			RETURNING log_bytes
@@ -79,42 +90,56 @@ func (d *DB) AppendLog(ctx context.Context, alloc berth.AllocationID, p LogPlace
 			SELECT @job, @attempt, @rank, @off, @bytes, @lines, @first, @last
 			FROM appended
 		)
-		SELECT coalesce((SELECT log_bytes FROM appended), (SELECT log_bytes FROM allocations WHERE id = @alloc), 0)`,
-		pgx.NamedArgs{
-			"alloc": int64(alloc), "machine": p.machine, "boot": p.session.AgentBoot, "epoch": p.session.Epoch, "job": p.Job, "attempt": p.Attempt, "rank": p.Rank,
-			"off": c.Offset, "bytes": c.Bytes, "lines": c.Lines, "first": c.FirstAt, "last": c.LastAt,
-		}).Scan(&end)
-	if err != nil {
-		return 0, mapError(err, fmt.Sprintf("log of allocation %d", alloc))
+		SELECT coalesce((SELECT log_bytes FROM appended), (SELECT log_bytes FROM allocations WHERE id = @alloc), 0)`
+
+func (p LogPlace) appendArgs(alloc berth.AllocationID, c LogChunk) pgx.NamedArgs {
+	return pgx.NamedArgs{
+		"alloc": int64(alloc), "machine": p.machine, "boot": p.session.AgentBoot, "epoch": p.session.Epoch,
+		"job": p.Job, "attempt": p.Attempt, "rank": p.Rank,
+		"off": c.Offset, "bytes": c.Bytes, "lines": c.Lines, "first": c.FirstAt, "last": c.LastAt, "cut": c.Cut,
 	}
-	d.hub.Publish(TopicJob, string(p.Job))
-	return end, nil
 }
 
-// LogChunks returns the chunks of a rank's log that end after offset, in order.
-// Tenant "" means any; a log that does not exist has no chunks. The tenant
-// returned is the owner's: object keys name it.
-func (d *DB) LogChunks(ctx context.Context, tenant berth.TenantID, job berth.JobID, attempt, rank int, after int64) (berth.TenantID, []LogChunk, error) {
+// MaxLogChunk is the longest object of a log, in bytes.
+const MaxLogChunk = 1 << 20
+
+// LogChunks returns the next chunks of a rank's log that end after offset, in
+// order, at most limit, and the offset at which the log ends at present. Tenant
+// "" means any; a log that does not exist has no chunks. The tenant returned is
+// the owner's: object keys name it.
+func (d *DB) LogChunks(ctx context.Context, log berth.LogRef, after int64, limit int) (owner berth.TenantID, chunks []LogChunk, end int64, err error) {
+	// A chunk that ends after @after begins at most its length before: only those are looked at.
 	rows, err := d.pool.Query(ctx, `
-		SELECT o.tenant, c.off, c.bytes, c.lines, coalesce(c.first_at, 'epoch'), coalesce(c.last_at, 'epoch')
-		FROM log_chunks c
-		JOIN (
+		SELECT o.tenant, c.off, c.bytes, c.lines, coalesce(c.first_at, 'epoch'), coalesce(c.last_at, 'epoch'), last.ends
+		FROM (
 			SELECT id, tenant FROM jobs WHERE id = @job
 			UNION ALL
 			SELECT id, tenant FROM archived_jobs WHERE id = @job
-		) o ON o.id = c.job
-		WHERE c.job = @job AND c.attempt = @attempt AND c.rank = @rank AND c.off + c.bytes > @after
-		  AND (@tenant = '' OR o.tenant = @tenant)
+		) o
+		CROSS JOIN (
+			SELECT off + bytes AS ends
+			FROM log_chunks
+			WHERE job = @job AND attempt = @attempt AND rank = @rank
+			ORDER BY off DESC
+			LIMIT 1
+		) last
+		CROSS JOIN LATERAL (
+			SELECT off, bytes, lines, first_at, last_at
+			FROM log_chunks
+			WHERE job = @job AND attempt = @attempt AND rank = @rank AND off > @after::bigint - @longest::bigint AND off + bytes > @after
+			ORDER BY off
+			LIMIT @limit
+		) c
+		WHERE @tenant = '' OR o.tenant = @tenant
 		ORDER BY c.off`,
-		pgx.NamedArgs{"job": job, "attempt": attempt, "rank": rank, "after": after, "tenant": string(tenant)})
+		pgx.NamedArgs{"job": log.Job, "attempt": log.Attempt, "rank": log.Rank, "after": after, "longest": MaxLogChunk, "tenant": string(log.Tenant), "limit": limit})
 	if err != nil {
-		return "", nil, mapError(err, "log of job "+string(job))
+		return "", nil, 0, mapError(err, "log of job "+string(log.Job))
 	}
-	var owner berth.TenantID
-	chunks, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (LogChunk, error) {
+	chunks, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (LogChunk, error) {
 		var c LogChunk
-		err := row.Scan(&owner, &c.Offset, &c.Bytes, &c.Lines, &c.FirstAt, &c.LastAt)
+		err := row.Scan(&owner, &c.Offset, &c.Bytes, &c.Lines, &c.FirstAt, &c.LastAt, &end)
 		return c, err
 	})
-	return owner, chunks, mapError(err, "log of job "+string(job))
+	return owner, chunks, end, mapError(err, "log of job "+string(log.Job))
 }

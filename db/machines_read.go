@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/internal/lib/enginesilence"
 )
 
 // MachineFilter selects machines; zero fields select all that are not retired.
@@ -47,6 +48,7 @@ func (d *DB) Machines(ctx context.Context, f MachineFilter) ([]berth.Machine, er
 			'id', m.id, 'state', m.state, 'reason', m.reason, 'epoch', m.epoch, 'pool', m.pool,
 			'region', m.region, 'site', m.site, 'labels', m.labels, 'declared', m.declared,
 			'engine', m.engine, 'version', m.agent_version, 'fence', nullif(m.fence_ms, 0) || 'ms', 'drain_deadline', m.drain_deadline,
+			'engine_silent_since', CASE WHEN m.state NOT IN ('lost', 'retired') THEN m.engine_silent_since END,
 			'seen_at', (SELECT l.seen_at FROM machine_leases l WHERE l.machine_id = m.id),
 			'capacity', jsonb_build_object('cpu_milli', m.cpu_m, 'memory_mib', m.mem_mb, 'disk_mib', m.disk_mb, 'gpu_milli', m.gpu_milli),
 			'used', jsonb_build_object('cpu_milli', m.cpu_m_used, 'memory_mib', m.mem_mb_used, 'disk_mib', m.disk_mb_used, 'gpu_milli', m.gpu_milli_used),
@@ -87,5 +89,15 @@ func (d *DB) Machines(ctx context.Context, f MachineFilter) ([]berth.Machine, er
 		return nil, mapError(err, "machines")
 	}
 	machines, err := pgx.CollectRows(rows, pgx.RowTo[berth.Machine])
+	for i := range machines {
+		m := &machines[i]
+		if m.EngineSilentSince == nil {
+			continue
+		}
+		if m.Reason != "" {
+			m.Reason += "; "
+		}
+		m.Reason += enginesilence.Reason(*m.EngineSilentSince)
+	}
 	return machines, mapError(err, "machines")
 }

@@ -149,6 +149,11 @@ func addOrderEvent(ctx context.Context, tx pgx.Tx, job lockedJob, order string, 
 	if len(ranks) == 0 {
 		return nil
 	}
+	return addEvent(ctx, tx, job.ID, berth.EventOrdered, job.Attempt, "workflow", nil, describeOrder(order, ranks))
+}
+
+// describeOrder names an order and the ranks that got it.
+func describeOrder(order string, ranks []orderedRank) string {
 	const shown = 8 // a gang may have hundreds
 	names := make([]string, 0, shown)
 	for i, r := range ranks {
@@ -158,5 +163,5 @@ func addOrderEvent(ctx context.Context, tx pgx.Tx, job lockedJob, order string, 
 		}
 		names = append(names, fmt.Sprintf("rank %d on %s", r.rank, r.machine))
 	}
-	return addEvent(ctx, tx, job.ID, berth.EventOrdered, job.Attempt, "workflow", nil, order+": "+strings.Join(names, ", "))
+	return order + ": " + strings.Join(names, ", ")
 }

@@ -3,6 +3,7 @@ package db
 import (
 	"context"
 	"fmt"
+	"math"
 
 	"github.com/jackc/pgx/v5"
 
@@ -10,8 +11,11 @@ import (
 )
 
 // RegisterOutput makes a stored object an output of the job, under its current
-// attempt only, until the rank is sealed. Doing so again changes nothing.
+// attempt only, until the rank is sealed. Doing so again changes nothing. An output that exceeds a
+// storage quota of the tenant is refused with slug storage_quota, and its object is
+// deleted a day later.
 func (d *DB) RegisterOutput(ctx context.Context, machine berth.MachineID, p berth.OutputReport) error {
+	var object string
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		c := checkpointing{tx: tx, machine: machine, report: berth.CheckpointReport{
 			AgentBoot: p.AgentBoot, Epoch: p.Epoch, Alloc: p.Alloc, Job: p.Job, Attempt: p.Attempt, Rank: p.Rank,
@@ -19,24 +23,41 @@ func (d *DB) RegisterOutput(ctx context.Context, machine berth.MachineID, p bert
 		if err := c.lock(ctx); err != nil {
 			return err
 		}
+		if err := lockStorage(ctx, tx, c.limits, StoredOutputs); err != nil {
+			return err
+		}
 		o := p.Output
-		tag, err := tx.Exec(ctx, `
+		object = berth.OutputKey(c.tenant, p.Job, p.Attempt, p.Rank, o.Name)
+		var added bool
+		err := tx.QueryRow(ctx, `
+			WITH wanted AS ( -- it was refused before, and fits now
+				DELETE FROM doomed_objects WHERE prefix = @object
+			)
 			INSERT INTO outputs (job, attempt, rank, name, address, files, bytes, stored_bytes, sha256, object)
 			SELECT @job, @attempt, @rank, @name, @address, @files, @bytes, @stored, @sha256, @object
 			WHERE EXISTS (
 				SELECT 1
 				FROM job_specs s, jsonb_array_elements(s.spec -> 'outputs') o
 				WHERE s.job = @job AND o ->> 'name' = @name)
-			ON CONFLICT (job, attempt, rank, name) DO UPDATE SET name = excluded.name`,
+			ON CONFLICT (job, attempt, rank, name) DO UPDATE SET name = excluded.name
+			RETURNING xmax = 0`,
 			pgx.NamedArgs{
 				"job": p.Job, "attempt": p.Attempt, "rank": p.Rank, "name": o.Name, "address": o.Address, "files": o.Files, "bytes": o.Bytes,
-				"stored": o.Stored, "sha256": o.SHA256, "object": berth.OutputKey(c.tenant, p.Job, p.Attempt, p.Rank, o.Name),
-			})
-		if err == nil && tag.RowsAffected() == 0 {
+				"stored": o.Stored, "sha256": o.SHA256, "object": object,
+			}).Scan(&added)
+		if isNoRows(err) {
 			return berth.Errorf(berth.CodeInvalid, "job %s has no output %q", p.Job, o.Name)
 		}
-		return err
+		if err != nil || !added {
+			return err
+		}
+		return checkStorage(ctx, tx, c.limits, StoredOutputs, 0, o.Stored)
 	})
+	if berth.IsSlug(err, berth.SlugStorageQuota) {
+		if failed := (Storage{d}).doomOutput(ctx, p.Job, object); failed != nil {
+			return mapError(failed, fmt.Sprintf("output of job %s", p.Job))
+		}
+	}
 	return mapError(err, fmt.Sprintf("output of job %s", p.Job))
 }
 
@@ -46,22 +67,51 @@ type OutputObject struct {
 	Object string
 }
 
+const outputColumns = `name, attempt, rank, address, files, bytes, stored_bytes, sha256, created_at, object`
+
+func scanOutput(row pgx.CollectableRow) (o OutputObject, err error) {
+	err = row.Scan(&o.Name, &o.Attempt, &o.Member, &o.Address, &o.Files, &o.Bytes, &o.Stored, &o.SHA256, &o.CreatedAt, &o.Object)
+	return o, err
+}
+
 // Outputs lists what a job has stored, the latest attempt first. The caller has
 // made sure whose job it is.
-func (d *DB) Outputs(ctx context.Context, job berth.JobID) ([]OutputObject, error) {
-	rows, err := d.pool.Query(ctx, `
-		SELECT name, attempt, rank, address, files, bytes, stored_bytes, sha256, created_at, object
-		FROM outputs
-		WHERE job = @job
-		ORDER BY attempt DESC, name, rank`, pgx.NamedArgs{"job": job})
-	if err != nil {
-		return nil, mapError(err, "outputs")
+func (d *DB) Outputs(ctx context.Context, job berth.JobID, p Paging) (list []OutputObject, next string, err error) {
+	attempt, name, rank := math.MaxInt32, "", 0
+	if _, err := p.after(&attempt, &name, &rank); err != nil {
+		return nil, "", err
 	}
-	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (o OutputObject, err error) {
-		err = row.Scan(&o.Name, &o.Attempt, &o.Member, &o.Address, &o.Files, &o.Bytes, &o.Stored, &o.SHA256, &o.CreatedAt, &o.Object)
-		return o, err
-	})
-	return list, mapError(err, "outputs")
+	rows, err := d.pool.Query(ctx, `
+		SELECT `+outputColumns+`
+		FROM outputs
+		WHERE job = @job AND (attempt < @attempt OR attempt = @attempt AND (name, rank) > (@name, @rank))
+		ORDER BY attempt DESC, name, rank
+		LIMIT @limit`, pgx.NamedArgs{"job": job, "attempt": attempt, "name": name, "rank": rank, "limit": p.limit() + 1})
+	if err != nil {
+		return nil, "", mapError(err, "outputs")
+	}
+	if list, err = pgx.CollectRows(rows, scanOutput); err != nil {
+		return nil, "", mapError(err, "outputs")
+	}
+	list, next = cut(p, list, func(o OutputObject) []any { return []any{o.Attempt, o.Name, o.Member} })
+	return list, next, nil
+}
+
+// Output returns one output of a job: of attempt 0, that of the latest attempt
+// which has it. The caller has made sure whose job it is.
+func (d *DB) Output(ctx context.Context, job berth.JobID, name string, member, attempt int) (OutputObject, error) {
+	what := fmt.Sprintf("output %s of member %d of job %s", name, member, job)
+	rows, err := d.pool.Query(ctx, `
+		SELECT `+outputColumns+`
+		FROM outputs
+		WHERE job = @job AND name = @name AND rank = @rank AND (@attempt = 0 OR attempt = @attempt)
+		ORDER BY attempt DESC
+		LIMIT 1`, pgx.NamedArgs{"job": job, "name": name, "rank": member, "attempt": attempt})
+	if err != nil {
+		return OutputObject{}, mapError(err, what)
+	}
+	o, err := pgx.CollectExactlyOneRow(rows, scanOutput)
+	return o, mapError(err, what)
 }
 
 // lostOutputs are the declared outputs of which no rank of the attempt has

@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
-	"berth/internal/failpoint"
+	"berth/internal/lib/failpoint"
 )
 
 // Bounds of what one look at a parent does. A look is a step of a workflow, and
@@ -18,15 +18,14 @@ const (
 	// ended: more would only lie in the queue.
 	ArrayWindow = 5000
 	expandBatch = 1000
-	stopBatch   = 50
 
 	// milestone is how many elements an array goes on by before its coordinator
 	// is told, so that it makes more. Each telling is some events of a history.
 	milestone = 500
 
 	// followUp is how many jobs below one parent are told to stop by whoever cancels it,
-	// changes it or looks at it, each in a transaction of its own. The coordinators of the
-	// others were poked, and the reconciler looks for what they leave.
+	// changes it or looks at it, in batches of stopBatch. The coordinators of the others were
+	// poked, and the reconciler looks for what they leave.
 	followUp = 100
 
 	shownFailures = 10
@@ -157,12 +156,10 @@ func (d *DB) look(ctx context.Context, id berth.JobID, left *int) (berth.TendRes
 		d.tellParents(ctx, id)
 	}
 	did.stop = did.stop[:min(len(did.stop), max(0, *left))]
-	for _, child := range did.stop {
-		// Each in a transaction of its own, which reads its ranks; the parent's
-		// row keeps new ones from starting meanwhile.
-		if _, err := d.RequestCancel(ctx, "", child, did.actor, did.reason); err != nil {
-			return result, err
-		}
+	// In transactions of their own, which lock the members; the parent's row keeps new
+	// ones from starting meanwhile.
+	if err := stopJobs(ctx, d, did.stop, did.actor, did.reason); err != nil {
+		return result, err
 	}
 	*left -= len(did.stop)
 	return result, d.stopInside(ctx, did.stopping, left)
@@ -343,7 +340,7 @@ func (p *lockedParent) stop(ctx context.Context, tx pgx.Tx, did *tended) error {
 		SELECT id::text
 		FROM jobs
 		WHERE parent = @id AND kind = 'job' AND state IN ('scheduled', 'running', 'preempting')
-		LIMIT @limit`, pgx.NamedArgs{"id": p.ID, "limit": stopBatch})
+		LIMIT @limit`, pgx.NamedArgs{"id": p.ID, "limit": followUp})
 	if err != nil {
 		return err
 	}

@@ -123,10 +123,8 @@ func (d *DB) cancelElements(ctx context.Context, id berth.JobID, indexes []int, 
 	}
 	did.publish(d.hub, id)
 	d.hub.Publish(TopicPoke, string(id)) // it may have been the last
-	for _, child := range did.stop {
-		if _, err := d.RequestCancel(ctx, "", child, actor, reason); err != nil {
-			return len(did.canceled), err
-		}
+	if err := stopJobs(ctx, d, did.stop, actor, reason); err != nil {
+		return len(did.canceled), err
 	}
 	return len(did.canceled) + len(did.stop), nil
 }

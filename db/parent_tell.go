@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
-	"berth/internal/failpoint"
+	"berth/internal/lib/failpoint"
 )
 
 func isNoRows(err error) bool { return errors.Is(err, pgx.ErrNoRows) }

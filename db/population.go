@@ -11,8 +11,9 @@ import (
 
 // Population is how many rows there are in each state.
 type Population struct {
-	Jobs     map[berth.State]int // live ones; every live state is there
-	Machines map[berth.MachineState]int
+	Jobs          map[berth.State]int // live ones; every live state is there
+	Machines      map[berth.MachineState]int
+	SilentEngines int // machines, neither lost nor retired, whose container engine does not answer
 
 	// Total and Used are of the machines that are not retired: what a silent or
 	// draining one has counts, as long as it may be in use.
@@ -66,11 +67,12 @@ func (d *DB) Population(ctx context.Context) (Population, error) {
 func (p *Population) readCapacity(ctx context.Context, pool *pgxpool.Pool) error {
 	err := pool.QueryRow(ctx, `
 		SELECT coalesce(sum(cpu_m), 0)::bigint, coalesce(sum(mem_mb), 0)::bigint, coalesce(sum(disk_mb), 0)::bigint, coalesce(sum(gpu_milli), 0)::bigint,
-			coalesce(sum(cpu_m_used), 0)::bigint, coalesce(sum(mem_mb_used), 0)::bigint, coalesce(sum(disk_mb_used), 0)::bigint, coalesce(sum(gpu_milli_used), 0)::bigint
+			coalesce(sum(cpu_m_used), 0)::bigint, coalesce(sum(mem_mb_used), 0)::bigint, coalesce(sum(disk_mb_used), 0)::bigint, coalesce(sum(gpu_milli_used), 0)::bigint,
+			count(*) FILTER (WHERE engine_silent_since IS NOT NULL AND state <> 'lost')
 		FROM machines
 		WHERE state <> 'retired'`).
 		Scan(&p.Total.CPUMilli, &p.Total.MemoryMiB, &p.Total.DiskMiB, &p.Total.GPUMilli,
-			&p.Used.CPUMilli, &p.Used.MemoryMiB, &p.Used.DiskMiB, &p.Used.GPUMilli)
+			&p.Used.CPUMilli, &p.Used.MemoryMiB, &p.Used.DiskMiB, &p.Used.GPUMilli, &p.SilentEngines)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"berth"
+	"berth/db"
+	"berth/db/dbtest"
 )
 
 // What a machine was is kept for its retention, and beyond it as long as a job
@@ -73,5 +75,71 @@ func TestAttemptsWithoutCheckpointsNeedNoSweep(t *testing.T) {
 		if unswept := one[bool](s, `SELECT swept_at IS NULL FROM attempts WHERE job = $1`, id); unswept != (checkpoint != nil) {
 			t.Errorf("checkpoint %v: to be swept %v", checkpoint, unswept)
 		}
+	}
+}
+
+// archivedLog stores an archived job, which ended that long ago, with a log of so many
+// pieces of ten bytes.
+func (s *stage) archivedLog(ago time.Duration, pieces int) (id berth.JobID) {
+	s.t.Helper()
+	id = berth.NewJobID(time.Now().Add(-ago))
+	mustExec(s.t, s.pool, `
+		INSERT INTO archived_jobs (id, tenant, name, state, labels, submitted_at, finished_at, job, events)
+		VALUES ($1, 'default', 'n', 'succeeded', '{}', now() - $2::interval, now() - $2::interval, '{}', '[]')`, id, ago)
+	mustExec(s.t, s.pool, `
+		INSERT INTO log_chunks (job, attempt, rank, off, bytes, lines)
+		SELECT $1::uuid, 1, 0, 10 * n, 10, 1 FROM generate_series(0, $2::int - 1) AS n`, id, pieces)
+	return id
+}
+
+// A transaction of the leader deletes a bounded part of a long log, its end first; the
+// objects go after the last part.
+func TestALongLogIsPrunedInParts(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	long, short := s.archivedLog(4*time.Hour, 25_000), s.archivedLog(3*time.Hour, 1)
+	left := func(id berth.JobID) int {
+		return one[int](s, `SELECT count(*) FROM log_chunks WHERE job = $1 AND off < 10 * (SELECT count(*) FROM log_chunks WHERE job = $1)`, id)
+	}
+	doomed := func() []string {
+		return one[[]string](s, `SELECT coalesce(array_agg(prefix ORDER BY prefix), '{}') FROM doomed_objects`)
+	}
+	for _, want := range []struct{ logs, long, short, doomed int }{{1, 15_000, 1, 0}, {1, 5_000, 1, 0}, {2, 0, 0, 2}, {0, 0, 0, 2}} {
+		n, err := s.storage().PruneLogs(t.Context(), s.term(), 2*time.Hour, 500)
+		if err != nil || n != want.logs {
+			t.Fatalf("pruned %d logs, err %v; want %d", n, err, want.logs)
+		}
+		if l, r, d := left(long), left(short), doomed(); l != want.long || r != want.short || len(d) != want.doomed {
+			t.Fatalf("%d and %d pieces are left, and %v are to be deleted; want %+v", l, r, d, want)
+		}
+		s.countsAgree("after a part")
+	}
+}
+
+// Of logs that stay, for the job has not ended long ago, pruning reads the beginning
+// and not every piece.
+func TestPruningLogsPassesOverLogsThatStay(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.archivedLog(time.Hour, 100_000)
+	s.archivedLog(3*time.Hour, 5)
+	mustExec(t, s.pool, `ANALYZE`)
+	url, term := s.pool.Config().ConnString(), s.term()
+	read := func() int64 {
+		s.pool.Reset() // what was read is counted with the end of its session
+		s.alone()
+		return one[int64](s, `
+			SELECT sum(heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit)::bigint
+			FROM pg_statio_user_tables
+			WHERE relname = 'log_chunks'`)
+	}
+	before := read()
+	d := dbtest.Open(t, url, db.Options{})
+	if n, err := (db.Storage{DB: d}).PruneLogs(t.Context(), term, 2*time.Hour, 500); n != 1 || err != nil {
+		t.Errorf("pruned %d logs, err %v", n, err)
+	}
+	d.Close()
+	if n := read() - before; n > 100 {
+		t.Errorf("%d blocks of log_chunks are read for a log of 5 pieces", n)
 	}
 }

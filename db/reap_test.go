@@ -2,11 +2,15 @@ package db_test
 
 import (
 	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"berth"
 	"berth/db"
+	"berth/db/dbtest"
 )
 
 var silence = db.Silence{Suspect: 20 * time.Second, Lost: 90 * time.Second, Margin: time.Minute}
@@ -245,5 +249,49 @@ func TestDrainDeadlineSendsJobsBackToTheQueue(t *testing.T) {
 	s.settle(id, attempt)
 	if j := s.job(id); j.Status != berth.Retrying || j.Reason.Message != "drain: new disks" || j.Failures+j.Losses != 0 {
 		t.Errorf("job is %s, %+v", j.Status, j.Reason)
+	}
+}
+
+// Each call of a suspected machine ends its suspicion. With the rows locked the calls
+// wait for one statement, not for one each.
+func TestCallsOfSuspectedMachinesShareAStatement(t *testing.T) {
+	t.Parallel()
+	warned := &syncBuffer{}
+	d := dbtest.Open(t, dbtest.URL(t), db.Options{Logger: slog.New(slog.NewTextHandler(warned, nil))})
+	s := &stage{t, d, d.Pool()}
+	var agents []*agent
+	for i := range 6 {
+		name := fmt.Sprintf("m%d", i)
+		insertMachine(t, s.pool, name, 2)
+		a := &agent{stage: s, machine: berth.MachineID(name), host: "h", boot: "a"}
+		r, _, err := d.Register(t.Context(), a.machine, a.request())
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.epoch = r.Epoch
+		agents = append(agents, a)
+	}
+	mustExec(t, s.pool, `UPDATE machines SET state = 'suspect'`)
+	var calls sync.WaitGroup
+	s.holding(`SELECT 1 FROM machines FOR UPDATE`, func() {
+		for _, a := range agents {
+			calls.Go(func() {
+				if _, err := a.sync(func(r *berth.SyncRequest) { r.WaitMS = 1 }); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		calls.Wait()
+	})
+	if n := strings.Count(warned.String(), "suspicion"); n > 2 {
+		t.Errorf("%d statements for %d machines", n, len(agents))
+	}
+	for _, a := range agents {
+		if _, err := a.sync(func(r *berth.SyncRequest) { r.WaitMS = 1 }); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.state(string(a.machine)); got != berth.MachineReady {
+			t.Errorf("machine %s is %s after its call", a.machine, got)
+		}
 	}
 }

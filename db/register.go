@@ -27,6 +27,7 @@ type registration struct {
 	rebooted bool
 	kill     []berth.AllocationID
 	unknown  []berth.AllocationID // of kill's kind, but not to be touched
+	mark     markRead             // as of the moment of the verdict
 	changed  map[berth.JobID]bool
 }
 
@@ -56,6 +57,9 @@ func (d *DB) Register(ctx context.Context, machine berth.MachineID, req berth.Re
 	if req.HostBoot == "" || req.AgentBoot == "" {
 		return berth.RegisterResponse{}, nil, berth.Errorf(berth.CodeInvalid, "host_boot and agent_boot must not be empty")
 	}
+	if _, err := d.vouch(ctx, req.Watermark); err != nil {
+		return berth.RegisterResponse{}, nil, err
+	}
 	var r *registration
 	err := d.movedTx(ctx, func(tx pgx.Tx) error {
 		r = &registration{tx: tx, machine: machine, req: req, changed: map[berth.JobID]bool{}}
@@ -75,12 +79,15 @@ func (d *DB) Register(ctx context.Context, machine berth.MachineID, req berth.Re
 		return berth.RegisterResponse{}, nil, err
 	}
 	jobs = append(jobs, ended...)
-	answer := berth.RegisterResponse{Epoch: r.epoch, TTLSeconds: int(berth.MachineLeaseTTL.Seconds()), Kill: r.kill, Quarantine: r.unknown}
+	answer := berth.RegisterResponse{Epoch: r.epoch, TTLSeconds: int(berth.MachineLeaseTTL.Seconds()), Kill: r.kill, Quarantine: r.unknown, Watermark: r.mark.now()}
 	if answer.Cluster, err = d.Cluster(ctx); err != nil {
 		return answer, jobs, err
 	}
 	s, err := d.session(ctx, machine)
 	if err != nil {
+		return answer, jobs, err
+	}
+	if err := s.current(ctx, d, machine, req.AgentBoot, r.epoch, req.Watermark); err != nil {
 		return answer, jobs, err
 	}
 	answer.Sync = s.response("")
@@ -142,11 +149,13 @@ func (r *registration) lock(ctx context.Context) error {
 	if r.allocs, err = pgx.CollectRows(rows, pgx.RowToStructByPos[machineAlloc]); err != nil {
 		return fmt.Errorf("lock allocations: %w", err)
 	}
+	r.mark = markRead{}
 	err = r.tx.QueryRow(ctx, `
-		SELECT CASE WHEN state <> 'retired' AND drain_reason IS NOT NULL THEN 'draining' ELSE state END, epoch, host_boot
-		FROM machines
-		WHERE id = @machine
-		FOR NO KEY UPDATE`, args).Scan(&r.state, &r.epoch, &r.hostBoot)
+		SELECT CASE WHEN state <> 'retired' AND drain_reason IS NOT NULL THEN 'draining' ELSE state END, epoch, host_boot, `+markColumns+`
+		FROM machines m
+		CROSS JOIN cluster c
+		WHERE m.id = @machine
+		FOR NO KEY UPDATE OF m`, args).Scan(append([]any{&r.state, &r.epoch, &r.hostBoot}, r.mark.dest()...)...)
 	if err != nil {
 		return err
 	}
@@ -287,7 +296,7 @@ func (r *registration) quarantine(ctx context.Context) error {
 	rows, err := r.tx.Query(ctx, `
 		SELECT x.alloc
 		FROM unnest(@alloc::bigint[], @job::text[]::uuid[]) AS x (alloc, job)
-		WHERE NOT EXISTS (SELECT 1 FROM allocations a WHERE a.id = x.alloc)
+		WHERE NOT EXISTS (SELECT 1 FROM allocations a WHERE a.id = x.alloc AND a.job = x.job)
 		  AND NOT EXISTS (SELECT 1 FROM archived_jobs j WHERE j.id = x.job)
 		ORDER BY 1`, pgx.NamedArgs{"alloc": alloc, "job": job})
 	if err != nil {
@@ -316,7 +325,23 @@ func (r *registration) keeps(a machineAlloc, c berth.ContainerSeen) bool {
 	}
 }
 
-// writeMachine stores the inventory. A drain lasts until an operator ends it,
+// joined selects the pool and the labels that machine @machine was given when it
+// joined. A berthd of the version before stores them in the join token alone, so
+// the token, where it is still there, comes before the machine's row.
+const joined = `
+	SELECT coalesce(t.pool, m.joined_pool) AS pool, coalesce(t.labels, m.joined_labels) AS labels
+	FROM machines m
+	LEFT JOIN LATERAL (
+		SELECT pool, labels
+		FROM join_tokens
+		WHERE used_by = m.id
+		ORDER BY used_at DESC
+		LIMIT 1
+	) t ON true
+	WHERE m.id = @machine`
+
+// writeMachine stores the inventory. The pool and labels of the join token come
+// before those that the agent sends: a machine cannot name itself into another pool. A drain lasts until an operator ends it,
 // whatever the machine went through meanwhile. A capacity that became smaller than what
 // is in use stays as it was, and the machine says so: the present work must end
 // first.
@@ -348,8 +373,10 @@ func (r *registration) writeMachine(ctx context.Context) error {
 		    epoch = @epoch,
 		    host_boot = @host_boot,
 		    agent_boot = @agent_boot,
-		    pool = coalesce(nullif((SELECT t.pool FROM join_tokens t WHERE t.used_by = m.id ORDER BY t.used_at DESC LIMIT 1), ''), @pool),
-		    labels = @labels::jsonb || coalesce((SELECT t.labels FROM join_tokens t WHERE t.used_by = m.id ORDER BY t.used_at DESC LIMIT 1), '{}'),
+		    joined_pool = joined.pool,
+		    joined_labels = joined.labels,
+		    pool = coalesce(nullif(joined.pool, ''), @pool),
+		    labels = @labels::jsonb || joined.labels,
 		    region = @region,
 		    site = @site,
 		    address = @address,
@@ -361,9 +388,11 @@ func (r *registration) writeMachine(ctx context.Context) error {
 		    port_first = @port_first,
 		    port_last = @port_last,
 		    pending_kills = @kills,
+		    engine_silent_since = NULL, -- the engine has just listed its containers
 		    cpu_m = CASE WHEN @cpu >= m.cpu_m_used THEN @cpu ELSE m.cpu_m END,
 		    mem_mb = CASE WHEN @mem >= m.mem_mb_used THEN @mem ELSE m.mem_mb END,
 		    disk_mb = CASE WHEN @disk >= m.disk_mb_used THEN @disk ELSE m.disk_mb END
+		FROM (`+joined+`) joined
 		WHERE m.id = @machine`,
 		pgx.NamedArgs{
 			"machine": r.machine, "state": string(next), "epoch": r.epoch,

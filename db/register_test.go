@@ -3,6 +3,7 @@ package db_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -54,6 +55,100 @@ func TestJoinTokenIsGoodOnce(t *testing.T) {
 	}
 	if _, err := s.db.Authenticate(t.Context(), token); berth.CodeOf(err) != berth.CodeUnauthorized {
 		t.Errorf("the old machine's token still opens: %v", err)
+	}
+}
+
+// joins has machine name join with a token of the pool, and returns its secret.
+func (s *stage) joins(name berth.MachineID, pool string) (token string) {
+	s.t.Helper()
+	j, err := s.db.CreateJoinToken(s.t.Context(), berth.NewJoinToken{Pool: pool, Labels: map[string]string{"tier": pool}}, "operator:test")
+	if err == nil {
+		token, _, err = s.db.Join(s.t.Context(), j.Secret, name)
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return token
+}
+
+func TestAMachineKeepsThePoolOfItsJoinTokenOnceThatIsPruned(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	prune := func() {
+		mustExec(t, s.pool, `UPDATE join_tokens SET used_at = used_at - interval '31 days'`)
+		if _, err := s.db.PruneTokens(t.Context(), s.term(), 30*24*time.Hour, 100); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		before func() // the machine registers
+		want   string
+	}{
+		{"pruned", prune, "secure secure"},
+		{"pruned by a berthd of the version before", func() { mustExec(t, s.pool, `DELETE FROM join_tokens`) }, "secure secure"},
+		{"joined at a berthd of the version before", func() {
+			s.joins("m7", "other")
+			mustExec(t, s.pool, `UPDATE machines SET joined_pool = 'secure', joined_labels = '{"tier": "secure"}' WHERE id = 'm7'`)
+			prune()
+		}, "other other"},
+		{"joined again, without a pool", func() {
+			mustExec(t, s.pool, `UPDATE machines SET state = 'retired' WHERE id = 'm7'`)
+			s.joins("m7", "")
+			prune()
+		}, "mine "},
+	} {
+		if c.name == "pruned" {
+			s.joins("m7", "secure")
+		}
+		c.before()
+		a := &agent{stage: s, machine: "m7", host: "h", boot: "a"}
+		r := a.request()
+		r.Inventory.Pool, r.Inventory.Labels = "mine", map[string]string{"tier": "mine"}
+		for range 2 {
+			if _, _, err := s.db.Register(t.Context(), "m7", r); err != nil {
+				t.Fatal(err)
+			}
+			if got := one[string](s, `SELECT pool || ' ' || (labels ->> 'tier') FROM machines WHERE id = 'm7'`); got != c.want {
+				t.Errorf("%s: pool and label are %q, want %q", c.name, got, c.want)
+			}
+		}
+		mustExec(t, s.pool, `DELETE FROM machine_leases WHERE machine_id = 'm7'`)
+	}
+}
+
+func TestJoinTokensThatNoMachineInServiceNeedsArePruned(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.joins("m7", "first")
+	s.joins("m7", "second")
+	s.joins("m8", "removed")
+	mustExec(t, s.pool, `UPDATE machines SET state = 'retired' WHERE id = 'm8'`)
+	mustExec(t, s.pool, `UPDATE join_tokens SET used_at = used_at - interval '31 days'`)
+	if _, err := s.db.PruneTokens(t.Context(), s.term(), 30*24*time.Hour, 100); err != nil {
+		t.Fatal(err)
+	}
+	if left := one[string](s, `SELECT string_agg(pool, ' ') FROM join_tokens`); left != "second" {
+		t.Errorf("join tokens of %q are left", left)
+	}
+}
+
+func TestTheAgentOfARemovedMachineIsToldSoForAsLongAsTheMachineIsKnown(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	old, latest := s.joins("m7", ""), s.joins("m7", "")
+	if err := s.db.Retire(t.Context(), "m7", "operator:test"); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, s.pool, `UPDATE tokens SET revoked_at = now() - interval '31 days' WHERE machine_id = 'm7'`)
+	if n, err := s.db.PruneTokens(t.Context(), s.term(), 30*24*time.Hour, 100); n != 1 || err != nil {
+		t.Errorf("pruned %d tokens, %v", n, err)
+	}
+	if _, err := s.db.Authenticate(t.Context(), latest); !berth.IsSlug(err, berth.SlugMachineRetired) {
+		t.Errorf("the agent of the removed machine: %v", err)
+	}
+	if _, err := s.db.Authenticate(t.Context(), old); berth.CodeOf(err) != berth.CodeUnauthorized {
+		t.Errorf("a token of before: %v", err)
 	}
 }
 

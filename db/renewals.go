@@ -12,120 +12,129 @@ import (
 	"berth"
 )
 
-// renewals coalesce the renewals of machine leases in one process. While one
-// statement is under way the others gather, and go together in the next one;
-// nobody waits for a clock. A lease renewed within renewPause is not renewed
-// again: that is a small part of its life.
-type renewals struct {
-	mu      sync.Mutex
-	done    map[berth.MachineID]time.Time // last renewal
-	next    *renewalBatch                 // gathers
-	sending bool
+// leaseKey names a machine's session as its lease row does.
+type leaseKey struct {
+	machine berth.MachineID
+	boot    string
+	epoch   int64
 }
 
-type renewalBatch struct {
-	epochs map[berth.MachineID]int64
-	sent   chan struct{}
-	// Set before sent is closed.
-	renewed map[berth.MachineID]bool
-	err     error
+// renewals renews machine leases, many in one statement, on the vital
+// connections. The statement touches machine_leases and nothing else, so a lock
+// on any other table delays no renewal. The lease row names the session by itself:
+// whatever ends a session changes its epoch or agent_boot in the same transaction
+// (trigger machines_end_lease, and Register).
+//
+// A lease renewed within renewPause is not renewed again: that is a small part of
+// its life.
+type renewals struct {
+	*gather[leaseKey, bool] // whether the lease was renewed; no answer: the session is over
+
+	mu   sync.Mutex
+	done map[leaseKey]time.Time // last renewal
 }
 
 const (
 	renewPause   = time.Second
+	renewGather  = 200 * time.Millisecond
 	renewTimeout = 5 * time.Second
+	renewLanes   = 2
 )
 
-// renew reports whether the lease was renewed, after the call. It is not where
-// that was done a moment ago, or where somebody else has the row.
-func (r *renewals) renew(ctx context.Context, d *DB, machine berth.MachineID, epoch int64) (bool, error) {
+func newRenewals(d *DB) *renewals {
+	r := &renewals{done: map[leaseKey]time.Time{}}
+	r.gather = newGather(renewLanes, renewGather, renewTimeout, func(ctx context.Context, keys []leaseKey) (map[leaseKey]bool, error) {
+		got, err := d.renewLeases(ctx, keys)
+		r.note(got)
+		return got, err
+	})
+	return r
+}
+
+// renewal is one call's share in a renewal.
+type renewal struct {
+	ticket ticket[leaseKey, bool]
+	recent bool // the lease was renewed within renewPause: there is no ticket
+}
+
+// begin asks for a renewal of the lease, which happens whether or not anybody
+// waits for its result.
+func (r *renewals) begin(key leaseKey) renewal {
 	r.mu.Lock()
-	if time.Since(r.done[machine]) < renewPause {
-		r.mu.Unlock()
-		return false, nil
-	}
-	if r.next == nil {
-		r.next = &renewalBatch{epochs: map[berth.MachineID]int64{}, sent: make(chan struct{})}
-	}
-	b := r.next
-	b.epochs[machine] = epoch
-	lead := !r.sending
-	if lead {
-		r.sending = true
-	}
+	recent := time.Since(r.done[key]) < renewPause
 	r.mu.Unlock()
-	if lead {
-		// Others ride along: their renewals must not die with this caller.
-		r.send(context.WithoutCancel(ctx), d)
+	if recent {
+		return renewal{recent: true}
 	}
-	select {
-	case <-b.sent:
-		return b.renewed[machine], b.err
-	case <-ctx.Done():
-		return false, ctx.Err()
+	return renewal{ticket: r.join(key)}
+}
+
+// result waits for the renewal. renewed is false if the lease was renewed a moment
+// before, or if another transaction has its row; over reports that the lease is
+// not of this session.
+func (x renewal) result(ctx context.Context) (renewed, over bool, err error) {
+	if x.recent {
+		return false, false, nil
+	}
+	renewed, ok, err := x.ticket.answer(ctx)
+	if err != nil {
+		return false, false, mapError(err, "lease of machine "+string(x.ticket.key.machine))
+	}
+	return renewed, !ok, nil
+}
+
+func (r *renewals) note(got map[leaseKey]bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.done) > 100_000 {
+		clear(r.done)
+	}
+	for key, renewed := range got {
+		if renewed {
+			r.done[key] = time.Now()
+		}
 	}
 }
 
-// send writes batches until none is left.
-func (r *renewals) send(ctx context.Context, d *DB) {
-	for {
-		r.mu.Lock()
-		b := r.next
-		r.next = nil
-		if b == nil {
-			r.sending = false
-			r.mu.Unlock()
-			return
-		}
-		r.mu.Unlock()
-		b.renewed, b.err = d.renewLeases(ctx, b.epochs)
-		if b.err == nil {
-			r.mu.Lock()
-			if r.done == nil || len(r.done) > 100_000 {
-				r.done = map[berth.MachineID]time.Time{}
-			}
-			for m := range b.renewed {
-				r.done[m] = time.Now()
-			}
-			r.mu.Unlock()
-		}
-		close(b.sent)
-	}
-}
-
-func (d *DB) renewLeases(ctx context.Context, epochs map[berth.MachineID]int64) (map[berth.MachineID]bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
-	defer cancel()
-	machines := make([]string, 0, len(epochs))
-	for m := range epochs {
-		machines = append(machines, string(m))
-	}
-	slices.SortFunc(machines, strings.Compare)
-	at := make([]int64, len(machines))
-	for i, m := range machines {
-		at[i] = epochs[berth.MachineID(m)]
+// renewLeases renews the leases of sessions that are current. A row that another
+// transaction has is left to the next renewal.
+func (d *DB) renewLeases(ctx context.Context, keys []leaseKey) (map[leaseKey]bool, error) {
+	slices.SortFunc(keys, func(a, b leaseKey) int { return strings.Compare(string(a.machine), string(b.machine)) })
+	machines, boots, epochs := make([]string, len(keys)), make([]string, len(keys)), make([]int64, len(keys))
+	for i, k := range keys {
+		machines[i], boots[i], epochs[i] = string(k.machine), k.boot, k.epoch
 	}
 	rows, err := d.vital.Query(ctx, `
-		UPDATE machine_leases l
-		SET until = clock_timestamp() + @ttl::interval, seen_at = clock_timestamp()
-		FROM (
+		WITH asked AS (
+			SELECT x.n, x.machine_id, x.boot, x.epoch
+			FROM unnest(@machines::text[], @boots::text[], @epochs::bigint[]) WITH ORDINALITY AS x (machine_id, boot, epoch, n)
+		), free AS (
 			SELECT l.machine_id
 			FROM machine_leases l
-			JOIN unnest(@machines::text[], @epochs::bigint[]) AS x (machine_id, epoch) ON x.machine_id = l.machine_id AND x.epoch = l.epoch
+			JOIN asked x ON x.machine_id = l.machine_id AND x.boot = l.agent_boot AND x.epoch = l.epoch
 			ORDER BY l.machine_id
 			FOR NO KEY UPDATE OF l SKIP LOCKED
-		) free
-		WHERE l.machine_id = free.machine_id
-		RETURNING l.machine_id`,
-		pgx.NamedArgs{"machines": machines, "epochs": at, "ttl": berth.MachineLeaseTTL})
+		), renewed AS (
+			UPDATE machine_leases l
+			SET until = clock_timestamp() + @ttl::interval, seen_at = clock_timestamp()
+			FROM free
+			WHERE l.machine_id = free.machine_id
+			RETURNING l.machine_id
+		)
+		SELECT x.n, r.machine_id IS NOT NULL
+		FROM asked x
+		JOIN machine_leases l ON l.machine_id = x.machine_id AND l.agent_boot = x.boot AND l.epoch = x.epoch
+		LEFT JOIN renewed r ON r.machine_id = x.machine_id`,
+		pgx.NamedArgs{"machines": machines, "boots": boots, "epochs": epochs, "ttl": berth.MachineLeaseTTL})
 	if err != nil {
 		return nil, err
 	}
-	renewed := make(map[berth.MachineID]bool, len(epochs))
-	var m berth.MachineID
-	_, err = pgx.ForEachRow(rows, []any{&m}, func() error {
-		renewed[m] = true
+	got := make(map[leaseKey]bool, len(keys))
+	var n int
+	var renewed bool
+	_, err = pgx.ForEachRow(rows, []any{&n, &renewed}, func() error {
+		got[keys[n-1]] = renewed
 		return nil
 	})
-	return renewed, err
+	return got, err
 }

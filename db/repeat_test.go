@@ -86,10 +86,7 @@ func TestF21EveryMessageAHundredTimesHasOneEffect(t *testing.T) {
 	s.hundred(func(ctx context.Context) error {
 		return say(ctx, berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Seq: 9, Gone: []berth.AllocationID{alloc}})
 	})
-	var moves string
-	for _, e := range []berth.State{berth.Submitted, berth.Queued, berth.Scheduled, berth.Running, berth.Succeeded} {
-		moves += string(e) + " "
-	}
+	const moves = "submitted queued scheduled ordered running succeeded "
 	if got := one[string](s, `SELECT string_agg(coalesce(to_state, kind), ' ' ORDER BY seq) || ' ' FROM job_events WHERE job = $1`, id); got != moves {
 		t.Errorf("history is %q", got)
 	}

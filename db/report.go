@@ -3,12 +3,14 @@ package db
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/jackc/pgx/v5"
 
 	"berth"
-	"berth/internal/failpoint"
+	"berth/internal/lib/failpoint"
 )
 
 // phaseOrder makes phases comparable: a rank only moves on.
@@ -19,8 +21,8 @@ var phaseOrder = map[berth.Phase]int{
 
 // reporting is one call's reports on their way into the rows. A rank that ends
 // by itself, the usual case, touches its allocation alone; the job's row is
-// locked only for those that must: the last prepared rank starts the job, and
-// events are numbered under that lock.
+// locked only for those that must: the last prepared rank has all ranks start, the
+// last start makes the job running, and events are numbered under that lock.
 type reporting struct {
 	tx      pgx.Tx
 	machine berth.MachineID
@@ -32,15 +34,17 @@ type reporting struct {
 	writes pgx.Batch // to be sent together, in the order of their locks
 
 	lockJobs map[berth.JobID]bool
+	starting map[berth.JobID]bool // of lockJobs: a report says that a rank has started
 	jobs     map[berth.JobID]*reportedJob
 	rows     map[berth.AllocationID]*reportedRow
 	order    []berth.AllocationID
 	owesKill bool // the machine was told to remove containers, and has not yet
-	gang     bool // the last rank of one is prepared
+	gang     bool // the ranks of one are ordered to start
 
 	// What is to be told after the commit.
 	heard
 	freed    bool
+	sealed   []string // allocations whose end these reports sealed
 	touched  map[berth.JobID]bool
 	machines map[berth.MachineID]bool
 }
@@ -50,13 +54,17 @@ type heard struct {
 	stale   []berth.AllocationID // not current
 	started []berth.AllocationID // ordered to start by them, on the same machine
 	refused []berth.Refused
-	known   bool // the machine is neither suspected, nor was the call overtaken: the answer is complete
+	mark    *berth.Watermark // the newest as of the reports; nil: none were stored
+	known   bool             // the machine is neither suspected, nor was the call overtaken: the answer is complete
 }
 
 // add takes in what a part of the same call came to.
 func (h *heard) add(part heard) {
 	h.stale, h.started = append(h.stale, part.stale...), append(h.started, part.started...)
 	h.known = h.known && part.known
+	if h.mark == nil {
+		h.mark = part.mark
+	}
 }
 
 type reportedJob struct {
@@ -65,7 +73,7 @@ type reportedJob struct {
 	Attempt int
 	Digest  string
 
-	prepared  bool   // a rank of it was reported prepared
+	moves     bool   // a rank of it was reported prepared or started, and all its ranks are locked
 	newDigest string // of its image, seen for the first time
 }
 
@@ -90,14 +98,14 @@ type reportedRow struct {
 	exit     *berth.Exit
 	left     outputsLeft // with the seal; the exit may be on record already
 	step     *berth.Progress
-	begun    bool // set started_at
+	begun    bool // by this very report: set started_at
 	forget   bool
 }
 
 // reportOnce applies what a machine reports, in one transaction. part says that
 // the same call may have stored other reports before.
 func (d *DB) reportOnce(ctx context.Context, machine berth.MachineID, req berth.SyncRequest, part bool) (heard, error) {
-	lock := map[berth.JobID]bool{}
+	lock, starting := map[berth.JobID]bool{}, map[berth.JobID]bool{}
 	for _, p := range req.Reports {
 		if err := checkReport(p); err != nil {
 			return heard{}, err
@@ -110,7 +118,7 @@ func (d *DB) reportOnce(ctx context.Context, machine berth.MachineID, req berth.
 	err := d.movedTx(ctx, func(tx pgx.Tx) error {
 		r = &reporting{
 			tx: tx, machine: machine, req: req, actor: AgentActor(machine), part: part, lockJobs: lock,
-			touched: map[berth.JobID]bool{}, machines: map[berth.MachineID]bool{},
+			starting: starting, touched: map[berth.JobID]bool{}, machines: map[berth.MachineID]bool{},
 		}
 		if err := r.run(ctx); err != nil || !r.gang {
 			return err
@@ -120,6 +128,12 @@ func (d *DB) reportOnce(ctx context.Context, machine berth.MachineID, req berth.
 	if errors.Is(err, errOvertaken) {
 		return heard{}, nil
 	}
+	if errors.Is(err, errMustLeap) {
+		if _, err := d.vouch(ctx, req.Watermark); err != nil { // in a transaction of its own
+			return heard{}, err
+		}
+		return heard{}, errRestored(machine)
+	}
 	if err != nil {
 		return heard{}, err
 	}
@@ -127,6 +141,9 @@ func (d *DB) reportOnce(ctx context.Context, machine berth.MachineID, req berth.
 		if err := failpoint.Hit("api.gang.after"); err != nil {
 			return heard{}, err
 		}
+	}
+	if len(r.sealed) > 0 {
+		d.hub.Publish(TopicEnd, r.sealed...)
 	}
 	for job := range r.touched {
 		d.hub.Publish(TopicJob, string(job))
@@ -140,19 +157,30 @@ func (d *DB) reportOnce(ctx context.Context, machine berth.MachineID, req berth.
 	return r.heard, nil
 }
 
+// errMustLeap ends the reports of a machine that is ahead of the database.
+var errMustLeap = errors.New("the machine is ahead of the database")
+
 // errOvertaken ends a call that a later one of the same agent has overtaken.
 var errOvertaken = errors.New("a later report was here before")
 
-// needsJob reports whether this report may start the job, or writes an event.
+// needsJob reports whether this report may move the job, or writes an event. The
+// first report of a running rank is sent before there is progress to report; where
+// another one is the first to be stored, lockMore adds the lock.
 func needsJob(p berth.RankReport) bool {
-	return p.Phase == berth.PhasePrepared || p.Warning != "" || p.Exit != nil && !plain(*p.Exit)
+	starts := p.Phase == berth.PhaseRunning && p.Progress == nil
+	return p.Phase == berth.PhasePrepared || starts || p.Warning != "" || p.Exit != nil && !plain(*p.Exit)
+}
+
+// started reports whether the rank's container has started, by this report.
+func started(p berth.RankReport) bool {
+	return p.Phase == berth.PhaseRunning || p.Exit != nil && p.Exit.Started()
 }
 
 // plain ends are told by the job's own verdict, and need no event.
 func plain(x berth.Exit) bool { return x.Cause == berth.CauseExited && x.Code == 0 }
 
 func (r *reporting) run(ctx context.Context) error {
-	r.order, r.heard, r.freed, r.gang, r.writes = nil, heard{}, false, false, pgx.Batch{}
+	r.order, r.heard, r.freed, r.gang, r.sealed, r.writes = nil, heard{}, false, false, nil, pgx.Batch{}
 	for _, step := range []func(context.Context) error{
 		r.lock, r.apply, r.write, r.startJobs, r.writeMachine, r.writeCache, r.renew, r.send,
 	} {
@@ -164,8 +192,8 @@ func (r *reporting) run(ctx context.Context) error {
 }
 
 // lock checks the session and takes jobs, then allocations, each in order of
-// id. Of a job that may start, the other ranks are taken as well: they get the
-// order.
+// id. Of a job that may start or be running, the other ranks are taken as well:
+// they get the order, or decide whether all have started.
 func (r *reporting) lock(ctx context.Context) error {
 	jobs, prepared, allocs := []string{}, []string{}, []int64{}
 	for job := range r.lockJobs {
@@ -174,7 +202,7 @@ func (r *reporting) lock(ctx context.Context) error {
 	slices.Sort(jobs)
 	for _, p := range r.req.Reports {
 		allocs = append(allocs, int64(p.Alloc))
-		if p.Phase == berth.PhasePrepared || p.Phase == berth.PhaseRunning && r.lockJobs[p.Job] {
+		if p.Phase == berth.PhasePrepared || p.Phase == berth.PhaseRunning && r.lockJobs[p.Job] || r.starting[p.Job] {
 			prepared = append(prepared, string(p.Job))
 		}
 	}
@@ -183,11 +211,12 @@ func (r *reporting) lock(ctx context.Context) error {
 	b := &pgx.Batch{}
 	var s session
 	b.Queue(`
-		SELECT m.state, m.epoch, m.agent_boot, coalesce(l.seq, 0), cardinality(m.pending_kills) > 0
+		SELECT m.state, m.epoch, m.agent_boot, coalesce(l.seq, 0), cardinality(m.pending_kills) > 0, `+markColumns+`
 		FROM machines m
+		CROSS JOIN cluster c
 		LEFT JOIN machine_leases l ON l.machine_id = m.id
 		WHERE m.id = @machine`, pgx.NamedArgs{"machine": r.machine}).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&s.state, &s.epoch, &s.agentBoot, &s.seq, &r.owesKill)
+		return row.Scan(append([]any{&s.state, &s.epoch, &s.agentBoot, &s.seq, &r.owesKill}, s.mark.dest()...)...)
 	})
 	r.jobs = map[berth.JobID]*reportedJob{}
 	if len(jobs) > 0 {
@@ -240,9 +269,15 @@ func (r *reporting) lock(ctx context.Context) error {
 	if s.state == "" {
 		return berth.Errorf(berth.CodeNotFound, "no such machine %s", r.machine)
 	}
+	if ahead, err := s.mark.behind(ctx, r.tx, r.req.Watermark); err != nil {
+		return err
+	} else if ahead {
+		return errMustLeap
+	}
 	if err := s.check(r.machine, r.req.AgentBoot, r.req.Epoch); err != nil {
 		return err
 	}
+	r.mark = s.mark.now()
 	if r.req.Seq < s.seq || r.req.Seq == s.seq && !r.part {
 		return errOvertaken
 	}
@@ -252,9 +287,15 @@ func (r *reporting) lock(ctx context.Context) error {
 
 // apply decides, on the locked rows, what each report changes.
 func (r *reporting) apply(ctx context.Context) error {
+	if err := r.checkForgotten(ctx); err != nil {
+		return err
+	}
+	if err := r.lockMore(); err != nil {
+		return err
+	}
 	for _, p := range r.req.Reports {
 		a := r.rows[p.Alloc]
-		if a == nil || a.Machine != r.machine || a.Job != p.Job || a.Attempt != p.Attempt || a.Rank != p.Rank {
+		if !r.isOf(a, p) {
 			r.stale = append(r.stale, p.Alloc)
 			continue
 		}
@@ -286,6 +327,68 @@ func (r *reporting) apply(ctx context.Context) error {
 	return nil
 }
 
+// isOf reports whether an allocation is this machine's, and the reported rank's.
+func (r *reporting) isOf(a *reportedRow, p berth.RankReport) bool {
+	return a != nil && a.Machine == r.machine && a.Job == p.Job && a.Attempt == p.Attempt && a.Rank == p.Rank
+}
+
+// lockMore starts the transaction over, with more locks, if the rows show that a
+// report which looked plain concerns its job: the first one of a container that has
+// started, and the end of an orphan. All jobs of a call are found at once: a
+// transaction starts over a few times only, whatever the number of its reports.
+func (r *reporting) lockMore() error {
+	var more error
+	for _, id := range r.req.Gone {
+		if a := r.rows[id]; a != nil && a.Machine == r.machine && a.State == berth.AllocOrphaned && !r.lockJobs[a.Job] {
+			r.lockJobs[a.Job], more = true, errMoved
+		}
+	}
+	for _, p := range r.req.Reports {
+		a := r.rows[p.Alloc]
+		if r.isOf(a, p) && a.State == berth.AllocOrphaned && p.Exit != nil && !r.lockJobs[p.Job] {
+			r.lockJobs[p.Job], more = true, errMoved
+		}
+		if !r.isOf(a, p) || a.Started || !started(p) || a.State != berth.AllocReserved && a.State != berth.AllocActive {
+			continue
+		}
+		if r.starting[p.Job] || r.lockJobs[p.Job] && p.Phase == berth.PhaseRunning {
+			continue // lock took the job and its ranks
+		}
+		r.lockJobs[p.Job], r.starting[p.Job] = true, true
+		more = errMoved
+	}
+	return more
+}
+
+// checkForgotten refuses the call if it reports a rank that no row knows, nor the
+// archive its job: the database has lost it. Reported as stale its container would
+// be killed; the registration that is asked for leaves it alone.
+func (r *reporting) checkForgotten(ctx context.Context) error {
+	var jobs []string
+	for _, p := range r.req.Reports {
+		if a := r.rows[p.Alloc]; a == nil || a.Job != p.Job {
+			jobs = append(jobs, string(p.Job))
+		}
+	}
+	if len(jobs) == 0 {
+		return nil
+	}
+	var forgotten bool
+	err := r.tx.QueryRow(ctx, `
+		SELECT EXISTS (
+			SELECT 1
+			FROM unnest(@jobs::text[]::uuid[]) AS x (job)
+			WHERE NOT EXISTS (SELECT 1 FROM archived_jobs j WHERE j.id = x.job)
+		)`, pgx.NamedArgs{"jobs": jobs}).Scan(&forgotten)
+	if err != nil {
+		return fmt.Errorf("look for forgotten jobs: %w", err)
+	}
+	if forgotten {
+		return berth.ErrStaleEpoch("machine %s reports work that the database does not know: register again", r.machine)
+	}
+	return nil
+}
+
 func (r *reporting) applyOne(ctx context.Context, a *reportedRow, p berth.RankReport) error {
 	ended := phaseOrder[p.Phase] >= phaseOrder[berth.PhaseExited] && p.Exit != nil
 	switch a.State {
@@ -304,9 +407,7 @@ func (r *reporting) applyOne(ctx context.Context, a *reportedRow, p berth.RankRe
 			r.stale = append(r.stale, a.ID)
 			return nil
 		}
-		if err := r.catchUp(a, p, ended); err != nil {
-			return err
-		}
+		r.catchUp(a, p, ended)
 	case berth.AllocExited:
 		if a.Sealed {
 			return nil
@@ -323,15 +424,14 @@ func (r *reporting) applyOne(ctx context.Context, a *reportedRow, p berth.RankRe
 		r.touched[a.Job] = true
 	}
 	if ended && p.Phase == berth.PhaseSealed {
-		a.left = outputsLeft{p.Exit.Unstored, p.Exit.Refused}
+		r.sealed = append(r.sealed, strconv.FormatInt(int64(a.ID), 10))
+		a.left = outputsLeft{p.Exit.Unstored, p.Exit.Refused, p.Exit.OverQuota}
 	}
 	if phaseOrder[p.Phase] > phaseOrder[a.Phase] && (ended || phaseOrder[p.Phase] < phaseOrder[berth.PhaseExited]) {
+		// An agent that died between the start and its report is followed by one that
+		// reports a running container at once.
+		a.prepared = !ended && phaseOrder[a.Phase] < phaseOrder[berth.PhasePrepared] && phaseOrder[p.Phase] >= phaseOrder[berth.PhasePrepared]
 		a.Phase, a.changed = p.Phase, true
-		a.prepared = p.Phase == berth.PhasePrepared
-	}
-	if p.Phase == berth.PhaseRunning && !a.Started {
-		a.begun, a.changed = true, true
-		r.touched[a.Job] = true
 	}
 	if p.Progress != nil {
 		a.step, a.changed = p.Progress, true
@@ -339,26 +439,21 @@ func (r *reporting) applyOne(ctx context.Context, a *reportedRow, p berth.RankRe
 	return r.tell(ctx, a, p, ended)
 }
 
-// catchUp lets a row follow a container that is ahead of it, as after the
-// restore of a backup: a reservation that its machine has claimed long ago, a
-// rank that runs and was never told to. The job's row is locked for the latter,
-// so the first time around everything starts over with it.
-func (r *reporting) catchUp(a *reportedRow, p berth.RankReport, ended bool) error {
-	if ended {
-		return nil // Settle copes
-	}
-	if a.State == berth.AllocReserved && phaseOrder[p.Phase] >= phaseOrder[berth.PhaseClaimed] {
+// catchUp lets a row follow its container: a reservation that its machine claimed
+// before a backup was taken and restored, a container that has started, with or
+// without the order. The start may make the job running, so the job's row and its
+// other ranks are locked for it by now (lockMore). An end may be the first report of a start as well: of a container that was over
+// before its start was reported.
+func (r *reporting) catchUp(a *reportedRow, p berth.RankReport, ended bool) {
+	if !ended && a.State == berth.AllocReserved && phaseOrder[p.Phase] >= phaseOrder[berth.PhaseClaimed] {
 		a.State, a.changed = berth.AllocActive, true
 	}
-	if p.Phase != berth.PhaseRunning || a.Orders.Start {
-		return nil
+	if a.Started || !started(p) {
+		return
 	}
-	if !r.lockJobs[a.Job] {
-		r.lockJobs[a.Job] = true
-		return errMoved
-	}
+	a.begun, a.changed = true, true
+	r.touched[a.Job] = true
 	if j := r.jobs[a.Job]; j != nil && j.Attempt == a.Attempt {
-		j.prepared = true
+		j.moves = true
 	}
-	return nil
 }

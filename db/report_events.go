@@ -16,7 +16,7 @@ func (r *reporting) tell(ctx context.Context, a *reportedRow, p berth.RankReport
 	if j == nil || j.Attempt != a.Attempt {
 		return nil
 	}
-	j.prepared = j.prepared || p.Phase == berth.PhasePrepared
+	j.moves = j.moves || p.Phase == berth.PhasePrepared || p.Phase == berth.PhaseRunning
 	if j.Digest == "" {
 		j.newDigest = p.ImageDigest
 	}
@@ -172,14 +172,9 @@ func (r *reporting) warnOf(ctx context.Context, a *reportedRow, about, text stri
 	return r.event(ctx, a, berth.EventWarning, text)
 }
 
-// release frees an orphan that its machine says is gone. Its event wants the
-// lock of the job's row, which must be taken first; so the first time around
-// everything starts over with it.
+// release frees an orphan that its machine says is gone. Its event is numbered
+// under the lock of the job's row, which lockMore has added.
 func (r *reporting) release(ctx context.Context, a *reportedRow, why string) error {
-	if !r.lockJobs[a.Job] {
-		r.lockJobs[a.Job] = true
-		return errMoved
-	}
 	a.State, a.changed = berth.AllocReleased, true
 	r.freed = true
 	return r.event(ctx, a, berth.EventReleased, fmt.Sprintf("rank %d of attempt %d: machine %s is back and says %s", a.Rank, a.Attempt, r.machine, why))

@@ -14,19 +14,22 @@ import (
 
 // report applies a call's reports: all in one transaction, and where the
 // database refuses that, one by one, so that what it objects to keeps nobody
-// else's exit from being stored.
+// else's exit from being stored. A call of which nothing was stored has not renewed
+// the lease, and its answer is not known to be complete.
 func (d *DB) report(ctx context.Context, machine berth.MachineID, req berth.SyncRequest) (heard, error) {
 	req.Reports = cleaned(req.Reports)
 	all, err := d.reportOnce(ctx, machine, req, false)
 	if !isUnfit(err) {
 		return all, err
 	}
-	d.log.Error("reports of a machine refused; they are stored one by one", "machine_id", machine, "reports", len(req.Reports), "err", err)
+	d.log.Error("machine reports refused, storing them one by one", "machine_id", machine, "reports", len(req.Reports), "err", err)
 	all = heard{known: true}
+	stored := false
 	for _, part := range parts(req) {
 		one, err := d.reportOnce(ctx, machine, part, true)
 		switch {
 		case err == nil:
+			stored = true
 			all.add(one)
 		case isUnfit(err):
 			all.refused = append(all.refused, berth.Refused{Alloc: concerned(part), Detail: mapError(err, "report").Error()})
@@ -34,6 +37,7 @@ func (d *DB) report(ctx context.Context, machine berth.MachineID, req berth.Sync
 			return all, err
 		}
 	}
+	all.known = all.known && stored
 	return all, nil
 }
 
@@ -104,6 +108,7 @@ func cleaned(reports []berth.RankReport) []berth.RankReport {
 		if p.Exit != nil {
 			x := *p.Exit
 			x.Message, x.Unstored, x.Refused = plainText(x.Message), plainTexts(x.Unstored), plainTexts(x.Refused)
+			x.OverQuota = plainText(x.OverQuota)
 			p.Exit = &x
 		}
 		if p.Progress != nil {

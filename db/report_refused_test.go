@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"berth"
 )
@@ -51,6 +52,30 @@ func TestAReportThatIsRefusedHoldsUpNoOther(t *testing.T) {
 	if r := s.ranks(bad, 1); !strings.HasPrefix(r[0], "exited") {
 		t.Errorf("once the cause is gone the rank is %s", r[0])
 	}
+}
+
+// An agent counts its fence from the last call that renewed its lease. A call of which
+// every report is refused stores nothing, so that its answer must not claim a renewal
+// that another session's lock has prevented.
+func TestACallWithoutAFitReportClaimsNoRenewal(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id := s.submit(nil)
+	a.mustClaim(id, s.place(id, "m0"))
+	s.quiet("m0", time.Minute)
+	s.holding(`SELECT 1 FROM machine_leases WHERE machine_id = 'm0' FOR UPDATE`, func() {
+		answer, err := a.sync(func(r *berth.SyncRequest) {
+			r.Brief = true
+			r.Reports = []berth.RankReport{{Alloc: s.alloc(id, 1), Job: id, Attempt: 1, Phase: "odd"}}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if answer.Renewed || len(answer.Refused) != 1 {
+			t.Errorf("the answer is %+v, and the lease was not renewed", answer)
+		}
+	})
 }
 
 func TestWordsThatNoColumnHoldsAreCleaned(t *testing.T) {

@@ -71,7 +71,7 @@ func (r *reporting) write(context.Context) error {
 		    progress = coalesce(x.progress::jsonb, a.progress),
 		    claimed_at = CASE WHEN x.state = 'active' THEN coalesce(a.claimed_at, now()) ELSE a.claimed_at END,
 		    started_at = CASE WHEN x.begun OR (x.exit::jsonb) ? 'started_at' THEN coalesce(a.started_at, now()) ELSE a.started_at END,
-		    prepared_at = CASE WHEN x.phase IN ('prepared', 'running') THEN coalesce(a.prepared_at, now()) ELSE a.prepared_at END,
+		    prepared_at = CASE WHEN x.begun OR x.phase IN ('prepared', 'running') THEN coalesce(a.prepared_at, now()) ELSE a.prepared_at END,
 		    exited_at = CASE WHEN x.state = 'exited' THEN coalesce(a.exited_at, now()) ELSE a.exited_at END,
 		    sealed_at = CASE WHEN x.state = 'exited' AND x.phase = 'sealed' THEN coalesce(a.sealed_at, now()) ELSE a.sealed_at END,
 		    released_at = CASE WHEN x.state = 'released' THEN coalesce(a.released_at, now()) ELSE a.released_at END,
@@ -91,6 +91,8 @@ func (r *reporting) write(context.Context) error {
 type outputsLeft struct {
 	Unstored []string `json:"unstored,omitempty"`
 	Refused  []string `json:"refused,omitempty"`
+
+	OverQuota string `json:"over_quota,omitempty"`
 }
 
 // document is nil if there is nothing to tell.
@@ -126,49 +128,104 @@ func (r *reporting) writeSteps(rows []*reportedRow) {
 		pgx.NamedArgs{"job": job, "attempt": attempt, "step": step})
 }
 
-// startJobs moves each job whose last rank is prepared to running and orders
-// all its ranks to start.
-func (r *reporting) startJobs(context.Context) error {
+// startJobs moves each job on whose ranks were reported prepared or started:
+//
+//	ranks                          the job becomes  and its ranks
+//	all have started               running          have the order to start on record
+//	all are prepared, some waiting scheduled still  are ordered to start
+//	otherwise                      scheduled still  wait
+//
+// A rank that has ended counts as started if its container ran. One that is lost or
+// withdrawn never does, so an attempt that loses a rank before all have started
+// settles without having been running. A cancel or a preemption takes the job out
+// of scheduled under the lock held here; what starts after that is stopped.
+func (r *reporting) startJobs(ctx context.Context) error {
 	for _, id := range slices.Sorted(maps.Keys(r.jobs)) {
 		j := r.jobs[id]
-		if !j.prepared || j.State != berth.Scheduled || !r.allPrepared(j) {
+		switch {
+		case !j.moves || j.State != berth.Scheduled:
 			r.storeDigest(j)
-			continue
+		case r.all(j, (*reportedRow).hasStarted):
+			r.runJob(j)
+		case r.all(j, (*reportedRow).isPrepared):
+			r.storeDigest(j)
+			if err := r.orderStart(ctx, j); err != nil {
+				return err
+			}
+		default:
+			r.storeDigest(j)
 		}
-		r.touched[id], r.gang = true, r.gang || r.ranks(j) > 1
-		r.writes.Queue(`
-			WITH started AS (
-				UPDATE jobs
-				SET state = 'running', version = version + 1, actor = @actor, reason = NULL,
-				    image_digest = coalesce(nullif(@digest, ''), image_digest)
-				WHERE id = @job AND state = 'scheduled' AND attempt = @attempt
-				RETURNING id, attempt
-			), begun AS (
-				UPDATE attempts t
-				SET started_at = coalesce(t.started_at, now())
-				FROM started
-				WHERE t.job = started.id AND t.attempt = started.attempt
-			)
-			UPDATE allocations a
-			SET orders = a.orders || '{"start": true}'
-			FROM started
-			WHERE a.job = started.id AND a.attempt = started.attempt AND a.state = 'active'
-			RETURNING a.id, a.machine_id`,
-			pgx.NamedArgs{"job": id, "attempt": j.Attempt, "actor": r.actor, "digest": j.newDigest}).Query(func(rows pgx.Rows) error {
-			var alloc berth.AllocationID
-			var m berth.MachineID
-			_, err := pgx.ForEachRow(rows, []any{&alloc, &m}, func() error {
-				if m == r.machine { // its own order is in the answer to this call
-					r.started = append(r.started, alloc)
-				} else {
-					r.machines[m] = true
-				}
-				return nil
-			})
-			return err
-		})
 	}
 	return nil
+}
+
+// runJob makes a job running: the containers of all its ranks have started.
+func (r *reporting) runJob(j *reportedJob) {
+	r.touched[j.ID] = true
+	r.writes.Queue(`
+		WITH started AS (
+			UPDATE jobs
+			SET state = 'running', version = version + 1, actor = @actor, reason = NULL,
+			    image_digest = coalesce(nullif(@digest, ''), image_digest)
+			WHERE id = @job AND state = 'scheduled' AND attempt = @attempt
+			RETURNING id, attempt
+		), begun AS (
+			UPDATE attempts t
+			SET started_at = coalesce(t.started_at, now())
+			FROM started
+			WHERE t.job = started.id AND t.attempt = started.attempt
+		)
+		UPDATE allocations a
+		SET orders = a.orders || '{"start": true}'
+		FROM started
+		WHERE a.job = started.id AND a.attempt = started.attempt AND a.state = 'active' AND NOT a.orders ? 'start'
+		RETURNING a.id, a.machine_id`,
+		pgx.NamedArgs{"job": j.ID, "attempt": j.Attempt, "actor": r.actor, "digest": j.newDigest}).Query(r.noteOrdered)
+}
+
+// orderStart orders the ranks of a job to start that have waited for the last of
+// them. The job stays scheduled until all report that they have started.
+func (r *reporting) orderStart(ctx context.Context, j *reportedJob) error {
+	var ranks []orderedRank
+	members := 0
+	for _, id := range r.order {
+		a := r.rows[id]
+		if a.Job != j.ID || a.Attempt != j.Attempt {
+			continue
+		}
+		members++
+		if !a.Orders.Start {
+			ranks = append(ranks, orderedRank{a.Rank, a.Machine})
+		}
+	}
+	if len(ranks) == 0 {
+		return nil // the report was sent again
+	}
+	r.gang = r.gang || members > 1
+	r.writes.Queue(`
+		UPDATE allocations a
+		SET orders = a.orders || '{"start": true}'
+		FROM jobs j
+		WHERE j.id = @job AND j.state = 'scheduled' AND j.attempt = @attempt
+		  AND a.job = j.id AND a.attempt = j.attempt AND a.state = 'active' AND NOT a.orders ? 'start'
+		RETURNING a.id, a.machine_id`, pgx.NamedArgs{"job": j.ID, "attempt": j.Attempt}).Query(r.noteOrdered)
+	return addEvent(ctx, r.tx, j.ID, berth.EventOrdered, j.Attempt, r.actor, nil, describeOrder("start", ranks))
+}
+
+// noteOrdered reads the ranks that got the order to start. Those of the machine
+// that reports are in the answer to its call, others are notified.
+func (r *reporting) noteOrdered(rows pgx.Rows) error {
+	var alloc berth.AllocationID
+	var m berth.MachineID
+	_, err := pgx.ForEachRow(rows, []any{&alloc, &m}, func() error {
+		if m == r.machine {
+			r.started = append(r.started, alloc)
+		} else {
+			r.machines[m] = true
+		}
+		return nil
+	})
+	return err
 }
 
 // storeDigest keeps which image the name meant, for the attempts to come.
@@ -179,23 +236,28 @@ func (r *reporting) storeDigest(j *reportedJob) {
 	r.writes.Queue(`UPDATE jobs SET image_digest = @digest WHERE id = @job`, pgx.NamedArgs{"job": j.ID, "digest": j.newDigest})
 }
 
-func (r *reporting) allPrepared(j *reportedJob) bool {
-	for _, a := range r.rows {
-		if a.Job == j.ID && a.Attempt == j.Attempt && (a.State != berth.AllocActive || phaseOrder[a.Phase] < phaseOrder[berth.PhasePrepared]) {
-			return false
-		}
-	}
-	return true
-}
-
-// ranks is how many there are of a job that may start: all of them are locked.
-func (r *reporting) ranks(j *reportedJob) (n int) {
+// all reports whether each rank of a job's attempt is so: all of them are locked.
+func (r *reporting) all(j *reportedJob, is func(*reportedRow) bool) bool {
+	some := false
 	for _, a := range r.rows {
 		if a.Job == j.ID && a.Attempt == j.Attempt {
-			n++
+			some = true
+			if !is(a) {
+				return false
+			}
 		}
 	}
-	return n
+	return some
+}
+
+// isPrepared reports whether the rank's container is there, started or not.
+func (a *reportedRow) isPrepared() bool {
+	return a.State == berth.AllocActive && phaseOrder[a.Phase] >= phaseOrder[berth.PhasePrepared]
+}
+
+// hasStarted reports whether the rank's container has started; it may have ended.
+func (a *reportedRow) hasStarted() bool {
+	return (a.State == berth.AllocActive || a.State == berth.AllocExited) && (a.Started || a.begun)
 }
 
 // writeMachine strikes off kills that are confirmed, and stores the health of

@@ -37,20 +37,30 @@ func TestPeriodicStatementsDoNotReadAllJobs(t *testing.T) {
 	silence := db.Silence{Suspect: time.Minute, Lost: time.Hour, Margin: time.Minute}
 	patience := db.Patience{Prepare: time.Hour, Obey: time.Hour, Seal: time.Hour, Barrier: time.Hour}
 	calls := map[string]func(d *db.DB) error{
-		"Feed":         func(d *db.DB) error { _, err := d.Feed(t.Context(), s.loadQueue().Next, db.Hinted{}); return err },
-		"LoadQueue":    func(d *db.DB) error { _, err := d.LoadQueue(t.Context()); return err },
-		"LoadMachines": func(d *db.DB) error { _, err := d.LoadMachines(t.Context()); return err },
-		"TenantRows":   func(d *db.DB) error { _, err := d.TenantRows(t.Context()); return err },
-		"Tenants":      func(d *db.DB) error { _, err := d.Tenants(t.Context(), ""); return err },
-		"Population":   func(d *db.DB) error { _, err := d.Population(t.Context()); return err },
+		"RefreshStatistics": func(d *db.DB) error { _, err := db.RefreshStatistics(t.Context(), d); return err },
+		"Feed":              func(d *db.DB) error { _, err := d.Feed(t.Context(), s.loadQueue().Next, db.Hinted{}); return err },
+		"LoadQueue":         func(d *db.DB) error { _, err := d.LoadQueue(t.Context()); return err },
+		"LoadMachines":      func(d *db.DB) error { _, err := d.LoadMachines(t.Context()); return err },
+		"TenantRows":        func(d *db.DB) error { _, err := d.TenantRows(t.Context()); return err },
+		"Tenants":           func(d *db.DB) error { _, err := d.Tenants(t.Context(), ""); return err },
+		"Population":        func(d *db.DB) error { _, err := d.Population(t.Context()); return err },
 		"RunTimes": func(d *db.DB) error {
 			_, err := d.RunTimes(t.Context(), []db.Work{{Tenant: "default", Name: "ended"}})
 			return err
 		},
-		"SubmittedBefore":     func(d *db.DB) error { _, err := d.SubmittedBefore(t.Context(), 0, 500); return err },
-		"LiveJobs":            func(d *db.DB) error { _, err := d.LiveJobs(t.Context(), 0); return err },
-		"Unclaimed":           func(d *db.DB) error { _, err := d.Unclaimed(t.Context(), 0, 500); return err },
-		"Unsettled":           func(d *db.DB) error { _, err := d.Unsettled(t.Context(), 0, 500); return err },
+		"SubmittedBefore": func(d *db.DB) error { _, err := d.SubmittedBefore(t.Context(), 0, 500); return err },
+		"LiveJobs":        func(d *db.DB) error { _, err := d.LiveJobs(t.Context(), 0); return err },
+		"Unclaimed":       func(d *db.DB) error { _, err := d.Unclaimed(t.Context(), 0, 500); return err },
+		"Unsettled":       func(d *db.DB) error { _, err := d.Unsettled(t.Context(), 0, 500); return err },
+		"UnheardFor":      func(d *db.DB) error { _, err := d.UnheardFor(t.Context(), 0, 500); return err },
+		"Unwaited": func(d *db.DB) error {
+			if err := db.NewWaiterSet(d, "a").Share(t.Context(), nil, true); err != nil {
+				return err
+			}
+			_, err := db.Unwaited(t.Context(), d, 0, 500)
+			return err
+		},
+		"EndedMembers":        func(d *db.DB) error { _, err := d.EndedMembers(t.Context()); return err },
 		"Untended":            func(d *db.DB) error { _, err := d.Untended(t.Context(), 0, 500); return err },
 		"KillOverdue":         func(d *db.DB) error { _, err := d.KillOverdue(t.Context(), term, time.Hour, 500); return err },
 		"KillStray":           func(d *db.DB) error { _, err := d.KillStray(t.Context(), term, 500); return err },
@@ -70,6 +80,7 @@ func TestPeriodicStatementsDoNotReadAllJobs(t *testing.T) {
 		"DeleteEnded":         func(d *db.DB) error { _, err := d.DeleteEnded(t.Context(), term, 24*time.Hour, 500); return err },
 		"PruneMachineHistory": func(d *db.DB) error { _, err := d.PruneMachineHistory(t.Context(), term, 0, 500); return err },
 		"PruneOutputs":        func(d *db.DB) error { _, err := d.PruneOutputs(t.Context(), term, 24*time.Hour, 500); return err },
+		"PruneTokens":         func(d *db.DB) error { _, err := d.PruneTokens(t.Context(), term, time.Hour, 500); return err },
 		"PruneFires":          func(d *db.DB) error { _, err := d.PruneFires(t.Context(), term, time.Hour, 500); return err },
 		"PendingFires":        func(d *db.DB) error { _, err := d.PendingFires(t.Context(), 500); return err },
 		"UnsetClocks":         func(d *db.DB) error { _, err := d.UnsetClocks(t.Context(), 500); return err },
@@ -178,7 +189,7 @@ func (s *stage) jobsThatEnded(n int) {
 			`INSERT INTO outputs (job, attempt, rank, name, address, files, bytes, stored_bytes, sha256, object) SELECT id, 1, 0, 'o', 'a', 1, 1, 1, 's', 'object' FROM ended WHERE id::text LIKE '1%'`,
 			`INSERT INTO job_inputs (job, input, source, attempt, rank, name) SELECT job, 0, job, 1, 0, 'o' FROM outputs`,
 			`INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli, state, claimed_at, exited_at, sealed_at, released_at, forgotten_at)
-			SELECT id, 1, 0, 'm0', 1, 1, 1, 0, 0, 'exited', now(), now(), now(), now(), now() FROM ended`,
+			SELECT id, 1, 0, 'm0', 1, 1, 1, 0, 0, 'released', now(), now(), now(), now(), now() FROM ended`,
 		} {
 			var args []any
 			if sql[:6] == "CREATE" {

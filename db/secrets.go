@@ -20,11 +20,16 @@ type SealedSecret struct {
 }
 
 // SetSecret stores a secret, or another value of it. A tenant that does not exist is
-// not_found.
-func (d *DB) SetSecret(ctx context.Context, s SealedSecret) (out berth.Secret, created bool, err error) {
+// not_found. A new secret beyond one of the limits is refused with slug quota.
+func (d *DB) SetSecret(
+	ctx context.Context, s SealedSecret, limits ...StorageLimit,
+) (out berth.Secret, created bool, err error) {
 	var version int64
 	out.Name = s.Name
 	err = d.tx(ctx, func(tx pgx.Tx) error {
+		if err := lockStorage(ctx, tx, limits, StoredSecrets); err != nil {
+			return err
+		}
 		err := tx.QueryRow(ctx, `
 			INSERT INTO secrets (tenant, name, key_id, sealed)
 			VALUES (@tenant, @name, @key, @sealed)
@@ -35,19 +40,36 @@ func (d *DB) SetSecret(ctx context.Context, s SealedSecret) (out berth.Secret, c
 		if err != nil {
 			return err
 		}
+		if version == 1 {
+			if err := checkStorage(ctx, tx, limits, StoredSecrets, 0, 1); err != nil {
+				return err
+			}
+		}
 		return keepTenant(ctx, tx, s.Tenant)
 	})
 	return out, version == 1, mapError(err, "secret "+s.Name)
 }
 
 // Secrets lists a tenant's secrets, by name.
-func (d *DB) Secrets(ctx context.Context, tenant berth.TenantID) ([]berth.Secret, error) {
-	rows, err := d.pool.Query(ctx, `SELECT name, created_at, updated_at FROM secrets WHERE tenant = @tenant ORDER BY name`, pgx.NamedArgs{"tenant": tenant})
-	if err != nil {
-		return nil, mapError(err, "secrets")
+func (d *DB) Secrets(ctx context.Context, tenant berth.TenantID, p Paging) (list []berth.Secret, next string, err error) {
+	var name string
+	if _, err := p.after(&name); err != nil {
+		return nil, "", err
 	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[berth.Secret])
-	return list, mapError(err, "secrets")
+	rows, err := d.pool.Query(ctx, `
+		SELECT name, created_at, updated_at
+		FROM secrets
+		WHERE tenant = @tenant AND name > @name
+		ORDER BY name
+		LIMIT @limit`, pgx.NamedArgs{"tenant": tenant, "name": name, "limit": p.limit() + 1})
+	if err != nil {
+		return nil, "", mapError(err, "secrets")
+	}
+	if list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[berth.Secret]); err != nil {
+		return nil, "", mapError(err, "secrets")
+	}
+	list, next = cut(p, list, func(s berth.Secret) []any { return []any{s.Name} })
+	return list, next, nil
 }
 
 // DeleteSecret removes a secret. Jobs that name it and have not begun will fail.

@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
-	"berth/internal/failpoint"
+	"berth/internal/lib/failpoint"
 )
 
 // UnclaimedAfter is how long a machine may leave a reservation unclaimed before

@@ -105,6 +105,7 @@ func TestF4EveryWriteOfADeposedLeaderChangesNothing(t *testing.T) {
 		"archive":         func(ctx context.Context) error { return count(s.db.ArchiveTerminal(ctx, old, 0, 10)) },
 		"objects":         func(ctx context.Context) error { return s.db.ForgetDoomed(ctx, old, []string{"x"}) },
 		"outputs":         func(ctx context.Context) error { return count(s.db.PruneOutputs(ctx, old, 0, 10)) },
+		"tokens":          func(ctx context.Context) error { return count(s.db.PruneTokens(ctx, old, 0, 10)) },
 		"closed attempts": func(ctx context.Context) error { return s.db.MarkSwept(ctx, old, done, attempt) },
 		"missing checkpoint": func(ctx context.Context) error {
 			_, err := s.db.RejectMissing(ctx, old, db.Shard{Job: stop, Step: 1, Attempt: 1})

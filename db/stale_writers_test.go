@@ -9,7 +9,7 @@ import (
 
 // Both of the last two ranks of a gang report themselves prepared at the same
 // moment. Whoever counts must see the other, or nobody starts the gang.
-func TestTheLastTwoToPrepareStartTheirGang(t *testing.T) {
+func TestTheLastTwoToPrepareAndToStartMakeTheirGangRunning(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	mustExec(t, s.pool, `UPDATE machines SET cpu_m = 1000000, mem_mb = 1000000`)
@@ -33,20 +33,24 @@ func TestTheLastTwoToPrepareStartTheirGang(t *testing.T) {
 			alloc := one[int64](s, `INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli, state)
 				VALUES ($1, 1, $2, $3, 1, 10, 10, 0, 0, 'active') RETURNING id`, id, rank, a.machine)
 			a.seq++
-			prepared := berth.SyncRequest{AgentBoot: a.boot, Epoch: 1, Seq: a.seq, Reports: []berth.RankReport{
-				{Alloc: berth.AllocationID(alloc), Job: id, Attempt: 1, Rank: rank, Phase: berth.PhasePrepared},
-			}}
+			p := berth.RankReport{Alloc: berth.AllocationID(alloc), Job: id, Attempt: 1, Rank: rank, Phase: berth.PhasePrepared}
+			prepared := berth.SyncRequest{AgentBoot: a.boot, Epoch: 1, Seq: a.seq, Reports: []berth.RankReport{p}}
+			a.seq++
+			p.Phase = berth.PhaseRunning
+			running := berth.SyncRequest{AgentBoot: a.boot, Epoch: 1, Seq: a.seq, Reports: []berth.RankReport{p}}
 			all.Go(func() {
 				<-ready
-				if _, err := s.db.Sync(t.Context(), a.machine, prepared); err != nil {
-					t.Errorf("%s: %v", a.machine, err)
+				for _, q := range []berth.SyncRequest{prepared, running} {
+					if _, err := s.db.Sync(t.Context(), a.machine, q); err != nil {
+						t.Errorf("%s: %v", a.machine, err)
+					}
 				}
 			})
 		}
 		close(ready)
 		all.Wait()
 		if state := s.load(id).State; state != berth.Running {
-			t.Fatalf("round %d: every rank is prepared, and the job is %s", round, state)
+			t.Fatalf("round %d: every rank has started, and the job is %s", round, state)
 		}
 	}
 }

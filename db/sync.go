@@ -13,57 +13,32 @@ import (
 	"berth"
 )
 
-// session is what one read tells of a machine: its terms and the full set of
-// what it is concerned with. A reservation is in it as long as the machine may
-// take it up, or has been told something about it; one that its claim would
-// refuse would only be asked for again and again.
+// session is one reading of a machine: its terms and its full set of assignments.
+// A reservation is in the set as long as the machine may claim it, or has been
+// given orders about it; a reservation whose claim would be refused would only be
+// claimed again and again.
 type session struct {
-	state       berth.MachineState
-	epoch       int64
-	agentBoot   string
-	seq         int64
-	assignments []berth.Assignment
+	state        berth.MachineState
+	epoch        int64
+	agentBoot    string
+	seq          int64    // of the last report; only reporting.lock reads it
+	mark         markRead // as of the same moment as the assignments
+	engineSilent bool     // the row says that its container engine does not answer
+	assignments  []berth.Assignment
+	generation   int64  // of the hints that this reading covers; see Hub.Generation
+	sum          string // digest of the set; "" before the first call of digest
 }
 
-func (d *DB) session(ctx context.Context, machine berth.MachineID) (*session, error) {
-	rows, err := d.vital.Query(ctx, `
-		SELECT m.state, m.epoch, m.agent_boot, coalesce(l.seq, 0),
-		       a.id, coalesce(a.job::text, ''), coalesce(a.attempt, 0), coalesce(a.rank, 0), coalesce(a.state, ''), a.orders,
-		       coalesce(j.run_limit_ms, 0)
-		FROM machines m
-		LEFT JOIN machine_leases l ON l.machine_id = m.id
-		LEFT JOIN (allocations a LEFT JOIN jobs j ON j.id = a.job)
-		    ON a.machine_id = @machine AND a.forgotten_at IS NULL
-		    AND (a.state <> 'reserved' OR a.orders <> '{}' OR `+takeable+`)
-		WHERE m.id = @machine
-		ORDER BY a.id`, pgx.NamedArgs{"machine": machine})
-	if err != nil {
-		return nil, mapError(err, "machine "+string(machine))
-	}
-	s := &session{}
-	var id *int64
-	var a berth.Assignment
-	var orders *berth.Orders
-	var limit int64
-	_, err = pgx.ForEachRow(rows, []any{&s.state, &s.epoch, &s.agentBoot, &s.seq, &id, &a.Job, &a.Attempt, &a.Rank, &a.State, &orders, &limit}, func() error {
-		if id != nil {
-			a.Alloc, a.Orders = berth.AllocationID(*id), berth.Orders{}
-			if orders != nil {
-				a.Orders = *orders
-			}
-			a.RunLimit = berth.Duration(time.Duration(limit) * time.Millisecond)
-			s.assignments = append(s.assignments, a)
+// current is check, and refuses a machine that is ahead of the database.
+func (s *session) current(ctx context.Context, d *DB, machine berth.MachineID, boot string, epoch int64, seen berth.StoredWatermark) error {
+	if !s.mark.covers(seen) {
+		if restored, err := d.vouch(ctx, seen); err != nil {
+			return err
+		} else if restored {
+			return errRestored(machine)
 		}
-		orders = nil
-		return nil
-	})
-	if err != nil {
-		return nil, mapError(err, "machine "+string(machine))
 	}
-	if s.state == "" {
-		return nil, berth.Errorf(berth.CodeNotFound, "no such machine %s", machine)
-	}
-	return s, nil
+	return s.check(machine, boot, epoch)
 }
 
 // check refuses a caller whose session is not the machine's current one.
@@ -98,12 +73,15 @@ const ttlSeconds = int(berth.MachineLeaseTTL / time.Second)
 // answer adds what the reports came to.
 func (h heard) answer(r berth.SyncResponse) berth.SyncResponse {
 	r.Started, r.Stale, r.Refused = h.started, h.stale, h.refused
+	if h.mark != nil && (r.Watermark == nil || h.mark.Number < r.Watermark.Number) {
+		r.Watermark = h.mark // the older of the two moments that the answer is of
+	}
 	return r
 }
 
 // response is the set of assignments, left out if the agent has it already.
 func (s *session) response(digest string) berth.SyncResponse {
-	r := berth.SyncResponse{TTLSeconds: ttlSeconds, Digest: s.digest()}
+	r := berth.SyncResponse{TTLSeconds: ttlSeconds, Digest: s.digest(), Watermark: s.mark.now()}
 	if r.Digest != digest {
 		r.Changed, r.Assignments = true, s.assignments
 	}
@@ -113,6 +91,9 @@ func (s *session) response(digest string) berth.SyncResponse {
 // digest names the set. An empty set has one too, so that an agent can tell it
 // from having heard nothing.
 func (s *session) digest() string {
+	if s.sum != "" {
+		return s.sum
+	}
 	h := fnv.New128a()
 	e := json.NewEncoder(h)
 	for _, a := range s.assignments {
@@ -120,82 +101,190 @@ func (s *session) digest() string {
 			panic("assignment does not marshal: " + err.Error())
 		}
 	}
-	return hex.EncodeToString(h.Sum(nil))
+	s.sum = hex.EncodeToString(h.Sum(nil))
+	return s.sum
 }
 
 // Sync renews the machine's lease, takes its reports and answers its orders as
-// soon as they differ from what it has, or after the wait.
+// soon as they differ from the set it has, or after the wait.
+//
+// The renewal comes first and depends on nothing else: it is sent on connections
+// of its own, in a statement that touches machine_leases alone. Where the rest
+// cannot be read in time, because another session has locked a table or the
+// connections are all in use, a call that reports nothing is answered at its end
+// that the lease was renewed, without assignments, and the agent keeps its set. A
+// call that reports gets an error of code unavailable, and is to be repeated.
 //
 // A caller whose session is not current gets ErrStaleEpoch and has changed
-// nothing. Calls that report something carry a seq that grows: one that was
-// overtaken is ignored, and answered like any other. The answer to a brief one
-// tells what its reports came to; the set, which may be long, is read for those
-// that poll.
+// nothing. Calls that report carry a seq that grows: one that was overtaken is
+// ignored, and answered like any other. The answer to a brief one holds only what
+// its reports came to; the set, which may be long, is read for polls only.
 func (d *DB) Sync(ctx context.Context, machine berth.MachineID, req berth.SyncRequest) (berth.SyncResponse, error) {
-	wait := min(time.Duration(req.WaitMS)*time.Millisecond, berth.SyncWait)
-	var said heard
-	var renewed bool
-	reports := len(req.Reports) > 0 || len(req.Gone) > 0 || len(req.GPUs) > 0 || req.Cache != nil
-	if reports {
-		var err error
-		if said, err = d.report(ctx, machine, req); err != nil {
-			return berth.SyncResponse{}, mapError(err, "reports of machine "+string(machine))
+	c := syncCall{DB: d, machine: machine, req: req, wait: min(time.Duration(req.WaitMS)*time.Millisecond, berth.SyncWait)}
+	c.renewal = d.renewals.begin(leaseKey{machine, req.AgentBoot, req.Epoch})
+	if c.reports() {
+		if err := c.report(ctx); err != nil {
+			return berth.SyncResponse{}, err
 		}
-		if req.Brief && said.known {
-			return said.answer(berth.SyncResponse{TTLSeconds: ttlSeconds, Renewed: true, Digest: req.Digest}), nil
+		if req.Brief && c.said.known {
+			return c.said.answer(berth.SyncResponse{TTLSeconds: ttlSeconds, Renewed: true, Digest: req.Digest}), nil
 		}
 	}
-	hints := d.hub.Subscribe(TopicMachine, string(machine))
+	return c.poll(ctx)
+}
+
+// syncCall is one call of Sync on its way.
+type syncCall struct {
+	*DB
+	machine berth.MachineID
+	req     berth.SyncRequest
+	wait    time.Duration
+	renewal renewal
+	said    heard
+	cleared bool // suspicion was ended, or that was tried
+	noted   bool // the condition of its container engine was compared with the row
+}
+
+func (c *syncCall) reports() bool {
+	return len(c.req.Reports) > 0 || len(c.req.Gone) > 0 || len(c.req.GPUs) > 0 || c.req.Cache != nil
+}
+
+// reportTimeout is less than the time after which an agent gives the call up.
+const reportTimeout = 10 * time.Second
+
+func (c *syncCall) report(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
+	defer cancel()
+	c.said, err = c.DB.report(ctx, c.machine, c.req)
+	if err != nil && ctx.Err() != nil {
+		return berth.Errorf(berth.CodeUnavailable, "reports of machine %s: the database did not store them within %s", c.machine, reportTimeout)
+	}
+	return mapError(err, "reports of machine "+string(c.machine))
+}
+
+// readRetry is the pause before a set that could not be read is read again.
+const readRetry = time.Second
+
+// poll answers when the set differs from the caller's, when the caller must be
+// told what its reports came to, or after the wait.
+func (c *syncCall) poll(ctx context.Context) (berth.SyncResponse, error) {
+	hints := c.hub.Subscribe(TopicMachine, string(c.machine))
 	defer hints.Close()
-	deadline := time.NewTimer(max(wait, 0))
+	deadline := time.NewTimer(max(c.wait, 0))
 	defer deadline.Stop()
 	for first := true; ; first = false {
-		s, err := d.session(ctx, machine)
-		if err != nil {
+		s, err := c.sessions.read(ctx, c.machine, c.req, first && c.wait >= 2*readGather)
+		var retry <-chan time.Time
+		answer := berth.SyncResponse{TTLSeconds: ttlSeconds, Digest: c.req.Digest}
+		switch {
+		case err != nil && berth.CodeOf(err) != berth.CodeUnavailable:
 			return berth.SyncResponse{}, err
-		}
-		if err := s.check(machine, req.AgentBoot, req.Epoch); err != nil {
-			return berth.SyncResponse{}, err
-		}
-		if first {
-			if renewed, err = d.renew(ctx, machine, s); err != nil {
+		case err != nil:
+			if _, over, lost := c.renewal.result(ctx); over || lost != nil {
 				return berth.SyncResponse{}, err
 			}
+			retry = time.After(readRetry)
+			c.endSuspicion(ctx)
+		default:
+			if err := s.current(ctx, c.DB, c.machine, c.req.AgentBoot, c.req.Epoch, c.req.Watermark); err != nil {
+				return berth.SyncResponse{}, err
+			}
+			if s.state == berth.MachineSuspect {
+				c.endSuspicion(ctx)
+			}
+			c.noteEngine(ctx, s)
+			answer = s.response(c.req.Digest)
 		}
-		answer := said.answer(s.response(req.Digest))
-		answer.Renewed = renewed
-		if answer.Changed || len(said.stale)+len(said.refused) > 0 || wait <= 0 {
-			return answer, nil
+		if answer.Changed || len(c.said.stale)+len(c.said.refused) > 0 || c.wait <= 0 {
+			return c.finish(ctx, answer)
+		}
+		if s != nil && c.hub.Generation(c.machine) != s.generation {
+			continue // the hint came while the set was read
 		}
 		select {
 		case <-hints.C:
+		case <-retry:
 		case <-deadline.C:
-			return answer, nil
+			return c.finish(ctx, answer)
 		case <-ctx.Done():
 			return answer, ctx.Err()
 		}
 	}
 }
 
-// renew renews the lease, unless that was done a moment ago, and ends suspicion,
-// since the machine has been heard.
-func (d *DB) renew(ctx context.Context, machine berth.MachineID, s *session) (renewed bool, err error) {
-	if renewed, err = d.renewals.renew(ctx, d, machine, s.epoch); err != nil {
-		return false, mapError(err, "lease of machine "+string(machine))
-	}
-	if s.state != berth.MachineSuspect {
-		return renewed, nil
-	}
-	tag, err := d.vital.Exec(ctx, `
-		UPDATE machines
-		SET state = 'ready', reason = ''
-		WHERE id = @machine AND state = 'suspect' AND epoch = @epoch`,
-		pgx.NamedArgs{"machine": machine, "epoch": s.epoch})
+// finish completes an answer with what became of the renewal.
+func (c *syncCall) finish(ctx context.Context, answer berth.SyncResponse) (berth.SyncResponse, error) {
+	renewed, over, err := c.renewal.result(ctx)
 	if err != nil {
-		return false, mapError(err, "machine "+string(machine))
+		return berth.SyncResponse{}, err
+	}
+	if over {
+		// The session ended between the two statements: say why.
+		s, err := c.sessions.read(ctx, c.machine, c.req, false)
+		if err != nil {
+			return berth.SyncResponse{}, err
+		}
+		if err := s.current(ctx, c.DB, c.machine, c.req.AgentBoot, c.req.Epoch, c.req.Watermark); err != nil {
+			return berth.SyncResponse{}, err
+		}
+	}
+	answer.Renewed = renewed
+	return c.said.answer(answer), nil
+}
+
+// endSuspicion puts the machine back into service if it is suspected, since it has
+// been heard. Where that cannot be written now, the next call does it.
+func (c *syncCall) endSuspicion(ctx context.Context) {
+	if c.cleared {
+		return
+	}
+	c.cleared = true
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	_, _, _ = c.heard.join(heardFrom{c.machine, c.req.Epoch}).answer(ctx) // logged by clearSuspicion
+}
+
+// heardFrom is a machine, in its present epoch, that a call has come from.
+type heardFrom struct {
+	machine berth.MachineID
+	epoch   int64
+}
+
+func newSuspicions(d *DB) *gather[heardFrom, struct{}] {
+	ask := func(ctx context.Context, heard []heardFrom) (map[heardFrom]struct{}, error) {
+		return nil, clearSuspicion(ctx, d, heard)
+	}
+	return newGather(1, clearGather, readTimeout, ask)
+}
+
+// clearSuspicion puts machines that were heard back into service, many in one
+// statement: with the table locked each machine's poll would wait on a connection of
+// its own. It needs nothing but the machines' rows.
+func clearSuspicion(ctx context.Context, d *DB, heard []heardFrom) error {
+	ids, epochs := make([]string, len(heard)), make([]int64, len(heard))
+	for i, h := range heard {
+		ids[i], epochs[i] = string(h.machine), h.epoch
+	}
+	tag, err := d.pool.Exec(ctx, `
+		WITH suspected AS (
+			SELECT m.id
+			FROM unnest(@ids::text[], @epochs::bigint[]) AS x (id, epoch)
+			JOIN machines m ON m.id = x.id AND m.epoch = x.epoch
+			WHERE m.state = 'suspect'
+			ORDER BY m.id
+			FOR NO KEY UPDATE OF m
+		)
+		UPDATE machines m
+		SET state = 'ready', reason = ''
+		FROM suspected
+		WHERE m.id = suspected.id`,
+		pgx.NamedArgs{"ids": ids, "epochs": epochs})
+	if err != nil {
+		d.log.Warn("suspicion of machines not cleared, their next calls retry", "machines", len(heard), "err", err)
+		return err
 	}
 	if tag.RowsAffected() > 0 {
 		d.hub.Publish(TopicQueue, "")
 	}
-	return renewed, nil
+	return nil
 }

@@ -64,11 +64,21 @@ func usedNow(column string) string {
 }
 
 // readTenants reads all tenants by id, without what still runs.
-var readTenants = `
+var readTenants = readTenantsWhere("true") + `
+	ORDER BY t.id`
+
+// readTenantPage reads a page of them.
+var readTenantPage = readTenantsWhere("t.id > @after") + `
+	ORDER BY t.id
+	LIMIT @limit`
+
+func readTenantsWhere(condition string) string {
+	return `
 	WITH ` + usageOf("usage_charges") + `
 	SELECT t.id, coalesce(t.parent, ''), t.weight, t.created_at, n.at,
 		t.guarantee_cpu_m, t.guarantee_mem_mb, t.guarantee_gpu_milli, t.limit_cpu_m, t.limit_mem_mb, t.limit_gpu_milli,
 		t.borrow, t.max_running, t.max_queued, t.budget_gpu_hours, t.budget_period_ms, p.period, t.version,
+		t.submit_rps, t.max_priority, t.storage,
 		t.stalled_ms, t.stalled_since,
 		` + usedNow("used_cpu_s") + ` + coalesce(u.cpu_s, 0),
 		` + usedNow("used_mem_mb_s") + ` + coalesce(u.mem_mb_s, 0),
@@ -78,18 +88,19 @@ var readTenants = `
 	CROSS JOIN n
 	JOIN p ON p.id = t.id
 	LEFT JOIN u ON u.tenant = t.id
-	ORDER BY t.id`
+	WHERE ` + condition
+}
 
 func (d *DB) usageArgs() pgx.NamedArgs { return pgx.NamedArgs{"half_life": d.halfLife} }
 
 // TenantRows returns all tenants by id. Use is not filled in.
 func (d *DB) TenantRows(ctx context.Context) ([]TenantRow, error) {
-	list, err := queryTenants(ctx, d.pool, d.usageArgs())
+	list, err := queryTenants(ctx, d.pool, readTenants, d.usageArgs())
 	return list, mapError(err, "tenants")
 }
 
-func queryTenants(ctx context.Context, q querier, args pgx.NamedArgs) ([]TenantRow, error) {
-	rows, err := q.Query(ctx, readTenants, args)
+func queryTenants(ctx context.Context, q querier, sql string, args pgx.NamedArgs) ([]TenantRow, error) {
+	rows, err := q.Query(ctx, sql, args)
 	if err != nil {
 		return nil, err
 	}
@@ -102,12 +113,14 @@ func scanTenant(row pgx.CollectableRow) (t TenantRow, err error) {
 	var periodMS *int64
 	var period *time.Time
 	var stalledMS int64
+	var storage map[string]int64
 	q := &t.Quota
 	err = row.Scan(&t.ID, &t.Parent, &t.Weight, &t.CreatedAt, &t.Now,
 		&guarantee.CPUs, &guarantee.Memory, &guarantee.GPUs, &limit.CPUs, &limit.Memory, &limit.GPUs,
 		&q.Borrow, &q.MaxRunning, &q.MaxQueued, &hours, &periodMS, &period, &q.Version,
+		&q.SubmitRPS, &q.MaxPriority, &storage,
 		&stalledMS, &t.StalledSince, &t.Usage.CPU, &t.Usage.MemoryMiB, &t.Usage.GPU, &t.Usage.Spent)
-	q.Tenant = t.ID
+	q.Tenant, q.Storage = t.ID, storageLimits(storage)
 	if guarantee != (berth.Amounts{}) {
 		q.Guarantee = &guarantee
 	}
@@ -127,7 +140,7 @@ func (d *DB) Tenants(ctx context.Context, id berth.TenantID) ([]TenantRow, error
 	var list []TenantRow
 	err := d.readTx(ctx, func(tx pgx.Tx) error {
 		var err error
-		if list, err = queryTenants(ctx, tx, d.usageArgs()); err != nil {
+		if list, err = queryTenants(ctx, tx, readTenants, d.usageArgs()); err != nil {
 			return err
 		}
 		if id != "" {
@@ -141,14 +154,41 @@ func (d *DB) Tenants(ctx context.Context, id berth.TenantID) ([]TenantRow, error
 	return list, mapError(err, "tenant "+string(id))
 }
 
+// TenantPage lists all tenants by id with all that they have.
+func (d *DB) TenantPage(ctx context.Context, p Paging) (list []TenantRow, next string, err error) {
+	after := ""
+	if _, err := p.after(&after); err != nil {
+		return nil, "", err
+	}
+	args := d.usageArgs()
+	args["after"], args["limit"] = after, p.limit()+1
+	err = d.readTx(ctx, func(tx pgx.Tx) error {
+		rows, err := queryTenants(ctx, tx, readTenantPage, args)
+		if err != nil {
+			return err
+		}
+		list, next = cut(p, rows, func(t TenantRow) []any { return []any{t.ID} })
+		return addPresent(ctx, tx, list, d.usageArgs())
+	})
+	return list, next, mapError(err, "tenants")
+}
+
 // addPresent adds what the tenants' jobs have at this moment.
 func addPresent(ctx context.Context, tx pgx.Tx, list []TenantRow, args pgx.NamedArgs) error {
 	byID := make(map[berth.TenantID]*TenantRow, len(list))
+	ids := make([]string, len(list))
 	for i := range list {
 		t := &list[i]
-		byID[t.ID] = t
+		byID[t.ID], ids[i] = t, string(t.ID)
 		t.Use.CPUHours, t.Use.GPUHours, t.Use.SpentGPUs = t.Usage.CPU/3600, t.Usage.GPU/3600, t.Usage.Spent/3600
 		t.Use.Holding = berth.Amounts{CPUs: new(berth.MilliCPU), Memory: new(berth.MiB), GPUs: new(berth.MilliGPU)}
+	}
+	stored, err := storedBelow(ctx, tx, ids)
+	if err != nil {
+		return err
+	}
+	for id, s := range stored {
+		byID[id].Quota.Stored = s
 	}
 	rows, err := tx.Query(ctx, `
 		SELECT tenant, count(*) FILTER (WHERE state IN ('submitted', 'queued', 'retrying')),

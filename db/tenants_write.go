@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -122,6 +123,7 @@ func clearTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 		`DELETE FROM secrets WHERE tenant = @id`,
 		`DELETE FROM step_results WHERE tenant = @id`,
 		`DELETE FROM notices WHERE tenant = @id`,
+		`DELETE FROM submit_leases WHERE tenant = @id`,
 	} {
 		if _, err := tx.Exec(ctx, sql, pgx.NamedArgs{"id": id}); err != nil {
 			return err
@@ -204,15 +206,25 @@ func deleteTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	return err
 }
 
+// LaterQuotaSettings are settings that clients of older versions do not know. A
+// change that leaves one out keeps it, and null lifts it; what a change leaves out
+// of the other settings it lifts.
+var LaterQuotaSettings = []string{"submit_rps", "max_priority", "storage"}
+
 // SetQuota replaces a tenant's quota. With a version that is not the present
 // one it is a conflict. A budget keeps its periods as long as their length stays.
-func (d *DB) SetQuota(ctx context.Context, q berth.Quota) error {
+// keep names settings of LaterQuotaSettings that stay as they are.
+func (d *DB) SetQuota(ctx context.Context, q berth.Quota, keep ...string) error {
 	if q.Borrow == "" {
 		q.Borrow = berth.BorrowAny
 	}
 	args := pgx.NamedArgs{
 		"id": q.Tenant, "version": q.Version, "borrow": q.Borrow, "max_running": q.MaxRunning, "max_queued": q.MaxQueued,
+		"submit_rps": q.SubmitRPS, "max_priority": q.MaxPriority, "storage": storageDocument(q.Storage),
 		"hours": nil, "period_ms": nil,
+	}
+	for _, name := range LaterQuotaSettings {
+		args["keep_"+name] = slices.Contains(keep, name)
 	}
 	amountArgs(args, "guarantee", q.Guarantee)
 	amountArgs(args, "limit", q.Limit)
@@ -233,6 +245,9 @@ func (d *DB) SetQuota(ctx context.Context, q berth.Quota) error {
 			SET guarantee_cpu_m = @guarantee_cpus, guarantee_mem_mb = @guarantee_memory, guarantee_gpu_milli = @guarantee_gpus,
 				limit_cpu_m = @limit_cpus, limit_mem_mb = @limit_memory, limit_gpu_milli = @limit_gpus,
 				borrow = @borrow, max_running = @max_running, max_queued = @max_queued,
+				submit_rps = CASE WHEN @keep_submit_rps THEN submit_rps ELSE @submit_rps END,
+				max_priority = CASE WHEN @keep_max_priority THEN max_priority ELSE @max_priority END,
+				storage = CASE WHEN @keep_storage THEN storage ELSE @storage END,
 				budget_gpu_hours = @hours, budget_period_ms = @period_ms,
 				budget_since = CASE
 					WHEN @hours::double precision IS NULL THEN NULL

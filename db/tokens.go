@@ -45,12 +45,25 @@ func mintToken(prefix string) (id, text string, sum []byte) {
 // tokenID returns the public part of a secret's text and the hash of the whole.
 // ok is false for texts that are no secret of this prefix.
 func tokenID(prefix, text string) (id string, sum []byte, ok bool) {
-	h := sha256.Sum256([]byte(text))
 	part := strings.Split(text, "_")
 	if len(part) != 3 || part[0] != prefix || len(part[1]) != 12 || len(part[2]) != 64 {
-		return "", h[:], false
+		return "", nil, false
 	}
+	h := sha256.Sum256([]byte(text))
 	return part[1], h[:], true
+}
+
+// TokenShaped reports whether a text has the form of a token. Any other text can
+// be refused without a look-up.
+func TokenShaped(text string) bool {
+	_, _, ok := tokenID(tokenPrefix, text)
+	return ok
+}
+
+// JoinTokenShaped is TokenShaped for join tokens.
+func JoinTokenShaped(text string) bool {
+	_, _, ok := tokenID(joinTokenPrefix, text)
+	return ok
 }
 
 // errUnauthorized is the one answer to every token that opens nothing, whatever
@@ -64,42 +77,101 @@ func errUnauthorized() error {
 // was removed it says so, for its agent to end. The work is the same for every
 // token of the right form, and hashes are compared in constant time.
 func (d *DB) Authenticate(ctx context.Context, token string) (Principal, error) {
-	return authenticate(ctx, d.pool, token)
-}
-
-// AuthenticateMachine is Authenticate for the calls of agents, which must be
-// heard however many users are waiting.
-func (d *DB) AuthenticateMachine(ctx context.Context, token string) (Principal, error) {
-	return authenticate(ctx, d.vital, token)
-}
-
-func authenticate(ctx context.Context, pool *pgxpool.Pool, token string) (Principal, error) {
-	id, sum, ok := tokenID(tokenPrefix, token)
-	if !ok {
-		return Principal{}, errUnauthorized()
+	list, err := authenticate(ctx, d.pool, []string{token})
+	if err != nil {
+		return Principal{}, err
 	}
-	p := Principal{TokenID: id}
-	stored := make([]byte, sha256.Size)
-	var live, retired bool
-	err := pool.QueryRow(ctx, `
-		SELECT t.name, t.tenant, t.role, coalesce(t.machine_id, ''), t.sha256, t.expires_at,
+	return list[0].Principal, list[0].Err
+}
+
+// TokenAnswer is the result of the look-up of one token: its principal, or the
+// error with which calls that carry the token are refused.
+type TokenAnswer struct {
+	Principal Principal
+	Err       error // of code unauthorized or forbidden; nil for a token that is good
+}
+
+// AuthenticateUsers is Authenticate for many tokens in one query. It returns an
+// answer for each token, in order, or an error if the database gave none.
+func (d *DB) AuthenticateUsers(ctx context.Context, tokens []string) ([]TokenAnswer, error) {
+	return authenticate(ctx, d.pool, tokens)
+}
+
+// AuthenticateMachines is AuthenticateUsers for the calls of agents.
+func (d *DB) AuthenticateMachines(ctx context.Context, tokens []string) ([]TokenAnswer, error) {
+	return authenticate(ctx, d.pool, tokens)
+}
+
+// LiveTokens returns which of the tokens with these ids are neither revoked nor
+// expired nor of a machine that was removed. It compares no secret: the caller has
+// seen each of them authenticated before.
+func (d *DB) LiveTokens(ctx context.Context, ids []string) (map[string]bool, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT t.id
+		FROM tokens t
+		LEFT JOIN machines m ON m.id = t.machine_id
+		WHERE t.id = ANY(@ids) AND t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now())
+		  AND m.state IS DISTINCT FROM 'retired'`, pgx.NamedArgs{"ids": ids})
+	if err != nil {
+		return nil, mapError(err, "tokens")
+	}
+	live := make(map[string]bool, len(ids))
+	var id string
+	_, err = pgx.ForEachRow(rows, []any{&id}, func() error {
+		live[id] = true
+		return nil
+	})
+	return live, mapError(err, "tokens")
+}
+
+func authenticate(ctx context.Context, pool *pgxpool.Pool, tokens []string) ([]TokenAnswer, error) {
+	ids := make([]string, len(tokens))
+	for i, t := range tokens {
+		ids[i], _, _ = tokenID(tokenPrefix, t)
+	}
+	rows, err := pool.Query(ctx, `
+		SELECT t.id, t.name, t.tenant, t.role, coalesce(t.machine_id, ''), t.sha256, t.expires_at,
 		       t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now()),
 		       coalesce(m.state = 'retired', false)
 		FROM tokens t
 		LEFT JOIN machines m ON m.id = t.machine_id
-		WHERE t.id = @id`,
-		pgx.NamedArgs{"id": id}).Scan(&p.Name, &p.Tenant, &p.Role, &p.Machine, &stored, &p.ExpiresAt, &live, &retired)
-	if err := mapError(err, "token"); err != nil && berth.CodeOf(err) != berth.CodeNotFound {
-		return Principal{}, err
+		WHERE t.id = ANY(@ids)`,
+		pgx.NamedArgs{"ids": ids})
+	if err != nil {
+		return nil, mapError(err, "token")
 	}
-	right := subtle.ConstantTimeCompare(stored, sum) == 1
-	switch {
-	case right && retired:
-		return Principal{}, errRetired(p.Machine)
-	case !right || !live:
-		return Principal{}, errUnauthorized()
+	type storedToken struct {
+		principal     Principal
+		sum           []byte
+		live, retired bool
 	}
-	return p, nil
+	stored, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (t storedToken, err error) {
+		p := &t.principal
+		err = row.Scan(&p.TokenID, &p.Name, &p.Tenant, &p.Role, &p.Machine, &t.sum, &p.ExpiresAt, &t.live, &t.retired)
+		return t, err
+	})
+	if err != nil {
+		return nil, mapError(err, "token")
+	}
+	byID := make(map[string]storedToken, len(stored))
+	for _, t := range stored {
+		byID[t.principal.TokenID] = t
+	}
+	answers := make([]TokenAnswer, len(tokens))
+	for i, text := range tokens {
+		id, sum, ok := tokenID(tokenPrefix, text)
+		t := byID[id]
+		right := subtle.ConstantTimeCompare(t.sum, sum) == 1
+		switch {
+		case ok && right && t.retired:
+			answers[i].Err = errRetired(t.principal.Machine)
+		case !ok || !right || !t.live:
+			answers[i].Err = errUnauthorized()
+		default:
+			answers[i].Principal = t.principal
+		}
+	}
+	return answers, nil
 }
 
 // CreateToken makes a token and returns it with its secret, which is nowhere
@@ -129,14 +201,77 @@ const tokenDocument = `jsonb_strip_nulls(jsonb_build_object(
 			'id', id, 'name', name, 'tenant', tenant, 'role', role, 'machine', machine_id,
 			'created_at', created_at, 'expires_at', expires_at, 'revoked_at', revoked_at))`
 
-// Tokens lists all tokens of all tenants, oldest first.
-func (d *DB) Tokens(ctx context.Context) ([]berth.Token, error) {
-	rows, err := d.pool.Query(ctx, `SELECT `+tokenDocument+` FROM tokens ORDER BY created_at, id`)
-	if err != nil {
-		return nil, mapError(err, "tokens")
+// Tokens lists the tokens of all tenants, oldest first.
+func (d *DB) Tokens(ctx context.Context, p Paging) (tokens []berth.Token, next string, err error) {
+	return tokenPage(ctx, d, "tokens", tokenDocument, p, func(t berth.Token) []any { return []any{t.CreatedAt, t.ID} })
+}
+
+// tokenPage reads a page of a table of tokens, oldest first.
+func tokenPage[T any](ctx context.Context, d *DB, table, document string, p Paging, key func(T) []any) ([]T, string, error) {
+	var at time.Time // the zero time is before every token
+	var id string
+	if _, err := p.after(&at, &id); err != nil {
+		return nil, "", err
 	}
-	tokens, err := pgx.CollectRows(rows, pgx.RowTo[berth.Token])
-	return tokens, mapError(err, "tokens")
+	rows, err := d.pool.Query(ctx, `
+		SELECT `+document+`
+		FROM `+table+`
+		WHERE (created_at, id) > (@at, @id)
+		ORDER BY created_at, id
+		LIMIT @limit`, pgx.NamedArgs{"at": at, "id": id, "limit": p.limit() + 1})
+	if err != nil {
+		return nil, "", mapError(err, table)
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowTo[T])
+	if err != nil {
+		return nil, "", mapError(err, table)
+	}
+	list, next := cut(p, list, key)
+	return list, next, nil
+}
+
+// PruneTokens deletes tokens and join tokens that have opened nothing for
+// longer than retention, since they were revoked, have expired or were used: at
+// most limit of each. It returns how many. Tokens that EnsureToken has stored stay.
+//
+// The latest token of a machine stays, too: the agent of a machine that was
+// removed learns by it that it must stop. So does the join token that a machine in
+// service spent last, from which a berthd of the version before reads its pool.
+func (d *DB) PruneTokens(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
+	args := pgx.NamedArgs{"retention": retention, "limit": limit}
+	n := 0
+	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		n = 0
+		for _, sql := range []string{`
+			DELETE FROM tokens
+			WHERE id IN (
+				SELECT id
+				FROM tokens t
+				WHERE least(revoked_at, expires_at) < now() - @retention::interval AND NOT given
+				  AND (machine_id IS NULL OR EXISTS (
+				      SELECT 1 FROM tokens n
+				      WHERE n.machine_id = t.machine_id AND (n.created_at, n.id) > (t.created_at, t.id)))
+				ORDER BY least(revoked_at, expires_at)
+				LIMIT @limit)`, `
+			DELETE FROM join_tokens
+			WHERE id IN (
+				SELECT id
+				FROM join_tokens t
+				WHERE least(used_at, expires_at) < now() - @retention::interval
+				  AND NOT EXISTS (SELECT 1 FROM machines m WHERE m.id = t.used_by AND m.state <> 'retired'
+				      AND NOT EXISTS (SELECT 1 FROM join_tokens n WHERE n.used_by = t.used_by AND n.used_at > t.used_at))
+				ORDER BY least(used_at, expires_at)
+				LIMIT @limit)`,
+		} {
+			tag, err := tx.Exec(ctx, sql, args)
+			if err != nil {
+				return err
+			}
+			n += int(tag.RowsAffected())
+		}
+		return nil
+	})
+	return n, mapError(err, "tokens")
 }
 
 // RevokeToken ends a token for good. Revoking twice is no error.
@@ -161,8 +296,8 @@ func (d *DB) EnsureToken(ctx context.Context, text string, n berth.NewToken) err
 		return berth.Errorf(berth.CodeInvalid, "a token is written berth_<12 hex digits>_<64 hex digits>")
 	}
 	_, err := d.pool.Exec(ctx, `
-		INSERT INTO tokens (id, tenant, name, role, sha256)
-		VALUES (@id, @tenant, @name, @role, @sha256)
+		INSERT INTO tokens (id, tenant, name, role, sha256, given)
+		VALUES (@id, @tenant, @name, @role, @sha256, true)
 		ON CONFLICT DO NOTHING`,
 		pgx.NamedArgs{"id": id, "tenant": n.Tenant, "name": n.Name, "role": n.Role, "sha256": sum})
 	return mapError(err, "token")

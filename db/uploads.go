@@ -1,6 +1,7 @@
 package db
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -32,20 +33,36 @@ func (d *DB) AbandonUpload(ctx context.Context, folder string) error {
 
 // EndUpload makes what lies in the folder the tenant's upload. Where the same
 // content was stored meanwhile, that one stays, created is false and the folder
-// is given up. A tenant that was deleted meanwhile is not_found.
-func (d *DB) EndUpload(ctx context.Context, tenant berth.TenantID, u berth.Upload, folder string) (stored berth.Upload, created bool, err error) {
+// is given up. A tenant that was deleted meanwhile is not_found. An upload that
+// exceeds one of the limits is refused with slug storage_quota, however many arrive
+// at once.
+func (d *DB) EndUpload(
+	ctx context.Context, tenant berth.TenantID, u berth.Upload, folder string, limits ...StorageLimit,
+) (stored berth.Upload, created bool, err error) {
 	err = d.tx(ctx, func(tx pgx.Tx) error {
-		args := pgx.NamedArgs{"tenant": tenant, "address": u.Address, "folder": folder, "files": u.Files, "bytes": u.Bytes}
+		args := pgx.NamedArgs{
+			"tenant": tenant, "address": u.Address, "folder": folder,
+			"files": u.Files, "bytes": u.Bytes, "stored": u.Stored,
+		}
+		if err := lockStorage(ctx, tx, limits, StoredUploads); err != nil {
+			return err
+		}
 		var kept string
 		err := tx.QueryRow(ctx, `
-			INSERT INTO uploads (tenant, address, folder, files, bytes)
-			VALUES (@tenant, @address, @folder, @files, @bytes)
+			INSERT INTO uploads (tenant, address, folder, files, bytes, stored_bytes)
+			VALUES (@tenant, @address, @folder, @files, @bytes, nullif(@stored::bigint, 0))
 			ON CONFLICT (tenant, address) DO UPDATE SET used_at = now()
-			RETURNING folder, files, bytes, created_at`, args).Scan(&kept, &stored.Files, &stored.Bytes, &stored.CreatedAt)
+			RETURNING folder, files, bytes, coalesce(stored_bytes, 0), created_at`, args).
+			Scan(&kept, &stored.Files, &stored.Bytes, &stored.Stored, &stored.CreatedAt)
 		if err != nil {
 			return err
 		}
 		stored.Address, created = u.Address, kept == folder
+		if created {
+			if err := checkStorage(ctx, tx, limits, StoredUploads, 0, cmp.Or(u.Stored, u.Bytes)); err != nil {
+				return err
+			}
+		}
 		sql := `UPDATE doomed_objects SET since = clock_timestamp() WHERE prefix = @folder`
 		if created {
 			sql = `DELETE FROM doomed_objects WHERE prefix = @folder`
@@ -69,8 +86,8 @@ func (d *DB) Upload(ctx context.Context, tenant berth.TenantID, a berth.Address)
 		UPDATE uploads
 		SET used_at = now()
 		WHERE tenant = @tenant AND address = @address
-		RETURNING files, bytes, created_at`,
-		pgx.NamedArgs{"tenant": tenant, "address": a}).Scan(&u.Files, &u.Bytes, &u.CreatedAt)
+		RETURNING files, bytes, coalesce(stored_bytes, 0), created_at`,
+		pgx.NamedArgs{"tenant": tenant, "address": a}).Scan(&u.Files, &u.Bytes, &u.Stored, &u.CreatedAt)
 	return u, mapError(err, "upload "+string(a))
 }
 

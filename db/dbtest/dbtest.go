@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"berth/db"
-	"berth/internal/postgres"
+	"berth/internal/devstack/postgres"
 )
 
 // shared is the cluster of this test process. Package state is right here and

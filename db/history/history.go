@@ -17,6 +17,16 @@ type Cluster struct {
 	ID      string      `json:"id"`
 	ReadAt  time.Time   `json:"read_at"` // the database's clock when its snapshot was taken
 	SameKey []SharedKey `json:"same_key"`
+	Stored  []Stored    `json:"stored"`
+}
+
+// Stored is the data of one kind that a tenant stores: as counted, and as its rows come
+// to.
+type Stored struct {
+	Tenant  berth.TenantID `json:"tenant"`
+	Kind    string         `json:"kind"`
+	Counted int64          `json:"counted"`
+	Rows    int64          `json:"rows"`
 }
 
 // SharedKey is an idempotency key that more than one job carries.
@@ -156,6 +166,7 @@ type Allocation struct {
 	SealedAt     *time.Time            `json:"sealed_at"`
 	OrphanedAt   *time.Time            `json:"orphaned_at"`
 	ReleasedAt   *time.Time            `json:"released_at"`
+	ForgottenAt  *time.Time            `json:"forgotten_at"`
 	TakenSeq     int64                 `json:"taken_seq"`
 	OrphanedSeq  int64                 `json:"orphaned_seq"`
 	FreedSeq     int64                 `json:"freed_seq"`

@@ -1,0 +1,101 @@
+package db
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// SetAdmission pauses or resumes the start of new work in the whole cluster, and
+// records who did and why. Doing it again changes nothing: the answer is the
+// change that holds.
+func (d *DB) SetAdmission(ctx context.Context, paused bool, reason, actor string) (berth.Admission, error) {
+	var a berth.Admission
+	err := d.tx(ctx, func(tx pgx.Tx) error {
+		// Two operators at once: the second sees what the first has done.
+		if _, err := tx.Exec(ctx, `LOCK TABLE admission_changes IN SHARE ROW EXCLUSIVE MODE`); err != nil {
+			return err
+		}
+		var err error
+		if a, err = readAdmission(ctx, tx); err != nil || a.Paused == paused {
+			return err
+		}
+		_, err = tx.Exec(ctx, `
+			INSERT INTO admission_changes (paused, reason, actor)
+			VALUES (@paused, @reason, @actor)`,
+			pgx.NamedArgs{"paused": paused, "reason": reason, "actor": actor})
+		if err != nil {
+			return err
+		}
+		a, err = readAdmission(ctx, tx)
+		return err
+	})
+	if err != nil {
+		return berth.Admission{}, mapError(err, "admission")
+	}
+	d.hub.Publish(TopicAdmission, "")
+	return a, nil
+}
+
+// Admission returns whether new work may start, and who changed that last.
+func (d *DB) Admission(ctx context.Context) (berth.Admission, error) {
+	a, err := readAdmission(ctx, d.pool)
+	return a, mapError(err, "admission")
+}
+
+func readAdmission(ctx context.Context, q querier) (berth.Admission, error) {
+	rows, err := q.Query(ctx, `
+		SELECT paused, reason, actor, at
+		FROM admission_changes
+		ORDER BY id DESC
+		LIMIT 1`)
+	if err != nil {
+		return berth.Admission{}, err
+	}
+	var a berth.Admission
+	var at time.Time
+	_, err = pgx.ForEachRow(rows, []any{&a.Paused, &a.Reason, &a.Actor, &at}, func() error {
+		a.Since = &at
+		return nil
+	})
+	return a, err
+}
+
+// Pressure is what holds back new starts.
+type Pressure struct {
+	Paused bool // admission is
+
+	// Unsettled is the number of jobs whose ranks have all ended and are stored,
+	// and which are shown as holding capacity still.
+	Unsettled int
+}
+
+// maxUnsettled bounds the count of unsettled jobs: beyond it there is nothing
+// more to know.
+const maxUnsettled = 1000
+
+// Pressure counts the jobs whose last rank was sealed between from and to ago
+// and that nobody has settled, and reads whether admission is paused. A rank that
+// ended among others that run does not make its gang count.
+func (d *DB) Pressure(ctx context.Context, from, to time.Duration) (Pressure, error) {
+	var p Pressure
+	err := d.pool.QueryRow(ctx, `
+		SELECT coalesce((SELECT paused FROM admission_changes ORDER BY id DESC LIMIT 1), false),
+			(SELECT count(*) FROM (
+				SELECT 1
+				FROM allocations a
+				JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
+				WHERE a.state = 'exited' AND a.sealed_at IS NOT NULL
+				  AND a.sealed_at > now() - @to::interval AND a.sealed_at < now() - @from::interval
+				  AND j.state IN ('scheduled', 'running', 'preempting', 'canceling')
+				  AND NOT EXISTS (
+					SELECT 1 FROM allocations o
+					WHERE o.job = a.job AND o.attempt = a.attempt
+					  AND (o.state IN ('reserved', 'active') OR o.state = 'exited' AND (o.sealed_at IS NULL OR (o.sealed_at, o.id) > (a.sealed_at, a.id))))
+				LIMIT @most) x)`,
+		pgx.NamedArgs{"from": from, "to": to, "most": maxUnsettled}).Scan(&p.Paused, &p.Unsettled)
+	return p, mapError(err, "unsettled attempts")
+}

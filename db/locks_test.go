@@ -1,0 +1,232 @@
+package db_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+	"berth/db"
+)
+
+// everyTable lists the tables of the schema as the catalogue has them, so that a
+// table that is added is tested too.
+func (s *stage) everyTable() []string {
+	s.t.Helper()
+	rows, err := s.pool.Query(s.t.Context(), `
+		SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)
+		FROM pg_class c
+		JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE c.relkind IN ('r', 'p') AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname NOT LIKE 'pg_toast%'
+		ORDER BY 1`)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if len(list) < 20 || !slices.Contains(list, "public.machine_leases") {
+		s.t.Fatalf("tables: %v", list)
+	}
+	return list
+}
+
+func accessExclusive(table string) string { return "LOCK TABLE " + table + " IN ACCESS EXCLUSIVE MODE" }
+
+// TestLockOnAnyTableMissesNoRenewal: an ALTER TABLE of jobs that took 32 s once left
+// every lease 34 s old.
+func TestLockOnAnyTableMissesNoRenewal(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	for i, table := range s.everyTable() {
+		if table == "public.machine_leases" {
+			continue
+		}
+		a := &agent{stage: s, machine: berth.MachineID(fmt.Sprintf("lock%d", i)), host: "host1", boot: "agent1"}
+		insertMachine(t, s.pool, string(a.machine), 2)
+		r, _, err := s.db.Register(t.Context(), a.machine, a.request())
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.epoch, a.digest = r.Epoch, r.Sync.Digest
+		mustExec(t, s.pool, `UPDATE machines SET state = 'suspect' WHERE id = $1`, a.machine)
+		s.quiet(string(a.machine), time.Minute)
+		s.holding(accessExclusive(table), func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+			defer cancel()
+			answer, err := s.db.Sync(ctx, a.machine, berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest})
+			if err != nil || !answer.Renewed || answer.Changed {
+				t.Errorf("with %s locked a sync was answered %+v, %v; want a renewed lease and no set", table, answer, err)
+			}
+			if age := one[time.Duration](s, `SELECT clock_timestamp() - seen_at FROM machine_leases WHERE machine_id = $1`, a.machine); age > 50*time.Second {
+				t.Errorf("with %s locked the lease was not renewed: it is %s old", table, age)
+			}
+		})
+		want := berth.MachineReady
+		if table == "public.machines" || table == "public.machine_events" {
+			want = berth.MachineSuspect // the row, or the record of its change, cannot be written
+		}
+		if got := s.state(string(a.machine)); got != want {
+			t.Errorf("after a sync with %s locked the suspected machine is %s, want %s", table, got, want)
+		}
+		if _, err := a.sync(func(*berth.SyncRequest) {}); err != nil {
+			t.Errorf("after the lock on %s: %v", table, err)
+		}
+		if got := s.state(string(a.machine)); got != berth.MachineReady {
+			t.Errorf("after the lock on %s the machine is %s", table, got)
+		}
+	}
+}
+
+// A session that is over must not be renewed by the lease alone, where nothing else
+// can be read.
+func TestLeaseEndsWithItsSession(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(s *stage){
+		"verdict": func(s *stage) {
+			s.quiet("m0", time.Hour)
+			if v := s.judge(s.term(), "m0"); !v.Lost {
+				s.t.Fatalf("verdict: %+v", v)
+			}
+		},
+		"confirmed dead": func(s *stage) {
+			mustExec(s.t, s.pool, `UPDATE machine_leases SET until = now() - interval '1 s'`)
+			if _, err := s.db.ConfirmDead(s.t.Context(), "m0", "operator:test"); err != nil {
+				s.t.Fatal(err)
+			}
+		},
+		"retired": func(s *stage) {
+			if err := s.db.Retire(s.t.Context(), "m0", "operator:test"); err != nil {
+				s.t.Fatal(err)
+			}
+		},
+		"joined anew": func(s *stage) {
+			mustExec(s.t, s.pool, `UPDATE machine_leases SET until = now() - interval '1 s'`)
+			j, err := s.db.CreateJoinToken(s.t.Context(), berth.NewJoinToken{}, "operator:test")
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			if _, _, err := s.db.Join(s.t.Context(), j.Secret, "m0"); err != nil {
+				s.t.Fatal(err)
+			}
+		},
+		"another process": func(s *stage) { s.register("host1", "agent2") },
+		"another boot":    func(s *stage) { s.register("host2", "agent1") },
+		// An older program, whose verdicts know nothing of leases.
+		"by hand": func(s *stage) {
+			mustExec(s.t, s.pool, `UPDATE machines SET state = 'lost', epoch = epoch + 1 WHERE id = 'm0'`)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t)
+			a, _ := s.register("host1", "agent1")
+			end(s)
+			before := one[time.Time](s, `SELECT seen_at FROM machine_leases WHERE machine_id = 'm0'`)
+			s.holding(accessExclusive("machines"), func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				defer cancel()
+				answer, err := s.db.Sync(ctx, a.machine, berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest})
+				if berth.CodeOf(err) != berth.CodeUnavailable {
+					t.Errorf("a sync of a session that is over was answered %+v, %v while machines was locked", answer, err)
+				}
+			})
+			if answer, err := a.sync(func(*berth.SyncRequest) {}); err == nil || berth.CodeOf(err) == berth.CodeUnavailable {
+				t.Errorf("a sync of a session that is over was answered %+v, %v", answer, err)
+			}
+			if now := one[time.Time](s, `SELECT seen_at FROM machine_leases WHERE machine_id = 'm0'`); !now.Equal(before) {
+				t.Error("the lease was renewed for a session that is over")
+			}
+		})
+	}
+}
+
+// TestNobodyIsLostForALockOnLeases: renewals cannot be stored then, so silence
+// proves nothing, neither meanwhile nor in the grace after it.
+func TestNobodyIsLostForALockOnLeases(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	s.register("host1", "agent1")
+	const ttl = 50 * time.Millisecond
+	if err := s.db.RenewBeacon(t.Context(), "api", ttl, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	s.quiet("m0", time.Hour)
+	beaten := make(chan error, 1)
+	for _, mode := range []string{"ACCESS EXCLUSIVE", "SHARE"} { // ALTER TABLE, CREATE INDEX
+		s.holding("LOCK TABLE machine_leases IN "+mode+" MODE", func() {
+			go func() { beaten <- s.db.RenewBeacon(context.WithoutCancel(t.Context()), "api", ttl, time.Minute) }()
+			s.blocked(1)
+			s.until("the beacon has expired", func() bool {
+				return one[bool](s, `SELECT expires_at < clock_timestamp() FROM leases WHERE name = 'api'`)
+			})
+		})
+		if err := <-beaten; err != nil {
+			t.Fatal(err)
+		}
+		if proves, err := s.db.SilenceProves(t.Context()); err != nil || proves {
+			t.Errorf("after a lock in mode %s silence proves something: %v, %v", mode, proves, err)
+		}
+		if due, _ := s.overdue(); len(due) != 0 {
+			t.Errorf("after a lock in mode %s a verdict is due on %v", mode, due)
+		}
+		if v := s.judge(term, "m0"); v.Lost || len(v.Jobs) > 0 {
+			t.Errorf("after a lock in mode %s: verdict %+v", mode, v)
+		}
+		mustExec(t, s.pool, `DELETE FROM leases WHERE name = 'grace'`)
+		if err := s.db.RenewBeacon(t.Context(), "api", ttl, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		mustExec(t, s.pool, `DELETE FROM leases WHERE name = 'grace'`)
+	}
+}
+
+// A write of a leader that waits for a locked table holds its term, and must not
+// cost the lead.
+func TestLeaderWhoseWriteWaitsForALockKeepsTheLead(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	lease := s.db.OpenLease(db.LeaseLeader, "a")
+	other := s.db.OpenLease(db.LeaseLeader, "b")
+	ctx := context.WithoutCancel(t.Context())
+	term, ok, err := lease.Acquire(ctx, time.Hour)
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	wrote := make(chan error, 1)
+	s.holding(accessExclusive("jobs"), func() {
+		go func() {
+			wrote <- s.db.LeaderTx(ctx, term, func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, `UPDATE jobs SET name = name`)
+				return err
+			})
+		}()
+		s.blocked(1)
+		soon, cancel := context.WithTimeout(ctx, 20*time.Second)
+		defer cancel()
+		if again, ok, err := lease.Acquire(soon, time.Hour); err != nil || !ok || again.Epoch != term.Epoch {
+			t.Errorf("the leader's lease beside its own write: %+v, %v, %v", again, ok, err)
+		}
+		if _, ok, err := other.Acquire(soon, time.Hour); err != nil || ok {
+			t.Errorf("another bid beside a leader: %v, %v", ok, err)
+		}
+		if _, err := s.pool.Exec(soon, `UPDATE leases SET expires_at = now() - interval '1 s'`); err != nil {
+			t.Error(err)
+		}
+		if _, ok, err := other.Acquire(ctx, time.Second); ok || err == nil {
+			t.Errorf("another bid takes the lead beside a write of the old term: %v, %v", ok, err)
+		}
+	})
+	if err := <-wrote; err != nil {
+		t.Errorf("the leader's write: %v", err)
+	}
+	if next, ok, err := other.Acquire(ctx, time.Hour); err != nil || !ok || next.Epoch != term.Epoch+1 {
+		t.Errorf("the next leader: %+v, %v, %v", next, ok, err)
+	}
+}

@@ -1,0 +1,58 @@
+package db
+
+import (
+	"encoding/base64"
+	"encoding/json"
+
+	"berth"
+)
+
+// Paging selects a page of a list.
+type Paging struct {
+	Limit  int    // 0: DefaultPage; at most MaxPage
+	Cursor string // of the page before; "" for the first
+}
+
+// limit is how many items a page has at most.
+func (p Paging) limit() int {
+	if p.Limit <= 0 {
+		return DefaultPage
+	}
+	return min(p.Limit, MaxPage)
+}
+
+// after reads the position at which the page begins into into, one pointer for
+// each part, and reports whether there is one. Clients may edit a cursor: it
+// selects nothing that the list would not.
+func (p Paging) after(into ...any) (bool, error) {
+	if p.Cursor == "" {
+		return false, nil
+	}
+	b, err := base64.RawURLEncoding.DecodeString(p.Cursor)
+	var parts []json.RawMessage
+	if err == nil {
+		err = json.Unmarshal(b, &parts)
+	}
+	bad := err != nil || len(parts) != len(into)
+	for i := 0; !bad && i < len(parts); i++ {
+		bad = json.Unmarshal(parts[i], into[i]) != nil
+	}
+	if bad {
+		return false, berth.Errorf(berth.CodeInvalid, "cursor %.40q is not one that this list gave", p.Cursor)
+	}
+	return true, nil
+}
+
+// cut takes a page of list, which was read with one item more than that, and
+// returns the cursor of the next: "" if there is none. key is an item's position.
+func cut[T any](p Paging, list []T, key func(T) []any) ([]T, string) {
+	n := p.limit()
+	if len(list) <= n {
+		return list, ""
+	}
+	b, err := json.Marshal(key(list[n-1]))
+	if err != nil {
+		panic("cursor does not marshal: " + err.Error())
+	}
+	return list[:n], base64.RawURLEncoding.EncodeToString(b)
+}

@@ -1,0 +1,145 @@
+package db
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// A checkpoint that exceeds a storage quota is refused as a whole step, for all
+// members of its gang: the shards that other members have registered would never
+// become a checkpoint, and would keep their room until the attempt ends. The row of
+// the step stays as pruned, so that a later shard is deleted too.
+
+// refuseStep gives up a step that exceeds a storage quota, for this reason, and adds
+// an event, once per attempt. It returns the step's shards, whose objects the caller
+// deletes, the reported one included.
+func (s Storage) refuseStep(
+	ctx context.Context, machine berth.MachineID, p berth.CheckpointReport, why error,
+) ([]PrunedShard, error) {
+	var list []PrunedShard
+	err := s.DB.tx(ctx, func(tx pgx.Tx) error {
+		list = nil
+		c := checkpointing{tx: tx, machine: machine, report: p}
+		if err := c.lock(ctx); err != nil {
+			return err
+		}
+		var err error
+		if list, err = c.giveUp(ctx, why); err != nil || len(list) == 0 {
+			return err // a step that is verified stays, and so nothing was refused
+		}
+		return addEventOnce(ctx, tx, p.Job, berth.EventCheckpointRefused, p.Attempt, AgentActor(machine),
+			fmt.Sprintf("step %d was not stored, and the checkpoints before it stay: %v", p.Step, why))
+	})
+	if err == nil {
+		s.DB.hub.Publish(TopicJob, string(p.Job))
+	}
+	return list, err
+}
+
+// giveUp marks the step as pruned unless it is verified.
+func (c *checkpointing) giveUp(ctx context.Context, why error) ([]PrunedShard, error) {
+	p := c.report
+	rows, err := c.tx.Query(ctx, `
+		WITH refused AS (
+			INSERT INTO checkpoints AS c (job, step, attempt, ranks, state, detail)
+			VALUES (@job, @step, @attempt, @ranks, 'pruned', @why)
+			ON CONFLICT (job, step, attempt) DO UPDATE
+			SET state = 'pruned', detail = excluded.detail
+			WHERE c.state IN ('partial', 'pruned')
+			RETURNING c.job
+		)
+		SELECT @rank::int FROM refused
+		UNION
+		SELECT h.rank
+		FROM refused r
+		JOIN checkpoint_shards h ON h.job = r.job AND h.step = @step AND h.attempt = @attempt
+		ORDER BY 1`,
+		pgx.NamedArgs{
+			"job": p.Job, "step": p.Step, "attempt": p.Attempt, "ranks": c.ranks, "rank": p.Rank, "why": why.Error(),
+		})
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (PrunedShard, error) {
+		s := PrunedShard{Tenant: c.tenant, Job: p.Job, Attempt: p.Attempt, Step: p.Step}
+		err := row.Scan(&s.Rank)
+		return s, err
+	})
+}
+
+// addEventOnce adds an event to a locked job, unless the attempt has one of this kind.
+func addEventOnce(
+	ctx context.Context, tx pgx.Tx, job berth.JobID, kind berth.EventKind, attempt int, actor, detail string,
+) error {
+	var known bool
+	err := tx.QueryRow(ctx, `
+		SELECT EXISTS (SELECT 1 FROM job_events WHERE job = @job AND kind = @kind AND attempt = @attempt)`,
+		pgx.NamedArgs{"job": job, "kind": kind, "attempt": attempt}).Scan(&known)
+	if err != nil || known {
+		return err
+	}
+	return addEvent(ctx, tx, job, kind, attempt, actor, nil, detail)
+}
+
+// RefuseCheckpoint is the outcome of a shard that exceeds a storage quota before it is
+// stored; see RegisterCheckpoint. The report names no allocation.
+func (s Storage) RefuseCheckpoint(
+	ctx context.Context, machine berth.MachineID, p berth.CheckpointReport, why error,
+) ([]PrunedShard, error) {
+	err := s.DB.pool.QueryRow(ctx, `
+		SELECT id FROM allocations WHERE job = @job AND attempt = @attempt AND rank = @rank AND machine_id = @machine`,
+		pgx.NamedArgs{"job": p.Job, "attempt": p.Attempt, "rank": p.Rank, "machine": machine}).Scan(&p.Alloc)
+	var list []PrunedShard
+	if err == nil {
+		list, err = s.refuseStep(ctx, machine, p, why)
+	}
+	return list, mapError(err, fmt.Sprintf("checkpoint %d of job %s", p.Step, p.Job))
+}
+
+// CutLog appends the last line of a log that exceeds a storage quota, a stored object as
+// in AppendLog, and adds an event, once per attempt. Later pieces of the log are
+// dropped; see LogPlace.Cut.
+func (s Storage) CutLog(
+	ctx context.Context, alloc berth.AllocationID, p LogPlace, c LogChunk, why error,
+) (end int64, err error) {
+	c.Cut = true
+	err = s.DB.tx(ctx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `SELECT 1 FROM jobs WHERE id = @job FOR NO KEY UPDATE`, pgx.NamedArgs{"job": p.Job})
+		if err != nil {
+			return err
+		}
+		if err := addEventOnce(ctx, tx, p.Job, berth.EventLogCut, p.Attempt, AgentActor(p.machine),
+			fmt.Sprintf("the rest of the log of member %d is not stored: %v", p.Rank, why)); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, appendLog, p.appendArgs(alloc, c)).Scan(&end)
+	})
+	if err == nil {
+		s.DB.hub.Publish(TopicJob, string(p.Job))
+	}
+	return end, mapError(err, fmt.Sprintf("log of allocation %d", alloc))
+}
+
+// doomOutput marks the object of a refused output for deletion in a day: by then its
+// agent has given the output up. An output that fits after all takes its object back.
+//
+// The row of the job is locked, as RegisterOutput locks it. A repeat of the report may
+// have been accepted between the refusal and this call, and its object must stay.
+func (s Storage) doomOutput(ctx context.Context, job berth.JobID, object string) error {
+	return s.DB.tx(ctx, func(tx pgx.Tx) error {
+		args := pgx.NamedArgs{"job": job, "object": object}
+		if _, err := tx.Exec(ctx, `SELECT 1 FROM jobs WHERE id = @job FOR NO KEY UPDATE`, args); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `
+			INSERT INTO doomed_objects (prefix, since)
+			SELECT @object, clock_timestamp() + interval '1 day'
+			WHERE NOT EXISTS (SELECT 1 FROM outputs WHERE object = @object)
+			ON CONFLICT DO NOTHING`, args)
+		return err
+	})
+}

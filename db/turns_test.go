@@ -1,0 +1,122 @@
+package db_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"berth/db"
+	"berth/db/dbtest"
+	"berth/internal/lib/overload"
+)
+
+// crowded is a database of three connections: two for work, one for reads.
+func crowded(t *testing.T) *db.DB {
+	t.Helper()
+	return dbtest.Open(t, dbtest.URL(t), db.Options{MaxConns: 3})
+}
+
+func take(t *testing.T, d *db.DB, class overload.Class) *pgxpool.Conn {
+	t.Helper()
+	c, err := d.Pool().Acquire(overload.As(t.Context(), class))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// queued waits until so many wait for a connection.
+func queued(t *testing.T, d *db.DB, n int) {
+	t.Helper()
+	for limit := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		have := 0
+		for _, l := range d.Limiters() {
+			for _, q := range l.Stats().Queued {
+				have += q
+			}
+		}
+		if have == n {
+			return
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("%d wait, want %d", have, n)
+		}
+	}
+}
+
+func TestEndsGetConnectionsBeforeStartsAndSweeps(t *testing.T) {
+	t.Parallel()
+	d := crowded(t)
+	held := []*pgxpool.Conn{take(t, d, overload.End), take(t, d, overload.End)}
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	var order []overload.Class
+	for i, class := range []overload.Class{overload.Sweep, overload.Start, overload.End} {
+		all.Go(func() {
+			c, err := d.Pool().Acquire(overload.As(t.Context(), class))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			order = append(order, class)
+			mu.Unlock()
+			c.Release()
+		})
+		queued(t, d, i+1)
+	}
+	held[0].Release() // one at a time go through it
+	all.Wait()
+	held[1].Release()
+	if len(order) != 3 || order[0] != overload.End || order[1] != overload.Start {
+		t.Errorf("served in the order %v", order)
+	}
+}
+
+func TestReadsOfUsersAndWorkDoNotCrowdEachOtherOut(t *testing.T) {
+	t.Parallel()
+	d := crowded(t)
+	work := []*pgxpool.Conn{take(t, d, overload.Start), take(t, d, overload.Start)}
+	take(t, d, overload.Read).Release() // though work has all of its own
+	for _, c := range work {
+		c.Release()
+	}
+	read := take(t, d, overload.Read)
+	ctx, cancel := context.WithCancel(overload.As(t.Context(), overload.Read))
+	gone := make(chan error)
+	go func() {
+		_, err := d.Pool().Acquire(ctx)
+		gone <- err
+	}()
+	queued(t, d, 1)
+	take(t, d, overload.Sweep).Release() // though reads have all of theirs
+	cancel()
+	if err := <-gone; !errors.Is(err, context.Canceled) {
+		t.Errorf("a reader that has gone got %v", err)
+	}
+	read.Release()
+	for _, l := range d.Limiters() {
+		if s := l.Stats(); s.InFlight != 0 || s.Binding() {
+			t.Errorf("%s is left with %+v", l.Name(), s)
+		}
+	}
+}
+
+// Leases must not wait for anybody.
+func TestSignsOfLifeDoNotWaitForTurns(t *testing.T) {
+	t.Parallel()
+	d := crowded(t)
+	for range 2 {
+		defer take(t, d, overload.Sweep).Release()
+	}
+	defer take(t, d, overload.Read).Release()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := d.RenewBeacon(ctx, "test", time.Minute, time.Minute); err != nil {
+		t.Error(err)
+	}
+}

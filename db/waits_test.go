@@ -1,0 +1,223 @@
+package db_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"berth"
+	"berth/db"
+)
+
+// member is a rank's row as its waiter reads it.
+func (s *stage) member(alloc berth.AllocationID) berth.MemberView {
+	s.t.Helper()
+	list, err := s.db.Members(s.t.Context(), silence, []berth.AllocationID{alloc, 1 << 40})
+	if err != nil || len(list) != 1 || list[0].Alloc != alloc {
+		s.t.Fatalf("members are %+v, %v", list, err)
+	}
+	return list[0]
+}
+
+// unheard are the jobs whose workflows should act on an end, as the replica finds
+// them that recorded it and as the leader does.
+func (s *stage) unheard(allocs ...berth.AllocationID) []berth.JobID {
+	s.t.Helper()
+	recorded, err := s.db.Unheard(s.t.Context(), allocs)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	swept, err := s.db.UnheardFor(s.t.Context(), 0, 100)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var found []berth.JobID
+	for _, j := range swept {
+		found = append(found, j.ID)
+	}
+	slices.Sort(recorded)
+	slices.Sort(found)
+	if !slices.Equal(recorded, found) {
+		s.t.Errorf("the replica finds %v, the leader %v", recorded, found)
+	}
+	return found
+}
+
+func (s *stage) rankAlloc(id berth.JobID, attempt, rank int) berth.AllocationID {
+	s.t.Helper()
+	return berth.AllocationID(one[int64](s, `SELECT id FROM allocations WHERE job = $1 AND attempt = $2 AND rank = $3`, id, attempt, rank))
+}
+
+func TestAWaiterReadsWhatItsMemberIsAt(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id, attempt := s.started(nil)
+	alloc := s.alloc(id, attempt)
+	mustExec(t, s.pool, `UPDATE allocations SET progress = '{"step": 7, "total": 9}', log_bytes = 12 WHERE id = $1`, int64(alloc))
+	v := s.member(alloc)
+	want := berth.RunProgress{Phase: berth.PhaseRunning, Step: 7, Total: 9, Machine: "m0", LogOffset: 12}
+	if !v.Live() || v.Sealed || v.Exit != nil || v.Overdue || v.Progress != want {
+		t.Errorf("while it runs: %+v", v)
+	}
+	s.exit(id, attempt, 0, exited(3))
+	if v := s.member(alloc); v.Live() || !v.Sealed || v.Exit == nil || v.Exit.Code != 3 {
+		t.Errorf("after its end: %+v", v)
+	}
+	if ended, err := s.db.EndedMembers(t.Context()); err != nil || !slices.Equal(ended, []berth.AllocationID{alloc}) {
+		t.Errorf("ended are %v, %v", ended, err)
+	}
+	s.settle(id, attempt)
+	if v := s.member(alloc); v.Live() || !v.Sealed || v.Exit == nil {
+		t.Errorf("a waiter that comes after the verdict reads %+v", v)
+	}
+	if ended, err := s.db.EndedMembers(t.Context()); err != nil || len(ended) != 0 {
+		t.Errorf("after the verdict ended are %v, %v", ended, err)
+	}
+}
+
+func TestAMemberOfASupersededAttemptIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id, attempt := s.started(nil)
+	alloc := s.alloc(id, attempt)
+	s.orphan(id, attempt, 0)
+	if v := s.member(alloc); v.Live() || v.Sealed {
+		t.Errorf("orphaned it is %+v", v)
+	}
+	s.settle(id, attempt)
+	s.place(id, "m1")
+	if v := s.member(alloc); v.Current || v.Live() {
+		t.Errorf("superseded it is %+v", v)
+	}
+}
+
+// A waiter of a machine that a verdict is due on sends no heartbeat; while no
+// verdict may be passed it does, or every activity would be repeated in an outage.
+func TestAMemberIsOverdueOnlyWhileAVerdictMayBePassed(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id, attempt := s.started(nil) // on m0, with the default lost_after
+	alloc := s.alloc(id, attempt)
+	s.quiet("m0", berth.DefaultLostAfter-5*time.Second)
+	if s.member(alloc).Overdue {
+		t.Error("before lost_after")
+	}
+	s.quiet("m0", berth.DefaultLostAfter+5*time.Second)
+	if !s.member(alloc).Overdue {
+		t.Error("not after lost_after")
+	}
+	s.quiet("m1", time.Minute)
+	if !s.member(alloc).Overdue {
+		t.Error("not with two silent machines")
+	}
+	s.quiet("m2", time.Minute)
+	if s.member(alloc).Overdue {
+		t.Error("while verdicts are frozen")
+	}
+	s.quiet("m2", 0)
+	mustExec(t, s.pool, `INSERT INTO leases (name, holder, epoch, expires_at) VALUES ('api', 'x', 1, now() - interval '1 second')
+		ON CONFLICT (name) DO UPDATE SET expires_at = excluded.expires_at`)
+	if s.member(alloc).Overdue {
+		t.Error("while no API can hear machines")
+	}
+}
+
+func TestAnEndIsHintedAtWhenItIsSealed(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id := s.submit(nil)
+	attempt := s.place(id, "m0")
+	a.mustClaim(id, attempt)
+	a.report(id, attempt, berth.PhasePrepared, nil)
+	hints := s.db.Hub().EndHints(db.Here)
+	defer hints.Close()
+	a.report(id, attempt, berth.PhaseExited, withExit(0))
+	if list, _ := hints.Take(); len(list) != 0 {
+		t.Errorf("hinted at before the seal: %v", list)
+	}
+	a.report(id, attempt, berth.PhaseSealed, withExit(0))
+	select {
+	case <-hints.News():
+	default:
+		t.Error("no hint")
+	}
+	if list, missed := hints.Take(); missed || len(list) != 1 || list[0] != a.alloc(id, attempt) {
+		t.Errorf("hinted at: %v, missed %v", list, missed)
+	}
+	a.report(id, attempt, berth.PhaseSealed, withExit(0)) // as after an answer that was lost
+	if list, _ := hints.Take(); len(list) != 0 {
+		t.Errorf("hinted at again: %v", list)
+	}
+}
+
+func TestAnEndIsUnheardUntilItsAttemptIsSettled(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id, attempt := s.started(nil)
+	alloc := s.alloc(id, attempt)
+	if jobs := s.unheard(alloc); len(jobs) != 0 {
+		t.Errorf("while it runs: %v", jobs)
+	}
+	mustExec(t, s.pool, `UPDATE allocations SET state = 'exited', exit = $2, exited_at = now() WHERE id = $1`, int64(alloc), exited(0))
+	if jobs := s.unheard(alloc); len(jobs) != 0 {
+		t.Errorf("before the seal: %v", jobs)
+	}
+	s.exit(id, attempt, 0, exited(0))
+	if jobs := s.unheard(alloc); !slices.Equal(jobs, []berth.JobID{id}) {
+		t.Errorf("after the seal: %v", jobs)
+	}
+	if old, err := s.db.UnheardFor(t.Context(), time.Hour, 10); err != nil || len(old) != 0 {
+		t.Errorf("for an hour: %v, %v", old, err)
+	}
+	s.settle(id, attempt)
+	if jobs := s.unheard(alloc); len(jobs) != 0 {
+		t.Errorf("after the verdict: %v", jobs)
+	}
+}
+
+// A poke costs a job's workflow as much as a fifth of the job: members that did
+// their work while others run must not cost one each.
+func TestAGangsWorkflowIsWantedByABadEndAndByTheLast(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		says string
+		exit berth.Exit
+		want bool
+	}{
+		{"it did its work", exited(0), false},
+		{"it failed", exited(1), true},
+		{"it never started", berth.Exit{Cause: berth.CauseImageNotFound}, true},
+		{"it was stopped", berth.Exit{Cause: berth.CauseOrdered, StartedAt: ranAt, FinishedAt: ranAt}, true},
+		{"it was stopped with its work complete", berth.Exit{Cause: berth.CauseOrdered, Complete: true, StartedAt: ranAt, FinishedAt: ranAt}, false},
+	} {
+		t.Run(c.says, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t)
+			id := s.submit(nil)
+			attempt := s.place(id, "m0", "m1")
+			s.claim(id, attempt, 0, 1)
+			s.run(id)
+			s.exit(id, attempt, 0, c.exit)
+			first := s.rankAlloc(id, attempt, 0)
+			if got := len(s.unheard(first)) > 0; got != c.want || c.want == c.exit.Done() {
+				t.Errorf("wanted: %v", got)
+			}
+			stopped, err := s.db.StopAttempt(t.Context(), id, attempt)
+			if err != nil || stopped != c.want {
+				t.Errorf("stopped: %v, %v", stopped, err)
+			}
+			if jobs := s.unheard(first); len(jobs) != 0 {
+				t.Errorf("after the other was told to stop: %v", jobs)
+			}
+			s.exit(id, attempt, 1, exited(0))
+			if jobs := s.unheard(s.rankAlloc(id, attempt, 1)); !slices.Equal(jobs, []berth.JobID{id}) {
+				t.Errorf("after the last end: %v", jobs)
+			}
+			if one[int64](s, fmt.Sprintf(`SELECT count(*) FROM allocations WHERE job = '%s'`, id)) != 2 {
+				t.Error("more than two members")
+			}
+		})
+	}
+}

@@ -1,0 +1,394 @@
+package db
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// watermarkLeap is by how much the number of watermarks jumps after a restore:
+// more than were granted in any tail that could have been lost.
+const watermarkLeap = 1_000_000_000
+
+// knowsGranted reports whether the database, row c of cluster, has granted the
+// watermark @mark_number of @mark_branch, or has leapt past it since. It is true
+// for another cluster's, and for no watermark at all, whose number is 0.
+const knowsGranted = `
+	(@mark_cluster <> c.id OR @mark_number < c.leapt_to OR EXISTS (
+		SELECT 1 FROM watermark_branches w WHERE w.branch = @mark_branch AND w.granted >= @mark_number
+	))`
+
+// grantedNow is the number of the newest watermark, of row c of cluster; 0
+// before the first.
+const grantedNow = `coalesce((SELECT w.granted FROM watermark_branches w WHERE w.branch = c.branch), 0)`
+
+func markArgs(args pgx.NamedArgs, w berth.StoredWatermark) pgx.NamedArgs {
+	args["mark_cluster"], args["mark_number"], args["mark_branch"] = w.Cluster, w.Number, w.Branch
+	return args
+}
+
+// signature proves that this database granted a watermark.
+func signature(key []byte, cluster, branch string, number int64) string {
+	m := hmac.New(sha256.New, key)
+	fmt.Fprintf(m, "%s %d %s", cluster, number, branch)
+	return hex.EncodeToString(m.Sum(nil)[:16])
+}
+
+// signer computes signatures without asking the database each time: the newest
+// one is asked for by every call of every agent.
+type signer struct {
+	key     []byte
+	cluster string
+}
+
+func (s signer) sign(branch string, number int64) berth.Watermark {
+	if number == 0 {
+		return berth.Watermark{}
+	}
+	return berth.Watermark{Number: number, Branch: branch, Signature: signature(s.key, s.cluster, branch, number)}
+}
+
+// markRead is what the database knows of its watermarks at one moment.
+type markRead struct {
+	cluster string
+	branch  string
+	number  int64 // of the newest one; 0 before the first
+	leaptTo int64
+	key     []byte
+}
+
+// markColumns are what dest takes, of row c of cluster.
+const markColumns = `c.id, c.branch, ` + grantedNow + `, c.leapt_to, c.watermark_key`
+
+func (m *markRead) dest() []any { return []any{&m.cluster, &m.branch, &m.number, &m.leaptTo, &m.key} }
+
+// covers reports whether a caller's watermark is known without another look, as
+// nearly all are.
+func (m *markRead) covers(seen berth.StoredWatermark) bool {
+	return seen.Cluster != m.cluster || seen.Number < m.leaptTo || seen.Branch == m.branch && seen.Number <= m.number
+}
+
+// now is the newest watermark. Before the first its number is 0, which machines
+// that have heard of a higher one refuse: this database is older than theirs.
+func (m *markRead) now() *berth.Watermark {
+	w := signer{m.key, m.cluster}.sign(m.branch, m.number)
+	return &w
+}
+
+// behind reports whether a caller's watermark proves that the database has lost
+// rows.
+func (m *markRead) behind(ctx context.Context, q interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}, seen berth.StoredWatermark) (bool, error) {
+	if m.covers(seen) || !m.signed(seen) {
+		return false, nil
+	}
+	var known bool
+	err := q.QueryRow(ctx, `SELECT `+knowsGranted+` FROM cluster c`, markArgs(pgx.NamedArgs{}, seen)).Scan(&known)
+	return !known, err
+}
+
+// signed reports whether a watermark is this database's. One with a wrong
+// signature proves nothing.
+func (m *markRead) signed(seen berth.StoredWatermark) bool {
+	return hmac.Equal([]byte(seen.Signature), []byte(signature(m.key, m.cluster, seen.Branch, seen.Number)))
+}
+
+// Outside is the watermark that was found outside the database, and how far ids
+// and terms had been set apart with it. Zero fields are not known.
+type Outside struct {
+	berth.StoredWatermark
+	IDs   int64 `json:"ids"`   // allocation ids up to here may have been given
+	Terms int64 `json:"terms"` // and terms of leaders
+}
+
+// errRestored is the answer to a machine that knows more than the database does.
+func errRestored(machine berth.MachineID) error {
+	return berth.ErrStaleEpoch("the database was restored from a backup that machine %s is ahead of: register again", machine)
+}
+
+// vouch compares a machine's watermark with the database, and reports whether the
+// database was restored to before it. Then it leaps; see Leap.
+func (d *DB) vouch(ctx context.Context, seen berth.StoredWatermark) (restored bool, err error) {
+	if seen.IsZero() {
+		return false, nil
+	}
+	var m markRead
+	if err := d.pool.QueryRow(ctx, `SELECT `+markColumns+` FROM cluster c`).Scan(m.dest()...); err != nil {
+		return false, mapError(err, "watermark")
+	}
+	if restored, err = m.behind(ctx, d.pool, seen); err != nil || !restored {
+		return false, mapError(err, "watermark")
+	}
+	_, err = d.Leap(ctx, Outside{StoredWatermark: seen})
+	return true, err
+}
+
+// KnowsStored reports whether a watermark found in the object store is one that
+// this database granted, or was about to grant.
+func (d *DB) KnowsStored(ctx context.Context, w berth.StoredWatermark) (known bool, err error) {
+	err = d.pool.QueryRow(ctx, `
+		SELECT @mark_cluster <> c.id OR @mark_number < c.leapt_to OR EXISTS (
+			SELECT 1 FROM watermark_branches w WHERE w.branch = @mark_branch AND w.pending >= @mark_number
+		)
+		FROM cluster c`, markArgs(pgx.NamedArgs{}, w)).Scan(&known)
+	return known, mapError(err, "watermark")
+}
+
+// Leap makes ids of allocations, the leader's term and watermarks jump beyond
+// everything that was given before a restore, once proof shows that there was one;
+// see Incarnate for what else it does. It reports false, and changes nothing, if the database
+// has leapt past it meanwhile.
+func (d *DB) Leap(ctx context.Context, proof Outside) (done bool, err error) {
+	var made leaps
+	err = d.tx(ctx, func(tx pgx.Tx) error {
+		done = false
+		if err := stopLeaders(ctx, tx); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `SELECT 1 FROM cluster FOR NO KEY UPDATE`); err != nil {
+			return fmt.Errorf("lock cluster: %w", err)
+		}
+		var known bool
+		err := tx.QueryRow(ctx, `SELECT `+knowsGranted+` FROM cluster c`, markArgs(pgx.NamedArgs{}, proof.StoredWatermark)).Scan(&known)
+		if err != nil || known {
+			return err
+		}
+		done = true
+		made, err = leap(ctx, tx, proof)
+		return err
+	})
+	if err != nil {
+		return false, mapError(err, "cluster")
+	}
+	if done {
+		d.log.Error("database restored from a backup, ids and terms leapt, at_most_one jobs are held", "incarnation", made.incarnation,
+			"lost_watermark", proof.Number)
+		made.publish(d.hub)
+	}
+	return done, nil
+}
+
+// stopLeaders locks the leader's lease, first as everywhere. FOR UPDATE waits for
+// the writes of the present term and holds back later ones, which a weaker lock
+// lets pass; see fence.
+func stopLeaders(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, `SELECT 1 FROM leases WHERE name = @name FOR UPDATE`, pgx.NamedArgs{"name": LeaseLeader})
+	if err != nil {
+		return fmt.Errorf("lock lease: %w", err)
+	}
+	return nil
+}
+
+// leaps is a leap that was written.
+type leaps struct {
+	incarnation int64
+	machines    []berth.MachineID // whose sessions have ended
+}
+
+// publish wakes the calls that machines wait in.
+func (l leaps) publish(h *Hub) {
+	for _, m := range l.machines {
+		h.Publish(TopicMachine, string(m))
+	}
+}
+
+// leap writes a leap; the lease and the row of cluster are locked.
+func leap(ctx context.Context, tx pgx.Tx, proof Outside) (l leaps, err error) {
+	args := pgx.NamedArgs{
+		"name": LeaseLeader, "leap": int64(idLeap), "terms": proof.Terms, "ids": proof.IDs,
+		"far": int64(watermarkLeap), "number": proof.Number, "branch": newBranch(),
+	}
+	_, err = tx.Exec(ctx, `
+		UPDATE leases
+		SET epoch = greatest(epoch + @leap, @terms::bigint + 1)
+		WHERE name = @name`, args)
+	if err != nil {
+		return l, fmt.Errorf("leap terms: %w", err)
+	}
+	_, err = tx.Exec(ctx, `
+		SELECT setval(pg_get_serial_sequence('allocations', 'id'),
+		              greatest(nextval(pg_get_serial_sequence('allocations', 'id')) + @leap, @ids::bigint + 1))`, args)
+	if err != nil {
+		return l, fmt.Errorf("leap ids: %w", err)
+	}
+	// The leap accounts for all lower numbers, so the branches that had them can go.
+	err = tx.QueryRow(ctx, `
+		WITH next AS (
+			SELECT greatest(c.leapt_to, @number, (SELECT max(pending) FROM watermark_branches)) + @far AS number
+			FROM cluster c
+		), past AS (
+			DELETE FROM watermark_branches w
+			USING next
+			WHERE w.pending < next.number
+		), branch AS (
+			INSERT INTO watermark_branches (branch, granted, pending)
+			SELECT @branch, number, number FROM next
+		)
+		UPDATE cluster
+		SET incarnation = incarnation + 1, branch = @branch, leapt_to = next.number
+		FROM next
+		RETURNING incarnation`, args).Scan(&l.incarnation)
+	if err != nil {
+		return l, fmt.Errorf("leap watermarks: %w", err)
+	}
+	if err := holdExclusive(ctx, tx); err != nil {
+		return l, err
+	}
+	// Every agent registers again, so that its containers are compared with the
+	// restored rows as a whole.
+	rows, err := tx.Query(ctx, `
+		WITH known AS (
+			SELECT id FROM machines WHERE agent_boot <> '' ORDER BY id FOR NO KEY UPDATE
+		), lease AS (
+			UPDATE machine_leases l SET agent_boot = '' FROM known WHERE l.machine_id = known.id
+		)
+		UPDATE machines m SET agent_boot = '' FROM known WHERE m.id = known.id
+		RETURNING m.id`)
+	if err == nil {
+		l.machines, err = pgx.CollectRows(rows, pgx.RowTo[berth.MachineID])
+	}
+	if err != nil {
+		return l, fmt.Errorf("end sessions of machines: %w", err)
+	}
+	return l, nil
+}
+
+func newBranch() string {
+	var b [9]byte
+	_, _ = rand.Read(b[:]) // never fails since Go 1.24
+	return hex.EncodeToString(b[:])
+}
+
+// Branch is a leader's own series of watermarks. Its zero value, with a Term, is
+// a new series. It is not for concurrent use.
+type Branch struct {
+	Term     Term
+	cluster  string
+	name     string
+	granted  int64
+	reserved int64 // the latest number of Reserve
+}
+
+// Lost is the proof, for Leap, that the database was restored, where Reserve or
+// Grant has failed with ErrRestored.
+func (b *Branch) Lost() Outside {
+	newest := berth.Watermark{Number: b.granted, Branch: b.name}
+	return Outside{StoredWatermark: berth.StoredWatermark{Cluster: b.cluster, Watermark: newest}}
+}
+
+// idBlock and termBlock are how far ids and terms may go until the next
+// watermark is granted.
+const (
+	idBlock   = idLeap
+	termBlock = idLeap
+)
+
+// Reserve notes the watermark that comes next, to be written to the object store
+// and then granted: a leader that dies in between leaves a note that the store
+// may be ahead by this one. above is the highest number found in the store.
+//
+// A database that was restored under the leader is an error, as is a term that is
+// over. A row that has the number reserved last as granted is neither: Grant has
+// committed and its answer was lost.
+func (b *Branch) Reserve(ctx context.Context, d *DB, above int64) (Outside, error) {
+	if b.name == "" {
+		b.name = newBranch()
+	}
+	var next Outside
+	var granted int64
+	next.Branch = b.name
+	err := d.leaderTx(ctx, b.Term, func(tx pgx.Tx) error {
+		args := pgx.NamedArgs{
+			"branch": b.name, "above": above, "granted": b.granted, "reserved": b.reserved,
+			"name": LeaseLeader, "ids": int64(idBlock), "terms": int64(termBlock),
+		}
+		err := tx.QueryRow(ctx, `
+			INSERT INTO watermark_branches AS w (branch, granted, pending)
+			SELECT @branch, 0, 1 + greatest(@above, c.leapt_to - 1,
+			    CASE WHEN @granted::bigint = 0 THEN (SELECT max(pending) FROM watermark_branches) END)
+			FROM cluster c
+			WHERE @granted::bigint = 0 OR c.branch = @branch
+			ON CONFLICT (branch) DO UPDATE
+			SET pending = greatest(w.pending, w.granted + 1)
+			WHERE w.granted = @granted OR w.granted = @reserved AND w.pending = @reserved
+			RETURNING pending, granted`, args).Scan(&next.Number, &granted)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return fmt.Errorf("watermark %d of branch %s is not in the database: %w", b.granted, b.name, ErrRestored)
+		}
+		if err != nil {
+			return fmt.Errorf("reserve watermark: %w", err)
+		}
+		return tx.QueryRow(ctx, `
+			SELECT c.id, coalesce(pg_sequence_last_value(pg_get_serial_sequence('allocations', 'id')::regclass), 0) + @ids, l.epoch + @terms
+			FROM leases l, cluster c
+			WHERE l.name = @name`, args).Scan(&next.Cluster, &next.IDs, &next.Terms)
+	})
+	if err == nil {
+		b.cluster, b.granted, b.reserved = next.Cluster, granted, next.Number
+	}
+	return next, mapError(err, "watermark")
+}
+
+// Grant makes a reserved watermark, which is in the object store by now, the
+// newest one. Granting one twice is no error.
+func (b *Branch) Grant(ctx context.Context, d *DB, next Outside) error {
+	err := d.leaderTx(ctx, b.Term, func(tx pgx.Tx) error {
+		args := pgx.NamedArgs{"branch": b.name, "number": next.Number, "granted": b.granted}
+		tag, err := tx.Exec(ctx, `
+			UPDATE watermark_branches
+			SET granted = @number
+			WHERE branch = @branch AND granted IN (@granted, @number) AND pending = @number`, args)
+		if err != nil {
+			return fmt.Errorf("grant watermark: %w", err)
+		}
+		if tag.RowsAffected() == 0 {
+			return fmt.Errorf("watermark %d of branch %s is not reserved: %w", next.Number, b.name, ErrRestored)
+		}
+		_, err = tx.Exec(ctx, `UPDATE cluster SET branch = @branch WHERE branch <> @branch`, args)
+		return err
+	})
+	if err == nil {
+		b.granted = next.Number
+	}
+	return mapError(err, "watermark")
+}
+
+// Baseline is the newest watermark that a process has read from the database. The
+// database must still know it at the next look. It is not for concurrent use.
+type Baseline struct {
+	seen berth.StoredWatermark
+}
+
+// Verify reads the newest watermark. The result is ErrRestored if the database no
+// longer knows the one of the look before; the caller must then have it leap to
+// beyond Lost. Any other error proves nothing.
+func (b *Baseline) Verify(ctx context.Context, d *DB) error {
+	var m markRead
+	var known bool
+	err := d.pool.QueryRow(ctx, `SELECT `+knowsGranted+`, `+markColumns+` FROM cluster c`,
+		markArgs(pgx.NamedArgs{}, b.seen)).Scan(append([]any{&known}, m.dest()...)...)
+	if err != nil {
+		return mapError(err, "watermark")
+	}
+	if !known {
+		return ErrRestored
+	}
+	b.seen = berth.StoredWatermark{Cluster: m.cluster, Watermark: *m.now()}
+	return nil
+}
+
+// Lost is the proof that the latest look found, for Leap.
+func (b *Baseline) Lost() Outside { return Outside{StoredWatermark: b.seen} }
+
+// ErrRestored is the cause where a leader finds its database without rows that it
+// has committed.
+var ErrRestored = errors.New("the database has lost committed rows: was a backup restored?")
