@@ -30,36 +30,62 @@ type holding struct {
 	jobs int
 }
 
-// tally is the work there is of a tenant, whether it has a row or not.
+// tally is the work of one tenant, with or without a row.
 type tally struct {
-	account *account // that it counts for, once the snapshot is sorted
+	account *account // the account charged for it, once the queue is sorted
+	owner   owner    // the same account, as occupants of machines know it
 	running holding
 	waiting int
 }
 
-// tally of a tenant.
-func (s *Snapshot) tally(id berth.TenantID) *tally {
-	t := s.tallies[id]
+// charged makes an account the one that pays for the tally.
+func (t *tally) charged(a *account) { t.account, t.owner.account = a, a.index }
+
+// tally returns the tally of a tenant.
+func (q *queue) tally(id berth.TenantID) *tally {
+	t := q.tallies[id]
 	if t == nil {
 		t = &tally{}
-		if !s.unsorted {
-			t.account = s.account(id)
+		if !q.unsorted {
+			t.charged(q.account(id))
 		}
-		s.tallies[id] = t
+		q.tallies[id] = t
 	}
 	return t
 }
 
-// hold counts a running job, or with times -1 does so no more.
-func (s *Snapshot) hold(t *tally, c berth.Capacity, preemptible bool, times int) {
+// hold adds a running job to a tally and to its parent's running elements, or
+// with times -1 removes it.
+func (q *queue) hold(t *tally, parent berth.JobID, c berth.Capacity, preemptible bool, times int) {
+	q.countElement(parent, times)
 	if times < 0 {
 		c = berth.Capacity{}.Sub(c)
 	}
 	t.running.add(c, preemptible, times)
-	if !s.unsorted {
+	if !q.unsorted {
 		var x holding
 		x.add(c, preemptible, times)
 		t.account.hold(x)
+	}
+}
+
+// upsertTenant adds a tenant or replaces its row.
+func (q *queue) upsertTenant(t Tenant) {
+	old, had := q.tenants[t.ID]
+	q.tenants[t.ID] = t
+	switch {
+	case !had || old.Parent != t.Parent:
+		q.unsorted = true
+	case !q.unsorted:
+		q.accounts[t.ID].Tenant = t
+	}
+}
+
+// removeTenant removes a tenant. An unknown one is no error.
+func (q *queue) removeTenant(id berth.TenantID) {
+	if _, had := q.tenants[id]; had {
+		delete(q.tenants, id)
+		q.unsorted = true
 	}
 }
 
@@ -100,74 +126,80 @@ func (h holding) plus(o holding) holding {
 	return holding{Capacity: h.Capacity.Add(o.Capacity), firm: h.firm.Add(o.firm), jobs: h.jobs + o.jobs}
 }
 
-// sort builds accounts and lines anew if who there is or the order has changed.
-func (s *Snapshot) sort(p Policy, now time.Time) {
+// sort rebuilds accounts and lines if the tenants or the order have changed, and
+// moves the jobs that have become overdue.
+func (q *queue) sort(p Policy, view RankView, now time.Time) {
 	if p.Ranker != nil {
-		s.unsorted = true // ranks change with time
-		p.Ranker.Begin(s, now)
+		q.unsorted = true // ranks change with time
+		p.Ranker.Begin(view, now)
 	}
-	if p = p.ordering(); p != s.policy {
-		s.policy, s.unsorted = p, true
+	if p = p.ordering(); p != q.policy {
+		q.policy, q.unsorted = p, true
 	}
 	edge := p.edge(now)
-	moved := !edge.Equal(s.edge)
-	s.edge = edge
-	if !s.unsorted {
+	moved := !edge.Equal(q.edge)
+	q.edge = edge
+	if !q.unsorted {
 		if moved {
-			s.overtake()
+			q.overtake()
 		}
 		return
 	}
-	s.advance(now)
-	s.unsorted = false
-	s.shared = newAccount(Tenant{})
-	s.accounts = make(map[berth.TenantID]*account, len(s.tenants))
-	for id, t := range s.tenants {
-		s.accounts[id] = newAccount(t)
-		s.accounts[id].known = true
+	q.advance(now)
+	q.unsorted = false
+	q.sortings++
+	q.openAccounts()
+	for id, t := range q.tallies {
+		if t.waiting == 0 && t.running.jobs == 0 {
+			delete(q.tallies, id)
+			continue
+		}
+		t.charged(q.account(id))
+		t.account.hold(t.running)
 	}
-	s.top = []*account{s.shared}
-	s.sortings++
-	for i, id := range slices.Sorted(maps.Keys(s.tenants)) {
-		a := s.accounts[id]
+	for _, c := range q.classes {
+		c.ready, c.lines = 0, nil
+		c.limits.empty()
+	}
+	q.lineUp()
+}
+
+// openAccounts builds the tree of accounts from the tenants.
+func (q *queue) openAccounts() {
+	q.shared = newAccount(Tenant{})
+	q.accounts = make(map[berth.TenantID]*account, len(q.tenants))
+	for id, t := range q.tenants {
+		q.accounts[id] = newAccount(t)
+		q.accounts[id].known = true
+	}
+	q.top = []*account{q.shared}
+	for i, id := range slices.Sorted(maps.Keys(q.tenants)) {
+		a := q.accounts[id]
 		a.index = 1 + i
-		p := s.accounts[a.Parent]
+		p := q.accounts[a.Parent]
 		if p == nil || p.below(a) {
-			s.top = append(s.top, a)
+			q.top = append(q.top, a)
 			continue
 		}
 		a.parent = p
 		p.kids = append(p.kids, a)
 	}
-	for id, t := range s.tallies {
-		if t.waiting == 0 && t.running.jobs == 0 {
-			delete(s.tallies, id)
-			continue
-		}
-		t.account = s.account(id)
-		t.account.hold(t.running)
-	}
-	for _, c := range s.numbered {
-		c.ready, c.lines = 0, nil
-		c.limits.empty()
-	}
-	s.line()
 }
 
-// overtake puts those that have become overdue where they belong.
-func (s *Snapshot) overtake() {
-	edge := sinceOrigin(s.edge)
-	for _, e := range s.waiting {
-		if e.overdue == (edge-e.worn >= s.policy.Overdue) {
+// overtake moves the jobs that have become overdue to their new places.
+func (q *queue) overtake() {
+	edge := sinceOrigin(q.edge)
+	for _, e := range q.waiting {
+		if e.overdue == (edge-e.worn >= q.policy.Overdue) {
 			continue
 		}
 		ready := e.line != nil
 		if ready {
-			e.line.account.pull(e)
+			q.pull(e)
 		}
-		e.rate(&s.policy, s.edge)
+		e.rate(&q.policy, q.edge)
 		if ready {
-			e.tally.account.push(e)
+			q.push(e)
 		}
 	}
 }
@@ -184,15 +216,15 @@ func (a *account) below(other *account) bool {
 
 // account returns the tenant's account, or the one that tenants without a row
 // share.
-func (s *Snapshot) account(id berth.TenantID) *account {
-	if a := s.accounts[id]; a != nil {
+func (q *queue) account(id berth.TenantID) *account {
+	if a := q.accounts[id]; a != nil {
 		return a
 	}
-	return s.shared
+	return q.shared
 }
 
-// count keeps what the class knows of its jobs that may start.
-func (c *class) count(e *entry, n int) {
+// count keeps the number of eligible jobs of a class, and their limits.
+func (c *classQueue) count(e *entry, n int) {
 	c.ready += n
 	switch {
 	case n < 0:

@@ -2,7 +2,7 @@ package placement
 
 import "slices"
 
-// aim is whom the job that claims room may displace, by their tenants.
+// rights are the jobs that one blocked job may displace, by their tenants.
 //
 //   - One that cannot be preempted, stops already, has run for less than the
 //     minimum, or has given way to this job before, is left alone.
@@ -17,7 +17,7 @@ import "slices"
 //     service to go.
 //   - One that was overdue when it started goes for neither of the last two
 //     reasons: others who come one after the other would never let it end.
-type aim struct {
+type rights struct {
 	entry     *entry
 	band      int
 	tenants   []toward  // by account.index
@@ -31,45 +31,49 @@ type toward struct {
 	borrower bool // displace any
 	equal    bool // of the same band, for its share
 	mine     float64
-	their    *seat
+	their    *contender
 }
 
-// target aims at whom a job may displace.
-func (r *run) target(x *seat, e *entry) {
-	t := &r.aim
-	*t = aim{entry: e, band: r.policy.band(e.Priority), tenants: slices.Grow(t.tenants[:0], len(r.seats))[:len(r.seats)]}
-	var last *seat // of ours
+// grantRights computes the rights of a job.
+func (r *preemption) grantRights(x *contender, e *entry) {
+	t := &r.rights
+	*t = rights{entry: e, band: r.policy.band(e.Priority),
+		tenants: slices.Grow(t.tenants[:0], len(r.shares.contenders))[:len(r.shares.contenders)]}
+	var last *contender // of ours
 	mine := 0.0
-	for i, theirs := range r.seats {
+	for i, theirs := range r.shares.contenders {
 		w := toward{lower: true}
 		if ours, their := siblings(x, theirs); their != nil {
-			shield := r.guarantees && shielded(theirs, their)
+			shield := r.shares.guarantees && shielded(theirs, their)
 			w = toward{lower: !shield, their: their}
-			w.borrower = r.guarantees && ours.account.guarantees(ours.held.Capacity, e.class.all) && their.account.borrows(their.held.Capacity)
+			w.borrower = r.shares.guarantees && ours.account.guarantees(ours.held.Capacity, e.class.all) &&
+				their.account.borrows(their.held.Capacity)
 			if r.policy.Order == Fair && !shield {
 				if ours != last {
 					last = ours
-					mine = amountsOf(ours.held.Capacity).plus(ours.past, 1).plus(amountsOf(e.class.all), 1).dominant(r.owned) / ours.account.weight()
+					mine = amountsOf(ours.held.Capacity).plus(ours.past, 1).plus(amountsOf(e.class.all),
+						1).dominant(r.shares.owned) / ours.account.weight()
 				}
 				w.mine = mine
-				w.equal = w.mine <= amountsOf(their.held.Capacity).plus(their.past, 1).dominant(r.owned)/their.account.weight()
+				w.equal = w.mine <= amountsOf(their.held.Capacity).plus(their.past,
+					1).dominant(r.shares.owned)/their.account.weight()
 			}
 		}
 		t.tenants[i] = w
 		t.borrowers = t.borrowers || w.borrower
 		if w.borrower || w.equal || r.policy.Order == SRSF && r.policy.Outrank > 0 {
-			t.peers.put(theirs.account)
+			t.peers.put(theirs.account.index)
 		}
 	}
 }
 
 // may reports whether the claim may displace a holder, and why.
-func (r *run) may(v victim) (PreemptReason, bool) {
-	h, t := v.holder, &r.aim
-	if h.told == r.number || slices.Contains(h.PreemptedFor, t.entry.ID) {
+func (r *preemption) may(v victim) (PreemptReason, bool) {
+	h, t := v.holder, &r.rights
+	if h.stopped == r.number || slices.Contains(h.PreemptedFor, t.entry.ID) {
 		return "", false
 	}
-	w := &t.tenants[h.tally.account.index]
+	w := &t.tenants[h.owner.account]
 	switch {
 	case v.band < t.band && w.lower:
 		return PreemptBand, true
@@ -83,7 +87,8 @@ func (r *run) may(v victim) (PreemptReason, bool) {
 		if !w.equal {
 			return "", false
 		}
-		they := amountsOf(w.their.held.Capacity).plus(w.their.past, 1).plus(amountsOf(h.capacity), -1).dominant(r.owned) / w.their.account.weight()
+		they := amountsOf(w.their.held.Capacity).plus(w.their.past, 1).plus(amountsOf(h.capacity),
+			-1).dominant(r.shares.owned) / w.their.account.weight()
 		return PreemptShare, w.mine <= they
 	case SRSF:
 		return PreemptRank, r.policy.Outrank > 0 && r.policy.running(h, r.now) > t.entry.rank*r.policy.Outrank
@@ -95,7 +100,7 @@ func (r *run) may(v victim) (PreemptReason, bool) {
 
 // shielded reports whether a holder's tenant, or one between it and top, has no
 // more than what is guaranteed to it.
-func shielded(x, top *seat) bool {
+func shielded(x, top *contender) bool {
 	for ; x != nil; x = x.parent {
 		if a := x.account; a.known && a.guaranteed() && !a.borrows(x.held.Capacity) {
 			return true
@@ -117,12 +122,9 @@ func (a *account) guaranteed() bool {
 	return false
 }
 
-// seatOf is the seat that a holder is charged to.
-func (r *run) seatOf(h *holder) *seat { return r.seats[h.tally.account.index] }
-
-// siblings are the seats in which two accounts part: below the same one. They
+// siblings are the contenders in which two accounts part: below the same one. They
 // are nil if one is above the other, or both are the same.
-func siblings(a, b *seat) (x, y *seat) {
+func siblings(a, b *contender) (x, y *contender) {
 	for x = a; x.parent != nil; x = x.parent {
 		for y = b; y.parent != nil; y = y.parent {
 			if x.parent == y.parent && x != y {

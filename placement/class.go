@@ -1,9 +1,9 @@
 package placement
 
 import (
+	"cmp"
 	"slices"
 	"strings"
-	"time"
 
 	"berth"
 )
@@ -11,8 +11,7 @@ import (
 // class is the set of waiting jobs with one request.
 type class struct {
 	name       string
-	number     int    // in Snapshot.numbered
-	shape      string // of its members' requests, for the mix
+	number     int // among the classes of the cluster, see unnumbered
 	request    berth.Request
 	capacity   berth.Capacity    // of a member
 	all        berth.Capacity    // of all members
@@ -21,26 +20,17 @@ type class struct {
 	constraint *constraint
 	broken     error // the constraint does not compile: nothing matches
 	reads      profile
-	ready      int    // waiting jobs that may start
-	limits     alarms // those of them with a time limit, by it
 
-	closed  int       // the plan in which it did not fit
-	marked  int       // the plan in which room is kept for one of its jobs
-	shorter time.Time // in that plan only what ends before this is worth a look
-
-	shut   int // the plan for which none of its jobs is worth a look any more
-	probed int // the plan that has looked, see run.fruitless
-	barren int // the epoch in which no machine has room, see run.barren
-
-	never int     // the shape of the machines of which none could hold it, see run.possible
-	ever  int     // likewise, of which some could
-	lines []*line // with jobs of the class that may start, in no order
-	like  likeness
+	like likeness
 	// matches holds the kinds this class may use, among the first seen of the
 	// snapshot's list.
 	matches []match
 	seen    int
 }
+
+// unnumbered is the number of a class that the cluster has not enrolled: plans
+// keep nothing about it.
+const unnumbered = -1
 
 // match is a kind that a class may use, and which variants of its devices.
 type match struct {
@@ -53,10 +43,10 @@ type match struct {
 const maxVariants = 64
 
 func newClass(name string, r berth.Request) *class {
-	c := &class{name: name, request: r, capacity: r.Capacity()}
+	c := &class{name: name, number: unnumbered, request: r, capacity: r.Capacity()}
 	n := int64(c.members())
-	c.all = berth.Capacity{CPUMilli: n * c.capacity.CPUMilli, MemoryMiB: n * c.capacity.MemoryMiB, DiskMiB: n * c.capacity.DiskMiB, GPUMilli: n * c.capacity.GPUMilli}
-	c.limits = byLimit()
+	c.all = berth.Capacity{CPUMilli: n * c.capacity.CPUMilli, MemoryMiB: n * c.capacity.MemoryMiB,
+		DiskMiB: n * c.capacity.DiskMiB, GPUMilli: n * c.capacity.GPUMilli}
 	c.labels, c.volumes = map[string]string{}, map[string]string{}
 	for k, v := range r.Labels {
 		c.reads.addLabel(k)
@@ -93,8 +83,8 @@ var selectors = []selector{
 	{"site", func(c *class, m *Machine) bool {
 		return c.request.Site == "" || c.request.Site == m.Site
 	}},
-	{"labels", func(c *class, m *Machine) bool { return m.wears(c.labels) }},
-	{"file_inputs", func(c *class, m *Machine) bool { return m.wears(c.volumes) }},
+	{"labels", func(c *class, m *Machine) bool { return m.hasLabels(c.labels) }},
+	{"file_inputs", func(c *class, m *Machine) bool { return m.hasLabels(c.volumes) }},
 	{"execution", func(c *class, m *Machine) bool {
 		return c.request.Execution != berth.AtMostOne || m.Fences
 	}},
@@ -126,7 +116,8 @@ func (c *class) admits(m *Machine, d Device) bool {
 
 // typed reports whether a device is of a type the request names.
 func (c *class) typed(d Device) bool {
-	return len(c.request.GPUTypes) == 0 || slices.ContainsFunc(c.request.GPUTypes, func(t string) bool { return strings.EqualFold(t, d.Model) })
+	return len(c.request.GPUTypes) == 0 ||
+		slices.ContainsFunc(c.request.GPUTypes, func(t string) bool { return strings.EqualFold(t, d.Model) })
 }
 
 // large reports whether a device has the memory the request asks for.
@@ -172,3 +163,13 @@ func (c *class) catchUp(kinds []*kind) {
 	c.seen = len(kinds)
 	c.liken()
 }
+
+// compareClasses orders classes by the size of one member, smallest first.
+func compareClasses(a, b *class) int {
+	return cmp.Or(
+		cmp.Compare(a.capacity.GPUMilli, b.capacity.GPUMilli), cmp.Compare(a.capacity.CPUMilli, b.capacity.CPUMilli),
+		cmp.Compare(a.capacity.MemoryMiB, b.capacity.MemoryMiB), strings.Compare(a.name, b.name),
+	)
+}
+
+func (c *class) members() int { return max(1, c.request.Members) }

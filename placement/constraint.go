@@ -69,7 +69,8 @@ func compileConstraint(expr string) (*constraint, error) {
 		return nil, constraintError(issues)
 	}
 	if checked.OutputType() != cel.BoolType {
-		return nil, fmt.Errorf("the constraint is of type %s: write a condition, such as machine.labels.tier == \"prod\"", checked.OutputType())
+		return nil, fmt.Errorf("the constraint is of type %s: write a condition, such as "+
+			"machine.labels.tier == \"prod\"", checked.OutputType())
 	}
 	program, err := env.Program(checked, cel.CostLimit(constraintCost), cel.EvalOptions(cel.OptOptimize))
 	if err != nil {
@@ -86,7 +87,8 @@ func constraintError(issues *cel.Issues) error {
 	for _, e := range issues.Errors() {
 		text := e.Message
 		if field, ok := strings.CutPrefix(text, "undefined field '"); ok {
-			text = "there is no field '" + field + ": machine has id, region, site, pool, labels, cpus, memory_mib; gpu has model, memory_mib, index"
+			text = "there is no field '" + field +
+				": machine has id, region, site, pool, labels, cpus, memory_mib; gpu has model, memory_mib, index"
 		}
 		if _, ok := strings.CutPrefix(text, "undeclared reference to '"); ok {
 			text += ": the variables are machine and gpu"

@@ -18,7 +18,7 @@ import (
 // for less, in proportion.
 const (
 	fullGain   = 16 << 10   // MiB
-	lossSlack  = 1. / 100   // of what the member takes of GPUs: so packing loses no more than that, however much data there is
+	lossSlack  = 1. / 100   // of the GPU share of the member, so that packing loses no more than that
 	scoreSlack = 50.        // of a score: a twentieth of a machine's CPU, or memory, left over
 	maxStocks  = 256        // machines that are looked at for a job, the first by name of those that hold most
 	minStocks  = 4          // for each key of a job with many
@@ -40,10 +40,14 @@ type MachineData struct {
 	Chosen  bool            `json:"chosen,omitempty"` // the job would start there, and somewhere else without it
 }
 
-// stocks is which machines hold what.
-type stocks struct {
+// caches is the cache contents of all machines, and the holders of each key.
+type caches struct {
 	of    map[berth.MachineID][]berth.CachedData
 	where map[berth.DataKey][]stock // the most first, then by name
+}
+
+func newCaches() *caches {
+	return &caches{of: map[berth.MachineID][]berth.CachedData{}, where: map[berth.DataKey][]stock{}}
 }
 
 // stock is what one machine holds.
@@ -56,15 +60,8 @@ func compareStocks(a, b stock) int {
 	return cmp.Or(cmp.Compare(b.mib, a.mib), strings.Compare(string(a.machine), string(b.machine)))
 }
 
-// SetCache tells what a machine's cache holds, each key once, in place of what was
-// told before. The machine need not be known yet; once it is removed, what it held
-// is forgotten. The caller leaves the list as
-// it is.
-func (s *Snapshot) SetCache(id berth.MachineID, holds []berth.CachedData) {
-	x := &s.stocks
-	if x.of == nil {
-		x.of, x.where = map[berth.MachineID][]berth.CachedData{}, map[berth.DataKey][]stock{}
-	}
+// set replaces the cache contents of a machine; see Snapshot.SetCache.
+func (x *caches) set(id berth.MachineID, holds []berth.CachedData) {
 	before := x.of[id]
 	for _, d := range before {
 		if !slices.Contains(holds, d) {
@@ -83,12 +80,12 @@ func (s *Snapshot) SetCache(id berth.MachineID, holds []berth.CachedData) {
 
 // put and take look at no more of a list than they must: of an image, all machines
 // may be in it.
-func (x *stocks) put(key berth.DataKey, one stock) {
+func (x *caches) put(key berth.DataKey, one stock) {
 	i, _ := slices.BinarySearchFunc(x.where[key], one, compareStocks)
 	x.where[key] = slices.Insert(x.where[key], i, one)
 }
 
-func (x *stocks) take(key berth.DataKey, one stock) {
+func (x *caches) take(key berth.DataKey, one stock) {
 	list := x.where[key]
 	if i, ok := slices.BinarySearchFunc(list, one, compareStocks); ok {
 		list = slices.Delete(list, i, i+1)
@@ -99,7 +96,7 @@ func (x *stocks) take(key berth.DataKey, one stock) {
 }
 
 // on is how much the machine holds of what is wanted.
-func (x *stocks) on(id berth.MachineID, wants []berth.DataKey) (mib int64) {
+func (x *caches) on(id berth.MachineID, wants []berth.DataKey) (mib int64) {
 	for _, d := range x.of[id] {
 		if slices.Contains(wants, d.Key) {
 			mib += d.MiB
@@ -109,7 +106,7 @@ func (x *stocks) on(id berth.MachineID, wants []berth.DataKey) (mib int64) {
 }
 
 // find lists the machines that hold anything of what is wanted, the most first.
-func (x *stocks) find(wants []berth.DataKey, into []stock) []stock {
+func (x *caches) find(wants []berth.DataKey, into []stock) []stock {
 	list := into[:0]
 	for _, key := range wants {
 		where := x.where[key]
@@ -130,8 +127,8 @@ func (x *stocks) find(wants []berth.DataKey, into []stock) []stock {
 // data, of those where it is about as good; found if there is none. Of places
 // that cost the same by worth the fuller ones are taken for good reason: what an
 // emptier machine keeps together stays together.
-func (r *run) nearer(c *class, avoid []berth.MachineID, group string, found choice) choice {
-	x := &r.snapshot.stocks
+func (r *placer) nearer(c *class, avoid []berth.MachineID, group string, found choice) choice {
+	x := r.caches
 	r.stocks = x.find(r.wants, r.stocks)
 	if found.brief || len(r.stocks) == 0 {
 		return found
@@ -141,7 +138,7 @@ func (r *run) nearer(c *class, avoid []berth.MachineID, group string, found choi
 		return found
 	}
 	look := search{class: c, avoid: avoid, group: group}
-	byWorth := r.byWorth && !c.spreads() && found.node.group != nil
+	byWorth := r.byWorth && !c.spreads() && r.packer.fleet.of(found.node) != nil
 	least, taken, ok := r.costs(c, found.node, found.allowed, byWorth)
 	if !ok {
 		return found
@@ -152,7 +149,7 @@ func (r *run) nearer(c *class, avoid []berth.MachineID, group string, found choi
 		if one.mib <= have || one.mib < most || priced == maxPriced {
 			break
 		}
-		n := r.snapshot.nodes[one.machine]
+		n := r.cluster.nodes[one.machine]
 		if n == nil || n.leaf.size == 0 || !look.allows(n) || n.kind.hasDevices() != found.node.kind.hasDevices() {
 			continue
 		}
@@ -163,7 +160,9 @@ func (r *run) nearer(c *class, avoid []berth.MachineID, group string, found choi
 		priced++
 		slack := c.slack(byWorth, one.mib-have)
 		cost, devices, ok := r.costs(c, n, c.matches[i].devices, byWorth)
-		if !ok || cost-least > slack || byWorth && float64(n.group.gpu-found.node.group.gpu) > slack || c.breaks(n, devices) && !c.breaks(found.node, taken) {
+		if !ok || cost-least > slack ||
+			byWorth && float64(r.packer.fleet.of(n).gpu-r.packer.fleet.of(found.node).gpu) > slack ||
+			c.breaks(n, devices) && !c.breaks(found.node, taken) {
 			continue
 		}
 		if best.node == found.node || cost < at {
@@ -178,7 +177,7 @@ func (r *run) nearer(c *class, avoid []berth.MachineID, group string, found choi
 
 // costs is what a member costs on the machine, by the measure that chose a place
 // for it, and its devices there; ok is false where it does not fit.
-func (r *run) costs(c *class, n *node, allowed uint64, byWorth bool) (cost float64, devices []int, ok bool) {
+func (r *placer) costs(c *class, n *node, allowed uint64, byWorth bool) (cost float64, devices []int, ok bool) {
 	if !byWorth {
 		if devices, ok = c.fit(n, allowed); !ok {
 			return 0, nil, false
@@ -186,7 +185,7 @@ func (r *run) costs(c *class, n *node, allowed uint64, byWorth bool) (cost float
 		return float64(c.score(n, devices)), devices, true
 	}
 	r.looks++
-	loss, where := r.snapshot.fleet.price(n.group, c, allowed)
+	loss, where := r.packer.fleet.price(r.packer.fleet.of(n), c, allowed)
 	if loss == never {
 		return 0, nil, false
 	}
@@ -212,12 +211,12 @@ func (c *class) breaks(n *node, devices []int) bool {
 // maxTold bounds how many machines an explanation names.
 const maxTold = 5
 
-// dataOf lists the machines that hold most of what a job needs. moved are its
+// show lists the machines that hold most of what a job needs. moved are its
 // members that would go where they do for that.
-func (s *Snapshot) dataOf(wants []berth.DataKey, moved []Near) []MachineData {
+func (x *caches) show(c *cluster, wants []berth.DataKey, moved []Near) []MachineData {
 	var list []MachineData
-	for _, one := range s.stocks.find(wants, nil) {
-		if s.nodes[one.machine] == nil {
+	for _, one := range x.find(wants, nil) {
+		if c.nodes[one.machine] == nil {
 			continue
 		}
 		chosen := slices.ContainsFunc(moved, func(m Near) bool { return m.Machine == one.machine })

@@ -85,7 +85,7 @@ func filledAs(t *testing.T, seed uint64, data, told bool) (placed, found float64
 		for _, start := range plan.Start {
 			g := start.Ranks[0]
 			taken += gpus
-			s.UpsertMachine(used(s.nodes[g.Machine].Machine, g))
+			s.UpsertMachine(used(s.cluster.nodes[g.Machine].Machine, g))
 			asks++
 			had := false
 			for _, d := range holds[g.Machine] {
@@ -117,10 +117,10 @@ func TestForgottenCachesLeaveNothing(t *testing.T) {
 		}
 		s.SetCache(ids[r.IntN(len(ids))], list)
 		for key := range berth.DataKey(7) {
-			got := s.stocks.find([]berth.DataKey{key}, nil)
+			got := s.caches.find([]berth.DataKey{key}, nil)
 			count := 0
 			for _, id := range ids {
-				for _, d := range s.stocks.of[id] {
+				for _, d := range s.caches.of[id] {
 					if d.Key == key {
 						count++
 					}
@@ -132,7 +132,7 @@ func TestForgottenCachesLeaveNothing(t *testing.T) {
 				}
 			}
 			if len(got) != count {
-				t.Fatalf("key %d is held by %v, of %v", key, got, s.stocks.of)
+				t.Fatalf("key %d is held by %v, of %v", key, got, s.caches.of)
 			}
 		}
 	}
@@ -143,7 +143,7 @@ func TestForgottenCachesLeaveNothing(t *testing.T) {
 		s.SetCache(id, nil)
 	}
 	s.RemoveMachine(ids[0]) // nobody has told of it but of its cache
-	if len(s.stocks.of)+len(s.stocks.where) > 0 {
-		t.Errorf("left over: %+v", s.stocks)
+	if len(s.caches.of)+len(s.caches.where) > 0 {
+		t.Errorf("left over: %+v", s.caches)
 	}
 }

@@ -66,12 +66,12 @@ func (r *run) demand() {
 	}
 	list := r.waiting(started)
 	for _, e := range list[:min(len(list), maxDemanding)] {
-		x := r.sits[r.snapshot.account(e.Tenant).index]
-		if _, barred := r.barred(x, e); barred || r.soon[e.ID] || r.full(e) {
+		x := r.shares.own[r.snapshot.queue.account(e.Tenant).index]
+		if _, barred := r.shares.barred(x, e); barred || r.soon[e.ID] || r.shares.full(e) {
 			continue
 		}
 		if d.place(e.class) {
-			r.charge(x, e)
+			r.shares.charge(x, e)
 		}
 	}
 	for _, s := range d.sorts {
@@ -87,16 +87,17 @@ func (r *run) demand() {
 // sorts lists the sorts of machines there are.
 func (r *run) sorts() []*sort {
 	s := r.snapshot
-	s.settle(nil)
+	s.cluster.settle(nil)
 	seen := map[string]*sort{}
 	var list []*sort
-	for _, id := range s.machineIDs() {
-		n := s.nodes[id]
+	for _, id := range s.cluster.machineIDs() {
+		n := s.cluster.nodes[id]
 		key := fmt.Sprint(n.kind.number, n.Total, n.variants)
 		if seen[key] != nil {
 			continue
 		}
-		x := &sort{Demand: Demand{Pool: n.Pool, Like: id}, kind: n.kind, empty: node{Machine: n.Machine, kind: n.kind, variants: n.variants}}
+		x := &sort{Demand: Demand{Pool: n.Pool, Like: id}, kind: n.kind,
+			empty: node{Machine: n.Machine, kind: n.kind, variants: n.variants}}
 		x.empty.Used, x.empty.GPUs = berth.Capacity{}, slices.Clone(n.GPUs)
 		for i := range x.empty.GPUs {
 			x.empty.GPUs[i].UsedMilli, x.empty.GPUs[i].Healthy = 0, true
@@ -106,7 +107,8 @@ func (r *run) sorts() []*sort {
 	}
 	slices.SortStableFunc(list, func(a, b *sort) int {
 		x, y := a.empty.Total, b.empty.Total
-		return cmp.Or(cmp.Compare(x.GPUMilli, y.GPUMilli), cmp.Compare(x.CPUMilli, y.CPUMilli), cmp.Compare(x.MemoryMiB, y.MemoryMiB), cmp.Compare(x.DiskMiB, y.DiskMiB))
+		return cmp.Or(cmp.Compare(x.GPUMilli, y.GPUMilli), cmp.Compare(x.CPUMilli, y.CPUMilli),
+			cmp.Compare(x.MemoryMiB, y.MemoryMiB), cmp.Compare(x.DiskMiB, y.DiskMiB))
 	})
 	return list
 }
@@ -117,8 +119,8 @@ func (d *demand) place(c *class) bool {
 	if c.reads.id {
 		return false // another machine has another id
 	}
-	d.run.snapshot.settle(c)
-	for _, group := range d.run.groups(c) {
+	d.run.snapshot.cluster.settle(c)
+	for _, group := range d.run.placer.groups(c) {
 		if d.gang(c, group) {
 			return true
 		}

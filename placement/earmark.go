@@ -7,94 +7,176 @@ import (
 	"berth"
 )
 
-// mark is an earmark in a plan.
+// nominations is the capacity nominated for single jobs: it was free, or victims
+// release it. The engine keeps it for those jobs alone.
+type nominations struct {
+	*moment
+	policy       *Policy
+	cluster      *cluster
+	ledger       *ledger
+	placer       *placer
+	reservations *reservations
+
+	marks    map[berth.JobID][]mark
+	classes  map[*class]bool           // of the jobs with nominations
+	unmet    int                       // jobs with nominations that are still to be decided
+	repairs  bool                      // some nominations keep a gang's own capacity
+	promises map[berth.JobID][]Earmark // by victim
+	released []Earmark                 // no job needs them any longer
+	written  []Earmark                 // of this plan
+}
+
+// mark is a nomination in a plan.
 type mark struct {
 	Earmark
 	node   *node
-	grant  berth.Grant // what was free of it and is kept; none while victim holds it
+	grant  berth.Grant // the part that was free and is kept; none while victim holds it
 	victim *holder
 }
 
-// mark keeps what is earmarked from all others, and lists the earmarks that
-// nobody needs any more.
-func (r *run) mark() {
-	s := r.snapshot
-	if len(s.earmarks) == 0 {
+// load keeps the nominated capacity from all other jobs, and lists the nominations
+// that no job needs any longer.
+func (r *nominations) load(list []Earmark, q *queue) {
+	if len(list) == 0 {
 		return
 	}
-	r.marks = map[berth.JobID][]mark{}
-	for _, m := range s.earmarks {
-		e, n := s.jobs[m.For], s.nodes[m.Machine]
+	r.marks, r.classes = map[berth.JobID][]mark{}, map[*class]bool{}
+	for _, m := range list {
+		e, n := q.jobs[m.For], r.cluster.nodes[m.Machine]
 		switch {
-		case e == nil && n != nil && m.Repair && s.running[m.For] != nil:
+		case e == nil && n != nil && m.Repair && r.cluster.running[m.For] != nil:
 			r.withhold(n, m) // the rest of its gang stops
 			continue
 		case e == nil, n == nil, !m.ExpiresAt.IsZero() && !m.ExpiresAt.After(r.now):
-			r.plan.Release = append(r.plan.Release, m)
+			r.released = append(r.released, m)
 			continue
 		case e.assumed:
 			continue // it has its room
 		}
-		x := mark{Earmark: m, node: n, grant: berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: m.Capacity, GPUs: m.GPUs}}
-		if h := s.running[m.Victim]; h != nil && slices.Contains(h.machines, m.Machine) {
-			x.victim = h
-			if at, ok := r.ends(h); ok && n.Placeable() {
-				r.keep(n, reservation{at: r.from(at), grant: x.grant, until: r.leaves(r.from(at), e)})
-			}
-		} else {
-			x.grant = clamp(n, x.grant)
-			r.move(n, func() { n.subtract(x.grant) })
-			r.hold(n, &holder{Running: Running{Job: e.ID, Ranks: []berth.Grant{x.grant}, StartedAt: r.now, TimeLimit: e.TimeLimit, Remaining: e.Remaining}})
-		}
-		e.class.marked = r.number
-		r.repairs = r.repairs || m.Repair
-		r.marks[m.For] = append(r.marks[m.For], x)
-		r.promises[m.Victim] = append(r.promises[m.Victim], m)
+		r.add(e, n, m)
 	}
 	r.unmet = len(r.marks)
 }
 
-// lift gives a job the room that is kept for it.
-func (r *run) lift(marks []mark) {
+// add keeps one nomination for a job that waits.
+func (r *nominations) add(e *entry, n *node, m Earmark) {
+	x := mark{Earmark: m, node: n,
+		grant: berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: m.Capacity, GPUs: m.GPUs}}
+	if h := r.cluster.running[m.Victim]; h != nil && slices.Contains(h.machines, m.Machine) {
+		x.victim = h
+		if at, ok := r.reservations.ends(h); ok && n.Placeable() {
+			at = r.from(at)
+			r.reservations.keep(n, reservation{at: at, grant: x.grant, until: r.reservations.leaves(at, e)})
+		}
+	} else {
+		x.grant = clamp(n, x.grant)
+		r.ledger.move(n, func() { n.subtract(x.grant) })
+		r.reservations.occupy(n, &holder{Running: Running{
+			Job: e.ID, Ranks: []berth.Grant{x.grant}, StartedAt: r.now, TimeLimit: e.TimeLimit, Remaining: e.Remaining,
+		}})
+	}
+	r.classes[e.class] = true
+	r.repairs = r.repairs || m.Repair
+	r.marks[m.For] = append(r.marks[m.For], x)
+	r.promises[m.Victim] = append(r.promises[m.Victim], m)
+}
+
+// lift returns the kept capacity of nominations to the ledger.
+func (r *nominations) lift(marks []mark) {
 	for _, m := range marks {
 		if m.victim == nil {
-			r.move(m.node, func() { m.node.add(m.grant) })
+			r.ledger.move(m.node, func() { m.node.add(m.grant) })
 		}
 	}
 }
 
-// restore keeps it for the job again.
-func (r *run) restore(marks []mark) {
+// restore ends the effect of lift.
+func (r *nominations) restore(marks []mark) {
 	for _, m := range marks {
 		if m.victim == nil {
-			r.move(m.node, func() { m.node.subtract(m.grant) })
+			r.ledger.move(m.node, func() { m.node.subtract(m.grant) })
 		}
 	}
 }
 
 // awaits reports whether the job has room as soon as its victims have stopped.
-func (r *run) awaits(e *entry) bool {
+func (r *nominations) awaits(e *entry) bool {
 	marks := r.marks[e.ID]
 	if len(marks) == 0 {
 		return false
 	}
-	c, start := e.class, len(r.taken)
-	defer c.open()()
+	c, start := e.class, len(r.ledger.taken)
+	defer r.placer.reopen(c)()
 	r.lift(marks)
 	for _, m := range marks {
 		if m.victim != nil {
-			r.give(m.node, m.grant)
+			r.ledger.give(m.node, m.grant)
 		}
 	}
-	fits := false
-	for _, group := range r.groups(c) {
-		if _, fits = r.gang(c, nil, group); fits {
-			break
-		}
-	}
-	r.undo(start)
+	fits := r.placer.fitsAnywhere(c)
+	r.ledger.undo(start)
 	r.restore(marks)
 	return fits
+}
+
+// started drops the nominations of a job that starts: it occupies the capacity
+// itself now.
+func (r *nominations) started(e *entry) []mark {
+	marks := r.marks[e.ID]
+	if len(marks) == 0 {
+		return nil
+	}
+	for _, m := range marks {
+		r.released = append(r.released, m.Earmark)
+		r.reservations.forget(m.node, e.ID)
+	}
+	delete(r.marks, e.ID)
+	return marks
+}
+
+// rehold recomputes the holds on the machines of nominations: the job may have
+// taken other devices than were kept for it.
+func (r *nominations) rehold(marks []mark) {
+	for _, m := range marks {
+		if h := r.ledger.holdOn(m.node); h != nil {
+			r.reservations.rehold(h)
+		}
+	}
+}
+
+// nominate keeps a place of a job for it: the free part from now on, the rest from
+// when the victims have stopped.
+func (r *nominations) nominate(e *entry, c choice, victims []*holder) {
+	for _, m := range earmarks(e, c.grant, c.node, victims) {
+		if r.policy.EarmarkFor > 0 {
+			m.ExpiresAt = r.now.Add(r.policy.EarmarkFor)
+		}
+		r.written = append(r.written, m)
+		r.promises[m.Victim] = append(r.promises[m.Victim], m)
+		g := berth.Grant{Machine: m.Machine, Epoch: c.node.Epoch, Capacity: m.Capacity, GPUs: m.GPUs}
+		if m.Victim == "" {
+			r.ledger.take(choice{node: c.node, grant: clamp(c.node, g)})
+		} else {
+			r.reservations.keep(c.node, reservation{at: r.now, grant: g, until: r.reservations.leaves(r.now, e)})
+		}
+	}
+}
+
+// unpromised is the capacity that a stopping holder releases on a machine, less
+// the nominations of it.
+func (r *nominations) unpromised(n *node, h *holder) berth.Grant {
+	var a amount
+	for _, g := range h.Ranks {
+		if g.Machine == n.ID {
+			a = a.plus(n, g, 1)
+		}
+	}
+	for _, m := range r.promises[h.Job] {
+		if m.Machine == n.ID {
+			a = a.plus(n, berth.Grant{Capacity: m.Capacity, GPUs: m.GPUs}, -1)
+		}
+	}
+	return a.grant(n)
 }
 
 // earmarks splits a grant by who gives it: what is free first, then each victim
@@ -133,7 +215,8 @@ func (n *node) draw(left *amount, from berth.Grant) berth.Grant {
 		return d
 	}
 	got := berth.Grant{Machine: n.ID, Capacity: berth.Capacity{
-		CPUMilli: take(&left.CPUMilli, from.Capacity.CPUMilli), MemoryMiB: take(&left.MemoryMiB, from.Capacity.MemoryMiB),
+		CPUMilli: take(&left.CPUMilli, from.Capacity.CPUMilli), MemoryMiB: take(&left.MemoryMiB,
+			from.Capacity.MemoryMiB),
 		DiskMiB: take(&left.DiskMiB, from.Capacity.DiskMiB),
 	}}
 	for _, d := range from.GPUs {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"berth"
+	"berth/internal/lib/enginesilence"
 )
 
 // Explanation says how the machines stand to a request, clause by clause.
@@ -19,6 +20,9 @@ type Explanation struct {
 	Summary  string   `json:"summary"`
 	// Candidates are machines that fit now, the best first, at most 20.
 	Candidates []berth.MachineID `json:"candidates,omitempty"`
+	// SilentEngines are the machines that would have room for a member if nothing
+	// ran on them, and get no work because their container engine does not answer.
+	SilentEngines []enginesilence.Machine `json:"-"`
 	// Lacking says what no machine could ever give; empty if some could.
 	Lacking []Shortfall `json:"lacking,omitempty"`
 }
@@ -57,7 +61,7 @@ const maxCandidates = 20
 // places.
 func Explain(s *Snapshot, r berth.Request) Explanation {
 	c := newClass("", r)
-	s.look(c)
+	s.cluster.observe(c)
 	return s.explain(c)
 }
 
@@ -71,13 +75,13 @@ type condition struct {
 }
 
 func (s *Snapshot) explain(c *class) Explanation {
-	s.settle(c)
-	conditions := c.conditions()
-	e := Explanation{Machines: len(s.nodes)}
+	s.cluster.settle(c)
+	conditions := clauses{c}.conditions()
+	e := Explanation{Machines: len(s.cluster.nodes)}
 	alone, after := make([]int, len(conditions)), make([]int, len(conditions))
 	var ever []*node
-	for _, id := range s.machineIDs() {
-		n := s.nodes[id]
+	for _, id := range s.cluster.machineIDs() {
+		n := s.cluster.nodes[id]
 		now, always := true, true
 		for i, cond := range conditions {
 			if !cond.fails(n) {
@@ -96,6 +100,9 @@ func (s *Snapshot) explain(c *class) Explanation {
 		if always {
 			e.FitEver++
 			ever = append(ever, n)
+			if n.open() && !n.EngineSilentSince.IsZero() {
+				e.SilentEngines = append(e.SilentEngines, enginesilence.Machine{ID: n.ID, Since: n.EngineSilentSince})
+			}
 		}
 	}
 	for i, cond := range conditions {
@@ -103,11 +110,12 @@ func (s *Snapshot) explain(c *class) Explanation {
 			e.Clauses = append(e.Clauses, Clause{cond.name, alone[i], after[i], count(after[i], cond)})
 		}
 	}
-	e.Candidates = s.candidates(c)
+	e.Candidates = bestMachines(s.cluster, c)
 	if c.members() > 1 {
-		e.Members = &Members{Asked: c.members(), Now: s.membersNow(c), Ever: c.membersEver(ever), apart: c.membersApart(ever) >= c.members()}
+		e.Members = &Members{Asked: c.members(), Now: membersNow(s, c), Ever: c.membersEver(ever),
+			apart: c.membersApart(ever) >= c.members()}
 	}
-	e.Lacking = s.lacking(c, e)
+	e.Lacking = lacking(s.cluster, c, e)
 	e.Summary = summary(e)
 	return e
 }
@@ -144,14 +152,22 @@ func summary(e Explanation) string {
 	return machines + ": " + strings.Join(parts, ", ")
 }
 
+// clauses is a class as its explanation reads it.
+type clauses struct{ *class }
+
 // conditions spells out every clause of the request, in the order in which
 // machines are ruled out: state, what the machine is, what it has, what is free.
-func (c *class) conditions() []condition {
+func (c clauses) conditions() []condition {
 	r := c.request
-	list := []condition{{"state", false, func(n *node) bool { return !n.Placeable() }, "is not ready", "are not ready"}}
+	list := []condition{
+		{"state", false, func(n *node) bool { return !n.open() }, "is not ready", "are not ready"},
+		{"engine", false, func(n *node) bool { return !n.EngineSilentSince.IsZero() },
+			"has a container engine that does not answer", "have container engines that do not answer"},
+	}
 	for _, s := range selectors {
 		one, many := c.selectorText(s.name)
-		list = append(list, condition{s.name, true, func(n *node) bool { return !s.holds(c, &n.Machine) }, one, many})
+		list = append(list, condition{s.name, true, func(n *node) bool { return !s.holds(c.class, &n.Machine) },
+			one, many})
 	}
 	list = append(list, condition{"avoid_machines", true, func(n *node) bool { return slices.Contains(r.Avoid, n.ID) },
 		"is to be avoided", "are to be avoided"})
@@ -159,7 +175,7 @@ func (c *class) conditions() []condition {
 	return append(list, c.freeConditions()...)
 }
 
-func (c *class) selectorText(name string) (one, many string) {
+func (c clauses) selectorText(name string) (one, many string) {
 	r := c.request
 	switch name {
 	case "region":
@@ -193,7 +209,7 @@ func labelText(labels map[string]string) string {
 }
 
 // folders names the volumes that the job reads.
-func (c *class) folders() string {
+func (c clauses) folders() string {
 	var names []string
 	for _, k := range sortedKeys(c.volumes) {
 		v, _ := berth.VolumeOf(k)
@@ -215,7 +231,7 @@ func sortedKeys(m map[string]string) []string {
 }
 
 // totalConditions are about what a machine has when nothing runs on it.
-func (c *class) totalConditions() []condition {
+func (c clauses) totalConditions() []condition {
 	r := c.request
 	var list []condition
 	if r.GPUs > 0 {
@@ -232,18 +248,23 @@ func (c *class) totalConditions() []condition {
 			}, "has " + text, "have " + text})
 		}
 		lacks := fewer(r.GPUs, "", "GPU")
-		list = append(list, condition{"gpus", true, func(n *node) bool { return c.devices(n) < r.GPUs || c.capacity.GPUMilli > n.Total.GPUMilli }, "has " + lacks, "have " + lacks})
+		list = append(list, condition{"gpus", true,
+			func(n *node) bool { return c.devices(n) < r.GPUs || c.capacity.GPUMilli > n.Total.GPUMilli }, "has " +
+				lacks, "have " + lacks})
 	}
 	cpus, memory, disk := c.amounts()
 	return append(list,
-		condition{"cpus", true, func(n *node) bool { return r.CPUMilli > n.Total.CPUMilli }, "has fewer than " + cpus, "have fewer than " + cpus},
-		condition{"memory", true, func(n *node) bool { return r.MemoryMiB > n.Total.MemoryMiB }, "has less than " + memory, "have less than " + memory},
-		condition{"disk", true, func(n *node) bool { return r.DiskMiB > n.Total.DiskMiB }, "has less than " + disk, "have less than " + disk},
+		condition{"cpus", true, func(n *node) bool { return r.CPUMilli > n.Total.CPUMilli }, "has fewer than " + cpus,
+			"have fewer than " + cpus},
+		condition{"memory", true, func(n *node) bool { return r.MemoryMiB > n.Total.MemoryMiB },
+			"has less than " + memory, "have less than " + memory},
+		condition{"disk", true, func(n *node) bool { return r.DiskMiB > n.Total.DiskMiB }, "has less than " + disk,
+			"have less than " + disk},
 	)
 }
 
 // freeConditions are about what is left on a machine now.
-func (c *class) freeConditions() []condition {
+func (c clauses) freeConditions() []condition {
 	r := c.request
 	var list []condition
 	if r.GPUs > 0 {
@@ -251,13 +272,17 @@ func (c *class) freeConditions() []condition {
 		if r.GPUMilli < 1000 {
 			lacks = "no GPU with a share of " + berth.MilliGPU(r.GPUMilli).String() + " free"
 		}
-		list = append(list, condition{"free_gpus", false, func(n *node) bool { return !c.hasDevices(n) }, "has " + lacks, "have " + lacks})
+		list = append(list, condition{"free_gpus", false, func(n *node) bool { return !c.hasDevices(n) },
+			"has " + lacks, "have " + lacks})
 	}
 	cpus, memory, disk := c.amounts()
 	return append(list,
-		condition{"free_cpus", false, func(n *node) bool { return r.CPUMilli > n.free.CPUMilli }, "has fewer than " + cpus + " free", "have fewer than " + cpus + " free"},
-		condition{"free_memory", false, func(n *node) bool { return r.MemoryMiB > n.free.MemoryMiB }, "has less than " + memory + " free", "have less than " + memory + " free"},
-		condition{"free_disk", false, func(n *node) bool { return r.DiskMiB > n.free.DiskMiB }, "has less than " + disk + " free", "have less than " + disk + " free"},
+		condition{"free_cpus", false, func(n *node) bool { return r.CPUMilli > n.free.CPUMilli },
+			"has fewer than " + cpus + " free", "have fewer than " + cpus + " free"},
+		condition{"free_memory", false, func(n *node) bool { return r.MemoryMiB > n.free.MemoryMiB },
+			"has less than " + memory + " free", "have less than " + memory + " free"},
+		condition{"free_disk", false, func(n *node) bool { return r.DiskMiB > n.free.DiskMiB },
+			"has less than " + disk + " free", "have less than " + disk + " free"},
 	)
 }
 

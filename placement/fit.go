@@ -2,26 +2,144 @@ package placement
 
 import (
 	"slices"
+	"time"
 
 	"berth"
 )
 
-// choice is a place for one member.
-type choice struct {
-	node    *node
-	allowed uint64 // devices of its kind that the class may use
-	grant   berth.Grant
-	brief   bool // of room held for others, until they need it
+// placer searches machines for the members of one job after the other.
+type placer struct {
+	*moment
+	cluster *cluster
+	ledger  *ledger
+	packer  *packer
+	caches  *caches
+	memory  *memory
+
+	epoch   int                   // capacity only shrinks within an epoch
+	last    map[*class]choice     // the best machine for the latest member of a class
+	barrens map[likeness][]*class // classes without room in this epoch
+	byWorth bool                  // Pack is Worth, and the mix is known
+	looks   int                   // costs read so far, see maxLooks
+	scanned int                   // groups passed over so far
+	end     time.Time             // when the job being placed has ended; zero: unknown
+	wants   []berth.DataKey       // data of the job being placed
+	moved   []Near                // its members that were moved to their data
+	stocks  []stock               // buffer
+	nearby  []nearby              // buffer
+}
+
+// memory is the outcome of earlier searches by class. A plan or an epoch stamps
+// each entry, so that a later one ignores it.
+type memory struct {
+	classes []classMemory // by class.number
+	none    classMemory   // of classes without a number, always empty
+}
+
+// classMemory is the outcome of searches for one class.
+type classMemory struct {
+	closed  int       // the plan in which a job of the class had no room
+	shorter time.Time // in that plan, only jobs that end before this are searched for
+	barren  int       // the epoch in which no machine has room for a member
+	never   int       // cluster.shape for which the class cannot fit at all
+	ever    int       // cluster.shape for which it fits on empty machines
+}
+
+// of returns the memory of a class.
+func (m *memory) of(c *class) *classMemory {
+	if c.number == unnumbered {
+		m.none = classMemory{}
+		return &m.none
+	}
+	if c.number >= len(m.classes) {
+		m.classes = append(m.classes, make([]classMemory, c.number+1-len(m.classes))...)
+	}
+	return &m.classes[c.number]
+}
+
+// reset forgets a class.
+func (m *memory) reset(c *class) { *m.of(c) = classMemory{} }
+
+// close notes that a job of the class that ends at the given time has no room.
+func (m *classMemory) close(plan int, end time.Time) {
+	if m.closed != plan {
+		m.closed, m.shorter = plan, time.Time{}
+	}
+	if !end.IsZero() && (m.shorter.IsZero() || end.Before(m.shorter)) {
+		m.shorter = end
+	}
+}
+
+// reopen forgets that a class has no room, until the returned function is called:
+// the ledger has more room for the moment.
+func (r *placer) reopen(c *class) (again func()) {
+	m := *r.memory.of(c)
+	r.memory.of(c).closed, r.memory.of(c).barren = 0, 0
+	return func() { r.memory.of(c).closed, r.memory.of(c).barren = m.closed, m.barren }
+}
+
+// closed reports whether a job of the class had no room in this plan.
+func (r *placer) closed(c *class) bool { return r.memory.of(c).closed == r.number }
+
+// close notes that a job of the class that ends at r.end has no room.
+func (r *placer) close(c *class, end time.Time) { r.memory.of(c).close(r.number, end) }
+
+// hopeless reports whether the search can be skipped for a job: another one of its
+// class that ends no later had no room.
+func (r *placer) hopeless(c *class) bool {
+	m := r.memory.of(c)
+	if m.closed != r.number {
+		return false
+	}
+	return r.end.IsZero() || len(r.ledger.holds) == 0 || !m.shorter.IsZero() && !r.end.Before(m.shorter)
+}
+
+// refused reports whether a job of the class that ends no later than the given time
+// had no room in this plan.
+func (r *placer) refused(c *class, end time.Time) bool {
+	m := r.memory.of(c)
+	return m.closed == r.number && !m.shorter.IsZero() && !end.Before(m.shorter)
+}
+
+// widen begins an epoch: some machine has more room than before.
+func (r *placer) widen() {
+	r.epoch = r.cluster.nextPlan()
+	clear(r.barrens)
+}
+
+// brief looks for a place in held capacity for one member of a job that ends at
+// r.end, before the capacity is needed.
+func (r *placer) brief(s *search) (choice, bool) {
+	if r.end.IsZero() {
+		return choice{}, false
+	}
+	for _, h := range r.ledger.holds {
+		n := h.node
+		if r.end.After(h.until) || n.leaf.size == 0 || !s.allows(n) {
+			continue
+		}
+		i := slices.IndexFunc(s.class.matches, func(m match) bool { return m.kind == n.kind })
+		if i < 0 {
+			continue
+		}
+		allowed := s.class.matches[i].devices
+		x := r.ledger.sketch(n)
+		x.add(h.grant)
+		if devices, ok := s.class.fit(x, allowed); ok {
+			return choice{node: n, allowed: allowed, grant: s.class.grant(n, devices), brief: true}, true
+		}
+	}
+	return choice{}, false
 }
 
 // find chooses the machine and the devices for one member. group, unless empty,
 // is the one that the machine must be of.
-func (r *run) find(c *class, avoid []berth.MachineID, group string) (choice, bool) {
+func (r *placer) find(c *class, avoid []berth.MachineID, group string) (choice, bool) {
 	s := search{class: c, avoid: avoid, group: group}
 	if found, ok := r.brief(&s); ok {
 		return found, true
 	}
-	if c.closed == r.number || c.barren == r.epoch {
+	if m := r.memory.of(c); m.closed == r.number || m.barren == r.epoch {
 		return choice{}, false
 	}
 	byWorth := r.byWorth && !c.spreads() && !r.spent()
@@ -43,7 +161,7 @@ func (c *class) spreads() bool { return c.request.Strategy == "spread" }
 // groups lists what a gang may gather on: the machines of one group reach each
 // other and have one value of same_label. It is one empty string where every
 // machine will do.
-func (r *run) groups(c *class) []string {
+func (r *placer) groups(c *class) []string {
 	if !c.gathers() {
 		return []string{""}
 	}
@@ -102,7 +220,8 @@ func (s *search) best() (choice, bool) {
 				if !ok {
 					return true
 				}
-				if score := s.class.score(n, d); best.node == nil || score < least || score == least && n.ID < best.node.ID {
+				if score := s.class.score(n, d); best.node == nil || score < least ||
+					score == least && n.ID < best.node.ID {
 					best, devices, least = choice{node: n, allowed: m.devices}, d, score
 				}
 				left--
@@ -215,4 +334,12 @@ func (c *class) grant(n *node, devices []int) berth.Grant {
 		g.GPUs = append(g.GPUs, berth.DeviceShare{Index: n.GPUs[d].Index, Milli: c.request.GPUMilli})
 	}
 	return g
+}
+
+// newPlacer returns the placer of one plan.
+func newPlacer(at *moment, s *Snapshot, l *ledger) *placer {
+	return &placer{
+		moment: at, cluster: s.cluster, ledger: l, packer: s.packer, caches: s.caches, memory: s.memory,
+		epoch: at.number, last: map[*class]choice{}, barrens: map[likeness][]*class{},
+	}
 }

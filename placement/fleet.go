@@ -22,9 +22,42 @@ type fleet struct {
 	entries int               // in costs
 	spare   [][]cost          // rows of no class
 	plan    uint32            // number of the present plan
+	places  []*peer           // by node.index; nil: the machine is in no group
+	lists   []grouped         // by kind.index
 	key     []byte
 	holes   []hole
 	after   []hole
+}
+
+// peer is a machine in its group.
+type peer struct {
+	group *group // nil: it is in none
+	leaf  leaf[*node]
+}
+
+// grouped lists the groups of one kind that have machines.
+type grouped struct {
+	free []listed // some device is free
+	full []listed // no device is free
+}
+
+// of returns the group of a machine; nil if it is in none.
+func (f *fleet) of(n *node) *group {
+	if n.index >= len(f.places) || f.places[n.index] == nil {
+		return nil
+	}
+	return f.places[n.index].group
+}
+
+// place returns the entry of a machine.
+func (f *fleet) place(n *node) *peer {
+	if n.index >= len(f.places) {
+		f.places = append(f.places, make([]*peer, n.index+1-len(f.places))...)
+	}
+	if f.places[n.index] == nil {
+		f.places[n.index] = &peer{}
+	}
+	return f.places[n.index]
 }
 
 // group is the machines with one remnant.
@@ -99,7 +132,7 @@ func (f *fleet) forget() {
 		f.stamp++
 		g.stamp, g.valued = f.stamp, false
 		if g.machines.len() > 0 {
-			(*g.list())[g.index].stamp = f.stamp
+			(*f.list(g))[g.index].stamp = f.stamp
 		}
 	}
 }
@@ -107,6 +140,7 @@ func (f *fleet) forget() {
 // clear empties the fleet: the kinds are made anew.
 func (f *fleet) clear() {
 	f.groups, f.slots, f.free, f.dead = map[string]*group{}, 0, nil, 0
+	f.places, f.lists = nil, nil
 	f.empty()
 	if f.value != nil {
 		clear(f.value.devices)
@@ -140,13 +174,14 @@ func (f *fleet) enter(n *node) {
 	}
 	if g.machines.len() == 0 {
 		f.dead--
-		list := g.list()
+		list := f.list(g)
 		g.index = len(*list)
 		*list = append(*list, listed{g, g.slot, g.stamp})
 	}
-	n.group = g
-	n.peer.item, n.peer.weight = n, n.leaf.weight
-	g.machines.insert(&n.peer)
+	p := f.place(n)
+	p.group = g
+	p.leaf.item, p.leaf.weight = n, n.leaf.weight
+	g.machines.insert(&p.leaf)
 }
 
 // open makes the group of a remnant, without machines.
@@ -168,17 +203,18 @@ func (f *fleet) open(s remnant) *group {
 
 // leave takes a machine out of its group, if it is in one.
 func (f *fleet) leave(n *node) {
-	g := n.group
+	g := f.of(n)
 	if g == nil {
 		return
 	}
-	g.machines.remove(&n.peer)
-	n.group = nil
+	p := f.places[n.index]
+	g.machines.remove(&p.leaf)
+	p.group = nil
 	if g.machines.len() > 0 {
 		return
 	}
 	f.dead++
-	list := g.list()
+	list := f.list(g)
 	end := len(*list) - 1
 	last := (*list)[end]
 	(*list)[g.index], last.index = last, g.index
@@ -186,11 +222,23 @@ func (f *fleet) leave(n *node) {
 }
 
 // list is where the group is listed while it has machines.
-func (g *group) list() *[]listed {
-	if len(g.holes) == 0 {
-		return &g.kind.taken
+func (f *fleet) list(g *group) *[]listed {
+	i := g.kind.index
+	if i >= len(f.lists) {
+		f.lists = append(f.lists, make([]grouped, i+1-len(f.lists))...)
 	}
-	return &g.kind.groups
+	if len(g.holes) == 0 {
+		return &f.lists[i].full
+	}
+	return &f.lists[i].free
+}
+
+// groupsOf returns the groups of a kind.
+func (f *fleet) groupsOf(k *kind) grouped {
+	if k.index >= len(f.lists) {
+		return grouped{}
+	}
+	return f.lists[k.index]
 }
 
 // empty drops all costs. Their rows are kept for others.

@@ -202,6 +202,11 @@ func (c *conversation) machine(name string, args map[string]string) placement.Ma
 			m.State = berth.MachineState(v)
 		case k == "blocked":
 			m.Blocked = v
+		case k == "engine":
+			m.EngineSilentSince = time.Time{}
+			if v == "silent" {
+				m.EngineSilentSince = epoch.Add(c.now)
+			}
 		case k == "fences":
 			m.Fences = v == "yes"
 		case k == "epoch":

@@ -130,15 +130,14 @@ func (p *profile) variants(list []variant, m *Machine) []variant {
 
 // kind is a set of machines that no class can tell apart but by their room.
 type kind struct {
-	number   int      // of all there ever were in the snapshot
-	sample   *Machine // any one of them: what the classes look at is the same
-	variants []variant
-	tree     tree[*node] // the placeable ones, from tight to roomy
-	groups   []listed    // of the fleet, those with machines of which some device is free
-	taken    []listed    // those without
-	list     []*node     // see all
-	listAt   int
-	herd
+	number    int      // of all there ever were in the snapshot
+	index     int      // in cluster.kinds
+	sample    *Machine // any one of them: what the classes look at is the same
+	variants  []variant
+	tree      tree[*node] // the placeable ones, from tight to roomy
+	ordered   []*node     // see all
+	orderedAt int
+	roster
 }
 
 // hasDevices reports whether the machines have any.

@@ -9,8 +9,8 @@ import (
 	"berth"
 )
 
-// candidates lists machines that fit now, the best first.
-func (s *Snapshot) candidates(c *class) []berth.MachineID {
+// bestMachines lists machines that fit now, the best first.
+func bestMachines(s *cluster, c *class) []berth.MachineID {
 	type scored struct {
 		node  *node
 		score int64
@@ -44,11 +44,12 @@ func (s *Snapshot) candidates(c *class) []berth.MachineID {
 	return ids
 }
 
-// membersNow is how many members of a gang have room at once, by placing them.
-func (s *Snapshot) membersNow(c *class) int {
+// membersNow is the number of members of a gang that have room at once, by placing
+// them on trial.
+func membersNow(s *Snapshot, c *class) int {
 	most := 0
-	s.plans++
-	r := &run{snapshot: s, number: s.plans, epoch: s.plans, last: map[*class]choice{}}
+	at := &moment{number: s.cluster.nextPlan()}
+	r := newPlacer(at, s, &ledger{moment: at, cluster: s.cluster, trial: true})
 	for _, group := range r.groups(c) {
 		placed := 0
 		for placed < c.members() {
@@ -56,12 +57,12 @@ func (s *Snapshot) membersNow(c *class) int {
 			if !ok {
 				break
 			}
-			r.take(found)
+			r.ledger.take(found)
 			r.last[c] = found
 			placed++
 		}
-		r.undo(0)
-		r.last = map[*class]choice{}
+		r.ledger.undo(0)
+		clear(r.last)
 		most = max(most, placed)
 	}
 	return most
@@ -92,7 +93,8 @@ func (c *class) membersApart(machines []*node) int {
 
 func (c *class) membersOn(n *node) int {
 	r, count := c.request, int64(c.members())
-	for _, x := range [][2]int64{{n.Total.CPUMilli, r.CPUMilli}, {n.Total.MemoryMiB, r.MemoryMiB}, {n.Total.DiskMiB, r.DiskMiB}} {
+	for _, x := range [][2]int64{{n.Total.CPUMilli, r.CPUMilli}, {n.Total.MemoryMiB, r.MemoryMiB},
+		{n.Total.DiskMiB, r.DiskMiB}} {
 		if x[1] > 0 {
 			count = min(count, x[0]/x[1])
 		}
@@ -109,7 +111,7 @@ func (c *class) membersOn(n *node) int {
 
 // lacking names what no machine has enough of, largest amount included, when
 // none could ever run the request.
-func (s *Snapshot) lacking(c *class, e Explanation) []Shortfall {
+func lacking(s *cluster, c *class, e Explanation) []Shortfall {
 	switch {
 	case e.Machines == 0:
 		return nil
@@ -125,7 +127,7 @@ func (s *Snapshot) lacking(c *class, e Explanation) []Shortfall {
 		}
 		return []Shortfall{{"members", strconv.Itoa(e.Members.Asked), most}}
 	}
-	fit, miss := s.selected(c)
+	fit, miss := selected(s, c)
 	if miss != nil {
 		return []Shortfall{*miss}
 	}
@@ -138,7 +140,7 @@ func (s *Snapshot) lacking(c *class, e Explanation) []Shortfall {
 
 // selected returns the machines that pass every clause about what they are, or
 // the first clause that none of them passes.
-func (s *Snapshot) selected(c *class) ([]*node, *Shortfall) {
+func selected(s *cluster, c *class) ([]*node, *Shortfall) {
 	var nodes []*node
 	for _, id := range s.machineIDs() {
 		nodes = append(nodes, s.nodes[id])
@@ -153,7 +155,8 @@ func (s *Snapshot) selected(c *class) ([]*node, *Shortfall) {
 	was := nodes
 	nodes = slices.DeleteFunc(slices.Clone(nodes), func(n *node) bool { return slices.Contains(c.request.Avoid, n.ID) })
 	if len(nodes) == 0 {
-		return nil, &Shortfall{"avoid_machines", joined(was, func(n *node) string { return string(n.ID) }), "no other machine"}
+		return nil, &Shortfall{"avoid_machines", joined(was, func(n *node) string { return string(n.ID) }),
+			"no other machine"}
 	}
 	return nodes, nil
 }
@@ -162,13 +165,14 @@ func (c *class) missing(clause string, nodes []*node) *Shortfall {
 	r := c.request
 	switch clause {
 	case "region":
-		return &Shortfall{"region", strings.Join(r.Regions, " or "), joined(nodes, func(n *node) string { return n.Region })}
+		return &Shortfall{"region", strings.Join(r.Regions, " or "),
+			joined(nodes, func(n *node) string { return n.Region })}
 	case "site":
 		return &Shortfall{"site", r.Site, joined(nodes, func(n *node) string { return n.Site })}
 	case "labels":
 		return &Shortfall{"labels", labelText(c.labels), "no machine has them all"}
 	case "file_inputs":
-		return &Shortfall{"file_inputs", c.folders(), "no machine shares that"}
+		return &Shortfall{"file_inputs", clauses{c}.folders(), "no machine shares that"}
 	case "execution":
 		return &Shortfall{"execution", string(r.Execution), "no machine can fence it: none has a berth-deadman"}
 	case "same_label":
@@ -197,14 +201,17 @@ func (c *class) shortfalls(nodes []*node) []Shortfall {
 		})
 		switch {
 		case len(r.GPUTypes) > 0 && typed == 0:
-			list = append(list, Shortfall{"gpu_type", strings.Join(r.GPUTypes, " or "), orNone(joinedSet(nodes, func(n *node) []string { return models(n) }))})
+			list = append(list, Shortfall{"gpu_type", strings.Join(r.GPUTypes, " or "),
+				orNone(joinedSet(nodes, func(n *node) []string { return models(n) }))})
 		case typed > 0 && large == 0:
 			biggest := most(func(n *node) int64 { return largestMemory(n, c.typed) })
-			list = append(list, Shortfall{"gpu_memory", berth.MiB(r.GPUMemoryMiB).String(), berth.MiB(biggest).String()})
+			list = append(list, Shortfall{"gpu_memory", berth.MiB(r.GPUMemoryMiB).String(),
+				berth.MiB(biggest).String()})
 		default:
 			usable := most(func(n *node) int64 { return int64(c.devices(n)) })
 			if usable < int64(r.GPUs) {
-				list = append(list, Shortfall{"gpus", berth.MilliGPU(int64(r.GPUs) * r.GPUMilli).String(), strconv.FormatInt(usable, 10)})
+				list = append(list, Shortfall{"gpus", berth.MilliGPU(int64(r.GPUs) * r.GPUMilli).String(),
+					strconv.FormatInt(usable, 10)})
 			}
 		}
 	}

@@ -100,7 +100,7 @@ func compareSiblings(a, b sibling) int {
 }
 
 // Begin implements Ranker.
-func (l *Learned) Begin(s *Snapshot, now time.Time) {
+func (l *Learned) Begin(s RankView, now time.Time) {
 	l.now, l.behind = now, time.Time{}
 	l.ranked = map[berth.JobID]float64{}
 	l.live = map[berth.TenantID][]sibling{}
@@ -112,7 +112,7 @@ func (l *Learned) Begin(s *Snapshot, now time.Time) {
 	s.EachRunning(func(r Running) {
 		ran := l.ran(r)
 		l.live[r.Tenant] = append(l.live[r.Tenant], sibling{r.SubmittedAt, ran, false})
-		if at := now.Add(bounds[stage(ran)+1] - ran); l.behind.IsZero() || at.Before(l.behind) {
+		if at := now.Add(stageStarts[stage(ran)+1] - ran); l.behind.IsZero() || at.Before(l.behind) {
 			l.behind = at
 		}
 	})
@@ -163,7 +163,8 @@ func (l *Learned) rank(tenant berth.TenantID, job sibling, gpus float64) float64
 // kin notes those of a list that were submitted near the job, and not the job
 // itself, which tells nothing new.
 func (l *lives) kin(list []sibling, job sibling) {
-	at, _ := slices.BinarySearchFunc(list, job.submitted, func(s sibling, t time.Time) int { return s.submitted.Compare(t) })
+	at, _ := slices.BinarySearchFunc(list, job.submitted,
+		func(s sibling, t time.Time) int { return s.submitted.Compare(t) })
 	self := true
 	for _, s := range list[max(0, at-kinReach):min(len(list), at+kinReach)] {
 		if self && s == job {

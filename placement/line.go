@@ -97,22 +97,18 @@ func (a *account) displace(l *line) {
 
 // find the account's line of a class: its place in the list.
 func (a *account) find(c *class) (i int, found bool) {
-	return slices.BinarySearchFunc(a.lines, int32(c.number), func(x lineOf, number int32) int { return cmp.Compare(x.class, number) })
+	return slices.BinarySearchFunc(a.lines, int32(c.number),
+		func(x lineOf, number int32) int { return cmp.Compare(x.class, number) })
 }
 
-// begin readies a line without jobs.
-func (a *account) begin(l *line, c *class) {
-	l.account, l.class, l.jobs.compare = a, c, compareEntries
-	l.number = int32(len(c.lines))
-	c.lines = append(c.lines, l)
-}
-
-// push puts a job that may start into its line.
-func (a *account) push(e *entry) {
+// push puts an eligible job into the line of its account and class.
+func (q *queue) push(e *entry) {
+	a, c := e.tally.account, q.of(e.class)
 	i, found := a.find(e.class)
 	if !found {
-		l := &line{}
-		a.begin(l, e.class)
+		l := &line{account: a, class: e.class, number: int32(len(c.lines))}
+		l.jobs.compare = compareEntries
+		c.lines = append(c.lines, l)
 		a.lines = slices.Insert(a.lines, i, lineOf{int32(e.class.number), l})
 	}
 	l := a.lines[i].line
@@ -125,35 +121,35 @@ func (a *account) push(e *entry) {
 	}
 	l.jobs.insert(&e.leaf)
 	e.line = l
-	e.class.count(e, 1)
+	c.count(e, 1)
 }
 
 // pull takes a job out of its line.
-func (a *account) pull(e *entry) {
-	l := e.line
+func (q *queue) pull(e *entry) {
+	l, a := e.line, e.line.account
 	first := l.head == e
 	if first {
 		a.displace(l)
 	}
 	l.jobs.remove(&e.leaf)
 	e.line = nil
-	e.class.count(e, -1)
+	q.of(e.class).count(e, -1)
 	if l.jobs.len() == 0 {
-		a.end(l)
+		q.drop(l)
 	} else if first {
 		l.head, _ = l.jobs.first()
 		a.place(l)
 	}
 }
 
-// end drops a line that has no jobs any more.
-func (a *account) end(l *line) {
+// drop removes a line without jobs.
+func (q *queue) drop(l *line) {
 	l.head = nil
-	i, _ := a.find(l.class)
-	a.lines = slices.Delete(a.lines, i, i+1)
-	list := l.class.lines
-	last := list[len(list)-1]
-	list[l.number], last.number = last, l.number
-	list[len(list)-1] = nil
-	l.class.lines = list[:len(list)-1]
+	i, _ := l.account.find(l.class)
+	l.account.lines = slices.Delete(l.account.lines, i, i+1)
+	c := q.of(l.class)
+	last := len(c.lines) - 1
+	c.lines[l.number], c.lines[last].number = c.lines[last], l.number
+	c.lines[last] = nil
+	c.lines = c.lines[:last]
 }

@@ -1,18 +1,15 @@
 package placement
 
-import (
-	"container/heap"
-	"time"
-)
+import "container/heap"
 
-// spots is a heap of lines by the next job of each.
-type spots []*line
+// lineHeap is a heap of lines by the next job of each.
+type lineHeap []*line
 
-func (h spots) Len() int           { return len(h) }
-func (h spots) Less(i, j int) bool { return compareEntries(h[i].at, h[j].at) < 0 }
-func (h spots) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *spots) Push(x any)        { *h = append(*h, x.(*line)) }
-func (h *spots) Pop() any {
+func (h lineHeap) Len() int           { return len(h) }
+func (h lineHeap) Less(i, j int) bool { return compareEntries(h[i].at, h[j].at) < 0 }
+func (h lineHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *lineHeap) Push(x any)        { *h = append(*h, x.(*line)) }
+func (h *lineHeap) Pop() any {
 	last := len(*h) - 1
 	x := (*h)[last]
 	(*h)[last] = nil
@@ -20,15 +17,69 @@ func (h *spots) Pop() any {
 	return x
 }
 
-// open readies a seat's jobs for the plan.
-func (r *run) open(x *seat) {
+// turn is the walk over the queue: it knows the next job of each contender.
+type turn struct {
+	*moment
+	shares  *shares
+	queue   *queue
+	pruner  passer // nil: no job is passed over
+	bygone  classSet
+	skipped int // lines passed over since the pruner has narrowed
+}
+
+// passer decides which jobs the turn passes over.
+type passer interface {
+	closed(*class) bool  // no job of the class is worth a look in this plan
+	useless(*entry) bool // this job is not
+}
+
+func newTurn(r *shares) *turn {
+	return &turn{moment: r.moment, shares: r, queue: r.queue, bygone: newClassSet(r.queue)}
+}
+
+// open makes the contenders of accounts and puts those with jobs into the heap.
+func (r *turn) open(parent *contender, accounts []*account) {
+	parent.kids.shares = r.shares
+	for _, a := range accounts {
+		x := &contender{account: a, parent: parent, held: a.held, past: r.shares.policy.past(a.Usage, r.now)}
+		r.shares.contenders[a.index] = x
+		if len(a.kids) > 0 {
+			own := &contender{account: a, own: true, parent: x, held: a.own, past: x.past}
+			x.kids.list = append(x.kids.list, own)
+			r.shares.own[a.index] = own
+			r.begin(own)
+			r.open(x, a.kids)
+			for _, k := range a.kids {
+				x.past = x.past.plus(r.shares.contenders[k.index].past, 1)
+			}
+		} else {
+			r.shares.own[a.index] = x
+			r.begin(x)
+		}
+		parent.kids.list = append(parent.kids.list, x)
+	}
+	list := parent.kids.list[:0]
+	for _, x := range parent.kids.list {
+		r.shares.weigh(x)
+		if x.first != nil {
+			x.index = len(list)
+			list = append(list, x)
+		}
+	}
+	parent.kids.list = list
+	heap.Init(&parent.kids)
+	r.shares.lead(parent)
+}
+
+// begin readies a contender's jobs for the plan.
+func (r *turn) begin(x *contender) {
 	x.lines = x.account.order
 	r.fetch(x)
 }
 
-// fetch finds the seat's next job among the lines it has begun and those it has
+// fetch finds the contender's next job among the lines it has begun and those it has
 // not.
-func (r *run) fetch(x *seat) {
+func (r *turn) fetch(x *contender) {
 	for {
 		for len(x.begun) > 0 && r.skips(x, x.begun[0].class) && !(x.begun[0].at.overdue && !x.tried) {
 			x.begun[0].over = true
@@ -54,13 +105,13 @@ func (r *run) fetch(x *seat) {
 
 // pass goes past the lines whose jobs are passed over, which stays so for the
 // rest of the plan.
-func (r *run) pass(x *seat) {
+func (r *turn) pass(x *contender) {
 	if r.shows(x) {
 		return
 	}
-	i, classes := 0, r.snapshot.numbered
+	i, classes := 0, r.queue.classes
 	for i < len(x.lines) {
-		if n := x.lines[i].class(); !r.bygone.has(n) && !r.closed(classes[n]) {
+		if n := x.lines[i].class(); !r.bygone.has(n) && !r.passes(classes[n].class) {
 			break
 		}
 		i++
@@ -72,14 +123,17 @@ func (r *run) pass(x *seat) {
 // classSet has classes, by their numbers.
 type classSet []uint64
 
-func newClassSet(s *Snapshot) classSet { return make(classSet, (len(s.numbered)+63)/64) }
+func newClassSet(q *queue) classSet { return make(classSet, (len(q.classes)+63)/64) }
 
 func (s classSet) has(number int) bool { return s[number>>6]>>(number&63)&1 != 0 }
 
+// drop removes a class.
+func (s classSet) drop(number int) { s[number>>6] &^= 1 << (number & 63) }
+
 func (s classSet) put(number int) { s[number>>6] |= 1 << (number & 63) }
 
-// lead makes the first job of the lines begun that of the seat.
-func (x *seat) lead() {
+// lead makes the first job of the lines begun that of the contender.
+func (x *contender) lead() {
 	x.first, x.latest = nil, nil
 	if len(x.begun) > 0 {
 		x.latest = x.begun[0]
@@ -88,7 +142,7 @@ func (x *seat) lead() {
 }
 
 // enter goes to the line's first job; false if none of it may start now.
-func (r *run) enter(x *seat, l *line) bool {
+func (r *turn) enter(x *contender, l *line) bool {
 	l.at, l.enteredAt = l.head, r.number
 	l.over = !r.eligible(x, l)
 	return !l.over
@@ -108,10 +162,10 @@ func (l *line) next() {
 }
 
 // eligible goes to the line's first job from where it is that may start now.
-func (r *run) eligible(x *seat, l *line) bool {
+func (r *turn) eligible(x *contender, l *line) bool {
 	for ; l.at != nil; l.next() {
 		e := l.at
-		if !r.shows(x) && r.useless(e) || r.full(e) {
+		if !r.shows(x) && r.pruner != nil && r.pruner.useless(e) || r.shares.full(e) {
 			continue
 		}
 		if !e.EligibleAt.After(r.now) && (e.QueueDeadline.IsZero() || e.QueueDeadline.After(r.now)) {
@@ -121,97 +175,45 @@ func (r *run) eligible(x *seat, l *line) bool {
 	return false
 }
 
-// shows reports whether the seat's next job shows something although it has no
+// passes reports whether every job of the class is passed over.
+func (r *turn) passes(c *class) bool { return r.pruner != nil && r.pruner.closed(c) }
+
+// shows reports whether the contender's next job shows something although it has no
 // place: whether its tenant waits for its quota. That is told by the first job
 // that does not start.
-func (r *run) shows(x *seat) bool { return r.quotas && !x.tried }
+func (r *turn) shows(x *contender) bool { return r.shares.quotas && !x.tried }
 
-// skips reports whether jobs of the class are passed over in the seat's lines.
-func (r *run) skips(x *seat, c *class) bool { return r.closed(c) && !r.shows(x) }
+// skips reports whether jobs of the class are passed over in the contender's lines.
+func (r *turn) skips(x *contender, c *class) bool { return r.passes(c) && !r.shows(x) }
 
-// useless reports whether a job is of a class that had no place and cannot have
-// one in room that is held for others either, at a time when nothing else is
-// left to do for it.
-func (r *run) useless(e *entry) bool {
-	c := e.class
-	if c.closed != r.number || r.heads < r.policy.Backfill || r.claims > 0 || r.marks[e.ID] != nil {
-		return false
-	}
-	return e.limit <= 0 || r.tooLong(c, e.limit)
-}
-
-// closed reports whether no job of the class is worth a look in this plan.
-func (r *run) closed(c *class) bool {
-	if c.shut == r.number {
-		return true
-	}
-	if c.closed != r.number || c.marked == r.number && r.unmet > 0 || r.heads < r.policy.Backfill || r.claims > 0 {
-		return false
-	}
-	if len(c.limits.list) == 0 || r.tooLong(c, c.limits.list[0].at) || r.fruitless(c) {
-		c.shut = r.number
-		r.bygone.put(c.number)
-		return true
-	}
-	return false
-}
-
-// fruitless looks whether the shortest job of the class fits into room that is
-// held for others; if not, no job of it does.
-func (r *run) fruitless(c *class) bool {
-	if c.probed == r.number {
-		return false
-	}
-	c.probed = r.number
-	r.end = r.now.Add(c.limits.list[0].at)
-	if _, ok := r.brief(&search{class: c}); ok {
-		return false
-	}
-	c.close(r.number, r.end)
-	return true
-}
-
-// tooLong reports whether a job of the class that may run for so long cannot be
-// over before room that is held for others is needed, or no earlier than one of
-// its class that had no place.
-func (r *run) tooLong(c *class, limit time.Duration) bool {
-	end := r.now.Add(limit)
-	return end.After(r.longest) || c.closed == r.number && !c.shorter.IsZero() && !end.Before(c.shorter)
-}
-
-// step moves the seat on from its first job.
-func (r *run) step(x *seat) {
+// step moves the contender on from its first job.
+func (r *turn) step(x *contender) {
 	l := x.latest
 	l.next()
 	if !r.skips(x, l.class) && r.eligible(x, l) {
 		heap.Fix(&x.begun, 0)
 		r.fetch(x)
-		r.settle(x)
+		r.shares.settle(x)
 		return
 	}
 	r.leave(x)
 }
 
-// leave drops the rest of the line that the seat's first job is of.
-func (r *run) leave(x *seat) {
+// leave drops the rest of the line that the contender's first job is of.
+func (r *turn) leave(x *contender) {
 	x.latest.over = true
 	heap.Pop(&x.begun)
 	r.fetch(x)
-	r.settle(x)
+	r.shares.settle(x)
 }
 
-// holdsUp reports whether a job without a place has waited too long for others of
-// its tenant to pass it. Those would keep the tenant at its part, and the job from
-// ever being among the first, which get a reserved start. Below its part it is
-// among them, in its turn.
-func (r *run) holdsUp(x *seat, e *entry) bool {
-	p := &r.policy
-	return e.overdue && !x.pressing && p.Order == Fair && p.Backfill > 0 && r.heads >= p.Backfill && r.possible(e.class)
-}
-
-// quit drops all that is left of the seat.
-func (r *run) quit(x *seat) {
+// quit drops all that is left of the contender.
+func (r *turn) quit(x *contender) {
 	x.begun, x.lines = nil, nil
 	x.lead()
-	r.settle(x)
+	r.shares.settle(x)
 }
+
+// stays reports whether the contender's next job is looked at although its class has
+// no place: for what it shows, or because others of its tenant may not pass it.
+func (r *turn) stays(x *contender) bool { return r.shows(x) || x.first.overdue && !x.tried }

@@ -13,40 +13,41 @@ type arrival struct {
 	entry   *entry
 }
 
-// line puts all jobs that may start into lines, where there are none. That many
+// lineUp puts all jobs that may start into lines, where there are none. That many
 // at once are sorted faster than put in one by one: they are dealt out by class
 // and then by account, so that each line's jobs come one after the other, without
 // a look at any but the one that is dealt.
-func (s *Snapshot) line() {
-	list := make([]arrival, 0, len(s.waiting))
-	for _, e := range s.waiting {
+func (q *queue) lineUp() {
+	list := make([]arrival, 0, len(q.waiting))
+	for _, e := range q.waiting {
 		e.line = nil
-		e.rate(&s.policy, s.edge)
+		e.rate(&q.policy, q.edge)
 		if !e.ready {
 			continue
 		}
-		e.class.ready++
+		c := q.of(e.class)
+		c.ready++
 		if e.limit > 0 {
-			e.class.limits.append(e)
+			c.limits.append(e)
 		}
 		list = append(list, arrival{standOf(e), int32(e.tally.account.index), e})
 	}
 	spare := make([]arrival, len(list))
-	deal(list, spare, len(s.numbered), func(x *arrival) int { return x.class() })
-	deal(spare, list, 1+len(s.accounts), func(x *arrival) int { return int(x.account) })
+	deal(list, spare, len(q.classes), func(x *arrival) int { return x.class() })
+	deal(spare, list, 1+len(q.accounts), func(x *arrival) int { return int(x.account) })
 
 	var pool lines
-	counts := make([]int, len(s.numbered)) // of lines, by class
+	counts := make([]int, len(q.classes)) // of lines, by class
 	for len(list) > 0 {
 		i := 1
 		for i < len(list) && list[i].account == list[0].account {
 			i++
 		}
-		s.lineAccount(list[:i], &pool, counts)
+		q.lineAccount(list[:i], &pool, counts)
 		list = list[i:]
 	}
-	s.listByClass(counts)
-	for _, c := range s.numbered {
+	q.listByClass(counts)
+	for _, c := range q.classes {
 		heap.Init(&c.limits)
 	}
 }
@@ -69,7 +70,7 @@ func deal(from, to []arrival, numbers int, number func(*arrival) int) {
 }
 
 // lineAccount makes the lines of one account, of its jobs by class.
-func (s *Snapshot) lineAccount(list []arrival, pool *lines, counts []int) {
+func (q *queue) lineAccount(list []arrival, pool *lines, counts []int) {
 	a, n := list[0].entry.tally.account, 1
 	for i := 1; i < len(list); i++ {
 		if list[i].class() != list[i-1].class() {
@@ -86,7 +87,7 @@ func (s *Snapshot) lineAccount(list []arrival, pool *lines, counts []int) {
 			list[i].entry.line = l
 			jobs = append(jobs, &list[i].entry.leaf)
 		}
-		l.account, l.class, l.jobs.compare = a, s.numbered[number], compareEntries
+		l.account, l.class, l.jobs.compare = a, q.classes[number].class, compareEntries
 		l.jobs.build(jobs)
 		if l.head = list[0].entry; i > 1 {
 			l.head, _ = l.jobs.first()
@@ -101,24 +102,24 @@ func (s *Snapshot) lineAccount(list []arrival, pool *lines, counts []int) {
 }
 
 // listByClass lists the lines of each class, of which there are so many.
-func (s *Snapshot) listByClass(counts []int) {
+func (q *queue) listByClass(counts []int) {
 	sum := 0
 	for _, n := range counts {
 		sum += n
 	}
 	room := make([]*line, sum)
-	for i, c := range s.numbered {
+	for i, c := range q.classes {
 		c.lines, room = room[:0:counts[i]], room[counts[i]:]
 	}
 	each := func(a *account) {
 		for _, x := range a.lines {
-			c := x.line.class
+			c := q.of(x.line.class)
 			x.line.number = int32(len(c.lines))
 			c.lines = append(c.lines, x.line)
 		}
 	}
-	each(s.shared)
-	for _, a := range s.accounts {
+	each(q.shared)
+	for _, a := range q.accounts {
 		each(a)
 	}
 }

@@ -13,8 +13,8 @@ const (
 	firstStage = 20 * time.Second
 )
 
-// bounds are the times at which stages begin; the last one never ends.
-var bounds = func() (b [stages + 1]time.Duration) {
+// stageStarts are the times at which stages begin; the last one never ends.
+var stageStarts = func() (b [stages + 1]time.Duration) {
 	for i := range stages {
 		b[i+1] = firstStage << i
 	}
@@ -42,7 +42,7 @@ const blur = 0.3
 func (l *lives) note(s sibling, weight float64) {
 	k := stage(s.ran)
 	l.past[k] += weight
-	part := min(1, (s.ran-bounds[k]).Seconds()/(bounds[k+1]-bounds[k]).Seconds())
+	part := min(1, (s.ran-stageStarts[k]).Seconds()/(stageStarts[k+1]-stageStarts[k]).Seconds())
 	if !s.over {
 		l.spent[k] += weight * part
 		return
@@ -93,10 +93,10 @@ func (l *lives) doubt() {
 func (l *lives) cost(ran time.Duration) float64 {
 	left, spent, ended, best := 1.0, 0.0, 0.0, math.Inf(1)
 	for k := stage(ran); k < stages; k++ {
-		whole := (bounds[k+1] - bounds[k]).Seconds()
+		whole := (stageStarts[k+1] - stageStarts[k]).Seconds()
 		span := whole
-		if ran > bounds[k] {
-			span = max((bounds[k+1] - ran).Seconds(), whole/20)
+		if ran > stageStarts[k] {
+			span = max((stageStarts[k+1] - ran).Seconds(), whole/20)
 		}
 		hazard := l.ends[k] / l.spent[k] / whole
 		ends := 1 - math.Exp(-hazard*span)

@@ -24,6 +24,8 @@ type Machine struct {
 	Fences  bool     // it can fence at_most_one work
 	Network string   // members of a gang are on machines of one
 	GPUs    []Device // by index
+
+	EngineSilentSince time.Time // its container engine has not answered since; zero: it answers
 }
 
 // Device is one GPU of a machine, or one MIG slice.
@@ -36,10 +38,14 @@ type Device struct {
 }
 
 // Placeable reports whether the machine may be given work at all.
-func (m *Machine) Placeable() bool { return m.State == berth.MachineReady && m.Blocked == "" }
+func (m *Machine) Placeable() bool { return m.open() && m.EngineSilentSince.IsZero() }
 
-// wears reports whether the machine has all these labels.
-func (m *Machine) wears(labels map[string]string) bool {
+// open reports whether the machine may be given work once its container engine
+// answers.
+func (m *Machine) open() bool { return m.State == berth.MachineReady && m.Blocked == "" }
+
+// hasLabels reports whether the machine has all these labels.
+func (m *Machine) hasLabels(labels map[string]string) bool {
 	for k, v := range labels {
 		if have, ok := m.Labels[k]; !ok || have != v {
 			return false
@@ -50,49 +56,38 @@ func (m *Machine) wears(labels map[string]string) bool {
 
 // sameKind reports whether nothing has changed that decides the machine's kind.
 func (m *Machine) sameKind(o *Machine) bool {
-	return m.Pool == o.Pool && m.Region == o.Region && m.Site == o.Site && m.Fences == o.Fences && m.Network == o.Network &&
+	return m.Pool == o.Pool && m.Region == o.Region && m.Site == o.Site && m.Fences == o.Fences &&
+		m.Network == o.Network &&
 		m.Total.CPUMilli == o.Total.CPUMilli && m.Total.MemoryMiB == o.Total.MemoryMiB &&
 		slices.EqualFunc(m.GPUs, o.GPUs, func(a, b Device) bool {
 			return a.Index == b.Index && a.Model == b.Model && a.MemoryMiB == b.MemoryMiB
 		}) && maps.Equal(m.Labels, o.Labels)
 }
 
-// sick is what is free of a device that is not healthy: less than any debt.
-const sick = math.MinInt64 / 2
+// unhealthy is the free share of a device that is not healthy, below any debt.
+const unhealthy = math.MinInt64 / 2
 
-// node is a machine in the snapshot: its row, what decisions not yet committed
-// take of it on top, and its place in the tree of its kind.
+// node is a machine in the cluster: its row, the grants of decisions that are not
+// yet committed, and its place in the tree of its kind.
 type node struct {
 	Machine
+	index    int // caches of machines are slices by this; removed machines free theirs
 	kind     *kind
 	variants []int // of each device: its position in kind.variants
 
 	assumed []berth.Grant // of decisions under way
 	free    berth.Capacity
-	touched int // by the plan with that number
-	lure    lure
-	gpus    []int64 // free milli of each device; sick if it is not healthy
+	gpus    []int64 // free milli of each device; unhealthy if it is not healthy
 	has     room
+	touched int // the latest plan that changed it
 
 	leaf leaf[*node]
 	most room // over its subtree
 
-	on          *stints       // who holds room of it
-	kept        *kept         // in a plan
-	leavings    []berth.Grant // likewise, see run.leavings
-	agenda      []release     // see run.agenda
-	devicesFree []time.Time   // when one more device is touched by a release, by time
-	agendaFor   time.Duration
-	agendaOK    bool
-	bait        bait
-	prey        *prey // in the list of its kind
-	view        *view // likewise
-	listed      *kind // whose list it is in, at place
-	place       int
-	stale       bool // in the list of those
-
-	group *group // of the fleet, if there is one
-	peer  leaf[*node]
+	on      *occupants
+	listed  *kind // whose roster lists it, at place
+	place   int
+	changed uint8 // bit f: it is in the feed of follower f
 }
 
 // room is what a search is pruned by: a subtree whose most room is too little
@@ -124,7 +119,7 @@ func (n *node) recount() {
 		if d.Healthy {
 			n.gpus = append(n.gpus, 1000-d.UsedMilli)
 		} else {
-			n.gpus = append(n.gpus, sick)
+			n.gpus = append(n.gpus, unhealthy)
 		}
 	}
 	for _, g := range n.assumed {
@@ -158,7 +153,7 @@ func (n *node) subtract(g berth.Grant) {
 func (n *node) add(g berth.Grant) {
 	n.free = n.free.Add(g.Capacity)
 	for _, d := range g.GPUs {
-		if i := n.device(d.Index); i >= 0 && n.gpus[i] != sick {
+		if i := n.device(d.Index); i >= 0 && n.gpus[i] != unhealthy {
 			n.gpus[i] += d.Milli
 		}
 	}

@@ -18,8 +18,8 @@ const (
 	// trusted is how many requests for GPUs make an estimate. With fewer, best
 	// fit places.
 	trusted = 32
-	// memory is after how many requests one counts e times less.
-	memory = 10_000
+	// fading is after how many requests one counts e times less.
+	fading = 10_000
 	// news is which part of the mix must have moved for the estimate to be taken
 	// anew, because all that was worked out from it goes with it.
 	news = 0.05
@@ -31,9 +31,10 @@ const (
 type Mix struct {
 	given  bool
 	shapes map[string]*ask
-	unit   float64 // what one request adds now: it grows, so older ones fade
-	seen   int     // requests for GPUs
-	since  int     // requests since the estimate was last looked at
+	names  map[*class]string // of the shapes of classes
+	unit   float64           // what one request adds now: it grows, so older ones fade
+	seen   int               // requests for GPUs
+	since  int               // requests since the estimate was last looked at
 
 	estimate []part // by shape; nil until there is one
 	version  int    // of the estimate
@@ -66,7 +67,7 @@ type Asked struct {
 }
 
 // NewMix returns one that learns.
-func NewMix() *Mix { return &Mix{shapes: map[string]*ask{}, unit: 1} }
+func NewMix() *Mix { return &Mix{shapes: map[string]*ask{}, names: map[*class]string{}, unit: 1} }
 
 // GivenMix returns one that is known and does not learn. Counts must be
 // positive.
@@ -117,8 +118,16 @@ func (m *Mix) observe(c *class) {
 	if m.given {
 		return
 	}
-	m.unit *= 1 + 1.0/memory
-	m.add(c.shape, shapeOf(c.request), m.unit*float64(c.members()))
+	m.unit *= 1 + 1.0/fading
+	shape, ok := m.names[c]
+	if !ok {
+		if len(m.names) >= maxKept {
+			clear(m.names)
+		}
+		shape = shapeOf(c.request).Class()
+		m.names[c] = shape
+	}
+	m.add(shape, shapeOf(c.request), m.unit*float64(c.members()))
 	if m.unit > 1e100 {
 		for _, a := range m.shapes {
 			a.count /= m.unit
@@ -226,7 +235,7 @@ func (m *Mix) refresh() bool {
 	if m.seen < trusted && !m.given {
 		return false
 	}
-	if m.estimate != nil && 4*m.since < min(m.seen, memory) || m.estimate != nil && m.given {
+	if m.estimate != nil && 4*m.since < min(m.seen, fading) || m.estimate != nil && m.given {
 		return true
 	}
 	m.since = 0

@@ -9,33 +9,33 @@ import (
 	"berth"
 )
 
-// seat is an account in a plan: what it holds as the plan goes on, and which of
+// contender is an account in a plan: what it holds as the plan goes on, and which of
 // its jobs comes next. Seats form the tree that the accounts form; one with
-// seats below it has no jobs of its own, those sit in a seat beside its others.
-type seat struct {
+// contenders below it has no jobs of its own, those sit in a contender beside its others.
+type contender struct {
 	account *account
 	own     bool // the account's own jobs, where it has accounts below
-	parent  *seat
-	kids    seats // a heap
-	index   int   // in parent.kids
+	parent  *contender
+	kids    contenders // a heap
+	index   int        // in parent.kids
 
 	held  holding
 	going holding // by jobs that this plan tells to stop: limits count it until they have
 	past  amounts // use that still counts, as if it were held
 	share float64 // dominant, over weight, with half of the next job
 
-	lines  []stand // those not begun
-	begun  spots   // a heap of those begun
-	rest   spots   // those that narrow leaves
-	latest *line   // that first came from
-	first  *entry  // next of the seat's jobs; nil: none left
-	tried  bool    // a job of it had no room or was barred already
-	within bool    // with it the account holds no more than its guarantee
+	lines  []stand  // those not begun
+	begun  lineHeap // a heap of those begun
+	rest   lineHeap // the lines left by narrow
+	latest *line    // that first came from
+	first  *entry   // next of the contender's jobs; nil: none left
+	tried  bool     // a job of it had no room or was barred already
+	within bool     // with it the account holds no more than its guarantee
 
-	part     float64 // of the cluster, by weight among those that hold something or wait
-	pressing bool    // the next job is overdue, and the account holds less than its part
-	vowed    amounts // of held, what overdue jobs have reserved
-	vowedTo  *entry  // the first of them
+	part        float64 // of the cluster, by weight among those that hold something or wait
+	pressing    bool    // the next job is overdue, and the account holds less than its part
+	reserved    amounts // of held, what overdue jobs have reserved
+	reservedFor *entry  // the first of them
 }
 
 // amounts are those resources of which shares are told.
@@ -80,28 +80,28 @@ func (p *Policy) entry(c berth.Capacity) amounts {
 	return amounts{}.plus(amountsOf(c), p.EntryPenalty.Seconds()*math.Ln2/p.HalfLife.Seconds())
 }
 
-// seats is a heap by who is next.
-type seats struct {
-	list []*seat
-	run  *run
+// contenders is a heap by who is next.
+type contenders struct {
+	list   []*contender
+	shares *shares
 }
 
-func (h *seats) Len() int           { return len(h.list) }
-func (h *seats) Less(i, j int) bool { return h.run.comparesSeats(h.list[i], h.list[j]) < 0 }
-func (h *seats) Swap(i, j int) {
+func (h *contenders) Len() int           { return len(h.list) }
+func (h *contenders) Less(i, j int) bool { return h.shares.comparesSeats(h.list[i], h.list[j]) < 0 }
+func (h *contenders) Swap(i, j int) {
 	h.list[i], h.list[j] = h.list[j], h.list[i]
 	h.list[i].index, h.list[j].index = i, j
 }
-func (h *seats) Push(any) { panic("placement: seats are not pushed") }
-func (h *seats) Pop() any {
+func (h *contenders) Push(any) { panic("placement: seats are not pushed") }
+func (h *contenders) Pop() any {
 	last := len(h.list) - 1
 	x := h.list[last]
 	h.list = h.list[:last]
 	return x
 }
 
-// comparesSeats orders two seats below one. Both have jobs.
-func (r *run) comparesSeats(a, b *seat) int {
+// comparesSeats orders two contenders below one. Both have jobs.
+func (r *shares) comparesSeats(a, b *contender) int {
 	x, y := a.first, b.first
 	if r.policy.Order == Fair {
 		if x.band != y.band {
@@ -134,49 +134,15 @@ func (r *run) comparesSeats(a, b *seat) int {
 	return compareEntries(x, y)
 }
 
-func (r *run) stalled(e *entry) time.Duration {
+func (r *shares) stalled(e *entry) time.Duration {
 	return e.tally.account.stalledFor(r.now)
 }
 
-// seat makes the seats of accounts and puts those with jobs into the heap.
-func (r *run) seat(parent *seat, accounts []*account) {
-	parent.kids.run = r
-	for _, a := range accounts {
-		x := &seat{account: a, parent: parent, held: a.held, past: r.policy.past(a.Usage, r.now)}
-		r.seats[a.index] = x
-		if len(a.kids) > 0 {
-			own := &seat{account: a, own: true, parent: x, held: a.own, past: x.past}
-			x.kids.list = append(x.kids.list, own)
-			r.sits[a.index] = own
-			r.open(own)
-			r.seat(x, a.kids)
-			for _, k := range a.kids {
-				x.past = x.past.plus(r.seats[k.index].past, 1)
-			}
-		} else {
-			r.sits[a.index] = x
-			r.open(x)
-		}
-		parent.kids.list = append(parent.kids.list, x)
-	}
-	list := parent.kids.list[:0]
-	for _, x := range parent.kids.list {
-		r.weigh(x)
-		if x.first != nil {
-			x.index = len(list)
-			list = append(list, x)
-		}
-	}
-	parent.kids.list = list
-	heap.Init(&parent.kids)
-	r.lead(parent)
-}
-
-// weigh works out a seat's share and whether its next job is within the
+// weigh works out a contender's share and whether its next job is within the
 // guarantee. The share counts half of the next job, as Webster's method of
-// dividing seats does: counting none of it favours those of little weight, and
+// dividing contenders does: counting none of it favours those of little weight, and
 // counting all of it those of much.
-func (r *run) weigh(x *seat) {
+func (r *shares) weigh(x *contender) {
 	amounts := amountsOf(x.held.Capacity).plus(x.past, 1)
 	if x.first != nil {
 		amounts = amounts.plus(amountsOf(x.first.class.all), 0.5)
@@ -186,26 +152,26 @@ func (r *run) weigh(x *seat) {
 	x.within = x.first != nil && !x.own && x.account.guarantees(x.held.Capacity, x.first.class.all)
 }
 
-// divide gives the seats below one their parts of its own, if overdue jobs are to
+// divide gives the contenders below one their parts of its own, if overdue jobs are to
 // press by them.
-func (r *run) divide() {
+func (r *shares) divide() {
 	if r.policy.Overdue <= 0 || r.policy.Order != Fair {
 		return
 	}
-	sums := map[*seat]float64{}
-	each := func(f func(*seat)) {
-		for i, x := range r.seats {
-			if f(x); r.sits[i] != x {
-				f(r.sits[i])
+	sums := map[*contender]float64{}
+	each := func(f func(*contender)) {
+		for i, x := range r.contenders {
+			if f(x); r.own[i] != x {
+				f(r.own[i])
 			}
 		}
 	}
-	each(func(x *seat) {
+	each(func(x *contender) {
 		if x.counts() {
 			sums[x.parent] += x.weight()
 		}
 	})
-	each(func(x *seat) {
+	each(func(x *contender) {
 		x.part = 1
 		for y := x; y != &r.root; y = y.parent {
 			if y.counts() {
@@ -213,31 +179,31 @@ func (r *run) divide() {
 			}
 		}
 	})
-	r.reseat(&r.root, func(*seat) {})
+	r.reseat(&r.root, func(*contender) {})
 }
 
-// counts reports whether the seat takes part in dividing the cluster.
-func (x *seat) counts() bool { return x.first != nil || x.held.jobs > 0 }
+// counts reports whether the contender takes part in dividing the cluster.
+func (x *contender) counts() bool { return x.first != nil || x.held.jobs > 0 }
 
-// weight of a seat among those beside it.
-func (x *seat) weight() float64 {
+// weight of a contender among its siblings.
+func (x *contender) weight() float64 {
 	if x.own {
 		return 1
 	}
 	return x.account.weight()
 }
 
-// lead makes the first job of a seat that of its first seat.
-func (r *run) lead(x *seat) {
+// lead makes the first job of a contender that of its first contender.
+func (r *shares) lead(x *contender) {
 	if len(x.kids.list) > 0 {
 		x.first = x.kids.list[0].first
-	} else if x.kids.run != nil {
+	} else if x.kids.shares != nil {
 		x.first = nil
 	}
 }
 
-// next is the seat whose first job is next of all; nil when there is none.
-func (r *run) next() *seat {
+// next is the contender whose first job is next of all; nil when there is none.
+func (r *shares) next() *contender {
 	if r.root.first == nil {
 		return nil
 	}
@@ -248,8 +214,8 @@ func (r *run) next() *seat {
 	return x
 }
 
-// charge makes a job of the seat count as held by it and those above it.
-func (r *run) charge(x *seat, e *entry) {
+// charge makes a job of the contender count as held by it and those above it.
+func (r *shares) charge(x *contender, e *entry) {
 	r.join(e)
 	penalty := r.policy.entry(e.class.all)
 	for ; x != &r.root; x = x.parent {
@@ -258,8 +224,8 @@ func (r *run) charge(x *seat, e *entry) {
 	}
 }
 
-// settle puts a seat that has moved on, and those above it, where they belong.
-func (r *run) settle(x *seat) {
+// settle puts a contender that has moved on, and those above it, where they belong.
+func (r *shares) settle(x *contender) {
 	for x != &r.root {
 		p := x.parent
 		if x.first == nil {
@@ -271,4 +237,66 @@ func (r *run) settle(x *seat) {
 		r.lead(p)
 		x = p
 	}
+}
+
+// discharge takes a job that stops off its accounts, as far as shares go.
+func (r *shares) discharge(h *holder) {
+	for x := r.contenders[h.owner.account]; x != &r.root; x = x.parent {
+		x.held.add(berth.Capacity{}.Sub(h.capacity), h.Preemptible, -1)
+		x.going.add(h.capacity, h.Preemptible, 1)
+		if x.first != nil {
+			r.weigh(x)
+			heap.Fix(&x.parent.kids, x.index)
+			r.lead(x.parent)
+		}
+	}
+}
+
+// shares is the tree of accounts in one plan: each holds capacity, and the next
+// job of each competes for the turn.
+type shares struct {
+	*moment
+	policy     *Policy
+	queue      *queue
+	root       contender
+	contenders []*contender // by account.index
+	own        []*contender // the contender of the account's own jobs, by its index
+	owned      amounts      // of the cluster
+
+	siblings   map[berth.JobID]int // elements that this plan gives room to, by parent
+	quotas     bool                // some account has a limit
+	guarantees bool                // some account has a guarantee
+}
+
+func newShares(at *moment, policy *Policy, q *queue, owned amounts) *shares {
+	r := &shares{
+		moment: at, policy: policy, queue: q, owned: owned,
+		contenders: make([]*contender, 1+len(q.accounts)), own: make([]*contender, 1+len(q.accounts)),
+	}
+	for _, a := range q.accounts {
+		r.quotas = r.quotas || a.limits()
+		r.guarantees = r.guarantees || a.guaranteed()
+	}
+	return r
+}
+
+// reseat lets change see to each contender that has jobs left, and puts all where they
+// belong then.
+func (r *shares) reseat(above *contender, change func(*contender)) {
+	list := above.kids.list[:0]
+	for _, x := range above.kids.list {
+		if x.kids.shares != nil {
+			r.reseat(x, change)
+		} else {
+			change(x)
+		}
+		r.weigh(x)
+		if x.first != nil {
+			x.index = len(list)
+			list = append(list, x)
+		}
+	}
+	above.kids.list = list
+	heap.Init(&above.kids)
+	r.lead(above)
 }

@@ -28,10 +28,11 @@ func (p Planner) Outlook(s *Snapshot, now time.Time) *Outlook {
 	p.Estimate, p.Explain, p.MaxStarts = true, false, 0
 	r := p.begin(s, now)
 	defer r.finish()
-	r.queue()
+	r.open()
 	r.walk()
+	r.emit()
 	o := &Outlook{
-		planner: p, snapshot: s, now: now, keeps: len(r.keeps) > 0,
+		planner: p, snapshot: s, now: now, keeps: len(r.ledger.holds) > 0,
 		starts: make(map[berth.JobID]bool, len(r.plan.Start)), fits: map[*class]Explanation{},
 	}
 	o.deference, o.near = r.deference, r.plan.Near
@@ -50,32 +51,33 @@ func (p Planner) Outlook(s *Snapshot, now time.Time) *Outlook {
 // false for a job that does not wait.
 func (o *Outlook) Why(id berth.JobID) (w JobExplanation, ok bool) {
 	s := o.snapshot
-	e := s.jobs[id]
+	e := s.queue.jobs[id]
 	if e == nil {
 		return w, false
 	}
 	ahead, _ := s.Ahead(id, o.now)
 	r := o.planner.begin(s, o.now)
 	defer r.finish()
-	r.queue()
+	r.open()
 	fit, ok := o.fits[e.class]
 	if !ok {
 		fit = s.explain(e.class)
 		o.fits[e.class] = fit
 	}
-	x := r.seats[s.account(e.Tenant).index]
+	x := r.shares.contenders[s.queue.account(e.Tenant).index]
 	est := o.expected[id]
 	w = JobExplanation{
 		Job: id, Fit: fit, Order: o.planner.Policy.Order, Terms: r.terms(x, e), Queue: len(o.expected),
 		Position: est.Position, Ahead: ahead, Start: est.Start, Reserved: est.Reserved, StartsNow: o.starts[id],
 	}
 	if len(e.Data) > 0 {
-		w.Data = s.dataOf(e.Data, slices.DeleteFunc(slices.Clone(o.near), func(m Near) bool { return m.Job != id }))
+		w.Data = s.caches.show(s.cluster, e.Data,
+			slices.DeleteFunc(slices.Clone(o.near), func(m Near) bool { return m.Job != id }))
 	}
 	switch {
 	case w.StartsNow:
 		w.Start = o.now
-	case r.full(e):
+	case r.shares.full(e):
 		w.Start, w.Reserved = time.Time{}, false // nobody knows when the others end
 	case w.Position > 0:
 		w.Ahead = w.Position - 1
@@ -88,12 +90,12 @@ func (o *Outlook) Why(id berth.JobID) (w JobExplanation, ok bool) {
 
 // later is when a job that may not start yet would at best, those ahead of it
 // left aside; zero if that is not known.
-func (r *run) later(x *seat, e *entry) time.Time {
-	if _, barred := r.barred(x, e); barred {
+func (r *run) later(x *contender, e *entry) time.Time {
+	if _, barred := r.shares.barred(x, e); barred {
 		return time.Time{}
 	}
-	r.snapshot.settle(e.class)
-	places := r.places(e.class)
+	r.snapshot.cluster.settle(e.class)
+	places := r.reservations.places(e.class)
 	switch {
 	case places == nil:
 		return time.Time{}
@@ -105,14 +107,16 @@ func (r *run) later(x *seat, e *entry) time.Time {
 
 // WhyNew is Why for a job that does not wait, as if it came now.
 func (p Planner) WhyNew(s *Snapshot, j Job, request berth.Request, now time.Time) JobExplanation {
-	c := s.classes[j.Class]
+	c := s.cluster.classes[j.Class]
 	if c == nil {
 		c = newClass(j.Class, request)
-		s.look(c)
-		s.enroll(c)
-		defer s.dismiss(c)
+		s.cluster.observe(c)
+		s.cluster.enroll(c)
+		s.queue.enroll(c)
+		s.memory.reset(c)
+		defer s.cluster.dismiss(c)
 	}
-	s.tell(s.admit(j.ID), j, c)
+	s.queue.upsert(j, c)
 	defer s.RemoveJob(j.ID)
 	w, _ := p.Why(s, j.ID, now)
 	return w

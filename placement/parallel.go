@@ -6,25 +6,25 @@ import (
 	"berth"
 )
 
-// sibling counts an element of a parent that holds room, or no more.
-func (s *Snapshot) sibling(parent berth.JobID, n int) {
+// countElement adds a running element to its parent, or with n -1 removes it.
+func (q *queue) countElement(parent berth.JobID, n int) {
 	if parent == "" {
 		return
 	}
-	if s.siblings[parent] += n; s.siblings[parent] == 0 {
-		delete(s.siblings, parent)
+	if q.siblings[parent] += n; q.siblings[parent] == 0 {
+		delete(q.siblings, parent)
 	}
 }
 
 // full reports whether as many elements of the job's parent hold room as may at
 // once, those counted that this plan gives some.
-func (r *run) full(e *entry) bool {
-	return e.Parallel > 0 && r.snapshot.siblings[e.Parent]+r.siblings[e.Parent] >= e.Parallel
+func (r *shares) full(e *entry) bool {
+	return e.Parallel > 0 && r.queue.siblings[e.Parent]+r.siblings[e.Parent] >= e.Parallel
 }
 
 // join counts a job among the elements of its parent that hold room, for the
 // rest of the plan.
-func (r *run) join(e *entry) {
+func (r *shares) join(e *entry) {
 	if e.Parallel > 0 {
 		if r.siblings == nil {
 			r.siblings = map[berth.JobID]int{}
@@ -34,6 +34,7 @@ func (r *run) join(e *entry) {
 }
 
 // crowded says how many of the job's siblings hold room.
-func (r *run) crowded(e *entry) string {
-	return fmt.Sprintf("%d elements of its array hold room, as many as may at once (parallel)", r.snapshot.siblings[e.Parent])
+func (r *shares) crowded(e *entry) string {
+	return fmt.Sprintf("%d elements of its array hold room, as many as may at once (parallel)",
+		r.queue.siblings[e.Parent])
 }

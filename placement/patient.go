@@ -23,7 +23,7 @@ const UsualPatience = 24 * time.Hour
 const UsualExponent = 0.75
 
 // Begin implements Ranker.
-func (p *Patient) Begin(_ *Snapshot, now time.Time) { p.now = now }
+func (p *Patient) Begin(_ RankView, now time.Time) { p.now = now }
 
 // Waiting implements Ranker.
 func (p *Patient) Waiting(j Job, gpus float64) float64 {

@@ -87,10 +87,11 @@ type Planner struct {
 func (p Planner) Plan(s *Snapshot, now time.Time) Plan {
 	r := p.begin(s, now)
 	defer r.finish()
-	r.fail()
-	r.queue()
+	r.expire()
+	r.open()
 	r.walk()
-	r.yield()
+	r.plan.Yield = r.nominations.yield(r.blocked)
+	r.emit()
 	if p.Estimate {
 		r.estimate()
 	}
@@ -100,266 +101,264 @@ func (p Planner) Plan(s *Snapshot, now time.Time) Plan {
 	return r.plan
 }
 
-// run is one planning: the plan so far and what it has taken of the snapshot.
+// run is one planning: the parts that decide, in the order in which they do, and
+// the plan so far.
+//
+//	turn ──> placer ──────────────> Start
+//	           │ no room
+//	           ├──> preemption ───> Preempt, Earmark
+//	           └──> reservations ─> a start that no later job delays
 type run struct {
-	planner  Planner
-	policy   Policy
-	snapshot *Snapshot
-	now      time.Time
-	clock    time.Duration // now, from the origin of ages
-	number   int           // of the plan
-	epoch    int           // in which room only gets less
-	plan     Plan
-	last     map[*class]choice // where the class's latest job went, of all machines
-	taken    []taken
-	byWorth  bool
-	looks    int // at costs, see maxLooks
-	scanned  int // groups
+	*moment
+	planner      Planner
+	policy       Policy
+	snapshot     *Snapshot
+	plan         Plan
+	ledger       *ledger
+	shares       *shares
+	turn         *turn
+	placer       *placer
+	reservations *reservations
+	nominations  *nominations
+	preemption   *preemption
+	pruner       *pruner
 
-	root  seat
-	seats []*seat // by account.index
-	owned amounts
-	sits  []*seat // where the jobs of an account sit, by its index
-
-	siblings map[berth.JobID]int // elements that this plan gives room to, by parent
-
-	quotas     bool                  // some account has a limit of any sort
-	guarantees bool                  // to some account something is guaranteed
-	narrowed   bool                  // see narrow
-	skipped    int                   // lines passed over since
-	bygone     classSet              // classes of which no job is worth a look any more
-	barrens    map[likeness][]*class // in this epoch, see barren
-
-	wants  []berth.DataKey // of the job that is being placed
-	moved  []Near          // of its members, the job aside
-	stocks []stock         // buffer
-
-	end        time.Time // of the job that is being placed; zero: not known
-	keeps      []*kept
-	longest    time.Time // the last of the times until which anything is held
-	heads      int       // jobs with a reserved start
-	marks      map[berth.JobID][]mark
-	unmet      int                 // jobs with earmarks whose turn is to come
-	repairs    bool                // some of the earmarks are a gang's own
-	blocked    []*entry            // gangs that have no room, while there are such
-	fresh      map[*node][]*holder // started by this plan
-	events     []release           // buffer
-	claims     int                 // looks for victims that may still be made
-	draft      node
-	stops      []*holder // told to stop by this plan
-	left       []*node   // see leavings
-	leftKnown  bool
-	overlaid   bool                      // machines are looked at as if leavings were free
-	hoped      int                       // looks for victims to estimate by
-	promises   map[berth.JobID][]Earmark // of what victims give back
-	changed    bool                      // who holds room is other than the rows say
-	aim        aim                       // of the present claim
-	nearby     []nearby                  // buffer
-	found      []prospect                // buffers of claims
-	passed     []int
-	ranks      []standing
-	levels     []level // buffers
-	leaving    []uint64
-	gpus       []int64
-	picked     []victim
-	best       []victim
-	touched    []*node
-	reservedAt map[berth.JobID]time.Time
-	soon       map[berth.JobID]bool      // those that others make room for
-	hopes      map[berth.JobID]time.Time // see hope
-	deference  deference
+	blocked   []*entry             // gangs without room, while gangs are under repair
+	soon      map[berth.JobID]bool // jobs for which victims make room
+	deference deference
 }
 
+// begin readies the parts for one plan.
 func (p Planner) begin(s *Snapshot, now time.Time) *run {
-	s.sort(p.Policy, now)
-	s.plans++
-	r := &run{
-		planner: p, policy: p.Policy, snapshot: s, now: now, clock: sinceOrigin(now), number: s.plans, epoch: s.plans,
-		last: map[*class]choice{}, owned: amountsOf(s.owned), seats: make([]*seat, 1+len(s.accounts)), sits: make([]*seat, 1+len(s.accounts)),
-		barrens: map[likeness][]*class{}, bygone: newClassSet(s),
-		fresh: map[*node][]*holder{}, claims: maxClaims, promises: map[berth.JobID][]Earmark{},
-		reservedAt: map[berth.JobID]time.Time{}, soon: map[berth.JobID]bool{}, hopes: map[berth.JobID]time.Time{},
+	s.queue.sort(p.Policy, s, now)
+	at := &moment{now: now, clock: sinceOrigin(now), number: s.cluster.nextPlan()}
+	r := &run{moment: at, planner: p, policy: p.Policy, snapshot: s, soon: map[berth.JobID]bool{}}
+	policy := &r.policy
+	r.ledger = &ledger{moment: at, cluster: s.cluster}
+	r.shares = newShares(at, policy, s.queue, amountsOf(s.cluster.owned))
+	r.placer = newPlacer(at, s, r.ledger)
+	r.placer.byWorth = p.Pack == Worth && s.packer.appraise()
+	r.reservations = &reservations{
+		moment: at, policy: policy, cluster: s.cluster, ledger: r.ledger, placer: r.placer, index: s.releases,
+		fresh: map[*node][]*holder{}, starts: map[berth.JobID]time.Time{},
 	}
-	for _, a := range s.accounts {
-		r.quotas = r.quotas || a.limits()
-		r.guarantees = r.guarantees || a.guaranteed()
+	r.nominations = &nominations{
+		moment: at, policy: policy, cluster: s.cluster, ledger: r.ledger, placer: r.placer,
+		reservations: r.reservations, promises: map[berth.JobID][]Earmark{},
 	}
-	if !p.Policy.Preempt {
-		r.claims = 0
+	r.preemption = &preemption{
+		moment: at, policy: policy, cluster: s.cluster, queue: s.queue, ledger: r.ledger, placer: r.placer,
+		reservations: r.reservations, shares: r.shares, nominations: r.nominations, index: s.bounds,
+		estimate: p.Estimate, hopes: map[berth.JobID]time.Time{},
 	}
-	r.byWorth = p.Pack == Worth && s.appraise()
+	if p.Policy.Preempt {
+		r.preemption.searches = maxSearches
+	}
+	r.turn = newTurn(r.shares)
+	r.pruner = &pruner{
+		moment: at, policy: policy, snapshot: s, shares: r.shares, turn: r.turn, placer: r.placer,
+		reservations: r.reservations, nominations: r.nominations, preemption: r.preemption,
+		probed: newClassSet(s.queue),
+	}
+	if p.Explain {
+		r.pruner.explain = r.explain
+	}
+	r.turn.pruner = r.pruner
 	return r
 }
 
-// finish gives back everything.
+// finish restores the snapshot.
 func (r *run) finish() {
-	r.forget()
-	for _, n := range r.touched {
-		n.kept, n.agendaOK = nil, n.agendaOK && !r.changed
-		r.move(n, n.recount)
-	}
+	r.reservations.finish()
+	r.ledger.finish()
 }
 
-// fail lists the jobs whose queue deadline has passed. It ends the plan's look
-// at them: what fails is not placed.
-func (r *run) fail() {
-	due := &r.snapshot.deadlines
-	var expired []*entry
-	for e := due.due(r.now); e != nil; e = due.due(r.now) {
-		due.clear(e)
-		expired = append(expired, e)
+// expire lists the jobs whose queue deadline has passed. The turn passes them over.
+func (r *run) expire() {
+	for _, e := range r.snapshot.queue.expired(r.now) {
 		r.plan.Fail = append(r.plan.Fail, Fail{e.ID, e.Version, berth.Reason{
 			Code:    berth.ReasonQueueTimeout,
 			Message: "did not start within its queue_timeout",
 		}})
 	}
-	for _, e := range expired {
-		due.set(e)
+}
+
+// open readies the queue and keeps the nominated capacity.
+func (r *run) open() {
+	s := r.snapshot
+	s.queue.advance(r.now)
+	s.cluster.settle(nil)
+	r.nominations.load(s.earmarks, s.queue)
+	r.turn.open(&r.shares.root, s.queue.top)
+	r.shares.divide()
+}
+
+// walk decides about one job after the other until the queue is empty or the plan
+// is full.
+func (r *run) walk() {
+	for {
+		r.pruner.narrow()
+		x := r.shares.next()
+		if x == nil {
+			return
+		}
+		if most := r.planner.MaxStarts; most > 0 && len(r.plan.Start) >= most {
+			r.plan.More = true
+			return
+		}
+		r.decide(x)
 	}
 }
 
-// queue readies the jobs and what is kept for them.
-func (r *run) queue() {
-	s := r.snapshot
-	s.advance(r.now)
-	s.settle(nil)
-	r.mark()
-	r.seat(&r.root, s.top)
-	r.divide()
+// emit moves the decisions of the parts into the plan.
+func (r *run) emit() {
+	r.plan.Preempt = r.preemption.orders
+	r.plan.Earmark = r.nominations.written
+	r.plan.Release = r.nominations.released
 }
 
-// decide settles what becomes of the next job of all, and goes on to the one
-// after it.
-func (r *run) decide(x *seat) {
+// decide decides about the job whose turn it is, and moves the turn on.
+func (r *run) decide(x *contender) {
 	e := x.first
-	if _, ok := r.barred(x, e); ok {
+	if _, ok := r.shares.barred(x, e); ok {
 		if !x.tried {
 			x.tried = true
 			r.plan.Stalled = append(r.plan.Stalled, x.account.ID)
 		}
-		r.leave(x)
+		r.turn.leave(x)
 		return
 	}
-	if len(r.marks[e.ID]) > 0 {
-		r.unmet--
+	nominated := len(r.nominations.marks[e.ID]) > 0
+	if nominated {
+		r.nominations.unmet--
 	}
-	if r.full(e) {
-		r.step(x)
+	if r.shares.full(e) {
+		r.turn.step(x)
 		return
 	}
-	if older := r.costsPlace(x, e); older != nil {
-		r.defers(e.line, older)
-		if e.class.marked == r.number {
-			r.step(x) // room may be kept for one that follows
+	if older := r.shares.mustYieldTo(x, e); older != nil && !nominated {
+		r.deference.defers(r.planner.Estimate, e.line, older)
+		if r.nominations.classes[e.class] {
+			r.turn.step(x) // a later job of the class may be nominated
 		} else {
-			r.leave(x)
+			r.turn.leave(x)
 		}
 		return
 	}
-	r.wants, r.moved = e.Data, r.moved[:0]
+	r.placer.wants, r.placer.moved = e.Data, r.placer.moved[:0]
 	start, ok := r.place(e)
-	r.wants = nil
+	r.placer.wants = nil
 	if ok {
-		e.class.probed = 0
-		r.plan.Start = append(r.plan.Start, start)
-		for _, m := range r.moved {
-			m.Job = e.ID
-			r.plan.Near = append(r.plan.Near, m)
-		}
-		r.started(e, start)
-		r.charge(x, e)
-		r.step(x)
-		return
+		r.start(x, e, start)
+	} else {
+		r.refuse(x, e)
 	}
+}
+
+// start adds a start to the plan.
+func (r *run) start(x *contender, e *entry, start berth.Start) {
+	r.pruner.unprobe(e.class)
+	r.plan.Start = append(r.plan.Start, start)
+	for _, m := range r.placer.moved {
+		m.Job = e.ID
+		r.plan.Near = append(r.plan.Near, m)
+	}
+	marks := r.nominations.started(e)
+	if r.policy.Backfill > 0 { // otherwise no part reads the end of the job
+		r.reservations.started(e, start.Ranks)
+		r.nominations.rehold(marks)
+	}
+	r.shares.charge(x, e)
+	r.turn.step(x)
+}
+
+// refuse decides what becomes of a job without room.
+func (r *run) refuse(x *contender, e *entry) {
 	c := e.class
-	if r.planner.Explain && c.closed != r.number {
+	if r.planner.Explain && !r.placer.closed(c) {
 		r.explain(c)
 	}
-	c.close(r.number, r.end)
+	r.placer.close(c, r.placer.end)
 	x.tried = true
-	if r.repairs && c.members() > 1 && len(r.blocked) < maxYields {
+	if r.nominations.repairs && c.members() > 1 && len(r.blocked) < maxYields {
 		r.blocked = append(r.blocked, e)
 	}
 	if kept := r.block(x, e); !kept && r.holdsUp(x, e) {
-		r.halts(x, e)
-		r.quit(x)
+		r.deference.halts(r.planner.Estimate, x, e)
+		r.turn.quit(x)
 		return
 	}
-	r.step(x)
+	r.turn.step(x)
 }
 
-// block sees to a job that has no room: others make some, or it gets a start
-// that is reserved; kept is false if neither.
-func (r *run) block(x *seat, e *entry) (kept bool) {
+// block makes room for a job, or reserves a start for it; kept is false if neither
+// is possible.
+func (r *run) block(x *contender, e *entry) (kept bool) {
 	e.blocked = r.number
-	if r.awaits(e) || r.claim(x, e) {
+	if r.nominations.awaits(e) || r.preemption.preempt(x, e) {
 		r.soon[e.ID] = true
-		r.charge(x, e)
+		r.shares.charge(x, e)
 		return true
 	}
-	r.hope(x, e)
-	if r.heads >= r.policy.Backfill {
+	r.preemption.hope(x, e)
+	if r.reservations.heads >= r.policy.Backfill {
 		return false
 	}
-	at, ok := r.reserve(e)
-	if ok {
-		r.heads++
-		r.charge(x, e)
-		r.vow(x, e)
-		r.reservedAt[e.ID] = at
-	}
-	return ok
-}
-
-// close notes that the class did not fit, with a job that would end then.
-func (c *class) close(plan int, end time.Time) {
-	if c.closed != plan {
-		c.closed, c.shorter = plan, time.Time{}
-	}
-	if !end.IsZero() && (c.shorter.IsZero() || end.Before(c.shorter)) {
-		c.shorter = end
-	}
-}
-
-// hopeless reports whether a job need not be searched for a place: one of its
-// class that ends no later had none.
-func (r *run) hopeless(c *class) bool {
-	if c.closed != r.number {
+	if _, ok := r.reservations.reserve(e); !ok {
 		return false
 	}
-	return r.end.IsZero() || len(r.keeps) == 0 || !c.shorter.IsZero() && !r.end.Before(c.shorter)
+	r.shares.charge(x, e)
+	r.shares.noteReserved(x, e)
+	return true
 }
 
-// place finds a place for every member of the job, or for none.
+// holdsUp reports whether no younger job of the tenant may pass a job without room
+// that is overdue: the younger ones would keep the tenant at its part, so that the
+// older one never came first and never got a reserved start. Below its part the
+// tenant comes first in its turn.
+func (r *run) holdsUp(x *contender, e *entry) bool {
+	p := &r.policy
+	return e.overdue && !x.pressing && p.Order == Fair && p.Backfill > 0 && r.reservations.heads >= p.Backfill &&
+		r.placer.possible(e.class)
+}
+
+// place finds places for all members of the job, or for none.
 func (r *run) place(e *entry) (berth.Start, bool) {
 	c := e.class
-	r.end = r.over(e)
-	marks := r.marks[e.ID]
-	if len(marks) == 0 && r.hopeless(c) {
+	r.placer.end = r.over(e)
+	marks := r.nominations.marks[e.ID]
+	if len(marks) == 0 && r.placer.hopeless(c) {
 		return berth.Start{}, false
 	}
-	r.snapshot.settle(c)
+	r.snapshot.cluster.settle(c)
 	if len(marks) > 0 {
-		defer c.open()()
-		r.lift(marks)
-	} else if c.closed != r.number {
-		r.barren(c) // spares the search if so
+		defer r.placer.reopen(c)()
+		r.nominations.lift(marks)
+	} else if !r.placer.closed(c) {
+		r.placer.barren(c) // saves the search if no machine has room
 	}
+	repair, sites := former(marks)
 	for _, avoid := range avoidances(e) {
-		for _, group := range r.groups(c) {
-			if ranks, ok := r.stay(c, avoid, group, marks); ok {
+		for _, group := range r.placer.groups(c) {
+			look := r.placer.gang
+			if repair {
+				look = func(c *class, avoid []berth.MachineID, group string) ([]berth.Grant, bool) {
+					return r.placer.stay(c, avoid, group, sites)
+				}
+			}
+			if ranks, ok := look(c, avoid, group); ok {
 				return berth.Start{Job: e.ID, Version: e.Version, Attempt: e.Attempt + 1, Ranks: ranks}, true
 			}
 		}
 	}
 	if len(marks) > 0 {
-		r.restore(marks)
+		r.nominations.restore(marks)
 	}
 	return berth.Start{}, false
 }
 
-// over is when a job that starts now has ended by its time limit; zero if it has
-// none.
+// over returns the latest end of a job that starts now; zero if it has no time
+// limit.
 func (r *run) over(e *entry) time.Time {
 	if e.TimeLimit <= 0 {
 		return time.Time{}
@@ -367,12 +366,12 @@ func (r *run) over(e *entry) time.Time {
 	return r.now.Add(e.TimeLimit)
 }
 
-// open forgets that the class had no place, until the function that it returns is
-// called: there is more room for the moment.
-func (c *class) open() (again func()) {
-	closed, barren := c.closed, c.barren
-	c.closed, c.barren = 0, 0
-	return func() { c.closed, c.barren = closed, barren }
+// explain adds the explanation of a class to the plan.
+func (r *run) explain(c *class) {
+	if r.plan.Explain == nil {
+		r.plan.Explain = map[string]Explanation{}
+	}
+	r.plan.Explain[c.name] = r.snapshot.explain(c)
 }
 
 // avoidances is what to keep away from, in the order to try: machines that
@@ -382,38 +381,4 @@ func avoidances(e *entry) [][]berth.MachineID {
 		return [][]berth.MachineID{nil}
 	}
 	return [][]berth.MachineID{e.Avoid, nil}
-}
-
-// gang places all members one after the other. If one finds no place, the
-// others give theirs back.
-func (r *run) gang(c *class, avoid []berth.MachineID, group string) ([]berth.Grant, bool) {
-	mark := len(r.taken)
-	ranks := make([]berth.Grant, 0, c.members())
-	r.moved = r.moved[:0]
-	for range c.members() {
-		found, ok := r.find(c, avoid, group)
-		if !ok {
-			r.undo(mark)
-			return nil, false
-		}
-		best := found.node
-		if len(r.wants) > 0 {
-			found = r.nearer(c, avoid, group, found)
-		}
-		r.take(found)
-		if len(avoid) == 0 && group == "" && found.node == best {
-			r.last[c] = found // the best of all, not of those that were left
-		}
-		ranks = append(ranks, found.grant)
-	}
-	return ranks, true
-}
-
-func (c *class) members() int { return max(1, c.request.Members) }
-
-func (r *run) explain(c *class) {
-	if r.plan.Explain == nil {
-		r.plan.Explain = map[string]Explanation{}
-	}
-	r.plan.Explain[c.name] = r.snapshot.explain(c)
 }

@@ -65,12 +65,18 @@ type Policy struct {
 // Ranker ranks jobs by what it knows of them. It is asked anew in every plan,
 // which costs a look at every job. It must be comparable, as pointers are.
 type Ranker interface {
-	// Begin starts a plan on a snapshot, which it must not change.
-	Begin(s *Snapshot, now time.Time)
+	// Begin starts a plan.
+	Begin(view RankView, now time.Time)
 	// Waiting ranks a job that waits for so many GPUs; the least comes first.
 	Waiting(j Job, gpus float64) float64
 	// Running ranks a job that runs, on the same scale.
 	Running(r Running, gpus float64) float64
+}
+
+// RankView is the part of a snapshot that a Ranker reads.
+type RankView interface {
+	EachJob(func(Job))         // that waits
+	EachRunning(func(Running)) // on some machine
 }
 
 // Order is the rule by which waiting jobs come one after the other.

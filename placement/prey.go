@@ -8,89 +8,166 @@ import (
 	"berth"
 )
 
-// lure is what displacing those on a machine would bring and cost at least. It
-// outlasts the plan, so that a claim looks at few machines closely; it makes
-// plans faster and never different.
-type lure struct {
-	levels      []level // by band
-	tenants     tenantSet
-	known       bool
-	by          lureRule
-	from, until time.Duration // from the origin of ages: it holds for
+// boundIndex caches, per machine, the most capacity that preemption could free and
+// the least that it would cost. It only prunes the search for victims; it never
+// changes a plan, and it outlives plans.
+type boundIndex struct {
+	machines   []preemptionBound // by node.index
+	candidates []candidateList   // by node.index
+	kinds      []*kindBounds     // by kind.index
+	changed    []*node           // buffers
+	ranks      []standing
+	levels     []level
 }
 
-// lureRule is what a lure rests on besides the holders.
-type lureRule struct {
+// preemptionBound is the bound of one machine, by band.
+type preemptionBound struct {
+	stamp       int     // of the occupants; 0: not computed
+	levels      []level // by band
+	tenants     tenantSet
+	by          boundRule
+	from, until time.Duration // the bound is valid from one to the other, since origin
+}
+
+// candidateList is the occupants of a machine that some job could displace.
+type candidateList struct {
+	plan int
+	list []victim // by band, by cost
+}
+
+// boundRule is the part of the policy that a bound depends on.
+type boundRule struct {
 	order      Order
 	bandWidth  int
 	minRuntime time.Duration
-	sortings   int // accounts are numbered anew with each
+	sortings   int // a sorting numbers the accounts again
 }
 
-// level is what those of a band and all lower ones bring together. Like prey it
-// is told shortly.
+// kindBounds is the bounds of one kind, by place in its roster.
+type kindBounds struct {
+	kind       *kind
+	generation int
+	rule       boundRule
+	at         time.Time       // of the plan that asked last
+	freshAt    int             // the plan that read the feed
+	entries    []entryBound    // by place
+	expire     []time.Duration // of entries, since origin
+	renewed    []int32         // places of entries that the ranking does not go by yet
+	byCost     ranking         // of machines with a candidate
+}
+
+// of returns the bound of a machine, valid or not.
+func (x *boundIndex) of(n *node) *preemptionBound {
+	if n.index >= len(x.machines) {
+		x.machines = append(x.machines, make([]preemptionBound, n.index+1-len(x.machines))...)
+	}
+	return &x.machines[n.index]
+}
+
+// candidatesOf returns the entry for the candidates of a machine.
+func (x *boundIndex) candidatesOf(n *node) *candidateList {
+	if n.index >= len(x.candidates) {
+		x.candidates = append(x.candidates, make([]candidateList, n.index+1-len(x.candidates))...)
+	}
+	return &x.candidates[n.index]
+}
+
+// ofKind returns the bounds of a kind.
+func (x *boundIndex) ofKind(k *kind) *kindBounds {
+	if k.index >= len(x.kinds) {
+		x.kinds = append(x.kinds, make([]*kindBounds, k.index+1-len(x.kinds))...)
+	}
+	if b := x.kinds[k.index]; b == nil || b.kind != k {
+		x.kinds[k.index] = &kindBounds{kind: k, generation: -1}
+	}
+	return x.kinds[k.index]
+}
+
+// level is the capacity that the candidates of one band and all lower ones occupy
+// together, and the least that displacing some of them costs. Numbers are short,
+// so that many levels are read quickly.
 type level struct {
 	band  int32
 	all   glance
-	least float32    // cost of the cheapest
+	least float32    // cost of the cheapest candidate
 	unit  [3]float32 // least cost of a unit of CPU, memory and GPU
 }
 
-// tenantSet has, at least, those that were put into it, by their accounts.
+// tenantSet is a superset of the accounts that were put into it.
 type tenantSet [4]uint64
 
-func (t *tenantSet) put(a *account) { t[a.index>>6&3] |= 1 << (a.index & 63) }
+func (t *tenantSet) put(account int) { t[account>>6&3] |= 1 << (account & 63) }
 
 func (t *tenantSet) meets(o *tenantSet) bool {
 	return t[0]&o[0]|t[1]&o[1]|t[2]&o[2]|t[3]&o[3] != 0
 }
 
-// Costs grow as time goes by, so that a lure goes on bounding them from below.
-// After a while the bound is a poor one.
-const lureLasts = 4 * time.Minute
+// boundLasts is the life of a bound. Costs grow with time, so that an old bound is
+// still a lower one, but a poor one.
+const boundLasts = 4 * time.Minute
 
-// lure of a machine, worked out when who holds room of it has changed.
-func (r *run) lure(n *node) *lure {
-	l := &n.lure
-	rule := lureRule{r.policy.Order, r.policy.BandWidth, r.policy.MinRuntime, r.snapshot.sortings}
-	if l.known && l.by == rule && l.from <= r.clock && r.clock < l.until {
+// rule is the part of the policy that bounds depend on now.
+func (r *preemption) rule() boundRule {
+	return boundRule{r.policy.Order, r.policy.BandWidth, r.policy.MinRuntime, r.queue.sortings}
+}
+
+// boundOf returns the bound of a machine, and computes it if its occupants have
+// changed or it is too old.
+func (r *preemption) boundOf(n *node) *preemptionBound {
+	l := r.index.of(n)
+	rule := r.rule()
+	if l.stamp == n.on.stamp && l.by == rule && l.from <= r.clock && r.clock < l.until {
 		return l
 	}
-	*l = lure{known: true, by: rule, from: r.clock, levels: l.levels[:0]}
-	l.until = r.clock + lureLasts + time.Duration(n.leaf.weight%64)*4*time.Second // not all at once
+	*l = preemptionBound{stamp: n.on.stamp, by: rule, from: r.clock, levels: l.levels[:0]}
+	// Machines expire at different times, so that no plan renews all.
+	l.until = r.clock + boundLasts + time.Duration(n.leaf.weight%64)*4*time.Second
 	if r.policy.Order == SRSF {
-		l.until = r.clock // ranks may fall as well
+		l.until = r.clock // ranks may also fall
 	}
-	levels := r.levels[:0]
+	levels := r.index.levels[:0]
 	for i := range n.on.list {
 		x := &n.on.list[i]
-		if x.ripe(r) {
-			l.tenants.put(x.tally.account)
-			levels = x.join(levels, r.policy.band(int(x.priority)), x.price(r))
-		} else if t := x.started + r.policy.MinRuntime; x.bait && t < l.until {
+		if r.isCandidate(x) {
+			l.tenants.put(x.owner.account)
+			levels = x.join(levels, r.policy.band(int(x.priority)), r.costOf(x))
+		} else if t := x.started + r.policy.MinRuntime; x.preemptible && t < l.until {
 			l.until = t
 		}
 	}
-	r.levels = levels
+	r.index.levels = levels
 	l.levels = append(l.levels, levels...)
 	l.sum()
 	return l
 }
 
-// join adds the holder to the level of its band.
-func (x *stint) join(levels []level, band int, cost float64) []level {
-	told, i := min(short(int64(band)), noBand-1), 0
-	for i < len(levels) && levels[i].band < told {
+// isCandidate reports whether any job may displace the occupant.
+func (r *preemption) isCandidate(x *occupant) bool {
+	return x.preemptible && r.clock-x.started >= r.policy.MinRuntime
+}
+
+// costOf is the cost of displacing an occupant; see cost.
+func (r *preemption) costOf(x *occupant) float64 {
+	if r.policy.Order == SRSF {
+		return r.cost(x.holder)
+	}
+	return x.lost(r.clock).Seconds()
+}
+
+// join adds the occupant to the level of its band.
+func (x *occupant) join(levels []level, band int, cost float64) []level {
+	short, i := min(short(int64(band)), noBand-1), 0
+	for i < len(levels) && levels[i].band < short {
 		i++
 	}
-	if i == len(levels) || levels[i].band != told {
+	if i == len(levels) || levels[i].band != short {
 		none := float32(math.Inf(1))
-		levels = slices.Insert(levels, i, level{band: told, least: none, unit: [3]float32{none, none, none}})
+		levels = slices.Insert(levels, i, level{band: short, least: none, unit: [3]float32{none, none, none}})
 	}
 	l := &levels[i]
-	l.all = l.all.plus(glanceOf(x.gives))
+	l.all = l.all.plus(glanceOf(x.frees))
 	l.least = min(l.least, floor32(cost))
-	for j, amount := range [3]int64{x.gives.CPUMilli, x.gives.MemoryMiB, x.gives.GPUMilli} {
+	for j, amount := range [3]int64{x.frees.CPUMilli, x.frees.MemoryMiB, x.frees.GPUMilli} {
 		if amount > 0 {
 			l.unit[j] = min(l.unit[j], floor32(cost/float64(amount)))
 		}
@@ -99,7 +176,7 @@ func (x *stint) join(levels []level, band int, cost float64) []level {
 }
 
 // sum adds to each level those below it.
-func (l *lure) sum() {
+func (l *preemptionBound) sum() {
 	for i := 1; i < len(l.levels); i++ {
 		x, below := &l.levels[i], &l.levels[i-1]
 		x.all = x.all.plus(below.all)
@@ -110,31 +187,30 @@ func (l *lure) sum() {
 	}
 }
 
-// prey is a machine as claims see it at a glance, in a list of its kind. Amounts
-// and costs are short, so that many are read quickly: costs are rounded down.
-type prey struct {
-	plan  int     // in which something of the machine has changed since
-	most  glance  // room, with all that anybody on it would give up
-	room  glance  // free
-	low   glance  // what those of the lowest band bring
-	band  int32   // that band; noBand: nobody on it could be displaced
+// entryBound is the bound of one machine as searches read it, in a list of its
+// kind. Amounts and costs are short, so that many are read quickly; costs are
+// rounded down.
+type entryBound struct {
+	most  glance  // free capacity, with all that the candidates would free
+	room  glance  // free capacity
+	low   glance  // capacity that the candidates of the lowest band would free
+	band  int32   // that band; noBand: there is no candidate
 	next  int32   // the band above; noBand: there is none
-	least float32 // cost of the cheapest of the lowest band
+	least float32 // cost of the cheapest candidate of the lowest band
 	unit  [3]float32
-	moved bool // the ranking of the herd does not go by this yet
+	moved bool // the ranking does not go by this yet
 }
 
 // noBand is above all bands.
 const noBand = math.MaxInt32
 
-// smell makes the entry of a machine.
-func (r *run) smell(n *node) {
-	l, x := r.lure(n), n.prey
-	h := &n.listed.herd
+// refreshBound recomputes the entry of one machine.
+func (r *preemption) refreshBound(b *kindBounds, n *node) {
+	l, x := r.boundOf(n), &b.entries[n.place]
 	if !x.moved {
-		h.smelled = append(h.smelled, int32(n.place))
+		b.renewed = append(b.renewed, int32(n.place))
 	}
-	*x = prey{room: glanceOf(n.free), band: noBand, next: noBand, moved: true}
+	*x = entryBound{room: glanceOf(n.free), band: noBand, next: noBand, moved: true}
 	if last := len(l.levels) - 1; last >= 0 {
 		low := &l.levels[0]
 		x.most, x.low = x.room.plus(l.levels[last].all), low.all
@@ -144,22 +220,66 @@ func (r *run) smell(n *node) {
 		}
 	}
 	if n.touched == r.number {
-		x.plan = r.number
-		n.outdate()
+		n.outdateFor(boundFeed)
 	}
-	h.expire[n.place] = l.until
+	b.expire[n.place] = l.until
+}
+
+// bounds lists the machines of a kind for the search of victims.
+func (r *preemption) bounds(k *kind) *kindBounds {
+	k.refresh(r.number)
+	b, rule := r.index.ofKind(k), r.rule()
+	switch {
+	case b.generation != k.generation, b.rule != rule, r.now.Before(b.at):
+		r.index.changed = k.changes(boundFeed, r.index.changed)
+		b.generation, b.rule, b.freshAt = k.generation, rule, r.number
+		b.entries = slices.Grow(b.entries[:0], len(k.members))[:len(k.members)]
+		b.expire = slices.Grow(b.expire[:0], len(k.members))[:len(k.members)]
+		b.renewed, b.byCost = b.renewed[:0], b.byCost[:0]
+		clear(b.entries)
+		for _, n := range k.members {
+			r.refreshBound(b, n)
+		}
+	case b.freshAt != r.number:
+		b.freshAt = r.number
+		r.index.changed = k.changes(boundFeed, r.index.changed)
+		for _, n := range r.index.changed {
+			r.refreshBound(b, n)
+		}
+		if b.at.Equal(r.now) {
+			break
+		}
+		for i, t := range b.expire {
+			if t <= r.clock {
+				r.refreshBound(b, k.members[i])
+			}
+		}
+	}
+	b.at = r.now
+	r.rankBounds(b)
+	return b
+}
+
+// rankBounds puts the entries that were renewed into the ranking.
+func (r *preemption) rankBounds(b *kindBounds) {
+	if len(b.renewed) == 0 {
+		return
+	}
+	fresh := r.index.ranks[:0]
+	for _, i := range b.renewed {
+		if x := &b.entries[i]; x.band != noBand {
+			fresh = append(fresh, standing{costKey(x.band, x.least), i})
+		}
+	}
+	b.byCost.renew(fresh, func(i int32) bool { return !b.entries[i].moved })
+	for _, i := range b.renewed {
+		b.entries[i].moved = false
+	}
+	b.renewed, r.index.ranks = b.renewed[:0], fresh
 }
 
 // floor32 is a cost rounded down, by more than what products of it are rounded.
 func floor32(x float64) float32 { return float32(x * (1 - 1e-6)) }
-
-// keptRoom is what of the machine is free and held for reservations.
-func (n *node) keptRoom() berth.Capacity {
-	if n.kept == nil {
-		return berth.Capacity{}
-	}
-	return n.kept.held.Capacity
-}
 
 // bound is below what sets of victims are like: its highest band, then its cost.
 type bound struct {
@@ -182,23 +302,27 @@ type prospect struct {
 
 func (p *prospect) bound() bound { return bound{int(p.band), float64(p.cost)} }
 
-// clearing is what claims find free on a machine: what is held for reservations
-// included, and what those that stop leave behind if machines are looked at so.
-func (r *run) clearing(n *node) berth.Capacity {
-	room := n.free.Add(n.keptRoom())
+// available is the capacity that a victim search may count on: free, held for
+// reservations, and released by jobs that stop while released is set.
+func (r *preemption) available(n *node) berth.Capacity {
+	room := r.ledger.withHeld(n)
 	if r.overlaid {
-		room = room.Add(n.leftBehind())
+		for _, g := range r.releasedOn(n) {
+			room = room.Add(g.Capacity)
+		}
 	}
 	return room
 }
 
-// cost is below what victims of the lowest band cost that make room for so much.
-func (x *prey) cost(want, room glance) float32 { return costs(x.least, &x.unit, want, room) }
+// cost is a lower bound of the cost of candidates of the lowest band that free as
+// much as is wanted.
+func (x *entryBound) cost(want, room glance) float32 { return costs(x.least, &x.unit, want, room) }
 
 // costs is below what those cost that make room for so much, by what they cost at
 // least and by what a unit of theirs does.
 func costs(least float32, unit *[3]float32, want, room glance) float32 {
-	for j, lack := range [3]int64{int64(want.cpu) - int64(room.cpu), int64(want.memory) - int64(room.memory), int64(want.gpu) - int64(room.gpu)} {
+	for j, lack := range [3]int64{int64(want.cpu) - int64(room.cpu), int64(want.memory) - int64(room.memory),
+		int64(want.gpu) - int64(room.gpu)} {
 		if lack > 0 {
 			least = max(least, float32(lack)*unit[j])
 		}
@@ -206,16 +330,17 @@ func costs(least float32, unit *[3]float32, want, room glance) float32 {
 	return least
 }
 
-// bound works out below what victims on a machine are that make room for so
-// much; false if all of them together do not.
-func (r *run) bound(n *node, want glance, p *prospect) bool {
+// lowerBound computes a lower bound of the victims on a machine that free as much
+// as is wanted; false if all candidates together do not.
+func (r *preemption) lowerBound(n *node, want glance, p *prospect) bool {
 	free := n.free
-	if n.touched == r.number { // else nothing is held or left behind
-		free = r.clearing(n)
+	if n.touched == r.number { // otherwise nothing is held or released there
+		free = r.available(n)
 	}
 	room := glanceOf(free)
-	for i := range n.lure.levels {
-		if l := &n.lure.levels[i]; want.within(room.plus(l.all)) {
+	levels := r.index.of(n).levels
+	for i := range levels {
+		if l := &levels[i]; want.within(room.plus(l.all)) {
 			p.band, p.cost, p.rough = l.band, costs(l.least, &l.unit, want, room), false
 			return true
 		}

@@ -29,7 +29,7 @@ type Job struct {
 	TimeLimit    time.Duration // it runs no longer; 0: none
 	Remaining    time.Duration // of work, known or declared; 0: not known
 	Done         time.Duration // it has run in earlier attempts
-	Expected     time.Duration // it runs in all, going by jobs like it that have ended; 0: not known. It orders, and promises nothing
+	Expected     time.Duration // total run time of similar jobs that ended; 0: unknown. It only orders
 	ExpectedBy   string        // what Expected goes by, as words after a comma. It is only told
 	RestartCost  time.Duration // work that a start adds
 	PreemptedFor []berth.JobID // whom it gave way to before
@@ -62,7 +62,7 @@ type entry struct {
 	blocked   int // the plan in which it had no room
 	tally     *tally
 	submitted time.Duration // from the origin of ages
-	aging     float64       // from when on it ages, in seconds of its account's clock; see tell
+	aging     float64       // from when on it ages, in seconds of its account's clock; see set
 	worn      time.Duration // submitted, later by all that was no waiting
 	limit     time.Duration // Job.TimeLimit
 
@@ -70,9 +70,9 @@ type entry struct {
 	Job
 }
 
-// tell takes in the job's row. A job ages by the clock of its account, which
+// set takes the row of the job. A job ages by the clock of its account, which
 // stands still while the account is at its limits.
-func (e *entry) tell(j Job, c *class, t *tally) {
+func (e *entry) set(j Job, c *class, t *tally) {
 	e.Job, e.class, e.tally = j, c, t
 	e.priority, e.limit = short(int64(j.Priority)), j.TimeLimit
 	e.submitted = sinceOrigin(j.SubmittedAt)

@@ -14,10 +14,14 @@ var resources = []struct {
 	of   func(berth.Capacity) int64
 	text func(int64) string
 }{
-	{"gpus", " GPUs", func(c berth.Capacity) int64 { return c.GPUMilli }, func(n int64) string { return berth.MilliGPU(n).String() }},
-	{"cpus", " CPUs", func(c berth.Capacity) int64 { return c.CPUMilli }, func(n int64) string { return berth.MilliCPU(n).String() }},
-	{"memory", " of memory", func(c berth.Capacity) int64 { return c.MemoryMiB }, func(n int64) string { return berth.MiB(n).String() }},
-	{"disk", " of disk", func(c berth.Capacity) int64 { return c.DiskMiB }, func(n int64) string { return berth.MiB(n).String() }},
+	{"gpus", " GPUs", func(c berth.Capacity) int64 { return c.GPUMilli },
+		func(n int64) string { return berth.MilliGPU(n).String() }},
+	{"cpus", " CPUs", func(c berth.Capacity) int64 { return c.CPUMilli },
+		func(n int64) string { return berth.MilliCPU(n).String() }},
+	{"memory", " of memory", func(c berth.Capacity) int64 { return c.MemoryMiB },
+		func(n int64) string { return berth.MiB(n).String() }},
+	{"disk", " of disk", func(c berth.Capacity) int64 { return c.DiskMiB },
+		func(n int64) string { return berth.MiB(n).String() }},
 }
 
 // guarantees reports whether an account that holds held has c more within its
@@ -62,8 +66,8 @@ type bar struct {
 	spent    float64 // of a budget
 }
 
-// barred reports the first limit that one more job of the seat would break.
-func (r *run) barred(x *seat, e *entry) (found bar, ok bool) {
+// barred reports the first limit that one more job of the contender would break.
+func (r *shares) barred(x *contender, e *entry) (found bar, ok bool) {
 	r.bars(x, e, func(b bar) bool {
 		found, ok = b, true
 		return false
@@ -71,11 +75,12 @@ func (r *run) barred(x *seat, e *entry) (found bar, ok bool) {
 	return found, ok
 }
 
-// bars calls yield with the limits that one more job of the seat would break,
+// bars calls yield with the limits that one more job of the contender would break,
 // from its own account up, until yield returns false.
-func (r *run) bars(x *seat, e *entry, yield func(bar) bool) {
+func (r *shares) bars(x *contender, e *entry, yield func(bar) bool) {
 	for ; x != &r.root; x = x.parent {
-		if x.account.known && !x.own && !x.account.bars(x.held.plus(x.going), e.class.all, e.Preemptible, r.now, yield) {
+		if x.account.known && !x.own &&
+			!x.account.bars(x.held.plus(x.going), e.class.all, e.Preemptible, r.now, yield) {
 			return
 		}
 	}
@@ -133,7 +138,8 @@ func (b bar) change() string {
 	case "limit", "max_running":
 		return "it starts when jobs of the tenant end, or when the limit is raised"
 	case "borrowing":
-		return "it starts when jobs of the tenant end, when the guarantee is raised, or, if only preemptible jobs may borrow, as one"
+		return "it starts when jobs of the tenant end, when the guarantee is raised, or, " +
+			"if only preemptible jobs may borrow, as one"
 	case "budget":
 		return "it starts in the next period of the budget, or when the budget is raised"
 	}

@@ -7,7 +7,8 @@ import (
 
 // ordering is the part of the policy that orders one account's jobs.
 func (p Policy) ordering() Policy {
-	return Policy{Order: p.Order, BandWidth: p.BandWidth, Aging: p.Aging, Cross: p.Cross, Overdue: p.Overdue, Exponent: p.Exponent, Durations: p.Durations, Ranker: p.Ranker}
+	return Policy{Order: p.Order, BandWidth: p.BandWidth, Aging: p.Aging, Cross: p.Cross, Overdue: p.Overdue,
+		Exponent: p.Exponent, Durations: p.Durations, Ranker: p.Ranker}
 }
 
 // band is the band of a priority; a higher one comes first.
@@ -121,7 +122,8 @@ type service struct {
 }
 
 func (p *Policy) serviceOf(e *entry) service {
-	return service{gpusOf(e.class.all), remaining(p.guess(e.Remaining, e.Expected-e.Done), e.TimeLimit), e.Done, e.RestartCost}
+	return service{gpusOf(e.class.all), remaining(p.guess(e.Remaining, e.Expected-e.Done), e.TimeLimit), e.Done,
+		e.RestartCost}
 }
 
 // guess is what remains of a job: what is known, or else what is left of what was

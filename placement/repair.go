@@ -7,27 +7,27 @@ import (
 	"berth"
 )
 
-// A gang of which one rank has ended stops as a whole, and begins anew. The room
-// of its other ranks is kept for it meanwhile, by earmarks of its own: so only
-// the hole has to be found. That room lies idle, so it is kept for a short time,
-// and not while another gang could begin with it: two gangs that each hold a
-// part of what both need would only wait for each other.
+// A gang of which one rank has ended stops as a whole and starts again. Its own
+// nominations keep the capacity of the other ranks meanwhile, so that only the
+// missing rank needs a place. That capacity is idle, so the leader keeps it for a
+// short time, and not while another gang could start with it: two gangs that each
+// hold a part of the capacity that both need would wait for each other.
 
-// maxYields bounds for how many blocked gangs a plan looks at what others keep.
+// maxYields bounds the blocked gangs that a plan compares with repairs.
 const maxYields = 8
 
-// withhold keeps the room of a gang whose last ranks are about to stop. What those
-// hold is not free, and so needs no keeping.
-func (r *run) withhold(n *node, m Earmark) {
+// withhold keeps the capacity of a gang with ranks that are about to stop. Their
+// capacity is not free, and so needs no keeping.
+func (r *nominations) withhold(n *node, m Earmark) {
 	if m.Victim != "" {
 		return
 	}
 	g := clamp(n, berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: m.Capacity, GPUs: m.GPUs})
-	r.move(n, func() { n.subtract(g) })
+	r.ledger.move(n, func() { n.subtract(g) })
 }
 
-// ownRoom is what is kept of a gang's own room, and it could have at once.
-func (r *run) ownRoom(e *entry) []mark {
+// ownRoom returns the repair nominations of a job that are free now.
+func (r *nominations) ownRoom(e *entry) []mark {
 	var own []mark
 	for _, m := range r.marks[e.ID] {
 		if m.Repair && m.victim == nil {
@@ -37,55 +37,27 @@ func (r *run) ownRoom(e *entry) []mark {
 	return own
 }
 
-// stay places a gang where it was before, as far as room is kept for it there,
-// and the rest of its members anywhere.
-func (r *run) stay(c *class, avoid []berth.MachineID, group string, marks []mark) ([]berth.Grant, bool) {
-	if !slices.ContainsFunc(marks, func(m mark) bool { return m.Repair }) {
-		return r.gang(c, avoid, group)
-	}
-	start := len(r.taken)
-	ranks := make([]berth.Grant, 0, c.members())
-	look := search{class: c, avoid: avoid, group: group}
-	var nothing berth.Capacity
-	for _, m := range marks {
-		n := m.node
-		i := slices.IndexFunc(c.matches, func(x match) bool { return x.kind == n.kind })
-		if !m.Repair || m.victim != nil || i < 0 || n.leaf.size == 0 || !look.allows(n) {
-			continue
-		}
-		allowed := c.matches[i].devices
-		left := (amount{}).plus(n, m.grant, 1)
-		for len(ranks) < c.members() {
-			devices, ok := c.fit(n, allowed)
-			if !ok {
-				break
-			}
-			g := c.grant(n, devices)
-			left = left.plus(n, g, -1)
-			if !nothing.Fits(left.Capacity) {
-				break // the rest of the machine is as good as any other
-			}
-			r.take(choice{node: n, allowed: allowed, grant: g})
-			ranks = append(ranks, g)
-		}
-	}
-	for len(ranks) < c.members() {
-		found, ok := r.find(c, avoid, group)
-		if !ok {
-			r.undo(start)
-			return nil, false
-		}
-		r.take(found)
-		ranks = append(ranks, found.grant)
-	}
-	return ranks, true
+// dropRepairs drops the nominations that ownRoom returns.
+func (r *nominations) dropRepairs(e *entry) {
+	r.marks[e.ID] = slices.DeleteFunc(r.marks[e.ID], func(m mark) bool { return m.Repair && m.victim == nil })
 }
 
-// yield lists the gangs that keep room with which another one could begin. It
-// looks at those that are blocked in the order of the queue, and once some must
-// yield leaves the rest to the next plan.
-func (r *run) yield() {
-	for _, e := range r.blocked {
+// former lists the places of a gang before its repair, as far as they are kept.
+func former(marks []mark) (repair bool, list []site) {
+	for _, m := range marks {
+		repair = repair || m.Repair
+		if m.Repair && m.victim == nil {
+			list = append(list, site{m.node, m.grant})
+		}
+	}
+	return repair, list
+}
+
+// yield returns the gangs that keep capacity with which a blocked one could start.
+// It looks at the blocked gangs in queue order and stops at the first, so that the
+// next plan decides the rest.
+func (r *nominations) yield(blocked []*entry) []berth.JobID {
+	for _, e := range blocked {
 		var others []mark
 		var gangs []berth.JobID
 		for id, marks := range r.marks {
@@ -106,28 +78,23 @@ func (r *run) yield() {
 			continue
 		}
 		slices.Sort(gangs)
-		r.plan.Yield = gangs
-		return
+		return gangs
 	}
+	return nil
 }
 
-// fitsWith reports whether a job would have room if it were given what is kept
-// by marks, beside what is kept for itself.
-func (r *run) fitsWith(e *entry, marks []mark) bool {
-	c, start := e.class, len(r.taken)
-	defer c.open()()
-	r.end = time.Time{}
+// fitsWith reports whether a job would have room with the capacity of other
+// nominations and its own.
+func (r *nominations) fitsWith(e *entry, others []mark) bool {
+	c, start := e.class, len(r.ledger.taken)
+	defer r.placer.reopen(c)()
+	r.placer.end = time.Time{}
 	own := r.marks[e.ID]
 	r.lift(own)
-	r.lift(marks)
-	fits := false
-	for _, group := range r.groups(c) {
-		if _, fits = r.gang(c, nil, group); fits {
-			break
-		}
-	}
-	r.undo(start)
-	r.restore(marks)
+	r.lift(others)
+	fits := r.placer.fitsAnywhere(c)
+	r.ledger.undo(start)
+	r.restore(others)
 	r.restore(own)
 	return fits
 }

@@ -17,7 +17,7 @@ type opening struct {
 // reserve finds the earliest time at which the job fits when those that hold
 // room end as they should, and keeps the room for it from then on. ok is false
 // where no such time is known.
-func (r *run) reserve(e *entry) (at time.Time, ok bool) {
+func (r *reservations) reserve(e *entry) (at time.Time, ok bool) {
 	best := r.places(e.class)
 	if best == nil {
 		return time.Time{}, false
@@ -27,14 +27,16 @@ func (r *run) reserve(e *entry) (at time.Time, ok bool) {
 	for _, o := range best {
 		r.keep(o.node, reservation{at, o.grant, until, true})
 	}
+	r.heads++
+	r.starts[e.ID] = at
 	return at, true
 }
 
 // places are the openings for all members of a job that are complete first; nil
 // if none ever are.
-func (r *run) places(c *class) []opening {
+func (r *reservations) places(c *class) []opening {
 	var best []opening
-	for _, group := range r.groups(c) {
+	for _, group := range r.placer.groups(c) {
 		list := r.openings(c, group, best)
 		if list == nil {
 			continue
@@ -48,7 +50,7 @@ func (r *run) places(c *class) []opening {
 
 // openings finds places for all members, those that open first; nil if there
 // are not enough of them, or none before those of bound are all open.
-func (r *run) openings(c *class, group string, bound []opening) []opening {
+func (r *reservations) openings(c *class, group string, bound []opening) []opening {
 	want := c.members()
 	s := search{class: c, group: group}
 	limit := time.Time{} // no place that opens then or later is of use
@@ -61,10 +63,10 @@ func (r *run) openings(c *class, group string, bound []opening) []opening {
 	var list []opening
 	wish := c.wish()
 	for _, m := range c.matches {
-		look, last := r.views(m.kind), latest(limit)
+		look, touched, last := r.views(m.kind).views, m.kind.touchedBy(r.number), latest(limit)
 		for i := range look {
 			v := &look[i]
-			if v.plan != r.number && v.opens(wish) > last {
+			if !touched.has(i) && v.opens(wish) > last {
 				continue
 			}
 			n := m.kind.members[i]
@@ -87,11 +89,11 @@ func (r *run) openings(c *class, group string, bound []opening) []opening {
 	return list
 }
 
-// hunt is a look for the place that opens first for one member; of several, the
+// openingSearch looks for the place that opens first for one member; of several, the
 // first by machine id.
-type hunt struct {
+type openingSearch struct {
 	*search
-	run   *run
+	run   *reservations
 	limit time.Time // no place that opens later is of use
 	best  []opening // none or one, which opens at the limit
 	list  []opening // buffer
@@ -102,8 +104,8 @@ type hunt struct {
 // the others, since that bounds how many of them are worth it. Those follow that
 // the plan has touched, and those that have room now; of the rest, none has any
 // before the second by which they are ranked.
-func (r *run) soonest(s *search, limit time.Time) []opening {
-	h := hunt{search: s, run: r, limit: limit}
+func (r *reservations) soonest(s *search, limit time.Time) []opening {
+	h := openingSearch{search: s, run: r, limit: limit}
 	h.first()
 	for _, m := range s.class.matches {
 		if m.kind.touchedAt != r.number {
@@ -129,11 +131,12 @@ func (r *run) soonest(s *search, limit time.Time) []opening {
 	last := latest(h.limit)
 	for _, m := range s.class.matches {
 		views, rank := r.byTime(m.kind, wish.devices)
+		touched := m.kind.touchedBy(r.number)
 		for _, x := range rank {
 			if x.key > timeKey(last) {
 				break
 			}
-			if v := &views[x.place]; v.plan != r.number && v.opens(wish) <= last {
+			if v := &views[x.place]; !touched.has(int(x.place)) && v.opens(wish) <= last {
 				h.look(m.kind.members[x.place], m.devices)
 				last = latest(h.limit)
 			}
@@ -143,19 +146,20 @@ func (r *run) soonest(s *search, limit time.Time) []opening {
 }
 
 // first looks at the machine that may open first.
-func (h *hunt) first() {
+func (h *openingSearch) first() {
 	r, wish := h.run, h.class.wish()
 	now, least := secondOf(r.now), noSecond
 	var where *node
 	var at match
 	for _, m := range h.class.matches {
 		views, rank := r.byTime(m.kind, wish.devices)
+		touched := m.kind.touchedBy(r.number)
 		for _, x := range rank {
 			if x.key > timeKey(least) {
 				break
 			}
 			v := &views[x.place]
-			if v.plan == r.number {
+			if touched.has(int(x.place)) {
 				continue
 			}
 			if low := max(now, v.opens(wish)); low < least {
@@ -169,7 +173,7 @@ func (h *hunt) first() {
 }
 
 // look at one machine.
-func (h *hunt) look(n *node, devices uint64) {
+func (h *openingSearch) look(n *node, devices uint64) {
 	r, limit := h.run, h.limit
 	if len(h.best) > 0 && n.ID < h.best[0].node.ID {
 		limit = limit.Add(1) // it is better if it opens at the same time
@@ -201,45 +205,38 @@ func earliest(list []opening, want int, limit time.Time) ([]opening, time.Time) 
 }
 
 // mayOpen rules out machines at a glance.
-func (r *run) mayOpen(c *class, n *node, limit time.Time) bool {
+func (r *reservations) mayOpen(c *class, n *node, limit time.Time) bool {
 	if !c.capacity.Fits(n.Total) {
 		return false
 	}
 	if limit.IsZero() {
 		return true
 	}
-	agenda := r.agenda(n)
-	if n.kept != nil || c.capacity.Fits(n.free) {
+	a := r.agendaOf(n)
+	if r.ledger.holdOn(n) != nil || c.capacity.Fits(n.free) {
 		return true
 	}
-	if len(agenda) == 0 || !r.from(agenda[0].at).Before(limit) {
+	if len(a.list) == 0 || !r.from(a.list[0].at).Before(limit) {
 		return false
 	}
 	if c.request.GPUMilli < whole || c.request.GPUs == 0 {
 		return true
 	}
 	i := c.request.GPUs - n.has.whole - 1 // of the releases of devices, the one that must come first
-	return i < 0 || i < len(n.devicesFree) && r.from(n.devicesFree[i]).Before(limit)
-}
-
-// from is a time that is not past.
-func (r *run) from(t time.Time) time.Time {
-	if t.Before(r.now) {
-		return r.now
-	}
-	return t
+	return i < 0 || i < len(a.devices) && r.from(a.devices[i]).Before(limit)
 }
 
 // opens adds the openings of one machine.
-func (r *run) opens(c *class, n *node, allowed uint64, want int, limit time.Time, list []opening) []opening {
-	x := r.sketch(n)
+func (r *reservations) opens(c *class, n *node, allowed uint64, want int, limit time.Time, list []opening) []opening {
+	x := r.ledger.sketch(n)
 	at := r.now
 	agenda := r.agenda(n)
-	if k := n.kept; k != nil {
-		x.add(k.held)
+	if h := r.ledger.holdOn(n); h != nil {
+		x.add(h.grant)
 		r.events = append(r.events[:0], agenda...)
-		for i := range k.reserved {
-			o := &k.reserved[i]
+		list := r.lists[h.index]
+		for i := range list {
+			o := &list[i]
 			if x.owe(o.grant); !o.until.IsZero() {
 				r.events = append(r.events, release{at: o.until, grant: &o.grant})
 			}
@@ -276,7 +273,7 @@ func (r *run) opens(c *class, n *node, allowed uint64, want int, limit time.Time
 func (n *node) owe(g berth.Grant) {
 	n.free = n.free.Sub(g.Capacity)
 	for _, d := range g.GPUs {
-		if i := n.device(d.Index); i >= 0 && n.gpus[i] != sick {
+		if i := n.device(d.Index); i >= 0 && n.gpus[i] != unhealthy {
 			n.gpus[i] -= d.Milli
 		}
 	}
@@ -285,16 +282,16 @@ func (n *node) owe(g berth.Grant) {
 // all lists the placeable machines of a kind, in the order that they had when
 // the plan first asked.
 func (k *kind) all(plan int) []*node {
-	if k.listAt == plan {
-		return k.list
+	if k.orderedAt == plan {
+		return k.ordered
 	}
-	k.list, k.listAt = k.list[:0], plan
+	k.ordered, k.orderedAt = k.ordered[:0], plan
 	var c cursor[*node]
 	for c.begin(&k.tree); ; c.next() {
 		n, ok := c.at()
 		if !ok {
-			return k.list
+			return k.ordered
 		}
-		k.list = append(k.list, n)
+		k.ordered = append(k.ordered, n)
 	}
 }

@@ -16,23 +16,18 @@ type victim struct {
 	cost float64
 }
 
-// bait is who could be displaced on a machine, as far as that does not depend on
-// for whom.
-type bait struct {
-	plan int
-	list []victim // by band, by cost
-}
-
-// bait of a machine, worked out once a plan.
-func (r *run) bait(n *node) []victim {
-	b := &n.bait
+// candidates lists the occupants of a machine that some job could displace, by
+// band and cost. It is computed once a plan.
+func (r *preemption) candidates(n *node) []victim {
+	b := r.index.candidatesOf(n)
 	if b.plan == r.number {
 		return b.list
 	}
 	b.plan, b.list = r.number, b.list[:0]
 	for i := range n.on.list {
-		if x := &n.on.list[i]; x.ripe(r) {
-			b.list = append(b.list, victim{holder: x.holder, band: r.policy.band(int(x.priority)), cost: r.price(x.holder)})
+		if x := &n.on.list[i]; r.isCandidate(x) {
+			b.list = append(b.list, victim{holder: x.holder, band: r.policy.band(int(x.priority)),
+				cost: r.cost(x.holder)})
 		}
 	}
 	slices.SortFunc(b.list, func(x, y victim) int {
@@ -41,30 +36,30 @@ func (r *run) bait(n *node) []victim {
 	return b.list
 }
 
-// chase is a look for the machine where making room for one more member of the
-// claim's job costs least.
-type chase struct {
+// victimSearch looks for the machine on which room for one more member costs
+// least.
+type victimSearch struct {
 	search
-	run   *run
-	spare *sacrifice // whose victims go already
+	run   *preemption
+	spare *displacement // its victims stop already
 	want  glance
 
-	band, highest int32 // of the job, and that anybody who goes may be of
+	band, highest int32 // of the job, and of any victim
 
 	where *node // the best so far; nil: none
 	best  []victim
-	found bound // what they cost
+	found bound // of best
 }
 
-// cheapestVictims finds the machine where making room for one more member of the
-// claim's job costs least. Machines are ruled out by a bound of what it costs
-// there at least, in the order of that bound as far as it does not depend on the
-// job; the others are looked at one by one.
-func (r *run) cheapestVictims(c *class, group string, s *sacrifice) ([]victim, bool) {
-	h := chase{search: search{class: c, group: group}, run: r, spare: s, want: glanceOf(c.capacity), best: r.best[:0], found: worst}
-	h.band = min(short(int64(r.aim.band)), noBand-1)
+// cheapestVictims finds the machine on which room for one more member costs least.
+// A lower bound of the cost rules machines out, in the order of the bound as far
+// as it does not depend on the job. The search looks at the others one by one.
+func (r *preemption) cheapestVictims(c *class, group string, s *displacement) ([]victim, bool) {
+	h := victimSearch{search: search{class: c, group: group}, run: r, spare: s, want: glanceOf(c.capacity),
+		best: r.best[:0], found: worst}
+	h.band = min(short(int64(r.rights.band)), noBand-1)
 	h.highest = h.band
-	if r.aim.borrowers {
+	if r.rights.borrowers {
 		h.highest = noBand - 1
 	}
 	list, first := h.prospects()
@@ -77,12 +72,13 @@ func (r *run) cheapestVictims(c *class, group string, s *sacrifice) ([]victim, b
 		}
 	}
 	for j, m := range c.matches {
-		all := r.prey(m.kind)
-		for _, x := range m.kind.byCost[r.passed[j]:] {
+		b := r.bounds(m.kind)
+		touched := m.kind.touchedBy(r.number)
+		for _, x := range b.byCost[r.passed[j]:] {
 			if h.found.less(x.bound()) {
 				break
 			}
-			if p, ok := h.prospect(int32(j), x.place, &all[x.place], h.found); ok {
+			if p, ok := h.prospect(int32(j), x.place, b, touched, h.found); ok {
 				h.try(&p)
 			}
 		}
@@ -91,22 +87,23 @@ func (r *run) cheapestVictims(c *class, group string, s *sacrifice) ([]victim, b
 	return slices.Clone(h.best), h.where != nil
 }
 
-// prospects lists machines where the claim may find victims, until the bound of
-// none that follows is less; first is where it is least, -1 if nowhere. How far
-// that went of each kind is in run.passed.
-func (h *chase) prospects() (list []prospect, first int) {
+// prospects lists machines that may have victims, until no further bound is less
+// than the least one so far; first is the place of that, -1 if there is none.
+// preemption.passed is the length of the part of each kind that was read.
+func (h *victimSearch) prospects() (list []prospect, first int) {
 	r := h.run
 	list, first = r.found[:0], -1
 	r.passed = r.passed[:0]
 	low := worst
 	for j, m := range h.class.matches {
-		all, i := r.prey(m.kind), 0
-		for ; i < len(m.kind.byCost); i++ {
-			x := m.kind.byCost[i]
+		b, i := r.bounds(m.kind), 0
+		touched := m.kind.touchedBy(r.number)
+		for ; i < len(b.byCost); i++ {
+			x := b.byCost[i]
 			if low.less(x.bound()) {
 				break
 			}
-			p, ok := h.prospect(int32(j), x.place, &all[x.place], low)
+			p, ok := h.prospect(int32(j), x.place, b, touched, low)
 			if !ok {
 				continue
 			}
@@ -121,21 +118,21 @@ func (h *chase) prospects() (list []prospect, first int) {
 	return list, first
 }
 
-// prospect of a machine; ok is false if there are no victims on it for the claim.
-// It is rough where the bound is no less than low anyway.
-func (h *chase) prospect(match, place int32, x *prey, low bound) (p prospect, ok bool) {
-	r, k := h.run, h.class.matches[match].kind
-	if x.band > h.highest || x.plan != r.number && !h.want.within(x.most) {
+// prospect returns a machine with its bound; ok is false if no victims there would
+// do. The bound is rough where it is no less than low anyway.
+func (h *victimSearch) prospect(match, place int32, b *kindBounds, touched bitset, low bound) (p prospect, ok bool) {
+	r, x, isTouched := h.run, &b.entries[place], touched.has(int(place))
+	if x.band > h.highest || !isTouched && !h.want.within(x.most) {
 		return p, false
 	}
-	n := k.members[place]
-	if x.band >= h.band && !n.lure.tenants.meets(&r.aim.peers) {
+	n := b.kind.members[place]
+	if x.band >= h.band && !r.index.of(n).tenants.meets(&r.rights.peers) {
 		return p, false
 	}
 	p = prospect{match: match, place: place, band: x.band}
 	room := x.room
-	if x.plan == r.number {
-		room = glanceOf(r.clearing(n))
+	if isTouched {
+		room = glanceOf(r.available(n))
 	}
 	if h.want.within(room.plus(x.low)) {
 		p.cost = x.cost(h.want, room)
@@ -145,14 +142,14 @@ func (h *chase) prospect(match, place int32, x *prey, low bound) (p prospect, ok
 	if p.band == noBand || p.band > h.highest {
 		return p, false
 	}
-	return p, low.less(p.bound()) || r.bound(n, h.want, &p)
+	return p, low.less(p.bound()) || r.lowerBound(n, h.want, &p)
 }
 
-// try looks at one machine closely, if it may be the best.
-func (h *chase) try(p *prospect) {
+// try looks for the victims on one machine, if it may be the best.
+func (h *victimSearch) try(p *prospect) {
 	r, m := h.run, &h.class.matches[p.match]
 	n := m.kind.members[p.place]
-	if h.found.less(p.bound()) || p.rough && (!r.bound(n, h.want, p) || h.found.less(p.bound())) || !h.allows(n) {
+	if h.found.less(p.bound()) || p.rough && (!r.lowerBound(n, h.want, p) || h.found.less(p.bound())) || !h.allows(n) {
 		return
 	}
 	list := r.victimsOn(n, m.devices, h.class, h.spare, h.found.band)
@@ -182,30 +179,30 @@ func weighVictims(list []victim) (band int, cost float64) {
 }
 
 // victimsOn picks the cheapest victims on one machine that make room for a
-// member; nil if all of them together do not, or only with one of a band above
+// member; nil if all candidates together do not, or only with one of a band above
 // highest. The list lasts until the next call.
-func (r *run) victimsOn(n *node, allowed uint64, c *class, s *sacrifice, highest int) []victim {
-	if n.kept.firm() {
+func (r *preemption) victimsOn(n *node, allowed uint64, c *class, s *displacement, highest int) []victim {
+	if r.ledger.isFirm(n) {
 		return nil
 	}
-	draft := r.sketch(n)
-	if n.kept != nil {
-		draft.add(n.kept.held)
+	draft := r.ledger.sketch(n)
+	if h := r.ledger.holdOn(n); h != nil {
+		draft.add(h.grant)
 	}
 	if r.overlaid {
-		draft.addAll(n.leavings)
+		draft.addAll(r.releasedOn(n))
 	}
 	list := r.picked[:0]
 	defer func() { r.picked = list[:0] }()
-	for _, v := range r.bait(n) {
+	for _, v := range r.candidates(n) {
 		if v.band > highest {
-			return nil // those that follow are no better
+			return nil // the rest of the candidates are of no lower band
 		}
 		if slices.ContainsFunc(s.victims, func(o victim) bool { return o.holder == v.holder }) {
 			continue
 		}
 		why, ok := r.may(v)
-		if !ok || r.countedOn(v.holder) {
+		if !ok || r.dependedOn(v.holder) {
 			continue
 		}
 		v.why = why
@@ -216,25 +213,26 @@ func (r *run) victimsOn(n *node, allowed uint64, c *class, s *sacrifice, highest
 			}
 		}
 		if c.fits(draft, allowed) {
-			list = r.spare(draft, c, allowed, list)
+			list = spareVictims(draft, c, allowed, list)
 			return list
 		}
 	}
 	return nil
 }
 
-// countedOn reports whether a reserved start counts on the holder on any of its
-// machines. A gang goes as a whole, and who displaces it for its room on one
-// machine may be given that on another.
-func (r *run) countedOn(h *holder) bool {
+// dependedOn reports whether a reserved start depends on the holder on any of its
+// machines. A gang stops as a whole, and the job that displaces it for its
+// capacity on one machine may take its capacity on another.
+func (r *preemption) dependedOn(h *holder) bool {
 	return len(h.machines) > 1 && slices.ContainsFunc(h.machines, func(id berth.MachineID) bool {
-		n := r.snapshot.nodes[id]
-		return n != nil && n.kept.firm()
+		n := r.cluster.nodes[id]
+		return n != nil && r.ledger.isFirm(n)
 	})
 }
 
-// spare leaves out, from the dearest, whom the member does not need.
-func (r *run) spare(draft *node, c *class, allowed uint64, list []victim) []victim {
+// spareVictims drops the victims that the member does not need, the most
+// expensive first.
+func spareVictims(draft *node, c *class, allowed uint64, list []victim) []victim {
 	for i := len(list) - 2; i >= 0; i-- { // the last one was needed
 		for _, g := range list[i].Ranks {
 			if g.Machine == draft.ID {

@@ -12,8 +12,7 @@ import (
 // what is free of it at most, step by step as those that hold room give it back.
 // Amounts and times are short, so that many views are read quickly.
 type view struct {
-	plan    int  // in which something of the machine has changed since
-	moved   bool // the rankings of the herd do not go by this yet
+	moved   bool // the rankings do not go by this yet
 	steps   [viewSteps]viewStep
 	whole   int32 // devices of which nothing is used
 	devices [viewed]second
@@ -49,7 +48,8 @@ func (g glance) within(o glance) bool {
 
 func (g glance) plus(o glance) glance {
 	return glance{
-		short(int64(g.cpu) + int64(o.cpu)), short(int64(g.memory) + int64(o.memory)), short(int64(g.gpu) + int64(o.gpu)),
+		short(int64(g.cpu) + int64(o.cpu)), short(int64(g.memory) + int64(o.memory)), short(int64(g.gpu) +
+			int64(o.gpu)),
 	}
 }
 
@@ -85,26 +85,111 @@ func latest(t time.Time) second {
 	return secondOf(t)
 }
 
-// see makes the entry of a machine that the plan has not changed: who gives back
-// what and when is as it was before.
-func (r *run) see(n *node) {
-	v, h := n.view, &n.listed.herd
+// forKind is the views of one kind, by place in its roster.
+type forKind struct {
+	kind       *kind
+	generation int           // of the roster; the views of another one are void
+	assume     time.Duration // the assumption about jobs without limits
+	freshAt    int           // the plan that read the feed
+	views      []view
+	seen       []int32             // places of views that the rankings do not go by yet
+	byTime     [1 + viewed]ranking // by view.soonest; empty until it is asked for
+}
+
+// forKind returns the views of a kind; void is true if every one must be made.
+func (x *releaseIndex) forKind(k *kind) *forKind {
+	if k.index >= len(x.kinds) {
+		x.kinds = append(x.kinds, make([]*forKind, k.index+1-len(x.kinds))...)
+	}
+	if f := x.kinds[k.index]; f == nil || f.kind != k {
+		x.kinds[k.index] = &forKind{kind: k, generation: -1}
+	}
+	return x.kinds[k.index]
+}
+
+// views lists the machines of a kind for reserved starts. It renews the entries
+// of machines that changed since the last plan. The plan itself reads a machine
+// that it has touched from the node, and renews its entry in the next plan.
+func (r *reservations) views(k *kind) *forKind {
+	k.refresh(r.number)
+	f := r.index.forKind(k)
+	void := f.generation != k.generation || f.assume != r.policy.AssumeRun
+	if !void && f.freshAt == r.number {
+		return f
+	}
+	f.freshAt = r.number
+	r.index.changed = k.changes(releaseFeed, r.index.changed)
+	changed := r.index.changed
+	if void {
+		f.generation, f.assume = k.generation, r.policy.AssumeRun
+		f.seen, f.byTime = f.seen[:0], [1 + viewed]ranking{}
+		f.views = slices.Grow(f.views[:0], len(k.members))[:len(k.members)]
+		clear(f.views)
+		changed = k.members
+	}
+	for _, n := range changed {
+		if n.touched == r.number {
+			n.outdateFor(releaseFeed)
+			continue
+		}
+		r.see(f, n)
+	}
+	return f
+}
+
+// byTime ranks the machines of a kind by the first second at which they may have
+// the given number of devices for a job that has no room there now.
+func (r *reservations) byTime(k *kind, devices int32) (views []view, rank ranking) {
+	f := r.views(k)
+	views = f.views
+	if len(f.seen) > 0 {
+		for i := range f.byTime {
+			if len(f.byTime[i]) > 0 {
+				fresh := r.index.ranks[:0]
+				for _, place := range f.seen {
+					fresh = append(fresh, standing{timeKey(views[place].soonest(int32(i))), place})
+				}
+				f.byTime[i].renew(fresh, func(place int32) bool { return !views[place].moved })
+				r.index.ranks = fresh
+			}
+		}
+		for _, place := range f.seen {
+			views[place].moved = false
+		}
+		f.seen = f.seen[:0]
+	}
+	if devices > viewed {
+		devices = 0
+	}
+	x := &f.byTime[devices]
+	if len(*x) == 0 {
+		for i := range views {
+			*x = append(*x, standing{timeKey(views[i].soonest(devices)), int32(i)})
+		}
+		slices.SortFunc(*x, compareStandings)
+	}
+	return views, *x
+}
+
+// see makes the view of a machine that the plan has not touched.
+func (r *reservations) see(f *forKind, n *node) {
+	v := &f.views[n.place]
 	if !v.moved {
-		h.seen = append(h.seen, int32(n.place))
+		f.seen = append(f.seen, int32(n.place))
 	}
 	*v = view{whole: int32(n.has.whole), moved: true}
-	ends := r.leaving[:0] // of who has the room, each with its place in the list
+	ends := r.index.ends[:0] // of the occupants, each with its place in the list
 	for i := range n.on.list {
 		if at := n.on.list[i].leaves(r.policy.AssumeRun); at != unknown {
 			ends = append(ends, timeKey(secondsOf(at))<<32|uint64(i))
 		}
 	}
 	slices.Sort(ends)
-	r.leaving = ends
+	r.index.ends = ends
 	free, given := n.free, 0
 	for i := range v.steps {
 		for ; given < min(viewAfter[i], len(ends)); given++ {
-			free = free.Add(n.on.list[uint32(ends[given])].gives)
+			free = free.Add(n.on.list[uint32(ends[given])].frees)
 		}
 		v.steps[i] = viewStep{glanceOf(free), noSecond}
 		if given < len(ends) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/internal/lib/enginesilence"
 )
 
 // JobExplanation says why a job waits: everything that is in its way, what its
@@ -16,7 +17,7 @@ type JobExplanation struct {
 	Fit      Explanation `json:"fit"`
 	Blockers []Blocker   `json:"blockers"` // what only its owner can change first
 	Position int         `json:"position"` // in the queue, from 1; 0: it is not in it
-	Ahead    int         `json:"ahead"`    // waiting jobs before it; of one that is not in the queue, shares of tenants left aside
+	Ahead    int         `json:"ahead"`    // waiting jobs before it; without tenants' shares if it is not in the queue
 	Queue    int         `json:"queue"`    // jobs in the queue
 	Order    Order       `json:"-"`
 	Terms    []Term      `json:"terms"` // of its place, in the order in which they count
@@ -32,12 +33,14 @@ type JobExplanation struct {
 // Blocker is one thing that keeps a job from starting.
 type Blocker struct {
 	// Code is stable: held, not_eligible, parallel, limit, max_running, borrowing, budget,
-	// unsatisfiable, no_machines, no_room, stopping, overdue, reserved or behind.
+	// unsatisfiable, no_machines, no_room, engine_silent, stopping, overdue, reserved or behind.
 	Code   string `json:"code"`
 	Text   string `json:"text"`
 	Change string `json:"change"` // what would lift it
 
 	Jobs []berth.JobID `json:"jobs,omitempty"` // of stopping: those that are; of overdue: the one it waits for
+
+	Machines []berth.MachineID `json:"machines,omitempty"` // of engine_silent
 }
 
 // Term is one thing that a job's place in the queue rests on.
@@ -49,7 +52,7 @@ type Term struct {
 
 // Why is Outlook.Why, for one question.
 func (p Planner) Why(s *Snapshot, id berth.JobID, now time.Time) (w JobExplanation, ok bool) {
-	if s.jobs[id] == nil {
+	if s.queue.jobs[id] == nil {
 		return w, false
 	}
 	return p.Outlook(s, now).Why(id)
@@ -57,7 +60,7 @@ func (p Planner) Why(s *Snapshot, id berth.JobID, now time.Time) (w JobExplanati
 
 // blockers lists what keeps the job from starting by itself: its own state, its
 // quota, the machines.
-func (r *run) blockers(x *seat, e *entry, w JobExplanation) []Blocker {
+func (r *run) blockers(x *contender, e *entry, w JobExplanation) []Blocker {
 	fit, list := w.Fit, []Blocker(nil)
 	add := func(code, text, change string) { list = append(list, Blocker{Code: code, Text: text, Change: change}) }
 	if e.Held {
@@ -66,10 +69,10 @@ func (r *run) blockers(x *seat, e *entry, w JobExplanation) []Blocker {
 	if e.EligibleAt.After(r.now) {
 		add("not_eligible", "it may not start before "+e.EligibleAt.UTC().Format(time.RFC3339), "wait")
 	}
-	if r.full(e) {
-		add("parallel", r.crowded(e), "wait: it starts when one of them ends")
+	if r.shares.full(e) {
+		add("parallel", r.shares.crowded(e), "wait: it starts when one of them ends")
 	}
-	r.bars(x, e, func(b bar) bool {
+	r.shares.bars(x, e, func(b bar) bool {
 		add(b.code, b.String(), b.change())
 		return true
 	})
@@ -82,9 +85,12 @@ func (r *run) blockers(x *seat, e *entry, w JobExplanation) []Blocker {
 	case len(fit.Lacking) > 0, w.StartsNow: // in room that is kept for it
 	case fit.Members == nil && fit.FitNow == 0, fit.Members != nil && fit.Members.Now < fit.Members.Asked:
 		add("no_room", fit.Summary, "wait, ask for less, or add machines")
+		if len(fit.SilentEngines) > 0 {
+			list = append(list, engineBlocker(fit.SilentEngines))
+		}
 	}
 	var victims []berth.JobID
-	for _, m := range r.marks[e.ID] {
+	for _, m := range r.nominations.marks[e.ID] {
 		if m.victim != nil && !slices.Contains(victims, m.Victim) {
 			victims = append(victims, m.Victim)
 		}
@@ -94,40 +100,51 @@ func (r *run) blockers(x *seat, e *entry, w JobExplanation) []Blocker {
 		if n := len(victims); n > 1 {
 			text = "room is kept for it that " + strconv.Itoa(n) + " jobs still hold"
 		}
-		list = append(list, Blocker{Code: "stopping", Text: text, Change: "wait: they have been told to stop", Jobs: victims})
+		list = append(list, Blocker{Code: "stopping", Text: text, Change: "wait: they have been told to stop",
+			Jobs: victims})
 	}
 	return list
+}
+
+// engineBlocker names machines that a job could use if their container engines
+// answered.
+func engineBlocker(silent []enginesilence.Machine) Blocker {
+	return Blocker{Code: "engine_silent", Text: enginesilence.Text(silent), Change: enginesilence.Hint,
+		Machines: enginesilence.IDs(silent)}
 }
 
 // ahead tells of jobs before it, and of room that is kept for them.
 func (o *Outlook) ahead(e *entry, w JobExplanation) []Blocker {
 	var list []Blocker
-	if b, ok := o.deference.blocker(o.snapshot.account(e.Tenant), e); ok && !w.StartsNow && !e.Held {
+	if b, ok := o.deference.blocker(o.snapshot.queue.account(e.Tenant), e); ok && !w.StartsNow && !e.Held {
 		list = append(list, b)
 	}
 	room := w.Fit.Members == nil && w.Fit.FitNow > 0 || w.Fit.Members != nil && w.Fit.Members.Now >= w.Fit.Members.Asked
 	if room && !w.StartsNow && o.keeps && !e.Held {
-		list = append(list, Blocker{Code: "reserved", Text: "room that it could use is kept for jobs before it", Change: "give it a time_limit that ends before they start, or raise its priority"})
+		list = append(list, Blocker{Code: "reserved", Text: "room that it could use is kept for jobs before it",
+			Change: "give it a time_limit that ends before they start, or raise its priority"})
 	}
 	switch {
 	case w.StartsNow:
 	case w.Ahead == 1:
-		list = append(list, Blocker{Code: "behind", Text: "1 waiting job comes before it", Change: "raise its priority"})
+		list = append(list, Blocker{Code: "behind", Text: "1 waiting job comes before it",
+			Change: "raise its priority"})
 	case w.Ahead > 1:
-		list = append(list, Blocker{Code: "behind", Text: strconv.Itoa(w.Ahead) + " waiting jobs come before it", Change: "raise its priority"})
+		list = append(list, Blocker{Code: "behind", Text: strconv.Itoa(w.Ahead) + " waiting jobs come before it",
+			Change: "raise its priority"})
 	}
 	return list
 }
 
 // terms spells out what the job's place rests on.
-func (r *run) terms(x *seat, e *entry) []Term {
+func (r *run) terms(x *contender, e *entry) []Term {
 	p := &r.policy
 	var list []Term
 	add := func(name, value, format string, args ...any) {
 		list = append(list, Term{name, value, fmt.Sprintf(format, args...)})
 	}
 	number := func(x float64) string { return strconv.FormatFloat(x, 'g', 6, 64) }
-	a := p.aged(e, r.snapshot.account(e.Tenant), r.now)
+	a := p.aged(e, r.snapshot.queue.account(e.Tenant), r.now)
 	ranked := p.Order == Fair || p.Order == Priority
 	switch {
 	case ranked && p.BandWidth <= 1: // a band is a priority
@@ -140,18 +157,22 @@ func (r *run) terms(x *seat, e *entry) []Term {
 	}
 	if p.Order == Fair {
 		for _, y := range r.above(x) {
-			past := y.past.dominant(r.owned)
-			share := amountsOf(y.held.Capacity).plus(y.past, 1).dominant(r.owned) / y.account.weight()
-			add("share", number(share), "tenant %s holds %s of the cluster and counts %s for the past, over weight %s", y.account.ID,
-				percent(amountsOf(y.held.Capacity).dominant(r.owned)), percent(past), strconv.FormatFloat(y.account.weight(), 'g', -1, 64))
+			past := y.past.dominant(r.shares.owned)
+			share := amountsOf(y.held.Capacity).plus(y.past, 1).dominant(r.shares.owned) / y.account.weight()
+			add("share", number(share), "tenant %s holds %s of the cluster and counts %s for the past, over weight %s",
+				y.account.ID,
+				percent(amountsOf(y.held.Capacity).dominant(r.shares.owned)), percent(past),
+				strconv.FormatFloat(y.account.weight(), 'g', -1, 64))
 			if y.account.guarantees(y.held.Capacity, e.class.all) {
-				add("guarantee", "true", "with it tenant %s stays within its guarantee, which comes before those that borrow", y.account.ID)
+				add("guarantee", "true",
+					"with it tenant %s stays within its guarantee, which comes before those that borrow", y.account.ID)
 			}
 		}
 	}
 	if p.Order == SRSF {
 		list = append(list, p.expectedTerms(e)...)
-		add("service", number(e.rank), "%s GPUs for %s; the least service to go comes first", strconv.FormatFloat(gpusOf(e.class.all), 'g', 4, 64), known(p.serviceOf(e)))
+		add("service", number(e.rank), "%s GPUs for %s; the least service to go comes first",
+			strconv.FormatFloat(gpusOf(e.class.all), 'g', 4, 64), known(p.serviceOf(e)))
 	}
 	if ranked && p.BandWidth > 1 {
 		add("priority", strconv.Itoa(a.base), "priority %d", a.base)
@@ -163,7 +184,8 @@ func (r *run) terms(x *seat, e *entry) []Term {
 	default:
 		add("age", number(a.points), "%.1f points for waiting, one each %s", a.points, berth.Duration(p.Aging))
 	}
-	add("submitted_at", e.SubmittedAt.UTC().Format(time.RFC3339Nano), "submitted %s", e.SubmittedAt.UTC().Format(time.RFC3339))
+	add("submitted_at", e.SubmittedAt.UTC().Format(time.RFC3339Nano), "submitted %s",
+		e.SubmittedAt.UTC().Format(time.RFC3339))
 	add("id", string(e.ID), "id")
 	return list
 }
@@ -201,10 +223,10 @@ func (p *Policy) expectedTerms(e *entry) []Term {
 	return unknown("not known: it has no time_limit, and nothing like it has succeeded lately")
 }
 
-// above lists the seats of tenants with a row from the top down to x.
-func (r *run) above(x *seat) []*seat {
-	var list []*seat
-	for ; x != &r.root; x = x.parent {
+// above lists the contenders of tenants with a row from the top down to x.
+func (r *run) above(x *contender) []*contender {
+	var list []*contender
+	for ; x != &r.shares.root; x = x.parent {
 		if x.account.known {
 			list = append(list, x)
 		}

@@ -24,36 +24,62 @@ const maxLooks = 20_000
 // looksPerScan is how many groups passed over cost as much as one look.
 const looksPerScan = 64
 
+// packer keeps the machines grouped by remnant for the rule Worth, once a plan
+// has asked for it, and the distribution of requests that the rule weighs by.
+type packer struct {
+	cluster *cluster
+	mix     *Mix
+	fleet   *fleet // nil: no plan has asked for it
+}
+
+func newPacker(c *cluster) *packer { return &packer{cluster: c, mix: NewMix()} }
+
+// use replaces the distribution of requests.
+func (p *packer) use(m *Mix) { p.mix, p.fleet = m, nil }
+
 // appraise readies the fleet for a plan; false while the mix is not known.
-func (s *Snapshot) appraise() bool {
-	if !s.mix.refresh() {
+func (p *packer) appraise() bool {
+	if !p.mix.refresh() {
 		return false
 	}
-	if s.fleet == nil {
-		s.fleet = newFleet()
-		for _, n := range s.nodes {
+	if p.fleet == nil {
+		p.fleet = newFleet()
+		for _, n := range p.cluster.nodes {
 			if n.leaf.size > 0 {
-				s.regroup(n)
+				p.enter(n)
 			}
 		}
 	}
-	s.fleet.begin(s.mix, s.owned.CPUMilli, s.owned.GPUMilli)
+	p.fleet.begin(p.mix, p.cluster.owned.CPUMilli, p.cluster.owned.GPUMilli)
 	return true
 }
 
-// regroup puts a machine whose room has changed where it belongs.
-func (s *Snapshot) regroup(n *node) {
-	if s.fleet == nil {
-		return
+// enter groups a machine by its remnant. Machines without devices have no group.
+func (p *packer) enter(n *node) {
+	if p.fleet != nil {
+		p.fleet.leave(n)
+		if n.kind.hasDevices() {
+			p.fleet.enter(n)
+		}
 	}
-	s.fleet.leave(n)
-	if n.kind.hasDevices() {
-		s.fleet.enter(n)
+}
+
+// leave takes a machine out of its group.
+func (p *packer) leave(n *node) {
+	if p.fleet != nil {
+		p.fleet.leave(n)
+	}
+}
+
+// reset drops every group.
+func (p *packer) reset() {
+	if p.fleet != nil {
+		p.fleet.clear()
 	}
 }
 
 // cheapest finds the place for one member where the worth falls least.
-func (r *run) cheapest(s search) (choice, bool) {
+func (r *placer) cheapest(s search) (choice, bool) {
 	if s.class.request.GPUs == 0 {
 		// Machines without devices lose no worth.
 		s.plain = true
@@ -62,11 +88,11 @@ func (r *run) cheapest(s search) (choice, bool) {
 		}
 		s.plain = false
 	}
-	b := bargain{search: &s, least: never}
+	b := cheapestPlace{search: &s, least: never}
 	if near, all := r.near(&s); all {
-		r.haggle(&b, near)
+		r.chooseAmong(&b, near)
 	} else {
-		r.haggleAll(&b)
+		r.chooseFromAll(&b)
 	}
 	if b.group == nil {
 		return choice{}, false
@@ -79,8 +105,8 @@ func (r *run) cheapest(s search) (choice, bool) {
 	return b.at, true
 }
 
-// bargain is the cheapest place so far for one member.
-type bargain struct {
+// cheapestPlace is the cheapest place so far for one member.
+type cheapestPlace struct {
 	*search
 	group *group // nil: there is none
 	least float32
@@ -89,7 +115,7 @@ type bargain struct {
 }
 
 // offer takes a place in a group if it is cheaper, or as cheap and better.
-func (b *bargain) offer(g *group, devices uint64, loss float32, where hole) {
+func (b *cheapestPlace) offer(g *group, devices uint64, loss float32, where hole) {
 	if loss > b.least || loss == never {
 		return
 	}
@@ -122,17 +148,18 @@ type nearby struct {
 
 // near lists the groups of all machines that fit; all is false if there are too
 // many.
-func (r *run) near(s *search) (list []nearby, all bool) {
+func (r *placer) near(s *search) (list []nearby, all bool) {
 	list, all = r.nearby[:0], true
 	machines := 0
 	for _, need := range s.class.needs() {
 		for _, m := range s.class.matches {
 			m.kind.walk(need, false, func(n *node) bool {
-				if n.group == nil || !s.allows(n) || !s.class.fits(n, m.devices) {
+				g := r.packer.fleet.of(n)
+				if g == nil || !s.allows(n) || !s.class.fits(n, m.devices) {
 					return true
 				}
-				if !slices.ContainsFunc(list, func(x nearby) bool { return x.group == n.group }) {
-					list = append(list, nearby{n.group, m.devices})
+				if !slices.ContainsFunc(list, func(x nearby) bool { return x.group == g }) {
+					list = append(list, nearby{g, m.devices})
 				}
 				machines++
 				all = len(list) <= maxNear && machines <= maxNearness
@@ -147,9 +174,9 @@ func (r *run) near(s *search) (list []nearby, all bool) {
 	return list, true
 }
 
-// haggle looks at the groups listed.
-func (r *run) haggle(b *bargain, near []nearby) {
-	f := r.snapshot.fleet
+// chooseAmong looks at the groups listed.
+func (r *placer) chooseAmong(b *cheapestPlace, near []nearby) {
+	f := r.packer.fleet
 	row := f.costs[b.class] // a few costs are worked out sooner than a row is made for them
 	r.looks += len(near)
 	for _, x := range near {
@@ -168,9 +195,9 @@ func (r *run) haggle(b *bargain, near []nearby) {
 	}
 }
 
-// haggleAll looks at all groups.
-func (r *run) haggleAll(b *bargain) {
-	f := r.snapshot.fleet
+// chooseFromAll looks at all groups.
+func (r *placer) chooseFromAll(b *cheapestPlace) {
+	f := r.packer.fleet
 	row := f.row(b.class)
 	look := func(m match, list []listed) {
 		r.scanned += len(list)
@@ -192,15 +219,16 @@ func (r *run) haggleAll(b *bargain) {
 		}
 	}
 	for _, m := range b.class.matches {
-		look(m, m.kind.groups)
+		groups := f.groupsOf(m.kind)
+		look(m, groups.free)
 		if b.class.request.GPUs == 0 {
-			look(m, m.kind.taken)
+			look(m, groups.full)
 		}
 	}
 }
 
 // spent reports whether the plan has looked at as many costs as it may.
-func (r *run) spent() bool { return r.looks+r.scanned/looksPerScan > maxLooks }
+func (r *placer) spent() bool { return r.looks+r.scanned/looksPerScan > maxLooks }
 
 // first returns the first machine of a group that may be used: they are alike
 // but for their names and disks.

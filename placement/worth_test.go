@@ -78,10 +78,10 @@ func TestWorthIsTheBestOfEightOffers(t *testing.T) {
 	s := NewSnapshot()
 	s.UseMix(given(t, asked()))
 	s.UpsertMachine(gpuMachine(1, 96000, "A", "A", "A", "A", "A", "A", "A", "B"))
-	if !s.appraise() {
+	if !s.packer.appraise() {
 		t.Fatal("a given mix is not trusted")
 	}
-	v, n := s.fleet.value, s.nodes["m01"]
+	v, n := s.packer.fleet.value, s.cluster.nodes["m01"]
 	v.scarce = false
 	r := rand.New(rand.NewPCG(1, 1))
 	for range 2000 {
@@ -109,10 +109,10 @@ func TestWorthOfWhatNobodyCanUseIsNothing(t *testing.T) {
 	s.UpsertMachine(gpuMachine(2, 3999, "B"))
 	s.UpsertMachine(gpuMachine(3, 8000, "B"))
 	s.UpsertMachine(gpuMachine(4, 4000, "B"))
-	s.appraise()
+	s.packer.appraise()
 	for id, want := range map[berth.MachineID]float64{"m01": 0, "m02": 0, "m03": 1000, "m04": 500} {
-		at := remnantOf(s.nodes[id], nil)
-		if got := s.fleet.value.worth(&at); got != want {
+		at := remnantOf(s.cluster.nodes[id], nil)
+		if got := s.packer.fleet.value.worth(&at); got != want {
 			t.Errorf("machine %s is worth %.1f, want %.1f", id, got, want)
 		}
 	}
@@ -128,14 +128,14 @@ func TestScarceCPUIsWhatTheMixWantsOfWhatThereIs(t *testing.T) {
 			{berth.Request{CPUMilli: 10000}, 1},
 		}))
 		s.UpsertMachine(gpuMachine(1, cpu, "A", "A"))
-		s.appraise()
-		if got := s.fleet.value.scarce; got != want {
+		s.packer.appraise()
+		if got := s.packer.fleet.value.scarce; got != want {
 			t.Errorf("2 GPUs with %d milli CPU: scarce %v, want %v", cpu, got, want)
 		}
 		// A machine of CPUs alone makes CPU plentiful.
 		s.UpsertMachine(gpuMachine(2, 64_000))
-		s.appraise()
-		if s.fleet.value.scarce {
+		s.packer.appraise()
+		if s.packer.fleet.value.scarce {
 			t.Error("CPU is scarce beside an empty machine of 64 cores")
 		}
 	}
@@ -181,11 +181,11 @@ func TestWorthFallsLeastWhereAJobGoes(t *testing.T) {
 				continue
 			}
 			placed++
-			n := s.nodes[plan.Start[0].Ranks[0].Machine]
+			n := s.cluster.nodes[plan.Start[0].Ranks[0].Machine]
 			before := remnantOf(n, nil)
 			s.UpsertMachine(used(n.Machine, plan.Start[0].Ranks[0]))
 			after := remnantOf(n, nil)
-			if got := s.fleet.value.worth(&before) - s.fleet.value.worth(&after); got-want > 0.01 {
+			if got := s.packer.fleet.value.worth(&before) - s.packer.fleet.value.worth(&after); got-want > 0.01 {
 				t.Fatalf("step %d: %+v costs %.3f on %s, least is %.3f", step, request, got, n.ID, want)
 			}
 		}
@@ -197,9 +197,9 @@ func TestWorthFallsLeastWhereAJobGoes(t *testing.T) {
 
 func define(s *Snapshot, r berth.Request) *class {
 	s.DefineClass(r.Class(), r)
-	c := s.classes[r.Class()]
-	s.appraise()
-	s.settle(c)
+	c := s.cluster.classes[r.Class()]
+	s.packer.appraise()
+	s.cluster.settle(c)
 	return c
 }
 
@@ -215,7 +215,7 @@ func used(m Machine, g berth.Grant) Machine {
 func leastLoss(s *Snapshot, c *class) (least float64, fits bool) {
 	least = math.Inf(1)
 	for _, m := range c.matches {
-		for _, n := range s.nodes {
+		for _, n := range s.cluster.nodes {
 			devices, ok := c.fit(n, m.devices)
 			if n.kind != m.kind || !ok {
 				continue
@@ -235,7 +235,7 @@ func leastLoss(s *Snapshot, c *class) (least float64, fits bool) {
 				n.subtract(g)
 				after := remnantOf(n, nil)
 				n.add(g)
-				least = min(least, s.fleet.value.worth(&before)-s.fleet.value.worth(&after))
+				least = min(least, s.packer.fleet.value.worth(&before)-s.packer.fleet.value.worth(&after))
 				fits = true
 			}
 		}
@@ -250,14 +250,14 @@ func TestMixIsTrustedOnceItHasSeenEnough(t *testing.T) {
 	r := berth.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 500}
 	s.DefineClass("c", r)
 	for i := range trusted {
-		if s.appraise() {
+		if s.packer.appraise() {
 			t.Fatalf("trusted after %d requests", i)
 		}
 		j := Job{ID: berth.JobID(fmt.Sprint(i)), Class: "c"}
 		s.UpsertJob(j)
 		s.UpsertJob(j) // its row has changed: no other request
 	}
-	if !s.appraise() {
+	if !s.packer.appraise() {
 		t.Fatalf("not trusted after %d requests", trusted)
 	}
 }
@@ -269,22 +269,19 @@ func TestMixFollowsWhatIsAskedFor(t *testing.T) {
 	m := NewMix()
 	old := newClass("old", berth.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 500})
 	young := newClass("young", berth.Request{CPUMilli: 2000, GPUs: 1, GPUMilli: 1000})
-	for _, c := range []*class{old, young} {
-		c.shape = shapeOf(c.request).Class()
-	}
-	for range 20 * memory {
+	for range 20 * fading {
 		m.observe(old)
 		m.refresh()
 	}
 	if m.version != 1 {
 		t.Errorf("%d estimates of a mix that did not change", m.version)
 	}
-	for range 2 * memory {
+	for range 2 * fading {
 		m.observe(young)
 		m.refresh()
 	}
 	for _, s := range m.estimate {
-		if want := math.Exp(-2); s.shape == old.shape && math.Abs(s.p-want) > 2*news {
+		if want := math.Exp(-2); s.shape == m.names[old] && math.Abs(s.p-want) > 2*news {
 			t.Errorf("after twice the memory the old requests are %.3f of the mix, want about %.3f", s.p, want)
 		}
 	}
@@ -299,10 +296,10 @@ func TestMixIsBounded(t *testing.T) {
 	t.Parallel()
 	m := NewMix()
 	often := newClass("", berth.Request{CPUMilli: 1, GPUs: 1, GPUMilli: 500})
-	often.shape = "often"
+	m.names[often] = "often"
 	for i := range 5000 {
 		c := newClass("", berth.Request{CPUMilli: int64(i + 2), GPUs: 1, GPUMilli: 1000})
-		c.shape = fmt.Sprint(i)
+		m.names[c] = fmt.Sprint(i)
 		m.observe(c)
 		m.observe(often)
 	}
@@ -333,7 +330,7 @@ func TestFleetIsBounded(t *testing.T) {
 		}
 		s.RemoveJob("j")
 	}
-	if f := s.fleet; len(f.groups) > minDead+8 || f.slots > minDead+12 || f.dead != len(f.groups)-1 {
+	if f := s.packer.fleet; len(f.groups) > minDead+8 || f.slots > minDead+12 || f.dead != len(f.groups)-1 {
 		t.Errorf("%d groups, %d of them dead, %d slots, for one machine", len(f.groups), f.dead, f.slots)
 	}
 }
@@ -350,16 +347,16 @@ func TestSpentPlanGoesOnWithBestFit(t *testing.T) {
 		s.UpsertJob(Job{ID: berth.JobID(fmt.Sprint(i)), Class: berth.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 250}.Class()})
 	}
 	r := Planner{Pack: Worth}.begin(s, time.Unix(0, 0))
-	r.looks = maxLooks + 1
-	r.queue()
+	r.placer.looks = maxLooks + 1
+	r.open()
 	for range 8 {
-		r.decide(r.next())
+		r.decide(r.shares.next())
 	}
 	if len(r.plan.Start) != 8 {
 		t.Fatalf("%d jobs of 8 that fit were placed", len(r.plan.Start))
 	}
-	if r.looks != maxLooks+1 {
-		t.Errorf("a spent plan looked %d times more", r.looks-maxLooks-1)
+	if r.placer.looks != maxLooks+1 {
+		t.Errorf("a spent plan looked %d times more", r.placer.looks-maxLooks-1)
 	}
 	r.finish()
 }
