@@ -1,20 +1,18 @@
 package api
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"io"
-	"net"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/labstack/echo/v4"
 
 	"berth"
-	"berth/internal/blob"
-	"berth/internal/failpoint"
+	"berth/internal/control/blob"
+	"berth/internal/lib/enginesilence"
+	"berth/internal/lib/failpoint"
 )
 
 // AgentDeps are what only the agents' protocol needs.
@@ -48,9 +46,17 @@ func (s *Server) registerAgent(g *echo.Group) {
 
 // readAgent decodes a JSON body strictly.
 func readAgent[T any](c echo.Context) (T, error) {
+	readDeadline(c, time.Now().Add(agentBodyTimeout))
+	v, err := decodeAgent[T](c, maxAgentBody)
+	readDeadline(c, time.Time{}) // the call may be held now
+	return v, err
+}
+
+func decodeAgent[T any](c echo.Context, limit int64) (T, error) {
 	var v T
-	r := c.Request()
-	d := json.NewDecoder(http.MaxBytesReader(c.Response(), r.Body, maxAgentBody))
+	// The response that the server made knows how to close a connection whose body
+	// is too long.
+	d := json.NewDecoder(http.MaxBytesReader(c.Response().Writer, c.Request().Body, limit))
 	d.DisallowUnknownFields()
 	err := d.Decode(&v)
 	if err == nil && d.More() {
@@ -67,33 +73,12 @@ func readAgent[T any](c echo.Context) (T, error) {
 
 func machineOf(c echo.Context) berth.MachineID { return caller(c.Request().Context()).Machine }
 
-func (s *Server) agentJoin(c echo.Context) error {
-	host, _, _ := net.SplitHostPort(c.Request().RemoteAddr)
-	if s.limits.guessing(host) {
-		return &berth.Error{Code: berth.CodeCapacity, Slug: slugRateLimited, Message: "too many wrong tokens from this address; wait"}
-	}
-	req, err := readAgent[berth.JoinRequest](c)
-	if err != nil {
-		return err
-	}
-	machine, err := berth.ParseMachineID(string(req.Machine))
-	if err != nil {
-		return err
-	}
-	token, cluster, err := s.DB.Join(c.Request().Context(), req.Token, machine)
-	if berth.CodeOf(err) == berth.CodeUnauthorized {
-		s.limits.guessed(host)
-	}
-	if err != nil {
-		return err
-	}
-	s.Logger.Info("machine joined", "machine_id", machine)
-	return c.JSON(http.StatusCreated, berth.JoinResponse{Token: token, Cluster: cluster})
-}
-
 func (s *Server) agentRegister(c echo.Context) error {
 	req, err := readAgent[berth.RegisterRequest](c)
 	if err != nil {
+		return err
+	}
+	if req.Watermark, err = seen(c); err != nil {
 		return err
 	}
 	if err := failpoint.Hit("api.register.before"); err != nil {
@@ -118,9 +103,24 @@ func (s *Server) poke(jobs []berth.JobID) {
 	}
 }
 
+// seen is the highest watermark of the calling machine, zero if it sends none.
+func seen(c echo.Context) (berth.StoredWatermark, error) {
+	value := c.Request().Header.Get(berth.HeaderWatermark)
+	if value == "" {
+		return berth.StoredWatermark{}, nil
+	}
+	return berth.ParseWatermark(value)
+}
+
 func (s *Server) agentSync(c echo.Context) error {
 	req, err := readAgent[berth.SyncRequest](c)
 	if err != nil {
+		return err
+	}
+	if req.Watermark, err = seen(c); err != nil {
+		return err
+	}
+	if req.EngineSilent, err = enginesilence.Parse(c.Request().Header.Get(enginesilence.Header)); err != nil {
 		return err
 	}
 	ctx := c.Request().Context()
@@ -141,25 +141,15 @@ func (s *Server) agentSync(c echo.Context) error {
 			return err
 		}
 	}
-	s.poke(unwaited(req.Reports, answer.Stale))
 	return c.JSON(http.StatusOK, answer)
-}
-
-// unwaited returns the jobs of ranks that have ended while nobody waits for
-// them on their machine.
-func unwaited(reports []berth.RankReport, stale []berth.AllocationID) []berth.JobID {
-	var jobs []berth.JobID
-	for _, p := range reports {
-		if p.Unwaited && !slices.Contains(stale, p.Alloc) {
-			jobs = append(jobs, p.Job)
-		}
-	}
-	return jobs
 }
 
 func (s *Server) agentClaim(c echo.Context) error {
 	req, err := readAgent[berth.ClaimRequest](c)
 	if err != nil {
+		return err
+	}
+	if req.Watermark, err = seen(c); err != nil {
 		return err
 	}
 	if err := failpoint.Hit("api.claim.before"); err != nil {
@@ -176,7 +166,7 @@ func (s *Server) agentClaim(c echo.Context) error {
 		return err
 	}
 	if len(claim.Spec.VolumesNamed()) > 0 { // as the operator says now, not when it was submitted
-		if claim.Volumes, err = s.intake.Allowed(c.Request().Context(), claim.Tenant); err != nil {
+		if claim.Volumes, err = s.admission.Allowed(c.Request().Context(), claim.Tenant); err != nil {
 			return err
 		}
 	}
@@ -198,20 +188,13 @@ func (s *Server) agentCheckpoint(c echo.Context) error {
 	}
 	pruned, err := s.DB.RegisterCheckpoint(ctx, machineOf(c), p)
 	if err != nil {
+		s.deleteShards(ctx, pruned)
 		return err
 	}
 	if err := failpoint.Hit("api.checkpoint.after"); err != nil {
 		return err
 	}
-	if s.Agent.Blobs != nil && len(pruned) > 0 {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pruneTimeout)
-		defer cancel()
-		for _, shard := range pruned {
-			if err := s.Agent.Blobs.DeleteFolder(ctx, shard.Key()); err != nil {
-				s.Logger.Warn("old checkpoint not deleted", "job_id", shard.Job, "step", shard.Step, "err", err)
-			}
-		}
-	}
+	s.deleteShards(ctx, pruned)
 	return c.NoContent(http.StatusNoContent)
 }
 
@@ -223,7 +206,9 @@ func (s *Server) blobs() (*blob.Store, error) {
 }
 
 func readAll(c echo.Context, limit int64) ([]byte, error) {
-	b, err := io.ReadAll(http.MaxBytesReader(c.Response(), c.Request().Body, limit))
+	readDeadline(c, time.Now().Add(agentBodyTimeout))
+	b, err := io.ReadAll(http.MaxBytesReader(c.Response().Writer, c.Request().Body, limit))
+	readDeadline(c, time.Time{})
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return nil, &berth.Error{Code: berth.CodeInvalid, Slug: slugTooLarge, Message: "the body is too long"}
 	}

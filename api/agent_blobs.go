@@ -1,6 +1,8 @@
 package api
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"io"
 	"net/http"
@@ -10,8 +12,8 @@ import (
 
 	"berth"
 	"berth/db"
-	"berth/internal/blob"
-	"berth/internal/failpoint"
+	"berth/internal/control/blob"
+	"berth/internal/lib/failpoint"
 )
 
 // maxObject is the longest object a machine may store; one file of a checkpoint
@@ -45,20 +47,69 @@ func (s *Server) agentLog(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	if place.End != offset {
+	if place.Cut { // a storage quota has ended it: the sender goes on, and nothing is stored
+		return c.JSON(http.StatusOK, berth.LogAck{End: offset + int64(len(chunk))})
+	}
+	if place.End < offset {
+		if place.End, err = s.restoreLog(ctx, store, berth.AllocationID(alloc), place, offset); err != nil {
+			return err
+		}
+	}
+	if place.End != offset || len(chunk) == 0 { // of an empty piece the answer is all that is asked for
 		return c.JSON(http.StatusOK, berth.LogAck{End: place.End})
 	}
-	if err := failpoint.Hit("api.log.before"); err != nil {
-		return err
-	}
-	end, err := s.appendLog(ctx, store, berth.AllocationID(alloc), place, chunk)
+	end, err := s.takeLog(ctx, store, berth.AllocationID(alloc), place, chunk)
 	if err != nil {
 		return err
 	}
-	if err := failpoint.Hit("api.log.after"); err != nil {
-		return err
-	}
 	return c.JSON(http.StatusOK, berth.LogAck{End: end})
+}
+
+// takeLog appends a piece to a log, or cuts the log where a storage quota has no room for
+// the piece. It returns the end of the log as its sender should see it.
+func (s *Server) takeLog(
+	ctx context.Context, store *blob.Store, alloc berth.AllocationID, place db.LogPlace, chunk []byte,
+) (end int64, err error) {
+	err = s.mayLog(ctx, place.Tenant, int64(len(chunk)))
+	if berth.IsSlug(err, berth.SlugStorageQuota) {
+		return place.End + int64(len(chunk)), s.cutLog(ctx, store, alloc, place, err)
+	}
+	if err != nil {
+		return 0, err
+	}
+	if err := failpoint.Hit("api.log.before"); err != nil {
+		return 0, err
+	}
+	if end, err = s.appendLog(ctx, store, alloc, place, chunk); err != nil {
+		return 0, err
+	}
+	return end, failpoint.Hit("api.log.after")
+}
+
+// maxRestored bounds the pieces that one call finds again.
+const maxRestored = 64
+
+// restoreLog makes pieces part of the log again that a restored database lacks and
+// the store still has. It returns the log's end, which is less than offset if the
+// store lacks some as well, or if there are more than one call finds.
+func (s *Server) restoreLog(ctx context.Context, store *blob.Store, alloc berth.AllocationID, place db.LogPlace, offset int64) (end int64, err error) {
+	for range maxRestored {
+		chunk, err := store.ReadAll(ctx, berth.LogChunkKey(place.Tenant, place.Job, place.Attempt, place.Rank, place.End), blob.MaxLogChunk)
+		if berth.CodeOf(err) == berth.CodeNotFound {
+			return place.End, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		if end, err = s.recordStored(ctx, alloc, place, chunk, errCutBefore); err != nil {
+			return 0, err
+		}
+		if end <= place.End || end >= offset {
+			return end, nil
+		}
+		place.End = end
+	}
+	return place.End, nil
 }
 
 // session is what the headers say of the session a call is made in; none is the
@@ -72,18 +123,22 @@ func session(c echo.Context) db.Session {
 	return db.Session{AgentBoot: h.Get(berth.HeaderAgentBoot), Epoch: epoch}
 }
 
+// appendLog stores a piece at the log's end. An object that is there already, and of
+// which the piece is the beginning or the reverse, was stored by a call whose row was
+// not written, and is adopted. Any other one belongs to an attempt that a restored
+// database has forgotten, and whose number was given again: it is replaced.
 func (s *Server) appendLog(ctx context.Context, store *blob.Store, alloc berth.AllocationID, place db.LogPlace, chunk []byte) (int64, error) {
-	lines, first, last, err := blob.DescribeLog(chunk)
-	if err != nil {
+	if _, _, _, err := blob.DescribeLog(chunk); err != nil {
 		return 0, err
 	}
 	key := berth.LogChunkKey(place.Tenant, place.Job, place.Attempt, place.Rank, place.End)
-	err = store.Create(ctx, key, chunk)
+	err := store.Create(ctx, key, chunk)
+	record := s.recordChunk
 	if berth.CodeOf(err) == berth.CodeConflict {
-		if chunk, err = store.ReadAll(ctx, key, blob.MaxLogChunk); err != nil {
-			return 0, err
+		chunk, err = adoptLog(ctx, store, key, chunk)
+		record = func(ctx context.Context, alloc berth.AllocationID, place db.LogPlace, chunk []byte) (int64, error) {
+			return s.recordStored(ctx, alloc, place, chunk, errCutBefore)
 		}
-		lines, first, last, err = blob.DescribeLog(chunk)
 	}
 	if err != nil {
 		return 0, err
@@ -91,27 +146,49 @@ func (s *Server) appendLog(ctx context.Context, store *blob.Store, alloc berth.A
 	if err := failpoint.Hit("api.log.between"); err != nil {
 		return 0, err
 	}
+	return record(ctx, alloc, place, chunk)
+}
+
+// adoptLog returns the content of the object at key after it has become a piece of
+// the same log as chunk. The note of a cut is never replaced: another call may be about
+// to record it.
+func adoptLog(ctx context.Context, store *blob.Store, key string, chunk []byte) ([]byte, error) {
+	stored, err := store.ReadAll(ctx, key, blob.MaxLogChunk)
+	same := bytes.HasPrefix(stored, chunk) || bytes.HasPrefix(chunk, stored) && len(stored) > 0
+	if err != nil || same || isCutNote(stored) {
+		return stored, err
+	}
+	_, err = store.Put(ctx, key, bytes.NewReader(chunk), int64(len(chunk)))
+	return chunk, err
+}
+
+// recordChunk writes the row that makes a stored object the log's next piece, and
+// returns the log's end.
+func (s *Server) recordChunk(ctx context.Context, alloc berth.AllocationID, place db.LogPlace, chunk []byte) (int64, error) {
+	lines, first, last, err := blob.DescribeLog(chunk)
+	if err != nil {
+		return 0, err
+	}
 	return s.DB.AppendLog(ctx, alloc, place, db.LogChunk{Offset: place.End, Bytes: len(chunk), Lines: lines, FirstAt: first, LastAt: last})
 }
 
 // object checks a key and whether the calling machine may touch it.
-func (s *Server) object(c echo.Context, write bool) (store *blob.Store, key string, err error) {
+func (s *Server) object(c echo.Context, write bool) (store *blob.Store, key string, place blob.Place, err error) {
 	if store, err = s.blobs(); err != nil {
-		return nil, "", err
+		return nil, "", place, err
 	}
 	key = c.Param("*")
-	place, err := blob.ParseKey(key)
-	if err != nil {
-		return nil, "", err
+	if place, err = blob.ParseKey(key); err != nil {
+		return nil, "", place, err
 	}
 	err = s.DB.AuthorizeObject(c.Request().Context(), machineOf(c), db.ObjectAccess{
 		Tenant: place.Tenant, Job: place.Job, Attempt: place.Attempt, Rank: place.Rank, Write: write, Session: session(c),
 	})
-	return store, key, err
+	return store, key, place, err
 }
 
 func (s *Server) agentPutObject(c echo.Context) error {
-	store, key, err := s.object(c, true)
+	store, key, place, err := s.object(c, true)
 	if err != nil {
 		return err
 	}
@@ -119,23 +196,39 @@ func (s *Server) agentPutObject(c echo.Context) error {
 	if r.ContentLength < 0 || r.ContentLength > maxObject {
 		return berth.Errorf(berth.CodeInvalid, "the length of an object must be announced, and be at most %d bytes", int64(maxObject))
 	}
-	if _, err := store.Put(r.Context(), key, r.Body, r.ContentLength); err != nil {
+	if err := s.storeWithin(c, key, place, r.ContentLength); err != nil {
+		_, _ = io.CopyN(io.Discard, r.Body, drainBody) // so that the agent reads the answer
 		return err
+	}
+	t, err := s.begin(c, machineTransfer)
+	if err != nil {
+		return err
+	}
+	defer t.end()
+	body := t.machineBody(r.Body)
+	if _, err := store.Put(t.ctx, key, body, r.ContentLength); err != nil {
+		return cmp.Or(t.broken(), body.slow(), err)
 	}
 	return c.NoContent(http.StatusNoContent)
 }
 
 func (s *Server) agentGetObject(c echo.Context) error {
-	store, key, err := s.object(c, false)
+	store, key, _, err := s.object(c, false)
 	if err != nil {
 		return err
 	}
-	return s.sendObject(c, store, key)
+	return s.sendObject(c, machineTransfer, store, key)
 }
 
-// sendObject answers with an object's content.
-func (s *Server) sendObject(c echo.Context, store *blob.Store, key string) error {
-	r, size, err := store.Open(c.Request().Context(), key)
+// sendObject answers with an object's content. A reader that stands still, or
+// whose token is revoked, is cut off.
+func (s *Server) sendObject(c echo.Context, kind transferKind, store *blob.Store, key string) error {
+	t, err := s.begin(c, kind)
+	if err != nil {
+		return err
+	}
+	defer t.end()
+	r, size, err := store.Open(t.ctx, key)
 	if err != nil {
 		return err
 	}
@@ -144,7 +237,7 @@ func (s *Server) sendObject(c echo.Context, store *blob.Store, key string) error
 	h.Set("Content-Type", "application/octet-stream")
 	h.Set("Content-Length", strconv.FormatInt(size, 10))
 	c.Response().WriteHeader(http.StatusOK)
-	if _, err := io.Copy(c.Response(), r); err != nil {
+	if err := t.copyFrom(r); err != nil {
 		// Too late for an error answer: the reader sees that the length is wrong.
 		s.Logger.Warn("object not sent whole", "key", key, "err", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"berth"
 	"berth/api"
 	"berth/db"
+	"berth/internal/lib/enginesilence"
 )
 
 // agent is one machine's agent, played by hand.
@@ -187,6 +188,32 @@ func TestMachineReachesOnlyItsOwnObjects(t *testing.T) {
 	}
 }
 
+// A database that was restored gives the number of a lost attempt again. The lost
+// attempt's log in the store is not the log of the new one.
+func TestTheLogOfALostAttemptIsNoneOfItsSuccessor(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	a := s.joinMachine("m1")
+	job := s.submit("alice", nil)
+	a.take(job.ID)
+	lost, one, two := "2026-01-02T03:04:04Z o lost\n", "2026-01-02T03:04:05Z o one\n", "2026-01-02T03:04:06Z o two\n"
+	for _, at := range []int{0, len(one)} {
+		if err := s.blobs.Create(t.Context(), berth.LogChunkKey("a", job.ID, 1, 0, int64(at)), []byte(lost)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := a.log(0, one); got.body != fmt.Sprintf("{\"end\":%d}\n", len(one)) {
+		t.Errorf("append: %d %s", got.status, got.body)
+	}
+	if got := a.log(len(one), two); got.body != fmt.Sprintf("{\"end\":%d}\n", len(one+two)) {
+		t.Errorf("append: %d %s", got.status, got.body)
+	}
+	got := s.call("alice", "GET", "/v1/jobs/"+string(job.ID)+"/logs", "")
+	if strings.Contains(got.body, "lost") || !strings.Contains(got.body, "one") || !strings.Contains(got.body, "two") {
+		t.Errorf("log: %d %s", got.status, got.body)
+	}
+}
+
 // A piece whose object was stored and whose row was not is not lost, and does
 // not stand in the way.
 func TestLogPieceThatWasCutOffIsTakenUp(t *testing.T) {
@@ -208,7 +235,12 @@ func TestLogPieceThatWasCutOffIsTakenUp(t *testing.T) {
 	if got := a.log(0, two); got.body != fmt.Sprintf("{\"end\":%d}\n", len(one+two)) {
 		t.Errorf("a repeat: %d %s", got.status, got.body)
 	}
-	for _, bad := range []string{"", "no stamp\n", "2026-01-02T03:04:05Z o no newline"} {
+	for _, offset := range []int{0, len(one + two), len(one+two) + 1} { // an empty piece only asks
+		if got := a.log(offset, ""); got.body != fmt.Sprintf("{\"end\":%d}\n", len(one+two)) {
+			t.Errorf("an empty piece at %d: %d %s", offset, got.status, got.body)
+		}
+	}
+	for _, bad := range []string{"no stamp\n", "2026-01-02T03:04:05Z o no newline"} {
 		if got := a.log(len(one+two), bad); got.status != http.StatusBadRequest {
 			t.Errorf("%q: %d", bad, got.status)
 		}
@@ -252,21 +284,62 @@ func (p pokes) Poke(ids ...berth.JobID) {
 	}
 }
 
-func TestEndThatNobodyWaitsForIsPoked(t *testing.T) {
+// Agents of the version before report that no activity waits for an end on their machine,
+// and agents of this version say so of every end, for servers of the version before.
+// Here the dispatcher decides whether an end wants a poke, so the call itself pokes
+// nobody, or every job would cost its workflow a signal.
+func TestAnUnwaitedEndIsTakenAndPokesNobodyAtOnce(t *testing.T) {
 	t.Parallel()
 	poked := make(pokes, 10)
 	s := newSite(t, func(d *api.Deps) { d.Poker = poked })
 	a := s.joinMachine("m1")
-	mine, others := s.submit("alice", nil), s.submit("bob", nil)
-	a.take(mine.ID)
-	for _, job := range []berth.JobID{others.ID, mine.ID} { // of another's job the machine knows nothing
-		a.seq++
-		a.post("sync", berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Seq: a.seq, Reports: []berth.RankReport{{
-			Alloc: a.run.Alloc, Job: job, Attempt: 1, Phase: berth.PhaseSealed, Unwaited: true,
-			Exit: &berth.Exit{Cause: berth.CauseExited, StartedAt: mine.SubmittedAt},
-		}}}, nil)
+	job := s.submit("alice", nil)
+	a.take(job.ID)
+	ends := s.db.Hub().EndHints(db.Here)
+	defer ends.Close()
+	a.seq++
+	got := a.post("sync", berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Seq: a.seq, Reports: []berth.RankReport{{
+		Alloc: a.run.Alloc, Job: job.ID, Attempt: 1, Phase: berth.PhaseSealed, Unwaited: true,
+		Exit: &berth.Exit{Cause: berth.CauseExited, StartedAt: job.SubmittedAt},
+	}}}, nil)
+	if got.status != http.StatusOK {
+		t.Fatalf("sync: %d %s", got.status, got.body)
 	}
-	if id := <-poked; id != mine.ID || len(poked) > 0 {
-		t.Errorf("poked %s and %d more, want %s alone", id, len(poked), mine.ID)
+	<-ends.News()
+	if list, _ := ends.Take(); len(list) != 1 || list[0] != a.run.Alloc {
+		t.Errorf("the end is hinted at as %v", list)
+	}
+	if len(poked) > 0 {
+		t.Errorf("%d jobs were poked", len(poked))
+	}
+}
+
+func TestSyncTakesHowLongAnEngineIsSilent(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	a := s.joinMachine("m1")
+	sync := func(value string) int {
+		t.Helper()
+		body := fmt.Sprintf(`{"agent_boot":%q,"epoch":%d,"seq":0}`, a.boot, a.epoch)
+		return s.call("m1", "POST", "/agent/v1/sync", body, enginesilence.Header, value).status
+	}
+	silent := func() bool {
+		t.Helper()
+		m, err := s.as("admin").Machine(t.Context(), "m1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m.EngineSilentSince != nil
+	}
+	for _, wrong := range []string{"0", "-1", "1.5", "soon", "31536001", "99999999999999999999"} {
+		if status := sync(wrong); status != http.StatusBadRequest && status != http.StatusUnprocessableEntity || silent() {
+			t.Errorf("%q: status %d, silent %v", wrong, status, silent())
+		}
+	}
+	if status := sync("40"); status != http.StatusOK || !silent() {
+		t.Errorf("silent for 40 s: status %d, silent %v", status, silent())
+	}
+	if status := sync(""); status != http.StatusOK || silent() {
+		t.Errorf("no longer silent: status %d, silent %v", status, silent())
 	}
 }

@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"crypto/sha256"
-	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -13,6 +12,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/lib/connlimit"
 )
 
 type principalKey struct{}
@@ -44,6 +44,9 @@ func operator(ctx context.Context) string { return "operator:" + caller(ctx).Nam
 // joinPath is the one route of the agents' protocol without a machine's token.
 const joinPath = "/agent/v1/join"
 
+// syncPath is the route that renews a machine's lease.
+const syncPath = "/agent/v1/sync"
+
 // authenticate lets a call pass that its token allows. Routes outside /v1 and
 // /agent/v1 are open.
 func (s *Server) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
@@ -61,35 +64,49 @@ func (s *Server) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 			return err
 		}
 		// A machine's calls are our own agent's, and grow with what runs there.
-		if p.Role != berth.RoleMachine && !s.limits.allow(p.TokenID) {
-			return &berth.Error{Code: berth.CodeCapacity, Slug: slugRateLimited, Message: "too many calls with this token; slow down"}
+		if p.Role == berth.RoleMachine {
+			connlimit.Agent(r.Context(), p.Machine)
+		} else {
+			if err := connlimit.User(r.Context(), p.Tenant); err != nil {
+				c.Response().Header().Set("Connection", "close")
+				return berth.Errorf(berth.CodeUnavailable, "the server has as many connections of users, or of tenant %s, as it takes; use one for many calls, or try again", p.Tenant)
+			}
+			if err := s.mayCall(c, p); err != nil {
+				return err
+			}
 		}
 		c.SetRequest(r.WithContext(context.WithValue(r.Context(), principalKey{}, p)))
 		return next(c)
 	}
 }
 
-// identify finds the principal of a request's token. Guessing is limited by
-// the caller's address: a wrong token costs as much as ten calls a second.
+// identify finds the principal of a request's token. The token is looked up
+// before its address is judged, so that a good one always passes; only calls
+// without one are charged to their address.
 func (s *Server) identify(r *http.Request) (db.Principal, error) {
-	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	host, _, _ := net.SplitHostPort(r.RemoteAddr)
-	if s.limits.guessing(host) {
-		return db.Principal{}, &berth.Error{Code: berth.CodeCapacity, Slug: slugRateLimited, Message: "too many wrong tokens from this address; wait"}
+	kind, machine := guessUser, strings.HasPrefix(r.URL.Path, "/agent/")
+	if machine {
+		kind = guessAgent
 	}
-	if !ok || len(token) > 256 {
-		s.limits.guessed(host)
-		return db.Principal{}, problemOfStatus(http.StatusUnauthorized, "")
+	token, ok := bearer(r)
+	if !ok || !db.TokenShaped(token) { // refused without a look-up
+		return db.Principal{}, s.limits.guessed(kind, s.addresses.client(r))
 	}
-	lookUp := s.DB.Authenticate
-	if strings.HasPrefix(r.URL.Path, "/agent/") {
-		lookUp = s.DB.AuthenticateMachine
+	var p db.Principal
+	var err error
+	if machine {
+		p, err = s.auth.machines.principal(r.Context(), token, r.URL.Path == syncPath)
+	} else {
+		p, err = s.auth.principal(r.Context(), token, false)
 	}
-	p, err := s.auth.principal(r.Context(), token, lookUp)
 	if berth.CodeOf(err) == berth.CodeUnauthorized {
-		s.limits.guessed(host)
+		return p, s.limits.guessed(kind, s.addresses.client(r))
 	}
 	return p, err
+}
+
+func bearer(r *http.Request) (token string, ok bool) {
+	return strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 }
 
 // allowed is the whole table of roles: machines speak the agents' protocol and
@@ -121,7 +138,7 @@ func adminOnly(method, route string) bool {
 	if method == http.MethodGet || method == http.MethodHead {
 		return false
 	}
-	for _, prefix := range []string{"/v1/machines", "/v1/tenants", "/v1/quotas"} {
+	for _, prefix := range []string{"/v1/machines", "/v1/tenants", "/v1/quotas", "/v1/admission"} {
 		if strings.HasPrefix(route, prefix) {
 			return true
 		}
@@ -130,51 +147,108 @@ func adminOnly(method, route string) bool {
 }
 
 // authenticator remembers tokens for a moment, so that a busy client costs one
-// look-up a second and a revoked token still dies within authMemory.
+// look-up a second and a revoked token still dies within authMemory. Look-ups of
+// tokens that were good before and of tokens never seen have queries of their own:
+// a flood of guesses delays no known caller.
 type authenticator struct {
+	known, strangers map[bool]*lookups[db.TokenAnswer] // by whether machines are asked for
+	machines         *machineAuth
+
 	mu    sync.Mutex
-	known map[[sha256.Size]byte]knownToken
+	right *recent[tokenKey, knownToken] // good when they were looked up last
+	wrong *recent[tokenKey, wrongToken]
 }
+
+type tokenKey [sha256.Size]byte
 
 type knownToken struct {
 	principal db.Principal
-	until     time.Time
+	until     time.Time // looked up again after this
 }
 
+type wrongToken struct {
+	err   error
+	until time.Time
+}
+
+// A wrong token stays wrong: tokens are random, and a revoked one stays revoked
+// for good. wrongMemory still ends, for the token that an operator chose and that
+// is stored while an impatient client tries it already.
 const (
-	authMemory = time.Second
-	authRoom   = 10_000
+	authMemory   = time.Second
+	wrongMemory  = 5 * time.Second
+	authRoom     = 10_000
+	strangePause = 10 * time.Millisecond // between two queries for tokens never seen
+	authLimit    = 15 * time.Second      // on the wait for an answer
 )
 
-func newAuthenticator() *authenticator {
-	return &authenticator{known: map[[sha256.Size]byte]knownToken{}}
+func newAuthenticator(d *db.DB) *authenticator {
+	a := &authenticator{
+		known: map[bool]*lookups[db.TokenAnswer]{
+			false: newLookups(d.AuthenticateUsers, 0),
+			true:  newLookups(d.AuthenticateMachines, 0),
+		},
+		strangers: map[bool]*lookups[db.TokenAnswer]{
+			false: newLookups(d.AuthenticateUsers, strangePause),
+			true:  newLookups(d.AuthenticateMachines, strangePause),
+		},
+		right: newRecent[tokenKey, knownToken](authRoom),
+		wrong: newRecent[tokenKey, wrongToken](authRoom),
+	}
+	a.machines = newMachineAuth(d, func(ctx context.Context, token string) (db.Principal, error) {
+		a.mu.Lock()
+		a.right.remove(tokenKey(sha256.Sum256([]byte(token)))) // machines have a memory of their own
+		a.mu.Unlock()
+		return a.principal(ctx, token, true)
+	})
+	return a
 }
 
-func (a *authenticator) principal(ctx context.Context, token string, lookUp func(context.Context, string) (db.Principal, error)) (db.Principal, error) {
-	key, now := sha256.Sum256([]byte(token)), time.Now()
+func (a *authenticator) principal(ctx context.Context, token string, machine bool) (db.Principal, error) {
+	key, now := tokenKey(sha256.Sum256([]byte(token))), time.Now()
 	a.mu.Lock()
-	k, ok := a.known[key]
+	k, seen := a.right.get(key)
+	w, refused := a.wrong.get(key)
 	a.mu.Unlock()
-	if ok && now.Before(k.until) {
+	switch {
+	case seen && now.Before(k.until):
 		return k.principal, nil
+	case refused && now.Before(w.until):
+		return db.Principal{}, w.err
 	}
-	p, err := lookUp(ctx, token)
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	lane := a.strangers[machine]
+	if seen {
+		lane = a.known[machine]
+	}
+	ctx, cancel := context.WithTimeout(ctx, authLimit)
+	defer cancel()
+	answer, err := lane.ask(ctx, token)
 	if err != nil {
-		delete(a.known, key)
-		return p, err
+		return db.Principal{}, err
 	}
-	if len(a.known) >= authRoom {
-		clear(a.known)
-	}
-	a.known[key] = knownToken{p, now.Add(authMemory)}
-	return p, nil
+	a.remember(key, answer, now)
+	return answer.Principal, answer.Err
 }
 
-// forget drops what is remembered: a token was revoked here.
-func (a *authenticator) forget() {
+func (a *authenticator) remember(key tokenKey, answer db.TokenAnswer, asked time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	clear(a.known)
+	if answer.Err != nil {
+		a.right.remove(key)
+		a.wrong.put(key, wrongToken{answer.Err, asked.Add(wrongMemory)})
+		return
+	}
+	a.wrong.remove(key)
+	a.right.put(key, knownToken{answer.Principal, asked.Add(authMemory)})
+}
+
+// forget makes the next call of each token look it up: a token was revoked here.
+func (a *authenticator) forget() {
+	a.machines.forget()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.right.each(func(k knownToken) knownToken {
+		k.until = time.Time{}
+		return k
+	})
 }

@@ -116,12 +116,24 @@ func (d *decoder) structure(raw json.RawMessage, v reflect.Value, path string) {
 	d.members(raw, path, func(key string, value json.RawMessage) {
 		for i := range v.NumField() {
 			if jsonName(v.Type().Field(i)) == key {
-				d.value(value, v.Field(i), join(path, key))
+				d.field(value, v.Type().Field(i), v.Field(i), join(path, key))
 				return
 			}
 		}
 		d.fault(join(path, clip(key)), "is not a field", fieldNames(v.Type()))
 	})
+}
+
+// field is value for a field of a structure, where a zero may be none.
+func (d *decoder) field(raw json.RawMessage, f reflect.StructField, v reflect.Value, path string) {
+	before := len(d.faults)
+	d.value(raw, v, path)
+	if string(raw) == "null" || len(d.faults) > before {
+		return
+	}
+	if fault, ok := berth.ExplicitZero(f, v); ok {
+		d.fault(path, fault.Detail, fault.Allowed)
+	}
 }
 
 func (d *decoder) mapping(raw json.RawMessage, v reflect.Value, path string) {

@@ -51,6 +51,8 @@ var slugStatus = map[string]int{
 	berth.SlugUnsatisfiable:       http.StatusUnprocessableEntity,
 	berth.SlugIdempotencyMismatch: http.StatusUnprocessableEntity,
 	slugTooLarge:                  http.StatusRequestEntityTooLarge,
+	berth.SlugStorageQuota:        http.StatusRequestEntityTooLarge,
+	slugTooSlow:                   http.StatusRequestTimeout,
 	slugMethodNotAllowed:          http.StatusMethodNotAllowed,
 	slugMediaType:                 http.StatusUnsupportedMediaType,
 }
@@ -61,6 +63,8 @@ const (
 	slugMethodNotAllowed = "method_not_allowed"
 	slugMediaType        = "unsupported_media_type"
 	slugRateLimited      = "rate_limited"
+	slugTooManyTransfers = "too_many_transfers"
+	slugTooSlow          = "too_slow"
 )
 
 // statusOf is the one table from errors to HTTP statuses.

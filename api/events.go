@@ -11,7 +11,6 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"berth"
-	"berth/db"
 )
 
 func (s *Server) registerStreams() {
@@ -74,26 +73,34 @@ func (s *Server) events(ctx context.Context, in *eventsInput) (*huma.StreamRespo
 	return &huma.StreamResponse{Body: func(h huma.Context) { _ = writeJSON(humaecho.UnwrapV4(h), http.StatusOK, page(list, next)) }}, nil
 }
 
-// followEvents sends a job's history after seq until it is complete.
+// followEvents sends a job's history after seq until it is complete. The caller
+// has made sure whose job it is.
 func (s *Server) followEvents(c echo.Context, id berth.JobID, after int64) {
-	hint := s.DB.Hub().Subscribe(db.TopicJob, string(id))
-	defer hint.Close()
-	tenant := scope(c.Request().Context())
-	t := s.startStream(c)
-	err := t.follow(hint.C, func(ctx context.Context) (bool, error) {
+	t, err := s.begin(c, followTransfer)
+	if err != nil {
+		s.renderError(err, c)
+		return
+	}
+	defer t.end()
+	f := s.watches.follow(t.ctx, id)
+	defer f.leave()
+	x := s.startStream(c, t)
+	err = x.follow(f.C, func(ctx context.Context) (bool, error) {
 		for {
 			// The state first: if it is terminal now, the events that follow in
 			// this look include the last change of state.
-			state, _, err := s.DB.JobState(ctx, tenant, id)
+			at, err := s.jobAt(ctx, id)
 			if err != nil {
 				return false, err
 			}
-			list, err := s.DB.Events(ctx, tenant, id, after, eventPage)
+			list, err := s.followed.events.get(ctx, eventsAfter{id, after}, func(ctx context.Context) ([]berth.Event, error) {
+				return s.DB.Events(ctx, "", id, after, eventPage)
+			})
 			if err != nil {
 				return false, err
 			}
 			for _, e := range list {
-				if err := t.send(strconv.FormatInt(e.Seq, 10), streamEvent, e); err != nil {
+				if err := x.send(strconv.FormatInt(e.Seq, 10), streamEvent, e); err != nil {
 					return false, err
 				}
 				after = e.Seq
@@ -101,13 +108,46 @@ func (s *Server) followEvents(c echo.Context, id berth.JobID, after int64) {
 			if len(list) == eventPage {
 				continue
 			}
-			if state.Terminal() {
-				return true, t.end(state)
+			if at.state.Terminal() {
+				return true, x.end(at.state)
 			}
 			return false, nil
 		}
 	})
+	s.endStream(c, t, err)
+}
+
+// followed are reads that those who follow the same job share.
+type followed struct {
+	states shared[berth.JobID, jobAt]
+	events shared[eventsAfter, []berth.Event]
+	logs   shared[logAt, logBlock]
+}
+
+type jobAt struct {
+	state   berth.State
+	attempt int
+}
+
+type eventsAfter struct {
+	job berth.JobID
+	seq int64
+}
+
+func (s *Server) jobAt(ctx context.Context, id berth.JobID) (jobAt, error) {
+	return s.followed.states.get(ctx, id, func(ctx context.Context) (at jobAt, err error) {
+		at.state, at.attempt, err = s.DB.JobState(ctx, "", id)
+		return at, err
+	})
+}
+
+// endStream closes the connection of a stream that was cut or broke off, since
+// its caller may not take that for the end.
+func (s *Server) endStream(c echo.Context, t *transfer, err error) {
 	s.logStream(c, err)
+	if err != nil || t.broken() != nil {
+		panic(http.ErrAbortHandler)
+	}
 }
 
 // logStream says why a stream broke off, where it was not the client's doing.

@@ -1,6 +1,12 @@
 package api
 
-import "github.com/labstack/echo/v4"
+import (
+	"time"
+
+	"github.com/labstack/echo/v4"
+
+	"berth"
+)
 
 // Routes returns the router's own table: what is really served, whether it is
 // described or not.
@@ -10,3 +16,61 @@ func (s *Server) Routes() []*echo.Route { return s.echo.Routes() }
 func (s *Server) Panic(path string) {
 	s.echo.GET(path, func(echo.Context) error { panic("a bug") })
 }
+
+// Recent is the map of limited room, for texts and numbers.
+type Recent struct{ r *recent[string, int] }
+
+func NewRecent(room int) Recent                  { return Recent{newRecent[string, int](room)} }
+func (r Recent) Get(key string) (v int, ok bool) { return r.r.get(key) }
+func (r Recent) Put(key string, v int)           { r.r.put(key, v) }
+
+// OpenTransfers returns how many transfers the server has open.
+func (s *Server) OpenTransfers() (n int) {
+	s.transfers.mu.Lock()
+	defer s.transfers.mu.Unlock()
+	for _, k := range s.transfers.all {
+		n += k
+	}
+	return n
+}
+
+// TransfersOf returns how many transfers a token has open.
+func (s *Server) TransfersOf(token string) int {
+	s.transfers.mu.Lock()
+	defer s.transfers.mu.Unlock()
+	if of := s.transfers.tokens[token]; of != nil {
+		return len(of.open)
+	}
+	return 0
+}
+
+// AgeMachineTokens makes the machines' tokens be confirmed longer ago.
+func (s *Server) AgeMachineTokens(by time.Duration) {
+	a := s.auth.machines
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.known.each(func(k *knownMachine) *knownMachine {
+		k.confirmed = k.confirmed.Add(-by)
+		return k
+	})
+}
+
+// MachineTrust is how long a token renews a lease while it cannot be confirmed.
+const MachineTrust = machineTrust
+
+// OpenCalls returns how many users' calls have a slot or wait for one.
+func (s *Server) OpenCalls() int { return int(s.calls.Load()) }
+
+// UnreadAnswers returns how many bytes of answers count as unread.
+func (s *Server) UnreadAnswers() int {
+	s.unread.mu.Lock()
+	defer s.unread.mu.Unlock()
+	return s.unread.all
+}
+
+// Unread are answers that clients have not read.
+type Unread struct{ u *unread }
+
+func NewUnread() Unread                                     { return Unread{newUnread()} }
+func (u Unread) Add(t berth.TenantID, n int) (taken func()) { return u.u.add(t, n) }
+func (u Unread) Refuses(t berth.TenantID) error             { return u.u.refuses(t) }

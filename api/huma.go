@@ -106,17 +106,25 @@ func (jobIDSchema) Schema(huma.Registry) *huma.Schema {
 	return &huma.Schema{Type: huma.TypeString, Format: "uuid"}
 }
 
+// retryAfter describes the header of answers that ask the caller to come back.
+var retryAfter = map[string]*huma.Param{"Retry-After": {
+	Description: "Seconds after which the same call may succeed (RFC 9110, section 10.2.3)",
+	Schema:      &huma.Schema{Type: huma.TypeInteger, Minimum: new(1.0)},
+}}
+
 // operation is a call of the contract, described.
 func (s *Server) operation(id, method, path, tag, summary string) huma.Operation {
+	problem := map[string]*huma.MediaType{problemType: {
+		Schema: s.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[Problem](), true, ""),
+	}}
 	return huma.Operation{
 		OperationID: id, Method: method, Path: path, Summary: summary, Tags: []string{tag},
 		Security: []map[string][]string{{"token": {}}},
-		Responses: map[string]*huma.Response{"default": {
-			Description: "Error",
-			Content: map[string]*huma.MediaType{problemType: {
-				Schema: s.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[Problem](), true, ""),
-			}},
-		}},
+		Responses: map[string]*huma.Response{
+			"429":     {Description: "A limit is reached: `rate_limited`, or `quota` where the call names one", Headers: retryAfter, Content: problem},
+			"503":     {Description: "The server has no room or no time for the call", Headers: retryAfter, Content: problem},
+			"default": {Description: "Error", Content: problem},
+		},
 	}
 }
 
@@ -127,12 +135,10 @@ type Request struct {
 	RawBody     []byte `contentType:"application/json"`
 }
 
-const bodyTimeout = 10 * time.Second
-
 // registerWithBody mounts an operation whose body is a T.
 func registerWithBody[T, I, O any](s *Server, op huma.Operation, handler handlerFunc[I, O]) *huma.RequestBody {
 	op.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{}}
-	op.SkipValidateBody, op.MaxBodyBytes, op.BodyReadTimeout = true, maxBody+1, bodyTimeout
+	op.SkipValidateBody, op.MaxBodyBytes, op.BodyReadTimeout = true, maxBody+1, -1 // see Server.bodies
 	register(s, op, handler)
 	op.RequestBody.Content["application/json"].Schema = s.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[T](), true, "")
 	return op.RequestBody

@@ -15,7 +15,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humaecho"
 
 	"berth"
-	"berth/internal/graph"
+	"berth/internal/lib/svgplot"
 )
 
 const svgType = "image/svg+xml"
@@ -154,12 +154,12 @@ var panels = []struct {
 const shortGPU = 12
 
 func drawMetrics(job berth.Job, attempt int, members []berth.MemberMetrics) []byte {
-	c := graph.Chart{
+	c := svgplot.Chart{
 		Title: fmt.Sprintf("%s (%s), attempt %d", job.Name, job.ID, attempt),
 		Empty: "Nothing was measured: it has not run yet, or ran for less than 10 seconds, or where nothing can be measured.",
 	}
 	for _, p := range panels {
-		drawn := graph.Panel{Title: p.title, Unit: p.metric.Unit()}
+		drawn := svgplot.Panel{Title: p.title, Unit: p.metric.Unit()}
 		for _, m := range members {
 			for _, line := range m.Series {
 				if line.Metric != p.metric {
@@ -169,7 +169,7 @@ func drawMetrics(job berth.Job, attempt int, members []berth.MemberMetrics) []by
 				if len(members) > 1 {
 					label = fmt.Sprintf("member %d %s", m.Member, label)
 				}
-				drawn.Lines = append(drawn.Lines, graph.Line{Label: strings.TrimSpace(label), Start: m.StartedAt, Step: m.Step.Std(), Values: line.Values})
+				drawn.Lines = append(drawn.Lines, svgplot.Line{Label: strings.TrimSpace(label), Start: m.StartedAt, Step: m.Step.Std(), Values: line.Values})
 			}
 		}
 		if len(drawn.Lines) > 0 {

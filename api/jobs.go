@@ -12,8 +12,8 @@ import (
 
 	"berth"
 	"berth/db"
-	"berth/internal/failpoint"
-	"berth/internal/intake"
+	"berth/internal/control/admission"
+	"berth/internal/lib/failpoint"
 )
 
 type handlerFunc[I, O any] func(context.Context, *I) (*O, error)
@@ -45,7 +45,7 @@ type JobInput struct {
 func (s *Server) registerJobs() {
 	const tag = "jobs"
 	submit := s.operation("submit-job", http.MethodPost, "/v1/jobs", tag, "Submit a job")
-	submit.Description = "201 with the new job; 200 with the first one on a repeat with the same Idempotency-Key; 422 `idempotency_mismatch` for the same key with another body; 422 `unsatisfiable` if no machine could ever hold it; `quota` with 403 if the tenant may never hold as much, with 429 if too many of its jobs wait."
+	submit.Description = "201 with the new job; 200 with the first one on a repeat with the same Idempotency-Key; 422 `idempotency_mismatch` for the same key with another body; 422 `unsatisfiable` if no machine could ever hold it; `quota` with 403 if the tenant may never hold as much, with 429 if too many of its jobs wait; `rate_limited` with 429 and `Retry-After` if it submits more than its `submit_rps`."
 	submit.DefaultStatus = http.StatusCreated
 	registerWithBody[berth.JobSpec](s, submit, s.submit)
 	register(s, s.operation("list-jobs", http.MethodGet, "/v1/jobs", tag, "List jobs, newest first"), s.listJobs)
@@ -79,7 +79,7 @@ func (s *Server) submit(ctx context.Context, in *submitInput) (*jobOutput, error
 			return nil, err
 		}
 	}
-	if err := s.intake.Admit(ctx, caller(ctx).Tenant, spec); err != nil {
+	if err := s.admission.Admit(ctx, caller(ctx).Tenant, spec); err != nil {
 		return nil, err
 	}
 	if err := failpoint.Hit("api.submit.before"); err != nil {
@@ -119,7 +119,7 @@ func readSpec(in Request) (berth.JobSpec, error) {
 		return spec, err
 	}
 	spec = spec.WithDefaults()
-	checked := intake.Check(spec)
+	checked := admission.Check(spec)
 	if len(in.RawBody) > berth.MaxSpecBytes {
 		checked = append(checked, berth.FieldError{Detail: fmt.Sprintf("the job has %d bytes", len(in.RawBody)), Allowed: fmt.Sprintf("at most %d", berth.MaxSpecBytes)})
 	}
@@ -143,6 +143,15 @@ type Paging struct {
 	Cursor string `query:"cursor" maxLength:"500" doc:"next_cursor of the page before"`
 }
 
+// long is the page of a list that clients of an earlier version read whole:
+// without a limit it is as long as one may be.
+func (p Paging) long() db.Paging {
+	if p.Limit == 0 {
+		p.Limit = db.MaxPage
+	}
+	return db.Paging{Limit: p.Limit, Cursor: p.Cursor}
+}
+
 type listOutput struct{ Body berth.Page[berth.Job] }
 
 func (s *Server) listJobs(ctx context.Context, in *listInput) (*listOutput, error) {
@@ -152,6 +161,13 @@ func (s *Server) listJobs(ctx context.Context, in *listInput) (*listOutput, erro
 	}
 	jobs, next, err := s.DB.Jobs(ctx, f)
 	if err != nil {
+		return nil, err
+	}
+	each := make([]*berth.Job, len(jobs))
+	for i := range jobs {
+		each[i] = &jobs[i]
+	}
+	if err := s.tellPause(ctx, each...); err != nil {
 		return nil, err
 	}
 	return &listOutput{page(jobs, next)}, nil
@@ -326,7 +342,7 @@ func (s *Server) retryJob(ctx context.Context, in *retryInput) (*jobOutput, erro
 		return nil, err
 	}
 	if old.Status.Terminal() && old.RetriedBy == nil && old.Spec != nil {
-		if err := s.intake.Admit(ctx, old.Tenant, old.Spec.WithDefaults()); err != nil {
+		if err := s.admission.Admit(ctx, old.Tenant, old.Spec.WithDefaults()); err != nil {
 			return nil, err
 		}
 	}
@@ -350,6 +366,12 @@ func (s *Server) updateJob(ctx context.Context, in *patchInput) (*jobOutput, err
 	patch, err := readValid[berth.JobPatch](in.Request, nil)
 	if err != nil {
 		return nil, err
+	}
+	// An admin may raise a job above what its tenant may ask for.
+	if tenant := scope(ctx); tenant != "" && patch.Priority != nil {
+		if err := s.admission.AllowPriority(ctx, tenant, *patch.Priority); err != nil {
+			return nil, err
+		}
 	}
 	return s.act(ctx, &in.JobInput, func(tenant berth.TenantID, id berth.JobID) error {
 		return s.Control.UpdateJob(ctx, tenant, id, patch, actor(ctx))

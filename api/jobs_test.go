@@ -158,6 +158,49 @@ func TestBadInputsAreRefusedClearly(t *testing.T) {
 	}
 }
 
+// A zero that was written is not taken for the default, as if nothing had been.
+func TestAZeroWhereThereIsNoneIsRefused(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	for _, c := range []struct{ field, job string }{
+		{"members", `"members": 0`},
+		{"lost_after", `"lost_after": "0s"`},
+		{"retry.max_attempts", `"retry": {"max_attempts": 0}`},
+		{"retry.backoff.initial", `"retry": {"backoff": {"initial": "0s"}}`},
+		{"retry.backoff.factor", `"retry": {"backoff": {"factor": 0}}`},
+		{"retry.backoff.max", `"retry": {"backoff": {"max": "0s"}}`},
+		{"checkpoint.keep", `"checkpoint": {"path": "/c", "keep": 0}`},
+		{"array.size", `"array": {"each": [{"A": "1"}], "size": 0}`},
+		{"array.parallel", `"array": {"size": 2, "parallel": 0}`},
+	} {
+		job := `{"name": "x", "image": "y", ` + c.job + `}`
+		for path, body := range map[string]struct{ at, text string }{
+			"/v1/jobs":      {"", job},
+			"/v1/plans":     {"", job},
+			"/v1/pipelines": {"jobs.a.", `{"name": "p", "jobs": {"a": ` + job + `}}`},
+			"/v1/schedules": {"job.", `{"name": "s", "cron": "@daily", "job": ` + job + `}`},
+		} {
+			a := s.call("alice", "POST", path, body.text)
+			if a.status != http.StatusUnprocessableEntity || !names(a.problem.Errors, body.at+c.field) {
+				t.Errorf("%s with %s: %d %s", path, c.job, a.status, clipped(a.body))
+			}
+		}
+	}
+	for _, c := range []struct{ path, field, body string }{
+		{"/v1/schedules", "catch_up", `{"name": "s", "cron": "@daily", "catch_up": "0s", "job": {"image": "y"}}`},
+		{"/v1/pipelines", "jobs.a.jobs.b.members", `{"name": "p", "jobs": {"a": {"jobs": {"b": {"name": "x", "image": "y", "members": 0}}}}}`},
+	} {
+		a := s.call("alice", "POST", c.path, c.body)
+		if a.status != http.StatusUnprocessableEntity || !names(a.problem.Errors, c.field) {
+			t.Errorf("%s with %s: %d %s", c.path, c.body, a.status, clipped(a.body))
+		}
+	}
+	a := s.call("alice", "POST", "/v1/jobs", `{"name": "x", "image": "y", "members": null, "resources": {"gpus": 0}, "time_limit": "0s", "stop_grace": "0s"}`)
+	if a.status != http.StatusCreated {
+		t.Errorf("zeros that are values, and an absent one: %d %s", a.status, clipped(a.body))
+	}
+}
+
 func heavyEnv() string {
 	var b strings.Builder
 	for i := range 20 {
@@ -317,6 +360,43 @@ func TestExplainListsEveryBlocker(t *testing.T) {
 	e, err = s.as("alice").Explain(t.Context(), limited.ID)
 	if err != nil || len(e.Blockers) != 0 || !strings.Contains(e.Summary, "running") || !strings.Contains(e.Summary, "m1") {
 		t.Errorf("a running job: %+v, %v", e, err)
+	}
+}
+
+func TestExplainNamesMachinesWhoseEngineIsSilent(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	s.machine("m1", 1, 4096, 0)
+	running, waiting := s.submit("alice", nil), s.submit("alice", nil)
+	s.run(running.ID, "m1")
+	s.exec(`UPDATE jobs SET state = 'queued', version = version + 1, actor = 'workflow' WHERE id = $1`, waiting.ID)
+	s.exec(`UPDATE machines SET engine_silent_since = '2026-01-31 10:02:00Z'`)
+	e, err := s.as("alice").Explain(t.Context(), running.ID)
+	want := berth.Blocker{
+		Code: "engine_silent", Hint: "restart it: systemctl restart docker", Machines: []berth.MachineID{"m1"},
+		Message: "the container engine of machine m1 has not answered since 2026-01-31T10:02:00Z: starts and ends of containers are not seen there",
+	}
+	if err != nil || e.Status != berth.Running || e.Summary != "the job is running, attempt 1 on m1; the container engine of machine m1 has not answered since 2026-01-31T10:02:00Z" {
+		t.Errorf("a job that runs there: %+v, %v", e, err)
+	}
+	if diff := cmp.Diff([]berth.Blocker{want}, e.Blockers); diff != "" {
+		t.Errorf("blockers of a job that runs there (-want +got):\n%s", diff)
+	}
+	want.Message = "the container engine of machine m1 has not answered since 2026-01-31T10:02:00Z"
+	e, err = s.as("alice").Explain(t.Context(), waiting.ID)
+	if err != nil || len(e.Blockers) != 2 || !cmp.Equal(e.Blockers[1], want) || e.Summary != "1 machine: 1 has a container engine that does not answer" {
+		t.Errorf("a job that waits: %+v, %v", e, err)
+	}
+	m, err := s.as("alice").Machine(t.Context(), "m1")
+	if err != nil || m.EngineSilentSince == nil || !strings.Contains(m.Reason, "has not answered since 2026-01-31T10:02:00Z; restart it: systemctl restart docker") {
+		t.Errorf("the machine: %+v, %v", m, err)
+	}
+	if a := s.call("", "GET", "/metrics", ""); !strings.Contains(a.body, "berth_machines_engine_silent 1") {
+		t.Error("no silent engine in the metrics")
+	}
+	s.exec(`UPDATE machines SET engine_silent_since = NULL`)
+	if e, err = s.as("alice").Explain(t.Context(), running.ID); err != nil || len(e.Blockers) != 0 {
+		t.Errorf("once the engine answers: %+v, %v", e, err)
 	}
 }
 

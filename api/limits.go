@@ -2,108 +2,114 @@ package api
 
 import (
 	"fmt"
-	"io"
-	"net/http"
-	"strings"
+	"net/netip"
+	"strconv"
 	"sync"
+	"time"
 
-	"github.com/labstack/echo/v4"
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
 
 	"berth"
 )
 
-// maxBody is the longest body of a user's call; job files are far smaller
-// (berth.MaxSpecBytes). drainBody is how much of a longer one is read away, so
-// that the client gets to see the answer instead of a broken connection.
-const (
-	maxBody   = 1 << 20
-	drainBody = 32 << 20
-)
-
-var tooLarge = fmt.Sprintf("the body is longer than %d bytes", maxBody)
-
-// limitBody refuses bodies of users' calls above maxBody. The agents' routes
-// carry objects and set limits of their own.
-func limitBody(next echo.HandlerFunc) echo.HandlerFunc {
-	return func(c echo.Context) error {
-		r := c.Request()
-		if strings.HasPrefix(r.URL.Path, "/agent/") || carriesData(r) {
-			return next(c)
-		}
-		if r.ContentLength > maxBody {
-			_, _ = io.CopyN(io.Discard, r.Body, drainBody)
-			return &berth.Error{Code: berth.CodeInvalid, Slug: slugTooLarge, Message: tooLarge}
-		}
-		r.Body = &drained{r.Body}
-		return next(c)
-	}
-}
-
-// carriesData reports whether a user's call carries archives: those have limits
-// of their own, and take their time.
-func carriesData(r *http.Request) bool {
-	return r.Method == http.MethodPost && r.URL.Path == "/v1/uploads" ||
-		r.Method == http.MethodGet && strings.HasPrefix(r.URL.Path, "/v1/jobs/") && strings.Contains(r.URL.Path, "/outputs/")
-}
-
-// drained reads away what is left of a body when it is closed.
-type drained struct{ io.ReadCloser }
-
-func (d *drained) Close() error {
-	_, _ = io.CopyN(io.Discard, d.ReadCloser, drainBody)
-	return d.ReadCloser.Close()
-}
-
-// limits hold one token bucket for each principal, and one for each address
-// that sends wrong tokens.
+// limits hold a token bucket for each principal, and for each address that sends
+// wrong tokens. A bucket that has not been used for longest is forgotten first:
+// the bucket of a quiet caller is full anyway.
 type limits struct {
 	rate  rate.Limit
 	burst int
 
+	refused *prometheus.CounterVec
+
 	mu      sync.Mutex
-	calls   map[string]*rate.Limiter
-	guesses map[string]*rate.Limiter
+	calls   *recent[string, *rate.Limiter]
+	guesses map[guesser]*recent[netip.Prefix, *rate.Limiter]
 }
 
+// guesser is the kind of caller that a wrong token came from. Each kind has
+// buckets of its own: wrong tokens of users do not use up agents' buckets, which
+// come from the same address where a job shares its machine's.
+type guesser string
+
+const (
+	guessUser  guesser = "user"
+	guessAgent guesser = "agent"
+	guessJoin  guesser = "join"
+)
+
+// A wrong token costs its address a tenth of a second; guessBurst of them are
+// answered 401 before the first 429.
 const (
 	guessRate  = 10
 	guessBurst = 100
-	limitRoom  = 50_000
+	limitRoom  = 50_000 // buckets of each kind
 )
 
-func newLimits(r float64, burst int) *limits {
-	return &limits{rate: rate.Limit(r), burst: max(burst, 1), calls: map[string]*rate.Limiter{}, guesses: map[string]*rate.Limiter{}}
-}
-
-func (l *limits) allow(principal string) bool {
-	return l.bucket(l.calls, principal, l.rate, l.burst).Allow()
-}
-
-// guessing reports whether an address has spent its wrong tokens.
-func (l *limits) guessing(host string) bool {
-	l.mu.Lock()
-	b, ok := l.guesses[host]
-	l.mu.Unlock()
-	return ok && b.Tokens() < 1
-}
-
-func (l *limits) guessed(host string) {
-	l.bucket(l.guesses, host, guessRate, guessBurst).Allow()
-}
-
-// bucket forgets everybody when there are too many: a full bucket is the state
-// of whoever has been quiet, so little is lost.
-func (l *limits) bucket(of map[string]*rate.Limiter, key string, r rate.Limit, burst int) *rate.Limiter {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	b, ok := of[key]
-	if !ok {
-		if len(of) >= limitRoom {
-			clear(of)
+func newLimits(registry *prometheus.Registry, r float64, burst int) *limits {
+	l := &limits{
+		rate: rate.Limit(r), burst: max(burst, 1),
+		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "berth_http_wrong_tokens_total",
+			Help: "Calls without a good token, by kind of caller (user, agent, join) and status: 401, or 429 once their address has sent too many.",
+		}, []string{"caller", "status"}),
+		calls:   newRecent[string, *rate.Limiter](limitRoom),
+		guesses: map[guesser]*recent[netip.Prefix, *rate.Limiter]{},
+	}
+	for _, kind := range []guesser{guessUser, guessAgent, guessJoin} {
+		l.guesses[kind] = newRecent[netip.Prefix, *rate.Limiter](limitRoom)
+		for _, status := range []string{"401", "429"} {
+			l.refused.WithLabelValues(string(kind), status) // shown as 0 from the start
 		}
+	}
+	registry.MustRegister(l.refused)
+	return l
+}
+
+// call charges a call to a principal. An error says when to come back.
+func (l *limits) call(principal string) error {
+	l.mu.Lock()
+	b := bucket(l.calls, principal, l.rate, l.burst)
+	l.mu.Unlock()
+	if b.Allow() {
+		return nil
+	}
+	wait := time.Duration((1 - b.Tokens()) / float64(l.rate) * float64(time.Second))
+	return limited(wait, "the token makes more than %g calls a second, which is its limit", float64(l.rate))
+}
+
+// guessed charges a call without a good token to its address and returns the
+// answer: unauthorized, or, once the address has spent its guesses, rate_limited.
+// A good token is never refused for the guesses of others at its address.
+func (l *limits) guessed(kind guesser, from netip.Prefix) error {
+	l.mu.Lock()
+	b := bucket(l.guesses[kind], from, guessRate, guessBurst)
+	l.mu.Unlock()
+	if b.Allow() {
+		l.refused.WithLabelValues(string(kind), "401").Inc()
+		return berth.Errorf(berth.CodeUnauthorized, "the token is missing, unknown, expired or revoked")
+	}
+	l.refused.WithLabelValues(string(kind), "429").Inc()
+	return limited(time.Second, "too many calls without a good token from this address; allowed are %d a second", guessRate)
+}
+
+func bucket[K comparable](of *recent[K, *rate.Limiter], key K, r rate.Limit, burst int) *rate.Limiter {
+	b, ok := of.get(key)
+	if !ok {
 		b = rate.NewLimiter(r, burst)
-		of[key] = b
+		of.put(key, b)
 	}
 	return b
+}
+
+// longestRetry bounds Retry-After, in which a changed limit would go unnoticed.
+const longestRetry = time.Minute
+
+// limited is the answer rate_limited: 429 with Retry-After, in whole seconds and
+// at least one.
+func limited(wait time.Duration, format string, args ...any) error {
+	p := problemOf(&berth.Error{Code: berth.CodeCapacity, Slug: slugRateLimited, Message: fmt.Sprintf(format, args...)})
+	seconds := (min(max(wait, time.Second), longestRetry) + time.Second - 1) / time.Second
+	p.retryAfter = strconv.Itoa(int(seconds))
+	return p
 }

@@ -11,14 +11,13 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humaecho"
-	"github.com/labstack/echo/v4"
 
 	"berth"
-	"berth/db"
 )
 
 // LogReader reads what ranks have written.
@@ -65,12 +64,20 @@ func (s *Server) logs(ctx context.Context, in *logsInput) (*huma.StreamResponse,
 		}
 	}
 	if !in.Follow && !wantsStream(in.Accept) {
-		return s.printLogs(ctx, r, strings.Contains(in.Accept, ndjson))
+		if err := r.begin(ctx); err != nil {
+			return nil, err
+		}
+		return &huma.StreamResponse{Body: func(h huma.Context) { s.printLogs(h, r, strings.Contains(in.Accept, ndjson)) }}, nil
 	}
 	if err := r.resume(in.Last); err != nil {
 		return nil, err
 	}
-	return &huma.StreamResponse{Body: func(h huma.Context) { s.followLogs(humaecho.UnwrapV4(h), r) }}, nil
+	if r.ref.Attempt > 0 { // the call still has its slot
+		if err := r.begin(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return &huma.StreamResponse{Body: func(h huma.Context) { s.followLogs(h, r) }}, nil
 }
 
 // ndjson is the answer for programs: one LogLine a line.
@@ -79,66 +86,78 @@ const ndjson = "application/x-ndjson"
 // printLogs answers what is stored, as plain text or as documents. It is opened
 // before the answer begins, so that a store that is down is an error and not an
 // empty log.
-func (s *Server) printLogs(ctx context.Context, r *logRead, documents bool) (*huma.StreamResponse, error) {
-	if err := r.begin(ctx); err != nil {
-		return nil, err
-	}
-	in, err := s.Logs.OpenLog(ctx, r.ref, r.offset)
+func (s *Server) printLogs(h huma.Context, r *logRead, documents bool) {
+	c := humaecho.UnwrapV4(h)
+	t, err := s.begin(c, downloadTransfer)
 	if err != nil {
-		return nil, err
+		s.renderError(err, c)
+		return
 	}
-	return &huma.StreamResponse{Body: func(h huma.Context) {
-		defer in.Close()
-		c := humaecho.UnwrapV4(h)
-		kind, print := "text/plain; charset=utf-8", func(l berth.LogLine) error {
-			_, err := io.WriteString(c.Response(), l.Text+"\n")
-			return err
+	defer t.end()
+	in, err := s.Logs.OpenLog(t.ctx, r.ref, r.offset)
+	if err != nil {
+		s.renderError(err, c)
+		return
+	}
+	defer in.Close()
+	kind, print := "text/plain; charset=utf-8", func(b []byte, l berth.LogLine) ([]byte, error) {
+		return append(append(b, l.Text...), '\n'), nil
+	}
+	if documents {
+		kind, print = ndjson, func(b []byte, l berth.LogLine) ([]byte, error) {
+			text, err := json.Marshal(l)
+			return append(append(b, text...), '\n'), err
 		}
-		if documents {
-			kind, print = ndjson, func(l berth.LogLine) error { return json.NewEncoder(c.Response()).Encode(l) }
+	}
+	c.Response().Header().Set("Content-Type", kind)
+	c.Response().WriteHeader(http.StatusOK)
+	var text []byte
+	err = r.lines(in, true, func(l berth.LogLine) (err error) {
+		if text, err = print(text[:0], l); err == nil {
+			_, err = t.Write(text)
 		}
-		c.Response().Header().Set("Content-Type", kind)
-		c.Response().WriteHeader(http.StatusOK)
-		control := http.NewResponseController(c.Response())
-		err := r.lines(in, true, func(l berth.LogLine) error {
-			_ = control.SetWriteDeadline(time.Now().Add(streamWrite))
-			return print(l)
-		})
-		if err != nil {
-			// A client must not take half a log for the whole.
-			s.logStream(c, err)
-			panic(http.ErrAbortHandler)
-		}
-	}}, nil
+		return err
+	})
+	if err != nil {
+		// A client must not take half a log for the whole.
+		s.logStream(c, err)
+		panic(http.ErrAbortHandler)
+	}
 }
 
 // followLogs sends lines until the job has ended and all of them are out.
-func (s *Server) followLogs(c echo.Context, r *logRead) {
-	hint := s.DB.Hub().Subscribe(db.TopicJob, string(r.job))
-	defer hint.Close()
-	tenant := scope(c.Request().Context())
-	t := s.startStream(c)
-	err := t.follow(hint.C, func(ctx context.Context) (bool, error) {
+func (s *Server) followLogs(h huma.Context, r *logRead) {
+	c := humaecho.UnwrapV4(h)
+	t, err := s.begin(c, followTransfer)
+	if err != nil {
+		s.renderError(err, c)
+		return
+	}
+	defer t.end()
+	f := s.watches.follow(t.ctx, r.job)
+	defer f.leave()
+	x := s.startStream(c, t)
+	err = x.follow(f.C, func(ctx context.Context) (bool, error) {
 		for {
 			// The state first: what was written before it is in the store.
-			state, attempt, err := s.DB.JobState(ctx, tenant, r.job)
+			at, err := s.jobAt(ctx, r.job)
 			if err != nil {
 				return false, err
 			}
-			over := state.Terminal() || attempt > r.ref.Attempt
-			if err := r.send(ctx, t, over); err != nil {
+			over := at.state.Terminal() || at.attempt > r.ref.Attempt
+			if err := r.send(ctx, x, over); err != nil {
 				return false, err
 			}
 			if !over {
 				return false, nil
 			}
-			if r.named || attempt <= r.ref.Attempt {
-				return true, t.end(state)
+			if r.named || at.attempt <= r.ref.Attempt {
+				return true, x.end(at.state)
 			}
-			r.ref.Attempt, r.offset, r.begun = r.ref.Attempt+1, 0, true
+			r.ref.Attempt, r.offset, r.skip, r.begun = r.ref.Attempt+1, 0, 0, true
 		}
 	})
-	s.logStream(c, err)
+	s.endStream(c, t, err)
 }
 
 // logRead is a position in the logs of one member of a job.
@@ -150,7 +169,9 @@ type logRead struct {
 	tail   int
 	since  time.Time
 	offset int64 // of the next byte to read
-	begun  bool  // offset is where it should be; tail is spent
+	skip   int   // lines from there that come before the tail
+	begun  bool  // offset and skip are as tail and since want them
+	caught bool  // everything stored was sent before: see sendNew
 }
 
 // resume takes up a stream where Last-Event-ID says: <attempt>-<offset>.
@@ -173,46 +194,109 @@ func (r *logRead) begin(ctx context.Context) error {
 	if r.begun || r.tail == 0 && r.since.IsZero() {
 		return nil
 	}
-	offset, err := r.s.DB.LogStart(ctx, r.ref, r.tail, r.since)
-	r.offset = offset
+	start, err := r.s.DB.LogStart(ctx, r.ref, r.tail, r.since)
+	if err == nil {
+		r.offset, r.skip, r.begun = start.Offset, start.Skip, true
+	}
 	return err
 }
 
-// send streams what is stored past the position. over says that nothing will
+// send streams the stored log past the position. over means that nothing will
 // be added, so that a last line without its end is sent too.
-func (r *logRead) send(ctx context.Context, t *stream, over bool) error {
+func (r *logRead) send(ctx context.Context, x *stream, over bool) error {
 	if r.ref.Attempt == 0 {
 		return nil
 	}
 	if err := r.begin(ctx); err != nil {
 		return err
 	}
+	if r.caught && !over {
+		more, err := r.sendNew(ctx, x)
+		if err != nil || !more {
+			return err
+		}
+	}
 	in, err := r.s.Logs.OpenLog(ctx, r.ref, r.offset)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	err = r.lines(in, over, func(l berth.LogLine) error {
-		return t.send(fmt.Sprintf("%d-%d", r.ref.Attempt, r.offset), streamLog, l)
+	var text []byte
+	err = r.lines(in, over, func(l berth.LogLine) (err error) {
+		if text, err = appendEvent(text[:0], r.id(), streamLog, l); err == nil {
+			_, err = x.t.Write(text)
+		}
+		return err
 	})
-	r.begun = true
+	r.caught = err == nil && r.skip == 0 && r.since.IsZero() // a shared block is not filtered
 	return err
 }
 
-// maxLogLine is how much of a line is held at once; the rest follows as if it
-// were a line of its own.
-const maxLogLine = 1 << 20
+// id is where a stream goes on after the line that was just read.
+func (r *logRead) id() string {
+	return strconv.Itoa(r.ref.Attempt) + "-" + strconv.FormatInt(r.offset, 10)
+}
+
+// logAt is a position in a log.
+type logAt struct {
+	ref    berth.LogRef
+	offset int64
+}
+
+// logBlock is what follows a position, at most a transferBlock of the log, as
+// events. Those who follow a log and have caught up are at the same position:
+// they send the same block.
+type logBlock struct {
+	text []byte
+	next int64 // offset after it
+	full bool  // there may be more
+}
+
+// sendNew sends the lines added since the last call, and reports whether there
+// may be more.
+func (r *logRead) sendNew(ctx context.Context, x *stream) (more bool, err error) {
+	b, err := r.s.followed.logs.get(ctx, logAt{r.ref, r.offset}, r.block)
+	if err != nil {
+		return false, err
+	}
+	if _, err := x.t.Write(b.text); err != nil {
+		return false, err
+	}
+	r.offset = b.next
+	return b.full, nil
+}
+
+// block reads the block at r's position, which it leaves where it is.
+func (r *logRead) block(ctx context.Context) (b logBlock, err error) {
+	at := logRead{s: r.s, job: r.job, ref: r.ref, offset: r.offset, begun: true}
+	in, err := r.s.Logs.OpenLog(ctx, r.ref, r.offset)
+	if err != nil {
+		return b, err
+	}
+	defer in.Close()
+	left := &io.LimitedReader{R: in, N: transferBlock}
+	err = at.lines(left, false, func(l berth.LogLine) (err error) {
+		b.text, err = appendEvent(b.text, at.id(), streamLog, l)
+		return err
+	})
+	b.next, b.full = at.offset, left.N == 0
+	return b, err
+}
+
+// logBuffers are readers that hold transferBlock bytes of a log each; a longer
+// line comes in pieces. Machines write lines of at most 16 KiB.
+var logBuffers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, transferBlock) }}
 
 // lines reads whole lines, moves the position past each and gives those that
-// were asked for to f. With a tail the last ones are given at the end.
+// were asked for to f.
 func (r *logRead) lines(in io.Reader, over bool, f func(berth.LogLine) error) error {
-	var last []positioned
-	tail := r.tail
-	if r.begun {
-		tail = 0
-	}
-	buf := bufio.NewReaderSize(in, maxLogLine)
-	read := r.offset
+	buf := logBuffers.Get().(*bufio.Reader)
+	buf.Reset(in)
+	defer func() {
+		buf.Reset(nil)
+		logBuffers.Put(buf)
+	}()
+	var before *berth.LogLine // whose rest comes next
 	for {
 		raw, err := buf.ReadSlice('\n')
 		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, bufio.ErrBufferFull) {
@@ -220,46 +304,41 @@ func (r *logRead) lines(in io.Reader, over bool, f func(berth.LogLine) error) er
 		}
 		ended := errors.Is(err, io.EOF)
 		if len(raw) == 0 || ended && !over {
-			break
+			return nil
 		}
-		read += int64(len(raw))
 		line := r.parse(raw)
+		if before != nil {
+			line.At, line.Stream, line.Text = before.At, before.Stream, rawText(raw)
+		}
+		if before = nil; errors.Is(err, bufio.ErrBufferFull) {
+			before = &line
+		}
+		r.offset += int64(len(raw))
 		switch {
-		case !r.since.IsZero() && line.At.Before(r.since):
-			r.offset = read
-		case tail > 0:
-			last = append(last, positioned{line, read})
-			if len(last) > 2*tail {
-				last = append(last[:0], last[len(last)-tail:]...)
+		case r.skip > 0:
+			if before == nil {
+				r.skip--
 			}
+		case !r.since.IsZero() && line.At.Before(r.since):
 		default:
-			r.offset = read
 			if err := f(line); err != nil {
 				return err
 			}
 		}
 		if ended {
-			break
+			return nil
 		}
 	}
-	for _, p := range last[max(0, len(last)-max(tail, 0)):] {
-		r.offset = p.end
-		if err := f(p.line); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
-type positioned struct {
-	line berth.LogLine
-	end  int64
+func rawText(raw []byte) string {
+	return strings.ToValidUTF8(string(bytes.TrimSuffix(raw, []byte("\n"))), "\uFFFD")
 }
 
 // parse reads <RFC3339Nano> <o|e> <text>. What has no such beginning is shown
 // as it stands.
 func (r *logRead) parse(raw []byte) berth.LogLine {
-	text := strings.ToValidUTF8(string(bytes.TrimSuffix(raw, []byte("\n"))), "\uFFFD")
+	text := rawText(raw)
 	line := berth.LogLine{Stream: "stdout", Text: text, Attempt: r.ref.Attempt, Member: r.ref.Rank}
 	stamp, rest, _ := strings.Cut(text, " ")
 	kind, words, _ := strings.Cut(rest, " ")

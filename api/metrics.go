@@ -65,10 +65,16 @@ var (
 	jobsDesc     = prometheus.NewDesc("berth_jobs", "Live jobs by status.", []string{"status"}, nil)
 	machinesDesc = prometheus.NewDesc("berth_machines", "Machines by state.", []string{"state"}, nil)
 
+	silentEnginesDesc = prometheus.NewDesc("berth_machines_engine_silent",
+		"Machines that get no work because their container engine does not answer.", nil, nil)
+
 	cpusDesc   = prometheus.NewDesc("berth_cpu_cores", "CPU cores of the machines that are not retired; reserved ones among them.", []string{"kind"}, nil)
 	memoryDesc = prometheus.NewDesc("berth_memory_bytes", "Memory of the machines that are not retired; what is reserved of it.", []string{"kind"}, nil)
 	diskDesc   = prometheus.NewDesc("berth_disk_bytes", "Disk of the machines that are not retired; what is reserved of it.", []string{"kind"}, nil)
 	gpusDesc   = prometheus.NewDesc("berth_gpus", "GPUs by model: all of them, those that are reserved (shares as parts of one), those out of use.", []string{"model", "kind"}, nil)
+
+	storedDesc = prometheus.NewDesc("berth_tenant_storage_bytes",
+		"Stored data of tenants, without tenants below them, by kind.", []string{"tenant", "kind"}, nil)
 
 	endsDesc = prometheus.NewDesc("berth_attempts_ended_total", "Attempts that this process has settled, by what became of the job and why.", []string{"next", "reason"}, nil)
 	lostDesc = prometheus.NewDesc("berth_lost_gpu_seconds_total", "GPU time of attempts that this process has settled which has to be spent again, by why they ended.", []string{"reason"}, nil)
@@ -77,7 +83,9 @@ var (
 const scrapeTimeout = 3 * time.Second
 
 func (p *population) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{jobsDesc, machinesDesc, cpusDesc, memoryDesc, diskDesc, gpusDesc, endsDesc, lostDesc} {
+	for _, d := range []*prometheus.Desc{
+		jobsDesc, machinesDesc, silentEnginesDesc, cpusDesc, memoryDesc, diskDesc, gpusDesc, storedDesc, endsDesc, lostDesc,
+	} {
 		ch <- d
 	}
 }
@@ -92,12 +100,23 @@ func (p *population) Collect(ch chan<- prometheus.Metric) {
 	if err != nil {
 		return
 	}
+	stored, err := db.Storage{DB: p.db}.Amounts(ctx)
+	if err != nil {
+		return
+	}
+	for _, s := range stored {
+		if s.Kind != db.StoredSecrets {
+			ch <- prometheus.MustNewConstMetric(storedDesc, prometheus.GaugeValue,
+				float64(s.Amount), string(s.Tenant), s.Kind)
+		}
+	}
 	for state, n := range counts.Jobs {
 		ch <- prometheus.MustNewConstMetric(jobsDesc, prometheus.GaugeValue, float64(n), string(state))
 	}
 	for state, n := range counts.Machines {
 		ch <- prometheus.MustNewConstMetric(machinesDesc, prometheus.GaugeValue, float64(n), string(state))
 	}
+	ch <- prometheus.MustNewConstMetric(silentEnginesDesc, prometheus.GaugeValue, float64(counts.SilentEngines))
 	gauge := func(d *prometheus.Desc, total, used float64) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, total, "total")
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, used, "reserved")

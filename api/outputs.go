@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"net/http"
-	"slices"
 	"strconv"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -12,8 +11,8 @@ import (
 
 	"berth"
 	"berth/db"
-	"berth/internal/blob"
-	"berth/internal/failpoint"
+	"berth/internal/control/blob"
+	"berth/internal/lib/failpoint"
 )
 
 func (s *Server) registerOutputs() {
@@ -28,12 +27,17 @@ type outputsOutput struct {
 	Body berth.Page[berth.StoredOutput]
 }
 
-func (s *Server) listOutputs(ctx context.Context, in *JobInput) (*outputsOutput, error) {
+type outputsInput struct {
+	JobInput
+	Paging
+}
+
+func (s *Server) listOutputs(ctx context.Context, in *outputsInput) (*outputsOutput, error) {
 	id, err := s.job(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
-	list, err := s.DB.Outputs(ctx, id)
+	list, next, err := s.DB.Outputs(ctx, id, in.long())
 	if err != nil {
 		return nil, err
 	}
@@ -41,7 +45,7 @@ func (s *Server) listOutputs(ctx context.Context, in *JobInput) (*outputsOutput,
 	for i, o := range list {
 		items[i] = o.StoredOutput
 	}
-	return &outputsOutput{page(items, "")}, nil
+	return &outputsOutput{page(items, next)}, nil
 }
 
 type outputInput struct {
@@ -56,26 +60,23 @@ func (s *Server) downloadOutput(ctx context.Context, in *outputInput) (*huma.Str
 	if err != nil {
 		return nil, err
 	}
-	list, err := s.DB.Outputs(ctx, id)
+	output, err := s.DB.Output(ctx, id, in.Name, in.Member, in.Attempt)
+	if berth.CodeOf(err) == berth.CodeNotFound {
+		return nil, berth.Errorf(berth.CodeNotFound, "job %s has stored no such output", id)
+	}
 	if err != nil {
 		return nil, err
-	}
-	i := slices.IndexFunc(list, func(o db.OutputObject) bool {
-		return o.Name == in.Name && o.Member == in.Member && (in.Attempt == 0 || o.Attempt == in.Attempt)
-	})
-	if i < 0 {
-		return nil, berth.Errorf(berth.CodeNotFound, "job %s has stored no such output", id)
 	}
 	store, err := s.blobs()
 	if err != nil {
 		return nil, err
 	}
-	return &huma.StreamResponse{Body: func(h huma.Context) { s.sendOutput(humaecho.UnwrapV4(h), store, list[i]) }}, nil
+	return &huma.StreamResponse{Body: func(h huma.Context) { s.sendOutput(humaecho.UnwrapV4(h), store, output) }}, nil
 }
 
 func (s *Server) sendOutput(c echo.Context, store *blob.Store, o db.OutputObject) {
 	c.Response().Header().Set("Content-Disposition", "attachment; filename="+strconv.Quote(o.Name+".tar.zst"))
-	if err := s.sendObject(c, store, o.Object); err != nil {
+	if err := s.sendObject(c, downloadTransfer, store, o.Object); err != nil {
 		s.renderError(err, c)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/labstack/echo/v4"
@@ -46,21 +47,91 @@ type Readiness struct {
 
 const readyTimeout = 3 * time.Second
 
-// ready asks every dependency at once. 503 means: send traffic elsewhere.
+// readyMemory is for how long an answer of /readyz is given again: anybody may
+// ask, and each look asks three systems.
+const readyMemory = time.Second
+
+// readiness remembers the last look at the dependencies.
+type readiness struct {
+	mu    sync.Mutex
+	seen  Readiness
+	until time.Time     // when seen is too old
+	look  chan struct{} // closed at the end of the look under way; nil: none is
+}
+
+// ready answers whether the dependencies answer. 503 means: send traffic
+// elsewhere.
 func (s *Server) ready(c echo.Context) error {
-	ctx, cancel := context.WithTimeout(c.Request().Context(), readyTimeout)
+	r := s.readiness.get(c.Request().Context(), s.checkAll)
+	status := http.StatusOK
+	if !r.Ready {
+		status = http.StatusServiceUnavailable
+		c.Response().Header().Set("Retry-After", "2")
+	}
+	return writeJSON(c, status, r)
+}
+
+// get returns the last look, or waits for the next if that is too old: up to
+// readyTimeout, and no longer than ctx.
+func (r *readiness) get(ctx context.Context, check func(context.Context) Readiness) Readiness {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Now().Before(r.until) {
+		return r.seen
+	}
+	if r.look == nil {
+		r.look = make(chan struct{})
+		go r.run(context.WithoutCancel(ctx), check) // others wait for it, although this caller may hang up
+	}
+	r.await(ctx, r.look)
+	return r.seen
+}
+
+// await waits for a look, without the lock.
+func (r *readiness) await(ctx context.Context, look <-chan struct{}) {
+	r.mu.Unlock()
+	defer r.mu.Lock()
+	late := time.NewTimer(readyTimeout)
+	defer late.Stop()
+	select {
+	case <-look:
+	case <-ctx.Done():
+	case <-late.C:
+	}
+}
+
+func (r *readiness) run(ctx context.Context, check func(context.Context) Readiness) {
+	seen := check(ctx)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.seen, r.until = seen, time.Now().Add(readyMemory)
+	close(r.look)
+	r.look = nil
+}
+
+// checkAll asks every dependency at once. One that does not answer within
+// readyTimeout is not waited for.
+func (s *Server) checkAll(ctx context.Context) Readiness {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	checks := append([]Check{{Name: "database", Run: s.DB.Ping}}, s.Checks...)
-	results := make([]error, len(checks))
-	done := make(chan struct{})
-	for i, check := range checks {
-		go func() {
-			results[i] = check.Run(ctx)
-			done <- struct{}{}
-		}()
+	type result struct {
+		of  int
+		err error
 	}
-	for range checks {
-		<-done
+	results := make([]error, len(checks))
+	answers := make(chan result, len(checks)) // room for all: a check that is late blocks no goroutine
+	for i, check := range checks {
+		results[i] = context.DeadlineExceeded
+		go func() { answers <- result{i, check.Run(ctx)} }()
+	}
+	for left := len(checks); left > 0; left-- {
+		select {
+		case a := <-answers:
+			results[a.of] = a.err
+		case <-ctx.Done():
+			left = 1 // the rest is late
+		}
 	}
 	r := Readiness{Ready: true, Checks: map[string]string{}}
 	for i, check := range checks {
@@ -71,12 +142,7 @@ func (s *Server) ready(c echo.Context) error {
 			s.Logger.Warn("not ready", "dependency", check.Name, "err", results[i])
 		}
 	}
-	status := http.StatusOK
-	if !r.Ready {
-		status = http.StatusServiceUnavailable
-		c.Response().Header().Set("Retry-After", "2")
-	}
-	return writeJSON(c, status, r)
+	return r
 }
 
 // scrape opens the metrics to this host, and to an admin's token from anywhere

@@ -8,7 +8,7 @@ import (
 
 	"berth"
 	"berth/db"
-	"berth/internal/intake"
+	"berth/internal/control/admission"
 )
 
 func (s *Server) registerPipelines() {
@@ -31,14 +31,14 @@ func (s *Server) submitPipeline(ctx context.Context, in *submitInput) (*jobOutpu
 		return nil, err
 	}
 	spec = spec.WithDefaults()
-	checked := intake.CheckPipeline(spec)
+	checked := admission.CheckPipeline(spec)
 	if err := invalid(berth.SlugInvalidSpec, faults, checked[:min(len(checked), maxFaults)]); err != nil {
 		return nil, err
 	}
 	if err := s.mayNotify(spec.Notify); err != nil {
 		return nil, err
 	}
-	if err := s.intake.AdmitPipeline(ctx, caller(ctx).Tenant, spec); err != nil {
+	if err := s.admission.AdmitPipeline(ctx, caller(ctx).Tenant, spec); err != nil {
 		return nil, err
 	}
 	job, created, err := s.DB.SubmitPipeline(ctx, db.PipelineSubmission{Tenant: caller(ctx).Tenant, Spec: spec, IdemKey: in.Key, Actor: actor(ctx)})

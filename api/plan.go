@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"berth"
+	"berth/db"
+	"berth/internal/lib/enginesilence"
 	"berth/placement"
 )
 
@@ -24,11 +26,11 @@ func (s *Server) plan(ctx context.Context, in *Request) (*planOutput, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.intake.AllowInputs(ctx, caller(ctx).Tenant, spec); err != nil {
+	if err := s.admission.Allow(ctx, caller(ctx).Tenant, spec); err != nil {
 		return nil, err
 	}
 	request := spec.Request()
-	w, err := s.outlook.WhyNew(ctx, placement.Job{
+	w, err := s.explainer.WhyNew(ctx, placement.Job{
 		ID: berth.NewJobID(time.Now()), Tenant: caller(ctx).Tenant, Class: request.Class(),
 		Priority: int(*spec.Priority), Preemptible: *spec.Preemptible, TimeLimit: longest(spec),
 		Data: spec.DataKeys(caller(ctx).Tenant),
@@ -39,6 +41,13 @@ func (s *Server) plan(ctx context.Context, in *Request) (*planOutput, error) {
 	p := berth.Plan{
 		Spec: spec, StartsNow: w.StartsNow, Ahead: w.Ahead, Queue: w.Queue, EstimatedStart: known(w.Start), Reserved: w.Reserved,
 		Blockers: blockers(w.Blockers), Priority: terms(w.Terms), Fit: fitOf(w),
+	}
+	held, err := s.controlPlane(ctx, berth.Queued)
+	if err != nil {
+		return nil, err
+	}
+	if len(held) > 0 {
+		p.StartsNow, p.Blockers = false, append(held, p.Blockers...)
 	}
 	if len(w.Fit.Candidates) > 0 {
 		cost, err := s.DB.HourlyCost(ctx, w.Fit.Candidates[0])
@@ -74,7 +83,15 @@ func (s *Server) explain(ctx context.Context, in *JobInput) (*explainOutput, err
 		}
 	}
 	if job.Body.Tally != nil {
-		return &explainOutput{describeParent(job.Body)}, nil
+		e := describeParent(job.Body)
+		if job.Body.Status == berth.Submitted {
+			held, err := s.controlPlane(ctx, berth.Submitted)
+			if err != nil {
+				return nil, err
+			}
+			e.Blockers = append(held, e.Blockers...)
+		}
+		return &explainOutput{e}, nil
 	}
 	// A job may start or end between two looks, and wait again after a third.
 	for job.Body.Status.Waiting() {
@@ -82,25 +99,50 @@ func (s *Server) explain(ctx context.Context, in *JobInput) (*explainOutput, err
 		if err != nil {
 			return nil, err
 		}
-		w, waits, err := s.outlook.Why(ctx, row, request)
+		w, waits, err := s.explainer.Why(ctx, row, request)
 		if err != nil {
 			return nil, err
 		}
 		if waits {
-			return &explainOutput{waiting(job.Body, row.State, w)}, nil
+			held, err := s.controlPlane(ctx, row.State)
+			return &explainOutput{waiting(job.Body, row.State, w, held)}, err
 		}
 		if job, err = s.jobNow(ctx, job.Body.ID); err != nil {
 			return nil, err
 		}
 	}
-	return &explainOutput{berth.Explanation{Job: job.Body.ID, Status: job.Body.Status, Blockers: []berth.Blocker{}, Summary: placed(job.Body)}}, nil
+	e, err := s.explainPlaced(ctx, job.Body)
+	return &explainOutput{e}, err
 }
 
-// waiting explains a job that waits.
-func waiting(job berth.Job, state berth.State, w placement.JobExplanation) berth.Explanation {
+// explainPlaced explains a job that does not wait.
+func (s *Server) explainPlaced(ctx context.Context, job berth.Job) (berth.Explanation, error) {
+	e := berth.Explanation{Job: job.ID, Status: job.Status, Blockers: []berth.Blocker{}, Summary: placed(job)}
+	if !job.Status.HoldsCapacity() || len(job.Attempts) == 0 {
+		return e, nil
+	}
+	silent, err := db.SilentEngines(ctx, s.DB, job.Attempts[len(job.Attempts)-1].Machines)
+	if err == nil && len(silent) > 0 {
+		e.Blockers = append(e.Blockers, engineBlocker(silent))
+		e.Summary += "; " + enginesilence.Text(silent)
+	}
+	return e, err
+}
+
+// engineBlocker is of a job that is placed on machines with silent container
+// engines: nobody can see whether it has started or ended.
+func engineBlocker(silent []enginesilence.Machine) berth.Blocker {
+	return berth.Blocker{
+		Code: "engine_silent", Message: enginesilence.Text(silent) + ": starts and ends of containers are not seen there",
+		Hint: enginesilence.Hint, Machines: enginesilence.IDs(silent),
+	}
+}
+
+// waiting explains a job that waits. held is what its owner can do nothing about.
+func waiting(job berth.Job, state berth.State, w placement.JobExplanation, held []berth.Blocker) berth.Explanation {
 	fit := fitOf(w)
 	e := berth.Explanation{
-		Job: job.ID, Status: state, Blockers: blockers(w.Blockers), Ahead: &w.Ahead, Queue: &w.Queue, Priority: terms(w.Terms),
+		Job: job.ID, Status: state, Blockers: append(held, blockers(w.Blockers)...), Ahead: &w.Ahead, Queue: &w.Queue, Priority: terms(w.Terms),
 		EstimatedStart: known(w.Start), Reserved: w.Reserved, Fit: &fit,
 		Summary: "nothing is in its way; the leader places it at its next look",
 	}
@@ -114,7 +156,7 @@ func waiting(job berth.Job, state berth.State, w placement.JobExplanation) berth
 			e.Blockers[i].Hint = last.Hint
 		}
 	}
-	if state == berth.Submitted {
+	if state == berth.Submitted && len(held) == 0 { // else that is why its workflow has not started
 		e.Blockers = append(e.Blockers, berth.Blocker{
 			Code: "not_accepted", Message: "its workflow has not taken it up yet", Hint: "if this lasts, the control workers or Temporal are down",
 		})
@@ -141,7 +183,7 @@ func known(at time.Time) *time.Time {
 func blockers(list []placement.Blocker) []berth.Blocker {
 	out := make([]berth.Blocker, 0, len(list))
 	for _, b := range list {
-		x := berth.Blocker{Code: b.Code, Message: b.Text, Hint: b.Change, Jobs: b.Jobs}
+		x := berth.Blocker{Code: b.Code, Message: b.Text, Hint: b.Change, Jobs: b.Jobs, Machines: b.Machines}
 		switch b.Code {
 		case "limit", "max_running", "budget":
 			x.Code, x.Quota = "quota", b.Code

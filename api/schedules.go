@@ -8,9 +8,9 @@ import (
 
 	"berth"
 	"berth/db"
-	"berth/internal/calendar"
-	"berth/internal/failpoint"
-	"berth/internal/intake"
+	"berth/internal/control/admission"
+	"berth/internal/control/calendar"
+	"berth/internal/lib/failpoint"
 )
 
 func (s *Server) registerSchedules() {
@@ -57,7 +57,7 @@ func (s *Server) createSchedule(ctx context.Context, in *Request) (*scheduleOutp
 	if err := s.mayNotify(spec.Webhooks()); err != nil {
 		return nil, err
 	}
-	if err := s.intake.AdmitSchedule(ctx, tenant, spec); err != nil {
+	if err := s.admission.AdmitSchedule(ctx, tenant, spec); err != nil {
 		return nil, err
 	}
 	made, created, err := s.DB.CreateSchedule(ctx, db.NewSchedule{Tenant: tenant, Spec: spec, Actor: actor(ctx)})
@@ -78,7 +78,7 @@ func readSchedule(in Request) (berth.ScheduleSpec, error) {
 		return spec, err
 	}
 	spec = spec.WithDefaults()
-	checked := intake.CheckSchedule(spec)
+	checked := admission.CheckSchedule(spec)
 	if len(in.RawBody) > berth.MaxSpecBytes {
 		checked = append(checked, berth.FieldError{Detail: fmt.Sprintf("the schedule has %d bytes", len(in.RawBody)), Allowed: fmt.Sprintf("at most %d", berth.MaxSpecBytes)})
 	}
@@ -193,7 +193,7 @@ func (s *Server) runSchedule(ctx context.Context, in *scheduleBodyInput) (*fireO
 	if err := failpoint.Hit("api.fire.between"); err != nil {
 		return nil, err
 	}
-	if _, err := s.intake.Fire(ctx, found.ID, at); err != nil {
+	if _, err := s.admission.Fire(ctx, found.ID, at); err != nil {
 		return nil, err
 	}
 	fire, err := s.DB.FireAt(ctx, found.ID, at)

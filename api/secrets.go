@@ -18,7 +18,9 @@ const slugNoKeys = "no_secret_keys"
 func (s *Server) registerSecrets() {
 	const tag = "data"
 	set := s.operation("set-secret", http.MethodPost, "/v1/secrets", tag, "Store a secret of your tenant, or another value of it")
-	set.Description = "201 if it is new, 200 if it has another value now. The value is sealed before it is stored, and no call returns it; machines that run jobs which name it get it when they claim them."
+	set.Description = "201 if it is new, 200 if it has another value now. The value is sealed before it is stored, " +
+		"and no call returns it; machines that run jobs which name it get it when they claim them. " +
+		"409 `quota`: the tenant, or one above it, may have no more secrets."
 	set.DefaultStatus = http.StatusCreated
 	registerWithBody[berth.NewSecretValue](s, set, s.setSecret)
 	register(s, s.operation("list-secrets", http.MethodGet, "/v1/secrets", tag, "List the names of your tenant's secrets"), s.listSecrets)
@@ -51,7 +53,12 @@ func (s *Server) setSecret(ctx context.Context, in *Request) (*secretOutput, err
 	}
 	tenant := caller(ctx).Tenant
 	key, sealed := s.Vault.Seal(tenant, n.Name, []byte(n.Value))
-	made, created, err := s.DB.SetSecret(ctx, db.SealedSecret{Tenant: tenant, Name: n.Name, Key: key, Sealed: sealed})
+	limits, err := s.admission.StorageLimits(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	secret := db.SealedSecret{Tenant: tenant, Name: n.Name, Key: key, Sealed: sealed}
+	made, created, err := s.DB.SetSecret(ctx, secret, limits...)
 	if err != nil {
 		return nil, err
 	}
@@ -81,12 +88,12 @@ func (s *Server) keepsSecrets() error {
 
 type secretListOutput struct{ Body berth.Page[berth.Secret] }
 
-func (s *Server) listSecrets(ctx context.Context, _ *struct{}) (*secretListOutput, error) {
-	list, err := s.DB.Secrets(ctx, caller(ctx).Tenant)
+func (s *Server) listSecrets(ctx context.Context, in *Paging) (*secretListOutput, error) {
+	list, next, err := s.DB.Secrets(ctx, caller(ctx).Tenant, in.long())
 	if err != nil {
 		return nil, err
 	}
-	return &secretListOutput{page(list, "")}, nil
+	return &secretListOutput{page(list, next)}, nil
 }
 
 type secretInput struct {

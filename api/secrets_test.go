@@ -10,11 +10,11 @@ import (
 
 	"berth"
 	"berth/api"
-	"berth/internal/vault"
+	"berth/internal/lib/sealer"
 )
 
 // keys are those of a key file with these keys, by one digit each.
-func keys(t *testing.T, digits string) *vault.Keys {
+func keys(t *testing.T, digits string) *sealer.Keys {
 	t.Helper()
 	var text string
 	for _, d := range digits {
@@ -24,7 +24,7 @@ func keys(t *testing.T, digits string) *vault.Keys {
 	if err := os.WriteFile(at, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	k, err := vault.Load(at)
+	k, err := sealer.Load(at)
 	if err != nil {
 		t.Fatal(err)
 	}

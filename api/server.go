@@ -5,6 +5,8 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"net/netip"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,11 +18,13 @@ import (
 
 	"berth"
 	"berth/db"
-	"berth/internal/archive"
-	"berth/internal/intake"
-	"berth/internal/outlook"
-	"berth/internal/tracing"
-	"berth/internal/vault"
+	"berth/internal/control/admission"
+	"berth/internal/control/explain"
+	"berth/internal/lib/archive"
+	"berth/internal/lib/connlimit"
+	"berth/internal/lib/overload"
+	"berth/internal/lib/sealer"
+	"berth/internal/lib/tracing"
 	"berth/placement"
 )
 
@@ -64,12 +68,24 @@ type Deps struct {
 	Rate  float64
 	Burst int
 
-	Vault *vault.Keys // nil: no secrets are kept
+	// SubmitRate is how many submits a second each tenant may make over all replicas
+	// whose quota does not say (submit_rps). 0: as many as it wants.
+	SubmitRate float64
+
+	// TrustedProxies are the networks of proxies whose X-Forwarded-For is believed
+	// where callers are counted by address; nil: the header is never believed.
+	TrustedProxies []netip.Prefix
+
+	Vault *sealer.Keys // nil: no secrets are kept
 	// PlainWebhooks: the operator allows networks into which webhooks may be
 	// called without TLS.
 	PlainWebhooks bool
-	Limits        archive.Limits // of uploads; zero: archive.Default
-	Volumes       intake.Volumes // folders of machines that jobs may read; nil: none
+	Limits        archive.Limits    // of uploads; zero: archive.Default
+	Transfers     TransferLimits    // of followed logs, downloads and uploads
+	Volumes       admission.Volumes // folders of machines that jobs may read; nil: none
+
+	Gate     *overload.Gate    // nil: explanations do not mention the gate
+	Temporal *overload.Limiter // nil: explanations do not mention the limit
 
 	Metrics *prometheus.Registry // nil: one of its own
 	Traces  *tracing.Tracing     // nil: none
@@ -79,18 +95,27 @@ type Deps struct {
 // Server is the API of one process. Its handler may be used concurrently.
 type Server struct {
 	Deps
-	echo    *echo.Echo
-	huma    huma.API
-	auth    *authenticator
-	limits  *limits
-	metrics *metrics
-	intake  *intake.Intake
-	outlook *outlook.Outlook
-	close   sync.Once
-	closing chan struct{}
-	calls   atomic.Int64  // of users, there
-	turns   chan struct{} // one for each of them that is under way
-	uploads chan struct{} // one for each upload that is under way
+	echo      *echo.Echo
+	huma      huma.API
+	auth      *authenticator
+	limits    *limits
+	metrics   *metrics
+	joins     *joins
+	submits   *submits
+	admission *admission.Controller
+	explainer *explain.Explainer
+	logRoom   *logRoom
+	readiness readiness
+	close     sync.Once
+	closing   chan struct{}
+	calls     atomic.Int64 // of users, that wait for a slot or have one
+	slots     callSlots    // of users' calls
+	unread    *unread      // answers to users
+	arriving  *slots       // of bodies of users' calls
+	addresses addresses
+	transfers *transfers
+	watches   *watches
+	followed  followed
 }
 
 // New returns a server with all routes mounted. It starts nothing.
@@ -107,11 +132,17 @@ func New(d Deps) (*Server, error) {
 	if d.Limits == (archive.Limits{}) {
 		d.Limits = archive.Default
 	}
-	s := &Server{Deps: d, uploads: make(chan struct{}, uploadsAbreast), echo: echo.New(), closing: make(chan struct{})}
-	s.turns = make(chan struct{}, turnsPerConn*d.DB.Conns())
-	s.intake, s.outlook = intake.New(d.DB, d.Volumes), outlook.New(d.DB, d.Policy)
-	s.auth = newAuthenticator()
-	s.limits = newLimits(d.Rate, d.Burst)
+	s := &Server{Deps: d, echo: echo.New(), closing: make(chan struct{})}
+	s.slots, s.unread = newCallSlots(d.DB.Shares(), runtime.GOMAXPROCS(0)), newUnread()
+	s.arriving = newSlots(bodiesAbreast, bodiesOfTenant, waitsOfTenant)
+	s.addresses = newAddresses(d.TrustedProxies)
+	s.admission, s.explainer = admission.New(d.DB, d.Volumes), explain.New(d.DB, d.Policy)
+	s.auth = newAuthenticator(d.DB)
+	s.transfers, s.watches = newTransfers(d.Transfers.orDefaults(), s.holds), newWatches(d.DB)
+	s.joins = newJoins(d.DB)
+	s.submits = newSubmits(d.DB)
+	s.logRoom = newLogRoom()
+	s.limits = newLimits(d.Metrics, d.Rate, d.Burst)
 	s.metrics = newMetrics(d.Metrics, d.DB)
 	s.echo.HideBanner, s.echo.HidePort = true, true
 	s.echo.HTTPErrorHandler = s.renderError
@@ -120,10 +151,11 @@ func New(d Deps) (*Server, error) {
 		s.traceUsers,
 		securityHeaders,
 		middleware.RecoverWithConfig(middleware.RecoverConfig{DisablePrintStack: true, LogErrorFunc: s.logPanic}),
-		s.shed,
+		deadlines,
 		s.authenticate,
+		s.bodies,
+		s.shed,
 		s.traceMachines,
-		limitBody,
 	)
 	s.huma = newHuma(s.echo, d.Version)
 	s.registerJobs()
@@ -132,6 +164,7 @@ func New(d Deps) (*Server, error) {
 	s.registerMachines()
 	s.registerTokens()
 	s.registerTenants()
+	s.registerAdmission()
 	s.registerUploads()
 	s.registerSecrets()
 	s.registerSchedules()
@@ -150,6 +183,7 @@ func (s *Server) HTTP() *http.Server {
 	h := &http.Server{
 		Handler:           s.echo,
 		ReadHeaderTimeout: 10 * time.Second,
+		ConnContext:       connlimit.Context,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(s.Logger.Handler(), slog.LevelWarn),

@@ -2,47 +2,194 @@ package api
 
 import (
 	"context"
+	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/labstack/echo/v4"
 
 	"berth"
+	"berth/db"
+	"berth/internal/lib/overload"
 )
 
 // callLimit is how long a user's call may take before it is answered that the
 // server is unavailable. None takes a tenth of it while the database is well.
 // maxCalls is how many may be there, and turnsPerConn how many for each connection
 // may be under way: a call asks the database several times, and if all went in
-// turns with each other, all would be too late.
+// turns with each other, all would be too late. waitsOfTenant is how many calls of
+// one tenant may wait to be under way.
 const (
-	callLimit    = 15 * time.Second
-	maxCalls     = 512
-	turnsPerConn = 2
+	callLimit     = 15 * time.Second
+	maxCalls      = 512
+	turnsPerConn  = 2
+	waitsOfTenant = 128
 )
 
-// shed bounds what users' calls may cost while the database is slow: those that
-// take too long end, and those that are too many do not begin. Agents and
-// streams are exempt: the first must be heard, the second last.
+// Questions about the queue (explain, plan) go one after the other through the
+// process's one copy of the queue, and may wait for it: they hold no slots of
+// other calls. connsPerQuestion is for how many connections one may be under way.
+const (
+	connsPerQuestion = 4
+	questionsWaiting = 32 // of one tenant
+)
+
+// Calls that cost much CPU have slots by the process's cores: a page of more than
+// bulkPage entries, and the beginning of a followed log or history, of which a
+// client may open hundreds at once. One tenant's fill half of the cores at most, so
+// that other tenants' calls find a free one. bulksWaiting is how many may wait.
+const (
+	bulkPage     = 200
+	bulksWaiting = 256 // of one tenant; more than one token may follow
+)
+
+// callSlots are the slots of users' calls, by the connections that the calls use.
+type callSlots struct {
+	reads     *slots // of calls that read, on connections for reads
+	bulks     *slots // of calls that read much, on the same connections
+	questions *slots // of explain and plan, on the same connections
+	works     *slots // of all other calls, on connections for work
+}
+
+// newCallSlots derives the slots from the pool's shares. A call waits for one
+// connection at a time, so a tenant whose calls all hang, on a lock for example,
+// keeps as many connections as it has slots. Of each share it leaves a quarter to
+// others: of the connections for reads in reads, bulks and questions together, and
+// of those for work that remain while the database is slow.
+func newCallSlots(of db.Shares, cores int) callSlots {
+	spare := max(1, of.Reads/4)
+	bulks := max(1, min(cores/2, of.Reads/4))
+	questions := max(1, min(2, of.Reads/2), of.Reads/4) // two share one reading of the queue
+	return callSlots{
+		reads:     newSlots(turnsPerConn*of.Reads, of.Reads-questions-bulks-spare, waitsOfTenant),
+		bulks:     newSlots(max(4, 2*cores), bulks, bulksWaiting),
+		questions: newSlots(max(2, (of.Reads+of.Work)/connsPerQuestion), questions, questionsWaiting),
+		works:     newSlots(turnsPerConn*of.Work, of.LeastWork*3/4, waitsOfTenant),
+	}
+}
+
+// shed bounds what users' calls may cost while the database is slow: calls that
+// take too long end, and calls beyond the slots do not begin. Agents are exempt,
+// since they must be heard, and uploads, which have caps of their own. A stream or
+// download has a slot until its transfer begins, see Server.begin.
+//
+// The answer is kept in memory until the call has returned its slot: a client that
+// does not read holds none.
 func (s *Server) shed(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		r := c.Request()
-		if !strings.HasPrefix(r.URL.Path, "/v1/") || strings.HasSuffix(r.URL.Path, "/events") || strings.HasSuffix(r.URL.Path, "/logs") || carriesData(r) {
+		if !strings.HasPrefix(r.URL.Path, "/v1/") || carriesData(c) {
 			return next(c)
 		}
-		defer s.calls.Add(-1)
+		tenant := caller(r.Context()).Tenant
+		if err := s.transfers.refuses(r, caller(r.Context())); err != nil {
+			return err
+		}
+		if err := s.unread.refuses(tenant); err != nil {
+			return err
+		}
 		if s.calls.Add(1) > maxCalls {
+			s.calls.Add(-1)
 			return berth.Errorf(berth.CodeUnavailable, "the server has too many calls under way; try again")
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), callLimit)
-		defer cancel()
-		select {
-		case s.turns <- struct{}{}:
-			defer func() { <-s.turns }()
-		case <-ctx.Done():
-			return berth.Errorf(berth.CodeUnavailable, "the server had no time for the call; try again")
+		under, outer := s.slots.works, r.Context()
+		switch {
+		case asksQueue(c):
+			under = s.slots.questions
+		case readsMuch(r):
+			under = s.slots.bulks
+		case r.Method == http.MethodGet:
+			under = s.slots.reads
 		}
+		if under != s.slots.works {
+			outer = overload.As(outer, overload.Read) // on connections of their own
+		}
+		ctx, cancel := context.WithTimeout(outer, callLimit)
+		defer cancel()
+		if err := under.take(ctx, tenant); err != nil {
+			s.calls.Add(-1)
+			return err
+		}
+		call := &openCall{of: s, slots: under, tenant: tenant, c: c, ctx: outer}
+		call.answer.ResponseWriter = c.Response().Writer
+		c.Response().Writer = &call.answer
+		c.Set(openCallKey, call)
 		c.SetRequest(r.WithContext(ctx))
-		return next(c)
+		defer call.leave() // where the handler panics
+		err := next(c)
+		call.leave()
+		return call.finish(err)
 	}
+}
+
+// openCallKey is where a call's echo.Context has its openCall.
+const openCallKey = "berth.call"
+
+// openCall is a user's call that holds a slot.
+type openCall struct {
+	of     *Server
+	slots  *slots
+	tenant berth.TenantID
+	c      echo.Context
+	ctx    context.Context // of the call, without callLimit
+	answer heldAnswer
+	left   bool
+}
+
+// leave returns the slot. Afterwards the response writes to the connection. It is
+// idempotent.
+func (o *openCall) leave() {
+	if o.left {
+		return
+	}
+	o.left = true
+	o.slots.give(o.tenant)
+	o.of.calls.Add(-1)
+	w := o.c.Response()
+	w.Writer = o.answer.ResponseWriter
+	w.Committed, w.Size = false, 0 // nothing was sent
+}
+
+// finish sends the answer that the handler has left, if it has left one. A handler
+// that returned an error has not, nor has a transfer, which writes by itself.
+func (o *openCall) finish(err error) error {
+	a, w := &o.answer, o.c.Response()
+	if a.status == 0 {
+		return err
+	}
+	if a.tooLong {
+		return berth.Errorf(berth.CodeInvalid,
+			"the answer is longer than %s; ask for less at once, with limit for lists", berth.BytesText(maxAnswer))
+	}
+	w.Committed, w.Status, w.Size = true, a.status, int64(a.body.Len())
+	defer o.of.unread.add(o.tenant, a.body.Len())()
+	_ = a.send(o.of.transfers.limits.Stall) // an error is the client's end
+	return err
+}
+
+// asksQueue reports whether the call is a question about the queue.
+func asksQueue(c echo.Context) bool {
+	return c.Path() == "/v1/plans" || c.Path() == "/v1/jobs/:id/explain"
+}
+
+// readsMuch reports whether the call reads a long page, or begins to follow a log
+// or a history.
+func readsMuch(r *http.Request) bool {
+	if r.Method != http.MethodGet {
+		return false
+	}
+	limit, err := strconv.Atoi(r.URL.Query().Get("limit"))
+	return err == nil && limit > bulkPage || asksToFollow(r)
+}
+
+// asksToFollow reports whether the call wants a log or a history as a stream.
+func asksToFollow(r *http.Request) bool {
+	return r.Method == http.MethodGet && (wantsStream(r.Header.Get("Accept")) || r.URL.Query().Get("follow") == "true")
+}
+
+// carriesData reports whether a user's call carries an archive: uploads have
+// limits of their own, and take their time.
+func carriesData(c echo.Context) bool {
+	return c.Request().Method == http.MethodPost && c.Path() == uploadsPath
 }

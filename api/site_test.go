@@ -19,7 +19,7 @@ import (
 	"berth/api/client"
 	"berth/db"
 	"berth/db/dbtest"
-	"berth/internal/blob"
+	"berth/internal/control/blob"
 )
 
 // site is a server on a database of its own, and tokens for it.
@@ -108,6 +108,13 @@ func (s *site) call(name, method, path, body string, header ...string) answer {
 	for i := 0; i+1 < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
+	return s.answered(req)
+}
+
+// answered makes a call and reads its answer.
+func (s *site) answered(req *http.Request) answer {
+	s.t.Helper()
+	method, path := req.Method, req.URL.Path
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
 		s.t.Fatalf("%s %s: %v", method, path, err)

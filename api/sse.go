@@ -13,13 +13,8 @@ import (
 	"berth"
 )
 
-// Times of a stream. A revoked token ends it within streamCheck + authMemory.
-const (
-	streamCheck     = 2 * time.Second  // between looks at the token
-	streamPoll      = 4 * time.Second  // between looks at the rows when no hint comes
-	streamHeartbeat = 15 * time.Second // between comments when nothing happens
-	streamWrite     = 10 * time.Second // for a client to take what is written
-)
+// streamHeartbeat is the time between comments when nothing happens.
+const streamHeartbeat = 15 * time.Second
 
 // Names of the events in a stream.
 const (
@@ -30,109 +25,98 @@ const (
 
 // stream is a response of server-sent events.
 type stream struct {
-	c     echo.Context
-	s     *Server
-	token string
+	s *Server
+	t *transfer
 }
 
 // startStream answers with the headers of a stream. From here on errors can
 // only end it; the client comes back with Last-Event-ID.
-func (s *Server) startStream(c echo.Context) *stream {
+func (s *Server) startStream(c echo.Context, t *transfer) *stream {
 	h := c.Response().Header()
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("X-Accel-Buffering", "no") // proxies must not hold lines back
 	c.Response().WriteHeader(http.StatusOK)
-	token, _ := strings.CutPrefix(c.Request().Header.Get("Authorization"), "Bearer ")
-	t := &stream{c: c, s: s, token: token}
-	_ = t.comment("stream")
-	return t
+	x := &stream{s: s, t: t}
+	_ = x.comment("stream")
+	return x
 }
 
-// send writes one event; an empty id leaves the client's where it is.
-func (t *stream) send(id, event string, data any) error {
+// appendEvent appends one event; an empty id leaves the client's as it is.
+func appendEvent(b []byte, id, event string, data any) ([]byte, error) {
 	text, err := json.Marshal(data)
 	if err != nil {
-		return fmt.Errorf("marshal %s: %w", event, err)
+		return b, fmt.Errorf("marshal %s: %w", event, err)
 	}
-	var b strings.Builder
 	if id != "" {
-		b.WriteString("id: " + id + "\n")
+		b = append(append(append(b, "id: "...), id...), '\n')
 	}
-	b.WriteString("event: " + event + "\ndata: ")
-	b.Write(text)
-	b.WriteString("\n\n")
-	return t.write(b.String())
+	b = append(append(append(b, "event: "...), event...), "\ndata: "...)
+	return append(append(b, text...), "\n\n"...), nil
 }
 
-func (t *stream) comment(text string) error {
-	if err := t.write(": " + text + "\n\n"); err != nil {
+// send writes one event.
+func (x *stream) send(id, event string, data any) error {
+	text, err := appendEvent(nil, id, event, data)
+	if err != nil {
 		return err
 	}
-	return t.flush()
-}
-
-func (t *stream) write(text string) error {
-	control := http.NewResponseController(t.c.Response())
-	_ = control.SetWriteDeadline(time.Now().Add(streamWrite))
-	_, err := t.c.Response().Write([]byte(text))
+	_, err = x.t.Write(text)
 	return err
 }
 
-func (t *stream) flush() error { return http.NewResponseController(t.c.Response()).Flush() }
-
-// end tells the client that it has everything.
-func (t *stream) end(status berth.State) error {
-	if err := t.send("", streamEnd, map[string]berth.State{"status": status}); err != nil {
+func (x *stream) comment(text string) error {
+	if _, err := x.t.Write([]byte(": " + text + "\n\n")); err != nil {
 		return err
 	}
-	return t.flush()
+	return x.t.Flush()
 }
 
-// follow calls step now, whenever hint fires and every streamPoll, until step
-// says that it is done, the client is gone, the token does not open the route
-// any more, or the server closes.
-func (t *stream) follow(hint <-chan struct{}, step func(ctx context.Context) (done bool, err error)) error {
-	ctx := t.c.Request().Context()
-	check := time.NewTicker(streamCheck)
-	defer check.Stop()
-	poll := time.NewTicker(streamPoll)
-	defer poll.Stop()
+// end tells the client that it has everything.
+func (x *stream) end(status berth.State) error {
+	if err := x.send("", streamEnd, map[string]berth.State{"status": status}); err != nil {
+		return err
+	}
+	return x.t.Flush()
+}
+
+// follow calls step now and whenever hint fires, until step says that it is
+// done, the client is gone, the token is revoked, or the server closes.
+func (x *stream) follow(hint <-chan struct{}, step func(ctx context.Context) (done bool, err error)) error {
+	ctx := x.t.ctx
 	beat := time.NewTicker(streamHeartbeat)
 	defer beat.Stop()
 	for {
 		done, err := step(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
 		if done || err != nil && berth.CodeOf(err) != berth.CodeUnavailable {
 			return err
 		}
-		if err := t.flush(); err != nil {
+		if err := x.t.Flush(); err != nil {
 			return err
+		}
+		var again <-chan time.Time
+		if err != nil { // no hint comes of a database that is back
+			again = time.After(streamPoll)
 		}
 		for waiting := true; waiting; {
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-t.s.closing:
+			case <-x.s.closing:
 				return nil
 			case <-hint:
 				waiting = false
-			case <-poll.C:
+			case <-again:
 				waiting = false
-			case <-check.C:
-				if t.revoked(ctx) {
-					return nil
-				}
 			case <-beat.C:
-				if err := t.comment("still here"); err != nil {
+				if err := x.comment("still here"); err != nil {
 					return err
 				}
 			}
 		}
 	}
-}
-
-func (t *stream) revoked(ctx context.Context) bool {
-	_, err := t.s.auth.principal(ctx, t.token, t.s.DB.Authenticate)
-	return berth.CodeOf(err) == berth.CodeUnauthorized
 }
 
 // wantsStream reports whether the client asked for server-sent events.

@@ -47,9 +47,9 @@ func kindOf(method, path string) string {
 		return ofTenant
 	case path == "/v1/jobs", path == "/v1/plans", path == "/v1/pipelines":
 		return ofSubmit
-	case strings.HasPrefix(path, "/v1/machines") && method == http.MethodGet:
+	case strings.HasPrefix(path, "/v1/machines") && method == http.MethodGet, path == "/v1/admission" && method == http.MethodGet:
 		return ofMachine
-	case strings.HasPrefix(path, "/v1/machines"), strings.HasPrefix(path, "/v1/tokens"), strings.HasPrefix(path, "/v1/join-tokens"):
+	case strings.HasPrefix(path, "/v1/machines"), path == "/v1/admission", strings.HasPrefix(path, "/v1/tokens"), strings.HasPrefix(path, "/v1/join-tokens"):
 		return ofAdmin
 	case strings.HasPrefix(path, "/v1/tenants"), strings.HasPrefix(path, "/v1/quotas"):
 		if method != http.MethodGet {

@@ -3,7 +3,9 @@ package api
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"net/http"
+	"slices"
 
 	"berth"
 	"berth/db"
@@ -24,7 +26,7 @@ func (s *Server) registerTenants() {
 	register(s, s.operation("list-quotas", http.MethodGet, "/v1/quotas", tag, "List what tenants may have; users see their own"), s.listQuotas)
 	register(s, s.operation("show-quota", http.MethodGet, "/v1/quotas/{tenant}", tag, "Show what a tenant may have, and has"), s.showQuota)
 	set := s.operation("set-quota", http.MethodPut, "/v1/quotas/{tenant}", tag, "Replace what a tenant may have")
-	set.Description = "What the body leaves out binds no more. With a `version` that is not the present one: 409, so that nobody undoes another's change unseen."
+	set.Description = "What the body leaves out binds no more, except for `submit_rps`, `max_priority` and `storage`, which older clients do not know: left out they stay, and null lifts them. With a `version` that is not the present one: 409, so that nobody undoes another's change unseen."
 	registerWithBody[berth.Quota](s, set, s.setQuota)
 	unset := s.operation("delete-quota", http.MethodDelete, "/v1/quotas/{tenant}", tag, "Lift all limits of a tenant")
 	unset.DefaultStatus = http.StatusNoContent
@@ -56,8 +58,20 @@ type (
 	quotaListOutput  struct{ Body berth.Page[berth.Quota] }
 )
 
-func (s *Server) listTenants(ctx context.Context, _ *struct{}) (*tenantListOutput, error) {
+// tenantPage reads a page of the tenants that the caller may see.
+func (s *Server) tenantPage(ctx context.Context, in *Paging) ([]db.TenantRow, string, error) {
+	if scope(ctx) == "" {
+		return s.DB.TenantPage(ctx, in.long())
+	}
+	if in.Cursor != "" {
+		return nil, "", berth.Errorf(berth.CodeInvalid, "cursor %.40q is not one that this list gave", in.Cursor)
+	}
 	rows, err := s.tenants(ctx, "")
+	return rows, "", err
+}
+
+func (s *Server) listTenants(ctx context.Context, in *Paging) (*tenantListOutput, error) {
+	rows, next, err := s.tenantPage(ctx, in)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +79,7 @@ func (s *Server) listTenants(ctx context.Context, _ *struct{}) (*tenantListOutpu
 	for i, r := range rows {
 		list[i] = r.Tenant
 	}
-	return &tenantListOutput{page(list, "")}, nil
+	return &tenantListOutput{page(list, next)}, nil
 }
 
 func (s *Server) showTenant(ctx context.Context, in *TenantInput) (*tenantOutput, error) {
@@ -84,7 +98,7 @@ func (s *Server) createTenant(ctx context.Context, in *Request) (*tenantOutput, 
 	if err := s.DB.CreateTenant(ctx, n); err != nil {
 		return nil, err
 	}
-	s.intake.Forget()
+	s.admission.Forget()
 	s.Logger.Info("tenant made", "tenant", n.ID, "parent", n.Parent, "weight", n.Weight, "by", operator(ctx))
 	return s.showTenant(ctx, &TenantInput{string(n.ID)})
 }
@@ -102,8 +116,8 @@ func (s *Server) updateTenant(ctx context.Context, in *tenantPatchInput) (*tenan
 	if err := s.DB.UpdateTenant(ctx, berth.TenantID(in.Tenant), p); err != nil {
 		return nil, err
 	}
-	s.intake.Forget()
-	s.outlook.Forget()
+	s.admission.Forget()
+	s.explainer.Forget()
 	s.Logger.Info("tenant changed", "tenant", in.Tenant, "by", operator(ctx))
 	return s.showTenant(ctx, &in.TenantInput)
 }
@@ -122,8 +136,8 @@ func quotaOf(r db.TenantRow) berth.Quota {
 	return r.Quota
 }
 
-func (s *Server) listQuotas(ctx context.Context, _ *struct{}) (*quotaListOutput, error) {
-	rows, err := s.tenants(ctx, "")
+func (s *Server) listQuotas(ctx context.Context, in *Paging) (*quotaListOutput, error) {
+	rows, next, err := s.tenantPage(ctx, in)
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +145,7 @@ func (s *Server) listQuotas(ctx context.Context, _ *struct{}) (*quotaListOutput,
 	for i, r := range rows {
 		list[i] = quotaOf(r)
 	}
-	return &quotaListOutput{page(list, "")}, nil
+	return &quotaListOutput{page(list, next)}, nil
 }
 
 func (s *Server) showQuota(ctx context.Context, in *TenantInput) (*quotaOutput, error) {
@@ -161,21 +175,31 @@ func (s *Server) setQuota(ctx context.Context, in *quotaInput) (*quotaOutput, er
 		return nil, err
 	}
 	q.Tenant = berth.TenantID(in.Tenant)
-	if err := s.DB.SetQuota(ctx, q); err != nil {
+	if err := s.DB.SetQuota(ctx, q, leftOut(in.RawBody, db.LaterQuotaSettings)...); err != nil {
 		return nil, err
 	}
-	s.intake.Forget()
-	s.outlook.Forget()
+	s.admission.Forget()
+	s.explainer.Forget()
 	s.Logger.Info("quota set", "tenant", q.Tenant, "by", operator(ctx))
 	return s.showQuota(ctx, &in.TenantInput)
+}
+
+// leftOut returns the names that a JSON object does not have.
+func leftOut(object []byte, names []string) []string {
+	var has map[string]json.RawMessage
+	_ = json.Unmarshal(object, &has) // it was decoded before
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+		_, named := has[name]
+		return named
+	})
 }
 
 func (s *Server) deleteQuota(ctx context.Context, in *TenantInput) (*struct{}, error) {
 	if err := s.DB.SetQuota(ctx, berth.Quota{Tenant: berth.TenantID(in.Tenant)}); err != nil {
 		return nil, err
 	}
-	s.intake.Forget()
-	s.outlook.Forget()
+	s.admission.Forget()
+	s.explainer.Forget()
 	s.Logger.Info("quota lifted", "tenant", in.Tenant, "by", operator(ctx))
 	return nil, nil
 }

@@ -51,12 +51,12 @@ func (s *Server) createToken(ctx context.Context, in *Request) (*tokenOutput, er
 
 type tokenListOutput struct{ Body berth.Page[berth.Token] }
 
-func (s *Server) listTokens(ctx context.Context, _ *struct{}) (*tokenListOutput, error) {
-	tokens, err := s.DB.Tokens(ctx)
+func (s *Server) listTokens(ctx context.Context, in *Paging) (*tokenListOutput, error) {
+	tokens, next, err := s.DB.Tokens(ctx, in.long())
 	if err != nil {
 		return nil, err
 	}
-	return &tokenListOutput{page(tokens, "")}, nil
+	return &tokenListOutput{page(tokens, next)}, nil
 }
 
 func (s *Server) revokeToken(ctx context.Context, in *idInput) (*struct{}, error) {
@@ -89,12 +89,12 @@ func (s *Server) createJoinToken(ctx context.Context, in *Request) (*joinTokenOu
 
 type joinTokenListOutput struct{ Body berth.Page[berth.JoinToken] }
 
-func (s *Server) listJoinTokens(ctx context.Context, _ *struct{}) (*joinTokenListOutput, error) {
-	tokens, err := s.DB.JoinTokens(ctx)
+func (s *Server) listJoinTokens(ctx context.Context, in *Paging) (*joinTokenListOutput, error) {
+	tokens, next, err := s.DB.JoinTokens(ctx, in.long())
 	if err != nil {
 		return nil, err
 	}
-	return &joinTokenListOutput{page(tokens, "")}, nil
+	return &joinTokenListOutput{page(tokens, next)}, nil
 }
 
 func (s *Server) revokeJoinToken(ctx context.Context, in *idInput) (*struct{}, error) {

@@ -10,7 +10,7 @@ import (
 
 	"berth"
 	"berth/db"
-	"berth/internal/tracing"
+	"berth/internal/lib/tracing"
 )
 
 // traceUsers tells of all users' calls, those that are refused as well.

@@ -11,7 +11,7 @@ import (
 
 	"berth"
 	"berth/api"
-	"berth/internal/tracing"
+	"berth/internal/lib/tracing"
 )
 
 // newTracedSite is a site that tells of its calls, and what it has told.

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,26 +15,26 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"berth"
-	"berth/internal/archive"
-	"berth/internal/blob"
+	"berth/db"
+	"berth/internal/control/blob"
+	"berth/internal/lib/archive"
 )
 
-// maxUpload is the longest archive as it is sent; uploadsAbreast is how many are
-// read at a time, since each takes a part of a core; uploadSilence is how long
-// one may stand still.
+// maxUpload is the longest archive as it is sent, in bytes.
 const (
-	maxUpload      = 4 << 30
-	uploadsAbreast = 8
-	uploadSilence  = time.Minute
-	uploadType     = "application/zstd"
+	maxUpload  = 4 << 30
+	uploadType = "application/zstd"
+
+	uploadsPath = "/v1/uploads"
 )
 
 func (s *Server) registerUploads() {
 	const tag = "data"
 	register(s, s.operation("show-upload", http.MethodGet, "/v1/uploads/{address}", tag, "Say whether an archive is stored already"), s.showUpload)
 	// A plain handler: the framework would read the body into memory.
-	post := s.operation("create-upload", http.MethodPost, "/v1/uploads", tag, "Store an archive that jobs can name")
+	post := s.operation("create-upload", http.MethodPost, uploadsPath, tag, "Store an archive that jobs can name")
 	post.Description = "The body is a tar of folders, regular files and relative symbolic links that stay inside, compressed by zstd. `address` is `sha256:` and the sha256 of the tar before its compression. 201 with the upload, 200 if the same content was stored before. 422 `invalid_archive` says what in it is not allowed; nothing is stored then."
+	post.Description += " " + describeQuota
 	post.Parameters = []*huma.Param{{Name: "address", In: "query", Required: true, Schema: &huma.Schema{Type: huma.TypeString}, Description: "sha256:… of the tar"}}
 	post.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{uploadType: {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}}}
 	schema := s.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[berth.Upload](), true, "")
@@ -41,7 +42,7 @@ func (s *Server) registerUploads() {
 		post.Responses[status] = &huma.Response{Description: description, Content: map[string]*huma.MediaType{"application/json": {Schema: schema}}}
 	}
 	s.huma.OpenAPI().AddOperation(&post)
-	s.echo.POST("/v1/uploads", s.createUpload)
+	s.echo.POST(uploadsPath, s.createUpload)
 }
 
 type uploadInput struct {
@@ -78,26 +79,38 @@ func (s *Server) createUpload(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	select {
-	case s.uploads <- struct{}{}:
-		defer func() { <-s.uploads }()
-	default:
-		return berth.Errorf(berth.CodeUnavailable, "%d uploads are under way; try again", uploadsAbreast)
+	t, err := s.begin(c, uploadTransfer) // first, so that the tenant's cap bounds the queries below too
+	if err != nil {
+		return err
 	}
+	defer t.end()
+	ctx = t.ctx
 	tenant := caller(ctx).Tenant
+	room, limits, err := s.uploadRoom(ctx, tenant, a, r.ContentLength)
+	if err != nil {
+		readDeadline(c, time.Now().Add(bodyTimeout))
+		_, _ = io.CopyN(io.Discard, r.Body, drainBody) // as in tooLong
+		return cmp.Or(t.broken(), err)
+	}
 	folder, err := s.DB.BeginUpload(ctx, tenant, a)
 	if err != nil {
 		return err
 	}
-	sum, err := s.receive(c, store, folder, a)
+	u, created := berth.Upload{Address: a}, false
+	sum, stored, err := s.receive(c, t, store, folder, a, room)
+	if _, cut := errors.AsType[*http.MaxBytesError](err); cut && room < maxUpload {
+		err = s.storage().Refusal(ctx, limits, db.StoredUploads, room+1)
+	} else if cut {
+		err = tooLong(r)
+	}
+	if err == nil {
+		u.Files, u.Bytes, u.Stored = sum.Files, sum.Bytes, stored
+		u, created, err = s.DB.EndUpload(ctx, tenant, u, folder, limits...)
+	}
 	if err != nil {
 		if err := s.DB.AbandonUpload(context.WithoutCancel(ctx), folder); err != nil {
 			s.Logger.Warn("folder of a failed upload is removed later", "folder", folder, "err", err)
 		}
-		return err
-	}
-	u, created, err := s.DB.EndUpload(ctx, tenant, berth.Upload{Address: a, Files: sum.Files, Bytes: sum.Bytes}, folder)
-	if err != nil {
 		return err
 	}
 	return writeJSON(c, createdStatus(created), u)
@@ -108,18 +121,30 @@ func tooLong(r *http.Request) error {
 	return &berth.Error{Code: berth.CodeInvalid, Slug: slugTooLarge, Message: fmt.Sprintf("the archive is longer than %s", berth.BytesText(maxUpload))}
 }
 
-// receive puts the body into the store while it is judged.
-func (s *Server) receive(c echo.Context, store *blob.Store, folder string, a berth.Address) (archive.Summary, error) {
+// receive puts the body into the store while it is judged, and returns how long it was.
+// A body that is longer than room is an http.MaxBytesError.
+func (s *Server) receive(
+	c echo.Context, t *transfer, store *blob.Store, folder string, a berth.Address, room int64,
+) (archive.Summary, int64, error) {
 	r := c.Request()
-	body := &patient{r: http.MaxBytesReader(c.Response(), r.Body, maxUpload), control: http.NewResponseController(c.Response())}
+	body := t.body(http.MaxBytesReader(c.Response(), r.Body, room))
 	j := judge(body, s.Limits, a)
-	_, err := store.Put(r.Context(), folder+"/"+berth.ArchiveName, j, -1)
+	stored, err := store.Put(r.Context(), folder+"/"+berth.ArchiveName, j, -1)
 	sum, verdict := j.end()
 	if verdict != nil {
 		err = verdict
 	}
+	if err != nil {
+		readDeadline(c, time.Now().Add(bodyTimeout)) // on the rest of the body, which is read at any pace
+	}
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-		return sum, tooLong(r)
+		_, _ = io.CopyN(io.Discard, r.Body, drainBody) // so that the client gets to see the answer
+		return sum, 0, err
+	}
+	if err != nil {
+		if cut := cmp.Or(t.broken(), body.slow()); cut != nil {
+			return sum, 0, cut
+		}
 	}
 	if err != nil && body.err != nil && r.Context().Err() == nil {
 		err = berth.Errorf(berth.CodeInvalid, "the body cannot be read: %v", body.err)
@@ -127,23 +152,7 @@ func (s *Server) receive(c echo.Context, store *blob.Store, folder string, a ber
 	if archive.IsRefused(err) {
 		_, _ = io.CopyN(io.Discard, r.Body, drainBody)
 	}
-	return sum, err
-}
-
-// patient gives a body's next bytes a while to come, as long as some come.
-type patient struct {
-	r       io.Reader
-	control *http.ResponseController
-	err     error
-}
-
-func (p *patient) Read(b []byte) (int, error) {
-	_ = p.control.SetReadDeadline(time.Now().Add(uploadSilence)) // not every transport has one
-	n, err := p.r.Read(b)
-	if err != nil && !errors.Is(err, io.EOF) {
-		p.err = err
-	}
-	return n, err
+	return sum, stored, err
 }
 
 // judged hands bytes on while an archive is made of them elsewhere. It ends
@@ -222,5 +231,5 @@ func (s *Server) agentUpload(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.sendObject(c, store, object)
+	return s.sendObject(c, machineTransfer, store, object)
 }

@@ -17,8 +17,8 @@ import (
 	"berth"
 	"berth/api"
 	"berth/db"
-	"berth/internal/archive"
-	"berth/internal/blob"
+	"berth/internal/control/blob"
+	"berth/internal/lib/archive"
 )
 
 // archived is an archive of one file, or of what the headers say.

@@ -9,13 +9,13 @@ import (
 	"berth"
 	"berth/api"
 	"berth/db/dbtest"
-	"berth/internal/intake"
+	"berth/internal/control/admission"
 )
 
 // sharing is what an operator allows: /all to everybody, /a to tenant a, /other to
 // one that is not here.
 func sharing(d *api.Deps) {
-	d.Volumes = intake.Volumes{"all": nil, "a": {"a"}, "other": {"nobody"}}
+	d.Volumes = admission.Volumes{"all": nil, "a": {"a"}, "other": {"nobody"}}
 }
 
 func reading(from ...string) func(*berth.JobSpec) {
@@ -91,7 +91,7 @@ func TestTheOperatorIsAskedAtEachClaim(t *testing.T) {
 	if c := m.take(plain.ID); c.Volumes != nil {
 		t.Errorf("a claim of a job that reads none tells of %v", c.Volumes)
 	}
-	later := newSiteAt(t, database, func(d *api.Deps) { d.Volumes = intake.Volumes{"all": nil} })
+	later := newSiteAt(t, database, func(d *api.Deps) { d.Volumes = admission.Volumes{"all": nil} })
 	if c := later.joinMachine("m2").take(second.ID); !slices.Equal(c.Volumes, []berth.Volume{"all"}) {
 		t.Errorf("the claim allows %v", c.Volumes)
 	}

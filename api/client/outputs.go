@@ -12,9 +12,7 @@ import (
 
 // Outputs lists what a job has stored, the latest attempt first.
 func (c *Client) Outputs(ctx context.Context, id berth.JobID) (berth.Page[berth.StoredOutput], error) {
-	var page berth.Page[berth.StoredOutput]
-	_, err := c.do(ctx, request{method: http.MethodGet, path: jobPath(id) + "/outputs"}, &page)
-	return page, err
+	return pages[berth.StoredOutput](ctx, c, jobPath(id)+"/outputs")
 }
 
 // Output downloads an output as it is stored. The caller closes it.

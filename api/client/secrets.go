@@ -16,9 +16,7 @@ func (c *Client) SetSecret(ctx context.Context, n berth.NewSecretValue) (s berth
 
 // Secrets lists the names of the tenant's secrets.
 func (c *Client) Secrets(ctx context.Context) (berth.Page[berth.Secret], error) {
-	var page berth.Page[berth.Secret]
-	_, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/secrets"}, &page)
-	return page, err
+	return pages[berth.Secret](ctx, c, "/v1/secrets")
 }
 
 // DeleteSecret removes a secret.

@@ -13,9 +13,7 @@ func quotaPath(id berth.TenantID) string  { return "/v1/quotas/" + url.PathEscap
 
 // Tenants lists tenants.
 func (c *Client) Tenants(ctx context.Context) (berth.Page[berth.Tenant], error) {
-	var page berth.Page[berth.Tenant]
-	_, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/tenants"}, &page)
-	return page, err
+	return pages[berth.Tenant](ctx, c, "/v1/tenants")
 }
 
 // Tenant shows a tenant.
@@ -47,9 +45,7 @@ func (c *Client) DeleteTenant(ctx context.Context, id berth.TenantID) error {
 
 // Quotas lists what tenants may have.
 func (c *Client) Quotas(ctx context.Context) (berth.Page[berth.Quota], error) {
-	var page berth.Page[berth.Quota]
-	_, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/quotas"}, &page)
-	return page, err
+	return pages[berth.Quota](ctx, c, "/v1/quotas")
 }
 
 // Quota shows what a tenant may have.
@@ -59,11 +55,18 @@ func (c *Client) Quota(ctx context.Context, id berth.TenantID) (berth.Quota, err
 	return q, err
 }
 
-// SetQuota replaces what its tenant may have. Use is not sent.
+// SetQuota replaces what its tenant may have. Use is not sent; settings that are not
+// set are lifted, the later ones by null: left out they would stay.
 func (c *Client) SetQuota(ctx context.Context, q berth.Quota) (berth.Quota, error) {
 	q.Use = nil
+	body := struct {
+		berth.Quota
+		SubmitRPS   *float64             `json:"submit_rps"`
+		MaxPriority *berth.Priority      `json:"max_priority"`
+		Storage     *berth.StorageLimits `json:"storage"`
+	}{q, q.SubmitRPS, q.MaxPriority, q.Storage}
 	var after berth.Quota
-	_, err := c.do(ctx, request{method: http.MethodPut, path: quotaPath(q.Tenant), body: q}, &after)
+	_, err := c.do(ctx, request{method: http.MethodPut, path: quotaPath(q.Tenant), body: body}, &after)
 	return after, err
 }
 

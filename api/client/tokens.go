@@ -17,9 +17,7 @@ func (c *Client) CreateToken(ctx context.Context, n berth.NewToken) (berth.Token
 
 // Tokens lists tokens.
 func (c *Client) Tokens(ctx context.Context) (berth.Page[berth.Token], error) {
-	var page berth.Page[berth.Token]
-	_, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/tokens"}, &page)
-	return page, err
+	return pages[berth.Token](ctx, c, "/v1/tokens")
 }
 
 // RevokeToken ends a token.
@@ -38,9 +36,7 @@ func (c *Client) CreateJoinToken(ctx context.Context, n berth.NewJoinToken) (ber
 
 // JoinTokens lists join tokens.
 func (c *Client) JoinTokens(ctx context.Context) (berth.Page[berth.JoinToken], error) {
-	var page berth.Page[berth.JoinToken]
-	_, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/join-tokens"}, &page)
-	return page, err
+	return pages[berth.JoinToken](ctx, c, "/v1/join-tokens")
 }
 
 // RevokeJoinToken makes a join token useless.

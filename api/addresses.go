@@ -1,0 +1,58 @@
+package api
+
+import (
+	"net"
+	"net/http"
+	"net/netip"
+
+	"github.com/labstack/echo/v4"
+)
+
+// addresses finds the address a request comes from, for limits by
+// address.
+type addresses struct {
+	of echo.IPExtractor
+}
+
+// newAddresses believes X-Forwarded-For only where a trusted proxy has sent it,
+// and of it only what trusted proxies have added.
+func newAddresses(trusted []netip.Prefix) addresses {
+	if len(trusted) == 0 {
+		return addresses{echo.ExtractIPDirect()}
+	}
+	// Echo trusts loopback, link-local and private networks by default.
+	options := []echo.TrustOption{echo.TrustLoopback(false), echo.TrustLinkLocal(false), echo.TrustPrivateNet(false)}
+	for _, p := range trusted {
+		options = append(options, echo.TrustIPRange(ipNet(p)))
+	}
+	return addresses{echo.ExtractIPFromXFFHeader(options...)}
+}
+
+// client returns the network that stands for the caller: an IPv4 address, or the
+// /64 of an IPv6 address, since one host commonly has a whole /64. Requests
+// without a readable address share the zero Prefix.
+func (a addresses) client(r *http.Request) netip.Prefix {
+	ip, err := netip.ParseAddr(a.of(r))
+	if err != nil {
+		return netip.Prefix{}
+	}
+	return network(ip)
+}
+
+func network(ip netip.Addr) netip.Prefix {
+	ip = ip.Unmap().WithZone("")
+	bits := 32
+	if ip.Is6() {
+		bits = 64
+	}
+	p, err := ip.Prefix(bits)
+	if err != nil {
+		return netip.Prefix{}
+	}
+	return p
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	p = p.Masked()
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

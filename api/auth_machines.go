@@ -1,0 +1,173 @@
+package api
+
+import (
+	"context"
+	"crypto/sha256"
+	"sync"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/internal/lib/overload"
+)
+
+// machineAuth remembers the tokens of machines. An idle agent calls every few
+// seconds, so tokens are confirmed together: the first call that finds its token
+// unconfirmed for machineFresh has one query confirm all that were used lately.
+//
+// A revoked token dies within machineMemory, as long as the database can be read.
+// Where it cannot, because a table is locked or the database is away, a token
+// that was good still renews its machine's lease for machineTrust, and opens
+// nothing else. That is safe because the renewal is fenced by the session's epoch
+// in the lease row: retiring a machine, declaring it lost, or another session end
+// it, whatever is remembered here. machineTrust is longer than any lock that an
+// operator should take. It equals the default fence: a machine that is refused from
+// then on ends its at_most_one work one fence later, and not sooner than any other
+// that is cut off.
+type machineAuth struct {
+	find func(ctx context.Context, token string) (db.Principal, error) // of tokens not known
+	live func(ctx context.Context, ids []string) (map[string]bool, error)
+
+	mu    sync.Mutex
+	known *recent[tokenKey, *knownMachine]
+	query chan struct{} // closed at the end of the query under way; nil: none is
+	pause time.Time     // no query before, since the last one failed
+}
+
+type knownMachine struct {
+	principal db.Principal
+	confirmed time.Time // the begin of the last query that found it good
+	used      time.Time
+	doubted   time.Time // no call passes before a query that begins after this
+}
+
+const (
+	machineFresh  = 2500 * time.Millisecond
+	machineMemory = 5 * time.Second
+	machineTrust  = berth.DefaultFence
+	machineUse    = 30 * time.Second // since its last use, a token is confirmed along with others
+	machineLimit  = time.Second      // on a query, and the pause after one that failed
+)
+
+func newMachineAuth(d *db.DB, find func(context.Context, string) (db.Principal, error)) *machineAuth {
+	return &machineAuth{find: find, live: d.LiveTokens, known: newRecent[tokenKey, *knownMachine](authRoom)}
+}
+
+// principal returns the machine that a token stands for. renewal says that the
+// call renews the machine's lease.
+func (a *machineAuth) principal(ctx context.Context, token string, renewal bool) (db.Principal, error) {
+	key, now := tokenKey(sha256.Sum256([]byte(token))), time.Now()
+	p, age, ok := a.look(key, now)
+	if ok && age < machineFresh {
+		return p, nil
+	}
+	if ok {
+		a.confirm(ctx, age >= machineMemory)
+		if p, age, ok = a.look(key, now); ok && (age < machineMemory || renewal && age < machineTrust) {
+			return p, nil
+		}
+	}
+	p, err := a.find(ctx, token)
+	if err == nil {
+		a.mu.Lock()
+		a.known.put(key, &knownMachine{principal: p, confirmed: now, used: now})
+		a.mu.Unlock()
+	}
+	return p, err
+}
+
+// look returns the cached verdict on a token, and for how long it has been
+// unconfirmed.
+func (a *machineAuth) look(key tokenKey, now time.Time) (p db.Principal, age time.Duration, ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	k, ok := a.known.get(key)
+	if !ok {
+		return p, 0, false
+	}
+	k.used = now
+	if !k.confirmed.After(k.doubted) {
+		return k.principal, max(now.Sub(k.confirmed), machineMemory), true
+	}
+	return k.principal, now.Sub(k.confirmed), true
+}
+
+// confirm runs the query, or waits for the one that is under way.
+func (a *machineAuth) confirm(ctx context.Context, wait bool) {
+	a.mu.Lock()
+	under := a.query
+	switch {
+	case under != nil:
+	case time.Now().Before(a.pause):
+		a.mu.Unlock()
+		return
+	default:
+		a.query = make(chan struct{})
+	}
+	a.mu.Unlock()
+	if under == nil {
+		a.ask(ctx)
+		return
+	}
+	if !wait {
+		return
+	}
+	select {
+	case <-under:
+	case <-ctx.Done():
+	}
+}
+
+// ask confirms the tokens in use and drops invalid ones.
+func (a *machineAuth) ask(ctx context.Context) {
+	begun := time.Now()
+	var ids []string
+	a.mu.Lock()
+	a.known.each(func(k *knownMachine) *knownMachine {
+		if begun.Sub(k.used) < machineUse {
+			ids = append(ids, k.principal.TokenID)
+		}
+		return k
+	})
+	a.mu.Unlock()
+	// Others wait for the answer, although this caller may hang up.
+	ctx, cancel := context.WithTimeout(overload.As(context.WithoutCancel(ctx), overload.Vital), machineLimit)
+	defer cancel()
+	live, err := a.live(ctx, ids)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	close(a.query)
+	a.query = nil
+	if err != nil {
+		a.pause = time.Now().Add(machineLimit)
+		return
+	}
+	asked := make(map[string]bool, len(ids))
+	for _, id := range ids {
+		asked[id] = true
+	}
+	var dead []tokenKey
+	for key, e := range a.known.at {
+		k := e.Value.(*recentEntry[tokenKey, *knownMachine]).value
+		switch id := k.principal.TokenID; {
+		case live[id]:
+			k.confirmed = begun
+		case asked[id]:
+			dead = append(dead, key)
+		}
+	}
+	for _, key := range dead {
+		a.known.remove(key)
+	}
+}
+
+// forget makes the next call of each token confirm it: one was revoked here.
+func (a *machineAuth) forget() {
+	now := time.Now()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.known.each(func(k *knownMachine) *knownMachine {
+		k.doubted = now
+		return k
+	})
+}

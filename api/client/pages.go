@@ -1,0 +1,26 @@
+package client
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+
+	"berth"
+)
+
+// pages reads a list to its end.
+func pages[T any](ctx context.Context, c *Client, path string) (berth.Page[T], error) {
+	all := berth.Page[T]{Items: []T{}}
+	q := url.Values{"limit": {"1000"}}
+	for {
+		var page berth.Page[T]
+		if _, err := c.do(ctx, request{method: http.MethodGet, path: path, query: q}, &page); err != nil {
+			return all, err
+		}
+		all.Items = append(all.Items, page.Items...)
+		if page.NextCursor == "" {
+			return all, nil
+		}
+		q.Set("cursor", page.NextCursor)
+	}
+}

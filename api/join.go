@@ -1,0 +1,114 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/labstack/echo/v4"
+
+	"berth"
+	"berth/db"
+	"berth/internal/lib/connlimit"
+)
+
+// maxJoinBody is the longest body of a join: a join token and a machine's name
+// take some 200 bytes. The inventory follows when the machine registers.
+const maxJoinBody = 4 << 10
+
+// A body of a join must arrive within joinBodyTimeout. joinsAbreast are read and
+// answered at a time, and as many more whose token is in the body alone: these are
+// read before anything is known of the caller, and must not keep the others out.
+const (
+	joinBodyTimeout = 5 * time.Second
+	joinsAbreast    = 8
+	joinWait        = 10 * time.Second // for one of these places; agents give up after 15 s
+	joinPause       = 10 * time.Millisecond
+)
+
+// joins bound what the one open route of the agents' protocol may take.
+type joins struct {
+	checks   *lookups[bool] // of join tokens
+	judged   chan struct{}  // a place for each join whose token was found good
+	unjudged chan struct{}  // a place for each join whose token is in its body
+}
+
+func newJoins(d *db.DB) *joins {
+	return &joins{
+		checks:   newLookups(d.CheckJoinTokens, joinPause),
+		judged:   make(chan struct{}, joinsAbreast),
+		unjudged: make(chan struct{}, joinsAbreast),
+	}
+}
+
+// agentJoin gives a machine its own token for a join token. The join token is in
+// the Authorization header and judged before the body is read; agents before this
+// version have it in the body alone.
+func (s *Server) agentJoin(c echo.Context) error {
+	ctx := c.Request().Context()
+	token, judged := bearer(c.Request())
+	places := s.joins.unjudged
+	if judged {
+		if err := s.judgeJoin(ctx, c, token); err != nil {
+			return err
+		}
+		places = s.joins.judged
+	}
+	full := time.NewTimer(joinWait)
+	defer full.Stop()
+	select {
+	case places <- struct{}{}:
+		defer func() { <-places }()
+	case <-full.C:
+		c.Response().Header().Set("Connection", "close")
+		return berth.Errorf(berth.CodeUnavailable, "%d machines are joining already; try again", joinsAbreast)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	readDeadline(c, time.Now().Add(joinBodyTimeout))
+	req, err := decodeAgent[berth.JoinRequest](c, maxJoinBody)
+	if err != nil {
+		// Without this the server would wait for the rest of the body.
+		c.Response().Header().Set("Connection", "close")
+		return err
+	}
+	readDeadline(c, time.Time{})
+	if judged {
+		req.Token = token
+	}
+	return s.join(ctx, c, req)
+}
+
+// judgeJoin refuses a join token that is not good, and charges the caller's
+// address for it.
+func (s *Server) judgeJoin(ctx context.Context, c echo.Context, token string) error {
+	good := false
+	if db.JoinTokenShaped(token) {
+		var err error
+		if good, err = s.joins.checks.ask(ctx, token); err != nil {
+			return err
+		}
+	}
+	if good {
+		return nil
+	}
+	c.Response().Header().Set("Connection", "close")
+	return s.limits.guessed(guessJoin, s.addresses.client(c.Request()))
+}
+
+func (s *Server) join(ctx context.Context, c echo.Context, req berth.JoinRequest) error {
+	machine, err := berth.ParseMachineID(string(req.Machine))
+	if err != nil {
+		return err
+	}
+	token, cluster, err := s.DB.Join(ctx, req.Token, machine)
+	if berth.CodeOf(err) == berth.CodeUnauthorized {
+		return s.limits.guessed(guessJoin, s.addresses.client(c.Request()))
+	}
+	if err != nil {
+		return err
+	}
+	connlimit.Agent(ctx, machine)
+	s.Logger.Info("machine joined", "machine_id", machine)
+	return c.JSON(http.StatusCreated, berth.JoinResponse{Token: token, Cluster: cluster})
+}

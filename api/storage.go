@@ -1,0 +1,241 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/labstack/echo/v4"
+
+	"berth"
+	"berth/db"
+	"berth/internal/control/blob"
+)
+
+// Storage quotas, as calls meet them. Only the tenants with a limit, their own or one
+// above them, cost a query.
+
+// storage counts what tenants store and how much room their quotas leave.
+func (s *Server) storage() db.Storage { return db.Storage{DB: s.DB} }
+
+// uploadRoom returns how long an upload of the tenant may be as it is sent, and the
+// limits that it is stored under. announced is its length, -1 if unknown.
+func (s *Server) uploadRoom(
+	ctx context.Context, tenant berth.TenantID, a berth.Address, announced int64,
+) (room int64, limits []db.StorageLimit, err error) {
+	all, err := s.admission.StorageLimits(ctx, tenant)
+	if err != nil {
+		return 0, nil, err
+	}
+	limits = db.Binding(all, db.StoredUploads)
+	if len(limits) == 0 {
+		return maxUpload, nil, nil
+	}
+	room, err = s.storage().Room(ctx, limits, db.StoredUploads, max(1, announced), maxUpload)
+	if berth.IsSlug(err, berth.SlugStorageQuota) {
+		if _, known := s.DB.Upload(ctx, tenant, a); known == nil {
+			return maxUpload, nil, nil // the same content is stored: nothing is added
+		}
+	}
+	return room, limits, err
+}
+
+// storeWithin refuses an object of a machine that exceeds a storage quota of its tenant,
+// before its body is read. What it stores of a checkpoint is refused with its step. An
+// object that counts already, because a restarted agent repeats it, is accepted.
+func (s *Server) storeWithin(c echo.Context, key string, place blob.Place, bytes int64) error {
+	kind, _, _ := strings.Cut(place.Path, "/")
+	manifest := strings.HasSuffix(place.Path, "/"+berth.ManifestName)
+	if kind != db.StoredOutputs && kind != db.StoredCheckpoints || manifest {
+		return nil // a manifest comes last, and does not count
+	}
+	ctx := c.Request().Context()
+	limits, err := s.admission.StorageLimits(ctx, place.Tenant)
+	if err != nil || len(db.Binding(limits, kind)) == 0 {
+		return err
+	}
+	if rest, err := strconv.ParseInt(c.Request().Header.Get(berth.HeaderRest), 10, 64); err == nil {
+		bytes = max(bytes, rest)
+	}
+	_, err = s.storage().Room(ctx, limits, kind, bytes, bytes)
+	if !berth.IsSlug(err, berth.SlugStorageQuota) {
+		return err
+	}
+	step, ok := stepOf(place)
+	if !ok || kind == db.StoredOutputs {
+		step = -1
+	}
+	counts, failed := s.storage().Counts(ctx, db.StoredObject{
+		Key: key, Job: place.Job, Attempt: place.Attempt, Rank: place.Rank, Step: step, Bytes: bytes,
+	})
+	if failed != nil {
+		return failed
+	}
+	if counts {
+		return nil
+	}
+	if step < 0 {
+		return err
+	}
+	at := session(c)
+	shards, failed := s.storage().RefuseCheckpoint(ctx, machineOf(c), berth.CheckpointReport{
+		AgentBoot: at.AgentBoot, Epoch: at.Epoch,
+		Job: place.Job, Attempt: place.Attempt, OfAttempt: place.Attempt, Rank: place.Rank, Step: step,
+	}, err)
+	if failed != nil {
+		return failed
+	}
+	s.deleteShards(ctx, shards)
+	return err
+}
+
+// stepOf reads the step of a checkpoint's object.
+func stepOf(place blob.Place) (int64, bool) {
+	parts := strings.Split(place.Path, "/")
+	if len(parts) < 3 {
+		return 0, false
+	}
+	digits, ok := strings.CutPrefix(parts[1], "step-")
+	step, err := strconv.ParseInt(digits, 10, 64)
+	return step, ok && err == nil && step >= 0
+}
+
+// deleteShards deletes the objects of shards, best effort.
+func (s *Server) deleteShards(ctx context.Context, shards []db.PrunedShard) {
+	if s.Agent.Blobs == nil || len(shards) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pruneTimeout)
+	defer cancel()
+	for _, shard := range shards {
+		if err := s.Agent.Blobs.DeleteFolder(ctx, shard.Key()); err != nil {
+			s.Logger.Warn("old checkpoint not deleted", "job_id", shard.Job, "step", shard.Step, "err", err)
+		}
+	}
+}
+
+// cutNote begins the last line of a log that exceeds a storage quota.
+const cutNote = "berth: the rest of this log is not stored: "
+
+// cutLog ends a log with a line that says why, and returns the end of the log. Pieces that
+// were stored and not recorded before are recorded first.
+func (s *Server) cutLog(
+	ctx context.Context, store *blob.Store, alloc berth.AllocationID, place db.LogPlace, why error,
+) error {
+	key := berth.LogChunkKey(place.Tenant, place.Job, place.Attempt, place.Rank, place.End)
+	note := berth.AppendLogLine(nil, time.Now(), true, cutNote+why.Error())
+	err := store.Create(ctx, key, note)
+	if berth.CodeOf(err) == berth.CodeConflict {
+		stored, err := store.ReadAll(ctx, key, blob.MaxLogChunk)
+		if err != nil {
+			return err
+		}
+		_, err = s.recordStored(ctx, alloc, place, stored, why)
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	_, err = s.recordCut(ctx, alloc, place, note, why)
+	return err
+}
+
+// errCutBefore is the reason of a cut whose note was stored and not recorded.
+var errCutBefore = errors.New("its last line says why")
+
+// recordStored makes a piece that was found in the store part of the log. A piece that
+// is the note of a cut cuts the log.
+func (s *Server) recordStored(
+	ctx context.Context, alloc berth.AllocationID, place db.LogPlace, chunk []byte, why error,
+) (int64, error) {
+	if isCutNote(chunk) {
+		return s.recordCut(ctx, alloc, place, chunk, why)
+	}
+	return s.recordChunk(ctx, alloc, place, chunk)
+}
+
+func isCutNote(chunk []byte) bool {
+	_, text, _ := bytes.Cut(chunk, []byte(" "))
+	return bytes.Count(chunk, []byte("\n")) == 1 && bytes.HasPrefix(text, []byte("e "+cutNote))
+}
+
+func (s *Server) recordCut(
+	ctx context.Context, alloc berth.AllocationID, place db.LogPlace, note []byte, why error,
+) (int64, error) {
+	lines, first, last, err := blob.DescribeLog(note)
+	if err != nil {
+		return 0, err
+	}
+	return s.storage().CutLog(ctx, alloc, place,
+		db.LogChunk{Offset: place.End, Bytes: len(note), Lines: lines, FirstAt: first, LastAt: last}, why)
+}
+
+// logRoom leases each tenant with a limit room for its logs: a replica may use a
+// sixteenth of the room that is left, for a second, and asks for each piece once that is
+// less than a piece. So a tenant far below its limit costs one query a second. Other
+// replicas, and other tenants below the same limit, hold leases of the same room: logs
+// exceed a limit by what is sent in the second after it is reached, and no more.
+type logRoom struct {
+	mu     sync.Mutex
+	leases *recent[berth.TenantID, *logLease]
+}
+
+type logLease struct {
+	left  int64
+	until time.Time
+}
+
+const (
+	logShare     = 16
+	logLeaseTime = time.Second
+	logLeases    = 10_000
+)
+
+func newLogRoom() *logRoom {
+	return &logRoom{leases: newRecent[berth.TenantID, *logLease](logLeases)}
+}
+
+// use takes bytes from the tenant's lease, if it has as many.
+func (l *logRoom) use(tenant berth.TenantID, bytes int64, now time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lease, ok := l.leases.get(tenant)
+	if !ok || lease.left < bytes || !now.Before(lease.until) {
+		return false
+	}
+	lease.left -= bytes
+	return true
+}
+
+// grant sets the lease of a tenant that has so much room.
+func (l *logRoom) grant(tenant berth.TenantID, room int64, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.leases.put(tenant, &logLease{left: room / logShare, until: now.Add(logLeaseTime)})
+}
+
+// mayLog refuses, with slug storage_quota, a piece of a log that exceeds a storage quota.
+func (s *Server) mayLog(ctx context.Context, tenant berth.TenantID, bytes int64) error {
+	limits, err := s.admission.StorageLimits(ctx, tenant)
+	if err != nil || len(db.Binding(limits, db.StoredLogs)) == 0 {
+		return err
+	}
+	now := time.Now()
+	if s.logRoom.use(tenant, bytes, now) {
+		return nil
+	}
+	room, err := s.storage().Room(ctx, limits, db.StoredLogs, bytes, 1<<60)
+	if err != nil {
+		return err
+	}
+	s.logRoom.grant(tenant, room-bytes, now)
+	return nil
+}
+
+// describeQuota names the slug of a refused upload in the API's description.
+var describeQuota = fmt.Sprintf("413 `%s` says which storage quota has no room for it.", berth.SlugStorageQuota)

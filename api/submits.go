@@ -1,0 +1,183 @@
+package api
+
+import (
+	"context"
+	"math"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/labstack/echo/v4"
+
+	"berth"
+	"berth/db"
+)
+
+// Submits are taken from the database in blocks. A tenant's first block is one
+// submit; each block that was used up is followed by one of double the size, up to
+// submitBlock's worth of the tenant's rate. What is not used within submitKeep
+// lapses, and the next block is one submit again: blocks are taken from the rates of
+// the tenants above too, and a tenant that submits seldom must not waste theirs.
+//
+// So a tenant at its limit costs one small statement for each submitBlock, and a
+// refused call none: after a refusal the database is not asked for at least
+// submitPause, and at most submitRest, after which a limit that was raised is seen.
+const (
+	submitBlock   = 250 * time.Millisecond
+	submitKeep    = 2 * time.Second
+	submitPause   = 100 * time.Millisecond
+	submitRest    = time.Second
+	submitTimeout = 5 * time.Second // of that statement
+	submitRoom    = 10_000          // tenants that are remembered
+)
+
+// submits hold each tenant to its rate of submits, which all replicas share.
+type submits struct {
+	take func(ctx context.Context, limits []db.SubmitLimit, most int) (granted int, wait time.Duration, err error)
+
+	mu     sync.Mutex
+	leases *recent[berth.TenantID, *submitLease]
+}
+
+// submitLease is what this process knows of one tenant's rate; submits.mu guards
+// it.
+type submitLease struct {
+	size   int           // of the block; 0: there was none
+	left   int           // submits of the block
+	until  time.Time     // end of the block
+	again  time.Time     // nothing is taken before that
+	back   time.Time     // when the tenant may submit again, as far as is known
+	taking chan struct{} // closed when the call that takes a block is back; nil: none does
+}
+
+func newSubmits(d *db.DB) *submits {
+	return &submits{take: d.TakeSubmits, leases: newRecent[berth.TenantID, *submitLease](submitRoom)}
+}
+
+// allow charges a submit to the tenant. limits are its own and of those above it;
+// none: it is not limited. An error is rate_limited, or that the database did not
+// answer.
+func (s *submits) allow(ctx context.Context, tenant berth.TenantID, limits []db.SubmitLimit) error {
+	if len(limits) == 0 {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l, ok := s.leases.get(tenant)
+	if !ok {
+		l = &submitLease{}
+		s.leases.put(tenant, l)
+	}
+	for {
+		now := time.Now()
+		switch {
+		case l.left > 0 && now.Before(l.until):
+			l.left--
+			return nil
+		case now.Before(l.again):
+			return tooManySubmits(tenant, limits, l.back.Sub(now))
+		case l.taking != nil:
+			if err := s.await(ctx, l.taking); err != nil {
+				return err
+			}
+		default:
+			if err := s.takeBlock(ctx, l, limits); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// await waits for another call's block, without the lock.
+func (s *submits) await(ctx context.Context, taken <-chan struct{}) error {
+	s.mu.Unlock()
+	defer s.mu.Lock()
+	select {
+	case <-taken:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// takeBlock asks the database, without the lock. Others wait for the answer, so it
+// does not end with the caller.
+func (s *submits) takeBlock(ctx context.Context, l *submitLease, limits []db.SubmitLimit) error {
+	l.taking = make(chan struct{})
+	size := l.next(limits)
+	s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), submitTimeout)
+	defer cancel()
+	granted, wait, err := s.take(ctx, limits, size)
+	s.mu.Lock()
+	close(l.taking)
+	l.taking = nil
+	now := time.Now()
+	switch {
+	case err != nil:
+		return err
+	case granted == 0:
+		wait = max(wait, submitPause)
+		l.again, l.back = now.Add(min(wait, submitRest)), now.Add(wait)
+	default:
+		l.size, l.left, l.until = size, granted, now.Add(submitKeep)
+	}
+	return nil
+}
+
+// next is the size of the next block.
+func (l *submitLease) next(limits []db.SubmitLimit) int {
+	if l.left > 0 || time.Since(l.until) > submitKeep { // lapsed, or long used up
+		return 1
+	}
+	return min(2*max(l.size, 1), max(1, int(math.Ceil(strictest(limits).Rate*submitBlock.Seconds()))))
+}
+
+func strictest(limits []db.SubmitLimit) db.SubmitLimit {
+	return slices.MinFunc(limits, func(a, b db.SubmitLimit) int {
+		switch {
+		case a.Rate < b.Rate:
+			return -1
+		case a.Rate > b.Rate:
+			return 1
+		}
+		return 0
+	})
+}
+
+func tooManySubmits(tenant berth.TenantID, limits []db.SubmitLimit, wait time.Duration) error {
+	l := strictest(limits)
+	if l.Tenant != tenant {
+		return limited(wait, "tenant %s, above %s, submits more than %g jobs a second, which is its limit (submit_rps)", l.Tenant, tenant, l.Rate)
+	}
+	return limited(wait, "tenant %s submits more than %g jobs a second, which is its limit (submit_rps)", tenant, l.Rate)
+}
+
+// isSubmit reports whether a call makes a job or a pipeline.
+func isSubmit(c echo.Context) bool {
+	if c.Request().Method != http.MethodPost {
+		return false
+	}
+	switch c.Path() {
+	case "/v1/jobs", "/v1/pipelines", "/v1/jobs/:id/retry", "/v1/pipelines/:id/retry":
+		return true
+	}
+	return false
+}
+
+// mayCall charges a call with a good token to the token, and a submit to its
+// tenant too: before the body is read and before a slot is taken, so that a refused
+// call costs next to nothing.
+func (s *Server) mayCall(c echo.Context, p db.Principal) error {
+	if err := s.limits.call(p.TokenID); err != nil || !isSubmit(c) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(c.Request().Context(), callLimit)
+	defer cancel()
+	limits, err := s.admission.SubmitLimits(ctx, p.Tenant, s.SubmitRate)
+	if err != nil {
+		return err
+	}
+	return s.submits.allow(ctx, p.Tenant, limits)
+}
