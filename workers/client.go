@@ -8,7 +8,7 @@ import (
 	"go.temporal.io/sdk/converter"
 	sdklog "go.temporal.io/sdk/log"
 
-	"berth/internal/tracing"
+	"berth/internal/lib/tracing"
 )
 
 // DefaultNamespace is where Berth's workflows live unless told otherwise.
@@ -36,6 +36,11 @@ func Dial(o ClientOptions) (client.Client, error) {
 	opts.HostPort, opts.Namespace, opts.Identity = o.Address, o.Namespace, o.Identity
 	if opts.Namespace == "" {
 		opts.Namespace = DefaultNamespace
+	}
+	if opts.ConnectionOptions.GrpcCompression == nil {
+		// The SDK's default is gzip. Berth's calls are a few hundred bytes each, for
+		// which setting up a compressor costs both sides more than the bytes saved.
+		opts.ConnectionOptions.GrpcCompression = &client.GrpcCompressionNone{}
 	}
 	opts.Logger = sdklog.NewStructuredLogger(o.Logger)
 	opts.DataConverter = limited{converter.GetDefaultDataConverter()}

@@ -20,6 +20,13 @@ import (
 // submission beyond it waits in the task queue.
 const waiting = 2000
 
+// stickyFor is how long the task of a workflow waits for the worker that has the
+// workflow in memory; then any worker takes the task and replays the history. It is
+// the delay of a workflow whose worker was lost in the last ten seconds. The SDK's
+// default is 5 s. Much less than 2 s would make a busy worker replay what it has in
+// memory.
+const stickyFor = 2 * time.Second
+
 // Control is the worker of the control queue: workflows, and their steps beside
 // the database.
 type Control struct {
@@ -45,7 +52,8 @@ func ControlOptions(o worker.Options) worker.Options {
 	o.MaxConcurrentWorkflowTaskPollers = 8 // half of them poll this process's sticky queue
 	o.MaxConcurrentActivityExecutionSize = 200
 	o.MaxConcurrentActivityTaskPollers = 2 // steps come here only while the database is away
-	o.DisableEagerActivities = true        // Run belongs to machines
+	o.DisableEagerActivities = true        // Run is served on another queue
+	o.StickyScheduleToStartTimeout = stickyFor
 	o.DeadlockDetectionTimeout = 5 * time.Second
 	return o
 }

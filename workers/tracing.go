@@ -8,13 +8,14 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
+	"go.temporal.io/sdk/activity"
 	"go.temporal.io/sdk/contrib/opentelemetry"
 	"go.temporal.io/sdk/interceptor"
 	"go.temporal.io/sdk/log"
 	"go.temporal.io/sdk/workflow"
 
 	"berth"
-	"berth/internal/tracing"
+	"berth/internal/lib/tracing"
 )
 
 // traced returns the interceptor through which Temporal's client and workers
@@ -49,8 +50,20 @@ type tracer struct {
 // The tags that the SDK gives its spans.
 const tagWorkflow = "temporalWorkflowID"
 
-// runWorkflow is the SDK's name of a workflow's own span.
-const runWorkflow = "RunWorkflow"
+// The SDK's names of the spans of a workflow and of an activity.
+const (
+	runWorkflow = "RunWorkflow"
+	runActivity = "RunActivity"
+)
+
+// activitySpan does not fail when its activity will be completed later.
+type activitySpan struct{ trace.Span }
+
+func (s *activitySpan) SetStatus(code codes.Code, says string) {
+	if says != activity.ErrResultPending.Error() {
+		s.Span.SetStatus(code, says)
+	}
+}
 
 func (t *tracer) StartSpan(o *interceptor.TracerStartSpanOptions) (interceptor.TracerSpan, error) {
 	about := make([]attribute.KeyValue, 0, len(o.Tags)+1)
@@ -64,8 +77,11 @@ func (t *tracer) StartSpan(o *interceptor.TracerStartSpanOptions) (interceptor.T
 	span := t.traces.Temporal(tracing.Step{
 		Name: o.Operation + ":" + o.Name, Job: job, At: o.Time, Repeats: o.IdempotencyKey, Parent: contextOf(o.Parent), About: about,
 	})
-	if o.Operation == runWorkflow {
+	switch o.Operation {
+	case runWorkflow:
 		span = &workflowSpan{Span: span}
+	case runActivity:
+		span = &activitySpan{span}
 	}
 	return t.SpanFromContext(trace.ContextWithSpan(context.Background(), span)), nil
 }

@@ -17,7 +17,7 @@ import (
 	"go.temporal.io/sdk/workflow"
 
 	"berth"
-	"berth/internal/tracing"
+	"berth/internal/lib/tracing"
 	"berth/workflows"
 )
 
@@ -170,6 +170,23 @@ func TestAContinuedWorkflowHasNotFailed(t *testing.T) {
 	s.Finish(&interceptor.TracerFinishSpanOptions{Error: context.Canceled})
 	if run := named(t, spans(), "RunWorkflow:x"); run.Status.Code == codes.Error {
 		t.Errorf("status is %+v", run.Status)
+	}
+}
+
+// A waiter's task is noted and completed later, which is no failure.
+func TestAnActivityThatIsCompletedLaterHasNotFailed(t *testing.T) {
+	t.Parallel()
+	i, spans := told(t)
+	for name, err := range map[string]error{"later": activity.ErrResultPending, "failed": context.Canceled} {
+		s := begin(t, i, interceptor.TracerStartSpanOptions{Operation: runActivity, Name: name, Tags: map[string]string{tagWorkflow: berth.JobWorkflowID(tracedJob)}})
+		s.Finish(&interceptor.TracerFinishSpanOptions{Error: err})
+	}
+	all := spans()
+	if s := named(t, all, "RunActivity:later"); s.Status.Code == codes.Error {
+		t.Errorf("status is %+v", s.Status)
+	}
+	if s := named(t, all, "RunActivity:failed"); s.Status.Code != codes.Error {
+		t.Errorf("status of one that failed is %+v", s.Status)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"go.temporal.io/sdk/worker"
 
 	"berth"
+	"berth/activities/wait"
 )
 
 func TestOnlyErrorsThatMayPassAreRetried(t *testing.T) {
@@ -65,12 +66,9 @@ func TestPayloadsAreSmall(t *testing.T) {
 
 func TestLongWordsOfAnEngineAreClipped(t *testing.T) {
 	t.Parallel()
-	n := NewNode(nil, "m0", func(context.Context, berth.RunRequest) (berth.RunResult, error) {
-		return berth.RunResult{Exit: &berth.Exit{Message: strings.Repeat("x", 10*maxMessage)}}, nil
-	}, slog.New(slog.DiscardHandler))
-	result, err := n.wait(t.Context(), berth.RunRequest{})
-	if err != nil || len(result.Exit.Message) != maxMessage {
-		t.Errorf("message has %d bytes, %v", len(result.Exit.Message), err)
+	result := shortened(berth.RunResult{Exit: &berth.Exit{Message: strings.Repeat("x", 10*maxMessage), Unstored: []string{strings.Repeat("x", maxPayload)}}})
+	if len(result.Exit.Message) != maxMessage {
+		t.Errorf("message has %d bytes", len(result.Exit.Message))
 	}
 	if _, err := (limited{converter.GetDefaultDataConverter()}).ToPayload(result); err != nil {
 		t.Error(err)
@@ -91,6 +89,12 @@ func TestErrorsOfActivitiesAreMapped(t *testing.T) {
 	}
 }
 
+// noHints has no hints.
+type noHints struct{}
+
+func (noHints) News() <-chan struct{}              { return nil }
+func (noHints) Take() ([]berth.AllocationID, bool) { return nil, false }
+
 func TestAWorkerWaitsForTemporalAndEndsWhenAsked(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0") // a port at which nobody speaks gRPC
@@ -107,8 +111,16 @@ func TestAWorkerWaitsForTemporalAndEndsWhenAsked(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	began := time.Now()
-	err = NewNode(c, "m0", nil, slog.New(slog.DiscardHandler)).Run(ctx)
+	err = NewWaiters(WaiterDeps{Client: c, Hints: noHints{}}, wait.Options{}).Run(ctx)
 	if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > time.Minute {
 		t.Errorf("ended after %s with %v", time.Since(began), err)
+	}
+}
+
+// The next task of a workflow whose worker is lost waits so long for that worker.
+func TestATaskLeavesTheQueueOfALostWorkerSoon(t *testing.T) {
+	t.Parallel()
+	if d := ControlOptions(worker.Options{}).StickyScheduleToStartTimeout; d <= 0 || d > 2*time.Second {
+		t.Errorf("it waits for %s", d)
 	}
 }

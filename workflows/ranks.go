@@ -196,7 +196,6 @@ func (r *ranks) escalateAt(t time.Time) {
 
 func (r *ranks) runOptions(slot berth.Slot) workflow.Context {
 	o := runRank
-	o.TaskQueue = berth.MachineQueue(slot.Machine)
 	if r.limit > 0 {
 		o.StartToCloseTimeout = r.limit + runSlack
 	}

@@ -28,13 +28,15 @@ var (
 		RetryPolicy:         &temporal.RetryPolicy{InitialInterval: time.Second, BackoffCoefficient: 2, MaximumInterval: 30 * time.Second},
 	}
 
-	// runRank waits on the machine for one rank's end.
+	// runRank waits for one member's end, in any replica of the control plane. It
+	// has no ScheduleToStartTimeout: a member for which no slot is free waits
+	// without a waiter, and a poke tells the workflow of its end.
 	runRank = workflow.ActivityOptions{
-		ScheduleToStartTimeout: 2 * time.Minute,      // else the queue of a dead machine holds it for ever
-		StartToCloseTimeout:    365 * 24 * time.Hour, // of jobs without a run limit; see runOptions
-		HeartbeatTimeout:       2 * time.Minute,      // beats come every 60 s; the machine's lease is what tells its death
-		WaitForCancellation:    false,
-		RetryPolicy:            &temporal.RetryPolicy{InitialInterval: time.Second, BackoffCoefficient: 1.5, MaximumInterval: 30 * time.Second},
+		TaskQueue:           berth.QueueWaiters,
+		StartToCloseTimeout: 365 * 24 * time.Hour, // of jobs without a run limit; see runOptions
+		HeartbeatTimeout:    berth.WaiterTimeout,
+		WaitForCancellation: false,
+		RetryPolicy:         &temporal.RetryPolicy{InitialInterval: time.Second, BackoffCoefficient: 1.5, MaximumInterval: 30 * time.Second},
 	}
 )
 

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"berth"
-	"berth/internal/failpoint"
+	"berth/internal/lib/failpoint"
 )
 
 // Fire decides one time of a schedule.

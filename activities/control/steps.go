@@ -5,7 +5,8 @@ import (
 	"time"
 
 	"berth"
-	"berth/internal/failpoint"
+	"berth/internal/lib/failpoint"
+	"berth/internal/lib/overload"
 )
 
 // Store is the truth about jobs.
@@ -65,7 +66,8 @@ func New(store Store, pokes Pokes, fires Fires) *Steps {
 // turn to wait only while it can be placed; in backoff, or held, it returns at
 // once.
 func (s *Steps) Reserve(ctx context.Context, id berth.JobID) (berth.JobView, error) {
-	news, done := s.pokes.Expect(id) // before the read: no poke may fall in between
+	ctx = overload.As(ctx, overload.Start) // statements of ends go before
+	news, done := s.pokes.Expect(id)       // before the read: no poke may fall in between
 	registered, heard := true, false
 	defer func() {
 		// A poke that came to a step that ends without having looked since must

@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"berth"
-	"berth/internal/failpoint"
+	"berth/internal/lib/failpoint"
 )
 
 // Tend looks at a parent and does what follows from its row and its elements.

@@ -7,7 +7,7 @@ import (
 )
 
 // GPUs is the inventory of accelerators of one machine. Two implementations
-// exist: NVML (internal/gpu) and a declared file for machines without one.
+// exist: NVML (internal/machine/gpu) and a declared file for machines without one.
 type GPUs interface {
 	// Devices lists the devices in index order with their present health. A
 	// machine without GPUs returns none and no error.

@@ -8,7 +8,7 @@ import (
 )
 
 // Runtime is the container engine of one machine, as narrow as the agent needs
-// it. Two implementations exist: internal/docker (the Docker Engine) and
+// it. Two implementations exist: internal/machine/docker (the Docker Engine) and
 // fakeruntime.Fake; both pass runtimetest.Suite. Every method may be called
 // concurrently and is safe to repeat: "already so" is success. Containers are
 // addressed by name, because the name is the local fence: an engine refuses a
@@ -26,7 +26,8 @@ type Runtime interface {
 	ImageBytes(ctx context.Context, ref string) (int64, error)
 	// Create makes the container but does not start it. If one of this name
 	// exists it is returned unchanged with ErrExists, for the caller to adopt
-	// after comparing labels.
+	// after comparing labels. An engine that was asked makes the container even
+	// if ctx ends before it answers: whoever must leave none behind waits.
 	Create(ctx context.Context, spec ContainerSpec) (Container, error)
 	// Start starts a created container; starting a running or exited one is no
 	// error and changes nothing.
@@ -38,6 +39,14 @@ type Runtime interface {
 	Inspect(ctx context.Context, name string) (Container, error)
 	// List returns all containers, running or not, that carry every given label.
 	List(ctx context.Context, labels map[string]string) ([]Container, error)
+	// Unstarted lists the containers that were created and never started, of those
+	// that carry every given label. It costs little, however many others there are.
+	Unstarted(ctx context.Context, labels map[string]string) ([]Container, error)
+	// Probe asks the engine for its networks and for a few of the containers that
+	// carry every given label: it costs little, and takes locks that the start and
+	// the end of every container need. It returns an error if the engine fails, or
+	// ctx ends first.
+	Probe(ctx context.Context, labels map[string]string) error
 	// Signal sends a signal such as "SIGUSR1" to the container's process;
 	// no error if it has already exited.
 	Signal(ctx context.Context, name, signal string) error

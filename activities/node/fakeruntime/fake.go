@@ -33,11 +33,13 @@ type Fake struct {
 	options  Options
 	engineID string
 	programs sync.WaitGroup // one for each running container
+	lagging  sync.WaitGroup // one for each call that the engine is slow with
 
 	mu         sync.Mutex
 	containers map[string]*container
 	created    int // how many containers were ever created; makes ids and pids
 	intercept  func(Call) error
+	lag        func(Call)
 	networks   map[string]node.Network
 	images     map[string]error
 	sizes      map[string]int64
@@ -126,6 +128,10 @@ func (f *Fake) Create(ctx context.Context, spec node.ContainerSpec) (node.Contai
 	if err := spec.Validate(); err != nil {
 		return node.Container{}, err
 	}
+	return slowly(ctx, f, Call{Method: "Create", Subject: spec.Name, Spec: &spec}, func() (node.Container, error) { return f.create(spec) })
+}
+
+func (f *Fake) create(spec node.ContainerSpec) (node.Container, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if c, ok := f.containers[spec.Name]; ok {
@@ -155,7 +161,10 @@ func (f *Fake) Start(ctx context.Context, name string) error {
 	f.mu.Lock()
 	fault := f.starts[name]
 	f.mu.Unlock()
-	return c.start(&f.programs, f.options.Program, fault)
+	_, err = slowly(ctx, f, Call{Method: "Start", Subject: name}, func() (struct{}, error) {
+		return struct{}{}, c.start(&f.programs, f.options.Program, fault)
+	})
+	return err
 }
 
 // Wait blocks until the container has exited.
@@ -204,6 +213,25 @@ func (f *Fake) List(ctx context.Context, labels map[string]string) ([]node.Conta
 	}
 	slices.SortFunc(found, func(a, b node.Container) int { return strings.Compare(a.Name, b.Name) })
 	return found, nil
+}
+
+// Unstarted returns the containers with every given label that were never
+// started, by name.
+func (f *Fake) Unstarted(ctx context.Context, labels map[string]string) ([]node.Container, error) {
+	if err := f.allow(ctx, Call{Method: "Unstarted"}); err != nil {
+		return nil, err
+	}
+	all, err := f.List(ctx, labels)
+	return slices.DeleteFunc(all, func(c node.Container) bool { return c.State != node.ContainerCreated }), err
+}
+
+// Probe succeeds once the engine gets to it: a hook may delay or refuse it.
+func (f *Fake) Probe(ctx context.Context, _ map[string]string) error {
+	if err := f.allow(ctx, Call{Method: "Probe"}); err != nil {
+		return err
+	}
+	_, err := slowly(ctx, f, Call{Method: "Probe"}, func() (struct{}, error) { return struct{}{}, nil })
+	return err
 }
 
 // Signal sends a signal; a container that does not run takes none.
@@ -313,6 +341,7 @@ func (f *Fake) Shutdown() {
 		c.end(137)
 		c.remove()
 	}
+	f.lagging.Wait()
 	f.programs.Wait()
 }
 

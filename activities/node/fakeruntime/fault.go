@@ -24,6 +24,46 @@ func (f *Fake) Intercept(hook func(Call) error) {
 	f.intercept = hook
 }
 
+// Lag has hook run in the engine before it carries out a Create, a Start, an
+// EnsureNetwork or a Probe. A hook that blocks makes the engine slow as Docker is: a caller
+// whose context ends gets its error at once, and the engine goes on with what it
+// was asked. nil ends it.
+func (f *Fake) Lag(hook func(Call)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lag = hook
+}
+
+// CatchUp waits until the engine has carried out every call that it is slow with.
+func (f *Fake) CatchUp() { f.lagging.Wait() }
+
+// slowly carries out a call after the lag, also if its caller is gone by then.
+func slowly[T any](ctx context.Context, f *Fake, call Call, do func() (T, error)) (T, error) {
+	f.mu.Lock()
+	lag := f.lag
+	f.mu.Unlock()
+	if lag == nil {
+		return do()
+	}
+	type answer struct {
+		v   T
+		err error
+	}
+	answered := make(chan answer, 1)
+	f.lagging.Go(func() {
+		lag(call)
+		v, err := do()
+		answered <- answer{v, err}
+	})
+	select {
+	case a := <-answered:
+		return a.v, a.err
+	case <-ctx.Done():
+		var none T
+		return none, fmt.Errorf("%s %s: %w", call.Method, call.Subject, ctx.Err())
+	}
+}
+
 // FailImage makes EnsureImage of ref answer err, which should wrap
 // node.ErrImageNotFound or node.ErrImageUnavailable; nil ends it.
 func (f *Fake) FailImage(ref string, err error) {

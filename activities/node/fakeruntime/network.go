@@ -17,13 +17,16 @@ func (f *Fake) EnsureNetwork(ctx context.Context, n node.Network) error {
 	if err := f.allow(ctx, Call{Method: "EnsureNetwork", Subject: n.Name}); err != nil {
 		return err
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if _, ok := f.networks[n.Name]; !ok {
-		n.Labels, n.CreatedAt = maps.Clone(n.Labels), time.Now()
-		f.networks[n.Name] = n
-	}
-	return nil
+	_, err := slowly(ctx, f, Call{Method: "EnsureNetwork", Subject: n.Name}, func() (struct{}, error) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if _, ok := f.networks[n.Name]; !ok {
+			n.Labels, n.CreatedAt = maps.Clone(n.Labels), time.Now()
+			f.networks[n.Name] = n
+		}
+		return struct{}{}, nil
+	})
+	return err
 }
 
 // RemoveNetwork forgets a network that no container is on.

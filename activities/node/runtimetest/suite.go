@@ -23,6 +23,7 @@ func Suite(t *testing.T, open func(t *testing.T) Harness) {
 		{"AbsentContainerIsNoContainer", absentContainerIsNoContainer},
 		{"IDPrefixIsNotAName", idPrefixIsNotAName},
 		{"ListFindsEveryLabelAndAllStates", listFindsEveryLabel},
+		{"ProbeIsAnsweredWithinItsContext", probeIsAnswered},
 		{"RemoveTakesAnyState", removeTakesAnyState},
 		{"AnotherConnectionSeesTheSameContainers", anotherConnectionSeesTheSame},
 

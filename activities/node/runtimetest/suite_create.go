@@ -1,6 +1,7 @@
 package runtimetest
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"slices"
@@ -187,6 +188,10 @@ func listFindsEveryLabel(b *bench) {
 		}
 		return byName
 	}
+	unstarted, err := b.Runtime.Unstarted(b.ctx, b.labels())
+	if err != nil || len(unstarted) != 1 || unstarted[0].State != node.ContainerCreated || !maps.Equal(unstarted[0].Labels, b.labels()) {
+		b.t.Errorf("never started: %+v, %v", unstarted, err)
+	}
 	all := list(b.labels())
 	if len(all) != 3 || all[odd.Name].State != node.ContainerRunning || all[even.Name].State != node.ContainerExited {
 		b.t.Errorf("list of all three is %+v", all)
@@ -207,6 +212,19 @@ func listFindsEveryLabel(b *bench) {
 			b.t.Errorf("list %v finds %v, want %v", c.labels, got, c.want)
 		}
 	}
+}
+
+func probeIsAnswered(b *bench) {
+	if err := b.Runtime.Probe(b.ctx, b.labels()); err != nil {
+		b.t.Errorf("probe without a container: %v", err)
+	}
+	b.create(b.spec("a", "exit", "0"))
+	if err := b.Runtime.Probe(b.ctx, b.labels()); err != nil {
+		b.t.Errorf("probe with a container: %v", err)
+	}
+	over, cancel := context.WithCancel(b.ctx)
+	cancel()
+	wantError(b.t, b.Runtime.Probe(over, b.labels()), context.Canceled, "probe whose context is over")
 }
 
 func removeTakesAnyState(b *bench) {

@@ -33,6 +33,10 @@ const (
 	rate    = 0.05
 )
 
+// noticed is the time from the loss of a peer to the failure of the others.
+// Collective libraries notice a loss seconds later than a container engine does.
+const noticed = 2 * time.Second
+
 // descend is the command: descend DIR STEPS INTERVAL SAVE_EVERY.
 func descend(ctx context.Context, p *Process, args []string) int {
 	steps, err1 := strconv.Atoi(args[1])
@@ -60,6 +64,7 @@ func descend(ctx context.Context, p *Process, args []string) int {
 		}
 		sum, err := d.reduce(gradient(d.weights, d.rank, d.members))
 		if err != nil {
+			pause(ctx, noticed)
 			return p.fail(fmt.Errorf("step %d: %w", d.step+1, err))
 		}
 		d.descend(sum)

@@ -1,0 +1,147 @@
+package wait
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"berth"
+)
+
+// Heartbeats. What a waiter whose heartbeat is due does follows from its row:
+//
+//	row              machine                       verdicts   the waiter
+//	sealed           any                           any        returns the end
+//	not live, none   any                           any        returns a result that is not sealed
+//	live             heard, or silent for less     any        sends a heartbeat
+//	                 than a verdict takes
+//	live             silent for longer             possible   sends none, and looks again later
+//	live             silent for longer             frozen     sends a heartbeat
+//	cannot be read   any                           any        sends a heartbeat with the last read
+//
+// A waiter that sends none for berth.WaiterTimeout is started again by the server,
+// in this replica or another: the history gets no event for it, and no attempt
+// is spent. The verdict on the machine, once it comes, ends the wait through the
+// row.
+
+// beat is one heartbeat to send.
+type beat struct {
+	w        *waiter
+	progress berth.RunProgress
+}
+
+// beat reads the rows of the members whose heartbeat is due, and has the
+// heartbeats sent that follow from them.
+func (r *Registry) beat(ctx context.Context, now time.Time) {
+	due := r.dueAt(now)
+	if len(due) == 0 {
+		return
+	}
+	ids := make([]berth.AllocationID, 0, len(due))
+	for _, w := range due {
+		ids = append(ids, w.alloc)
+	}
+	slices.Sort(ids)
+	views, err := r.members(ctx, slices.Compact(ids))
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		r.log.Warn("rows of members not read, heartbeats repeat what was read last", "err", err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, w := range due {
+		v, found := views[w.alloc]
+		switch {
+		case err != nil:
+			r.due <- beat{w, w.progress} // dueAt left room
+		case !found || !v.Live():
+			r.deliver(w.alloc, v, found)
+		case v.Overdue:
+			w.put(r.opts.Beat / 10) // its machine may be heard again
+		default:
+			w.progress = v.Progress
+			r.due <- beat{w, v.Progress}
+		}
+	}
+}
+
+// dueAt takes waiters whose heartbeat is due: as many as the senders have room
+// for, so that ends never wait for heartbeats. Each is taken until put is called.
+func (r *Registry) dueAt(now time.Time) []*waiter {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var due []*waiter
+	room := cap(r.due) - len(r.due)
+	for _, first := range r.waiting {
+		for w := first; w != nil && len(due) < room; w = w.next {
+			if !w.beating && !w.beatAt.After(now) {
+				w.beating = true
+				due = append(due, w)
+			}
+		}
+	}
+	return due
+}
+
+// interval is the time to the next heartbeat: a little less than the longest, at
+// random, so that waiters which were started together part.
+func (r *Registry) interval() time.Duration {
+	return r.opts.Beat*8/10 + rand.N(r.opts.Beat*2/10)
+}
+
+// put makes the next heartbeat due after d; the registry's mu is held.
+func (w *waiter) put(d time.Duration) {
+	w.beatAt, w.beating = time.Now().Add(d), false
+}
+
+// sendBeats sends heartbeats until ctx ends.
+func (r *Registry) sendBeats(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case b := <-r.due:
+			r.send(ctx, b)
+		}
+	}
+}
+
+// beatAgain is the time to the next try of a heartbeat that failed.
+const beatAgain = 30 * time.Second
+
+func (r *Registry) send(ctx context.Context, b beat) {
+	err := r.temporal.Beat(ctx, b.w.token, b.progress)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case errors.Is(err, ErrGone):
+		r.drop(b.w)
+	case err != nil:
+		r.log.Debug("heartbeat failed, will retry", "alloc", b.w.alloc, "err", err)
+		b.w.put(beatAgain/2 + rand.N(beatAgain))
+	default:
+		b.w.put(r.interval())
+	}
+}
+
+// drop forgets a waiter, unless its wait has ended; r.mu is held.
+func (r *Registry) drop(w *waiter) {
+	for at := r.waiting[w.alloc]; at != nil; at = at.next {
+		switch {
+		case at == w && w.next == nil:
+			delete(r.waiting, w.alloc)
+		case at == w:
+			r.waiting[w.alloc] = w.next
+		case at.next == w:
+			at.next = w.next
+		default:
+			continue
+		}
+		r.count--
+		return
+	}
+}
