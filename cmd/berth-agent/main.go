@@ -1,3 +1,8 @@
+// The number of cores of a host does not change while its agent runs. Without this
+// the runtime reads the control group's limit each time an idle agent wakes.
+//
+//go:debug updatemaxprocs=0
+
 package main
 
 import (
@@ -14,17 +19,15 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"go.temporal.io/sdk/contrib/envconfig"
 
 	"berth"
 	"berth/activities/node"
 	"berth/activities/node/fakeruntime"
-	"berth/internal/agent"
-	"berth/internal/docker"
-	"berth/internal/flags"
-	"berth/internal/gpu"
-	"berth/internal/tracing"
-	"berth/workers"
+	"berth/internal/lib/flags"
+	"berth/internal/lib/tracing"
+	"berth/internal/machine/agent"
+	"berth/internal/machine/docker"
+	"berth/internal/machine/gpu"
 )
 
 func main() {
@@ -68,6 +71,9 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 func run(ctx context.Context, s settings) error {
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: s.level}))
 	log.Info("berth-agent starts", append([]any{"version", version()}, s.attributes()...)...)
+	if given := s.ignored(); len(given) > 0 {
+		log.Warn("settings are ignored and will be refused by the next version: agents do not speak to Temporal, remove them", "settings", given)
+	}
 	engine, err := s.openRuntime(log)
 	if err != nil {
 		return err
@@ -87,17 +93,13 @@ func run(ctx context.Context, s settings) error {
 		return err
 	}
 	defer traces.Close()
-	work, err := s.taskQueue(log, traces)
-	if err != nil {
-		return err
-	}
 	return agent.Run(ctx, agent.Config{
 		Server: s.server, JoinToken: s.joinToken, StateDir: s.stateDir, Machine: berth.MachineID(s.machine),
 		Region: s.region, Site: s.site, Pool: s.pool, Address: s.address, Labels: s.labels, Capacity: s.capacity,
 		CacheBytes: cacheBytes(s.cacheMiB), InputNetworks: s.networks, Volumes: s.volumes,
 		HostBoot: s.hostBoot, Version: version(), Fence: s.fence(log),
 		GangNetwork: s.gangNetwork, GangPorts: s.ports,
-		Runtime: engine, GPUs: gpus, Logger: log, Traces: traces, Work: work,
+		Runtime: engine, GPUs: gpus, Logger: log, Traces: traces,
 		Timing: agent.Timing{PollWait: s.syncWait},
 	})
 }
@@ -180,26 +182,6 @@ type noGPUs struct{}
 func (noGPUs) Devices(context.Context) ([]berth.GPU, error) { return nil, nil }
 func (noGPUs) Declared() bool                               { return false }
 func (noGPUs) Close() error                                 { return nil }
-
-// taskQueue serves the machine's queue. TLS and credentials of Temporal come
-// the way its own tools take them, from TEMPORAL_TLS_... and TEMPORAL_API_KEY.
-func (s settings) taskQueue(log *slog.Logger, traces *tracing.Tracing) (func(context.Context, berth.MachineID, *node.Activities) error, error) {
-	base, err := envconfig.LoadDefaultClientOptions()
-	if err != nil {
-		return nil, fmt.Errorf("temporal client settings: %w", err)
-	}
-	return func(ctx context.Context, m berth.MachineID, a *node.Activities) error {
-		c, err := workers.Dial(workers.ClientOptions{
-			Base: base, Address: s.temporalAddress, Namespace: s.temporalNamespace,
-			Identity: "berth-agent@" + string(m), Logger: log, Traces: traces,
-		})
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		return workers.NewNode(c, m, a.Run, log).Run(ctx)
-	}, nil
-}
 
 // cacheBytes is the cache's limit; none at all is written as a negative one.
 func cacheBytes(mib int64) int64 {

@@ -11,11 +11,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"berth"
-	"berth/internal/flags"
-	"berth/internal/publicnet"
-	"berth/internal/source"
-	"berth/internal/tracing"
-	"berth/workers"
+	"berth/internal/lib/flags"
+	"berth/internal/lib/publicnet"
+	"berth/internal/lib/tracing"
+	"berth/internal/machine/fetch"
 )
 
 // settings is the agent's configuration as it is typed.
@@ -49,16 +48,15 @@ type settings struct {
 	fakeGPUs   string
 	noGPUs     bool
 
-	temporalAddress   string
-	temporalNamespace string
-	otlp              string // endpoint, as typed
-	syncWait          time.Duration
+	temporal [2]string // address and namespace, ignored
+	otlp     string    // endpoint, as typed
+	syncWait time.Duration
 
 	capacity berth.Capacity
 	ports    berth.PortRange
 	cacheMiB int64
 	networks publicnet.Policy
-	volumes  source.Volumes
+	volumes  fetch.Volumes
 	traces   tracing.Options
 	level    slog.Level
 }
@@ -70,6 +68,21 @@ const (
 	deadmanOff     = "off"     // nobody: no at_most_one work
 )
 
+// temporalFlags are accepted and ignored in this version: agents of the version
+// before spoke to Temporal themselves.
+var temporalFlags = [...]string{"temporal-address", "temporal-namespace"}
+
+// ignored names the settings that were given and mean nothing any longer.
+func (s *settings) ignored() []string {
+	var given []string
+	for i, name := range temporalFlags {
+		if s.temporal[i] != "" {
+			given = append(given, "--"+name)
+		}
+	}
+	return given
+}
+
 // Kinds of container engines.
 const (
 	runtimeDocker = "docker"
@@ -77,35 +90,49 @@ const (
 )
 
 func (s *settings) flags(f *pflag.FlagSet) {
-	f.StringVar(&s.server, "server", "http://127.0.0.1:7070", "address of the control plane's API")
-	f.StringVar(&s.joinToken, "join-token", "", "needed once; better given as BERTH_JOIN_TOKEN, which other users do not see")
-	f.StringVar(&s.stateDir, "state-dir", "/var/lib/berth-agent", "folder for the machine's credential and its ranks' files")
-	f.StringVar(&s.machine, "machine", "", "name to join under (default: the host's name)")
+	f.StringVar(&s.server, "server", "http://127.0.0.1:7070", "URL of the control plane's API")
+	f.StringVar(&s.joinToken, "join-token", "",
+		"join token, needed once; prefer BERTH_JOIN_TOKEN, which other users of the machine cannot read")
+	f.StringVar(&s.stateDir, "state-dir", "/var/lib/berth-agent",
+		"folder of the machine's credential and of its members' files")
+	f.StringVar(&s.machine, "machine", "", "machine name (default: the host name)")
 	f.StringToStringVar(&s.labels, "labels", nil, "labels of the machine: key=value,...")
-	f.StringVar(&s.region, "region", "", "where the machine is, such as eu-west")
-	f.StringVar(&s.site, "site", "on_prem", "on_prem or cloud")
-	f.StringVar(&s.pool, "pool", "", "pool it belongs to, where its join token names none")
-	f.StringVar(&s.address, "address", "", "address under which other machines reach it")
-	f.StringVar(&s.address, "advertise", "", "the same as --address")
-	f.StringVar(&s.gangNetwork, "gang-network", "", "where members of gangs reach each other: host (the hosts' own network), or the name of a network that spans machines, such as an overlay (default: one for each gang on the container engine, which spans no machines)")
-	f.StringVar(&s.gangPorts, "gang-ports", berth.DefaultPorts.String(), "ports for members of gangs")
-	f.StringVar(&s.cpus, "cpus", "", "cores to offer (default: all)")
+	f.StringVar(&s.region, "region", "", "region of the machine, such as eu-west")
+	f.StringVar(&s.site, "site", "on_prem", "site of the machine: on_prem or cloud")
+	f.StringVar(&s.pool, "pool", "", "pool of the machine, where its join token names none")
+	f.StringVar(&s.address, "address", "", "address at which other machines reach this one")
+	f.StringVar(&s.address, "advertise", "", "alias of --address")
+	f.StringVar(&s.gangNetwork, "gang-network", "", "network between gang members: host, or the name of a container network that spans machines, such as an overlay "+
+		"(default: one network per gang, which does not span machines)")
+	f.StringVar(&s.gangPorts, "gang-ports", berth.DefaultPorts.String(), "port range of gang members")
+	f.StringVar(&s.cpus, "cpus", "", "CPU cores to offer (default: all)")
 	f.StringVar(&s.memory, "memory", "", "memory to offer, such as 64GiB (default: all)")
-	f.StringVar(&s.disk, "disk", "", "disk to offer (default: what is free)")
-	f.StringVar(&s.cacheSize, "cache-size", "20GiB", "how much to keep of the code and data of jobs, for others that need the same")
-	f.StringVar(&s.inputNets, "input-networks", "", "networks that inputs may be fetched from beside public addresses, such as 10.0.0.0/8,fd00::/8")
-	f.StringArrayVar(&s.folders, "file-inputs", nil, "folder that jobs may read as file:///NAME/…, where berthd allows it: /NAME, or /NAME=/FOLDER where it lies elsewhere on this machine (repeatable, or parted by ;)")
-	f.StringVar(&s.hostBoot, "host-boot", "", "identity of the host's boot (default: the kernel's); two machines played on one host need two")
-	f.DurationVar(&s.fenceAfter, "fence-after", berth.DefaultFence, "without contact to the control plane for this long, at_most_one work is ended")
-	f.StringVar(&s.deadman, "deadman", deadmanStart, "who runs berth-deadman, without which the machine takes no at_most_one work: start (the agent), service (the service manager), off (nobody)")
-	f.StringVar(&s.runtime, "runtime", runtimeDocker, "docker, or fake: an engine in memory, for tests")
-	f.StringVar(&s.dockerHost, "docker-host", "", "socket of the Docker Engine, as unix:///path (default: the usual one)")
-	f.BoolVar(&s.memlock, "unlimited-memlock", false, "let containers pin memory without limit, as RDMA wants")
-	f.StringVar(&s.fakeGPUs, "fake-gpus", "", "file that declares an inventory of GPUs, for machines without any; shown as declared everywhere")
-	f.BoolVar(&s.noGPUs, "no-gpus", false, "do not look for GPUs")
-	s.temporalAddress, s.temporalNamespace = "127.0.0.1:7233", workers.DefaultNamespace
-	flags.Temporal(f, &s.temporalAddress, &s.temporalNamespace)
-	f.DurationVar(&s.syncWait, "sync-wait", berth.SyncWait, "how long a call for orders waits, at most "+berth.SyncWait.String()+"; each renews the machine's lease, so a short lost_after wants short ones")
+	f.StringVar(&s.disk, "disk", "", "disk to offer (default: the free space)")
+	f.StringVar(&s.cacheSize, "cache-size", "20GiB", "size limit of the cache of code and input data")
+	f.StringVar(&s.inputNets, "input-networks", "",
+		"non-public networks that inputs may come from, such as 10.0.0.0/8,fd00::/8")
+	f.StringArrayVar(&s.folders, "file-inputs", nil, "folder that jobs may read as file:///NAME/…, where berthd allows it: /NAME, or /NAME=/FOLDER "+
+		"if its path differs on this machine (repeatable, or separated by ;)")
+	f.StringVar(&s.hostBoot, "host-boot", "",
+		"boot id of the machine (default: the kernel's); agents that share a host need different ones")
+	f.DurationVar(&s.fenceAfter, "fence-after", berth.DefaultFence,
+		"stop at_most_one work after this long without contact to the control plane")
+	f.StringVar(&s.deadman, "deadman", deadmanStart,
+		"who runs berth-deadman: start (the agent), service (the service manager), off (no at_most_one "+
+			"work on this machine)")
+	f.StringVar(&s.runtime, "runtime", runtimeDocker, "container runtime: docker, or fake (in memory, for tests)")
+	f.StringVar(&s.dockerHost, "docker-host", "",
+		"socket of the Docker Engine, such as unix:///path (default: the standard socket)")
+	f.BoolVar(&s.memlock, "unlimited-memlock", false, "lift the memlock limit of containers, as RDMA requires")
+	f.StringVar(&s.fakeGPUs, "fake-gpus", "",
+		"file with a declared inventory of GPUs, for machines without any; marked as declared in every listing")
+	f.BoolVar(&s.noGPUs, "no-gpus", false, "ignore the machine's GPUs")
+	for i, name := range temporalFlags { // of the version before; the next one refuses them
+		f.StringVar(&s.temporal[i], name, "", "ignored: agents call the control plane alone")
+		_ = f.MarkHidden(name) // it exists
+	}
+	f.DurationVar(&s.syncWait, "sync-wait", berth.SyncWait, "how long a sync call waits for orders, at most "+berth.SyncWait.String()+
+		"; each call renews the machine's lease, so a short lost_after requires a short wait")
 	flags.Collector(f, &s.otlp)
 	flags.LogLevel(f, &s.level)
 }
@@ -148,7 +175,7 @@ func (s *settings) parse() error {
 	networks, err := publicnet.Parse(s.inputNets)
 	fault("input-networks", err)
 	s.networks = networks
-	s.volumes, err = source.ParseVolumes(s.folders)
+	s.volumes, err = fetch.ParseVolumes(s.folders)
 	fault("file-inputs", err)
 	if s.cpus != "" {
 		var cpus berth.MilliCPU
@@ -179,6 +206,6 @@ func (s *settings) attributes() []any {
 		"server", s.server, "join_token", token, "state_dir", s.stateDir, "machine_id", s.machine, "labels", s.labels,
 		"region", s.region, "site", s.site, "pool", s.pool, "address", s.address, "gang_network", s.gangNetwork, "gang_ports", s.ports, "cpus", s.cpus, "memory", s.memory, "disk", s.disk, "cache_size", s.cacheSize, "input_networks", s.inputNets, "file_inputs", s.folders, "host_boot", s.hostBoot,
 		"fence_after", s.fenceAfter, "deadman", s.deadman, "runtime", s.runtime, "docker_host", s.dockerHost, "fake_gpus", s.fakeGPUs, "no_gpus", s.noGPUs,
-		"temporal_address", s.temporalAddress, "temporal_namespace", s.temporalNamespace, "sync_wait", s.syncWait, "otlp", s.traces,
+		"sync_wait", s.syncWait, "otlp", s.traces,
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"berth/internal/deadman"
+	"berth/internal/machine/deadman"
 )
 
 func main() {

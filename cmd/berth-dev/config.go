@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"berth/internal/flags"
-	"berth/internal/source"
+	"berth/internal/lib/flags"
+	"berth/internal/machine/fetch"
 )
 
 // Engines an agent can run containers on.
@@ -58,17 +58,19 @@ func defaultDir() string {
 func (c *config) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.Dir, "dir", defaultDir(), "folder that keeps all state")
 	f.IntVar(&c.Agents, "agents", 1, "number of machines")
-	f.StringVar(&c.Listen, "listen", "127.0.0.1:7070", "address of the API; port 0 takes a free one")
-	f.IntVar(&c.TemporalPort, "temporal-port", 7233, "Temporal's port on 127.0.0.1; 0 takes a free one")
-	f.IntVar(&c.UIPort, "ui-port", 8233, "port of Temporal's UI on 127.0.0.1; 0 takes a free one, -1 leaves it out")
-	f.IntVar(&c.PostgresPort, "postgres-port", 0, "PostgreSQL's port on 127.0.0.1; 0 takes a free one")
+	f.StringVar(&c.Listen, "listen", "127.0.0.1:7070", "address of the API; port 0 takes a free one and keeps it")
+	f.IntVar(&c.TemporalPort, "temporal-port", 7233, "Temporal's port on 127.0.0.1; 0 takes a free one and keeps it")
+	f.IntVar(&c.UIPort, "ui-port", 8233,
+		"port of Temporal's UI on 127.0.0.1; 0 takes a free one and keeps it, -1 leaves it out")
+	f.IntVar(&c.PostgresPort, "postgres-port", 0, "PostgreSQL's port on 127.0.0.1; 0 takes a free one and keeps it")
 	f.StringVar(&c.Engines, "engines", enginesHost, "what agents run containers on: host, private or fake")
 	f.StringVar(&c.DockerHost, "docker-host", "unix:///var/run/docker.sock", "the local engine, for --engines host")
 	f.StringVar(&c.FakeGPUs, "fake-gpus", "", "file that declares each machine's GPUs")
 	f.StringArrayVar(&c.Images, "image", nil, "NAME=ROOTFS.tar put into every engine that lacks it (repeatable)")
 	f.Float64Var(&c.CPUs, "cpus", 0, "cores of each machine (default: the host's)")
 	f.StringVar(&c.Memory, "memory", "", "memory of each machine, such as 4GiB (default: the host's)")
-	f.StringArrayVar(&c.FileInputs, "file-inputs", nil, "folder that jobs of all tenants may read as file:///NAME/…: /NAME, or /NAME=/FOLDER (repeatable)")
+	f.StringArrayVar(&c.FileInputs, "file-inputs", nil,
+		"folder that jobs of all tenants may read as file:///NAME/…: /NAME, or /NAME=/FOLDER (repeatable)")
 	f.StringVar(&c.Region, "region", "local", "region of every machine")
 	f.StringSliceVar(&c.Only, "only", nil, "run these parts only: "+strings.Join(parts, ", "))
 	c.LogLevel = slog.LevelWarn
@@ -99,7 +101,7 @@ func (c *config) validate() error {
 			errs = append(errs, fmt.Errorf("--only %q: allowed are %s", p, strings.Join(parts, ", ")))
 		}
 	}
-	volumes, err := source.ParseVolumes(c.FileInputs)
+	volumes, err := fetch.ParseVolumes(c.FileInputs)
 	if err == nil {
 		err = errors.Join(volumes.Check(c.Dir))
 	}

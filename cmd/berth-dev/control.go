@@ -12,7 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	"berth/internal/dockerd"
+	"berth/internal/devstack/dockerd"
 )
 
 // serveControl answers `berth-dev kill-machine` on a socket in the folder.

@@ -16,6 +16,7 @@ func (l layout) blobs() string              { return filepath.Join(l.dir, "blobs
 func (l layout) token() string              { return filepath.Join(l.dir, "admin-token") }
 func (l layout) secretKey() string          { return filepath.Join(l.dir, "secret-key") }
 func (l layout) addresses() string          { return filepath.Join(l.dir, "stack.json") }
+func (l layout) ports() string              { return filepath.Join(l.dir, "ports.json") }
 func (l layout) control() string            { return filepath.Join(l.dir, "control.sock") }
 func (l layout) lock() string               { return filepath.Join(l.dir, "lock") }
 func (l layout) machine(name string) string { return filepath.Join(l.dir, "machines", name) }

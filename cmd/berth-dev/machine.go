@@ -17,8 +17,8 @@ import (
 
 	"berth"
 	"berth/activities/node"
-	"berth/internal/deadman"
-	"berth/internal/dockerd"
+	"berth/internal/devstack/dockerd"
+	"berth/internal/machine/deadman"
 )
 
 // gangPorts is how many ports for members of gangs each machine has where all
@@ -34,7 +34,6 @@ type machine struct {
 	cfg    *config
 	log    *slog.Logger
 	server string // the API's address
-	dial   string // Temporal's address
 	join   func(ctx context.Context) (string, error)
 
 	engine *dockerd.Daemon // nil on a shared engine
@@ -106,7 +105,7 @@ func (m *machine) runAgent(ctx context.Context, bootID string) error {
 	if err != nil {
 		return err
 	}
-	args := []string{"--server", m.server, "--temporal-address", m.dial, "--machine", m.name, "--state-dir", filepath.Join(m.dir, "agent"),
+	args := []string{"--server", m.server, "--machine", m.name, "--state-dir", filepath.Join(m.dir, "agent"),
 		"--host-boot", bootID, "--region", m.cfg.Region}
 	if m.cfg.Engines == enginesFake {
 		args = append(args, "--runtime", "fake")

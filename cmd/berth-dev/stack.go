@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -15,12 +17,12 @@ import (
 
 	"berth"
 	"berth/db"
-	"berth/internal/controlplane"
-	"berth/internal/postgres"
-	"berth/internal/source"
-	"berth/internal/temporaldev"
-	"berth/internal/tracing"
-	"berth/internal/vault"
+	"berth/internal/control/controlplane"
+	"berth/internal/devstack/postgres"
+	"berth/internal/devstack/temporaldev"
+	"berth/internal/lib/sealer"
+	"berth/internal/lib/tracing"
+	"berth/internal/machine/fetch"
 )
 
 // database is Berth's own in the private cluster.
@@ -37,6 +39,7 @@ type stack struct {
 	traces   *tracing.Tracing
 	control  *controlplane.ControlPlane
 	machines []*machine
+	ports    *ports
 	known    addresses
 }
 
@@ -50,7 +53,7 @@ func run(ctx context.Context, cfg *config, log *slog.Logger) (err error) {
 	}
 	defer lock.Close()
 	_ = os.Remove(l.addresses())
-	s := &stack{cfg: cfg, layout: l, log: log, known: addresses{PID: os.Getpid()}}
+	s := &stack{cfg: cfg, layout: l, log: log, ports: openPorts(l, os.Stdout), known: addresses{PID: os.Getpid()}}
 	defer func() { err = errors.Join(err, s.stopServers()) }()
 	if err := s.startServers(ctx); err != nil {
 		return err
@@ -61,10 +64,10 @@ func run(ctx context.Context, cfg *config, log *slog.Logger) (err error) {
 func (s *stack) startServers(ctx context.Context) (err error) {
 	if s.cfg.runs("postgres") {
 		fmt.Println("starting PostgreSQL")
-		s.postgres, err = postgres.Start(ctx, postgres.Options{
-			Dir: s.layout.postgres(), BinDir: os.Getenv("PG_BINDIR"), Port: s.cfg.PostgresPort, MaxConnections: 400, Logger: s.log,
-		})
-		if err != nil {
+		if s.postgres, err = s.startPostgres(ctx); err != nil {
+			return err
+		}
+		if err := s.ports.keep(&s.ports.Postgres, s.cfg.PostgresPort, s.postgres.Port()); err != nil {
 			return err
 		}
 		if err := s.postgres.CreateDatabase(ctx, database); err != nil {
@@ -78,13 +81,19 @@ func (s *stack) startServers(ctx context.Context) (err error) {
 		}
 		fmt.Println("starting Temporal")
 		s.temporal, err = temporaldev.Start(ctx, temporaldev.Options{
-			DatabaseURL: s.postgres.URL("postgres"), FrontendPort: s.cfg.TemporalPort,
-			UIPort: max(s.cfg.UIPort, 0), NoUI: s.cfg.UIPort < 0, Logger: s.log,
+			DatabaseURL: s.postgres.URL("postgres"), FrontendPort: s.ports.choose("Temporal", s.cfg.TemporalPort, s.ports.Temporal),
+			UIPort: max(s.ports.choose("Temporal's UI", s.cfg.UIPort, s.ports.UI), 0), NoUI: s.cfg.UIPort < 0, Logger: s.log,
 		})
 		if err != nil {
 			return err
 		}
 		s.known.Temporal, s.known.TemporalUI = s.temporal.Address(), s.temporal.UIURL()
+		if err := s.ports.keep(&s.ports.Temporal, s.cfg.TemporalPort, portOf(s.known.Temporal)); err != nil {
+			return err
+		}
+		if err := s.ports.keep(&s.ports.UI, s.cfg.UIPort, portOf(strings.TrimPrefix(s.known.TemporalUI, "http://"))); err != nil {
+			return err
+		}
 	}
 	if !s.cfg.runs("berthd") {
 		return nil
@@ -109,9 +118,11 @@ func (s *stack) startServers(ctx context.Context) (err error) {
 		return err
 	}
 	c := controlplane.Default()
-	c.Listen, c.DatabaseURL, c.BlobURL, c.TemporalAddress = s.cfg.Listen, s.known.DatabaseURL, s.known.BlobURL, s.known.Temporal
+	host, _, _ := net.SplitHostPort(s.cfg.Listen)
+	listen := net.JoinHostPort(host, strconv.Itoa(s.ports.choose("the API", portOf(s.cfg.Listen), s.ports.API)))
+	c.Listen, c.DatabaseURL, c.BlobURL, c.TemporalAddress = listen, s.known.DatabaseURL, s.known.BlobURL, s.known.Temporal
 	c.SecretKeyFile = s.layout.secretKey()
-	volumes, err := source.ParseVolumes(s.cfg.FileInputs)
+	volumes, err := fetch.ParseVolumes(s.cfg.FileInputs)
 	if err != nil {
 		return err
 	}
@@ -119,7 +130,7 @@ func (s *stack) startServers(ctx context.Context) (err error) {
 		c.FileInputs = append(c.FileInputs, name.String())
 	}
 	c.WebhookAllow = "127.0.0.0/8,::1" // a developer's receivers are on the same machine
-	if err := vault.Make(c.SecretKeyFile); err != nil {
+	if err := sealer.Make(c.SecretKeyFile); err != nil {
 		return err
 	}
 	// Agents of this stack start with it and register within seconds, so a silent
@@ -136,6 +147,22 @@ func (s *stack) startServers(ctx context.Context) (err error) {
 	}
 	s.control, err = controlplane.New(c, controlplane.Options{Version: version, Logger: s.log, Traces: s.traces})
 	return err
+}
+
+// startPostgres starts the cluster on its port of before. Whether that is taken by
+// another process shows only when an earlier server on the same data has ended.
+func (s *stack) startPostgres(ctx context.Context) (*postgres.Cluster, error) {
+	o := postgres.Options{
+		Dir: s.layout.postgres(), BinDir: os.Getenv("PG_BINDIR"), Port: s.ports.choosePostgres(s.layout, s.cfg.PostgresPort), MaxConnections: 400, Logger: s.log,
+	}
+	c, err := postgres.Start(ctx, o)
+	if err == nil || o.Port == s.cfg.PostgresPort || ctx.Err() != nil {
+		return c, err
+	}
+	if o.Port = s.ports.choose("PostgreSQL", 0, o.Port); o.Port != 0 {
+		return nil, err // its port is free, so that was not the reason
+	}
+	return postgres.Start(ctx, o)
 }
 
 // adminToken is made once and kept beside the data it opens.
@@ -199,6 +226,9 @@ func (s *stack) serveControlled(ctx context.Context) error {
 	case <-s.control.Ready():
 	}
 	s.known.API = s.control.URL()
+	if err := s.ports.keep(&s.ports.API, portOf(s.cfg.Listen), portOf(strings.TrimPrefix(s.known.API, "http://"))); err != nil {
+		return err
+	}
 	if !s.cfg.runs("agents") {
 		return s.announce()
 	}
@@ -212,7 +242,7 @@ func (s *stack) serveMachines(ctx context.Context) error {
 		name := fmt.Sprintf("m%d", i+1)
 		m := &machine{
 			name: name, number: i, dir: s.layout.machine(name), cfg: s.cfg, log: s.log,
-			server: s.known.API, dial: s.known.Temporal, join: s.joinToken,
+			server: s.known.API, join: s.joinToken,
 		}
 		s.machines = append(s.machines, m)
 		booting.Go(func() (err error) {

@@ -22,8 +22,8 @@ import (
 	"berth/api/client"
 	"berth/db"
 	"berth/db/dbtest"
-	dbrows "berth/internal/rows"
-	"berth/internal/scheduler"
+	dbrows "berth/internal/control/convert"
+	"berth/internal/control/scheduler"
 	"berth/placement"
 )
 

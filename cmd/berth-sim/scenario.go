@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"berth"
-	"berth/internal/jobfile"
+	"berth/internal/lib/jobfile"
 	"berth/placement"
 )
 

@@ -16,7 +16,7 @@ import (
 
 	"berth"
 	"berth/api/client"
-	"berth/internal/jobfile"
+	"berth/internal/lib/jobfile"
 )
 
 // defaultURL is where berthd and berth-dev listen unless told otherwise.

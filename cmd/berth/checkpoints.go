@@ -11,7 +11,7 @@ import (
 func newCheckpoints(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:               "checkpoints JOB",
-		Short:             "List a job's checkpoints, the newest first",
+		Short:             "List a job's checkpoints, newest first",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeJobs(anyJob),
 		RunE: func(cmd *cobra.Command, args []string) error {

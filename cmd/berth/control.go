@@ -56,7 +56,7 @@ func (a *app) actOn(ctx context.Context, c *client.Client, arg string, do func(c
 func newCancel(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cancel JOB...",
-		Short: "Cancel jobs; doing it twice is no error",
+		Short: "Cancel jobs; canceling twice is not an error",
 		Long: "Cancel asks for the end of jobs. What waits is canceled at once; what runs gets SIGTERM, and SIGKILL\n" +
 			"after its stop_grace. A job that has ended stays as it is. Of an array, ID[3-7] or --index names elements.",
 		Example: "  berth cancel digits\n  berth cancel 'sweep[3-7,9]'",
@@ -74,7 +74,7 @@ func newCancel(a *app) *cobra.Command {
 func newHold(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "hold JOB...",
-		Short: "Keep waiting jobs from being started",
+		Short: "Hold waiting jobs",
 		Long:  "Hold keeps jobs that wait from being started until berth release. Held time does not count for queue_timeout.",
 	}
 	return act(a, cmd, waitingJob, func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
@@ -86,7 +86,7 @@ func newHold(a *app) *cobra.Command {
 func newRelease(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "release JOB...",
-		Short: "Let held jobs start again",
+		Short: "Release held jobs",
 		Long:  "Release lets held jobs start again; of a pipeline or an array all in it. What is in one that is held is released with it alone.",
 	}
 	held := func(j berth.Job) bool { return j.Held }
@@ -104,11 +104,11 @@ func newRetry(a *app) *cobra.Command {
 	var failed bool
 	cmd := &cobra.Command{
 		Use:   "retry JOB...",
-		Short: "Run ended jobs again, as new jobs linked to them",
+		Short: "Run ended jobs again as new jobs, linked to the originals",
 		Long: "Retry submits the spec of an ended job again. The old job stays as it is; both name each other.\n" +
 			"With --failed only what failed runs again: the elements of an array, with their indexes, or the steps of a pipeline that\ndid not succeed.",
 	}
-	cmd.Flags().BoolVar(&failed, "failed", false, "of arrays and pipelines: only what failed")
+	cmd.Flags().BoolVar(&failed, "failed", false, "retry only the failed elements of an array or steps of a pipeline")
 	ended := func(j berth.Job) bool { return j.Status.Terminal() }
 	return act(a, cmd, ended, func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
 		retry := c.Retry
@@ -126,7 +126,7 @@ func newRetry(a *app) *cobra.Command {
 func newPriority(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "priority JOB PRIORITY",
-		Short:   "Change a job's priority: low, normal, high, or 0 to 1000",
+		Short:   "Set a job's priority: low, normal, high, or 0 to 1000",
 		Example: "  berth priority digits high",
 		Args:    cobra.ExactArgs(2),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {

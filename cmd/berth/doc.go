@@ -3,7 +3,7 @@
 // machines and tokens. docs/cli.md lists every command.
 //
 // It speaks only HTTP, by api/client. Job files are read here, by
-// internal/jobfile, so that their faults are shown with line and column before
+// internal/lib/jobfile, so that their faults are shown with line and column before
 // anything is sent; the server checks everything again.
 //
 // What a command found goes to standard output, in the form that -o asks for;

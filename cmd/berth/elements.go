@@ -47,7 +47,7 @@ func (a *app) element(ctx context.Context, c *client.Client, array, which string
 // arguments that name some, or with --index of all.
 func cancelElements(a *app, cmd *cobra.Command) *cobra.Command {
 	var index string
-	cmd.Flags().StringVar(&index, "index", "", "of arrays: only these elements, such as 3-7,9")
+	cmd.Flags().StringVar(&index, "index", "", "select elements of an array, such as 3-7,9")
 	whole := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		var jobs []string

@@ -16,7 +16,7 @@ func newEvents(a *app) *cobra.Command {
 	var follow bool
 	cmd := &cobra.Command{
 		Use:               "events JOB",
-		Short:             "Show a job's history: what happened, when and by whom",
+		Short:             "Show a job's events with time and actor",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeJobs(anyJob),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -38,7 +38,7 @@ func newEvents(a *app) *cobra.Command {
 			return a.showEvents(list)
 		},
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what happens next, until the job has ended")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow new events until the job ends")
 	return cmd
 }
 
@@ -110,7 +110,8 @@ func toneOfEvent(e berth.Event) tone {
 	switch e.Kind {
 	case berth.EventState:
 		return toneOfState(e.To)
-	case berth.EventWarning, berth.EventOrphaned, berth.EventCheckpointRejected:
+	case berth.EventWarning, berth.EventOrphaned, berth.EventCheckpointRejected,
+		berth.EventCheckpointRefused, berth.EventLogCut:
 		return warn
 	case berth.EventCheckpoint:
 		return good

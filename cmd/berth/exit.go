@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"berth"
-	"berth/internal/jobfile"
+	"berth/internal/lib/jobfile"
 )
 
 // exitCode is how the command line ends.
@@ -106,7 +106,7 @@ func exitOf(err error) exitCode {
 
 func exitOfAPI(e *berth.Error) exitCode {
 	switch e.StableCode() {
-	case berth.SlugUnsatisfiable, berth.SlugQuota:
+	case berth.SlugUnsatisfiable, berth.SlugQuota, berth.SlugStorageQuota:
 		return exitRefused
 	case berth.SlugIdempotencyMismatch:
 		return exitConflict

@@ -14,7 +14,7 @@ import (
 func newPlan(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "plan FILE|-",
-		Short: "Say what would become of a job; nothing is stored",
+		Short: "Show what would happen to a job, without submitting it",
 		Long: "Plan asks where a job would run, when it would start, what it would cost, and why other machines do not\n" +
 			"fit. It exits with 6 if no machine could ever hold it.",
 		Args: cobra.ExactArgs(1),
@@ -173,7 +173,7 @@ func (a *app) writeFit(s *sheet, f berth.Fit, wide bool) error {
 func newExplain(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:               "explain JOB",
-		Short:             "Say why a job is where it is, and all that is in its way",
+		Short:             "Explain a job's state and everything it waits for",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeJobs(liveJob),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -66,13 +66,14 @@ func newList(a *app) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringSliceVarP(&status, "status", "s", nil, "only these statuses, such as queued,running")
-	f.StringVar(&q.Name, "name", "", "only jobs of this name")
-	f.StringToStringVarP(&q.Labels, "label", "l", nil, "only jobs with these labels: KEY=VALUE")
-	f.StringVar(&parent, "parent", "", "the elements of this array, or of ARRAY[3-7] these; without it none are listed")
-	f.StringVar(&sinceText, "since", "", "only jobs submitted since: 24h, 7d, 2026-01-31 or an RFC 3339 time")
-	f.IntVar(&q.Limit, "limit", 50, "at most this many (of a page, with --all)")
-	f.BoolVar(&all, "all", false, "every page")
+	f.StringSliceVarP(&status, "status", "s", nil, "filter by status, such as queued,running")
+	f.StringVar(&q.Name, "name", "", "filter by name")
+	f.StringToStringVarP(&q.Labels, "label", "l", nil, "filter by labels: KEY=VALUE")
+	f.StringVar(&parent, "parent", "",
+		"list the elements of an array, such as ARRAY or ARRAY[3-7] (default: elements are not listed)")
+	f.StringVar(&sinceText, "since", "", "filter by submit time: 24h, 7d, 2026-01-31 or an RFC 3339 time")
+	f.IntVar(&q.Limit, "limit", 50, "maximum number of jobs (page size with --all)")
+	f.BoolVar(&all, "all", false, "list all pages")
 	var names []string
 	for _, s := range berth.States {
 		names = append(names, string(s))

@@ -20,7 +20,7 @@ func newLogin(a *app) *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
 		Use:   "login [URL]",
-		Short: "Store a server and a token for it",
+		Short: "Store a server's URL and token",
 		Long: "Login asks for a token, tries it, and stores it with the server's URL as a context, which becomes the\n" +
 			"current one. The token is read without echo from a terminal, else from standard input, or is BERTH_TOKEN.\n" +
 			"Contexts lie in ~/.config/berth/config.yaml (BERTH_CONFIG), readable by you alone.",
@@ -110,19 +110,19 @@ func (a *app) storeContext(name string, t target) error {
 }
 
 func newContext(a *app) *cobra.Command {
-	cmd := &cobra.Command{Use: "context", Short: "List, choose and remove stored servers"}
+	cmd := &cobra.Command{Use: "context", Short: "List, select and remove stored servers"}
 	list := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List stored servers", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return a.listContexts() },
 	}
 	use := &cobra.Command{
-		Use: "use NAME", Short: "Make a stored server the current one", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeContexts,
+		Use: "use NAME", Short: "Select the current server", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeContexts,
 		RunE: func(_ *cobra.Command, args []string) error {
 			return a.editContexts(args[0], func(c *contexts) { c.Current = args[0] }, "is the current one")
 		},
 	}
 	remove := &cobra.Command{
-		Use: "remove NAME", Aliases: []string{"rm"}, Short: "Forget a stored server and its token", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeContexts,
+		Use: "remove NAME", Aliases: []string{"rm"}, Short: "Remove a stored server and its token", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeContexts,
 		RunE: func(_ *cobra.Command, args []string) error {
 			return a.editContexts(args[0], func(c *contexts) {
 				delete(c.Contexts, args[0])

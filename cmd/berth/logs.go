@@ -18,7 +18,7 @@ func newLogs(a *app) *cobra.Command {
 	var stamps bool
 	cmd := &cobra.Command{
 		Use:   "logs JOB",
-		Short: "Show what a job wrote",
+		Short: "Print a job's log",
 		Long: "Logs prints what a job wrote to its standard output and error, of its latest attempt unless --attempt\n" +
 			"names another. They outlive the machine. With -o json each line is a document with time and stream.",
 		Example:           "  berth logs -f digits\n  berth logs digits --attempt 1 --tail 20",
@@ -53,12 +53,12 @@ func newLogs(a *app) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVarP(&q.Follow, "follow", "f", false, "go on with what it writes next, until the job has ended")
-	f.IntVar(&q.Attempt, "attempt", 0, "the attempt, from 1 (default: the latest)")
-	f.IntVar(&q.Member, "member", 0, "the member of a gang, from 0")
-	f.IntVar(&q.Tail, "tail", 0, "only the last lines, this many (default: all)")
-	f.StringVar(&sinceText, "since", "", "only lines since: 10m, 2h, or an RFC 3339 time")
-	f.BoolVarP(&stamps, "timestamps", "t", false, "the time before each line")
+	f.BoolVarP(&q.Follow, "follow", "f", false, "follow the log until the job ends")
+	f.IntVar(&q.Attempt, "attempt", 0, "attempt number, from 1 (default: the latest)")
+	f.IntVar(&q.Member, "member", 0, "gang member, from 0")
+	f.IntVar(&q.Tail, "tail", 0, "print only this many last lines (default: all)")
+	f.StringVar(&sinceText, "since", "", "print only lines since: 10m, 2h, or an RFC 3339 time")
+	f.BoolVarP(&stamps, "timestamps", "t", false, "print the time before each line")
 	return cmd
 }
 

@@ -12,10 +12,12 @@ import (
 	"berth/api/client"
 )
 
-func newMachines(a *app) *cobra.Command {
+// newMachineList builds the command that lists machines. It exists twice, as
+// "berth machines" and as "berth machine list", because users try both.
+func newMachineList(a *app, use string) *cobra.Command {
 	return &cobra.Command{
-		Use:   "machines",
-		Short: "List machines with what is free on them",
+		Use:   use,
+		Short: "List machines with their free capacity",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.client()
@@ -46,7 +48,7 @@ func (a *app) showMachines(list berth.Page[berth.Machine]) error {
 			t.head = []string{"MACHINE", "STATE", "CPUS FREE", "MEMORY FREE", "DISK FREE", "GPUS FREE", "MODEL", "SEEN", "POOL", "REGION", "SITE", "LABELS", "ENGINE", "VERSION", "REASON"}
 		}
 		for _, m := range list.Items {
-			cells := []any{string(m.ID), cell{string(m.State), toneOfMachine(m.State)}, ofCPUs(m), ofMemory(m.Free.MemoryMiB, m.Capacity.MemoryMiB)}
+			cells := []any{string(m.ID), cell{string(m.State), toneOfMachine(m)}, ofCPUs(m), ofMemory(m.Free.MemoryMiB, m.Capacity.MemoryMiB)}
 			if wide {
 				cells = append(cells, ofMemory(m.Free.DiskMiB, m.Capacity.DiskMiB))
 			}
@@ -99,8 +101,8 @@ func modelsText(m berth.Machine) string {
 }
 
 func newMachine(a *app) *cobra.Command {
-	cmd := &cobra.Command{Use: "machine", Short: "Look after one machine"}
-	cmd.AddCommand(newMachineShow(a), newMachineDrain(a), newMachineUndrain(a), newMachineConfirmDead(a), newMachineRemove(a))
+	cmd := &cobra.Command{Use: "machine", Short: "Show, drain and remove machines"}
+	cmd.AddCommand(newMachineList(a, "list"), newMachineShow(a), newMachineDrain(a), newMachineUndrain(a), newMachineConfirmDead(a), newMachineRemove(a))
 	return cmd
 }
 
@@ -123,7 +125,7 @@ func onMachine(a *app, cmd *cobra.Command, do func(ctx context.Context, c *clien
 }
 
 func newMachineShow(a *app) *cobra.Command {
-	cmd := &cobra.Command{Use: "show MACHINE", Short: "Show a machine, its GPUs and what runs there"}
+	cmd := &cobra.Command{Use: "show MACHINE", Short: "Show a machine, its GPUs and its jobs"}
 	return onMachine(a, cmd, func(ctx context.Context, c *client.Client, id berth.MachineID) error {
 		m, err := c.Machine(ctx, id)
 		if err != nil {
@@ -140,7 +142,7 @@ func (a *app) showMachine(m berth.Machine) error {
 func (a *app) describeMachine(m berth.Machine, wide bool) error {
 	s := sheet{screen: a.outTerm}
 	s.add("machine", string(m.ID))
-	s.add("state", a.outTerm.paint(toneOfMachine(m.State), string(m.State)))
+	s.add("state", a.outTerm.paint(toneOfMachine(m), string(m.State)))
 	s.add("reason", oneLine(m.Reason))
 	s.add("drained by", stamp(m.Deadline, a.now()))
 	s.add("seen", stamp(m.SeenAt, a.now()))
@@ -208,13 +210,13 @@ func newMachineDrain(a *app) *cobra.Command {
 	var deadline time.Duration
 	cmd := &cobra.Command{
 		Use:   "drain MACHINE",
-		Short: "Give a machine no new work",
+		Short: "Drain a machine: place no new work on it",
 		Long: "Drain gives a machine no new work. What runs there goes on to its end; with --deadline it is asked to\n" +
 			"checkpoint and stop then, and runs on elsewhere.",
 		Example: "  berth machine drain m-1 --reason 'new disk' --deadline 2h",
 	}
-	cmd.Flags().StringVar(&reason, "reason", "", "why, for whoever looks at the machine")
-	cmd.Flags().DurationVar(&deadline, "deadline", 0, "when its jobs must have left, from now (default: never)")
+	cmd.Flags().StringVar(&reason, "reason", "", "reason, shown with the machine")
+	cmd.Flags().DurationVar(&deadline, "deadline", 0, "move running jobs away after this (default: never)")
 	return onMachine(a, cmd, func(ctx context.Context, c *client.Client, id berth.MachineID) error {
 		if deadline < 0 {
 			return usagef("--deadline %s is negative", deadline)
@@ -241,7 +243,7 @@ func (a *app) changed(m berth.Machine, err error, said string) error {
 }
 
 func newMachineUndrain(a *app) *cobra.Command {
-	cmd := &cobra.Command{Use: "undrain MACHINE", Short: "Give a drained machine work again"}
+	cmd := &cobra.Command{Use: "undrain MACHINE", Short: "End a machine's drain"}
 	return onMachine(a, cmd, func(ctx context.Context, c *client.Client, id berth.MachineID) error {
 		m, err := c.Undrain(ctx, id)
 		return a.changed(m, err, fmt.Sprintf("%s is %s", id, m.State))
@@ -252,12 +254,12 @@ func newMachineConfirmDead(a *app) *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use:   "confirm-dead MACHINE --yes",
-		Short: "Give your word that a silent machine's containers are gone",
+		Short: "Confirm that an unreachable machine's containers have stopped",
 		Long: "Confirm-dead releases what a silent machine still holds, so that its jobs may run elsewhere. It is the\n" +
 			"operator's word that no container of it lives: switch the machine off first. A wrong word lets one job\n" +
 			"run twice at once.",
 	}
-	cmd.Flags().BoolVar(&yes, "yes", false, "the machine is off, or its containers are gone")
+	cmd.Flags().BoolVar(&yes, "yes", false, "confirm: the machine is off, or its containers have stopped")
 	return onMachine(a, cmd, func(ctx context.Context, c *client.Client, id berth.MachineID) error {
 		if !yes {
 			return &usageError{message: "confirm-dead needs --yes", hint: "it says that no container of " + string(id) + " lives; switch the machine off first"}
@@ -281,7 +283,7 @@ func newMachineRemove(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "remove MACHINE",
 		Aliases: []string{"rm"},
-		Short:   "Retire an empty machine for good",
+		Short:   "Remove an empty machine permanently",
 		Long:    "Remove retires a machine: its credential ends and it is listed no more. It must hold no work; drain it first.",
 	}
 	return onMachine(a, cmd, func(ctx context.Context, c *client.Client, id berth.MachineID) error {

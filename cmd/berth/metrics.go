@@ -17,7 +17,7 @@ func newMetrics(a *app) *cobra.Command {
 	var sinceText, svg string
 	cmd := &cobra.Command{
 		Use:   "metrics JOB",
-		Short: "Show what a job used while it ran: processor, memory, disks, network, GPUs",
+		Short: "Show a job's resource usage: CPU, memory, disks, network, GPUs",
 		Long: "Metrics draws one line a series, of the latest attempt unless --attempt names another. Rates are means, amounts\n" +
 			"the largest in each step. They outlive the machine. What ran for less than 10 seconds has no series; berth show\n" +
 			"tells what it used in all.",
@@ -49,10 +49,10 @@ func newMetrics(a *app) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&q.Attempt, "attempt", 0, "the attempt, from 1 (default: the latest)")
-	f.IntVar(&q.Member, "member", -1, "the member of a gang, from 0 (default: all)")
-	f.StringVar(&sinceText, "since", "", "only what was measured since: 10m, 2h, or an RFC 3339 time")
-	f.StringVar(&svg, "svg", "", "write a picture to this file instead; - is the standard output")
+	f.IntVar(&q.Attempt, "attempt", 0, "attempt number, from 1 (default: the latest)")
+	f.IntVar(&q.Member, "member", -1, "gang member, from 0 (default: all)")
+	f.StringVar(&sinceText, "since", "", "show only measurements since: 10m, 2h, or an RFC 3339 time")
+	f.StringVar(&svg, "svg", "", "write an SVG chart to this file; - is standard output")
 	return cmd
 }
 

@@ -14,11 +14,11 @@ import (
 
 	"berth"
 	"berth/api/client"
-	"berth/internal/archive"
+	"berth/internal/lib/archive"
 )
 
 func newOutputs(a *app) *cobra.Command {
-	cmd := &cobra.Command{Use: "outputs", Short: "List and fetch what jobs have left"}
+	cmd := &cobra.Command{Use: "outputs", Short: "List and download outputs of jobs"}
 	cmd.AddCommand(newOutputsList(a), newOutputsPull(a))
 	return cmd
 }
@@ -70,7 +70,7 @@ func newOutputsPull(a *app) *cobra.Command {
 	var to string
 	cmd := &cobra.Command{
 		Use:   "pull JOB [NAME]",
-		Short: "Fetch a job's outputs, or one of them, into folders of their names",
+		Short: "Download a job's outputs, or one of them, each into a folder of its name",
 		Long: "Pull fetches what the latest attempt that has stored outputs has left: each output becomes a folder of its\n" +
 			"name (NAME-1 for what member 1 of a gang has left). A folder that is there already is left alone.",
 		Args:              cobra.RangeArgs(1, 2),
@@ -97,7 +97,7 @@ func newOutputsPull(a *app) *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVarP(&to, "dir", "d", ".", "folder to put them into")
+	cmd.Flags().StringVarP(&to, "dir", "d", ".", "target folder")
 	return cmd
 }
 

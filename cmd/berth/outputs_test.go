@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"berth"
-	"berth/internal/archive"
+	"berth/internal/lib/archive"
 )
 
 // outputServer serves one job with one output, whose archive is text.

@@ -12,13 +12,13 @@ import (
 
 	"berth"
 	"berth/api/client"
-	"berth/internal/jobfile"
+	"berth/internal/lib/jobfile"
 )
 
 func newPipeline(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pipeline",
-		Short: "Submit, show and cancel pipelines: jobs that need each other",
+		Short: "Submit, show and cancel pipelines of dependent jobs",
 		Long: "A pipeline is a file of kind: pipeline with jobs that name what they need. It is a job as well: list, wait, hold,\n" +
 			"priority, events and retry --failed work with it.",
 	}
@@ -31,7 +31,7 @@ func newPipelineSubmit(a *app) *cobra.Command {
 	var noCache bool
 	cmd := &cobra.Command{
 		Use:     "submit FILE|-",
-		Short:   "Submit the pipeline of a file",
+		Short:   "Submit a pipeline file",
 		Example: "  berth pipeline submit nightly.yaml --wait\n  berth pipeline submit nightly.yaml --no-cache",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -51,7 +51,7 @@ func newPipelineSubmit(a *app) *cobra.Command {
 		},
 	}
 	flags.register(cmd)
-	cmd.Flags().BoolVar(&noCache, "no-cache", false, "run steps that say cache: true as well, and have later runs take their results")
+	cmd.Flags().BoolVar(&noCache, "no-cache", false, "run cached steps again; later runs use the new results")
 	return cmd
 }
 
@@ -148,14 +148,14 @@ func newPipelineShow(a *app) *cobra.Command {
 			}})
 		},
 	}
-	cmd.Flags().BoolVar(&tree, "tree", false, "the steps alone, those of nested pipelines below them")
+	cmd.Flags().BoolVar(&tree, "tree", false, "show only the steps, as a tree with nested pipelines")
 	return cmd
 }
 
 func newPipelineCancel(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cancel PIPELINE...",
-		Short: "Cancel pipelines with all their steps; doing it twice is no error",
+		Short: "Cancel pipelines with all their steps; canceling twice is not an error",
 	}
 	return act(a, cmd, isPipeline, func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
 		if !isPipeline(job) {

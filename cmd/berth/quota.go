@@ -12,7 +12,7 @@ import (
 )
 
 func newQuota(a *app) *cobra.Command {
-	cmd := &cobra.Command{Use: "quota", Short: "Say and show what tenants may have"}
+	cmd := &cobra.Command{Use: "quota", Short: "Manage the quotas of tenants"}
 	cmd.AddCommand(newQuotaList(a), newQuotaShow(a), newQuotaSet(a), newQuotaDelete(a))
 	return cmd
 }
@@ -21,7 +21,7 @@ func newQuotaList(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
-		Short:   "List what tenants may have; for users, their own",
+		Short:   "List quotas; users see their own tenant's",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.client()
@@ -115,7 +115,7 @@ func amountsText(a *berth.Amounts) string {
 func newQuotaShow(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "show TENANT",
-		Short: "Show what a tenant may have, and has",
+		Short: "Show a tenant's quota and usage",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
@@ -140,8 +140,17 @@ func (a *app) showQuota(q berth.Quota) error {
 		s.add("borrows", string(q.Borrow))
 		s.add("running", ofMost(runningOf(q), q.MaxRunning)+" jobs")
 		s.add("waiting", ofMost(waitingOf(q), q.MaxQueued)+" jobs")
+		if q.SubmitRPS != nil {
+			s.add("submits", fmt.Sprintf("at most %g a second", *q.SubmitRPS))
+		}
+		if q.MaxPriority != nil {
+			s.add("priority", fmt.Sprintf("at most %s", q.MaxPriority))
+		}
 		if b := q.Budget; b != nil {
 			s.add("budget", fmt.Sprintf("%.1f of %g GPU-hours spent in %s, since %s", spentOf(q), b.GPUHours, b.Period, stamp(b.Since, a.now())))
+		}
+		for _, l := range storageOf(q) {
+			s.add(l.name, l.text)
 		}
 		if q.Use != nil {
 			s.add("holding", amountsText(&q.Use.Holding))
@@ -167,7 +176,73 @@ var quotaFlags = []struct {
 	}},
 	{"max-running", "jobs that hold capacity at once", func(q *berth.Quota, text string) error { return count(&q.MaxRunning, text) }},
 	{"max-queued", "jobs that wait at once", func(q *berth.Quota, text string) error { return count(&q.MaxQueued, text) }},
+	{"submit-rps", "jobs and pipelines submitted a second", func(q *berth.Quota, text string) error { return rate(&q.SubmitRPS, text) }},
+	{"max-priority", "greatest priority of submitted work: low, normal, high, or 0 to 1000", func(q *berth.Quota, text string) error { return parseAmount(&q.MaxPriority, text) }},
+	{"storage-uploads", "uploads that it stores, such as 100GiB", storageFlag(storedUploads)},
+	{"storage-logs", "logs of jobs that it stores", storageFlag(storedLogs)},
+	{"storage-outputs", "outputs of jobs that it stores", storageFlag(storedOutputs)},
+	{"storage-checkpoints", "checkpoints that it stores", storageFlag(storedCheckpoints)},
+	{"storage-total", "uploads, logs, outputs and checkpoints together", storageFlag(storedTotal)},
+	{"secrets", "number of secrets", secretsFlag},
 	{"budget", "GPU-hours in each period: 5000/720h", budget},
+}
+
+// storageFlag sets a limit of stored data in bytes.
+func storageFlag(of func(*berth.StorageLimits) **berth.MiB) func(*berth.Quota, string) error {
+	return func(q *berth.Quota, text string) error { return parseAmount(of(storageIn(q)), text) }
+}
+
+func storedUploads(l *berth.StorageLimits) **berth.MiB     { return &l.Uploads }
+func storedLogs(l *berth.StorageLimits) **berth.MiB        { return &l.Logs }
+func storedOutputs(l *berth.StorageLimits) **berth.MiB     { return &l.Outputs }
+func storedCheckpoints(l *berth.StorageLimits) **berth.MiB { return &l.Checkpoints }
+func storedTotal(l *berth.StorageLimits) **berth.MiB       { return &l.Total }
+
+func secretsFlag(q *berth.Quota, text string) error { return count(&storageIn(q).Secrets, text) }
+
+func storageIn(q *berth.Quota) *berth.StorageLimits {
+	if q.Storage == nil {
+		q.Storage = &berth.StorageLimits{}
+	}
+	return q.Storage
+}
+
+// storageLine is one kind of stored data, with its limit.
+type storageLine struct{ name, text string }
+
+// storageOf lists stored data by kind; kinds that are empty and have no limit are left
+// out.
+func storageOf(q berth.Quota) []storageLine {
+	var used berth.Stored
+	var limits berth.StorageLimits
+	if q.Stored != nil {
+		used = *q.Stored
+	}
+	if q.Storage != nil {
+		limits = *q.Storage
+	}
+	var lines []storageLine
+	for _, k := range []struct {
+		name string
+		used int64
+		most *berth.MiB
+	}{
+		{"uploads", used.Uploads, limits.Uploads}, {"logs", used.Logs, limits.Logs},
+		{"outputs", used.Outputs, limits.Outputs},
+		{"checkpoints", used.Checkpoints, limits.Checkpoints}, {"stored", used.Total, limits.Total},
+	} {
+		text := berth.BytesText(k.used)
+		if k.most != nil {
+			text += " of " + k.most.String()
+		}
+		if k.most != nil || k.used > 0 {
+			lines = append(lines, storageLine{k.name, text})
+		}
+	}
+	if limits.Secrets != nil || used.Secrets > 0 {
+		lines = append(lines, storageLine{"secrets", ofMost(int(used.Secrets), limits.Secrets)})
+	}
+	return lines
 }
 
 func guarantee(q *berth.Quota) **berth.Amounts { return &q.Guarantee }
@@ -218,6 +293,19 @@ func count(into **int, text string) error {
 	return nil
 }
 
+func rate(into **float64, text string) error {
+	if text == lifted {
+		*into = nil
+		return nil
+	}
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		return fmt.Errorf("%q is no number; allowed: a number such as 50, or none", text)
+	}
+	*into = &n
+	return nil
+}
+
 func budget(q *berth.Quota, text string) error {
 	if text == lifted {
 		q.Budget = nil
@@ -239,7 +327,7 @@ func budget(q *berth.Quota, text string) error {
 func newQuotaSet(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "set TENANT",
-		Short:   "Change what a tenant may have",
+		Short:   "Change a tenant's quota",
 		Long:    "Set changes what its flags name and leaves the rest. none lifts a setting. If somebody else changed the quota\nmeanwhile, nothing is done and the exit code is 4.",
 		Example: "  berth quota set vision --guarantee-gpus 8 --limit-gpus 16 --max-queued 1000\n  berth quota set vision --limit-gpus none --budget 5000/720h",
 		Args:    cobra.ExactArgs(1),
@@ -290,7 +378,7 @@ func applyQuotaFlags(flags *pflag.FlagSet, q *berth.Quota) error {
 func newQuotaDelete(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "delete TENANT",
-		Short: "Lift all limits of a tenant",
+		Short: "Delete a tenant's quota",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()

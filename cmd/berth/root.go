@@ -37,9 +37,9 @@ func newRoot(a *app) *cobra.Command {
 		&cobra.Group{ID: groupSelf, Title: "This program:"},
 	)
 	flags := root.PersistentFlags()
-	flags.StringVar(&a.URL, "url", a.URL, "server to speak to [BERTH_URL]")
-	flags.StringVar(&a.Context, "context", a.Context, "stored server to speak to [BERTH_CONTEXT]")
-	flags.StringVarP(&a.Output, "output", "o", "table", "table, wide, json, yaml or name")
+	flags.StringVar(&a.URL, "url", a.URL, "server URL [BERTH_URL]")
+	flags.StringVar(&a.Context, "context", a.Context, "stored server to use [BERTH_CONTEXT]")
+	flags.StringVarP(&a.Output, "output", "o", "table", "output format: table, wide, json, yaml or name")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "wide", "json", "yaml", "name"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = root.RegisterFlagCompletionFunc("context", a.completeContexts)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
@@ -55,8 +55,8 @@ func newRoot(a *app) *cobra.Command {
 	}
 	add(groupJobs, newSubmit(a), newRun(a), newPlan(a), newList(a), newShow(a), newExplain(a), newEvents(a), newLogs(a),
 		newWait(a), newCancel(a), newHold(a), newRelease(a), newRetry(a), newPriority(a), newMetrics(a), newCheckpoints(a), newOutputs(a), newPipeline(a), newSchedule(a))
-	add(groupMachines, newMachines(a), newMachine(a), newJoinToken(a))
-	add(groupAdmin, newTenant(a), newQuota(a), newToken(a), newSecret(a))
+	add(groupMachines, newMachineList(a, "machines"), newMachine(a), newJoinToken(a))
+	add(groupAdmin, newAdmission(a), newTenant(a), newQuota(a), newToken(a), newSecret(a))
 	add(groupSelf, newLogin(a), newContext(a), newVersion(a))
 	eachCommand(root, checkArgs)
 	return root

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth"
-	"berth/internal/jobfile"
+	"berth/internal/lib/jobfile"
 )
 
 // runFlags are a job file as flags.
@@ -40,6 +40,11 @@ func newRun(a *app) *cobra.Command {
 			if err := flags.check(); err != nil {
 				return err
 			}
+			for _, name := range []string{"members", "max-attempts"} {
+				if v, _ := cmd.Flags().GetInt(name); cmd.Flags().Changed(name) && v == 0 {
+					return &usageError{message: "--" + name + " 0: want 1 or more; leave it out for 1"}
+				}
+			}
 			spec, err := r.spec(args)
 			if err != nil {
 				return err
@@ -52,20 +57,21 @@ func newRun(a *app) *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&r.image, "image", "", "container image (required)")
-	f.StringVar(&r.name, "name", "", "name of the job (default: from the image)")
-	f.StringVar(&r.workdir, "workdir", "", "folder that is packed, sent and put into /workspace")
-	f.StringVar(&r.cpus, "cpus", "", "cores, such as 0.5 (default 1)")
-	f.StringVar(&r.memory, "memory", "", "such as 512MiB (default 2GiB)")
-	f.StringVar(&r.disk, "disk", "", "such as 10GiB")
-	f.IntVar(&r.members, "members", 0, "containers that start together and reach each other (default 1); resources are those of each")
-	f.StringVar(&r.gpus, "gpus", "", "whole GPUs, or a share of one such as 0.25")
-	f.StringVar(&r.gpuType, "gpu-type", "", "GPU models, any of: H100,A100")
-	f.StringToStringVarP(&r.env, "env", "e", nil, "variables of the container: KEY=VALUE")
+	f.StringVar(&r.name, "name", "", "job name (default: derived from the image)")
+	f.StringVar(&r.workdir, "workdir", "", "local folder to upload; it is mounted at /workspace")
+	f.StringVar(&r.cpus, "cpus", "", "CPU cores, such as 0.5 (default 1)")
+	f.StringVar(&r.memory, "memory", "", "memory, such as 512MiB (default 2GiB)")
+	f.StringVar(&r.disk, "disk", "", "disk space, such as 10GiB")
+	f.IntVar(&r.members, "members", 0,
+		"number of containers that start together and reach each other (default 1); resources are per container")
+	f.StringVar(&r.gpus, "gpus", "", "number of GPUs, or a share of one such as 0.25")
+	f.StringVar(&r.gpuType, "gpu-type", "", "acceptable GPU models, such as H100,A100")
+	f.StringToStringVarP(&r.env, "env", "e", nil, "environment variables of the container: KEY=VALUE")
 	f.StringToStringVarP(&r.labels, "label", "l", nil, "labels of the job: KEY=VALUE")
-	f.StringVar(&r.priority, "priority", "", "low, normal, high, or 0 to 1000 (default normal)")
-	f.StringVar(&r.timeLimit, "time-limit", "", "longest run, such as 4h")
-	f.StringVar(&r.checkpoint, "checkpoint", "", "folder in the container that is saved and restored")
-	f.IntVar(&r.maxAttempts, "max-attempts", 0, "runs that may end by the job's own fault (default 1)")
+	f.StringVar(&r.priority, "priority", "", "priority: low, normal, high, or 0 to 1000 (default normal)")
+	f.StringVar(&r.timeLimit, "time-limit", "", "time limit of an attempt, such as 4h")
+	f.StringVar(&r.checkpoint, "checkpoint", "", "checkpoint folder in the container")
+	f.IntVar(&r.maxAttempts, "max-attempts", 0, "attempts that may fail by the job's own fault (default 1)")
 	_ = cmd.MarkFlagRequired("image")
 	flags.register(cmd)
 	return cmd

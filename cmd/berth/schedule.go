@@ -15,7 +15,7 @@ import (
 func newSchedule(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "schedule",
-		Short: "Submit jobs and pipelines at times to come",
+		Short: "Manage schedules, which submit jobs and pipelines at set times",
 		Long: "A schedule submits the job or the pipeline of a file at the times of a cron line, at an interval, or once.\n" +
 			"What it submits are jobs as any others. docs/schedules.md tells what becomes of times that overlap or were missed.",
 	}
@@ -110,7 +110,7 @@ func newScheduleShow(a *app) *cobra.Command {
 	var fires int
 	cmd := &cobra.Command{
 		Use:   "show NAME",
-		Short: "Show a schedule, its next times and what became of the last",
+		Short: "Show a schedule, its next times and its last fires",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if fires < 0 || fires > 1000 {
@@ -127,7 +127,7 @@ func newScheduleShow(a *app) *cobra.Command {
 			return a.showSchedule(s)
 		},
 	}
-	cmd.Flags().IntVar(&fires, "fires", 20, "how many of the last fires")
+	cmd.Flags().IntVar(&fires, "fires", 20, "number of last fires to show")
 	return cmd
 }
 
@@ -207,12 +207,12 @@ func newScheduleDelete(a *app) *cobra.Command {
 }
 
 func newSchedulePause(a *app) *cobra.Command {
-	cmd := &cobra.Command{Use: "pause NAME", Short: "Let a schedule not fire until it is resumed"}
+	cmd := &cobra.Command{Use: "pause NAME", Short: "Pause a schedule"}
 	return noteSchedule(a, cmd, "is paused", (*client.Client).PauseSchedule)
 }
 
 func newScheduleResume(a *app) *cobra.Command {
-	cmd := &cobra.Command{Use: "resume NAME", Short: "Let a paused schedule fire again, from now on"}
+	cmd := &cobra.Command{Use: "resume NAME", Short: "Resume a paused schedule; missed times are not made up"}
 	return noteSchedule(a, cmd, "fires again", (*client.Client).ResumeSchedule)
 }
 
@@ -238,6 +238,6 @@ func noteSchedule(a *app, cmd *cobra.Command, words string, change func(c *clien
 			return err
 		}})
 	}
-	cmd.Flags().StringVar(&note, "note", "", "why, for others to read")
+	cmd.Flags().StringVar(&note, "note", "", "reason, shown with the schedule")
 	return cmd
 }

@@ -11,7 +11,7 @@ import (
 
 	"berth"
 	"berth/api/client"
-	"berth/internal/jobfile"
+	"berth/internal/lib/jobfile"
 )
 
 // scheduleFlags say when to submit; they go before what a schedule's file says.
@@ -23,21 +23,25 @@ type scheduleFlags struct {
 
 func (f *scheduleFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&f.name, "name", "", "name of the schedule; default, that of what it submits")
-	flags.StringVar(&f.cron, "cron", "", "minute, hour, day of month, month, day of week, as in '30 3 * * 1-5'; or @hourly, @daily, @weekly, @monthly, @yearly")
-	flags.StringVar(&f.zone, "time-zone", "", "of --cron, such as Europe/Berlin; default UTC")
-	flags.DurationVar(&f.every, "every", 0, "in place of --cron: an interval such as 6h, counted from 1970")
+	flags.StringVar(&f.name, "name", "", "schedule name (default: the name of its job or pipeline)")
+	flags.StringVar(&f.cron, "cron", "",
+		"minute, hour, day of month, month, day of week, as in '30 3 * * 1-5'; or @hourly, @daily, "+
+			"@weekly, @monthly, @yearly")
+	flags.StringVar(&f.zone, "time-zone", "", "time zone of --cron, such as Europe/Berlin (default UTC)")
+	flags.DurationVar(&f.every, "every", 0, "fixed interval instead of --cron, such as 6h, counted from 1970")
 	f.registerTime(cmd)
-	flags.StringVar(&f.overlap, "overlap", "", "while its last job has not ended: skip (default), buffer_one, allow or cancel_other")
-	flags.DurationVar(&f.catchUp, "catch-up", 0, "how late it may submit after an outage; default 1h, of a single time a year")
-	flags.DurationVar(&f.jitter, "jitter", 0, "put each submission off by a random time of up to this")
-	flags.BoolVar(&f.paused, "paused", false, "make it and do not start it")
+	flags.StringVar(&f.overlap, "overlap", "",
+		"action while the last job still runs: skip (default), buffer_one, allow or cancel_other")
+	flags.DurationVar(&f.catchUp, "catch-up", 0,
+		"submit missed times up to this long after an outage (default 1h; 1 year for --at and --in)")
+	flags.DurationVar(&f.jitter, "jitter", 0, "delay each submit by a random time of up to this")
+	flags.BoolVar(&f.paused, "paused", false, "create the schedule paused")
 }
 
 // registerTime registers what says a single time.
 func (f *scheduleFlags) registerTime(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.at, "at", "", "submit it once, at a time such as 2026-01-31T12:00:00Z")
-	cmd.Flags().DurationVar(&f.in, "in", 0, "submit it once, after a time such as 2h")
+	cmd.Flags().StringVar(&f.at, "at", "", "submit once at this time, such as 2026-01-31T12:00:00Z")
+	cmd.Flags().DurationVar(&f.in, "in", 0, "submit once after this time, such as 2h")
 }
 
 // apply lays the flags over what a file says.
@@ -88,7 +92,7 @@ func newScheduleCreate(a *app) *cobra.Command {
 	var flags scheduleFlags
 	cmd := &cobra.Command{
 		Use:   "create FILE|-",
-		Short: "Make a schedule of a job file, a pipeline file or a schedule file",
+		Short: "Create a schedule from a job, pipeline or schedule file",
 		Long: "Create takes a job file or a pipeline file, and flags that say when to submit it; or a file of kind: schedule, which\n" +
 			"says both. Folders that the jobs name are sent now, and are kept as long as the schedule. Making the same schedule\n" +
 			"again changes nothing; another one of its name is refused.",
@@ -205,7 +209,7 @@ func newScheduleRun(a *app) *cobra.Command {
 	var overlap string
 	cmd := &cobra.Command{
 		Use:   "run NAME",
-		Short: "Submit what a schedule submits now, beside its times",
+		Short: "Trigger a schedule now, in addition to its times",
 		Long:  "Run fires a schedule now, paused or not, and prints the id of the job. Where its overlap lets it make none, it says why.",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -220,7 +224,8 @@ func newScheduleRun(a *app) *cobra.Command {
 			return a.showFire(f)
 		},
 	}
-	cmd.Flags().StringVar(&overlap, "overlap", "", "in place of the schedule's: skip, buffer_one, allow or cancel_other")
+	cmd.Flags().StringVar(&overlap, "overlap", "",
+		"override the schedule's overlap: skip, buffer_one, allow or cancel_other")
 	return cmd
 }
 
@@ -258,7 +263,7 @@ func newScheduleBackfill(a *app) *cobra.Command {
 	var from, to, overlap string
 	cmd := &cobra.Command{
 		Use:   "backfill NAME --from TIME [--to TIME]",
-		Short: "Submit for times of a schedule that have passed, each once",
+		Short: "Submit for past times of a schedule, each once",
 		Long: "Backfill submits for every time of the schedule in a range, both ends included, that has made no job yet: before it was\n" +
 			"made, while it was paused, or where it was skipped or refused. Doing it again submits nothing twice.",
 		Example: "  berth schedule backfill nightly --from 2026-01-01T00:00:00Z --to 2026-01-31T23:59:59Z",
@@ -275,9 +280,10 @@ func newScheduleBackfill(a *app) *cobra.Command {
 			return a.backfill(cmd.Context(), c, args[0], b)
 		},
 	}
-	cmd.Flags().StringVar(&from, "from", "", "the first time, such as 2026-01-01T00:00:00Z")
-	cmd.Flags().StringVar(&to, "to", "", "the last time; default now")
-	cmd.Flags().StringVar(&overlap, "overlap", "", "in place of the schedule's: skip, buffer_one, allow (default) or cancel_other")
+	cmd.Flags().StringVar(&from, "from", "", "first time, such as 2026-01-01T00:00:00Z")
+	cmd.Flags().StringVar(&to, "to", "", "last time (default: now)")
+	cmd.Flags().StringVar(&overlap, "overlap", "",
+		"override the schedule's overlap: skip, buffer_one, allow (default) or cancel_other")
 	return cmd
 }
 

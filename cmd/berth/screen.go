@@ -68,8 +68,11 @@ func toneOfState(s berth.State) tone {
 	}
 }
 
-func toneOfMachine(s berth.MachineState) tone {
-	switch s {
+func toneOfMachine(m berth.Machine) tone {
+	if m.State == berth.MachineReady && m.EngineSilentSince != nil {
+		return warn // it gets no new work
+	}
+	switch m.State {
 	case berth.MachineReady:
 		return good
 	case berth.MachineLost:

@@ -20,8 +20,8 @@ import (
 	"berth/api"
 	"berth/db"
 	"berth/db/dbtest"
-	"berth/internal/blob"
-	"berth/internal/vault"
+	"berth/internal/control/blob"
+	"berth/internal/lib/sealer"
 )
 
 func TestMain(m *testing.M) {
@@ -76,10 +76,10 @@ func realServer(t testing.TB, cleanup func(func())) string {
 		t.Fatal(err)
 	}
 	keyFile := filepath.Join(t.TempDir(), "keys")
-	if err := vault.Make(keyFile); err != nil {
+	if err := sealer.Make(keyFile); err != nil {
 		t.Fatal(err)
 	}
-	keys, err := vault.Load(keyFile)
+	keys, err := sealer.Load(keyFile)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,7 @@ func newSecretSet(a *app) *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use:   "set NAME",
-		Short: "Store a secret, or another value of it",
+		Short: "Create a secret, or replace its value",
 		Long: "Set reads the value from standard input (a newline at its end is left out), or, exactly as it is, from a file.\n" +
 			"It is never an argument, which others on this machine could read. No command shows it again. A job gets it by\n" +
 			"naming it in secrets; attempts that have begun keep the old value.",
@@ -54,7 +54,7 @@ func newSecretSet(a *app) *cobra.Command {
 			}})
 		},
 	}
-	cmd.Flags().StringVar(&file, "from-file", "", "file that holds the value, exactly as it is")
+	cmd.Flags().StringVar(&file, "from-file", "", "file with the value, stored byte for byte")
 	return cmd
 }
 
@@ -122,7 +122,7 @@ func newSecretList(a *app) *cobra.Command {
 func newSecretDelete(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "delete NAME",
-		Short: "Delete a secret; jobs that name it and have not begun will fail",
+		Short: "Delete a secret; waiting jobs that name it will fail",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()

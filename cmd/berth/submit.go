@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth"
-	"berth/internal/jobfile"
+	"berth/internal/lib/jobfile"
 )
 
 // submitFlags are what submit and run share.
@@ -22,9 +22,10 @@ type submitFlags struct {
 }
 
 func (f *submitFlags) register(cmd *cobra.Command) {
-	cmd.Flags().BoolVarP(&f.wait, "wait", "w", false, "wait for the job's end, with its exit code")
-	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "how long to wait, such as 2h; the job goes on")
-	cmd.Flags().StringVar(&f.key, "idempotency-key", "", "name of this submission: a repeat with the same name is the same job")
+	cmd.Flags().BoolVarP(&f.wait, "wait", "w", false, "wait for the job's end and exit with its exit code")
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "stop waiting after this, such as 2h; the job continues")
+	cmd.Flags().StringVar(&f.key, "idempotency-key", "",
+		"idempotency key; a repeated submit with the same key returns the existing job")
 }
 
 func (f *submitFlags) check() error {
@@ -42,7 +43,7 @@ func newSubmit(a *app) *cobra.Command {
 	var later scheduleFlags
 	cmd := &cobra.Command{
 		Use:   "submit FILE|-",
-		Short: "Submit the job of a job file",
+		Short: "Submit a job file",
 		Long: "Submit reads a job file (YAML or JSON, - for standard input), checks it and submits the job.\n" +
 			"It prints the job's id. The file's fields are described in docs/jobs.md. With --at or --in it makes a schedule of a\n" +
 			"single time instead, which berth schedule shows and deletes.",

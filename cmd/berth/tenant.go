@@ -9,7 +9,7 @@ import (
 )
 
 func newTenant(a *app) *cobra.Command {
-	cmd := &cobra.Command{Use: "tenant", Short: "Make, list, show, change and remove tenants"}
+	cmd := &cobra.Command{Use: "tenant", Short: "Create, list, show, change and remove tenants"}
 	cmd.AddCommand(newTenantCreate(a), newTenantList(a), newTenantShow(a), newTenantSet(a), newTenantDelete(a))
 	return cmd
 }
@@ -19,7 +19,7 @@ func newTenantCreate(a *app) *cobra.Command {
 	var parent string
 	cmd := &cobra.Command{
 		Use:     "create TENANT",
-		Short:   "Make a tenant",
+		Short:   "Create a tenant",
 		Example: "  berth tenant create vision --parent lab --weight 2",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -35,8 +35,8 @@ func newTenantCreate(a *app) *cobra.Command {
 			return a.showTenant(t)
 		},
 	}
-	cmd.Flags().StringVar(&parent, "parent", "", "tenant above it, whose limits bind it too")
-	cmd.Flags().Float64Var(&n.Weight, "weight", 1, "of its share among its siblings")
+	cmd.Flags().StringVar(&parent, "parent", "", "parent tenant, whose limits apply too")
+	cmd.Flags().Float64Var(&n.Weight, "weight", 1, "weight of the tenant's fair share among its siblings")
 	return cmd
 }
 
@@ -44,7 +44,7 @@ func newTenantList(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
-		Short:   "List tenants with what they use; for users, their own",
+		Short:   "List tenants with their usage; users see their own",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.client()
@@ -86,7 +86,7 @@ func (a *app) showTenants(list berth.Page[berth.Tenant]) error {
 func newTenantShow(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "show TENANT",
-		Short: "Show a tenant with what it uses",
+		Short: "Show a tenant with its usage",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
@@ -151,14 +151,14 @@ func newTenantSet(a *app) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&parent, "parent", "", `tenant above it; "" for none`)
-	cmd.Flags().Float64Var(&weight, "weight", 1, "of its share among its siblings")
+	cmd.Flags().Float64Var(&weight, "weight", 1, "weight of the tenant's fair share among its siblings")
 	return cmd
 }
 
 func newTenantDelete(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "delete TENANT",
-		Short: "Remove a tenant to which nothing belongs",
+		Short: "Remove an empty tenant",
 		Long:  "Delete removes a tenant that has no job that is not archived, no token that is good, no schedule and no tenant below it. Its secrets and uploads go with it. A tenant that has archived jobs cannot be made again: they would be the new one's.",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

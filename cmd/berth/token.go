@@ -10,7 +10,7 @@ import (
 )
 
 func newToken(a *app) *cobra.Command {
-	cmd := &cobra.Command{Use: "token", Short: "Make, list and revoke tokens"}
+	cmd := &cobra.Command{Use: "token", Short: "Create, list and revoke tokens"}
 	cmd.AddCommand(newTokenCreate(a), newTokenList(a), newTokenRevoke(a))
 	return cmd
 }
@@ -21,7 +21,7 @@ func newTokenCreate(a *app) *cobra.Command {
 	var ttl time.Duration
 	cmd := &cobra.Command{
 		Use:     "create NAME",
-		Short:   "Make a token; its text is shown once",
+		Short:   "Create a token; its text is shown once",
 		Example: "  berth token create alice --role user --tenant vision --ttl 720h",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -41,9 +41,9 @@ func newTokenCreate(a *app) *cobra.Command {
 			return a.showSecret(t, t.ID, t.Secret)
 		},
 	}
-	cmd.Flags().StringVar(&role, "role", string(berth.RoleUser), "admin, user or viewer")
+	cmd.Flags().StringVar(&role, "role", string(berth.RoleUser), "role: admin, user or viewer")
 	cmd.Flags().StringVar(&tenant, "tenant", "", "tenant (default: your own)")
-	cmd.Flags().DurationVar(&ttl, "ttl", 0, "how long it is good for, such as 720h (default: until revoked)")
+	cmd.Flags().DurationVar(&ttl, "ttl", 0, "lifetime, such as 720h (default: until revoked)")
 	_ = cmd.RegisterFlagCompletionFunc("role", cobra.FixedCompletions([]string{"admin", "user", "viewer"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
@@ -67,7 +67,7 @@ func newTokenList(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
-		Short:   "List tokens, without their texts",
+		Short:   "List tokens without their texts",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.client()
@@ -109,7 +109,7 @@ func (a *app) showTokens(list berth.Page[berth.Token]) error {
 func newTokenRevoke(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "revoke ID",
-		Short: "End a token at once",
+		Short: "Revoke a token immediately",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
@@ -126,7 +126,7 @@ func newTokenRevoke(a *app) *cobra.Command {
 }
 
 func newJoinToken(a *app) *cobra.Command {
-	cmd := &cobra.Command{Use: "join-token", Short: "Let machines join"}
+	cmd := &cobra.Command{Use: "join-token", Short: "Create, list and revoke join tokens of machines"}
 	cmd.AddCommand(newJoinTokenCreate(a))
 	return cmd
 }
@@ -136,7 +136,7 @@ func newJoinTokenCreate(a *app) *cobra.Command {
 	var ttl time.Duration
 	cmd := &cobra.Command{
 		Use:     "create",
-		Short:   "Make a token with which one machine may join, once",
+		Short:   "Create a token with which one machine may join, once",
 		Example: "  berth-agent --server https://berth.example.com --join-token $(berth join-token create)",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -156,8 +156,9 @@ func newJoinTokenCreate(a *app) *cobra.Command {
 			return a.showSecret(t, t.ID, t.Secret)
 		},
 	}
-	cmd.Flags().StringVar(&n.Pool, "pool", "", "pool the machine belongs to")
-	cmd.Flags().StringToStringVarP(&n.Labels, "label", "l", nil, "labels the machine gets, whatever it says of itself: KEY=VALUE")
-	cmd.Flags().DurationVar(&ttl, "ttl", 0, "how long it is good for, at most 24h (default 10m)")
+	cmd.Flags().StringVar(&n.Pool, "pool", "", "pool of the machine")
+	cmd.Flags().StringToStringVarP(&n.Labels, "label", "l", nil,
+		"labels of the machine, which override its own: KEY=VALUE")
+	cmd.Flags().DurationVar(&ttl, "ttl", 0, "lifetime, at most 24h (default 10m)")
 	return cmd
 }

@@ -10,7 +10,7 @@ import (
 func newVersion(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
-		Short: "Print the version of this program",
+		Short: "Print the program's version",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			body := map[string]string{"version": a.version, "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH}

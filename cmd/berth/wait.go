@@ -25,7 +25,7 @@ func newWait(a *app) *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "wait JOB",
-		Short: "Wait for a job's end, with its exit code",
+		Short: "Wait for a job's end and exit with its exit code",
 		Long: "Wait shows a job's progress until it ends: 0 if it succeeded, 1 if it failed, 5 if it was canceled,\n" +
 			"124 if --timeout passed. Ctrl-C stops the waiting and never the job.",
 		Args:              cobra.ExactArgs(1),
@@ -49,7 +49,7 @@ func newWait(a *app) *cobra.Command {
 			return errors.Join(a.printEnd(cmd.Context(), c, job.ID, err), err)
 		},
 	}
-	cmd.Flags().DurationVar(&timeout, "timeout", 0, "how long to wait, such as 2h; the job goes on")
+	cmd.Flags().DurationVar(&timeout, "timeout", 0, "stop waiting after this, such as 2h; the job continues")
 	return cmd
 }
 

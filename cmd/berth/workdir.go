@@ -11,8 +11,8 @@ import (
 
 	"berth"
 	"berth/api/client"
-	"berth/internal/archive"
-	"berth/internal/jobfile"
+	"berth/internal/lib/archive"
+	"berth/internal/lib/jobfile"
 )
 
 // baseOf is the folder that a job file's own folders are named from: its own.

@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/cobra"
 	"go.temporal.io/sdk/contrib/envconfig"
 
-	"berth/internal/controlplane"
-	"berth/internal/flags"
-	"berth/internal/tracing"
+	"berth/internal/control/controlplane"
+	"berth/internal/lib/flags"
+	"berth/internal/lib/tracing"
 )
 
 // version is set by the linker.

@@ -9,9 +9,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"berth"
-	"berth/internal/controlplane"
-	"berth/internal/flags"
-	"berth/internal/intake"
+	"berth/internal/control/admission"
+	"berth/internal/control/controlplane"
+	"berth/internal/lib/flags"
 )
 
 func parse(t *testing.T, env map[string]string, args ...string) (settings, error) {
@@ -45,7 +45,7 @@ func TestFlagsWinOverTheEnvironment(t *testing.T) {
 	if s.DatabaseURL != "postgres://flag/berth" || s.BlobURL != "file:///blobs" || s.Retention != 48*time.Hour {
 		t.Errorf("settings are %+v", s.Config)
 	}
-	volumes, err := intake.ParseVolumes(s.FileInputs)
+	volumes, err := admission.ParseVolumes(s.FileInputs)
 	if err != nil || len(volumes) != 2 || volumes["models"] != nil || !slices.Equal(volumes["datasets"], []berth.TenantID{"a", "b"}) {
 		t.Errorf("jobs may read %v, %v", volumes, err)
 	}
@@ -65,6 +65,8 @@ func TestWrongSettingsNameThemselves(t *testing.T) {
 		{"--tls-cert=a.pem", "key"},
 		{"--log-level=loud", "loud"},
 		{"--database-conns=1", "4 to 1000"},
+		{"--max-connections=1", "64 to 1000000"},
+		{"--trusted-proxies=10.0.0.0/33", "10.0.0.0/33"},
 		{"--srsf-exponent=3", "0 to 2"},
 		{"--srsf-outrank=0.5", "1 to 1000"},
 		{"--earmark-for=0s", "allowed are 1m0s and more"},

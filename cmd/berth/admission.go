@@ -1,0 +1,85 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"berth"
+)
+
+func newAdmission(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "admission",
+		Short: "Pause or resume the start of new work",
+		Long: "A pause holds for the whole cluster until somebody resumes. Jobs are accepted and wait; running jobs, their\n" +
+			"ends and cancels go on.",
+	}
+	cmd.AddCommand(
+		newAdmissionChange(a, true, "pause", "Stop starting new work, in the whole cluster", "  berth admission pause --reason \"upgrade of Temporal\""),
+		newAdmissionChange(a, false, "resume", "Start new work again", "  berth admission resume"),
+		newAdmissionShow(a),
+	)
+	return cmd
+}
+
+func newAdmissionChange(a *app, paused bool, name, short, example string) *cobra.Command {
+	n := berth.NewAdmission{Paused: &paused}
+	cmd := &cobra.Command{
+		Use:     name,
+		Short:   short,
+		Example: example,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			now, err := c.SetAdmission(cmd.Context(), n)
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			return a.showAdmission(now)
+		},
+	}
+	cmd.Flags().StringVar(&n.Reason, "reason", "",
+		"reason, shown to the owners of waiting jobs; at most 1000 characters")
+	return cmd
+}
+
+func newAdmissionShow(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "show",
+		Short: "Show whether new work may start, and who changed the setting last",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			now, err := c.Admission(cmd.Context())
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			return a.showAdmission(now)
+		},
+	}
+}
+
+func (a *app) showAdmission(now berth.Admission) error {
+	name := "open"
+	text := a.outTerm.paint(good, "open")
+	if now.Paused {
+		name, text = "paused", a.outTerm.paint(bad, "paused")
+	}
+	return a.show(view{body: now, names: []string{name}, table: func(bool) error {
+		s := sheet{screen: a.outTerm}
+		s.add("admission", text)
+		if now.Since != nil {
+			s.add("since", stamp(now.Since, a.now()))
+			s.add("by", now.Actor)
+		}
+		if now.Reason != "" {
+			s.add("reason", oneLine(now.Reason))
+		}
+		return s.write(a.out)
+	}})
+}

@@ -1,0 +1,24 @@
+package main
+
+import (
+	"flag"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"berth/internal/control/controlplane"
+	"berth/internal/lib/flags/flagsdoc"
+)
+
+var update = flag.Bool("update", false, "rewrite docs/reference/berthd.md")
+
+// docs/reference/berthd.md is generated from the flags, so it cannot lag behind.
+func TestTheReferenceIsTheFlags(t *testing.T) {
+	t.Parallel()
+	s := settings{Config: controlplane.Default()}
+	f := pflag.NewFlagSet("berthd", pflag.ContinueOnError)
+	s.flags(f)
+	flagsdoc.Hold(t, "../../docs/reference/berthd.md", "berthd",
+		"`berthd` is the control plane. [Configure](../operate/configure.md) explains the settings that most clusters change. "+
+			"`BERTH_ADMIN_TOKEN`, which has no flag, sets the first admin token.", f, *update)
+}
