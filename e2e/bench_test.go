@@ -9,7 +9,7 @@ import (
 
 	"berth"
 	apiclient "berth/api/client"
-	"berth/internal/scheduler"
+	"berth/internal/control/scheduler"
 )
 
 // BenchmarkJobs runs short jobs through everything: b.N of them, submitted by

@@ -12,7 +12,7 @@ import (
 	"berth/activities/node/runtimetest/prog"
 	apiclient "berth/api/client"
 	"berth/db"
-	"berth/internal/docker"
+	"berth/internal/machine/docker"
 )
 
 // gangRounds is how often two gangs compete: -args -gang-rounds 100 takes them

@@ -80,15 +80,14 @@ func (s *stack) undisturbed(t *testing.T, run func() berth.JobID, want func(bert
 func runs(t *testing.T, s *stack) {
 	job, h := s.undisturbed(t, func() berth.JobID {
 		return s.submit(t, spec("runs", "do", "echo hello", "sleep 1s")) // it outlives the step that placed it
-	}, func(job berth.Job) []string {
-		queue := berth.MachineQueue(job.Attempts[0].Machines[0])
-		return []string{berth.ActivityReserve, berth.ActivityRun + " on " + queue, berth.ActivitySettle}
+	}, func(berth.Job) []string {
+		return []string{berth.ActivityReserve, berth.ActivityRun + " on " + berth.QueueWaiters, berth.ActivitySettle}
 	})
 	if job.ExitCode == nil || *job.ExitCode != 0 || len(job.Attempts) != 1 || job.Reason != nil {
 		t.Errorf("job is %+v", job)
 	}
 	t.Logf("%d events; submitted to finished in %s", len(h.GetEvents()), job.FinishedAt.Sub(job.SubmittedAt))
-	record(t, "placed-at-once", h)
+	record(t, "waited-for-in-the-control-plane", h)
 }
 
 // fill takes all GPUs of both machines for as long as the command runs.
@@ -127,9 +126,9 @@ func waits(t *testing.T, s *stack) {
 	record(t, "waited-for-its-grant", h)
 }
 
-// losesRuns loses every Run: the containers start by the machine's own sync, and
-// the workflow hears of their ends from the agent long before Temporal misses a
-// heartbeat.
+// losesRuns loses every waiter: the containers start by the machine's own sync, and
+// the replica that records their ends finds that no workflow acts on them, long
+// before Temporal misses a heartbeat.
 func losesRuns(t *testing.T, s *stack) {
 	s.lossy.Store(true)
 	defer s.lossy.Store(false)

@@ -16,7 +16,7 @@ import (
 
 	"berth"
 	"berth/e2e/faultproxy"
-	"berth/internal/controlplane"
+	"berth/internal/control/controlplane"
 )
 
 // The database and Temporal are taken away in every way there is; containers run

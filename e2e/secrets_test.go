@@ -19,8 +19,8 @@ import (
 
 	"berth"
 	apiclient "berth/api/client"
-	"berth/internal/archive"
-	"berth/internal/source/s3test"
+	"berth/internal/lib/archive"
+	"berth/internal/machine/fetch/s3test"
 )
 
 // hidesSecrets runs a job with code, data in S3 that a secret is the login of,

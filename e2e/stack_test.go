@@ -29,15 +29,15 @@ import (
 	"berth/db"
 	"berth/db/dbtest"
 	"berth/e2e/commands"
-	"berth/internal/agent"
 	"berth/internal/check"
-	"berth/internal/controlplane"
-	"berth/internal/publicnet"
-	"berth/internal/scheduler"
-	"berth/internal/source"
-	"berth/internal/temporaldev"
-	"berth/internal/tracing"
-	"berth/internal/vault"
+	"berth/internal/control/controlplane"
+	"berth/internal/control/scheduler"
+	"berth/internal/devstack/temporaldev"
+	"berth/internal/lib/publicnet"
+	"berth/internal/lib/sealer"
+	"berth/internal/lib/tracing"
+	"berth/internal/machine/agent"
+	"berth/internal/machine/fetch"
 	"berth/workers"
 )
 
@@ -57,7 +57,12 @@ type stack struct {
 	traces   *tracing.Tracing // nil: none
 	spans    *tracetest.InMemoryExporter
 	lossy    atomic.Bool // every Run that is delivered is lost on its way
+	bouncy   atomic.Bool // the first try of every Run fails, as in a replica that stops
 }
+
+// waiterBeat is the longest time between two heartbeats of a waiter: so short that
+// a running job has had several within a test's patience.
+const waiterBeat = 5 * time.Second
 
 // quick are ages at which a test need not wait long for a workflow that is gone.
 var quick = scheduler.Ages{Submitted: time.Second, NoWorkflow: time.Second}
@@ -98,18 +103,19 @@ func startStack(t testing.TB, ages scheduler.Ages, edit func(*controlplane.Confi
 	cfg.WebhookAllow = "127.0.0.1"
 	cfg.FileInputs = []string{"/datasets=default"}
 	cfg.SecretKeyFile = filepath.Join(s.dir, "secret-key")
-	if err := vault.Make(cfg.SecretKeyFile); err != nil {
+	if err := sealer.Make(cfg.SecretKeyFile); err != nil {
 		t.Fatal(err)
 	}
 	cfg.Grace = 0
 	if ages != (scheduler.Ages{}) {
 		cfg.ReconcileEvery = 300 * time.Millisecond
 	}
-	cfg.RatePerSecond, cfg.Burst = 100_000, 100_000
+	cfg.RatePerSecond, cfg.Burst, cfg.SubmitRate = 100_000, 100_000, 0
 	edit(&cfg)
 	token := ""
 	plane, err := controlplane.New(cfg, controlplane.Options{
 		Logger: log, Version: "e2e", Ages: ages, LeaderIdle: dbtest.Patience, Traces: traces, FirstToken: func(secret string) { token = secret },
+		Waiter: s.delivers, WaiterBeat: waiterBeat,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -196,18 +202,17 @@ func (s *stack) run(what string, f func(context.Context) error) {
 	})
 }
 
-// delivers hands Runs on to the agent, or loses them: then Temporal knows them
-// as begun, and hears nothing more.
+// delivers hands the tasks of waiters on, or loses them: then Temporal knows the
+// activities as started, and hears nothing more.
 func (s *stack) delivers(run workers.RunFunc) workers.RunFunc {
 	return func(ctx context.Context, r berth.RunRequest) (berth.RunResult, error) {
+		if s.bouncy.Load() && activity.GetInfo(ctx).Attempt == 1 {
+			return berth.RunResult{}, errors.New("this replica stops")
+		}
 		if !s.lossy.Load() {
 			return run(ctx, r)
 		}
-		select {
-		case <-ctx.Done():
-		case <-activity.GetWorkerStopChannel(ctx):
-		}
-		return berth.RunResult{}, errors.New("lost")
+		return berth.RunResult{}, activity.ErrResultPending
 	}
 }
 
@@ -242,12 +247,9 @@ func (s *stack) joinOver(m berth.MachineID, engine node.Runtime, log *slog.Logge
 			{Index: 0, UUID: string(m) + "-0", Model: "H100", MemoryMiB: 81920, Healthy: true},
 			{Index: 1, UUID: string(m) + "-1", Model: "H100", MemoryMiB: 81920, Healthy: true},
 		},
-		Work: func(ctx context.Context, id berth.MachineID, a *node.Activities) error {
-			return workers.NewNode(s.temporal, id, s.delivers(a.Run), log).Run(ctx)
-		},
 	}
 	if m == "m1" { // one machine has what lies in the folder
-		cfg.Volumes = source.Volumes{"datasets": s.volume(s.t)}
+		cfg.Volumes = fetch.Volumes{"datasets": s.volume(s.t)}
 	}
 	s.run("agent "+string(m), func(ctx context.Context) error { return agent.Run(ctx, cfg) })
 	until(s.t, "machine is ready", func() bool {

@@ -10,8 +10,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"berth"
-	"berth/internal/scheduler"
-	"berth/internal/tracing"
+	"berth/internal/control/scheduler"
+	"berth/internal/lib/tracing"
 )
 
 // startTraced is start with traces, which the control plane, the agents and

@@ -17,7 +17,7 @@ import (
 
 	"berth"
 	"berth/activities/node/runtimetest"
-	"berth/internal/docker"
+	"berth/internal/machine/docker"
 )
 
 // real is the machine over this host's Docker Engine, with room for parallel

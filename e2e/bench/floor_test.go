@@ -36,7 +36,7 @@ func (s *stack) newFloor(tuned bool) *floor {
 	f := &floor{stack: s, queue: "floor", tuned: tuned}
 	var control, node worker.Options
 	if tuned {
-		f.queue, control, node = "tuned-floor", workers.ControlOptions(control), workers.NodeOptions(node)
+		f.queue, control, node = "tuned-floor", workers.ControlOptions(control), workers.WaiterOptions(node)
 	}
 	w := worker.New(s.temporal, f.queue, control)
 	w.RegisterWorkflowWithOptions(f.workflow, workflow.RegisterOptions{Name: floorWorkflow})

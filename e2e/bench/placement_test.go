@@ -6,7 +6,7 @@ import (
 
 	"berth"
 	"berth/db"
-	"berth/internal/scheduler"
+	"berth/internal/control/scheduler"
 )
 
 // pokes is nobody to tell: these jobs have no workflows.

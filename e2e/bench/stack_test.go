@@ -15,10 +15,10 @@ import (
 	"berth/activities/node"
 	apiclient "berth/api/client"
 	"berth/db"
-	"berth/internal/agent"
-	"berth/internal/controlplane"
-	"berth/internal/postgres"
-	"berth/internal/temporaldev"
+	"berth/internal/control/controlplane"
+	"berth/internal/devstack/postgres"
+	"berth/internal/devstack/temporaldev"
+	"berth/internal/machine/agent"
 	"berth/workers"
 )
 
@@ -49,7 +49,7 @@ func start(b *testing.B) *stack {
 	cfg := controlplane.Default()
 	cfg.Listen, cfg.DatabaseURL, cfg.TemporalAddress = "127.0.0.1:0", s.postgres.URL("berth"), server.Address()
 	cfg.BlobURL = "file://" + filepath.Join(s.dir, "blobs")
-	cfg.RatePerSecond, cfg.Burst = 100_000, 100_000
+	cfg.RatePerSecond, cfg.Burst, cfg.SubmitRate = 100_000, 100_000, 0
 	token := ""
 	plane, err := controlplane.New(cfg, controlplane.Options{Logger: s.log, Version: "bench", FirstToken: func(t string) { token = t }})
 	s.must(err)
@@ -132,9 +132,6 @@ func (s *stack) join(m berth.MachineID, engine node.Runtime, capacity berth.Capa
 		Server: s.url, JoinToken: token.Secret, StateDir: filepath.Join(s.dir, string(m)), Machine: m, HostBoot: "boot-of-" + string(m),
 		Labels: map[string]string{"engine": string(m)}, Capacity: capacity,
 		Runtime: engine, GPUs: noGPUs{}, Logger: s.log,
-		Work: func(ctx context.Context, id berth.MachineID, a *node.Activities) error {
-			return workers.NewNode(s.temporal, id, a.Run, s.log).Run(ctx)
-		},
 	}
 	s.run("agent "+string(m), func(ctx context.Context) error { return agent.Run(ctx, cfg) })
 	s.until("machine is ready", func() bool {

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"berth/internal/failpoint"
+	"berth/internal/lib/failpoint"
 )
 
 // The processes that are no program with failpoints.

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"testing"
 
-	"berth/internal/failpoint"
+	"berth/internal/lib/failpoint"
 )
 
 // What every run must cover.

@@ -15,8 +15,12 @@
 // reconciler writes nothing.
 //
 // It has no code but tests. go test runs a fixed set of cells, and checks that it
-// is enough; make chaos has further ones, and adds random ones and a soak for as
+// is enough; make chaos has further ones, and adds a soak, an overload and random ones for as
 // long as -budget allows. The seed that is printed replays the choices.
+//
+// A Docker engine that hangs is killed and started again. The cells that fail
+// because of it run once more, and the log names them. Docker 20.10 has such a
+// fault (see tend).
 //
 // The one rule to know: a cell waits for conditions, never for times, because
 // machines that run tests are busy; only downtimes are slept.

@@ -14,17 +14,19 @@ import (
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/events"
 	"github.com/docker/docker/api/types/filters"
+	dockernetwork "github.com/docker/docker/api/types/network"
 	docker "github.com/docker/docker/client"
 
 	"berth"
 	"berth/activities/node/runtimetest"
-	"berth/internal/dockerd"
+	"berth/internal/devstack/dockerd"
 )
 
 // engine is a private Docker engine, and the record of what it did, which Berth
 // cannot influence.
 type engine struct {
 	name   string
+	dir    string
 	daemon *dockerd.Daemon
 	api    *docker.Client
 	image  string
@@ -36,6 +38,7 @@ type engine struct {
 	seen map[string]map[events.Action]int // by container name
 	told map[told]bool                    // what was noted
 	last time.Time                        // of the newest event read
+	hung []time.Time                      // when it was found hung and revived
 	err  error
 }
 
@@ -58,7 +61,7 @@ func startEngine(t *testing.T, dir, name string) *engine {
 			t.Errorf("remove engine %s: %v", name, err)
 		}
 	})
-	e := &engine{name: name, daemon: d, seen: map[string]map[events.Action]int{}, told: map[told]bool{}, last: time.Now().Add(-time.Minute)}
+	e := &engine{name: name, dir: filepath.Join(dir, "engine-"+name), daemon: d, seen: map[string]map[events.Action]int{}, told: map[told]bool{}, last: time.Now().Add(-time.Minute)}
 	if e.api, err = docker.NewClientWithOpts(docker.WithHost(d.Host()), docker.WithAPIVersionNegotiation()); err != nil {
 		t.Fatal(err)
 	}
@@ -69,6 +72,7 @@ func startEngine(t *testing.T, dir, name string) *engine {
 	ctx, cancel := context.WithCancel(context.Background())
 	e.end = cancel
 	e.reader.Go(func() { e.watch(ctx) })
+	e.reader.Go(func() { e.tend(ctx, t) })
 	t.Cleanup(func() {
 		e.close()
 		_ = e.api.Close()
@@ -112,6 +116,56 @@ func (e *engine) watch(ctx context.Context) {
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
+}
+
+// Docker 20.10, which Debian 12 ships, can deadlock when containers end while
+// others join or leave the same network (https://github.com/moby/moby/pull/42545,
+// https://github.com/moby/moby/issues/46661). The engine then answers nothing that
+// needs its networks, for ever. Two calls in a row that get no answer are a hang: a
+// busy engine answers later, one that a cell has killed refuses at once.
+const (
+	tendEvery = 5 * time.Second
+	tendLimit = 20 * time.Second // of one call; the slowest answer seen at a load of 25 took 0.6 s
+)
+
+// tend revives the engine whenever it hangs, and logs each revival.
+func (e *engine) tend(ctx context.Context, t *testing.T) {
+	for misses := 0; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(tendEvery):
+		}
+		call, cancel := context.WithTimeout(ctx, tendLimit)
+		_, err := e.api.NetworkList(call, dockernetwork.ListOptions{})
+		late := errors.Is(call.Err(), context.DeadlineExceeded)
+		cancel()
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil || !late {
+			misses = 0
+			continue
+		}
+		if misses++; misses < 2 {
+			continue
+		}
+		misses = 0
+		t.Logf("engine %s hangs: %v; it is revived", e.name, err)
+		err = e.daemon.Revive(ctx)
+		e.mu.Lock()
+		e.hung = append(e.hung, time.Now())
+		e.err = errors.Join(e.err, err)
+		e.mu.Unlock()
+		t.Logf("engine %s was revived: %v; its stacks lie in %s", e.name, err, e.dir)
+	}
+}
+
+// hungSince reports whether the engine was found hung at that time or later.
+func (e *engine) hungSince(at time.Time) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.hung) > 0 && !e.hung[len(e.hung)-1].Before(at)
 }
 
 func (e *engine) note(m events.Message) {

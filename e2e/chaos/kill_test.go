@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -11,7 +12,7 @@ import (
 	"time"
 
 	"berth"
-	"berth/internal/failpoint"
+	"berth/internal/lib/failpoint"
 )
 
 // do runs one cell; lane is the label of the machines where its job runs.
@@ -233,8 +234,11 @@ func (s *stack) workFor(c cell, lane string) *work {
 		spec = s.spec(lane, "trap-term", "0")
 		w.drive = func() error { return s.cancelRunning(c, w.job) }
 		w.ended = func() error { return s.wantCanceled(w.job, attempts) }
+		w.left = func() error { return s.givenUp(w.job, math.MaxInt) } // a canceled job begins no other attempt
 	case strings.HasPrefix(c.point, "leader.lost."):
 		attempts.least = attemptsBeyond(c.point)
+		steps = 10 * trainSteps // the machine must be lost while the job runs
+		spec = s.training(lane, steps)
 		w.drive = func() error { return s.loseMachine(w.job, lane) }
 	case strings.HasPrefix(c.point, "api.register."):
 		w.drive = func() error { return s.restartAgent(lane) }
@@ -264,7 +268,9 @@ func (s *stack) workFor(c cell, lane string) *work {
 		return err
 	}
 	w.gone = func() error { return s.forgotten(w.job) }
-	w.left = func() error { return s.givenUp(w.job, w.attempt) }
+	if w.left == nil {
+		w.left = func() error { return s.givenUp(w.job, w.attempt) }
+	}
 	if w.ended == nil {
 		w.ended = func() error { return s.wantTrained(w.job, steps, attempts) }
 	}

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"berth/internal/failpoint"
+	"berth/internal/lib/failpoint"
 )
 
 // Lanes beside the processes' own, which have their names: whose turn a cell

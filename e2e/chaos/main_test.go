@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"berth/internal/dockerd"
-	"berth/internal/temporaldev"
+	"berth/internal/devstack/dockerd"
+	"berth/internal/devstack/temporaldev"
 )
 
 // Flags of make chaos.

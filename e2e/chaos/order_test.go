@@ -30,13 +30,22 @@ func (s *stack) running(id berth.JobID, attempt int) (job berth.Job, err error) 
 	return job, err
 }
 
-// started waits until the container of a rank has started in the job's first
-// attempt: the job counts as running when that is ordered.
+// started waits until the container of a rank has started in the attempt that
+// the job is in. That may be a later one than the first: a machine that came back
+// a moment ago may fall silent once more before it has started anything.
 func (s *stack) started(id berth.JobID, rank int) error {
-	if _, err := s.running(id, 1); err != nil {
-		return err
-	}
-	return await("the container is started", func() error { return s.shared.wantStarted(berth.ContainerName(id, rank, 1)) })
+	return await(fmt.Sprintf("a container of rank %d of job %s is started", rank, id), func() error {
+		job, err := s.api.Job(context.Background(), id)
+		switch {
+		case err != nil:
+			return err
+		case job.Status.Terminal():
+			return fatal{fmt.Errorf("it ended as %s: %+v", job.Status, job.Reason)}
+		case job.Status != berth.Running:
+			return fmt.Errorf("it is %s in attempt %d: %+v", job.Status, job.Attempt, job.Reason)
+		}
+		return s.shared.wantStarted(berth.ContainerName(id, rank, job.Attempt))
+	})
 }
 
 // moveAway drains the machine under a job once there is a checkpoint, so that it

@@ -9,15 +9,18 @@ import (
 	"time"
 
 	"berth"
-	"berth/internal/failpoint"
+	"berth/internal/lib/failpoint"
 )
 
 // soakJobs are alive at about the same time in a soak.
 const soakJobs = 250
 
-// runOn adds a soak, and then random cells for as long as there is time.
+// runOn adds a soak and an overload, and then random cells for as long as there is time.
 func (s *stack) runOn(until time.Time, random *rand.Rand) {
 	s.soak(random)
+	if !s.t.Failed() { // what a breach left behind may never end
+		s.overload(random)
+	}
 	var results []result
 	for time.Now().Before(until) && !s.t.Failed() {
 		cells := make([]cell, 2*agentPlaces)
@@ -132,7 +135,7 @@ func (s *stack) killAtRandom(random *rand.Rand, done chan struct{}) {
 		}
 		select {
 		case <-done:
-			fmt.Printf("soak: kills %v\n", kills)
+			fmt.Printf("chaos: kills at random: %v\n", kills)
 			return
 		case <-time.After(pause):
 		}

@@ -22,8 +22,8 @@ import (
 	"berth/api/client"
 	"berth/e2e/commands"
 	"berth/e2e/faultproxy"
-	"berth/internal/failpoint"
-	"berth/internal/postgres"
+	"berth/internal/devstack/postgres"
+	"berth/internal/lib/failpoint"
 	"berth/workers"
 )
 
@@ -186,7 +186,7 @@ func (s *stack) startPlane() error {
 					"--role", role, "--temporal-address", s.temporalProxy.Address(),
 					"--blob-url", "file://" + filepath.Join(s.dir, "blobs"), "--database-conns", "12",
 					"--suspect-after", suspect.String(), "--lost-after", lost.String(), "--lost-share", "1",
-					"--grace", grace.String(), "--reconcile-every", reconcile.String(), "--rate", "100000", "--burst", "100000",
+					"--grace", grace.String(), "--reconcile-every", reconcile.String(), "--rate", "100000", "--burst", "100000", "--submit-rate", "0",
 				},
 			}
 			switch i {
@@ -284,7 +284,7 @@ func (s *stack) addAgent(place string, e *engine, more ...string) {
 	s.agents[place] = append(s.agents[place], &program{
 		name: name, dir: s.dir, path: filepath.Join(s.bin, "berth-agent"),
 		args: append([]string{
-			"--server", "http://" + s.front.Address(), "--temporal-address", s.temporalProxy.Address(),
+			"--server", "http://" + s.front.Address(),
 			"--machine", name, "--labels", "lane=" + place, "--docker-host", e.daemon.Host(),
 			"--state-dir", filepath.Join(s.dir, "agents", name), "--cpus", "64", "--memory", "64GiB", "--disk", "64GiB", "--no-gpus",
 			"--sync-wait", syncWait.String(), "--deadman", "off",

@@ -88,7 +88,7 @@ func onEndurance(b *testing.B) (*stack, *replicas) {
 		b.Fatal(err)
 	}
 	for i := range enduranceAgents {
-		s.agent(fmt.Sprintf("m%d", i+1), r.all[i%len(r.all)].listen, s.at.Temporal,
+		s.agent(fmt.Sprintf("m%d", i+1), r.all[i%len(r.all)].listen,
 			"--runtime", "fake", "--cpus", "64", "--fake-gpus", gpus, "--host-boot", fmt.Sprintf("boot-%d", i+1))
 	}
 	s.awaitMachines()

@@ -17,8 +17,8 @@ import (
 
 	"berth"
 	"berth/activities/node/runtimetest"
-	"berth/internal/deadman"
-	"berth/internal/dockerd"
+	"berth/internal/devstack/dockerd"
+	"berth/internal/machine/deadman"
 )
 
 // Times of the fence below; the job's grace is a second.
@@ -44,10 +44,10 @@ func TestF24AtMostOneWorkNeverHasTwoLiveContainers(t *testing.T) {
 		}
 	})
 	runtimetest.Image(t, own.Host())
-	killed := s.agent("killed", c.listen, s.at.Temporal, fence...)
-	frozen := s.agent("frozen", c.listen, s.at.Temporal, append(fence, "--docker-host", own.Host())...)
-	s.agent("spare", c.listen, s.at.Temporal, "--cpus", "8", "--no-gpus", "--fence-after", fenceAfter.String())
-	s.agent("unfenced", c.listen, s.at.Temporal, "--cpus", "8", "--no-gpus", "--deadman", "service")
+	killed := s.agent("killed", c.listen, fence...)
+	frozen := s.agent("frozen", c.listen, append(fence, "--docker-host", own.Host())...)
+	s.agent("spare", c.listen, "--cpus", "8", "--no-gpus", "--fence-after", fenceAfter.String())
+	s.agent("unfenced", c.listen, "--cpus", "8", "--no-gpus", "--deadman", "service")
 	s.ready(4)
 	s.wantFenceDemanded()
 
@@ -109,7 +109,7 @@ func TestF24AtMostOneWorkNeverHasTwoLiveContainers(t *testing.T) {
 		t.Fatal(err)
 	}
 	frozen.signal(syscall.SIGCONT)
-	s.agent("killed", c.listen, s.at.Temporal, fence...)
+	s.agent("killed", c.listen, fence...)
 	s.ready(4)
 	for _, name := range []berth.MachineID{"killed", "frozen"} {
 		until(t, string(name)+" is free again", func(context.Context) error {

@@ -71,6 +71,15 @@ func program(t testing.TB, name string) string {
 	return filepath.Join(bin, name)
 }
 
+// programOf is a program of a folder; of this repository where that is empty.
+func programOf(t testing.TB, folder, name string) string {
+	t.Helper()
+	if folder == "" {
+		return program(t, name)
+	}
+	return filepath.Join(folder, name)
+}
+
 // template is the folder of a stopped stack in which PostgreSQL and Temporal's
 // schema are set up; there is nothing of Berth in it yet. Copying it spares each
 // test that work.

@@ -182,7 +182,7 @@ func onSeparateProcesses(t *testing.T) (*stack, *controlPlane) {
 		t.Fatal(err)
 	}
 	agent, err := startProcess(filepath.Join(s.dir, "agent.log"), []string{"BERTH_JOIN_TOKEN=" + join.Secret}, program(t, "berth-agent"),
-		"--server", "http://"+c.listen, "--temporal-address", s.at.Temporal, "--machine", "m1",
+		"--server", "http://"+c.listen, "--machine", "m1",
 		"--state-dir", filepath.Join(s.dir, "machines", "m1", "agent"), "--cpus", "64", "--memory", "64GiB", "--no-gpus")
 	if err != nil {
 		t.Fatal(err)

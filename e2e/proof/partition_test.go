@@ -41,15 +41,15 @@ func TestF24F25APartitionedMachineIsReplacedAndItsZombieWritesNothing(t *testing
 		t.Fatal(err)
 	}
 	link := s.link(c.listen)
-	s.agent("m1", link.Address(), s.at.Temporal, "--cpus", "1", "--fake-gpus", gpus)
-	s.agent("m2", c.listen, s.at.Temporal, "--cpus", "8", "--fake-gpus", gpus)
+	s.agent("m1", link.Address(), "--cpus", "1", "--fake-gpus", gpus)
+	s.agent("m2", c.listen, "--cpus", "8", "--fake-gpus", gpus)
 	s.ready(2)
 	one := berth.MilliGPU(1000)
 	id := s.submit(s.endless("fenced", partLost, func(j *berth.JobSpec) { j.Resources.GPUs = one }))
 	s.runsOn(id, 1, "m1")
 	zombie := s.engine.running()[id]
 
-	link.Cut() // from the API; Temporal is reached all the time, and that saves nothing
+	link.Cut()
 	s.runsOn(id, 2, "m2")
 	if !s.engine.alive(zombie) {
 		t.Error("the control plane's absence ended a container")
@@ -86,20 +86,13 @@ func TestF23F26F27F29BadLinksLoseNoWork(t *testing.T) {
 	s, c := onLinks(t)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	names := []string{"brief", "oneway", "flaps", "noisy", "queueless"}
+	names := []string{"brief", "oneway", "flaps", "noisy"}
 	links, jobs := map[string]*faultproxy.Proxy{}, map[string]berth.JobID{}
 	for _, name := range names {
-		api, temporal := c.listen, s.at.Temporal
-		if name == "queueless" {
-			links[name] = s.link(temporal)
-			temporal = links[name].Address()
-		} else {
-			links[name] = s.link(api)
-			api = links[name].Address()
-		}
-		s.agent(name, api, temporal, "--cpus", "1", "--no-gpus")
+		links[name] = s.link(c.listen)
+		s.agent(name, links[name].Address(), "--cpus", "1", "--no-gpus")
 	}
-	s.agent("spare", c.listen, s.at.Temporal, "--cpus", "8", "--no-gpus")
+	s.agent("spare", c.listen, "--cpus", "8", "--no-gpus")
 	s.ready(len(names) + 1)
 	for _, name := range names {
 		jobs[name] = s.submit(s.endless(name, partPatient, func(j *berth.JobSpec) {
@@ -113,7 +106,6 @@ func TestF23F26F27F29BadLinksLoseNoWork(t *testing.T) {
 
 	links["brief"].Cut()                                          // F23: both ways, healed in time
 	links["oneway"].Cut(faultproxy.ToClient)                      // F26: its words arrive, the answers do not
-	links["queueless"].Cut()                                      // F26: the API is there, Temporal is not
 	links["noisy"].Delay((partSuspect*9/10 - berth.SyncWait) / 2) // F29: heard after nine tenths of what makes it suspect
 	var weather sync.WaitGroup
 	weather.Go(func() { // F27, and the losses of F29
@@ -213,14 +205,14 @@ func (s *stack) link(target string) *faultproxy.Proxy {
 }
 
 // agent starts a machine's agent, again after the first time.
-func (s *stack) agent(name, api, temporal string, flags ...string) *process {
+func (s *stack) agent(name, api string, flags ...string) *process {
 	s.t.Helper()
 	join, err := s.api.CreateJoinToken(s.t.Context(), berth.NewJoinToken{})
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	p, err := startProcess(filepath.Join(s.dir, "agent-"+name+".log"), []string{"BERTH_JOIN_TOKEN=" + join.Secret}, program(s.t, "berth-agent"),
-		append([]string{"--server", "http://" + api, "--temporal-address", temporal, "--machine", name,
+		append([]string{"--server", "http://" + api, "--machine", name,
 			"--state-dir", s.agentDir(name), "--memory", "64GiB"}, flags...)...)
 	if err != nil {
 		s.t.Fatal(err)

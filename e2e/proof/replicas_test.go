@@ -21,6 +21,7 @@ type replica struct {
 	listen string
 	token  string
 	flags  []string
+	folder string // of its program; empty: built from this repository
 	now    *process
 	api    *client.Client // this one alone
 }
@@ -53,7 +54,7 @@ func onReplicas(t *testing.T, n int, flags ...string) (*stack, *replicas) {
 		t.Fatal(err)
 	}
 	agent, err := startProcess(filepath.Join(s.dir, "agent.log"), []string{"BERTH_JOIN_TOKEN=" + join.Secret}, program(t, "berth-agent"),
-		"--server", "http://"+r.front.Address(), "--temporal-address", s.at.Temporal, "--machine", "m1", "--runtime", "fake",
+		"--server", "http://"+r.front.Address(), "--machine", "m1", "--runtime", "fake",
 		"--state-dir", filepath.Join(s.dir, "machines", "m1", "agent"), "--cpus", "64", "--memory", "64GiB", "--no-gpus")
 	if err != nil {
 		t.Fatal(err)
@@ -86,8 +87,11 @@ func (p *replica) start() {
 		"--listen", p.listen, "--database-url", p.s.at.DatabaseURL, "--temporal-address", p.s.at.Temporal,
 		"--blob-url", "file://" + filepath.Join(p.s.dir, "blobs"), "--rate", "100000", "--burst", "100000",
 	}, p.flags...)
+	if p.folder == "" { // the version before has no such flag
+		args = append(args, "--submit-rate", "0")
+	}
 	var err error
-	if p.now, err = startProcess(p.log(), []string{"BERTH_ADMIN_TOKEN=" + p.token}, program(p.s.t, "berthd"), args...); err != nil {
+	if p.now, err = startProcess(p.log(), []string{"BERTH_ADMIN_TOKEN=" + p.token}, programOf(p.s.t, p.folder, "berthd"), args...); err != nil {
 		p.s.t.Fatal(err)
 	}
 	p.s.others = append(p.s.others, p.now)

@@ -38,7 +38,7 @@ func TestTerminatedWorkflowsStopNothingAndCanceledOnesCancelTheirJob(t *testing.
 	s.endShifts(ids)
 	s.wantShiftsDone(ids)
 	for _, id := range ids {
-		wantCompleted(t, temporal, id)
+		wantOver(t, temporal, id)
 	}
 }
 
@@ -52,15 +52,21 @@ func (s *stack) dialTemporal() client.Client {
 	return c
 }
 
-// wantCompleted waits until a job's workflow has come to its end by itself.
-func wantCompleted(t *testing.T, temporal client.Client, id berth.JobID) {
+// wantOver waits until no workflow of a job runs whose first one was terminated. A
+// job that ended before its workflow was built again was settled from its rows.
+func wantOver(t *testing.T, temporal client.Client, id berth.JobID) {
 	t.Helper()
-	until(t, "the workflow of job "+string(id)+" completes", func(ctx context.Context) error {
+	until(t, "no workflow of job "+string(id)+" runs", func(ctx context.Context) error {
 		x, err := temporal.DescribeWorkflowExecution(ctx, berth.JobWorkflowID(id), "")
-		if err == nil && x.GetWorkflowExecutionInfo().GetStatus() != enums.WORKFLOW_EXECUTION_STATUS_COMPLETED {
-			err = fmt.Errorf("it is %s", x.GetWorkflowExecutionInfo().GetStatus())
+		if err != nil {
+			return err
 		}
-		return err
+		switch status := x.GetWorkflowExecutionInfo().GetStatus(); status {
+		case enums.WORKFLOW_EXECUTION_STATUS_COMPLETED, enums.WORKFLOW_EXECUTION_STATUS_TERMINATED:
+			return nil
+		default:
+			return fmt.Errorf("it is %s", status)
+		}
 	})
 }
 

@@ -1,0 +1,165 @@
+package scale_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"syscall"
+	"time"
+
+	"berth"
+	"berth/e2e/rig"
+	"berth/internal/check"
+)
+
+// generatorHelper names the helper that submits at a fixed rate.
+const generatorHelper = "generator"
+
+// order is the configuration of a generator.
+type order struct {
+	URL    string         `json:"url"` // empty: a listener of its own that answers every call at once
+	Tenant berth.TenantID `json:"tenant"`
+	Tokens []string       `json:"tokens"` // used in turn
+	Rate   float64        `json:"rate"`   // submits a second
+	For    time.Duration  `json:"for"`    // at most
+	Spec   berth.JobSpec  `json:"spec"`
+	Ledger string         `json:"ledger"` // file of the accepted jobs; empty: none
+}
+
+// made is the report of a generator.
+type made struct {
+	Due      int             `json:"due"`      // submits that were due
+	Skipped  int             `json:"skipped"`  // of them not sent, because too many calls were under way
+	Accepted int             `json:"accepted"` // 201
+	Refused  int             `json:"refused"`  // 429 and 503
+	Failed   int             `json:"failed"`   // any other answer, or none
+	Took     []time.Duration `json:"took"`     // of those accepted
+	CPU      time.Duration   `json:"cpu"`      // of the generator
+	Lasted   time.Duration   `json:"lasted"`
+	Fault    string          `json:"fault"` // of the first that failed
+}
+
+// underWay is how many calls a generator has open at once. An open loop whose
+// server answers nothing must not exhaust its own host.
+const underWay = 2000
+
+// generate is the helper: an open loop that submits whether or not earlier
+// calls were answered.
+func generate(ctx context.Context, config json.RawMessage) (any, error) {
+	var o order
+	if err := json.Unmarshal(config, &o); err != nil {
+		return nil, err
+	}
+	if o.URL == "" {
+		null := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			w.WriteHeader(http.StatusCreated)
+			_, _ = io.WriteString(w, "{}")
+		}))
+		defer null.Close()
+		o.URL = null.URL
+	}
+	var ledger *rig.Ledger
+	if o.Ledger != "" {
+		var err error
+		if ledger, err = rig.OpenLedger(o.Ledger); err != nil {
+			return nil, err
+		}
+		defer ledger.Close()
+	}
+	body, err := json.Marshal(o.Spec)
+	if err != nil {
+		return nil, err
+	}
+	g := &generator{order: o, body: body, ledger: ledger, open: make(chan struct{}, underWay)}
+	for _, token := range o.Tokens {
+		g.callers = append(g.callers, rig.NewCaller(o.URL, token, ""))
+	}
+	return g.run(ctx)
+}
+
+type generator struct {
+	order
+	body    []byte
+	ledger  *rig.Ledger
+	callers []*rig.Caller
+	open    chan struct{} // one for each call under way
+
+	mu   sync.Mutex
+	made made
+	errs []error
+}
+
+func (g *generator) run(ctx context.Context) (made, error) {
+	began := time.Now()
+	var calls sync.WaitGroup
+	for i := 0; ; i++ {
+		due := time.Duration(float64(i) / g.Rate * float64(time.Second))
+		if due >= g.For || !sleepUntil(ctx, began.Add(due)) {
+			break
+		}
+		g.made.Due++
+		select {
+		case g.open <- struct{}{}:
+			calls.Go(func() { g.submit(i); <-g.open })
+		default:
+			g.made.Skipped++
+		}
+	}
+	g.made.Lasted = time.Since(began)
+	calls.Wait()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return g.made, err
+	}
+	g.made.CPU = time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	return g.made, errors.Join(g.errs...)
+}
+
+func (g *generator) submit(i int) {
+	key := fmt.Sprintf("generator-%d-%d", syscall.Getpid(), i)
+	a := g.callers[i%len(g.callers)].Call(context.Background(), http.MethodPost, "/v1/jobs", http.Header{"Idempotency-Key": {key}}, g.body)
+	var job struct {
+		ID berth.JobID `json:"id"`
+	}
+	var err error
+	if a.Good() && g.ledger != nil {
+		if err = json.Unmarshal(a.Body, &job); err == nil {
+			err = g.ledger.Add(check.Accepted{Tenant: g.Tenant, Key: key, Job: job.ID})
+		}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err != nil {
+		g.errs = append(g.errs, err)
+	}
+	switch {
+	case a.Good():
+		g.made.Accepted++
+		g.made.Took = append(g.made.Took, a.Took)
+	case a.Status == http.StatusTooManyRequests, a.Status == http.StatusServiceUnavailable:
+		g.made.Refused++
+	default:
+		g.made.Failed++
+		if g.made.Fault == "" {
+			g.made.Fault = fmt.Sprintf("status %d: %v %.200s", a.Status, a.Err, a.Body)
+		}
+	}
+}
+
+// sleepUntil returns false if the context ended first.
+func sleepUntil(ctx context.Context, at time.Time) bool {
+	timer := time.NewTimer(time.Until(at))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,71 @@
+package siege_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"berth/e2e/rig"
+)
+
+// Sizes of BenchmarkSiege.
+var (
+	programs     = flag.String("programs", "", "folder with berthd, berth-agent, berth-dev and berth-check of another commit; empty: built from this repository")
+	only         = flag.String("attacks", "", "run only attacks whose name contains one of these words, between commas; empty: all")
+	attackFor    = flag.Duration("attack-for", 20*time.Second, "length of an attack")
+	tokenlessFor = flag.Duration("tokenless-for", time.Minute, "length of the attack without tokens")
+	quietFor     = flag.Duration("quiet-for", 30*time.Second, "length of the quiet phase with which attacks are compared")
+	share        = flag.Float64("share", 0.5, "most cores that the attacker may use")
+)
+
+// workshop is the folder of this run.
+var workshop *rig.Workshop
+
+func TestMain(m *testing.M) {
+	if os.Getenv(rig.HelperName) == attackHelper {
+		os.Exit(rig.RunHelper(attack))
+	}
+	flag.Parse()
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	var err error
+	if workshop, err = rig.OpenWorkshop(); err != nil {
+		fmt.Fprintln(os.Stderr, "siege:", err)
+		return 1
+	}
+	defer func() {
+		if err := workshop.Close(); err != nil {
+			fmt.Fprintln(os.Stderr, "siege:", err)
+		}
+	}()
+	return m.Run()
+}
+
+// start starts a stack with two agents and the flags that berthd is shipped
+// with, and closes it at the end.
+func start(t testing.TB, folder string) *rig.Stack {
+	t.Helper()
+	s, err := rig.Start(t.Context(), rig.Options{Workshop: workshop, Programs: folder})
+	if s != nil {
+		t.Cleanup(func() {
+			if _, bench := t.(*testing.B); t.Failed() && !bench { // a benchmark fails by its figures
+				t.Logf("berthd:\n%s", rig.Tail(filepath.Join(s.Dir, "berthd.log")))
+			}
+			if err := s.Close(); err != nil {
+				t.Errorf("stop the stack: %v", err)
+			}
+		})
+	}
+	if err == nil {
+		err = s.Join(t.Context(), 2)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}

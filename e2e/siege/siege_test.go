@@ -1,0 +1,407 @@
+package siege_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"berth"
+	"berth/e2e/rig"
+)
+
+// What is expected of every attack.
+const (
+	p99OverQuiet = 2.0
+	p99AtMost    = 300 * time.Millisecond
+	growthAtMost = 150.0 // MiB
+	stuckAtMost  = 4     // one in so many calls may be answered only after the attack
+	healWithin   = 5 * time.Second
+	healWatch    = 8 * time.Second // for which the stack is looked at after an attack
+	soonWatch    = time.Second     // the same in the small form
+)
+
+// Sizes of the logs that are read.
+const (
+	tailLines = 15_000 // below what an engine in memory keeps of a log
+	lineBytes = 4096
+)
+
+// siege is a stack under attack.
+type siege struct {
+	*rig.Stack
+	t     testing.TB
+	good  *goodCaller
+	long  berth.JobID // with a long log
+	talks berth.JobID // that writes a line a second
+	evil  string      // token of the tenant that attacks
+	look  string      // its viewer's
+	many  []string    // many tokens of another one
+	quiet time.Duration
+	share float64
+	watch time.Duration // after each attack
+}
+
+func newSiege(t testing.TB, folder string, lines int, share float64, watch time.Duration) *siege {
+	t.Helper()
+	s := &siege{Stack: start(t, folder), t: t, share: share, watch: watch}
+	const tenant berth.TenantID = "hostile"
+	s.evil, s.look = token(t, s.Stack, tenant, berth.RoleUser), token(t, s.Stack, tenant, berth.RoleViewer)
+	for range 50 { // one token may make 200 calls a second
+		s.many = append(s.many, token(t, s.Stack, "flooding", berth.RoleUser))
+	}
+	s.good = newGoodCaller(t, s.Stack)
+	s.long = s.submit("long-log", "spam", fmt.Sprint(lines), fmt.Sprint(lineBytes))
+	s.talks = s.submit("talking", "lines", "100000", "1s")
+	s.submitLong(16)
+	if err := rig.Await(t.Context(), 3*time.Minute, func(ctx context.Context) error {
+		var stored int64
+		err := s.DB.QueryRow(ctx, `SELECT coalesce(sum(bytes), 0) FROM log_chunks WHERE job = $1`, s.long).Scan(&stored)
+		if err == nil && stored < int64(lines)*lineBytes {
+			err = fmt.Errorf("%d bytes of the long log are stored", stored)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// submit submits a job of the tenant that attacks.
+func (s *siege) submit(name string, command ...string) berth.JobID {
+	s.t.Helper()
+	j := spec(name, command...)
+	a := rig.NewCaller(s.URL, s.evil, agentsAddress).Call(s.t.Context(), "POST", "/v1/jobs", nil, mustJSON(s.t, j))
+	id := strings.SplitN(string(a.Body), `"id":"`, 2)
+	if !a.Good() || len(id) < 2 {
+		s.t.Fatalf("submit %s: status %d, %v", name, a.Status, a.Err)
+	}
+	return berth.JobID(id[1][:strings.IndexByte(id[1], '"')])
+}
+
+// submitLong submits jobs with as long a list entry as a job may have, 19 KB.
+func (s *siege) submitLong(n int) {
+	s.t.Helper()
+	j := spec("long-entry", "exit", "0")
+	j.Labels = map[string]string{}
+	for i := range berth.MaxLabels {
+		j.Labels[fmt.Sprint("label-", i)] = strings.Repeat("x", 256)
+	}
+	for range n {
+		if a := rig.NewCaller(s.URL, s.evil, agentsAddress).Call(s.t.Context(), "POST", "/v1/jobs", nil, mustJSON(s.t, j)); !a.Good() {
+			s.t.Fatalf("submit a job with a long entry: status %d, %v", a.Status, a.Err)
+		}
+	}
+}
+
+// plan returns an attack of this kind and size from an address.
+func (s *siege) plan(kind, from string, count, size int, lasts time.Duration) plan {
+	p := plan{Kind: kind, Address: strings.TrimPrefix(s.URL, "http://"), From: from, Tokens: []string{s.evil}, Count: count, Bytes: size, For: lasts}
+	switch kind {
+	case silent, unread:
+		p.Tokens = []string{s.look}
+	case tails:
+		p.Job = string(s.long)
+	case followers:
+		p.Job = string(s.talks)
+	case submits:
+		p.Tokens, p.Body = s.many, mustJSON(s.t, spec("flood", "exit", "0"))
+	}
+	return p
+}
+
+// finding is what an attack came to.
+type finding struct {
+	plan
+	damage   damage
+	calls    int
+	bad      int
+	firstBad string
+	p99      time.Duration
+	slowest  string  // of the good calls, with when they were due
+	early    int     // good calls of the first half of the attack
+	stuck    int     // of them answered only after its end
+	growth   float64 // MiB
+	lease    time.Duration
+	silent   int
+	heals    time.Duration // until the last bad or slow call, or silent machine, after the end of the attack
+	errs     []error
+}
+
+// measureQuiet makes good calls alone and keeps their p99.
+func (s *siege) measureQuiet(d time.Duration) {
+	s.t.Helper()
+	from := time.Now()
+	sleepUntil(s.t.Context(), from.Add(d))
+	took, bad, first := sum(s.good.between(from, time.Now()))
+	if bad > 0 || len(took) == 0 {
+		s.t.Fatalf("in quiet, %d of %d good calls failed: %s", bad, len(took), first)
+	}
+	s.quiet = rig.Quantile(took, 0.99)
+	fmt.Printf("%s  quiet: p50 %.0f ms, p99 %.0f ms of %d calls; berthd has %.0f MiB\n", time.Now().Format(time.TimeOnly),
+		rig.MS(rig.Quantile(took, 0.5)), rig.MS(s.quiet), len(took), rig.Resident(s.Berthd().PID))
+}
+
+// endure runs an attack and measures its effect.
+func (s *siege) endure(p plan) finding {
+	s.t.Helper()
+	f := finding{plan: p}
+	pid := s.Berthd().PID
+	before := rig.Resident(pid)
+	m := watchMemory(pid)
+	w := s.StartWatch(250*time.Millisecond, rig.Short{})
+	from := time.Now()
+	h, err := startAttack(p, s.share)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := h.Wait(&f.damage); err != nil {
+		s.t.Errorf("%s: %v", p.Kind, err)
+	}
+	end := time.Now()
+	during := w.Stop()
+	f.growth = m.stop() - before
+	f.lease, f.silent, f.errs = during.OldestLease, during.Silent, during.Errors
+	// Calls that were due under attack may be answered later.
+	sleepUntil(s.t.Context(), end.Add(s.watch))
+	took, bad, first := sum(s.good.between(from, end))
+	f.calls, f.bad, f.firstBad, f.p99 = len(took), bad, strings.ReplaceAll(first, "\n", " "), rig.Quantile(took, 0.99)
+	early := s.good.between(from, from.Add(end.Sub(from)/2))
+	f.early = len(early)
+	for _, c := range early {
+		if c.due.Add(c.took).After(end) {
+			f.stuck++
+		}
+	}
+	f.slowest = slowest(s.good.between(from, end), from)
+	f.heals = s.healed(end)
+	fmt.Printf("%s  %s\n", time.Now().Format(time.TimeOnly), f)
+	return f
+}
+
+// healed returns how long after the end of an attack a good call still failed
+// or was slow, or a machine was still silent.
+func (s *siege) healed(end time.Time) (after time.Duration) {
+	slow := max(p99AtMost, time.Duration(p99OverQuiet*float64(s.quiet)))
+	for _, c := range s.good.between(end, time.Now()) {
+		if c.bad != "" || c.took > slow {
+			after = max(after, c.due.Add(min(c.took, s.watch)).Sub(end))
+		}
+	}
+	w := s.StartWatch(time.Hour, rig.Short{})
+	defer w.Stop()
+	if err := rig.Await(s.t.Context(), time.Minute, func(context.Context) error {
+		if w.Seen().Looks == 0 {
+			return fmt.Errorf("the rows were not looked at")
+		}
+		return nil
+	}); err != nil {
+		s.t.Error(err)
+	}
+	if w.Seen().Silent > 0 {
+		after = max(after, time.Since(end))
+	}
+	return after
+}
+
+func (f finding) String() string {
+	return fmt.Sprintf("%d %s from %s for %s: %d of %d good calls failed, p99 %.0f ms, oldest lease %.1f s, berthd grew by %.0f MiB, healed after %.1f s; the attacker: %d sent, %v, %d dropped, %d MiB read, %.1f s of CPU; the slowest good calls: %s",
+		f.Count, f.Kind, f.From, f.For, f.bad, f.calls, rig.MS(f.p99), f.lease.Seconds(), f.growth, f.heals.Seconds(), f.damage.Sent, f.damage.Statuses, f.damage.Dropped, f.damage.Read>>20, f.damage.CPU.Seconds(), f.slowest)
+}
+
+// slowest lists the eight slowest calls: kind, duration, and time since from.
+func slowest(calls []goodCall, from time.Time) string {
+	slices.SortFunc(calls, func(a, b goodCall) int { return cmp.Compare(b.took, a.took) })
+	var list []string
+	for _, c := range calls[:min(8, len(calls))] {
+		list = append(list, fmt.Sprintf("%s %.0f ms at %.1f s", c.what, rig.MS(c.took), c.due.Sub(from).Seconds()))
+	}
+	return strings.Join(list, ", ")
+}
+
+// breaches lists which expectations are not met. Those that depend on the speed
+// of the machine are judged where timed is set.
+func (f finding) breaches(quiet time.Duration, timed bool) (list []string) {
+	if f.bad > 0 {
+		list = append(list, fmt.Sprintf("%d of %d good calls were refused (%s)", f.bad, f.calls, f.firstBad))
+	}
+	if f.stuck*stuckAtMost > f.early {
+		list = append(list, fmt.Sprintf("%d of %d good calls waited for the end of the attack", f.stuck, f.early))
+	}
+	if f.calls == 0 {
+		list = append(list, "no good call was made")
+	}
+	lease := berth.MachineLeaseTTL
+	if timed {
+		lease = rig.LongestRenewal
+	}
+	if f.lease > lease || f.silent > 0 {
+		list = append(list, fmt.Sprintf("renewals missed: a lease was %.1f s old, %d machines silent", f.lease.Seconds(), f.silent))
+	}
+	if f.growth > growthAtMost {
+		list = append(list, fmt.Sprintf("berthd grew by %.0f MiB", f.growth))
+	}
+	if len(f.errs) > 0 {
+		list = append(list, fmt.Sprintf("looks failed: %v", f.errs[0]))
+	}
+	if !timed {
+		return list
+	}
+	if over := float64(f.p99) / float64(quiet); over > p99OverQuiet {
+		list = append(list, fmt.Sprintf("p99 %.0f ms is %.1f x quiet", rig.MS(f.p99), over))
+	}
+	if f.p99 > p99AtMost {
+		list = append(list, fmt.Sprintf("p99 %.0f ms", rig.MS(f.p99)))
+	}
+	if f.heals > healWithin {
+		list = append(list, fmt.Sprintf("healed only after %.1f s", f.heals.Seconds()))
+	}
+	return list
+}
+
+// memory samples the resident memory of a process.
+type memory struct {
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+	most   float64
+}
+
+func watchMemory(pid int) *memory {
+	ctx, cancel := context.WithCancel(context.Background())
+	m := &memory{cancel: cancel}
+	m.done.Go(func() {
+		for sleepUntil(ctx, time.Now().Add(50*time.Millisecond)) {
+			m.most = max(m.most, rig.Resident(pid))
+		}
+	})
+	return m
+}
+
+func (m *memory) stop() (most float64) {
+	m.cancel()
+	m.done.Wait()
+	return m.most
+}
+
+// BenchmarkSiege runs every attack at its full size and prints what was
+// expected and what was seen. It fails if an expectation is not met.
+func BenchmarkSiege(b *testing.B) {
+	began := time.Now()
+	s := newSiege(b, *programs, tailLines, *share, healWatch)
+	s.good.start()
+	defer s.good.stop()
+	s.measureQuiet(5 * time.Second) // connections, caches
+	s.measureQuiet(*quietFor)
+	pid := s.Berthd().PID
+	first := rig.Resident(pid)
+	var findings []finding
+	run := func(kind, from string, count, size int, lasts time.Duration) {
+		if chosen(kind) {
+			findings = append(findings, s.endure(s.plan(kind, from, count, size, lasts)))
+		}
+	}
+	for _, from := range []string{goodAddress, agentsAddress} {
+		run(tokenless, from, 50, 0, *tokenlessFor)
+		run(wrongs, from, 50, 0, *attackFor)
+		run(silent, from, 48, 1000, *attackFor)
+		run(tails, from, 4, 0, *attackFor)
+		run(followers, from, 1000, 0, *attackFor)
+		run(uploads, from, 8, 1<<20, *attackFor)
+		run(idles, from, 2000, 0, *attackFor)
+		run(unread, from, 48, 0, *attackFor)
+		run(joins, from, 200, 15<<20, *attackFor) // last: the server returns the memory slowly
+	}
+	run(tokenless, agentsAddress, 500, 0, 2*berth.MachineLeaseTTL) // long enough to silence a machine
+	run(submits, goodAddress, 10_000, 0, *attackFor)
+	failed := printFindings(os.Stdout, findings, s.quiet)
+	grown := rig.Resident(pid) - first
+	fmt.Printf("berthd has %.0f MiB more than before the siege; took %s\n", grown, time.Since(began).Round(time.Second))
+	if failed > 0 {
+		b.Errorf("%d of %d attacks did what they should not", failed, len(findings))
+	}
+}
+
+// TestHostileCallersStopNeitherGoodCallersNorAgents is the small form: it judges
+// only what does not depend on speed.
+func TestHostileCallersStopNeitherGoodCallersNorAgents(t *testing.T) {
+	s := newSiege(t, *programs, tailLines, 0.5, soonWatch)
+	s.good.start()
+	defer s.good.stop()
+	s.measureQuiet(2 * time.Second)
+	for _, p := range []plan{
+		s.plan(tokenless, goodAddress, 60, 0, 4*time.Second),
+		s.plan(wrongs, goodAddress, 60, 0, 4*time.Second),
+		s.plan(silent, agentsAddress, 48, 1000, 6*time.Second),
+		s.plan(tails, agentsAddress, 4, 0, 4*time.Second),
+		s.plan(followers, goodAddress, 300, 0, 3*time.Second),
+		s.plan(uploads, agentsAddress, 8, 1<<20, 4*time.Second),
+		s.plan(idles, agentsAddress, 300, 0, 2*time.Second),
+		s.plan(unread, goodAddress, 48, 0, 5*time.Second),
+		s.plan(submits, goodAddress, 2000, 0, 3*time.Second),
+		s.plan(joins, agentsAddress, 30, 15<<20, 4*time.Second), // last: the server returns the memory slowly
+	} {
+		f := s.endure(p)
+		for _, b := range f.breaches(s.quiet, false) {
+			t.Errorf("%d %s from %s: %s", f.Count, f.Kind, f.From, b)
+		}
+		if f.damage.Sent == 0 {
+			t.Errorf("%d %s: nothing was sent", f.Count, f.Kind)
+		}
+	}
+	s.wantSilenceSeen()
+}
+
+// wantSilenceSeen proves that the verdict on renewals can fail: it freezes an
+// agent and waits until the watch sees its lease grow old.
+func (s *siege) wantSilenceSeen() {
+	s.t.Helper()
+	a := s.Agents()[0]
+	a.Signal(syscall.SIGSTOP)
+	defer a.Signal(syscall.SIGCONT)
+	w := s.StartWatch(100*time.Millisecond, rig.Short{})
+	defer w.Stop()
+	if err := rig.Await(s.t.Context(), time.Minute, func(context.Context) error {
+		if age := w.Seen().OldestLease; age < berth.SyncWait+2*time.Second {
+			return fmt.Errorf("the oldest lease is %s old", age)
+		}
+		return nil
+	}); err != nil {
+		s.t.Errorf("the watch does not see a frozen agent: %v", err)
+	}
+}
+
+func chosen(kind string) bool {
+	return *only == "" || slices.ContainsFunc(strings.Split(*only, ","), func(word string) bool { return strings.Contains(kind, word) })
+}
+
+// printFindings prints the table, and returns how many attacks have breached an
+// expectation.
+func printFindings(out io.Writer, findings []finding, quiet time.Duration) (failed int) {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "\nexpected of each: no good call refused, p99 at most %.0f x quiet (%.0f ms) and %s, no renewal missed, at most %.0f MiB more in berthd, healed within %s\n",
+		p99OverQuiet, rig.MS(quiet), p99AtMost, growthAtMost, healWithin)
+	fmt.Fprintln(w, "attack\tfrom\trefused\tp99\toldest lease\tgrowth\thealed\tanswers to the attacker\tverdict\t")
+	for _, f := range findings {
+		from := "the good caller's address"
+		if f.From == agentsAddress {
+			from = "the agents' address"
+		}
+		verdict := "ok"
+		if list := f.breaches(quiet, true); len(list) > 0 {
+			failed++
+			verdict = "MISSED: " + strings.Join(list, "; ")
+		}
+		fmt.Fprintf(w, "%d %s, %s\t%s\t%d of %d\t%.0f ms\t%.1f s\t%.0f MiB\t%.1f s\t%v\t%s\n",
+			f.Count, f.Kind, f.For, from, f.bad, f.calls, rig.MS(f.p99), f.lease.Seconds(), f.growth, f.heals.Seconds(), f.damage.Statuses, verdict)
+	}
+	_ = w.Flush()
+	return failed
+}
