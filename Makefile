@@ -63,9 +63,34 @@ bench-placement: ## measure plans: cold, after a change, one job at a time, and 
 bench-family: ## how much of the GPUs is placed of lists made from openb's: make bench-family TRACES=folder (needs openb/ in it)
 	$(GO) test ./cmd/berth-sim -run '^$$' -bench Family -benchtime 1x -timeout 30m -v -args -traces $(abspath $(TRACES))
 
+.PHONY: bench-scale
+bench-scale: setup ## measure 300 machines, 5,000 running jobs, floods and overload against bare workflows, at most 15 minutes
+	@scripts/bench-scale.sh
+
+.PHONY: bench-replicas
+bench-replicas: setup ## lose the replica with the waiters of 5,000 running jobs in every way, about half an hour
+	$(GO) test ./e2e/scale -run '^$$' -bench '^BenchmarkReplicas$$' -benchtime 1x -count=1 -timeout 90m -args -agents 100 -running 5000
+
+.PHONY: upgrade-orders
+upgrade-orders: setup ## upgrade from the programs in a folder, in each order: make upgrade-orders OLD=folder
+	$(GO) test ./e2e/proof -run '^$$' -bench '^BenchmarkUpgrade$$' -benchtime 1x -count=1 -timeout 60m -args -old $(abspath $(OLD))
+
+.PHONY: siege
+siege: setup ## attack a control plane as hostile callers may; a good caller and two agents must not notice, at most 15 minutes
+	@scripts/siege.sh
+
 .PHONY: failover
 failover: setup ## kill the leader nine times and freeze it nine times; prints the worst takeover, limit 5 s
 	$(GO) test ./e2e/proof -run TakenOver -failovers 9 -count=1 -v
+
+# Of make proof-fence: how many cuts side by side, of which fence and margin.
+CUTS   ?= 50
+FENCE  ?= 20s
+MARGIN ?= 5s
+
+.PHONY: proof-fence
+proof-fence: setup ## cut 50 machines off around the fence of their at_most_one work: never two alive: make proof-fence CUTS=1 FENCE=15m MARGIN=1m
+	$(GO) test ./e2e/proof -run CutsAroundTheFence -count=1 -v -timeout 60m -args -cuts $(CUTS) -cut-fence $(FENCE) -cut-margin $(MARGIN) -cut-seed $(SEED)
 
 .PHONY: endurance
 endurance: setup ## submit jobs steadily for half an hour; what grows with the history fails: make endurance MINUTES=30 RATE=12
@@ -77,7 +102,7 @@ mutants: setup ## break one fence at a time, and see that its test notices
 
 .PHONY: chaos
 chaos: setup ## kill processes at every failpoint, then at random and under load: make chaos BUDGET=30m SEED=...
-	$(GO) test -count=1 -tags chaos ./internal/agent -run "TestF(8|9|12|20|31|35|36)[A-Z]"
+	$(GO) test -count=1 -tags chaos ./internal/machine/agent -run "TestF(8|9|12|20|31|35|36)[A-Z]"
 	$(GO) test -race -count=1 -timeout 0 ./db -run "TestF4[45]" -args -race-runs 4000 -race-seed $(SEED)
 	$(GO) test -count=1 -v -timeout 0 ./e2e/chaos -run TestNoCellBreaksAPromise -args -budget $(BUDGET) -seed $(SEED)
 
@@ -88,10 +113,14 @@ lint: ## gofmt, vet, module files
 	$(GO) mod tidy -diff
 	$(GO) mod verify
 
+.PHONY: measures
+measures: ## how hard the code is to read: sizes, widths, share of comments, words; each with its limit and goal
+	@$(GO) test . -run MeasuresOnlyImprove -count=1 -v | grep -E 'limit|goal|FAIL|ok'
+
 .PHONY: fmt
 fmt: ## gofmt everything
 	gofmt -w $$(git ls-files '*.go')
 
 .PHONY: generate
 generate: ## rewrite generated documents and golden files; read the diff
-	$(GO) test . ./internal/check ./placement ./internal/jobfile ./cmd/berth -run 'States|Golden|Document|Script' -update
+	$(GO) test . ./internal/check ./placement ./internal/lib/jobfile ./cmd/berth ./cmd/berthd ./cmd/berth-agent -run 'States|Golden|Document|Script|Reference' -update

@@ -15,26 +15,39 @@ import (
 	"testing"
 )
 
-// layers orders the packages: a package may import packages of lower layers
-// only, so siblings do not import each other.
+// layers orders the packages: a package imports packages of lower layers only,
+// so packages of one layer do not import each other. A folder of internal/ names
+// the program that its packages are part of: control is berthd, machine is
+// berth-agent and berth-deadman, devstack is berth-dev and the tests; lib serves
+// all of them and imports the root alone.
 var layers = [][]string{
-	{"berth", "berth/internal/failpoint"},
+	{"berth"},
+	{"berth/internal/lib"},
 	{"berth/placement", "berth/db"},
-	{"berth/activities/control", "berth/activities/node"},
+	{"berth/activities/control", "berth/activities/node", "berth/activities/wait"},
 	{"berth/workflows"},
-	{"berth/api/client", "berth/internal/jobfile", "berth/internal/archive", "berth/internal/vault", "berth/internal/blob", "berth/internal/postgres", "berth/internal/dockerd", "berth/internal/deadman", "berth/internal/rows", "berth/internal/runs", "berth/internal/calendar", "berth/internal/publicnet", "berth/internal/series", "berth/internal/graph", "berth/internal/gauge", "berth/internal/tracing"},
-	{"berth/internal/outlook", "berth/internal/intake", "berth/internal/source"},
-	{"berth/api", "berth/workers", "berth/internal"},
-	{"berth/internal/controlplane", "berth/internal/bench"},
+	{"berth/api/client", "berth/internal/devstack"},
+	{
+		"berth/internal/control/blob", "berth/internal/control/calendar", "berth/internal/control/convert",
+		"berth/internal/control/runtimes", "berth/internal/control/watermark",
+		"berth/internal/machine/cgroupstats", "berth/internal/machine/deadman", "berth/internal/machine/docker",
+		"berth/internal/machine/fetch", "berth/internal/machine/gpu",
+	},
+	{"berth/internal/control/admission", "berth/internal/control/explain"},
+	{
+		"berth/api", "berth/workers", "berth/internal/check",
+		"berth/internal/control/dispatch", "berth/internal/control/scheduler", "berth/internal/control/webhook",
+		"berth/internal/machine/agent",
+	},
+	{"berth/internal/control/controlplane"},
 	{"berth/cmd", "berth/e2e", "berth/examples"},
 }
 
 // allowed lists imports against the layers, each with its reason.
 var allowed = map[[2]string]string{
-	{"berth/db/dbtest", "berth/internal/postgres"}:            "the test database is a private cluster",
-	{"berth/activities/node", "berth/activities/node"}:        "its own fakes and suites",
-	{"berth/internal/agent", "berth/workers"}:                 "the agent runs the node worker",
-	{"berth/internal/temporaldev", "berth/internal/postgres"}: "both are parts of the embedded stack",
+	{"berth/db/dbtest", "berth/internal/devstack/postgres"}:                     "the test database is a private cluster",
+	{"berth/activities/node", "berth/activities/node"}:                          "its own fakes and suites",
+	{"berth/internal/devstack/temporaldev", "berth/internal/devstack/postgres"}: "both are parts of the embedded stack",
 }
 
 type goPackage struct {
@@ -80,12 +93,15 @@ func layerOf(path string) int {
 	return layer
 }
 
-// component is the first-level package a path belongs to: packages below it
-// are its own affair.
+// component is the package a path belongs to as far as layers go: packages below
+// it are its own affair.
 func component(path string) string {
 	parts := strings.Split(path, "/")
 	n := 2
-	if len(parts) > 2 && (parts[1] == "internal" || parts[1] == "activities" || parts[1] == "cmd" || path == "berth/api/client") {
+	switch {
+	case len(parts) > 3 && parts[1] == "internal":
+		n = 4
+	case len(parts) > 2 && (parts[1] == "internal" || parts[1] == "activities" || parts[1] == "cmd" || path == "berth/api/client"):
 		n = 3
 	}
 	return strings.Join(parts[:min(n, len(parts))], "/")
@@ -117,6 +133,27 @@ func TestImportsPointOneWay(t *testing.T) {
 			}
 			if layerOf(imported) >= from {
 				t.Errorf("%s imports %s, which is not below it", p.ImportPath, imported)
+			}
+		}
+	}
+}
+
+// The control plane and the machine share nothing but the lower layers: what both
+// need belongs into lib, or into the protocol.
+func TestDeployablesDoNotImportEachOther(t *testing.T) {
+	t.Parallel()
+	room := func(path string) string {
+		for _, r := range []string{"berth/internal/control/", "berth/internal/machine/"} {
+			if strings.HasPrefix(path, r) {
+				return r
+			}
+		}
+		return ""
+	}
+	for _, p := range listPackages(t, "./internal/...") {
+		for _, imported := range p.Imports {
+			if from, to := room(p.ImportPath), room(imported); from != "" && to != "" && from != to {
+				t.Errorf("%s imports %s, which is part of another program", p.ImportPath, imported)
 			}
 		}
 	}
@@ -159,15 +196,17 @@ func links(t *testing.T, program string, never ...string) {
 	}
 }
 
-func TestAgentLinksNoSQL(t *testing.T) {
+// A stolen machine must not reach other machines' work: its agent speaks to the
+// control plane's API, to no database and to no Temporal.
+func TestAgentSpeaksToTheAPIAlone(t *testing.T) {
 	t.Parallel()
-	links(t, "./cmd/berth-agent", "github.com/jackc/pgx", "berth/db", "database/sql")
+	links(t, "./cmd/berth-agent", "github.com/jackc/pgx", "berth/db", "database/sql", "go.temporal.io", "berth/workers", "berth/workflows")
 }
 
 // What must work when everything else does not depends on nothing else.
 func TestDeadmanLinksNothingThatMayFail(t *testing.T) {
 	t.Parallel()
-	links(t, "./cmd/berth-deadman", "github.com", "go.temporal.io", "google.golang.org", "database/sql", "net", "berth/db", "berth/api", "berth/activities", "berth/internal/agent")
+	links(t, "./cmd/berth-deadman", "github.com", "go.temporal.io", "google.golang.org", "database/sql", "net", "berth/db", "berth/api", "berth/activities", "berth/internal/machine/agent")
 }
 
 func TestControlPlaneLinksNoDockerAndNoNVML(t *testing.T) {
@@ -184,10 +223,10 @@ func TestTemporalServerStaysInOnePlace(t *testing.T) {
 	t.Parallel()
 	for _, p := range listPackages(t, "./...") {
 		for _, imported := range p.Imports {
-			if strings.HasPrefix(imported, "go.temporal.io/server") && p.ImportPath != "berth/internal/temporaldev" {
+			if strings.HasPrefix(imported, "go.temporal.io/server") && p.ImportPath != "berth/internal/devstack/temporaldev" {
 				t.Errorf("%s imports %s", p.ImportPath, imported)
 			}
-			if imported == "berth/internal/temporaldev" && p.ImportPath != "berth/cmd/berth-dev" && !strings.HasPrefix(p.ImportPath, "berth/e2e") {
+			if imported == "berth/internal/devstack/temporaldev" && p.ImportPath != "berth/cmd/berth-dev" && !strings.HasPrefix(p.ImportPath, "berth/e2e") {
 				t.Errorf("%s embeds the Temporal server", p.ImportPath)
 			}
 		}
@@ -228,7 +267,7 @@ func TestWorkflowsAreDeterministic(t *testing.T) {
 // SQL is written in db alone.
 func TestNoSQLOutsideDB(t *testing.T) {
 	t.Parallel()
-	mayUse := []string{"berth/db", "berth/internal/postgres", "berth/internal/temporaldev", "berth/e2e"}
+	mayUse := []string{"berth/db", "berth/internal/devstack/postgres", "berth/internal/devstack/temporaldev", "berth/e2e"}
 	for _, p := range listPackages(t, "./...") {
 		if slices.ContainsFunc(mayUse, func(m string) bool { return p.ImportPath == m || strings.HasPrefix(p.ImportPath, m+"/") }) {
 			continue

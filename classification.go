@@ -52,6 +52,16 @@ var Rules = []Rule{
 		Next: Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitInfra, Elsewhere: true,
 	},
 	{
+		Name: "output_over_quota", Evidence: EvidenceIntent,
+		Signal: "every rank exited 0, and an output exceeds a storage quota of its tenant, or of one above it",
+		when: func(e AttemptEvidence, r RankEvidence) bool {
+			return e.allDone() && len(e.OutputsLost) > 0 && r.Exit.OverQuota != ""
+		},
+		Class: ClassUser, Reason: ReasonStorageQuota, Says: "it ended well, but its outputs were not stored: {quota}",
+		Hint: "delete data of the tenant, or ask an operator for a larger quota (berth quota show)",
+		Next: Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry,
+	},
+	{
 		Name: "output_lost", Evidence: EvidenceIntent, Signal: "every rank exited 0, and an output that it declares was not stored: nothing lies at its path, or what no archive holds",
 		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.allDone() && len(e.OutputsLost) > 0 },
 		Class: ClassUser, Reason: ReasonOutputLost, Says: "it ended well, but its outputs were not stored: {outputs}",
@@ -78,7 +88,7 @@ var Rules = []Rule{
 	{
 		Name: "time_limit", Evidence: EvidenceIntent, Signal: "stopped at its time_limit", Causes: []ExitCause{CauseTimeLimit},
 		Class: ClassPermanent, Reason: ReasonTimeLimit, Says: "ran for its whole time_limit",
-		Hint: "raise time_limit, or resume from its checkpoint with a new job",
+		Hint: "raise time_limit and submit it again (it starts from the beginning)",
 		Next: Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
 	{

@@ -46,6 +46,10 @@ type Exit struct {
 	Measured   *Measured `json:"measured,omitempty"`
 	Unstored   []string  `json:"unstored,omitempty"` // outputs that were there, and that machine, network or store kept from being stored
 	Refused    []string  `json:"refused,omitempty"`  // outputs that were there, and that no machine would store: too large, or what no archive holds
+
+	// OverQuota says why the first refused output exceeds a storage quota. It is empty
+	// if none does.
+	OverQuota string `json:"over_quota,omitempty"`
 }
 
 // Started reports whether the user's process ever ran.

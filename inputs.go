@@ -10,8 +10,8 @@ import (
 	"unicode/utf8"
 )
 
-// MaxInputs is how many a job may have.
-const MaxInputs = 64
+// maxInputs is how many a job may have.
+const maxInputs = 64
 
 // What one input from elsewhere may come to.
 const (
@@ -136,7 +136,7 @@ func (s JobSpec) OfJobs(steps map[string]JobID) JobSpec {
 }
 
 func (s JobSpec) validateInputs(v *validation) {
-	v.require(len(s.Inputs) <= MaxInputs, "inputs", "too many", fmt.Sprintf("at most %d", MaxInputs))
+	v.require(len(s.Inputs) <= maxInputs, "inputs", "too many", fmt.Sprintf("at most %d", maxInputs))
 	taken := []string{"/workspace", SecretsPath}
 	if s.Checkpoint != nil {
 		taken = append(taken, s.Checkpoint.Path)

@@ -109,6 +109,8 @@ const (
 	EventRestored           EventKind = "restored"            // a checkpoint was verified and put in place
 	EventCheckpoint         EventKind = "checkpoint"          // a checkpoint was verified and registered
 	EventCheckpointRejected EventKind = "checkpoint_rejected" // a restore found it damaged
+	EventCheckpointRefused  EventKind = "checkpoint_refused"  // exceeds a storage quota; reported once per attempt
+	EventLogCut             EventKind = "log_cut"             // exceeds a storage quota; reported once per attempt
 	EventExited             EventKind = "exited"              // a rank's container ended
 	EventOrphaned           EventKind = "orphaned"            // a rank's machine fell silent
 	EventReleased           EventKind = "released"            // capacity that was held is free

@@ -5,7 +5,8 @@ import "time"
 // MachineState is how a machine stands with the control plane.
 type MachineState string
 
-// The states of a machine. Only ready ones are given work.
+// The states of a machine. Only ready ones are given work, and of these only
+// machines whose container engine answers.
 const (
 	MachineJoining  MachineState = "joining" // registered; leftovers are not confirmed gone
 	MachineReady    MachineState = "ready"
@@ -87,6 +88,10 @@ type Machine struct {
 	Deadline *time.Time        `json:"drain_deadline,omitempty"`
 	GPUs     []MachineGPU      `json:"gpus,omitempty"`
 	Jobs     []MachineJob      `json:"jobs,omitempty"`
+
+	// EngineSilentSince is since when the container engine has not answered the
+	// agent: the machine gets no new work, and Reason says so; nil: it answers.
+	EngineSilentSince *time.Time `json:"engine_silent_since,omitempty"`
 }
 
 // MachineGPU is a device with its present use.

@@ -8,9 +8,11 @@ import (
 // Task queues.
 const (
 	QueueControl = "control" // workflows and control activities, beside the database
+	QueueWaiters = "waiters" // the activities that wait for members, in any control plane replica
 )
 
-// MachineQueue is the task queue that only this machine's agent polls.
+// MachineQueue is the task queue that agents polled up to the version in which
+// waiters moved to QueueWaiters. Nothing new is scheduled there.
 func MachineQueue(m MachineID) string { return "m-" + string(m) }
 
 // Workflow types and activity names. Activities carry a version in their name:

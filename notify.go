@@ -18,7 +18,7 @@ type Notify struct {
 
 // Bounds of webhooks.
 const (
-	MaxNotify    = 8 // of one job
+	maxNotify    = 8 // of one job
 	maxNotifyURL = 2048
 )
 
@@ -69,7 +69,7 @@ func PlainWebhooks(list []Notify) []FieldError {
 }
 
 func (v *validation) notify(list []Notify) {
-	v.require(len(list) <= MaxNotify, "notify", "too many webhooks", fmt.Sprintf("at most %d", MaxNotify))
+	v.require(len(list) <= maxNotify, "notify", "too many webhooks", fmt.Sprintf("at most %d", maxNotify))
 	var statuses []string
 	for _, s := range States {
 		if s != Submitted {

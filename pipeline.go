@@ -81,8 +81,8 @@ func (p PipelineSpec) Validate() []FieldError {
 		return append(v.faults, sizes.faults...)
 	}
 	whole.validate(v)
-	if n := p.arrayBytes(); n > MaxArrayBytes && len(v.faults) == 0 { // else an array alone is too much
-		v.require(false, "jobs", fmt.Sprintf("the elements of all arrays, each with its copy of its job, come to %s", BytesText(n)), fmt.Sprintf("at most %s in all", BytesText(MaxArrayBytes)))
+	if n := p.arrayBytes(); n > maxArrayBytes && len(v.faults) == 0 { // else an array alone is too much
+		v.require(false, "jobs", fmt.Sprintf("the elements of all arrays, each with its copy of its job, come to %s", BytesText(n)), fmt.Sprintf("at most %s in all", BytesText(maxArrayBytes)))
 	}
 	return v.faults
 }

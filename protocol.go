@@ -14,11 +14,18 @@ import (
 const (
 	HeaderAgentBoot = "Berth-Agent-Boot"
 	HeaderEpoch     = "Berth-Epoch"
+
+	// HeaderRest is the number of bytes of a checkpoint that are still to be stored,
+	// the object of the call included. The server refuses the first object of a
+	// checkpoint that cannot fit as a whole.
+	HeaderRest = "Berth-Rest"
 )
 
-// JoinRequest trades a join token for a machine's own token.
+// JoinRequest trades a join token for a machine's own token. The join token
+// travels as the bearer token of the call, so that it is judged before the body is
+// read.
 type JoinRequest struct {
-	Token   string    `json:"token"`
+	Token   string    `json:"token"` // the join token again, for servers that look for it here alone; the header wins
 	Machine MachineID `json:"machine"`
 }
 
@@ -34,6 +41,8 @@ type RegisterRequest struct {
 	AgentBoot  string          `json:"agent_boot"` // random per process: only the latest registered one is accepted
 	Inventory  Inventory       `json:"inventory"`
 	Containers []ContainerSeen `json:"containers,omitempty"`
+
+	Watermark StoredWatermark `json:"-"` // the highest that the machine saw; sent as HeaderWatermark
 }
 
 // ContainerSeen is a container with this cluster's and machine's labels.
@@ -56,6 +65,11 @@ type RegisterResponse struct {
 	// the restore of a backup: they run on and are nobody's work.
 	Quarantine []AllocationID `json:"quarantine,omitempty"`
 
+	// Watermark is the newest as of Kill and Quarantine. Where it is lower than one
+	// that the agent has seen, the answer is of a restored database and not to be
+	// obeyed. nil: the server has none.
+	Watermark *Watermark `json:"watermark,omitempty"`
+
 	Sync SyncResponse `json:"sync"`
 }
 
@@ -71,6 +85,9 @@ type SyncRequest struct {
 	Gone      []AllocationID `json:"gone,omitempty"`  // ranks of which no container exists here (any more)
 	Cache     *CacheReport   `json:"cache,omitempty"` // sent when it changed, and once a session
 	Brief     bool           `json:"brief,omitempty"` // of a call that reports: another one polls, so the set of assignments may be left out
+
+	Watermark    StoredWatermark `json:"-"` // as in RegisterRequest
+	EngineSilent time.Duration   `json:"-"` // a header, see internal/lib/enginesilence; 0: the container engine answers
 }
 
 // CacheReport is what a machine holds of what jobs need: the largest entries of
@@ -93,6 +110,7 @@ type SyncResponse struct {
 	Started     []AllocationID `json:"started,omitempty"` // what this call's reports had ordered to start, of this machine
 	Stale       []AllocationID `json:"stale,omitempty"`   // reports refused because their attempt is not current: kill them
 	Refused     []Refused      `json:"refused,omitempty"`
+	Watermark   *Watermark     `json:"watermark,omitempty"` // as in RegisterResponse
 }
 
 // Refused is a part of a call that the database cannot take as it is, such as a
@@ -129,7 +147,7 @@ type RankReport struct {
 	Restored    *int64       `json:"restored,omitempty"` // the step that was verified and put in place
 	Fetched     []Fetched    `json:"fetched,omitempty"`  // what was put in place for it
 	Warning     string       `json:"warning,omitempty"`  // shown as an event, once per text
-	Unwaited    bool         `json:"unwaited,omitempty"` // sealed, and no waiter has come to tell the workflow
+	Unwaited    bool         `json:"unwaited,omitempty"` // sealed, and nobody waits for it on the machine; ignored (ADR 0030), read by servers of the version before
 }
 
 // Fetched is content that was put in place for a rank.
@@ -157,6 +175,8 @@ type ClaimRequest struct {
 	Alloc     AllocationID `json:"alloc"`
 	Job       JobID        `json:"job"`
 	Attempt   int          `json:"attempt"`
+
+	Watermark StoredWatermark `json:"-"` // as in RegisterRequest
 }
 
 // Claim is all that a machine needs to run one rank.

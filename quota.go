@@ -27,8 +27,35 @@ type Quota struct {
 	MaxQueued  *int       `json:"max_queued,omitempty" doc:"jobs that wait at once; submitting more is refused"`
 	Budget     *GPUBudget `json:"budget,omitempty"`
 
+	SubmitRPS   *float64  `json:"submit_rps,omitempty" doc:"jobs and pipelines submitted a second, over all replicas; more are refused"`
+	MaxPriority *Priority `json:"max_priority,omitempty" doc:"greatest priority of what is submitted; jobs that exist keep theirs"`
+
+	Storage *StorageLimits `json:"storage,omitempty"`
+
 	Version int64      `json:"version,omitempty" doc:"grows with each change. Given in a change, it must be the present one"`
 	Use     *TenantUse `json:"use,omitempty" doc:"told, never taken"`
+	Stored  *Stored    `json:"stored,omitempty" doc:"reported, never set: with all tenants below it"`
+}
+
+// StorageLimits bound the data that a tenant and all tenants below it store. A nil
+// field sets no limit.
+type StorageLimits struct {
+	Uploads     *MiB `json:"uploads,omitempty" doc:"archives of code and folders, as compressed"`
+	Logs        *MiB `json:"logs,omitempty" doc:"logs of jobs"`
+	Outputs     *MiB `json:"outputs,omitempty" doc:"outputs of jobs, as compressed"`
+	Checkpoints *MiB `json:"checkpoints,omitempty" doc:"checkpoints that a job can resume from, or that are incomplete"`
+	Total       *MiB `json:"total,omitempty" doc:"uploads, logs, outputs and checkpoints together"`
+	Secrets     *int `json:"secrets,omitempty" doc:"number of secrets"`
+}
+
+// Stored is an amount of stored data by kind, in bytes, and a number of secrets.
+type Stored struct {
+	Uploads     int64 `json:"uploads_bytes"`
+	Logs        int64 `json:"logs_bytes"`
+	Outputs     int64 `json:"outputs_bytes"`
+	Checkpoints int64 `json:"checkpoints_bytes"`
+	Total       int64 `json:"total_bytes"`
+	Secrets     int64 `json:"secrets"`
 }
 
 // GPUBudget is GPU time in each of the periods that follow one another from when it
@@ -50,6 +77,16 @@ func (q Quota) Validate() []FieldError {
 	}
 	positive("max_running", q.MaxRunning)
 	positive("max_queued", q.MaxQueued)
+	if r := q.SubmitRPS; r != nil {
+		v.require(*r >= 0.001 && *r <= 100_000, "submit_rps", fmt.Sprintf("%g is out of range", *r), "0.001 to 100000; leave it out for the default")
+	}
+	if p := q.MaxPriority; p != nil {
+		v.require(*p >= 0 && *p <= 1000, "max_priority", fmt.Sprintf("%d is out of range", int(*p)), "low, normal, high, or 0 to 1000")
+	}
+	if s := q.Storage; s != nil {
+		v.require(s.Secrets == nil || *s.Secrets >= 0 && *s.Secrets <= 1_000_000, "storage.secrets",
+			"is out of range", "0 to 1000000; leave it out for no limit")
+	}
 	if q.Guarantee != nil && q.Limit != nil {
 		within(v, "guarantee.cpus", q.Guarantee.CPUs, q.Limit.CPUs)
 		within(v, "guarantee.memory", q.Guarantee.Memory, q.Limit.Memory)

@@ -22,6 +22,7 @@ const (
 	ReasonImageUnavailable  ReasonCode = "image_unavailable"
 	ReasonInvalidSpec       ReasonCode = "invalid_spec"
 	ReasonOutputLost        ReasonCode = "output_lost"
+	ReasonStorageQuota      ReasonCode = "storage_quota" // an output does not fit in the tenant's storage quota
 	ReasonMachineLost       ReasonCode = "machine_lost"
 	ReasonMachineError      ReasonCode = "machine_error" // the engine or its host failed the container
 	ReasonGPUError          ReasonCode = "gpu_error"
@@ -38,10 +39,11 @@ const (
 	ReasonInputInvalid      ReasonCode = "input_invalid"
 	ReasonSecretMissing     ReasonCode = "secret_missing"
 	ReasonSecretUnavailable ReasonCode = "secret_unavailable"
-	ReasonPoison            ReasonCode = "poison"          // machines die of it
-	ReasonElementsFailed    ReasonCode = "elements_failed" // of an array: not all of it succeeded
-	ReasonOverlap           ReasonCode = "overlap"         // of a schedule: what it made before has not ended
-	ReasonPaused            ReasonCode = "paused"          // of a fire: its schedule was
-	ReasonTooLate           ReasonCode = "too_late"        // of a fire: it came later than catch_up
-	ReasonUnknown           ReasonCode = "unknown"         // no rule of the classification knows it
+	ReasonPoison            ReasonCode = "poison"           // machines die of it
+	ReasonElementsFailed    ReasonCode = "elements_failed"  // of an array: not all of it succeeded
+	ReasonOverlap           ReasonCode = "overlap"          // of a schedule: its earlier job has not ended
+	ReasonPaused            ReasonCode = "paused"           // of a fire: its schedule was
+	ReasonAdmissionPaused   ReasonCode = "admission_paused" // of a waiting job, as long as an operator has paused new starts
+	ReasonTooLate           ReasonCode = "too_late"         // of a fire: it came later than catch_up
+	ReasonUnknown           ReasonCode = "unknown"          // no rule of the classification knows it
 )

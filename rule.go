@@ -103,7 +103,7 @@ type Rule struct {
 
 	Class  Class
 	Reason ReasonCode
-	Says   string // the message; {machine}, {code}, {exit}, {drain}, {xid}, {deaths} and {outputs} are filled in
+	Says   string // the message; names in braces are filled in, see reason
 	Hint   string // "": what the exit code says
 
 	Next       State
@@ -153,6 +153,7 @@ func (c Rule) reason(e AttemptEvidence, r RankEvidence) Reason {
 	says := strings.NewReplacer(
 		"{machine}", string(r.Machine), "{code}", strconv.Itoa(x.Code), "{exit}", x.Message, "{drain}", e.DrainedBy,
 		"{xid}", strconv.FormatUint(x.Xid, 10), "{deaths}", e.deaths(r), "{outputs}", strings.Join(e.OutputsLost, ", "),
+		"{quota}", x.OverQuota,
 	).Replace(c.Says)
 	return Reason{Code: c.Reason, Rule: c.Name, Message: says, Hint: hint}
 }

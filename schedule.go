@@ -68,7 +68,7 @@ type ScheduleSpec struct {
 	TimeZone string        `json:"time_zone,omitempty" doc:"of cron: an IANA name such as Europe/Berlin; default UTC"`
 	Jitter   Duration      `json:"jitter,omitempty" doc:"each fire is put off by a random time of up to this"`
 	Overlap  Overlap       `json:"overlap,omitempty" doc:"skip (default), buffer_one, allow or cancel_other"`
-	CatchUp  Duration      `json:"catch_up,omitempty" doc:"how late a fire may be after an outage; default 1h, of a single time a year"`
+	CatchUp  Duration      `json:"catch_up,omitempty" zero:"10s to 8760h; leave it out for the default" doc:"how late a fire may be after an outage; default 1h, of a single time a year"`
 	Paused   bool          `json:"paused,omitempty" doc:"made, and not started"`
 	Job      *JobSpec      `json:"job,omitempty"`
 	Pipeline *PipelineSpec `json:"pipeline,omitempty"`
@@ -123,7 +123,7 @@ func (s ScheduleSpec) WithDefaults() ScheduleSpec {
 
 // Validate checks a schedule after WithDefaults and returns every fault at once,
 // nil if there is none. What cron and the time zone say is checked where they
-// are read (internal/calendar).
+// are read (internal/control/calendar).
 func (s ScheduleSpec) Validate() []FieldError {
 	v := &validation{}
 	v.oneOf("kind", s.Kind, KindSchedule)

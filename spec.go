@@ -17,7 +17,7 @@ type JobSpec struct {
 	Env        map[string]string `json:"env,omitempty"`
 	Workdir    string            `json:"workdir,omitempty"`
 	Resources  Resources         `json:"resources,omitzero" doc:"per member"`
-	Members    int               `json:"members,omitempty" doc:"containers placed together, all or nothing"`
+	Members    int               `json:"members,omitempty" zero:"1 to 512; leave it out for 1" doc:"containers placed together, all or nothing"`
 	Placement  Placement         `json:"placement,omitzero"`
 	Priority   *Priority         `json:"priority,omitempty" doc:"low, normal, high, or 0 to 1000"`
 
@@ -27,7 +27,7 @@ type JobSpec struct {
 	TimeLimit    Duration  `json:"time_limit,omitempty"`
 	StallTimeout Duration  `json:"stall_timeout,omitempty"`
 	StopGrace    *Duration `json:"stop_grace,omitempty" doc:"from SIGTERM to SIGKILL"`
-	LostAfter    Duration  `json:"lost_after,omitempty" doc:"silence after which the machine counts as lost"`
+	LostAfter    Duration  `json:"lost_after,omitempty" zero:"2s to 24h; leave it out for 90s" doc:"silence after which the machine counts as lost"`
 
 	Retry      RetryPolicy       `json:"retry,omitzero"`
 	Checkpoint *CheckpointPolicy `json:"checkpoint,omitempty"`
@@ -73,7 +73,7 @@ type Placement struct {
 
 // RetryPolicy says what happens after a run that failed by the user's own fault.
 type RetryPolicy struct {
-	MaxAttempts int         `json:"max_attempts,omitempty" doc:"runs that may end by user failure, the first included"`
+	MaxAttempts int         `json:"max_attempts,omitempty" zero:"1 to 100; 1, or leaving it out, for no retry" doc:"runs that may end by user failure, the first included"`
 	Backoff     Backoff     `json:"backoff,omitzero"`
 	Rules       []RetryRule `json:"rules,omitempty" doc:"first match wins"`
 	OnOOM       string      `json:"on_oom,omitempty" doc:"fail or grow (memory x1.5, once)"`
@@ -89,7 +89,7 @@ type RetryRule struct {
 type CheckpointPolicy struct {
 	Path     string   `json:"path" doc:"absolute folder in the container"`
 	Interval Duration `json:"interval,omitempty" doc:"how often signal is sent; unset, the job decides"`
-	Keep     int      `json:"keep,omitempty"`
+	Keep     int      `json:"keep,omitempty" zero:"1 to 100; leave it out for 2"`
 	Signal   string   `json:"signal,omitempty" doc:"such as SIGUSR1"`
 }
 
@@ -111,8 +111,8 @@ type Output struct {
 
 // Array makes many jobs of one file.
 type Array struct {
-	Size        int                 `json:"size,omitempty" doc:"how many elements; each has its index from 0 in BERTH_ARRAY_INDEX"`
-	Parallel    int                 `json:"parallel,omitempty" doc:"how many may hold capacity at once; unset, as many as there is room for"`
+	Size        int                 `json:"size,omitempty" zero:"1 to 100000, or each: with as many entries" doc:"how many elements; each has its index from 0 in BERTH_ARRAY_INDEX"`
+	Parallel    int                 `json:"parallel,omitempty" zero:"1 to 100000; leave it out for no limit" doc:"how many may hold capacity at once; unset, as many as there is room for"`
 	MaxFailures *int                `json:"max_failures,omitempty" doc:"how many may fail; one more, and the rest is canceled"`
 	Each        []map[string]string `json:"each,omitempty" doc:"in place of size: variables of each element"`
 }

@@ -10,7 +10,7 @@ const (
 	Submitted  State = "submitted"  // stored; its workflow has not looked at it yet
 	Queued     State = "queued"     // its workflow waits for the leader's grant
 	Scheduled  State = "scheduled"  // capacity is reserved; machines prepare
-	Running    State = "running"    // the last rank was prepared and told to start
+	Running    State = "running"    // the containers of all its members have started
 	Preempting State = "preempting" // must give its capacity to another job
 	Canceling  State = "canceling"  // told to stop; containers may still live
 	Retrying   State = "retrying"   // waits for its next attempt
@@ -52,7 +52,7 @@ var Transitions = []Transition{
 	{Queued, Scheduled, ActorLeader, "eligible, and the leader's term is current: the attempt, its allocations and GPU claims are written"},
 	{Queued, Failed, ActorLeader, "the queue deadline has passed"},
 	{Queued, Canceled, ActorAPI, "a cancel request; no capacity is held"},
-	{Scheduled, Running, ActorAgent, "the last rank is prepared, attempt and machine epoch are current; start is ordered"},
+	{Scheduled, Running, ActorAgent, "the container of the last rank has started; attempt and machine epoch are current"},
 	{Scheduled, Preempting, ActorLeader, "chosen as victim; stop_by is set and checkpoint ordered"},
 	{Scheduled, Canceling, ActorAPI, "a cancel request; stop is ordered with grace"},
 	{Scheduled, Retrying, ActorWorkflow, "settled: infrastructure, preempted or transient; capacity released or orphaned"},

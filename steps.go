@@ -35,12 +35,42 @@ type RunRequest struct {
 	Alloc   AllocationID `json:"alloc"`
 }
 
+// Heartbeats of the activity that waits for a member. Each is an update of the
+// workflow's execution, and the machine's lease is what detects a dead machine:
+// heartbeats only find the waiters of a replica that died. ADR 0030 has the
+// measurement that both numbers follow from.
+const (
+	WaiterBeat    = 5 * time.Minute  // the longest time between two heartbeats of a waiter
+	WaiterTimeout = 12 * time.Minute // after the last heartbeat the server starts the activity again
+)
+
 // RunProgress is a heartbeat's detail.
 type RunProgress struct {
-	Phase     Phase `json:"phase"`
-	Step      int64 `json:"step,omitempty"`
-	LogOffset int64 `json:"log_offset,omitempty"`
+	Phase     Phase     `json:"phase"`
+	Step      int64     `json:"step,omitempty"`
+	Total     int64     `json:"total,omitempty"` // steps
+	Machine   MachineID `json:"machine,omitempty"`
+	LogOffset int64     `json:"log_offset,omitempty"`
 }
+
+// MemberView is the row of one member (an allocation) as the activity that waits
+// for it reads it.
+type MemberView struct {
+	Alloc   AllocationID
+	State   AllocationState
+	Current bool  // its attempt is the job's, and the job still holds capacity
+	Sealed  bool  // its end is stored, with logs and checkpoints
+	Exit    *Exit // once sealed; nil for a member that was given up without one
+
+	Progress RunProgress
+
+	// Overdue is true while the machine has been silent for longer than a verdict
+	// takes and a verdict may be passed. It is false while verdicts are frozen.
+	Overdue bool
+}
+
+// Live reports whether there is still something to wait for.
+func (m MemberView) Live() bool { return m.Current && Slot{State: m.State, Sealed: m.Sealed}.Live() }
 
 // RunResult is the value a Run activity ends with. A bad exit is a value too:
 // activities fail only when the machine could not say what happened.

@@ -42,7 +42,7 @@ type Amounts struct {
 type NewTenant struct {
 	ID     TenantID `json:"id"`
 	Parent TenantID `json:"parent,omitempty" doc:"unset: none above it"`
-	Weight float64  `json:"weight,omitempty" doc:"default 1"`
+	Weight float64  `json:"weight,omitempty" zero:"more than 0; leave it out for 1" doc:"default 1"`
 }
 
 // Validate returns every fault at once, nil if there is none.

@@ -37,6 +37,7 @@ type Upload struct {
 	Address   Address   `json:"address"`
 	Files     int       `json:"files" doc:"entries, folders and links included"`
 	Bytes     int64     `json:"bytes" doc:"of all files together, unpacked"`
+	Stored    int64     `json:"stored_bytes,omitempty" doc:"compressed; absent for an older server's upload"`
 	CreatedAt time.Time `json:"created_at"`
 }
 

@@ -3,6 +3,7 @@ package berth
 import (
 	"fmt"
 	"path"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -13,8 +14,8 @@ import (
 // may hold.
 const (
 	MaxSpecBytes   = 256 << 10 // of the JSON form
-	MaxEnv         = 1024
-	MaxCommandArgs = 4096
+	maxEnv         = 1024
+	maxCommandArgs = 4096
 	MaxLabels      = 64
 	MaxGPUs        = 64 // of one member
 	MaxMembers     = 512
@@ -34,7 +35,7 @@ func (s JobSpec) Validate() []FieldError {
 	v := &validation{}
 	v.require(isName(s.Name), "name", fmt.Sprintf("%q is not a name", s.Name), "1 to 63 of a-z, 0-9 and '-', not at either end")
 	v.require(s.Image != "" && len(s.Image) <= 512 && !strings.ContainsAny(s.Image, " \t\r\n\x00"), "image", fmt.Sprintf("%q is not an image reference", s.Image), "such as python:3.12-slim")
-	v.require(len(s.Command)+len(s.Entrypoint) <= MaxCommandArgs, "command", "too many arguments", fmt.Sprintf("at most %d", MaxCommandArgs))
+	v.require(len(s.Command)+len(s.Entrypoint) <= maxCommandArgs, "command", "too many arguments", fmt.Sprintf("at most %d", maxCommandArgs))
 	s.validateEnv(v)
 	s.validateResources(v)
 	s.validatePlacement(v)
@@ -70,7 +71,7 @@ func (s JobSpec) validateUnbuilt(v *validation) {
 }
 
 func (s JobSpec) validateEnv(v *validation) {
-	v.require(len(s.Env) <= MaxEnv, "env", "too many variables", fmt.Sprintf("at most %d", MaxEnv))
+	v.require(len(s.Env) <= maxEnv, "env", "too many variables", fmt.Sprintf("at most %d", maxEnv))
 	for _, k := range sortedKeys(s.Env) {
 		v.variable("env."+k, k, s.Env[k])
 	}
@@ -162,6 +163,18 @@ func (s JobSpec) validateCheckpoint(v *validation) {
 		v.oneOf("checkpoint.signal", c.Signal, "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM")
 	}
 	v.require(c.Interval == 0 || c.Signal != "", "checkpoint.interval", "has no signal to send", "set checkpoint.signal, or leave it out")
+}
+
+// ExplicitZero is the fault of a zero that was written into a field whose zero
+// value stands for its default: taken for the default, it would mean something that
+// nobody asked for. Such a field says what it allows in the tag `zero`. The fault's
+// Field is the caller's to fill in. ok is false for other fields and values.
+func ExplicitZero(field reflect.StructField, value reflect.Value) (fault FieldError, ok bool) {
+	allowed := field.Tag.Get("zero")
+	if allowed == "" || !value.IsZero() {
+		return FieldError{}, false
+	}
+	return FieldError{Detail: fmt.Sprintf("%v is out of range", value), Allowed: allowed}, true
 }
 
 type validation struct{ faults []FieldError }

@@ -219,11 +219,13 @@ type Explanation struct {
 
 // Blocker is one thing that keeps a job from starting.
 type Blocker struct {
-	Code    string  `json:"code" doc:"stable: held, not_eligible, not_accepted, needs, parallel, quota, unsatisfiable, no_machines, no_room, stopping, overdue, reserved, behind"`
+	Code    string  `json:"code" doc:"stable: paused, control_plane, held, not_eligible, not_accepted, needs, parallel, quota, unsatisfiable, no_machines, no_room, engine_silent, stopping, overdue, reserved, behind"`
 	Quota   string  `json:"quota,omitempty" doc:"of quota: which setting, limit, max_running, borrow or budget"`
 	Message string  `json:"message"`
 	Hint    string  `json:"hint,omitempty" doc:"what would have to change"`
 	Jobs    []JobID `json:"jobs,omitempty" doc:"of the same tenant: of stopping, those that are to make room; of overdue, the one it waits for"`
+
+	Machines []MachineID `json:"machines,omitempty" doc:"of engine_silent: those whose container engine does not answer"`
 }
 
 // Term is one part of a job's place in the queue.

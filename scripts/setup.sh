@@ -106,10 +106,22 @@ install_packages() {
 	[[ $status -eq 0 ]] || fail "apt-get install ${packages[*]} failed with status $status"
 }
 
-engine_answers() { docker version >/dev/null 2>&1; }
+engine_answers() { timeout 30 docker network ls >/dev/null 2>&1; }
+
+# engine_hangs succeeds if the engine answers a request for its version. Call it only
+# after engine_answers has failed: the engine then runs, but its networks are
+# deadlocked, as can happen with Docker 20.10 (github.com/moby/moby/pull/42545).
+engine_hangs() { timeout 30 docker version >/dev/null 2>&1; }
 
 start_engine() {
 	engine_answers && return 0
+	if engine_hangs && [[ -n ${CI:-} && $EUID -eq 0 ]]; then # a CI machine has no containers to keep
+		say "the Docker engine hangs; killing it"
+		pkill -KILL -x dockerd || true
+		pkill -KILL -x containerd || true
+	elif engine_hangs; then
+		fail "the Docker engine runs, but does not list its networks: restart it (systemctl restart docker, or kill dockerd)"
+	fi
 	if docker version 2>&1 | grep -qi 'permission denied'; then
 		fail "the Docker engine runs, but user $(id -un) may not use it: run as root, or join the group docker (which is as good as root)"
 	fi

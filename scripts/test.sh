@@ -12,11 +12,11 @@ bins=$root/bin/tests # packages/ the tests, programs/ and failpoints/ the comman
 # it would double a build of minutes and watch somebody else's code. So is the
 # simulator, which only computes, ten times as long: what it runs, placement and
 # scheduler, is watched in their own tests.
-plain='^berth/(internal/temporaldev|cmd/berth-dev|cmd/berth-sim|e2e)(/|$)'
+plain='^berth/(internal/devstack/temporaldev|cmd/berth-dev|cmd/berth-sim|e2e)(/|$)'
 # The chaos suite comes last and alone: it fills the machine by itself.
 chaos=e2e/chaos
 # Those that take longest begin first, so that no core is idle at the end.
-longest=(e2e/proof db internal/agent e2e internal/docker internal/scheduler activities/node/fakeruntime cmd/berth-sim cmd/berth placement api)
+longest=(e2e/proof db internal/machine/agent e2e internal/machine/docker internal/control/scheduler activities/node/fakeruntime cmd/berth-sim cmd/berth placement api)
 
 compile() {
   local all begun=$SECONDS
@@ -26,16 +26,16 @@ compile() {
   mkdir -p "$bins/packages"
   go version >"$bins/building"
   go build ./...
-  go vet -tags failpoints ./internal/failpoint ./cmd/berthd ./cmd/berth-agent
+  go vet -tags failpoints ./internal/lib/failpoint ./cmd/berthd ./cmd/berth-agent
   go vet ./...
   scripts/tool.sh versitygw >/dev/null
   scripts/tool.sh fake-gcs-server >/dev/null
   # As e2e/commands does, which finds them here.
-  go build -ldflags='-s -w' -o "$bins/programs/" ./cmd/berth-dev ./cmd/berthd ./cmd/berth-agent ./cmd/berth-deadman ./cmd/berth
+  go build -ldflags='-s -w' -o "$bins/programs/" ./cmd/berth-dev ./cmd/berthd ./cmd/berth-agent ./cmd/berth-deadman ./cmd/berth-check ./cmd/berth
   go build -ldflags='-s -w' -tags failpoints -o "$bins/failpoints/" ./cmd/berthd ./cmd/berth-agent ./cmd/berth-check
   # What runs in containers, for the cache: it takes all of another build of the standard library.
   CGO_ENABLED=0 GOFLAGS='' go build -trimpath -buildvcs=false -ldflags='-s -w -buildid=' -o "$bins/testprog" ./activities/node/runtimetest/testprog
-  CGO_ENABLED=0 go build -o "$bins/pause" ./internal/dockerd/testdata/pause
+  CGO_ENABLED=0 go build -o "$bins/pause" ./internal/devstack/dockerd/testdata/pause
   # shellcheck disable=SC2046
   go test -race -vet=off -count=1 -exec "$root/scripts/test.sh --keep" $(grep -vE "$plain" <<<"$all") >/dev/null
   # shellcheck disable=SC2046

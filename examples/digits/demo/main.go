@@ -13,7 +13,7 @@ import (
 
 	"berth"
 	"berth/api/client"
-	"berth/internal/jobfile"
+	"berth/internal/lib/jobfile"
 )
 
 func main() {
