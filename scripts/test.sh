@@ -55,7 +55,7 @@ built() {
 one() {
   local log=$bins/logs/berth.${1//\//.} package=berth/$1 begun=$SECONDS status=0
   cd "$root/$1"
-  "$bins/packages/$1/test" -test.paniconexit0 -test.timeout=14m -test.parallel="${abreast:-4}" >"$log" 2>&1 || status=$?
+  "$bins/packages/$1/test" -test.paniconexit0 -test.timeout=45m -test.parallel="${abreast:-4}" >"$log" 2>&1 || status=$?
   exec 9>"$bins/turn" # one package at a time prints
   flock 9
   if ((status)); then
@@ -109,7 +109,7 @@ packages=$(cd "$bins/packages" && find . -name test -type f -printf '%P\n' | sed
   xargs -P "$cores" -n 1 "$root/scripts/test.sh" --one || failed=1
 echo "== chaos: the fixed cells; make chaos has more"
 chaos_begun=$SECONDS
-(cd "$chaos" && "$bins/packages/$chaos/test" -test.v -test.paniconexit0 -test.timeout=14m -seed 1) 2>&1 |
+(cd "$chaos" && "$bins/packages/$chaos/test" -test.v -test.paniconexit0 -test.timeout=30m -seed 1) 2>&1 |
   tee "$bins/logs/berth.${chaos//\//.}" && rm "$bins/logs/berth.${chaos//\//.}" || failed=1
 echo "== chaos took $((SECONDS - chaos_begun)) s"
 echo "== tests took $((SECONDS - begun)) s"
