@@ -1,19 +1,35 @@
 package placement
 
-import "berth"
+import (
+	"slices"
+
+	"berth"
+)
 
 // estimate lists when each waiting job should start, in queue order. A job with
 // a reserved start has that. The others are let through the machines they may
 // use as if room could be cut as one likes: those that hold room give it back at
 // their end, and each job in turn takes what it needs from the first moment at
 // which there is enough, but no earlier than any machine has room for it.
-func (r *run) estimate() {
+//
+// With only set, the list ends with that job, and is empty if that job does not
+// wait: jobs after it change nothing about it. estimate returns the number of all
+// waiting jobs.
+func (r *run) estimate(only berth.JobID) (waiting int) {
 	started := make(map[berth.JobID]bool, len(r.plan.Start))
 	for _, s := range r.plan.Start {
 		started[s.Job] = true
 	}
+	list := r.waiting(started)
+	waiting = len(list)
+	if only != "" {
+		list = list[:1+slices.IndexFunc(list, func(e *entry) bool { return e.ID == only })]
+	}
+	if len(list) == 0 {
+		return waiting
+	}
 	f := r.flow()
-	for i, e := range r.waiting(started) {
+	for i, e := range list {
 		est := Estimate{Job: e.ID, Position: i + 1}
 		if r.pruner.narrowed && e.blocked != r.number && !r.plan.More {
 			x := r.shares.own[r.snapshot.queue.account(e.Tenant).index]
@@ -34,6 +50,7 @@ func (r *run) estimate() {
 		}
 		r.plan.Estimates = append(r.plan.Estimates, est)
 	}
+	return waiting
 }
 
 // waiting lists the eligible jobs in the order in which they would start, without

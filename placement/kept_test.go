@@ -2,6 +2,7 @@ package placement_test
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -256,4 +257,22 @@ func TestHoldersAreKnownWhateverComesFirst(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestAQuestionAboutOneJobIsAnsweredAsOneAboutAll: what a plan leaves out for the sake
+// of one question changes no answer.
+func TestAQuestionAboutOneJobIsAnsweredAsOneAboutAll(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		c := drawCluster(t)
+		c.load()
+		all := c.planner.Outlook(c.s, c.now)
+		for _, j := range c.waiting.list {
+			want, waits := all.Why(j.ID)
+			got, ok := c.planner.Why(c.s, j.ID, c.now)
+			if ok != waits || !reflect.DeepEqual(got, want) {
+				t.Fatalf("job %s: asked alone %v %+v, with all %v %+v", j.ID, ok, got, waits, want)
+			}
+		}
+	})
 }

@@ -16,6 +16,7 @@ type Outlook struct {
 	now      time.Time
 	starts   map[berth.JobID]bool
 	expected map[berth.JobID]Estimate
+	queue    int  // number of jobs that wait
 	keeps    bool // room is kept for jobs that are to start later
 	fits     map[*class]Explanation
 	near     []Near
@@ -24,7 +25,11 @@ type Outlook struct {
 }
 
 // Outlook plans as Plan does, whatever MaxStarts says, to tell of it.
-func (p Planner) Outlook(s *Snapshot, now time.Time) *Outlook {
+func (p Planner) Outlook(s *Snapshot, now time.Time) *Outlook { return p.outlook(s, now, "") }
+
+// outlook is Outlook, for one job alone if only is set: then the jobs after it in the
+// queue cost next to nothing.
+func (p Planner) outlook(s *Snapshot, now time.Time, only berth.JobID) *Outlook {
 	p.Estimate, p.Explain, p.MaxStarts = true, false, 0
 	r := p.begin(s, now)
 	defer r.finish()
@@ -39,7 +44,7 @@ func (p Planner) Outlook(s *Snapshot, now time.Time) *Outlook {
 	for _, start := range r.plan.Start {
 		o.starts[start.Job] = true
 	}
-	r.estimate()
+	o.queue = r.estimate(only)
 	o.expected = make(map[berth.JobID]Estimate, len(r.plan.Estimates))
 	for _, e := range r.plan.Estimates {
 		o.expected[e.Job] = e
@@ -67,7 +72,7 @@ func (o *Outlook) Why(id berth.JobID) (w JobExplanation, ok bool) {
 	x := r.shares.contenders[s.queue.account(e.Tenant).index]
 	est := o.expected[id]
 	w = JobExplanation{
-		Job: id, Fit: fit, Order: o.planner.Policy.Order, Terms: r.terms(x, e), Queue: len(o.expected),
+		Job: id, Fit: fit, Order: o.planner.Policy.Order, Terms: r.terms(x, e), Queue: o.queue,
 		Position: est.Position, Ahead: ahead, Start: est.Start, Reserved: est.Reserved, StartsNow: o.starts[id],
 	}
 	if len(e.Data) > 0 {

@@ -93,7 +93,7 @@ func (p Planner) Plan(s *Snapshot, now time.Time) Plan {
 	r.plan.Yield = r.nominations.yield(r.blocked)
 	r.emit()
 	if p.Estimate {
-		r.estimate()
+		r.estimate("")
 	}
 	if p.Demand {
 		r.demand()

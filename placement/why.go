@@ -55,7 +55,7 @@ func (p Planner) Why(s *Snapshot, id berth.JobID, now time.Time) (w JobExplanati
 	if s.queue.jobs[id] == nil {
 		return w, false
 	}
-	return p.Outlook(s, now).Why(id)
+	return p.outlook(s, now, id).Why(id)
 }
 
 // blockers lists what keeps the job from starting by itself: its own state, its

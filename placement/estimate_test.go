@@ -1,0 +1,37 @@
+package placement
+
+import (
+	"fmt"
+	"reflect"
+	"testing"
+	"time"
+
+	"berth"
+)
+
+// A question about one job estimates the jobs before it and no others, and has the
+// answer that a question about all jobs has.
+func TestAQuestionAboutOneJobLeavesOutTheJobsBehindIt(t *testing.T) {
+	t.Parallel()
+	s, now := NewSnapshot(), time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	request := berth.Request{Members: 1, CPUMilli: 1000, MemoryMiB: 1}
+	s.DefineClass("c", request)
+	s.UpsertMachine(Machine{ID: "m", State: berth.MachineReady, Total: berth.Capacity{CPUMilli: 2000, MemoryMiB: 100}})
+	const jobs = 1000
+	name := func(i int) berth.JobID { return berth.JobID(fmt.Sprintf("j%04d", i)) }
+	for i := range jobs {
+		s.UpsertJob(Job{ID: name(i), Class: "c", Priority: 500, TimeLimit: time.Hour, SubmittedAt: now.Add(time.Duration(i-jobs) * time.Second)})
+	}
+	p := Planner{Policy: Policy{Backfill: 1}}
+	all := p.Outlook(s, now)
+	for i, estimated := range map[int]int{0: 0, 1: 0, 2: 1, 7: 6, jobs - 1: jobs - 2} { // the first two start now
+		one := p.outlook(s, now, name(i))
+		if len(one.expected) != estimated {
+			t.Errorf("for job %d of %d, %d jobs are estimated, want %d", i, jobs, len(one.expected), estimated)
+		}
+		want, _ := all.Why(name(i))
+		if got, ok := one.Why(name(i)); !ok || !reflect.DeepEqual(got, want) {
+			t.Errorf("job %d: asked alone %+v, with all %+v", i, got, want)
+		}
+	}
+}
