@@ -38,6 +38,7 @@ func (s *Server) setAdmission(ctx context.Context, in *Request) (*admissionOutpu
 	if err != nil {
 		return nil, err
 	}
+	s.explainer.Forget()
 	s.Logger.Info("admission set", "paused", a.Paused, "reason", a.Reason, "by", operator(ctx))
 	return &admissionOutput{a}, nil
 }
@@ -63,13 +64,18 @@ func (s *Server) controlPlane(ctx context.Context, state berth.State) ([]berth.B
 	if err != nil {
 		return nil, err
 	}
+	return s.heldBack(a, state), nil
+}
+
+// heldBack is controlPlane with an admission that was read before.
+func (s *Server) heldBack(a berth.Admission, state berth.State) []berth.Blocker {
 	if a.Paused {
-		return []berth.Blocker{{Code: "paused", Message: pauseText(a), Hint: pauseHint}}, nil
+		return []berth.Blocker{{Code: "paused", Message: pauseText(a), Hint: pauseHint}}
 	}
 	if text := s.overloaded(state); text != "" {
-		return []berth.Blocker{{Code: "control_plane", Message: "waits for the control plane: " + text, Hint: "wait: it starts as soon as there is room; operators see docs/overload.md"}}, nil
+		return []berth.Blocker{{Code: "control_plane", Message: "waits for the control plane: " + text, Hint: "wait: it starts as soon as there is room; operators see docs/overload.md"}}
 	}
-	return nil, nil
+	return nil
 }
 
 // overloaded describes the limit that holds back starts of jobs in that state, ""

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -290,6 +291,30 @@ func TestPlansAreNotStored(t *testing.T) {
 	}
 	if jobs, err := s.as("admin").Jobs(t.Context(), client.JobsQuery{}); err != nil || len(jobs.Items) > 0 {
 		t.Errorf("plans stored %d jobs, %v", len(jobs.Items), err)
+	}
+}
+
+// However many plans are asked for, the rows are read twice a second.
+func TestPlansShareAReading(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	s.machine("m1", 16, 65536, 1)
+	plan := func(cores int) {
+		t.Helper()
+		cpus := berth.MilliCPU(1000 * cores)
+		p, err := s.as("alice").Plan(t.Context(), berth.JobSpec{Name: "x", Image: "y", Resources: berth.Resources{CPUs: &cpus}})
+		if err != nil || !p.StartsNow {
+			t.Fatalf("a plan of %d cores: %+v, %v", cores, p, err)
+		}
+	}
+	plan(1)
+	before, began := s.db.Pool().Stat().AcquireCount(), time.Now()
+	const plans = 200
+	for i := range plans {
+		plan(1 + i%16)
+	}
+	if n, most := s.db.Pool().Stat().AcquireCount()-before, 20+20*time.Since(began).Seconds(); float64(n) > most {
+		t.Errorf("%d plans in %s took %d connections, want at most %.0f", plans, time.Since(began), n, most)
 	}
 }
 

@@ -15,6 +15,8 @@ import (
 
 func (s *Server) registerPlans() {
 	plan := s.operation("plan-job", http.MethodPost, "/v1/plans", "jobs", "Say what would become of a job; nothing is stored")
+	plan.Description = "The answer rests on the queue and the machines as they were at most two seconds before the call, " +
+		"and after the latest change of a tenant, a quota or the admission that was made through this server."
 	registerWithBody[berth.JobSpec](s, plan, s.plan)
 	register(s, s.operation("explain-job", http.MethodGet, "/v1/jobs/{id}/explain", "jobs", "Say why a job is where it is, and everything that is in its way"), s.explain)
 }
@@ -40,23 +42,13 @@ func (s *Server) plan(ctx context.Context, in *Request) (*planOutput, error) {
 	}
 	p := berth.Plan{
 		Spec: spec, StartsNow: w.StartsNow, Ahead: w.Ahead, Queue: w.Queue, EstimatedStart: known(w.Start), Reserved: w.Reserved,
-		Blockers: blockers(w.Blockers), Priority: terms(w.Terms), Fit: fitOf(w),
+		Blockers: blockers(w.Blockers), Priority: terms(w.Terms), Fit: fitOf(w.JobExplanation),
 	}
-	held, err := s.controlPlane(ctx, berth.Queued)
-	if err != nil {
-		return nil, err
-	}
-	if len(held) > 0 {
+	if held := s.heldBack(w.Admission, berth.Queued); len(held) > 0 {
 		p.StartsNow, p.Blockers = false, append(held, p.Blockers...)
 	}
-	if len(w.Fit.Candidates) > 0 {
-		cost, err := s.DB.HourlyCost(ctx, w.Fit.Candidates[0])
-		if err != nil {
-			return nil, err
-		}
-		if cost *= float64(request.Members); cost > 0 {
-			p.CostPerHour = &cost
-		}
+	if w.CostPerHour > 0 {
+		p.CostPerHour = &w.CostPerHour
 	}
 	return &planOutput{p}, nil
 }

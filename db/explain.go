@@ -35,14 +35,20 @@ func (d *DB) QueueRow(ctx context.Context, tenant berth.TenantID, id berth.JobID
 	return jobs[0], request, nil
 }
 
-// HourlyCost is what a machine costs an hour, 0 where nothing is charged.
-func (d *DB) HourlyCost(ctx context.Context, id berth.MachineID) (float64, error) {
+// PoolCosts returns the price of an hour of a machine, by pool.
+func (d *DB) PoolCosts(ctx context.Context) (map[string]float64, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT id, hourly_cost
+		FROM pools`)
+	if err != nil {
+		return nil, mapError(err, "pools")
+	}
+	costs := map[string]float64{}
+	var pool string
 	var cost float64
-	err := d.pool.QueryRow(ctx, `
-		SELECT coalesce(p.hourly_cost, 0)
-		FROM machines m
-		LEFT JOIN pools p ON p.id = m.pool
-		WHERE m.id = @id`,
-		pgx.NamedArgs{"id": id}).Scan(&cost)
-	return cost, mapError(err, "machine "+string(id))
+	_, err = pgx.ForEachRow(rows, []any{&pool, &cost}, func() error {
+		costs[pool] = cost
+		return nil
+	})
+	return costs, mapError(err, "pools")
 }

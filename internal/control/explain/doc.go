@@ -3,7 +3,8 @@
 //
 // It decides nothing and writes nothing.
 //
-// The one rule to know: all questions that wait at the same time share one read of
-// the rows and one plan, both newer than the questions. In a large cluster a read
-// is reused for a moment, so that many questions cost no more than a few.
+// The one rule to know: all questions that wait at the same time share one reading of
+// the rows and one plan. About a job that exists, both are newer than the question,
+// but for a moment in a large cluster. About a new job, the reading may be two seconds
+// old, so such a question costs no query.
 package explain

@@ -14,7 +14,7 @@ import (
 	"berth/placement"
 )
 
-// Timing of reads.
+// Timing of readings.
 const (
 	// A reading is used again for restEach for each job and machine beyond
 	// freshTo, but not longer than longestRest.
@@ -26,6 +26,12 @@ const (
 	// queue of them costs little more than one.
 	crowdedRest = time.Second
 
+	// A question about a new job takes a reading of planRest, whatever the size of
+	// the queue. From planRenew on such a question starts the next reading and does
+	// not wait for it.
+	planRest  = 2 * time.Second
+	planRenew = 500 * time.Millisecond
+
 	readLimit   = time.Minute      // on one reading
 	blockEvery  = 10 * time.Second // which machines get no work for reasons in no row of theirs
 	reloadEvery = 5 * time.Minute  // reread everything, to drop entries without questions
@@ -33,28 +39,62 @@ const (
 
 // Explainer answers questions about the queue. It reads nothing before the first.
 // It may be used concurrently.
+//
+// One question at a time reads, while others are answered from the reading before:
+//
+//	turn    guards                               is held for
+//	reads   source                               queries
+//	turn    reading, and the engine's snapshot   computing, never for a query
+//
+// Who wants both takes reads first.
 type Explainer struct {
 	db      *db.DB
 	planner placement.Planner
-	asking  atomic.Int64  // questions that have or want the turn
-	stale   atomic.Bool   // the reading is
-	turn    chan struct{} // of who may touch what follows
+	asking  atomic.Int64 // questions under way
+	changes atomic.Int64 // calls of Forget
+	renews  atomic.Bool  // a reading that no question waits for is under way
+
+	history *runtimes.Book // of no snapshot: it answers questions about single jobs
+
+	reads chan struct{}
+	source
+	turn chan struct{}
 	reading
 }
 
-// reading is what the rows said and what was made of it.
+// source is how far the rows were read.
+type source struct {
+	runs                *runtimes.Book
+	cursor              db.Cursor
+	blocked             map[berth.MachineID]string
+	loadedAt, blockedAt time.Time // our clock; zero: never
+}
+
+// reading is the contents of the rows and what was derived from them.
 type reading struct {
 	snapshot *placement.Snapshot // nil: nothing was read
-	runs     *runtimes.Book
-	cursor   db.Cursor
 	tenants  map[berth.TenantID]db.TenantRow
-	blocked  map[berth.MachineID]string
-	now      time.Time // the database's clock then
-	plan     *placement.Outlook
-	asked    map[question]placement.JobExplanation // of new jobs, since
+	shown    map[berth.MachineID]string            // source.blocked then
+	now      time.Time                             // the database's clock then
+	plan     *placement.Outlook                    // nil: no question has needed it
+	asked    map[question]placement.JobExplanation // of new jobs
 
-	beganAt             time.Time // our clock; zero: it was not completed
-	loadedAt, blockedAt time.Time // our clock
+	costs     map[string]float64 // of an hour of a machine, by pool
+	admission berth.Admission
+
+	beganAt time.Time // our clock
+	changed int64     // Explainer.changes then
+}
+
+// Prospect is the explanation of a new job.
+type Prospect struct {
+	placement.JobExplanation
+
+	// CostPerHour is the price of an hour of all members, 0 where nothing is charged
+	// or no machine has room.
+	CostPerHour float64
+
+	Admission berth.Admission // whether new work may start
 }
 
 // question identifies a new job: equal questions have equal answers.
@@ -64,15 +104,19 @@ type question struct {
 	priority    int
 	preemptible bool
 	limit       time.Duration
-	name        string // "": its history does not matter
+	expected    time.Duration
+	by          string // source of expected
 	data        string // keys
 }
 
 // New returns an Explainer by the policy that the leader goes by.
 func New(d *db.DB, policy placement.Policy) *Explainer {
-	x := &Explainer{db: d, planner: placement.Planner{Pack: placement.Worth, Policy: policy}, turn: make(chan struct{}, 1)}
-	x.runs = runtimes.New(d, policy, 0)
-	x.turn <- struct{}{}
+	x := &Explainer{
+		db: d, planner: placement.Planner{Pack: placement.Worth, Policy: policy},
+		reads: make(chan struct{}, 1), turn: make(chan struct{}, 1),
+	}
+	x.history = runtimes.New(d, policy, 0)
+	x.runs = x.history.Fresh()
 	return x
 }
 
@@ -81,69 +125,91 @@ func New(d *db.DB, policy placement.Policy) *Explainer {
 func (x *Explainer) Why(
 	ctx context.Context, row db.QueueJob, request berth.Request,
 ) (w placement.JobExplanation, ok bool, err error) {
+	defer x.asking.Add(-1)
+	x.asking.Add(1)
 	asked := time.Now()
-	err = x.take(ctx, func(ctx context.Context) error {
-		if !convert.Waits(row) { // its workflow has not taken it up
-			if err := x.read(ctx, asked, db.Hinted{}); err != nil {
-				return err
-			}
-			j := convert.Job(row)
-			if err := x.expect(ctx, &j, row.Work()); err != nil {
-				return err
-			}
-			w, ok = x.whyNew(j, request), true
-			return nil
+	if !convert.Waits(row) { // its workflow has not taken it up
+		j := convert.Job(row)
+		if err := x.expect(ctx, &j, row.Work()); err != nil {
+			return w, false, err
 		}
-		if !x.knows(row) {
-			x.beganAt = time.Time{}
-		}
-		if err := x.read(ctx, asked, db.Hinted{Jobs: []berth.JobID{row.ID}}); err != nil {
-			return err
+		enough := func() bool { return x.fresh(asked) }
+		err := x.answer(ctx, enough, db.Hinted{}, func() { w, ok = x.whyNew(j, request), true })
+		return w, ok, err
+	}
+	enough := func() bool { return x.fresh(asked) && x.knows(row) }
+	err = x.answer(ctx, enough, db.Hinted{Jobs: []berth.JobID{row.ID}}, func() {
+		if x.plan == nil {
+			x.plan = x.planner.Outlook(x.snapshot, x.now)
 		}
 		w, ok = x.plan.Why(row.ID)
 		x.own(w.Blockers, row.Tenant)
-		return nil
 	})
 	return w, ok, err
 }
 
-// WhyNew predicts what would happen to a new job of that name.
+// WhyNew predicts what would happen to a new job of that name, from a reading that is
+// at most planRest old: it need not know of rows that were written since.
 func (x *Explainer) WhyNew(
 	ctx context.Context, j placement.Job, name string, request berth.Request,
-) (answer placement.JobExplanation, err error) {
+) (p Prospect, err error) {
+	defer x.asking.Add(-1)
+	x.asking.Add(1)
+	if err := x.expect(ctx, &j, db.Work{Tenant: j.Tenant, Name: name}); err != nil {
+		return p, err
+	}
 	asked := time.Now()
-	err = x.take(ctx, func(ctx context.Context) error {
-		if err := x.read(ctx, asked, db.Hinted{}); err != nil {
-			return err
-		}
+	renew, enough := false, func() bool { return x.within(asked, planRest) }
+	err = x.answer(ctx, enough, db.Hinted{}, func() {
+		renew = asked.Sub(x.beganAt) > planRenew
 		j.SubmittedAt, j.EligibleAt = x.now, x.now
 		if t, ok := x.tenants[j.Tenant]; ok {
 			if j.Stalled = t.Stalled; t.StalledSince != nil {
 				j.Stalled += max(0, x.now.Sub(*t.StalledSince))
 			}
 		}
-		q := question{j.Tenant, j.Class, j.Priority, j.Preemptible, j.TimeLimit, "", fmt.Sprint(j.Data)}
-		if x.runs != nil && j.TimeLimit == 0 {
-			q.name = name
+		p.JobExplanation, p.Admission = x.whyAsked(j, request), x.admission
+		if list := p.Fit.Candidates; len(list) > 0 {
+			m, _ := x.snapshot.Machine(list[0])
+			p.CostPerHour = x.costs[m.Pool] * float64(request.Members)
 		}
-		if w, ok := x.asked[q]; ok {
-			answer = w
-			return nil
-		}
-		if err := x.expect(ctx, &j, db.Work{Tenant: j.Tenant, Name: name}); err != nil {
-			return err
-		}
-		answer = x.whyNew(j, request)
-		x.asked[q] = answer
-		return nil
 	})
-	return answer, err
+	if err == nil && renew {
+		x.renew(ctx)
+	}
+	return p, err
+}
+
+// whyAsked is whyNew, once for equal questions.
+func (x *Explainer) whyAsked(j placement.Job, request berth.Request) placement.JobExplanation {
+	q := question{
+		j.Tenant, j.Class, j.Priority, j.Preemptible, j.TimeLimit, j.Expected, j.ExpectedBy, fmt.Sprint(j.Data),
+	}
+	w, ok := x.asked[q]
+	if !ok {
+		w = x.whyNew(j, request)
+		x.asked[q] = w
+	}
+	return w
+}
+
+// renew starts a reading, unless one is under way.
+func (x *Explainer) renew(ctx context.Context) {
+	if !x.renews.CompareAndSwap(false, true) {
+		return
+	}
+	asked := time.Now()
+	go func() { // ends after readLimit
+		defer x.renews.Store(false)
+		// An error is that of the next question that has to wait for a reading.
+		_ = x.read(context.WithoutCancel(ctx), func() bool { return x.within(asked, 0) }, db.Hinted{})
+	}()
 }
 
 // expect fills in how long a job that is in no snapshot is expected to run.
 func (x *Explainer) expect(ctx context.Context, j *placement.Job, w db.Work) (err error) {
 	if j.TimeLimit == 0 {
-		j.Expected, j.ExpectedBy, err = x.runs.Ask(ctx, w)
+		j.Expected, j.ExpectedBy, err = x.history.Ask(ctx, w)
 	}
 	return err
 }
@@ -172,22 +238,39 @@ func (x *Explainer) own(blockers []placement.Blocker, tenant berth.TenantID) {
 
 // Forget makes the next answer rest on a new reading: something was changed
 // here.
-func (x *Explainer) Forget() { x.stale.Store(true) }
+func (x *Explainer) Forget() { x.changes.Add(1) }
 
-// take runs f alone. What f reads serves those after it as well, so it is read
-// to its end although the caller may have gone.
-func (x *Explainer) take(ctx context.Context, f func(context.Context) error) error {
-	defer x.asking.Add(-1)
-	x.asking.Add(1)
+// answer runs f alone, on the reading that there is if that is enough, else on the
+// next one.
+func (x *Explainer) answer(ctx context.Context, enough func() bool, hinted db.Hinted, f func()) error {
+	done := false
+	unless := func() error {
+		if done = x.snapshot != nil && enough(); done {
+			f()
+		}
+		return nil
+	}
+	if err := hold(ctx, x.turn, unless); err != nil || done {
+		return err
+	}
+	if err := x.read(ctx, enough, hinted); err != nil {
+		return err
+	}
+	return hold(ctx, x.turn, func() error {
+		f() // the row may be in no reading: its job has ended
+		return nil
+	})
+}
+
+// hold runs f while nobody else holds the turn.
+func hold(ctx context.Context, turn chan struct{}, f func() error) error {
 	select {
+	case turn <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-x.turn:
 	}
-	defer func() { x.turn <- struct{}{} }()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readLimit)
-	defer cancel()
-	return f(ctx)
+	defer func() { <-turn }()
+	return f()
 }
 
 // knows reports whether the row is as it was read, or older.
@@ -202,106 +285,90 @@ func (x *Explainer) knows(row db.QueueJob) bool {
 	return ok && r.Version >= row.Version
 }
 
-// read brings in what has changed and plans, unless what there is was read since
-// the question was asked, or may be used again.
-func (x *Explainer) read(ctx context.Context, asked time.Time, hinted db.Hinted) error {
-	stale := x.stale.Swap(false)
-	if !stale && x.fresh(asked) {
-		return nil
-	}
-	began := time.Now()
-	x.beganAt = time.Time{}
-	if err := x.block(ctx); err != nil {
-		return err
-	}
-	if err := x.readQueue(ctx, hinted); err != nil {
-		return err
-	}
-	list, err := x.db.TenantRows(ctx)
-	if err != nil {
-		return err
-	}
-	x.tenants = convert.Tenants(x.snapshot, list, x.tenants)
-	x.plan, x.asked = x.planner.Outlook(x.snapshot, x.now), map[question]placement.JobExplanation{}
-	x.beganAt = began
-	return nil
+// read makes a new reading, unless the one that there is by then is enough. What it
+// reads serves others as well, so it is read to its end although the caller may have
+// gone.
+func (x *Explainer) read(ctx context.Context, enough func() bool, hinted db.Hinted) error {
+	return hold(ctx, x.reads, func() error {
+		done := false
+		if err := hold(ctx, x.turn, func() error {
+			done = x.snapshot != nil && enough()
+			return nil
+		}); err != nil || done {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readLimit)
+		defer cancel()
+		return x.readAll(ctx, hinted)
+	})
 }
 
-// rest is for how long a reading is used again. It depends on what there is and
-// not on what it took, so that a slow moment makes no answer older.
+// rest is for how long a reading is used again. It depends on the number of rows and
+// not on how long they took to read, so that a slow moment makes no answer older.
 func (x *Explainer) rest() time.Duration {
 	beyond := x.snapshot.Jobs() + x.snapshot.Machines() - freshTo
 	return min(longestRest, time.Duration(max(0, beyond))*restEach)
 }
 
-// fresh reports whether the reading may answer a question of that time.
+// fresh reports whether the reading may answer a question of that time about a job's
+// row.
 func (x *Explainer) fresh(asked time.Time) bool {
-	if x.beganAt.IsZero() {
-		return false
-	}
 	rest := x.rest()
 	if x.asking.Load() > 1 {
 		rest = max(rest, crowdedRest)
 	}
-	return asked.Before(x.beganAt.Add(rest))
+	return x.within(asked, rest)
 }
 
-// readQueue reads what has changed, or everything. The feed ends before the
-// oldest transaction under way; where there is little to read, that is no reason
-// to tell what is past.
-func (x *Explainer) readQueue(ctx context.Context, hinted db.Hinted) error {
-	if x.snapshot == nil || time.Since(x.loadedAt) > reloadEvery {
-		return x.load(ctx)
-	}
-	c, err := x.db.Feed(ctx, x.cursor, hinted)
-	if err != nil {
-		return err
-	}
-	if c.Next < c.End && x.rest() == 0 {
-		return x.load(ctx)
-	}
-	return x.apply(ctx, x.snapshot, x.runs, c)
+// within reports whether the reading began at most rest before a question was asked,
+// and after the latest change that was made here.
+func (x *Explainer) within(asked time.Time, rest time.Duration) bool {
+	return x.changed == x.changes.Load() && asked.Before(x.beganAt.Add(rest))
 }
 
-// load reads everything.
-func (x *Explainer) load(ctx context.Context) error {
-	c, err := x.db.LoadQueue(ctx)
-	if err != nil {
-		return err
-	}
-	fresh, book, loaded := placement.NewSnapshot(), x.runs.Fresh(), time.Now()
-	if err := x.apply(ctx, fresh, book, c); err != nil {
-		return err
-	}
-	if x.snapshot != nil {
-		fresh.UseMix(x.snapshot.Mix()) // it has seen more than what waits now
-	}
-	x.snapshot, x.runs, x.tenants, x.loadedAt = fresh, book, nil, loaded
-	return nil
+// news is what a reading has read, before anything of it is in the snapshot.
+type news struct {
+	began   time.Time
+	changed int64
+
+	whole    bool // the rows are all there are, not the changed ones
+	snapshot *placement.Snapshot
+	book     *runtimes.Book
+	rows     db.Changes
+	requests map[string]berth.Request
+	expected []berth.JobID // jobs whose expected run time has changed
+
+	tenants   []db.TenantRow
+	costs     map[string]float64
+	admission berth.Admission
 }
 
-func (x *Explainer) apply(ctx context.Context, s *placement.Snapshot, book *runtimes.Book, c db.Changes) error {
-	if missing := convert.Missing(s, c.Jobs); len(missing) > 0 {
-		requests, err := x.db.Requests(ctx, missing)
-		if err != nil {
-			return err
-		}
-		for class, r := range requests {
-			s.DefineClass(class, r)
-		}
-	}
-	expected, err := book.Read(ctx, c.Jobs)
-	if err != nil {
+// readAll makes a new reading. If it fails, the reading before stays as it was.
+func (x *Explainer) readAll(ctx context.Context, hinted db.Hinted) (err error) {
+	n := news{began: time.Now(), changed: x.changes.Load()}
+	if err := x.readBlocked(ctx); err != nil {
 		return err
 	}
-	convert.Apply(s, c, func(id berth.MachineID) string { return x.blocked[id] }, func(berth.JobID) bool { return false })
-	book.Tell(s, expected)
-	x.cursor, x.now = c.Next, c.Now
-	return nil
+	if n.tenants, err = x.db.TenantRows(ctx); err != nil {
+		return err
+	}
+	if n.costs, err = x.db.PoolCosts(ctx); err != nil {
+		return err
+	}
+	if n.admission, err = x.db.Admission(ctx); err != nil {
+		return err
+	}
+	if err := x.readQueue(ctx, hinted, &n); err != nil {
+		return err
+	}
+	return hold(ctx, x.turn, func() error {
+		x.apply(n)
+		return nil
+	})
 }
 
-// block reads which machines get no work, as the leader does.
-func (x *Explainer) block(ctx context.Context) error {
+// readBlocked reads which machines get no work, as the leader does.
+func (x *Explainer) readBlocked(ctx context.Context) error {
 	if time.Since(x.blockedAt) < blockEvery {
 		return nil
 	}
@@ -313,18 +380,77 @@ func (x *Explainer) block(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	was := x.blocked
 	x.blocked, x.blockedAt = convert.Blocked(disobedient, miscounts), time.Now()
-	if x.snapshot == nil {
-		return nil
+	return nil
+}
+
+// readQueue reads what has changed, or everything. The feed ends before the
+// oldest transaction under way; where there is little to read, that is no reason
+// to show what is past.
+func (x *Explainer) readQueue(ctx context.Context, hinted db.Hinted, n *news) (err error) {
+	var missing []string
+	n.snapshot, n.book = x.snapshot, x.runs
+	n.whole = x.snapshot == nil || time.Since(x.loadedAt) > reloadEvery
+	if !n.whole {
+		if n.rows, err = x.db.Feed(ctx, x.cursor, hinted); err != nil {
+			return err
+		}
+		if err := hold(ctx, x.turn, func() error {
+			n.whole = n.rows.Next < n.rows.End && x.rest() == 0
+			missing = convert.Missing(x.snapshot, n.rows.Jobs)
+			return nil
+		}); err != nil {
+			return err
+		}
 	}
-	for _, list := range []map[berth.MachineID]string{was, x.blocked} {
+	if n.whole {
+		n.snapshot, n.book = placement.NewSnapshot(), x.runs.Fresh()
+		if n.rows, err = x.db.LoadQueue(ctx); err != nil {
+			return err
+		}
+		missing = convert.Missing(n.snapshot, n.rows.Jobs)
+	}
+	if len(missing) > 0 {
+		if n.requests, err = x.db.Requests(ctx, missing); err != nil {
+			return err
+		}
+	}
+	n.expected, err = n.book.Read(ctx, n.rows.Jobs) // last: the book has it although the snapshot may not
+	return err
+}
+
+// apply brings the news into the snapshot.
+func (x *Explainer) apply(n news) {
+	s, before := n.snapshot, x.tenants
+	for class, r := range n.requests {
+		s.DefineClass(class, r)
+	}
+	blocked := func(id berth.MachineID) string { return x.blocked[id] }
+	convert.Apply(s, n.rows, blocked, func(berth.JobID) bool { return false })
+	n.book.Tell(s, n.expected)
+	if n.whole {
+		if x.snapshot != nil {
+			s.UseMix(x.snapshot.Mix()) // it has seen more than what waits now
+		}
+		x.loadedAt, before = n.began, nil
+	}
+	x.showBlocked(s)
+	x.runs, x.cursor = n.book, n.rows.Next
+	x.reading = reading{
+		snapshot: s, tenants: convert.Tenants(s, n.tenants, before), shown: x.blocked,
+		costs: n.costs, admission: n.admission,
+		now: n.rows.Now, asked: map[question]placement.JobExplanation{}, beganAt: n.began, changed: n.changed,
+	}
+}
+
+// showBlocked brings into the snapshot which machines get no work.
+func (x *Explainer) showBlocked(s *placement.Snapshot) {
+	for _, list := range []map[berth.MachineID]string{x.shown, x.blocked} {
 		for id := range list {
-			if m, ok := x.snapshot.Machine(id); ok && m.Blocked != x.blocked[id] {
+			if m, ok := s.Machine(id); ok && m.Blocked != x.blocked[id] {
 				m.Blocked = x.blocked[id]
-				x.snapshot.UpsertMachine(m)
+				s.UpsertMachine(m)
 			}
 		}
 	}
-	return nil
 }

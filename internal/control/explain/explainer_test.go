@@ -2,11 +2,14 @@ package explain_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strconv"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"berth"
 	"berth/db"
@@ -141,6 +144,133 @@ func TestJobsOfOtherTenantsAreNotNamed(t *testing.T) {
 	t.Errorf("nothing is said of those that stop: %+v", why(t, d, o, high).Blockers)
 }
 
+// planNew plans a job of so many cores.
+func planNew(ctx context.Context, o *explain.Explainer, cores int64) (explain.Prospect, error) {
+	spec := berth.JobSpec{Name: "x", Image: "busybox"}.WithDefaults()
+	r := spec.Request()
+	r.CPUMilli = cores * 1000
+	return o.WhyNew(ctx, placement.Job{ID: berth.NewJobID(time.Now()), Tenant: "default", Class: r.Class(), Priority: 500}, spec.Name, r)
+}
+
+// lockedQueue locks the table of jobs until the returned function is called.
+func lockedQueue(t *testing.T, d *db.DB) (unlock func()) {
+	t.Helper()
+	conn, err := pgx.ConnectConfig(context.Background(), d.Pool().Config().ConnConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Exec(t.Context(), `BEGIN; LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE`); err != nil {
+		t.Fatal(err)
+	}
+	return func() { _ = conn.Close(context.Background()) }
+}
+
+// A plan is answered while the rows cannot be read, from a reading of a moment ago.
+func TestAPlanDoesNotWaitForARecentReadingToBeRenewed(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	o := explain.New(d, placement.Policy{})
+	plans := func() error {
+		o.Forget()
+		began := time.Now()
+		if _, err := planNew(t.Context(), o, 1); err != nil {
+			t.Fatal(err)
+		}
+		defer lockedQueue(t, d)()
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		for cores := int64(2); time.Since(began) < explain.PlanRest*3/4; cores++ { // the renewal began
+			if p, err := planNew(ctx, o, 2+cores%20); err != nil || p.Fit.Machines != 1 {
+				return fmt.Errorf("a plan of %d cores, %s after the reading began: %+v, %w", cores, time.Since(began), p, err)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		return nil
+	}
+	// On a machine that stands still for long, one reading may become too old.
+	if err := plans(); err != nil && plans() != nil {
+		t.Error(err)
+	}
+}
+
+func TestAPlanKnowsWhatWasWrittenAMomentAgo(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	o := explain.New(d, placement.Policy{})
+	p, err := planNew(t.Context(), o, 8)
+	if err != nil || p.StartsNow || p.CostPerHour != 0 || p.Admission.Paused {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	exec(t, d, `INSERT INTO pools (id, provider, hourly_cost) VALUES ('dear', 'static', 2.5)`)
+	exec(t, d, `INSERT INTO machines (id, state, pool, cpu_m, mem_mb, disk_mb) VALUES ('m1', 'ready', 'dear', 16000, 65536, 1000)`)
+	for began := time.Now(); !p.StartsNow; time.Sleep(10 * time.Millisecond) {
+		asked := time.Now()
+		if p, err = planNew(t.Context(), o, 8); err != nil {
+			t.Fatal(err)
+		}
+		if !p.StartsNow && asked.Sub(began) > explain.PlanRest {
+			t.Fatalf("a plan %s later does not know the machine: %+v", asked.Sub(began), p)
+		}
+	}
+	if p.CostPerHour != 2.5 {
+		t.Errorf("it costs %g an hour", p.CostPerHour)
+	}
+	exec(t, d, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('m2', 'ready', 64000, 65536, 1000)`)
+	if _, err := d.SetAdmission(t.Context(), true, "", "operator:test"); err != nil {
+		t.Fatal(err)
+	}
+	o.Forget() // as whoever changes something here does
+	if p, err := planNew(t.Context(), o, 32); err != nil || !p.StartsNow || !p.Admission.Paused {
+		t.Errorf("after a change that was made here: %+v, %v", p, err)
+	}
+}
+
+// A reading that fails leaves the answers as they were, and the next one brings all.
+func TestAFailedReadingLosesNothing(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	o := explain.New(d, placement.Policy{})
+	id := queued(t, d, "default", 8)
+	if w := why(t, d, o, id); w.StartsNow {
+		t.Fatalf("%+v", w)
+	}
+	exec(t, d, `UPDATE jobs SET held = true, version = version + 1 WHERE id = $1`, id)
+	exec(t, d, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('m1', 'ready', 16000, 65536, 1000)`)
+	exec(t, d, `ALTER TABLE earmarks RENAME TO hidden`)
+	o.Forget()
+	if _, err := planNew(t.Context(), o, 1); err == nil {
+		t.Error("without one of the tables there is an answer")
+	}
+	exec(t, d, `ALTER TABLE hidden RENAME TO earmarks`)
+	if w := why(t, d, o, id); w.Fit.Machines != 2 || len(w.Blockers) != 1 || w.Blockers[0].Code != "held" {
+		t.Errorf("after that: %+v", w)
+	}
+}
+
+// Questions and plans of many callers at once read and plan side by side.
+func TestQuestionsAndPlansRunSideBySide(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	o := explain.New(d, placement.Policy{Backfill: 1})
+	ids := []berth.JobID{queued(t, d, "default", 8), queued(t, d, "default", 2)}
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			for n := range 20 {
+				if i%2 == 0 {
+					why(t, d, o, ids[n%2])
+				} else if _, err := planNew(t.Context(), o, int64(1+n)); err != nil {
+					t.Error(err)
+				}
+				if i == 1 {
+					o.Forget()
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
 // In order srsf an answer tells how long a job is expected to run, and by what.
 func TestAnAnswerTellsWhatAJobIsExpectedToRun(t *testing.T) {
 	t.Parallel()
@@ -166,7 +296,7 @@ func TestAnAnswerTellsWhatAJobIsExpectedToRun(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return expected(w)
+		return expected(w.JobExplanation)
 	}
 	const unknown = "unknown: not known: it has no time_limit, and nothing like it has succeeded lately"
 	if got := expected(why(t, d, o, id)); got != unknown {
