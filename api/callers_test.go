@@ -416,8 +416,12 @@ func (s *site) waitingForLocks() (n int) {
 }
 
 // unreadSite has a list of jobs of 300 KB, and gives readers three seconds.
-func unreadSite(t *testing.T) *site {
-	s := newSite(t, func(d *api.Deps) { d.Transfers = api.TransferLimits{Stall: 3 * time.Second} })
+func unreadSite(t *testing.T, edit func(*api.Deps)) *site {
+	s := newSite(t, func(d *api.Deps) {
+		if d.Transfers = (api.TransferLimits{Stall: 3 * time.Second}); edit != nil {
+			edit(d)
+		}
+	})
 	labels := map[string]string{}
 	for i := range berth.MaxLabels {
 		labels[fmt.Sprint("label-", i)] = strings.Repeat("x", 256)
@@ -430,7 +434,7 @@ func unreadSite(t *testing.T) *site {
 
 func TestAnswersThatAreNotReadHoldNoSlots(t *testing.T) {
 	t.Parallel()
-	s := unreadSite(t)
+	s := unreadSite(t, nil)
 	for range 20 { // each connection asks again and again, and reads nothing
 		c, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
 		if err != nil {

@@ -21,7 +21,6 @@ import (
 	"berth/internal/control/admission"
 	"berth/internal/control/explain"
 	"berth/internal/lib/archive"
-	"berth/internal/lib/connlimit"
 	"berth/internal/lib/overload"
 	"berth/internal/lib/sealer"
 	"berth/internal/lib/tracing"
@@ -149,6 +148,7 @@ func New(d Deps) (*Server, error) {
 	s.echo.Use(
 		s.metrics.middleware,
 		s.traceUsers,
+		s.answersInTurn,
 		securityHeaders,
 		middleware.RecoverWithConfig(middleware.RecoverConfig{DisablePrintStack: true, LogErrorFunc: s.logPanic}),
 		deadlines,
@@ -183,7 +183,7 @@ func (s *Server) HTTP() *http.Server {
 	h := &http.Server{
 		Handler:           s.echo,
 		ReadHeaderTimeout: 10 * time.Second,
-		ConnContext:       connlimit.Context,
+		ConnContext:       s.connContext,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(s.Logger.Handler(), slog.LevelWarn),

@@ -163,8 +163,12 @@ func (o *openCall) finish(err error) error {
 			"the answer is longer than %s; ask for less at once, with limit for lists", berth.BytesText(maxAnswer))
 	}
 	w.Committed, w.Status, w.Size = true, a.status, int64(a.body.Len())
-	defer o.of.unread.add(o.tenant, a.body.Len())()
-	_ = a.send(o.of.transfers.limits.Stall) // an error is the client's end
+	taken := o.of.unread.add(o.tenant, a.body.Len())
+	if a.send(o.of.transfers.limits.Stall) != nil { // the client's end
+		taken()
+		return err
+	}
+	clientConnOf(o.c.Request()).sent(taken)
 	return err
 }
 

@@ -215,6 +215,28 @@ func User(ctx context.Context, tenant berth.TenantID) error {
 	return nil
 }
 
+// Unread returns how many bytes of earlier answers the kernel still holds of the
+// call's connection, since the client reads slowly or not at all. It returns 0 where
+// that is not known: outside Linux, and for a connection of another listener.
+func Unread(ctx context.Context) int {
+	if c, ok := ctx.Value(connKey{}).(*conn); ok {
+		return unsent(c.Conn)
+	}
+	return 0
+}
+
+// Close closes the connection of a call, and drops what the kernel holds of it.
+func Close(ctx context.Context) {
+	c, ok := ctx.Value(connKey{}).(*conn)
+	if !ok {
+		return
+	}
+	if tcp, ok := c.Conn.(interface{ SetLinger(seconds int) error }); ok {
+		_ = tcp.SetLinger(0) // an error: it is closed
+	}
+	_ = c.Close()
+}
+
 func (l *Listener) proveUser(c *conn, tenant berth.TenantID) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,0 +1,138 @@
+package api
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/labstack/echo/v4"
+
+	"berth"
+	"berth/internal/lib/connlimit"
+)
+
+// The kernel is asked whether a client has read its answer after unreadFirst, and
+// then less and less often.
+const (
+	unreadFirst  = time.Millisecond
+	unreadSeldom = 100 * time.Millisecond
+)
+
+// clientConn is a connection of HTTP/1, whose calls come one after the other. An
+// answer counts as unread while the kernel holds some of its bytes, and the next
+// call waits until then: a client that sends requests and reads no answers gets one.
+//
+// The streams of an HTTP/2 connection share its buffers, so the bytes of one answer
+// are not known. There the client's window bounds what is written.
+type clientConn struct {
+	held  func() int // bytes of answers that the kernel holds
+	close func()
+	stall time.Duration // in which the client must take 64 KiB
+
+	unread atomic.Pointer[unreadAnswer] // the latest that counts as unread; nil: none
+	cut    atomic.Bool                  // closed, since the client read too slowly
+}
+
+// unreadAnswer is an answer of which the kernel holds some bytes. read is closed when
+// the next call finds that it holds none.
+type unreadAnswer struct{ read chan struct{} }
+
+type clientConnKey struct{}
+
+// connContext makes a connection known to the calls that it carries; see
+// http.Server.ConnContext.
+func (s *Server) connContext(ctx context.Context, c net.Conn) context.Context {
+	ctx = connlimit.Context(ctx, c)
+	return context.WithValue(ctx, clientConnKey{}, &clientConn{
+		held:  func() int { return connlimit.Unread(ctx) },
+		close: func() { connlimit.Close(ctx) },
+		stall: s.transfers.limits.Stall,
+	})
+}
+
+// clientConnOf returns the connection of a call, nil if it has none of its own.
+func clientConnOf(r *http.Request) *clientConn {
+	c, ok := r.Context().Value(clientConnKey{}).(*clientConn)
+	if !ok || r.ProtoMajor != 1 {
+		return nil
+	}
+	return c
+}
+
+// sent calls taken once the client has read the answer that was just written, or has
+// lost its connection for not reading it.
+func (c *clientConn) sent(taken func()) {
+	if c == nil || c.held() == 0 {
+		taken()
+		return
+	}
+	a := &unreadAnswer{read: make(chan struct{})}
+	c.unread.Store(a)
+	go func() { // ends with the answer or the connection
+		defer taken()
+		c.drain(a.read, nil)
+	}()
+}
+
+// awaitRead returns once the client has read the answers before this call. It fails if
+// the call or the server ends first, or if the client reads too slowly.
+func (c *clientConn) awaitRead(ctx context.Context, closing <-chan struct{}) error {
+	if c == nil {
+		return nil
+	}
+	read := c.held() == 0 || c.drain(ctx.Done(), closing)
+	if a := c.unread.Swap(nil); a != nil {
+		close(a.read)
+	}
+	if !read || c.cut.Load() {
+		return berth.Errorf(berth.CodeUnavailable, "the client has not read the answers before this one")
+	}
+	return nil
+}
+
+// drain returns true once the kernel holds nothing of earlier answers, and false when
+// one of the channels is closed. It closes the connection of a client that does not
+// take 64 KiB, or the rest, within stall.
+func (c *clientConn) drain(end, closing <-chan struct{}) bool {
+	left, since := c.held(), time.Now()
+	for pause := unreadFirst; left > 0; pause = min(2*pause, unreadSeldom) {
+		select {
+		case <-time.After(pause):
+		case <-end:
+			return false
+		case <-closing:
+			return false
+		}
+		switch held := c.held(); {
+		case held == 0 || held <= left-transferBlock:
+			left, since = held, time.Now()
+		case time.Since(since) > c.stall && !closed(end):
+			c.cut.Store(true)
+			c.close()
+			return false
+		}
+	}
+	return true
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// answersInTurn makes a call wait until its client has read the answers before. It
+// comes before the call is timed: the time is the client's.
+func (s *Server) answersInTurn(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		if err := clientConnOf(c.Request()).awaitRead(c.Request().Context(), s.closing); err != nil {
+			return err
+		}
+		return next(c)
+	}
+}
