@@ -71,7 +71,9 @@ func (s *Server) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 				c.Response().Header().Set("Connection", "close")
 				return berth.Errorf(berth.CodeUnavailable, "the server has as many connections of users, or of tenant %s, as it takes; use one for many calls, or try again", p.Tenant)
 			}
-			if err := s.mayCall(c, p); err != nil {
+			if err := s.mayCall(c, p); isLimited(err) {
+				return s.refused(r, p.Tenant, err)
+			} else if err != nil {
 				return err
 			}
 		}

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -100,6 +101,12 @@ func bucket[K comparable](of *recent[K, *rate.Limiter], key K, r rate.Limit, bur
 		of.put(key, b)
 	}
 	return b
+}
+
+// isLimited reports whether err is the answer rate_limited.
+func isLimited(err error) bool {
+	p, ok := errors.AsType[*Problem](err)
+	return ok && p.Code == slugRateLimited
 }
 
 // longestRetry bounds Retry-After, in which a changed limit would go unnoticed.

@@ -110,6 +110,7 @@ type Server struct {
 	calls     atomic.Int64 // of users, that wait for a slot or have one
 	slots     callSlots    // of users' calls
 	unread    *unread      // answers to users
+	refusals  *refusals    // of users' calls
 	arriving  *slots       // of bodies of users' calls
 	addresses addresses
 	transfers *transfers
@@ -133,6 +134,7 @@ func New(d Deps) (*Server, error) {
 	}
 	s := &Server{Deps: d, echo: echo.New(), closing: make(chan struct{})}
 	s.slots, s.unread = newCallSlots(d.DB.Shares(), runtime.GOMAXPROCS(0)), newUnread()
+	s.refusals = newRefusals()
 	s.arriving = newSlots(bodiesAbreast, bodiesOfTenant, waitsOfTenant)
 	s.addresses = newAddresses(d.TrustedProxies)
 	s.admission, s.explainer = admission.New(d.DB, d.Volumes), explain.New(d.DB, d.Policy)
@@ -146,9 +148,9 @@ func New(d Deps) (*Server, error) {
 	s.echo.HideBanner, s.echo.HidePort = true, true
 	s.echo.HTTPErrorHandler = s.renderError
 	s.echo.Use(
+		s.answersInTurn,
 		s.metrics.middleware,
 		s.traceUsers,
-		s.answersInTurn,
 		securityHeaders,
 		middleware.RecoverWithConfig(middleware.RecoverConfig{DisablePrintStack: true, LogErrorFunc: s.logPanic}),
 		deadlines,

@@ -84,10 +84,10 @@ func (s *Server) shed(next echo.HandlerFunc) echo.HandlerFunc {
 		}
 		tenant := caller(r.Context()).Tenant
 		if err := s.transfers.refuses(r, caller(r.Context())); err != nil {
-			return err
+			return s.refused(r, tenant, err)
 		}
 		if err := s.unread.refuses(tenant); err != nil {
-			return err
+			return s.refused(r, tenant, err)
 		}
 		if s.calls.Add(1) > maxCalls {
 			s.calls.Add(-1)

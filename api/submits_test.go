@@ -63,7 +63,7 @@ func TestARefusedSubmitCostsNoQueryAndNoBody(t *testing.T) {
 	if a := s.call("alice", "POST", "/v1/jobs", small); a.status != http.StatusCreated {
 		t.Fatalf("the first: %d %s", a.status, a.body)
 	}
-	before := s.db.Pool().Stat().AcquireCount()
+	before, began := s.db.Pool().Stat().AcquireCount(), time.Now()
 	for range 1000 {
 		if a := s.call("alice", "POST", "/v1/jobs", small); a.status != http.StatusTooManyRequests {
 			t.Fatalf("beyond the rate: %d %s", a.status, a.body)
@@ -72,6 +72,10 @@ func TestARefusedSubmitCostsNoQueryAndNoBody(t *testing.T) {
 	// The token and the quotas are looked up every second or so, not for every call.
 	if n := s.db.Pool().Stat().AcquireCount() - before; n > 250 {
 		t.Errorf("1000 refused submits took %d connections, want at most one for four", n)
+	}
+	// 400 at once, and 200 a second.
+	if took := time.Since(began); took < 2500*time.Millisecond {
+		t.Errorf("a client that does not wait had 1000 refusals in %s", took)
 	}
 	head := "POST /v1/jobs HTTP/1.1\r\nContent-Length: 1000\r\nConnection: close\r\nAuthorization: Bearer " + s.tokens["alice"]
 	if code, _ := status(t, s.half(head, "")); code != http.StatusTooManyRequests {
