@@ -18,6 +18,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humaecho"
 
 	"berth"
+	"berth/db"
 )
 
 // LogReader reads what ranks have written.
@@ -43,20 +44,24 @@ func (s *Server) logs(ctx context.Context, in *logsInput) (*huma.StreamResponse,
 	if s.Logs == nil {
 		return nil, berth.Errorf(berth.CodeUnavailable, "this server has no store of logs")
 	}
-	job, err := s.showJob(ctx, &in.JobInput)
+	id, err := s.job(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
-	r := &logRead{s: s, job: job.Body.ID, named: in.Attempt > 0, tail: in.Tail}
-	r.ref = berth.LogRef{Tenant: job.Body.Tenant, Job: job.Body.ID, Attempt: in.Attempt, Rank: in.Member}
+	job, err := db.ReadLogJob(ctx, s.DB, scope(ctx), id)
+	if err != nil {
+		return nil, err
+	}
+	r := &logRead{s: s, job: id, named: in.Attempt > 0, tail: in.Tail}
+	r.ref = berth.LogRef{Tenant: job.Tenant, Job: id, Attempt: in.Attempt, Rank: in.Member}
 	if !r.named {
-		r.ref.Attempt = job.Body.Attempt
+		r.ref.Attempt = job.Attempt
 	}
-	if r.ref.Attempt > job.Body.Attempt {
-		return nil, berth.Errorf(berth.CodeNotFound, "job %s has no attempt %d; its latest is %d", job.Body.ID, in.Attempt, job.Body.Attempt)
+	if r.ref.Attempt > job.Attempt {
+		return nil, berth.Errorf(berth.CodeNotFound, "job %s has no attempt %d; its latest is %d", id, in.Attempt, job.Attempt)
 	}
-	if job.Body.Spec != nil && in.Member >= job.Body.Spec.Members {
-		return nil, berth.Errorf(berth.CodeNotFound, "job %s has no member %d; it has %d, counted from 0", job.Body.ID, in.Member, job.Body.Spec.Members)
+	if job.Members > 0 && in.Member >= job.Members {
+		return nil, berth.Errorf(berth.CodeNotFound, "job %s has no member %d; it has %d, counted from 0", id, in.Member, job.Members)
 	}
 	if in.Since != "" {
 		if r.since, err = parseSince(in.Since); err != nil {

@@ -216,6 +216,11 @@ func TestLogsAreReadInEveryWay(t *testing.T) {
 			t.Errorf("logs%s: got %q (%s), want %q", query, a.body, a.header.Get("Content-Type"), want)
 		}
 	}
+	for query, want := range map[string]string{"?attempt=2": "its latest is 1", "?member=1": "it has 1, counted from 0"} {
+		if a := s.call("alice", "GET", "/v1/jobs/"+string(job.ID)+"/logs"+query, ""); a.status != http.StatusNotFound || !strings.Contains(a.body, want) {
+			t.Errorf("logs%s: %d %s", query, a.status, a.body)
+		}
+	}
 	var lines []berth.LogLine
 	err := s.as("alice").Logs(t.Context(), job.ID, client.LogsQuery{Tail: 5}, func(l berth.LogLine) error {
 		lines = append(lines, l)

@@ -92,6 +92,18 @@ func TestAnArchivedJobLooksAsItDid(t *testing.T) {
 	if got, err := s.db.ResolveJob(t.Context(), "default", string(id)); got != id || err != nil {
 		t.Errorf("resolve the archived job: %s, %v", got, err)
 	}
+	for _, job := range []berth.JobID{id, live} {
+		want := s.job(job)
+		for _, tenant := range []berth.TenantID{"", "default"} {
+			l, err := db.ReadLogJob(t.Context(), s.db, tenant, job)
+			if err != nil || l != (db.LogJob{Tenant: "default", Attempt: want.Attempt, Members: want.Spec.Members}) {
+				t.Errorf("a reader of the logs of job %s sees %+v, %v", job, l, err)
+			}
+		}
+		if l, err := db.ReadLogJob(t.Context(), s.db, "other", job); berth.CodeOf(err) != berth.CodeNotFound {
+			t.Errorf("another tenant's reader of logs sees %+v, %v", l, err)
+		}
+	}
 	if state, attempt, err := s.db.JobState(t.Context(), "default", id); state != berth.Succeeded || attempt != 1 || err != nil {
 		t.Errorf("its state is %s, attempt %d, %v", state, attempt, err)
 	}

@@ -127,6 +127,30 @@ func (d *DB) Job(ctx context.Context, tenant berth.TenantID, id berth.JobID) (be
 	return job, mapError(err, "job "+string(id))
 }
 
+// LogJob is what a reader of a job's logs must know of the job.
+type LogJob struct {
+	Tenant  berth.TenantID
+	Attempt int // the latest
+	Members int // 0: not known, as of a pipeline
+}
+
+// ReadLogJob reads it, of archived jobs too. It costs a fraction of Job. Tenant ""
+// means any.
+func ReadLogJob(ctx context.Context, d *DB, tenant berth.TenantID, id berth.JobID) (j LogJob, err error) {
+	err = d.pool.QueryRow(ctx, `
+		SELECT j.tenant, j.attempt, CASE WHEN j.kind = 'pipeline' THEN 0 ELSE coalesce((
+			SELECT (s.spec ->> 'members')::integer FROM job_specs s WHERE s.job = j.id), 0) END
+		FROM jobs j
+		WHERE j.id = @id AND (@tenant = '' OR j.tenant = @tenant)
+		UNION ALL
+		SELECT tenant, (job ->> 'attempt')::integer, coalesce((job -> 'spec' ->> 'members')::integer, 0)
+		FROM archived_jobs
+		WHERE id = @id AND (@tenant = '' OR tenant = @tenant)
+		LIMIT 1`,
+		pgx.NamedArgs{"id": id, "tenant": string(tenant)}).Scan(&j.Tenant, &j.Attempt, &j.Members)
+	return j, mapError(err, "job "+string(id))
+}
+
 // JobState returns where a job stands and its current attempt, as followers of
 // its events and logs need it: cheaply.
 func (d *DB) JobState(ctx context.Context, tenant berth.TenantID, id berth.JobID) (state berth.State, attempt int, err error) {
