@@ -19,7 +19,7 @@ import (
 )
 
 // listened serves the site as berthd does, over a listener that knows its
-// connections, and returns a client's connection of which little is read ahead.
+// connections, and returns a client's connection.
 func (s *site) listened(encrypted bool) net.Conn {
 	s.t.Helper()
 	web := httptest.NewUnstartedServer(nil)
@@ -36,9 +36,6 @@ func (s *site) listened(encrypted bool) net.Conn {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() { _ = c.Close() })
-	if err := c.(*net.TCPConn).SetReadBuffer(4 << 10); err != nil {
-		s.t.Fatal(err)
-	}
 	if encrypted {
 		config := web.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
 		config.ServerName = "example.com"

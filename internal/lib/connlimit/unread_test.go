@@ -37,9 +37,6 @@ func openUnread(t *testing.T, encrypted bool) (call context.Context, client net.
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = client.Close() })
-	if err := client.(*net.TCPConn).SetReadBuffer(4 << 10); err != nil {
-		t.Fatal(err)
-	}
 	if encrypted {
 		config := web.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
 		config.ServerName = "example.com"
