@@ -223,7 +223,13 @@ func TestAddressesAreThoseOfTheClientBehindTrustedProxies(t *testing.T) {
 	}
 	want := func(claim string, status int, remote string, header ...string) {
 		t.Helper()
-		if got := s.from(remote, "", header...).Code; got != status {
+		got := s.from(remote, "", header...).Code
+		// A caller that has spent its calls gets one back each tenth of a second. Ninety
+		// are less than another caller has.
+		for n := 0; got != status && status == http.StatusTooManyRequests && n < 90; n++ {
+			got = s.from(remote, "", header...).Code
+		}
+		if got != status {
 			t.Errorf("%s: %d, want %d", claim, got, status)
 		}
 	}
