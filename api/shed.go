@@ -168,7 +168,8 @@ func (o *openCall) finish(err error) error {
 		taken()
 		return err
 	}
-	clientConnOf(o.c.Request()).sent(taken)
+	r := o.c.Request()
+	clientConnOf(r).sent(taken, r.Close || !r.ProtoAtLeast(1, 1), o.of.closing)
 	return err
 }
 

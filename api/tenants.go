@@ -99,6 +99,7 @@ func (s *Server) createTenant(ctx context.Context, in *Request) (*tenantOutput, 
 		return nil, err
 	}
 	s.admission.Forget()
+	s.explainer.Forget()
 	s.Logger.Info("tenant made", "tenant", n.ID, "parent", n.Parent, "weight", n.Weight, "by", operator(ctx))
 	return s.showTenant(ctx, &TenantInput{string(n.ID)})
 }
@@ -126,6 +127,7 @@ func (s *Server) deleteTenant(ctx context.Context, in *TenantInput) (*struct{}, 
 	if err := s.DB.DeleteTenant(ctx, berth.TenantID(in.Tenant)); err != nil {
 		return nil, err
 	}
+	s.explainer.Forget()
 	s.Logger.Info("tenant removed", "tenant", in.Tenant, "by", operator(ctx))
 	return nil, nil
 }

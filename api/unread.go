@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,9 +36,11 @@ type clientConn struct {
 	cut    atomic.Bool                  // closed, since the client read too slowly
 }
 
-// unreadAnswer is an answer of which the kernel holds some bytes. read is closed when
-// the next call finds that it holds none.
-type unreadAnswer struct{ read chan struct{} }
+// unreadAnswer is an answer of which the kernel holds some bytes.
+type unreadAnswer struct {
+	read  chan struct{} // closed when the next call finds that the kernel holds none
+	taken func()        // ends the count; may be called again
+}
 
 type clientConnKey struct{}
 
@@ -62,16 +65,23 @@ func clientConnOf(r *http.Request) *clientConn {
 }
 
 // sent calls taken once the client has read the answer that was just written, or has
-// lost its connection for not reading it.
-func (c *clientConn) sent(taken func()) {
+// lost its connection for not reading it. After the last answer of a connection it
+// returns only then, or when the server ends: what the kernel holds of a connection
+// that the server has closed is not known.
+func (c *clientConn) sent(taken func(), last bool, closing <-chan struct{}) {
 	if c == nil || c.held() == 0 {
 		taken()
 		return
 	}
-	a := &unreadAnswer{read: make(chan struct{})}
+	if last {
+		defer taken()
+		c.drain(nil, closing)
+		return
+	}
+	a := &unreadAnswer{read: make(chan struct{}), taken: sync.OnceFunc(taken)}
 	c.unread.Store(a)
 	go func() { // ends with the answer or the connection
-		defer taken()
+		defer a.taken()
 		c.drain(a.read, nil)
 	}()
 }
@@ -85,6 +95,9 @@ func (c *clientConn) awaitRead(ctx context.Context, closing <-chan struct{}) err
 	read := c.held() == 0 || c.drain(ctx.Done(), closing)
 	if a := c.unread.Swap(nil); a != nil {
 		close(a.read)
+		if read {
+			a.taken() // before this call is judged by what its tenant has not read
+		}
 	}
 	if !read || c.cut.Load() {
 		return berth.Errorf(berth.CodeUnavailable, "the client has not read the answers before this one")

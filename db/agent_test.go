@@ -73,7 +73,15 @@ func (a *agent) sync(edit func(*berth.SyncRequest)) (berth.SyncResponse, error) 
 		a.seq++
 		req.Seq = a.seq
 	}
+	began := time.Now()
 	r, err := a.db.Sync(a.t.Context(), a.machine, req)
+	if err == nil && !r.Changed && !req.Brief && time.Since(began) > 2*time.Second {
+		// The set was perhaps not read in the two seconds that a call has for it. As an
+		// agent does, get it by the next call.
+		var next berth.SyncResponse
+		next, err = a.db.Sync(a.t.Context(), a.machine, berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest})
+		r.Changed, r.Assignments, r.Digest = next.Changed, next.Assignments, next.Digest
+	}
 	if err == nil && r.Changed {
 		a.digest = r.Digest
 	}
@@ -332,12 +340,11 @@ func TestSuspicionEndsWhenTheMachineSpeaks(t *testing.T) {
 	a, _ := s.register("host1", "agent1")
 	mustExec(t, s.pool, `UPDATE machines SET state = 'suspect' WHERE id = 'm0'`)
 	mustExec(t, s.pool, `UPDATE machine_leases SET until = now() - interval '1 s'`)
+	began := time.Now()
 	if _, err := a.sync(func(*berth.SyncRequest) {}); err != nil {
 		t.Fatal(err)
 	}
-	if st := one[string](s, `SELECT state FROM machines WHERE id = 'm0'`); st != "ready" {
-		t.Errorf("machine is %s", st)
-	}
+	s.cleared(a, time.Since(began), "after a call")
 	if !one[bool](s, `SELECT until > now() FROM machine_leases`) {
 		t.Error("the lease was not renewed")
 	}
@@ -373,12 +380,11 @@ func TestABriefAnswerTellsWhatTheReportsCameTo(t *testing.T) {
 		t.Errorf("answer to a report that is not current (-want +got):\n%s", diff)
 	}
 	mustExec(t, s.pool, `UPDATE machines SET state = 'suspect' WHERE id = 'm0'`)
+	began := time.Now()
 	if r := report(berth.PhaseRunning, attempt); !r.Changed || len(r.Assignments) != 1 {
 		t.Errorf("a suspected machine was answered %+v", r)
 	}
-	if st := one[string](s, `SELECT state FROM machines WHERE id = 'm0'`); st != "ready" {
-		t.Errorf("a machine that was heard is %s", st)
-	}
+	s.cleared(a, time.Since(began), "after a report")
 }
 
 func TestPollWakesOnOrders(t *testing.T) {

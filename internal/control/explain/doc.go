@@ -6,5 +6,5 @@
 // The one rule to know: all questions that wait at the same time share one reading of
 // the rows and one plan. About a job that exists, both are newer than the question,
 // but for a moment in a large cluster. About a new job, the reading may be two seconds
-// old, so such a question costs no query.
+// old, so such a question rarely waits for one.
 package explain

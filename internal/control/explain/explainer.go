@@ -3,6 +3,8 @@ package explain
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"runtime/debug"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -201,6 +203,11 @@ func (x *Explainer) renew(ctx context.Context) {
 	asked := time.Now()
 	go func() { // ends after readLimit
 		defer x.renews.Store(false)
+		defer func() {
+			if p := recover(); p != nil { // in a handler it would be that call's alone
+				slog.Warn("reading of the queue panicked", "panic", p, "stack", string(debug.Stack()))
+			}
+		}()
 		// An error is that of the next question that has to wait for a reading.
 		_ = x.read(context.WithoutCancel(ctx), func() bool { return x.within(asked, 0) }, db.Hinted{})
 	}()
