@@ -104,7 +104,6 @@ func greet(t *testing.T, c client.Client, id string) string {
 		ID: id, TaskQueue: "greetings",
 		TypedSearchAttributes: sdktemporal.NewSearchAttributes(
 			sdktemporal.NewSearchAttributeKeyKeyword("Tenant").ValueSet("research"),
-			sdktemporal.NewSearchAttributeKeyKeyword("Pool").ValueSet("lab"),
 			sdktemporal.NewSearchAttributeKeyKeyword("Kind").ValueSet("job"),
 		),
 	}, Greet, "world")
@@ -258,7 +257,7 @@ func kinds(t *testing.T, c client.Client) int64 {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		n, err := c.CountWorkflow(ctx, countRequest("Kind = 'job' AND Tenant = 'research' AND Pool = 'lab'"))
+		n, err := c.CountWorkflow(ctx, countRequest("Kind = 'job' AND Tenant = 'research'"))
 		if err != nil {
 			t.Fatal(err)
 		}
