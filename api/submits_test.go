@@ -19,7 +19,7 @@ func TestReplicasShareATenantsRateOfSubmits(t *testing.T) {
 	t.Parallel()
 	url := dbtest.URL(t)
 	replicas := []*site{newSiteAt(t, url, nil), newSiteAt(t, url, nil)}
-	rate := 20.0
+	rate := 8.0 // and 320 submits: on the slowest machine they are more
 	if err := replicas[0].db.SetQuota(t.Context(), berth.Quota{Tenant: "a", SubmitRPS: &rate}); err != nil {
 		t.Fatal(err)
 	}
@@ -63,15 +63,16 @@ func TestARefusedSubmitCostsNoQueryAndNoBody(t *testing.T) {
 	if a := s.call("alice", "POST", "/v1/jobs", small); a.status != http.StatusCreated {
 		t.Fatalf("the first: %d %s", a.status, a.body)
 	}
-	before := s.db.Pool().Stat().AcquireCount()
+	before, began := s.db.Pool().Stat().AcquireCount(), time.Now()
 	for range 1000 {
 		if a := s.call("alice", "POST", "/v1/jobs", small); a.status != http.StatusTooManyRequests {
 			t.Fatalf("beyond the rate: %d %s", a.status, a.body)
 		}
 	}
 	// The token and the quotas are looked up every second or so, not for every call.
-	if n := s.db.Pool().Stat().AcquireCount() - before; n > 250 {
-		t.Errorf("1000 refused submits took %d connections, want at most one for four", n)
+	most := max(250, 5*int64(time.Since(began).Seconds()))
+	if n := s.db.Pool().Stat().AcquireCount() - before; n > min(most, 900) {
+		t.Errorf("1000 refused submits took %d connections in %s, want at most one for four, or five a second", n, time.Since(began))
 	}
 	head := "POST /v1/jobs HTTP/1.1\r\nContent-Length: 1000\r\nConnection: close\r\nAuthorization: Bearer " + s.tokens["alice"]
 	if code, _ := status(t, s.half(head, "")); code != http.StatusTooManyRequests {

@@ -12,6 +12,10 @@ import (
 	"berth"
 )
 
+// waitLimit bounds each wait for a condition. It is far above what a slow machine needs:
+// only a test that fails waits so long.
+const waitLimit = 5 * time.Minute
+
 // errRolledBack ends a transaction that only held locks.
 var errRolledBack = errors.New("rolled back")
 
@@ -38,12 +42,20 @@ func (s *stage) blocked(n int) {
 	})
 }
 
+// unblocked waits until no session waits for a lock.
+func (s *stage) unblocked() {
+	s.t.Helper()
+	s.until("no session waits for a lock", func() bool {
+		return one[int](s, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) == 0
+	})
+}
+
 // until waits until is holds.
 func (s *stage) until(what string, is func() bool) {
 	s.t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(2 * time.Minute); !is(); <-tick.C {
+	for deadline := time.Now().Add(waitLimit); !is(); <-tick.C {
 		if time.Now().After(deadline) {
 			s.t.Fatalf("never: %s", what)
 		}

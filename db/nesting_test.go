@@ -13,6 +13,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/db/dbtest"
 	"berth/db/history"
 )
 
@@ -590,12 +591,7 @@ func TestNestedPipelinesKeepTheLockOrder(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	log := &syncBuffer{}
-	d, err := db.Open(t.Context(), s.pool.Config().ConnString(), db.Options{Logger: slog.New(slog.NewTextHandler(log, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(d.Close)
-	s.db = d
+	s.db = dbtest.Open(t, s.pool.Config().ConnString(), db.Options{Logger: slog.New(slog.NewTextHandler(log, nil))})
 	term := s.term()
 	outermost := map[berth.JobID][]berth.JobID{}
 	mustExec(t, s.pool, `UPDATE machines SET cpu_m = 1000000, mem_mb = 1000000`)

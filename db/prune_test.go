@@ -121,6 +121,7 @@ func TestALongLogIsPrunedInParts(t *testing.T) {
 func TestPruningLogsPassesOverLogsThatStay(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
+	mustExec(t, s.pool, `ALTER TABLE log_chunks SET (autovacuum_enabled = off)`) // it would be counted as a reader
 	s.archivedLog(time.Hour, 100_000)
 	s.archivedLog(3*time.Hour, 5)
 	mustExec(t, s.pool, `ANALYZE`)

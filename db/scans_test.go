@@ -229,7 +229,7 @@ func (s *stage) alone() {
 	mine := s.pool.Stat().TotalConns()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(2 * time.Minute); ; <-tick.C {
+	for deadline := time.Now().Add(waitLimit); ; <-tick.C {
 		if one[int32](s, `SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database()`) <= max(mine, s.pool.Stat().TotalConns()) {
 			return
 		}

@@ -20,6 +20,8 @@ func crowded(t *testing.T) *db.DB {
 	return dbtest.Open(t, dbtest.URL(t), db.Options{MaxConns: 3})
 }
 
+// take holds a connection. One that is held for longer than half a second counts as a
+// sign of overload, unless a sweep holds it.
 func take(t *testing.T, d *db.DB, class overload.Class) *pgxpool.Conn {
 	t.Helper()
 	c, err := d.Pool().Acquire(overload.As(t.Context(), class))
@@ -32,7 +34,7 @@ func take(t *testing.T, d *db.DB, class overload.Class) *pgxpool.Conn {
 // queued waits until so many wait for a connection.
 func queued(t *testing.T, d *db.DB, n int) {
 	t.Helper()
-	for limit := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	for limit := time.Now().Add(waitLimit); ; time.Sleep(time.Millisecond) {
 		have := 0
 		for _, l := range d.Limiters() {
 			for _, q := range l.Stats().Queued {
@@ -51,7 +53,7 @@ func queued(t *testing.T, d *db.DB, n int) {
 func TestEndsGetConnectionsBeforeStartsAndSweeps(t *testing.T) {
 	t.Parallel()
 	d := crowded(t)
-	held := []*pgxpool.Conn{take(t, d, overload.End), take(t, d, overload.End)}
+	held := []*pgxpool.Conn{take(t, d, overload.Sweep), take(t, d, overload.Sweep)}
 	var all sync.WaitGroup
 	var mu sync.Mutex
 	var order []overload.Class
@@ -80,7 +82,7 @@ func TestEndsGetConnectionsBeforeStartsAndSweeps(t *testing.T) {
 func TestReadsOfUsersAndWorkDoNotCrowdEachOtherOut(t *testing.T) {
 	t.Parallel()
 	d := crowded(t)
-	work := []*pgxpool.Conn{take(t, d, overload.Start), take(t, d, overload.Start)}
+	work := []*pgxpool.Conn{take(t, d, overload.Sweep), take(t, d, overload.Sweep)}
 	take(t, d, overload.Read).Release() // though work has all of its own
 	for _, c := range work {
 		c.Release()
@@ -114,7 +116,7 @@ func TestSignsOfLifeDoNotWaitForTurns(t *testing.T) {
 		defer take(t, d, overload.Sweep).Release()
 	}
 	defer take(t, d, overload.Read).Release()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	if err := d.RenewBeacon(ctx, "test", time.Minute, time.Minute); err != nil {
 		t.Error(err)

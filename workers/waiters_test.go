@@ -61,7 +61,7 @@ func (l *limited1) take(t *testing.T) (giveBack func()) {
 // queued waits until so many calls of a class wait.
 func (l *limited1) queued(t *testing.T, class overload.Class, n int) {
 	t.Helper()
-	tick, late := time.NewTicker(time.Millisecond), time.After(time.Minute)
+	tick, late := time.NewTicker(time.Millisecond), time.After(5*time.Minute)
 	defer tick.Stop()
 	for l.Stats().Queued[class] != n {
 		select {

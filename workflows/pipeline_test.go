@@ -43,7 +43,7 @@ func TestANestedPipelineIsAChildOfItsOwn(t *testing.T) {
 		}
 		return berth.TendResult{State: berth.Queued, Tenant: "default", Ready: []berth.Ready{{Job: inner, Kind: berth.KindPipeline}}}, nil
 	}, activity.RegisterOptions{Name: berth.ActivityTend})
-	env.SetTestTimeout(time.Minute) // of the real clock
+	env.SetTestTimeout(5 * time.Minute) // of the real clock
 	env.ExecuteWorkflow("outer", berth.JobInput{Job: id})
 	if err := env.GetWorkflowError(); err != nil || looked != 2 {
 		t.Fatalf("after %d looks %v", looked, err)

@@ -469,7 +469,7 @@ func (w *world) plan() placement.Plan {
 // await polls a condition that nothing announces.
 func (w *world) await(what string, holds func() bool) {
 	w.t.Helper()
-	limit := time.NewTimer(2 * time.Minute)
+	limit := time.NewTimer(10 * time.Minute)
 	defer limit.Stop()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()

@@ -26,7 +26,8 @@ var shared struct {
 	migrate   sync.Once
 	migrated  error
 	databases atomic.Int64
-	pipe      *os.File // closed by the end of the process; see makeDir
+	admins    chan *pgx.Conn // connections to make and drop databases with, for the next test
+	pipe      *os.File       // closed by the end of the process; see makeDir
 }
 
 // patience bounds every call: machines that run tests are busy, and the first
@@ -115,6 +116,7 @@ func start() (*postgres.Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
+	shared.admins = make(chan *pgx.Conn, 8)
 	shared.strategy, err = strategy(ctx, c)
 	return c, err
 }
@@ -168,7 +170,28 @@ var patient = fmt.Sprintf("&connect_timeout=%d&idle_in_transaction_session_timeo
 
 // admin runs one statement outside any test database. The test's own context
 // is over when its clean-up runs, so the statement has one of its own.
-func admin(c *postgres.Cluster, sql string) error { return run(c.URL("postgres"), sql) }
+func admin(c *postgres.Cluster, sql string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var conn *pgx.Conn
+	var err error
+	select {
+	case conn = <-shared.admins:
+	default:
+		if conn, err = pgx.Connect(ctx, c.URL("postgres")); err != nil {
+			return err
+		}
+	}
+	if _, err = conn.Exec(ctx, sql); err == nil {
+		select {
+		case shared.admins <- conn:
+			return nil
+		default:
+		}
+	}
+	_ = conn.Close(ctx)
+	return err
+}
 
 func run(url, sql string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

@@ -144,6 +144,12 @@ func (r *rig) compares(x *tower) {
 	r.await("rows and clocks are compared", func() bool { return lists() >= before+3 })
 }
 
+// knownAsSet reports whether the rows say that all clocks are as they should be.
+func (r *rig) knownAsSet() bool {
+	r.t.Helper()
+	return value[int](r, `SELECT count(*) FROM schedules WHERE revision <> clock_revision`) == 0
+}
+
 func TestClocksFollowTheRowsWhicheverCallIsLost(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -158,9 +164,7 @@ func TestClocksFollowTheRowsWhicheverCallIsLost(t *testing.T) {
 	}
 	r.await("the clock is stopped", func() bool { return slices.Contains(x.did(), "set hours paused true") })
 
-	r.await("it is known as set", func() bool {
-		return value[int](r, `SELECT count(*) FROM schedules WHERE revision <> clock_revision`) == 0
-	})
+	r.await("it is known as set", r.knownAsSet)
 	before := x.did()
 	r.compares(x)
 	if after := x.did(); len(after) != len(before) {
@@ -191,7 +195,7 @@ func TestVisibilityThatLagsIsNotBelieved(t *testing.T) {
 	r := newRig(t)
 	x, _ := r.leadClocks()
 	id := r.schedule("hours", nil)
-	r.await("the clock is set", func() bool { return x.has(id) })
+	r.await("the clock is known as set", func() bool { return x.has(id) && r.knownAsSet() })
 	x.edit(func() { x.unlisted = true })
 	before := len(x.did())
 	r.compares(x)
@@ -221,9 +225,7 @@ func TestTimesBeforeAClockAreCaughtUpThoughItWasSetWithoutAWord(t *testing.T) {
 	r.exec(`UPDATE schedules SET active_since = now() - interval '1 hour'`)
 	last := value[time.Time](r, `SELECT date_trunc('minute', now())`)
 	x.edit(func() { x.away, x.mute = false, 1 })
-	r.await("the clock is known as set", func() bool {
-		return value[int](r, `SELECT count(*) FROM schedules WHERE revision <> clock_revision`) == 0
-	})
+	r.await("the clock is known as set", r.knownAsSet)
 	r.await("what came without a clock is caught up", func() bool { return value[int](r, gaps, id, last) == 0 })
 }
 
@@ -275,17 +277,19 @@ func TestAScheduleWithoutTimesHasNoClock(t *testing.T) {
 	})
 	r.exec(`UPDATE schedules SET active_since = now() - interval '1 hour'`) // Temporal was away at its time
 	x, f := r.leadClocks()
-	r.await("its time is caught up", func() bool { return len(f.times()) == 1 })
+	r.await("its time is caught up", func() bool { return len(f.times()) > 0 })
 	r.compares(x)
-	if x.has(id) || len(f.times()) != 1 {
-		t.Errorf("has a clock: %t; fired %v", x.has(id), f.times())
+	at := f.times()
+	if at = slices.CompactFunc(at, time.Time.Equal); x.has(id) || len(at) != 1 { // a decision that failed is repeated
+		t.Errorf("has a clock: %t; fired %v", x.has(id), at)
 	}
 }
 
 func TestABufferedFireComesWhenTheJobHasEnded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	id := r.schedule("hours", func(s *berth.ScheduleSpec) { s.Overlap = berth.OverlapBuffer })
+	// It has no time of its own that could come while the test runs.
+	id := r.schedule("years", func(s *berth.ScheduleSpec) { s.Cron, s.Overlap = "@yearly", berth.OverlapBuffer })
 	x, f := r.leadClocks()
 	now := time.Now().UTC().Truncate(time.Second)
 	first, err := f.Fire(t.Context(), id, now.Add(-time.Minute))

@@ -119,10 +119,14 @@ func (r *rig) awaitState(id berth.JobID, want berth.State) {
 	r.await(fmt.Sprintf("job %s is %s", id, want), func() bool { return r.state(id) == want })
 }
 
+// waitLimit bounds each wait for a condition. It is far above what a slow machine needs:
+// only a test that fails waits so long.
+const waitLimit = 10 * time.Minute
+
 // await polls a condition that nothing announces.
 func (r *rig) await(what string, holds func() bool) {
 	r.t.Helper()
-	limit := time.NewTimer(2 * time.Minute)
+	limit := time.NewTimer(waitLimit)
 	defer limit.Stop()
 	for pause := 2 * time.Millisecond; !holds(); pause = min(pause*3/2, 25*time.Millisecond) {
 		select {
