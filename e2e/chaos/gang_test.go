@@ -23,9 +23,13 @@ const (
 
 // gangNetwork is where members of gangs meet on the nth machine that has some: on
 // the host's network, which is one for all of them, so each has ports of its own.
+// They lie above those of commands.Port, and below those that the kernel gives to
+// connections.
 func gangNetwork(n int) []string {
+	const lowest, above = 30_000, 32_700
 	const ports = 10 // of a machine
-	first := 20_000 + os.Getpid()%100*gangPlaces*gangMembers*ports + n*ports
+	const all = gangPlaces * gangMembers * ports
+	first := lowest + os.Getpid()%((above-lowest)/all)*all + n*ports
 	return []string{"--gang-network", "host", "--address", "127.0.0.1", "--gang-ports", fmt.Sprintf("%d-%d", first, first+ports-1)}
 }
 
