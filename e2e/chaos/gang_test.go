@@ -63,6 +63,7 @@ func (s *stack) together(c cell, lane string, attempts tries) *work {
 	if c.under("worker.keep.", "leader.repair.") {
 		spec, attempts.least, failures = s.broken(lane, soon), 2, 1
 		w.drive = func() error { return s.endOneRank(w.job) }
+		w.undo = func() error { return s.cancelAll(spec.Name) }
 	}
 	if c.loses() {
 		spec.LostAfter = berth.Duration(lost)
@@ -75,6 +76,7 @@ func (s *stack) together(c cell, lane string, attempts tries) *work {
 			other, err = s.takeTheRoom(w.job, lane)
 			return err
 		}
+		w.undo = func() error { return s.cancelAll(spec.Name) }
 		w.ended = func() error {
 			if err := s.wantTogether(other, once, 0); err != nil {
 				return err

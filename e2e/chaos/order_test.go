@@ -82,13 +82,10 @@ func (s *stack) moveAway(id berth.JobID) error {
 		}
 		return err
 	})
-	if err != nil {
-		return err
-	}
-	return await("machine "+string(machine)+" is open again", func() error {
+	return errors.Join(err, await("machine "+string(machine)+" is open again", func() error {
 		_, err := s.api.Undrain(ctx, machine)
 		return lasting(err)
-	})
+	}))
 }
 
 // wantResumed waits until a job that was moved, and lost its second machine

@@ -17,9 +17,11 @@ func (s *stack) strikeEngine(c cell) error {
 	ctx := context.Background()
 	agent, engine := s.agents[enginePlace][0], s.engine
 	if c.point == beforeCreate {
-		if err := agent.arm("agent.create.before", "delay 1s"); err != nil {
+		// Stopped, the agent creates nothing before the engine is gone.
+		if err := agent.arm("agent.create.before", "freeze"); err != nil {
 			return err
 		}
+		defer agent.signal(syscall.SIGCONT)
 		defer agent.disarm("agent.create.before")
 	}
 	const steps = 5 * trainSteps
@@ -35,7 +37,7 @@ func (s *stack) strikeEngine(c cell) error {
 	switch c.point {
 	case beforeCreate:
 		err = await("the container is about to be created", func() error {
-			if !agent.hit("agent.create.before") {
+			if !agent.hit("agent.create.before") || !agent.stopped() {
 				return errors.New("it is not")
 			}
 			return nil
@@ -55,6 +57,7 @@ func (s *stack) strikeEngine(c cell) error {
 	} else if err := engine.daemon.KillDaemon(ctx); err != nil {
 		return err
 	}
+	agent.signal(syscall.SIGCONT)
 	time.Sleep(c.down)
 	if err := engine.daemon.Restart(ctx); err != nil {
 		return err
@@ -182,7 +185,7 @@ func (s *stack) cutSubmit() error {
 	select {
 	case <-cut:
 	case <-time.After(patience):
-		return errors.New("the reply was never cut")
+		return slowness{errors.New("never: the reply is cut")}
 	}
 	var n int
 	err = s.database.QueryRow(context.Background(), `SELECT count(*) FROM jobs WHERE name = $1`, spec.Name).Scan(&n)
