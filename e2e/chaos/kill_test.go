@@ -278,9 +278,16 @@ func (s *stack) workFor(c cell, lane string) *work {
 	case strings.HasPrefix(c.point, "api.register."):
 		w.drive = func() error { return s.restartAgent(lane) }
 	case strings.HasPrefix(c.point, "agent.restore."):
-		spec, w.attempt = s.training(lane, endless), 2
-		w.drive = func() error { return s.moveAway(w.job) }
-		w.ended = func() error { return s.wantResumed(w.job, c) }
+		spec = s.training(lane, endless)
+		w.drive = func() (err error) {
+			w.attempt, err = s.moveAway(w.job)
+			return err
+		}
+		w.left = func() error {
+			w.rest() // w.attempt is known then
+			return s.givenUp(w.job, w.attempt)
+		}
+		w.ended = func() error { return s.wantResumed(w.job, w.attempt, c) }
 		w.undo = func() error { return s.cancelAll(spec.Name) }
 	case strings.HasPrefix(c.point, "worker.stop."):
 		spec = s.spec(lane, "trap-term", "3")
@@ -374,7 +381,7 @@ func (s *stack) loseMachine(id berth.JobID, lane string) error {
 	if err := p.end(syscall.SIGKILL); err != nil {
 		return err
 	}
-	err = await("the lost machine's work is given up", func() error { return s.givenUp(id, 1) })
+	err = await("the lost machine's work is given up", func() error { return s.givenUp(id, job.Attempt) })
 	return errors.Join(err, p.up())
 }
 

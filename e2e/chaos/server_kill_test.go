@@ -34,6 +34,7 @@ func (s *stack) strikeEngine(c cell) error {
 	if err != nil {
 		return err
 	}
+	var container string
 	switch c.point {
 	case beforeCreate:
 		err = await("the container is about to be created", func() error {
@@ -45,7 +46,11 @@ func (s *stack) strikeEngine(c cell) error {
 	default:
 		// An engine that dies in the middle of a start may never start that
 		// container again, which costs the attempt. That is another story.
-		err = await("the container is started", func() error { return engine.wantStarted(berth.ContainerName(job, 0, 1)) })
+		err = await("the container is started", func() error {
+			now, err := s.api.Job(ctx, job)
+			container = berth.ContainerName(job, 0, now.Attempt)
+			return errors.Join(err, engine.wantStarted(container))
+		})
 	}
 	if err != nil {
 		return err
@@ -60,9 +65,9 @@ func (s *stack) strikeEngine(c cell) error {
 	agent.signal(syscall.SIGCONT)
 	time.Sleep(c.down)
 	if err := engine.daemon.Restart(ctx); err != nil {
-		return err
+		return slowness{err} // Docker's doing, not Berth's
 	}
-	outlived := c.point == beforeCreate || engine.runs(berth.ContainerName(job, 0, 1))
+	outlived := c.point == beforeCreate || engine.runs(container)
 	if c.point == powerCut {
 		agent.env = append(agent.env, "BERTH_HOST_BOOT="+berth.NewSecret())
 		if err := agent.up(); err != nil {
