@@ -17,9 +17,11 @@ func (s *stack) strikeEngine(c cell) error {
 	ctx := context.Background()
 	agent, engine := s.agents[enginePlace][0], s.engine
 	if c.point == beforeCreate {
-		if err := agent.arm("agent.create.before", "delay 1s"); err != nil {
+		// Stopped, the agent creates nothing before the engine is gone.
+		if err := agent.arm("agent.create.before", "freeze"); err != nil {
 			return err
 		}
+		defer agent.signal(syscall.SIGCONT)
 		defer agent.disarm("agent.create.before")
 	}
 	const steps = 5 * trainSteps
@@ -32,10 +34,11 @@ func (s *stack) strikeEngine(c cell) error {
 	if err != nil {
 		return err
 	}
+	var container string
 	switch c.point {
 	case beforeCreate:
 		err = await("the container is about to be created", func() error {
-			if !agent.hit("agent.create.before") {
+			if !agent.hit("agent.create.before") || !agent.stopped() {
 				return errors.New("it is not")
 			}
 			return nil
@@ -43,7 +46,11 @@ func (s *stack) strikeEngine(c cell) error {
 	default:
 		// An engine that dies in the middle of a start may never start that
 		// container again, which costs the attempt. That is another story.
-		err = await("the container is started", func() error { return engine.wantStarted(berth.ContainerName(job, 0, 1)) })
+		err = await("the container is started", func() error {
+			now, err := s.api.Job(ctx, job)
+			container = berth.ContainerName(job, 0, now.Attempt)
+			return errors.Join(err, engine.wantStarted(container))
+		})
 	}
 	if err != nil {
 		return err
@@ -55,11 +62,12 @@ func (s *stack) strikeEngine(c cell) error {
 	} else if err := engine.daemon.KillDaemon(ctx); err != nil {
 		return err
 	}
+	agent.signal(syscall.SIGCONT)
 	time.Sleep(c.down)
 	if err := engine.daemon.Restart(ctx); err != nil {
-		return err
+		return slowness{err} // Docker's doing, not Berth's
 	}
-	outlived := c.point == beforeCreate || engine.runs(berth.ContainerName(job, 0, 1))
+	outlived := c.point == beforeCreate || engine.runs(container)
 	if c.point == powerCut {
 		agent.env = append(agent.env, "BERTH_HOST_BOOT="+berth.NewSecret())
 		if err := agent.up(); err != nil {
@@ -182,7 +190,7 @@ func (s *stack) cutSubmit() error {
 	select {
 	case <-cut:
 	case <-time.After(patience):
-		return errors.New("the reply was never cut")
+		return slowness{errors.New("never: the reply is cut")}
 	}
 	var n int
 	err = s.database.QueryRow(context.Background(), `SELECT count(*) FROM jobs WHERE name = $1`, spec.Name).Scan(&n)
