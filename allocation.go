@@ -11,7 +11,6 @@ const (
 	AllocReserved AllocationState = "reserved" // granted; the machine has not claimed it
 	AllocActive   AllocationState = "active"   // claimed; a container may live
 	AllocExited   AllocationState = "exited"   // the container is gone, its devices are free
-	AllocKept     AllocationState = "kept"     // held for the repair of its gang
 	AllocOrphaned AllocationState = "orphaned" // its machine is silent; it may live on
 	AllocReleased AllocationState = "released"
 )
@@ -63,7 +62,7 @@ func (s Slot) Live() bool {
 		return true
 	case AllocExited:
 		return !s.Sealed
-	case AllocKept, AllocOrphaned, AllocReleased:
+	case AllocOrphaned, AllocReleased:
 		return false
 	default:
 		panic("unknown allocation state " + string(s.State))

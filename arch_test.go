@@ -1,6 +1,7 @@
 package berth_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"go/ast"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -61,24 +63,43 @@ type goPackage struct {
 	Deps         []string
 }
 
-func listPackages(t *testing.T, args ...string) []goPackage {
-	t.Helper()
-	cmd := exec.Command("go", append([]string{"list", "-json=ImportPath,Doc,Dir,GoFiles,Imports,Deps"}, args...)...)
+// listOnce lists all packages of the module: each call of go list takes seconds.
+var listOnce = sync.OnceValues(func() (packages []goPackage, err error) {
+	cmd := exec.Command("go", "list", "-json=ImportPath,Doc,Dir,GoFiles,Imports,Deps", "./...")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("go list: %v", err)
+		return nil, err
 	}
-	var packages []goPackage
-	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+	for d := json.NewDecoder(bytes.NewReader(out)); ; {
 		var p goPackage
 		if err := d.Decode(&p); errors.Is(err, io.EOF) {
-			return packages
+			return packages, nil
 		} else if err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 		packages = append(packages, p)
 	}
+})
+
+// listPackages returns the package of a folder of the module, or with /... at its
+// end all packages below the folder.
+func listPackages(t *testing.T, folder string) (found []goPackage) {
+	t.Helper()
+	all, err := listOnce()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	path, below := strings.CutSuffix("berth"+strings.TrimPrefix(folder, "."), "/...")
+	for _, p := range all {
+		if p.ImportPath == path || below && strings.HasPrefix(p.ImportPath, path+"/") {
+			found = append(found, p)
+		}
+	}
+	if len(found) == 0 {
+		t.Fatalf("there is no package %s", folder)
+	}
+	return found
 }
 
 func layerOf(path string) int {

@@ -131,4 +131,16 @@ type Event struct {
 	Actor   string    `json:"actor"` // who: user:NAME, workflow, leader, agent:MACHINE, operator:NAME
 	Reason  *Reason   `json:"reason,omitempty"`
 	Detail  string    `json:"detail,omitempty"`
+
+	// Facts are the figures in Detail, for programs, which must not parse Detail. Nil
+	// means that the kind has none, or that an older berthd wrote the event.
+	Facts *EventFacts `json:"facts,omitempty"`
+}
+
+// EventFacts are the figures of an event. Each kind of event sets only some of them.
+type EventFacts struct {
+	Rank    *int      `json:"rank,omitempty"`    // of the attempt
+	Machine MachineID `json:"machine,omitempty"` // where the rank was
+	Step    *int64    `json:"step,omitempty"`    // of the checkpoint
+	Bytes   *int64    `json:"bytes,omitempty"`   // size of the checkpoint, all ranks together
 }

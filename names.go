@@ -45,7 +45,6 @@ const (
 // Search attributes, set when a workflow starts.
 const (
 	AttributeTenant = "Tenant"
-	AttributePool   = "Pool"
 	AttributeKind   = "Kind"
 
 	// AttributeScheduled is Temporal's own: the time that a workflow which a

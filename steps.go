@@ -36,12 +36,13 @@ type RunRequest struct {
 }
 
 // Heartbeats of the activity that waits for a member. Each is an update of the
-// workflow's execution, and the machine's lease is what detects a dead machine:
-// heartbeats only find the waiters of a replica that died. ADR 0030 has the
-// measurement that both numbers follow from.
+// workflow's execution. The machine's lease detects a dead machine, and the leader
+// finds lost waiters in the sets of the replicas: heartbeats show progress in
+// Temporal, and find a waiter that both have missed. ADR 0030 has the measurement
+// that both numbers follow from.
 const (
-	WaiterBeat    = 5 * time.Minute  // the longest time between two heartbeats of a waiter
-	WaiterTimeout = 12 * time.Minute // after the last heartbeat the server starts the activity again
+	WaiterBeat    = 10 * time.Minute // the longest time between two heartbeats of a waiter
+	WaiterTimeout = 25 * time.Minute // after the last heartbeat the server starts the activity again
 )
 
 // RunProgress is a heartbeat's detail.

@@ -88,7 +88,10 @@ func skip(ctx context.Context, tx pgx.Tx, steps []letGo, sources map[string]stri
 		if !ok {
 			continue
 		}
-		if err := addEvent(ctx, tx, berth.JobID(s.id), berth.EventCached, 0, "workflow", nil, "same as job "+source+", whose outputs it has: it is not run"); err != nil {
+		if err := addEvent(ctx, tx, berth.JobID(s.id), berth.Event{
+			Kind: berth.EventCached, Actor: "workflow",
+			Detail: "same as job " + source + ", whose outputs it has: it is not run",
+		}); err != nil {
 			return nil, err
 		}
 		if _, err := tx.Exec(ctx, `

@@ -93,16 +93,10 @@ const cancelState = `
 	WHERE id = @job`
 
 // cancelWaiting ends a job without capacity, and gives back what was set aside
-// for it: ranks kept for the repair of its gang, devices freed by preemption.
+// for it: capacity kept for the repair of its gang, devices freed by preemption.
 func cancelWaiting(ctx context.Context, tx pgx.Tx, job lockedJob, actor string, reason *berth.Reason) error {
-	args := pgx.NamedArgs{"job": job.ID, "state": berth.Canceled, "actor": actor, "reason": reason, "orders": berth.Orders{Forget: true}}
+	args := pgx.NamedArgs{"job": job.ID, "state": berth.Canceled, "actor": actor, "reason": reason}
 	if _, err := tx.Exec(ctx, cancelState, args); err != nil {
-		return err
-	}
-	if _, err := tx.Exec(ctx, `
-		UPDATE allocations
-		SET state = 'released', released_at = now(), orders = orders || @orders
-		WHERE job = @job AND state = 'kept'`, args); err != nil {
 		return err
 	}
 	_, err := tx.Exec(ctx, `DELETE FROM earmarks WHERE beneficiary = @job`, args)

@@ -178,11 +178,25 @@ func (c *checkpointing) register(ctx context.Context) (bool, error) {
 	if err != nil || !verified {
 		return false, err
 	}
-	// Infrastructure is forgiven what it spoiled before this step.
-	if _, err := c.tx.Exec(ctx, `UPDATE jobs SET has_checkpoint = true, losses = 0, verified_at = now() WHERE id = @job`, args); err != nil {
-		return false, err
+	return true, c.whole(ctx, bytes)
+}
+
+// whole records that all ranks' parts of the step are stored. Machines lost before
+// this step no longer count against the job.
+func (c *checkpointing) whole(ctx context.Context, bytes int64) error {
+	p := c.report
+	_, err := c.tx.Exec(ctx, `
+		UPDATE jobs
+		SET has_checkpoint = true, losses = 0, verified_at = now()
+		WHERE id = @job`, pgx.NamedArgs{"job": p.Job})
+	if err != nil {
+		return err
 	}
-	return true, addEvent(ctx, c.tx, p.Job, berth.EventCheckpoint, p.Attempt, AgentActor(c.machine), nil, fmt.Sprintf("step %d, %d bytes", p.Step, bytes))
+	return addEvent(ctx, c.tx, p.Job, berth.Event{
+		Kind: berth.EventCheckpoint, Attempt: p.Attempt, Actor: AgentActor(c.machine),
+		Detail: fmt.Sprintf("step %d, %d bytes", p.Step, bytes),
+		Facts:  &berth.EventFacts{Step: &p.Step, Bytes: &bytes},
+	})
 }
 
 // late returns the reported shard if its step was given up before it was registered.
@@ -255,8 +269,11 @@ func (c *checkpointing) reject(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return addEvent(ctx, c.tx, p.Job, berth.EventCheckpointRejected, p.Attempt, AgentActor(c.machine), nil,
-		fmt.Sprintf("step %d of attempt %d: %s", p.Step, p.OfAttempt, p.Bad))
+	return addEvent(ctx, c.tx, p.Job, berth.Event{
+		Kind: berth.EventCheckpointRejected, Attempt: p.Attempt, Actor: AgentActor(c.machine),
+		Detail: fmt.Sprintf("step %d of attempt %d: %s", p.Step, p.OfAttempt, p.Bad),
+		Facts:  &berth.EventFacts{Step: &p.Step},
+	})
 }
 
 // ObjectAccess says what a machine wants with an object of a rank of a job.

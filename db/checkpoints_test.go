@@ -42,7 +42,8 @@ func TestCheckpointsVerifyPruneAndReject(t *testing.T) {
 	if j := s.job(id); j.Losses != 0 || len(j.Checkpoints) != 3 || j.Checkpoints[2].State != berth.CheckpointPruned {
 		t.Errorf("job has %d losses and checkpoints %+v", j.Losses, j.Checkpoints)
 	}
-	if e := lastEvent(s, id); e.Kind != berth.EventCheckpoint || e.Detail != "step 3, 10 bytes" {
+	if e := lastEvent(s, id); e.Kind != berth.EventCheckpoint || e.Detail != "step 3, 10 bytes" ||
+		e.Facts == nil || *e.Facts.Step != 3 || *e.Facts.Bytes != 10 {
 		t.Errorf("last event is %+v", e)
 	}
 	c := a.mustClaim(id, attempt)
@@ -52,7 +53,7 @@ func TestCheckpointsVerifyPruneAndReject(t *testing.T) {
 	if _, err := save(3, func(p *berth.CheckpointReport) { p.Bad = "sha256 differs" }); err != nil {
 		t.Fatal(err)
 	}
-	if e := lastEvent(s, id); e.Kind != berth.EventCheckpointRejected {
+	if e := lastEvent(s, id); e.Kind != berth.EventCheckpointRejected || e.Facts == nil || *e.Facts.Step != 3 {
 		t.Errorf("last event is %+v", e)
 	}
 	for range 2 {

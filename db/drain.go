@@ -44,7 +44,10 @@ func (d *DB) leaderOrders(ctx context.Context, term Term, refs []attemptRef, det
 			for _, r := range told {
 				where = append(where, fmt.Sprintf("rank %d on %s", r.rank, r.machine))
 			}
-			return addEvent(ctx, tx, job.ID, berth.EventOrdered, job.Attempt, "leader", nil, detail+": "+strings.Join(where, ", "))
+			return addEvent(ctx, tx, job.ID, berth.Event{
+				Kind: berth.EventOrdered, Attempt: job.Attempt, Actor: "leader",
+				Detail: detail + ": " + strings.Join(where, ", "),
+			})
 		})
 		if err != nil {
 			return given, mapError(err, "job "+string(ref.Job))

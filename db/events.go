@@ -12,20 +12,23 @@ import (
 // addEvent appends to a job's history something that is no change of state
 // (those are written by the trigger). It locks the job row, so call it where
 // the lock order allows that: before allocations are locked, or with the job
-// row locked already.
-func addEvent(ctx context.Context, tx pgx.Tx, job berth.JobID, kind berth.EventKind, attempt int, actor string, reason *berth.Reason, detail string) error {
+// row locked already. The row gives the event its number and its time.
+func addEvent(ctx context.Context, tx pgx.Tx, job berth.JobID, e berth.Event) error {
 	_, err := tx.Exec(ctx, `
 		WITH bumped AS (
 			UPDATE jobs SET event_seq = event_seq + 1
 			WHERE id = @job
 			RETURNING event_seq
 		)
-		INSERT INTO job_events (job, seq, at, kind, attempt, actor, reason, detail)
-		SELECT @job, event_seq, clock_timestamp(), @kind, @attempt, @actor, @reason, @detail
+		INSERT INTO job_events (job, seq, at, kind, attempt, actor, reason, detail, facts)
+		SELECT @job, event_seq, clock_timestamp(), @kind, @attempt, @actor, @reason, @detail, @facts
 		FROM bumped`,
-		pgx.NamedArgs{"job": job, "kind": kind, "attempt": attempt, "actor": actor, "reason": reason, "detail": detail})
+		pgx.NamedArgs{
+			"job": job, "kind": e.Kind, "attempt": e.Attempt, "actor": e.Actor,
+			"reason": e.Reason, "detail": e.Detail, "facts": e.Facts,
+		})
 	if err != nil {
-		return fmt.Errorf("add %s event to job %s: %w", kind, job, err)
+		return fmt.Errorf("add %s event to job %s: %w", e.Kind, job, err)
 	}
 	return nil
 }
@@ -33,7 +36,7 @@ func addEvent(ctx context.Context, tx pgx.Tx, job berth.JobID, kind berth.EventK
 // eventDocument is a berth.Event as JSON, of a row e of job_events.
 const eventDocument = `jsonb_strip_nulls(jsonb_build_object(
 			'seq', e.seq, 'at', e.at, 'kind', e.kind, 'from', e.from_state, 'to', e.to_state,
-			'attempt', e.attempt, 'actor', e.actor, 'reason', e.reason, 'detail', e.detail))`
+			'attempt', e.attempt, 'actor', e.actor, 'reason', e.reason, 'detail', e.detail, 'facts', e.facts))`
 
 // Events returns a job's history after seq, oldest first, of archived jobs too.
 // Tenant "" means any; a job that does not exist has no events.

@@ -141,7 +141,7 @@ func readHolders(jobs string) string {
 	FROM allocations a
 	JOIN attempts t ON t.job = a.job AND t.attempt = a.attempt
 	LEFT JOIN gpu_claims c ON c.alloc_id = a.id
-	WHERE a.job IN (` + jobs + `) AND a.state IN ('reserved', 'active', 'kept', 'orphaned')
+	WHERE a.job IN (` + jobs + `) AND a.state IN ('reserved', 'active', 'orphaned')
 	ORDER BY a.job, a.attempt, a.id, c.idx`
 }
 
@@ -156,7 +156,7 @@ const asleep = `
 	(e.victim IS NOT NULL AND EXISTS (
 		SELECT 1 FROM allocations v
 		WHERE v.job = e.victim AND v.attempt = e.victim_attempt AND v.machine_id = e.machine_id
-		  AND v.state IN ('reserved', 'active', 'kept', 'orphaned')))`
+		  AND v.state IN ('reserved', 'active', 'orphaned')))`
 
 const poolMachineColumns = `
 	m.id, m.epoch, m.state, m.pool, m.region, m.site, m.labels,

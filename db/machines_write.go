@@ -96,7 +96,10 @@ func (d *DB) ConfirmDead(ctx context.Context, id berth.MachineID, actor string) 
 			return err
 		}
 		for _, h := range held {
-			err := addEvent(ctx, tx, h.Job, berth.EventReleased, h.Attempt, actor, nil, "machine "+string(id)+" was confirmed dead")
+			err := addEvent(ctx, tx, h.Job, berth.Event{
+				Kind: berth.EventReleased, Attempt: h.Attempt, Actor: actor,
+				Detail: "machine " + string(id) + " was confirmed dead", Facts: &berth.EventFacts{Machine: id},
+			})
 			if err != nil {
 				return err
 			}

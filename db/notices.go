@@ -111,7 +111,10 @@ func (d *DB) GiveUpNotice(ctx context.Context, n Notice, detail string) error {
 		if gone = tag.RowsAffected() > 0; err != nil || !gone {
 			return err
 		}
-		return addEvent(ctx, tx, n.Job, berth.EventWarning, 0, "webhooks", nil, detail)
+		return addEvent(ctx, tx, n.Job, berth.Event{
+			Kind: berth.EventWarning, Actor: "webhooks",
+			Detail: detail,
+		})
 	})
 	if err == nil && gone {
 		d.hub.Publish(TopicJob, string(n.Job))

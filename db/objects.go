@@ -120,8 +120,11 @@ func (d *DB) RejectMissing(ctx context.Context, term Term, s Shard) (bool, error
 			return err
 		}
 		marked = true
-		return addEvent(ctx, tx, s.Job, berth.EventCheckpointRejected, s.Attempt, "leader", nil,
-			fmt.Sprintf("step %d of attempt %d: the object store has lost a part of it", s.Step, s.Attempt))
+		return addEvent(ctx, tx, s.Job, berth.Event{
+			Kind: berth.EventCheckpointRejected, Attempt: s.Attempt, Actor: "leader",
+			Detail: fmt.Sprintf("step %d of attempt %d: the object store has lost a part of it", s.Step, s.Attempt),
+			Facts:  &berth.EventFacts{Step: &s.Step},
+		})
 	})
 	if marked && err == nil {
 		d.hub.Publish(TopicJob, string(s.Job))

@@ -149,7 +149,10 @@ func addOrderEvent(ctx context.Context, tx pgx.Tx, job lockedJob, order string, 
 	if len(ranks) == 0 {
 		return nil
 	}
-	return addEvent(ctx, tx, job.ID, berth.EventOrdered, job.Attempt, "workflow", nil, describeOrder(order, ranks))
+	return addEvent(ctx, tx, job.ID, berth.Event{
+		Kind: berth.EventOrdered, Attempt: job.Attempt, Actor: "workflow",
+		Detail: describeOrder(order, ranks),
+	})
 }
 
 // describeOrder names an order and the ranks that got it.

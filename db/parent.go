@@ -353,7 +353,7 @@ func (p *lockedParent) stop(ctx context.Context, tx pgx.Tx, did *tended) error {
 // cancelWaitingChildren ends elements of parents that hold no capacity, at most a
 // batch of them: of all, or of some indexes.
 func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parents []berth.JobID, indexes []int, actor string, reason *berth.Reason) (e ending, err error) {
-	args := pgx.NamedArgs{"parents": parents, "indexes": indexes, "actor": actor, "reason": reason, "limit": expandBatch, "orders": berth.Orders{Forget: true}}
+	args := pgx.NamedArgs{"parents": parents, "indexes": indexes, "actor": actor, "reason": reason, "limit": expandBatch}
 	rows, err := tx.Query(ctx, `
 		WITH waiting AS (
 			SELECT id
@@ -385,18 +385,6 @@ func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parents []berth.JobID
 		return e, err
 	}
 	args["ids"] = e.canceled
-	_, err = tx.Exec(ctx, `
-		UPDATE allocations
-		SET state = 'released', released_at = now(), orders = orders || @orders
-		WHERE id IN (
-			SELECT id
-			FROM allocations
-			WHERE job = ANY(@ids::uuid[]) AND state = 'kept'
-			ORDER BY id
-			FOR NO KEY UPDATE)`, args)
-	if err != nil {
-		return e, err
-	}
 	_, err = tx.Exec(ctx, `DELETE FROM earmarks WHERE beneficiary = ANY(@ids::uuid[])`, args)
 	return e, err
 }

@@ -116,7 +116,10 @@ func (d *DB) cancelElements(ctx context.Context, id berth.JobID, indexes []int, 
 		if err != nil || len(did.canceled)+len(did.stop) == 0 {
 			return err
 		}
-		return addEvent(ctx, tx, id, berth.EventCancelRequested, 0, actor, reason, "elements "+berth.FormatIndexes(indexes))
+		return addEvent(ctx, tx, id, berth.Event{
+			Kind: berth.EventCancelRequested, Actor: actor, Reason: reason,
+			Detail: "elements " + berth.FormatIndexes(indexes),
+		})
 	})
 	if err != nil {
 		return 0, err

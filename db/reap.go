@@ -304,7 +304,10 @@ func orphan(ctx context.Context, tx pgx.Tx, machine berth.MachineID, ranks []ove
 		if r.Exited {
 			kind, detail = berth.EventWarning, fmt.Sprintf("rank %d: machine %s fell silent before its last logs and checkpoints were stored", r.Rank, machine)
 		}
-		if err := addEvent(ctx, tx, r.Job, kind, r.Attempt, "leader", nil, detail); err != nil {
+		if err := addEvent(ctx, tx, r.Job, berth.Event{
+			Kind: kind, Attempt: r.Attempt, Actor: "leader",
+			Detail: detail, Facts: &berth.EventFacts{Rank: &r.Rank, Machine: machine},
+		}); err != nil {
 			return err
 		}
 		if i == 0 || ranks[i-1].Job != r.Job {

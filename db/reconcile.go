@@ -171,7 +171,7 @@ func (d *DB) Miscounts(ctx context.Context) ([]Miscount, error) {
 		WITH live AS (
 			SELECT id, machine_id, cpu_m, mem_mb, disk_mb, gpu_milli
 			FROM allocations
-			WHERE state IN ('reserved', 'active', 'kept', 'orphaned')
+			WHERE state IN ('reserved', 'active', 'orphaned')
 		), machine_sums AS (
 			SELECT machine_id, sum(cpu_m) AS cpu_m, sum(mem_mb) AS mem_mb, sum(disk_mb) AS disk_mb, sum(gpu_milli) AS gpu_milli
 			FROM live

@@ -189,9 +189,9 @@ func (r *registration) reboot(ctx context.Context) error {
 	message := fmt.Sprintf("machine %s restarted: it came back with a new boot id", r.machine)
 	_, err := r.tx.Exec(ctx, `
 		UPDATE allocations a
-		SET state = CASE a.state WHEN 'orphaned' THEN 'released' WHEN 'kept' THEN 'released' WHEN 'released' THEN 'released' ELSE 'exited' END,
+		SET state = CASE a.state WHEN 'orphaned' THEN 'released' WHEN 'released' THEN 'released' ELSE 'exited' END,
 		    alone = a.alone OR a.state = 'active' AND `+alone+`,
-		    released_at = CASE WHEN a.state IN ('orphaned', 'kept') THEN now() ELSE a.released_at END,
+		    released_at = CASE WHEN a.state = 'orphaned' THEN now() ELSE a.released_at END,
 		    freed_by = CASE WHEN counts(a.state) THEN 'boot' ELSE a.freed_by END,
 		    exit = coalesce(a.exit, CASE WHEN a.state IN ('reserved', 'active') THEN
 		        jsonb_strip_nulls(jsonb_build_object('cause', @cause::text, 'code', 255, 'message', @message::text,
@@ -217,7 +217,7 @@ func (r *registration) reboot(ctx context.Context) error {
 				r.changed[a.Job] = true
 			}
 			continue
-		case berth.AllocOrphaned, berth.AllocKept:
+		case berth.AllocOrphaned:
 			a.State, kind = berth.AllocReleased, berth.EventReleased
 		case berth.AllocReleased:
 			continue
@@ -226,11 +226,21 @@ func (r *registration) reboot(ctx context.Context) error {
 		}
 		r.changed[a.Job] = true
 		detail := fmt.Sprintf("rank %d of attempt %d: %s", a.Rank, a.Attempt, message)
-		if err := addEvent(ctx, r.tx, a.Job, kind, a.Attempt, AgentActor(r.machine), nil, detail); err != nil {
+		if err := r.event(ctx, a, kind, detail); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// event adds an event about the rank of an allocation to its job.
+func (r *registration) event(
+	ctx context.Context, a *machineAlloc, kind berth.EventKind, detail string,
+) error {
+	return addEvent(ctx, r.tx, a.Job, berth.Event{
+		Kind: kind, Attempt: a.Attempt, Actor: AgentActor(r.machine),
+		Detail: detail, Facts: &berth.EventFacts{Rank: &a.Rank, Machine: r.machine},
+	})
 }
 
 // judge decides which of the containers seen must go, and releases orphans that
@@ -259,7 +269,7 @@ func (r *registration) judge(ctx context.Context) error {
 			gone = append(gone, a.ID)
 			r.changed[a.Job] = true
 			detail := fmt.Sprintf("rank %d of attempt %d: machine %s is back without its container", a.Rank, a.Attempt, r.machine)
-			if err := addEvent(ctx, r.tx, a.Job, berth.EventReleased, a.Attempt, AgentActor(r.machine), nil, detail); err != nil {
+			if err := r.event(ctx, &a, berth.EventReleased, detail); err != nil {
 				return err
 			}
 		}
@@ -318,7 +328,7 @@ func (r *registration) keeps(a machineAlloc, c berth.ContainerSeen) bool {
 		return a.Epoch == r.epoch
 	case berth.AllocExited: // its log and checkpoints are still to be stored
 		return true
-	case berth.AllocKept, berth.AllocOrphaned, berth.AllocReleased:
+	case berth.AllocOrphaned, berth.AllocReleased:
 		return false
 	default:
 		panic("unknown allocation state " + string(a.State))

@@ -318,7 +318,7 @@ func (r *reporting) apply(ctx context.Context) error {
 			a.changed, a.forget = true, true
 		case berth.AllocExited:
 			a.changed, a.forget = true, a.Orders.Forget
-		case berth.AllocReserved, berth.AllocActive, berth.AllocKept:
+		case berth.AllocReserved, berth.AllocActive:
 			// Present work ends by a report of its exit, never by absence alone.
 		default:
 			panic("unknown allocation state " + string(a.State))
@@ -399,7 +399,7 @@ func (r *reporting) applyOne(ctx context.Context, a *reportedRow, p berth.RankRe
 		}
 		a.exit = p.Exit
 		return r.release(ctx, a, "its container has ended")
-	case berth.AllocKept, berth.AllocReleased:
+	case berth.AllocReleased:
 		r.stale = append(r.stale, a.ID)
 		return nil
 	case berth.AllocReserved, berth.AllocActive:

@@ -55,7 +55,10 @@ func (r *reporting) restored(ctx context.Context, a *reportedRow, step int64) er
 	if err != nil {
 		return fmt.Errorf("store restored step: %w", err)
 	}
-	return r.event(ctx, a, berth.EventRestored, fmt.Sprintf("rank %d goes on from step %d", a.Rank, step))
+	return r.eventOf(ctx, a, berth.Event{
+		Kind: berth.EventRestored, Detail: fmt.Sprintf("rank %d goes on from step %d", a.Rank, step),
+		Facts: &berth.EventFacts{Step: &step},
+	})
 }
 
 func describeExit(a *reportedRow, m berth.MachineID) string {
@@ -140,8 +143,18 @@ func (r *reporting) compareInputs(ctx context.Context, a *reportedRow, fetched [
 }
 
 func (r *reporting) event(ctx context.Context, a *reportedRow, kind berth.EventKind, detail string) error {
+	return r.eventOf(ctx, a, berth.Event{Kind: kind, Detail: detail})
+}
+
+// eventOf adds an event whose kind has facts besides the rank and its machine.
+func (r *reporting) eventOf(ctx context.Context, a *reportedRow, e berth.Event) error {
 	r.touched[a.Job] = true
-	return addEvent(ctx, r.tx, a.Job, kind, a.Attempt, r.actor, nil, detail)
+	if e.Facts == nil {
+		e.Facts = &berth.EventFacts{}
+	}
+	e.Facts.Rank, e.Facts.Machine = &a.Rank, r.machine
+	e.Attempt, e.Actor = a.Attempt, r.actor
+	return addEvent(ctx, r.tx, a.Job, e)
 }
 
 // maxWarnings bounds the warnings in the history of one attempt: what a job

@@ -209,7 +209,10 @@ func (r *reporting) orderStart(ctx context.Context, j *reportedJob) error {
 		WHERE j.id = @job AND j.state = 'scheduled' AND j.attempt = @attempt
 		  AND a.job = j.id AND a.attempt = j.attempt AND a.state = 'active' AND NOT a.orders ? 'start'
 		RETURNING a.id, a.machine_id`, pgx.NamedArgs{"job": j.ID, "attempt": j.Attempt}).Query(r.noteOrdered)
-	return addEvent(ctx, r.tx, j.ID, berth.EventOrdered, j.Attempt, r.actor, nil, describeOrder("start", ranks))
+	return addEvent(ctx, r.tx, j.ID, berth.Event{
+		Kind: berth.EventOrdered, Attempt: j.Attempt, Actor: r.actor,
+		Detail: describeOrder("start", ranks),
+	})
 }
 
 // noteOrdered reads the ranks that got the order to start. Those of the machine

@@ -90,7 +90,7 @@ func (j lockedJob) ready() bool {
 			if !r.Sealed {
 				return false
 			}
-		case berth.AllocKept, berth.AllocOrphaned, berth.AllocReleased:
+		case berth.AllocOrphaned, berth.AllocReleased:
 		default:
 			panic("unknown allocation state " + string(r.State))
 		}

@@ -82,7 +82,7 @@ func addEventOnce(
 	if err != nil || known {
 		return err
 	}
-	return addEvent(ctx, tx, job, kind, attempt, actor, nil, detail)
+	return addEvent(ctx, tx, job, berth.Event{Kind: kind, Attempt: attempt, Actor: actor, Detail: detail})
 }
 
 // RefuseCheckpoint is the outcome of a shard that exceeds a storage quota before it is

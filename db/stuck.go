@@ -166,7 +166,10 @@ func giveUp(ctx context.Context, tx pgx.Tx, ranks []stuckRank, p Patience) ([]be
 		if r.Exited {
 			kind, detail = berth.EventWarning, fmt.Sprintf("rank %d: its last logs and checkpoints were not stored within %s after its end", r.Rank, p.Seal)
 		}
-		if err := addEvent(ctx, tx, r.Job, kind, r.Attempt, "leader", nil, detail); err != nil {
+		if err := addEvent(ctx, tx, r.Job, berth.Event{
+			Kind: kind, Attempt: r.Attempt, Actor: "leader",
+			Detail: detail, Facts: &berth.EventFacts{Rank: &r.Rank, Machine: r.Machine},
+		}); err != nil {
 			return nil, err
 		}
 		if !slices.Contains(jobs, r.Job) {

@@ -220,7 +220,7 @@ func addHoldings(ctx context.Context, tx pgx.Tx, byID map[berth.TenantID]*Tenant
 				alloc.reserved_at AS from_at, coalesce(alloc.orphaned_at, clock_timestamp()) AS to_at
 			FROM allocations alloc
 			JOIN jobs j ON j.id = alloc.job
-			WHERE alloc.forgotten_at IS NULL AND alloc.state IN ('reserved', 'active', 'kept', 'orphaned')
+			WHERE alloc.forgotten_at IS NULL AND alloc.state IN ('reserved', 'active', 'orphaned')
 		), `+usageOf("held")+`
 		SELECT h.tenant, sum(h.cpu_m)::bigint, sum(h.mem_mb)::bigint, sum(h.gpu_milli)::bigint, u.cpu_s, u.gpu_s, u.spent_s
 		FROM held h

@@ -171,7 +171,10 @@ func (d *DB) change(ctx context.Context, tenant berth.TenantID, id berth.JobID, 
 		if detail, err = f(tx, job); err != nil || detail == "" {
 			return err
 		}
-		return addEvent(ctx, tx, id, berth.EventUpdated, job.Attempt, actor, nil, detail)
+		return addEvent(ctx, tx, id, berth.Event{
+			Kind: berth.EventUpdated, Attempt: job.Attempt, Actor: actor,
+			Detail: detail,
+		})
 	})
 	if err != nil {
 		return mapError(err, "job "+string(id))

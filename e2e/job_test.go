@@ -51,9 +51,11 @@ func TestJobs(t *testing.T) {
 // mostEvents is how long the history of an undisturbed job may be.
 const mostEvents = 18
 
-// undisturbed runs a job that is to have a short history. A machine that is
-// crowded for a moment makes a grant late, or a poke, and the history longer; not
-// so five times in a row.
+// tries is how often a job may run before its history must be short: a crowded
+// machine delays a grant or a poke now and then, and each delay adds events.
+const tries = 20
+
+// undisturbed runs a job that is to have a short history.
 func (s *stack) undisturbed(t *testing.T, run func() berth.JobID, want func(berth.Job) []string) (berth.Job, *historypb.History) {
 	t.Helper()
 	for try := 1; ; try++ {
@@ -69,7 +71,7 @@ func (s *stack) undisturbed(t *testing.T, run func() berth.JobID, want func(bert
 		if wrong == "" {
 			return job, h
 		}
-		if try == 5 {
+		if try == tries {
 			t.Errorf("history (-want +got): %s", wrong)
 			return job, h
 		}
@@ -127,28 +129,26 @@ func waits(t *testing.T, s *stack) {
 }
 
 // losesRuns loses every waiter: the containers start by the machine's own sync, and
-// the replica that records their ends finds that no workflow acts on them, long
-// before Temporal misses a heartbeat.
+// the replica that records their ends finds that no workflow acts on them. It does so
+// within patience; Temporal misses a heartbeat only after berth.WaiterTimeout.
 func losesRuns(t *testing.T, s *stack) {
 	s.lossy.Store(true)
 	defer s.lossy.Store(false)
-	ids := []berth.JobID{s.submit(t, spec("lost", "exit", "0")), s.submit(t, spec("lost", "exit", "0"))}
-	began := time.Now()
-	var shortest []string
-	for _, id := range ids {
+	for try := 1; ; try++ {
+		began := time.Now()
+		id := s.submit(t, spec("lost", "exit", "0"))
 		if job := s.ends(t, id, berth.Succeeded); len(job.Attempts) != 1 {
 			t.Errorf("job is %+v, attempts %+v", job, job.Attempts)
-		} else if took := job.FinishedAt.Sub(job.SubmittedAt); took > time.Minute { // the heartbeat is missed after two
-			t.Errorf("job ended after %s", took)
 		}
-		if got := kinds(s.history(t, id)); shortest == nil || len(got) < len(shortest) {
-			shortest = got
+		got := kinds(s.history(t, id))
+		t.Logf("without its Run it ended in %s, with %d events", time.Since(began).Round(time.Millisecond), len(got))
+		switch {
+		case len(got) <= mostEvents:
+			return
+		case try == tries:
+			t.Fatalf("%d events: %v", len(got), got)
 		}
 	}
-	if len(shortest) > mostEvents { // where the machine is crowded for a moment, one of them may have more
-		t.Errorf("%d events: %v", len(shortest), shortest)
-	}
-	t.Logf("without their Runs they ended in %s", time.Since(began).Round(time.Millisecond))
 }
 
 func retries(t *testing.T, s *stack) {
@@ -193,16 +193,14 @@ func cancelsQueued(t *testing.T, s *stack) {
 }
 
 func cancelsRunning(t *testing.T, s *stack) {
-	id := s.submit(t, spec("running", "trap-term", "143"))
+	j, grace := spec("running", "trap-term", "143"), berth.Duration(2*patience)
+	j.StopGrace = &grace
+	id := s.submit(t, j)
 	s.becomes(t, id, berth.Running)
-	asked := time.Now()
 	if _, err := s.api.Cancel(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
 	job := s.ends(t, id, berth.Canceled)
-	if took := job.FinishedAt.Sub(asked); took >= time.Minute { // its grace
-		t.Errorf("canceled after %s", took)
-	}
 	if code := job.Attempts[0].ExitCode; code == nil || *code != 143 { // it was asked, not killed once its grace was over
 		t.Errorf("its attempt is %+v", job.Attempts[0])
 	}
@@ -260,18 +258,36 @@ func survivesTermination(t *testing.T, s *stack) {
 	record(t, "rebuilt", s.history(t, id))
 }
 
+// runsMany runs many jobs at once, again if their histories are long: a crowded
+// machine delays pokes, but not in every try.
 func runsMany(t *testing.T, s *stack) {
-	const n = 200
-	began := time.Now()
+	const n, bursts = 200, 3
+	for try := 1; ; try++ {
+		began := time.Now()
+		each, wrong := s.burst(t, n)
+		t.Logf("%d jobs in %s, %.1f events each", n, time.Since(began).Round(time.Millisecond), each)
+		switch {
+		case wrong == "" && each <= mostEvents+5:
+			return
+		case try == bursts:
+			t.Fatalf("%.1f events each; %s", each, wrong)
+		}
+		t.Logf("try %d: %s", try, wrong)
+	}
+}
+
+// burst runs n jobs at once. It returns the mean length of their histories, and a
+// list of the histories that are far too long.
+func (s *stack) burst(t *testing.T, n int) (events float64, long string) {
+	t.Helper()
 	ids := make([]berth.JobID, n)
 	for i := range ids {
 		ids[i] = s.submit(t, spec("many", "exit", "0"))
 	}
-	events := 0
 	for _, id := range ids {
 		job := s.ends(t, id, berth.Succeeded)
 		h := s.history(t, id)
-		events += len(h.GetEvents())
+		events += float64(len(h.GetEvents()))
 		// Where the test's machine is so crowded that a reservation is not taken up
 		// within its limit, another attempt is what should be.
 		for _, a := range job.Attempts[:len(job.Attempts)-1] {
@@ -280,13 +296,10 @@ func runsMany(t *testing.T, s *stack) {
 			}
 		}
 		if len(h.GetEvents()) > 2*mostEvents*len(job.Attempts) {
-			t.Errorf("job %s has %d events: %v", id, len(h.GetEvents()), kinds(h))
+			long += fmt.Sprintf("job %s has %d events: %v\n", id, len(h.GetEvents()), kinds(h))
 		}
 	}
-	if events > (mostEvents+5)*n { // a poke may come late while the machine is crowded
-		t.Errorf("%.1f events each", float64(events)/n)
-	}
-	t.Logf("%d jobs in %s, %.1f events each", n, time.Since(began).Round(time.Millisecond), float64(events)/n)
+	return events / float64(n), long
 }
 
 func takesGPUs(t *testing.T, s *stack) {

@@ -17,7 +17,6 @@ import (
 // attributes are what workflows are started with.
 var attributes = map[string]enumspb.IndexedValueType{
 	berth.AttributeTenant: enumspb.INDEXED_VALUE_TYPE_KEYWORD,
-	berth.AttributePool:   enumspb.INDEXED_VALUE_TYPE_KEYWORD,
 	berth.AttributeKind:   enumspb.INDEXED_VALUE_TYPE_KEYWORD,
 }
 

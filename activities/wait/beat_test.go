@@ -23,6 +23,8 @@ func TestHeartbeatsTellWhatTheRowSays(t *testing.T) {
 	v.Progress.Step = 8
 	s.set(v)
 	s.until("it tells of the next step", func() bool { return s.beats["a"][len(s.beats["a"])-1] == v.Progress })
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if first := s.beats["a"][0]; first != running(1).Progress {
 		t.Errorf("the first told %+v", first)
 	}
@@ -62,6 +64,8 @@ func TestWithoutTheDatabaseHeartbeatsGoOn(t *testing.T) {
 	n := len(s.beats["a"])
 	s.mu.Unlock()
 	s.until("it beats on", func() bool { return len(s.beats["a"]) > n+2 })
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if last := s.beats["a"][len(s.beats["a"])-1]; last != running(1).Progress {
 		t.Errorf("it tells %+v", last)
 	}
@@ -114,6 +118,8 @@ func TestHeartbeatsOfWaitersThatCameAtOnceAreSpread(t *testing.T) {
 		r.Enter(id, []byte{byte(id), byte(id >> 8)})
 	}
 	s.until("some beat", func() bool { return len(s.beats) > 20 })
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if len(s.beats) > n/2 {
 		t.Errorf("%d of %d beat at once", len(s.beats), n)
 	}

@@ -12,7 +12,7 @@ import (
 	"berth/activities/wait"
 )
 
-const patience = 2 * time.Minute
+const patience = 5 * time.Minute
 
 // site is the rows, the hints and the Temporal server that a registry works with.
 type site struct {
@@ -300,6 +300,8 @@ func TestEveryWaiterOfAMemberIsTold(t *testing.T) {
 	s.hint(1)
 	wantSealed(t, s.ends("new"))
 	s.until("nothing is under way", func() bool { w, e := r.Waiting(); return w+e == 0 })
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if len(s.done["old"]) > 0 {
 		t.Error("the server took a result of an activity that is over")
 	}
@@ -354,6 +356,8 @@ func TestManyEndsAtOnceLeaveByFewCalls(t *testing.T) {
 		}
 	}()
 	s.until("all have ended", func() bool { return len(s.done) == n })
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.most > 16 {
 		t.Errorf("%d calls at once", s.most)
 	}

@@ -14,7 +14,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"runtime/debug"
 	"strings"
 	"syscall"
 
@@ -23,6 +22,7 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/activities/node/fakeruntime"
+	"berth/internal/lib/buildinfo"
 	"berth/internal/lib/flags"
 	"berth/internal/lib/tracing"
 	"berth/internal/machine/agent"
@@ -46,7 +46,7 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:           "berth-agent",
 		Short:         "Berth's agent, one on every machine",
-		Version:       version(),
+		Version:       buildinfo.Version(),
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -70,7 +70,7 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 
 func run(ctx context.Context, s settings) error {
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: s.level}))
-	log.Info("berth-agent starts", append([]any{"version", version()}, s.attributes()...)...)
+	log.Info("berth-agent starts", append([]any{"version", buildinfo.Version()}, s.attributes()...)...)
 	if given := s.ignored(); len(given) > 0 {
 		log.Warn("settings are ignored and will be refused by the next version: agents do not speak to Temporal, remove them", "settings", given)
 	}
@@ -87,7 +87,7 @@ func run(ctx context.Context, s settings) error {
 		return err
 	}
 	defer gpus.Close()
-	s.traces.Service, s.traces.Version, s.traces.Instance, s.traces.Logger = "berth-agent", version(), s.machine, log
+	s.traces.Service, s.traces.Version, s.traces.Instance, s.traces.Logger = "berth-agent", buildinfo.Version(), s.machine, log
 	traces, err := tracing.Open(ctx, s.traces)
 	if err != nil {
 		return err
@@ -97,7 +97,7 @@ func run(ctx context.Context, s settings) error {
 		Server: s.server, JoinToken: s.joinToken, StateDir: s.stateDir, Machine: berth.MachineID(s.machine),
 		Region: s.region, Site: s.site, Pool: s.pool, Address: s.address, Labels: s.labels, Capacity: s.capacity,
 		CacheBytes: cacheBytes(s.cacheMiB), InputNetworks: s.networks, Volumes: s.volumes,
-		HostBoot: s.hostBoot, Version: version(), Fence: s.fence(log),
+		HostBoot: s.hostBoot, Version: buildinfo.Version(), Fence: s.fence(log),
 		GangNetwork: s.gangNetwork, GangPorts: s.ports,
 		Runtime: engine, GPUs: gpus, Logger: log, Traces: traces,
 		Timing: agent.Timing{PollWait: s.syncWait},
@@ -189,11 +189,4 @@ func cacheBytes(mib int64) int64 {
 		return -1
 	}
 	return mib << 20
-}
-
-func version() string {
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
-	}
-	return "unknown"
 }

@@ -16,6 +16,7 @@ import (
 
 	"berth/db"
 	"berth/internal/check"
+	"berth/internal/lib/buildinfo"
 )
 
 // The exit statuses.
@@ -25,9 +26,6 @@ const (
 	exitUsage    = 2
 	exitUnread   = 3
 )
-
-// version is set by the linker.
-var version = "dev"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -80,7 +78,7 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 		Short: "Verify that a database's history keeps Berth's promises",
 		Long: `Verify that a database's history keeps Berth's promises. It only reads, from one snapshot, and takes no lock.
 Exit status: 0 no breach, 1 breaches, 2 wrong usage, 3 something could not be read.`,
-		Version: version, Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true,
+		Version: buildinfo.Version(), Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if url, ok := lookup("BERTH_DATABASE_URL"); ok && s.databaseURL == "" {
 				s.databaseURL = url

@@ -20,6 +20,7 @@ import (
 	"berth/internal/control/controlplane"
 	"berth/internal/devstack/postgres"
 	"berth/internal/devstack/temporaldev"
+	"berth/internal/lib/buildinfo"
 	"berth/internal/lib/sealer"
 	"berth/internal/lib/tracing"
 	"berth/internal/machine/fetch"
@@ -141,11 +142,11 @@ func (s *stack) startServers(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	o.Service, o.Version, o.Instance, o.Logger = "berthd", version, "berth-dev", s.log
+	o.Service, o.Version, o.Instance, o.Logger = "berthd", buildinfo.Version(), "berth-dev", s.log
 	if s.traces, err = tracing.Open(ctx, o); err != nil {
 		return err
 	}
-	s.control, err = controlplane.New(c, controlplane.Options{Version: version, Logger: s.log, Traces: s.traces})
+	s.control, err = controlplane.New(c, controlplane.Options{Version: buildinfo.Version(), Logger: s.log, Traces: s.traces})
 	return err
 }
 

@@ -10,10 +10,9 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-)
 
-// version is set by the linker.
-var version = "dev"
+	"berth/internal/lib/buildinfo"
+)
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -44,7 +43,7 @@ func command() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "berth-sim",
 		Short:         "Replay traces through Berth's placement engine",
-		Version:       version,
+		Version:       buildinfo.Version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cobra.ArbitraryArgs,

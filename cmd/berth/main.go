@@ -5,11 +5,12 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"runtime/debug"
 	"syscall"
 	"time"
 
 	"golang.org/x/term"
+
+	"berth/internal/lib/buildinfo"
 )
 
 func main() { os.Exit(Main()) }
@@ -36,7 +37,7 @@ func fromProcess() *app {
 		out:     os.Stdout,
 		err:     os.Stderr,
 		now:     time.Now,
-		version: version(),
+		version: buildinfo.Version(),
 	}
 	plain := os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb"
 	a.outTerm = terminal(os.Stdout, plain)
@@ -72,22 +73,4 @@ func terminal(f *os.File, plain bool) screen {
 		width = 80
 	}
 	return screen{terminal: true, colour: !plain, width: width}
-}
-
-// version is what the build stamped into the binary.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	v := info.Main.Version
-	if v == "" {
-		v = "(devel)"
-	}
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" && len(s.Value) >= 12 && v == "(devel)" {
-			v += " " + s.Value[:12]
-		}
-	}
-	return v
 }

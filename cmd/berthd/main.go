@@ -11,12 +11,10 @@ import (
 	"go.temporal.io/sdk/contrib/envconfig"
 
 	"berth/internal/control/controlplane"
+	"berth/internal/lib/buildinfo"
 	"berth/internal/lib/flags"
 	"berth/internal/lib/tracing"
 )
-
-// version is set by the linker.
-var version = "dev"
 
 func main() {
 	// The first signal stops it in order, a second one at once.
@@ -34,7 +32,7 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:           "berthd",
 		Short:         "Berth's control plane",
-		Version:       version,
+		Version:       buildinfo.Version(),
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -69,7 +67,7 @@ func run(ctx context.Context, s settings) error {
 	}
 	log := s.logger()
 	host, _ := os.Hostname()
-	s.traces.Service, s.traces.Version, s.traces.Instance, s.traces.Logger = "berthd", version, fmt.Sprintf("%s/%d", host, os.Getpid()), log
+	s.traces.Service, s.traces.Version, s.traces.Instance, s.traces.Logger = "berthd", buildinfo.Version(), fmt.Sprintf("%s/%d", host, os.Getpid()), log
 	traces, err := tracing.Open(ctx, s.traces)
 	if err != nil {
 		return err
@@ -77,7 +75,7 @@ func run(ctx context.Context, s settings) error {
 	defer traces.Close()
 	log.Info("traces", "otlp", s.traces)
 	c, err := controlplane.New(s.Config, controlplane.Options{
-		Logger: log, Version: version, Temporal: temporal, Traces: traces, AdminToken: s.adminToken, FirstToken: printToken,
+		Logger: log, Version: buildinfo.Version(), Temporal: temporal, Traces: traces, AdminToken: s.adminToken, FirstToken: printToken,
 	})
 	if err != nil {
 		return err

@@ -125,6 +125,8 @@ type Event struct {
 	Actor   string          `json:"actor"`
 	Reason  *berth.Reason   `json:"reason"`
 	Detail  string          `json:"detail"`
+
+	Facts *berth.EventFacts `json:"facts"` // nil where an older berthd wrote the row
 }
 
 // Attempt is a row of attempts.
@@ -178,7 +180,7 @@ type Allocation struct {
 // Counts reports whether the allocation counts against its machine now.
 func (a Allocation) Counts() bool {
 	switch a.State {
-	case berth.AllocReserved, berth.AllocActive, berth.AllocKept, berth.AllocOrphaned:
+	case berth.AllocReserved, berth.AllocActive, berth.AllocOrphaned:
 		return true
 	case berth.AllocExited, berth.AllocReleased:
 		return false

@@ -38,8 +38,20 @@ func (s *stack) autopsy() string {
 		fmt.Fprintf(&b, "job %s %s\n", j.ID, j.Says)
 		for _, list := range []string{
 			`SELECT format('%s %s -> %s by %s: %s %s', at::time(3), kind, to_state, actor, reason, detail)
-			FROM (SELECT * FROM job_events WHERE job = @job ORDER BY seq DESC LIMIT 10) e
-			ORDER BY seq`,
+			FROM (
+				SELECT *, row_number() OVER (PARTITION BY attempt, kind ORDER BY seq) AS nth,
+					row_number() OVER (PARTITION BY attempt, kind ORDER BY seq DESC) AS from_last
+				FROM job_events
+				WHERE job = @job
+			) e
+			WHERE kind <> 'checkpoint' OR nth <= 2 OR from_last <= 2
+			ORDER BY seq
+			LIMIT 40`,
+			`SELECT format('checkpoints of attempt %s: %s %s, steps %s to %s', attempt, count(*), state, min(step), max(step))
+			FROM checkpoints
+			WHERE job = @job
+			GROUP BY attempt, state
+			ORDER BY attempt, state`,
 			`SELECT format('allocation of attempt %s on %s: %s, forgotten %s', attempt, machine_id, state, forgotten_at::time(3))
 			FROM allocations
 			WHERE job = @job

@@ -195,7 +195,10 @@ func matrix(results []result) string {
 			fmt.Fprintf(&b, "\n%-10s %-34s", r.process, r.place())
 		}
 		says := "ok"
-		if r.err != nil {
+		switch {
+		case onlySlow(r.err):
+			says = "SLOW TWICE"
+		case r.err != nil:
 			says = "BREACH"
 		}
 		fmt.Fprintf(&b, "  %s %s: %s %.0fs", r.action, r.downtime(), says, r.took.Seconds())

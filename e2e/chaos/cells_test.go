@@ -1,8 +1,11 @@
 package chaos_test
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"berth/internal/lib/failpoint"
 )
@@ -40,5 +43,26 @@ func TestTheFixedCellsAreEnough(t *testing.T) {
 		if processes[p] < 5 {
 			t.Errorf("process %s dies in %d cells, want at least 5", p, processes[p])
 		}
+	}
+}
+
+// A breach is a breach whatever was slow beside it.
+func TestSlownessNeverHidesABreach(t *testing.T) {
+	t.Parallel()
+	late := awaitFor(time.Millisecond, lastLook, "it comes", func() error { return errors.New("not yet") })
+	early := fatal{slowness{overtaken{errors.New("the job has succeeded")}}}
+	breach := errors.New("the log is wrong")
+	for _, err := range []error{late, early, fmt.Errorf("element 1: %w", late), errors.Join(late, nil, early)} {
+		if !onlySlow(err) {
+			t.Errorf("%v counts as a breach", err)
+		}
+	}
+	for _, err := range []error{nil, breach, fatal{breach}, errors.Join(late, breach), fmt.Errorf("%w: %w", late, breach)} {
+		if onlySlow(err) {
+			t.Errorf("%v counts as slowness", err)
+		}
+	}
+	if _, is := errors.AsType[overtaken](early); !is {
+		t.Errorf("%v is not recognized", early)
 	}
 }

@@ -47,7 +47,8 @@ func chosen(cells []cell) []cell {
 	return list
 }
 
-// runCells runs cells lane by lane, the lanes of a phase at the same time.
+// runCells runs cells lane by lane, the lanes of a phase at the same time, and
+// then those once more that were only slow.
 func (s *stack) runCells(cells []cell) []result {
 	queues := map[string]chan cell{}
 	for _, c := range cells {
@@ -68,6 +69,7 @@ func (s *stack) runCells(cells []cell) []result {
 		}
 		all.Wait()
 	}
+	r.repeat()
 	return r.results
 }
 
@@ -77,6 +79,15 @@ type run struct {
 	began   time.Time
 	mu      sync.Mutex
 	results []result
+	slow    []turn // to be repeated
+
+	dissected bool
+}
+
+// turn is a cell in its place.
+type turn struct {
+	cell
+	place string
 }
 
 // Not each cell is worth a line: a log that is long is cut, and what matters is
@@ -88,32 +99,91 @@ const (
 
 // work runs the cells of a queue one after another, with their jobs in one
 // place, until it is empty or one has failed: what follows from a breach hides
-// it.
+// it. Slow cells are left for repeat.
 func (r *run) work(queue chan cell, place string) {
 	for !r.t.Failed() {
 		select {
 		case c := <-queue:
 			began := time.Now()
-			err := r.do(c, place)
-			if err != nil && (r.shared.hungSince(began) || r.engine.hungSince(began)) {
-				// The engine caused the delay, so the cell is repeated. The checks after
-				// all cells still find any damage.
-				r.t.Logf("%s (%s) is repeated, since an engine hung meanwhile: %v", c, place, err)
-				err = r.do(c, place)
+			err := r.try(c, place)
+			if onlySlow(err) {
+				r.postpone(turn{c, place}, began, err)
+				continue
 			}
-			if err != nil {
-				r.fail(fmt.Errorf("%s (%s), after %s: %w", c, place, since(began), err))
-			}
-			r.mu.Lock()
-			r.results = append(r.results, result{c, time.Since(began), err})
-			n := len(r.results)
-			r.mu.Unlock()
-			if n%progressEvery == 0 || time.Since(began) > slow {
-				r.t.Logf("%5.1fs %d cells done; %s took %s", time.Since(r.began).Seconds(), n, c, since(began))
-			}
+			r.done(turn{c, place}, began, err)
 		default:
 			return
 		}
+	}
+}
+
+// try runs one cell. If an engine hung meanwhile the cell counts as slow, whatever
+// its error is: a hang costs attempts and logs. The checks after all cells still
+// find any damage.
+func (r *run) try(c cell, place string) error {
+	began := time.Now()
+	undo, err := r.do(c, place)
+	if err != nil && !r.t.Failed() && (r.shared.hungSince(began) || r.engine.hungSince(began)) {
+		err = slowness{fmt.Errorf("an engine hung: %w", err)}
+	}
+	if onlySlow(err) {
+		r.dissect()
+		if undo != nil { // what others need comes back, even for a cell that fails
+			err = errors.Join(err, undo())
+		}
+	}
+	return err
+}
+
+// dissect logs once what was under way when a cell was slow.
+func (r *run) dissect() {
+	r.mu.Lock()
+	first := !r.dissected
+	r.dissected = true
+	r.mu.Unlock()
+	if first {
+		r.t.Log(r.autopsy())
+	}
+}
+
+// postpone leaves a slow cell to be repeated.
+func (r *run) postpone(c turn, began time.Time, err error) {
+	r.mu.Lock()
+	r.slow = append(r.slow, c)
+	r.mu.Unlock()
+	r.t.Logf("%s (%s) was slow, and is repeated at the end; after %s: %v", c, c.place, since(began), err)
+}
+
+// done records the result of a cell.
+func (r *run) done(c turn, began time.Time, err error) {
+	if err != nil {
+		r.fail(fmt.Errorf("%s (%s), after %s: %w", c, c.place, since(began), err))
+	}
+	r.mu.Lock()
+	r.results = append(r.results, result{c.cell, time.Since(began), err})
+	n := len(r.results)
+	r.mu.Unlock()
+	if n%progressEvery == 0 || time.Since(began) > slow {
+		r.t.Logf("%5.1fs %d cells done; %s took %s", time.Since(r.began).Seconds(), n, c, since(began))
+	}
+}
+
+// repeat runs each slow cell once more, and nothing else at the same time. Slowness
+// fails it now. A job of the first try that is stuck is a breach, and is found
+// before.
+func (r *run) repeat() {
+	if len(r.slow) == 0 || r.t.Failed() {
+		return
+	}
+	if err := errors.Join(r.mend(), await("the jobs of slow cells end", r.wantTerminal)); err != nil {
+		r.fail(err)
+	}
+	for _, c := range r.slow {
+		if r.t.Failed() {
+			return
+		}
+		began := time.Now()
+		r.done(c, began, r.try(c.cell, c.place))
 	}
 }
 

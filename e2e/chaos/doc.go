@@ -18,9 +18,13 @@
 // is enough; make chaos has further ones, and adds a soak, an overload and random ones for as
 // long as -budget allows. The seed that is printed replays the choices.
 //
+// A cell fails in one of two ways. A broken promise is a breach and fails the run
+// at once. A cell that reached the limit of a wait, or whose job was over before it
+// was struck, was only slow. Its own jobs must still end, and it is repeated alone
+// after all others; it fails if it is slow again.
+//
 // A Docker engine that hangs is killed and started again. The cells that fail
-// because of it run once more, and the log names them. Docker 20.10 has such a
-// fault (see tend).
+// because of it count as slow. Docker 20.10 has such a fault (see tend).
 //
 // The one rule to know: a cell waits for conditions, never for times, because
 // machines that run tests are busy; only downtimes are slept.

@@ -38,7 +38,8 @@ type engine struct {
 	seen map[string]map[events.Action]int // by container name
 	told map[told]bool                    // what was noted
 	last time.Time                        // of the newest event read
-	hung []time.Time                      // when it was found hung and revived
+	hung time.Time                        // when tend last found that it does not answer, or had revived it
+	fine time.Time                        // when tend last sent a call that was answered or refused
 	err  error
 }
 
@@ -122,7 +123,8 @@ func (e *engine) watch(ctx context.Context) {
 // others join or leave the same network (https://github.com/moby/moby/pull/42545,
 // https://github.com/moby/moby/issues/46661). The engine then answers nothing that
 // needs its networks, for ever. Two calls in a row that get no answer are a hang: a
-// busy engine answers later, one that a cell has killed refuses at once.
+// busy engine answers later, one that a cell has killed refuses at once. One such
+// call excuses the cells under way, because agents give up about as early.
 const (
 	tendEvery = 5 * time.Second
 	tendLimit = 20 * time.Second // of one call; the slowest answer seen at a load of 25 took 0.6 s
@@ -136,14 +138,15 @@ func (e *engine) tend(ctx context.Context, t *testing.T) {
 			return
 		case <-time.After(tendEvery):
 		}
+		sent := time.Now()
 		call, cancel := context.WithTimeout(ctx, tendLimit)
 		_, err := e.api.NetworkList(call, dockernetwork.ListOptions{})
-		late := errors.Is(call.Err(), context.DeadlineExceeded)
+		late := err != nil && errors.Is(call.Err(), context.DeadlineExceeded)
 		cancel()
 		if ctx.Err() != nil {
 			return
 		}
-		if err == nil || !late {
+		if e.answered(sent, late) {
 			misses = 0
 			continue
 		}
@@ -153,19 +156,38 @@ func (e *engine) tend(ctx context.Context, t *testing.T) {
 		misses = 0
 		t.Logf("engine %s hangs: %v; it is revived", e.name, err)
 		err = e.daemon.Revive(ctx)
+		e.answered(sent, true)
 		e.mu.Lock()
-		e.hung = append(e.hung, time.Now())
 		e.err = errors.Join(e.err, err)
 		e.mu.Unlock()
 		t.Logf("engine %s was revived: %v; its stacks lie in %s", e.name, err, e.dir)
 	}
 }
 
-// hungSince reports whether the engine was found hung at that time or later.
-func (e *engine) hungSince(at time.Time) bool {
+// answered notes whether a call of tend's was in time, and returns it.
+func (e *engine) answered(sent time.Time, late bool) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return len(e.hung) > 0 && !e.hung[len(e.hung)-1].Before(at)
+	if late {
+		e.hung = time.Now()
+	} else {
+		e.fine = sent
+	}
+	return !late
+}
+
+// hungSince reports whether the engine was found hung at that time or later. It
+// returns once tend has asked the engine again, or knows already: a cell may fail
+// before the hang that it fails of is found.
+func (e *engine) hungSince(at time.Time) (hung bool) {
+	now := time.Now()
+	for known := false; !known; time.Sleep(firstLook) {
+		e.mu.Lock()
+		hung = !e.hung.Before(at)
+		known = hung || e.fine.After(now)
+		e.mu.Unlock()
+	}
+	return hung
 }
 
 func (e *engine) note(m events.Message) {

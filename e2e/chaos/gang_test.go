@@ -23,9 +23,13 @@ const (
 
 // gangNetwork is where members of gangs meet on the nth machine that has some: on
 // the host's network, which is one for all of them, so each has ports of its own.
+// They lie above those of commands.Port, and below those that the kernel gives to
+// connections.
 func gangNetwork(n int) []string {
+	const lowest, above = 30_000, 32_700
 	const ports = 10 // of a machine
-	first := 20_000 + os.Getpid()%100*gangPlaces*gangMembers*ports + n*ports
+	const all = gangPlaces * gangMembers * ports
+	first := lowest + os.Getpid()%((above-lowest)/all)*all + n*ports
 	return []string{"--gang-network", "host", "--address", "127.0.0.1", "--gang-ports", fmt.Sprintf("%d-%d", first, first+ports-1)}
 }
 
@@ -59,6 +63,7 @@ func (s *stack) together(c cell, lane string, attempts tries) *work {
 	if c.under("worker.keep.", "leader.repair.") {
 		spec, attempts.least, failures = s.broken(lane, soon), 2, 1
 		w.drive = func() error { return s.endOneRank(w.job) }
+		w.undo = func() error { return s.cancelAll(spec.Name) }
 	}
 	if c.loses() {
 		spec.LostAfter = berth.Duration(lost)
@@ -71,6 +76,7 @@ func (s *stack) together(c cell, lane string, attempts tries) *work {
 			other, err = s.takeTheRoom(w.job, lane)
 			return err
 		}
+		w.undo = func() error { return s.cancelAll(spec.Name) }
 		w.ended = func() error {
 			if err := s.wantTogether(other, once, 0); err != nil {
 				return err

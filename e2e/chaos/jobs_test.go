@@ -2,12 +2,15 @@ package chaos_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"berth"
 	"berth/activities/node/runtimetest/prog"
@@ -64,6 +67,26 @@ func lasting(err error) error {
 	return err
 }
 
+// cancelAll cancels the jobs of this name that have not ended, and does not wait
+// for their end.
+func (s *stack) cancelAll(name string) error {
+	return await("jobs "+name+" are canceled", func() error {
+		rows, err := s.database.Query(context.Background(), `
+			SELECT id::text
+			FROM jobs
+			WHERE name = $1 AND cancel_requested_at IS NULL AND state NOT IN ('succeeded', 'failed', 'canceled')`, name)
+		if err != nil {
+			return err
+		}
+		ids, err := pgx.CollectRows(rows, pgx.RowTo[berth.JobID])
+		for _, id := range ids {
+			_, fault := s.api.Cancel(context.Background(), id)
+			err = errors.Join(err, fault)
+		}
+		return err
+	})
+}
+
 func (s *stack) cancel(id berth.JobID) error {
 	return await("the cancel is answered", func() error {
 		_, err := s.api.Cancel(context.Background(), id)
@@ -80,6 +103,8 @@ func (s *stack) becomes(id berth.JobID, want berth.State) (job berth.Job, err er
 			return err
 		case job.Status == want:
 			return nil
+		case want == berth.Running && job.Status == berth.Succeeded:
+			return fatal{slowness{overtaken{fmt.Errorf("it has succeeded: %s", describe(job))}}}
 		case job.Status.Terminal():
 			return fatal{fmt.Errorf("it ended as %s: %+v", job.Status, job.Reason)}
 		}
@@ -107,10 +132,14 @@ func (w tries) check(job berth.Job) error {
 		}
 	}
 	n := len(job.Attempts)
-	if n < w.least || n > w.least && !(w.loses && lost >= n-w.least) {
-		return fmt.Errorf("job %s took %d attempts, %d of them ended by their machine, want %+v: %s", job.ID, n, lost, w, describe(job))
+	if n >= w.least && (n == w.least || w.loses && lost >= n-w.least) {
+		return nil
 	}
-	return nil
+	err := fmt.Errorf("job %s took %d attempts, %d of them ended by their machine, want %+v: %s", job.ID, n, lost, w, describe(job))
+	if n < w.least {
+		return slowness{overtaken{err}} // it was done before it was struck
+	}
+	return err
 }
 
 // poisoned is whether a job was given up because one machine after another died
@@ -119,7 +148,10 @@ func (w tries) poisoned(job berth.Job) (is bool, err error) {
 	if !w.loses || job.Status != berth.Failed || job.Reason == nil || job.Reason.Code != berth.ReasonPoison {
 		return false, nil
 	}
-	return true, tries{least: 2, loses: true}.check(job)
+	if err := (tries{least: 2, loses: true}).check(job); err != nil {
+		return true, fmt.Errorf("given up too early: %v", err) // however slow the machine is
+	}
+	return true, nil
 }
 
 // wantEnded waits for a job's success in so many attempts.

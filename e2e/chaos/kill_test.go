@@ -15,13 +15,14 @@ import (
 	"berth/internal/lib/failpoint"
 )
 
-// do runs one cell; lane is the label of the machines where its job runs.
-func (s *stack) do(c cell, lane string) error {
+// do runs one cell; lane is the label of the machines where its job runs. If it
+// fails, undo is for what it has left; nil: nothing.
+func (s *stack) do(c cell, lane string) (undo func() error, err error) {
 	switch c.process {
 	case string(failpoint.Agent):
 		// What the last cell left to remove must not come by this one's failpoint.
 		if err := await("the lane is idle", func() error { return s.idle(lane) }); err != nil {
-			return err
+			return nil, err
 		}
 		suspects := s.agents[lane]
 		if c.ofGang() {
@@ -31,19 +32,34 @@ func (s *stack) do(c cell, lane string) error {
 	case string(failpoint.API), string(failpoint.Leader), string(failpoint.Worker):
 		return s.strike(c, lane, s.plane[failpoint.Process(c.process)])
 	case dockerdProcess:
-		return s.strikeEngine(c)
+		return nil, s.strikeEngine(c)
 	}
-	return s.strikeAll(c)
+	return nil, s.strikeAll(c)
 }
 
 // strike has processes hit a failpoint, leaves those that did away for the
 // downtime, and waits for the end of the job that came by.
-func (s *stack) strike(c cell, lane string, suspects []*program) error {
+func (s *stack) strike(c cell, lane string, suspects []*program) (undo func() error, err error) {
 	w, struck, err := s.provoke(c, lane, suspects)
-	if err != nil {
-		return err
+	if err == nil {
+		err = errors.Join(s.fell(c, w, struck), w.wait())
 	}
-	return errors.Join(s.fell(c, w, struck), w.wait())
+	return func() error { return s.abandon(w, struck) }, err
+}
+
+// abandon undoes a slow cell: its processes come back, and a job that runs until
+// the cell ends it is canceled. All other jobs must still end by themselves.
+func (s *stack) abandon(w *work, struck []*program) error {
+	w.rest()
+	var faults []error
+	for _, p := range struck {
+		p.signal(syscall.SIGCONT)
+		faults = append(faults, p.up())
+	}
+	if w.undo != nil {
+		faults = append(faults, w.undo())
+	}
+	return errors.Join(faults...)
 }
 
 // provoke arms a failpoint in all processes that may come by, since nobody can
@@ -62,14 +78,14 @@ func (s *stack) provoke(c cell, lane string, suspects []*program) (w *work, stru
 	}()
 	w = s.workFor(c, lane)
 	if err := w.prepare(); err != nil {
-		return nil, nil, err
+		return w, nil, err
 	}
 	for _, p := range suspects {
 		if err := p.arm(c.point, c.action); err != nil {
-			return nil, nil, err
+			return w, nil, err
 		}
 	}
-	for ; ; w = s.workFor(c, lane) {
+	for began := time.Now(); ; w = s.workFor(c, lane) {
 		w.begin()
 		err := awaitAtMost(hitLook, c.point+" is hit", func() error { return s.hitOrMissed(c, w, suspects) })
 		if _, missed := errors.AsType[missed](err); missed {
@@ -77,8 +93,14 @@ func (s *stack) provoke(c cell, lane string, suspects []*program) (w *work, stru
 		} else if err == nil {
 			return w, nil, nil
 		}
+		if _, is := errors.AsType[overtaken](err); is && onlySlow(err) {
+			err = nil // the next job may last
+		}
+		if err == nil && time.Since(began) > patience {
+			err = slowness{fmt.Errorf("never: %s is hit by a job", c.point)}
+		}
 		if err != nil {
-			return nil, nil, err
+			return w, nil, err
 		}
 	}
 }
@@ -110,6 +132,8 @@ func (s *stack) fell(c cell, w *work, struck []*program) error {
 	for _, p := range struck {
 		if c.action == "kill" {
 			p.wait()
+		} else {
+			p.halt()
 		}
 	}
 	if err := s.stayAway(c, w); err != nil {
@@ -161,8 +185,11 @@ type work struct {
 	left    func() error // nil once it has left the machine where the failpoint is hit
 	gone    func() error // nil once nothing of the job is left
 
+	undo func() error // what an abandoned cell leaves to be ended; nil: nothing
+
 	submitted chan struct{}
-	driven    chan error
+	driven    chan struct{}
+	fault     error     // of submit or drive; read only after driven is closed
 	asked     time.Time // whether it is over
 }
 
@@ -176,15 +203,22 @@ func (w *work) prepare() error {
 // begin submits and drives in the background: the submit itself may be what is
 // hit.
 func (w *work) begin() {
-	w.submitted, w.driven, w.asked = make(chan struct{}), make(chan error, 1), time.Now()
+	w.submitted, w.driven, w.asked = make(chan struct{}), make(chan struct{}), time.Now()
 	go func() {
-		err := w.submit()
+		defer close(w.driven)
+		w.fault = w.submit()
 		close(w.submitted)
-		if err == nil {
-			err = w.drive()
+		if w.fault == nil {
+			w.fault = w.drive()
 		}
-		w.driven <- err
 	}()
+}
+
+// rest returns once nothing is submitted or driven, if ever it was.
+func (w *work) rest() {
+	if w.driven != nil {
+		<-w.driven
+	}
 }
 
 // over reports whether the job cannot come by any failpoint any more. It asks
@@ -203,8 +237,8 @@ func (w *work) over() bool {
 }
 
 func (w *work) wait() error {
-	if err := <-w.driven; err != nil {
-		return err
+	if w.rest(); w.fault != nil {
+		return w.fault
 	}
 	return w.ended()
 }
@@ -235,6 +269,7 @@ func (s *stack) workFor(c cell, lane string) *work {
 		w.drive = func() error { return s.cancelRunning(c, w.job) }
 		w.ended = func() error { return s.wantCanceled(w.job, attempts) }
 		w.left = func() error { return s.givenUp(w.job, math.MaxInt) } // a canceled job begins no other attempt
+		w.undo = func() error { return s.cancelAll(spec.Name) }
 	case strings.HasPrefix(c.point, "leader.lost."):
 		attempts.least = attemptsBeyond(c.point)
 		steps = 10 * trainSteps // the machine must be lost while the job runs
@@ -243,15 +278,24 @@ func (s *stack) workFor(c cell, lane string) *work {
 	case strings.HasPrefix(c.point, "api.register."):
 		w.drive = func() error { return s.restartAgent(lane) }
 	case strings.HasPrefix(c.point, "agent.restore."):
-		spec, w.attempt = s.training(lane, endless), 2
-		w.drive = func() error { return s.moveAway(w.job) }
-		w.ended = func() error { return s.wantResumed(w.job, c) }
+		spec = s.training(lane, endless)
+		w.drive = func() (err error) {
+			w.attempt, err = s.moveAway(w.job)
+			return err
+		}
+		w.left = func() error {
+			w.rest() // w.attempt is known then
+			return s.givenUp(w.job, w.attempt)
+		}
+		w.ended = func() error { return s.wantResumed(w.job, w.attempt, c) }
+		w.undo = func() error { return s.cancelAll(spec.Name) }
 	case strings.HasPrefix(c.point, "worker.stop."):
 		spec = s.spec(lane, "trap-term", "3")
 		spec.Members = 2
 		spec.Retry = berth.RetryPolicy{MaxAttempts: 2, Backoff: berth.Backoff{Initial: berth.Duration(time.Hour), Max: berth.Duration(time.Hour)}}
 		w.drive = func() error { return s.endOneRank(w.job) }
 		w.ended = func() error { return s.wantGangStopped(w.job) }
+		w.undo = func() error { return s.cancelAll(spec.Name) }
 	case slices.ContainsFunc(handing, func(prefix string) bool { return strings.HasPrefix(c.point, prefix) }):
 		return s.handingOn(c, lane, attempts)
 	case strings.HasPrefix(c.point, "worker.escalate."):
@@ -259,6 +303,10 @@ func (s *stack) workFor(c cell, lane string) *work {
 		*spec.StopGrace = berth.Duration(time.Second)
 		w.drive = func() error { return s.cancelUnheard(w.job, lane) }
 		w.ended = func() error { return s.wantEscalated(w.job, lane) }
+		w.undo = func() error {
+			s.agents[lane][0].signal(syscall.SIGCONT)
+			return s.cancelAll(spec.Name)
+		}
 	}
 	if c.loses() {
 		spec.LostAfter = berth.Duration(lost)
@@ -333,7 +381,7 @@ func (s *stack) loseMachine(id berth.JobID, lane string) error {
 	if err := p.end(syscall.SIGKILL); err != nil {
 		return err
 	}
-	err = await("the lost machine's work is given up", func() error { return s.givenUp(id, 1) })
+	err = await("the lost machine's work is given up", func() error { return s.givenUp(id, job.Attempt) })
 	return errors.Join(err, p.up())
 }
 

@@ -86,7 +86,7 @@ type crew struct {
 var phases = [][]crew{
 	processPhase(),
 	abreast(map[string]int{postgresProcess: 5}),
-	abreast(map[string]int{temporalProcess: 2, network: 1}), // more, and tasks that fail again and again wait ever longer
+	abreast(map[string]int{temporalProcess: 3, network: 2}), // more, and tasks that fail again and again wait ever longer
 }
 
 // abreast are as many crews of each lane; the jobs of those that are about the

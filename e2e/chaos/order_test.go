@@ -49,10 +49,11 @@ func (s *stack) started(id berth.JobID, rank int) error {
 }
 
 // moveAway drains the machine under a job once there is a checkpoint, so that it
-// goes on elsewhere, and opens the machine again.
-func (s *stack) moveAway(id berth.JobID) error {
+// goes on elsewhere, and opens the machine again. It returns the attempt that the
+// job goes on in: the third or a later one if a machine was lost before.
+func (s *stack) moveAway(id berth.JobID) (attempt int, err error) {
 	ctx := context.Background()
-	err := await("job "+string(id)+" has a checkpoint", func() error {
+	err = await("job "+string(id)+" has a checkpoint", func() error {
 		job, err := s.api.Job(ctx, id)
 		if err == nil && len(job.Checkpoints) == 0 {
 			err = fmt.Errorf("it is %s and has none", job.Status)
@@ -60,45 +61,43 @@ func (s *stack) moveAway(id berth.JobID) error {
 		return err
 	})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	job, err := s.running(id, 1)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	machine := job.Attempts[0].Machines[0]
+	machine, moved := job.Attempts[len(job.Attempts)-1].Machines[0], job.Attempt
 	err = await("machine "+string(machine)+" is drained", func() error {
 		now := time.Now()
 		_, err := s.api.Drain(ctx, machine, berth.DrainRequest{Reason: "chaos", Deadline: &now})
 		return lasting(err)
 	})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	err = await("job "+string(id)+" has left machine "+string(machine), func() error {
 		job, err := s.api.Job(ctx, id)
-		if err == nil && job.Attempt < 2 {
+		if err == nil && job.Attempt <= moved {
 			err = fmt.Errorf("it is %s in attempt %d", job.Status, job.Attempt)
 		}
 		return err
 	})
-	if err != nil {
-		return err
-	}
-	return await("machine "+string(machine)+" is open again", func() error {
+	return moved + 1, errors.Join(err, await("machine "+string(machine)+" is open again", func() error {
 		_, err := s.api.Undrain(ctx, machine)
 		return lasting(err)
-	})
+	}))
 }
 
-// wantResumed waits until a job that was moved, and lost its second machine
-// perhaps, works on from a checkpoint, and ends it.
-func (s *stack) wantResumed(id berth.JobID, c cell) error {
+// wantResumed waits until a job that was moved to another machine in this attempt,
+// and lost that one perhaps, works on from a checkpoint, and ends it.
+func (s *stack) wantResumed(id berth.JobID, attempt int, c cell) error {
 	want := tries{2, c.loses()}
 	if c.loses() {
 		want.least++
+		attempt++
 	}
-	job, err := s.running(id, want.least)
+	job, err := s.running(id, attempt)
 	if is, err := want.poisoned(job); is {
 		return err
 	}

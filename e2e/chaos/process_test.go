@@ -1,12 +1,14 @@
 package chaos_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -117,8 +119,28 @@ func (p *program) wait() {
 	p.mu.Unlock()
 	select {
 	case <-exited:
-	case <-time.After(10 * time.Second):
+	case <-time.After(otherwise):
 	}
+}
+
+// otherwise is how long it is waited for the effect of a failpoint that another
+// cell may undo.
+const otherwise = 10 * time.Second
+
+// halt waits until it has stopped that stops itself: a signal to go on that comes
+// before that would be lost. Another cell may have it going again.
+func (p *program) halt() {
+	for limit := time.Now().Add(otherwise); p.running() && !p.stopped() && time.Now().Before(limit); {
+		time.Sleep(firstLook)
+	}
+}
+
+// stopped reads the process's state, which stands behind its name in brackets.
+func (p *program) stopped() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid))
+	return err == nil && bytes.Contains(b, []byte(") T "))
 }
 
 // signal reaches a process that was not reaped yet, so never a stranger.
@@ -189,13 +211,42 @@ type fatal struct{ error }
 
 func (f fatal) Unwrap() error { return f.error }
 
-// await waits until check returns nil; its last error says what was missing. It
-// looks often at first and then ever more seldom, because looking costs what is
-// looked at.
+// slowness is the error of a cell that proves nothing: a wait has reached its
+// limit, or the job was over before the cell could strike it. No promise is
+// broken. Any other error is a breach.
+type slowness struct{ error }
+
+func (s slowness) Unwrap() error { return s.error }
+
+// overtaken is slowness: the job was over before the cell could strike it.
+type overtaken struct{ error }
+
+// onlySlow reports whether the error is slowness alone. One breach among joined
+// errors makes a breach of all of them.
+func onlySlow(err error) bool {
+	switch e := err.(type) {
+	case nil:
+		return false
+	case slowness:
+		return true
+	case interface{ Unwrap() []error }:
+		return !slices.ContainsFunc(e.Unwrap(), func(e error) bool { return !onlySlow(e) })
+	}
+	return onlySlow(errors.Unwrap(err))
+}
+
+// await waits until check returns nil; its last error says what was missing. At
+// the limit it returns slowness. It looks often at first and then ever more
+// seldom, because looking costs what is looked at.
 func await(what string, check func() error) error { return awaitAtMost(lastLook, what, check) }
 
 // awaitAtMost is await with pauses of at most that.
 func awaitAtMost(longest time.Duration, what string, check func() error) error {
+	return awaitFor(patience, longest, what, check)
+}
+
+// awaitFor is awaitAtMost with a limit of its own.
+func awaitFor(patience, longest time.Duration, what string, check func() error) error {
 	limit := time.After(patience)
 	for pause := firstLook; ; pause = min(pause*3/2, longest) {
 		err := check()
@@ -208,7 +259,7 @@ func awaitAtMost(longest time.Duration, what string, check func() error) error {
 		select {
 		case <-time.After(pause):
 		case <-limit:
-			return fmt.Errorf("never: %s: %w", what, err)
+			return slowness{fmt.Errorf("never: %s: %w", what, err)}
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"go.temporal.io/api/serviceerror"
@@ -42,15 +43,19 @@ func (s *stack) clock(c cell, lane string) *work {
 	case aDelete:
 		w.ready, w.submit, before = x.wantClock, x.drop, func() error { return nil }
 	}
-	w.ended = func() error {
-		for _, step := range []func() error{before, x.wantOneJob, x.drop, x.wantGone, x.wantOneJob, x.cancelJob} {
-			if err := step(); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
+	w.ended = func() error { return inTurn(before, x.wantOneJob, x.drop, x.wantGone, x.wantOneJob, x.cancelJob) }
+	w.undo = func() error { return inTurn(x.drop, x.wantGone, func() error { return s.cancelAll(x.spec.Name) }) }
 	return w
+}
+
+// inTurn takes steps until one fails.
+func inTurn(steps ...func() error) error {
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (x *shift) create() error {
@@ -188,7 +193,7 @@ func (x *shift) fireLate() error {
 func (x *shift) wantGone() error {
 	return await("schedule "+x.spec.Name+" is gone", func() error {
 		var rows int
-		if err := x.database.QueryRow(context.Background(), `SELECT count(*) FROM schedules WHERE id = $1`, x.id).Scan(&rows); err != nil {
+		if err := x.database.QueryRow(context.Background(), `SELECT count(*) FROM schedules WHERE id::text = $1`, x.id).Scan(&rows); err != nil {
 			return err
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -255,11 +260,11 @@ func (s *stack) makeSchedules() error {
 	for range handy {
 		job := s.spec(calmPlace, "exit", "0")
 		job.Checkpoint = nil
-		spec := berth.ScheduleSpec{Name: job.Name, Every: berth.Duration(time.Hour), Overlap: berth.OverlapAllow, Paused: true, Job: &job}
-		if _, _, err := s.api.CreateSchedule(context.Background(), spec); err != nil {
+		x := &shift{stack: s, spec: berth.ScheduleSpec{Name: job.Name, Every: berth.Duration(time.Hour), Overlap: berth.OverlapAllow, Paused: true, Job: &job}}
+		if err := x.create(); err != nil {
 			return err
 		}
-		s.byHand <- spec.Name
+		s.byHand <- x.spec.Name
 	}
 	return nil
 }
@@ -270,11 +275,14 @@ func (s *stack) fireByHand(c cell) *work {
 	name := <-s.byHand
 	began := time.Now().Add(-time.Millisecond)
 	w := &work{attempt: 1, drive: func() error { return nil }}
-	back := func(err error) error { s.byHand <- name; return err }
+	var given sync.Once
+	back := func() error { given.Do(func() { s.byHand <- name }); return nil }
+	w.undo = back
 	if c.under("api.fire.") {
 		w.submit = func() error { return s.runNow(name, began) }
 		w.ended = func() error {
-			return back(s.wantFired(name, 1, func(f berth.Fire) bool { return f.Source == berth.FireByHand && f.At.After(began) }))
+			defer back()
+			return s.wantFired(name, 1, func(f berth.Fire) bool { return f.Source == berth.FireByHand && f.At.After(began) })
 		}
 		return w
 	}
@@ -288,9 +296,10 @@ func (s *stack) fireByHand(c cell) *work {
 		})
 	}
 	w.ended = func() error {
-		return back(s.wantFired(name, handful, func(f berth.Fire) bool {
+		defer back()
+		return s.wantFired(name, handful, func(f berth.Fire) bool {
 			return f.Source == berth.FireByBackfill && !f.At.Before(from) && !f.At.After(to)
-		}))
+		})
 	}
 	return w
 }

@@ -17,9 +17,11 @@ func (s *stack) strikeEngine(c cell) error {
 	ctx := context.Background()
 	agent, engine := s.agents[enginePlace][0], s.engine
 	if c.point == beforeCreate {
-		if err := agent.arm("agent.create.before", "delay 1s"); err != nil {
+		// Stopped, the agent creates nothing before the engine is gone.
+		if err := agent.arm("agent.create.before", "freeze"); err != nil {
 			return err
 		}
+		defer agent.signal(syscall.SIGCONT)
 		defer agent.disarm("agent.create.before")
 	}
 	const steps = 5 * trainSteps
@@ -32,10 +34,11 @@ func (s *stack) strikeEngine(c cell) error {
 	if err != nil {
 		return err
 	}
+	var container string
 	switch c.point {
 	case beforeCreate:
 		err = await("the container is about to be created", func() error {
-			if !agent.hit("agent.create.before") {
+			if !agent.hit("agent.create.before") || !agent.stopped() {
 				return errors.New("it is not")
 			}
 			return nil
@@ -43,7 +46,11 @@ func (s *stack) strikeEngine(c cell) error {
 	default:
 		// An engine that dies in the middle of a start may never start that
 		// container again, which costs the attempt. That is another story.
-		err = await("the container is started", func() error { return engine.wantStarted(berth.ContainerName(job, 0, 1)) })
+		err = await("the container is started", func() error {
+			now, err := s.api.Job(ctx, job)
+			container = berth.ContainerName(job, 0, now.Attempt)
+			return errors.Join(err, engine.wantStarted(container))
+		})
 	}
 	if err != nil {
 		return err
@@ -55,11 +62,12 @@ func (s *stack) strikeEngine(c cell) error {
 	} else if err := engine.daemon.KillDaemon(ctx); err != nil {
 		return err
 	}
+	agent.signal(syscall.SIGCONT)
 	time.Sleep(c.down)
 	if err := engine.daemon.Restart(ctx); err != nil {
-		return err
+		return slowness{err} // Docker's doing, not Berth's
 	}
-	outlived := c.point == beforeCreate || engine.runs(berth.ContainerName(job, 0, 1))
+	outlived := c.point == beforeCreate || engine.runs(container)
 	if c.point == powerCut {
 		agent.env = append(agent.env, "BERTH_HOST_BOOT="+berth.NewSecret())
 		if err := agent.up(); err != nil {
@@ -95,7 +103,7 @@ func (s *stack) strikeAll(c cell) error {
 // ended meanwhile, and of one that most of the time runs.
 const (
 	calmSteps = 2 * trainSteps
-	longSteps = 12 * trainSteps
+	longSteps = 8 * trainSteps
 )
 
 // breakUnderWork breaks and mends what the cell says, and returns the jobs that
@@ -150,7 +158,12 @@ func (s *stack) break_(c cell) (heal func() error, err error) {
 	switch {
 	case c.process == postgresProcess:
 		s.postgres.Kill()
-		return func() error { return s.postgres.Restart(context.Background()) }, nil
+		return func() error {
+			if err := s.postgres.Restart(context.Background()); err != nil {
+				return slowness{err} // PostgreSQL's doing, not Berth's
+			}
+			return nil
+		}, nil
 	case c.process == temporalProcess:
 		return s.temporal.up, s.temporal.end(syscall.SIGKILL)
 	case c.point == databaseCut:
@@ -169,36 +182,54 @@ func (s *stack) break_(c cell) (heal func() error, err error) {
 	return nil, fmt.Errorf("cell %s: nothing is known of it", c)
 }
 
-// cutSubmit loses the database's answer to a committed submit: the client is
-// told of an error, asks again under its key, and there is one job.
+// cutSubmit loses the database's answer to a committed submit: the client gets an
+// error, asks again under its key, and there is one job.
 func (s *stack) cutSubmit() error {
-	spec := s.training(calmPlace, trainSteps)
-	cut := s.databaseProxy.CutReply([]byte(spec.Name))
-	defer s.databaseProxy.Heal()
-	first, _, err := s.api.Submit(context.Background(), spec, "")
-	if err == nil {
-		return fmt.Errorf("the cut submit was answered with job %s", first.ID)
+	id, err := s.submitCut()
+	if err != nil {
+		return err
 	}
-	select {
-	case <-cut:
-	case <-time.After(patience):
-		return errors.New("the reply was never cut")
+	return s.wantTrained(id, trainSteps, once)
+}
+
+// submitCut returns the job of the submit under a key.
+func (s *stack) submitCut() (berth.JobID, error) {
+	s.breaking.Lock()
+	defer s.breaking.Unlock()
+	defer s.databaseProxy.Heal()
+	var spec berth.JobSpec
+	err := await("the reply to a submit is cut", func() error {
+		spec = s.training(calmPlace, trainSteps)
+		cut := s.databaseProxy.CutReply([]byte(spec.Name))
+		first, _, err := s.api.Submit(context.Background(), spec, "")
+		if err == nil {
+			return fatal{fmt.Errorf("the cut submit was answered with job %s", first.ID)}
+		}
+		select {
+		case <-cut:
+			return nil
+		case <-time.After(otherwise):
+			return err // of a submit that did not reach the database, which was broken a moment ago
+		}
+	})
+	if err != nil {
+		return "", err
 	}
 	var n int
 	err = s.database.QueryRow(context.Background(), `SELECT count(*) FROM jobs WHERE name = $1`, spec.Name).Scan(&n)
 	if err != nil || n != 1 {
-		return fmt.Errorf("the submit was applied %d times before its reply was cut, want once: %v", n, err)
+		return "", fmt.Errorf("the submit was applied %d times before its reply was cut, want once: %v", n, err)
 	}
 	// The same under a key: asked twice, applied once.
 	spec = s.training(calmPlace, trainSteps)
 	s.databaseProxy.CutReply([]byte(spec.Name))
 	id, err := s.submit(spec)
 	if err != nil {
-		return err
+		return "", err
 	}
 	err = s.database.QueryRow(context.Background(), `SELECT count(*) FROM jobs WHERE name = $1`, spec.Name).Scan(&n)
 	if err != nil || n != 1 {
-		return fmt.Errorf("the submit under a key made %d jobs, want one: %v", n, err)
+		return "", fmt.Errorf("the submit under a key made %d jobs, want one: %v", n, err)
 	}
-	return s.wantTrained(id, trainSteps, once)
+	return id, nil
 }

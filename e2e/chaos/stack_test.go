@@ -267,11 +267,14 @@ func (s *stack) startAgents() error {
 	for _, place := range s.agents {
 		for _, p := range place {
 			up.Go(func() error {
-				join, err := s.api.CreateJoinToken(context.Background(), berth.NewJoinToken{})
+				err := await("a join token is made", func() error {
+					join, err := s.api.CreateJoinToken(context.Background(), berth.NewJoinToken{})
+					p.env = []string{"BERTH_JOIN_TOKEN=" + join.Secret}
+					return lasting(err)
+				})
 				if err != nil {
 					return err
 				}
-				p.env = []string{"BERTH_JOIN_TOKEN=" + join.Secret}
 				return p.up()
 			})
 		}
@@ -310,6 +313,20 @@ func byName[K comparable](programs map[K][]*program) []*program {
 	}
 	slices.SortFunc(all, func(a, b *program) int { return strings.Compare(a.name, b.name) })
 	return all
+}
+
+// mend brings everything back that failed cells may have left broken.
+func (s *stack) mend() error {
+	for _, p := range []*faultproxy.Proxy{s.front, s.databaseProxy, s.temporalProxy} {
+		p.Heal()
+	}
+	ctx := context.Background()
+	faults := []error{s.postgres.Restart(ctx), s.engine.daemon.Restart(ctx), s.temporal.up()}
+	for _, p := range s.programs() {
+		p.signal(syscall.SIGCONT)
+		faults = append(faults, p.up())
+	}
+	return errors.Join(faults...)
 }
 
 // end ends all programs.

@@ -5,17 +5,33 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"sync"
 )
+
+// held keeps the claims of this process open until the process ends.
+var held struct {
+	mu     sync.Mutex
+	claims []net.Listener
+}
 
 // Port returns a port that nobody listens on, for what is killed and started
 // again, or starts later: it is below those that the kernel gives to connections
-// and listeners that ask for any.
+// and listeners that ask for any. Until this process ends no
+// other test process gets the same port, even before a server listens on it.
 func Port() (int, error) {
 	for range 1000 {
 		port := 20_000 + rand.IntN(10_000)
+		claim, err := net.Listen("unix", fmt.Sprintf("@berth-test-port-%d", port)) // abstract: no file stays behind
+		if err != nil {
+			continue
+		}
 		if l, err := net.Listen("tcp", fmt.Sprintf(":%d", port)); err == nil {
+			held.mu.Lock()
+			defer held.mu.Unlock()
+			held.claims = append(held.claims, claim)
 			return port, l.Close()
 		}
+		_ = claim.Close()
 	}
 	return 0, errors.New("no port from 20000 to 29999 is free")
 }

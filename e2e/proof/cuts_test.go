@@ -20,8 +20,8 @@ import (
 
 var (
 	cutCount  = flag.Int("cuts", 4, "machines that are cut off with a running at_most_one container, side by side")
-	cutFence  = flag.Duration("cut-fence", 8*time.Second, "fence of the machines that are cut off")
-	cutMargin = flag.Duration("cut-margin", 3*time.Second, "margin after which their jobs run elsewhere")
+	cutFence  = flag.Duration("cut-fence", 12*time.Second, "fence of the machines that are cut off")
+	cutMargin = flag.Duration("cut-margin", 6*time.Second, "margin after which their jobs run elsewhere")
 	cutSeed   = flag.Uint64("cut-seed", 0, "choices of the lengths of cuts; 0: others each time")
 )
 
@@ -57,7 +57,7 @@ func TestF24CutsAroundTheFenceNeverLeaveTwoLiveContainers(t *testing.T) {
 		SELECT 'crowd-' || i, 'draining', 'stands for a larger fleet' FROM generate_series(1, %d) i`, 20**cutCount))
 	fence := []string{"--no-gpus", "--fence-after", cutFence.String(), "--cpus"}
 	r := rand.New(rand.NewPCG(seed, 0))
-	shortest, longest := *cutFence-*cutMargin, *cutFence+grace+4**cutMargin
+	shortest, longest := *cutFence-*cutMargin, *cutFence+grace+2**cutMargin
 	cuts := make([]*cut, *cutCount)
 	heals := make([]func(), *cutCount)
 	severs := make([]func(), *cutCount)

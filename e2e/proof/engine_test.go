@@ -98,6 +98,12 @@ func (e *engine) count(action events.Action, job berth.JobID) int {
 func (e *engine) wantOneEach(jobs []berth.JobID) {
 	e.t.Helper()
 	for _, id := range jobs {
+		until(e.t, "the record has the start of job "+string(id), func(context.Context) error {
+			if e.count(events.ActionStart, id) == 0 {
+				return errNotYet
+			}
+			return nil
+		})
 		if made, started := e.count(events.ActionCreate, id), e.count(events.ActionStart, id); made != 1 || started != 1 {
 			e.t.Errorf("job %s: %d containers were created and %d started, want 1 and 1", id, made, started)
 		}
@@ -129,7 +135,8 @@ func (e *engine) running() map[berth.JobID]string {
 	return found
 }
 
-// wantEmpty waits until no container of the cluster is left.
+// wantEmpty waits until no container of the cluster is left and the recorded events
+// are complete: events arrive on another connection, and may lag behind the list.
 func (e *engine) wantEmpty() {
 	e.t.Helper()
 	until(e.t, "no container is left behind", func(ctx context.Context) error {
@@ -138,6 +145,13 @@ func (e *engine) wantEmpty() {
 			err = fmt.Errorf("%d are, the first is %s, %s", len(left), left[0].Names, left[0].Status)
 		}
 		return err
+	})
+	until(e.t, "the record has the removal of every container", func(context.Context) error {
+		made, removed := e.count(events.ActionCreate, ""), e.count(events.ActionDestroy, "")
+		if made != removed {
+			return fmt.Errorf("it has %d containers created and %d removed", made, removed)
+		}
+		return nil
 	})
 }
 

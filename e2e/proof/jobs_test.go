@@ -94,11 +94,25 @@ func (s *stack) wantShiftsDone(ids []berth.JobID) {
 
 func (s *stack) submit(spec berth.JobSpec) berth.JobID {
 	s.t.Helper()
-	job, _, err := s.api.Submit(s.t.Context(), spec, berth.NewSecret())
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	key := berth.NewSecret() // makes it safe to repeat the call
+	var job berth.Job
+	s.accepts("submit "+spec.Name, func(ctx context.Context) (err error) {
+		job, _, err = s.api.Submit(ctx, spec, key)
+		return err
+	})
 	return job.ID
+}
+
+// accepts repeats a call while the server answers that it is unavailable.
+func (s *stack) accepts(what string, call func(context.Context) error) {
+	s.t.Helper()
+	until(s.t, what, func(ctx context.Context) error {
+		err := call(ctx)
+		if err != nil && berth.CodeOf(err) != berth.CodeUnavailable {
+			s.t.Fatalf("%s: %v", what, err)
+		}
+		return err
+	})
 }
 
 // becomes waits until a job has this status and returns it. Ending in another

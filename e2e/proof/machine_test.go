@@ -14,7 +14,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"berth"
 	"berth/activities/node/runtimetest"
@@ -36,7 +35,7 @@ func TestALostMachinesTrainingResumesElsewhereFromItsCheckpoint(t *testing.T) {
 	spec := s.job("training", "train", "/checkpoint", "100000", "250ms", fmt.Sprint(trainSave)) // it does not end before the test is ready
 	spec.Entrypoint = []string{"/testprog"}
 	spec.Checkpoint = &berth.CheckpointPolicy{Path: "/checkpoint"}
-	spec.LostAfter = berth.Duration(12 * time.Second) // a killed agent is back by then
+	spec.LostAfter = berth.Duration(patience) // a killed agent is back by then
 	id := s.submit(spec)
 	f := s.follow(id)
 	s.killAgentOf(id, f)
@@ -50,7 +49,8 @@ func TestALostMachinesTrainingResumesElsewhereFromItsCheckpoint(t *testing.T) {
 	})
 	// The next attempt comes to an end, which this one will not reach.
 	trainSteps := int(slices.MaxFunc(job.Checkpoints, func(a, b berth.Checkpoint) int { return cmp.Compare(a.Step, b.Step) }).Step) + 400
-	s.query(`UPDATE job_specs SET spec = jsonb_set(jsonb_set(spec, '{command,2}', to_jsonb($2::text)), '{command,3}', '"25ms"') WHERE job = $1`, id, fmt.Sprint(trainSteps))
+	s.query(`UPDATE job_specs SET spec = jsonb_set(jsonb_set(spec, '{command,2}', to_jsonb($2::text)), '{command,3}', '"5ms"') WHERE job = $1`, id, fmt.Sprint(trainSteps))
+	s.query(`UPDATE jobs SET lost_after_ms = 12000 WHERE id = $1`, id)
 	lost := job.Attempts[0].Machines[0]
 	if out, err := exec.CommandContext(t.Context(), program(t, "berth-dev"), "kill-machine", string(lost), "--dir", s.dir).CombinedOutput(); err != nil {
 		t.Fatalf("kill machine %s: %v: %s", lost, err, out)

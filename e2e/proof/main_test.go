@@ -181,15 +181,27 @@ const patience = 4 * time.Minute
 // until waits until check returns nil; its last error says what was missing.
 func until(t testing.TB, what string, check func(context.Context) error) {
 	t.Helper()
+	untilEvery(t, 50*time.Millisecond, what, check)
+}
+
+// untilEvery is until with another pause between two checks.
+func untilEvery(t testing.TB, pause time.Duration, what string, check func(context.Context) error) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if err := await(ctx, check); err != nil {
+	if err := awaitEvery(ctx, pause, check); err != nil {
 		t.Fatalf("never: %s: %v", what, err)
 	}
 }
 
 func await(ctx context.Context, check func(context.Context) error) error {
-	tick := time.NewTicker(50 * time.Millisecond)
+	return awaitEvery(ctx, 50*time.Millisecond, check)
+}
+
+// awaitEvery is await with another pause between two checks: a check that reads
+// hundreds of rows is itself a load.
+func awaitEvery(ctx context.Context, pause time.Duration, check func(context.Context) error) error {
+	tick := time.NewTicker(pause)
 	defer tick.Stop()
 	for {
 		err := check(ctx)

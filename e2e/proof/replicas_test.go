@@ -1,10 +1,12 @@
 package proof_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"syscall"
 	"testing"
@@ -110,26 +112,63 @@ func (p *replica) log() string { return filepath.Join(p.s.dir, p.name+".log") }
 func (p *replica) freeze() { p.now.signal(syscall.SIGSTOP) }
 func (p *replica) thaw()   { p.now.signal(syscall.SIGCONT) }
 
-var tookTheLead = regexp.MustCompile(`msg=leads epoch=(\d+)`)
+var (
+	tookTheLead = regexp.MustCompile(`msg=leads epoch=(\d+)`)
+	leadsNoMore = regexp.MustCompile(`msg="leads no more" epoch=(\d+)`)
+)
 
-// leader is the one that took the lead last, and its term.
+// terms returns the terms in the lines of this kind in the replica's log.
+func (p *replica) terms(line *regexp.Regexp) (found []int) {
+	p.s.t.Helper()
+	b, err := os.ReadFile(p.log())
+	if err != nil {
+		p.s.t.Fatal(err)
+	}
+	for _, m := range line.FindAllSubmatch(b, -1) {
+		if n, err := strconv.Atoi(string(m[1])); err == nil {
+			found = append(found, n)
+		}
+	}
+	return found
+}
+
+// lost returns the terms whose end the replica has logged.
+func (p *replica) lost() []int { return p.terms(leadsNoMore) }
+
+// leader waits for a leader. It returns the replica that took the lead last, with its
+// term.
 func (r *replicas) leader() (leads *replica, term int) {
 	r.s.t.Helper()
-	for _, p := range r.all {
-		b, err := os.ReadFile(p.log())
-		if err != nil {
-			r.s.t.Fatal(err)
-		}
-		for _, m := range tookTheLead.FindAllSubmatch(b, -1) {
-			if n, err := strconv.Atoi(string(m[1])); err == nil && n > term {
-				leads, term = p, n
+	until(r.s.t, "a replica leads", func(context.Context) error {
+		for _, p := range r.all {
+			for _, n := range p.terms(tookTheLead) {
+				if n > term {
+					leads, term = p, n
+				}
 			}
 		}
-	}
-	if leads == nil {
-		r.s.t.Fatal("nobody leads")
-	}
+		if leads == nil {
+			return errNotYet
+		}
+		return nil
+	})
 	return leads, term
+}
+
+// wantNoticed waits until every leader of an earlier term has logged the end of that
+// term.
+func (r *replicas) wantNoticed(now int) {
+	r.s.t.Helper()
+	until(r.s.t, "the leaders before have noticed that they lead no more", func(context.Context) error {
+		for _, p := range r.all {
+			for _, n := range p.terms(tookTheLead) {
+				if n < now && !slices.Contains(p.lost(), n) {
+					return fmt.Errorf("%s has not, of term %d", p.name, n)
+				}
+			}
+		}
+		return nil
+	})
 }
 
 // other is a replica beside this one; from now on the common address leads

@@ -23,6 +23,7 @@ type stalls struct {
 const (
 	stallLook = 50 * time.Millisecond
 	stallFree = 200 * time.Millisecond // a look that takes no longer is none
+	stallLong = 500 * time.Millisecond // a renewal passes several processes, and each may be held for as long
 )
 
 // watchStalls measures until the test ends.

@@ -137,7 +137,7 @@ type watch struct {
 }
 
 func (s *stack) watch(id berth.JobID) *watch {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithCancel(context.Background())
 	w := &watch{id: id, over: make(chan struct{})}
 	go func() {
 		defer close(w.over)
@@ -185,7 +185,11 @@ func (w *watch) reaches(t *testing.T, want berth.State, times int) {
 // end waits for the end of the history and returns all of it.
 func (w *watch) end(t *testing.T) []move {
 	t.Helper()
-	<-w.over // bounded by the watch's own limit
+	select {
+	case <-w.over:
+	case <-time.After(patience):
+		t.Fatalf("never: the history of job %s ends", w.id)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.err != nil {

@@ -31,7 +31,7 @@ func NewCaller(base, token, from string) *Caller {
 }
 
 // callLimit bounds one call.
-const callLimit = 30 * time.Second
+const callLimit = 2 * time.Minute
 
 // Answer is the outcome of a call.
 type Answer struct {

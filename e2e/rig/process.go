@@ -18,9 +18,6 @@ type Process struct {
 	err    error         // how it ended; read only after exited is closed
 }
 
-// endPatience is how long a process may take to end on a signal.
-const endPatience = 30 * time.Second
-
 // run starts a program that dies with this one, however this one ends. The
 // kernel ties the child to the thread that started it, so the thread stays.
 func run(log string, env []string, path string, args ...string) (*Process, error) {
@@ -82,9 +79,9 @@ func (p *Process) end(s syscall.Signal) error {
 	select {
 	case <-p.exited:
 		return p.err
-	case <-time.After(endPatience):
+	case <-time.After(Patience):
 		p.Kill()
-		return fmt.Errorf("process %d did not end on %s within %s", p.PID, s, endPatience)
+		return fmt.Errorf("process %d did not end on %s within %s", p.PID, s, Patience)
 	}
 }
 

@@ -80,7 +80,7 @@ func (r *Replica) Start(ctx context.Context) (err error) {
 	if r.process, err = run(log, []string{"BERTH_ADMIN_TOKEN=" + s.Token}, s.Programs.Path("berthd"), r.args...); err != nil {
 		return err
 	}
-	err = Await(ctx, patience, func(ctx context.Context) error {
+	err = Await(ctx, Patience, func(ctx context.Context) error {
 		if !r.process.Running() {
 			return fatal{fmt.Errorf("it ended: %w", r.process.err)}
 		}

@@ -62,8 +62,9 @@ const (
 	machineMemory = "64GiB"
 )
 
-// patience bounds waits for conditions of a stack at rest.
-const patience = 4 * time.Minute
+// Patience bounds a wait for a condition that a working stack reaches soon, even on a
+// crowded machine.
+const Patience = 4 * time.Minute
 
 // Start starts a stack without agents. The caller closes it, also after an
 // error that came with a stack.
@@ -106,7 +107,7 @@ func (s *Stack) startServers(ctx context.Context) (err error) {
 		Temporal    string `json:"temporal"`
 		DatabaseURL string `json:"database_url"`
 	}
-	err = Await(ctx, patience, func(context.Context) error {
+	err = Await(ctx, Patience, func(context.Context) error {
 		if !s.dev.Running() {
 			return fatal{fmt.Errorf("berth-dev ended: %w", s.dev.err)}
 		}
@@ -180,7 +181,7 @@ func (s *Stack) Join(ctx context.Context, n int) error {
 	if err := starts.Wait(); err != nil {
 		return err
 	}
-	err = Await(ctx, patience, func(ctx context.Context) error {
+	err = Await(ctx, Patience, func(ctx context.Context) error {
 		var ready int
 		err := s.DB.QueryRow(ctx, `SELECT count(*) FROM machines WHERE state = 'ready'`).Scan(&ready)
 		if err == nil && ready < first+n {

@@ -60,7 +60,7 @@ func (s *Stack) StartWatch(every time.Duration, short Short) *Watch {
 }
 
 // lookLimit bounds one look; a database that takes longer is reported.
-const lookLimit = 30 * time.Second
+const lookLimit = 2 * time.Minute
 
 func (w *Watch) look(ctx context.Context, s *Stack, short Short) {
 	limited, cancel := context.WithTimeout(ctx, lookLimit)

@@ -206,7 +206,7 @@ func (c *cell) oneByOne(n int) []time.Duration {
 	from := c.now()
 	for range n {
 		id := c.submit(c.API, "default", spec(singleName, "exit", "0"))
-		ctx, cancel := context.WithTimeout(c.t.Context(), 2*time.Minute)
+		ctx, cancel := context.WithTimeout(c.t.Context(), rig.Patience)
 		_, err := c.API.Wait(ctx, id)
 		cancel()
 		if err != nil {
@@ -270,7 +270,7 @@ func (c *cell) tenantToken(name berth.TenantID) string {
 // wantKept checks that no accepted job was lost and none ran twice at once.
 func (c *cell) wantKept(settled bool) {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), rig.Patience)
 	defer cancel()
 	if err := c.Check(ctx, settled, c.LedgerPath("harness"), c.LedgerPath(generatorHelper)); err != nil {
 		c.t.Error(err)
@@ -279,7 +279,7 @@ func (c *cell) wantKept(settled bool) {
 
 // Waits and looks of the small form, which runs on machines that are busy.
 const (
-	settleLimit = 4 * time.Minute
+	settleLimit = rig.Patience
 	watchEvery  = 250 * time.Millisecond
 )
 

@@ -143,10 +143,13 @@ func (p *pair) term(ctx context.Context) (n int64, err error) {
 // came; NaN if it did not come within a minute.
 func (p *pair) watchTerm(began time.Time) func() float64 {
 	p.t.Helper()
-	was, err := p.term(p.t.Context())
-	if err != nil || was == 0 {
-		p.t.Fatalf("nobody leads: %v", err)
-	}
+	var was int64
+	until(p.t, "a replica leads", rig.Patience, func(ctx context.Context) (err error) {
+		if was, err = p.term(ctx); err == nil && was == 0 {
+			err = errors.New("nobody does")
+		}
+		return err
+	})
 	after := make(chan float64, 1)
 	go func() {
 		err := rig.AwaitEvery(p.t.Context(), 50*time.Millisecond, time.Minute, func(ctx context.Context) error {
@@ -168,10 +171,11 @@ func (p *pair) watchTerm(began time.Time) func() float64 {
 // lose takes away the replica that holds the waiters, and records the effect.
 func (p *pair) lose(l loss) {
 	p.t.Helper()
-	_, victim, survivor, err := p.waiters(p.t.Context())
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	var victim, survivor *rig.Replica
+	until(p.t, "both replicas tell their waiters", rig.Patience, func(ctx context.Context) (err error) {
+		_, victim, survivor, err = p.waiters(ctx)
+		return err
+	})
 	leads := p.leads(victim)
 	ending := p.submitArray(endingName, p.ending, "sleep", p.endingRuns.String())
 	if have := p.awaitRunning(ending, p.ending, time.Minute); have < p.ending {
@@ -219,10 +223,11 @@ func (p *pair) lose(l loss) {
 // leads reports whether a replica leads now.
 func (p *pair) leads(r *rig.Replica) bool {
 	p.t.Helper()
-	leads, err := r.Leads(p.t.Context())
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	var leads bool
+	until(p.t, r.Name+" tells whether it leads", rig.Patience, func(ctx context.Context) (err error) {
+		leads, err = r.Leads(ctx)
+		return err
+	})
 	return leads
 }
 

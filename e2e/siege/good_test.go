@@ -103,7 +103,7 @@ func newGoodCaller(t testing.TB, s *rig.Stack) *goodCaller {
 		t.Fatalf("submit the good caller's job: status %d, %v", a.Status, a.Err)
 	}
 	g.job = job.ID
-	if err := rig.Await(t.Context(), time.Minute, func(ctx context.Context) error {
+	if err := rig.Await(t.Context(), rig.Patience, func(ctx context.Context) error {
 		j, err := s.API.Job(ctx, g.job)
 		if err == nil && j.Status != berth.Succeeded {
 			err = fmt.Errorf("it is %s", j.Status)

@@ -339,6 +339,11 @@ func TestGoodHistoriesPass(t *testing.T) {
 	for _, b := range check.Verify(letGo(time.Second), check.Options{}) {
 		t.Errorf("a step that was let go a second ago, after two hours: %s", b)
 	}
+	older := lost() // an older berthd wrote the event of the checkpoint, a newer one that of the restore
+	event(&older, berth.EventCheckpoint, "").Facts = nil
+	for _, b := range check.Verify(older, check.Options{Settled: true}) {
+		t.Errorf("a checkpoint event without facts: %s", b)
+	}
 	long := running()
 	long.Cluster.ReadAt = long.Cluster.ReadAt.Add(30 * 24 * time.Hour)
 	for _, b := range check.Verify(long, check.Options{}) {

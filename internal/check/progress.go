@@ -214,7 +214,7 @@ func (c *jobCase) nothingLeft() {
 
 func causesComeFirst(c *jobCase) {
 	var at time.Time
-	saved := map[string]bool{}
+	saved, told := map[int64]bool{}, true
 	for _, e := range c.j.Events {
 		if e.At.Add(c.v.o.Skew).Before(at) {
 			c.breach(rows(e), "event %d is older than one before it: %s, %s", e.Seq, e.At.Format(time.RFC3339Nano), at.Format(time.RFC3339Nano))
@@ -222,15 +222,16 @@ func causesComeFirst(c *jobCase) {
 		if e.At.After(at) {
 			at = e.At
 		}
-		var step, bytes, rank int64
 		switch e.Kind {
 		case berth.EventCheckpoint:
-			if n, _ := fmt.Sscanf(e.Detail, "step %d, %d bytes", &step, &bytes); n > 0 {
-				saved[fmt.Sprint(step)] = true
+			if e.Facts == nil || e.Facts.Step == nil {
+				told = false // an older berthd wrote it: which step was saved is unknown
+				continue
 			}
+			saved[*e.Facts.Step] = true
 		case berth.EventRestored:
-			if n, _ := fmt.Sscanf(e.Detail, "rank %d goes on from step %d", &rank, &step); n == 2 && !saved[fmt.Sprint(step)] {
-				c.breach(rows(e), "rank %d went on from step %d before that was registered", rank, step)
+			if f := e.Facts; told && f != nil && f.Step != nil && f.Rank != nil && !saved[*f.Step] {
+				c.breach(rows(e), "rank %d resumed from step %d before that was registered", *f.Rank, *f.Step)
 			}
 		case berth.EventState:
 			c.hasCause(e.To, e.Attempt)

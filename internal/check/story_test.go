@@ -230,11 +230,13 @@ func (t *teller) settle(to berth.State, code berth.ReasonCode, budget berth.Budg
 func (t *teller) checkpoint(step int64) {
 	t.Checkpoints = append(t.Checkpoints, history.Checkpoint{Step: step, Attempt: t.Attempt, Ranks: t.Members, Shards: t.Members, State: berth.CheckpointVerified})
 	t.tell(berth.EventCheckpoint, t.Attempt, "agent:m1", fmt.Sprintf("step %d, 100 bytes", step))
+	t.Events[len(t.Events)-1].Facts = &berth.EventFacts{Step: &step}
 }
 
 func (t *teller) resume(step int64) {
 	t.current().ResumeFrom = &step
 	t.tell(berth.EventRestored, t.Attempt, "agent:m1", fmt.Sprintf("rank 0 goes on from step %d", step))
+	t.Events[len(t.Events)-1].Facts = &berth.EventFacts{Rank: new(0), Step: &step}
 }
 
 // loseMachine lets a machine fall silent, with this job's ranks on it.

@@ -92,29 +92,52 @@ func load(ctx context.Context, host, ref string, img v1.Image) error {
 // grant.
 func Build(t testing.TB) v1.Image {
 	t.Helper()
+	img, err := imageOnce()
+	if err != nil {
+		t.Fatalf("build the test image: %v", err)
+	}
+	return img
+}
+
+// imageOnce builds the image once per test run: to compress it takes longer than
+// most tests.
+var imageOnce = sync.OnceValues(buildImage)
+
+func buildImage() (v1.Image, error) {
+	program, err := buildOnce()
+	if err != nil {
+		return nil, err
+	}
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
-	program := Program(t)
-	must(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "testprog", Mode: 0o755, Size: int64(len(program))}))
-	_, err := w.Write(program)
-	must(t, err)
-	must(t, w.Close())
-	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
-		return io.NopCloser(bytes.NewReader(layer.Bytes())), nil
-	})
-	must(t, err)
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "testprog", Mode: 0o755, Size: int64(len(program))}); err != nil {
+		return nil, err
+	}
+	if _, err := w.Write(program); err != nil {
+		return nil, err
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	opener := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer.Bytes())), nil }
+	l, err := tarball.LayerFromOpener(opener, tarball.WithCompressedCaching)
+	if err != nil {
+		return nil, err
+	}
 	img, err := mutate.AppendLayers(empty.Image, l)
-	must(t, err)
+	if err != nil {
+		return nil, err
+	}
 	file, err := img.ConfigFile()
-	must(t, err)
+	if err != nil {
+		return nil, err
+	}
 	file = file.DeepCopy()
 	file.OS, file.Architecture = "linux", runtime.GOARCH
 	file.Config.Entrypoint = []string{"/testprog"}
 	file.Config.Cmd = []string{"echo", "no command"}
 	file.Config.Env = []string{"PATH=/", "NVIDIA_VISIBLE_DEVICES=all"}
-	img, err = mutate.ConfigFile(img, file)
-	must(t, err)
-	return img
+	return mutate.ConfigFile(img, file)
 }
 
 // Program builds testprog as a static binary, once per test run, and returns it.

@@ -3,6 +3,8 @@ package runtimetest
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -11,7 +13,15 @@ import (
 )
 
 func logsSplitStreams(b *bench) {
-	name := b.run(b.spec("a", "do", "echo out", "sleep 50ms", "stderr err", "sleep 50ms", "print end"))
+	// The streams have no order between them but that of what the engine has read.
+	dir := b.t.TempDir()
+	spec := b.spec("a", "do", "echo out", "await-file /go/err", "stderr err", "await-file /go/end", "print end")
+	spec.Mounts = []node.Mount{{Host: dir, Target: "/go"}}
+	name := b.run(spec)
+	for _, step := range []struct{ seen, next string }{{"out", "err"}, {"err", "end"}} {
+		b.await(name, step.seen)
+		must(b.t, os.WriteFile(filepath.Join(dir, step.next), nil, 0o644))
+	}
 	b.wait(name)
 	lines := b.logs(name, time.Time{})
 	wantLines(b.t, texts(lines), "out", "err", "end")

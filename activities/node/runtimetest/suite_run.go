@@ -222,9 +222,20 @@ func stopLetsTheProcessFinish(b *bench) {
 }
 
 func stopKillsAfterGrace(b *bench) {
-	name := b.run(b.spec("a", "ignore-term"))
+	// Within a short grace a busy machine may not let the program answer the signal.
+	for grace := 300 * time.Millisecond; !stopAnswered(b, grace); grace *= 4 {
+		if grace > patience/4 {
+			b.t.Fatalf("the program had %v to answer SIGTERM, and did not", grace)
+		}
+	}
+}
+
+// stopAnswered stops a program that ignores SIGTERM, and reports whether the
+// program has said so before it was killed.
+func stopAnswered(b *bench, grace time.Duration) bool {
+	b.t.Helper()
+	name := b.run(b.spec(fmt.Sprint("within-", grace), "ignore-term"))
 	b.await(name, "ready")
-	const grace = 300 * time.Millisecond
 	begin := time.Now()
 	if err := b.Runtime.Stop(b.ctx, name, grace); err != nil {
 		b.t.Fatal(err)
@@ -236,7 +247,12 @@ func stopKillsAfterGrace(b *bench) {
 	if c.State != node.ContainerExited || c.ExitCode != 137 || c.OOMKilled {
 		b.t.Errorf("stopped as %+v, want exit code 137 without OOM", c)
 	}
-	wantLines(b.t, texts(b.logs(name, time.Time{})), "ready", "ignored SIGTERM")
+	lines := texts(b.logs(name, time.Time{}))
+	if slices.Equal(lines, []string{"ready"}) {
+		return false
+	}
+	wantLines(b.t, lines, "ready", "ignored SIGTERM")
+	return true
 }
 
 func stopOfAnythingStopped(b *bench) {
@@ -291,11 +307,22 @@ func memoryLimitIsFlagged(b *bench) {
 }
 
 func childLostIsFlagged(b *bench) {
-	c, out := b.finish(b.spec("a", "child-oom", "512"))
-	if c.ExitCode != 0 || !c.OOMKilled {
-		b.t.Errorf("ended as %+v, want exit code 0 with OOM", c)
+	// An engine learns of a lost child beside the container's exit, and may miss it if the
+	// exit comes too soon.
+	for linger := 250 * time.Millisecond; ; linger *= 4 {
+		name := fmt.Sprint("lingers-", linger)
+		c, out := b.finish(b.spec(name, "do", "child-oom 512", "sleep "+linger.String()))
+		if c.ExitCode != 0 {
+			b.t.Errorf("ended as %+v, want exit code 0", c)
+		}
+		wantLines(b.t, out, "child exited 137")
+		if c.OOMKilled {
+			return
+		}
+		if linger > patience/8 {
+			b.t.Fatalf("ended as %+v, want OOM", c)
+		}
 	}
-	wantLines(b.t, out, "child exited 137")
 }
 
 func trainerGoesOn(b *bench) {

@@ -364,7 +364,7 @@ func (c *ControlPlane) prepareTemporal(ctx context.Context, t client.Client) err
 		if err == nil {
 			pause = longest / 2
 		} else if ctx.Err() == nil {
-			c.log.Warn("search attributes not added; workflows need them", "attributes", []string{berth.AttributeTenant, berth.AttributeKind, berth.AttributePool}, "err", err)
+			c.log.Warn("search attributes not added; workflows need them", "attributes", []string{berth.AttributeTenant, berth.AttributeKind}, "err", err)
 		}
 		select {
 		case <-ctx.Done():

@@ -156,7 +156,7 @@ func (d *Daemon) Revive(ctx context.Context) error {
 
 // stacksLimit bounds the wait for the stacks of an engine that may be unable to
 // write them.
-const stacksLimit = 3 * time.Second
+const stacksLimit = 10 * time.Second
 
 // keepStacks moves the engine's stacks out of its run folder, which is lost with
 // the machine.

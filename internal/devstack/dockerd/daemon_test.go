@@ -103,12 +103,11 @@ func assertNothingLeft(t *testing.T, dir string) {
 
 // pauseImage is a tarball of an image's root file system, built once.
 var pauseImage = sync.OnceValues(func() ([]byte, error) {
-	dir, err := os.MkdirTemp("", "berth-pause-")
+	// What stays there is up to date for the next build: to link takes long.
+	path, err := filepath.Abs("../../../bin/tests/pause")
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(dir)
-	path := filepath.Join(dir, "pause")
 	cmd := exec.Command("go", "build", "-o", path, "./testdata/pause")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -464,7 +463,7 @@ func rules(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder
 	for _, table := range []string{"filter", "nat"} {
-		out, err := exec.Command("/usr/sbin/iptables", "-w", "30", "-t", table, "-S").Output()
+		out, err := exec.Command("/usr/sbin/iptables", "-w", "300", "-t", table, "-S").Output()
 		if err != nil {
 			t.Fatal(err)
 		}

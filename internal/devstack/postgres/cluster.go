@@ -51,12 +51,12 @@ func Start(ctx context.Context, opts Options) (*Cluster, error) {
 	c := &Cluster{opts: opts, layout: layout{dir: dir}, port: opts.Port}
 	if err := c.prepare(ctx); err != nil {
 		if c.lock != nil {
-			_ = c.lock.Close()
+			unlock(c.lock)
 		}
 		return nil, fmt.Errorf("postgres in %s: %w", dir, err)
 	}
 	if err := c.launch(ctx); err != nil {
-		_ = c.lock.Close()
+		unlock(c.lock)
 		return nil, fmt.Errorf("postgres in %s: %w", dir, err)
 	}
 	c.opts.Port = c.port // what was free once is the one to come back on
@@ -177,7 +177,7 @@ func (c *Cluster) Stop(ctx context.Context) error {
 		return nil
 	}
 	c.closed = true
-	defer c.lock.Close()
+	defer unlock(c.lock)
 	c.proc.signal(syscall.SIGINT) // "fast": roll back, checkpoint, end
 	select {
 	case <-c.proc.exited:

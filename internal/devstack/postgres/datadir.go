@@ -58,6 +58,14 @@ func lockDir(l layout) (*os.File, error) {
 	return f, nil
 }
 
+// unlock gives the folder back. A program that is being started at this moment has
+// a copy of the file, and with the copy the lock, until the program runs: to close
+// the file alone would not give the folder back before that.
+func unlock(lock *os.File) {
+	_ = syscall.Flock(int(lock.Fd()), syscall.LOCK_UN)
+	_ = lock.Close()
+}
+
 // dataVersion returns the major version that made the data, "" where there is
 // none yet.
 func dataVersion(l layout) (string, error) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -89,7 +90,10 @@ func (c *Cluster) launchOnce(ctx context.Context) error {
 // may still be dying, its port is not "taken".
 func (c *Cluster) pickPort() (int, error) {
 	asked := c.opts.Port
-	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(asked)))
+	if asked == 0 {
+		return freePort()
+	}
+	l, err := listen(asked)
 	if err != nil {
 		_, statErr := os.Stat(c.layout.pidFile())
 		switch {
@@ -101,8 +105,32 @@ func (c *Cluster) pickPort() (int, error) {
 			return 0, fmt.Errorf("port %d on 127.0.0.1 is taken: name another, or 0 for a free one", asked)
 		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	return asked, l.Close()
+}
+
+// The ports that a server takes by itself lie below those that the kernel gives
+// to connections: while a server that keeps its port is down, no connection gets
+// the port in the server's place.
+const firstFreePort, freePorts = 10_000, 10_000
+
+// freePort returns a port from that range that nobody listens on, or any free
+// port where the range has none.
+func freePort() (int, error) {
+	for range 100 {
+		port := firstFreePort + rand.IntN(freePorts)
+		if l, err := listen(port); err == nil {
+			return port, l.Close()
+		}
+	}
+	l, err := listen(0)
+	if err != nil {
+		return 0, err
+	}
+	return l.Addr().(*net.TCPAddr).Port, l.Close()
+}
+
+func listen(port int) (net.Listener, error) {
+	return net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 }
 
 // awaitReady returns when the server answers with our password, so it is ours,

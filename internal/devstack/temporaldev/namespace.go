@@ -22,7 +22,6 @@ const retention = 3 * 24 * time.Hour
 // searchAttributes are set when a workflow starts and never change.
 var searchAttributes = map[string]enumspb.IndexedValueType{
 	"Tenant": enumspb.INDEXED_VALUE_TYPE_KEYWORD,
-	"Pool":   enumspb.INDEXED_VALUE_TYPE_KEYWORD,
 	"Kind":   enumspb.INDEXED_VALUE_TYPE_KEYWORD,
 }
 

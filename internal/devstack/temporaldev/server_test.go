@@ -2,6 +2,7 @@ package temporaldev_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -43,7 +45,7 @@ func database(t *testing.T) *postgres.Cluster {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 		defer cancel()
 		if err := c.Stop(ctx); err != nil {
 			t.Error(err)
@@ -104,7 +106,6 @@ func greet(t *testing.T, c client.Client, id string) string {
 		ID: id, TaskQueue: "greetings",
 		TypedSearchAttributes: sdktemporal.NewSearchAttributes(
 			sdktemporal.NewSearchAttributeKeyKeyword("Tenant").ValueSet("research"),
-			sdktemporal.NewSearchAttributeKeyKeyword("Pool").ValueSet("lab"),
 			sdktemporal.NewSearchAttributeKeyKeyword("Kind").ValueSet("job"),
 		),
 	}, Greet, "world")
@@ -141,15 +142,15 @@ func TestResultsSurviveARestart(t *testing.T) {
 	}
 
 	// Each has a timer of 10 ms. With the server's default each takes over 1 s,
-	// on a quick machine; on a busy one some do anyway.
+	// however quick the machine; on a busy machine some do anyway.
 	quickest := time.Hour
-	for i := range 10 {
+	for i := 0; i < 30 && quickest >= time.Second; i++ {
 		id := fmt.Sprint("timed-", i)
 		greet(t, c, id)
 		quickest = min(quickest, timer(t, c, id))
 	}
 	if quickest >= time.Second {
-		t.Errorf("the quickest of ten short timers took %s", quickest)
+		t.Errorf("the quickest of thirty short timers took %s", quickest)
 	}
 	ofNumber := func(name string) bool { return strings.HasPrefix(name, "by_int_") } // which one, Temporal chooses
 	if list := indexes(t, pg); slices.ContainsFunc(list, ofNumber) {
@@ -194,8 +195,8 @@ func TestResultsSurviveARestart(t *testing.T) {
 		t.Errorf("the index of an attribute that was added did not come back: there are %v", kept)
 	}
 	keywords := slices.DeleteFunc(slices.Clone(kept), func(name string) bool { return !strings.HasPrefix(name, "by_keyword_") })
-	if len(keywords) != 3 || len(kept) > 12 {
-		t.Errorf("there are indexes %v, want three of keywords", kept)
+	if len(keywords) != 2 || len(kept) > 12 {
+		t.Errorf("there are indexes %v, want two of keywords", kept)
 	}
 	if err := again.Stop(); err != nil {
 		t.Fatal(err)
@@ -253,12 +254,12 @@ func timer(t *testing.T, c client.Client, id string) time.Duration {
 // kinds waits until visibility lists a job and returns how many.
 func kinds(t *testing.T, c client.Client) int64 {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		n, err := c.CountWorkflow(ctx, countRequest("Kind = 'job' AND Tenant = 'research' AND Pool = 'lab'"))
+		n, err := c.CountWorkflow(ctx, countRequest("Kind = 'job' AND Tenant = 'research'"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -280,15 +281,25 @@ func assertUI(t *testing.T, url string) {
 		"/api/v1/settings":              `"DisableNewsFetch":true`,
 		"/api/v1/namespaces/default":    `NAMESPACE_STATE_REGISTERED`,
 	} {
-		resp, err := http.Get(url + path)
-		if err != nil {
-			t.Error(err)
-			continue
-		}
+		resp := get(t, url+path)
 		body, err := io.ReadAll(resp.Body)
 		_ = resp.Body.Close()
 		if err != nil || resp.StatusCode != http.StatusOK || !strings.Contains(strings.ToLower(string(body)), strings.ToLower(want)) {
 			t.Errorf("%s: status %d, %v, want %s in\n%.600s", path, resp.StatusCode, err, want, body)
+		}
+	}
+}
+
+// get calls the UI, which begins to listen some time after the server has started.
+func get(t *testing.T, url string) *http.Response {
+	t.Helper()
+	for deadline := time.Now().Add(4 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		resp, err := http.Get(url)
+		if err == nil {
+			return resp
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) || time.Now().After(deadline) {
+			t.Fatal(err)
 		}
 	}
 }

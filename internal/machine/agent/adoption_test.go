@@ -19,7 +19,7 @@ func TestRestartedAgentAdopts(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	running := s.submit(nil, "do", "lines 1000 2ms", "trap-term 5") // it runs until it is told to end
+	running := s.submit(nil, "do", "lines 300 2ms", "trap-term 5") // it runs until it is told to end
 	req, w := m.run(running)
 	s.until("some of the log is stored", func() bool { return len(s.log(running, 1)) > 20 })
 	before, err := m.container(req)
@@ -35,7 +35,7 @@ func TestRestartedAgentAdopts(t *testing.T) {
 	if x := w.exit(); x.Code != 5 || x.Cause != berth.CauseExited {
 		t.Errorf("exit is %+v", x)
 	}
-	s.wantLines(running, 1000)
+	s.wantLines(running, 300)
 	if e := s.machineEpoch("m1"); e != 1 {
 		t.Errorf("the restart moved the machine's epoch to %d", e)
 	}
@@ -49,11 +49,11 @@ func (m *machine) endsWhenReady(req berth.RunRequest) {
 	m.terminate(req)
 }
 
-// wantLines checks that a first attempt has printed n numbered lines, then waited
-// for its end: each line once and in order.
-func (s *site) wantLines(id berth.JobID, n int) {
+// wantLines checks that a first attempt has printed these lines, then n numbered
+// ones, and then waited for its end: each line once and in order.
+func (s *site) wantLines(id berth.JobID, n int, before ...string) {
 	s.t.Helper()
-	want := make([]string, 0, n+2)
+	want := slices.Clone(before)
 	for i := range n {
 		want = append(want, fmt.Sprintf("line %d", i+1))
 	}

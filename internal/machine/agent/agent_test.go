@@ -233,7 +233,7 @@ func TestStalledJobIsStopped(t *testing.T) {
 	s := newSite(t)
 	m := s.machine("m1")
 	quiet := s.submit(func(j *berth.JobSpec) { j.StallTimeout = berth.Duration(200 * time.Millisecond) }, "trap-term", "0")
-	busy := s.submit(func(j *berth.JobSpec) { j.StallTimeout = berth.Duration(500 * time.Millisecond) }, "lines", "100", "10ms")
+	busy := s.submit(func(j *berth.JobSpec) { j.StallTimeout = berth.Duration(2 * time.Second) }, "lines", "100", "25ms")
 	_, w := m.run(quiet)
 	if x := w.exit(); x.Cause != berth.CauseStalled {
 		t.Errorf("the quiet one: %+v", x)

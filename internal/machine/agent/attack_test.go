@@ -169,6 +169,10 @@ func TestF32LostWorkIsMeasuredAndShown(t *testing.T) {
 	s.until("the second attempt is restored", func() bool { return len(s.log(id, 2)) > 0 })
 	// Which step was damaged is told with the next report, and the log may be quicker.
 	s.until("the damaged step does not count", func() bool { return !slices.Contains(s.verified(id), steps[0]) })
+	s.until("the fallback is on record", func() bool {
+		from := s.job(id).Attempts[1].ResumeFrom // planned as steps[0], until the machine reports
+		return from != nil && *from != steps[0]
+	})
 	after := s.job(id).Attempts[0]
 	if got, want := *after.LostSteps, max(*after.LastStep-steps[1], 0); got != want || got < *before.LostSteps {
 		t.Errorf("lost %d steps, and %d after the fallback; want %d", *before.LostSteps, got, want)

@@ -75,7 +75,7 @@ func TestDockerRunsAShortJob(t *testing.T) {
 func TestDockerContainersOutliveTheirAgent(t *testing.T) {
 	t.Parallel()
 	s, m := dockerMachine(t)
-	id := s.submit(nil, "do", "lines 600 2ms", "trap-term 5") // it runs until it is told to end
+	id := s.submit(nil, "do", "lines 300 2ms", "trap-term 5") // it runs until it is told to end
 	req, _ := m.run(id)
 	s.until("some of the log is stored", func() bool { return len(s.log(id, 1)) > 20 })
 	before, err := m.container(req)
@@ -91,7 +91,7 @@ func TestDockerContainersOutliveTheirAgent(t *testing.T) {
 	if x := w.exit(); x.Code != 5 || x.Cause != berth.CauseEngine { // which tells that somebody else ended it
 		t.Errorf("exit is %+v", x)
 	}
-	s.wantLines(id, 600)
+	s.wantLines(id, 300)
 	s.settle(id)
 	m.cleared(req)
 }

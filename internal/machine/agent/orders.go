@@ -73,8 +73,6 @@ func begins(a berth.Assignment) bool {
 		return true // an earlier process claimed it; with or without a container, it is ours
 	case berth.AllocOrphaned, berth.AllocReleased:
 		return a.Orders.Forget || a.Orders.Kill
-	case berth.AllocKept:
-		return false
 	default:
 		return false // a newer server's
 	}

@@ -18,6 +18,7 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/activities/node/runtimetest/prog"
+	"berth/db"
 )
 
 func TestF8AnAgentThatWasAwayFindsItsContainerAtWork(t *testing.T) {

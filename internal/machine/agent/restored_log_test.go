@@ -2,7 +2,10 @@ package agent_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"berth"
@@ -55,11 +58,44 @@ func (m *machine) newSession() {
 	}
 }
 
-func numbered(n int) (lines []string) {
-	for i := range n {
-		lines = append(lines, fmt.Sprintf("line %d", i+1))
+// burst is how many lines a program prints at once that prints in bursts.
+const burst = 40
+
+// inBursts is a program that prints numbered lines in bursts, and then does the
+// rest. Before each burst but the first the program waits for letOn, so that each
+// is stored by itself, however slowly logs are stored, and no engine that keeps few
+// lines overtakes its reader.
+func inBursts(bursts int, rest ...string) []string {
+	commands := []string{"do"}
+	for b := range bursts {
+		if b > 0 {
+			commands = append(commands, fmt.Sprintf("await-file /workspace/burst-%d", b))
+		}
+		commands = append(commands, "echo "+strings.Join(numbered(bursts)[b*burst:(b+1)*burst], " "))
+	}
+	return append(commands, rest...)
+}
+
+// numbered are the lines of so many bursts.
+func numbered(bursts int) (lines []string) {
+	for i := range bursts * burst {
+		lines = append(lines, fmt.Sprintf("line-%d", i+1))
 	}
 	return lines
+}
+
+// letOn has a program print so many bursts, and returns when they are stored.
+func (m *machine) letOn(req berth.RunRequest, bursts int) {
+	m.s.t.Helper()
+	for b := 1; ; b++ {
+		m.until(fmt.Sprintf("burst %d is stored", b), func() bool { return len(m.s.log(req.Job, req.Attempt)) >= b*burst })
+		if b == bursts {
+			return
+		}
+		if err := os.WriteFile(filepath.Join(m.scratch(req), "workspace", fmt.Sprintf("burst-%d", b)), nil, 0o600); err != nil {
+			m.s.t.Fatal(err)
+		}
+	}
 }
 
 // The rest of the log is still in the engine.
@@ -68,28 +104,20 @@ func TestTheLogOfARunningJobGoesOnAfterARestore(t *testing.T) {
 	for _, objects := range []bool{false, true} {
 		t.Run(fmt.Sprintf("store restored %v", objects), func(t *testing.T) {
 			t.Parallel()
-			const lines = 600
+			const bursts, lines = 4, 300
 			s := newSite(t)
 			m := s.machine("m1")
-			id := s.submit(nil, "do", fmt.Sprintf("lines %d 2ms", lines), "trap-term 5")
+			id := s.submit(nil, inBursts(bursts, fmt.Sprintf("lines %d 2ms", lines), "trap-term 5")...)
 			req, w := m.run(id)
-			s.until("some pieces of the log are stored", func() bool { return len(s.log(id, 1)) > 100 && s.pieces(id) > 3 })
+			m.letOn(req, bursts)
 			s.loseLog(id, 2, objects)
 			m.endsWhenReady(req)
 			if x := w.exit(); x.Code != 5 {
 				t.Errorf("exit is %+v", x)
 			}
-			s.wantLines(id, lines)
+			s.wantLines(id, lines, numbered(bursts)...)
 		})
 	}
-}
-
-func (s *site) pieces(id berth.JobID) (n int) {
-	s.t.Helper()
-	if err := s.db.Pool().QueryRow(s.t.Context(), `SELECT count(*) FROM log_chunks WHERE job = $1`, id).Scan(&n); err != nil {
-		s.t.Fatal(err)
-	}
-	return n
 }
 
 // A job that prints nothing more gives the sender no occasion to notice.
@@ -97,13 +125,13 @@ func TestAQuietLogIsWholeAgainAfterARestore(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	id := s.submit(nil, "do", "lines 300 2ms", "sleep 1h")
-	m.run(id)
-	s.until("the log is stored", func() bool { return len(s.log(id, 1)) == 300 && s.pieces(id) > 2 })
+	id := s.submit(nil, inBursts(3, "sleep 1h")...)
+	req, _ := m.run(id)
+	m.letOn(req, 3)
 	s.loseLog(id, 1, true)
 	m.newSession()
-	s.until("the log is stored again", func() bool { return len(s.log(id, 1)) == 300 })
-	if got := s.log(id, 1); !slices.Equal(got, numbered(300)) {
+	s.until("the log is stored again", func() bool { return len(s.log(id, 1)) == 3*burst })
+	if got := s.log(id, 1); !slices.Equal(got, numbered(3)) {
 		t.Errorf("the log is %q", got)
 	}
 }
@@ -113,9 +141,10 @@ func TestALogIsWholeWhenItsRankIsSealedAfterARestore(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	id := s.submit(nil, "do", "lines 300 2ms", "trap-term 0")
+	id := s.submit(nil, inBursts(3, "trap-term 0")...)
 	req, w := m.run(id)
-	s.until("the log is stored", func() bool { return slices.Contains(s.log(id, 1), "ready") && s.pieces(id) > 2 })
+	m.letOn(req, 3)
+	s.until("the log is stored", func() bool { return slices.Contains(s.log(id, 1), "ready") })
 	s.gate.closed.Store(true)
 	s.loseLog(id, 1, true)
 	m.newSession()
@@ -128,7 +157,7 @@ func TestALogIsWholeWhenItsRankIsSealedAfterARestore(t *testing.T) {
 	if x := w.exit(); x.Code != 0 {
 		t.Errorf("exit is %+v", x)
 	}
-	s.wantLines(id, 300)
+	s.wantLines(id, 0, numbered(3)...)
 }
 
 // An engine keeps only so much of a log. What it has thrown away is lost, what it
@@ -144,14 +173,16 @@ func TestWhatTheEngineHasLeftOfALogIsStoredAfterARestore(t *testing.T) {
 	t.Cleanup(short.Shutdown)
 	m.cfg.Runtime, m.runtime = short, short
 	m.start()
-	id := s.submit(nil, "do", "lines 400 2ms", "sleep 1h")
-	m.run(id)
-	s.until("the log is stored", func() bool { return len(s.log(id, 1)) == 400 && s.pieces(id) > 3 })
+	const bursts = 6
+	id := s.submit(nil, inBursts(bursts, "sleep 1h")...)
+	req, _ := m.run(id)
+	m.letOn(req, bursts)
 	s.loseLog(id, 1, true)
 	m.newSession()
-	s.until("the end of the log is stored again", func() bool { return slices.Contains(s.log(id, 1), "line 400") })
+	whole := numbered(bursts)
+	s.until("the end of the log is stored again", func() bool { return slices.Contains(s.log(id, 1), whole[len(whole)-1]) })
 	got := s.log(id, 1)
-	if once := slices.Compact(slices.Clone(got)); len(once) != len(got) || len(got) == 400 || got[0] != "line 1" {
+	if once := slices.Compact(slices.Clone(got)); len(once) != len(got) || len(got) == len(whole) || got[0] != whole[0] {
 		t.Errorf("%d lines are stored: %q", len(got), got)
 	}
 	s.until("it is told", func() bool { return s.hasEvent(id, berth.EventWarning, "thrown away") })

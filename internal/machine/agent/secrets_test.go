@@ -54,12 +54,15 @@ func newKeys(t *testing.T) *sealer.Keys {
 func holds(t *testing.T, dir string) (found []string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() {
-			return err
+		var b []byte
+		if err == nil && d.Type().IsRegular() {
+			b, err = os.ReadFile(path)
 		}
-		b, err := os.ReadFile(path)
 		if bytes.Contains(b, []byte(canary)) {
 			found = append(found, path)
+		}
+		if errors.Is(err, os.ErrNotExist) {
+			return nil // an agent at work writes each file under another name first
 		}
 		return err
 	})

@@ -133,11 +133,14 @@ func (declared) Declared() bool                                 { return true }
 func (declared) Close() error                                   { return nil }
 
 var quick = agent.Timing{
+	PollWait: 500 * time.Millisecond, // where a restart of the database has lost a hint
 	RetryMin: 5 * time.Millisecond, RetryMax: 50 * time.Millisecond,
 	LogFirst: 10 * time.Millisecond, LogEvery: 50 * time.Millisecond,
 	CheckpointPoll: 10 * time.Millisecond, ProgressPoll: 20 * time.Millisecond, HealthPoll: 20 * time.Millisecond,
 	PullPause: 5 * time.Millisecond, CachePause: 10 * time.Millisecond,
-	ClaimFresh: time.Hour, // however busy this machine is
+	// However busy this machine is, no claim is old, and no engine that is slow or
+	// starts again counts as silent or broken.
+	ClaimFresh: time.Hour, EngineProbe: time.Hour, EnginePatience: patience,
 }
 
 // impatient makes the agent, from its next process on, give up a store that
@@ -216,7 +219,7 @@ func (m *machine) restart() {
 
 // patience bounds every wait for what must come; machines that run tests are
 // busy.
-const patience = 2 * time.Minute
+const patience = 5 * time.Minute
 
 func (m *machine) until(what string, ok func() bool) { m.s.until(what, ok) }
 

@@ -62,7 +62,7 @@ func (s *site) inTheSet(like berth.AllocationID) int64 {
 	defer conn.Release()
 	for _, sql := range []string{
 		"SET session_replication_role = replica",
-		fmt.Sprintf(`INSERT INTO allocations OVERRIDING SYSTEM VALUE SELECT (jsonb_populate_record(a, '{"id": %d, "rank": 7, "state": "kept"}')).* FROM allocations a WHERE id = %d`, id, like),
+		fmt.Sprintf(`INSERT INTO allocations OVERRIDING SYSTEM VALUE SELECT (jsonb_populate_record(a, '{"id": %d, "rank": 7, "state": "orphaned", "orders": {}}')).* FROM allocations a WHERE id = %d`, id, like),
 		"RESET session_replication_role",
 	} {
 		if _, err := conn.Exec(s.t.Context(), sql); err != nil {

@@ -55,7 +55,12 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return fmt.Errorf("lock the fence's folder: %w", err)
 	}
-	defer lock.Close()
+	defer func() {
+		// A program that is being started at this moment has a copy of the file, and
+		// with the copy the lock, until the program runs.
+		_ = syscall.Flock(int(lock.Fd()), syscall.LOCK_UN)
+		_ = lock.Close()
+	}()
 	if err := take(ctx, lock); err != nil {
 		return fmt.Errorf("%w: %s", err, o.Dir)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"os"
 	"slices"
 	"strconv"
@@ -41,6 +42,7 @@ func lookup(name string) (command, bool) {
 		"fork":        {2, "fork COUNT DURATION", fork},
 		"write-file":  {2, "write-file PATH TEXT", writeFile},
 		"read-file":   {1, "read-file PATH", readFile},
+		"await-file":  {1, "await-file PATH (waits until it is there)", awaitFile},
 		"digest":      {2, "digest VARIABLE PATH [SLEEP]", digest},
 		"train":       {3, "train DIR STEPS INTERVAL [SAVE_EVERY]", train},
 		"descend":     {4, "descend DIR STEPS INTERVAL SAVE_EVERY", descend},
@@ -268,6 +270,25 @@ func writeFile(_ context.Context, p *Process, args []string) int {
 		return p.fail(err)
 	}
 	return 0
+}
+
+// awaitFile waits until the file exists, so that a test decides when the program
+// goes on.
+func awaitFile(ctx context.Context, p *Process, args []string) int {
+	path, err := p.ReadPath(args[0])
+	if err != nil {
+		return p.fail(err)
+	}
+	for {
+		if _, err := os.Stat(path); err == nil {
+			return 0
+		} else if !errors.Is(err, os.ErrNotExist) {
+			return p.fail(err)
+		}
+		if !pause(ctx, 5*time.Millisecond) {
+			return 1
+		}
+	}
 }
 
 // digest prints what a variable and a file hold, without telling it.

@@ -80,7 +80,7 @@ func run(t testing.TB, program string, prepare func(cmd *exec.Cmd, address strin
 		_ = cmd.Process.Kill()
 		<-ended
 	})
-	limit := time.After(time.Minute)
+	limit := time.After(5 * time.Minute)
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {

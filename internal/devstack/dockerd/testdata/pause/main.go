@@ -6,6 +6,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -19,7 +20,7 @@ func main() {
 	signal.Notify(stop, syscall.SIGTERM)
 	switch {
 	case len(os.Args) == 3 && os.Args[1] == "get":
-		client := http.Client{Timeout: 10 * time.Second}
+		client := http.Client{Timeout: time.Minute}
 		resp, err := client.Get(os.Args[2])
 		if err != nil {
 			fmt.Println(err)
@@ -28,8 +29,13 @@ func main() {
 		_, _ = io.Copy(os.Stdout, resp.Body)
 		return
 	case len(os.Args) == 2 && os.Args[1] == "serve":
+		l, err := net.Listen("tcp", ":8080")
+		if err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
 		go func() {
-			_ = http.ListenAndServe(":8080", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_ = http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				fmt.Fprint(w, "served")
 			}))
 		}()

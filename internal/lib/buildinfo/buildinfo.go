@@ -1,0 +1,34 @@
+// Package buildinfo names the version of the running program.
+package buildinfo
+
+import "runtime/debug"
+
+// Number is the version of this source tree by semver.org. CHANGELOG.md has a section
+// for it, and a test compares the two.
+const Number = "0.1.0"
+
+// Version returns Number and, as far as the build recorded it, the commit: for example
+// "0.1.0 (1234567890ab)". "modified" in it marks a build of a changed checkout.
+func Version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return Number
+	}
+	return describe(info.Settings)
+}
+
+func describe(settings []debug.BuildSetting) string {
+	var commit, modified string
+	for _, s := range settings {
+		switch {
+		case s.Key == "vcs.revision" && len(s.Value) >= 12:
+			commit = s.Value[:12]
+		case s.Key == "vcs.modified" && s.Value == "true":
+			modified = ", modified"
+		}
+	}
+	if commit == "" {
+		return Number
+	}
+	return Number + " (" + commit + modified + ")"
+}
