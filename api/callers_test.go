@@ -492,7 +492,7 @@ func (s *site) asks() {
 func TestAnswersThatAreNotReadHoldNoSlots(t *testing.T) {
 	t.Parallel()
 	s := unreadSite(t, time.Hour) // so that calls that have to wait for them do not end in time
-	for range 4 { // some megabytes of answers go into the buffers of each
+	for range 4 {                 // some megabytes of answers go into the buffers of each
 		s.asks()
 	}
 	eventually(t, "an end of all calls before their answers are read", func() bool { return s.server.UnreadAnswers() > 0 && s.server.OpenCalls() == 0 })

@@ -20,7 +20,7 @@ const (
 	refusedRate    = 200
 	refusedBurst   = 400
 	longestRefusal = 3 * time.Second
-	heldRefusals   = 2048 // as many as the connections of a tenant
+	heldRefusals   = 2048   // as many as the connections of a tenant
 	refusalRoom    = 10_000 // tenants that are remembered
 )
 
