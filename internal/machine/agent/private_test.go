@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"berth"
 	"berth/activities/node"
 	"berth/activities/node/runtimetest/prog"
