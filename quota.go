@@ -37,6 +37,14 @@ type Quota struct {
 	Stored  *Stored    `json:"stored,omitempty" doc:"reported, never set: with all tenants below it"`
 }
 
+// Later returns pointers to the settings that clients of older versions do not
+// know, by JSON name. A change that leaves one out keeps it, and null lifts it; a
+// change lifts the other settings that it leaves out. Each is stored in the column
+// of tenants that has its name. A new setting is one of these.
+func (q *Quota) Later() map[string]any {
+	return map[string]any{"submit_rps": &q.SubmitRPS, "max_priority": &q.MaxPriority, "storage": &q.Storage}
+}
+
 // StorageLimits bound the data that a tenant and all tenants below it store. A nil
 // field sets no limit.
 type StorageLimits struct {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"slices"
+	"strings"
 
 	"berth"
 	"berth/db"
@@ -26,7 +27,9 @@ func (s *Server) registerTenants() {
 	register(s, s.operation("list-quotas", http.MethodGet, "/v1/quotas", tag, "List what tenants may have; users see their own"), s.listQuotas)
 	register(s, s.operation("show-quota", http.MethodGet, "/v1/quotas/{tenant}", tag, "Show what a tenant may have, and has"), s.showQuota)
 	set := s.operation("set-quota", http.MethodPut, "/v1/quotas/{tenant}", tag, "Replace what a tenant may have")
-	set.Description = "What the body leaves out binds no more, except for `submit_rps`, `max_priority` and `storage`, which older clients do not know: left out they stay, and null lifts them. With a `version` that is not the present one: 409, so that nobody undoes another's change unseen."
+	set.Description = "What the body leaves out binds no more, except for `" + strings.Join(db.LaterQuotaSettings, "`, `") + "`: " +
+		"older clients do not know these; left out they stay, and null lifts them. " +
+		"With a `version` that is not the present one: 409, so that nobody undoes another's change unseen."
 	registerWithBody[berth.Quota](s, set, s.setQuota)
 	unset := s.operation("delete-quota", http.MethodDelete, "/v1/quotas/{tenant}", tag, "Lift all limits of a tenant")
 	unset.DefaultStatus = http.StatusNoContent

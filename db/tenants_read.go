@@ -3,6 +3,7 @@ package db
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -78,7 +79,7 @@ func readTenantsWhere(condition string) string {
 	SELECT t.id, coalesce(t.parent, ''), t.weight, t.created_at, n.at,
 		t.guarantee_cpu_m, t.guarantee_mem_mb, t.guarantee_gpu_milli, t.limit_cpu_m, t.limit_mem_mb, t.limit_gpu_milli,
 		t.borrow, t.max_running, t.max_queued, t.budget_gpu_hours, t.budget_period_ms, p.period, t.version,
-		t.submit_rps, t.max_priority, t.storage,
+		t.` + strings.Join(LaterQuotaSettings, ", t.") + `,
 		t.stalled_ms, t.stalled_since,
 		` + usedNow("used_cpu_s") + ` + coalesce(u.cpu_s, 0),
 		` + usedNow("used_mem_mb_s") + ` + coalesce(u.mem_mb_s, 0),
@@ -115,11 +116,18 @@ func scanTenant(row pgx.CollectableRow) (t TenantRow, err error) {
 	var stalledMS int64
 	var storage map[string]int64
 	q := &t.Quota
-	err = row.Scan(&t.ID, &t.Parent, &t.Weight, &t.CreatedAt, &t.Now,
+	targets := []any{
+		&t.ID, &t.Parent, &t.Weight, &t.CreatedAt, &t.Now,
 		&guarantee.CPUs, &guarantee.Memory, &guarantee.GPUs, &limit.CPUs, &limit.Memory, &limit.GPUs,
 		&q.Borrow, &q.MaxRunning, &q.MaxQueued, &hours, &periodMS, &period, &q.Version,
-		&q.SubmitRPS, &q.MaxPriority, &storage,
-		&stalledMS, &t.StalledSince, &t.Usage.CPU, &t.Usage.MemoryMiB, &t.Usage.GPU, &t.Usage.Spent)
+	}
+	later := q.Later()
+	later["storage"] = &storage
+	for _, name := range LaterQuotaSettings {
+		targets = append(targets, later[name])
+	}
+	err = row.Scan(append(targets,
+		&stalledMS, &t.StalledSince, &t.Usage.CPU, &t.Usage.MemoryMiB, &t.Usage.GPU, &t.Usage.Spent)...)
 	q.Tenant, q.Storage = t.ID, storageLimits(storage)
 	if guarantee != (berth.Amounts{}) {
 		q.Guarantee = &guarantee

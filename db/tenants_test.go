@@ -3,11 +3,13 @@ package db_test
 import (
 	"fmt"
 	"math"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
 	"berth"
@@ -407,4 +409,56 @@ func TestDecayIsTheIntegral(t *testing.T) {
 		t.Errorf("8 after three half-lives is %g", got)
 	}
 	mustExec(t, s.pool, `SELECT decayed(8, $1, now(), '1 ms')`, at)
+}
+
+// A setting without a column, or with a column that holds something else, fails here.
+func TestLaterSettingsOfAQuotaAreStored(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	q := berth.Quota{Tenant: "default"}
+	for name, setting := range q.Later() {
+		fill(t, name, reflect.ValueOf(setting).Elem())
+	}
+	if err := s.db.SetQuota(t.Context(), q); err != nil {
+		t.Fatal(err)
+	}
+	got := s.tenant("default").Quota
+	if diff := cmp.Diff(q.Later(), got.Later()); diff != "" {
+		t.Errorf("(-set +stored):\n%s", diff)
+	}
+	none := berth.Quota{Tenant: "default"}
+	if err := s.db.SetQuota(t.Context(), none, db.LaterQuotaSettings...); err != nil {
+		t.Fatal(err)
+	}
+	got = s.tenant("default").Quota
+	if diff := cmp.Diff(q.Later(), got.Later()); diff != "" {
+		t.Errorf("kept by a change that leaves them out (-set +stored):\n%s", diff)
+	}
+	if err := s.db.SetQuota(t.Context(), none); err != nil {
+		t.Fatal(err)
+	}
+	got = s.tenant("default").Quota
+	if diff := cmp.Diff(none.Later(), got.Later()); diff != "" {
+		t.Errorf("lifted (-none +stored):\n%s", diff)
+	}
+}
+
+// fill sets a value, and all fields of a structure, to something that is not zero.
+func fill(t *testing.T, name string, v reflect.Value) {
+	t.Helper()
+	switch v.Kind() {
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(t, name, v.Elem())
+	case reflect.Struct:
+		for i := range v.NumField() {
+			fill(t, name+"."+v.Type().Field(i).Name, v.Field(i))
+		}
+	case reflect.Int, reflect.Int64:
+		v.SetInt(7)
+	case reflect.Float64:
+		v.SetFloat(2.5)
+	default:
+		t.Fatalf("%s is a %s: say here which value it may have", name, v.Kind())
+	}
 }

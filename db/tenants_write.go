@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -206,10 +208,17 @@ func deleteTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	return err
 }
 
-// LaterQuotaSettings are settings that clients of older versions do not know. A
-// change that leaves one out keeps it, and null lifts it; what a change leaves out
-// of the other settings it lifts.
-var LaterQuotaSettings = []string{"submit_rps", "max_priority", "storage"}
+// LaterQuotaSettings names the settings of berth.Quota.Later, in order.
+var LaterQuotaSettings = slices.Sorted(maps.Keys((&berth.Quota{}).Later()))
+
+// setLaterSettings assigns the columns of LaterQuotaSettings, except for those to keep.
+var setLaterSettings = func() string {
+	var b strings.Builder
+	for _, name := range LaterQuotaSettings {
+		fmt.Fprintf(&b, "%[1]s = CASE WHEN @keep_%[1]s THEN %[1]s ELSE @%[1]s END,\n\t\t\t\t", name)
+	}
+	return b.String()
+}()
 
 // SetQuota replaces a tenant's quota. With a version that is not the present
 // one it is a conflict. A budget keeps its periods as long as their length stays.
@@ -220,11 +229,12 @@ func (d *DB) SetQuota(ctx context.Context, q berth.Quota, keep ...string) error 
 	}
 	args := pgx.NamedArgs{
 		"id": q.Tenant, "version": q.Version, "borrow": q.Borrow, "max_running": q.MaxRunning, "max_queued": q.MaxQueued,
-		"submit_rps": q.SubmitRPS, "max_priority": q.MaxPriority, "storage": storageDocument(q.Storage),
 		"hours": nil, "period_ms": nil,
 	}
-	for _, name := range LaterQuotaSettings {
-		args["keep_"+name] = slices.Contains(keep, name)
+	later := q.Later()
+	later["storage"] = storageDocument(q.Storage)
+	for name, value := range later {
+		args[name], args["keep_"+name] = value, slices.Contains(keep, name)
 	}
 	amountArgs(args, "guarantee", q.Guarantee)
 	amountArgs(args, "limit", q.Limit)
@@ -245,10 +255,7 @@ func (d *DB) SetQuota(ctx context.Context, q berth.Quota, keep ...string) error 
 			SET guarantee_cpu_m = @guarantee_cpus, guarantee_mem_mb = @guarantee_memory, guarantee_gpu_milli = @guarantee_gpus,
 				limit_cpu_m = @limit_cpus, limit_mem_mb = @limit_memory, limit_gpu_milli = @limit_gpus,
 				borrow = @borrow, max_running = @max_running, max_queued = @max_queued,
-				submit_rps = CASE WHEN @keep_submit_rps THEN submit_rps ELSE @submit_rps END,
-				max_priority = CASE WHEN @keep_max_priority THEN max_priority ELSE @max_priority END,
-				storage = CASE WHEN @keep_storage THEN storage ELSE @storage END,
-				budget_gpu_hours = @hours, budget_period_ms = @period_ms,
+				`+setLaterSettings+`budget_gpu_hours = @hours, budget_period_ms = @period_ms,
 				budget_since = CASE
 					WHEN @hours::double precision IS NULL THEN NULL
 					WHEN budget_period_ms = @period_ms::bigint THEN budget_since

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 	"net/url"
 
@@ -59,15 +60,26 @@ func (c *Client) Quota(ctx context.Context, id berth.TenantID) (berth.Quota, err
 // set are lifted, the later ones by null: left out they would stay.
 func (c *Client) SetQuota(ctx context.Context, q berth.Quota) (berth.Quota, error) {
 	q.Use = nil
-	body := struct {
-		berth.Quota
-		SubmitRPS   *float64             `json:"submit_rps"`
-		MaxPriority *berth.Priority      `json:"max_priority"`
-		Storage     *berth.StorageLimits `json:"storage"`
-	}{q, q.SubmitRPS, q.MaxPriority, q.Storage}
 	var after berth.Quota
-	_, err := c.do(ctx, request{method: http.MethodPut, path: quotaPath(q.Tenant), body: body}, &after)
+	body, err := quotaBody(q)
+	if err != nil {
+		return after, err
+	}
+	_, err = c.do(ctx, request{method: http.MethodPut, path: quotaPath(q.Tenant), body: body}, &after)
 	return after, err
+}
+
+// quotaBody returns the fields of a quota, with null for later settings that are not set.
+func quotaBody(q berth.Quota) (map[string]json.RawMessage, error) {
+	text, err := json.Marshal(q)
+	if err != nil {
+		return nil, err
+	}
+	body := map[string]json.RawMessage{}
+	for name := range q.Later() {
+		body[name] = json.RawMessage("null")
+	}
+	return body, json.Unmarshal(text, &body)
 }
 
 // DeleteQuota lifts all limits of a tenant.
