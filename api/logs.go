@@ -52,7 +52,8 @@ func (s *Server) logs(ctx context.Context, in *logsInput) (*huma.StreamResponse,
 	if err != nil {
 		return nil, err
 	}
-	r := &logRead{s: s, job: id, named: in.Attempt > 0, tail: in.Tail}
+	// Who follows a log from its beginning is where all others began.
+	r := &logRead{s: s, job: id, named: in.Attempt > 0, tail: in.Tail, shares: in.Tail == 0 && in.Since == ""}
 	r.ref = berth.LogRef{Tenant: job.Tenant, Job: id, Attempt: in.Attempt, Rank: in.Member}
 	if !r.named {
 		r.ref.Attempt = job.Attempt
@@ -176,7 +177,7 @@ type logRead struct {
 	offset int64 // of the next byte to read
 	skip   int   // lines from there that come before the tail
 	begun  bool  // offset and skip are as tail and since want them
-	caught bool  // everything stored was sent before: see sendNew
+	shares bool  // others are likely at the same position: see sendNew
 }
 
 // resume takes up a stream where Last-Event-ID says: <attempt>-<offset>.
@@ -215,7 +216,7 @@ func (r *logRead) send(ctx context.Context, x *stream, over bool) error {
 	if err := r.begin(ctx); err != nil {
 		return err
 	}
-	if r.caught && !over {
+	if r.shares && !over {
 		more, err := r.sendNew(ctx, x)
 		if err != nil || !more {
 			return err
@@ -233,7 +234,7 @@ func (r *logRead) send(ctx context.Context, x *stream, over bool) error {
 		}
 		return err
 	})
-	r.caught = err == nil && r.skip == 0 && r.since.IsZero() // a shared block is not filtered
+	r.shares = err == nil && r.skip == 0 && r.since.IsZero() // a shared block is not filtered
 	return err
 }
 
@@ -249,8 +250,8 @@ type logAt struct {
 }
 
 // logBlock is what follows a position, at most a transferBlock of the log, as
-// events. Those who follow a log and have caught up are at the same position:
-// they send the same block.
+// events. Those who follow a log from its beginning, or have caught up, are at the
+// same position: they send the same block.
 type logBlock struct {
 	text []byte
 	next int64 // offset after it

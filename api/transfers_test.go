@@ -136,14 +136,46 @@ func TestAThousandFollowersOfOneLogShareWhatTheyRead(t *testing.T) {
 	}
 }
 
-// countedLogs counts how often a log is opened.
+// Clients that begin to follow a log at the same time share its beginning too, and
+// each of them gets all of it.
+func TestFollowersThatBeginAtOnceShareWhatTheyRead(t *testing.T) {
+	t.Parallel()
+	reader := countedLogs{takes: time.Second}
+	s := newSite(t, func(d *api.Deps) { reader.LogReader, d.Logs = d.Logs, &reader })
+	s.machine("m1", 8, 8192, 0)
+	follow := func(job berth.Job, followers int, until string) (reads int64) {
+		t.Helper()
+		before := reader.n.Load()
+		var conns []net.Conn
+		for range followers {
+			conns = append(conns, s.open("alice", "GET", "/v1/jobs/"+string(job.ID)+"/logs?follow=true", ""))
+		}
+		for _, conn := range conns {
+			readUntil(t, conn, until)
+		}
+		return reader.n.Load() - before
+	}
+	short, long := s.submit("alice", nil), s.submit("alice", nil)
+	s.run(short.ID, "m1")
+	s.write(short, 1, time.Now(), "first")
+	const followers = 60
+	if n := follow(short, followers, `"text":"first"`); n > followers/3 {
+		t.Errorf("the log was opened %d times for %d followers", n, followers)
+	}
+	s.run(long.ID, "m1")
+	follow(long, 3, s.fill(long, 1)) // several blocks
+}
+
+// countedLogs counts how often a log is opened, which takes a time.
 type countedLogs struct {
 	api.LogReader
-	n atomic.Int64
+	n     atomic.Int64
+	takes time.Duration
 }
 
 func (c *countedLogs) OpenLog(ctx context.Context, log berth.LogRef, offset int64) (io.ReadCloser, error) {
 	c.n.Add(1)
+	time.Sleep(c.takes)
 	return c.LogReader.OpenLog(ctx, log, offset)
 }
 
