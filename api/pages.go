@@ -48,15 +48,19 @@ type Readiness struct {
 const readyTimeout = 3 * time.Second
 
 // readyMemory is for how long an answer of /readyz is given again: anybody may
-// ask, and each look asks three systems.
-const readyMemory = time.Second
+// ask, and each look asks three systems. Good news is given for readyRest, while the
+// next look is under way: under load a look takes half a second.
+const (
+	readyMemory = time.Second
+	readyRest   = 3 * time.Second
+)
 
 // readiness remembers the last look at the dependencies.
 type readiness struct {
-	mu    sync.Mutex
-	seen  Readiness
-	until time.Time     // when seen is too old
-	look  chan struct{} // closed at the end of the look under way; nil: none is
+	mu   sync.Mutex
+	seen Readiness
+	at   time.Time     // when seen was complete; zero: never
+	look chan struct{} // closed at the end of the look under way; nil: none is
 }
 
 // ready answers whether the dependencies answer. 503 means: send traffic
@@ -71,19 +75,22 @@ func (s *Server) ready(c echo.Context) error {
 	return writeJSON(c, status, r)
 }
 
-// get returns the last look, or waits for the next if that is too old: up to
-// readyTimeout, and no longer than ctx.
+// get returns the last look, or waits for the next if that is too old or not ready:
+// up to readyTimeout, and no longer than ctx.
 func (r *readiness) get(ctx context.Context, check func(context.Context) Readiness) Readiness {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if time.Now().Before(r.until) {
+	age := time.Since(r.at)
+	if age < readyMemory {
 		return r.seen
 	}
 	if r.look == nil {
 		r.look = make(chan struct{})
 		go r.run(context.WithoutCancel(ctx), check) // others wait for it, although this caller may hang up
 	}
-	r.await(ctx, r.look)
+	if !r.seen.Ready || age >= readyRest {
+		r.await(ctx, r.look)
+	}
 	return r.seen
 }
 
@@ -104,7 +111,7 @@ func (r *readiness) run(ctx context.Context, check func(context.Context) Readine
 	seen := check(ctx)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.seen, r.until = seen, time.Now().Add(readyMemory)
+	r.seen, r.at = seen, time.Now()
 	close(r.look)
 	r.look = nil
 }
