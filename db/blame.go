@@ -20,10 +20,12 @@ const alone = `(m.drain_reason IS NULL AND NOT EXISTS (
 
 // suspect is whether a rank's machine died soon after its start. The machine
 // died before it was given up: at most lost_after before. A machine that is back
-// by now had but fallen silent, unless it says that it rebooted.
-const suspect = `(a.alone AND (a.state = 'orphaned' OR a.exit ->> 'cause' = 'boot') AND a.started_at IS NOT NULL
+// by now had but fallen silent, unless it says that it rebooted: a rank that was
+// given up before that has no exit. Never null.
+const suspect = `coalesce(a.alone AND a.started_at IS NOT NULL
+	AND (a.state = 'orphaned' OR a.freed_by = 'boot' OR a.exit ->> 'cause' = 'boot')
 	AND coalesce(a.orphaned_at, a.exited_at) - a.started_at <= interval '10 minutes'
-		+ interval '1 millisecond' * (SELECT j.lost_after_ms FROM jobs j WHERE j.id = a.job))`
+		+ interval '1 millisecond' * (SELECT j.lost_after_ms FROM jobs j WHERE j.id = a.job), false)`
 
 // keptEarlier is how many earlier attempts are looked at.
 const keptEarlier = 100

@@ -70,6 +70,31 @@ func TestF48RebootsUnderAJobArePoisonToo(t *testing.T) {
 	}
 }
 
+// A machine that was given up may report its reboot before the attempt is settled: its
+// rank is then released without an exit on record.
+func TestF48RebootsAfterTheVerdictArePoisonToo(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.submit(nil)
+	s.diesUnder(id, "m1", time.Minute)
+	a, _ := s.register("host1", "agent1")
+	attempt := s.place(id, "m0")
+	a.mustClaim(id, attempt)
+	s.run(id)
+	a.report(id, attempt, berth.PhaseRunning, nil)
+	s.quiet("m0", 91*time.Second)
+	if v := s.judge(s.term(), "m0"); len(v.Jobs) == 0 {
+		t.Fatal("machine m0 was not given up")
+	}
+	s.register("host2", "agent2")
+	if n := one[int](s, `SELECT count(*)::int FROM allocations WHERE machine_id = 'm0' AND state = 'released' AND exit IS NULL`); n != 1 {
+		t.Fatalf("%d ranks are released without an exit, want 1", n)
+	}
+	if r := s.settle(id, attempt); r.Next != berth.Failed || s.job(id).Reason.Code != berth.ReasonPoison {
+		t.Errorf("settled as %+v, %+v", r, s.job(id).Reason)
+	}
+}
+
 // What else may have ended a machine clears the job.
 func TestF48JobsWithAnAlibiAreNoPoison(t *testing.T) {
 	t.Parallel()
