@@ -80,7 +80,8 @@ func queueFaults(batch *pgx.Batch, job lockedJob, v berth.Verdict) {
 		SELECT j.id, @attempt, m.id, j.tenant, @rule, @died,
 			CASE WHEN EXISTS (
 				SELECT 1 FROM allocations a
-				WHERE a.job = j.id AND a.attempt = @attempt AND a.machine_id = m.id AND a.exit ->> 'cause' = 'boot')
+				WHERE a.job = j.id AND a.attempt = @attempt AND a.machine_id = m.id
+				  AND (a.freed_by = 'boot' OR a.exit ->> 'cause' = 'boot'))
 			THEN '' ELSE m.host_boot END
 		FROM jobs j
 		JOIN machines m ON m.id = ANY(@machines)

@@ -74,9 +74,31 @@ func TestF48RebootsUnderAJobArePoisonToo(t *testing.T) {
 // rank is then released without an exit on record.
 func TestF48RebootsAfterTheVerdictArePoisonToo(t *testing.T) {
 	t.Parallel()
-	s := newStage(t)
-	id := s.submit(nil)
-	s.diesUnder(id, "m1", time.Minute)
+	for name, machines := range map[string][2]string{"the last one": {"m1", "m0"}, "one before": {"m0", "m1"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t)
+			id := s.submit(nil)
+			for i, want := range []berth.State{berth.Retrying, berth.Failed} {
+				settle := s.diesAndReboots
+				if machines[i] != "m0" {
+					settle = func(id berth.JobID) berth.SettleResult { return s.diesUnder(id, machines[i], time.Minute) }
+				}
+				if r := settle(id); r.Next != want {
+					t.Errorf("attempt %d is settled as %+v, want %s", i+1, r, want)
+				}
+			}
+			if r := s.job(id).Reason; r == nil || r.Code != berth.ReasonPoison {
+				t.Errorf("the job's reason is %+v", r)
+			}
+		})
+	}
+}
+
+// diesAndReboots begins an attempt of the job on machine m0, which falls silent, is
+// given up and reports a reboot, settles the attempt and lets the machine work on.
+func (s *stage) diesAndReboots(id berth.JobID) berth.SettleResult {
+	s.t.Helper()
 	a, _ := s.register("host1", "agent1")
 	attempt := s.place(id, "m0")
 	a.mustClaim(id, attempt)
@@ -84,15 +106,16 @@ func TestF48RebootsAfterTheVerdictArePoisonToo(t *testing.T) {
 	a.report(id, attempt, berth.PhaseRunning, nil)
 	s.quiet("m0", 91*time.Second)
 	if v := s.judge(s.term(), "m0"); len(v.Jobs) == 0 {
-		t.Fatal("machine m0 was not given up")
+		s.t.Fatal("machine m0 was not given up")
 	}
 	s.register("host2", "agent2")
-	if n := one[int](s, `SELECT count(*)::int FROM allocations WHERE machine_id = 'm0' AND state = 'released' AND exit IS NULL`); n != 1 {
-		t.Fatalf("%d ranks are released without an exit, want 1", n)
+	const released = `SELECT count(*)::int FROM allocations WHERE machine_id = 'm0' AND state = 'released' AND exit IS NULL`
+	if n := one[int](s, released); n != 1 {
+		s.t.Fatalf("%d ranks are released without an exit, want 1", n)
 	}
-	if r := s.settle(id, attempt); r.Next != berth.Failed || s.job(id).Reason.Code != berth.ReasonPoison {
-		t.Errorf("settled as %+v, %+v", r, s.job(id).Reason)
-	}
+	r := s.settle(id, attempt)
+	s.quiet("m0", -time.Minute) // it is heard again, in the new boot
+	return r
 }
 
 // What else may have ended a machine clears the job.
