@@ -73,7 +73,7 @@ func (r *refusals) enter(tenant berth.TenantID) (of *tenantRefusals, wait time.D
 	}
 	turn := of.pace.Reserve()
 	if wait = turn.Delay(); wait > longestRefusal {
-		turn.Cancel() // or later calls would wait for the turns of those that gave up
+		turn.Cancel() // or later calls would wait for the turns of calls that gave up
 		wait = longestRefusal
 	}
 	if wait > 0 {

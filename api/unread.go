@@ -26,7 +26,7 @@ const (
 // call waits until then: a client that sends requests and reads no answers gets one.
 //
 // The streams of an HTTP/2 connection share its buffers, so the bytes of one answer
-// are not known. There the client's window bounds what is written.
+// are not known. There the client's window bounds the written bytes.
 type clientConn struct {
 	held  func() int // bytes of answers that the kernel holds
 	close func()

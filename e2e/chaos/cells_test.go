@@ -46,7 +46,7 @@ func TestTheFixedCellsAreEnough(t *testing.T) {
 	}
 }
 
-// A breach is a breach whatever was slow beside it.
+// A breach fails the run, even if another part of the cell was only slow.
 func TestSlownessNeverHidesABreach(t *testing.T) {
 	t.Parallel()
 	late := awaitFor(time.Millisecond, lastLook, "it comes", func() error { return errors.New("not yet") })

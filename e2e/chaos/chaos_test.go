@@ -135,7 +135,7 @@ func (r *run) try(c cell, place string) error {
 	return err
 }
 
-// dissect logs once what was under way when a cell was slow.
+// dissect logs the state of the jobs once, when a cell was slow.
 func (r *run) dissect() {
 	r.mu.Lock()
 	first := !r.dissected

@@ -214,7 +214,7 @@ func (c *jobCase) nothingLeft() {
 
 func causesComeFirst(c *jobCase) {
 	var at time.Time
-	saved, told := map[int64]bool{}, true
+	saved, allKnown := map[int64]bool{}, true
 	for _, e := range c.j.Events {
 		if e.At.Add(c.v.o.Skew).Before(at) {
 			c.breach(rows(e), "event %d is older than one before it: %s, %s", e.Seq, e.At.Format(time.RFC3339Nano), at.Format(time.RFC3339Nano))
@@ -225,12 +225,12 @@ func causesComeFirst(c *jobCase) {
 		switch e.Kind {
 		case berth.EventCheckpoint:
 			if e.Facts == nil || e.Facts.Step == nil {
-				told = false // an older berthd wrote it: which step was saved is unknown
+				allKnown = false // an older berthd wrote it: which step was saved is unknown
 				continue
 			}
 			saved[*e.Facts.Step] = true
 		case berth.EventRestored:
-			if f := e.Facts; told && f != nil && f.Step != nil && f.Rank != nil && !saved[*f.Step] {
+			if f := e.Facts; allKnown && f != nil && f.Step != nil && f.Rank != nil && !saved[*f.Step] {
 				c.breach(rows(e), "rank %d resumed from step %d before that was registered", *f.Rank, *f.Step)
 			}
 		case berth.EventState:

@@ -307,7 +307,7 @@ func memoryLimitIsFlagged(b *bench) {
 }
 
 func childLostIsFlagged(b *bench) {
-	// An engine learns of a lost child beside the container's exit, and may miss it if the
+	// An engine learns of a lost child and of the container's exit by different ways, and may miss it if the
 	// exit comes too soon.
 	for linger := 250 * time.Millisecond; ; linger *= 4 {
 		name := fmt.Sprint("lingers-", linger)

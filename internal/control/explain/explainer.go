@@ -72,7 +72,7 @@ type source struct {
 	loadedAt, blockedAt time.Time // our clock; zero: never
 }
 
-// reading is the contents of the rows and what was derived from them.
+// reading is the contents of the rows and the plan derived from them.
 type reading struct {
 	snapshot *placement.Snapshot // nil: nothing was read
 	tenants  map[berth.TenantID]db.TenantRow
@@ -269,7 +269,7 @@ func (x *Explainer) answer(ctx context.Context, enough func() bool, hinted db.Hi
 	})
 }
 
-// hold runs f while nobody else holds the turn.
+// hold runs f while it alone holds the turn.
 func hold(ctx context.Context, turn chan struct{}, f func() error) error {
 	select {
 	case turn <- struct{}{}:

@@ -113,7 +113,7 @@ func (c *Cluster) pickPort() (int, error) {
 // the port in the server's place.
 const firstFreePort, freePorts = 10_000, 10_000
 
-// freePort returns a port from that range that nobody listens on, or any free
+// freePort returns a port from that range without a listener, or any free
 // port where the range has none.
 func freePort() (int, error) {
 	for range 100 {

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unsent returns how many bytes the kernel holds of what was written to the
+// unsent returns how many bytes the kernel holds of the data written to the
 // connection: bytes that the peer has not acknowledged, or was not sent because the
 // peer's buffer is full. It returns 0 for a connection that is no socket, and for one
 // that is closed.
