@@ -196,14 +196,14 @@ func (l *Limiter) Do(ctx context.Context, class Class, call func(ctx context.Con
 	if err != nil {
 		return err
 	}
+	end := p.Drop // also after a panic of the call: its permit must not stay taken
+	defer func() { end() }()
 	within, cancel := context.WithTimeout(ctx, l.Deadline())
 	defer cancel()
 	err = call(within)
-	if ctx.Err() != nil {
-		p.Drop()
-		return err
+	if ctx.Err() == nil {
+		end = func() { p.Done(err) }
 	}
-	p.Done(err)
 	return err
 }
 

@@ -216,6 +216,22 @@ func TestCallersThatGiveUpLeaveNoPermitBehind(t *testing.T) {
 	}
 }
 
+func TestACallThatPanicsLeavesNoPermitBehind(t *testing.T) {
+	t.Parallel()
+	l := overload.New(overload.Options{Name: "store", Min: 1, First: 1, Max: 1})
+	func() {
+		defer func() { _ = recover() }()
+		_ = l.Do(t.Context(), overload.Start, func(context.Context) error { panic("broken call") })
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	p, err := l.Acquire(ctx, overload.Start)
+	if err != nil {
+		t.Fatalf("acquire after a panic: %v", err)
+	}
+	p.Drop()
+}
+
 func TestDeadlinesGrowAsTheDependencySlowsDown(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
