@@ -32,6 +32,8 @@ type machineAuth struct {
 	known *recent[tokenKey, *knownMachine]
 	query chan struct{} // closed at the end of the query under way; nil: none is
 	pause time.Time     // no query before, since the last one failed
+
+	doubted time.Time // when a token was last revoked here
 }
 
 type knownMachine struct {
@@ -67,10 +69,12 @@ func (a *machineAuth) principal(ctx context.Context, token string, renewal bool)
 			return p, nil
 		}
 	}
+	begun := time.Now()
 	p, err := a.find(ctx, token)
 	if err == nil {
 		a.mu.Lock()
-		a.known.put(key, &knownMachine{principal: p, confirmed: now, used: now})
+		// A token that was revoked here after the look-up began is confirmed by the next call.
+		a.known.put(key, &knownMachine{principal: p, confirmed: begun, used: begun, doubted: a.doubted})
 		a.mu.Unlock()
 	}
 	return p, err
@@ -166,6 +170,7 @@ func (a *machineAuth) forget() {
 	now := time.Now()
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.doubted = now
 	a.known.each(func(k *knownMachine) *knownMachine {
 		k.doubted = now
 		return k
