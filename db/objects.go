@@ -48,10 +48,18 @@ func (d *DB) DoomedObjects(ctx context.Context, limit int) ([]string, error) {
 	return list, mapError(err, "doomed objects")
 }
 
-// ForgetDoomed strikes folders off that have been removed.
-func (d *DB) ForgetDoomed(ctx context.Context, term Term, prefixes []string) error {
+// ForgetDoomed deletes the rows of folders that have been removed. Folders that could
+// not be removed are due again after wait.
+func (d *DB) ForgetDoomed(ctx context.Context, term Term, removed, stuck []string, wait time.Duration) error {
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `DELETE FROM doomed_objects WHERE prefix = ANY(@prefixes)`, pgx.NamedArgs{"prefixes": prefixes})
+		args := pgx.NamedArgs{"removed": removed, "stuck": stuck, "wait": wait}
+		if _, err := tx.Exec(ctx, `DELETE FROM doomed_objects WHERE prefix = ANY(@removed)`, args); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `
+			UPDATE doomed_objects
+			SET since = clock_timestamp() + @wait::interval
+			WHERE prefix = ANY(@stuck)`, args)
 		return err
 	})
 	return mapError(err, "doomed objects")

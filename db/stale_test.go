@@ -103,7 +103,7 @@ func TestF4EveryWriteOfADeposedLeaderChangesNothing(t *testing.T) {
 		"kill unprepared": func(ctx context.Context) error { return count(s.db.KillUnprepared(ctx, old, patience, 10)) },
 		"give up":         func(ctx context.Context) error { _, err := s.db.GiveUpStuck(ctx, old, patience, 10); return err },
 		"archive":         func(ctx context.Context) error { return count(s.db.ArchiveTerminal(ctx, old, 0, 10)) },
-		"objects":         func(ctx context.Context) error { return s.db.ForgetDoomed(ctx, old, []string{"x"}) },
+		"objects":         func(ctx context.Context) error { return s.db.ForgetDoomed(ctx, old, []string{"x"}, nil, time.Hour) },
 		"outputs":         func(ctx context.Context) error { return count(s.db.PruneOutputs(ctx, old, 0, 10)) },
 		"tokens":          func(ctx context.Context) error { return count(s.db.PruneTokens(ctx, old, 0, 10)) },
 		"closed attempts": func(ctx context.Context) error { return s.db.MarkSwept(ctx, old, done, attempt) },

@@ -2,10 +2,12 @@ package scheduler
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"berth"
 	"berth/db"
@@ -83,28 +85,56 @@ func (t *tidier) pruneLogs(ctx context.Context) error {
 	return nil
 }
 
-// removeDoomed deletes the folders, and the objects of outputs, that no row leads to
-// any more.
+// stuckPause is when a folder that could not be deleted is tried again. A pass ends
+// after stuckInRow failures one after the other: then the store itself is at fault.
+const (
+	stuckPause = time.Hour
+	stuckInRow = 3
+)
+
+// removeDoomed deletes the folders, and the objects of outputs, that no row refers
+// to. One that cannot be deleted does not hold up the others.
 func (t *tidier) removeDoomed(ctx context.Context) error {
+	var failures []error
 	for {
 		list, err := t.DB.DoomedObjects(ctx, tidyBatch)
 		if err != nil || len(list) == 0 {
-			return err
+			return errors.Join(append(failures, err)...)
 		}
-		for _, prefix := range list {
-			remove := t.Objects.DeleteFolder
-			if strings.HasSuffix(prefix, berth.OutputSuffix) {
-				remove = t.Objects.Delete
-			}
-			if err := remove(ctx, prefix); err != nil {
-				return fmt.Errorf("delete %s: %w", prefix, err)
-			}
+		removed, stuck, inRow, failed := t.remove(ctx, list)
+		failures = append(failures, failed...)
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
-		if err := t.DB.ForgetDoomed(ctx, t.term, list); err != nil {
-			return err
+		if err := t.DB.ForgetDoomed(ctx, t.term, removed, stuck, stuckPause); err != nil {
+			return errors.Join(append(failures, err)...)
 		}
-		t.did("objects_removed", len(list))
+		t.did("objects_removed", len(removed))
+		if inRow >= stuckInRow {
+			return errors.Join(failures...)
+		}
 	}
+}
+
+// remove deletes these folders and objects until stuckInRow failures in a row, and
+// returns that number as it stands at the end.
+func (t *tidier) remove(ctx context.Context, list []string) (removed, stuck []string, inRow int, failures []error) {
+	for _, prefix := range list {
+		remove := t.Objects.DeleteFolder
+		if strings.HasSuffix(prefix, berth.OutputSuffix) {
+			remove = t.Objects.Delete
+		}
+		if err := remove(ctx, prefix); err != nil {
+			failures = append(failures, fmt.Errorf("delete %s: %w", prefix, err))
+			stuck = append(stuck, prefix)
+			if inRow++; inRow >= stuckInRow {
+				return removed, stuck, inRow, failures
+			}
+			continue
+		}
+		removed, inRow = append(removed, prefix), 0
+	}
+	return removed, stuck, inRow, failures
 }
 
 // sweepClosed deletes what attempts that are over for long have left without a

@@ -1,6 +1,8 @@
 package scheduler_test
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -92,6 +94,37 @@ func TestCheckpointsOfArchivedJobsAreRemoved(t *testing.T) {
 		t.Error("the archived job's log is gone")
 	}
 	r.await("nothing is left to do", func() bool { return value[int](r, `SELECT count(*) FROM doomed_objects`) == 0 })
+}
+
+// stuckStore refuses to delete one folder.
+type stuckStore struct {
+	*blob.Store
+	folder string
+}
+
+func (s stuckStore) DeleteFolder(ctx context.Context, key string) error {
+	if strings.HasPrefix(key, s.folder) {
+		return errors.New("access denied")
+	}
+	return s.Store.DeleteFolder(ctx, key)
+}
+
+func TestAFolderThatCannotBeDeletedDoesNotHoldUpTheOthers(t *testing.T) {
+	t.Parallel()
+	r, b := newRig(t), store(t)
+	for i, folder := range []string{"locked", "free"} {
+		if err := b.Create(t.Context(), folder+"/object", []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		r.exec(`INSERT INTO doomed_objects (prefix, since) VALUES ($1, now() - $2::interval)`, folder, time.Duration(2-i)*time.Hour)
+	}
+	r.lead(func(o *scheduler.Options) {
+		o.Objects, o.TidyEvery = stuckStore{b, "locked"}, 20*time.Millisecond
+	})
+	r.await("the other folder is gone", func() bool { return !exists(t, b, "free/object") })
+	r.await("only the stuck folder is left, and due later", func() bool {
+		return value[string](r, `SELECT string_agg(prefix || ' ' || (since > now())::text, ',') FROM doomed_objects`) == "locked true"
+	})
 }
 
 func TestOutputsPastTheirRetentionAreRemoved(t *testing.T) {
