@@ -79,7 +79,7 @@ func (h *History) Cluster(ctx context.Context) (history.Cluster, error) {
 					SELECT tenant, kind, 0, amount FROM stored_rows
 				) x
 				GROUP BY tenant, kind
-			) s), '[]'))
+			) s), '[]'), 'tenants', coalesce((SELECT jsonb_agg(to_jsonb(t) ORDER BY t.seq) FROM tenant_log t), '[]'))
 		FROM cluster c`)
 	return c, mapError(err, "cluster")
 }
@@ -231,6 +231,41 @@ func (h *History) Machines(ctx context.Context, since time.Time, each func(histo
 		}
 	}
 	return nil
+}
+
+// Holdings hands over the begins and ends of the holdings of all tenants, in the order
+// of the ledger: what ended before since is left out. It holds a page of them at a
+// time; the database sorts them, on disk if they are many.
+func (h *History) Holdings(ctx context.Context, since time.Time, each func(history.Holding) error) error {
+	const columns = `j.tenant, a.id, a.job, a.attempt, a.machine_id, a.cpu_m, a.mem_mb, a.gpu_milli, a.reserved_at`
+	from := `FROM allocations a
+		JOIN jobs j ON j.id = a.job
+		WHERE a.taken_seq IS NOT NULL AND (counts(a.state) OR coalesce(a.exited_at, a.released_at, 'infinity') >= ` + literal(since) + `)`
+	_, err := h.tx.Exec(ctx, `
+		DECLARE holdings NO SCROLL CURSOR FOR
+		SELECT to_jsonb(x)
+		FROM (
+			SELECT a.taken_seq AS seq, true AS begins, `+columns+`
+			`+from+`
+			UNION ALL
+			SELECT coalesce(a.orphaned_seq, a.freed_seq), false, `+columns+`
+			`+from+` AND coalesce(a.orphaned_seq, a.freed_seq) IS NOT NULL
+		) x
+		ORDER BY x.seq`)
+	if err != nil {
+		return mapError(err, "holdings")
+	}
+	for {
+		page, err := documents[history.Holding](ctx, h.tx, fmt.Sprintf(`FETCH %d FROM holdings`, historyAllocs))
+		if err != nil || len(page) == 0 {
+			return mapError(err, "holdings")
+		}
+		for _, x := range page {
+			if err := each(x); err != nil {
+				return err
+			}
+		}
+	}
 }
 
 func (h *History) machine(ctx context.Context, id berth.MachineID) (history.Machine, error) {

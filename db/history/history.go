@@ -18,6 +18,38 @@ type Cluster struct {
 	ReadAt  time.Time   `json:"read_at"` // the database's clock when its snapshot was taken
 	SameKey []SharedKey `json:"same_key"`
 	Stored  []Stored    `json:"stored"`
+
+	Tenants []TenantChange `json:"tenants"` // by number of the ledger
+}
+
+// TenantChange is a row of tenant_log: the parent and the limits of a tenant from that
+// number of the ledger on. A nil limit binds nothing.
+type TenantChange struct {
+	Seq        int64          `json:"seq"`
+	At         time.Time      `json:"at"`
+	Tenant     berth.TenantID `json:"tenant"`
+	Parent     berth.TenantID `json:"parent"` // "": none
+	CPUMilli   *int64         `json:"limit_cpu_m"`
+	MemoryMiB  *int64         `json:"limit_mem_mb"`
+	GPUMilli   *int64         `json:"limit_gpu_milli"`
+	MaxRunning *int64         `json:"max_running"` // jobs that hold capacity at once
+	Deleted    bool           `json:"deleted"`
+}
+
+// Holding is an allocation as a holding of its tenant: it begins or ends at that number
+// of the ledger.
+type Holding struct {
+	Seq       int64              `json:"seq"`
+	Begins    bool               `json:"begins"` // else it ends
+	Tenant    berth.TenantID     `json:"tenant"`
+	Alloc     berth.AllocationID `json:"id"`
+	Job       berth.JobID        `json:"job"`
+	Attempt   int                `json:"attempt"`
+	Machine   berth.MachineID    `json:"machine_id"`
+	CPUMilli  int64              `json:"cpu_m"`
+	MemoryMiB int64              `json:"mem_mb"`
+	GPUMilli  int64              `json:"gpu_milli"`
+	At        time.Time          `json:"reserved_at"`
 }
 
 // Stored is the data of one kind that a tenant stores: as counted, and as its rows come

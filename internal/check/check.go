@@ -75,6 +75,7 @@ type Invariant struct {
 	machine func(*machineCase)
 	cluster func(*clusterCase)
 	family  func(*familyCase)
+	holding func(*holdingCase)
 }
 
 // History is a whole history in memory.
@@ -83,7 +84,8 @@ type History struct {
 	Jobs       []history.Job
 	Machines   []history.Machine
 	Families   []history.Family
-	Containers []ContainerEvent // of every machine, in any order
+	Holdings   []history.Holding // by number of the ledger
+	Containers []ContainerEvent  // of every machine, in any order
 	Accepted   []Accepted
 	// Missing are jobs that containers or accepted submits name, and that have
 	// no row, not even in the archive.
@@ -110,6 +112,9 @@ func Verify(h History, o Options) []Breach {
 	for _, f := range h.Families {
 		v.family(f)
 	}
+	for _, x := range h.Holdings {
+		v.holding(x)
+	}
 	v.finish(h.Missing)
 	return v.breaches
 }
@@ -121,11 +126,15 @@ type verifier struct {
 	clusterRow history.Cluster
 	lives      map[berth.JobID][]life
 	accepted   []Accepted
+	accounts   *accounts
 	breaches   []Breach
 }
 
 func newVerifier(c history.Cluster, events []ContainerEvent, accepted []Accepted, o Options) *verifier {
-	return &verifier{o: o.withDefaults(), now: c.ReadAt, clusterRow: c, lives: livesOf(c.ID, events), accepted: accepted}
+	return &verifier{
+		o: o.withDefaults(), now: c.ReadAt, clusterRow: c, lives: livesOf(c.ID, events), accepted: accepted,
+		accounts: newAccounts(c.Tenants),
+	}
 }
 
 func (v *verifier) job(j history.Job) {
@@ -148,6 +157,17 @@ func (v *verifier) family(f history.Family) {
 	for _, i := range Invariants {
 		if i.family != nil {
 			i.family(&familyCase{caseOf: caseOf{v: v, invariant: i, job: f.ID}, f: f})
+		}
+	}
+}
+
+func (v *verifier) holding(x history.Holding) {
+	v.accounts.apply(x)
+	for _, i := range Invariants {
+		if i.holding != nil && x.Begins {
+			i.holding(&holdingCase{
+				caseOf: caseOf{v: v, invariant: i, job: x.Job, machine: x.Machine}, h: x, accounts: v.accounts,
+			})
 		}
 	}
 }
@@ -182,6 +202,13 @@ type machineCase struct {
 type familyCase struct {
 	caseOf
 	f history.Family
+}
+
+// holdingCase is an allocation that was just made, with what tenants hold since then.
+type holdingCase struct {
+	caseOf
+	h        history.Holding
+	accounts *accounts
 }
 
 type clusterCase struct {

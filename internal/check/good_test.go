@@ -38,6 +38,55 @@ var shapes = map[string]func() check.History{
 		return s.history()
 	},
 	"a machine reboots": rebooted,
+	"a tenant and the one above it fill their quotas": full,
+	"a quota is lowered below what runs, and a job waits until enough is free": func() check.History {
+		s := newStory()
+		m := s.machine("m1")
+		s.limits("default", "", 2, 2)
+		s.at = s.at.Add(time.Hour)
+		first, second := s.submit(1, "fenced"), s.submit(1, "fenced")
+		first.place(0, m)
+		second.place(1, m)
+		first.run()
+		second.run()
+		s.limits("default", "", 1, 1)
+		s.at = s.at.Add(time.Hour)
+		succeed(first, second)
+		third := s.submit(1, "fenced")
+		third.place(0, m)
+		third.run()
+		succeed(third)
+		return s.history()
+	},
+	"a job is placed by a plan from before its quota was lowered": func() check.History {
+		s := newStory()
+		m := s.machine("m1")
+		s.limits("default", "", 2, 2)
+		s.at = s.at.Add(time.Hour)
+		first, second := s.submit(1, "fenced"), s.submit(1, "fenced")
+		first.place(0, m)
+		first.run()
+		s.limits("default", "", 1, 1)
+		second.place(1, m)
+		second.run()
+		succeed(first, second)
+		return s.history()
+	},
+	"a tenant that holds more than its new parent may": func() check.History {
+		s := newStory()
+		m := s.machine("m1")
+		s.limits("default", "", 2, 2)
+		s.limits("faculty", "", 1, 1)
+		s.at = s.at.Add(time.Hour)
+		first, second := s.submit(1, "fenced"), s.submit(1, "fenced")
+		first.place(0, m)
+		first.run()
+		s.limits("default", "faculty", 2, 2)
+		second.place(1, m)
+		second.run()
+		succeed(first, second)
+		return s.history()
+	},
 	"a user's failure is retried in at_most_one mode, one after the other on one GPU": func() check.History {
 		s := newStory()
 		m := s.machine("m1")
@@ -124,6 +173,30 @@ func sweep() check.History {
 	e[2].settle(berth.Failed, berth.ReasonExitCode, berth.BudgetUser)
 	p.state(berth.Failed, "workflow")
 	return s.history()
+}
+
+// full: two jobs hold all that their tenant and the one above it may.
+func full() check.History {
+	s := newStory()
+	m := s.machine("m1")
+	s.limits("faculty", "", 2, 2)
+	s.limits("default", "faculty", 2, 2)
+	s.at = s.at.Add(time.Hour)
+	first, second := s.submit(1, "fenced"), s.submit(1, "fenced")
+	first.place(0, m)
+	second.place(1, m)
+	first.run()
+	second.run()
+	succeed(first, second)
+	return s.history()
+}
+
+// succeed ends jobs that run on one machine each.
+func succeed(jobs ...*teller) {
+	for _, j := range jobs {
+		j.exits(0, berth.CauseExited)
+		j.settle(berth.Succeeded, "", berth.BudgetNone)
+	}
 }
 
 func lost() check.History {

@@ -54,6 +54,11 @@ var Invariants = []Invariant{
 		job:   func(c *jobCase) { gangsAreWhole(c); gangsStartTogether(c); repairsAreBrief(c) },
 	},
 	{
+		Number: 11, Sentence: "No job is placed beyond the limits of its tenant and of the tenants above it, as they stood at most 30 s before.",
+		Reads:   "tenant_log, taken_seq, freed_seq and orphaned_seq of allocations",
+		holding: withinQuotas,
+	},
+	{
 		Number: 13, Sentence: "After a cancel nothing is started or placed; the job ends canceled, or succeeded by work that had ended by itself.",
 		Reads: "job_events, orders, exit and claimed_at of allocations, cancel_requested_at",
 		job:   cancelsHold,

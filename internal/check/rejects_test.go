@@ -336,6 +336,16 @@ var bads = []bad{
 			h.Machines[0].Events[i].HostBoot = "boot-1"
 		}
 	}},
+	{11, "more GPUs than the tenant may hold", full, func(h *check.History) { *h.Cluster.Tenants[1].GPUMilli = 1999 }},
+	{11, "more jobs than the tenant above may run", full, func(h *check.History) { *h.Cluster.Tenants[0].MaxRunning = 1 }},
+	{11, "a quota was lowered long before", full, func(h *check.History) {
+		t, gpus := h.Cluster.Tenants[1], int64(1000)
+		t.Seq, t.At, t.GPUMilli = t.Seq+1, t.At.Add(time.Minute), &gpus
+		for i := range h.Holdings {
+			h.Holdings[i].Seq += 10
+		}
+		h.Cluster.Tenants = append(h.Cluster.Tenants, t)
+	}},
 	{26, "a third element takes room while two hold some", sweep, func(h *check.History) { h.Families[0].Children[0].Spans[0].Until = 1000 }},
 	{26, "two of an array that runs one at a time", sweep, func(h *check.History) { h.Families[0].Parallel = 1 }},
 	{27, "an array ends before an element", sweep, func(h *check.History) { h.Families[0].Children[1].State = berth.Running }},

@@ -16,6 +16,7 @@ type Source interface {
 	Jobs(ctx context.Context, since time.Time, each func(history.Job) error) error
 	Machines(ctx context.Context, since time.Time, each func(history.Machine) error) error
 	Families(ctx context.Context, since time.Time, each func(history.Family) error) error
+	Holdings(ctx context.Context, since time.Time, each func(history.Holding) error) error
 	Missing(ctx context.Context, ids []berth.JobID) ([]berth.JobID, error)
 }
 
@@ -27,7 +28,8 @@ type Result struct {
 }
 
 // Run verifies a history as it is read. Its memory holds one page of jobs, one
-// machine's allocations, every container event, and the breaches.
+// machine's allocations, every container event, the changes of tenants, the jobs that
+// hold capacity at one moment, and the breaches.
 func Run(ctx context.Context, s Source, events []ContainerEvent, accepted []Accepted, o Options) (Result, error) {
 	c, err := s.Cluster(ctx)
 	if err != nil {
@@ -51,6 +53,12 @@ func Run(ctx context.Context, s Source, events []ContainerEvent, accepted []Acce
 	}
 	if err := s.Families(ctx, o.Since, func(f history.Family) error {
 		v.family(f)
+		return ctx.Err()
+	}); err != nil {
+		return r, err
+	}
+	if err := s.Holdings(ctx, o.Since, func(x history.Holding) error {
+		v.holding(x)
 		return ctx.Err()
 	}); err != nil {
 		return r, err

@@ -20,6 +20,7 @@ type story struct {
 	jobs     []*teller
 	events   []check.ContainerEvent
 	families []*history.Family
+	tenants  []history.TenantChange
 }
 
 func newStory() *story { return &story{at: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)} }
@@ -55,6 +56,14 @@ type teller struct {
 	index  int
 	step   string
 	needs  []berth.JobID
+}
+
+// limits sets what a tenant may hold: GPUs and jobs.
+func (s *story) limits(tenant, parent berth.TenantID, gpus, jobs int64) {
+	gpus *= 1000
+	s.tenants = append(s.tenants, history.TenantChange{
+		Seq: s.next(), At: s.tick(), Tenant: tenant, Parent: parent, GPUMilli: &gpus, MaxRunning: &jobs,
+	})
 }
 
 func (s *story) submit(members int, mode string) *teller {
@@ -271,7 +280,7 @@ func (t *teller) release(actor, by string) {
 
 // history is all that was told, read an hour later if nobody says otherwise.
 func (s *story) history() check.History {
-	h := check.History{Cluster: history.Cluster{ID: "c", ReadAt: s.at.Add(time.Second)}, Containers: s.events}
+	h := check.History{Cluster: history.Cluster{ID: "c", ReadAt: s.at.Add(time.Second), Tenants: s.tenants}, Containers: s.events}
 	for _, t := range s.jobs {
 		h.Jobs = append(h.Jobs, t.Job)
 		h.Accepted = append(h.Accepted, check.Accepted{Tenant: "default", Key: "key-" + string(t.ID), Job: t.ID})
@@ -283,6 +292,7 @@ func (s *story) history() check.History {
 			}
 		}
 	}
+	h.Holdings = s.holdings()
 	for _, f := range s.families {
 		h.Families = append(h.Families, s.family(*f))
 	}
@@ -297,6 +307,24 @@ func (s *story) history() check.History {
 		h.Machines = append(h.Machines, *m)
 	}
 	return h
+}
+
+// holdings are the begins and ends of all allocations.
+func (s *story) holdings() (list []history.Holding) {
+	for _, t := range s.jobs {
+		for _, a := range t.Allocations {
+			x := history.Holding{
+				Seq: a.TakenSeq, Begins: true, Tenant: t.Tenant, Alloc: a.ID, Job: a.Job, Attempt: a.Attempt, Machine: a.Machine,
+				CPUMilli: a.CPUMilli, MemoryMiB: a.MemoryMiB, GPUMilli: a.GPUMilli, At: a.ReservedAt,
+			}
+			list = append(list, x)
+			if x.Seq, x.Begins = cmp.Or(a.OrphanedSeq, a.FreedSeq), false; x.Seq != 0 {
+				list = append(list, x)
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b history.Holding) int { return cmp.Compare(a.Seq, b.Seq) })
+	return list
 }
 
 // family is an array as its elements are now.
