@@ -16,10 +16,11 @@ import (
 //	endLook         answers quickly  a few         pokes: their waiters are lost
 //	endLook         otherwise                      nothing yet: Temporal is behind, and a
 //	                                               poke would only add to its work
-//	endPatience     any              any           pokes
+//	endPatience     answers quickly  any           pokes
+//	endPatience     otherwise                      nothing: the leader settles, and pokes later
 //
-// The leader finds the ends of a process that died, and settles what no workflow
-// settles.
+// The leader finds the ends of a process that died, and settles attempts that no workflow
+// has settled at that age.
 const (
 	endLook     = time.Second            // age of an end at the first look
 	endPatience = 3 * time.Second        // age of an end at the second look
@@ -101,7 +102,9 @@ func (d *Dispatcher) nextLook(q endQueue) (at time.Time, ok bool) {
 // pokes the workflows that have not acted on them.
 func (d *Dispatcher) pokeUnheard(ctx context.Context, queue *endQueue) {
 	first := takeOlder(&queue.fresh, d.opts.EndLook)
-	if stats := d.calls.Stats(); stats.Typical <= quickCall && !stats.Binding() {
+	stats := d.calls.Stats()
+	quick := stats.Typical <= quickCall && !stats.Binding()
+	if quick {
 		jobs, ok := d.unheard(ctx, first)
 		if ok && len(jobs) <= fewUnheard {
 			d.Poke(jobs...)
@@ -109,7 +112,11 @@ func (d *Dispatcher) pokeUnheard(ctx context.Context, queue *endQueue) {
 		}
 	}
 	queue.late = append(queue.late, first...)
-	jobs, _ := d.unheard(ctx, takeOlder(&queue.late, d.opts.EndPatience))
+	late := takeOlder(&queue.late, d.opts.EndPatience)
+	if !quick {
+		return
+	}
+	jobs, _ := d.unheard(ctx, late)
 	d.Poke(jobs...)
 }
 

@@ -146,18 +146,19 @@ func (s *distant) SignalWorkflow(ctx context.Context, id, run, signal string, ar
 }
 
 // A few workflows that have not acted on an end while Temporal answers quickly have
-// lost their waiters: they are poked after a second. Many, or slow answers, show that
-// Temporal is behind: pokes would only add to its work.
+// lost their waiters: they are poked after a second. Many show that Temporal may be
+// behind, and wait for a second look. Slow answers show that it is behind: pokes would
+// only add to its work, so the leader settles those ends.
 func TestAnUnheardEndIsPokedSoonWhileTemporalKeepsUp(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
 		ends    int
 		latency time.Duration
-		want    time.Duration
+		want    time.Duration // 0: never
 	}{
 		"a few":        {16, time.Millisecond, time.Second},
 		"many":         {17, time.Millisecond, 3 * time.Second},
-		"slow answers": {1, 500 * time.Millisecond, 3 * time.Second},
+		"slow answers": {1, 500 * time.Millisecond, 0},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			u := unheard{newMemory(), map[berth.AllocationID]berth.JobID{}}
@@ -187,6 +188,12 @@ func TestAnUnheardEndIsPokedSoonWhileTemporalKeepsUp(t *testing.T) {
 			time.Sleep(30 * time.Second)
 			s.mu.Lock()
 			defer s.mu.Unlock()
+			if row.want == 0 {
+				if len(s.poked) > 0 {
+					t.Errorf("%s: %d were poked", name, len(s.poked))
+				}
+				return
+			}
 			if len(s.poked) != row.ends {
 				t.Errorf("%s: %d of %d were poked", name, len(s.poked), row.ends)
 			}

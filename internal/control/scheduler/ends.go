@@ -2,7 +2,7 @@ package scheduler
 
 import (
 	"context"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -24,16 +24,24 @@ const (
 
 // ends looks after members that ended a while ago and on whose end no workflow has
 // acted. Every replica pokes the workflows of the ends that it recorded, earlier than
-// the leader looks. The leader pokes those of replicas that died since, and of replicas
-// of an older version.
+// the leader looks. The leader settles their attempts from the rows at the age Unheard,
+// as the workflow's own step would: so a job that has ended is not shown as running
+// while Temporal is behind, or while it waits for a worker that is gone. The workflow
+// finds the attempt settled when it comes.
 //
-// A poke takes effect when a worker takes the workflow's task. If Temporal gave that
-// task to a worker that is gone, the next one gets it 10 s later. So the leader also
-// settles the attempts from the rows, as the workflow's own step would; the workflow
-// finds them settled when it comes.
+// At twice that age the leader pokes the workflow too, whether or not it settled the
+// attempt: the waiter that would have told it may be lost. By then most workflows that
+// were only behind have ended, and a poke to one that has ended costs Temporal little.
 type ends struct {
 	*Scheduler
-	pace pace
+	pace    pace
+	settled []lateEnd // whose workflows are to be poked, the oldest first
+}
+
+// lateEnd is a job whose attempt the leader settled.
+type lateEnd struct {
+	job berth.JobID
+	due time.Time // when its workflow is poked
 }
 
 func (e *ends) run(ctx context.Context) error {
@@ -51,11 +59,16 @@ func (e *ends) run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// poke pokes each job at once, and again in growing pauses while it stays as it is.
+// poke pokes the jobs that are late enough, and again in growing pauses while they
+// stay as they are. It pokes each settled job once.
 func (e *ends) poke(jobs []db.Aged, now time.Time) {
 	poked := 0
+	for ; len(e.settled) > 0 && !e.settled[0].due.After(now); e.settled = e.settled[1:] {
+		e.Poker.Poke(e.settled[0].job)
+		poked++
+	}
 	for _, j := range jobs {
-		if e.pace.due("unheard", j, now) {
+		if j.Age >= 2*e.Ages.Unheard && e.pace.due("unheard", j, now) {
 			e.Poker.Poke(j.ID)
 			poked++
 		}
@@ -69,7 +82,16 @@ func (e *ends) poke(jobs []db.Aged, now time.Time) {
 func (e *ends) settle(ctx context.Context, jobs []db.Aged) {
 	ctx, cancel := context.WithTimeout(ctx, settleLimit)
 	defer cancel()
-	var settled, stopped atomic.Int64
+	var mu sync.Mutex
+	settled, stopped := 0, 0
+	note := func(what *int, j db.Aged) {
+		mu.Lock()
+		defer mu.Unlock()
+		*what++
+		if what == &settled {
+			e.settled = append(e.settled, lateEnd{j.ID, time.Now().Add(e.Ages.Unheard)})
+		}
+	}
 	var g errgroup.Group
 	g.SetLimit(settlers)
 	for _, j := range jobs {
@@ -77,11 +99,11 @@ func (e *ends) settle(ctx context.Context, jobs []db.Aged) {
 			result, err := e.Settler.Settle(ctx, j.ID, j.Attempt)
 			switch {
 			case err == nil && !result.NotReady:
-				settled.Add(1)
+				note(&settled, j)
 			case err == nil:
 				var some bool
 				if some, err = e.DB.StopAttempt(ctx, j.ID, j.Attempt); some {
-					stopped.Add(1)
+					note(&stopped, j)
 				}
 			}
 			// CodeInvalid: the job has gone on.
@@ -92,6 +114,6 @@ func (e *ends) settle(ctx context.Context, jobs []db.Aged) {
 		})
 	}
 	_ = g.Wait() // errors were logged
-	e.did("unheard_settled", int(settled.Load()))
-	e.did("unheard_stopped", int(stopped.Load()))
+	e.did("unheard_settled", settled)
+	e.did("unheard_stopped", stopped)
 }
