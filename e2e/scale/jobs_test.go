@@ -135,8 +135,13 @@ func (c *cell) live(ctx context.Context, name string) (n int, err error) {
 func (c *cell) settle(name string, limit time.Duration) (took time.Duration, left int) {
 	c.t.Helper()
 	began := time.Now()
-	_ = rig.AwaitEvery(c.t.Context(), lookEvery, limit, func(ctx context.Context) (err error) { // the caller judges the number
-		if left, err = c.live(ctx, name); err == nil && left > 0 {
+	left = 1                                                                              // at least, until it is read
+	_ = rig.AwaitEvery(c.t.Context(), lookEvery, limit, func(ctx context.Context) error { // the caller judges the number
+		n, err := c.live(ctx, name)
+		if err != nil {
+			return err // at the limit, or the database is busy: the last number stands
+		}
+		if left = n; left > 0 {
 			err = fmt.Errorf("%d jobs are live", left)
 		}
 		return err
