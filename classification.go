@@ -12,7 +12,7 @@ const (
 // the job to be a suspect.
 const PoisonMinutes = 10
 
-// Rules is the failure classification. docs/classification.md is generated from
+// Rules is the failure classification. docs/reference/classification.md is generated from
 // it, and each rule is a case of TestClassify.
 var Rules = []Rule{
 	// What we ordered ourselves.

@@ -13,7 +13,7 @@ import (
 	"berth"
 )
 
-// classificationDocument renders docs/classification.md from the tables.
+// classificationDocument renders docs/reference/classification.md from the tables.
 func classificationDocument() string {
 	var b strings.Builder
 	b.WriteString(`# How failures are classified
@@ -97,7 +97,7 @@ func wait(r berth.Rule) string {
 
 func TestClassificationDocumentMatchesTheTables(t *testing.T) {
 	t.Parallel()
-	const path = "docs/classification.md"
+	const path = "docs/reference/classification.md"
 	want := classificationDocument()
 	if *update {
 		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {

@@ -21,7 +21,7 @@ var told = []int{38, 39, 40, 41, 42, 43}
 // unproved are faults that may still be open in the table.
 var unproved = []int{}
 
-// The table in docs/failures.md says which tests prove what; this holds it to
+// The table in docs/design/failures.md says which tests prove what; this holds it to
 // the source.
 func TestEveryFaultHasATestThatExists(t *testing.T) {
 	t.Parallel()
@@ -55,7 +55,7 @@ func TestEveryFaultHasATestThatExists(t *testing.T) {
 // faultRows are the cells that say what proves each fault, by its number.
 func faultRows(t *testing.T) map[int]string {
 	t.Helper()
-	b, err := os.ReadFile("docs/failures.md")
+	b, err := os.ReadFile("docs/design/failures.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -283,8 +283,11 @@ func (c *codebase) doc(group *ast.CommentGroup) {
 // text that is counted elsewhere.
 func (c *codebase) document(t *testing.T, path string) {
 	t.Helper()
+	if strings.HasPrefix(path, "docs/reference/") {
+		return
+	}
 	switch path {
-	case "docs/cli.md", "docs/states.md", "docs/classification.md", "CHANGELOG.md":
+	case "docs/glossary.md", "docs/design/states.md", "CHANGELOG.md":
 		return
 	case "docs/design/reading.md": // quotes the sentences that it replaces
 		return

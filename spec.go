@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// JobSpec is what a user asks for: the job file of docs/jobs.md, field by field.
+// JobSpec is what a user asks for: the job file of docs/guide/job-file.md, field by field.
 // The zero value of a field means its default; Defaults fills them in.
 type JobSpec struct {
 	Name       string            `json:"name" doc:"a DNS label; unique only by id"`

@@ -41,7 +41,7 @@ type Transition struct {
 }
 
 // Transitions is the state machine of a job: the only changes of state there
-// are. The guard trigger in the database holds the same pairs, docs/states.md
+// are. The guard trigger in the database holds the same pairs, docs/design/states.md
 // is generated from it, and tests compare all three.
 var Transitions = []Transition{
 	{"", Submitted, ActorAPI, "the request is valid and its idempotency key is new"},

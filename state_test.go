@@ -14,7 +14,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite generated documents and golden files")
 
-// statesDocument renders docs/states.md from the state table.
+// statesDocument renders docs/design/states.md from the state table.
 func statesDocument() string {
 	var b strings.Builder
 	b.WriteString("# Statuses of a job\n\n")
@@ -53,7 +53,7 @@ func statesDocument() string {
 
 func TestStatesDocumentMatchesTheTable(t *testing.T) {
 	t.Parallel()
-	const path = "docs/states.md"
+	const path = "docs/design/states.md"
 	want := statesDocument()
 	if *update {
 		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {

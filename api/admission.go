@@ -73,7 +73,7 @@ func (s *Server) heldBack(a berth.Admission, state berth.State) []berth.Blocker 
 		return []berth.Blocker{{Code: "paused", Message: pauseText(a), Hint: pauseHint}}
 	}
 	if text := s.overloaded(state); text != "" {
-		return []berth.Blocker{{Code: "control_plane", Message: "waits for the control plane: " + text, Hint: "wait: it starts as soon as there is room; operators see docs/overload.md"}}
+		return []berth.Blocker{{Code: "control_plane", Message: "waits for the control plane: " + text, Hint: "wait: it starts as soon as there is room; operators see docs/operate/overload.md"}}
 	}
 	return nil
 }

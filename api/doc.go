@@ -1,11 +1,11 @@
-// Package api is Berth's HTTP surface: the calls of docs/contract.md, described
-// once in Go and published as OpenAPI 3.1, and the agents' protocol beside
-// them.
+// Package api is Berth's HTTP interface: the calls of users and operators,
+// described once in Go and published as OpenAPI 3.1, and the protocol of the
+// agents.
 //
-// It decides nothing: handlers parse, make one call of db or placement, and
-// render. No SQL, no Temporal.
+// The package makes no decisions: a handler parses, makes one call of db or
+// placement, and renders. It contains no SQL and no Temporal.
 //
-// The one rule to know: whatever goes wrong is answered by error.go, as RFC
-// 9457 problem+json, and another tenant's id is answered exactly like one that
-// does not exist.
+// The one rule to know: error.go renders every error, as RFC 9457
+// problem+json, and the answer for another tenant's id is the same as for an
+// id that does not exist.
 package api

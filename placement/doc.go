@@ -19,7 +19,7 @@
 // the part that reads them; they make plans faster and never different.
 //
 // A Policy holds the order of jobs, quotas, reserved starts and preemption; see
-// docs/policy.md.
+// docs/design/policy.md.
 //
 // The package never writes: a plan is a proposal that the commit checks again,
 // row by row. A Snapshot that is behind costs a refusal, not a double booking.

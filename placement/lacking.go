@@ -120,7 +120,7 @@ func lacking(s *cluster, c *class, e Explanation) []Shortfall {
 	case e.FitEver > 0:
 		most := strconv.Itoa(e.Members.Ever)
 		if e.Members.apart {
-			most += " on machines of one network" // see docs/gangs.md
+			most += " on machines of one network" // see docs/guide/gang-details.md
 			if c.request.SameLabel != "" {
 				most += " and one " + c.request.SameLabel
 			}

@@ -43,7 +43,7 @@ const (
 
 // value is the worth of what machines have left, under one mix of requests:
 // the GPU share that jobs still to come can be expected to take of it. See
-// docs/placement.md for the rule and its reasons.
+// docs/design/placement.md for the rule and its reasons.
 //
 //	worth(s) = sum over the holes h of s of E[ best of eight offers for h ]
 //	offer    = fill * limit, of a shape drawn from the mix

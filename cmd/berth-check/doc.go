@@ -1,6 +1,6 @@
 // Program berth-check verifies that the history in a Berth database keeps
 // Berth's promises: no GPU given twice, no capacity freed by time alone, no
-// event without its cause. docs/checking.md lists them all.
+// event without its cause. docs/operate/checking.md lists them all.
 //
 // It only reads, from one snapshot, and takes no lock, so that it may run
 // beside production, hourly for instance, and against a standby as well.

@@ -22,7 +22,7 @@ func clusterCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cluster FILE.yaml",
 		Short: "Run a described cluster in virtual time",
-		Long: `Cluster plays what a file describes: machines, tenants, and streams of jobs that come at random. docs/simulation.md lists the fields.
+		Long: `Cluster plays what a file describes: machines, tenants, and streams of jobs that come at random. docs/design/simulation.md lists the fields.
 
 Printed are how much of the cluster was in use while jobs came, how long jobs waited for their first start, how even the tenants'
 shares were, what was displaced and what work that cost.`,

@@ -246,7 +246,7 @@ func take(m *placement.Machine, r berth.Request) bool {
 }
 
 // BenchmarkFamily prints how much of the GPUs first fit, best fit and worth place
-// of each list of the family, three seeds each: the table of docs/placement.md.
+// of each list of the family, three seeds each: the table of docs/design/placement.md.
 func BenchmarkFamily(b *testing.B) {
 	if *traces == "" {
 		b.Skip("say where the lists are: -args -traces FOLDER")

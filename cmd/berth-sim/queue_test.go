@@ -62,7 +62,7 @@ func TestQueueSaysWhatRanWhenAndWhere(t *testing.T) {
 }
 
 // TestQueueKeepsWhatIsPublished holds the policies to the results published on
-// this trace (see docs/simulation.md), by books of the test's own.
+// this trace (see docs/design/simulation.md), by books of the test's own.
 func TestQueueKeepsWhatIsPublished(t *testing.T) {
 	t.Parallel()
 	const srsf, srsfP99, sjf, tiresias = 184_200, 3_692_000, 247_600, 343_200

@@ -1,6 +1,6 @@
 // Command berth is the command line of Berth, for users and operators: it
 // submits jobs, shows what becomes of them, reads their logs, and looks after
-// machines and tokens. docs/cli.md lists every command.
+// machines and tokens. docs/reference/cli.md lists every command.
 //
 // It speaks only HTTP, by api/client. Job files are read here, by
 // internal/lib/jobfile, so that their faults are shown with line and column before

@@ -13,11 +13,11 @@ import (
 	"github.com/spf13/pflag"
 )
 
-var update = flag.Bool("update", false, "write docs/cli.md anew")
+var update = flag.Bool("update", false, "write docs/reference/cli.md anew")
 
-const cliDocument = "../../docs/cli.md"
+const cliDocument = "../../docs/reference/cli.md"
 
-// docs/cli.md is made from the commands themselves, so it cannot lag behind.
+// docs/reference/cli.md is made from the commands themselves, so it cannot lag behind.
 func TestTheDocumentIsTheCommands(t *testing.T) {
 	t.Parallel()
 	want := document()
@@ -31,7 +31,7 @@ func TestTheDocumentIsTheCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("docs/cli.md lags behind; go test ./cmd/berth -run Document -update writes it (-want +got):\n%s", diff)
+		t.Errorf("docs/reference/cli.md lags behind; go test ./cmd/berth -run Document -update writes it (-want +got):\n%s", diff)
 	}
 }
 
@@ -54,7 +54,7 @@ func document() string {
 	var b bytes.Buffer
 	root := newRoot(&app{})
 	b.WriteString("# The command line\n")
-	b.WriteString("Made from the program by `go test ./cmd/berth -run Document -update`. Job files are described in [jobs.md](jobs.md).\n\n")
+	b.WriteString("Made from the program by `go test ./cmd/berth -run Document -update`. Job files are described in [job-file.md](../guide/job-file.md).\n\n")
 	b.WriteString("## Whom it speaks to\n")
 	b.WriteString("`--url` or `BERTH_URL`, else the context of `--context` or `BERTH_CONTEXT`, else the current context of\n" +
 		"`~/.config/berth/config.yaml` (`BERTH_CONFIG`), else `" + defaultURL + "`. The token is `BERTH_TOKEN`, else the one\n" +

@@ -25,7 +25,7 @@ const (
 	exitInterrupted exitCode = 130
 )
 
-// exitCodes is the one table of exit codes; the help text and docs/cli.md are
+// exitCodes is the one table of exit codes; the help text and docs/reference/cli.md are
 // made from it.
 var exitCodes = []struct {
 	code    exitCode

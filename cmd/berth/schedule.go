@@ -17,7 +17,7 @@ func newSchedule(a *app) *cobra.Command {
 		Use:   "schedule",
 		Short: "Manage schedules, which submit jobs and pipelines at set times",
 		Long: "A schedule submits the job or the pipeline of a file at the times of a cron line, at an interval, or once.\n" +
-			"What it submits are jobs as any others. docs/schedules.md tells what becomes of times that overlap or were missed.",
+			"What it submits are jobs as any others. docs/guide/schedules.md tells what becomes of times that overlap or were missed.",
 	}
 	cmd.AddCommand(newScheduleCreate(a), newScheduleList(a), newScheduleShow(a), newScheduleDelete(a),
 		newSchedulePause(a), newScheduleResume(a), newScheduleRun(a), newScheduleBackfill(a))

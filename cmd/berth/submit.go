@@ -45,7 +45,7 @@ func newSubmit(a *app) *cobra.Command {
 		Use:   "submit FILE|-",
 		Short: "Submit a job file",
 		Long: "Submit reads a job file (YAML or JSON, - for standard input), checks it and submits the job.\n" +
-			"It prints the job's id. The file's fields are described in docs/jobs.md. With --at or --in it makes a schedule of a\n" +
+			"It prints the job's id. The file's fields are described in docs/guide/job-file.md. With --at or --in it makes a schedule of a\n" +
 			"single time instead, which berth schedule shows and deletes.",
 		Example: "  berth submit job.yaml --wait\n  id=$(berth submit job.yaml)\n  berth submit job.yaml --in 2h",
 		Args:    cobra.ExactArgs(1),

@@ -78,7 +78,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.logFormat, "log-format", "text", "log format: text or json")
 }
 
-// policyFlags are those about the order of jobs; see docs/tenants.md.
+// policyFlags are those about the order of jobs; see docs/operate/tenants.md.
 func policyFlags(f *pflag.FlagSet, p *controlplane.Policy) {
 	f.StringVar(&p.Order, "order", p.Order, "order of waiting jobs: fair, priority, fifo or srsf")
 	f.IntVar(&p.BandWidth, "band-width", p.BandWidth,

@@ -27,7 +27,7 @@ const (
 var examples = map[string]int{"api-endpoint": 3, "gpu-health-check": 2, "quota-kind": 4}
 
 // generated are documents that `make generate` rewrites.
-var generated = []string{"docs/cli.md", "docs/states.md", "docs/classification.md", "docs/checking.md", "docs/reference/"}
+var generated = []string{"docs/reference/", "docs/design/states.md", "docs/operate/checking.md", "docs/glossary.md"}
 
 // change is an example change, read from its patch.
 type change struct {

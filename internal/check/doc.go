@@ -1,6 +1,6 @@
 // Package check verifies that a history keeps Berth's promises: given what the
 // rows of the database say, and what the container engines saw, it lists every
-// breach of the invariants of docs/checking.md, with the rows that prove it.
+// breach of the invariants of docs/operate/checking.md, with the rows that prove it.
 //
 // It is pure: Verify takes a whole history, Run streams one from a Source, one
 // job and one machine at a time, and both apply the same functions. It knows

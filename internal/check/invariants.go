@@ -1,6 +1,6 @@
 package check
 
-// Invariants are what is checked, by the numbers of docs/checking.md. Numbers
+// Invariants are what is checked, by the numbers of docs/operate/checking.md. Numbers
 // that are missing have no rows to be judged by; that page says which, and why.
 var Invariants = []Invariant{
 	{

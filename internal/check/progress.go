@@ -9,7 +9,7 @@ import (
 )
 
 // Budgets of time within which each state moves on, while the control plane
-// works; see docs/failures.md. Options.Patience comes on top.
+// works; see docs/design/failures.md. Options.Patience comes on top.
 const (
 	submittedFor = 30 * time.Second
 	unclaimedFor = 2 * time.Minute

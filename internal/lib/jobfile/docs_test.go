@@ -10,7 +10,7 @@ import (
 	"berth/internal/lib/jobfile"
 )
 
-const document = "../../../docs/jobs.md"
+const document = "../../../docs/guide/job-file.md"
 
 func TestTheDocumentNamesEveryField(t *testing.T) {
 	t.Parallel()
@@ -18,7 +18,7 @@ func TestTheDocumentNamesEveryField(t *testing.T) {
 	for _, path := range fields(reflect.TypeFor[berth.JobSpec](), "") {
 		name := path[strings.LastIndexByte(path, '.')+1:]
 		if !strings.Contains(text, "`"+path+"`") && !strings.Contains(text, "`"+name+"`") && !strings.Contains(text, name+":") {
-			t.Errorf("docs/jobs.md does not name %s", path)
+			t.Errorf("docs/guide/job-file.md does not name %s", path)
 		}
 	}
 }
@@ -28,14 +28,14 @@ func TestTheDocumentsExamplesAreTrue(t *testing.T) {
 	text := string(read(t, document))
 	example := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindStringSubmatch(text)
 	if example == nil {
-		t.Fatal("docs/jobs.md has no example")
+		t.Fatal("docs/guide/job-file.md has no example")
 	}
-	if _, err := jobfile.Parse("docs/jobs.md", []byte(example[1])); err != nil {
+	if _, err := jobfile.Parse("docs/guide/job-file.md", []byte(example[1])); err != nil {
 		t.Error(err)
 	}
 	_, err := jobfile.Parse("job.yaml", []byte("name: a\nimage: b\ncommand: [python, train.py]\nresources: {cpu: 2}\n"))
 	if err == nil || !strings.Contains(text, err.Error()) {
-		t.Errorf("docs/jobs.md shows another error than\n%v", err)
+		t.Errorf("docs/guide/job-file.md shows another error than\n%v", err)
 	}
 }
 
@@ -49,13 +49,13 @@ func TestTheDocumentMarksWhatIsNotSupported(t *testing.T) {
 	}
 	_, section, ok := strings.Cut(text, "## Not supported by this version\n")
 	if !ok {
-		t.Fatal("docs/jobs.md has no section on what is not supported")
+		t.Fatal("docs/guide/job-file.md has no section on what is not supported")
 	}
 	section, _, _ = strings.Cut(section, "\n## ")
 	for _, line := range strings.Split(err.Error(), "\n") {
 		parts := strings.SplitN(line, ": ", 3)
 		if len(parts) == 3 && strings.Contains(line, "is not supported by this version") && !strings.Contains(section, "`"+regexp.MustCompile(`\[\d+\]`).ReplaceAllString(parts[1], "")) {
-			t.Errorf("docs/jobs.md does not say that %s is not supported", parts[1])
+			t.Errorf("docs/guide/job-file.md does not say that %s is not supported", parts[1])
 		}
 	}
 }
