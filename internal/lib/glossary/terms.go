@@ -1,0 +1,284 @@
+package glossary
+
+// Terms lists the words of Berth, by section. A word stands here once.
+var Terms = []Section{
+	{Title: "Work", Terms: []Term{
+		{
+			Word:    "job",
+			Meaning: "the unit of submission: a container, its resources and its policy; one row in PostgreSQL",
+			Slurm:   "job", Kubernetes: "Job",
+		},
+		{
+			Word:    "job file",
+			Meaning: "the YAML or JSON description of one job",
+			Slurm:   "batch script", Kubernetes: "manifest",
+		},
+		{
+			Word:    "array",
+			Meaning: "a parent row with many jobs of one job file",
+			Slurm:   "job array", Kubernetes: "indexed Job",
+		},
+		{Word: "element", Meaning: "one job of an array, identified by its index", Slurm: "array task"},
+		{
+			Word:       "pipeline",
+			Meaning:    "a parent row with steps that depend on each other",
+			Kubernetes: "DAG workflow (Argo)",
+		},
+		{
+			Word:       "step",
+			Meaning:    "one part of a pipeline: a job, an array or a nested pipeline",
+			Kubernetes: "task (Argo)",
+		},
+		{Word: "level", Meaning: "the steps of one pipeline, without the steps of pipelines nested in it"},
+		{
+			Word: "parent",
+			Meaning: "the row of an array or a pipeline; it holds no capacity, and its status follows from " +
+				"its children",
+			Kubernetes: "owner",
+		},
+		{Word: "child", Meaning: "an element or a step, where both behave the same", Kubernetes: "dependent"},
+		{
+			Word:       "reconcile",
+			Meaning:    "compare rows with the desired state and take the next steps; every pass is repeatable",
+			Kubernetes: "reconcile",
+		},
+		{
+			Word:    "gang",
+			Meaning: "a job of several members: placed, started and stopped together",
+			Slurm:   "multi-node job", Kubernetes: "pod group (Kueue)",
+		},
+		{
+			Word:    "member",
+			Meaning: "one container of a gang; a job without `members` has one",
+			Slurm:   "task of one node", Kubernetes: "pod",
+		},
+		{
+			Word:    "rank",
+			Meaning: "the index of a member, from 0 (`BERTH_MEMBER`, `NODE_RANK`)",
+			Slurm:   "`SLURM_PROCID`", Other: "MPI rank",
+		},
+		{Word: "peer", Meaning: "another member of the same gang, known by host and port"},
+		{
+			Word:    "attempt",
+			Meaning: "one run of a job, numbered from 1; writes of an older attempt are rejected",
+			Slurm:   "restart count", Nomad: "allocation",
+		},
+		{
+			Word: "execution",
+			Meaning: "how many copies of a job may run at once: `at_least_once` (an old copy may overlap " +
+				"its replacement) or `at_most_one`",
+		},
+		{
+			Word: "repair",
+			Meaning: "the next attempt of a gang that lost a member: the other members return to their " +
+				"machines",
+		},
+		{
+			Word:    "checkpoint",
+			Meaning: "a numbered folder of saved state; verified once the hash of every file is on record",
+		},
+		{
+			Word: "restore",
+			Meaning: "copy a verified checkpoint into the container of a new attempt; for the database: " +
+				"put a backup back",
+		},
+		{Word: "dead letter", Meaning: "a failed job without retries left; a person decides about it"},
+		{
+			Word:    "retention",
+			Meaning: "the time for which ended jobs stay in the live tables before the archive",
+			Slurm:   "`MinJobAge`", Kubernetes: "`ttlSecondsAfterFinished`",
+		},
+		{
+			Word:       "schedule",
+			Meaning:    "a row with the times at which to submit a job, an array or a pipeline",
+			Kubernetes: "CronJob", Temporal: "Schedule",
+		},
+		{Word: "fire", Meaning: "one time of a schedule, with its result", Temporal: "action"},
+		{
+			Word:     "clock",
+			Meaning:  "the Temporal Schedule that Berth creates from a schedule's row",
+			Temporal: "Schedule",
+		},
+	}},
+	{Title: "Machines and capacity", Terms: []Term{
+		{Word: "machine", Meaning: "a host with an agent", Slurm: "node", Kubernetes: "node", Nomad: "client"},
+		{Word: "pool", Meaning: "machines of one kind", Slurm: "partition", Kubernetes: "node pool"},
+		{
+			Word:       "volume",
+			Meaning:    "a folder of machines that an operator shares with jobs under a name",
+			Kubernetes: "hostPath volume", Nomad: "host volume",
+		},
+		{Word: "GPU", Meaning: "a device or a MIG slice; a share is a part of one, in thousandths", Slurm: "gres"},
+		{
+			Word:    "allocation",
+			Meaning: "the reservation of one member on one machine",
+			Slurm:   "job step allocation", Kubernetes: "pod bound to a node", Nomad: "allocation",
+		},
+		{
+			Word:    "grant",
+			Meaning: "all allocations of one attempt, as its workflow receives them",
+			Slurm:   "allocation",
+		},
+		{Word: "claim", Meaning: "an agent takes up an allocation; no container runs without a claim"},
+		{
+			Word:       "lease",
+			Meaning:    "a right that expires: a machine's right to count as alive, the leader's right to place",
+			Kubernetes: "Lease",
+		},
+		{
+			Word: "epoch",
+			Meaning: "a counter of incarnations: of a machine (reboots, loss of all its members), or of a " +
+				"lease (terms of the leader)",
+			Other: "Raft term",
+		},
+		{
+			Word:    "order",
+			Meaning: "an instruction of the control plane to an agent: start, checkpoint, stop, kill or forget",
+		},
+		{
+			Word:       "report",
+			Meaning:    "an agent's message about a member: its phase and its exit",
+			Kubernetes: "pod status",
+		},
+		{Word: "exited", Meaning: "the container is gone and its devices are free", Kubernetes: "terminated"},
+		{
+			Word:    "sealed",
+			Meaning: "the member's logs and checkpoints are stored, or an event records that they are lost",
+		},
+		{
+			Word:       "orphaned",
+			Meaning:    "the machine is silent; the allocation counts as used until its end is confirmed",
+			Kubernetes: "unknown",
+		},
+		{
+			Word:    "drain",
+			Meaning: "give a machine no new work and move its jobs away by a deadline",
+			Slurm:   "drain", Kubernetes: "drain", Nomad: "drain",
+		},
+		{
+			Word:    "fence",
+			Meaning: "how long an unreachable machine may continue `at_most_one` work",
+			Slurm:   "fencing (Pacemaker)", Kubernetes: "fencing (Pacemaker)",
+		},
+		{
+			Word: "deadman",
+			Meaning: "the fencing watchdog: a process that ends `at_most_one` work on a machine with an " +
+				"expired lease",
+			Other: "watchdog",
+		},
+		{
+			Word:    "gate",
+			Meaning: "a folder that a container mounts; while it is closed, no engine can start the container",
+		},
+	}},
+	{Title: "Control plane", Terms: []Term{
+		{
+			Word:       "leader",
+			Meaning:    "the one process that places jobs, releases expired reservations and reconciles",
+			Kubernetes: "leader",
+		},
+		{Word: "poke", Meaning: "an empty signal that makes a workflow read its row", Temporal: "signal"},
+		{
+			Word:       "hint",
+			Meaning:    "an empty notification between processes of the control plane; it may be lost",
+			Kubernetes: "watch event",
+		},
+		{Word: "settle", Meaning: "decide the result of a job after all its members have ended"},
+		{
+			Word: "watermark",
+			Meaning: "a number that grows with the database and is also kept outside of it; it reveals a " +
+				"restored backup",
+		},
+		{Word: "leap", Meaning: "the jump of ids, terms and watermarks after a restore of the database"},
+		{
+			Word:    "blocker",
+			Meaning: "one reason why a job does not start",
+			Slurm:   "pending reason", Kubernetes: "scheduling event",
+		},
+		{
+			Word:       "admission",
+			Meaning:    "the decision whether a call or a start is accepted now, by limits and load",
+			Kubernetes: "admission control",
+		},
+		{
+			Word:    "waiter",
+			Meaning: "the part of a control plane process that waits for the end of one member, and decides nothing",
+		},
+	}},
+	{Title: "Queue and quotas", Terms: []Term{
+		{
+			Word: "tenant",
+			Meaning: "a team that owns jobs and is charged for them; tenants form a tree, and a group of " +
+				"tenants is a tenant too",
+			Slurm: "account", Kubernetes: "namespace",
+		},
+		{
+			Word:    "quota",
+			Meaning: "the rules of one tenant: guarantee, limit, jobs at once, budget",
+			Slurm:   "association limits", Kubernetes: "ResourceQuota",
+		},
+		{
+			Word:       "guarantee",
+			Meaning:    "the capacity that a tenant can take back from borrowers",
+			Kubernetes: "nominal quota (Kueue)",
+		},
+		{
+			Word:    "limit",
+			Meaning: "the capacity that a tenant never exceeds",
+			Slurm:   "GrpTRES", Kubernetes: "quota hard limit",
+		},
+		{Word: "budget", Meaning: "the GPU hours that a tenant may spend", Slurm: "GrpTRESMins"},
+		{
+			Word:       "borrow",
+			Meaning:    "hold more than the guarantee while other tenants leave capacity unused",
+			Kubernetes: "borrowing (Kueue)",
+		},
+		{
+			Word:    "share",
+			Meaning: "the largest part of any one resource that a tenant holds",
+			Other:   "dominant share (DRF)",
+		},
+		{
+			Word:    "band",
+			Meaning: "a range of priorities; jobs of a higher band come first",
+			Slurm:   "priority tier", Kubernetes: "PriorityClass",
+		},
+		{Word: "class", Meaning: "jobs with equal placement requests"},
+		{Word: "holder", Meaning: "a job that holds capacity: it runs or is about to start"},
+		{
+			Word: "backfill",
+			Meaning: "start a job before one that waits for capacity, where that delays no reserved start; " +
+				"`berth schedule backfill` fires past times",
+			Slurm: "backfill", Temporal: "backfill",
+		},
+		{
+			Word:    "reserved start",
+			Meaning: "the time from which capacity is kept for a blocked job",
+			Slurm:   "backfill reservation",
+		},
+		{
+			Word:    "preempt",
+			Meaning: "stop a running job for another one; the preempted job waits again at its old place",
+			Slurm:   "preempt", Kubernetes: "preemption",
+		},
+		{Word: "victim", Meaning: "a job that preemption stops", Kubernetes: "victim"},
+		{
+			Word: "nomination",
+			Meaning: "capacity that is kept for one waiting job, mostly released by its victims; table " +
+				"`earmark_log`, flag `--earmark-for`",
+			Kubernetes: "nominated node",
+		},
+		{Word: "headroom", Meaning: "an account's unused quota over time, per resource and in jobs"},
+		{
+			Word: "fragmentation cost",
+			Meaning: "the GPU share that later jobs are expected to lose when a job takes a certain place; " +
+				"placement minimizes it",
+			Other: "FGD fragmentation gradient",
+		},
+		{
+			Word: "preemption bound",
+			Meaning: "per machine, the most capacity that preemption could free and the least that it " +
+				"would cost; it only prunes the search",
+		},
+	}},
+}
