@@ -9,9 +9,9 @@ import (
 // Backoff is how long to wait before the next run. Waiting happens in the row
 // (eligible_at), so it costs no timer.
 type Backoff struct {
-	Initial Duration `json:"initial,omitempty" zero:"more than 0s, at most max; leave it out for 10s"`
-	Factor  float64  `json:"factor,omitempty" zero:"1 to 10; leave it out for 2"`
-	Max     Duration `json:"max,omitempty" zero:"initial to 24h; leave it out for 10m"`
+	Initial Duration `json:"initial,omitempty" zero:"more than 0s, at most max; leave it out for 10s" doc:"first wait"`
+	Factor  float64  `json:"factor,omitempty" zero:"1 to 10; leave it out for 2" doc:"growth of the wait per run"`
+	Max     Duration `json:"max,omitempty" zero:"initial to 24h; leave it out for 10m" doc:"longest wait"`
 }
 
 // infraBackoff spaces retries that the machine is to blame for.

@@ -12,8 +12,8 @@ import (
 // Notify is a webhook: a URL that is told when the job, as a whole, comes to one
 // of these statuses.
 type Notify struct {
-	URL string   `json:"url" doc:"https"`
-	On  []string `json:"on,omitempty" doc:"statuses, but submitted; default: succeeded, failed, canceled"`
+	URL string   `json:"url" doc:"address of the receiver, https"`
+	On  []string `json:"on,omitempty" doc:"statuses that cause a call; default: succeeded, failed, canceled"`
 }
 
 // Bounds of webhooks.

@@ -23,12 +23,12 @@ const (
 // others to have succeeded.
 type PipelineSpec struct {
 	Kind      string             `json:"kind" doc:"pipeline"`
-	Name      string             `json:"name" doc:"a DNS label; unique only by id"`
+	Name      string             `json:"name" doc:"name for people; need not be unique, unlike the id"`
 	OnFailure string             `json:"on_failure,omitempty" doc:"fail_fast (default) or continue"`
-	NoCache   bool               `json:"no_cache,omitempty" doc:"run every step, those that say cache: true as well; what they leave is taken by later runs"`
-	Labels    map[string]string  `json:"labels,omitempty"`
-	Notify    []Notify           `json:"notify,omitempty" doc:"told of the pipeline as a whole"`
-	Jobs      map[string]JobSpec `json:"jobs" doc:"steps by name; each is a job, with needs: the names of steps that must have succeeded; or a pipeline, with jobs of its own"`
+	NoCache   bool               `json:"no_cache,omitempty" doc:"run every step, even with cache: true; later runs may take over the results"`
+	Labels    map[string]string  `json:"labels,omitempty" doc:"labels for searches"`
+	Notify    []Notify           `json:"notify,omitempty" doc:"calls about the pipeline as a whole"`
+	Jobs      map[string]JobSpec `json:"jobs" doc:"steps by name; each is a job, or a nested pipeline with jobs of its own"`
 }
 
 // WithDefaults returns the pipeline with every unset field that has a default

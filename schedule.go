@@ -61,17 +61,17 @@ var Overlaps = []Overlap{OverlapSkip, OverlapBuffer, OverlapAllow, OverlapCancel
 // Pipeline says what.
 type ScheduleSpec struct {
 	Kind     string        `json:"kind,omitempty" doc:"schedule"`
-	Name     string        `json:"name" doc:"a DNS label; unique in your tenant"`
+	Name     string        `json:"name" doc:"name, unique in the tenant"`
 	Cron     string        `json:"cron,omitempty" doc:"minute, hour, day of month, month, day of week; or @hourly, @daily, @weekly, @monthly, @yearly"`
 	Every    Duration      `json:"every,omitempty" doc:"in place of cron: a fixed interval, counted from 1970-01-01T00:00:00Z"`
 	At       *Instant      `json:"at,omitempty" doc:"in place of cron: one time"`
-	TimeZone string        `json:"time_zone,omitempty" doc:"of cron: an IANA name such as Europe/Berlin; default UTC"`
-	Jitter   Duration      `json:"jitter,omitempty" doc:"each fire is put off by a random time of up to this"`
+	TimeZone string        `json:"time_zone,omitempty" doc:"time zone of cron, such as Europe/Berlin; default UTC"`
+	Jitter   Duration      `json:"jitter,omitempty" doc:"longest random delay of each fire"`
 	Overlap  Overlap       `json:"overlap,omitempty" doc:"skip (default), buffer_one, allow or cancel_other"`
-	CatchUp  Duration      `json:"catch_up,omitempty" zero:"10s to 8760h; leave it out for the default" doc:"how late a fire may be after an outage; default 1h, of a single time a year"`
-	Paused   bool          `json:"paused,omitempty" doc:"made, and not started"`
-	Job      *JobSpec      `json:"job,omitempty"`
-	Pipeline *PipelineSpec `json:"pipeline,omitempty"`
+	CatchUp  Duration      `json:"catch_up,omitempty" zero:"10s to 8760h; leave it out for the default" doc:"greatest lateness of a fire; default 1h, for at a year"`
+	Paused   bool          `json:"paused,omitempty" doc:"create the schedule as paused"`
+	Job      *JobSpec      `json:"job,omitempty" doc:"job to submit"`
+	Pipeline *PipelineSpec `json:"pipeline,omitempty" doc:"pipeline to submit, instead of a job"`
 }
 
 // KindSchedule is the kind of a schedule's file.

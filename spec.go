@@ -7,76 +7,77 @@ import (
 	"strings"
 )
 
-// JobSpec is what a user asks for: the job file of docs/guide/job-file.md, field by field.
-// The zero value of a field means its default; Defaults fills them in.
+// JobSpec is the content of a job file, field by field; docs/guide/job-file.md
+// explains it. The zero value of a field means its default; WithDefaults fills
+// the defaults in.
 type JobSpec struct {
-	Name       string            `json:"name" doc:"a DNS label; unique only by id"`
-	Image      string            `json:"image" doc:"container image; resolved to a digest when it is first pulled"`
+	Name       string            `json:"name" doc:"name for people; need not be unique, unlike the id"`
+	Image      string            `json:"image" doc:"container image; the first pull resolves it to a digest"`
 	Entrypoint []string          `json:"entrypoint,omitempty" doc:"overrides the image's entrypoint"`
-	Command    []string          `json:"command,omitempty" doc:"exec form, no shell"`
-	Env        map[string]string `json:"env,omitempty"`
-	Workdir    string            `json:"workdir,omitempty"`
-	Resources  Resources         `json:"resources,omitzero" doc:"per member"`
-	Members    int               `json:"members,omitempty" zero:"1 to 512; leave it out for 1" doc:"containers placed together, all or nothing"`
-	Placement  Placement         `json:"placement,omitzero"`
+	Command    []string          `json:"command,omitempty" doc:"command, passed without a shell"`
+	Env        map[string]string `json:"env,omitempty" doc:"variables of the container"`
+	Workdir    string            `json:"workdir,omitempty" doc:"local folder, copied to /workspace"`
+	Resources  Resources         `json:"resources,omitzero" doc:"resources of each member"`
+	Members    int               `json:"members,omitempty" zero:"1 to 512; leave it out for 1" doc:"containers placed together or not at all"`
+	Placement  Placement         `json:"placement,omitzero" doc:"conditions on the machines"`
 	Priority   *Priority         `json:"priority,omitempty" doc:"low, normal, high, or 0 to 1000"`
 
-	Preemptible  *bool     `json:"preemptible,omitempty"`
+	Preemptible  *bool     `json:"preemptible,omitempty" doc:"whether a job of higher priority may preempt this one"`
 	Execution    Execution `json:"execution,omitempty" doc:"at_least_once or at_most_one"`
-	QueueTimeout Duration  `json:"queue_timeout,omitempty"`
-	TimeLimit    Duration  `json:"time_limit,omitempty"`
-	StallTimeout Duration  `json:"stall_timeout,omitempty"`
-	StopGrace    *Duration `json:"stop_grace,omitempty" doc:"from SIGTERM to SIGKILL"`
+	QueueTimeout Duration  `json:"queue_timeout,omitempty" doc:"longest wait for a start; then the job fails"`
+	TimeLimit    Duration  `json:"time_limit,omitempty" doc:"longest run of each attempt; then the job fails"`
+	StallTimeout Duration  `json:"stall_timeout,omitempty" doc:"longest time without activity; then the job fails"`
+	StopGrace    *Duration `json:"stop_grace,omitempty" doc:"time from SIGTERM to SIGKILL"`
 	LostAfter    Duration  `json:"lost_after,omitempty" zero:"2s to 24h; leave it out for 90s" doc:"silence after which the machine counts as lost"`
 
-	Retry      RetryPolicy       `json:"retry,omitzero"`
-	Checkpoint *CheckpointPolicy `json:"checkpoint,omitempty"`
-	ImageAuth  string            `json:"image_auth,omitempty" doc:"name of a secret, USER:PASSWORD, used only to pull"`
-	Inputs     []Input           `json:"inputs,omitempty"`
-	Outputs    []Output          `json:"outputs,omitempty"`
-	Secrets    []string          `json:"secrets,omitempty" doc:"names of secrets that the container gets"`
+	Retry      RetryPolicy       `json:"retry,omitzero" doc:"further runs after failures"`
+	Checkpoint *CheckpointPolicy `json:"checkpoint,omitempty" doc:"saved state from which the next attempt continues"`
+	ImageAuth  string            `json:"image_auth,omitempty" doc:"secret with USER:PASSWORD for the image pull"`
+	Inputs     []Input           `json:"inputs,omitempty" doc:"data that the container reads"`
+	Outputs    []Output          `json:"outputs,omitempty" doc:"results that are stored after success"`
+	Secrets    []string          `json:"secrets,omitempty" doc:"names of secrets that the container receives"`
 	SecretsAs  string            `json:"secrets_as,omitempty" doc:"file, env or both (default)"`
-	Array      *Array            `json:"array,omitempty"`
-	Needs      []string          `json:"needs,omitempty" doc:"of a step of a pipeline: steps that must have succeeded"`
-	Cache      bool              `json:"cache,omitempty" doc:"of a step of a pipeline: skip it when it has succeeded before with the same spec, image, code and inputs"`
-	Labels     map[string]string `json:"labels,omitempty"`
-	Notify     []Notify          `json:"notify,omitempty"`
+	Array      *Array            `json:"array,omitempty" doc:"creates many jobs from this file"`
+	Needs      []string          `json:"needs,omitempty" doc:"pipelines: steps that must succeed first"`
+	Cache      bool              `json:"cache,omitempty" doc:"pipelines: skip a step that ran unchanged before"`
+	Labels     map[string]string `json:"labels,omitempty" doc:"labels for searches"`
+	Notify     []Notify          `json:"notify,omitempty" doc:"calls to your servers about the job's status"`
 
-	// Of a step that is a pipeline itself, which has no other fields but name,
-	// needs and labels.
-	OnFailure string             `json:"on_failure,omitempty" doc:"of a step with jobs: fail_fast (default) or continue"`
-	Jobs      map[string]JobSpec `json:"jobs,omitempty" doc:"of a step of a pipeline: it is a pipeline of these steps, in place of a job"`
+	// Fields of a step that is a nested pipeline. Such a step has no other fields
+	// except name, needs and labels.
+	OnFailure string             `json:"on_failure,omitempty" doc:"nested pipelines: fail_fast (default) or continue"`
+	Jobs      map[string]JobSpec `json:"jobs,omitempty" doc:"pipelines: steps of a nested pipeline"`
 }
 
-// Resources is what one member needs of one machine.
+// Resources are the requests of one member to one machine.
 type Resources struct {
-	CPUs      *MilliCPU  `json:"cpus,omitempty" doc:"decimal cores"`
-	Memory    *MiB       `json:"memory,omitempty" doc:"4GiB, 512MiB or bytes"`
-	Disk      MiB        `json:"disk,omitempty"`
-	ShmSize   MiB        `json:"shm_size,omitempty"`
+	CPUs      *MilliCPU  `json:"cpus,omitempty" doc:"cores, such as 0.5"`
+	Memory    *MiB       `json:"memory,omitempty" doc:"memory limit: 4GiB, 512MiB or bytes"`
+	Disk      MiB        `json:"disk,omitempty" doc:"reserved scratch space"`
+	ShmSize   MiB        `json:"shm_size,omitempty" doc:"size of /dev/shm; default: the engine's"`
 	GPUs      MilliGPU   `json:"gpus,omitempty" doc:"a whole number, or a share of one GPU such as 0.25"`
 	GPUType   StringList `json:"gpu_type,omitempty" doc:"any of these models"`
-	GPUMemory MiB        `json:"gpu_memory,omitempty" doc:"per GPU, at least"`
+	GPUMemory MiB        `json:"gpu_memory,omitempty" doc:"minimum memory of each GPU"`
 }
 
-// Placement narrows which machines may run the job.
+// Placement restricts the machines of the job. All its conditions must hold.
 type Placement struct {
-	Regions         []string          `json:"regions,omitempty" doc:"any of"`
+	Regions         []string          `json:"regions,omitempty" doc:"any of these regions"`
 	Site            string            `json:"site,omitempty" doc:"any, on_prem or cloud"`
-	Labels          map[string]string `json:"labels,omitempty" doc:"machine labels that must match"`
-	Constraint      string            `json:"constraint,omitempty" doc:"CEL over machine and gpu"`
-	Strategy        string            `json:"strategy,omitempty" doc:"pack or spread"`
-	SameLabel       string            `json:"same_label,omitempty"`
-	AvoidMachines   []MachineID       `json:"avoid_machines,omitempty"`
-	MaxPricePerHour float64           `json:"max_price_per_hour,omitempty" doc:"USD"`
+	Labels          map[string]string `json:"labels,omitempty" doc:"labels that the machine must have"`
+	Constraint      string            `json:"constraint,omitempty" doc:"CEL condition over machine and gpu"`
+	Strategy        string            `json:"strategy,omitempty" doc:"pack fills machines, spread takes the emptiest"`
+	SameLabel       string            `json:"same_label,omitempty" doc:"label with one value for all members"`
+	AvoidMachines   []MachineID       `json:"avoid_machines,omitempty" doc:"excluded machines"`
+	MaxPricePerHour float64           `json:"max_price_per_hour,omitempty" doc:"USD; not supported by this version"`
 }
 
-// RetryPolicy says what happens after a run that failed by the user's own fault.
+// RetryPolicy bounds and spaces further runs after failures by the user's fault.
 type RetryPolicy struct {
-	MaxAttempts int         `json:"max_attempts,omitempty" zero:"1 to 100; 1, or leaving it out, for no retry" doc:"runs that may end by user failure, the first included"`
-	Backoff     Backoff     `json:"backoff,omitzero"`
-	Rules       []RetryRule `json:"rules,omitempty" doc:"first match wins"`
-	OnOOM       string      `json:"on_oom,omitempty" doc:"fail or grow (memory x1.5, once)"`
+	MaxAttempts int         `json:"max_attempts,omitempty" zero:"1 to 100; 1, or leaving it out, for no retry" doc:"runs that may fail by the job's own fault, including the first"`
+	Backoff     Backoff     `json:"backoff,omitzero" doc:"wait before the next run"`
+	Rules       []RetryRule `json:"rules,omitempty" doc:"actions by exit code; the first match wins"`
+	OnOOM       string      `json:"on_oom,omitempty" doc:"fail, or grow: one more run with 1.5 times the memory"`
 }
 
 // RetryRule overrides the policy for some exit codes.
@@ -85,42 +86,43 @@ type RetryRule struct {
 	Action    string    `json:"action" doc:"retry, retry_elsewhere or fail"`
 }
 
-// CheckpointPolicy tells where a job writes checkpoints and how they are kept.
+// CheckpointPolicy names the folder of a job's checkpoints and the number to keep.
 type CheckpointPolicy struct {
 	Path     string   `json:"path" doc:"absolute folder in the container"`
-	Interval Duration `json:"interval,omitempty" doc:"how often signal is sent; unset, the job decides"`
-	Keep     int      `json:"keep,omitempty" zero:"1 to 100; leave it out for 2"`
-	Signal   string   `json:"signal,omitempty" doc:"such as SIGUSR1"`
+	Interval Duration `json:"interval,omitempty" doc:"interval of the signal; without it the job decides"`
+	Keep     int      `json:"keep,omitempty" zero:"1 to 100; leave it out for 2" doc:"number of stored checkpoints"`
+	Signal   string   `json:"signal,omitempty" doc:"signal that requests a checkpoint, such as SIGUSR1"`
 }
 
-// Input is data put into the container before it starts.
+// Input is data that a machine puts into the container before the start.
 type Input struct {
-	From     string `json:"from" doc:"a folder, job:ID/OUTPUT (in a pipeline job:STEP/OUTPUT), s3:// or gs:// with BUCKET/PREFIX/ or BUCKET/KEY, azblob:// with ACCOUNT/CONTAINER/PREFIX/ or ACCOUNT/CONTAINER/KEY, https://HOST/FILE, or where the operator allows it file:///FOLDER/PATH/ or file:///FOLDER/PATH"`
-	To       string `json:"to" doc:"where it is in the container"`
-	Secret   string `json:"secret,omitempty" doc:"name of a secret to fetch it with: of s3 KEY_ID:SECRET_KEY, of gs the JSON key of a service account, of azblob a SAS token or an account key, of https a token"`
-	Endpoint string `json:"endpoint,omitempty" doc:"of a server other than Amazon's, Google's or Azure's; of azblob the account's own"`
-	Region   string `json:"region,omitempty" doc:"of the S3 bucket; default us-east-1"`
-	SHA256   string `json:"sha256,omitempty" doc:"that an https file must have"`
+	From     string `json:"from" doc:"a folder, job:ID/OUTPUT (in a pipeline job:STEP/OUTPUT), s3:// or gs:// with BUCKET/PREFIX/ or BUCKET/KEY, azblob:// with ACCOUNT/CONTAINER/PREFIX/ or ACCOUNT/CONTAINER/KEY, https://HOST/FILE, or, if the operator allows it, file:///FOLDER/PATH/ or file:///FOLDER/PATH"`
+	To       string `json:"to" doc:"path in the container"`
+	Secret   string `json:"secret,omitempty" doc:"name of the secret with the login: for s3 KEY_ID:SECRET_KEY, for gs the JSON key of a service account, for azblob a SAS token or an account key, for https a token"`
+	Endpoint string `json:"endpoint,omitempty" doc:"server of the bucket; default: Amazon's, Google's or Azure's"`
+	Region   string `json:"region,omitempty" doc:"region of the S3 bucket; default us-east-1"`
+	SHA256   string `json:"sha256,omitempty" doc:"expected SHA-256 of an https input"`
 }
 
-// Output is a file or folder collected after the container has ended.
+// Output is a file or folder that a machine stores after the container has ended.
 type Output struct {
-	Name string `json:"name"`
-	Path string `json:"path"`
+	Name string `json:"name" doc:"name of the output"`
+	Path string `json:"path" doc:"path in the container, a file or a folder"`
 }
 
-// Array makes many jobs of one file.
+// Array creates many jobs from one file.
 type Array struct {
-	Size        int                 `json:"size,omitempty" zero:"1 to 100000, or each: with as many entries" doc:"how many elements; each has its index from 0 in BERTH_ARRAY_INDEX"`
-	Parallel    int                 `json:"parallel,omitempty" zero:"1 to 100000; leave it out for no limit" doc:"how many may hold capacity at once; unset, as many as there is room for"`
-	MaxFailures *int                `json:"max_failures,omitempty" doc:"how many may fail; one more, and the rest is canceled"`
-	Each        []map[string]string `json:"each,omitempty" doc:"in place of size: variables of each element"`
+	Size        int                 `json:"size,omitempty" zero:"1 to 100000, or each: with as many entries" doc:"number of elements; BERTH_ARRAY_INDEX is the index, from 0"`
+	Parallel    int                 `json:"parallel,omitempty" zero:"1 to 100000; leave it out for no limit" doc:"elements that may hold capacity at once; default: no limit"`
+	MaxFailures *int                `json:"max_failures,omitempty" doc:"failures allowed; one more cancels the rest"`
+	Each        []map[string]string `json:"each,omitempty" doc:"variables of each element, instead of size"`
 }
 
-// Execution is the promise about how often the work runs at once.
+// Execution is the guarantee about containers of a job that run at the same time.
 type Execution string
 
-// The execution modes (docs: fenced and exclusive).
+// The guarantees: with AtLeastOnce an old container may overlap its replacement,
+// with AtMostOne it never does.
 const (
 	AtLeastOnce Execution = "at_least_once"
 	AtMostOne   Execution = "at_most_one"

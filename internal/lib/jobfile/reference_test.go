@@ -1,0 +1,143 @@
+package jobfile_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth"
+)
+
+const reference = "../../../docs/reference/job-file.md"
+
+// docs/reference/job-file.md is generated from the types that the decoder reads
+// into, so it lists every field with the default that Berth uses.
+func TestTheReferenceIsTheTypes(t *testing.T) {
+	t.Parallel()
+	want := fileReference(t)
+	if *update {
+		if err := os.WriteFile(reference, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(want, string(read(t, reference))); diff != "" {
+		t.Errorf("%s differs; make generate rewrites it (-want +got):\n%s", reference, diff)
+	}
+}
+
+func fileReference(t *testing.T) string {
+	t.Helper()
+	var b strings.Builder
+	b.WriteString("# Fields of files\nGenerated from the types of the decoder by `make generate`. " +
+		"[The job file](../guide/job-file.md) explains the fields, their\nlimits and their effects.\n\n" +
+		"| type | written as |\n| --- | --- |\n" +
+		"| duration | `90s`, `15m`, `4h`, `1h30m` |\n" +
+		"| size | `4GiB`, `512MiB`, `2GB`, or a number of bytes |\n" +
+		"| exit codes | numbers and ranges: `42,100-110` |\n")
+	job := berth.JobSpec{Checkpoint: &berth.CheckpointPolicy{}, Notify: []berth.Notify{{}}}.WithDefaults()
+	table(t, &b, "Job", "A file with one job.", reflect.TypeFor[berth.JobSpec](), job)
+	pipeline := berth.PipelineSpec{Notify: []berth.Notify{{}}}.WithDefaults()
+	table(t, &b, "Pipeline", "A file with `kind: pipeline`.", reflect.TypeFor[berth.PipelineSpec](), pipeline)
+	schedule := berth.ScheduleSpec{Cron: "@daily"}.WithDefaults()
+	schedule.Cron = ""
+	table(t, &b, "Schedule", "A file with `kind: schedule`.", reflect.TypeFor[berth.ScheduleSpec](), schedule)
+	return b.String()
+}
+
+// table writes a row for each field of a type. Defaults are read from a value after
+// WithDefaults.
+func table(t *testing.T, b *strings.Builder, title, intro string, of reflect.Type, defaults any) {
+	t.Helper()
+	raw, err := json.Marshal(defaults)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var values map[string]any
+	if err := json.Unmarshal(raw, &values); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintf(b, "\n## %s\n%s\n\n| field | type | default | meaning |\n| --- | --- | --- | --- |\n", title, intro)
+	rows(t, b, of, "", values)
+}
+
+func rows(t *testing.T, b *strings.Builder, of reflect.Type, path string, values any) {
+	t.Helper()
+	for i := range of.NumField() {
+		f := of.Field(i)
+		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		full := strings.TrimPrefix(path+"."+name, ".")
+		meaning := f.Tag.Get("doc")
+		if meaning == "" {
+			t.Errorf("%s.%s (%s) has no doc tag", of.Name(), f.Name, full)
+		}
+		value := member(values, name)
+		kind, inner := kindOf(f.Type)
+		shown := ""
+		switch {
+		case options == "":
+			shown = "required"
+		case inner == nil && value != nil && value != "" && value != false:
+			shown = "`" + strings.Join(strings.Fields(strings.Trim(fmt.Sprint(value), "[]")), ", ") + "`"
+		}
+		fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", full, kind, shown, meaning)
+		if inner != nil {
+			rows(t, b, inner, full, value)
+		}
+	}
+}
+
+// member is a field of a document, or of the first entry of a list.
+func member(of any, name string) any {
+	if list, ok := of.([]any); ok && len(list) > 0 {
+		of = list[0]
+	}
+	fields, _ := of.(map[string]any)
+	return fields[name]
+}
+
+// kindOf names a type as users know it, and returns the type of a mapping's fields.
+func kindOf(of reflect.Type) (name string, inner reflect.Type) {
+	named := map[reflect.Type]string{
+		reflect.TypeFor[berth.MilliCPU]():           "number",
+		reflect.TypeFor[berth.MiB]():                "size",
+		reflect.TypeFor[berth.MilliGPU]():           "number",
+		reflect.TypeFor[berth.Duration]():           "duration",
+		reflect.TypeFor[berth.Priority]():           "text or number",
+		reflect.TypeFor[berth.StringList]():         "text, or list of texts",
+		reflect.TypeFor[berth.ExitCodes]():          "exit codes",
+		reflect.TypeFor[berth.Instant]():            "time",
+		reflect.TypeFor[map[string]berth.JobSpec](): "steps by name",
+		reflect.TypeFor[berth.PipelineSpec]():       "pipeline",
+		reflect.TypeFor[[]map[string]string]():      "list of mappings of texts",
+	}
+	for of.Kind() == reflect.Pointer {
+		of = of.Elem()
+	}
+	if name, ok := named[of]; ok {
+		return name, nil
+	}
+	switch of.Kind() {
+	case reflect.Bool:
+		return "true or false", nil
+	case reflect.Int, reflect.Int64, reflect.Float64:
+		return "number", nil
+	case reflect.Map:
+		return "mapping of texts", nil
+	case reflect.Slice:
+		if of.Elem().Kind() == reflect.Struct {
+			return "list of mappings", of.Elem()
+		}
+		return "list of texts", nil
+	case reflect.Struct:
+		if of == reflect.TypeFor[berth.JobSpec]() {
+			return "job", nil
+		}
+		return "mapping", of
+	}
+	return "text", nil
+}
