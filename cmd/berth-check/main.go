@@ -138,7 +138,7 @@ func (s settings) run(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// readFiles reads every file and puts what they hold together.
+// readFiles reads every file and concatenates their records.
 func readFiles[T any](paths []string, read func(io.Reader) ([]T, error)) ([]T, error) {
 	var all []T
 	for _, path := range paths {

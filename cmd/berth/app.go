@@ -19,10 +19,10 @@ import (
 	"berth/internal/lib/jobfile"
 )
 
-// defaultURL is where berthd and berth-dev listen unless told otherwise.
+// defaultURL is the default address of berthd and berth-dev.
 const defaultURL = "http://127.0.0.1:7070"
 
-// config is what flags, the environment and the file of contexts decide.
+// config holds the settings from flags, the environment and the file of contexts.
 type config struct {
 	URL      string // --url or BERTH_URL
 	Token    string // BERTH_TOKEN
@@ -31,7 +31,7 @@ type config struct {
 	Output   string // -o
 }
 
-// Validate checks what flags may get wrong.
+// Validate checks the values of flags.
 func (c config) Validate() error {
 	switch c.Output {
 	case "table", "wide", "json", "yaml", "name":
@@ -54,7 +54,7 @@ type app struct {
 	warned     bool // that others can read the file of contexts
 }
 
-// run executes one command line and says what went wrong.
+// run executes one command line, reports its error and returns its exit code.
 func run(ctx context.Context, a *app, args []string) int {
 	root := newRoot(a)
 	root.SetArgs(args)
@@ -68,14 +68,14 @@ func run(ctx context.Context, a *app, args []string) int {
 	return int(exitOf(err))
 }
 
-// report prints an error: one line that says what, where and what is allowed,
-// and a second one that says what to do.
+// report prints an error: one line with the failure, its place and the allowed
+// values, and a second line with a hint.
 func (a *app) report(err error) {
 	if _, said := errors.AsType[*endedError](err); said {
 		return
 	}
 	if errors.Is(err, context.Canceled) {
-		return // by Ctrl-C; the command has said what goes on
+		return // by Ctrl-C; the command has printed which work continues
 	}
 	if file, ok := errors.AsType[*jobfile.Error](err); ok {
 		fmt.Fprintln(a.err, file.Error())
@@ -105,7 +105,7 @@ func fieldText(f berth.FieldError) string {
 	return f.Field + ": " + jobfile.Sentence(f)
 }
 
-// hintFor is what the user can do about an error.
+// hintFor returns advice on an error; "" if there is none.
 func (a *app) hintFor(err error) string {
 	if e, ok := errors.AsType[*usageError](err); ok {
 		return e.hint
@@ -130,8 +130,8 @@ func (a *app) hintFor(err error) string {
 	return ""
 }
 
-// target resolves whom to speak to. A stored token goes only to the server it
-// was stored for.
+// target resolves the server and the token. A stored token is sent only to the
+// server for which it was stored.
 func (a *app) target() (target, error) {
 	stored, err := loadContexts(a.Contexts)
 	if err != nil {
@@ -227,7 +227,7 @@ func (a *app) failed(ctx context.Context, err error) error {
 	return &unreachableError{url: t.URL, err: cause}
 }
 
-// say tells a person something that is no result.
+// say prints a message for people, on standard error: it is not part of the result.
 func (a *app) say(format string, args ...any) {
 	fmt.Fprintf(a.err, format+"\n", args...)
 }

@@ -12,7 +12,7 @@ import (
 	"berth/api/client"
 )
 
-// completionTime bounds what a press of the tab key may wait for.
+// completionTime bounds the wait for a completion after a press of the tab key.
 const completionTime = 2 * time.Second
 
 type completer = func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective)

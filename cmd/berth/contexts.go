@@ -11,7 +11,7 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// contexts is the file of named servers: who to speak to, and as whom.
+// contexts is the file of named servers, each with its address and token.
 type contexts struct {
 	Current  string             `yaml:"current,omitempty"`
 	Contexts map[string]*target `yaml:"contexts,omitempty"`
@@ -54,7 +54,7 @@ func loadContexts(path string) (*contexts, error) {
 	return c, nil
 }
 
-// save replaces the file at once and lets nobody else read it: it holds tokens.
+// save replaces the file atomically. Only the user can read it, since it holds tokens.
 func (c *contexts) save(path string) error {
 	if path == "" {
 		return usagef("no place for contexts: HOME is not set; set BERTH_CONFIG")

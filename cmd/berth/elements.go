@@ -104,7 +104,8 @@ func tallyText(t *berth.Tally) string {
 	return fmt.Sprintf("%d: %s", t.Total, strings.Join(parts, ", "))
 }
 
-// tallyProgress is how far an array is, as a job would tell its steps.
+// tallyProgress converts an array's counts into progress as jobs report it: ended
+// elements are steps.
 func tallyProgress(t *berth.Tally) *berth.Progress {
 	p := &berth.Progress{Step: int64(t.Ended()), Total: int64(t.Total)}
 	p.Message = fmt.Sprintf("%d at work", t.Holding())

@@ -52,8 +52,8 @@ func usagef(format string, args ...any) *usageError {
 	return &usageError{message: fmt.Sprintf(format, args...)}
 }
 
-// endedError carries a job's end that is no success out of submit --wait and
-// wait. What there is to say has been said.
+// endedError carries an end without success out of submit --wait and wait. The
+// command has already printed the end, so no error is printed.
 type endedError struct{ state berth.State }
 
 func (e *endedError) Error() string { return "the job " + string(e.state) }
@@ -72,8 +72,8 @@ type unreachableError struct {
 func (e *unreachableError) Error() string { return "no answer from " + e.url + ": " + e.err.Error() }
 func (e *unreachableError) Unwrap() error { return e.err }
 
-// exitOf is the exit code of an error. The order matters: what the user did
-// comes before what it caused.
+// exitOf returns the exit code of an error. The order of the cases matters: acts
+// of the user come before their consequences.
 func exitOf(err error) exitCode {
 	if err == nil {
 		return exitDone

@@ -82,7 +82,7 @@ func (a *app) showPlan(p berth.Plan) error {
 	}})
 }
 
-// addBlockers says what is in a job's way and what would have to change.
+// addBlockers adds the reasons why a job does not start, each with a hint.
 func (a *app) addBlockers(s *sheet, list []berth.Blocker) {
 	for _, b := range list {
 		s.add("blocked by", a.outTerm.paint(warn, b.Code)+": "+oneLine(b.Message))
@@ -95,12 +95,13 @@ func (a *app) addBlockers(s *sheet, list []berth.Blocker) {
 	}
 }
 
-// addTerms says what a place in the queue is made of, the weightiest first.
+// addTerms adds the terms that determine a job's place in the queue, the largest
+// first.
 func addTerms(s *sheet, list []berth.Term) {
 	label := "place by"
 	for _, t := range list {
 		text := t.Text
-		if text == "" { // of a server that tells the value alone
+		if text == "" { // from a server that sends the value alone
 			text = t.Name + " " + t.Value
 		}
 		s.add(label, oneLine(text))
@@ -149,7 +150,7 @@ func (a *app) writeFit(s *sheet, f berth.Fit, wide bool) error {
 		return err
 	}
 	clauses := f.Clauses
-	if !wide { // what only repeats a condition above it is left out
+	if !wide { // without clauses that only repeat a condition above
 		clauses = slices.DeleteFunc(slices.Clone(clauses), func(c berth.FitClause) bool { return c.After == 0 })
 	}
 	if len(clauses) == 0 {

@@ -90,8 +90,8 @@ func harmless(text string) string {
 	if !strings.ContainsFunc(text, control) {
 		return text
 	}
-	// A progress bar rewrites its line; what a terminal would show in the end
-	// is what stands after the last return.
+	// A progress bar rewrites its line. A terminal finally shows the text after
+	// the last carriage return.
 	text = strings.TrimRight(text, "\r")
 	text = text[strings.LastIndexByte(text, '\r')+1:]
 	var b strings.Builder

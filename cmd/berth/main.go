@@ -19,7 +19,7 @@ func main() { os.Exit(Main()) }
 func Main() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	// A second Ctrl-C ends the program whatever it waits for.
+	// A second Ctrl-C ends the program at once, during any wait.
 	context.AfterFunc(ctx, stop)
 	return run(ctx, fromProcess(), os.Args[1:])
 }

@@ -111,8 +111,8 @@ func (a *app) metricTable(m berth.MemberMetrics, wide bool) *table {
 	return t
 }
 
-// figures are the last value, the mean and the largest of those that were
-// measured, NaN if none was.
+// figures returns the last, the mean and the greatest of the measured values, NaN
+// if none was measured.
 func figures(values berth.Values) (last, mean, most float64) {
 	last, most = math.NaN(), math.NaN()
 	sum, n := 0.0, 0.0
@@ -168,7 +168,7 @@ func spark(values berth.Values, width int, unit string) string {
 	return string(out)
 }
 
-// measuredTable is what members used in all, attempt by attempt.
+// measuredTable lists the total usage of each member, attempt by attempt.
 func (a *app) measuredTable(attempts []berth.Attempt) *table {
 	t := &table{screen: a.outTerm, head: []string{"ATTEMPT", "MEMBER", "CPU MEAN", "MEMORY PEAK", "GPU MEAN", "GPU MEMORY PEAK", "DISK R/W", "NETWORK IN/OUT"}}
 	for _, at := range attempts {

@@ -101,8 +101,8 @@ func newOutputsPull(a *app) *cobra.Command {
 	return cmd
 }
 
-// pull fetches an output beside its place, and moves it there when all of it
-// has come and is what it should be.
+// pull downloads an output into a folder next to its target, and moves it to the
+// target once the content is complete and its hash is verified.
 func (a *app) pull(ctx context.Context, c *client.Client, id berth.JobID, o berth.StoredOutput, to string) error {
 	name := o.Name
 	if o.Member > 0 {

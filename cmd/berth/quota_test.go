@@ -13,7 +13,7 @@ import (
 	"berth"
 )
 
-// reported are fields of a quota that nobody sets.
+// reported are read-only fields of a quota.
 var reported = []string{"tenant", "version", "use", "stored", "budget.since"}
 
 // settings lists the fields of a type by their path in JSON, without reported.

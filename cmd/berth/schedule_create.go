@@ -14,7 +14,7 @@ import (
 	"berth/internal/lib/jobfile"
 )
 
-// scheduleFlags say when to submit; they go before what a schedule's file says.
+// scheduleFlags are the times of a schedule; they take precedence over its file.
 type scheduleFlags struct {
 	name, cron, zone, at, overlap string
 	every, in, catchUp, jitter    time.Duration
@@ -38,13 +38,13 @@ func (f *scheduleFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.paused, "paused", false, "create the schedule paused")
 }
 
-// registerTime registers what says a single time.
+// registerTime registers the flags of a single time.
 func (f *scheduleFlags) registerTime(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.at, "at", "", "submit once at this time, such as 2026-01-31T12:00:00Z")
 	cmd.Flags().DurationVar(&f.in, "in", 0, "submit once after this time, such as 2h")
 }
 
-// apply lays the flags over what a file says.
+// apply overrides the fields of a file with the flags.
 func (f *scheduleFlags) apply(s *berth.ScheduleSpec, now time.Time) error {
 	timed := 0
 	for _, set := range []bool{f.cron != "", f.every != 0, f.at != "", f.in != 0} {
@@ -229,7 +229,8 @@ func newScheduleRun(a *app) *cobra.Command {
 	return cmd
 }
 
-// showFire prints what became of a fire; none is an error of its own kind.
+// showFire prints the result of a fire. A fire with a reason, which created no job,
+// is an error.
 func (a *app) showFire(f berth.Fire) error {
 	id := ""
 	if f.Job != nil {

@@ -6,7 +6,7 @@ import (
 	"berth"
 )
 
-// screen is what a stream is shown on. The zero screen is a pipe or a file.
+// screen describes the terminal behind a stream. The zero screen is a pipe or a file.
 type screen struct {
 	terminal bool
 	colour   bool

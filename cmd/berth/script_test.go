@@ -29,8 +29,8 @@ func TestMain(m *testing.M) {
 }
 
 // Each script of testdata drives the program as a user does, against a server
-// that says what the script wants to see (`serve`). Scripts whose name begins
-// with real_ get the whole API on a database of their own instead.
+// with the answers of the script (`serve`). Scripts with a name that begins
+// with real_ get the whole API on a private database instead.
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	testscript.Run(t, testscript.Params{
@@ -97,10 +97,10 @@ func realServer(t testing.TB, cleanup func(func())) string {
 	return listener.URL
 }
 
-// serve starts a server that answers as a file says, and points BERTH_URL at
-// it. Each line is: METHOD PATH STATUS FILE. Lines of one path are answered in
-// turn, the last one for ever after. The file's ending tells its type; `-` is
-// an empty answer.
+// serve starts a server with the answers of a file, and points BERTH_URL at it.
+// Each line is: METHOD PATH STATUS FILE. Lines of one path are used in turn; the
+// last one answers all further calls. The extension of FILE determines the
+// content type; `-` is an empty answer.
 func serve(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: serve FILE")

@@ -192,7 +192,7 @@ func idText(id *berth.JobID) string {
 	return string(*id)
 }
 
-// spentText says what the job's budgets have lost.
+// spentText describes how much of the job's budgets is spent.
 func spentText(j berth.Job) string {
 	var parts []string
 	for _, p := range []struct {
@@ -210,7 +210,7 @@ func spentText(j berth.Job) string {
 	return strings.Join(parts, ", ")
 }
 
-// lostText says what was done in vain in all attempts together.
+// lostText describes the lost work of all attempts together.
 func lostText(attempts []berth.Attempt) string {
 	var steps int64
 	var seconds float64

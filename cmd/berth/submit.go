@@ -14,7 +14,7 @@ import (
 	"berth/internal/lib/jobfile"
 )
 
-// submitFlags are what submit and run share.
+// submitFlags are the common flags of submit and run.
 type submitFlags struct {
 	wait    bool
 	timeout time.Duration
@@ -77,8 +77,8 @@ func (a *app) readJobFile(name string) (*jobfile.File, error) {
 	return jobfile.Parse(shown, src)
 }
 
-// readFile reads what a command is given, or standard input for "-", and how it
-// is called in messages. More than jobfile.MaxBytes is not read.
+// readFile reads a file, or standard input for "-", and returns its name for
+// messages. A file larger than jobfile.MaxBytes is an error.
 func (a *app) readFile(what, name string) (src []byte, shown string, err error) {
 	in, shown := a.in, "stdin"
 	if name != "-" {

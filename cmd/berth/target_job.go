@@ -10,8 +10,7 @@ import (
 	"berth/api/client"
 )
 
-// idLike is what the beginning of an id looks like; the server wants four
-// characters of it.
+// idLike matches the beginning of an id; the server requires four characters.
 var idLike = regexp.MustCompile(`^[0-9a-fA-F]{4}[0-9a-fA-F-]*$`)
 
 // job finds the job that a user means: by id, by the beginning of an id, or by
@@ -78,8 +77,8 @@ func (a *app) jobNamed(ctx context.Context, c *client.Client, name string) (bert
 	return list.Items[0].ID, nil
 }
 
-// jobSince resolves what a command that reads a job's past is given: the job,
-// and from when on, the zero time for its beginning.
+// jobSince resolves the arguments of a command that reads a job's history: the
+// job, and the earliest time. The zero time is the job's beginning.
 func (a *app) jobSince(ctx context.Context, name, sinceText string) (c *client.Client, job berth.Job, since time.Time, err error) {
 	if since, err = parseSince(sinceText, a.now()); err != nil {
 		return nil, job, since, err

@@ -113,7 +113,7 @@ func (a *app) showTenant(t berth.Tenant) error {
 	}})
 }
 
-// addUse says what a tenant has now, and has had.
+// addUse adds a tenant's current and past use.
 func addUse(s *sheet, u berth.TenantUse) {
 	s.add("jobs", fmt.Sprintf("%d running, %d waiting", u.Running, u.Waiting))
 	s.add("holding", amountsText(&u.Holding))

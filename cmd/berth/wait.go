@@ -136,7 +136,8 @@ func passing(err error) bool {
 	return false
 }
 
-// sayEnd says how a job ended, and what to look at if it did not succeed.
+// sayEnd prints a job's end, and for a job without success the next commands to
+// try.
 func (a *app) sayEnd(j berth.Job) error {
 	ran := between(j.StartedAt, j.FinishedAt, a.now())
 	line := fmt.Sprintf("%s %s", named(j), a.errTerm.paint(toneOfState(j.Status), string(j.Status)))

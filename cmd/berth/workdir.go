@@ -23,9 +23,9 @@ func baseOf(file *jobfile.File) string {
 	return filepath.Dir(file.Name)
 }
 
-// sendFolders packs the folders that a spec names, sends what the server does
-// not have, and names them by their addresses instead. at is where the spec is
-// in its file, "" or ending in a dot.
+// sendFolders packs the folders that a spec names, uploads missing ones, and
+// replaces the names by the uploads' addresses. at is the path of the spec in
+// its file: "", or a path that ends in a dot.
 func (a *app) sendFolders(ctx context.Context, c *client.Client, spec berth.JobSpec, base, at string) (berth.JobSpec, error) {
 	if len(spec.Unsent()) == 0 {
 		return spec, nil
@@ -95,7 +95,7 @@ func unpackable(ctx context.Context, field, folder string, err error) error {
 	}
 }
 
-// withoutFolders leaves out what says nothing about where a job fits.
+// withoutFolders removes the fields that do not affect where a job fits.
 func withoutFolders(spec berth.JobSpec) berth.JobSpec {
 	if len(spec.Unsent()) > 0 {
 		spec.Workdir, spec.Inputs = "", nil

@@ -16,8 +16,8 @@ type move struct {
 	a     history.Allocation
 }
 
-// moves are the takes and frees on a machine, in the order of the ledger. What
-// was taken before the ledger began is left out: it has no place in the order.
+// moves returns the takes and frees on a machine, in the order of the ledger.
+// Takes from before the ledger began have no number and are left out.
 func (c *machineCase) moves() []move {
 	var list []move
 	for _, a := range c.m.Allocations {
@@ -33,8 +33,8 @@ func (c *machineCase) moves() []move {
 	return list
 }
 
-// at is what the machine was when that number was given out; gpu nil is the
-// machine itself. nil: nothing is known.
+// at returns the machine's state (or with gpu that device's) at a number of the
+// ledger; nil if it is unknown.
 func (c *machineCase) at(seq int64, gpu *int) *history.MachineEvent {
 	var last *history.MachineEvent
 	for i, e := range c.m.Events {
@@ -92,7 +92,7 @@ func claimed(holders map[berth.AllocationID]history.Allocation, idx int) int64 {
 	return sum
 }
 
-// amounts are what a machine has, or holds, of each kind.
+// amounts are quantities of each resource, as capacity or as use.
 type amounts struct {
 	CPUMilli, MemoryMiB, DiskMiB, GPUMilli int64
 }

@@ -20,7 +20,7 @@ type Options struct {
 	// Patience is added to every budget of time within which a job must make
 	// progress. 0: 10 min; negative: none.
 	Patience time.Duration
-	// Since leaves out what had ended by then. Zero: nothing.
+	// Since leaves out work that had ended before this time. Zero: no limit.
 	Since time.Time
 }
 
@@ -44,7 +44,7 @@ type Breach struct {
 	Job       berth.JobID       `json:"job,omitempty"`
 	Attempt   int               `json:"attempt,omitempty"`
 	Machine   berth.MachineID   `json:"machine,omitempty"`
-	Detail    string            `json:"detail"` // what happened
+	Detail    string            `json:"detail"` // the observed facts
 	Rows      []json.RawMessage `json:"rows,omitempty"`
 }
 
@@ -99,8 +99,8 @@ type Accepted struct {
 	Job    berth.JobID    `json:"job"`
 }
 
-// Verify returns every breach of the history, in the order of jobs, machines,
-// and what concerns neither.
+// Verify returns every breach of the history: breaches of jobs first, then of
+// machines, then all others.
 func Verify(h History, o Options) []Breach {
 	v := newVerifier(h.Cluster, h.Containers, h.Accepted, o)
 	for _, j := range h.Jobs {

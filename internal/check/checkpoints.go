@@ -52,8 +52,8 @@ func (c *jobCase) resumed(t history.Attempt) {
 	}
 }
 
-// never are budgets that an outcome must not be charged to, whatever else the
-// classification weighs.
+// never lists, by reason, the budgets that must not be charged, independently of
+// the classification's other inputs.
 var never = map[berth.ReasonCode][]berth.Budget{
 	berth.ReasonMachineLost:      {berth.BudgetUser},
 	berth.ReasonMachineError:     {berth.BudgetUser},

@@ -8,7 +8,7 @@ import (
 	"berth/db/history"
 )
 
-// Who may say that what a machine held is free.
+// The authorities that may confirm that a machine's capacity is free.
 const (
 	byAgent    = "agent"
 	byBoot     = "boot"
@@ -42,8 +42,8 @@ func freedOnConfirmation(c *jobCase) {
 	}
 }
 
-// told reports whether an event of the attempt says that capacity was released,
-// by such an actor.
+// told reports whether an event of the attempt records a release of capacity, by
+// an actor that the function accepts.
 func (c *jobCase) told(a history.Allocation, actor func(string) bool) bool {
 	return slices.ContainsFunc(c.j.Events, func(e history.Event) bool {
 		return e.Kind == berth.EventReleased && e.Attempt == a.Attempt && actor(e.Actor)

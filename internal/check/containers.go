@@ -14,7 +14,7 @@ import (
 	"berth"
 )
 
-// ContainerEvent is what a container engine saw of a container of Berth's.
+// ContainerEvent is one event of a container engine about a container of Berth.
 type ContainerEvent struct {
 	Cluster  string             `json:"cluster"`
 	Machine  berth.MachineID    `json:"machine"`
@@ -28,10 +28,10 @@ type ContainerEvent struct {
 	At       time.Time          `json:"at"` // by the machine's clock
 }
 
-// ReadContainerEvents reads what `docker events --format '{{json .}}'` writes:
-// one event a line. Events of other things, and of containers that are not
-// Berth's, are left out. A last line without its end was cut off, and is left
-// out too; any other line that is no event is an error that names it.
+// ReadContainerEvents reads the output of `docker events --format '{{json .}}'`,
+// one event per line. It skips events of other objects, and of containers of
+// other programs. It also skips an incomplete last line; any other line that is
+// not an event is an error with the line's number.
 func ReadContainerEvents(r io.Reader) ([]ContainerEvent, error) {
 	var events []ContainerEvent
 	in := bufio.NewReader(r)

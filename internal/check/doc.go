@@ -1,12 +1,12 @@
-// Package check verifies that a history keeps Berth's promises: given what the
-// rows of the database say, and what the container engines saw, it lists every
-// breach of the invariants of docs/operate/checking.md, with the rows that prove it.
+// Package check verifies that a history keeps Berth's promises. From the rows of
+// the database and the events of the container engines it lists every breach of
+// the invariants of docs/operate/checking.md, with the rows that prove it.
 //
 // It is pure: Verify takes a whole history, Run streams one from a Source, one
-// job and one machine at a time, and both apply the same functions. It knows
-// nothing of how the product decides; where it states a rule that the product
-// states too, it does so on purpose in its own words.
+// job and one machine at a time, and both apply the same functions. The package
+// shares no decision code with the product: it states the product's rules a
+// second time, on purpose, so that an error in one place shows in the other.
 //
-// The one rule to know: absence of a record is never a breach by itself. Rows
-// that were archived, or written before the ledger began, are left alone.
+// The one rule to know: a missing record is never a breach by itself. The checks
+// skip rows that were archived, or written before the ledger began.
 package check

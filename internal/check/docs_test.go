@@ -44,8 +44,8 @@ func TestDocumentListsTheInvariants(t *testing.T) {
 	}
 }
 
-// What the checker says of budgets must hold for every rule of the
-// classification; it is stated apart, so that neither can bend the other.
+// The checker's rules about budgets hold for every rule of the classification.
+// They are stated twice, so that a change of one does not change the other.
 func TestNoRuleChargesTheWrongBudget(t *testing.T) {
 	t.Parallel()
 	for _, r := range berth.Rules {

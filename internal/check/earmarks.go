@@ -5,8 +5,8 @@ import (
 	"berth/db/history"
 )
 
-// earmarksHold follows the devices of a machine: whoever takes a part of one
-// leaves what is kept there for others.
+// earmarksHold follows the devices of a machine: a job that takes a part of one
+// must leave the part that is nominated for other jobs.
 func earmarksHold(c *machineCase) {
 	holders := map[int]map[berth.AllocationID]history.Allocation{}
 	for _, m := range c.moves() {
@@ -27,8 +27,8 @@ func earmarksHold(c *machineCase) {
 	}
 }
 
-// keptAt is what of a device was kept from a job at a number of the ledger: by
-// earmarks that stood then and whose victim had freed its part.
+// keptAt returns the part of a device that was kept from a job at a number of the
+// ledger, by valid nominations with a victim that had freed its part.
 func (c *machineCase) keptAt(seq int64, gpu int, from berth.JobID) (milli int64, proof []any) {
 	for _, e := range c.m.Earmarks {
 		stood := e.FromSeq < seq && (e.UntilSeq == 0 || seq < e.UntilSeq)
@@ -41,8 +41,8 @@ func (c *machineCase) keptAt(seq int64, gpu int, from berth.JobID) (milli int64,
 	return milli, proof
 }
 
-// heldAt reports whether an attempt held capacity of the machine then. What the
-// history leaves out was free long before.
+// heldAt reports whether an attempt held capacity of the machine at that number.
+// An attempt that the history leaves out had freed its capacity long before.
 func (c *machineCase) heldAt(seq int64, job berth.JobID, attempt int) bool {
 	for _, a := range c.m.Allocations {
 		if a.Job == job && a.Attempt == attempt && a.TakenSeq < seq && (a.FreedSeq == 0 || a.FreedSeq > seq) {

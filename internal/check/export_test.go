@@ -1,4 +1,4 @@
 package check
 
-// Never is what no outcome may be charged to.
+// Never lists the budgets that must not be charged, by reason.
 var Never = never

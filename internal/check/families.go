@@ -9,9 +9,9 @@ import (
 	"berth/db/history"
 )
 
-// parallelHolds goes through what the elements took and gave back in the order
-// of the ledger. An element that is on its way out of the rows may have freed its
-// capacity already, so this may see fewer than there were, and never more.
+// parallelHolds replays the takes and releases of the elements in the order of
+// the ledger. The capacity of an element that is being archived may already be
+// missing, so the count may be too low, and never too high.
 func parallelHolds(c *familyCase) {
 	if c.f.Parallel <= 0 {
 		return
@@ -89,9 +89,9 @@ func nameOf(e history.Child) string {
 	return strconv.Itoa(e.Index)
 }
 
-// needsComeFirst compares numbers of the ledger: what a step needs has freed its
-// capacity, and is known to have succeeded, before the step takes any. Of a step
-// that is a pipeline or an array that is what all in it have taken.
+// needsComeFirst compares numbers of the ledger: before a step takes capacity, all
+// its needs have freed theirs and have succeeded. For a need that is a pipeline or
+// an array, this applies to all its children.
 func needsComeFirst(c *familyCase) {
 	byID := map[berth.JobID]history.Child{}
 	for _, e := range c.f.Children {

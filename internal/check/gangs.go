@@ -34,8 +34,8 @@ func gangsStartTogether(c *jobCase) {
 	}
 }
 
-// repairsAreBrief: what is kept for the repair of a gang is kept for a short
-// time after its attempt, and while that is being stopped.
+// repairsAreBrief: capacity for the repair of a gang is kept while its attempt is
+// being stopped, and for a short time after that.
 func repairsAreBrief(c *jobCase) {
 	ended := map[int]time.Time{}
 	for _, t := range c.j.Attempts {

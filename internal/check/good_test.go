@@ -8,7 +8,7 @@ import (
 	"berth/internal/check"
 )
 
-// shapes are histories in which nothing went wrong, by what they are about.
+// shapes are histories without a breach, by their subject.
 var shapes = map[string]func() check.History{
 	"one job succeeds": func() check.History {
 		s := newStory()
@@ -365,8 +365,8 @@ var blockedWell = map[string]func(h *check.History){
 	},
 }
 
-// letGo is blocked, and the second step was let go a time before it was read: its
-// state is older. Nobody has taken it up.
+// letGo is blocked, except that the second step was unblocked that long before the
+// read, so its state is older. No machine has claimed the step.
 func letGo(before time.Duration) check.History {
 	h := blocked()
 	for i := range h.Jobs {

@@ -1,7 +1,7 @@
 package check
 
-// Invariants are what is checked, by the numbers of docs/operate/checking.md. Numbers
-// that are missing have no rows to be judged by; that page says which, and why.
+// Invariants lists the checks, by the numbers of docs/operate/checking.md. For a
+// missing number no rows exist to check; that page gives the reasons.
 var Invariants = []Invariant{
 	{
 		Number: 1, Sentence: "No GPU has two overlapping live reservations.",

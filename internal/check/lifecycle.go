@@ -34,9 +34,9 @@ func attemptsIncrease(c *jobCase) {
 	}
 }
 
-// writes are the kinds of events that tell of a write an agent made as the
-// holder of the attempt. What an older attempt leaves behind may still be
-// reported: that it exited, fell silent, or was released.
+// writes are the kinds of events that record a write of an agent for its current
+// attempt. An older attempt may still report that it exited, fell silent, or was
+// released.
 var writes = []berth.EventKind{berth.EventClaimed, berth.EventImagePulled, berth.EventRestored, berth.EventCheckpoint, berth.EventCheckpointRejected}
 
 func noStaleWrite(c *jobCase) {
@@ -62,8 +62,8 @@ func noStaleWrite(c *jobCase) {
 	}
 }
 
-// mayFollow are the kinds of events that a job may still get when it has ended:
-// what becomes of ranks that were given up.
+// mayFollow are the kinds of events that a job may still get after its end: the
+// ends of members that were given up.
 var mayFollow = []berth.EventKind{berth.EventReleased, berth.EventExited, berth.EventOrphaned, berth.EventWarning}
 
 func listedTransitions(c *jobCase) {

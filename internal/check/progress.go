@@ -13,9 +13,9 @@ import (
 const (
 	submittedFor = 30 * time.Second
 	unclaimedFor = 2 * time.Minute
-	stoppingFor  = time.Minute // beside the job's grace
+	stoppingFor  = time.Minute // in addition to the job's grace
 	settledIn    = 10 * time.Minute
-	fencedAfter  = 17 * time.Minute // for at_most_one jobs, beside their grace
+	fencedAfter  = 17 * time.Minute // for at_most_one jobs, in addition to their grace
 )
 
 func makesProgress(c *jobCase) {
@@ -62,9 +62,9 @@ func makesProgress(c *jobCase) {
 	}
 }
 
-// stepsAreLetGo looks at the blocked steps of a pipeline that has begun. Each waits
-// for something that it needs, or for the release of a hold. What is in a nested
-// pipeline whose turn has not come waits for that one.
+// stepsAreLetGo checks the blocked steps of a pipeline that has begun. Each waits
+// for one of its needs, or for the release of a hold. Steps of a nested pipeline
+// that has not begun wait for that pipeline.
 func stepsAreLetGo(c *familyCase) {
 	if c.f.Kind != string(berth.KindPipeline) || c.f.State != berth.Queued && c.f.State != berth.Running {
 		return
@@ -93,8 +93,8 @@ func stepsAreLetGo(c *familyCase) {
 	}
 }
 
-// due says why a blocked step should be so no more; "" if it is to wait. What needs
-// something that did not succeed is canceled, held or not.
+// due returns the reason why a step should no longer be blocked; "" if it has to
+// wait. A step with a need that did not succeed is canceled, even if it is held.
 func (c *familyCase) due(e history.Child, byID map[berth.JobID]history.Child) string {
 	ready := !c.f.Held && !e.Held
 	for _, id := range e.Needs {
@@ -193,8 +193,8 @@ func jobSettled(c *jobCase) {
 	}
 }
 
-// strayFor is how long a container may be left over that its engine made when
-// nobody waited for it any more: the agent's sweep wants to see it twice.
+// strayFor is the time for which a container may be left over that its engine
+// created after the agent gave up waiting: the agent's sweep must see it twice.
 const strayFor = time.Minute
 
 // nothingLeft looks for containers that were made, never started and never
@@ -257,7 +257,7 @@ func causesComeFirst(c *jobCase) {
 	}
 }
 
-// hasCause looks in the rows for what a change of state is said to follow from.
+// hasCause searches the rows for the cause that a change of state requires.
 func (c *jobCase) hasCause(to berth.State, attempt int) {
 	for _, a := range c.ranks(attempt) {
 		switch {

@@ -66,9 +66,9 @@ func (c *jobCase) oneContainer() {
 	}
 }
 
-// endOf is when a container was over: by its engine, or, where that was not
-// watched to the end, by what was confirmed of its allocation. Zero: it may
-// still run.
+// endOf returns the end of a container: from its engine's events, or, if these
+// stop before the end, from the confirmed end of its allocation. Zero: the
+// container may still run.
 func endOf(l life, a history.Allocation) time.Time {
 	if over := l.ended(); !over.IsZero() {
 		return over
@@ -112,8 +112,8 @@ func containersHaveJobs(c *clusterCase) {
 	}
 }
 
-// partlyFor is how long a gang may run on in part before its other ranks are
-// told to stop.
+// partlyFor is the time for which a part of a gang may run on, until its other
+// members are ordered to stop.
 const partlyFor = 30 * time.Second
 
 func gangsAreWhole(c *jobCase) {

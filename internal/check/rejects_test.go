@@ -36,7 +36,7 @@ func alloc(h *check.History, id berth.AllocationID, f func(*history.Allocation))
 	}
 }
 
-// seen changes what the engines saw of a container.
+// seen changes the engines' events of a container.
 func seen(h *check.History, id, action string, f func(*check.ContainerEvent)) {
 	for i := range h.Containers {
 		if h.Containers[i].ID == id && h.Containers[i].Action == action {
@@ -50,8 +50,8 @@ func unseen(h *check.History, id, action string) {
 	h.Containers = slices.DeleteFunc(h.Containers, func(e check.ContainerEvent) bool { return e.ID == id && e.Action == action })
 }
 
-// event finds the first event of a kind of the first job, a change of state by
-// what it led to.
+// event finds the first event of a kind of the first job; a change of state also
+// by its new state.
 func event(h *check.History, kind berth.EventKind, to berth.State) *history.Event {
 	for i := range h.Jobs[0].Events {
 		if e := &h.Jobs[0].Events[i]; e.Kind == kind && e.To == to {
@@ -374,8 +374,8 @@ var bads = []bad{
 	}},
 }
 
-// Each history is rejected for the promise that it breaks, with rows that name
-// what broke it.
+// Each history is rejected for the promise that it breaks, with the rows that
+// broke it.
 func TestRejectsEachBadHistory(t *testing.T) {
 	t.Parallel()
 	for _, b := range bads {

@@ -20,7 +20,7 @@ type Source interface {
 	Missing(ctx context.Context, ids []berth.JobID) ([]berth.JobID, error)
 }
 
-// Result is what a run has found.
+// Result is the outcome of a run.
 type Result struct {
 	Breaches []Breach `json:"breaches"`
 	Jobs     int      `json:"jobs"`     // looked at

@@ -11,8 +11,8 @@ import (
 	"berth/internal/check"
 )
 
-// story tells histories as the product would write them: each step moves the
-// clock and the ledger on.
+// story writes histories as the product would: each step advances the clock and
+// the ledger.
 type story struct {
 	at       time.Time
 	seq      int64
@@ -48,7 +48,7 @@ func (s *story) machineIs(m *history.Machine, state string, epoch int64, boot st
 	})
 }
 
-// teller tells of one job.
+// teller writes the history of one job.
 type teller struct {
 	s *story
 	history.Job
@@ -258,7 +258,7 @@ func (t *teller) loseMachine(m *history.Machine) {
 	t.s.machineIs(m, "lost", m.Epoch+1, "boot-1")
 }
 
-// release frees what was orphaned on somebody's word.
+// release frees orphaned capacity on the confirmation of an actor.
 func (t *teller) release(actor, by string) {
 	for i := range t.Allocations {
 		a := &t.Allocations[i]
@@ -270,7 +270,7 @@ func (t *teller) release(actor, by string) {
 		}
 		at := t.s.tick()
 		a.State, a.ReleasedAt = berth.AllocReleased, &at
-		if by == "operator" { // nobody saw it end; an end is put on record
+		if by == "operator" { // no machine reported the end, so the operator's word is recorded as one
 			a.ExitedAt = &at
 		}
 		t.free(a, berth.AllocOrphaned, by)
@@ -278,7 +278,7 @@ func (t *teller) release(actor, by string) {
 	}
 }
 
-// history is all that was told, read an hour later if nobody says otherwise.
+// history is the whole story, read an hour after its end by default.
 func (s *story) history() check.History {
 	h := check.History{Cluster: history.Cluster{ID: "c", ReadAt: s.at.Add(time.Second), Tenants: s.tenants}, Containers: s.events}
 	for _, t := range s.jobs {
