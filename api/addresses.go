@@ -14,8 +14,8 @@ type addresses struct {
 	of echo.IPExtractor
 }
 
-// newAddresses believes X-Forwarded-For only where a trusted proxy has sent it,
-// and of it only what trusted proxies have added.
+// newAddresses accepts X-Forwarded-For only from trusted proxies, and only the
+// entries that trusted proxies have added.
 func newAddresses(trusted []netip.Prefix) addresses {
 	if len(trusted) == 0 {
 		return addresses{echo.ExtractIPDirect()}

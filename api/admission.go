@@ -57,8 +57,8 @@ func pauseText(a berth.Admission) string {
 
 const pauseHint = "an admin ends the pause with 'berth admission resume'"
 
-// controlPlane returns what keeps a waiting job of that state from starting
-// although its owner can do nothing about it.
+// controlPlane returns the blockers of a waiting job that lie in the control
+// plane, which its owner cannot change.
 func (s *Server) controlPlane(ctx context.Context, state berth.State) ([]berth.Blocker, error) {
 	a, err := s.DB.Admission(ctx)
 	if err != nil {

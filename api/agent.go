@@ -15,7 +15,7 @@ import (
 	"berth/internal/lib/failpoint"
 )
 
-// AgentDeps are what only the agents' protocol needs.
+// AgentDeps are the dependencies of the agents' protocol alone.
 type AgentDeps struct {
 	Blobs *blob.Store // nil: machines can store neither logs nor checkpoints
 }
@@ -96,7 +96,8 @@ func (s *Server) agentRegister(c echo.Context) error {
 	return c.JSON(http.StatusOK, answer)
 }
 
-// poke tells workflows that their ranks have ended without their agent's help.
+// poke notifies workflows that their members have ended without a report of
+// their agent.
 func (s *Server) poke(jobs []berth.JobID) {
 	if s.Poker != nil && len(jobs) > 0 {
 		s.Poker.Poke(jobs...)
@@ -131,7 +132,7 @@ func (s *Server) agentSync(c echo.Context) error {
 	}
 	answer, err := s.DB.Sync(ctx, machineOf(c), req)
 	if err != nil && ctx.Err() != nil {
-		return nil // the agent hung up; nobody waits for an answer
+		return nil // the agent has closed the connection, so no answer is needed
 	}
 	if err != nil {
 		return err
@@ -173,8 +174,8 @@ func (s *Server) agentClaim(c echo.Context) error {
 	return c.JSON(http.StatusOK, claim)
 }
 
-// pruneTimeout bounds the deletion of objects that nobody needs. What is left
-// behind is found later by the reconciler.
+// pruneTimeout bounds the deletion of unneeded objects. The reconciler removes
+// objects that are left behind.
 const pruneTimeout = 20 * time.Second
 
 func (s *Server) agentCheckpoint(c echo.Context) error {

@@ -112,8 +112,8 @@ func (s *Server) restoreLog(ctx context.Context, store *blob.Store, alloc berth.
 	return place.End, nil
 }
 
-// session is what the headers say of the session a call is made in; none is the
-// session of nobody.
+// session reads the session of a call from its headers. Without headers it
+// returns a session that matches no machine.
 func session(c echo.Context) db.Session {
 	h := c.Request().Header
 	epoch, err := strconv.ParseInt(h.Get(berth.HeaderEpoch), 10, 64)

@@ -286,8 +286,8 @@ func (p pokes) Poke(ids ...berth.JobID) {
 
 // Agents of the version before report that no activity waits for an end on their machine,
 // and agents of this version say so of every end, for servers of the version before.
-// Here the dispatcher decides whether an end wants a poke, so the call itself pokes
-// nobody, or every job would cost its workflow a signal.
+// Here the dispatcher decides whether an end needs a poke, so the call itself sends
+// none: otherwise every job would cost its workflow a signal.
 func TestAnUnwaitedEndIsTakenAndPokesNobodyAtOnce(t *testing.T) {
 	t.Parallel()
 	poked := make(pokes, 10)

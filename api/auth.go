@@ -63,7 +63,7 @@ func (s *Server) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 		if err := allowed(p, r.Method, agent, c.Path()); err != nil {
 			return err
 		}
-		// A machine's calls are our own agent's, and grow with what runs there.
+		// A machine's calls come from our own agent, and grow with its running work.
 		if p.Role == berth.RoleMachine {
 			connlimit.Agent(r.Context(), p.Machine)
 		} else {
@@ -111,9 +111,8 @@ func bearer(r *http.Request) (token string, ok bool) {
 	return strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 }
 
-// allowed is the whole table of roles: machines speak the agents' protocol and
-// nothing else does, viewers only read, and what concerns every tenant is for
-// admins.
+// allowed is the whole table of roles: machines, and only machines, speak the
+// agents' protocol; viewers only read; calls about all tenants are for admins.
 func allowed(p db.Principal, method string, agent bool, route string) error {
 	if agent != (p.Role == berth.RoleMachine) {
 		return berth.Errorf(berth.CodeForbidden, "a token of role %s does not open this route", p.Role)

@@ -20,7 +20,7 @@ import (
 // that was good still renews its machine's lease for machineTrust, and opens
 // nothing else. That is safe because the renewal is fenced by the session's epoch
 // in the lease row: retiring a machine, declaring it lost, or another session end
-// it, whatever is remembered here. machineTrust is longer than any lock that an
+// it, even while the token is remembered here. machineTrust is longer than any lock that an
 // operator should take. It equals the default fence: a machine that is refused from
 // then on ends its at_most_one work one fence later, and not sooner than any other
 // that is cut off.

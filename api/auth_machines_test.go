@@ -86,8 +86,8 @@ func (s *site) waiting(query string) {
 	}
 }
 
-// A token that another replica has revoked dies within seconds, and with it what
-// was remembered of it.
+// A token that another replica has revoked becomes invalid within seconds, and so
+// does its cached entry.
 func TestRevokedMachineTokenDies(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)

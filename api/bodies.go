@@ -55,11 +55,10 @@ func readDeadline(c echo.Context, at time.Time) {
 	_ = http.NewResponseController(c.Response().Writer).SetReadDeadline(at)
 }
 
-// deadlines gives every call that has a body bodyTimeout to send it, whatever
-// becomes of the call: the server itself would wait for the rest of a body that
-// no handler has read. The client of every call gets answerTimeout to read the
-// answer from the moment it begins; transfers and held answers set deadlines of
-// their own after that.
+// deadlines gives every call with a body bodyTimeout to send it, even if the call
+// fails: the server itself would wait for the rest of a body that no handler has
+// read. The client of every call gets answerTimeout to read the answer, from the
+// start of the answer; transfers and held answers then set separate deadlines.
 func deadlines(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		control := http.NewResponseController(c.Response())

@@ -13,7 +13,7 @@ import (
 	"berth"
 )
 
-// maxFaults bounds an error's list; whoever makes more knows enough.
+// maxFaults bounds the list of faults in an error, so that an answer stays short.
 const maxFaults = 100
 
 // decode reads a JSON body into v and returns every fault of it: fields that do
@@ -35,11 +35,11 @@ func decode(contentType string, body []byte, v any) ([]berth.FieldError, error) 
 	return d.faults, nil
 }
 
-// validated is a body that can tell its own faults.
+// validated is a body that can list its own faults.
 type validated interface{ Validate() []berth.FieldError }
 
-// readValid reads a body and reports every fault of it at once. defaults fills in
-// what it leaves out; nil: nothing.
+// readValid reads a body and reports all its faults at once. defaults fills in
+// missing fields; nil: none.
 func readValid[T validated](in Request, defaults func(*T)) (T, error) {
 	var v T
 	faults, err := decode(in.ContentType, in.RawBody, &v)
@@ -64,8 +64,8 @@ func jsonFault(body []byte, err error) string {
 	return fmt.Sprintf("line %d, column %d: %s", line, max(column, 1), s.Error())
 }
 
-// maxDepth bounds values in each other. Pipelines nest: what is refused further
-// down for that is to be read first, and each level reads again what is below it.
+// maxDepth bounds the nesting of values. Pipelines nest: too deep a pipeline must
+// be read before it can be refused, and each level reads all levels below again.
 const maxDepth = 64
 
 type decoder struct {
@@ -191,8 +191,8 @@ func (d *decoder) list(raw json.RawMessage, v reflect.Value, path string) {
 	}
 }
 
-// present is value for what is in a list or a map: null there is a slip, unless
-// the type knows what it means.
+// present is value for entries of a list or a map: null there is a mistake, unless
+// the type defines its meaning.
 func (d *decoder) present(raw json.RawMessage, v reflect.Value, path string) {
 	if string(raw) == "null" && v.Kind() != reflect.Pointer {
 		d.fault(path, "is null", "a value")
@@ -212,7 +212,7 @@ func (d *decoder) scalar(raw json.RawMessage, v reflect.Value, path string) {
 	d.text(v, path)
 }
 
-// text refuses what the database cannot hold as text.
+// text rejects strings that the database cannot store as text.
 func (d *decoder) text(v reflect.Value, path string) {
 	switch {
 	case v.Kind() == reflect.String && strings.ContainsRune(v.String(), 0):
@@ -264,7 +264,7 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
-// clip keeps what a client sent from filling an answer or a log.
+// clip shortens a client's text, so that it cannot fill an answer or a log.
 func clip(s string) string {
 	const most = 200
 	if len(s) > most {
@@ -273,8 +273,8 @@ func clip(s string) string {
 	return s
 }
 
-// invalid turns faults into one error, nil if there are none. Faults of fields
-// that could not be read come first; what follows from them is left out.
+// invalid turns faults into one error, nil if there are none. Faults of unreadable
+// fields come first; faults that follow from them are left out.
 func invalid(slug string, read, checked []berth.FieldError) error {
 	faults := slices.Clone(read)
 	for _, c := range checked {

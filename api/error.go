@@ -31,7 +31,7 @@ func (p *Problem) Error() string { return p.Detail }
 // GetStatus lets huma answer a Problem that a handler returns.
 func (p *Problem) GetStatus() int { return p.Status }
 
-// GetHeaders tells when to come back.
+// GetHeaders returns the header Retry-After, if the problem has a pause.
 func (p *Problem) GetHeaders() http.Header {
 	if p.retryAfter == "" {
 		return nil
@@ -94,8 +94,8 @@ func statusOf(e *berth.Error) int {
 	}
 }
 
-// problemOf turns any error into what the caller is told. What is no
-// berth.Error is our own fault and its text stays here.
+// problemOf turns any error into the answer for the caller. An error that is not a
+// berth.Error is an internal fault, and its text is not sent.
 func problemOf(err error) *Problem {
 	if p, ok := errors.AsType[*Problem](err); ok {
 		return p
@@ -201,8 +201,8 @@ func (s *Server) renderError(err error, c echo.Context) {
 	}
 }
 
-// fail is how huma handlers return errors: as the Problem, and logged where the
-// caller is told nothing of the cause.
+// fail converts the error of a huma handler into its Problem, and logs the cause
+// if the answer does not contain it.
 func (s *Server) fail(ctx context.Context, err error) error {
 	p := problemOf(err)
 	if p.Status >= 500 && p.Status != http.StatusServiceUnavailable && ctx.Err() == nil {

@@ -117,7 +117,7 @@ func (s *Server) followEvents(c echo.Context, id berth.JobID, after int64) {
 	s.endStream(c, t, err)
 }
 
-// followed are reads that those who follow the same job share.
+// followed are the shared reads of clients that follow the same job.
 type followed struct {
 	states shared[berth.JobID, jobAt]
 	events shared[eventsAfter, []berth.Event]

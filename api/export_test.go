@@ -8,8 +8,7 @@ import (
 	"berth"
 )
 
-// Routes returns the router's own table: what is really served, whether it is
-// described or not.
+// Routes returns the router's own table: all served routes, described or not.
 func (s *Server) Routes() []*echo.Route { return s.echo.Routes() }
 
 // Panic mounts a route that panics.

@@ -149,7 +149,7 @@ func registerWithOptionalBody[T, I, O any](s *Server, op huma.Operation, handler
 	registerWithBody[T](s, op, handler).Required = false // huma reads it at each call
 }
 
-// document names what an operation answers that huma cannot see: streams.
+// document describes the answer of an operation that huma cannot see: a stream.
 func document(op *huma.Operation, description string, content map[string]*huma.MediaType) {
 	op.Responses["200"] = &huma.Response{Description: description, Content: content}
 }

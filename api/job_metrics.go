@@ -118,8 +118,8 @@ func (in *jobMetricsInput) ask(job berth.Job) (first, last int, since time.Time,
 	return first, members, since, nil
 }
 
-// memberMetrics reads what was stored of one rank, nil if that is nothing. What
-// a machine has stored in another form than it should have is nothing as well.
+// memberMetrics reads the stored metrics of one member; nil if none are stored, or
+// if their format is wrong.
 func (s *Server) memberMetrics(ctx context.Context, ref berth.LogRef) (*berth.MemberMetrics, error) {
 	store, err := s.blobs()
 	if err != nil {
@@ -150,7 +150,7 @@ var panels = []struct {
 	{berth.MetricDiskRead, "Disk read"}, {berth.MetricDiskWritten, "Disk written"}, {berth.MetricReceived, "Network received"}, {berth.MetricSent, "Network sent"},
 }
 
-// shortGPU is how much of a device's UUID tells it from its neighbours.
+// shortGPU is the length of a UUID prefix that distinguishes a machine's devices.
 const shortGPU = 12
 
 func drawMetrics(job berth.Job, attempt int, members []berth.MemberMetrics) []byte {

@@ -95,8 +95,8 @@ func (s *Server) submit(ctx context.Context, in *submitInput) (*jobOutput, error
 	return s.submitted(ctx, job, created, began), nil
 }
 
-// submitted answers with a job that was made, or was there, and tells of it in
-// its trace.
+// submitted answers with a created or an existing job, and adds the submit to the
+// job's trace.
 func (s *Server) submitted(ctx context.Context, job berth.Job, created bool, began time.Time) *jobOutput {
 	if created {
 		s.Traces.Submitted(ctx, job, began)
@@ -367,7 +367,7 @@ func (s *Server) updateJob(ctx context.Context, in *patchInput) (*jobOutput, err
 	if err != nil {
 		return nil, err
 	}
-	// An admin may raise a job above what its tenant may ask for.
+	// An admin may raise a job above its tenant's greatest priority.
 	if tenant := scope(ctx); tenant != "" && patch.Priority != nil {
 		if err := s.admission.AllowPriority(ctx, tenant, *patch.Priority); err != nil {
 			return nil, err

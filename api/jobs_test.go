@@ -479,8 +479,8 @@ func TestAJobsLifeOverTheAPI(t *testing.T) {
 	}
 }
 
-// A retry is a submit: what is out of reach now is refused, and the retry of a
-// job that has one already only names it.
+// A retry is a submit: requests beyond the present quota are refused, and the
+// retry of a job that has one already only names that one.
 func TestARetryIsHeldToTheQuota(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)

@@ -26,7 +26,7 @@ const (
 	joinPause       = 10 * time.Millisecond
 )
 
-// joins bound what the one open route of the agents' protocol may take.
+// joins bound the use of the one open route of the agents' protocol.
 type joins struct {
 	checks   *lookups[bool] // of join tokens
 	judged   chan struct{}  // a place for each join whose token was found good

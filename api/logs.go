@@ -21,7 +21,7 @@ import (
 	"berth/db"
 )
 
-// LogReader reads what ranks have written.
+// LogReader reads the logs of members.
 type LogReader interface {
 	// OpenLog returns the stored log from a byte offset to its present end,
 	// encoded: one line each, <RFC3339Nano> <o|e> <text>\n. A log of which
@@ -89,9 +89,9 @@ func (s *Server) logs(ctx context.Context, in *logsInput) (*huma.StreamResponse,
 // ndjson is the answer for programs: one LogLine a line.
 const ndjson = "application/x-ndjson"
 
-// printLogs answers what is stored, as plain text or as documents. It is opened
-// before the answer begins, so that a store that is down is an error and not an
-// empty log.
+// printLogs answers with the stored log, as plain text or as documents. It opens
+// the log before the answer begins, so that an unavailable store is an error and
+// not an empty log.
 func (s *Server) printLogs(h huma.Context, r *logRead, documents bool) {
 	c := humaecho.UnwrapV4(h)
 	t, err := s.begin(c, downloadTransfer)
@@ -145,7 +145,7 @@ func (s *Server) followLogs(h huma.Context, r *logRead) {
 	x := s.startStream(c, t)
 	err = x.follow(f.C, func(ctx context.Context) (bool, error) {
 		for {
-			// The state first: what was written before it is in the store.
+			// Read the state first: lines written before an end are then in the store.
 			at, err := s.jobAt(ctx, r.job)
 			if err != nil {
 				return false, err
@@ -249,9 +249,9 @@ type logAt struct {
 	offset int64
 }
 
-// logBlock is what follows a position, at most a transferBlock of the log, as
-// events. Those who follow a log from its beginning, or have caught up, are at the
-// same position: they send the same block.
+// logBlock is the part of the log after a position, at most a transferBlock, as
+// events. Followers that start at the beginning, or have caught up, are at the
+// same position, so they send the same block.
 type logBlock struct {
 	text []byte
 	next int64 // offset after it
@@ -293,8 +293,8 @@ func (r *logRead) block(ctx context.Context) (b logBlock, err error) {
 // line comes in pieces. Machines write lines of at most 16 KiB.
 var logBuffers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, transferBlock) }}
 
-// lines reads whole lines, moves the position past each and gives those that
-// were asked for to f.
+// lines reads whole lines, moves the position past each, and passes the requested
+// ones to f.
 func (r *logRead) lines(in io.Reader, over bool, f func(berth.LogLine) error) error {
 	buf := logBuffers.Get().(*bufio.Reader)
 	buf.Reset(in)
@@ -341,8 +341,8 @@ func rawText(raw []byte) string {
 	return strings.ToValidUTF8(string(bytes.TrimSuffix(raw, []byte("\n"))), "\uFFFD")
 }
 
-// parse reads <RFC3339Nano> <o|e> <text>. What has no such beginning is shown
-// as it stands.
+// parse reads <RFC3339Nano> <o|e> <text>. A line in another format is shown
+// unchanged.
 func (r *logRead) parse(raw []byte) berth.LogLine {
 	text := rawText(raw)
 	line := berth.LogLine{Stream: "stdout", Text: text, Attempt: r.ref.Attempt, Member: r.ref.Rank}

@@ -9,7 +9,7 @@ import (
 	"berth/internal/lib/overload"
 )
 
-// lookups finds what keys stand for, with at most one query at a time: a query
+// lookups resolves keys with at most one query at a time: a query
 // asks for every key that has arrived since the query before it. However many
 // callers send unknown keys, they take one connection of the database
 // and 1/pause queries a second, and a caller with a good key waits for two

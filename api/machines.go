@@ -63,7 +63,7 @@ func (s *Server) listMachines(ctx context.Context, in *machineListInput) (*machi
 	return &machineListOutput{page(machines, next)}, nil
 }
 
-// machineID parses the path; what is no name is the name of no machine.
+// machineID parses the path. A text that is not a valid name matches no machine.
 func machineID(in string) (berth.MachineID, error) {
 	id, err := berth.ParseMachineID(in)
 	if err != nil {

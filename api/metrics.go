@@ -90,8 +90,8 @@ func (p *population) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect leaves out what the database does not answer in time: a gap is true,
-// a zero would not be.
+// Collect leaves out metrics that the database does not return in time: a gap is
+// correct, a zero would not be.
 func (p *population) Collect(ch chan<- prometheus.Metric) {
 	p.collectEnds(ch)
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
@@ -132,8 +132,8 @@ func (p *population) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// collectEnds tells of the attempts that this process has settled; the sum over
-// all processes is the cluster's.
+// collectEnds exports the number of attempts that this process has settled; the sum
+// over all processes is the cluster's number.
 func (p *population) collectEnds(ch chan<- prometheus.Metric) {
 	lost := map[berth.ReasonCode]float64{}
 	for end, n := range p.db.Ends() {

@@ -81,7 +81,7 @@ func (s *Server) sendOutput(c echo.Context, store *blob.Store, o db.OutputObject
 	}
 }
 
-// agentOutput registers what a machine has stored of a rank.
+// agentOutput registers an output that a machine has stored for a member.
 func (s *Server) agentOutput(c echo.Context) error {
 	p, err := readAgent[berth.OutputReport](c)
 	if err != nil {

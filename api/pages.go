@@ -18,8 +18,8 @@ import (
 //go:embed landing.html
 var landing string
 
-// registerPages mounts what needs no token: the pages, the documentation, and
-// what probes and scrapers ask.
+// registerPages mounts the routes without a token: the pages, the documentation,
+// and the routes of probes and scrapers.
 func (s *Server) registerPages() {
 	page := strings.ReplaceAll(landing, "{{version}}", htmlText(s.Version))
 	probed := []string{http.MethodGet, http.MethodHead} // probes ask for heads
@@ -42,7 +42,7 @@ func (s *Server) registerPages() {
 // Readiness is the answer of /readyz.
 type Readiness struct {
 	Ready  bool              `json:"ready"`
-	Checks map[string]string `json:"checks"` // by dependency: ok, or what is wrong
+	Checks map[string]string `json:"checks"` // by dependency: ok, or the fault
 }
 
 const readyTimeout = 3 * time.Second
@@ -152,8 +152,8 @@ func (s *Server) checkAll(ctx context.Context) Readiness {
 	return r
 }
 
-// scrape opens the metrics to this host, and to an admin's token from anywhere
-// else: they tell of every tenant's load.
+// scrape opens the metrics to this host, and elsewhere to admin tokens only, since
+// they show every tenant's load.
 func (s *Server) scrape(h http.Handler) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		if !local(c.Request()) {

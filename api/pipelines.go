@@ -48,8 +48,8 @@ func (s *Server) submitPipeline(ctx context.Context, in *submitInput) (*jobOutpu
 	return s.submitted(ctx, job, created, began), nil
 }
 
-// needs says which steps a step waits for, or a pipeline that it is in, those of
-// the outermost first; false if it waits for none.
+// needs returns the steps for which a step, or a pipeline around it, waits: those
+// of the outermost level first. It returns false if the step waits for none.
 func (s *Server) needs(ctx context.Context, step berth.Job) (e berth.Explanation, waits bool, err error) {
 	e = berth.Explanation{Job: step.ID, Status: step.Status, Blockers: []berth.Blocker{}}
 	for at, who := step, "it"; at.Step != "" && at.Status == berth.Submitted; who = "pipeline " + at.Step + ", which it is in," {

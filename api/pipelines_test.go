@@ -50,8 +50,7 @@ func TestExplainSaysWhatANestedStepWaitsForAtEveryLevel(t *testing.T) {
 	}
 }
 
-// What is nested deeper than anything may be is refused in little time, whatever
-// becomes of it below.
+// Too deep a nesting is refused in little time, for any content of the lower levels.
 func TestPipelinesThatNestTooDeepAreRefused(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)

@@ -53,7 +53,8 @@ func (s *Server) plan(ctx context.Context, in *Request) (*planOutput, error) {
 	return &planOutput{p}, nil
 }
 
-// longest is for how long a job may hold its room once it runs; 0: for ever.
+// longest is the longest time for which a started job may hold its capacity; 0: no
+// limit.
 func longest(spec berth.JobSpec) time.Duration {
 	if spec.TimeLimit == 0 {
 		return 0
@@ -121,8 +122,8 @@ func (s *Server) explainPlaced(ctx context.Context, job berth.Job) (berth.Explan
 	return e, err
 }
 
-// engineBlocker is of a job that is placed on machines with silent container
-// engines: nobody can see whether it has started or ended.
+// engineBlocker is the blocker of a job that is placed on machines with silent
+// container engines: its starts and ends cannot be observed.
 func engineBlocker(silent []enginesilence.Machine) berth.Blocker {
 	return berth.Blocker{
 		Code: "engine_silent", Message: enginesilence.Text(silent) + ": starts and ends of containers are not seen there",
@@ -130,7 +131,7 @@ func engineBlocker(silent []enginesilence.Machine) berth.Blocker {
 	}
 }
 
-// waiting explains a job that waits. held is what its owner can do nothing about.
+// waiting explains a job that waits. held are blockers that its owner cannot change.
 func waiting(job berth.Job, state berth.State, w placement.JobExplanation, held []berth.Blocker) berth.Explanation {
 	fit := fitOf(w)
 	e := berth.Explanation{
@@ -170,7 +171,7 @@ func known(at time.Time) *time.Time {
 	return &at
 }
 
-// blockers renders the engine's; whatever setting of a quota it is, its code is
+// blockers converts the engine's blockers. Every setting of a quota has the code
 // quota.
 func blockers(list []placement.Blocker) []berth.Blocker {
 	out := make([]berth.Blocker, 0, len(list))

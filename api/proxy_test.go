@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// breakingProxy passes TCP connections on and cuts them when told to.
+// breakingProxy forwards TCP connections and cuts them on request.
 type breakingProxy struct {
 	url      string
 	listener net.Listener

@@ -31,10 +31,9 @@ func queryFields(t reflect.Type) map[string]bool {
 	return fields
 }
 
-// strictQuery refuses parameters that an operation does not have, those that
-// repeat and those that cannot be read. Go drops what it cannot read and others
-// ignore what they do not know: a filter with a slip in its name would then
-// answer with everything.
+// strictQuery refuses unknown, repeated and unreadable parameters. Go drops
+// unreadable ones, and other servers ignore unknown ones: a filter with a
+// misspelt name would then match everything.
 func strictQuery(fields map[string]bool) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
 		u := ctx.URL()

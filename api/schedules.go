@@ -88,7 +88,7 @@ func readSchedule(in Request) (berth.ScheduleSpec, error) {
 	return spec, invalid(berth.SlugInvalidSpec, faults, checked[:min(len(checked), maxFaults)])
 }
 
-// withNext adds what only the calendar knows.
+// withNext adds the next fires, which the calendar computes.
 func withNext(s berth.Schedule) berth.Schedule {
 	s.Next = []time.Time{}
 	if times, fault := calendar.Read(s.ScheduleSpec); fault == nil && !s.Paused {

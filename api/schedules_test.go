@@ -162,8 +162,8 @@ func TestAScheduleThatCannotBeIsRefusedWithEveryFault(t *testing.T) {
 	}
 }
 
-// What was fine when the schedule was made may not be when it fires: the fire
-// tells.
+// A job that was valid when the schedule was created may be invalid when it fires:
+// the fire reports this.
 func TestAFireIsJudgedAsAnySubmission(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)

@@ -45,7 +45,7 @@ func (s *Server) setSecret(ctx context.Context, in *Request) (*secretOutput, err
 	}
 	for i, f := range faults {
 		if f.Field == "value" {
-			faults[i].Detail = "is no text" // and not what it is
+			faults[i].Detail = "is no text" // without the value
 		}
 	}
 	if err := invalid(berth.SlugInvalidSpec, faults, n.Validate()); err != nil {
@@ -109,10 +109,10 @@ func (s *Server) deleteSecret(ctx context.Context, in *secretInput) (*struct{}, 
 	return nil, nil
 }
 
-// handOut adds to a claim the values of the secrets that its job names. It has
-// just been decided that the machine holds this work, at the job's current
-// attempt and in its own current session; nobody else is ever told. Once the
-// container runs there is nothing left to give.
+// handOut adds to a claim the values of the secrets that its job names. The
+// caller has just verified that the machine holds this work, at the job's current
+// attempt and in its own current session; no other caller receives the values.
+// After the start of the container the claim contains none.
 func (s *Server) handOut(ctx context.Context, c *berth.Claim) error {
 	names := c.Spec.AllSecrets()
 	begun := c.Phase == berth.PhaseRunning || c.Phase == berth.PhaseExited || c.Phase == berth.PhaseSealed

@@ -13,7 +13,7 @@ import (
 	"berth/internal/lib/sealer"
 )
 
-// keys are those of a key file with these keys, by one digit each.
+// keys returns the keys of a key file, each given by one digit.
 func keys(t *testing.T, digits string) *sealer.Keys {
 	t.Helper()
 	var text string

@@ -36,7 +36,7 @@ type JobControl interface {
 	UpdateJob(ctx context.Context, tenant berth.TenantID, id berth.JobID, patch berth.JobPatch, actor string) error
 }
 
-// Poker tells the workflows of jobs to look at their rows.
+// Poker notifies the workflows of jobs to read their rows.
 type Poker interface{ Poke(ids ...berth.JobID) }
 
 // A Check is one dependency that readiness depends on.
@@ -44,12 +44,12 @@ type Check struct {
 	Name string
 	Run  func(ctx context.Context) error
 
-	// Optional marks what the API can do without for a while: it is shown, and
-	// traffic is not sent elsewhere for it.
+	// Optional marks a dependency that the API can miss for a while: readiness
+	// shows its failure, but stays positive.
 	Optional bool
 }
 
-// Deps are what a Server works with. DB, Control and Logger are required.
+// Deps are the dependencies of a Server. DB, Control and Logger are required.
 type Deps struct {
 	DB      *db.DB
 	Control JobControl
@@ -57,9 +57,9 @@ type Deps struct {
 	Logs    LogReader // nil: no logs are stored here
 	Logger  *slog.Logger
 	Version string
-	Checks  []Check // beside the database, which is always checked
+	Checks  []Check // in addition to the database, which is always checked
 
-	// Policy is the leader's: what explains must go by what decides.
+	// Policy is the leader's policy, so that explanations match decisions.
 	Policy placement.Policy
 
 	// Rate is how many calls a second each token may make on average, Burst

@@ -18,7 +18,7 @@ type sharedValue[V any] struct {
 	callers int // guarded by shared.mu
 	turn    chan struct{}
 
-	// Of whoever has the turn.
+	// Fields of the current read.
 	begun time.Time // zero: nothing was read
 	value V
 }

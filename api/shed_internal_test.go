@@ -33,7 +33,7 @@ func TestReadsMuchFindsLongPagesAndFollows(t *testing.T) {
 	}
 }
 
-// One tenant must leave connections and cores to others, whatever the pool's size.
+// One tenant must leave connections and cores to others, for every size of the pool.
 func TestOneTenantsReadsLeaveConnectionsAndCores(t *testing.T) {
 	t.Parallel()
 	for reads := 1; reads <= 64; reads++ {

@@ -81,7 +81,7 @@ func newSiteAt(t *testing.T, database string, edit func(*api.Deps)) *site {
 
 func (s *site) as(name string) *client.Client { return client.New(s.url, s.tokens[name]) }
 
-// answer is a raw answer, for tests of what clients never send.
+// answer is a raw answer, for tests of calls that clients never send.
 type answer struct {
 	status  int
 	header  http.Header

@@ -24,7 +24,7 @@ type slots struct {
 	arrival uint64 // of the next caller that waits
 }
 
-// share is what one tenant has of slots.
+// share is one tenant's part of the slots.
 type share struct {
 	held    int
 	waiting []*slotWaiter

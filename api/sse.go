@@ -71,7 +71,7 @@ func (x *stream) comment(text string) error {
 	return x.t.Flush()
 }
 
-// end tells the client that it has everything.
+// end reports the end of the stream to the client.
 func (x *stream) end(status berth.State) error {
 	if err := x.send("", streamEnd, map[string]berth.State{"status": status}); err != nil {
 		return err

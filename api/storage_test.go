@@ -107,7 +107,7 @@ func TestSecretsOverQuotaAreRefused(t *testing.T) {
 	}
 }
 
-// A restarted agent stores again what is registered already. That adds nothing, so it is
+// A restarted agent stores registered objects again. That adds nothing, so it is
 // accepted while the quota has no room for as much again, and a step of which one
 // member's shard is registered is not given up.
 func TestWhatCountsAlreadyIsStoredAgain(t *testing.T) {

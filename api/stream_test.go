@@ -95,7 +95,8 @@ func TestEventsResumeWithoutGapOrRepeat(t *testing.T) {
 	if diff := cmp.Diff([]string{"1", "2", "3", "4", "5"}, got); diff != "" || !ended {
 		t.Errorf("ids (-want +got), ended %v:\n%s", ended, diff)
 	}
-	// The end comes to whoever asks after it, and to whoever has everything.
+	// The end is sent to clients that connect after it, and to clients that have
+	// received everything.
 	third := s.stream("alice", path, "Last-Event-ID", "5")
 	if rest, ended := third.ids(t, 100); len(rest) > 0 || !ended {
 		t.Errorf("after the last event: %v, ended %v", rest, ended)

@@ -16,7 +16,7 @@ import (
 
 // Submits are taken from the database in blocks. A tenant's first block is one
 // submit; each block that was used up is followed by one of double the size, up to
-// submitBlock's worth of the tenant's rate. What is not used within submitKeep
+// submitBlock's worth of the tenant's rate. A block that is not used within submitKeep
 // lapses, and the next block is one submit again: blocks are taken from the rates of
 // the tenants above too, and a tenant that submits seldom must not waste theirs.
 //
@@ -40,8 +40,7 @@ type submits struct {
 	leases *recent[berth.TenantID, *submitLease]
 }
 
-// submitLease is what this process knows of one tenant's rate; submits.mu guards
-// it.
+// submitLease is this process's part of one tenant's rate; submits.mu guards it.
 type submitLease struct {
 	size   int           // of the block; 0: there was none
 	left   int           // submits of the block

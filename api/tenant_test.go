@@ -38,7 +38,7 @@ const (
 	ofSubmit  = "submit"      // makes the caller's own
 )
 
-// kindOf classifies a route; "" for one that nobody has thought about.
+// kindOf classifies a route; "" for a route that is not yet classified.
 func kindOf(method, path string) string {
 	switch {
 	case strings.HasPrefix(path, "/v1/jobs/:id"), strings.HasPrefix(path, "/v1/pipelines/:id"):
@@ -161,7 +161,7 @@ func TestAnotherTenantsJobIsLikeNone(t *testing.T) {
 			continue
 		}
 		// By turns without a token and with a wrong one: an address that tries both
-		// everywhere is told to wait.
+		// everywhere has to wait.
 		who := []string{"", "nobody"}[i%2]
 		if a := s.call(who, r.Method, at(string(job.ID)), body); a.status != http.StatusUnauthorized || a.problem.Code != "unauthorized" || a.header.Get("WWW-Authenticate") == "" {
 			t.Errorf("%s without a good token: %d %s", name, a.status, clipped(a.body))

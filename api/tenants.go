@@ -135,7 +135,7 @@ func (s *Server) deleteTenant(ctx context.Context, in *TenantInput) (*struct{}, 
 	return nil, nil
 }
 
-// quotaOf is what a tenant may have, beside what it has.
+// quotaOf returns a tenant's quota together with its use.
 func quotaOf(r db.TenantRow) berth.Quota {
 	r.Quota.Use = &r.Use
 	return r.Quota

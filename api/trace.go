@@ -13,14 +13,14 @@ import (
 	"berth/internal/lib/tracing"
 )
 
-// traceUsers tells of all users' calls, those that are refused as well.
+// traceUsers records all users' calls, including refused ones.
 func (s *Server) traceUsers(next echo.HandlerFunc) echo.HandlerFunc {
 	return s.traced(next, s.Traces.Serve, func(c echo.Context) bool { return strings.HasPrefix(c.Path(), "/v1/") })
 }
 
-// traceMachines tells of those machines' calls, of which there are many, that
-// belong to something that the machine tells of. It is asked after authenticate:
-// only a machine is taken at its word.
+// traceMachines records a machine's call only if it belongs to a span of the
+// machine, since there are many such calls. It runs after authenticate: only a
+// machine's trace context is accepted.
 func (s *Server) traceMachines(next echo.HandlerFunc) echo.HandlerFunc {
 	return s.traced(next, s.Traces.ServeAgent, func(c echo.Context) bool {
 		p, _ := c.Request().Context().Value(principalKey{}).(db.Principal)

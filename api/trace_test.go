@@ -14,7 +14,7 @@ import (
 	"berth/internal/lib/tracing"
 )
 
-// newTracedSite is a site that tells of its calls, and what it has told.
+// newTracedSite returns a site that records its calls, and the recorded spans.
 func newTracedSite(t *testing.T) (*site, *tracing.Tracing, *tracetest.InMemoryExporter) {
 	t.Helper()
 	kept := tracetest.NewInMemoryExporter()
@@ -71,7 +71,7 @@ func TestCallsAreTold(t *testing.T) {
 	}
 }
 
-// Whoever calls could name any trace, and ask for all to be told.
+// Any caller could name any trace, and request the export of everything.
 func TestOnlyMachinesContinueATrace(t *testing.T) {
 	t.Parallel()
 	s, traces, kept := newTracedSite(t)

@@ -325,7 +325,7 @@ func (t *transfer) Write(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// Flush sends what the server still holds back.
+// Flush sends the data that the server still buffers.
 func (t *transfer) Flush() error {
 	if err := t.extend(); err != nil {
 		return err

@@ -36,7 +36,7 @@ func (s *site) fill(job berth.Job, pieces int) string {
 	return last
 }
 
-// heap is what the process holds at present, in bytes.
+// heap is the present size of the process's heap, in bytes.
 func heap() int64 {
 	runtime.GC()
 	var m runtime.MemStats
@@ -65,7 +65,7 @@ func (s *site) openAs(t *testing.T, token, method, path, header string) net.Conn
 	return conn
 }
 
-// waitLimit bounds each wait for a condition. It is far above what a slow machine needs:
+// waitLimit bounds each wait for a condition. It is far above the needs of a slow machine:
 // only a test that fails waits so long.
 const waitLimit = 5 * time.Minute
 

@@ -66,8 +66,8 @@ func clientConnOf(r *http.Request) *clientConn {
 
 // sent calls taken once the client has read the answer that was just written, or has
 // lost its connection for not reading it. After the last answer of a connection it
-// returns only then, or when the server ends: what the kernel holds of a connection
-// that the server has closed is not known.
+// returns only then, or when the server ends: the kernel's buffer of a connection
+// that the server has closed cannot be read.
 func (c *clientConn) sent(taken func(), last bool, closing <-chan struct{}) {
 	if c == nil || c.held() == 0 {
 		taken()
@@ -96,7 +96,7 @@ func (c *clientConn) awaitRead(ctx context.Context, closing <-chan struct{}) err
 	if a := c.unread.Swap(nil); a != nil {
 		close(a.read)
 		if read {
-			a.taken() // before this call is judged by what its tenant has not read
+			a.taken() // before this call is judged by its tenant's unread answers
 		}
 	}
 	if !read || c.cut.Load() {

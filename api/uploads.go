@@ -63,8 +63,8 @@ func (s *Server) showUpload(ctx context.Context, in *uploadInput) (*uploadOutput
 	return &uploadOutput{u}, nil
 }
 
-// createUpload stores an archive while it judges it: the object appears only if
-// every byte has passed, and the content is what its address says.
+// createUpload stores an archive while it validates it: the object appears only if
+// every byte is valid and the content matches its address.
 func (s *Server) createUpload(c echo.Context) error {
 	r := c.Request()
 	ctx := r.Context()
@@ -180,7 +180,7 @@ func judge(in io.Reader, l archive.Limits, a berth.Address) *judged {
 	return j
 }
 
-// errJudged is what the pipe says when nobody reads it any more.
+// errJudged ends the pipe after the validation, when it has no reader left.
 var errJudged = errors.New("the judgement is there")
 
 func (j *judged) Read(p []byte) (int, error) {

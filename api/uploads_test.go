@@ -21,7 +21,7 @@ import (
 	"berth/internal/lib/archive"
 )
 
-// archived is an archive of one file, or of what the headers say.
+// archived returns an archive of one file, or of the entries of the headers.
 func archived(t *testing.T, content string, headers ...tar.Header) (berth.Address, string) {
 	t.Helper()
 	var plain, packed bytes.Buffer
@@ -60,7 +60,7 @@ func (s *site) upload(name, content string) (berth.Address, answer) {
 	return address, s.call(name, "POST", "/v1/uploads?address="+string(address), text, "Content-Type", "application/zstd")
 }
 
-// stored counts the files of a store in a folder, and what is doomed there.
+// stored counts the files of a store in a folder, and the objects to be removed.
 func (s *site) stored(dir string) (files, doomed int) {
 	s.t.Helper()
 	err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {

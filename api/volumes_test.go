@@ -12,8 +12,8 @@ import (
 	"berth/internal/control/admission"
 )
 
-// sharing is what an operator allows: /all to everybody, /a to tenant a, /other to
-// one that is not here.
+// sharing sets the allowed folders: /all for all tenants, /a for tenant a, /other
+// for a tenant that does not exist.
 func sharing(d *api.Deps) {
 	d.Volumes = admission.Volumes{"all": nil, "a": {"a"}, "other": {"nobody"}}
 }
@@ -77,7 +77,7 @@ func TestFoldersThatATenantMayNotReadAreRefused(t *testing.T) {
 	s.submit("bob", reading("file:///all/x"))
 }
 
-// What the operator takes back, jobs that were submitted before do not read either.
+// A revoked folder is not readable for jobs that were submitted before either.
 func TestTheOperatorIsAskedAtEachClaim(t *testing.T) {
 	t.Parallel()
 	database := dbtest.URL(t)

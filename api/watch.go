@@ -29,7 +29,7 @@ type watch struct {
 	done      chan struct{}
 }
 
-// follower is one of those who follow a job. C receives when the job, its
+// follower is one client that follows a job. C receives when the job, its
 // history or its logs may have changed.
 type follower struct {
 	C  chan struct{}
@@ -40,7 +40,7 @@ type follower struct {
 func newWatches(d *db.DB) *watches { return &watches{db: d, jobs: map[berth.JobID]*watch{}} }
 
 // follow starts to listen for changes of a job. The caller must call leave, and
-// reads the job once by itself: only what changes afterwards is hinted at.
+// must read the job once by itself: only later changes are notified.
 func (x *watches) follow(ctx context.Context, job berth.JobID) *follower {
 	x.mu.Lock()
 	defer x.mu.Unlock()

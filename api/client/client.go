@@ -24,8 +24,8 @@ type Client struct {
 	token string
 	http  *http.Client
 
-	// OnRepeat, if set before the first call, is told once of each call that the
-	// server asked to repeat, and what it answered: the call may take a while.
+	// OnRepeat, if set before the first call, is called once for each call that the
+	// server asked to repeat, with the server's answer: the call may take a while.
 	OnRepeat func(answer error)
 }
 
@@ -58,8 +58,8 @@ func New(base, token string) *Client {
 // Close ends idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// Unreachable reports whether err says that no answer came, rather than what
-// the answer was.
+// Unreachable reports whether err means that no answer arrived, as opposed to an
+// answer with an error.
 func Unreachable(err error) bool {
 	if err == nil || errors.Is(err, context.Canceled) {
 		return false
@@ -126,8 +126,8 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 	}
 }
 
-// sendOnce makes a call once. wait is what the server asks to wait before the
-// next try; 0 if it does not.
+// sendOnce makes a call once. wait is the pause that the server requests before a
+// repeat; 0 if it requests none.
 func (c *Client) sendOnce(ctx context.Context, r request) (res *http.Response, wait time.Duration, err error) {
 	var body io.Reader
 	if r.body != nil {

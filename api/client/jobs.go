@@ -140,7 +140,7 @@ func (c *Client) Retry(ctx context.Context, id berth.JobID) (berth.Job, error) {
 	return c.job(ctx, http.MethodPost, id, "/retry", nil)
 }
 
-// RetryFailed runs again what failed of an ended array.
+// RetryFailed submits the failed elements of an ended array again, as a new array.
 func (c *Client) RetryFailed(ctx context.Context, id berth.JobID) (berth.Job, error) {
 	return c.act(ctx, id, "/retry", url.Values{"failed": {"true"}})
 }
@@ -171,7 +171,7 @@ func (c *Client) Checkpoints(ctx context.Context, id berth.JobID) (berth.Page[be
 	return page, err
 }
 
-// MetricsQuery selects what of a job's metrics is asked for.
+// MetricsQuery selects a part of a job's metrics.
 type MetricsQuery struct {
 	Attempt int // 0: the latest
 	Member  int // below 0: all
@@ -186,7 +186,7 @@ func (q MetricsQuery) values() url.Values {
 	return v
 }
 
-// Metrics returns what the members of a job used in one attempt.
+// Metrics returns the resource usage of a job's members in one attempt.
 func (c *Client) Metrics(ctx context.Context, id berth.JobID, q MetricsQuery) (berth.Page[berth.MemberMetrics], error) {
 	all := berth.Page[berth.MemberMetrics]{Items: []berth.MemberMetrics{}}
 	for v := q.values(); ; {
@@ -239,14 +239,14 @@ func (c *Client) Events(ctx context.Context, id berth.JobID, after int64) (berth
 	}
 }
 
-// Explain says why a job is where it is and what is in its way.
+// Explain returns the reasons for a job's state, and its blockers.
 func (c *Client) Explain(ctx context.Context, id berth.JobID) (berth.Explanation, error) {
 	var e berth.Explanation
 	_, err := c.do(ctx, request{method: http.MethodGet, path: jobPath(id) + "/explain"}, &e)
 	return e, err
 }
 
-// Plan says what would become of a job, and stores nothing.
+// Plan predicts the placement of a job, and stores nothing.
 func (c *Client) Plan(ctx context.Context, spec berth.JobSpec) (berth.Plan, error) {
 	var p berth.Plan
 	_, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/plans", body: spec}, &p)

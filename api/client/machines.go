@@ -25,7 +25,7 @@ func (c *Client) Machines(ctx context.Context) (berth.Page[berth.Machine], error
 	}
 }
 
-// Machine returns a machine with its devices and what runs on it.
+// Machine returns a machine with its devices and its running jobs.
 func (c *Client) Machine(ctx context.Context, id berth.MachineID) (berth.Machine, error) {
 	var m berth.Machine
 	_, err := c.do(ctx, request{method: http.MethodGet, path: machinePath(id)}, &m)
@@ -46,8 +46,8 @@ func (c *Client) Undrain(ctx context.Context, id berth.MachineID) (berth.Machine
 	return m, err
 }
 
-// ConfirmDead gives the operator's word that no container of a silent machine
-// lives any more.
+// ConfirmDead records the operator's confirmation that a silent machine's
+// containers have stopped.
 func (c *Client) ConfirmDead(ctx context.Context, id berth.MachineID) (berth.ConfirmedDead, error) {
 	var dead berth.ConfirmedDead
 	_, err := c.do(ctx, request{method: http.MethodPost, path: machinePath(id) + "/confirm-dead"}, &dead)

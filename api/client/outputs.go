@@ -10,7 +10,7 @@ import (
 	"berth"
 )
 
-// Outputs lists what a job has stored, the latest attempt first.
+// Outputs lists the stored outputs of a job, the latest attempt first.
 func (c *Client) Outputs(ctx context.Context, id berth.JobID) (berth.Page[berth.StoredOutput], error) {
 	return pages[berth.StoredOutput](ctx, c, jobPath(id)+"/outputs")
 }

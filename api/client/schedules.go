@@ -52,8 +52,8 @@ func (c *Client) noteSchedule(ctx context.Context, name, verb, note string) (ber
 	return s, err
 }
 
-// RunSchedule fires a schedule now, and returns what became of that. Overlap ""
-// is the schedule's own.
+// RunSchedule fires a schedule now, and returns the fire. Overlap "" means the
+// schedule's own.
 func (c *Client) RunSchedule(ctx context.Context, name string, overlap berth.Overlap) (berth.Fire, error) {
 	var f berth.Fire
 	_, err := c.do(ctx, request{method: http.MethodPost, path: schedulePath(name) + "/run", body: berth.ScheduleRun{Overlap: overlap}, once: true}, &f)

@@ -44,20 +44,20 @@ func (c *Client) DeleteTenant(ctx context.Context, id berth.TenantID) error {
 	return err
 }
 
-// Quotas lists what tenants may have.
+// Quotas lists the quotas of tenants.
 func (c *Client) Quotas(ctx context.Context) (berth.Page[berth.Quota], error) {
 	return pages[berth.Quota](ctx, c, "/v1/quotas")
 }
 
-// Quota shows what a tenant may have.
+// Quota returns the quota of a tenant.
 func (c *Client) Quota(ctx context.Context, id berth.TenantID) (berth.Quota, error) {
 	var q berth.Quota
 	_, err := c.do(ctx, request{method: http.MethodGet, path: quotaPath(id)}, &q)
 	return q, err
 }
 
-// SetQuota replaces what its tenant may have. Use is not sent; settings that are not
-// set are lifted, the later ones by null: left out they would stay.
+// SetQuota replaces the quota of a tenant. Use is not sent. Unset settings are
+// lifted; the later settings are sent as null, since they would stay if left out.
 func (c *Client) SetQuota(ctx context.Context, q berth.Quota) (berth.Quota, error) {
 	q.Use = nil
 	var after berth.Quota

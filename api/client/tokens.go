@@ -8,7 +8,7 @@ import (
 	"berth"
 )
 
-// CreateToken makes a token. Its Secret is told only here.
+// CreateToken creates a token. Only this call returns its Secret.
 func (c *Client) CreateToken(ctx context.Context, n berth.NewToken) (berth.Token, error) {
 	var t berth.Token
 	_, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/tokens", body: n, once: true}, &t)
@@ -26,8 +26,8 @@ func (c *Client) RevokeToken(ctx context.Context, id string) error {
 	return err
 }
 
-// CreateJoinToken makes a token with which one machine joins. Its Secret is
-// told only here.
+// CreateJoinToken creates a token with which one machine joins. Only this call
+// returns its Secret.
 func (c *Client) CreateJoinToken(ctx context.Context, n berth.NewJoinToken) (berth.JoinToken, error) {
 	var t berth.JoinToken
 	_, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/join-tokens", body: n, once: true}, &t)

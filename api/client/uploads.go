@@ -23,7 +23,7 @@ func (c *Client) FindUpload(ctx context.Context, a berth.Address) (berth.Upload,
 	return u, err
 }
 
-// SendUpload stores an archive. write makes its bytes, each time anew.
+// SendUpload stores an archive. write generates its bytes, again for each try.
 func (c *Client) SendUpload(ctx context.Context, a berth.Address, write func(io.Writer) error) (u berth.Upload, err error) {
 	for try := range uploadTries {
 		if try > 0 {
@@ -49,7 +49,7 @@ func (c *Client) sendUpload(ctx context.Context, a berth.Address, write func(io.
 	}()
 	defer func() {
 		_ = body.Close()
-		// What could not be packed is the better explanation of a broken call.
+		// A failure to pack explains a broken call better than the call's error.
 		if fault := <-packed; fault != nil && fault != io.ErrClosedPipe && err != nil && berth.CodeOf(err) == berth.CodeInternal {
 			err = fault
 		}
