@@ -22,18 +22,18 @@ func New(d *db.DB, v Volumes) *Controller {
 	return &Controller{db: d, volumes: v, fleet: fleet{db: d}, quotas: quotas{list: d.TenantRows}}
 }
 
-// Forget makes the next judgement read the tenants and their quotas anew: one
-// was changed by this process.
+// Forget makes the next check read the tenants and their quotas again. Callers use
+// it after a change by this process.
 func (c *Controller) Forget() { c.quotas.forget() }
 
-// Admit refuses what the tenant's jobs may not read, with slug invalid_spec, and
-// what no machine, with slug unsatisfiable, or no quota of the tenant, with slug
-// quota, could ever hold.
+// Admit refuses a job with inputs that the tenant's jobs may not read (slug
+// invalid_spec), a job that fits on no machine (unsatisfiable), and a job beyond a
+// quota of the tenant (quota).
 func (c *Controller) Admit(ctx context.Context, tenant berth.TenantID, spec berth.JobSpec) error {
 	return c.admit(ctx, tenant, "", spec)
 }
 
-// admit is Admit of a spec that is the field prefix of what was sent.
+// admit is Admit for a spec in the field prefix of a request.
 func (c *Controller) admit(ctx context.Context, tenant berth.TenantID, prefix string, spec berth.JobSpec) error {
 	faults, err := c.forbidden(ctx, tenant, prefix, spec)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"berth/db"
 )
 
-// CheckSchedule returns every fault of a schedule that has its defaults, but for
-// those of its times.
+// CheckSchedule returns every fault of a schedule with its defaults, except faults
+// of its times.
 func CheckSchedule(s berth.ScheduleSpec) []berth.FieldError {
 	faults := s.Validate()
 	add := func(prefix string, more []berth.FieldError) {
@@ -28,7 +28,7 @@ func CheckSchedule(s berth.ScheduleSpec) []berth.FieldError {
 	return faults
 }
 
-// AdmitSchedule admits what a schedule submits, as if it were submitted now.
+// AdmitSchedule admits the work of a schedule, as if it were submitted now.
 func (c *Controller) AdmitSchedule(ctx context.Context, tenant berth.TenantID, s berth.ScheduleSpec) error {
 	switch {
 	case s.Job != nil:
@@ -40,16 +40,16 @@ func (c *Controller) AdmitSchedule(ctx context.Context, tenant berth.TenantID, s
 	}
 }
 
-// Fire submits what a schedule is to submit at that time, by the rules of any
-// submission, or records on the schedule why not. Doing it again is no error and
-// changes nothing. The result is empty if there is no such schedule any more.
+// Fire submits the work of a schedule for a time, by the rules of any submit, or
+// records the reason against it on the schedule. Fire is idempotent. The result is
+// empty if the schedule no longer exists.
 func (c *Controller) Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (berth.FireResult, error) {
 	s, err := c.db.ScheduleByID(ctx, id)
 	if err != nil {
 		return berth.FireResult{}, unlessGone(err)
 	}
-	// What it names was filled in and found right when it was made; both may
-	// look different to another version of this program.
+	// The defaults were filled in and validated at the creation of the schedule.
+	// Another version of this program may have other defaults and rules.
 	s.ScheduleSpec = s.ScheduleSpec.WithDefaults()
 	refused, err := c.refusal(ctx, s)
 	if err != nil {

@@ -59,9 +59,9 @@ func (f *fleet) satisfiable(ctx context.Context, r berth.Request) error {
 	return nil
 }
 
-// resourceFields are the resources of which too much can be asked, and the
-// fields that ask for them. What a machine is, such as its region or labels, may
-// change with the next one that joins: such a job may wait.
+// resourceFields are the resources that a job can request beyond every machine's
+// capacity, with their fields. Properties such as regions and labels are not among
+// them: the next machine that joins may have them, so such a job may wait.
 var resourceFields = map[string]string{
 	"cpus": "resources.cpus", "memory": "resources.memory", "disk": "resources.disk",
 	"gpus": "resources.gpus", "gpu_type": "resources.gpu_type", "gpu_memory": "resources.gpu_memory",

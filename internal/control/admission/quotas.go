@@ -67,8 +67,8 @@ func (q *quotas) admit(ctx context.Context, tenant berth.TenantID, r berth.Reque
 	return nil
 }
 
-// line is the tenant and those above it. One that is not remembered may have been
-// made a moment ago, by another process, and is looked for anew.
+// line returns the tenant and the tenants above it. An unknown tenant may have been
+// created a moment ago by another process, so it is read again.
 func (q *quotas) line(ctx context.Context, tenant berth.TenantID) ([]berth.TenantID, error) {
 	rows, err := q.read(ctx)
 	if _, here := rows[tenant]; err == nil && !here {
@@ -162,7 +162,7 @@ func (q *quotas) forget() {
 }
 
 // submitLimits are the rates of submits that bind a tenant: its own, standard where
-// it has none (0: no limit), and those of the tenants above it.
+// it has none (0: no limit), and the rates of the tenants above it.
 func (q *quotas) submitLimits(ctx context.Context, tenant berth.TenantID, standard float64) ([]db.SubmitLimit, error) {
 	rows, err := q.read(ctx)
 	if err != nil {
@@ -198,8 +198,8 @@ func (q *quotas) maxPriority(ctx context.Context, tenant berth.TenantID) (most b
 	return most, of, ok, nil
 }
 
-// storageLimits are the storage limits that bind a tenant: its own and those of the
-// tenants above it.
+// storageLimits are the storage limits that bind a tenant: its own and the limits of
+// the tenants above it.
 func (q *quotas) storageLimits(ctx context.Context, tenant berth.TenantID) ([]db.StorageLimit, error) {
 	rows, err := q.read(ctx)
 	if err != nil {

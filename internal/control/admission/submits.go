@@ -9,7 +9,7 @@ import (
 )
 
 // SubmitLimits returns the rates of submits that bind a tenant: its own, standard
-// where its quota names none (0: no limit), and those of the tenants above it.
+// where its quota names none (0: no limit), and the rates of the tenants above it.
 func (c *Controller) SubmitLimits(
 	ctx context.Context, tenant berth.TenantID, standard float64,
 ) ([]db.SubmitLimit, error) {

@@ -16,8 +16,8 @@ import (
 // nothing.
 type Volumes map[berth.Volume][]berth.TenantID
 
-// ParseVolumes reads what an operator allows: /NAME, or /NAME=TENANT,TENANT;
-// several in one text are parted by semicolons.
+// ParseVolumes reads the folders that an operator allows: /NAME, or
+// /NAME=TENANT,TENANT. Semicolons separate several folders in one text.
 func ParseVolumes(list []string) (Volumes, error) {
 	all := Volumes{}
 	err := berth.ParseVolumeOptions(list, "TENANT,TENANT", func(v berth.Volume, tenants string, some bool) error {
@@ -83,8 +83,8 @@ func (c *Controller) forbidden(
 }
 
 // forbiddenInputs are the faults of inputs from folders that the tenant's jobs may not
-// read. They tell no folder that only others may from none; the labels of machines,
-// which every user sees, tell which ones these share.
+// read. The faults do not distinguish a folder of other tenants from a folder that
+// does not exist. The labels of machines, which every user sees, name shared folders.
 func (c *Controller) forbiddenInputs(
 	ctx context.Context, tenant berth.TenantID, prefix string, s berth.JobSpec,
 ) ([]berth.FieldError, error) {
@@ -124,7 +124,7 @@ func joined(list []berth.Volume) string {
 	return strings.Join(names, ", ")
 }
 
-// mostFaults is how many of them are told.
+// mostFaults bounds the reported faults.
 const mostFaults = 100
 
 func forbids(faults []berth.FieldError) error {

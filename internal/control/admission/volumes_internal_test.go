@@ -10,8 +10,8 @@ import (
 	"berth/db/dbtest"
 )
 
-// A tenant that another process has made reads what those above it may, whatever
-// this one remembers.
+// A tenant that another process has created may read the folders of the tenants
+// above it, even if this process does not know the tenant yet.
 func TestATenantThatIsNotRememberedIsLookedForAnew(t *testing.T) {
 	t.Parallel()
 	d := dbtest.Open(t, dbtest.URL(t), db.Options{})

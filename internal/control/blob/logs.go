@@ -15,9 +15,9 @@ import (
 // MaxLogChunk is the longest object of a log.
 const MaxLogChunk = db.MaxLogChunk
 
-// DescribeLog counts the lines of a piece of a log and tells the stamps of the
-// first and the last. A piece is whole lines; anything else is an error of code
-// invalid.
+// DescribeLog counts the lines of a piece of a log and returns the timestamps of
+// the first and the last. A piece consists of whole lines; anything else is an
+// error of code invalid.
 func DescribeLog(chunk []byte) (lines int, first, last time.Time, err error) {
 	if len(chunk) == 0 || len(chunk) > MaxLogChunk || chunk[len(chunk)-1] != '\n' {
 		return 0, first, last, berth.Errorf(berth.CodeInvalid, "a piece of a log has 1 to %d bytes and ends with a newline", MaxLogChunk)

@@ -43,8 +43,9 @@ func Open(ctx context.Context, address string) (*Store, error) {
 	return &Store{bucket}, nil
 }
 
-// openFolder keeps temporary files beside the final ones, so that the rename
-// stays on one filesystem, and no attribute files, which nobody reads.
+// openFolder opens a folder as a bucket. Temporary files are in the folders of the
+// final ones, so that a rename stays on one file system. Attribute files are off,
+// since they have no reader.
 func openFolder(u *url.URL) (*blob.Bucket, error) {
 	dir := filepath.FromSlash(u.Path)
 	if u.Host != "" || !filepath.IsAbs(dir) {
@@ -69,9 +70,9 @@ func (s *Store) Check(ctx context.Context) error {
 	return mapError(err, "blob store")
 }
 
-// Put stores the whole of r under key and returns how much that was. The object
-// appears at once when all of it is there, or not at all. size is what the
-// sender announced, -1 if nothing: another length is an error.
+// Put stores the content of r under key and returns its length. The object appears
+// when it is complete, or not at all. size is the announced length, or -1 if it is
+// unknown; another length is an error.
 func (s *Store) Put(ctx context.Context, key string, r io.Reader, size int64) (int64, error) {
 	return s.put(ctx, key, r, size, false)
 }
@@ -98,7 +99,7 @@ func (s *Store) put(ctx context.Context, key string, r io.Reader, size int64, on
 		err = berth.Errorf(berth.CodeInvalid, "object %s: %d bytes were announced and %d came", key, size, n)
 	}
 	if err != nil {
-		cancel() // makes Close throw away what was written
+		cancel() // makes Close discard the written part
 		_ = w.Close()
 		return n, mapError(err, "object "+key)
 	}
@@ -185,7 +186,7 @@ func (s *Store) Names(ctx context.Context, key string) ([]string, error) {
 	}
 }
 
-// Delete deletes an object. What is gone already is no error.
+// Delete deletes an object. A missing object is no error.
 func (s *Store) Delete(ctx context.Context, key string) error {
 	if err := checkKey(key); err != nil {
 		return err
@@ -196,8 +197,8 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	return nil
 }
 
-// DeleteFolder deletes every object below key, which is a folder. What is gone
-// already is no error.
+// DeleteFolder deletes every object below key, which is a folder. A missing object
+// is no error.
 func (s *Store) DeleteFolder(ctx context.Context, key string) error {
 	if err := checkKey(key); err != nil {
 		return err

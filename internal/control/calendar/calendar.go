@@ -23,8 +23,8 @@ const cronAllowed = "minute, hour, day of month, month, day of week, as in 30 3 
 // reader reads five fields, or a name. Times within a minute are for every.
 var reader = cron.NewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor)
 
-// Read returns when a schedule fires, or what is wrong with its cron or its
-// time_zone. The schedule is valid apart from these.
+// Read returns the calendar of a schedule, or the fault of its cron or its
+// time_zone. The rest of the schedule must be valid.
 func Read(s berth.ScheduleSpec) (Calendar, *berth.FieldError) {
 	var c Calendar
 	var fault *berth.FieldError
@@ -39,8 +39,8 @@ func Read(s berth.ScheduleSpec) (Calendar, *berth.FieldError) {
 	return c, fault
 }
 
-// Check returns what is wrong with the times of a new schedule, nil if nothing
-// is: one that would never fire after now is wrong as well.
+// Check returns the fault of a new schedule's times; nil if they are valid. A
+// schedule that never fires after now has a fault, too.
 func Check(s berth.ScheduleSpec, now time.Time) *berth.FieldError {
 	c, fault := Read(s)
 	switch {
@@ -51,7 +51,7 @@ func Check(s berth.ScheduleSpec, now time.Time) *berth.FieldError {
 	case s.At != nil:
 		return &berth.FieldError{Field: "at", Detail: s.At.Format(time.RFC3339) + " has passed", Allowed: "a time in the future"}
 	default:
-		return nil // neither is told elsewhere
+		return nil // validation elsewhere reports a schedule without either
 	}
 }
 

@@ -31,7 +31,7 @@ const (
 // Roles lists them all.
 var Roles = []Role{RoleAPI, RoleWorker, RoleDispatch, RoleLeader}
 
-// Config is all that a control plane can be told.
+// Config holds all settings of a control plane.
 type Config struct {
 	Listen            string // of the API
 	TLSCert           string // files; both empty: plain HTTP
@@ -43,9 +43,9 @@ type Config struct {
 	BlobURL           string
 	Roles             []Role
 	Retention         time.Duration // of terminal jobs before they are archived
-	MachineRetention  time.Duration // of what machines were, and of what was counted against them
+	MachineRetention  time.Duration // of the history of machines, and of failures counted against them
 	LogRetention      time.Duration // of logs of archived jobs; 0: no limit
-	OutputRetention   time.Duration // of outputs of archived jobs; 0: for ever
+	OutputRetention   time.Duration // of outputs of archived jobs; 0: no limit
 	SuspectAfter      time.Duration // of silence a machine gets no work
 	LostAfter         time.Duration // of silence it is lost, where no job says otherwise
 	FenceMargin       time.Duration // for at_most_one work, beyond its machine's fence and its own grace
@@ -88,7 +88,7 @@ func Default() Config {
 	}
 }
 
-// Plays reports whether a role is among those of this process.
+// Plays reports whether this process has a role.
 func (c Config) Plays(r Role) bool { return slices.Contains(c.Roles, r) }
 
 // Validate returns every fault at once.

@@ -33,7 +33,7 @@ import (
 	"berth/workers"
 )
 
-// Options are what a control plane works with beside its configuration.
+// Options are the dependencies of a control plane, in addition to its configuration.
 type Options struct {
 	Logger  *slog.Logger // nil: discard
 	Version string
@@ -60,12 +60,12 @@ type Options struct {
 	// LeaderIdle is db.Options' own; tests lengthen it.
 	LeaderIdle time.Duration
 
-	// AdminToken is an admin token that an operator chose, for installations that
-	// nobody watches at their first start. It is stored unless it is known.
+	// AdminToken is an admin token that an operator chose, for installations
+	// without a person at their first start. It is stored unless it exists.
 	AdminToken string
 
-	// FirstToken is told the secret of the first admin token, if this start had
-	// to make one. nil: none is made.
+	// FirstToken receives the secret of the first admin token, if this start had
+	// to create one. nil: none is created.
 	FirstToken func(secret string)
 }
 
@@ -171,8 +171,8 @@ func (c *ControlPlane) dialTemporal() (client.Client, error) {
 	})
 }
 
-// assemble makes the parts of each role, in the order in which they stop. end
-// releases what they hold, after they have.
+// assemble creates the parts of each role, in the order in which they stop. end
+// releases their resources after they have stopped.
 func (c *ControlPlane) assemble(ctx context.Context, d *db.DB, t client.Client) (stages [][]part, end func(), err error) {
 	end = func() {}
 	registry := prometheus.NewRegistry()

@@ -3,10 +3,10 @@
 // may or may not play. cmd/berthd, cmd/berth-dev and the end-to-end tests run
 // the same composition.
 //
-// It holds no logic of its own. It waits for PostgreSQL, which nothing works
-// without, and not for Temporal: while that is away jobs are accepted, answered
-// for and run on.
+// It contains no logic of its own. It waits for PostgreSQL, on which every part
+// depends, and not for Temporal: while Temporal is away, jobs are accepted, shown
+// and run on.
 //
 // The one rule to know: parts stop in the order in which they are used: first
-// the API, then workers and leader, then what these speak through.
+// the API, then workers and leader, then the clients that these use.
 package controlplane

@@ -6,7 +6,7 @@ import (
 	"berth/internal/lib/overload"
 )
 
-// limits are the figures of what bounds this process's calls, for Prometheus.
+// limits exports the limits of this process's calls to Prometheus.
 type limits struct {
 	limiters []*overload.Limiter
 	repeats  map[string]*overload.Budget // by the name of their dependency

@@ -9,8 +9,8 @@ import (
 	"berth/placement"
 )
 
-// Policy is how jobs are ordered and displace each other, as operators say it.
-// All replicas should be told the same: any may lead, and any explains.
+// Policy is the operators' setting of queue order and preemption. All replicas
+// should have the same: any replica may lead, and every replica explains.
 type Policy struct {
 	Order        string        // fair, priority, fifo or srsf
 	BandWidth    int           // points of priority in a band
@@ -23,7 +23,7 @@ type Policy struct {
 	PreemptAfter time.Duration // of waiting a job displaces others; 0: never
 	MinRuntime   time.Duration // before a job can be displaced
 	EarmarkFor   time.Duration // room is kept for a job that displaced others; see minEarmarkFor
-	AssumeRun    time.Duration // of a job without time_limit; 0: for ever
+	AssumeRun    time.Duration // of a job without time_limit; 0: no end
 	Exponent     float64       // a in remaining time x GPUs^a, of order srsf
 	Outrank      float64       // of order srsf: a job displaces those with that many times its service to go; 0: none
 }
@@ -37,16 +37,16 @@ func defaultPolicy() Policy {
 	}
 }
 
-// Plain is the default policy with nothing reserved, nobody displaced, and no job
-// rising while it waits: for who wants jobs to go by share, priority and age alone.
+// Plain is the default policy without reserved starts, preemption and aging: jobs
+// are ordered by share, priority and submission alone.
 func (p Policy) Plain() Policy {
 	p.BandWidth, p.Aging, p.Overdue, p.Backfill, p.PreemptAfter, p.MinRuntime = 1, 0, 0, 0, 0, 0
 	return p
 }
 
-// minEarmarkFor is for how long room is kept at least, where jobs displace others.
-// Without an end, two jobs of which each keeps a part of what both need, because
-// a machine went while their victims stopped, would wait for each other for ever.
+// minEarmarkFor is the least duration of a nomination. Nominations must end: after
+// the loss of a machine, two jobs may each keep a part of the capacity that both
+// need, and would wait for each other without end.
 const minEarmarkFor = time.Minute
 
 // faults returns all that is wrong with it.

@@ -31,7 +31,7 @@ func keys(t *testing.T, digits ...string) *sealer.Keys {
 }
 
 // A new first key takes over all secrets that the others open; after that the
-// old one can go. What no key opens stays as it is.
+// old one can go. A secret without a key stays unchanged.
 func TestSecretsMoveToTheFirstKey(t *testing.T) {
 	t.Parallel()
 	d, err := db.Open(t.Context(), dbtest.URL(t), db.Options{})

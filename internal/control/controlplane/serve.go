@@ -48,7 +48,7 @@ func serveHTTP(ctx context.Context, server *http.Server, serve func() error) err
 	limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownLimit)
 	defer cancel()
 	if err := server.Shutdown(limit); err != nil {
-		_ = server.Close() // cuts what takes too long
+		_ = server.Close() // cuts calls that take too long
 	}
 	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
 		return err
@@ -73,8 +73,8 @@ func (c *ControlPlane) profile(ctx context.Context) error {
 	return serveHTTP(ctx, server, func() error { return server.Serve(listener) })
 }
 
-// beacon tells that an API replica reaches the database, where no leader of the
-// same process does; see db.RenewBeacon.
+// beacon records that an API replica reaches the database, in a process without a
+// leader, which would record it; see db.RenewBeacon.
 type beacon struct {
 	*ControlPlane
 	db     *db.DB

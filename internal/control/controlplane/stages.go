@@ -52,5 +52,5 @@ func runStages(ctx context.Context, stages ...[]part) error {
 	return err
 }
 
-// errEnded is the fault of a part that ended though nobody asked it to.
+// errEnded is the error of a part that ended without a request to stop.
 var errEnded = errors.New("a part of the control plane ended by itself")

@@ -13,10 +13,10 @@ import (
 	"berth/internal/lib/tracing"
 )
 
-// teller is the database as steps and the API use it, with word in the traces of
-// jobs of what their rows say was decided: attempts that are settled, and jobs
-// that have ended. It reads the row once more for that, later and by itself, so
-// that nobody waits; without traces it is the database and nothing else.
+// teller is the database of steps and API, which also exports decisions in the rows
+// as spans of the jobs' traces: settled attempts and ended jobs. It reads the row
+// again for that, later and in the background, so that no caller waits. Without
+// traces it is the database alone.
 type teller struct {
 	*db.DB
 	traces *tracing.Tracing
@@ -26,14 +26,14 @@ type teller struct {
 	last   time.Duration // of all that waits when the process ends
 }
 
-// verdict is what there is to tell of.
+// verdict is one decision to export.
 type verdict struct {
 	job     berth.JobID
 	attempt int // that was settled; 0: the job has ended
 }
 
 const (
-	verdictsKept = 4096            // that wait to be told; more are not
+	verdictsKept = 4096            // that wait for their export; further ones are dropped
 	tellLimit    = 5 * time.Second // of reading a row
 	tellLast     = 2 * time.Second
 )
@@ -68,8 +68,8 @@ func (t *teller) View(ctx context.Context, id berth.JobID) (berth.JobView, error
 	return view, t.noteEnd(id, view.State, err)
 }
 
-// RequestCancel is db.DB's. A job whose workflow has not begun ends by it, and no
-// workflow looks at it any more.
+// RequestCancel calls db.DB's. It ends a job that has no workflow yet, so no
+// workflow would export that end.
 func (t *teller) RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (berth.State, error) {
 	state, err := t.DB.RequestCancel(ctx, tenant, id, actor, reason)
 	return state, t.noteEnd(id, state, err)
@@ -99,7 +99,7 @@ func (t *teller) note(v verdict) {
 	}
 }
 
-// run tells until ctx ends, and then what is left.
+// run exports decisions until ctx ends, and then the remaining ones.
 func (t *teller) run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		select {
@@ -121,9 +121,9 @@ func (t *teller) run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// tell reads the row and tells what it says. A step that was repeated asks for
-// the same again; what another process has told before is the same span. What could
-// not be read was not told: whoever asks again has it told then.
+// tell reads the row and exports its decision. A repeated step requests the same
+// export again; an export by another process has the same span id. After a failed
+// read, the next request for the same decision exports it.
 func (t *teller) tell(ctx context.Context, v verdict) {
 	if t.told.has[v] {
 		return
@@ -146,8 +146,8 @@ func (t *teller) tell(ctx context.Context, v verdict) {
 	}
 }
 
-// tellAttempt tells how long an attempt waited for its grant and for its start,
-// and how it ended.
+// tellAttempt exports an attempt: its waits for the grant and for the start, and
+// its end.
 func (t *teller) tellAttempt(job berth.Job, i int) {
 	a := job.Attempts[i]
 	number := attribute.Int("berth.attempt", a.Number)
@@ -187,7 +187,7 @@ func (t *teller) tellAttempt(job berth.Job, i int) {
 	t.traces.Tell(attempt, tracing.JobKey(job.ID), p)
 }
 
-// tellEnd tells of the job's whole way, and of a wait that nothing came of.
+// tellEnd exports the span of the whole job, and a last wait without a grant.
 func (t *teller) tellEnd(job berth.Job) {
 	end := time.Now()
 	if job.FinishedAt != nil {
@@ -238,12 +238,12 @@ func (t *teller) links(job berth.Job) (links []trace.Link) {
 	return links
 }
 
-// aboutReason leaves the message out, which may quote what a job wrote.
+// aboutReason leaves the message out, since it may quote the job's output.
 func aboutReason(r berth.Reason) []attribute.KeyValue {
 	return []attribute.KeyValue{attribute.String("berth.reason", string(r.Code)), attribute.String("berth.rule", r.Rule)}
 }
 
-// recent are the latest verdicts that were told, as many as may wait.
+// recent are the latest exported verdicts, as many as may wait.
 type recent struct {
 	has  map[verdict]bool
 	list []verdict

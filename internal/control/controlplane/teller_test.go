@@ -15,7 +15,7 @@ import (
 	"berth/internal/lib/tracing"
 )
 
-// telling is a teller over a database, and what it tells once it has stopped.
+// telling returns a teller over a database, and its exported spans after its stop.
 func telling(t *testing.T, o tracing.Options) (*teller, func() tracetest.SpanStubs) {
 	t.Helper()
 	d, err := db.Open(t.Context(), dbtest.URL(t), db.Options{})
@@ -36,7 +36,7 @@ func telling(t *testing.T, o tracing.Options) (*teller, func() tracetest.SpanStu
 		t.Helper()
 		ctx, stop := context.WithCancel(t.Context())
 		stop()
-		_ = told.run(ctx) // it tells what waits, and ends
+		_ = told.run(ctx) // it exports the waiting verdicts, and ends
 		if err := x.Flush(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -53,12 +53,12 @@ func submitted(t *testing.T, d *db.DB) berth.Job {
 	return job
 }
 
-// Nobody else sees it end: there is no workflow yet.
+// No other process sees the end: there is no workflow yet.
 func TestAJobThatIsCanceledInTheQueueIsTold(t *testing.T) {
 	t.Parallel()
 	told, spans := telling(t, tracing.Options{})
 	job := submitted(t, told.DB)
-	for range 3 { // whoever hears of it again tells nothing more
+	for range 3 { // repeated requests export nothing more
 		if state, err := told.RequestCancel(t.Context(), "", job.ID, "user:test", nil); err != nil || state != berth.Canceled {
 			t.Fatal(state, err)
 		}
@@ -86,8 +86,8 @@ func TestAJobThatIsCanceledInTheQueueIsTold(t *testing.T) {
 	}
 }
 
-// What could not be read was not told, and is told when it is asked for again; the
-// rest of what waits when the process ends has its time together, not each its own.
+// A verdict that could not be read is exported at the next request. The verdicts that
+// wait at the end of the process share one time limit.
 func TestAVerdictThatCouldNotBeReadIsNotTakenForTold(t *testing.T) {
 	t.Parallel()
 	told, spans := telling(t, tracing.Options{})
@@ -124,7 +124,7 @@ func TestWhatIsNotSampledIsNotRead(t *testing.T) {
 	}
 }
 
-// Steps never wait to be told of, even if nobody tells.
+// Steps never wait for the export, even if no exporter runs.
 func TestStepsDoNotWaitForTheTeller(t *testing.T) {
 	t.Parallel()
 	told, _ := telling(t, tracing.Options{})

@@ -64,8 +64,8 @@ func longest(limit, grace time.Duration) time.Duration {
 	return limit + grace
 }
 
-// Running is the row of a job that holds room, with what it holds: of its
-// present attempt, and of older ones on silent machines.
+// Running converts the row of a job that holds capacity: for its present attempt,
+// and for older attempts on silent machines.
 func Running(row db.QueueJob, held []db.Holder) placement.Running {
 	r := placement.Running{
 		Job: row.ID, Parent: row.Parent, Tenant: row.Tenant, Class: row.Class, Version: row.Version, Attempt: row.Attempt,
@@ -76,7 +76,7 @@ func Running(row db.QueueJob, held []db.Holder) placement.Running {
 	for _, h := range held {
 		r.Ranks = append(r.Ranks, h.Ranks...)
 		if h.Attempt != row.Attempt {
-			r.Preemptible = false // nobody can tell it to stop
+			r.Preemptible = false // a silent machine cannot be ordered to stop it
 			continue
 		}
 		r.StartedAt = h.PlacedAt
@@ -103,8 +103,8 @@ func Starting(j placement.Job, s berth.Start, now time.Time) placement.Running {
 	}
 }
 
-// Earmark is room that is kept. One whose victim holds the room still is told
-// with it; once the victim has stopped, the room is kept from everybody.
+// Earmark converts a nomination. While the victim still holds the capacity, the
+// nomination names the victim; after that, the capacity is kept from all other jobs.
 func Earmark(row db.Earmark) placement.Earmark {
 	e := placement.Earmark{For: row.Beneficiary, Machine: row.Machine, Capacity: row.Capacity, GPUs: row.GPUs, ExpiresAt: row.ExpiresAt}
 	e.Repair = row.Victim == row.Beneficiary
@@ -114,8 +114,8 @@ func Earmark(row db.Earmark) placement.Earmark {
 	return e
 }
 
-// Tenant is a tenant's row. What still runs is in none of its amounts but the
-// budget's, which the caller adds.
+// Tenant converts a tenant's row. Its amounts contain no running work; the caller
+// adds that to the budget.
 func Tenant(row db.TenantRow) placement.Tenant {
 	q := row.Quota
 	t := placement.Tenant{
@@ -136,8 +136,8 @@ func Tenant(row db.TenantRow) placement.Tenant {
 	return t
 }
 
-// Spend adds to a tenant's budget what a holder has used of it in the present
-// period, which began at since.
+// Spend adds a holder's use in the present period, which began at since, to its
+// tenant's budget.
 func Spend(t placement.Tenant, r placement.Running, since time.Time) placement.Tenant {
 	began := r.StartedAt
 	if began.Before(since) {

@@ -17,7 +17,7 @@ import (
 	"berth/internal/lib/overload"
 )
 
-// SetClock makes a schedule's Temporal Schedule what its row says.
+// SetClock creates or updates the Temporal Schedule of a schedule from its row.
 func (d *Dispatcher) SetClock(ctx context.Context, c db.Clock) error {
 	o, err := clockOptions(c)
 	if err != nil {
@@ -109,8 +109,8 @@ func (d *Dispatcher) ClockRevision(ctx context.Context, id berth.ScheduleID) (st
 	return revisionOf(state.Note, state.Paused), nil
 }
 
-// Temporal's own note on a schedule says of which revision it is. Whoever pauses
-// one in Temporal replaces the note, and so is found out.
+// Temporal's own note on a schedule names the revision of the row. A manual pause in
+// Temporal replaces the note, so it is detected.
 const (
 	notePrefix = "berth "
 	notePaused = " paused"

@@ -21,7 +21,7 @@ import (
 	"berth/internal/control/dispatch"
 )
 
-// server is a Temporal of which only what the dispatcher asks is there.
+// server is a Temporal with only the calls that the dispatcher makes.
 type server struct {
 	mu      sync.Mutex
 	away    bool

@@ -15,7 +15,7 @@ import (
 	"berth/internal/lib/overload"
 )
 
-// Temporal is what the dispatcher needs of a Temporal client.
+// Temporal is the part of a Temporal client that the dispatcher uses.
 type Temporal interface {
 	ExecuteWorkflow(ctx context.Context, o client.StartWorkflowOptions, workflow any, args ...any) (client.WorkflowRun, error)
 	SignalWorkflow(ctx context.Context, workflowID, runID, signal string, arg any) error
@@ -28,7 +28,7 @@ type Temporal interface {
 	ScheduleClient() client.ScheduleClient
 }
 
-// rows is what the dispatcher reads of the database.
+// rows are the dispatcher's reads of the database.
 type rows interface {
 	Submitted(ctx context.Context, ids []berth.JobID) ([]db.Dispatch, error)
 	SubmittedBefore(ctx context.Context, age time.Duration, limit int) ([]db.Dispatch, error)
@@ -42,7 +42,7 @@ type rows interface {
 type Options struct {
 	Starts     bool          // start workflows of submitted jobs, not only poke
 	SweepEvery time.Duration // 5 s
-	Moment     time.Duration // before starting what another process accepted: 100 ms
+	Moment     time.Duration // before starting jobs that another process accepted: 100 ms
 	PerSecond  float64       // starts on average: 500
 
 	Namespace string // of the workflows, for Rewait: "default"
@@ -67,8 +67,8 @@ const (
 	unsettledTo   = time.Minute
 )
 
-// Repeats of calls that failed: a tenth of those that succeed, ten at once, and
-// one a second even while nothing succeeds.
+// Repeats of failed calls: a tenth of the successful calls, ten at once, and one per
+// second even while no call succeeds.
 const (
 	repeatShare = 0.1
 	repeatBurst = 10

@@ -12,7 +12,7 @@ import (
 // for the member has reported the end to the workflow, if there was one. A workflow
 // that has not acted on the end is poked:
 //
-//	age of the end  Temporal         unheard ends  what follows
+//	age of the end  Temporal         unheard ends  action
 //	endLook         answers quickly  a few         pokes: their waiters are lost
 //	endLook         otherwise                      nothing yet: Temporal is behind, and a
 //	                                               poke would only add to its work

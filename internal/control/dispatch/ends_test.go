@@ -45,8 +45,8 @@ func place(t *testing.T, d *db.DB) placed {
 	return p
 }
 
-// An end is recorded while nobody waits for the member, such as in the minutes
-// after a replica died with its waiters: its workflow hears of it all the same.
+// An end is recorded while no replica waits for the member, as in the minutes after
+// a replica died with its waiters: its workflow learns of the end all the same.
 func TestAnEndThatNoWorkflowActsOnIsPoked(t *testing.T) {
 	t.Parallel()
 	// An end that is settled too late for the patience proves nothing: a slow machine

@@ -15,8 +15,8 @@ type failure struct {
 	next  time.Time // not before
 }
 
-// Pauses after a call that failed: doubled each time and drawn by lot from the
-// upper half, so that what failed together does not come back together.
+// Pauses after a failed call: doubled each time and drawn at random from the upper
+// half, so that calls that failed together are not repeated together.
 const (
 	firstPause  = time.Second
 	longest     = time.Minute
@@ -61,7 +61,7 @@ func (d *Dispatcher) succeed(id berth.JobID) {
 	delete(d.failed, id)
 }
 
-// fail remembers a start that failed, and returns in what time it is due again.
+// fail remembers a failed start, and returns the pause until its next try.
 func (d *Dispatcher) fail(id berth.JobID) time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -106,7 +106,7 @@ func (d *Dispatcher) isQueued(id berth.JobID) bool {
 	return ok && at.IsZero()
 }
 
-// forgive makes what has failed due again: Temporal answers.
+// forgive makes failed calls due again, since Temporal answers.
 func (d *Dispatcher) forgive() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

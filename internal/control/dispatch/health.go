@@ -11,15 +11,16 @@ import (
 
 const (
 	// patience is how long Temporal may fail before the leader should stop
-	// placing: what it places then would sit reserved, and nobody run it. As long
-	// a crowded server may be too slow before that counts as no answer at all.
+	// placing: a later placement would hold capacity without a workflow to run
+	// it. For the same time a crowded server may be too slow before this counts as
+	// no answer.
 	patience = 15 * time.Second
 
-	lookEvery  = time.Second     // at what is known
+	lookEvery  = time.Second     // between two checks of the known results
 	probeEvery = 5 * time.Second // while nothing else shows that Temporal answers
 )
 
-// health is what the last calls to Temporal told. The zero value is down.
+// health is the result of the last calls to Temporal. The zero value is down.
 type health struct {
 	mu   sync.Mutex
 	ok   bool
@@ -92,8 +93,8 @@ func (h *health) since() time.Duration {
 	return time.Since(h.okAt)
 }
 
-// Healthy reports whether what is placed now will be driven: Temporal answers,
-// or has not failed for long.
+// Healthy reports whether workflows can drive new placements: Temporal answers, or
+// has not failed for long.
 func (d *Dispatcher) Healthy() bool {
 	h := &d.health
 	h.mu.Lock()
@@ -101,7 +102,8 @@ func (d *Dispatcher) Healthy() bool {
 	return h.ok || time.Since(h.okAt) < patience
 }
 
-// note takes the outcome of a call made under ctx, whose end tells nothing.
+// note records the outcome of a call made under ctx. The end of ctx says nothing
+// about Temporal.
 func (d *Dispatcher) note(ctx context.Context, err error) (answered bool) {
 	return ctx.Err() != nil || d.health.note(err)
 }

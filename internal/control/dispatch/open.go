@@ -49,9 +49,9 @@ func (d *Dispatcher) Open(ctx context.Context, each func(berth.JobID)) error {
 	}
 }
 
-// Describe tells how the latest run of a job's workflow stands, by the truth
-// and not by visibility: open, completed, or neither, which is that there is
-// none, or that it failed or was terminated.
+// Describe returns the state of the latest run of a job's workflow, from Temporal's
+// own state and not from visibility: open, completed, or neither. Neither means that
+// there is none, or that it failed or was terminated.
 func (d *Dispatcher) Describe(ctx context.Context, id berth.JobID) (open, completed bool, err error) {
 	return d.describe(ctx, overload.Sweep, id)
 }

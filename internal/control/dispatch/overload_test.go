@@ -45,7 +45,7 @@ func (m *memory) submit(n int) (ids []berth.JobID) {
 	return ids
 }
 
-// started is what the first step of a workflow does.
+// started is the first step of a workflow.
 func (m *memory) started(id string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -100,9 +100,9 @@ func (m *memory) Unheard(context.Context, []berth.AllocationID) ([]berth.JobID, 
 	return nil, nil
 }
 
-// crowd is a Temporal that does less the more is asked of it at once: n calls
-// together get capacity/(1+(n/knee)²) a second among them. A call whose caller
-// has gone has cost what was done for it, and changes nothing.
+// crowd is a Temporal that gets slower with concurrent calls: n calls together get
+// capacity/(1+(n/knee)²) per second. A call that its caller has given up has used
+// its share of the capacity, and changes nothing.
 type crowd struct {
 	knee float64
 
@@ -273,9 +273,9 @@ func drained(m *memory, within time.Duration) (time.Duration, bool) {
 	return time.Since(began), true
 }
 
-// A server that is well with ten starts a second is slow for half a minute, as if
-// it had much else to do. Then it could do five times what is asked of it again,
-// but not for 32 callers at once whose calls all come too late and are repeated.
+// A server that can serve ten starts per second is slow for half a minute, as under
+// other load. Then it could serve five times the requested rate again, but not for 32
+// callers at once whose calls all come too late and are repeated.
 func TestARetryStormEndsWithItsCause(t *testing.T) {
 	t.Parallel()
 	c := newCrowd(50, 4)

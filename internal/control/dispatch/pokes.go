@@ -14,8 +14,8 @@ import (
 	"berth/internal/lib/overload"
 )
 
-// maxPokes bounds what is remembered while Temporal is away. The reconciler
-// repeats what goes beyond.
+// maxPokes bounds the pokes remembered while Temporal is away. The reconciler
+// repeats the ones beyond.
 const maxPokes = 100_000
 
 // pokes are jobs whose workflows are to be signalled, each once, in the order
@@ -25,7 +25,7 @@ type pokes struct {
 	change *sync.Cond
 	queue  []berth.JobID
 	wanted map[berth.JobID]struct{} // those in queue
-	failed map[berth.JobID]int      // how often in a row, of those that wait to be poked again
+	failed map[berth.JobID]int      // consecutive failures of pokes that wait for their repeat
 	paused bool                     // Temporal does not answer
 	closed bool
 }
@@ -114,8 +114,8 @@ func (p *pokes) succeed(id berth.JobID) {
 	delete(p.failed, id)
 }
 
-// Poke tells the workflows of jobs to look at their rows, soon and without
-// saying whether that worked.
+// Poke notifies the workflows of jobs to read their rows. It returns at once and
+// reports no result.
 func (d *Dispatcher) Poke(ids ...berth.JobID) {
 	for _, id := range ids {
 		if !d.handOver(id) && !d.pokes.add(id) {
@@ -124,8 +124,8 @@ func (d *Dispatcher) Poke(ids ...berth.JobID) {
 	}
 }
 
-// hearPokes pokes what this process has written about without holding the
-// dispatcher in its hands: parents of jobs that ended, elements of parents.
+// hearPokes pokes workflows for writes of this process by code without access to
+// the dispatcher: parents of jobs that ended, elements of parents.
 func (d *Dispatcher) hearPokes(ctx context.Context) {
 	sub := d.db.Hub().SubscribeFrom(db.TopicPoke, "*", db.Here)
 	defer sub.Close()
@@ -151,8 +151,8 @@ func (d *Dispatcher) sendPokes(ctx context.Context) {
 	}
 }
 
-// signal pokes one workflow. Of a job without an open one there is nothing to
-// tell. Where Temporal does not answer the poke is kept for later.
+// signal pokes one workflow. A job without an open workflow needs no poke. If
+// Temporal does not answer, the poke is kept for later.
 func (d *Dispatcher) signal(ctx context.Context, id berth.JobID) error {
 	if err := failpoint.Hit("dispatch.poke.before"); err != nil {
 		return err // and the poke is lost
@@ -228,7 +228,7 @@ func (d *Dispatcher) handOver(id berth.JobID) bool {
 	}
 	select {
 	case w.sub.C <- struct{}{}:
-	default: // it has not read yet what came before
+	default: // it has not yet read the previous poke
 	}
 	return true
 }

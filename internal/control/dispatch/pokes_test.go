@@ -65,7 +65,7 @@ func TestAPokeIsHandedToTheStepThatWaits(t *testing.T) {
 	s.until(t, "signalled after the wait", func() bool { return len(s.signals) == 1 })
 }
 
-// Whatever the timing, a poke is either handed over or signalled.
+// With any timing, a poke is either handed over or signalled.
 func TestNoPokeFallsInBetween(t *testing.T) {
 	t.Parallel()
 	d, s := open(t, dbtest.URL(t)), newServer()

@@ -60,8 +60,8 @@ var errWaiterLost = temporal.NewApplicationErrorWithOptions("no replica waits fo
 
 // silentWaiters returns the waiters among a workflow's activities that have been
 // started for at least age, without those that a worker may hold back still. Which
-// activity waits for which member of a gang is unknown here: of several, those that
-// have sent a heartbeat are left out if others have sent none.
+// activity waits for which member of a gang is unknown here: of several, the ones with
+// a heartbeat are left out if others have sent none.
 func silentWaiters(all []*workflowpb.PendingActivityInfo, age time.Duration) []*workflowpb.PendingActivityInfo {
 	var started, silent []*workflowpb.PendingActivityInfo
 	for _, a := range all {

@@ -22,10 +22,11 @@ var (
 	kindAttribute   = temporal.NewSearchAttributeKeyKeyword(berth.AttributeKind)
 )
 
-// hear starts what the hints of an origin tell of. What this process stored is
-// its own to start; for what others stored it waits a moment, and mostly finds
-// it started. While Temporal is slow that moment is longer: those others are slow
-// as well, and a start that comes twice costs as much as one.
+// hear starts the workflows of newly submitted jobs, driven by the hints of an
+// origin. Jobs that this process stored are started at once. For other jobs it waits
+// a moment, and mostly finds them started. While Temporal is slow that moment is
+// longer: the other processes are slow as well, and a second start costs as much as
+// the first.
 func (d *Dispatcher) hear(ctx context.Context, from db.Origin, moment time.Duration) {
 	sub := d.db.Hub().SubscribeFrom(db.TopicSubmit, "*", from)
 	defer sub.Close()

@@ -28,9 +28,9 @@ const (
 	// queue of them costs little more than one.
 	crowdedRest = time.Second
 
-	// A question about a new job takes a reading of planRest, whatever the size of
-	// the queue. From planRenew on such a question starts the next reading and does
-	// not wait for it.
+	// A question about a new job accepts a reading of up to planRest, for any size
+	// of the queue. From planRenew on, such a question starts the next reading and
+	// does not wait for it.
 	planRest  = 2 * time.Second
 	planRenew = 500 * time.Millisecond
 
@@ -231,8 +231,7 @@ func (x *Explainer) whyNew(j placement.Job, request berth.Request) placement.Job
 	return w
 }
 
-// own leaves of the jobs that blockers name those of the tenant: of others it is
-// told how many they are.
+// own removes other tenants' jobs from blockers, and leaves their number.
 func (x *Explainer) own(blockers []placement.Blocker, tenant berth.TenantID) {
 	for i := range blockers {
 		blockers[i].Jobs = slices.DeleteFunc(blockers[i].Jobs, func(id berth.JobID) bool {
@@ -292,9 +291,8 @@ func (x *Explainer) knows(row db.QueueJob) bool {
 	return ok && r.Version >= row.Version
 }
 
-// read makes a new reading, unless the one that there is by then is enough. What it
-// reads serves others as well, so it is read to its end although the caller may have
-// gone.
+// read makes a new reading, unless the present one is enough by then. The reading
+// serves other callers as well, so it continues even if this caller has gone.
 func (x *Explainer) read(ctx context.Context, enough func() bool, hinted db.Hinted) error {
 	return hold(ctx, x.reads, func() error {
 		done := false
@@ -333,7 +331,7 @@ func (x *Explainer) within(asked time.Time, rest time.Duration) bool {
 	return x.changed == x.changes.Load() && asked.Before(x.beganAt.Add(rest))
 }
 
-// news is what a reading has read, before anything of it is in the snapshot.
+// news are the rows of a reading that are not yet in the snapshot.
 type news struct {
 	began   time.Time
 	changed int64
@@ -391,9 +389,9 @@ func (x *Explainer) readBlocked(ctx context.Context) error {
 	return nil
 }
 
-// readQueue reads what has changed, or everything. The feed ends before the
-// oldest transaction under way; where there is little to read, that is no reason
-// to show what is past.
+// readQueue reads the changed rows, or all rows. The feed ends before the oldest
+// open transaction. With few rows to read, the reading includes later changes too,
+// so that it shows the present state.
 func (x *Explainer) readQueue(ctx context.Context, hinted db.Hinted, n *news) (err error) {
 	var missing []string
 	n.snapshot, n.book = x.snapshot, x.runs
@@ -437,7 +435,7 @@ func (x *Explainer) apply(n news) {
 	n.book.Tell(s, n.expected)
 	if n.whole {
 		if x.snapshot != nil {
-			s.UseMix(x.snapshot.Mix()) // it has seen more than what waits now
+			s.UseMix(x.snapshot.Mix()) // it contains more requests than the present queue
 		}
 		x.loadedAt, before = n.began, nil
 	}

@@ -99,7 +99,7 @@ func TestAPlanLeavesNoTrace(t *testing.T) {
 	}
 }
 
-// A user is told how many jobs are to make room, and which of them are of the
+// A user sees the number of jobs to be preempted, and the names of the ones of the
 // own tenant.
 func TestJobsOfOtherTenantsAreNotNamed(t *testing.T) {
 	t.Parallel()
@@ -219,7 +219,7 @@ func TestAPlanKnowsWhatWasWrittenAMomentAgo(t *testing.T) {
 	if _, err := d.SetAdmission(t.Context(), true, "", "operator:test"); err != nil {
 		t.Fatal(err)
 	}
-	o.Forget() // as whoever changes something here does
+	o.Forget() // as after a change by this process
 	if p, err := planNew(t.Context(), o, 32); err != nil || !p.StartsNow || !p.Admission.Paused {
 		t.Errorf("after a change that was made here: %+v, %v", p, err)
 	}
@@ -271,7 +271,7 @@ func TestQuestionsAndPlansRunSideBySide(t *testing.T) {
 	all.Wait()
 }
 
-// In order srsf an answer tells how long a job is expected to run, and by what.
+// In order srsf an answer contains a job's expected run time, and its source.
 func TestAnAnswerTellsWhatAJobIsExpectedToRun(t *testing.T) {
 	t.Parallel()
 	d := open(t)
@@ -329,8 +329,8 @@ func TestAnAnswerTellsWhatAJobIsExpectedToRun(t *testing.T) {
 	}
 }
 
-// A tenant is told which machines hold what its job needs, and which it would go
-// to for that; a job that needs something else is another question.
+// A tenant sees the machines that hold its job's data, and the machine that the job
+// would get because of it. A job with other data is a separate question.
 func TestAnAnswerTellsWhereTheDataIs(t *testing.T) {
 	t.Parallel()
 	d := open(t)

@@ -12,9 +12,9 @@ import (
 	"berth/placement"
 )
 
-// Book tells how long jobs are expected to run. It follows the same rows as a
-// snapshot does, and belongs to the same goroutine. The nil Book expects nothing
-// and reads nothing.
+// Book estimates the run times of jobs. It follows the same rows as a snapshot does,
+// and belongs to the same goroutine. The nil Book estimates nothing and reads
+// nothing.
 type Book struct {
 	db     *db.DB
 	every  time.Duration
@@ -24,7 +24,7 @@ type Book struct {
 	readAt time.Time               // our clock when those were read
 }
 
-// work is what is known of one, and of which jobs it is.
+// work is the estimate for one kind of work, with its jobs.
 type work struct {
 	jobs     map[berth.JobID]bool
 	read     bool
@@ -44,7 +44,7 @@ func New(d *db.DB, p placement.Policy, every time.Duration) *Book {
 	return &Book{db: d, every: every, works: map[db.Work]*work{}, of: map[berth.JobID]db.Work{}, due: map[db.Work]bool{}}
 }
 
-// Fresh is a Book like b that knows nothing yet: for a snapshot that begins anew.
+// Fresh returns an empty Book with the settings of b, for a new snapshot.
 func (b *Book) Fresh() *Book {
 	if b == nil {
 		return nil
@@ -52,9 +52,9 @@ func (b *Book) Fresh() *Book {
 	return &Book{db: b.db, every: b.every, works: map[db.Work]*work{}, of: map[berth.JobID]db.Work{}, due: map[db.Work]bool{}}
 }
 
-// Read takes in rows that have changed, fills in what their jobs are expected to
-// run, and returns the other jobs of which that has changed; see Tell. It reads
-// again what rows may have changed, perhaps with a later call.
+// Read processes changed rows, fills in the expected run times of their jobs, and
+// returns the other jobs with a changed expectation; see Tell. It reads the
+// estimates again that these rows may have changed, possibly in a later call.
 func (b *Book) Read(ctx context.Context, rows []db.QueueJob) (changed []berth.JobID, err error) {
 	if b == nil {
 		return nil, nil
@@ -71,8 +71,7 @@ func (b *Book) Read(ctx context.Context, rows []db.QueueJob) (changed []berth.Jo
 	return changed, nil
 }
 
-// Of is what a job is expected to run in all, and by what; 0 if that is not
-// known.
+// Of returns a job's expected total run time, and its source; 0 if it is unknown.
 func (b *Book) Of(id berth.JobID) (expected time.Duration, by string) {
 	if b == nil {
 		return 0, ""
@@ -83,7 +82,7 @@ func (b *Book) Of(id berth.JobID) (expected time.Duration, by string) {
 	return 0, ""
 }
 
-// Tell brings what the jobs are expected to run into a snapshot.
+// Tell copies the expected run times of the jobs into a snapshot.
 func (b *Book) Tell(s *placement.Snapshot, jobs []berth.JobID) {
 	for _, id := range jobs {
 		expected, by := b.Of(id)
@@ -91,7 +90,7 @@ func (b *Book) Tell(s *placement.Snapshot, jobs []berth.JobID) {
 	}
 }
 
-// Ask tells of a job that is in no snapshot.
+// Ask returns the expected run time of a job that is in no snapshot.
 func (b *Book) Ask(ctx context.Context, w db.Work) (expected time.Duration, by string, err error) {
 	if b == nil {
 		return 0, "", nil
@@ -132,8 +131,8 @@ func (b *Book) note(row db.QueueJob) {
 	}
 }
 
-// refresh reads the works that are new, and now and then those that may have
-// changed; it returns the jobs of those that have.
+// refresh reads the estimates of new works, and periodically of works that may have
+// changed. It returns the jobs of the changed ones.
 func (b *Book) refresh(ctx context.Context) (changed []berth.JobID, err error) {
 	now := time.Now()
 	all := len(b.due) > 0 && now.Sub(b.readAt) >= b.every
@@ -162,7 +161,7 @@ func (b *Book) refresh(ctx context.Context) (changed []berth.JobID, err error) {
 	return changed, nil
 }
 
-// learn takes in what is expected now, and returns the jobs if that is new.
+// learn stores the present estimate, and returns the jobs if it has changed.
 func (w *work) learn(expected time.Duration, by string) []berth.JobID {
 	same := w.expected == expected && w.by == by
 	w.read, w.expected, w.by = true, expected, by

@@ -72,8 +72,8 @@ func TestTheMedianOfTheLatestFiveIsExpected(t *testing.T) {
 	}
 }
 
-// What is new is read at once, and what may have changed now and then: many that
-// end in a second cost one reading.
+// New works are read at once, and possibly changed ones periodically: many ends in
+// one second cost one reading.
 func TestWorksAreReadAgainNowAndThen(t *testing.T) {
 	t.Parallel()
 	d := open(t)
@@ -92,7 +92,7 @@ func TestWorksAreReadAgainNowAndThen(t *testing.T) {
 	if len(changed) > 0 && !slices.Equal(changed, []berth.JobID{other.ID}) || rows[1].Expected != time.Minute || rows[2].Expected != 10*time.Second {
 		t.Errorf("within the hour: changed %v, rows %+v", changed, rows)
 	}
-	at := b.Fresh() // whoever leads next
+	at := b.Fresh() // for the next leader
 	rows = []db.QueueJob{first, second}
 	if read(t, at, rows...); rows[0].Expected != 90*time.Second || rows[1].Expected != 90*time.Second {
 		t.Errorf("afterwards: %+v", rows)

@@ -11,10 +11,10 @@ import (
 	"berth/internal/lib/failpoint"
 )
 
-// Clocks is what the leader must know of Temporal's schedules, of which each
-// schedule of ours has one.
+// Clocks gives the leader access to Temporal's schedules. Each schedule of Berth
+// has one as its clock.
 type Clocks interface {
-	// SetClock makes the clock what the row says.
+	// SetClock creates or updates the clock from the row.
 	SetClock(ctx context.Context, c db.Clock) error
 	RemoveClock(ctx context.Context, id berth.ScheduleID) (existed bool, err error)
 	// Clocks calls each with every clock and the revision it was made from, as
@@ -25,15 +25,15 @@ type Clocks interface {
 	ClockRevision(ctx context.Context, id berth.ScheduleID) (string, error)
 }
 
-// Fires decides what becomes of the times of schedules.
+// Fires decides the fires of schedules.
 type Fires interface {
 	Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (berth.FireResult, error)
 }
 
-// clocks keeps Temporal's schedules what the rows say, and decides the fires
-// that no clock tells of: those of backfills, those that waited for others to
-// end, those of a time without a clock. It acts on hints, and looks by itself
-// as often as the reconciler. A pass over what is sound writes nothing.
+// clocks keeps Temporal's schedules equal to the rows, and decides the fires
+// without a signal of a clock: of backfills, of buffered times, and of times
+// without a clock. It acts on hints, and makes a pass as often as the
+// reconciler. A pass over sound rows writes nothing.
 type clocks struct {
 	*Scheduler
 	term   db.Term
@@ -57,8 +57,8 @@ func (c *clocks) run(ctx context.Context) error {
 	}
 }
 
-// pass sets what is to be set and decides what is to be decided. What fails is
-// tried again at the next tick, and keeps nothing else from being done.
+// pass sets all clocks and decides all fires that are due. A failure delays only
+// its own item, which the next tick repeats.
 func (c *clocks) pass(ctx context.Context) {
 	list, err := c.DB.UnsetClocks(ctx, passLimit)
 	if err != nil {
@@ -104,7 +104,7 @@ func (c *clocks) failed(ctx context.Context, what string, id berth.ScheduleID, e
 	}
 }
 
-// tell brings one clock in line with its row, and notes in the row that it is.
+// tell updates one clock from its row, and records the update in the row.
 func (c *clocks) tell(ctx context.Context, s db.Clock) error {
 	if err := failpoint.Hit("leader.clock.before"); err != nil {
 		return err
@@ -144,10 +144,10 @@ func (c *clocks) put(ctx context.Context, s db.Clock) error {
 
 func unreadable(f *berth.FieldError) error { return fmt.Errorf("%s %s", f.Field, f.Detail) }
 
-// catchUp fires the times for which there was no such clock: Temporal was away
-// when the schedule was made or resumed, or has lost the clock. That there is one
-// now says nothing: it may have been set a moment ago by a call whose answer was
-// lost, or by a leader that died of it. Those that were fired are on record.
+// catchUp fires the times without a clock: Temporal was away when the schedule was
+// created or resumed, or has lost the clock. A clock that exists now proves nothing:
+// a call with a lost answer, or a leader that then died, may have set it a moment
+// ago. Earlier fires are on record.
 func (c *clocks) catchUp(ctx context.Context, s db.Clock) error {
 	times, fault := calendar.Read(s.Spec)
 	if fault != nil {
@@ -163,9 +163,8 @@ func (c *clocks) catchUp(ctx context.Context, s db.Clock) error {
 	return err
 }
 
-// compare looks, now and then, whether Temporal has what the rows say it was
-// told. What it lacks is told again by the next pass; what no row knows is
-// removed.
+// compare periodically compares Temporal's schedules with the rows. The next pass
+// sets missing clocks again; clocks without a row are removed.
 func (c *clocks) compare(ctx context.Context) {
 	c.passes++
 	if c.passes%compareEvery != 0 || !c.Poker.Healthy() {
@@ -218,8 +217,8 @@ func (c *clocks) isLost(ctx context.Context, s db.Clock) (bool, error) {
 	return revision != s.Revision, err
 }
 
-// removeStrays removes clocks without a row, such as those of schedules that a
-// restored backup does not know.
+// removeStrays removes clocks without a row, such as the clocks of schedules that a
+// restored backup does not contain.
 func (c *clocks) removeStrays(ctx context.Context, strays map[berth.ScheduleID]string) error {
 	n := 0
 	for id := range strays {

@@ -21,9 +21,9 @@ type tower struct {
 	clocks   map[berth.ScheduleID]db.Clock
 	unlisted bool // visibility knows none of them
 	away     bool
-	mute     int // answers to be lost, of calls that did what they should
+	mute     int // answers to be lost, of successful calls
 	lists    int
-	calls    []string // what was changed
+	calls    []string // the changes
 }
 
 func (x *tower) change(what string, id berth.ScheduleID, f func()) (existed bool, err error) {
@@ -250,7 +250,7 @@ func TestTimesWithoutAClockAreCaughtUp(t *testing.T) {
 	r := newRig(t)
 	id := r.schedule("minutes", eachMinute)
 	paused := r.schedule("paused", func(s *berth.ScheduleSpec) { s.Paused = true })
-	// Nobody led for an hour, and Temporal has lost what it had half an hour ago.
+	// There was no leader for an hour, and Temporal lost its schedules half an hour ago.
 	r.exec(`UPDATE schedules SET active_since = now() - interval '1 hour'`)
 	r.exec(`
 		INSERT INTO schedule_fires (schedule, at, source, status, reason, over, decided_at)

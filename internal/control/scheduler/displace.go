@@ -12,9 +12,9 @@ import (
 	"berth/placement"
 )
 
-// displace commits the preemptions of a plan, each as a whole, and reads again
-// whom they concern before the next plan. One that does not hold any more is
-// left: the next plan looks anew.
+// displace commits the preemptions of a plan, each as a whole, and reads their
+// jobs again before the next plan. A preemption that is no longer valid is
+// skipped: the next plan decides again.
 func (p *placer) displace(ctx context.Context, plan placement.Plan) error {
 	for _, d := range preemptions(plan) {
 		why, err := p.DB.CommitPreemption(ctx, p.term, d)
@@ -47,7 +47,7 @@ func (p *placer) displace(ctx context.Context, plan placement.Plan) error {
 		}
 		p.Logger.Info("room kept for the repair of gangs is given up: another one waits", "gangs", plan.Yield, "given_up", n)
 		p.again.Jobs = append(p.again.Jobs, plan.Yield...)
-		p.more = p.more || n > 0 && len(plan.Start) == 0 // what was given up is looked at at once
+		p.more = p.more || n > 0 && len(plan.Start) == 0 // plan with the released capacity at once
 	}
 	if len(plan.Release) == 0 {
 		return nil
@@ -119,13 +119,13 @@ func (p *placer) stall(ctx context.Context, plan placement.Plan) error {
 	return p.mirror.readTenants(ctx)
 }
 
-// chargesLimit bounds what is folded at once.
+// chargesLimit bounds the charges that one transaction folds.
 const chargesLimit = 10_000
 
-// accountsEvery is how often what ended is added to its tenant's usage.
+// accountsEvery is the interval at which ended work is added to its tenant's usage.
 const accountsEvery = time.Second
 
-// keepAccounts adds to the tenants what was charged for them.
+// keepAccounts adds charges to their tenants.
 func (s *Scheduler) keepAccounts(ctx context.Context, term db.Term) error {
 	for sleep(ctx, accountsEvery) {
 		for {

@@ -23,7 +23,7 @@ func wants(priority berth.Priority, gpus int) func(*berth.JobSpec) {
 	}
 }
 
-// run lets a scheduled job run, as its machine would tell.
+// run lets a scheduled job run, with the reports of its machine.
 func (r *rig) run(id berth.JobID) {
 	r.t.Helper()
 	r.exec(`UPDATE allocations SET state = 'active', phase = 'running', claimed_at = now(), started_at = now() WHERE job = $1 AND state = 'reserved'`, id)
@@ -32,7 +32,7 @@ func (r *rig) run(id berth.JobID) {
 	r.hint()
 }
 
-// stops ends a job's ranks as they were told to, and settles it.
+// stops ends a job's members as ordered, and settles it.
 func (r *rig) stops(id berth.JobID) {
 	r.t.Helper()
 	r.exec(`UPDATE allocations SET state = 'exited', phase = 'sealed', exit = $2, exited_at = now(), sealed_at = now() WHERE job = $1 AND state = 'active'`,
@@ -77,7 +77,7 @@ func TestAJobOfAHigherPriorityDisplacesALowerOne(t *testing.T) {
 	r.sound()
 }
 
-// The room that a victim gave up is kept by whoever leads.
+// Every leader keeps the capacity that a victim released.
 func TestANewLeaderKeepsWhatWasFreedForAJob(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -11,8 +11,8 @@ import (
 	"berth/db"
 )
 
-// endsEvery is how often the leader looks for ends that no workflow acts on. The
-// read costs what has ended and is not settled, a few rows.
+// endsEvery is the interval at which the leader looks for ends that no workflow acts
+// on. The read costs a few rows: members that have ended and are not settled.
 const endsEvery = time.Second
 
 // settlers is how many unheard ends the leader settles at once. settleLimit bounds a

@@ -8,8 +8,8 @@ import (
 	"berth/internal/control/scheduler"
 )
 
-// The replica that recorded an end died with the waiter of the member: nobody else
-// tells the workflow.
+// The replica that recorded an end died with the waiter of the member: no other
+// process notifies the workflow.
 func TestTheLeaderPokesWorkflowsThatHaveNotHeardOfAnEnd(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

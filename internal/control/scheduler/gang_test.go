@@ -17,8 +17,8 @@ func gang(members int) func(*berth.JobSpec) {
 	}
 }
 
-// fails ends a rank of a running gang badly, has the others told, and returns
-// what ends those and settles the attempt.
+// fails ends a member of a running gang with an error and has the others ordered to
+// stop. The returned function ends those and settles the attempt.
 func (r *rig) fails(id berth.JobID, machine string, code int) (rest func()) {
 	r.t.Helper()
 	attempt := value[int](r, `SELECT attempt FROM jobs WHERE id = $1`, id)
@@ -46,8 +46,8 @@ func (r *rig) machinesOf(id berth.JobID) []string {
 	return value[[]string](r, `SELECT array_agg(a.machine_id ORDER BY a.machine_id) FROM allocations a JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt WHERE a.job = $1`, id)
 }
 
-// Of a gang that has lost a rank only the hole is placed anew: what waits gets
-// none of its other machines meanwhile.
+// Only the lost member of a gang is placed again: waiting jobs do not get its other
+// machines meanwhile.
 func TestOnlyTheHoleOfAGangIsPlacedAnew(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -65,7 +65,7 @@ func TestOnlyTheHoleOfAGangIsPlacedAnew(t *testing.T) {
 		return r.state(thieves[0]) == berth.Scheduled || r.state(thieves[1]) == berth.Scheduled
 	})
 	stop()
-	r.lead(nil) // whoever leads next keeps it as well
+	r.lead(nil) // the next leader keeps it as well
 	rest()
 	other := r.queued(wants(100, 0)) // needs no GPU: the leader has looked
 	r.awaitState(other, berth.Scheduled)
@@ -91,7 +91,7 @@ func TestOnlyTheHoleOfAGangIsPlacedAnew(t *testing.T) {
 	r.sound()
 }
 
-// A gang that could begin with what another one keeps for its repair begins.
+// A gang starts if it can with the capacity that another one keeps for its repair.
 func TestAGangYieldsItsRoomToAnother(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -126,7 +126,8 @@ func TestAGangYieldsItsRoomToAnother(t *testing.T) {
 	r.sound()
 }
 
-// Two gangs that each keep a part of what both need do not wait for each other.
+// Two gangs that each keep a part of the capacity that both need do not wait for each
+// other.
 func TestTwoGangsThatAreRepairedDoNotWaitForEachOther(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -13,7 +13,7 @@ import (
 	"berth/internal/lib/overload"
 )
 
-// What the leader places under a gate, and that nothing stays behind once it is
+// The leader places only as many jobs as the gate permits, and all of them once it is
 // open.
 func TestTheLeaderPlacesWhatTheGateLetsPass(t *testing.T) {
 	t.Parallel()

@@ -8,8 +8,8 @@ import (
 	"berth"
 )
 
-// Metrics are the scheduler's figures; register them with a registry. Those of
-// a process that does not lead stand still.
+// Metrics are the scheduler's metrics; register them with a registry. They change
+// only in the leading process.
 type Metrics struct {
 	leader    prometheus.Gauge
 	queue     prometheus.Gauge

@@ -53,8 +53,8 @@ func (m *mirror) load(ctx context.Context) error {
 	return m.readTenants(ctx)
 }
 
-// read brings in what has changed, and the hinted rows. It reports whether
-// transactions are under way that the feed waits for.
+// read adds the changed rows and the hinted rows. It reports whether the feed waits
+// for open transactions.
 func (m *mirror) read(ctx context.Context, hinted db.Hinted) (behind bool, err error) {
 	c, err := m.db.Feed(ctx, m.cursor, hinted)
 	if err != nil {
@@ -92,8 +92,8 @@ func (m *mirror) apply(ctx context.Context, c db.Changes) error {
 	return nil
 }
 
-// tenantsEvery is how old what is known of tenants may be: what they have used
-// changes slowly, and a change of their quotas is hinted at.
+// tenantsEvery is the greatest age of the tenants' rows: their use changes slowly,
+// and a change of a quota comes with a hint.
 const tenantsEvery = 500 * time.Millisecond
 
 // readTenants brings in the tenants as they are now.
@@ -118,8 +118,8 @@ func (m *mirror) assume(starts []berth.Start) {
 	}
 }
 
-// drop ends what assume began, as far as recognize has not: what waits still was
-// not started. The rows of the machines are read again before the next plan.
+// drop reverts assume, for starts that recognize has not ended: these jobs still wait.
+// The rows of the machines are read again before the next plan.
 func (m *mirror) drop(starts []berth.Start) {
 	for _, s := range starts {
 		if _, ok := m.starting[s.Job]; !ok {
@@ -133,11 +133,10 @@ func (m *mirror) drop(starts []berth.Start) {
 	}
 }
 
-// recognize keeps a start from counting twice when rows tell of its commit
-// before the commit has returned: once as assumed and once as used. A start
-// whose job and machines have come is assumed no more; machines that have come
-// without the jobs that tell about them are left, to be read again when the
-// commit has returned.
+// recognize keeps a start from counting twice, as assumed and as used, when its rows
+// arrive before its commit returns. A start with its job and all its machines among
+// the rows is no longer assumed. Machines without their jobs' rows are skipped, and
+// read again when the commit has returned.
 func (m *mirror) recognize(c *db.Changes) {
 	if len(m.starting) == 0 {
 		return
@@ -202,9 +201,8 @@ func (m *mirror) remark() {
 	}
 }
 
-// reload reads everything anew and compares it with what the feed had brought:
-// a row that differs although the feed is past it was missed, which should
-// never happen.
+// reload reads all rows again and compares them with the rows of the feed. A row that
+// differs although the feed has passed it was missed, which should never happen.
 func (m *mirror) reload(ctx context.Context) error {
 	if _, err := m.read(ctx, db.Hinted{}); err != nil {
 		return err
@@ -226,7 +224,7 @@ func (m *mirror) reload(ctx context.Context) error {
 	if err := m.apply(ctx, c); err != nil {
 		return err
 	}
-	m.snapshot.UseMix(old.Mix()) // it has seen more than what waits now
+	m.snapshot.UseMix(old.Mix()) // it contains more requests than the present queue
 	return m.readTenants(ctx)
 }
 

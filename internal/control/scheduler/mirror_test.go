@@ -44,8 +44,8 @@ func queued(t *testing.T, m *mirror) berth.JobID {
 	return job.ID
 }
 
-// catchUp reads until the feed has passed what was committed before the call:
-// transactions of other tests on the same server hold it back.
+// catchUp reads until the feed has passed all commits before the call: transactions
+// of other tests on the same server delay it.
 func catchUp(t *testing.T, m *mirror) {
 	t.Helper()
 	var end db.Cursor
@@ -192,8 +192,8 @@ func TestAStartThatIsSeenBeforeItsCommitReturnsCountsOnce(t *testing.T) {
 	}
 }
 
-// What jobs of a name ran is known of those that wait and run as soon as one has
-// ended, to a reload and to the next leader alike.
+// Once a job has ended, its run time is the estimate of waiting and running jobs of
+// the same name, also after a reload and for the next leader.
 func TestRunsThatEndTellOfThoseThatWait(t *testing.T) {
 	t.Parallel()
 	m, _ := newMirror(t)

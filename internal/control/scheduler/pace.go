@@ -50,7 +50,7 @@ func (p *pace) due(kind string, j db.Aged, now time.Time) bool {
 	return true
 }
 
-// forget drops what is not among the jobs any more: it went on.
+// forget drops entries of jobs that are no longer in the list: they made progress.
 func (p *pace) forget(kind string, jobs []db.Aged) {
 	present := make(map[attempt]bool, len(jobs))
 	for _, j := range jobs {

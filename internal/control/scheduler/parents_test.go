@@ -27,9 +27,9 @@ func (r *rig) canceling(size int) berth.JobID {
 	return id
 }
 
-// While Temporal is away the reconciler stops what runs below parents: so much in a
-// pass, so that overdue kills and deadlines are looked at between, and in turn, so that
-// a small array does not wait for a large one.
+// While Temporal is away the reconciler stops the running children of parents: a
+// bounded number per pass, so that overdue kills and deadlines are checked in between,
+// and in turn, so that a small array does not wait for a large one.
 func TestAPassTellsSoManyElementsToStop(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

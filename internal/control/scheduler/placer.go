@@ -42,10 +42,10 @@ type placer struct {
 	more    bool                      // the latest plan was cut off
 	held    bool                      // the gate let fewer starts pass than a batch holds
 	flying  []berth.Start             // being committed
-	since   map[berth.JobID]time.Time // when the wait of the jobs of flying began; the feed may tell of them before they have landed
+	since   map[berth.JobID]time.Time // start of the wait of the jobs of flying; the feed may contain them before they land
 	landing chan landing
 	landed  [][]berth.Start // committed or not; assumed until they are read again
-	again   db.Hinted       // what to read again
+	again   db.Hinted       // rows to read again
 
 	reloaded  time.Time
 	paused    bool
@@ -100,14 +100,14 @@ func (p *placer) run(ctx context.Context) error {
 	}
 }
 
-// cycle reads, plans and sets a commit going. behind tells that the feed waits
-// for a transaction.
+// cycle reads, plans and starts a commit. behind reports that the feed waits for a
+// transaction.
 func (p *placer) cycle(ctx context.Context, keys []string) (behind bool, err error) {
 	hinted := hintedRows(keys)
 	hinted.Jobs = append(hinted.Jobs, p.again.Jobs...)
 	hinted.Machines = append(hinted.Machines, p.again.Machines...)
-	// Machines are read for what has landed on them, and are only as sure as what
-	// else is on its way there.
+	// A machine's row is read after a commit on it. It is correct only together with
+	// the jobs of the other commits on the machine.
 	hinted.Jobs = append(hinted.Jobs, jobsBeside(p.landed, p.flying, p.next)...)
 	for _, starts := range p.landed {
 		p.mirror.drop(starts)
@@ -162,7 +162,7 @@ func (p *placer) cycle(ctx context.Context, keys []string) (behind bool, err err
 	return behind, nil
 }
 
-// waiting tells since when jobs could have started.
+// waiting returns the time since which each job could have started.
 func (p *placer) waiting(starts []berth.Start) map[berth.JobID]time.Time {
 	since := make(map[berth.JobID]time.Time, len(starts))
 	for _, s := range starts {
@@ -214,7 +214,7 @@ func hintedRows(keys []string) db.Hinted {
 	return h
 }
 
-// placing reports whether there is anybody to run what is placed.
+// placing reports whether workflows can run new placements.
 func (p *placer) placing() bool {
 	healthy := p.Poker.Healthy()
 	if healthy == p.paused {
@@ -268,8 +268,8 @@ func (p *placer) fail(ctx context.Context, due []placement.Fail) error {
 	return nil
 }
 
-// commit writes a batch and tells whom it concerns. It runs beside the loop and
-// touches nothing of it.
+// commit writes a batch and notifies machines and workflows. It runs concurrently
+// with the loop and shares no data with it.
 func (p *placer) commit(ctx context.Context, starts []berth.Start) {
 	ctx, cancel := context.WithTimeout(ctx, commitLimit)
 	defer cancel()
@@ -343,9 +343,9 @@ func (p *placer) wait(ctx context.Context, hints *db.Subscription, began time.Ti
 		return nil
 	case <-woken:
 	}
-	// The first hint in a while is followed at once; while they keep coming the
-	// pause grows with what a look costs, so that looking never takes more than
-	// a fifth of the time.
+	// The first hint after a pause starts a cycle at once. While hints keep
+	// arriving, the pause grows with the duration of a cycle, so that cycles take
+	// at most a fifth of the time.
 	pause := min(maxPause, max(minPause, 4*took)) - time.Since(began)
 	if pause > 0 && !sleep(ctx, pause) {
 		return ctx.Err()
@@ -353,9 +353,8 @@ func (p *placer) wait(ctx context.Context, hints *db.Subscription, began time.Ti
 	return nil
 }
 
-// land takes in how a commit ended. What was started waits no more; the
-// machines, and what was refused, are read again before the decisions leave the
-// snapshot.
+// land processes the result of a commit. Started jobs no longer wait; machines and
+// refused jobs are read again before the decisions leave the snapshot.
 func (p *placer) land(ctx context.Context, l landing) error {
 	p.flying = nil
 	p.landed = append(p.landed, l.starts)

@@ -9,15 +9,15 @@ import (
 	"berth/internal/lib/failpoint"
 )
 
-// drainBatch bounds how many jobs are told to move in one pass.
+// drainBatch bounds the jobs that one pass orders to move.
 const drainBatch = 100
 
 // reaper judges silent machines and moves work off drained ones.
 type reaper struct {
 	*Scheduler
 	term db.Term
-	// Machines judged within the last minute, on which something lives on for
-	// longer: the database counts only those that are lost.
+	// Machines judged within the last minute. One with work of a longer lost_after
+	// is not yet lost, and the database counts lost machines only.
 	passed map[berth.MachineID]time.Time
 	frozen bool // as last logged
 }

@@ -30,7 +30,7 @@ type Ages struct {
 	Prepare    time.Duration // claimed and not prepared: order the kill; 75 min, the agent's own limit is 1 h
 	Untended   time.Duration // a parent whose elements have ended, or that is to make more: poke, then do it; 5 s
 	Objects    time.Duration // without a row, of an attempt that is over: removed; 24 h
-	Uploads    time.Duration // used by nobody: removed; 30 days
+	Uploads    time.Duration // unused for so long: removed; 30 days
 	Seal       time.Duration // ended and not sealed: give the uploads up; 20 min, the agent's own limit is 10
 	Compare    time.Duration // the longest that a pass compares rows with Temporal; 30 s
 }
@@ -67,17 +67,17 @@ func (a Ages) withDefaults() Ages {
 	return a
 }
 
-// passLimit bounds what one pass does of each kind: after an outage everything
-// is late at once.
+// passLimit bounds the repairs of each kind in one pass: after an outage all work is
+// late at once.
 const passLimit = 500
 
 // compareEvery is how many passes go by from one comparison of the rows with
 // Temporal's list to the next: that one reads them all.
 const compareEvery = 3
 
-// reconciler finds what has come apart and puts it together again: lost pokes,
-// dead workflows, stray ranks, wrong counters. A pass over a sound database
-// writes nothing but the planner's statistics.
+// reconciler finds and repairs inconsistencies: lost pokes, dead workflows, stray
+// members, wrong counters. A pass over a sound database writes only the planner's
+// statistics.
 type reconciler struct {
 	*Scheduler
 	term   db.Term
@@ -86,7 +86,7 @@ type reconciler struct {
 	passes int
 	told   map[berth.MachineID]string // marks that were logged
 	strays int                        // open workflows without a row, at the last comparison
-	stops  int                        // how many jobs below parents a pass tells to stop
+	stops  int                        // most jobs below parents that a pass stops
 	parent berth.JobID                // with which the next pass begins to tend; "": with the first
 	pace   pace
 }
@@ -101,8 +101,8 @@ func (r *reconciler) run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// takeOver pokes what the last leader may have written and not told, from before
-// this term: those jobs would wait for the reconciler's patience.
+// takeOver pokes the jobs that the last leader may have written without a poke, from
+// before this term. Otherwise they would wait for the reconciler's patience.
 func (r *reconciler) takeOver(ctx context.Context) {
 	for kind, read := range map[string]func(context.Context, time.Duration, int) ([]db.Aged, error){
 		"unclaimed": r.DB.Unclaimed, "unsettled": r.DB.Unsettled,
@@ -153,7 +153,7 @@ func (r *reconciler) refresh(ctx context.Context) error {
 	return err
 }
 
-// did counts and tells of repairs.
+// did counts and logs repairs.
 func (s *Scheduler) did(kind string, n int) {
 	if n > 0 {
 		s.Metrics.repairs.WithLabelValues(kind).Add(float64(n))
@@ -161,8 +161,8 @@ func (s *Scheduler) did(kind string, n int) {
 	}
 }
 
-// mark keeps work off machines whose counters are wrong, which only people may
-// correct, and off those that do not end what they were told to kill.
+// mark keeps new work off machines with wrong counters, which only an operator may
+// correct, and off machines that do not carry out orders to kill.
 func (r *reconciler) mark(ctx context.Context) error {
 	disobedient, err := r.DB.Disobedient(ctx, r.Ages.Disobeyed)
 	if err != nil {
@@ -229,8 +229,8 @@ func (r *reconciler) unclaimed(ctx context.Context) error {
 	return r.nudge(ctx, "unclaimed", jobs, limit)
 }
 
-// unsettled pokes jobs whose ranks have all ended and nobody has drawn the
-// conclusion, and draws it where there seems to be no workflow to do it.
+// unsettled pokes jobs with only ended members that are not settled, and settles them
+// if they seem to have no workflow.
 func (r *reconciler) unsettled(ctx context.Context) error {
 	jobs, err := r.DB.Unsettled(ctx, r.Ages.Unsettled, passLimit)
 	if err != nil {
@@ -239,9 +239,8 @@ func (r *reconciler) unsettled(ctx context.Context) error {
 	return r.nudge(ctx, "unsettled", jobs, r.Ages.Settle)
 }
 
-// stuck ends what a machine that is heard does not get ready, and the wait for
-// uploads that do not come to an end, unless the machine may have been unable to
-// tell or to upload.
+// stuck ends work that a responding machine does not prepare, and waits for uploads
+// that do not end, unless the machine may have been unable to report or to upload.
 func (r *reconciler) stuck(ctx context.Context) error {
 	proves, err := r.DB.SilenceProves(ctx)
 	if err != nil || !proves {
@@ -259,9 +258,9 @@ func (r *reconciler) stuck(ctx context.Context) error {
 	return err
 }
 
-// parents pokes coordinators of parents that have something to do and do not do
-// it, and does it for those that have not by the next pass. Each pass tells only so many
-// jobs to stop, since the other steps wait for it; the next one begins where it ended.
+// parents pokes coordinators of parents with pending steps, and takes these steps
+// itself in the next pass. A pass stops a bounded number of jobs, since the other steps
+// wait for it; the next pass begins where the last one ended.
 func (r *reconciler) parents(ctx context.Context) error {
 	list, err := r.DB.Untended(ctx, r.Ages.Untended, passLimit)
 	if err != nil {

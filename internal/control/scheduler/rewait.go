@@ -11,7 +11,7 @@ import (
 // their workflows by pokes, so there is time.
 const (
 	rewaitLimit   = 200  // jobs whose waiters one pass starts again
-	unwaitedLimit = 5000 // jobs that one pass reads, with those that were repeated and are not shared yet
+	unwaitedLimit = 5000 // jobs that one pass reads, including repeated ones that are not yet shared
 )
 
 // rewaiter starts waiters again that no replica has. Temporal marks the task of an

@@ -119,7 +119,7 @@ func (r *rig) awaitState(id berth.JobID, want berth.State) {
 	r.await(fmt.Sprintf("job %s is %s", id, want), func() bool { return r.state(id) == want })
 }
 
-// waitLimit bounds each wait for a condition. It is far above what a slow machine needs:
+// waitLimit bounds each wait for a condition. It is far above the needs of a slow machine:
 // only a test that fails waits so long.
 const waitLimit = 10 * time.Minute
 
@@ -188,7 +188,7 @@ func (p *pokes) of(id berth.JobID) int {
 // passes returns how many passes the reconciler has made.
 func (r *rig) passes() int { return strings.Count(r.log.String(), "reconciler passed") }
 
-// logs keeps what was logged.
+// logs keeps the logged lines.
 type logs struct {
 	mu   sync.Mutex
 	text strings.Builder

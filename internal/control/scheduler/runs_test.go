@@ -55,9 +55,9 @@ func (r *rig) done(id berth.JobID) {
 	r.hint()
 }
 
-// The history of a tenant leads: of two jobs without limits the one goes first
-// whose like ran shorter, although it came later. What failed or was canceled,
-// and what ran for others, says nothing.
+// The history of a tenant decides: of two jobs without limits, the one with shorter
+// runs of similar jobs goes first, although it was submitted later. Failed and
+// canceled jobs, and jobs of other tenants, do not count.
 func TestHistoryTellsWhichJobIsShorter(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -77,7 +77,7 @@ func TestHistoryTellsWhichJobIsShorter(t *testing.T) {
 	shorter := r.named("default", "short")
 	stop()
 
-	// Whoever leads next knows the same, and it is not who came first.
+	// The next leader knows the same; the order is not the order of submission.
 	r.lead(leastFirst)
 	r.done(short)
 	r.awaitState(shorter, berth.Scheduled)

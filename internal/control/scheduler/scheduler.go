@@ -25,12 +25,12 @@ type Poker interface {
 	Healthy() bool
 }
 
-// Workflows is what the reconciler must know of Temporal.
+// Workflows gives the reconciler access to Temporal's workflows.
 type Workflows interface {
 	// Open calls each with the job of every open job workflow, as visibility
 	// lists them: it may lag.
 	Open(ctx context.Context, each func(berth.JobID)) error
-	// Describe tells how the latest run of the job's workflow stands: open,
+	// Describe returns the state of the latest run of the job's workflow: open,
 	// completed, or neither (none, or one that failed or was terminated).
 	Describe(ctx context.Context, id berth.JobID) (open, completed bool, err error)
 	// Start starts the job's workflow unless it is open. again allows it even
@@ -52,7 +52,7 @@ type Archiver interface {
 	ArchiveTerminal(ctx context.Context, term db.Term, retention time.Duration, limit int) (int, error)
 }
 
-// Objects is what the leader must know of the object store.
+// Objects gives the leader access to the object store.
 type Objects interface {
 	Exists(ctx context.Context, key string) (bool, error)
 	Folders(ctx context.Context, key string) ([]string, error)
@@ -60,7 +60,7 @@ type Objects interface {
 	DeleteFolder(ctx context.Context, key string) error
 }
 
-// Options are what a Scheduler works with. DB and Poker are required.
+// Options are the dependencies and settings of a Scheduler. DB and Poker are required.
 type Options struct {
 	DB        *db.DB
 	Poker     Poker
@@ -78,18 +78,18 @@ type Options struct {
 	// fair order, without aging, backfill or preemption.
 	Policy placement.Policy
 
-	// Beacon makes this process tell that API replicas can write; see
-	// db.RenewBeacon. Set it where an API is served.
+	// Beacon makes this process record that API replicas can write; see
+	// db.RenewBeacon. Set it in processes that serve the API.
 	Beacon bool
 
 	Silence   db.Silence    // zero: 20 s, 90 s and 60 s
 	Grace     time.Duration // without verdicts after a gap; zero: 60 s
 	Retention time.Duration // of terminal jobs before they are archived; zero: 30 days
-	// MachineRetention is how long it stays on record what machines were and what
-	// was counted against them; zero: 90 days.
+	// MachineRetention is how long the history of machines and the failures counted
+	// against them stay on record; zero: 90 days.
 	MachineRetention time.Duration
-	// OutputRetention is for how long after a job's end its outputs are kept, and
-	// at least until it is archived; zero: for ever.
+	// OutputRetention is how long after a job's end its outputs are kept, and at
+	// least until the job is archived; zero: no limit.
 	OutputRetention time.Duration
 	// LogRetention is the same for logs.
 	LogRetention time.Duration
@@ -120,7 +120,7 @@ type Scheduler struct {
 	Options
 	holder string
 	lease  *db.Lease
-	warm   *mirror // what a standby reads ahead; nil before the first look
+	warm   *mirror // the mirror that a standby keeps ready; nil before its first read
 	life   int64   // incarnation of the database that warm, and sequences of the pool's connections, are of; 0: not known
 }
 
@@ -222,7 +222,7 @@ func (s *Scheduler) keepWarm(ctx context.Context) {
 		s.lives(n)
 		m = &mirror{db: s.DB, log: s.Logger, runs: runtimes.New(s.DB, s.Policy, runsEvery), metrics: NewMetrics(), marks: &marks{}}
 		err = m.load(ctx)
-	case time.Since(m.loaded) > reloadEvery: // and forgets what no job asks for any more
+	case time.Since(m.loaded) > reloadEvery: // and forgets requests that no job has now
 		err = m.reload(ctx)
 	default:
 		_, err = m.read(ctx, db.Hinted{})
@@ -234,7 +234,7 @@ func (s *Scheduler) keepWarm(ctx context.Context) {
 	}
 }
 
-// takeWarm gives what was read ahead to a leader, or nothing.
+// takeWarm passes the standby's mirror to a leader; nil if there is none.
 func (s *Scheduler) takeWarm(marks *marks) *mirror {
 	m := s.warm
 	if m == nil {
@@ -249,9 +249,8 @@ func (s *Scheduler) acquire(ctx context.Context) (db.Term, bool, error) {
 	return s.lease.Acquire(ctx, leaseTTL)
 }
 
-// lead runs everything a leader does until the term ends or something fails.
-// Failing is cheap: the lead is taken again, by whoever bids first, and all is
-// read anew.
+// lead runs all work of a leader until the term ends or a part fails. A failure is
+// cheap: the first process that bids takes the lead, and reads all rows again.
 func (s *Scheduler) lead(ctx context.Context, term db.Term, since time.Time) error {
 	s.Metrics.leader.Set(1)
 	defer s.Metrics.leader.Set(0)
@@ -271,10 +270,10 @@ func (s *Scheduler) lead(ctx context.Context, term db.Term, since time.Time) err
 	return g.Wait()
 }
 
-// recognise compares the database with what this leader knows of it from outside,
-// before anything is given: its server's identity, and the watermark in the object
-// store. A database that was restored leaps, and the term is over. The tenure is
-// nil where no watermarks are kept.
+// recognise compares the database with two facts from outside of it, before this
+// leader grants anything: the server's identity, and the watermark in the object
+// store. A restored database leaps, and the term is over. The tenure is nil if no
+// watermarks are kept.
 func (s *Scheduler) recognise(ctx context.Context, term db.Term) (*watermark.Tenure, error) {
 	n, leapt, err := s.DB.Incarnate(ctx)
 	if err != nil {
@@ -347,7 +346,7 @@ func (s *Scheduler) keep(ctx context.Context, term db.Term, since time.Time) err
 	return ctx.Err()
 }
 
-// beacon tells every few seconds that an API replica reaches the database.
+// beacon records every few seconds that an API replica reaches the database.
 func (s *Scheduler) beacon(ctx context.Context) error {
 	for {
 		if err := s.DB.RenewBeacon(ctx, s.holder, s.Silence.Beacon(), s.Grace); err != nil && ctx.Err() == nil {
@@ -390,7 +389,7 @@ func (s *Scheduler) keepHouse(ctx context.Context, term db.Term) error {
 	}
 }
 
-// inBatches repeats what does at most so many until there is no more.
+// inBatches repeats a bounded step until it finds no more work.
 func inBatches(do func(limit int) (int, error)) error {
 	const batch = 1000
 	for {

@@ -33,8 +33,8 @@ func TestLeaderPlacesAndPokes(t *testing.T) {
 	defer hints.Close()
 	after := r.queued(func(s *berth.JobSpec) { s.Resources.GPUs = 2000 })
 	r.awaitState(after, berth.Scheduled)
-	// A new leader may tell of its first placements twice: once as its own, once
-	// as what the last one may have left untold.
+	// A new leader may poke for its first placements twice: once as its own, once
+	// as placements that the last leader may have left without a poke.
 	r.await("both are poked", func() bool { return r.poke.of(before) >= 1 && r.poke.of(after) >= 1 })
 	select {
 	case <-hints.C:
@@ -62,7 +62,7 @@ func TestLeaderPlacesAndPokes(t *testing.T) {
 }
 
 // Batches that are planned while others are committed share machines with them:
-// what has landed there must not be forgotten for what has not.
+// landed starts must count there as well as flying ones.
 func TestABacklogOfManyBatchesFillsItsMachinesExactly(t *testing.T) {
 	t.Parallel()
 	const jobs = 64 * 63 // of one CPU: a batch of 1,000 ends within a machine
@@ -99,7 +99,7 @@ func TestPriorityDecidesAndABlockedJobHoldsUpNobody(t *testing.T) {
 	if r.state(low) != berth.Queued || r.state(huge) != berth.Queued {
 		t.Errorf("low is %s, huge is %s", r.state(low), r.state(huge))
 	}
-	// What becomes free goes to who waits, without a hint.
+	// Waiting jobs get released capacity, without a hint.
 	r.exec(`UPDATE allocations SET state = 'released' WHERE job = $1`, high)
 	r.awaitState(low, berth.Scheduled)
 }
@@ -120,8 +120,8 @@ func TestStandbyTakesOver(t *testing.T) {
 	r.sound()
 }
 
-// A leader that dies between its commit and its pokes leaves jobs that nobody
-// would look at before the reconciler's patience is over.
+// A leader that dies between its commit and its pokes leaves jobs that no process
+// would check before the reconciler's patience is over.
 func TestF3ANewLeaderTellsWhatTheLastOneCouldNot(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -46,7 +46,7 @@ func TestAfterItsRepairsTheReconcilerWritesNothing(t *testing.T) {
 	r.machine("m0", 8, 2)
 	trained, _ := r.trained(objects, 48*time.Hour, map[int64]string{10: "verified", 20: "", 30: "bad"})
 	waiting := r.queued(cpus(100)) // no machine has that much
-	submitted := r.submitted(nil)  // and nobody has started its workflow
+	submitted := r.submitted(nil)  // without a workflow
 	expired := r.queued(cpus(100))
 	r.exec(`UPDATE jobs SET queue_deadline = now() - interval '1 s' WHERE id = $1`, expired)
 	r.exec(`UPDATE jobs SET state_at = now() - interval '1 hour' WHERE id = ANY($1)`, []berth.JobID{waiting, submitted})

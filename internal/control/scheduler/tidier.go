@@ -13,15 +13,15 @@ import (
 	"berth/db"
 )
 
-// tidier compares the object store with the rows: row 14 of the design's table.
-// It reads listings to remove what is left over, and never to find what to
+// tidier compares the object store with the rows: row 14 of the table of repairs.
+// It reads listings only to remove leftover objects, never to choose a checkpoint to
 // restore.
 type tidier struct {
 	*Scheduler
 	term db.Term
 }
 
-// tidyBatch bounds what one look takes from the database.
+// tidyBatch bounds the rows of one read.
 const tidyBatch = 500
 
 func (t *tidier) run(ctx context.Context) error {
@@ -47,8 +47,8 @@ func (t *tidier) run(ctx context.Context) error {
 	}
 }
 
-// doomUploads gives up archives that no live job needs and nobody has asked for
-// in a long time.
+// doomUploads marks archives for removal that no live job needs and no call has named
+// for a long time.
 func (t *tidier) doomUploads(ctx context.Context) error {
 	for {
 		n, err := t.DB.DoomUploads(ctx, t.term, t.Ages.Uploads, tidyBatch)
@@ -59,8 +59,8 @@ func (t *tidier) doomUploads(ctx context.Context) error {
 	}
 }
 
-// pruneOutputs gives up what jobs that ended long ago have left, where an operator
-// has said for how long it is kept.
+// pruneOutputs removes outputs of jobs that ended long ago, if an operator has set
+// a retention.
 func (t *tidier) pruneOutputs(ctx context.Context) error {
 	for t.OutputRetention > 0 {
 		n, err := t.DB.PruneOutputs(ctx, t.term, t.OutputRetention, tidyBatch)
@@ -182,10 +182,9 @@ func (t *tidier) sweep(ctx context.Context, a db.ClosedAttempt) (removed int, er
 	return removed, nil
 }
 
-// rejectLost marks checkpoints bad of which the store has lost the manifest, so
-// that a restore does not begin with them. A store in which not one manifest is
-// found is taken for another one than ours, or an empty mount: then nothing is
-// marked, and people are told.
+// rejectLost marks checkpoints as bad if the store has lost their manifest, so that
+// a restore does not begin with them. A store without a single manifest is probably
+// another store, or an empty mount: then nothing is marked, and an error is logged.
 func (t *tidier) rejectLost(ctx context.Context) error {
 	var lost []db.Shard
 	found := 0

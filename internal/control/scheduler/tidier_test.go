@@ -186,8 +186,8 @@ func TestAnEmptyStoreProvesNothing(t *testing.T) {
 	}
 }
 
-// Uploads that nobody has used in a long time go, but for those of live jobs;
-// so does what an upload that was never finished has left.
+// Uploads without use for a long time are removed, except uploads of live jobs. Parts
+// of unfinished uploads are removed as well.
 func TestUploadsThatNobodyUsesAreRemoved(t *testing.T) {
 	t.Parallel()
 	r, b := newRig(t), store(t)

@@ -45,8 +45,8 @@ const (
 // maxRecord bounds the bytes read of a record, which has some 200.
 const maxRecord = 4 << 10
 
-// ErrLeapt is the result where the database was found to be restored: its ids
-// and terms have leapt, and whoever leads must take the lead again.
+// ErrLeapt reports that the database was found to be restored: its ids and terms
+// have leapt, and the leader must take the lead again.
 var ErrLeapt = errors.New("the database was restored from a backup and has leapt")
 
 // Keeper compares the database with the object store, and grants watermarks. All
@@ -251,7 +251,7 @@ func over(err error) bool {
 }
 
 // advance reserves a watermark, writes it to the store and grants it, in this
-// order: what the database has granted is always in the store.
+// order: a granted watermark is always in the store.
 func (t *Tenure) advance(ctx context.Context) error {
 	var above int64
 	if !t.checked {
@@ -310,8 +310,8 @@ func (t *Tenure) adopt(ctx context.Context, next db.Outside) error {
 	return berth.Errorf(berth.CodeUnavailable, "watermark %d is in the object store already, and not by this leader", next.Number)
 }
 
-// clear removes the records before the newest one: the latest of this term, or,
-// in a term that begins, those that earlier leaders left. One that stays does no
+// clear removes the records before the newest one: the latest of this term or, at
+// the beginning of a term, all records of earlier leaders. A leftover record does no
 // harm.
 func (t *Tenure) clear(ctx context.Context, newest int64) {
 	var err error

@@ -39,7 +39,7 @@ func (r *rig) exec(sql string) {
 	}
 }
 
-// term is the lead, taken from whoever has it.
+// term takes the lead from its present holder.
 func (r *rig) term(holder string) db.Term {
 	r.t.Helper()
 	r.exec(`UPDATE leases SET expires_at = now() - interval '1 s'`)
@@ -54,7 +54,7 @@ func (r *rig) keeper(s watermark.Store) *watermark.Keeper {
 	return &watermark.Keeper{DB: r.db, Store: s, Logger: slog.New(slog.DiscardHandler), Every: 5 * time.Millisecond}
 }
 
-// numbers are what the database has granted and what lies in the store.
+// numbers returns the watermark granted by the database, and the stored ones.
 func (r *rig) numbers() (granted int64, stored []string) {
 	r.t.Helper()
 	err := r.db.Pool().QueryRow(r.t.Context(), `SELECT coalesce((SELECT granted FROM watermark_branches w WHERE w.branch = c.branch), 0) FROM cluster c`).Scan(&granted)
@@ -250,7 +250,7 @@ func TestARestoredDatabaseLeapsBeyondWhatTheStoreSetApart(t *testing.T) {
 	if err := r.db.Pool().QueryRow(t.Context(), `SELECT nextval(pg_get_serial_sequence('allocations', 'id'))`).Scan(&id); err != nil || id <= 80_000_000 {
 		t.Errorf("id %d follows 80,000,000: %v", id, err)
 	}
-	// Whoever comes next finds nothing to leap for.
+	// The next leader has no reason to leap.
 	if _, err := r.begins("next", r.blobs); err != nil || r.incarnation() != 2 {
 		t.Errorf("the next leader: %v, incarnation %d", err, r.incarnation())
 	}
@@ -345,7 +345,7 @@ func (r *rig) twice() {
 	}
 }
 
-// A database that is known to be restored, and does not leap, is led by nobody, also
+// A database that is known to be restored, and does not leap, gets no leader, even
 // once the store that proved it is away.
 func TestNobodyLeadsARestoredDatabaseThatDoesNotLeap(t *testing.T) {
 	t.Parallel()

@@ -16,7 +16,7 @@ import (
 	"berth/internal/lib/publicnet"
 )
 
-// errFinal marks what trying again would not change.
+// errFinal marks failures that a repeat would not change.
 var errFinal = errors.New("not tried again")
 
 const (
@@ -36,8 +36,8 @@ func newClient(p publicnet.Policy, timeout time.Duration) *http.Client {
 	}
 }
 
-// send makes the call. Its errors are for users: they tell nothing that only a
-// neighbour of this process could find out.
+// send makes the call. Its errors are for users: they reveal nothing about the
+// network of this process.
 func (s *Sender) send(ctx context.Context, n db.Notice) error {
 	keys, err := s.keys(ctx, n.Tenant)
 	if err != nil {
@@ -69,7 +69,7 @@ func judge(r *http.Response) error {
 	switch {
 	case r.StatusCode >= 200 && r.StatusCode < 300:
 		return nil
-	case r.StatusCode == http.StatusGone: // Standard Webhooks: the endpoint is not wanted any more
+	case r.StatusCode == http.StatusGone: // Standard Webhooks: the endpoint no longer exists
 		return fmt.Errorf("it answered %d: %w", r.StatusCode, errFinal)
 	case r.StatusCode >= 300 && r.StatusCode < 400:
 		return fmt.Errorf("it answered %d, a redirect, and none is followed", r.StatusCode)
@@ -78,7 +78,7 @@ func judge(r *http.Response) error {
 	}
 }
 
-// reason words why nobody answered.
+// reason describes why no answer arrived.
 func (s *Sender) reason(err error) error {
 	if _, ok := errors.AsType[*publicnet.RefusedError](err); ok {
 		return fmt.Errorf("its address is none that may be called: %w", errFinal)
@@ -89,7 +89,7 @@ func (s *Sender) reason(err error) error {
 	return errors.New("it could not be reached")
 }
 
-// keys are those of the tenant that the call is signed with.
+// keys returns the tenant's keys with which the call is signed.
 func (s *Sender) keys(ctx context.Context, tenant berth.TenantID) ([][]byte, error) {
 	list, err := s.DB.SealedSecrets(ctx, tenant, []string{berth.WebhookSecret})
 	switch {

@@ -19,8 +19,8 @@ import (
 	"berth/internal/lib/sealer"
 )
 
-// Options are what a Sender works with. DB, Keys and Logger are required; zero
-// times mean the defaults, which tests shorten.
+// Options are the dependencies and times of a Sender. DB, Keys and Logger are
+// required; zero times mean the defaults, which tests shorten.
 type Options struct {
 	DB      *db.DB
 	Keys    *sealer.Keys
@@ -28,7 +28,7 @@ type Options struct {
 	Network publicnet.Policy     // where calls may go besides public addresses; plain http goes only there
 	Metrics *prometheus.Registry // nil: none
 
-	Look    time.Duration // between two looks for what is due
+	Look    time.Duration // between two reads of due calls
 	Timeout time.Duration // of a call, from the look-up of its name to the end of its answer
 	Lease   time.Duration // after which the call of a process that died is made again
 	First   time.Duration // before the second try; then four times as long each time
@@ -43,8 +43,8 @@ const (
 	share   = 4
 )
 
-// recordTime is how long what came of a call may take to be recorded. It has
-// nothing to do with how fast a receiver must be.
+// recordTime bounds the write of a call's result. It is independent of the time
+// limit for receivers.
 const recordTime = 10 * time.Second
 
 // Sender makes the calls of one process.
@@ -110,7 +110,7 @@ func (s *Sender) Run(ctx context.Context) error {
 	}
 }
 
-// claim takes what is due, as far as there is room.
+// claim takes due calls, up to the free slots.
 func (s *Sender) claim(ctx context.Context) ([]db.Notice, error) {
 	s.mu.Lock()
 	c := db.NoticeClaim{Each: share, Limit: s.free, Lease: s.Lease}
@@ -146,8 +146,8 @@ func (s *Sender) ended(tenant berth.TenantID) {
 	}
 }
 
-// deliver makes one call and records what came of it. What cannot be recorded
-// is due again when the lease ends.
+// deliver makes one call and records its result. If the record fails, the call is due
+// again when the lease ends.
 func (s *Sender) deliver(ctx context.Context, n db.Notice) {
 	err := s.send(ctx, n)
 	if ctx.Err() != nil && err != nil {
@@ -173,8 +173,8 @@ func (s *Sender) deliver(ctx context.Context, n db.Notice) {
 	}
 }
 
-// epitaph is what the job's history tells of a call that was given up. The URL
-// may hold a password, so the host alone is named.
+// epitaph returns the text of the job's history for a call that was given up. It
+// names the host alone, since the URL may contain a password.
 func (s *Sender) epitaph(n db.Notice, err error) string {
 	tries := fmt.Sprintf("%d tries", n.Tries)
 	if n.Tries == 1 {

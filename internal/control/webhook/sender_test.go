@@ -70,7 +70,7 @@ func (s *site) setKey(tenant berth.TenantID, value string) {
 	}
 }
 
-// cancel submits a job that tells url of its end, and cancels it at once.
+// cancel submits a job that notifies url of its end, and cancels it at once.
 func (s *site) cancel(tenant berth.TenantID, url string) berth.JobID {
 	s.t.Helper()
 	spec := berth.JobSpec{Name: "told", Image: "x", Labels: map[string]string{"a": "<b>"}, Notify: []berth.Notify{{URL: url}}}.WithDefaults()
@@ -92,7 +92,7 @@ func (s *site) waiting() (n int) {
 	return n
 }
 
-// warning is what the job's history tells of a call that was given up.
+// warning returns the text of the job's history for a call that was given up.
 func (s *site) warning(id berth.JobID) string {
 	s.t.Helper()
 	list, err := s.db.Events(s.t.Context(), "", id, 0, 100)
@@ -135,7 +135,7 @@ func (s *site) send(edit func(*webhook.Options)) (stop func()) {
 	return stop
 }
 
-// waitLimit bounds each wait for a condition. It is far above what a slow machine needs:
+// waitLimit bounds each wait for a condition. It is far above the needs of a slow machine:
 // only a test that fails waits so long.
 const waitLimit = 5 * time.Minute
 
@@ -160,7 +160,7 @@ type call struct {
 	body   string
 }
 
-// receiver keeps what it is told, and answers as the test says.
+// receiver keeps the received calls, and answers as the test requires.
 type receiver struct {
 	*httptest.Server
 	mu    sync.Mutex
@@ -250,7 +250,7 @@ func TestACallTellsWhatHappenedAndIsSigned(t *testing.T) {
 	}
 }
 
-// Whatever comes between, a call is made until it is answered, with one id.
+// A call is repeated until it is answered, with one id, after any interruption.
 func TestACallIsMadeAgainUnderTheSameID(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -399,7 +399,7 @@ func TestTenantsDoNotWaitForEachOther(t *testing.T) {
 	}
 }
 
-// As long as a process may still record what came of a call, nobody else makes it.
+// While a process may still record the result of a call, no other process makes it.
 func TestALeaseOutlastsACallAndItsRecord(t *testing.T) {
 	t.Parallel()
 	for _, timeout := range []time.Duration{0, time.Second, time.Minute} {
