@@ -2,8 +2,8 @@ package berth
 
 import "time"
 
-// Admission is whether new work may start. While it is paused, jobs are accepted
-// and wait; what runs, ends or is canceled goes on.
+// Admission states whether new work may start. While it is paused, jobs are accepted
+// and wait; running jobs, ends and cancels continue.
 type Admission struct {
 	Paused bool       `json:"paused" doc:"no new work starts in the whole cluster"`
 	Reason string     `json:"reason,omitempty" doc:"of the last pause or resumption"`

@@ -30,9 +30,9 @@ const (
 	PhaseSealed    Phase = "sealed" // logs, checkpoints and outputs are stored
 )
 
-// Orders is everything a machine has been told about one rank. They are
-// level-triggered: each sync carries the full set, and doing one twice is no
-// different from once.
+// Orders are all instructions to a machine about one member. They are
+// level-triggered: each sync carries the full set, and a repeated order has no
+// further effect.
 type Orders struct {
 	Start      bool `json:"start,omitempty"`
 	Checkpoint bool `json:"checkpoint,omitempty"` // send the checkpoint signal now, then stop

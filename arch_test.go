@@ -159,8 +159,8 @@ func TestImportsPointOneWay(t *testing.T) {
 	}
 }
 
-// The control plane and the machine share nothing but the lower layers: what both
-// need belongs into lib, or into the protocol.
+// The control plane and the machine share only the lower layers: shared code belongs
+// into lib, or into the protocol.
 func TestDeployablesDoNotImportEachOther(t *testing.T) {
 	t.Parallel()
 	room := func(path string) string {
@@ -224,7 +224,7 @@ func TestAgentSpeaksToTheAPIAlone(t *testing.T) {
 	links(t, "./cmd/berth-agent", "github.com/jackc/pgx", "berth/db", "database/sql", "go.temporal.io", "berth/workers", "berth/workflows")
 }
 
-// What must work when everything else does not depends on nothing else.
+// The deadman must work when all other parts fail, so it depends on none of them.
 func TestDeadmanLinksNothingThatMayFail(t *testing.T) {
 	t.Parallel()
 	links(t, "./cmd/berth-deadman", "github.com", "go.temporal.io", "google.golang.org", "database/sql", "net", "berth/db", "berth/api", "berth/activities", "berth/internal/machine/agent")
@@ -254,8 +254,8 @@ func TestTemporalServerStaysInOnePlace(t *testing.T) {
 	}
 }
 
-// Workflow code must be deterministic: what it may import is a short list, and
-// a few calls of what it may import are banned.
+// Workflow code must be deterministic: it may import a short list of packages, and
+// a few of their functions are banned.
 func TestWorkflowsAreDeterministic(t *testing.T) {
 	t.Parallel()
 	mayImport := []string{

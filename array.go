@@ -11,17 +11,17 @@ import (
 // MaxArray is how many elements an array may have.
 const MaxArray = 100_000
 
-// maxArrayBytes is what all elements of an array, or of the arrays of a pipeline,
-// may store of its spec: each has a copy, for as long as it is on record.
+// maxArrayBytes bounds the copies of the spec that all elements of an array, or of
+// the arrays of a pipeline, store: each row has a copy until it is archived.
 const maxArrayBytes = 1 << 30
 
 // maxRanges is how many ranges a set of indexes may be written in.
 const maxRanges = 1000
 
-// EnvArrayIndex tells an element of an array which one it is.
+// EnvArrayIndex is the variable with the index of an array's element.
 const EnvArrayIndex = "BERTH_ARRAY_INDEX"
 
-// Kind says what a row of jobs is: a job, or a parent of others, which holds no
+// Kind distinguishes rows of jobs: a job, or a parent of others, which holds no
 // capacity itself.
 type Kind string
 
@@ -61,14 +61,14 @@ func (a Array) Count() int {
 	return a.Size
 }
 
-// elementBytes is what an element stores of the spec, as JSON.
+// elementBytes is the length of an element's copy of the spec, as JSON.
 func (s JobSpec) elementBytes() int64 {
 	s.Array, s.Notify = nil, nil // see db.Tend
 	b, _ := json.Marshal(s)      // as it was read
 	return int64(len(b))
 }
 
-// arrayBytes is what all elements store; 0 of a job that is no array.
+// arrayBytes is the length of all elements' copies; 0 for a job that is not an array.
 func (s JobSpec) arrayBytes() int64 {
 	if s.Array == nil {
 		return 0
@@ -152,7 +152,7 @@ func FormatIndexes(indexes []int) string {
 	return b.String()
 }
 
-// TendResult is what a step over a parent answers: ids and positions only.
+// TendResult is the answer of a step over a parent: ids and positions only.
 type TendResult struct {
 	State State `json:"state"`
 	More  bool  `json:"more,omitempty"` // there is more to do at once

@@ -49,7 +49,7 @@ func ParseAzure(from string) (AzureBlobs, error) {
 	return AzureBlobs{Account: account, Container: container, Key: key}, keyFault(utf8.RuneCountInString(key), slash)
 }
 
-// cutBucket returns nothing of what begins with another scheme.
+// cutBucket splits an address into bucket and key; both are empty for another scheme.
 func cutBucket(from, scheme string) (bucket, key string, slash bool) {
 	rest, ok := strings.CutPrefix(from, scheme)
 	if !ok {
@@ -83,9 +83,9 @@ func (i Input) isServer(endpoint string) bool {
 }
 
 // MayCarryLogin reports whether a login may be sent to the server of a URL: by
-// https, or by plain http to a private address that is written as such. Machines
-// connect to those only where their operator has named the network, and so
-// trusts it with what travels there. What a name leads to nobody knows before.
+// https, or by plain http to a literal private address. Machines connect to private
+// addresses only if their operator has named the network, and so trusts it with
+// logins. The address behind a host name is unknown before the connection.
 func MayCarryLogin(server string) bool {
 	u, err := url.Parse(server)
 	if err != nil || u.Scheme == "https" {

@@ -9,20 +9,20 @@ import (
 	"strings"
 )
 
-// Standing is what names in the spec of a cached step stood for when the step
-// was let go.
+// Standing holds the meaning of names in the spec of a cached step, at the time at
+// which the step was unblocked.
 type Standing struct {
 	Inputs  map[int]Address   // of inputs that are outputs of jobs, by their place: the content
 	Secrets map[string]string // of the secrets that the container gets: which value, without telling it
 }
 
-// cacheKey is all that a container can notice of its spec. When, where, how
-// urgently and how often a step runs is not in it, nor what it is called: two
-// steps with one key compute the same. A field that is added here, or written
-// otherwise, makes every key another one.
+// cacheKey contains every part of a spec that a container can notice, and neither
+// the step's name nor when, where, how urgently and how often it runs: two steps
+// with one key compute the same. A new field, or another encoding, changes every
+// key.
 type cacheKey struct {
 	Form       int               `json:"form"`
-	Image      string            `json:"image"` // as written; what it stood for is no part of the key
+	Image      string            `json:"image"` // as written; the digest is not part of the key
 	Entrypoint []string          `json:"entrypoint"`
 	Command    []string          `json:"command"`
 	Env        map[string]string `json:"env"`
@@ -46,9 +46,9 @@ type cachedSecret struct {
 	Value string `json:"value"`
 }
 
-// CacheKey is the same for two specs of steps whose containers cannot be told
-// apart by what they are given. It is false if the content of an input, or which
-// value a secret has, is not known, and for a gang whose image may not be one.
+// CacheKey is equal for two specs of steps with indistinguishable containers. It is
+// false if the content of an input or the version of a secret is unknown, and for a
+// gang with members that may run different images.
 func (s JobSpec) CacheKey(at Standing) (key []byte, ok bool) {
 	s = s.WithDefaults()
 	if !s.oneImage() {
@@ -88,9 +88,9 @@ func (s JobSpec) CacheKey(at Standing) (key []byte, ok bool) {
 	return sum[:], true
 }
 
-// fixedContent names the content of an input by itself, "" if only fetching tells
-// it, or another job's row. Folders are copies that the container may write, which
-// outputs are not, so one is not the other.
+// fixedContent identifies the content of an input by the spec alone; "" if that
+// needs a fetch, or another job's row. A folder and an output with equal content
+// differ, since the container may write to its copy of a folder only.
 func (i Input) fixedContent() string {
 	switch i.Kind() {
 	case InputFolder:
@@ -116,9 +116,8 @@ func PinnedImage(ref string) bool {
 	return found && err == nil
 }
 
-// oneImage reports whether all members run the same image. Each machine looks up
-// what a name stands for by itself, and what they found is on record for the job
-// as a whole.
+// oneImage reports whether all members run the same image. Each machine resolves a
+// name separately, and the digest is recorded for the job as a whole.
 func (s JobSpec) oneImage() bool { return s.Members <= 1 || PinnedImage(s.Image) }
 
 // validateCache checks a step that says cache: true.

@@ -15,7 +15,7 @@ const PoisonMinutes = 10
 // Rules is the failure classification. docs/reference/classification.md is generated from
 // it, and each rule is a case of TestClassify.
 var Rules = []Rule{
-	// What we ordered ourselves.
+	// Ends that Berth ordered itself.
 	{
 		Name: "succeeded_before_cancel", Evidence: EvidenceIntent, Signal: "canceled, but every rank had exited 0 by itself, or complete",
 		when: func(e AttemptEvidence, _ RankEvidence) bool {
@@ -208,7 +208,7 @@ var Rules = []Rule{
 		Next: Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
 
-	// What failed before the process began.
+	// Failures before the process began.
 	{
 		Name: "image_not_found", Evidence: EvidencePreparation, Signal: "image: the registry says no (404, 401, 403)", Causes: []ExitCause{CauseImageNotFound},
 		Class: ClassPermanent, Reason: ReasonImageNotFound, Says: "{exit}", Hint: "check the image's name, its tag and your right to pull it",
@@ -314,7 +314,7 @@ var Rules = []Rule{
 		Next: Retrying, Blame: BlameUser, Budget: BudgetUser, Tries: 2, Wait: WaitRetry, Elsewhere: true,
 	},
 
-	// What is left.
+	// All other failures.
 	{
 		Name: "crash", Evidence: EvidenceRest, Signal: "exit code 134, 135 or 139 (ABRT, BUS, SEGV)", Causes: []ExitCause{CauseExited}, Codes: "134,135,139",
 		Class: ClassAmbiguous, Reason: ReasonExitCode, Says: "exit code {code}",
@@ -348,7 +348,7 @@ const (
 // stalls are the rules of jobs that stood still.
 var stalls = []string{"stalled", "stalled_again", "stalled_same_step"}
 
-// exitHints is what exit codes say to people.
+// exitHints explains exit codes to users.
 var exitHints = map[int]string{
 	126: "the command is not executable",
 	127: "the command was not found",

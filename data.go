@@ -7,15 +7,16 @@ import (
 	"strings"
 )
 
-// DataKey names content that a job needs, as its spec tells it before anything
-// is fetched: two jobs of one tenant with equal keys most likely need the same,
-// and jobs of two tenants have no key in common: what one has on a machine, even
-// where an engine gives it to both, is not the other's to know. Placement prefers machines by it and nothing rests on it: what a job
-// is given is told by addresses. The zero value is no key.
+// DataKey identifies content that a job needs, from its spec alone, before any
+// fetch. Two jobs of one tenant with equal keys most likely need the same content.
+// Jobs of two tenants have no key in common, so that no tenant learns of another
+// one's data on a machine, even if an engine shares it. Placement only prefers
+// machines by keys; addresses determine the content that a job gets. The zero value
+// is no key.
 type DataKey int64
 
-// What a machine tells of its cache and its engine's images: the largest entries
-// of all, each worth a second or so on the way.
+// Bounds of a machine's report about its cache and its engine's images: the largest
+// entries, each of which takes a second or more to transfer.
 const (
 	MaxCachedData    = 128
 	MinCachedDataMiB = 16
@@ -31,14 +32,14 @@ type CachedData struct {
 // address. The database works it out too, as content_key.
 func ArchiveKey(tenant TenantID, a Address) DataKey { return dataKey(tenant, "archive", a.Hex()) }
 
-// SourceKey is the key of an input from elsewhere: of where it is fetched from,
-// since what is there is known only to who has looked.
+// SourceKey is the key of a fetched input: a hash of its source, since the content
+// is known only after a look.
 func (i Input) SourceKey(tenant TenantID) DataKey {
 	return dataKey(tenant, "source", i.From, i.Endpoint, i.Region, i.SHA256)
 }
 
-// ImageKey is the key of a container image, by its name as the spec writes it: by
-// the name an engine tells whether it has the image, or must pull it.
+// ImageKey is the key of a container image, by its name in the spec: an engine
+// decides by the name whether it has the image, or must pull it.
 func ImageKey(tenant TenantID, image string) DataKey { return dataKey(tenant, "image", image) }
 
 // dataKey hashes parts that hold no control characters.
@@ -47,9 +48,8 @@ func dataKey(tenant TenantID, parts ...string) DataKey {
 	return DataKey(binary.BigEndian.Uint64(sum[:8]))
 }
 
-// DataKeys returns the keys of what the spec names: its code, its inputs and its
-// image, each once. Outputs of other jobs are not among them: which content they are, only
-// the database knows.
+// DataKeys returns the keys of the spec's code, inputs and image, each once. Outputs
+// of other jobs are not among them: only the database knows their content.
 func (s JobSpec) DataKeys(tenant TenantID) []DataKey {
 	var keys []DataKey
 	add := func(k DataKey) {

@@ -58,7 +58,7 @@ func TestWhereDataIsIsToldToPeople(t *testing.T) {
 	}
 }
 
-// What machines fetch by themselves is told under the key that jobs ask for.
+// Fetched inputs are reported under the key that jobs request.
 func TestWhatIsFetchedFromElsewhereHasAKey(t *testing.T) {
 	t.Parallel()
 	for _, from := range []string{"s3://bucket/set/", "gs://bucket/set/", "azblob://account/container/set/", "https://example.com/set"} {

@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// Code says what kind of error this is; one table maps codes to HTTP statuses
-// (api/error.go) and one to Temporal's retry behaviour (workers).
+// Code is the kind of an error; one table maps codes to HTTP statuses (api/error.go)
+// and one to Temporal's retry behaviour (workers).
 type Code string
 
 // The codes of an Error.
@@ -15,14 +15,13 @@ const (
 	CodeUnauthorized Code = "unauthorized" // no token, or one that is not known
 	CodeForbidden    Code = "forbidden"    // a known token without this right
 	CodeNotFound     Code = "not_found"
-	CodeConflict     Code = "conflict"    // true before, not any more
+	CodeConflict     Code = "conflict"    // the state has changed, or does not permit the call
 	CodeCapacity     Code = "capacity"    // quota or room
 	CodeUnavailable  Code = "unavailable" // try again later
 	CodeInternal     Code = "internal"    // our bug
 )
 
-// FieldError says what is wrong with one field of a request, and what would be
-// allowed.
+// FieldError is the fault of one field of a request, with the allowed values.
 type FieldError struct {
 	Field   string `json:"field"` // path from the body's root, such as resources.memory
 	Detail  string `json:"detail"`
@@ -41,7 +40,7 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
-// StableCode is what clients branch on: Slug, or Code where there is none.
+// StableCode is the code on which clients branch: Slug, or Code without a slug.
 func (e *Error) StableCode() string {
 	if e.Slug != "" {
 		return e.Slug
@@ -76,7 +75,7 @@ func IsSlug(err error, slug string) bool {
 const (
 	SlugInvalidSpec         = "invalid_spec"
 	SlugStaleEpoch          = "stale_epoch"          // the writer's attempt, machine epoch or term is not the current one
-	SlugStaleAttempt        = "stale_attempt"        // to an agent whose session is current: this work is not its any more
+	SlugStaleAttempt        = "stale_attempt"        // to an agent with a current session: it no longer holds this work
 	SlugIdempotencyMismatch = "idempotency_mismatch" // same key, other body
 	SlugUnsatisfiable       = "unsatisfiable"        // no machine could ever hold it
 	SlugQuota               = "quota"                // more than the tenant may have

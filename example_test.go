@@ -54,8 +54,8 @@ func ExampleJobSpec_Validate() {
 	// members
 }
 
-// A request is what placement reads of a spec. Jobs with equal requests belong to
-// one class, which placement judges once.
+// A request is the part of a spec that placement reads. Jobs with equal requests
+// belong to one class, which placement examines once.
 func ExampleJobSpec_Request() {
 	memory, cpus := berth.MiB(4096), berth.MilliCPU(2000)
 	spec := berth.JobSpec{
@@ -123,7 +123,7 @@ func ExampleExitCodes_Contains() {
 	// Output: true true false <nil>
 }
 
-// The last lines of a log tell out-of-memory errors of a GPU from other failures.
+// The last lines of a log distinguish out-of-memory errors of a GPU from other failures.
 func ExampleSignOf() {
 	fmt.Println(berth.SignOf([]string{
 		"Traceback (most recent call last):",

@@ -15,14 +15,13 @@ import (
 const faults = 53
 
 // told are faults that need hardware or a provider that tests do not have: a
-// sentence says what stands in for them.
+// sentence describes the substitute.
 var told = []int{38, 39, 40, 41, 42, 43}
 
 // unproved are faults that may still be open in the table.
 var unproved = []int{}
 
-// The table in docs/design/failures.md says which tests prove what; this holds it to
-// the source.
+// The table in docs/design/failures.md names the tests of each fault; the tests exist.
 func TestEveryFaultHasATestThatExists(t *testing.T) {
 	t.Parallel()
 	tests := testsInTree(t)
@@ -52,7 +51,7 @@ func TestEveryFaultHasATestThatExists(t *testing.T) {
 	}
 }
 
-// faultRows are the cells that say what proves each fault, by its number.
+// faultRows are the cells with the proof of each fault, by its number.
 func faultRows(t *testing.T) map[int]string {
 	t.Helper()
 	b, err := os.ReadFile("docs/design/failures.md")

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A gang is a job of several members: N ranks that are placed together, start
-// together, and begin anew together.
+// A gang is a job of several members: N ranks that are placed, started and restarted
+// together.
 
 const (
 	// GangGrace bounds the time between SIGTERM and SIGKILL of ranks that stop
@@ -18,8 +18,8 @@ const (
 	// GangBarrier is how long ranks that are ready to start wait for the last one
 	// before it is given up and its machine avoided.
 	GangBarrier = 15 * time.Minute
-	// RepairHold is how long the room of a gang's other ranks is kept for it after
-	// an attempt, so that only the hole has to be placed anew.
+	// RepairHold is how long the capacity of a gang's healthy members is kept for it
+	// after an attempt, so that only the lost member needs a new place.
 	RepairHold = time.Minute
 )
 
@@ -35,9 +35,9 @@ func EngineNetwork(engine string) string { return "engine/" + engine }
 // several machines, such as an overlay.
 func NamedNetwork(name string) string { return "network/" + name }
 
-// GangNetworkName is the Docker network of one attempt of a gang on the engine
-// that its ranks share. Each attempt has its own: a straggler of an earlier one
-// reaches nobody.
+// GangNetworkName is the Docker network of one attempt of a gang, on the engine
+// that its members share. Each attempt has its own, so that a straggler of an
+// earlier attempt reaches no member.
 func GangNetworkName(job JobID, attempt int) string {
 	return fmt.Sprintf("berth-%s-%d", job, attempt)
 }

@@ -8,7 +8,7 @@ type GPU struct {
 	MemoryMiB int64  `json:"memory_mib"`
 	Healthy   bool   `json:"healthy"`
 	Reason    string `json:"reason,omitempty"` // why it is not healthy
-	// Quarantine: what befell the device concerns its whole machine, which gets no
-	// work until an operator has seen to it.
+	// Quarantine: the fault of the device concerns its whole machine, which gets no
+	// work until an operator opens it again.
 	Quarantine bool `json:"quarantine,omitempty"`
 }

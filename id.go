@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// JobID names a job for ever: a UUIDv7 (RFC 9562 section 5.7) in its usual text
-// form, so that ids sort by the time of submission.
+// JobID identifies a job permanently: a UUIDv7 (RFC 9562 section 5.7) in its usual
+// text form, so that ids sort by the time of submission.
 type JobID string
 
 // TenantID names a team; every job, machine grant, token and query carries one.

@@ -13,19 +13,19 @@ import (
 // maxInputs is how many a job may have.
 const maxInputs = 64
 
-// What one input from elsewhere may come to.
+// Bounds of one fetched input.
 const (
 	MaxInputBytes = 128 << 30
 	MaxInputFiles = 200_000 // entries, folders included
 )
 
-// InputKind is what an input comes from.
+// InputKind is the kind of an input's source.
 type InputKind int
 
 // The kinds of inputs.
 const (
 	InputFolder  InputKind = iota // a folder of the user's, or the address of one that was sent
-	InputOutput                   // what another job has left
+	InputOutput                   // an output of another job
 	InputS3                       // an object, or all that lie below a prefix, of a server that speaks S3
 	InputGS                       // the same, of Google Cloud Storage
 	InputAzure                    // the same, of Azure Blob Storage
@@ -38,7 +38,7 @@ const (
 	outputPrefix = "job:"
 )
 
-// Kind tells what the input comes from, by the look of From alone.
+// Kind returns the kind of the input's source, from the form of From alone.
 func (i Input) Kind() InputKind {
 	scheme, _, found := strings.Cut(i.From, "://")
 	switch {
@@ -75,7 +75,7 @@ func (i Input) OneFile() bool {
 }
 
 // OutputRef names an output of another job: by the job's id or, from one step of
-// a pipeline to another, by the step's name: train, or train.fit for what is in a
+// a pipeline to another, by the step's name: train, or train.fit for a step of a
 // nested pipeline.
 type OutputRef struct {
 	Job  JobID  // "": of a step
@@ -83,8 +83,8 @@ type OutputRef struct {
 	Name string
 }
 
-// ParseOutputRef reads job:ID/NAME, job:STEP/NAME and job:STEP.STEP/NAME. What has
-// the form of an id is one, and no step.
+// ParseOutputRef reads job:ID/NAME, job:STEP/NAME and job:STEP.STEP/NAME. A text in
+// the form of an id is an id, and not a step.
 func ParseOutputRef(from string) (OutputRef, error) {
 	of, name, ok := strings.Cut(strings.TrimPrefix(from, outputPrefix), "/")
 	ref := OutputRef{Name: name}
@@ -123,8 +123,7 @@ func (s JobSpec) OutputsNamed() []NamedOutput {
 	return all
 }
 
-// OfJobs is the spec with inputs that named outputs of steps naming those of the
-// jobs that these steps are.
+// OfJobs returns the spec with steps in its inputs replaced by the ids of their jobs.
 func (s JobSpec) OfJobs(steps map[string]JobID) JobSpec {
 	s.Inputs = slices.Clone(s.Inputs)
 	for _, o := range s.OutputsNamed() {

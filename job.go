@@ -2,7 +2,7 @@ package berth
 
 import "time"
 
-// Job is a job as users see it: the row, and what hangs on it. Lists leave out
+// Job is a job as users see it: the row and its dependent rows. Lists leave out
 // Spec, Attempts, Checkpoints and Progress.
 type Job struct {
 	ID          JobID             `json:"id"`
@@ -54,18 +54,18 @@ type Attempt struct {
 	StartedAt  *time.Time  `json:"started_at,omitempty"`
 	EndedAt    *time.Time  `json:"ended_at,omitempty"`
 	ResumeFrom *int64      `json:"resume_from,omitempty"` // the checkpoint step it started from; absent: from nothing
-	LastStep   *int64      `json:"last_step,omitempty"`   // the last step its progress told
+	LastStep   *int64      `json:"last_step,omitempty"`   // the last step that its progress reported
 	Outcome    *Reason     `json:"outcome,omitempty"`
-	// Of an attempt that another one followed: what had to be done again, or will
-	// have to be, since the checkpoint that the next one began with.
+	// Lost work of an attempt with a successor: steps and GPU time that must be
+	// repeated, since the checkpoint from which the next attempt started.
 	LostSteps      *int64     `json:"lost_steps,omitempty"`
 	LostGPUSeconds *float64   `json:"lost_gpu_seconds,omitempty"`
-	Next           State      `json:"next,omitempty"` // what became of the job after it
+	Next           State      `json:"next,omitempty"` // the job's status after it
 	ExitCode       *int       `json:"exit_code,omitempty"`
 	Measured       []Measured `json:"measured,omitempty" doc:"what its members used, of those that were sampled and have ended"`
 }
 
-// Progress is what the job itself writes to /workspace/.berth/progress.
+// Progress is the content of /workspace/.berth/progress, which the job itself writes.
 type Progress struct {
 	Step    int64     `json:"step"`
 	Total   int64     `json:"total,omitempty"`
@@ -95,11 +95,11 @@ type Checkpoint struct {
 	Detail    string          `json:"detail,omitempty"` // why it is bad
 }
 
-// EventKind says what an event tells.
+// EventKind is the kind of an event.
 type EventKind string
 
-// The kinds of events. A state event moves the job; the others tell what
-// happened on the way.
+// The kinds of events. A state event changes the job's status; the others record
+// facts in between.
 const (
 	EventState              EventKind = "state"
 	EventCancelRequested    EventKind = "cancel_requested"

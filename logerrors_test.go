@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// Every message that Berth logs at level Error has an entry that tells an
-// operator what to do, and every entry belongs to a message.
+// Every message that Berth logs at level Error has an entry with instructions for
+// operators, and every entry belongs to a message.
 func TestEveryErrorMessageOfTheLogHasAnEntry(t *testing.T) {
 	t.Parallel()
 	const page = "docs/operate/log-errors.md"

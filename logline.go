@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// AppendLogLine appends a line as stored logs hold it: the engine's stamp, o or
-// e for the stream, the text, a newline. The form depends on the line alone, so
-// that whoever reads the engine's log again comes to the same bytes. A newline
-// inside the text would make two lines of it and becomes a blank.
+// AppendLogLine appends a line in the format of stored logs: the engine's stamp, o
+// or e for the stream, the text, a newline. The format depends on the line alone, so
+// that a second read of the engine's log yields the same bytes. A newline inside the
+// text would split the line, so it becomes a blank.
 func AppendLogLine(b []byte, at time.Time, stderr bool, text string) []byte {
 	b = at.UTC().AppendFormat(b, time.RFC3339Nano)
 	if stderr {

@@ -2,8 +2,8 @@ package berth
 
 import "strings"
 
-// LogSign is what the last lines of a failed rank's log say of its end. The
-// agent looks for it, so that the log itself need not travel.
+// LogSign is the cause of a failure that the last lines of a member's log reveal.
+// The agent searches for it, so that the log itself need not be sent.
 type LogSign string
 
 // The signs, in the order in which they are looked for: a broken communication
@@ -17,8 +17,8 @@ const (
 // SignLines is how many of the last lines of a log are looked at.
 const SignLines = 200
 
-// LogRules are the phrases that make a sign: any of them in a line does. They
-// are those of PyTorch, JAX and NCCL, in lower case.
+// LogRules lists the phrases of each sign; one phrase in a line is enough. They are
+// messages of PyTorch, JAX and NCCL, in lower case.
 var LogRules = []struct {
 	Sign    LogSign
 	Phrases []string

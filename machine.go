@@ -24,9 +24,9 @@ const (
 )
 
 // Fences of at_most_one work. The deadman of a machine ends it once the last
-// sync that the control plane took was sent DefaultFence ago, unless the machine
-// is told otherwise; the job may run elsewhere FenceMargin after that and after
-// the job's stop grace, counted from when that sync arrived.
+// sync that the control plane accepted was sent DefaultFence ago, or another time
+// in the machine's settings. The job may run elsewhere FenceMargin after that and
+// after the job's stop grace, counted from the arrival of that sync.
 const (
 	DefaultFence = 15 * time.Minute
 	FenceMargin  = time.Minute
@@ -50,7 +50,7 @@ func (c Capacity) Sub(d Capacity) Capacity {
 	return Capacity{c.CPUMilli - d.CPUMilli, c.MemoryMiB - d.MemoryMiB, c.DiskMiB - d.DiskMiB, c.GPUMilli - d.GPUMilli}
 }
 
-// Inventory is what a machine says it has when it registers.
+// Inventory is the equipment of a machine, as it reports it at its registration.
 type Inventory struct {
 	Capacity Capacity          `json:"capacity"`
 	Region   string            `json:"region,omitempty"`

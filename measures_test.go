@@ -15,8 +15,8 @@ import (
 )
 
 // The measures below describe how hard the code is to read. Each has a limit
-// that only falls: whoever improves a figure lowers its limit in the same
-// change, and a change that raises one fails here. `make measures` prints them.
+// that only falls: a change that improves a figure also lowers its limit, and a
+// change that raises one fails here. `make measures` prints them.
 //
 // A word list cannot make good prose. It only stops a slide.
 
@@ -109,7 +109,7 @@ func (w *words) share(i int) float64 {
 	return float64(w.found[i]) * wordsPer / float64(max(w.total, 1))
 }
 
-// codebase is what one walk over the repository has counted.
+// codebase holds the counts of one walk over the repository.
 type codebase struct {
 	mostMethods, longest    place
 	rootNames, wide         int

@@ -17,7 +17,7 @@ type Metric string
 const (
 	MetricCPU         Metric = "cpu"              // cores in use
 	MetricMemory      Metric = "memory"           // bytes, without the cached files that the kernel would give up first
-	MetricDiskRead    Metric = "disk_read"        // bytes a second, of block devices: what the page cache answers is not counted
+	MetricDiskRead    Metric = "disk_read"        // bytes per second, of block devices: reads from the page cache do not count
 	MetricDiskWritten Metric = "disk_written"     // bytes a second
 	MetricReceived    Metric = "network_received" // bytes a second; absent on the host's own network
 	MetricSent        Metric = "network_sent"     // bytes a second
@@ -33,7 +33,7 @@ const (
 	UnitRatio          = "ratio"
 )
 
-// Unit is what the metric's values are counted in, "" for one that is not known.
+// Unit is the unit of the metric's values, "" for an unknown metric.
 func (m Metric) Unit() string {
 	switch m {
 	case MetricCPU:
@@ -49,7 +49,7 @@ func (m Metric) Unit() string {
 	}
 }
 
-// Bounds of what is kept of a rank, however long it runs.
+// Bounds of the stored series of a member, for any run time.
 const (
 	MaxPoints      = 360     // of one series
 	MaxMetricBytes = 1 << 20 // of the object that holds a rank's
@@ -63,7 +63,7 @@ type MetricSeries struct {
 	Values Values `json:"values" doc:"one a step, from started_at on; null: not measured"`
 }
 
-// MemberMetrics is what was measured of one member of a job in one attempt. All
+// MemberMetrics are the measurements of one member of a job in one attempt. All
 // series have the same length.
 type MemberMetrics struct {
 	Attempt   int            `json:"attempt"`
@@ -89,8 +89,8 @@ func (m MemberMetrics) Since(at time.Time) MemberMetrics {
 	return m
 }
 
-// ParseMemberMetrics reads what an agent has stored. The agent's word is not
-// trusted further than its form: what does not keep to the bounds is an error.
+// ParseMemberMetrics reads measurements that an agent has stored. The content is
+// not trusted: data beyond the bounds is an error.
 func ParseMemberMetrics(b []byte) (MemberMetrics, error) {
 	var m MemberMetrics
 	if err := json.Unmarshal(b, &m); err != nil {
@@ -163,7 +163,7 @@ type GPUUse struct {
 	MemoryBytes int64   // in use; negative: not known
 }
 
-// MetricsKey is the object that holds what was measured of one rank.
+// MetricsKey is the key of the object with the measurements of one member.
 func MetricsKey(tenant TenantID, job JobID, attempt, rank int) string {
 	return path.Join(AttemptPrefix(tenant, job, attempt, rank), "metrics.json")
 }

@@ -7,7 +7,7 @@ import (
 
 // Task queues.
 const (
-	QueueControl = "control" // workflows and control activities, beside the database
+	QueueControl = "control" // workflows and control activities, in the control plane
 	QueueWaiters = "waiters" // the activities that wait for members, in any control plane replica
 )
 
@@ -66,8 +66,8 @@ func WorkflowOf(k Kind) string {
 	}
 }
 
-// JobWorkflowID is the workflow that drives a job, or a parent of jobs: a row of
-// jobs has one workflow, whatever it is.
+// JobWorkflowID is the id of the workflow that drives a job, or a parent of jobs:
+// every row of jobs has one workflow.
 func JobWorkflowID(id JobID) string { return "job/" + string(id) }
 
 // JobOfWorkflow is the inverse of JobWorkflowID; false for other workflows.
@@ -93,8 +93,8 @@ func ScheduleOfTemporal(s string) (ScheduleID, bool) {
 	return id, err == nil
 }
 
-// FireWorkflowID is what the ids of the workflows that fire a schedule begin
-// with; Temporal adds the time.
+// FireWorkflowID is the beginning of the ids of the workflows that fire a schedule;
+// Temporal adds the time.
 func FireWorkflowID(id ScheduleID) string { return "fire/" + string(id) }
 
 // ContainerName is the local fence: an engine refuses a second container of the

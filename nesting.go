@@ -10,8 +10,8 @@ import (
 // Nests reports whether a step of a pipeline is a pipeline itself.
 func (s JobSpec) Nests() bool { return s.Jobs != nil }
 
-// Nested is the pipeline that a step is which nests. It runs cached steps anew if
-// the one around it does.
+// Nested returns the nested pipeline of a step. It runs cached steps again if the
+// outer pipeline does.
 func (p PipelineSpec) Nested(key string) PipelineSpec {
 	s := p.Jobs[key]
 	return PipelineSpec{Kind: string(KindPipeline), Name: s.Name, OnFailure: s.OnFailure, NoCache: p.NoCache, Labels: s.Labels, Jobs: s.Jobs}
@@ -45,10 +45,10 @@ func StepPath(within, step string) string {
 // jobs.train.jobs.fit.
 func StepField(path string) string { return "jobs." + strings.ReplaceAll(path, ".", ".jobs.") }
 
-// FindStep follows the name of a step, as a step of the pipeline within writes it,
-// to its path: known tells whether there is a step of a path. Its first part is
-// looked for in that pipeline, then outwards, and the first that is found counts;
-// the rest leads into that step.
+// FindStep resolves the name of a step, as a step of the pipeline within writes it,
+// to its path. known reports whether a path names a step. The first part of the name
+// is searched in that pipeline, then outwards, and the first match counts; the rest
+// leads into that step.
 func FindStep(within, name string, known func(path string) bool) (path string, ok bool) {
 	first, _, _ := strings.Cut(name, ".")
 	for {
@@ -90,7 +90,7 @@ func (p PipelineSpec) Count() int {
 	return n
 }
 
-// paths are those of all steps.
+// paths returns the paths of all steps.
 func (p PipelineSpec) paths() map[string]bool {
 	all := make(map[string]bool, len(p.Jobs))
 	for path := range p.All() {
@@ -103,8 +103,8 @@ func (p PipelineSpec) paths() map[string]bool {
 // the step that it names; false leaves the name.
 type Binding func(within, path string) (JobID, bool)
 
-// Bound is the pipeline with inputs that name outputs of steps naming those of
-// jobs, where the binding knows them.
+// Bound returns the pipeline with steps in its inputs replaced by jobs, for the steps
+// that the binding contains.
 func (p PipelineSpec) Bound(bind Binding) PipelineSpec {
 	known := p.paths()
 	return p.each("", func(within, _ string, s JobSpec) (JobSpec, bool) {
@@ -131,9 +131,9 @@ func (s JobSpec) bound(within string, known map[string]bool, bind Binding) JobSp
 	return s.OfJobs(steps)
 }
 
-// Without is the pipeline without some steps, by their paths, which have succeeded
-// as these jobs: nothing needs them any more, and what they have left is theirs. A
-// nested pipeline that has not succeeded keeps what is left of it.
+// Without returns the pipeline without steps that have succeeded, by their paths, as
+// these jobs: other steps no longer need them, and read the outputs of these jobs. A
+// nested pipeline that has not succeeded keeps its remaining steps.
 func (p PipelineSpec) Without(succeeded map[string]JobID) PipelineSpec {
 	known := p.paths()
 	bind := func(_, path string) (JobID, bool) { return succeeded[path], succeeded[path] != "" }

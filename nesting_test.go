@@ -44,8 +44,9 @@ func takes(from ...string) func(*berth.JobSpec) {
 	}
 }
 
-// trained is a pipeline in which prep leaves data, train is a pipeline of which fit
-// leaves a model, and report comes last; edit changes fit, report what comes last.
+// trained is a pipeline: prep has the output data; train is a pipeline with a step
+// fit, which has the output model; report comes last. fit and report change these
+// steps.
 func trained(fit, report func(*berth.JobSpec)) berth.PipelineSpec {
 	inner := change(change(graph("load", "fit: load"), "load", leaves("data")), "fit", leaves("model"))
 	inner = change(inner, "fit", fit)
@@ -147,13 +148,13 @@ func TestAllStepsComeOuterFirstAndAfterTheirNeeds(t *testing.T) {
 	if field := berth.StepField("train.fit"); field != "jobs.train.jobs.fit" {
 		t.Errorf("field is %s", field)
 	}
-	for range p.All() { // whoever has seen enough stops
+	for range p.All() { // a caller may stop early
 		break
 	}
 }
 
-// What has succeeded is dropped at every level, and what is left takes its outputs
-// by its id.
+// Succeeded steps are dropped at every level, and the remaining steps read their
+// outputs by id.
 func TestWithoutGoesIntoHalfDonePipelines(t *testing.T) {
 	t.Parallel()
 	p := trained(takes("job:load/data", "job:prep/data"), takes("job:train.fit/model", "job:train.load/data"))

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Notify is a webhook: a URL that is told when the job, as a whole, comes to one
+// Notify is a webhook: a URL that Berth calls when the job, as a whole, enters one
 // of these statuses.
 type Notify struct {
 	URL string   `json:"url" doc:"address of the receiver, https"`
@@ -25,7 +25,7 @@ const (
 // WebhookSecret is the tenant's secret that calls of webhooks are signed with.
 const WebhookSecret = "WEBHOOK_SECRET"
 
-// withDefaults fills in what is told if nothing else is asked.
+// withDefaults fills in the default statuses.
 func (n Notify) withDefaults() Notify {
 	if len(n.On) == 0 {
 		n.On = []string{string(Succeeded), string(Failed), string(Canceled)}
@@ -42,8 +42,8 @@ func withNotifyDefaults(list []Notify) []Notify {
 	return list
 }
 
-// NotifiedOf returns the statuses that any of these wants to be told of, each
-// once, nil for none.
+// NotifiedOf returns the statuses that cause a call to any of these webhooks, each
+// once; nil for none.
 func NotifiedOf(list []Notify) []string {
 	var all []string
 	for _, n := range list {
@@ -123,8 +123,8 @@ type WebhookEvent struct {
 	Data      WebhookJob `json:"data"`
 }
 
-// WebhookJob is what a call tells of its job: a part of what the API shows, as
-// it was then.
+// WebhookJob is the job in a webhook's payload: a part of the API's document, at the
+// time of the change.
 type WebhookJob struct {
 	ID          JobID             `json:"id"`
 	Kind        Kind              `json:"kind,omitempty"`

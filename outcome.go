@@ -28,18 +28,18 @@ const (
 	BudgetInfra Budget = "infra" // MaxInfraLosses
 )
 
-// RankEvidence is what is known of one rank of an attempt that has ended.
+// RankEvidence is the evidence about one member of an ended attempt.
 type RankEvidence struct {
 	Rank     int
 	Machine  MachineID
-	Orphaned bool // its machine fell silent; nobody knows how it ended
+	Orphaned bool // its machine fell silent; its end is unknown
 	Claimed  bool // the machine took the work
 	Suspect  bool // within PoisonMinutes of its start, and with nothing else running there, its machine died
 	CutOff   bool // its end is on record, and its machine was given up before it had stored all that is left
 	Exit     *Exit
 }
 
-// EarlierAttempt is what is on record of an attempt before the present one.
+// EarlierAttempt is the record of an attempt before the present one.
 type EarlierAttempt struct {
 	Attempt  int
 	Rule     string    // that decided it
@@ -62,14 +62,14 @@ type AttemptEvidence struct {
 	Losses     int    // infrastructure losses before this one
 	OOMGrown   bool   // memory was grown once already
 	Checkpoint bool   // a verified checkpoint exists
-	LastStep   *int64 // that its progress told
+	LastStep   *int64 // the last step that its progress reported
 	// OutputsLost are declared outputs of which nothing was stored.
 	OutputsLost []string
 	Ranks       []RankEvidence
 	Earlier     []EarlierAttempt
 }
 
-// Verdict is what becomes of a job after an attempt.
+// Verdict is the decision about a job after an attempt.
 type Verdict struct {
 	Next       State
 	Rule       string // that decided
@@ -84,12 +84,12 @@ type Verdict struct {
 	ExitCode   *int // of the rank that decided, for people
 }
 
-// Classify decides what becomes of a job whose ranks have all ended: by the
-// first of the Rules that matches the evidence. It is pure.
+// Classify returns the verdict on a job with only ended members, by the first of the
+// Rules that matches the evidence. It is pure.
 func Classify(e AttemptEvidence) Verdict {
 	r := e.firstBad()
 	at := slices.IndexFunc(Rules, func(c Rule) bool { return c.matches(e, r) })
-	return e.verdict(Rules[at], r) // the last one matches whatever is left
+	return e.verdict(Rules[at], r) // the last rule matches everything
 }
 
 // verdict carries a rule out.
@@ -133,8 +133,8 @@ func (e AttemptEvidence) verdict(c Rule, r RankEvidence) Verdict {
 	return v
 }
 
-// spent reports whether the budget that a rule charges has no run left, and
-// what to say of it.
+// spent reports whether the budget that a rule charges has no run left, and the text
+// for it.
 func (e AttemptEvidence) spent(c Rule) (bool, string) {
 	switch c.Budget {
 	case BudgetNone:
@@ -184,30 +184,30 @@ func (e AttemptEvidence) allDone() bool {
 	return len(e.Ranks) > 0
 }
 
-// outputsCutOff: its work is done, and no program is to blame for what is missing.
+// outputsCutOff: its work is done, and no program is to blame for missing outputs.
 func (e AttemptEvidence) outputsCutOff(r RankEvidence) bool {
 	return e.allDone() && len(e.OutputsLost) > 0 && r.CutOff && !e.outputsRefused()
 }
 
-// outputsRefused: something is missing that would be stored nowhere. What else is
-// missing does not matter then: to run it again helps nobody.
+// outputsRefused: an output is missing that no machine can store. Other missing
+// outputs then do not matter, since a further run would not help.
 func (e AttemptEvidence) outputsRefused() bool {
 	return slices.ContainsFunc(e.OutputsLost, func(name string) bool {
 		return slices.ContainsFunc(e.Ranks, func(r RankEvidence) bool { return slices.Contains(r.Exit.Refused, name) })
 	})
 }
 
-// outputsUnstored: its work is done, and all that is missing was there. What the
-// program did not leave is its user's affair, whatever else was not stored.
+// outputsUnstored: its work is done, and all missing outputs existed. An output that
+// the program did not write is its user's fault, even if others were not stored.
 func (e AttemptEvidence) outputsUnstored(_ RankEvidence) bool {
 	return e.allDone() && len(e.OutputsLost) > 0 && !e.outputsRefused() && !slices.ContainsFunc(e.OutputsLost, func(name string) bool {
 		return !slices.ContainsFunc(e.Ranks, func(r RankEvidence) bool { return slices.Contains(r.Exit.Unstored, name) })
 	})
 }
 
-// firstBad is the rank to blame: an orphan first, then the earliest to end
-// badly; the others ended because of it. Of those that all ended well it is one
-// that was cut off, or else one that did not store what it had.
+// firstBad returns the member to blame: an orphan first, then the earliest failure,
+// which caused the other ends. If all members ended well, it is a member with an
+// interrupted upload, or else one with outputs that were not stored.
 func (e AttemptEvidence) firstBad() RankEvidence {
 	return slices.MinFunc(e.Ranks, func(a, b RankEvidence) int {
 		if a.weight() != b.weight() {
@@ -267,8 +267,8 @@ func (e AttemptEvidence) earlier(rules ...string) int {
 	return n
 }
 
-// stalledThere: it stood still before at the step where it did now. A job that
-// tells no step is taken to stand at the same one.
+// stalledThere: an earlier attempt stalled at the same step. A job without reported
+// steps counts as one that stalls at the same step.
 func (e AttemptEvidence) stalledThere(_ RankEvidence) bool {
 	return slices.ContainsFunc(e.Earlier, func(a EarlierAttempt) bool {
 		if !slices.Contains(stalls, a.Rule) || (a.LastStep == nil) != (e.LastStep == nil) {

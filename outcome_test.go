@@ -24,7 +24,7 @@ func caused(cause berth.ExitCause) *berth.Exit {
 
 func with(x *berth.Exit, f func(*berth.Exit)) *berth.Exit { f(x); return x }
 
-// classified is what a case expects of Classify.
+// classified is the expected result of Classify.
 type classified struct {
 	Rule       string
 	Next       berth.State
@@ -37,7 +37,7 @@ type classified struct {
 	Fault      bool
 }
 
-// classifyCases name the rule that they show, and what they show of it.
+// classifyCases name the rule that they show, and the shown part of it.
 var classifyCases = []struct {
 	claim string
 	e     berth.AttemptEvidence
@@ -178,7 +178,7 @@ func TestClassify(t *testing.T) {
 	}
 }
 
-// evidence is of a running job without retries, changed as told.
+// evidence returns the evidence of a running job without retries, with edits.
 func evidence(edits ...func(*berth.AttemptEvidence)) berth.AttemptEvidence {
 	e := berth.AttemptEvidence{Job: "0190a0a0-0000-7000-8000-000000000001", State: berth.Running, Attempt: 2}
 	e.Retry = berth.JobSpec{}.WithDefaults().Retry
@@ -235,8 +235,8 @@ func signed(code int, sign berth.LogSign) *berth.Exit {
 	return with(exited(code), func(x *berth.Exit) { x.Sign = sign })
 }
 
-// What was in doubt on one machine counts against it once the job has succeeded
-// on another.
+// A doubtful failure counts against its machine once the job has succeeded on
+// another.
 func TestSuccessElsewhereCountsAgainstTheMachineWhereItCrashed(t *testing.T) {
 	t.Parallel()
 	e := evidence(had(
@@ -248,8 +248,8 @@ func TestSuccessElsewhereCountsAgainstTheMachineWhereItCrashed(t *testing.T) {
 	}
 }
 
-// The figures: 10 s, doubled, at most 10 min, give or take a half, and the same
-// for whoever computes them.
+// The figures: 10 s, doubled, at most 10 min, plus or minus a half, and the same in
+// every process that computes them.
 func TestBackoffFigures(t *testing.T) {
 	t.Parallel()
 	base := []time.Duration{10 * time.Second, 20 * time.Second, 40 * time.Second, 80 * time.Second, 160 * time.Second, 320 * time.Second, 10 * time.Minute, 10 * time.Minute}

@@ -32,7 +32,7 @@ type OutputReport struct {
 	Output    StoredOutput `json:"output"`
 }
 
-// OutputSuffix ends the keys of outputs, and those of no folder.
+// OutputSuffix ends the keys of outputs, and no key of a folder.
 const OutputSuffix = ".tar.zst"
 
 // OutputKey is the object that holds an output of one rank of one attempt.

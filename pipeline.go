@@ -13,10 +13,10 @@ const (
 	MaxAllSteps = 2000 // of all levels together: they are stored in one transaction
 )
 
-// What becomes of a pipeline when a step does not succeed.
+// The effects on a pipeline of a step without success.
 const (
 	FailFast = "fail_fast" // the rest is canceled
-	Continue = "continue"  // what does not need it goes on
+	Continue = "continue"  // steps that do not need it go on
 )
 
 // PipelineSpec is a file of kind pipeline: jobs, and which of them need which
@@ -87,8 +87,8 @@ func (p PipelineSpec) Validate() []FieldError {
 	return v.faults
 }
 
-// arrayBytes is what the elements of all arrays among the steps store, at every
-// level.
+// arrayBytes is the length of the specs that the elements of all arrays among the
+// steps store, at every level.
 func (p PipelineSpec) arrayBytes() (sum int64) {
 	for _, s := range p.All() {
 		sum += s.arrayBytes()
@@ -104,7 +104,7 @@ type level struct {
 	outer *level
 	key   string // which step of outer it is
 
-	reach map[string]map[string]bool // what steps need, themselves or through others, as far as it was asked for
+	reach map[string]map[string]bool // direct and indirect needs of steps, computed on demand
 }
 
 // newLevel is the pipeline that a step of outer is, or the outermost.
@@ -128,7 +128,7 @@ func (l level) nested(yield func(level) bool) {
 	}
 }
 
-// oversized tells of levels that have too many steps.
+// oversized reports levels with too many steps.
 func (l level) oversized(v *validation) {
 	if len(l.p.Jobs) > MaxSteps {
 		l.countSteps(v)
@@ -143,7 +143,7 @@ func (l level) countSteps(v *validation) {
 	v.require(n >= 1 && n <= MaxSteps, l.field+"jobs", fmt.Sprintf("has %d steps", n), fmt.Sprintf("1 to %d; more in pipelines that are steps", MaxSteps))
 }
 
-// needed is what a step needs, worked out once.
+// needed returns the direct and indirect needs of a step, computed once.
 func (l level) needed(key string) map[string]bool {
 	all, known := l.reach[key]
 	if !known {
@@ -211,8 +211,8 @@ func (l level) validateNeeds(v *validation, key string, needs []string) {
 	}
 }
 
-// validateSteps checks the outputs of other steps that a step takes, and returns
-// it as if they were those of jobs.
+// validateSteps checks the outputs of other steps among a step's inputs, and returns
+// the step with jobs in their place.
 func (l level) validateSteps(v *validation, key string, s JobSpec) JobSpec {
 	steps := map[string]JobID{}
 	for _, o := range s.OutputsNamed() {
@@ -227,9 +227,9 @@ func (l level) validateSteps(v *validation, key string, s JobSpec) JobSpec {
 	return s.OfJobs(steps)
 }
 
-// missing says why a step may not take an output that it names by a step, and what
-// it may; "" if it may. The first name is looked for on the step's own level, then
-// outwards; the others lead into nested pipelines.
+// missing returns the reason why a step may not read the output of another step, and
+// the allowed ones; "" if it may. The first name is searched on the step's own level,
+// then outwards; further names lead into nested pipelines.
 func (l level) missing(key string, o OutputRef) (detail, allowed string) {
 	names := strings.Split(o.Step, ".")
 	at, from := &l, key // the level that has the first name, and which of its steps this one is, or is in
@@ -291,8 +291,8 @@ func (p PipelineSpec) needed(key string) map[string]bool {
 	return all
 }
 
-// cycle spells out a cycle of needs, its first step again at its end; nil if
-// there is none. A step that needs itself is told elsewhere.
+// cycle lists the steps of a cycle of needs, with the first step again at the end;
+// nil if there is none. A step that needs itself is reported elsewhere.
 func (p PipelineSpec) cycle() []string {
 	const (
 		fresh = iota
@@ -332,8 +332,8 @@ func (p PipelineSpec) cycle() []string {
 	return nil
 }
 
-// Order lists the steps so that each comes after all it needs; among those that
-// may come next, by name. The pipeline is valid.
+// Order lists the steps so that each comes after all its needs; among possible next
+// steps, by name. The pipeline must be valid.
 func (p PipelineSpec) Order() []string {
 	order := make([]string, 0, len(p.Jobs))
 	placed := map[string]bool{}

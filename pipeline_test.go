@@ -12,7 +12,7 @@ import (
 	"berth"
 )
 
-// graph is a pipeline of steps by what they need: "a", "b: a", ...
+// graph returns a pipeline from its steps with their needs: "a", "b: a", ...
 func graph(steps ...string) berth.PipelineSpec {
 	p := berth.PipelineSpec{Kind: "pipeline", Name: "p", Jobs: map[string]berth.JobSpec{}}
 	for _, s := range steps {
@@ -101,7 +101,7 @@ func TestOrderPutsEachStepAfterItsNeeds(t *testing.T) {
 	})
 }
 
-// What is refused for its size alone is not looked at any closer.
+// A pipeline that is refused for its size is not examined further.
 func TestOfTooManyStepsNothingElseIsSaid(t *testing.T) {
 	t.Parallel()
 	many := func(n int) berth.PipelineSpec {
@@ -129,8 +129,8 @@ func TestOfTooManyStepsNothingElseIsSaid(t *testing.T) {
 	}
 }
 
-// What a step needs through others is worked out once, however many of their outputs
-// it takes. Not parallel: it counts allocations.
+// Indirect needs of a step are computed once, for any number of inputs. Not parallel:
+// it counts allocations.
 func TestNeedsAreWorkedOutOnceAStep(t *testing.T) {
 	const steps = 200
 	line := make([]string, steps)

@@ -5,9 +5,8 @@ import (
 	"time"
 )
 
-// The agent protocol: what a machine's agent and the API say to each other over
-// HTTPS. Each call carries the machine's own token; the API knows from it which
-// machine speaks.
+// The agent protocol: the calls of a machine's agent to the API over HTTPS. Each
+// call carries the machine's own token, which identifies the machine.
 
 // Headers of the calls whose body is an object's or a log's content: the
 // session they are made in. A writer whose session is over stores nothing.
@@ -29,7 +28,7 @@ type JoinRequest struct {
 	Machine MachineID `json:"machine"`
 }
 
-// JoinResponse is what a machine keeps for good. The token is shown once.
+// JoinResponse holds a machine's permanent credentials. The token is shown once.
 type JoinResponse struct {
 	Token   string `json:"token"`
 	Cluster string `json:"cluster"`
@@ -61,8 +60,8 @@ type RegisterResponse struct {
 	TTLSeconds int            `json:"ttl_seconds"`
 	Kill       []AllocationID `json:"kill,omitempty"` // seen containers that must go
 
-	// Quarantine are seen containers that the database knows nothing of, as after
-	// the restore of a backup: they run on and are nobody's work.
+	// Quarantine lists seen containers without a row, as after the restore of a
+	// backup: they run on and belong to no job.
 	Quarantine []AllocationID `json:"quarantine,omitempty"`
 
 	// Watermark is the newest as of Kill and Quarantine. Where it is lower than one
@@ -82,7 +81,7 @@ type SyncRequest struct {
 	Digest    string         `json:"digest,omitempty"`  // of the set of orders the agent has
 	Reports   []RankReport   `json:"reports,omitempty"`
 	GPUs      []GPU          `json:"gpus,omitempty"`  // sent when health changed
-	Gone      []AllocationID `json:"gone,omitempty"`  // ranks of which no container exists here (any more)
+	Gone      []AllocationID `json:"gone,omitempty"`  // ranks without a container on this machine
 	Cache     *CacheReport   `json:"cache,omitempty"` // sent when it changed, and once a session
 	Brief     bool           `json:"brief,omitempty"` // of a call that reports: another one polls, so the set of assignments may be left out
 
@@ -90,24 +89,24 @@ type SyncRequest struct {
 	EngineSilent time.Duration   `json:"-"` // a header, see internal/lib/enginesilence; 0: the container engine answers
 }
 
-// CacheReport is what a machine holds of what jobs need: the largest entries of
-// its cache and of the images that they have used, at most MaxCachedData. It stands for all that was told before. One that is lost or old
-// makes a job fetch what it might have found, and no more. A server that does not
-// know it refuses the call.
+// CacheReport lists the job data on a machine: the largest entries of its cache and
+// of the images that jobs have used, at most MaxCachedData. It replaces all earlier
+// reports. With a lost or old report, a job may fetch data that it could have found,
+// and nothing worse. A server that does not know it refuses the call.
 type CacheReport struct {
 	Holds []CachedData `json:"holds"`
 }
 
-// SyncResponse carries the machine's full set of assignments whenever it
-// differs from what the agent has: what the machine holds, and what is reserved
-// there for it to claim.
+// SyncResponse carries the machine's full set of assignments whenever it differs
+// from the agent's: the allocations that the machine holds, and reservations for it
+// to claim.
 type SyncResponse struct {
 	TTLSeconds  int            `json:"ttl_seconds"`
 	Renewed     bool           `json:"renewed,omitempty"` // the lease was, after this call arrived; one of a moment ago may do for the server
 	Changed     bool           `json:"changed"`
 	Digest      string         `json:"digest,omitempty"`
 	Assignments []Assignment   `json:"assignments,omitempty"`
-	Started     []AllocationID `json:"started,omitempty"` // what this call's reports had ordered to start, of this machine
+	Started     []AllocationID `json:"started,omitempty"` // this machine's members that this call's reports ordered to start
 	Stale       []AllocationID `json:"stale,omitempty"`   // reports refused because their attempt is not current: kill them
 	Refused     []Refused      `json:"refused,omitempty"`
 	Watermark   *Watermark     `json:"watermark,omitempty"` // as in RegisterResponse
@@ -145,9 +144,9 @@ type RankReport struct {
 	Progress    *Progress    `json:"progress,omitempty"`
 	ImageDigest string       `json:"image_digest,omitempty"`
 	Restored    *int64       `json:"restored,omitempty"` // the step that was verified and put in place
-	Fetched     []Fetched    `json:"fetched,omitempty"`  // what was put in place for it
+	Fetched     []Fetched    `json:"fetched,omitempty"`  // the data put in place for it
 	Warning     string       `json:"warning,omitempty"`  // shown as an event, once per text
-	Unwaited    bool         `json:"unwaited,omitempty"` // sealed, and nobody waits for it on the machine; ignored (ADR 0030), read by servers of the version before
+	Unwaited    bool         `json:"unwaited,omitempty"` // sealed, and without a waiter on the machine; ignored (ADR 0030), read by servers of the version before
 }
 
 // Fetched is content that was put in place for a rank.
@@ -159,7 +158,7 @@ type Fetched struct {
 	Cached  bool    `json:"cached,omitempty"` // the machine had it already
 }
 
-// String tells it to people.
+// String describes the data for users.
 func (f Fetched) String() string {
 	how := "fetched"
 	if f.Cached {
@@ -248,12 +247,12 @@ type CheckpointReport struct {
 	Manifest  string       `json:"manifest,omitempty"`
 	SHA256    string       `json:"sha256,omitempty"`
 	Bytes     int64        `json:"bytes,omitempty"`
-	Bad       string       `json:"bad,omitempty"`    // what the restore found
+	Bad       string       `json:"bad,omitempty"`    // the damage that the restore found
 	Failed    bool         `json:"failed,omitempty"` // with Bad: the restore failed without proof of damage; the second time counts as one
 }
 
-// LogAck answers an append to a rank's log: the end of what is stored. Where it
-// is not the sender's own end, the sender goes on from there.
+// LogAck answers an append to a member's log with the end of the stored part. If this
+// is not the sender's own end, the sender continues from there.
 type LogAck struct {
 	End int64 `json:"end"`
 }

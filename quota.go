@@ -5,19 +5,19 @@ import (
 	"time"
 )
 
-// Borrow is what of a tenant's jobs may run beyond its guarantee, while others
-// leave room idle.
+// Borrow selects the jobs of a tenant that may run beyond its guarantee, while other
+// tenants leave capacity unused.
 type Borrow string
 
-// What may be borrowed.
+// The values of Borrow.
 const (
 	BorrowAny         Borrow = "any"         // every job
-	BorrowPreemptible Borrow = "preemptible" // jobs that can be told to give it back
+	BorrowPreemptible Borrow = "preemptible" // jobs that can be preempted
 	BorrowNone        Borrow = "none"        // nothing: the guarantee is a limit
 )
 
-// Quota is what a tenant, with all below it, may have. What is not set does not
-// bind.
+// Quota bounds the use of a tenant with all tenants below it. An unset setting does
+// not bind.
 type Quota struct {
 	Tenant     TenantID   `json:"tenant"`
 	Guarantee  *Amounts   `json:"guarantee,omitempty" doc:"what it can always have back from those who borrow it"`
@@ -116,8 +116,7 @@ func within[T interface {
 	}
 }
 
-// Exceeds says what of a request its limit can never hold, by the fields that
-// ask for it.
+// Exceeds returns the parts of a request that exceed the limit, by their fields.
 func (q Quota) Exceeds(r Request) []FieldError {
 	if q.Limit == nil {
 		return nil

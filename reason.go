@@ -4,7 +4,7 @@ package berth
 type Reason struct {
 	Code    ReasonCode `json:"code"`
 	Message string     `json:"message,omitempty"`
-	Hint    string     `json:"hint,omitempty"` // what the user can do about it
+	Hint    string     `json:"hint,omitempty"` // advice for the user
 	Rule    string     `json:"rule,omitempty"` // the row of the failure classification that decided
 }
 
@@ -33,7 +33,7 @@ const (
 	ReasonCanceledByUser    ReasonCode = "canceled_by_user"
 	ReasonBudgetSpent       ReasonCode = "budget_spent"
 	ReasonUnclaimed         ReasonCode = "unclaimed"      // the machine never took the work it was given
-	ReasonImageMismatch     ReasonCode = "image_mismatch" // what arrived is not what the image's digest says
+	ReasonImageMismatch     ReasonCode = "image_mismatch" // the content does not match the image's digest
 	ReasonCommunication     ReasonCode = "communication"  // the ranks lost each other
 	ReasonInputUnavailable  ReasonCode = "input_unavailable"
 	ReasonInputInvalid      ReasonCode = "input_invalid"

@@ -6,9 +6,9 @@ import (
 	"encoding/json"
 )
 
-// Request is what placement must know of a job: the part of its spec that
-// decides where one member may run. Jobs with equal requests form a class, and
-// a class that fits nowhere is looked at once a cycle, not once a job.
+// Request is the part of a job's spec that placement needs: it decides where one
+// member may run. Jobs with equal requests form a class. A class that fits nowhere
+// is examined once per cycle, not once per job.
 type Request struct {
 	CPUMilli     int64             `json:"cpu_milli"`
 	MemoryMiB    int64             `json:"memory_mib"`
@@ -58,7 +58,7 @@ func (s JobSpec) Request() Request {
 	return r
 }
 
-// Capacity is what one member takes from its machine.
+// Capacity returns the resources that one member takes from its machine.
 func (r Request) Capacity() Capacity {
 	return Capacity{CPUMilli: r.CPUMilli, MemoryMiB: r.MemoryMiB, DiskMiB: r.DiskMiB, GPUMilli: int64(r.GPUs) * r.GPUMilli}
 }

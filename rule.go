@@ -6,18 +6,18 @@ import (
 	"strings"
 )
 
-// Evidence is what kind of thing tells why an attempt ended. The kinds are
-// asked in the order of their values: an exit code means nothing while the
-// machine is the better explanation.
+// Evidence is a kind of evidence about the end of an attempt. Kinds are examined in
+// the order of their values: an exit code means nothing while the machine is the
+// better explanation.
 type Evidence int
 
 // The kinds of evidence, in order.
 const (
-	EvidenceIntent      Evidence = iota // what we ordered ourselves
+	EvidenceIntent      Evidence = iota // an end that Berth ordered itself
 	EvidenceMachine                     // the machine, its engine, its boot
 	EvidenceDevice                      // its GPUs
 	EvidenceMemory                      // the kernel killed a process for memory
-	EvidencePreparation                 // what failed before the process began
+	EvidencePreparation                 // a failure before the process began
 	EvidenceExit                        // exit codes that name their cause
 	EvidenceLog                         // the last lines of the log
 	EvidenceRest                        // exit codes that only say that it failed
@@ -47,7 +47,7 @@ func (e Evidence) String() string {
 	}
 }
 
-// Class is what sort of failure a rule sees.
+// Class is the sort of a failure.
 type Class string
 
 // The classes.
@@ -58,7 +58,7 @@ const (
 	ClassTransient Class = "transient" // a service failed it, and may be back
 	ClassPermanent Class = "permanent" // trying again cannot help
 	ClassUser      Class = "user"      // the job failed
-	ClassAmbiguous Class = "ambiguous" // the job or the machine: another machine will tell
+	ClassAmbiguous Class = "ambiguous" // the job or the machine: a run on another machine decides
 	ClassHang      Class = "hang"      // it stood still
 	ClassPoison    Class = "poison"    // machines die of it
 	ClassUnknown   Class = "unknown"   // no rule knows it; a human should look
@@ -108,8 +108,8 @@ type Rule struct {
 
 	Next       State
 	Blame      Blame
-	Budget     Budget // what a retry is charged to
-	Tries      int    // with the user's budget: as many runs at least, whatever max_attempts says
+	Budget     Budget // charged for a retry
+	Tries      int    // with the user's budget: least number of runs, even with a lower max_attempts
 	Wait       Wait
 	Elsewhere  bool // not on the machine of the rank to blame, while another fits
 	GrowMemory bool // the next attempt gets half as much memory again

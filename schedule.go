@@ -25,8 +25,8 @@ const (
 	DefaultCatchUpOnce = 365 * 24 * time.Hour
 )
 
-// ScheduleID names a schedule for ever; its name is free again once it is
-// deleted.
+// ScheduleID identifies a schedule permanently; its name is free again once the
+// schedule is deleted.
 type ScheduleID string
 
 // NewScheduleID returns a fresh id.
@@ -41,24 +41,24 @@ func ParseScheduleID(s string) (ScheduleID, error) {
 	return ScheduleID(id), nil
 }
 
-// Overlap is what becomes of a fire while a job of the schedule has not ended,
-// or waits to be submitted.
+// Overlap is the action of a fire while a job of the schedule has not ended, or waits
+// to be submitted.
 type Overlap string
 
 // The overlap policies.
 const (
 	OverlapSkip   Overlap = "skip"         // the fire makes no job
 	OverlapBuffer Overlap = "buffer_one"   // it makes one when they have ended; one fire may wait so
-	OverlapAllow  Overlap = "allow"        // it makes a job beside them
+	OverlapAllow  Overlap = "allow"        // it creates a job in addition
 	OverlapCancel Overlap = "cancel_other" // they are canceled, and it makes a job
 )
 
 // Overlaps lists them all.
 var Overlaps = []Overlap{OverlapSkip, OverlapBuffer, OverlapAllow, OverlapCancel}
 
-// ScheduleSpec is what a user writes of a schedule: when, and what to submit
-// then. Exactly one of Cron, Every and At says when, and exactly one of Job and
-// Pipeline says what.
+// ScheduleSpec is a schedule as its user writes it: its times and its work. Exactly
+// one of Cron, Every and At gives the times, and exactly one of Job and Pipeline the
+// work.
 type ScheduleSpec struct {
 	Kind     string        `json:"kind,omitempty" doc:"schedule"`
 	Name     string        `json:"name" doc:"name, unique in the tenant"`
@@ -77,9 +77,9 @@ type ScheduleSpec struct {
 // KindSchedule is the kind of a schedule's file.
 const KindSchedule = "schedule"
 
-// WithDefaults returns the schedule with every unset field that has a default
-// filled in, of what it submits too: a job or pipeline without a name has the
-// schedule's. It is idempotent.
+// WithDefaults returns the schedule with every unset field that has a default filled
+// in, also in its job or pipeline: without a name, these have the schedule's. It is
+// idempotent.
 func (s ScheduleSpec) WithDefaults() ScheduleSpec {
 	if s.Kind == "" {
 		s.Kind = KindSchedule
@@ -121,9 +121,9 @@ func (s ScheduleSpec) WithDefaults() ScheduleSpec {
 	return s
 }
 
-// Validate checks a schedule after WithDefaults and returns every fault at once,
-// nil if there is none. What cron and the time zone say is checked where they
-// are read (internal/control/calendar).
+// Validate checks a schedule after WithDefaults and returns all faults at once, nil
+// if there are none. internal/control/calendar, which reads cron and the time zone,
+// checks their content.
 func (s ScheduleSpec) Validate() []FieldError {
 	v := &validation{}
 	v.oneOf("kind", s.Kind, KindSchedule)
@@ -167,7 +167,7 @@ func (v *validation) within(prefix string, faults []FieldError) {
 	}
 }
 
-// Webhooks are those of what it submits.
+// Webhooks are the webhooks of its job or pipeline.
 func (s ScheduleSpec) Webhooks() []Notify {
 	switch {
 	case s.Job != nil:
@@ -179,7 +179,7 @@ func (s ScheduleSpec) Webhooks() []Notify {
 	}
 }
 
-// NamesSecrets reports whether what it submits does.
+// NamesSecrets reports whether its job or pipeline names secrets.
 func (s ScheduleSpec) NamesSecrets() bool {
 	if s.Job != nil && len(s.Job.AllSecrets()) > 0 {
 		return true
@@ -208,7 +208,7 @@ type Schedule struct {
 	Pending   bool        `json:"pending,omitempty" doc:"the clock has not taken over the last change yet"`
 }
 
-// Fire is one time of a schedule, and what became of it.
+// Fire is one time of a schedule, with its result.
 type Fire struct {
 	At        time.Time  `json:"at" doc:"the time it stands for; a schedule has one fire for each time"`
 	Source    FireSource `json:"source"`
@@ -229,7 +229,7 @@ const (
 	FireByHand     FireSource = "run"
 )
 
-// FireStatus is what became of a fire.
+// FireStatus is the result of a fire.
 type FireStatus string
 
 // The statuses. Due and buffered fires are not decided yet.
@@ -238,7 +238,7 @@ const (
 	FireBuffered  FireStatus = "buffered"  // submitted when the jobs before it have ended
 	FireSubmitted FireStatus = "submitted" // it made a job
 	FireSkipped   FireStatus = "skipped"   // for the overlap policy, or a pause
-	FireRefused   FireStatus = "refused"   // what it was to submit was not accepted
+	FireRefused   FireStatus = "refused"   // its work was not accepted
 	FireMissed    FireStatus = "missed"    // it came later than catch_up
 )
 
@@ -306,8 +306,8 @@ type BackfillResult struct {
 	Fires int `json:"fires" doc:"of them, those that had made no job yet and are fired now"`
 }
 
-// FireInput is what a workflow that fires a schedule starts from: its row says
-// the rest, and the time is its start's.
+// FireInput is the input of a workflow that fires a schedule. The schedule's row
+// contains the rest, and the time is the workflow's start.
 type FireInput struct {
 	Schedule ScheduleID `json:"schedule"`
 }

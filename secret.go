@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// Secret is a named secret of a tenant, as users see it. Its value is told to
-// nobody but the machines that run work which names it.
+// Secret is a named secret of a tenant, as users see it. Only machines that run work
+// which names the secret receive its value.
 type Secret struct {
 	Name      string    `json:"name"`
 	CreatedAt time.Time `json:"created_at"`
@@ -30,8 +30,8 @@ const (
 	maxSecretName  = 128
 )
 
-// Validate returns every fault at once, nil if there is none. None of them
-// tells anything of the value.
+// Validate returns all faults at once, nil if there are none. No fault reveals
+// anything about the value.
 func (n NewSecretValue) Validate() []FieldError {
 	v := &validation{}
 	v.secretName("name", n.Name)

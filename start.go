@@ -1,8 +1,8 @@
 package berth
 
-// Start is the leader's decision to begin one attempt of a job: what the commit
-// writes, and the versions it was decided on. It is committed only while all of
-// them still hold.
+// Start is the leader's decision to begin one attempt of a job: the data that the
+// commit writes, and the versions of the rows behind the decision. It is committed
+// only while all these versions are current.
 type Start struct {
 	Job     JobID
 	Version int64 // of the job's row

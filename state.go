@@ -5,14 +5,14 @@ import "slices"
 // State is a job's status. The row's state column is the only place it lives.
 type State string
 
-// The states of a job. The last three are for ever.
+// The states of a job. The last three are terminal.
 const (
 	Submitted  State = "submitted"  // stored; its workflow has not looked at it yet
 	Queued     State = "queued"     // its workflow waits for the leader's grant
 	Scheduled  State = "scheduled"  // capacity is reserved; machines prepare
 	Running    State = "running"    // the containers of all its members have started
 	Preempting State = "preempting" // must give its capacity to another job
-	Canceling  State = "canceling"  // told to stop; containers may still live
+	Canceling  State = "canceling"  // ordered to stop; containers may still live
 	Retrying   State = "retrying"   // waits for its next attempt
 	Succeeded  State = "succeeded"
 	Failed     State = "failed"
@@ -73,9 +73,9 @@ var Transitions = []Transition{
 	{Retrying, Canceled, ActorAPI, "a cancel request; no capacity is held"},
 }
 
-// ParentTransitions is the state machine of a parent, which is a row of jobs too:
-// an array, a pipeline. It holds no capacity; what it is follows from its elements. The
-// guard trigger holds the same pairs.
+// ParentTransitions is the state machine of a parent, which is a row of jobs too: an
+// array or a pipeline. A parent holds no capacity; its status follows from its
+// children. The guard trigger holds the same pairs.
 var ParentTransitions = []Transition{
 	{"", Submitted, ActorAPI, "the request is valid and its idempotency key is new"},
 	{Submitted, Queued, ActorWorkflow, "its coordinator is alive"},
@@ -106,7 +106,7 @@ func (s State) CanBecome(to State) bool {
 	return slices.ContainsFunc(Transitions, func(t Transition) bool { return t.From == s && t.To == to })
 }
 
-// Terminal reports whether the state is for ever.
+// Terminal reports whether the state never changes again.
 func (s State) Terminal() bool { return s == Succeeded || s == Failed || s == Canceled }
 
 // Waiting reports whether the job holds no capacity and may still get some.

@@ -2,8 +2,8 @@ package berth
 
 import "time"
 
-// JobView is what a workflow reads of its job's row: ids and positions only, so
-// that no spec and no secret enters a history.
+// JobView is the part of a job's row that its workflow reads: ids and positions only,
+// so that no spec and no secret enters a history.
 type JobView struct {
 	State      State     `json:"state"`
 	Attempt    int       `json:"attempt"`
@@ -16,7 +16,7 @@ type JobView struct {
 	Placeable  bool      `json:"-"`                     // waits, is not held, and its backoff is over
 }
 
-// JobInput is what a job's workflow starts from: the row says the rest.
+// JobInput is the input of a job's workflow; the row contains the rest.
 type JobInput struct {
 	Job JobID `json:"job"`
 }
@@ -73,8 +73,8 @@ type MemberView struct {
 // Live reports whether there is still something to wait for.
 func (m MemberView) Live() bool { return m.Current && Slot{State: m.State, Sealed: m.Sealed}.Live() }
 
-// RunResult is the value a Run activity ends with. A bad exit is a value too:
-// activities fail only when the machine could not say what happened.
+// RunResult is the result of a Run activity. A bad exit is a result too: activities
+// fail only when the machine could not report the end.
 type RunResult struct {
 	Phase Phase `json:"phase"`
 	Exit  *Exit `json:"exit,omitempty"`

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// DefaultHalfLife is after what time past use of a cluster counts half in the
+// DefaultHalfLife is the time after which past use of a cluster counts half in the
 // shares of its tenants.
 const DefaultHalfLife = 7 * 24 * time.Hour
 
@@ -19,8 +19,7 @@ type Tenant struct {
 	Use       TenantUse `json:"use"`
 }
 
-// TenantUse is what a tenant has at present and has had; of those below it
-// nothing is in it.
+// TenantUse is the present and past use of a tenant, without the tenants below it.
 type TenantUse struct {
 	Waiting   int     `json:"waiting" doc:"jobs submitted, queued or retrying"`
 	Running   int     `json:"running" doc:"jobs that hold capacity"`

@@ -10,8 +10,8 @@ import (
 	"unicode"
 )
 
-// Limits of a job file. They bound what one row may weigh, not what a cluster
-// may hold.
+// Limits of a job file. They bound the size of one row, not the capacity of a
+// cluster.
 const (
 	MaxSpecBytes   = 256 << 10 // of the JSON form
 	maxEnv         = 1024
@@ -166,9 +166,9 @@ func (s JobSpec) validateCheckpoint(v *validation) {
 }
 
 // ExplicitZero is the fault of a zero that was written into a field whose zero
-// value stands for its default: taken for the default, it would mean something that
-// nobody asked for. Such a field says what it allows in the tag `zero`. The fault's
-// Field is the caller's to fill in. ok is false for other fields and values.
+// value stands for its default: as the default, it would mean something that the
+// user did not ask for. The tag `zero` of such a field lists the allowed values. The
+// caller fills in the fault's Field. ok is false for other fields and values.
 func ExplicitZero(field reflect.StructField, value reflect.Value) (fault FieldError, ok bool) {
 	allowed := field.Tag.Get("zero")
 	if allowed == "" || !value.IsZero() {

@@ -38,10 +38,9 @@ func ParseVolume(text string) (Volume, error) {
 	return Volume(name), nil
 }
 
-// ParseVolumeOptions reads what operators write: /NAME or /NAME=VALUE, each name
-// once; several in one text are parted by semicolons. valueForm is how a value is
-// written. Each name is handed on with its value, if it has one; all faults are
-// returned.
+// ParseVolumeOptions reads operators' options: /NAME or /NAME=VALUE, each name once;
+// semicolons separate several in one text. valueForm describes a value in errors.
+// each receives every name with its value, if it has one. All faults are returned.
 func ParseVolumeOptions(list []string, valueForm string, each func(v Volume, value string, given bool) error) error {
 	seen := map[Volume]bool{}
 	var faults []error
@@ -65,8 +64,8 @@ func ParseVolumeOptions(list []string, valueForm string, each func(v Volume, val
 	return errors.Join(faults...)
 }
 
-// volumeLabel begins the keys of labels by which machines say what they have.
-// They are the agent's own: neither operators nor users set them.
+// volumeLabel is the prefix of labels for the volumes of a machine. Only the agent
+// sets them: neither operators nor users can.
 const volumeLabel = "berth.volume."
 
 // Label is the key of the label of a machine that has the volume.
@@ -78,7 +77,7 @@ func VolumeOf(key string) (Volume, bool) {
 	return Volume(name), ok
 }
 
-// HasVolume is what the label of a machine that has a volume says.
+// HasVolume is the value of the label on a machine that has the volume.
 const HasVolume = "yes"
 
 // ParseFile reads file:///VOLUME/PATH, one file, or file:///VOLUME/PATH/, all that
@@ -145,8 +144,8 @@ func (s JobSpec) VolumesNamed() []NamedVolume {
 	return all
 }
 
-// machineLabels are those that a machine must have to run the job: what the job
-// asks for, and those of the volumes that it reads.
+// machineLabels are the labels that a machine must have to run the job: the job's
+// own conditions, and the labels of the volumes that it reads.
 func (s JobSpec) machineLabels() map[string]string {
 	named := s.VolumesNamed()
 	if len(named) == 0 {

@@ -51,8 +51,8 @@ func TestNamesOfFoldersAreNamesAlone(t *testing.T) {
 	}
 }
 
-// Else a user could have a job placed, and an operator's label be taken, for what
-// only a machine knows.
+// Otherwise the label of a user or of an operator could stand for a fact that only
+// the machine knows.
 func TestLabelsOfFoldersAreTheMachinesAlone(t *testing.T) {
 	t.Parallel()
 	spec := berth.JobSpec{Name: "x", Image: "busybox", Placement: berth.Placement{Labels: map[string]string{"berth.volume.datasets": "yes", "berth.volume": "a"}}}.WithDefaults()

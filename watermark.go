@@ -18,15 +18,15 @@ const HeaderWatermark = "Berth-Watermark"
 // is older than every watermark. See docs/adr/0033.
 type Watermark struct {
 	Number    int64  `json:"number"`              // grows by 1 with each grant, by far more after a restore
-	Branch    string `json:"branch"`              // random per leader's term: tells apart histories that granted the same number
+	Branch    string `json:"branch"`              // random per leader's term: distinguishes histories that granted the same number
 	Signature string `json:"signature,omitempty"` // of the database, so that no machine can invent one
 }
 
 // IsZero reports whether there is no watermark.
 func (w Watermark) IsZero() bool { return w.Number == 0 }
 
-// StoredWatermark is a watermark together with the cluster that granted it:
-// those of two clusters cannot be compared.
+// StoredWatermark is a watermark together with the cluster that granted it, since
+// watermarks of two clusters cannot be compared.
 type StoredWatermark struct {
 	Cluster string `json:"cluster"`
 	Watermark
@@ -37,7 +37,7 @@ func (w StoredWatermark) String() string {
 	return fmt.Sprintf("%s %d %s %s", w.Cluster, w.Number, w.Branch, w.Signature)
 }
 
-// ParseWatermark reads what StoredWatermark.String wrote.
+// ParseWatermark reads the text of StoredWatermark.String.
 func ParseWatermark(s string) (StoredWatermark, error) {
 	part := strings.Split(s, " ")
 	if len(s) > 512 || len(part) != 4 {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// What the HTTP API says beside jobs and machines; server and client share it.
+// Documents of the HTTP API, except jobs and machines; server and client share them.
 
 // Page is one page of a list.
 type Page[T any] struct {
@@ -22,7 +22,7 @@ type LogLine struct {
 	Member  int       `json:"member"`
 }
 
-// Role is what a token may do.
+// Role is the set of permissions of a token.
 type Role string
 
 // The roles. A machine's token opens the agent protocol and nothing else; no
@@ -34,7 +34,7 @@ const (
 	RoleMachine Role = "machine"
 )
 
-// Token is a token as admins see it. Secret is told once, when it is made.
+// Token is a token as admins see it. Secret is returned once, at its creation.
 type Token struct {
 	ID        string     `json:"id"`
 	Name      string     `json:"name"`
@@ -64,7 +64,7 @@ func (n NewToken) Validate() []FieldError {
 	return v.faults
 }
 
-// JoinToken lets one machine join, once. Secret is told once.
+// JoinToken lets one machine join, once. Secret is returned once, at its creation.
 type JoinToken struct {
 	ID        string            `json:"id"`
 	Pool      string            `json:"pool,omitempty"`
@@ -103,7 +103,7 @@ type DrainRequest struct {
 	Deadline *time.Time `json:"deadline,omitempty" doc:"what runs there is moved away then; unset: it may end by itself"`
 }
 
-// ConfirmedDead says what an operator's word set free.
+// ConfirmedDead lists the jobs with capacity that an operator's confirmation released.
 type ConfirmedDead struct {
 	Machine Machine `json:"machine"`
 	Jobs    []JobID `json:"jobs" doc:"jobs that held capacity there"`
@@ -130,15 +130,15 @@ type Fit struct {
 	Summary    string      `json:"summary"`
 }
 
-// DataAt is how much of what a job needs a machine holds, in its cache and among
-// the images that the tenant's jobs have used there, as it was told last.
+// DataAt is the amount of a job's data on a machine, in its cache and among the
+// images that the tenant's jobs have used there, by the machine's last report.
 type DataAt struct {
 	Machine MachineID `json:"machine"`
 	Bytes   int64     `json:"bytes"`
 	Chosen  bool      `json:"chosen,omitempty" doc:"the job would start there for its data; without any, a place as good on another machine would be taken"`
 }
 
-// String tells it to people.
+// String describes the data for users.
 func (d DataAt) String() string {
 	text := fmt.Sprintf("%s holds %s of it", d.Machine, BytesText(d.Bytes))
 	if d.Chosen {
@@ -162,8 +162,8 @@ type Shortfall struct {
 	Largest  string `json:"largest"`
 }
 
-// String says what is missing: an amount beside the largest there is, a kind
-// beside the kinds there are.
+// String describes the shortfall: the requested amount and the largest one, or the
+// requested kind and the existing kinds.
 func (s Shortfall) String() string {
 	switch s.Resource {
 	case "gpu_type", "region", "site":
@@ -175,7 +175,7 @@ func (s Shortfall) String() string {
 	}
 }
 
-// Allowed says what could be asked instead; empty if no other wish would do.
+// Allowed lists requests that would fit; empty if there are none.
 func (s Shortfall) Allowed() string {
 	switch s.Resource {
 	case "gpu_type", "region", "site":
@@ -187,7 +187,7 @@ func (s Shortfall) Allowed() string {
 	}
 }
 
-// Plan says what would become of a job if it were submitted now.
+// Plan predicts the placement of a job that would be submitted now.
 type Plan struct {
 	Spec           JobSpec    `json:"spec" doc:"with defaults filled in"`
 	StartsNow      bool       `json:"starts_now" doc:"there is room for it, which the jobs ahead have not taken"`

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// XidVerdict is what an XID, the NVIDIA driver's number for what went wrong on a
-// GPU, asks for. Later ones are graver.
+// XidVerdict is the required reaction to an XID, the NVIDIA driver's number of a GPU
+// error. Later values are graver.
 type XidVerdict int
 
 // The verdicts.
@@ -15,7 +15,7 @@ const (
 	XidNote                      // noted: the device goes on
 	XidRestart                   // the application has to be restarted, no more
 	XidDrain                     // kill the job, drain the device, reset and test it before it returns
-	XidHost                      // the same, for the whole host: its devices share what failed
+	XidHost                      // the same, for the whole host: its devices share the failed part
 	XidReboot                    // quarantine the machine and reboot the host
 )
 
@@ -49,7 +49,7 @@ func (v XidVerdict) Quarantines() bool { return v >= XidHost }
 type XidRow struct {
 	Xids    []uint64
 	Verdict XidVerdict
-	What    string // what the driver means by them
+	What    string // the driver's meaning
 }
 
 // Xids is NVIDIA's catalogue of XID errors as far as it asks for anything. Where
@@ -69,7 +69,7 @@ var Xids = []XidRow{
 	{[]uint64{154}, XidNote, "the driver tells what it wants: its words count, see XidWanted"},
 }
 
-// XidAction is what an XID asks for.
+// XidAction returns the required reaction to an XID.
 func XidAction(xid uint64) XidVerdict {
 	for _, row := range Xids {
 		if slices.Contains(row.Xids, xid) {
@@ -79,8 +79,8 @@ func XidAction(xid uint64) XidVerdict {
 	return XidUnknown
 }
 
-// XidWanted is what an XID asks for, with the driver's own words where there are
-// any: with XID 154 it names the recovery that it wants, such as
+// XidWanted returns the required reaction to an XID, with regard to the driver's own
+// words: with XID 154 they name the required recovery, such as
 // "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)".
 func XidWanted(xid uint64, words string) XidVerdict {
 	if xid != 154 {
@@ -101,7 +101,7 @@ func XidWanted(xid uint64, words string) XidVerdict {
 	}
 }
 
-// XidMeaning is what the driver means by an XID, "" if it is not in the table.
+// XidMeaning returns the driver's meaning of an XID, "" if it is not in the table.
 func XidMeaning(xid uint64) string {
 	for _, row := range Xids {
 		if slices.Contains(row.Xids, xid) {
