@@ -65,7 +65,7 @@ func root(t *testing.T) (*os.Root, string) {
 	return r, dir
 }
 
-// tree lists what is in a folder, in the notation of folder.
+// tree lists the content of a folder, in the notation of folder.
 func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -120,7 +120,7 @@ func TestAFolderComesOutAsItWentIn(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	copied, second := root(t)
-	sum.Address = "" // which nobody asks for here
+	sum.Address = "" // not compared here
 	if found, err := archive.Copy(copied, to); err != nil || found != sum {
 		t.Fatalf("copied %+v, %v", found, err)
 	}

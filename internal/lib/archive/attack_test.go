@@ -142,7 +142,7 @@ func TestArchivesThatAttackAreRefused(t *testing.T) {
 	}
 }
 
-// counter counts what is read of a reader.
+// counter counts the bytes read from a reader.
 type counter struct {
 	io.Reader
 	n int64
@@ -236,7 +236,7 @@ func TestWhatIsNoArchiveIsRefusedAndABrokenLineIsNot(t *testing.T) {
 	}
 }
 
-// What GNU tar and git archive write is taken: a name may begin with ./, the
+// Archives of GNU tar and git archive are accepted: a name may begin with ./, the
 // folder itself may be listed, and a comment may come first.
 func TestArchivesOfOtherProgramsAreTaken(t *testing.T) {
 	t.Parallel()

@@ -13,15 +13,15 @@ import (
 	"unicode/utf8"
 )
 
-// The files that say what is left out. They are written alike (gitignore(5));
-// where both speak of a name, .berthignore decides.
+// The files with patterns of excluded entries. They have the same syntax
+// (gitignore(5)); where both match a name, .berthignore decides.
 const (
 	gitIgnore   = ".gitignore"
 	berthIgnore = ".berthignore"
 	maxIgnore   = 1 << 20
 )
 
-// ignore decides what of a folder is left out.
+// ignore decides which entries of a folder are excluded.
 type ignore struct {
 	root       *os.Root
 	git, berth []rule
@@ -35,7 +35,7 @@ type rule struct {
 	name    *regexp.Regexp
 }
 
-// openIgnore begins with what the folders above say, up to the root of the
+// openIgnore reads the patterns of the folders above, up to the root of the
 // repository, if the folder is in one.
 func openIgnore(root *os.Root, folder string) (*ignore, error) {
 	g := &ignore{root: root}
@@ -76,7 +76,7 @@ func openIgnore(root *os.Root, folder string) (*ignore, error) {
 	return g, nil
 }
 
-// enter reads what a folder's own files say of what is in it.
+// enter reads the patterns in a folder's own files.
 func (g *ignore) enter(dir string) error {
 	if dir == "." {
 		dir = ""

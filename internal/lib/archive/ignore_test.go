@@ -46,7 +46,7 @@ func git(t *testing.T, dir string, args ...string) string {
 	return string(out)
 }
 
-// Git itself is asked what it would leave out of the same tree.
+// The result is compared with git's own for the same tree.
 func TestGitIgnoreMeansWhatGitMeans(t *testing.T) {
 	t.Parallel()
 	tree := map[string]string{}

@@ -21,14 +21,14 @@ import (
 	"berth"
 )
 
-// Measure finds out what a folder would be packed to, without packing it.
+// Measure computes the summary of a folder's archive without writing it.
 func Measure(ctx context.Context, folder string, l Limits) (Summary, error) {
 	return pack(ctx, io.Discard, folder, l)
 }
 
-// Pack writes a folder as an archive. What .gitignore and .berthignore name is
-// left out, and .git. The same content gives the same archive: entries are in
-// order, and have neither owner nor time.
+// Pack writes a folder as an archive. It excludes .git and the entries that
+// .gitignore and .berthignore name. The same content gives the same archive: entries
+// are in order, and have neither owner nor time.
 func Pack(ctx context.Context, to io.Writer, folder string, l Limits) (Summary, error) {
 	z, err := zstd.NewWriter(to, zstd.WithEncoderConcurrency(1))
 	if err != nil {
@@ -77,7 +77,7 @@ func pack(ctx context.Context, to io.Writer, folder string, l Limits) (Summary, 
 	return Summary{Address: berth.AddressOf(hash.Sum(nil)), Files: len(list), Bytes: rules.bytes}, nil
 }
 
-// list is what of a folder is to be packed, in the order of a walk by name.
+// list returns the entries of a folder to pack, in the order of a walk by name.
 func list(ctx context.Context, root *os.Root, folder string, l Limits) ([]Entry, error) {
 	ignore, err := openIgnore(root, folder)
 	if err != nil {
@@ -136,7 +136,7 @@ func kindOf(m fs.FileMode) string {
 	}
 }
 
-// tooMuch says what of a folder is the most.
+// tooMuch returns the error for a folder that is too large, with its largest parts.
 func tooMuch(all []Entry, bytes int64, l Limits) error {
 	type top struct {
 		name  string
@@ -144,7 +144,7 @@ func tooMuch(all []Entry, bytes int64, l Limits) error {
 		files int
 	}
 	var tops []top
-	for _, e := range all { // what is below one folder comes in a row
+	for _, e := range all { // entries below one folder are adjacent
 		name, _, below := strings.Cut(e.Name, "/")
 		if len(tops) == 0 || tops[len(tops)-1].name != name {
 			tops = append(tops, top{name: name})

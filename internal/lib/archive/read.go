@@ -12,7 +12,7 @@ import (
 	"berth"
 )
 
-// Summary is what an archive holds.
+// Summary describes the content of an archive.
 type Summary struct {
 	Address berth.Address
 	Files   int // entries, folders and links included
@@ -21,7 +21,7 @@ type Summary struct {
 
 const (
 	maxWindow   = 32 << 20 // memory that one archive may ask for; zstd -19 needs 8 MiB
-	perEntry    = 4 << 10  // of the tar, beside the content
+	perEntry    = 4 << 10  // of the tar, in addition to the content
 	maxTrailing = 1 << 20  // zeros after the end, as tar writes them
 )
 
@@ -48,7 +48,7 @@ func Read(in io.Reader, l Limits, visit func(Entry, io.Reader) error) (Summary, 
 		err = refused("it is empty")
 	case err == nil:
 		return Summary{Address: berth.AddressOf(hash.Sum(nil)), Files: len(rules.kinds), Bytes: rules.bytes}, nil
-	case source.err != nil: // the way it came, and not what came
+	case source.err != nil: // an error of the transfer, not of the content
 		return Summary{}, source.err
 	case plain.over:
 		err = refused("unpacks to more than %s", berth.BytesText(l.Bytes))
@@ -85,7 +85,7 @@ func readTar(in io.Reader, rules *rules, visit func(Entry, io.Reader) error) err
 				return visitError{err}
 			}
 		}
-		// What the visitor left is read all the same, for its hash.
+		// The part that the visitor did not read is read for the hash.
 		_, err = io.Copy(io.Discard, content)
 		if err != nil {
 			return refused("%q is cut off or damaged: %v", e.Name, err)
@@ -96,7 +96,7 @@ func readTar(in io.Reader, rules *rules, visit func(Entry, io.Reader) error) err
 	}
 }
 
-// trailing reads what follows the end: zeros, and not many.
+// trailing reads the bytes after the end: a bounded number of zeros.
 func trailing(in io.Reader) error {
 	buf := make([]byte, 32<<10)
 	for total := 0; ; {

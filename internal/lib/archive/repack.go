@@ -15,13 +15,13 @@ import (
 	"berth"
 )
 
-// Output is what one output of a job may come to.
+// Output bounds one output of a job.
 var Output = Limits{Bytes: 128 << 30, Files: 200_000}
 
-// Repack writes the tar that an engine makes of a path in a container as an
-// archive. A folder becomes what is in it, a file an archive of that file. Owners
-// and times go, and Berth's own folder, which lies in /workspace; a second name
-// of a file becomes a link to the first.
+// Repack converts the tar that an engine creates from a path in a container into an
+// archive. A folder becomes an archive of its entries, a file an archive of that
+// file. Owners, times and Berth's own folder in /workspace are dropped; a second
+// name of a file becomes a link to the first.
 func Repack(in io.Reader, to io.Writer, l Limits) (Summary, error) {
 	z, err := zstd.NewWriter(to, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest))
 	if err != nil {

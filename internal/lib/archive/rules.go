@@ -9,16 +9,16 @@ import (
 	"berth"
 )
 
-// Limits bound what an archive may unpack to.
+// Limits bound the unpacked content of an archive.
 type Limits struct {
 	Bytes int64 // of all files together
 	Files int   // entries, folders and links included
 }
 
-// Default is what code may come to. Data sets are inputs of another kind.
+// Default bounds code. Data sets are inputs of another kind.
 var Default = Limits{Bytes: 8 << 30, Files: 100_000}
 
-// Bounds of one name. They are those of Linux, or stricter.
+// Bounds of one name: Linux's own, or stricter.
 const (
 	maxName  = 1024 // bytes of a path
 	maxPart  = 255  // and of each part of it
@@ -27,10 +27,10 @@ const (
 	maxSteps = 2_000_000 // looking where links lead, all together
 )
 
-// own is the folder that Berth keeps for itself beside the user's files.
+// own is the folder that Berth reserves among the user's files.
 const own = ".berth"
 
-// Kind is what an entry is.
+// Kind is the kind of an entry.
 type Kind int
 
 // The kinds of entries. There are no others.
@@ -77,8 +77,8 @@ func newRules(l Limits) *rules {
 	}
 }
 
-// header judges an entry of a tar. ok is false for what is no entry, such as
-// the folder itself.
+// header validates an entry of a tar. ok is false for headers that are not entries,
+// such as the folder itself.
 func (r *rules) header(h *tar.Header) (e Entry, ok bool, err error) {
 	if r.files++; r.files > r.limits.Files {
 		return e, false, refused("has more than %d entries", r.limits.Files)
@@ -113,7 +113,7 @@ func (r *rules) header(h *tar.Header) (e Entry, ok bool, err error) {
 	return e, true, r.entry(e)
 }
 
-// entry judges what is to become a file, a folder or a link.
+// entry validates a file, a folder or a link.
 func (r *rules) entry(e Entry) error {
 	if err := checkName(e.Name); err != nil {
 		return err
@@ -191,8 +191,8 @@ func (r *rules) parents(name string) error {
 	return nil
 }
 
-// add notes a name. On a file system that does not tell upper from lower case,
-// a link could stand in for a folder of almost the same name.
+// add records a name. On a file system without distinction of upper and lower case,
+// a link could replace a folder of almost the same name.
 func (r *rules) add(name string, kind Kind) error {
 	fold := strings.ToLower(name)
 	if other, ok := r.linkFold[fold]; ok && other != name {
@@ -225,9 +225,9 @@ func Judge(entries []Entry, l Limits) error {
 	return r.end()
 }
 
-// end judges what can only be judged when all entries are known: where links
-// lead, through each other. Words alone do not tell: after one link to the top,
-// two dots lead out.
+// end validates the targets of links, which lead through each other, once all
+// entries are known. Their texts alone are not enough: after one link to the top, two
+// dots lead out.
 func (r *rules) end() error {
 	steps := 0
 	for name := range r.links {

@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 )
 
-// Unpack reads an archive into a folder that is empty and nobody else's. What
-// it writes before it fails is the caller's to remove; none of it lies outside.
+// Unpack reads an archive into an empty folder that no other process uses. After an
+// error the caller removes the written part; no part lies outside of the folder.
 func Unpack(in io.Reader, dir *os.Root, l Limits) (Summary, error) {
 	var links []Entry
 	made := map[string]bool{".": true}
@@ -64,18 +64,17 @@ func writeFile(dir *os.Root, e Entry, content io.Reader) error {
 	return err
 }
 
-// Copy makes a copy of an unpacked folder in another one, for a container of
-// whatever user to change as it likes. It returns what it found, without an
-// address.
+// Copy copies an unpacked folder into another one, which a container of any user may
+// change. It returns the summary of the folder, without an address.
 func Copy(to, from *os.Root) (Summary, error) {
 	return each(to, from, 0o777, func(name string, mode fs.FileMode) (int64, error) {
 		return copyFile(to, from, name, mode|0o666)
 	})
 }
 
-// Share is Copy for a container that cannot write there, and makes no copies
-// where the file system can do without: the files are the same. They stay while
-// either folder does. Nobody else writes to either of them meanwhile.
+// Share is Copy for a container that cannot write there: the files are hard links
+// where the file system permits them. A file exists while either folder does. No
+// other process may write to either folder meanwhile.
 func Share(to, from *os.Root) (Summary, error) {
 	return each(to, from, 0o755, func(name string, mode fs.FileMode) (int64, error) {
 		if os.Link(filepath.Join(from.Name(), name), filepath.Join(to.Name(), name)) != nil { // other devices, too many links
@@ -85,12 +84,12 @@ func Share(to, from *os.Root) (Summary, error) {
 		if err != nil {
 			return 0, err
 		}
-		return info.Size(), to.Chmod(name, mode|0o644) // whatever the umask was
+		return info.Size(), to.Chmod(name, mode|0o644) // for any umask
 	})
 }
 
-// each makes folders and links of a folder anew in another one, and has file
-// make the files: with a mode that is 0o111 of a program, else 0.
+// each creates the folders and links of a folder in another one, and calls file for
+// each file: with mode 0o111 for a program, otherwise 0.
 func each(to, from *os.Root, folders fs.FileMode, file func(name string, mode fs.FileMode) (int64, error)) (sum Summary, err error) {
 	err = fs.WalkDir(from.FS(), ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || name == "." {
@@ -102,7 +101,7 @@ func each(to, from *os.Root, folders fs.FileMode, file func(name string, mode fs
 			if err := to.Mkdir(name, folders); err != nil {
 				return err
 			}
-			return to.Chmod(name, folders) // whatever the umask
+			return to.Chmod(name, folders) // for any umask
 		case d.Type()&fs.ModeSymlink != 0:
 			target, err := from.Readlink(name)
 			if err != nil {
@@ -148,7 +147,7 @@ func copyFile(to, from *os.Root, name string, mode fs.FileMode) (int64, error) {
 	return n, err
 }
 
-// Clear removes what is in a folder, except a name at its top.
+// Clear removes the content of a folder, except a name at its top.
 func Clear(dir *os.Root, except string) error {
 	f, err := dir.Open(".")
 	if err != nil {

@@ -205,9 +205,9 @@ func Agent(ctx context.Context, machine berth.MachineID) {
 	}
 }
 
-// User notes that a call of a tenant's user came on the connection. It returns
-// ErrFull where users, or those of the tenant, have too many; the call is then to be
-// refused and the connection closed.
+// User records a call of a tenant's user on the connection. It returns ErrFull if
+// all users, or the users of the tenant, have too many connections; the caller then
+// refuses the call and closes the connection.
 func User(ctx context.Context, tenant berth.TenantID) error {
 	if c, ok := ctx.Value(connKey{}).(*conn); ok && kind(c.kind.Load()) == stranger {
 		return c.listener.proveUser(c, tenant)
@@ -225,7 +225,7 @@ func Unread(ctx context.Context) int {
 	return 0
 }
 
-// Close closes the connection of a call, and drops what the kernel holds of it.
+// Close closes the connection of a call, and drops data in the kernel's buffers.
 func Close(ctx context.Context) {
 	c, ok := ctx.Value(connKey{}).(*conn)
 	if !ok {

@@ -4,7 +4,7 @@
 // Docker up to 20.10 can hang so for good (github.com/moby/moby/pull/42545).
 //
 // The one rule to know: an engine that does not answer proves nothing about its
-// containers, so whatever runs there counts as running.
+// containers, so running work there counts as running.
 package enginesilence
 
 import (
@@ -56,7 +56,7 @@ func IDs(list []Machine) []berth.MachineID {
 	return ids
 }
 
-// Hint is what makes a silent container engine answer again.
+// Hint is the command after which a silent container engine answers again.
 const Hint = "restart it: systemctl restart docker"
 
 // Reason is the reason of a machine whose container engine has not answered since

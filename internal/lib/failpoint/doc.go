@@ -2,9 +2,9 @@
 // its work: before and after every commit and side effect on a job's way from
 // submit to release (L1 accept, L2 workflow start, L3 place, L4 dispatch, L5
 // pull, L6 create and start, L7 run and checkpoint, L8 exit recorded, L9
-// release). Tests arm one and see what becomes of the job; see package
-// e2e/chaos. Those of a schedule, which submits jobs, stand at L1; those whose
-// text says so stand within a transaction, with its locks held.
+// release). Tests arm one and check the job's course; see package e2e/chaos.
+// Failpoints of a schedule, which submits jobs, are at L1. Some lie within a
+// transaction, with its locks held, and say so in their text.
 //
 // Hit does nothing, and is compiled to nothing, unless the program was built
 // with the tag failpoints. Such a program looks into the folder that

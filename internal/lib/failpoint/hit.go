@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// ErrInjected is what a failpoint armed with "error" returns.
+// ErrInjected is the error of a failpoint armed with "error".
 var ErrInjected = errors.New("failpoint")
 
-// hit looks whether a failpoint is armed and acts. It panics at what it does
-// not understand, because a test that armed it would wait for ever.
+// hit checks whether a failpoint is armed and acts. It panics at an unknown action,
+// because the test that armed it would wait without end.
 func hit(dir, name string) error {
 	if dir == "" {
 		return nil

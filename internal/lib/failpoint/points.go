@@ -17,7 +17,7 @@ type Point struct {
 	Name    string
 	Process Process
 	Step    string // L1 to L9
-	Stands  string // before or after what
+	Stands  string // the place: before or after an act
 }
 
 // Points are all there are, in the order of a job's life.

@@ -185,8 +185,8 @@ func (d *decoder) decimal(n *node, v reflect.Value, path string) {
 	v.SetFloat(f)
 }
 
-// custom gives the value to a type that reads its own JSON. Its error knows
-// what is wrong; the place is ours to add.
+// custom passes the value to a type that reads its own JSON. The type's error
+// describes the fault; custom adds the place.
 func (d *decoder) custom(n *node, u json.Unmarshaler, v reflect.Value, path string) {
 	if n.kind == mapping || n.kind == list && v.Kind() != reflect.Slice {
 		d.wrongKind(n, path, "one value")
@@ -207,7 +207,7 @@ func (d *decoder) custom(n *node, u json.Unmarshaler, v reflect.Value, path stri
 }
 
 // rawJSON writes a scalar, or a list of scalars, as JSON. A number keeps its
-// spelling, so that a type can tell 90 from "90".
+// spelling, so that a type can distinguish 90 and "90".
 func rawJSON(n *node) ([]byte, error) {
 	switch n.kind {
 	case number, boolean:

@@ -39,7 +39,7 @@ func TestTheDocumentsExamplesAreTrue(t *testing.T) {
 	}
 }
 
-// The document says what this version refuses, and nothing else of it.
+// The document lists the fields that this version refuses.
 func TestTheDocumentMarksWhatIsNotSupported(t *testing.T) {
 	t.Parallel()
 	text := string(read(t, document))

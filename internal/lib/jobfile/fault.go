@@ -27,7 +27,7 @@ type Error struct {
 	Faults []Fault
 }
 
-// Error prints every fault: a line that says where, what and what is allowed,
+// Error prints every fault: a line with its place, the fault and the allowed values,
 // and the source around it.
 func (e *Error) Error() string {
 	var b strings.Builder
@@ -60,8 +60,8 @@ func (e *Error) headline(f Fault) string {
 	return strings.Join(append(parts, Sentence(f.FieldError)), ": ")
 }
 
-// Sentence joins what is wrong and what is allowed. Allowed is an instruction
-// or a set of values, and reads differently after each.
+// Sentence joins a fault and its allowed values. Allowed is an instruction or a set
+// of values, with a different joint for each.
 func Sentence(f berth.FieldError) string {
 	if f.Allowed == "" {
 		return f.Detail
@@ -88,7 +88,7 @@ func writeFrame(b *strings.Builder, lines []string, f Fault) {
 	if f.Column-1 > len(before) {
 		return
 	}
-	// Tabs stay tabs, so that the mark stands below what it marks.
+	// Tabs stay tabs, so that the mark stands below the marked text.
 	pad := strings.Map(func(r rune) rune {
 		if r == '\t' {
 			return r

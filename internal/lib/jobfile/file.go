@@ -73,7 +73,7 @@ func other(root *node) (Fault, bool) {
 	return Fault{}, false
 }
 
-// readable checks what must hold before any line can be shown.
+// readable checks the conditions under which lines can be shown.
 func readable(src []byte) (string, *Fault) {
 	fault := func(detail, allowed string) *Fault {
 		return &Fault{FieldError: berth.FieldError{Detail: detail, Allowed: allowed}}
@@ -107,8 +107,8 @@ func syntaxFault(err error) Fault {
 	return Fault{Line: s.at.line, Column: s.at.column, Width: s.at.width, FieldError: berth.FieldError{Detail: s.detail}}
 }
 
-// semantic is what the spec itself finds wrong, apart from the fields that
-// could not even be read.
+// semantic returns the faults that the spec's validation finds, except faults of
+// fields that could not be read.
 func (f *File) semantic(syntactic []Fault) []Fault {
 	unread := map[string]bool{}
 	for _, s := range syntactic {
@@ -126,7 +126,7 @@ func (f *File) semantic(syntactic []Fault) []Fault {
 	return faults
 }
 
-// covered reports whether the field, or what it is part of, is in the set.
+// covered reports whether the field, or a field around it, is in the set.
 func covered(set map[string]bool, field string) bool {
 	for {
 		if set[field] {

@@ -17,8 +17,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// Each file of testdata/faults is a wrong job file; its .txt is what the user
-// reads.
+// Each file of testdata/faults is a wrong job file; its .txt is the user's error text.
 func TestGoldenFaultsSayWhereWhatAndWhatIsAllowed(t *testing.T) {
 	t.Parallel()
 	names, err := filepath.Glob("testdata/faults/*.*")

@@ -12,8 +12,8 @@ import (
 	"berth/internal/lib/jobfile"
 )
 
-// Whatever the bytes are, they are a valid spec that survives JSON, or an
-// error that points into the text.
+// Any bytes are a valid spec that survives JSON, or an error that points into the
+// text.
 func FuzzParse(f *testing.F) {
 	for _, pattern := range []string{"testdata/faults/*.yaml", "testdata/faults/*.json", "testdata/good/*.yaml"} {
 		names, err := filepath.Glob(pattern)

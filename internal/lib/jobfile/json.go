@@ -127,7 +127,7 @@ func (p *jsonParser) mapping(at place, depth int) (*node, error) {
 	return out, midway(err)
 }
 
-// midway tells a text that ends inside a value from one that is empty.
+// midway distinguishes a text that ends inside a value from an empty one.
 func midway(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

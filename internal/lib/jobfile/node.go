@@ -2,7 +2,7 @@ package jobfile
 
 import "fmt"
 
-// kind is what a value looks like before its meaning is known.
+// kind is the syntactic form of a value, before its meaning is known.
 type kind int
 
 const (

@@ -6,10 +6,9 @@ import (
 	"berth"
 )
 
-// Decode reads a text of another kind than a job file into a struct, by its
-// JSON tags, and validates it. The error is an *Error with every fault that
-// could be found; of those that validate names, fields that could not be read
-// are left out.
+// Decode reads a text of another kind than a job file into a struct, by its JSON
+// tags, and validates it. The error is an *Error with all faults; faults of validate
+// about fields that could not be read are left out.
 func Decode(name string, src []byte, into any, validate func() []berth.FieldError) error {
 	source, fault := readable(src)
 	if fault != nil {
@@ -43,8 +42,8 @@ func Decode(name string, src []byte, into any, validate func() []berth.FieldErro
 	return nil
 }
 
-// Kind is the kind that a file says it is of, "" for a job file and for what
-// cannot be read, of which Parse tells.
+// Kind returns the kind in a file, "" for a job file and for an unreadable text,
+// whose faults Parse reports.
 func Kind(name string, src []byte) string {
 	source, fault := readable(src)
 	if fault != nil {

@@ -16,12 +16,11 @@ import (
 // file of brackets costs the parser a stack as deep as the file is long.
 const maxDepth = 64
 
-// maxLines bounds what the parser is given: its work grows with the square of
+// maxLines bounds the parser's input: its work grows with the square of
 // the lines of a mapping (10,000 take a second). JSON has no such bound.
 const maxLines = 10_000
 
-// maxMerged bounds what `<<` may copy, so that a short file cannot ask for much
-// work.
+// maxMerged bounds the copies of `<<`, so that a short file cannot cause much work.
 const maxMerged = 100_000
 
 // parseYAML returns the tree of the only document in src, nil if it is empty.
@@ -284,7 +283,7 @@ func (t *yamlTree) alias(n *ast.AliasNode, at place) (*node, error) {
 	return value, nil
 }
 
-// tagged reads the few tags that only say what a value already is.
+// tagged reads the few tags that only repeat the type of a value.
 func (t *yamlTree) tagged(n *ast.TagNode, at place) (*node, error) {
 	if n.Value == nil {
 		return nil, &syntaxError{at: at, detail: "a tag stands before nothing"}

@@ -10,8 +10,8 @@ func As(ctx context.Context, class Class) context.Context {
 	return context.WithValue(ctx, classKey{}, class)
 }
 
-// ClassOf is the class that As has set; End without one: what nobody has
-// classified concerns work that has begun.
+// ClassOf returns the class that As has set; End without one, since unclassified
+// calls concern work that has begun.
 func ClassOf(ctx context.Context) Class {
 	if c, ok := ctx.Value(classKey{}).(Class); ok {
 		return c

@@ -1,4 +1,4 @@
-// Package overload keeps Berth within what its dependencies can take. A Limiter
+// Package overload keeps Berth within the capacity of its dependencies. A Limiter
 // bounds the calls in flight to one dependency and follows its latency and
 // errors; a Budget bounds the share of calls that may be repeats; a Gate holds
 // back new starts while ended processes wait to be settled, or while an operator

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Pressure is what a Gate goes by, as the database has it.
+// Pressure is the input of a Gate, from the database.
 type Pressure struct {
 	Paused bool // an operator has paused new starts
 
@@ -48,7 +48,7 @@ const (
 	closeBy    = 0.7  // of the rate, at each look while ends pile up
 	openBy     = 1.25 // of the rate, at each look without pressure
 	leastRate  = 0.5  // starts a second, however many ends wait: a gate never stops work for good
-	idleFactor = 4    // a rate so many times what passes does not bind
+	idleFactor = 4    // a rate of so many times the passing rate does not bind
 )
 
 // Gate holds back new starts of this process while ended processes wait to be
@@ -138,7 +138,7 @@ func (g *Gate) Pressure() Pressure {
 }
 
 // Valve lets starts pass at a rate: without bound while no ended process waits,
-// by additive and multiplicative steps below what passed while some do. All
+// by additive and multiplicative steps below the passed rate while some do. All
 // methods may be called concurrently.
 type Valve struct {
 	tolerated, ahead int
@@ -199,7 +199,7 @@ func (v *Valve) observe(p Pressure, now time.Time) {
 	}
 }
 
-// burst is what may pass at once after a pause between starts.
+// burst is the number of starts that may pass at once after a pause.
 func (v *Valve) burst() float64 {
 	if math.IsInf(v.rate, 1) {
 		return 0

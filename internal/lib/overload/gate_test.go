@@ -45,8 +45,8 @@ func TestAValveWithoutPressureDoesNotBind(t *testing.T) {
 	})
 }
 
-// Ends that pile up as long as more than 40 starts a second pass: the valve must
-// settle near what the ends leave, and open once they are worked off.
+// Ends that pile up as long as more than 40 starts per second pass: the valve must
+// settle near the rate that the ends permit, and open once they are settled.
 func TestStartsGetTheRoomThatEndsLeave(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

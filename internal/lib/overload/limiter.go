@@ -27,7 +27,7 @@ type Options struct {
 	Tolerance time.Duration
 
 	// Queue is the number of calls of each class that may wait: 4096. QueueFor is
-	// the longest that a call waits, whatever its context says; 0: as long as its
+	// the longest wait of a call, even with a longer context; 0: as long as its
 	// context lives.
 	Queue    int
 	QueueFor time.Duration
@@ -232,15 +232,15 @@ func (l *Limiter) done(p *Permit, err error) {
 		l.shrink(p, shrinkFailed, now)
 	case !p.slow && took > l.tolerance():
 		l.shrink(p, shrinkSlow, now)
-	case 2*p.crowd >= int(l.limit): // else the limit was not what held calls back
+	case 2*p.crowd >= int(l.limit): // otherwise the limit did not hold calls back
 		l.limit = min(float64(l.opts.Max), l.limit+(1+l.limit/growth)/l.limit)
 	}
 	l.land(p)
 }
 
-// shrink takes a part of the limit, or of what was in flight if that was far
-// below it: a limit that does not bind would have to shrink many times. The part
-// is larger the slower the call was.
+// shrink reduces the limit by a part, or sets it relative to the calls in flight if
+// these were far below it: a limit that does not bind would have to shrink many
+// times. The part is larger the slower the call was.
 func (l *Limiter) shrink(p *Permit, factor float64, now time.Time) {
 	l.badAt = now
 	if p.began.Before(l.shrunkAt) {
@@ -253,11 +253,11 @@ func (l *Limiter) shrink(p *Permit, factor float64, now time.Time) {
 	l.limit = max(float64(l.opts.Min), factor*min(l.limit, 2*float64(p.crowd)))
 }
 
-// calm looks at what happens without a call that ends. One in flight for longer
-// than is tolerable is a bad sign already. And while the limit is far from
-// binding, what was learned grows old: the limit goes back to where it began, up
-// soon after the last bad sign, down after a longer rest, so that a burst after
-// it feels its way. A limit that binds grows by good calls alone.
+// calm adapts the limit between ends of calls. A call in flight for longer than is
+// tolerable is already a bad sign. While the limit is far from binding, its value
+// becomes outdated: it returns to its start value, upwards soon after the last bad
+// sign, downwards after a longer rest, so that a later burst starts carefully. A
+// binding limit grows by good calls alone.
 func (l *Limiter) calm(now time.Time) {
 	if e := l.flying.Front(); e != nil {
 		if p := e.Value.(*Permit); now.Sub(p.began) > l.tolerance() && !p.slow {

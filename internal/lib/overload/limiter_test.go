@@ -61,7 +61,7 @@ func TestLimitShrinksWhileCallsAreSlowAndRecoversWithinSeconds(t *testing.T) {
 			t.Errorf("limit is %d after 3 s of quick calls, want it recovered", got)
 		}
 		load(t, l, 64, 20*time.Second, 1800*time.Millisecond, nil)
-		time.Sleep(10 * time.Second) // and nobody calls
+		time.Sleep(10 * time.Second) // without calls
 		if got := l.Stats().Limit; got != 8 {
 			t.Errorf("limit is %d after 10 s without calls, want 8, where it began", got)
 		}

@@ -1,9 +1,8 @@
-// Package publicnet dials on behalf of users without lending them the place it
-// dials from: an address that a user gave is reached only if it is one that
-// anybody on the Internet could reach. It never looks at names: what a name
-// means is known only when it is dialed, so the check is made on the resolved
-// address of each connection, and neither a name that changes its meaning nor a
-// redirect gets around it.
+// Package publicnet dials on behalf of users without lending them this process's
+// place in the network: it connects to a user's address only if that address is
+// public. It never checks names: the address of a name is known only when it is
+// dialed. So it checks the resolved address of each connection, and neither a name
+// that changes its address nor a redirect gets around the check.
 package publicnet
 
 import (
@@ -17,9 +16,9 @@ import (
 	"time"
 )
 
-// Policy says which addresses may be dialed: public ones, and those that the
-// operator allows besides. The zero value allows public ones alone. It may be
-// used concurrently.
+// Policy is the set of addresses that may be dialed: public ones, and further
+// networks that the operator allows. The zero value allows public ones alone. It may
+// be used concurrently.
 type Policy struct {
 	allowed []netip.Prefix
 	only    bool // public addresses are not allowed by being public
@@ -63,13 +62,13 @@ func (p Policy) Allow(networks ...netip.Prefix) Policy {
 // Allows reports whether anything besides public addresses may be dialed.
 func (p Policy) Allows() bool { return len(p.allowed) > 0 }
 
-// Only returns the policy for what must not cross the Internet: it allows what
-// the operator has listed, and nothing else.
+// Only returns the policy for data that must not cross the Internet: it allows only
+// the networks that the operator has listed.
 func (p Policy) Only() Policy { return Policy{p.allowed, true} }
 
-// special are networks within those that look public but are not. Sources: the
-// IANA special-purpose address registries (RFC 6890). Those of IPv6 lie in
-// 2000::/3; all that lies outside of it is not global unicast.
+// special are networks that look public but are not. Sources: the IANA
+// special-purpose address registries (RFC 6890). The networks of IPv6 lie in
+// 2000::/3; addresses outside of it are not global unicast.
 var special = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"),       // this network
 	netip.MustParsePrefix("100.64.0.0/10"),   // shared by carriers' customers
@@ -85,8 +84,8 @@ var special = []netip.Prefix{
 	netip.MustParsePrefix("3fff::/20"),       // documentation
 }
 
-// carriers are networks whose addresses hold an IPv4 address, from that byte on:
-// what they lead to is judged.
+// carriers are networks with addresses that contain an IPv4 address, from that byte
+// on: the check applies to the contained address.
 var carriers = map[netip.Prefix]int{
 	netip.MustParsePrefix("64:ff9b::/96"): 12, // NAT64, RFC 6052
 	netip.MustParsePrefix("2002::/16"):    2,  // 6to4, RFC 3056
@@ -94,8 +93,8 @@ var carriers = map[netip.Prefix]int{
 
 var globalUnicast6 = netip.MustParsePrefix("2000::/3")
 
-// Check returns why an address may not be dialed, nil if it may. An IPv4
-// address written as an IPv6 one counts as what it is.
+// Check returns the reason why an address may not be dialed, nil if it may. An IPv4
+// address in IPv6 form counts as IPv4.
 func (p Policy) Check(addr netip.Addr) error {
 	addr = addr.Unmap()
 	if !p.only && isPublic(addr) {
@@ -146,8 +145,8 @@ func (p Policy) Dialer(timeout time.Duration) *net.Dialer {
 	}}
 }
 
-// Transport returns an HTTP transport that dials by the policy. It uses no proxy
-// of the environment: what lies behind one cannot be checked from here.
+// Transport returns an HTTP transport that dials by the policy. It uses no proxy of
+// the environment: addresses behind a proxy cannot be checked here.
 func (p Policy) Transport(dial time.Duration) *http.Transport {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.Proxy = nil

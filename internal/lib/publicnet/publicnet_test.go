@@ -65,8 +65,8 @@ func TestOperatorAllowsNetworks(t *testing.T) {
 	}
 }
 
-// What is checked is what is dialed: a name, an odd spelling of an address and
-// a redirect all come to it.
+// The check applies to the dialed address: a name, an odd spelling of an address and
+// a redirect all lead to it.
 func TestConnectionsAreCheckedAsTheyAreMade(t *testing.T) {
 	t.Parallel()
 	reached := make(chan string, 16)
@@ -110,7 +110,7 @@ func TestConnectionsAreCheckedAsTheyAreMade(t *testing.T) {
 			t.Errorf("%s: got %v, want it refused", host, err)
 		}
 	}
-	// Spellings of 127.0.0.1 that some resolvers take: no connection, whoever refuses it.
+	// Spellings of 127.0.0.1 that some resolvers accept: no connection is made.
 	for _, host := range []string{"2130706433", "0x7f000001", "0177.0.0.1", "127.1"} {
 		if err := get(publicnet.Policy{}, "http://"+host+"/"); err == nil {
 			t.Errorf("%s is reached", host)

@@ -98,12 +98,13 @@ func (k *Keys) add(raw []byte) error {
 // Current names the key that seals.
 func (k *Keys) Current() string { return k.list[0].id }
 
-// bound is what a value is sealed for. No two pairs give the same bytes.
+// bound encodes the tenant and the name to which a value is bound. No two pairs give
+// the same bytes.
 func bound(tenant berth.TenantID, name string) []byte {
 	return fmt.Appendf(nil, "berth secret 1 %d %s %d %s", len(tenant), tenant, len(name), name)
 }
 
-// Seal returns what may be stored, and the key's name.
+// Seal returns the sealed value, which may be stored, and the key's name.
 func (k *Keys) Seal(tenant berth.TenantID, name string, value []byte) (keyID string, sealed []byte) {
 	return k.list[0].id, k.list[0].aead.Seal(nil, nil, value, bound(tenant, name))
 }

@@ -45,8 +45,8 @@ const (
 	longest            = 40 // runes of a label
 )
 
-// palette tells lines apart, also for those who see colours differently (Okabe
-// and Ito, without those that vanish on white or on black).
+// palette distinguishes lines, also for readers with colour blindness (Okabe and
+// Ito, without the colours that vanish on white or on black).
 var palette = []string{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#8c6d1f"}
 
 const style = `<style>
@@ -216,7 +216,7 @@ func cut(s string, most int) string {
 	return s
 }
 
-// text escapes what is shown, and drops what XML cannot hold.
+// text escapes a shown text, and drops characters that XML excludes.
 func text(s string) string {
 	clean := make([]rune, 0, len(s))
 	for _, r := range s {

@@ -14,8 +14,7 @@ import (
 	"berth/internal/lib/svgplot"
 )
 
-// elements reads the picture as XML and counts its elements; texts is what it
-// says.
+// elements reads the picture as XML and counts its elements; texts are its texts.
 func elements(t *testing.T, svg []byte) (count map[string]int, texts string) {
 	t.Helper()
 	count = map[string]int{}

@@ -22,8 +22,8 @@ type Key struct {
 	GPU    string       `json:"gpu,omitempty"`
 }
 
-// Sample is what was read at a moment. Counters of use are totals since the
-// rank began: seconds of CPU, bytes.
+// Sample holds the values read at a moment. Counters of use are totals since the
+// member's start: seconds of CPU, bytes.
 type Sample map[Key]float64
 
 // kind is how samples become a point.
@@ -52,7 +52,7 @@ type Recorder struct {
 	lines map[Key]*line
 }
 
-// state is what Marshal writes beside the lines.
+// state is the part of Marshal's output in addition to the lines.
 type state struct {
 	Start time.Time     `json:"start"`
 	Step  time.Duration `json:"step"`
@@ -60,15 +60,15 @@ type state struct {
 	Lines []*line       `json:"lines,omitempty"`
 }
 
-// line is one series: cells[i] gathers what happened in step i.
+// line is one series: cells[i] collects the samples of step i.
 type line struct {
 	Key
 	Cells []cell  `json:"cells"`
 	Last  float64 `json:"last"` // of a counter
 }
 
-// cell is a sum and what it is to be divided by: seconds of a rate, samples of
-// a mean. A weight of 0 is a gap.
+// cell is a sum and its divisor: seconds for a rate, samples for a mean. A divisor
+// of 0 is a gap.
 type cell [2]float64
 
 // New returns a recorder of a rank that began at start, with all its counters
@@ -179,8 +179,8 @@ func (r *Recorder) halve() {
 	}
 }
 
-// Series returns what is known, as it is shown: all of one length, in the order
-// of the metrics.
+// Series returns the present series for display: all of one length, in the order of
+// the metrics.
 func (r *Recorder) Series() []berth.MetricSeries {
 	n := r.index(r.At) + 1
 	lines := r.sorted()
@@ -198,7 +198,8 @@ func (r *Recorder) Series() []berth.MetricSeries {
 	return all
 }
 
-// round drops digits that nobody measured: they are most of what is stored.
+// round drops digits beyond the accuracy of the measurement: they would be most of
+// the stored bytes.
 func round(m berth.Metric, v float64) float64 {
 	if unit := m.Unit(); unit == berth.UnitCores || unit == berth.UnitRatio {
 		return math.Round(v*1000) / 1000

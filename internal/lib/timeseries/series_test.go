@@ -56,8 +56,8 @@ func TestPointsAreRatesPeaksAndMeans(t *testing.T) {
 	}
 }
 
-// A week of samples takes no more room than ten minutes of them, and says the
-// same of what was used.
+// A week of samples takes no more space than ten minutes of them, and gives the same
+// usage.
 func TestSeriesDoNotGrow(t *testing.T) {
 	t.Parallel()
 	r := timeseries.New(start, 0)

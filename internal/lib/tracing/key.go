@@ -12,10 +12,10 @@ import (
 	"berth"
 )
 
-// JobTrace is the id of a job's trace: the job's own, without its dashes. Its
-// last 56 bits are random, which is what W3C Trace Context (level 2, section
-// 4.4) asks of an id. What has none is given the invalid one, and nothing is told
-// of it: the UUID of zeros only, and what is not a UUID.
+// JobTrace returns the id of a job's trace: the job's own, without its dashes. Its
+// last 56 bits are random, as W3C Trace Context (level 2, section 4.4) requires. The
+// UUID of zeros, and texts that are not UUIDs, get the invalid id, and nothing is
+// exported about them.
 func JobTrace(id berth.JobID) trace.TraceID {
 	t, _ := trace.TraceIDFromHex(strings.ReplaceAll(string(id), "-", ""))
 	return t
@@ -46,8 +46,8 @@ func (k Key) span() trace.SpanID {
 // context is the span as others refer to it.
 func (t *Tracing) context(k Key) trace.SpanContext { return t.remote(JobTrace(k.Job), k.span()) }
 
-// remote is a span of another process. What is begun under it goes by the flags,
-// which are this process's own judgement.
+// remote is a span of another process. Spans below it follow the flags, which this
+// process decides itself.
 func (t *Tracing) remote(id trace.TraceID, span trace.SpanID) trace.SpanContext {
 	flags := trace.TraceFlags(0)
 	if t.sampler.takes(id) {
@@ -72,8 +72,8 @@ func wantedFor(s string) wanted {
 
 type wantedKey struct{}
 
-// want asks for the ids of the one span that is begun with the context. What
-// goes on under that span must not be given it.
+// want sets the ids of the one span that is started with the context. Work below
+// that span must not receive this context.
 func want(ctx context.Context, w wanted) context.Context {
 	return context.WithValue(ctx, wantedKey{}, w)
 }

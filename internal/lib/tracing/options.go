@@ -18,7 +18,7 @@ const (
 	protocolGRPC = "grpc"
 )
 
-// Options say whom to tell, and who tells.
+// Options name the collector and the exporting process.
 type Options struct {
 	Service  string // berthd or berth-agent
 	Version  string
@@ -36,9 +36,9 @@ type Options struct {
 	Logger   *slog.Logger // nil: discard
 }
 
-// FromEnvironment returns what the standard variables say (OTEL_…), which lookup
-// reads. A flag's endpoint wins over theirs. Headers, certificates, time-outs,
-// the queue's size and attributes of the resource are read by the SDK itself.
+// FromEnvironment returns the options of the standard variables (OTEL_…), which
+// lookup reads. A flag's endpoint takes precedence. The SDK itself reads headers,
+// certificates, time-outs, the queue's size and attributes of the resource.
 func FromEnvironment(lookup func(string) (string, bool), endpoint string) (Options, error) {
 	get := func(names ...string) (name, value string) {
 		for _, n := range names {
@@ -116,10 +116,10 @@ func address(name, value string, addPath bool) (string, error) {
 	return u.String(), nil
 }
 
-// on reports whether there is anybody to tell.
+// on reports whether there is a collector or an exporter.
 func (o Options) on() bool { return o.Endpoint != "" || o.Exporter != nil }
 
-// LogValue shows the options without what may be a password.
+// LogValue shows the options without possible passwords.
 func (o Options) LogValue() slog.Value {
 	if !o.on() {
 		return slog.StringValue("off")

@@ -8,8 +8,8 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// quiet tells once that a collector does not take spans, and once that it does
-// again: the SDK would tell of each batch, and to a handler that is global.
+// quiet logs once that a collector does not accept spans, and once that it does
+// again: the SDK would report each batch, to a global handler.
 type quiet struct {
 	sdktrace.SpanExporter
 	log  *slog.Logger

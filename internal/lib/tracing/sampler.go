@@ -8,7 +8,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// samplers decide which traces are told: whole for spans that have no parent,
+// samplers decide which traces are exported: whole for spans that have no parent,
 // all for any span.
 type samplers struct {
 	root sdktrace.Sampler
@@ -36,16 +36,16 @@ func (o Options) sampler() (samplers, error) {
 	return samplers{}, fmt.Errorf("OTEL_TRACES_SAMPLER %q: allowed are always_on, always_off, traceidratio, parentbased_always_on, parentbased_always_off, parentbased_traceidratio", o.Sampler)
 }
 
-// takes reports whether a trace is told. Every process with the same settings
-// answers the same.
+// takes reports whether a trace is exported. Every process with the same settings
+// gives the same answer.
 func (s samplers) takes(id trace.TraceID) bool {
 	return id.IsValid() && s.root.ShouldSample(sdktrace.SamplingParameters{TraceID: id}).Decision == sdktrace.RecordAndSample
 }
 
-// spread is a sampler by parts of the trace ids, for ids whose bits are not all
-// random. The SDK looks at the upper bits of an id's second half: those of a
-// UUID say that it is one, so that half of all jobs would be none and
-// three quarters all.
+// spread is a sampler by ratio, for ids with bits that are not all random. The SDK
+// compares the upper bits of an id's second half. In a UUID these contain the
+// variant, so that a ratio of a half would take no job, and one of three quarters
+// all.
 type spread struct{ sdktrace.Sampler }
 
 func (s spread) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {

@@ -36,18 +36,18 @@ func (t *Tracing) Under(ctx context.Context, k Key) context.Context {
 	return trace.ContextWithSpanContext(ctx, t.context(k))
 }
 
-// Tells reports whether the job's trace is told: who would have to work for
-// what a span says can spare it.
+// Tells reports whether the job's trace is exported, so that callers can skip the
+// computation of attributes otherwise.
 func (t *Tracing) Tells(id berth.JobID) bool { return t != nil && t.sampler.takes(JobTrace(id)) }
 
-// Set adds to what the span says.
+// Set adds attributes to the span.
 func (s *Span) Set(about ...attribute.KeyValue) {
 	if s != nil {
 		s.span.SetAttributes(about...)
 	}
 }
 
-// End ends the span. fault is the class of what went wrong, "" if nothing did.
+// End ends the span. fault is the class of the failure, "" for a success.
 func (s *Span) End(fault string) {
 	if s == nil {
 		return
@@ -77,7 +77,7 @@ func setFault(s trace.Span, fault string) {
 	}
 }
 
-// Past is what is told of a span whose times are known.
+// Past holds the times and attributes of a span that is over.
 type Past struct {
 	Start, End time.Time
 	About      []attribute.KeyValue
@@ -85,9 +85,9 @@ type Past struct {
 	Links      []trace.Link
 }
 
-// Tell tells of a span that is over. Telling it again, from whatever process,
-// makes no other span: its id is the key's. The root has no parent; every other
-// one has one in the same trace.
+// Tell exports a span that is over. A repeated export, from any process, is the same
+// span, since its id is the key's. The root has no parent; every other span has one
+// in the same trace.
 func (t *Tracing) Tell(k, parent Key, p Past) {
 	if !t.Tells(k.Job) || p.Start.IsZero() {
 		return
@@ -110,8 +110,8 @@ func (t *Tracing) LinkTo(id berth.JobID, how string) trace.Link {
 	return trace.Link{SpanContext: t.context(JobKey(id)), Attributes: []attribute.KeyValue{attribute.String("berth.link", how)}}
 }
 
-// Submitted tells of the call that submitted a job, which has gone on since
-// began, and links the trace of the call, if it has one, with the job's.
+// Submitted exports the call that submitted a job, which has lasted since began, and
+// links the trace of the call, if it has one, with the job's.
 func (t *Tracing) Submitted(ctx context.Context, job berth.Job, began time.Time) {
 	if t == nil {
 		return
@@ -126,7 +126,7 @@ func (t *Tracing) Submitted(ctx context.Context, job berth.Job, began time.Time)
 	t.Tell(Key{Job: job.ID, Name: "submit"}, JobKey(job.ID), p)
 }
 
-// AboutJob is what spans say of the job itself.
+// AboutJob returns the attributes of a job for its spans.
 func AboutJob(job berth.Job) []attribute.KeyValue {
 	about := []attribute.KeyValue{
 		attribute.String("berth.job_id", string(job.ID)), attribute.String("berth.job_name", job.Name), attribute.String("berth.tenant", string(job.Tenant)),
@@ -137,21 +137,21 @@ func AboutJob(job berth.Job) []attribute.KeyValue {
 	return about
 }
 
-// w3c is the one form in which Berth reads and writes where a call comes from.
-// Baggage is not passed on: nobody here knows what is in it.
+// w3c is the only format in which Berth reads and writes trace contexts. Baggage is
+// not passed on, since its content is unknown.
 var w3c propagation.TraceContext
 
-// named is the span that a call's header names, if any, and no more: neither the
-// caller's tracestate nor whether it wants the span told.
+// named returns the span in a call's header, if any. It ignores the caller's
+// tracestate and its sampling decision.
 func named(h http.Header) (trace.TraceID, trace.SpanID, bool) {
 	from := trace.SpanContextFromContext(w3c.Extract(context.Background(), propagation.HeaderCarrier(h)))
 	return from.TraceID(), from.SpanID(), from.IsValid()
 }
 
-// Serve begins the span of a call by anybody, in a trace of its own that is
-// linked with the one that the header names. Was it part of that one, a caller
-// could put spans into whatever trace, and have more told than the sampler lets
-// (W3C Trace Context, sections 3.4 and 7.2: restart the trace).
+// Serve starts the span of a call by any caller, in a separate trace that is linked
+// with the trace in the header. As a part of that trace, a caller could add spans to
+// any trace, and force more exports than the sampler permits (W3C Trace Context,
+// sections 3.4 and 7.2: restart the trace).
 func (t *Tracing) Serve(ctx context.Context, h http.Header, name string, about ...attribute.KeyValue) (context.Context, *Span) {
 	if t == nil {
 		return ctx, nil
@@ -180,22 +180,22 @@ func (t *Tracing) ServeAgent(ctx context.Context, h http.Header, name string, ab
 // Inject puts where a call comes from into its header, if that is a span.
 func Inject(ctx context.Context, h http.Header) { w3c.Inject(ctx, propagation.HeaderCarrier(h)) }
 
-// Step is what a Temporal client or worker does.
+// Step is one act of a Temporal client or worker.
 type Step struct {
 	Name string
 	Job  berth.JobID // whose workflow it is about; "" of a schedule's
 	At   time.Time   // when it began; zero: now
 
-	// Repeats names a workflow's own span, which is begun anew whenever the workflow
-	// is replayed: what was told under it must always find the same parent.
+	// Repeats names a workflow's own span, which starts again at each replay of the
+	// workflow: exported spans below it must always have the same parent.
 	Repeats string
 	Parent  trace.SpanContext // as Temporal hands it on; may be zero
 	About   []attribute.KeyValue
 }
 
-// Temporal begins the span of a step. One about a job belongs to the job's
-// trace, whoever caused it: a parent of another trace is linked. So is that of a
-// schedule's workflow, which would else be the same for all times to come.
+// Temporal starts the span of a step. A span about a job belongs to the job's trace,
+// with any cause: a parent in another trace is linked. The parent of a schedule's
+// workflow is linked too; otherwise all future fires would share one trace.
 func (t *Tracing) Temporal(s Step) trace.Span {
 	o := []trace.SpanStartOption{trace.WithAttributes(s.About...)}
 	if !s.At.IsZero() {

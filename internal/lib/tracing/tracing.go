@@ -15,7 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// scope names what makes the spans, by OpenTelemetry's terms.
+// scope is the instrumentation scope of the spans, in OpenTelemetry's terms.
 const scope = "berth"
 
 // closeLimit is how long a process that ends waits for a collector.
@@ -30,9 +30,8 @@ type Tracing struct {
 	log      *slog.Logger
 }
 
-// Open returns tracing by its options, nil if they name nobody to tell. It does
-// not connect: a collector that is away is only missed when there is something
-// to tell. Close it.
+// Open returns tracing with the options, nil if they name no collector. It does not
+// connect: an absent collector is noticed at the first export. Close it.
 func Open(ctx context.Context, o Options) (*Tracing, error) {
 	if !o.on() {
 		return nil, nil
@@ -48,7 +47,7 @@ func Open(ctx context.Context, o Options) (*Tracing, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open exporter of traces: %w", err)
 	}
-	// What the environment says of the resource wins over what we say.
+	// Attributes of the resource in the environment take precedence.
 	about, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithHost(), resource.WithAttributes(
 		attribute.String("service.name", o.Service),
 		attribute.String("service.version", o.Version),
@@ -58,7 +57,7 @@ func Open(ctx context.Context, o Options) (*Tracing, error) {
 		o.Logger.Warn("traces say less of where they come from", "err", err)
 	}
 	provider := sdktrace.NewTracerProvider(
-		sdktrace.WithBatcher(&quiet{SpanExporter: exporter, log: o.Logger}), // its queue is bounded, and what does not fit is dropped
+		sdktrace.WithBatcher(&quiet{SpanExporter: exporter, log: o.Logger}), // its queue is bounded and drops further spans
 		sdktrace.WithIDGenerator(ids{}),
 		sdktrace.WithSampler(sampler.all),
 		sdktrace.WithResource(about),
@@ -76,7 +75,7 @@ func (o Options) exporter(ctx context.Context) (sdktrace.SpanExporter, error) {
 	return otlptrace.New(ctx, otlptracehttp.NewClient(otlptracehttp.WithEndpointURL(o.Endpoint)))
 }
 
-// Close sends what is left and lets go, within a few seconds.
+// Close sends the remaining spans and stops, within a few seconds.
 func (t *Tracing) Close() {
 	if t == nil {
 		return
@@ -88,8 +87,8 @@ func (t *Tracing) Close() {
 	}
 }
 
-// Tracer is what makes the spans, for interceptors of others.
+// Tracer returns the tracer of the spans, for interceptors of other packages.
 func (t *Tracing) Tracer() trace.Tracer { return t.tracer }
 
-// Flush sends what is there, for tests.
+// Flush sends all waiting spans, for tests.
 func (t *Tracing) Flush(ctx context.Context) error { return t.provider.ForceFlush(ctx) }

@@ -128,7 +128,7 @@ func TestPartsOfAllJobsAreSampled(t *testing.T) {
 	}
 }
 
-// It counts allocations, which are the whole process's: nothing runs beside it.
+// It counts allocations of the whole process, so no other test runs at the same time.
 func TestTracingThatIsOffDoesNothing(t *testing.T) {
 	x, err := tracing.Open(t.Context(), tracing.Options{Service: "berthd"})
 	if x != nil || err != nil {
