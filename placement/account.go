@@ -233,3 +233,11 @@ func (c *classQueue) count(e *entry, n int) {
 		c.limits.set(e)
 	}
 }
+
+// name of the account for people.
+func (a *account) name() string {
+	if !a.known {
+		return "the tenants without a row"
+	}
+	return "tenant " + string(a.ID)
+}

@@ -2,6 +2,8 @@ package placement
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
 	"slices"
 	"strings"
 
@@ -173,3 +175,21 @@ func compareClasses(a, b *class) int {
 }
 
 func (c *class) members() int { return max(1, c.request.Members) }
+
+// likeness is equal for classes that may use the same devices of the same
+// machines.
+type likeness [sha256.Size]byte
+
+// liken works out what the class is like by the kinds it matches.
+func (c *class) liken() {
+	h := sha256.New()
+	var b []byte
+	for _, m := range c.matches {
+		b = binary.LittleEndian.AppendUint64(b[:0], uint64(m.kind.number))
+		h.Write(binary.LittleEndian.AppendUint64(b, m.devices))
+	}
+	for _, id := range slices.Sorted(slices.Values(c.request.Avoid)) {
+		h.Write(append([]byte(id), 0))
+	}
+	h.Sum(c.like[:0])
+}

@@ -125,7 +125,7 @@ func (x *caches) find(wants []berth.DataKey, into []stock) []stock {
 
 // nearer is the place for one member on the machine that holds most of its job's
 // data, of those where it is about as good; found if there is none. Of places
-// that cost the same by worth the fuller ones are taken for good reason: what an
+// that cost the same by usable share the fuller ones are taken for good reason: what an
 // emptier machine keeps together stays together.
 func (r *placer) nearer(c *class, avoid []berth.MachineID, group string, found choice) choice {
 	x := r.caches
@@ -138,8 +138,8 @@ func (r *placer) nearer(c *class, avoid []berth.MachineID, group string, found c
 		return found
 	}
 	look := search{class: c, avoid: avoid, group: group}
-	byWorth := r.byWorth && !c.spreads() && r.packer.fleet.of(found.node) != nil
-	least, taken, ok := r.costs(c, found.node, found.allowed, byWorth)
+	byUsable := r.byUsable && !c.spreads() && r.packer.fleet.of(found.node) != nil
+	least, taken, ok := r.costs(c, found.node, found.allowed, byUsable)
 	if !ok {
 		return found
 	}
@@ -150,7 +150,7 @@ func (r *placer) nearer(c *class, avoid []berth.MachineID, group string, found c
 			break
 		}
 		n := r.cluster.nodes[one.machine]
-		if n == nil || n.leaf.size == 0 || !look.allows(n) || n.kind.hasDevices() != found.node.kind.hasDevices() {
+		if n == nil || !n.offered() || !look.allows(n) || n.kind.hasDevices() != found.node.kind.hasDevices() {
 			continue
 		}
 		i := slices.IndexFunc(c.matches, func(m match) bool { return m.kind == n.kind })
@@ -158,10 +158,10 @@ func (r *placer) nearer(c *class, avoid []berth.MachineID, group string, found c
 			continue
 		}
 		priced++
-		slack := c.slack(byWorth, one.mib-have)
-		cost, devices, ok := r.costs(c, n, c.matches[i].devices, byWorth)
+		slack := c.slack(byUsable, one.mib-have)
+		cost, devices, ok := r.costs(c, n, c.matches[i].devices, byUsable)
 		if !ok || cost-least > slack ||
-			byWorth && float64(r.packer.fleet.of(n).gpu-r.packer.fleet.of(found.node).gpu) > slack ||
+			byUsable && float64(r.packer.fleet.of(n).gpu-r.packer.fleet.of(found.node).gpu) > slack ||
 			c.breaks(n, devices) && !c.breaks(found.node, taken) {
 			continue
 		}
@@ -177,8 +177,8 @@ func (r *placer) nearer(c *class, avoid []berth.MachineID, group string, found c
 
 // costs is what a member costs on the machine, by the measure that chose a place
 // for it, and its devices there; ok is false where it does not fit.
-func (r *placer) costs(c *class, n *node, allowed uint64, byWorth bool) (cost float64, devices []int, ok bool) {
-	if !byWorth {
+func (r *placer) costs(c *class, n *node, allowed uint64, byUsable bool) (cost float64, devices []int, ok bool) {
+	if !byUsable {
 		if devices, ok = c.fit(n, allowed); !ok {
 			return 0, nil, false
 		}
@@ -194,9 +194,9 @@ func (r *placer) costs(c *class, n *node, allowed uint64, byWorth bool) (cost fl
 }
 
 // slack is by how much a place may be worse where so much need not be fetched.
-func (c *class) slack(byWorth bool, gain int64) float64 {
+func (c *class) slack(byUsable bool, gain int64) float64 {
 	most := scoreSlack
-	if byWorth {
+	if byUsable {
 		most = lossSlack * float64(c.capacity.GPUMilli)
 	}
 	return most * min(1, float64(gain)/fullGain)

@@ -1,11 +1,9 @@
 package placement
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"time"
 
 	"berth"
 )
@@ -57,35 +55,31 @@ func filledAs(t *testing.T, seed uint64, data, told bool) (placed, found float64
 		}
 		return list[0].Request
 	}
-	s := NewSnapshot()
-	s.UseMix(given(t, list))
+	s := newBench()
+	s.packer.use(given(t, list))
 	const machines = 60
 	owned := 0.0
 	for i := range machines {
 		model := []string{"A", "B"}[i%2]
 		m := gpuMachine(i, 96000, model, model, model, model, model, model, model, model)
 		owned += float64(len(m.GPUs))
-		s.UpsertMachine(m)
+		s.cluster.upsert(m)
 	}
 	holds := map[berth.MachineID][]berth.CachedData{}
 	wanted, taken, asks, hits := 0.0, 0.0, 0.0, 0.0
-	for i := 0; wanted < 1.2*owned; i++ {
+	for wanted < 1.2*owned {
 		request, key := draw(), berth.DataKey(1+r.IntN(30))
-		c := define(s, request)
-		now := time.Unix(int64(i), 0)
-		j := Job{ID: berth.JobID(fmt.Sprintf("j%d", i)), Class: c.name, SubmittedAt: now}
+		c := s.define(request)
+		var wants []berth.DataKey
 		if data {
-			j.Data = []berth.DataKey{key}
+			wants = []berth.DataKey{key}
 		}
-		s.UpsertJob(j)
-		plan := Planner{Pack: Worth}.Plan(s, now)
-		s.RemoveJob(j.ID)
+		ranks, _ := s.place(c, wants...)
 		gpus := float64(c.capacity.GPUMilli) / 1000
 		wanted += gpus
-		for _, start := range plan.Start {
-			g := start.Ranks[0]
+		for _, g := range ranks {
 			taken += gpus
-			s.UpsertMachine(used(s.cluster.nodes[g.Machine].Machine, g))
+			s.cluster.upsert(used(s.cluster.nodes[g.Machine].Machine, g))
 			asks++
 			had := false
 			for _, d := range holds[g.Machine] {
@@ -97,7 +91,7 @@ func filledAs(t *testing.T, seed uint64, data, told bool) (placed, found float64
 			}
 			holds[g.Machine] = append(slices.Clone(holds[g.Machine]), berth.CachedData{Key: key, MiB: 32 << 10})
 			if told {
-				s.SetCache(g.Machine, holds[g.Machine])
+				s.caches.set(g.Machine, holds[g.Machine])
 			}
 		}
 	}
@@ -107,7 +101,7 @@ func filledAs(t *testing.T, seed uint64, data, told bool) (placed, found float64
 // TestForgottenCachesLeaveNothing: what is kept of caches is what was told last.
 func TestForgottenCachesLeaveNothing(t *testing.T) {
 	t.Parallel()
-	s := NewSnapshot()
+	s := newBench()
 	r := rand.New(rand.NewPCG(3, 3))
 	ids := []berth.MachineID{"a", "b", "c", "d"}
 	for range 500 {
@@ -115,7 +109,7 @@ func TestForgottenCachesLeaveNothing(t *testing.T) {
 		for _, k := range r.Perm(6)[:r.IntN(6)] {
 			list = append(list, berth.CachedData{Key: berth.DataKey(1 + k), MiB: r.Int64N(3)})
 		}
-		s.SetCache(ids[r.IntN(len(ids))], list)
+		s.caches.set(ids[r.IntN(len(ids))], list)
 		for key := range berth.DataKey(7) {
 			got := s.caches.find([]berth.DataKey{key}, nil)
 			count := 0
@@ -136,13 +130,9 @@ func TestForgottenCachesLeaveNothing(t *testing.T) {
 			}
 		}
 	}
-	s.UpsertMachine(gpuMachine(0, 96000))
-	s.SetCache("m00", []berth.CachedData{{Key: 1, MiB: 1}})
-	s.RemoveMachine("m00")
-	for _, id := range ids[1:] {
-		s.SetCache(id, nil)
+	for _, id := range ids {
+		s.caches.set(id, nil)
 	}
-	s.RemoveMachine(ids[0]) // nobody has told of it but of its cache
 	if len(s.caches.of)+len(s.caches.where) > 0 {
 		t.Errorf("left over: %+v", s.caches)
 	}

@@ -105,7 +105,7 @@ func (r *nominations) awaits(e *entry) bool {
 	if len(marks) == 0 {
 		return false
 	}
-	c, start := e.class, len(r.ledger.taken)
+	c, start := e.class, r.ledger.mark()
 	defer r.placer.reopen(c)()
 	r.lift(marks)
 	for _, m := range marks {
@@ -200,11 +200,6 @@ func earmarks(e *entry, g berth.Grant, n *node, victims []*holder) []Earmark {
 	part(left.grant(n), "")
 	slices.SortStableFunc(list, func(a, b Earmark) int { return strings.Compare(string(a.Victim), string(b.Victim)) })
 	return list
-}
-
-// grant is the amount as a grant, as far as the machine ever has it.
-func (a amount) grant(n *node) berth.Grant {
-	return a.within(&node{Machine: n.Machine, free: n.Total, gpus: slices.Repeat([]int64{whole}, len(n.GPUs))})
 }
 
 // draw takes from what is left as much as a grant can give.

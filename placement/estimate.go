@@ -2,6 +2,7 @@ package placement
 
 import (
 	"slices"
+	"time"
 
 	"berth"
 )
@@ -28,7 +29,14 @@ func (r *run) estimate(only berth.JobID) (waiting int) {
 	if len(list) == 0 {
 		return waiting
 	}
-	f := r.flow()
+	starts := make(map[berth.JobID]time.Time, len(r.soon)+len(r.plan.Start))
+	for id := range r.soon {
+		starts[id] = r.now
+	}
+	for _, s := range r.plan.Start {
+		starts[s.Job] = r.now
+	}
+	f := newFlow(r.reservations, r.snapshot.queue, r.shares, starts)
 	for i, e := range list {
 		est := Estimate{Job: e.ID, Position: i + 1}
 		if r.pruner.narrowed && e.blocked != r.number && !r.plan.More {

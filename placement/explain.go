@@ -57,14 +57,6 @@ func (e Explanation) Unsatisfiable() bool { return len(e.Lacking) > 0 }
 // maxCandidates bounds Explanation.Candidates.
 const maxCandidates = 20
 
-// Explain tells how the machines stand to a request, by the same code that
-// places.
-func Explain(s *Snapshot, r berth.Request) Explanation {
-	c := newClass("", r)
-	s.cluster.observe(c)
-	return s.explain(c)
-}
-
 // condition is a clause as it is checked: on a machine that passed all before.
 type condition struct {
 	name  string
@@ -74,7 +66,8 @@ type condition struct {
 	many  string // 2 ...
 }
 
-func (s *Snapshot) explain(c *class) Explanation {
+// explainClass explains a class, clause by clause.
+func explainClass(s *state, c *class) Explanation {
 	s.cluster.settle(c)
 	conditions := clauses{c}.conditions()
 	e := Explanation{Machines: len(s.cluster.nodes)}

@@ -7,6 +7,23 @@ import (
 	"berth"
 )
 
+// state is the part of a snapshot that placers read: the machines, and the caches
+// of searches that outlive a plan.
+type state struct {
+	cluster *cluster
+	packer  *packer
+	caches  *caches
+	memory  *memory
+}
+
+// newState returns the state of a cluster, and makes its packer the observer of
+// the machines.
+func newState(c *cluster) *state {
+	s := &state{cluster: c, packer: newPacker(c), caches: newCaches(), memory: &memory{}}
+	c.observer = s.packer
+	return s
+}
+
 // placer searches machines for the members of one job after the other.
 type placer struct {
 	*moment
@@ -16,17 +33,17 @@ type placer struct {
 	caches  *caches
 	memory  *memory
 
-	epoch   int                   // capacity only shrinks within an epoch
-	last    map[*class]choice     // the best machine for the latest member of a class
-	barrens map[likeness][]*class // classes without room in this epoch
-	byWorth bool                  // Pack is Worth, and the mix is known
-	looks   int                   // costs read so far, see maxLooks
-	scanned int                   // groups passed over so far
-	end     time.Time             // when the job being placed has ended; zero: unknown
-	wants   []berth.DataKey       // data of the job being placed
-	moved   []Near                // its members that were moved to their data
-	stocks  []stock               // buffer
-	nearby  []nearby              // buffer
+	epoch    int                   // capacity only shrinks within an epoch
+	last     map[*class]choice     // the best machine for the latest member of a class
+	barrens  map[likeness][]*class // classes without room in this epoch
+	byUsable bool                  // Pack is Worth, and the mix is known
+	looks    int                   // costs read so far, see maxLooks
+	scanned  int                   // groups passed over so far
+	end      time.Time             // when the job being placed has ended; zero: unknown
+	wants    []berth.DataKey       // data of the job being placed
+	moved    []Near                // its members that were moved to their data
+	stocks   []stock               // buffer
+	nearby   []nearby              // buffer
 }
 
 // memory is the outcome of earlier searches by class. A plan or an epoch stamps
@@ -115,7 +132,7 @@ func (r *placer) brief(s *search) (choice, bool) {
 	}
 	for _, h := range r.ledger.holds {
 		n := h.node
-		if r.end.After(h.until) || n.leaf.size == 0 || !s.allows(n) {
+		if r.end.After(h.until) || !n.offered() || !s.allows(n) {
 			continue
 		}
 		i := slices.IndexFunc(s.class.matches, func(m match) bool { return m.kind == n.kind })
@@ -142,15 +159,15 @@ func (r *placer) find(c *class, avoid []berth.MachineID, group string) (choice, 
 	if m := r.memory.of(c); m.closed == r.number || m.barren == r.epoch {
 		return choice{}, false
 	}
-	byWorth := r.byWorth && !c.spreads() && !r.spent()
-	if last, ok := r.last[c]; ok && !c.spreads() && s.allows(last.node) && !(byWorth && last.node.kind.hasDevices()) {
+	byUsable := r.byUsable && !c.spreads() && !r.spent()
+	if last, ok := r.last[c]; ok && !c.spreads() && s.allows(last.node) && !(byUsable && last.node.kind.hasDevices()) {
 		// Packing goes on where it left off: the machine was the best choice, and
 		// has become tighter.
 		if devices, ok := c.fit(last.node, last.allowed); ok {
 			return choice{node: last.node, allowed: last.allowed, grant: c.grant(last.node, devices)}, true
 		}
 	}
-	if byWorth {
+	if byUsable {
 		return r.cheapest(s)
 	}
 	return s.best()
@@ -337,7 +354,7 @@ func (c *class) grant(n *node, devices []int) berth.Grant {
 }
 
 // newPlacer returns the placer of one plan.
-func newPlacer(at *moment, s *Snapshot, l *ledger) *placer {
+func newPlacer(at *moment, s *state, l *ledger) *placer {
 	return &placer{
 		moment: at, cluster: s.cluster, ledger: l, packer: s.packer, caches: s.caches, memory: s.memory,
 		epoch: at.number, last: map[*class]choice{}, barrens: map[likeness][]*class{},

@@ -67,7 +67,7 @@ type group struct {
 	slot     int32
 	stamp    uint32 // of this group under this value: costs with another are of an earlier one
 	gpu      int64  // left
-	worth    float64
+	usable   float64
 	valued   bool
 	machines tree[*node] // by id
 	index    int         // in its list, while there are machines
@@ -282,7 +282,7 @@ func (f *fleet) price(g *group, c *class, devices uint64) (float32, hole) {
 		return never, 0
 	}
 	if !g.valued {
-		g.worth, g.valued = f.value.worth(&g.remnant), true
+		g.usable, g.valued = f.value.usable(&g.remnant), true
 	}
 	to := remnant{g.kind, g.cpu - c.capacity.CPUMilli, g.memory - c.capacity.MemoryMiB, nil}
 	switch r := c.request; {
@@ -312,7 +312,7 @@ func (f *fleet) price(g *group, c *class, devices uint64) (float32, hole) {
 
 // loss is rounded so that places that are equally good compare equal.
 func (f *fleet) loss(g *group, to *remnant) float32 {
-	return float32(math.Round((g.worth-f.value.worth(to))*1000) / 1000)
+	return float32(math.Round((g.usable-f.value.usable(to))*1000) / 1000)
 }
 
 // without returns the holes after count whole devices were taken, those that

@@ -46,22 +46,16 @@ type refund struct {
 	room amounts
 }
 
-// flow reads the free capacity and the releases, after the plan's starts and
-// reservations.
-func (r *run) flow() *flow {
+// newFlow reads the free capacity and the releases after the plan's reservations.
+// starts are further jobs of the plan, with the time from which each holds room.
+func newFlow(r *reservations, q *queue, s *shares, starts map[berth.JobID]time.Time) *flow {
 	f := &flow{
-		moment: r.moment, policy: &r.policy, cluster: r.snapshot.cluster, queue: r.snapshot.queue,
-		ledger: r.ledger, placer: r.placer,
-		reservations: r.reservations, shares: r.shares,
+		moment: r.moment, policy: r.policy, cluster: r.cluster, queue: q, ledger: r.ledger, placer: r.placer,
+		reservations: r, shares: s,
 		pools: map[*kind]*pool{}, floors: map[*class]floor{}, headrooms: map[*account]*headroom{},
-		starts: maps.Clone(r.reservations.starts),
+		starts: maps.Clone(r.starts),
 	}
-	for id := range r.soon {
-		f.starts[id] = r.now
-	}
-	for _, s := range r.plan.Start {
-		f.starts[s.Job] = r.now
-	}
+	maps.Copy(f.starts, starts)
 	for _, k := range f.cluster.kinds {
 		f.pools[k] = f.poolOf(k)
 	}
@@ -193,13 +187,4 @@ func (p *pool) give(x refund) {
 		return -1
 	})
 	p.next = slices.Insert(p.next, i, x)
-}
-
-func (x amounts) covers(y amounts) bool {
-	for i := range x {
-		if y[i] > 0 && x[i] < y[i] {
-			return false
-		}
-	}
-	return true
 }

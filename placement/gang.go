@@ -9,7 +9,7 @@ import (
 // gang places all members one after the other. If one finds no place, the
 // others give theirs back.
 func (r *placer) gang(c *class, avoid []berth.MachineID, group string) ([]berth.Grant, bool) {
-	start := len(r.ledger.taken)
+	start := r.ledger.mark()
 	ranks := make([]berth.Grant, 0, c.members())
 	r.moved = r.moved[:0]
 	for range c.members() {
@@ -51,7 +51,7 @@ type site struct {
 // stay places a gang at its former sites as far as it fits there, and the rest of
 // its members anywhere.
 func (r *placer) stay(c *class, avoid []berth.MachineID, group string, former []site) ([]berth.Grant, bool) {
-	start := len(r.ledger.taken)
+	start := r.ledger.mark()
 	ranks := make([]berth.Grant, 0, c.members())
 	look := search{class: c, avoid: avoid, group: group}
 	for _, m := range former {
@@ -73,7 +73,7 @@ func (r *placer) stay(c *class, avoid []berth.MachineID, group string, former []
 func (r *placer) staySite(look *search, m site, ranks []berth.Grant) []berth.Grant {
 	c, n := look.class, m.node
 	i := slices.IndexFunc(c.matches, func(x match) bool { return x.kind == n.kind })
-	if i < 0 || n.leaf.size == 0 || !look.allows(n) {
+	if i < 0 || !n.offered() || !look.allows(n) {
 		return ranks
 	}
 	allowed := c.matches[i].devices

@@ -188,3 +188,20 @@ func walk(l *leaf[*node], n need, spread bool, visit func(*node) bool) bool {
 		(!n.within(l.item.has) || visit(l.item)) &&
 		walk(last, n, spread, visit)
 }
+
+// all lists the placeable machines of a kind, in the order that they had when
+// the plan first asked.
+func (k *kind) all(plan int) []*node {
+	if k.orderedAt == plan {
+		return k.ordered
+	}
+	k.ordered, k.orderedAt = k.ordered[:0], plan
+	var c cursor[*node]
+	for c.begin(&k.tree); ; c.next() {
+		n, ok := c.at()
+		if !ok {
+			return k.ordered
+		}
+		k.ordered = append(k.ordered, n)
+	}
+}

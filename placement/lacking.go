@@ -46,7 +46,7 @@ func bestMachines(s *cluster, c *class) []berth.MachineID {
 
 // membersNow is the number of members of a gang that have room at once, by placing
 // them on trial.
-func membersNow(s *Snapshot, c *class) int {
+func membersNow(s *state, c *class) int {
 	most := 0
 	at := &moment{number: s.cluster.nextPlan()}
 	r := newPlacer(at, s, &ledger{moment: at, cluster: s.cluster, trial: true})
@@ -127,11 +127,11 @@ func lacking(s *cluster, c *class, e Explanation) []Shortfall {
 		}
 		return []Shortfall{{"members", strconv.Itoa(e.Members.Asked), most}}
 	}
-	fit, miss := selected(s, c)
+	nodes, miss := selected(s, c)
 	if miss != nil {
 		return []Shortfall{*miss}
 	}
-	list := c.shortfalls(fit)
+	list := c.shortfalls(nodes)
 	if len(list) == 0 { // enough of each, but never on one machine
 		list = []Shortfall{{"machine", c.String(), "no single machine has all of it"}}
 	}

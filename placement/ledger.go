@@ -139,7 +139,10 @@ func (l *ledger) give(n *node, list ...berth.Grant) {
 	}
 }
 
-// undo reverts the entries since mark, a former length of taken.
+// mark returns the position of the next entry, for undo.
+func (l *ledger) mark() int { return len(l.taken) }
+
+// undo reverts the entries since a mark.
 func (l *ledger) undo(mark int) {
 	for i := len(l.taken) - 1; i >= mark; {
 		n := l.taken[i].node
@@ -175,7 +178,7 @@ func (l *ledger) move(n *node, change func()) {
 	l.buffer = append(l.buffer[:0], n.gpus...)
 	change()
 	n.sum()
-	if n.leaf.size == 0 || n.has == was && slices.Equal(n.gpus, l.buffer) {
+	if !n.offered() || n.has == was && slices.Equal(n.gpus, l.buffer) {
 		return
 	}
 	if now := n.has; now != was {
@@ -290,4 +293,9 @@ func covers(n *node, g, o berth.Grant) bool {
 	rest := amount{}.plus(n, o, 1).plus(n, g, -1)
 	return rest.Capacity.Fits(berth.Capacity{}) &&
 		!slices.ContainsFunc(rest.gpus, func(milli int64) bool { return milli > 0 })
+}
+
+// grant is the amount as a grant, as far as the machine ever has it.
+func (a amount) grant(n *node) berth.Grant {
+	return a.within(&node{Machine: n.Machine, free: n.Total, gpus: slices.Repeat([]int64{whole}, len(n.GPUs))})
 }

@@ -1,6 +1,9 @@
 package placement
 
-import "container/heap"
+import (
+	"container/heap"
+	"slices"
+)
 
 // lineHeap is a heap of lines by the next job of each.
 type lineHeap []*line
@@ -217,3 +220,34 @@ func (r *turn) quit(x *contender) {
 // stays reports whether the contender's next job is looked at although its class has
 // no place: for what it shows, or because others of its tenant may not pass it.
 func (r *turn) stays(x *contender) bool { return r.shows(x) || x.first.overdue && !x.tried }
+
+// dropClosed leaves out the lines of closed classes among the lines that are begun.
+func (r *turn) dropClosed() {
+	r.shares.regroup(&r.shares.root, func(x *contender) {
+		x.begun = slices.DeleteFunc(x.begun, func(l *line) bool {
+			return r.passes(l.class) && !(l == x.latest && r.stays(x))
+		})
+		heap.Init(&x.begun)
+		r.fetch(x)
+	})
+}
+
+// keepOnly begins the lines of these classes and leaves out all others.
+func (r *turn) keepOnly(classes []*class) {
+	for _, c := range classes {
+		for _, l := range r.queue.of(c).lines {
+			x := r.shares.own[l.account.index]
+			if l.enteredAt != r.number && r.enter(x, l) || l.enteredAt == r.number && !l.over {
+				x.rest = append(x.rest, l)
+			}
+		}
+	}
+	r.shares.regroup(&r.shares.root, func(x *contender) {
+		if r.stays(x) && !slices.Contains(x.rest, x.latest) {
+			x.rest = append(x.rest, x.latest)
+		}
+		x.begun, x.rest, x.lines = x.rest, nil, nil
+		heap.Init(&x.begun)
+		x.lead()
+	})
+}

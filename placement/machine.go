@@ -90,6 +90,9 @@ type node struct {
 	changed uint8 // bit f: it is in the feed of follower f
 }
 
+// offered reports whether searches find the machine: it is in the tree of its kind.
+func (n *node) offered() bool { return n.leaf.size > 0 }
+
 // room is what a search is pruned by: a subtree whose most room is too little
 // holds no machine that fits.
 type room struct {
@@ -193,4 +196,14 @@ func sign(n int64) int {
 		return 1
 	}
 	return 0
+}
+
+// owe takes a grant out, into debt where it is not free yet.
+func (n *node) owe(g berth.Grant) {
+	n.free = n.free.Sub(g.Capacity)
+	for _, d := range g.GPUs {
+		if i := n.device(d.Index); i >= 0 && n.gpus[i] != unhealthy {
+			n.gpus[i] -= d.Milli
+		}
+	}
 }

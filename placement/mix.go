@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	// maxShapes is how many shapes of requests worth is told from. Of more, those
+	// maxShapes is the number of shapes of requests in an estimate. Of more, those
 	// that are alike are taken together.
 	maxShapes = 200
 	// maxKept is how many are counted. What is rarer hardly weighs.
@@ -25,7 +25,7 @@ const (
 	news = 0.05
 )
 
-// Mix is what jobs ask for and how often: what worth is reckoned by. It is
+// Mix is the distribution of requests that usable shares are computed from. It is
 // given, or learned from the jobs that come into a snapshot, where the old ones
 // fade as new ones come. It belongs to one snapshot at a time.
 type Mix struct {

@@ -1,10 +1,6 @@
 package placement
 
-import (
-	"container/heap"
-	"slices"
-	"time"
-)
+import "time"
 
 // pruner knows the classes of which no job can be decided in this plan, so that a
 // plan for a full cluster does not look at every waiting job.
@@ -26,12 +22,6 @@ type pruner struct {
 
 // limits returns the jobs of a class with a time limit, shortest first.
 func (r *pruner) limits(c *class) []alarm { return r.snapshot.queue.of(c).limits.list }
-
-// exhausted reports whether the plan can neither reserve another start nor search
-// for victims.
-func (r *pruner) exhausted() bool {
-	return r.reservations.heads >= r.policy.Backfill && r.preemption.searches <= 0
-}
 
 // unprobe notes that a job of the class has started.
 func (r *pruner) unprobe(c *class) { r.probed.drop(c.number) }
@@ -55,7 +45,7 @@ func (r *pruner) narrow() {
 	r.narrowed, r.turn.skipped = true, 0
 	var alive []*class
 	lines, left := 0, 0
-	fit := map[likeness]*class{} // the one that asks for most, of those looked at
+	fitting := map[likeness]*class{} // the one that asks for most, of those looked at
 	for i, c := range r.snapshot.cluster.roster {
 		if again { // most that are left have a place still
 			c = r.snapshot.cluster.roster[len(r.snapshot.cluster.roster)-1-i]
@@ -68,13 +58,13 @@ func (r *pruner) narrow() {
 			continue
 		}
 		r.snapshot.cluster.settle(c) // what it is like depends on the kinds there are
-		if o := fit[c.like]; o != nil && !r.placer.closed(c) && o.members() >= c.members() && o.asksForAll(c) {
+		if o := fitting[c.like]; o != nil && !r.placer.closed(c) && o.members() >= c.members() && o.asksForAll(c) {
 			alive, left = append(alive, c), left+len(r.snapshot.queue.of(c).lines)
 			continue
 		}
 		if !r.closed(c) && !r.dead(c) {
 			if !r.placer.closed(c) {
-				fit[c.like] = c
+				fitting[c.like] = c
 			}
 			alive, left = append(alive, c), left+len(r.snapshot.queue.of(c).lines)
 			continue
@@ -85,31 +75,10 @@ func (r *pruner) narrow() {
 		r.shut(c)
 	}
 	if left > lines/16 { // passing over the others costs less than beginning all of these
-		r.shares.reseat(&r.shares.root, func(x *contender) {
-			x.begun = slices.DeleteFunc(x.begun, func(l *line) bool {
-				return r.closed(l.class) && !(l == x.latest && r.turn.stays(x))
-			})
-			heap.Init(&x.begun)
-			r.turn.fetch(x)
-		})
+		r.turn.dropClosed()
 		return
 	}
-	for _, c := range alive {
-		for _, l := range r.snapshot.queue.of(c).lines {
-			x := r.shares.own[l.account.index]
-			if l.enteredAt != r.number && r.turn.enter(x, l) || l.enteredAt == r.number && !l.over {
-				x.rest = append(x.rest, l)
-			}
-		}
-	}
-	r.shares.reseat(&r.shares.root, func(x *contender) {
-		if r.turn.stays(x) && !slices.Contains(x.rest, x.latest) {
-			x.rest = append(x.rest, x.latest)
-		}
-		x.begun, x.rest, x.lines = x.rest, nil, nil
-		heap.Init(&x.begun)
-		x.lead()
-	})
+	r.turn.keepOnly(alive)
 }
 
 // dead reports whether no job of the class has a place: not now and, since room

@@ -9,9 +9,9 @@ import (
 	"berth"
 )
 
-// contender is an account in a plan: what it holds as the plan goes on, and which of
-// its jobs comes next. Seats form the tree that the accounts form; one with
-// contenders below it has no jobs of its own, those sit in a contender beside its others.
+// contender is an account in a plan: the capacity that it holds as the plan goes on,
+// and the next of its jobs. Contenders form the tree of the accounts. An account
+// with accounts below it has a further contender for its own jobs, next to theirs.
 type contender struct {
 	account *account
 	own     bool // the account's own jobs, where it has accounts below
@@ -87,12 +87,12 @@ type contenders struct {
 }
 
 func (h *contenders) Len() int           { return len(h.list) }
-func (h *contenders) Less(i, j int) bool { return h.shares.comparesSeats(h.list[i], h.list[j]) < 0 }
+func (h *contenders) Less(i, j int) bool { return h.shares.compareContenders(h.list[i], h.list[j]) < 0 }
 func (h *contenders) Swap(i, j int) {
 	h.list[i], h.list[j] = h.list[j], h.list[i]
 	h.list[i].index, h.list[j].index = i, j
 }
-func (h *contenders) Push(any) { panic("placement: seats are not pushed") }
+func (h *contenders) Push(any) { panic("placement: contenders are not pushed") }
 func (h *contenders) Pop() any {
 	last := len(h.list) - 1
 	x := h.list[last]
@@ -100,8 +100,8 @@ func (h *contenders) Pop() any {
 	return x
 }
 
-// comparesSeats orders two contenders below one. Both have jobs.
-func (r *shares) comparesSeats(a, b *contender) int {
+// compareContenders orders two contenders below one. Both have jobs.
+func (r *shares) compareContenders(a, b *contender) int {
 	x, y := a.first, b.first
 	if r.policy.Order == Fair {
 		if x.band != y.band {
@@ -179,7 +179,7 @@ func (r *shares) divide() {
 			}
 		}
 	})
-	r.reseat(&r.root, func(*contender) {})
+	r.regroup(&r.root, func(*contender) {})
 }
 
 // counts reports whether the contender takes part in dividing the cluster.
@@ -280,13 +280,13 @@ func newShares(at *moment, policy *Policy, q *queue, owned amounts) *shares {
 	return r
 }
 
-// reseat lets change see to each contender that has jobs left, and puts all where they
-// belong then.
-func (r *shares) reseat(above *contender, change func(*contender)) {
+// regroup calls change with each contender that has jobs left, then sorts all
+// contenders again.
+func (r *shares) regroup(above *contender, change func(*contender)) {
 	list := above.kids.list[:0]
 	for _, x := range above.kids.list {
 		if x.kids.shares != nil {
-			r.reseat(x, change)
+			r.regroup(x, change)
 		} else {
 			change(x)
 		}
@@ -299,4 +299,44 @@ func (r *shares) reseat(above *contender, change func(*contender)) {
 	above.kids.list = list
 	heap.Init(&above.kids)
 	r.lead(above)
+}
+
+// siblings are the contenders in which two accounts part: below the same one. They
+// are nil if one is above the other, or both are the same.
+func siblings(a, b *contender) (x, y *contender) {
+	for x = a; x.parent != nil; x = x.parent {
+		for y = b; y.parent != nil; y = y.parent {
+			if x.parent == y.parent && x != y {
+				return x, y
+			}
+			if x == y {
+				return nil, nil
+			}
+		}
+	}
+	return nil, nil
+}
+
+// shielded reports whether a holder's tenant, or one between it and top, has no
+// more than what is guaranteed to it.
+func shielded(x, top *contender) bool {
+	for ; x != nil; x = x.parent {
+		if a := x.account; a.known && a.guaranteed() && !a.borrows(x.held.Capacity) {
+			return true
+		}
+		if x == top {
+			break
+		}
+	}
+	return false
+}
+
+// covers reports whether the amounts are enough for others, resource by resource.
+func (x amounts) covers(y amounts) bool {
+	for i := range x {
+		if y[i] > 0 && x[i] < y[i] {
+			return false
+		}
+	}
+	return true
 }

@@ -64,19 +64,22 @@ func (o *Outlook) Why(id berth.JobID) (w JobExplanation, ok bool) {
 	r := o.planner.begin(s, o.now)
 	defer r.finish()
 	r.open()
-	fit, ok := o.fits[e.class]
+	machines, ok := o.fits[e.class]
 	if !ok {
-		fit = s.explain(e.class)
-		o.fits[e.class] = fit
+		machines = explainClass(s.state, e.class)
+		o.fits[e.class] = machines
 	}
 	x := r.shares.contenders[s.queue.account(e.Tenant).index]
 	est := o.expected[id]
+	read := &reading{
+		moment: r.moment, policy: &r.policy, queue: s.queue, shares: r.shares, nominations: r.nominations,
+	}
 	w = JobExplanation{
-		Job: id, Fit: fit, Order: o.planner.Policy.Order, Terms: r.terms(x, e), Queue: o.queue,
+		Job: id, Fit: machines, Order: o.planner.Policy.Order, Terms: read.terms(x, e), Queue: o.queue,
 		Position: est.Position, Ahead: ahead, Start: est.Start, Reserved: est.Reserved, StartsNow: o.starts[id],
 	}
 	if len(e.Data) > 0 {
-		w.Data = s.caches.show(s.cluster, e.Data,
+		w.Data = s.state.caches.show(s.cluster, e.Data,
 			slices.DeleteFunc(slices.Clone(o.near), func(m Near) bool { return m.Job != id }))
 	}
 	switch {
@@ -89,7 +92,7 @@ func (o *Outlook) Why(id berth.JobID) (w JobExplanation, ok bool) {
 	case !e.Held:
 		w.Start = r.later(x, e)
 	}
-	w.Blockers = append(r.blockers(x, e, w), o.ahead(e, w)...)
+	w.Blockers = append(read.blockers(x, e, w), read.ahead(&o.deference, e, w, o.keeps)...)
 	return w, true
 }
 
@@ -118,11 +121,19 @@ func (p Planner) WhyNew(s *Snapshot, j Job, request berth.Request, now time.Time
 		s.cluster.observe(c)
 		s.cluster.enroll(c)
 		s.queue.enroll(c)
-		s.memory.reset(c)
+		s.state.memory.reset(c)
 		defer s.cluster.dismiss(c)
 	}
 	s.queue.upsert(j, c)
 	defer s.RemoveJob(j.ID)
 	w, _ := p.Why(s, j.ID, now)
 	return w
+}
+
+// Why is Outlook.Why, for one question.
+func (p Planner) Why(s *Snapshot, id berth.JobID, now time.Time) (w JobExplanation, ok bool) {
+	if s.queue.jobs[id] == nil {
+		return w, false
+	}
+	return p.outlook(s, now, id).Why(id)
 }

@@ -35,27 +35,6 @@ type Plan struct {
 	More      bool                   // the plan was cut off: plan again soon
 }
 
-// Preempt tells a running job to give way to another.
-type Preempt struct {
-	Job     berth.JobID
-	Version int64
-	Attempt int
-	For     berth.JobID
-	Why     PreemptReason
-	Lost    time.Duration // GPU time since its last verified checkpoint
-}
-
-// PreemptReason is what allows a preemption.
-type PreemptReason string
-
-// The reasons for a preemption.
-const (
-	PreemptBand  PreemptReason = "priority"  // the other is of a higher band
-	PreemptShare PreemptReason = "share"     // its tenant has more than its share, the other's less
-	PreemptQuota PreemptReason = "guarantee" // its tenant borrows what is guaranteed to the other's
-	PreemptRank  PreemptReason = "service"   // the other has much less service to go
-)
-
 // Estimate is when a waiting job should start.
 type Estimate struct {
 	Job      berth.JobID
@@ -136,8 +115,8 @@ func (p Planner) begin(s *Snapshot, now time.Time) *run {
 	policy := &r.policy
 	r.ledger = &ledger{moment: at, cluster: s.cluster}
 	r.shares = newShares(at, policy, s.queue, amountsOf(s.cluster.owned))
-	r.placer = newPlacer(at, s, r.ledger)
-	r.placer.byWorth = p.Pack == Worth && s.packer.appraise()
+	r.placer = newPlacer(at, s.state, r.ledger)
+	r.placer.byUsable = p.Pack == Worth && s.state.packer.appraise()
 	r.reservations = &reservations{
 		moment: at, policy: policy, cluster: s.cluster, ledger: r.ledger, placer: r.placer, index: s.releases,
 		fresh: map[*node][]*holder{}, starts: map[berth.JobID]time.Time{},
@@ -371,7 +350,7 @@ func (r *run) explain(c *class) {
 	if r.plan.Explain == nil {
 		r.plan.Explain = map[string]Explanation{}
 	}
-	r.plan.Explain[c.name] = r.snapshot.explain(c)
+	r.plan.Explain[c.name] = explainClass(r.snapshot.state, c)
 }
 
 // avoidances is what to keep away from, in the order to try: machines that

@@ -14,6 +14,27 @@ const maxSearches = 32
 // maxHopes bounds the further searches for the sake of estimates.
 const maxHopes = 64
 
+// Preempt tells a running job to give way to another.
+type Preempt struct {
+	Job     berth.JobID
+	Version int64
+	Attempt int
+	For     berth.JobID
+	Why     PreemptReason
+	Lost    time.Duration // GPU time since its last verified checkpoint
+}
+
+// PreemptReason is what allows a preemption.
+type PreemptReason string
+
+// The reasons for a preemption.
+const (
+	PreemptBand  PreemptReason = "priority"  // the other is of a higher band
+	PreemptShare PreemptReason = "share"     // its tenant has more than its share, the other's less
+	PreemptQuota PreemptReason = "guarantee" // its tenant borrows what is guaranteed to the other's
+	PreemptRank  PreemptReason = "service"   // the other has much less service to go
+)
+
 // preemption displaces running jobs for blocked ones. It chooses whole gangs, the
 // ones with the least work to lose, and spares every job that need not stop.
 type preemption struct {
@@ -91,7 +112,7 @@ func (r *preemption) choose(x *contender, e *entry) *displacement {
 	r.grantRights(x, e)
 	var best *displacement
 	for _, group := range r.placer.groups(e.class) {
-		mark := len(r.ledger.taken)
+		mark := r.ledger.mark()
 		s := r.displace(e, group)
 		r.ledger.undo(mark)
 		if s != nil && len(s.victims) == 0 {

@@ -347,3 +347,13 @@ func (r *preemption) lowerBound(n *node, want glance, p *prospect) bool {
 	}
 	return false
 }
+
+// costKey orders by band, then by cost.
+func costKey(band int32, cost float32) uint64 {
+	return uint64(uint32(band)^1<<31)<<32 | uint64(math.Float32bits(max(0, cost)))
+}
+
+// keyBound is the band and the cost that a key was made of.
+func keyBound(key uint64) bound {
+	return bound{int(int32(uint32(key>>32) ^ 1<<31)), float64(math.Float32frombits(uint32(key)))}
+}

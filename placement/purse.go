@@ -53,23 +53,6 @@ func (f *flow) headroomOf(x *contender) *headroom {
 	return p
 }
 
-// bounds is how much the account may hold at most; bound is false if it may hold
-// anything.
-func (a *account) bounds() (room amounts, bound bool) {
-	limit, guarantee := amountsOf(a.Limit), amountsOf(a.Guarantee)
-	for i := range room {
-		room[i] = math.Inf(1)
-		if limit[i] != 0 {
-			room[i] = max(0, limit[i])
-		}
-		if a.Borrow == BorrowNothing && guarantee[i] > 0 {
-			room[i] = min(room[i], guarantee[i])
-		}
-		bound = bound || !math.IsInf(room[i], 1)
-	}
-	return room, bound || a.MaxRunning > 0
-}
-
 // affords is when the job's accounts may hold it too; ok is false if the end of
 // jobs does not bring that about.
 func (f *flow) affords(x *contender, e *entry) (at time.Time, ok bool) {

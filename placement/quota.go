@@ -2,6 +2,7 @@ package placement
 
 import (
 	"fmt"
+	"math"
 	"time"
 
 	"berth"
@@ -175,4 +176,31 @@ func (b Budget) at(now time.Time, gpuMilli int64) float64 {
 		spent += float64(gpuMilli) / 1000 * now.Sub(b.At).Hours()
 	}
 	return spent
+}
+
+// guaranteed reports whether anything is guaranteed to the account.
+func (a *account) guaranteed() bool {
+	for _, x := range resources {
+		if x.of(a.Guarantee) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// bounds is how much the account may hold at most; bound is false if it may hold
+// anything.
+func (a *account) bounds() (room amounts, bound bool) {
+	limit, guarantee := amountsOf(a.Limit), amountsOf(a.Guarantee)
+	for i := range room {
+		room[i] = math.Inf(1)
+		if limit[i] != 0 {
+			room[i] = max(0, limit[i])
+		}
+		if a.Borrow == BorrowNothing && guarantee[i] > 0 {
+			room[i] = min(room[i], guarantee[i])
+		}
+		bound = bound || !math.IsInf(room[i], 1)
+	}
+	return room, bound || a.MaxRunning > 0
 }

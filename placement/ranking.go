@@ -2,16 +2,14 @@ package placement
 
 import (
 	"cmp"
-	"math"
 	"slices"
 )
 
-// ranking lists machines of a herd by a key below what they are worth a look
-// for, the least first: a look for the best of them ends where the key alone says
-// that no other is better. It is kept from plan to plan.
+// ranking lists machines of a kind by a lower bound, the least first: a search ends
+// at the first machine whose bound alone rules it out. It is kept from plan to plan.
 type ranking []standing
 
-// standing is a machine in a ranking, by its place in the herd.
+// standing is a machine in a ranking, by its place in the roster of its kind.
 type standing struct {
 	key   uint64
 	place int32
@@ -40,17 +38,7 @@ func (x *ranking) renew(fresh []standing, stays func(place int32) bool) {
 }
 
 // timeKey orders by time.
-func timeKey(t second) uint64 { return uint64(uint32(t) ^ 1<<31) }
+func timeKey(t tick) uint64 { return uint64(uint32(t) ^ 1<<31) }
 
 // keyTime is the time that a key was made of.
-func keyTime(key uint64) second { return second(uint32(key) ^ 1<<31) }
-
-// costKey orders by band, then by cost.
-func costKey(band int32, cost float32) uint64 {
-	return uint64(uint32(band)^1<<31)<<32 | uint64(math.Float32bits(max(0, cost)))
-}
-
-// bound is the band and the cost that a key was made of.
-func (x standing) bound() bound {
-	return bound{int(int32(uint32(x.key>>32) ^ 1<<31)), float64(math.Float32frombits(uint32(x.key)))}
-}
+func keyTime(key uint64) tick { return tick(uint32(key) ^ 1<<31) }

@@ -58,7 +58,7 @@ func (r *preemption) fitsReleased(c *class, group string) bool {
 	s := search{class: c, group: group}
 	for _, n := range r.releasedNodes() {
 		i := slices.IndexFunc(c.matches, func(m match) bool { return m.kind == n.kind })
-		if i < 0 || n.leaf.size == 0 || !s.allows(n) || r.ledger.isFirm(n) {
+		if i < 0 || !n.offered() || !s.allows(n) || r.ledger.isFirm(n) {
 			continue
 		}
 		draft := r.ledger.sketch(n)

@@ -86,7 +86,7 @@ func (r *nominations) yield(blocked []*entry) []berth.JobID {
 // fitsWith reports whether a job would have room with the capacity of other
 // nominations and its own.
 func (r *nominations) fitsWith(e *entry, others []mark) bool {
-	c, start := e.class, len(r.ledger.taken)
+	c, start := e.class, r.ledger.mark()
 	defer r.placer.reopen(c)()
 	r.placer.end = time.Time{}
 	own := r.marks[e.ID]

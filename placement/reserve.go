@@ -148,7 +148,7 @@ func (r *reservations) soonest(s *search, limit time.Time) []opening {
 // first looks at the machine that may open first.
 func (h *openingSearch) first() {
 	r, wish := h.run, h.class.wish()
-	now, least := secondOf(r.now), noSecond
+	now, least := tickOf(r.now), noTick
 	var where *node
 	var at match
 	for _, m := range h.class.matches {
@@ -266,32 +266,5 @@ func (r *reservations) opens(c *class, n *node, allowed uint64, want int, limit 
 		if !limit.IsZero() && !at.Before(limit) {
 			return list
 		}
-	}
-}
-
-// owe takes a grant out, into debt where it is not free yet.
-func (n *node) owe(g berth.Grant) {
-	n.free = n.free.Sub(g.Capacity)
-	for _, d := range g.GPUs {
-		if i := n.device(d.Index); i >= 0 && n.gpus[i] != unhealthy {
-			n.gpus[i] -= d.Milli
-		}
-	}
-}
-
-// all lists the placeable machines of a kind, in the order that they had when
-// the plan first asked.
-func (k *kind) all(plan int) []*node {
-	if k.orderedAt == plan {
-		return k.ordered
-	}
-	k.ordered, k.orderedAt = k.ordered[:0], plan
-	var c cursor[*node]
-	for c.begin(&k.tree); ; c.next() {
-		n, ok := c.at()
-		if !ok {
-			return k.ordered
-		}
-		k.ordered = append(k.ordered, n)
 	}
 }

@@ -15,9 +15,7 @@ import (
 type Snapshot struct {
 	cluster  *cluster
 	queue    *queue
-	packer   *packer
-	caches   *caches
-	memory   *memory
+	state    *state
 	releases *releaseIndex
 	bounds   *boundIndex
 	earmarks []Earmark
@@ -26,12 +24,9 @@ type Snapshot struct {
 // NewSnapshot returns an empty snapshot.
 func NewSnapshot() *Snapshot {
 	c := newCluster()
-	s := &Snapshot{
-		cluster: c, queue: newQueue(), packer: newPacker(c), caches: newCaches(),
-		memory: &memory{}, releases: &releaseIndex{}, bounds: &boundIndex{},
+	return &Snapshot{
+		cluster: c, queue: newQueue(), state: newState(c), releases: &releaseIndex{}, bounds: &boundIndex{},
 	}
-	c.observer = s.packer
-	return s
 }
 
 // Machines returns the number of machines.
@@ -71,15 +66,12 @@ func (s *Snapshot) EachMachine(f func(Machine)) {
 }
 
 // Mix returns the distribution of requests that jobs have shown so far.
-func (s *Snapshot) Mix() *Mix { return s.packer.mix }
+func (s *Snapshot) Mix() *Mix { return s.state.packer.mix }
 
 // UseMix replaces the distribution of requests by a known one, or by the one that
 // another snapshot has learned.
 func (s *Snapshot) UseMix(m *Mix) {
-	s.packer.use(m)
-	for _, a := range m.shapes {
-		s.cluster.observe(a.class)
-	}
+	s.state.packer.use(m)
 }
 
 // HasClass reports whether the class is defined.
@@ -94,7 +86,7 @@ func (s *Snapshot) DefineClass(name string, r berth.Request) {
 	c := newClass(name, r)
 	s.cluster.define(c)
 	s.queue.enroll(c)
-	s.memory.reset(c)
+	s.state.memory.reset(c)
 }
 
 // UpsertMachine adds a machine or replaces its row.
@@ -109,7 +101,9 @@ func (s *Snapshot) RemoveMachine(id berth.MachineID) {
 // SetCache replaces the cache contents of a machine, each key once. The machine
 // may be unknown; its removal also drops the contents. The caller does not change
 // the list afterwards.
-func (s *Snapshot) SetCache(id berth.MachineID, holds []berth.CachedData) { s.caches.set(id, holds) }
+func (s *Snapshot) SetCache(id berth.MachineID, holds []berth.CachedData) {
+	s.state.caches.set(id, holds)
+}
 
 // UpsertTenant adds a tenant or replaces its row. Jobs of tenants that were never
 // added share one account without limits.
@@ -131,7 +125,7 @@ func (s *Snapshot) UpsertJob(j Job) {
 		panic(fmt.Sprintf("placement: job %s is of class %q, which is not defined", j.ID, j.Class))
 	}
 	if s.queue.upsert(j, c) {
-		s.packer.mix.observe(c)
+		s.state.packer.mix.observe(c)
 	}
 }
 
@@ -209,4 +203,12 @@ func (s *Snapshot) Drop(starts []berth.Start) {
 func (s *Snapshot) Ahead(id berth.JobID, now time.Time) (n int, ok bool) {
 	s.queue.sort(s.queue.policy, s, now)
 	return s.queue.ahead(id, now)
+}
+
+// Explain tells how the machines stand to a request, by the same code that
+// places.
+func Explain(s *Snapshot, r berth.Request) Explanation {
+	c := newClass("", r)
+	s.cluster.observe(c)
+	return explainClass(s.state, c)
 }

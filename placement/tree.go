@@ -97,11 +97,11 @@ func (t *tree[T]) build(list []*leaf[T]) {
 	if len(list) > 1 {
 		slices.SortFunc(list, func(a, b *leaf[T]) int { return t.compare(a.item, b.item) })
 	}
-	t.plant(list)
+	t.link(list)
 }
 
-// plant makes the tree of leaves that are in order, where there was none.
-func (t *tree[T]) plant(list []*leaf[T]) {
+// link builds the tree from leaves that are in order. The tree is empty before.
+func (t *tree[T]) link(list []*leaf[T]) {
 	if len(list) == 1 {
 		list[0].left, list[0].right = nil, nil
 		t.root = list[0]

@@ -15,8 +15,8 @@ func (h hole) free() int64 { return int64(h & (1<<10 - 1)) }
 
 func (h hole) variant() int { return int(h >> 10) }
 
-// remnant is what worth knows of a machine: of what kind it is and what is left.
-// Machines that are equal in it are equally good for every job.
+// remnant is the free part of a machine as the usable share sees it: its kind and
+// its free capacity. Machines with equal remnants are equally good for every job.
 type remnant struct {
 	kind        *kind
 	cpu, memory int64
@@ -41,11 +41,11 @@ const (
 	buckets     = whole/bucketWidth + 1
 )
 
-// value is the worth of what machines have left, under one mix of requests:
-// the GPU share that jobs still to come can be expected to take of it. See
-// docs/design/placement.md for the rule and its reasons.
+// value computes the expected usable share of free capacity under one mix of
+// requests: the GPU share that later jobs can be expected to take of it. See
+// docs/placement.md for the rule and its reasons.
 //
-//	worth(s) = sum over the holes h of s of E[ best of eight offers for h ]
+//	usable(s) = sum over the holes h of s of E[ best of eight offers for h ]
 //	offer    = fill * limit, of a shape drawn from the mix
 //	fill     = floor(h / milli) * milli          what copies of it take of h
 //	limit    = min(k, cpu/cpu', memory/memory')/k    which part of the k copies
@@ -61,7 +61,7 @@ type value struct {
 	scarce  bool
 	devices map[*kind][]uint64 // by shape: the devices it may use, as match.devices
 
-	// Scratch of worth.
+	// Scratch of usable.
 	limits []float64
 	copies []int64
 }
@@ -127,20 +127,21 @@ func (v *value) weigh(cpu, gpu int64) bool {
 	return v.scarce
 }
 
-// worth of what a machine has left, in thousandths of a GPU.
-func (v *value) worth(s *remnant) float64 {
+// usable is the expected usable share of a machine's free capacity, in thousandths
+// of a GPU.
+func (v *value) usable(s *remnant) float64 {
 	if len(s.holes) == 0 {
 		return 0
 	}
 	devices := v.limit(s)
-	worth, last := 0.0, 0.0
+	sum, last := 0.0, 0.0
 	for i, h := range s.holes {
 		if i == 0 || h != s.holes[i-1] {
 			last = v.offer(h, devices)
 		}
-		worth += last
+		sum += last
 	}
-	return worth
+	return sum
 }
 
 // limit works out every shape's limit.
@@ -262,7 +263,7 @@ func (v *value) offer(h hole, devices []uint64) float64 {
 
 // pow8 is the chance that eight offers are all among those of chance z. Eight
 // is how picky a hole may be. With one, a hole that the average job cannot use
-// would be worth nothing (the fragmentation measure of Weng et al., USENIX ATC
+// would have no value (the fragmentation measure of Weng et al., USENIX ATC
 // '23); with very many, every hole would wait for its perfect job, though there
 // are fewer such jobs than holes. Between 4 and 16 results hardly differ.
 func pow8(z float64) float64 {

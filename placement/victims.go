@@ -75,7 +75,7 @@ func (r *preemption) cheapestVictims(c *class, group string, s *displacement) ([
 		b := r.bounds(m.kind)
 		touched := m.kind.touchedBy(r.number)
 		for _, x := range b.byCost[r.passed[j]:] {
-			if h.found.less(x.bound()) {
+			if h.found.less(keyBound(x.key)) {
 				break
 			}
 			if p, ok := h.prospect(int32(j), x.place, b, touched, h.found); ok {
@@ -100,7 +100,7 @@ func (h *victimSearch) prospects() (list []prospect, first int) {
 		touched := m.kind.touchedBy(r.number)
 		for ; i < len(b.byCost); i++ {
 			x := b.byCost[i]
-			if low.less(x.bound()) {
+			if low.less(keyBound(x.key)) {
 				break
 			}
 			p, ok := h.prospect(int32(j), x.place, b, touched, low)

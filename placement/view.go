@@ -15,13 +15,13 @@ type view struct {
 	moved   bool // the rankings do not go by this yet
 	steps   [viewSteps]viewStep
 	whole   int32 // devices of which nothing is used
-	devices [viewed]second
+	devices [viewed]tick
 }
 
 // viewStep is what is free at most until some time.
 type viewStep struct {
 	glance
-	until second
+	until tick
 }
 
 // viewSteps is how many steps a view tells, and viewAfter after how many of those
@@ -56,33 +56,33 @@ func (g glance) plus(o glance) glance {
 // short is a number, or the nearest that there is.
 func short(x int64) int32 { return int32(max(math.MinInt32, min(x, math.MaxInt32))) }
 
-// second is a time in whole seconds from the origin of ages, rounded down.
-type second int32
+// tick is a time in whole seconds from the origin of ages, rounded down.
+type tick int32
 
-// atOnce is before all other seconds, and noSecond is after them: never.
+// atOnce is before all other seconds, and noTick is after them: never.
 const (
-	atOnce   second = math.MinInt32
-	noSecond second = math.MaxInt32
+	atOnce tick = math.MinInt32
+	noTick tick = math.MaxInt32
 )
 
-func secondOf(t time.Time) second { return secondsOf(t.Sub(origin)) }
+func tickOf(t time.Time) tick { return tickAt(t.Sub(origin)) }
 
-// secondsOf is a time, told from the origin of ages, in seconds.
-func secondsOf(d time.Duration) second {
+// tickAt is a time, told from the origin of ages, in seconds.
+func tickAt(d time.Duration) tick {
 	s := d / time.Second
 	if d < s*time.Second {
 		s--
 	}
-	return min(second(short(int64(s))), noSecond-1)
+	return min(tick(short(int64(s))), noTick-1)
 }
 
 // latest is the last second in which something may be before a time that bounds
 // a look; zero bounds nothing.
-func latest(t time.Time) second {
+func latest(t time.Time) tick {
 	if t.IsZero() {
-		return noSecond - 1
+		return noTick - 1
 	}
-	return secondOf(t)
+	return tickOf(t)
 }
 
 // forKind is the views of one kind, by place in its roster.
@@ -181,7 +181,7 @@ func (r *reservations) see(f *forKind, n *node) {
 	ends := r.index.ends[:0] // of the occupants, each with its place in the list
 	for i := range n.on.list {
 		if at := n.on.list[i].leaves(r.policy.AssumeRun); at != unknown {
-			ends = append(ends, timeKey(secondsOf(at))<<32|uint64(i))
+			ends = append(ends, timeKey(tickAt(at))<<32|uint64(i))
 		}
 	}
 	slices.Sort(ends)
@@ -191,7 +191,7 @@ func (r *reservations) see(f *forKind, n *node) {
 		for ; given < min(viewAfter[i], len(ends)); given++ {
 			free = free.Add(n.on.list[uint32(ends[given])].frees)
 		}
-		v.steps[i] = viewStep{glanceOf(free), noSecond}
+		v.steps[i] = viewStep{glanceOf(free), noTick}
 		if given < len(ends) {
 			v.steps[i].until = keyTime(ends[given] >> 32)
 		}
@@ -206,7 +206,7 @@ func (r *reservations) see(f *forKind, n *node) {
 		}
 	}
 	for ; i < viewed; i++ {
-		v.devices[i] = noSecond
+		v.devices[i] = noTick
 	}
 }
 
@@ -224,17 +224,17 @@ func (c *class) wish() wish {
 	return w
 }
 
-// soonest is a second before which there is no room on the machine for anybody
+// soonest is a tick before which there is no room on the machine for anybody
 // who asks for so many devices and has none there now.
-func (v *view) soonest(devices int32) second {
+func (v *view) soonest(devices int32) tick {
 	if i := devices - v.whole - 1; i >= 0 && i < viewed {
 		return v.devices[i]
 	}
 	return v.steps[0].until
 }
 
-// opens is a second before which the machine has no room for the wish.
-func (v *view) opens(w wish) second {
+// opens is a tick before which the machine has no room for the wish.
+func (v *view) opens(w wish) tick {
 	at := atOnce
 	for i := range v.steps {
 		x := &v.steps[i]

@@ -50,18 +50,19 @@ type Term struct {
 	Text  string `json:"text"`
 }
 
-// Why is Outlook.Why, for one question.
-func (p Planner) Why(s *Snapshot, id berth.JobID, now time.Time) (w JobExplanation, ok bool) {
-	if s.queue.jobs[id] == nil {
-		return w, false
-	}
-	return p.outlook(s, now, id).Why(id)
+// reading is the part of a plan that explanations read.
+type reading struct {
+	*moment
+	policy      *Policy
+	queue       *queue
+	shares      *shares
+	nominations *nominations
 }
 
 // blockers lists what keeps the job from starting by itself: its own state, its
 // quota, the machines.
-func (r *run) blockers(x *contender, e *entry, w JobExplanation) []Blocker {
-	fit, list := w.Fit, []Blocker(nil)
+func (r *reading) blockers(x *contender, e *entry, w JobExplanation) []Blocker {
+	machines, list := w.Fit, []Blocker(nil)
 	add := func(code, text, change string) { list = append(list, Blocker{Code: code, Text: text, Change: change}) }
 	if e.Held {
 		add("held", "the job is on hold", "release it")
@@ -76,17 +77,17 @@ func (r *run) blockers(x *contender, e *entry, w JobExplanation) []Blocker {
 		add(b.code, b.String(), b.change())
 		return true
 	})
-	for _, l := range fit.Lacking {
+	for _, l := range machines.Lacking {
 		add("unsatisfiable", berth.Shortfall(l).String(), "ask for less, or let a machine join that has it")
 	}
 	switch {
-	case fit.Machines == 0:
+	case machines.Machines == 0:
 		add("no_machines", "no machine has joined", "start an agent with a join token")
-	case len(fit.Lacking) > 0, w.StartsNow: // in room that is kept for it
-	case fit.Members == nil && fit.FitNow == 0, fit.Members != nil && fit.Members.Now < fit.Members.Asked:
-		add("no_room", fit.Summary, "wait, ask for less, or add machines")
-		if len(fit.SilentEngines) > 0 {
-			list = append(list, engineBlocker(fit.SilentEngines))
+	case len(machines.Lacking) > 0, w.StartsNow: // in room that is kept for it
+	case machines.Members == nil && machines.FitNow == 0, machines.Members != nil && machines.Members.Now < machines.Members.Asked:
+		add("no_room", machines.Summary, "wait, ask for less, or add machines")
+		if len(machines.SilentEngines) > 0 {
+			list = append(list, engineBlocker(machines.SilentEngines))
 		}
 	}
 	var victims []berth.JobID
@@ -113,14 +114,15 @@ func engineBlocker(silent []enginesilence.Machine) Blocker {
 		Machines: enginesilence.IDs(silent)}
 }
 
-// ahead tells of jobs before it, and of room that is kept for them.
-func (o *Outlook) ahead(e *entry, w JobExplanation) []Blocker {
+// ahead lists the jobs before it, and the room that is kept for them if keeps is
+// set.
+func (r *reading) ahead(d *deference, e *entry, w JobExplanation, keeps bool) []Blocker {
 	var list []Blocker
-	if b, ok := o.deference.blocker(o.snapshot.queue.account(e.Tenant), e); ok && !w.StartsNow && !e.Held {
+	if b, ok := d.blocker(r.queue.account(e.Tenant), e); ok && !w.StartsNow && !e.Held {
 		list = append(list, b)
 	}
 	room := w.Fit.Members == nil && w.Fit.FitNow > 0 || w.Fit.Members != nil && w.Fit.Members.Now >= w.Fit.Members.Asked
-	if room && !w.StartsNow && o.keeps && !e.Held {
+	if room && !w.StartsNow && keeps && !e.Held {
 		list = append(list, Blocker{Code: "reserved", Text: "room that it could use is kept for jobs before it",
 			Change: "give it a time_limit that ends before they start, or raise its priority"})
 	}
@@ -137,14 +139,14 @@ func (o *Outlook) ahead(e *entry, w JobExplanation) []Blocker {
 }
 
 // terms spells out what the job's place rests on.
-func (r *run) terms(x *contender, e *entry) []Term {
-	p := &r.policy
+func (r *reading) terms(x *contender, e *entry) []Term {
+	p := r.policy
 	var list []Term
 	add := func(name, value, format string, args ...any) {
 		list = append(list, Term{name, value, fmt.Sprintf(format, args...)})
 	}
 	number := func(x float64) string { return strconv.FormatFloat(x, 'g', 6, 64) }
-	a := p.aged(e, r.snapshot.queue.account(e.Tenant), r.now)
+	a := p.aged(e, r.queue.account(e.Tenant), r.now)
 	ranked := p.Order == Fair || p.Order == Priority
 	switch {
 	case ranked && p.BandWidth <= 1: // a band is a priority
@@ -224,7 +226,7 @@ func (p *Policy) expectedTerms(e *entry) []Term {
 }
 
 // above lists the contenders of tenants with a row from the top down to x.
-func (r *run) above(x *contender) []*contender {
+func (r *reading) above(x *contender) []*contender {
 	var list []*contender
 	for ; x != &r.shares.root; x = x.parent {
 		if x.account.known {

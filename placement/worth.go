@@ -11,8 +11,8 @@ type Pack int
 const (
 	// BestFit takes the machine with the smallest leftover.
 	BestFit Pack = iota
-	// Worth takes the place where the worth of what the cluster has left falls
-	// least, given what jobs usually ask for. While too little is known of that,
+	// Worth takes the place where the expected usable share of the cluster's free
+	// GPUs falls least, given the mix of requests. While too little is known of that,
 	// and for work on machines without GPUs, it is BestFit.
 	Worth
 )
@@ -35,7 +35,12 @@ type packer struct {
 func newPacker(c *cluster) *packer { return &packer{cluster: c, mix: NewMix()} }
 
 // use replaces the distribution of requests.
-func (p *packer) use(m *Mix) { p.mix, p.fleet = m, nil }
+func (p *packer) use(m *Mix) {
+	p.mix, p.fleet = m, nil
+	for _, a := range m.shapes {
+		p.cluster.observe(a.class)
+	}
+}
 
 // appraise readies the fleet for a plan; false while the mix is not known.
 func (p *packer) appraise() bool {
@@ -45,7 +50,7 @@ func (p *packer) appraise() bool {
 	if p.fleet == nil {
 		p.fleet = newFleet()
 		for _, n := range p.cluster.nodes {
-			if n.leaf.size > 0 {
+			if n.offered() {
 				p.enter(n)
 			}
 		}
@@ -78,10 +83,10 @@ func (p *packer) reset() {
 	}
 }
 
-// cheapest finds the place for one member where the worth falls least.
+// cheapest finds the place for one member where the usable share falls least.
 func (r *placer) cheapest(s search) (choice, bool) {
 	if s.class.request.GPUs == 0 {
-		// Machines without devices lose no worth.
+		// Machines without devices lose no usable share.
 		s.plain = true
 		if found, ok := s.best(); ok {
 			return found, true

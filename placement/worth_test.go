@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"time"
 
 	"berth"
 )
@@ -44,7 +43,42 @@ func gpuMachine(id int, cpu int64, models ...string) Machine {
 	return m
 }
 
-// exact is the worth by its definition: every one of the eight offers to each
+// bench is a state without a queue: jobs are placed one by one.
+type bench struct{ *state }
+
+func newBench() bench { return bench{newState(newCluster())} }
+
+// define returns the class of a request, ready for a search.
+func (s bench) define(r berth.Request) *class {
+	c := s.cluster.classes[r.Class()]
+	if c == nil {
+		c = newClass(r.Class(), r)
+		s.cluster.define(c)
+		s.memory.reset(c)
+	}
+	s.packer.appraise()
+	s.cluster.settle(c)
+	return c
+}
+
+// placer returns the placer of a new plan, and a function that ends the plan.
+func (s bench) placer() (p *placer, finish func()) {
+	at := &moment{number: s.cluster.nextPlan()}
+	l := &ledger{moment: at, cluster: s.cluster}
+	p = newPlacer(at, s.state, l)
+	p.byUsable = s.packer.appraise()
+	return p, l.finish
+}
+
+// place returns the place of a job alone in a plan, which wants data.
+func (s bench) place(c *class, wants ...berth.DataKey) ([]berth.Grant, bool) {
+	p, finish := s.placer()
+	defer finish()
+	p.wants = wants
+	return p.gang(c, nil, "")
+}
+
+// exact is the usable share by its definition: every one of the eight offers to each
 // hole drawn from the mix, without buckets.
 func exact(v *value, s *remnant) float64 {
 	devices := v.limit(s)
@@ -75,9 +109,9 @@ func exact(v *value, s *remnant) float64 {
 // blur each hole by their width.
 func TestWorthIsTheBestOfEightOffers(t *testing.T) {
 	t.Parallel()
-	s := NewSnapshot()
-	s.UseMix(given(t, asked()))
-	s.UpsertMachine(gpuMachine(1, 96000, "A", "A", "A", "A", "A", "A", "A", "B"))
+	s := newBench()
+	s.packer.use(given(t, asked()))
+	s.cluster.upsert(gpuMachine(1, 96000, "A", "A", "A", "A", "A", "A", "A", "B"))
 	if !s.packer.appraise() {
 		t.Fatal("a given mix is not trusted")
 	}
@@ -93,7 +127,7 @@ func TestWorthIsTheBestOfEightOffers(t *testing.T) {
 		}
 		n.free.CPUMilli, n.free.MemoryMiB = r.Int64N(96000), r.Int64N(393216)
 		at := remnantOf(n, nil)
-		if got, want := v.worth(&at), exact(v, &at); math.Abs(got-want) > bucketWidth*float64(len(at.holes)) {
+		if got, want := v.usable(&at), exact(v, &at); math.Abs(got-want) > bucketWidth*float64(len(at.holes)) {
 			t.Fatalf("worth %.1f, by definition %.1f, of %v", got, want, at)
 		}
 	}
@@ -103,16 +137,16 @@ func TestWorthIsTheBestOfEightOffers(t *testing.T) {
 // request allows.
 func TestWorthOfWhatNobodyCanUseIsNothing(t *testing.T) {
 	t.Parallel()
-	s := NewSnapshot()
-	s.UseMix(given(t, []Asked{{berth.Request{CPUMilli: 4000, MemoryMiB: 100, GPUs: 1, GPUMilli: 500, GPUTypes: []string{"B"}}, 1}}))
-	s.UpsertMachine(gpuMachine(1, 8000, "A"))
-	s.UpsertMachine(gpuMachine(2, 3999, "B"))
-	s.UpsertMachine(gpuMachine(3, 8000, "B"))
-	s.UpsertMachine(gpuMachine(4, 4000, "B"))
+	s := newBench()
+	s.packer.use(given(t, []Asked{{berth.Request{CPUMilli: 4000, MemoryMiB: 100, GPUs: 1, GPUMilli: 500, GPUTypes: []string{"B"}}, 1}}))
+	s.cluster.upsert(gpuMachine(1, 8000, "A"))
+	s.cluster.upsert(gpuMachine(2, 3999, "B"))
+	s.cluster.upsert(gpuMachine(3, 8000, "B"))
+	s.cluster.upsert(gpuMachine(4, 4000, "B"))
 	s.packer.appraise()
 	for id, want := range map[berth.MachineID]float64{"m01": 0, "m02": 0, "m03": 1000, "m04": 500} {
 		at := remnantOf(s.cluster.nodes[id], nil)
-		if got := s.packer.fleet.value.worth(&at); got != want {
+		if got := s.packer.fleet.value.usable(&at); got != want {
 			t.Errorf("machine %s is worth %.1f, want %.1f", id, got, want)
 		}
 	}
@@ -122,18 +156,18 @@ func TestWorthOfWhatNobodyCanUseIsNothing(t *testing.T) {
 func TestScarceCPUIsWhatTheMixWantsOfWhatThereIs(t *testing.T) {
 	t.Parallel()
 	for cpu, want := range map[int64]bool{20_000: true, 21_500: false} {
-		s := NewSnapshot()
-		s.UseMix(given(t, []Asked{
+		s := newBench()
+		s.packer.use(given(t, []Asked{
 			{berth.Request{CPUMilli: 5000, GPUs: 1, GPUMilli: 1000}, 2},
 			{berth.Request{CPUMilli: 10000}, 1},
 		}))
-		s.UpsertMachine(gpuMachine(1, cpu, "A", "A"))
+		s.cluster.upsert(gpuMachine(1, cpu, "A", "A"))
 		s.packer.appraise()
 		if got := s.packer.fleet.value.scarce; got != want {
 			t.Errorf("2 GPUs with %d milli CPU: scarce %v, want %v", cpu, got, want)
 		}
 		// A machine of CPUs alone makes CPU plentiful.
-		s.UpsertMachine(gpuMachine(2, 64_000))
+		s.cluster.upsert(gpuMachine(2, 64_000))
 		s.packer.appraise()
 		if s.packer.fleet.value.scarce {
 			t.Error("CPU is scarce beside an empty machine of 64 cores")
@@ -149,8 +183,8 @@ func TestWorthFallsLeastWhereAJobGoes(t *testing.T) {
 	for _, cores := range []int64{96000, 40000} { // CPU plentiful, scarce
 		r := rand.New(rand.NewPCG(uint64(cores), 2))
 		list := asked()
-		s := NewSnapshot()
-		s.UseMix(given(t, list))
+		s := newBench()
+		s.packer.use(given(t, list))
 		var empty []Machine
 		for i := range 40 {
 			model := []string{"A", "B"}[i%2]
@@ -162,30 +196,27 @@ func TestWorthFallsLeastWhereAJobGoes(t *testing.T) {
 				m.GPUs[3].Healthy = false
 			}
 			empty = append(empty, m)
-			s.UpsertMachine(m)
+			s.cluster.upsert(m)
 		}
 		placed := 0
 		for step := range 2000 {
 			request := list[r.IntN(len(list))].Request
-			c := define(s, request)
-			want, fits := leastLoss(s, c)
-			now := time.Unix(int64(step), 0)
-			s.UpsertJob(Job{ID: "j", Class: c.name, SubmittedAt: now})
-			plan := Planner{Pack: Worth}.Plan(s, now)
-			s.RemoveJob("j")
-			if (len(plan.Start) == 1) != fits {
-				t.Fatalf("step %d: %d starts, fits is %v", step, len(plan.Start), fits)
+			c := s.define(request)
+			want, fits := s.leastLoss(c)
+			ranks, ok := s.place(c)
+			if ok != fits {
+				t.Fatalf("step %d: placed is %v, fits is %v", step, ok, fits)
 			}
 			if !fits { // the jobs of a machine have ended
-				s.UpsertMachine(empty[r.IntN(len(empty))])
+				s.cluster.upsert(empty[r.IntN(len(empty))])
 				continue
 			}
 			placed++
-			n := s.cluster.nodes[plan.Start[0].Ranks[0].Machine]
+			n := s.cluster.nodes[ranks[0].Machine]
 			before := remnantOf(n, nil)
-			s.UpsertMachine(used(n.Machine, plan.Start[0].Ranks[0]))
+			s.cluster.upsert(used(n.Machine, ranks[0]))
 			after := remnantOf(n, nil)
-			if got := s.packer.fleet.value.worth(&before) - s.packer.fleet.value.worth(&after); got-want > 0.01 {
+			if got := s.packer.fleet.value.usable(&before) - s.packer.fleet.value.usable(&after); got-want > 0.01 {
 				t.Fatalf("step %d: %+v costs %.3f on %s, least is %.3f", step, request, got, n.ID, want)
 			}
 		}
@@ -193,14 +224,6 @@ func TestWorthFallsLeastWhereAJobGoes(t *testing.T) {
 			t.Fatalf("only %d of the jobs were placed", placed)
 		}
 	}
-}
-
-func define(s *Snapshot, r berth.Request) *class {
-	s.DefineClass(r.Class(), r)
-	c := s.cluster.classes[r.Class()]
-	s.packer.appraise()
-	s.cluster.settle(c)
-	return c
 }
 
 func used(m Machine, g berth.Grant) Machine {
@@ -212,7 +235,7 @@ func used(m Machine, g berth.Grant) Machine {
 	return m
 }
 
-func leastLoss(s *Snapshot, c *class) (least float64, fits bool) {
+func (s bench) leastLoss(c *class) (least float64, fits bool) {
 	least = math.Inf(1)
 	for _, m := range c.matches {
 		for _, n := range s.cluster.nodes {
@@ -235,31 +258,12 @@ func leastLoss(s *Snapshot, c *class) (least float64, fits bool) {
 				n.subtract(g)
 				after := remnantOf(n, nil)
 				n.add(g)
-				least = min(least, s.packer.fleet.value.worth(&before)-s.packer.fleet.value.worth(&after))
+				least = min(least, s.packer.fleet.value.usable(&before)-s.packer.fleet.value.usable(&after))
 				fits = true
 			}
 		}
 	}
 	return least, fits
-}
-
-// TestMixIsTrustedOnceItHasSeenEnough: best fit until then.
-func TestMixIsTrustedOnceItHasSeenEnough(t *testing.T) {
-	t.Parallel()
-	s := NewSnapshot()
-	r := berth.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 500}
-	s.DefineClass("c", r)
-	for i := range trusted {
-		if s.packer.appraise() {
-			t.Fatalf("trusted after %d requests", i)
-		}
-		j := Job{ID: berth.JobID(fmt.Sprint(i)), Class: "c"}
-		s.UpsertJob(j)
-		s.UpsertJob(j) // its row has changed: no other request
-	}
-	if !s.packer.appraise() {
-		t.Fatalf("not trusted after %d requests", trusted)
-	}
 }
 
 // TestMixFollowsWhatIsAskedFor: what was asked for long ago fades, and the
@@ -316,19 +320,17 @@ func TestMixIsBounded(t *testing.T) {
 // grow without end.
 func TestFleetIsBounded(t *testing.T) {
 	t.Parallel()
-	s := NewSnapshot()
-	s.UseMix(given(t, asked()))
+	s := newBench()
+	s.packer.use(given(t, asked()))
 	m := gpuMachine(1, 96000, "A", "A")
-	s.UpsertMachine(m)
-	c := define(s, berth.Request{CPUMilli: 1, GPUs: 1, GPUMilli: 1})
+	s.cluster.upsert(m)
+	c := s.define(berth.Request{CPUMilli: 1, GPUs: 1, GPUMilli: 1})
 	for i := range maxDead {
 		m.Used.CPUMilli = int64(i)
-		s.UpsertMachine(m)
-		s.UpsertJob(Job{ID: "j", Class: c.name})
-		if p := (Planner{Pack: Worth}).Plan(s, time.Unix(0, 0)); len(p.Start) != 1 {
-			t.Fatalf("round %d: %d starts", i, len(p.Start))
+		s.cluster.upsert(m)
+		if _, ok := s.place(c); !ok {
+			t.Fatalf("round %d: the job has no room", i)
 		}
-		s.RemoveJob("j")
 	}
 	if f := s.packer.fleet; len(f.groups) > minDead+8 || f.slots > minDead+12 || f.dead != len(f.groups)-1 {
 		t.Errorf("%d groups, %d of them dead, %d slots, for one machine", len(f.groups), f.dead, f.slots)
@@ -339,24 +341,19 @@ func TestFleetIsBounded(t *testing.T) {
 // starts everything that fits all the same.
 func TestSpentPlanGoesOnWithBestFit(t *testing.T) {
 	t.Parallel()
-	s := NewSnapshot()
-	s.UseMix(given(t, asked()))
-	s.UpsertMachine(gpuMachine(1, 96000, "A", "A"))
-	define(s, berth.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 250})
-	for i := range 9 {
-		s.UpsertJob(Job{ID: berth.JobID(fmt.Sprint(i)), Class: berth.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 250}.Class()})
+	s := newBench()
+	s.packer.use(given(t, asked()))
+	s.cluster.upsert(gpuMachine(1, 96000, "A", "A"))
+	c := s.define(berth.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 250})
+	p, finish := s.placer()
+	defer finish()
+	p.looks = maxLooks + 1
+	for i := range 8 {
+		if _, ok := p.gang(c, nil, ""); !ok {
+			t.Fatalf("%d jobs of 8 that fit were placed", i)
+		}
 	}
-	r := Planner{Pack: Worth}.begin(s, time.Unix(0, 0))
-	r.placer.looks = maxLooks + 1
-	r.open()
-	for range 8 {
-		r.decide(r.shares.next())
+	if p.looks != maxLooks+1 {
+		t.Errorf("a spent plan looked %d times more", p.looks-maxLooks-1)
 	}
-	if len(r.plan.Start) != 8 {
-		t.Fatalf("%d jobs of 8 that fit were placed", len(r.plan.Start))
-	}
-	if r.placer.looks != maxLooks+1 {
-		t.Errorf("a spent plan looked %d times more", r.placer.looks-maxLooks-1)
-	}
-	r.finish()
 }

@@ -1,0 +1,88 @@
+package placement
+
+import (
+	"fmt"
+	"time"
+
+	"berth"
+)
+
+// deference is the older overdue jobs that others of their tenant wait for. Only
+// explanations read it.
+type deference struct {
+	lines    map[*line]*entry    // by the line of the jobs that wait
+	accounts map[*account]*entry // by the account whose younger jobs wait
+}
+
+// defers notes that the jobs of a line wait for an older one.
+func (d *deference) defers(wanted bool, l *line, older *entry) {
+	if !wanted {
+		return
+	}
+	if d.lines == nil {
+		d.lines = map[*line]*entry{}
+	}
+	d.lines[l] = older
+}
+
+// halts notes that the rest of a contender waits for one of its jobs.
+func (d *deference) halts(wanted bool, x *contender, older *entry) {
+	if !wanted {
+		return
+	}
+	if d.accounts == nil {
+		d.accounts = map[*account]*entry{}
+	}
+	d.accounts[x.account] = older
+}
+
+// blocker tells a job that it waits for an older one; ok is false if it does not.
+func (d *deference) blocker(a *account, e *entry) (b Blocker, ok bool) {
+	if older := d.accounts[a]; older != nil && compareEntries(older, e) < 0 {
+		return Blocker{
+			Code: "overdue", Text: "an older job of its tenant is overdue and has no start reserved yet: " +
+				"no younger one passes it while the tenant has its part of the cluster",
+			Change: "wait: its turn comes after the older one", Jobs: []berth.JobID{older.ID},
+		}, true
+	}
+	if older := d.lines[e.line]; e.line != nil && older != nil && older != e {
+		return Blocker{
+			Code: "overdue", Text: "an older job of its tenant, or of its group, is overdue and has a start " +
+				"reserved: with this one too they would have their part of the cluster, " +
+				"and other tenants would come before the older one",
+			Change: "wait: it may start when the older one has, or when the tenant holds less",
+			Jobs:   []berth.JobID{older.ID},
+		}, true
+	}
+	return Blocker{}, false
+}
+
+// overdueTerm tells since when the job is overdue, or when it will be, and what
+// that changes.
+func (r *reading) overdueTerm(x *contender, e *entry) Term {
+	p := r.policy
+	from := e.overdueFrom(p).UTC().Format(time.RFC3339)
+	switch {
+	case e.Held:
+		return Term{"overdue", "false", "on hold it does not become overdue"}
+	case e.EligibleAt.After(r.now):
+		return Term{"overdue", "false", "it does not become overdue before it may start"}
+	case !e.overdue:
+		return Term{"overdue", from,
+			"overdue from " + from + " on, if it still waits then: it comes before all of its band that are not"}
+	case p.Order != Fair:
+		return Term{"overdue", from, "overdue since " + from + ": it comes before all of its band that are not"}
+	}
+	for ; x != &r.shares.root; x = x.parent {
+		if held := amountsOf(x.held.Capacity).dominant(r.shares.owned); held >= x.part {
+			return Term{"overdue", from,
+				fmt.Sprintf("overdue since %s: it comes first of its band of %s, "+
+					"but not before other tenants' jobs: that holds %s of the cluster, and its part is %s",
+					from, x.account.name(), percent(held), percent(x.part))}
+		}
+	}
+	return Term{"overdue", from,
+		"overdue since " + from +
+			": it comes before all of its band that are not, " +
+			"those of other tenants too, since its own holds less than its part of the cluster"}
+}

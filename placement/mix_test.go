@@ -1,0 +1,27 @@
+package placement
+
+import (
+	"fmt"
+	"testing"
+
+	"berth"
+)
+
+// TestMixIsTrustedOnceItHasSeenEnough: best fit until then.
+func TestMixIsTrustedOnceItHasSeenEnough(t *testing.T) {
+	t.Parallel()
+	s := NewSnapshot()
+	r := berth.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 500}
+	s.DefineClass("c", r)
+	for i := range trusted {
+		if s.state.packer.appraise() {
+			t.Fatalf("trusted after %d requests", i)
+		}
+		j := Job{ID: berth.JobID(fmt.Sprint(i)), Class: "c"}
+		s.UpsertJob(j)
+		s.UpsertJob(j) // its row has changed: no other request
+	}
+	if !s.state.packer.appraise() {
+		t.Fatalf("not trusted after %d requests", trusted)
+	}
+}
