@@ -46,11 +46,20 @@ type constraint struct {
 var constraintEnv = sync.OnceValues(func() (*cel.Env, error) {
 	return cel.NewEnv(
 		ext.NativeTypes(ext.ParseStructTags(true), reflect.TypeFor[CELMachine](), reflect.TypeFor[CELGPU]()),
-		cel.Variable("machine", cel.ObjectType("placement.CELMachine")),
-		cel.Variable("gpu", cel.ObjectType("placement.CELGPU")),
+		cel.Variable("machine", cel.ObjectType(celMachineType)),
+		cel.Variable("gpu", cel.ObjectType(celGPUType)),
 		cel.CrossTypeNumericComparisons(true),
 	)
 })
+
+// CEL names a type by its package and its own name.
+var (
+	celMachineType = reflect.TypeFor[CELMachine]().String()
+	celGPUType     = reflect.TypeFor[CELGPU]().String()
+)
+
+// typeNames replaces the names of types in CEL's messages by those of the variables.
+var typeNames = strings.NewReplacer(celMachineType, "machine", celGPUType, "gpu")
 
 // CompileConstraint checks a placement constraint. The error says what is wrong
 // where, for the person who wrote it.
@@ -70,7 +79,7 @@ func compileConstraint(expr string) (*constraint, error) {
 	}
 	if checked.OutputType() != cel.BoolType {
 		return nil, fmt.Errorf("the constraint is of type %s: write a condition, such as "+
-			"machine.labels.tier == \"prod\"", checked.OutputType())
+			"machine.labels.tier == \"prod\"", typeNames.Replace(checked.OutputType().String()))
 	}
 	program, err := env.Program(checked, cel.CostLimit(constraintCost), cel.EvalOptions(cel.OptOptimize))
 	if err != nil {
@@ -97,7 +106,7 @@ func constraintError(issues *cel.Issues) error {
 			text = "the expression ends too early"
 		}
 		text, _, _ = strings.Cut(text, " expecting {")
-		texts = append(texts, fmt.Sprintf("column %d: %s", max(1, e.Location.Column()+1), text))
+		texts = append(texts, fmt.Sprintf("column %d: %s", max(1, e.Location.Column()+1), typeNames.Replace(text)))
 	}
 	return errors.New(strings.Join(texts, "; "))
 }

@@ -20,6 +20,8 @@ func TestConstraintErrorsSayWhatIsWrongWhere(t *testing.T) {
 		`machine.cpus`:                                             "write a condition",
 		`machine.cpus >`:                                           "column 15",
 		`gpu.model == 3`:                                           "no matching overload",
+		`machine == "a"`:                                           "'(machine, string)'",
+		`gpu`:                                                      "is of type gpu",
 		``:                                                         "column 1",
 	} {
 		err := placement.CompileConstraint(expr)
