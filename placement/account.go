@@ -91,6 +91,7 @@ func (q *queue) removeTenant(id berth.TenantID) {
 
 func newAccount(t Tenant) *account { return &account{Tenant: t} }
 
+// weight returns the weight of the account among its siblings, 1 by default.
 func (a *account) weight() float64 {
 	if a.Weight <= 0 {
 		return 1

@@ -44,6 +44,8 @@ type match struct {
 // apart; further ones are never used.
 const maxVariants = 64
 
+// newClass returns the class of a request. It has no number before the cluster defines
+// it. A constraint that does not compile makes the class match nothing.
 func newClass(name string, r berth.Request) *class {
 	c := &class{name: name, number: unnumbered, request: r, capacity: r.Capacity()}
 	n := int64(c.members())
@@ -78,6 +80,7 @@ type selector struct {
 	holds func(c *class, m *Machine) bool
 }
 
+// selectors lists the clauses in the order in which explanations count them.
 var selectors = []selector{
 	{"region", func(c *class, m *Machine) bool {
 		return len(c.request.Regions) == 0 || slices.Contains(c.request.Regions, m.Region)
@@ -174,6 +177,7 @@ func compareClasses(a, b *class) int {
 	)
 }
 
+// members returns the number of members of a job: 1, or those of a gang.
 func (c *class) members() int { return max(1, c.request.Members) }
 
 // likeness is equal for classes that may use the same devices of the same

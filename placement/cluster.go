@@ -45,6 +45,7 @@ type observer interface {
 	reset()      // every kind was rebuilt; enter follows for each machine
 }
 
+// newCluster returns an empty cluster.
 func newCluster() *cluster {
 	return &cluster{
 		nodes:    map[berth.MachineID]*node{},

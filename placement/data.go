@@ -166,7 +166,8 @@ func (r *placer) nearer(c *class, avoid []berth.MachineID, group string, found c
 			continue
 		}
 		if best.node == found.node || cost < at {
-			best, most, at = choice{node: n, allowed: c.matches[i].devices, grant: c.grant(n, devices)}, one.mib, cost
+			best = choice{node: n, allowed: c.matches[i].devices, grant: c.grant(n, devices)}
+			most, at = one.mib, cost
 		}
 	}
 	if best.node != found.node {
@@ -177,7 +178,9 @@ func (r *placer) nearer(c *class, avoid []berth.MachineID, group string, found c
 
 // costs is what a member costs on the machine, by the measure that chose a place
 // for it, and its devices there; ok is false where it does not fit.
-func (r *placer) costs(c *class, n *node, allowed uint64, byUsable bool) (cost float64, devices []int, ok bool) {
+func (r *placer) costs(
+	c *class, n *node, allowed uint64, byUsable bool,
+) (cost float64, devices []int, ok bool) {
 	if !byUsable {
 		if devices, ok = c.fit(n, allowed); !ok {
 			return 0, nil, false

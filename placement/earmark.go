@@ -26,6 +26,14 @@ type nominations struct {
 	written  []Earmark                 // of this plan
 }
 
+// newNominations returns the nominations of a plan, none so far.
+func newNominations(at *moment, policy *Policy, l *ledger, p *placer, r *reservations) *nominations {
+	return &nominations{
+		moment: at, policy: policy, cluster: l.cluster, ledger: l, placer: p, reservations: r,
+		promises: map[berth.JobID][]Earmark{},
+	}
+}
+
 // mark is a nomination in a plan.
 type mark struct {
 	Earmark

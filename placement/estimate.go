@@ -66,19 +66,16 @@ func (r *run) estimate(only berth.JobID) (waiting int) {
 func (r *run) waiting(leftOut map[berth.JobID]bool) []*entry {
 	s := r.snapshot
 	at := &moment{now: r.now, clock: r.clock, number: s.cluster.nextPlan()}
-	q := newTurn(&shares{
-		moment: at, policy: &r.policy, queue: s.queue, owned: r.shares.owned,
-		contenders: make([]*contender, len(r.shares.contenders)), own: make([]*contender, len(r.shares.own)),
-	})
-	q.open(&q.shares.root, s.queue.top)
-	q.shares.divide()
+	shares := r.shares.unbarred(at)
+	turn := newTurn(shares)
+	turn.open()
 	var list []*entry
-	for x := q.shares.next(); x != nil; x = q.shares.next() {
+	for x := shares.next(); x != nil; x = shares.next() {
 		if e := x.first; !leftOut[e.ID] {
 			list = append(list, e)
 		}
-		q.shares.charge(x, x.first)
-		q.step(x)
+		shares.charge(x, x.first)
+		turn.step(x)
 	}
 	return list
 }

@@ -103,7 +103,7 @@ func explainClass(s *state, c *class) Explanation {
 			e.Clauses = append(e.Clauses, Clause{cond.name, alone[i], after[i], count(after[i], cond)})
 		}
 	}
-	e.Candidates = bestMachines(s.cluster, c)
+	e.Candidates = bestMachines(c, maxCandidates)
 	if c.members() > 1 {
 		e.Members = &Members{Asked: c.members(), Now: membersNow(s, c), Ever: c.membersEver(ever),
 			apart: c.membersApart(ever) >= c.members()}
@@ -247,12 +247,12 @@ func (c clauses) totalConditions() []condition {
 	}
 	cpus, memory, disk := c.amounts()
 	return append(list,
-		condition{"cpus", true, func(n *node) bool { return r.CPUMilli > n.Total.CPUMilli }, "has fewer than " + cpus,
-			"have fewer than " + cpus},
+		condition{"cpus", true, func(n *node) bool { return r.CPUMilli > n.Total.CPUMilli },
+			"has fewer than " + cpus, "have fewer than " + cpus},
 		condition{"memory", true, func(n *node) bool { return r.MemoryMiB > n.Total.MemoryMiB },
 			"has less than " + memory, "have less than " + memory},
-		condition{"disk", true, func(n *node) bool { return r.DiskMiB > n.Total.DiskMiB }, "has less than " + disk,
-			"have less than " + disk},
+		condition{"disk", true, func(n *node) bool { return r.DiskMiB > n.Total.DiskMiB },
+			"has less than " + disk, "have less than " + disk},
 	)
 }
 

@@ -345,6 +345,7 @@ func (n *node) admitted(device int, allowed uint64) bool {
 	return v < maxVariants && allowed&(1<<v) != 0
 }
 
+// grant returns the grant of one member on devices of a machine, by position.
 func (c *class) grant(n *node, devices []int) berth.Grant {
 	g := berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: c.capacity}
 	for _, d := range devices {

@@ -94,3 +94,27 @@ func (r *placer) staySite(look *search, m site, ranks []berth.Grant) []berth.Gra
 	}
 	return ranks
 }
+
+// membersNow is the number of members of a gang that have room at once, by placing
+// them on trial.
+func membersNow(s *state, c *class) int {
+	most := 0
+	at := &moment{number: s.cluster.nextPlan()}
+	r := newPlacer(at, s, newTrial(at, s.cluster))
+	for _, group := range r.groups(c) {
+		placed := 0
+		for placed < c.members() {
+			found, ok := r.find(c, nil, group)
+			if !ok {
+				break
+			}
+			r.ledger.take(found)
+			r.last[c] = found
+			placed++
+		}
+		r.ledger.undo(0)
+		clear(r.last)
+		most = max(most, placed)
+	}
+	return most
+}

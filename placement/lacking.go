@@ -9,65 +9,6 @@ import (
 	"berth"
 )
 
-// bestMachines lists machines that fit now, the best first.
-func bestMachines(s *cluster, c *class) []berth.MachineID {
-	type scored struct {
-		node  *node
-		score int64
-	}
-	var list []scored
-	q := search{class: c}
-	for _, m := range c.matches {
-		for _, need := range c.needs() {
-			left := maxCandidates
-			m.kind.walk(need, c.spreads(), func(n *node) bool {
-				if devices, ok := c.fit(n, m.devices); ok && q.allows(n) {
-					list = append(list, scored{n, c.score(n, devices)})
-					left--
-				}
-				return left > 0
-			})
-		}
-	}
-	slices.SortFunc(list, func(a, b scored) int {
-		if a.score != b.score {
-			return sign(a.score - b.score)
-		}
-		return strings.Compare(string(a.node.ID), string(b.node.ID))
-	})
-	var ids []berth.MachineID
-	for _, x := range list {
-		if !slices.Contains(ids, x.node.ID) && len(ids) < maxCandidates {
-			ids = append(ids, x.node.ID)
-		}
-	}
-	return ids
-}
-
-// membersNow is the number of members of a gang that have room at once, by placing
-// them on trial.
-func membersNow(s *state, c *class) int {
-	most := 0
-	at := &moment{number: s.cluster.nextPlan()}
-	r := newPlacer(at, s, &ledger{moment: at, cluster: s.cluster, trial: true})
-	for _, group := range r.groups(c) {
-		placed := 0
-		for placed < c.members() {
-			found, ok := r.find(c, nil, group)
-			if !ok {
-				break
-			}
-			r.ledger.take(found)
-			r.last[c] = found
-			placed++
-		}
-		r.ledger.undo(0)
-		clear(r.last)
-		most = max(most, placed)
-	}
-	return most
-}
-
 // membersEver is how many members the machines could hold if they were empty.
 func (c *class) membersEver(machines []*node) int {
 	groups := map[string]int{}
@@ -91,6 +32,7 @@ func (c *class) membersApart(machines []*node) int {
 	return all
 }
 
+// membersOn returns the number of members that fit on a machine if it is empty.
 func (c *class) membersOn(n *node) int {
 	r, count := c.request, int64(c.members())
 	for _, x := range [][2]int64{{n.Total.CPUMilli, r.CPUMilli}, {n.Total.MemoryMiB, r.MemoryMiB},

@@ -40,6 +40,13 @@ type ledger struct {
 	trial   bool // every entry is undone at once, so that nothing is touched
 }
 
+// newLedger returns the ledger of a plan, without entries.
+func newLedger(at *moment, c *cluster) *ledger { return &ledger{moment: at, cluster: c} }
+
+// newTrial returns a ledger whose entries are all undone at once, outside of any
+// plan.
+func newTrial(at *moment, c *cluster) *ledger { return &ledger{moment: at, cluster: c, trial: true} }
+
 // taken is one entry: a grant taken from a machine, or given to it.
 type taken struct {
 	node  *node

@@ -36,12 +36,22 @@ type passer interface {
 	useless(*entry) bool // this job is not
 }
 
+// newTurn returns the walk of a plan. Open has to follow.
 func newTurn(r *shares) *turn {
 	return &turn{moment: r.moment, shares: r, queue: r.queue, bygone: newClassSet(r.queue)}
 }
 
-// open makes the contenders of accounts and puts those with jobs into the heap.
-func (r *turn) open(parent *contender, accounts []*account) {
+// passBy sets the decision about jobs to pass over.
+func (r *turn) passBy(p passer) { r.pruner = p }
+
+// open makes the contenders of all accounts, and divides the cluster among them.
+func (r *turn) open() {
+	r.openBelow(&r.shares.root, r.queue.top)
+	r.shares.divide()
+}
+
+// openBelow makes the contenders of accounts and puts those with jobs into the heap.
+func (r *turn) openBelow(parent *contender, accounts []*account) {
 	parent.kids.shares = r.shares
 	for _, a := range accounts {
 		x := &contender{account: a, parent: parent, held: a.held, past: r.shares.policy.past(a.Usage, r.now)}
@@ -51,7 +61,7 @@ func (r *turn) open(parent *contender, accounts []*account) {
 			x.kids.list = append(x.kids.list, own)
 			r.shares.own[a.index] = own
 			r.begin(own)
-			r.open(x, a.kids)
+			r.openBelow(x, a.kids)
 			for _, k := range a.kids {
 				x.past = x.past.plus(r.shares.contenders[k.index].past, 1)
 			}
@@ -126,13 +136,16 @@ func (r *turn) pass(x *contender) {
 // classSet has classes, by their numbers.
 type classSet []uint64
 
+// newClassSet returns an empty set for the classes of a queue.
 func newClassSet(q *queue) classSet { return make(classSet, (len(q.classes)+63)/64) }
 
+// has reports whether a class is in the set.
 func (s classSet) has(number int) bool { return s[number>>6]>>(number&63)&1 != 0 }
 
 // drop removes a class.
 func (s classSet) drop(number int) { s[number>>6] &^= 1 << (number & 63) }
 
+// put adds a class.
 func (s classSet) put(number int) { s[number>>6] |= 1 << (number & 63) }
 
 // lead makes the first job of the lines begun that of the contender.

@@ -144,6 +144,7 @@ func (n *node) sum() {
 	}
 }
 
+// subtract takes a grant out of the free capacity, down to zero for each device.
 func (n *node) subtract(g berth.Grant) {
 	n.free = n.free.Sub(g.Capacity)
 	for _, d := range g.GPUs {
@@ -153,6 +154,7 @@ func (n *node) subtract(g berth.Grant) {
 	}
 }
 
+// add returns a grant to the free capacity.
 func (n *node) add(g berth.Grant) {
 	n.free = n.free.Add(g.Capacity)
 	for _, d := range g.GPUs {
@@ -188,6 +190,7 @@ func compareNodes(a, b *node) int {
 	return 0
 }
 
+// sign returns -1, 0 or 1.
 func sign(n int64) int {
 	switch {
 	case n < 0:

@@ -10,6 +10,7 @@ import (
 // TestMixIsTrustedOnceItHasSeenEnough: best fit until then.
 func TestMixIsTrustedOnceItHasSeenEnough(t *testing.T) {
 	t.Parallel()
+	const trusted = 32 // requests for GPUs
 	s := NewSnapshot()
 	r := berth.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 500}
 	s.DefineClass("c", r)

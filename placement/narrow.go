@@ -20,8 +20,11 @@ type pruner struct {
 	probed   classSet // classes that fruitless has probed since their latest start
 }
 
-// limits returns the jobs of a class with a time limit, shortest first.
-func (r *pruner) limits(c *class) []alarm { return r.snapshot.queue.of(c).limits.list }
+// shortest returns the shortest time limit of the waiting jobs of a class; ok is
+// false if none has one.
+func (r *pruner) shortest(c *class) (limit time.Duration, ok bool) {
+	return r.snapshot.queue.of(c).shortest()
+}
 
 // unprobe notes that a job of the class has started.
 func (r *pruner) unprobe(c *class) { r.probed.drop(c.number) }
@@ -90,19 +93,20 @@ func (r *pruner) dead(c *class) bool {
 	if r.nominations.unmet > 0 && r.nominations.classes[c] {
 		return false
 	}
-	if len(r.limits(c)) == 0 || r.tooLong(c, r.limits(c)[0].at) {
+	limit, ok := r.shortest(c)
+	if !ok || r.tooLong(c, limit) {
 		return true
 	}
-	r.placer.end = r.now.Add(r.limits(c)[0].at)
-	_, ok := r.placer.brief(&search{class: c})
+	r.placer.end = r.now.Add(limit)
+	_, ok = r.placer.brief(&search{class: c})
 	return !ok
 }
 
 // shut closes a class of which no job has a place.
 func (r *pruner) shut(c *class) {
 	var end time.Time
-	if len(r.limits(c)) > 0 {
-		end = r.now.Add(r.limits(c)[0].at)
+	if limit, ok := r.shortest(c); ok {
+		end = r.now.Add(limit)
 	}
 	r.placer.close(c, end)
 }
@@ -128,21 +132,21 @@ func (r *pruner) closed(c *class) bool {
 		r.reservations.heads < r.policy.Backfill || r.preemption.searches > 0 {
 		return false
 	}
-	if len(r.limits(c)) == 0 || r.tooLong(c, r.limits(c)[0].at) || r.fruitless(c) {
+	if limit, ok := r.shortest(c); !ok || r.tooLong(c, limit) || r.fruitless(c, limit) {
 		r.turn.bygone.put(c.number)
 		return true
 	}
 	return false
 }
 
-// fruitless looks whether the shortest job of the class fits into room that is
-// held for others; if not, no job of it does.
-func (r *pruner) fruitless(c *class) bool {
+// fruitless looks whether the shortest job of the class, by its time limit, fits into
+// room that is held for others; if not, no job of the class does.
+func (r *pruner) fruitless(c *class, limit time.Duration) bool {
 	if r.probed.has(c.number) {
 		return false
 	}
 	r.probed.put(c.number)
-	r.placer.end = r.now.Add(r.limits(c)[0].at)
+	r.placer.end = r.now.Add(limit)
 	if _, ok := r.placer.brief(&search{class: c}); ok {
 		return false
 	}

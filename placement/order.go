@@ -41,10 +41,12 @@ type contender struct {
 // amounts are those resources of which shares are told.
 type amounts [3]float64
 
+// amountsOf returns the resources of a capacity that count in shares.
 func amountsOf(c berth.Capacity) amounts {
 	return amounts{float64(c.CPUMilli), float64(c.MemoryMiB), float64(c.GPUMilli)}
 }
 
+// plus adds other amounts the given number of times.
 func (x amounts) plus(y amounts, times float64) amounts {
 	for i := range x {
 		x[i] += y[i] * times
@@ -268,6 +270,7 @@ type shares struct {
 	guarantees bool                // some account has a guarantee
 }
 
+// newShares returns the shares of a plan. owned is the capacity of the cluster.
 func newShares(at *moment, policy *Policy, q *queue, owned amounts) *shares {
 	r := &shares{
 		moment: at, policy: policy, queue: q, owned: owned,
@@ -278,6 +281,15 @@ func newShares(at *moment, policy *Policy, q *queue, owned amounts) *shares {
 		r.guarantees = r.guarantees || a.guaranteed()
 	}
 	return r
+}
+
+// unbarred returns the shares of another plan for the same accounts, for a walk that
+// no quota stops.
+func (r *shares) unbarred(at *moment) *shares {
+	return &shares{
+		moment: at, policy: r.policy, queue: r.queue, owned: r.owned,
+		contenders: make([]*contender, len(r.contenders)), own: make([]*contender, len(r.own)),
+	}
 }
 
 // regroup calls change with each contender that has jobs left, then sorts all

@@ -71,9 +71,7 @@ func (o *Outlook) Why(id berth.JobID) (w JobExplanation, ok bool) {
 	}
 	x := r.shares.contenders[s.queue.account(e.Tenant).index]
 	est := o.expected[id]
-	read := &reading{
-		moment: r.moment, policy: &r.policy, queue: s.queue, shares: r.shares, nominations: r.nominations,
-	}
+	read := newReading(r.moment, &r.policy, s.queue, r.shares, r.nominations)
 	w = JobExplanation{
 		Job: id, Fit: machines, Order: o.planner.Policy.Order, Terms: read.terms(x, e), Queue: o.queue,
 		Position: est.Position, Ahead: ahead, Start: est.Start, Reserved: est.Reserved, StartsNow: o.starts[id],

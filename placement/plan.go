@@ -113,26 +113,13 @@ func (p Planner) begin(s *Snapshot, now time.Time) *run {
 	at := &moment{now: now, clock: sinceOrigin(now), number: s.cluster.nextPlan()}
 	r := &run{moment: at, planner: p, policy: p.Policy, snapshot: s, soon: map[berth.JobID]bool{}}
 	policy := &r.policy
-	r.ledger = &ledger{moment: at, cluster: s.cluster}
+	r.ledger = newLedger(at, s.cluster)
 	r.shares = newShares(at, policy, s.queue, amountsOf(s.cluster.owned))
 	r.placer = newPlacer(at, s.state, r.ledger)
 	r.placer.byUsable = p.Pack == Worth && s.state.packer.appraise()
-	r.reservations = &reservations{
-		moment: at, policy: policy, cluster: s.cluster, ledger: r.ledger, placer: r.placer, index: s.releases,
-		fresh: map[*node][]*holder{}, starts: map[berth.JobID]time.Time{},
-	}
-	r.nominations = &nominations{
-		moment: at, policy: policy, cluster: s.cluster, ledger: r.ledger, placer: r.placer,
-		reservations: r.reservations, promises: map[berth.JobID][]Earmark{},
-	}
-	r.preemption = &preemption{
-		moment: at, policy: policy, cluster: s.cluster, queue: s.queue, ledger: r.ledger, placer: r.placer,
-		reservations: r.reservations, shares: r.shares, nominations: r.nominations, index: s.bounds,
-		estimate: p.Estimate, hopes: map[berth.JobID]time.Time{},
-	}
-	if p.Policy.Preempt {
-		r.preemption.searches = maxSearches
-	}
+	r.reservations = newReservations(at, policy, r.ledger, r.placer, s.releases)
+	r.nominations = newNominations(at, policy, r.ledger, r.placer, r.reservations)
+	r.preemption = newPreemption(r.nominations, s.queue, r.shares, s.bounds, p.Estimate)
 	r.turn = newTurn(r.shares)
 	r.pruner = &pruner{
 		moment: at, policy: policy, snapshot: s, shares: r.shares, turn: r.turn, placer: r.placer,
@@ -142,7 +129,7 @@ func (p Planner) begin(s *Snapshot, now time.Time) *run {
 	if p.Explain {
 		r.pruner.explain = r.explain
 	}
-	r.turn.pruner = r.pruner
+	r.turn.passBy(r.pruner)
 	return r
 }
 
@@ -168,8 +155,7 @@ func (r *run) open() {
 	s.queue.advance(r.now)
 	s.cluster.settle(nil)
 	r.nominations.load(s.earmarks, s.queue)
-	r.turn.open(&r.shares.root, s.queue.top)
-	r.shares.divide()
+	r.turn.open()
 }
 
 // walk decides about one job after the other until the queue is empty or the plan

@@ -68,6 +68,20 @@ type preemption struct {
 	best   []victim
 }
 
+// newPreemption returns the preemption of a plan. With estimate set, hope notes the
+// times at which jobs may preempt later.
+func newPreemption(n *nominations, q *queue, s *shares, x *boundIndex, estimate bool) *preemption {
+	r := &preemption{
+		moment: n.moment, policy: n.policy, cluster: n.cluster, queue: q, ledger: n.ledger, placer: n.placer,
+		reservations: n.reservations, shares: s, nominations: n, index: x,
+		estimate: estimate, hopes: map[berth.JobID]time.Time{},
+	}
+	if r.policy.Preempt {
+		r.searches = maxSearches
+	}
+	return r
+}
+
 // preempt makes room for a blocked job by ordering others to stop; false if there
 // are no victims that would do.
 func (r *preemption) preempt(x *contender, e *entry) bool {
@@ -239,7 +253,6 @@ func (r *preemption) cost(h *holder) float64 {
 
 // enact orders the victims to stop and nominates their capacity for the job.
 func (r *preemption) enact(e *entry, s *displacement) {
-	r.reservations.changed = true
 	holders := make([]*holder, 0, len(s.victims))
 	for _, v := range s.victims {
 		holders = append(holders, v.holder)
@@ -249,7 +262,7 @@ func (r *preemption) enact(e *entry, s *displacement) {
 		r.shares.discharge(v.holder)
 		for _, id := range v.machines {
 			if n := r.cluster.nodes[id]; n != nil {
-				r.reservations.index.drop(n)
+				r.reservations.outdate(n)
 				r.ledger.touch(n)
 			}
 		}

@@ -121,6 +121,7 @@ type service struct {
 	restart   time.Duration
 }
 
+// serviceOf returns the service of a waiting job.
 func (p *Policy) serviceOf(e *entry) service {
 	return service{gpusOf(e.class.all), remaining(p.guess(e.Remaining, e.Expected-e.Done), e.TimeLimit), e.Done,
 		e.RestartCost}
@@ -157,6 +158,8 @@ func (p *Policy) serviceNow(h *holder, now time.Time) service {
 	return service{gpusOf(h.capacity), left, h.Done + ran, 0}
 }
 
+// remaining returns the remaining time of a job: the known time, or its limit if that
+// is shorter or nothing is known.
 func remaining(known, limit time.Duration) time.Duration {
 	if known > 0 && (limit == 0 || known < limit) {
 		return known

@@ -15,6 +15,7 @@ type standing struct {
 	place int32
 }
 
+// compareStandings orders by key, then by place.
 func compareStandings(a, b standing) int {
 	return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(a.place, b.place))
 }

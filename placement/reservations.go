@@ -27,6 +27,14 @@ type reservations struct {
 	events  []release           // buffer
 }
 
+// newReservations returns the reservations of a plan, none so far.
+func newReservations(at *moment, policy *Policy, l *ledger, p *placer, x *releaseIndex) *reservations {
+	return &reservations{
+		moment: at, policy: policy, cluster: l.cluster, ledger: l, placer: p, index: x,
+		fresh: map[*node][]*holder{}, starts: map[berth.JobID]time.Time{},
+	}
+}
+
 // reservation is capacity that a job has from a time on.
 type reservation struct {
 	at    time.Time
@@ -120,6 +128,13 @@ func (r *reservations) occupy(n *node, h *holder) {
 // forget removes a job from the occupants that this plan has added to a machine.
 func (r *reservations) forget(n *node, job berth.JobID) {
 	r.fresh[n] = slices.DeleteFunc(r.fresh[n], func(h *holder) bool { return h.Job == job })
+	r.index.drop(n)
+}
+
+// outdate makes the cached releases of a machine stale, since one of its occupants
+// stops.
+func (r *reservations) outdate(n *node) {
+	r.changed = true
 	r.index.drop(n)
 }
 

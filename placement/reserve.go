@@ -227,7 +227,9 @@ func (r *reservations) mayOpen(c *class, n *node, limit time.Time) bool {
 }
 
 // opens adds the openings of one machine.
-func (r *reservations) opens(c *class, n *node, allowed uint64, want int, limit time.Time, list []opening) []opening {
+func (r *reservations) opens(
+	c *class, n *node, allowed uint64, want int, limit time.Time, list []opening,
+) []opening {
 	x := r.ledger.sketch(n)
 	at := r.now
 	agenda := r.agenda(n)

@@ -36,6 +36,7 @@ type roster struct {
 // bitset is a set of small numbers. The nil set is empty.
 type bitset []uint64
 
+// has reports whether a number is in the set.
 func (b bitset) has(i int) bool { return len(b) > 0 && b[i>>6]>>(i&63)&1 != 0 }
 
 func (b bitset) put(i int) { b[i>>6] |= 1 << (i & 63) }

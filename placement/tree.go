@@ -201,6 +201,7 @@ func (c *cursor[T]) at() (item T, ok bool) {
 	return c.path[len(c.path)-1].item, true
 }
 
+// next goes to the item after the present one.
 func (c *cursor[T]) next() {
 	last := len(c.path) - 1
 	l := c.path[last]

@@ -120,7 +120,9 @@ func (h *victimSearch) prospects() (list []prospect, first int) {
 
 // prospect returns a machine with its bound; ok is false if no victims there would
 // do. The bound is rough where it is no less than low anyway.
-func (h *victimSearch) prospect(match, place int32, b *kindBounds, touched bitset, low bound) (p prospect, ok bool) {
+func (h *victimSearch) prospect(
+	match, place int32, b *kindBounds, touched bitset, low bound,
+) (p prospect, ok bool) {
 	r, x, isTouched := h.run, &b.entries[place], touched.has(int(place))
 	if x.band > h.highest || !isTouched && !h.want.within(x.most) {
 		return p, false

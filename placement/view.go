@@ -37,6 +37,7 @@ const viewed = 8
 // glance is an amount, told shortly: what does not fit by it does not fit.
 type glance struct{ cpu, memory, gpu int32 }
 
+// glanceOf returns a capacity as a glance.
 func glanceOf(c berth.Capacity) glance {
 	return glance{short(c.CPUMilli), short(c.MemoryMiB), short(c.GPUMilli)}
 }
@@ -46,6 +47,7 @@ func (g glance) within(o glance) bool {
 	return g.cpu <= o.cpu && g.memory <= o.memory && g.gpu <= o.gpu
 }
 
+// plus adds two glances; sums beyond 32 bits stay at the largest number.
 func (g glance) plus(o glance) glance {
 	return glance{
 		short(int64(g.cpu) + int64(o.cpu)), short(int64(g.memory) + int64(o.memory)), short(int64(g.gpu) +
@@ -65,6 +67,7 @@ const (
 	noTick tick = math.MaxInt32
 )
 
+// tickOf returns the tick of a time.
 func tickOf(t time.Time) tick { return tickAt(t.Sub(origin)) }
 
 // tickAt is a time, told from the origin of ages, in seconds.

@@ -38,6 +38,15 @@ type classQueue struct {
 	lines  []*line // in no order
 }
 
+// shortest returns the shortest time limit of the jobs; ok is false if none has one.
+func (c *classQueue) shortest() (limit time.Duration, ok bool) {
+	if len(c.limits.list) == 0 {
+		return 0, false
+	}
+	return c.limits.list[0].at, true
+}
+
+// newQueue returns an empty queue. It sorts its jobs before the first plan.
 func newQueue() *queue {
 	return &queue{
 		jobs:     map[berth.JobID]*entry{},

@@ -59,6 +59,11 @@ type reading struct {
 	nominations *nominations
 }
 
+// newReading returns the reading of a plan.
+func newReading(at *moment, policy *Policy, q *queue, s *shares, n *nominations) *reading {
+	return &reading{moment: at, policy: policy, queue: q, shares: s, nominations: n}
+}
+
 // blockers lists what keeps the job from starting by itself: its own state, its
 // quota, the machines.
 func (r *reading) blockers(x *contender, e *entry, w JobExplanation) []Blocker {
@@ -84,7 +89,8 @@ func (r *reading) blockers(x *contender, e *entry, w JobExplanation) []Blocker {
 	case machines.Machines == 0:
 		add("no_machines", "no machine has joined", "start an agent with a join token")
 	case len(machines.Lacking) > 0, w.StartsNow: // in room that is kept for it
-	case machines.Members == nil && machines.FitNow == 0, machines.Members != nil && machines.Members.Now < machines.Members.Asked:
+	case machines.Members == nil && machines.FitNow == 0,
+		machines.Members != nil && machines.Members.Now < machines.Members.Asked:
 		add("no_room", machines.Summary, "wait, ask for less, or add machines")
 		if len(machines.SilentEngines) > 0 {
 			list = append(list, engineBlocker(machines.SilentEngines))

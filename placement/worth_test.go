@@ -64,7 +64,7 @@ func (s bench) define(r berth.Request) *class {
 // placer returns the placer of a new plan, and a function that ends the plan.
 func (s bench) placer() (p *placer, finish func()) {
 	at := &moment{number: s.cluster.nextPlan()}
-	l := &ledger{moment: at, cluster: s.cluster}
+	l := newLedger(at, s.cluster)
 	p = newPlacer(at, s.state, l)
 	p.byUsable = s.packer.appraise()
 	return p, l.finish
