@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"berth"
+	"berth/placement/cluster"
+	"berth/placement/fit"
 )
 
 // Demand is machines of one sort that would give waiting jobs a place if their
@@ -37,19 +39,19 @@ type demand struct {
 // sort is machines of one kind that have the same.
 type sort struct {
 	Demand
-	kind  *kind
-	empty node // one of which nothing is used
+	kind  *cluster.Kind
+	empty cluster.Node // one of which nothing is used
 }
 
 // added is a machine that would be added.
 type added struct {
-	node
+	cluster.Node
 	sort *sort
 }
 
 type placeFor struct {
-	class *class
-	group string // see class.groupOf
+	class *cluster.Class
+	group string // see fit.GroupOf
 }
 
 // demand fills in what the pools lack for jobs that have no place: those that
@@ -66,12 +68,12 @@ func (r *run) demand() {
 	}
 	list := r.waiting(started)
 	for _, e := range list[:min(len(list), maxDemanding)] {
-		x := r.shares.own[r.snapshot.queue.account(e.Tenant).index]
-		if _, barred := r.shares.barred(x, e); barred || r.soon[e.ID] || r.shares.full(e) {
+		x := r.shares.Own[r.snapshot.queue.Account(e.Tenant).Index]
+		if _, barred := r.shares.Barred(x, e); barred || r.soon[e.ID] || r.shares.Full(e) {
 			continue
 		}
-		if d.place(e.class) {
-			r.shares.charge(x, e)
+		if d.place(e.Class) {
+			r.shares.Charge(x, e)
 		}
 	}
 	for _, s := range d.sorts {
@@ -87,22 +89,22 @@ func (r *run) demand() {
 // sorts lists the sorts of machines there are.
 func (r *run) sorts() []*sort {
 	s := r.snapshot
-	s.cluster.settle(nil)
+	s.cluster.Settle(nil)
 	seen := map[string]*sort{}
 	var list []*sort
-	for _, id := range s.cluster.machineIDs() {
-		n := s.cluster.nodes[id]
-		key := fmt.Sprint(n.kind.number, n.Total, n.variants)
+	for _, id := range s.cluster.MachineIDs() {
+		n := s.cluster.Nodes[id]
+		key := fmt.Sprint(n.Kind.Number, n.Total, n.Variants)
 		if seen[key] != nil {
 			continue
 		}
-		x := &sort{Demand: Demand{Pool: n.Pool, Like: id}, kind: n.kind,
-			empty: node{Machine: n.Machine, kind: n.kind, variants: n.variants}}
+		x := &sort{Demand: Demand{Pool: n.Pool, Like: id}, kind: n.Kind,
+			empty: cluster.Node{Machine: n.Machine, Kind: n.Kind, Variants: n.Variants}}
 		x.empty.Used, x.empty.GPUs = berth.Capacity{}, slices.Clone(n.GPUs)
 		for i := range x.empty.GPUs {
 			x.empty.GPUs[i].UsedMilli, x.empty.GPUs[i].Healthy = 0, true
 		}
-		x.empty.recount()
+		x.empty.Recount()
 		seen[key], list = x, append(list, x)
 	}
 	slices.SortStableFunc(list, func(a, b *sort) int {
@@ -115,12 +117,12 @@ func (r *run) sorts() []*sort {
 
 // place puts all members of a job on machines that would be added; false if
 // there is no such machine, or no more may be added.
-func (d *demand) place(c *class) bool {
-	if c.reads.id {
+func (d *demand) place(c *cluster.Class) bool {
+	if c.Reads.ID {
 		return false // another machine has another id
 	}
-	d.run.snapshot.cluster.settle(c)
-	for _, group := range d.run.placer.groups(c) {
+	d.run.snapshot.cluster.Settle(c)
+	for _, group := range d.run.placer.Groups(c) {
 		if d.gang(c, group) {
 			return true
 		}
@@ -129,7 +131,7 @@ func (d *demand) place(c *class) bool {
 }
 
 // gang places all members or none.
-func (d *demand) gang(c *class, group string) bool {
+func (d *demand) gang(c *cluster.Class, group string) bool {
 	at := placeFor{c, group}
 	from, before := d.from[at], len(d.added)
 	type taken struct {
@@ -137,7 +139,7 @@ func (d *demand) gang(c *class, group string) bool {
 		grant   berth.Grant
 	}
 	var ranks []taken
-	for range c.members() {
+	for range c.Members() {
 		var m *added
 		var devices []int
 		for i := from; i < len(d.added) && m == nil; i++ {
@@ -150,14 +152,14 @@ func (d *demand) gang(c *class, group string) bool {
 		if m == nil {
 			if m, devices = d.add(c, group); m == nil {
 				for _, t := range ranks {
-					t.machine.add(t.grant)
+					t.machine.Add(t.grant)
 				}
 				d.added = d.added[:before]
 				return false
 			}
 		}
-		g := c.grant(&m.node, devices)
-		m.subtract(g)
+		g := fit.Grant(c, &m.Node, devices)
+		m.Subtract(g)
 		ranks = append(ranks, taken{m, g})
 	}
 	d.from[at] = from
@@ -172,14 +174,14 @@ func (d *demand) gang(c *class, group string) bool {
 }
 
 // add adds a machine of the smallest sort that has room for a member.
-func (d *demand) add(c *class, group string) (*added, []int) {
+func (d *demand) add(c *cluster.Class, group string) (*added, []int) {
 	if len(d.added) >= maxAdded {
 		return nil, nil
 	}
 	for _, s := range d.sorts {
-		m := &added{node: s.empty, sort: s}
+		m := &added{Node: s.empty, sort: s}
 		if devices, ok := m.fit(c, group); ok {
-			m.gpus = slices.Clone(s.empty.gpus)
+			m.FreeMilli = slices.Clone(s.empty.FreeMilli)
 			d.added = append(d.added, m)
 			return m, devices
 		}
@@ -187,11 +189,11 @@ func (d *demand) add(c *class, group string) (*added, []int) {
 	return nil, nil
 }
 
-// fit is class.fit, on machines that the class may use.
-func (m *added) fit(c *class, group string) ([]int, bool) {
-	i := slices.IndexFunc(c.matches, func(x match) bool { return x.kind == m.sort.kind })
-	if i < 0 || group != "" && c.groupOf(&m.Machine) != group {
+// fit is fit.Devices, on machines that the class may use.
+func (m *added) fit(c *cluster.Class, group string) ([]int, bool) {
+	i := slices.IndexFunc(c.Matches, func(x cluster.Match) bool { return x.Kind == m.sort.kind })
+	if i < 0 || group != "" && fit.GroupOf(c, &m.Machine) != group {
 		return nil, false
 	}
-	return c.fit(&m.node, c.matches[i].devices)
+	return fit.Devices(c, &m.Node, c.Matches[i].Devices)
 }

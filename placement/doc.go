@@ -1,22 +1,27 @@
 // Package placement decides which machines run which jobs.
 //
 // A Snapshot mirrors the waiting jobs and the machines, kept current by deltas;
-// an Engine turns it into a Plan. Both are pure: no input or output, no clock,
+// a Planner turns it into a Plan. Both are pure: no input or output, no clock,
 // no chance. The same deltas and the same now give the same plan, which the
 // golden conversations in testdata rest on.
 //
-// A Plan is made by parts, each the owner of its data. A job passes them in this
-// order until one of them decides:
+// The parts of the engine are packages, and each imports only the ones above it in
+// this list:
 //
-//	turn         the next job of all, by bands, shares of tenants and quotas
-//	placer       machines for all its members, by the rule of packing
-//	preemption   victims that make room, and their nominated capacity
-//	reservations a start that no later job delays
-//	pruner       the classes of which no job is worth another look
+//	cluster   machines, kinds, classes of requests, the capacity ledger of a plan
+//	queue     the next job of all: order, shares of tenants, quotas, aging
+//	fit       machines for all members of a job, by the rule of packing
+//	backfill  a start that no later job delays; estimates
+//	preempt   victims that make room, and their nominated capacity
+//	explain   why a job waits, by the same code
 //
-// All of them read and change free capacity through one ledger, which restores
-// the machines at the end. Caches that outlive a plan are slices by node.index in
-// the part that reads them; they make plans faster and never different.
+// queue and fit do not import each other. This package drives the parts: a job
+// passes queue, fit, preempt and backfill in this order until one of them decides.
+// A pruner passes over the classes of which no job has a place in this plan.
+//
+// All parts read and change free capacity through one ledger, which restores the
+// machines at the end. Caches that outlive a plan are slices by the index of the
+// machine, in the part that reads them; they make plans faster and never different.
 //
 // A Policy holds the order of jobs, quotas, reserved starts and preemption; see
 // docs/design/policy.md.

@@ -5,6 +5,9 @@ import (
 	"time"
 
 	"berth"
+	"berth/placement/backfill"
+	"berth/placement/cluster"
+	"berth/placement/queue"
 )
 
 // estimate lists when each waiting job should start, in queue order. A job with
@@ -24,36 +27,36 @@ func (r *run) estimate(only berth.JobID) (waiting int) {
 	list := r.waiting(started)
 	waiting = len(list)
 	if only != "" {
-		list = list[:1+slices.IndexFunc(list, func(e *entry) bool { return e.ID == only })]
+		list = list[:1+slices.IndexFunc(list, func(e *queue.Entry) bool { return e.ID == only })]
 	}
 	if len(list) == 0 {
 		return waiting
 	}
 	starts := make(map[berth.JobID]time.Time, len(r.soon)+len(r.plan.Start))
 	for id := range r.soon {
-		starts[id] = r.now
+		starts[id] = r.Now
 	}
 	for _, s := range r.plan.Start {
-		starts[s.Job] = r.now
+		starts[s.Job] = r.Now
 	}
-	f := newFlow(r.reservations, r.snapshot.queue, r.shares, starts)
+	f := backfill.NewFlow(r.reservations, r.snapshot.queue, r.shares, starts)
 	for i, e := range list {
 		est := Estimate{Job: e.ID, Position: i + 1}
-		if r.pruner.narrowed && e.blocked != r.number && !r.plan.More {
-			x := r.shares.own[r.snapshot.queue.account(e.Tenant).index]
-			if _, barred := r.shares.barred(x, e); !barred {
-				r.preemption.hope(x, e)
+		if r.pruner.narrowed && e.Blocked != r.Number && !r.plan.More {
+			x := r.shares.Own[r.snapshot.queue.Account(e.Tenant).Index]
+			if _, barred := r.shares.Barred(x, e); !barred {
+				r.preemption.Hope(x, e)
 			}
 		}
-		switch at, ok := r.reservations.starts[e.ID]; {
+		switch at, ok := r.reservations.Starts[e.ID]; {
 		case ok:
 			est.Start, est.Reserved = at, true
 		case r.soon[e.ID]:
-			est.Start = r.now
+			est.Start = r.Now
 		default:
-			est.Start = f.start(e)
+			est.Start = f.Start(e)
 		}
-		if at, ok := r.preemption.hopes[e.ID]; ok && (est.Start.IsZero() || at.Before(est.Start)) {
+		if at, ok := r.preemption.Hopes[e.ID]; ok && (est.Start.IsZero() || at.Before(est.Start)) {
 			est.Start = at
 		}
 		r.plan.Estimates = append(r.plan.Estimates, est)
@@ -63,19 +66,19 @@ func (r *run) estimate(only berth.JobID) (waiting int) {
 
 // waiting lists the eligible jobs in the order in which they would start, without
 // the ones in leftOut.
-func (r *run) waiting(leftOut map[berth.JobID]bool) []*entry {
+func (r *run) waiting(leftOut map[berth.JobID]bool) []*queue.Entry {
 	s := r.snapshot
-	at := &moment{now: r.now, clock: r.clock, number: s.cluster.nextPlan()}
-	shares := r.shares.unbarred(at)
-	turn := newTurn(shares)
-	turn.open()
-	var list []*entry
-	for x := shares.next(); x != nil; x = shares.next() {
-		if e := x.first; !leftOut[e.ID] {
+	at := &cluster.Moment{Now: r.Now, Clock: r.Clock, Number: s.cluster.NextPlan()}
+	shares := r.shares.Unbarred(at)
+	turn := queue.NewTurn(shares)
+	turn.Open()
+	var list []*queue.Entry
+	for x := shares.Next(); x != nil; x = shares.Next() {
+		if e := x.First; !leftOut[e.ID] {
 			list = append(list, e)
 		}
-		shares.charge(x, x.first)
-		turn.step(x)
+		shares.Charge(x, x.First)
+		turn.Step(x)
 	}
 	return list
 }

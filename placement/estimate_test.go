@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"berth"
+	"berth/placement/cluster"
+	"berth/placement/queue"
 )
 
 // A question about one job estimates the jobs before it and no others, and has the
@@ -16,13 +18,13 @@ func TestAQuestionAboutOneJobLeavesOutTheJobsBehindIt(t *testing.T) {
 	s, now := NewSnapshot(), time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	request := berth.Request{Members: 1, CPUMilli: 1000, MemoryMiB: 1}
 	s.DefineClass("c", request)
-	s.UpsertMachine(Machine{ID: "m", State: berth.MachineReady, Total: berth.Capacity{CPUMilli: 2000, MemoryMiB: 100}})
+	s.UpsertMachine(cluster.Machine{ID: "m", State: berth.MachineReady, Total: berth.Capacity{CPUMilli: 2000, MemoryMiB: 100}})
 	const jobs = 1000
 	name := func(i int) berth.JobID { return berth.JobID(fmt.Sprintf("j%04d", i)) }
 	for i := range jobs {
-		s.UpsertJob(Job{ID: name(i), Class: "c", Priority: 500, TimeLimit: time.Hour, SubmittedAt: now.Add(time.Duration(i-jobs) * time.Second)})
+		s.UpsertJob(queue.Job{ID: name(i), Class: "c", Priority: 500, TimeLimit: time.Hour, SubmittedAt: now.Add(time.Duration(i-jobs) * time.Second)})
 	}
-	p := Planner{Policy: Policy{Backfill: 1}}
+	p := Planner{Policy: queue.Policy{Backfill: 1}}
 	all := p.Outlook(s, now)
 	for i, estimated := range map[int]int{0: 0, 1: 0, 2: 1, 7: 6, jobs - 1: jobs - 2} { // the first two start now
 		one := p.outlook(s, now, name(i))

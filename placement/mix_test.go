@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"berth"
+	"berth/placement/queue"
 )
 
 // TestMixIsTrustedOnceItHasSeenEnough: best fit until then.
@@ -15,14 +16,14 @@ func TestMixIsTrustedOnceItHasSeenEnough(t *testing.T) {
 	r := berth.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 500}
 	s.DefineClass("c", r)
 	for i := range trusted {
-		if s.state.packer.appraise() {
+		if s.state.Packer.Appraise() {
 			t.Fatalf("trusted after %d requests", i)
 		}
-		j := Job{ID: berth.JobID(fmt.Sprint(i)), Class: "c"}
+		j := queue.Job{ID: berth.JobID(fmt.Sprint(i)), Class: "c"}
 		s.UpsertJob(j)
 		s.UpsertJob(j) // its row has changed: no other request
 	}
-	if !s.state.packer.appraise() {
+	if !s.state.Packer.Appraise() {
 		t.Fatalf("not trusted after %d requests", trusted)
 	}
 }

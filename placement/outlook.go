@@ -5,6 +5,10 @@ import (
 	"time"
 
 	"berth"
+	"berth/placement/cluster"
+	"berth/placement/explain"
+	"berth/placement/fit"
+	"berth/placement/queue"
 )
 
 // Outlook is a plan and its estimates for everybody who waits, worked out once,
@@ -18,10 +22,10 @@ type Outlook struct {
 	expected map[berth.JobID]Estimate
 	queue    int  // number of jobs that wait
 	keeps    bool // room is kept for jobs that are to start later
-	fits     map[*class]Explanation
-	near     []Near
+	fits     map[*cluster.Class]explain.Explanation
+	near     []fit.Near
 
-	deference deference
+	deference explain.Deference
 }
 
 // Outlook plans as Plan does, whatever MaxStarts says, to tell of it.
@@ -37,8 +41,8 @@ func (p Planner) outlook(s *Snapshot, now time.Time, only berth.JobID) *Outlook 
 	r.walk()
 	r.emit()
 	o := &Outlook{
-		planner: p, snapshot: s, now: now, keeps: len(r.ledger.holds) > 0,
-		starts: make(map[berth.JobID]bool, len(r.plan.Start)), fits: map[*class]Explanation{},
+		planner: p, snapshot: s, now: now, keeps: len(r.ledger.Holds) > 0,
+		starts: make(map[berth.JobID]bool, len(r.plan.Start)), fits: map[*cluster.Class]explain.Explanation{},
 	}
 	o.deference, o.near = r.deference, r.plan.Near
 	for _, start := range r.plan.Start {
@@ -54,9 +58,9 @@ func (p Planner) outlook(s *Snapshot, now time.Time, only berth.JobID) *Outlook 
 
 // Why tells everything about a waiting job, by the same code that plans; ok is
 // false for a job that does not wait.
-func (o *Outlook) Why(id berth.JobID) (w JobExplanation, ok bool) {
+func (o *Outlook) Why(id berth.JobID) (w explain.JobExplanation, ok bool) {
 	s := o.snapshot
-	e := s.queue.jobs[id]
+	e := s.queue.Jobs[id]
 	if e == nil {
 		return w, false
 	}
@@ -64,73 +68,73 @@ func (o *Outlook) Why(id berth.JobID) (w JobExplanation, ok bool) {
 	r := o.planner.begin(s, o.now)
 	defer r.finish()
 	r.open()
-	machines, ok := o.fits[e.class]
+	machines, ok := o.fits[e.Class]
 	if !ok {
-		machines = explainClass(s.state, e.class)
-		o.fits[e.class] = machines
+		machines = explain.Class(s.state, e.Class)
+		o.fits[e.Class] = machines
 	}
-	x := r.shares.contenders[s.queue.account(e.Tenant).index]
+	x := r.shares.Contenders[s.queue.Account(e.Tenant).Index]
 	est := o.expected[id]
-	read := newReading(r.moment, &r.policy, s.queue, r.shares, r.nominations)
-	w = JobExplanation{
-		Job: id, Fit: machines, Order: o.planner.Policy.Order, Terms: read.terms(x, e), Queue: o.queue,
+	read := explain.NewReading(r.Moment, &r.policy, s.queue, r.shares, r.nominations)
+	w = explain.JobExplanation{
+		Job: id, Fit: machines, Order: o.planner.Policy.Order, Terms: read.Terms(x, e), Queue: o.queue,
 		Position: est.Position, Ahead: ahead, Start: est.Start, Reserved: est.Reserved, StartsNow: o.starts[id],
 	}
 	if len(e.Data) > 0 {
-		w.Data = s.state.caches.show(s.cluster, e.Data,
-			slices.DeleteFunc(slices.Clone(o.near), func(m Near) bool { return m.Job != id }))
+		w.Data = s.state.Caches.Show(s.cluster, e.Data,
+			slices.DeleteFunc(slices.Clone(o.near), func(m fit.Near) bool { return m.Job != id }))
 	}
 	switch {
 	case w.StartsNow:
 		w.Start = o.now
-	case r.shares.full(e):
+	case r.shares.Full(e):
 		w.Start, w.Reserved = time.Time{}, false // nobody knows when the others end
 	case w.Position > 0:
 		w.Ahead = w.Position - 1
 	case !e.Held:
 		w.Start = r.later(x, e)
 	}
-	w.Blockers = append(read.blockers(x, e, w), read.ahead(&o.deference, e, w, o.keeps)...)
+	w.Blockers = append(read.Blockers(x, e, w), read.Ahead(&o.deference, e, w, o.keeps)...)
 	return w, true
 }
 
 // later is when a job that may not start yet would at best, those ahead of it
 // left aside; zero if that is not known.
-func (r *run) later(x *contender, e *entry) time.Time {
-	if _, barred := r.shares.barred(x, e); barred {
+func (r *run) later(x *queue.Contender, e *queue.Entry) time.Time {
+	if _, barred := r.shares.Barred(x, e); barred {
 		return time.Time{}
 	}
-	r.snapshot.cluster.settle(e.class)
-	places := r.reservations.places(e.class)
+	r.snapshot.cluster.Settle(e.Class)
+	places := r.reservations.Places(e.Class)
 	switch {
 	case places == nil:
 		return time.Time{}
-	case places[len(places)-1].at.Before(e.EligibleAt):
+	case places[len(places)-1].At.Before(e.EligibleAt):
 		return e.EligibleAt
 	}
-	return places[len(places)-1].at
+	return places[len(places)-1].At
 }
 
 // WhyNew is Why for a job that does not wait, as if it came now.
-func (p Planner) WhyNew(s *Snapshot, j Job, request berth.Request, now time.Time) JobExplanation {
-	c := s.cluster.classes[j.Class]
+func (p Planner) WhyNew(s *Snapshot, j queue.Job, request berth.Request, now time.Time) explain.JobExplanation {
+	c := s.cluster.Classes[j.Class]
 	if c == nil {
-		c = newClass(j.Class, request)
-		s.cluster.observe(c)
-		s.cluster.enroll(c)
-		s.queue.enroll(c)
-		s.state.memory.reset(c)
-		defer s.cluster.dismiss(c)
+		c = cluster.NewClass(j.Class, request)
+		s.cluster.Observe(c)
+		s.cluster.Enroll(c)
+		s.queue.Enroll(c)
+		s.state.Memory.Reset(c)
+		defer s.cluster.Dismiss(c)
 	}
-	s.queue.upsert(j, c)
+	s.queue.Upsert(j, c)
 	defer s.RemoveJob(j.ID)
 	w, _ := p.Why(s, j.ID, now)
 	return w
 }
 
 // Why is Outlook.Why, for one question.
-func (p Planner) Why(s *Snapshot, id berth.JobID, now time.Time) (w JobExplanation, ok bool) {
-	if s.queue.jobs[id] == nil {
+func (p Planner) Why(s *Snapshot, id berth.JobID, now time.Time) (w explain.JobExplanation, ok bool) {
+	if s.queue.Jobs[id] == nil {
 		return w, false
 	}
 	return p.outlook(s, now, id).Why(id)

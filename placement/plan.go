@@ -4,6 +4,12 @@ import (
 	"time"
 
 	"berth"
+	"berth/placement/backfill"
+	"berth/placement/cluster"
+	"berth/placement/explain"
+	"berth/placement/fit"
+	"berth/placement/preempt"
+	"berth/placement/queue"
 )
 
 // Engine turns a snapshot into a plan. It leaves the snapshot as it was, and
@@ -14,11 +20,11 @@ type Engine interface {
 
 // Plan is what the leader should do now.
 type Plan struct {
-	Start   []berth.Start // best first
-	Preempt []Preempt     // with the earmarks for whom it is done
-	Earmark []Earmark     // to write, in one transaction with the preemptions
-	Near    []Near        // members of those that start which are where their job's data is
-	Release []Earmark     // to delete: placed, expired, or nobody waits for them
+	Start   []berth.Start     // best first
+	Preempt []preempt.Order   // with the earmarks for whom it is done
+	Earmark []preempt.Earmark // to write, in one transaction with the preemptions
+	Near    []fit.Near        // members of those that start which are where their job's data is
+	Release []preempt.Earmark // to delete: placed, expired, or nobody waits for them
 	Fail    []Fail
 	// Yield are the gangs that are to give up what is kept for their repair, since
 	// another gang would have room with it.
@@ -30,9 +36,9 @@ type Plan struct {
 	// that hold room end at their limits and nobody else comes, in queue order.
 	// Only with Planner.Estimate.
 	Estimates []Estimate
-	Explain   map[string]Explanation // by class: why its first job has no place
-	Demand    []Demand               // by pool: what machines more it would use. Only with Planner.Demand
-	More      bool                   // the plan was cut off: plan again soon
+	Explain   map[string]explain.Explanation // by class: why its first job has no place
+	Demand    []Demand                       // by pool: what machines more it would use. Only with Planner.Demand
+	More      bool                           // the plan was cut off: plan again soon
 }
 
 // Estimate is when a waiting job should start.
@@ -54,12 +60,12 @@ type Fail struct {
 // fit is left for this plan, the others go on, as far as that delays no reserved
 // start. The zero value plans everything.
 type Planner struct {
-	MaxStarts int  // decisions a plan may hold; 0: no limit
-	Pack      Pack // the rule of packing
-	Explain   bool // fill Plan.Explain, at the price of a look at every machine for each blocked class
-	Estimate  bool // fill Plan.Estimates, at the price of a look at every job
-	Demand    bool // fill Plan.Demand, likewise
-	Policy    Policy
+	MaxStarts int      // decisions a plan may hold; 0: no limit
+	Pack      fit.Pack // the rule of packing
+	Explain   bool     // fill Plan.Explain, at the price of a look at every machine for each blocked class
+	Estimate  bool     // fill Plan.Estimates, at the price of a look at every job
+	Demand    bool     // fill Plan.Demand, likewise
+	Policy    queue.Policy
 }
 
 // Plan implements Engine.
@@ -69,7 +75,7 @@ func (p Planner) Plan(s *Snapshot, now time.Time) Plan {
 	r.expire()
 	r.open()
 	r.walk()
-	r.plan.Yield = r.nominations.yield(r.blocked)
+	r.plan.Yield = r.nominations.Yield(r.blocked)
 	r.emit()
 	if p.Estimate {
 		r.estimate("")
@@ -88,60 +94,60 @@ func (p Planner) Plan(s *Snapshot, now time.Time) Plan {
 //	           ├──> preemption ───> Preempt, Earmark
 //	           └──> reservations ─> a start that no later job delays
 type run struct {
-	*moment
+	*cluster.Moment
 	planner      Planner
-	policy       Policy
+	policy       queue.Policy
 	snapshot     *Snapshot
 	plan         Plan
-	ledger       *ledger
-	shares       *shares
-	turn         *turn
-	placer       *placer
-	reservations *reservations
-	nominations  *nominations
-	preemption   *preemption
+	ledger       *cluster.Ledger
+	shares       *queue.Shares
+	turn         *queue.Turn
+	placer       *fit.Placer
+	reservations *backfill.Reservations
+	nominations  *preempt.Nominations
+	preemption   *preempt.Search
 	pruner       *pruner
 
-	blocked   []*entry             // gangs without room, while gangs are under repair
+	blocked   []*queue.Entry       // gangs without room, while gangs are under repair
 	soon      map[berth.JobID]bool // jobs for which victims make room
-	deference deference
+	deference explain.Deference
 }
 
 // begin readies the parts for one plan.
 func (p Planner) begin(s *Snapshot, now time.Time) *run {
-	s.queue.sort(p.Policy, s, now)
-	at := &moment{now: now, clock: sinceOrigin(now), number: s.cluster.nextPlan()}
-	r := &run{moment: at, planner: p, policy: p.Policy, snapshot: s, soon: map[berth.JobID]bool{}}
+	s.queue.Sort(p.Policy, s, now)
+	at := &cluster.Moment{Now: now, Clock: cluster.SinceOrigin(now), Number: s.cluster.NextPlan()}
+	r := &run{Moment: at, planner: p, policy: p.Policy, snapshot: s, soon: map[berth.JobID]bool{}}
 	policy := &r.policy
-	r.ledger = newLedger(at, s.cluster)
-	r.shares = newShares(at, policy, s.queue, amountsOf(s.cluster.owned))
-	r.placer = newPlacer(at, s.state, r.ledger)
-	r.placer.byUsable = p.Pack == Worth && s.state.packer.appraise()
-	r.reservations = newReservations(at, policy, r.ledger, r.placer, s.releases)
-	r.nominations = newNominations(at, policy, r.ledger, r.placer, r.reservations)
-	r.preemption = newPreemption(r.nominations, s.queue, r.shares, s.bounds, p.Estimate)
-	r.turn = newTurn(r.shares)
+	r.ledger = cluster.NewLedger(at, s.cluster)
+	r.shares = queue.NewShares(at, policy, s.queue, queue.AmountsOf(s.cluster.Owned))
+	r.placer = fit.NewPlacer(at, s.state, r.ledger)
+	r.placer.ByUsable = p.Pack == fit.Worth && s.state.Packer.Appraise()
+	r.reservations = backfill.NewReservations(at, policy, r.ledger, r.placer, s.releases)
+	r.nominations = preempt.NewNominations(at, policy, r.ledger, r.placer, r.reservations)
+	r.preemption = preempt.NewSearch(r.nominations, s.queue, r.shares, s.bounds, p.Estimate)
+	r.turn = queue.NewTurn(r.shares)
 	r.pruner = &pruner{
-		moment: at, policy: policy, snapshot: s, shares: r.shares, turn: r.turn, placer: r.placer,
+		Moment: at, policy: policy, snapshot: s, shares: r.shares, turn: r.turn, placer: r.placer,
 		reservations: r.reservations, nominations: r.nominations, preemption: r.preemption,
-		probed: newClassSet(s.queue),
+		probed: queue.NewClassSet(s.queue),
 	}
 	if p.Explain {
 		r.pruner.explain = r.explain
 	}
-	r.turn.passBy(r.pruner)
+	r.turn.PassBy(r.pruner)
 	return r
 }
 
 // finish restores the snapshot.
 func (r *run) finish() {
-	r.reservations.finish()
-	r.ledger.finish()
+	r.reservations.Finish()
+	r.ledger.Finish()
 }
 
 // expire lists the jobs whose queue deadline has passed. The turn passes them over.
 func (r *run) expire() {
-	for _, e := range r.snapshot.queue.expired(r.now) {
+	for _, e := range r.snapshot.queue.Expired(r.Now) {
 		r.plan.Fail = append(r.plan.Fail, Fail{e.ID, e.Version, berth.Reason{
 			Code:    berth.ReasonQueueTimeout,
 			Message: "did not start within its queue_timeout",
@@ -152,10 +158,10 @@ func (r *run) expire() {
 // open readies the queue and keeps the nominated capacity.
 func (r *run) open() {
 	s := r.snapshot
-	s.queue.advance(r.now)
-	s.cluster.settle(nil)
-	r.nominations.load(s.earmarks, s.queue)
-	r.turn.open()
+	s.queue.Advance(r.Now)
+	s.cluster.Settle(nil)
+	r.nominations.Load(s.earmarks, s.queue)
+	r.turn.Open()
 }
 
 // walk decides about one job after the other until the queue is empty or the plan
@@ -163,7 +169,7 @@ func (r *run) open() {
 func (r *run) walk() {
 	for {
 		r.pruner.narrow()
-		x := r.shares.next()
+		x := r.shares.Next()
 		if x == nil {
 			return
 		}
@@ -177,42 +183,42 @@ func (r *run) walk() {
 
 // emit moves the decisions of the parts into the plan.
 func (r *run) emit() {
-	r.plan.Preempt = r.preemption.orders
-	r.plan.Earmark = r.nominations.written
-	r.plan.Release = r.nominations.released
+	r.plan.Preempt = r.preemption.Orders
+	r.plan.Earmark = r.nominations.Written
+	r.plan.Release = r.nominations.Released
 }
 
 // decide decides about the job whose turn it is, and moves the turn on.
-func (r *run) decide(x *contender) {
-	e := x.first
-	if _, ok := r.shares.barred(x, e); ok {
-		if !x.tried {
-			x.tried = true
-			r.plan.Stalled = append(r.plan.Stalled, x.account.ID)
+func (r *run) decide(x *queue.Contender) {
+	e := x.First
+	if _, ok := r.shares.Barred(x, e); ok {
+		if !x.Tried {
+			x.Tried = true
+			r.plan.Stalled = append(r.plan.Stalled, x.Account.ID)
 		}
-		r.turn.leave(x)
+		r.turn.Leave(x)
 		return
 	}
-	nominated := len(r.nominations.marks[e.ID]) > 0
+	nominated := len(r.nominations.Marks[e.ID]) > 0
 	if nominated {
-		r.nominations.unmet--
+		r.nominations.Unmet--
 	}
-	if r.shares.full(e) {
-		r.turn.step(x)
+	if r.shares.Full(e) {
+		r.turn.Step(x)
 		return
 	}
-	if older := r.shares.mustYieldTo(x, e); older != nil && !nominated {
-		r.deference.defers(r.planner.Estimate, e.line, older)
-		if r.nominations.classes[e.class] {
-			r.turn.step(x) // a later job of the class may be nominated
+	if older := r.shares.MustYieldTo(x, e); older != nil && !nominated {
+		r.deference.Defers(r.planner.Estimate, e.Line, older)
+		if r.nominations.Classes[e.Class] {
+			r.turn.Step(x) // a later job of the class may be nominated
 		} else {
-			r.turn.leave(x)
+			r.turn.Leave(x)
 		}
 		return
 	}
-	r.placer.wants, r.placer.moved = e.Data, r.placer.moved[:0]
+	r.placer.Wants, r.placer.Moved = e.Data, r.placer.Moved[:0]
 	start, ok := r.place(e)
-	r.placer.wants = nil
+	r.placer.Wants = nil
 	if ok {
 		r.start(x, e, start)
 	} else {
@@ -221,59 +227,59 @@ func (r *run) decide(x *contender) {
 }
 
 // start adds a start to the plan.
-func (r *run) start(x *contender, e *entry, start berth.Start) {
-	r.pruner.unprobe(e.class)
+func (r *run) start(x *queue.Contender, e *queue.Entry, start berth.Start) {
+	r.pruner.unprobe(e.Class)
 	r.plan.Start = append(r.plan.Start, start)
-	for _, m := range r.placer.moved {
+	for _, m := range r.placer.Moved {
 		m.Job = e.ID
 		r.plan.Near = append(r.plan.Near, m)
 	}
-	marks := r.nominations.started(e)
+	marks := r.nominations.Started(e)
 	if r.policy.Backfill > 0 { // otherwise no part reads the end of the job
-		r.reservations.started(e, start.Ranks)
-		r.nominations.rehold(marks)
+		r.reservations.Started(e, start.Ranks)
+		r.nominations.Rehold(marks)
 	}
-	r.shares.charge(x, e)
-	r.turn.step(x)
+	r.shares.Charge(x, e)
+	r.turn.Step(x)
 }
 
 // refuse decides what becomes of a job without room.
-func (r *run) refuse(x *contender, e *entry) {
-	c := e.class
-	if r.planner.Explain && !r.placer.closed(c) {
+func (r *run) refuse(x *queue.Contender, e *queue.Entry) {
+	c := e.Class
+	if r.planner.Explain && !r.placer.Closed(c) {
 		r.explain(c)
 	}
-	r.placer.close(c, r.placer.end)
-	x.tried = true
-	if r.nominations.repairs && c.members() > 1 && len(r.blocked) < maxYields {
+	r.placer.Close(c, r.placer.End)
+	x.Tried = true
+	if r.nominations.Repairs && c.Members() > 1 && len(r.blocked) < preempt.MaxYields {
 		r.blocked = append(r.blocked, e)
 	}
 	if kept := r.block(x, e); !kept && r.holdsUp(x, e) {
-		r.deference.halts(r.planner.Estimate, x, e)
-		r.turn.quit(x)
+		r.deference.Halts(r.planner.Estimate, x, e)
+		r.turn.Quit(x)
 		return
 	}
-	r.turn.step(x)
+	r.turn.Step(x)
 }
 
 // block makes room for a job, or reserves a start for it; kept is false if neither
 // is possible.
-func (r *run) block(x *contender, e *entry) (kept bool) {
-	e.blocked = r.number
-	if r.nominations.awaits(e) || r.preemption.preempt(x, e) {
+func (r *run) block(x *queue.Contender, e *queue.Entry) (kept bool) {
+	e.Blocked = r.Number
+	if r.nominations.Awaits(e) || r.preemption.Preempt(x, e) {
 		r.soon[e.ID] = true
-		r.shares.charge(x, e)
+		r.shares.Charge(x, e)
 		return true
 	}
-	r.preemption.hope(x, e)
-	if r.reservations.heads >= r.policy.Backfill {
+	r.preemption.Hope(x, e)
+	if r.reservations.Heads >= r.policy.Backfill {
 		return false
 	}
-	if _, ok := r.reservations.reserve(e); !ok {
+	if _, ok := r.reservations.Reserve(e); !ok {
 		return false
 	}
-	r.shares.charge(x, e)
-	r.shares.noteReserved(x, e)
+	r.shares.Charge(x, e)
+	r.shares.NoteReserved(x, e)
 	return true
 }
 
@@ -281,34 +287,34 @@ func (r *run) block(x *contender, e *entry) (kept bool) {
 // that is overdue: the younger ones would keep the tenant at its part, so that the
 // older one never came first and never got a reserved start. Below its part the
 // tenant comes first in its turn.
-func (r *run) holdsUp(x *contender, e *entry) bool {
+func (r *run) holdsUp(x *queue.Contender, e *queue.Entry) bool {
 	p := &r.policy
-	return e.overdue && !x.pressing && p.Order == Fair && p.Backfill > 0 && r.reservations.heads >= p.Backfill &&
-		r.placer.possible(e.class)
+	return e.Overdue && !x.Pressing && p.Order == queue.Fair && p.Backfill > 0 && r.reservations.Heads >= p.Backfill &&
+		r.placer.Possible(e.Class)
 }
 
 // place finds places for all members of the job, or for none.
-func (r *run) place(e *entry) (berth.Start, bool) {
-	c := e.class
-	r.placer.end = r.over(e)
-	marks := r.nominations.marks[e.ID]
-	if len(marks) == 0 && r.placer.hopeless(c) {
+func (r *run) place(e *queue.Entry) (berth.Start, bool) {
+	c := e.Class
+	r.placer.End = r.over(e)
+	marks := r.nominations.Marks[e.ID]
+	if len(marks) == 0 && r.placer.Hopeless(c) {
 		return berth.Start{}, false
 	}
-	r.snapshot.cluster.settle(c)
+	r.snapshot.cluster.Settle(c)
 	if len(marks) > 0 {
-		defer r.placer.reopen(c)()
-		r.nominations.lift(marks)
-	} else if !r.placer.closed(c) {
-		r.placer.barren(c) // saves the search if no machine has room
+		defer r.placer.Reopen(c)()
+		r.nominations.Lift(marks)
+	} else if !r.placer.Closed(c) {
+		r.placer.Barren(c) // saves the search if no machine has room
 	}
-	repair, sites := former(marks)
+	repair, sites := preempt.Former(marks)
 	for _, avoid := range avoidances(e) {
-		for _, group := range r.placer.groups(c) {
-			look := r.placer.gang
+		for _, group := range r.placer.Groups(c) {
+			look := r.placer.Gang
 			if repair {
-				look = func(c *class, avoid []berth.MachineID, group string) ([]berth.Grant, bool) {
-					return r.placer.stay(c, avoid, group, sites)
+				look = func(c *cluster.Class, avoid []berth.MachineID, group string) ([]berth.Grant, bool) {
+					return r.placer.Stay(c, avoid, group, sites)
 				}
 			}
 			if ranks, ok := look(c, avoid, group); ok {
@@ -317,31 +323,31 @@ func (r *run) place(e *entry) (berth.Start, bool) {
 		}
 	}
 	if len(marks) > 0 {
-		r.nominations.restore(marks)
+		r.nominations.Restore(marks)
 	}
 	return berth.Start{}, false
 }
 
 // over returns the latest end of a job that starts now; zero if it has no time
 // limit.
-func (r *run) over(e *entry) time.Time {
+func (r *run) over(e *queue.Entry) time.Time {
 	if e.TimeLimit <= 0 {
 		return time.Time{}
 	}
-	return r.now.Add(e.TimeLimit)
+	return r.Now.Add(e.TimeLimit)
 }
 
 // explain adds the explanation of a class to the plan.
-func (r *run) explain(c *class) {
+func (r *run) explain(c *cluster.Class) {
 	if r.plan.Explain == nil {
-		r.plan.Explain = map[string]Explanation{}
+		r.plan.Explain = map[string]explain.Explanation{}
 	}
-	r.plan.Explain[c.name] = explainClass(r.snapshot.state, c)
+	r.plan.Explain[c.Name] = explain.Class(r.snapshot.state, c)
 }
 
 // avoidances is what to keep away from, in the order to try: machines that
 // failed the job before are used when nothing else is left.
-func avoidances(e *entry) [][]berth.MachineID {
+func avoidances(e *queue.Entry) [][]berth.MachineID {
 	if len(e.Avoid) == 0 {
 		return [][]berth.MachineID{nil}
 	}

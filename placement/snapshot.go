@@ -6,6 +6,12 @@ import (
 	"time"
 
 	"berth"
+	"berth/placement/backfill"
+	"berth/placement/cluster"
+	"berth/placement/explain"
+	"berth/placement/fit"
+	"berth/placement/preempt"
+	"berth/placement/queue"
 )
 
 // Snapshot is the queue and the machines as the leader knows them. Deltas keep it
@@ -13,88 +19,88 @@ import (
 // also moves 24 bytes for each other class of the tenant. The zero value is not
 // usable; see NewSnapshot. It is not safe for concurrent use.
 type Snapshot struct {
-	cluster  *cluster
-	queue    *queue
-	state    *state
-	releases *releaseIndex
-	bounds   *boundIndex
-	earmarks []Earmark
+	cluster  *cluster.Cluster
+	queue    *queue.Queue
+	state    *fit.State
+	releases *backfill.Index
+	bounds   *preempt.Index
+	earmarks []preempt.Earmark
 }
 
 // NewSnapshot returns an empty snapshot.
 func NewSnapshot() *Snapshot {
-	c := newCluster()
+	c := cluster.New()
 	return &Snapshot{
-		cluster: c, queue: newQueue(), state: newState(c), releases: &releaseIndex{}, bounds: &boundIndex{},
+		cluster: c, queue: queue.New(), state: fit.NewState(c), releases: &backfill.Index{}, bounds: &preempt.Index{},
 	}
 }
 
 // Machines returns the number of machines.
-func (s *Snapshot) Machines() int { return len(s.cluster.nodes) }
+func (s *Snapshot) Machines() int { return len(s.cluster.Nodes) }
 
 // Jobs returns the number of waiting jobs, held ones included.
-func (s *Snapshot) Jobs() int { return len(s.queue.jobs) }
+func (s *Snapshot) Jobs() int { return len(s.queue.Jobs) }
 
 // Machine returns a machine by id.
-func (s *Snapshot) Machine(id berth.MachineID) (Machine, bool) {
-	if n := s.cluster.nodes[id]; n != nil {
+func (s *Snapshot) Machine(id berth.MachineID) (cluster.Machine, bool) {
+	if n := s.cluster.Nodes[id]; n != nil {
 		return n.Machine, true
 	}
-	return Machine{}, false
+	return cluster.Machine{}, false
 }
 
 // Job returns a waiting job by id.
-func (s *Snapshot) Job(id berth.JobID) (Job, bool) {
-	if e := s.queue.jobs[id]; e != nil {
+func (s *Snapshot) Job(id berth.JobID) (queue.Job, bool) {
+	if e := s.queue.Jobs[id]; e != nil {
 		return e.Job, true
 	}
-	return Job{}, false
+	return queue.Job{}, false
 }
 
 // EachJob calls f with every waiting job, in no order.
-func (s *Snapshot) EachJob(f func(Job)) {
-	for _, e := range s.queue.waiting {
+func (s *Snapshot) EachJob(f func(queue.Job)) {
+	for _, e := range s.queue.Waiting {
 		f(e.Job)
 	}
 }
 
 // EachMachine calls f with every machine, in no order.
-func (s *Snapshot) EachMachine(f func(Machine)) {
-	for _, n := range s.cluster.nodes {
+func (s *Snapshot) EachMachine(f func(cluster.Machine)) {
+	for _, n := range s.cluster.Nodes {
 		f(n.Machine)
 	}
 }
 
 // Mix returns the distribution of requests that jobs have shown so far.
-func (s *Snapshot) Mix() *Mix { return s.state.packer.mix }
+func (s *Snapshot) Mix() *fit.Mix { return s.state.Packer.Mix }
 
 // UseMix replaces the distribution of requests by a known one, or by the one that
 // another snapshot has learned.
-func (s *Snapshot) UseMix(m *Mix) {
-	s.state.packer.use(m)
+func (s *Snapshot) UseMix(m *fit.Mix) {
+	s.state.Packer.Use(m)
 }
 
 // HasClass reports whether the class is defined.
-func (s *Snapshot) HasClass(name string) bool { return s.cluster.classes[name] != nil }
+func (s *Snapshot) HasClass(name string) bool { return s.cluster.Classes[name] != nil }
 
 // DefineClass defines the request of a class. A class is defined before its first
 // job and does not change.
 func (s *Snapshot) DefineClass(name string, r berth.Request) {
-	if s.cluster.classes[name] != nil {
+	if s.cluster.Classes[name] != nil {
 		return
 	}
-	c := newClass(name, r)
-	s.cluster.define(c)
-	s.queue.enroll(c)
-	s.state.memory.reset(c)
+	c := cluster.NewClass(name, r)
+	s.cluster.Define(c)
+	s.queue.Enroll(c)
+	s.state.Memory.Reset(c)
 }
 
 // UpsertMachine adds a machine or replaces its row.
-func (s *Snapshot) UpsertMachine(m Machine) { s.cluster.upsert(m) }
+func (s *Snapshot) UpsertMachine(m cluster.Machine) { s.cluster.Upsert(m) }
 
 // RemoveMachine removes a machine. An unknown one is no error.
 func (s *Snapshot) RemoveMachine(id berth.MachineID) {
-	s.cluster.remove(id)
+	s.cluster.Remove(id)
 	s.SetCache(id, nil)
 }
 
@@ -102,86 +108,86 @@ func (s *Snapshot) RemoveMachine(id berth.MachineID) {
 // may be unknown; its removal also drops the contents. The caller does not change
 // the list afterwards.
 func (s *Snapshot) SetCache(id berth.MachineID, holds []berth.CachedData) {
-	s.state.caches.set(id, holds)
+	s.state.Caches.Set(id, holds)
 }
 
 // UpsertTenant adds a tenant or replaces its row. Jobs of tenants that were never
 // added share one account without limits.
-func (s *Snapshot) UpsertTenant(t Tenant) { s.queue.upsertTenant(t) }
+func (s *Snapshot) UpsertTenant(t queue.Tenant) { s.queue.UpsertTenant(t) }
 
 // RemoveTenant removes a tenant. An unknown one is no error.
-func (s *Snapshot) RemoveTenant(id berth.TenantID) { s.queue.removeTenant(id) }
+func (s *Snapshot) RemoveTenant(id berth.TenantID) { s.queue.RemoveTenant(id) }
 
 // Tenant returns a tenant by id.
-func (s *Snapshot) Tenant(id berth.TenantID) (Tenant, bool) {
-	t, ok := s.queue.tenants[id]
+func (s *Snapshot) Tenant(id berth.TenantID) (queue.Tenant, bool) {
+	t, ok := s.queue.Tenants[id]
 	return t, ok
 }
 
 // UpsertJob adds a waiting job or replaces its row. Its class must be defined.
-func (s *Snapshot) UpsertJob(j Job) {
-	c := s.cluster.classes[j.Class]
+func (s *Snapshot) UpsertJob(j queue.Job) {
+	c := s.cluster.Classes[j.Class]
 	if c == nil {
 		panic(fmt.Sprintf("placement: job %s is of class %q, which is not defined", j.ID, j.Class))
 	}
-	if s.queue.upsert(j, c) {
-		s.state.packer.mix.observe(c)
+	if s.queue.Upsert(j, c) {
+		s.state.Packer.Mix.Observe(c)
 	}
 }
 
 // Expect sets the expected total run time of a waiting or running job, and the
 // source of that estimate; see Job. An unknown job is no error.
 func (s *Snapshot) Expect(id berth.JobID, t time.Duration, by string) {
-	s.queue.expect(id, t, by)
-	if h := s.cluster.running[id]; h != nil {
+	s.queue.Expect(id, t, by)
+	if h := s.cluster.Running[id]; h != nil {
 		h.Expected = t
 	}
 }
 
 // RemoveJob removes a job from the queue. An unknown one is no error.
-func (s *Snapshot) RemoveJob(id berth.JobID) { s.queue.remove(id) }
+func (s *Snapshot) RemoveJob(id berth.JobID) { s.queue.Remove(id) }
 
 // UpsertRunning adds a job that occupies machines, or replaces its row. The rows
 // of the machines must include the same use.
-func (s *Snapshot) UpsertRunning(r Running) {
+func (s *Snapshot) UpsertRunning(r cluster.Running) {
 	s.RemoveRunning(r.Job)
-	t := s.queue.tally(r.Tenant)
-	h := s.cluster.occupy(r, &t.owner)
-	s.queue.hold(t, h.Parent, h.capacity, h.Preemptible, 1)
+	t := s.queue.Tally(r.Tenant)
+	h := s.cluster.Occupy(r, &t.Owner)
+	s.queue.Hold(t, h.Parent, h.Capacity, h.Preemptible, 1)
 }
 
 // RemoveRunning removes a job from its machines. An unknown one is no error.
 func (s *Snapshot) RemoveRunning(id berth.JobID) {
-	if h := s.cluster.vacate(id); h != nil {
-		s.queue.hold(s.queue.tally(h.Tenant), h.Parent, h.capacity, h.Preemptible, -1)
+	if h := s.cluster.Vacate(id); h != nil {
+		s.queue.Hold(s.queue.Tally(h.Tenant), h.Parent, h.Capacity, h.Preemptible, -1)
 	}
 }
 
 // Running returns a job that occupies machines, by id.
-func (s *Snapshot) Running(id berth.JobID) (Running, bool) {
-	if h := s.cluster.running[id]; h != nil {
+func (s *Snapshot) Running(id berth.JobID) (cluster.Running, bool) {
+	if h := s.cluster.Running[id]; h != nil {
 		return h.Running, true
 	}
-	return Running{}, false
+	return cluster.Running{}, false
 }
 
 // EachRunning calls f with every job that occupies machines, in no order.
-func (s *Snapshot) EachRunning(f func(Running)) {
-	for _, h := range s.cluster.running {
+func (s *Snapshot) EachRunning(f func(cluster.Running)) {
+	for _, h := range s.cluster.Running {
 		f(h.Running)
 	}
 }
 
 // SetEarmarks replaces all nominations.
-func (s *Snapshot) SetEarmarks(list []Earmark) { s.earmarks = slices.Clone(list) }
+func (s *Snapshot) SetEarmarks(list []preempt.Earmark) { s.earmarks = slices.Clone(list) }
 
 // Assume counts decisions as made while their commit is under way: their capacity
 // is taken and their jobs leave the queue. A Drop follows every Assume.
 func (s *Snapshot) Assume(starts []berth.Start) {
 	for _, start := range starts {
-		s.queue.assume(start.Job)
+		s.queue.Assume(start.Job)
 		for _, g := range start.Ranks {
-			s.cluster.assume(g)
+			s.cluster.Assume(g)
 		}
 	}
 }
@@ -190,9 +196,9 @@ func (s *Snapshot) Assume(starts []berth.Start) {
 // concerned again, or is about to.
 func (s *Snapshot) Drop(starts []berth.Start) {
 	for _, start := range starts {
-		s.queue.unassume(start.Job)
+		s.queue.Unassume(start.Job)
 		for _, g := range start.Ranks {
-			s.cluster.unassume(g)
+			s.cluster.Unassume(g)
 		}
 	}
 }
@@ -201,14 +207,14 @@ func (s *Snapshot) Drop(starts []berth.Start) {
 // order of the latest plan without tenants' shares. ok is false for a job that is
 // not in the queue.
 func (s *Snapshot) Ahead(id berth.JobID, now time.Time) (n int, ok bool) {
-	s.queue.sort(s.queue.policy, s, now)
-	return s.queue.ahead(id, now)
+	s.queue.Sort(s.queue.Policy, s, now)
+	return s.queue.Ahead(id, now)
 }
 
 // Explain tells how the machines stand to a request, by the same code that
 // places.
-func Explain(s *Snapshot, r berth.Request) Explanation {
-	c := newClass("", r)
-	s.cluster.observe(c)
-	return explainClass(s.state, c)
+func Explain(s *Snapshot, r berth.Request) explain.Explanation {
+	c := cluster.NewClass("", r)
+	s.cluster.Observe(c)
+	return explain.Class(s.state, c)
 }

@@ -1,0 +1,180 @@
+package backfill
+
+import (
+	"slices"
+	"time"
+
+	"berth"
+	"berth/placement/cluster"
+	"berth/placement/fit"
+	"berth/placement/queue"
+)
+
+// Reservations keeps capacity for jobs that start later: blocked jobs at the head
+// of the queue, and jobs for which victims have been ordered to stop. Other jobs
+// may use that capacity only until it is needed.
+type Reservations struct {
+	*cluster.Moment
+	policy  *queue.Policy
+	cluster *cluster.Cluster
+	ledger  *cluster.Ledger
+	placer  *fit.Placer
+	index   *Index
+
+	lists   [][]Reservation // by Hold.Index, each by time
+	Longest time.Time       // the last time at which any of them begins
+	Heads   int             // jobs with a reserved start
+	Starts  map[berth.JobID]time.Time
+	fresh   map[*cluster.Node][]*cluster.Holder // started by this plan
+	changed bool                                // occupants differ from the rows
+	events  []release                           // buffer
+}
+
+// NewReservations returns the reservations of a plan, none so far.
+func NewReservations(at *cluster.Moment, policy *queue.Policy, l *cluster.Ledger, p *fit.Placer,
+	x *Index) *Reservations {
+	return &Reservations{
+		Moment: at, policy: policy, cluster: l.Cluster, ledger: l, placer: p, index: x,
+		fresh: map[*cluster.Node][]*cluster.Holder{}, Starts: map[berth.JobID]time.Time{},
+	}
+}
+
+// Reservation is capacity that a job has from a time on.
+type Reservation struct {
+	At    time.Time
+	Grant berth.Grant
+	Until time.Time // when the job gives it back; zero: unknown
+	firm  bool      // a start that no other job may delay; a nomination is not firm
+}
+
+// Keep reserves capacity of a machine. It holds as much of the free capacity as
+// the occupants that end before do not supply.
+func (r *Reservations) Keep(n *cluster.Node, x Reservation) {
+	h := r.ledger.OpenHold(n)
+	if h.Index == len(r.lists) {
+		r.lists = append(r.lists, nil)
+	}
+	list := r.lists[h.Index]
+	i, _ := slices.BinarySearchFunc(list, x.At, func(y Reservation, t time.Time) int {
+		if y.At.After(t) {
+			return 1
+		}
+		return -1
+	})
+	list = slices.Insert(list, i, x)
+	r.lists[h.Index] = list
+	h.Until, h.Firm = list[0].At, h.Firm || x.firm
+	if x.At.After(r.Longest) {
+		r.Longest = x.At
+	}
+	r.Rehold(h)
+}
+
+// on lists the reservations of a machine by time.
+func (r *Reservations) on(n *cluster.Node) []Reservation {
+	if h := r.ledger.HoldOn(n); h != nil {
+		return r.lists[h.Index]
+	}
+	return nil
+}
+
+// Rehold recomputes a hold.
+func (r *Reservations) Rehold(h *cluster.Hold) {
+	was := h.Grant
+	r.ledger.Resize(h, r.needed(h))
+	if !cluster.Covers(h.Node, h.Grant, was) {
+		r.placer.Widen()
+	}
+}
+
+// needed is the part of the free capacity that reservations need: the largest
+// shortage at any of their times, after the releases before it.
+func (r *Reservations) needed(h *cluster.Hold) (out cluster.Amount) {
+	n, list := h.Node, r.lists[h.Index]
+	agenda := r.agenda(n)
+	for i := range list {
+		if i+1 < len(list) && list[i+1].At.Equal(list[i].At) {
+			continue
+		}
+		var left cluster.Amount
+		for _, x := range list[:i+1] {
+			if x.Until.IsZero() || x.Until.After(list[i].At) {
+				left = left.Plus(n, x.Grant, 1)
+			}
+		}
+		for _, x := range agenda {
+			if r.From(x.at).After(list[i].At) {
+				break
+			}
+			left = left.Plus(n, *x.grant, -1)
+		}
+		out = out.Most(left)
+	}
+	return out
+}
+
+// Ends returns the time at which a holder's capacity is free: now if this plan
+// orders it to stop.
+func (r *Reservations) Ends(h *cluster.Holder) (time.Time, bool) {
+	if h.Stopped == r.Number {
+		return r.Now, true
+	}
+	return h.Ends(r.policy.AssumeRun)
+}
+
+// Occupy adds a job to the occupants of a machine for the rest of the plan.
+func (r *Reservations) Occupy(n *cluster.Node, h *cluster.Holder) {
+	r.changed = true
+	r.fresh[n] = append(r.fresh[n], h)
+	r.index.drop(n)
+}
+
+// Forget removes a job from the occupants that this plan has added to a machine.
+func (r *Reservations) Forget(n *cluster.Node, job berth.JobID) {
+	r.fresh[n] = slices.DeleteFunc(r.fresh[n], func(h *cluster.Holder) bool { return h.Job == job })
+	r.index.drop(n)
+}
+
+// Outdate makes the cached releases of a machine stale, since one of its occupants
+// stops.
+func (r *Reservations) Outdate(n *cluster.Node) {
+	r.changed = true
+	r.index.drop(n)
+}
+
+// Started adds a job to the occupants of its machines.
+func (r *Reservations) Started(e *queue.Entry, ranks []berth.Grant) {
+	h := &cluster.Holder{Running: cluster.Running{Job: e.ID, Ranks: ranks, StartedAt: r.Now, TimeLimit: e.TimeLimit,
+		Remaining: e.Remaining}}
+	for i, g := range ranks {
+		if !slices.ContainsFunc(ranks[:i], func(o berth.Grant) bool { return o.Machine == g.Machine }) {
+			r.Occupy(r.cluster.Nodes[g.Machine], h)
+		}
+	}
+}
+
+// Leaves returns the time at which a job that starts at the given time gives its
+// capacity back; zero if that is unknown.
+func (r *Reservations) Leaves(start time.Time, e *queue.Entry) time.Time {
+	if t := r.length(e); t > 0 {
+		return start.Add(t)
+	}
+	return time.Time{}
+}
+
+// length is the assumed run time of a job; 0: unbounded.
+func (r *Reservations) length(e *queue.Entry) time.Duration {
+	if t := queue.Remaining(e.Remaining, e.TimeLimit); t > 0 {
+		return t + e.RestartCost
+	}
+	return r.policy.AssumeRun
+}
+
+// Finish drops the cached agendas that this plan has changed.
+func (r *Reservations) Finish() {
+	if r.changed {
+		for _, n := range r.ledger.Touched {
+			r.index.drop(n)
+		}
+	}
+}

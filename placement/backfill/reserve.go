@@ -1,0 +1,275 @@
+package backfill
+
+import (
+	"slices"
+	"time"
+
+	"berth"
+	"berth/placement/cluster"
+	"berth/placement/fit"
+	"berth/placement/queue"
+)
+
+// Opening is a time from which one more member fits on a machine.
+type Opening struct {
+	At    time.Time
+	node  *cluster.Node
+	grant berth.Grant
+}
+
+// Reserve finds the earliest time at which the job fits when those that hold
+// room end as they should, and keeps the room for it from then on. ok is false
+// where no such time is known.
+func (r *Reservations) Reserve(e *queue.Entry) (at time.Time, ok bool) {
+	best := r.Places(e.Class)
+	if best == nil {
+		return time.Time{}, false
+	}
+	at = best[len(best)-1].At
+	until := r.Leaves(at, e)
+	for _, o := range best {
+		r.Keep(o.node, Reservation{at, o.grant, until, true})
+	}
+	r.Heads++
+	r.Starts[e.ID] = at
+	return at, true
+}
+
+// Places are the openings for all members of a job that are complete first; nil
+// if none ever are.
+func (r *Reservations) Places(c *cluster.Class) []Opening {
+	var best []Opening
+	for _, group := range r.placer.Groups(c) {
+		list := r.openings(c, group, best)
+		if list == nil {
+			continue
+		}
+		if best == nil || list[len(list)-1].At.Before(best[len(best)-1].At) {
+			best = list
+		}
+	}
+	return best
+}
+
+// openings finds places for all members, those that open first; nil if there
+// are not enough of them, or none before those of bound are all open.
+func (r *Reservations) openings(c *cluster.Class, group string, bound []Opening) []Opening {
+	want := c.Members()
+	s := fit.Search{Class: c, Group: group}
+	limit := time.Time{} // no place that opens then or later is of use
+	if bound != nil {
+		limit = bound[len(bound)-1].At
+	}
+	if want == 1 {
+		return r.soonest(&s, limit)
+	}
+	var list []Opening
+	wish := wishOf(c)
+	for _, m := range c.Matches {
+		look, touched, last := r.views(m.Kind).views, m.Kind.TouchedBy(r.Number), cluster.Latest(limit)
+		for i := range look {
+			v := &look[i]
+			if !touched.Has(i) && v.opens(wish) > last {
+				continue
+			}
+			n := m.Kind.Members[i]
+			if !s.Allows(n) || !r.mayOpen(c, n, limit) {
+				continue
+			}
+			list = r.opens(c, n, m.Devices, want, limit, list)
+			if len(list) >= 2*want {
+				list, limit = earliest(list, want, limit)
+				if last = cluster.Latest(limit); !limit.After(r.Now) {
+					return list
+				}
+			}
+		}
+	}
+	list, _ = earliest(list, want, limit)
+	if len(list) < want {
+		return nil
+	}
+	return list
+}
+
+// openingSearch looks for the place that opens first for one member; of several, the
+// first by machine id.
+type openingSearch struct {
+	*fit.Search
+	run   *Reservations
+	limit time.Time // no place that opens later is of use
+	best  []Opening // none or one, which opens at the limit
+	list  []Opening // buffer
+}
+
+// soonest finds the place for one member that opens first; nil if none opens
+// before the limit. The machine that may open first of all is looked at before
+// the others, since that bounds how many of them are worth it. Those follow that
+// the plan has touched, and those that have room now; of the rest, none has any
+// before the second by which they are ranked.
+func (r *Reservations) soonest(s *fit.Search, limit time.Time) []Opening {
+	h := openingSearch{Search: s, run: r, limit: limit}
+	h.first()
+	for _, m := range s.Class.Matches {
+		if m.Kind.TouchedAt != r.Number {
+			continue
+		}
+		for _, n := range m.Kind.Touched {
+			if n.Listed == m.Kind {
+				h.look(n, m.Devices)
+			}
+		}
+	}
+	for _, need := range fit.Needs(s.Class) {
+		for _, m := range s.Class.Matches {
+			m.Kind.Walk(need, false, func(n *cluster.Node) bool {
+				if n.Touched != r.Number {
+					h.look(n, m.Devices)
+				}
+				return true
+			})
+		}
+	}
+	wish := wishOf(s.Class)
+	last := cluster.Latest(h.limit)
+	for _, m := range s.Class.Matches {
+		views, rank := r.byTime(m.Kind, wish.devices)
+		touched := m.Kind.TouchedBy(r.Number)
+		for _, x := range rank {
+			if x.Key > cluster.TimeKey(last) {
+				break
+			}
+			if v := &views[x.Place]; !touched.Has(int(x.Place)) && v.opens(wish) <= last {
+				h.look(m.Kind.Members[x.Place], m.Devices)
+				last = cluster.Latest(h.limit)
+			}
+		}
+	}
+	return h.best
+}
+
+// first looks at the machine that may open first.
+func (h *openingSearch) first() {
+	r, wish := h.run, wishOf(h.Class)
+	now, least := cluster.TickOf(r.Now), cluster.NoTick
+	var where *cluster.Node
+	var at cluster.Match
+	for _, m := range h.Class.Matches {
+		views, rank := r.byTime(m.Kind, wish.devices)
+		touched := m.Kind.TouchedBy(r.Number)
+		for _, x := range rank {
+			if x.Key > cluster.TimeKey(least) {
+				break
+			}
+			v := &views[x.Place]
+			if touched.Has(int(x.Place)) {
+				continue
+			}
+			if low := max(now, v.opens(wish)); low < least {
+				least, where, at = low, m.Kind.Members[x.Place], m
+			}
+		}
+	}
+	if where != nil {
+		h.look(where, at.Devices)
+	}
+}
+
+// look at one machine.
+func (h *openingSearch) look(n *cluster.Node, devices uint64) {
+	r, limit := h.run, h.limit
+	if len(h.best) > 0 && n.ID < h.best[0].node.ID {
+		limit = limit.Add(1) // it is better if it opens at the same time
+	}
+	if !limit.IsZero() && !limit.After(r.Now) || !h.Allows(n) || !r.mayOpen(h.Class, n, limit) {
+		return
+	}
+	h.list = r.opens(h.Class, n, devices, 1, limit, h.list[:0])
+	if len(h.list) > 0 && (limit.IsZero() || h.list[0].At.Before(limit)) {
+		h.best = append(h.best[:0], h.list[0])
+		h.limit = h.list[0].At
+	}
+}
+
+// earliest leaves the openings that are first, and bounds later looks by the
+// last of them.
+func earliest(list []Opening, want int, limit time.Time) ([]Opening, time.Time) {
+	slices.SortFunc(list, func(a, b Opening) int {
+		if x := a.At.Compare(b.At); x != 0 {
+			return x
+		}
+		return cluster.CompareIDs(berth.JobID(a.node.ID), berth.JobID(b.node.ID))
+	})
+	if len(list) >= want {
+		list = list[:want]
+		limit = list[want-1].At
+	}
+	return list, limit
+}
+
+// mayOpen rules out machines at a glance.
+func (r *Reservations) mayOpen(c *cluster.Class, n *cluster.Node, limit time.Time) bool {
+	if !c.Capacity.Fits(n.Total) {
+		return false
+	}
+	if limit.IsZero() {
+		return true
+	}
+	a := r.agendaOf(n)
+	if r.ledger.HoldOn(n) != nil || c.Capacity.Fits(n.Free) {
+		return true
+	}
+	if len(a.list) == 0 || !r.From(a.list[0].at).Before(limit) {
+		return false
+	}
+	if c.Request.GPUMilli < cluster.Whole || c.Request.GPUs == 0 {
+		return true
+	}
+	i := c.Request.GPUs - n.Room.Whole - 1 // of the releases of devices, the one that must come first
+	return i < 0 || i < len(a.devices) && r.From(a.devices[i]).Before(limit)
+}
+
+// opens adds the openings of one machine.
+func (r *Reservations) opens(
+	c *cluster.Class, n *cluster.Node, allowed uint64, want int, limit time.Time, list []Opening,
+) []Opening {
+	x := r.ledger.Sketch(n)
+	at := r.Now
+	agenda := r.agenda(n)
+	if h := r.ledger.HoldOn(n); h != nil {
+		x.Add(h.Grant)
+		r.events = append(r.events[:0], agenda...)
+		list := r.lists[h.Index]
+		for i := range list {
+			o := &list[i]
+			if x.Owe(o.Grant); !o.Until.IsZero() {
+				r.events = append(r.events, release{at: o.Until, grant: &o.Grant})
+			}
+		}
+		if len(r.events) > len(agenda) {
+			agenda = r.events
+			slices.SortStableFunc(agenda, func(a, b release) int { return a.at.Compare(b.at) })
+		}
+	}
+	for i := 0; ; {
+		for want > 0 {
+			devices, ok := fit.Devices(c, x, allowed)
+			if !ok {
+				break
+			}
+			g := fit.Grant(c, n, devices)
+			list = append(list, Opening{at, n, g})
+			x.Subtract(g)
+			want--
+		}
+		if i == len(agenda) || want == 0 {
+			return list
+		}
+		for at = r.From(agenda[i].at); i < len(agenda) && !agenda[i].at.After(at); i++ {
+			x.Add(*agenda[i].grant)
+		}
+		if !limit.IsZero() && !at.Before(limit) {
+			return list
+		}
+	}
+}

@@ -1,0 +1,199 @@
+package cluster
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"slices"
+	"strings"
+
+	"berth"
+)
+
+// Class is the set of waiting jobs with one request.
+type Class struct {
+	Name       string
+	Number     int // among the classes of the cluster, see unnumbered
+	Request    berth.Request
+	Capacity   berth.Capacity    // of a member
+	All        berth.Capacity    // of all members
+	Labels     map[string]string // of the request's, those that operators set
+	Volumes    map[string]string // likewise, those of folders that the job reads
+	constraint *constraint
+	Broken     error // the constraint does not compile: nothing matches
+	Reads      Profile
+
+	Like Likeness
+	// matches holds the kinds this class may use, among the first seen of the
+	// snapshot's list.
+	Matches []Match
+	seen    int
+}
+
+// Unnumbered is the number of a class that the cluster has not enrolled: plans
+// keep nothing about it.
+const Unnumbered = -1
+
+// Match is a kind that a class may use, and which variants of its devices.
+type Match struct {
+	Kind    *Kind
+	Devices uint64 // bit i: Kind.Variants[i]
+}
+
+// MaxVariants bounds the sorts of devices in one machine that placement tells
+// apart; further ones are never used.
+const MaxVariants = 64
+
+// NewClass returns the class of a request. It has no number before the cluster defines
+// it. A constraint that does not compile makes the class match nothing.
+func NewClass(name string, r berth.Request) *Class {
+	c := &Class{Name: name, Number: Unnumbered, Request: r, Capacity: r.Capacity()}
+	n := int64(c.Members())
+	c.All = berth.Capacity{CPUMilli: n * c.Capacity.CPUMilli, MemoryMiB: n * c.Capacity.MemoryMiB,
+		DiskMiB: n * c.Capacity.DiskMiB, GPUMilli: n * c.Capacity.GPUMilli}
+	c.Labels, c.Volumes = map[string]string{}, map[string]string{}
+	for k, v := range r.Labels {
+		c.Reads.addLabel(k)
+		if _, ok := berth.VolumeOf(k); ok {
+			c.Volumes[k] = v
+		} else {
+			c.Labels[k] = v
+		}
+	}
+	c.Reads.network = c.Members() > 1
+	if r.SameLabel != "" {
+		c.Reads.addLabel(r.SameLabel)
+	}
+	if r.Constraint != "" {
+		c.constraint, c.Broken = compileConstraint(r.Constraint)
+		if c.constraint != nil {
+			c.Reads.merge(c.constraint.reads)
+		}
+	}
+	return c
+}
+
+// A selector is a clause of a request about what machines are, not about their
+// room. Placement and explanation go through the same list.
+type selector struct {
+	Name  string
+	Holds func(c *Class, m *Machine) bool
+}
+
+// Selectors lists the clauses in the order in which explanations count them.
+var Selectors = []selector{
+	{"region", func(c *Class, m *Machine) bool {
+		return len(c.Request.Regions) == 0 || slices.Contains(c.Request.Regions, m.Region)
+	}},
+	{"site", func(c *Class, m *Machine) bool {
+		return c.Request.Site == "" || c.Request.Site == m.Site
+	}},
+	{"labels", func(c *Class, m *Machine) bool { return m.hasLabels(c.Labels) }},
+	{"file_inputs", func(c *Class, m *Machine) bool { return m.hasLabels(c.Volumes) }},
+	{"execution", func(c *Class, m *Machine) bool {
+		return c.Request.Execution != berth.AtMostOne || m.Fences
+	}},
+	{"same_label", func(c *Class, m *Machine) bool {
+		_, ok := m.Labels[c.Request.SameLabel]
+		return ok || c.Request.SameLabel == ""
+	}},
+	{"constraint", func(c *Class, m *Machine) bool {
+		switch {
+		case c.Broken != nil:
+			return false
+		case c.constraint == nil:
+			return true
+		case c.constraint.usesGPU && c.Request.GPUs > 0:
+			return slices.ContainsFunc(m.GPUs, func(d Device) bool { return c.Admits(m, d) })
+		}
+		return c.constraint.holds(celMachine(m), nil)
+	}},
+}
+
+// Admits reports whether the constraint, where it speaks of GPUs, allows this
+// device.
+func (c *Class) Admits(m *Machine, d Device) bool {
+	if c.constraint == nil || !c.constraint.usesGPU {
+		return c.Broken == nil
+	}
+	return c.constraint.holds(celMachine(m), &CELGPU{d.Model, d.MemoryMiB, int64(d.Index)})
+}
+
+// Typed reports whether a device is of a type the request names.
+func (c *Class) Typed(d Device) bool {
+	return len(c.Request.GPUTypes) == 0 ||
+		slices.ContainsFunc(c.Request.GPUTypes, func(t string) bool { return strings.EqualFold(t, d.Model) })
+}
+
+// Large reports whether a device has the memory the request asks for.
+func (c *Class) Large(d Device) bool { return d.MemoryMiB >= c.Request.GPUMemoryMiB }
+
+func celMachine(m *Machine) *CELMachine {
+	return &CELMachine{
+		ID: string(m.ID), Region: m.Region, Site: m.Site, Pool: m.Pool, Labels: m.Labels,
+		CPUs: float64(m.Total.CPUMilli) / 1000, MemoryMiB: m.Total.MemoryMiB,
+	}
+}
+
+// Match tells whether machines of this kind may run the class at all.
+func (c *Class) Match(k *Kind) (Match, bool) {
+	for _, s := range Selectors {
+		if !s.Holds(c, k.Sample) {
+			return Match{}, false
+		}
+	}
+	m := Match{Kind: k}
+	if c.Request.GPUs == 0 {
+		return m, true
+	}
+	for i, v := range k.Variants[:min(len(k.Variants), MaxVariants)] {
+		d := Device{Index: v.index, Model: v.model, MemoryMiB: v.memory}
+		if c.Typed(d) && c.Large(d) && c.Admits(k.Sample, d) {
+			m.Devices |= 1 << i
+		}
+	}
+	return m, m.Devices != 0
+}
+
+// catchUp matches the kinds that have come since the last look.
+func (c *Class) catchUp(kinds []*Kind) {
+	if c.seen == len(kinds) && c.seen > 0 {
+		return
+	}
+	for _, k := range kinds[c.seen:] {
+		if m, ok := c.Match(k); ok {
+			c.Matches = append(c.Matches, m)
+		}
+	}
+	c.seen = len(kinds)
+	c.liken()
+}
+
+// compareClasses orders classes by the size of one member, smallest first.
+func compareClasses(a, b *Class) int {
+	return cmp.Or(
+		cmp.Compare(a.Capacity.GPUMilli, b.Capacity.GPUMilli), cmp.Compare(a.Capacity.CPUMilli, b.Capacity.CPUMilli),
+		cmp.Compare(a.Capacity.MemoryMiB, b.Capacity.MemoryMiB), strings.Compare(a.Name, b.Name),
+	)
+}
+
+// Members returns the number of members of a job: 1, or those of a gang.
+func (c *Class) Members() int { return max(1, c.Request.Members) }
+
+// Likeness is equal for classes that may use the same devices of the same
+// machines.
+type Likeness [sha256.Size]byte
+
+// liken works out what the class is like by the kinds it matches.
+func (c *Class) liken() {
+	h := sha256.New()
+	var b []byte
+	for _, m := range c.Matches {
+		b = binary.LittleEndian.AppendUint64(b[:0], uint64(m.Kind.Number))
+		h.Write(binary.LittleEndian.AppendUint64(b, m.Devices))
+	}
+	for _, id := range slices.Sorted(slices.Values(c.Request.Avoid)) {
+		h.Write(append([]byte(id), 0))
+	}
+	h.Sum(c.Like[:0])
+}

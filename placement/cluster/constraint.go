@@ -1,0 +1,185 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"sync"
+
+	"github.com/google/cel-go/cel"
+	"github.com/google/cel-go/common/ast"
+	"github.com/google/cel-go/ext"
+)
+
+// constraintCost bounds one evaluation, in CEL's units (about one a step).
+// Constraints come from users and run in the leader.
+const constraintCost = 10_000
+
+// CELMachine is the variable machine of a constraint.
+type CELMachine struct {
+	ID        string            `cel:"id"`
+	Region    string            `cel:"region"`
+	Site      string            `cel:"site"`
+	Pool      string            `cel:"pool"`
+	Labels    map[string]string `cel:"labels"`
+	CPUs      float64           `cel:"cpus"`
+	MemoryMiB int64             `cel:"memory_mib"`
+}
+
+// CELGPU is the variable gpu of a constraint: one device of the machine.
+type CELGPU struct {
+	Model     string `cel:"model"`
+	MemoryMiB int64  `cel:"memory_mib"`
+	Index     int64  `cel:"index"`
+}
+
+// constraint is a compiled CEL expression and what of a machine it looks at:
+// machines that agree in all of that are of one kind.
+type constraint struct {
+	program cel.Program
+	usesGPU bool
+	reads   Profile
+}
+
+// The environment is the same for all and is never written after it was made.
+var constraintEnv = sync.OnceValues(func() (*cel.Env, error) {
+	return cel.NewEnv(
+		ext.NativeTypes(ext.ParseStructTags(true), reflect.TypeFor[CELMachine](), reflect.TypeFor[CELGPU]()),
+		cel.Variable("machine", cel.ObjectType(celMachineType)),
+		cel.Variable("gpu", cel.ObjectType(celGPUType)),
+		cel.CrossTypeNumericComparisons(true),
+	)
+})
+
+// CEL names a type by its package and its own name.
+var (
+	celMachineType = reflect.TypeFor[CELMachine]().String()
+	celGPUType     = reflect.TypeFor[CELGPU]().String()
+)
+
+// typeNames replaces the names of types in CEL's messages by those of the variables.
+var typeNames = strings.NewReplacer(celMachineType, "machine", celGPUType, "gpu")
+
+// CompileConstraint checks a placement constraint. The error says what is wrong
+// where, for the person who wrote it.
+func CompileConstraint(expr string) error {
+	_, err := compileConstraint(expr)
+	return err
+}
+
+func compileConstraint(expr string) (*constraint, error) {
+	env, err := constraintEnv()
+	if err != nil {
+		return nil, fmt.Errorf("make the CEL environment: %w", err)
+	}
+	checked, issues := env.Compile(expr)
+	if issues.Err() != nil {
+		return nil, constraintError(issues)
+	}
+	if checked.OutputType() != cel.BoolType {
+		return nil, fmt.Errorf("the constraint is of type %s: write a condition, such as "+
+			"machine.labels.tier == \"prod\"", typeNames.Replace(checked.OutputType().String()))
+	}
+	program, err := env.Program(checked, cel.CostLimit(constraintCost), cel.EvalOptions(cel.OptOptimize))
+	if err != nil {
+		return nil, fmt.Errorf("the constraint cannot be run: %w", err)
+	}
+	c := &constraint{program: program}
+	c.read(ast.NavigateAST(checked.NativeRep()))
+	return c, nil
+}
+
+// constraintError words CEL's complaints for people who do not know its types.
+func constraintError(issues *cel.Issues) error {
+	var texts []string
+	for _, e := range issues.Errors() {
+		text := e.Message
+		if field, ok := strings.CutPrefix(text, "undefined field '"); ok {
+			text = "there is no field '" + field +
+				": machine has id, region, site, pool, labels, cpus, memory_mib; gpu has model, memory_mib, index"
+		}
+		if _, ok := strings.CutPrefix(text, "undeclared reference to '"); ok {
+			text += ": the variables are machine and gpu"
+		}
+		if strings.Contains(text, "'<EOF>'") {
+			text = "the expression ends too early"
+		}
+		text, _, _ = strings.Cut(text, " expecting {")
+		texts = append(texts, fmt.Sprintf("column %d: %s", max(1, e.Location.Column()+1), typeNames.Replace(text)))
+	}
+	return errors.New(strings.Join(texts, "; "))
+}
+
+// read notes which attributes the expression looks at. Whatever use of a
+// variable is not a plain access to a field counts as a look at everything.
+func (c *constraint) read(e ast.NavigableExpr) {
+	for _, id := range ast.MatchDescendants(e, ast.KindMatcher(ast.IdentKind)) {
+		parent, ok := id.Parent()
+		field := ""
+		if ok && parent.Kind() == ast.SelectKind {
+			field = parent.AsSelect().FieldName()
+		}
+		switch id.AsIdent() {
+		case "gpu":
+			c.usesGPU = true
+			c.reads.index = c.reads.index || field == "index" || field == ""
+		case "machine":
+			c.readMachine(field, parent)
+		}
+	}
+}
+
+func (c *constraint) readMachine(field string, access ast.NavigableExpr) {
+	switch field {
+	case "id":
+		c.reads.ID = true
+	case "cpus":
+		c.reads.cpus = true
+	case "memory_mib":
+		c.reads.memory = true
+	case "labels":
+		c.readLabel(access)
+	case "region", "site", "pool": // part of every kind
+	default:
+		c.reads.ID, c.reads.cpus, c.reads.memory, c.reads.allLabels = true, true, true, true
+	}
+}
+
+// readLabel notes labels.key and labels["key"]; any other use looks at all.
+func (c *constraint) readLabel(labels ast.NavigableExpr) {
+	use, ok := labels.Parent()
+	switch {
+	case ok && use.Kind() == ast.SelectKind:
+		c.reads.addLabel(use.AsSelect().FieldName())
+		return
+	case ok && use.Kind() == ast.CallKind && len(use.AsCall().Args()) == 2:
+		call := use.AsCall()
+		key := call.Args()[1]
+		if call.FunctionName() == "@in" {
+			key = call.Args()[0]
+		}
+		if key.Kind() == ast.LiteralKind && (call.FunctionName() == "_[_]" || call.FunctionName() == "@in") {
+			if s, ok := key.AsLiteral().Value().(string); ok {
+				c.reads.addLabel(s)
+				return
+			}
+		}
+	}
+	c.reads.allLabels = true
+}
+
+// holds evaluates the constraint. Whatever goes wrong, such as a label that the
+// machine does not have, means no.
+func (c *constraint) holds(m *CELMachine, g *CELGPU) bool {
+	vars := map[string]any{"machine": m}
+	if g != nil {
+		vars["gpu"] = g
+	}
+	out, _, err := c.program.Eval(vars)
+	if err != nil {
+		return false
+	}
+	yes, ok := out.Value().(bool)
+	return ok && yes
+}

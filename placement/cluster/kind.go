@@ -1,0 +1,207 @@
+package cluster
+
+import (
+	"encoding/binary"
+	"maps"
+	"slices"
+	"strings"
+
+	"berth"
+)
+
+// Profile is which attributes of machines any class looks at. Machines that
+// agree in them are of one kind, so that a label nobody asks for, such as a
+// host name, does not make a kind of each machine.
+type Profile struct {
+	ID, cpus, memory, index, allLabels, network bool
+	labels                                      []string // sorted
+}
+
+func (p *Profile) addLabel(key string) {
+	if i, found := slices.BinarySearch(p.labels, key); !found {
+		p.labels = slices.Insert(p.labels, i, key)
+	}
+}
+
+// merge adds what o looks at and reports whether that is news.
+func (p *Profile) merge(o Profile) bool {
+	was, labels := *p, len(p.labels)
+	p.ID = p.ID || o.ID
+	p.cpus = p.cpus || o.cpus
+	p.memory = p.memory || o.memory
+	p.index = p.index || o.index
+	p.allLabels = p.allLabels || o.allLabels
+	p.network = p.network || o.network
+	for _, k := range o.labels {
+		p.addLabel(k)
+	}
+	return p.ID != was.ID || p.cpus != was.cpus || p.memory != was.memory || p.index != was.index ||
+		p.allLabels != was.allLabels || p.network != was.network || len(p.labels) != labels
+}
+
+// key spells out, after what is in b, what machines of one kind have in common.
+// The variants are those of the machine.
+func (p *Profile) key(b []byte, m *Machine, variants []Variant) []byte {
+	field := func(s string) {
+		b = binary.AppendUvarint(b, uint64(len(s)))
+		b = append(b, s...)
+	}
+	number := func(n int64) { b = binary.AppendVarint(b, n) }
+	field(m.Pool)
+	field(m.Region)
+	field(m.Site)
+	if m.Fences {
+		number(1)
+	} else {
+		number(0)
+	}
+	if p.network {
+		field(m.Network)
+	}
+	if p.ID {
+		field(string(m.ID))
+	}
+	if p.cpus {
+		number(m.Total.CPUMilli)
+	}
+	if p.memory {
+		number(m.Total.MemoryMiB)
+	}
+	keys := p.labels
+	if p.allLabels {
+		keys = slices.Sorted(maps.Keys(m.Labels))
+		number(int64(len(keys)))
+	}
+	for i, k := range keys {
+		if v, ok := m.Labels[k]; ok {
+			number(int64(i))
+			field(k)
+			field(v)
+		}
+	}
+	number(-1)
+	for _, v := range variants {
+		field(v.model)
+		number(v.memory)
+		number(int64(v.index))
+	}
+	return b
+}
+
+// Variant is a sort of device within a kind. index is -1 unless some class
+// looks at it.
+type Variant struct {
+	model  string
+	memory int64
+	index  int
+}
+
+func (p *Profile) variant(d Device) Variant {
+	v := Variant{d.Model, d.MemoryMiB, -1}
+	if p.index {
+		v.index = d.Index
+	}
+	return v
+}
+
+// variants lists the sorts of devices of a machine, smallest memory first, into
+// list's memory.
+func (p *Profile) variants(list []Variant, m *Machine) []Variant {
+	list = list[:0]
+	for _, d := range m.GPUs {
+		if v := p.variant(d); !slices.Contains(list, v) {
+			list = append(list, v)
+		}
+	}
+	if len(list) < 2 {
+		return list
+	}
+	slices.SortFunc(list, func(a, b Variant) int {
+		switch {
+		case a.memory != b.memory:
+			return Sign(a.memory - b.memory)
+		case a.model != b.model:
+			return strings.Compare(a.model, b.model)
+		}
+		return a.index - b.index
+	})
+	return list
+}
+
+// Kind is a set of machines that no class can tell apart but by their room.
+type Kind struct {
+	Number    int      // of all there ever were in the snapshot
+	Index     int      // in Cluster.Kinds
+	Sample    *Machine // any one of them: what the classes look at is the same
+	Variants  []Variant
+	tree      Tree[*Node] // the placeable ones, from tight to roomy
+	ordered   []*Node     // see all
+	orderedAt int
+	roster
+}
+
+// HasDevices reports whether the machines have any.
+func (k *Kind) HasDevices() bool { return len(k.Variants) > 0 }
+
+func newKind(sample *Machine, variants []Variant) *Kind {
+	return &Kind{Sample: sample, Variants: variants, tree: Tree[*Node]{
+		Compare: compareNodes,
+		gather: func(at, left, right *Leaf[*Node]) {
+			n := at.Item
+			n.most = n.Room
+			if left != nil {
+				n.most = n.most.max(left.Item.most)
+			}
+			if right != nil {
+				n.most = n.most.max(right.Item.most)
+			}
+		},
+	}}
+}
+
+// Need is what one rank asks of a machine, as far as pruning can tell.
+type Need struct {
+	berth.Capacity
+	Whole int   // devices
+	Part  int64 // of one device that is in use already
+}
+
+func (n Need) within(r Room) bool {
+	return n.Capacity.Fits(r.Capacity) && n.Whole <= r.Whole && n.Part <= r.part
+}
+
+// Walk visits the machines that have room for n, from tight to roomy (or, to
+// spread, the other way), until visit returns false.
+func (k *Kind) Walk(n Need, spread bool, visit func(*Node) bool) {
+	walk(k.tree.root, n, spread, visit)
+}
+
+func walk(l *Leaf[*Node], n Need, spread bool, visit func(*Node) bool) bool {
+	if l == nil || !n.within(l.Item.most) {
+		return true
+	}
+	first, last := l.left, l.right
+	if spread {
+		first, last = last, first
+	}
+	return walk(first, n, spread, visit) &&
+		(!n.within(l.Item.Room) || visit(l.Item)) &&
+		walk(last, n, spread, visit)
+}
+
+// All lists the placeable machines of a kind, in the order that they had when
+// the plan first asked.
+func (k *Kind) All(plan int) []*Node {
+	if k.orderedAt == plan {
+		return k.ordered
+	}
+	k.ordered, k.orderedAt = k.ordered[:0], plan
+	var c Cursor[*Node]
+	for c.Begin(&k.tree); ; c.Next() {
+		n, ok := c.At()
+		if !ok {
+			return k.ordered
+		}
+		k.ordered = append(k.ordered, n)
+	}
+}

@@ -1,0 +1,215 @@
+package cluster
+
+import (
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"berth"
+)
+
+// Machine is what placement knows of a machine.
+type Machine struct {
+	ID      berth.MachineID
+	Epoch   int64
+	State   berth.MachineState
+	Blocked string // why nothing may be placed here although it is ready
+	Pool    string
+	Region  string
+	Site    string
+	Labels  map[string]string
+	Total   berth.Capacity
+	Used    berth.Capacity
+	Fences  bool     // it can fence at_most_one work
+	Network string   // members of a gang are on machines of one
+	GPUs    []Device // by index
+
+	EngineSilentSince time.Time // its container engine has not answered since; zero: it answers
+}
+
+// Device is one GPU of a machine, or one MIG slice.
+type Device struct {
+	Index     int
+	Model     string
+	MemoryMiB int64
+	Healthy   bool
+	UsedMilli int64
+}
+
+// Placeable reports whether the machine may be given work at all.
+func (m *Machine) Placeable() bool { return m.Open() && m.EngineSilentSince.IsZero() }
+
+// Open reports whether the machine may be given work once its container engine
+// answers.
+func (m *Machine) Open() bool { return m.State == berth.MachineReady && m.Blocked == "" }
+
+// hasLabels reports whether the machine has all these labels.
+func (m *Machine) hasLabels(labels map[string]string) bool {
+	for k, v := range labels {
+		if have, ok := m.Labels[k]; !ok || have != v {
+			return false
+		}
+	}
+	return true
+}
+
+// sameKind reports whether nothing has changed that decides the machine's kind.
+func (m *Machine) sameKind(o *Machine) bool {
+	return m.Pool == o.Pool && m.Region == o.Region && m.Site == o.Site && m.Fences == o.Fences &&
+		m.Network == o.Network &&
+		m.Total.CPUMilli == o.Total.CPUMilli && m.Total.MemoryMiB == o.Total.MemoryMiB &&
+		slices.EqualFunc(m.GPUs, o.GPUs, func(a, b Device) bool {
+			return a.Index == b.Index && a.Model == b.Model && a.MemoryMiB == b.MemoryMiB
+		}) && maps.Equal(m.Labels, o.Labels)
+}
+
+// Unhealthy is the free share of a device that is not healthy, below any debt.
+const Unhealthy = math.MinInt64 / 2
+
+// Node is a machine in the cluster: its row, the grants of decisions that are not
+// yet committed, and its place in the tree of its kind.
+type Node struct {
+	Machine
+	Index    int // caches of machines are slices by this; removed machines free theirs
+	Kind     *Kind
+	Variants []int // of each device: its position in Kind.Variants
+
+	assumed   []berth.Grant // of decisions under way
+	Free      berth.Capacity
+	FreeMilli []int64 // free milli of each device; unhealthy if it is not healthy
+	Room      Room
+	Touched   int // the latest plan that changed it
+
+	Leaf Leaf[*Node]
+	most Room // over its subtree
+
+	On      *Occupants
+	Listed  *Kind // whose roster lists it, at place
+	Place   int
+	changed uint8 // bit f: it is in the feed of follower f
+}
+
+// Offered reports whether searches find the machine: it is in the tree of its kind.
+func (n *Node) Offered() bool { return n.Leaf.size > 0 }
+
+// Room is what a search is pruned by: a subtree whose most room is too little
+// holds no machine that fits.
+type Room struct {
+	berth.Capacity
+	Whole int   // devices of which nothing is used
+	part  int64 // the most that is left of a device in use
+}
+
+func (r Room) max(o Room) Room {
+	return Room{
+		Capacity: berth.Capacity{
+			CPUMilli:  max(r.CPUMilli, o.CPUMilli),
+			MemoryMiB: max(r.MemoryMiB, o.MemoryMiB),
+			DiskMiB:   max(r.DiskMiB, o.DiskMiB),
+			GPUMilli:  max(r.GPUMilli, o.GPUMilli),
+		},
+		Whole: max(r.Whole, o.Whole),
+		part:  max(r.part, o.part),
+	}
+}
+
+// Recount derives what is free from the row and the assumed grants.
+func (n *Node) Recount() {
+	n.Free = n.Total.Sub(n.Used)
+	n.FreeMilli = n.FreeMilli[:0]
+	for _, d := range n.GPUs {
+		if d.Healthy {
+			n.FreeMilli = append(n.FreeMilli, 1000-d.UsedMilli)
+		} else {
+			n.FreeMilli = append(n.FreeMilli, Unhealthy)
+		}
+	}
+	for _, g := range n.assumed {
+		n.Subtract(g)
+	}
+	n.sum()
+}
+
+// sum derives the room from what is free.
+func (n *Node) sum() {
+	n.Room = Room{Capacity: n.Free}
+	for _, milli := range n.FreeMilli {
+		switch {
+		case milli == 1000:
+			n.Room.Whole++
+		case milli > n.Room.part:
+			n.Room.part = milli
+		}
+	}
+}
+
+// Subtract takes a grant out of the free capacity, down to zero for each device.
+func (n *Node) Subtract(g berth.Grant) {
+	n.Free = n.Free.Sub(g.Capacity)
+	for _, d := range g.GPUs {
+		if i := n.Device(d.Index); i >= 0 && n.FreeMilli[i] >= 0 {
+			n.FreeMilli[i] = max(0, n.FreeMilli[i]-d.Milli)
+		}
+	}
+}
+
+// Add returns a grant to the free capacity.
+func (n *Node) Add(g berth.Grant) {
+	n.Free = n.Free.Add(g.Capacity)
+	for _, d := range g.GPUs {
+		if i := n.Device(d.Index); i >= 0 && n.FreeMilli[i] != Unhealthy {
+			n.FreeMilli[i] += d.Milli
+		}
+	}
+}
+
+// Device returns the position of the device with this index, -1 if it is gone.
+func (n *Node) Device(index int) int {
+	if index < len(n.GPUs) && n.GPUs[index].Index == index {
+		return index
+	}
+	return slices.IndexFunc(n.GPUs, func(d Device) bool { return d.Index == index })
+}
+
+// compareNodes orders the machines of a kind from tight to roomy: first by
+// devices free, because those are dearest, then by CPU, then by memory.
+func compareNodes(a, b *Node) int {
+	switch {
+	case a.Room.Whole != b.Room.Whole:
+		return a.Room.Whole - b.Room.Whole
+	case a.Free.CPUMilli != b.Free.CPUMilli:
+		return Sign(a.Free.CPUMilli - b.Free.CPUMilli)
+	case a.Free.MemoryMiB != b.Free.MemoryMiB:
+		return Sign(a.Free.MemoryMiB - b.Free.MemoryMiB)
+	case a.ID < b.ID:
+		return -1
+	case a.ID > b.ID:
+		return 1
+	}
+	return 0
+}
+
+// Sign returns -1, 0 or 1.
+func Sign(n int64) int {
+	switch {
+	case n < 0:
+		return -1
+	case n > 0:
+		return 1
+	}
+	return 0
+}
+
+// Owe takes a grant out, into debt where it is not free yet.
+func (n *Node) Owe(g berth.Grant) {
+	n.Free = n.Free.Sub(g.Capacity)
+	for _, d := range g.GPUs {
+		if i := n.Device(d.Index); i >= 0 && n.FreeMilli[i] != Unhealthy {
+			n.FreeMilli[i] -= d.Milli
+		}
+	}
+}
+
+// Whole is a device of which nothing is used.
+const Whole = 1000

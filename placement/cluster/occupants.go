@@ -1,0 +1,224 @@
+package cluster
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"berth"
+)
+
+// Running is a job that holds room. Its grants are part of what its machines
+// have in use; the snapshot takes from it who holds what, and until when.
+type Running struct {
+	Job         berth.JobID
+	Parent      berth.JobID // it is an element of; "": of none
+	Tenant      berth.TenantID
+	Class       string // need not be defined
+	Version     int64
+	Attempt     int
+	Priority    int
+	Preemptible bool
+	SubmittedAt time.Time
+	Ranks       []berth.Grant // what it still holds; epochs are not looked at
+
+	StartedAt time.Time     // when its room was given
+	TimeLimit time.Duration // it ends at the latest then; 0: nothing is known
+	Remaining time.Duration // of work, known or declared, counted from StartedAt; 0: not known
+	Done      time.Duration // it had run before this attempt
+	Expected  time.Duration // see Job
+
+	Checkpoint   time.Time     // last one verified in this attempt; zero: all it ran would be lost
+	RestartCost  time.Duration // work that a start adds
+	PreemptedFor []berth.JobID // whom it gave way to before; it does so once for each
+	Stopping     bool          // told to stop: its room will be free soon
+	StopBy       time.Time     // when, at the latest; zero: not known
+}
+
+// Owner is the account of a tenant, as far as occupants know it.
+type Owner struct {
+	Account int // its index, which the queue renews with each sorting
+}
+
+// Holder is a running job in the cluster.
+type Holder struct {
+	Owner    *Owner
+	Capacity berth.Capacity // of all members
+	Stopped  int            // the plan that ordered it to stop
+	Machines []berth.MachineID
+	Running
+}
+
+// Occupants is every running job on one machine. It exists while the machine or
+// an occupant does.
+type Occupants struct {
+	List  []Occupant
+	Stamp int // changes with the list, and no other list ever has it
+}
+
+// Occupant is a running job on one machine: the fields that plans read of many,
+// together in memory. It is immutable.
+type Occupant struct {
+	Holder      *Holder
+	Preemptible bool // it may be ordered to stop
+	Priority    int32
+	Owner       *Owner
+	Frees       berth.Capacity // on this machine, at its end
+	Devices     int            // grants of devices on this machine
+	gpus        float64        // of all members, see gpusOf
+	Started     time.Duration  // since origin, as are the times below
+	since       time.Duration  // its start or its last checkpoint
+	restart     time.Duration  // Running.RestartCost
+	ends        time.Duration  // by its limits; unknown: it has none
+}
+
+// Unknown is after all other times.
+const Unknown time.Duration = math.MaxInt64
+
+// occupantsOf returns the occupants of a machine, known or not.
+func (s *Cluster) occupantsOf(id berth.MachineID) *Occupants {
+	on := s.on[id]
+	if on == nil {
+		s.stamp++
+		on = &Occupants{Stamp: s.stamp}
+		s.on[id] = on
+	}
+	return on
+}
+
+// Occupy adds a running job, which is unknown so far.
+func (s *Cluster) Occupy(r Running, by *Owner) *Holder {
+	h := &Holder{Running: r, Owner: by}
+	for _, g := range r.Ranks {
+		h.Capacity = h.Capacity.Add(g.Capacity)
+		if !slices.Contains(h.Machines, g.Machine) {
+			h.Machines = append(h.Machines, g.Machine)
+		}
+	}
+	for _, m := range h.Machines {
+		on := s.occupantsOf(m)
+		on.List = append(on.List, h.on(m))
+		s.occupantsChanged(m, on)
+	}
+	s.Running[r.Job] = h
+	if h.Stopping {
+		s.Stopping[r.Job] = h
+	}
+	return h
+}
+
+// Vacate removes a running job; nil if it is unknown.
+func (s *Cluster) Vacate(id berth.JobID) *Holder {
+	h := s.Running[id]
+	if h == nil {
+		return nil
+	}
+	delete(s.Running, id)
+	delete(s.Stopping, id)
+	for _, m := range h.Machines {
+		on := s.on[m]
+		on.List = slices.DeleteFunc(on.List, func(x Occupant) bool { return x.Holder == h })
+		if len(on.List) == 0 && s.Nodes[m] == nil {
+			delete(s.on, m)
+		}
+		s.occupantsChanged(m, on)
+	}
+	return h
+}
+
+// occupantsChanged makes every cache of a machine's occupants stale.
+func (s *Cluster) occupantsChanged(id berth.MachineID, on *Occupants) {
+	s.stamp++
+	on.Stamp = s.stamp
+	if n := s.Nodes[id]; n != nil {
+		n.outdate()
+	}
+}
+
+// on returns the job as an occupant of one of its machines.
+func (h *Holder) on(m berth.MachineID) Occupant {
+	x := Occupant{
+		Holder: h, Owner: h.Owner, Preemptible: h.Preemptible && !h.Stopping, Priority: Short(int64(h.Priority)),
+		gpus: GPUsOf(h.Capacity), Started: SinceOrigin(h.StartedAt), restart: h.RestartCost, ends: Unknown,
+	}
+	x.since = max(x.Started, SinceOrigin(h.Checkpoint))
+	if at, ok := h.Ends(0); ok {
+		x.ends = SinceOrigin(at)
+	}
+	for i := range h.Ranks {
+		if g := &h.Ranks[i]; g.Machine == m {
+			x.Frees, x.Devices = x.Frees.Add(g.Capacity), x.Devices+len(g.GPUs)
+		}
+	}
+	return x
+}
+
+// Leaves returns the time at which the occupant's capacity should be free, unless
+// a plan orders it to stop; unknown if nothing limits its run time.
+func (x *Occupant) Leaves(assume time.Duration) time.Duration {
+	if x.ends == Unknown && assume > 0 {
+		return x.Started + assume
+	}
+	return x.ends
+}
+
+// Lost is Holder.Lost by a time since origin.
+func (x *Occupant) Lost(now time.Duration) time.Duration { return lost(now-x.since, x.restart, x.gpus) }
+
+// Ends returns the time at which the holder's capacity should be free; a past
+// time means any moment. A job without limits runs for assume; ok is false if
+// that is zero.
+func (h *Holder) Ends(assume time.Duration) (at time.Time, ok bool) {
+	switch {
+	case h.Stopping:
+		return h.StopBy, true
+	case h.TimeLimit > 0:
+		return h.StartedAt.Add(h.TimeLimit), true
+	case h.Remaining > 0:
+		return h.StartedAt.Add(h.Remaining), true
+	case assume > 0:
+		return h.StartedAt.Add(assume), true
+	}
+	return time.Time{}, false
+}
+
+// Lost is the GPU time that stopping the holder now would lose: its run time
+// since the last verified checkpoint, on all its GPUs, and its restart.
+func (h *Holder) Lost(now time.Time) time.Duration {
+	since := h.StartedAt
+	if h.Checkpoint.After(since) {
+		since = h.Checkpoint
+	}
+	return lost(now.Sub(since), h.RestartCost, GPUsOf(h.Capacity))
+}
+
+// lost is the GPU time of a run and a restart on that many GPUs.
+func lost(ran, restart time.Duration, gpus float64) time.Duration {
+	ran = min(max(0, ran), maxLost)
+	return time.Duration(min(float64(ran+restart)*gpus, float64(maxLost)))
+}
+
+// maxLost is the highest loss that is distinguished.
+const maxLost = 100 * 365 * 24 * time.Hour
+
+// GPUsOf is a capacity in GPUs. Work without GPUs counts its cores instead.
+func GPUsOf(c berth.Capacity) float64 {
+	if c.GPUMilli > 0 {
+		return float64(c.GPUMilli) / 1000
+	}
+	return float64(c.CPUMilli) / 1000 / coresPerGPU
+}
+
+// coresPerGPU is the number of cores that weigh as much as one GPU.
+const coresPerGPU = 16
+
+// CompareIDs orders job ids.
+func CompareIDs(a, b berth.JobID) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}

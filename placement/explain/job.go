@@ -1,0 +1,258 @@
+package explain
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"berth"
+	"berth/internal/lib/enginesilence"
+	"berth/placement/cluster"
+	"berth/placement/fit"
+	"berth/placement/preempt"
+	"berth/placement/queue"
+)
+
+// JobExplanation says why a job waits: everything that is in its way, what its
+// place in the queue rests on, and when it should start.
+type JobExplanation struct {
+	Job      berth.JobID `json:"job"`
+	Fit      Explanation `json:"fit"`
+	Blockers []Blocker   `json:"blockers"` // what only its owner can change first
+	Position int         `json:"position"` // in the queue, from 1; 0: it is not in it
+	Ahead    int         `json:"ahead"`    // waiting jobs before it; without tenants' shares if it is not in the queue
+	Queue    int         `json:"queue"`    // jobs in the queue
+	Order    queue.Order `json:"-"`
+	Terms    []Term      `json:"terms"` // of its place, in the order in which they count
+	// Start is when it should start at the latest if those that hold room end at
+	// their limits and nobody else comes; zero: nothing known frees the room.
+	Start     time.Time `json:"estimated_start"`
+	Reserved  bool      `json:"reserved,omitempty"` // no later job delays it
+	StartsNow bool      `json:"starts_now,omitempty"`
+	// Data are machines that hold some of what it needs, the most first, a few.
+	Data []fit.MachineData `json:"data,omitempty"`
+}
+
+// Blocker is one thing that keeps a job from starting.
+type Blocker struct {
+	// Code is stable: held, not_eligible, parallel, limit, max_running, borrowing, budget,
+	// unsatisfiable, no_machines, no_room, engine_silent, stopping, overdue, reserved or behind.
+	Code   string `json:"code"`
+	Text   string `json:"text"`
+	Change string `json:"change"` // what would lift it
+
+	Jobs []berth.JobID `json:"jobs,omitempty"` // of stopping: those that are; of overdue: the one it waits for
+
+	Machines []berth.MachineID `json:"machines,omitempty"` // of engine_silent
+}
+
+// Term is one thing that a job's place in the queue rests on.
+type Term struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+	Text  string `json:"text"`
+}
+
+// Reading is the part of a plan that explanations read.
+type Reading struct {
+	*cluster.Moment
+	policy      *queue.Policy
+	queue       *queue.Queue
+	shares      *queue.Shares
+	nominations *preempt.Nominations
+}
+
+// NewReading returns the reading of a plan.
+func NewReading(at *cluster.Moment, policy *queue.Policy, q *queue.Queue, s *queue.Shares,
+	n *preempt.Nominations) *Reading {
+	return &Reading{Moment: at, policy: policy, queue: q, shares: s, nominations: n}
+}
+
+// Blockers lists what keeps the job from starting by itself: its own state, its
+// quota, the machines.
+func (r *Reading) Blockers(x *queue.Contender, e *queue.Entry, w JobExplanation) []Blocker {
+	machines, list := w.Fit, []Blocker(nil)
+	add := func(code, text, change string) { list = append(list, Blocker{Code: code, Text: text, Change: change}) }
+	if e.Held {
+		add("held", "the job is on hold", "release it")
+	}
+	if e.EligibleAt.After(r.Now) {
+		add("not_eligible", "it may not start before "+e.EligibleAt.UTC().Format(time.RFC3339), "wait")
+	}
+	if r.shares.Full(e) {
+		add("parallel", r.shares.Crowded(e), "wait: it starts when one of them ends")
+	}
+	r.shares.Bars(x, e, func(b queue.Bar) bool {
+		add(b.Code, b.String(), b.Change())
+		return true
+	})
+	for _, l := range machines.Lacking {
+		add("unsatisfiable", berth.Shortfall(l).String(), "ask for less, or let a machine join that has it")
+	}
+	switch {
+	case machines.Machines == 0:
+		add("no_machines", "no machine has joined", "start an agent with a join token")
+	case len(machines.Lacking) > 0, w.StartsNow: // in room that is kept for it
+	case machines.Members == nil && machines.FitNow == 0,
+		machines.Members != nil && machines.Members.Now < machines.Members.Asked:
+		add("no_room", machines.Summary, "wait, ask for less, or add machines")
+		if len(machines.SilentEngines) > 0 {
+			list = append(list, engineBlocker(machines.SilentEngines))
+		}
+	}
+	var victims []berth.JobID
+	for _, m := range r.nominations.Marks[e.ID] {
+		if m.Holder != nil && !slices.Contains(victims, m.Victim) {
+			victims = append(victims, m.Victim)
+		}
+	}
+	if len(victims) > 0 {
+		text := "room is kept for it that 1 job still holds"
+		if n := len(victims); n > 1 {
+			text = "room is kept for it that " + strconv.Itoa(n) + " jobs still hold"
+		}
+		list = append(list, Blocker{Code: "stopping", Text: text, Change: "wait: they have been told to stop",
+			Jobs: victims})
+	}
+	return list
+}
+
+// engineBlocker names machines that a job could use if their container engines
+// answered.
+func engineBlocker(silent []enginesilence.Machine) Blocker {
+	return Blocker{Code: "engine_silent", Text: enginesilence.Text(silent), Change: enginesilence.Hint,
+		Machines: enginesilence.IDs(silent)}
+}
+
+// Ahead lists the jobs before it, and the room that is kept for them if keeps is
+// set.
+func (r *Reading) Ahead(d *Deference, e *queue.Entry, w JobExplanation, keeps bool) []Blocker {
+	var list []Blocker
+	if b, ok := d.blocker(r.queue.Account(e.Tenant), e); ok && !w.StartsNow && !e.Held {
+		list = append(list, b)
+	}
+	room := w.Fit.Members == nil && w.Fit.FitNow > 0 || w.Fit.Members != nil && w.Fit.Members.Now >= w.Fit.Members.Asked
+	if room && !w.StartsNow && keeps && !e.Held {
+		list = append(list, Blocker{Code: "reserved", Text: "room that it could use is kept for jobs before it",
+			Change: "give it a time_limit that ends before they start, or raise its priority"})
+	}
+	switch {
+	case w.StartsNow:
+	case w.Ahead == 1:
+		list = append(list, Blocker{Code: "behind", Text: "1 waiting job comes before it",
+			Change: "raise its priority"})
+	case w.Ahead > 1:
+		list = append(list, Blocker{Code: "behind", Text: strconv.Itoa(w.Ahead) + " waiting jobs come before it",
+			Change: "raise its priority"})
+	}
+	return list
+}
+
+// Terms spells out what the job's place rests on.
+func (r *Reading) Terms(x *queue.Contender, e *queue.Entry) []Term {
+	p := r.policy
+	var list []Term
+	add := func(name, value, format string, args ...any) {
+		list = append(list, Term{name, value, fmt.Sprintf(format, args...)})
+	}
+	number := func(x float64) string { return strconv.FormatFloat(x, 'g', 6, 64) }
+	a := p.Aged(e, r.queue.Account(e.Tenant), r.Now)
+	ranked := p.Order == queue.Fair || p.Order == queue.Priority
+	switch {
+	case ranked && p.BandWidth <= 1: // a band is a priority
+		add("priority", strconv.Itoa(a.Base), "priority %d", a.Base)
+	case p.Order != queue.FIFO:
+		add("band", strconv.Itoa(int(e.Band)), "priority %d is of band %d", e.Priority, p.Band(e.Priority))
+	}
+	if p.Overdue > 0 {
+		list = append(list, r.overdueTerm(x, e))
+	}
+	if p.Order == queue.Fair {
+		for _, y := range r.above(x) {
+			past := y.Past.Dominant(r.shares.Owned)
+			share := queue.AmountsOf(y.Held.Capacity).Plus(y.Past, 1).Dominant(r.shares.Owned) / y.Account.ShareWeight()
+			add("share", number(share), "tenant %s holds %s of the cluster and counts %s for the past, over weight %s",
+				y.Account.ID,
+				percent(queue.AmountsOf(y.Held.Capacity).Dominant(r.shares.Owned)), percent(past),
+				strconv.FormatFloat(y.Account.ShareWeight(), 'g', -1, 64))
+			if y.Account.Guarantees(y.Held.Capacity, e.Class.All) {
+				add("guarantee", "true",
+					"with it tenant %s stays within its guarantee, which comes before those that borrow", y.Account.ID)
+			}
+		}
+	}
+	if p.Order == queue.SRSF {
+		list = append(list, expectedTerms(p, e)...)
+		add("service", number(e.Rank), "%s GPUs for %s; the least service to go comes first",
+			strconv.FormatFloat(cluster.GPUsOf(e.Class.All), 'g', 4, 64), known(p.ServiceOf(e)))
+	}
+	if ranked && p.BandWidth > 1 {
+		add("priority", strconv.Itoa(a.Base), "priority %d", a.Base)
+	}
+	switch {
+	case !ranked || p.Aging <= 0:
+	case a.Capped:
+		add("age", number(a.Points), "%.1f points for waiting, which is the top of its band", a.Points)
+	default:
+		add("age", number(a.Points), "%.1f points for waiting, one each %s", a.Points, berth.Duration(p.Aging))
+	}
+	add("submitted_at", e.SubmittedAt.UTC().Format(time.RFC3339Nano), "submitted %s",
+		e.SubmittedAt.UTC().Format(time.RFC3339))
+	add("id", string(e.ID), "id")
+	return list
+}
+
+// expectedTerms tell what the service to go takes a job's run to be, and by what.
+func expectedTerms(p *queue.Policy, e *queue.Entry) []Term {
+	if p.Ranker != nil || p.Durations == queue.Unknown {
+		return nil
+	}
+	limit := ""
+	if e.TimeLimit > 0 {
+		limit = ", and no longer than its time_limit with stop_grace, " + berth.Duration(e.TimeLimit).String()
+	}
+	term := func(t time.Duration, text string) []Term {
+		return []Term{{"expected", berth.Duration(t).String(), text}}
+	}
+	unknown := func(text string) []Term { return []Term{{"expected", "unknown", text}} }
+	expected := "expected to run " + berth.Duration(e.Expected).String() + " in all"
+	if e.ExpectedBy != "" {
+		expected += ", " + e.ExpectedBy
+	}
+	switch {
+	case e.Remaining > 0:
+		return term(e.Remaining, "given: it has "+berth.Duration(e.Remaining).String()+" to run"+limit)
+	case p.Durations == queue.Estimated && e.Expected > e.Done:
+		if e.Done > 0 {
+			expected += "; it has run " + berth.Duration(e.Done).String()
+		}
+		return term(e.Expected, expected+limit)
+	case e.TimeLimit > 0:
+		return term(e.TimeLimit, "given: its time_limit with stop_grace is "+berth.Duration(e.TimeLimit).String())
+	case p.Durations == queue.Estimated && e.Expected > 0:
+		return unknown(expected + ", which it has outrun")
+	}
+	return unknown("not known: it has no time_limit, and nothing like it has succeeded lately")
+}
+
+// above lists the contenders of tenants with a row from the top down to x.
+func (r *Reading) above(x *queue.Contender) []*queue.Contender {
+	var list []*queue.Contender
+	for ; x != &r.shares.Root; x = x.Parent {
+		if x.Account.Known {
+			list = append(list, x)
+		}
+	}
+	slices.Reverse(list)
+	return list
+}
+
+func known(s queue.Service) string {
+	if s.Remaining == 0 {
+		return "an unknown time, " + berth.Duration(s.Done).String() + " so far"
+	}
+	return berth.Duration(s.Remaining + s.Restart).String()
+}
+
+func percent(x float64) string { return strconv.FormatFloat(100*x, 'f', 1, 64) + " %" }

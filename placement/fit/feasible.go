@@ -1,0 +1,153 @@
+package fit
+
+import (
+	"slices"
+
+	"berth"
+	"berth/placement/cluster"
+)
+
+// AsksForAll reports whether the class asks for all that another one asks for.
+func AsksForAll(c *cluster.Class, o *cluster.Class) bool {
+	return o.Capacity.Fits(c.Capacity) && o.Request.GPUs <= c.Request.GPUs && o.Request.GPUMilli <= c.Request.GPUMilli
+}
+
+// UsableDevices is how many devices of the machine the request could use, healthy or
+// not, in use or not.
+func UsableDevices(c *cluster.Class, n *cluster.Node) int {
+	count := 0
+	for _, d := range n.GPUs {
+		if c.Typed(d) && c.Large(d) && c.Admits(&n.Machine, d) {
+			count++
+		}
+	}
+	return count
+}
+
+func spreads(c *cluster.Class) bool { return c.Request.Strategy == "spread" }
+
+// gathers reports whether it matters on which machines members are together.
+func gathers(c *cluster.Class) bool { return c.Members() > 1 || c.Request.SameLabel != "" }
+
+// GroupOf is the group of a machine, in which all members of a gang must be: its
+// network, and its value of same_label.
+func GroupOf(c *cluster.Class, m *cluster.Machine) string {
+	if c.Members() == 1 {
+		return m.Labels[c.Request.SameLabel]
+	}
+	return m.Network + "\x00" + m.Labels[c.Request.SameLabel]
+}
+
+// Needs is what to search for, in this order: a share goes into a device that
+// is in use already, before one that is whole is broken.
+func Needs(c *cluster.Class) []cluster.Need {
+	r := c.Request
+	switch {
+	case r.GPUs == 0:
+		return []cluster.Need{{Capacity: c.Capacity}}
+	case r.GPUMilli < 1000:
+		return []cluster.Need{{Capacity: c.Capacity, Part: r.GPUMilli}, {Capacity: c.Capacity, Whole: 1}}
+	}
+	return []cluster.Need{{Capacity: c.Capacity, Whole: r.GPUs}}
+}
+
+// Devices reports whether one member fits into what is free of the machine, and on
+// which devices (positions in n.GPUs).
+func Devices(c *cluster.Class, n *cluster.Node, allowed uint64) ([]int, bool) {
+	if !c.Capacity.Fits(n.Free) {
+		return nil, false
+	}
+	if c.Request.GPUs == 0 {
+		return nil, true
+	}
+	if c.Request.GPUMilli < 1000 {
+		return tightest(n, c.Request.GPUMilli, allowed)
+	}
+	return wholeDevices(n, c.Request.GPUs, allowed)
+}
+
+// Fits reports whether one member fits into what is free of the machine.
+func Fits(c *cluster.Class, n *cluster.Node, allowed uint64) bool {
+	r := &c.Request
+	if !c.Capacity.Fits(n.Free) {
+		return false
+	}
+	if r.GPUs == 0 {
+		return true
+	}
+	count := 0
+	for i, free := range n.FreeMilli {
+		if free >= r.GPUMilli && (free == cluster.Whole || r.GPUMilli < cluster.Whole) && admitted(n, i, allowed) {
+			if count++; count == r.GPUs || r.GPUMilli < cluster.Whole {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// tightest picks the device on which a share leaves the least: one in use
+// before a whole one.
+func tightest(n *cluster.Node, milli int64, allowed uint64) ([]int, bool) {
+	best := -1
+	for i, free := range n.FreeMilli {
+		if free >= milli && admitted(n, i, allowed) && (best < 0 || free < n.FreeMilli[best]) {
+			best = i
+		}
+	}
+	if best < 0 {
+		return nil, false
+	}
+	return []int{best}, true
+}
+
+// wholeDevices picks devices of which nothing is used: those with the least memory
+// that will do, then by index.
+func wholeDevices(n *cluster.Node, count int, allowed uint64) ([]int, bool) {
+	devices := make([]int, 0, count)
+	for v := 0; v < len(n.Kind.Variants) && len(devices) < count; v++ {
+		if v >= cluster.MaxVariants || allowed&(1<<v) == 0 {
+			continue
+		}
+		for i, free := range n.FreeMilli {
+			if free == 1000 && n.Variants[i] == v && len(devices) < count {
+				devices = append(devices, i)
+			}
+		}
+	}
+	slices.Sort(devices)
+	return devices, len(devices) == count
+}
+
+func admitted(n *cluster.Node, device int, allowed uint64) bool {
+	v := n.Variants[device]
+	return v < cluster.MaxVariants && allowed&(1<<v) != 0
+}
+
+// Grant returns the grant of one member on devices of a machine, by position.
+func Grant(c *cluster.Class, n *cluster.Node, devices []int) berth.Grant {
+	g := berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: c.Capacity}
+	for _, d := range devices {
+		g.GPUs = append(g.GPUs, berth.DeviceShare{Index: n.GPUs[d].Index, Milli: c.Request.GPUMilli})
+	}
+	return g
+}
+
+// MembersOn returns the number of members that fit on a machine if it is empty.
+func MembersOn(c *cluster.Class, n *cluster.Node) int {
+	r, count := c.Request, int64(c.Members())
+	for _, x := range [][2]int64{{n.Total.CPUMilli, r.CPUMilli}, {n.Total.MemoryMiB, r.MemoryMiB},
+		{n.Total.DiskMiB, r.DiskMiB}} {
+		if x[1] > 0 {
+			count = min(count, x[0]/x[1])
+		}
+	}
+	switch {
+	case r.GPUs == 0:
+	case r.GPUMilli < 1000:
+		count = min(count, int64(UsableDevices(c, n))*(1000/r.GPUMilli))
+	default:
+		count = min(count, int64(UsableDevices(c, n)/r.GPUs))
+	}
+	return int(count)
+}

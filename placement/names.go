@@ -1,0 +1,161 @@
+package placement
+
+import (
+	"berth/placement/cluster"
+	"berth/placement/explain"
+	"berth/placement/fit"
+	"berth/placement/preempt"
+	"berth/placement/queue"
+)
+
+// The types below are rows of a snapshot and parts of a plan. Each belongs to the
+// part of the engine that reads it; callers need this package alone.
+
+// Rows of machines and of the jobs on them.
+type (
+	// Machine is the row of a machine.
+	Machine = cluster.Machine
+	// Device is one GPU of a machine, or one MIG slice.
+	Device = cluster.Device
+	// Running is a job that occupies machines.
+	Running = cluster.Running
+)
+
+// CompileConstraint checks a placement constraint. The error names the column and
+// the mistake, for the author of the constraint.
+func CompileConstraint(expr string) error { return cluster.CompileConstraint(expr) }
+
+// Rows of waiting jobs and of tenants.
+type (
+	// Job is a waiting job.
+	Job = queue.Job
+	// Tenant is an account that work is charged to.
+	Tenant = queue.Tenant
+	// Usage is the decayed past use of a tenant.
+	Usage = queue.Usage
+	// Budget bounds the GPU time of a tenant.
+	Budget = queue.Budget
+	// Borrow limits the use of a tenant beyond its guarantee.
+	Borrow = queue.Borrow
+)
+
+// None, as an amount of a limit, forbids the resource.
+const None = queue.None
+
+// The ways to borrow.
+const (
+	BorrowAny         = queue.BorrowAny
+	BorrowPreemptible = queue.BorrowPreemptible
+	BorrowNothing     = queue.BorrowNothing
+)
+
+// The policy of a queue.
+type (
+	// Policy holds the order of jobs, quotas, reserved starts and preemption.
+	Policy = queue.Policy
+	// Order is the rule by which one waiting job follows another.
+	Order = queue.Order
+	// Durations is the knowledge of run times that the order srsf uses.
+	Durations = queue.Durations
+	// Ranker ranks the jobs of the order srsf.
+	Ranker = queue.Ranker
+	// RankView is the part of a snapshot that a Ranker reads.
+	RankView = queue.RankView
+	// Learned is a Ranker for jobs of unknown run time.
+	Learned = queue.Learned
+	// Ended is a job that ran to its end, for Learned.
+	Ended = queue.Ended
+	// Patient is a Ranker for jobs of known run time.
+	Patient = queue.Patient
+)
+
+// The orders of a queue.
+const (
+	Fair     = queue.Fair
+	Priority = queue.Priority
+	FIFO     = queue.FIFO
+	SRSF     = queue.SRSF
+)
+
+// The sources of run times.
+const (
+	Estimated = queue.Estimated
+	Known     = queue.Known
+	Unknown   = queue.Unknown
+)
+
+// Defaults of the rankers.
+const (
+	LearnedExponent = queue.LearnedExponent
+	UsualPatience   = queue.UsualPatience
+	UsualExponent   = queue.UsualExponent
+)
+
+// ParseOrder reads the name of an order; ok is false for any other text.
+func ParseOrder(s string) (o Order, ok bool) { return queue.ParseOrder(s) }
+
+// NewLearned returns a Learned that has seen no job yet.
+func NewLearned() *Learned { return queue.NewLearned() }
+
+// The choice among machines that fit.
+type (
+	// Pack is the rule of packing.
+	Pack = fit.Pack
+	// Mix is the distribution of requests that the rule Worth weighs by.
+	Mix = fit.Mix
+	// Asked is the frequency of one request in a Mix.
+	Asked = fit.Asked
+	// Near is a member that starts on another machine for its job's data.
+	Near = fit.Near
+	// MachineData is the amount of a job's data on one machine.
+	MachineData = fit.MachineData
+)
+
+// The rules of packing.
+const (
+	BestFit = fit.BestFit
+	Worth   = fit.Worth
+)
+
+// NewMix returns a Mix that learns from the jobs of a snapshot.
+func NewMix() *Mix { return fit.NewMix() }
+
+// GivenMix returns a Mix of known frequencies, which does not learn. Counts must be
+// positive.
+func GivenMix(list []Asked) (*Mix, error) { return fit.GivenMix(list) }
+
+// Preemption.
+type (
+	// Preempt orders a running job to stop for another one.
+	Preempt = preempt.Order
+	// PreemptReason is the rule that allows a preemption.
+	PreemptReason = preempt.Reason
+	// Earmark nominates capacity of one machine for one waiting job.
+	Earmark = preempt.Earmark
+)
+
+// The reasons for a preemption.
+const (
+	PreemptBand  = preempt.Band
+	PreemptShare = preempt.Share
+	PreemptQuota = preempt.Quota
+	PreemptRank  = preempt.Rank
+)
+
+// Explanations.
+type (
+	// Explanation compares a request with the machines, clause by clause.
+	Explanation = explain.Explanation
+	// Members is the number of members of a gang that have room at once.
+	Members = explain.Members
+	// Clause is one condition of a request.
+	Clause = explain.Clause
+	// Shortfall is a resource that no machine has enough of.
+	Shortfall = explain.Shortfall
+	// JobExplanation lists the reasons why a job waits.
+	JobExplanation = explain.JobExplanation
+	// Blocker is one reason why a job does not start.
+	Blocker = explain.Blocker
+	// Term is one value that the position of a job in the queue depends on.
+	Term = explain.Term
+)

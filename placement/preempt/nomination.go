@@ -1,0 +1,20 @@
+package preempt
+
+import (
+	"time"
+
+	"berth"
+)
+
+// Earmark keeps room on one machine for one waiting job: room that was free, or
+// that a victim gives up for it. Nobody else gets it, until the job is placed,
+// waits no more, or the earmark expires.
+type Earmark struct {
+	For       berth.JobID
+	Machine   berth.MachineID
+	Capacity  berth.Capacity
+	GPUs      []berth.DeviceShare
+	Victim    berth.JobID // holds the room until it has stopped; "": it was free
+	ExpiresAt time.Time   // zero: never
+	Repair    bool        // room of the job's own, a gang: Victim is the job itself, or nobody
+}

@@ -1,0 +1,40 @@
+package queue
+
+import (
+	"fmt"
+
+	"berth"
+)
+
+// countElement adds a running element to its parent, or with n -1 removes it.
+func (q *Queue) countElement(parent berth.JobID, n int) {
+	if parent == "" {
+		return
+	}
+	if q.siblings[parent] += n; q.siblings[parent] == 0 {
+		delete(q.siblings, parent)
+	}
+}
+
+// Full reports whether as many elements of the job's parent hold room as may at
+// once, those counted that this plan gives some.
+func (r *Shares) Full(e *Entry) bool {
+	return e.Parallel > 0 && r.queue.siblings[e.Parent]+r.siblings[e.Parent] >= e.Parallel
+}
+
+// join counts a job among the elements of its parent that hold room, for the
+// rest of the plan.
+func (r *Shares) join(e *Entry) {
+	if e.Parallel > 0 {
+		if r.siblings == nil {
+			r.siblings = map[berth.JobID]int{}
+		}
+		r.siblings[e.Parent]++
+	}
+}
+
+// Crowded says how many of the job's siblings hold room.
+func (r *Shares) Crowded(e *Entry) string {
+	return fmt.Sprintf("%d elements of its array hold room, as many as may at once (parallel)",
+		r.queue.siblings[e.Parent])
+}
