@@ -67,9 +67,9 @@ func Run(ctx context.Context, cfg Config) error {
 	var all sync.WaitGroup
 	all.Go(func() { a.sup.watchGPUs(ctx) })
 	all.Go(func() { a.sup.watchEngine(ctx) })
-	all.Go(func() { a.sup.watchQuarantine(ctx) })
+	all.Go(func() { a.sup.quarantine.watch(ctx, a.sup.beat, cfg.Timing.HealthPoll) })
 	all.Go(func() { a.sup.sweepNetworks(ctx) })
-	all.Go(func() { a.sup.sweepStrays(ctx) })
+	all.Go(func() { straySweeper{a.sup}.watch(ctx) })
 	all.Go(func() { has.watch(ctx, cfg.Timing.ImagePoll) })
 	all.Go(func() { a.fence.watch(ctx, a.sup.beat, a.control.endSession) })
 	err = a.keepSession(ctx)
@@ -205,8 +205,8 @@ func (a *Agent) inventory(ctx context.Context) (berth.Inventory, error) {
 	if err != nil {
 		return berth.Inventory{}, fmt.Errorf("list GPUs: %w", err)
 	}
-	a.sup.noteEngine(info)
-	a.sup.noteGPUs(gpus)
+	a.sup.health.note(info)
+	a.sup.gpus.note(gpus)
 	pick := func(override, found int64) int64 {
 		if override > 0 {
 			return override
@@ -248,7 +248,7 @@ func (a *Agent) serve(ctx context.Context, over <-chan struct{}, first berth.Syn
 	})
 	inbox := &inbox{sup: a.sup}
 	inbox.take(inbox.sent(), first)
-	a.sup.reportAgain()
+	a.sup.outbox.reportAgain()
 	loops.Go(func() { a.poll(ctx, over, inbox) })
 	loops.Go(func() { a.report(ctx, over, inbox) })
 	loops.Wait()
@@ -294,7 +294,7 @@ func (a *Agent) poll(ctx context.Context, over <-chan struct{}, in *inbox) {
 // next ones gather.
 func (a *Agent) report(ctx context.Context, over <-chan struct{}, in *inbox) {
 	for wait := a.cfg.Timing.backoff(); ; {
-		batch, err := a.sup.nextReports(ctx)
+		batch, err := a.sup.outbox.next(ctx)
 		if err != nil {
 			return
 		}
@@ -307,14 +307,14 @@ func (a *Agent) report(ctx context.Context, over <-chan struct{}, in *inbox) {
 		if err == nil {
 			wait.reset()
 			a.heard(at, answer)
-			a.sup.delivered(batch, answer.Refused)
+			a.sup.outbox.delivered(batch, answer.Refused)
 			in.take(sent, answer)
 			continue
 		}
-		a.sup.undelivered(batch)
+		a.sup.outbox.undelivered(batch)
 		if batch.cache != nil && berth.CodeOf(err) == berth.CodeInvalid {
 			a.log.Info("the server knows nothing of caches, and is told nothing of this one for now", "err", err)
-			a.sup.refusedCache()
+			a.sup.outbox.refusedHoldings()
 			continue
 		}
 		if a.failed(ctx, over, wait, err) {

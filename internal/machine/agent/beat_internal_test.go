@@ -40,7 +40,7 @@ func TestAProgressFileThatStaysTheSameIsReadLessOften(t *testing.T) {
 	t.Parallel()
 	const poll = time.Second
 	look := func(same int, stall time.Duration) time.Duration {
-		r := &rank{sup: &Supervisor{cfg: Config{Timing: Timing{ProgressPoll: poll}}}}
+		r := &member{sup: &Supervisor{cfg: Config{Timing: Timing{ProgressPoll: poll}}}}
 		r.claim.Spec.StallTimeout = berth.Duration(stall)
 		return (&lookout{r: r, same: same}).pause()
 	}

@@ -13,10 +13,10 @@ import (
 // awaitStart starts the container: on the claim alone where that is allowed, else
 // once the rank is reported prepared and the order to start has come, which the
 // answer to the report usually carries.
-func (r *rank) awaitStart() (*berth.Exit, error) {
+func (r *member) awaitStart() (*berth.Exit, error) {
 	told := false
 	for {
-		o := r.standing()
+		o := r.orders.standing()
 		switch {
 		case stops(o):
 			x := notStarted(berth.CauseNotStarted, "stopped before it was started")
@@ -34,10 +34,10 @@ func (r *rank) awaitStart() (*berth.Exit, error) {
 		}
 		if !told {
 			told = true
-			r.tellPhase(0, berth.PhasePrepared)
+			r.reports.enter(0, berth.PhasePrepared)
 		}
 		select {
-		case <-r.kick:
+		case <-r.orders.kick:
 		case <-r.ctx.Done():
 			return nil, context.Cause(r.ctx)
 		}
@@ -48,19 +48,19 @@ func (r *rank) awaitStart() (*berth.Exit, error) {
 // server stores that it is prepared: it has nobody to wait for, it may be run
 // again, and the claim is so fresh that the job has not gone on without it. See
 // docs/adr/0009-a-claim-starts-a-job-of-one-rank.md.
-func (r *rank) mayBegin() bool {
+func (r *member) mayBegin() bool {
 	return !r.adopts && r.claim.Members == 1 && !r.alone() && time.Since(r.claimedAt) < r.timing().ClaimFresh
 }
 
 // awaitOrder waits, after an end, until the server has heard that the rank
 // began: its job is to be seen running before it is seen to end.
-func (r *rank) awaitOrder() error {
+func (r *member) awaitOrder() error {
 	for {
-		if o := r.standing(); r.adopts || o.Start || stops(o) {
+		if o := r.orders.standing(); r.adopts || o.Start || stops(o) {
 			return nil
 		}
 		select {
-		case <-r.kick:
+		case <-r.orders.kick:
 		case <-r.ctx.Done():
 			return context.Cause(r.ctx)
 		}
@@ -69,9 +69,9 @@ func (r *rank) awaitOrder() error {
 
 // start starts the container. At_most_one work takes no turn: its fence has just
 // been looked at, and does not stand for long.
-func (r *rank) start() error {
+func (r *member) start() error {
 	if !r.alone() {
-		done, err := r.sup.turn(r.ctx)
+		done, err := r.sup.turns.take(r.ctx)
 		if err != nil {
 			return err
 		}
@@ -82,11 +82,11 @@ func (r *rank) start() error {
 
 // begin starts the container. An end is reported only when it is certain that
 // the container does not run: an engine that does not answer is waited for.
-func (r *rank) begin() (*berth.Exit, error) {
+func (r *member) begin() (*berth.Exit, error) {
 	return r.part(r.ctx, "start", func(context.Context) (*berth.Exit, error) { return r.beginNow() })
 }
 
-func (r *rank) beginNow() (*berth.Exit, error) {
+func (r *member) beginNow() (*berth.Exit, error) {
 	patience := time.Now().Add(r.timing().EnginePatience)
 	for wait := r.timing().backoff(); ; {
 		_ = failpoint.Hit("agent.start.before")
@@ -115,7 +115,7 @@ func (r *rank) beginNow() (*berth.Exit, error) {
 			cause = berth.CauseDevice
 		case errors.Is(err, node.ErrNoContainer):
 			cause = berth.CauseVanished
-		case stops(r.standing()):
+		case stops(r.orders.standing()):
 			cause = berth.CauseNotStarted
 		case time.Now().After(patience):
 			cause = berth.CauseEngine
@@ -131,7 +131,7 @@ func (r *rank) beginNow() (*berth.Exit, error) {
 	}
 }
 
-func (r *rank) surelyNotRunning() bool {
+func (r *member) surelyNotRunning() bool {
 	c, err := r.runtime().Inspect(r.ctx, r.name())
 	return errors.Is(err, node.ErrNoContainer) || err == nil && c.State == node.ContainerCreated
 }

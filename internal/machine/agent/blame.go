@@ -28,7 +28,7 @@ var endedBySignal = []int{2, 128 + 2, 128 + 9, 128 + 15}
 // down in order it stops them first and is still there to say so; where it is
 // killed its successor ends them; and where nobody watched, that it began later
 // than the container is what is left to see.
-func (r *rank) engineFault(e ending) string {
+func (r *member) engineFault(e ending) string {
 	c := e.container
 	if c.Signaled {
 		return "it was stopped through the container engine, and not by Berth"
@@ -37,9 +37,9 @@ func (r *rank) engineFault(e ending) string {
 	defer cancel()
 	info, err := r.runtime().Info(ctx)
 	if err == nil {
-		r.sup.noteEngine(info)
+		r.sup.health.note(info)
 	}
-	if r.sup.keepsContainers() {
+	if r.sup.health.keepsContainers() {
 		return ""
 	}
 	switch {
@@ -65,7 +65,7 @@ type xidLog interface {
 }
 
 // applicationXid is the driver's last word on the rank's devices while it ran.
-func (r *rank) applicationXid(c node.Container) uint64 {
+func (r *member) applicationXid(c node.Container) uint64 {
 	log, ok := r.sup.cfg.GPUs.(xidLog)
 	if !ok || len(r.claim.GPUs) == 0 {
 		return 0

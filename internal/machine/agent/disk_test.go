@@ -49,7 +49,7 @@ func TestDiskThatTakesNothingIsNoFaultOfTheCheckpoint(t *testing.T) {
 		}
 		_ = reader.Close()
 	}()
-	r := &rank{
+	r := &member{
 		sup:     &Supervisor{cfg: Config{Timing: Timing{RestorePatience: time.Minute}.withDefaults()}, control: newControl(newClient(store.URL, ""), "", openWatermark(t.TempDir(), slog.New(slog.DiscardHandler)))},
 		scratch: s, log: slog.New(slog.DiscardHandler),
 	}

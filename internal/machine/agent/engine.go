@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"berth"
 	"berth/activities/node"
 )
 
@@ -14,9 +13,10 @@ import (
 // it counts as silent. One may be missed by an engine that is busy or restarts.
 const missedProbes = 2
 
-// engineHealth knows whether the container engine answers. An engine may answer
-// pings, and yet hang at every start and never report the end of a container; its
-// machine must get no new work then. All methods may be called concurrently.
+// engineHealth tracks the container engine: whether it answers, and whether
+// containers outlive it. An engine may answer pings, and yet hang at every start and
+// never report the end of a container; its machine must get no new work then. All
+// methods may be called concurrently.
 type engineHealth struct {
 	runtime  node.Runtime
 	patience time.Duration // with one probe
@@ -25,6 +25,21 @@ type engineHealth struct {
 	mu     sync.Mutex
 	missed int       // probes in a row
 	since  time.Time // when the first of them was sent
+	info   node.RuntimeInfo
+}
+
+// note takes the engine's latest description of itself.
+func (h *engineHealth) note(info node.RuntimeInfo) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.info = info
+}
+
+// keepsContainers reports whether containers outlive the engine.
+func (h *engineHealth) keepsContainers() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.info.LiveRestore
 }
 
 // silentFor returns for how long the engine has not answered, 0 if it answers.
@@ -66,6 +81,23 @@ func (h *engineHealth) probe(ctx context.Context, labels map[string]string) {
 	}
 }
 
+// turns limits how many containers the engine creates or starts at a time.
+type turns chan struct{}
+
+// abreast is the number of turns. An engine does not get faster with more of them:
+// they wait for each other in its networks and storage, and delay its other calls.
+const abreast = 8
+
+// take waits for a turn. The caller gives the turn back with done.
+func (t turns) take(ctx context.Context) (done func(), err error) {
+	select {
+	case t <- struct{}{}:
+		return func() { <-t }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
 // watchEngine probes the container engine, one probe at a time. Each call to sync
 // reports the result, so the first probe may wait for the first session.
 func (s *Supervisor) watchEngine(ctx context.Context) {
@@ -73,9 +105,6 @@ func (s *Supervisor) watchEngine(ctx context.Context) {
 		return
 	}
 	for s.beat.sleep(ctx, s.cfg.Timing.EngineProbe) == nil {
-		s.health.probe(ctx, map[string]string{
-			berth.LabelCluster: s.control.clusterID(),
-			berth.LabelMachine: string(s.cfg.Machine),
-		})
+		s.health.probe(ctx, s.ownLabels())
 	}
 }

@@ -23,8 +23,8 @@ func probed(t *testing.T, f func(s *Supervisor, engine *fakeruntime.Fake, log *b
 			cfg: Config{Machine: "m1", Runtime: engine, Timing: timing}, log: logger, beat: newBeat(), control: &control{cluster: "c1"},
 			health: &engineHealth{runtime: engine, patience: timing.ProbePatience, log: logger},
 		}
-		s.adopted = make(chan struct{})
-		close(s.adopted)
+		s.adoption = make(chan struct{})
+		close(s.adoption)
 		go s.watchEngine(t.Context())
 		f(s, engine, log)
 		engine.Lag(nil)

@@ -17,7 +17,7 @@ import (
 
 // execute takes the rank from its claim to its end, or to the knowledge that it
 // will never begin. An error is errAbandoned or errAgentStops.
-func (r *rank) execute() (berth.Exit, error) {
+func (r *member) execute() (berth.Exit, error) {
 	if r.withdrawn {
 		return notStarted(berth.CauseNotStarted, "its job ended before this machine took it"), nil
 	}
@@ -27,9 +27,7 @@ func (r *rank) execute() (berth.Exit, error) {
 		return berth.Exit{}, err
 	}
 	if r.claim.Phase == berth.PhaseSealed { // only the order to forget it is missing
-		r.mu.Lock()
-		r.closeSealed()
-		r.mu.Unlock()
+		r.reports.record()
 		<-r.ctx.Done()
 		return berth.Exit{}, context.Cause(r.ctx)
 	}
@@ -96,14 +94,14 @@ func notStarted(cause berth.ExitCause, message string) berth.Exit {
 // here has none: the engine's name check tells otherwise at its creation. One
 // that has begun by the record is looked for, whoever it was that took it up:
 // its end is not to be told while it lives.
-func (r *rank) find() (*node.Container, error) {
+func (r *member) find() (*node.Container, error) {
 	if !r.adopts && r.claim.Phase == berth.PhaseClaimed && !r.claim.Orders.Start {
 		return nil, nil
 	}
 	for wait := r.timing().backoff(); ; {
 		c, err := r.runtime().Inspect(r.ctx, r.name())
 		switch {
-		case err == nil && r.isOurs(c):
+		case err == nil && r.owns(c):
 			return &c, nil
 		case err == nil:
 			r.log.Error("container name is taken by a foreign container", "container", c.Name)
@@ -121,7 +119,7 @@ func (r *rank) find() (*node.Container, error) {
 }
 
 // vanished is the end of a rank that must have had a container and has none.
-func (r *rank) vanished() *berth.Exit {
+func (r *member) vanished() *berth.Exit {
 	had := r.claim.Phase == berth.PhaseRunning || r.claim.Phase == berth.PhaseExited || r.claim.Orders.Start || r.scratch.memo().Begun
 	if !had {
 		return nil
@@ -132,7 +130,7 @@ func (r *rank) vanished() *berth.Exit {
 
 // prepare makes everything ready and creates the container. It returns an exit
 // if the rank will not begin.
-func (r *rank) prepare() (*berth.Exit, error) {
+func (r *member) prepare() (*berth.Exit, error) {
 	patience := r.timing().PreparePatience
 	limited, free := context.WithTimeoutCause(r.ctx, patience, errTooSlow)
 	defer free()
@@ -142,12 +140,12 @@ func (r *rank) prepare() (*berth.Exit, error) {
 	go func() { // an order to stop cancels a pull or a restore
 		defer close(watched)
 		for {
-			if stops(r.standing()) {
+			if stops(r.orders.standing()) {
 				cancel(errStopped)
 				return
 			}
 			select {
-			case <-r.kick:
+			case <-r.orders.kick:
 			case <-ctx.Done():
 				return
 			}
@@ -156,7 +154,7 @@ func (r *rank) prepare() (*berth.Exit, error) {
 	exit, err := r.prepareUntilStopped(ctx)
 	cancel(nil)
 	<-watched
-	r.nudge() // it may have taken a kick that was not for it
+	r.orders.nudge() // it may have taken a kick that was not for it
 	switch {
 	case r.ctx.Err() != nil:
 		return nil, context.Cause(r.ctx)
@@ -164,8 +162,8 @@ func (r *rank) prepare() (*berth.Exit, error) {
 		x := notStarted(berth.CauseNotStarted, "stopped while it was prepared")
 		return &x, nil
 	case err != nil && errors.Is(context.Cause(ctx), errTooSlow):
-		x := notStarted(berth.CauseEngine, fmt.Sprintf("was not prepared within %s, and is still %s", patience, r.phase()))
-		if r.phase() == berth.PhasePulling {
+		x := notStarted(berth.CauseEngine, fmt.Sprintf("was not prepared within %s, and is still %s", patience, r.reports.phase()))
+		if r.reports.phase() == berth.PhasePulling {
 			x.Cause = berth.CauseImageUnavailable
 		}
 		return &x, nil
@@ -173,7 +171,7 @@ func (r *rank) prepare() (*berth.Exit, error) {
 	return exit, err
 }
 
-func (r *rank) prepareUntilStopped(ctx context.Context) (*berth.Exit, error) {
+func (r *member) prepareUntilStopped(ctx context.Context) (*berth.Exit, error) {
 	if exit := r.withheld(); exit != nil {
 		return exit, nil
 	}
@@ -211,18 +209,15 @@ func (r *rank) prepareUntilStopped(ctx context.Context) (*berth.Exit, error) {
 			return &x, nil
 		}
 		_ = failpoint.Hit("agent.restore.after")
-		r.tell(later, func(p *berth.RankReport) { p.Restored = restored })
+		r.reports.edit(later, func(p *berth.RankReport) { p.Restored = restored })
 	}
 	return r.part(ctx, "create", func(ctx context.Context) (*berth.Exit, error) { return r.create(ctx, image, restored) })
 }
 
-// slow is how long a step may take before it is worth a report of its own.
-const slow = 500 * time.Millisecond
-
 // pull makes the image usable: the one that its name meant when the job first
 // ran. A name that means another image by now is not followed.
-func (r *rank) pull(ctx context.Context) (image string, exit *berth.Exit, err error) {
-	r.tellPhase(slow, berth.PhasePulling)
+func (r *member) pull(ctx context.Context) (image string, exit *berth.Exit, err error) {
+	r.reports.enter(slow, berth.PhasePulling)
 	image = r.claim.Spec.Image
 	_ = failpoint.Hit("agent.pull.before")
 	digest, err := r.ensureImage(ctx, image)
@@ -236,7 +231,7 @@ func (r *rank) pull(ctx context.Context) (image string, exit *berth.Exit, err er
 	cause := berth.CauseImageUnavailable
 	switch {
 	case err == nil:
-		r.tell(later, func(p *berth.RankReport) { p.ImageDigest = digest })
+		r.reports.edit(later, func(p *berth.RankReport) { p.ImageDigest = digest })
 		return image, nil, nil
 	case ctx.Err() != nil:
 		return "", nil, err
@@ -254,7 +249,7 @@ func (r *rank) pull(ctx context.Context) (image string, exit *berth.Exit, err er
 // before another one does.
 const pullTries = 5
 
-func (r *rank) ensureImage(ctx context.Context, image string) (digest string, err error) {
+func (r *member) ensureImage(ctx context.Context, image string) (digest string, err error) {
 	wait := &backoff{min: r.timing().PullPause, max: 16 * r.timing().PullPause}
 	for try := 1; ; try++ {
 		digest, err = r.runtime().EnsureImage(ctx, image, r.login())
@@ -268,12 +263,9 @@ func (r *rank) ensureImage(ctx context.Context, image string) (digest string, er
 	}
 }
 
-// later is the delay of what need not be reported by itself.
-const later = time.Hour
-
 // create makes the container, or adopts the one of the same name. What an
 // engine cannot do now it may be able to do in a moment.
-func (r *rank) create(ctx context.Context, image string, restored *int64) (*berth.Exit, error) {
+func (r *member) create(ctx context.Context, image string, restored *int64) (*berth.Exit, error) {
 	spec := r.containerSpec(image, restored)
 	if err := r.addSecrets(&spec); err != nil {
 		x := notStarted(berth.CauseEngine, "give it its secrets: "+err.Error())
@@ -288,7 +280,7 @@ func (r *rank) create(ctx context.Context, image string, restored *int64) (*bert
 		c, err := r.ask(ctx, spec)
 		cause := berth.CauseEngine
 		switch {
-		case err == nil, errors.Is(err, node.ErrExists) && r.isOurs(c):
+		case err == nil, errors.Is(err, node.ErrExists) && r.owns(c):
 			r.fenceIt(c)
 			r.noteImage()
 			return nil, nil
@@ -318,8 +310,8 @@ func (r *rank) create(ctx context.Context, image string, restored *int64) (*bert
 // returns when ctx ends, but the engine's answer is awaited all the same: what was
 // asked for is made, wanted or not, and a removal before that finds nothing. So
 // the rank's leftovers are removed only after the answer.
-func (r *rank) ask(ctx context.Context, spec node.ContainerSpec) (node.Container, error) {
-	done, err := r.sup.turn(ctx)
+func (r *member) ask(ctx context.Context, spec node.ContainerSpec) (node.Container, error) {
+	done, err := r.sup.turns.take(ctx)
 	if err != nil {
 		return node.Container{}, err
 	}
@@ -353,37 +345,15 @@ func (r *rank) ask(ctx context.Context, spec node.ContainerSpec) (node.Container
 }
 
 // noteImage remembers the image for the job's tenant: its container exists.
-func (r *rank) noteImage() { r.sup.images.note(r.claim.Tenant, r.claim.Spec.Image) }
-
-// isOurs compares what an engine found under our name with what we would make.
-func (r *rank) isOurs(c node.Container) bool {
-	for k, v := range r.identity() {
-		if c.Labels[k] != v {
-			return false
-		}
-	}
-	return true
-}
-
-// identity are the labels that make a container this rank's.
-func (r *rank) identity() map[string]string {
-	return map[string]string{
-		berth.LabelCluster: r.sup.control.clusterID(),
-		berth.LabelMachine: string(r.sup.cfg.Machine),
-		berth.LabelJob:     string(r.job),
-		berth.LabelAttempt: strconv.Itoa(r.attempt),
-		berth.LabelRank:    strconv.Itoa(r.number),
-		berth.LabelAlloc:   strconv.FormatInt(int64(r.alloc), 10),
-	}
-}
+func (r *member) noteImage() { r.sup.images.note(r.claim.Tenant, r.claim.Spec.Image) }
 
 // masterPort is where the one member of a job finds itself; its container has a
 // network of its own.
 const masterPort = "29500"
 
-func (r *rank) containerSpec(image string, restored *int64) node.ContainerSpec {
+func (r *member) containerSpec(image string, restored *int64) node.ContainerSpec {
 	c := r.claim
-	labels := r.identity()
+	labels := r.labels()
 	labels[berth.LabelSpecHash] = c.SpecHash
 	env := maps.Clone(c.Spec.Env)
 	if env == nil {
@@ -422,8 +392,8 @@ func (r *rank) containerSpec(image string, restored *int64) node.ContainerSpec {
 	}
 }
 
-func (r *rank) tellRestored(m memo) {
+func (r *member) tellRestored(m memo) {
 	if m.Restored != nil {
-		r.tell(later, func(p *berth.RankReport) { p.Restored = m.Restored })
+		r.reports.edit(later, func(p *berth.RankReport) { p.Restored = m.Restored })
 	}
 }

@@ -2,88 +2,123 @@ package agent
 
 import (
 	"context"
+	"log/slog"
+	"sync"
 	"time"
 
 	"berth"
+	"berth/activities/node"
 )
 
-func (s *Supervisor) noteGPUs(gpus []berth.GPU) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// gpuHealth keeps the health of this machine's GPUs as last listed, and the
+// changes that the server has yet to hear. All methods may be called concurrently.
+type gpuHealth struct {
+	inventory node.GPUs
+	log       *slog.Logger
+
+	mu         sync.Mutex
+	known      map[string]berth.GPU // by UUID
+	unreported bool
+}
+
+func newGPUHealth(inventory node.GPUs, log *slog.Logger) *gpuHealth {
+	return &gpuHealth{inventory: inventory, log: log, known: map[string]berth.GPU{}}
+}
+
+// note takes a list that a registration reports anyway.
+func (h *gpuHealth) note(gpus []berth.GPU) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	for _, g := range gpus {
-		s.gpus[g.UUID] = g
+		h.known[g.UUID] = g
 	}
 }
 
-// deviceFault says what is wrong with the first of these devices that is not
-// healthy, "" if all are.
-func (s *Supervisor) deviceFault(uuids []string) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// fault describes the first of these devices that is unhealthy; "": all are healthy.
+func (h *gpuHealth) fault(uuids []string) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	for _, id := range uuids {
-		if g, ok := s.gpus[id]; ok && !g.Healthy {
+		if g, ok := h.known[id]; ok && !g.Healthy {
 			return "GPU " + id + ": " + g.Reason
 		}
 	}
 	return ""
 }
 
-// watchGPUs reports changes of the devices' health at once and tells the ranks
-// that use them.
-func (s *Supervisor) watchGPUs(ctx context.Context) {
-	tick := time.NewTimer(s.beat.next(s.cfg.Timing.HealthPoll))
+// watch lists the devices at each instant of the beat, and at once when the
+// inventory announces a change. It calls changed after each change of health.
+func (h *gpuHealth) watch(ctx context.Context, b beat, every time.Duration, changed func()) {
+	tick := time.NewTimer(b.next(every))
 	defer tick.Stop()
 	var changes <-chan struct{} // nil: never
-	if g, ok := s.cfg.GPUs.(interface{ Changes() <-chan struct{} }); ok {
+	if g, ok := h.inventory.(interface{ Changes() <-chan struct{} }); ok {
 		changes = g.Changes()
 	}
 	for {
 		select {
 		case <-tick.C:
-			tick.Reset(s.beat.next(s.cfg.Timing.HealthPoll))
+			tick.Reset(b.next(every))
 		case <-changes:
 		case <-ctx.Done():
 			return
 		}
-		gpus, err := s.cfg.GPUs.Devices(ctx)
+		gpus, err := h.inventory.Devices(ctx)
 		if err != nil {
-			s.log.Warn("GPUs not listed", "err", err)
+			h.log.Warn("GPUs not listed", "err", err)
 			continue
 		}
-		if s.changedGPUs(gpus) {
-			s.poke()
+		if h.update(gpus) {
+			changed()
 		}
 	}
 }
 
-func (s *Supervisor) changedGPUs(gpus []berth.GPU) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// update takes a new list and reports whether the health of a device has changed.
+func (h *gpuHealth) update(gpus []berth.GPU) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	now := map[string]bool{}
 	changed := false
 	for _, g := range gpus {
 		now[g.UUID] = true
-		was, known := s.gpus[g.UUID]
+		was, known := h.known[g.UUID]
 		if known && (was.Healthy != g.Healthy || was.Reason != g.Reason) {
 			changed = true
-			s.log.Warn("GPU changed its health", "gpu", g.UUID, "healthy", g.Healthy, "reason", g.Reason)
+			h.log.Warn("GPU changed its health", "gpu", g.UUID, "healthy", g.Healthy, "reason", g.Reason)
 		}
-		s.gpus[g.UUID] = g
+		h.known[g.UUID] = g
 	}
-	for id, g := range s.gpus {
+	for id, g := range h.known {
 		if !now[id] && g.Healthy {
 			g.Healthy, g.Reason = false, "the driver does not list it any more"
-			s.gpus[id] = g
+			h.known[id] = g
 			changed = true
-			s.log.Error("GPU disappeared", "gpu", id)
+			h.log.Error("GPU disappeared", "gpu", id)
 		}
 	}
-	if !changed {
-		return false
+	h.unreported = h.unreported || changed
+	return changed
+}
+
+// takeChanges returns all devices if one of them has changed since the last call;
+// nil otherwise.
+func (h *gpuHealth) takeChanges() (all []berth.GPU) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.unreported {
+		return nil
 	}
-	s.gpusDirty = true
-	for _, r := range s.ranks {
-		r.nudge()
+	h.unreported = false
+	for _, g := range h.known {
+		all = append(all, g)
 	}
-	return true
+	return all
+}
+
+// putBack undoes takeChanges: the report did not arrive.
+func (h *gpuHealth) putBack() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.unreported = true
 }

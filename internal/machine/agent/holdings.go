@@ -83,39 +83,9 @@ func held(all []kept) []berth.CachedData {
 	return largest(list)
 }
 
-// telling is what the server was told of the holdings. Its lock is the
-// supervisor's.
-type telling struct {
-	told int64     // version; 0: nothing in this session
-	next time.Time // not before
-}
-
-// tellsCache adds what is to be told of the holdings to a call, or returns when it
-// will be due; zero: once it has changed. s.mu is held.
-func (s *Supervisor) tellsCache(b *batch, now time.Time) (due time.Time) {
-	h := s.holds.now()
-	if h.version == s.telling.told {
-		return time.Time{}
-	}
-	if now.Before(s.telling.next) {
-		return s.telling.next
-	}
-	b.cache = &h
-	return time.Time{}
-}
-
-// toldCache notes that the server has taken it. What follows waits a while: it
-// may come with each job.
-func (s *Supervisor) toldCache(b batch) {
-	if b.cache != nil {
-		s.telling = telling{told: b.cache.version, next: time.Now().Add(s.cfg.Timing.CachePause)}
-	}
-}
-
-// refusedCache tells nothing of the holdings for a while: this server does not
-// take it. It may be another one by then.
-func (s *Supervisor) refusedCache() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.telling.next = time.Now().Add(s.cfg.Timing.CacheRefused)
+// holdingsSync is the state of reporting the holdings in one session. Its lock is
+// the outbox's.
+type holdingsSync struct {
+	reported int64     // version that the server has; 0: none in this session
+	next     time.Time // no report before
 }

@@ -17,7 +17,7 @@ import (
 )
 
 // inputs puts the job's inputs into folders of its own.
-func (r *rank) inputs(ctx context.Context) (*berth.Exit, error) {
+func (r *member) inputs(ctx context.Context) (*berth.Exit, error) {
 	for i, in := range r.claim.Spec.Inputs {
 		what := fmt.Sprintf("inputs[%d]", i)
 		folder, err := openShared(r.inputFolder(i))
@@ -36,7 +36,7 @@ func (r *rank) inputs(ctx context.Context) (*berth.Exit, error) {
 	return nil, nil
 }
 
-func (r *rank) input(ctx context.Context, i int, in berth.Input, p placing) error {
+func (r *member) input(ctx context.Context, i int, in berth.Input, p placing) error {
 	switch kind := in.Kind(); kind {
 	case berth.InputFolder:
 		if a, err := berth.ParseAddress(in.From); err == nil {
@@ -72,7 +72,7 @@ const changes = 3
 // elsewhere puts an input in place that the machine fetches by itself. What it
 // is now is asked for each time, so that only who may read it gets at what the
 // machine has kept of it.
-func (r *rank) elsewhere(ctx context.Context, in berth.Input, p placing) error {
+func (r *member) elsewhere(ctx context.Context, in berth.Input, p placing) error {
 	var login berth.Sensitive
 	for _, l := range r.claim.InputLogins {
 		if l.Name == in.Secret {
@@ -90,7 +90,7 @@ func (r *rank) elsewhere(ctx context.Context, in berth.Input, p placing) error {
 		}
 		var once berth.Address
 		p.content = content{kind: found.Kind, of: found.Address, fetch: func(ctx context.Context, to *os.Root) (cacheEntry, error) {
-			r.tellPhase(slow, berth.PhaseRestoring)
+			r.reports.enter(slow, berth.PhaseRestoring)
 			sum, err := found.Fetch(ctx, to, r.patiently)
 			once = sum.Address
 			return cacheEntry{Bytes: sum.Bytes, Files: sum.Files}, err
@@ -111,14 +111,14 @@ func (r *rank) elsewhere(ctx context.Context, in berth.Input, p placing) error {
 	}
 }
 
-func (r *rank) inputFolder(i int) string {
+func (r *member) inputFolder(i int) string {
 	return filepath.Join(r.scratch.dir, fmt.Sprintf("input-%d", i))
 }
 
 // inputMounts are the inputs as the container sees them. A folder of the user's
 // is the container's to change; what comes from elsewhere the machine may share
 // among containers.
-func (r *rank) inputMounts() []node.Mount {
+func (r *member) inputMounts() []node.Mount {
 	var mounts []node.Mount
 	for i, in := range r.claim.Spec.Inputs {
 		m := node.Mount{Host: r.inputFolder(i), Target: in.To, ReadOnly: in.Kind() != berth.InputFolder}
@@ -140,7 +140,7 @@ type placing struct {
 }
 
 // place puts content into a folder, from the machine's cache.
-func (r *rank) place(ctx context.Context, p placing) error {
+func (r *member) place(ctx context.Context, p placing) error {
 	entry, cached, err := r.sup.cache.use(ctx, r.claim.Tenant, p.content, func(tree *os.Root) (cacheEntry, error) {
 		// An earlier process may have come half way.
 		if err := archive.Clear(p.folder, ".berth"); err != nil {
@@ -162,13 +162,13 @@ func (r *rank) place(ctx context.Context, p placing) error {
 	}
 	f := berth.Fetched{What: p.what, Address: address, Files: entry.Files, Bytes: entry.Bytes, Cached: cached}
 	r.log.Info("content is in place", "what", f.What, "address", f.Address, "files", f.Files, "bytes", f.Bytes, "cached", cached)
-	r.tell(later, func(p *berth.RankReport) { p.Fetched = append(slices.Clone(p.Fetched), f) })
+	r.reports.edit(later, func(p *berth.RankReport) { p.Fetched = append(slices.Clone(p.Fetched), f) })
 	return nil
 }
 
 // notFetched tells what is the content's or its user's fault from what another
 // machine, or another time, may cure.
-func (r *rank) notFetched(ctx context.Context, what string, err error) (*berth.Exit, error) {
+func (r *member) notFetched(ctx context.Context, what string, err error) (*berth.Exit, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -183,9 +183,9 @@ func (r *rank) notFetched(ctx context.Context, what string, err error) (*berth.E
 }
 
 // archived is the content of an archive that the server has.
-func (r *rank) archived(a berth.Address, l archive.Limits) content {
+func (r *member) archived(a berth.Address, l archive.Limits) content {
 	return content{of: a, fetch: func(ctx context.Context, to *os.Root) (cacheEntry, error) {
-		r.tellPhase(slow, berth.PhaseRestoring)
+		r.reports.enter(slow, berth.PhaseRestoring)
 		sum, err := r.fetchArchive(ctx, to, a, l)
 		if err != nil {
 			return cacheEntry{}, fmt.Errorf("%s: %w", a.Short(), err)
@@ -199,7 +199,7 @@ func (r *rank) archived(a berth.Address, l archive.Limits) content {
 
 // fetchArchive unpacks an archive into an empty folder. A line that breaks is
 // tried again, as long as a store is waited for.
-func (r *rank) fetchArchive(ctx context.Context, to *os.Root, a berth.Address, l archive.Limits) (sum archive.Summary, err error) {
+func (r *member) fetchArchive(ctx context.Context, to *os.Root, a berth.Address, l archive.Limits) (sum archive.Summary, err error) {
 	err = r.patiently(ctx, func() error {
 		if err := archive.Clear(to, ""); err != nil {
 			return fetch.Local{Err: err}

@@ -29,7 +29,7 @@ import (
 // registers them in ascending order, so that a newer step never overtakes an
 // older one.
 type keeper struct {
-	r     *rank
+	r     *member
 	begun bool
 	done  chan struct{} // closed when the last look has been taken
 	last  int64         // steps up to here need no storing
@@ -45,7 +45,7 @@ const (
 	maxPathBytes = 1024
 )
 
-func newKeeper(r *rank) *keeper {
+func newKeeper(r *member) *keeper {
 	k := &keeper{r: r, last: -1, done: make(chan struct{}), ended: make(chan struct{}), bad: map[int64]bool{}}
 	k.seen.Store(-1)
 	for _, p := range r.claim.Restore {
@@ -128,7 +128,7 @@ func (k *keeper) store() error {
 		case k.r.ctx.Err() != nil:
 			return context.Cause(k.r.ctx)
 		case errors.Is(err, errGivenUp):
-			k.r.warn(fmt.Sprintf("checkpoint of step %d was not stored: %v", step, err))
+			k.r.reports.warn(fmt.Sprintf("checkpoint of step %d was not stored: %v", step, err))
 			return err
 		case errors.Is(err, fs.ErrNotExist):
 			k.r.log.Info("checkpoint was removed by its job before it was stored", "step", step)
@@ -137,7 +137,7 @@ func (k *keeper) store() error {
 			k.bad[step] = true
 			continue
 		case err != nil:
-			k.r.warn(fmt.Sprintf("checkpoint of step %d is refused: %v", step, err))
+			k.r.reports.warn(fmt.Sprintf("checkpoint of step %d is refused: %v", step, err))
 			k.bad[step] = true
 			continue
 		}
@@ -314,7 +314,7 @@ func (e localError) Unwrap() error { return e.err }
 // says that the work is not ours any more, or when, after the container's end,
 // it has failed for longer than the patience. A server that is away is waited
 // for: without it nothing else could be told either.
-func (r *rank) insist(what string, f func(ctx context.Context) error) error {
+func (r *member) insist(what string, f func(ctx context.Context) error) error {
 	var since time.Time
 	for wait := r.timing().backoff(); ; {
 		err := f(r.ctx)

@@ -17,7 +17,7 @@ import (
 // lookout reads the signs of life of a running container: what it says of its
 // progress, and for stall_timeout also its log, checkpoints, CPU and GPU use.
 type lookout struct {
-	r     *rank
+	r     *member
 	stamp time.Time // of the progress file as last read
 	size  int64
 	due   time.Time // of the next look at the progress file
@@ -41,7 +41,7 @@ const (
 	maxSlowdown    = 2               // the rarest looks are 1<<maxSlowdown times ProgressPoll apart
 )
 
-func newLookout(r *rank) *lookout {
+func newLookout(r *member) *lookout {
 	now := time.Now()
 	l := &lookout{r: r, last: now, looked: now}
 	l.due = now.Add(r.sup.beat.next(l.pause()))
@@ -91,12 +91,12 @@ func (l *lookout) readProgress() (changed bool) {
 		p.Message = p.Message[:maxMessage]
 	}
 	p.Message = strings.ToValidUTF8(strings.ReplaceAll(p.Message, "\x00", ""), string(utf8.RuneError))
-	if was := l.r.told(); was != nil && was.Step == p.Step && was.Total == p.Total && was.Message == p.Message {
+	if was := l.r.reports.progress(); was != nil && was.Step == p.Step && was.Total == p.Total && was.Message == p.Message {
 		return true
 	}
 	l.last = time.Now()
 	// Reports of all members of the machine are due at one instant, and travel together.
-	l.r.tell(l.r.sup.beat.next(progressReport), func(report *berth.RankReport) { report.Progress = &p })
+	l.r.reports.edit(l.r.sup.beat.next(progressReport), func(report *berth.RankReport) { report.Progress = &p })
 	return true
 }
 

@@ -20,7 +20,7 @@ import (
 // no more than the summary in its exit, and one that ended before the first
 // sample nothing at all: a cluster may run a million of them a day.
 type meter struct {
-	r     *rank
+	r     *member
 	stop  context.CancelFunc
 	done  chan struct{} // closed when sampling has ended
 	gauge cgroupstats.Gauge
@@ -39,7 +39,7 @@ const (
 	storeTries  = 3                // of the whole, at the end
 )
 
-func newMeter(r *rank) *meter {
+func newMeter(r *member) *meter {
 	return &meter{r: r, done: make(chan struct{}), storing: make(chan struct{}, 1)}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/url"
 	"strconv"
@@ -44,11 +45,11 @@ func addressToward(server *url.URL) (string, error) {
 }
 
 // gang reports whether the rank has others beside it.
-func (r *rank) gang() bool { return len(r.claim.Peers) > 1 }
+func (r *member) gang() bool { return len(r.claim.Peers) > 1 }
 
 // joinNetwork puts the container of a gang's rank on the network where it can
 // reach the others. One that this engine has for the gang alone becomes r.network.
-func (r *rank) joinNetwork(spec *node.ContainerSpec) error {
+func (r *member) joinNetwork(spec *node.ContainerSpec) error {
 	if !r.gang() {
 		return nil
 	}
@@ -66,7 +67,7 @@ func (r *rank) joinNetwork(spec *node.ContainerSpec) error {
 }
 
 // ensureNetwork makes the network of the rank's gang, unless it is there.
-func (r *rank) ensureNetwork(ctx context.Context) error {
+func (r *member) ensureNetwork(ctx context.Context) error {
 	return r.runtime().EnsureNetwork(ctx, node.Network{Name: r.network, Labels: map[string]string{
 		berth.LabelCluster: r.sup.control.clusterID(),
 		berth.LabelJob:     string(r.job),
@@ -75,7 +76,7 @@ func (r *rank) ensureNetwork(ctx context.Context) error {
 }
 
 // rendezvous is what the process needs to find the others.
-func (r *rank) rendezvous() map[string]string {
+func (r *member) rendezvous() map[string]string {
 	if !r.gang() {
 		return map[string]string{"BERTH_PEERS": "127.0.0.1:" + masterPort, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": masterPort}
 	}
@@ -93,7 +94,7 @@ func (r *rank) rendezvous() map[string]string {
 
 // leave removes the network made for the rank's gang, if it is the last one
 // there. Where that fails the sweep comes by.
-func (r *rank) leave(ctx context.Context) {
+func (r *member) leave(ctx context.Context) {
 	if r.network == "" {
 		return
 	}
@@ -103,39 +104,54 @@ func (r *rank) leave(ctx context.Context) {
 	}
 }
 
-// sweepNetworks removes, now and then, what gangs have left: networks of this
-// cluster that no container is on. Machines that share an engine do it for each
-// other, so a network must have been there for a while: between its making and
-// that of the first container on it there is a moment.
-func (s *Supervisor) sweepNetworks(ctx context.Context) {
-	if s.cfg.GangNetwork != "" || s.waitAdopted(ctx) != nil {
-		return
-	}
+// networkSweeper removes, now and then, networks of this cluster that gangs have
+// left and that no container is on. Machines that share an engine do it for each
+// other. A network is young between its creation and that of its first container, so
+// the sweeper takes only networks of a certain age.
+type networkSweeper struct {
+	runtime node.Runtime
+	cluster func() string
+	timing  Timing
+	log     *slog.Logger
+}
+
+// watch sweeps until ctx ends.
+func (w networkSweeper) watch(ctx context.Context, b beat) {
 	for {
-		if err := s.sweepNetworksOnce(ctx); err != nil && ctx.Err() == nil {
-			s.log.Warn("networks of gangs not looked through", "err", err)
+		if err := w.sweep(ctx); err != nil && ctx.Err() == nil {
+			w.log.Warn("networks of gangs not looked through", "err", err)
 		}
-		if s.beat.sleep(ctx, s.cfg.Timing.NetworkSweep) != nil {
+		if b.sleep(ctx, w.timing.NetworkSweep) != nil {
 			return
 		}
 	}
 }
 
-func (s *Supervisor) sweepNetworksOnce(ctx context.Context) error {
-	found, err := s.cfg.Runtime.Networks(ctx, map[string]string{berth.LabelCluster: s.control.clusterID()})
+func (w networkSweeper) sweep(ctx context.Context) error {
+	found, err := w.runtime.Networks(ctx, map[string]string{berth.LabelCluster: w.cluster()})
 	if err != nil {
 		return err
 	}
 	for _, n := range found {
-		if n.Labels[berth.LabelJob] == "" || time.Since(n.CreatedAt) < s.cfg.Timing.NetworkAge {
+		if n.Labels[berth.LabelJob] == "" || time.Since(n.CreatedAt) < w.timing.NetworkAge {
 			continue
 		}
-		switch err := s.cfg.Runtime.RemoveNetwork(ctx, n.Name); {
+		switch err := w.runtime.RemoveNetwork(ctx, n.Name); {
 		case err == nil:
-			s.log.Info("network of a gang that is gone was removed", "network", n.Name)
+			w.log.Info("network of a gang that is gone was removed", "network", n.Name)
 		case !errors.Is(err, node.ErrNetworkInUse):
 			return fmt.Errorf("sweep: %w", err)
 		}
 	}
 	return nil
+}
+
+// sweepNetworks sweeps networks of gangs, unless the operator has made the one that
+// gangs use.
+func (s *Supervisor) sweepNetworks(ctx context.Context) {
+	if s.cfg.GangNetwork != "" || s.waitAdopted(ctx) != nil {
+		return
+	}
+	w := networkSweeper{runtime: s.cfg.Runtime, cluster: s.control.clusterID, timing: s.cfg.Timing, log: s.log}
+	w.watch(ctx, s.beat)
 }

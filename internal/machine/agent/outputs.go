@@ -24,7 +24,7 @@ import (
 // those that were there: unstored, which the program is not to blame for, and
 // refused, which would be stored nowhere. quota is the server's text about the first
 // output that exceeds a storage quota.
-func (r *rank) storeOutputs(ctx context.Context) (unstored, refused []string, quota string) {
+func (r *member) storeOutputs(ctx context.Context) (unstored, refused []string, quota string) {
 	for _, o := range r.claim.Spec.Outputs {
 		err := r.storeOutput(ctx, o)
 		switch {
@@ -43,7 +43,7 @@ func (r *rank) storeOutputs(ctx context.Context) (unstored, refused []string, qu
 		if e, ok := errors.AsType[*berth.Error](err); ok && quota == "" && overQuota(err) {
 			quota = fmt.Sprintf("%s (%s): %s", o.Name, o.Path, e.Message)
 		}
-		r.warn(fmt.Sprintf("output %s (%s) was not stored: %v", o.Name, o.Path, err))
+		r.reports.warn(fmt.Sprintf("output %s (%s) was not stored: %v", o.Name, o.Path, err))
 	}
 	return unstored, refused, quota
 }
@@ -56,7 +56,7 @@ func outputRefused(err error) bool {
 }
 
 // storeOutput packs an output into the rank's folder, sends it and registers it.
-func (r *rank) storeOutput(ctx context.Context, o berth.Output) error {
+func (r *member) storeOutput(ctx context.Context, o berth.Output) error {
 	at := filepath.Join(r.scratch.dir, "output-"+o.Name+".tar.zst")
 	f, err := os.OpenFile(at, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -112,7 +112,7 @@ const outputStreams = 5
 
 // packOutput waits for an engine that does not answer, as long as one is waited
 // for elsewhere, and begins anew when one breaks off in the midst.
-func (r *rank) packOutput(ctx context.Context, o berth.Output, to *os.File) (archive.Summary, error) {
+func (r *member) packOutput(ctx context.Context, o berth.Output, to *os.File) (archive.Summary, error) {
 	patience, broken := time.Now().Add(r.timing().EnginePatience), 0
 	for wait := r.timing().backoff(); ; {
 		in, err := r.runtime().CopyOut(ctx, r.name(), o.Path)

@@ -3,35 +3,67 @@ package agent
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"maps"
+	"sync"
+	"time"
 
 	"berth"
 	"berth/activities/node"
 )
 
-// watchQuarantine tells the server when containers that it knows nothing of have
-// ended: only then it gives this machine work. They are never touched while they
-// run. What is left of one that has ended goes with the next registration.
-func (s *Supervisor) watchQuarantine(ctx context.Context) {
-	for s.beat.sleep(ctx, s.cfg.Timing.HealthPoll) == nil {
-		s.mu.Lock()
-		watched := maps.Clone(s.quarantine)
-		s.mu.Unlock()
-		for alloc, name := range watched {
-			c, err := s.cfg.Runtime.Inspect(ctx, name)
+// quarantine lists the containers on this machine that carry its labels and that
+// the server does not know. They run on untouched. The server gives the machine new
+// work once they have ended. All methods may be called concurrently.
+type quarantine struct {
+	runtime node.Runtime
+	outbox  *outbox
+	log     *slog.Logger
+
+	mu    sync.Mutex
+	names map[berth.AllocationID]string // of containers
+}
+
+// reset empties the list: each registration brings a new verdict.
+func (q *quarantine) reset() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.names = map[berth.AllocationID]string{}
+}
+
+func (q *quarantine) add(id berth.AllocationID, container string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.names[id] = container
+}
+
+func (q *quarantine) has(id berth.AllocationID) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.names[id] != ""
+}
+
+// watch reports the end of containers in quarantine. An ended container is removed
+// by the verdict of the next registration.
+func (q *quarantine) watch(ctx context.Context, b beat, every time.Duration) {
+	for b.sleep(ctx, every) == nil {
+		q.mu.Lock()
+		watched := maps.Clone(q.names)
+		q.mu.Unlock()
+		for id, name := range watched {
+			c, err := q.runtime.Inspect(ctx, name)
 			if errors.Is(err, node.ErrNoContainer) || err == nil && c.State == node.ContainerExited {
-				s.log.Info("a container in quarantine has ended", "container", name)
-				s.released(alloc)
+				q.log.Info("a container in quarantine has ended", "container", name)
+				q.release(id)
 			}
 		}
 	}
 }
 
-// released takes an allocation out of quarantine and has its end told.
-func (s *Supervisor) released(alloc berth.AllocationID) {
-	s.mu.Lock()
-	delete(s.quarantine, alloc)
-	s.gone[alloc] = true
-	s.mu.Unlock()
-	s.poke()
+// release takes an allocation out of quarantine and has its end reported.
+func (q *quarantine) release(id berth.AllocationID) {
+	q.mu.Lock()
+	delete(q.names, id)
+	q.mu.Unlock()
+	q.outbox.addGone(id)
 }

@@ -12,15 +12,15 @@ import (
 )
 
 // alone reports whether the rank must never have a second live container.
-func (r *rank) alone() bool { return r.claim.Spec.Execution == berth.AtMostOne }
+func (r *member) alone() bool { return r.claim.Spec.Execution == berth.AtMostOne }
 
 // listed is the rank as the deadman is told of it.
-func (r *rank) listed() deadman.Rank {
+func (r *member) listed() deadman.Rank {
 	return deadman.Rank{Name: r.name(), Container: r.container, Grace: r.grace(), Gate: r.scratch.gate()}
 }
 
 // fenceIt puts a container of at_most_one work under the fence, before it runs.
-func (r *rank) fenceIt(c node.Container) {
+func (r *member) fenceIt(c node.Container) {
 	if !r.alone() {
 		return
 	}
@@ -33,7 +33,7 @@ func (r *rank) fenceIt(c node.Container) {
 // awaitFence waits until the container may be started: the lease is fresh, and a
 // deadman will end it when it is not any more. It returns an exit where that
 // will not be.
-func (r *rank) awaitFence(patience time.Time) (*berth.Exit, error) {
+func (r *member) awaitFence(patience time.Time) (*berth.Exit, error) {
 	for {
 		err := r.sup.fence.admits(r.listed())
 		switch {
@@ -42,7 +42,7 @@ func (r *rank) awaitFence(patience time.Time) (*berth.Exit, error) {
 		case errors.Is(err, errFenced):
 			x := notStarted(berth.CauseFenced, r.fencedText())
 			return &x, nil
-		case stops(r.standing()):
+		case stops(r.orders.standing()):
 			x := notStarted(berth.CauseNotStarted, "stopped before it was started")
 			return &x, nil
 		case errors.Is(err, errNotYet):
@@ -63,13 +63,13 @@ func (r *rank) awaitFence(patience time.Time) (*berth.Exit, error) {
 // fencePoll is how often a rank looks whether it may start.
 const fencePoll = 20 * time.Millisecond
 
-func (r *rank) fencedText() string {
+func (r *member) fencedText() string {
 	return fmt.Sprintf("fenced: the control plane had not heard machine %s for %s", r.sup.cfg.Machine, berth.Duration(r.sup.fence.cfg.After))
 }
 
 // mustBeSeen checks that the deadman finds the container's processes. What it
 // cannot see it cannot end: such a container is ended now.
-func (r *rank) mustBeSeen() error {
+func (r *member) mustBeSeen() error {
 	for deadline := time.Now().Add(r.timing().EnginePatience); ; {
 		pids, err := deadman.Processes(r.container)
 		if err == nil && len(pids) > 0 {
@@ -90,7 +90,7 @@ func (r *rank) mustBeSeen() error {
 }
 
 // endSurely kills what lives of a listed container and takes it off the list.
-func (r *rank) endSurely(ctx context.Context, container string) error {
+func (r *member) endSurely(ctx context.Context, container string) error {
 	for wait := r.timing().backoff(); container != ""; {
 		n, err := deadman.Kill(container)
 		if err == nil && n == 0 {
@@ -107,7 +107,7 @@ func (r *rank) endSurely(ctx context.Context, container string) error {
 
 // concluded makes an end of at_most_one work true, whatever the engine thinks of
 // it: no process of the container lives. It notes an end that the fence made.
-func (r *rank) concluded(x berth.Exit) (berth.Exit, error) {
+func (r *member) concluded(x berth.Exit) (berth.Exit, error) {
 	if !r.alone() {
 		return x, nil
 	}
@@ -127,8 +127,8 @@ func (r *rank) concluded(x berth.Exit) (berth.Exit, error) {
 }
 
 // endFenced ends what is listed of a rank that was abandoned and cleared.
-func (r *rank) endFenced() error {
-	if !r.named {
+func (r *member) endFenced() error {
+	if !r.known {
 		return nil
 	}
 	return r.endSurely(r.sup.ctx, r.sup.fence.containerOf(r.name()))

@@ -38,15 +38,15 @@ func (c cannotFetch) Error() string { return c.err.Error() }
 func (c cannotFetch) Unwrap() error { return c.err }
 
 // restores reports whether there is, or should be, something to go on from.
-func (r *rank) restores() bool {
+func (r *member) restores() bool {
 	return r.claim.Spec.Checkpoint != nil && (len(r.claim.Restore) > 0 || r.claim.HadCheckpoint)
 }
 
 // restore puts the newest checkpoint that verifies in place and returns its
 // step. Damaged ones are reported and passed over. A job that had a checkpoint
 // and of which none verifies does not begin anew in silence: that is an exit.
-func (r *rank) restore(ctx context.Context) (*int64, *berth.Exit, error) {
-	r.tellPhase(slow, berth.PhaseRestoring)
+func (r *member) restore(ctx context.Context) (*int64, *berth.Exit, error) {
+	r.reports.enter(slow, berth.PhaseRestoring)
 	says := "every checkpoint of this job was found damaged before"
 	for _, p := range r.claim.Restore {
 		err := r.restorePoint(ctx, p)
@@ -83,7 +83,7 @@ func (r *rank) restore(ctx context.Context) (*int64, *berth.Exit, error) {
 	return nil, &x, nil
 }
 
-func (r *rank) rejectCheckpoint(ctx context.Context, p berth.RestorePoint, says string, failed bool) error {
+func (r *member) rejectCheckpoint(ctx context.Context, p berth.RestorePoint, says string, failed bool) error {
 	return r.patiently(ctx, func() error {
 		return r.sup.control.reportCheckpoint(ctx, berth.CheckpointReport{
 			Alloc: r.alloc, Job: r.job, Attempt: r.attempt, Rank: r.number, Step: p.Step, OfAttempt: p.Attempt, Bad: says, Failed: failed,
@@ -93,7 +93,7 @@ func (r *rank) rejectCheckpoint(ctx context.Context, p berth.RestorePoint, says 
 
 // patiently tries again for as long as a store that does not answer is waited
 // for. Damage and the server's refusals are final.
-func (r *rank) patiently(ctx context.Context, f func() error) error {
+func (r *member) patiently(ctx context.Context, f func() error) error {
 	until := time.Now().Add(r.timing().RestorePatience)
 	for wait := r.timing().backoff(); ; {
 		err := f()
@@ -108,7 +108,7 @@ func (r *rank) patiently(ctx context.Context, f func() error) error {
 }
 
 // restorePoint fetches and verifies one checkpoint into step-N/.
-func (r *rank) restorePoint(ctx context.Context, p berth.RestorePoint) error {
+func (r *member) restorePoint(ctx context.Context, p berth.RestorePoint) error {
 	m, err := r.manifest(ctx, p)
 	if err != nil {
 		return err
@@ -146,7 +146,7 @@ func (r *rank) restorePoint(ctx context.Context, p berth.RestorePoint) error {
 }
 
 // manifest fetches and checks the list of files.
-func (r *rank) manifest(ctx context.Context, p berth.RestorePoint) (m berth.CheckpointManifest, err error) {
+func (r *member) manifest(ctx context.Context, p berth.RestorePoint) (m berth.CheckpointManifest, err error) {
 	var body []byte
 	err = r.patiently(ctx, func() error {
 		in, size, err := r.sup.control.getObject(ctx, p.Manifest)
@@ -194,7 +194,7 @@ func localPath(p string) bool {
 }
 
 // fetch downloads one file and verifies it.
-func (r *rank) fetch(ctx context.Context, f berth.CheckpointFile) error {
+func (r *member) fetch(ctx context.Context, f berth.CheckpointFile) error {
 	root := r.scratch.checkpoint
 	name := path.Join(partial, f.Path)
 	if err := root.MkdirAll(path.Dir(name), 0o777); err != nil {
@@ -268,7 +268,7 @@ func (d *disk) Write(p []byte) (int, error) {
 
 // openFolders lets the container's user into the restored folders, whatever the
 // agent's umask is.
-func (r *rank) openFolders() error {
+func (r *member) openFolders() error {
 	root := r.scratch.checkpoint
 	var walk func(dir string) error
 	walk = func(dir string) error {

@@ -13,29 +13,30 @@ import (
 	"berth/internal/machine/deadman"
 )
 
-// scratch is a rank's folder:
+// scratch is a member's folder:
 //
-//	rank.json     what the next agent process must know
+//	rank.json     the memo for the next agent process
 //	workspace/    /workspace in the container
 //	checkpoint/   spec.checkpoint.path in the container, of a job that has one
 //	log.json      how far its log was sent
-//	use.json      what it has used so far
+//	use.json      the samples of its resource usage so far
 //
-// Of at_most_one work workspace/ is also the gate of the fence; see
+// For at_most_one work, workspace/ is also the gate of the fence; see
 // deadman.CloseGate.
 //
-// What the container writes is a stranger's: the agent reads and writes there
-// through os.Root alone, and opens regular files only.
+// The container's files are not to be trusted: the agent reads and writes below
+// workspace/ and checkpoint/ through os.Root alone, and opens regular files only.
 type scratch struct {
 	dir        string
 	workspace  *os.Root
 	checkpoint *os.Root // nil without spec.checkpoint
 }
 
-// memo is what must outlive the agent's process but not the container.
+// memo is the state of a member that outlives the agent's process, but not the
+// container.
 type memo struct {
 	Restored   *int64          `json:"restored,omitempty"`
-	Begun      bool            `json:"begun,omitempty"`    // it was about to start, no order on record
+	Begun      bool            `json:"begun,omitempty"`    // it was about to start on the claim alone
 	Intent     berth.ExitCause `json:"intent,omitempty"`   // why we began to stop it
 	IntentAt   time.Time       `json:"intent_at,omitzero"` // when that was delivered
 	IntentSays string          `json:"intent_says,omitempty"`
@@ -43,9 +44,9 @@ type memo struct {
 
 func scratchDir(state, name string) string { return filepath.Join(state, "ranks", name) }
 
-// openScratch makes the folder, with room for checkpoints if it is to have them, or opens the one that is there. Inside the
-// container any user may write: which one it runs as is the image's business.
-// Nobody else on the host gets past the state folder.
+// openScratch creates the folder, with a folder for checkpoints if wanted, or opens
+// an existing one. Inside the container any user may write, since the image chooses
+// the user. Other users of the host cannot pass the state folder.
 func openScratch(state, name string, checkpoints bool) (*scratch, error) {
 	s := &scratch{dir: scratchDir(state, name)}
 	var err error
@@ -72,8 +73,8 @@ func openScratch(state, name string, checkpoints bool) (*scratch, error) {
 	return s, nil
 }
 
-// openShared opens a folder that a container mounts. The container cannot
-// replace the folder itself, only what is in it.
+// openShared opens a folder that a container mounts. The container cannot replace
+// the folder itself, only its content.
 func openShared(path string) (*os.Root, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return nil, err
@@ -107,8 +108,8 @@ func (s *scratch) remember(m memo) error {
 	return writeJSON(filepath.Join(s.dir, "rank.json"), m)
 }
 
-// removeScratch deletes a rank's folder. A container's files may have modes
-// that keep even their removal off; root is not kept.
+// removeScratch deletes a member's folder. A container's files may have modes that
+// forbid even their removal, except to root.
 func removeScratch(state, name string) error {
 	if err := os.RemoveAll(scratchDir(state, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove scratch folder: %w", err)
@@ -116,12 +117,12 @@ func removeScratch(state, name string) error {
 	return nil
 }
 
-// sweep removes the folders of ranks that nobody knows any more: what an
-// operator confirmed dead, what a database forgot. set is the machine's full
-// set of assignments. A folder that any container of this machine may have
-// mounted stays, whatever cluster the container is of.
+// sweep removes the folders of unknown members: an operator has confirmed their end,
+// or a restored database has forgotten them. set is the machine's full set of
+// assignments. A folder stays if a container of this machine may have mounted it,
+// whichever cluster the container belongs to.
 func (s *Supervisor) sweep(ctx context.Context, set []berth.Assignment) {
-	// The folders first: one that is made after this has its rank here.
+	// The folders first: a folder that is created after this has its member here.
 	folders, err := os.ReadDir(filepath.Join(s.cfg.StateDir, "ranks"))
 	if err != nil || len(folders) == 0 {
 		return
@@ -139,9 +140,9 @@ func (s *Supervisor) sweep(ctx context.Context, set []berth.Assignment) {
 		known[berth.ContainerName(a.Job, a.Rank, a.Attempt)] = true
 	}
 	s.mu.Lock()
-	for _, r := range s.ranks {
-		p, _, _ := r.present()
-		known[berth.ContainerName(r.job, p.Rank, r.attempt)] = true
+	for _, m := range s.members {
+		p, _, _ := m.reports.present()
+		known[berth.ContainerName(m.job, p.Rank, m.attempt)] = true
 	}
 	s.mu.Unlock()
 	for _, f := range folders {

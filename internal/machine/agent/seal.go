@@ -12,7 +12,7 @@ import (
 // seal reports how the rank ended and stores what it leaves behind. An exit
 // that is quickly sealed is told together with its seal; otherwise it is told
 // first, because it sets the devices free.
-func (r *rank) seal(x berth.Exit) error {
+func (r *member) seal(x berth.Exit) error {
 	_ = failpoint.Hit("agent.exit.before")
 	r.log.Info("rank ended", "cause", x.Cause, "code", x.Code, "oom_killed", x.OOMKilled)
 	r.ended.Store(true)
@@ -30,21 +30,21 @@ func (r *rank) seal(x berth.Exit) error {
 	select {
 	case sealed = <-stored:
 	case <-together.C:
-		r.tell(0, func(p *berth.RankReport) { p.Phase, p.Exit = berth.PhaseExited, &x })
+		r.reports.edit(0, func(p *berth.RankReport) { p.Phase, p.Exit = berth.PhaseExited, &x })
 		sealed = <-stored // ends with the rank
 	}
 	if r.ctx.Err() != nil {
 		return context.Cause(r.ctx)
 	}
 	_ = failpoint.Hit("agent.seal.before")
-	r.tell(0, func(p *berth.RankReport) { p.Phase, p.Exit = berth.PhaseSealed, &sealed })
+	r.reports.edit(0, func(p *berth.RankReport) { p.Phase, p.Exit = berth.PhaseSealed, &sealed })
 	return nil
 }
 
 // storeRest waits for the log, what it used, the checkpoints and, of a rank that has done its
 // work, its outputs. It returns the exit with the names of outputs that were there
 // and are not stored.
-func (r *rank) storeRest(ctx context.Context, x berth.Exit) berth.Exit {
+func (r *member) storeRest(ctx context.Context, x berth.Exit) berth.Exit {
 	if r.shipper == nil {
 		return x
 	}

@@ -113,7 +113,7 @@ func (v vaultDir) remove(name string) error {
 }
 
 // withheld is the end of a rank whose secrets the server could not give.
-func (r *rank) withheld() *berth.Exit {
+func (r *member) withheld() *berth.Exit {
 	w := r.claim.Withheld
 	if w == nil {
 		return nil
@@ -127,7 +127,7 @@ func (r *rank) withheld() *berth.Exit {
 }
 
 // addSecrets gives the container what its job names, as the job asks for it.
-func (r *rank) addSecrets(spec *node.ContainerSpec) error {
+func (r *member) addSecrets(spec *node.ContainerSpec) error {
 	as := r.claim.Spec.SecretsAs
 	if len(r.claim.Secrets) == 0 {
 		return nil
@@ -148,7 +148,7 @@ func (r *rank) addSecrets(spec *node.ContainerSpec) error {
 }
 
 // forgetSecrets removes the files of a container that has ended.
-func (r *rank) forgetSecrets() {
+func (r *member) forgetSecrets() {
 	r.claim.Secrets, r.claim.InputLogins, r.claim.ImageLogin = nil, nil, nil
 	if err := r.sup.vault.remove(r.name()); err != nil {
 		r.log.Error("cannot remove secret files, will retry", "err", err)
@@ -156,7 +156,7 @@ func (r *rank) forgetSecrets() {
 }
 
 // login is what the image is pulled with; nil: as anybody.
-func (r *rank) login() *node.RegistryAuth {
+func (r *member) login() *node.RegistryAuth {
 	l := r.claim.ImageLogin
 	if l == nil {
 		return nil

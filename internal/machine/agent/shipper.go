@@ -28,7 +28,7 @@ const (
 // The server may have less than it had: a backup was restored. Then the reader goes
 // back to a place before what the server has, and reads on from there.
 type shipper struct {
-	r       *rank
+	r       *member
 	lines   atomic.Int64  // read of the engine, each once
 	whole   chan struct{} // closed when the whole log is stored for the first time, or given up
 	last    chan struct{} // closed when only the log is awaited
@@ -68,7 +68,7 @@ type place struct {
 	Lines  int       `json:"lines"`
 }
 
-func newShipper(r *rank) *shipper {
+func newShipper(r *member) *shipper {
 	return &shipper{
 		r: r, stored: r.claim.LogOffset, base: r.claim.LogOffset, session: r.sup.control.present(),
 		whole: make(chan struct{}), last: make(chan struct{}), done: make(chan struct{}), wasRead: make(chan struct{}),
@@ -179,7 +179,7 @@ func (s *shipper) readOn() {
 		case since.IsZero():
 			since = time.Now()
 		case time.Since(since) > s.r.timing().UploadPatience:
-			s.r.warn("the rest of the log was not read: " + err.Error())
+			s.r.reports.warn("the rest of the log was not read: " + err.Error())
 			return
 		}
 		s.r.log.Warn("log of the engine broke off; taken up again", "err", err)
@@ -200,7 +200,7 @@ func (s *shipper) line(l node.LogLine) error {
 		// The engine has thrown away what lies behind the place that the reader went
 		// back to. Those lines are lost: go on with the rest.
 		s.place.Offset = s.stored
-		s.r.warn("the container engine has thrown away a part of the log that the restored database lacks: some lines are lost")
+		s.r.reports.warn("the container engine has thrown away a part of the log that the restored database lacks: some lines are lost")
 	}
 	s.skip = 0
 	if l.At.Equal(s.place.At) {
@@ -418,7 +418,6 @@ func (s *shipper) acked(end int64) {
 	finished := s.eof
 	s.mu.Unlock()
 	notify(s.room)
-	s.r.setLogEnd(end)
 	if n > 0 && !finished {
 		_ = writeJSON(s.notes(), note) // a lost note costs reading, not lines
 	}
@@ -454,6 +453,6 @@ func (s *shipper) give(err error) {
 	s.mu.Unlock()
 	notify(s.room)
 	if errors.Is(err, errGivenUp) {
-		s.r.warn("the rest of the log was not stored: " + err.Error())
+		s.r.reports.warn("the rest of the log was not stored: " + err.Error())
 	}
 }

@@ -58,7 +58,6 @@ func (s *shipper) turnBack(end int64) {
 		s.stop()
 	}
 	s.mu.Unlock()
-	s.r.setLogEnd(end)
 	notify(s.room)
 	notify(s.again)
 }

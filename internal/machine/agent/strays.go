@@ -7,18 +7,23 @@ import (
 	"berth/activities/node"
 )
 
-// sweepStrays removes, now and then, containers that were created and never
-// started and that no rank is for. An engine makes one when its caller is gone: an
-// agent was killed in the middle of a create, and the container came after the next
-// process had registered; or an engine took longer than anybody waits. See
-// docs/adr/0034-what-a-create-leaves-behind.md for what is removed and what stays.
-func (s *Supervisor) sweepStrays(ctx context.Context) {
+// straySweeper removes containers that were created and never started and that
+// belong to no member. An engine makes one when its caller is gone: an agent was
+// killed in the middle of a create, and the container came after the next process
+// had registered; or an engine took longer than the agent waits. See
+// docs/adr/0034-what-a-create-leaves-behind.md for the containers that are removed
+// and the containers that stay.
+type straySweeper struct{ sup *Supervisor }
+
+// watch sweeps now and then, once the first session has had its verdict.
+func (w straySweeper) watch(ctx context.Context) {
+	s := w.sup
 	if s.waitAdopted(ctx) != nil {
 		return
 	}
 	var seen map[string]bool
 	for s.beat.sleep(ctx, s.cfg.Timing.StraySweep) == nil {
-		found, err := s.sweepStraysOnce(ctx, seen)
+		found, err := w.sweep(ctx, seen)
 		if err != nil && ctx.Err() == nil {
 			s.log.Warn("stray containers not removed, will look again", "err", err)
 		}
@@ -26,13 +31,11 @@ func (s *Supervisor) sweepStrays(ctx context.Context) {
 	}
 }
 
-// sweepStraysOnce removes the strays that the look before has seen too, and
-// returns the ids of all that it sees.
-func (s *Supervisor) sweepStraysOnce(ctx context.Context, before map[string]bool) (seen map[string]bool, err error) {
-	list, err := s.cfg.Runtime.Unstarted(ctx, map[string]string{
-		berth.LabelCluster: s.control.clusterID(),
-		berth.LabelMachine: string(s.cfg.Machine),
-	})
+// sweep removes the strays that the sweep before has seen too, and returns the ids
+// of all that it sees.
+func (w straySweeper) sweep(ctx context.Context, before map[string]bool) (seen map[string]bool, err error) {
+	s := w.sup
+	list, err := s.cfg.Runtime.Unstarted(ctx, s.ownLabels())
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +43,7 @@ func (s *Supervisor) sweepStraysOnce(ctx context.Context, before map[string]bool
 	var again []node.Container
 	for _, c := range list {
 		label, ok := readLabels(c)
-		if !ok || c.Name != berth.ContainerName(label.Job, label.Rank, label.Attempt) || !s.strays(label.Alloc) {
+		if !ok || c.Name != berth.ContainerName(label.Job, label.Rank, label.Attempt) || !s.isStray(label.Alloc) {
 			continue
 		}
 		seen[c.ID] = true
@@ -51,8 +54,8 @@ func (s *Supervisor) sweepStraysOnce(ctx context.Context, before map[string]bool
 	if len(again) == 0 {
 		return seen, nil
 	}
-	// The set is asked for after the list was made: what the server wants of this
-	// machine, and what it may yet judge, is in it.
+	// The set is read after the list. So it has every allocation of the list that the
+	// server still wants of this machine, or has yet to judge.
 	set, err := s.control.assignments(ctx)
 	if err != nil {
 		return seen, err
@@ -69,25 +72,25 @@ func (s *Supervisor) sweepStraysOnce(ctx context.Context, before map[string]bool
 	return seen, nil
 }
 
-// strays reports whether an allocation is neither a rank's nor in quarantine.
-func (s *Supervisor) strays(id berth.AllocationID) bool {
+// isStray reports whether an allocation has no member here and is not in quarantine.
+func (s *Supervisor) isStray(id berth.AllocationID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.ranks[id] == nil && s.quarantine[id] == ""
+	return s.members[id] == nil && !s.quarantine.has(id)
 }
 
-// removeStray ends what never began as a rank that is abandoned at once, which
-// takes its folder, its secrets and its network along. It does nothing if the
-// allocation has got a rank meanwhile.
+// removeStray runs a stray container as a member that is abandoned at once, which
+// also removes its folder, its secrets and its network. It does nothing if the
+// allocation has got a member meanwhile.
 func (s *Supervisor) removeStray(c node.Container, label berth.ContainerSeen) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ranks[label.Alloc] != nil || s.quarantine[label.Alloc] != "" {
+	if s.members[label.Alloc] != nil || s.quarantine.has(label.Alloc) {
 		return
 	}
-	s.log.Warn("stray container removed", "container", c.Name, "job_id", label.Job, "attempt", label.Attempt, "alloc", label.Alloc)
-	r := newRank(s, label.Alloc, label.Job, label.Rank, label.Attempt)
-	r.adopts, r.named, r.network = true, true, c.Labels[berth.LabelNetwork]
-	r.abandon()
-	s.start(r)
+	s.log.Warn("stray container removed", "container", c.Name,
+		"job_id", label.Job, "attempt", label.Attempt, "alloc", label.Alloc)
+	m := s.adopted(label, c.Labels[berth.LabelNetwork])
+	m.abandon()
+	s.start(m)
 }

@@ -6,16 +6,15 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"time"
 
 	"berth"
 	"berth/activities/node"
 	"berth/internal/machine/fetch"
 )
 
-// Supervisor owns the containers of this machine: one rank each, from claim to
-// gone. It outlives sessions. All methods may be called
-// concurrently.
+// Supervisor schedules the members of this machine: it starts one goroutine for
+// each allocation, and passes orders and verdicts on. It outlives sessions. All
+// methods may be called concurrently.
 type Supervisor struct {
 	cfg     Config
 	log     *slog.Logger
@@ -23,68 +22,52 @@ type Supervisor struct {
 	fence   *fence
 	cache   *cache
 	images  *images
-	holds   *holdings // of both
 	sources *fetch.Sources
 	vault   vaultDir
 	health  *engineHealth
+	gpus    *gpuHealth
+	outbox  *outbox
+	turns   turns
 	beat    beat            // of all periodic work
 	ctx     context.Context // ends when the agent stops; containers stay
 	stop    context.CancelCauseFunc
-	all     sync.WaitGroup // one for each rank
+	all     sync.WaitGroup // one for each member
 
-	adopted     chan struct{} // closed when the first session's verdict is carried out
-	adoptedOnce sync.Once
+	adoption     chan struct{} // closed when the first session's verdict is carried out
+	adoptionOnce sync.Once
 
-	mu    sync.Mutex
-	ranks map[berth.AllocationID]*rank
-	gone  map[berth.AllocationID]bool // confirmed gone here, to be told
-	// Containers by name that the server knows nothing of: watched, and left.
-	quarantine map[berth.AllocationID]string
-	engine     node.RuntimeInfo
+	quarantine *quarantine
 
-	gpus      map[string]berth.GPU // as last seen, by UUID
-	gpusDirty bool
-	telling   telling // of the holdings
-
-	wake  chan struct{} // a report is, or will be, due
-	turns chan struct{} // see turn
+	mu      sync.Mutex // held while the set of members is read and changed
+	members map[berth.AllocationID]*member
 }
 
-func newSupervisor(cfg Config, c *control, f *fence, kept *cache, has *images, log *slog.Logger) *Supervisor {
+func newSupervisor(
+	cfg Config, c *control, f *fence, kept *cache, has *images, log *slog.Logger,
+) *Supervisor {
 	ctx, stop := context.WithCancelCause(context.Background())
+	gpus := newGPUHealth(cfg.GPUs, log)
 	s := &Supervisor{
-		cfg: cfg, log: log, control: c, fence: f, cache: kept, images: has, holds: kept.holds, vault: openVaultDir(cfg.StateDir, inMemory), ctx: ctx, stop: stop,
-		sources: fetch.Open(fetch.Options{Policy: cfg.InputNetworks, Roots: cfg.InputRoots, Volumes: cfg.Volumes, Own: []string{cfg.StateDir}}),
-		health:  &engineHealth{runtime: cfg.Runtime, patience: cfg.Timing.ProbePatience, log: log},
-		beat:    newBeat(),
-		adopted: make(chan struct{}),
-		ranks:   map[berth.AllocationID]*rank{},
-		gone:    map[berth.AllocationID]bool{},
-		gpus:    map[string]berth.GPU{},
-		wake:    make(chan struct{}, 1),
-		turns:   make(chan struct{}, abreast),
+		cfg: cfg, log: log, control: c, fence: f, cache: kept, images: has,
+		vault: openVaultDir(cfg.StateDir, inMemory),
+		sources: fetch.Open(fetch.Options{
+			Policy: cfg.InputNetworks, Roots: cfg.InputRoots, Volumes: cfg.Volumes, Own: []string{cfg.StateDir},
+		}),
+		health: &engineHealth{runtime: cfg.Runtime, patience: cfg.Timing.ProbePatience, log: log},
+		gpus:   gpus,
+		outbox: newOutbox(cfg.Timing, kept.holds, gpus, log),
+		turns:  make(turns, abreast),
+		beat:   newBeat(),
+		ctx:    ctx, stop: stop,
+		adoption: make(chan struct{}),
+		members:  map[berth.AllocationID]*member{},
 	}
-	s.holds.changed = s.poke
+	s.quarantine = &quarantine{runtime: cfg.Runtime, outbox: s.outbox, log: log}
+	kept.holds.changed = s.outbox.poke
 	return s
 }
 
-// abreast is how many containers the engine makes or starts at a time. It does
-// not get faster with more of them: they wait for each other in its networks and
-// storage, and whatever else is asked of it waits with them.
-const abreast = 8
-
-// turn waits until the engine has time for one more container to be made or
-// started. done gives the turn back.
-func (s *Supervisor) turn(ctx context.Context) (done func(), err error) {
-	select {
-	case s.turns <- struct{}{}:
-		return func() { <-s.turns }, nil
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-}
-
-// close lets go of every container and waits for the ranks' goroutines.
+// close ends the goroutines of all members and waits for them. Containers stay.
 func (s *Supervisor) close() {
 	s.stop(errAgentStops)
 	s.log.Info("agent stops, containers stay")
@@ -94,46 +77,65 @@ func (s *Supervisor) close() {
 
 func (s *Supervisor) waitAdopted(ctx context.Context) error {
 	select {
-	case <-s.adopted:
+	case <-s.adoption:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-// takeUp begins a rank that may be ours: its claim tells. s.mu is held.
-func (s *Supervisor) takeUp(alloc berth.AllocationID, job berth.JobID, attempt int) {
-	s.start(newRank(s, alloc, job, 0, attempt))
+// start runs a member. s.mu is held.
+func (s *Supervisor) start(m *member) {
+	s.members[m.alloc] = m
+	s.outbox.add(m.alloc, m.reports)
+	s.all.Go(m.run)
 }
 
-// start runs a rank; s.mu is held.
-func (s *Supervisor) start(r *rank) {
-	s.ranks[r.alloc] = r
-	s.all.Go(func() { r.run() })
-}
-
-// finished takes a rank off the books: nothing of it is left here.
-func (s *Supervisor) finished(r *rank) {
+// finished removes a member that has left nothing on this machine.
+func (s *Supervisor) finished(m *member) {
 	s.mu.Lock()
-	if s.ranks[r.alloc] == r {
-		delete(s.ranks, r.alloc)
+	defer s.mu.Unlock()
+	if s.members[m.alloc] == m {
+		delete(s.members, m.alloc)
 	}
-	s.gone[r.alloc] = true
-	s.mu.Unlock()
-	s.poke()
+	s.outbox.drop(m.alloc, m.reports)
+	s.outbox.addGone(m.alloc)
 }
 
-// findContainers lists what carries our labels.
-func (s *Supervisor) findContainers(ctx context.Context) ([]node.Container, error) {
-	return s.cfg.Runtime.List(ctx, map[string]string{
-		berth.LabelCluster: s.control.clusterID(),
-		berth.LabelMachine: string(s.cfg.Machine),
+// nudgeAll makes every member look at its orders and its devices again.
+func (s *Supervisor) nudgeAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range s.members {
+		m.orders.nudge()
+	}
+}
+
+// watchGPUs reports changes of the devices' health at once and wakes the members,
+// which may use them.
+func (s *Supervisor) watchGPUs(ctx context.Context) {
+	s.gpus.watch(ctx, s.beat, s.cfg.Timing.HealthPoll, func() {
+		s.nudgeAll()
+		s.outbox.poke()
 	})
 }
 
-// seen is the full list for a registration: what the engine has, and what this
-// process is about to make. What is not claimed yet will be, or not, on the new
-// session's terms.
+// ownLabels are the labels of this machine's containers.
+func (s *Supervisor) ownLabels() map[string]string {
+	return map[string]string{
+		berth.LabelCluster: s.control.clusterID(),
+		berth.LabelMachine: string(s.cfg.Machine),
+	}
+}
+
+// findContainers lists this machine's containers.
+func (s *Supervisor) findContainers(ctx context.Context) ([]node.Container, error) {
+	return s.cfg.Runtime.List(ctx, s.ownLabels())
+}
+
+// seen returns the full list for a registration: the engine's containers, and the
+// ones that this process is about to create. Members without a claim are left out:
+// they will claim, or not, on the new session's terms.
 func (s *Supervisor) seen(found []node.Container) []berth.ContainerSeen {
 	list := make([]berth.ContainerSeen, 0, len(found))
 	listed := map[berth.AllocationID]bool{}
@@ -145,9 +147,9 @@ func (s *Supervisor) seen(found []node.Container) []berth.ContainerSeen {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for id, r := range s.ranks {
-		if p, _, _ := r.present(); !listed[id] && p.Phase != berth.PhaseNone {
-			list = append(list, berth.ContainerSeen{Alloc: id, Job: r.job, Rank: p.Rank, Attempt: r.attempt})
+	for id, m := range s.members {
+		if p, _, _ := m.reports.present(); !listed[id] && p.Phase != berth.PhaseNone {
+			list = append(list, berth.ContainerSeen{Alloc: id, Job: m.job, Rank: p.Rank, Attempt: m.attempt})
 		}
 	}
 	return list
@@ -165,17 +167,24 @@ func readLabels(c node.Container) (berth.ContainerSeen, bool) {
 	}, ok
 }
 
-// adopt carries out a registration's verdict: what must go is killed, the rest
-// is watched.
+// adopted returns a member for a container that an earlier process created.
+func (s *Supervisor) adopted(label berth.ContainerSeen, network string) *member {
+	m := newMember(s, label.Alloc, label.Job, label.Rank, label.Attempt)
+	m.adopts, m.known, m.network = true, true, network
+	return m
+}
+
+// adopt carries out a registration's verdict: condemned containers are killed,
+// unknown ones go into quarantine, and all others get a member.
 func (s *Supervisor) adopt(found []node.Container, kill, quarantine []berth.AllocationID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.quarantine = map[berth.AllocationID]string{}
+	s.quarantine.reset()
 	condemned := map[berth.AllocationID]bool{}
 	for _, id := range kill {
 		condemned[id] = true
-		if r := s.ranks[id]; r != nil {
-			r.abandon()
+		if m := s.members[id]; m != nil {
+			m.abandon()
 		}
 	}
 	for _, c := range found {
@@ -186,179 +195,25 @@ func (s *Supervisor) adopt(found []node.Container, kill, quarantine []berth.Allo
 		}
 		if slices.Contains(quarantine, seen.Alloc) {
 			s.log.Error("server does not know a container, leaving it running", "container", c.Name)
-			s.quarantine[seen.Alloc] = c.Name
-			if r := s.ranks[seen.Alloc]; r != nil {
-				delete(s.ranks, seen.Alloc) // at once: the id may be another job's by now
-				r.disown()
+			s.quarantine.add(seen.Alloc, c.Name)
+			if m := s.members[seen.Alloc]; m != nil {
+				delete(s.members, seen.Alloc) // at once: the id may be another job's by now
+				s.outbox.drop(seen.Alloc, m.reports)
+				m.disown()
 			}
 			continue
 		}
-		if s.ranks[seen.Alloc] != nil {
+		if s.members[seen.Alloc] != nil {
 			continue
 		}
-		r := newRank(s, seen.Alloc, seen.Job, seen.Rank, seen.Attempt)
-		r.adopts, r.named, r.network = true, true, c.Labels[berth.LabelNetwork]
+		m := s.adopted(seen, c.Labels[berth.LabelNetwork])
 		if condemned[seen.Alloc] {
 			s.log.Warn("container is nobody's work any more and goes", "container", c.Name)
-			r.abandon()
+			m.abandon()
 		} else {
 			s.log.Info("container adopted", "container", c.Name, "state", c.State)
 		}
-		s.start(r)
+		s.start(m)
 	}
-	s.adoptedOnce.Do(func() { close(s.adopted) })
-}
-
-func (s *Supervisor) noteEngine(info node.RuntimeInfo) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.engine = info
-}
-
-// keepsContainers reports whether containers outlive the engine.
-func (s *Supervisor) keepsContainers() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.engine.LiveRestore
-}
-
-// poke wakes the reporter.
-func (s *Supervisor) poke() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
-
-// batch is what one call reports.
-type batch struct {
-	reports  []berth.RankReport
-	versions []int64
-	gone     []berth.AllocationID
-	gpus     []berth.GPU
-	cache    *holding // nil: as told before
-}
-
-// request is the call that reports it.
-func (b batch) request() berth.SyncRequest {
-	r := berth.SyncRequest{Reports: b.reports, Gone: b.gone, GPUs: b.gpus, Brief: true}
-	if b.cache != nil {
-		r.Cache = &berth.CacheReport{Holds: b.cache.list}
-	}
-	return r
-}
-
-// maxReports bounds one call.
-const maxReports = 256
-
-// nextReports waits until something is due and returns it all.
-func (s *Supervisor) nextReports(ctx context.Context) (batch, error) {
-	for {
-		b, due := s.collect(time.Now())
-		if len(b.reports)+len(b.gone)+len(b.gpus) > 0 || b.cache != nil {
-			return b, nil
-		}
-		wait := time.Minute
-		if !due.IsZero() {
-			wait = time.Until(due)
-		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-s.wake:
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return batch{}, ctx.Err()
-		}
-		timer.Stop()
-	}
-}
-
-// together is how much sooner than due a report is sent along with one that is due:
-// the reports of one beat differ by the time that members take to write them.
-const together = 50 * time.Millisecond
-
-// collect takes what is due now, and tells when the next report will be.
-func (s *Supervisor) collect(now time.Time) (b batch, due time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	due = s.earliest()
-	if !due.IsZero() && !due.After(now) {
-		due = time.Time{}
-		for _, r := range s.ranks {
-			report, version, at := r.present()
-			if !at.IsZero() && !at.After(now.Add(together)) && len(b.reports) < maxReports {
-				b.reports = append(b.reports, report)
-				b.versions = append(b.versions, version)
-			}
-		}
-	}
-	for id := range s.gone {
-		b.gone = append(b.gone, id)
-	}
-	if s.gpusDirty {
-		for _, g := range s.gpus {
-			b.gpus = append(b.gpus, g)
-		}
-		s.gpusDirty = false
-	}
-	if at := s.tellsCache(&b, now); !at.IsZero() && (due.IsZero() || at.Before(due)) {
-		due = at
-	}
-	return b, due
-}
-
-// earliest returns when the first report is due; zero: none will be. s.mu is held.
-func (s *Supervisor) earliest() (due time.Time) {
-	for _, r := range s.ranks {
-		if at := r.dueAt(); !at.IsZero() && (due.IsZero() || at.Before(due)) {
-			due = at
-		}
-	}
-	return due
-}
-
-// delivered notes what the server has taken. What its database refuses is told
-// again after a while, or when there is something else to tell: it holds up no
-// other rank.
-func (s *Supervisor) delivered(b batch, refused []berth.Refused) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	no := map[berth.AllocationID]bool{}
-	for _, f := range refused {
-		no[f.Alloc] = true
-		s.log.Error("server refused a member report", "alloc", f.Alloc, "why", f.Detail)
-	}
-	for i, p := range b.reports {
-		switch r := s.ranks[p.Alloc]; {
-		case r == nil:
-		case no[p.Alloc]:
-			r.postpone(s.cfg.Timing.RefusedPause)
-		default:
-			r.reported(p, b.versions[i])
-		}
-	}
-	for _, id := range b.gone {
-		delete(s.gone, id)
-	}
-	s.toldCache(b)
-}
-
-// undelivered keeps what has no version of its own; reports stay due.
-func (s *Supervisor) undelivered(b batch) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.gpusDirty = s.gpusDirty || len(b.gpus) > 0
-}
-
-// reportAgain makes every rank's present state due, and what the machine holds: a
-// new session may know less than the one before.
-func (s *Supervisor) reportAgain() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.telling = telling{}
-	for _, r := range s.ranks {
-		r.reportAgain()
-	}
-	s.poke()
+	s.adoptionOnce.Do(func() { close(s.adoption) })
 }

@@ -11,37 +11,20 @@ import (
 	"berth/internal/lib/tracing"
 )
 
-// key names a span of the rank, for whichever process of this agent makes it.
-func (r *rank) key(name string) tracing.Key {
-	return tracing.Key{Job: r.job, Attempt: r.attempt, Alloc: r.alloc, Name: name}
-}
-
 // traced begins a span of something that the rank does, under that of the rank
 // as a whole.
-func (r *rank) traced(ctx context.Context, name string, about ...attribute.KeyValue) (context.Context, *tracing.Span) {
+func (r *member) traced(ctx context.Context, name string, about ...attribute.KeyValue) (context.Context, *tracing.Span) {
 	t := r.sup.cfg.Traces
 	if t == nil {
 		return ctx, nil
 	}
 	ctx, span := t.Start(t.Under(ctx, r.key("rank")), name, about...)
-	span.Set(r.about()...)
+	span.Set(r.attributes()...)
 	return ctx, span
 }
 
-// about is what each span of the rank says. Its number is known after the claim.
-func (r *rank) about() []attribute.KeyValue {
-	about := []attribute.KeyValue{
-		attribute.String("berth.job_id", string(r.job)), attribute.Int("berth.attempt", r.attempt),
-		attribute.Int64("berth.alloc", int64(r.alloc)), attribute.String("berth.machine", string(r.sup.cfg.Machine)),
-	}
-	if r.named {
-		about = append(about, attribute.Int("berth.rank", r.number))
-	}
-	return about
-}
-
 // part is the span of a part of the preparation.
-func (r *rank) part(ctx context.Context, name string, f func(context.Context) (*berth.Exit, error)) (*berth.Exit, error) {
+func (r *member) part(ctx context.Context, name string, f func(context.Context) (*berth.Exit, error)) (*berth.Exit, error) {
 	ctx, span := r.traced(ctx, name)
 	exit, err := f(ctx)
 	span.End(faultOf(ctx, exit, err))
@@ -67,15 +50,15 @@ func faultOf(ctx context.Context, exit *berth.Exit, err error) string {
 }
 
 // tellRun tells how long the container ran.
-func (r *rank) tellRun(x berth.Exit) {
+func (r *member) tellRun(x berth.Exit) {
 	if t := r.sup.cfg.Traces; t.Tells(r.job) {
-		t.Tell(r.key("run"), r.key("rank"), tracing.Past{Start: x.StartedAt, End: x.FinishedAt, About: append(r.about(), aboutExit(x)...), Fault: exitFault(x)})
+		t.Tell(r.key("run"), r.key("rank"), tracing.Past{Start: x.StartedAt, End: x.FinishedAt, About: append(r.attributes(), aboutExit(x)...), Fault: exitFault(x)})
 	}
 }
 
 // tellRank tells of the rank as a whole, now that its end is on record. One that
 // was adopted began before this process did.
-func (r *rank) tellRank(x berth.Exit) {
+func (r *member) tellRank(x berth.Exit) {
 	t := r.sup.cfg.Traces
 	if !t.Tells(r.job) {
 		return
@@ -85,7 +68,7 @@ func (r *rank) tellRank(x berth.Exit) {
 		began = x.StartedAt
 	}
 	t.Tell(r.key("rank"), tracing.AttemptKey(r.job, r.attempt),
-		tracing.Past{Start: began, End: time.Now(), About: append(r.about(), aboutExit(x)...), Fault: exitFault(x)})
+		tracing.Past{Start: began, End: time.Now(), About: append(r.attributes(), aboutExit(x)...), Fault: exitFault(x)})
 }
 
 func aboutExit(x berth.Exit) []attribute.KeyValue {

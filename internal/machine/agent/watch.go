@@ -52,8 +52,8 @@ type ending struct {
 
 // watch follows a started container to its end: it carries out orders, keeps
 // the job's own limits, and collects evidence.
-func (r *rank) watch() (berth.Exit, error) {
-	r.tellPhase(0, berth.PhaseRunning) // at once: the job is running by this report
+func (r *member) watch() (berth.Exit, error) {
+	r.reports.enter(0, berth.PhaseRunning) // at once: the job is running by this report
 	r.log.Info("rank runs")
 	r.shipper.begin()
 	r.meter = newMeter(r)
@@ -80,7 +80,7 @@ func (r *rank) watch() (berth.Exit, error) {
 			x.Measured = r.meter.end()
 			r.tellRun(x)
 			return x, nil
-		case <-r.kick:
+		case <-r.orders.kick:
 		case <-timer.C:
 			look.readIfDue(time.Now())
 		case <-r.ctx.Done():
@@ -94,7 +94,7 @@ func (r *rank) watch() (berth.Exit, error) {
 
 // awaitEnd waits for the container's end, whatever becomes of the engine
 // meanwhile.
-func (r *rank) awaitEnd() ending {
+func (r *member) awaitEnd() ending {
 	var lostAt time.Time
 	for wait := r.timing().backoff(); ; {
 		c, err := r.runtime().Wait(r.ctx, r.name())
@@ -121,16 +121,16 @@ func (r *rank) awaitEnd() ending {
 }
 
 // steer does what is due now and returns when to look again.
-func (r *rank) steer(look *lookout) time.Duration {
-	now, o, f := time.Now(), r.standing(), &r.fate
+func (r *member) steer(look *lookout) time.Duration {
+	now, o, f := time.Now(), r.orders.standing(), &r.fate
 	spec := r.claim.Spec
 	if f.stage < dies && o.Kill {
 		r.intend(berth.CauseOrdered, "killed by order")
 		f.stage, f.killBy, f.again = terminates, now, time.Time{}
 	}
 	if f.stage == runs {
-		limit := r.limit()
-		switch fault := r.sup.deviceFault(r.claim.GPUs); {
+		limit := r.orders.runLimit()
+		switch fault := r.sup.gpus.fault(r.claim.GPUs); {
 		case o.Stop || o.Checkpoint:
 			r.stop(now, berth.CauseOrdered, "stopped by order", o.Grace(), o.Checkpoint)
 		case limit > 0 && now.Sub(f.begun) >= limit:
@@ -149,7 +149,7 @@ func (r *rank) steer(look *lookout) time.Duration {
 	}
 	switch f.stage {
 	case runs:
-		if limit := r.limit(); limit > 0 {
+		if limit := r.orders.runLimit(); limit > 0 {
 			soon(f.begun.Add(limit))
 		}
 		if !f.nextSave.IsZero() && !now.Before(f.nextSave) {
@@ -170,7 +170,7 @@ func (r *rank) steer(look *lookout) time.Duration {
 			r.signal("SIGKILL")
 			if !f.deaf && now.Sub(f.killBy) > deafAfter {
 				f.deaf = true
-				r.warn("SIGKILL does not end it: it keeps what it holds until an operator has looked at machine " + string(r.sup.cfg.Machine))
+				r.reports.warn("SIGKILL does not end it: it keeps what it holds until an operator has looked at machine " + string(r.sup.cfg.Machine))
 			}
 		case f.stage == terminates && !f.again.IsZero() && !now.Before(f.again):
 			r.terminate(now)
@@ -186,7 +186,7 @@ func (r *rank) steer(look *lookout) time.Duration {
 
 // stop begins to stop the container for a cause: with save, by the signal that
 // makes it write a checkpoint, then SIGTERM; SIGKILL after grace.
-func (r *rank) stop(now time.Time, cause berth.ExitCause, says string, grace time.Duration, save bool) {
+func (r *member) stop(now time.Time, cause berth.ExitCause, says string, grace time.Duration, save bool) {
 	r.intend(cause, says)
 	f := &r.fate
 	f.killBy = now.Add(grace)
@@ -200,7 +200,7 @@ func (r *rank) stop(now time.Time, cause berth.ExitCause, says string, grace tim
 }
 
 // terminate sends SIGTERM. If that fails it is sent again.
-func (r *rank) terminate(now time.Time) {
+func (r *member) terminate(now time.Time) {
 	f := &r.fate
 	f.stage, f.again = terminates, time.Time{}
 	if !r.signal("SIGTERM") {
@@ -210,7 +210,7 @@ func (r *rank) terminate(now time.Time) {
 
 // intend notes why the container is about to be stopped, the first time, and so
 // that a later process knows it too.
-func (r *rank) intend(cause berth.ExitCause, says string) {
+func (r *member) intend(cause berth.ExitCause, says string) {
 	f := &r.fate
 	if f.cause != "" {
 		return
@@ -224,7 +224,7 @@ func (r *rank) intend(cause berth.ExitCause, says string) {
 	}
 }
 
-func (r *rank) signal(name string) bool {
+func (r *member) signal(name string) bool {
 	ctx, cancel := context.WithTimeout(r.ctx, signalLimit)
 	defer cancel()
 	_ = failpoint.Hit("agent.stop.before")
@@ -238,7 +238,7 @@ func (r *rank) signal(name string) bool {
 }
 
 // evidence is the exit as the agent saw it.
-func (r *rank) evidence(e ending) berth.Exit {
+func (r *member) evidence(e ending) berth.Exit {
 	f, c := r.fate, e.container
 	if e.vanished {
 		return berth.Exit{
@@ -254,7 +254,7 @@ func (r *rank) evidence(e ending) berth.Exit {
 	if f.cause == "" && (c.ExitCode != 0 || r.isIncomplete()) {
 		engine = r.engineFault(e)
 	}
-	switch fault := r.sup.deviceFault(r.claim.GPUs); {
+	switch fault := r.sup.gpus.fault(r.claim.GPUs); {
 	case f.cause != "" && !c.FinishedAt.Before(f.at):
 		x.Cause, x.Message = f.cause, f.says
 	case engine != "":
@@ -267,24 +267,18 @@ func (r *rank) evidence(e ending) berth.Exit {
 		x.Xid = r.applicationXid(c)
 	}
 	if c.OOMKilled && c.ExitCode == 0 {
-		r.warn("a process of it was killed for want of memory, and it exited 0 all the same")
+		r.reports.warn("a process of it was killed for want of memory, and it exited 0 all the same")
 	}
 	return x
 }
 
-func (r *rank) isComplete() bool {
-	p := r.told()
+func (r *member) isComplete() bool {
+	p := r.reports.progress()
 	return p != nil && p.Total > 0 && p.Step >= p.Total
 }
 
 // isIncomplete: it has told its progress, and that is not the end.
-func (r *rank) isIncomplete() bool {
-	p := r.told()
+func (r *member) isIncomplete() bool {
+	p := r.reports.progress()
 	return p != nil && p.Total > 0 && p.Step < p.Total
-}
-
-func (r *rank) told() *berth.Progress {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.report.Progress
 }

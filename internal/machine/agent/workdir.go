@@ -13,7 +13,7 @@ import (
 
 // workdir puts the job's own copy of its code into /workspace. It returns an
 // exit if the rank cannot begin.
-func (r *rank) workdir(ctx context.Context) (*berth.Exit, error) {
+func (r *member) workdir(ctx context.Context) (*berth.Exit, error) {
 	a, err := berth.ParseAddress(r.claim.Spec.Workdir)
 	if err != nil {
 		return nil, nil // it has none

@@ -1,0 +1,213 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"berth"
+)
+
+// outbox collects what the machine has to report: the due reports of members,
+// allocations with nothing left here, changes of GPUs, and the machine's holdings.
+// One goroutine sends it, one call at a time, so changes of the meantime travel
+// together. All methods may be called concurrently.
+type outbox struct {
+	timing Timing
+	holds  *holdings
+	gpus   *gpuHealth
+	log    *slog.Logger
+	wake   chan struct{} // holds one token: something is, or will be, due
+
+	mu      sync.Mutex
+	members map[berth.AllocationID]*reporter
+	gone    map[berth.AllocationID]bool // nothing of them is left here; to be reported
+	sync    holdingsSync
+}
+
+func newOutbox(timing Timing, holds *holdings, gpus *gpuHealth, log *slog.Logger) *outbox {
+	return &outbox{
+		timing: timing, holds: holds, gpus: gpus, log: log, wake: make(chan struct{}, 1),
+		members: map[berth.AllocationID]*reporter{}, gone: map[berth.AllocationID]bool{},
+	}
+}
+
+// poke wakes the sender to collect again.
+func (o *outbox) poke() { notify(o.wake) }
+
+// add has a member's reports sent from now on.
+func (o *outbox) add(id berth.AllocationID, r *reporter) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.members[id] = r
+}
+
+// drop sends no report of a member any more. It changes nothing if the allocation
+// has another member by now.
+func (o *outbox) drop(id berth.AllocationID, r *reporter) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.members[id] == r {
+		delete(o.members, id)
+	}
+}
+
+// addGone has the server told that nothing of an allocation is left here.
+func (o *outbox) addGone(id berth.AllocationID) {
+	o.mu.Lock()
+	o.gone[id] = true
+	o.mu.Unlock()
+	o.poke()
+}
+
+// isGone reports whether the server has yet to hear that the allocation is gone.
+func (o *outbox) isGone(id berth.AllocationID) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.gone[id]
+}
+
+// batch is the content of one call.
+type batch struct {
+	reports  []berth.RankReport
+	versions []int64
+	gone     []berth.AllocationID
+	gpus     []berth.GPU
+	cache    *holding // nil: as in the last report
+}
+
+// request returns the call that reports the batch.
+func (b batch) request() berth.SyncRequest {
+	r := berth.SyncRequest{Reports: b.reports, Gone: b.gone, GPUs: b.gpus, Brief: true}
+	if b.cache != nil {
+		r.Cache = &berth.CacheReport{Holds: b.cache.list}
+	}
+	return r
+}
+
+// maxReports bounds one call.
+const maxReports = 256
+
+// next waits until something is due and returns all that is.
+func (o *outbox) next(ctx context.Context) (batch, error) {
+	for {
+		b, due := o.collect(time.Now())
+		if len(b.reports)+len(b.gone)+len(b.gpus) > 0 || b.cache != nil {
+			return b, nil
+		}
+		wait := time.Minute
+		if !due.IsZero() {
+			wait = time.Until(due)
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-o.wake:
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return batch{}, ctx.Err()
+		}
+		timer.Stop()
+	}
+}
+
+// together is how much sooner than due a report travels with one that is due: the
+// reports of one beat differ by the time that members take to write them.
+const together = 50 * time.Millisecond
+
+// collect takes what is due now, and returns when the next report will be.
+func (o *outbox) collect(now time.Time) (b batch, due time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	due = o.earliest()
+	if !due.IsZero() && !due.After(now) {
+		due = time.Time{}
+		for _, r := range o.members {
+			report, version, at := r.present()
+			if !at.IsZero() && !at.After(now.Add(together)) && len(b.reports) < maxReports {
+				b.reports = append(b.reports, report)
+				b.versions = append(b.versions, version)
+			}
+		}
+	}
+	for id := range o.gone {
+		b.gone = append(b.gone, id)
+	}
+	b.gpus = o.gpus.takeChanges()
+	h := o.holds.now()
+	switch {
+	case h.version == o.sync.reported:
+	case !now.Before(o.sync.next):
+		b.cache = &h
+	case due.IsZero() || o.sync.next.Before(due):
+		due = o.sync.next
+	}
+	return b, due
+}
+
+// earliest returns when the first report is due; zero: none will be. o.mu is held.
+func (o *outbox) earliest() (due time.Time) {
+	for _, r := range o.members {
+		if at := r.dueAt(); !at.IsZero() && (due.IsZero() || at.Before(due)) {
+			due = at
+		}
+	}
+	return due
+}
+
+// delivered notes that the server has taken a batch. A report that its database
+// refuses is sent again after a while, or together with the member's next one: it
+// delays no other member.
+func (o *outbox) delivered(b batch, refused []berth.Refused) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	no := map[berth.AllocationID]bool{}
+	for _, f := range refused {
+		no[f.Alloc] = true
+		o.log.Error("server refused a member report", "alloc", f.Alloc, "why", f.Detail)
+	}
+	for i, p := range b.reports {
+		switch r := o.members[p.Alloc]; {
+		case r == nil:
+		case no[p.Alloc]:
+			r.postpone(o.timing.RefusedPause)
+		default:
+			r.delivered(p, b.versions[i])
+		}
+	}
+	for _, id := range b.gone {
+		delete(o.gone, id)
+	}
+	if b.cache != nil { // the next list waits a while: there may be one for each job
+		o.sync = holdingsSync{reported: b.cache.version, next: time.Now().Add(o.timing.CachePause)}
+	}
+}
+
+// undelivered keeps the changes of GPUs, which have no version. All else is still
+// due.
+func (o *outbox) undelivered(b batch) {
+	if len(b.gpus) > 0 {
+		o.gpus.putBack()
+	}
+}
+
+// refusedHoldings reports no holdings for a while, since this server does not take
+// them. It may be upgraded by then.
+func (o *outbox) refusedHoldings() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.sync.next = time.Now().Add(o.timing.CacheRefused)
+}
+
+// reportAgain makes every member's report due, and the holdings: a new session may
+// know less than the one before.
+func (o *outbox) reportAgain() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.sync = holdingsSync{}
+	for _, r := range o.members {
+		r.again()
+	}
+	o.poke()
+}
