@@ -40,9 +40,9 @@ func TestAProgressFileThatStaysTheSameIsReadLessOften(t *testing.T) {
 	t.Parallel()
 	const poll = time.Second
 	look := func(same int, stall time.Duration) time.Duration {
-		r := &member{sup: &Supervisor{cfg: Config{Timing: Timing{ProgressPoll: poll}}}}
-		r.claim.Spec.StallTimeout = berth.Duration(stall)
-		return (&lookout{r: r, same: same}).pause()
+		c := &core{timing: Timing{ProgressPoll: poll}, claim: &claim{}}
+		c.claim.Spec.StallTimeout = berth.Duration(stall)
+		return (&progressWatcher{core: c, same: same}).pause()
 	}
 	for _, c := range []struct {
 		same        int

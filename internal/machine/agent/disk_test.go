@@ -22,8 +22,8 @@ import (
 // count against the checkpoint. A pipe whose reader leaves stands for the disk.
 func TestDiskThatTakesNothingIsNoFaultOfTheCheckpoint(t *testing.T) {
 	t.Parallel()
-	s, err := openScratch(t.TempDir(), "rank", true)
-	if err != nil {
+	s := &scratch{state: t.TempDir()}
+	if err := s.open("rank", true); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.close)
@@ -49,9 +49,12 @@ func TestDiskThatTakesNothingIsNoFaultOfTheCheckpoint(t *testing.T) {
 		}
 		_ = reader.Close()
 	}()
-	r := &member{
-		sup:     &Supervisor{cfg: Config{Timing: Timing{RestorePatience: time.Minute}.withDefaults()}, control: newControl(newClient(store.URL, ""), "", openWatermark(t.TempDir(), slog.New(slog.DiscardHandler)))},
-		scratch: s, log: slog.New(slog.DiscardHandler),
+	log, timing := slog.New(slog.DiscardHandler), Timing{RestorePatience: time.Minute}.withDefaults()
+	r := &restorePhase{
+		core:    &core{log: log, timing: timing},
+		control: newControl(newClient(store.URL, ""), "", openWatermark(t.TempDir(), log)),
+		retry:   &retrier{ctx: t.Context(), log: log, timing: timing},
+		scratch: s,
 	}
 	sum := sha256.Sum256(body)
 	err = r.fetch(t.Context(), berth.CheckpointFile{Path: path.Base(pipe), Object: "x", SHA256: hex.EncodeToString(sum[:]), Bytes: int64(len(body))})

@@ -3,229 +3,272 @@ package agent
 import (
 	"context"
 	"errors"
-	"log/slog"
-	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"berth"
-	"berth/activities/node"
-	"berth/internal/lib/failpoint"
 )
 
-// Why a rank's context ends.
+// Reasons for the end of a member's context.
 var (
-	errAgentStops = errors.New("the agent stops")         // the container stays
-	errAbandoned  = errors.New("the rank is not ours")    // the container goes
-	errDisowned   = errors.New("no row knows the rank")   // the container stays, in quarantine
-	errStopped    = errors.New("stopped before it began") // an order came before the start
-	errTooSlow    = errors.New("it takes too long to prepare")
-	errGivenUp    = errors.New("the server does not take it") // of what a rank leaves behind
+	errAgentStops = errors.New("the agent stops")       // the container stays
+	errAbandoned  = errors.New("the rank is not ours")  // the container is removed
+	errDisowned   = errors.New("no row knows the rank") // the container stays, in quarantine
 )
 
-// member is the life of one member on this machine, from its claim until nothing of
-// it is left. One goroutine runs all of it. Orders and verdicts reach it through
-// orders and ctx.
+// member is one member of a job on this machine, from its claim until nothing of it is
+// left. One goroutine leads it through its phases. Orders and verdicts reach it through
+// orders and through its context.
+//
+// The type holds the parts that phases share and hands each phase the ones that it
+// needs. The work itself is in the phases.
 type member struct {
-	*identity
-	sup     *Supervisor
-	log     *slog.Logger
-	orders  *orders
-	reports *reporter
-	adopts  bool // a container or a folder of it may exist here
-	// withdrawn: the job ended before this machine claimed the member, whose end is
-	// all that remains to be reported.
-	withdrawn bool
-
-	began  time.Time       // when this process started it
-	ctx    context.Context // ends with errAbandoned, errDisowned or errAgentStops
+	*core
+	sup    *Supervisor
 	cancel context.CancelCauseFunc
+	began  time.Time // when this process started it
 
-	// Of the goroutine alone, after the claim.
-	claim     berth.Claim
-	claimedAt time.Time // when the claim was sent that was answered
-	container string    // id, of at_most_one work once it has one
-	network   string    // made for its gang on this engine; "" if none was
-	scratch   *scratch
-	keeper    *keeper  // nil without checkpoints
-	shipper   *shipper // of its log
-	meter     *meter   // of its use; nil before it runs
-	fate      fate
-	helpers   sync.WaitGroup // what keeper and shipper do at the same time
-	ended     atomic.Bool    // the container has ended
+	adopts    bool   // a container or a folder of it may exist here
+	withdrawn bool   // its job ended before the claim; only its end is to be reported
+	network   string // created for its gang on this engine; "": none
+
+	orders  *orders
+	spans   spans
+	retry   *retrier
+	scratch *scratch
+	fencing *fencing
+	plan    *stopPlan
+	recipe  recipe
+	result  result
+	helpers sync.WaitGroup // goroutines that work for it
+
+	preparation *preparation // nil outside of its phases
+
+	shipper  *logShipper         // nil before the folder is open
+	uploader *checkpointUploader // nil without checkpoints
+	sampler  *usageSampler       // nil before the container runs
 }
 
 func newMember(s *Supervisor, alloc berth.AllocationID, job berth.JobID, number, attempt int) *member {
 	ctx, cancel := context.WithCancelCause(s.ctx)
-	m := &member{
-		identity: &identity{
-			machine: s.cfg.Machine, cluster: s.control.clusterID,
-			alloc: alloc, job: job, number: number, attempt: attempt,
-		},
-		sup: s, log: s.log.With("job_id", job, "attempt", attempt, "alloc", alloc),
-		orders: newOrders(), ctx: ctx, cancel: cancel, began: time.Now(),
+	id := &identity{
+		machine: s.cfg.Machine, cluster: s.control.clusterID,
+		alloc: alloc, job: job, attempt: attempt, number: number,
 	}
-	m.reports = newReporter(m.identity, m.log, s.outbox.poke)
+	log := s.log.With("job_id", job, "attempt", attempt, "alloc", alloc)
+	c := &core{
+		identity: id, ctx: ctx, log: log, timing: s.cfg.Timing, beat: s.beat, runtime: s.cfg.Runtime,
+		reports: newReporter(id, log, s.outbox.poke), claim: &claim{},
+	}
+	m := &member{
+		core: c, sup: s, cancel: cancel, began: time.Now(),
+		orders: newOrders(), spans: spans{id, s.cfg.Traces},
+		retry:   &retrier{ctx: ctx, log: log, timing: s.cfg.Timing},
+		scratch: &scratch{state: s.cfg.StateDir},
+	}
+	m.fencing = &fencing{core: c, fence: s.fence, orders: m.orders, scratch: m.scratch}
+	m.plan = &stopPlan{core: c, orders: m.orders, scratch: m.scratch, gpus: s.gpus}
 	return m
 }
 
-func (r *member) runtime() node.Runtime { return r.sup.cfg.Runtime }
-
-func (r *member) timing() Timing { return r.sup.cfg.Timing }
-
 // abandon ends the member: its container is killed and removed.
-func (r *member) abandon() { r.cancel(errAbandoned) }
+func (m *member) abandon() { m.cancel(errAbandoned) }
 
 // disown ends the member and leaves its container running.
-func (r *member) disown() { r.cancel(errDisowned) }
+func (m *member) disown() { m.cancel(errDisowned) }
 
 // order takes an assignment.
-func (r *member) order(a berth.Assignment) {
+func (m *member) order(a berth.Assignment) {
 	if a.Orders.Forget || a.State == berth.AllocOrphaned {
-		r.abandon()
+		m.abandon()
 		return
 	}
-	r.reports.setRank(a.Rank) // no other source names it before the claim
-	r.orders.take(a.Orders, a.RunLimit.Std())
+	m.reports.setRank(a.Rank) // before the claim, assignments are the only source
+	m.orders.take(a.Orders, a.RunLimit.Std())
 }
 
-// run is the rank's goroutine.
-func (r *member) run() {
-	defer r.release()
-	err := r.live()
-	if errors.Is(err, errAgentStops) || r.sup.ctx.Err() != nil {
-		return
-	}
-	if errors.Is(context.Cause(r.ctx), errDisowned) {
-		return
-	}
-	if err != nil && !errors.Is(err, errAbandoned) {
-		r.log.Error("member given up", "err", err)
-	}
-	r.abandon() // whoever waits for it waits no longer
-	r.helpers.Wait()
-	if r.clear() == nil && r.endFenced() == nil {
-		r.sup.finished(r)
-	}
-}
-
-// release ends what works for the rank. The container stays as it is.
-func (r *member) release() {
-	r.cancel(nil)
-	r.helpers.Wait()
-	if r.scratch != nil {
-		r.scratch.close()
-	}
-}
-
-// live is the rank's life up to the order to forget it, which comes as
-// errAbandoned.
-func (r *member) live() error {
-	exit, err := r.execute()
-	if err != nil {
-		return err
-	}
-	if exit, err = r.concluded(exit); err != nil {
-		return err
-	}
-	if err := r.seal(exit); err != nil {
-		return err
-	}
-	select {
-	case <-r.reports.recorded:
-	case <-r.ctx.Done():
-		return context.Cause(r.ctx)
-	}
-	_ = failpoint.Hit("agent.seal.after")
-	r.log.Info("rank sealed", "cause", exit.Cause, "code", exit.Code)
-	r.tellRank(exit)
-	<-r.ctx.Done()
-	return context.Cause(r.ctx)
-}
-
-// clear removes the container and the scratch folder, however long that takes.
-func (r *member) clear() error {
-	if !r.known {
-		return nil
-	}
-	_ = failpoint.Hit("agent.remove.before")
-	for wait := r.timing().backoff(); ; {
-		err := r.runtime().Remove(r.sup.ctx, r.name())
-		if err == nil {
-			err = errors.Join(r.sup.vault.remove(r.name()), removeScratch(r.sup.cfg.StateDir, r.name()))
+// run is the member's goroutine: it does one phase after the other.
+func (m *member) run() {
+	defer m.release()
+	p := phaseClaim
+	for !p.ends() {
+		ctx := m.enter(p)
+		next, err := m.Do(ctx, p)
+		next, err = m.exit(p, next, err)
+		if err != nil {
+			next = m.interrupted(err)
 		}
-		if err == nil {
-			_ = failpoint.Hit("agent.remove.after")
-			r.leave(r.sup.ctx)
-			return nil
+		p = next
+	}
+	if p == phaseGone {
+		m.sup.finished(m)
+	}
+}
+
+// Do does one phase and returns the next one.
+func (m *member) Do(ctx context.Context, p phase) (next phase, err error) {
+	return m.worker(p).Do(ctx)
+}
+
+// enter returns the context of a phase.
+func (m *member) enter(p phase) context.Context {
+	switch p.row().scope {
+	case underMember:
+		return m.ctx
+	case underPreparation:
+		if m.preparation == nil {
+			m.preparation = openPreparation(m.ctx, m.orders, m.reports, m.timing.PreparePatience)
 		}
-		if r.sup.ctx.Err() != nil {
-			return err
+		return m.preparation.ctx
+	case underMachine:
+		return m.sup.ctx
+	default:
+		panic("unknown scope of phase " + string(p))
+	}
+}
+
+// exit closes the preparation after its last phase.
+func (m *member) exit(p, next phase, err error) (phase, error) {
+	if m.preparation == nil || err == nil && next.row().scope == underPreparation {
+		return next, err
+	}
+	ended := m.preparation
+	m.preparation = nil
+	return ended.close(next, err, &m.result)
+}
+
+// interrupted returns the phase that follows an error.
+func (m *member) interrupted(err error) phase {
+	switch {
+	case errors.Is(err, errAgentStops), m.sup.ctx.Err() != nil:
+		return phaseLeft
+	case errors.Is(context.Cause(m.ctx), errDisowned):
+		return phaseLeft
+	case !errors.Is(err, errAbandoned):
+		m.log.Error("member given up", "err", err)
+	}
+	m.abandon() // the helpers must not outlive it
+	return phaseRemove
+}
+
+// release ends the goroutines that work for the member. The container stays as it is.
+func (m *member) release() {
+	m.cancel(nil)
+	m.helpers.Wait()
+	m.scratch.close()
+}
+
+// equip makes the helpers that need the claim and the folder.
+func (m *member) equip() *checkpointUploader {
+	if m.claim.Spec.Checkpoint != nil {
+		m.uploader = &checkpointUploader{
+			core: m.core, control: m.sup.control, retry: m.retry, scratch: m.scratch,
+			spans: m.spans, helpers: &m.helpers,
 		}
-		r.log.Warn("leftovers not removed; tried again", "err", err)
-		if err := wait.wait(r.sup.ctx); err != nil {
-			return err
+		m.uploader.resume()
+		m.plan.uploader = m.uploader
+	}
+	m.shipper = &logShipper{
+		core: m.core, control: m.sup.control, retry: m.retry, folder: m.scratch.dir, helpers: &m.helpers,
+	}
+	m.shipper.resume()
+	return m.uploader
+}
+
+// worker returns the worker of a phase, with the parts of the member that it needs.
+func (m *member) worker(p phase) worker {
+	switch p {
+	case phaseClaim:
+		return &claimPhase{
+			core: m.core, control: m.sup.control, orders: m.orders, spans: m.spans, result: &m.result,
+			adopts: m.adopts, withdrawn: m.withdrawn,
+		}
+	case phaseLocate:
+		return &locatePhase{
+			core: m.core, scratch: m.scratch, equip: m.equip, fencing: m.fencing, plan: m.plan,
+			images: m.sup.images, result: &m.result, adopts: m.adopts,
+		}
+	case phasePull, phaseWorkdir, phaseInputs, phaseRestore, phaseCreate:
+		return m.preparer(p)
+	case phaseReady, phaseStart, phaseWatch, phaseAcknowledge:
+		return m.runner(p)
+	case phaseFence:
+		return &fencePhase{fencing: m.fencing, result: &m.result}
+	case phaseSeal:
+		return &sealPhase{
+			core: m.core, vault: m.sup.vault, retry: m.retry,
+			shipper: m.shipper, sampler: m.sampler, uploader: m.uploader,
+			outputs: &outputStore{core: m.core, control: m.sup.control, retry: m.retry, scratch: m.scratch},
+			spans:   m.spans, result: &m.result,
+		}
+	case phaseRecord:
+		return &recordPhase{core: m.core, began: m.began, spans: m.spans, result: &m.result}
+	case phaseForget:
+		return forgetPhase{}
+	case phaseRemove:
+		return &removePhase{
+			identity: m.identity, log: m.log, timing: m.timing, runtime: m.runtime,
+			state: m.sup.cfg.StateDir, vault: m.sup.vault, network: m.network, fencing: m.fencing, helpers: &m.helpers,
+		}
+	default:
+		panic("no worker for phase " + string(p))
+	}
+}
+
+// preparer returns the worker of a phase before the container exists.
+func (m *member) preparer(p phase) worker {
+	s := m.sup
+	place := placer{core: m.core, control: s.control, cache: s.cache, retry: m.retry, result: &m.result}
+	switch p {
+	case phasePull:
+		return &pullPhase{core: m.core, recipe: &m.recipe, spans: m.spans, result: &m.result}
+	case phaseWorkdir:
+		return &workdirPhase{placer: place, scratch: m.scratch, spans: m.spans}
+	case phaseInputs:
+		return &inputsPhase{placer: place, sources: s.sources, scratch: m.scratch, spans: m.spans}
+	case phaseRestore:
+		return &restorePhase{
+			core: m.core, control: s.control, retry: m.retry, scratch: m.scratch,
+			uploader: m.uploader, recipe: &m.recipe, spans: m.spans, result: &m.result,
+		}
+	default:
+		return &createPhase{
+			core: m.core, cfg: &s.cfg, agent: s.ctx, recipe: &m.recipe, scratch: m.scratch, vault: s.vault,
+			network: &m.network, turns: s.turns, images: s.images, fencing: m.fencing, helpers: &m.helpers,
+			spans: m.spans, result: &m.result,
 		}
 	}
 }
 
-// take claims the work, however long the control plane is away. An order to
-// stop that is here already makes the claim needless.
-func (r *member) take() error {
-	ctx, span := r.traced(r.ctx, "claim")
-	err := r.takeIn(ctx)
-	span.Set(r.attributes()...)
-	span.End(faultOf(ctx, nil, err))
-	return err
-}
-
-func (r *member) takeIn(ctx context.Context) error {
-	for wait := r.timing().backoff(); ; {
-		if !r.adopts && stops(r.orders.standing()) {
-			return errStopped
+// runner returns the worker of a phase with a container.
+func (m *member) runner(p phase) worker {
+	s := m.sup
+	switch p {
+	case phaseReady:
+		return &readyPhase{core: m.core, orders: m.orders, scratch: m.scratch, result: &m.result, adopts: m.adopts}
+	case phaseStart:
+		return &startPhase{
+			core: m.core, orders: m.orders, fencing: m.fencing, plan: m.plan, turns: s.turns,
+			spans: m.spans, result: &m.result,
 		}
-		asked := time.Now()
-		claim, err := r.sup.control.claimWork(ctx, berth.RunRequest{Job: r.job, Attempt: r.attempt, Alloc: r.alloc})
-		switch {
-		case err == nil:
-			r.claimed(claim)
-			r.claimedAt = asked
-			return nil
-		case r.ctx.Err() != nil:
-			return context.Cause(r.ctx)
-		case refused(err) && !r.adopts && stops(r.orders.standing()):
-			return errStopped
-		case refused(err):
-			r.log.Info("claim refused", "err", err)
-			return errAbandoned
+	case phaseAcknowledge:
+		return &acknowledgePhase{orders: m.orders, adopts: m.adopts}
+	default:
+		m.sampler = &usageSampler{
+			core: m.core, control: s.control, gpus: s.cfg.GPUs, folder: m.scratch.dir,
+			adopts: m.adopts, helpers: &m.helpers,
 		}
-		r.log.Warn("claim not answered; tried again", "err", err)
-		if err := wait.wait(r.ctx); err != nil {
-			return err
+		return &watchPhase{
+			core: m.core, orders: m.orders, plan: m.plan,
+			shipper: m.shipper, sampler: m.sampler, uploader: m.uploader,
+			progress: &progressWatcher{
+				core: m.core, workspace: m.scratch.workspace,
+				shipper: m.shipper, uploader: m.uploader, sampler: m.sampler,
+			},
+			evidence: &evidence{
+				core: m.core, plan: m.plan, gpus: s.gpus, xids: s.cfg.GPUs, health: s.health, shipper: m.shipper,
+			},
+			spans: m.spans, result: &m.result,
 		}
 	}
-}
-
-func (r *member) claimed(c berth.Claim) {
-	r.claim = c
-	r.identity.claimed(c.Rank)
-	r.reports.claimed(c.Rank)
-	r.orders.merge(c.Orders, c.RunLimit.Std())
-}
-
-// grace is the time between SIGTERM and SIGKILL that the job asked for.
-func (r *member) grace() time.Duration {
-	if g := r.claim.Spec.StopGrace; g != nil {
-		return g.Std()
-	}
-	return berth.DefaultStopGrace
-}
-
-// resources that are real: declared devices exist on paper only.
-func (r *member) engineGPUs() []string {
-	if r.sup.cfg.GPUs.Declared() {
-		return nil
-	}
-	return slices.Clone(r.claim.GPUs)
 }

@@ -7,16 +7,14 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
-	"strconv"
-	"strings"
 	"time"
 
 	"berth"
 	"berth/activities/node"
 )
 
-// gangNetwork is the machine's network of gangs, as the server compares it with
-// those of other machines.
+// gangNetwork returns the machine's network of gangs, in the form in which the server
+// compares machines.
 func gangNetwork(configured string, engine node.RuntimeInfo) string {
 	switch configured {
 	case "":
@@ -28,8 +26,8 @@ func gangNetwork(configured string, engine node.RuntimeInfo) string {
 	}
 }
 
-// addressToward is this host's address on the way to the server, which is most
-// often the one under which other machines reach it.
+// addressToward returns this host's address on the way to the server. Other machines
+// mostly reach the host under the same address.
 func addressToward(server *url.URL) (string, error) {
 	port := server.Port()
 	if port == "" {
@@ -42,66 +40,6 @@ func addressToward(server *url.URL) (string, error) {
 	defer conn.Close()
 	host, _, err := net.SplitHostPort(conn.LocalAddr().String())
 	return host, err
-}
-
-// gang reports whether the rank has others beside it.
-func (r *member) gang() bool { return len(r.claim.Peers) > 1 }
-
-// joinNetwork puts the container of a gang's rank on the network where it can
-// reach the others. One that this engine has for the gang alone becomes r.network.
-func (r *member) joinNetwork(spec *node.ContainerSpec) error {
-	if !r.gang() {
-		return nil
-	}
-	for _, p := range r.claim.Peers {
-		if p.Network != r.claim.Peers[r.number].Network {
-			return berth.Errorf(berth.CodeInvalid, "rank %d on machine %s is on network %q, and this one on %q: they cannot reach each other", p.Rank, p.Machine, p.Network, r.claim.Peers[r.number].Network)
-		}
-	}
-	if spec.Network = r.sup.cfg.GangNetwork; spec.Network != "" {
-		return nil
-	}
-	r.network = berth.GangNetworkName(r.job, r.attempt)
-	spec.Network, spec.Labels[berth.LabelNetwork] = r.network, r.network
-	return nil
-}
-
-// ensureNetwork makes the network of the rank's gang, unless it is there.
-func (r *member) ensureNetwork(ctx context.Context) error {
-	return r.runtime().EnsureNetwork(ctx, node.Network{Name: r.network, Labels: map[string]string{
-		berth.LabelCluster: r.sup.control.clusterID(),
-		berth.LabelJob:     string(r.job),
-		berth.LabelAttempt: strconv.Itoa(r.attempt),
-	}})
-}
-
-// rendezvous is what the process needs to find the others.
-func (r *member) rendezvous() map[string]string {
-	if !r.gang() {
-		return map[string]string{"BERTH_PEERS": "127.0.0.1:" + masterPort, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": masterPort}
-	}
-	peers := make([]string, len(r.claim.Peers))
-	for i, p := range r.claim.Peers {
-		peers[i] = p.Endpoint(r.job, r.attempt)
-	}
-	first := r.claim.Peers[0]
-	return map[string]string{
-		"BERTH_PEERS": strings.Join(peers, ","),
-		"MASTER_ADDR": first.Host(r.job, r.attempt),
-		"MASTER_PORT": strconv.Itoa(first.Port),
-	}
-}
-
-// leave removes the network made for the rank's gang, if it is the last one
-// there. Where that fails the sweep comes by.
-func (r *member) leave(ctx context.Context) {
-	if r.network == "" {
-		return
-	}
-	err := r.runtime().RemoveNetwork(ctx, r.network)
-	if err != nil && !errors.Is(err, node.ErrNetworkInUse) && ctx.Err() == nil {
-		r.log.Warn("network of the gang not removed; it will be swept", "network", r.network, "err", err)
-	}
 }
 
 // networkSweeper removes, now and then, networks of this cluster that gangs have

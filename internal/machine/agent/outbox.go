@@ -9,7 +9,7 @@ import (
 	"berth"
 )
 
-// outbox collects what the machine has to report: the due reports of members,
+// outbox collects the machine's reports to the server: the due reports of members,
 // allocations with nothing left here, changes of GPUs, and the machine's holdings.
 // One goroutine sends it, one call at a time, so changes of the meantime travel
 // together. All methods may be called concurrently.
@@ -43,8 +43,8 @@ func (o *outbox) add(id berth.AllocationID, r *reporter) {
 	o.members[id] = r
 }
 
-// drop sends no report of a member any more. It changes nothing if the allocation
-// has another member by now.
+// drop ends the reports of a member. It changes nothing if the allocation has another
+// member by now.
 func (o *outbox) drop(id berth.AllocationID, r *reporter) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -53,7 +53,7 @@ func (o *outbox) drop(id berth.AllocationID, r *reporter) {
 	}
 }
 
-// addGone has the server told that nothing of an allocation is left here.
+// addGone reports to the server that nothing of an allocation is left here.
 func (o *outbox) addGone(id berth.AllocationID) {
 	o.mu.Lock()
 	o.gone[id] = true
@@ -116,7 +116,7 @@ func (o *outbox) next(ctx context.Context) (batch, error) {
 // reports of one beat differ by the time that members take to write them.
 const together = 50 * time.Millisecond
 
-// collect takes what is due now, and returns when the next report will be.
+// collect takes all that is due now, and returns when the next report will be.
 func (o *outbox) collect(now time.Time) (b batch, due time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

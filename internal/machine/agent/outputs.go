@@ -18,22 +18,30 @@ import (
 	"berth/internal/lib/failpoint"
 )
 
-// storeOutputs collects what the job has declared, now that its container has
-// ended. One that is not there, or cannot be stored, is told as a warning; that
-// it is missing is judged when the attempt is settled. It returns the names of
-// those that were there: unstored, which the program is not to blame for, and
-// refused, which would be stored nowhere. quota is the server's text about the first
-// output that exceeds a storage quota.
-func (r *member) storeOutputs(ctx context.Context) (unstored, refused []string, quota string) {
-	for _, o := range r.claim.Spec.Outputs {
-		err := r.storeOutput(ctx, o)
+// outputStore stores the outputs that a job has declared, once its container has
+// ended.
+type outputStore struct {
+	*core
+	control *control
+	retry   *retrier
+	scratch *scratch
+}
+
+// store stores all outputs. An output that is missing, or cannot be stored, becomes a
+// warning; the settlement of the attempt judges missing outputs. store returns the
+// names of the others: unstored, which the program is not to blame for, and refused,
+// which no machine would store. quota is the server's text about the first output that
+// exceeds a storage quota.
+func (s *outputStore) store(ctx context.Context) (unstored, refused []string, quota string) {
+	for _, o := range s.claim.Spec.Outputs {
+		err := s.storeOne(ctx, o)
 		switch {
 		case err == nil:
 			continue
 		case ctx.Err() != nil:
 			return unstored, refused, quota
-		case errors.Is(err, node.ErrNoPath) && r.number > 0:
-			r.log.Info("this member has no such output", "output", o.Name, "path", o.Path)
+		case errors.Is(err, node.ErrNoPath) && s.number > 0:
+			s.log.Info("this member has no such output", "output", o.Name, "path", o.Path)
 			continue
 		case !outputRefused(err):
 			unstored = append(unstored, o.Name)
@@ -43,28 +51,28 @@ func (r *member) storeOutputs(ctx context.Context) (unstored, refused []string, 
 		if e, ok := errors.AsType[*berth.Error](err); ok && quota == "" && overQuota(err) {
 			quota = fmt.Sprintf("%s (%s): %s", o.Name, o.Path, e.Message)
 		}
-		r.reports.warn(fmt.Sprintf("output %s (%s) was not stored: %v", o.Name, o.Path, err))
+		s.reports.warn(fmt.Sprintf("output %s (%s) was not stored: %v", o.Name, o.Path, err))
 	}
 	return unstored, refused, quota
 }
 
-// outputRefused reports whether an output would not be stored on any machine:
-// nothing lies there, or it is what no archive may hold, or too much. All else
-// is the fault of this machine, the store or the way there.
+// outputRefused reports whether no machine would store an output: nothing is there, or
+// no archive may hold it, or it is too large. Any other error is the fault of this
+// machine, of the store or of the network.
 func outputRefused(err error) bool {
 	return errors.Is(err, node.ErrNoPath) || berth.CodeOf(err) == berth.CodeInvalid
 }
 
-// storeOutput packs an output into the rank's folder, sends it and registers it.
-func (r *member) storeOutput(ctx context.Context, o berth.Output) error {
-	at := filepath.Join(r.scratch.dir, "output-"+o.Name+".tar.zst")
+// storeOne packs an output into the member's folder, sends it and registers it.
+func (s *outputStore) storeOne(ctx context.Context, o berth.Output) error {
+	at := filepath.Join(s.scratch.dir, "output-"+o.Name+".tar.zst")
 	f, err := os.OpenFile(at, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
 	defer os.Remove(at)
 	defer f.Close()
-	sum, err := r.packOutput(ctx, o, f)
+	sum, err := s.pack(ctx, o, f)
 	if err != nil {
 		return err
 	}
@@ -75,15 +83,18 @@ func (r *member) storeOutput(ctx context.Context, o berth.Output) error {
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	stored := berth.StoredOutput{Name: o.Name, Attempt: r.attempt, Member: r.number, Address: sum.Address, Files: sum.Files, Bytes: sum.Bytes, Stored: info.Size()}
+	stored := berth.StoredOutput{
+		Name: o.Name, Attempt: s.attempt, Member: s.number,
+		Address: sum.Address, Files: sum.Files, Bytes: sum.Bytes, Stored: info.Size(),
+	}
 	_ = failpoint.Hit("agent.output.before")
-	key := berth.OutputKey(r.claim.Tenant, r.job, r.attempt, r.number, o.Name)
-	err = r.insist("store an output", func(ctx context.Context) error {
+	key := berth.OutputKey(s.claim.Tenant, s.job, s.attempt, s.number, o.Name)
+	err = s.retry.insist("store an output", func(ctx context.Context) error {
 		body := &hashed{f: f, size: info.Size(), hash: sha256.New()}
 		if _, err := body.Seek(0, io.SeekStart); err != nil {
 			return localError{err}
 		}
-		if err := r.sup.control.putObject(ctx, key, body, info.Size()); err != nil {
+		if err := s.control.putObject(ctx, key, body, info.Size()); err != nil {
 			if body.err != nil {
 				return localError{body.err}
 			}
@@ -96,26 +107,28 @@ func (r *member) storeOutput(ctx context.Context, o berth.Output) error {
 		return err
 	}
 	_ = failpoint.Hit("agent.output.stored")
-	err = r.insist("register an output", func(ctx context.Context) error {
-		return r.sup.control.reportOutput(ctx, berth.OutputReport{Alloc: r.alloc, Job: r.job, Attempt: r.attempt, Rank: r.number, Output: stored})
+	err = s.retry.insist("register an output", func(ctx context.Context) error {
+		return s.control.reportOutput(ctx, berth.OutputReport{
+			Alloc: s.alloc, Job: s.job, Attempt: s.attempt, Rank: s.number, Output: stored,
+		})
 	})
 	_ = failpoint.Hit("agent.output.after")
 	if err == nil {
-		r.log.Info("output stored", "output", o.Name, "files", sum.Files, "bytes", sum.Bytes)
+		s.log.Info("output stored", "output", o.Name, "files", sum.Files, "bytes", sum.Bytes)
 	}
 	return err
 }
 
-// outputStreams is how many streams of an output may break off before it is given
-// up.
+// outputStreams is how many streams of an output may break off before the agent gives
+// it up.
 const outputStreams = 5
 
-// packOutput waits for an engine that does not answer, as long as one is waited
-// for elsewhere, and begins anew when one breaks off in the midst.
-func (r *member) packOutput(ctx context.Context, o berth.Output, to *os.File) (archive.Summary, error) {
-	patience, broken := time.Now().Add(r.timing().EnginePatience), 0
-	for wait := r.timing().backoff(); ; {
-		in, err := r.runtime().CopyOut(ctx, r.name(), o.Path)
+// pack writes an output into a file as an archive. It waits for an engine that does not
+// answer, within Timing.EnginePatience, and starts again when a stream breaks off.
+func (s *outputStore) pack(ctx context.Context, o berth.Output, to *os.File) (archive.Summary, error) {
+	patience, broken := time.Now().Add(s.timing.EnginePatience), 0
+	for wait := s.timing.backoff(); ; {
+		in, err := s.runtime.CopyOut(ctx, s.name(), o.Path)
 		if err == nil {
 			var sum archive.Summary
 			sum, err = archive.Repack(in, to, archive.Output)
@@ -123,7 +136,7 @@ func (r *member) packOutput(ctx context.Context, o berth.Output, to *os.File) (a
 			if err == nil {
 				return sum, nil
 			}
-			broken, patience = broken+1, time.Now().Add(r.timing().EnginePatience) // it may have gone well for long
+			broken, patience = broken+1, time.Now().Add(s.timing.EnginePatience) // the stream may have lasted long
 		}
 		local, ok := errors.AsType[*fs.PathError](err)
 		switch {
@@ -132,7 +145,7 @@ func (r *member) packOutput(ctx context.Context, o berth.Output, to *os.File) (a
 		case ctx.Err() != nil, broken >= outputStreams, time.Now().After(patience):
 			return archive.Summary{}, err
 		}
-		r.log.Warn("output not read; tried again", "output", o.Name, "err", err)
+		s.log.Warn("output not read; tried again", "output", o.Name, "err", err)
 		if err := wait.wait(ctx); err != nil {
 			return archive.Summary{}, err
 		}

@@ -27,7 +27,8 @@ import (
 // The container's files are not to be trusted: the agent reads and writes below
 // workspace/ and checkpoint/ through os.Root alone, and opens regular files only.
 type scratch struct {
-	dir        string
+	state      string // the agent's folder
+	dir        string // the member's; "" before open
 	workspace  *os.Root
 	checkpoint *os.Root // nil without spec.checkpoint
 }
@@ -44,34 +45,40 @@ type memo struct {
 
 func scratchDir(state, name string) string { return filepath.Join(state, "ranks", name) }
 
-// openScratch creates the folder, with a folder for checkpoints if wanted, or opens
+// open creates the folder, with a folder for checkpoints if wanted, or opens
 // an existing one. Inside the container any user may write, since the image chooses
 // the user. Other users of the host cannot pass the state folder.
-func openScratch(state, name string, checkpoints bool) (*scratch, error) {
-	s := &scratch{dir: scratchDir(state, name)}
-	var err error
+func (s *scratch) open(name string, checkpoints bool) error {
+	o := scratch{state: s.state, dir: scratchDir(s.state, name)}
+	if err := o.openFolders(checkpoints); err != nil {
+		o.close()
+		return fmt.Errorf("open scratch folder: %w", err)
+	}
+	*s = o
+	return nil
+}
+
+func (s *scratch) openFolders(checkpoints bool) (err error) {
 	if s.workspace, err = openShared(deadman.GateFolder(s.gate())); err != nil {
-		return nil, fmt.Errorf("open scratch folder: %w", err)
+		return err
 	}
 	if checkpoints {
 		if s.checkpoint, err = openShared(filepath.Join(s.dir, "checkpoint")); err != nil {
-			s.close()
-			return nil, fmt.Errorf("open scratch folder: %w", err)
+			return err
 		}
 	}
 	err = s.workspace.Mkdir(".berth", 0o777)
 	switch {
 	case err == nil:
-		err = s.workspace.Chmod(".berth", 0o777) // whatever the umask
+		return s.workspace.Chmod(".berth", 0o777) // whatever the umask
 	case errors.Is(err, os.ErrExist):
-		err = nil
+		return nil
 	}
-	if err != nil {
-		s.close()
-		return nil, fmt.Errorf("open scratch folder: %w", err)
-	}
-	return s, nil
+	return err
 }
+
+// isOpen reports whether the folder has been opened.
+func (s *scratch) isOpen() bool { return s.workspace != nil }
 
 // openShared opens a folder that a container mounts. The container cannot replace
 // the folder itself, only its content.
@@ -85,12 +92,17 @@ func openShared(path string) (*os.Root, error) {
 	return os.OpenRoot(path)
 }
 
-// gate is the folder without which no engine starts the container: closed, it
-// was fenced.
+// gate is the folder without which no engine starts the container. The fence closes
+// it.
 func (s *scratch) gate() string { return filepath.Join(s.dir, "workspace") }
 
+// input is the folder of the i-th input.
+func (s *scratch) input(i int) string { return filepath.Join(s.dir, fmt.Sprintf("input-%d", i)) }
+
 func (s *scratch) close() {
-	_ = s.workspace.Close()
+	if s.workspace != nil {
+		_ = s.workspace.Close()
+	}
 	if s.checkpoint != nil {
 		_ = s.checkpoint.Close()
 	}
@@ -99,7 +111,7 @@ func (s *scratch) close() {
 func (s *scratch) memo() memo {
 	var m memo
 	if b, err := os.ReadFile(filepath.Join(s.dir, "rank.json")); err == nil {
-		_ = json.Unmarshal(b, &m) // a damaged memo is no memo
+		_ = json.Unmarshal(b, &m) // a damaged memo counts as none
 	}
 	return m
 }

@@ -13,28 +13,26 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth"
-	"berth/activities/node"
 )
 
-// vaultDir is where secrets lie as files while their containers live: a folder
-// in memory, one below it for each rank.
+// vaultDir holds secrets as files while their containers live: a folder in memory, with
+// one folder below it for each member.
 //
 //	<tmpfs>/berth-agent-<hash of the state folder>/<container>/<name>
 //
-// Nothing of it ever reaches a disk of the machine. A container sees its own
-// folder alone, at /run/secrets, and cannot write there. The folder of all is
-// there while one of them is.
+// Secrets never reach a disk of the machine. A container sees only its own folder, at
+// /run/secrets, and cannot write there. The outer folder exists while it holds another.
 type vaultDir struct {
 	dir   string
-	fault error // why there is none
+	fault error // the reason for an empty dir
 	mu    *sync.Mutex
 }
 
 // inMemory are the folders that Linux machines keep in memory.
 var inMemory = []string{"/run", "/dev/shm"}
 
-// openVaultDir looks for a place. A machine without one still does all work that
-// needs no files of secrets.
+// openVaultDir looks for a place. A machine without one still runs all jobs that need no
+// files of secrets.
 func openVaultDir(state string, places []string) vaultDir {
 	sum := sha256.Sum256([]byte(state))
 	v := vaultDir{fault: errors.New("no folder in memory was found"), mu: &sync.Mutex{}}
@@ -53,8 +51,8 @@ func openVaultDir(state string, places []string) vaultDir {
 	return v
 }
 
-// ownFolder makes a folder, or finds it as this user's alone: in a place where
-// all may write, somebody may have been there first.
+// ownFolder creates a folder, or accepts one that belongs to this user alone: where all
+// may write, another user may have created it.
 func ownFolder(dir string) error {
 	err := os.Mkdir(dir, 0o700)
 	if err == nil || !errors.Is(err, os.ErrExist) {
@@ -71,8 +69,8 @@ func ownFolder(dir string) error {
 	return nil
 }
 
-// put writes a rank's secrets and returns their folder. Whatever user the
-// container runs as reads them; on the host nobody gets past the folder above.
+// put writes a member's secrets and returns their folder. Any user of the container can
+// read them. Other users of the host cannot pass the folder above.
 func (v vaultDir) put(name string, secrets []berth.SecretValue) (string, error) {
 	if v.dir == "" {
 		return "", fmt.Errorf("this machine cannot keep secrets in memory: %w", v.fault)
@@ -110,56 +108,4 @@ func (v vaultDir) remove(name string) error {
 	err := os.RemoveAll(filepath.Join(v.dir, name))
 	_ = os.Remove(v.dir) // if that was the last
 	return err
-}
-
-// withheld is the end of a rank whose secrets the server could not give.
-func (r *member) withheld() *berth.Exit {
-	w := r.claim.Withheld
-	if w == nil {
-		return nil
-	}
-	cause := berth.CauseSecretUnavailable
-	if w.Missing {
-		cause = berth.CauseSecretMissing
-	}
-	x := notStarted(cause, w.Message)
-	return &x
-}
-
-// addSecrets gives the container what its job names, as the job asks for it.
-func (r *member) addSecrets(spec *node.ContainerSpec) error {
-	as := r.claim.Spec.SecretsAs
-	if len(r.claim.Secrets) == 0 {
-		return nil
-	}
-	if as != berth.SecretsFile {
-		for _, s := range r.claim.Secrets {
-			spec.Env[s.Name] = string(s.Value)
-		}
-	}
-	if as != berth.SecretsEnv {
-		dir, err := r.sup.vault.put(r.name(), r.claim.Secrets)
-		if err != nil {
-			return err
-		}
-		spec.Mounts = append(spec.Mounts, node.Mount{Host: dir, Target: berth.SecretsPath, ReadOnly: true})
-	}
-	return nil
-}
-
-// forgetSecrets removes the files of a container that has ended.
-func (r *member) forgetSecrets() {
-	r.claim.Secrets, r.claim.InputLogins, r.claim.ImageLogin = nil, nil, nil
-	if err := r.sup.vault.remove(r.name()); err != nil {
-		r.log.Error("cannot remove secret files, will retry", "err", err)
-	}
-}
-
-// login is what the image is pulled with; nil: as anybody.
-func (r *member) login() *node.RegistryAuth {
-	l := r.claim.ImageLogin
-	if l == nil {
-		return nil
-	}
-	return &node.RegistryAuth{Username: string(l.Username), Password: string(l.Password)}
 }

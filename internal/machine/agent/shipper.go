@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,18 +19,23 @@ import (
 
 const (
 	chunkBytes  = 256 << 10 // of one call
-	bufferBytes = 4 << 20   // read ahead of what is stored; then the engine keeps the rest
+	bufferBytes = 4 << 20   // read ahead of the stored log; the engine keeps the rest
 )
 
-// shipper sends a rank's log to the control plane, from where the last process
-// left off. The encoded log is a function of the engine's, so its byte offset
-// is a place that two processes agree on.
+// logShipper sends a member's log to the control plane, from where the last process
+// stopped. The encoded log is a function of the engine's log, so two processes agree on
+// the meaning of its byte offsets.
 //
-// The server may have less than it had: a backup was restored. Then the reader goes
-// back to a place before what the server has, and reads on from there.
-type shipper struct {
-	r       *member
-	lines   atomic.Int64  // read of the engine, each once
+// After the restore of a backup the server may have less than it had. Then the reader
+// goes back to a place before the server's end, and reads on from there.
+type logShipper struct {
+	*core
+	control *control
+	retry   *retrier
+	folder  string // the member's
+	helpers *sync.WaitGroup
+
+	lines   atomic.Int64  // read from the engine, each once
 	whole   chan struct{} // closed when the whole log is stored for the first time, or given up
 	last    chan struct{} // closed when only the log is awaited
 	done    chan struct{}
@@ -37,10 +43,10 @@ type shipper struct {
 	wasRead chan struct{} // closed when the engine has given the last line
 
 	// Of the reader.
-	place  place // what the engine's reader has come to
+	place  place // the present position in the engine's log
 	skip   int   // lines at place.At to pass over after the engine is asked again
-	stored int64 // bytes up to here are stored; what lies before is not sent again
-	far    int64 // how far it has ever come: what lies before was counted
+	stored int64 // bytes up to here are stored, and not sent again
+	far    int64 // the farthest position so far; lines before it were counted
 
 	// Of the sender.
 	session <-chan struct{} // closed at the end of the session in which the server last reported its position
@@ -50,14 +56,14 @@ type shipper struct {
 	base   int64              // offset of buf[0]
 	eof    bool               // the log is complete
 	dead   bool               // nothing more will be taken
-	back   *int64             // where the reader is to go back to
-	stop   context.CancelFunc // ends what the reader is reading
+	back   *int64             // where the reader must go back to; nil: it reads on
+	stop   context.CancelFunc // ends the engine's stream
 	places []place            // up to which the log is stored, in order, newer ones denser; bounded
 	tail   []string           // the last lines
 	room   chan struct{}
 	ready  chan struct{}
-	again  chan struct{} // the reader is to go back
-	note   place         // what log.json says, or would
+	again  chan struct{} // the reader must go back
+	note   place         // content of log.json, written or not
 }
 
 // place is a position in the engine's log: after so many lines with this very
@@ -68,21 +74,22 @@ type place struct {
 	Lines  int       `json:"lines"`
 }
 
-func newShipper(r *member) *shipper {
-	return &shipper{
-		r: r, stored: r.claim.LogOffset, base: r.claim.LogOffset, session: r.sup.control.present(),
-		whole: make(chan struct{}), last: make(chan struct{}), done: make(chan struct{}), wasRead: make(chan struct{}),
-		room: make(chan struct{}, 1), ready: make(chan struct{}, 1), again: make(chan struct{}, 1),
-	}
+// resume sets the shipper up after the claim, which says how much of the log the server
+// has.
+func (s *logShipper) resume() {
+	s.stored, s.base, s.session = s.claim.LogOffset, s.claim.LogOffset, s.control.present()
+	s.whole, s.last = make(chan struct{}), make(chan struct{})
+	s.done, s.wasRead = make(chan struct{}), make(chan struct{})
+	s.room, s.ready, s.again = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
 }
 
-// begin starts reading and sending. It ends when the container has ended and
-// the last line is stored, or with the rank.
-func (s *shipper) begin() {
+// begin starts reading and sending, until the container has ended and the last line is
+// stored, or the member ends.
+func (s *logShipper) begin() {
 	s.begun = true
 	s.place, s.skip = s.remembered()
 	s.note, s.places, s.far = s.place, []place{s.place}, s.place.Offset
-	s.r.helpers.Go(func() {
+	s.helpers.Go(func() {
 		defer close(s.done)
 		var reading sync.WaitGroup
 		sent := make(chan struct{})
@@ -94,36 +101,35 @@ func (s *shipper) begin() {
 	})
 }
 
-// errSent ends the reader: the whole log is stored, or the rank is over.
+// errSent ends the reader: the whole log is stored, or the member is over.
 var errSent = errors.New("the log is sent")
 
 // finish waits until the whole log is stored, or given up.
-func (s *shipper) finish(ctx context.Context) {
+func (s *logShipper) finish(ctx context.Context) {
 	if s.begun {
 		s.await(ctx, s.whole)
 	}
 }
 
-// conclude waits until the whole log is stored as the server has it now, once
-// nothing else of the rank is left to be stored. Until then the sender watches for
-// a server that has less than it had.
-func (s *shipper) conclude(ctx context.Context) {
+// conclude waits until the server has the whole log, once all else of the member is
+// stored. Until then the sender watches for a server that has less than it had.
+func (s *logShipper) conclude(ctx context.Context) {
 	if s.begun {
 		close(s.last)
 		s.await(ctx, s.done)
 	}
 }
 
-func (s *shipper) await(ctx context.Context, end <-chan struct{}) {
+func (s *logShipper) await(ctx context.Context, end <-chan struct{}) {
 	select {
 	case <-end:
 	case <-ctx.Done():
 	}
 }
 
-// remembered is where to take up the engine's log. Without a note, or with one
-// that is ahead of what is stored, that is its beginning.
-func (s *shipper) remembered() (place, int) {
+// remembered returns the place to continue the engine's log from. Without a note, or
+// with a note that is ahead of the stored log, that is the log's beginning.
+func (s *logShipper) remembered() (place, int) {
 	var p place
 	b, err := os.ReadFile(s.notes())
 	if err != nil || json.Unmarshal(b, &p) != nil || p.Offset > s.stored {
@@ -132,11 +138,11 @@ func (s *shipper) remembered() (place, int) {
 	return p, p.Lines
 }
 
-func (s *shipper) notes() string { return filepath.Join(s.r.scratch.dir, "log.json") }
+func (s *logShipper) notes() string { return filepath.Join(s.folder, "log.json") }
 
-// read reads the engine's log, and again from an earlier place whenever the server
-// has less than it had, until nothing more is to be sent.
-func (s *shipper) read(sent <-chan struct{}) {
+// read reads the engine's log, and again from an earlier place whenever the server has
+// less than it had, until the sender has ended.
+func (s *logShipper) read(sent <-chan struct{}) {
 	first := sync.OnceFunc(func() { close(s.wasRead) })
 	defer first()
 	for {
@@ -153,21 +159,23 @@ func (s *shipper) read(sent <-chan struct{}) {
 }
 
 // readOn follows the engine's log from the reader's place and encodes it into the
-// buffer. After the container's end an engine that does not give it is waited for
-// only so long.
-func (s *shipper) readOn() {
+// buffer. After the container's end it waits for the engine within
+// Timing.UploadPatience.
+func (s *logShipper) readOn() {
 	var since time.Time
-	for wait := s.r.timing().backoff(); ; {
+	for wait := s.timing.backoff(); ; {
 		before := s.place
-		ctx, stop := context.WithCancel(s.r.ctx)
+		ctx, stop := context.WithCancel(s.ctx)
 		if !s.reads(stop) {
 			stop()
 			return
 		}
-		err := s.r.runtime().Logs(ctx, s.r.name(), s.place.At, true, s.line)
+		err := s.runtime.Logs(ctx, s.name(), s.place.At, true, s.line)
 		stop()
 		switch {
-		case err == nil, errors.Is(err, errGivenUp), errors.Is(err, errBack), errors.Is(err, node.ErrNoContainer), s.r.ctx.Err() != nil, s.goesBack():
+		case err == nil, errors.Is(err, errGivenUp), errors.Is(err, errBack), errors.Is(err, node.ErrNoContainer):
+			return
+		case s.ctx.Err() != nil, s.goesBack():
 			return
 		}
 		if s.place != before {
@@ -175,15 +183,15 @@ func (s *shipper) readOn() {
 			since = time.Time{}
 		}
 		switch {
-		case !s.r.ended.Load():
+		case !s.retry.ended.Load():
 		case since.IsZero():
 			since = time.Now()
-		case time.Since(since) > s.r.timing().UploadPatience:
-			s.r.reports.warn("the rest of the log was not read: " + err.Error())
+		case time.Since(since) > s.timing.UploadPatience:
+			s.reports.warn("the rest of the log was not read: " + err.Error())
 			return
 		}
-		s.r.log.Warn("log of the engine broke off; taken up again", "err", err)
-		if wait.wait(s.r.ctx) != nil {
+		s.log.Warn("log of the engine broke off; taken up again", "err", err)
+		if wait.wait(s.ctx) != nil {
 			return
 		}
 		s.skip = s.place.Lines
@@ -191,16 +199,17 @@ func (s *shipper) readOn() {
 }
 
 // line takes one line of the engine.
-func (s *shipper) line(l node.LogLine) error {
+func (s *logShipper) line(l node.LogLine) error {
 	if s.skip > 0 && l.At.Equal(s.place.At) {
 		s.skip--
 		return nil
 	}
 	if s.skip > 0 && s.skip == s.place.Lines && s.place.Offset < s.far {
-		// The engine has thrown away what lies behind the place that the reader went
-		// back to. Those lines are lost: go on with the rest.
+		// The engine has dropped the lines after the place that the reader went back to.
+		// They are lost: go on with the rest.
 		s.place.Offset = s.stored
-		s.r.reports.warn("the container engine has thrown away a part of the log that the restored database lacks: some lines are lost")
+		s.reports.warn("the container engine has thrown away a part of the log " +
+			"that the restored database lacks: some lines are lost")
 	}
 	s.skip = 0
 	if l.At.Equal(s.place.At) {
@@ -225,17 +234,17 @@ func (s *shipper) line(l node.LogLine) error {
 		return nil
 	}
 	if begin < s.stored {
-		// What is stored does not end where a line ends: the engine has thrown
-		// away the beginning of its log. Go on from here.
+		// The stored log does not end at the end of a line: the engine has dropped the
+		// beginning of its log. Go on from here.
 		s.place.Offset = s.stored + int64(len(text))
-		s.r.log.Warn("the engine's log does not begin where it did; some lines are lost or doubled")
+		s.log.Warn("the engine's log does not begin where it did; some lines are lost or doubled")
 	}
 	return s.push(text)
 }
 
-// push waits for room: a log that is written faster than it is sent stays with
-// the engine, which bounds it.
-func (s *shipper) push(text []byte) error {
+// push waits for room. The engine keeps, and bounds, a log that is written faster than
+// it is sent.
+func (s *logShipper) push(text []byte) error {
 	for {
 		s.mu.Lock()
 		switch {
@@ -254,8 +263,8 @@ func (s *shipper) push(text []byte) error {
 		s.mu.Unlock()
 		select {
 		case <-s.room:
-		case <-s.r.ctx.Done():
-			return context.Cause(s.r.ctx)
+		case <-s.ctx.Done():
+			return context.Cause(s.ctx)
 		}
 	}
 }
@@ -268,17 +277,17 @@ func notify(c chan struct{}) {
 }
 
 // end announces to the sender that nothing more will come, unless the reader goes back.
-func (s *shipper) end() {
+func (s *logShipper) end() {
 	s.mu.Lock()
 	s.eof = s.back == nil
 	s.mu.Unlock()
 	notify(s.ready)
 }
 
-// send sends the buffer in pieces: the first line after a silence nearly at
-// once, then a piece a second, or whenever there is a piece's worth. When a session
-// is over it asks the next one how much of the log there is.
-func (s *shipper) send() {
+// send sends the buffer in pieces: the first line after a silence nearly at once, then
+// a piece a second, or sooner if a piece is full. After the end of a session it asks the
+// next one how much of the log the server has.
+func (s *logShipper) send() {
 	stored := sync.OnceFunc(func() { close(s.whole) })
 	defer stored()
 	var last time.Time
@@ -305,7 +314,7 @@ func (s *shipper) send() {
 			case <-s.session:
 			case <-rest:
 				return
-			case <-s.r.ctx.Done():
+			case <-s.ctx.Done():
 				return
 			}
 			continue
@@ -327,32 +336,32 @@ func (s *shipper) send() {
 	}
 }
 
-// put stores a piece, or none, and takes in how much the server has.
-func (s *shipper) put(offset int64, chunk []byte) error {
-	return s.r.insist("store a piece of the log", func(ctx context.Context) error {
+// put stores a piece, or none, and notes how much of the log the server has.
+func (s *logShipper) put(offset int64, chunk []byte) error {
+	return s.retry.insist("store a piece of the log", func(ctx context.Context) error {
 		if err := failpoint.Hit("agent.log.before"); err != nil {
 			return err
 		}
-		_, session, err := s.r.sup.control.terms(ctx)
+		_, session, err := s.control.terms(ctx)
 		if err != nil {
 			return err
 		}
-		end, err := s.r.sup.control.appendLog(ctx, s.r.alloc, offset, chunk)
+		end, err := s.control.appendLog(ctx, s.alloc, offset, chunk)
 		switch {
 		case err != nil && len(chunk) == 0 && berth.CodeOf(err) == berth.CodeInvalid:
 			end = offset // an older server takes no empty piece
 		case berth.IsSlug(err, berth.SlugStaleAttempt):
-			// A restored row may be behind the rank until it has been reported. If the
-			// rank is really over, the server orders it to be forgotten.
+			// A restored row may be behind the member until the next report. If the
+			// member is really over, the server orders it to be forgotten.
 			return berth.Errorf(berth.CodeUnavailable, "%v", err)
 		case err != nil:
 			return err
 		}
 		_ = failpoint.Hit("agent.log.after")
-		// After a restore the server finds again what its store has, some at a time.
+		// After a restore the server finds the pieces in its store again, some at a time.
 		for before := int64(-1); end < offset && end > before; {
 			before = end
-			if end, err = s.r.sup.control.appendLog(ctx, s.r.alloc, offset, nil); err != nil {
+			if end, err = s.control.appendLog(ctx, s.alloc, offset, nil); err != nil {
 				return err
 			}
 		}
@@ -366,16 +375,16 @@ func (s *shipper) put(offset int64, chunk []byte) error {
 	})
 }
 
-// gather waits for more to send together; it reports whether the rank ended.
-func (s *shipper) gather(last time.Time) bool {
-	t := s.r.timing()
+// gather waits for more to send together; it reports whether the member ended.
+func (s *logShipper) gather(last time.Time) bool {
+	t := s.timing
 	wait := time.NewTimer(max(t.LogFirst, t.LogEvery-time.Since(last)))
 	defer wait.Stop()
 	for {
 		select {
 		case <-wait.C:
 			return false
-		case <-s.r.ctx.Done():
+		case <-s.ctx.Done():
 			return true
 		case <-s.ready:
 			s.mu.Lock()
@@ -388,8 +397,8 @@ func (s *shipper) gather(last time.Time) bool {
 	}
 }
 
-// next is the next piece, whole lines, and where it begins.
-func (s *shipper) next() (chunk []byte, offset int64, eof bool) {
+// next returns the next piece, of whole lines, and its offset.
+func (s *logShipper) next() (chunk []byte, offset int64, eof bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	chunk = s.buf
@@ -403,9 +412,9 @@ func (s *shipper) next() (chunk []byte, offset int64, eof bool) {
 	return bytes.Clone(chunk), s.base, s.eof
 }
 
-// acked drops what the server has. Its end may be ahead of what was sent: an
-// answer was lost, and the piece was longer then.
-func (s *shipper) acked(end int64) {
+// acked drops the part of the buffer that the server has. Its end may be ahead of the
+// sent piece: an answer was lost, and the piece was longer then.
+func (s *logShipper) acked(end int64) {
 	s.mu.Lock()
 	n := min(max(end-s.base, 0), int64(len(s.buf)))
 	s.note = s.note.after(s.buf[:n], s.base+n)
@@ -423,7 +432,7 @@ func (s *shipper) acked(end int64) {
 	}
 }
 
-// after is the place behind a piece of encoded lines that ends at offset.
+// after returns the place behind a piece of encoded lines that ends at offset.
 func (p place) after(text []byte, offset int64) place {
 	next := place{Offset: offset}
 	for len(text) > 0 {
@@ -436,7 +445,7 @@ func (p place) after(text []byte, offset int64) place {
 		next.Lines++
 		text = text[:start]
 	}
-	if next.Lines == 0 || next.At.Equal(p.At) { // every line of it goes on from before
+	if next.Lines == 0 || next.At.Equal(p.At) { // all of its lines have the stamp of the place before
 		next.At = p.At
 		next.Lines += p.Lines
 	}
@@ -444,7 +453,7 @@ func (p place) after(text []byte, offset int64) place {
 }
 
 // give ends the shipping: the reader's lines go nowhere.
-func (s *shipper) give(err error) {
+func (s *logShipper) give(err error) {
 	s.mu.Lock()
 	s.dead, s.buf = true, nil
 	if s.stop != nil {
@@ -453,6 +462,40 @@ func (s *shipper) give(err error) {
 	s.mu.Unlock()
 	notify(s.room)
 	if errors.Is(err, errGivenUp) {
-		s.r.reports.warn("the rest of the log was not stored: " + err.Error())
+		s.reports.warn("the rest of the log was not stored: " + err.Error())
 	}
+}
+
+const (
+	logPatience = 10 * time.Second // with the engine for the last lines, before an end is judged without them
+	maxTailLine = 512
+)
+
+// remember keeps the last lines, for the sign in them.
+func (s *logShipper) remember(l node.LogLine) {
+	text := l.Text
+	if len(text) > maxTailLine {
+		text = text[:maxTailLine]
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.tail) == 2*berth.SignLines {
+		s.tail = slices.Delete(s.tail, 0, berth.SignLines)
+	}
+	s.tail = append(s.tail, text)
+}
+
+// lastLines returns the last lines of the log once the engine has given them all, or
+// after logPatience the ones so far.
+func (s *logShipper) lastLines(ctx context.Context) []string {
+	patience := time.NewTimer(logPatience)
+	defer patience.Stop()
+	select {
+	case <-s.wasRead:
+	case <-patience.C:
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.tail)
 }

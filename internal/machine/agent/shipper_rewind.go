@@ -9,12 +9,12 @@ import (
 // errBack ends a read: the reader goes back.
 var errBack = errors.New("the reader goes back")
 
-// maxPlaces bounds the places that a log can be taken up from. The newer half are
-// the ends of single pieces, so that after a restore the reader is exactly where the
-// server is; older ones are thinned out, and from those it reads some lines to skip.
+// maxPlaces bounds the places that a reader can go back to. The newer half are the ends
+// of single pieces, so that after a restore the reader is exactly where the server is.
+// The older ones are thinned out, and the reader skips some lines after them.
 const maxPlaces = 1024
 
-// thinned makes room for one more place, if there is none.
+// thinned returns the places with room for one more.
 func thinned(places []place) []place {
 	if len(places) < maxPlaces {
 		return places
@@ -28,25 +28,25 @@ func thinned(places []place) []place {
 	return kept
 }
 
-// reads notes what ends the read that is about to begin. It reports false if there
-// is nothing to be read now: the reader is to go back, or nothing more is sent.
-func (s *shipper) reads(stop context.CancelFunc) bool {
+// reads notes how to end the read that is about to begin. It returns false if there is
+// nothing to read now: the reader must go back, or nothing more is sent.
+func (s *logShipper) reads(stop context.CancelFunc) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stop = stop
 	return s.back == nil && !s.dead
 }
 
-func (s *shipper) goesBack() bool {
+func (s *logShipper) goesBack() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.back != nil
 }
 
-// turnBack has the reader go back: the server has the log only up to end, which is
+// turnBack makes the reader go back: the server has the log only up to end, which is
 // less than it had.
-func (s *shipper) turnBack(end int64) {
-	s.r.log.Warn("the server has less of the log than it had; it is sent again from there", "has", end)
+func (s *logShipper) turnBack(end int64) {
+	s.log.Warn("the server has less of the log than it had; it is sent again from there", "has", end)
 	s.mu.Lock()
 	s.back, s.eof, s.buf, s.base = &end, false, nil, end
 	s.places = slices.DeleteFunc(s.places, func(p place) bool { return p.Offset > end })
@@ -62,8 +62,8 @@ func (s *shipper) turnBack(end int64) {
 	notify(s.again)
 }
 
-// goBack puts the reader to the last place before what the server has.
-func (s *shipper) goBack() {
+// goBack moves the reader to the last place before the server's end of the log.
+func (s *logShipper) goBack() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.back == nil {

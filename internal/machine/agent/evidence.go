@@ -1,0 +1,121 @@
+package agent
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"berth"
+	"berth/activities/node"
+)
+
+const (
+	infoLimit    = 10 * time.Second // for the engine's description of itself after an end
+	restoreKills = time.Minute      // after its start an engine may still end containers that it cannot restore
+)
+
+// endedBySignal are the exit codes of a program that a signal has ended: SIGKILL,
+// SIGTERM or SIGINT, or 2 from a Go program that is process 1 and has no handler.
+var endedBySignal = []int{2, 128 + 2, 128 + 9, 128 + 15}
+
+// evidence turns the end of a container into the member's exit: the facts, and the
+// cause as far as this machine can see it. berth.Classify gives them a meaning.
+type evidence struct {
+	*core
+	plan    *stopPlan
+	gpus    *gpuHealth
+	xids    node.GPUs
+	health  *engineHealth
+	shipper *logShipper
+}
+
+// exit returns the member's exit.
+func (v *evidence) exit(e ending) berth.Exit {
+	plan, c := v.plan, e.container
+	if e.vanished {
+		return berth.Exit{
+			Cause: berth.CauseVanished, Code: 255, Message: "its container was removed, and not by Berth",
+			StartedAt: plan.begun.UTC(), FinishedAt: time.Now().UTC(),
+		}
+	}
+	progress := v.reports.progress()
+	counted := progress != nil && progress.Total > 0
+	x := berth.Exit{
+		Cause: berth.CauseExited, Code: c.ExitCode, OOMKilled: c.OOMKilled, Message: c.Error,
+		Complete:  counted && progress.Step >= progress.Total,
+		StartedAt: c.StartedAt, FinishedAt: c.FinishedAt,
+	}
+	engine := ""
+	if plan.cause == "" && (c.ExitCode != 0 || counted && !x.Complete) {
+		engine = v.engineFault(e)
+	}
+	switch fault := v.gpus.fault(v.claim.GPUs); {
+	case plan.cause != "" && !c.FinishedAt.Before(plan.at):
+		x.Cause, x.Message = plan.cause, plan.says
+	case engine != "":
+		x.Cause, x.Message = berth.CauseEngine, engine
+	case c.ExitCode != 0 && fault != "":
+		x.Cause, x.Message = berth.CauseGPU, fault
+	}
+	if x.Cause == berth.CauseExited && c.ExitCode != 0 {
+		x.Sign = berth.SignOf(v.shipper.lastLines(v.ctx))
+		x.Xid = v.applicationXid(c)
+	}
+	if c.OOMKilled && c.ExitCode == 0 {
+		v.reports.warn("a process of it was killed for want of memory, and it exited 0 all the same")
+	}
+	return x
+}
+
+// engineFault describes the engine's part in an end that nothing here ordered; "": no
+// part is known.
+//
+// An engine without live-restore ends its containers when it ends. If it shuts down in
+// order, it stops them first and still answers; if it is killed, its successor ends
+// them; and if this process did not watch, the only sign is an engine that started
+// later than the container.
+func (v *evidence) engineFault(e ending) string {
+	c := e.container
+	if c.Signaled {
+		return "it was stopped through the container engine, and not by Berth"
+	}
+	ctx, cancel := context.WithTimeout(v.ctx, infoLimit)
+	defer cancel()
+	info, err := v.runtime.Info(ctx)
+	if err == nil {
+		v.health.note(info)
+	}
+	if v.health.keepsContainers() {
+		return ""
+	}
+	switch {
+	case err != nil && v.ctx.Err() == nil:
+		return "the container engine went away as it ended"
+	case !e.lostAt.IsZero() && c.FinishedAt.After(e.lostAt.Add(-time.Second)):
+		return "the container engine stopped and took its containers along"
+	case info.StartedAt.IsZero() || !c.StartedAt.Before(info.StartedAt):
+		return ""
+	case c.FinishedAt.After(info.StartedAt.Add(-time.Second)) && c.FinishedAt.Before(info.StartedAt.Add(restoreKills)):
+		return "the container engine was started anew and ended what it found"
+	case slices.Contains(endedBySignal, c.ExitCode) || c.ExitCode == 0:
+		return "the container engine was restarted since it began, and took its containers along"
+	}
+	return ""
+}
+
+// xidLog is an inventory that also keeps the XIDs which leave a device usable: faults
+// of the application, and notes.
+type xidLog interface {
+	// ApplicationXid returns the latest XID of these devices since then; 0: none.
+	ApplicationXid(uuids []string, since time.Time) uint64
+}
+
+// applicationXid returns the driver's latest XID for the member's devices while the
+// container ran.
+func (v *evidence) applicationXid(c node.Container) uint64 {
+	log, ok := v.xids.(xidLog)
+	if !ok || len(v.claim.GPUs) == 0 {
+		return 0
+	}
+	return log.ApplicationXid(v.claim.GPUs, c.StartedAt)
+}

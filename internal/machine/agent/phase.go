@@ -1,0 +1,130 @@
+package agent
+
+import (
+	"context"
+	"time"
+
+	"berth"
+)
+
+// phase is a station in a member's life on this machine. The table below is the
+// whole life; doc.go draws it.
+type phase string
+
+const (
+	phaseClaim       phase = "claim"
+	phaseLocate      phase = "locate"
+	phasePull        phase = "pull"
+	phaseWorkdir     phase = "workdir"
+	phaseInputs      phase = "inputs"
+	phaseRestore     phase = "restore"
+	phaseCreate      phase = "create"
+	phaseReady       phase = "ready"
+	phaseStart       phase = "start"
+	phaseWatch       phase = "watch"
+	phaseAcknowledge phase = "acknowledge"
+	phaseFence       phase = "fence"
+	phaseSeal        phase = "seal"
+	phaseRecord      phase = "record"
+	phaseForget      phase = "forget"
+	phaseRemove      phase = "remove"
+
+	phaseGone phase = "gone" // nothing of the member is left on this machine
+	phaseLeft phase = "left" // this process has let go; the container stays
+)
+
+// ends reports whether no phase follows.
+func (p phase) ends() bool { return p == phaseGone || p == phaseLeft }
+
+// worker does the work of one phase. Do returns the phase that follows, which the
+// table must list. An error interrupts the member: its context has ended, or the
+// work cannot go on.
+type worker interface {
+	Do(ctx context.Context) (next phase, err error)
+}
+
+// scope names the context of a phase, and with it the events that interrupt the phase.
+type scope string
+
+const (
+	// underMember ends when the member is abandoned or disowned, or the agent stops.
+	// Orders to stop are the phase's own affair.
+	underMember scope = "member"
+	// underPreparation also ends at an order to stop, and after Timing.PreparePatience.
+	underPreparation scope = "preparation"
+	// underMachine ends only when the agent stops: leftovers are removed however long
+	// it takes.
+	underMachine scope = "machine"
+)
+
+// phaseRow is one row of the table.
+type phaseRow struct {
+	phase phase
+	scope scope
+	does  string
+	next  []phase
+}
+
+// phases is the life of a member, in the order of a member without trouble.
+var phases = []phaseRow{
+	{phaseClaim, underMember, "asks the server to confirm the allocation",
+		[]phase{phaseLocate, phaseFence, phaseForget}},
+	{phaseLocate, underMember, "opens the folder; finds an earlier process's container",
+		[]phase{phasePull, phaseReady, phaseWatch, phaseFence}},
+	{phasePull, underPreparation, "makes the image usable",
+		[]phase{phaseWorkdir, phaseFence}},
+	{phaseWorkdir, underPreparation, "copies the job's code into its folder",
+		[]phase{phaseInputs, phaseFence}},
+	{phaseInputs, underPreparation, "puts the job's inputs into their folders",
+		[]phase{phaseRestore, phaseFence}},
+	{phaseRestore, underPreparation, "puts the newest sound checkpoint in place",
+		[]phase{phaseCreate, phaseFence}},
+	{phaseCreate, underPreparation, "creates the container, and the network of a gang",
+		[]phase{phaseReady, phaseFence}},
+	{phaseReady, underMember, "waits for the order to start, if one is needed",
+		[]phase{phaseStart, phaseFence}},
+	{phaseStart, underMember, "starts the container",
+		[]phase{phaseWatch, phaseFence}},
+	{phaseWatch, underMember, "carries out orders and limits until the container ends",
+		[]phase{phaseAcknowledge}},
+	{phaseAcknowledge, underMember, "waits until the server knows that the member ran",
+		[]phase{phaseFence}},
+	{phaseFence, underMember, "ends stray processes of at_most_one work",
+		[]phase{phaseSeal}},
+	{phaseSeal, underMember, "reports the exit; stores log, checkpoints and outputs",
+		[]phase{phaseRecord}},
+	{phaseRecord, underMember, "waits until the server has the seal on record",
+		[]phase{phaseForget}},
+	{phaseForget, underMember, "waits for the order to forget the member", nil},
+	{phaseRemove, underMachine, "removes the container, its folder and its network",
+		[]phase{phaseGone}},
+}
+
+// row returns a phase's row of the table.
+func (p phase) row() phaseRow {
+	for _, r := range phases {
+		if r.phase == p {
+			return r
+		}
+	}
+	return phaseRow{phase: p}
+}
+
+// result carries the member's exit from the phase that determines it to the phases
+// that report it.
+type result struct{ exit berth.Exit }
+
+// end determines the exit, and returns the phase that follows any exit.
+func (r *result) end(x berth.Exit) (phase, error) {
+	r.exit = x
+	return phaseFence, nil
+}
+
+// notStarted determines the exit of a member whose process never ran.
+func (r *result) notStarted(cause berth.ExitCause, message string) (phase, error) {
+	return r.end(notStarted(cause, message))
+}
+
+func notStarted(cause berth.ExitCause, message string) berth.Exit {
+	return berth.Exit{Cause: cause, Message: message, FinishedAt: time.Now().UTC()}
+}

@@ -1,0 +1,249 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"berth"
+	"berth/activities/node"
+	"berth/internal/lib/failpoint"
+)
+
+// createPhase creates the container, or adopts one of the same name and labels. It
+// repeats requests that the engine may grant in a moment.
+type createPhase struct {
+	*core
+	cfg     *Config
+	agent   context.Context // ends when the agent stops
+	recipe  *recipe
+	scratch *scratch
+	vault   vaultDir
+	network *string // receives the network made for the gang on this engine
+	turns   turns
+	images  *images
+	fencing *fencing
+	helpers *sync.WaitGroup
+	spans   spans
+	result  *result
+}
+
+func (p *createPhase) Do(ctx context.Context) (phase, error) {
+	return p.spans.step(ctx, "create", p.result, p.create)
+}
+
+func (p *createPhase) create(ctx context.Context) (phase, error) {
+	spec := p.containerSpec()
+	if err := p.addSecrets(&spec); err != nil {
+		return p.result.notStarted(berth.CauseEngine, "give it its secrets: "+err.Error())
+	}
+	if err := p.joinNetwork(&spec); err != nil {
+		return p.result.notStarted(berth.CauseEngine, err.Error())
+	}
+	patience := time.Now().Add(p.timing.EnginePatience)
+	for wait := p.timing.backoff(); ; {
+		c, err := p.ask(ctx, spec)
+		cause := berth.CauseEngine
+		switch {
+		case err == nil, errors.Is(err, node.ErrExists) && p.owns(c):
+			p.fencing.list(c)
+			p.images.note(p.claim.Tenant, p.claim.Spec.Image)
+			return phaseReady, nil
+		case ctx.Err() != nil:
+			return "", err
+		case errors.Is(err, node.ErrExists):
+			err = fmt.Errorf("the name %s is taken by a container that is not this machine's: %w", spec.Name, err)
+		case errors.Is(err, node.ErrBadCommand):
+			cause = berth.CauseBadCommand
+		case errors.Is(err, node.ErrDevice):
+			cause = berth.CauseDevice
+		case errors.Is(err, node.ErrImageUnavailable):
+			cause = berth.CauseImageUnavailable
+		case berth.CodeOf(err) != berth.CodeInvalid && time.Now().Before(patience):
+			p.log.Warn("container not created; tried again", "err", err)
+			if err := wait.wait(ctx); err != nil {
+				return "", err
+			}
+			continue
+		}
+		return p.result.notStarted(cause, err.Error())
+	}
+}
+
+// ask has the engine create the network of the gang and then the container. It
+// returns when ctx ends, but the engine's answer is still awaited: the engine creates
+// the container all the same, and a removal before that finds nothing. So the
+// member's leftovers are removed only after the answer.
+func (p *createPhase) ask(ctx context.Context, spec node.ContainerSpec) (node.Container, error) {
+	done, err := p.turns.take(ctx)
+	if err != nil {
+		return node.Container{}, err
+	}
+	_ = failpoint.Hit("agent.create.before")
+	type answer struct {
+		c   node.Container
+		err error
+	}
+	answered := make(chan answer, 1)
+	p.helpers.Go(func() { // the phase remove waits for helpers before it removes anything
+		defer done()
+		patient, cancel := context.WithCancel(p.agent)
+		defer cancel()
+		defer context.AfterFunc(ctx, func() { _ = sleep(patient, p.timing.LatePatience); cancel() })()
+		var a answer
+		if *p.network != "" {
+			a.err = p.ensureNetwork(patient)
+		}
+		if a.err == nil {
+			a.c, a.err = p.runtime.Create(patient, spec)
+		}
+		_ = failpoint.Hit("agent.create.after")
+		answered <- a
+	})
+	select {
+	case a := <-answered:
+		return a.c, a.err
+	case <-ctx.Done():
+		return node.Container{}, context.Cause(ctx)
+	}
+}
+
+// masterPort is where the only member of a job finds itself. Its container has a
+// network of its own.
+const masterPort = "29500"
+
+func (p *createPhase) containerSpec() node.ContainerSpec {
+	c := p.claim
+	labels := p.labels()
+	labels[berth.LabelSpecHash] = c.SpecHash
+	mounts := []node.Mount{{Host: filepath.Join(p.scratch.dir, "workspace"), Target: "/workspace"}}
+	if k := c.Spec.Checkpoint; k != nil {
+		mounts = append(mounts, node.Mount{Host: filepath.Join(p.scratch.dir, "checkpoint"), Target: k.Path})
+	}
+	mounts = append(mounts, inputMounts(c.Spec, p.scratch)...)
+	folder := "" // the image's own
+	if c.Spec.Workdir != "" {
+		folder = "/workspace"
+	}
+	return node.ContainerSpec{
+		Name: p.name(), Labels: labels, Image: p.recipe.image, WorkingDir: folder,
+		Entrypoint: c.Spec.Entrypoint, Command: c.Spec.Command, Env: p.environment(),
+		CPUMilli: c.CPUMilli, MemoryMiB: c.MemoryMiB, ShmMiB: int64(c.Spec.Resources.ShmSize),
+		GPUs: p.engineGPUs(), Mounts: mounts,
+	}
+}
+
+// environment is the job's own environment with Berth's variables.
+func (p *createPhase) environment() map[string]string {
+	c := p.claim
+	env := maps.Clone(c.Spec.Env)
+	if env == nil {
+		env = map[string]string{}
+	}
+	maps.Copy(env, map[string]string{
+		"BERTH_JOB_ID":         string(c.Job),
+		"BERTH_ATTEMPT":        strconv.Itoa(c.Attempt),
+		"BERTH_MEMBER":         strconv.Itoa(c.Rank),
+		"BERTH_MEMBERS":        strconv.Itoa(c.Members),
+		"BERTH_GPUS":           strings.Join(c.GPUs, ","),
+		"BERTH_RESTORED_STEP":  "",
+		"BERTH_CHECKPOINT_DIR": "",
+		"NODE_RANK":            strconv.Itoa(c.Rank),
+		"NNODES":               strconv.Itoa(c.Members),
+	})
+	maps.Copy(env, p.rendezvous())
+	if k := c.Spec.Checkpoint; k != nil {
+		env["BERTH_CHECKPOINT_DIR"] = k.Path
+	}
+	if restored := p.recipe.restored; restored != nil {
+		env["BERTH_RESTORED_STEP"] = strconv.FormatInt(*restored, 10)
+	}
+	return env
+}
+
+// rendezvous returns the variables by which the members of a gang find each other.
+func (p *createPhase) rendezvous() map[string]string {
+	if !p.claim.gang() {
+		return map[string]string{
+			"BERTH_PEERS": "127.0.0.1:" + masterPort, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": masterPort,
+		}
+	}
+	peers := make([]string, len(p.claim.Peers))
+	for i, peer := range p.claim.Peers {
+		peers[i] = peer.Endpoint(p.job, p.attempt)
+	}
+	first := p.claim.Peers[0]
+	return map[string]string{
+		"BERTH_PEERS": strings.Join(peers, ","),
+		"MASTER_ADDR": first.Host(p.job, p.attempt),
+		"MASTER_PORT": strconv.Itoa(first.Port),
+	}
+}
+
+// engineGPUs returns the devices for the engine. Declared devices exist on paper only.
+func (p *createPhase) engineGPUs() []string {
+	if p.cfg.GPUs.Declared() {
+		return nil
+	}
+	return slices.Clone(p.claim.GPUs)
+}
+
+// addSecrets gives the container the secrets that its job names, in the form that the
+// job asks for.
+func (p *createPhase) addSecrets(spec *node.ContainerSpec) error {
+	as := p.claim.Spec.SecretsAs
+	if len(p.claim.Secrets) == 0 {
+		return nil
+	}
+	if as != berth.SecretsFile {
+		for _, s := range p.claim.Secrets {
+			spec.Env[s.Name] = string(s.Value)
+		}
+	}
+	if as != berth.SecretsEnv {
+		dir, err := p.vault.put(p.name(), p.claim.Secrets)
+		if err != nil {
+			return err
+		}
+		spec.Mounts = append(spec.Mounts, node.Mount{Host: dir, Target: berth.SecretsPath, ReadOnly: true})
+	}
+	return nil
+}
+
+// joinNetwork puts the container of a gang's member on the network where it can reach
+// its peers. It notes a network that this engine has for the gang alone.
+func (p *createPhase) joinNetwork(spec *node.ContainerSpec) error {
+	if !p.claim.gang() {
+		return nil
+	}
+	own := p.claim.Peers[p.number].Network
+	for _, peer := range p.claim.Peers {
+		if peer.Network != own {
+			return berth.Errorf(berth.CodeInvalid,
+				"rank %d on machine %s is on network %q, and this one on %q: they cannot reach each other",
+				peer.Rank, peer.Machine, peer.Network, own)
+		}
+	}
+	if spec.Network = p.cfg.GangNetwork; spec.Network != "" {
+		return nil
+	}
+	*p.network = berth.GangNetworkName(p.job, p.attempt)
+	spec.Network, spec.Labels[berth.LabelNetwork] = *p.network, *p.network
+	return nil
+}
+
+// ensureNetwork creates the gang's network, unless it exists.
+func (p *createPhase) ensureNetwork(ctx context.Context) error {
+	return p.runtime.EnsureNetwork(ctx, node.Network{Name: *p.network, Labels: map[string]string{
+		berth.LabelCluster: p.cluster(),
+		berth.LabelJob:     string(p.job),
+		berth.LabelAttempt: strconv.Itoa(p.attempt),
+	}})
+}

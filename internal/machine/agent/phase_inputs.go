@@ -1,0 +1,149 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"berth"
+	"berth/activities/node"
+	"berth/internal/lib/archive"
+	"berth/internal/lib/failpoint"
+	"berth/internal/machine/fetch"
+)
+
+// inputsPhase puts each of the job's inputs into a folder of its own.
+type inputsPhase struct {
+	placer
+	sources *fetch.Sources
+	scratch *scratch
+	spans   spans
+}
+
+func (p *inputsPhase) Do(ctx context.Context) (phase, error) {
+	if len(p.claim.Spec.Inputs) == 0 {
+		return phaseRestore, nil
+	}
+	return p.spans.step(ctx, "inputs", p.result, p.all)
+}
+
+func (p *inputsPhase) all(ctx context.Context) (phase, error) {
+	for i, in := range p.claim.Spec.Inputs {
+		what := fmt.Sprintf("inputs[%d]", i)
+		folder, err := openShared(p.scratch.input(i))
+		if err != nil {
+			return p.result.notStarted(berth.CauseEngine, err.Error())
+		}
+		_ = failpoint.Hit("agent.input.before")
+		err = p.one(ctx, i, in, placing{what: what, folder: folder})
+		_ = failpoint.Hit("agent.input.after")
+		_ = folder.Close()
+		if err != nil {
+			return p.failed(ctx, what, err)
+		}
+	}
+	return phaseRestore, nil
+}
+
+// one places the i-th input.
+func (p *inputsPhase) one(ctx context.Context, i int, in berth.Input, to placing) error {
+	switch kind := in.Kind(); kind {
+	case berth.InputFolder:
+		if a, err := berth.ParseAddress(in.From); err == nil {
+			to.content, to.own = p.archived(a, archive.Default), true
+			return p.place(ctx, to)
+		}
+	case berth.InputOutput:
+		at := slices.IndexFunc(p.claim.Inputs, func(c berth.ClaimInput) bool { return c.Input == i })
+		if at >= 0 {
+			to.content = p.archived(p.claim.Inputs[at].Address, archive.Output)
+			return p.place(ctx, to)
+		}
+	case berth.InputS3, berth.InputGS, berth.InputAzure, berth.InputHTTPS:
+		return p.elsewhere(ctx, in, to)
+	case berth.InputFile:
+		v, _, err := berth.ParseFile(in.From)
+		if err != nil || !slices.Contains(p.claim.Volumes, v) {
+			return damage{fmt.Sprintf(
+				"the operator of this cluster does not let jobs of tenant %s read the folder %s any more",
+				p.claim.Tenant, v)}
+		}
+		return p.elsewhere(ctx, in, to)
+	case berth.InputUnknown: // a newer server let it through, and a newer agent may know it
+		scheme, _, _ := strings.Cut(in.From, "://")
+		return fmt.Errorf("this machine's agent knows no inputs from %.40s://", scheme)
+	default:
+		panic(fmt.Sprintf("unknown kind of input %d", kind))
+	}
+	return damage{fmt.Sprintf("this machine cannot fetch %.200q", in.From)} // no server should have let it through
+}
+
+// changes is how often an input is looked for that changes while it is fetched.
+const changes = 3
+
+// elsewhere places an input that the machine fetches by itself. It asks the source
+// for the present version each time, so that content in the machine's cache reaches
+// only jobs with access to the source.
+func (p *inputsPhase) elsewhere(ctx context.Context, in berth.Input, to placing) error {
+	var login berth.Sensitive
+	for _, l := range p.claim.InputLogins {
+		if l.Name == in.Secret {
+			login = l.Value
+		}
+	}
+	for try := 1; ; try++ {
+		var found *fetch.Found
+		err := p.retry.patiently(ctx, func() (err error) {
+			found, err = p.sources.Find(ctx, in, login)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		var once berth.Address
+		to.content = p.fetched(found, &once)
+		if found.Once {
+			to.address = &once
+		} else {
+			to.content.source = in.SourceKey(p.claim.Tenant)
+		}
+		err = p.place(ctx, to)
+		if found.Once {
+			err = errors.Join(err, p.cache.discard(p.cache.folder(p.claim.Tenant, to.content)))
+		}
+		if _, changed := errors.AsType[fetch.Changed](err); !changed || try == changes || ctx.Err() != nil {
+			return err
+		}
+		p.log.Warn("an input changed while it was fetched; looked for again", "what", to.what, "err", err)
+	}
+}
+
+// fetched returns the content of a source, and notes its address when it is fetched.
+func (p *inputsPhase) fetched(found *fetch.Found, address *berth.Address) content {
+	get := func(ctx context.Context, to *os.Root) (cacheEntry, error) {
+		p.reports.enter(slow, berth.PhaseRestoring)
+		sum, err := found.Fetch(ctx, to, p.retry.patiently)
+		*address = sum.Address
+		return cacheEntry{Bytes: sum.Bytes, Files: sum.Files}, err
+	}
+	return content{kind: found.Kind, of: found.Address, fetch: get}
+}
+
+// inputMounts are the inputs as the container sees them. The container may change a
+// folder of its user. Content from elsewhere is read-only, since containers may
+// share it.
+func inputMounts(spec berth.JobSpec, s *scratch) []node.Mount {
+	var mounts []node.Mount
+	for i, in := range spec.Inputs {
+		m := node.Mount{Host: s.input(i), Target: in.To, ReadOnly: in.Kind() != berth.InputFolder}
+		if in.OneFile() {
+			m.Host = filepath.Join(m.Host, fetch.FileName)
+		}
+		mounts = append(mounts, m)
+	}
+	return mounts
+}

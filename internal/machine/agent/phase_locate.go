@@ -1,0 +1,98 @@
+package agent
+
+import (
+	"context"
+	"errors"
+
+	"berth"
+	"berth/activities/node"
+)
+
+// locatePhase opens the member's folder and decides how its life goes on: with the
+// container of an earlier process, with a new container, or not at all.
+type locatePhase struct {
+	*core
+	scratch *scratch
+	equip   func() *checkpointUploader // makes the helpers that need the folder
+	fencing *fencing
+	plan    *stopPlan
+	images  *images
+	result  *result
+	adopts  bool
+}
+
+func (p *locatePhase) Do(context.Context) (phase, error) {
+	if err := p.scratch.open(p.name(), p.claim.Spec.Checkpoint != nil); err != nil {
+		return p.result.notStarted(berth.CauseEngine, err.Error())
+	}
+	uploader := p.equip()
+	found, err := p.find()
+	if err != nil {
+		return "", err
+	}
+	if found != nil {
+		return p.adopt(*found, uploader), nil
+	}
+	if p.claim.atMostOne() {
+		if err := p.fencing.fence.demand(p.ctx); err != nil && p.ctx.Err() == nil {
+			return p.result.notStarted(berth.CauseEngine, "at_most_one work is refused: "+err.Error())
+		}
+	}
+	if p.hadContainer() {
+		return p.result.notStarted(berth.CauseVanished, "its container is gone, and nobody saw it end")
+	}
+	return phasePull, nil
+}
+
+// find looks for a container that an earlier process created. A new member has none:
+// otherwise the engine's check of names finds it at its creation. A member that has
+// begun by the record is looked for even if this process has not adopted it: its end
+// must not be reported while its container lives.
+func (p *locatePhase) find() (*node.Container, error) {
+	if !p.adopts && p.claim.Phase == berth.PhaseClaimed && !p.claim.Orders.Start {
+		return nil, nil
+	}
+	for wait := p.timing.backoff(); ; {
+		c, err := p.runtime.Inspect(p.ctx, p.name())
+		switch {
+		case err == nil && p.owns(c):
+			return &c, nil
+		case err == nil:
+			p.log.Error("container name is taken by a foreign container", "container", c.Name)
+			return nil, nil // the creation will fail and report it
+		case errors.Is(err, node.ErrNoContainer):
+			return nil, nil
+		case p.ctx.Err() != nil:
+			return nil, context.Cause(p.ctx)
+		}
+		p.log.Warn("container engine does not answer; tried again", "err", err)
+		if err := wait.wait(p.ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// hadContainer reports whether a container of the member must have existed.
+func (p *locatePhase) hadContainer() bool {
+	return p.claim.Phase == berth.PhaseRunning || p.claim.Phase == berth.PhaseExited ||
+		p.claim.Orders.Start || p.scratch.memo().Begun
+}
+
+// adopt takes over the container of an earlier process, with the state that this
+// process noted in the memo.
+func (p *locatePhase) adopt(c node.Container, uploader *checkpointUploader) phase {
+	p.fencing.list(c)
+	p.images.note(p.claim.Tenant, p.claim.Spec.Image)
+	m := p.scratch.memo()
+	p.plan.adopt(m, c.StartedAt)
+	if m.Restored != nil {
+		p.reports.edit(later, func(r *berth.RankReport) { r.Restored = m.Restored })
+	}
+	if uploader != nil {
+		uploader.skip(m.Restored)
+	}
+	if c.State == node.ContainerCreated {
+		return phaseReady
+	}
+	return phaseWatch
+}

@@ -1,0 +1,92 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"berth"
+	"berth/activities/node"
+	"berth/internal/lib/failpoint"
+)
+
+// recipe is the part of the container's specification that the preparation finds out.
+type recipe struct {
+	image    string // reference of the image, pulled
+	restored *int64 // step of the checkpoint in place; nil: none
+}
+
+// pullPhase makes the image usable: the one that its name meant when the job first
+// ran, even if the name means another image by now.
+type pullPhase struct {
+	*core
+	recipe *recipe
+	spans  spans
+	result *result
+}
+
+func (p *pullPhase) Do(ctx context.Context) (phase, error) {
+	if w := p.claim.Withheld; w != nil { // the server could not provide the secrets
+		if w.Missing {
+			return p.result.notStarted(berth.CauseSecretMissing, w.Message)
+		}
+		return p.result.notStarted(berth.CauseSecretUnavailable, w.Message)
+	}
+	return p.spans.step(ctx, "pull", p.result, p.pull)
+}
+
+func (p *pullPhase) pull(ctx context.Context) (phase, error) {
+	p.reports.enter(slow, berth.PhasePulling)
+	image := p.claim.Spec.Image
+	_ = failpoint.Hit("agent.pull.before")
+	digest, err := p.ensure(ctx, image)
+	_ = failpoint.Hit("agent.pull.after")
+	if want := p.claim.ImageDigest; err == nil && want != "" && digest != want {
+		image += "@" + want
+		if digest, err = p.ensure(ctx, image); err != nil {
+			err = fmt.Errorf("%s is not the image any more that this job began with: %w", p.claim.Spec.Image, err)
+		}
+	}
+	cause := berth.CauseImageUnavailable
+	switch {
+	case err == nil:
+		p.recipe.image = image
+		p.reports.edit(later, func(r *berth.RankReport) { r.ImageDigest = digest })
+		return phaseWorkdir, nil
+	case ctx.Err() != nil:
+		return "", err
+	case errors.Is(err, node.ErrImageNotFound):
+		cause = berth.CauseImageNotFound
+	case errors.Is(err, node.ErrImageMismatch):
+		p.log.Error("image content does not match its digest", "image", image, "err", err)
+		cause = berth.CauseImageMismatch
+	}
+	return p.result.notStarted(cause, err.Error())
+}
+
+// pullTries is how often this machine asks for an image that is unavailable, before
+// another machine does.
+const pullTries = 5
+
+func (p *pullPhase) ensure(ctx context.Context, image string) (digest string, err error) {
+	wait := &backoff{min: p.timing.PullPause, max: 16 * p.timing.PullPause}
+	for try := 1; ; try++ {
+		digest, err = p.runtime.EnsureImage(ctx, image, p.login())
+		if err == nil || try == pullTries || ctx.Err() != nil || !errors.Is(err, node.ErrImageUnavailable) {
+			return digest, err
+		}
+		p.log.Warn("image not pulled; tried again", "image", image, "try", try, "err", err)
+		if err := wait.wait(ctx); err != nil {
+			return "", err
+		}
+	}
+}
+
+// login returns the credentials for the registry; nil: anonymous.
+func (p *pullPhase) login() *node.RegistryAuth {
+	l := p.claim.ImageLogin
+	if l == nil {
+		return nil
+	}
+	return &node.RegistryAuth{Username: string(l.Username), Password: string(l.Password)}
+}

@@ -1,0 +1,74 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+
+	"berth/activities/node"
+	"berth/internal/lib/failpoint"
+)
+
+// removePhase removes the container, its folder, its secrets and its network, however
+// long that takes. Its context is the machine's: the member's has ended.
+type removePhase struct {
+	*identity
+	log     *slog.Logger
+	timing  Timing
+	runtime node.Runtime
+	state   string // the agent's folder
+	vault   vaultDir
+	network string // of its gang, created on this engine; "": none
+	fencing *fencing
+	helpers *sync.WaitGroup // they may still use the container
+}
+
+func (p *removePhase) Do(ctx context.Context) (phase, error) {
+	p.helpers.Wait()
+	if !p.known { // without a rank it never had a container
+		return phaseGone, nil
+	}
+	if err := p.clear(ctx); err != nil {
+		return "", err
+	}
+	if err := p.fencing.clear(ctx); err != nil {
+		return "", err
+	}
+	return phaseGone, nil
+}
+
+// clear removes the container first: it may still write into its folder.
+func (p *removePhase) clear(ctx context.Context) error {
+	_ = failpoint.Hit("agent.remove.before")
+	for wait := p.timing.backoff(); ; {
+		err := p.runtime.Remove(ctx, p.name())
+		if err == nil {
+			err = errors.Join(p.vault.remove(p.name()), removeScratch(p.state, p.name()))
+		}
+		if err == nil {
+			_ = failpoint.Hit("agent.remove.after")
+			p.leaveNetwork(ctx)
+			return nil
+		}
+		if ctx.Err() != nil {
+			return err
+		}
+		p.log.Warn("leftovers not removed; tried again", "err", err)
+		if err := wait.wait(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// leaveNetwork removes the network of the member's gang if this was the last member
+// on it. If that fails, the sweep removes it.
+func (p *removePhase) leaveNetwork(ctx context.Context) {
+	if p.network == "" {
+		return
+	}
+	err := p.runtime.RemoveNetwork(ctx, p.network)
+	if err != nil && !errors.Is(err, node.ErrNetworkInUse) && ctx.Err() == nil {
+		p.log.Warn("network of the gang not removed; it will be swept", "network", p.network, "err", err)
+	}
+}

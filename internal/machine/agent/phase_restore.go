@@ -1,0 +1,308 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"berth"
+	"berth/internal/lib/failpoint"
+)
+
+const (
+	maxManifest = 64 << 20
+	partial     = ".restoring" // folder of an incomplete restore
+)
+
+// damage is proof that stored content has changed since it was stored.
+type damage struct{ says string }
+
+func (d damage) Error() string { return d.says }
+
+// cannotFetch is a file of a checkpoint that did not arrive, although the store
+// answers. That is no proof of damage.
+type cannotFetch struct{ err error }
+
+func (c cannotFetch) Error() string { return c.err.Error() }
+func (c cannotFetch) Unwrap() error { return c.err }
+
+// restorePhase puts the newest checkpoint that verifies in place.
+type restorePhase struct {
+	*core
+	control  *control
+	retry    *retrier
+	scratch  *scratch
+	uploader *checkpointUploader // nil without checkpoints
+	recipe   *recipe
+	spans    spans
+	result   *result
+}
+
+func (p *restorePhase) Do(ctx context.Context) (phase, error) {
+	if p.claim.Spec.Checkpoint != nil && (len(p.claim.Restore) > 0 || p.claim.HadCheckpoint) {
+		if next, err := p.spans.step(ctx, "restore", p.result, p.newest); err != nil || next != phaseCreate {
+			return next, err
+		}
+	}
+	restored := p.recipe.restored
+	if p.uploader != nil {
+		p.uploader.skip(restored)
+	}
+	if restored != nil {
+		if err := p.scratch.remember(memo{Restored: restored}); err != nil {
+			return p.result.notStarted(berth.CauseEngine, err.Error())
+		}
+		_ = failpoint.Hit("agent.restore.after")
+		p.reports.edit(later, func(r *berth.RankReport) { r.Restored = restored })
+	}
+	return phaseCreate, nil
+}
+
+// newest restores the newest checkpoint that verifies. It reports damaged ones and
+// passes over them. If none verifies of a job that had one, the member ends: the job
+// must not silently start from its beginning.
+func (p *restorePhase) newest(ctx context.Context) (phase, error) {
+	p.reports.enter(slow, berth.PhaseRestoring)
+	says := "every checkpoint of this job was found damaged before"
+	for _, point := range p.claim.Restore {
+		err := p.restore(ctx, point)
+		if err == nil {
+			p.log.Info("checkpoint restored", "step", point.Step, "of_attempt", point.Attempt)
+			p.recipe.restored = &point.Step
+			return phaseCreate, nil
+		}
+		if ctx.Err() != nil {
+			return "", context.Cause(ctx)
+		}
+		bad, damaged := errors.AsType[damage](err)
+		if !damaged {
+			if missing, ok := errors.AsType[cannotFetch](err); ok {
+				_ = p.reject(ctx, point, missing.Error(), true)
+			}
+			return p.result.notStarted(berth.CauseRestoreFailed, fmt.Sprintf("restore step %d: %v", point.Step, err))
+		}
+		p.log.Error("checkpoint damaged", "step", point.Step, "of_attempt", point.Attempt, "damage", bad.says)
+		if err := p.reject(ctx, point, bad.says, false); err != nil {
+			return p.result.notStarted(berth.CauseRestoreFailed,
+				fmt.Sprintf("report the damage of step %d: %v", point.Step, err))
+		}
+		if p.claim.gang() {
+			// The other members may have this step in place already: all of them start
+			// again from an older one.
+			return p.result.notStarted(berth.CauseRestoreFailed, fmt.Sprintf(
+				"its part of step %d is damaged, and the gang goes back to an older one: %s", point.Step, bad.says))
+		}
+		says = fmt.Sprintf("no checkpoint verifies; step %d: %s", point.Step, bad.says)
+	}
+	return p.result.notStarted(berth.CauseCheckpointCorrupt, says)
+}
+
+// reject reports a checkpoint that this machine cannot restore. failed means that it
+// did not arrive; otherwise it is damaged.
+func (p *restorePhase) reject(ctx context.Context, point berth.RestorePoint, says string, failed bool) error {
+	return p.retry.patiently(ctx, func() error {
+		return p.control.reportCheckpoint(ctx, berth.CheckpointReport{
+			Alloc: p.alloc, Job: p.job, Attempt: p.attempt, Rank: p.number,
+			Step: point.Step, OfAttempt: point.Attempt, Bad: says, Failed: failed,
+		})
+	})
+}
+
+// restore fetches and verifies one checkpoint into step-N/.
+func (p *restorePhase) restore(ctx context.Context, point berth.RestorePoint) error {
+	m, err := p.manifest(ctx, point)
+	if err != nil {
+		return err
+	}
+	root := p.scratch.checkpoint
+	_ = failpoint.Hit("agent.restore.before")
+	if err := root.RemoveAll(partial); err != nil {
+		return err
+	}
+	if err := root.Mkdir(partial, 0o777); err != nil {
+		return err
+	}
+	whole := false
+	for _, f := range m.Files {
+		if err := p.fetch(ctx, f); err != nil {
+			return err
+		}
+		whole = whole || f.Path == doneFile
+	}
+	if !whole {
+		if err := root.WriteFile(path.Join(partial, doneFile), nil, 0o666); err != nil {
+			return err
+		}
+	}
+	if err := p.openFolders(); err != nil {
+		return err
+	}
+	_ = failpoint.Hit("agent.restore.fetched")
+	if err := root.RemoveAll(stepName(point.Step)); err != nil {
+		return err
+	}
+	err = root.Rename(partial, stepName(point.Step))
+	_ = failpoint.Hit("agent.restore.placed")
+	return err
+}
+
+// manifest fetches and checks the list of files.
+func (p *restorePhase) manifest(ctx context.Context, point berth.RestorePoint) (m berth.CheckpointManifest, err error) {
+	var body []byte
+	err = p.retry.patiently(ctx, func() error {
+		in, size, err := p.control.getObject(ctx, point.Manifest)
+		if err != nil {
+			return err
+		}
+		defer in.Close()
+		if size > maxManifest {
+			return damage{fmt.Sprintf("the manifest has %d bytes", size)}
+		}
+		body, err = io.ReadAll(io.LimitReader(in, maxManifest))
+		if err == nil && int64(len(body)) != size {
+			err = io.ErrUnexpectedEOF
+		}
+		return err
+	})
+	if berth.CodeOf(err) == berth.CodeNotFound && answered(err) {
+		return m, damage{"the manifest is missing"}
+	}
+	if err != nil {
+		return m, err
+	}
+	if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != point.SHA256 {
+		return m, damage{"the manifest's sha256 is not the registered one"}
+	}
+	d := json.NewDecoder(bytes.NewReader(body))
+	if err := d.Decode(&m); err != nil {
+		return m, damage{"the manifest cannot be read: " + err.Error()}
+	}
+	if m.Job != p.job || m.Step != point.Step || m.Rank != p.number || len(m.Files) > maxFiles {
+		return m, damage{"the manifest is of another checkpoint"}
+	}
+	prefix := path.Dir(point.Manifest) + "/"
+	for _, f := range m.Files {
+		if !localPath(f.Path) || !strings.HasPrefix(f.Object, prefix) || f.Bytes < 0 {
+			return m, damage{fmt.Sprintf("the manifest names %q, which is not allowed", f.Path)}
+		}
+	}
+	return m, nil
+}
+
+// localPath reports whether a path stays inside its folder, in one spelling.
+func localPath(p string) bool {
+	return filepath.IsLocal(p) && path.Clean(p) == p && p != "." && len(p) <= maxPathBytes &&
+		!strings.ContainsAny(p, "\x00\\")
+}
+
+// fetch downloads one file and verifies it.
+func (p *restorePhase) fetch(ctx context.Context, f berth.CheckpointFile) error {
+	root := p.scratch.checkpoint
+	name := path.Join(partial, f.Path)
+	if err := root.MkdirAll(path.Dir(name), 0o777); err != nil {
+		return err
+	}
+	var local error
+	err := p.retry.patiently(ctx, func() error {
+		in, size, err := p.control.getObject(ctx, f.Object)
+		if err != nil {
+			return err
+		}
+		defer in.Close()
+		if size != f.Bytes {
+			return damage{fmt.Sprintf("%s has %d bytes instead of %d", f.Path, size, f.Bytes)}
+		}
+		out, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
+		if err != nil {
+			local = err
+			return damage{err.Error()} // ends the tries
+		}
+		defer out.Close()
+		hash := sha256.New()
+		disk := &disk{Writer: out}
+		n, err := io.Copy(io.MultiWriter(disk, hash), in)
+		switch {
+		case disk.err != nil:
+			local = disk.err
+			return damage{local.Error()} // ends the tries
+		case err == nil && n != size:
+			return io.ErrUnexpectedEOF
+		case err != nil:
+			return err
+		}
+		if hex.EncodeToString(hash.Sum(nil)) != f.SHA256 {
+			return damage{f.Path + ": the sha256 is not the manifest's"}
+		}
+		// The container may run as any user, who must be able to use the files.
+		if err := out.Chmod(os.FileMode(f.Mode).Perm() | 0o666); err != nil {
+			local = err
+		}
+		return nil
+	})
+	_, damaged := errors.AsType[damage](err)
+	switch {
+	case local != nil:
+		return fmt.Errorf("write %s: %w", f.Path, local)
+	case err == nil, damaged, ctx.Err() != nil:
+		return err
+	case berth.CodeOf(err) == berth.CodeNotFound && answered(err):
+		return damage{f.Path + " is missing"}
+	case refused(err):
+		return err
+	}
+	return cannotFetch{fmt.Errorf("fetch %s: %w", f.Path, err)}
+}
+
+// disk notes a failed write. Then this machine is at fault, and neither the
+// checkpoint nor the store.
+type disk struct {
+	io.Writer
+	err error
+}
+
+func (d *disk) Write(p []byte) (int, error) {
+	n, err := d.Writer.Write(p)
+	if err != nil {
+		d.err = err
+	}
+	return n, err
+}
+
+// openFolders gives the container's user access to the restored folders, whatever the
+// agent's umask is.
+func (p *restorePhase) openFolders() error {
+	root := p.scratch.checkpoint
+	var walk func(dir string) error
+	walk = func(dir string) error {
+		if err := root.Chmod(dir, 0o777); err != nil {
+			return err
+		}
+		f, err := root.Open(dir)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		entries, err := f.ReadDir(-1)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if e.IsDir() {
+				if err := walk(path.Join(dir, e.Name())); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+	return walk(partial)
+}

@@ -1,0 +1,93 @@
+package agent
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"berth"
+	"berth/internal/lib/failpoint"
+)
+
+// sealPhase reports the member's exit, and stores the log, the resource usage, the
+// checkpoints and the outputs. An exit that is quickly sealed is reported together
+// with its seal. Otherwise it is reported first, because it frees the devices.
+type sealPhase struct {
+	*core
+	vault    vaultDir
+	retry    *retrier
+	shipper  *logShipper         // nil: the folder was never opened, and nothing is to be stored
+	sampler  *usageSampler       // nil: the container never ran
+	uploader *checkpointUploader // nil without checkpoints
+	outputs  *outputStore
+	spans    spans
+	result   *result
+}
+
+func (p *sealPhase) Do(member context.Context) (phase, error) {
+	exit := p.result.exit
+	_ = failpoint.Hit("agent.exit.before")
+	p.log.Info("rank ended", "cause", exit.Cause, "code", exit.Code, "oom_killed", exit.OOMKilled)
+	p.retry.ended.Store(true)
+	p.forgetSecrets()
+	ctx, span := p.spans.start(member, "seal")
+	stored := make(chan berth.Exit, 1)
+	go func() {
+		sealed := p.store(ctx, exit)
+		defer func() { stored <- sealed }()
+		span.End(faultOf(member, nil, context.Cause(member)))
+	}()
+	together := time.NewTimer(p.timing.SealTogether)
+	defer together.Stop()
+	var sealed berth.Exit
+	select {
+	case sealed = <-stored:
+	case <-together.C:
+		p.reports.edit(0, func(r *berth.RankReport) { r.Phase, r.Exit = berth.PhaseExited, &exit })
+		sealed = <-stored // at the latest when the member's context ends
+	}
+	if member.Err() != nil {
+		return "", context.Cause(member)
+	}
+	_ = failpoint.Hit("agent.seal.before")
+	p.reports.edit(0, func(r *berth.RankReport) { r.Phase, r.Exit = berth.PhaseSealed, &sealed })
+	return phaseRecord, nil
+}
+
+// store waits for the log, the samples, the checkpoints and, of a member that has
+// done its work, the outputs. It returns the exit with the names of outputs that
+// exist and are not stored.
+func (p *sealPhase) store(ctx context.Context, x berth.Exit) berth.Exit {
+	if p.shipper == nil {
+		return x
+	}
+	var rest sync.WaitGroup
+	store := func(name string, f func(context.Context)) {
+		rest.Go(func() {
+			_, span := p.spans.traces.Start(ctx, name)
+			f(p.ctx)
+			span.End("")
+		})
+	}
+	store("logs", p.shipper.finish)
+	if p.sampler != nil {
+		store("use", p.sampler.finish)
+	}
+	if p.uploader != nil {
+		store("checkpoints", p.uploader.finish)
+	}
+	if x.Done() && len(p.claim.Spec.Outputs) > 0 {
+		store("outputs", func(ctx context.Context) { x.Unstored, x.Refused, x.OverQuota = p.outputs.store(ctx) })
+	}
+	rest.Wait()
+	p.shipper.conclude(p.ctx)
+	return x
+}
+
+// forgetSecrets removes the secrets of a container that has ended.
+func (p *sealPhase) forgetSecrets() {
+	p.claim.Secrets, p.claim.InputLogins, p.claim.ImageLogin = nil, nil, nil
+	if err := p.vault.remove(p.name()); err != nil {
+		p.log.Error("cannot remove secret files, will retry", "err", err)
+	}
+}

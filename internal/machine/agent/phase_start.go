@@ -1,0 +1,109 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"berth"
+	"berth/activities/node"
+	"berth/internal/lib/failpoint"
+)
+
+// startPhase starts the container. It ends the member only when the container
+// certainly does not run: it waits for an engine that does not answer.
+type startPhase struct {
+	*core
+	orders  *orders
+	fencing *fencing
+	plan    *stopPlan
+	turns   turns
+	spans   spans
+	result  *result
+}
+
+func (p *startPhase) Do(ctx context.Context) (phase, error) {
+	return p.spans.step(ctx, "start", p.result, func(context.Context) (phase, error) { return p.start() })
+}
+
+func (p *startPhase) start() (phase, error) {
+	patience := time.Now().Add(p.timing.EnginePatience)
+	for wait := p.timing.backoff(); ; {
+		_ = failpoint.Hit("agent.start.before")
+		if p.claim.atMostOne() {
+			if exit, err := p.fencing.admit(patience); err != nil {
+				return "", err
+			} else if exit != nil {
+				return p.result.end(*exit)
+			}
+		}
+		err := p.startOnce()
+		_ = failpoint.Hit("agent.start.after")
+		if err == nil {
+			return p.started()
+		}
+		if p.ctx.Err() != nil {
+			return "", context.Cause(p.ctx)
+		}
+		if cause := p.causeOf(err, patience); cause != "" && p.surelyNotRunning() {
+			return p.result.notStarted(cause, err.Error())
+		}
+		p.log.Warn("container not started; tried again", "err", err)
+		if err := wait.wait(p.ctx); err != nil {
+			return "", err
+		}
+	}
+}
+
+// startOnce asks the engine to start the container. At_most_one work takes no turn:
+// the fence has just admitted it, and the admission is short-lived.
+func (p *startPhase) startOnce() error {
+	if !p.claim.atMostOne() {
+		done, err := p.turns.take(p.ctx)
+		if err != nil {
+			return err
+		}
+		defer done()
+	}
+	return p.runtime.Start(p.ctx, p.name())
+}
+
+// started notes the start. At_most_one work that the deadman cannot see is ended now.
+func (p *startPhase) started() (phase, error) {
+	p.plan.begun = time.Now()
+	if !p.claim.atMostOne() {
+		return phaseWatch, nil
+	}
+	visible, err := p.fencing.visible()
+	if err != nil {
+		return "", err
+	}
+	if !visible {
+		p.plan.intend(berth.CauseEngine, "it cannot be fenced: no process is in a cgroup named after its container")
+		p.plan.signal("SIGKILL")
+	}
+	return phaseWatch, nil
+}
+
+// causeOf returns the cause with which a failed start ends the member; "": it is
+// repeated.
+func (p *startPhase) causeOf(err error, patience time.Time) berth.ExitCause {
+	switch {
+	case errors.Is(err, node.ErrBadCommand):
+		return berth.CauseBadCommand
+	case errors.Is(err, node.ErrDevice):
+		return berth.CauseDevice
+	case errors.Is(err, node.ErrNoContainer):
+		return berth.CauseVanished
+	case stops(p.orders.standing()):
+		return berth.CauseNotStarted
+	case time.Now().After(patience):
+		return berth.CauseEngine
+	}
+	return ""
+}
+
+func (p *startPhase) surelyNotRunning() bool {
+	c, err := p.runtime.Inspect(p.ctx, p.name())
+	return errors.Is(err, node.ErrNoContainer) || err == nil && c.State == node.ContainerCreated
+}

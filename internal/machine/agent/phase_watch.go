@@ -1,0 +1,99 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"berth"
+	"berth/activities/node"
+)
+
+// watchPhase follows a started container to its end: it carries out orders, keeps the
+// job's own limits, and collects evidence.
+type watchPhase struct {
+	*core
+	orders   *orders
+	plan     *stopPlan
+	shipper  *logShipper
+	sampler  *usageSampler
+	uploader *checkpointUploader // nil without checkpoints
+	progress *progressWatcher
+	evidence *evidence
+	spans    spans
+	result   *result
+}
+
+// ending is the engine's account of a container's end.
+type ending struct {
+	container node.Container
+	vanished  bool
+	// lostAt is when the engine stopped to answer before the end; zero: it answered.
+	lostAt time.Time
+	err    error
+}
+
+func (p *watchPhase) Do(ctx context.Context) (phase, error) {
+	p.reports.enter(0, berth.PhaseRunning) // at once: this report makes the job running
+	p.log.Info("rank runs")
+	p.shipper.begin()
+	p.sampler.begin()
+	if p.uploader != nil {
+		p.uploader.begin()
+	}
+	p.plan.begin()
+	ended := make(chan ending, 1)
+	go func() { ended <- p.awaitEnd() }()
+	p.progress.begin()
+	for {
+		timer := time.NewTimer(min(p.plan.steer(p.progress), time.Until(p.progress.due)))
+		select {
+		case e := <-ended:
+			timer.Stop()
+			if e.err != nil {
+				return "", e.err
+			}
+			p.progress.read()
+			x := p.evidence.exit(e)
+			x.Measured = p.sampler.end()
+			p.spans.run(x)
+			p.result.exit = x
+			return phaseAcknowledge, nil
+		case <-p.orders.kick:
+		case <-timer.C:
+			p.progress.readIfDue(time.Now())
+		case <-ctx.Done():
+			timer.Stop()
+			<-ended // it ends with the context
+			return "", context.Cause(ctx)
+		}
+		timer.Stop()
+	}
+}
+
+// awaitEnd waits for the container's end, also while the engine is away.
+func (p *watchPhase) awaitEnd() ending {
+	var lostAt time.Time
+	for wait := p.timing.backoff(); ; {
+		c, err := p.runtime.Wait(p.ctx, p.name())
+		switch {
+		case err == nil:
+			return ending{container: c, lostAt: lostAt}
+		case errors.Is(err, node.ErrNoContainer):
+			return ending{vanished: true, lostAt: lostAt}
+		case p.ctx.Err() != nil:
+			return ending{err: context.Cause(p.ctx)}
+		}
+		if lostAt.IsZero() {
+			lostAt = time.Now()
+		}
+		p.log.Warn("container engine lost; its containers are looked for again", "err", err)
+		if err := wait.wait(p.ctx); err != nil {
+			return ending{err: err}
+		}
+		if c, err := p.runtime.Inspect(p.ctx, p.name()); err == nil && c.State == node.ContainerRunning {
+			lostAt = time.Time{} // the container has outlived the engine's absence
+			wait.reset()
+		}
+	}
+}

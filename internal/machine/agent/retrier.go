@@ -1,0 +1,87 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"berth/internal/machine/fetch"
+)
+
+// errGivenUp ends an upload that the server will not take, or has refused for too
+// long.
+var errGivenUp = errors.New("the server does not take it")
+
+// retrier repeats a member's calls to the control plane and to its store. All
+// methods may be called concurrently.
+type retrier struct {
+	ctx    context.Context // the member's
+	log    *slog.Logger
+	timing Timing
+	ended  atomic.Bool // the container has ended; patience counts from then on
+}
+
+// insist calls f until it succeeds. It returns errGivenUp if the server no longer
+// assigns the work to this machine, or if the server has answered with errors for
+// longer than the patience since the container's end. An absent server is waited
+// for: without it nothing else could be reported either.
+func (r *retrier) insist(what string, f func(ctx context.Context) error) error {
+	var since time.Time
+	for wait := r.timing.backoff(); ; {
+		err := f(r.ctx)
+		if err == nil {
+			return nil
+		}
+		if r.ctx.Err() != nil {
+			return context.Cause(r.ctx)
+		}
+		if local, ok := errors.AsType[localError](err); ok {
+			return local.err
+		}
+		if overQuota(err) {
+			return err
+		}
+		if refused(err) {
+			return fmt.Errorf("%w: %s: %w", errGivenUp, what, err)
+		}
+		if !answered(err) || !r.ended.Load() {
+			since = time.Time{}
+		} else if since.IsZero() {
+			since = time.Now()
+		}
+		if !since.IsZero() && time.Since(since) > r.timing.UploadPatience {
+			return fmt.Errorf("%w: %s: %w", errGivenUp, what, err)
+		}
+		r.log.Warn("call not done; tried again", "what", what, "err", err)
+		if err := wait.wait(r.ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// patiently calls f until it succeeds or a store without an answer has used up the
+// patience. Damage and the server's refusals are final.
+func (r *retrier) patiently(ctx context.Context, f func() error) error {
+	until := time.Now().Add(r.timing.RestorePatience)
+	for wait := r.timing.backoff(); ; {
+		err := f()
+		_, damaged := errors.AsType[damage](err)
+		if err == nil || damaged || refused(err) || fetch.Final(err) || ctx.Err() != nil || time.Now().After(until) {
+			return err
+		}
+		r.log.Warn("store does not answer; tried again", "err", err)
+		if err := wait.wait(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// localError is a fault of this machine's files, which no patience with the server
+// cures.
+type localError struct{ err error }
+
+func (e localError) Error() string { return e.err.Error() }
+func (e localError) Unwrap() error { return e.err }

@@ -1,0 +1,214 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"berth"
+	"berth/activities/node"
+	"berth/internal/lib/timeseries"
+	"berth/internal/machine/cgroupstats"
+)
+
+// usageSampler samples the resources that a member uses while it runs. It stores the
+// series in one object, which it replaces now and then. A member that ends before the
+// first replacement leaves only the summary in its exit, and one that ends before the
+// first sample leaves nothing: a cluster may run a million of them a day.
+type usageSampler struct {
+	*core
+	control *control
+	gpus    node.GPUs
+	folder  string // the member's
+	adopts  bool
+	helpers *sync.WaitGroup
+
+	stop  context.CancelFunc
+	done  chan struct{} // closed when sampling has ended
+	gauge cgroupstats.Gauge
+
+	// Of the sampling goroutine, then of the caller of end.
+	rec     *timeseries.Recorder // nil before the first look
+	stored  time.Time
+	storing chan struct{} // holds one token while the object is written
+
+	busy atomic.Int64 // when its GPUs were last seen at work, Unix nanoseconds
+}
+
+const (
+	maxSampling = 10 * time.Second // the longest time between two samples
+	gpuPatience = 5 * time.Second  // with a driver, for one sample
+	storeTries  = 3                // of the whole, at the end
+)
+
+// begin starts sampling, until end or the end of the member.
+func (u *usageSampler) begin() {
+	ctx, stop := context.WithCancel(u.ctx)
+	u.stop, u.done, u.storing = stop, make(chan struct{}), make(chan struct{}, 1)
+	u.helpers.Go(func() {
+		defer close(u.done)
+		u.run(ctx)
+	})
+}
+
+// end ends sampling and returns the summary; nil: nothing was measured.
+func (u *usageSampler) end() *berth.Measured {
+	u.stop()
+	<-u.done
+	if u.rec == nil && (!u.adopts || !u.open(u.ctx)) {
+		return nil
+	}
+	sum := u.rec.Summary()
+	if sum != nil {
+		sum.Member = u.number
+	}
+	return sum
+}
+
+func (u *usageSampler) run(ctx context.Context) {
+	every := u.timing.UseStep
+	for u.beat.sleep(ctx, every) == nil {
+		if u.rec == nil && !u.open(ctx) {
+			continue
+		}
+		u.sample(ctx)
+		every = min(u.rec.Step, maxSampling)
+		if now := time.Now(); u.due(now) {
+			u.stored = now
+			u.keep()
+		}
+	}
+}
+
+// open finds the container's control group and the samples of an earlier process.
+func (u *usageSampler) open(ctx context.Context) bool {
+	c, err := u.runtime.Inspect(ctx, u.name())
+	if err != nil {
+		return false
+	}
+	if b, err := os.ReadFile(u.notes()); err == nil {
+		u.rec = timeseries.Restore(b, c.StartedAt)
+	}
+	if c.State != node.ContainerRunning { // it ended while no process watched
+		return u.rec != nil
+	}
+	u.gauge = cgroupstats.Host{}.Open(c.PID)
+	if u.rec == nil {
+		u.rec = timeseries.New(c.StartedAt, u.timing.UseStep)
+	}
+	return true
+}
+
+func (u *usageSampler) notes() string { return filepath.Join(u.folder, "use.json") }
+
+func (u *usageSampler) sample(ctx context.Context) {
+	s := timeseries.Sample{}
+	for metric, v := range u.gauge.Read() {
+		s[timeseries.Key{Metric: metric}] = v
+	}
+	if gpus, ok := u.gpus.(node.GPUMeter); ok && len(u.claim.GPUs) > 0 {
+		ctx, cancel := context.WithTimeout(ctx, gpuPatience)
+		defer cancel()
+		use, err := gpus.Use(ctx, u.claim.GPUs)
+		if err != nil && ctx.Err() == nil {
+			u.log.Debug("GPUs not measured", "err", err)
+		}
+		for _, g := range use {
+			if g.Utilization > 0 {
+				u.busy.Store(time.Now().UnixNano())
+			}
+			if g.Utilization >= 0 {
+				s[timeseries.Key{Metric: berth.MetricGPU, GPU: g.UUID}] = g.Utilization
+			}
+			if g.MemoryBytes >= 0 {
+				s[timeseries.Key{Metric: berth.MetricGPUMemory, GPU: g.UUID}] = float64(g.MemoryBytes)
+			}
+		}
+	}
+	u.rec.Add(time.Now(), s)
+}
+
+// worthKeeping reports whether there is a series to store. For a short run the summary
+// is enough.
+func (u *usageSampler) worthKeeping() bool {
+	return u.rec != nil && !u.rec.Empty() && u.rec.At.Sub(u.rec.Start) >= u.timing.UseFirst
+}
+
+func (u *usageSampler) due(now time.Time) bool {
+	return u.worthKeeping() && now.Sub(u.stored) >= max(u.timing.UseEvery, u.rec.Step)
+}
+
+// keep notes the series for a later process, and stores it in a goroutine of its own: a
+// control plane that is away must not make a gap.
+func (u *usageSampler) keep() {
+	if b, err := u.rec.Marshal(); err == nil {
+		err = writeFile(u.notes(), b)
+		if err != nil {
+			u.log.Warn("use not noted", "err", err)
+		}
+	}
+	select {
+	case u.storing <- struct{}{}:
+	default:
+		return // an upload is still under way; the next one will hold all samples
+	}
+	b, err := u.document()
+	if err != nil {
+		<-u.storing
+		return
+	}
+	u.helpers.Go(func() {
+		defer func() { <-u.storing }()
+		if err := u.put(u.ctx, b); err != nil && u.ctx.Err() == nil {
+			u.log.Info("use not stored; stored again later", "err", err)
+		}
+	})
+}
+
+// finish stores the whole series after the member's end. It must not delay the seal for
+// long: the member has done its work without it.
+func (u *usageSampler) finish(ctx context.Context) {
+	if !u.worthKeeping() {
+		return
+	}
+	b, err := u.document()
+	if err != nil {
+		return
+	}
+	u.storing <- struct{}{} // an older one must not overwrite it
+	defer func() { <-u.storing }()
+	wait := u.timing.backoff()
+	for try := 1; ; try++ {
+		err := u.put(ctx, b)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		if refused(err) || try == storeTries || wait.wait(ctx) != nil {
+			u.log.Warn("use not stored to its end", "err", err)
+			return
+		}
+	}
+}
+
+func (u *usageSampler) document() ([]byte, error) {
+	b, err := json.Marshal(berth.MemberMetrics{
+		Attempt: u.attempt, Member: u.number, Machine: u.machine,
+		StartedAt: u.rec.Start.UTC(), Step: berth.Duration(u.rec.Step), Series: u.rec.Series(),
+	})
+	if err != nil {
+		u.log.Error("cannot encode resource usage", "err", err)
+	}
+	return b, err
+}
+
+func (u *usageSampler) put(ctx context.Context, b []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	key := berth.MetricsKey(u.claim.Tenant, u.job, u.attempt, u.number)
+	return u.control.putObject(ctx, key, bytes.NewReader(b), int64(len(b)))
+}

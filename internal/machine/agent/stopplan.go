@@ -1,0 +1,191 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"berth"
+	"berth/activities/node"
+	"berth/internal/lib/failpoint"
+)
+
+// stopPlan decides whether and how a running container is stopped, and carries that
+// out: by the job's signal for a checkpoint, then SIGTERM, then SIGKILL. The first
+// cause is the cause of the exit. Of the member's goroutine alone.
+type stopPlan struct {
+	*core
+	orders   *orders
+	scratch  *scratch
+	gpus     *gpuHealth
+	uploader *checkpointUploader // nil without checkpoints
+
+	begun time.Time // when the container was started
+	cause berth.ExitCause
+	at    time.Time // when the agent began to stop it
+	says  string
+
+	stage    stage
+	saveBy   time.Time // then SIGTERM, saved or not
+	killBy   time.Time // then SIGKILL
+	baseline int64     // newest complete checkpoint at the signal to save
+	again    time.Time // when to repeat a signal that may not have arrived
+	deaf     bool      // a warning was sent that SIGKILL does not end it
+	nextSave time.Time // by checkpoint.interval
+}
+
+// stage is the progress of stopping a container.
+type stage int
+
+const (
+	runs        stage = iota
+	saves             // the signal to write a checkpoint was sent
+	terminates        // SIGTERM was sent
+	dies              // SIGKILL was sent
+	saveLook    = 100 * time.Millisecond
+	killAgain   = 2 * time.Second
+	deafAfter   = time.Minute
+	signalLimit = 10 * time.Second
+)
+
+// adopt takes over the plan of an earlier process.
+func (s *stopPlan) adopt(m memo, begun time.Time) {
+	s.cause, s.at, s.says, s.begun = m.Intent, m.IntentAt, m.IntentSays, begun
+}
+
+// begin schedules the first checkpoint of a job with checkpoint.interval.
+func (s *stopPlan) begin() {
+	if k := s.claim.Spec.Checkpoint; k != nil && k.Interval > 0 {
+		s.nextSave = time.Now().Add(k.Interval.Std())
+	}
+}
+
+// steer does the work that is due now and returns the time until the next look.
+func (s *stopPlan) steer(signs *progressWatcher) time.Duration {
+	now, o := time.Now(), s.orders.standing()
+	if s.stage < dies && o.Kill {
+		s.intend(berth.CauseOrdered, "killed by order")
+		s.stage, s.killBy, s.again = terminates, now, time.Time{}
+	}
+	if s.stage == runs {
+		s.decide(now, o, signs)
+	}
+	next := time.Minute
+	soon := func(at time.Time) {
+		if !at.IsZero() {
+			next = min(next, max(at.Sub(now), 0))
+		}
+	}
+	switch s.stage {
+	case runs:
+		if limit := s.orders.runLimit(); limit > 0 {
+			soon(s.begun.Add(limit))
+		}
+		if !s.nextSave.IsZero() && !now.Before(s.nextSave) {
+			s.signal(s.claim.Spec.Checkpoint.Signal)
+			s.nextSave = now.Add(s.claim.Spec.Checkpoint.Interval.Std())
+		}
+		soon(s.nextSave)
+	case saves:
+		if s.uploader.newest() > s.baseline || !now.Before(s.saveBy) {
+			s.terminate(now)
+		}
+		soon(now.Add(saveLook))
+		soon(s.killBy)
+	case terminates, dies:
+		s.finish(now)
+		soon(s.killBy)
+		soon(s.again)
+	}
+	if s.stage == dies {
+		next = max(time.Until(s.again), 0)
+	}
+	return next
+}
+
+// decide begins to stop a running container if there is a cause: an order, a limit of
+// the job, or an unhealthy device.
+func (s *stopPlan) decide(now time.Time, o berth.Orders, signs *progressWatcher) {
+	stall, limit := s.claim.Spec.StallTimeout, s.orders.runLimit()
+	switch fault := s.gpus.fault(s.claim.GPUs); {
+	case o.Stop || o.Checkpoint:
+		s.stop(now, berth.CauseOrdered, "stopped by order", o.Grace(), o.Checkpoint)
+	case limit > 0 && now.Sub(s.begun) >= limit:
+		says := "ran for its time_limit of " + berth.Duration(limit).String()
+		s.stop(now, berth.CauseTimeLimit, says, s.claim.grace(), false)
+	case fault != "":
+		s.stop(now, berth.CauseGPU, fault, s.claim.grace(), true)
+	case stall > 0 && signs.quietFor(now) >= stall.Std():
+		says := "no log, progress, checkpoint, CPU or GPU use for " + stall.String()
+		s.stop(now, berth.CauseStalled, says, s.claim.grace(), false)
+	}
+}
+
+// finish repeats SIGTERM if it may not have arrived, and sends SIGKILL once the grace
+// is over, until the container has ended.
+func (s *stopPlan) finish(now time.Time) {
+	switch {
+	case !now.Before(s.killBy) && !now.Before(s.again):
+		s.stage, s.again = dies, now.Add(killAgain)
+		s.signal("SIGKILL")
+		if !s.deaf && now.Sub(s.killBy) > deafAfter {
+			s.deaf = true
+			s.reports.warn("SIGKILL does not end it: it keeps what it holds " +
+				"until an operator has looked at machine " + string(s.machine))
+		}
+	case s.stage == terminates && !s.again.IsZero() && !now.Before(s.again):
+		s.terminate(now)
+	}
+}
+
+// stop begins to stop the container for a cause: with save, by the signal that makes
+// it write a checkpoint, then SIGTERM; SIGKILL after the grace.
+func (s *stopPlan) stop(now time.Time, cause berth.ExitCause, says string, grace time.Duration, save bool) {
+	s.intend(cause, says)
+	s.killBy = now.Add(grace)
+	k := s.claim.Spec.Checkpoint
+	if !save || k == nil || k.Signal == "" || k.Signal == "SIGTERM" {
+		s.terminate(now)
+		return
+	}
+	s.stage, s.baseline, s.saveBy = saves, s.uploader.newest(), now.Add(grace*3/4)
+	s.signal(k.Signal)
+}
+
+// terminate sends SIGTERM, and schedules a repetition if that fails.
+func (s *stopPlan) terminate(now time.Time) {
+	s.stage, s.again = terminates, time.Time{}
+	if !s.signal("SIGTERM") {
+		s.again = now.Add(time.Second)
+	}
+}
+
+// intend records the first cause for stopping the container, for this process and
+// for the next one.
+func (s *stopPlan) intend(cause berth.ExitCause, says string) {
+	if s.cause != "" {
+		return
+	}
+	s.cause, s.at, s.says = cause, time.Now(), says
+	s.log.Info("rank is stopped", "cause", cause, "why", says)
+	m := s.scratch.memo()
+	m.Intent, m.IntentAt, m.IntentSays = s.cause, s.at, s.says
+	if err := s.scratch.remember(m); err != nil {
+		s.log.Warn("intent not stored", "err", err)
+	}
+}
+
+// signal sends a signal to the container. It reports whether the signal needs no
+// repetition.
+func (s *stopPlan) signal(name string) bool {
+	ctx, cancel := context.WithTimeout(s.ctx, signalLimit)
+	defer cancel()
+	_ = failpoint.Hit("agent.stop.before")
+	err := s.runtime.Signal(ctx, s.name(), name)
+	_ = failpoint.Hit("agent.stop.after")
+	if err != nil && s.ctx.Err() == nil && !errors.Is(err, node.ErrNoContainer) {
+		s.log.Warn("signal not sent", "signal", name, "err", err)
+		return false
+	}
+	return true
+}

@@ -1,0 +1,347 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+
+	"berth"
+	"berth/internal/lib/failpoint"
+	"berth/internal/lib/tracing"
+)
+
+// checkpointUploader stores a member's checkpoints while its container runs, and once
+// more after its end. It uploads and registers complete steps in ascending order, so
+// that a newer step never overtakes an older one.
+type checkpointUploader struct {
+	*core
+	control *control
+	retry   *retrier
+	scratch *scratch
+	spans   spans
+	helpers *sync.WaitGroup
+
+	begun bool
+	done  chan struct{} // closed after the last look
+	last  int64         // steps up to this one need no upload
+	seen  atomic.Int64  // newest complete step in the folder
+	bad   map[int64]bool
+
+	ended chan struct{} // closed when the container has ended
+}
+
+const (
+	doneFile     = "DONE"
+	maxFiles     = 100_000
+	maxPathBytes = 1024
+)
+
+// resume sets the uploader up after the claim, which lists the steps that an earlier
+// process has stored.
+func (u *checkpointUploader) resume() {
+	u.last, u.done, u.ended, u.bad = -1, make(chan struct{}), make(chan struct{}), map[int64]bool{}
+	u.seen.Store(-1)
+	for _, p := range u.claim.Restore {
+		if p.Attempt == u.attempt {
+			u.last = max(u.last, p.Step)
+		}
+	}
+}
+
+// skip leaves out the step that the agent itself has put into the folder.
+func (u *checkpointUploader) skip(restored *int64) {
+	if restored != nil {
+		u.last = max(u.last, *restored)
+	}
+}
+
+// newest returns the newest complete step in the folder, stored or not.
+func (u *checkpointUploader) newest() int64 { return u.seen.Load() }
+
+// begin starts looking for steps, until finish or the end of the member.
+func (u *checkpointUploader) begin() {
+	u.begun = true
+	u.helpers.Go(func() {
+		defer close(u.done)
+		u.run()
+	})
+}
+
+// finish asks for a last look after the container's end, and waits for it.
+func (u *checkpointUploader) finish(ctx context.Context) {
+	if !u.begun {
+		return
+	}
+	close(u.ended)
+	select {
+	case <-u.done:
+	case <-ctx.Done():
+	}
+}
+
+func (u *checkpointUploader) run() {
+	tick := time.NewTimer(u.beat.next(u.timing.CheckpointPoll))
+	defer tick.Stop()
+	for {
+		last := false
+		select {
+		case <-u.ended:
+			last = true
+		case <-tick.C:
+			tick.Reset(u.beat.next(u.timing.CheckpointPoll))
+		case <-u.ctx.Done():
+			return
+		}
+		if err := u.store(); err != nil {
+			return
+		}
+		if last {
+			return
+		}
+	}
+}
+
+// store uploads complete and new steps, oldest first. If uploads cannot keep up, it
+// leaves out steps that checkpoint.keep would delete at once. An error ends the
+// uploader.
+func (u *checkpointUploader) store() error {
+	steps, err := u.complete()
+	if err != nil {
+		u.log.Warn("checkpoint folder not read", "err", err)
+		return nil
+	}
+	if keep := max(u.claim.Spec.Checkpoint.Keep, 1); len(steps) > keep {
+		steps = steps[len(steps)-keep:]
+	}
+	for _, step := range steps {
+		err := u.save(step)
+		switch {
+		case u.ctx.Err() != nil:
+			return context.Cause(u.ctx)
+		case errors.Is(err, errGivenUp):
+			u.reports.warn(fmt.Sprintf("checkpoint of step %d was not stored: %v", step, err))
+			return err
+		case errors.Is(err, fs.ErrNotExist):
+			u.log.Info("checkpoint was removed by its job before it was stored", "step", step)
+		case overQuota(err): // the server has added an event, and deletes the stored part
+			u.log.Warn("checkpoint exceeds a storage quota", "step", step, "err", err)
+			u.bad[step] = true
+			continue
+		case err != nil:
+			u.reports.warn(fmt.Sprintf("checkpoint of step %d is refused: %v", step, err))
+			u.bad[step] = true
+			continue
+		}
+		u.last = step
+	}
+	return nil
+}
+
+// complete lists the complete steps that are not stored yet, ascending.
+func (u *checkpointUploader) complete() ([]int64, error) {
+	folder, err := u.scratch.checkpoint.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer folder.Close()
+	names, err := folder.Readdirnames(maxFiles)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	var steps []int64
+	for _, name := range names {
+		step, ok := stepOf(name)
+		if !ok || step <= u.last && step <= u.seen.Load() {
+			continue
+		}
+		info, err := u.scratch.checkpoint.Lstat(path.Join(name, doneFile))
+		if err != nil || !info.Mode().IsRegular() {
+			continue
+		}
+		u.seen.Store(max(u.seen.Load(), step))
+		if step > u.last && !u.bad[step] {
+			steps = append(steps, step)
+		}
+	}
+	slices.Sort(steps)
+	return steps, nil
+}
+
+// stepOf reads step-<number>, in its one spelling.
+func stepOf(name string) (int64, bool) {
+	digits, ok := strings.CutPrefix(name, "step-")
+	n, err := strconv.ParseInt(digits, 10, 64)
+	return n, ok && err == nil && n >= 0 && stepName(n) == name
+}
+
+func stepName(step int64) string { return "step-" + strconv.FormatInt(step, 10) }
+
+// save uploads one step: its files, then the manifest that completes it, then the row
+// that makes it a checkpoint of the job.
+func (u *checkpointUploader) save(step int64) error {
+	_, span := u.spans.start(u.ctx, "checkpoint", attribute.Int64("berth.step", step))
+	err := u.saveTraced(step, span)
+	span.End(faultOf(u.ctx, nil, err))
+	return err
+}
+
+func (u *checkpointUploader) saveTraced(step int64, span *tracing.Span) error {
+	m := berth.CheckpointManifest{Job: u.job, Attempt: u.attempt, Rank: u.number, Step: step, At: time.Now().UTC()}
+	folder := berth.CheckpointKey(u.claim.Tenant, u.job, u.attempt, u.number, step)
+	names, rest, err := u.files(stepName(step))
+	if err != nil {
+		return err
+	}
+	total := int64(0)
+	for i, name := range names {
+		f := berth.CheckpointFile{Path: name, Object: fmt.Sprintf("%s/file-%06d", folder, i)}
+		_ = failpoint.Hit("agent.file.before")
+		if err := u.upload(path.Join(stepName(step), name), &f, rest-total); err != nil {
+			return err
+		}
+		_ = failpoint.Hit("agent.file.after")
+		total += f.Bytes
+		m.Files = append(m.Files, f)
+	}
+	body, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256(body)
+	key := folder + "/" + berth.ManifestName
+	_ = failpoint.Hit("agent.manifest.before")
+	err = u.retry.insist("store the manifest of a checkpoint", func(ctx context.Context) error {
+		return u.control.putObject(ctx, key, bytes.NewReader(body), int64(len(body)))
+	})
+	if err != nil {
+		return err
+	}
+	_ = failpoint.Hit("agent.manifest.after")
+	err = u.retry.insist("register a checkpoint", func(ctx context.Context) error {
+		return u.control.reportCheckpoint(ctx, berth.CheckpointReport{
+			Alloc: u.alloc, Job: u.job, Attempt: u.attempt, Rank: u.number, Step: step, OfAttempt: u.attempt,
+			Manifest: key, SHA256: hex.EncodeToString(sum[:]), Bytes: total,
+		})
+	})
+	if err == nil {
+		span.Set(attribute.Int("berth.files", len(names)), attribute.Int64("berth.bytes", total))
+		u.log.Info("checkpoint stored", "step", step, "files", len(names), "bytes", total)
+	}
+	return err
+}
+
+// files lists a step's files in order, DONE last, since the job writes it last. A
+// checkpoint may hold only folders and regular files: a link could lead anywhere. bytes
+// is the size of all files.
+func (u *checkpointUploader) files(dir string) (names []string, bytes int64, err error) {
+	err = fs.WalkDir(u.scratch.checkpoint.FS(), dir, func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir():
+			return nil
+		case !d.Type().IsRegular():
+			return fmt.Errorf("%s is neither a file nor a folder", name)
+		case len(name) > maxPathBytes:
+			return fmt.Errorf("the path of a file has more than %d bytes", maxPathBytes)
+		case len(names) >= maxFiles:
+			return fmt.Errorf("it has more than %d files", maxFiles)
+		}
+		names = append(names, strings.TrimPrefix(name, dir+"/"))
+		info, err := d.Info()
+		if err == nil {
+			bytes += info.Size()
+		}
+		return err
+	})
+	slices.SortStableFunc(names, func(a, b string) int {
+		switch {
+		case a == doneFile:
+			return 1
+		case b == doneFile:
+			return -1
+		}
+		return strings.Compare(a, b)
+	})
+	return names, bytes, err
+}
+
+// upload stores one file and notes the hash of the bytes that were sent. rest is the
+// size of this file and of all that follow.
+func (u *checkpointUploader) upload(name string, f *berth.CheckpointFile, rest int64) error {
+	return u.retry.insist("store a file of a checkpoint", func(ctx context.Context) error {
+		file, err := openRegular(u.scratch.checkpoint, name)
+		if err != nil {
+			return localError{err}
+		}
+		defer file.Close()
+		info, err := file.Stat()
+		if err != nil {
+			return localError{err}
+		}
+		body := &hashed{f: file, size: info.Size(), hash: sha256.New()}
+		if err := u.control.putPart(ctx, f.Object, body, info.Size(), rest); err != nil {
+			if body.err != nil {
+				return localError{body.err}
+			}
+			return err
+		}
+		if body.read != info.Size() {
+			return localError{fmt.Errorf("%s changed while it was stored", name)}
+		}
+		f.SHA256, f.Bytes, f.Mode = hex.EncodeToString(body.hash.Sum(nil)), info.Size(), uint32(info.Mode().Perm())
+		return nil
+	})
+}
+
+// hashed reads a file from its beginning and hashes the bytes that it has read. A
+// redirect makes the client seek back and read again.
+type hashed struct {
+	f    *os.File
+	size int64
+	read int64
+	hash interface {
+		io.Writer
+		Sum([]byte) []byte
+		Reset()
+	}
+	err error
+}
+
+func (h *hashed) Read(p []byte) (int, error) {
+	if h.read >= h.size {
+		return 0, io.EOF
+	}
+	n, err := h.f.Read(p[:min(int64(len(p)), h.size-h.read)])
+	h.read += int64(n)
+	_, _ = h.hash.Write(p[:n])
+	if errors.Is(err, io.EOF) && h.read < h.size {
+		err = fmt.Errorf("%s became shorter while it was stored: %w", h.f.Name(), io.ErrUnexpectedEOF)
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		h.err = err
+	}
+	return n, err
+}
+
+func (h *hashed) Seek(offset int64, whence int) (int64, error) {
+	h.hash.Reset()
+	h.read = 0
+	return h.f.Seek(offset, whence)
+}
