@@ -24,10 +24,10 @@ type Agent struct {
 	sup     *Supervisor
 }
 
-// Run runs an agent until ctx ends, and returns nil then. Containers outlive it.
-// It returns an error only for what waiting does not cure: a wrong
-// configuration, a state folder in use, a join token that is not accepted, a
-// machine that was removed from the cluster.
+// Run runs an agent until ctx ends, and returns nil then. Containers outlive it. It
+// returns an error only for faults that time does not cure: a wrong configuration, a
+// state folder in use, a rejected join token, a machine that was removed from the
+// cluster.
 func Run(ctx context.Context, cfg Config) error {
 	cfg, err := cfg.complete()
 	if err != nil {
@@ -79,7 +79,7 @@ func Run(ctx context.Context, cfg Config) error {
 	return err
 }
 
-// join returns the machine's credential, and gets one first if there is none.
+// join returns the machine's credential. It asks for one if the machine has none.
 func (a *Agent) join(ctx context.Context) (*credential, error) {
 	cred, err := a.state.credential()
 	if err != nil {
@@ -87,7 +87,8 @@ func (a *Agent) join(ctx context.Context) (*credential, error) {
 	}
 	if cred != nil {
 		if cred.Machine != a.cfg.Machine {
-			return nil, fmt.Errorf("state folder %s belongs to machine %s, not %s", a.cfg.StateDir, cred.Machine, a.cfg.Machine)
+			return nil, fmt.Errorf("state folder %s belongs to machine %s, not %s",
+				a.cfg.StateDir, cred.Machine, a.cfg.Machine)
 		}
 		return cred, nil
 	}
@@ -113,8 +114,8 @@ func (a *Agent) join(ctx context.Context) (*credential, error) {
 	}
 }
 
-// keepSession registers and serves the session until it ends, for ever, or until
-// the machine is removed.
+// keepSession registers and serves one session after the other, until ctx ends or the
+// machine is removed.
 func (a *Agent) keepSession(ctx context.Context) error {
 	var sweeping sync.WaitGroup
 	defer sweeping.Wait()
@@ -122,14 +123,16 @@ func (a *Agent) keepSession(ctx context.Context) error {
 	for ctx.Err() == nil {
 		answer, err := a.register(ctx)
 		if berth.IsSlug(err, berth.SlugMachineRetired) {
-			return fmt.Errorf("%w: remove %s, or take an empty state folder, and give a new join token", err, a.state.credentialPath())
+			return fmt.Errorf("%w: remove %s, or take an empty state folder, and give a new join token",
+				err, a.state.credentialPath())
 		}
 		if err != nil {
 			return nil
 		}
 		if answer.Cluster != a.control.clusterID() {
-			// Containers of the other database are not ours to touch any more.
-			a.log.Error("server belongs to another cluster, leaving containers alone", "was", a.control.clusterID(), "is", answer.Cluster)
+			// Containers of the other database are no longer ours to touch.
+			a.log.Error("server belongs to another cluster, leaving containers alone",
+				"was", a.control.clusterID(), "is", answer.Cluster)
 			a.control.setCluster(answer.Cluster)
 			if err := a.state.storeCredential(credential{a.cfg.Machine, a.control.token, answer.Cluster}); err != nil {
 				a.log.Error("cannot store the machine credential", "err", err)
@@ -147,7 +150,7 @@ func (a *Agent) keepSession(ctx context.Context) error {
 	return nil
 }
 
-// register opens a session and carries out its verdict on what runs here.
+// register opens a session and carries out its verdict on the containers here.
 func (a *Agent) register(ctx context.Context) (berth.RegisterResponse, error) {
 	for wait := a.cfg.Timing.backoff(); ; {
 		answer, err := a.tryRegister(ctx)
@@ -194,8 +197,8 @@ func (a *Agent) tryRegister(ctx context.Context) (berth.RegisterResponse, error)
 	return answer, nil
 }
 
-// inventory is what the machine has, as the engine and the GPUs say, with the
-// configuration's overrides.
+// inventory describes the machine to the server: the engine's and the GPUs' accounts,
+// with the configuration's overrides.
 func (a *Agent) inventory(ctx context.Context) (berth.Inventory, error) {
 	info, err := a.cfg.Runtime.Info(ctx)
 	if err != nil {
@@ -215,7 +218,8 @@ func (a *Agent) inventory(ctx context.Context) (berth.Inventory, error) {
 	}
 	labels, away := a.sup.sources.Labels(ctx, info.DataRoot)
 	for name, err := range away {
-		a.log.Warn("a folder that jobs may read cannot be opened: none that needs it is placed here until the agent registers anew", "folder", name, "err", err)
+		a.log.Warn("a folder that jobs may read cannot be opened: "+
+			"none that needs it is placed here until the agent registers anew", "folder", name, "err", err)
 	}
 	maps.Copy(labels, a.cfg.Labels)
 	return berth.Inventory{
@@ -228,13 +232,13 @@ func (a *Agent) inventory(ctx context.Context) (berth.Inventory, error) {
 		Region: a.cfg.Region, Site: a.cfg.Site, Pool: a.cfg.Pool, Labels: labels, Address: a.cfg.Address,
 		GPUs: gpus, Declared: a.cfg.GPUs.Declared() && len(gpus) > 0,
 		Engine: info.Name + " " + info.Version, Version: a.cfg.Version,
-		Fence:   berth.Duration(a.fence.tell()),
+		Fence:   berth.Duration(a.fence.registered()),
 		Network: gangNetwork(a.cfg.GangNetwork, info), Ports: a.cfg.GangPorts,
 	}, nil
 }
 
-// serve runs the two loops of a session until it ends: one waits for orders,
-// one reports.
+// serve runs the two loops of a session until it ends: one waits for orders, the other
+// reports.
 func (a *Agent) serve(ctx context.Context, over <-chan struct{}, first berth.SyncResponse) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -256,9 +260,9 @@ func (a *Agent) serve(ctx context.Context, over <-chan struct{}, first berth.Syn
 
 var errSessionOver = errors.New("session is over")
 
-// Pauses between long polls. An answer costs by the size of its set, so the
-// pause grows with it: a machine with little to do hears of the next rank at
-// once, and to a busy one the news come together.
+// Pauses between long polls. The cost of an answer grows with its set, and so does the
+// pause: an idle machine learns of the next member at once, and a busy one of several
+// together.
 const (
 	pausePerRank = 5 * time.Millisecond
 	maxPollPause = 100 * time.Millisecond
@@ -290,8 +294,8 @@ func (a *Agent) poll(ctx context.Context, over <-chan struct{}, in *inbox) {
 	}
 }
 
-// report sends what has changed, one call at a time: while one is under way the
-// next ones gather.
+// report sends changes, one call at a time. The changes during a call travel together in
+// the next one.
 func (a *Agent) report(ctx context.Context, over <-chan struct{}, in *inbox) {
 	for wait := a.cfg.Timing.backoff(); ; {
 		batch, err := a.sup.outbox.next(ctx)
@@ -323,8 +327,8 @@ func (a *Agent) report(ctx context.Context, over <-chan struct{}, in *inbox) {
 	}
 }
 
-// pollWait is how long a poll may take. The answer brings the lease, which is as
-// old by then: a short fence must not be used up by waiting.
+// pollWait returns how long a poll may take. The lease in the answer counts from the
+// question: a long poll must not use up a short fence.
 func (a *Agent) pollWait() time.Duration {
 	if after := a.cfg.Fence.After; after > 0 {
 		return min(a.cfg.Timing.PollWait, after/6)
@@ -332,20 +336,20 @@ func (a *Agent) pollWait() time.Duration {
 	return a.cfg.Timing.PollWait
 }
 
-// heard takes the lease that an answer brings. It counts from the moment the
-// question was sent.
+// heard takes the lease from an answer. It counts from the sending of the question.
 func (a *Agent) heard(sent deadman.Instant, answer berth.SyncResponse) {
 	if answer.Renewed {
 		a.fence.renewed(sent)
 	}
 }
 
-// failed deals with a failed call and reports whether the session is over.
+// failed handles a failed call and reports whether the session is over.
 func (a *Agent) failed(ctx context.Context, over <-chan struct{}, wait *backoff, err error) bool {
 	if ctx.Err() != nil {
 		return true
 	}
-	if code := berth.CodeOf(err); berth.IsSlug(err, berth.SlugStaleEpoch) || code == berth.CodeUnauthorized || code == berth.CodeForbidden {
+	code := berth.CodeOf(err)
+	if berth.IsSlug(err, berth.SlugStaleEpoch) || code == berth.CodeUnauthorized || code == berth.CodeForbidden {
 		a.log.Warn("session ended by the control plane", "err", err)
 		a.control.end(over)
 		return true
@@ -360,14 +364,14 @@ func (a *Agent) epoch() int64 {
 	return a.control.epoch
 }
 
-// inbox puts answers in the order in which they were asked for: each carries
-// the full set of assignments, and an older set must not undo a newer one.
+// inbox puts answers into the order of their questions: each carries the full set of
+// assignments, and an older set must not undo a newer one.
 type inbox struct {
 	sup *Supervisor
 
 	mu      sync.Mutex
 	asked   int64
-	applied int64 // the latest question whose set was taken
+	applied int64 // the latest question with an applied set
 	has     string
 }
 

@@ -16,40 +16,38 @@ import (
 	"berth"
 )
 
-// cache keeps what was unpacked for jobs, by content, for the next one that
-// needs the same:
+// cache keeps the unpacked code and inputs of jobs, by content, for later jobs with the
+// same content:
 //
-//	cache/<tenant>/<key>/tree        what was unpacked, never changed again
+//	cache/<tenant>/<key>/tree        the unpacked files, which never change
 //	cache/<tenant>/<key>/entry.json  its size; the file's time is its last use
 //	cache/.new-…                     being unpacked
 //	cache/.gone-…                    being removed
 //
-// The key of an archive is the hash of its content; of other inputs see
-// content. Containers get copies or, where they cannot write, further names of
-// the same files: so an entry may go while they use it, and nothing needs to be
-// known of them after a restart.
+// The key of an archive is the hash of its content; for other inputs see content.
+// Containers get copies or, where they cannot write, hard links to the same files. So an
+// entry may be evicted while they use it, and the cache needs no record of them after a
+// restart.
 //
-// An entry appears at once, when all of it is there and was verified. What a
-// killed process was at goes at the next start. After a crash of the host files
-// may be cut short, so that whoever uses an entry compares what it finds with
-// what there was.
+// An entry appears at once, when it is complete and verified. The next start removes the
+// half-made entries of a killed process. A crash of the host may cut files short, so every
+// use compares the files with the recorded size.
 //
-// Tenants share nothing: that somebody else has the same content is nobody's to
-// know. All methods may be called concurrently; only those that want the very
-// same content wait for each other.
+// Tenants share nothing: a tenant must not learn which content another tenant has. All
+// methods may be called concurrently. Only calls for the same content wait for each other.
 type cache struct {
 	dir   string
-	limit int64 // bytes of all entries; the least recently used go
+	limit int64 // bytes of all entries; the least recently used are evicted
 	log   *slog.Logger
 
 	mu    sync.Mutex
-	users map[string]int           // of entries in use, by folder; those stay
+	users map[string]int           // of entries in use, by folder; they stay
 	busy  map[string]chan struct{} // holds one token; taken while an entry is fetched
 
-	holds *holdings // told what the entries are
+	holds *holdings // receives the list of entries after each change
 }
 
-// DefaultCache is how much a machine keeps of what its jobs have needed.
+// DefaultCache is the default size of a machine's cache, in bytes.
 const DefaultCache = 20 << 30
 
 type cacheEntry struct {
@@ -57,15 +55,18 @@ type cacheEntry struct {
 	Files int   `json:"files"`
 }
 
-// cacheRecord is what entry.json says.
+// cacheRecord is the content of entry.json.
 type cacheRecord struct {
 	cacheEntry
 	Source berth.DataKey `json:"source,omitempty"` // see content
 }
 
-// openCache opens the folder and removes what was left half made.
+// openCache opens the folder and removes half-made entries.
 func openCache(state string, limit int64, holds *holdings, log *slog.Logger) (*cache, error) {
-	c := &cache{dir: filepath.Join(state, "cache"), limit: limit, holds: holds, log: log, users: map[string]int{}, busy: map[string]chan struct{}{}}
+	c := &cache{
+		dir: filepath.Join(state, "cache"), limit: limit, holds: holds, log: log,
+		users: map[string]int{}, busy: map[string]chan struct{}{},
+	}
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open cache: %w", err)
 	}
@@ -86,11 +87,11 @@ func openCache(state string, limit int64, holds *holdings, log *slog.Logger) (*c
 	return c, nil
 }
 
-// content is what may be kept.
+// content is one thing that the cache may keep.
 type content struct {
-	kind   string        // "" of archives; others are told apart, since their addresses are hashes of something else
+	kind   string        // "" for archives; addresses of other kinds hash something else
 	of     berth.Address // names it: equal addresses of one kind are equal content
-	source berth.DataKey // of what is no archive: by what jobs ask for it
+	source berth.DataKey // the key that jobs name; 0 for archives
 	fetch  func(ctx context.Context, to *os.Root) (cacheEntry, error)
 }
 
@@ -98,10 +99,13 @@ func (c *cache) folder(tenant berth.TenantID, what content) string {
 	return filepath.Join(c.dir, string(tenant), what.kind+what.of.Hex())
 }
 
-// use calls do with the unpacked content, which is fetched unless it is here,
-// and which do must find to be what was fetched. Of many that want the same, one
-// fetches it. cached reports that nobody had to for this call.
-func (c *cache) use(ctx context.Context, tenant berth.TenantID, what content, do func(tree *os.Root) (cacheEntry, error)) (entry cacheEntry, cached bool, err error) {
+// use calls do with the unpacked content, and fetches the content first if the cache does
+// not have it. do returns the size that it has found, which must be the recorded one. Of
+// several calls for the same content one fetches. cached reports that this call needed no
+// fetch.
+func (c *cache) use(
+	ctx context.Context, tenant berth.TenantID, what content, do func(tree *os.Root) (cacheEntry, error),
+) (entry cacheEntry, cached bool, err error) {
 	folder := c.folder(tenant, what)
 	c.hold(folder)
 	defer c.release(folder)
@@ -118,7 +122,8 @@ func (c *cache) use(ctx context.Context, tenant berth.TenantID, what content, do
 		case found == entry:
 			return entry, cached, nil
 		case !cached:
-			return entry, false, fmt.Errorf("%d files of %d bytes were fetched, and %d of %d are there", entry.Files, entry.Bytes, found.Files, found.Bytes)
+			return entry, false, fmt.Errorf("%d files of %d bytes were fetched, and %d of %d are there",
+				entry.Files, entry.Bytes, found.Files, found.Bytes)
 		}
 		c.log.Warn("cached content is damaged, and fetched again", "folder", folder, "want", entry, "found", found)
 		if err := c.discard(folder); err != nil {
@@ -136,7 +141,7 @@ func within(folder string, do func(tree *os.Root) (cacheEntry, error)) (cacheEnt
 	return do(tree)
 }
 
-// look finds an entry, and notes that it is used.
+// look returns an entry, and notes its use.
 func (c *cache) look(folder string) (entry cacheEntry, ok bool) {
 	at := filepath.Join(folder, "entry.json")
 	text, err := os.ReadFile(at)
@@ -144,11 +149,11 @@ func (c *cache) look(folder string) (entry cacheEntry, ok bool) {
 		return cacheEntry{}, false
 	}
 	now := time.Now()
-	_ = os.Chtimes(at, now, now) // it may go a little too early
+	_ = os.Chtimes(at, now, now) // on failure it may be evicted a little too early
 	return entry, true
 }
 
-// fill makes an entry, or waits for whoever does.
+// fill makes an entry, or waits for a call that does.
 func (c *cache) fill(ctx context.Context, folder string, what content) (cacheEntry, bool, error) {
 	turn := c.turn(folder)
 	select {
@@ -213,8 +218,8 @@ func (c *cache) hold(folder string) {
 	c.users[folder]++
 }
 
-// release gives an entry back, and makes room where there is too much. Removing
-// takes long; nobody waits for it.
+// release ends the use of an entry, and evicts others if the cache is too large. The
+// removal takes long, so it holds no lock.
 func (c *cache) release(folder string) {
 	gone, err := c.giveBack(folder)
 	for _, g := range gone {
@@ -225,7 +230,7 @@ func (c *cache) release(folder string) {
 	}
 }
 
-// giveBack returns what is to be removed.
+// giveBack ends the use of an entry and returns the folders to remove.
 func (c *cache) giveBack(folder string) (gone []string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -236,7 +241,7 @@ func (c *cache) giveBack(folder string) (gone []string, err error) {
 	return c.evict()
 }
 
-// discard removes an entry whatever uses it.
+// discard removes an entry, also while it is in use.
 func (c *cache) discard(folder string) error {
 	c.mu.Lock()
 	gone, err := c.strike(folder)
@@ -250,8 +255,8 @@ func (c *cache) discard(folder string) error {
 	return os.RemoveAll(gone)
 }
 
-// strike takes an entry out of the cache, at once and whole, and says where it
-// is now. c.mu is held.
+// strike takes an entry out of the cache with one rename, and returns its new folder.
+// c.mu is held.
 func (c *cache) strike(folder string) (gone string, err error) {
 	at, err := os.MkdirTemp(c.dir, ".gone-")
 	if err != nil {
@@ -263,8 +268,8 @@ func (c *cache) strike(folder string) (gone string, err error) {
 	return at, nil
 }
 
-// evict takes the entries out that were not used for longest, down to the limit;
-// c.mu is held, so that nobody begins to use one that goes.
+// evict takes out the least recently used entries, down to the limit. c.mu is held, so
+// that no call begins to use an entry that is taken out.
 func (c *cache) evict() (gone []string, err error) {
 	all, total, err := c.entries()
 	if err != nil {
@@ -291,7 +296,7 @@ func (c *cache) evict() (gone []string, err error) {
 	return gone, nil
 }
 
-// kept is an entry. One of no bytes is of no use to anybody.
+// kept is an entry in a list. One of no bytes has no record, or is taken out.
 type kept struct {
 	folder string
 	bytes  int64
@@ -299,15 +304,15 @@ type kept struct {
 	used   time.Time
 }
 
-// entries lists what there is, and its bytes.
+// entries lists all entries, and the sum of their bytes.
 func (c *cache) entries() (all []kept, total int64, err error) {
 	files, err := filepath.Glob(filepath.Join(c.dir, "*", "*", "entry.json"))
 	if err != nil {
 		return nil, 0, err
 	}
 	for _, at := range files {
-		if strings.HasPrefix(filepath.Base(filepath.Dir(filepath.Dir(at))), ".") { // a file of that name in a folder that comes or goes
-			continue
+		if strings.HasPrefix(filepath.Base(filepath.Dir(filepath.Dir(at))), ".") {
+			continue // a file of that name in a folder of an entry that comes or goes
 		}
 		info, err := os.Stat(at)
 		if errors.Is(err, os.ErrNotExist) {

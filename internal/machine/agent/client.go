@@ -21,9 +21,8 @@ import (
 // callTimeout bounds a call that the server answers at once.
 const callTimeout = 15 * time.Second
 
-// client speaks the agents' protocol. Its connections are kept: a rank's way
-// from claim to start is a few calls, and none of them should wait for a
-// handshake.
+// client speaks the agents' protocol. It keeps its connections: a member needs a few calls
+// from its claim to its start, and none of them should wait for a handshake.
 type client struct {
 	base  string
 	token string
@@ -43,15 +42,17 @@ func newClient(base, token string) *client {
 
 func (c *client) close() { c.http.CloseIdleConnections() }
 
-// call posts in and decodes the answer into out, which may be nil. What the
-// server answers as an error comes back as *berth.Error; any other error means
-// that nobody knows whether the call was done.
+// call posts in and decodes the answer into out, which may be nil. An error in the
+// server's answer is returned as *berth.Error. Any other error means that the call may or
+// may not have been executed.
 func (c *client) call(ctx context.Context, timeout time.Duration, path string, in, out any) error {
 	return c.callWith(ctx, http.Header{}, timeout, path, in, out)
 }
 
 // callWith is call with headers of the caller, which become the request's.
-func (c *client) callWith(ctx context.Context, header http.Header, timeout time.Duration, path string, in, out any) error {
+func (c *client) callWith(
+	ctx context.Context, header http.Header, timeout time.Duration, path string, in, out any,
+) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	body, err := json.Marshal(in)
@@ -70,7 +71,9 @@ func (c *client) callWith(ctx context.Context, header http.Header, timeout time.
 
 // do sends one request. A body that is an *os.File section or a bytes.Reader
 // can be sent again, which a redirect to the store asks for.
-func (c *client) do(ctx context.Context, method, path string, header http.Header, body io.ReadSeeker, size int64, out any) error {
+func (c *client) do(
+	ctx context.Context, method, path string, header http.Header, body io.ReadSeeker, size int64, out any,
+) error {
 	r, err := c.send(ctx, method, path, header, body, size)
 	if err != nil {
 		return err
@@ -87,7 +90,9 @@ func (c *client) do(ctx context.Context, method, path string, header http.Header
 
 // send returns the response of a request that succeeded; its body is the
 // caller's to drain.
-func (c *client) send(ctx context.Context, method, path string, header http.Header, body io.ReadSeeker, size int64) (*http.Response, error) {
+func (c *client) send(
+	ctx context.Context, method, path string, header http.Header, body io.ReadSeeker, size int64,
+) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.base+"/agent/v1/"+path, nil)
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", method, path, err)
@@ -120,15 +125,15 @@ func (c *client) send(ctx context.Context, method, path string, header http.Head
 	return r, nil
 }
 
-// drain reads a short rest, so that the connection can be used again.
+// drain reads the short rest of a body, so that the connection can be used again.
 func drain(r *http.Response) {
 	_, _ = io.CopyN(io.Discard, r.Body, 64<<10)
 	_ = r.Body.Close()
 }
 
-// problem is the error that an answer carries. An answer that is no
-// problem+json is not Berth's but a gateway's on the way, which knows nothing of
-// the work: whatever its status, the same call may succeed in a moment.
+// problem returns the error in an answer. An answer that is no problem+json comes from a
+// gateway and not from Berth. It says nothing about the work: with any status, the same
+// call may succeed in a moment.
 func problem(r *http.Response, method, path string) error {
 	if kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); kind != "application/problem+json" {
 		return berth.Errorf(berth.CodeUnavailable, "%s %s: %s, and not by Berth", method, path, r.Status)
@@ -137,7 +142,8 @@ func problem(r *http.Response, method, path string) error {
 	_ = json.NewDecoder(io.LimitReader(r.Body, 64<<10)).Decode(&p)
 	code := berth.CodeInternal
 	switch r.StatusCode {
-	case http.StatusBadRequest, http.StatusUnprocessableEntity, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType, http.StatusMethodNotAllowed:
+	case http.StatusBadRequest, http.StatusUnprocessableEntity, http.StatusRequestEntityTooLarge,
+		http.StatusUnsupportedMediaType, http.StatusMethodNotAllowed:
 		code = berth.CodeInvalid
 	case http.StatusUnauthorized:
 		code = berth.CodeUnauthorized
@@ -162,8 +168,8 @@ func problem(r *http.Response, method, path string) error {
 	return e
 }
 
-// refused reports whether the server itself said no, and would again: every
-// other error may pass.
+// refused reports whether the server itself has refused the call, and would refuse it
+// again. Every other error may pass.
 func refused(err error) bool {
 	e, ok := errors.AsType[*berth.Error](err)
 	if !ok {
@@ -183,13 +189,13 @@ func refused(err error) bool {
 // quota has no room for it.
 func overQuota(err error) bool { return berth.IsSlug(err, berth.SlugStorageQuota) }
 
-// answered reports whether the server spoke at all.
+// answered reports whether the error comes from the server.
 func answered(err error) bool {
 	_, ok := errors.AsType[*berth.Error](err)
 	return ok
 }
 
-// sessionTerms name the session that a call is made in.
+// sessionTerms name the session of a call.
 type sessionTerms struct {
 	boot  string
 	epoch int64
@@ -233,7 +239,9 @@ func (c *client) checkpoint(ctx context.Context, req berth.CheckpointReport) err
 }
 
 // appendLog appends a piece that begins at offset and returns the log's end.
-func (c *client) appendLog(ctx context.Context, t sessionTerms, alloc berth.AllocationID, offset int64, chunk []byte) (int64, error) {
+func (c *client) appendLog(
+	ctx context.Context, t sessionTerms, alloc berth.AllocationID, offset int64, chunk []byte,
+) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*callTimeout)
 	defer cancel()
 	var ack berth.LogAck

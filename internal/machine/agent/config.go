@@ -20,8 +20,7 @@ import (
 	"berth/internal/machine/fetch"
 )
 
-// Config is what an agent needs. Server, StateDir, Machine, Runtime and GPUs
-// are required.
+// Config configures an agent. Server, StateDir, Machine, Runtime and GPUs are required.
 type Config struct {
 	Server    string          // the API's address, such as http://127.0.0.1:7070
 	JoinToken string          // needed once; later the machine's own token is in StateDir
@@ -30,19 +29,19 @@ type Config struct {
 
 	Region, Site, Pool, Address string
 	Labels                      map[string]string
-	Capacity                    berth.Capacity // fields above 0 override what the engine reports
+	Capacity                    berth.Capacity // fields above 0 override the engine's report
 
 	// HostBoot identifies the boot of the host; "" reads the kernel's. Two
 	// machines played on one host need different ones.
 	HostBoot string
 	Version  string
 
-	// CacheBytes is how much is kept of what jobs have needed, for the next that
-	// need the same. 0: DefaultCache; negative: nothing.
+	// CacheBytes limits the cache of code and inputs. 0: DefaultCache; negative: no
+	// cache.
 	CacheBytes int64
 
-	// InputNetworks are where inputs may be fetched from beside public addresses.
-	// InputRoots judge the servers' certificates; nil: the system's.
+	// InputNetworks are the networks that inputs may come from, in addition to public
+	// addresses. InputRoots verify the servers' certificates; nil: the system's.
 	InputNetworks publicnet.Policy
 	InputRoots    *x509.CertPool
 
@@ -76,7 +75,7 @@ type Timing struct {
 	LogEvery        time.Duration // then, how often a log is sent
 	CheckpointPoll  time.Duration
 	ProgressPoll    time.Duration
-	UseStep         time.Duration // of the samples of what a rank uses, at first
+	UseStep         time.Duration // between two samples of a member's resource usage, at first
 	UseFirst        time.Duration // how long it runs before they are stored
 	UseEvery        time.Duration // then, how often
 	HealthPoll      time.Duration // of the GPUs
@@ -89,12 +88,12 @@ type Timing struct {
 	PullPause       time.Duration // before an image is asked for again, the first time; then doubled
 	PreparePatience time.Duration // with an image and a checkpoint, before the rank goes elsewhere
 	RefusedPause    time.Duration // before a report that the server could not store is sent again
-	CachePause      time.Duration // between two reports of what the cache and the engine hold
+	CachePause      time.Duration // between two reports of the holdings
 	CacheRefused    time.Duration // after one that the server did not take: it may be upgraded meanwhile
 	ImagePoll       time.Duration // between two looks for images that have left the engine
-	ClaimFresh      time.Duration // how long a rank may begin on its claim alone: less than a machine's lease, so that no machine declared lost begins anything
+	ClaimFresh      time.Duration // age of a claim that still starts a member: less than a machine's lease
 	NetworkSweep    time.Duration // between two looks for networks that gangs have left
-	NetworkAge      time.Duration // before one that nobody is on counts as left
+	NetworkAge      time.Duration // before a network without containers counts as left
 	StraySweep      time.Duration // between two looks for containers that no rank is for
 	LatePatience    time.Duration // for the creation of a container that is no longer needed
 }
@@ -132,7 +131,7 @@ func (t Timing) withDefaults() Timing {
 	return t
 }
 
-// bootIDFile is where Linux tells which boot this is.
+// bootIDFile holds the id of the present boot of Linux.
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
 // complete checks the configuration and fills in defaults.
@@ -154,14 +153,15 @@ func (c Config) complete() (Config, error) {
 	if c.StateDir, err = filepath.Abs(c.StateDir); err != nil {
 		return c, err
 	}
-	// What is away is told at each registration: the agent starts without it, since
-	// what runs here needs one.
+	// Each registration reports missing folders. The agent starts without them, since the
+	// containers here need an agent.
 	if _, err := c.Volumes.Check(c.StateDir); err != nil {
 		return c, fmt.Errorf("folders that jobs may read: %w", err)
 	}
 	for key := range c.Labels {
 		if _, own := berth.VolumeOf(key); own {
-			return c, fmt.Errorf("label %s: the agent sets it, by what folders jobs may read; other keys are allowed", key)
+			return c, fmt.Errorf("label %s: the agent sets it, by what folders jobs may read; other keys are allowed",
+				key)
 		}
 	}
 	if c.GangNetwork == node.HostNetwork && c.Address == "" {

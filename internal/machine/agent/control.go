@@ -12,8 +12,8 @@ import (
 	"berth/internal/lib/failpoint"
 )
 
-// control is the machine's session with the control plane, as the ranks see
-// it: calls that carry the session's terms and wait while there is none.
+// control is the machine's session with the control plane, as members see it: calls that
+// carry the session's terms, and that wait while there is no session.
 type control struct {
 	*client
 	boot string // of this process
@@ -28,7 +28,10 @@ type control struct {
 }
 
 func newControl(c *client, cluster string, seen *watermark) *control {
-	now := &control{client: c, boot: berth.NewSecret(), seen: seen, cluster: cluster, open: make(chan struct{}), over: make(chan struct{})}
+	now := &control{
+		client: c, boot: berth.NewSecret(), seen: seen, cluster: cluster,
+		open: make(chan struct{}), over: make(chan struct{}),
+	}
 	c.mark = func() string {
 		cluster := now.clusterID()
 		if w := seen.of(cluster); !w.IsZero() {
@@ -39,9 +42,10 @@ func newControl(c *client, cluster string, seen *watermark) *control {
 	return now
 }
 
-// errRestored ends a session whose answers come from a database that is older
-// than one that this machine has obeyed.
-var errRestored = berth.ErrStaleEpoch("the control plane's database is older than one that this machine has heard from: was a backup restored?")
+// errRestored ends a session with a database that is older than one that this machine
+// has obeyed.
+var errRestored = berth.ErrStaleEpoch("the control plane's database is older " +
+	"than one that this machine has heard from: was a backup restored?")
 
 // register is the client's, with an answer that may be obeyed.
 func (c *control) register(ctx context.Context, req berth.RegisterRequest) (berth.RegisterResponse, error) {
@@ -87,7 +91,7 @@ func (c *control) begin(epoch int64) <-chan struct{} {
 	return c.over
 }
 
-// end closes the session of this epoch: the server does not know it any more.
+// end closes the session that over belongs to: the server no longer knows it.
 func (c *control) end(over <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -109,8 +113,7 @@ func (c *control) present() <-chan struct{} {
 	return c.over
 }
 
-// endSession ends the open session, if there is one, so that the agent
-// registers anew.
+// endSession ends the open session, if there is one, so that the agent registers again.
 func (c *control) endSession() {
 	c.mu.Lock()
 	over := c.over
@@ -162,7 +165,9 @@ func (c *control) claimWork(ctx context.Context, req berth.RunRequest) (claim be
 		return claim, err
 	}
 	err = c.withTerms(ctx, func(epoch int64) (err error) {
-		claim, err = c.claim(ctx, berth.ClaimRequest{AgentBoot: c.boot, Epoch: epoch, Alloc: req.Alloc, Job: req.Job, Attempt: req.Attempt})
+		claim, err = c.claim(ctx, berth.ClaimRequest{
+			AgentBoot: c.boot, Epoch: epoch, Alloc: req.Alloc, Job: req.Job, Attempt: req.Attempt,
+		})
 		return err
 	})
 	if err != nil {
@@ -199,7 +204,9 @@ func (c *control) reportCheckpoint(ctx context.Context, p berth.CheckpointReport
 }
 
 // appendLog and putObject write within the session, as every call that writes.
-func (c *control) appendLog(ctx context.Context, alloc berth.AllocationID, offset int64, chunk []byte) (end int64, err error) {
+func (c *control) appendLog(
+	ctx context.Context, alloc berth.AllocationID, offset int64, chunk []byte,
+) (end int64, err error) {
 	err = c.withTerms(ctx, func(epoch int64) (err error) {
 		end, err = c.client.appendLog(ctx, sessionTerms{c.boot, epoch}, alloc, offset, chunk)
 		return err

@@ -19,25 +19,24 @@ import (
 	"berth/internal/machine/deadman"
 )
 
-// Fence says how at_most_one work is fenced on this machine.
+// Fence configures how this machine fences at_most_one work.
 type Fence struct {
-	After time.Duration // from the last sync that was taken to the end; 0: the machine takes no such work
-	// Program is the berth-deadman that the agent starts where none answers; ""
-	// where the service manager runs it.
+	After time.Duration // from the last accepted sync to the end; 0: the machine takes no such work
+	// Program is the berth-deadman that the agent starts if none answers; "": the
+	// service manager runs it.
 	Program string
 }
 
-// beat is how often a deadman that the agent starts looks.
+// beat is the interval of a deadman that the agent starts.
 func (f Fence) beat() time.Duration {
 	return min(time.Second, max(f.After/10, 10*time.Millisecond))
 }
 
-// fence is the agent's side of the deadman: it keeps the lease file, and knows
-// whether somebody goes by it. All methods may be called concurrently.
+// fence is the agent's side of the deadman: it keeps the lease file, and checks that a
+// deadman obeys it. All methods may be called concurrently.
 //
-// The one rule to know: a container of at_most_one work starts only while the
-// lease is fresh, its gate is open, and the deadman has read the list that the
-// container is on.
+// The one rule to know: a container of at_most_one work starts only while the lease is
+// fresh, its gate is open, and the deadman has read the list with the container.
 type fence struct {
 	cfg   Fence
 	state string // the agent's folder
@@ -46,15 +45,15 @@ type fence struct {
 	log   *slog.Logger
 	held  *os.File
 
-	starting sync.Mutex // one tries to start a deadman at a time
+	starting sync.Mutex // one caller at a time starts a deadman
 
 	mu     sync.Mutex
 	sent   deadman.Instant // the newest sync that the server took
 	seq    int64           // of the list
 	ranks  map[string]deadman.Rank
-	old    map[string]bool // of those: listed by an earlier process, and not taken up yet
+	old    map[string]bool // the ranks listed by an earlier process and not adopted yet
 	broken time.Time       // when a deadman last could not be started
-	told   time.Duration   // what the server was told at the last registration
+	stated time.Duration   // in the last registration
 	unable string          // why the machine cannot fence, as last logged
 }
 
@@ -64,10 +63,13 @@ var errFenced = errors.New("fenced")
 // errNotYet says that a rank may not start now, but perhaps in a moment.
 var errNotYet = errors.New("not yet")
 
-// openFence goes on from the lease file of an earlier process: what it lists may
-// live.
+// openFence continues the lease file of an earlier process: the containers on its list
+// may live.
 func openFence(state string, cfg Fence, log *slog.Logger) (*fence, error) {
-	f := &fence{cfg: cfg, state: state, dir: deadman.Dir(state), log: log, ranks: map[string]deadman.Rank{}, old: map[string]bool{}}
+	f := &fence{
+		cfg: cfg, state: state, dir: deadman.Dir(state), log: log,
+		ranks: map[string]deadman.Rank{}, old: map[string]bool{},
+	}
 	var err error
 	if f.boot, err = deadman.BootID(); err != nil {
 		return nil, err
@@ -80,8 +82,8 @@ func openFence(state string, cfg Fence, log *slog.Logger) (*fence, error) {
 		_ = f.held.Close()
 		return nil, fmt.Errorf("%w: remove it once no container of at_most_one work runs here", err)
 	}
-	// Numbers of lists only grow, also where the file was lost: the deadman may
-	// still go by it.
+	// Numbers of lists only grow, even if the file was lost: the deadman may still obey
+	// it.
 	f.seq = int64(deadman.Now())
 	if err == nil && old.Boot == f.boot {
 		f.sent, f.seq = old.Sent, max(f.seq, old.Seq+1)
@@ -94,9 +96,9 @@ func openFence(state string, cfg Fence, log *slog.Logger) (*fence, error) {
 
 func (f *fence) close() { _ = f.held.Close() }
 
-// renewed notes that the server has taken a sync that was sent then. Where the
-// lease had ended meanwhile, nothing of before may start any more, whether or
-// not a deadman saw to it.
+// renewed notes that the server has accepted a sync that was sent then. If the lease had
+// ended in between, the containers listed before may not start, whether or not a deadman
+// has ended them.
 func (f *fence) renewed(sent deadman.Instant) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -117,8 +119,8 @@ func (f *fence) renewed(sent deadman.Instant) {
 	}
 }
 
-// write replaces the lease file; f.mu is held. Where that fails the old one
-// ages, and work ends that need not: the safe way to be wrong.
+// write replaces the lease file. f.mu is held. If that fails, the old file ages, and work
+// ends without need, which is the safe error.
 func (f *fence) write() {
 	after := f.cfg.After
 	if after <= 0 {
@@ -133,7 +135,7 @@ func (f *fence) write() {
 	}
 }
 
-// list puts a rank under the fence.
+// list puts a member under the fence.
 func (f *fence) list(r deadman.Rank) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -146,7 +148,7 @@ func (f *fence) list(r deadman.Rank) {
 	f.write()
 }
 
-// drop takes a container that certainly does not run off the list.
+// drop takes a container off the list. The caller is certain that it does not run.
 func (f *fence) drop(container string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -159,7 +161,7 @@ func (f *fence) drop(container string) {
 	f.write()
 }
 
-// containerOf is the id under which a container was listed, "" if it was not.
+// containerOf returns the id under which a container is listed; "": it is not.
 func (f *fence) containerOf(name string) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -171,8 +173,8 @@ func (f *fence) containerOf(name string) string {
 	return ""
 }
 
-// forget drops what an earlier process listed and the engine does not have any
-// more. What lives although the engine has forgotten it stays listed.
+// forget drops containers that an earlier process listed and that the engine no longer
+// has. A container with live processes stays listed, even if the engine has forgotten it.
 func (f *fence) forget(found []node.Container) {
 	has := map[string]bool{}
 	for _, c := range found {
@@ -191,8 +193,8 @@ func (f *fence) forget(found []node.Container) {
 	}
 }
 
-// admits reports whether a container may be started now: nil, errFenced,
-// errNotYet, or why nobody would fence it.
+// admits reports whether a container may be started now: nil, errFenced, errNotYet, or
+// the reason why no deadman would end it.
 func (f *fence) admits(r deadman.Rank) error {
 	if _, closed := deadman.GateClosed(r.Gate); closed {
 		return errFenced
@@ -214,7 +216,7 @@ func (f *fence) admits(r deadman.Rank) error {
 	return nil
 }
 
-// demand makes sure that a deadman watches, or says why none does.
+// demand makes sure that a deadman watches, or returns the reason why none does.
 func (f *fence) demand(ctx context.Context) (err error) {
 	if f.cfg.After <= 0 {
 		return errors.New("this machine cannot fence at_most_one work: its agent runs without a deadman")
@@ -245,12 +247,12 @@ func (f *fence) demand(ctx context.Context) (err error) {
 }
 
 const (
-	deadmanPatience = 10 * time.Second // for one that was started to answer
-	deadmanPause    = time.Minute      // after one that could not be started, the machine takes no such work
+	deadmanPatience = 10 * time.Second // with the first answer of a started deadman
+	deadmanPause    = time.Minute      // without at_most_one work after a deadman could not be started
 )
 
-// start starts a deadman in a session of its own, which nothing that befalls
-// this process reaches. Of two that are started the second ends by itself.
+// start starts a deadman in a session of its own, so that it survives this process. If
+// another one runs already, the new one ends by itself.
 func (f *fence) start() error {
 	out, err := os.OpenFile(filepath.Join(f.dir, "deadman.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -268,8 +270,7 @@ func (f *fence) start() error {
 	return nil
 }
 
-// able is after how much silence this machine ends at_most_one work, 0 if it
-// cannot.
+// able returns the silence after which this machine ends at_most_one work; 0: it cannot.
 func (f *fence) able() time.Duration {
 	if f.cfg.After <= 0 {
 		return 0
@@ -307,12 +308,12 @@ func (f *fence) startable() error {
 	return err
 }
 
-// tell returns what the server is to be told, and notes it.
-func (f *fence) tell() time.Duration {
+// registered returns able for a registration, and notes it.
+func (f *fence) registered() time.Duration {
 	able := f.able()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.told = able
+	f.stated = able
 	return able
 }
 
@@ -332,19 +333,19 @@ func (f *fence) pause() time.Duration {
 	return fenceLook
 }
 
-// watch looks after the deadman: it starts another one while work is listed,
-// and calls changed when the server should be told anew what the machine can.
+// watch looks after the deadman: it starts another one while work is listed, and calls
+// changed when the machine must register again, since it can fence now, or cannot.
 func (f *fence) watch(ctx context.Context, beat beat, changed func()) {
 	for beat.sleep(ctx, f.pause()) == nil {
 		f.mu.Lock()
-		listed, told := len(f.ranks), f.told
+		listed, stated := len(f.ranks), f.stated
 		f.mu.Unlock()
 		if listed > 0 {
 			if err := f.demand(ctx); err != nil && ctx.Err() == nil {
 				f.log.Error("no deadman watches the at_most_one work on this machine", "ranks", listed, "err", err)
 			}
 		}
-		if f.able() != told && ctx.Err() == nil {
+		if f.able() != stated && ctx.Err() == nil {
 			changed()
 		}
 	}

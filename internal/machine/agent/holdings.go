@@ -10,10 +10,10 @@ import (
 	"berth"
 )
 
-// holdings are what the server is to know of what jobs need and this machine
-// has: the largest of its cache's entries and of its engine's images together.
+// holdings are the data on this machine that jobs may need, as reported to the server:
+// the largest of the cache's entries and of the engine's images together.
 type holdings struct {
-	changed func() // called when there is another list; set before anything is noted
+	changed func() // called after each change of the list; set before the first note
 
 	mu      sync.Mutex
 	version int64 // grows with each other list
@@ -22,10 +22,10 @@ type holdings struct {
 	images  []berth.CachedData
 }
 
-// noteCache takes what is to be told of the cache, the largest first.
+// noteCache takes the cache's part, the largest entries first.
 func (h *holdings) noteCache(list []berth.CachedData) { h.note(&h.cached, list) }
 
-// noteImages takes what is to be told of images, in any order.
+// noteImages takes the images' part, in any order.
 func (h *holdings) noteImages(list []berth.CachedData) { h.note(&h.images, list) }
 
 func (h *holdings) note(part *[]berth.CachedData, list []berth.CachedData) {
@@ -43,7 +43,7 @@ func (h *holdings) note(part *[]berth.CachedData, list []berth.CachedData) {
 	}
 }
 
-// holding is one list, which nobody changes.
+// holding is one list, which stays as it is.
 type holding struct {
 	version int64
 	list    []berth.CachedData
@@ -55,7 +55,7 @@ func (h *holdings) now() holding {
 	return holding{h.version, h.list}
 }
 
-// largest cuts a list that it may change down to what a report holds.
+// largest sorts a list in place and cuts it down to the size of a report.
 func largest(list []berth.CachedData) []berth.CachedData {
 	slices.SortFunc(list, func(a, b berth.CachedData) int {
 		return cmp.Or(cmp.Compare(b.MiB, a.MiB), cmp.Compare(a.Key, b.Key))
@@ -63,8 +63,8 @@ func largest(list []berth.CachedData) []berth.CachedData {
 	return list[:min(len(list), berth.MaxCachedData)]
 }
 
-// held is the largest entries by the keys that jobs ask by. Of several under one
-// key, as of a bucket that has changed, the one that was used last is told.
+// held returns the largest entries under the keys that jobs name. If a key has several,
+// as a bucket that has changed does, the one used last counts.
 func held(all []kept) []berth.CachedData {
 	latest := map[berth.DataKey]kept{}
 	for _, one := range all {
@@ -72,7 +72,8 @@ func held(all []kept) []berth.CachedData {
 		if a, err := berth.ParseAddress("sha256:" + filepath.Base(one.folder)); err == nil {
 			key = berth.ArchiveKey(berth.TenantID(filepath.Base(filepath.Dir(one.folder))), a)
 		}
-		if o, ok := latest[key]; key != 0 && one.bytes >= berth.MinCachedDataMiB<<20 && (!ok || one.used.After(o.used)) {
+		o, ok := latest[key]
+		if key != 0 && one.bytes >= berth.MinCachedDataMiB<<20 && (!ok || one.used.After(o.used)) {
 			latest[key] = one
 		}
 	}

@@ -16,31 +16,30 @@ import (
 	"berth/activities/node"
 )
 
-// images remembers which of its engine's images this machine has for whom: for a
-// tenant those of which one of its own jobs has had a container here. An engine
-// gives what one tenant has pulled to all of them, so what it has by itself tells
-// of others, and is told to nobody.
+// images records the images that each tenant's jobs have used on this machine and that the
+// engine still has. An engine offers every image to all tenants, so its own list would
+// reveal the images of other tenants, and is not reported.
 //
-// It is kept in images.json. Where that is missing or damaged nothing is
-// remembered: jobs to come bring it back.
+// The record is kept in images.json. If that is missing or damaged, the record starts
+// empty, and later jobs fill it.
 type images struct {
 	path    string
 	runtime node.Runtime
 	holds   *holdings
 	log     *slog.Logger
-	kick    chan struct{} // one was noted that the engine was not asked for
+	kick    chan struct{} // an image was noted that the engine was not asked for
 
 	mu    sync.Mutex
 	known map[imageOf]*image
-	notes int64 // how often one was noted
-	dirty bool  // images.json is not what is known
+	notes int64 // number of notes so far
+	dirty bool  // images.json is out of date
 }
 
-// maxImages bounds what is remembered; the least recently used go. It is more than
-// a report holds, since small ones are remembered too.
+// maxImages bounds the record; the least recently used images are dropped. It exceeds the
+// size of a report, since the record also holds small images.
 const maxImages = 512
 
-// imageOf is an image as a tenant's jobs name it.
+// imageOf names an image as a tenant's jobs name it.
 type imageOf struct {
 	Tenant berth.TenantID `json:"tenant"`
 	Name   string         `json:"image"`
@@ -59,8 +58,8 @@ type imageRecord struct {
 	Used  time.Time `json:"used"`
 }
 
-// openImages reads what an earlier process remembered, and takes it for true
-// until the engine is asked.
+// openImages reads the record of an earlier process, and trusts it until the engine is
+// asked.
 func openImages(state string, runtime node.Runtime, holds *holdings, log *slog.Logger) *images {
 	i := &images{
 		path: filepath.Join(state, "images.json"), runtime: runtime, holds: holds, log: log,
@@ -78,11 +77,11 @@ func openImages(state string, runtime node.Runtime, holds *holdings, log *slog.L
 	for _, r := range list[:min(len(list), maxImages)] {
 		i.known[r.imageOf] = &image{bytes: max(0, r.Bytes), used: r.Used}
 	}
-	holds.noteImages(i.told())
+	holds.noteImages(i.reported())
 	return i
 }
 
-// note remembers that a job of the tenant has a container of the image.
+// note records that a job of the tenant has a container of the image.
 func (i *images) note(tenant berth.TenantID, name string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -98,7 +97,7 @@ func (i *images) note(tenant berth.TenantID, name string) {
 	one.used, one.noted = time.Now().UTC(), i.notes
 }
 
-// makeRoom lets those go that were not used for longest; i.mu is held.
+// makeRoom drops the least recently used images. i.mu is held.
 func (i *images) makeRoom() {
 	for len(i.known) >= maxImages {
 		var oldest imageOf
@@ -119,8 +118,8 @@ func (i *images) nudge() {
 	}
 }
 
-// watch asks the engine which images it still has, now and then, and at once for
-// one that is new.
+// watch asks the engine now and then which images it still has, and at once about a new
+// one.
 func (i *images) watch(ctx context.Context, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -137,12 +136,11 @@ func (i *images) watch(ctx context.Context, every time.Duration) {
 	}
 }
 
-// imageErrors is after how many errors in a row an engine is asked no further.
+// imageErrors is the number of errors in a row after which a look ends.
 const imageErrors = 3
 
-// look asks the engine for all images, or for those it was not asked for yet, and
-// tells and stores what has become of it. Of what the engine does not answer,
-// everything stays as it was.
+// look asks the engine about all images, or about the ones without an answer so far. It
+// reports and stores the record. Images without an answer stay as they are.
 func (i *images) look(ctx context.Context, all bool) {
 	names, before := i.names(all)
 	failed := 0 // in a row
@@ -162,9 +160,9 @@ func (i *images) look(ctx context.Context, all bool) {
 		}
 	}
 	i.mu.Lock()
-	told, records := i.told(), i.records()
+	report, records := i.reported(), i.records()
 	i.mu.Unlock()
-	i.holds.noteImages(told)
+	i.holds.noteImages(report)
 	if records == nil {
 		return
 	}
@@ -176,7 +174,7 @@ func (i *images) look(ctx context.Context, all bool) {
 	}
 }
 
-// names are the images to ask for, and how many notes there were before.
+// names returns the images to ask for, and the number of notes so far.
 func (i *images) names(all bool) (names []string, before int64) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -189,8 +187,8 @@ func (i *images) names(all bool) (names []string, before int64) {
 	return slices.Compact(names), i.notes
 }
 
-// heard takes the engine's answer. An image that it does not have, and that was
-// not noted since it was asked, is forgotten for all.
+// heard takes the engine's answer. It drops an image that the engine does not have,
+// unless the image was noted after the question.
 func (i *images) heard(name string, bytes int64, here bool, before int64) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -211,8 +209,8 @@ func (i *images) heard(name string, bytes int64, here bool, before int64) {
 	}
 }
 
-// told is what the server is to know; i.mu is held, or nobody else has i yet.
-func (i *images) told() []berth.CachedData {
+// reported returns the images for the server. i.mu is held, or i is not shared yet.
+func (i *images) reported() []berth.CachedData {
 	var list []berth.CachedData
 	for of, one := range i.known {
 		if one.bytes >= berth.MinCachedDataMiB<<20 {
@@ -222,8 +220,8 @@ func (i *images) told() []berth.CachedData {
 	return list
 }
 
-// records are what images.json is to say, nil if it says so already. They count as
-// written; i.mu is held.
+// records returns the content of images.json; nil: the file is up to date. They count as
+// written. i.mu is held.
 func (i *images) records() []imageRecord {
 	if !i.dirty {
 		return nil

@@ -16,7 +16,7 @@ import (
 //	lock              held as long as the process lives
 //	credential.json   the machine's name and token, mode 0600
 //	ranks/            one folder for each rank's container
-//	cache/            what jobs have needed, by content; see cache
+//	cache/            code and inputs of jobs, by content; see cache
 //	watermark.json    the highest sign of the database's age; see watermark
 //	images.json       the images of which they had containers; see images
 //	fence/            of the deadman; see deadman.Dir
@@ -25,7 +25,7 @@ type state struct {
 	lock *os.File
 }
 
-// credential is what joining gave the machine, for good.
+// credential is the machine's identity, which it receives once, when it joins.
 type credential struct {
 	Machine berth.MachineID `json:"machine"`
 	Token   string          `json:"token"`
@@ -33,8 +33,8 @@ type credential struct {
 }
 
 func openState(dir string) (*state, error) {
-	// Not even other users of the host look inside: ranks' folders are open to
-	// whatever user their containers run as.
+	// Other users of the host must not look inside: members' folders are open to any
+	// user that their containers run as.
 	if err := os.MkdirAll(filepath.Join(dir, "ranks"), 0o700); err != nil {
 		return nil, fmt.Errorf("make state folder: %w", err)
 	}
@@ -63,7 +63,7 @@ func (s *state) Close() error {
 // credentialPath is the file that makes the folder this machine's.
 func (s *state) credentialPath() string { return filepath.Join(s.dir, "credential.json") }
 
-// credential returns what is stored, nil if the machine has not joined.
+// credential returns the stored credential; nil: the machine has not joined.
 func (s *state) credential() (*credential, error) {
 	b, err := os.ReadFile(s.credentialPath())
 	if errors.Is(err, os.ErrNotExist) {

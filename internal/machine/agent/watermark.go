@@ -24,9 +24,8 @@ type watermark struct {
 	stored berth.StoredWatermark
 }
 
-// openWatermark reads what an earlier process stored. A file that cannot be read
-// counts as none: the machine then obeys whatever database answers, as a new
-// machine does.
+// openWatermark reads the watermark of an earlier process. An unreadable file counts as
+// none: the machine then obeys any database that answers, as a new machine does.
 func openWatermark(dir string, log *slog.Logger) *watermark {
 	w := &watermark{path: filepath.Join(dir, "watermark.json"), log: log}
 	b, err := os.ReadFile(w.path)
@@ -34,7 +33,8 @@ func openWatermark(dir string, log *slog.Logger) *watermark {
 		err = json.Unmarshal(b, &w.stored)
 	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		log.Warn("watermark cannot be read: a restored database is noticed by other machines only", "path", w.path, "err", err)
+		log.Warn("watermark cannot be read: a restored database is noticed by other machines only",
+			"path", w.path, "err", err)
 		w.stored = berth.StoredWatermark{}
 	}
 	return w
