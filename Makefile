@@ -107,11 +107,13 @@ chaos: setup ## kill processes at every failpoint, then at random and under load
 	$(GO) test -count=1 -v -timeout 0 ./e2e/chaos -run TestNoCellBreaksAPromise -args -budget $(BUDGET) -seed $(SEED)
 
 .PHONY: lint
-lint: ## gofmt, vet, module files, subjects of new commits
+lint: ## gofmt, vet, staticcheck, revive, module files, subjects of new commits
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "not gofmt-ed:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
 	$(GO) vet ./...
 	$(GO) mod tidy -diff
 	$(GO) mod verify
+	$$(scripts/tool.sh staticcheck) ./...
+	$$(scripts/tool.sh revive) -config scripts/revive.toml -set_exit_status ./...
 	@scripts/commit-subjects.sh
 
 .PHONY: measures

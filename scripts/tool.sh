@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
-# Prints the path of a program that tests run beside Berth. One that is not there
-# yet is built from its module (once; a minute or two):
+# Prints the path of a program that the tests or the linters need. A program that is
+# not there yet is built from its module (once; a minute or two):
 #
 #     scripts/tool.sh versitygw           a server that speaks S3, over a folder
 #     scripts/tool.sh fake-gcs-server     one that speaks the JSON API of Google Cloud Storage, over memory
+#     scripts/tool.sh staticcheck         a linter: bugs, and simpler forms of the same code
+#     scripts/tool.sh revive              a linter: style, by scripts/revive.toml
 set -euo pipefail
 
 case ${1:-} in
 versitygw) package=github.com/versity/versitygw/cmd/versitygw version=v1.8.0 ;;
 fake-gcs-server) package=github.com/fsouza/fake-gcs-server version=v1.56.1 ;;
+staticcheck) package=honnef.co/go/tools/cmd/staticcheck version=v0.8.2 ;;
+revive) package=github.com/mgechev/revive version=v1.17.1 ;;
 *)
-	echo "usage: $0 versitygw|fake-gcs-server" >&2
+	echo "usage: $0 versitygw|fake-gcs-server|staticcheck|revive" >&2
 	exit 2
 	;;
 esac
