@@ -8,8 +8,8 @@ import (
 	"berth/placement/cluster"
 )
 
-// Index caches when occupants give capacity back, by machine and by kind.
-// It outlives plans, makes them faster and never changes them.
+// Index caches the times at which occupants release capacity, by machine and by kind.
+// It outlives plans, makes them faster and never changes them. The zero value is empty.
 type Index struct {
 	agendas []agenda        // by Node.Index
 	kinds   []*forKind      // by Kind.Index

@@ -11,7 +11,8 @@ import (
 	"berth/placement/queue"
 )
 
-// Flow is the machines as a fluid, kind by kind.
+// Flow estimates starts. It treats the free capacity of each kind as one pool that can
+// be cut at will.
 type Flow struct {
 	*cluster.Moment
 	policy       *queue.Policy
@@ -88,8 +89,8 @@ func (f *Flow) poolOf(k *cluster.Kind) *pool {
 	return p
 }
 
-// Start lets the job take its room where there is enough of it first; zero if
-// there never is.
+// Start takes the capacity of a job from the pool that has enough of it first, and
+// returns the time; zero if no pool ever has.
 func (f *Flow) Start(e *queue.Entry) time.Time {
 	x := f.shares.Contenders[f.queue.Account(e.Tenant).Index]
 	from, ok := f.affords(x, e)

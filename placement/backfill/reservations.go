@@ -39,7 +39,7 @@ func NewReservations(at *cluster.Moment, policy *queue.Policy, l *cluster.Ledger
 	}
 }
 
-// Reservation is capacity that a job has from a time on.
+// Reservation is capacity of one machine that belongs to a job from a time on.
 type Reservation struct {
 	At    time.Time
 	Grant berth.Grant
@@ -47,8 +47,8 @@ type Reservation struct {
 	firm  bool      // a start that no other job may delay; a nomination is not firm
 }
 
-// Keep reserves capacity of a machine. It holds as much of the free capacity as
-// the occupants that end before do not supply.
+// Keep reserves capacity of a machine. It holds the part of it that no occupant releases
+// before that time.
 func (r *Reservations) Keep(n *cluster.Node, x Reservation) {
 	h := r.ledger.OpenHold(n)
 	if h.Index == len(r.lists) {
@@ -78,7 +78,7 @@ func (r *Reservations) on(n *cluster.Node) []Reservation {
 	return nil
 }
 
-// Rehold recomputes a hold.
+// Rehold recomputes the hold of a machine from its reservations.
 func (r *Reservations) Rehold(h *cluster.Hold) {
 	was := h.Grant
 	r.ledger.Resize(h, r.needed(h))

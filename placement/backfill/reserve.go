@@ -17,9 +17,9 @@ type Opening struct {
 	grant berth.Grant
 }
 
-// Reserve finds the earliest time at which the job fits when those that hold
-// room end as they should, and keeps the room for it from then on. ok is false
-// where no such time is known.
+// Reserve finds the earliest time at which the job fits if all occupants end at their
+// limits, and keeps the capacity for it from then on. ok is false if no such time is
+// known.
 func (r *Reservations) Reserve(e *queue.Entry) (at time.Time, ok bool) {
 	best := r.Places(e.Class)
 	if best == nil {
@@ -35,8 +35,8 @@ func (r *Reservations) Reserve(e *queue.Entry) (at time.Time, ok bool) {
 	return at, true
 }
 
-// Places are the openings for all members of a job that are complete first; nil
-// if none ever are.
+// Places returns the openings for all members of a job that are complete first; nil if
+// no group of machines ever has enough of them.
 func (r *Reservations) Places(c *cluster.Class) []Opening {
 	var best []Opening
 	for _, group := range r.placer.Groups(c) {

@@ -30,18 +30,19 @@ type Class struct {
 	seen    int
 }
 
-// Unnumbered is the number of a class that the cluster has not enrolled: plans
-// keep nothing about it.
+// Unnumbered is the number of a class that the cluster has not enrolled. Plans cache
+// nothing about such a class.
 const Unnumbered = -1
 
-// Match is a kind that a class may use, and which variants of its devices.
+// Match is a kind that a class may use, with the variants of devices that it may use
+// there.
 type Match struct {
 	Kind    *Kind
 	Devices uint64 // bit i: Kind.Variants[i]
 }
 
-// MaxVariants bounds the sorts of devices in one machine that placement tells
-// apart; further ones are never used.
+// MaxVariants bounds the variants of devices in one kind. Devices of further variants
+// are never used.
 const MaxVariants = 64
 
 // NewClass returns the class of a request. It has no number before the cluster defines
@@ -110,8 +111,8 @@ var Selectors = []selector{
 	}},
 }
 
-// Admits reports whether the constraint, where it speaks of GPUs, allows this
-// device.
+// Admits reports whether the constraint allows a device. A constraint that does not
+// read the variable gpu allows every device, and one that does not compile none.
 func (c *Class) Admits(m *Machine, d Device) bool {
 	if c.constraint == nil || !c.constraint.usesGPU {
 		return c.Broken == nil
@@ -135,7 +136,8 @@ func celMachine(m *Machine) *CELMachine {
 	}
 }
 
-// Match tells whether machines of this kind may run the class at all.
+// Match reports whether machines of this kind may run the class, whatever is free on
+// them, and returns the devices that the class may use there.
 func (c *Class) Match(k *Kind) (Match, bool) {
 	for _, s := range Selectors {
 		if !s.Holds(c, k.Sample) {

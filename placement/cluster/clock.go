@@ -8,8 +8,8 @@ import (
 // origin is the zero of ages: near enough for a float64 to tell microseconds.
 var origin = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// SinceOrigin is a time, told from the origin of ages; those further away than
-// some 70 years count as that far, so that what is added to it stays in range.
+// SinceOrigin returns the time since the origin of ages. It is bounded at about 70
+// years, so that sums with it stay in range.
 func SinceOrigin(t time.Time) time.Duration {
 	const most = 1 << 61
 	return max(-most, min(t.Sub(origin), most))
@@ -18,7 +18,7 @@ func SinceOrigin(t time.Time) time.Duration {
 // Tick is a time in whole seconds from the origin of ages, rounded down.
 type Tick int32
 
-// AtOnce is before all other seconds, and noTick is after them: never.
+// AtOnce is before all other ticks. NoTick is after them and means never.
 const (
 	AtOnce Tick = math.MinInt32
 	NoTick Tick = math.MaxInt32
@@ -27,7 +27,7 @@ const (
 // TickOf returns the tick of a time.
 func TickOf(t time.Time) Tick { return TickAt(t.Sub(origin)) }
 
-// TickAt is a time, told from the origin of ages, in seconds.
+// TickAt returns the tick of a time since the origin of ages.
 func TickAt(d time.Duration) Tick {
 	s := d / time.Second
 	if d < s*time.Second {
@@ -36,8 +36,8 @@ func TickAt(d time.Duration) Tick {
 	return min(Tick(Short(int64(s))), NoTick-1)
 }
 
-// Latest is the last second in which something may be before a time that bounds
-// a look; zero bounds nothing.
+// Latest returns the last tick of a search that a time bounds. The zero time bounds
+// nothing.
 func Latest(t time.Time) Tick {
 	if t.IsZero() {
 		return NoTick - 1

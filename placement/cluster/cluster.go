@@ -38,7 +38,7 @@ type Cluster struct {
 	Observer Observer // nil until a packing rule needs one
 }
 
-// Observer follows where placeable machines are and how much is free on them.
+// Observer is notified of placeable machines and of changes to their free capacity.
 type Observer interface {
 	Enter(*Node) // a machine was added, or its free capacity changed
 	Leave(*Node) // a machine was removed, or is about to change
@@ -139,7 +139,7 @@ func (s *Cluster) Assume(g berth.Grant) {
 	s.change(g.Machine, func(n *Node) { n.assumed = append(n.assumed, g) })
 }
 
-// Unassume ends the effect of assume.
+// Unassume reverts Assume.
 func (s *Cluster) Unassume(g berth.Grant) {
 	s.change(g.Machine, func(n *Node) {
 		i := slices.IndexFunc(n.assumed, func(o berth.Grant) bool { return sameGrant(o, g) })
@@ -153,15 +153,15 @@ func sameGrant(a, b berth.Grant) bool {
 	return a.Machine == b.Machine && a.Epoch == b.Epoch && a.Capacity == b.Capacity && slices.Equal(a.GPUs, b.GPUs)
 }
 
-// Define adds a class, numbered after all others. Its name is unknown so far.
+// Define adds a class with a new name and numbers it after all others.
 func (s *Cluster) Define(c *Class) {
 	s.Classes[c.Name] = c
 	s.Enroll(c)
 	s.Observe(c)
 }
 
-// Enroll adds a class to the roster, which puts the smallest request first: if
-// that has no place, many others have none either.
+// Enroll adds a class to BySize, which lists the smallest request first: if that one
+// has no place, many others have none either.
 func (s *Cluster) Enroll(c *Class) {
 	i, _ := slices.BinarySearchFunc(s.BySize, c, compareClasses)
 	s.BySize = slices.Insert(s.BySize, i, c)

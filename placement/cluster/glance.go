@@ -6,7 +6,8 @@ import (
 	"berth"
 )
 
-// Glance is an amount, told shortly: what does not fit by it does not fit.
+// Glance is an amount in 32-bit numbers, so that many are read quickly. A request that
+// does not fit by glances does not fit.
 type Glance struct{ CPU, Memory, GPU int32 }
 
 // GlanceOf returns a capacity as a glance.
@@ -14,7 +15,7 @@ func GlanceOf(c berth.Capacity) Glance {
 	return Glance{Short(c.CPUMilli), Short(c.MemoryMiB), Short(c.GPUMilli)}
 }
 
-// Within reports whether so much may be in what is told of o.
+// Within reports whether the amount may fit into o.
 func (g Glance) Within(o Glance) bool {
 	return g.CPU <= o.CPU && g.Memory <= o.Memory && g.GPU <= o.GPU
 }
@@ -27,5 +28,5 @@ func (g Glance) Plus(o Glance) Glance {
 	}
 }
 
-// Short is a number, or the nearest that there is.
+// Short returns the nearest 32-bit number.
 func Short(x int64) int32 { return int32(max(math.MinInt32, min(x, math.MaxInt32))) }

@@ -9,9 +9,9 @@ import (
 	"berth"
 )
 
-// Profile is which attributes of machines any class looks at. Machines that
-// agree in them are of one kind, so that a label nobody asks for, such as a
-// host name, does not make a kind of each machine.
+// Profile is the set of machine attributes that defined classes read. Machines with
+// equal values are of one kind. So a label that no request names, such as a host
+// name, does not make a kind of each machine.
 type Profile struct {
 	ID, cpus, memory, index, allLabels, network bool
 	labels                                      []string // sorted
@@ -88,8 +88,8 @@ func (p *Profile) key(b []byte, m *Machine, variants []Variant) []byte {
 	return b
 }
 
-// Variant is a sort of device within a kind. index is -1 unless some class
-// looks at it.
+// Variant is a model of device within a kind. Its index is -1 unless some class reads
+// indexes.
 type Variant struct {
 	model  string
 	memory int64
@@ -128,7 +128,7 @@ func (p *Profile) variants(list []Variant, m *Machine) []Variant {
 	return list
 }
 
-// Kind is a set of machines that no class can tell apart but by their room.
+// Kind is a set of machines that differ, for every class, in free capacity alone.
 type Kind struct {
 	Number    int      // of all there ever were in the snapshot
 	Index     int      // in Cluster.Kinds
@@ -159,7 +159,7 @@ func newKind(sample *Machine, variants []Variant) *Kind {
 	}}
 }
 
-// Need is what one rank asks of a machine, as far as pruning can tell.
+// Need is the request of one member in the terms of Room.
 type Need struct {
 	berth.Capacity
 	Whole int   // devices
@@ -189,8 +189,8 @@ func walk(l *Leaf[*Node], n Need, spread bool, visit func(*Node) bool) bool {
 		walk(last, n, spread, visit)
 }
 
-// All lists the placeable machines of a kind, in the order that they had when
-// the plan first asked.
+// All lists the placeable machines of a kind, from tight to roomy at the time of the
+// plan's first call.
 func (k *Kind) All(plan int) []*Node {
 	if k.orderedAt == plan {
 		return k.ordered

@@ -7,14 +7,14 @@ import (
 	"berth"
 )
 
-// Moment is the plan under way: its time and its number.
+// Moment identifies a plan: its time and its number.
 type Moment struct {
 	Now    time.Time
 	Clock  time.Duration // now, since origin
 	Number int
 }
 
-// From returns t, or now if t is past.
+// From returns the later of t and now.
 func (m *Moment) From(t time.Time) time.Time {
 	if t.Before(m.Now) {
 		return m.Now
@@ -22,9 +22,9 @@ func (m *Moment) From(t time.Time) time.Time {
 	return t
 }
 
-// Ledger is the capacity of a cluster as one plan goes on. It changes the nodes in
-// place, so that every search sees what the plan has taken, and finish restores
-// them. undo takes back a suffix of the entries.
+// Ledger is the capacity of a cluster while one plan proceeds. It changes the nodes in
+// place, so that every search sees the capacity that the plan has taken. Undo reverts
+// a suffix of the entries, and Finish restores the nodes.
 //
 //	free now ─┬─ held: a reserved start needs it later; only a job that ends before may have it
 //	          └─ the rest: for everyone (Node.Free)
@@ -64,7 +64,7 @@ type Hold struct {
 	Firm  bool        // a reserved start depends on the machine
 }
 
-// Choice is a place for one member.
+// Choice is a machine and a grant there for one member.
 type Choice struct {
 	Node    *Node
 	Allowed uint64 // devices of its kind that the class may use
@@ -93,7 +93,7 @@ func (l *Ledger) OpenHold(n *Node) *Hold {
 	return h
 }
 
-// Resize makes a hold as large as needed, as far as that is free.
+// Resize sets a hold to the needed amount, bounded by the free capacity.
 func (l *Ledger) Resize(h *Hold, needed Amount) {
 	n := h.Node
 	l.Move(n, func() {
@@ -118,7 +118,7 @@ func (l *Ledger) WithHeld(n *Node) berth.Capacity {
 	return n.Free
 }
 
-// Take takes a choice for the rest of the plan.
+// Take subtracts a choice from the free capacity for the rest of the plan.
 func (l *Ledger) Take(c Choice) {
 	n := c.Node
 	t := taken{node: n, grant: c.Grant}
@@ -292,7 +292,7 @@ func (a Amount) within(n *Node) berth.Grant {
 	return g
 }
 
-// Clamp is the part of a grant that is free.
+// Clamp returns the part of a grant that is free.
 func Clamp(n *Node, g berth.Grant) berth.Grant { return Amount{}.Plus(n, g, 1).within(n) }
 
 // Covers reports whether a grant includes another one.
@@ -302,7 +302,7 @@ func Covers(n *Node, g, o berth.Grant) bool {
 		!slices.ContainsFunc(rest.GPUs, func(milli int64) bool { return milli > 0 })
 }
 
-// Grant is the amount as a grant, as far as the machine ever has it.
+// Grant returns the amount as a grant, bounded by the total of the machine.
 func (a Amount) Grant(n *Node) berth.Grant {
 	return a.within(&Node{Machine: n.Machine, Free: n.Total, FreeMilli: slices.Repeat([]int64{Whole}, len(n.GPUs))})
 }

@@ -9,7 +9,7 @@ import (
 	"berth"
 )
 
-// Machine is what placement knows of a machine.
+// Machine is the row of a machine.
 type Machine struct {
 	ID      berth.MachineID
 	Epoch   int64
@@ -64,7 +64,7 @@ func (m *Machine) sameKind(o *Machine) bool {
 		}) && maps.Equal(m.Labels, o.Labels)
 }
 
-// Unhealthy is the free share of a device that is not healthy, below any debt.
+// Unhealthy is the free share of an unhealthy device. It is below every debt.
 const Unhealthy = math.MinInt64 / 2
 
 // Node is a machine in the cluster: its row, the grants of decisions that are not
@@ -93,8 +93,8 @@ type Node struct {
 // Offered reports whether searches find the machine: it is in the tree of its kind.
 func (n *Node) Offered() bool { return n.Leaf.size > 0 }
 
-// Room is what a search is pruned by: a subtree whose most room is too little
-// holds no machine that fits.
+// Room is a bound of free capacity that prunes searches: if the bound of a subtree is
+// too small, no machine in it fits.
 type Room struct {
 	berth.Capacity
 	Whole int   // devices of which nothing is used
@@ -114,7 +114,7 @@ func (r Room) max(o Room) Room {
 	}
 }
 
-// Recount derives what is free from the row and the assumed grants.
+// Recount derives the free capacity from the row and the assumed grants.
 func (n *Node) Recount() {
 	n.Free = n.Total.Sub(n.Used)
 	n.FreeMilli = n.FreeMilli[:0]
@@ -201,7 +201,7 @@ func Sign(n int64) int {
 	return 0
 }
 
-// Owe takes a grant out, into debt where it is not free yet.
+// Owe takes a grant out of the free capacity, which may become negative.
 func (n *Node) Owe(g berth.Grant) {
 	n.Free = n.Free.Sub(g.Capacity)
 	for _, d := range g.GPUs {
@@ -211,5 +211,5 @@ func (n *Node) Owe(g berth.Grant) {
 	}
 }
 
-// Whole is a device of which nothing is used.
+// Whole is the free share of an unused device, in thousandths.
 const Whole = 1000

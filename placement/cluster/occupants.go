@@ -8,8 +8,8 @@ import (
 	"berth"
 )
 
-// Running is a job that holds room. Its grants are part of what its machines
-// have in use; the snapshot takes from it who holds what, and until when.
+// Running is a job that occupies machines. Its grants are part of the used capacity
+// in the rows of the machines.
 type Running struct {
 	Job         berth.JobID
 	Parent      berth.JobID // it is an element of; "": of none
@@ -72,7 +72,7 @@ type Occupant struct {
 	ends        time.Duration  // by its limits; unknown: it has none
 }
 
-// Unknown is after all other times.
+// Unknown is the end of an occupant without a known end. It is after all other times.
 const Unknown time.Duration = math.MaxInt64
 
 // occupantsOf returns the occupants of a machine, known or not.
@@ -162,7 +162,7 @@ func (x *Occupant) Leaves(assume time.Duration) time.Duration {
 	return x.ends
 }
 
-// Lost is Holder.Lost by a time since origin.
+// Lost is Holder.Lost for a time since the origin of ages.
 func (x *Occupant) Lost(now time.Duration) time.Duration { return lost(now-x.since, x.restart, x.gpus) }
 
 // Ends returns the time at which the holder's capacity should be free; a past

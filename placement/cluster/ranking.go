@@ -20,7 +20,7 @@ func CompareStandings(a, b Standing) int {
 	return cmp.Or(cmp.Compare(a.Key, b.Key), cmp.Compare(a.Place, b.Place))
 }
 
-// Renew drops those that do not stay and puts in others, which it sorts.
+// Renew drops the standings that do not stay and inserts fresh ones, which it sorts.
 func (x *Ranking) Renew(fresh []Standing, stays func(place int32) bool) {
 	list := slices.DeleteFunc([]Standing(*x), func(o Standing) bool { return !stays(o.Place) })
 	slices.SortFunc(fresh, CompareStandings)
@@ -38,8 +38,8 @@ func (x *Ranking) Renew(fresh []Standing, stays func(place int32) bool) {
 	*x = list
 }
 
-// TimeKey orders by time.
+// TimeKey returns a key that orders by time.
 func TimeKey(t Tick) uint64 { return uint64(uint32(t) ^ 1<<31) }
 
-// KeyTime is the time that a key was made of.
+// KeyTime is the inverse of TimeKey.
 func KeyTime(key uint64) Tick { return Tick(uint32(key) ^ 1<<31) }

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Follower is a cache of a kind's machines. It reads the machines that changed
-// since its last look, so that a plan looks at few.
+// Follower identifies a cache of the machines of a kind. A feed lists the machines
+// that changed since the cache read it last, so that a plan reads few.
 type Follower int
 
 // The followers of a roster.

@@ -8,14 +8,14 @@ import (
 	"berth/placement/queue"
 )
 
-// Deference is the older overdue jobs that others of their tenant wait for. Only
-// explanations read it.
+// Deference records the older overdue jobs that younger jobs of the same tenant wait
+// for. Only explanations read it.
 type Deference struct {
 	lines    map[*queue.Line]*queue.Entry    // by the line of the jobs that wait
 	accounts map[*queue.Account]*queue.Entry // by the account whose younger jobs wait
 }
 
-// Defers notes that the jobs of a line wait for an older one.
+// Defers records that the jobs of a line wait for an older one.
 func (d *Deference) Defers(wanted bool, l *queue.Line, older *queue.Entry) {
 	if !wanted {
 		return
@@ -26,7 +26,7 @@ func (d *Deference) Defers(wanted bool, l *queue.Line, older *queue.Entry) {
 	d.lines[l] = older
 }
 
-// Halts notes that the rest of a contender waits for one of its jobs.
+// Halts records that the other jobs of a contender wait for one of its jobs.
 func (d *Deference) Halts(wanted bool, x *queue.Contender, older *queue.Entry) {
 	if !wanted {
 		return

@@ -12,7 +12,7 @@ import (
 	"berth/placement/fit"
 )
 
-// Explanation says how the machines stand to a request, clause by clause.
+// Explanation compares a request with the machines, clause by clause.
 type Explanation struct {
 	Machines int      `json:"machines"`
 	FitNow   int      `json:"fit_now"`  // have room for one member now
@@ -29,7 +29,7 @@ type Explanation struct {
 	Lacking []Shortfall `json:"lacking,omitempty"`
 }
 
-// Members is how many members of a gang have room at once.
+// Members is the number of members of a gang that have room at once.
 type Members struct {
 	Asked int  `json:"asked"`
 	Now   int  `json:"now"`
@@ -45,15 +45,15 @@ type Clause struct {
 	Text  string `json:"text"`  // such as: 2 have no free GPU
 }
 
-// Shortfall is a resource of which no machine has as much as was asked.
+// Shortfall is a resource that no machine has enough of.
 type Shortfall struct {
 	Resource string `json:"resource"`
 	Asked    string `json:"asked"`
 	Largest  string `json:"largest"`
 }
 
-// Unsatisfiable reports whether no machine could ever run the request, however
-// empty. Of a cluster without machines nothing is known.
+// Unsatisfiable reports whether no machine could run the request even if it were empty.
+// It is false for a cluster without machines.
 func (e Explanation) Unsatisfiable() bool { return len(e.Lacking) > 0 }
 
 // maxCandidates bounds Explanation.Candidates.

@@ -14,8 +14,8 @@ import (
 	"berth/placement/queue"
 )
 
-// JobExplanation says why a job waits: everything that is in its way, what its
-// place in the queue rests on, and when it should start.
+// JobExplanation lists the reasons why a job waits, the values that its position in the
+// queue depends on, and its estimated start.
 type JobExplanation struct {
 	Job      berth.JobID `json:"job"`
 	Fit      Explanation `json:"fit"`
@@ -34,7 +34,7 @@ type JobExplanation struct {
 	Data []fit.MachineData `json:"data,omitempty"`
 }
 
-// Blocker is one thing that keeps a job from starting.
+// Blocker is one reason why a job does not start.
 type Blocker struct {
 	// Code is stable: held, not_eligible, parallel, limit, max_running, borrowing, budget,
 	// unsatisfiable, no_machines, no_room, engine_silent, stopping, overdue, reserved or behind.
@@ -47,7 +47,7 @@ type Blocker struct {
 	Machines []berth.MachineID `json:"machines,omitempty"` // of engine_silent
 }
 
-// Term is one thing that a job's place in the queue rests on.
+// Term is one value that the position of a job in the queue depends on.
 type Term struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
@@ -69,8 +69,8 @@ func NewReading(at *cluster.Moment, policy *queue.Policy, q *queue.Queue, s *que
 	return &Reading{Moment: at, policy: policy, queue: q, shares: s, nominations: n}
 }
 
-// Blockers lists what keeps the job from starting by itself: its own state, its
-// quota, the machines.
+// Blockers lists the reasons that concern the job alone: its own state, its quota, the
+// machines.
 func (r *Reading) Blockers(x *queue.Contender, e *queue.Entry, w JobExplanation) []Blocker {
 	machines, list := w.Fit, []Blocker(nil)
 	add := func(code, text, change string) { list = append(list, Blocker{Code: code, Text: text, Change: change}) }
@@ -125,8 +125,8 @@ func engineBlocker(silent []enginesilence.Machine) Blocker {
 		Machines: enginesilence.IDs(silent)}
 }
 
-// Ahead lists the jobs before it, and the room that is kept for them if keeps is
-// set.
+// Ahead lists the reasons that other jobs cause: jobs ahead of it, and the capacity that
+// is kept for them if keeps is set.
 func (r *Reading) Ahead(d *Deference, e *queue.Entry, w JobExplanation, keeps bool) []Blocker {
 	var list []Blocker
 	if b, ok := d.blocker(r.queue.Account(e.Tenant), e); ok && !w.StartsNow && !e.Held {
@@ -149,7 +149,7 @@ func (r *Reading) Ahead(d *Deference, e *queue.Entry, w JobExplanation, keeps bo
 	return list
 }
 
-// Terms spells out what the job's place rests on.
+// Terms lists the values that the job's position depends on, the most important first.
 func (r *Reading) Terms(x *queue.Contender, e *queue.Entry) []Term {
 	p := r.policy
 	var list []Term

@@ -6,9 +6,9 @@ import (
 	"berth/placement/cluster"
 )
 
-// Barren reports whether no machine has room for one member of the class, held
-// room aside. It stays so for the epoch, and for every class that may
-// use the same machines and asks for no less.
+// Barren reports whether no machine has room for one member of the class, without
+// regard to held capacity. The answer holds for the epoch, and for every class that may
+// use the same machines and requests no less.
 func (r *Placer) Barren(c *cluster.Class) bool {
 	m := r.memory.of(c)
 	if m.barren == r.epoch {

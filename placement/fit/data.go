@@ -26,7 +26,7 @@ const (
 	maxPriced  = candidates // of them, how many are compared
 )
 
-// Near is a member that was given another machine for its job's data.
+// Near is a member that starts on another machine for its job's data.
 type Near struct {
 	Job     berth.JobID
 	Machine berth.MachineID
@@ -34,7 +34,7 @@ type Near struct {
 	Instead berth.MachineID // which it would have been given otherwise
 }
 
-// MachineData is how much of a job's data a machine holds.
+// MachineData is the amount of a job's data on one machine.
 type MachineData struct {
 	Machine berth.MachineID `json:"machine"`
 	MiB     int64           `json:"mib"`
@@ -215,8 +215,8 @@ func breaks(c *cluster.Class, n *cluster.Node, devices []int) bool {
 // maxTold bounds how many machines an explanation names.
 const maxTold = 5
 
-// Show lists the machines that hold most of what a job needs. moved are its
-// members that would go where they do for that.
+// Show lists the machines with the most data of a job. moved are the members that would
+// start on another machine without that data.
 func (x *Caches) Show(c *cluster.Cluster, wants []berth.DataKey, moved []Near) []MachineData {
 	var list []MachineData
 	for _, one := range x.find(wants, nil) {

@@ -7,13 +7,13 @@ import (
 	"berth/placement/cluster"
 )
 
-// AsksForAll reports whether the class asks for all that another one asks for.
+// AsksForAll reports whether class c requests no less than o of any resource.
 func AsksForAll(c *cluster.Class, o *cluster.Class) bool {
 	return o.Capacity.Fits(c.Capacity) && o.Request.GPUs <= c.Request.GPUs && o.Request.GPUMilli <= c.Request.GPUMilli
 }
 
-// UsableDevices is how many devices of the machine the request could use, healthy or
-// not, in use or not.
+// UsableDevices returns the number of devices that the request could use on an empty
+// machine, healthy or not.
 func UsableDevices(c *cluster.Class, n *cluster.Node) int {
 	count := 0
 	for _, d := range n.GPUs {
@@ -29,8 +29,8 @@ func spreads(c *cluster.Class) bool { return c.Request.Strategy == "spread" }
 // gathers reports whether it matters on which machines members are together.
 func gathers(c *cluster.Class) bool { return c.Members() > 1 || c.Request.SameLabel != "" }
 
-// GroupOf is the group of a machine, in which all members of a gang must be: its
-// network, and its value of same_label.
+// GroupOf returns the group of a machine: its network and its value of same_label. All
+// members of a gang must be on machines of one group.
 func GroupOf(c *cluster.Class, m *cluster.Machine) string {
 	if c.Members() == 1 {
 		return m.Labels[c.Request.SameLabel]
@@ -38,8 +38,8 @@ func GroupOf(c *cluster.Class, m *cluster.Machine) string {
 	return m.Network + "\x00" + m.Labels[c.Request.SameLabel]
 }
 
-// Needs is what to search for, in this order: a share goes into a device that
-// is in use already, before one that is whole is broken.
+// Needs returns the searches for one member, in order: a share goes into a device in use
+// before it breaks an unused one.
 func Needs(c *cluster.Class) []cluster.Need {
 	r := c.Request
 	switch {
@@ -51,8 +51,8 @@ func Needs(c *cluster.Class) []cluster.Need {
 	return []cluster.Need{{Capacity: c.Capacity, Whole: r.GPUs}}
 }
 
-// Devices reports whether one member fits into what is free of the machine, and on
-// which devices (positions in n.GPUs).
+// Devices reports whether one member fits into the free capacity of the machine, and
+// returns its devices as positions in n.GPUs.
 func Devices(c *cluster.Class, n *cluster.Node, allowed uint64) ([]int, bool) {
 	if !c.Capacity.Fits(n.Free) {
 		return nil, false
@@ -66,7 +66,7 @@ func Devices(c *cluster.Class, n *cluster.Node, allowed uint64) ([]int, bool) {
 	return wholeDevices(n, c.Request.GPUs, allowed)
 }
 
-// Fits reports whether one member fits into what is free of the machine.
+// Fits reports whether one member fits into the free capacity of the machine.
 func Fits(c *cluster.Class, n *cluster.Node, allowed uint64) bool {
 	r := &c.Request
 	if !c.Capacity.Fits(n.Free) {

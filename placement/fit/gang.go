@@ -96,8 +96,8 @@ func (r *Placer) staySite(look *Search, m Site, ranks []berth.Grant) []berth.Gra
 	return ranks
 }
 
-// MembersNow is the number of members of a gang that have room at once, by placing
-// them on trial.
+// MembersNow places the members of a gang on trial, and returns the number of members
+// that have room at once.
 func MembersNow(s *State, c *cluster.Class) int {
 	most := 0
 	at := &cluster.Moment{Number: s.Cluster.NextPlan()}

@@ -27,8 +27,8 @@ const (
 )
 
 // Mix is the distribution of requests that usable shares are computed from. It is
-// given, or learned from the jobs that come into a snapshot, where the old ones
-// fade as new ones come. It belongs to one snapshot at a time.
+// given, or learned from the jobs of a snapshot; then old jobs fade as new ones come.
+// A Mix belongs to one snapshot at a time.
 type Mix struct {
 	given  bool
 	shapes map[string]*ask
@@ -61,18 +61,18 @@ type part struct {
 	p     float64
 }
 
-// Asked is how often a request comes, by whatever measure they share.
+// Asked is the frequency of one request. All frequencies of a Mix share one unit.
 type Asked struct {
 	Request berth.Request
 	Count   float64
 }
 
-// NewMix returns one that learns.
+// NewMix returns a Mix that learns.
 func NewMix() *Mix {
 	return &Mix{shapes: map[string]*ask{}, names: map[*cluster.Class]string{}, unit: 1}
 }
 
-// GivenMix returns one that is known and does not learn. Counts must be
+// GivenMix returns a Mix of known frequencies, which does not learn. Counts must be
 // positive.
 func GivenMix(list []Asked) (*Mix, error) {
 	m := NewMix()
@@ -116,7 +116,7 @@ func (m *Mix) add(key string, shape berth.Request, count float64) {
 	m.since++
 }
 
-// Observe counts a job that came in.
+// Observe counts a new job.
 func (m *Mix) Observe(c *cluster.Class) {
 	if m.given {
 		return

@@ -7,7 +7,7 @@ import (
 	"berth/placement/cluster"
 )
 
-// Pack is the rule by which packing chooses among the machines that fit.
+// Pack is the rule that chooses among the machines that fit.
 type Pack int
 
 const (
@@ -26,8 +26,9 @@ const maxLooks = 20_000
 // looksPerScan is how many groups passed over cost as much as one look.
 const looksPerScan = 64
 
-// Packer keeps the machines grouped by remnant for the rule Worth, once a plan
-// has asked for it, and the distribution of requests that the rule weighs by.
+// Packer groups the machines by remnant for the rule Worth, and holds the mix of
+// requests that the rule weighs by. It groups no machine before the first plan with
+// that rule.
 type Packer struct {
 	cluster *cluster.Cluster
 	Mix     *Mix
@@ -44,7 +45,7 @@ func (p *Packer) Use(m *Mix) {
 	}
 }
 
-// Appraise readies the fleet for a plan; false while the mix is not known.
+// Appraise prepares the groups for a plan; false while the mix is not known.
 func (p *Packer) Appraise() bool {
 	if !p.Mix.refresh() {
 		return false

@@ -25,7 +25,8 @@ func NewState(c *cluster.Cluster) *State {
 	return s
 }
 
-// Placer searches machines for the members of one job after the other.
+// Placer finds machines for the members of one job after the other, within one plan.
+// It takes their capacity from the ledger.
 type Placer struct {
 	*cluster.Moment
 	cluster *cluster.Cluster
@@ -47,8 +48,8 @@ type Placer struct {
 	nearby   []nearby                              // buffer
 }
 
-// Memory is the outcome of earlier searches by class. A plan or an epoch stamps
-// each entry, so that a later one ignores it.
+// Memory caches the outcome of failed searches by class. Each entry names its plan or
+// epoch, so that a later one ignores it.
 type Memory struct {
 	classes []classMemory // by Class.Number
 	none    classMemory   // of classes without a number, always empty
@@ -88,8 +89,8 @@ func (m *classMemory) close(plan int, end time.Time) {
 	}
 }
 
-// Reopen forgets that a class has no room, until the returned function is called:
-// the ledger has more room for the moment.
+// Reopen forgets that a class has no room, until the caller calls again. It serves
+// trials with more free capacity than the plan has.
 func (r *Placer) Reopen(c *cluster.Class) (again func()) {
 	m := *r.memory.of(c)
 	r.memory.of(c).closed, r.memory.of(c).barren = 0, 0
@@ -102,8 +103,8 @@ func (r *Placer) Closed(c *cluster.Class) bool { return r.memory.of(c).closed ==
 // Close notes that a job of the class that ends at r.End has no room.
 func (r *Placer) Close(c *cluster.Class, end time.Time) { r.memory.of(c).close(r.Number, end) }
 
-// Hopeless reports whether the search can be skipped for a job: another one of its
-// class that ends no later had no room.
+// Hopeless reports whether the search for a job would fail: another job of its class
+// that ends no later had no room in this plan.
 func (r *Placer) Hopeless(c *cluster.Class) bool {
 	m := r.memory.of(c)
 	if m.closed != r.Number {
@@ -119,14 +120,14 @@ func (r *Placer) Refused(c *cluster.Class, end time.Time) bool {
 	return m.closed == r.Number && !m.shorter.IsZero() && !end.Before(m.shorter)
 }
 
-// Widen begins an epoch: some machine has more room than before.
+// Widen starts an epoch: some machine has more room than before.
 func (r *Placer) Widen() {
 	r.epoch = r.cluster.NextPlan()
 	clear(r.barrens)
 }
 
-// Brief looks for a place in held capacity for one member of a job that ends at
-// r.End, before the capacity is needed.
+// Brief finds a place in held capacity for one member of a job that ends at r.End,
+// before the capacity is needed.
 func (r *Placer) Brief(s *Search) (cluster.Choice, bool) {
 	if r.End.IsZero() {
 		return cluster.Choice{}, false
@@ -150,8 +151,8 @@ func (r *Placer) Brief(s *Search) (cluster.Choice, bool) {
 	return cluster.Choice{}, false
 }
 
-// Find chooses the machine and the devices for one member. group, unless empty,
-// is the one that the machine must be of.
+// Find chooses the machine and the devices for one member. A machine of another group
+// does not count, unless group is empty.
 func (r *Placer) Find(c *cluster.Class, avoid []berth.MachineID, group string) (cluster.Choice, bool) {
 	s := Search{Class: c, avoid: avoid, Group: group}
 	if found, ok := r.Brief(&s); ok {
@@ -174,9 +175,9 @@ func (r *Placer) Find(c *cluster.Class, avoid []berth.MachineID, group string) (
 	return s.best()
 }
 
-// Groups lists what a gang may gather on: the machines of one group reach each
-// other and have one value of same_label. It is one empty string where every
-// machine will do.
+// Groups lists the groups of machines for a gang: the machines of one group reach each
+// other and have one value of same_label. The list is one empty string if members may
+// be on any machines.
 func (r *Placer) Groups(c *cluster.Class) []string {
 	if !gathers(c) {
 		return []string{""}
@@ -194,7 +195,7 @@ func (r *Placer) Groups(c *cluster.Class) []string {
 	return values
 }
 
-// Search is a look for the best machine for one member.
+// Search finds the best machine for one member.
 type Search struct {
 	Class *cluster.Class
 	avoid []berth.MachineID
@@ -240,7 +241,7 @@ func (s *Search) best() (cluster.Choice, bool) {
 	return cluster.Choice{}, false
 }
 
-// Allows applies the clauses that concern single machines.
+// Allows applies the clauses about single machines: machines to avoid, and the group.
 func (s *Search) Allows(n *cluster.Node) bool {
 	return !slices.Contains(s.Class.Request.Avoid, n.ID) && !slices.Contains(s.avoid, n.ID) &&
 		(s.Group == "" || GroupOf(s.Class, &n.Machine) == s.Group)

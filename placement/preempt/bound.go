@@ -10,9 +10,9 @@ import (
 	"berth/placement/queue"
 )
 
-// Index caches, per machine, the most capacity that preemption could free and
-// the least that it would cost. It only prunes the search for victims; it never
-// changes a plan, and it outlives plans.
+// Index caches, per machine, the most capacity that preemption could free and the least
+// that it would cost. It outlives plans, prunes the search for victims and never changes
+// a plan. The zero value is empty.
 type Index struct {
 	machines   []preemptionBound // by Node.Index
 	candidates []candidateList   // by Node.Index

@@ -6,9 +6,9 @@ import (
 	"berth"
 )
 
-// Earmark keeps room on one machine for one waiting job: room that was free, or
-// that a victim gives up for it. Nobody else gets it, until the job is placed,
-// waits no more, or the earmark expires.
+// Earmark nominates capacity of one machine for one waiting job: capacity that was free,
+// or that a victim releases for it. No other job gets it until the job is placed or
+// leaves the queue, or the earmark expires.
 type Earmark struct {
 	For       berth.JobID
 	Machine   berth.MachineID

@@ -103,7 +103,7 @@ func (r *Nominations) Lift(marks []Mark) {
 	}
 }
 
-// Restore ends the effect of lift.
+// Restore reverts Lift.
 func (r *Nominations) Restore(marks []Mark) {
 	for _, m := range marks {
 		if m.Holder == nil {

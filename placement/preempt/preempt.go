@@ -18,7 +18,7 @@ const maxSearches = 32
 // maxHopes bounds the further searches for the sake of estimates.
 const maxHopes = 64
 
-// Order tells a running job to give way to another.
+// Order is an order to a running job to stop for another one.
 type Order struct {
 	Job     berth.JobID
 	Version int64
@@ -28,7 +28,7 @@ type Order struct {
 	Lost    time.Duration // GPU time since its last verified checkpoint
 }
 
-// Reason is what allows a preemption.
+// Reason is the rule that allows a preemption.
 type Reason string
 
 // The reasons for a preemption.
@@ -72,8 +72,8 @@ type Search struct {
 	best   []victim
 }
 
-// NewSearch returns the preemption of a plan. With estimate set, hope notes the
-// times at which jobs may preempt later.
+// NewSearch returns the preemption of a plan. With estimate set, Hope records the times
+// at which jobs may preempt later.
 func NewSearch(n *Nominations, q *queue.Queue, s *queue.Shares, x *Index, estimate bool) *Search {
 	r := &Search{
 		Moment: n.Moment, policy: n.policy, cluster: n.cluster, queue: q, ledger: n.ledger, placer: n.placer,
@@ -86,8 +86,8 @@ func NewSearch(n *Nominations, q *queue.Queue, s *queue.Shares, x *Index, estima
 	return r
 }
 
-// Preempt makes room for a blocked job by ordering others to stop; false if there
-// are no victims that would do.
+// Preempt makes room for a blocked job by ordering other jobs to stop; false if no
+// victims release enough.
 func (r *Search) Preempt(x *queue.Contender, e *queue.Entry) bool {
 	if !r.policy.Preempt || r.Searches == 0 || r.waited(e) < r.policy.PreemptAfter {
 		return false
@@ -108,8 +108,8 @@ func (r *Search) Preempt(x *queue.Contender, e *queue.Entry) bool {
 	return true
 }
 
-// Hope notes the time at which a blocked job will have waited long enough to
-// displace others, if it could do so now. Only estimates use it.
+// Hope records the time at which a blocked job will have waited long enough to preempt,
+// if it could do so now. Only estimates use it.
 func (r *Search) Hope(x *queue.Contender, e *queue.Entry) {
 	left := r.policy.PreemptAfter - r.waited(e)
 	if !r.estimate || !r.policy.Preempt || left <= 0 || r.hoped >= maxHopes {

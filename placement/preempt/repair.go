@@ -45,7 +45,7 @@ func (r *Nominations) dropRepairs(e *queue.Entry) {
 	r.Marks[e.ID] = slices.DeleteFunc(r.Marks[e.ID], func(m Mark) bool { return m.Repair && m.Holder == nil })
 }
 
-// Former lists the places of a gang before its repair, as far as they are kept.
+// Former lists the places of a gang before its repair that are still kept for it.
 func Former(marks []Mark) (repair bool, list []fit.Site) {
 	for _, m := range marks {
 		repair = repair || m.Repair

@@ -9,7 +9,7 @@ import (
 	"berth/placement/cluster"
 )
 
-// Job is a job that waits for a place.
+// Job is the row of a waiting job.
 type Job struct {
 	ID            berth.JobID
 	Tenant        berth.TenantID
@@ -42,10 +42,10 @@ type Job struct {
 	Stalled time.Duration
 }
 
-// Entry is a job in the snapshot. It is in a line of its account, or waits in
-// the heap of later ones, or neither: held, or a decision about it is under way.
-// What plans look at of many jobs stands first, in two cache lines; a part of it
-// is told again from the job.
+// Entry is a job in the queue. It is in a line of its account, or in the heap of jobs
+// that are not eligible yet, or in neither: on hold, or with a commit under way. The
+// fields that plans read of many jobs come first, in two cache lines; some of them
+// repeat fields of Job.
 type Entry struct {
 	leaf    cluster.Leaf[*Entry]
 	Class   *cluster.Class
@@ -88,8 +88,8 @@ func (e *Entry) rate(p *Policy, edge time.Time) {
 	e.Band, e.Rank = p.bandOf(e), p.rankOf(e)
 }
 
-// CompareEntries is the order of the queue within an account: band, who is
-// overdue, rank, submission, id.
+// CompareEntries is the order of the queue within an account: by band, overdue jobs
+// first, by rank, submission and id.
 func CompareEntries(a, b *Entry) int {
 	switch {
 	case a.Band != b.Band:

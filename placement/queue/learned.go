@@ -10,15 +10,13 @@ import (
 	"berth/placement/cluster"
 )
 
-// Learned ranks jobs of which nobody knows how long they will run, by what
-// other jobs of their tenant did: those that are over, and how far those have
-// come that are not. Jobs submitted within minutes of each other are mostly
-// variations of one thing and last alike, so the nearer a job was submitted, the
-// more it counts. The rank is the inverse of a Gittins index: the least expected
-// time for each job brought to its end, if it runs on for as long as is best,
-// times GPUs^LearnedExponent.
+// Learned ranks jobs of unknown run time by the run times of their tenant's other jobs,
+// ended and running. Jobs submitted within minutes of each other are mostly variants
+// of one task and run equally long, so the nearer a job was submitted, the more it
+// counts. The rank is the inverse of a Gittins index: the least expected time for each
+// job brought to its end, over all times to run on, times GPUs^LearnedExponent.
 //
-// It is for one snapshot, whose planning has to tell it of each end. It is not
+// A Learned belongs to one snapshot. The caller reports each end with Ended. It is not
 // safe for concurrent use.
 type Learned struct {
 	over   map[berth.TenantID]*past
@@ -71,10 +69,10 @@ const (
 	maxPast = 4096
 )
 
-// NewLearned returns one that has seen no job yet.
+// NewLearned returns a Learned that has seen no job yet.
 func NewLearned() *Learned { return &Learned{over: map[berth.TenantID]*past{}} }
 
-// Ended tells of a job that is over, and not by having been told to stop.
+// Ended records a job that ended by itself, not by an order to stop.
 func (l *Learned) Ended(e Ended) {
 	p := l.over[e.Tenant]
 	if p == nil {
@@ -122,8 +120,8 @@ func (l *Learned) Begin(s RankView, now time.Time) {
 	}
 }
 
-// Next is when ranks change next if nobody comes or ends: a running job has
-// come to another stage of its life. Zero: never.
+// Next returns the time of the next change of ranks if no job comes or ends: a running
+// job reaches another stage. The zero time means never.
 func (l *Learned) Next(now time.Time) time.Time {
 	if !l.behind.After(now) {
 		return time.Time{}

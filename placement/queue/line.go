@@ -8,8 +8,8 @@ import (
 	"berth/placement/cluster"
 )
 
-// Line is the jobs of one class of one account that may start, in order. What
-// plans look at of many lines stands first, close together.
+// Line is the eligible jobs of one class of one account, in order. The fields that
+// plans read of many lines come first, close together.
 type Line struct {
 	class     *cluster.Class
 	account   *Account

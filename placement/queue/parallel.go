@@ -16,8 +16,8 @@ func (q *Queue) countElement(parent berth.JobID, n int) {
 	}
 }
 
-// Full reports whether as many elements of the job's parent hold room as may at
-// once, those counted that this plan gives some.
+// Full reports whether the job's parent has as many elements on machines as it may
+// have at once, including the starts of this plan.
 func (r *Shares) Full(e *Entry) bool {
 	return e.Parallel > 0 && r.queue.siblings[e.Parent]+r.siblings[e.Parent] >= e.Parallel
 }
@@ -33,7 +33,7 @@ func (r *Shares) join(e *Entry) {
 	}
 }
 
-// Crowded says how many of the job's siblings hold room.
+// Crowded returns a text with the number of the job's siblings on machines.
 func (r *Shares) Crowded(e *Entry) string {
 	return fmt.Sprintf("%d elements of its array hold room, as many as may at once (parallel)",
 		r.queue.siblings[e.Parent])

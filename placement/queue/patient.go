@@ -7,10 +7,10 @@ import (
 	"berth/placement/cluster"
 )
 
-// Patient ranks jobs of which it is known how long they run: by service to go,
-// as order srsf does, over 1 + time since submission / Patience. Short jobs come
-// first, yet none starves: what has waited long enough is ahead of any newcomer.
-// The zero value goes by UsualPatience. It is for one snapshot at a time.
+// Patient ranks jobs of known run time: by service to go, as the order srsf does, over
+// 1 + time since submission / Patience. Short jobs come first, yet no job starves: a
+// job that has waited long enough is ahead of any newcomer. The zero value uses
+// UsualPatience. A Patient serves one snapshot at a time.
 type Patient struct {
 	Patience time.Duration // after which a job's service to go counts half
 	now      time.Time

@@ -6,9 +6,9 @@ import (
 	"berth/placement/cluster"
 )
 
-// Policy is how the operator wants jobs to be ordered and to displace each
-// other. The zero value is fair order without aging, backfill or preemption,
-// where each priority is a band of its own.
+// Policy is the operator's choice of order, reserved starts and preemption. The zero
+// value is fair order without aging, backfill or preemption, where each priority is a
+// band of its own.
 type Policy struct {
 	Order Order
 
@@ -66,8 +66,8 @@ type Policy struct {
 	Ranker Ranker
 }
 
-// Ranker ranks jobs by what it knows of them. It is asked anew in every plan,
-// which costs a look at every job. It must be comparable, as pointers are.
+// Ranker computes the ranks of jobs. Every plan calls it for every job. It must be
+// comparable, as pointers are.
 type Ranker interface {
 	// Begin starts a plan.
 	Begin(view RankView, now time.Time)
@@ -83,7 +83,7 @@ type RankView interface {
 	EachRunning(func(cluster.Running)) // on some machine
 }
 
-// Order is the rule by which waiting jobs come one after the other.
+// Order is the rule by which one waiting job follows another.
 type Order int
 
 const (
@@ -110,7 +110,7 @@ func (o Order) String() string {
 	panic("placement: no such order")
 }
 
-// ParseOrder reads the name of an order; ok is false for what is none.
+// ParseOrder reads the name of an order; ok is false for any other text.
 func ParseOrder(s string) (o Order, ok bool) {
 	for i, name := range orderNames {
 		if s == name {
@@ -120,7 +120,7 @@ func ParseOrder(s string) (o Order, ok bool) {
 	return 0, false
 }
 
-// Durations says what is known of how long jobs run.
+// Durations is the source of run times for the order srsf.
 type Durations int
 
 const (

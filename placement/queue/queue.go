@@ -93,7 +93,7 @@ func (q *Queue) Upsert(j Job, c *cluster.Class) (added bool) {
 	return added
 }
 
-// Expect sets the expected run time of a job and its place by that.
+// Expect sets the expected run time of a job and moves the job accordingly.
 func (q *Queue) Expect(id berth.JobID, t time.Duration, by string) {
 	if e := q.Jobs[id]; e != nil && (e.Expected != t || e.ExpectedBy != by) {
 		q.dequeue(e)
@@ -125,7 +125,7 @@ func (q *Queue) Assume(id berth.JobID) {
 	}
 }
 
-// Unassume ends the effect of assume.
+// Unassume reverts Assume.
 func (q *Queue) Unassume(id berth.JobID) {
 	if e := q.Jobs[id]; e != nil && e.Assumed {
 		e.Assumed = false
@@ -167,8 +167,8 @@ func (q *Queue) Advance(now time.Time) {
 	}
 }
 
-// overdue lists the jobs whose queue deadline has passed, and keeps them in the
-// queue: the caller's commit removes them.
+// Expired lists the jobs whose queue deadline has passed, and keeps them in the queue:
+// the caller's commit removes them.
 func (q *Queue) Expired(now time.Time) (list []*Entry) {
 	for e := q.deadlines.due(now); e != nil; e = q.deadlines.due(now) {
 		q.deadlines.clear(e)
@@ -180,8 +180,8 @@ func (q *Queue) Expired(now time.Time) (list []*Entry) {
 	return list
 }
 
-// Ahead returns the number of eligible jobs before this one, tenants' shares
-// aside. The queue is sorted.
+// Ahead returns the number of eligible jobs before this one, without regard to the
+// shares of tenants. The queue must be sorted.
 func (q *Queue) Ahead(id berth.JobID, now time.Time) (n int, ok bool) {
 	q.Advance(now)
 	e := q.Jobs[id]

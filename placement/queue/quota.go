@@ -25,8 +25,8 @@ var resources = []struct {
 		func(n int64) string { return berth.MiB(n).String() }},
 }
 
-// Guarantees reports whether an account that holds held has c more within its
-// guarantee, as far as resources are guaranteed that c asks for.
+// Guarantees reports whether an account that holds held may add c within its guarantee.
+// Only resources with a guarantee count; c must request at least one of them.
 func (a *Account) Guarantees(held, c berth.Capacity) bool {
 	any := false
 	for _, r := range resources {
@@ -115,7 +115,7 @@ func (a *Account) bars(held Holding, c berth.Capacity, preemptible bool, now tim
 	return true
 }
 
-// String tells what the limit is and how the account stands to it.
+// String describes the limit and the account's use of it.
 func (b Bar) String() string {
 	who := "tenant " + string(b.account.ID)
 	switch b.Code {
@@ -133,7 +133,7 @@ func (b Bar) String() string {
 	panic("placement: no such limit: " + b.Code)
 }
 
-// Change says what would lift the limit.
+// Change describes the event that would lift the limit.
 func (b Bar) Change() string {
 	switch b.Code {
 	case "limit", "max_running":
@@ -147,8 +147,7 @@ func (b Bar) Change() string {
 	panic("placement: no such limit: " + b.Code)
 }
 
-// OverBorrows reports whether one more job would borrow what the account may
-// not.
+// OverBorrows reports whether one more job would borrow more than the account may.
 func (a *Account) OverBorrows(held Holding, c berth.Capacity, preemptible bool) bool {
 	beyond := func(held berth.Capacity) bool {
 		for _, x := range resources {
@@ -169,7 +168,7 @@ func (a *Account) OverBorrows(held Holding, c berth.Capacity, preemptible bool) 
 	panic("placement: no such way to borrow")
 }
 
-// SpentAt is what is spent by now, with what is held going on.
+// SpentAt returns the GPU hours spent by now, if the held GPUs were held since At.
 func (b Budget) SpentAt(now time.Time, gpuMilli int64) float64 {
 	spent := b.Spent
 	if !b.At.IsZero() && now.After(b.At) {
@@ -188,8 +187,8 @@ func (a *Account) guaranteed() bool {
 	return false
 }
 
-// Bounds is how much the account may hold at most; bound is false if it may hold
-// anything.
+// Bounds returns the most that the account may hold; bound is false if no limit
+// applies.
 func (a *Account) Bounds() (room Amounts, bound bool) {
 	limit, guarantee := AmountsOf(a.Limit), AmountsOf(a.Guarantee)
 	for i := range room {

@@ -69,7 +69,8 @@ func (e *Entry) overdueAt(p *Policy) time.Time {
 	return e.SubmittedAt.Add(e.Unaged + e.Done + p.Overdue)
 }
 
-// OverdueFrom is from when on the job counts as overdue, if it still waits then.
+// OverdueFrom returns the time from which the job counts as overdue, if it still waits
+// then.
 func (e *Entry) OverdueFrom(p *Policy) time.Time {
 	at, step := e.overdueAt(p), p.overdueStep()
 	if edge := at.Truncate(step); !edge.Equal(at) {
@@ -78,19 +79,19 @@ func (e *Entry) OverdueFrom(p *Policy) time.Time {
 	return at
 }
 
-// Settled reports whether a job that runs was overdue when it started.
+// Settled reports whether a running job was overdue when it started.
 func (p *Policy) Settled(h *cluster.Holder) bool {
 	return p.Overdue > 0 && h.StartedAt.Sub(h.SubmittedAt)-h.Done >= p.Overdue
 }
 
-// Priority is a job's priority with its age.
+// Aged is a job's priority with its points for waiting.
 type Aged struct {
 	Base   int
 	Points float64 // for its age
 	Capped bool    // at the top of the band
 }
 
-// Aged works out what waiting has made of the job's priority.
+// Aged returns the job's priority with its points for waiting until now.
 func (p *Policy) Aged(e *Entry, a *Account, now time.Time) Aged {
 	x := Aged{Base: e.Priority}
 	if p.Aging <= 0 || e.Held || e.EligibleAt.After(now) {
@@ -105,7 +106,7 @@ func (p *Policy) Aged(e *Entry, a *Account, now time.Time) Aged {
 	return x
 }
 
-// Service is what a job has had and has yet to come.
+// Service is the run time of a job so far and its remaining run time.
 type Service struct {
 	gpus      float64
 	Remaining time.Duration // 0: not known
@@ -128,7 +129,7 @@ func (p *Policy) guess(known, left time.Duration) time.Duration {
 	return known
 }
 
-// Running is the rank of a job that runs, on the scale of those that wait.
+// Running returns the rank of a running job, on the scale of waiting jobs.
 func (p *Policy) Running(h *cluster.Holder, now time.Time) float64 {
 	if p.Ranker != nil {
 		return p.Ranker.Running(h.Running, cluster.GPUsOf(h.Capacity))

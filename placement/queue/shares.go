@@ -39,7 +39,7 @@ type Contender struct {
 	reservedFor *Entry  // the first of them
 }
 
-// Amounts are those resources of which shares are told.
+// Amounts are the resources that count in shares: CPU, memory and GPU.
 type Amounts [3]float64
 
 // AmountsOf returns the resources of a capacity that count in shares.
@@ -55,7 +55,7 @@ func (x Amounts) Plus(y Amounts, times float64) Amounts {
 	return x
 }
 
-// Dominant is the largest share of any one resource of the cluster.
+// Dominant returns the largest share of any one resource of the cluster.
 func (x Amounts) Dominant(of Amounts) float64 {
 	share := 0.0
 	for i := range x {
@@ -209,7 +209,7 @@ func (r *Shares) lead(x *Contender) {
 	}
 }
 
-// Next is the contender whose first job is next of all; nil when there is none.
+// Next returns the contender with the next job of all; nil when no job is left.
 func (r *Shares) Next() *Contender {
 	if r.Root.First == nil {
 		return nil
@@ -221,7 +221,7 @@ func (r *Shares) Next() *Contender {
 	return x
 }
 
-// Charge makes a job of the contender count as held by it and those above it.
+// Charge adds a job to the held capacity of the contender and of all above.
 func (r *Shares) Charge(x *Contender, e *Entry) {
 	r.join(e)
 	penalty := r.policy.entry(e.Class.All)
@@ -246,7 +246,8 @@ func (r *Shares) settle(x *Contender) {
 	}
 }
 
-// Discharge takes a job that stops off its accounts, as far as shares go.
+// Discharge removes a stopping job from the shares of its accounts. Limits still count
+// it.
 func (r *Shares) Discharge(h *cluster.Holder) {
 	for x := r.Contenders[h.Owner.Account]; x != &r.Root; x = x.Parent {
 		x.Held.add(berth.Capacity{}.Sub(h.Capacity), h.Preemptible, -1)
@@ -318,8 +319,9 @@ func (r *Shares) regroup(above *Contender, change func(*Contender)) {
 	r.lead(above)
 }
 
-// Siblings are the contenders in which two accounts part: below the same one. They
-// are nil if one is above the other, or both are the same.
+// Siblings returns the ancestors of two contenders below their nearest common one, or
+// the contenders themselves. They are nil if one contender is above the other, or both
+// are the same.
 func Siblings(a, b *Contender) (x, y *Contender) {
 	for x = a; x.Parent != nil; x = x.Parent {
 		for y = b; y.Parent != nil; y = y.Parent {
@@ -334,8 +336,8 @@ func Siblings(a, b *Contender) (x, y *Contender) {
 	return nil, nil
 }
 
-// Shielded reports whether a holder's tenant, or one between it and top, has no
-// more than what is guaranteed to it.
+// Shielded reports whether a tenant, or one between it and top, holds no more than its
+// guarantee.
 func Shielded(x, top *Contender) bool {
 	for ; x != nil; x = x.Parent {
 		if a := x.Account; a.Known && a.guaranteed() && !a.Borrows(x.Held.Capacity) {

@@ -10,9 +10,9 @@ import (
 // None, as an amount of a limit, forbids the resource.
 const None = -1
 
-// Tenant is an account that work is charged to, and its place in the tree that
-// shares are divided over. What a tenant holds counts for those above it too,
-// and their limits bind it.
+// Tenant is an account that work is charged to, in the tree of accounts that share the
+// cluster. The capacity that a tenant holds counts for every tenant above as well, and
+// their limits bind it.
 type Tenant struct {
 	ID     berth.TenantID
 	Parent berth.TenantID // "": none above it
@@ -33,8 +33,8 @@ type Tenant struct {
 	StalledSince time.Time // zero: it does not, at present
 }
 
-// Borrow says what a tenant may run beyond its guarantee, while others leave
-// room unused.
+// Borrow limits the use of a tenant beyond its guarantee, while other tenants leave
+// capacity unused.
 type Borrow int
 
 const (
@@ -47,8 +47,8 @@ const (
 	BorrowNothing
 )
 
-// Usage is what a tenant has used up to a time, in amounts times seconds. Older
-// use counts less: half of it after each half-life. What runs now is not in it.
+// Usage is the past use of a tenant up to a time, in amounts times seconds. Older use
+// counts less: half of it after each half-life. Running jobs are not in it.
 type Usage struct {
 	At        time.Time
 	CPU       float64 // core seconds
@@ -63,8 +63,7 @@ type Budget struct {
 	At       time.Time
 }
 
-// Decayed is the usage as it counts at now. Without a half-life it is all
-// forgotten.
+// Decayed returns the usage as it counts at now. Without a half-life it is zero.
 func (u Usage) Decayed(now time.Time, halfLife time.Duration) Usage {
 	if halfLife <= 0 {
 		return Usage{At: now}
@@ -76,8 +75,8 @@ func (u Usage) Decayed(now time.Time, halfLife time.Duration) Usage {
 	return Usage{now, u.CPU * f, u.MemoryMiB * f, u.GPU * f}
 }
 
-// Ran adds what a holder used from start to end, and is the usage at end. Time
-// before u.At is taken in as if it came at u.At.
+// Ran adds the use of capacity c from start to end, and returns the usage at end. Time
+// before u.At counts as if it came at u.At.
 func (u Usage) Ran(c berth.Capacity, start, end time.Time, halfLife time.Duration) Usage {
 	if end.Before(u.At) {
 		end = u.At
