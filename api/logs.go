@@ -106,11 +106,11 @@ func (s *Server) printLogs(h huma.Context, r *logRead, documents bool) {
 		return
 	}
 	defer in.Close()
-	kind, print := "text/plain; charset=utf-8", func(b []byte, l berth.LogLine) ([]byte, error) {
+	kind, format := "text/plain; charset=utf-8", func(b []byte, l berth.LogLine) ([]byte, error) {
 		return append(append(b, l.Text...), '\n'), nil
 	}
 	if documents {
-		kind, print = ndjson, func(b []byte, l berth.LogLine) ([]byte, error) {
+		kind, format = ndjson, func(b []byte, l berth.LogLine) ([]byte, error) {
 			text, err := json.Marshal(l)
 			return append(append(b, text...), '\n'), err
 		}
@@ -119,7 +119,7 @@ func (s *Server) printLogs(h huma.Context, r *logRead, documents bool) {
 	c.Response().WriteHeader(http.StatusOK)
 	var text []byte
 	err = r.lines(in, true, func(l berth.LogLine) (err error) {
-		if text, err = print(text[:0], l); err == nil {
+		if text, err = format(text[:0], l); err == nil {
 			_, err = t.Write(text)
 		}
 		return err

@@ -67,7 +67,6 @@ func (s *Server) showUpload(ctx context.Context, in *uploadInput) (*uploadOutput
 // every byte is valid and the content matches its address.
 func (s *Server) createUpload(c echo.Context) error {
 	r := c.Request()
-	ctx := r.Context()
 	a, err := berth.ParseAddress(c.QueryParam("address"))
 	if err != nil {
 		return err
@@ -84,7 +83,7 @@ func (s *Server) createUpload(c echo.Context) error {
 		return err
 	}
 	defer t.end()
-	ctx = t.ctx
+	ctx := t.ctx
 	tenant := caller(ctx).Tenant
 	room, limits, err := s.uploadRoom(ctx, tenant, a, r.ContentLength)
 	if err != nil {

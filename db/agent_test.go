@@ -170,7 +170,7 @@ func TestPhasesOnlyMoveOn(t *testing.T) {
 		t.Errorf("last event is %+v", e)
 	}
 	a.report(id, attempt, berth.PhaseSealed, nil) // without the exit it says nothing
-	if s.settle(id, attempt).NotReady != true {
+	if !s.settle(id, attempt).NotReady {
 		t.Error("sealed without an exit counted")
 	}
 }

@@ -122,8 +122,8 @@ func (d *DB) DrainLemons(ctx context.Context, term Term) ([]Lemon, error) {
 		FROM (` + lemons + `) b
 		JOIN machines m ON m.id = b.machine_id
 		WHERE b.faults >= @faults AND b.tenants >= @tenants AND m.state IN ('joining', 'ready', 'suspect')`
-	var any bool
-	if err := d.pool.QueryRow(ctx, `SELECT EXISTS (SELECT 1 `+due+`)`, args).Scan(&any); err != nil || !any {
+	var some bool
+	if err := d.pool.QueryRow(ctx, `SELECT EXISTS (SELECT 1 `+due+`)`, args).Scan(&some); err != nil || !some {
 		return nil, mapError(err, "machines")
 	}
 	var found []Lemon

@@ -39,7 +39,7 @@ type (
 	Borrow = queue.Borrow
 )
 
-// None, as an amount of a limit, forbids the resource.
+// None forbids the resource, as an amount of a limit.
 const None = queue.None
 
 // The ways to borrow.

@@ -12,7 +12,7 @@ case ${1:-} in
 versitygw) package=github.com/versity/versitygw/cmd/versitygw version=v1.8.0 ;;
 fake-gcs-server) package=github.com/fsouza/fake-gcs-server version=v1.56.1 ;;
 staticcheck) package=honnef.co/go/tools/cmd/staticcheck version=v0.8.2 ;;
-revive) package=github.com/mgechev/revive version=v1.17.1 ;;
+revive) package=github.com/mgechev/revive version=v1.15.0 ;;
 *)
 	echo "usage: $0 versitygw|fake-gcs-server|staticcheck|revive" >&2
 	exit 2

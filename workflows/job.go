@@ -147,11 +147,11 @@ func (j *job) cancelPending() bool {
 }
 
 // drain empties a channel of signals that say nothing but that they came.
-func (j *job) drain(c workflow.ReceiveChannel) (any bool) {
+func (j *job) drain(c workflow.ReceiveChannel) (some bool) {
 	for c.ReceiveAsync(nil) {
-		any = true
+		some = true
 	}
-	return any
+	return some
 }
 
 const (

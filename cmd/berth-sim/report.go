@@ -38,14 +38,13 @@ func (r *replay) record() {
 
 // standing is how a tenant fared.
 type standing struct {
-	tenant   berth.TenantID
-	weight   float64
-	jobs     int
-	waits    []float64
-	gave     int
-	lost     float64 // hours, by GPU or core
-	held     float64 // dominant share, mean over time
-	entitled float64
+	tenant berth.TenantID
+	weight float64
+	jobs   int
+	waits  []float64
+	gave   int
+	lost   float64 // hours, by GPU or core
+	held   float64 // dominant share, mean over time
 }
 
 // standings work out how each tenant fared while jobs came.

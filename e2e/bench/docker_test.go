@@ -20,12 +20,11 @@ import (
 	"berth/internal/machine/docker"
 )
 
-// real is the machine over this host's Docker Engine, with room for parallel
+// hostEngine is the machine over this host's Docker Engine, with room for parallel
 // jobs of a tenth of a core and no more.
-const (
-	real     berth.MachineID = "docker"
-	parallel                 = 8
-)
+const hostEngine berth.MachineID = "docker"
+
+const parallel = 8
 
 // bare makes containers as Berth does, by the engine's own calls and no others.
 type bare struct {
@@ -48,9 +47,9 @@ func (s *stack) joinDocker() (image string, b *bare) {
 	s.must(err)
 	s.b.Cleanup(func() { _ = b.api.Close() })
 	s.b.Cleanup(b.clear)
-	s.join(real, engine, berth.Capacity{CPUMilli: 100 * parallel})
+	s.join(hostEngine, engine, berth.Capacity{CPUMilli: 100 * parallel})
 
-	id := s.submit(spec(real, image, "sleep", "2s"))
+	id := s.submit(spec(hostEngine, image, "sleep", "2s"))
 	name := berth.ContainerName(id, 0, 1)
 	var found container.InspectResponse
 	s.until("the container runs", func() bool {
@@ -124,7 +123,7 @@ func (s *stack) measureDockerLatency(t *table, image string, b *bare, n int) {
 	var through, alone []time.Duration
 	for range n {
 		began := time.Now()
-		id := s.submit(spec(real, image, "exit", "0"))
+		id := s.submit(spec(hostEngine, image, "exit", "0"))
 		s.ends(id)
 		through = append(through, s.jobStartedAt(id).Sub(began))
 		b.gone()
@@ -189,7 +188,7 @@ func (s *stack) measureDockerRate(t *table, image string, b *bare, rounds, n int
 func (s *stack) dockerJobs(image string, b *bare, n int) float64 {
 	began := time.Now()
 	for range n {
-		s.submit(spec(real, image, "exit", "0"))
+		s.submit(spec(hostEngine, image, "exit", "0"))
 	}
 	s.idle()
 	b.gone()

@@ -19,6 +19,7 @@ import (
 // Kind is a way to build a command.
 type Kind string
 
+// The kinds of commands.
 const (
 	Shipped    Kind = "programs"   // as it is shipped
 	Failpoints Kind = "failpoints" // with the places where it may be told to die

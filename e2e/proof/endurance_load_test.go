@@ -97,9 +97,9 @@ func (s *stack) newLoad(r *replicas, random *rand.Rand, rate float64) *load {
 
 // start begins to submit and to read. What it returns is closed once ctx has
 // ended and every call was answered.
-func (l *load) start(ctx context.Context, began time.Time) (stopped chan struct{}) {
+func (l *load) start(ctx context.Context, began time.Time) chan struct{} {
 	l.began = began
-	stopped = make(chan struct{})
+	stopped := make(chan struct{})
 	var all, calls sync.WaitGroup
 	readers := rand.New(rand.NewPCG(l.random.Uint64(), 1))
 	all.Go(func() {

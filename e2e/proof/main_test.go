@@ -130,7 +130,7 @@ func sweep() error {
 		}
 		stacks, err := filepath.Glob(filepath.Join(dir, "s-*"))
 		for _, s := range stacks {
-			err = errors.Join(err, clear(s, filepath.Join(dir, "bin", "berth-dev")))
+			err = errors.Join(err, removeStack(s, filepath.Join(dir, "bin", "berth-dev")))
 		}
 		err = errors.Join(err, os.RemoveAll(dir), lock.Close())
 		if err != nil {
@@ -140,8 +140,8 @@ func sweep() error {
 	return nil
 }
 
-// clear removes all that a stack whose processes have ended leaves behind.
-func clear(dir, berthDev string) error {
+// removeStack removes all that a stack whose processes have ended leaves behind.
+func removeStack(dir, berthDev string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	var errs []error

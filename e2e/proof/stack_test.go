@@ -185,7 +185,7 @@ func (s *stack) clear() {
 	} else if err := errors.Join(errs...); err != nil {
 		s.t.Errorf("a program did not end in order: %v", err)
 	}
-	if err := clear(s.dir, filepath.Join(shop, "bin", "berth-dev")); err != nil {
+	if err := removeStack(s.dir, filepath.Join(shop, "bin", "berth-dev")); err != nil {
 		s.t.Errorf("clean up: %v", err)
 	}
 }

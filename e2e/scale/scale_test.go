@@ -81,12 +81,12 @@ func loadAverage() string {
 
 // Sizes of the small form: seconds of work on two busy cores.
 const (
-	fewAgents  = 6
-	fewLong    = 48
-	fewShort   = 120
-	fewPeak    = 40
-	fewRate    = 40.0 // most submits a second of its overload
-	fewSeconds = 6 * time.Second
+	fewAgents = 6
+	fewLong   = 48
+	fewShort  = 120
+	fewPeak   = 40
+	fewRate   = 40.0 // most submits a second of its overload
+	fewLasts  = 6 * time.Second
 )
 
 func TestOverloadLosesNothingRepeatsNothingAndHeals(t *testing.T) {
@@ -103,7 +103,7 @@ func TestOverloadLosesNothingRepeatsNothingAndHeals(t *testing.T) {
 	if left > 0 {
 		t.Fatalf("%d jobs that came at once do not settle", left)
 	}
-	out := c.overloadCell(peak, overload{rate: min(5*peak, fewRate), lasts: fewSeconds, quiet: time.Second, share: 0.5, probes: 2})
+	out := c.overloadCell(peak, overload{rate: min(5*peak, fewRate), lasts: fewLasts, quiet: time.Second, share: 0.5, probes: 2})
 	if out.loud.made.Failed > 0 || out.loud.made.Due == 0 {
 		t.Errorf("of %d submits %d were answered neither with a job nor with a refusal; the first: %s", out.loud.made.Due, out.loud.made.Failed, out.loud.made.Fault)
 	}

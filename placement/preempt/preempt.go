@@ -189,9 +189,9 @@ func (r *Search) displace(e *queue.Entry, group string) *displacement {
 		}
 		if !ok {
 			r.overlaid = single
-			victims, any := r.cheapestVictims(e.Class, group, s)
+			victims, some := r.cheapestVictims(e.Class, group, s)
 			r.overlaid = false
-			if !any {
+			if !some {
 				return nil
 			}
 			s.victims = append(s.victims, victims...)

@@ -28,7 +28,7 @@ var resources = []struct {
 // Guarantees reports whether an account that holds held may add c within its guarantee.
 // Only resources with a guarantee count; c must request at least one of them.
 func (a *Account) Guarantees(held, c berth.Capacity) bool {
-	any := false
+	some := false
 	for _, r := range resources {
 		g := r.of(a.Guarantee)
 		if g <= 0 {
@@ -37,9 +37,9 @@ func (a *Account) Guarantees(held, c berth.Capacity) bool {
 		if r.of(held)+r.of(c) > g {
 			return false
 		}
-		any = any || r.of(c) > 0
+		some = some || r.of(c) > 0
 	}
-	return any
+	return some
 }
 
 // Borrows reports whether an account holds more than its guarantee of anything.

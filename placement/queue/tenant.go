@@ -7,7 +7,7 @@ import (
 	"berth"
 )
 
-// None, as an amount of a limit, forbids the resource.
+// None forbids the resource, as an amount of a limit.
 const None = -1
 
 // Tenant is an account that work is charged to, in the tree of accounts that share the

@@ -79,7 +79,7 @@ func TestAJobThatIsCanceledInTheQueueIsTold(t *testing.T) {
 	}
 	about := map[string]string{}
 	for _, a := range root.Attributes {
-		about[string(a.Key)] = a.Value.Emit()
+		about[string(a.Key)] = a.Value.String()
 	}
 	if about["berth.status"] != "canceled" || about["berth.reason"] != string(berth.ReasonCanceledByUser) || about["berth.attempts"] != "0" {
 		t.Errorf("the job is told as %v", about)

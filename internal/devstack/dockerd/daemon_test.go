@@ -244,7 +244,7 @@ func TestMachinesLiveSideBySide(t *testing.T) {
 	if list, err := b.api.ContainerList(t.Context(), container.ListOptions{All: true}); err != nil || len(list) != 0 {
 		t.Errorf("one machine sees the other's containers: %v, %v", list, err)
 	}
-	address := a.inspect(t, server).NetworkSettings.IPAddress
+	address := a.inspect(t, server).NetworkSettings.Networks["bridge"].IPAddress
 	if address == "" {
 		t.Fatal("the container has no address")
 	}

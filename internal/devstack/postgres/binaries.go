@@ -60,8 +60,8 @@ func candidateDirs(binDir string) []string {
 	}
 	var dirs []string
 	if path, err := exec.LookPath("postgres"); err == nil {
-		if real, err := filepath.EvalSymlinks(path); err == nil {
-			dirs = append(dirs, filepath.Dir(real))
+		if program, err := filepath.EvalSymlinks(path); err == nil {
+			dirs = append(dirs, filepath.Dir(program))
 		}
 	}
 	installed, _ := filepath.Glob(distributionDirs) // the pattern is constant and well-formed

@@ -81,7 +81,7 @@ func rows(t *testing.T, b *strings.Builder, of reflect.Type, path string, values
 		switch {
 		case options == "":
 			shown = "required"
-		case inner == nil && value != nil && value != "" && value != false:
+		case inner == nil && value != nil && value != "" && fmt.Sprint(value) != "false":
 			shown = "`" + strings.Join(strings.Fields(strings.Trim(fmt.Sprint(value), "[]")), ", ") + "`"
 		}
 		fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", full, kind, shown, meaning)

@@ -43,7 +43,7 @@ func slowDocker(t *testing.T) (host string, idle func()) {
 	t.Cleanup(transport.CloseIdleConnections)
 	var creates sync.WaitGroup
 	forward := &httputil.ReverseProxy{
-		Director:      func(r *http.Request) { r.URL.Scheme, r.URL.Host = "http", "docker" },
+		Rewrite:       func(r *httputil.ProxyRequest) { r.Out.URL.Scheme, r.Out.URL.Host = "http", "docker" },
 		Transport:     transport,
 		FlushInterval: -1,
 		ErrorLog:      slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),

@@ -91,7 +91,7 @@ func TestARankIsToldFromItsClaimToItsSeal(t *testing.T) {
 	}
 	about := map[string]string{}
 	for _, a := range spans["run"].Attributes {
-		about[string(a.Key)] = a.Value.Emit()
+		about[string(a.Key)] = a.Value.String()
 	}
 	want := map[string]string{
 		"berth.job_id": string(id), "berth.attempt": "1", "berth.rank": "0", "berth.machine": "m1", "berth.alloc": about["berth.alloc"],

@@ -171,7 +171,7 @@ func (s *site) stays(dir string) error {
 }
 
 // resolve follows the links of a folder and judges where it lies.
-func resolve(dir string, own []string) (real string, judged os.FileInfo, err error) {
+func resolve(dir string, own []string) (target string, judged os.FileInfo, err error) {
 	if !filepath.IsAbs(dir) || filepath.Clean(dir) != dir {
 		return "", nil, fmt.Errorf("%.200q is not a clean absolute path", dir)
 	}
@@ -179,30 +179,30 @@ func resolve(dir string, own []string) (real string, judged os.FileInfo, err err
 	if err := judge(dir, own); err != nil {
 		return "", nil, err
 	}
-	if real, err = filepath.EvalSymlinks(dir); err != nil {
+	if target, err = filepath.EvalSymlinks(dir); err != nil {
 		return "", nil, err
 	}
-	if err := judge(real, own); err != nil {
+	if err := judge(target, own); err != nil {
 		return "", nil, err
 	}
-	if judged, err = os.Stat(real); err != nil {
+	if judged, err = os.Stat(target); err != nil {
 		return "", nil, err
 	}
 	if !judged.IsDir() {
-		return "", nil, fmt.Errorf("%s is no folder", real)
+		return "", nil, fmt.Errorf("%s is no folder", target)
 	}
 	// What is mounted when somebody comes by is not mounted by a look at its name.
-	if judged, err = os.Stat(real + "/."); err != nil {
+	if judged, err = os.Stat(target + "/."); err != nil {
 		return "", nil, err
 	}
-	return real, judged, nil
+	return target, judged, nil
 }
 
 func judge(dir string, own []string) error {
 	for _, p := range slices.Concat(private, own) {
 		at := []string{p}
-		if real, err := filepath.EvalSymlinks(p); err == nil {
-			at = append(at, real)
+		if target, err := filepath.EvalSymlinks(p); err == nil {
+			at = append(at, target)
 		}
 		for _, p := range at {
 			if dir == "/" || p == dir || strings.HasPrefix(p, dir+"/") || strings.HasPrefix(dir, p+"/") {

@@ -101,7 +101,7 @@ func TestDeclaredFileIsReadAgainWhenItChanges(t *testing.T) {
 
 	write(t, path, "- {model: H100, memory: 80GiB, count: 2, unhealthy: [1]}")
 	got, same := devices(t, d)
-	if got[0].Healthy != true || got[1].Healthy || got[1].Reason != "declared unhealthy" || !cmp.Equal(same, uuids) {
+	if !got[0].Healthy || got[1].Healthy || got[1].Reason != "declared unhealthy" || !cmp.Equal(same, uuids) {
 		t.Errorf("after the edit: %+v", got)
 	}
 

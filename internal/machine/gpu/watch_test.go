@@ -136,13 +136,12 @@ func awaitState(t *testing.T, w *gpu.Watch, want string) string {
 		list, reasons := state(t, w)
 		if got := strings.Join(list, " "); got == want {
 			return reasons
-		} else {
-			select {
-			case <-w.Changes():
-			case <-time.After(5 * time.Millisecond):
-			case <-limit:
-				t.Fatalf("devices are %s (%s), want %s", got, reasons, want)
-			}
+		}
+		select {
+		case <-w.Changes():
+		case <-time.After(5 * time.Millisecond):
+		case <-limit:
+			t.Fatalf("devices are %s (%s), want %s", strings.Join(list, " "), reasons, want)
 		}
 	}
 }
