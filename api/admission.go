@@ -22,7 +22,7 @@ func (s *Server) registerAdmission() {
 type admissionOutput struct{ Body berth.Admission }
 
 func (s *Server) showAdmission(ctx context.Context, _ *struct{}) (*admissionOutput, error) {
-	a, err := s.DB.Admission(ctx)
+	a, err := s.DB.Cluster.Admission(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -34,7 +34,7 @@ func (s *Server) setAdmission(ctx context.Context, in *Request) (*admissionOutpu
 	if err != nil {
 		return nil, err
 	}
-	a, err := s.DB.SetAdmission(ctx, *n.Paused, n.Reason, operator(ctx))
+	a, err := s.DB.Cluster.SetAdmission(ctx, *n.Paused, n.Reason, operator(ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +60,7 @@ const pauseHint = "an admin ends the pause with 'berth admission resume'"
 // controlPlane returns the blockers of a waiting job that lie in the control
 // plane, which its owner cannot change.
 func (s *Server) controlPlane(ctx context.Context, state berth.State) ([]berth.Blocker, error) {
-	a, err := s.DB.Admission(ctx)
+	a, err := s.DB.Cluster.Admission(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -112,7 +112,7 @@ func (s *Server) tellPause(ctx context.Context, jobs ...*berth.Job) error {
 	if !slices.ContainsFunc(jobs, untold) {
 		return nil
 	}
-	a, err := s.DB.Admission(ctx)
+	a, err := s.DB.Cluster.Admission(ctx)
 	if err != nil || !a.Paused {
 		return err
 	}

@@ -84,7 +84,7 @@ func (s *Server) agentRegister(c echo.Context) error {
 	if err := failpoint.Hit("api.register.before"); err != nil {
 		return err
 	}
-	answer, lost, err := s.DB.Register(c.Request().Context(), machineOf(c), req)
+	answer, lost, err := s.DB.Agents.Register(c.Request().Context(), machineOf(c), req)
 	if err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func (s *Server) agentSync(c echo.Context) error {
 			return err
 		}
 	}
-	answer, err := s.DB.Sync(ctx, machineOf(c), req)
+	answer, err := s.DB.Agents.Sync(ctx, machineOf(c), req)
 	if err != nil && ctx.Err() != nil {
 		return nil // the agent has closed the connection, so no answer is needed
 	}
@@ -156,7 +156,7 @@ func (s *Server) agentClaim(c echo.Context) error {
 	if err := failpoint.Hit("api.claim.before"); err != nil {
 		return err
 	}
-	claim, err := s.DB.Claim(c.Request().Context(), machineOf(c), req)
+	claim, err := s.DB.Agents.Claim(c.Request().Context(), machineOf(c), req)
 	if err != nil {
 		return err
 	}
@@ -187,7 +187,7 @@ func (s *Server) agentCheckpoint(c echo.Context) error {
 	if err := failpoint.Hit("api.checkpoint.before"); err != nil {
 		return err
 	}
-	pruned, err := s.DB.RegisterCheckpoint(ctx, machineOf(c), p)
+	pruned, err := s.DB.Objects.RegisterCheckpoint(ctx, machineOf(c), p)
 	if err != nil {
 		s.deleteShards(ctx, pruned)
 		return err

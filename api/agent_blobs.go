@@ -43,7 +43,7 @@ func (s *Server) agentLog(c echo.Context) error {
 		return err
 	}
 	ctx := c.Request().Context()
-	place, err := s.DB.LogPlace(ctx, machineOf(c), session(c), berth.AllocationID(alloc))
+	place, err := s.DB.Logs.Place(ctx, machineOf(c), session(c), berth.AllocationID(alloc))
 	if err != nil {
 		return err
 	}
@@ -169,7 +169,7 @@ func (s *Server) recordChunk(ctx context.Context, alloc berth.AllocationID, plac
 	if err != nil {
 		return 0, err
 	}
-	return s.DB.AppendLog(ctx, alloc, place, db.LogChunk{Offset: place.End, Bytes: len(chunk), Lines: lines, FirstAt: first, LastAt: last})
+	return s.DB.Logs.Append(ctx, alloc, place, db.LogChunk{Offset: place.End, Bytes: len(chunk), Lines: lines, FirstAt: first, LastAt: last})
 }
 
 // object checks a key and whether the calling machine may touch it.
@@ -181,7 +181,7 @@ func (s *Server) object(c echo.Context, write bool) (store *blob.Store, key stri
 	if place, err = blob.ParseKey(key); err != nil {
 		return nil, "", place, err
 	}
-	err = s.DB.AuthorizeObject(c.Request().Context(), machineOf(c), db.ObjectAccess{
+	err = s.DB.Objects.Authorize(c.Request().Context(), machineOf(c), db.ObjectAccess{
 		Tenant: place.Tenant, Job: place.Job, Attempt: place.Attempt, Rank: place.Rank, Write: write, Session: session(c),
 	})
 	return store, key, place, err

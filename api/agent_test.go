@@ -66,13 +66,13 @@ func (a *agent) post(path string, in, out any) answer {
 // take places a job there and claims it.
 func (a *agent) take(id berth.JobID) berth.Claim {
 	a.t.Helper()
-	if _, err := a.db.Load(a.t.Context(), id); err != nil {
+	if _, err := a.db.Jobs.Load(a.t.Context(), id); err != nil {
 		a.t.Fatal(err)
 	}
 	a.exec(`UPDATE jobs SET state = 'scheduled', version = version + 1, attempt = attempt + 1, actor = 'leader' WHERE id = $1`, id)
 	a.exec(`INSERT INTO attempts (job, attempt, leader_epoch) VALUES ($1, 1, 1)`, id)
 	a.exec(`INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli) VALUES ($1, 1, 0, $2, $3, 10, 10, 0, 0)`, id, a.machine, a.epoch)
-	v, err := a.db.Load(a.t.Context(), id)
+	v, err := a.db.Jobs.Load(a.t.Context(), id)
 	if err != nil {
 		a.t.Fatal(err)
 	}

@@ -186,12 +186,12 @@ const (
 func newAuthenticator(d *db.DB) *authenticator {
 	a := &authenticator{
 		known: map[bool]*lookups[db.TokenAnswer]{
-			false: newLookups(d.AuthenticateUsers, 0),
-			true:  newLookups(d.AuthenticateMachines, 0),
+			false: newLookups(d.Tokens.AuthenticateUsers, 0),
+			true:  newLookups(d.Tokens.AuthenticateMachines, 0),
 		},
 		strangers: map[bool]*lookups[db.TokenAnswer]{
-			false: newLookups(d.AuthenticateUsers, strangePause),
-			true:  newLookups(d.AuthenticateMachines, strangePause),
+			false: newLookups(d.Tokens.AuthenticateUsers, strangePause),
+			true:  newLookups(d.Tokens.AuthenticateMachines, strangePause),
 		},
 		right: newRecent[tokenKey, knownToken](authRoom),
 		wrong: newRecent[tokenKey, wrongToken](authRoom),

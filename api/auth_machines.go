@@ -52,7 +52,7 @@ const (
 )
 
 func newMachineAuth(d *db.DB, find func(context.Context, string) (db.Principal, error)) *machineAuth {
-	return &machineAuth{find: find, live: d.LiveTokens, known: newRecent[tokenKey, *knownMachine](authRoom)}
+	return &machineAuth{find: find, live: d.Tokens.Live, known: newRecent[tokenKey, *knownMachine](authRoom)}
 }
 
 // principal returns the machine that a token stands for. renewal says that the

@@ -16,7 +16,7 @@ func (s *Server) cancelElements(ctx context.Context, in *cancelInput) (*jobOutpu
 	}
 	return s.act(ctx, &in.JobInput, func(tenant berth.TenantID, id berth.JobID) error {
 		reason := &berth.Reason{Code: berth.ReasonCanceledByUser, Message: "canceled by " + caller(ctx).Name}
-		_, err := s.Control.CancelElements(ctx, tenant, id, which, actor(ctx), reason)
+		_, err := s.DB.Parents.CancelElements(ctx, tenant, id, which, actor(ctx), reason)
 		return err
 	})
 }

@@ -61,7 +61,7 @@ func (s *Server) events(ctx context.Context, in *eventsInput) (*huma.StreamRespo
 	if limit == 0 {
 		limit = eventPage
 	}
-	list, err := s.DB.Events(ctx, scope(ctx), id, after, limit+1)
+	list, err := s.DB.Jobs.Events(ctx, scope(ctx), id, after, limit+1)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +94,7 @@ func (s *Server) followEvents(c echo.Context, id berth.JobID, after int64) {
 				return false, err
 			}
 			list, err := s.followed.events.get(ctx, eventsAfter{id, after}, func(ctx context.Context) ([]berth.Event, error) {
-				return s.DB.Events(ctx, "", id, after, eventPage)
+				return s.DB.Jobs.Events(ctx, "", id, after, eventPage)
 			})
 			if err != nil {
 				return false, err
@@ -136,7 +136,7 @@ type eventsAfter struct {
 
 func (s *Server) jobAt(ctx context.Context, id berth.JobID) (jobAt, error) {
 	return s.followed.states.get(ctx, id, func(ctx context.Context) (at jobAt, err error) {
-		at.state, at.attempt, err = s.DB.JobState(ctx, "", id)
+		at.state, at.attempt, err = s.DB.Jobs.State(ctx, "", id)
 		return at, err
 	})
 }

@@ -85,7 +85,7 @@ func (s *Server) submit(ctx context.Context, in *submitInput) (*jobOutput, error
 	if err := failpoint.Hit("api.submit.before"); err != nil {
 		return nil, err
 	}
-	job, created, err := s.DB.Submit(ctx, db.Submission{Tenant: caller(ctx).Tenant, Spec: spec, IdemKey: in.Key, Actor: actor(ctx)})
+	job, created, err := s.DB.Jobs.Submit(ctx, db.Submission{Tenant: caller(ctx).Tenant, Spec: spec, IdemKey: in.Key, Actor: actor(ctx)})
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +159,7 @@ func (s *Server) listJobs(ctx context.Context, in *listInput) (*listOutput, erro
 	if err != nil {
 		return nil, err
 	}
-	jobs, next, err := s.DB.Jobs(ctx, f)
+	jobs, next, err := s.DB.Jobs.List(ctx, f)
 	if err != nil {
 		return nil, err
 	}
@@ -257,7 +257,7 @@ func parseSince(s string) (time.Time, error) {
 
 // job resolves an id of the path among the jobs that the caller may see.
 func (s *Server) job(ctx context.Context, id string) (berth.JobID, error) {
-	return s.DB.ResolveJob(ctx, scope(ctx), id)
+	return s.DB.Jobs.Resolve(ctx, scope(ctx), id)
 }
 
 func (s *Server) showJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
@@ -270,7 +270,7 @@ func (s *Server) showJob(ctx context.Context, in *JobInput) (*jobOutput, error) 
 
 // jobNow renders the whole job as it is after a change.
 func (s *Server) jobNow(ctx context.Context, id berth.JobID) (*jobOutput, error) {
-	job, err := s.DB.Job(ctx, scope(ctx), id)
+	job, err := s.DB.Jobs.Get(ctx, scope(ctx), id)
 	if err != nil {
 		return nil, err
 	}
@@ -316,13 +316,13 @@ func (s *Server) cancelJob(ctx context.Context, in *cancelInput) (*jobOutput, er
 
 func (s *Server) holdJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
 	return s.act(ctx, in, func(tenant berth.TenantID, id berth.JobID) error {
-		return s.Control.Hold(ctx, tenant, id, actor(ctx))
+		return s.DB.Jobs.Hold(ctx, tenant, id, actor(ctx))
 	})
 }
 
 func (s *Server) releaseJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
 	return s.act(ctx, in, func(tenant berth.TenantID, id berth.JobID) error {
-		return s.Control.Release(ctx, tenant, id, actor(ctx))
+		return s.DB.Jobs.Release(ctx, tenant, id, actor(ctx))
 	})
 }
 
@@ -337,7 +337,7 @@ func (s *Server) retryJob(ctx context.Context, in *retryInput) (*jobOutput, erro
 	if err != nil {
 		return nil, err
 	}
-	old, err := s.DB.Job(ctx, scope(ctx), id)
+	old, err := s.DB.Jobs.Get(ctx, scope(ctx), id)
 	if err != nil {
 		return nil, err
 	}
@@ -346,9 +346,9 @@ func (s *Server) retryJob(ctx context.Context, in *retryInput) (*jobOutput, erro
 			return nil, err
 		}
 	}
-	retry := s.DB.Retry
+	retry := s.DB.Jobs.Retry
 	if in.Failed {
-		retry = s.DB.RetryFailed
+		retry = s.DB.Jobs.RetryFailed
 	}
 	job, created, err := retry(ctx, scope(ctx), id, actor(ctx))
 	if err != nil {
@@ -374,7 +374,7 @@ func (s *Server) updateJob(ctx context.Context, in *patchInput) (*jobOutput, err
 		}
 	}
 	return s.act(ctx, &in.JobInput, func(tenant berth.TenantID, id berth.JobID) error {
-		return s.Control.UpdateJob(ctx, tenant, id, patch, actor(ctx))
+		return s.DB.Jobs.Update(ctx, tenant, id, patch, actor(ctx))
 	})
 }
 

@@ -35,7 +35,7 @@ type joins struct {
 
 func newJoins(d *db.DB) *joins {
 	return &joins{
-		checks:   newLookups(d.CheckJoinTokens, joinPause),
+		checks:   newLookups(d.JoinTokens.Check, joinPause),
 		judged:   make(chan struct{}, joinsAbreast),
 		unjudged: make(chan struct{}, joinsAbreast),
 	}
@@ -101,7 +101,7 @@ func (s *Server) join(ctx context.Context, c echo.Context, req berth.JoinRequest
 	if err != nil {
 		return err
 	}
-	token, cluster, err := s.DB.Join(ctx, req.Token, machine)
+	token, cluster, err := s.DB.JoinTokens.Join(ctx, req.Token, machine)
 	if berth.CodeOf(err) == berth.CodeUnauthorized {
 		return s.limits.guessed(guessJoin, s.addresses.client(c.Request()))
 	}

@@ -18,7 +18,6 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humaecho"
 
 	"berth"
-	"berth/db"
 )
 
 // LogReader reads the logs of members.
@@ -48,7 +47,7 @@ func (s *Server) logs(ctx context.Context, in *logsInput) (*huma.StreamResponse,
 	if err != nil {
 		return nil, err
 	}
-	job, err := db.ReadLogJob(ctx, s.DB, scope(ctx), id)
+	job, err := s.DB.Logs.Job(ctx, scope(ctx), id)
 	if err != nil {
 		return nil, err
 	}
@@ -200,7 +199,7 @@ func (r *logRead) begin(ctx context.Context) error {
 	if r.begun || r.tail == 0 && r.since.IsZero() {
 		return nil
 	}
-	start, err := r.s.DB.LogStart(ctx, r.ref, r.tail, r.since)
+	start, err := r.s.DB.Logs.Start(ctx, r.ref, r.tail, r.since)
 	if err == nil {
 		r.offset, r.skip, r.begun = start.Offset, start.Skip, true
 	}

@@ -51,7 +51,7 @@ func (s *Server) listMachines(ctx context.Context, in *machineListInput) (*machi
 	}
 	limit := f.Limit
 	f.Limit++
-	machines, err := s.DB.Machines(ctx, f)
+	machines, err := s.DB.Machines.List(ctx, f)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func (s *Server) showMachine(ctx context.Context, in *MachineInput) (*machineOut
 	if err != nil {
 		return nil, err
 	}
-	m, err := s.DB.Machine(ctx, scope(ctx), id)
+	m, err := s.DB.Machines.Get(ctx, scope(ctx), id)
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +108,7 @@ func (s *Server) drainMachine(ctx context.Context, in *drainInput) (*machineOutp
 	if err != nil {
 		return nil, err
 	}
-	if err := s.DB.Drain(ctx, id, request.Reason, request.Deadline); err != nil {
+	if err := s.DB.Machines.Drain(ctx, id, request.Reason, request.Deadline); err != nil {
 		return nil, err
 	}
 	s.Logger.Info("machine drains", "machine_id", id, "reason", request.Reason, "by", operator(ctx))
@@ -120,7 +120,7 @@ func (s *Server) undrainMachine(ctx context.Context, in *MachineInput) (*machine
 	if err != nil {
 		return nil, err
 	}
-	if err := s.DB.Undrain(ctx, id); err != nil {
+	if err := s.DB.Machines.Undrain(ctx, id); err != nil {
 		return nil, err
 	}
 	s.Logger.Info("machine takes work again", "machine_id", id, "by", operator(ctx))
@@ -134,7 +134,7 @@ func (s *Server) confirmDead(ctx context.Context, in *MachineInput) (*confirmDea
 	if err != nil {
 		return nil, err
 	}
-	jobs, err := s.DB.ConfirmDead(ctx, id, operator(ctx))
+	jobs, err := s.DB.Machines.ConfirmDead(ctx, id, operator(ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -157,7 +157,7 @@ func (s *Server) retireMachine(ctx context.Context, in *MachineInput) (*struct{}
 	if err != nil {
 		return nil, err
 	}
-	if err := s.DB.Retire(ctx, id, operator(ctx)); err != nil {
+	if err := s.DB.Machines.Retire(ctx, id, operator(ctx)); err != nil {
 		return nil, err
 	}
 	s.auth.forget()

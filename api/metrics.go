@@ -96,11 +96,11 @@ func (p *population) Collect(ch chan<- prometheus.Metric) {
 	p.collectEnds(ch)
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
-	counts, err := p.db.Population(ctx)
+	counts, err := p.db.Cluster.Population(ctx)
 	if err != nil {
 		return
 	}
-	stored, err := db.Storage{DB: p.db}.Amounts(ctx)
+	stored, err := p.db.Storage.Amounts(ctx)
 	if err != nil {
 		return
 	}
@@ -136,7 +136,7 @@ func (p *population) Collect(ch chan<- prometheus.Metric) {
 // over all processes is the cluster's number.
 func (p *population) collectEnds(ch chan<- prometheus.Metric) {
 	lost := map[berth.ReasonCode]float64{}
-	for end, n := range p.db.Ends() {
+	for end, n := range p.db.Attempts.EndCounts() {
 		ch <- prometheus.MustNewConstMetric(endsDesc, prometheus.CounterValue, float64(n.Attempts), string(end.Next), string(end.Reason))
 		if end.Next == berth.Retrying {
 			lost[end.Reason] += n.LostGPUSeconds

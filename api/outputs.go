@@ -37,7 +37,7 @@ func (s *Server) listOutputs(ctx context.Context, in *outputsInput) (*outputsOut
 	if err != nil {
 		return nil, err
 	}
-	list, next, err := s.DB.Outputs(ctx, id, in.long())
+	list, next, err := s.DB.Objects.Outputs(ctx, id, in.long())
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +60,7 @@ func (s *Server) downloadOutput(ctx context.Context, in *outputInput) (*huma.Str
 	if err != nil {
 		return nil, err
 	}
-	output, err := s.DB.Output(ctx, id, in.Name, in.Member, in.Attempt)
+	output, err := s.DB.Objects.Output(ctx, id, in.Name, in.Member, in.Attempt)
 	if berth.CodeOf(err) == berth.CodeNotFound {
 		return nil, berth.Errorf(berth.CodeNotFound, "job %s has stored no such output", id)
 	}
@@ -93,7 +93,7 @@ func (s *Server) agentOutput(c echo.Context) error {
 	if err := failpoint.Hit("api.output.before"); err != nil {
 		return err
 	}
-	if err := s.DB.RegisterOutput(c.Request().Context(), machineOf(c), p); err != nil {
+	if err := s.DB.Objects.RegisterOutput(c.Request().Context(), machineOf(c), p); err != nil {
 		return err
 	}
 	if err := failpoint.Hit("api.output.after"); err != nil {

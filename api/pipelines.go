@@ -41,7 +41,7 @@ func (s *Server) submitPipeline(ctx context.Context, in *submitInput) (*jobOutpu
 	if err := s.admission.AdmitPipeline(ctx, caller(ctx).Tenant, spec); err != nil {
 		return nil, err
 	}
-	job, created, err := s.DB.SubmitPipeline(ctx, db.PipelineSubmission{Tenant: caller(ctx).Tenant, Spec: spec, IdemKey: in.Key, Actor: actor(ctx)})
+	job, created, err := s.DB.Jobs.SubmitPipeline(ctx, db.PipelineSubmission{Tenant: caller(ctx).Tenant, Spec: spec, IdemKey: in.Key, Actor: actor(ctx)})
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +53,7 @@ func (s *Server) submitPipeline(ctx context.Context, in *submitInput) (*jobOutpu
 func (s *Server) needs(ctx context.Context, step berth.Job) (e berth.Explanation, waits bool, err error) {
 	e = berth.Explanation{Job: step.ID, Status: step.Status, Blockers: []berth.Blocker{}}
 	for at, who := step, "it"; at.Step != "" && at.Status == berth.Submitted; who = "pipeline " + at.Step + ", which it is in," {
-		around, err := s.DB.Job(ctx, scope(ctx), *at.Parent)
+		around, err := s.DB.Jobs.Get(ctx, scope(ctx), *at.Parent)
 		if err != nil {
 			return e, false, err
 		}
@@ -92,7 +92,7 @@ func (s *Server) pipeline(ctx context.Context, id string) (berth.Job, error) {
 	if err != nil {
 		return berth.Job{}, err
 	}
-	job, err := s.DB.Job(ctx, scope(ctx), found)
+	job, err := s.DB.Jobs.Get(ctx, scope(ctx), found)
 	if err == nil && job.Kind != berth.KindPipeline {
 		err = berth.Errorf(berth.CodeNotFound, "no such pipeline %s", id)
 	}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"berth"
-	"berth/db"
 	"berth/internal/lib/enginesilence"
 	"berth/placement"
 )
@@ -88,7 +87,7 @@ func (s *Server) explain(ctx context.Context, in *JobInput) (*explainOutput, err
 	}
 	// A job may start or end between two looks, and wait again after a third.
 	for job.Body.Status.Waiting() {
-		row, request, err := s.DB.QueueRow(ctx, scope(ctx), job.Body.ID)
+		row, request, err := s.DB.Queue.Row(ctx, scope(ctx), job.Body.ID)
 		if err != nil {
 			return nil, err
 		}
@@ -114,7 +113,7 @@ func (s *Server) explainPlaced(ctx context.Context, job berth.Job) (berth.Explan
 	if !job.Status.HoldsCapacity() || len(job.Attempts) == 0 {
 		return e, nil
 	}
-	silent, err := db.SilentEngines(ctx, s.DB, job.Attempts[len(job.Attempts)-1].Machines)
+	silent, err := s.DB.Machines.SilentEngines(ctx, job.Attempts[len(job.Attempts)-1].Machines)
 	if err == nil && len(silent) > 0 {
 		e.Blockers = append(e.Blockers, engineBlocker(silent))
 		e.Summary += "; " + enginesilence.Text(silent)

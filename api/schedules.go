@@ -60,7 +60,7 @@ func (s *Server) createSchedule(ctx context.Context, in *Request) (*scheduleOutp
 	if err := s.admission.AdmitSchedule(ctx, tenant, spec); err != nil {
 		return nil, err
 	}
-	made, created, err := s.DB.CreateSchedule(ctx, db.NewSchedule{Tenant: tenant, Spec: spec, Actor: actor(ctx)})
+	made, created, err := s.DB.Schedules.Create(ctx, db.NewSchedule{Tenant: tenant, Spec: spec, Actor: actor(ctx)})
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +100,7 @@ func withNext(s berth.Schedule) berth.Schedule {
 type scheduleListOutput struct{ Body berth.Page[berth.Schedule] }
 
 func (s *Server) listSchedules(ctx context.Context, _ *struct{}) (*scheduleListOutput, error) {
-	list, err := s.DB.Schedules(ctx, caller(ctx).Tenant)
+	list, err := s.DB.Schedules.List(ctx, caller(ctx).Tenant)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +121,7 @@ type showScheduleInput struct {
 }
 
 func (s *Server) showSchedule(ctx context.Context, in *showScheduleInput) (*scheduleOutput, error) {
-	found, err := s.DB.Schedule(ctx, caller(ctx).Tenant, in.Name, in.Fires)
+	found, err := s.DB.Schedules.Get(ctx, caller(ctx).Tenant, in.Name, in.Fires)
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func (s *Server) showSchedule(ctx context.Context, in *showScheduleInput) (*sche
 
 func (s *Server) deleteSchedule(ctx context.Context, in *ScheduleInput) (*struct{}, error) {
 	tenant := caller(ctx).Tenant
-	if err := s.DB.DeleteSchedule(ctx, tenant, in.Name); err != nil {
+	if err := s.DB.Schedules.Delete(ctx, tenant, in.Name); err != nil {
 		return nil, err
 	}
 	s.Logger.Info("schedule deleted", "tenant", tenant, "schedule", in.Name, "by", actor(ctx))
@@ -156,11 +156,11 @@ func readBody[T validated](in Request) (T, error) {
 }
 
 func (s *Server) pauseSchedule(ctx context.Context, in *scheduleBodyInput) (*scheduleOutput, error) {
-	return s.noteSchedule(ctx, in, s.DB.PauseSchedule)
+	return s.noteSchedule(ctx, in, s.DB.Schedules.Pause)
 }
 
 func (s *Server) resumeSchedule(ctx context.Context, in *scheduleBodyInput) (*scheduleOutput, error) {
-	return s.noteSchedule(ctx, in, s.DB.ResumeSchedule)
+	return s.noteSchedule(ctx, in, s.DB.Schedules.Resume)
 }
 
 func (s *Server) noteSchedule(ctx context.Context, in *scheduleBodyInput, change func(ctx context.Context, tenant berth.TenantID, name, note string) error) (*scheduleOutput, error) {
@@ -181,12 +181,12 @@ func (s *Server) runSchedule(ctx context.Context, in *scheduleBodyInput) (*fireO
 	if err != nil {
 		return nil, err
 	}
-	found, err := s.DB.Schedule(ctx, caller(ctx).Tenant, in.Name, 0)
+	found, err := s.DB.Schedules.Get(ctx, caller(ctx).Tenant, in.Name, 0)
 	if err != nil {
 		return nil, err
 	}
 	at := time.Now().UTC().Truncate(time.Microsecond)
-	if _, err := s.DB.AddFires(ctx, db.NewFires{Schedule: found.ID, Times: []time.Time{at}, Source: berth.FireByHand, Overlap: body.Overlap}); err != nil {
+	if _, err := s.DB.Schedules.AddFires(ctx, db.NewFires{Schedule: found.ID, Times: []time.Time{at}, Source: berth.FireByHand, Overlap: body.Overlap}); err != nil {
 		return nil, err
 	}
 	// From here on the leader would do it as well.
@@ -196,7 +196,7 @@ func (s *Server) runSchedule(ctx context.Context, in *scheduleBodyInput) (*fireO
 	if _, err := s.admission.Fire(ctx, found.ID, at); err != nil {
 		return nil, err
 	}
-	fire, err := s.DB.FireAt(ctx, found.ID, at)
+	fire, err := s.DB.Schedules.FireAt(ctx, found.ID, at)
 	if err != nil {
 		return nil, err
 	}
@@ -218,7 +218,7 @@ func (s *Server) backfillSchedule(ctx context.Context, in *scheduleBodyInput) (*
 	if body.To == nil {
 		body.To = &berth.Instant{Time: now}
 	}
-	found, err := s.DB.Schedule(ctx, caller(ctx).Tenant, in.Name, 0)
+	found, err := s.DB.Schedules.Get(ctx, caller(ctx).Tenant, in.Name, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -229,7 +229,7 @@ func (s *Server) backfillSchedule(ctx context.Context, in *scheduleBodyInput) (*
 	if body.Overlap == "" {
 		body.Overlap = berth.OverlapAllow
 	}
-	n, err := s.DB.AddFires(ctx, db.NewFires{Schedule: found.ID, Times: times, Source: berth.FireByBackfill, Overlap: body.Overlap, Again: true})
+	n, err := s.DB.Schedules.AddFires(ctx, db.NewFires{Schedule: found.ID, Times: times, Source: berth.FireByBackfill, Overlap: body.Overlap, Again: true})
 	if err != nil {
 		return nil, err
 	}

@@ -58,7 +58,7 @@ func (s *Server) setSecret(ctx context.Context, in *Request) (*secretOutput, err
 		return nil, err
 	}
 	secret := db.SealedSecret{Tenant: tenant, Name: n.Name, Key: key, Sealed: sealed}
-	made, created, err := s.DB.SetSecret(ctx, secret, limits...)
+	made, created, err := s.DB.Secrets.Set(ctx, secret, limits...)
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +89,7 @@ func (s *Server) keepsSecrets() error {
 type secretListOutput struct{ Body berth.Page[berth.Secret] }
 
 func (s *Server) listSecrets(ctx context.Context, in *Paging) (*secretListOutput, error) {
-	list, next, err := s.DB.Secrets(ctx, caller(ctx).Tenant, in.long())
+	list, next, err := s.DB.Secrets.List(ctx, caller(ctx).Tenant, in.long())
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +102,7 @@ type secretInput struct {
 
 func (s *Server) deleteSecret(ctx context.Context, in *secretInput) (*struct{}, error) {
 	tenant := caller(ctx).Tenant
-	if err := s.DB.DeleteSecret(ctx, tenant, in.Name); err != nil {
+	if err := s.DB.Secrets.Delete(ctx, tenant, in.Name); err != nil {
 		return nil, err
 	}
 	s.Logger.Info("secret deleted", "tenant", tenant, "name", in.Name, "by", actor(ctx))
@@ -123,7 +123,7 @@ func (s *Server) handOut(ctx context.Context, c *berth.Claim) error {
 		c.Withheld = &berth.Withheld{Message: "this server has no key for secrets: berthd needs --secret-key-file"}
 		return nil
 	}
-	found, err := s.DB.SealedSecrets(ctx, c.Tenant, names)
+	found, err := s.DB.Secrets.Sealed(ctx, c.Tenant, names)
 	if err != nil {
 		return err
 	}

@@ -27,13 +27,10 @@ import (
 	"berth/placement"
 )
 
-// JobControl changes the course of live jobs. *db.DB is one.
+// JobControl cancels jobs. *db.Jobs implements it; another implementation may
+// observe the cancels.
 type JobControl interface {
 	RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (berth.State, error)
-	CancelElements(ctx context.Context, tenant berth.TenantID, id berth.JobID, which []berth.IndexRange, actor string, reason *berth.Reason) (int, error)
-	Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) error
-	Release(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) error
-	UpdateJob(ctx context.Context, tenant berth.TenantID, id berth.JobID, patch berth.JobPatch, actor string) error
 }
 
 // Poker notifies the workflows of jobs to read their rows.

@@ -56,14 +56,14 @@ func newSiteAt(t *testing.T, database string, edit func(*api.Deps)) *site {
 		"bob":    {Tenant: "b", Role: berth.RoleUser},
 	} {
 		n.Name = name
-		made, err := d.CreateToken(t.Context(), n)
+		made, err := d.Tokens.Create(t.Context(), n)
 		if err != nil {
 			t.Fatal(err)
 		}
 		s.tokens[name] = made.Secret
 	}
 	deps := api.Deps{
-		DB: d, Control: d, Logs: &blob.LogReader{Store: store, DB: d}, Agent: api.AgentDeps{Blobs: store},
+		DB: d, Control: d.Jobs, Logs: &blob.LogReader{Store: store, DB: d}, Agent: api.AgentDeps{Blobs: store},
 		Logger: slog.New(slog.NewTextHandler(s.log, nil)), Version: "test",
 		Rate: 1e6, Burst: 1e6, Vault: keys(t, "1"),
 	}

@@ -20,9 +20,6 @@ import (
 // Storage quotas, as calls meet them. Only the tenants with a limit, their own or one
 // above them, cost a query.
 
-// storage counts what tenants store and how much room their quotas leave.
-func (s *Server) storage() db.Storage { return db.Storage{DB: s.DB} }
-
 // uploadRoom returns how long an upload of the tenant may be as it is sent, and the
 // limits that it is stored under. announced is its length, -1 if unknown.
 func (s *Server) uploadRoom(
@@ -36,9 +33,9 @@ func (s *Server) uploadRoom(
 	if len(limits) == 0 {
 		return maxUpload, nil, nil
 	}
-	room, err = s.storage().Room(ctx, limits, db.StoredUploads, max(1, announced), maxUpload)
+	room, err = s.DB.Storage.Room(ctx, limits, db.StoredUploads, max(1, announced), maxUpload)
 	if berth.IsSlug(err, berth.SlugStorageQuota) {
-		if _, known := s.DB.Upload(ctx, tenant, a); known == nil {
+		if _, known := s.DB.Uploads.Get(ctx, tenant, a); known == nil {
 			return maxUpload, nil, nil // the same content is stored: nothing is added
 		}
 	}
@@ -62,7 +59,7 @@ func (s *Server) storeWithin(c echo.Context, key string, place blob.Place, bytes
 	if rest, err := strconv.ParseInt(c.Request().Header.Get(berth.HeaderRest), 10, 64); err == nil {
 		bytes = max(bytes, rest)
 	}
-	_, err = s.storage().Room(ctx, limits, kind, bytes, bytes)
+	_, err = s.DB.Storage.Room(ctx, limits, kind, bytes, bytes)
 	if !berth.IsSlug(err, berth.SlugStorageQuota) {
 		return err
 	}
@@ -70,7 +67,7 @@ func (s *Server) storeWithin(c echo.Context, key string, place blob.Place, bytes
 	if !ok || kind == db.StoredOutputs {
 		step = -1
 	}
-	counts, failed := s.storage().Counts(ctx, db.StoredObject{
+	counts, failed := s.DB.Storage.Counts(ctx, db.StoredObject{
 		Key: key, Job: place.Job, Attempt: place.Attempt, Rank: place.Rank, Step: step, Bytes: bytes,
 	})
 	if failed != nil {
@@ -83,7 +80,7 @@ func (s *Server) storeWithin(c echo.Context, key string, place blob.Place, bytes
 		return err
 	}
 	at := session(c)
-	shards, failed := s.storage().RefuseCheckpoint(ctx, machineOf(c), berth.CheckpointReport{
+	shards, failed := s.DB.Objects.RefuseCheckpoint(ctx, machineOf(c), berth.CheckpointReport{
 		AgentBoot: at.AgentBoot, Epoch: at.Epoch,
 		Job: place.Job, Attempt: place.Attempt, OfAttempt: place.Attempt, Rank: place.Rank, Step: step,
 	}, err)
@@ -171,7 +168,7 @@ func (s *Server) recordCut(
 	if err != nil {
 		return 0, err
 	}
-	return s.storage().CutLog(ctx, alloc, place,
+	return s.DB.Logs.Cut(ctx, alloc, place,
 		db.LogChunk{Offset: place.End, Bytes: len(note), Lines: lines, FirstAt: first, LastAt: last}, why)
 }
 
@@ -229,7 +226,7 @@ func (s *Server) mayLog(ctx context.Context, tenant berth.TenantID, bytes int64)
 	if s.logRoom.use(tenant, bytes, now) {
 		return nil
 	}
-	room, err := s.storage().Room(ctx, limits, db.StoredLogs, bytes, 1<<60)
+	room, err := s.DB.Storage.Room(ctx, limits, db.StoredLogs, bytes, 1<<60)
 	if err != nil {
 		return err
 	}

@@ -148,7 +148,7 @@ func TestTheClientFollowsThroughBrokenConnections(t *testing.T) {
 func TestARevokedTokenEndsItsStreams(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
-	made, err := s.db.CreateToken(t.Context(), berth.NewToken{Name: "eve", Tenant: "a", Role: berth.RoleUser})
+	made, err := s.db.Tokens.Create(t.Context(), berth.NewToken{Name: "eve", Tenant: "a", Role: berth.RoleUser})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +157,7 @@ func TestARevokedTokenEndsItsStreams(t *testing.T) {
 	e := s.stream("eve", "/v1/jobs/"+string(job.ID)+"/events")
 	e.ids(t, 1)
 	// By another replica: this one learns of it from the database.
-	if err := s.db.RevokeToken(t.Context(), made.ID); err != nil {
+	if err := s.db.Tokens.Revoke(t.Context(), made.ID); err != nil {
 		t.Fatal(err)
 	}
 	began := time.Now()
@@ -271,11 +271,11 @@ func TestLogsAreFollowedIntoTheNextAttempt(t *testing.T) {
 		t.Errorf("of attempt 1 (-want +got), err %v:\n%s", err, diff)
 	}
 	// They outlive the job's row.
-	term, _, err := s.db.OpenLease(db.LeaseLeader, "test").Acquire(t.Context(), time.Hour)
+	term, _, err := s.db.Leader.OpenLease(db.LeaseLeader, "test").Acquire(t.Context(), time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, err := s.db.ArchiveTerminal(t.Context(), term, 0, 10); n != 1 || err != nil {
+	if n, err := s.db.Jobs.ArchiveTerminal(t.Context(), term, 0, 10); n != 1 || err != nil {
 		t.Fatalf("archived %d, %v", n, err)
 	}
 	if a := s.call("alice", "GET", "/v1/jobs/"+string(job.ID)+"/logs?attempt=1", ""); a.body != "zero\none\ntwo\nthree\n" {

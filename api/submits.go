@@ -51,7 +51,7 @@ type submitLease struct {
 }
 
 func newSubmits(d *db.DB) *submits {
-	return &submits{take: d.TakeSubmits, leases: newRecent[berth.TenantID, *submitLease](submitRoom)}
+	return &submits{take: d.Tenants.TakeSubmits, leases: newRecent[berth.TenantID, *submitLease](submitRoom)}
 }
 
 // allow charges a submit to the tenant. limits are its own and of those above it;

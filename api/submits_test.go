@@ -20,7 +20,7 @@ func TestReplicasShareATenantsRateOfSubmits(t *testing.T) {
 	url := dbtest.URL(t)
 	replicas := []*site{newSiteAt(t, url, nil), newSiteAt(t, url, nil)}
 	rate := 8.0 // and 320 submits: on the slowest machine they are more
-	if err := replicas[0].db.SetQuota(t.Context(), berth.Quota{Tenant: "a", SubmitRPS: &rate}); err != nil {
+	if err := replicas[0].db.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: "a", SubmitRPS: &rate}); err != nil {
 		t.Fatal(err)
 	}
 	began := time.Now()
@@ -97,7 +97,7 @@ func TestATenantAboveLimitsSubmitsToo(t *testing.T) {
 	s := newSite(t, nil)
 	s.below("org", "a", "b")
 	rate := 0.001
-	if err := s.db.SetQuota(t.Context(), berth.Quota{Tenant: "org", SubmitRPS: &rate}); err != nil {
+	if err := s.db.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: "org", SubmitRPS: &rate}); err != nil {
 		t.Fatal(err)
 	}
 	if a := s.call("alice", "POST", "/v1/jobs", small); a.status != http.StatusCreated {
@@ -111,11 +111,11 @@ func TestATenantAboveLimitsSubmitsToo(t *testing.T) {
 // below puts tenants below a new one.
 func (s *site) below(parent berth.TenantID, tenants ...berth.TenantID) {
 	s.t.Helper()
-	if err := s.db.CreateTenant(s.t.Context(), berth.NewTenant{ID: parent}); err != nil {
+	if err := s.db.Tenants.Create(s.t.Context(), berth.NewTenant{ID: parent}); err != nil {
 		s.t.Fatal(err)
 	}
 	for _, id := range tenants {
-		if err := s.db.UpdateTenant(s.t.Context(), id, berth.TenantPatch{Parent: &parent}); err != nil {
+		if err := s.db.Tenants.Update(s.t.Context(), id, berth.TenantPatch{Parent: &parent}); err != nil {
 			s.t.Fatal(err)
 		}
 	}

@@ -46,12 +46,12 @@ type TenantInput struct {
 func (s *Server) tenants(ctx context.Context, id string) ([]db.TenantRow, error) {
 	own := scope(ctx)
 	if own == "" {
-		return s.DB.Tenants(ctx, berth.TenantID(id))
+		return s.DB.Tenants.List(ctx, berth.TenantID(id))
 	}
 	if id != "" && id != string(own) {
 		return nil, berth.Errorf(berth.CodeNotFound, "no such tenant %s", id)
 	}
-	return s.DB.Tenants(ctx, own)
+	return s.DB.Tenants.List(ctx, own)
 }
 
 type (
@@ -64,7 +64,7 @@ type (
 // tenantPage reads a page of the tenants that the caller may see.
 func (s *Server) tenantPage(ctx context.Context, in *Paging) ([]db.TenantRow, string, error) {
 	if scope(ctx) == "" {
-		return s.DB.TenantPage(ctx, in.long())
+		return s.DB.Tenants.Page(ctx, in.long())
 	}
 	if in.Cursor != "" {
 		return nil, "", berth.Errorf(berth.CodeInvalid, "cursor %.40q is not one that this list gave", in.Cursor)
@@ -98,7 +98,7 @@ func (s *Server) createTenant(ctx context.Context, in *Request) (*tenantOutput, 
 	if err != nil {
 		return nil, err
 	}
-	if err := s.DB.CreateTenant(ctx, n); err != nil {
+	if err := s.DB.Tenants.Create(ctx, n); err != nil {
 		return nil, err
 	}
 	s.admission.Forget()
@@ -117,7 +117,7 @@ func (s *Server) updateTenant(ctx context.Context, in *tenantPatchInput) (*tenan
 	if err != nil {
 		return nil, err
 	}
-	if err := s.DB.UpdateTenant(ctx, berth.TenantID(in.Tenant), p); err != nil {
+	if err := s.DB.Tenants.Update(ctx, berth.TenantID(in.Tenant), p); err != nil {
 		return nil, err
 	}
 	s.admission.Forget()
@@ -127,7 +127,7 @@ func (s *Server) updateTenant(ctx context.Context, in *tenantPatchInput) (*tenan
 }
 
 func (s *Server) deleteTenant(ctx context.Context, in *TenantInput) (*struct{}, error) {
-	if err := s.DB.DeleteTenant(ctx, berth.TenantID(in.Tenant)); err != nil {
+	if err := s.DB.Tenants.Delete(ctx, berth.TenantID(in.Tenant)); err != nil {
 		return nil, err
 	}
 	s.explainer.Forget()
@@ -180,7 +180,7 @@ func (s *Server) setQuota(ctx context.Context, in *quotaInput) (*quotaOutput, er
 		return nil, err
 	}
 	q.Tenant = berth.TenantID(in.Tenant)
-	if err := s.DB.SetQuota(ctx, q, leftOut(in.RawBody, db.LaterQuotaSettings)...); err != nil {
+	if err := s.DB.Tenants.SetQuota(ctx, q, leftOut(in.RawBody, db.LaterQuotaSettings)...); err != nil {
 		return nil, err
 	}
 	s.admission.Forget()
@@ -200,7 +200,7 @@ func leftOut(object []byte, names []string) []string {
 }
 
 func (s *Server) deleteQuota(ctx context.Context, in *TenantInput) (*struct{}, error) {
-	if err := s.DB.SetQuota(ctx, berth.Quota{Tenant: berth.TenantID(in.Tenant)}); err != nil {
+	if err := s.DB.Tenants.SetQuota(ctx, berth.Quota{Tenant: berth.TenantID(in.Tenant)}); err != nil {
 		return nil, err
 	}
 	s.admission.Forget()

@@ -41,7 +41,7 @@ func (s *Server) createToken(ctx context.Context, in *Request) (*tokenOutput, er
 	if err != nil {
 		return nil, err
 	}
-	t, err := s.DB.CreateToken(ctx, n)
+	t, err := s.DB.Tokens.Create(ctx, n)
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +52,7 @@ func (s *Server) createToken(ctx context.Context, in *Request) (*tokenOutput, er
 type tokenListOutput struct{ Body berth.Page[berth.Token] }
 
 func (s *Server) listTokens(ctx context.Context, in *Paging) (*tokenListOutput, error) {
-	tokens, next, err := s.DB.Tokens(ctx, in.long())
+	tokens, next, err := s.DB.Tokens.List(ctx, in.long())
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +64,7 @@ func (s *Server) revokeToken(ctx context.Context, in *idInput) (*struct{}, error
 	if in.ID == caller(ctx).TokenID {
 		return nil, berth.Errorf(berth.CodeConflict, "token %s is the one this call came with: make another admin's token and revoke it with that", in.ID)
 	}
-	if err := s.DB.RevokeToken(ctx, in.ID); err != nil {
+	if err := s.DB.Tokens.Revoke(ctx, in.ID); err != nil {
 		return nil, err
 	}
 	s.auth.forget()
@@ -79,7 +79,7 @@ func (s *Server) createJoinToken(ctx context.Context, in *Request) (*joinTokenOu
 	if err != nil {
 		return nil, err
 	}
-	t, err := s.DB.CreateJoinToken(ctx, n, operator(ctx))
+	t, err := s.DB.JoinTokens.Create(ctx, n, operator(ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func (s *Server) createJoinToken(ctx context.Context, in *Request) (*joinTokenOu
 type joinTokenListOutput struct{ Body berth.Page[berth.JoinToken] }
 
 func (s *Server) listJoinTokens(ctx context.Context, in *Paging) (*joinTokenListOutput, error) {
-	tokens, next, err := s.DB.JoinTokens(ctx, in.long())
+	tokens, next, err := s.DB.JoinTokens.List(ctx, in.long())
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +98,7 @@ func (s *Server) listJoinTokens(ctx context.Context, in *Paging) (*joinTokenList
 }
 
 func (s *Server) revokeJoinToken(ctx context.Context, in *idInput) (*struct{}, error) {
-	if err := s.DB.RevokeJoinToken(ctx, in.ID); err != nil {
+	if err := s.DB.JoinTokens.Revoke(ctx, in.ID); err != nil {
 		return nil, err
 	}
 	s.Logger.Info("join token revoked", "join_token_id", in.ID, "by", operator(ctx))

@@ -274,7 +274,7 @@ func TestARevokedTokenEndsItsBacklogDownloadAndUpload(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			made, err := s.db.CreateToken(t.Context(), berth.NewToken{Name: "eve", Tenant: "a", Role: berth.RoleUser})
+			made, err := s.db.Tokens.Create(t.Context(), berth.NewToken{Name: "eve", Tenant: "a", Role: berth.RoleUser})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -303,7 +303,7 @@ func TestARevokedTokenEndsItsBacklogDownloadAndUpload(t *testing.T) {
 					time.Sleep(2 * time.Millisecond)
 				}
 			}()
-			if err := s.db.RevokeToken(t.Context(), made.ID); err != nil { // by another replica
+			if err := s.db.Tokens.Revoke(t.Context(), made.ID); err != nil { // by another replica
 				t.Fatal(err)
 			}
 			begun := time.Now()

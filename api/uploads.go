@@ -56,7 +56,7 @@ func (s *Server) showUpload(ctx context.Context, in *uploadInput) (*uploadOutput
 	if err != nil {
 		return nil, err
 	}
-	u, err := s.DB.Upload(ctx, caller(ctx).Tenant, a)
+	u, err := s.DB.Uploads.Get(ctx, caller(ctx).Tenant, a)
 	if err != nil {
 		return nil, err
 	}
@@ -91,23 +91,23 @@ func (s *Server) createUpload(c echo.Context) error {
 		_, _ = io.CopyN(io.Discard, r.Body, drainBody) // as in tooLong
 		return cmp.Or(t.broken(), err)
 	}
-	folder, err := s.DB.BeginUpload(ctx, tenant, a)
+	folder, err := s.DB.Uploads.Begin(ctx, tenant, a)
 	if err != nil {
 		return err
 	}
 	u, created := berth.Upload{Address: a}, false
 	sum, stored, err := s.receive(c, t, store, folder, a, room)
 	if _, cut := errors.AsType[*http.MaxBytesError](err); cut && room < maxUpload {
-		err = s.storage().Refusal(ctx, limits, db.StoredUploads, room+1)
+		err = s.DB.Storage.Refusal(ctx, limits, db.StoredUploads, room+1)
 	} else if cut {
 		err = tooLong(r)
 	}
 	if err == nil {
 		u.Files, u.Bytes, u.Stored = sum.Files, sum.Bytes, stored
-		u, created, err = s.DB.EndUpload(ctx, tenant, u, folder, limits...)
+		u, created, err = s.DB.Uploads.End(ctx, tenant, u, folder, limits...)
 	}
 	if err != nil {
-		if err := s.DB.AbandonUpload(context.WithoutCancel(ctx), folder); err != nil {
+		if err := s.DB.Uploads.Abandon(context.WithoutCancel(ctx), folder); err != nil {
 			s.Logger.Warn("folder of a failed upload is removed later", "folder", folder, "err", err)
 		}
 		return err
@@ -226,7 +226,7 @@ func (s *Server) agentUpload(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	object, err := s.DB.ContentFor(c.Request().Context(), machineOf(c), session(c), berth.AllocationID(alloc), a)
+	object, err := s.DB.Objects.ContentFor(c.Request().Context(), machineOf(c), session(c), berth.AllocationID(alloc), a)
 	if err != nil {
 		return err
 	}

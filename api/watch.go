@@ -85,7 +85,7 @@ func (x *watches) run(ctx context.Context, w *watch, hints *db.Subscription) {
 		case <-hints.C:
 			x.wake(w)
 		case <-poll.C:
-			mark, err := x.db.JobMark(ctx, w.job)
+			mark, err := x.db.Jobs.Mark(ctx, w.job)
 			if err != nil || mark == seen {
 				continue
 			}

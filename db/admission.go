@@ -12,7 +12,7 @@ import (
 // SetAdmission pauses or resumes the start of new work in the whole cluster, and
 // records who did and why. Doing it again changes nothing: the answer is the
 // change that holds.
-func (d *DB) SetAdmission(ctx context.Context, paused bool, reason, actor string) (berth.Admission, error) {
+func (d *Cluster) SetAdmission(ctx context.Context, paused bool, reason, actor string) (berth.Admission, error) {
 	var a berth.Admission
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		// Two operators at once: the second sees what the first has done.
@@ -41,7 +41,7 @@ func (d *DB) SetAdmission(ctx context.Context, paused bool, reason, actor string
 }
 
 // Admission returns whether new work may start, and who changed that last.
-func (d *DB) Admission(ctx context.Context) (berth.Admission, error) {
+func (d *Cluster) Admission(ctx context.Context) (berth.Admission, error) {
 	a, err := readAdmission(ctx, d.pool)
 	return a, mapError(err, "admission")
 }
@@ -80,7 +80,7 @@ const maxUnsettled = 1000
 // Pressure counts the jobs whose last rank was sealed between from and to ago
 // and that nobody has settled, and reads whether admission is paused. A rank that
 // ended among others that run does not make its gang count.
-func (d *DB) Pressure(ctx context.Context, from, to time.Duration) (Pressure, error) {
+func (d *Cluster) Pressure(ctx context.Context, from, to time.Duration) (Pressure, error) {
 	var p Pressure
 	err := d.pool.QueryRow(ctx, `
 		SELECT coalesce((SELECT paused FROM admission_changes ORDER BY id DESC LIMIT 1), false),

@@ -12,13 +12,13 @@ func TestPausesAndResumptionsAreRecordedOnce(t *testing.T) {
 	s := newStage(t)
 	set := func(paused bool, reason, actor string) berth.Admission {
 		t.Helper()
-		a, err := s.db.SetAdmission(t.Context(), paused, reason, actor)
+		a, err := s.db.Cluster.SetAdmission(t.Context(), paused, reason, actor)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return a
 	}
-	if a, err := s.db.Admission(t.Context()); err != nil || a != (berth.Admission{}) {
+	if a, err := s.db.Cluster.Admission(t.Context()); err != nil || a != (berth.Admission{}) {
 		t.Errorf("admission of a fresh cluster is %+v, %v", a, err)
 	}
 	set(false, "nothing to resume", "operator:a")
@@ -27,7 +27,7 @@ func TestPausesAndResumptionsAreRecordedOnce(t *testing.T) {
 	if !first.Paused || first.Reason != "upgrade" || first.Actor != "operator:a" || again.Actor != "operator:a" || !again.Since.Equal(*first.Since) {
 		t.Errorf("paused as %+v, then %+v", first, again)
 	}
-	if p, err := s.db.Pressure(t.Context(), 0, time.Minute); err != nil || !p.Paused {
+	if p, err := s.db.Cluster.Pressure(t.Context(), 0, time.Minute); err != nil || !p.Paused {
 		t.Errorf("pressure is %+v, %v", p, err)
 	}
 	if a := set(false, "done", "operator:b"); a.Paused || a.Actor != "operator:b" {
@@ -44,7 +44,7 @@ func TestPressureCountsJobsThatEndedAndAreNotSettled(t *testing.T) {
 	s := newStage(t)
 	count := func(from, to time.Duration) int {
 		t.Helper()
-		p, err := s.db.Pressure(t.Context(), from, to)
+		p, err := s.db.Cluster.Pressure(t.Context(), from, to)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -89,7 +89,7 @@ func TestAGangCountsOnceAllItsRanksHaveEnded(t *testing.T) {
 	s.run(id)
 	for rank, want := range []int{0, 1} {
 		s.exit(id, attempt, rank, exited(0))
-		p, err := s.db.Pressure(t.Context(), 0, time.Minute)
+		p, err := s.db.Cluster.Pressure(t.Context(), 0, time.Minute)
 		if err != nil || p.Unsettled != want {
 			t.Errorf("after the end of %d of 2 ranks %d jobs count, %v; want %d", rank+1, p.Unsettled, err, want)
 		}

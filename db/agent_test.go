@@ -28,7 +28,7 @@ type agent struct {
 func (s *stage) register(host, boot string, seen ...berth.ContainerSeen) (*agent, berth.RegisterResponse) {
 	s.t.Helper()
 	a := &agent{stage: s, machine: "m0", host: host, boot: boot}
-	r, _, err := s.db.Register(s.t.Context(), a.machine, a.request(seen...))
+	r, _, err := s.db.Agents.Register(s.t.Context(), a.machine, a.request(seen...))
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func (a *agent) session() db.Session { return db.Session{AgentBoot: a.boot, Epoc
 
 func (a *agent) claims(id berth.JobID, attempt int) (berth.Claim, error) {
 	a.t.Helper()
-	return a.db.Claim(a.t.Context(), a.machine, berth.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: a.alloc(id, attempt), Job: id, Attempt: attempt})
+	return a.db.Agents.Claim(a.t.Context(), a.machine, berth.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: a.alloc(id, attempt), Job: id, Attempt: attempt})
 }
 
 func (s *stage) alloc(id berth.JobID, attempt int) berth.AllocationID {
@@ -74,12 +74,12 @@ func (a *agent) sync(edit func(*berth.SyncRequest)) (berth.SyncResponse, error) 
 		req.Seq = a.seq
 	}
 	began := time.Now()
-	r, err := a.db.Sync(a.t.Context(), a.machine, req)
+	r, err := a.db.Agents.Sync(a.t.Context(), a.machine, req)
 	if err == nil && !r.Changed && !req.Brief && time.Since(began) > 2*time.Second {
 		// The set was perhaps not read in the two seconds that a call has for it. As an
 		// agent does, get it by the next call.
 		var next berth.SyncResponse
-		next, err = a.db.Sync(a.t.Context(), a.machine, berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest})
+		next, err = a.db.Agents.Sync(a.t.Context(), a.machine, berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest})
 		r.Changed, r.Assignments, r.Digest = next.Changed, next.Assignments, next.Digest
 	}
 	if err == nil && r.Changed {
@@ -192,7 +192,7 @@ func TestRegistrationTellsOfEndsThatNobodyHasSettled(t *testing.T) {
 	}
 	s.settle(settled, 1)
 	a.boot = "agent2"
-	_, jobs, err := s.db.Register(t.Context(), "m0", a.request())
+	_, jobs, err := s.db.Agents.Register(t.Context(), "m0", a.request())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -206,7 +206,7 @@ func TestLastPreparedRankOrdersTheStartAndTheLastStartMakesTheGangRunning(t *tes
 	s := newStage(t)
 	a, _ := s.register("host1", "agent1")
 	b := &agent{stage: s, machine: "m1", host: "h", boot: "b", epoch: 1}
-	if _, _, err := s.db.Register(t.Context(), "m1", b.request()); err != nil {
+	if _, _, err := s.db.Agents.Register(t.Context(), "m1", b.request()); err != nil {
 		t.Fatal(err)
 	}
 	id := s.submit(nil)
@@ -258,7 +258,7 @@ func TestCanceledJobNeverStarts(t *testing.T) {
 	id := s.submit(nil)
 	attempt := s.place(id, "m0")
 	a.mustClaim(id, attempt)
-	if _, err := s.db.RequestCancel(t.Context(), "", id, "user:x", nil); err != nil {
+	if _, err := s.db.Jobs.RequestCancel(t.Context(), "", id, "user:x", nil); err != nil {
 		t.Fatal(err)
 	}
 	r := a.report(id, attempt, berth.PhasePrepared, nil)
@@ -270,7 +270,7 @@ func TestCanceledJobNeverStarts(t *testing.T) {
 	}
 	unclaimed := s.submit(nil)
 	n := s.place(unclaimed, "m0")
-	if _, err := s.db.RequestCancel(t.Context(), "", unclaimed, "user:x", nil); err != nil {
+	if _, err := s.db.Jobs.RequestCancel(t.Context(), "", unclaimed, "user:x", nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := a.claims(unclaimed, n); !berth.IsSlug(err, berth.SlugStaleAttempt) {
@@ -403,7 +403,7 @@ func TestPollWakesOnOrders(t *testing.T) {
 	}
 	got := make(chan answer, 1)
 	go func() {
-		r, err := s.db.Sync(context.WithoutCancel(t.Context()), "m0", berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest, WaitMS: 60_000})
+		r, err := s.db.Agents.Sync(context.WithoutCancel(t.Context()), "m0", berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest, WaitMS: 60_000})
 		got <- answer{r, err}
 	}()
 	select {
@@ -411,7 +411,7 @@ func TestPollWakesOnOrders(t *testing.T) {
 		t.Fatalf("answered before anything changed: %+v", x)
 	case <-time.After(50 * time.Millisecond):
 	}
-	if _, err := s.db.RequestCancel(t.Context(), "", id, "user:x", nil); err != nil {
+	if _, err := s.db.Jobs.RequestCancel(t.Context(), "", id, "user:x", nil); err != nil {
 		t.Fatal(err)
 	}
 	x := <-got

@@ -11,13 +11,13 @@ import (
 // archive, at most limit of them, and returns how many. An archived job is one
 // row: the document that users see, and its events. It stays in lists, shows
 // its history, and its logs stay readable (log_chunks and objects remain). Its
-// checkpoints go; see DoomedObjects.
+// checkpoints go; see Objects.Doomed.
 //
 // A job whose capacity still counts anywhere, or of which a machine has not
 // confirmed the clean-up, is left for a later call: the archive never hides a
 // container. Elements go after
 // their parent, whose document tells of them.
-func (d *DB) ArchiveTerminal(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
+func (d *Jobs) ArchiveTerminal(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	var n int
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, `

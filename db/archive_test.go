@@ -25,7 +25,7 @@ func (s *stage) ended() berth.JobID {
 
 func (s *stage) archive(want int) {
 	s.t.Helper()
-	n, err := s.db.ArchiveTerminal(s.t.Context(), s.term(), 0, 100)
+	n, err := s.db.Jobs.ArchiveTerminal(s.t.Context(), s.term(), 0, 100)
 	if err != nil || n != want {
 		s.t.Fatalf("archived %d jobs, err %v; want %d", n, err, want)
 	}
@@ -37,7 +37,7 @@ func TestAnArchivedJobLooksAsItDid(t *testing.T) {
 	id := s.ended()
 	live := s.submit(nil)
 	before := s.job(id)
-	history, err := s.db.Events(t.Context(), "", id, 0, 100)
+	history, err := s.db.Jobs.Events(t.Context(), "", id, 0, 100)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +45,7 @@ func TestAnArchivedJobLooksAsItDid(t *testing.T) {
 		before.Progress == nil || len(before.Checkpoints) != 1 || before.Checkpoints[0].SHA256 != "abc" {
 		t.Fatalf("the job to archive is not whole: %+v", before)
 	}
-	list, _, err := s.db.Jobs(t.Context(), db.JobFilter{})
+	list, _, err := s.db.Jobs.List(t.Context(), db.JobFilter{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,42 +69,42 @@ func TestAnArchivedJobLooksAsItDid(t *testing.T) {
 	if diff := cmp.Diff(before, s.job(id)); diff != "" {
 		t.Errorf("the archived job (-before +after):\n%s", diff)
 	}
-	after, err := s.db.Events(t.Context(), "default", id, 0, 100)
+	after, err := s.db.Jobs.Events(t.Context(), "default", id, 0, 100)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(history, after); diff != "" {
 		t.Errorf("its history (-before +after):\n%s", diff)
 	}
-	if rest, err := s.db.Events(t.Context(), "default", id, history[1].Seq, 1); err != nil || len(rest) != 1 || rest[0].Seq != history[2].Seq {
+	if rest, err := s.db.Jobs.Events(t.Context(), "default", id, history[1].Seq, 1); err != nil || len(rest) != 1 || rest[0].Seq != history[2].Seq {
 		t.Errorf("a page of its history: %+v, %v", rest, err)
 	}
-	relisted, _, err := s.db.Jobs(t.Context(), db.JobFilter{})
+	relisted, _, err := s.db.Jobs.List(t.Context(), db.JobFilter{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(list, relisted); diff != "" {
 		t.Errorf("the list (-before +after):\n%s", diff)
 	}
-	if _, err := s.db.Job(t.Context(), "b", id); berth.CodeOf(err) != berth.CodeNotFound {
+	if _, err := s.db.Jobs.Get(t.Context(), "b", id); berth.CodeOf(err) != berth.CodeNotFound {
 		t.Errorf("another tenant reads the archived job: %v", err)
 	}
-	if got, err := s.db.ResolveJob(t.Context(), "default", string(id)); got != id || err != nil {
+	if got, err := s.db.Jobs.Resolve(t.Context(), "default", string(id)); got != id || err != nil {
 		t.Errorf("resolve the archived job: %s, %v", got, err)
 	}
 	for _, job := range []berth.JobID{id, live} {
 		want := s.job(job)
 		for _, tenant := range []berth.TenantID{"", "default"} {
-			l, err := db.ReadLogJob(t.Context(), s.db, tenant, job)
+			l, err := s.db.Logs.Job(t.Context(), tenant, job)
 			if err != nil || l != (db.LogJob{Tenant: "default", Attempt: want.Attempt, Members: want.Spec.Members}) {
 				t.Errorf("a reader of the logs of job %s sees %+v, %v", job, l, err)
 			}
 		}
-		if l, err := db.ReadLogJob(t.Context(), s.db, "other", job); berth.CodeOf(err) != berth.CodeNotFound {
+		if l, err := s.db.Logs.Job(t.Context(), "other", job); berth.CodeOf(err) != berth.CodeNotFound {
 			t.Errorf("another tenant's reader of logs sees %+v, %v", l, err)
 		}
 	}
-	if state, attempt, err := s.db.JobState(t.Context(), "default", id); state != berth.Succeeded || attempt != 1 || err != nil {
+	if state, attempt, err := s.db.Jobs.State(t.Context(), "default", id); state != berth.Succeeded || attempt != 1 || err != nil {
 		t.Errorf("its state is %s, attempt %d, %v", state, attempt, err)
 	}
 	if s.job(live).Status != berth.Submitted {
@@ -118,7 +118,7 @@ func TestAnArchivedJobCanBeRetried(t *testing.T) {
 	id := s.ended()
 	mustExec(t, s.pool, `UPDATE allocations SET forgotten_at = now()`)
 	s.archive(1)
-	job, created, err := s.db.Retry(t.Context(), "default", id, "user:test")
+	job, created, err := s.db.Jobs.Retry(t.Context(), "default", id, "user:test")
 	if err != nil || !created || job.RetryOf == nil || *job.RetryOf != id {
 		t.Fatalf("retry: %+v, created %v, %v", job, created, err)
 	}
@@ -139,10 +139,10 @@ func TestTheArchiveWaitsForRetentionAndForSilentMachines(t *testing.T) {
 	}
 	s.archive(0) // its rank may live on a silent machine
 	mustExec(t, s.pool, `DELETE FROM machine_leases`)
-	if _, err := s.db.ConfirmDead(t.Context(), "m0", "operator:test"); err != nil {
+	if _, err := s.db.Machines.ConfirmDead(t.Context(), "m0", "operator:test"); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := s.db.ArchiveTerminal(t.Context(), s.term(), time.Hour, 10); n != 0 || err != nil {
+	if n, err := s.db.Jobs.ArchiveTerminal(t.Context(), s.term(), time.Hour, 10); n != 0 || err != nil {
 		t.Errorf("archived %d jobs that ended now with a retention of 1h, %v", n, err)
 	}
 	s.archive(1)

@@ -33,7 +33,7 @@ func newStage(t *testing.T) *stage {
 // submit stores a job; edit may change its spec.
 func (s *stage) submit(edit func(*berth.JobSpec)) berth.JobID {
 	s.t.Helper()
-	job, _, err := s.db.Submit(s.t.Context(), db.Submission{Tenant: "default", Spec: s.spec(edit), Actor: "user:test"})
+	job, _, err := s.db.Jobs.Submit(s.t.Context(), db.Submission{Tenant: "default", Spec: s.spec(edit), Actor: "user:test"})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func (s *stage) started(edit func(*berth.JobSpec)) (berth.JobID, int) {
 
 func (s *stage) load(id berth.JobID) berth.JobView {
 	s.t.Helper()
-	v, err := s.db.Load(s.t.Context(), id)
+	v, err := s.db.Jobs.Load(s.t.Context(), id)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func (s *stage) load(id berth.JobID) berth.JobView {
 
 func (s *stage) settle(id berth.JobID, attempt int) berth.SettleResult {
 	s.t.Helper()
-	r, err := s.db.Settle(s.t.Context(), id, attempt)
+	r, err := s.db.Attempts.Settle(s.t.Context(), id, attempt)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func (s *stage) settle(id berth.JobID, attempt int) berth.SettleResult {
 
 func (s *stage) job(id berth.JobID) berth.Job {
 	s.t.Helper()
-	j, err := s.db.Job(s.t.Context(), "", id)
+	j, err := s.db.Jobs.Get(s.t.Context(), "", id)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -194,7 +194,7 @@ func hears(t *testing.T, sub *db.Subscription) bool {
 
 func lastEvent(s *stage, id berth.JobID) berth.Event {
 	s.t.Helper()
-	events, err := s.db.Events(s.t.Context(), "", id, 0, 100)
+	events, err := s.db.Jobs.Events(s.t.Context(), "", id, 0, 100)
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -116,7 +116,7 @@ const lemons = `
 // What runs there goes on. It never has more than a tenth of the machines
 // drained, and at least one: where everything fails, something else is broken.
 // Undrain opens a machine again and forgives what was counted.
-func (d *DB) DrainLemons(ctx context.Context, term Term) ([]Lemon, error) {
+func (d *Machines) DrainLemons(ctx context.Context, term Term) ([]Lemon, error) {
 	args := pgx.NamedArgs{"hours": berth.LemonHours, "faults": berth.LemonFaults, "tenants": berth.LemonTenants, "lemon": lemonPrefix + "%"}
 	const due = `
 		FROM (` + lemons + `) b

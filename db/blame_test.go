@@ -48,7 +48,7 @@ func TestF48PoisonJobGoesToTheDeadLetter(t *testing.T) {
 	if n := one[int](s, `SELECT count(*)::int FROM allocations WHERE machine_id = 'm2'`); n != 0 {
 		t.Errorf("the third machine was given it %d times", n)
 	}
-	again, created, err := s.db.Retry(t.Context(), "", id, "operator:test")
+	again, created, err := s.db.Jobs.Retry(t.Context(), "", id, "operator:test")
 	if err != nil || !created || again.RetryOf == nil || *again.RetryOf != id {
 		t.Errorf("a human may try it again: %+v, %v", again, err)
 	}
@@ -170,7 +170,7 @@ func (s *stage) failsOn(machine string, tenant berth.TenantID, cause berth.ExitC
 // lemons is the leader's look for machines that fail too much.
 func (s *stage) lemons() []string {
 	s.t.Helper()
-	found, err := s.db.DrainLemons(s.t.Context(), s.term())
+	found, err := s.db.Machines.DrainLemons(s.t.Context(), s.term())
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -205,7 +205,7 @@ func TestF49LemonMachineDrainsItself(t *testing.T) {
 	if l := s.lemons(); len(l) != 0 {
 		t.Errorf("drained again: %v", l)
 	}
-	if err := s.db.Undrain(t.Context(), "m0"); err != nil {
+	if err := s.db.Machines.Undrain(t.Context(), "m0"); err != nil {
 		t.Fatal(err)
 	}
 	if l := s.lemons(); len(l) != 0 || s.state("m0") == berth.MachineDraining {
@@ -306,12 +306,12 @@ func TestF38DeviceFaultQuarantinesItsMachine(t *testing.T) {
 	if m := s.machine("", "m0"); m.State != berth.MachineDraining || m.Reason != "quarantine: GPU 1: XID 79; then undrain it" {
 		t.Errorf("after XID 79 the machine is %s: %q", m.State, m.Reason)
 	}
-	if err := s.db.Undrain(t.Context(), "m0"); err != nil {
+	if err := s.db.Machines.Undrain(t.Context(), "m0"); err != nil {
 		t.Fatal(err)
 	}
 	req := a.request()
 	req.AgentBoot, req.Inventory.GPUs = "agent2", sick
-	if _, _, err := s.db.Register(t.Context(), "m0", req); err != nil {
+	if _, _, err := s.db.Agents.Register(t.Context(), "m0", req); err != nil {
 		t.Fatal(err)
 	}
 	if m := s.machine("", "m0"); m.State != berth.MachineDraining {

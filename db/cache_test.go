@@ -40,7 +40,7 @@ func editStep(name string, edit func(*berth.JobSpec)) func(*berth.PipelineSpec) 
 // submits stores a pipeline of a tenant and lets its first steps go.
 func (s *stage) submits(tenant berth.TenantID, p berth.PipelineSpec) berth.JobID {
 	s.t.Helper()
-	job, _, err := s.db.SubmitPipeline(s.t.Context(), db.PipelineSubmission{Tenant: tenant, Spec: p, Actor: "user:test"})
+	job, _, err := s.db.Jobs.SubmitPipeline(s.t.Context(), db.PipelineSubmission{Tenant: tenant, Spec: p, Actor: "user:test"})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -103,11 +103,11 @@ func TestUnchangedStepsAreNotRun(t *testing.T) {
 		if step.Attempt != 0 || step.StartedAt != nil || step.FinishedAt == nil || *step.CachedFrom != train || len(step.Attempts) != 0 {
 			t.Errorf("its step shows as %+v", step)
 		}
-		got, _, err := s.db.Outputs(t.Context(), step.ID, db.Paging{})
+		got, _, err := s.db.Objects.Outputs(t.Context(), step.ID, db.Paging{})
 		if err != nil || len(got) != 1 {
 			t.Fatal(got, err)
 		}
-		want, _, err := s.db.Outputs(t.Context(), train, db.Paging{})
+		want, _, err := s.db.Objects.Outputs(t.Context(), train, db.Paging{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -115,7 +115,7 @@ func TestUnchangedStepsAreNotRun(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("its outputs (-want +got):\n%s", diff)
 		}
-		events, err := s.db.Events(t.Context(), "", step.ID, 0, 10)
+		events, err := s.db.Jobs.Events(t.Context(), "", step.ID, 0, 10)
 		if err != nil || len(events) != 3 || events[1].Kind != berth.EventCached || !strings.Contains(events[1].Detail, "same as job "+string(train)) ||
 			events[2].From != berth.Submitted || events[2].To != berth.Succeeded {
 			t.Errorf("its history is %+v, %v", events, err)
@@ -132,7 +132,7 @@ func TestCachedRootsCountAgainstMaxQueued(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	submit := func(p berth.PipelineSpec) error {
-		_, _, err := s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p, Actor: "user:test"})
+		_, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p, Actor: "user:test"})
 		return err
 	}
 	queue := func(most int) { mustExec(t, s.pool, `UPDATE tenants SET max_queued = $1 WHERE id = 'default'`, most) }
@@ -151,7 +151,7 @@ func TestCachedRootsCountAgainstMaxQueued(t *testing.T) {
 	if use := s.tenant("default").Use; use.Waiting != 2 || use.Running != 0 {
 		t.Errorf("the tenant's use is %+v, want two that wait", use)
 	}
-	if _, _, err := s.db.Submit(t.Context(), db.Submission{Tenant: "default", Spec: s.spec(nil), Actor: "user:test"}); !berth.IsSlug(err, berth.SlugQuota) {
+	if _, _, err := s.db.Jobs.Submit(t.Context(), db.Submission{Tenant: "default", Spec: s.spec(nil), Actor: "user:test"}); !berth.IsSlug(err, berth.SlugQuota) {
 		t.Errorf("a job beside the roots: %v", err)
 	}
 	queue(3)
@@ -167,7 +167,7 @@ func TestAHeldPipelineSkipsNoSteps(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	s.done("default", cached(nil))
-	job, _, err := s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: cached(nil), Actor: "user:test"})
+	job, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: cached(nil), Actor: "user:test"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +207,7 @@ func TestAStepIsSkippedByTheContentOfItsInputs(t *testing.T) {
 	s.wantSteps(id, trainRuns)
 	s.finish(s.step(id, "train"), 1)
 	s.tend(id)
-	rest, _, err := s.db.RetryFailed(t.Context(), "default", id, "user:test")
+	rest, _, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -330,7 +330,7 @@ func TestAnotherSecretIsAnotherStep(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	set := func(value string) {
-		if _, _, err := s.db.SetSecret(t.Context(), db.SealedSecret{Tenant: "default", Name: "TOKEN", Key: "k", Sealed: []byte(value)}); err != nil {
+		if _, _, err := s.db.Secrets.Set(t.Context(), db.SealedSecret{Tenant: "default", Name: "TOKEN", Key: "k", Sealed: []byte(value)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -344,7 +344,7 @@ func TestAnotherSecretIsAnotherStep(t *testing.T) {
 	set("three")
 	s.does(waiting, "prep", "1", "sha256:a")
 	s.wantSteps(s.submits("default", secret), prepRuns)
-	if err := s.db.DeleteSecret(t.Context(), "default", "TOKEN"); err != nil {
+	if err := s.db.Secrets.Delete(t.Context(), "default", "TOKEN"); err != nil {
 		t.Fatal(err)
 	}
 	set("another first")
@@ -379,11 +379,11 @@ func TestSkippedStepsAreTold(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	s.done("default", cached(nil))
-	job, _, err := s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: cached(nil), Actor: "user:test"})
+	job, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: cached(nil), Actor: "user:test"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if list, err := s.db.SubmittedBefore(t.Context(), 0, 10); err != nil || len(list) != 1 {
+	if list, err := s.db.Jobs.SubmittedBefore(t.Context(), 0, 10); err != nil || len(list) != 1 {
 		t.Errorf("the dispatcher starts %v, %v; want the pipeline alone", list, err)
 	}
 	heard := s.db.Hub().Subscribe(db.TopicJob, string(s.step(job.ID, "train")))
@@ -400,7 +400,7 @@ func TestACancelMeetsAnEarlierResult(t *testing.T) {
 	s.done("default", cached(nil))
 	ends := map[berth.State]int{}
 	for i := range 40 {
-		job, _, err := s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: cached(nil), Actor: "user:test"})
+		job, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: cached(nil), Actor: "user:test"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -410,12 +410,12 @@ func TestACancelMeetsAnEarlierResult(t *testing.T) {
 		}
 		var both sync.WaitGroup
 		both.Go(func() {
-			if _, err := s.db.TendThrough(t.Context(), job.ID, new(math.MaxInt)); err != nil {
+			if _, err := s.db.Parents.ReconcileThrough(t.Context(), job.ID, new(math.MaxInt)); err != nil {
 				t.Error(err)
 			}
 		})
 		both.Go(func() {
-			if _, err := s.db.RequestCancel(t.Context(), "default", target, "user:test", nil); err != nil {
+			if _, err := s.db.Jobs.RequestCancel(t.Context(), "default", target, "user:test", nil); err != nil {
 				t.Error(err)
 			}
 		})
@@ -455,7 +455,7 @@ func TestAStepByItselfIsRun(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	_, prep, _ := s.done("default", cached(nil))
-	alone, _, err := s.db.Retry(t.Context(), "default", prep, "user:test")
+	alone, _, err := s.db.Jobs.Retry(t.Context(), "default", prep, "user:test")
 	if err != nil {
 		t.Fatal(err)
 	}

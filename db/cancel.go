@@ -11,15 +11,8 @@ import (
 	"berth"
 )
 
-// RequestCancel asks for a job's end and returns the state after it. A job that
-// holds no capacity is canceled at once; of one that does, the machines are
-// told to stop, and Settle decides when they have. A job that is canceling or
-// terminal stays as it is, which is no error. Tenant "" means any; reason nil
-// is a user's request.
-//
-// The workflow learns of it by itself when a rank ends, else by a poke, which
-// the caller sends.
-func (d *DB) RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (berth.State, error) {
+// requestCancel is Jobs.RequestCancel, for every store.
+func requestCancel(ctx context.Context, d *core, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (berth.State, error) {
 	if reason == nil {
 		reason = &berth.Reason{Code: berth.ReasonCanceledByUser, Message: "canceled on request"}
 	}
@@ -32,7 +25,19 @@ func (d *DB) RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.
 	if err != nil {
 		return "", mapError(err, "job "+string(id))
 	}
-	return d.canceled(ctx, c)
+	return afterCancel(ctx, d, c)
+}
+
+// RequestCancel asks for a job's end and returns the state after it. A job that
+// holds no capacity is canceled at once; of one that does, the machines are
+// told to stop, and Settle decides when they have. A job that is canceling or
+// terminal stays as it is, which is no error. Tenant "" means any; reason nil
+// is a user's request.
+//
+// The workflow learns of it by itself when a rank ends, else by a poke, which
+// the caller sends.
+func (d *Jobs) RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (berth.State, error) {
+	return requestCancel(ctx, d.core, tenant, id, actor, reason)
 }
 
 // cancellation is what a request to cancel has done to a job.
@@ -67,20 +72,20 @@ func cancelJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.J
 	return c, err
 }
 
-// canceled tells of a cancellation, and returns what has become of the job.
-func (d *DB) canceled(ctx context.Context, c cancellation) (berth.State, error) {
+// afterCancel tells of a cancellation, and returns what has become of the job.
+func afterCancel(ctx context.Context, d *core, c cancellation) (berth.State, error) {
 	c.hints.publish(d.hub)
 	c.below.publish(d.hub)
 	left := followUp
-	if err := d.stopInside(ctx, c.below.stopping, &left); err != nil {
+	if err := stopInside(ctx, d, c.below.stopping, &left); err != nil {
 		return c.state, err
 	}
 	if c.job.Kind != berth.KindJob && !c.state.Terminal() {
 		// At once, and not only by its coordinator: Temporal may be away.
-		return d.TendThrough(ctx, c.job.ID, &left)
+		return reconcileThrough(ctx, d, c.job.ID, &left)
 	}
 	if c.job.HasParent && c.state.Terminal() && c.hints.job != "" {
-		d.tellParents(ctx, c.job.ID)
+		notifyParents(ctx, d, c.job.ID)
 	}
 	return c.state, nil
 }
@@ -131,7 +136,7 @@ const stopBatch = 50
 // stopJobs requests the cancel of jobs that hold capacity, as RequestCancel does for
 // one job. A transaction serves a batch: with one for each job, a busy database
 // stopped some twenty jobs a second.
-func stopJobs(ctx context.Context, d *DB, ids []berth.JobID, actor string, reason *berth.Reason) error {
+func stopJobs(ctx context.Context, d *core, ids []berth.JobID, actor string, reason *berth.Reason) error {
 	for part := range slices.Chunk(ids, stopBatch) {
 		var s stopped
 		err := d.tx(ctx, func(tx pgx.Tx) error {
@@ -148,7 +153,7 @@ func stopJobs(ctx context.Context, d *DB, ids []berth.JobID, actor string, reaso
 				continue
 			}
 			// Its attempt was settled meanwhile: it may wait for the next one.
-			if _, err := d.RequestCancel(ctx, "", id, actor, reason); err != nil {
+			if _, err := requestCancel(ctx, d, "", id, actor, reason); err != nil {
 				return err
 			}
 		}

@@ -44,7 +44,7 @@ func TestCancelOfARunningJobStopsItsMachines(t *testing.T) {
 	s.exit(id, attempt, 1, exited(1))
 	machine := s.db.Hub().Subscribe(db.TopicMachine, "m0")
 	why := &berth.Reason{Code: berth.ReasonUpstreamFailed, Message: "a step before it failed"}
-	state, err := s.db.RequestCancel(t.Context(), "default", id, "workflow", why)
+	state, err := s.db.Jobs.RequestCancel(t.Context(), "default", id, "workflow", why)
 	if err != nil || state != berth.Canceling {
 		t.Fatalf("got %s, %v", state, err)
 	}
@@ -70,7 +70,7 @@ func TestCancelOfAForeignJobIsNotFound(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	id := s.submit(nil)
-	if _, err := s.db.RequestCancel(t.Context(), "other", id, "user:test", nil); berth.CodeOf(err) != berth.CodeNotFound {
+	if _, err := s.db.Jobs.RequestCancel(t.Context(), "other", id, "user:test", nil); berth.CodeOf(err) != berth.CodeNotFound {
 		t.Errorf("got %v", err)
 	}
 	if j := s.job(id); j.Status != berth.Submitted {
@@ -111,7 +111,7 @@ func TestStopAttemptStopsTheRestOfAGang(t *testing.T) {
 	s.claim(id, attempt, 0, 1)
 	s.exit(id, attempt, 0, exited(1))
 	for range 2 {
-		if stopped, err := s.db.StopAttempt(t.Context(), id, attempt); err != nil || !stopped {
+		if stopped, err := s.db.Attempts.Stop(t.Context(), id, attempt); err != nil || !stopped {
 			t.Fatal(stopped, err)
 		}
 	}
@@ -139,7 +139,7 @@ func TestStopAttemptLeavesAGangInOrderAlone(t *testing.T) {
 	s.claim(id, attempt, 0, 1)
 	s.run(id)
 	s.exit(id, attempt, 0, exited(0))
-	if stopped, err := s.db.StopAttempt(t.Context(), id, attempt); err != nil || stopped {
+	if stopped, err := s.db.Attempts.Stop(t.Context(), id, attempt); err != nil || stopped {
 		t.Fatal(stopped, err)
 	}
 	if got := s.ranks(id, attempt)[1]; got != "active {}" {
@@ -154,7 +154,7 @@ func TestEscalateKillsWhatIsLate(t *testing.T) {
 	s.cancel(id)
 	escalate := func() {
 		t.Helper()
-		if err := s.db.Escalate(t.Context(), id, attempt); err != nil {
+		if err := s.db.Attempts.Escalate(t.Context(), id, attempt); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -185,7 +185,7 @@ func TestOrdersOfASupersededAttemptAreIgnored(t *testing.T) {
 	s.settle(id, first)
 	second := s.place(id, "m1")
 	s.claim(id, second, 0)
-	if stopped, err := s.db.StopAttempt(t.Context(), id, first); err != nil || stopped {
+	if stopped, err := s.db.Attempts.Stop(t.Context(), id, first); err != nil || stopped {
 		t.Fatal(stopped, err)
 	}
 	if got := s.ranks(id, second)[0]; got != "active {}" {
@@ -201,7 +201,7 @@ func TestHeldTimeDoesNotCountTowardsTheQueueTimeout(t *testing.T) {
 		return one[float64](s, `SELECT extract(epoch FROM queue_deadline - submitted_at)::float8 FROM jobs WHERE id = $1`, id)
 	}
 	for range 2 {
-		if err := s.db.Hold(t.Context(), "default", id, "user:test"); err != nil {
+		if err := s.db.Jobs.Hold(t.Context(), "default", id, "user:test"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -211,7 +211,7 @@ func TestHeldTimeDoesNotCountTowardsTheQueueTimeout(t *testing.T) {
 	mustExec(t, s.pool, `UPDATE jobs SET held_at = held_at - interval '100 seconds' WHERE id = $1`, id)
 	queue := s.db.Hub().Subscribe(db.TopicQueue, "*")
 	for range 2 {
-		if err := s.db.Release(t.Context(), "default", id, "user:test"); err != nil {
+		if err := s.db.Jobs.Release(t.Context(), "default", id, "user:test"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -230,10 +230,10 @@ func TestOnlyWaitingJobsCanBeHeld(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	id, _ := s.started(nil)
-	if err := s.db.Hold(t.Context(), "", id, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
+	if err := s.db.Jobs.Hold(t.Context(), "", id, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("got %v", err)
 	}
-	if err := s.db.Hold(t.Context(), "other", id, "user:test"); berth.CodeOf(err) != berth.CodeNotFound {
+	if err := s.db.Jobs.Hold(t.Context(), "other", id, "user:test"); berth.CodeOf(err) != berth.CodeNotFound {
 		t.Errorf("got %v", err)
 	}
 }
@@ -244,7 +244,7 @@ func TestUpdateJobChangesRowAndSpec(t *testing.T) {
 	id := s.submit(func(j *berth.JobSpec) { j.Labels = map[string]string{"a": "1", "b": "2"} })
 	high, limit, c := berth.PriorityHigh, berth.Duration(3600e9), "3"
 	patch := berth.JobPatch{Priority: &high, TimeLimit: &limit, Labels: map[string]*string{"a": nil, "c": &c}}
-	if err := s.db.UpdateJob(t.Context(), "default", id, patch, "user:test"); err != nil {
+	if err := s.db.Jobs.Update(t.Context(), "default", id, patch, "user:test"); err != nil {
 		t.Fatal(err)
 	}
 	j := s.job(id)
@@ -259,14 +259,14 @@ func TestUpdateJobChangesRowAndSpec(t *testing.T) {
 	for i := range berth.MaxLabels - 1 {
 		many[fmt.Sprint("k", i)] = &c
 	}
-	if err := s.db.UpdateJob(t.Context(), "default", id, berth.JobPatch{Labels: many}, "user:test"); berth.CodeOf(err) != berth.CodeInvalid {
+	if err := s.db.Jobs.Update(t.Context(), "default", id, berth.JobPatch{Labels: many}, "user:test"); berth.CodeOf(err) != berth.CodeInvalid {
 		t.Errorf("%d labels: %v", len(many)+2, err)
 	}
 	if got := s.job(id).Labels; !cmp.Equal(got, want) {
 		t.Errorf("labels are %v", got)
 	}
 	s.cancel(id)
-	if err := s.db.UpdateJob(t.Context(), "default", id, patch, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
+	if err := s.db.Jobs.Update(t.Context(), "default", id, patch, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("a terminal job: %v", err)
 	}
 }

@@ -37,7 +37,7 @@ func (p PrunedShard) Key() string {
 //
 // A shard that exceeds a storage quota of the tenant is refused with slug
 // storage_quota, and its step with it: the shards returned then are the step's.
-func (d *DB) RegisterCheckpoint(ctx context.Context, machine berth.MachineID, p berth.CheckpointReport) ([]PrunedShard, error) {
+func (d *Objects) RegisterCheckpoint(ctx context.Context, machine berth.MachineID, p berth.CheckpointReport) ([]PrunedShard, error) {
 	if p.Step < 0 || p.Bad == "" && (p.Manifest == "" || p.SHA256 == "") {
 		return nil, berth.Errorf(berth.CodeInvalid, "a checkpoint needs a step that is not negative, a manifest and its sha256")
 	}
@@ -70,7 +70,7 @@ func (d *DB) RegisterCheckpoint(ctx context.Context, machine berth.MachineID, p 
 	})
 	what := fmt.Sprintf("checkpoint %d of job %s", p.Step, p.Job)
 	if berth.IsSlug(err, berth.SlugStorageQuota) {
-		pruned, failed := Storage{d}.refuseStep(ctx, machine, p, err)
+		pruned, failed := d.refuseStep(ctx, machine, p, err)
 		return pruned, mapError(cmp.Or(failed, err), what)
 	}
 	if err != nil {
@@ -286,10 +286,10 @@ type ObjectAccess struct {
 	Session Session // of a write
 }
 
-// AuthorizeObject lets a machine write under the attempt and rank it holds, in
+// Authorize lets a machine write under the attempt and rank it holds, in
 // its current session, and read whatever earlier attempts of that job stored. To every other object the
 // answer is that it does not exist.
-func (d *DB) AuthorizeObject(ctx context.Context, machine berth.MachineID, o ObjectAccess) error {
+func (d *Objects) Authorize(ctx context.Context, machine berth.MachineID, o ObjectAccess) error {
 	var ok bool
 	err := d.pool.QueryRow(ctx, `
 		SELECT EXISTS (

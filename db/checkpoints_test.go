@@ -25,7 +25,7 @@ func TestCheckpointsVerifyPruneAndReject(t *testing.T) {
 		if edit != nil {
 			edit(&p)
 		}
-		return s.db.RegisterCheckpoint(t.Context(), a.machine, p)
+		return s.db.Objects.RegisterCheckpoint(t.Context(), a.machine, p)
 	}
 	for step := int64(1); step <= 3; step++ {
 		pruned, err := save(step, nil)
@@ -88,26 +88,26 @@ func TestLogIsAppendedByCompare(t *testing.T) {
 	attempt := s.place(id, "m0")
 	a.mustClaim(id, attempt)
 	alloc := s.alloc(id, attempt)
-	place, err := s.db.LogPlace(t.Context(), "m0", a.session(), alloc)
+	place, err := s.db.Logs.Place(t.Context(), "m0", a.session(), alloc)
 	if err != nil || place.End != 0 {
 		t.Fatalf("place %+v, %v", place, err)
 	}
 	for _, c := range []struct{ off, end int64 }{{0, 100}, {0, 100}, {50, 100}, {100, 200}, {300, 200}} {
-		end, err := s.db.AppendLog(t.Context(), alloc, place, db.LogChunk{Offset: c.off, Bytes: 100, Lines: 2, FirstAt: ranAt, LastAt: ranAt})
+		end, err := s.db.Logs.Append(t.Context(), alloc, place, db.LogChunk{Offset: c.off, Bytes: 100, Lines: 2, FirstAt: ranAt, LastAt: ranAt})
 		if err != nil || end != c.end {
 			t.Errorf("append at %d: end %d, %v; want %d", c.off, end, err, c.end)
 		}
 	}
 	log := berth.LogRef{Job: id, Attempt: attempt}
-	owner, chunks, stored, err := s.db.LogChunks(t.Context(), log, 100, 10)
+	owner, chunks, stored, err := s.db.Logs.Chunks(t.Context(), log, 100, 10)
 	if err != nil || owner != "default" || stored != 200 || len(chunks) != 1 || chunks[0].Offset != 100 {
 		t.Errorf("chunks of %s after 100 of %d: %+v, %v", owner, stored, chunks, err)
 	}
 	log.Tenant = "other"
-	if _, chunks, _, _ := s.db.LogChunks(t.Context(), log, 0, 10); len(chunks) != 0 {
+	if _, chunks, _, _ := s.db.Logs.Chunks(t.Context(), log, 0, 10); len(chunks) != 0 {
 		t.Error("another tenant reads the log")
 	}
-	if _, err := s.db.LogPlace(t.Context(), "m1", a.session(), alloc); !berth.IsSlug(err, berth.SlugStaleEpoch) {
+	if _, err := s.db.Logs.Place(t.Context(), "m1", a.session(), alloc); !berth.IsSlug(err, berth.SlugStaleEpoch) {
 		t.Errorf("another machine's log: %v", err)
 	}
 }
@@ -136,12 +136,12 @@ func TestObjectsAreReachedByTheirMachineAlone(t *testing.T) {
 	} {
 		o := ok
 		c.edit(&o)
-		if err := s.db.AuthorizeObject(t.Context(), c.machine, o); (err != nil) != c.refused {
+		if err := s.db.Objects.Authorize(t.Context(), c.machine, o); (err != nil) != c.refused {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
 	a.report(id, attempt, berth.PhaseSealed, withExit(0))
-	if err := s.db.AuthorizeObject(t.Context(), "m0", ok); berth.CodeOf(err) != berth.CodeNotFound {
+	if err := s.db.Objects.Authorize(t.Context(), "m0", ok); berth.CodeOf(err) != berth.CodeNotFound {
 		t.Errorf("after the seal: %v", err)
 	}
 }
@@ -162,7 +162,7 @@ func TestF32StepWithoutEveryShardIsNeverRestored(t *testing.T) {
 	shard := func(rank int, step int64) {
 		t.Helper()
 		alloc := one[int64](s, `SELECT id FROM allocations WHERE job = $1 AND attempt = $2 AND rank = $3`, id, attempt, rank)
-		_, err := s.db.RegisterCheckpoint(t.Context(), "m0", berth.CheckpointReport{
+		_, err := s.db.Objects.RegisterCheckpoint(t.Context(), "m0", berth.CheckpointReport{
 			AgentBoot: "agent1", Epoch: a.epoch, Alloc: berth.AllocationID(alloc), Job: id, Attempt: attempt, OfAttempt: attempt,
 			Rank: rank, Step: step, Manifest: "m", SHA256: "s", Bytes: 1,
 		})

@@ -39,7 +39,7 @@ const claimable = `
 // One statement decides. It locks the allocation alone: whoever cancels or
 // preempts the job writes its order to this very row, so that either the order
 // is seen here and nothing new begins, or it comes after and is delivered.
-func (d *DB) Claim(ctx context.Context, machine berth.MachineID, req berth.ClaimRequest) (berth.Claim, error) {
+func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req berth.ClaimRequest) (berth.Claim, error) {
 	var c berth.Claim
 	var spec json.RawMessage
 	var limit int64
@@ -106,12 +106,12 @@ func claimArgs(machine berth.MachineID, req berth.ClaimRequest) pgx.NamedArgs {
 // refuseClaim finds out which of the conditions did not hold. Where the session
 // alone was at fault, and is in order by now, the caller is to try again: told
 // that its work is not current, it would kill the container.
-func (d *DB) refuseClaim(ctx context.Context, machine berth.MachineID, req berth.ClaimRequest) error {
+func (d *Agents) refuseClaim(ctx context.Context, machine berth.MachineID, req berth.ClaimRequest) error {
 	s, err := d.session(ctx, machine)
 	if err != nil {
 		return err
 	}
-	if err := s.current(ctx, d, machine, req.AgentBoot, req.Epoch, req.Watermark); err != nil {
+	if err := s.current(ctx, d.core, machine, req.AgentBoot, req.Epoch, req.Watermark); err != nil {
 		return err
 	}
 	var holder berth.MachineID

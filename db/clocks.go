@@ -30,7 +30,7 @@ const selectClocks = `
 
 // UnsetClocks returns schedules of which Temporal is to be told, or that it is
 // to forget, at most limit of them.
-func (d *DB) UnsetClocks(ctx context.Context, limit int) ([]Clock, error) {
+func (d *Schedules) UnsetClocks(ctx context.Context, limit int) ([]Clock, error) {
 	return d.clocks(ctx, selectClocks+`
 		WHERE s.revision <> s.clock_revision OR s.deleted_at IS NOT NULL
 		ORDER BY s.id
@@ -38,11 +38,11 @@ func (d *DB) UnsetClocks(ctx context.Context, limit int) ([]Clock, error) {
 }
 
 // Clocks returns all schedules that are not deleted.
-func (d *DB) Clocks(ctx context.Context) ([]Clock, error) {
+func (d *Schedules) Clocks(ctx context.Context) ([]Clock, error) {
 	return d.clocks(ctx, selectClocks+` WHERE s.deleted_at IS NULL ORDER BY s.id`, nil)
 }
 
-func (d *DB) clocks(ctx context.Context, sql string, args pgx.NamedArgs) ([]Clock, error) {
+func (d *Schedules) clocks(ctx context.Context, sql string, args pgx.NamedArgs) ([]Clock, error) {
 	rows, err := d.pool.Query(ctx, sql, args)
 	if err != nil {
 		return nil, mapError(err, "schedules")
@@ -52,23 +52,23 @@ func (d *DB) clocks(ctx context.Context, sql string, args pgx.NamedArgs) ([]Cloc
 }
 
 // ClockSet tells that Temporal has a schedule's revision.
-func (d *DB) ClockSet(ctx context.Context, term Term, id berth.ScheduleID, revision string) error {
+func (d *Schedules) ClockSet(ctx context.Context, term Term, id berth.ScheduleID, revision string) error {
 	return d.tellClocks(ctx, term, `UPDATE schedules SET clock_revision = @revision WHERE id = @id AND revision = @revision`,
 		pgx.NamedArgs{"id": id, "revision": revision})
 }
 
 // ClocksLost tells that Temporal has them no more, or not as they are.
-func (d *DB) ClocksLost(ctx context.Context, term Term, ids []berth.ScheduleID) error {
+func (d *Schedules) ClocksLost(ctx context.Context, term Term, ids []berth.ScheduleID) error {
 	return d.tellClocks(ctx, term, `UPDATE schedules SET clock_revision = '' WHERE id = ANY(@ids::uuid[])`, pgx.NamedArgs{"ids": ids})
 }
 
-// ForgetSchedule removes the row of a deleted schedule, of which Temporal has
+// Forget removes the row of a deleted schedule, of which Temporal has
 // nothing any more.
-func (d *DB) ForgetSchedule(ctx context.Context, term Term, id berth.ScheduleID) error {
+func (d *Schedules) Forget(ctx context.Context, term Term, id berth.ScheduleID) error {
 	return d.tellClocks(ctx, term, `DELETE FROM schedules WHERE id = @id AND deleted_at IS NOT NULL`, pgx.NamedArgs{"id": id})
 }
 
-func (d *DB) tellClocks(ctx context.Context, term Term, sql string, args pgx.NamedArgs) error {
+func (d *Schedules) tellClocks(ctx context.Context, term Term, sql string, args pgx.NamedArgs) error {
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, sql, args)
 		return err
@@ -84,7 +84,7 @@ type FireRef struct {
 
 // PendingFires returns fires that are to be decided: those that are due, and
 // those that waited for jobs which have ended.
-func (d *DB) PendingFires(ctx context.Context, limit int) ([]FireRef, error) {
+func (d *Schedules) PendingFires(ctx context.Context, limit int) ([]FireRef, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT f.schedule, f.at
 		FROM schedule_fires f
@@ -109,7 +109,7 @@ const firesKept = 20
 // PruneFires removes fires that were decided longer ago than retention and whose
 // jobs have ended, at most limit of them, but for the last of each schedule. It
 // returns how many. Those times can be backfilled no more.
-func (d *DB) PruneFires(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
+func (d *Schedules) PruneFires(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	var n int
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, `
@@ -142,7 +142,7 @@ func (d *DB) PruneFires(ctx context.Context, term Term, retention time.Duration,
 // DeleteEnded deletes schedules of a single time that is longer ago than
 // retention, whose fire is decided and whose job has ended, at most limit of
 // them. It returns how many.
-func (d *DB) DeleteEnded(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
+func (d *Schedules) DeleteEnded(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	var n int
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `

@@ -32,7 +32,7 @@ type Committed struct {
 //
 // It takes two round trips whatever the size of the batch: one locks and reads,
 // one writes and commits.
-func (d *DB) CommitStarts(ctx context.Context, term Term, starts []berth.Start) (Committed, error) {
+func (d *Queue) CommitStarts(ctx context.Context, term Term, starts []berth.Start) (Committed, error) {
 	if len(starts) == 0 {
 		return Committed{}, nil
 	}
@@ -57,7 +57,7 @@ func (d *DB) CommitStarts(ctx context.Context, term Term, starts []berth.Start) 
 	}, err
 }
 
-func (d *DB) commitStarts(ctx context.Context, term Term, starts []berth.Start) (c Committed, err error) {
+func (d *Queue) commitStarts(ctx context.Context, term Term, starts []berth.Start) (c Committed, err error) {
 	conn, err := d.pool.Acquire(ctx)
 	if err != nil {
 		return c, err
@@ -82,8 +82,8 @@ func (d *DB) commitStarts(ctx context.Context, term Term, starts []berth.Start) 
 			return c, err
 		}
 	}
-	conn.Release() // tellParents takes a connection: a leader never waits for one while it holds another
-	d.tellParents(ctx, now.begunSteps()...)
+	conn.Release() // notifyParents takes a connection: a leader never waits for one while it holds another
+	notifyParents(ctx, d.core, now.begunSteps()...)
 	return c, nil
 }
 
@@ -390,7 +390,7 @@ func (m *presentMachine) give(r berth.Grant) {
 
 // writeStarts writes the admitted decisions, as many rows a statement as there
 // are, and commits.
-func (d *DB) writeStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []berth.Start, p *present) error {
+func (d *Queue) writeStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []berth.Start, p *present) error {
 	if len(starts) == 0 {
 		_, err := conn.Exec(ctx, "ROLLBACK")
 		return err

@@ -81,7 +81,7 @@ func BenchmarkCommitStarts(b *testing.B) {
 				SELECT 'm' || i, 'ready', 1000000000, 1000000000, 1000000000 FROM generate_series(0, $1 - 1) i`, machines); err != nil {
 				b.Fatal(err)
 			}
-			lease := d.OpenLease(db.LeaseLeader, "bench")
+			lease := d.Leader.OpenLease(db.LeaseLeader, "bench")
 			term, ok, err := lease.Acquire(b.Context(), time.Hour)
 			if !ok || err != nil {
 				b.Fatalf("lease: %v %v", ok, err)
@@ -100,7 +100,7 @@ func BenchmarkCommitStarts(b *testing.B) {
 						Capacity: berth.Capacity{CPUMilli: 1000, MemoryMiB: 2048},
 					}}}
 				}
-				c, err := d.CommitStarts(b.Context(), term, starts)
+				c, err := d.Queue.CommitStarts(b.Context(), term, starts)
 				if err != nil || len(c.Started) != size {
 					b.Fatalf("started %d of %d: %v %v", len(c.Started), size, c.Refused, err)
 				}

@@ -40,7 +40,7 @@ func on(machine string, shares ...berth.DeviceShare) berth.Grant {
 
 func (s *stage) commit(term db.Term, starts ...berth.Start) db.Committed {
 	s.t.Helper()
-	c, err := s.db.CommitStarts(s.t.Context(), term, starts)
+	c, err := s.db.Queue.CommitStarts(s.t.Context(), term, starts)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -210,7 +210,7 @@ func TestTwoLeadersNeverShareADevice(t *testing.T) {
 				start := berth.Start{Job: id, Version: 2, Attempt: 1, Ranks: []berth.Grant{
 					on(m, berth.DeviceShare{Index: i % 2, Milli: 500}), on(fmt.Sprintf("m%d", (i+w+1)%3)),
 				}}
-				if _, err := s.db.CommitStarts(t.Context(), term, []berth.Start{start}); err != nil {
+				if _, err := s.db.Queue.CommitStarts(t.Context(), term, []berth.Start{start}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -220,7 +220,7 @@ func TestTwoLeadersNeverShareADevice(t *testing.T) {
 	if m := one[int](s, `SELECT max(milli_used) FROM gpu_devices`); m > 1000 {
 		t.Errorf("a device is used %d", m)
 	}
-	if list, err := s.db.Miscounts(t.Context()); err != nil || len(list) != 0 {
+	if list, err := s.db.Cluster.Miscounts(t.Context()); err != nil || len(list) != 0 {
 		t.Errorf("counters %v, %v", list, err)
 	}
 	if n := one[int](s, `SELECT count(*) FROM (SELECT job FROM allocations GROUP BY job, attempt HAVING count(*) <> 2) x`); n != 0 {
@@ -281,7 +281,7 @@ func TestParallelIsKeptWhileLeadersChange(t *testing.T) {
 	for worker := range 4 {
 		all.Go(func() {
 			for i := worker; i < size; i += 4 {
-				_, _ = s.db.CommitStarts(t.Context(), term, []berth.Start{s.start(s.element(id, i), on("m0"))})
+				_, _ = s.db.Queue.CommitStarts(t.Context(), term, []berth.Start{s.start(s.element(id, i), on("m0"))})
 			}
 		})
 	}

@@ -19,7 +19,7 @@ func TestAnOutputThatItsMachineTookAlongIsNotItsUsersLoss(t *testing.T) {
 		"it restarts": func(s *stage) { s.register("another boot", "agent2") },
 		"it is confirmed dead": func(s *stage) {
 			s.lease("m0", -time.Second)
-			if _, err := s.db.ConfirmDead(s.t.Context(), "m0", "operator:test"); err != nil {
+			if _, err := s.db.Machines.ConfirmDead(s.t.Context(), "m0", "operator:test"); err != nil {
 				s.t.Fatal(err)
 			}
 		},

@@ -25,7 +25,7 @@ func TestTheDatabaseKnowsTheKeysOfArchives(t *testing.T) {
 // dataOf is what the queue tells of the data that a job needs.
 func (s *stage) dataOf(id berth.JobID) []berth.DataKey {
 	s.t.Helper()
-	row, _, err := s.db.QueueRow(s.t.Context(), "", id)
+	row, _, err := s.db.Queue.Row(s.t.Context(), "", id)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func TestAMachineTellsWhatItsCacheHolds(t *testing.T) {
 	if got := told(); len(got[0].Holds) != berth.MaxCachedData-2 {
 		t.Errorf("of %d, %d are kept", len(many), len(got[0].Holds))
 	}
-	if err := s.db.Retire(t.Context(), "m0", "user:test"); err != nil {
+	if err := s.db.Machines.Retire(t.Context(), "m0", "user:test"); err != nil {
 		t.Fatal(err)
 	}
 	if n := one[int](s, `SELECT count(*) FROM machine_caches`); n != 0 {

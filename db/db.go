@@ -17,24 +17,6 @@ import (
 	"berth"
 )
 
-// DB is the truth: a pool of connections to Berth's PostgreSQL database. All
-// methods may be called concurrently.
-type DB struct {
-	pool  *pgxpool.Pool
-	vital *pgxpool.Pool // see Open
-	log   *slog.Logger
-	hub   *Hub
-	turns *turns
-
-	halfLife   time.Duration
-	entry      time.Duration
-	leaderIdle time.Duration
-	renewals   *renewals
-	sessions   *sessions
-	heard      *gather[heardFrom, struct{}] // machines whose suspicion ends
-	ends       ends
-}
-
 // Options tune a DB.
 type Options struct {
 	MaxConns int32        // 0: 16
@@ -138,11 +120,14 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 		pool.Close()
 		return nil, fmt.Errorf("open database: %w", err)
 	}
-	d := &DB{pool: pool, vital: vital, turns: turns, log: o.Logger, halfLife: max(0, o.HalfLife), entry: o.EntryPenalty, leaderIdle: o.LeaderIdle}
-	d.hub = newHub(pool, o.Logger)
-	d.renewals, d.sessions = newRenewals(d), newSessions(d)
-	d.heard = newSuspicions(d)
-	return d, nil
+	c := &core{
+		pool: pool, vital: vital, turns: turns, log: o.Logger,
+		halfLife: max(0, o.HalfLife), entry: o.EntryPenalty, leaderIdle: o.LeaderIdle,
+	}
+	c.hub = newHub(pool, o.Logger)
+	c.renewals, c.sessions = newRenewals(c), newSessions(c)
+	c.heard = newSuspicions(c)
+	return newDB(c), nil
 }
 
 // checkIdle refuses a URL by which transactions may stand still for ever. The
@@ -182,44 +167,6 @@ func (d *DB) Shares() Shares { return d.turns.shares }
 
 // Ping reports whether the database answers.
 func (d *DB) Ping(ctx context.Context) error { return d.pool.Ping(ctx) }
-
-// Cluster returns the random identity of this database.
-func (d *DB) Cluster(ctx context.Context) (string, error) {
-	var id string
-	err := d.pool.QueryRow(ctx, `SELECT id FROM cluster`).Scan(&id)
-	return id, mapError(err, "cluster")
-}
-
-// tx runs f in one transaction (read committed) and commits if it returns nil.
-// Deadlocks and serialization failures are tried again, up to three times.
-func (d *DB) tx(ctx context.Context, f func(tx pgx.Tx) error) error {
-	var err error
-	for range 3 {
-		err = pgx.BeginFunc(ctx, d.pool, f)
-		pg, ok := errors.AsType[*pgconn.PgError](err)
-		if !ok || pg.Code != "40P01" && pg.Code != "40001" {
-			return err
-		}
-		d.log.Warn("transaction tried again", "sqlstate", pg.Code, "err", err)
-	}
-	return err
-}
-
-// movedTx is tx for what learns only under its locks what it had to lock first:
-// where f ends with errMoved it begins anew, up to five times.
-func (d *DB) movedTx(ctx context.Context, f func(tx pgx.Tx) error) error {
-	var err error
-	for range 5 {
-		if err = d.tx(ctx, f); !errors.Is(err, errMoved) {
-			break
-		}
-	}
-	return err
-}
-
-// errMoved makes a transaction start over because what it had to lock first
-// turned out to be more than it knew.
-var errMoved = errors.New("rows changed before they were locked")
 
 // SQLSTATEs this package maps to errors; BT… are raised by our own triggers.
 const (

@@ -19,7 +19,7 @@ type Dispatch struct {
 
 // Submitted returns those of the jobs that are still submitted, so that their
 // workflow is to be started.
-func (d *DB) Submitted(ctx context.Context, ids []berth.JobID) ([]Dispatch, error) {
+func (d *Jobs) Submitted(ctx context.Context, ids []berth.JobID) ([]Dispatch, error) {
 	// OFFSET 0 keeps the planner from the index of all submitted jobs, of which there
 	// may be thousands, where it means to find few.
 	return d.dispatches(ctx, `
@@ -36,7 +36,7 @@ func (d *DB) Submitted(ctx context.Context, ids []berth.JobID) ([]Dispatch, erro
 
 // SubmittedBefore returns the oldest jobs that have been submitted for longer
 // than age and wait for their workflow still.
-func (d *DB) SubmittedBefore(ctx context.Context, age time.Duration, limit int) ([]Dispatch, error) {
+func (d *Jobs) SubmittedBefore(ctx context.Context, age time.Duration, limit int) ([]Dispatch, error) {
 	return d.dispatches(ctx, `
 		SELECT id, tenant, kind, name
 		FROM jobs
@@ -48,7 +48,7 @@ func (d *DB) SubmittedBefore(ctx context.Context, age time.Duration, limit int) 
 
 // Live returns those of the jobs that are not terminal, so that their workflow
 // ought to be open.
-func (d *DB) Live(ctx context.Context, ids []berth.JobID) ([]Dispatch, error) {
+func (d *Jobs) Live(ctx context.Context, ids []berth.JobID) ([]Dispatch, error) {
 	return d.dispatches(ctx, `
 		SELECT id, tenant, kind, name
 		FROM jobs
@@ -56,7 +56,7 @@ func (d *DB) Live(ctx context.Context, ids []berth.JobID) ([]Dispatch, error) {
 		pgx.NamedArgs{"ids": ids})
 }
 
-func (d *DB) dispatches(ctx context.Context, sql string, args pgx.NamedArgs) ([]Dispatch, error) {
+func (d *Jobs) dispatches(ctx context.Context, sql string, args pgx.NamedArgs) ([]Dispatch, error) {
 	rows, err := d.pool.Query(ctx, sql, args)
 	if err != nil {
 		return nil, mapError(err, "submitted jobs")

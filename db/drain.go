@@ -16,7 +16,7 @@ type attemptRef struct {
 	Attempt int
 }
 
-func (d *DB) attempts(ctx context.Context, sql string, args pgx.NamedArgs) ([]attemptRef, error) {
+func (d *Attempts) list(ctx context.Context, sql string, args pgx.NamedArgs) ([]attemptRef, error) {
 	rows, err := d.pool.Query(ctx, sql, args)
 	if err != nil {
 		return nil, err
@@ -27,7 +27,7 @@ func (d *DB) attempts(ctx context.Context, sql string, args pgx.NamedArgs) ([]at
 // leaderOrders gives orders to ranks of several attempts, each in a transaction
 // of its own, and tells the machines and the jobs' histories. give is run on
 // the locked job while its attempt is current.
-func (d *DB) leaderOrders(ctx context.Context, term Term, refs []attemptRef, detail string, give func(pgx.Tx, lockedJob) ([]orderedRank, error)) (int, error) {
+func (d *Attempts) leaderOrders(ctx context.Context, term Term, refs []attemptRef, detail string, give func(pgx.Tx, lockedJob) ([]orderedRank, error)) (int, error) {
 	given := 0
 	for _, ref := range refs {
 		var told []orderedRank
@@ -63,8 +63,8 @@ func (d *DB) leaderOrders(ctx context.Context, term Term, refs []attemptRef, det
 // DrainOverdue tells the jobs on draining machines whose deadline has passed to
 // save their work and stop, with their grace; they go back to the queue. It
 // returns how many it told.
-func (d *DB) DrainOverdue(ctx context.Context, term Term, limit int) (int, error) {
-	refs, err := d.attempts(ctx, `
+func (d *Attempts) DrainOverdue(ctx context.Context, term Term, limit int) (int, error) {
+	refs, err := d.list(ctx, `
 		SELECT DISTINCT a.job, a.attempt
 		FROM machines m
 		JOIN allocations a ON a.machine_id = m.id AND a.forgotten_at IS NULL

@@ -40,15 +40,15 @@ func (e *ends) add(end End, lost float64) {
 	e.by[end] = n
 }
 
-// Ends are the attempts that this process has settled since it began.
-func (d *DB) Ends() map[End]EndCount {
+// EndCounts are the attempts that this process has settled since it began.
+func (d *Attempts) EndCounts() map[End]EndCount {
 	d.ends.mu.Lock()
 	defer d.ends.mu.Unlock()
 	return maps.Clone(d.ends.by)
 }
 
 // count adds an attempt that this process has just settled.
-func (d *DB) count(ctx context.Context, id berth.JobID, attempt int, v berth.Verdict) {
+func (d *Attempts) count(ctx context.Context, id berth.JobID, attempt int, v berth.Verdict) {
 	lost := 0.0
 	if v.Next == berth.Retrying {
 		// What it did in vain is for the figures alone: where it cannot be read,

@@ -44,7 +44,7 @@ func (c *syncCall) noteEngine(ctx context.Context, s *session) {
 // SilentEngines returns the machines of a list whose container engine does not
 // answer, by id. Machines that are lost or retired are left out: nothing is known
 // of their engines.
-func SilentEngines(ctx context.Context, d *DB, machines []berth.MachineID) ([]enginesilence.Machine, error) {
+func (d *Machines) SilentEngines(ctx context.Context, machines []berth.MachineID) ([]enginesilence.Machine, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT id, engine_silent_since
 		FROM machines

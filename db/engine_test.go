@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"berth"
-	"berth/db"
 )
 
 // hears is one call of the agent's whose container engine has been silent for so
@@ -40,11 +39,11 @@ func TestF53ASilentEngineKeepsNewWorkOffItsMachine(t *testing.T) {
 	if !fed {
 		t.Error("the feed does not have it")
 	}
-	list, err := db.SilentEngines(t.Context(), s.db, []berth.MachineID{"m0", "m1"})
+	list, err := s.db.Machines.SilentEngines(t.Context(), []berth.MachineID{"m0", "m1"})
 	if err != nil || len(list) != 1 || list[0].ID != "m0" || !list[0].Since.Equal(since) {
 		t.Errorf("silent engines are %+v, %v", list, err)
 	}
-	if p, err := s.db.Population(t.Context()); err != nil || p.SilentEngines != 1 {
+	if p, err := s.db.Cluster.Population(t.Context()); err != nil || p.SilentEngines != 1 {
 		t.Errorf("%d silent engines are counted, %v", p.SilentEngines, err)
 	}
 	term := s.term()
@@ -56,13 +55,13 @@ func TestF53ASilentEngineKeepsNewWorkOffItsMachine(t *testing.T) {
 	if again := one[time.Time](s, `SELECT engine_silent_since FROM machines WHERE id = 'm0'`); !again.Equal(since) {
 		t.Errorf("after another call it is silent since %s, want %s", again, since)
 	}
-	if err := s.db.Drain(t.Context(), "m0", "new disk", nil); err != nil {
+	if err := s.db.Machines.Drain(t.Context(), "m0", "new disk", nil); err != nil {
 		t.Fatal(err)
 	}
 	if m := s.machine("", "m0"); m.Reason != "new disk; "+want {
 		t.Errorf("drained, it says %q", m.Reason)
 	}
-	if err := s.db.Undrain(t.Context(), "m0"); err != nil {
+	if err := s.db.Machines.Undrain(t.Context(), "m0"); err != nil {
 		t.Fatal(err)
 	}
 
@@ -106,11 +105,11 @@ func TestOfALostMachineNoEngineIsSilent(t *testing.T) {
 	a.hears(time.Minute)
 	mustExec(t, s.pool, `UPDATE machines SET state = 'lost', reason = 'silent' WHERE id = 'm0'`)
 	m := s.machine("", "m0")
-	list, err := db.SilentEngines(t.Context(), s.db, []berth.MachineID{"m0"})
+	list, err := s.db.Machines.SilentEngines(t.Context(), []berth.MachineID{"m0"})
 	if err != nil || len(list) != 0 || m.EngineSilentSince != nil || strings.Contains(m.Reason, "engine") {
 		t.Errorf("machine is %+v; silent engines are %+v, %v", m, list, err)
 	}
-	if p, err := s.db.Population(t.Context()); err != nil || p.SilentEngines != 0 {
+	if p, err := s.db.Cluster.Population(t.Context()); err != nil || p.SilentEngines != 0 {
 		t.Errorf("%d silent engines are counted, %v", p.SilentEngines, err)
 	}
 }

@@ -40,7 +40,7 @@ const eventDocument = `jsonb_strip_nulls(jsonb_build_object(
 
 // Events returns a job's history after seq, oldest first, of archived jobs too.
 // Tenant "" means any; a job that does not exist has no events.
-func (d *DB) Events(ctx context.Context, tenant berth.TenantID, job berth.JobID, after int64, limit int) ([]berth.Event, error) {
+func (d *Jobs) Events(ctx context.Context, tenant berth.TenantID, job berth.JobID, after int64, limit int) ([]berth.Event, error) {
 	rows, err := d.pool.Query(ctx, `
 		(
 			SELECT `+eventDocument+`

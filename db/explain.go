@@ -8,10 +8,10 @@ import (
 	"berth"
 )
 
-// QueueRow returns a live job as placement has it, and what its class asks for:
+// Row returns a live job as placement has it, and what its class asks for:
 // after an OOM that may be more than its spec does. Tenant "" means any; an
 // archived job is not found.
-func (d *DB) QueueRow(ctx context.Context, tenant berth.TenantID, id berth.JobID) (QueueJob, berth.Request, error) {
+func (d *Queue) Row(ctx context.Context, tenant berth.TenantID, id berth.JobID) (QueueJob, berth.Request, error) {
 	args := pgx.NamedArgs{"id": id, "tenant": string(tenant)}
 	var jobs []QueueJob
 	var request berth.Request
@@ -36,7 +36,7 @@ func (d *DB) QueueRow(ctx context.Context, tenant berth.TenantID, id berth.JobID
 }
 
 // PoolCosts returns the price of an hour of a machine, by pool.
-func (d *DB) PoolCosts(ctx context.Context) (map[string]float64, error) {
+func (d *Queue) PoolCosts(ctx context.Context) (map[string]float64, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT id, hourly_cost
 		FROM pools`)

@@ -39,6 +39,6 @@ func (w Work) Query() (string, pgx.NamedArgs) {
 }
 
 // DoomOutput is the second step of an output that was refused.
-func (s Storage) DoomOutput(ctx context.Context, job berth.JobID, object string) error {
-	return s.doomOutput(ctx, job, object)
+func (d *Objects) DoomOutput(ctx context.Context, job berth.JobID, object string) error {
+	return d.doomOutput(ctx, job, object)
 }

@@ -174,7 +174,7 @@ const fedMachines = `
 	SELECT unnest(@machines::text[])`
 
 // Feed returns what has changed since cursor, and the hinted rows.
-func (d *DB) Feed(ctx context.Context, cursor Cursor, hinted Hinted) (Changes, error) {
+func (d *Queue) Feed(ctx context.Context, cursor Cursor, hinted Hinted) (Changes, error) {
 	args := pgx.NamedArgs{"cursor": uint64(cursor), "jobs": hinted.Jobs, "machines": hinted.Machines}
 	var batch pgx.Batch
 	var c Changes
@@ -227,9 +227,9 @@ func (d *DB) Feed(ctx context.Context, cursor Cursor, hinted Hinted) (Changes, e
 	return c, nil
 }
 
-// LoadQueue returns every job that waits or holds capacity, and every machine
+// Load returns every job that waits or holds capacity, and every machine
 // that is not retired, as of one moment, and the cursor from which Feed goes on.
-func (d *DB) LoadQueue(ctx context.Context) (Changes, error) {
+func (d *Queue) Load(ctx context.Context) (Changes, error) {
 	var c Changes
 	err := d.readTx(ctx, func(tx pgx.Tx) error {
 		var err error
@@ -270,8 +270,8 @@ func (d *DB) LoadQueue(ctx context.Context) (Changes, error) {
 	return c, mapError(err, "load queue")
 }
 
-// LoadMachines is LoadQueue without the jobs.
-func (d *DB) LoadMachines(ctx context.Context) (Changes, error) {
+// LoadMachines is Load without the jobs.
+func (d *Queue) LoadMachines(ctx context.Context) (Changes, error) {
 	var c Changes
 	err := d.readTx(ctx, func(tx pgx.Tx) error {
 		var err error
@@ -279,11 +279,6 @@ func (d *DB) LoadMachines(ctx context.Context) (Changes, error) {
 		return err
 	})
 	return c, mapError(err, "load machines")
-}
-
-// readTx runs f on one snapshot of the database.
-func (d *DB) readTx(ctx context.Context, f func(tx pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, d.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, f)
 }
 
 func loadMachines(ctx context.Context, tx pgx.Tx) (Changes, error) {
@@ -315,7 +310,7 @@ func loadMachines(ctx context.Context, tx pgx.Tx) (Changes, error) {
 
 // Requests returns the placement requests of classes. A class without a row is
 // left out.
-func (d *DB) Requests(ctx context.Context, classes []string) (map[string]berth.Request, error) {
+func (d *Queue) Requests(ctx context.Context, classes []string) (map[string]berth.Request, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT class, request
 		FROM classes

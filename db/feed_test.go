@@ -15,7 +15,7 @@ import (
 
 func (s *stage) feed(cursor db.Cursor, h db.Hinted) db.Changes {
 	s.t.Helper()
-	c, err := s.db.Feed(s.t.Context(), cursor, h)
+	c, err := s.db.Queue.Feed(s.t.Context(), cursor, h)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func seen[K comparable](before map[K]bool, id K) bool {
 
 func (s *stage) loadQueue() db.Changes {
 	s.t.Helper()
-	c, err := s.db.LoadQueue(s.t.Context())
+	c, err := s.db.Queue.Load(s.t.Context())
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -173,7 +173,7 @@ func TestRequestsOfClasses(t *testing.T) {
 	spec := berth.JobSpec{Name: "x", Image: "busybox"}.WithDefaults()
 	s.submit(nil)
 	class := spec.Request().Class()
-	r, err := s.db.Requests(context.Background(), []string{class, "none"})
+	r, err := s.db.Queue.Requests(context.Background(), []string{class, "none"})
 	if err != nil || len(r) != 1 || r[class].Class() != class {
 		t.Errorf("requests %+v, %v", r, err)
 	}

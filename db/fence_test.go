@@ -71,7 +71,7 @@ func TestSilenceNeverReplacesExclusiveWorkOfAMachineThatCannotFence(t *testing.T
 	if v := s.judge(term, "m0"); len(v.Jobs) != 0 || v.Lost {
 		t.Errorf("verdict %+v", v)
 	}
-	if _, err := s.db.ConfirmDead(t.Context(), "m0", "operator:x"); err != nil {
+	if _, err := s.db.Machines.ConfirmDead(t.Context(), "m0", "operator:x"); err != nil {
 		t.Fatal(err)
 	}
 	if r := s.settle(id, attempt); r.Next != berth.Retrying {
@@ -106,11 +106,11 @@ func TestExclusiveWorkGoesOnlyWhereItCanBeFenced(t *testing.T) {
 	}
 	r := a.request()
 	r.Inventory.Fence = berth.Duration(90 * time.Second)
-	if _, _, err := s.db.Register(t.Context(), "m0", r); err != nil {
+	if _, _, err := s.db.Agents.Register(t.Context(), "m0", r); err != nil {
 		t.Fatal(err)
 	}
 	a.mustClaim(id, attempt)
-	if m, err := s.db.Machine(t.Context(), "", "m0"); err != nil || m.Fence.Std() != 90*time.Second {
+	if m, err := s.db.Machines.Get(t.Context(), "", "m0"); err != nil || m.Fence.Std() != 90*time.Second {
 		t.Errorf("machine shows fence %s, %v", m.Fence, err)
 	}
 }
@@ -138,15 +138,15 @@ func TestNothingButProofMakesANewAttemptOfExclusiveWork(t *testing.T) {
 	}
 	never("the failure of its activity")
 	soon := time.Now().Add(-time.Second)
-	if err := s.db.Drain(t.Context(), "m0", "new disks", &soon); err != nil {
+	if err := s.db.Machines.Drain(t.Context(), "m0", "new disks", &soon); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.db.DrainOverdue(t.Context(), term, 10); err != nil {
+	if _, err := s.db.Attempts.DrainOverdue(t.Context(), term, 10); err != nil {
 		t.Fatal(err)
 	}
 	never("a drain")
 	mustExec(t, s.pool, `UPDATE allocations SET stop_by = now() - interval '1 h' WHERE job = $1`, id)
-	if _, err := s.db.KillOverdue(t.Context(), term, time.Second, 10); err != nil {
+	if _, err := s.db.Attempts.KillOverdue(t.Context(), term, time.Second, 10); err != nil {
 		t.Fatal(err)
 	}
 	never("an order to kill that nobody confirms")
@@ -211,7 +211,7 @@ func TestF28VerdictsFreezeWhenMoreThanAThirdIsSilent(t *testing.T) {
 		}
 	}
 	silent(fleet / 2)
-	if f, err := s.db.Fleet(t.Context(), silence); err != nil || !f.Frozen() || f != (db.Fleet{Machines: fleet, Silent: fleet / 2}) {
+	if f, err := s.db.Machines.Fleet(t.Context(), silence); err != nil || !f.Frozen() || f != (db.Fleet{Machines: fleet, Silent: fleet / 2}) {
 		t.Errorf("fleet %+v, %v", f, err)
 	}
 	if due, _ := s.overdue(); len(due) != 0 {

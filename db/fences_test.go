@@ -75,7 +75,7 @@ func TestReportOfAProcessThatWasReplacedMeanwhileChangesNothing(t *testing.T) {
 	done := make(chan error, 2)
 	s.holding(`SELECT 1 FROM machine_leases WHERE machine_id = 'm0' FOR UPDATE`, func() {
 		go func() { // registers, and waits with everything else locked
-			r, _, err := s.db.Register(context.WithoutCancel(t.Context()), "m0", now.request(seen))
+			r, _, err := s.db.Agents.Register(context.WithoutCancel(t.Context()), "m0", now.request(seen))
 			now.epoch = r.Epoch
 			done <- err
 		}()
@@ -84,7 +84,7 @@ func TestReportOfAProcessThatWasReplacedMeanwhileChangesNothing(t *testing.T) {
 			req := berth.SyncRequest{AgentBoot: old.boot, Epoch: old.epoch, Seq: 57, Reports: []berth.RankReport{
 				{Alloc: alloc, Job: id, Attempt: attempt, Phase: berth.PhasePulling},
 			}}
-			if _, err := s.db.Sync(context.WithoutCancel(t.Context()), "m0", req); !berth.IsSlug(err, berth.SlugStaleEpoch) {
+			if _, err := s.db.Agents.Sync(context.WithoutCancel(t.Context()), "m0", req); !berth.IsSlug(err, berth.SlugStaleEpoch) {
 				done <- errors.Join(errors.New("the old process was not refused"), err)
 				return
 			}
@@ -151,7 +151,7 @@ func TestConfirmDeadGivesUpUploads(t *testing.T) {
 	s := newStage(t)
 	id, attempt := s.unsealed(nil)
 	s.lease("m0", -time.Second)
-	jobs, err := s.db.ConfirmDead(t.Context(), "m0", "operator:test")
+	jobs, err := s.db.Machines.ConfirmDead(t.Context(), "m0", "operator:test")
 	if err != nil || len(jobs) != 1 {
 		t.Fatalf("confirm-dead: %v, %v", jobs, err)
 	}
@@ -165,11 +165,11 @@ func TestRetireWaitsForUploads(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	id, attempt := s.unsealed(nil)
-	if err := s.db.Retire(t.Context(), "m0", "operator:test"); berth.CodeOf(err) != berth.CodeConflict {
+	if err := s.db.Machines.Retire(t.Context(), "m0", "operator:test"); berth.CodeOf(err) != berth.CodeConflict {
 		t.Fatalf("retire while a rank uploads: %v, want conflict", err)
 	}
 	s.exit(id, attempt, 0, exited(0))
-	if err := s.db.Retire(t.Context(), "m0", "operator:test"); err != nil {
+	if err := s.db.Machines.Retire(t.Context(), "m0", "operator:test"); err != nil {
 		t.Error(err)
 	}
 }
@@ -178,7 +178,7 @@ func TestDrainOutlivesTheLossOfTheMachine(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	s.register("host1", "agent1")
-	if err := s.db.Drain(t.Context(), "m0", "new disk", nil); err != nil {
+	if err := s.db.Machines.Drain(t.Context(), "m0", "new disk", nil); err != nil {
 		t.Fatal(err)
 	}
 	s.quiet("m0", 2*time.Minute)
@@ -189,7 +189,7 @@ func TestDrainOutlivesTheLossOfTheMachine(t *testing.T) {
 	if st := s.state("m0"); st != berth.MachineDraining {
 		t.Errorf("a drained machine comes back as %s", st)
 	}
-	if err := s.db.Undrain(t.Context(), "m0"); err != nil || s.state("m0") != berth.MachineReady {
+	if err := s.db.Machines.Undrain(t.Context(), "m0"); err != nil || s.state("m0") != berth.MachineReady {
 		t.Errorf("undrained it is %s, %v", s.state("m0"), err)
 	}
 }
@@ -202,7 +202,7 @@ func TestDrainedMachineOwesItsKills(t *testing.T) {
 	stray := func(alloc berth.AllocationID) berth.ContainerSeen {
 		return berth.ContainerSeen{Alloc: alloc, Job: id, Attempt: 9}
 	}
-	if err := s.db.Drain(t.Context(), "m0", "new disk", nil); err != nil {
+	if err := s.db.Machines.Drain(t.Context(), "m0", "new disk", nil); err != nil {
 		t.Fatal(err)
 	}
 	a, _ := s.register("host1", "agent2", stray(4711), stray(4712))
@@ -212,7 +212,7 @@ func TestDrainedMachineOwesItsKills(t *testing.T) {
 		}
 	}
 	gone(4711) // while it drains
-	if err := s.db.Undrain(t.Context(), "m0"); err != nil {
+	if err := s.db.Machines.Undrain(t.Context(), "m0"); err != nil {
 		t.Fatal(err)
 	}
 	if st := s.state("m0"); st != berth.MachineJoining {
@@ -282,13 +282,13 @@ func TestGPUsOfARetiredMachineMayComeBackUnderAnotherName(t *testing.T) {
 	a, _ := s.register("host1", "agent1")
 	moved := a.request()
 	moved.AgentBoot = "agent-of-m1"
-	if _, _, err := s.db.Register(t.Context(), "m1", moved); berth.CodeOf(err) != berth.CodeConflict {
+	if _, _, err := s.db.Agents.Register(t.Context(), "m1", moved); berth.CodeOf(err) != berth.CodeConflict {
 		t.Fatalf("two machines with one GPU: %v, want conflict", err)
 	}
-	if err := s.db.Retire(t.Context(), "m0", "operator:test"); err != nil {
+	if err := s.db.Machines.Retire(t.Context(), "m0", "operator:test"); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := s.db.Register(t.Context(), "m1", moved); err != nil {
+	if _, _, err := s.db.Agents.Register(t.Context(), "m1", moved); err != nil {
 		t.Fatalf("after m0 was retired: %v", err)
 	}
 	if n := one[int](s, `SELECT count(*) FROM gpu_devices WHERE machine_id = 'm1' AND healthy AND uuid LIKE 'm0-%'`); n != 2 {

@@ -26,7 +26,7 @@ type NewFires struct {
 // AddFires makes fires due, each time once, and returns how many there are to
 // decide: of a time that was fired before nothing happens. The leader decides
 // them soon, or whoever calls Fire.
-func (d *DB) AddFires(ctx context.Context, a NewFires) (n int, err error) {
+func (d *Schedules) AddFires(ctx context.Context, a NewFires) (n int, err error) {
 	if len(a.Times) == 0 {
 		return 0, nil
 	}
@@ -70,7 +70,7 @@ const lateness = time.Minute
 // Fire decides one time of a schedule: it submits the work, or says why not.
 // What was decided stays so: of a fire that comes twice, the second finds what
 // became of the first. A schedule that is deleted is not_found.
-func (d *DB) Fire(ctx context.Context, f Firing) (berth.FireResult, error) {
+func (d *Schedules) Fire(ctx context.Context, f Firing) (berth.FireResult, error) {
 	var x firing
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		x = firing{Firing: f}
@@ -83,7 +83,7 @@ func (d *DB) Fire(ctx context.Context, f Firing) (berth.FireResult, error) {
 		d.hub.Publish(TopicSubmit, string(x.job))
 	}
 	for _, c := range x.canceled {
-		if _, err := d.canceled(ctx, c); err != nil { // its own coordinator does it as well
+		if _, err := afterCancel(ctx, d.core, c); err != nil { // its own coordinator does it as well
 			d.log.Warn("canceled job not tended", "job_id", c.job.ID, "err", err)
 		}
 		d.hub.Publish(TopicPoke, string(c.job.ID))

@@ -31,7 +31,7 @@ func (b *bell) at(minute int) time.Time { return b.start.Add(time.Duration(minut
 // fire fires a time, and returns what became of it.
 func (b *bell) fire(minute int) berth.FireResult {
 	b.t.Helper()
-	r, err := b.db.Fire(b.t.Context(), db.Firing{Schedule: b.it, At: b.at(minute)})
+	r, err := b.db.Schedules.Fire(b.t.Context(), db.Firing{Schedule: b.it, At: b.at(minute)})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func (b *bell) fire(minute int) berth.FireResult {
 // wants checks what became of all times, in order: their statuses.
 func (b *bell) wants(want ...berth.FireStatus) {
 	b.t.Helper()
-	x, err := b.db.Schedule(b.t.Context(), "default", "nightly", 1000)
+	x, err := b.db.Schedules.Get(b.t.Context(), "default", "nightly", 1000)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestAFireThatComesTwentyTimesMakesOneJob(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 20 {
 		wg.Go(func() {
-			r, err := b.db.Fire(t.Context(), db.Firing{Schedule: b.it, At: b.at(0)})
+			r, err := b.db.Schedules.Fire(t.Context(), db.Firing{Schedule: b.it, At: b.at(0)})
 			if err != nil {
 				t.Errorf("fire: %v", err)
 			}
@@ -175,10 +175,10 @@ func TestARefusalIsOnRecordAndLeavesNothingBehind(t *testing.T) {
 		t.Errorf("got %+v, and %d jobs", got, b.jobs())
 	}
 	why := db.WhyRefused(berth.Errorf(berth.CodeCapacity, "no machine could ever hold it"))
-	if r, err := b.db.Fire(t.Context(), db.Firing{Schedule: b.it, At: b.at(1), Refused: why}); err != nil || r.Status != berth.FireRefused {
+	if r, err := b.db.Schedules.Fire(t.Context(), db.Firing{Schedule: b.it, At: b.at(1), Refused: why}); err != nil || r.Status != berth.FireRefused {
 		t.Errorf("refused from outside: %+v, %v", r, err)
 	}
-	x, err := b.db.Schedule(t.Context(), "default", "nightly", 10)
+	x, err := b.db.Schedules.Get(t.Context(), "default", "nightly", 10)
 	if err != nil || len(x.Fires) != 2 {
 		t.Fatal(x.Fires, err)
 	}
@@ -206,13 +206,13 @@ func TestTheClockDoesNotFireWhatIsPausedOrTooLate(t *testing.T) {
 	if got := b.fire(-20); got.Status != berth.FireMissed {
 		t.Errorf("20 minutes late: %+v", got)
 	}
-	if err := b.db.PauseSchedule(t.Context(), "default", "nightly", ""); err != nil {
+	if err := b.db.Schedules.Pause(t.Context(), "default", "nightly", ""); err != nil {
 		t.Fatal(err)
 	}
 	if got := b.fire(-1); got.Status != berth.FireSkipped {
 		t.Errorf("paused: %+v", got)
 	}
-	n, err := b.db.AddFires(t.Context(), db.NewFires{Schedule: b.it.ID, Times: []time.Time{b.at(0)}, Source: berth.FireByHand})
+	n, err := b.db.Schedules.AddFires(t.Context(), db.NewFires{Schedule: b.it.ID, Times: []time.Time{b.at(0)}, Source: berth.FireByHand})
 	if err != nil || n != 1 {
 		t.Fatal(n, err)
 	}
@@ -229,7 +229,7 @@ func TestABackfillFiresWhatHasMadeNoJob(t *testing.T) {
 	b.fire(-2) // skipped: the first lives
 	fill := func(want int) {
 		t.Helper()
-		n, err := b.db.AddFires(t.Context(), db.NewFires{
+		n, err := b.db.Schedules.AddFires(t.Context(), db.NewFires{
 			Schedule: b.it.ID, Times: []time.Time{b.at(-3), b.at(-2), b.at(-1)}, Source: berth.FireByBackfill, Overlap: berth.OverlapAllow, Again: true,
 		})
 		if err != nil || n != want {
@@ -249,7 +249,7 @@ func TestABackfillFiresWhatHasMadeNoJob(t *testing.T) {
 	if b.jobs() != 3 {
 		t.Errorf("%d jobs", b.jobs())
 	}
-	n, err := b.db.AddFires(t.Context(), db.NewFires{Schedule: b.it.ID, Times: []time.Time{b.at(-3), b.at(-4)}, Source: berth.FireByClock})
+	n, err := b.db.Schedules.AddFires(t.Context(), db.NewFires{Schedule: b.it.ID, Times: []time.Time{b.at(-3), b.at(-4)}, Source: berth.FireByClock})
 	if err != nil || n != 1 {
 		t.Errorf("caught up with %d fires, %v; want those of the one time that was not fired", n, err)
 	}
@@ -261,11 +261,11 @@ func TestAKeyThatSomebodyTookIsARefusal(t *testing.T) {
 	t.Parallel()
 	b := newStage(t).bell(nil)
 	theirs := submission("other", berth.FireKey(b.it.ID, b.at(0)))
-	if _, _, err := b.db.Submit(t.Context(), theirs); err != nil {
+	if _, _, err := b.db.Jobs.Submit(t.Context(), theirs); err != nil {
 		t.Fatal(err)
 	}
 	same := db.Submission{Tenant: "default", Spec: *b.it.Job, IdemKey: berth.FireKey(b.it.ID, b.at(1)), Actor: "user:test"}
-	job, _, err := b.db.Submit(t.Context(), same)
+	job, _, err := b.db.Jobs.Submit(t.Context(), same)
 	if err != nil {
 		t.Fatal(err)
 	}

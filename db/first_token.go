@@ -11,9 +11,9 @@ import (
 // firstTokenLock keeps two processes from each making the first token.
 const firstTokenLock = 0x6265727468 // "berth"
 
-// FirstToken makes an admin's token if no usable one exists. Its secret, told
+// CreateFirst makes an admin's token if no usable one exists. Its secret, told
 // here once and nowhere stored, is "" if there was one.
-func (d *DB) FirstToken(ctx context.Context, tenant berth.TenantID, name string) (secret string, err error) {
+func (d *Tokens) CreateFirst(ctx context.Context, tenant berth.TenantID, name string) (secret string, err error) {
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		id, text, sum := mintToken(tokenPrefix)
 		secret = ""

@@ -29,7 +29,7 @@ func newGangStage(t *testing.T) *gangStage {
 		a := &agent{stage: s.stage, machine: m, host: "h", boot: "b", epoch: 1}
 		req := a.request()
 		req.Inventory.Address, req.Inventory.Network, req.Inventory.Ports = "10.0.0."+string(m[1]), berth.NetworkHost, berth.PortRange{First: 4000, Last: 4002}
-		if _, _, err := s.db.Register(t.Context(), m, req); err != nil {
+		if _, _, err := s.db.Agents.Register(t.Context(), m, req); err != nil {
 			t.Fatal(err)
 		}
 		s.agents = append(s.agents, a)
@@ -69,7 +69,7 @@ func (s *gangStage) rankOf(id berth.JobID, attempt, rank int) (*agent, berth.Ran
 func (s *gangStage) claim(id berth.JobID, attempt, rank int) berth.Claim {
 	s.t.Helper()
 	a, p := s.rankOf(id, attempt, rank)
-	c, err := s.db.Claim(s.t.Context(), a.machine, berth.ClaimRequest{AgentBoot: a.boot, Epoch: 1, Alloc: p.Alloc, Job: id, Attempt: attempt})
+	c, err := s.db.Agents.Claim(s.t.Context(), a.machine, berth.ClaimRequest{AgentBoot: a.boot, Epoch: 1, Alloc: p.Alloc, Job: id, Attempt: attempt})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func (s *gangStage) tell(id berth.JobID, attempt, rank int, phase berth.Phase, e
 	mu.(*sync.Mutex).Lock()
 	defer mu.(*sync.Mutex).Unlock()
 	a.seq++
-	_, err := s.db.Sync(s.t.Context(), a.machine, berth.SyncRequest{AgentBoot: a.boot, Epoch: 1, Seq: a.seq, Reports: []berth.RankReport{p}, Brief: true})
+	_, err := s.db.Agents.Sync(s.t.Context(), a.machine, berth.SyncRequest{AgentBoot: a.boot, Epoch: 1, Seq: a.seq, Reports: []berth.RankReport{p}, Brief: true})
 	return err
 }
 
@@ -183,7 +183,7 @@ func TestACancelMeetsTheStartOfAGang(t *testing.T) {
 			}
 		})
 		all.Go(func() {
-			if _, err := s.db.RequestCancel(t.Context(), "", id, "user:test", nil); err != nil {
+			if _, err := s.db.Jobs.RequestCancel(t.Context(), "", id, "user:test", nil); err != nil {
 				t.Error(err)
 			}
 		})
@@ -211,7 +211,7 @@ func (s *gangStage) failed() (id berth.JobID, attempt int) {
 	attempt = s.begin(id, on("m0", whole(0)), on("m1", whole(0)), on("m2", whole(0)))
 	s.runs(id, attempt, 3)
 	s.mustTell(id, attempt, 1, berth.PhaseSealed, ended(berth.CauseExited, 3))
-	if stopped, err := s.db.StopAttempt(s.t.Context(), id, attempt); err != nil || !stopped {
+	if stopped, err := s.db.Attempts.Stop(s.t.Context(), id, attempt); err != nil || !stopped {
 		s.t.Fatal(stopped, err)
 	}
 	return id, attempt
@@ -234,7 +234,7 @@ func TestTheOtherRanksOfAGangStopAndTheirRoomIsKept(t *testing.T) {
 		s.mustTell(id, attempt, rank, berth.PhaseSealed, ended(berth.CauseOrdered, 143))
 	}
 	s.mustRefuse(s.term, s.start(thief, on("m0", whole(0))), "kept")
-	if n, err := s.db.ClearEarmarks(t.Context(), s.term); err != nil || n != 0 {
+	if n, err := s.db.Queue.ClearNominations(t.Context(), s.term); err != nil || n != 0 {
 		t.Errorf("cleared %d, %v", n, err)
 	}
 	if r := s.settle(id, attempt); r.Next != berth.Retrying {
@@ -263,7 +263,7 @@ func TestRoomKeptForARepairIsGivenUp(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(s *gangStage, id berth.JobID, attempt int) error{
 		"on cancel while it stops": func(s *gangStage, id berth.JobID, _ int) error {
-			_, err := s.db.RequestCancel(s.t.Context(), "", id, "user:test", nil)
+			_, err := s.db.Jobs.RequestCancel(s.t.Context(), "", id, "user:test", nil)
 			return err
 		},
 		"on cancel while it waits": func(s *gangStage, id berth.JobID, attempt int) error {
@@ -271,7 +271,7 @@ func TestRoomKeptForARepairIsGivenUp(t *testing.T) {
 				s.mustTell(id, attempt, rank, berth.PhaseSealed, ended(berth.CauseOrdered, 143))
 			}
 			s.settle(id, attempt)
-			_, err := s.db.RequestCancel(s.t.Context(), "", id, "user:test", nil)
+			_, err := s.db.Jobs.RequestCancel(s.t.Context(), "", id, "user:test", nil)
 			return err
 		},
 		"in time": func(s *gangStage, id berth.JobID, attempt int) error {
@@ -282,15 +282,15 @@ func TestRoomKeptForARepairIsGivenUp(t *testing.T) {
 			if left := one[float64](s.stage, `SELECT max(extract(epoch FROM expires_at - now()))::float8 FROM earmarks`); left > 60 {
 				return errors.New("it is kept for more than a minute")
 			}
-			if n, err := s.db.ClearEarmarks(s.t.Context(), s.term); n != 0 || err != nil {
+			if n, err := s.db.Queue.ClearNominations(s.t.Context(), s.term); n != 0 || err != nil {
 				return errors.Join(errors.New("given up too soon"), err)
 			}
 			mustExec(s.t, s.pool, `UPDATE earmarks SET expires_at = now() - interval '1 ms'`)
-			_, err := s.db.ClearEarmarks(s.t.Context(), s.term)
+			_, err := s.db.Queue.ClearNominations(s.t.Context(), s.term)
 			return err
 		},
 		"for another gang": func(s *gangStage, id berth.JobID, _ int) error {
-			_, err := s.db.GiveUpRepairs(s.t.Context(), s.term, []berth.JobID{id})
+			_, err := s.db.Queue.GiveUpRepairs(s.t.Context(), s.term, []berth.JobID{id})
 			return err
 		},
 		"when its attempt is the last": func(s *gangStage, id berth.JobID, attempt int) error {
@@ -335,10 +335,10 @@ func TestTwoFailingRanksSpendOneAttempt(t *testing.T) {
 			if err := s.tell(id, attempt, rank, berth.PhaseSealed, x); err != nil {
 				t.Error(err)
 			}
-			if _, err := s.db.StopAttempt(t.Context(), id, attempt); err != nil {
+			if _, err := s.db.Attempts.Stop(t.Context(), id, attempt); err != nil {
 				t.Error(err)
 			}
-			if _, err := s.db.Settle(t.Context(), id, attempt); err != nil {
+			if _, err := s.db.Attempts.Settle(t.Context(), id, attempt); err != nil {
 				t.Error(err)
 			}
 		})
@@ -370,13 +370,13 @@ func TestANewLeaderRepairsAGang(t *testing.T) {
 	}
 	s.settle(id, attempt)
 	start := s.start(id, on("m0", whole(0)), on("m1", whole(0)), on("m2", whole(0)))
-	if _, err := s.db.CommitStarts(t.Context(), old, []berth.Start{start}); err == nil {
+	if _, err := s.db.Queue.CommitStarts(t.Context(), old, []berth.Start{start}); err == nil {
 		t.Error("a deposed leader placed the gang")
 	}
-	if _, err := s.db.GiveUpRepairs(t.Context(), old, []berth.JobID{id}); err == nil || s.earmarked(id) == "" {
+	if _, err := s.db.Queue.GiveUpRepairs(t.Context(), old, []berth.JobID{id}); err == nil || s.earmarked(id) == "" {
 		t.Errorf("a deposed leader gave the room up: %v", err)
 	}
-	c, err := s.db.LoadQueue(t.Context())
+	c, err := s.db.Queue.Load(t.Context())
 	if err != nil || len(c.Earmarks) != 2 || c.Earmarks[0].Victim != id || c.Earmarks[0].Asleep {
 		t.Errorf("earmarks are %+v, %v", c.Earmarks, err)
 	}
@@ -396,7 +396,7 @@ func TestAGangDoesNotWaitForEverForASlowMachine(t *testing.T) {
 		s.claim(id, attempt, rank)
 	}
 	s.mustTell(id, attempt, 2, berth.PhasePulling, nil)
-	kill := func() (int, error) { return s.db.KillUnprepared(t.Context(), s.term, patience, 10) }
+	kill := func() (int, error) { return s.db.Attempts.KillUnprepared(t.Context(), s.term, patience, 10) }
 	s.ago(`UPDATE allocations SET claimed_at = now() - interval '16 min'`)
 	repaired(t, "nobody waits yet", 0, kill)
 	s.mustTell(id, attempt, 0, berth.PhasePrepared, nil)
@@ -410,7 +410,7 @@ func TestAGangDoesNotWaitForEverForASlowMachine(t *testing.T) {
 	x := ended(berth.CauseNotStarted, 0)
 	x.StartedAt = time.Time{}
 	s.mustTell(id, attempt, 2, berth.PhaseSealed, x)
-	if stopped, err := s.db.StopAttempt(t.Context(), id, attempt); err != nil || !stopped {
+	if stopped, err := s.db.Attempts.Stop(t.Context(), id, attempt); err != nil || !stopped {
 		t.Fatal(stopped, err)
 	}
 	for rank := range 2 {
@@ -442,7 +442,7 @@ func TestTheHoleOfAGangIsWhereAMachineFellSilent(t *testing.T) {
 	s.orphan(id, attempt, 2)
 	mustExec(t, s.pool, `UPDATE machines SET state = 'lost', epoch = epoch + 1 WHERE id = 'm2'`)
 	s.mustTell(id, attempt, 0, berth.PhaseSealed, ended(berth.CauseExited, 1)) // it lost the other one
-	if stopped, err := s.db.StopAttempt(t.Context(), id, attempt); err != nil || !stopped {
+	if stopped, err := s.db.Attempts.Stop(t.Context(), id, attempt); err != nil || !stopped {
 		t.Fatal(stopped, err)
 	}
 	s.mustTell(id, attempt, 1, berth.PhaseSealed, ended(berth.CauseOrdered, 143))

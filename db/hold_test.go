@@ -36,7 +36,7 @@ func TestWhatIsHeldAroundIsReleasedWithTheOutermostAlone(t *testing.T) {
 	}
 	inside := []berth.JobID{s.at(id, "plain"), train, s.at(id, "train.a"), s.at(id, "train.b"), s.at(id, "train.b.x"), array, s.element(array, 0)}
 	for _, x := range inside {
-		err := s.db.Release(t.Context(), "default", x, "user:test")
+		err := s.db.Jobs.Release(t.Context(), "default", x, "user:test")
 		if berth.CodeOf(err) != berth.CodeConflict || !strings.Contains(err.Error(), "held with pipeline p ("+string(id)+")") {
 			t.Errorf("release of %s %s: %v", s.job(x).Kind, s.job(x).Step, err)
 		}
@@ -54,7 +54,7 @@ func TestWhatIsHeldAroundIsReleasedWithTheOutermostAlone(t *testing.T) {
 	s.release(train) // which is not held: no error
 
 	s.hold(array)
-	err := s.db.Release(t.Context(), "default", s.element(array, 1), "user:test")
+	err := s.db.Jobs.Release(t.Context(), "default", s.element(array, 1), "user:test")
 	if berth.CodeOf(err) != berth.CodeConflict || !strings.Contains(err.Error(), "held with array many ("+string(array)+")") {
 		t.Errorf("release of an element: %v", err)
 	}
@@ -78,7 +78,7 @@ func TestAHoldReachesBelowWhatWasHeldBefore(t *testing.T) {
 		},
 		"by one look": func(s *stage, id berth.JobID) {
 			mustExec(t, s.pool, `UPDATE jobs SET held = true, held_at = now(), version = version + 1 WHERE id = $1`, id)
-			if _, err := s.db.Tend(t.Context(), id); err != nil {
+			if _, err := s.db.Parents.Reconcile(t.Context(), id); err != nil {
 				t.Fatal(err)
 			}
 		},

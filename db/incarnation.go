@@ -28,7 +28,7 @@ const idLeap = 10_000_000
 // the identity; watermarks tell of those, see Leap.
 //
 // A role that may not read the server's identity notices nothing.
-func (d *DB) Incarnate(ctx context.Context) (incarnation int64, leapt bool, err error) {
+func (d *Leader) Incarnate(ctx context.Context) (incarnation int64, leapt bool, err error) {
 	var made leaps
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		leapt = false
@@ -72,7 +72,7 @@ func (d *DB) Incarnate(ctx context.Context) (incarnation int64, leapt bool, err 
 
 // Incarnation is the number of lives that the database has had: it grows with each
 // leap.
-func (d *DB) Incarnation(ctx context.Context) (n int64, err error) {
+func (d *Leader) Incarnation(ctx context.Context) (n int64, err error) {
 	err = d.pool.QueryRow(ctx, `SELECT incarnation FROM cluster`).Scan(&n)
 	return n, mapError(err, "cluster")
 }

@@ -15,23 +15,23 @@ func TestF15IDsAndTermsLeapInANewIncarnation(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	for range 2 { // the first look only notes what it sees
-		if n, leapt, err := s.db.Incarnate(t.Context()); err != nil || n != 1 || leapt {
+		if n, leapt, err := s.db.Leader.Incarnate(t.Context()); err != nil || n != 1 || leapt {
 			t.Fatalf("incarnation %d, leapt %v, %v", n, leapt, err)
 		}
 	}
 	id := s.submit(nil)
 	before := s.alloc(id, s.place(id, "m0"))
-	lease := s.db.OpenLease(db.LeaseLeader, "a")
+	lease := s.db.Leader.OpenLease(db.LeaseLeader, "a")
 	term, ok, err := lease.Acquire(t.Context(), time.Hour)
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}
 	alone := s.submit(func(j *berth.JobSpec) { j.Execution = berth.AtMostOne })
 	s.ago(`UPDATE cluster SET system = 'another/1'`)
-	if n, leapt, err := s.db.Incarnate(t.Context()); err != nil || n != 2 || !leapt {
+	if n, leapt, err := s.db.Leader.Incarnate(t.Context()); err != nil || n != 2 || !leapt {
 		t.Fatalf("incarnation %d, leapt %v, %v", n, leapt, err)
 	}
-	if n, leapt, err := s.db.Incarnate(t.Context()); err != nil || n != 2 || leapt {
+	if n, leapt, err := s.db.Leader.Incarnate(t.Context()); err != nil || n != 2 || leapt {
 		t.Errorf("again: incarnation %d, leapt %v, %v", n, leapt, err)
 	}
 	for job, held := range map[berth.JobID]bool{id: false, alone: true} {
@@ -47,10 +47,10 @@ func TestF15IDsAndTermsLeapInANewIncarnation(t *testing.T) {
 	if after := s.alloc(next, s.place(next, "m1")); after < before+1_000_000 {
 		t.Errorf("allocation %d follows %d", after, before)
 	}
-	if _, err := s.db.KillStray(t.Context(), term, 10); err != nil {
+	if _, err := s.db.Attempts.KillStray(t.Context(), term, 10); err != nil {
 		t.Fatal(err) // there is none, so nothing was written
 	}
-	if _, err := s.db.CommitStarts(t.Context(), term, []berth.Start{{Job: id}}); !berth.IsSlug(err, berth.SlugStaleEpoch) {
+	if _, err := s.db.Queue.CommitStarts(t.Context(), term, []berth.Start{{Job: id}}); !berth.IsSlug(err, berth.SlugStaleEpoch) {
 		t.Errorf("the old term commits: %v", err)
 	}
 	again, ok, err := lease.Acquire(t.Context(), time.Hour)

@@ -140,7 +140,7 @@ func collectSteps(rows pgx.Rows) (map[string]berth.JobID, error) {
 // ContentFor returns the object that holds an archive, an upload or another
 // job's output, for the machine that holds an allocation of a job which needs
 // it: at the current attempt, in the machine's current session.
-func (d *DB) ContentFor(ctx context.Context, machine berth.MachineID, at Session, alloc berth.AllocationID, a berth.Address) (object string, err error) {
+func (d *Objects) ContentFor(ctx context.Context, machine berth.MachineID, at Session, alloc berth.AllocationID, a berth.Address) (object string, err error) {
 	var folder string
 	err = d.pool.QueryRow(ctx, `
 		SELECT coalesce((

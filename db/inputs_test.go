@@ -32,16 +32,16 @@ func (s *stage) claims(id berth.JobID, on berth.MachineID) (inputs []berth.Claim
 	attempt := s.place(id, string(on))
 	alloc := one[int64](s, `SELECT id FROM allocations WHERE job = $1 AND attempt = $2`, id, attempt)
 	at := db.Session{AgentBoot: one[string](s, `SELECT agent_boot FROM machines WHERE id = $1`, on), Epoch: 1}
-	c, err := s.db.Claim(s.t.Context(), on, berth.ClaimRequest{AgentBoot: at.AgentBoot, Epoch: 1, Alloc: berth.AllocationID(alloc), Job: id, Attempt: attempt})
+	c, err := s.db.Agents.Claim(s.t.Context(), on, berth.ClaimRequest{AgentBoot: at.AgentBoot, Epoch: 1, Alloc: berth.AllocationID(alloc), Job: id, Attempt: attempt})
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	for _, in := range c.Inputs {
-		if object, err = s.db.ContentFor(s.t.Context(), on, at, c.Alloc, in.Address); err != nil {
+		if object, err = s.db.Objects.ContentFor(s.t.Context(), on, at, c.Alloc, in.Address); err != nil {
 			s.t.Fatal(err)
 		}
 	}
-	if _, err := s.db.ContentFor(s.t.Context(), on, at, c.Alloc, berth.Address("sha256:"+strings.Repeat("f", 64))); berth.CodeOf(err) != berth.CodeNotFound {
+	if _, err := s.db.Objects.ContentFor(s.t.Context(), on, at, c.Alloc, berth.Address("sha256:"+strings.Repeat("f", 64))); berth.CodeOf(err) != berth.CodeNotFound {
 		s.t.Errorf("content that is none of its: %v", err)
 	}
 	return c.Inputs, object
@@ -86,7 +86,7 @@ func TestOutputsOfNobodyAreRefused(t *testing.T) {
 		"still running":   {Tenant: "default", Spec: s.spec(takes(running, "model"))},
 		"another tenants": {Tenant: "b", Spec: s.spec(takes(ended, "model"))},
 	} {
-		_, _, err := s.db.Submit(t.Context(), in)
+		_, _, err := s.db.Jobs.Submit(t.Context(), in)
 		e, ok := errors.AsType[*berth.Error](err)
 		if !ok || !berth.IsSlug(err, berth.SlugInvalidSpec) || len(e.Fields) != 1 || e.Fields[0].Field != "inputs[0].from" {
 			t.Errorf("%s: %v", what, err)
@@ -127,7 +127,7 @@ func (s *stage) line() berth.JobID {
 	a.Outputs = []berth.Output{{Name: "model", Path: "/out"}}
 	c.Inputs = []berth.Input{{From: "job:a/model", To: "/data"}}
 	p.Jobs["a"], p.Jobs["c"] = a, c
-	job, _, err := s.db.SubmitPipeline(s.t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p.WithDefaults(), Actor: "user:test"})
+	job, _, err := s.db.Jobs.SubmitPipeline(s.t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p.WithDefaults(), Actor: "user:test"})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -149,11 +149,11 @@ func TestAStepTakesWhatAnotherHasLeft(t *testing.T) {
 		t.Fatalf("it is %s", j.Status)
 	}
 	// By itself, and as a part of the rest, the step takes what was left then.
-	alone, _, err := s.db.Retry(t.Context(), "default", s.step(id, "c"), "user:test")
+	alone, _, err := s.db.Jobs.Retry(t.Context(), "default", s.step(id, "c"), "user:test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	rest, _, err := s.db.RetryFailed(t.Context(), "default", id, "user:test")
+	rest, _, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +188,7 @@ func TestTheElementsOfAStepRetriedTakeWhatAnotherHasLeft(t *testing.T) {
 	a.Outputs = []berth.Output{{Name: "model", Path: "/out"}}
 	b.Inputs, b.Array = []berth.Input{{From: "job:a/model", To: "/data"}}, &berth.Array{Size: 2}
 	p.Jobs["a"], p.Jobs["b"] = a, b
-	job, _, err := s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p.WithDefaults(), Actor: "user:test"})
+	job, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p.WithDefaults(), Actor: "user:test"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +207,7 @@ func TestTheElementsOfAStepRetriedTakeWhatAnotherHasLeft(t *testing.T) {
 	s.finish(s.element(array, 1), 1)
 	s.tend(array)
 	s.tend(job.ID)
-	rest, _, err := s.db.RetryFailed(t.Context(), "default", array, "user:test")
+	rest, _, err := s.db.Jobs.RetryFailed(t.Context(), "default", array, "user:test")
 	if err != nil {
 		t.Fatal(err)
 	}

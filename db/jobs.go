@@ -107,9 +107,9 @@ const lostWork = `
 	) b
 	LEFT JOIN checkpoints c ON c.job = t.job AND c.attempt = t.attempt AND c.step = b.step`
 
-// Job returns all that is known of a job, archived ones included. Tenant ""
+// Get returns all that is known of a job, archived ones included. Tenant ""
 // means any; another tenant's job is answered like one that does not exist.
-func (d *DB) Job(ctx context.Context, tenant berth.TenantID, id berth.JobID) (berth.Job, error) {
+func (d *Jobs) Get(ctx context.Context, tenant berth.TenantID, id berth.JobID) (berth.Job, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT `+fullDocument+`
 		FROM jobs j
@@ -127,33 +127,9 @@ func (d *DB) Job(ctx context.Context, tenant berth.TenantID, id berth.JobID) (be
 	return job, mapError(err, "job "+string(id))
 }
 
-// LogJob is what a reader of a job's logs must know of the job.
-type LogJob struct {
-	Tenant  berth.TenantID
-	Attempt int // the latest
-	Members int // 0: not known, as of a pipeline
-}
-
-// ReadLogJob reads it, of archived jobs too. It costs a fraction of Job. Tenant ""
-// means any.
-func ReadLogJob(ctx context.Context, d *DB, tenant berth.TenantID, id berth.JobID) (j LogJob, err error) {
-	err = d.pool.QueryRow(ctx, `
-		SELECT j.tenant, j.attempt, CASE WHEN j.kind = 'pipeline' THEN 0 ELSE coalesce((
-			SELECT (s.spec ->> 'members')::integer FROM job_specs s WHERE s.job = j.id), 0) END
-		FROM jobs j
-		WHERE j.id = @id AND (@tenant = '' OR j.tenant = @tenant)
-		UNION ALL
-		SELECT tenant, (job ->> 'attempt')::integer, coalesce((job -> 'spec' ->> 'members')::integer, 0)
-		FROM archived_jobs
-		WHERE id = @id AND (@tenant = '' OR tenant = @tenant)
-		LIMIT 1`,
-		pgx.NamedArgs{"id": id, "tenant": string(tenant)}).Scan(&j.Tenant, &j.Attempt, &j.Members)
-	return j, mapError(err, "job "+string(id))
-}
-
-// JobState returns where a job stands and its current attempt, as followers of
+// State returns where a job stands and its current attempt, as followers of
 // its events and logs need it: cheaply.
-func (d *DB) JobState(ctx context.Context, tenant berth.TenantID, id berth.JobID) (state berth.State, attempt int, err error) {
+func (d *Jobs) State(ctx context.Context, tenant berth.TenantID, id berth.JobID) (state berth.State, attempt int, err error) {
 	err = d.pool.QueryRow(ctx, `
 		SELECT state, attempt
 		FROM jobs
@@ -175,9 +151,9 @@ type JobMark struct {
 	LogBytes int64 // of all attempts and members
 }
 
-// JobMark returns a job's present mark. A job that is archived, or unknown, has
+// Mark returns a job's present mark. A job that is archived, or unknown, has
 // one that does not change.
-func (d *DB) JobMark(ctx context.Context, id berth.JobID) (m JobMark, err error) {
+func (d *Jobs) Mark(ctx context.Context, id berth.JobID) (m JobMark, err error) {
 	err = d.pool.QueryRow(ctx, `
 		SELECT coalesce((SELECT state || ' ' || attempt FROM jobs WHERE id = @id), 'archived'),
 			coalesce((SELECT max(seq) FROM job_events WHERE job = @id), 0),
@@ -186,9 +162,9 @@ func (d *DB) JobMark(ctx context.Context, id berth.JobID) (m JobMark, err error)
 	return m, mapError(err, "job "+string(id))
 }
 
-// ResolveJob returns the job that id names: a whole id, or the beginning of
+// Resolve returns the job that id names: a whole id, or the beginning of
 // just one of the tenant's.
-func (d *DB) ResolveJob(ctx context.Context, tenant berth.TenantID, id string) (berth.JobID, error) {
+func (d *Jobs) Resolve(ctx context.Context, tenant berth.TenantID, id string) (berth.JobID, error) {
 	lo, hi, ok := idRange(strings.ToLower(id))
 	if !ok {
 		return "", berth.Errorf(berth.CodeNotFound, "no such job %s", id)

@@ -19,7 +19,7 @@ const SlugMachineExists = "machine_exists"
 // came as far as registering, or silent with nothing left on it; a live
 // machine's name is refused, because two hosts under one name would void what
 // a new boot id proves.
-func (d *DB) Join(ctx context.Context, joinToken string, machine berth.MachineID) (token, cluster string, err error) {
+func (d *JoinTokens) Join(ctx context.Context, joinToken string, machine berth.MachineID) (token, cluster string, err error) {
 	joinID, sum, ok := tokenID(joinTokenPrefix, joinToken)
 	if !ok {
 		return "", "", errUnauthorized()
@@ -52,9 +52,9 @@ func (d *DB) Join(ctx context.Context, joinToken string, machine berth.MachineID
 	return token, cluster, nil
 }
 
-// CheckJoinTokens reports for each join token, in order, whether Join would take
+// Check reports for each join token, in order, whether Join would take
 // it now. It spends none of them; Join decides.
-func (d *DB) CheckJoinTokens(ctx context.Context, tokens []string) ([]bool, error) {
+func (d *JoinTokens) Check(ctx context.Context, tokens []string) ([]bool, error) {
 	ids := make([]string, len(tokens))
 	for i, t := range tokens {
 		ids[i], _, _ = tokenID(joinTokenPrefix, t)

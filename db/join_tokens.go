@@ -16,9 +16,9 @@ const joinTokenDocument = `jsonb_strip_nulls(jsonb_build_object(
 			'id', id, 'pool', pool, 'labels', labels, 'created_by', created_by, 'created_at', created_at,
 			'expires_at', expires_at, 'used_by', used_by, 'used_at', used_at))`
 
-// CreateJoinToken makes a join token and returns it with its secret, which is
+// Create makes a join token and returns it with its secret, which is
 // nowhere stored.
-func (d *DB) CreateJoinToken(ctx context.Context, n berth.NewJoinToken, actor string) (berth.JoinToken, error) {
+func (d *JoinTokens) Create(ctx context.Context, n berth.NewJoinToken, actor string) (berth.JoinToken, error) {
 	if n.TTL == 0 {
 		n.TTL = berth.Duration(JoinTokenTTL)
 	}
@@ -39,13 +39,13 @@ func (d *DB) CreateJoinToken(ctx context.Context, n berth.NewJoinToken, actor st
 	return t, nil
 }
 
-// JoinTokens lists join tokens, oldest first.
-func (d *DB) JoinTokens(ctx context.Context, p Paging) (tokens []berth.JoinToken, next string, err error) {
-	return tokenPage(ctx, d, "join_tokens", joinTokenDocument, p, func(t berth.JoinToken) []any { return []any{t.CreatedAt, t.ID} })
+// List lists join tokens, oldest first.
+func (d *JoinTokens) List(ctx context.Context, p Paging) (tokens []berth.JoinToken, next string, err error) {
+	return tokenPage(ctx, d.core, "join_tokens", joinTokenDocument, p, func(t berth.JoinToken) []any { return []any{t.CreatedAt, t.ID} })
 }
 
-// RevokeJoinToken makes a join token useless. One that was used stays used.
-func (d *DB) RevokeJoinToken(ctx context.Context, id string) error {
+// Revoke makes a join token useless. One that was used stays used.
+func (d *JoinTokens) Revoke(ctx context.Context, id string) error {
 	tag, err := d.pool.Exec(ctx, `
 		UPDATE join_tokens
 		SET expires_at = least(expires_at, now())

@@ -31,7 +31,7 @@ type Term struct {
 // Lease is a process's bid for a named lease. It has a connection of its own,
 // so that a crowded pool costs nobody the lead. It is not for concurrent use.
 type Lease struct {
-	db     *DB
+	db     *core
 	name   string
 	holder string
 	conn   *pgx.Conn
@@ -39,8 +39,8 @@ type Lease struct {
 
 // OpenLease prepares a bid for the named lease. holder must be random per
 // process: a restart is a new holder.
-func (d *DB) OpenLease(name, holder string) *Lease {
-	return &Lease{db: d, name: name, holder: holder}
+func (d *Leader) OpenLease(name, holder string) *Lease {
+	return &Lease{db: d.core, name: name, holder: holder}
 }
 
 // Acquire takes the lease if nobody else holds it, or renews it if we do; ok
@@ -148,21 +148,6 @@ func (t Term) errDeposed() error {
 	return berth.ErrStaleEpoch("term %d of lease %s is over", t.Epoch, t.Name)
 }
 
-// leaderTx is tx for writes of a leader: fenced.
-func (d *DB) leaderTx(ctx context.Context, term Term, f func(tx pgx.Tx) error) error {
-	return d.tx(ctx, func(tx pgx.Tx) error {
-		var timeout string
-		err := tx.QueryRow(ctx, fence, term.args()).Scan(&timeout)
-		if errors.Is(err, pgx.ErrNoRows) {
-			return term.errDeposed()
-		}
-		if err != nil {
-			return err
-		}
-		return f(tx)
-	})
-}
-
 // BeaconTTL is how long no API replica may be able to write, at most, before
 // that counts as a gap, during which silent machines prove nothing. Where
 // machines are suspect sooner a gap is shorter too; see Silence.Beacon.
@@ -172,7 +157,7 @@ const BeaconTTL = 10 * time.Second
 // updates none of them, but waits for a lock on the table as a renewal would. Each
 // replica calls it every few seconds. The first call after a gap, which is longer
 // than ttl, starts the grace in which no machine is declared lost.
-func (d *DB) RenewBeacon(ctx context.Context, holder string, ttl, grace time.Duration) error {
+func (d *Leader) RenewBeacon(ctx context.Context, holder string, ttl, grace time.Duration) error {
 	_, err := d.vital.Exec(ctx, `
 		WITH writable AS (
 			UPDATE machine_leases SET seq = seq WHERE machine_id = ''

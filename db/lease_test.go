@@ -17,7 +17,7 @@ import (
 
 func (s *stage) lead(holder string, ttl time.Duration) (db.Term, bool) {
 	s.t.Helper()
-	lease := s.db.OpenLease(db.LeaseLeader, holder)
+	lease := s.db.Leader.OpenLease(db.LeaseLeader, holder)
 	term, ok, err := lease.Acquire(s.t.Context(), ttl)
 	if err != nil {
 		s.t.Fatal(err)
@@ -60,7 +60,7 @@ func TestOneHolderAtATime(t *testing.T) {
 	if !ok || b.Epoch != 2 {
 		t.Fatalf("takeover after expiry: %+v %v", b, ok)
 	}
-	if _, err := s.db.CommitStarts(t.Context(), a, []berth.Start{{Job: jobA, Version: 1, Attempt: 1}}); !berth.IsSlug(err, berth.SlugStaleEpoch) {
+	if _, err := s.db.Queue.CommitStarts(t.Context(), a, []berth.Start{{Job: jobA, Version: 1, Attempt: 1}}); !berth.IsSlug(err, berth.SlugStaleEpoch) {
 		t.Errorf("a deposed leader's commit: %v", err)
 	}
 }
@@ -68,7 +68,7 @@ func TestOneHolderAtATime(t *testing.T) {
 func TestClosedLeaseIsFreeAtOnce(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	lease := s.db.OpenLease(db.LeaseLeader, "a")
+	lease := s.db.Leader.OpenLease(db.LeaseLeader, "a")
 	if _, ok, err := lease.Acquire(t.Context(), time.Hour); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
@@ -97,7 +97,7 @@ func TestTakeoverWaitsForACommitUnderWay(t *testing.T) {
 	defer cancel()
 	took := make(chan bool, 1)
 	go func() {
-		_, ok, err := s.db.OpenLease(db.LeaseLeader, "b").Acquire(ctx, time.Hour)
+		_, ok, err := s.db.Leader.OpenLease(db.LeaseLeader, "b").Acquire(ctx, time.Hour)
 		took <- ok || err == nil
 	}()
 	s.blocked(1)
@@ -128,7 +128,7 @@ func TestTheDatabaseURLDoesNotLoosenTheCutOfAFrozenLeader(t *testing.T) {
 	if err := d.Pool().QueryRow(t.Context(), show).Scan(&others); err != nil {
 		t.Fatal(err)
 	}
-	term, ok, err := d.OpenLease(db.LeaseLeader, "a").Acquire(t.Context(), time.Hour)
+	term, ok, err := d.Leader.OpenLease(db.LeaseLeader, "a").Acquire(t.Context(), time.Hour)
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}
@@ -181,7 +181,7 @@ func TestGraceFollowsAGapAndNothingElse(t *testing.T) {
 	}
 	beat := func() {
 		t.Helper()
-		if err := s.db.RenewBeacon(t.Context(), "x", db.BeaconTTL, time.Minute); err != nil {
+		if err := s.db.Leader.RenewBeacon(t.Context(), "x", db.BeaconTTL, time.Minute); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -216,9 +216,9 @@ func (f JobFilter) labelWalk(conditions []string, after *jobCursor, args pgx.Nam
 			)`
 }
 
-// Jobs returns a page of jobs, newest first, archived ones included, and the
+// List returns a page of jobs, newest first, archived ones included, and the
 // cursor of the next page, "" after the last.
-func (d *DB) Jobs(ctx context.Context, f JobFilter) ([]berth.Job, string, error) {
+func (d *Jobs) List(ctx context.Context, f JobFilter) ([]berth.Job, string, error) {
 	if f.Limit <= 0 {
 		f.Limit = DefaultPage
 	}

@@ -138,7 +138,7 @@ func TestListsByStatusNameAndLabelSelectWhereverAJobLies(t *testing.T) {
 	s.archive(1)
 	name := s.job(live).Name
 	value := "v"
-	if err := s.db.UpdateJob(t.Context(), "default", live, berth.JobPatch{Labels: map[string]*string{"k": &value}}, "user:test"); err != nil {
+	if err := s.db.Jobs.Update(t.Context(), "default", live, berth.JobPatch{Labels: map[string]*string{"k": &value}}, "user:test"); err != nil {
 		t.Fatal(err)
 	}
 	for what, row := range map[string]struct {
@@ -164,7 +164,7 @@ func TestListsByStatusNameAndLabelSelectWhereverAJobLies(t *testing.T) {
 		row.filter.Limit = 1 // so that the pages join
 		var got []berth.JobID
 		for {
-			jobs, next, err := s.db.Jobs(t.Context(), row.filter)
+			jobs, next, err := s.db.Jobs.List(t.Context(), row.filter)
 			if err != nil {
 				t.Fatalf("%s: %v", what, err)
 			}

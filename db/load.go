@@ -42,7 +42,7 @@ const viewJob = `
 // Load tells a workflow how its job stands. A submitted job becomes queued by
 // it: that its workflow looks is what the state means. Both statements travel
 // in one round trip.
-func (d *DB) Load(ctx context.Context, id berth.JobID) (berth.JobView, error) {
+func (d *Jobs) Load(ctx context.Context, id berth.JobID) (berth.JobView, error) {
 	args := pgx.NamedArgs{"job": id, "window": GrantWindow}
 	batch := &pgx.Batch{}
 	batch.Queue(queueSubmitted, args)
@@ -63,7 +63,7 @@ func (d *DB) Load(ctx context.Context, id berth.JobID) (berth.JobView, error) {
 }
 
 // View is Load for who has loaded the job before: it only reads.
-func (d *DB) View(ctx context.Context, id berth.JobID) (berth.JobView, error) {
+func (d *Jobs) View(ctx context.Context, id berth.JobID) (berth.JobView, error) {
 	view, err := scanView(d.pool.QueryRow(ctx, viewJob, pgx.NamedArgs{"job": id, "window": GrantWindow}))
 	return view, mapError(err, "job "+string(id))
 }

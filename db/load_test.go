@@ -77,7 +77,7 @@ func TestLoadOfAWaitingJobShowsNoOldRanks(t *testing.T) {
 func TestLoadOfAMissingJobIsNotFound(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	if _, err := s.db.Load(t.Context(), jobA); berth.CodeOf(err) != berth.CodeNotFound {
+	if _, err := s.db.Jobs.Load(t.Context(), jobA); berth.CodeOf(err) != berth.CodeNotFound {
 		t.Errorf("got %v", err)
 	}
 }
@@ -86,12 +86,12 @@ func TestViewOnlyReads(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	id := s.submit(nil)
-	before, err := s.db.View(t.Context(), id)
+	before, err := s.db.Jobs.View(t.Context(), id)
 	if err != nil || before.State != berth.Submitted {
 		t.Errorf("a submitted job is %+v, %v", before, err)
 	}
 	loaded := s.load(id)
-	after, err := s.db.View(t.Context(), id)
+	after, err := s.db.Jobs.View(t.Context(), id)
 	if diff := cmp.Diff(loaded, after); err != nil || diff != "" {
 		t.Errorf("%v (-load +view):\n%s", err, diff)
 	}

@@ -26,7 +26,7 @@ func TestReportsKeepTheLockOrder(t *testing.T) {
 	var agents []*agent
 	for _, m := range machines {
 		a := &agent{stage: s, machine: m, host: "h", boot: "b", epoch: 1}
-		if _, _, err := s.db.Register(t.Context(), m, a.request()); err != nil {
+		if _, _, err := s.db.Agents.Register(t.Context(), m, a.request()); err != nil {
 			t.Fatal(err)
 		}
 		agents = append(agents, a)
@@ -71,7 +71,7 @@ func TestReportsKeepTheLockOrder(t *testing.T) {
 					}
 					for part := range slices.Chunk(mine, size) {
 						a.seq++
-						_, err := a.db.Sync(t.Context(), a.machine, berth.SyncRequest{AgentBoot: a.boot, Epoch: 1, Seq: a.seq, Reports: part})
+						_, err := a.db.Agents.Sync(t.Context(), a.machine, berth.SyncRequest{AgentBoot: a.boot, Epoch: 1, Seq: a.seq, Reports: part})
 						if err != nil {
 							t.Errorf("%s: %v", a.machine, err)
 						}
@@ -83,7 +83,7 @@ func TestReportsKeepTheLockOrder(t *testing.T) {
 	all.Go(func() {
 		for i, id := range jobIDs {
 			if i%3 == 0 {
-				if _, err := s.db.RequestCancel(t.Context(), "", id, "user:x", nil); err != nil {
+				if _, err := s.db.Jobs.RequestCancel(t.Context(), "", id, "user:x", nil); err != nil {
 					t.Error(err)
 				}
 			}
@@ -92,7 +92,7 @@ func TestReportsKeepTheLockOrder(t *testing.T) {
 	all.Go(func() {
 		for range 3 {
 			for _, id := range jobIDs {
-				if _, err := s.db.Settle(t.Context(), id, 1); err != nil {
+				if _, err := s.db.Attempts.Settle(t.Context(), id, 1); err != nil {
 					t.Error(err)
 				}
 			}
@@ -136,7 +136,7 @@ func TestSubmitsLockUploadsBeforeTheirTenant(t *testing.T) {
 	s := newStage(t)
 	address := berth.Address("sha256:" + strings.Repeat("a", 64))
 	most := 100
-	if err := s.db.SetQuota(t.Context(), berth.Quota{Tenant: "default", MaxQueued: &most}); err != nil {
+	if err := s.db.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: "default", MaxQueued: &most}); err != nil {
 		t.Fatal(err)
 	}
 	mustExec(t, s.pool, `INSERT INTO uploads (tenant, address, folder, files, bytes) VALUES ('default', $1, 'f', 1, 1)`, address)
@@ -150,7 +150,7 @@ func TestSubmitsLockUploadsBeforeTheirTenant(t *testing.T) {
 			p.Jobs["a"] = withCode(p.Jobs["a"])
 		}
 		return func() error {
-			_, _, err := s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p, Actor: "user:test"})
+			_, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p, Actor: "user:test"})
 			return err
 		}
 	}
@@ -158,7 +158,7 @@ func TestSubmitsLockUploadsBeforeTheirTenant(t *testing.T) {
 		spec := withCode(s.spec(nil))
 		spec.Array = array
 		return func() error {
-			_, _, err := s.db.Submit(t.Context(), db.Submission{Tenant: "default", Spec: spec, Actor: "user:test"})
+			_, _, err := s.db.Jobs.Submit(t.Context(), db.Submission{Tenant: "default", Spec: spec, Actor: "user:test"})
 			return err
 		}
 	}

@@ -50,7 +50,7 @@ func TestLockOnAnyTableMissesNoRenewal(t *testing.T) {
 		a := &agent{stage: s, machine: berth.MachineID(fmt.Sprintf("lock%d", i)), host: "host1", boot: "agent1"}
 		insertMachine(t, s.pool, string(a.machine), 2)
 		began := time.Now()
-		r, _, err := s.db.Register(t.Context(), a.machine, a.request())
+		r, _, err := s.db.Agents.Register(t.Context(), a.machine, a.request())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -64,7 +64,7 @@ func TestLockOnAnyTableMissesNoRenewal(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), agentWaits)
 			defer cancel()
 			began := time.Now()
-			answer, err := s.db.Sync(ctx, a.machine, berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest})
+			answer, err := s.db.Agents.Sync(ctx, a.machine, berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest})
 			took := time.Since(began)
 			if err != nil || !answer.Renewed || answer.Changed {
 				t.Errorf("with %s locked a sync was answered %+v, %v; want a renewed lease and no set", table, answer, err)
@@ -122,22 +122,22 @@ func TestLeaseEndsWithItsSession(t *testing.T) {
 		},
 		"confirmed dead": func(s *stage) {
 			mustExec(s.t, s.pool, `UPDATE machine_leases SET until = now() - interval '1 s'`)
-			if _, err := s.db.ConfirmDead(s.t.Context(), "m0", "operator:test"); err != nil {
+			if _, err := s.db.Machines.ConfirmDead(s.t.Context(), "m0", "operator:test"); err != nil {
 				s.t.Fatal(err)
 			}
 		},
 		"retired": func(s *stage) {
-			if err := s.db.Retire(s.t.Context(), "m0", "operator:test"); err != nil {
+			if err := s.db.Machines.Retire(s.t.Context(), "m0", "operator:test"); err != nil {
 				s.t.Fatal(err)
 			}
 		},
 		"joined anew": func(s *stage) {
 			mustExec(s.t, s.pool, `UPDATE machine_leases SET until = now() - interval '1 s'`)
-			j, err := s.db.CreateJoinToken(s.t.Context(), berth.NewJoinToken{}, "operator:test")
+			j, err := s.db.JoinTokens.Create(s.t.Context(), berth.NewJoinToken{}, "operator:test")
 			if err != nil {
 				s.t.Fatal(err)
 			}
-			if _, _, err := s.db.Join(s.t.Context(), j.Secret, "m0"); err != nil {
+			if _, _, err := s.db.JoinTokens.Join(s.t.Context(), j.Secret, "m0"); err != nil {
 				s.t.Fatal(err)
 			}
 		},
@@ -157,7 +157,7 @@ func TestLeaseEndsWithItsSession(t *testing.T) {
 			s.holding(accessExclusive("machines"), func() {
 				ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 				defer cancel()
-				answer, err := s.db.Sync(ctx, a.machine, berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest})
+				answer, err := s.db.Agents.Sync(ctx, a.machine, berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest})
 				if berth.CodeOf(err) != berth.CodeUnavailable {
 					t.Errorf("a sync of a session that is over was answered %+v, %v while machines was locked", answer, err)
 				}
@@ -180,14 +180,14 @@ func TestNobodyIsLostForALockOnLeases(t *testing.T) {
 	term := s.term()
 	s.register("host1", "agent1")
 	const ttl = 50 * time.Millisecond
-	if err := s.db.RenewBeacon(t.Context(), "api", ttl, time.Minute); err != nil {
+	if err := s.db.Leader.RenewBeacon(t.Context(), "api", ttl, time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	s.quiet("m0", time.Hour)
 	beaten := make(chan error, 1)
 	for _, mode := range []string{"ACCESS EXCLUSIVE", "SHARE"} { // ALTER TABLE, CREATE INDEX
 		s.holding("LOCK TABLE machine_leases IN "+mode+" MODE", func() {
-			go func() { beaten <- s.db.RenewBeacon(context.WithoutCancel(t.Context()), "api", ttl, time.Minute) }()
+			go func() { beaten <- s.db.Leader.RenewBeacon(context.WithoutCancel(t.Context()), "api", ttl, time.Minute) }()
 			s.blocked(1)
 			s.until("the beacon has expired", func() bool {
 				return one[bool](s, `SELECT expires_at < clock_timestamp() FROM leases WHERE name = 'api'`)
@@ -196,7 +196,7 @@ func TestNobodyIsLostForALockOnLeases(t *testing.T) {
 		if err := <-beaten; err != nil {
 			t.Fatal(err)
 		}
-		if proves, err := s.db.SilenceProves(t.Context()); err != nil || proves {
+		if proves, err := s.db.Machines.SilenceProves(t.Context()); err != nil || proves {
 			t.Errorf("after a lock in mode %s silence proves something: %v, %v", mode, proves, err)
 		}
 		if due, _ := s.overdue(); len(due) != 0 {
@@ -206,7 +206,7 @@ func TestNobodyIsLostForALockOnLeases(t *testing.T) {
 			t.Errorf("after a lock in mode %s: verdict %+v", mode, v)
 		}
 		mustExec(t, s.pool, `DELETE FROM leases WHERE name = 'grace'`)
-		if err := s.db.RenewBeacon(t.Context(), "api", ttl, time.Minute); err != nil {
+		if err := s.db.Leader.RenewBeacon(t.Context(), "api", ttl, time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		mustExec(t, s.pool, `DELETE FROM leases WHERE name = 'grace'`)
@@ -218,8 +218,8 @@ func TestNobodyIsLostForALockOnLeases(t *testing.T) {
 func TestLeaderWhoseWriteWaitsForALockKeepsTheLead(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	lease := s.db.OpenLease(db.LeaseLeader, "a")
-	other := s.db.OpenLease(db.LeaseLeader, "b")
+	lease := s.db.Leader.OpenLease(db.LeaseLeader, "a")
+	other := s.db.Leader.OpenLease(db.LeaseLeader, "b")
 	ctx := context.WithoutCancel(t.Context())
 	term, ok, err := lease.Acquire(ctx, time.Hour)
 	if err != nil || !ok {

@@ -15,10 +15,10 @@ type LogStart struct {
 	Skip   int   // lines from there that are not wanted
 }
 
-// LogStart returns where to begin to read the last tail lines (0: all) of a
+// Start returns where to begin to read the last tail lines (0: all) of a
 // rank's log that were written at or after since. Lines before since may still
 // follow from there.
-func (d *DB) LogStart(ctx context.Context, log berth.LogRef, tail int, since time.Time) (LogStart, error) {
+func (d *Logs) Start(ctx context.Context, log berth.LogRef, tail int, since time.Time) (LogStart, error) {
 	args := pgx.NamedArgs{"job": log.Job, "attempt": log.Attempt, "rank": log.Rank, "tail": tail, "since": since}
 	var start LogStart
 	if tail > 0 {

@@ -34,9 +34,9 @@ type LogChunk struct {
 	Cut     bool // the log ends with it, by a storage quota
 }
 
-// LogPlace returns where the log of an allocation stands, if this machine may
+// Place returns where the log of an allocation stands, if this machine may
 // append to it in this session: until the rank is sealed.
-func (d *DB) LogPlace(ctx context.Context, machine berth.MachineID, at Session, alloc berth.AllocationID) (LogPlace, error) {
+func (d *Logs) Place(ctx context.Context, machine berth.MachineID, at Session, alloc berth.AllocationID) (LogPlace, error) {
 	p := LogPlace{session: at, machine: machine}
 	err := d.pool.QueryRow(ctx, `
 		SELECT j.tenant, a.job::text, a.attempt, a.rank, a.log_bytes, a.log_cut
@@ -56,19 +56,10 @@ func (d *DB) LogPlace(ctx context.Context, machine berth.MachineID, at Session, 
 	return p, mapError(err, fmt.Sprintf("log of allocation %d", alloc))
 }
 
-// checkSession refuses a caller whose session is not the machine's current one.
-func (d *DB) checkSession(ctx context.Context, machine berth.MachineID, at Session) error {
-	s, err := d.session(ctx, machine)
-	if err != nil {
-		return err
-	}
-	return s.check(machine, at.AgentBoot, at.Epoch)
-}
-
-// AppendLog makes a stored object part of the log, if the log still ends where
+// Append makes a stored object part of the log, if the log still ends where
 // it begins. It returns the log's end, whoever moved it there. A log that a storage
 // quota has cut takes no more.
-func (d *DB) AppendLog(ctx context.Context, alloc berth.AllocationID, p LogPlace, c LogChunk) (end int64, err error) {
+func (d *Logs) Append(ctx context.Context, alloc berth.AllocationID, p LogPlace, c LogChunk) (end int64, err error) {
 	err = d.pool.QueryRow(ctx, appendLog, p.appendArgs(alloc, c)).Scan(&end)
 	if err != nil {
 		return 0, mapError(err, fmt.Sprintf("log of allocation %d", alloc))
@@ -103,11 +94,11 @@ func (p LogPlace) appendArgs(alloc berth.AllocationID, c LogChunk) pgx.NamedArgs
 // MaxLogChunk is the longest object of a log, in bytes.
 const MaxLogChunk = 1 << 20
 
-// LogChunks returns the next chunks of a rank's log that end after offset, in
+// Chunks returns the next chunks of a rank's log that end after offset, in
 // order, at most limit, and the offset at which the log ends at present. Tenant
 // "" means any; a log that does not exist has no chunks. The tenant returned is
 // the owner's: object keys name it.
-func (d *DB) LogChunks(ctx context.Context, log berth.LogRef, after int64, limit int) (owner berth.TenantID, chunks []LogChunk, end int64, err error) {
+func (d *Logs) Chunks(ctx context.Context, log berth.LogRef, after int64, limit int) (owner berth.TenantID, chunks []LogChunk, end int64, err error) {
 	// A chunk that ends after @after begins at most its length before: only those are looked at.
 	rows, err := d.pool.Query(ctx, `
 		SELECT o.tenant, c.off, c.bytes, c.lines, coalesce(c.first_at, 'epoch'), coalesce(c.last_at, 'epoch'), last.ends
@@ -142,4 +133,52 @@ func (d *DB) LogChunks(ctx context.Context, log berth.LogRef, after int64, limit
 		return c, err
 	})
 	return owner, chunks, end, mapError(err, "log of job "+string(log.Job))
+}
+
+// LogJob is what a reader of a job's logs must know of the job.
+type LogJob struct {
+	Tenant  berth.TenantID
+	Attempt int // the latest
+	Members int // 0: not known, as of a pipeline
+}
+
+// Job returns what a reader of logs must know of a job, archived or not. It costs a
+// fraction of Jobs.Get. Tenant "" means any.
+func (d *Logs) Job(ctx context.Context, tenant berth.TenantID, id berth.JobID) (j LogJob, err error) {
+	err = d.pool.QueryRow(ctx, `
+		SELECT j.tenant, j.attempt, CASE WHEN j.kind = 'pipeline' THEN 0 ELSE coalesce((
+			SELECT (s.spec ->> 'members')::integer FROM job_specs s WHERE s.job = j.id), 0) END
+		FROM jobs j
+		WHERE j.id = @id AND (@tenant = '' OR j.tenant = @tenant)
+		UNION ALL
+		SELECT tenant, (job ->> 'attempt')::integer, coalesce((job -> 'spec' ->> 'members')::integer, 0)
+		FROM archived_jobs
+		WHERE id = @id AND (@tenant = '' OR tenant = @tenant)
+		LIMIT 1`,
+		pgx.NamedArgs{"id": id, "tenant": string(tenant)}).Scan(&j.Tenant, &j.Attempt, &j.Members)
+	return j, mapError(err, "job "+string(id))
+}
+
+// Cut appends the last line of a log that exceeds a storage quota, a stored object as
+// in Append, and adds an event, once per attempt. Later pieces of the log are
+// dropped; see LogPlace.Cut.
+func (d *Logs) Cut(
+	ctx context.Context, alloc berth.AllocationID, p LogPlace, c LogChunk, why error,
+) (end int64, err error) {
+	c.Cut = true
+	err = d.tx(ctx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `SELECT 1 FROM jobs WHERE id = @job FOR NO KEY UPDATE`, pgx.NamedArgs{"job": p.Job})
+		if err != nil {
+			return err
+		}
+		if err := addEventOnce(ctx, tx, p.Job, berth.EventLogCut, p.Attempt, AgentActor(p.machine),
+			fmt.Sprintf("the rest of the log of member %d is not stored: %v", p.Rank, why)); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, appendLog, p.appendArgs(alloc, c)).Scan(&end)
+	})
+	if err == nil {
+		d.hub.Publish(TopicJob, string(p.Job))
+	}
+	return end, mapError(err, fmt.Sprintf("log of allocation %d", alloc))
 }

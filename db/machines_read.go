@@ -18,10 +18,10 @@ type MachineFilter struct {
 	Limit  int             // 0: all
 }
 
-// Machine returns a machine with its devices and the jobs on it. Capacity in
+// Get returns a machine with its devices and the jobs on it. Capacity in
 // use is everybody's; jobs are named only to their tenant ("" sees all).
-func (d *DB) Machine(ctx context.Context, tenant berth.TenantID, id berth.MachineID) (berth.Machine, error) {
-	found, err := d.Machines(ctx, MachineFilter{ID: id, Tenant: tenant})
+func (d *Machines) Get(ctx context.Context, tenant berth.TenantID, id berth.MachineID) (berth.Machine, error) {
+	found, err := d.List(ctx, MachineFilter{ID: id, Tenant: tenant})
 	if err != nil {
 		return berth.Machine{}, err
 	}
@@ -31,8 +31,8 @@ func (d *DB) Machine(ctx context.Context, tenant berth.TenantID, id berth.Machin
 	return found[0], nil
 }
 
-// Machines returns machines by id, as Machine does.
-func (d *DB) Machines(ctx context.Context, f MachineFilter) ([]berth.Machine, error) {
+// List returns machines by id, as Get does.
+func (d *Machines) List(ctx context.Context, f MachineFilter) ([]berth.Machine, error) {
 	states := f.State
 	if states == nil {
 		states = []berth.MachineState{}

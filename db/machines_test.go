@@ -10,7 +10,7 @@ import (
 
 func (s *stage) machine(tenant berth.TenantID, id berth.MachineID) berth.Machine {
 	s.t.Helper()
-	m, err := s.db.Machine(s.t.Context(), tenant, id)
+	m, err := s.db.Machines.Get(s.t.Context(), tenant, id)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func TestAMachineShowsWhoUsesIt(t *testing.T) {
 	if other.Free != m.Free {
 		t.Errorf("another tenant sees %+v free, want %+v", other.Free, m.Free)
 	}
-	if _, err := s.db.Machine(t.Context(), "", "nowhere"); berth.CodeOf(err) != berth.CodeNotFound {
+	if _, err := s.db.Machines.Get(t.Context(), "", "nowhere"); berth.CodeOf(err) != berth.CodeNotFound {
 		t.Errorf("an unknown machine: %v", err)
 	}
 }
@@ -53,7 +53,7 @@ func TestDrainAndUndrain(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	deadline := time.Now().Add(time.Hour).UTC().Truncate(time.Microsecond)
-	if err := s.db.Drain(t.Context(), "m0", "new disk", &deadline); err != nil {
+	if err := s.db.Machines.Drain(t.Context(), "m0", "new disk", &deadline); err != nil {
 		t.Fatal(err)
 	}
 	m := s.machine("", "m0")
@@ -61,23 +61,23 @@ func TestDrainAndUndrain(t *testing.T) {
 		t.Errorf("drained machine %+v", m)
 	}
 	s.lease("m0", time.Minute)
-	if err := s.db.Undrain(t.Context(), "m0"); err != nil {
+	if err := s.db.Machines.Undrain(t.Context(), "m0"); err != nil {
 		t.Fatal(err)
 	}
 	if m := s.machine("", "m0"); m.State != berth.MachineReady || m.Reason != "" || m.Deadline != nil {
 		t.Errorf("undrained machine %+v", m)
 	}
-	if err := s.db.Drain(t.Context(), "m0", "again", nil); err != nil {
+	if err := s.db.Machines.Drain(t.Context(), "m0", "again", nil); err != nil {
 		t.Fatal(err)
 	}
 	s.lease("m0", -time.Second)
-	if err := s.db.Undrain(t.Context(), "m0"); err != nil {
+	if err := s.db.Machines.Undrain(t.Context(), "m0"); err != nil {
 		t.Fatal(err)
 	}
 	if m := s.machine("", "m0"); m.State != berth.MachineSuspect {
 		t.Errorf("a silent machine is %s after undrain, want suspect", m.State)
 	}
-	if err := s.db.Drain(t.Context(), "nowhere", "", nil); berth.CodeOf(err) != berth.CodeNotFound {
+	if err := s.db.Machines.Drain(t.Context(), "nowhere", "", nil); berth.CodeOf(err) != berth.CodeNotFound {
 		t.Errorf("drain of an unknown machine: %v", err)
 	}
 }
@@ -89,13 +89,13 @@ func TestConfirmDeadReleasesWhatASilentMachineHolds(t *testing.T) {
 	orphan, orphaned := s.started(nil)
 	s.orphan(orphan, orphaned, 0)
 	s.lease("m0", time.Minute)
-	if _, err := s.db.ConfirmDead(t.Context(), "m0", "operator:test"); berth.CodeOf(err) != berth.CodeConflict {
+	if _, err := s.db.Machines.ConfirmDead(t.Context(), "m0", "operator:test"); berth.CodeOf(err) != berth.CodeConflict {
 		t.Fatalf("confirm-dead of a live machine: %v, want conflict", err)
 	}
 	s.lease("m0", -time.Second)
 	hint := s.db.Hub().Subscribe(db.TopicJob, string(running))
 	defer hint.Close()
-	jobs, err := s.db.ConfirmDead(t.Context(), "m0", "operator:test")
+	jobs, err := s.db.Machines.ConfirmDead(t.Context(), "m0", "operator:test")
 	if err != nil || len(jobs) != 2 {
 		t.Fatalf("confirm-dead: %v, %v; want two jobs", jobs, err)
 	}
@@ -112,7 +112,7 @@ func TestConfirmDeadReleasesWhatASilentMachineHolds(t *testing.T) {
 	if r := s.settle(running, attempt); r.Next != berth.Retrying {
 		t.Errorf("the job becomes %+v, want retrying", r)
 	}
-	if again, err := s.db.ConfirmDead(t.Context(), "m0", "operator:test"); err != nil || len(again) != 0 {
+	if again, err := s.db.Machines.ConfirmDead(t.Context(), "m0", "operator:test"); err != nil || len(again) != 0 {
 		t.Errorf("a second confirm-dead: %v, %v", again, err)
 	}
 }
@@ -121,18 +121,18 @@ func TestRetireIsRefusedWhileAnythingCounts(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	id, attempt := s.started(nil)
-	if err := s.db.Retire(t.Context(), "m0", "operator:test"); berth.CodeOf(err) != berth.CodeConflict {
+	if err := s.db.Machines.Retire(t.Context(), "m0", "operator:test"); berth.CodeOf(err) != berth.CodeConflict {
 		t.Fatalf("retire of a machine in use: %v, want conflict", err)
 	}
 	s.exit(id, attempt, 0, exited(0))
 	mustExec(t, s.pool, `INSERT INTO tokens (id, tenant, name, role, machine_id, sha256) VALUES ('t', '', 'agent:m0', 'machine', 'm0', 'x')`)
-	if err := s.db.Retire(t.Context(), "m0", "operator:test"); err != nil {
+	if err := s.db.Machines.Retire(t.Context(), "m0", "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	if n := one[int](s, `SELECT count(*) FROM tokens WHERE machine_id = 'm0' AND revoked_at IS NULL`); n != 0 {
 		t.Error("the retired machine's token still works")
 	}
-	list, err := s.db.Machines(t.Context(), db.MachineFilter{})
+	list, err := s.db.Machines.List(t.Context(), db.MachineFilter{})
 	if err != nil || len(list) != 2 {
 		t.Errorf("%d machines are listed, %v; want m1 and m2", len(list), err)
 	}
@@ -144,26 +144,26 @@ func TestRetireIsRefusedWhileAnythingCounts(t *testing.T) {
 func TestTokensOpenUntilTheyEnd(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	made, err := s.db.CreateToken(t.Context(), berth.NewToken{Name: "ci", Tenant: "team-a", Role: berth.RoleUser})
+	made, err := s.db.Tokens.Create(t.Context(), berth.NewToken{Name: "ci", Tenant: "team-a", Role: berth.RoleUser})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := s.db.Authenticate(t.Context(), made.Secret)
+	p, err := s.db.Tokens.Authenticate(t.Context(), made.Secret)
 	if err != nil || p.Tenant != "team-a" || p.Role != berth.RoleUser || p.Name != "ci" {
 		t.Errorf("authenticate: %+v, %v", p, err)
 	}
 	if n := one[int](s, `SELECT count(*) FROM tokens WHERE encode(sha256, 'escape') LIKE '%' || $1 || '%'`, made.Secret[19:]); n != 0 {
 		t.Error("the secret is stored")
 	}
-	brief, err := s.db.CreateToken(t.Context(), berth.NewToken{Name: "brief", Tenant: "team-a", Role: berth.RoleUser, TTL: 1e6})
+	brief, err := s.db.Tokens.Create(t.Context(), berth.NewToken{Name: "brief", Tenant: "team-a", Role: berth.RoleUser, TTL: 1e6})
 	if err != nil {
 		t.Fatal(err)
 	}
 	mustExec(t, s.pool, `UPDATE tokens SET expires_at = now() - interval '1 second' WHERE id = $1`, brief.ID)
-	if err := s.db.RevokeToken(t.Context(), made.ID); err != nil {
+	if err := s.db.Tokens.Revoke(t.Context(), made.ID); err != nil {
 		t.Fatal(err)
 	}
-	join, err := s.db.CreateJoinToken(t.Context(), berth.NewJoinToken{}, "operator:test")
+	join, err := s.db.JoinTokens.Create(t.Context(), berth.NewJoinToken{}, "operator:test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +172,7 @@ func TestTokensOpenUntilTheyEnd(t *testing.T) {
 		"another secret": made.Secret[:len(made.Secret)-1] + "0", "unknown": "berth_000000000000_" + made.Secret[19:],
 		"with a quote": "berth_' OR '1'='_" + made.Secret[19:],
 	} {
-		_, err := s.db.Authenticate(t.Context(), token)
+		_, err := s.db.Tokens.Authenticate(t.Context(), token)
 		if berth.CodeOf(err) != berth.CodeUnauthorized || err.Error() != "the token is missing, unknown, expired or revoked" {
 			t.Errorf("%s: got %v, want the one answer", name, err)
 		}

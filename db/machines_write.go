@@ -12,7 +12,7 @@ import (
 // Drain keeps new work off a machine. What runs there goes on until deadline;
 // the leader moves it away then. No deadline: it may end by itself. Draining a
 // draining machine changes reason and deadline.
-func (d *DB) Drain(ctx context.Context, id berth.MachineID, reason string, deadline *time.Time) error {
+func (d *Machines) Drain(ctx context.Context, id berth.MachineID, reason string, deadline *time.Time) error {
 	tag, err := d.pool.Exec(ctx, `
 		UPDATE machines
 		SET state = 'draining', reason = @reason, drain_reason = @reason, drain_deadline = @deadline
@@ -22,7 +22,7 @@ func (d *DB) Drain(ctx context.Context, id berth.MachineID, reason string, deadl
 		return mapError(err, "machine "+string(id))
 	}
 	if tag.RowsAffected() == 0 {
-		return d.refuseMachine(ctx, id, "drained")
+		return d.refuse(ctx, id, "drained")
 	}
 	d.hub.Publish(TopicQueue, "")
 	d.hub.Publish(TopicMachine, string(id))
@@ -32,7 +32,7 @@ func (d *DB) Drain(ctx context.Context, id berth.MachineID, reason string, deadl
 // Undrain opens a draining machine for work again; one that is not draining
 // stays as it is. What was counted against it is forgiven. A machine that has been silent comes back as suspect, until
 // it speaks.
-func (d *DB) Undrain(ctx context.Context, id berth.MachineID) error {
+func (d *Machines) Undrain(ctx context.Context, id berth.MachineID) error {
 	tag, err := d.pool.Exec(ctx, `
 		WITH forgiven AS (
 			UPDATE machine_faults SET forgiven = true
@@ -53,15 +53,15 @@ func (d *DB) Undrain(ctx context.Context, id berth.MachineID) error {
 		return mapError(err, "machine "+string(id))
 	}
 	if tag.RowsAffected() == 0 {
-		return d.refuseMachine(ctx, id, "undrained")
+		return d.refuse(ctx, id, "undrained")
 	}
 	d.hub.Publish(TopicQueue, "")
 	d.hub.Publish(TopicMachine, string(id))
 	return nil
 }
 
-// refuseMachine explains an update that found no row.
-func (d *DB) refuseMachine(ctx context.Context, id berth.MachineID, what string) error {
+// refuse explains an update that found no row.
+func (d *Machines) refuse(ctx context.Context, id berth.MachineID, what string) error {
 	var state berth.MachineState
 	err := d.pool.QueryRow(ctx, `SELECT state FROM machines WHERE id = @id`, pgx.NamedArgs{"id": id}).Scan(&state)
 	if err != nil {
@@ -77,7 +77,7 @@ func (d *DB) refuseMachine(ctx context.Context, id berth.MachineID, what string)
 // The machine's epoch rises, so that an agent that does come back must register
 // anew and remove its leftovers before it is given work. A machine whose lease
 // is alive is refused: it can say itself what runs there.
-func (d *DB) ConfirmDead(ctx context.Context, id berth.MachineID, actor string) ([]berth.JobID, error) {
+func (d *Machines) ConfirmDead(ctx context.Context, id berth.MachineID, actor string) ([]berth.JobID, error) {
 	var touched []berth.JobID
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		touched = nil
@@ -227,7 +227,7 @@ func releaseDead(ctx context.Context, tx pgx.Tx, id berth.MachineID, held []hold
 // Retire takes a machine out for good and revokes its token. It is refused
 // while anything counts against it, or is still to be stored from it: drain it,
 // or confirm it dead, first.
-func (d *DB) Retire(ctx context.Context, id berth.MachineID, actor string) error {
+func (d *Machines) Retire(ctx context.Context, id berth.MachineID, actor string) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		var counting int
 		// The lock keeps the leader from placing anything between look and write.

@@ -26,7 +26,7 @@ func (s *stage) nested(onFailure string, steps []string, inner map[string]berth.
 
 func (s *stage) stores(p berth.PipelineSpec) berth.JobID {
 	s.t.Helper()
-	job, created, err := s.db.SubmitPipeline(s.t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p.WithDefaults(), Actor: "user:test"})
+	job, created, err := s.db.Jobs.SubmitPipeline(s.t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p.WithDefaults(), Actor: "user:test"})
 	if err != nil || !created {
 		s.t.Fatal(created, err)
 	}
@@ -85,7 +85,7 @@ func TestANestedPipelineStartsWhenItsNeedsHaveSucceeded(t *testing.T) {
 		"train": nesting(berth.FailFast, []string{"load", "fit: load"}, map[string]berth.PipelineSpec{"fit": graph(berth.Continue, "one", "two")}),
 	})
 	train, fit := s.at(id, "train"), s.at(id, "train.fit")
-	if list, err := s.db.SubmittedBefore(t.Context(), 0, 10); err != nil || len(list) != 2 { // the outermost and prep
+	if list, err := s.db.Jobs.SubmittedBefore(t.Context(), 0, 10); err != nil || len(list) != 2 { // the outermost and prep
 		t.Errorf("the dispatcher starts %v, %v", list, err)
 	}
 	if n := one[int](s, `SELECT count(*)::int FROM jobs c JOIN jobs p ON p.id = c.parent WHERE c.id <= p.id`); n != 0 {
@@ -93,14 +93,14 @@ func TestANestedPipelineStartsWhenItsNeedsHaveSucceeded(t *testing.T) {
 	}
 	s.tend(id)
 	for _, early := range []berth.JobID{train, fit} { // whoever looks too early starts nothing
-		if r, err := s.db.Tend(t.Context(), early); err != nil || r.State != berth.Submitted || len(r.Ready) > 0 || r.More {
+		if r, err := s.db.Parents.Reconcile(t.Context(), early); err != nil || r.State != berth.Submitted || len(r.Ready) > 0 || r.More {
 			t.Errorf("looked at before its turn it is %+v, %v", r, err)
 		}
 	}
 	s.want(id, "", "prep submitted*, report submitted, train submitted")
 	s.want(id, "train", "fit submitted, load submitted")
 	s.finish(s.at(id, "prep"), 0)
-	r, err := s.db.Tend(t.Context(), id)
+	r, err := s.db.Parents.Reconcile(t.Context(), id)
 	if err != nil || len(r.Ready) != 1 || r.Ready[0] != (berth.Ready{Job: train, Kind: berth.KindPipeline}) {
 		t.Fatalf("what may start is %+v, %v", r, err)
 	}
@@ -208,7 +208,7 @@ func TestAFailureAroundStopsWhatIsInside(t *testing.T) {
 	s.claim(s.at(id, "train.a"), attempt, 0)
 	s.run(s.at(id, "train.a"))
 	s.finish(s.at(id, "bad"), 1)
-	if _, err := s.db.Tend(t.Context(), id); err != nil { // once
+	if _, err := s.db.Parents.Reconcile(t.Context(), id); err != nil { // once
 		t.Fatal(err)
 	}
 	s.want(id, "", "bad failed, later canceled, train canceling")
@@ -309,7 +309,7 @@ func TestTheReconcilerGoesOnWithNestedPipelines(t *testing.T) {
 	s := newStage(t)
 	untended := func() int {
 		t.Helper()
-		list, err := s.db.Untended(t.Context(), 0, 10)
+		list, err := s.db.Parents.Untended(t.Context(), 0, 10)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -364,7 +364,7 @@ func TestHoldPriorityAndReleaseReachEveryDepth(t *testing.T) {
 	s.tend(id)
 	s.tend(s.at(id, "train"))
 	s.begins(s.at(id, "train.c")) // the pipeline runs, and is held all the same
-	if err := s.db.Hold(t.Context(), "default", id, "user:test"); err != nil {
+	if err := s.db.Jobs.Hold(t.Context(), "default", id, "user:test"); err != nil {
 		t.Fatal(err)
 	}
 	held := func() string {
@@ -375,20 +375,20 @@ func TestHoldPriorityAndReleaseReachEveryDepth(t *testing.T) {
 	}
 	high := berth.PriorityHigh
 	blue := "blue"
-	if err := s.db.UpdateJob(t.Context(), "default", id, berth.JobPatch{Priority: &high, Labels: map[string]*string{"team": &blue}}, "user:test"); err != nil {
+	if err := s.db.Jobs.Update(t.Context(), "default", id, berth.JobPatch{Priority: &high, Labels: map[string]*string{"team": &blue}}, "user:test"); err != nil {
 		t.Fatal(err)
 	}
 	if x := s.job(s.at(id, "train.b.x")); x.Priority != high || x.Labels["team"] != "blue" || *x.Spec.Priority != high {
 		t.Errorf("the innermost step is %+v with %+v", x, x.Spec)
 	}
-	if err := s.db.Release(t.Context(), "default", id, "user:test"); err != nil {
+	if err := s.db.Jobs.Release(t.Context(), "default", id, "user:test"); err != nil {
 		t.Fatal(err)
 	}
 	if got := held(); got != "" {
 		t.Errorf("after the release %s are held", got)
 	}
 	// One that is held is let go when its turn comes, and waits.
-	if err := s.db.Hold(t.Context(), "default", s.at(id, "train.b"), "user:test"); err != nil {
+	if err := s.db.Jobs.Hold(t.Context(), "default", s.at(id, "train.b"), "user:test"); err != nil {
 		t.Fatal(err)
 	}
 	s.ends(id, "train.a", 0)
@@ -408,7 +408,7 @@ func TestNothingInsideIsPlacedOfWhatIsHeldAround(t *testing.T) {
 	s.tend(s.at(id, "train"))
 	a := s.at(id, "train.a")
 	s.load(a)
-	if err := s.db.Hold(t.Context(), "default", id, "user:test"); err != nil {
+	if err := s.db.Jobs.Hold(t.Context(), "default", id, "user:test"); err != nil {
 		t.Fatal(err)
 	}
 	mustExec(t, s.pool, `UPDATE jobs SET held = false, held_at = NULL, version = version + 1 WHERE id = $1`, a) // as if nobody had looked yet
@@ -441,7 +441,7 @@ func TestRetryFailedGoesIntoHalfDonePipelines(t *testing.T) {
 				s.archive(n)
 			}
 		}
-		again, created, err := s.db.RetryFailed(t.Context(), "default", id, "user:test")
+		again, created, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test")
 		if err != nil || !created || *again.RetryOf != id || again.Tally.Total != 2 {
 			t.Fatalf("archived %t: %+v, %v", archived, again, err)
 		}
@@ -468,7 +468,7 @@ func TestANestedPipelineIsRetriedByItself(t *testing.T) {
 	s.does(s.at(id, "train"), "load", "b", "")
 	s.ends(id, "train.fit", 1)
 	train := s.at(id, "train")
-	again, _, err := s.db.RetryFailed(t.Context(), "default", train, "user:test")
+	again, _, err := s.db.Jobs.RetryFailed(t.Context(), "default", train, "user:test")
 	if err != nil || again.Parent != nil || again.Step != "" || again.Tally.Total != 1 {
 		t.Fatalf("it is %+v, %v", again, err)
 	}
@@ -476,7 +476,7 @@ func TestANestedPipelineIsRetriedByItself(t *testing.T) {
 	if got := s.inputs(s.at(again.ID, "fit")); got != s.inputs(s.at(id, "train.fit")) || !strings.Contains(got, string(prep)) {
 		t.Errorf("it takes %s", got)
 	}
-	one, _, err := s.db.Retry(t.Context(), "default", s.at(id, "train.fit"), "user:test")
+	one, _, err := s.db.Jobs.Retry(t.Context(), "default", s.at(id, "train.fit"), "user:test")
 	if err != nil || s.inputs(one.ID) != s.inputs(s.at(id, "train.fit")) {
 		t.Errorf("a step by itself takes %s, %v", s.inputs(one.ID), err)
 	}
@@ -536,7 +536,7 @@ func TestAKeyIsOnePipelineWithAllInIt(t *testing.T) {
 	s := newStage(t)
 	submit := func(inner ...string) (berth.Job, bool, error) {
 		p := nesting(berth.FailFast, []string{"a", "b: a"}, map[string]berth.PipelineSpec{"b": graph(berth.FailFast, inner...)})
-		return s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p, Actor: "user:test", IdemKey: "k"})
+		return s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p, Actor: "user:test", IdemKey: "k"})
 	}
 	first, _, err := submit("x", "y: x")
 	if err != nil {
@@ -559,7 +559,7 @@ func TestWhatIsNestedWaitsOutsideTheQuota(t *testing.T) {
 	s := newStage(t)
 	mustExec(t, s.pool, `UPDATE tenants SET max_queued = 2 WHERE id = 'default'`)
 	id := s.nested(berth.FailFast, []string{"a", "b", "train: a"}, map[string]berth.PipelineSpec{"train": graph(berth.FailFast, "x", "y", "z")})
-	_, _, err := s.db.Submit(t.Context(), db.Submission{Tenant: "default", Spec: s.spec(nil), Actor: "user:test"})
+	_, _, err := s.db.Jobs.Submit(t.Context(), db.Submission{Tenant: "default", Spec: s.spec(nil), Actor: "user:test"})
 	if !berth.IsSlug(err, berth.SlugQuota) {
 		t.Errorf("one more: %v", err)
 	}
@@ -574,7 +574,7 @@ func TestWhatIsNestedIsStoredWholeOrNotAtAll(t *testing.T) {
 	fit := inner.Jobs["fit"]
 	fit.Secrets = []string{"NOBODY"}
 	inner.Jobs["fit"] = fit
-	_, _, err := s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Actor: "user:test",
+	_, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Actor: "user:test",
 		Spec: nesting(berth.FailFast, []string{"a", "train"}, map[string]berth.PipelineSpec{"train": inner})})
 	refused, _ := errors.AsType[*berth.Error](err)
 	if fields := fieldsOf(refused); len(fields) != 1 || fields[0] != "jobs.train.jobs.fit.secrets[0]" || !strings.Contains(err.Error(), "step train.fit") {
@@ -621,13 +621,13 @@ func TestNestedPipelinesKeepTheLockOrder(t *testing.T) {
 			})
 		}
 		for _, p := range parents {
-			do(func() error { _, err := s.db.TendThrough(t.Context(), p, new(math.MaxInt)); return err })
-			do(func() error { return s.db.Hold(t.Context(), "default", p, "user:test") })
-			do(func() error { return s.db.Release(t.Context(), "default", p, "user:test") })
+			do(func() error { _, err := s.db.Parents.ReconcileThrough(t.Context(), p, new(math.MaxInt)); return err })
+			do(func() error { return s.db.Jobs.Hold(t.Context(), "default", p, "user:test") })
+			do(func() error { return s.db.Jobs.Release(t.Context(), "default", p, "user:test") })
 		}
-		do(func() error { _, err := s.db.CommitStarts(t.Context(), term, starts); return err })
-		do(func() error { _, err := s.db.RequestCancel(t.Context(), "", c, "user:test", nil); return err })
-		do(func() error { _, err := s.db.RequestCancel(t.Context(), "", id, "user:test", nil); return err })
+		do(func() error { _, err := s.db.Queue.CommitStarts(t.Context(), term, starts); return err })
+		do(func() error { _, err := s.db.Jobs.RequestCancel(t.Context(), "", c, "user:test", nil); return err })
+		do(func() error { _, err := s.db.Jobs.RequestCancel(t.Context(), "", id, "user:test", nil); return err })
 	}
 	all.Wait()
 	for id, parents := range outermost {
@@ -750,7 +750,7 @@ func TestALookTellsSoManyToStop(t *testing.T) {
 	for what, stop := range map[string]func(s *stage, id berth.JobID){
 		"a look after a failure": func(s *stage, id berth.JobID) {
 			s.finish(s.at(id, "bad"), 1)
-			if _, err := s.db.Tend(t.Context(), id); err != nil {
+			if _, err := s.db.Parents.Reconcile(t.Context(), id); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -790,7 +790,7 @@ func TestALookTellsSoManyToStop(t *testing.T) {
 		if n := one[int](s, `SELECT count(*)::int FROM jobs WHERE kind = 'pipeline' AND state <> 'canceling'`); n != 0 {
 			t.Errorf("%s: %d pipelines may start more", what, n)
 		}
-		list, err := s.db.Untended(t.Context(), 0, 10)
+		list, err := s.db.Parents.Untended(t.Context(), 0, 10)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -34,10 +34,10 @@ type NoticeClaim struct {
 	Lease   time.Duration    // after which one that nobody has settled is due again
 }
 
-// ClaimNotices takes notices that are due, the longest first, but no more than
+// Claim takes notices that are due, the longest first, but no more than
 // some of each tenant. Whoever takes one has it alone until the lease ends: then
 // it is taken to have died, before or after it made the call.
-func (d *DB) ClaimNotices(ctx context.Context, c NoticeClaim) ([]Notice, error) {
+func (d *Outbox) Claim(ctx context.Context, c NoticeClaim) ([]Notice, error) {
 	rows, err := d.pool.Query(ctx, `
 		WITH RECURSIVE t (tenant) AS (
 			SELECT min(tenant) FROM notices
@@ -81,16 +81,16 @@ func nonNilList[T any](list []T) []T {
 	return list
 }
 
-// NoticeDelivered strikes a notice off: its call was answered.
-func (d *DB) NoticeDelivered(ctx context.Context, n Notice) error {
+// Delivered strikes a notice off: its call was answered.
+func (d *Outbox) Delivered(ctx context.Context, n Notice) error {
 	_, err := d.pool.Exec(ctx, `DELETE FROM notices WHERE job = @job AND seq = @seq AND hook = @hook`,
 		pgx.NamedArgs{"job": n.Job, "seq": n.Seq, "hook": n.Hook})
 	return mapError(err, "notice "+n.ID())
 }
 
-// NoticeFailed makes a notice due again after a while, unless somebody else has
+// Failed makes a notice due again after a while, unless somebody else has
 // taken it meanwhile.
-func (d *DB) NoticeFailed(ctx context.Context, n Notice, wait time.Duration) error {
+func (d *Outbox) Failed(ctx context.Context, n Notice, wait time.Duration) error {
 	_, err := d.pool.Exec(ctx, `
 		UPDATE notices
 		SET due_at = now() + @wait::interval
@@ -99,8 +99,8 @@ func (d *DB) NoticeFailed(ctx context.Context, n Notice, wait time.Duration) err
 	return mapError(err, "notice "+n.ID())
 }
 
-// GiveUpNotice strikes a notice off and tells so in the job's history, once.
-func (d *DB) GiveUpNotice(ctx context.Context, n Notice, detail string) error {
+// GiveUp strikes a notice off and tells so in the job's history, once.
+func (d *Outbox) GiveUp(ctx context.Context, n Notice, detail string) error {
 	gone := false
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		args := pgx.NamedArgs{"job": n.Job, "seq": n.Seq, "hook": n.Hook}

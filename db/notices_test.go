@@ -28,7 +28,7 @@ func hooks(on ...[]string) func(*berth.JobSpec) {
 // signs stores the secret that calls are signed with.
 func (s *stage) signs() {
 	s.t.Helper()
-	if _, _, err := s.db.SetSecret(s.t.Context(), db.SealedSecret{Tenant: "default", Name: berth.WebhookSecret, Key: "k", Sealed: []byte("x")}); err != nil {
+	if _, _, err := s.db.Secrets.Set(s.t.Context(), db.SealedSecret{Tenant: "default", Name: berth.WebhookSecret, Key: "k", Sealed: []byte("x")}); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -86,11 +86,11 @@ func TestWebhooksAreToldOfTheWhole(t *testing.T) {
 		t.Errorf("array (-want +got):\n%s", diff)
 	}
 	spec := berth.PipelineSpec{Kind: "pipeline", Name: "p", Notify: []berth.Notify{{URL: "https://example.com"}}, Jobs: map[string]berth.JobSpec{"a": {Image: "x"}}}
-	p, _, err := s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: spec.WithDefaults(), Actor: "user:x"})
+	p, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: spec.WithDefaults(), Actor: "user:x"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.db.RequestCancel(t.Context(), "", p.ID, "user:x", nil); err != nil {
+	if _, err := s.db.Jobs.RequestCancel(t.Context(), "", p.ID, "user:x", nil); err != nil {
 		t.Fatal(err)
 	}
 	if state := s.tend(p.ID); state != berth.Canceled {
@@ -114,7 +114,7 @@ func TestNoticesAreTakenFairlyAndByOneAtATime(t *testing.T) {
 	take := func(c db.NoticeClaim) map[berth.TenantID]int {
 		t.Helper()
 		c.Lease = time.Minute
-		list, err := s.db.ClaimNotices(t.Context(), c)
+		list, err := s.db.Outbox.Claim(t.Context(), c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -140,15 +140,15 @@ func TestNoticesAreTakenFairlyAndByOneAtATime(t *testing.T) {
 		}
 	}
 	// A process that was slow changes nothing of what another one has taken since.
-	list, err := s.db.ClaimNotices(t.Context(), db.NoticeClaim{Each: 1, Limit: 1, Lease: -time.Second})
+	list, err := s.db.Outbox.Claim(t.Context(), db.NoticeClaim{Each: 1, Limit: 1, Lease: -time.Second})
 	if err != nil || len(list) != 1 {
 		t.Fatal(list, err)
 	}
-	again, err := s.db.ClaimNotices(t.Context(), db.NoticeClaim{Each: 1, Limit: 1, Lease: time.Hour})
+	again, err := s.db.Outbox.Claim(t.Context(), db.NoticeClaim{Each: 1, Limit: 1, Lease: time.Hour})
 	if err != nil || len(again) != 1 || again[0].ID() != list[0].ID() || again[0].Tries != 2 {
 		t.Fatal(again, err)
 	}
-	if err := s.db.NoticeFailed(t.Context(), list[0], -time.Hour); err != nil {
+	if err := s.db.Outbox.Failed(t.Context(), list[0], -time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	if late := one[bool](s, `SELECT due_at > now() FROM notices WHERE job = $1`, list[0].Job); !late {

@@ -37,9 +37,9 @@ func doom(ctx context.Context, tx pgx.Tx, ids []string) error {
 	return err
 }
 
-// DoomedObjects returns folders of the object store that are nobody's any more,
+// Doomed returns folders of the object store that are nobody's any more,
 // the oldest first.
-func (d *DB) DoomedObjects(ctx context.Context, limit int) ([]string, error) {
+func (d *Objects) Doomed(ctx context.Context, limit int) ([]string, error) {
 	rows, err := d.pool.Query(ctx, `SELECT prefix FROM doomed_objects WHERE since <= clock_timestamp() ORDER BY since, prefix LIMIT @limit`, pgx.NamedArgs{"limit": limit})
 	if err != nil {
 		return nil, mapError(err, "doomed objects")
@@ -50,7 +50,7 @@ func (d *DB) DoomedObjects(ctx context.Context, limit int) ([]string, error) {
 
 // ForgetDoomed deletes the rows of folders that have been removed. Folders that could
 // not be removed are due again after wait.
-func (d *DB) ForgetDoomed(ctx context.Context, term Term, removed, stuck []string, wait time.Duration) error {
+func (d *Objects) ForgetDoomed(ctx context.Context, term Term, removed, stuck []string, wait time.Duration) error {
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		args := pgx.NamedArgs{"removed": removed, "stuck": stuck, "wait": wait}
 		if _, err := tx.Exec(ctx, `DELETE FROM doomed_objects WHERE prefix = ANY(@removed)`, args); err != nil {
@@ -75,7 +75,7 @@ type Shard struct {
 
 // VerifiedShards returns the shards of verified checkpoints of jobs that live,
 // in order, after the given one; the zero Shard begins.
-func (d *DB) VerifiedShards(ctx context.Context, after Shard, limit int) ([]Shard, error) {
+func (d *Objects) VerifiedShards(ctx context.Context, after Shard, limit int) ([]Shard, error) {
 	if after.Job == "" {
 		after.Job = "00000000-0000-0000-0000-000000000000"
 	}
@@ -112,7 +112,7 @@ func (d *DB) VerifiedShards(ctx context.Context, after Shard, limit int) ([]Shar
 
 // RejectMissing marks a verified checkpoint bad, of which the object store has
 // lost a part. It reports whether it did.
-func (d *DB) RejectMissing(ctx context.Context, term Term, s Shard) (bool, error) {
+func (d *Objects) RejectMissing(ctx context.Context, term Term, s Shard) (bool, error) {
 	var marked bool
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		marked = false
@@ -152,7 +152,7 @@ type ClosedAttempt struct {
 
 // ClosedAttempts returns attempts that ended longer than age ago and were not
 // swept yet.
-func (d *DB) ClosedAttempts(ctx context.Context, age time.Duration, limit int) ([]ClosedAttempt, error) {
+func (d *Objects) ClosedAttempts(ctx context.Context, age time.Duration, limit int) ([]ClosedAttempt, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT j.tenant, t.job, t.attempt,
 		       ARRAY(SELECT a.rank FROM allocations a WHERE a.job = t.job AND a.attempt = t.attempt ORDER BY 1),
@@ -171,7 +171,7 @@ func (d *DB) ClosedAttempts(ctx context.Context, age time.Duration, limit int) (
 }
 
 // MarkSwept notes that an attempt has left nothing behind.
-func (d *DB) MarkSwept(ctx context.Context, term Term, job berth.JobID, attempt int) error {
+func (d *Objects) MarkSwept(ctx context.Context, term Term, job berth.JobID, attempt int) error {
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `UPDATE attempts SET swept_at = clock_timestamp() WHERE job = @job AND attempt = @attempt`,
 			pgx.NamedArgs{"job": job, "attempt": attempt})

@@ -12,11 +12,11 @@ import (
 	"berth"
 )
 
-// StopAttempt stops what still runs of a gang once a rank of it ended badly or
+// Stop stops what still runs of a gang once a rank of it ended badly or
 // fell silent: the others save and stop, and those that no machine has claimed
 // are withdrawn. It reports whether there is such a rank. Doing it twice is no
 // different from once; an attempt that is not current any more is left alone.
-func (d *DB) StopAttempt(ctx context.Context, id berth.JobID, attempt int) (stopped bool, err error) {
+func (d *Attempts) Stop(ctx context.Context, id berth.JobID, attempt int) (stopped bool, err error) {
 	err = d.order(ctx, id, attempt, func(tx pgx.Tx, job lockedJob) (touched, error) {
 		if stopped = slices.ContainsFunc(job.Ranks, lockedRank.bad); !stopped {
 			return touched{}, nil
@@ -53,7 +53,7 @@ func (r lockedRank) bad() bool {
 }
 
 // Escalate kills the ranks that have not ended by their stop_by.
-func (d *DB) Escalate(ctx context.Context, id berth.JobID, attempt int) error {
+func (d *Attempts) Escalate(ctx context.Context, id berth.JobID, attempt int) error {
 	return d.order(ctx, id, attempt, func(tx pgx.Tx, job lockedJob) (touched, error) {
 		killed, err := updateRanks(ctx, tx, `
 			UPDATE allocations
@@ -72,7 +72,7 @@ func (d *DB) Escalate(ctx context.Context, id berth.JobID, attempt int) error {
 }
 
 // order runs f on the locked job if attempt is still current and holds capacity.
-func (d *DB) order(ctx context.Context, id berth.JobID, attempt int, f func(pgx.Tx, lockedJob) (touched, error)) error {
+func (d *Attempts) order(ctx context.Context, id berth.JobID, attempt int, f func(pgx.Tx, lockedJob) (touched, error)) error {
 	var hints touched
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		job, err := lockJob(ctx, tx, "", id, attempt)

@@ -14,7 +14,7 @@ import (
 // attempt only, until the rank is sealed. Doing so again changes nothing. An output that exceeds a
 // storage quota of the tenant is refused with slug storage_quota, and its object is
 // deleted a day later.
-func (d *DB) RegisterOutput(ctx context.Context, machine berth.MachineID, p berth.OutputReport) error {
+func (d *Objects) RegisterOutput(ctx context.Context, machine berth.MachineID, p berth.OutputReport) error {
 	var object string
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		c := checkpointing{tx: tx, machine: machine, report: berth.CheckpointReport{
@@ -54,7 +54,7 @@ func (d *DB) RegisterOutput(ctx context.Context, machine berth.MachineID, p bert
 		return checkStorage(ctx, tx, c.limits, StoredOutputs, 0, o.Stored)
 	})
 	if berth.IsSlug(err, berth.SlugStorageQuota) {
-		if failed := (Storage{d}).doomOutput(ctx, p.Job, object); failed != nil {
+		if failed := d.doomOutput(ctx, p.Job, object); failed != nil {
 			return mapError(failed, fmt.Sprintf("output of job %s", p.Job))
 		}
 	}
@@ -76,7 +76,7 @@ func scanOutput(row pgx.CollectableRow) (o OutputObject, err error) {
 
 // Outputs lists what a job has stored, the latest attempt first. The caller has
 // made sure whose job it is.
-func (d *DB) Outputs(ctx context.Context, job berth.JobID, p Paging) (list []OutputObject, next string, err error) {
+func (d *Objects) Outputs(ctx context.Context, job berth.JobID, p Paging) (list []OutputObject, next string, err error) {
 	attempt, name, rank := math.MaxInt32, "", 0
 	if _, err := p.after(&attempt, &name, &rank); err != nil {
 		return nil, "", err
@@ -99,7 +99,7 @@ func (d *DB) Outputs(ctx context.Context, job berth.JobID, p Paging) (list []Out
 
 // Output returns one output of a job: of attempt 0, that of the latest attempt
 // which has it. The caller has made sure whose job it is.
-func (d *DB) Output(ctx context.Context, job berth.JobID, name string, member, attempt int) (OutputObject, error) {
+func (d *Objects) Output(ctx context.Context, job berth.JobID, name string, member, attempt int) (OutputObject, error) {
 	what := fmt.Sprintf("output %s of member %d of job %s", name, member, job)
 	rows, err := d.pool.Query(ctx, `
 		SELECT `+outputColumns+`

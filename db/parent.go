@@ -105,19 +105,19 @@ func (p lockedParent) overdrawn() bool {
 // whole reports whether nothing of it is to be made any more.
 func (p lockedParent) whole() bool { return p.Expanded >= p.Tally.Total }
 
-// Tend looks at a parent and does what follows from its row and its elements: it
+// Reconcile looks at a parent and does what follows from its row and its elements: it
 // makes elements that are due, cancels those of one that is to stop, holds those
 // of one that is held, and ends it when they all have ended. It is the only
 // writer of a parent's end, under the lock of its row. Doing it again, by
 // whomever, changes nothing; one that has ended stays as it is.
-func (d *DB) Tend(ctx context.Context, id berth.JobID) (berth.TendResult, error) {
+func (d *Parents) Reconcile(ctx context.Context, id berth.JobID) (berth.TendResult, error) {
 	left := followUp
-	return d.look(ctx, id, &left)
+	return reconcileOnce(ctx, d.core, id, &left)
 }
 
-// look is Tend. It takes from left the jobs that it tells to stop, tells no more than
+// reconcileOnce is one pass of Reconcile. It takes from left the jobs that it tells to stop, tells no more than
 // that, and goes on to parents inside as long as some are left.
-func (d *DB) look(ctx context.Context, id berth.JobID, left *int) (berth.TendResult, error) {
+func reconcileOnce(ctx context.Context, d *core, id berth.JobID, left *int) (berth.TendResult, error) {
 	var result berth.TendResult
 	var did tended
 	news := false // it is a step of a pipeline, which has something to do about what became of it
@@ -153,7 +153,7 @@ func (d *DB) look(ctx context.Context, id berth.JobID, left *int) (berth.TendRes
 	}
 	did.publish(d.hub, id)
 	if news {
-		d.tellParents(ctx, id)
+		notifyParents(ctx, d, id)
 	}
 	did.stop = did.stop[:min(len(did.stop), max(0, *left))]
 	// In transactions of their own, which lock the members; the parent's row keeps new
@@ -162,19 +162,24 @@ func (d *DB) look(ctx context.Context, id berth.JobID, left *int) (berth.TendRes
 		return result, err
 	}
 	*left -= len(did.stop)
-	return result, d.stopInside(ctx, did.stopping, left)
+	return result, stopInside(ctx, d, did.stopping, left)
 }
 
-// TendThrough tends a parent until there is nothing more to do at once, or as many jobs
-// were told to stop as were left; what it told is taken from left. With nothing left
-// it does what a single look does beside.
-func (d *DB) TendThrough(ctx context.Context, id berth.JobID, left *int) (berth.State, error) {
+// reconcileThrough is Parents.ReconcileThrough, for every store.
+func reconcileThrough(ctx context.Context, d *core, id berth.JobID, left *int) (berth.State, error) {
 	for {
-		r, err := d.look(ctx, id, left)
+		r, err := reconcileOnce(ctx, d, id, left)
 		if err != nil || !r.More || *left <= 0 {
 			return r.State, err
 		}
 	}
+}
+
+// ReconcileThrough tends a parent until there is nothing more to do at once, or as many jobs
+// were told to stop as were left; what it told is taken from left. With nothing left
+// it does what a single look does beside.
+func (d *Parents) ReconcileThrough(ctx context.Context, id berth.JobID, left *int) (berth.State, error) {
+	return reconcileThrough(ctx, d.core, id, left)
 }
 
 // tended is what a look has done, to be told after its commit.

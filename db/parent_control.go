@@ -43,7 +43,7 @@ func cancelParent(ctx context.Context, tx pgx.Tx, job lockedJob, actor string, r
 // CancelElements asks for the end of some elements of an array. Those that are
 // not jobs yet are made, so that they are on record, and canceled at once. It
 // returns how many it ended or told to stop; doing it again is no error.
-func (d *DB) CancelElements(ctx context.Context, tenant berth.TenantID, id berth.JobID, which []berth.IndexRange, actor string, reason *berth.Reason) (int, error) {
+func (d *Parents) CancelElements(ctx context.Context, tenant berth.TenantID, id berth.JobID, which []berth.IndexRange, actor string, reason *berth.Reason) (int, error) {
 	indexes, err := d.elementsIn(ctx, tenant, id, which)
 	if err != nil {
 		return 0, err
@@ -59,7 +59,7 @@ func (d *DB) CancelElements(ctx context.Context, tenant berth.TenantID, id berth
 }
 
 // elementsIn are the indexes of an array within ranges.
-func (d *DB) elementsIn(ctx context.Context, tenant berth.TenantID, id berth.JobID, which []berth.IndexRange) ([]int, error) {
+func (d *Parents) elementsIn(ctx context.Context, tenant berth.TenantID, id berth.JobID, which []berth.IndexRange) ([]int, error) {
 	var kind berth.Kind
 	var total int
 	var only []int
@@ -90,7 +90,7 @@ func (d *DB) elementsIn(ctx context.Context, tenant berth.TenantID, id berth.Job
 	return chosen, nil
 }
 
-func (d *DB) cancelElements(ctx context.Context, id berth.JobID, indexes []int, actor string, reason *berth.Reason) (int, error) {
+func (d *Parents) cancelElements(ctx context.Context, id berth.JobID, indexes []int, actor string, reason *berth.Reason) (int, error) {
 	var did tended
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		did = tended{changed: true, queue: true}
@@ -126,7 +126,7 @@ func (d *DB) cancelElements(ctx context.Context, id berth.JobID, indexes []int, 
 	}
 	did.publish(d.hub, id)
 	d.hub.Publish(TopicPoke, string(id)) // it may have been the last
-	if err := stopJobs(ctx, d, did.stop, actor, reason); err != nil {
+	if err := stopJobs(ctx, d.core, did.stop, actor, reason); err != nil {
 		return len(did.canceled), err
 	}
 	return len(did.canceled) + len(did.stop), nil

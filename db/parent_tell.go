@@ -24,12 +24,12 @@ const liveChild = `EXISTS (
 	SELECT 1 FROM jobs c
 	WHERE c.parent = p.id AND c.state IN ('submitted', 'queued', 'scheduled', 'running', 'preempting', 'canceling', 'retrying'))`
 
-// tellParents hints at the parents of jobs that changed, where the parent has
+// notifyParents hints at the parents of jobs that changed, where the parent has
 // something to do about it: not at each end of thousands, each of which would be
 // some events of its workflow's history. It is called after the commit of the
 // change, so that of two elements that end last at once the later one sees that
 // nothing lives. The reconciler finds what is lost here.
-func (d *DB) tellParents(ctx context.Context, children ...berth.JobID) {
+func notifyParents(ctx context.Context, d *core, children ...berth.JobID) {
 	if len(children) == 0 {
 		return
 	}
@@ -63,7 +63,7 @@ func (d *DB) tellParents(ctx context.Context, children ...berth.JobID) {
 // Untended returns parents that somebody should tend, whatever became of the
 // hint: the reconciler's. Arrays that are to make elements of a tenant of which no
 // more may wait are none of them: they would stand before all others for as long.
-func (d *DB) Untended(ctx context.Context, age time.Duration, limit int) ([]Aged, error) {
+func (d *Parents) Untended(ctx context.Context, age time.Duration, limit int) ([]Aged, error) {
 	return d.aged(ctx, "parents", `
 		WITH full_tenants AS MATERIALIZED (
 			SELECT t.id

@@ -28,7 +28,7 @@ func (s *stage) array(size int, edit func(*berth.JobSpec)) berth.JobID {
 
 func (s *stage) tend(id berth.JobID) berth.State {
 	s.t.Helper()
-	state, err := s.db.TendThrough(s.t.Context(), id, new(math.MaxInt))
+	state, err := s.db.Parents.ReconcileThrough(s.t.Context(), id, new(math.MaxInt))
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -106,11 +106,11 @@ func TestElementsNeedTheUploadsOfTheirArray(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	a := berth.Address("sha256:" + strings.Repeat("ab", 32))
-	folder, err := s.db.BeginUpload(t.Context(), "default", a)
+	folder, err := s.db.Uploads.Begin(t.Context(), "default", a)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := s.db.EndUpload(t.Context(), "default", berth.Upload{Address: a, Files: 1, Bytes: 1}, folder); err != nil {
+	if _, _, err := s.db.Uploads.End(t.Context(), "default", berth.Upload{Address: a, Files: 1, Bytes: 1}, folder); err != nil {
 		t.Fatal(err)
 	}
 	id := s.array(3, func(j *berth.JobSpec) { j.Workdir = string(a) })
@@ -126,7 +126,7 @@ func TestElementsNeedTheUploadsOfTheirArray(t *testing.T) {
 		s.finish(s.element(id, i+1), 0)
 	}
 	s.tend(id)
-	again, _, err := s.db.RetryFailed(t.Context(), "default", id, "user:test")
+	again, _, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +162,7 @@ func TestAnArrayEndsOnceAsItsElementsDid(t *testing.T) {
 		}
 		var all sync.WaitGroup
 		for range 8 {
-			all.Go(func() { _, _ = s.db.TendThrough(t.Context(), id, new(math.MaxInt)) })
+			all.Go(func() { _, _ = s.db.Parents.ReconcileThrough(t.Context(), id, new(math.MaxInt)) })
 		}
 		all.Wait()
 		j := s.job(id)
@@ -195,7 +195,7 @@ func TestTheLastOfTwoEndsTells(t *testing.T) {
 		}
 		for i := range 2 {
 			e := s.element(id, i)
-			all.Go(func() { _, _ = s.db.Settle(t.Context(), e, attempts[i]) })
+			all.Go(func() { _, _ = s.db.Attempts.Settle(t.Context(), e, attempts[i]) })
 		}
 		all.Wait()
 		if !hears(t, poke) {
@@ -220,7 +220,7 @@ func TestAnArrayIsMadeInAWindow(t *testing.T) {
 	mustExec(t, s.pool, `UPDATE jobs SET state = 'queued', version = version + 1, actor = 'workflow' WHERE parent = $1 AND array_index < 1999`, id)
 	mustExec(t, s.pool, `UPDATE jobs SET state = 'canceled', version = version + 1, actor = 'user:x' WHERE parent = $1 AND array_index < 1999`, id)
 	untended := func() int {
-		list, err := s.db.Untended(t.Context(), 0, 10)
+		list, err := s.db.Parents.Untended(t.Context(), 0, 10)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -279,7 +279,7 @@ func TestCancelOfAnArrayEndsWhatWaitsAndStopsWhatRuns(t *testing.T) {
 		t.Errorf("it is %s because of %+v", got, s.job(id).Reason)
 	}
 	early := s.array(3, nil) // canceled before its coordinator has looked
-	if _, err := s.db.CancelElements(t.Context(), "", early, []berth.IndexRange{{First: 1, Last: 1}}, "user:test", nil); err != nil {
+	if _, err := s.db.Parents.CancelElements(t.Context(), "", early, []berth.IndexRange{{First: 1, Last: 1}}, "user:test", nil); err != nil {
 		t.Error(err)
 	}
 	if got := s.cancel(early); got != berth.Canceled || s.tally(early) != "3, 1 canceled, 2 unmade" {
@@ -297,7 +297,7 @@ func TestCancelOfARangeLeavesTheOthers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return s.db.CancelElements(t.Context(), "default", id, which, "user:test", &berth.Reason{Code: berth.ReasonCanceledByUser})
+		return s.db.Parents.CancelElements(t.Context(), "default", id, which, "user:test", &berth.Reason{Code: berth.ReasonCanceledByUser})
 	}
 	if n, err := cancel("3-5"); n != 3 || err != nil { // before it is made
 		t.Fatalf("canceled %d, %v", n, err)
@@ -331,7 +331,7 @@ func TestCancelOfARangeLeavesTheOthers(t *testing.T) {
 	if got := s.tend(id); got != berth.Failed || s.job(id).Reason.Message != "6 of 10 elements were canceled" {
 		t.Errorf("it is %s because of %+v", got, s.job(id).Reason)
 	}
-	if _, _, err := s.db.RetryFailed(t.Context(), "default", id, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
+	if _, _, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("what was canceled on purpose is run again: %v", err)
 	}
 }
@@ -357,7 +357,7 @@ func TestTooManyFailuresCancelTheRest(t *testing.T) {
 	if r := s.job(id).Reason; r.Code != berth.ReasonElementsFailed || !strings.HasPrefix(r.Message, "2 of 6 elements failed, more than max_failures (1) allows: 1-2") {
 		t.Errorf("reason is %+v", r)
 	}
-	again, created, err := s.db.RetryFailed(t.Context(), "default", id, "user:test")
+	again, created, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test")
 	if err != nil || !created || again.Indexes != "1-5" {
 		t.Errorf("what failed, and what was given up for it, is %q, %v", again.Indexes, err)
 	}
@@ -367,7 +367,7 @@ func TestRetryFailedRunsExactlyWhatFailed(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	id := s.array(6, func(j *berth.JobSpec) { j.Array.Parallel = 2 })
-	if _, _, err := s.db.RetryFailed(t.Context(), "default", id, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
+	if _, _, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("a live one is retried: %v", err)
 	}
 	s.tend(id)
@@ -381,7 +381,7 @@ func TestRetryFailedRunsExactlyWhatFailed(t *testing.T) {
 			s.archive(3) // the arrays, with those that came of it, and then their elements
 			s.archive(9)
 		}
-		again, created, err := s.db.RetryFailed(t.Context(), "default", id, "user:test")
+		again, created, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test")
 		if err != nil || created == archived || again.Indexes != "1,4-5" || *again.RetryOf != id || again.Tally.Total != 3 {
 			t.Fatalf("archived %t: created %t, %+v, %v", archived, created, again, err)
 		}
@@ -397,7 +397,7 @@ func TestRetryFailedRunsExactlyWhatFailed(t *testing.T) {
 			s.finish(e.ID, min(1, max(0, i-4))) // the last fails again
 		}
 		s.tend(again.ID)
-		third, _, err := s.db.RetryFailed(t.Context(), "default", again.ID, "user:test")
+		third, _, err := s.db.Jobs.RetryFailed(t.Context(), "default", again.ID, "user:test")
 		if err != nil || third.Indexes != "5" {
 			t.Errorf("the third is %+v, %v", third, err)
 		}
@@ -413,7 +413,7 @@ func TestHoldPriorityAndReleaseReachTheElements(t *testing.T) {
 	s := newStage(t)
 	id := s.array(3, nil)
 	s.tend(id)
-	if err := s.db.Hold(t.Context(), "default", id, "user:test"); err != nil {
+	if err := s.db.Jobs.Hold(t.Context(), "default", id, "user:test"); err != nil {
 		t.Fatal(err)
 	}
 	held := func() int {
@@ -427,13 +427,13 @@ func TestHoldPriorityAndReleaseReachTheElements(t *testing.T) {
 	}
 	high, limit := berth.PriorityHigh, berth.Duration(time.Minute)
 	blue := "blue"
-	if err := s.db.UpdateJob(t.Context(), "default", id, berth.JobPatch{Priority: &high, TimeLimit: &limit, Labels: map[string]*string{"team": &blue}}, "user:test"); err != nil {
+	if err := s.db.Jobs.Update(t.Context(), "default", id, berth.JobPatch{Priority: &high, TimeLimit: &limit, Labels: map[string]*string{"team": &blue}}, "user:test"); err != nil {
 		t.Fatal(err)
 	}
 	if e := s.job(s.element(id, 2)); e.Priority != high || e.Labels["team"] != "blue" || *e.Spec.Priority != high || e.Spec.TimeLimit != limit {
 		t.Errorf("element is %+v with %+v", e, e.Spec)
 	}
-	if err := s.db.Release(t.Context(), "default", id, "user:test"); err != nil {
+	if err := s.db.Jobs.Release(t.Context(), "default", id, "user:test"); err != nil {
 		t.Fatal(err)
 	}
 	if n := held(); n != 0 || s.job(id).Held {
@@ -450,7 +450,7 @@ func TestListsShowArraysAndNotTheirElements(t *testing.T) {
 		var got []string
 		for {
 			f.Limit = 2
-			jobs, next, err := s.db.Jobs(t.Context(), f)
+			jobs, next, err := s.db.Jobs.List(t.Context(), f)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -487,7 +487,7 @@ func TestElementsAndNotTheirArrayCountAgainstMaxQueued(t *testing.T) {
 	if got := s.tally(id); got != "5, 3 submitted, 2 unmade" {
 		t.Errorf("tally is %s", got)
 	}
-	_, _, err := s.db.Submit(t.Context(), db.Submission{Tenant: "default", Spec: s.spec(nil), Actor: "user:test"})
+	_, _, err := s.db.Jobs.Submit(t.Context(), db.Submission{Tenant: "default", Spec: s.spec(nil), Actor: "user:test"})
 	if !berth.IsSlug(err, berth.SlugQuota) {
 		t.Errorf("one more: %v", err)
 	}
@@ -533,7 +533,7 @@ func TestArraysOfAFullTenantStarveNobody(t *testing.T) {
 	s := newStage(t)
 	quota := func(most int) {
 		t.Helper()
-		if err := s.db.SetQuota(t.Context(), berth.Quota{Tenant: "default", MaxQueued: &most}); err != nil {
+		if err := s.db.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: "default", MaxQueued: &most}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -548,7 +548,7 @@ func TestArraysOfAFullTenantStarveNobody(t *testing.T) {
 	s.newTenant("lab", "")
 	spec := s.spec(nil)
 	spec.Array = &berth.Array{Size: 1}
-	job, _, err := s.db.Submit(t.Context(), db.Submission{Tenant: "lab", Spec: spec.WithDefaults(), Actor: "user:test"})
+	job, _, err := s.db.Jobs.Submit(t.Context(), db.Submission{Tenant: "lab", Spec: spec.WithDefaults(), Actor: "user:test"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -583,14 +583,14 @@ func TestAChangeOfACancelingArrayTellsSoManyToStop(t *testing.T) {
 		return one[int](s, `SELECT count(*)::int FROM jobs WHERE parent = $1 AND state = 'canceling'`, id)
 	}
 	left := 30
-	if state, err := s.db.TendThrough(t.Context(), id, &left); err != nil || state != berth.Canceling || left != 0 || told() != 30 {
+	if state, err := s.db.Parents.ReconcileThrough(t.Context(), id, &left); err != nil || state != berth.Canceling || left != 0 || told() != 30 {
 		t.Errorf("with 30 left %d elements were told, %d are left, it is %s: %v", told(), left, state, err)
 	}
-	if _, err := s.db.TendThrough(t.Context(), id, &left); err != nil || told() != 30 {
+	if _, err := s.db.Parents.ReconcileThrough(t.Context(), id, &left); err != nil || told() != 30 {
 		t.Errorf("with none left %d elements were told: %v", told()-30, err)
 	}
 	value := "x"
-	if err := s.db.UpdateJob(t.Context(), "default", id, berth.JobPatch{Labels: map[string]*string{"a": &value}}, "user:test"); err != nil {
+	if err := s.db.Jobs.Update(t.Context(), "default", id, berth.JobPatch{Labels: map[string]*string{"a": &value}}, "user:test"); err != nil {
 		t.Fatal(err)
 	}
 	if n := told() - 30; n != db.FollowUp {

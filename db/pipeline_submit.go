@@ -25,7 +25,7 @@ type PipelineSubmission struct {
 
 // SubmitPipeline stores a pipeline and all its steps, which is one transaction.
 // Keys and quotas are as with Submit; steps that wait for others count for none.
-func (d *DB) SubmitPipeline(ctx context.Context, s PipelineSubmission) (job berth.Job, created bool, err error) {
+func (d *Jobs) SubmitPipeline(ctx context.Context, s PipelineSubmission) (job berth.Job, created bool, err error) {
 	row, err := newPipelineRow(s)
 	if err != nil {
 		return berth.Job{}, false, err
@@ -38,7 +38,7 @@ func (d *DB) SubmitPipeline(ctx context.Context, s PipelineSubmission) (job bert
 	switch {
 	case err == nil:
 		d.hub.Publish(TopicSubmit, string(job.ID))
-		job, err = d.Job(ctx, s.Tenant, job.ID)
+		job, err = d.Get(ctx, s.Tenant, job.ID)
 		return job, true, err
 	case s.IdemKey != "" && (berth.CodeOf(err) == berth.CodeNotFound || berth.IsSlug(err, berth.SlugQuota) || berth.IsSlug(err, berth.SlugInvalidSpec)):
 		old, found := d.submitted(ctx, s.Tenant, s.IdemKey, row.hash)

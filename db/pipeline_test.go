@@ -16,7 +16,7 @@ import (
 // pipeline stores a pipeline of steps by what they need: "a", "b: a", ...
 func (s *stage) pipeline(onFailure string, steps ...string) berth.JobID {
 	s.t.Helper()
-	job, created, err := s.db.SubmitPipeline(s.t.Context(), db.PipelineSubmission{Tenant: "default", Spec: graph(onFailure, steps...), Actor: "user:test"})
+	job, created, err := s.db.Jobs.SubmitPipeline(s.t.Context(), db.PipelineSubmission{Tenant: "default", Spec: graph(onFailure, steps...), Actor: "user:test"})
 	if err != nil || !created {
 		s.t.Fatal(created, err)
 	}
@@ -52,10 +52,10 @@ func TestStepsStartWhenTheirNeedsHaveSucceeded(t *testing.T) {
 	if got := s.steps(id); got != "a submitted*, b submitted, c submitted, d submitted" {
 		t.Errorf("steps are %s", got)
 	}
-	if list, err := s.db.SubmittedBefore(t.Context(), 0, 10); err != nil || len(list) != 2 { // the pipeline and a
+	if list, err := s.db.Jobs.SubmittedBefore(t.Context(), 0, 10); err != nil || len(list) != 2 { // the pipeline and a
 		t.Errorf("the dispatcher starts %v, %v", list, err)
 	}
-	first, err := s.db.Tend(t.Context(), id)
+	first, err := s.db.Parents.Reconcile(t.Context(), id)
 	want := berth.TendResult{State: berth.Queued, Tenant: "default", Ready: []berth.Ready{{Job: s.step(id, "a"), Kind: berth.KindJob}}}
 	if diff := cmp.Diff(want, first); err != nil || diff != "" {
 		t.Errorf("%v, (-want +got):\n%s", err, diff)
@@ -130,7 +130,7 @@ func TestRetryFailedResumesAHalfDoneGraph(t *testing.T) {
 	if got := s.tend(id); got != berth.Failed {
 		t.Fatalf("it is %s", got)
 	}
-	again, created, err := s.db.RetryFailed(t.Context(), "default", id, "user:test")
+	again, created, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test")
 	if err != nil || !created || *again.RetryOf != id || again.Tally.Total != 2 {
 		t.Fatalf("%+v, %v", again, err)
 	}
@@ -138,7 +138,7 @@ func TestRetryFailedResumesAHalfDoneGraph(t *testing.T) {
 	if got := s.steps(again.ID); got != "c submitted*, d submitted" {
 		t.Errorf("steps are %s", got)
 	}
-	if twice, created, err := s.db.RetryFailed(t.Context(), "default", id, "user:test"); err != nil || created || twice.ID != again.ID {
+	if twice, created, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test"); err != nil || created || twice.ID != again.ID {
 		t.Errorf("again it is %s, created %t, %v", twice.ID, created, err)
 	}
 	for _, step := range []string{"c", "d"} {
@@ -148,7 +148,7 @@ func TestRetryFailedResumesAHalfDoneGraph(t *testing.T) {
 	if j := s.job(again.ID); j.Status != berth.Succeeded {
 		t.Errorf("it is %s because of %+v", j.Status, j.Reason)
 	}
-	whole, _, err := s.db.Retry(t.Context(), "default", again.ID, "user:test")
+	whole, _, err := s.db.Jobs.Retry(t.Context(), "default", again.ID, "user:test")
 	if err != nil || whole.Tally.Total != 2 {
 		t.Errorf("as a whole it is %+v, %v", whole, err)
 	}
@@ -181,21 +181,21 @@ func TestCancelOfAPipelineReachesAllItsSteps(t *testing.T) {
 
 func (s *stage) hold(id berth.JobID) {
 	s.t.Helper()
-	if err := s.db.Hold(s.t.Context(), "", id, "user:test"); err != nil {
+	if err := s.db.Jobs.Hold(s.t.Context(), "", id, "user:test"); err != nil {
 		s.t.Fatal(err)
 	}
 }
 
 func (s *stage) release(id berth.JobID) {
 	s.t.Helper()
-	if err := s.db.Release(s.t.Context(), "", id, "user:test"); err != nil {
+	if err := s.db.Jobs.Release(s.t.Context(), "", id, "user:test"); err != nil {
 		s.t.Fatal(err)
 	}
 }
 
 func (s *stage) untended(want ...berth.JobID) {
 	s.t.Helper()
-	list, err := s.db.Untended(s.t.Context(), 0, 10)
+	list, err := s.db.Parents.Untended(s.t.Context(), 0, 10)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -229,7 +229,7 @@ func TestAHeldPipelineLetsNothingGo(t *testing.T) {
 	if s.release(id); !hears(t, poke) {
 		t.Error("the coordinator was not told of the release")
 	}
-	if r, err := s.db.Tend(t.Context(), id); err != nil || len(r.Ready) != 1 || r.Ready[0].Job != s.step(id, "b") {
+	if r, err := s.db.Parents.Reconcile(t.Context(), id); err != nil || len(r.Ready) != 1 || r.Ready[0].Job != s.step(id, "b") {
 		t.Errorf("after the release: %+v, %v", r, err)
 	}
 }
@@ -292,7 +292,7 @@ func TestAnArrayIsAStep(t *testing.T) {
 	a := spec.Jobs["a"]
 	a.Array = &berth.Array{Size: 2}
 	spec.Jobs["a"] = a
-	job, _, err := s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: spec, Actor: "user:test"})
+	job, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: spec, Actor: "user:test"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -310,7 +310,7 @@ func TestAnArrayIsAStep(t *testing.T) {
 	if got := s.steps(job.ID); got != "a succeeded, b submitted*" {
 		t.Errorf("steps are %s", got)
 	}
-	other, _, err := s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: spec, Actor: "user:test"})
+	other, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: spec, Actor: "user:test"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -325,7 +325,7 @@ func TestAKeyIsOnePipeline(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	submit := func(p berth.PipelineSpec) (berth.Job, bool, error) {
-		return s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p, Actor: "user:test", IdemKey: "k"})
+		return s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p, Actor: "user:test", IdemKey: "k"})
 	}
 	first, _, err := submit(graph(berth.FailFast, "a", "b: a"))
 	if err != nil {
@@ -345,7 +345,7 @@ func TestAKeyIsOnePipeline(t *testing.T) {
 	editStep("a", func(j *berth.JobSpec) { j.Workdir = string(address) })(&withCode)
 	mustExec(t, s.pool, `INSERT INTO uploads (tenant, address, folder, files, bytes) VALUES ('default', $1, 'f', 1, 1)`, address)
 	repeat := func() (berth.Job, bool, error) {
-		return s.db.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: withCode, Actor: "user:test", IdemKey: "code"})
+		return s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: withCode, Actor: "user:test", IdemKey: "code"})
 	}
 	if first, _, err = repeat(); err != nil {
 		t.Fatal(err)

@@ -29,7 +29,7 @@ type GPUPopulation struct {
 }
 
 // Population counts live jobs, machines and their devices.
-func (d *DB) Population(ctx context.Context) (Population, error) {
+func (d *Cluster) Population(ctx context.Context) (Population, error) {
 	p := Population{Jobs: map[berth.State]int{}, Machines: map[berth.MachineState]int{}}
 	for _, s := range berth.States {
 		if !s.Terminal() {

@@ -35,7 +35,7 @@ type Preemption struct {
 //
 // A victim that is told twice for the same job never exists, because what it gave
 // way to stays in its row.
-func (d *DB) CommitPreemption(ctx context.Context, term Term, p Preemption) (why string, err error) {
+func (d *Queue) CommitPreemption(ctx context.Context, term Term, p Preemption) (why string, err error) {
 	var hints []touched
 	err = d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		hints = nil
@@ -224,3 +224,50 @@ func (c *earmarkColumns) add(e Earmark, attempt int) {
 		row(g.Index, g.Milli, berth.Capacity{})
 	}
 }
+
+// ClearNominations deletes what is set aside for jobs that ended or did not come
+// for it in time, and frees jobs from giving way to one that has ended.
+func (d *Queue) ClearNominations(ctx context.Context, term Term) (int, error) {
+	var some bool
+	err := d.pool.QueryRow(ctx, `
+		SELECT EXISTS (SELECT 1 FROM earmarks e WHERE `+deadEarmark+`)
+		    OR EXISTS (SELECT 1 FROM jobs j WHERE `+deadBeneficiary+`)`).Scan(&some)
+	if err != nil || !some {
+		return 0, mapError(err, "earmarks")
+	}
+	cleared := 0
+	err = d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		jobs, err := tx.Exec(ctx, `
+			WITH freed AS (
+				SELECT j.id FROM jobs j WHERE `+deadBeneficiary+` ORDER BY j.id FOR NO KEY UPDATE
+			)
+			UPDATE jobs j
+			SET preempted_for = NULL, actor = 'leader'
+			FROM freed
+			WHERE j.id = freed.id`)
+		if err != nil {
+			return err
+		}
+		marks, err := tx.Exec(ctx, `
+			DELETE FROM earmarks d
+			WHERE d.id IN (SELECT e.id FROM earmarks e WHERE `+deadEarmark+` ORDER BY e.id FOR UPDATE SKIP LOCKED)`)
+		cleared = int(jobs.RowsAffected() + marks.RowsAffected())
+		return err
+	})
+	return cleared, mapError(err, "earmarks")
+}
+
+const (
+	deadEarmark = `
+		e.expires_at < clock_timestamp() OR NOT EXISTS (
+			SELECT 1 FROM jobs b
+			WHERE b.id = e.beneficiary AND (b.state IN ('submitted', 'queued', 'retrying')
+			   OR e.victim = e.beneficiary AND b.state IN ('scheduled', 'running') AND b.attempt = e.victim_attempt))
+		OR NOT EXISTS (SELECT 1 FROM machines m WHERE m.id = e.machine_id AND m.state <> 'retired')`
+	// A job that is stopping for another stops, whatever became of that one.
+	deadBeneficiary = `
+		j.preempted_for IS NOT NULL AND j.state IN ('submitted', 'queued', 'scheduled', 'running', 'retrying')
+		AND NOT EXISTS (
+			SELECT 1 FROM jobs b
+			WHERE b.id = j.preempted_for AND b.state NOT IN ('succeeded', 'failed', 'canceled'))`
+)

@@ -46,7 +46,7 @@ func (s *stage) preemption(waiting, victim berth.JobID) db.Preemption {
 
 func (s *stage) giveWay(term db.Term, p db.Preemption) (why string) {
 	s.t.Helper()
-	why, err := s.db.CommitPreemption(s.t.Context(), term, p)
+	why, err := s.db.Queue.CommitPreemption(s.t.Context(), term, p)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -157,12 +157,12 @@ func TestPreemptionRacesWithCancelAndCompletion(t *testing.T) {
 		term := s.term()
 		var all sync.WaitGroup
 		for _, do := range []func(context.Context) error{
-			func(ctx context.Context) error { _, err := s.db.CommitPreemption(ctx, term, p); return err },
+			func(ctx context.Context) error { _, err := s.db.Queue.CommitPreemption(ctx, term, p); return err },
 			func(ctx context.Context) error {
-				_, err := s.db.RequestCancel(ctx, "", victim, "user:test", nil)
+				_, err := s.db.Jobs.RequestCancel(ctx, "", victim, "user:test", nil)
 				return err
 			},
-			func(ctx context.Context) error { _, err := s.db.StopAttempt(ctx, victim, 1); return err },
+			func(ctx context.Context) error { _, err := s.db.Attempts.Stop(ctx, victim, 1); return err },
 			func(context.Context) error {
 				s.exit(victim, 1, 0, berth.Exit{Cause: berth.CauseExited})
 				return nil
@@ -179,7 +179,7 @@ func TestPreemptionRacesWithCancelAndCompletion(t *testing.T) {
 		if r.NotReady || !r.Next.Terminal() && r.Next != berth.Retrying {
 			t.Errorf("settled as %+v", r)
 		}
-		if _, err := s.db.RequestCancel(t.Context(), "", waiting, "user:test", nil); err != nil {
+		if _, err := s.db.Jobs.RequestCancel(t.Context(), "", waiting, "user:test", nil); err != nil {
 			t.Error(err)
 		}
 		if n := one[int](s, `SELECT count(*) FROM earmarks WHERE beneficiary = $1`, waiting); n != 0 {
@@ -189,7 +189,7 @@ func TestPreemptionRacesWithCancelAndCompletion(t *testing.T) {
 			s.cancel(victim)
 		}
 	}
-	if list, err := s.db.Miscounts(t.Context()); err != nil || len(list) > 0 {
+	if list, err := s.db.Cluster.Miscounts(t.Context()); err != nil || len(list) > 0 {
 		t.Errorf("counters: %v, %v", list, err)
 	}
 }
@@ -199,7 +199,7 @@ func TestUsageIsChargedOnceAndDecays(t *testing.T) {
 	s := newStage(t)
 	victim, _ := s.standing()
 	mustExec(t, s.pool, `UPDATE allocations SET reserved_at = now() - interval '1 hour' WHERE job = $1`, victim)
-	if err := s.db.SetQuota(t.Context(), berth.Quota{Tenant: "default", Budget: &berth.GPUBudget{GPUHours: 10, Period: berth.Duration(24 * 3600e9)}}); err != nil {
+	if err := s.db.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: "default", Budget: &berth.GPUBudget{GPUHours: 10, Period: berth.Duration(24 * 3600e9)}}); err != nil {
 		t.Fatal(err)
 	}
 	mustExec(t, s.pool, `UPDATE tenants SET budget_since = now() - interval '30 minutes'`)
@@ -220,10 +220,10 @@ func TestUsageIsChargedOnceAndDecays(t *testing.T) {
 	near("GPU hours once it has ended", charged.GPUHours, 2)
 	near("spent once it has ended", charged.SpentGPUs, 1)
 	term := s.term()
-	if n, err := s.db.FoldUsage(t.Context(), term, 100); err != nil || n != 1 {
+	if n, err := s.db.Tenants.FoldUsage(t.Context(), term, 100); err != nil || n != 1 {
 		t.Fatalf("folded %d, %v", n, err)
 	}
-	if n, err := s.db.FoldUsage(t.Context(), term, 100); err != nil || n != 0 {
+	if n, err := s.db.Tenants.FoldUsage(t.Context(), term, 100); err != nil || n != 0 {
 		t.Errorf("folded %d again, %v", n, err)
 	}
 	folded := s.tenant("default").Use
@@ -242,7 +242,7 @@ func TestStalledClocksAreWrittenOncePerChange(t *testing.T) {
 	s := newStage(t)
 	term := s.term()
 	for range 2 {
-		if err := s.db.SetStalled(t.Context(), term, []berth.TenantID{"default"}); err != nil {
+		if err := s.db.Tenants.SetStalled(t.Context(), term, []berth.TenantID{"default"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -255,7 +255,7 @@ func TestStalledClocksAreWrittenOncePerChange(t *testing.T) {
 	if ms := one[int64](s, `SELECT stalled_ms FROM jobs WHERE id = $1`, id); ms < 3_599_000 {
 		t.Errorf("a new job has its tenant's clock at %d ms", ms)
 	}
-	if err := s.db.SetStalled(t.Context(), term, nil); err != nil {
+	if err := s.db.Tenants.SetStalled(t.Context(), term, nil); err != nil {
 		t.Fatal(err)
 	}
 	if got := s.tenant("default"); got.StalledSince != nil || got.Stalled.Hours() < 0.99 {

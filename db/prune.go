@@ -16,11 +16,11 @@ const pruneHorizon = `least(
 	now() - @retention_ms::bigint * interval '1 millisecond',
 	(SELECT submitted_at FROM jobs ORDER BY id LIMIT 1) - interval '1 hour')`
 
-// PruneMachineHistory deletes what machines were, and what was counted against
+// PruneHistory deletes what machines were, and what was counted against
 // them, longer than retention ago, at most limit rows of each, and returns how
 // many. What was in force at that time stays, as does all that the rows of a
 // job that is not archived may be judged by.
-func (d *DB) PruneMachineHistory(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
+func (d *Machines) PruneHistory(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	args := pgx.NamedArgs{"retention_ms": retention.Milliseconds(), "limit": limit}
 	pruned := 0
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {

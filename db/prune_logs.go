@@ -10,22 +10,22 @@ import (
 	"berth"
 )
 
-// prunedPieces bounds the rows that one transaction of PruneLogs deletes. A log has a
+// prunedPieces bounds the rows that one transaction of Prune deletes. A log has a
 // row for each second of its job, and a long transaction of the leader delays its
 // successor, which waits for it.
 const prunedPieces = 10_000
 
-// PruneLogs deletes the rows of logs of archived jobs that ended longer than
+// Prune deletes the rows of logs of archived jobs that ended longer than
 // retention ago, of at most limit logs of one member of one attempt, and returns of how
 // many. Of a long log one call deletes only the newest rows, and later calls the rest.
 // The folder of a log's objects is removed after the last of its rows; see
-// DoomedObjects.
-func (s Storage) PruneLogs(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
+// Objects.Doomed.
+func (d *Logs) Prune(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	const idle = 24 * time.Hour // as in PruneOutputs: jobs that are younger by their ids have not ended so long ago
 	before := berth.NewJobID(time.Now().Add(idle - retention))
 	args := pgx.NamedArgs{"retention": retention, "limit": limit, "pieces": prunedPieces, "before": before}
 	var n int
-	err := s.DB.leaderTx(ctx, term, func(tx pgx.Tx) error {
+	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		n = 0
 		rows, err := tx.Query(ctx, pruneLogs, args)
 		if err != nil {

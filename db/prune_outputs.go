@@ -24,9 +24,9 @@ func holdOutputs(ctx context.Context, tx pgx.Tx) error {
 // PruneOutputs forgets the outputs of archived jobs that ended longer than
 // retention ago, at most limit of them, and returns how many. What a job takes as
 // an input stays as long as that job is not archived. Objects that no row names any
-// more are given up; see DoomedObjects. The result of a cached step goes with the
+// more are given up; see Doomed. The result of a cached step goes with the
 // last of its outputs.
-func (d *DB) PruneOutputs(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
+func (d *Objects) PruneOutputs(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	const idle = 24 * time.Hour // between an id and its row, and for clocks: jobs that are younger by their ids have not ended so long ago
 	args := pgx.NamedArgs{"retention": retention, "limit": limit, "before": berth.NewJobID(time.Now().Add(idle - retention))}
 	var n int

@@ -15,7 +15,7 @@ func (s *stage) archiveAll() {
 	mustExec(s.t, s.pool, `UPDATE allocations SET forgotten_at = now() WHERE state IN ('exited', 'released')`)
 	for n := 1; n > 0; {
 		var err error
-		if n, err = s.db.ArchiveTerminal(s.t.Context(), s.term(), 0, 100); err != nil {
+		if n, err = s.db.Jobs.ArchiveTerminal(s.t.Context(), s.term(), 0, 100); err != nil {
 			s.t.Fatal(err)
 		}
 	}
@@ -39,14 +39,14 @@ func TestOutputsArePrunedByAge(t *testing.T) {
 	}
 	prune := func(limit, want int) {
 		t.Helper()
-		n, err := s.db.PruneOutputs(t.Context(), s.term(), 2*time.Hour, limit)
+		n, err := s.db.Objects.PruneOutputs(t.Context(), s.term(), 2*time.Hour, limit)
 		if err != nil || n != want {
 			t.Errorf("pruned %d, %v; want %d", n, err, want)
 		}
 	}
 	doomed := func(want ...string) {
 		t.Helper()
-		got, err := s.db.DoomedObjects(t.Context(), 10)
+		got, err := s.db.Objects.Doomed(t.Context(), 10)
 		if err != nil {
 			t.Fatal(err)
 		}

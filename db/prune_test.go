@@ -42,7 +42,7 @@ func TestTheHistoryOfMachinesIsPrunedBehindTheJobs(t *testing.T) {
 	}
 	prune := func(want int) {
 		t.Helper()
-		if n, err := s.db.PruneMachineHistory(t.Context(), s.term(), 90*24*time.Hour, 100); err != nil || n != want {
+		if n, err := s.db.Machines.PruneHistory(t.Context(), s.term(), 90*24*time.Hour, 100); err != nil || n != want {
 			t.Errorf("pruned %d rows, err %v; want %d", n, err, want)
 		}
 	}
@@ -105,7 +105,7 @@ func TestALongLogIsPrunedInParts(t *testing.T) {
 		return one[[]string](s, `SELECT coalesce(array_agg(prefix ORDER BY prefix), '{}') FROM doomed_objects`)
 	}
 	for _, want := range []struct{ logs, long, short, doomed int }{{1, 15_000, 1, 0}, {1, 5_000, 1, 0}, {2, 0, 0, 2}, {0, 0, 0, 2}} {
-		n, err := s.storage().PruneLogs(t.Context(), s.term(), 2*time.Hour, 500)
+		n, err := s.db.Logs.Prune(t.Context(), s.term(), 2*time.Hour, 500)
 		if err != nil || n != want.logs {
 			t.Fatalf("pruned %d logs, err %v; want %d", n, err, want.logs)
 		}
@@ -136,7 +136,7 @@ func TestPruningLogsPassesOverLogsThatStay(t *testing.T) {
 	}
 	before := read()
 	d := dbtest.Open(t, url, db.Options{})
-	if n, err := (db.Storage{DB: d}).PruneLogs(t.Context(), term, 2*time.Hour, 500); n != 1 || err != nil {
+	if n, err := d.Logs.Prune(t.Context(), term, 2*time.Hour, 500); n != 1 || err != nil {
 		t.Errorf("pruned %d logs, err %v", n, err)
 	}
 	d.Close()

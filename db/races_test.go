@@ -77,7 +77,7 @@ func race(t *testing.T, runs int, moves func(*racer) []move, surely func(*racer,
 			id := berth.MachineID(fmt.Sprintf("w%d-%d", w, i))
 			insertMachine(t, s.pool, string(id), 2)
 			a := &agent{stage: s, machine: id, host: "host", boot: "boot"}
-			answer, _, err := s.db.Register(t.Context(), id, a.request())
+			answer, _, err := s.db.Agents.Register(t.Context(), id, a.request())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -97,7 +97,7 @@ func race(t *testing.T, runs int, moves func(*racer) []move, surely func(*racer,
 		return
 	}
 	s.freed()
-	if list, err := s.db.Miscounts(t.Context()); err != nil || len(list) > 0 {
+	if list, err := s.db.Cluster.Miscounts(t.Context()); err != nil || len(list) > 0 {
 		t.Errorf("counters: %v, %v", list, err)
 	}
 	ends := map[string]int{}
@@ -111,7 +111,7 @@ func race(t *testing.T, runs int, moves func(*racer) []move, surely func(*racer,
 func (r *racer) play(moves []move, surely move) error {
 	ctx := r.t.Context()
 	spec := berth.JobSpec{Name: "race", Image: "busybox", Retry: berth.RetryPolicy{MaxAttempts: 2}}.WithDefaults()
-	job, _, err := r.db.Submit(ctx, db.Submission{Tenant: "default", Spec: spec, Actor: "user:test"})
+	job, _, err := r.db.Jobs.Submit(ctx, db.Submission{Tenant: "default", Spec: spec, Actor: "user:test"})
 	if err != nil {
 		return err
 	}
@@ -203,7 +203,7 @@ func (r *racer) over(ctx context.Context) (bool, error) {
 
 // check reads the job's history and its machines' counters.
 func (r *racer) check(ctx context.Context) error {
-	events, err := r.db.Events(ctx, "", r.id, 0, 1000)
+	events, err := r.db.Jobs.Events(ctx, "", r.id, 0, 1000)
 	if err != nil {
 		return err
 	}
@@ -239,7 +239,7 @@ func (r *racer) check(ctx context.Context) error {
 
 // story is what a failure shows of the job.
 func (r *racer) story() string {
-	events, err := r.db.Events(context.Background(), "", r.id, 0, 1000)
+	events, err := r.db.Jobs.Events(context.Background(), "", r.id, 0, 1000)
 	if err != nil {
 		return err.Error()
 	}
@@ -253,16 +253,16 @@ func (r *racer) story() string {
 }
 
 func (r *racer) workflow(ctx context.Context) error {
-	v, err := r.db.Load(ctx, r.id)
+	v, err := r.db.Jobs.Load(ctx, r.id)
 	if err != nil || !v.State.HoldsCapacity() {
 		return err
 	}
 	if r.chance%3 == 0 {
-		if err := r.db.Escalate(ctx, r.id, v.Attempt); err != nil {
+		if err := r.db.Attempts.Escalate(ctx, r.id, v.Attempt); err != nil {
 			return err
 		}
 	}
-	_, err = r.db.Settle(ctx, r.id, v.Attempt)
+	_, err = r.db.Attempts.Settle(ctx, r.id, v.Attempt)
 	return err
 }
 
@@ -276,7 +276,7 @@ func (r *racer) lead(ctx context.Context) error {
 		return err
 	}
 	a := r.machines[(r.chance+uint64(j.attempt))%2]
-	_, err = r.db.CommitStarts(ctx, r.term, []berth.Start{{Job: r.id, Version: j.version, Attempt: j.attempt + 1, Ranks: []berth.Grant{{
+	_, err = r.db.Queue.CommitStarts(ctx, r.term, []berth.Start{{Job: r.id, Version: j.version, Attempt: j.attempt + 1, Ranks: []berth.Grant{{
 		Machine: a.machine, Epoch: a.epoch, Capacity: berth.Capacity{CPUMilli: 1000, MemoryMiB: 64, GPUMilli: 1000},
 		GPUs: []berth.DeviceShare{{Index: 0, Milli: 1000}},
 	}}}})
@@ -284,7 +284,7 @@ func (r *racer) lead(ctx context.Context) error {
 }
 
 func (r *racer) cancel(ctx context.Context) error {
-	_, err := r.db.RequestCancel(ctx, "", r.id, "user:test", nil)
+	_, err := r.db.Jobs.RequestCancel(ctx, "", r.id, "user:test", nil)
 	return err
 }
 
@@ -327,10 +327,10 @@ func (r *racer) drain(ctx context.Context) error {
 	r.drained.Store(true)
 	a := r.machines[r.chance%2]
 	now := time.Now().Add(-time.Second)
-	if err := r.db.Drain(ctx, a.machine, "race", &now); err != nil {
+	if err := r.db.Machines.Drain(ctx, a.machine, "race", &now); err != nil {
 		return err
 	}
-	_, err := r.db.DrainOverdue(ctx, r.term, 10)
+	_, err := r.db.Attempts.DrainOverdue(ctx, r.term, 10)
 	return err
 }
 
@@ -339,7 +339,7 @@ func (r *racer) undrain(ctx context.Context) error {
 		return nil
 	}
 	for _, a := range r.machines {
-		if err := r.db.Undrain(ctx, a.machine); err != nil && berth.CodeOf(err) == berth.CodeInternal {
+		if err := r.db.Machines.Undrain(ctx, a.machine); err != nil && berth.CodeOf(err) == berth.CodeInternal {
 			return err
 		}
 	}
@@ -364,7 +364,7 @@ func (r *racer) restart(ctx context.Context) error {
 		}
 	}
 	a.boot, a.seq = a.boot+"'", 0
-	answer, _, err := r.db.Register(ctx, a.machine, a.request(seen...))
+	answer, _, err := r.db.Agents.Register(ctx, a.machine, a.request(seen...))
 	if err != nil {
 		return err
 	}
@@ -408,7 +408,7 @@ func (r *racer) say(ctx context.Context, a *agent, edit func(*berth.SyncRequest)
 	a.seq++
 	q := berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Seq: a.seq}
 	edit(&q)
-	_, err := r.db.Sync(ctx, a.machine, q)
+	_, err := r.db.Agents.Sync(ctx, a.machine, q)
 	return err
 }
 
@@ -443,7 +443,7 @@ func (r *racer) act(ctx context.Context, a *agent, h presentRank) error {
 	case h.orders.Forget || slices.Contains([]berth.AllocationState{berth.AllocOrphaned, berth.AllocReleased}, h.state):
 		return r.say(ctx, a, func(q *berth.SyncRequest) { q.Gone = []berth.AllocationID{h.alloc} })
 	case h.state == berth.AllocReserved:
-		_, err := r.db.Claim(ctx, a.machine, berth.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: h.alloc, Job: r.id, Attempt: h.attempt})
+		_, err := r.db.Agents.Claim(ctx, a.machine, berth.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: h.alloc, Job: r.id, Attempt: h.attempt})
 		return err
 	case h.state == berth.AllocExited:
 		return report(berth.PhaseSealed, &ended) // an exit on record stays as it is

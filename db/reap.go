@@ -58,7 +58,7 @@ const unproven = `
 
 // MarkSuspect takes machines that are silent out of placement and returns them.
 // Nothing of what they hold becomes free.
-func (d *DB) MarkSuspect(ctx context.Context, term Term, s Silence) ([]berth.MachineID, error) {
+func (d *Machines) MarkSuspect(ctx context.Context, term Term, s Silence) ([]berth.MachineID, error) {
 	var silent bool
 	err := d.pool.QueryRow(ctx, `
 		SELECT EXISTS (
@@ -97,7 +97,7 @@ func (d *DB) MarkSuspect(ctx context.Context, term Term, s Silence) ([]berth.Mac
 
 // SilenceProves reports whether silence means anything now: API replicas can
 // write, and could for a while.
-func (d *DB) SilenceProves(ctx context.Context) (bool, error) {
+func (d *Machines) SilenceProves(ctx context.Context) (bool, error) {
 	var proves bool
 	err := d.pool.QueryRow(ctx, `SELECT NOT (`+unproven+`)`, Silence{}.args()).Scan(&proves)
 	return proves, mapError(err, "beacon")
@@ -124,8 +124,8 @@ const frozenAt = 3
 // some dead.
 func (f Fleet) Frozen() bool { return f.Silent >= frozenAt && 3*f.Silent > f.Machines }
 
-// Fleet counts the machines that are silent.
-func (d *DB) Fleet(ctx context.Context, s Silence) (Fleet, error) {
+// countFleet is Machines.Fleet, for every store.
+func countFleet(ctx context.Context, d *core, s Silence) (Fleet, error) {
 	var f Fleet
 	err := d.pool.QueryRow(ctx, `
 		SELECT count(*), count(*) FILTER (WHERE m.state <> 'lost' AND `+silentFor+` > @suspect::interval)
@@ -135,13 +135,18 @@ func (d *DB) Fleet(ctx context.Context, s Silence) (Fleet, error) {
 	return f, mapError(err, "machines")
 }
 
-// OverdueMachines lists the silent machines that a verdict is due on, those
+// Fleet counts the machines that are silent.
+func (d *Machines) Fleet(ctx context.Context, s Silence) (Fleet, error) {
+	return countFleet(ctx, d.core, s)
+}
+
+// Overdue lists the silent machines that a verdict is due on, those
 // with ranks first, and how many verdicts may still be passed this minute: at
 // most a share of all machines, and at least one. While no verdict may be
 // passed at all, because silence proves nothing (see RenewBeacon) or the fleet
 // is frozen, it lists none. A machine that is lost already is listed while a
 // patient job still waits for uploads from it.
-func (d *DB) OverdueMachines(ctx context.Context, s Silence) (due []Overdue, budget int, err error) {
+func (d *Machines) Overdue(ctx context.Context, s Silence) (due []Overdue, budget int, err error) {
 	rows, err := d.pool.Query(ctx, `
 		WITH silent AS (
 			SELECT m.id, m.state, `+silentFor+` AS silence, l.seen_at
@@ -172,7 +177,7 @@ func (d *DB) OverdueMachines(ctx context.Context, s Silence) (due []Overdue, bud
 	if due, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Overdue]); err != nil || len(due) == 0 {
 		return nil, 0, mapError(err, "silent machines")
 	}
-	if fleet, err := d.Fleet(ctx, s); err != nil || fleet.Frozen() {
+	if fleet, err := countFleet(ctx, d.core, s); err != nil || fleet.Frozen() {
 		return nil, 0, err
 	}
 	err = d.pool.QueryRow(ctx, `
@@ -193,7 +198,7 @@ type Verdict struct {
 // that were under way. Orphans keep their capacity: that a machine is silent
 // proves nothing about its containers. Once no live rank is left the machine is
 // lost, and its epoch ends.
-func (d *DB) PassVerdict(ctx context.Context, term Term, machine berth.MachineID, s Silence) (Verdict, error) {
+func (d *Machines) PassVerdict(ctx context.Context, term Term, machine berth.MachineID, s Silence) (Verdict, error) {
 	var v Verdict
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		v = Verdict{}
@@ -315,4 +320,23 @@ func orphan(ctx context.Context, tx pgx.Tx, machine berth.MachineID, ranks []ove
 		}
 	}
 	return nil
+}
+
+// DisobeyedAfter is how long after an order to kill is due a machine that has
+// not followed it gets no more work.
+const DisobeyedAfter = time.Minute
+
+// Disobedient returns the machines on which a rank lives although its kill was
+// ordered, age after its time to stop was up.
+func (d *Machines) Disobedient(ctx context.Context, age time.Duration) ([]berth.MachineID, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT DISTINCT machine_id
+		FROM allocations
+		WHERE state = 'active' AND orders ? 'kill' AND stop_by < clock_timestamp() - @age::interval
+		ORDER BY 1`, pgx.NamedArgs{"age": age})
+	if err != nil {
+		return nil, mapError(err, "machines")
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowTo[berth.MachineID])
+	return list, mapError(err, "machines")
 }

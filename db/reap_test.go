@@ -30,7 +30,7 @@ func (s *stage) state(machine string) berth.MachineState {
 
 func (s *stage) overdue() ([]db.Overdue, int) {
 	s.t.Helper()
-	due, budget, err := s.db.OverdueMachines(s.t.Context(), silence)
+	due, budget, err := s.db.Machines.Overdue(s.t.Context(), silence)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -39,7 +39,7 @@ func (s *stage) overdue() ([]db.Overdue, int) {
 
 func (s *stage) judge(term db.Term, machine berth.MachineID) db.Verdict {
 	s.t.Helper()
-	v, err := s.db.PassVerdict(s.t.Context(), term, machine, silence)
+	v, err := s.db.Machines.PassVerdict(s.t.Context(), term, machine, silence)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -52,11 +52,11 @@ func TestSilentMachinesBecomeSuspect(t *testing.T) {
 	term := s.term()
 	s.quiet("m0", 21*time.Second)
 	s.quiet("m1", 5*time.Second)
-	ids, err := s.db.MarkSuspect(t.Context(), term, silence)
+	ids, err := s.db.Machines.MarkSuspect(t.Context(), term, silence)
 	if err != nil || len(ids) != 1 || ids[0] != "m0" || s.state("m0") != berth.MachineSuspect || s.state("m1") != berth.MachineReady {
 		t.Errorf("suspect %v, %v", ids, err)
 	}
-	if ids, err := s.db.MarkSuspect(t.Context(), term, silence); err != nil || len(ids) != 0 {
+	if ids, err := s.db.Machines.MarkSuspect(t.Context(), term, silence); err != nil || len(ids) != 0 {
 		t.Errorf("again %v, %v", ids, err)
 	}
 }
@@ -168,7 +168,7 @@ func TestNoVerdictsWhileSilenceProvesNothing(t *testing.T) {
 		"the grace after it":                      `('grace', 'x', 1, now() + interval '30 s')`,
 	} {
 		mustExec(t, s.pool, `INSERT INTO leases VALUES `+row)
-		if proves, err := s.db.SilenceProves(t.Context()); proves || err != nil {
+		if proves, err := s.db.Machines.SilenceProves(t.Context()); proves || err != nil {
 			t.Errorf("%s: silence proves something: %v", name, err)
 		}
 		if due, _ := s.overdue(); len(due) != 0 {
@@ -213,20 +213,20 @@ func TestDrainDeadlineSendsJobsBackToTheQueue(t *testing.T) {
 	id, attempt := s.started(nil)
 	move := func() int {
 		t.Helper()
-		n, err := s.db.DrainOverdue(t.Context(), term, 10)
+		n, err := s.db.Attempts.DrainOverdue(t.Context(), term, 10)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return n
 	}
 	soon, passed := time.Now().Add(time.Hour), time.Now().Add(-time.Second)
-	if err := s.db.Drain(t.Context(), "m0", "new disks", &soon); err != nil {
+	if err := s.db.Machines.Drain(t.Context(), "m0", "new disks", &soon); err != nil {
 		t.Fatal(err)
 	}
 	if n := move(); n != 0 {
 		t.Errorf("%d moved before the deadline", n)
 	}
-	if err := s.db.Drain(t.Context(), "m0", "new disks", &passed); err != nil {
+	if err := s.db.Machines.Drain(t.Context(), "m0", "new disks", &passed); err != nil {
 		t.Fatal(err)
 	}
 	sub := s.db.Hub().Subscribe(db.TopicMachine, "m0")
@@ -264,7 +264,7 @@ func TestCallsOfSuspectedMachinesShareAStatement(t *testing.T) {
 		name := fmt.Sprintf("m%d", i)
 		insertMachine(t, s.pool, name, 2)
 		a := &agent{stage: s, machine: berth.MachineID(name), host: "h", boot: "a"}
-		r, _, err := d.Register(t.Context(), a.machine, a.request())
+		r, _, err := d.Agents.Register(t.Context(), a.machine, a.request())
 		if err != nil {
 			t.Fatal(err)
 		}

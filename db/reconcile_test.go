@@ -32,7 +32,7 @@ func TestUnclaimedRanksAreFound(t *testing.T) {
 	attempt := s.place(id, "m0")
 	list := func() []db.Aged {
 		t.Helper()
-		l, err := s.db.Unclaimed(t.Context(), 15*time.Second, 10)
+		l, err := s.db.Attempts.Unclaimed(t.Context(), 15*time.Second, 10)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -63,7 +63,7 @@ func TestUnsettledAttemptsAreFound(t *testing.T) {
 	s.exit(id, attempt, 0, exited(0))
 	list := func(age time.Duration) []db.Aged {
 		t.Helper()
-		l, err := s.db.Unsettled(t.Context(), age, 10)
+		l, err := s.db.Attempts.Unsettled(t.Context(), age, 10)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -86,17 +86,17 @@ func TestLateRanksAreKilledOnce(t *testing.T) {
 	s := newStage(t)
 	term := s.term()
 	id, attempt := s.started(nil)
-	if _, err := s.db.RequestCancel(t.Context(), "", id, "user:test", nil); err != nil {
+	if _, err := s.db.Jobs.RequestCancel(t.Context(), "", id, "user:test", nil); err != nil {
 		t.Fatal(err)
 	}
-	repaired(t, "in time", 0, func() (int, error) { return s.db.KillOverdue(t.Context(), term, 30*time.Second, 10) })
+	repaired(t, "in time", 0, func() (int, error) { return s.db.Attempts.KillOverdue(t.Context(), term, 30*time.Second, 10) })
 	s.ago(`UPDATE allocations SET stop_by = now() - interval '31 s'`)
-	repaired(t, "late", 1, func() (int, error) { return s.db.KillOverdue(t.Context(), term, 30*time.Second, 10) })
-	if ids, err := s.db.Disobedient(t.Context(), 30*time.Second); err != nil || len(ids) != 1 || ids[0] != "m0" {
+	repaired(t, "late", 1, func() (int, error) { return s.db.Attempts.KillOverdue(t.Context(), term, 30*time.Second, 10) })
+	if ids, err := s.db.Machines.Disobedient(t.Context(), 30*time.Second); err != nil || len(ids) != 1 || ids[0] != "m0" {
 		t.Errorf("disobedient %v, %v", ids, err)
 	}
 	s.exit(id, attempt, 0, exited(137))
-	if ids, err := s.db.Disobedient(t.Context(), 0); err != nil || len(ids) != 0 {
+	if ids, err := s.db.Machines.Disobedient(t.Context(), 0); err != nil || len(ids) != 0 {
 		t.Errorf("disobedient after the end %v, %v", ids, err)
 	}
 }
@@ -111,7 +111,7 @@ func TestRanksOfOldAttemptsAreKilled(t *testing.T) {
 	current, _ := s.started(nil)
 	s.move(id, berth.Retrying)      // whose rank lives on
 	s.move(waiting, berth.Retrying) // whose rank nobody claimed
-	repaired(t, "strays", 2, func() (int, error) { return s.db.KillStray(t.Context(), term, 10) })
+	repaired(t, "strays", 2, func() (int, error) { return s.db.Attempts.KillStray(t.Context(), term, 10) })
 	if r := s.ranks(id, attempt); r[0] != `active {"kill": true}` {
 		t.Errorf("claimed: %s", r[0])
 	}
@@ -135,7 +135,7 @@ func TestWrongCountersAreFoundAndLeft(t *testing.T) {
 	s.started(nil)
 	list := func() []db.Miscount {
 		t.Helper()
-		l, err := s.db.Miscounts(t.Context())
+		l, err := s.db.Cluster.Miscounts(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -160,15 +160,15 @@ func TestQueueDeadlineFailsWaitingJobs(t *testing.T) {
 	term := s.term()
 	limited := func(j *berth.JobSpec) { j.QueueTimeout = berth.Duration(time.Hour) }
 	late, held, early := s.queued(limited), s.queued(limited), s.queued(limited)
-	if err := s.db.Hold(t.Context(), "", held, "user:test"); err != nil {
+	if err := s.db.Jobs.Hold(t.Context(), "", held, "user:test"); err != nil {
 		t.Fatal(err)
 	}
 	s.ago(`UPDATE jobs SET queue_deadline = now() - interval '1 s' WHERE id = ANY($1)`, []berth.JobID{late, held})
-	if ids, err := s.db.FailExpired(t.Context(), term, []berth.JobID{early, held}, 10); err != nil || len(ids) != 0 {
+	if ids, err := s.db.Jobs.FailExpired(t.Context(), term, []berth.JobID{early, held}, 10); err != nil || len(ids) != 0 {
 		t.Errorf("failed %v, %v", ids, err)
 	}
 	repaired(t, "late", 1, func() (int, error) {
-		ids, err := s.db.FailExpired(t.Context(), term, nil, 10)
+		ids, err := s.db.Jobs.FailExpired(t.Context(), term, nil, 10)
 		return len(ids), err
 	})
 	if j := s.job(late); j.Status != berth.Failed || j.Reason.Code != berth.ReasonQueueTimeout {
@@ -191,7 +191,7 @@ func TestEarmarksEndWithTheirBeneficiary(t *testing.T) {
 	mustExec(t, s.pool, `INSERT INTO earmarks (beneficiary, machine_id, expires_at) VALUES ($1, 'm1', now() - interval '1 s')`, waiting)
 	mustExec(t, s.pool, `UPDATE jobs SET preempted_for = $2 WHERE id = $1`, victim, ended)
 	s.move(ended, berth.Failed)
-	repaired(t, "earmarks", 3, func() (int, error) { return s.db.ClearEarmarks(t.Context(), term) })
+	repaired(t, "earmarks", 3, func() (int, error) { return s.db.Queue.ClearNominations(t.Context(), term) })
 	if n := one[int](s, `SELECT count(*) FROM earmarks WHERE beneficiary = $1 AND machine_id = 'm0'`, waiting); n != 1 {
 		t.Error("an earmark of a waiting job is gone")
 	}
@@ -202,13 +202,13 @@ func TestJobsAreListedForComparisonWithWorkflows(t *testing.T) {
 	s := newStage(t)
 	live, done := s.queued(nil), s.queued(nil)
 	s.move(done, berth.Failed)
-	if l, err := s.db.LiveJobs(t.Context(), time.Hour); err != nil || len(l) != 0 {
+	if l, err := s.db.Jobs.ListLive(t.Context(), time.Hour); err != nil || len(l) != 0 {
 		t.Errorf("live for an hour: %v, %v", l, err)
 	}
-	if l, err := s.db.LiveJobs(t.Context(), 0); err != nil || len(l) != 1 || l[0].ID != live || l[0].State != berth.Queued {
+	if l, err := s.db.Jobs.ListLive(t.Context(), 0); err != nil || len(l) != 1 || l[0].ID != live || l[0].State != berth.Queued {
 		t.Errorf("live: %v, %v", l, err)
 	}
-	if l, err := s.db.StatesOf(t.Context(), []berth.JobID{done, jobB}); err != nil || len(l) != 1 || l[0].State != berth.Failed {
+	if l, err := s.db.Jobs.StatesOf(t.Context(), []berth.JobID{done, jobB}); err != nil || len(l) != 1 || l[0].State != berth.Failed {
 		t.Errorf("states: %v, %v", l, err)
 	}
 }

@@ -53,11 +53,11 @@ type machineAlloc struct {
 // epoch grows. An agent that restarts on the same boot keeps everything; only
 // the containers that are nobody's present work must go, and the machine takes
 // no work before they are gone.
-func (d *DB) Register(ctx context.Context, machine berth.MachineID, req berth.RegisterRequest) (berth.RegisterResponse, []berth.JobID, error) {
+func (d *Agents) Register(ctx context.Context, machine berth.MachineID, req berth.RegisterRequest) (berth.RegisterResponse, []berth.JobID, error) {
 	if req.HostBoot == "" || req.AgentBoot == "" {
 		return berth.RegisterResponse{}, nil, berth.Errorf(berth.CodeInvalid, "host_boot and agent_boot must not be empty")
 	}
-	if _, err := d.vouch(ctx, req.Watermark); err != nil {
+	if _, err := vouch(ctx, d.core, req.Watermark); err != nil {
 		return berth.RegisterResponse{}, nil, err
 	}
 	var r *registration
@@ -80,14 +80,14 @@ func (d *DB) Register(ctx context.Context, machine berth.MachineID, req berth.Re
 	}
 	jobs = append(jobs, ended...)
 	answer := berth.RegisterResponse{Epoch: r.epoch, TTLSeconds: int(berth.MachineLeaseTTL.Seconds()), Kill: r.kill, Quarantine: r.unknown, Watermark: r.mark.now()}
-	if answer.Cluster, err = d.Cluster(ctx); err != nil {
+	if answer.Cluster, err = clusterID(ctx, d.core); err != nil {
 		return answer, jobs, err
 	}
 	s, err := d.session(ctx, machine)
 	if err != nil {
 		return answer, jobs, err
 	}
-	if err := s.current(ctx, d, machine, req.AgentBoot, r.epoch, req.Watermark); err != nil {
+	if err := s.current(ctx, d.core, machine, req.AgentBoot, r.epoch, req.Watermark); err != nil {
 		return answer, jobs, err
 	}
 	answer.Sync = s.response("")
@@ -97,7 +97,7 @@ func (d *DB) Register(ctx context.Context, machine berth.MachineID, req berth.Re
 // endedUntold lists the jobs with a rank that has ended on the machine, for good,
 // and that nobody has settled: the agent that would have told the workflow may
 // have died after its last report.
-func (d *DB) endedUntold(ctx context.Context, machine berth.MachineID) ([]berth.JobID, error) {
+func (d *Agents) endedUntold(ctx context.Context, machine berth.MachineID) ([]berth.JobID, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT DISTINCT j.id::text
 		FROM allocations a

@@ -14,46 +14,46 @@ import (
 func TestJoinTokenIsGoodOnce(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	j, err := s.db.CreateJoinToken(t.Context(), berth.NewJoinToken{Labels: map[string]string{"tier": "prod"}}, "operator:test")
+	j, err := s.db.JoinTokens.Create(t.Context(), berth.NewJoinToken{Labels: map[string]string{"tier": "prod"}}, "operator:test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	token, cluster, err := s.db.Join(t.Context(), j.Secret, "fresh")
+	token, cluster, err := s.db.JoinTokens.Join(t.Context(), j.Secret, "fresh")
 	if err != nil || cluster == "" {
 		t.Fatalf("join: cluster %q, %v", cluster, err)
 	}
-	p, err := s.db.Authenticate(t.Context(), token)
+	p, err := s.db.Tokens.Authenticate(t.Context(), token)
 	if err != nil || p.Role != berth.RoleMachine || p.Machine != "fresh" {
 		t.Errorf("the machine's token stands for %+v, %v", p, err)
 	}
-	if _, _, err := s.db.Join(t.Context(), j.Secret, "other"); berth.CodeOf(err) != berth.CodeUnauthorized {
+	if _, _, err := s.db.JoinTokens.Join(t.Context(), j.Secret, "other"); berth.CodeOf(err) != berth.CodeUnauthorized {
 		t.Errorf("a spent join token: %v", err)
 	}
 	for _, forged := range []string{"", "berthjoin_0_0", strings.Replace(j.Secret, "_", "_0", 1), j.Secret[:len(j.Secret)-1] + "x"} {
-		if _, _, err := s.db.Join(t.Context(), forged, "other"); berth.CodeOf(err) != berth.CodeUnauthorized {
+		if _, _, err := s.db.JoinTokens.Join(t.Context(), forged, "other"); berth.CodeOf(err) != berth.CodeUnauthorized {
 			t.Errorf("forged join token %q: %v", forged, err)
 		}
 	}
 	mustExec(t, s.pool, `UPDATE machines SET host_boot = 'h' WHERE id = 'fresh'`)
 	a := &agent{stage: s, machine: "fresh", host: "h", boot: "a"}
-	if _, _, err := s.db.Register(t.Context(), "fresh", a.request()); err != nil {
+	if _, _, err := s.db.Agents.Register(t.Context(), "fresh", a.request()); err != nil {
 		t.Fatal(err)
 	}
 	if tier := one[string](s, `SELECT labels ->> 'tier' FROM machines WHERE id = 'fresh'`); tier != "prod" {
 		t.Errorf("label of the join token is %q", tier)
 	}
-	again, err := s.db.CreateJoinToken(t.Context(), berth.NewJoinToken{}, "operator:test")
+	again, err := s.db.JoinTokens.Create(t.Context(), berth.NewJoinToken{}, "operator:test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := s.db.Join(t.Context(), again.Secret, "fresh"); !berth.IsSlug(err, db.SlugMachineExists) {
+	if _, _, err := s.db.JoinTokens.Join(t.Context(), again.Secret, "fresh"); !berth.IsSlug(err, db.SlugMachineExists) {
 		t.Errorf("joining under a live machine's name: %v", err)
 	}
 	mustExec(t, s.pool, `UPDATE machines SET state = 'retired' WHERE id = 'fresh'`)
-	if _, _, err := s.db.Join(t.Context(), again.Secret, "fresh"); err != nil {
+	if _, _, err := s.db.JoinTokens.Join(t.Context(), again.Secret, "fresh"); err != nil {
 		t.Errorf("joining under a retired name: %v", err)
 	}
-	if _, err := s.db.Authenticate(t.Context(), token); berth.CodeOf(err) != berth.CodeUnauthorized {
+	if _, err := s.db.Tokens.Authenticate(t.Context(), token); berth.CodeOf(err) != berth.CodeUnauthorized {
 		t.Errorf("the old machine's token still opens: %v", err)
 	}
 }
@@ -61,9 +61,9 @@ func TestJoinTokenIsGoodOnce(t *testing.T) {
 // joins has machine name join with a token of the pool, and returns its secret.
 func (s *stage) joins(name berth.MachineID, pool string) (token string) {
 	s.t.Helper()
-	j, err := s.db.CreateJoinToken(s.t.Context(), berth.NewJoinToken{Pool: pool, Labels: map[string]string{"tier": pool}}, "operator:test")
+	j, err := s.db.JoinTokens.Create(s.t.Context(), berth.NewJoinToken{Pool: pool, Labels: map[string]string{"tier": pool}}, "operator:test")
 	if err == nil {
-		token, _, err = s.db.Join(s.t.Context(), j.Secret, name)
+		token, _, err = s.db.JoinTokens.Join(s.t.Context(), j.Secret, name)
 	}
 	if err != nil {
 		s.t.Fatal(err)
@@ -76,7 +76,7 @@ func TestAMachineKeepsThePoolOfItsJoinTokenOnceThatIsPruned(t *testing.T) {
 	s := newStage(t)
 	prune := func() {
 		mustExec(t, s.pool, `UPDATE join_tokens SET used_at = used_at - interval '31 days'`)
-		if _, err := s.db.PruneTokens(t.Context(), s.term(), 30*24*time.Hour, 100); err != nil {
+		if _, err := s.db.Tokens.Prune(t.Context(), s.term(), 30*24*time.Hour, 100); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -106,7 +106,7 @@ func TestAMachineKeepsThePoolOfItsJoinTokenOnceThatIsPruned(t *testing.T) {
 		r := a.request()
 		r.Inventory.Pool, r.Inventory.Labels = "mine", map[string]string{"tier": "mine"}
 		for range 2 {
-			if _, _, err := s.db.Register(t.Context(), "m7", r); err != nil {
+			if _, _, err := s.db.Agents.Register(t.Context(), "m7", r); err != nil {
 				t.Fatal(err)
 			}
 			if got := one[string](s, `SELECT pool || ' ' || (labels ->> 'tier') FROM machines WHERE id = 'm7'`); got != c.want {
@@ -125,7 +125,7 @@ func TestJoinTokensThatNoMachineInServiceNeedsArePruned(t *testing.T) {
 	s.joins("m8", "removed")
 	mustExec(t, s.pool, `UPDATE machines SET state = 'retired' WHERE id = 'm8'`)
 	mustExec(t, s.pool, `UPDATE join_tokens SET used_at = used_at - interval '31 days'`)
-	if _, err := s.db.PruneTokens(t.Context(), s.term(), 30*24*time.Hour, 100); err != nil {
+	if _, err := s.db.Tokens.Prune(t.Context(), s.term(), 30*24*time.Hour, 100); err != nil {
 		t.Fatal(err)
 	}
 	if left := one[string](s, `SELECT string_agg(pool, ' ') FROM join_tokens`); left != "second" {
@@ -137,17 +137,17 @@ func TestTheAgentOfARemovedMachineIsToldSoForAsLongAsTheMachineIsKnown(t *testin
 	t.Parallel()
 	s := newStage(t)
 	old, latest := s.joins("m7", ""), s.joins("m7", "")
-	if err := s.db.Retire(t.Context(), "m7", "operator:test"); err != nil {
+	if err := s.db.Machines.Retire(t.Context(), "m7", "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	mustExec(t, s.pool, `UPDATE tokens SET revoked_at = now() - interval '31 days' WHERE machine_id = 'm7'`)
-	if n, err := s.db.PruneTokens(t.Context(), s.term(), 30*24*time.Hour, 100); n != 1 || err != nil {
+	if n, err := s.db.Tokens.Prune(t.Context(), s.term(), 30*24*time.Hour, 100); n != 1 || err != nil {
 		t.Errorf("pruned %d tokens, %v", n, err)
 	}
-	if _, err := s.db.Authenticate(t.Context(), latest); !berth.IsSlug(err, berth.SlugMachineRetired) {
+	if _, err := s.db.Tokens.Authenticate(t.Context(), latest); !berth.IsSlug(err, berth.SlugMachineRetired) {
 		t.Errorf("the agent of the removed machine: %v", err)
 	}
-	if _, err := s.db.Authenticate(t.Context(), old); berth.CodeOf(err) != berth.CodeUnauthorized {
+	if _, err := s.db.Tokens.Authenticate(t.Context(), old); berth.CodeOf(err) != berth.CodeUnauthorized {
 		t.Errorf("a token of before: %v", err)
 	}
 }
@@ -187,10 +187,10 @@ func TestStaleSessionsChangeNothing(t *testing.T) {
 		t.Errorf("poll of a lost machine: %v", err)
 	}
 	stolen := berth.ClaimRequest{AgentBoot: "b", Epoch: 1, Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt}
-	if _, _, err := s.db.Register(t.Context(), "m1", (&agent{machine: "m1", host: "h", boot: "b"}).request()); err != nil {
+	if _, _, err := s.db.Agents.Register(t.Context(), "m1", (&agent{machine: "m1", host: "h", boot: "b"}).request()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.db.Claim(t.Context(), "m1", stolen); berth.CodeOf(err) != berth.CodeForbidden {
+	if _, err := s.db.Agents.Claim(t.Context(), "m1", stolen); berth.CodeOf(err) != berth.CodeForbidden {
 		t.Errorf("another machine's claim: %v", err)
 	}
 }
@@ -269,11 +269,11 @@ func TestRestartKeepsCurrentWorkAndKillsTheRest(t *testing.T) {
 		t.Errorf("an orphan that still has a container is %s", st)
 	}
 	// m1 comes back without the container: that is confirmation.
-	if _, _, err := s.db.Register(t.Context(), "m1", (&agent{machine: "m1", host: "", boot: "b"}).request()); berth.CodeOf(err) != berth.CodeInvalid {
+	if _, _, err := s.db.Agents.Register(t.Context(), "m1", (&agent{machine: "m1", host: "", boot: "b"}).request()); berth.CodeOf(err) != berth.CodeInvalid {
 		t.Errorf("register without a host boot: %v", err)
 	}
 	mustExec(t, s.pool, `UPDATE machines SET host_boot = 'h' WHERE id = 'm1'`)
-	if _, _, err := s.db.Register(t.Context(), "m1", (&agent{machine: "m1", host: "h", boot: "b"}).request()); err != nil {
+	if _, _, err := s.db.Agents.Register(t.Context(), "m1", (&agent{machine: "m1", host: "h", boot: "b"}).request()); err != nil {
 		t.Fatal(err)
 	}
 	if st := one[string](s, `SELECT state FROM allocations WHERE job = $1`, absent); st != "released" {
@@ -290,7 +290,7 @@ func TestShrunkMachineKeepsWhatIsInUse(t *testing.T) {
 	small := a.request(berth.ContainerSeen{Alloc: s.alloc(id, 1), Job: id, Attempt: 1})
 	small.Inventory.Capacity.MemoryMiB = 10
 	small.Inventory.GPUs = small.Inventory.GPUs[1:]
-	if _, _, err := s.db.Register(t.Context(), "m0", small); err != nil {
+	if _, _, err := s.db.Agents.Register(t.Context(), "m0", small); err != nil {
 		t.Fatal(err)
 	}
 	if m := one[int64](s, `SELECT mem_mb FROM machines WHERE id = 'm0'`); m < 1024 {

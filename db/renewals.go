@@ -41,7 +41,7 @@ const (
 	renewLanes   = 2
 )
 
-func newRenewals(d *DB) *renewals {
+func newRenewals(d *core) *renewals {
 	r := &renewals{done: map[leaseKey]time.Time{}}
 	r.gather = newGather(renewLanes, renewGather, renewTimeout, func(ctx context.Context, keys []leaseKey) (map[leaseKey]bool, error) {
 		got, err := d.renewLeases(ctx, keys)
@@ -98,7 +98,7 @@ func (r *renewals) note(got map[leaseKey]bool) {
 
 // renewLeases renews the leases of sessions that are current. A row that another
 // transaction has is left to the next renewal.
-func (d *DB) renewLeases(ctx context.Context, keys []leaseKey) (map[leaseKey]bool, error) {
+func (d *core) renewLeases(ctx context.Context, keys []leaseKey) (map[leaseKey]bool, error) {
 	slices.SortFunc(keys, func(a, b leaseKey) int { return strings.Compare(string(a.machine), string(b.machine)) })
 	machines, boots, epochs := make([]string, len(keys)), make([]string, len(keys)), make([]int64, len(keys))
 	for i, k := range keys {

@@ -132,7 +132,7 @@ func lockMachines(ctx context.Context, tx pgx.Tx, job lockedJob) error {
 
 // GiveUpRepairs lets go of the room that is kept for the repair of gangs: others
 // wait for it. It returns how many gangs had some.
-func (d *DB) GiveUpRepairs(ctx context.Context, term Term, gangs []berth.JobID) (int, error) {
+func (d *Queue) GiveUpRepairs(ctx context.Context, term Term, gangs []berth.JobID) (int, error) {
 	if len(gangs) == 0 {
 		return 0, nil
 	}

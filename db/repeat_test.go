@@ -44,7 +44,7 @@ func TestF21EveryMessageAHundredTimesHasOneEffect(t *testing.T) {
 	spec := berth.JobSpec{Name: "often", Image: "busybox"}.WithDefaults()
 	ids := make(chan berth.JobID, 100)
 	s.hundred(func(ctx context.Context) error {
-		job, _, err := s.db.Submit(ctx, db.Submission{Tenant: "default", Spec: spec, Actor: "user:test", IdemKey: "once"})
+		job, _, err := s.db.Jobs.Submit(ctx, db.Submission{Tenant: "default", Spec: spec, Actor: "user:test", IdemKey: "once"})
 		ids <- job.ID
 		return err
 	})
@@ -54,11 +54,11 @@ func TestF21EveryMessageAHundredTimesHasOneEffect(t *testing.T) {
 			t.Fatalf("one key made %s and %s", id, other)
 		}
 	}
-	s.hundred(func(ctx context.Context) error { _, err := s.db.Load(ctx, id); return err })
+	s.hundred(func(ctx context.Context) error { _, err := s.db.Jobs.Load(ctx, id); return err })
 	term := s.term()
 	start := s.start(id, on("m0"))
 	s.hundred(func(ctx context.Context) error {
-		_, err := s.db.CommitStarts(ctx, term, []berth.Start{start})
+		_, err := s.db.Queue.CommitStarts(ctx, term, []berth.Start{start})
 		return err
 	})
 	alloc := s.alloc(id, 1)
@@ -71,16 +71,19 @@ func TestF21EveryMessageAHundredTimesHasOneEffect(t *testing.T) {
 		p.Alloc, p.Job, p.Attempt = alloc, id, 1
 		reports = append(reports, berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Seq: int64(seq + 1), Reports: []berth.RankReport{p}})
 	}
-	say := func(ctx context.Context, q berth.SyncRequest) error { _, err := s.db.Sync(ctx, "m0", q); return err }
+	say := func(ctx context.Context, q berth.SyncRequest) error {
+		_, err := s.db.Agents.Sync(ctx, "m0", q)
+		return err
+	}
 	for i := range reports { // each for the first time in its turn, with all that came before again, in any order
 		if err := say(t.Context(), reports[i]); err != nil {
 			t.Fatal(err)
 		}
 		s.hundred(func(ctx context.Context) error { return say(ctx, reports[rand.IntN(i+1)]) })
 	}
-	s.hundred(func(ctx context.Context) error { _, err := s.db.Settle(ctx, id, 1); return err })
+	s.hundred(func(ctx context.Context) error { _, err := s.db.Attempts.Settle(ctx, id, 1); return err })
 	s.hundred(func(ctx context.Context) error {
-		_, err := s.db.RequestCancel(ctx, "", id, "user:test", nil)
+		_, err := s.db.Jobs.RequestCancel(ctx, "", id, "user:test", nil)
 		return err
 	})
 	s.hundred(func(ctx context.Context) error {
@@ -101,7 +104,7 @@ func TestF21ACancelBeforeTheStartIsNeverOvertaken(t *testing.T) {
 	id := s.submit(nil)
 	attempt := s.place(id, "m0")
 	s.hundred(func(ctx context.Context) error {
-		_, err := s.db.RequestCancel(ctx, "", id, "user:test", nil)
+		_, err := s.db.Jobs.RequestCancel(ctx, "", id, "user:test", nil)
 		return err
 	})
 	s.hundred(func(context.Context) error {

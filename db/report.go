@@ -104,7 +104,7 @@ type reportedRow struct {
 
 // reportOnce applies what a machine reports, in one transaction. part says that
 // the same call may have stored other reports before.
-func (d *DB) reportOnce(ctx context.Context, machine berth.MachineID, req berth.SyncRequest, part bool) (heard, error) {
+func (d *Agents) reportOnce(ctx context.Context, machine berth.MachineID, req berth.SyncRequest, part bool) (heard, error) {
 	lock, starting := map[berth.JobID]bool{}, map[berth.JobID]bool{}
 	for _, p := range req.Reports {
 		if err := checkReport(p); err != nil {
@@ -129,7 +129,7 @@ func (d *DB) reportOnce(ctx context.Context, machine berth.MachineID, req berth.
 		return heard{}, nil
 	}
 	if errors.Is(err, errMustLeap) {
-		if _, err := d.vouch(ctx, req.Watermark); err != nil { // in a transaction of its own
+		if _, err := vouch(ctx, d.core, req.Watermark); err != nil { // in a transaction of its own
 			return heard{}, err
 		}
 		return heard{}, errRestored(machine)

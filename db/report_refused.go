@@ -16,7 +16,7 @@ import (
 // database refuses that, one by one, so that what it objects to keeps nobody
 // else's exit from being stored. A call of which nothing was stored has not renewed
 // the lease, and its answer is not known to be complete.
-func (d *DB) report(ctx context.Context, machine berth.MachineID, req berth.SyncRequest) (heard, error) {
+func (d *Agents) report(ctx context.Context, machine berth.MachineID, req berth.SyncRequest) (heard, error) {
 	req.Reports = cleaned(req.Reports)
 	all, err := d.reportOnce(ctx, machine, req, false)
 	if !isUnfit(err) {

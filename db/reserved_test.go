@@ -91,7 +91,7 @@ func TestACanceledReservationIsNotOffered(t *testing.T) {
 	defer hints.Close()
 	id := s.submit(nil)
 	s.place(id, "m0")
-	if _, err := s.db.RequestCancel(t.Context(), "", id, "user:x", nil); err != nil {
+	if _, err := s.db.Jobs.RequestCancel(t.Context(), "", id, "user:x", nil); err != nil {
 		t.Fatal(err)
 	}
 	if !hears(t, hints) {

@@ -13,7 +13,7 @@ import (
 // A job that was retried already answers its successor, with created false; a
 // live one is a conflict. An element of an array, or a step, becomes a job of its own, with
 // the variables it had.
-func (d *DB) Retry(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) (job berth.Job, created bool, err error) {
+func (d *Jobs) Retry(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) (job berth.Job, created bool, err error) {
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		old, err := lockForRetry(ctx, tx, tenant, id)
 		if err != nil {
@@ -63,12 +63,12 @@ func byItself(ctx context.Context, tx pgx.Tx, old *berth.Job) error {
 }
 
 // retried tells of a retry and returns the new job whole.
-func (d *DB) retried(ctx context.Context, tenant berth.TenantID, id berth.JobID, job berth.Job, created bool, err error) (berth.Job, bool, error) {
+func (d *Jobs) retried(ctx context.Context, tenant berth.TenantID, id berth.JobID, job berth.Job, created bool, err error) (berth.Job, bool, error) {
 	if err != nil {
 		return berth.Job{}, false, mapError(err, "retry job "+string(id))
 	}
 	if !created {
-		job, err = d.Job(ctx, tenant, job.ID)
+		job, err = d.Get(ctx, tenant, job.ID)
 		return job, false, err
 	}
 	d.hub.Publish(TopicSubmit, string(job.ID))

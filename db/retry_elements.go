@@ -13,7 +13,7 @@ import (
 // become a new array with the same indexes, linked both ways; the old one stays
 // as it is. An array that was retried already answers its successor, with
 // created false.
-func (d *DB) RetryFailed(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) (job berth.Job, created bool, err error) {
+func (d *Jobs) RetryFailed(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) (job berth.Job, created bool, err error) {
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		old, err := lockForRetry(ctx, tx, tenant, id)
 		if err != nil {

@@ -40,7 +40,7 @@ const (
 // alike as its neighbours, and found without passing those that wait. A step goes
 // by the same step of earlier pipelines of the same tenant and name, once they
 // have ended; one of a nested pipeline by none. Works without such jobs are left out.
-func (d *DB) RunTimes(ctx context.Context, works []Work) (map[Work][]time.Duration, error) {
+func (d *Attempts) RunTimes(ctx context.Context, works []Work) (map[Work][]time.Duration, error) {
 	runs := make(map[Work][]time.Duration, len(works))
 	bySQL := map[string][]Work{}
 	for _, w := range works {

@@ -22,7 +22,7 @@ func (s *stage) past(tenant berth.TenantID, name string, state berth.State, seco
 // runs is how many seconds each of the latest runs of works took.
 func (s *stage) runs(works ...db.Work) map[db.Work][]int {
 	s.t.Helper()
-	times, err := s.db.RunTimes(s.t.Context(), works)
+	times, err := s.db.Attempts.RunTimes(s.t.Context(), works)
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -37,69 +37,81 @@ func TestPeriodicStatementsDoNotReadAllJobs(t *testing.T) {
 	silence := db.Silence{Suspect: time.Minute, Lost: time.Hour, Margin: time.Minute}
 	patience := db.Patience{Prepare: time.Hour, Obey: time.Hour, Seal: time.Hour, Barrier: time.Hour}
 	calls := map[string]func(d *db.DB) error{
-		"RefreshStatistics": func(d *db.DB) error { _, err := db.RefreshStatistics(t.Context(), d); return err },
-		"Feed":              func(d *db.DB) error { _, err := d.Feed(t.Context(), s.loadQueue().Next, db.Hinted{}); return err },
-		"LoadQueue":         func(d *db.DB) error { _, err := d.LoadQueue(t.Context()); return err },
-		"LoadMachines":      func(d *db.DB) error { _, err := d.LoadMachines(t.Context()); return err },
-		"TenantRows":        func(d *db.DB) error { _, err := d.TenantRows(t.Context()); return err },
-		"Tenants":           func(d *db.DB) error { _, err := d.Tenants(t.Context(), ""); return err },
-		"Population":        func(d *db.DB) error { _, err := d.Population(t.Context()); return err },
+		"RefreshStatistics": func(d *db.DB) error { _, err := d.Cluster.RefreshStatistics(t.Context()); return err },
+		"Feed":              func(d *db.DB) error { _, err := d.Queue.Feed(t.Context(), s.loadQueue().Next, db.Hinted{}); return err },
+		"LoadQueue":         func(d *db.DB) error { _, err := d.Queue.Load(t.Context()); return err },
+		"LoadMachines":      func(d *db.DB) error { _, err := d.Queue.LoadMachines(t.Context()); return err },
+		"TenantRows":        func(d *db.DB) error { _, err := d.Tenants.Rows(t.Context()); return err },
+		"Tenants":           func(d *db.DB) error { _, err := d.Tenants.List(t.Context(), ""); return err },
+		"Population":        func(d *db.DB) error { _, err := d.Cluster.Population(t.Context()); return err },
 		"RunTimes": func(d *db.DB) error {
-			_, err := d.RunTimes(t.Context(), []db.Work{{Tenant: "default", Name: "ended"}})
+			_, err := d.Attempts.RunTimes(t.Context(), []db.Work{{Tenant: "default", Name: "ended"}})
 			return err
 		},
-		"SubmittedBefore": func(d *db.DB) error { _, err := d.SubmittedBefore(t.Context(), 0, 500); return err },
-		"LiveJobs":        func(d *db.DB) error { _, err := d.LiveJobs(t.Context(), 0); return err },
-		"Unclaimed":       func(d *db.DB) error { _, err := d.Unclaimed(t.Context(), 0, 500); return err },
-		"Unsettled":       func(d *db.DB) error { _, err := d.Unsettled(t.Context(), 0, 500); return err },
-		"UnheardFor":      func(d *db.DB) error { _, err := d.UnheardFor(t.Context(), 0, 500); return err },
+		"SubmittedBefore": func(d *db.DB) error { _, err := d.Jobs.SubmittedBefore(t.Context(), 0, 500); return err },
+		"LiveJobs":        func(d *db.DB) error { _, err := d.Jobs.ListLive(t.Context(), 0); return err },
+		"Unclaimed":       func(d *db.DB) error { _, err := d.Attempts.Unclaimed(t.Context(), 0, 500); return err },
+		"Unsettled":       func(d *db.DB) error { _, err := d.Attempts.Unsettled(t.Context(), 0, 500); return err },
+		"UnheardFor":      func(d *db.DB) error { _, err := d.Attempts.UnheardFor(t.Context(), 0, 500); return err },
 		"Unwaited": func(d *db.DB) error {
-			if err := db.NewWaiterSet(d, "a").Share(t.Context(), nil, true); err != nil {
+			if err := d.Attempts.NewWaiterSet("a").Share(t.Context(), nil, true); err != nil {
 				return err
 			}
-			_, err := db.Unwaited(t.Context(), d, 0, 500)
+			_, err := d.Attempts.Unwaited(t.Context(), 0, 500)
 			return err
 		},
-		"EndedMembers":        func(d *db.DB) error { _, err := d.EndedMembers(t.Context()); return err },
-		"Untended":            func(d *db.DB) error { _, err := d.Untended(t.Context(), 0, 500); return err },
-		"KillOverdue":         func(d *db.DB) error { _, err := d.KillOverdue(t.Context(), term, time.Hour, 500); return err },
-		"KillStray":           func(d *db.DB) error { _, err := d.KillStray(t.Context(), term, 500); return err },
-		"KillUnprepared":      func(d *db.DB) error { _, err := d.KillUnprepared(t.Context(), term, patience, 500); return err },
-		"GiveUpStuck":         func(d *db.DB) error { _, err := d.GiveUpStuck(t.Context(), term, patience, 500); return err },
-		"Miscounts":           func(d *db.DB) error { _, err := d.Miscounts(t.Context()); return err },
-		"Disobedient":         func(d *db.DB) error { _, err := d.Disobedient(t.Context(), time.Hour); return err },
-		"FailExpired":         func(d *db.DB) error { _, err := d.FailExpired(t.Context(), term, nil, 500); return err },
-		"ClearEarmarks":       func(d *db.DB) error { _, err := d.ClearEarmarks(t.Context(), term); return err },
-		"GiveUpRepairs":       func(d *db.DB) error { _, err := d.GiveUpRepairs(t.Context(), term, nil); return err },
-		"MarkSuspect":         func(d *db.DB) error { _, err := d.MarkSuspect(t.Context(), term, silence); return err },
-		"OverdueMachines":     func(d *db.DB) error { _, _, err := d.OverdueMachines(t.Context(), silence); return err },
-		"Fleet":               func(d *db.DB) error { _, err := d.Fleet(t.Context(), silence); return err },
-		"DrainOverdue":        func(d *db.DB) error { _, err := d.DrainOverdue(t.Context(), term, 500); return err },
-		"DrainLemons":         func(d *db.DB) error { _, err := d.DrainLemons(t.Context(), term); return err },
-		"ArchiveTerminal":     func(d *db.DB) error { _, err := d.ArchiveTerminal(t.Context(), term, 24*time.Hour, 500); return err },
-		"DeleteEnded":         func(d *db.DB) error { _, err := d.DeleteEnded(t.Context(), term, 24*time.Hour, 500); return err },
-		"PruneMachineHistory": func(d *db.DB) error { _, err := d.PruneMachineHistory(t.Context(), term, 0, 500); return err },
-		"PruneOutputs":        func(d *db.DB) error { _, err := d.PruneOutputs(t.Context(), term, 24*time.Hour, 500); return err },
-		"PruneTokens":         func(d *db.DB) error { _, err := d.PruneTokens(t.Context(), term, time.Hour, 500); return err },
-		"PruneFires":          func(d *db.DB) error { _, err := d.PruneFires(t.Context(), term, time.Hour, 500); return err },
-		"PendingFires":        func(d *db.DB) error { _, err := d.PendingFires(t.Context(), 500); return err },
-		"UnsetClocks":         func(d *db.DB) error { _, err := d.UnsetClocks(t.Context(), 500); return err },
-		"Clocks":              func(d *db.DB) error { _, err := d.Clocks(t.Context()); return err },
-		"DoomUploads":         func(d *db.DB) error { _, err := d.DoomUploads(t.Context(), term, time.Hour, 500); return err },
-		"VerifiedShards":      func(d *db.DB) error { _, err := d.VerifiedShards(t.Context(), db.Shard{}, 500); return err },
-		"ClosedAttempts":      func(d *db.DB) error { _, err := d.ClosedAttempts(t.Context(), 0, 500); return err },
-		"FoldUsage":           func(d *db.DB) error { _, err := d.FoldUsage(t.Context(), term, 500); return err },
+		"EndedMembers": func(d *db.DB) error { _, err := d.Attempts.EndedMembers(t.Context()); return err },
+		"Untended":     func(d *db.DB) error { _, err := d.Parents.Untended(t.Context(), 0, 500); return err },
+		"KillOverdue":  func(d *db.DB) error { _, err := d.Attempts.KillOverdue(t.Context(), term, time.Hour, 500); return err },
+		"KillStray":    func(d *db.DB) error { _, err := d.Attempts.KillStray(t.Context(), term, 500); return err },
+		"KillUnprepared": func(d *db.DB) error {
+			_, err := d.Attempts.KillUnprepared(t.Context(), term, patience, 500)
+			return err
+		},
+		"GiveUpStuck":     func(d *db.DB) error { _, err := d.Attempts.GiveUpStuck(t.Context(), term, patience, 500); return err },
+		"Miscounts":       func(d *db.DB) error { _, err := d.Cluster.Miscounts(t.Context()); return err },
+		"Disobedient":     func(d *db.DB) error { _, err := d.Machines.Disobedient(t.Context(), time.Hour); return err },
+		"FailExpired":     func(d *db.DB) error { _, err := d.Jobs.FailExpired(t.Context(), term, nil, 500); return err },
+		"ClearEarmarks":   func(d *db.DB) error { _, err := d.Queue.ClearNominations(t.Context(), term); return err },
+		"GiveUpRepairs":   func(d *db.DB) error { _, err := d.Queue.GiveUpRepairs(t.Context(), term, nil); return err },
+		"MarkSuspect":     func(d *db.DB) error { _, err := d.Machines.MarkSuspect(t.Context(), term, silence); return err },
+		"OverdueMachines": func(d *db.DB) error { _, _, err := d.Machines.Overdue(t.Context(), silence); return err },
+		"Fleet":           func(d *db.DB) error { _, err := d.Machines.Fleet(t.Context(), silence); return err },
+		"DrainOverdue":    func(d *db.DB) error { _, err := d.Attempts.DrainOverdue(t.Context(), term, 500); return err },
+		"DrainLemons":     func(d *db.DB) error { _, err := d.Machines.DrainLemons(t.Context(), term); return err },
+		"ArchiveTerminal": func(d *db.DB) error {
+			_, err := d.Jobs.ArchiveTerminal(t.Context(), term, 24*time.Hour, 500)
+			return err
+		},
+		"DeleteEnded": func(d *db.DB) error {
+			_, err := d.Schedules.DeleteEnded(t.Context(), term, 24*time.Hour, 500)
+			return err
+		},
+		"PruneMachineHistory": func(d *db.DB) error { _, err := d.Machines.PruneHistory(t.Context(), term, 0, 500); return err },
+		"PruneOutputs": func(d *db.DB) error {
+			_, err := d.Objects.PruneOutputs(t.Context(), term, 24*time.Hour, 500)
+			return err
+		},
+		"PruneTokens":    func(d *db.DB) error { _, err := d.Tokens.Prune(t.Context(), term, time.Hour, 500); return err },
+		"PruneFires":     func(d *db.DB) error { _, err := d.Schedules.PruneFires(t.Context(), term, time.Hour, 500); return err },
+		"PendingFires":   func(d *db.DB) error { _, err := d.Schedules.PendingFires(t.Context(), 500); return err },
+		"UnsetClocks":    func(d *db.DB) error { _, err := d.Schedules.UnsetClocks(t.Context(), 500); return err },
+		"Clocks":         func(d *db.DB) error { _, err := d.Schedules.Clocks(t.Context()); return err },
+		"DoomUploads":    func(d *db.DB) error { _, err := d.Uploads.Doom(t.Context(), term, time.Hour, 500); return err },
+		"VerifiedShards": func(d *db.DB) error { _, err := d.Objects.VerifiedShards(t.Context(), db.Shard{}, 500); return err },
+		"ClosedAttempts": func(d *db.DB) error { _, err := d.Objects.ClosedAttempts(t.Context(), 0, 500); return err },
+		"FoldUsage":      func(d *db.DB) error { _, err := d.Tenants.FoldUsage(t.Context(), term, 500); return err },
 		"ClaimNotices": func(d *db.DB) error {
-			_, err := d.ClaimNotices(t.Context(), db.NoticeClaim{Each: 5, Limit: 50, Lease: time.Minute})
+			_, err := d.Outbox.Claim(t.Context(), db.NoticeClaim{Each: 5, Limit: 50, Lease: time.Minute})
 			return err
 		},
-		"Schedules": func(d *db.DB) error { _, err := d.Schedules(t.Context(), "default"); return err },
-		"Jobs":      func(d *db.DB) error { _, _, err := d.Jobs(t.Context(), db.JobFilter{Limit: 50}); return err },
+		"Schedules": func(d *db.DB) error { _, err := d.Schedules.List(t.Context(), "default"); return err },
+		"Jobs":      func(d *db.DB) error { _, _, err := d.Jobs.List(t.Context(), db.JobFilter{Limit: 50}); return err },
 		"Jobs, live": func(d *db.DB) error {
-			_, _, err := d.Jobs(t.Context(), db.JobFilter{Limit: 50, Status: []berth.State{berth.Running}})
+			_, _, err := d.Jobs.List(t.Context(), db.JobFilter{Limit: 50, Status: []berth.State{berth.Running}})
 			return err
 		},
-		"Machines": func(d *db.DB) error { _, err := d.Machines(t.Context(), db.MachineFilter{}); return err },
+		"Machines": func(d *db.DB) error { _, err := d.Machines.List(t.Context(), db.MachineFilter{}); return err },
 	}
 	for _, name := range slices.Sorted(maps.Keys(calls)) {
 		before := s.scanned()
@@ -145,7 +157,7 @@ func TestPagesOfShardsCostWhatTheyHold(t *testing.T) {
 	d := dbtest.Open(t, url, db.Options{})
 	var got []string
 	for after := (db.Shard{}); ; {
-		list, err := d.VerifiedShards(t.Context(), after, page)
+		list, err := d.Objects.VerifiedShards(t.Context(), after, page)
 		if err != nil {
 			t.Fatal(err)
 		}

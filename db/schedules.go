@@ -19,11 +19,11 @@ type NewSchedule struct {
 	Actor  string
 }
 
-// CreateSchedule stores a schedule. One of the same name that says the same is
+// Create stores a schedule. One of the same name that says the same is
 // returned with created false; another one of the name is a conflict. Secrets
 // and uploads that it names must be there, and its uploads are kept as long as
 // it is.
-func (d *DB) CreateSchedule(ctx context.Context, n NewSchedule) (s berth.Schedule, created bool, err error) {
+func (d *Schedules) Create(ctx context.Context, n NewSchedule) (s berth.Schedule, created bool, err error) {
 	id := berth.NewScheduleID(time.Now())
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		if created, err = insertSchedule(ctx, tx, id, n); err != nil || !created {
@@ -37,7 +37,7 @@ func (d *DB) CreateSchedule(ctx context.Context, n NewSchedule) (s berth.Schedul
 	if created {
 		d.hub.Publish(TopicClock, string(id))
 	}
-	s, err = d.Schedule(ctx, n.Tenant, n.Spec.Name, 0)
+	s, err = d.Get(ctx, n.Tenant, n.Spec.Name, 0)
 	return s, created, err
 }
 
@@ -120,29 +120,29 @@ func under(prefix string, err error) error {
 	return err
 }
 
-// DeleteSchedule deletes a schedule; its jobs stay. The row goes when its clock
+// Delete deletes a schedule; its jobs stay. The row goes when its clock
 // is gone.
-func (d *DB) DeleteSchedule(ctx context.Context, tenant berth.TenantID, name string) error {
-	return d.changeSchedule(ctx, tenant, name, `
+func (d *Schedules) Delete(ctx context.Context, tenant berth.TenantID, name string) error {
+	return d.change(ctx, tenant, name, `
 		UPDATE schedules
 		SET deleted_at = now(), updated_at = now()
 		WHERE tenant = @tenant AND name = @name AND deleted_at IS NULL
 		RETURNING id`, nil)
 }
 
-// PauseSchedule stops a schedule's clock. Doing it again changes the note.
-func (d *DB) PauseSchedule(ctx context.Context, tenant berth.TenantID, name, note string) error {
-	return d.changeSchedule(ctx, tenant, name, `
+// Pause stops a schedule's clock. Doing it again changes the note.
+func (d *Schedules) Pause(ctx context.Context, tenant berth.TenantID, name, note string) error {
+	return d.change(ctx, tenant, name, `
 		UPDATE schedules
 		SET paused = true, note = @note, updated_at = now(), revision = CASE WHEN paused THEN revision ELSE @revision END
 		WHERE tenant = @tenant AND name = @name AND deleted_at IS NULL
 		RETURNING id`, pgx.NamedArgs{"note": note})
 }
 
-// ResumeSchedule lets a paused schedule's clock go on, from now: what came
+// Resume lets a paused schedule's clock go on, from now: what came
 // while it was paused is left out.
-func (d *DB) ResumeSchedule(ctx context.Context, tenant berth.TenantID, name, note string) error {
-	return d.changeSchedule(ctx, tenant, name, `
+func (d *Schedules) Resume(ctx context.Context, tenant berth.TenantID, name, note string) error {
+	return d.change(ctx, tenant, name, `
 		UPDATE schedules
 		SET paused = false, note = @note, updated_at = now(),
 			revision = CASE WHEN paused THEN @revision ELSE revision END,
@@ -151,7 +151,7 @@ func (d *DB) ResumeSchedule(ctx context.Context, tenant berth.TenantID, name, no
 		RETURNING id`, pgx.NamedArgs{"note": note})
 }
 
-func (d *DB) changeSchedule(ctx context.Context, tenant berth.TenantID, name, sql string, args pgx.NamedArgs) error {
+func (d *Schedules) change(ctx context.Context, tenant berth.TenantID, name, sql string, args pgx.NamedArgs) error {
 	all := pgx.NamedArgs{"tenant": tenant, "name": name, "revision": berth.NewSecret()[:16]}
 	for k, v := range args {
 		all[k] = v
@@ -190,7 +190,7 @@ const fireDocuments = `coalesce((
 	FROM (SELECT * FROM schedule_fires WHERE schedule = s.id ORDER BY at DESC LIMIT @fires) f` + fireJobs + `), '[]')`
 
 // FireAt returns one fire of a schedule.
-func (d *DB) FireAt(ctx context.Context, id berth.ScheduleID, at time.Time) (f berth.Fire, err error) {
+func (d *Schedules) FireAt(ctx context.Context, id berth.ScheduleID, at time.Time) (f berth.Fire, err error) {
 	err = d.pool.QueryRow(ctx, `
 		SELECT `+fireDocument+`
 		FROM schedule_fires f`+fireJobs+`
@@ -198,10 +198,10 @@ func (d *DB) FireAt(ctx context.Context, id berth.ScheduleID, at time.Time) (f b
 	return f, mapError(err, "fire")
 }
 
-// Schedules lists a tenant's schedules by name, each with its last fire and
+// List lists a tenant's schedules by name, each with its last fire and
 // without what it submits. The times of the next fires are not the database's
 // to know.
-func (d *DB) Schedules(ctx context.Context, tenant berth.TenantID) ([]berth.Schedule, error) {
+func (d *Schedules) List(ctx context.Context, tenant berth.TenantID) ([]berth.Schedule, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT `+scheduleColumns+`, s.spec - 'job' - 'pipeline' - 'paused', `+fireDocuments+`
 		FROM schedules s
@@ -214,17 +214,17 @@ func (d *DB) Schedules(ctx context.Context, tenant berth.TenantID) ([]berth.Sche
 	return list, mapError(err, "schedules")
 }
 
-// Schedule returns a schedule with its last fires.
-func (d *DB) Schedule(ctx context.Context, tenant berth.TenantID, name string, fires int) (berth.Schedule, error) {
-	return d.schedule(ctx, "schedule "+name, `s.tenant = @tenant AND s.name = @name`, pgx.NamedArgs{"tenant": tenant, "name": name, "fires": fires})
+// Get returns a schedule with its last fires.
+func (d *Schedules) Get(ctx context.Context, tenant berth.TenantID, name string, fires int) (berth.Schedule, error) {
+	return d.read(ctx, "schedule "+name, `s.tenant = @tenant AND s.name = @name`, pgx.NamedArgs{"tenant": tenant, "name": name, "fires": fires})
 }
 
-// ScheduleByID returns a schedule without its fires.
-func (d *DB) ScheduleByID(ctx context.Context, id berth.ScheduleID) (berth.Schedule, error) {
-	return d.schedule(ctx, "schedule "+string(id), `s.id = @id`, pgx.NamedArgs{"id": id, "fires": 0})
+// GetByID returns a schedule without its fires.
+func (d *Schedules) GetByID(ctx context.Context, id berth.ScheduleID) (berth.Schedule, error) {
+	return d.read(ctx, "schedule "+string(id), `s.id = @id`, pgx.NamedArgs{"id": id, "fires": 0})
 }
 
-func (d *DB) schedule(ctx context.Context, what, where string, args pgx.NamedArgs) (berth.Schedule, error) {
+func (d *Schedules) read(ctx context.Context, what, where string, args pgx.NamedArgs) (berth.Schedule, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT `+scheduleColumns+`, s.spec - 'paused', `+fireDocuments+`
 		FROM schedules s

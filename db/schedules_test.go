@@ -22,7 +22,7 @@ func nightly(edit func(*berth.ScheduleSpec)) db.NewSchedule {
 
 func (s *stage) schedule(edit func(*berth.ScheduleSpec)) berth.Schedule {
 	s.t.Helper()
-	made, created, err := s.db.CreateSchedule(s.t.Context(), nightly(edit))
+	made, created, err := s.db.Schedules.Create(s.t.Context(), nightly(edit))
 	if err != nil || !created {
 		s.t.Fatal(created, err)
 	}
@@ -33,28 +33,28 @@ func TestAScheduleIsMadeOnceAndReadsBackWhole(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	n := nightly(func(x *berth.ScheduleSpec) { x.Overlap, x.Jitter = berth.OverlapAllow, berth.Duration(time.Minute) })
-	made, created, err := s.db.CreateSchedule(t.Context(), n)
+	made, created, err := s.db.Schedules.Create(t.Context(), n)
 	if err != nil || !created {
 		t.Fatal(created, err)
 	}
 	if diff := cmp.Diff(n.Spec, made.ScheduleSpec); diff != "" || made.CreatedBy != "user:test" || !made.Pending {
 		t.Errorf("schedule is %+v (-want +got):\n%s", made, diff)
 	}
-	again, created, err := s.db.CreateSchedule(t.Context(), n)
+	again, created, err := s.db.Schedules.Create(t.Context(), n)
 	if err != nil || created || again.ID != made.ID {
 		t.Errorf("the same again: %s, created %t, %v", again.ID, created, err)
 	}
-	_, _, err = s.db.CreateSchedule(t.Context(), nightly(nil))
+	_, _, err = s.db.Schedules.Create(t.Context(), nightly(nil))
 	if berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("another of that name: %v", err)
 	}
 	other := nightly(nil)
 	other.Tenant = "b"
 	s.newTenant("b", "")
-	if x, created, err := s.db.CreateSchedule(t.Context(), other); err != nil || !created || x.ID == made.ID {
+	if x, created, err := s.db.Schedules.Create(t.Context(), other); err != nil || !created || x.ID == made.ID {
 		t.Errorf("of another tenant: created %t, %v", created, err)
 	}
-	list, err := s.db.Schedules(t.Context(), "default")
+	list, err := s.db.Schedules.List(t.Context(), "default")
 	if err != nil || len(list) != 1 || list[0].Name != "nightly" || list[0].Job != nil || list[0].Cron != "0 3 * * *" {
 		t.Errorf("list is %+v, %v", list, err)
 	}
@@ -68,11 +68,11 @@ func TestATenantHasOnlySoManySchedules(t *testing.T) {
 		INSERT INTO schedules (id, tenant, name, spec, paused, revision, created_by)
 		SELECT gen_random_uuid(), 'default', 'x-' || i, spec, false, 'r', 'user:test'
 		FROM schedules, generate_series(2, $1) AS i`, berth.MaxSchedules)
-	_, _, err := s.db.CreateSchedule(t.Context(), nightly(func(x *berth.ScheduleSpec) { x.Name = "one-more" }))
+	_, _, err := s.db.Schedules.Create(t.Context(), nightly(func(x *berth.ScheduleSpec) { x.Name = "one-more" }))
 	if !berth.IsSlug(err, berth.SlugQuota) {
 		t.Errorf("one too many: %v", err)
 	}
-	if err := s.db.DeleteSchedule(t.Context(), "default", "x-7"); err != nil {
+	if err := s.db.Schedules.Delete(t.Context(), "default", "x-7"); err != nil {
 		t.Fatal(err)
 	}
 	s.schedule(func(x *berth.ScheduleSpec) { x.Name = "one-more" })
@@ -85,15 +85,15 @@ func TestAScheduleKeepsWhatItWillNeed(t *testing.T) {
 	withCode := func(x *berth.ScheduleSpec) {
 		x.Pipeline, x.Job = &berth.PipelineSpec{Jobs: map[string]berth.JobSpec{"a": {Image: "busybox", Workdir: address, Secrets: []string{"TOKEN"}}}}, nil
 	}
-	_, _, err := s.db.CreateSchedule(t.Context(), nightly(withCode))
+	_, _, err := s.db.Schedules.Create(t.Context(), nightly(withCode))
 	e := fieldsOf(err)
 	if len(e) != 1 || e[0] != "pipeline.jobs.a.secrets[0]" {
 		t.Errorf("without its secret: %v, fields %v", err, e)
 	}
-	if _, _, err := s.db.SetSecret(t.Context(), db.SealedSecret{Tenant: "default", Name: "TOKEN", Key: "k", Sealed: []byte("x")}); err != nil {
+	if _, _, err := s.db.Secrets.Set(t.Context(), db.SealedSecret{Tenant: "default", Name: "TOKEN", Key: "k", Sealed: []byte("x")}); err != nil {
 		t.Fatal(err)
 	}
-	_, _, err = s.db.CreateSchedule(t.Context(), nightly(withCode))
+	_, _, err = s.db.Schedules.Create(t.Context(), nightly(withCode))
 	if e := fieldsOf(err); len(e) != 1 || e[0] != "pipeline.jobs.a.workdir" {
 		t.Errorf("without its upload: %v, fields %v", err, e)
 	}
@@ -104,16 +104,16 @@ func TestAScheduleKeepsWhatItWillNeed(t *testing.T) {
 	mustExec(t, s.pool, `UPDATE uploads SET used_at = now() - interval '1 year'`)
 	doom := func(want int) {
 		t.Helper()
-		if n, err := s.db.DoomUploads(t.Context(), s.term(), time.Hour, 10); err != nil || n != want {
+		if n, err := s.db.Uploads.Doom(t.Context(), s.term(), time.Hour, 10); err != nil || n != want {
 			t.Errorf("%d uploads are given up, %v; want %d", n, err, want)
 		}
 	}
 	doom(1) // the other tenant's
-	if err := s.db.DeleteSchedule(t.Context(), "default", "nightly"); err != nil {
+	if err := s.db.Schedules.Delete(t.Context(), "default", "nightly"); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range s.unset(1) {
-		if err := s.db.ForgetSchedule(t.Context(), s.term(), c.Schedule); err != nil {
+		if err := s.db.Schedules.Forget(t.Context(), s.term(), c.Schedule); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -133,7 +133,7 @@ func fieldsOf(err error) (fields []string) {
 // unset returns the clocks that are to be set, which must be so many.
 func (s *stage) unset(want int) []db.Clock {
 	s.t.Helper()
-	list, err := s.db.UnsetClocks(s.t.Context(), 10)
+	list, err := s.db.Schedules.UnsetClocks(s.t.Context(), 10)
 	if err != nil || len(list) != want {
 		s.t.Errorf("%d clocks are to be set, %v; want %d", len(list), err, want)
 	}
@@ -147,7 +147,7 @@ func TestEachChangeIsToldToTheClockOnce(t *testing.T) {
 	tell := func() db.Clock {
 		t.Helper()
 		c := s.unset(1)[0]
-		if err := s.db.ClockSet(t.Context(), s.term(), c.Schedule, c.Revision); err != nil {
+		if err := s.db.Schedules.ClockSet(t.Context(), s.term(), c.Schedule, c.Revision); err != nil {
 			t.Fatal(err)
 		}
 		s.unset(0)
@@ -158,7 +158,7 @@ func TestEachChangeIsToldToTheClockOnce(t *testing.T) {
 		t.Errorf("the clock is %+v", first)
 	}
 	for range 2 { // the second changes nothing
-		if err := s.db.PauseSchedule(t.Context(), "default", "nightly", "holidays"); err != nil {
+		if err := s.db.Schedules.Pause(t.Context(), "default", "nightly", "holidays"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -166,21 +166,21 @@ func TestEachChangeIsToldToTheClockOnce(t *testing.T) {
 	if !paused.Paused || paused.Note != "holidays" || paused.Revision == first.Revision {
 		t.Errorf("paused it is %+v", paused)
 	}
-	if err := s.db.ResumeSchedule(t.Context(), "default", "nightly", ""); err != nil {
+	if err := s.db.Schedules.Resume(t.Context(), "default", "nightly", ""); err != nil {
 		t.Fatal(err)
 	}
 	late := s.unset(1)[0]
 	if !late.Since.After(first.Since) {
 		t.Errorf("it fires what came before it was resumed: since %s, made %s", late.Since, first.Since)
 	}
-	if err := s.db.PauseSchedule(t.Context(), "default", "nightly", ""); err != nil { // between the read and the word
+	if err := s.db.Schedules.Pause(t.Context(), "default", "nightly", ""); err != nil { // between the read and the word
 		t.Fatal(err)
 	}
-	if err := s.db.ClockSet(t.Context(), s.term(), late.Schedule, late.Revision); err != nil {
+	if err := s.db.Schedules.ClockSet(t.Context(), s.term(), late.Schedule, late.Revision); err != nil {
 		t.Fatal(err)
 	}
 	tell()
-	if err := s.db.ClocksLost(t.Context(), s.term(), []berth.ScheduleID{made.ID}); err != nil {
+	if err := s.db.Schedules.ClocksLost(t.Context(), s.term(), []berth.ScheduleID{made.ID}); err != nil {
 		t.Fatal(err)
 	}
 	tell()
@@ -190,18 +190,18 @@ func TestADeletedScheduleStaysUntilItsClockIsGone(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	made := s.schedule(nil)
-	if err := s.db.ForgetSchedule(t.Context(), s.term(), made.ID); err != nil { // it is not deleted
+	if err := s.db.Schedules.Forget(t.Context(), s.term(), made.ID); err != nil { // it is not deleted
 		t.Fatal(err)
 	}
-	if err := s.db.DeleteSchedule(t.Context(), "default", "nightly"); err != nil {
+	if err := s.db.Schedules.Delete(t.Context(), "default", "nightly"); err != nil {
 		t.Fatal(err)
 	}
 	for what, err := range map[string]error{
-		"deleted again": s.db.DeleteSchedule(t.Context(), "default", "nightly"),
-		"paused":        s.db.PauseSchedule(t.Context(), "default", "nightly", ""),
-		"shown":         second(s.db.Schedule(t.Context(), "default", "nightly", 1)),
-		"fired":         second(s.db.Fire(t.Context(), db.Firing{Schedule: made, At: time.Now()})),
-		"backfilled":    second(s.db.AddFires(t.Context(), db.NewFires{Schedule: made.ID, Times: []time.Time{time.Now()}, Source: berth.FireByBackfill})),
+		"deleted again": s.db.Schedules.Delete(t.Context(), "default", "nightly"),
+		"paused":        s.db.Schedules.Pause(t.Context(), "default", "nightly", ""),
+		"shown":         second(s.db.Schedules.Get(t.Context(), "default", "nightly", 1)),
+		"fired":         second(s.db.Schedules.Fire(t.Context(), db.Firing{Schedule: made, At: time.Now()})),
+		"backfilled":    second(s.db.Schedules.AddFires(t.Context(), db.NewFires{Schedule: made.ID, Times: []time.Time{time.Now()}, Source: berth.FireByBackfill})),
 	} {
 		if berth.CodeOf(err) != berth.CodeNotFound {
 			t.Errorf("%s: %v", what, err)
@@ -211,7 +211,7 @@ func TestADeletedScheduleStaysUntilItsClockIsGone(t *testing.T) {
 	if list := s.unset(2); list[0].Deleted == list[1].Deleted {
 		t.Errorf("one of two is deleted: %+v", list)
 	}
-	if err := s.db.ForgetSchedule(t.Context(), s.term(), made.ID); err != nil {
+	if err := s.db.Schedules.Forget(t.Context(), s.term(), made.ID); err != nil {
 		t.Fatal(err)
 	}
 	if got := one[string](s, `SELECT string_agg(id::text, ' ') FROM schedules`); got != string(anew.ID) {
@@ -222,21 +222,21 @@ func TestADeletedScheduleStaysUntilItsClockIsGone(t *testing.T) {
 func TestATenantWithSchedulesStays(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	if err := s.db.CreateTenant(t.Context(), berth.NewTenant{ID: "lab"}); err != nil {
+	if err := s.db.Tenants.Create(t.Context(), berth.NewTenant{ID: "lab"}); err != nil {
 		t.Fatal(err)
 	}
 	n := nightly(nil)
 	n.Tenant = "lab"
-	if _, _, err := s.db.CreateSchedule(t.Context(), n); err != nil {
+	if _, _, err := s.db.Schedules.Create(t.Context(), n); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.db.DeleteTenant(t.Context(), "lab"); berth.CodeOf(err) != berth.CodeConflict {
+	if err := s.db.Tenants.Delete(t.Context(), "lab"); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("deleted: %v", err)
 	}
-	if err := s.db.DeleteSchedule(t.Context(), "lab", "nightly"); err != nil {
+	if err := s.db.Schedules.Delete(t.Context(), "lab", "nightly"); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.db.DeleteTenant(t.Context(), "lab"); err != nil {
+	if err := s.db.Tenants.Delete(t.Context(), "lab"); err != nil {
 		t.Error(err)
 	}
 }
@@ -251,7 +251,7 @@ func TestOldFiresGoAndTheirTimesAreFiredNoMore(t *testing.T) {
 		FROM generate_series(0, 29) AS i`, made.ID)
 	prune := func(want int) {
 		t.Helper()
-		if n, err := s.db.PruneFires(t.Context(), s.term(), 30*24*time.Hour, 100); err != nil || n != want {
+		if n, err := s.db.Schedules.PruneFires(t.Context(), s.term(), 30*24*time.Hour, 100); err != nil || n != want {
 			t.Errorf("pruned %d fires, %v; want %d", n, err, want)
 		}
 	}
@@ -263,7 +263,7 @@ func TestOldFiresGoAndTheirTimesAreFiredNoMore(t *testing.T) {
 		for d := from; d <= to; d++ {
 			times = append(times, day(d))
 		}
-		_, err := s.db.AddFires(t.Context(), db.NewFires{Schedule: made.ID, Times: times, Source: berth.FireByBackfill, Again: true})
+		_, err := s.db.Schedules.AddFires(t.Context(), db.NewFires{Schedule: made.ID, Times: times, Source: berth.FireByBackfill, Again: true})
 		return err
 	}
 	if err := fill(10, 12); berth.CodeOf(err) != berth.CodeConflict {
@@ -279,7 +279,7 @@ func TestOldFiresGoAndTheirTimesAreFiredNoMore(t *testing.T) {
 
 func (s *stage) pending() string {
 	s.t.Helper()
-	list, err := s.db.PendingFires(s.t.Context(), 100)
+	list, err := s.db.Schedules.PendingFires(s.t.Context(), 100)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -297,12 +297,12 @@ func TestAScheduleOfASingleTimeGoesAfterIt(t *testing.T) {
 	b := s.bell(once)
 	s.schedule(func(x *berth.ScheduleSpec) { once(x); x.Name = "undecided" })
 	s.schedule(func(x *berth.ScheduleSpec) { x.Name = "again" })
-	if _, err := s.db.AddFires(t.Context(), db.NewFires{Schedule: s.bell(func(x *berth.ScheduleSpec) { once(x); x.Name = "due" }).it.ID, Times: []time.Time{past.Time}, Source: berth.FireByClock}); err != nil {
+	if _, err := s.db.Schedules.AddFires(t.Context(), db.NewFires{Schedule: s.bell(func(x *berth.ScheduleSpec) { once(x); x.Name = "due" }).it.ID, Times: []time.Time{past.Time}, Source: berth.FireByClock}); err != nil {
 		t.Fatal(err)
 	}
 	ends := func(after time.Duration, want int) {
 		t.Helper()
-		if n, err := s.db.DeleteEnded(t.Context(), s.term(), after, 10); err != nil || n != want {
+		if n, err := s.db.Schedules.DeleteEnded(t.Context(), s.term(), after, 10); err != nil || n != want {
 			t.Errorf("%d are deleted, %v; want %d", n, err, want)
 		}
 	}

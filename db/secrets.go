@@ -19,9 +19,9 @@ type SealedSecret struct {
 	Version int64
 }
 
-// SetSecret stores a secret, or another value of it. A tenant that does not exist is
+// Set stores a secret, or another value of it. A tenant that does not exist is
 // not_found. A new secret beyond one of the limits is refused with slug quota.
-func (d *DB) SetSecret(
+func (d *Secrets) Set(
 	ctx context.Context, s SealedSecret, limits ...StorageLimit,
 ) (out berth.Secret, created bool, err error) {
 	var version int64
@@ -50,8 +50,8 @@ func (d *DB) SetSecret(
 	return out, version == 1, mapError(err, "secret "+s.Name)
 }
 
-// Secrets lists a tenant's secrets, by name.
-func (d *DB) Secrets(ctx context.Context, tenant berth.TenantID, p Paging) (list []berth.Secret, next string, err error) {
+// List lists a tenant's secrets, by name.
+func (d *Secrets) List(ctx context.Context, tenant berth.TenantID, p Paging) (list []berth.Secret, next string, err error) {
 	var name string
 	if _, err := p.after(&name); err != nil {
 		return nil, "", err
@@ -72,8 +72,8 @@ func (d *DB) Secrets(ctx context.Context, tenant berth.TenantID, p Paging) (list
 	return list, next, nil
 }
 
-// DeleteSecret removes a secret. Jobs that name it and have not begun will fail.
-func (d *DB) DeleteSecret(ctx context.Context, tenant berth.TenantID, name string) error {
+// Delete removes a secret. Jobs that name it and have not begun will fail.
+func (d *Secrets) Delete(ctx context.Context, tenant berth.TenantID, name string) error {
 	tag, err := d.pool.Exec(ctx, `DELETE FROM secrets WHERE tenant = @tenant AND name = @name`, pgx.NamedArgs{"tenant": tenant, "name": name})
 	if err == nil && tag.RowsAffected() == 0 {
 		err = pgx.ErrNoRows
@@ -83,8 +83,8 @@ func (d *DB) DeleteSecret(ctx context.Context, tenant berth.TenantID, name strin
 
 const sealedSecret = `SELECT tenant, name, key_id, sealed, version FROM secrets`
 
-// SealedSecrets returns those of a tenant's secrets that exist, of the names.
-func (d *DB) SealedSecrets(ctx context.Context, tenant berth.TenantID, names []string) ([]SealedSecret, error) {
+// Sealed returns those of a tenant's secrets that exist, of the names.
+func (d *Secrets) Sealed(ctx context.Context, tenant berth.TenantID, names []string) ([]SealedSecret, error) {
 	rows, err := d.pool.Query(ctx, sealedSecret+` WHERE tenant = @tenant AND name = ANY(@names)`, pgx.NamedArgs{"tenant": tenant, "names": names})
 	if err != nil {
 		return nil, mapError(err, "secrets")
@@ -93,9 +93,9 @@ func (d *DB) SealedSecrets(ctx context.Context, tenant berth.TenantID, names []s
 	return list, mapError(err, "secrets")
 }
 
-// SecretsNotUnder returns secrets that are sealed with another key, after the
+// NotUnder returns secrets that are sealed with another key, after the
 // given one; the zero SealedSecret begins.
-func (d *DB) SecretsNotUnder(ctx context.Context, key string, after SealedSecret, limit int) ([]SealedSecret, error) {
+func (d *Secrets) NotUnder(ctx context.Context, key string, after SealedSecret, limit int) ([]SealedSecret, error) {
 	rows, err := d.pool.Query(ctx, sealedSecret+`
 		WHERE key_id <> @key AND (tenant, name) > (@tenant, @name)
 		ORDER BY tenant, name
@@ -109,7 +109,7 @@ func (d *DB) SecretsNotUnder(ctx context.Context, key string, after SealedSecret
 
 // Reseal stores the same value under another key, unless somebody has set or
 // sealed it anew meanwhile.
-func (d *DB) Reseal(ctx context.Context, old, sealed SealedSecret) error {
+func (d *Secrets) Reseal(ctx context.Context, old, sealed SealedSecret) error {
 	_, err := d.pool.Exec(ctx, `
 		UPDATE secrets
 		SET key_id = @key, sealed = @sealed

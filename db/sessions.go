@@ -41,7 +41,7 @@ const (
 	clearGather = 20 * time.Millisecond // for calls that end the suspicion of machines
 )
 
-func newSessions(d *DB) *sessions {
+func newSessions(d *core) *sessions {
 	return &sessions{
 		gather: newGather(readLanes, readGather, readTimeout, d.readSessions), hub: d.hub,
 		last: map[berth.MachineID]reading{},
@@ -101,7 +101,7 @@ func unavailable(err error, what string) error {
 }
 
 // session reads one machine.
-func (d *DB) session(ctx context.Context, machine berth.MachineID) (*session, error) {
+func (d *core) session(ctx context.Context, machine berth.MachineID) (*session, error) {
 	got, err := d.readSessions(ctx, []berth.MachineID{machine})
 	if err != nil {
 		return nil, mapError(err, "machine "+string(machine))
@@ -114,7 +114,7 @@ func (d *DB) session(ctx context.Context, machine berth.MachineID) (*session, er
 
 // readSessions reads the terms and sets of machines. Those that do not exist are
 // left out.
-func (d *DB) readSessions(ctx context.Context, machines []berth.MachineID) (map[berth.MachineID]*session, error) {
+func (d *core) readSessions(ctx context.Context, machines []berth.MachineID) (map[berth.MachineID]*session, error) {
 	ids := make([]string, len(machines))
 	for i, m := range machines {
 		ids[i] = string(m)
@@ -166,4 +166,13 @@ func (d *DB) readSessions(ctx context.Context, machines []berth.MachineID) (map[
 		return nil
 	})
 	return got, err
+}
+
+// checkSession refuses a caller whose session is not the machine's current one.
+func (d *core) checkSession(ctx context.Context, machine berth.MachineID, at Session) error {
+	s, err := d.session(ctx, machine)
+	if err != nil {
+		return err
+	}
+	return s.check(machine, at.AgentBoot, at.Epoch)
 }

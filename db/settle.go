@@ -23,7 +23,7 @@ const keptAvoids = 16
 // transaction. Called again it returns what was decided. While some rank is
 // neither sealed nor given up it answers NotReady; then it changes nothing,
 // unless a gang waits for a rank that its machine does not take.
-func (d *DB) Settle(ctx context.Context, id berth.JobID, attempt int) (berth.SettleResult, error) {
+func (d *Attempts) Settle(ctx context.Context, id berth.JobID, attempt int) (berth.SettleResult, error) {
 	var result berth.SettleResult
 	var hints touched
 	var settled *berth.Verdict
@@ -71,7 +71,7 @@ func (d *DB) Settle(ctx context.Context, id berth.JobID, attempt int) (berth.Set
 		d.count(ctx, id, attempt, *settled)
 	}
 	if result.HasParent && hints.job != "" && result.Next != "" {
-		d.tellParents(ctx, id)
+		notifyParents(ctx, d.core, id)
 	}
 	return result, nil
 }

@@ -139,7 +139,7 @@ func TestSettle(t *testing.T) {
 
 func (s *stage) cancel(id berth.JobID) berth.State {
 	s.t.Helper()
-	state, err := s.db.RequestCancel(s.t.Context(), "", id, "user:test", nil)
+	state, err := s.db.Jobs.RequestCancel(s.t.Context(), "", id, "user:test", nil)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -166,7 +166,7 @@ func TestAnEndThatComesBeforeTheNewsOfTheStartIsOfAJobThatRan(t *testing.T) {
 	if ran := one[int64](s, `SELECT ran_ms FROM jobs WHERE id = $1`, id); ran != 1000 {
 		t.Errorf("it ran for %d ms, want what its machine said", ran)
 	}
-	events, err := s.db.Events(t.Context(), "", id, 0, 100)
+	events, err := s.db.Jobs.Events(t.Context(), "", id, 0, 100)
 	if err != nil || !slices.ContainsFunc(events, func(e berth.Event) bool { return e.To == berth.Running }) {
 		t.Errorf("its history does not say that it ran: %+v, %v", events, err)
 	}
@@ -304,7 +304,7 @@ func TestSettleOfAnEarlierAttemptAnswersWhatWasDecided(t *testing.T) {
 	if r := s.settle(id, second); !r.NotReady {
 		t.Errorf("the second attempt answers %+v", r)
 	}
-	if _, err := s.db.Settle(t.Context(), id, second+1); berth.CodeOf(err) != berth.CodeInvalid {
+	if _, err := s.db.Attempts.Settle(t.Context(), id, second+1); berth.CodeOf(err) != berth.CodeInvalid {
 		t.Errorf("an attempt to come: %v", err)
 	}
 }
@@ -326,8 +326,8 @@ func TestConcurrentSettlesAgree(t *testing.T) {
 		}
 	}
 	lost := db.End{Next: berth.Retrying, Reason: berth.ReasonMachineLost}
-	if n := s.db.Ends()[lost]; n.Attempts != 1 || len(s.db.Ends()) != 1 {
-		t.Errorf("counted %+v; want the one attempt once, however often it was settled", s.db.Ends())
+	if n := s.db.Attempts.EndCounts()[lost]; n.Attempts != 1 || len(s.db.Attempts.EndCounts()) != 1 {
+		t.Errorf("counted %+v; want the one attempt once, however often it was settled", s.db.Attempts.EndCounts())
 	}
 	if j := s.job(id); j.Losses != 1 {
 		t.Errorf("%d losses", j.Losses)

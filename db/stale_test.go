@@ -81,34 +81,39 @@ func TestF4EveryWriteOfADeposedLeaderChangesNothing(t *testing.T) {
 	count := func(n int, err error) error { return err }
 	s.refusesStale(berth.SlugStaleEpoch, map[string]func(context.Context) error{
 		"commit of placements": func(ctx context.Context) error {
-			_, err := s.db.CommitStarts(ctx, old, []berth.Start{s.start(startable, on("m2"))})
+			_, err := s.db.Queue.CommitStarts(ctx, old, []berth.Start{s.start(startable, on("m2"))})
 			return err
 		},
 		"suspicion": func(ctx context.Context) error {
-			_, err := s.db.MarkSuspect(ctx, old, db.Silence{Suspect: time.Second, Lost: time.Minute})
+			_, err := s.db.Machines.MarkSuspect(ctx, old, db.Silence{Suspect: time.Second, Lost: time.Minute})
 			return err
 		},
 		"verdict": func(ctx context.Context) error {
-			_, err := s.db.PassVerdict(ctx, old, "m1", db.Silence{Suspect: time.Second, Lost: time.Minute})
+			_, err := s.db.Machines.PassVerdict(ctx, old, "m1", db.Silence{Suspect: time.Second, Lost: time.Minute})
 			return err
 		},
-		"kill overdue": func(ctx context.Context) error { return count(s.db.KillOverdue(ctx, old, time.Second, 10)) },
-		"kill stray":   func(ctx context.Context) error { return count(s.db.KillStray(ctx, old, 10)) },
-		"drain":        func(ctx context.Context) error { return count(s.db.DrainOverdue(ctx, old, 10)) },
+		"kill overdue": func(ctx context.Context) error { return count(s.db.Attempts.KillOverdue(ctx, old, time.Second, 10)) },
+		"kill stray":   func(ctx context.Context) error { return count(s.db.Attempts.KillStray(ctx, old, 10)) },
+		"drain":        func(ctx context.Context) error { return count(s.db.Attempts.DrainOverdue(ctx, old, 10)) },
 		"queue deadline": func(ctx context.Context) error {
-			_, err := s.db.FailExpired(ctx, old, nil, 10)
+			_, err := s.db.Jobs.FailExpired(ctx, old, nil, 10)
 			return err
 		},
-		"earmarks":        func(ctx context.Context) error { return count(s.db.ClearEarmarks(ctx, old)) },
-		"kill unprepared": func(ctx context.Context) error { return count(s.db.KillUnprepared(ctx, old, patience, 10)) },
-		"give up":         func(ctx context.Context) error { _, err := s.db.GiveUpStuck(ctx, old, patience, 10); return err },
-		"archive":         func(ctx context.Context) error { return count(s.db.ArchiveTerminal(ctx, old, 0, 10)) },
-		"objects":         func(ctx context.Context) error { return s.db.ForgetDoomed(ctx, old, []string{"x"}, nil, time.Hour) },
-		"outputs":         func(ctx context.Context) error { return count(s.db.PruneOutputs(ctx, old, 0, 10)) },
-		"tokens":          func(ctx context.Context) error { return count(s.db.PruneTokens(ctx, old, 0, 10)) },
-		"closed attempts": func(ctx context.Context) error { return s.db.MarkSwept(ctx, old, done, attempt) },
+		"earmarks":        func(ctx context.Context) error { return count(s.db.Queue.ClearNominations(ctx, old)) },
+		"kill unprepared": func(ctx context.Context) error { return count(s.db.Attempts.KillUnprepared(ctx, old, patience, 10)) },
+		"give up": func(ctx context.Context) error {
+			_, err := s.db.Attempts.GiveUpStuck(ctx, old, patience, 10)
+			return err
+		},
+		"archive": func(ctx context.Context) error { return count(s.db.Jobs.ArchiveTerminal(ctx, old, 0, 10)) },
+		"objects": func(ctx context.Context) error {
+			return s.db.Objects.ForgetDoomed(ctx, old, []string{"x"}, nil, time.Hour)
+		},
+		"outputs":         func(ctx context.Context) error { return count(s.db.Objects.PruneOutputs(ctx, old, 0, 10)) },
+		"tokens":          func(ctx context.Context) error { return count(s.db.Tokens.Prune(ctx, old, 0, 10)) },
+		"closed attempts": func(ctx context.Context) error { return s.db.Objects.MarkSwept(ctx, old, done, attempt) },
 		"missing checkpoint": func(ctx context.Context) error {
-			_, err := s.db.RejectMissing(ctx, old, db.Shard{Job: stop, Step: 1, Attempt: 1})
+			_, err := s.db.Objects.RejectMissing(ctx, old, db.Shard{Job: stop, Step: 1, Attempt: 1})
 			return err
 		},
 	})
@@ -124,7 +129,7 @@ func TestF25EveryWriteOfAStaleAgentChangesNothing(t *testing.T) {
 	attempt := s.place(id, "m0")
 	a.mustClaim(claimed, s.place(claimed, "m0"))
 	a.report(claimed, 1, berth.PhasePrepared, nil)
-	place, err := s.db.LogPlace(t.Context(), "m0", a.session(), s.alloc(claimed, 1))
+	place, err := s.db.Logs.Place(t.Context(), "m0", a.session(), s.alloc(claimed, 1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,32 +141,32 @@ func TestF25EveryWriteOfAStaleAgentChangesNothing(t *testing.T) {
 		alloc := s.alloc(claimed, 1)
 		s.refusesStale(berth.SlugStaleEpoch, map[string]func(context.Context) error{
 			name + ": report": func(ctx context.Context) error {
-				_, err := s.db.Sync(ctx, "m0", berth.SyncRequest{AgentBoot: at.AgentBoot, Epoch: at.Epoch, Seq: 99,
+				_, err := s.db.Agents.Sync(ctx, "m0", berth.SyncRequest{AgentBoot: at.AgentBoot, Epoch: at.Epoch, Seq: 99,
 					Reports: []berth.RankReport{{Alloc: alloc, Job: claimed, Attempt: 1, Phase: berth.PhaseSealed, Exit: &x}}, Gone: []berth.AllocationID{alloc}})
 				return err
 			},
 			name + ": sync": func(ctx context.Context) error {
-				_, err := s.db.Sync(ctx, "m0", berth.SyncRequest{AgentBoot: at.AgentBoot, Epoch: at.Epoch})
+				_, err := s.db.Agents.Sync(ctx, "m0", berth.SyncRequest{AgentBoot: at.AgentBoot, Epoch: at.Epoch})
 				return err
 			},
 			name + ": claim": func(ctx context.Context) error {
-				_, err := s.db.Claim(ctx, "m0", berth.ClaimRequest{AgentBoot: at.AgentBoot, Epoch: at.Epoch, Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt})
+				_, err := s.db.Agents.Claim(ctx, "m0", berth.ClaimRequest{AgentBoot: at.AgentBoot, Epoch: at.Epoch, Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt})
 				return err
 			},
 			name + ": checkpoint": func(ctx context.Context) error {
-				_, err := s.db.RegisterCheckpoint(ctx, "m0", berth.CheckpointReport{AgentBoot: at.AgentBoot, Epoch: at.Epoch, Alloc: alloc, Job: claimed, Attempt: 1, OfAttempt: 1,
+				_, err := s.db.Objects.RegisterCheckpoint(ctx, "m0", berth.CheckpointReport{AgentBoot: at.AgentBoot, Epoch: at.Epoch, Alloc: alloc, Job: claimed, Attempt: 1, OfAttempt: 1,
 					Step: 5, Manifest: "m", SHA256: "x"})
 				return err
 			},
-			name + ": log": func(ctx context.Context) error { _, err := s.db.LogPlace(ctx, "m0", at, alloc); return err },
+			name + ": log": func(ctx context.Context) error { _, err := s.db.Logs.Place(ctx, "m0", at, alloc); return err },
 			name + ": object": func(ctx context.Context) error {
-				return s.db.AuthorizeObject(ctx, "m0", db.ObjectAccess{Tenant: "default", Job: claimed, Attempt: 1, Write: true, Session: at})
+				return s.db.Objects.Authorize(ctx, "m0", db.ObjectAccess{Tenant: "default", Job: claimed, Attempt: 1, Write: true, Session: at})
 			},
 		})
 	}
 	// A piece of log that was under way when its session ended is not taken.
 	s.register("host1", "agent2", berth.ContainerSeen{Alloc: s.alloc(claimed, 1), Job: claimed, Attempt: 1, Running: true})
-	if end, err := s.db.AppendLog(t.Context(), s.alloc(claimed, 1), place, db.LogChunk{Bytes: 10, Lines: 1}); err != nil || end != 0 {
+	if end, err := s.db.Logs.Append(t.Context(), s.alloc(claimed, 1), place, db.LogChunk{Bytes: 10, Lines: 1}); err != nil || end != 0 {
 		t.Errorf("appended up to %d, %v", end, err)
 	}
 }
@@ -182,14 +187,14 @@ func TestF6EveryStepOfASupersededAttemptChangesNothing(t *testing.T) {
 	before := s.tables()
 	for name, step := range map[string]func(context.Context) error{
 		"settle": func(ctx context.Context) error {
-			r, err := s.db.Settle(ctx, id, attempt)
+			r, err := s.db.Attempts.Settle(ctx, id, attempt)
 			if err == nil && r.Next != berth.Retrying {
 				err = fmt.Errorf("settled to %s", r.Next)
 			}
 			return err
 		},
-		"stop":     func(ctx context.Context) error { _, err := s.db.StopAttempt(ctx, id, attempt); return err },
-		"escalate": func(ctx context.Context) error { return s.db.Escalate(ctx, id, attempt) },
+		"stop":     func(ctx context.Context) error { _, err := s.db.Attempts.Stop(ctx, id, attempt); return err },
+		"escalate": func(ctx context.Context) error { return s.db.Attempts.Escalate(ctx, id, attempt) },
 	} {
 		if err := step(t.Context()); err != nil {
 			t.Errorf("%s: %v", name, err)

@@ -16,7 +16,7 @@ func TestTheLastTwoToPrepareAndToStartMakeTheirGangRunning(t *testing.T) {
 	var agents []*agent
 	for _, m := range []berth.MachineID{"m0", "m1"} {
 		a := &agent{stage: s, machine: m, host: "h", boot: "b", epoch: 1}
-		if _, _, err := s.db.Register(t.Context(), m, a.request()); err != nil {
+		if _, _, err := s.db.Agents.Register(t.Context(), m, a.request()); err != nil {
 			t.Fatal(err)
 		}
 		agents = append(agents, a)
@@ -41,7 +41,7 @@ func TestTheLastTwoToPrepareAndToStartMakeTheirGangRunning(t *testing.T) {
 			all.Go(func() {
 				<-ready
 				for _, q := range []berth.SyncRequest{prepared, running} {
-					if _, err := s.db.Sync(t.Context(), a.machine, q); err != nil {
+					if _, err := s.db.Agents.Sync(t.Context(), a.machine, q); err != nil {
 						t.Errorf("%s: %v", a.machine, err)
 					}
 				}
@@ -70,9 +70,9 @@ func TestADeposedLeaderJudgesNobody(t *testing.T) {
 	s.run(id)
 	s.quiet("m0", 1000*berth.MachineLeaseTTL)
 	for what, err := range map[string]error{
-		"verdict": second(s.db.PassVerdict(t.Context(), old, "m0", silence)),
-		"suspect": second(s.db.MarkSuspect(t.Context(), old, silence)),
-		"expiry":  second(s.db.FailExpired(t.Context(), old, []berth.JobID{id}, 1)),
+		"verdict": second(s.db.Machines.PassVerdict(t.Context(), old, "m0", silence)),
+		"suspect": second(s.db.Machines.MarkSuspect(t.Context(), old, silence)),
+		"expiry":  second(s.db.Jobs.FailExpired(t.Context(), old, []berth.JobID{id}, 1)),
 	} {
 		if !berth.IsSlug(err, berth.SlugStaleEpoch) {
 			t.Errorf("%s of a deposed leader: %v", what, err)

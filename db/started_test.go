@@ -52,7 +52,7 @@ func TestAGangThatLosesAMemberBeforeItsStartNeverRan(t *testing.T) {
 	id, attempt := s.ordered(nil)
 	s.mustTell(id, attempt, 0, berth.PhaseRunning, nil)
 	s.mustTell(id, attempt, 1, berth.PhaseSealed, &berth.Exit{Cause: berth.CauseEngine, Message: "no space left", FinishedAt: time.Now().UTC()})
-	if stopped, err := s.db.StopAttempt(t.Context(), id, attempt); err != nil || !stopped {
+	if stopped, err := s.db.Attempts.Stop(t.Context(), id, attempt); err != nil || !stopped {
 		t.Fatal(stopped, err)
 	}
 	s.mustTell(id, attempt, 0, berth.PhaseSealed, ended(berth.CauseOrdered, 143))
@@ -68,7 +68,7 @@ func TestACancelBetweenOrderAndStartHolds(t *testing.T) {
 	s := newGangStage(t)
 	id, attempt := s.ordered(nil)
 	s.mustTell(id, attempt, 0, berth.PhaseRunning, nil)
-	if _, err := s.db.RequestCancel(t.Context(), "", id, "user:test", nil); err != nil {
+	if _, err := s.db.Jobs.RequestCancel(t.Context(), "", id, "user:test", nil); err != nil {
 		t.Fatal(err)
 	}
 	s.mustTell(id, attempt, 1, berth.PhaseRunning, nil) // it began before it heard of the cancel

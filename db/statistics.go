@@ -16,7 +16,7 @@ const leastAnalyzed = 200 // rows; plans of smaller tables cost little either wa
 // RefreshStatistics analyzes the tables that hold more than twice the rows that
 // the planner's statistics know of, and returns their names. All connections then
 // plan their statements again. A table that has not doubled costs nothing.
-func RefreshStatistics(ctx context.Context, d *DB) ([]string, error) {
+func (d *Cluster) RefreshStatistics(ctx context.Context) ([]string, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT s.relname
 		FROM pg_stat_user_tables s

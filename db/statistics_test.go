@@ -3,8 +3,6 @@ package db_test
 import (
 	"slices"
 	"testing"
-
-	"berth/db"
 )
 
 // Statistics are refreshed once a table has doubled, and not by less.
@@ -14,7 +12,7 @@ func TestStatisticsFollowTablesThatDouble(t *testing.T) {
 	refreshed := func() bool {
 		s.pool.Reset() // a session that has ended has counted the rows that it wrote
 		s.alone()
-		tables, err := db.RefreshStatistics(t.Context(), s.db)
+		tables, err := s.db.Cluster.RefreshStatistics(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

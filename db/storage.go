@@ -97,13 +97,6 @@ func storageLimits(document map[string]int64) *berth.StorageLimits {
 	return l
 }
 
-// Storage counts the data that tenants store and holds them to their storage
-// quotas. Its methods may be called concurrently.
-//
-// Counters are tenant_storage and, on top, the rows of storage_changes that the
-// leader has not added yet: one statement that reads both sees each change once.
-type Storage struct{ DB *DB }
-
 // readStored sums stored data by kind over each of the tenants and those below it.
 const readStored = `
 	WITH RECURSIVE below (root, id) AS (
@@ -269,8 +262,8 @@ func storageRefusal(l StorageLimit, kind string, amount, used int64) error {
 // Room returns how many bytes of this kind the limits leave room for, at most most.
 // The error has slug storage_quota where amount bytes do not fit. Calls at the same
 // moment may all be granted the same room.
-func (s Storage) Room(ctx context.Context, limits []StorageLimit, kind string, amount, most int64) (int64, error) {
-	room, tight, used, err := storageRoom(ctx, s.DB.pool, limits, kind)
+func (d *Storage) Room(ctx context.Context, limits []StorageLimit, kind string, amount, most int64) (int64, error) {
+	room, tight, used, err := storageRoom(ctx, d.pool, limits, kind)
 	if err != nil {
 		return 0, mapError(err, "storage")
 	}
@@ -284,9 +277,9 @@ func (s Storage) Room(ctx context.Context, limits []StorageLimit, kind string, a
 // restarted agent repeats the transfer of an output, or of a shard of a checkpoint,
 // that was registered before. bytes is the length of what the agent is about to send;
 // more than what is registered does not count yet.
-func (s Storage) Counts(ctx context.Context, o StoredObject) (bool, error) {
+func (d *Storage) Counts(ctx context.Context, o StoredObject) (bool, error) {
 	var counts bool
-	err := s.DB.pool.QueryRow(ctx, `
+	err := d.pool.QueryRow(ctx, `
 		SELECT EXISTS (SELECT 1 FROM outputs WHERE object = @key AND stored_bytes >= @bytes)
 			OR EXISTS (
 				SELECT 1
@@ -313,8 +306,8 @@ type StoredObject struct {
 
 // Refusal is the error of data that exceeds the tightest of the limits; amount is its
 // size as far as known.
-func (s Storage) Refusal(ctx context.Context, limits []StorageLimit, kind string, amount int64) error {
-	_, tight, used, err := storageRoom(ctx, s.DB.pool, limits, kind)
+func (d *Storage) Refusal(ctx context.Context, limits []StorageLimit, kind string, amount int64) error {
+	_, tight, used, err := storageRoom(ctx, d.pool, limits, kind)
 	if err != nil {
 		return mapError(err, "storage")
 	}
@@ -323,14 +316,14 @@ func (s Storage) Refusal(ctx context.Context, limits []StorageLimit, kind string
 
 // Fold adds recorded changes to tenant_storage, at most limit of them, and returns
 // how many. The sums that are read do not change by it.
-func (s Storage) Fold(ctx context.Context, term Term, limit int) (int, error) {
+func (d *Storage) Fold(ctx context.Context, term Term, limit int) (int, error) {
 	var some bool
-	err := s.DB.pool.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM storage_changes)`).Scan(&some)
+	err := d.pool.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM storage_changes)`).Scan(&some)
 	if err != nil || !some {
 		return 0, mapError(err, "storage")
 	}
 	var n int
-	err = s.DB.leaderTx(ctx, term, func(tx pgx.Tx) error {
+	err = d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, `
 			WITH taken AS MATERIALIZED (
 				DELETE FROM storage_changes
@@ -356,8 +349,8 @@ type StoredAmount struct {
 }
 
 // Amounts lists stored data by tenant and kind.
-func (s Storage) Amounts(ctx context.Context) ([]StoredAmount, error) {
-	rows, err := s.DB.pool.Query(ctx, `
+func (d *Storage) Amounts(ctx context.Context) ([]StoredAmount, error) {
+	rows, err := d.pool.Query(ctx, `
 		SELECT tenant, kind, sum(amount)::bigint
 		FROM (
 			SELECT tenant, kind, amount FROM tenant_storage

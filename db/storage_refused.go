@@ -17,11 +17,11 @@ import (
 // refuseStep gives up a step that exceeds a storage quota, for this reason, and adds
 // an event, once per attempt. It returns the step's shards, whose objects the caller
 // deletes, the reported one included.
-func (s Storage) refuseStep(
+func (d *Objects) refuseStep(
 	ctx context.Context, machine berth.MachineID, p berth.CheckpointReport, why error,
 ) ([]PrunedShard, error) {
 	var list []PrunedShard
-	err := s.DB.tx(ctx, func(tx pgx.Tx) error {
+	err := d.tx(ctx, func(tx pgx.Tx) error {
 		list = nil
 		c := checkpointing{tx: tx, machine: machine, report: p}
 		if err := c.lock(ctx); err != nil {
@@ -35,7 +35,7 @@ func (s Storage) refuseStep(
 			fmt.Sprintf("step %d was not stored, and the checkpoints before it stay: %v", p.Step, why))
 	})
 	if err == nil {
-		s.DB.hub.Publish(TopicJob, string(p.Job))
+		d.hub.Publish(TopicJob, string(p.Job))
 	}
 	return list, err
 }
@@ -87,41 +87,17 @@ func addEventOnce(
 
 // RefuseCheckpoint is the outcome of a shard that exceeds a storage quota before it is
 // stored; see RegisterCheckpoint. The report names no allocation.
-func (s Storage) RefuseCheckpoint(
+func (d *Objects) RefuseCheckpoint(
 	ctx context.Context, machine berth.MachineID, p berth.CheckpointReport, why error,
 ) ([]PrunedShard, error) {
-	err := s.DB.pool.QueryRow(ctx, `
+	err := d.pool.QueryRow(ctx, `
 		SELECT id FROM allocations WHERE job = @job AND attempt = @attempt AND rank = @rank AND machine_id = @machine`,
 		pgx.NamedArgs{"job": p.Job, "attempt": p.Attempt, "rank": p.Rank, "machine": machine}).Scan(&p.Alloc)
 	var list []PrunedShard
 	if err == nil {
-		list, err = s.refuseStep(ctx, machine, p, why)
+		list, err = d.refuseStep(ctx, machine, p, why)
 	}
 	return list, mapError(err, fmt.Sprintf("checkpoint %d of job %s", p.Step, p.Job))
-}
-
-// CutLog appends the last line of a log that exceeds a storage quota, a stored object as
-// in AppendLog, and adds an event, once per attempt. Later pieces of the log are
-// dropped; see LogPlace.Cut.
-func (s Storage) CutLog(
-	ctx context.Context, alloc berth.AllocationID, p LogPlace, c LogChunk, why error,
-) (end int64, err error) {
-	c.Cut = true
-	err = s.DB.tx(ctx, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `SELECT 1 FROM jobs WHERE id = @job FOR NO KEY UPDATE`, pgx.NamedArgs{"job": p.Job})
-		if err != nil {
-			return err
-		}
-		if err := addEventOnce(ctx, tx, p.Job, berth.EventLogCut, p.Attempt, AgentActor(p.machine),
-			fmt.Sprintf("the rest of the log of member %d is not stored: %v", p.Rank, why)); err != nil {
-			return err
-		}
-		return tx.QueryRow(ctx, appendLog, p.appendArgs(alloc, c)).Scan(&end)
-	})
-	if err == nil {
-		s.DB.hub.Publish(TopicJob, string(p.Job))
-	}
-	return end, mapError(err, fmt.Sprintf("log of allocation %d", alloc))
 }
 
 // doomOutput marks the object of a refused output for deletion in a day: by then its
@@ -129,8 +105,8 @@ func (s Storage) CutLog(
 //
 // The row of the job is locked, as RegisterOutput locks it. A repeat of the report may
 // have been accepted between the refusal and this call, and its object must stay.
-func (s Storage) doomOutput(ctx context.Context, job berth.JobID, object string) error {
-	return s.DB.tx(ctx, func(tx pgx.Tx) error {
+func (d *Objects) doomOutput(ctx context.Context, job berth.JobID, object string) error {
+	return d.tx(ctx, func(tx pgx.Tx) error {
 		args := pgx.NamedArgs{"job": job, "object": object}
 		if _, err := tx.Exec(ctx, `SELECT 1 FROM jobs WHERE id = @job FOR NO KEY UPDATE`, args); err != nil {
 			return err

@@ -16,12 +16,10 @@ import (
 	"berth/db"
 )
 
-func (s *stage) storage() db.Storage { return db.Storage{DB: s.db} }
-
 // countsAgree compares the counters with the rows, and returns the rows' sums.
 func (s *stage) countsAgree(when string) []db.StoredAmount {
 	s.t.Helper()
-	counted, err := s.storage().Amounts(s.t.Context())
+	counted, err := s.db.Storage.Amounts(s.t.Context())
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -55,17 +53,17 @@ func (s *stage) uploads(tenant berth.TenantID, n int, bytes int64) error {
 	if err != nil {
 		return err
 	}
-	folder, err := s.db.BeginUpload(s.t.Context(), tenant, address(n))
+	folder, err := s.db.Uploads.Begin(s.t.Context(), tenant, address(n))
 	if err != nil {
 		return err
 	}
-	_, _, err = s.db.EndUpload(s.t.Context(), tenant, berth.Upload{Address: address(n), Files: 1, Bytes: 3 * bytes, Stored: bytes}, folder, limits...)
+	_, _, err = s.db.Uploads.End(s.t.Context(), tenant, berth.Upload{Address: address(n), Files: 1, Bytes: 3 * bytes, Stored: bytes}, folder, limits...)
 	return err
 }
 
 // limits reads the limits that bind a tenant, as the API remembers them.
 func (s *stage) limits(tenant berth.TenantID) (list []db.StorageLimit, err error) {
-	rows, err := s.db.TenantRows(s.t.Context())
+	rows, err := s.db.Tenants.Rows(s.t.Context())
 	byID := map[berth.TenantID]db.TenantRow{}
 	for _, r := range rows {
 		byID[r.ID] = r
@@ -78,7 +76,7 @@ func (s *stage) limits(tenant berth.TenantID) (list []db.StorageLimit, err error
 
 func (s *stage) storageQuota(tenant berth.TenantID, l berth.StorageLimits) {
 	s.t.Helper()
-	if err := s.db.SetQuota(s.t.Context(), berth.Quota{Tenant: tenant, Storage: &l}); err != nil {
+	if err := s.db.Tenants.SetQuota(s.t.Context(), berth.Quota{Tenant: tenant, Storage: &l}); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -89,7 +87,7 @@ func (s *stage) secret(tenant berth.TenantID, name string) error {
 	if err != nil {
 		return err
 	}
-	_, _, err = s.db.SetSecret(s.t.Context(), db.SealedSecret{Tenant: tenant, Name: name, Key: "k", Sealed: []byte("x")}, limits...)
+	_, _, err = s.db.Secrets.Set(s.t.Context(), db.SealedSecret{Tenant: tenant, Name: name, Key: "k", Sealed: []byte("x")}, limits...)
 	return err
 }
 
@@ -124,14 +122,14 @@ func (s *stage) storer(a *agent) *storer {
 }
 
 func (x *storer) checkpoint(step, bytes int64) ([]db.PrunedShard, error) {
-	return x.db.RegisterCheckpoint(x.t.Context(), x.a.machine, berth.CheckpointReport{
+	return x.db.Objects.RegisterCheckpoint(x.t.Context(), x.a.machine, berth.CheckpointReport{
 		AgentBoot: x.a.boot, Epoch: x.a.epoch, Alloc: x.alloc(x.id, x.attempt), Job: x.id, Attempt: x.attempt, OfAttempt: x.attempt,
 		Step: step, Manifest: "m", SHA256: "x", Bytes: bytes,
 	})
 }
 
 func (x *storer) output(name string, bytes int64) error {
-	return x.db.RegisterOutput(x.t.Context(), x.a.machine, berth.OutputReport{
+	return x.db.Objects.RegisterOutput(x.t.Context(), x.a.machine, berth.OutputReport{
 		AgentBoot: x.a.boot, Epoch: x.a.epoch, Alloc: x.alloc(x.id, x.attempt), Job: x.id, Attempt: x.attempt,
 		Output: berth.StoredOutput{Name: name, Address: address(1), Files: 1, Bytes: bytes, Stored: bytes, SHA256: "x"},
 	})
@@ -139,7 +137,7 @@ func (x *storer) output(name string, bytes int64) error {
 
 func (x *storer) log(bytes int) error {
 	alloc := x.alloc(x.id, x.attempt)
-	place, err := x.db.LogPlace(x.t.Context(), x.a.machine, db.Session{AgentBoot: x.a.boot, Epoch: x.a.epoch}, alloc)
+	place, err := x.db.Logs.Place(x.t.Context(), x.a.machine, db.Session{AgentBoot: x.a.boot, Epoch: x.a.epoch}, alloc)
 	if err != nil {
 		return err
 	}
@@ -148,13 +146,13 @@ func (x *storer) log(bytes int) error {
 		return err
 	}
 	chunk := db.LogChunk{Offset: place.End, Bytes: bytes, Lines: 1}
-	if _, err := x.storage().Room(x.t.Context(), limits, db.StoredLogs, int64(bytes), int64(bytes)); err != nil {
-		if _, cut := x.storage().CutLog(x.t.Context(), alloc, place, db.LogChunk{Offset: place.End, Bytes: 1, Lines: 1}, err); cut != nil {
+	if _, err := x.db.Storage.Room(x.t.Context(), limits, db.StoredLogs, int64(bytes), int64(bytes)); err != nil {
+		if _, cut := x.db.Logs.Cut(x.t.Context(), alloc, place, db.LogChunk{Offset: place.End, Bytes: 1, Lines: 1}, err); cut != nil {
 			return cut
 		}
 		return err
 	}
-	_, err = x.db.AppendLog(x.t.Context(), alloc, place, chunk)
+	_, err = x.db.Logs.Append(x.t.Context(), alloc, place, chunk)
 	return err
 }
 
@@ -191,11 +189,11 @@ func TestStorageCountersAreTheSumOfRows(t *testing.T) {
 		func() { check(s.uploads(tenants[random.IntN(3)], random.IntN(20), 1+random.Int64N(1000))) },
 		func() { check(s.secret(tenants[random.IntN(3)], fmt.Sprintf("S%d", random.IntN(9)))) },
 		func() {
-			_ = s.db.DeleteSecret(t.Context(), tenants[random.IntN(3)], fmt.Sprintf("S%d", random.IntN(9)))
+			_ = s.db.Secrets.Delete(t.Context(), tenants[random.IntN(3)], fmt.Sprintf("S%d", random.IntN(9)))
 		},
 		func() {
 			mustExec(t, s.pool, `UPDATE uploads SET used_at = now() - interval '2 days' WHERE random() < 0.3`)
-			_, err := s.db.DoomUploads(t.Context(), s.term(), 24*time.Hour, 3)
+			_, err := s.db.Uploads.Doom(t.Context(), s.term(), 24*time.Hour, 3)
 			check(err)
 		},
 		func() {
@@ -235,15 +233,15 @@ func TestStorageCountersAreTheSumOfRows(t *testing.T) {
 		},
 		func() {
 			mustExec(t, s.pool, `UPDATE archived_jobs SET finished_at = now() - interval '3 hours' WHERE random() < 0.5`)
-			_, err := s.db.PruneOutputs(t.Context(), s.term(), 2*time.Hour, 2)
+			_, err := s.db.Objects.PruneOutputs(t.Context(), s.term(), 2*time.Hour, 2)
 			check(err)
 		},
 		func() {
-			_, err := s.storage().PruneLogs(t.Context(), s.term(), 2*time.Hour, 2)
+			_, err := s.db.Logs.Prune(t.Context(), s.term(), 2*time.Hour, 2)
 			check(err)
 		},
 		func() {
-			_, err := s.storage().Fold(t.Context(), s.term(), 1+random.IntN(10))
+			_, err := s.db.Storage.Fold(t.Context(), s.term(), 1+random.IntN(10))
 			check(err)
 		},
 	}
@@ -289,7 +287,7 @@ func TestEachKindHasItsLimit(t *testing.T) {
 	refused("an upload too many", s.uploads("default", 2, half+1), berth.SlugStorageQuota)
 	accepted("the first again", s.uploads("default", 1, half))
 	mustExec(t, s.pool, `UPDATE uploads SET used_at = now() - interval '2 days'`)
-	if n, err := s.db.DoomUploads(t.Context(), s.term(), 24*time.Hour, 10); n != 1 || err != nil {
+	if n, err := s.db.Uploads.Doom(t.Context(), s.term(), 24*time.Hour, 10); n != 1 || err != nil {
 		t.Fatalf("doomed %d uploads, %v", n, err)
 	}
 	accepted("an upload after another is gone", s.uploads("default", 2, half+1))
@@ -301,7 +299,7 @@ func TestEachKindHasItsLimit(t *testing.T) {
 	if berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("code %s", berth.CodeOf(err))
 	}
-	accepted("delete", s.db.DeleteSecret(t.Context(), "default", "A"))
+	accepted("delete", s.db.Secrets.Delete(t.Context(), "default", "A"))
 	accepted("a secret after another is gone", s.secret("default", "B"))
 
 	x := s.storer(a)
@@ -310,7 +308,7 @@ func TestEachKindHasItsLimit(t *testing.T) {
 	accepted("the first again", x.output("o1", half))
 	accepted("a piece of a log", x.log(half))
 	refused("a piece too many", x.log(half+1), berth.SlugStorageQuota)
-	if p, err := s.db.LogPlace(t.Context(), a.machine, db.Session{AgentBoot: a.boot, Epoch: a.epoch}, x.alloc(x.id, x.attempt)); err != nil || !p.Cut {
+	if p, err := s.db.Logs.Place(t.Context(), a.machine, db.Session{AgentBoot: a.boot, Epoch: a.epoch}, x.alloc(x.id, x.attempt)); err != nil || !p.Cut {
 		t.Errorf("the log is at %+v, %v", p, err)
 	}
 	for step := range int64(2) {
@@ -342,10 +340,10 @@ func TestEachKindHasItsLimit(t *testing.T) {
 	refused("an output while the first is there", y.output("o2", half+1), berth.SlugStorageQuota)
 	s.archiveAll()
 	mustExec(t, s.pool, `UPDATE archived_jobs SET finished_at = now() - interval '3 hours'`)
-	if n, err := s.db.PruneOutputs(t.Context(), s.term(), 2*time.Hour, 10); n != 1 || err != nil {
+	if n, err := s.db.Objects.PruneOutputs(t.Context(), s.term(), 2*time.Hour, 10); n != 1 || err != nil {
 		t.Fatalf("pruned %d outputs, %v", n, err)
 	}
-	if n, err := s.storage().PruneLogs(t.Context(), s.term(), 2*time.Hour, 10); n != 1 || err != nil {
+	if n, err := s.db.Logs.Prune(t.Context(), s.term(), 2*time.Hour, 10); n != 1 || err != nil {
 		t.Fatalf("pruned %d logs, %v", n, err)
 	}
 	accepted("an output after the first is gone", y.output("o2", half+1))
@@ -371,7 +369,7 @@ func TestStorageLimitsBindTheTenantsBelow(t *testing.T) {
 	if err := s.uploads("vision", 1, 600<<10); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.storage().Fold(t.Context(), s.term(), 100); err != nil {
+	if _, err := s.db.Storage.Fold(t.Context(), s.term(), 100); err != nil {
 		t.Fatal(err)
 	}
 	err := s.uploads("speech", 2, 600<<10)
@@ -484,7 +482,7 @@ func TestAnOutputThatIsAcceptedMeanwhileKeepsItsObject(t *testing.T) {
 	}
 	doom := func(name string) {
 		t.Helper()
-		if err := s.storage().DoomOutput(t.Context(), x.id, object(name)); err != nil {
+		if err := s.db.Objects.DoomOutput(t.Context(), x.id, object(name)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -506,7 +504,7 @@ func TestAnOutputThatIsAcceptedMeanwhileKeepsItsObject(t *testing.T) {
 	s.holding(accessExclusive("outputs"), func() {
 		go func() { done <- x.output("o2", 1) }()
 		s.blocked(1)
-		go func() { done <- s.storage().DoomOutput(t.Context(), x.id, object("o2")) }()
+		go func() { done <- s.db.Objects.DoomOutput(t.Context(), x.id, object("o2")) }()
 		s.blocked(2)
 	})
 	for range 2 {
@@ -528,7 +526,7 @@ func TestAVerifiedStepIsNotReportedAsRefused(t *testing.T) {
 	if _, err := x.checkpoint(7, 10); err != nil {
 		t.Fatal(err)
 	}
-	shards, err := s.storage().RefuseCheckpoint(t.Context(), a.machine, berth.CheckpointReport{
+	shards, err := s.db.Objects.RefuseCheckpoint(t.Context(), a.machine, berth.CheckpointReport{
 		AgentBoot: a.boot, Epoch: a.epoch, Job: x.id, Attempt: x.attempt, OfAttempt: x.attempt, Step: 7,
 	}, errors.New("too much"))
 	if err != nil || len(shards) > 0 {

@@ -47,10 +47,10 @@ const (
 // KillUnprepared orders the end of ranks whose machine is heard but does not
 // get them ready. What it ends is retried elsewhere. It returns how many jobs
 // it told.
-func (d *DB) KillUnprepared(ctx context.Context, term Term, p Patience, limit int) (int, error) {
+func (d *Attempts) KillUnprepared(ctx context.Context, term Term, p Patience, limit int) (int, error) {
 	args := p.args()
 	args["limit"] = limit
-	refs, err := d.attempts(ctx, `
+	refs, err := d.list(ctx, `
 		SELECT DISTINCT a.job, a.attempt
 		FROM allocations a
 		JOIN jobs j ON j.id = a.job
@@ -80,7 +80,7 @@ func (d *DB) KillUnprepared(ctx context.Context, term Term, p Patience, limit in
 //
 // A rank without an order to start has no process, and gets none once it is
 // orphaned; so its job may go on at once, whatever its mode.
-func (d *DB) GiveUpStuck(ctx context.Context, term Term, p Patience, limit int) ([]berth.JobID, error) {
+func (d *Attempts) GiveUpStuck(ctx context.Context, term Term, p Patience, limit int) ([]berth.JobID, error) {
 	args := p.args()
 	args["limit"] = limit
 	const stuck = `

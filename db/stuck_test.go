@@ -13,7 +13,7 @@ var patience = db.Patience{Prepare: time.Hour, Obey: time.Minute, Seal: 20 * tim
 
 func (s *stage) giveUp(term db.Term) func() (int, error) {
 	return func() (int, error) {
-		ids, err := s.db.GiveUpStuck(s.t.Context(), term, patience, 10)
+		ids, err := s.db.Attempts.GiveUpStuck(s.t.Context(), term, patience, 10)
 		return len(ids), err
 	}
 }
@@ -27,7 +27,7 @@ func TestARankThatIsNeverPreparedIsKilledAndThenGivenUp(t *testing.T) {
 	attempt := s.place(id, "m0")
 	a.mustClaim(id, attempt)
 	a.report(id, attempt, berth.PhasePulling, nil)
-	kill := func() (int, error) { return s.db.KillUnprepared(t.Context(), term, patience, 10) }
+	kill := func() (int, error) { return s.db.Attempts.KillUnprepared(t.Context(), term, patience, 10) }
 	repaired(t, "in time", 0, kill)
 	s.ago(`UPDATE allocations SET claimed_at = now() - interval '61 min'`)
 	repaired(t, "late", 1, kill)
@@ -36,7 +36,7 @@ func TestARankThatIsNeverPreparedIsKilledAndThenGivenUp(t *testing.T) {
 	}
 	repaired(t, "it may obey", 0, s.giveUp(term))
 	s.ago(`UPDATE allocations SET stop_by = now() - interval '61 s'`)
-	if ids, err := s.db.Disobedient(t.Context(), time.Minute); err != nil || len(ids) != 1 {
+	if ids, err := s.db.Machines.Disobedient(t.Context(), time.Minute); err != nil || len(ids) != 1 {
 		t.Errorf("disobedient: %v, %v", ids, err)
 	}
 	repaired(t, "it did not", 1, s.giveUp(term))
@@ -58,7 +58,7 @@ func TestARankThatRunsIsNeverTooSlowToPrepare(t *testing.T) {
 	term := s.term()
 	s.started(nil)
 	s.ago(`UPDATE allocations SET claimed_at = now() - interval '1 day'`)
-	repaired(t, "running", 0, func() (int, error) { return s.db.KillUnprepared(t.Context(), term, patience, 10) })
+	repaired(t, "running", 0, func() (int, error) { return s.db.Attempts.KillUnprepared(t.Context(), term, patience, 10) })
 	repaired(t, "running", 0, s.giveUp(term))
 }
 
@@ -87,12 +87,12 @@ func TestAStrayThatIsNotKilledIsNoticed(t *testing.T) {
 	term := s.term()
 	id, _ := s.started(nil)
 	s.move(id, berth.Retrying)
-	repaired(t, "strays", 1, func() (int, error) { return s.db.KillStray(t.Context(), term, 10) })
-	if ids, err := s.db.Disobedient(t.Context(), time.Minute); err != nil || len(ids) != 0 {
+	repaired(t, "strays", 1, func() (int, error) { return s.db.Attempts.KillStray(t.Context(), term, 10) })
+	if ids, err := s.db.Machines.Disobedient(t.Context(), time.Minute); err != nil || len(ids) != 0 {
 		t.Errorf("at once: %v, %v", ids, err)
 	}
 	s.ago(`UPDATE allocations SET stop_by = stop_by - interval '61 s'`)
-	if ids, err := s.db.Disobedient(t.Context(), time.Minute); err != nil || len(ids) != 1 || ids[0] != "m0" {
+	if ids, err := s.db.Machines.Disobedient(t.Context(), time.Minute); err != nil || len(ids) != 1 || ids[0] != "m0" {
 		t.Errorf("after a minute: %v, %v", ids, err)
 	}
 }

@@ -32,7 +32,7 @@ type Submission struct {
 // quota.
 //
 // The row is its own outbox: the hint that follows is only for speed.
-func (d *DB) Submit(ctx context.Context, s Submission) (job berth.Job, created bool, err error) {
+func (d *Jobs) Submit(ctx context.Context, s Submission) (job berth.Job, created bool, err error) {
 	row, err := newSubmitRow(s)
 	if err != nil {
 		return berth.Job{}, false, err
@@ -129,7 +129,7 @@ func newSubmitRow(s Submission) (submitRow, error) {
 
 // store inserts a job. One that needs nothing else that is stored takes a single
 // round trip.
-func (d *DB) store(ctx context.Context, r submitRow) (job berth.Job, err error) {
+func (d *Jobs) store(ctx context.Context, r submitRow) (job berth.Job, err error) {
 	if r.needs.none() {
 		return r.insert(ctx, d.pool)
 	}
@@ -221,7 +221,7 @@ func (r submitRow) scanInsert(results pgx.BatchResults) (berth.Job, error) {
 }
 
 // submitted returns the job that holds an idempotency key, if it is the same.
-func (d *DB) submitted(ctx context.Context, tenant berth.TenantID, key string, hash []byte) (berth.Job, error) {
+func (d *Jobs) submitted(ctx context.Context, tenant berth.TenantID, key string, hash []byte) (berth.Job, error) {
 	var id berth.JobID
 	var stored []byte
 	err := d.pool.QueryRow(ctx, `
@@ -238,7 +238,7 @@ func (d *DB) submitted(ctx context.Context, tenant berth.TenantID, key string, h
 			Message: fmt.Sprintf("idempotency key %q was used for job %s with another body", key, id),
 		}
 	}
-	return d.Job(ctx, tenant, id)
+	return d.Get(ctx, tenant, id)
 }
 
 // nonNil spares the column a JSON null.

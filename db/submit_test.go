@@ -24,7 +24,7 @@ func TestFiftyClientsWithOneKeyMakeOneJob(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 50 {
 		wg.Go(func() {
-			job, created, err := s.db.Submit(t.Context(), submission("digits", "k1"))
+			job, created, err := s.db.Jobs.Submit(t.Context(), submission("digits", "k1"))
 			if err != nil {
 				t.Errorf("submit: %v", err)
 				return
@@ -49,22 +49,22 @@ func TestFiftyClientsWithOneKeyMakeOneJob(t *testing.T) {
 func TestAKeyBelongsToOneBodyAndOneTenant(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	a, _, err := s.db.Submit(t.Context(), submission("digits", "k1"))
+	a, _, err := s.db.Jobs.Submit(t.Context(), submission("digits", "k1"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _, err = s.db.Submit(t.Context(), submission("letters", "k1"))
+	_, _, err = s.db.Jobs.Submit(t.Context(), submission("letters", "k1"))
 	if !berth.IsSlug(err, berth.SlugIdempotencyMismatch) {
 		t.Errorf("another body: got %v, want idempotency_mismatch", err)
 	}
 	other := submission("letters", "k1")
 	other.Tenant = "b"
-	b, created, err := s.db.Submit(t.Context(), other)
+	b, created, err := s.db.Jobs.Submit(t.Context(), other)
 	if err != nil || !created || b.ID == a.ID {
 		t.Errorf("another tenant: created %v, err %v; want a job of its own", created, err)
 	}
 	for range 2 {
-		if _, created, err := s.db.Submit(t.Context(), submission("digits", "")); err != nil || !created {
+		if _, created, err := s.db.Jobs.Submit(t.Context(), submission("digits", "")); err != nil || !created {
 			t.Errorf("without a key: created %v, err %v; want a new job each time", created, err)
 		}
 	}
@@ -76,14 +76,14 @@ func TestASubmittedJobReadsBackWhole(t *testing.T) {
 	sub := submission("digits", "")
 	sub.Spec.Resources.GPUs = 250
 	sub.Spec.QueueTimeout, sub.Spec.TimeLimit = berth.Duration(3600e9), berth.Duration(7200e9)
-	job, _, err := s.db.Submit(t.Context(), sub)
+	job, _, err := s.db.Jobs.Submit(t.Context(), sub)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(sub.Spec, *job.Spec); diff != "" {
 		t.Errorf("spec answered by submit (-want +got):\n%s", diff)
 	}
-	read, err := s.db.Job(t.Context(), "default", job.ID)
+	read, err := s.db.Jobs.Get(t.Context(), "default", job.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestASubmittedJobReadsBackWhole(t *testing.T) {
 	if read.Status != berth.Submitted || read.Labels["project"] != "vision" || read.Priority != berth.PriorityNormal {
 		t.Errorf("got %+v", read)
 	}
-	events, err := s.db.Events(t.Context(), "default", job.ID, 0, 10)
+	events, err := s.db.Jobs.Events(t.Context(), "default", job.ID, 0, 10)
 	if err != nil || len(events) != 1 || events[0].To != berth.Submitted || events[0].Actor != "user:test" {
 		t.Errorf("events %+v, err %v; want the submission by user:test", events, err)
 	}
@@ -108,13 +108,13 @@ func TestListsPageThroughEverythingOnceInOrder(t *testing.T) {
 	}
 	other := submission("x", "")
 	other.Tenant = "b"
-	if _, _, err := s.db.Submit(t.Context(), other); err != nil {
+	if _, _, err := s.db.Jobs.Submit(t.Context(), other); err != nil {
 		t.Fatal(err)
 	}
 	f := db.JobFilter{Tenant: "default", Limit: 10}
 	var last berth.Job
 	for pages := 1; ; pages++ {
-		jobs, next, err := s.db.Jobs(t.Context(), f)
+		jobs, next, err := s.db.Jobs.List(t.Context(), f)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -167,7 +167,7 @@ func TestFiltersSelect(t *testing.T) {
 		"name as value": {db.JobFilter{Name: "a' OR '1'='1"}, nil},
 	}
 	for name, row := range rows {
-		jobs, _, err := s.db.Jobs(t.Context(), row.filter)
+		jobs, _, err := s.db.Jobs.List(t.Context(), row.filter)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -190,7 +190,7 @@ func TestCursorsThatNoListGaveAreRefused(t *testing.T) {
 		encode([]byte(`[1700000000000000,"not-a-uuid"]`)), encode([]byte(`[9223372036854775807,"0199a000-0000-7000-8000-000000000000"]`)),
 		encode([]byte(`[1e400,"0199a000-0000-7000-8000-000000000000"]`)), encode([]byte(`[]`)),
 	} {
-		if _, _, err := s.db.Jobs(t.Context(), db.JobFilter{Cursor: cursor}); berth.CodeOf(err) != berth.CodeInvalid {
+		if _, _, err := s.db.Jobs.List(t.Context(), db.JobFilter{Cursor: cursor}); berth.CodeOf(err) != berth.CodeInvalid {
 			t.Errorf("cursor %q: got %v, want invalid", cursor, err)
 		}
 	}
@@ -225,7 +225,7 @@ func TestTheBeginningOfAnIDWillDo(t *testing.T) {
 		{"default", "0199a000-0000-7000-8000-0000000000011", "", berth.CodeNotFound},
 	}
 	for _, row := range rows {
-		got, err := s.db.ResolveJob(t.Context(), row.tenant, row.id)
+		got, err := s.db.Jobs.Resolve(t.Context(), row.tenant, row.id)
 		if got != row.want || berth.CodeOf(err) != row.code {
 			t.Errorf("resolve %q for %q: got %q, %v; want %q, code %q", row.id, row.tenant, got, err, row.want, row.code)
 		}
@@ -236,10 +236,10 @@ func TestRetryLinksBothWaysOnce(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	id := s.submit(nil)
-	if _, _, err := s.db.Retry(t.Context(), "default", id, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
+	if _, _, err := s.db.Jobs.Retry(t.Context(), "default", id, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("retry of a live job: got %v, want conflict", err)
 	}
-	if _, _, err := s.db.Retry(t.Context(), "b", id, "user:test"); berth.CodeOf(err) != berth.CodeNotFound {
+	if _, _, err := s.db.Jobs.Retry(t.Context(), "b", id, "user:test"); berth.CodeOf(err) != berth.CodeNotFound {
 		t.Errorf("retry of another tenant's job: got %v, want not_found", err)
 	}
 	s.move(id, berth.Failed)
@@ -248,7 +248,7 @@ func TestRetryLinksBothWaysOnce(t *testing.T) {
 	made := map[berth.JobID]int{}
 	for range 8 {
 		wg.Go(func() {
-			job, created, err := s.db.Retry(t.Context(), "default", id, "user:test")
+			job, created, err := s.db.Jobs.Retry(t.Context(), "default", id, "user:test")
 			if err != nil {
 				t.Errorf("retry: %v", err)
 				return

@@ -30,9 +30,9 @@ type session struct {
 }
 
 // current is check, and refuses a machine that is ahead of the database.
-func (s *session) current(ctx context.Context, d *DB, machine berth.MachineID, boot string, epoch int64, seen berth.StoredWatermark) error {
+func (s *session) current(ctx context.Context, d *core, machine berth.MachineID, boot string, epoch int64, seen berth.StoredWatermark) error {
 	if !s.mark.covers(seen) {
-		if restored, err := d.vouch(ctx, seen); err != nil {
+		if restored, err := vouch(ctx, d, seen); err != nil {
 			return err
 		} else if restored {
 			return errRestored(machine)
@@ -119,8 +119,8 @@ func (s *session) digest() string {
 // nothing. Calls that report carry a seq that grows: one that was overtaken is
 // ignored, and answered like any other. The answer to a brief one holds only what
 // its reports came to; the set, which may be long, is read for polls only.
-func (d *DB) Sync(ctx context.Context, machine berth.MachineID, req berth.SyncRequest) (berth.SyncResponse, error) {
-	c := syncCall{DB: d, machine: machine, req: req, wait: min(time.Duration(req.WaitMS)*time.Millisecond, berth.SyncWait)}
+func (d *Agents) Sync(ctx context.Context, machine berth.MachineID, req berth.SyncRequest) (berth.SyncResponse, error) {
+	c := syncCall{Agents: d, machine: machine, req: req, wait: min(time.Duration(req.WaitMS)*time.Millisecond, berth.SyncWait)}
 	c.renewal = d.renewals.begin(leaseKey{machine, req.AgentBoot, req.Epoch})
 	if c.reports() {
 		if err := c.report(ctx); err != nil {
@@ -135,7 +135,7 @@ func (d *DB) Sync(ctx context.Context, machine berth.MachineID, req berth.SyncRe
 
 // syncCall is one call of Sync on its way.
 type syncCall struct {
-	*DB
+	*Agents
 	machine berth.MachineID
 	req     berth.SyncRequest
 	wait    time.Duration
@@ -155,7 +155,7 @@ const reportTimeout = 10 * time.Second
 func (c *syncCall) report(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
-	c.said, err = c.DB.report(ctx, c.machine, c.req)
+	c.said, err = c.Agents.report(ctx, c.machine, c.req)
 	if err != nil && ctx.Err() != nil {
 		return berth.Errorf(berth.CodeUnavailable, "reports of machine %s: the database did not store them within %s", c.machine, reportTimeout)
 	}
@@ -186,7 +186,7 @@ func (c *syncCall) poll(ctx context.Context) (berth.SyncResponse, error) {
 			retry = time.After(readRetry)
 			c.endSuspicion(ctx)
 		default:
-			if err := s.current(ctx, c.DB, c.machine, c.req.AgentBoot, c.req.Epoch, c.req.Watermark); err != nil {
+			if err := s.current(ctx, c.core, c.machine, c.req.AgentBoot, c.req.Epoch, c.req.Watermark); err != nil {
 				return berth.SyncResponse{}, err
 			}
 			if s.state == berth.MachineSuspect {
@@ -224,7 +224,7 @@ func (c *syncCall) finish(ctx context.Context, answer berth.SyncResponse) (berth
 		if err != nil {
 			return berth.SyncResponse{}, err
 		}
-		if err := s.current(ctx, c.DB, c.machine, c.req.AgentBoot, c.req.Epoch, c.req.Watermark); err != nil {
+		if err := s.current(ctx, c.core, c.machine, c.req.AgentBoot, c.req.Epoch, c.req.Watermark); err != nil {
 			return berth.SyncResponse{}, err
 		}
 	}
@@ -250,7 +250,7 @@ type heardFrom struct {
 	epoch   int64
 }
 
-func newSuspicions(d *DB) *gather[heardFrom, struct{}] {
+func newSuspicions(d *core) *gather[heardFrom, struct{}] {
 	ask := func(ctx context.Context, heard []heardFrom) (map[heardFrom]struct{}, error) {
 		return nil, clearSuspicion(ctx, d, heard)
 	}
@@ -260,7 +260,7 @@ func newSuspicions(d *DB) *gather[heardFrom, struct{}] {
 // clearSuspicion puts machines that were heard back into service, many in one
 // statement: with the table locked each machine's poll would wait on a connection of
 // its own. It needs nothing but the machines' rows.
-func clearSuspicion(ctx context.Context, d *DB, heard []heardFrom) error {
+func clearSuspicion(ctx context.Context, d *core, heard []heardFrom) error {
 	ids, epochs := make([]string, len(heard)), make([]int64, len(heard))
 	for i, h := range heard {
 		ids[i], epochs[i] = string(h.machine), h.epoch

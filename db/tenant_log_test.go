@@ -15,18 +15,18 @@ func TestChangesOfQuotasAreRecorded(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	for _, n := range []berth.NewTenant{{ID: "faculty"}, {ID: "lab", Parent: "faculty"}} {
-		if err := s.db.CreateTenant(t.Context(), n); err != nil {
+		if err := s.db.Tenants.Create(t.Context(), n); err != nil {
 			t.Fatal(err)
 		}
 	}
 	running, weight := 3, 2.0
-	if err := s.db.SetQuota(t.Context(), berth.Quota{Tenant: "lab", MaxRunning: &running}); err != nil {
+	if err := s.db.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: "lab", MaxRunning: &running}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.db.UpdateTenant(t.Context(), "lab", berth.TenantPatch{Weight: &weight}); err != nil {
+	if err := s.db.Tenants.Update(t.Context(), "lab", berth.TenantPatch{Weight: &weight}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.db.DeleteTenant(t.Context(), "lab"); err != nil {
+	if err := s.db.Tenants.Delete(t.Context(), "lab"); err != nil {
 		t.Fatal(err)
 	}
 	rows, err := s.pool.Query(t.Context(), `

@@ -92,10 +92,10 @@ func readTenantsWhere(condition string) string {
 	WHERE ` + condition
 }
 
-func (d *DB) usageArgs() pgx.NamedArgs { return pgx.NamedArgs{"half_life": d.halfLife} }
+func (d *Tenants) usageArgs() pgx.NamedArgs { return pgx.NamedArgs{"half_life": d.halfLife} }
 
-// TenantRows returns all tenants by id. Use is not filled in.
-func (d *DB) TenantRows(ctx context.Context) ([]TenantRow, error) {
+// Rows returns all tenants by id. Use is not filled in.
+func (d *Tenants) Rows(ctx context.Context) ([]TenantRow, error) {
 	list, err := queryTenants(ctx, d.pool, readTenants, d.usageArgs())
 	return list, mapError(err, "tenants")
 }
@@ -142,9 +142,9 @@ func scanTenant(row pgx.CollectableRow) (t TenantRow, err error) {
 	return t, err
 }
 
-// Tenants returns tenants by id with all that they have: one, or all where id is
+// List returns tenants by id with all that they have: one, or all where id is
 // "".
-func (d *DB) Tenants(ctx context.Context, id berth.TenantID) ([]TenantRow, error) {
+func (d *Tenants) List(ctx context.Context, id berth.TenantID) ([]TenantRow, error) {
 	var list []TenantRow
 	err := d.readTx(ctx, func(tx pgx.Tx) error {
 		var err error
@@ -162,8 +162,8 @@ func (d *DB) Tenants(ctx context.Context, id berth.TenantID) ([]TenantRow, error
 	return list, mapError(err, "tenant "+string(id))
 }
 
-// TenantPage lists all tenants by id with all that they have.
-func (d *DB) TenantPage(ctx context.Context, p Paging) (list []TenantRow, next string, err error) {
+// Page lists all tenants by id with all that they have.
+func (d *Tenants) Page(ctx context.Context, p Paging) (list []TenantRow, next string, err error) {
 	after := ""
 	if _, err := p.after(&after); err != nil {
 		return nil, "", err

@@ -18,7 +18,7 @@ import (
 
 func (s *stage) tenant(id berth.TenantID) db.TenantRow {
 	s.t.Helper()
-	list, err := s.db.Tenants(s.t.Context(), id)
+	list, err := s.db.Tenants.List(s.t.Context(), id)
 	if err != nil || len(list) != 1 {
 		s.t.Fatalf("tenant %s: %+v, %v", id, list, err)
 	}
@@ -27,7 +27,7 @@ func (s *stage) tenant(id berth.TenantID) db.TenantRow {
 
 func (s *stage) newTenant(id, parent berth.TenantID) {
 	s.t.Helper()
-	if err := s.db.CreateTenant(s.t.Context(), berth.NewTenant{ID: id, Parent: parent}); err != nil {
+	if err := s.db.Tenants.Create(s.t.Context(), berth.NewTenant{ID: id, Parent: parent}); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -39,21 +39,21 @@ func TestTenantsAreATree(t *testing.T) {
 	s.newTenant("vision", "lab")
 	s.newTenant("speech", "lab")
 	move := func(id, parent berth.TenantID) error {
-		return s.db.UpdateTenant(t.Context(), id, berth.TenantPatch{Parent: &parent})
+		return s.db.Tenants.Update(t.Context(), id, berth.TenantPatch{Parent: &parent})
 	}
 	for _, c := range []struct {
 		what string
 		err  error
 		code berth.Code
 	}{
-		{"twice", s.db.CreateTenant(t.Context(), berth.NewTenant{ID: "lab"}), berth.CodeConflict},
-		{"below nobody", s.db.CreateTenant(t.Context(), berth.NewTenant{ID: "x", Parent: "nobody"}), berth.CodeInvalid},
+		{"twice", s.db.Tenants.Create(t.Context(), berth.NewTenant{ID: "lab"}), berth.CodeConflict},
+		{"below nobody", s.db.Tenants.Create(t.Context(), berth.NewTenant{ID: "x", Parent: "nobody"}), berth.CodeInvalid},
 		{"a ring", move("lab", "vision"), berth.CodeInvalid},
 		{"itself", move("lab", "lab"), berth.CodeInvalid},
 		{"unknown", move("nobody", ""), berth.CodeNotFound},
-		{"in use", s.db.DeleteTenant(t.Context(), "lab"), berth.CodeConflict},
-		{"the default one", s.db.DeleteTenant(t.Context(), "default"), berth.CodeConflict},
-		{"quota of nobody", s.db.SetQuota(t.Context(), berth.Quota{Tenant: "nobody"}), berth.CodeNotFound},
+		{"in use", s.db.Tenants.Delete(t.Context(), "lab"), berth.CodeConflict},
+		{"the default one", s.db.Tenants.Delete(t.Context(), "default"), berth.CodeConflict},
+		{"quota of nobody", s.db.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: "nobody"}), berth.CodeNotFound},
 	} {
 		if berth.CodeOf(c.err) != c.code {
 			t.Errorf("%s: %v, want %s", c.what, c.err, c.code)
@@ -71,15 +71,15 @@ func TestTenantsAreATree(t *testing.T) {
 		s.newTenant(next, at)
 		at = next
 	}
-	if err := s.db.CreateTenant(t.Context(), berth.NewTenant{ID: "deep", Parent: at}); berth.CodeOf(err) != berth.CodeInvalid {
+	if err := s.db.Tenants.Create(t.Context(), berth.NewTenant{ID: "deep", Parent: at}); berth.CodeOf(err) != berth.CodeInvalid {
 		t.Errorf("a level too many: %v", err)
 	}
 	for _, id := range []berth.TenantID{"vision", "speech", "level-0"} {
-		if err := s.db.DeleteTenant(t.Context(), id); berth.CodeOf(err) != berth.CodeConflict {
+		if err := s.db.Tenants.Delete(t.Context(), id); berth.CodeOf(err) != berth.CodeConflict {
 			t.Errorf("deleted %s with tenants below it: %v", id, err)
 		}
 	}
-	if err := s.db.DeleteTenant(t.Context(), at); err != nil {
+	if err := s.db.Tenants.Delete(t.Context(), at); err != nil {
 		t.Error(err)
 	}
 }
@@ -92,7 +92,7 @@ func TestQuotasAreReplacedAsAWhole(t *testing.T) {
 		Tenant: "default", Guarantee: &berth.Amounts{GPUs: &gpus}, Limit: &berth.Amounts{GPUs: &gpus, Memory: &memory},
 		Borrow: berth.BorrowNone, MaxRunning: &most, Budget: &berth.GPUBudget{GPUHours: 12, Period: berth.Duration(time.Hour)},
 	}
-	if err := s.db.SetQuota(t.Context(), q); err != nil {
+	if err := s.db.Tenants.SetQuota(t.Context(), q); err != nil {
 		t.Fatal(err)
 	}
 	got := s.tenant("default").Quota
@@ -101,10 +101,10 @@ func TestQuotasAreReplacedAsAWhole(t *testing.T) {
 		t.Errorf("quota %+v", got)
 	}
 	q.Version = 1
-	if err := s.db.SetQuota(t.Context(), q); berth.CodeOf(err) != berth.CodeConflict {
+	if err := s.db.Tenants.SetQuota(t.Context(), q); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("an old version: %v", err)
 	}
-	if err := s.db.SetQuota(t.Context(), berth.Quota{Tenant: "default"}); err != nil {
+	if err := s.db.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: "default"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := s.tenant("default").Quota; got.Limit != nil || got.Guarantee != nil || got.Budget != nil || got.Borrow != berth.BorrowAny || got.Version != 3 {
@@ -121,24 +121,24 @@ func TestADeletedTenantLeavesNothingToTheNext(t *testing.T) {
 	address := berth.Address("sha256:" + strings.Repeat("a", 64))
 	for _, id := range []berth.TenantID{"lab", "other"} {
 		s.newTenant(id, "")
-		if _, _, err := s.db.SetSecret(ctx, db.SealedSecret{Tenant: id, Name: "TOKEN", Key: "k", Sealed: []byte("x")}); err != nil {
+		if _, _, err := s.db.Secrets.Set(ctx, db.SealedSecret{Tenant: id, Name: "TOKEN", Key: "k", Sealed: []byte("x")}); err != nil {
 			t.Fatal(err)
 		}
-		folder, err := s.db.BeginUpload(ctx, id, address)
+		folder, err := s.db.Uploads.Begin(ctx, id, address)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := s.db.EndUpload(ctx, id, berth.Upload{Address: address}, folder); err != nil {
+		if _, _, err := s.db.Uploads.End(ctx, id, berth.Upload{Address: address}, folder); err != nil {
 			t.Fatal(err)
 		}
 		mustExec(t, s.pool, `INSERT INTO step_results (job, tenant, key, image, attempt) VALUES (gen_random_uuid(), $1, 'key', '', 1)`, id)
 		mustExec(t, s.pool, `INSERT INTO notices (job, seq, hook, tenant, url, status, body) VALUES (gen_random_uuid(), 1, 0, $1, 'https://x', 'failed', '{}')`, id)
 	}
 	mustExec(t, s.pool, `INSERT INTO schedules (id, tenant, name, spec, paused, revision, created_by) VALUES (gen_random_uuid(), 'other', 'x', '{}', false, 'r', 'user:test')`)
-	if err := s.db.DeleteTenant(ctx, "other"); berth.CodeOf(err) != berth.CodeConflict {
+	if err := s.db.Tenants.Delete(ctx, "other"); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("deleted with a schedule: %v", err)
 	}
-	if err := s.db.DeleteTenant(ctx, "lab"); err != nil {
+	if err := s.db.Tenants.Delete(ctx, "lab"); err != nil {
 		t.Fatal(err)
 	}
 	s.newTenant("lab", "")
@@ -149,20 +149,20 @@ func TestADeletedTenantLeavesNothingToTheNext(t *testing.T) {
 			}
 		}
 	}
-	if doomed, err := s.db.DoomedObjects(ctx, 10); err != nil || len(doomed) != 1 || !strings.HasPrefix(doomed[0], berth.UploadFolder("lab", address, "")) {
+	if doomed, err := s.db.Objects.Doomed(ctx, 10); err != nil || len(doomed) != 1 || !strings.HasPrefix(doomed[0], berth.UploadFolder("lab", address, "")) {
 		t.Errorf("doomed are %v, %v", doomed, err)
 	}
 
-	if err := s.db.DeleteTenant(ctx, "lab"); err != nil {
+	if err := s.db.Tenants.Delete(ctx, "lab"); err != nil {
 		t.Fatal(err)
 	}
 	mustExec(t, s.pool, `INSERT INTO archived_jobs (id, tenant, name, state, labels, submitted_at, finished_at, job, events)
 		SELECT gen_random_uuid(), t, 'x', 'succeeded', '{}', now(), now(), '{}', '[]' FROM unnest(ARRAY['lab', 'other']) AS t`)
 	token := func(id berth.TenantID) error {
-		_, err := s.db.CreateToken(ctx, berth.NewToken{Tenant: id, Name: "n", Role: berth.RoleUser})
+		_, err := s.db.Tokens.Create(ctx, berth.NewToken{Tenant: id, Name: "n", Role: berth.RoleUser})
 		return err
 	}
-	if err := s.db.CreateTenant(ctx, berth.NewTenant{ID: "lab"}); berth.CodeOf(err) != berth.CodeConflict {
+	if err := s.db.Tenants.Create(ctx, berth.NewTenant{ID: "lab"}); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("made again beside its archived jobs: %v", err)
 	}
 	if err := token("lab"); berth.CodeOf(err) != berth.CodeConflict {
@@ -172,11 +172,11 @@ func TestADeletedTenantLeavesNothingToTheNext(t *testing.T) {
 		t.Errorf("%d rows were made all the same", n)
 	}
 	s.newTenant("gone", "")
-	if _, _, err := s.db.Submit(ctx, db.Submission{Tenant: "gone", Spec: s.spec(nil), Actor: "user:test"}); err != nil {
+	if _, _, err := s.db.Jobs.Submit(ctx, db.Submission{Tenant: "gone", Spec: s.spec(nil), Actor: "user:test"}); err != nil {
 		t.Fatal(err)
 	}
 	mustExec(t, s.pool, `DELETE FROM tenants WHERE id = 'gone'`) // as one goes beside a submit that it did not see
-	if err := s.db.CreateTenant(ctx, berth.NewTenant{ID: "gone"}); berth.CodeOf(err) != berth.CodeConflict {
+	if err := s.db.Tenants.Create(ctx, berth.NewTenant{ID: "gone"}); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("made again beside a job: %v", err)
 	}
 	if err := token("gone"); berth.CodeOf(err) != berth.CodeConflict {
@@ -197,21 +197,21 @@ func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
 	ctx := t.Context()
 	address := berth.Address("sha256:" + strings.Repeat("a", 64))
 	secret := func() error {
-		_, _, err := s.db.SetSecret(ctx, db.SealedSecret{Tenant: "lab", Name: "TOKEN", Key: "k", Sealed: []byte("x")})
+		_, _, err := s.db.Secrets.Set(ctx, db.SealedSecret{Tenant: "lab", Name: "TOKEN", Key: "k", Sealed: []byte("x")})
 		return err
 	}
 	upload := func() func() error {
-		folder, err := s.db.BeginUpload(ctx, "lab", address)
+		folder, err := s.db.Uploads.Begin(ctx, "lab", address)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return func() error {
-			_, _, err := s.db.EndUpload(ctx, "lab", berth.Upload{Address: address}, folder)
+			_, _, err := s.db.Uploads.End(ctx, "lab", berth.Upload{Address: address}, folder)
 			return err
 		}
 	}
 	schedule := func() error {
-		_, _, err := s.db.CreateSchedule(ctx, db.NewSchedule{Tenant: "lab", Spec: nightly(nil).Spec, Actor: "user:test"})
+		_, _, err := s.db.Schedules.Create(ctx, db.NewSchedule{Tenant: "lab", Spec: nightly(nil).Spec, Actor: "user:test"})
 		return err
 	}
 	left := func(why string, want int) {
@@ -227,7 +227,7 @@ func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
 	s.holding(`SELECT 1 FROM doomed_objects FOR UPDATE`, func() {
 		go func() { done <- late() }()
 		s.blocked(1)
-		if err := s.db.DeleteTenant(ctx, "lab"); err != nil {
+		if err := s.db.Tenants.Delete(ctx, "lab"); err != nil {
 			t.Errorf("beside an upload under way: %v", err)
 		}
 	})
@@ -252,12 +252,12 @@ func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
 		}
 	}
 	left("nothing was deleted", 2)
-	if err := s.db.DeleteTenant(ctx, "lab"); err != nil {
+	if err := s.db.Tenants.Delete(ctx, "lab"); err != nil {
 		t.Fatal(err)
 	}
 
 	s.newTenant("lab", "")
-	if err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { // what SetSecret and EndUpload do, until their commit
+	if err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { // what Secrets.Set and Uploads.End do, until their commit
 		for _, sql := range []string{
 			`INSERT INTO secrets (tenant, name, key_id, sealed) VALUES ('lab', 'TOKEN', 'k', 'x')`,
 			`INSERT INTO uploads (tenant, address, folder, files, bytes) VALUES ('lab', '` + string(address) + `', 'folder', 1, 1)`,
@@ -267,7 +267,7 @@ func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
 				return err
 			}
 		}
-		go func() { done <- s.db.DeleteTenant(ctx, "lab") }()
+		go func() { done <- s.db.Tenants.Delete(ctx, "lab") }()
 		s.blocked(1)
 		return nil
 	}); err != nil {
@@ -283,11 +283,11 @@ func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
 		return err
 	}
 	s.newTenant("lab", "")
-	if err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { // what CreateToken does, until its commit
+	if err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { // what Tokens.Create does, until its commit
 		if _, err := tx.Exec(ctx, `SELECT 1 FROM tenants WHERE id = 'lab' FOR KEY SHARE`); err != nil {
 			return err
 		}
-		go func() { done <- s.db.DeleteTenant(ctx, "lab") }()
+		go func() { done <- s.db.Tenants.Delete(ctx, "lab") }()
 		s.blocked(1)
 		return token(tx)
 	}); err != nil {
@@ -299,7 +299,7 @@ func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
 	mustExec(t, s.pool, `DELETE FROM tokens WHERE tenant = 'lab'`)
 	s.holding(`SELECT 1 FROM tenants WHERE id = 'lab' FOR UPDATE`, func() { // as of one who deletes it
 		go func() {
-			_, err := s.db.CreateToken(ctx, berth.NewToken{Tenant: "lab", Name: "n", Role: berth.RoleUser})
+			_, err := s.db.Tokens.Create(ctx, berth.NewToken{Tenant: "lab", Name: "n", Role: berth.RoleUser})
 			done <- err
 		}()
 		s.blocked(1)
@@ -321,7 +321,7 @@ func TestADeletedTenantsUploadsAreLockedFirst(t *testing.T) {
 	mustExec(t, s.pool, `INSERT INTO uploads (tenant, address, folder, files, bytes) SELECT 'lab', 'sha256:' || n, 'folder' || n, 1, 1 FROM unnest(ARRAY[2, 1]) AS n`)
 	done := make(chan error, 1)
 	s.holding(`SELECT 1 FROM uploads WHERE address = 'sha256:1' FOR UPDATE`, func() {
-		go func() { done <- s.db.DeleteTenant(t.Context(), "lab") }()
+		go func() { done <- s.db.Tenants.Delete(t.Context(), "lab") }()
 		s.blocked(1)
 		for _, sql := range []string{`SELECT 1 FROM uploads WHERE address = 'sha256:2' FOR UPDATE NOWAIT`, `SELECT 1 FROM secrets FOR UPDATE NOWAIT`} {
 			if _, err := s.pool.Exec(t.Context(), sql); err != nil {
@@ -341,11 +341,11 @@ func TestMaxQueuedHoldsWhoeverSubmits(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	most := 5
-	if err := s.db.SetQuota(t.Context(), berth.Quota{Tenant: "default", MaxQueued: &most}); err != nil {
+	if err := s.db.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: "default", MaxQueued: &most}); err != nil {
 		t.Fatal(err)
 	}
 	submit := func(tenant berth.TenantID, key string) (berth.Job, bool, error) {
-		return s.db.Submit(t.Context(), db.Submission{Tenant: tenant, Spec: s.spec(nil), Actor: "user:test", IdemKey: key})
+		return s.db.Jobs.Submit(t.Context(), db.Submission{Tenant: tenant, Spec: s.spec(nil), Actor: "user:test", IdemKey: key})
 	}
 	var all sync.WaitGroup
 	var mu sync.Mutex
@@ -376,10 +376,10 @@ func TestMaxQueuedHoldsWhoeverSubmits(t *testing.T) {
 	if job, created, err := submit("default", key); err != nil || created || job.ID != made[0] {
 		t.Errorf("a repeat while the quota is full: %s, created %t, %v", job.ID, created, err)
 	}
-	if _, err := s.db.RequestCancel(t.Context(), "", made[0], "user:test", nil); err != nil {
+	if _, err := s.db.Jobs.RequestCancel(t.Context(), "", made[0], "user:test", nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, created, err := s.db.Retry(t.Context(), "", made[0], "user:test"); err != nil || !created {
+	if _, created, err := s.db.Jobs.Retry(t.Context(), "", made[0], "user:test"); err != nil || !created {
 		t.Errorf("a retry into the free place: %v", err)
 	}
 	if _, _, err := submit("default", ""); !berth.IsSlug(err, berth.SlugQuota) {
@@ -419,7 +419,7 @@ func TestLaterSettingsOfAQuotaAreStored(t *testing.T) {
 	for name, setting := range q.Later() {
 		fill(t, name, reflect.ValueOf(setting).Elem())
 	}
-	if err := s.db.SetQuota(t.Context(), q); err != nil {
+	if err := s.db.Tenants.SetQuota(t.Context(), q); err != nil {
 		t.Fatal(err)
 	}
 	got := s.tenant("default").Quota
@@ -427,14 +427,14 @@ func TestLaterSettingsOfAQuotaAreStored(t *testing.T) {
 		t.Errorf("(-set +stored):\n%s", diff)
 	}
 	none := berth.Quota{Tenant: "default"}
-	if err := s.db.SetQuota(t.Context(), none, db.LaterQuotaSettings...); err != nil {
+	if err := s.db.Tenants.SetQuota(t.Context(), none, db.LaterQuotaSettings...); err != nil {
 		t.Fatal(err)
 	}
 	got = s.tenant("default").Quota
 	if diff := cmp.Diff(q.Later(), got.Later()); diff != "" {
 		t.Errorf("kept by a change that leaves them out (-set +stored):\n%s", diff)
 	}
-	if err := s.db.SetQuota(t.Context(), none); err != nil {
+	if err := s.db.Tenants.SetQuota(t.Context(), none); err != nil {
 		t.Fatal(err)
 	}
 	got = s.tenant("default").Quota

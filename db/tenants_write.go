@@ -48,9 +48,9 @@ func ensureTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	return keepTenant(ctx, tx, id)
 }
 
-// CreateTenant adds a tenant. One that exists is a conflict, as is one that was
+// Create adds a tenant. One that exists is a conflict, as is one that was
 // deleted and has left jobs.
-func (d *DB) CreateTenant(ctx context.Context, n berth.NewTenant) error {
+func (d *Tenants) Create(ctx context.Context, n berth.NewTenant) error {
 	if n.Weight == 0 {
 		n.Weight = 1
 	}
@@ -74,11 +74,11 @@ func (d *DB) CreateTenant(ctx context.Context, n berth.NewTenant) error {
 			pgx.NamedArgs{"id": n.ID, "parent": string(n.Parent), "weight": n.Weight})
 		return err
 	})
-	return d.tenantChanged(err, n.ID)
+	return d.changed(err, n.ID)
 }
 
-// UpdateTenant changes a tenant's weight and parent.
-func (d *DB) UpdateTenant(ctx context.Context, id berth.TenantID, p berth.TenantPatch) error {
+// Update changes a tenant's weight and parent.
+func (d *Tenants) Update(ctx context.Context, id berth.TenantID, p berth.TenantPatch) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		parents, err := tenantParents(ctx, tx)
 		if err != nil {
@@ -100,7 +100,7 @@ func (d *DB) UpdateTenant(ctx context.Context, id berth.TenantID, p berth.Tenant
 			pgx.NamedArgs{"id": id, "parent": p.Parent, "weight": p.Weight})
 		return err
 	})
-	return d.tenantChanged(err, id)
+	return d.changed(err, id)
 }
 
 // clearTenant removes what a tenant has stored that no job is needed for. A later
@@ -147,7 +147,7 @@ func keepTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 // a tenant has stored and the lock of its row, from which on nothing is.
 var errStoredMeanwhile = berth.Errorf(berth.CodeUnavailable, "something is being stored for the tenant; try again")
 
-// DeleteTenant removes a tenant that nothing belongs to: no job that is not
+// Delete removes a tenant that nothing belongs to: no job that is not
 // archived, no token that is still good, no tenant below it,
 // no schedule. Its secrets and uploads go with it; its archived jobs stay, and
 // keep the id from being used again.
@@ -156,7 +156,7 @@ var errStoredMeanwhile = berth.Errorf(berth.CodeUnavailable, "something is being
 // or are not stored. Jobs are not kept off so, which would have each submit lock its
 // tenant: one that is submitted between the count of the jobs and the end of this
 // stays without a tenant, and keeps the id from being used as an archived one does.
-func (d *DB) DeleteTenant(ctx context.Context, id berth.TenantID) error {
+func (d *Tenants) Delete(ctx context.Context, id berth.TenantID) error {
 	var err error
 	for range 10 {
 		err = d.tx(ctx, func(tx pgx.Tx) error { return deleteTenant(ctx, tx, id) })
@@ -164,7 +164,7 @@ func (d *DB) DeleteTenant(ctx context.Context, id berth.TenantID) error {
 			break
 		}
 	}
-	return d.tenantChanged(err, id)
+	return d.changed(err, id)
 }
 
 func deleteTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
@@ -223,7 +223,7 @@ var setLaterSettings = func() string {
 // SetQuota replaces a tenant's quota. With a version that is not the present
 // one it is a conflict. A budget keeps its periods as long as their length stays.
 // keep names settings of LaterQuotaSettings that stay as they are.
-func (d *DB) SetQuota(ctx context.Context, q berth.Quota, keep ...string) error {
+func (d *Tenants) SetQuota(ctx context.Context, q berth.Quota, keep ...string) error {
 	if q.Borrow == "" {
 		q.Borrow = berth.BorrowAny
 	}
@@ -265,7 +265,7 @@ func (d *DB) SetQuota(ctx context.Context, q berth.Quota, keep ...string) error 
 			WHERE id = @id`, args)
 		return err
 	})
-	return d.tenantChanged(err, q.Tenant)
+	return d.changed(err, q.Tenant)
 }
 
 func amountArgs(args pgx.NamedArgs, name string, a *berth.Amounts) {
@@ -275,8 +275,8 @@ func amountArgs(args pgx.NamedArgs, name string, a *berth.Amounts) {
 	args[name+"_cpus"], args[name+"_memory"], args[name+"_gpus"] = a.CPUs, a.Memory, a.GPUs
 }
 
-// tenantChanged tells the leader of a change.
-func (d *DB) tenantChanged(err error, id berth.TenantID) error {
+// changed tells the leader of a change.
+func (d *Tenants) changed(err error, id berth.TenantID) error {
 	if err != nil {
 		return mapError(err, "tenant "+string(id))
 	}

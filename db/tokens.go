@@ -76,7 +76,7 @@ func errUnauthorized() error {
 // unauthorized that does not tell why. Only to the right token of a machine that
 // was removed it says so, for its agent to end. The work is the same for every
 // token of the right form, and hashes are compared in constant time.
-func (d *DB) Authenticate(ctx context.Context, token string) (Principal, error) {
+func (d *Tokens) Authenticate(ctx context.Context, token string) (Principal, error) {
 	list, err := authenticate(ctx, d.pool, []string{token})
 	if err != nil {
 		return Principal{}, err
@@ -93,19 +93,19 @@ type TokenAnswer struct {
 
 // AuthenticateUsers is Authenticate for many tokens in one query. It returns an
 // answer for each token, in order, or an error if the database gave none.
-func (d *DB) AuthenticateUsers(ctx context.Context, tokens []string) ([]TokenAnswer, error) {
+func (d *Tokens) AuthenticateUsers(ctx context.Context, tokens []string) ([]TokenAnswer, error) {
 	return authenticate(ctx, d.pool, tokens)
 }
 
 // AuthenticateMachines is AuthenticateUsers for the calls of agents.
-func (d *DB) AuthenticateMachines(ctx context.Context, tokens []string) ([]TokenAnswer, error) {
+func (d *Tokens) AuthenticateMachines(ctx context.Context, tokens []string) ([]TokenAnswer, error) {
 	return authenticate(ctx, d.pool, tokens)
 }
 
-// LiveTokens returns which of the tokens with these ids are neither revoked nor
+// Live returns which of the tokens with these ids are neither revoked nor
 // expired nor of a machine that was removed. It compares no secret: the caller has
 // seen each of them authenticated before.
-func (d *DB) LiveTokens(ctx context.Context, ids []string) (map[string]bool, error) {
+func (d *Tokens) Live(ctx context.Context, ids []string) (map[string]bool, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT t.id
 		FROM tokens t
@@ -174,11 +174,11 @@ func authenticate(ctx context.Context, pool *pgxpool.Pool, tokens []string) ([]T
 	return answers, nil
 }
 
-// CreateToken makes a token and returns it with its secret, which is nowhere
+// Create makes a token and returns it with its secret, which is nowhere
 // stored. The tenant comes into being with its first token, unless one of that id
 // was deleted and has left jobs: that is a conflict. One that is being deleted is
 // not_found.
-func (d *DB) CreateToken(ctx context.Context, n berth.NewToken) (t berth.Token, err error) {
+func (d *Tokens) Create(ctx context.Context, n berth.NewToken) (t berth.Token, err error) {
 	id, text, sum := mintToken(tokenPrefix)
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		if err := ensureTenant(ctx, tx, n.Tenant); err != nil {
@@ -201,13 +201,13 @@ const tokenDocument = `jsonb_strip_nulls(jsonb_build_object(
 			'id', id, 'name', name, 'tenant', tenant, 'role', role, 'machine', machine_id,
 			'created_at', created_at, 'expires_at', expires_at, 'revoked_at', revoked_at))`
 
-// Tokens lists the tokens of all tenants, oldest first.
-func (d *DB) Tokens(ctx context.Context, p Paging) (tokens []berth.Token, next string, err error) {
-	return tokenPage(ctx, d, "tokens", tokenDocument, p, func(t berth.Token) []any { return []any{t.CreatedAt, t.ID} })
+// List lists the tokens of all tenants, oldest first.
+func (d *Tokens) List(ctx context.Context, p Paging) (tokens []berth.Token, next string, err error) {
+	return tokenPage(ctx, d.core, "tokens", tokenDocument, p, func(t berth.Token) []any { return []any{t.CreatedAt, t.ID} })
 }
 
 // tokenPage reads a page of a table of tokens, oldest first.
-func tokenPage[T any](ctx context.Context, d *DB, table, document string, p Paging, key func(T) []any) ([]T, string, error) {
+func tokenPage[T any](ctx context.Context, d *core, table, document string, p Paging, key func(T) []any) ([]T, string, error) {
 	var at time.Time // the zero time is before every token
 	var id string
 	if _, err := p.after(&at, &id); err != nil {
@@ -230,14 +230,14 @@ func tokenPage[T any](ctx context.Context, d *DB, table, document string, p Pagi
 	return list, next, nil
 }
 
-// PruneTokens deletes tokens and join tokens that have opened nothing for
+// Prune deletes tokens and join tokens that have opened nothing for
 // longer than retention, since they were revoked, have expired or were used: at
-// most limit of each. It returns how many. Tokens that EnsureToken has stored stay.
+// most limit of each. It returns how many. Tokens that Ensure has stored stay.
 //
 // The latest token of a machine stays, too: the agent of a machine that was
 // removed learns by it that it must stop. So does the join token that a machine in
 // service spent last, from which a berthd of the version before reads its pool.
-func (d *DB) PruneTokens(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
+func (d *Tokens) Prune(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	args := pgx.NamedArgs{"retention": retention, "limit": limit}
 	n := 0
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
@@ -274,8 +274,8 @@ func (d *DB) PruneTokens(ctx context.Context, term Term, retention time.Duration
 	return n, mapError(err, "tokens")
 }
 
-// RevokeToken ends a token for good. Revoking twice is no error.
-func (d *DB) RevokeToken(ctx context.Context, id string) error {
+// Revoke ends a token for good. Revoking twice is no error.
+func (d *Tokens) Revoke(ctx context.Context, id string) error {
 	tag, err := d.pool.Exec(ctx, `
 		UPDATE tokens
 		SET revoked_at = coalesce(revoked_at, now())
@@ -287,10 +287,10 @@ func (d *DB) RevokeToken(ctx context.Context, id string) error {
 	return mapError(err, "token "+id)
 }
 
-// EnsureToken stores a token whose text the caller chose (an operator's first
-// one) unless it is known already. The text must have the form that CreateToken
+// Ensure stores a token whose text the caller chose (an operator's first
+// one) unless it is known already. The text must have the form that Create
 // gives.
-func (d *DB) EnsureToken(ctx context.Context, text string, n berth.NewToken) error {
+func (d *Tokens) Ensure(ctx context.Context, text string, n berth.NewToken) error {
 	id, sum, ok := tokenID(tokenPrefix, text)
 	if !ok {
 		return berth.Errorf(berth.CodeInvalid, "a token is written berth_<12 hex digits>_<64 hex digits>")

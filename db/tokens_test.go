@@ -37,18 +37,18 @@ func TestListsAreReadInPagesWithoutGapOrRepeat(t *testing.T) {
 	id := s.submit(nil)
 	for i := range 5 {
 		name := fmt.Sprintf("n%d", i)
-		token, err := s.db.CreateToken(ctx, berth.NewToken{Name: name, Tenant: "default", Role: berth.RoleUser})
+		token, err := s.db.Tokens.Create(ctx, berth.NewToken{Name: name, Tenant: "default", Role: berth.RoleUser})
 		if err != nil {
 			t.Fatal(err)
 		}
-		join, err := s.db.CreateJoinToken(ctx, berth.NewJoinToken{}, "test")
+		join, err := s.db.JoinTokens.Create(ctx, berth.NewJoinToken{}, "test")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.db.CreateTenant(ctx, berth.NewTenant{ID: berth.TenantID(name)}); err != nil {
+		if err := s.db.Tenants.Create(ctx, berth.NewTenant{ID: berth.TenantID(name)}); err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := s.db.SetSecret(ctx, db.SealedSecret{Tenant: "default", Name: name, Key: "1", Sealed: []byte("x")}); err != nil {
+		if _, _, err := s.db.Secrets.Set(ctx, db.SealedSecret{Tenant: "default", Name: name, Key: "1", Sealed: []byte("x")}); err != nil {
 			t.Fatal(err)
 		}
 		for attempt := range 2 {
@@ -67,23 +67,23 @@ func TestListsAreReadInPagesWithoutGapOrRepeat(t *testing.T) {
 		list func(p db.Paging) ([]string, string, error)
 	}{
 		"tokens": {tokens, func(p db.Paging) ([]string, string, error) {
-			l, next, err := s.db.Tokens(ctx, p)
+			l, next, err := s.db.Tokens.List(ctx, p)
 			return names(l, func(t berth.Token) string { return t.ID }), next, err
 		}},
 		"join tokens": {joins, func(p db.Paging) ([]string, string, error) {
-			l, next, err := s.db.JoinTokens(ctx, p)
+			l, next, err := s.db.JoinTokens.List(ctx, p)
 			return names(l, func(t berth.JoinToken) string { return t.ID }), next, err
 		}},
 		"tenants": {tenants, func(p db.Paging) ([]string, string, error) {
-			l, next, err := s.db.TenantPage(ctx, p)
+			l, next, err := s.db.Tenants.Page(ctx, p)
 			return names(l, func(t db.TenantRow) string { return string(t.ID) }), next, err
 		}},
 		"secrets": {secrets, func(p db.Paging) ([]string, string, error) {
-			l, next, err := s.db.Secrets(ctx, "default", p)
+			l, next, err := s.db.Secrets.List(ctx, "default", p)
 			return names(l, func(t berth.Secret) string { return t.Name }), next, err
 		}},
 		"outputs": {outputs, func(p db.Paging) ([]string, string, error) {
-			l, next, err := s.db.Outputs(ctx, id, p)
+			l, next, err := s.db.Objects.Outputs(ctx, id, p)
 			return names(l, func(o db.OutputObject) string { return fmt.Sprintf("%d/%s", o.Attempt, o.Name) }), next, err
 		}},
 	} {
@@ -96,10 +96,10 @@ func TestListsAreReadInPagesWithoutGapOrRepeat(t *testing.T) {
 			}
 		}
 	}
-	if o, err := s.db.Output(ctx, id, "n3", 0, 0); err != nil || o.Attempt != 2 {
+	if o, err := s.db.Objects.Output(ctx, id, "n3", 0, 0); err != nil || o.Attempt != 2 {
 		t.Errorf("the latest output n3: %+v, %v", o, err)
 	}
-	if _, err := s.db.Output(ctx, id, "n3", 1, 0); berth.CodeOf(err) != berth.CodeNotFound {
+	if _, err := s.db.Objects.Output(ctx, id, "n3", 1, 0); berth.CodeOf(err) != berth.CodeNotFound {
 		t.Errorf("an output of another member: %v", err)
 	}
 }
@@ -117,7 +117,7 @@ func TestTokensThatOpenNothingArePruned(t *testing.T) {
 	ctx := t.Context()
 	ids := map[string]string{}
 	for _, name := range []string{"good", "expiring", "revoked just now", "revoked long ago", "expired long ago"} {
-		made, err := s.db.CreateToken(ctx, berth.NewToken{Name: name, Tenant: "default", Role: berth.RoleUser})
+		made, err := s.db.Tokens.Create(ctx, berth.NewToken{Name: name, Tenant: "default", Role: berth.RoleUser})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -125,7 +125,7 @@ func TestTokensThatOpenNothingArePruned(t *testing.T) {
 	}
 	given := "berth_000000000001_" + berth.NewSecret()
 	ensure := func() error {
-		return s.db.EnsureToken(ctx, given, berth.NewToken{Name: "given", Tenant: "default", Role: berth.RoleAdmin})
+		return s.db.Tokens.Ensure(ctx, given, berth.NewToken{Name: "given", Tenant: "default", Role: berth.RoleAdmin})
 	}
 	if err := ensure(); err != nil {
 		t.Fatal(err)
@@ -135,16 +135,16 @@ func TestTokensThatOpenNothingArePruned(t *testing.T) {
 	mustExec(t, s.db.Pool(), `UPDATE tokens SET revoked_at = now() - interval '31 days' WHERE id IN ($1, '000000000001')`, ids["revoked long ago"])
 	mustExec(t, s.db.Pool(), `UPDATE tokens SET expires_at = now() - interval '31 days' WHERE id = $1`, ids["expired long ago"])
 	for range 2 {
-		if _, err := s.db.CreateJoinToken(ctx, berth.NewJoinToken{}, "test"); err != nil {
+		if _, err := s.db.JoinTokens.Create(ctx, berth.NewJoinToken{}, "test"); err != nil {
 			t.Fatal(err)
 		}
 	}
 	mustExec(t, s.db.Pool(), `UPDATE join_tokens SET used_at = now() - interval '31 days' WHERE id = (SELECT min(id) FROM join_tokens)`)
-	if n, err := s.db.PruneTokens(ctx, s.term(), 30*24*time.Hour, 100); n != 3 || err != nil {
+	if n, err := s.db.Tokens.Prune(ctx, s.term(), 30*24*time.Hour, 100); n != 3 || err != nil {
 		t.Errorf("pruned %d, %v; want 3", n, err)
 	}
 	var left []string
-	list, _, err := s.db.Tokens(ctx, db.Paging{})
+	list, _, err := s.db.Tokens.List(ctx, db.Paging{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,14 +154,14 @@ func TestTokensThatOpenNothingArePruned(t *testing.T) {
 	if diff := cmp.Diff([]string{"good", "expiring", "revoked just now", "given"}, left); diff != "" {
 		t.Errorf("left (-want +got):\n%s", diff)
 	}
-	if joins, _, err := s.db.JoinTokens(ctx, db.Paging{}); len(joins) != 1 || err != nil {
+	if joins, _, err := s.db.JoinTokens.List(ctx, db.Paging{}); len(joins) != 1 || err != nil {
 		t.Errorf("%d join tokens are left, %v", len(joins), err)
 	}
 	// A start of berthd with the text of a token that was revoked does not bring it back.
 	if err := ensure(); err != nil {
 		t.Error(err)
 	}
-	if _, err := s.db.Authenticate(ctx, given); berth.CodeOf(err) != berth.CodeUnauthorized {
+	if _, err := s.db.Tokens.Authenticate(ctx, given); berth.CodeOf(err) != berth.CodeUnauthorized {
 		t.Errorf("the revoked token of the operator: %v", err)
 	}
 }

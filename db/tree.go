@@ -141,10 +141,10 @@ func (p *lockedParent) cancelChildren(ctx context.Context, tx pgx.Tx, did *tende
 }
 
 // stopInside looks at parents that are to stop, the inner ones first.
-func (d *DB) stopInside(ctx context.Context, outsideIn []berth.JobID, left *int) error {
+func stopInside(ctx context.Context, d *core, outsideIn []berth.JobID, left *int) error {
 	for _, id := range slices.Backward(outsideIn) {
 		for more := true; more && *left > 0; {
-			r, err := d.look(ctx, id, left)
+			r, err := reconcileOnce(ctx, d, id, left)
 			if err != nil {
 				return err
 			}
@@ -206,9 +206,9 @@ func heldAround(ctx context.Context, tx pgx.Tx, id berth.JobID) error {
 	return berth.Errorf(berth.CodeConflict, "job %s is held with %s %s (%s), which it is in: release that, and all in it is released", id, kind, name, around)
 }
 
-// tendInside tends the parents inside a pipeline that have not ended, the inner ones
+// reconcileInside tends the parents inside a pipeline that have not ended, the inner ones
 // first.
-func (d *DB) tendInside(ctx context.Context, id berth.JobID) error {
+func reconcileInside(ctx context.Context, d *core, id berth.JobID) error {
 	rows, err := d.pool.Query(ctx, parentsBelow+`
 		SELECT id::text
 		FROM jobs
@@ -226,7 +226,7 @@ func (d *DB) tendInside(ctx context.Context, id berth.JobID) error {
 	}
 	left := followUp
 	for _, i := range slices.Backward(inner) {
-		if _, err := d.TendThrough(ctx, i, &left); err != nil {
+		if _, err := reconcileThrough(ctx, d, i, &left); err != nil {
 			return err
 		}
 	}

@@ -118,7 +118,7 @@ func TestSignsOfLifeDoNotWaitForTurns(t *testing.T) {
 	defer take(t, d, overload.Read).Release()
 	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
-	if err := d.RenewBeacon(ctx, "test", time.Minute, time.Minute); err != nil {
+	if err := d.Leader.RenewBeacon(ctx, "test", time.Minute, time.Minute); err != nil {
 		t.Error(err)
 	}
 }

@@ -13,7 +13,7 @@ import (
 // Hold keeps a waiting job from being placed until Release. A job that is held
 // already stays as it is. Of a pipeline nothing is placed from then on, at any depth,
 // also where a pipeline inside was held before.
-func (d *DB) Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) error {
+func (d *Jobs) Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) error {
 	var kind berth.Kind
 	err := d.change(ctx, tenant, id, func(tx pgx.Tx, job lockedJob) (string, error) {
 		kind = job.Kind
@@ -39,7 +39,7 @@ func (d *DB) Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, ac
 		return "held", err
 	}, actor)
 	if err == nil && kind == berth.KindPipeline {
-		err = d.tendInside(ctx, id)
+		err = reconcileInside(ctx, d.core, id)
 	}
 	return err
 }
@@ -48,7 +48,7 @@ func (d *DB) Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, ac
 // towards the queue timeout. A job that is not held stays as it is. What a pipeline or an
 // array around it holds is a conflict: it would be held again, once somebody has
 // looked, and until then what is in it could start.
-func (d *DB) Release(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) error {
+func (d *Jobs) Release(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) error {
 	var pipeline, step bool
 	err := d.change(ctx, tenant, id, func(tx pgx.Tx, job lockedJob) (string, error) {
 		pipeline, step = job.Kind == berth.KindPipeline, job.HasParent
@@ -72,18 +72,18 @@ func (d *DB) Release(ctx context.Context, tenant berth.TenantID, id berth.JobID,
 	// What was ready but for the hold may start now: its coordinator starts it.
 	if err == nil && pipeline {
 		d.hub.Publish(TopicPoke, string(id))
-		err = d.tendInside(ctx, id)
+		err = reconcileInside(ctx, d.core, id)
 	}
 	if err == nil && step {
-		d.tellParents(ctx, id)
+		notifyParents(ctx, d.core, id)
 	}
 	return err
 }
 
-// UpdateJob changes a live job: in the row, and in the spec that the next
+// Update changes a live job: in the row, and in the spec that the next
 // attempt is started from. A time limit holds from the next attempt on, because
 // the machines were told the present one's when they claimed it.
-func (d *DB) UpdateJob(ctx context.Context, tenant berth.TenantID, id berth.JobID, p berth.JobPatch, actor string) error {
+func (d *Jobs) Update(ctx context.Context, tenant berth.TenantID, id berth.JobID, p berth.JobPatch, actor string) error {
 	return d.change(ctx, tenant, id, func(tx pgx.Tx, job lockedJob) (string, error) {
 		if job.State.Terminal() {
 			return "", berth.Errorf(berth.CodeConflict, "job %s is %s: it does not change any more", id, job.State)
@@ -159,7 +159,7 @@ func describePatch(p berth.JobPatch) string {
 
 // change runs f on a locked job of the tenant and writes what it says to the
 // job's history; "" means that nothing was to be done.
-func (d *DB) change(ctx context.Context, tenant berth.TenantID, id berth.JobID, f func(pgx.Tx, lockedJob) (string, error), actor string) error {
+func (d *Jobs) change(ctx context.Context, tenant berth.TenantID, id berth.JobID, f func(pgx.Tx, lockedJob) (string, error), actor string) error {
 	var detail string
 	var kind berth.Kind
 	err := d.tx(ctx, func(tx pgx.Tx) error {
@@ -184,7 +184,7 @@ func (d *DB) change(ctx context.Context, tenant berth.TenantID, id berth.JobID, 
 	}
 	if kind != berth.KindJob { // a hold goes on to its elements
 		left := followUp
-		_, err = d.TendThrough(ctx, id, &left)
+		_, err = reconcileThrough(ctx, d.core, id, &left)
 	}
 	return err
 }

@@ -16,27 +16,27 @@ import (
 // removed; after it, one that no row leads to is.
 const uploadLimit = 24 * time.Hour
 
-// BeginUpload takes a folder of the object store for an upload. Should whoever
+// Begin takes a folder of the object store for an upload. Should whoever
 // writes there die, it is removed all the same.
-func (d *DB) BeginUpload(ctx context.Context, tenant berth.TenantID, a berth.Address) (folder string, err error) {
+func (d *Uploads) Begin(ctx context.Context, tenant berth.TenantID, a berth.Address) (folder string, err error) {
 	folder = berth.UploadFolder(tenant, a, berth.NewSecret()[:16])
 	_, err = d.pool.Exec(ctx, `INSERT INTO doomed_objects (prefix, since) VALUES (@folder, clock_timestamp() + @limit::interval)`,
 		pgx.NamedArgs{"folder": folder, "limit": uploadLimit})
 	return folder, mapError(err, "upload")
 }
 
-// AbandonUpload gives a folder up, whatever is in it.
-func (d *DB) AbandonUpload(ctx context.Context, folder string) error {
+// Abandon gives a folder up, whatever is in it.
+func (d *Uploads) Abandon(ctx context.Context, folder string) error {
 	_, err := d.pool.Exec(ctx, `UPDATE doomed_objects SET since = clock_timestamp() WHERE prefix = @folder`, pgx.NamedArgs{"folder": folder})
 	return mapError(err, "upload")
 }
 
-// EndUpload makes what lies in the folder the tenant's upload. Where the same
+// End makes what lies in the folder the tenant's upload. Where the same
 // content was stored meanwhile, that one stays, created is false and the folder
 // is given up. A tenant that was deleted meanwhile is not_found. An upload that
 // exceeds one of the limits is refused with slug storage_quota, however many arrive
 // at once.
-func (d *DB) EndUpload(
+func (d *Uploads) End(
 	ctx context.Context, tenant berth.TenantID, u berth.Upload, folder string, limits ...StorageLimit,
 ) (stored berth.Upload, created bool, err error) {
 	err = d.tx(ctx, func(tx pgx.Tx) error {
@@ -79,8 +79,8 @@ func (d *DB) EndUpload(
 	return stored, created, mapError(err, "upload")
 }
 
-// Upload returns a tenant's upload, and keeps it from being removed for a while.
-func (d *DB) Upload(ctx context.Context, tenant berth.TenantID, a berth.Address) (berth.Upload, error) {
+// Get returns a tenant's upload, and keeps it from being removed for a while.
+func (d *Uploads) Get(ctx context.Context, tenant berth.TenantID, a berth.Address) (berth.Upload, error) {
 	u := berth.Upload{Address: a}
 	err := d.pool.QueryRow(ctx, `
 		UPDATE uploads
@@ -141,9 +141,9 @@ func addressesOf(named []berth.NamedUpload) []string {
 	return out
 }
 
-// DoomUploads removes uploads that nobody has used for so long, and that no
+// Doom removes uploads that nobody has used for so long, and that no
 // live job and no schedule needs. It returns how many.
-func (d *DB) DoomUploads(ctx context.Context, term Term, idle time.Duration, limit int) (int, error) {
+func (d *Uploads) Doom(ctx context.Context, term Term, idle time.Duration, limit int) (int, error) {
 	var n int
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `

@@ -11,7 +11,7 @@ import (
 // FoldUsage adds what was charged since the last time to the tenants, and takes
 // it out of usage_charges: at most limit charges. It returns how many. Of what
 // is read of a tenant's use nothing changes by it.
-func (d *DB) FoldUsage(ctx context.Context, term Term, limit int) (int, error) {
+func (d *Tenants) FoldUsage(ctx context.Context, term Term, limit int) (int, error) {
 	var some bool
 	if err := d.pool.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM usage_charges)`).Scan(&some); err != nil || !some {
 		return 0, mapError(err, "usage")
@@ -53,7 +53,7 @@ func (d *DB) FoldUsage(ctx context.Context, term Term, limit int) (int, error) {
 
 // SetStalled says which tenants' work waits for their quotas alone, at present:
 // the clocks of those begin, those of all others end.
-func (d *DB) SetStalled(ctx context.Context, term Term, tenants []berth.TenantID) error {
+func (d *Tenants) SetStalled(ctx context.Context, term Term, tenants []berth.TenantID) error {
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		args := pgx.NamedArgs{"tenants": append([]berth.TenantID{}, tenants...)} // never NULL
 		_, err := tx.Exec(ctx, `

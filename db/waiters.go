@@ -21,12 +21,12 @@ const (
 // WaiterSet is the row with the members that one replica waits for. It implements
 // wait.Peers.
 type WaiterSet struct {
-	db      *DB
+	db      *core
 	replica string
 }
 
 // NewWaiterSet returns the set of a replica under a name of its own.
-func NewWaiterSet(d *DB, replica string) WaiterSet { return WaiterSet{d, replica} }
+func (d *Attempts) NewWaiterSet(replica string) WaiterSet { return WaiterSet{d.core, replica} }
 
 // Share stores the members that the replica waits for. changed is false if they are
 // the same as in the last call that succeeded: then the stored set is only confirmed,
@@ -57,7 +57,7 @@ func (s WaiterSet) Withdraw(ctx context.Context) error {
 // Unwaited returns the jobs with a member that its machine claimed at least age ago
 // and for which no replica waits, the oldest first. Without a replica that shares its
 // set there is no evidence, and no job is returned.
-func Unwaited(ctx context.Context, d *DB, age time.Duration, limit int) ([]Aged, error) {
+func (d *Attempts) Unwaited(ctx context.Context, age time.Duration, limit int) ([]Aged, error) {
 	return d.aged(ctx, "members without a waiter", `
 		WITH sets AS MATERIALIZED (
 			SELECT members

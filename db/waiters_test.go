@@ -7,7 +7,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"berth"
-	"berth/db"
 )
 
 func TestMembersThatNoReplicaWaitsForAreFound(t *testing.T) {
@@ -15,7 +14,7 @@ func TestMembersThatNoReplicaWaitsForAreFound(t *testing.T) {
 	s := newStage(t)
 	unwaited := func() (list []berth.JobID) {
 		t.Helper()
-		jobs, err := db.Unwaited(t.Context(), s.db, 20*time.Second, 10)
+		jobs, err := s.db.Attempts.Unwaited(t.Context(), 20*time.Second, 10)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -26,7 +25,7 @@ func TestMembersThatNoReplicaWaitsForAreFound(t *testing.T) {
 	}
 	share := func(replica string, changed bool, members ...berth.AllocationID) {
 		t.Helper()
-		if err := db.NewWaiterSet(s.db, replica).Share(t.Context(), members, changed); err != nil {
+		if err := s.db.Attempts.NewWaiterSet(replica).Share(t.Context(), members, changed); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -62,7 +61,7 @@ func TestMembersThatNoReplicaWaitsForAreFound(t *testing.T) {
 	mustExec(t, s.pool, `DELETE FROM waiter_sets WHERE replica = 'b'`) // as a crash of the database does
 	share("b", false, allocs[2])
 	want("its set was lost and came again")
-	if err := db.NewWaiterSet(s.db, "b").Withdraw(t.Context()); err != nil {
+	if err := s.db.Attempts.NewWaiterSet("b").Withdraw(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	want("it stopped", second)

@@ -13,7 +13,7 @@ import (
 // Members returns the rows of the allocations, for the activities that wait for
 // them. An allocation that has no row, or whose job is archived, is left out.
 // s is how long machines may be silent; see MemberView.Overdue.
-func (d *DB) Members(ctx context.Context, s Silence, allocs []berth.AllocationID) ([]berth.MemberView, error) {
+func (d *Attempts) Members(ctx context.Context, s Silence, allocs []berth.AllocationID) ([]berth.MemberView, error) {
 	args := s.args()
 	args["allocs"] = ids(allocs)
 	rows, err := d.pool.Query(ctx, `
@@ -39,7 +39,7 @@ func (d *DB) Members(ctx context.Context, s Silence, allocs []berth.AllocationID
 	if err != nil || !overdue {
 		return list, mapError(err, "members")
 	}
-	fleet, err := d.Fleet(ctx, s)
+	fleet, err := countFleet(ctx, d.core, s)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ const ended = `a.state = 'exited' AND a.sealed_at IS NOT NULL`
 
 // EndedMembers returns the allocations whose end is sealed and whose attempt is
 // not settled.
-func (d *DB) EndedMembers(ctx context.Context) ([]berth.AllocationID, error) {
+func (d *Attempts) EndedMembers(ctx context.Context) ([]berth.AllocationID, error) {
 	rows, err := d.pool.Query(ctx, `SELECT a.id FROM allocations a WHERE `+ended)
 	if err != nil {
 		return nil, mapError(err, "ended members")
@@ -86,7 +86,7 @@ const endedWell = `
 
 // Unheard returns the jobs of those allocations whose end still wants something
 // of their workflow: no report has reached it, or it is late.
-func (d *DB) Unheard(ctx context.Context, allocs []berth.AllocationID) ([]berth.JobID, error) {
+func (d *Attempts) Unheard(ctx context.Context, allocs []berth.AllocationID) ([]berth.JobID, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT DISTINCT j.id::text
 		FROM allocations a, jobs j
@@ -100,7 +100,7 @@ func (d *DB) Unheard(ctx context.Context, allocs []berth.AllocationID) ([]berth.
 
 // UnheardFor returns the jobs with an end that was sealed at least age ago and
 // wants something of their workflow still, the oldest first.
-func (d *DB) UnheardFor(ctx context.Context, age time.Duration, limit int) ([]Aged, error) {
+func (d *Attempts) UnheardFor(ctx context.Context, age time.Duration, limit int) ([]Aged, error) {
 	return d.aged(ctx, "ended members", `
 		SELECT j.id, j.attempt, j.state, clock_timestamp() - min(a.sealed_at)
 		FROM allocations a, jobs j

@@ -13,7 +13,7 @@ import (
 // member is a rank's row as its waiter reads it.
 func (s *stage) member(alloc berth.AllocationID) berth.MemberView {
 	s.t.Helper()
-	list, err := s.db.Members(s.t.Context(), silence, []berth.AllocationID{alloc, 1 << 40})
+	list, err := s.db.Attempts.Members(s.t.Context(), silence, []berth.AllocationID{alloc, 1 << 40})
 	if err != nil || len(list) != 1 || list[0].Alloc != alloc {
 		s.t.Fatalf("members are %+v, %v", list, err)
 	}
@@ -24,11 +24,11 @@ func (s *stage) member(alloc berth.AllocationID) berth.MemberView {
 // them that recorded it and as the leader does.
 func (s *stage) unheard(allocs ...berth.AllocationID) []berth.JobID {
 	s.t.Helper()
-	recorded, err := s.db.Unheard(s.t.Context(), allocs)
+	recorded, err := s.db.Attempts.Unheard(s.t.Context(), allocs)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	swept, err := s.db.UnheardFor(s.t.Context(), 0, 100)
+	swept, err := s.db.Attempts.UnheardFor(s.t.Context(), 0, 100)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -64,14 +64,14 @@ func TestAWaiterReadsWhatItsMemberIsAt(t *testing.T) {
 	if v := s.member(alloc); v.Live() || !v.Sealed || v.Exit == nil || v.Exit.Code != 3 {
 		t.Errorf("after its end: %+v", v)
 	}
-	if ended, err := s.db.EndedMembers(t.Context()); err != nil || !slices.Equal(ended, []berth.AllocationID{alloc}) {
+	if ended, err := s.db.Attempts.EndedMembers(t.Context()); err != nil || !slices.Equal(ended, []berth.AllocationID{alloc}) {
 		t.Errorf("ended are %v, %v", ended, err)
 	}
 	s.settle(id, attempt)
 	if v := s.member(alloc); v.Live() || !v.Sealed || v.Exit == nil {
 		t.Errorf("a waiter that comes after the verdict reads %+v", v)
 	}
-	if ended, err := s.db.EndedMembers(t.Context()); err != nil || len(ended) != 0 {
+	if ended, err := s.db.Attempts.EndedMembers(t.Context()); err != nil || len(ended) != 0 {
 		t.Errorf("after the verdict ended are %v, %v", ended, err)
 	}
 }
@@ -168,7 +168,7 @@ func TestAnEndIsUnheardUntilItsAttemptIsSettled(t *testing.T) {
 	if jobs := s.unheard(alloc); !slices.Equal(jobs, []berth.JobID{id}) {
 		t.Errorf("after the seal: %v", jobs)
 	}
-	if old, err := s.db.UnheardFor(t.Context(), time.Hour, 10); err != nil || len(old) != 0 {
+	if old, err := s.db.Attempts.UnheardFor(t.Context(), time.Hour, 10); err != nil || len(old) != 0 {
 		t.Errorf("for an hour: %v, %v", old, err)
 	}
 	s.settle(id, attempt)
@@ -204,7 +204,7 @@ func TestAGangsWorkflowIsWantedByABadEndAndByTheLast(t *testing.T) {
 			if got := len(s.unheard(first)) > 0; got != c.want || c.want == c.exit.Done() {
 				t.Errorf("wanted: %v", got)
 			}
-			stopped, err := s.db.StopAttempt(t.Context(), id, attempt)
+			stopped, err := s.db.Attempts.Stop(t.Context(), id, attempt)
 			if err != nil || stopped != c.want {
 				t.Errorf("stopped: %v, %v", stopped, err)
 			}

@@ -117,7 +117,7 @@ func errRestored(machine berth.MachineID) error {
 
 // vouch compares a machine's watermark with the database, and reports whether the
 // database was restored to before it. Then it leaps; see Leap.
-func (d *DB) vouch(ctx context.Context, seen berth.StoredWatermark) (restored bool, err error) {
+func vouch(ctx context.Context, d *core, seen berth.StoredWatermark) (restored bool, err error) {
 	if seen.IsZero() {
 		return false, nil
 	}
@@ -128,13 +128,13 @@ func (d *DB) vouch(ctx context.Context, seen berth.StoredWatermark) (restored bo
 	if restored, err = m.behind(ctx, d.pool, seen); err != nil || !restored {
 		return false, mapError(err, "watermark")
 	}
-	_, err = d.Leap(ctx, Outside{StoredWatermark: seen})
+	_, err = leapPast(ctx, d, Outside{StoredWatermark: seen})
 	return true, err
 }
 
 // KnowsStored reports whether a watermark found in the object store is one that
 // this database granted, or was about to grant.
-func (d *DB) KnowsStored(ctx context.Context, w berth.StoredWatermark) (known bool, err error) {
+func (d *Leader) KnowsStored(ctx context.Context, w berth.StoredWatermark) (known bool, err error) {
 	err = d.pool.QueryRow(ctx, `
 		SELECT @mark_cluster <> c.id OR @mark_number < c.leapt_to OR EXISTS (
 			SELECT 1 FROM watermark_branches w WHERE w.branch = @mark_branch AND w.pending >= @mark_number
@@ -143,11 +143,8 @@ func (d *DB) KnowsStored(ctx context.Context, w berth.StoredWatermark) (known bo
 	return known, mapError(err, "watermark")
 }
 
-// Leap makes ids of allocations, the leader's term and watermarks jump beyond
-// everything that was given before a restore, once proof shows that there was one;
-// see Incarnate for what else it does. It reports false, and changes nothing, if the database
-// has leapt past it meanwhile.
-func (d *DB) Leap(ctx context.Context, proof Outside) (done bool, err error) {
+// leapPast is Leader.Leap, for every store.
+func leapPast(ctx context.Context, d *core, proof Outside) (done bool, err error) {
 	var made leaps
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		done = false
@@ -175,6 +172,14 @@ func (d *DB) Leap(ctx context.Context, proof Outside) (done bool, err error) {
 		made.publish(d.hub)
 	}
 	return done, nil
+}
+
+// Leap makes ids of allocations, the leader's term and watermarks jump beyond
+// everything that was given before a restore, once proof shows that there was one;
+// see Incarnate for what else it does. It reports false, and changes nothing, if the database
+// has leapt past it meanwhile.
+func (d *Leader) Leap(ctx context.Context, proof Outside) (done bool, err error) {
+	return leapPast(ctx, d.core, proof)
 }
 
 // stopLeaders locks the leader's lease, first as everywhere. FOR UPDATE waits for
@@ -299,7 +304,7 @@ const (
 // A database that was restored under the leader is an error, as is a term that is
 // over. A row that has the number reserved last as granted is neither: Grant has
 // committed and its answer was lost.
-func (b *Branch) Reserve(ctx context.Context, d *DB, above int64) (Outside, error) {
+func (b *Branch) Reserve(ctx context.Context, d *Leader, above int64) (Outside, error) {
 	if b.name == "" {
 		b.name = newBranch()
 	}
@@ -340,7 +345,7 @@ func (b *Branch) Reserve(ctx context.Context, d *DB, above int64) (Outside, erro
 
 // Grant makes a reserved watermark, which is in the object store by now, the
 // newest one. Granting one twice is no error.
-func (b *Branch) Grant(ctx context.Context, d *DB, next Outside) error {
+func (b *Branch) Grant(ctx context.Context, d *Leader, next Outside) error {
 	err := d.leaderTx(ctx, b.Term, func(tx pgx.Tx) error {
 		args := pgx.NamedArgs{"branch": b.name, "number": next.Number, "granted": b.granted}
 		tag, err := tx.Exec(ctx, `
@@ -371,7 +376,7 @@ type Baseline struct {
 // Verify reads the newest watermark. The result is ErrRestored if the database no
 // longer knows the one of the look before; the caller must then have it leap to
 // beyond Lost. Any other error proves nothing.
-func (b *Baseline) Verify(ctx context.Context, d *DB) error {
+func (b *Baseline) Verify(ctx context.Context, d *Leader) error {
 	var m markRead
 	var known bool
 	err := d.pool.QueryRow(ctx, `SELECT `+knowsGranted+`, `+markColumns+` FROM cluster c`,

@@ -14,9 +14,9 @@ import (
 // grants has a leader grant a watermark, and returns it as a machine hears it.
 func (s *stage) grants(b *db.Branch) berth.StoredWatermark {
 	s.t.Helper()
-	next, err := b.Reserve(s.t.Context(), s.db, 0)
+	next, err := b.Reserve(s.t.Context(), s.db.Leader, 0)
 	if err == nil {
-		err = b.Grant(s.t.Context(), s.db, next)
+		err = b.Grant(s.t.Context(), s.db.Leader, next)
 	}
 	if err != nil {
 		s.t.Fatal(err)
@@ -27,12 +27,12 @@ func (s *stage) grants(b *db.Branch) berth.StoredWatermark {
 // newest is the newest watermark, as a machine hears it.
 func (s *stage) newest() berth.StoredWatermark {
 	s.t.Helper()
-	cluster, err := s.db.Cluster(s.t.Context())
+	cluster, err := s.db.Cluster.ID(s.t.Context())
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	other := &agent{stage: s, machine: "m2", host: "host3", boot: "agent3"}
-	r, _, err := s.db.Register(s.t.Context(), other.machine, other.request())
+	r, _, err := s.db.Agents.Register(s.t.Context(), other.machine, other.request())
 	if err != nil || r.Watermark == nil {
 		s.t.Fatalf("registered with watermark %v: %v", r.Watermark, err)
 	}
@@ -47,7 +47,7 @@ func (s *stage) loses() {
 
 func (s *stage) incarnation() int64 {
 	s.t.Helper()
-	n, err := s.db.Incarnation(s.t.Context())
+	n, err := s.db.Leader.Incarnation(s.t.Context())
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestF15AMachineAheadOfTheDatabaseMakesItLeapOnce(t *testing.T) {
 			return err
 		},
 		"claim": func() error {
-			_, err := s.db.Claim(t.Context(), "m0", berth.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: given, Job: running, Attempt: 1, Watermark: seen})
+			_, err := s.db.Agents.Claim(t.Context(), "m0", berth.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: given, Job: running, Attempt: 1, Watermark: seen})
 			return err
 		},
 	}
@@ -108,7 +108,7 @@ func TestF15AMachineAheadOfTheDatabaseMakesItLeapOnce(t *testing.T) {
 	}
 	r := a.request()
 	r.Watermark = seen
-	if answer, _, err := s.db.Register(t.Context(), "m0", r); err != nil || answer.Watermark == nil || answer.Watermark.Number <= seen.Number || s.incarnation() != was+1 {
+	if answer, _, err := s.db.Agents.Register(t.Context(), "m0", r); err != nil || answer.Watermark == nil || answer.Watermark.Number <= seen.Number || s.incarnation() != was+1 {
 		t.Errorf("registered with %+v, %v, incarnation %d", answer.Watermark, err, s.incarnation())
 	}
 	for job, held := range map[berth.JobID]bool{queued: true, reserved: true, running: true, ended: false, plain: false} {
@@ -116,7 +116,7 @@ func TestF15AMachineAheadOfTheDatabaseMakesItLeapOnce(t *testing.T) {
 			t.Errorf("job %s (%s) is held: %v, want %v", job, j.Status, j.Held, held)
 		}
 	}
-	if _, err := branch.Reserve(t.Context(), s.db, 0); !berth.IsSlug(err, berth.SlugStaleEpoch) {
+	if _, err := branch.Reserve(t.Context(), s.db.Leader, 0); !berth.IsSlug(err, berth.SlugStaleEpoch) {
 		t.Errorf("the leader of before goes on: %v", err)
 	}
 	if after := s.alloc(plain, s.place(plain, "m0")); after < given+1_000_000 {
@@ -154,23 +154,23 @@ func TestF15ALeaderNoticesARestoreUnderIt(t *testing.T) {
 	s.grants(branch)
 	var baseline db.Baseline
 	for range 2 {
-		if err := baseline.Verify(t.Context(), s.db); err != nil {
+		if err := baseline.Verify(t.Context(), s.db.Leader); err != nil {
 			t.Fatal(err)
 		}
 	}
 	s.loses() // with the lease as it was: same holder, same term
-	if _, err := branch.Reserve(t.Context(), s.db, 0); !errors.Is(err, db.ErrRestored) {
+	if _, err := branch.Reserve(t.Context(), s.db.Leader, 0); !errors.Is(err, db.ErrRestored) {
 		t.Errorf("reserved: %v", err)
 	}
-	if err := baseline.Verify(t.Context(), s.db); !errors.Is(err, db.ErrRestored) {
+	if err := baseline.Verify(t.Context(), s.db.Leader); !errors.Is(err, db.ErrRestored) {
 		t.Errorf("verified: %v", err)
 	}
 	for n, proof := range []db.Outside{baseline.Lost(), branch.Lost()} { // the second proves no other restore
-		if done, err := s.db.Leap(t.Context(), proof); err != nil || done != (n == 0) || s.incarnation() != 2 {
+		if done, err := s.db.Leader.Leap(t.Context(), proof); err != nil || done != (n == 0) || s.incarnation() != 2 {
 			t.Errorf("leapt beyond %+v: %v, %v, incarnation %d", proof, done, err, s.incarnation())
 		}
 	}
-	if err := baseline.Verify(t.Context(), s.db); err != nil {
+	if err := baseline.Verify(t.Context(), s.db.Leader); err != nil {
 		t.Errorf("verified again: %v", err)
 	}
 	if again := s.term(); again.Epoch < term.Epoch+1_000_000 {
@@ -184,23 +184,23 @@ func TestAGrantWhoseAnswerWasLostIsNoRestore(t *testing.T) {
 	s := newStage(t)
 	branch := db.Branch{Term: s.term()}
 	for n := range int64(3) {
-		next, err := branch.Reserve(t.Context(), s.db, 0)
+		next, err := branch.Reserve(t.Context(), s.db.Leader, 0)
 		if err != nil || next.Number != n+1 {
 			t.Fatalf("reserved %d, %v; want %d", next.Number, err, n+1)
 		}
 		unheard := branch
-		if err := branch.Grant(t.Context(), s.db, next); err != nil {
+		if err := branch.Grant(t.Context(), s.db.Leader, next); err != nil {
 			t.Fatal(err)
 		}
 		late := unheard // its commit comes in after the next Reserve has read the row
-		if err := late.Grant(t.Context(), s.db, next); err != nil {
+		if err := late.Grant(t.Context(), s.db.Leader, next); err != nil {
 			t.Errorf("granted %d again: %v", next.Number, err)
 		}
 		branch = unheard
 	}
 	s.loses()
 	s.loses()
-	if _, err := branch.Reserve(t.Context(), s.db, 0); !errors.Is(err, db.ErrRestored) {
+	if _, err := branch.Reserve(t.Context(), s.db.Leader, 0); !errors.Is(err, db.ErrRestored) {
 		t.Errorf("reserved in a restored database: %v", err)
 	}
 }
@@ -218,15 +218,15 @@ func TestF15LeapsHaveNoEnd(t *testing.T) {
 		mustExec(t, s.pool, `UPDATE leases SET expires_at = now() - interval '1 s'`)
 		branch := &db.Branch{Term: s.term()}
 		s.grants(branch)
-		next, err := branch.Reserve(t.Context(), s.db, 0)
+		next, err := branch.Reserve(t.Context(), s.db.Leader, 0)
 		if err == nil {
-			err = branch.Grant(t.Context(), s.db, next)
+			err = branch.Grant(t.Context(), s.db.Leader, next)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		s.loses()
-		if done, err := s.db.Leap(t.Context(), next); !done || err != nil {
+		if done, err := s.db.Leader.Leap(t.Context(), next); !done || err != nil {
 			t.Fatalf("leap %d: %v, %v", n+1, done, err)
 		}
 		if left := one[int](s, `SELECT count(*) FROM watermark_branches`); left != 1 {
@@ -242,9 +242,9 @@ func TestF15ALeapAndALeadersWriteExcludeEachOther(t *testing.T) {
 	s := newStage(t)
 	branch := &db.Branch{Term: s.term()}
 	seen := s.grants(branch)
-	next, err := branch.Reserve(t.Context(), s.db, 0)
+	next, err := branch.Reserve(t.Context(), s.db.Leader, 0)
 	if err == nil {
-		err = branch.Grant(t.Context(), s.db, next)
+		err = branch.Grant(t.Context(), s.db.Leader, next)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -253,7 +253,7 @@ func TestF15ALeapAndALeadersWriteExcludeEachOther(t *testing.T) {
 	done := make(chan error, 1)
 	s.holding(`SELECT 1 FROM leases WHERE name = 'leader' FOR KEY SHARE`, func() {
 		go func() {
-			_, err := s.db.Leap(context.WithoutCancel(t.Context()), next)
+			_, err := s.db.Leader.Leap(context.WithoutCancel(t.Context()), next)
 			done <- err
 		}()
 		s.blocked(1)
@@ -270,14 +270,14 @@ func TestF4ADeposedLeaderGrantsNoWatermark(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	branch := &db.Branch{Term: s.term()}
-	next, err := branch.Reserve(t.Context(), s.db, 0)
+	next, err := branch.Reserve(t.Context(), s.db.Leader, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	mustExec(t, s.pool, `UPDATE leases SET holder = 'another', epoch = epoch + 1 WHERE name = 'leader'`)
 	s.refusesStale(berth.SlugStaleEpoch, map[string]func(context.Context) error{
-		"Reserve": func(ctx context.Context) error { _, err := branch.Reserve(ctx, s.db, 0); return err },
-		"Grant":   func(ctx context.Context) error { return branch.Grant(ctx, s.db, next) },
+		"Reserve": func(ctx context.Context) error { _, err := branch.Reserve(ctx, s.db.Leader, 0); return err },
+		"Grant":   func(ctx context.Context) error { return branch.Grant(ctx, s.db.Leader, next) },
 	})
 }
 

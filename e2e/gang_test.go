@@ -80,7 +80,7 @@ func (s *stack) joinDocker(t *testing.T, machines ...berth.MachineID) *docker.En
 	if err != nil {
 		t.Fatal(err)
 	}
-	cluster, err := d.Cluster(t.Context())
+	cluster, err := d.Cluster.ID(t.Context())
 	d.Close()
 	if err != nil {
 		t.Fatal(err)

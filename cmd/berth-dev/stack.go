@@ -115,7 +115,7 @@ func (s *stack) startServers(ctx context.Context) (err error) {
 	if s.db, err = db.Open(ctx, s.known.DatabaseURL, db.Options{MaxConns: 4, Logger: s.log}); err != nil {
 		return err
 	}
-	if err := s.db.EnsureToken(ctx, token, berth.NewToken{Name: "admin", Tenant: "default", Role: berth.RoleAdmin}); err != nil {
+	if err := s.db.Tokens.Ensure(ctx, token, berth.NewToken{Name: "admin", Tenant: "default", Role: berth.RoleAdmin}); err != nil {
 		return err
 	}
 	c := controlplane.Default()
@@ -287,7 +287,7 @@ func (s *stack) awaitMachines(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		joined := 0
-		list, err := s.db.Machines(ctx, db.MachineFilter{})
+		list, err := s.db.Machines.List(ctx, db.MachineFilter{})
 		for _, m := range list {
 			mine := slices.ContainsFunc(s.machines, func(o *machine) bool { return o.name == string(m.ID) })
 			if mine && (m.State == berth.MachineReady || m.State == berth.MachineDraining) {
@@ -306,7 +306,7 @@ func (s *stack) awaitMachines(ctx context.Context) {
 }
 
 func (s *stack) joinToken(ctx context.Context) (string, error) {
-	t, err := s.db.CreateJoinToken(ctx, berth.NewJoinToken{}, "operator:berth-dev")
+	t, err := s.db.JoinTokens.Create(ctx, berth.NewJoinToken{}, "operator:berth-dev")
 	if err != nil {
 		return "", fmt.Errorf("join token: %w", err)
 	}

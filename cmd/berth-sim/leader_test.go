@@ -167,10 +167,10 @@ func newWorld(t *testing.T, s *scenario) *world {
 	}
 	for _, x := range s.Tenants {
 		id := berth.TenantID(x.Name)
-		if err := d.CreateTenant(t.Context(), berth.NewTenant{ID: id, Parent: berth.TenantID(x.Parent), Weight: x.Weight}); err != nil {
+		if err := d.Tenants.Create(t.Context(), berth.NewTenant{ID: id, Parent: berth.TenantID(x.Parent), Weight: x.Weight}); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.SetQuota(t.Context(), berth.Quota{Tenant: id, Guarantee: x.Guarantee.amounts(), Limit: x.Limit.amounts()}); err != nil {
+		if err := d.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: id, Guarantee: x.Guarantee.amounts(), Limit: x.Limit.amounts()}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -200,11 +200,11 @@ func (a amountSpec) amounts() *berth.Amounts {
 // serve runs an API that goes by the scenario's policy.
 func (w *world) serve() {
 	w.t.Helper()
-	token, err := w.db.CreateToken(w.t.Context(), berth.NewToken{Name: "admin", Tenant: "default", Role: berth.RoleAdmin})
+	token, err := w.db.Tokens.Create(w.t.Context(), berth.NewToken{Name: "admin", Tenant: "default", Role: berth.RoleAdmin})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	server, err := api.New(api.Deps{DB: w.db, Control: w.db, Logger: slog.New(slog.DiscardHandler), Version: "test", Rate: 1e6, Burst: 1e6, Policy: w.scenario.planner().Policy})
+	server, err := api.New(api.Deps{DB: w.db, Control: w.db.Jobs, Logger: slog.New(slog.DiscardHandler), Version: "test", Rate: 1e6, Burst: 1e6, Policy: w.scenario.planner().Policy})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -376,11 +376,11 @@ func (w *world) submit(x work) {
 	}
 	spec := w.scenario.Jobs[i].spec()
 	spec.Name, spec.Members, spec.StopGrace = "job-"+x.id, x.request.Members, new(berth.Duration)
-	job, _, err := w.db.Submit(w.t.Context(), db.Submission{Tenant: x.tenant, Spec: spec, Actor: "user:test"})
+	job, _, err := w.db.Jobs.Submit(w.t.Context(), db.Submission{Tenant: x.tenant, Spec: spec, Actor: "user:test"})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if _, err := w.db.Load(w.t.Context(), job.ID); err != nil {
+	if _, err := w.db.Jobs.Load(w.t.Context(), job.ID); err != nil {
 		w.t.Fatal(err)
 	}
 	w.names[job.ID], w.waiting[job.ID] = x.id, x
@@ -390,7 +390,7 @@ func (w *world) submit(x work) {
 func (w *world) end(id berth.JobID, how berth.Exit, next berth.State) {
 	w.t.Helper()
 	w.exec(`UPDATE allocations SET state = 'exited', phase = 'sealed', exit = $2, exited_at = now(), sealed_at = now() WHERE job = $1 AND state = 'active'`, id, how)
-	result, err := w.db.Settle(w.t.Context(), id, value[int](w, `SELECT attempt FROM jobs WHERE id = $1`, id))
+	result, err := w.db.Attempts.Settle(w.t.Context(), id, value[int](w, `SELECT attempt FROM jobs WHERE id = $1`, id))
 	if err != nil || result.Next != next {
 		w.t.Fatalf("%s settled as %+v, %v", w.names[id], result, err)
 	}
@@ -446,11 +446,11 @@ func (w *world) settled() bool {
 func (w *world) plan() placement.Plan {
 	w.t.Helper()
 	s := placement.NewSnapshot()
-	c, err := w.db.LoadQueue(w.t.Context())
+	c, err := w.db.Queue.Load(w.t.Context())
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	requests, err := w.db.Requests(w.t.Context(), dbrows.Missing(s, c.Jobs))
+	requests, err := w.db.Queue.Requests(w.t.Context(), dbrows.Missing(s, c.Jobs))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -458,7 +458,7 @@ func (w *world) plan() placement.Plan {
 		s.DefineClass(class, r)
 	}
 	dbrows.Apply(s, c, func(berth.MachineID) string { return "" }, func(berth.JobID) bool { return false })
-	tenants, err := w.db.TenantRows(w.t.Context())
+	tenants, err := w.db.Tenants.Rows(w.t.Context())
 	if err != nil {
 		w.t.Fatal(err)
 	}

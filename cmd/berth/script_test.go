@@ -67,7 +67,7 @@ func realServer(t testing.TB, cleanup func(func())) string {
 		cancel()
 		t.Fatal(err)
 	}
-	err = store.EnsureToken(ctx, adminToken, berth.NewToken{Name: "root", Tenant: "default", Role: berth.RoleAdmin})
+	err = store.Tokens.Ensure(ctx, adminToken, berth.NewToken{Name: "root", Tenant: "default", Role: berth.RoleAdmin})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func realServer(t testing.TB, cleanup func(func())) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := api.New(api.Deps{DB: store, Vault: keys, Control: store, Agent: api.AgentDeps{Blobs: blobs}, Logger: slog.New(slog.DiscardHandler), Version: "test"})
+	server, err := api.New(api.Deps{DB: store, Vault: keys, Control: store.Jobs, Agent: api.AgentDeps{Blobs: blobs}, Logger: slog.New(slog.DiscardHandler), Version: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -70,7 +70,7 @@ func (s *stack) joinDocker() (image string, b *bare) {
 // clear removes what an interrupted run left in the engine.
 func (b *bare) clear() {
 	ctx := context.Background() // the benchmark's own is over
-	cluster, err := b.db.Cluster(ctx)
+	cluster, err := b.db.Cluster.ID(ctx)
 	if err != nil {
 		b.b.Error(err)
 		return
@@ -157,7 +157,7 @@ func (s *stack) jobStartedAt(id berth.JobID) time.Time {
 
 // gone waits until none of our jobs' containers is left in the engine.
 func (b *bare) gone() {
-	cluster, err := b.db.Cluster(b.b.Context())
+	cluster, err := b.db.Cluster.ID(b.b.Context())
 	b.must(err)
 	b.until("every container is removed", func() bool {
 		found, err := b.api.ContainerList(b.b.Context(), container.ListOptions{All: true,

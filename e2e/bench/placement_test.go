@@ -34,7 +34,7 @@ func (s *stack) placeBacklog(name string, jobs int) float64 {
 	d, err := db.Open(s.b.Context(), s.postgres.URL(name), db.Options{})
 	s.must(err)
 	defer d.Close()
-	_, _, err = d.Submit(s.b.Context(), db.Submission{Tenant: "default", Spec: spec(fake, "testprog").WithDefaults(), Actor: "user:bench"})
+	_, _, err = d.Jobs.Submit(s.b.Context(), db.Submission{Tenant: "default", Spec: spec(fake, "testprog").WithDefaults(), Actor: "user:bench"})
 	s.must(err)
 	for _, sql := range []string{
 		`INSERT INTO machines (id, state, labels, cpu_m, mem_mb, disk_mb)
@@ -67,7 +67,7 @@ func (s *stack) placeBacklog(name string, jobs int) float64 {
 	s.must(d.Pool().QueryRow(s.b.Context(), `
 		SELECT (count(*) FILTER (WHERE placed_at > first))::float8 / extract(epoch FROM max(placed_at) - min(first))::float8
 		FROM attempts, (SELECT min(placed_at) AS first FROM attempts) x`).Scan(&rate))
-	if wrong, err := d.Miscounts(s.b.Context()); err != nil || len(wrong) > 0 {
+	if wrong, err := d.Cluster.Miscounts(s.b.Context()); err != nil || len(wrong) > 0 {
 		s.b.Fatalf("counters do not add up: %v, %v", wrong, err)
 	}
 	return rate

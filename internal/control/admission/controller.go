@@ -19,7 +19,7 @@ type Controller struct {
 
 // New returns a Controller over the database, which lets jobs read these volumes.
 func New(d *db.DB, v Volumes) *Controller {
-	return &Controller{db: d, volumes: v, fleet: fleet{db: d}, quotas: quotas{list: d.TenantRows}}
+	return &Controller{db: d, volumes: v, fleet: fleet{db: d}, quotas: quotas{list: d.Tenants.Rows}}
 }
 
 // Forget makes the next check read the tenants and their quotas again. Callers use

@@ -44,7 +44,7 @@ func (c *Controller) AdmitSchedule(ctx context.Context, tenant berth.TenantID, s
 // records the reason against it on the schedule. Fire is idempotent. The result is
 // empty if the schedule no longer exists.
 func (c *Controller) Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (berth.FireResult, error) {
-	s, err := c.db.ScheduleByID(ctx, id)
+	s, err := c.db.Schedules.GetByID(ctx, id)
 	if err != nil {
 		return berth.FireResult{}, unlessGone(err)
 	}
@@ -55,7 +55,7 @@ func (c *Controller) Fire(ctx context.Context, id berth.ScheduleID, at time.Time
 	if err != nil {
 		return berth.FireResult{}, err
 	}
-	result, err := c.db.Fire(ctx, db.Firing{Schedule: s, At: at, Refused: refused})
+	result, err := c.db.Schedules.Fire(ctx, db.Firing{Schedule: s, At: at, Refused: refused})
 	return result, unlessGone(err)
 }
 

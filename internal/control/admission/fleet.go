@@ -39,7 +39,7 @@ func (f *fleet) satisfiable(ctx context.Context, r berth.Request) error {
 	if known {
 		return nil
 	}
-	changes, err := f.db.LoadMachines(ctx)
+	changes, err := f.db.Queue.LoadMachines(ctx)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ func TestATenantThatIsNotRememberedIsLookedForAnew(t *testing.T) {
 	t.Parallel()
 	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
 	for _, n := range []berth.NewTenant{{ID: "vision"}, {ID: "team", Parent: "vision"}} {
-		if err := d.CreateTenant(t.Context(), n); err != nil {
+		if err := d.Tenants.Create(t.Context(), n); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -67,7 +67,7 @@ const logPage = 64
 
 // lookUp finds the next chunks, and returns where the log ends.
 func (s *logStream) lookUp() (end int64, err error) {
-	owner, chunks, end, err := s.db.LogChunks(s.ctx, s.log, s.at, logPage)
+	owner, chunks, end, err := s.db.Logs.Chunks(s.ctx, s.log, s.at, logPage)
 	if len(chunks) > 0 {
 		s.log.Tenant, s.chunks = owner, chunks
 	}

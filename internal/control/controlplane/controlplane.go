@@ -144,12 +144,12 @@ func stopped(ctx context.Context, err error) error {
 
 func (c *ControlPlane) makeFirstToken(ctx context.Context, d *db.DB) error {
 	if c.opts.AdminToken != "" {
-		return d.EnsureToken(ctx, c.opts.AdminToken, berth.NewToken{Name: "admin", Tenant: "default", Role: berth.RoleAdmin})
+		return d.Tokens.Ensure(ctx, c.opts.AdminToken, berth.NewToken{Name: "admin", Tenant: "default", Role: berth.RoleAdmin})
 	}
 	if c.opts.FirstToken == nil || !c.cfg.Plays(RoleAPI) {
 		return nil
 	}
-	secret, err := d.FirstToken(ctx, "default", "admin")
+	secret, err := d.Tokens.CreateFirst(ctx, "default", "admin")
 	if secret != "" {
 		c.opts.FirstToken(secret)
 	}
@@ -191,7 +191,7 @@ func (c *ControlPlane) assemble(ctx context.Context, d *db.DB, t client.Client) 
 		return nil, end, err
 	}
 	judge := admission.New(d, volumes)
-	told := newTeller(d, c.opts.Traces, c.log)
+	traced := newTracedStore(d, c.opts.Traces, c.log)
 	var front, middle []part
 	var blobs *blob.Store
 	if c.cfg.BlobURL != "" { // a leader may do without
@@ -228,7 +228,7 @@ func (c *ControlPlane) assemble(ctx context.Context, d *db.DB, t client.Client) 
 		if keys != nil {
 			middle = append(middle, c.reseal(d, keys))
 		}
-		serve, err := c.newAPI(told, dispatcher, blobs, keys, registry)
+		serve, err := c.newAPI(traced, dispatcher, blobs, keys, registry)
 		if err != nil {
 			return nil, end, err
 		}
@@ -238,12 +238,12 @@ func (c *ControlPlane) assemble(ctx context.Context, d *db.DB, t client.Client) 
 		waiters := workers.NewWaiters(workers.WaiterDeps{
 			Client: t,
 			Limit:  dispatcher,
-			Store:  members{d, c.cfg.silence()},
+			Store:  members{d.Attempts, c.cfg.silence()},
 			Hints:  d.Hub().EndHints(db.Anywhere),
 			Around: c.opts.Waiter,
-		}, wait.Options{Beat: c.opts.WaiterBeat, Peers: db.NewWaiterSet(d, berth.NewSecret()), Logger: c.log})
+		}, wait.Options{Beat: c.opts.WaiterBeat, Peers: d.Attempts.NewWaiterSet(berth.NewSecret()), Logger: c.log})
 		registry.MustRegister(&waiting{waiters.Registry()})
-		middle = append(middle, workers.NewControl(t, control.New(told, dispatcher, judge), c.log).Run, waiters.Run)
+		middle = append(middle, workers.NewControl(t, control.New(traced, dispatcher, judge), c.log).Run, waiters.Run)
 	}
 	if c.cfg.Plays(RoleLeader) {
 		middle = append(middle, c.newScheduler(d, dispatcher, judge, blobs, marks, registry).Run)
@@ -262,23 +262,24 @@ func (c *ControlPlane) assemble(ctx context.Context, d *db.DB, t client.Client) 
 	}
 	last := []part{dispatcher.Run, d.Hub().Run}
 	if c.opts.Traces != nil {
-		last = append(last, told.run)
+		last = append(last, traced.run)
 	}
 	return [][]part{front, middle, last}, end, nil
 }
 
-// members are the rows that waiters read.
+// members implements wait.Store: the rows of members, judged by the limits of
+// silence of this control plane.
 type members struct {
-	*db.DB
-	silence db.Silence
+	attempts *db.Attempts
+	silence  db.Silence
 }
 
 func (m members) Members(ctx context.Context, allocs []berth.AllocationID) ([]berth.MemberView, error) {
-	return m.DB.Members(ctx, m.silence, allocs)
+	return m.attempts.Members(ctx, m.silence, allocs)
 }
 
 func (m members) Ended(ctx context.Context) ([]berth.AllocationID, error) {
-	return m.EndedMembers(ctx)
+	return m.attempts.EndedMembers(ctx)
 }
 
 func (c *ControlPlane) newScheduler(
@@ -307,10 +308,10 @@ func (c *ControlPlane) newScheduler(
 }
 
 func (c *ControlPlane) newAPI(
-	told *teller, dispatcher *dispatch.Dispatcher, blobs *blob.Store,
+	traced *tracedStore, dispatcher *dispatch.Dispatcher, blobs *blob.Store,
 	keys *sealer.Keys, registry *prometheus.Registry,
 ) (part, error) {
-	d := told.DB
+	d := traced.db
 	volumes, err := admission.ParseVolumes(c.cfg.FileInputs)
 	if err != nil {
 		return nil, err
@@ -320,7 +321,7 @@ func (c *ControlPlane) newAPI(
 		return nil, err
 	}
 	server, err := api.New(api.Deps{
-		DB: d, Control: told, Traces: c.opts.Traces, Poker: dispatcher, Logs: &blob.LogReader{Store: blobs, DB: d}, Logger: c.log, Version: c.opts.Version,
+		DB: d, Control: traced, Traces: c.opts.Traces, Poker: dispatcher, Logs: &blob.LogReader{Store: blobs, DB: d}, Logger: c.log, Version: c.opts.Version,
 		Checks: []api.Check{
 			{Name: "blob store", Run: blobs.Check},
 			{Name: "temporal", Run: dispatcher.Check, Optional: true},

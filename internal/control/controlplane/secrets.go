@@ -33,7 +33,7 @@ func (c *ControlPlane) reseal(d *db.DB, keys *sealer.Keys) part {
 func (c *ControlPlane) resealAll(ctx context.Context, d *db.DB, keys *sealer.Keys) error {
 	done, stuck := 0, 0
 	for after := (db.SealedSecret{}); ; {
-		list, err := d.SecretsNotUnder(ctx, keys.Current(), after, resealBatch)
+		list, err := d.Secrets.NotUnder(ctx, keys.Current(), after, resealBatch)
 		if err != nil {
 			return err
 		}
@@ -47,7 +47,7 @@ func (c *ControlPlane) resealAll(ctx context.Context, d *db.DB, keys *sealer.Key
 			}
 			fresh := s
 			fresh.Key, fresh.Sealed = keys.Seal(s.Tenant, s.Name, value)
-			if err := d.Reseal(ctx, s, fresh); err != nil {
+			if err := d.Secrets.Reseal(ctx, s, fresh); err != nil {
 				return err
 			}
 			done++

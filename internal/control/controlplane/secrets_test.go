@@ -39,12 +39,12 @@ func TestSecretsMoveToTheFirstKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(d.Close)
-	if err := d.CreateTenant(t.Context(), berth.NewTenant{ID: "a"}); err != nil {
+	if err := d.Tenants.Create(t.Context(), berth.NewTenant{ID: "a"}); err != nil {
 		t.Fatal(err)
 	}
 	set := func(k *sealer.Keys, name, value string) {
 		key, sealed := k.Seal("a", name, []byte(value))
-		if _, _, err := d.SetSecret(t.Context(), db.SealedSecret{Tenant: "a", Name: name, Key: key, Sealed: sealed}); err != nil {
+		if _, _, err := d.Secrets.Set(t.Context(), db.SealedSecret{Tenant: "a", Name: name, Key: key, Sealed: sealed}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -59,7 +59,7 @@ func TestSecretsMoveToTheFirstKey(t *testing.T) {
 	if err := c.resealAll(t.Context(), d, both); err != nil {
 		t.Fatal(err)
 	}
-	list, err := d.SealedSecrets(t.Context(), "a", names)
+	list, err := d.Secrets.Sealed(t.Context(), "a", names)
 	if err != nil || len(list) != len(names) {
 		t.Fatalf("%d secrets, %v", len(list), err)
 	}
@@ -68,17 +68,17 @@ func TestSecretsMoveToTheFirstKey(t *testing.T) {
 			t.Errorf("%s opens as %q, %v", s.Name, v, err)
 		}
 	}
-	left, err := d.SecretsNotUnder(t.Context(), both.Current(), db.SealedSecret{}, 10)
+	left, err := d.Secrets.NotUnder(t.Context(), both.Current(), db.SealedSecret{}, 10)
 	if err != nil || len(left) != 1 || left[0].Name != "LOST" || left[0].Key != lost.Current() {
 		t.Errorf("left are %+v, %v", left, err)
 	}
 	// One that was set meanwhile is not overwritten by its former value.
 	stale := list[0]
 	set(both, stale.Name, "new")
-	if err := d.Reseal(t.Context(), stale, stale); err != nil {
+	if err := d.Secrets.Reseal(t.Context(), stale, stale); err != nil {
 		t.Fatal(err)
 	}
-	now, err := d.SealedSecrets(t.Context(), "a", []string{stale.Name})
+	now, err := d.Secrets.Sealed(t.Context(), "a", []string{stale.Name})
 	if err != nil {
 		t.Fatal(err)
 	}

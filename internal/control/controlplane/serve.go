@@ -90,7 +90,7 @@ func (b *beacon) run(ctx context.Context) error {
 	tick := time.NewTicker(ttl / 5)
 	defer tick.Stop()
 	for {
-		if err := b.db.RenewBeacon(ctx, b.holder, ttl, b.cfg.Grace); err != nil && ctx.Err() == nil {
+		if err := b.db.Leader.RenewBeacon(ctx, b.holder, ttl, b.cfg.Grace); err != nil && ctx.Err() == nil {
 			b.log.Warn("beacon not renewed", "err", err)
 		}
 		select {

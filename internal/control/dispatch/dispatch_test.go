@@ -206,7 +206,7 @@ func ready(t *testing.T, x *dispatch.Dispatcher) {
 func submit(t *testing.T, d *db.DB, name string) berth.JobID {
 	t.Helper()
 	spec := berth.JobSpec{Name: name, Image: "busybox"}.WithDefaults()
-	job, _, err := d.Submit(t.Context(), db.Submission{Tenant: "default", Spec: spec, Actor: "user:test"})
+	job, _, err := d.Jobs.Submit(t.Context(), db.Submission{Tenant: "default", Spec: spec, Actor: "user:test"})
 	if err != nil {
 		t.Fatal(err)
 	}

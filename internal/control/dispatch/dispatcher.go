@@ -104,7 +104,7 @@ type start struct {
 }
 
 // New returns a dispatcher that Run sets to work.
-func New(t Temporal, d *db.DB, o Options) *Dispatcher { return newDispatcher(t, d, o) }
+func New(t Temporal, d *db.DB, o Options) *Dispatcher { return newDispatcher(t, stores{d}, o) }
 
 func newDispatcher(t Temporal, d rows, o Options) *Dispatcher {
 	if o.SweepEvery == 0 {

@@ -26,7 +26,7 @@ type placed struct {
 func place(t *testing.T, d *db.DB) placed {
 	t.Helper()
 	p := placed{job: submit(t, d, "train")}
-	if _, err := d.Load(t.Context(), p.job); err != nil {
+	if _, err := d.Jobs.Load(t.Context(), p.job); err != nil {
 		t.Fatal(err)
 	}
 	for _, sql := range []string{
@@ -72,25 +72,25 @@ func onlyTheUnheardEndIsPoked(t *testing.T, patience time.Duration) (inTime bool
 		t.Fatal(err)
 	}
 	inventory := berth.Inventory{Capacity: berth.Capacity{CPUMilli: 4000, MemoryMiB: 8192, DiskMiB: 1000}}
-	session, _, err := d.Register(t.Context(), "m0", berth.RegisterRequest{HostBoot: "h", AgentBoot: "a", Inventory: inventory})
+	session, _, err := d.Agents.Register(t.Context(), "m0", berth.RegisterRequest{HostBoot: "h", AgentBoot: "a", Inventory: inventory})
 	if err != nil {
 		t.Fatal(err)
 	}
 	heard, unheard := place(t, d), place(t, d)
 	for i, p := range []placed{heard, unheard} {
-		if _, err := d.Claim(t.Context(), "m0", berth.ClaimRequest{AgentBoot: "a", Epoch: session.Epoch, Alloc: p.alloc, Job: p.job, Attempt: 1}); err != nil {
+		if _, err := d.Agents.Claim(t.Context(), "m0", berth.ClaimRequest{AgentBoot: "a", Epoch: session.Epoch, Alloc: p.alloc, Job: p.job, Attempt: 1}); err != nil {
 			t.Fatal(err)
 		}
 		reported := time.Now()
 		end := berth.Exit{Cause: berth.CauseExited, StartedAt: reported, FinishedAt: reported}
-		_, err := d.Sync(t.Context(), "m0", berth.SyncRequest{AgentBoot: "a", Epoch: session.Epoch, Seq: int64(i + 1), Brief: true, Reports: []berth.RankReport{
+		_, err := d.Agents.Sync(t.Context(), "m0", berth.SyncRequest{AgentBoot: "a", Epoch: session.Epoch, Seq: int64(i + 1), Brief: true, Reports: []berth.RankReport{
 			{Alloc: p.alloc, Job: p.job, Attempt: 1, Phase: berth.PhaseSealed, Exit: &end},
 		}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if p == heard { // its waiter was there, and its workflow settles
-			if r, err := d.Settle(t.Context(), p.job, 1); err != nil || r.NotReady {
+			if r, err := d.Attempts.Settle(t.Context(), p.job, 1); err != nil || r.NotReady {
 				t.Fatalf("settled as %+v, %v", r, err)
 			}
 			if time.Since(reported) > patience/2 {

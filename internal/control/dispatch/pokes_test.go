@@ -211,7 +211,7 @@ func TestAWorkflowCanBeStartedAnewWhileItsJobLives(t *testing.T) {
 		t.Error("a completed one was not started again")
 	}
 	over := submit(t, d, "over")
-	if _, err := d.RequestCancel(t.Context(), "", over, "user:test", nil); err != nil {
+	if _, err := d.Jobs.RequestCancel(t.Context(), "", over, "user:test", nil); err != nil {
 		t.Fatal(err)
 	}
 	if open, _ := start(over, true); open {

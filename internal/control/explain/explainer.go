@@ -354,13 +354,13 @@ func (x *Explainer) readAll(ctx context.Context, hinted db.Hinted) (err error) {
 	if err := x.readBlocked(ctx); err != nil {
 		return err
 	}
-	if n.tenants, err = x.db.TenantRows(ctx); err != nil {
+	if n.tenants, err = x.db.Tenants.Rows(ctx); err != nil {
 		return err
 	}
-	if n.costs, err = x.db.PoolCosts(ctx); err != nil {
+	if n.costs, err = x.db.Queue.PoolCosts(ctx); err != nil {
 		return err
 	}
-	if n.admission, err = x.db.Admission(ctx); err != nil {
+	if n.admission, err = x.db.Cluster.Admission(ctx); err != nil {
 		return err
 	}
 	if err := x.readQueue(ctx, hinted, &n); err != nil {
@@ -377,11 +377,11 @@ func (x *Explainer) readBlocked(ctx context.Context) error {
 	if time.Since(x.blockedAt) < blockEvery {
 		return nil
 	}
-	disobedient, err := x.db.Disobedient(ctx, db.DisobeyedAfter)
+	disobedient, err := x.db.Machines.Disobedient(ctx, db.DisobeyedAfter)
 	if err != nil {
 		return err
 	}
-	miscounts, err := x.db.Miscounts(ctx)
+	miscounts, err := x.db.Cluster.Miscounts(ctx)
 	if err != nil {
 		return err
 	}
@@ -397,7 +397,7 @@ func (x *Explainer) readQueue(ctx context.Context, hinted db.Hinted, n *news) (e
 	n.snapshot, n.book = x.snapshot, x.runs
 	n.whole = x.snapshot == nil || time.Since(x.loadedAt) > reloadEvery
 	if !n.whole {
-		if n.rows, err = x.db.Feed(ctx, x.cursor, hinted); err != nil {
+		if n.rows, err = x.db.Queue.Feed(ctx, x.cursor, hinted); err != nil {
 			return err
 		}
 		if err := hold(ctx, x.turn, func() error {
@@ -410,13 +410,13 @@ func (x *Explainer) readQueue(ctx context.Context, hinted db.Hinted, n *news) (e
 	}
 	if n.whole {
 		n.snapshot, n.book = placement.NewSnapshot(), x.runs.Fresh()
-		if n.rows, err = x.db.LoadQueue(ctx); err != nil {
+		if n.rows, err = x.db.Queue.Load(ctx); err != nil {
 			return err
 		}
 		missing = convert.Missing(n.snapshot, n.rows.Jobs)
 	}
 	if len(missing) > 0 {
-		if n.requests, err = x.db.Requests(ctx, missing); err != nil {
+		if n.requests, err = x.db.Queue.Requests(ctx, missing); err != nil {
 			return err
 		}
 	}

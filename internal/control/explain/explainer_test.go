@@ -38,11 +38,11 @@ func queued(t testing.TB, d *db.DB, tenant berth.TenantID, cores int) berth.JobI
 	spec := berth.JobSpec{Name: "x", Image: "busybox"}
 	cpus := berth.MilliCPU(1000 * cores)
 	spec.Resources.CPUs = &cpus
-	job, _, err := d.Submit(context.Background(), db.Submission{Tenant: tenant, Spec: spec.WithDefaults(), Actor: "user:test"})
+	job, _, err := d.Jobs.Submit(context.Background(), db.Submission{Tenant: tenant, Spec: spec.WithDefaults(), Actor: "user:test"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Load(context.Background(), job.ID); err != nil {
+	if _, err := d.Jobs.Load(context.Background(), job.ID); err != nil {
 		t.Fatal(err)
 	}
 	return job.ID
@@ -50,7 +50,7 @@ func queued(t testing.TB, d *db.DB, tenant berth.TenantID, cores int) berth.JobI
 
 func why(t testing.TB, d *db.DB, o *explain.Explainer, id berth.JobID) placement.JobExplanation {
 	t.Helper()
-	row, request, err := d.QueueRow(context.Background(), "", id)
+	row, request, err := d.Queue.Row(context.Background(), "", id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestJobsOfOtherTenantsAreNotNamed(t *testing.T) {
 	exec(t, d, `INSERT INTO tenants (id) VALUES ('a'), ('b')`)
 	policy := placement.Policy{Preempt: true}
 	theirs, ours := queued(t, d, "b", 2), queued(t, d, "a", 2)
-	term, ok, err := d.OpenLease(db.LeaseLeader, "test").Acquire(t.Context(), time.Hour)
+	term, ok, err := d.Leader.OpenLease(db.LeaseLeader, "test").Acquire(t.Context(), time.Hour)
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}
@@ -116,7 +116,7 @@ func TestJobsOfOtherTenantsAreNotNamed(t *testing.T) {
 	for _, id := range []berth.JobID{theirs, ours} {
 		starts = append(starts, berth.Start{Job: id, Version: 2, Attempt: 1, Ranks: []berth.Grant{{Machine: "m0", Epoch: 1, Capacity: berth.Capacity{CPUMilli: 2000, MemoryMiB: 2048}}}})
 	}
-	if c, err := d.CommitStarts(t.Context(), term, starts); err != nil || len(c.Started) != 2 {
+	if c, err := d.Queue.CommitStarts(t.Context(), term, starts); err != nil || len(c.Started) != 2 {
 		t.Fatalf("%+v, %v", c, err)
 	}
 	exec(t, d, `UPDATE allocations SET state = 'active', phase = 'running', claimed_at = now(), started_at = now()`)
@@ -130,7 +130,7 @@ func TestJobsOfOtherTenantsAreNotNamed(t *testing.T) {
 		p.Victims = append(p.Victims, db.Victim{Job: id, Version: 4, Attempt: 1, Why: "x"})
 		p.Earmarks = append(p.Earmarks, db.Earmark{Beneficiary: high, Machine: "m0", Capacity: berth.Capacity{CPUMilli: 2000, MemoryMiB: 1024}, Victim: id})
 	}
-	if refused, err := d.CommitPreemption(t.Context(), term, p); err != nil || refused != "" {
+	if refused, err := d.Queue.CommitPreemption(t.Context(), term, p); err != nil || refused != "" {
 		t.Fatal(refused, err)
 	}
 	for _, b := range why(t, d, o, high).Blockers {
@@ -216,7 +216,7 @@ func TestAPlanKnowsWhatWasWrittenAMomentAgo(t *testing.T) {
 		t.Errorf("it costs %g an hour", p.CostPerHour)
 	}
 	exec(t, d, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('m2', 'ready', 64000, 65536, 1000)`)
-	if _, err := d.SetAdmission(t.Context(), true, "", "operator:test"); err != nil {
+	if _, err := d.Cluster.SetAdmission(t.Context(), true, "", "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	o.Forget() // as after a change by this process
@@ -363,7 +363,7 @@ func TestAnAnswerTellsWhereTheDataIs(t *testing.T) {
 func TestAnAnswerTellsWhereTheImageIs(t *testing.T) {
 	t.Parallel()
 	d := open(t)
-	if err := d.CreateTenant(t.Context(), berth.NewTenant{ID: "blue"}); err != nil {
+	if err := d.Tenants.Create(t.Context(), berth.NewTenant{ID: "blue"}); err != nil {
 		t.Fatal(err)
 	}
 	exec(t, d, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('m1', 'ready', 4000, 65536, 1000), ('m2', 'ready', 4000, 65536, 1000)`)

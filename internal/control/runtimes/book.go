@@ -95,7 +95,7 @@ func (b *Book) Ask(ctx context.Context, w db.Work) (expected time.Duration, by s
 	if b == nil {
 		return 0, "", nil
 	}
-	runs, err := b.db.RunTimes(ctx, []db.Work{w})
+	runs, err := b.db.Attempts.RunTimes(ctx, []db.Work{w})
 	if err != nil {
 		return 0, "", err
 	}
@@ -144,7 +144,7 @@ func (b *Book) refresh(ctx context.Context) (changed []berth.JobID, err error) {
 	}
 	read := make(map[db.Work][]time.Duration, len(list))
 	for page := range slices.Chunk(list, perRead) {
-		runs, err := b.db.RunTimes(ctx, page)
+		runs, err := b.db.Attempts.RunTimes(ctx, page)
 		if err != nil {
 			return nil, err
 		}

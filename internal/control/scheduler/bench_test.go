@@ -92,7 +92,7 @@ func BenchmarkIdle(b *testing.B) {
 		id := r.submitted(nil)
 		placed := r.db.Hub().Subscribe(db.TopicJob, string(id))
 		b.StartTimer()
-		if _, err := r.db.Load(b.Context(), id); err != nil {
+		if _, err := r.db.Jobs.Load(b.Context(), id); err != nil {
 			b.Fatal(err)
 		}
 		queued := time.Now()

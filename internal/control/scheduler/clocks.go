@@ -60,7 +60,7 @@ func (c *clocks) run(ctx context.Context) error {
 // pass sets all clocks and decides all fires that are due. A failure delays only
 // its own item, which the next tick repeats.
 func (c *clocks) pass(ctx context.Context) {
-	list, err := c.DB.UnsetClocks(ctx, passLimit)
+	list, err := c.DB.Schedules.UnsetClocks(ctx, passLimit)
 	if err != nil {
 		c.failed(ctx, "schedules not read", "", err)
 		return
@@ -77,7 +77,7 @@ func (c *clocks) pass(ctx context.Context) {
 		set++
 	}
 	c.did("clock_set", set)
-	fires, err := c.DB.PendingFires(ctx, passLimit)
+	fires, err := c.DB.Schedules.PendingFires(ctx, passLimit)
 	if err != nil {
 		c.failed(ctx, "fires not read", "", err)
 		return
@@ -116,14 +116,14 @@ func (c *clocks) tell(ctx context.Context, s db.Clock) error {
 		return err
 	}
 	if s.Deleted {
-		return c.DB.ForgetSchedule(ctx, c.term, s.Schedule)
+		return c.DB.Schedules.Forget(ctx, c.term, s.Schedule)
 	}
 	if !s.Paused {
 		if err := c.catchUp(ctx, s); err != nil {
 			return err
 		}
 	}
-	return c.DB.ClockSet(ctx, c.term, s.Schedule, s.Revision)
+	return c.DB.Schedules.ClockSet(ctx, c.term, s.Schedule, s.Revision)
 }
 
 // put sets the clock of a schedule that has times ahead of it. Temporal drops
@@ -158,7 +158,7 @@ func (c *clocks) catchUp(ctx context.Context, s db.Clock) error {
 	if s.Since.After(from) {
 		from = s.Since.Add(time.Nanosecond)
 	}
-	n, err := c.DB.AddFires(ctx, db.NewFires{Schedule: s.Schedule, Times: times.Last(from, now, berth.MaxBackfill), Source: berth.FireByClock})
+	n, err := c.DB.Schedules.AddFires(ctx, db.NewFires{Schedule: s.Schedule, Times: times.Last(from, now, berth.MaxBackfill), Source: berth.FireByClock})
 	c.did("fire_caught_up", n)
 	return err
 }
@@ -181,7 +181,7 @@ func (c *clocks) compareAll(ctx context.Context) error {
 	if err := c.Clocks.Clocks(ctx, func(id berth.ScheduleID, revision string) { has[id] = revision }); err != nil {
 		return err
 	}
-	rows, err := c.DB.Clocks(ctx)
+	rows, err := c.DB.Schedules.Clocks(ctx)
 	if err != nil {
 		return err
 	}
@@ -199,7 +199,7 @@ func (c *clocks) compareAll(ctx context.Context) error {
 		}
 	}
 	if len(lost) > 0 {
-		if err := c.DB.ClocksLost(ctx, c.term, lost); err != nil {
+		if err := c.DB.Schedules.ClocksLost(ctx, c.term, lost); err != nil {
 			return err
 		}
 		c.did("clock_lost", len(lost))

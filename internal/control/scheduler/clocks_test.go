@@ -101,11 +101,11 @@ func (f *fires) Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (be
 	f.mu.Lock()
 	f.at = append(f.at, at.UTC())
 	f.mu.Unlock()
-	s, err := f.r.db.ScheduleByID(ctx, id)
+	s, err := f.r.db.Schedules.GetByID(ctx, id)
 	if err != nil {
 		return berth.FireResult{}, err
 	}
-	return f.r.db.Fire(ctx, db.Firing{Schedule: s, At: at})
+	return f.r.db.Schedules.Fire(ctx, db.Firing{Schedule: s, At: at})
 }
 
 func (f *fires) times() []time.Time {
@@ -129,7 +129,7 @@ func (r *rig) schedule(name string, edit func(*berth.ScheduleSpec)) berth.Schedu
 	if edit != nil {
 		edit(&s)
 	}
-	made, _, err := r.db.CreateSchedule(r.t.Context(), db.NewSchedule{Tenant: "default", Spec: s.WithDefaults(), Actor: "user:test"})
+	made, _, err := r.db.Schedules.Create(r.t.Context(), db.NewSchedule{Tenant: "default", Spec: s.WithDefaults(), Actor: "user:test"})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func TestClocksFollowTheRowsWhicheverCallIsLost(t *testing.T) {
 	r.await("the call fails", func() bool { return strings.Contains(r.log.String(), "clock of a schedule not set") })
 	x.edit(func() { x.away = false })
 	r.await("the clock is set", func() bool { return x.has(id) })
-	if err := r.db.PauseSchedule(t.Context(), "default", "hours", ""); err != nil {
+	if err := r.db.Schedules.Pause(t.Context(), "default", "hours", ""); err != nil {
 		t.Fatal(err)
 	}
 	r.await("the clock is stopped", func() bool { return slices.Contains(x.did(), "set hours paused true") })
@@ -180,7 +180,7 @@ func TestClocksFollowTheRowsWhicheverCallIsLost(t *testing.T) {
 	r.await("a clock without a row goes", func() bool { return !x.has(stray) })
 
 	x.edit(func() { x.away = true })
-	if err := r.db.DeleteSchedule(t.Context(), "default", "hours"); err != nil {
+	if err := r.db.Schedules.Delete(t.Context(), "default", "hours"); err != nil {
 		t.Fatal(err)
 	}
 	x.edit(func() { x.away = false })
@@ -236,7 +236,7 @@ func TestTimesAfterAResumeThatTemporalHeardOfLateAreCaughtUp(t *testing.T) {
 	id := r.schedule("minutes", func(s *berth.ScheduleSpec) { eachMinute(s); s.Paused = true })
 	r.await("the clock is set", func() bool { return x.has(id) })
 	x.edit(func() { x.away = true })
-	if err := r.db.ResumeSchedule(t.Context(), "default", "minutes", ""); err != nil {
+	if err := r.db.Schedules.Resume(t.Context(), "default", "minutes", ""); err != nil {
 		t.Fatal(err)
 	}
 	r.exec(`UPDATE schedules SET active_since = now() - interval '1 hour'`)
@@ -303,7 +303,7 @@ func TestABufferedFireComesWhenTheJobHasEnded(t *testing.T) {
 	if n := len(f.times()); n != 2 {
 		t.Errorf("the buffered fire was tried %d times while the job lived", n-2)
 	}
-	if _, err := r.db.RequestCancel(t.Context(), "default", first.Job, "user:test", nil); err != nil {
+	if _, err := r.db.Jobs.RequestCancel(t.Context(), "default", first.Job, "user:test", nil); err != nil {
 		t.Fatal(err)
 	}
 	r.await("it is submitted", func() bool {

@@ -17,7 +17,7 @@ import (
 // skipped: the next plan decides again.
 func (p *placer) displace(ctx context.Context, plan placement.Plan) error {
 	for _, d := range preemptions(plan) {
-		why, err := p.DB.CommitPreemption(ctx, p.term, d)
+		why, err := p.DB.Queue.CommitPreemption(ctx, p.term, d)
 		if err != nil {
 			return err
 		}
@@ -36,7 +36,7 @@ func (p *placer) displace(ctx context.Context, plan placement.Plan) error {
 		p.Poker.Poke(victims...)
 	}
 	if len(plan.Yield) > 0 {
-		n, err := p.DB.GiveUpRepairs(ctx, p.term, plan.Yield)
+		n, err := p.DB.Queue.GiveUpRepairs(ctx, p.term, plan.Yield)
 		if err != nil {
 			return err
 		}
@@ -52,7 +52,7 @@ func (p *placer) displace(ctx context.Context, plan placement.Plan) error {
 	if len(plan.Release) == 0 {
 		return nil
 	}
-	n, err := p.DB.ClearEarmarks(ctx, p.term)
+	n, err := p.DB.Queue.ClearNominations(ctx, p.term)
 	p.did("earmark", n)
 	return err
 }
@@ -113,7 +113,7 @@ func (p *placer) stall(ctx context.Context, plan placement.Plan) error {
 	if !changed {
 		return nil
 	}
-	if err := p.DB.SetStalled(ctx, p.term, plan.Stalled); err != nil {
+	if err := p.DB.Tenants.SetStalled(ctx, p.term, plan.Stalled); err != nil {
 		return err
 	}
 	return p.mirror.readTenants(ctx)
@@ -129,7 +129,7 @@ const accountsEvery = time.Second
 func (s *Scheduler) keepAccounts(ctx context.Context, term db.Term) error {
 	for sleep(ctx, accountsEvery) {
 		for {
-			n, err := s.DB.FoldUsage(ctx, term, chargesLimit)
+			n, err := s.DB.Tenants.FoldUsage(ctx, term, chargesLimit)
 			if err != nil && ctx.Err() == nil {
 				s.Logger.Error("cannot charge usage", "err", err)
 			}
@@ -145,7 +145,7 @@ func (s *Scheduler) keepAccounts(ctx context.Context, term db.Term) error {
 // foldStorage adds changes of stored data to the counters of their tenants.
 func (s *Scheduler) foldStorage(ctx context.Context, term db.Term) {
 	for {
-		n, err := db.Storage{DB: s.DB}.Fold(ctx, term, chargesLimit)
+		n, err := s.DB.Storage.Fold(ctx, term, chargesLimit)
 		if err != nil && ctx.Err() == nil {
 			s.Logger.Error("cannot add up stored data", "err", err)
 		}

@@ -37,7 +37,7 @@ func (r *rig) stops(id berth.JobID) {
 	r.t.Helper()
 	r.exec(`UPDATE allocations SET state = 'exited', phase = 'sealed', exit = $2, exited_at = now(), sealed_at = now() WHERE job = $1 AND state = 'active'`,
 		id, berth.Exit{Cause: berth.CauseOrdered, Code: 143})
-	result, err := r.db.Settle(r.t.Context(), id, value[int](r, `SELECT attempt FROM jobs WHERE id = $1`, id))
+	result, err := r.db.Attempts.Settle(r.t.Context(), id, value[int](r, `SELECT attempt FROM jobs WHERE id = $1`, id))
 	if err != nil || result.Next != berth.Retrying {
 		r.t.Fatalf("settled as %+v, %v", result, err)
 	}
@@ -119,7 +119,7 @@ func TestAVictimThatEndsByItselfIsNotPreempted(t *testing.T) {
 		low, berth.Exit{Cause: berth.CauseExited, StartedAt: time.Now(), FinishedAt: time.Now()})
 	high := r.queued(wants(800, 2))
 	r.awaitState(high, berth.Scheduled)
-	if _, err := r.db.Settle(t.Context(), low, 1); err != nil {
+	if _, err := r.db.Attempts.Settle(t.Context(), low, 1); err != nil {
 		t.Fatal(err)
 	}
 	if state := r.state(low); state != berth.Succeeded {
@@ -134,7 +134,7 @@ func TestATenantHoldsNoMoreThanItsLimit(t *testing.T) {
 	r.machine("m0", 8, 4)
 	limit := func(gpus berth.MilliGPU) {
 		t.Helper()
-		if err := r.db.SetQuota(t.Context(), berth.Quota{Tenant: "default", Limit: &berth.Amounts{GPUs: &gpus}}); err != nil {
+		if err := r.db.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: "default", Limit: &berth.Amounts{GPUs: &gpus}}); err != nil {
 			t.Fatal(err)
 		}
 	}

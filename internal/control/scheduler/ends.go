@@ -46,7 +46,7 @@ type lateEnd struct {
 
 func (e *ends) run(ctx context.Context) error {
 	for sleep(ctx, endsEvery) {
-		jobs, err := e.DB.UnheardFor(ctx, e.Ages.Unheard, passLimit)
+		jobs, err := e.DB.Attempts.UnheardFor(ctx, e.Ages.Unheard, passLimit)
 		if err != nil {
 			if ctx.Err() == nil {
 				e.Logger.Warn("ends not read, will retry", "err", err)
@@ -102,7 +102,7 @@ func (e *ends) settle(ctx context.Context, jobs []db.Aged) {
 				note(&settled, j)
 			case err == nil:
 				var some bool
-				if some, err = e.DB.StopAttempt(ctx, j.ID, j.Attempt); some {
+				if some, err = e.DB.Attempts.Stop(ctx, j.ID, j.Attempt); some {
 					note(&stopped, j)
 				}
 			}

@@ -28,13 +28,13 @@ func (r *rig) fails(id berth.JobID, machine string, code int) (rest func()) {
 			WHERE job = $1 AND state = 'active' `+where, append([]any{id, x}, args...)...)
 	}
 	ends(`AND machine_id = $3`, berth.Exit{Cause: berth.CauseExited, Code: code}, machine)
-	if stopped, err := r.db.StopAttempt(r.t.Context(), id, attempt); err != nil || !stopped {
+	if stopped, err := r.db.Attempts.Stop(r.t.Context(), id, attempt); err != nil || !stopped {
 		r.t.Fatal(stopped, err)
 	}
 	return func() {
 		r.t.Helper()
 		ends(``, berth.Exit{Cause: berth.CauseOrdered, Code: 143})
-		result, err := r.db.Settle(r.t.Context(), id, attempt)
+		result, err := r.db.Attempts.Settle(r.t.Context(), id, attempt)
 		if err != nil || result.Next != berth.Retrying {
 			r.t.Fatalf("settled as %+v, %v", result, err)
 		}
@@ -74,7 +74,7 @@ func TestOnlyTheHoleOfAGangIsPlacedAnew(t *testing.T) {
 	}
 	for _, thief := range thieves { // the one that still waits would take the next machine
 		if r.state(thief) == berth.Queued {
-			if _, err := r.db.RequestCancel(t.Context(), "", thief, "user:test", nil); err != nil {
+			if _, err := r.db.Jobs.RequestCancel(t.Context(), "", thief, "user:test", nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -112,7 +112,7 @@ func TestAGangYieldsItsRoomToAnother(t *testing.T) {
 	if n := value[int](r, `SELECT count(*) FROM earmarks WHERE gpu_idx < 0`); n != 2 || r.state(single) != berth.Queued {
 		t.Errorf("%d machines are kept, a job is %s", n, r.state(single))
 	}
-	if _, err := r.db.RequestCancel(t.Context(), "", single, "user:test", nil); err != nil {
+	if _, err := r.db.Jobs.RequestCancel(t.Context(), "", single, "user:test", nil); err != nil {
 		t.Fatal(err)
 	}
 	second := r.queued(gang(2))

@@ -41,7 +41,7 @@ type mirror struct {
 
 // load reads everything.
 func (m *mirror) load(ctx context.Context) error {
-	c, err := m.db.LoadQueue(ctx)
+	c, err := m.db.Queue.Load(ctx)
 	if err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func (m *mirror) load(ctx context.Context) error {
 // read adds the changed rows and the hinted rows. It reports whether the feed waits
 // for open transactions.
 func (m *mirror) read(ctx context.Context, hinted db.Hinted) (behind bool, err error) {
-	c, err := m.db.Feed(ctx, m.cursor, hinted)
+	c, err := m.db.Queue.Feed(ctx, m.cursor, hinted)
 	if err != nil {
 		return false, err
 	}
@@ -98,7 +98,7 @@ const tenantsEvery = 500 * time.Millisecond
 
 // readTenants brings in the tenants as they are now.
 func (m *mirror) readTenants(ctx context.Context) error {
-	list, err := m.db.TenantRows(ctx)
+	list, err := m.db.Tenants.Rows(ctx)
 	if err != nil {
 		return err
 	}
@@ -172,7 +172,7 @@ func (m *mirror) define(ctx context.Context, jobs []db.QueueJob) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	requests, err := m.db.Requests(ctx, missing)
+	requests, err := m.db.Queue.Requests(ctx, missing)
 	if err != nil {
 		return err
 	}
@@ -208,7 +208,7 @@ func (m *mirror) reload(ctx context.Context) error {
 		return err
 	}
 	old, cursor := m.snapshot, m.cursor
-	c, err := m.db.LoadQueue(ctx)
+	c, err := m.db.Queue.Load(ctx)
 	if err != nil {
 		return err
 	}
@@ -260,7 +260,7 @@ func (m *mirror) missed(ctx context.Context, old *placement.Snapshot, cursor db.
 	if len(gone) == 0 {
 		return missed, nil
 	}
-	found, err := m.db.Feed(ctx, c.Next, db.Hinted{Jobs: gone})
+	found, err := m.db.Queue.Feed(ctx, c.Next, db.Hinted{Jobs: gone})
 	if err != nil {
 		return nil, fmt.Errorf("compare: %w", err)
 	}

@@ -34,11 +34,11 @@ func exec(t *testing.T, m *mirror, sql string, args ...any) {
 func queued(t *testing.T, m *mirror) berth.JobID {
 	t.Helper()
 	spec := berth.JobSpec{Name: "x", Image: "busybox"}.WithDefaults()
-	job, _, err := m.db.Submit(t.Context(), db.Submission{Tenant: "default", Spec: spec, Actor: "user:test"})
+	job, _, err := m.db.Jobs.Submit(t.Context(), db.Submission{Tenant: "default", Spec: spec, Actor: "user:test"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.db.Load(t.Context(), job.ID); err != nil {
+	if _, err := m.db.Jobs.Load(t.Context(), job.ID); err != nil {
 		t.Fatal(err)
 	}
 	return job.ID
@@ -164,11 +164,11 @@ func TestAStartThatIsSeenBeforeItsCommitReturnsCountsOnce(t *testing.T) {
 	}
 	plan := placement.Planner{}.Plan(m.snapshot, m.clock())
 	m.assume(plan.Start)
-	term, ok, err := m.db.OpenLease(db.LeaseLeader, "test").Acquire(t.Context(), time.Hour)
+	term, ok, err := m.db.Leader.OpenLease(db.LeaseLeader, "test").Acquire(t.Context(), time.Hour)
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}
-	if c, err := m.db.CommitStarts(t.Context(), term, plan.Start); err != nil || len(c.Started) != 1 {
+	if c, err := m.db.Queue.CommitStarts(t.Context(), term, plan.Start); err != nil || len(c.Started) != 1 {
 		t.Fatalf("%+v, %v", c, err)
 	}
 	if _, err := m.read(t.Context(), db.Hinted{Machines: []berth.MachineID{"m0"}}); err != nil {

@@ -14,7 +14,7 @@ import (
 func (r *rig) canceling(size int) berth.JobID {
 	r.t.Helper()
 	id := r.submitted(func(j *berth.JobSpec) { j.Array = &berth.Array{Size: size} })
-	if _, err := r.db.TendThrough(r.t.Context(), id, new(0)); err != nil {
+	if _, err := r.db.Parents.ReconcileThrough(r.t.Context(), id, new(0)); err != nil {
 		r.t.Fatal(err)
 	}
 	for _, state := range []berth.State{berth.Queued, berth.Scheduled, berth.Running} {

@@ -255,7 +255,7 @@ func (p *placer) fail(ctx context.Context, due []placement.Fail) error {
 	for _, f := range due[:min(len(due), batchSize)] {
 		ids = append(ids, f.Job)
 	}
-	failed, err := p.DB.FailExpired(ctx, p.term, ids, batchSize)
+	failed, err := p.DB.Jobs.FailExpired(ctx, p.term, ids, batchSize)
 	if err != nil {
 		return err
 	}
@@ -287,7 +287,7 @@ func (p *placer) write(ctx context.Context, starts []berth.Start) (db.Committed,
 	if err := failpoint.Hit("leader.commit.before"); err != nil {
 		return db.Committed{}, err
 	}
-	c, err := p.DB.CommitStarts(overload.As(ctx, overload.Start), p.term, starts)
+	c, err := p.DB.Queue.CommitStarts(overload.As(ctx, overload.Start), p.term, starts)
 	if err != nil {
 		return c, err
 	}

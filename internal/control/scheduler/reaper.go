@@ -34,7 +34,7 @@ func (r *reaper) run(ctx context.Context) error {
 }
 
 func (r *reaper) pass(ctx context.Context) error {
-	suspects, err := r.DB.MarkSuspect(ctx, r.term, r.Silence)
+	suspects, err := r.DB.Machines.MarkSuspect(ctx, r.term, r.Silence)
 	if err != nil {
 		return err
 	}
@@ -50,14 +50,14 @@ func (r *reaper) pass(ctx context.Context) error {
 	if err := r.judge(ctx); err != nil {
 		return err
 	}
-	lemons, err := r.DB.DrainLemons(ctx, r.term)
+	lemons, err := r.DB.Machines.DrainLemons(ctx, r.term)
 	if err != nil {
 		return err
 	}
 	for _, l := range lemons {
 		r.Logger.Error("machine drained after repeated failures", "machine_id", l.Machine, "reason", l.Reason)
 	}
-	moved, err := r.DB.DrainOverdue(ctx, r.term, drainBatch)
+	moved, err := r.DB.Attempts.DrainOverdue(ctx, r.term, drainBatch)
 	if moved > 0 {
 		r.Logger.Info("jobs told to leave draining machines", "jobs", moved)
 	}
@@ -67,7 +67,7 @@ func (r *reaper) pass(ctx context.Context) error {
 // measure counts the silent machines, and raises the alarm when there are so
 // many that no verdict is passed.
 func (r *reaper) measure(ctx context.Context) error {
-	fleet, err := r.DB.Fleet(ctx, r.Silence)
+	fleet, err := r.DB.Machines.Fleet(ctx, r.Silence)
 	if err != nil {
 		return err
 	}
@@ -90,7 +90,7 @@ func (r *reaper) measure(ctx context.Context) error {
 }
 
 func (r *reaper) judge(ctx context.Context) error {
-	due, budget, err := r.DB.OverdueMachines(ctx, r.Silence)
+	due, budget, err := r.DB.Machines.Overdue(ctx, r.Silence)
 	if err != nil {
 		return err
 	}
@@ -108,7 +108,7 @@ func (r *reaper) judge(ctx context.Context) error {
 		if err := failpoint.Hit("leader.lost.before"); err != nil {
 			return err
 		}
-		v, err := r.DB.PassVerdict(ctx, r.term, m.Machine, r.Silence)
+		v, err := r.DB.Machines.PassVerdict(ctx, r.term, m.Machine, r.Silence)
 		if err != nil {
 			return err
 		}

@@ -105,7 +105,7 @@ func (r *reconciler) run(ctx context.Context) error {
 // before this term. Otherwise they would wait for the reconciler's patience.
 func (r *reconciler) takeOver(ctx context.Context) {
 	for kind, read := range map[string]func(context.Context, time.Duration, int) ([]db.Aged, error){
-		"unclaimed": r.DB.Unclaimed, "unsettled": r.DB.Unsettled,
+		"unclaimed": r.DB.Attempts.Unclaimed, "unsettled": r.DB.Attempts.Unsettled,
 	} {
 		jobs, err := read(ctx, time.Since(r.since), passLimit)
 		if err != nil {
@@ -146,7 +146,7 @@ func (r *reconciler) pass(ctx context.Context) {
 
 // refresh keeps plans from becoming dearer as tables grow.
 func (r *reconciler) refresh(ctx context.Context) error {
-	tables, err := db.RefreshStatistics(ctx, r.DB)
+	tables, err := r.DB.Cluster.RefreshStatistics(ctx)
 	if len(tables) > 0 {
 		r.Logger.Debug("planner statistics refreshed", "tables", tables)
 	}
@@ -164,11 +164,11 @@ func (s *Scheduler) did(kind string, n int) {
 // mark keeps new work off machines with wrong counters, which only an operator may
 // correct, and off machines that do not carry out orders to kill.
 func (r *reconciler) mark(ctx context.Context) error {
-	disobedient, err := r.DB.Disobedient(ctx, r.Ages.Disobeyed)
+	disobedient, err := r.DB.Machines.Disobedient(ctx, r.Ages.Disobeyed)
 	if err != nil {
 		return err
 	}
-	miscounts, err := r.DB.Miscounts(ctx)
+	miscounts, err := r.DB.Cluster.Miscounts(ctx)
 	if err != nil {
 		return err
 	}
@@ -185,24 +185,24 @@ func (r *reconciler) mark(ctx context.Context) error {
 }
 
 func (r *reconciler) kill(ctx context.Context) error {
-	n, err := r.DB.KillOverdue(ctx, r.term, r.Ages.Overdue, passLimit)
+	n, err := r.DB.Attempts.KillOverdue(ctx, r.term, r.Ages.Overdue, passLimit)
 	r.did("kill_overdue", n)
 	if err != nil {
 		return err
 	}
-	n, err = r.DB.KillStray(ctx, r.term, passLimit)
+	n, err = r.DB.Attempts.KillStray(ctx, r.term, passLimit)
 	r.did("kill_stray", n)
 	return err
 }
 
 func (r *reconciler) expire(ctx context.Context) error {
-	failed, err := r.DB.FailExpired(ctx, r.term, nil, passLimit)
+	failed, err := r.DB.Jobs.FailExpired(ctx, r.term, nil, passLimit)
 	if err != nil {
 		return err
 	}
 	r.did("queue_timeout", len(failed))
 	r.Poker.Poke(failed...)
-	n, err := r.DB.ClearEarmarks(ctx, r.term)
+	n, err := r.DB.Queue.ClearNominations(ctx, r.term)
 	r.did("earmark", n)
 	return err
 }
@@ -210,7 +210,7 @@ func (r *reconciler) expire(ctx context.Context) error {
 // unclaimed pokes jobs whose machine has not taken them, and gives up on those
 // that it does not take, unless it may have been unable to.
 func (r *reconciler) unclaimed(ctx context.Context) error {
-	jobs, err := r.DB.Unclaimed(ctx, r.Ages.Unclaimed, passLimit)
+	jobs, err := r.DB.Attempts.Unclaimed(ctx, r.Ages.Unclaimed, passLimit)
 	if err != nil {
 		return err
 	}
@@ -218,7 +218,7 @@ func (r *reconciler) unclaimed(ctx context.Context) error {
 		r.pace.forget("unclaimed", nil)
 		return nil
 	}
-	proves, err := r.DB.SilenceProves(ctx)
+	proves, err := r.DB.Machines.SilenceProves(ctx)
 	if err != nil {
 		return err
 	}
@@ -232,7 +232,7 @@ func (r *reconciler) unclaimed(ctx context.Context) error {
 // unsettled pokes jobs with only ended members that are not settled, and settles them
 // if they seem to have no workflow.
 func (r *reconciler) unsettled(ctx context.Context) error {
-	jobs, err := r.DB.Unsettled(ctx, r.Ages.Unsettled, passLimit)
+	jobs, err := r.DB.Attempts.Unsettled(ctx, r.Ages.Unsettled, passLimit)
 	if err != nil {
 		return err
 	}
@@ -242,17 +242,17 @@ func (r *reconciler) unsettled(ctx context.Context) error {
 // stuck ends work that a responding machine does not prepare, and waits for uploads
 // that do not end, unless the machine may have been unable to report or to upload.
 func (r *reconciler) stuck(ctx context.Context) error {
-	proves, err := r.DB.SilenceProves(ctx)
+	proves, err := r.DB.Machines.SilenceProves(ctx)
 	if err != nil || !proves {
 		return err
 	}
 	patience := db.Patience{Prepare: r.Ages.Prepare, Obey: r.Ages.Disobeyed, Seal: r.Ages.Seal, Barrier: r.Ages.Barrier}
-	n, err := r.DB.KillUnprepared(ctx, r.term, patience, passLimit)
+	n, err := r.DB.Attempts.KillUnprepared(ctx, r.term, patience, passLimit)
 	r.did("kill_unprepared", n)
 	if err != nil {
 		return err
 	}
-	jobs, err := r.DB.GiveUpStuck(ctx, r.term, patience, passLimit)
+	jobs, err := r.DB.Attempts.GiveUpStuck(ctx, r.term, patience, passLimit)
 	r.did("give_up_stuck", len(jobs))
 	r.Poker.Poke(jobs...)
 	return err
@@ -262,7 +262,7 @@ func (r *reconciler) stuck(ctx context.Context) error {
 // itself in the next pass. A pass stops a bounded number of jobs, since the other steps
 // wait for it; the next pass begins where the last one ended.
 func (r *reconciler) parents(ctx context.Context) error {
-	list, err := r.DB.Untended(ctx, r.Ages.Untended, passLimit)
+	list, err := r.DB.Parents.Untended(ctx, r.Ages.Untended, passLimit)
 	if err != nil {
 		return err
 	}
@@ -281,7 +281,7 @@ func (r *reconciler) parents(ctx context.Context) error {
 			}
 			continue
 		}
-		_, err := r.DB.TendThrough(ctx, p.ID, &left)
+		_, err := r.DB.Parents.ReconcileThrough(ctx, p.ID, &left)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}

@@ -3,8 +3,6 @@ package scheduler
 import (
 	"context"
 	"time"
-
-	"berth/db"
 )
 
 // After the loss of a replica thousands of members have no waiter. Their ends reach
@@ -40,7 +38,7 @@ func (w *rewaiter) run(ctx context.Context) error {
 }
 
 func (w *rewaiter) pass(ctx context.Context) error {
-	jobs, err := db.Unwaited(ctx, w.DB, w.Ages.Unwaited, unwaitedLimit)
+	jobs, err := w.DB.Attempts.Unwaited(ctx, w.Ages.Unwaited, unwaitedLimit)
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"berth"
-	"berth/db"
 	"berth/internal/control/scheduler"
 )
 
@@ -26,7 +25,7 @@ func TestTheLeaderHasALostWaiterRepeated(t *testing.T) {
 	for _, id := range []berth.JobID{lost, waited} {
 		r.awaitState(id, "scheduled")
 	}
-	err := db.NewWaiterSet(r.db, "a").Share(t.Context(), []berth.AllocationID{value[berth.AllocationID](r, `SELECT id FROM allocations WHERE job = $1`, waited)}, true)
+	err := r.db.Attempts.NewWaiterSet("a").Share(t.Context(), []berth.AllocationID{value[berth.AllocationID](r, `SELECT id FROM allocations WHERE job = $1`, waited)}, true)
 	if err != nil {
 		t.Fatal(err)
 	}

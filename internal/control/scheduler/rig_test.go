@@ -87,7 +87,7 @@ func (r *rig) machine(id string, cpus, gpus int) {
 func (r *rig) queued(edit func(*berth.JobSpec)) berth.JobID {
 	r.t.Helper()
 	id := r.submitted(edit)
-	if _, err := r.db.Load(r.t.Context(), id); err != nil {
+	if _, err := r.db.Jobs.Load(r.t.Context(), id); err != nil {
 		r.t.Fatal(err)
 	}
 	return id
@@ -102,7 +102,7 @@ func (r *rig) submitted(edit func(*berth.JobSpec)) berth.JobID {
 	if edit != nil {
 		edit(&spec)
 	}
-	job, _, err := r.db.Submit(r.t.Context(), db.Submission{Tenant: "default", Spec: spec, Actor: "user:test"})
+	job, _, err := r.db.Jobs.Submit(r.t.Context(), db.Submission{Tenant: "default", Spec: spec, Actor: "user:test"})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func (r *rig) await(what string, holds func() bool) {
 // sound fails unless the counters add up and every attempt is whole.
 func (r *rig) sound() {
 	r.t.Helper()
-	list, err := r.db.Miscounts(r.t.Context())
+	list, err := r.db.Cluster.Miscounts(r.t.Context())
 	if err != nil || len(list) > 0 {
 		r.t.Errorf("counters: %v, %v", list, err)
 	}

@@ -20,11 +20,11 @@ func (r *rig) named(tenant berth.TenantID, name string) berth.JobID {
 	r.t.Helper()
 	spec := berth.JobSpec{Name: name, Image: "busybox"}.WithDefaults()
 	cpus(4)(&spec)
-	job, _, err := r.db.Submit(r.t.Context(), db.Submission{Tenant: tenant, Spec: spec, Actor: "user:test"})
+	job, _, err := r.db.Jobs.Submit(r.t.Context(), db.Submission{Tenant: tenant, Spec: spec, Actor: "user:test"})
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	if _, err := r.db.Load(r.t.Context(), job.ID); err != nil {
+	if _, err := r.db.Jobs.Load(r.t.Context(), job.ID); err != nil {
 		r.t.Fatal(err)
 	}
 	return job.ID
@@ -48,7 +48,7 @@ func (r *rig) done(id berth.JobID) {
 	r.run(id)
 	r.exec(`UPDATE allocations SET state = 'exited', phase = 'sealed', exit = $2, exited_at = now(), sealed_at = now() WHERE job = $1 AND state = 'active'`,
 		id, berth.Exit{Cause: berth.CauseExited, StartedAt: time.Now(), FinishedAt: time.Now()})
-	result, err := r.db.Settle(r.t.Context(), id, 1)
+	result, err := r.db.Attempts.Settle(r.t.Context(), id, 1)
 	if err != nil || result.Next != berth.Succeeded {
 		r.t.Fatalf("settled as %+v, %v", result, err)
 	}

@@ -100,8 +100,8 @@ type Options struct {
 	Ages           Ages
 	TidyEvery      time.Duration // the pause between two comparisons with the object store; zero: 10 min
 
-	Settler  Settler  // nil: DB
-	Archiver Archiver // nil: DB
+	Settler  Settler  // nil: DB.Attempts
+	Archiver Archiver // nil: DB.Jobs
 }
 
 // Timing of the election and the loops.
@@ -157,14 +157,14 @@ func New(o Options) *Scheduler {
 		o.TidyEvery = 10 * time.Minute
 	}
 	if o.Settler == nil {
-		o.Settler = o.DB
+		o.Settler = o.DB.Attempts
 	}
 	if o.Archiver == nil {
-		o.Archiver = o.DB
+		o.Archiver = o.DB.Jobs
 	}
 	o.Ages = o.Ages.withDefaults()
 	holder := berth.NewSecret()
-	return &Scheduler{Options: o, holder: holder, lease: o.DB.OpenLease(db.LeaseLeader, holder)}
+	return &Scheduler{Options: o, holder: holder, lease: o.DB.Leader.OpenLease(db.LeaseLeader, holder)}
 }
 
 // Run bids for the lead, leads while it has it, and returns when ctx ends.
@@ -216,7 +216,7 @@ func (s *Scheduler) keepWarm(ctx context.Context) {
 	switch {
 	case m == nil:
 		var n int64
-		if n, err = s.DB.Incarnation(ctx); err != nil {
+		if n, err = s.DB.Leader.Incarnation(ctx); err != nil {
 			break
 		}
 		s.lives(n)
@@ -275,7 +275,7 @@ func (s *Scheduler) lead(ctx context.Context, term db.Term, since time.Time) err
 // store. A restored database leaps, and the term is over. The tenure is nil if no
 // watermarks are kept.
 func (s *Scheduler) recognise(ctx context.Context, term db.Term) (*watermark.Tenure, error) {
-	n, leapt, err := s.DB.Incarnate(ctx)
+	n, leapt, err := s.DB.Leader.Incarnate(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("look whether the database is the same: %w", err)
 	}
@@ -349,7 +349,7 @@ func (s *Scheduler) keep(ctx context.Context, term db.Term, since time.Time) err
 // beacon records every few seconds that an API replica reaches the database.
 func (s *Scheduler) beacon(ctx context.Context) error {
 	for {
-		if err := s.DB.RenewBeacon(ctx, s.holder, s.Silence.Beacon(), s.Grace); err != nil && ctx.Err() == nil {
+		if err := s.DB.Leader.RenewBeacon(ctx, s.holder, s.Silence.Beacon(), s.Grace); err != nil && ctx.Err() == nil {
 			s.Logger.Warn("beacon not renewed", "err", err)
 		}
 		if !sleep(ctx, min(beaconEvery, s.Silence.Beacon()/4)) {
@@ -364,23 +364,23 @@ func (s *Scheduler) keepHouse(ctx context.Context, term db.Term) error {
 	const hours = 24
 	for hour := 0; ; hour++ {
 		if hour%hours == 0 {
-			if err := s.DB.EnsurePartitions(ctx); err != nil && ctx.Err() == nil {
+			if err := s.DB.Cluster.EnsurePartitions(ctx); err != nil && ctx.Err() == nil {
 				s.Logger.Error("cannot create partitions", "err", err)
 			}
 		}
 		if err := inBatches(func(limit int) (int, error) { return s.Archiver.ArchiveTerminal(ctx, term, s.Retention, limit) }); err != nil && ctx.Err() == nil {
 			s.Logger.Error("cannot archive jobs", "err", err)
 		}
-		if err := inBatches(func(limit int) (int, error) { return s.DB.PruneMachineHistory(ctx, term, s.MachineRetention, limit) }); err != nil && ctx.Err() == nil {
+		if err := inBatches(func(limit int) (int, error) { return s.DB.Machines.PruneHistory(ctx, term, s.MachineRetention, limit) }); err != nil && ctx.Err() == nil {
 			s.Logger.Error("cannot prune machine history", "err", err)
 		}
-		if err := inBatches(func(limit int) (int, error) { return s.DB.PruneTokens(ctx, term, s.Retention, limit) }); err != nil && ctx.Err() == nil {
+		if err := inBatches(func(limit int) (int, error) { return s.DB.Tokens.Prune(ctx, term, s.Retention, limit) }); err != nil && ctx.Err() == nil {
 			s.Logger.Error("cannot prune tokens", "err", err)
 		}
-		if err := inBatches(func(limit int) (int, error) { return s.DB.PruneFires(ctx, term, s.Retention, limit) }); err != nil && ctx.Err() == nil {
+		if err := inBatches(func(limit int) (int, error) { return s.DB.Schedules.PruneFires(ctx, term, s.Retention, limit) }); err != nil && ctx.Err() == nil {
 			s.Logger.Error("cannot prune schedule fires", "err", err)
 		}
-		if err := inBatches(func(limit int) (int, error) { return s.DB.DeleteEnded(ctx, term, s.Retention, limit) }); err != nil && ctx.Err() == nil {
+		if err := inBatches(func(limit int) (int, error) { return s.DB.Schedules.DeleteEnded(ctx, term, s.Retention, limit) }); err != nil && ctx.Err() == nil {
 			s.Logger.Error("cannot delete ended schedules", "err", err)
 		}
 		if !sleep(ctx, time.Hour) {

@@ -51,7 +51,7 @@ func (t *tidier) run(ctx context.Context) error {
 // for a long time.
 func (t *tidier) doomUploads(ctx context.Context) error {
 	for {
-		n, err := t.DB.DoomUploads(ctx, t.term, t.Ages.Uploads, tidyBatch)
+		n, err := t.DB.Uploads.Doom(ctx, t.term, t.Ages.Uploads, tidyBatch)
 		if err != nil || n == 0 {
 			return err
 		}
@@ -63,7 +63,7 @@ func (t *tidier) doomUploads(ctx context.Context) error {
 // a retention.
 func (t *tidier) pruneOutputs(ctx context.Context) error {
 	for t.OutputRetention > 0 {
-		n, err := t.DB.PruneOutputs(ctx, t.term, t.OutputRetention, tidyBatch)
+		n, err := t.DB.Objects.PruneOutputs(ctx, t.term, t.OutputRetention, tidyBatch)
 		if err != nil || n == 0 {
 			return err
 		}
@@ -76,7 +76,7 @@ func (t *tidier) pruneOutputs(ctx context.Context) error {
 // retention for logs.
 func (t *tidier) pruneLogs(ctx context.Context) error {
 	for t.LogRetention > 0 {
-		n, err := db.Storage{DB: t.DB}.PruneLogs(ctx, t.term, t.LogRetention, tidyBatch)
+		n, err := t.DB.Logs.Prune(ctx, t.term, t.LogRetention, tidyBatch)
 		if err != nil || n == 0 {
 			return err
 		}
@@ -97,7 +97,7 @@ const (
 func (t *tidier) removeDoomed(ctx context.Context) error {
 	var failures []error
 	for {
-		list, err := t.DB.DoomedObjects(ctx, tidyBatch)
+		list, err := t.DB.Objects.Doomed(ctx, tidyBatch)
 		if err != nil || len(list) == 0 {
 			return errors.Join(append(failures, err)...)
 		}
@@ -106,7 +106,7 @@ func (t *tidier) removeDoomed(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err := t.DB.ForgetDoomed(ctx, t.term, removed, stuck, stuckPause); err != nil {
+		if err := t.DB.Objects.ForgetDoomed(ctx, t.term, removed, stuck, stuckPause); err != nil {
 			return errors.Join(append(failures, err)...)
 		}
 		t.did("objects_removed", len(removed))
@@ -141,7 +141,7 @@ func (t *tidier) remove(ctx context.Context, list []string) (removed, stuck []st
 // row: uploads that were cut off, shards of steps that were pruned or bad.
 func (t *tidier) sweepClosed(ctx context.Context) error {
 	for {
-		list, err := t.DB.ClosedAttempts(ctx, t.Ages.Objects, tidyBatch)
+		list, err := t.DB.Objects.ClosedAttempts(ctx, t.Ages.Objects, tidyBatch)
 		if err != nil || len(list) == 0 {
 			return err
 		}
@@ -152,7 +152,7 @@ func (t *tidier) sweepClosed(ctx context.Context) error {
 				return err
 			}
 			removed += n
-			if err := t.DB.MarkSwept(ctx, t.term, a.Job, a.Attempt); err != nil {
+			if err := t.DB.Objects.MarkSwept(ctx, t.term, a.Job, a.Attempt); err != nil {
 				return err
 			}
 		}
@@ -189,7 +189,7 @@ func (t *tidier) rejectLost(ctx context.Context) error {
 	var lost []db.Shard
 	found := 0
 	for after := (db.Shard{}); ; {
-		list, err := t.DB.VerifiedShards(ctx, after, tidyBatch)
+		list, err := t.DB.Objects.VerifiedShards(ctx, after, tidyBatch)
 		if err != nil {
 			return err
 		}
@@ -215,7 +215,7 @@ func (t *tidier) rejectLost(ctx context.Context) error {
 	}
 	marked := 0
 	for _, s := range lost {
-		did, err := t.DB.RejectMissing(ctx, t.term, s)
+		did, err := t.DB.Objects.RejectMissing(ctx, t.term, s)
 		if err != nil {
 			return err
 		}

@@ -193,7 +193,7 @@ func TestUploadsThatNobodyUsesAreRemoved(t *testing.T) {
 	r, b := newRig(t), store(t)
 	upload := func(n byte, idle time.Duration) (a berth.Address, object string) {
 		a = berth.AddressOf([]byte(strings.Repeat(string(n), 32)))
-		folder, err := r.db.BeginUpload(t.Context(), "default", a)
+		folder, err := r.db.Uploads.Begin(t.Context(), "default", a)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -204,7 +204,7 @@ func TestUploadsThatNobodyUsesAreRemoved(t *testing.T) {
 		if idle == 0 {
 			return a, object
 		}
-		if _, _, err := r.db.EndUpload(t.Context(), "default", berth.Upload{Address: a, Files: 1, Bytes: 1}, folder); err != nil {
+		if _, _, err := r.db.Uploads.End(t.Context(), "default", berth.Upload{Address: a, Files: 1, Bytes: 1}, folder); err != nil {
 			t.Fatal(err)
 		}
 		return a, object

@@ -18,11 +18,11 @@ func TestAStandbyReadsAlong(t *testing.T) {
 	t.Cleanup(d.Close)
 	queue := func() {
 		t.Helper()
-		job, _, err := d.Submit(t.Context(), db.Submission{Tenant: "default", Actor: "user:test", Spec: berth.JobSpec{Name: "x", Image: "busybox"}.WithDefaults()})
+		job, _, err := d.Jobs.Submit(t.Context(), db.Submission{Tenant: "default", Actor: "user:test", Spec: berth.JobSpec{Name: "x", Image: "busybox"}.WithDefaults()})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := d.Load(t.Context(), job.ID); err != nil {
+		if _, err := d.Jobs.Load(t.Context(), job.ID); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -30,7 +30,7 @@ func (r *reconciler) workflows(ctx context.Context) error {
 // lags, so the comparison never acts on the list alone: it describes a workflow
 // that the list lacks before it starts one.
 func (r *reconciler) compare(ctx context.Context) error {
-	live, err := r.DB.LiveJobs(ctx, r.Ages.Submitted)
+	live, err := r.DB.Jobs.ListLive(ctx, r.Ages.Submitted)
 	if err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func (r *reconciler) closeEnded(ctx context.Context, live []db.Aged, open map[be
 	for id := range open {
 		suspects = append(suspects, id)
 	}
-	rows, err := r.DB.StatesOf(ctx, suspects)
+	rows, err := r.DB.Jobs.StatesOf(ctx, suspects)
 	if err != nil {
 		return err
 	}

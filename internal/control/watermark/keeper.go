@@ -82,7 +82,7 @@ func (k *Keeper) Check(ctx context.Context) error {
 func (k *Keeper) leap(ctx context.Context, proof db.Outside) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), LeapPatience)
 	defer cancel()
-	_, err := k.DB.Leap(ctx, proof)
+	_, err := k.DB.Leader.Leap(ctx, proof)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err != nil {
@@ -130,7 +130,7 @@ func (k *Keeper) check(ctx context.Context) (int64, error) {
 	if err := json.Unmarshal(b, &found); err != nil || key(folder, found.Number) != folder+"/"+newest {
 		return 0, fmt.Errorf("watermark %s/%s in the object store is damaged (%v): remove it", folder, newest, err)
 	}
-	known, err := k.DB.KnowsStored(ctx, found.StoredWatermark)
+	known, err := k.DB.Leader.KnowsStored(ctx, found.StoredWatermark)
 	if err != nil || known {
 		return found.Number, err
 	}
@@ -139,7 +139,7 @@ func (k *Keeper) check(ctx context.Context) (int64, error) {
 
 // folder is where this cluster's records lie: several may share a store.
 func (k *Keeper) folder(ctx context.Context) (string, error) {
-	cluster, err := k.DB.Cluster(ctx)
+	cluster, err := k.DB.Cluster.ID(ctx)
 	return "clusters/" + cluster + "/watermarks", err
 }
 
@@ -239,7 +239,7 @@ func (t *Tenure) Watch(ctx context.Context) error {
 func (t *Tenure) verify(ctx context.Context) error {
 	look, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
-	if err := t.baseline.Verify(look, t.keeper.DB); errors.Is(err, db.ErrRestored) {
+	if err := t.baseline.Verify(look, t.keeper.DB.Leader); errors.Is(err, db.ErrRestored) {
 		return t.keeper.leap(ctx, t.baseline.Lost())
 	}
 	return nil
@@ -264,7 +264,7 @@ func (t *Tenure) advance(ctx context.Context) error {
 		}
 		t.checked = true
 	}
-	next, err := t.branch.Reserve(ctx, t.keeper.DB, above)
+	next, err := t.branch.Reserve(ctx, t.keeper.DB.Leader, above)
 	if err != nil {
 		return t.proved(ctx, err)
 	}
@@ -279,7 +279,7 @@ func (t *Tenure) advance(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := t.branch.Grant(ctx, t.keeper.DB, next); err != nil {
+	if err := t.branch.Grant(ctx, t.keeper.DB.Leader, next); err != nil {
 		return t.proved(ctx, err)
 	}
 	t.clear(ctx, next.Number)

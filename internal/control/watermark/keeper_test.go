@@ -43,7 +43,7 @@ func (r *rig) exec(sql string) {
 func (r *rig) term(holder string) db.Term {
 	r.t.Helper()
 	r.exec(`UPDATE leases SET expires_at = now() - interval '1 s'`)
-	term, ok, err := r.db.OpenLease(db.LeaseLeader, holder).Acquire(r.t.Context(), time.Hour)
+	term, ok, err := r.db.Leader.OpenLease(db.LeaseLeader, holder).Acquire(r.t.Context(), time.Hour)
 	if err != nil || !ok {
 		r.t.Fatal(ok, err)
 	}
@@ -61,7 +61,7 @@ func (r *rig) numbers() (granted int64, stored []string) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	cluster, err := r.db.Cluster(r.t.Context())
+	cluster, err := r.db.Cluster.ID(r.t.Context())
 	if err == nil {
 		stored, err = r.blobs.Names(r.t.Context(), "clusters/"+cluster+"/watermarks")
 	}
@@ -81,7 +81,7 @@ func (r *rig) wants(granted int64, stored ...string) {
 
 func (r *rig) incarnation() int64 {
 	r.t.Helper()
-	n, err := r.db.Incarnation(r.t.Context())
+	n, err := r.db.Leader.Incarnation(r.t.Context())
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -312,7 +312,7 @@ func TestAStoreThatWasEmptiedIsNoRestore(t *testing.T) {
 func TestADamagedRecordIsAnErrorThatNamesIt(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	cluster, err := r.db.Cluster(t.Context())
+	cluster, err := r.db.Cluster.ID(t.Context())
 	if err == nil {
 		err = r.blobs.Create(t.Context(), "clusters/"+cluster+"/watermarks/0000000000000000009", []byte("{"))
 	}

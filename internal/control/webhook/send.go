@@ -91,7 +91,7 @@ func (s *Sender) reason(err error) error {
 
 // keys returns the tenant's keys with which the call is signed.
 func (s *Sender) keys(ctx context.Context, tenant berth.TenantID) ([][]byte, error) {
-	list, err := s.DB.SealedSecrets(ctx, tenant, []string{berth.WebhookSecret})
+	list, err := s.DB.Secrets.Sealed(ctx, tenant, []string{berth.WebhookSecret})
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("read secret %s: %w", berth.WebhookSecret, err)

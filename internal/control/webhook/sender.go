@@ -123,7 +123,7 @@ func (s *Sender) claim(ctx context.Context) ([]db.Notice, error) {
 	if c.Limit == 0 {
 		return nil, nil
 	}
-	list, err := s.DB.ClaimNotices(ctx, c)
+	list, err := s.DB.Outbox.Claim(ctx, c)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, n := range list {
@@ -159,13 +159,13 @@ func (s *Sender) deliver(ctx context.Context, n db.Notice) {
 	var result string
 	switch {
 	case err == nil:
-		result, err = "delivered", s.DB.NoticeDelivered(record, n)
+		result, err = "delivered", s.DB.Outbox.Delivered(record, n)
 	case errors.Is(err, errFinal) || n.Age >= s.For:
 		log.Info("webhook given up", "err", err)
-		result, err = "given_up", s.DB.GiveUpNotice(record, n, s.epitaph(n, err))
+		result, err = "given_up", s.DB.Outbox.GiveUp(record, n, s.epitaph(n, err))
 	default:
 		log.Debug("webhook not answered; tried again", "err", err)
-		result, err = "failed", s.DB.NoticeFailed(record, n, s.pause(n.Tries))
+		result, err = "failed", s.DB.Outbox.Failed(record, n, s.pause(n.Tries))
 	}
 	s.results.WithLabelValues(result).Inc()
 	if err != nil {

@@ -52,7 +52,7 @@ func newSite(t *testing.T, tenants ...berth.TenantID) *site {
 		t.Fatal(err)
 	}
 	for _, tenant := range tenants {
-		if err := s.db.CreateTenant(t.Context(), berth.NewTenant{ID: tenant}); err != nil {
+		if err := s.db.Tenants.Create(t.Context(), berth.NewTenant{ID: tenant}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -65,7 +65,7 @@ func newSite(t *testing.T, tenants ...berth.TenantID) *site {
 func (s *site) setKey(tenant berth.TenantID, value string) {
 	s.t.Helper()
 	key, sealed := s.keys.Seal(tenant, berth.WebhookSecret, []byte(value))
-	if _, _, err := s.db.SetSecret(s.t.Context(), db.SealedSecret{Tenant: tenant, Name: berth.WebhookSecret, Key: key, Sealed: sealed}); err != nil {
+	if _, _, err := s.db.Secrets.Set(s.t.Context(), db.SealedSecret{Tenant: tenant, Name: berth.WebhookSecret, Key: key, Sealed: sealed}); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -74,11 +74,11 @@ func (s *site) setKey(tenant berth.TenantID, value string) {
 func (s *site) cancel(tenant berth.TenantID, url string) berth.JobID {
 	s.t.Helper()
 	spec := berth.JobSpec{Name: "told", Image: "x", Labels: map[string]string{"a": "<b>"}, Notify: []berth.Notify{{URL: url}}}.WithDefaults()
-	job, _, err := s.db.Submit(s.t.Context(), db.Submission{Tenant: tenant, Spec: spec, Actor: "user:test"})
+	job, _, err := s.db.Jobs.Submit(s.t.Context(), db.Submission{Tenant: tenant, Spec: spec, Actor: "user:test"})
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	if _, err := s.db.RequestCancel(s.t.Context(), "", job.ID, "user:test", nil); err != nil {
+	if _, err := s.db.Jobs.RequestCancel(s.t.Context(), "", job.ID, "user:test", nil); err != nil {
 		s.t.Fatal(err)
 	}
 	return job.ID
@@ -95,7 +95,7 @@ func (s *site) waiting() (n int) {
 // warning returns the text of the job's history for a call that was given up.
 func (s *site) warning(id berth.JobID) string {
 	s.t.Helper()
-	list, err := s.db.Events(s.t.Context(), "", id, 0, 100)
+	list, err := s.db.Jobs.Events(s.t.Context(), "", id, 0, 100)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -234,7 +234,7 @@ func TestACallTellsWhatHappenedAndIsSigned(t *testing.T) {
 	if err := json.Unmarshal([]byte(c.body), &e); err != nil {
 		t.Fatal(err)
 	}
-	job, err := s.db.Job(t.Context(), "", id)
+	job, err := s.db.Jobs.Get(t.Context(), "", id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -331,7 +331,7 @@ func TestACallWaitsForItsKey(t *testing.T) {
 	s := newSite(t)
 	r := newReceiver(t, nil)
 	s.cancel("default", r.URL)
-	if err := s.db.DeleteSecret(t.Context(), "default", berth.WebhookSecret); err != nil {
+	if err := s.db.Secrets.Delete(t.Context(), "default", berth.WebhookSecret); err != nil {
 		t.Fatal(err)
 	}
 	s.send(nil)

@@ -65,7 +65,7 @@ func (s *site) wantLines(id berth.JobID, n int, before ...string) {
 
 func (s *site) machineEpoch(id berth.MachineID) int64 {
 	s.t.Helper()
-	m, err := s.db.Machine(s.t.Context(), "", id)
+	m, err := s.db.Machines.Get(s.t.Context(), "", id)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -128,7 +128,7 @@ func TestRestartBeforeTheStart(t *testing.T) {
 			m.runtime.Intercept(nil)
 			m.start()
 			s.until("rank is sealed", func() bool {
-				v, err := s.db.Load(t.Context(), id)
+				v, err := s.db.Jobs.Load(t.Context(), id)
 				return err == nil && len(v.Slots) == 1 && v.Slots[0].Sealed
 			})
 			if j := s.settle(id); j.Status != berth.Succeeded {
@@ -152,7 +152,7 @@ func TestF7AReservationThatADeadProcessTookAlongIsTakenUp(t *testing.T) {
 	req := m.place(id)
 	m.start()
 	s.until("the rank is sealed without a waiter", func() bool {
-		v, err := s.db.Load(t.Context(), id)
+		v, err := s.db.Jobs.Load(t.Context(), id)
 		return err == nil && len(v.Slots) == 1 && v.Slots[0].Sealed
 	})
 	if j := s.settle(id); j.Status != berth.Succeeded || len(j.Attempts) != 1 {

@@ -31,11 +31,11 @@ func TestF32CrashDuringAnUploadLeavesTheOlderStep(t *testing.T) {
 	on.Store(false)
 	m.start()
 	s.until("the machine has told that it rebooted", func() bool {
-		v, err := s.db.Load(t.Context(), id)
+		v, err := s.db.Jobs.Load(t.Context(), id)
 		if err != nil {
 			return false
 		}
-		r, err := s.db.Settle(t.Context(), id, v.Attempt)
+		r, err := s.db.Attempts.Settle(t.Context(), id, v.Attempt)
 		return err == nil && r.Next == berth.Retrying
 	})
 	newest := s.verified(id)[0]
@@ -118,14 +118,14 @@ func TestF33FinalUploadSlowerThanTheNextPlacementLosesNothing(t *testing.T) {
 	}
 	s.db.Hub().Publish("machine", "m1")
 	s.until("its GPU is free, and its last checkpoint under way", func() bool {
-		mach, err := s.db.Machine(t.Context(), "", "m1")
+		mach, err := s.db.Machines.Get(t.Context(), "", "m1")
 		return err == nil && mach.GPUs[0].UsedMilli == 0 && held.Load() > 0
 	})
 	next := s.submit(nil, "exit", "0")
 	if _, other := m.run(next); other.exit().Code != 0 {
 		t.Error("the next job failed")
 	}
-	if r, err := s.db.Settle(t.Context(), id, 1); err != nil || !r.NotReady {
+	if r, err := s.db.Attempts.Settle(t.Context(), id, 1); err != nil || !r.NotReady {
 		t.Errorf("settled while its checkpoint is under way: %+v, %v", r, err)
 	}
 	free()
@@ -156,7 +156,7 @@ func TestF32LostWorkIsMeasuredAndShown(t *testing.T) {
 	if before.LostSteps == nil || before.LostGPUSeconds == nil || *before.LostGPUSeconds < 0 {
 		t.Fatalf("attempt %+v does not say what was lost", before)
 	}
-	for end, n := range s.db.Ends() {
+	for end, n := range s.db.Attempts.EndCounts() {
 		if end.Next != berth.Retrying || n.Attempts != 1 || n.LostGPUSeconds != *before.LostGPUSeconds {
 			t.Errorf("counted %+v of %+v; the attempt says %f GPU-seconds", n, end, *before.LostGPUSeconds)
 		}

@@ -84,7 +84,7 @@ func TestCancelsAgainstASlowEngineLeaveNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cluster, err := s.db.Cluster(t.Context())
+	cluster, err := s.db.Cluster.ID(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,7 +27,7 @@ func dockerMachine(t *testing.T) (*site, *machine) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cluster, err := s.db.Cluster(t.Context())
+	cluster, err := s.db.Cluster.ID(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -188,7 +188,7 @@ func TestUnhealthyGPUEndsItsRank(t *testing.T) {
 		t.Errorf("exit is %+v", x)
 	}
 	m.until("the device is shown unhealthy", func() bool {
-		mach, err := s.db.Machine(t.Context(), "", "m1")
+		mach, err := s.db.Machines.Get(t.Context(), "", "m1")
 		return err == nil && !mach.GPUs[0].Healthy
 	})
 }

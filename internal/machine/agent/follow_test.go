@@ -17,7 +17,7 @@ func TestAFollowedLogSurvivesAgentAndMachine(t *testing.T) {
 	t.Parallel()
 	const token, lines = "berth_0123456789ab_0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef", 300
 	s := newSite(t)
-	if err := s.db.EnsureToken(t.Context(), token, berth.NewToken{Name: "root", Tenant: "default", Role: berth.RoleAdmin}); err != nil {
+	if err := s.db.Tokens.Ensure(t.Context(), token, berth.NewToken{Name: "root", Tenant: "default", Role: berth.RoleAdmin}); err != nil {
 		t.Fatal(err)
 	}
 	first, second := s.machine("m1"), s.machine("m2")

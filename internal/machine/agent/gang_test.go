@@ -28,7 +28,7 @@ func (s *site) pair(engine node.Runtime) [2]*machine {
 // placeGang begins the next attempt of a gang, a rank on each of the machines.
 func (s *site) placeGang(id berth.JobID, on ...*machine) (attempt int) {
 	s.t.Helper()
-	if _, err := s.db.Load(s.t.Context(), id); err != nil {
+	if _, err := s.db.Jobs.Load(s.t.Context(), id); err != nil {
 		s.t.Fatal(err)
 	}
 	start := berth.Start{Job: id}
@@ -36,13 +36,13 @@ func (s *site) placeGang(id berth.JobID, on ...*machine) (attempt int) {
 		s.t.Fatal(err)
 	}
 	for _, m := range on {
-		mach, err := s.db.Machine(s.t.Context(), "", m.id)
+		mach, err := s.db.Machines.Get(s.t.Context(), "", m.id)
 		if err != nil {
 			s.t.Fatal(err)
 		}
 		start.Ranks = append(start.Ranks, berth.Grant{Machine: m.id, Epoch: mach.Epoch, Capacity: berth.Capacity{CPUMilli: 500, MemoryMiB: 64}})
 	}
-	c, err := s.db.CommitStarts(s.t.Context(), s.term, []berth.Start{start})
+	c, err := s.db.Queue.CommitStarts(s.t.Context(), s.term, []berth.Start{start})
 	if err != nil || len(c.Started) != 1 {
 		s.t.Fatalf("place: %+v, %v", c, err)
 	}
@@ -133,7 +133,7 @@ func TestNetworksThatGangsLeftAreSwept(t *testing.T) {
 	engine := fakeruntime.New(fakeruntime.Options{CPUMilli: 64000})
 	t.Cleanup(engine.Shutdown)
 	m := s.machineOn("m1", engine)
-	cluster, err := s.db.Cluster(t.Context())
+	cluster, err := s.db.Cluster.ID(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,7 +242,7 @@ func TestAGangGoesBackTogetherFromADamagedPart(t *testing.T) {
 	s.until("the backoff is over", func() bool { return s.job(id).EligibleAt == nil || time.Now().After(*s.job(id).EligibleAt) })
 	attempt = s.placeGang(id, m[0], m[1])
 	s.until("the others are stopped", func() bool {
-		stopped, err := s.db.StopAttempt(t.Context(), id, attempt)
+		stopped, err := s.db.Attempts.Stop(t.Context(), id, attempt)
 		return err == nil && stopped
 	})
 	s.db.Hub().Publish(db.TopicMachine, "m1", "m2")

@@ -19,7 +19,7 @@ import (
 // caches is what the database has of caches.
 func (s *site) caches() map[berth.MachineID][]berth.CachedData {
 	s.t.Helper()
-	c, err := s.db.LoadQueue(s.t.Context())
+	c, err := s.db.Queue.Load(s.t.Context())
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -33,12 +33,12 @@ func (s *site) caches() map[berth.MachineID][]berth.CachedData {
 // plan is what a leader would decide now.
 func (s *site) plan() placement.Plan {
 	s.t.Helper()
-	c, err := s.db.LoadQueue(s.t.Context())
+	c, err := s.db.Queue.Load(s.t.Context())
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	snapshot := placement.NewSnapshot()
-	requests, err := s.db.Requests(s.t.Context(), convert.Missing(snapshot, c.Jobs))
+	requests, err := s.db.Queue.Requests(s.t.Context(), convert.Missing(snapshot, c.Jobs))
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func TestASecondRunGoesWhereTheDataIs(t *testing.T) {
 	var ids []berth.JobID
 	for range 3 { // each wants one of the two GPUs of a machine
 		id := s.submit(func(j *berth.JobSpec) { j.Workdir, j.Resources.GPUs = string(a), 1000 }, "exit", "0")
-		if _, err := s.db.Load(t.Context(), id); err != nil {
+		if _, err := s.db.Jobs.Load(t.Context(), id); err != nil {
 			t.Fatal(err)
 		}
 		ids = append(ids, id)

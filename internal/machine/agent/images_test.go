@@ -42,7 +42,7 @@ func (s *site) told(m berth.MachineID, want ...berth.CachedData) func() bool {
 func TestASecondJobGoesWhereItsImageIsAndOtherTenantsAreToldNothing(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	if err := s.db.CreateTenant(t.Context(), berth.NewTenant{ID: "blue"}); err != nil {
+	if err := s.db.Tenants.Create(t.Context(), berth.NewTenant{ID: "blue"}); err != nil {
 		t.Fatal(err)
 	}
 	s.machine("m1").large() // its engine has the image too; no job has used it there
@@ -57,7 +57,7 @@ func TestASecondJobGoesWhereItsImageIsAndOtherTenantsAreToldNothing(t *testing.T
 	next := func(tenant berth.TenantID) (on berth.MachineID, near []placement.Near) {
 		t.Helper()
 		id := s.submitAs(tenant, func(j *berth.JobSpec) { j.Resources.GPUs = 1000 }, "exit", "0")
-		if _, err := s.db.Load(t.Context(), id); err != nil { // it waits now
+		if _, err := s.db.Jobs.Load(t.Context(), id); err != nil { // it waits now
 			t.Fatal(err)
 		}
 		p := s.plan()

@@ -31,7 +31,7 @@ func leaving(path string) func(*berth.JobSpec) {
 // output unpacks what a job has stored under that name.
 func (s *site) output(id berth.JobID, name string) (berth.StoredOutput, string) {
 	s.t.Helper()
-	list, _, err := s.db.Outputs(s.t.Context(), id, db.Paging{})
+	list, _, err := s.db.Objects.Outputs(s.t.Context(), id, db.Paging{})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -116,7 +116,7 @@ func TestAFailedJobHasNoOutputs(t *testing.T) {
 	if j := s.settle(id); j.Reason.Code != berth.ReasonExitCode {
 		t.Errorf("job is %s, %+v", j.Status, j.Reason)
 	}
-	if list, _, err := s.db.Outputs(t.Context(), id, db.Paging{}); err != nil || len(list) > 0 {
+	if list, _, err := s.db.Objects.Outputs(t.Context(), id, db.Paging{}); err != nil || len(list) > 0 {
 		t.Errorf("outputs are %+v, %v", list, err)
 	}
 }
@@ -177,7 +177,7 @@ func TestAnOutputThatTheMachineCannotReadIsNotItsUsersLoss(t *testing.T) {
 			id := s.submit(leaving("/workspace/x"), "write-file", "/workspace/x", "1")
 			_, w := m.run(id)
 			s.until("its exit is on record", func() bool {
-				v, err := s.db.View(t.Context(), id)
+				v, err := s.db.Jobs.View(t.Context(), id)
 				return err == nil && len(v.Slots) == 1 && v.Slots[0].State == berth.AllocExited
 			})
 			close(told)
@@ -279,7 +279,7 @@ func TestAPartOfAGangsOutputThatIsRefusedIsItsUsersLoss(t *testing.T) {
 	}, "write-file", "/workspace/x", "1")
 	attempt := s.placeGang(id, m[0], m[1])
 	s.until("the exits are on record", func() bool {
-		v, err := s.db.View(t.Context(), id)
+		v, err := s.db.Jobs.View(t.Context(), id)
 		return err == nil && len(v.Slots) == 2 && v.Slots[0].State == berth.AllocExited && v.Slots[1].State == berth.AllocExited
 	})
 	close(told)

@@ -84,7 +84,7 @@ func TestF9AZombieOfAMachineThatWasLostIsKilledAndFreedOnlyThen(t *testing.T) {
 		t.Errorf("job is %s", j.Status)
 	}
 	used := func() int64 {
-		mach, err := s.db.Machine(t.Context(), "", "m1")
+		mach, err := s.db.Machines.Get(t.Context(), "", "m1")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -258,11 +258,11 @@ func TestF36CapacityStaysTakenWhileAKillIsNotConfirmed(t *testing.T) {
 	defer d.Thaw()
 	s.cancel(id)
 	s.until("the machine is heard for a while after the kill was due", func() bool {
-		v, err := s.db.Load(context.Background(), id)
+		v, err := s.db.Jobs.Load(context.Background(), id)
 		if err != nil || v.State != berth.Canceling || len(v.Slots) != 1 || !v.Slots[0].Live() {
 			t.Fatalf("while the engine hangs the job is %+v, %v", v, err)
 		}
-		heard, err := s.db.Machine(t.Context(), "", m.cfg.Machine)
+		heard, err := s.db.Machines.Get(t.Context(), "", m.cfg.Machine)
 		return err == nil && heard.SeenAt != nil && !v.StopBy.IsZero() && heard.SeenAt.After(v.StopBy.Add(time.Second))
 	})
 	d.Thaw()

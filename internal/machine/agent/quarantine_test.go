@@ -51,7 +51,7 @@ func TestF15ContainersThatTheDatabaseForgotAreLeftAlone(t *testing.T) {
 	s.forget(id)
 	m.start()
 	m.until("it is in quarantine", func() bool { return strings.Contains(m.logs.text(), "does not know a container") })
-	found, err := s.db.Machine(t.Context(), "", "m1")
+	found, err := s.db.Machines.Get(t.Context(), "", "m1")
 	if err != nil || found.State != berth.MachineJoining || !strings.Contains(found.Reason, "does not know") {
 		t.Errorf("the machine is %s: %s, %v", found.State, found.Reason, err)
 	}

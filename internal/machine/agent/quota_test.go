@@ -10,7 +10,7 @@ import (
 // quota sets the storage limits of the tenant that the jobs belong to.
 func (s *site) quota(l berth.StorageLimits) {
 	s.t.Helper()
-	if err := s.db.SetQuota(s.t.Context(), berth.Quota{Tenant: "default", Storage: &l}); err != nil {
+	if err := s.db.Tenants.SetQuota(s.t.Context(), berth.Quota{Tenant: "default", Storage: &l}); err != nil {
 		s.t.Fatal(err)
 	}
 }

@@ -17,7 +17,7 @@ func TestAgentOfARemovedMachineEnds(t *testing.T) {
 	cfg := s.machine("m1").cfg
 	cfg.Machine, cfg.StateDir = "m2", t.TempDir()
 	cfg.GPUs = declared{}
-	token, err := s.db.CreateJoinToken(t.Context(), berth.NewJoinToken{}, "operator:test")
+	token, err := s.db.JoinTokens.Create(t.Context(), berth.NewJoinToken{}, "operator:test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func TestAgentOfARemovedMachineEnds(t *testing.T) {
 	}
 	done := run()
 	s.until("m2 is ready", func() bool { return s.machineState("m2") == berth.MachineReady })
-	if err := s.db.Retire(t.Context(), "m2", "operator:test"); err != nil {
+	if err := s.db.Machines.Retire(t.Context(), "m2", "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	ends(done)

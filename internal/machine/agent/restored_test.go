@@ -54,7 +54,7 @@ func (away) Delete(ctx context.Context, _ string) error             { return err
 // often as that leaps, and grants watermarks until the test calls stop.
 func (s *site) leads(holder string, store watermark.Store) (stop func()) {
 	s.t.Helper()
-	lease := s.db.OpenLease(db.LeaseLeader, holder)
+	lease := s.db.Leader.OpenLease(db.LeaseLeader, holder)
 	keeper := &watermark.Keeper{DB: s.db, Store: store, Logger: slog.New(slog.DiscardHandler), Every: 20 * time.Millisecond}
 	for range 5 {
 		term, ok, err := lease.Acquire(s.t.Context(), time.Hour)
@@ -62,7 +62,7 @@ func (s *site) leads(holder string, store watermark.Store) (stop func()) {
 			s.t.Fatalf("no lead: %v, %v", ok, err)
 		}
 		s.term = term
-		if _, leapt, err := s.db.Incarnate(s.t.Context()); err != nil {
+		if _, leapt, err := s.db.Leader.Incarnate(s.t.Context()); err != nil {
 			s.t.Fatal(err)
 		} else if leapt {
 			continue
@@ -178,7 +178,7 @@ func putBack(t *testing.T, url, store string, take func() (putBack func())) {
 	// After the backup: one ends, one that waited runs, one is new.
 	m2.runtime.Exit(berth.ContainerName(ends, 0, 1), 0)
 	s.until("the one has ended", func() bool {
-		r, err := s.db.Settle(t.Context(), ends, 1)
+		r, err := s.db.Attempts.Settle(t.Context(), ends, 1)
 		return err == nil && r.Next == berth.Succeeded
 	})
 	waitsReq, _ := m1.runOn(1, waits)
@@ -209,7 +209,7 @@ func putBack(t *testing.T, url, store string, take func() (putBack func())) {
 
 	for _, m := range []*machine{m1, m2} {
 		m.until("it takes no work", func() bool {
-			got, err := s.db.Machine(t.Context(), "", m.id)
+			got, err := s.db.Machines.Get(t.Context(), "", m.id)
 			return err == nil && got.State == berth.MachineJoining && strings.Contains(got.Reason, "does not know")
 		})
 	}
@@ -233,7 +233,7 @@ func putBack(t *testing.T, url, store string, take func() (putBack func())) {
 	}
 	// The row that says that a container runs catches up with its machine.
 	s.until("the attempt that had ended is over", func() bool {
-		r, err := s.db.Settle(t.Context(), ends, 1)
+		r, err := s.db.Attempts.Settle(t.Context(), ends, 1)
 		return err == nil && !r.NotReady
 	})
 

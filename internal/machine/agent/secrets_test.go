@@ -31,7 +31,7 @@ var canarySum = func() string {
 func (s *site) secret(name, value string) {
 	s.t.Helper()
 	key, sealed := s.keys.Seal("default", name, []byte(value))
-	if _, _, err := s.db.SetSecret(s.t.Context(), db.SealedSecret{Tenant: "default", Name: name, Key: key, Sealed: sealed}); err != nil {
+	if _, _, err := s.db.Secrets.Set(s.t.Context(), db.SealedSecret{Tenant: "default", Name: name, Key: key, Sealed: sealed}); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -143,7 +143,7 @@ func TestAJobWhoseSecretIsGoneFails(t *testing.T) {
 	m := s.machine("m1")
 	s.secret("TOKEN", canary)
 	id := s.submit(func(j *berth.JobSpec) { j.Secrets = []string{"TOKEN"} }, "exit", "0")
-	if err := s.db.DeleteSecret(t.Context(), "default", "TOKEN"); err != nil {
+	if err := s.db.Secrets.Delete(t.Context(), "default", "TOKEN"); err != nil {
 		t.Fatal(err)
 	}
 	_, w := m.run(id)

@@ -14,7 +14,7 @@ import (
 
 func (s *site) engineSilent(id berth.MachineID) bool {
 	s.t.Helper()
-	m, err := s.db.Machine(s.t.Context(), "", id)
+	m, err := s.db.Machines.Get(s.t.Context(), "", id)
 	return err == nil && m.EngineSilentSince != nil
 }
 
@@ -47,7 +47,7 @@ func TestF53AMachineWhoseEngineHangsGetsNoNewWork(t *testing.T) {
 	<-asked
 	deaf.Store(true)
 	s.until("the control plane knows", func() bool { return s.engineSilent("m1") })
-	found, err := s.db.Machine(t.Context(), "", "m1")
+	found, err := s.db.Machines.Get(t.Context(), "", "m1")
 	if err != nil || found.State != berth.MachineReady || !strings.HasPrefix(found.Reason, "its container engine has not answered since ") ||
 		!strings.HasSuffix(found.Reason, "; restart it: systemctl restart docker") {
 		t.Errorf("the machine is %s: %q, %v", found.State, found.Reason, err)
@@ -56,10 +56,10 @@ func TestF53AMachineWhoseEngineHangsGetsNoNewWork(t *testing.T) {
 		t.Error("the agent does not log it")
 	}
 	next := s.submit(nil, "exit", "0")
-	if _, err := s.db.Load(t.Context(), next); err != nil {
+	if _, err := s.db.Jobs.Load(t.Context(), next); err != nil {
 		t.Fatal(err)
 	}
-	c, err := s.db.CommitStarts(t.Context(), s.term, []berth.Start{{Job: next, Version: 2, Attempt: 1, Ranks: []berth.Grant{{
+	c, err := s.db.Queue.CommitStarts(t.Context(), s.term, []berth.Start{{Job: next, Version: 2, Attempt: 1, Ranks: []berth.Grant{{
 		Machine: "m1", Epoch: found.Epoch, Capacity: berth.Capacity{CPUMilli: 1000, MemoryMiB: 64},
 	}}}})
 	if err != nil || len(c.Started) != 0 || !strings.Contains(fmt.Sprint(c.Refused), "container engine does not answer") {

@@ -77,7 +77,7 @@ func newSiteOn(t *testing.T, url string) *site {
 		t.Fatal(err)
 	}
 	server, err := api.New(api.Deps{
-		DB: s.db, Control: s.db, Logger: slog.New(slog.DiscardHandler), Agent: api.AgentDeps{Blobs: s.blobs},
+		DB: s.db, Control: s.db.Jobs, Logger: slog.New(slog.DiscardHandler), Agent: api.AgentDeps{Blobs: s.blobs},
 		Logs: &blob.LogReader{Store: s.blobs, DB: s.db}, Vault: s.keys,
 		Volumes: admission.Volumes{"datasets": {"default"}},
 	})
@@ -90,7 +90,7 @@ func newSiteOn(t *testing.T, url string) *site {
 	h.Start()
 	t.Cleanup(h.Close)
 	s.url = h.URL
-	term, ok, err := s.db.OpenLease(db.LeaseLeader, "test").Acquire(t.Context(), time.Hour)
+	term, ok, err := s.db.Leader.OpenLease(db.LeaseLeader, "test").Acquire(t.Context(), time.Hour)
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}
@@ -164,7 +164,7 @@ func (s *site) machine(id berth.MachineID) *machine {
 
 func (s *site) machineOn(id berth.MachineID, engine node.Runtime) *machine {
 	s.t.Helper()
-	j, err := s.db.CreateJoinToken(s.t.Context(), berth.NewJoinToken{}, "operator:test")
+	j, err := s.db.JoinTokens.Create(s.t.Context(), berth.NewJoinToken{}, "operator:test")
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -238,7 +238,7 @@ func (s *site) until(what string, ok func() bool) {
 
 func (s *site) machineState(id berth.MachineID) berth.MachineState {
 	s.t.Helper()
-	m, err := s.db.Machine(s.t.Context(), "", id)
+	m, err := s.db.Machines.Get(s.t.Context(), "", id)
 	if err != nil {
 		return ""
 	}
@@ -259,7 +259,7 @@ func (s *site) submitAs(tenant berth.TenantID, edit func(*berth.JobSpec), comman
 	if edit != nil {
 		edit(&spec)
 	}
-	job, _, err := s.db.Submit(s.t.Context(), db.Submission{Tenant: tenant, Spec: spec.WithDefaults(), Actor: "user:test"})
+	job, _, err := s.db.Jobs.Submit(s.t.Context(), db.Submission{Tenant: tenant, Spec: spec.WithDefaults(), Actor: "user:test"})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -276,10 +276,10 @@ func (m *machine) place(id berth.JobID) berth.RunRequest {
 func (m *machine) placeOn(device int, id berth.JobID) berth.RunRequest {
 	s := m.s
 	s.t.Helper()
-	if _, err := s.db.Load(s.t.Context(), id); err != nil {
+	if _, err := s.db.Jobs.Load(s.t.Context(), id); err != nil {
 		s.t.Fatal(err)
 	}
-	mach, err := s.db.Machine(s.t.Context(), "", m.id)
+	mach, err := s.db.Machines.Get(s.t.Context(), "", m.id)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -292,12 +292,12 @@ func (m *machine) placeOn(device int, id berth.JobID) berth.RunRequest {
 		Machine: m.id, Epoch: mach.Epoch, Capacity: berth.Capacity{CPUMilli: 1000, MemoryMiB: 64, GPUMilli: 1000},
 		GPUs: []berth.DeviceShare{{Index: device, Milli: 1000}},
 	}}}
-	c, err := s.db.CommitStarts(s.t.Context(), s.term, []berth.Start{start})
+	c, err := s.db.Queue.CommitStarts(s.t.Context(), s.term, []berth.Start{start})
 	if err != nil || len(c.Started) != 1 {
 		s.t.Fatalf("place: %+v, %v", c, err)
 	}
 	s.db.Hub().Publish(db.TopicMachine, string(m.id))
-	v, err := s.db.Load(s.t.Context(), id)
+	v, err := s.db.Jobs.Load(s.t.Context(), id)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -333,7 +333,7 @@ func (m *machine) wait(req berth.RunRequest) *waiter {
 	go func() {
 		defer close(w.done)
 		for ctx.Err() == nil {
-			rows, err := m.s.db.Members(ctx, db.Silence{Suspect: time.Hour, Lost: time.Hour}, []berth.AllocationID{req.Alloc})
+			rows, err := m.s.db.Attempts.Members(ctx, db.Silence{Suspect: time.Hour, Lost: time.Hour}, []berth.AllocationID{req.Alloc})
 			switch {
 			case err != nil && ctx.Err() == nil:
 				w.err = err
@@ -377,11 +377,11 @@ func (w *waiter) exit() berth.Exit {
 // settle is the workflow's last step of an attempt.
 func (s *site) settle(id berth.JobID) berth.Job {
 	s.t.Helper()
-	v, err := s.db.Load(s.t.Context(), id)
+	v, err := s.db.Jobs.Load(s.t.Context(), id)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	r, err := s.db.Settle(s.t.Context(), id, v.Attempt)
+	r, err := s.db.Attempts.Settle(s.t.Context(), id, v.Attempt)
 	if err != nil || r.NotReady {
 		s.t.Fatalf("settle: %+v, %v", r, err)
 	}
@@ -390,7 +390,7 @@ func (s *site) settle(id berth.JobID) berth.Job {
 
 func (s *site) job(id berth.JobID) berth.Job {
 	s.t.Helper()
-	j, err := s.db.Job(s.t.Context(), "", id)
+	j, err := s.db.Jobs.Get(s.t.Context(), "", id)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -399,7 +399,7 @@ func (s *site) job(id berth.JobID) berth.Job {
 
 func (s *site) cancel(id berth.JobID) {
 	s.t.Helper()
-	if _, err := s.db.RequestCancel(s.t.Context(), "", id, "user:test", nil); err != nil {
+	if _, err := s.db.Jobs.RequestCancel(s.t.Context(), "", id, "user:test", nil); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -429,7 +429,7 @@ func (s *site) log(id berth.JobID, attempt int) []string {
 
 func (s *site) events(id berth.JobID) []berth.Event {
 	s.t.Helper()
-	list, err := s.db.Events(s.t.Context(), "", id, 0, 100)
+	list, err := s.db.Jobs.Events(s.t.Context(), "", id, 0, 100)
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -205,7 +205,7 @@ func TestTheSweepTouchesNothingButStrays(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	cluster, err := s.db.Cluster(t.Context())
+	cluster, err := s.db.Cluster.ID(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -258,7 +258,7 @@ func TestTheSweepRemovesNothingWithoutASession(t *testing.T) {
 	s := newSite(t)
 	m := s.machine("m1")
 	m.sweeps(nil)
-	cluster, err := s.db.Cluster(t.Context())
+	cluster, err := s.db.Cluster.ID(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,7 @@ func (m *machine) shares() (dir string) {
 	m.cfg.Volumes = fetch.Volumes{"datasets": dir}
 	m.restart()
 	m.until("the server knows of it", func() bool {
-		found, err := m.s.db.Machine(m.s.t.Context(), "", m.id)
+		found, err := m.s.db.Machines.Get(m.s.t.Context(), "", m.id)
 		return err == nil && found.Labels["berth.volume.datasets"] == "yes"
 	})
 	return dir
@@ -87,7 +87,7 @@ func TestAFolderThatMayNotBeReadIsNot(t *testing.T) {
 		s.settle(id)
 		m.cleared(req)
 	}
-	job, _, err := s.db.Submit(t.Context(), db.Submission{Tenant: "others", Actor: "user:test", Spec: berth.JobSpec{
+	job, _, err := s.db.Jobs.Submit(t.Context(), db.Submission{Tenant: "others", Actor: "user:test", Spec: berth.JobSpec{
 		Name: "test", Image: s.image, Command: []string{"read-file", "/data/a.txt"}, Inputs: []berth.Input{{From: "file:///datasets/", To: "/data"}},
 	}.WithDefaults()})
 	if err != nil {
@@ -150,7 +150,7 @@ func TestAnAgentStartsWithoutAFolderThatIsAway(t *testing.T) {
 	m.cfg.Runtime = movedEngine{m.cfg.Runtime, engine}
 	m.restart()
 	m.until("the server is told of neither folder", func() bool {
-		found, err := s.db.Machine(t.Context(), "", m.id)
+		found, err := s.db.Machines.Get(t.Context(), "", m.id)
 		return err == nil && found.Labels["berth.volume.datasets"] == "" && found.Labels["berth.volume.engine"] == ""
 	})
 	for _, says := range []string{"no such file or directory", "holds, or lies in, " + engine} {

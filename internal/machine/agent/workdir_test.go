@@ -40,7 +40,7 @@ func (s *site) upload(files map[string]string) berth.Address {
 
 func (s *site) store(tenant berth.TenantID, sum archive.Summary, text []byte) (object string) {
 	s.t.Helper()
-	folder, err := s.db.BeginUpload(s.t.Context(), tenant, sum.Address)
+	folder, err := s.db.Uploads.Begin(s.t.Context(), tenant, sum.Address)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func (s *site) store(tenant berth.TenantID, sum archive.Summary, text []byte) (o
 	if _, err := s.blobs.Put(s.t.Context(), object, bytes.NewReader(text), int64(len(text))); err != nil {
 		s.t.Fatal(err)
 	}
-	if _, _, err := s.db.EndUpload(s.t.Context(), tenant, berth.Upload{Address: sum.Address, Files: sum.Files, Bytes: sum.Bytes}, folder); err != nil {
+	if _, _, err := s.db.Uploads.End(s.t.Context(), tenant, berth.Upload{Address: sum.Address, Files: sum.Files, Bytes: sum.Bytes}, folder); err != nil {
 		s.t.Fatal(err)
 	}
 	return object

@@ -86,7 +86,7 @@ func TestF38KernelsWordDecidesJobAndMachine(t *testing.T) {
 		t.Errorf("job is %s, %+v", j.Status, j.Reason)
 	}
 	s.until("the machine is in quarantine", func() bool {
-		mach, err := s.db.Machine(t.Context(), "", "m1")
+		mach, err := s.db.Machines.Get(t.Context(), "", "m1")
 		return err == nil && mach.State == berth.MachineDraining && strings.Contains(mach.Reason, "XID 79") && mach.GPUs[0].Healthy && !mach.GPUs[1].Healthy
 	})
 }

@@ -15,8 +15,8 @@ import (
 	"berth/internal/lib/tracing"
 )
 
-// telling returns a teller over a database, and its exported spans after its stop.
-func telling(t *testing.T, o tracing.Options) (*teller, func() tracetest.SpanStubs) {
+// telling returns a tracedStore over a database, and its exported spans after its stop.
+func telling(t *testing.T, o tracing.Options) (*tracedStore, func() tracetest.SpanStubs) {
 	t.Helper()
 	d, err := db.Open(t.Context(), dbtest.URL(t), db.Options{})
 	if err != nil {
@@ -30,7 +30,7 @@ func telling(t *testing.T, o tracing.Options) (*teller, func() tracetest.SpanStu
 		t.Fatal(err)
 	}
 	t.Cleanup(x.Close)
-	told := newTeller(d, x, slog.New(slog.DiscardHandler))
+	told := newTracedStore(d, x, slog.New(slog.DiscardHandler))
 	told.last = time.Minute // however busy the machine is
 	return told, func() tracetest.SpanStubs {
 		t.Helper()
@@ -46,7 +46,7 @@ func telling(t *testing.T, o tracing.Options) (*teller, func() tracetest.SpanStu
 
 func submitted(t *testing.T, d *db.DB) berth.Job {
 	t.Helper()
-	job, _, err := d.Submit(t.Context(), db.Submission{Tenant: "default", Spec: berth.JobSpec{Name: "digits", Image: "busybox"}.WithDefaults(), Actor: "user:test"})
+	job, _, err := d.Jobs.Submit(t.Context(), db.Submission{Tenant: "default", Spec: berth.JobSpec{Name: "digits", Image: "busybox"}.WithDefaults(), Actor: "user:test"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func submitted(t *testing.T, d *db.DB) berth.Job {
 func TestAJobThatIsCanceledInTheQueueIsTold(t *testing.T) {
 	t.Parallel()
 	told, spans := telling(t, tracing.Options{})
-	job := submitted(t, told.DB)
+	job := submitted(t, told.db)
 	for range 3 { // repeated requests export nothing more
 		if state, err := told.RequestCancel(t.Context(), "", job.ID, "user:test", nil); err != nil || state != berth.Canceled {
 			t.Fatal(state, err)
@@ -91,13 +91,13 @@ func TestAJobThatIsCanceledInTheQueueIsTold(t *testing.T) {
 func TestAVerdictThatCouldNotBeReadIsNotTakenForTold(t *testing.T) {
 	t.Parallel()
 	told, spans := telling(t, tracing.Options{})
-	job := submitted(t, told.DB)
+	job := submitted(t, told.db)
 	if _, err := told.RequestCancel(t.Context(), "", job.ID, "user:test", nil); err != nil {
 		t.Fatal(err)
 	}
 	over, end := context.WithCancel(t.Context())
 	end()
-	told.tell(over, <-told.queue)
+	told.export(over, <-told.queue)
 	if list := spans(); len(list) != 0 {
 		t.Fatalf("read after the time was over: %+v", list)
 	}
@@ -112,7 +112,7 @@ func TestAVerdictThatCouldNotBeReadIsNotTakenForTold(t *testing.T) {
 func TestWhatIsNotSampledIsNotRead(t *testing.T) {
 	t.Parallel()
 	told, spans := telling(t, tracing.Options{Sampler: "always_off"})
-	job := submitted(t, told.DB)
+	job := submitted(t, told.db)
 	if _, err := told.RequestCancel(t.Context(), "", job.ID, "user:test", nil); err != nil {
 		t.Fatal(err)
 	}
@@ -144,9 +144,9 @@ func TestStepsDoNotWaitForTheTeller(t *testing.T) {
 
 func TestWithoutTracesThereIsNothingToTell(t *testing.T) {
 	t.Parallel()
-	told := newTeller(nil, nil, nil)
+	told := newTracedStore(nil, nil, nil)
 	told.note(verdict{job: berth.NewJobID(time.Now())})
-	if told.queue != nil || told.told.list != nil {
-		t.Error("a teller without traces keeps something")
+	if told.queue != nil || told.exported.list != nil {
+		t.Error("a tracedStore without traces keeps something")
 	}
 }

@@ -13,17 +13,17 @@ import (
 	"berth/internal/lib/tracing"
 )
 
-// teller is the database of steps and API, which also exports decisions in the rows
+// tracedStore is the database of steps and API, which also exports decisions in the rows
 // as spans of the jobs' traces: settled attempts and ended jobs. It reads the row
 // again for that, later and in the background, so that no caller waits. Without
 // traces it is the database alone.
-type teller struct {
-	*db.DB
-	traces *tracing.Tracing
-	log    *slog.Logger
-	queue  chan verdict
-	told   recent
-	last   time.Duration // of all that waits when the process ends
+type tracedStore struct {
+	db       *db.DB
+	traces   *tracing.Tracing
+	log      *slog.Logger
+	queue    chan verdict
+	exported recent
+	last     time.Duration // of all that waits when the process ends
 }
 
 // verdict is one decision to export.
@@ -34,54 +34,64 @@ type verdict struct {
 
 const (
 	verdictsKept = 4096            // that wait for their export; further ones are dropped
-	tellLimit    = 5 * time.Second // of reading a row
-	tellLast     = 2 * time.Second
+	exportLimit  = 5 * time.Second // of reading a row
+	exportLast   = 2 * time.Second
 )
 
-func newTeller(d *db.DB, traces *tracing.Tracing, log *slog.Logger) *teller {
-	t := &teller{DB: d, traces: traces, log: log, last: tellLast}
+func newTracedStore(d *db.DB, traces *tracing.Tracing, log *slog.Logger) *tracedStore {
+	t := &tracedStore{db: d, traces: traces, log: log, last: exportLast}
 	if traces != nil {
 		t.queue = make(chan verdict, verdictsKept)
-		t.told = recent{has: map[verdict]bool{}, list: make([]verdict, verdictsKept)}
+		t.exported = recent{has: map[verdict]bool{}, list: make([]verdict, verdictsKept)}
 	}
 	return t
 }
 
-// Settle is db.DB's.
-func (t *teller) Settle(ctx context.Context, id berth.JobID, attempt int) (berth.SettleResult, error) {
-	result, err := t.DB.Settle(ctx, id, attempt)
+// Settle calls db.Attempts.Settle.
+func (t *tracedStore) Settle(ctx context.Context, id berth.JobID, attempt int) (berth.SettleResult, error) {
+	result, err := t.db.Attempts.Settle(ctx, id, attempt)
 	if err == nil && result.Next != "" {
 		t.note(verdict{job: id, attempt: attempt})
 	}
 	return result, t.noteEnd(id, result.Next, err)
 }
 
-// Load is db.DB's.
-func (t *teller) Load(ctx context.Context, id berth.JobID) (berth.JobView, error) {
-	view, err := t.DB.Load(ctx, id)
+// Load calls db.Jobs.Load.
+func (t *tracedStore) Load(ctx context.Context, id berth.JobID) (berth.JobView, error) {
+	view, err := t.db.Jobs.Load(ctx, id)
 	return view, t.noteEnd(id, view.State, err)
 }
 
-// View is db.DB's.
-func (t *teller) View(ctx context.Context, id berth.JobID) (berth.JobView, error) {
-	view, err := t.DB.View(ctx, id)
+// View calls db.Jobs.View.
+func (t *tracedStore) View(ctx context.Context, id berth.JobID) (berth.JobView, error) {
+	view, err := t.db.Jobs.View(ctx, id)
 	return view, t.noteEnd(id, view.State, err)
 }
 
-// RequestCancel calls db.DB's. It ends a job that has no workflow yet, so no
+// RequestCancel calls db.Jobs.RequestCancel. It ends a job that has no workflow yet, so no
 // workflow would export that end.
-func (t *teller) RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (berth.State, error) {
-	state, err := t.DB.RequestCancel(ctx, tenant, id, actor, reason)
+func (t *tracedStore) RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (berth.State, error) {
+	state, err := t.db.Jobs.RequestCancel(ctx, tenant, id, actor, reason)
 	return state, t.noteEnd(id, state, err)
 }
 
-// Tend is db.DB's.
-func (t *teller) Tend(ctx context.Context, id berth.JobID) (berth.TendResult, error) {
-	result, err := t.DB.Tend(ctx, id)
+// Tend calls db.Parents.Reconcile.
+func (t *tracedStore) Tend(ctx context.Context, id berth.JobID) (berth.TendResult, error) {
+	result, err := t.db.Parents.Reconcile(ctx, id)
 	return result, t.noteEnd(id, result.State, err)
 }
 
-func (t *teller) noteEnd(id berth.JobID, state berth.State, err error) error {
+// StopAttempt calls db.Attempts.Stop.
+func (t *tracedStore) StopAttempt(ctx context.Context, id berth.JobID, attempt int) (bool, error) {
+	return t.db.Attempts.Stop(ctx, id, attempt)
+}
+
+// Escalate calls db.Attempts.Escalate.
+func (t *tracedStore) Escalate(ctx context.Context, id berth.JobID, attempt int) error {
+	return t.db.Attempts.Escalate(ctx, id, attempt)
+}
+
+func (t *tracedStore) noteEnd(id berth.JobID, state berth.State, err error) error {
 	if err == nil && state.Terminal() {
 		t.note(verdict{job: id})
 	}
@@ -89,7 +99,7 @@ func (t *teller) noteEnd(id berth.JobID, state berth.State, err error) error {
 }
 
 // note never waits.
-func (t *teller) note(v verdict) {
+func (t *tracedStore) note(v verdict) {
 	if !t.traces.Tells(v.job) {
 		return
 	}
@@ -100,11 +110,11 @@ func (t *teller) note(v verdict) {
 }
 
 // run exports decisions until ctx ends, and then the remaining ones.
-func (t *teller) run(ctx context.Context) error {
+func (t *tracedStore) run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		select {
 		case v := <-t.queue:
-			t.tell(context.WithoutCancel(ctx), v)
+			t.export(context.WithoutCancel(ctx), v)
 		case <-ctx.Done():
 		}
 	}
@@ -113,7 +123,7 @@ func (t *teller) run(ctx context.Context) error {
 	for last.Err() == nil {
 		select {
 		case v := <-t.queue:
-			t.tell(last, v)
+			t.export(last, v)
 		default:
 			return ctx.Err()
 		}
@@ -121,34 +131,34 @@ func (t *teller) run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// tell reads the row and exports its decision. A repeated step requests the same
+// export reads the row and exports its decision. A repeated step requests the same
 // export again; an export by another process has the same span id. After a failed
 // read, the next request for the same decision exports it.
-func (t *teller) tell(ctx context.Context, v verdict) {
-	if t.told.has[v] {
+func (t *tracedStore) export(ctx context.Context, v verdict) {
+	if t.exported.has[v] {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, tellLimit)
+	ctx, cancel := context.WithTimeout(ctx, exportLimit)
 	defer cancel()
-	job, err := t.Job(ctx, "", v.job)
+	job, err := t.db.Jobs.Get(ctx, "", v.job)
 	if err != nil {
 		t.log.Debug("job not told in its trace", "job_id", v.job, "err", err)
 		return
 	}
-	t.told.add(v)
+	t.exported.add(v)
 	for i := range job.Attempts {
 		if job.Attempts[i].Number == v.attempt {
-			t.tellAttempt(job, i)
+			t.exportAttempt(job, i)
 		}
 	}
 	if v.attempt == 0 {
-		t.tellEnd(job)
+		t.exportEnd(job)
 	}
 }
 
-// tellAttempt exports an attempt: its waits for the grant and for the start, and
+// exportAttempt exports an attempt: its waits for the grant and for the start, and
 // its end.
-func (t *teller) tellAttempt(job berth.Job, i int) {
+func (t *tracedStore) exportAttempt(job berth.Job, i int) {
 	a := job.Attempts[i]
 	number := attribute.Int("berth.attempt", a.Number)
 	about := append(tracing.AboutJob(job), number)
@@ -187,8 +197,8 @@ func (t *teller) tellAttempt(job berth.Job, i int) {
 	t.traces.Tell(attempt, tracing.JobKey(job.ID), p)
 }
 
-// tellEnd exports the span of the whole job, and a last wait without a grant.
-func (t *teller) tellEnd(job berth.Job) {
+// exportEnd exports the span of the whole job, and a last wait without a grant.
+func (t *tracedStore) exportEnd(job berth.Job) {
 	end := time.Now()
 	if job.FinishedAt != nil {
 		end = *job.FinishedAt
@@ -228,7 +238,7 @@ func inQueue(job berth.Job) (since time.Time, waited bool) {
 }
 
 // links lead to the traces of the jobs that this one came of.
-func (t *teller) links(job berth.Job) (links []trace.Link) {
+func (t *tracedStore) links(job berth.Job) (links []trace.Link) {
 	if job.Parent != nil {
 		links = append(links, t.traces.LinkTo(*job.Parent, "parent"))
 	}

@@ -1,0 +1,72 @@
+package db
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+)
+
+// ID returns the random identity of this database.
+func (d *Cluster) ID(ctx context.Context) (string, error) {
+	return clusterID(ctx, d.core)
+}
+
+// clusterID is Cluster.ID, for every store.
+func clusterID(ctx context.Context, d *core) (string, error) {
+	var id string
+	err := d.pool.QueryRow(ctx, `SELECT id FROM cluster`).Scan(&id)
+	return id, mapError(err, "cluster")
+}
+
+// Miscount is a machine whose counters differ from what its allocations add up
+// to. Nothing should be placed there until somebody has found out why.
+type Miscount struct {
+	Machine berth.MachineID
+	Detail  string
+}
+
+// Miscounts compares the counters of machines and devices with the allocations
+// and claims that count, in one statement and so as of one moment.
+func (d *Cluster) Miscounts(ctx context.Context) ([]Miscount, error) {
+	rows, err := d.pool.Query(ctx, `
+		WITH live AS (
+			SELECT id, machine_id, cpu_m, mem_mb, disk_mb, gpu_milli
+			FROM allocations
+			WHERE state IN ('reserved', 'active', 'orphaned')
+		), machine_sums AS (
+			SELECT machine_id, sum(cpu_m) AS cpu_m, sum(mem_mb) AS mem_mb, sum(disk_mb) AS disk_mb, sum(gpu_milli) AS gpu_milli
+			FROM live
+			GROUP BY machine_id
+		), device_sums AS (
+			SELECT c.machine_id, c.idx, sum(c.milli) AS milli
+			FROM live l
+			JOIN gpu_claims c ON c.alloc_id = l.id
+			GROUP BY c.machine_id, c.idx
+		)
+		SELECT m.id, format('counted cpu %s, memory %s, disk %s, gpu %s; allocations add up to %s, %s, %s, %s',
+			m.cpu_m_used, m.mem_mb_used, m.disk_mb_used, m.gpu_milli_used,
+			coalesce(s.cpu_m, 0), coalesce(s.mem_mb, 0), coalesce(s.disk_mb, 0), coalesce(s.gpu_milli, 0))
+		FROM machines m
+		LEFT JOIN machine_sums s ON s.machine_id = m.id
+		WHERE (m.cpu_m_used, m.mem_mb_used, m.disk_mb_used, m.gpu_milli_used)
+		   <> (coalesce(s.cpu_m, 0), coalesce(s.mem_mb, 0), coalesce(s.disk_mb, 0), coalesce(s.gpu_milli, 0))
+		UNION ALL
+		SELECT g.machine_id, format('GPU %s: counted %s; claims add up to %s', g.idx, g.milli_used, coalesce(s.milli, 0))
+		FROM gpu_devices g
+		LEFT JOIN device_sums s ON s.machine_id = g.machine_id AND s.idx = g.idx
+		WHERE g.milli_used <> coalesce(s.milli, 0)
+		ORDER BY 1`)
+	if err != nil {
+		return nil, mapError(err, "counters")
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Miscount])
+	return list, mapError(err, "counters")
+}
+
+// EnsurePartitions makes the monthly partitions of this and the next months.
+func (d *Cluster) EnsurePartitions(ctx context.Context) error {
+	_, err := d.pool.Exec(ctx, `SELECT ensure_partitions()`)
+	return mapError(err, "partitions")
+}

@@ -1,0 +1,139 @@
+package db
+
+// DB is Berth's PostgreSQL database. Open connects it and Close ends it; the
+// rows are read and written through its stores, one for each aggregate. The
+// package documentation lists the files of each store. All methods of DB and of
+// its stores may be called concurrently.
+type DB struct {
+	*core
+
+	Jobs       *Jobs
+	Attempts   *Attempts
+	Parents    *Parents
+	Schedules  *Schedules
+	Queue      *Queue
+	Machines   *Machines
+	Agents     *Agents
+	Tenants    *Tenants
+	Storage    *Storage
+	Tokens     *Tokens
+	JoinTokens *JoinTokens
+	Secrets    *Secrets
+	Objects    *Objects
+	Uploads    *Uploads
+	Logs       *Logs
+	Outbox     *Outbox
+	Leader     *Leader
+	Cluster    *Cluster
+}
+
+func newDB(c *core) *DB {
+	return &DB{
+		core: c,
+		Jobs: &Jobs{c}, Attempts: &Attempts{c}, Parents: &Parents{c}, Schedules: &Schedules{c},
+		Queue: &Queue{c}, Machines: &Machines{c}, Agents: &Agents{c},
+		Tenants: &Tenants{c}, Storage: &Storage{c},
+		Tokens: &Tokens{c}, JoinTokens: &JoinTokens{c}, Secrets: &Secrets{c},
+		Objects: &Objects{c}, Uploads: &Uploads{c}, Logs: &Logs{c},
+		Outbox: &Outbox{c}, Leader: &Leader{c}, Cluster: &Cluster{c},
+	}
+}
+
+// Jobs stores jobs of every kind: their rows, specifications, labels, needs and
+// events, and the archive of jobs that have ended. A job is submitted, read,
+// changed, canceled and archived here. Jobs never places a job: only Queue writes
+// new attempts and allocations. A cancel releases or stops the allocations that
+// exist.
+type Jobs struct{ *core }
+
+// Attempts stores the attempts of jobs from their start on: the allocations of
+// their members, the orders to stop them, and the outcome. Only Settle closes an
+// attempt and moves its job on. Attempts never creates an attempt or an
+// allocation, and it never writes rows of pipelines and arrays.
+type Attempts struct{ *core }
+
+// Parents stores the progress of pipelines and arrays: which steps and elements
+// exist, and the state of the parent, which follows from theirs. Only Parents ends
+// a parent that has begun. It writes allocations only to stop jobs, and it never
+// starts one.
+type Parents struct{ *core }
+
+// Schedules stores schedules and their fires: each time of a schedule and the
+// job, skip or failure that it led to. Fire submits a job in the transaction that
+// records the fire. Schedules never changes a job that runs but to cancel one
+// that the next fire replaces.
+type Schedules struct{ *core }
+
+// Queue is the scheduler's store. It reads the queue, the machines and their
+// changes as a feed, and commits plans: new attempts with their allocations,
+// device claims, and nominations of capacity for a job. It never ends an attempt
+// and never changes a machine.
+type Queue struct{ *core }
+
+// Machines stores machines as operators and the leader see them: state, drain,
+// silence, faults and history. A verdict on a lost machine releases its
+// allocations. Machines never renews a lease and never opens a session of an
+// agent; Agents does.
+type Machines struct{ *core }
+
+// Agents answers the agents of machines. It stores their sessions and leases,
+// devices and caches, takes up allocations for them, and records the reports of
+// members in the rows of allocations, attempts and jobs. It writes only rows of
+// the machine that calls, in the session that is current, and never settles an
+// attempt.
+type Agents struct{ *core }
+
+// Tenants stores the tree of tenants with quotas, decayed use and submit rates.
+// It deletes a tenant only if no job, schedule, good token or tenant below refers to
+// it, and then with its secrets and uploads. It never writes rows of jobs.
+type Tenants struct{ *core }
+
+// Storage stores the amounts of data that tenants keep and holds tenants to their
+// storage quotas. It never writes or deletes the data that it counts.
+//
+// Counters are tenant_storage and, on top, the rows of storage_changes that the
+// leader has not added yet: one statement that reads both sees each change once.
+type Storage struct{ *core }
+
+// Tokens stores the tokens of users and machines, by the hash of their secret.
+// It returns a secret only when it creates the token.
+type Tokens struct{ *core }
+
+// JoinTokens stores the tokens with which new machines join. Join spends one and
+// creates the machine and its own token. JoinTokens writes no machine that has
+// joined otherwise.
+type JoinTokens struct{ *core }
+
+// Secrets stores the sealed secrets of tenants. It never sees a secret in the
+// clear and holds no key.
+type Secrets struct{ *core }
+
+// Objects stores which objects of jobs lie in the object store: checkpoints,
+// outputs, results of steps, and prefixes that are to be deleted. It never touches
+// the object store. A verified checkpoint is noted in the row of its job; nothing
+// else of a job is written here.
+type Objects struct{ *core }
+
+// Uploads stores the folders that users upload as inputs. A folder that a job
+// needs is never marked for deletion here.
+type Uploads struct{ *core }
+
+// Logs stores which objects make up the logs of members. It extends the log of an
+// allocation and never changes another column of the allocation's row.
+type Logs struct{ *core }
+
+// Outbox stores notices to webhooks until they are delivered or given up. The
+// triggers of the schema create notices as jobs change; Outbox never does.
+type Outbox struct{ *core }
+
+// Leader stores the rows that coordinate the control plane: named leases and their
+// terms, the beacon of the API replicas, the incarnation of the database and the
+// watermarks that prove it was not restored from a backup. After a restore Leap
+// ends every session and holds jobs that must not run twice; Leader writes no
+// other rows of jobs and machines.
+type Leader struct{ *core }
+
+// Cluster stores settings of the whole cluster, such as paused admission, and
+// counts rows for metrics and self-checks. It maintains partitions and planner
+// statistics. It never writes rows of jobs and machines.
+type Cluster struct{ *core }

@@ -1,0 +1,34 @@
+package dispatch
+
+import (
+	"context"
+	"time"
+
+	"berth"
+	"berth/db"
+)
+
+// stores implements rows over the stores of the database.
+type stores struct{ db *db.DB }
+
+func (s stores) Submitted(ctx context.Context, ids []berth.JobID) ([]db.Dispatch, error) {
+	return s.db.Jobs.Submitted(ctx, ids)
+}
+
+func (s stores) SubmittedBefore(ctx context.Context, age time.Duration, limit int) ([]db.Dispatch, error) {
+	return s.db.Jobs.SubmittedBefore(ctx, age, limit)
+}
+
+func (s stores) Live(ctx context.Context, ids []berth.JobID) ([]db.Dispatch, error) {
+	return s.db.Jobs.Live(ctx, ids)
+}
+
+func (s stores) Pressure(ctx context.Context, from, to time.Duration) (db.Pressure, error) {
+	return s.db.Cluster.Pressure(ctx, from, to)
+}
+
+func (s stores) Unheard(ctx context.Context, allocs []berth.AllocationID) ([]berth.JobID, error) {
+	return s.db.Attempts.Unheard(ctx, allocs)
+}
+
+func (s stores) Hub() *db.Hub { return s.db.Hub() }
