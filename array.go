@@ -63,7 +63,7 @@ func (a Array) Count() int {
 
 // elementBytes is the length of an element's copy of the spec, as JSON.
 func (s JobSpec) elementBytes() int64 {
-	s.Array, s.Notify = nil, nil // see db.Tend
+	s.Array, s.Notify = nil, nil // see db.Parents.Reconcile
 	b, _ := json.Marshal(s)      // as it was read
 	return int64(len(b))
 }

@@ -226,7 +226,8 @@ func (s *Server) agentUpload(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	object, err := s.DB.Objects.ContentFor(c.Request().Context(), machineOf(c), session(c), berth.AllocationID(alloc), a)
+	object, err := s.DB.Objects.ContentFor(
+		c.Request().Context(), machineOf(c), session(c), berth.AllocationID(alloc), a)
 	if err != nil {
 		return err
 	}

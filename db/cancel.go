@@ -11,8 +11,10 @@ import (
 	"berth"
 )
 
-// requestCancel is Jobs.RequestCancel, for every store.
-func requestCancel(ctx context.Context, d *core, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (berth.State, error) {
+// requestCancel is Jobs.RequestCancel, as the other stores call it.
+func requestCancel(
+	ctx context.Context, d *core, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason,
+) (berth.State, error) {
 	if reason == nil {
 		reason = &berth.Reason{Code: berth.ReasonCanceledByUser, Message: "canceled on request"}
 	}
@@ -36,7 +38,9 @@ func requestCancel(ctx context.Context, d *core, tenant berth.TenantID, id berth
 //
 // The workflow learns of it by itself when a rank ends, else by a poke, which
 // the caller sends.
-func (d *Jobs) RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (berth.State, error) {
+func (d *Jobs) RequestCancel(
+	ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason,
+) (berth.State, error) {
 	return requestCancel(ctx, d.core, tenant, id, actor, reason)
 }
 
@@ -48,8 +52,8 @@ type cancellation struct {
 	below ending // of a pipeline
 }
 
-// cancelJob is RequestCancel within a transaction; canceled must follow its
-// commit.
+// cancelJob is RequestCancel within a transaction; afterCancel must follow
+// its commit.
 func cancelJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (c cancellation, err error) {
 	if c.job, err = lockJob(ctx, tx, tenant, id, 0); err != nil {
 		return c, err
@@ -72,7 +76,8 @@ func cancelJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.J
 	return c, err
 }
 
-// afterCancel tells of a cancellation, and returns what has become of the job.
+// afterCancel follows the commit of cancelJob. It publishes the hints, stops the jobs
+// below a parent and returns the state of the job.
 func afterCancel(ctx context.Context, d *core, c cancellation) (berth.State, error) {
 	c.hints.publish(d.hub)
 	c.below.publish(d.hub)

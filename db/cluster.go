@@ -13,7 +13,7 @@ func (d *Cluster) ID(ctx context.Context) (string, error) {
 	return clusterID(ctx, d.core)
 }
 
-// clusterID is Cluster.ID, for every store.
+// clusterID is Cluster.ID, as the other stores call it.
 func clusterID(ctx context.Context, d *core) (string, error) {
 	var id string
 	err := d.pool.QueryRow(ctx, `SELECT id FROM cluster`).Scan(&id)

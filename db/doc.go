@@ -5,6 +5,39 @@
 // It never decides policy (placement and the root package do) and never talks
 // to Temporal or a machine.
 //
+// # Stores
+//
+// DB holds one store for each aggregate, with the methods that read and write its rows.
+// The doc comment of a store names the rows it owns and the rows it leaves alone. A
+// public method opens one transaction, runs functions over it, commits, and publishes
+// hints after the commit. Stores never call each other: where two need the same
+// statements in one transaction, they share unexported functions over pgx.Tx, and
+// where they need the same transactions, functions over core.
+//
+// A file holds the methods of one store at most. These files hold methods:
+//
+//	Jobs        archive cancel dispatch events jobs jobs_reconcile list load pipeline_submit retry
+//	            retry_elements submit update
+//	Attempts    drain ends orders reconcile runs settle stuck waiters waits
+//	Parents     parent parent_control parent_tell
+//	Schedules   clocks fire schedules
+//	Queue       commit explain feed preempt repair
+//	Machines    blame engine machines_read machines_write prune reap
+//	Agents      claim register report report_refused sync
+//	Tenants     submit_leases tenants_read tenants_write usage
+//	Storage     storage
+//	Tokens      first_token tokens
+//	JoinTokens  join join_tokens
+//	Secrets     secrets
+//	Objects     checkpoints inputs objects outputs prune_outputs storage_refused
+//	Uploads     uploads
+//	Logs        log_start logs prune_logs
+//	Outbox      notices
+//	Leader      incarnation lease watermark
+//	Cluster     admission cluster population statistics
+//
+// # Locks
+//
 // The one rule to know is the lock order, everywhere: leases, schedules, jobs, allocations by
 // id, machines by id, gpu_devices by machine and index, machine_caches and machine_leases by
 // machine id, earmarks, uploads by tenant and address, secrets, tenants by id.

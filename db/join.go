@@ -19,7 +19,9 @@ const SlugMachineExists = "machine_exists"
 // came as far as registering, or silent with nothing left on it; a live
 // machine's name is refused, because two hosts under one name would void what
 // a new boot id proves.
-func (d *JoinTokens) Join(ctx context.Context, joinToken string, machine berth.MachineID) (token, cluster string, err error) {
+func (d *JoinTokens) Join(
+	ctx context.Context, joinToken string, machine berth.MachineID,
+) (token, cluster string, err error) {
 	joinID, sum, ok := tokenID(joinTokenPrefix, joinToken)
 	if !ok {
 		return "", "", errUnauthorized()

@@ -72,7 +72,9 @@ func (d *Attempts) Escalate(ctx context.Context, id berth.JobID, attempt int) er
 }
 
 // order runs f on the locked job if attempt is still current and holds capacity.
-func (d *Attempts) order(ctx context.Context, id berth.JobID, attempt int, f func(pgx.Tx, lockedJob) (touched, error)) error {
+func (d *Attempts) order(
+	ctx context.Context, id berth.JobID, attempt int, f func(pgx.Tx, lockedJob) (touched, error),
+) error {
 	var hints touched
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		job, err := lockJob(ctx, tx, "", id, attempt)

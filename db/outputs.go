@@ -76,7 +76,9 @@ func scanOutput(row pgx.CollectableRow) (o OutputObject, err error) {
 
 // Outputs lists what a job has stored, the latest attempt first. The caller has
 // made sure whose job it is.
-func (d *Objects) Outputs(ctx context.Context, job berth.JobID, p Paging) (list []OutputObject, next string, err error) {
+func (d *Objects) Outputs(
+	ctx context.Context, job berth.JobID, p Paging,
+) (list []OutputObject, next string, err error) {
 	attempt, name, rank := math.MaxInt32, "", 0
 	if _, err := p.after(&attempt, &name, &rank); err != nil {
 		return nil, "", err

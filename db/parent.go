@@ -115,8 +115,8 @@ func (d *Parents) Reconcile(ctx context.Context, id berth.JobID) (berth.TendResu
 	return reconcileOnce(ctx, d.core, id, &left)
 }
 
-// reconcileOnce is one pass of Reconcile. It takes from left the jobs that it tells to stop, tells no more than
-// that, and goes on to parents inside as long as some are left.
+// reconcileOnce is one pass of Reconcile. It stops at most *left jobs and subtracts their
+// number; it descends into nested parents while some are left.
 func reconcileOnce(ctx context.Context, d *core, id berth.JobID, left *int) (berth.TendResult, error) {
 	var result berth.TendResult
 	var did tended
@@ -165,7 +165,7 @@ func reconcileOnce(ctx context.Context, d *core, id berth.JobID, left *int) (ber
 	return result, stopInside(ctx, d, did.stopping, left)
 }
 
-// reconcileThrough is Parents.ReconcileThrough, for every store.
+// reconcileThrough is Parents.ReconcileThrough, as the other stores call it.
 func reconcileThrough(ctx context.Context, d *core, id berth.JobID, left *int) (berth.State, error) {
 	for {
 		r, err := reconcileOnce(ctx, d, id, left)

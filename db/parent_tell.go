@@ -24,7 +24,7 @@ const liveChild = `EXISTS (
 	SELECT 1 FROM jobs c
 	WHERE c.parent = p.id AND c.state IN ('submitted', 'queued', 'scheduled', 'running', 'preempting', 'canceling', 'retrying'))`
 
-// notifyParents hints at the parents of jobs that changed, where the parent has
+// notifyParents publishes hints at the parents of jobs that changed, where the parent has
 // something to do about it: not at each end of thousands, each of which would be
 // some events of its workflow's history. It is called after the commit of the
 // change, so that of two elements that end last at once the later one sees that

@@ -124,7 +124,7 @@ const frozenAt = 3
 // some dead.
 func (f Fleet) Frozen() bool { return f.Silent >= frozenAt && 3*f.Silent > f.Machines }
 
-// countFleet is Machines.Fleet, for every store.
+// countFleet is Machines.Fleet, as the other stores call it.
 func countFleet(ctx context.Context, d *core, s Silence) (Fleet, error) {
 	var f Fleet
 	err := d.pool.QueryRow(ctx, `

@@ -104,7 +104,9 @@ type reportedRow struct {
 
 // reportOnce applies what a machine reports, in one transaction. part says that
 // the same call may have stored other reports before.
-func (d *Agents) reportOnce(ctx context.Context, machine berth.MachineID, req berth.SyncRequest, part bool) (heard, error) {
+func (d *Agents) reportOnce(
+	ctx context.Context, machine berth.MachineID, req berth.SyncRequest, part bool,
+) (heard, error) {
 	lock, starting := map[berth.JobID]bool{}, map[berth.JobID]bool{}
 	for _, p := range req.Reports {
 		if err := checkReport(p); err != nil {

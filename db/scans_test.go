@@ -37,81 +37,81 @@ func TestPeriodicStatementsDoNotReadAllJobs(t *testing.T) {
 	silence := db.Silence{Suspect: time.Minute, Lost: time.Hour, Margin: time.Minute}
 	patience := db.Patience{Prepare: time.Hour, Obey: time.Hour, Seal: time.Hour, Barrier: time.Hour}
 	calls := map[string]func(d *db.DB) error{
-		"RefreshStatistics": func(d *db.DB) error { _, err := d.Cluster.RefreshStatistics(t.Context()); return err },
-		"Feed":              func(d *db.DB) error { _, err := d.Queue.Feed(t.Context(), s.loadQueue().Next, db.Hinted{}); return err },
-		"LoadQueue":         func(d *db.DB) error { _, err := d.Queue.Load(t.Context()); return err },
-		"LoadMachines":      func(d *db.DB) error { _, err := d.Queue.LoadMachines(t.Context()); return err },
-		"TenantRows":        func(d *db.DB) error { _, err := d.Tenants.Rows(t.Context()); return err },
-		"Tenants":           func(d *db.DB) error { _, err := d.Tenants.List(t.Context(), ""); return err },
-		"Population":        func(d *db.DB) error { _, err := d.Cluster.Population(t.Context()); return err },
-		"RunTimes": func(d *db.DB) error {
+		"Cluster.RefreshStatistics": func(d *db.DB) error { _, err := d.Cluster.RefreshStatistics(t.Context()); return err },
+		"Queue.Feed":                func(d *db.DB) error { _, err := d.Queue.Feed(t.Context(), s.loadQueue().Next, db.Hinted{}); return err },
+		"Queue.Load":                func(d *db.DB) error { _, err := d.Queue.Load(t.Context()); return err },
+		"Queue.LoadMachines":        func(d *db.DB) error { _, err := d.Queue.LoadMachines(t.Context()); return err },
+		"Tenants.Rows":              func(d *db.DB) error { _, err := d.Tenants.Rows(t.Context()); return err },
+		"Tenants.List":              func(d *db.DB) error { _, err := d.Tenants.List(t.Context(), ""); return err },
+		"Cluster.Population":        func(d *db.DB) error { _, err := d.Cluster.Population(t.Context()); return err },
+		"Attempts.RunTimes": func(d *db.DB) error {
 			_, err := d.Attempts.RunTimes(t.Context(), []db.Work{{Tenant: "default", Name: "ended"}})
 			return err
 		},
-		"SubmittedBefore": func(d *db.DB) error { _, err := d.Jobs.SubmittedBefore(t.Context(), 0, 500); return err },
-		"LiveJobs":        func(d *db.DB) error { _, err := d.Jobs.ListLive(t.Context(), 0); return err },
-		"Unclaimed":       func(d *db.DB) error { _, err := d.Attempts.Unclaimed(t.Context(), 0, 500); return err },
-		"Unsettled":       func(d *db.DB) error { _, err := d.Attempts.Unsettled(t.Context(), 0, 500); return err },
-		"UnheardFor":      func(d *db.DB) error { _, err := d.Attempts.UnheardFor(t.Context(), 0, 500); return err },
-		"Unwaited": func(d *db.DB) error {
+		"Jobs.SubmittedBefore": func(d *db.DB) error { _, err := d.Jobs.SubmittedBefore(t.Context(), 0, 500); return err },
+		"Jobs.ListLive":        func(d *db.DB) error { _, err := d.Jobs.ListLive(t.Context(), 0); return err },
+		"Attempts.Unclaimed":   func(d *db.DB) error { _, err := d.Attempts.Unclaimed(t.Context(), 0, 500); return err },
+		"Attempts.Unsettled":   func(d *db.DB) error { _, err := d.Attempts.Unsettled(t.Context(), 0, 500); return err },
+		"Attempts.UnheardFor":  func(d *db.DB) error { _, err := d.Attempts.UnheardFor(t.Context(), 0, 500); return err },
+		"Attempts.Unwaited": func(d *db.DB) error {
 			if err := d.Attempts.NewWaiterSet("a").Share(t.Context(), nil, true); err != nil {
 				return err
 			}
 			_, err := d.Attempts.Unwaited(t.Context(), 0, 500)
 			return err
 		},
-		"EndedMembers": func(d *db.DB) error { _, err := d.Attempts.EndedMembers(t.Context()); return err },
-		"Untended":     func(d *db.DB) error { _, err := d.Parents.Untended(t.Context(), 0, 500); return err },
-		"KillOverdue":  func(d *db.DB) error { _, err := d.Attempts.KillOverdue(t.Context(), term, time.Hour, 500); return err },
-		"KillStray":    func(d *db.DB) error { _, err := d.Attempts.KillStray(t.Context(), term, 500); return err },
-		"KillUnprepared": func(d *db.DB) error {
+		"Attempts.EndedMembers": func(d *db.DB) error { _, err := d.Attempts.EndedMembers(t.Context()); return err },
+		"Parents.Untended":      func(d *db.DB) error { _, err := d.Parents.Untended(t.Context(), 0, 500); return err },
+		"Attempts.KillOverdue":  func(d *db.DB) error { _, err := d.Attempts.KillOverdue(t.Context(), term, time.Hour, 500); return err },
+		"Attempts.KillStray":    func(d *db.DB) error { _, err := d.Attempts.KillStray(t.Context(), term, 500); return err },
+		"Attempts.KillUnprepared": func(d *db.DB) error {
 			_, err := d.Attempts.KillUnprepared(t.Context(), term, patience, 500)
 			return err
 		},
-		"GiveUpStuck":     func(d *db.DB) error { _, err := d.Attempts.GiveUpStuck(t.Context(), term, patience, 500); return err },
-		"Miscounts":       func(d *db.DB) error { _, err := d.Cluster.Miscounts(t.Context()); return err },
-		"Disobedient":     func(d *db.DB) error { _, err := d.Machines.Disobedient(t.Context(), time.Hour); return err },
-		"FailExpired":     func(d *db.DB) error { _, err := d.Jobs.FailExpired(t.Context(), term, nil, 500); return err },
-		"ClearEarmarks":   func(d *db.DB) error { _, err := d.Queue.ClearNominations(t.Context(), term); return err },
-		"GiveUpRepairs":   func(d *db.DB) error { _, err := d.Queue.GiveUpRepairs(t.Context(), term, nil); return err },
-		"MarkSuspect":     func(d *db.DB) error { _, err := d.Machines.MarkSuspect(t.Context(), term, silence); return err },
-		"OverdueMachines": func(d *db.DB) error { _, _, err := d.Machines.Overdue(t.Context(), silence); return err },
-		"Fleet":           func(d *db.DB) error { _, err := d.Machines.Fleet(t.Context(), silence); return err },
-		"DrainOverdue":    func(d *db.DB) error { _, err := d.Attempts.DrainOverdue(t.Context(), term, 500); return err },
-		"DrainLemons":     func(d *db.DB) error { _, err := d.Machines.DrainLemons(t.Context(), term); return err },
-		"ArchiveTerminal": func(d *db.DB) error {
+		"Attempts.GiveUpStuck":   func(d *db.DB) error { _, err := d.Attempts.GiveUpStuck(t.Context(), term, patience, 500); return err },
+		"Cluster.Miscounts":      func(d *db.DB) error { _, err := d.Cluster.Miscounts(t.Context()); return err },
+		"Machines.Disobedient":   func(d *db.DB) error { _, err := d.Machines.Disobedient(t.Context(), time.Hour); return err },
+		"Jobs.FailExpired":       func(d *db.DB) error { _, err := d.Jobs.FailExpired(t.Context(), term, nil, 500); return err },
+		"Queue.ClearNominations": func(d *db.DB) error { _, err := d.Queue.ClearNominations(t.Context(), term); return err },
+		"Queue.GiveUpRepairs":    func(d *db.DB) error { _, err := d.Queue.GiveUpRepairs(t.Context(), term, nil); return err },
+		"Machines.MarkSuspect":   func(d *db.DB) error { _, err := d.Machines.MarkSuspect(t.Context(), term, silence); return err },
+		"Machines.Overdue":       func(d *db.DB) error { _, _, err := d.Machines.Overdue(t.Context(), silence); return err },
+		"Machines.Fleet":         func(d *db.DB) error { _, err := d.Machines.Fleet(t.Context(), silence); return err },
+		"Attempts.DrainOverdue":  func(d *db.DB) error { _, err := d.Attempts.DrainOverdue(t.Context(), term, 500); return err },
+		"Machines.DrainLemons":   func(d *db.DB) error { _, err := d.Machines.DrainLemons(t.Context(), term); return err },
+		"Jobs.ArchiveTerminal": func(d *db.DB) error {
 			_, err := d.Jobs.ArchiveTerminal(t.Context(), term, 24*time.Hour, 500)
 			return err
 		},
-		"DeleteEnded": func(d *db.DB) error {
+		"Schedules.DeleteEnded": func(d *db.DB) error {
 			_, err := d.Schedules.DeleteEnded(t.Context(), term, 24*time.Hour, 500)
 			return err
 		},
-		"PruneMachineHistory": func(d *db.DB) error { _, err := d.Machines.PruneHistory(t.Context(), term, 0, 500); return err },
-		"PruneOutputs": func(d *db.DB) error {
+		"Machines.PruneHistory": func(d *db.DB) error { _, err := d.Machines.PruneHistory(t.Context(), term, 0, 500); return err },
+		"Objects.PruneOutputs": func(d *db.DB) error {
 			_, err := d.Objects.PruneOutputs(t.Context(), term, 24*time.Hour, 500)
 			return err
 		},
-		"PruneTokens":    func(d *db.DB) error { _, err := d.Tokens.Prune(t.Context(), term, time.Hour, 500); return err },
-		"PruneFires":     func(d *db.DB) error { _, err := d.Schedules.PruneFires(t.Context(), term, time.Hour, 500); return err },
-		"PendingFires":   func(d *db.DB) error { _, err := d.Schedules.PendingFires(t.Context(), 500); return err },
-		"UnsetClocks":    func(d *db.DB) error { _, err := d.Schedules.UnsetClocks(t.Context(), 500); return err },
-		"Clocks":         func(d *db.DB) error { _, err := d.Schedules.Clocks(t.Context()); return err },
-		"DoomUploads":    func(d *db.DB) error { _, err := d.Uploads.Doom(t.Context(), term, time.Hour, 500); return err },
-		"VerifiedShards": func(d *db.DB) error { _, err := d.Objects.VerifiedShards(t.Context(), db.Shard{}, 500); return err },
-		"ClosedAttempts": func(d *db.DB) error { _, err := d.Objects.ClosedAttempts(t.Context(), 0, 500); return err },
-		"FoldUsage":      func(d *db.DB) error { _, err := d.Tenants.FoldUsage(t.Context(), term, 500); return err },
-		"ClaimNotices": func(d *db.DB) error {
+		"Tokens.Prune":           func(d *db.DB) error { _, err := d.Tokens.Prune(t.Context(), term, time.Hour, 500); return err },
+		"Schedules.PruneFires":   func(d *db.DB) error { _, err := d.Schedules.PruneFires(t.Context(), term, time.Hour, 500); return err },
+		"Schedules.PendingFires": func(d *db.DB) error { _, err := d.Schedules.PendingFires(t.Context(), 500); return err },
+		"Schedules.UnsetClocks":  func(d *db.DB) error { _, err := d.Schedules.UnsetClocks(t.Context(), 500); return err },
+		"Schedules.Clocks":       func(d *db.DB) error { _, err := d.Schedules.Clocks(t.Context()); return err },
+		"Uploads.Doom":           func(d *db.DB) error { _, err := d.Uploads.Doom(t.Context(), term, time.Hour, 500); return err },
+		"Objects.VerifiedShards": func(d *db.DB) error { _, err := d.Objects.VerifiedShards(t.Context(), db.Shard{}, 500); return err },
+		"Objects.ClosedAttempts": func(d *db.DB) error { _, err := d.Objects.ClosedAttempts(t.Context(), 0, 500); return err },
+		"Tenants.FoldUsage":      func(d *db.DB) error { _, err := d.Tenants.FoldUsage(t.Context(), term, 500); return err },
+		"Outbox.Claim": func(d *db.DB) error {
 			_, err := d.Outbox.Claim(t.Context(), db.NoticeClaim{Each: 5, Limit: 50, Lease: time.Minute})
 			return err
 		},
-		"Schedules": func(d *db.DB) error { _, err := d.Schedules.List(t.Context(), "default"); return err },
-		"Jobs":      func(d *db.DB) error { _, _, err := d.Jobs.List(t.Context(), db.JobFilter{Limit: 50}); return err },
-		"Jobs, live": func(d *db.DB) error {
+		"Schedules.List": func(d *db.DB) error { _, err := d.Schedules.List(t.Context(), "default"); return err },
+		"Jobs.List":      func(d *db.DB) error { _, _, err := d.Jobs.List(t.Context(), db.JobFilter{Limit: 50}); return err },
+		"Jobs.List, live": func(d *db.DB) error {
 			_, _, err := d.Jobs.List(t.Context(), db.JobFilter{Limit: 50, Status: []berth.State{berth.Running}})
 			return err
 		},
-		"Machines": func(d *db.DB) error { _, err := d.Machines.List(t.Context(), db.MachineFilter{}); return err },
+		"Machines.List": func(d *db.DB) error { _, err := d.Machines.List(t.Context(), db.MachineFilter{}); return err },
 	}
 	for _, name := range slices.Sorted(maps.Keys(calls)) {
 		before := s.scanned()

@@ -203,11 +203,15 @@ const tokenDocument = `jsonb_strip_nulls(jsonb_build_object(
 
 // List lists the tokens of all tenants, oldest first.
 func (d *Tokens) List(ctx context.Context, p Paging) (tokens []berth.Token, next string, err error) {
-	return tokenPage(ctx, d.core, "tokens", tokenDocument, p, func(t berth.Token) []any { return []any{t.CreatedAt, t.ID} })
+	return tokenPage(ctx, d.core, "tokens", tokenDocument, p, func(t berth.Token) []any {
+		return []any{t.CreatedAt, t.ID}
+	})
 }
 
 // tokenPage reads a page of a table of tokens, oldest first.
-func tokenPage[T any](ctx context.Context, d *core, table, document string, p Paging, key func(T) []any) ([]T, string, error) {
+func tokenPage[T any](
+	ctx context.Context, d *core, table, document string, p Paging, key func(T) []any,
+) ([]T, string, error) {
 	var at time.Time // the zero time is before every token
 	var id string
 	if _, err := p.after(&at, &id); err != nil {

@@ -143,7 +143,7 @@ func (d *Leader) KnowsStored(ctx context.Context, w berth.StoredWatermark) (know
 	return known, mapError(err, "watermark")
 }
 
-// leapPast is Leader.Leap, for every store.
+// leapPast is Leader.Leap, as the other stores call it.
 func leapPast(ctx context.Context, d *core, proof Outside) (done bool, err error) {
 	var made leaps
 	err = d.tx(ctx, func(tx pgx.Tx) error {

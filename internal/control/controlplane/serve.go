@@ -74,7 +74,7 @@ func (c *ControlPlane) profile(ctx context.Context) error {
 }
 
 // beacon records that an API replica reaches the database, in a process without a
-// leader, which would record it; see db.RenewBeacon.
+// leader, which would record it; see db.Leader.RenewBeacon.
 type beacon struct {
 	*ControlPlane
 	db     *db.DB

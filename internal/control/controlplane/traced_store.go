@@ -70,7 +70,9 @@ func (t *tracedStore) View(ctx context.Context, id berth.JobID) (berth.JobView, 
 
 // RequestCancel calls db.Jobs.RequestCancel. It ends a job that has no workflow yet, so no
 // workflow would export that end.
-func (t *tracedStore) RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (berth.State, error) {
+func (t *tracedStore) RequestCancel(
+	ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason,
+) (berth.State, error) {
 	state, err := t.db.Jobs.RequestCancel(ctx, tenant, id, actor, reason)
 	return state, t.noteEnd(id, state, err)
 }
@@ -178,7 +180,8 @@ func (t *tracedStore) exportAttempt(job berth.Job, i int) {
 		machines[n] = string(m)
 	}
 	p := tracing.Past{Start: a.PlacedAt, End: time.Now(), About: append(about,
-		attribute.StringSlice("berth.machines", machines), attribute.Int("berth.gpus", len(a.GPUs)), attribute.String("berth.next", string(a.Next)))}
+		attribute.StringSlice("berth.machines", machines), attribute.Int("berth.gpus", len(a.GPUs)),
+		attribute.String("berth.next", string(a.Next)))}
 	if a.EndedAt != nil {
 		p.End = *a.EndedAt
 	}
@@ -209,12 +212,14 @@ func (t *tracedStore) exportEnd(job berth.Job) {
 	}
 	if since, waited := inQueue(job); waited {
 		n := len(job.Attempts) + 1
+		about := append(tracing.AboutJob(job), attribute.Int("berth.attempt", n))
 		t.traces.Tell(tracing.Key{Job: job.ID, Attempt: n, Name: "queue"}, tracing.JobKey(job.ID),
-			tracing.Past{Start: since, End: end, About: append(tracing.AboutJob(job), attribute.Int("berth.attempt", n)), Fault: fault})
+			tracing.Past{Start: since, End: end, About: about, Fault: fault})
 	}
 	p := tracing.Past{Start: job.SubmittedAt, End: end, Fault: fault, About: append(tracing.AboutJob(job),
 		attribute.String("berth.status", string(job.Status)), attribute.Int("berth.attempts", len(job.Attempts)),
-		attribute.Int("berth.failures", job.Failures), attribute.Int("berth.losses", job.Losses), attribute.Int("berth.preemptions", job.Preemptions))}
+		attribute.Int("berth.failures", job.Failures), attribute.Int("berth.losses", job.Losses),
+		attribute.Int("berth.preemptions", job.Preemptions))}
 	if job.Reason != nil {
 		p.About = append(p.About, aboutReason(*job.Reason)...)
 	}
@@ -250,7 +255,9 @@ func (t *tracedStore) links(job berth.Job) (links []trace.Link) {
 
 // aboutReason leaves the message out, since it may quote the job's output.
 func aboutReason(r berth.Reason) []attribute.KeyValue {
-	return []attribute.KeyValue{attribute.String("berth.reason", string(r.Code)), attribute.String("berth.rule", r.Rule)}
+	return []attribute.KeyValue{
+		attribute.String("berth.reason", string(r.Code)), attribute.String("berth.rule", r.Rule),
+	}
 }
 
 // recent are the latest exported verdicts, as many as may wait.

@@ -79,7 +79,7 @@ type Options struct {
 	Policy placement.Policy
 
 	// Beacon makes this process record that API replicas can write; see
-	// db.RenewBeacon. Set it in processes that serve the API.
+	// db.Leader.RenewBeacon. Set it in processes that serve the API.
 	Beacon bool
 
 	Silence   db.Silence    // zero: 20 s, 90 s and 60 s
