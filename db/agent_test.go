@@ -419,3 +419,37 @@ func TestPollWakesOnOrders(t *testing.T) {
 		t.Errorf("poll answered %+v, %v", x.r, x.err)
 	}
 }
+
+// A poll that most likely will be held waits for the polls of other machines, so that
+// one statement reads the sets of all. An order for its machine ends that wait.
+func TestPollWakesOnOrdersWhileItWaitsForOthers(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.db.ReadPatiently(time.Hour)
+	a, _ := s.register("host1", "agent1")
+	id := s.submit(nil)
+	a.mustClaim(id, s.place(id, "m0"))
+	if _, err := a.sync(func(*berth.SyncRequest) {}); err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan error, 1)
+	go func() {
+		r, err := s.db.Agents.Sync(context.WithoutCancel(t.Context()), "m0",
+			berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest, WaitMS: 60_000})
+		if err == nil && (!r.Changed || !r.Assignments[0].Orders.Stop) {
+			err = fmt.Errorf("answered %+v", r)
+		}
+		got <- err
+	}()
+	select {
+	case err := <-got:
+		t.Fatalf("answered before anything changed: %v", err)
+	case <-time.After(50 * time.Millisecond): // most likely it waits now
+	}
+	if _, err := s.db.Jobs.RequestCancel(t.Context(), "", id, "user:x", nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+}

@@ -21,6 +21,11 @@ func MigrateWith(ctx context.Context, url string, files fs.FS, patience time.Dur
 // Migrations are the files of Migrate.
 var Migrations fs.FS = migrations
 
+// ReadPatiently makes calls that will most likely be held wait that long for others.
+func (d *DB) ReadPatiently(patience time.Duration) {
+	d.sessions.patience, d.sessions.gather.pause = patience, patience
+}
+
 // LeaderTx is how a leader writes.
 func (d *DB) LeaderTx(ctx context.Context, term Term, f func(tx pgx.Tx) error) error {
 	return d.leaderTx(ctx, term, f)

@@ -16,11 +16,13 @@ import (
 //
 // A call that opens with the set last read here for it, and whose machine no hint
 // has named since, will most likely be held: its reading waits up to readGather for
-// others. Every other call reads at once. Each call reads at least once either way,
-// so a lost hint costs no more than the time from one call to the next.
+// others, or until a hint names the machine. Every other call reads at once. Each call
+// reads at least once either way, so a lost hint costs no more than the time from one
+// call to the next.
 type sessions struct {
 	*gather[berth.MachineID, *session]
-	hub *Hub
+	hub      *Hub
+	patience time.Duration // readGather
 
 	mu   sync.Mutex
 	last map[berth.MachineID]reading
@@ -43,25 +45,29 @@ const (
 
 func newSessions(d *core) *sessions {
 	return &sessions{
-		gather: newGather(readLanes, readGather, readTimeout, d.readSessions), hub: d.hub,
+		gather: newGather(readLanes, readGather, readTimeout, d.readSessions), hub: d.hub, patience: readGather,
 		last: map[berth.MachineID]reading{},
 	}
 }
 
-// read returns the machine's terms and set. patient allows the reading to wait for
-// others where the answer will most likely be the one that the caller has.
-func (r *sessions) read(ctx context.Context, machine berth.MachineID, req berth.SyncRequest, patient bool) (*session, error) {
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
-	defer cancel()
+// read returns the machine's terms and set. With hints at the machine, the reading may
+// wait for others where the answer will most likely be the one that the caller has; a
+// hint ends that wait. Without hints, nil, it does not wait.
+func (r *sessions) read(
+	ctx context.Context, machine berth.MachineID, req berth.SyncRequest, hints <-chan struct{},
+) (*session, error) {
 	generation := r.hub.Generation(machine)
 	t := r.join(machine)
-	if patient && r.has(machine, reading{req.AgentBoot, req.Epoch, req.Digest, generation}) {
+	if hints != nil && r.has(machine, reading{req.AgentBoot, req.Epoch, req.Digest, generation}) {
 		select {
 		case <-t.batch.done:
-		case <-time.After(readGather):
+		case <-time.After(r.patience):
+		case <-hints: // the reading starts after it
 		case <-ctx.Done():
 		}
 	}
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
 	got, ok, err := t.answer(ctx)
 	if err != nil {
 		return nil, unavailable(err, "machine "+string(machine))

@@ -173,7 +173,11 @@ func (c *syncCall) poll(ctx context.Context) (berth.SyncResponse, error) {
 	deadline := time.NewTimer(max(c.wait, 0))
 	defer deadline.Stop()
 	for first := true; ; first = false {
-		s, err := c.sessions.read(ctx, c.machine, c.req, first && c.wait >= 2*readGather)
+		var patient <-chan struct{}
+		if first && c.wait >= 2*readGather {
+			patient = hints.C
+		}
+		s, err := c.sessions.read(ctx, c.machine, c.req, patient)
 		var retry <-chan time.Time
 		answer := berth.SyncResponse{TTLSeconds: ttlSeconds, Digest: c.req.Digest}
 		switch {
@@ -220,7 +224,7 @@ func (c *syncCall) finish(ctx context.Context, answer berth.SyncResponse) (berth
 	}
 	if over {
 		// The session ended between the two statements: say why.
-		s, err := c.sessions.read(ctx, c.machine, c.req, false)
+		s, err := c.sessions.read(ctx, c.machine, c.req, nil)
 		if err != nil {
 			return berth.SyncResponse{}, err
 		}
