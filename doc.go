@@ -1,10 +1,12 @@
-// Package berth holds the nouns of Berth, a durable job orchestrator for GPU
-// and CPU clusters: jobs, machines, GPUs, allocations, attempts, checkpoints,
-// the job's state machine, how failures are classified, and the names that
-// the other packages share (task queues, workflow ids, labels, activities).
+// Package berth holds the nouns that every part of Berth shares: ids, statuses
+// and the job's state machine, allocations and their phases, capacity,
+// checkpoints, reasons, errors, and the names that processes agree on (task
+// queues, workflow ids, activities, container labels, object keys).
 //
-// It imports the standard library only and does no I/O. Every other package
-// imports it; it imports none of them.
+// Three packages build on it. Package spec has the files and requests that users
+// write, package failure decides on the end of an attempt, and package wire has
+// the documents that processes exchange. The four import the standard library
+// and each other in this order, and do no I/O.
 //
 // The one rule to know: a job's row in PostgreSQL is the truth about the job.
 // The types here are how that row is spoken of, never a copy that may differ.

@@ -87,3 +87,19 @@ func isName(s string) bool {
 	}
 	return true
 }
+
+// ScheduleID identifies a schedule permanently; its name is free again once the
+// schedule is deleted.
+type ScheduleID string
+
+// NewScheduleID returns a fresh id.
+func NewScheduleID(now time.Time) ScheduleID { return ScheduleID(NewJobID(now)) }
+
+// ParseScheduleID returns the id in canonical form, or an error of code invalid.
+func ParseScheduleID(s string) (ScheduleID, error) {
+	id, err := ParseJobID(s)
+	if err != nil {
+		return "", Errorf(CodeInvalid, "schedule id %q is not a UUID", s)
+	}
+	return ScheduleID(id), nil
+}

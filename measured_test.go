@@ -5,10 +5,10 @@ package berth_test
 // share of words that has reached its goal has the goal as its limit.
 var measured = map[string]float64{
 	"methods on one type":                                                             151,
-	"exported names of the root package":                                              569,
+	"exported names of the root package":                                              197,
 	"lines of the longest function":                                                   132,
 	"lines of a function, 99th percentile":                                            50,
-	"lines of product code wider than 120 columns":                                    1409,
+	"lines of product code wider than 120 columns":                                    1403,
 	"percent of lines that are no comment, product code":                              86.7,
 	"percent of doc comments that begin with what, who, whom, those, it, them, there": 31.4,
 	"comments: what, whatever, whoever":                                               81.5,

@@ -3,6 +3,7 @@ package berth
 import (
 	"fmt"
 	"strings"
+	"time"
 )
 
 // Task queues.
@@ -115,3 +116,8 @@ const (
 	LabelSpecHash = "berth.spec_hash"
 	LabelNetwork  = "berth.network" // of a gang's container: the network made for it
 )
+
+// FireKey is the idempotency key of a fire's job.
+func FireKey(id ScheduleID, at time.Time) string {
+	return "schedule/" + string(id) + "/" + at.UTC().Format(time.RFC3339Nano)
+}

@@ -30,3 +30,33 @@ func CheckpointKey(tenant TenantID, job JobID, attempt, rank int, step int64) st
 
 // ManifestName is the last object of a checkpoint's folder to be written.
 const ManifestName = "MANIFEST.json"
+
+// MetricsKey is the key of the object with the measurements of one member.
+func MetricsKey(tenant TenantID, job JobID, attempt, rank int) string {
+	return path.Join(AttemptPrefix(tenant, job, attempt, rank), "metrics.json")
+}
+
+// OutputSuffix ends the keys of outputs, and no key of a folder.
+const OutputSuffix = ".tar.zst"
+
+// OutputKey is the object that holds an output of one rank of one attempt.
+func OutputKey(tenant TenantID, job JobID, attempt, rank int, name string) string {
+	return path.Join(AttemptPrefix(tenant, job, attempt, rank), "outputs", name+OutputSuffix)
+}
+
+// UploadFolder is the folder of one stored copy of an upload. Each has a random
+// part, so that removing an old copy never meets a new one.
+func UploadFolder(tenant TenantID, a Address, random string) string {
+	return path.Join("tenants", string(tenant), "uploads", a.Hex(), random)
+}
+
+// ArchiveName is the object in the folder of an upload.
+const ArchiveName = "archive.tar.zst"
+
+// LogRef names the log of one member in one attempt.
+type LogRef struct {
+	Tenant  TenantID
+	Job     JobID
+	Attempt int
+	Rank    int
+}

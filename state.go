@@ -93,14 +93,6 @@ var ParentTransitions = []Transition{
 	{Canceling, Failed, ActorWorkflow, "it had more failures than it may have, and every element that was made has ended"},
 }
 
-// CanBecome reports whether the state machine of such rows has this change.
-func (k Kind) CanBecome(from, to State) bool {
-	if k == KindJob || k == "" {
-		return from.CanBecome(to)
-	}
-	return slices.ContainsFunc(ParentTransitions, func(t Transition) bool { return t.From == from && t.To == to })
-}
-
 // CanBecome reports whether the state machine has this change.
 func (s State) CanBecome(to State) bool {
 	return slices.ContainsFunc(Transitions, func(t Transition) bool { return t.From == s && t.To == to })

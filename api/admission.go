@@ -9,6 +9,8 @@ import (
 
 	"berth"
 	"berth/internal/lib/overload"
+	"berth/spec"
+	"berth/wire"
 )
 
 func (s *Server) registerAdmission() {
@@ -16,10 +18,10 @@ func (s *Server) registerAdmission() {
 	register(s, s.operation("show-admission", http.MethodGet, "/v1/admission", tag, "Show whether new work may start"), s.showAdmission)
 	set := s.operation("set-admission", http.MethodPut, "/v1/admission", tag, "Pause or resume the start of new work in the whole cluster")
 	set.Description = "While paused, jobs are accepted and wait; what runs, ends or is canceled goes on. Repeats change nothing and return the change that holds."
-	registerWithBody[berth.NewAdmission](s, set, s.setAdmission)
+	registerWithBody[spec.NewAdmission](s, set, s.setAdmission)
 }
 
-type admissionOutput struct{ Body berth.Admission }
+type admissionOutput struct{ Body wire.Admission }
 
 func (s *Server) showAdmission(ctx context.Context, _ *struct{}) (*admissionOutput, error) {
 	a, err := s.DB.Cluster.Admission(ctx)
@@ -30,7 +32,7 @@ func (s *Server) showAdmission(ctx context.Context, _ *struct{}) (*admissionOutp
 }
 
 func (s *Server) setAdmission(ctx context.Context, in *Request) (*admissionOutput, error) {
-	n, err := readValid[berth.NewAdmission](*in, nil)
+	n, err := readValid[spec.NewAdmission](*in, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +46,7 @@ func (s *Server) setAdmission(ctx context.Context, in *Request) (*admissionOutpu
 }
 
 // pauseText describes a pause of admission: actor, time and reason.
-func pauseText(a berth.Admission) string {
+func pauseText(a wire.Admission) string {
 	text := "new starts are paused by " + a.Actor
 	if a.Since != nil {
 		text += " since " + a.Since.UTC().Format(time.RFC3339)
@@ -59,7 +61,7 @@ const pauseHint = "an admin ends the pause with 'berth admission resume'"
 
 // controlPlane returns the blockers of a waiting job that lie in the control
 // plane, which its owner cannot change.
-func (s *Server) controlPlane(ctx context.Context, state berth.State) ([]berth.Blocker, error) {
+func (s *Server) controlPlane(ctx context.Context, state berth.State) ([]wire.Blocker, error) {
 	a, err := s.DB.Cluster.Admission(ctx)
 	if err != nil {
 		return nil, err
@@ -68,12 +70,12 @@ func (s *Server) controlPlane(ctx context.Context, state berth.State) ([]berth.B
 }
 
 // heldBack is controlPlane with an admission that was read before.
-func (s *Server) heldBack(a berth.Admission, state berth.State) []berth.Blocker {
+func (s *Server) heldBack(a wire.Admission, state berth.State) []wire.Blocker {
 	if a.Paused {
-		return []berth.Blocker{{Code: "paused", Message: pauseText(a), Hint: pauseHint}}
+		return []wire.Blocker{{Code: "paused", Message: pauseText(a), Hint: pauseHint}}
 	}
 	if text := s.overloaded(state); text != "" {
-		return []berth.Blocker{{Code: "control_plane", Message: "waits for the control plane: " + text, Hint: "wait: it starts as soon as there is room; operators see docs/operate/overload.md"}}
+		return []wire.Blocker{{Code: "control_plane", Message: "waits for the control plane: " + text, Hint: "wait: it starts as soon as there is room; operators see docs/operate/overload.md"}}
 	}
 	return nil
 }
@@ -107,8 +109,8 @@ func (s *Server) overloaded(state berth.State) string {
 }
 
 // tellPause gives waiting jobs that have no reason yet the pause as theirs.
-func (s *Server) tellPause(ctx context.Context, jobs ...*berth.Job) error {
-	untold := func(j *berth.Job) bool { return j.Status.Waiting() && j.Reason == nil }
+func (s *Server) tellPause(ctx context.Context, jobs ...*wire.Job) error {
+	untold := func(j *wire.Job) bool { return j.Status.Waiting() && j.Reason == nil }
 	if !slices.ContainsFunc(jobs, untold) {
 		return nil
 	}

@@ -8,6 +8,7 @@ import (
 	"berth"
 	"berth/api"
 	"berth/internal/lib/overload"
+	"berth/spec"
 )
 
 func TestExplainSaysThatAJobWaitsForTheControlPlane(t *testing.T) {
@@ -59,7 +60,7 @@ func TestOnlyAdminsPauseAdmissionAndEverybodySeesIt(t *testing.T) {
 	if err != nil || !blocked(e, "paused") || blocked(e, "not_accepted") {
 		t.Errorf("a pause is explained, and no worker is suspected for it: %+v, %v", e.Blockers, err)
 	}
-	if again := s.submit("alice", func(j *berth.JobSpec) { j.Name = "later" }); again.Status != berth.Submitted {
+	if again := s.submit("alice", func(j *spec.Job) { j.Name = "later" }); again.Status != berth.Submitted {
 		t.Errorf("a job that was submitted during the pause is %s", again.Status)
 	}
 }

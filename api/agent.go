@@ -13,6 +13,7 @@ import (
 	"berth/internal/control/blob"
 	"berth/internal/lib/enginesilence"
 	"berth/internal/lib/failpoint"
+	"berth/wire"
 )
 
 // AgentDeps are the dependencies of the agents' protocol alone.
@@ -74,7 +75,7 @@ func decodeAgent[T any](c echo.Context, limit int64) (T, error) {
 func machineOf(c echo.Context) berth.MachineID { return caller(c.Request().Context()).Machine }
 
 func (s *Server) agentRegister(c echo.Context) error {
-	req, err := readAgent[berth.RegisterRequest](c)
+	req, err := readAgent[wire.RegisterRequest](c)
 	if err != nil {
 		return err
 	}
@@ -105,16 +106,16 @@ func (s *Server) poke(jobs []berth.JobID) {
 }
 
 // seen is the highest watermark of the calling machine, zero if it sends none.
-func seen(c echo.Context) (berth.StoredWatermark, error) {
-	value := c.Request().Header.Get(berth.HeaderWatermark)
+func seen(c echo.Context) (wire.StoredWatermark, error) {
+	value := c.Request().Header.Get(wire.HeaderWatermark)
 	if value == "" {
-		return berth.StoredWatermark{}, nil
+		return wire.StoredWatermark{}, nil
 	}
-	return berth.ParseWatermark(value)
+	return wire.ParseWatermark(value)
 }
 
 func (s *Server) agentSync(c echo.Context) error {
-	req, err := readAgent[berth.SyncRequest](c)
+	req, err := readAgent[wire.SyncRequest](c)
 	if err != nil {
 		return err
 	}
@@ -146,7 +147,7 @@ func (s *Server) agentSync(c echo.Context) error {
 }
 
 func (s *Server) agentClaim(c echo.Context) error {
-	req, err := readAgent[berth.ClaimRequest](c)
+	req, err := readAgent[wire.ClaimRequest](c)
 	if err != nil {
 		return err
 	}
@@ -179,7 +180,7 @@ func (s *Server) agentClaim(c echo.Context) error {
 const pruneTimeout = 20 * time.Second
 
 func (s *Server) agentCheckpoint(c echo.Context) error {
-	p, err := readAgent[berth.CheckpointReport](c)
+	p, err := readAgent[wire.CheckpointReport](c)
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 	"berth/db"
 	"berth/internal/control/blob"
 	"berth/internal/lib/failpoint"
+	"berth/wire"
 )
 
 // maxObject is the longest object a machine may store; one file of a checkpoint
@@ -48,7 +49,7 @@ func (s *Server) agentLog(c echo.Context) error {
 		return err
 	}
 	if place.Cut { // a storage quota has ended it: the sender goes on, and nothing is stored
-		return c.JSON(http.StatusOK, berth.LogAck{End: offset + int64(len(chunk))})
+		return c.JSON(http.StatusOK, wire.LogAck{End: offset + int64(len(chunk))})
 	}
 	if place.End < offset {
 		if place.End, err = s.restoreLog(ctx, store, berth.AllocationID(alloc), place, offset); err != nil {
@@ -56,13 +57,13 @@ func (s *Server) agentLog(c echo.Context) error {
 		}
 	}
 	if place.End != offset || len(chunk) == 0 { // of an empty piece the answer is all that is asked for
-		return c.JSON(http.StatusOK, berth.LogAck{End: place.End})
+		return c.JSON(http.StatusOK, wire.LogAck{End: place.End})
 	}
 	end, err := s.takeLog(ctx, store, berth.AllocationID(alloc), place, chunk)
 	if err != nil {
 		return err
 	}
-	return c.JSON(http.StatusOK, berth.LogAck{End: end})
+	return c.JSON(http.StatusOK, wire.LogAck{End: end})
 }
 
 // takeLog appends a piece to a log, or cuts the log where a storage quota has no room for
@@ -116,11 +117,11 @@ func (s *Server) restoreLog(ctx context.Context, store *blob.Store, alloc berth.
 // returns a session that matches no machine.
 func session(c echo.Context) db.Session {
 	h := c.Request().Header
-	epoch, err := strconv.ParseInt(h.Get(berth.HeaderEpoch), 10, 64)
+	epoch, err := strconv.ParseInt(h.Get(wire.HeaderEpoch), 10, 64)
 	if err != nil {
 		return db.Session{}
 	}
-	return db.Session{AgentBoot: h.Get(berth.HeaderAgentBoot), Epoch: epoch}
+	return db.Session{AgentBoot: h.Get(wire.HeaderAgentBoot), Epoch: epoch}
 }
 
 // appendLog stores a piece at the log's end. An object that is there already, and of

@@ -10,7 +10,10 @@ import (
 	"berth"
 	"berth/api"
 	"berth/db"
+	"berth/failure"
 	"berth/internal/lib/enginesilence"
+	"berth/spec"
+	"berth/wire"
 )
 
 // agent is one machine's agent, played by hand.
@@ -20,28 +23,28 @@ type agent struct {
 	boot    string
 	epoch   int64
 	seq     int64
-	run     berth.RunRequest
+	run     wire.RunRequest
 }
 
 // joinMachine joins and registers a machine over HTTP.
 func (s *site) joinMachine(name berth.MachineID) *agent {
 	s.t.Helper()
 	made := s.call("admin", "POST", "/v1/join-tokens", "{}")
-	var token berth.JoinToken
+	var token wire.JoinToken
 	if err := json.Unmarshal([]byte(made.body), &token); err != nil || made.status != http.StatusCreated {
 		s.t.Fatalf("join token: %d %s", made.status, made.body)
 	}
 	joined := s.call("", "POST", "/agent/v1/join", fmt.Sprintf(`{"token":%q,"machine":%q}`, token.Secret, name))
-	var j berth.JoinResponse
+	var j wire.JoinResponse
 	if err := json.Unmarshal([]byte(joined.body), &j); err != nil || joined.status != http.StatusCreated {
 		s.t.Fatalf("join: %d %s", joined.status, joined.body)
 	}
 	s.tokens[string(name)] = j.Token
 	a := &agent{site: s, machine: name, boot: "boot-of-" + string(name)}
-	var r berth.RegisterResponse
-	a.post("register", berth.RegisterRequest{
+	var r wire.RegisterResponse
+	a.post("register", wire.RegisterRequest{
 		HostBoot: "h", AgentBoot: a.boot,
-		Inventory: berth.Inventory{Capacity: berth.Capacity{CPUMilli: 4000, MemoryMiB: 8192, DiskMiB: 1000}},
+		Inventory: wire.Inventory{Capacity: berth.Capacity{CPUMilli: 4000, MemoryMiB: 8192, DiskMiB: 1000}},
 	}, &r)
 	a.epoch = r.Epoch
 	s.sessions[string(name)] = db.Session{AgentBoot: a.boot, Epoch: a.epoch}
@@ -64,7 +67,7 @@ func (a *agent) post(path string, in, out any) answer {
 }
 
 // take places a job there and claims it.
-func (a *agent) take(id berth.JobID) berth.Claim {
+func (a *agent) take(id berth.JobID) wire.Claim {
 	a.t.Helper()
 	if _, err := a.db.Jobs.Load(a.t.Context(), id); err != nil {
 		a.t.Fatal(err)
@@ -76,9 +79,9 @@ func (a *agent) take(id berth.JobID) berth.Claim {
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	a.run = berth.RunRequest{Job: id, Attempt: 1, Alloc: v.Slots[0].Alloc}
-	var c berth.Claim
-	a.post("claim", berth.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: a.run.Alloc, Job: id, Attempt: 1}, &c)
+	a.run = wire.RunRequest{Job: id, Attempt: 1, Alloc: v.Slots[0].Alloc}
+	var c wire.Claim
+	a.post("claim", wire.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: a.run.Alloc, Job: id, Attempt: 1}, &c)
 	return c
 }
 
@@ -96,20 +99,20 @@ func TestAgentsWayFromJoinToEnd(t *testing.T) {
 	if c.Tenant != "a" || c.Spec.Image != "busybox" {
 		t.Errorf("claim is %+v", c)
 	}
-	report := func(p berth.RankReport) (r berth.SyncResponse) {
+	report := func(p wire.RankReport) (r wire.SyncResponse) {
 		p.Alloc, p.Job, p.Attempt = a.run.Alloc, job.ID, 1
 		a.seq++
-		a.post("sync", berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Seq: a.seq, Reports: []berth.RankReport{p}}, &r)
+		a.post("sync", wire.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Seq: a.seq, Reports: []wire.RankReport{p}}, &r)
 		return r
 	}
-	if r := report(berth.RankReport{Phase: berth.PhasePrepared}); !r.Assignments[0].Orders.Start {
+	if r := report(wire.RankReport{Phase: berth.PhasePrepared}); !r.Assignments[0].Orders.Start {
 		t.Errorf("prepared is answered %+v", r)
 	}
 	line := "2026-01-02T03:04:05Z o hello\n"
 	if got := a.log(0, line); got.status != http.StatusOK || got.body != fmt.Sprintf("{\"end\":%d}\n", len(line)) {
 		t.Errorf("log: %d %s", got.status, got.body)
 	}
-	report(berth.RankReport{Phase: berth.PhaseSealed, Exit: &berth.Exit{Cause: berth.CauseExited, StartedAt: job.SubmittedAt}})
+	report(wire.RankReport{Phase: berth.PhaseSealed, Exit: &failure.Exit{Cause: failure.CauseExited, StartedAt: job.SubmittedAt}})
 	if got := a.log(len(line), line); got.status != http.StatusConflict {
 		t.Errorf("log after the seal: %d %s", got.status, got.body)
 	}
@@ -254,14 +257,14 @@ func TestPrunedCheckpointsAreDeleted(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
 	a := s.joinMachine("m1")
-	job := s.submit("alice", func(j *berth.JobSpec) { j.Checkpoint = &berth.CheckpointPolicy{Path: "/checkpoint", Keep: 1} })
+	job := s.submit("alice", func(j *spec.Job) { j.Checkpoint = &spec.CheckpointPolicy{Path: "/checkpoint", Keep: 1} })
 	a.take(job.ID)
 	for step := int64(1); step <= 2; step++ {
 		key := berth.CheckpointKey("a", job.ID, 1, 0, step) + "/" + berth.ManifestName
 		if got := s.call("m1", "PUT", "/agent/v1/objects/"+key, "{}"); got.status != http.StatusNoContent {
 			t.Fatalf("put: %d %s", got.status, got.body)
 		}
-		got := a.post("checkpoints", berth.CheckpointReport{AgentBoot: a.boot, Epoch: a.epoch, Alloc: a.run.Alloc, Job: job.ID, Attempt: 1, OfAttempt: 1,
+		got := a.post("checkpoints", wire.CheckpointReport{AgentBoot: a.boot, Epoch: a.epoch, Alloc: a.run.Alloc, Job: job.ID, Attempt: 1, OfAttempt: 1,
 			Step: step, Manifest: key, SHA256: "x", Bytes: 2}, nil)
 		if got.status != http.StatusNoContent {
 			t.Fatalf("register: %d %s", got.status, got.body)
@@ -298,9 +301,9 @@ func TestAnUnwaitedEndIsTakenAndPokesNobodyAtOnce(t *testing.T) {
 	ends := s.db.Hub().EndHints(db.Here)
 	defer ends.Close()
 	a.seq++
-	got := a.post("sync", berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Seq: a.seq, Reports: []berth.RankReport{{
+	got := a.post("sync", wire.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Seq: a.seq, Reports: []wire.RankReport{{
 		Alloc: a.run.Alloc, Job: job.ID, Attempt: 1, Phase: berth.PhaseSealed, Unwaited: true,
-		Exit: &berth.Exit{Cause: berth.CauseExited, StartedAt: job.SubmittedAt},
+		Exit: &failure.Exit{Cause: failure.CauseExited, StartedAt: job.SubmittedAt},
 	}}}, nil)
 	if got.status != http.StatusOK {
 		t.Fatalf("sync: %d %s", got.status, got.body)

@@ -13,6 +13,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/lib/connlimit"
+	"berth/spec"
 )
 
 type principalKey struct{}
@@ -29,7 +30,7 @@ func caller(ctx context.Context) db.Principal {
 // scope is the tenant whose rows the caller may see: "" is all of them, which
 // only an admin gets.
 func scope(ctx context.Context) berth.TenantID {
-	if p := caller(ctx); p.Role != berth.RoleAdmin {
+	if p := caller(ctx); p.Role != spec.RoleAdmin {
 		return p.Tenant
 	}
 	return ""
@@ -64,7 +65,7 @@ func (s *Server) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 			return err
 		}
 		// A machine's calls come from our own agent, and grow with its running work.
-		if p.Role == berth.RoleMachine {
+		if p.Role == spec.RoleMachine {
 			connlimit.Agent(r.Context(), p.Machine)
 		} else {
 			if err := connlimit.User(r.Context(), p.Tenant); err != nil {
@@ -114,16 +115,16 @@ func bearer(r *http.Request) (token string, ok bool) {
 // allowed is the whole table of roles: machines, and only machines, speak the
 // agents' protocol; viewers only read; calls about all tenants are for admins.
 func allowed(p db.Principal, method string, agent bool, route string) error {
-	if agent != (p.Role == berth.RoleMachine) {
+	if agent != (p.Role == spec.RoleMachine) {
 		return berth.Errorf(berth.CodeForbidden, "a token of role %s does not open this route", p.Role)
 	}
 	read := method == http.MethodGet || method == http.MethodHead
 	switch {
-	case p.Role == berth.RoleAdmin, p.Role == berth.RoleMachine:
+	case p.Role == spec.RoleAdmin, p.Role == spec.RoleMachine:
 		return nil
 	case adminOnly(method, route):
 		return berth.Errorf(berth.CodeForbidden, "this call is for tokens of role admin; yours is %s", p.Role)
-	case p.Role == berth.RoleViewer && !read && route != "/v1/plans":
+	case p.Role == spec.RoleViewer && !read && route != "/v1/plans":
 		return berth.Errorf(berth.CodeForbidden, "a token of role viewer only reads")
 	}
 	return nil

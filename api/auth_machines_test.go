@@ -8,12 +8,13 @@ import (
 
 	"berth"
 	"berth/api"
+	"berth/wire"
 )
 
 // syncs makes a call that renews a's lease, and returns its status.
 func (a *agent) syncs() int {
 	a.t.Helper()
-	return a.post("sync", berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch}, nil).status
+	return a.post("sync", wire.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch}, nil).status
 }
 
 // locked runs f while a table is locked.
@@ -49,7 +50,7 @@ func TestRenewalNeedsNoTokenTable(t *testing.T) {
 			if err != nil || !renewed {
 				t.Errorf("with %s locked the lease was not renewed: %v", table, err)
 			}
-			go func() { claimed <- a.post("claim", berth.ClaimRequest{}, nil).status }()
+			go func() { claimed <- a.post("claim", wire.ClaimRequest{}, nil).status }()
 			s.waiting("FROM tokens") // the cached verdict does not let it pass
 		})
 		<-claimed

@@ -17,7 +17,7 @@ import (
 )
 
 // maxBody is the longest body of a user's call; job files are far smaller
-// (berth.MaxSpecBytes). A longer one is read for lingerTime and at most
+// (spec.MaxSpecBytes). A longer one is read for lingerTime and at most
 // drainBody, so that the client gets to see the answer instead of a broken
 // connection, and then the connection is closed.
 const (

@@ -24,6 +24,8 @@ import (
 	"berth"
 	"berth/api"
 	"berth/db/dbtest"
+	"berth/spec"
+	"berth/wire"
 )
 
 // guess is a token of the right form that opens nothing.
@@ -142,7 +144,7 @@ func TestAGoodTokenPassesWhateverElseItsAddressSends(t *testing.T) {
 	if a := s.call("bob", "GET", "/v1/jobs", ""); a.status != http.StatusOK {
 		t.Errorf("a good token never seen before: %d %s", a.status, a.body)
 	}
-	m.post("sync", berth.SyncRequest{AgentBoot: m.boot, Epoch: m.epoch, Seq: 1}, &berth.SyncResponse{})
+	m.post("sync", wire.SyncRequest{AgentBoot: m.boot, Epoch: m.epoch, Seq: 1}, &wire.SyncResponse{})
 	s.joinMachine("m2")
 	metrics := s.call("", "GET", "/metrics", "").body
 	if refused := statuses[http.StatusTooManyRequests]; refused > 0 &&
@@ -296,7 +298,7 @@ func TestJoinsAreJudgedBeforeTheirBodyAndEndInTime(t *testing.T) {
 
 func (s *site) joinToken() string {
 	s.t.Helper()
-	var made berth.JoinToken
+	var made wire.JoinToken
 	if err := json.Unmarshal([]byte(s.call("admin", "POST", "/v1/join-tokens", "{}").body), &made); err != nil {
 		s.t.Fatal(err)
 	}
@@ -466,11 +468,11 @@ func unreadSite(t *testing.T, stall time.Duration, edit ...func(*api.Deps)) *sit
 		}
 	})
 	labels := map[string]string{}
-	for i := range berth.MaxLabels {
+	for i := range spec.MaxLabels {
 		labels[fmt.Sprint("label-", i)] = strings.Repeat("x", 256)
 	}
 	for range 16 {
-		s.submit("alice", func(j *berth.JobSpec) { j.Labels = labels })
+		s.submit("alice", func(j *spec.Job) { j.Labels = labels })
 	}
 	return s
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"berth"
+	"berth/spec"
 )
 
 // maxFaults bounds the list of faults in an error, so that an answer stays short.
@@ -131,7 +132,7 @@ func (d *decoder) field(raw json.RawMessage, f reflect.StructField, v reflect.Va
 	if string(raw) == "null" || len(d.faults) > before {
 		return
 	}
-	if fault, ok := berth.ExplicitZero(f, v); ok {
+	if fault, ok := spec.ExplicitZero(f, v); ok {
 		d.fault(path, fault.Detail, fault.Allowed)
 	}
 }

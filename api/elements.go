@@ -6,11 +6,13 @@ import (
 	"strings"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // cancelElements cancels some elements of an array.
 func (s *Server) cancelElements(ctx context.Context, in *cancelInput) (*jobOutput, error) {
-	which, err := berth.ParseIndexes(in.Index)
+	which, err := spec.ParseIndexes(in.Index)
 	if err != nil {
 		return nil, invalid("", []berth.FieldError{{Field: "index", Detail: fmt.Sprintf("%q are no elements of an array", clip(in.Index)), Allowed: "numbers and ranges such as 3-7,9"}}, nil)
 	}
@@ -22,8 +24,8 @@ func (s *Server) cancelElements(ctx context.Context, in *cancelInput) (*jobOutpu
 }
 
 // describeParent says where an array is: it holds and waits for nothing itself.
-func describeParent(j berth.Job) berth.Explanation {
-	e := berth.Explanation{Job: j.ID, Status: j.Status, Blockers: []berth.Blocker{}}
+func describeParent(j wire.Job) wire.Explanation {
+	e := wire.Explanation{Job: j.ID, Status: j.Status, Blockers: []wire.Blocker{}}
 	var parts []string
 	for _, state := range berth.States {
 		if n := j.Tally.ByStatus[state]; n > 0 {
@@ -39,13 +41,13 @@ func describeParent(j berth.Job) berth.Explanation {
 	}
 	e.Summary = fmt.Sprintf("%d %s: %s", j.Tally.Total, elements, strings.Join(parts, ", "))
 	if j.Held && !j.Status.Terminal() {
-		e.Blockers = append(e.Blockers, berth.Blocker{Code: "held", Message: fmt.Sprintf("the %s is on hold", j.Kind), Hint: "release it"})
+		e.Blockers = append(e.Blockers, wire.Blocker{Code: "held", Message: fmt.Sprintf("the %s is on hold", j.Kind), Hint: "release it"})
 	}
 	if j.Spec == nil {
 		return e
 	}
 	if a := j.Spec.Array; a != nil && a.Parallel > 0 && j.Tally.Holding() >= a.Parallel {
-		e.Blockers = append(e.Blockers, berth.Blocker{
+		e.Blockers = append(e.Blockers, wire.Blocker{
 			Code: "parallel", Message: fmt.Sprintf("%d elements hold room, as many as may at once (parallel)", j.Tally.Holding()), Hint: "wait: others start when they end",
 		})
 	}

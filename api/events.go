@@ -11,6 +11,7 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"berth"
+	"berth/wire"
 )
 
 func (s *Server) registerStreams() {
@@ -18,7 +19,7 @@ func (s *Server) registerStreams() {
 	events := s.operation("list-events", http.MethodGet, "/v1/jobs/{id}/events", "jobs", "A job's history, with who did what and why")
 	events.Description = "With `Accept: text/event-stream` it follows: each event has the id of its seq, `Last-Event-ID` resumes without gap or repeat, and the event `end` says that the job's history is complete."
 	document(&events, "The history, oldest first", map[string]*huma.MediaType{
-		"application/json":  {Schema: schema(reflect.TypeFor[berth.Page[berth.Event]](), true, "")},
+		"application/json":  {Schema: schema(reflect.TypeFor[wire.Page[wire.Event]](), true, "")},
 		"text/event-stream": {Schema: &huma.Schema{Type: huma.TypeString}},
 	})
 	register(s, events, s.events)
@@ -26,8 +27,8 @@ func (s *Server) registerStreams() {
 	logs.Description = "Plain text, or with `Accept: application/x-ndjson` one document a line; with `follow=true` server-sent events, one `log` a line, that go on into later attempts unless one was named, until `end`."
 	document(&logs, "The log", map[string]*huma.MediaType{
 		"text/plain":        {Schema: &huma.Schema{Type: huma.TypeString}},
-		ndjson:              {Schema: schema(reflect.TypeFor[berth.LogLine](), true, "")},
-		"text/event-stream": {Schema: schema(reflect.TypeFor[berth.LogLine](), true, "")},
+		ndjson:              {Schema: schema(reflect.TypeFor[wire.LogLine](), true, "")},
+		"text/event-stream": {Schema: schema(reflect.TypeFor[wire.LogLine](), true, "")},
 	})
 	register(s, logs, s.logs)
 }
@@ -93,7 +94,7 @@ func (s *Server) followEvents(c echo.Context, id berth.JobID, after int64) {
 			if err != nil {
 				return false, err
 			}
-			list, err := s.followed.events.get(ctx, eventsAfter{id, after}, func(ctx context.Context) ([]berth.Event, error) {
+			list, err := s.followed.events.get(ctx, eventsAfter{id, after}, func(ctx context.Context) ([]wire.Event, error) {
 				return s.DB.Jobs.Events(ctx, "", id, after, eventPage)
 			})
 			if err != nil {
@@ -120,7 +121,7 @@ func (s *Server) followEvents(c echo.Context, id berth.JobID, after int64) {
 // followed are the shared reads of clients that follow the same job.
 type followed struct {
 	states shared[berth.JobID, jobAt]
-	events shared[eventsAfter, []berth.Event]
+	events shared[eventsAfter, []wire.Event]
 	logs   shared[logAt, logBlock]
 }
 

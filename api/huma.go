@@ -10,6 +10,7 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"berth"
+	"berth/spec"
 )
 
 // newHuma describes every operation in OpenAPI 3.1 and reads and renders for
@@ -18,6 +19,7 @@ func newHuma(e *echo.Echo, version string) huma.API {
 	config := huma.DefaultConfig("Berth", version)
 	config.Info.Description = "A durable job orchestrator for GPU and CPU clusters. Errors are RFC 9457 problem+json with a stable `code`."
 	config.CreateHooks = nil
+	config.Components.Schemas = huma.NewMapRegistry("#/components/schemas/", schemaName)
 	config.DocsPath, config.SchemasPath = "", ""
 	config.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
 		"token": {Type: "http", Scheme: "bearer", Description: "berth_<id>_<secret>"},
@@ -34,19 +36,35 @@ func newHuma(e *echo.Echo, version string) huma.API {
 	return humaecho.NewV4(e, config)
 }
 
+// schemaName names the schema of a type in the API's description. A file that
+// users write is JobSpec, PipelineSpec or ScheduleSpec there, apart from the
+// document of the same name that the API answers with.
+func schemaName(t reflect.Type, hint string) string {
+	name := huma.DefaultSchemaNamer(t, hint)
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	switch t {
+	case reflect.TypeFor[spec.Job](), reflect.TypeFor[spec.Pipeline](), reflect.TypeFor[spec.Schedule]():
+		return name + "Spec"
+	default:
+		return name
+	}
+}
+
 // schemas are the wire forms of types that read and write their own JSON.
 var schemas = map[reflect.Type]reflect.Type{
-	reflect.TypeFor[berth.MiB]():        reflect.TypeFor[sizeSchema](),
-	reflect.TypeFor[berth.MilliCPU]():   reflect.TypeFor[coresSchema](),
-	reflect.TypeFor[berth.MilliGPU]():   reflect.TypeFor[gpusSchema](),
-	reflect.TypeFor[berth.Duration]():   reflect.TypeFor[durationSchema](),
-	reflect.TypeFor[berth.Priority]():   reflect.TypeFor[prioritySchema](),
-	reflect.TypeFor[berth.StringList](): reflect.TypeFor[stringListSchema](),
-	reflect.TypeFor[berth.ExitCodes]():  reflect.TypeFor[exitCodesSchema](),
+	reflect.TypeFor[spec.MiB]():         reflect.TypeFor[sizeSchema](),
+	reflect.TypeFor[spec.MilliCPU]():    reflect.TypeFor[coresSchema](),
+	reflect.TypeFor[spec.MilliGPU]():    reflect.TypeFor[gpusSchema](),
+	reflect.TypeFor[spec.Duration]():    reflect.TypeFor[durationSchema](),
+	reflect.TypeFor[spec.Priority]():    reflect.TypeFor[prioritySchema](),
+	reflect.TypeFor[spec.StringList]():  reflect.TypeFor[stringListSchema](),
+	reflect.TypeFor[spec.ExitCodes]():   reflect.TypeFor[exitCodesSchema](),
 	reflect.TypeFor[berth.State]():      reflect.TypeFor[stateSchema](),
 	reflect.TypeFor[berth.JobID]():      reflect.TypeFor[jobIDSchema](),
 	reflect.TypeFor[berth.ScheduleID](): reflect.TypeFor[jobIDSchema](),
-	reflect.TypeFor[berth.Instant]():    reflect.TypeFor[time.Time](),
+	reflect.TypeFor[spec.Instant]():     reflect.TypeFor[time.Time](),
 }
 
 type (

@@ -16,16 +16,17 @@ import (
 
 	"berth"
 	"berth/internal/lib/svgplot"
+	"berth/wire"
 )
 
 const svgType = "image/svg+xml"
 
 func (s *Server) registerJobMetrics() {
 	op := s.operation("read-metrics", http.MethodGet, "/v1/jobs/{id}/metrics", "jobs", "What a job used while it ran: processor, memory, disks, network, GPUs")
-	op.Description = "One document a member, of one attempt. A series has at most " + strconv.Itoa(berth.MaxPoints) + " values; their step grows with the time that the member runs. " +
+	op.Description = "One document a member, of one attempt. A series has at most " + strconv.Itoa(wire.MaxPoints) + " values; their step grows with the time that the member runs. " +
 		"Members that ran for less than 10 seconds have no series; what they used in all is in the job's attempts."
 	document(&op, "The series, or with `format=svg` a picture of them", map[string]*huma.MediaType{
-		"application/json": {Schema: s.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[berth.Page[berth.MemberMetrics]](), true, "")},
+		"application/json": {Schema: s.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[wire.Page[wire.MemberMetrics]](), true, "")},
 		svgType:            {Schema: &huma.Schema{Type: huma.TypeString}},
 	})
 	register(s, op, s.jobMetrics)
@@ -50,7 +51,7 @@ func (s *Server) jobMetrics(ctx context.Context, in *jobMetricsInput) (*huma.Str
 	if err != nil {
 		return nil, err
 	}
-	list := berth.Page[berth.MemberMetrics]{Items: []berth.MemberMetrics{}}
+	list := wire.Page[wire.MemberMetrics]{Items: []wire.MemberMetrics{}}
 	if last-first > in.Limit {
 		last = first + in.Limit
 		list.NextCursor = strconv.Itoa(last)
@@ -88,7 +89,7 @@ func asJSON(v any) (kind string, body []byte, err error) {
 
 // ask checks the question against the job, fills in the attempt, and returns
 // the members asked for.
-func (in *jobMetricsInput) ask(job berth.Job) (first, last int, since time.Time, err error) {
+func (in *jobMetricsInput) ask(job wire.Job) (first, last int, since time.Time, err error) {
 	if in.Since != "" {
 		if since, err = parseSince(in.Since); err != nil {
 			return 0, 0, since, invalid("", []berth.FieldError{{Field: "since", Detail: err.Error(), Allowed: "a time such as 2026-01-31T12:00:00Z, or how long ago, such as 10m"}}, nil)
@@ -120,19 +121,19 @@ func (in *jobMetricsInput) ask(job berth.Job) (first, last int, since time.Time,
 
 // memberMetrics reads the stored metrics of one member; nil if none are stored, or
 // if their format is wrong.
-func (s *Server) memberMetrics(ctx context.Context, ref berth.LogRef) (*berth.MemberMetrics, error) {
+func (s *Server) memberMetrics(ctx context.Context, ref berth.LogRef) (*wire.MemberMetrics, error) {
 	store, err := s.blobs()
 	if err != nil {
 		return nil, err
 	}
-	b, err := store.ReadAll(ctx, berth.MetricsKey(ref.Tenant, ref.Job, ref.Attempt, ref.Rank), berth.MaxMetricBytes)
+	b, err := store.ReadAll(ctx, berth.MetricsKey(ref.Tenant, ref.Job, ref.Attempt, ref.Rank), wire.MaxMetricBytes)
 	if berth.CodeOf(err) == berth.CodeNotFound {
 		return nil, nil
 	}
 	if err != nil && berth.CodeOf(err) != berth.CodeInvalid {
 		return nil, err
 	}
-	m, damage := berth.ParseMemberMetrics(b)
+	m, damage := wire.ParseMemberMetrics(b)
 	if err != nil || damage != nil {
 		s.Logger.Warn("stored metrics make no sense", "job_id", ref.Job, "attempt", ref.Attempt, "member", ref.Rank, "err", errors.Join(err, damage))
 		return nil, nil
@@ -143,17 +144,17 @@ func (s *Server) memberMetrics(ctx context.Context, ref berth.LogRef) (*berth.Me
 
 // panels are the pictures' parts, in order.
 var panels = []struct {
-	metric berth.Metric
+	metric wire.Metric
 	title  string
 }{
-	{berth.MetricCPU, "CPU (cores)"}, {berth.MetricMemory, "Memory"}, {berth.MetricGPU, "GPU busy"}, {berth.MetricGPUMemory, "GPU memory"},
-	{berth.MetricDiskRead, "Disk read"}, {berth.MetricDiskWritten, "Disk written"}, {berth.MetricReceived, "Network received"}, {berth.MetricSent, "Network sent"},
+	{wire.MetricCPU, "CPU (cores)"}, {wire.MetricMemory, "Memory"}, {wire.MetricGPU, "GPU busy"}, {wire.MetricGPUMemory, "GPU memory"},
+	{wire.MetricDiskRead, "Disk read"}, {wire.MetricDiskWritten, "Disk written"}, {wire.MetricReceived, "Network received"}, {wire.MetricSent, "Network sent"},
 }
 
 // shortGPU is the length of a UUID prefix that distinguishes a machine's devices.
 const shortGPU = 12
 
-func drawMetrics(job berth.Job, attempt int, members []berth.MemberMetrics) []byte {
+func drawMetrics(job wire.Job, attempt int, members []wire.MemberMetrics) []byte {
 	c := svgplot.Chart{
 		Title: fmt.Sprintf("%s (%s), attempt %d", job.Name, job.ID, attempt),
 		Empty: "Nothing was measured: it has not run yet, or ran for less than 10 seconds, or where nothing can be measured.",

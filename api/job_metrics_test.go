@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 func TestMetricsAreReadAsSeriesAndAsAPicture(t *testing.T) {
@@ -28,7 +30,7 @@ func TestMetricsAreReadAsSeriesAndAsAPicture(t *testing.T) {
 	if put := a.call("m1", "PUT", "/agent/v1/objects/"+key, stored); put.status != http.StatusNoContent {
 		t.Fatalf("%d %s", put.status, put.body)
 	}
-	read := func(query string) (list berth.Page[berth.MemberMetrics]) {
+	read := func(query string) (list wire.Page[wire.MemberMetrics]) {
 		t.Helper()
 		got := s.call("alice", "GET", path+query, "")
 		if err := json.Unmarshal([]byte(got.body), &list); err != nil || got.status != http.StatusOK || got.header.Get("Content-Type") != "application/json" {
@@ -66,7 +68,7 @@ func TestMetricsAreReadAsSeriesAndAsAPicture(t *testing.T) {
 	// A machine's word is not trusted further than its form.
 	for _, bad := range []string{
 		`{`, `{"started_at": "2026-01-31T12:00:00Z", "step": "0s"}`, strings.Replace(stored, `"cpu"`, `"<script>"`, 1), strings.Replace(stored, `[1, 1, 0]`, `[1]`, 1),
-		strings.Replace(stored, `[0.5, null, 1.5]`, `[`+strings.Repeat("1,", berth.MaxPoints)+`1]`, 1), strings.Replace(stored, `2s`, `2s"`+strings.Repeat(" ", berth.MaxMetricBytes)+`,"x":"`, 1),
+		strings.Replace(stored, `[0.5, null, 1.5]`, `[`+strings.Repeat("1,", wire.MaxPoints)+`1]`, 1), strings.Replace(stored, `2s`, `2s"`+strings.Repeat(" ", wire.MaxMetricBytes)+`,"x":"`, 1),
 	} {
 		if put := a.call("m1", "PUT", "/agent/v1/objects/"+key, bad); put.status != http.StatusNoContent {
 			t.Fatalf("%d %s", put.status, put.body)
@@ -81,7 +83,7 @@ func TestMetricsOfAGangComeInPages(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
 	a := s.joinMachine("m1")
-	job := s.submit("alice", func(j *berth.JobSpec) { j.Members = 3 })
+	job := s.submit("alice", func(j *spec.Job) { j.Members = 3 })
 	a.take(job.ID)
 	s.exec(`INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli, state)
 		SELECT $1, 1, r, 'm1', $2, 1, 1, 0, 0, 'active' FROM generate_series(1, 2) r`, job.ID, a.epoch)
@@ -95,7 +97,7 @@ func TestMetricsOfAGangComeInPages(t *testing.T) {
 	var members []int
 	pages := 0
 	for cursor := ""; pages == 0 || cursor != ""; pages++ {
-		var list berth.Page[berth.MemberMetrics]
+		var list wire.Page[wire.MemberMetrics]
 		got := s.call("alice", "GET", "/v1/jobs/"+string(job.ID)+"/metrics?limit=1&cursor="+cursor, "")
 		if err := json.Unmarshal([]byte(got.body), &list); err != nil {
 			t.Fatalf("%d %s", got.status, got.body)

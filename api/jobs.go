@@ -14,6 +14,8 @@ import (
 	"berth/db"
 	"berth/internal/control/admission"
 	"berth/internal/lib/failpoint"
+	"berth/spec"
+	"berth/wire"
 )
 
 type handlerFunc[I, O any] func(context.Context, *I) (*O, error)
@@ -32,7 +34,7 @@ func register[I, O any](s *Server, op huma.Operation, handler handlerFunc[I, O])
 
 type jobOutput struct {
 	Status int
-	Body   berth.Job
+	Body   wire.Job
 }
 
 // JobInput is the path of a call about one job. It has a name of its own, as
@@ -47,14 +49,14 @@ func (s *Server) registerJobs() {
 	submit := s.operation("submit-job", http.MethodPost, "/v1/jobs", tag, "Submit a job")
 	submit.Description = "201 with the new job; 200 with the first one on a repeat with the same Idempotency-Key; 422 `idempotency_mismatch` for the same key with another body; 422 `unsatisfiable` if no machine could ever hold it; `quota` with 403 if the tenant may never hold as much, with 429 if too many of its jobs wait; `rate_limited` with 429 and `Retry-After` if it submits more than its `submit_rps`."
 	submit.DefaultStatus = http.StatusCreated
-	registerWithBody[berth.JobSpec](s, submit, s.submit)
+	registerWithBody[spec.Job](s, submit, s.submit)
 	register(s, s.operation("list-jobs", http.MethodGet, "/v1/jobs", tag, "List jobs, newest first"), s.listJobs)
 	register(s, s.operation("show-job", http.MethodGet, "/v1/jobs/{id}", tag, "Show a job with its attempts and checkpoints"), s.showJob)
 	register(s, s.operation("cancel-job", http.MethodPost, "/v1/jobs/{id}/cancel", tag, "Cancel a job, or an array as a whole or in part; idempotent"), s.cancelJob)
 	register(s, s.operation("hold-job", http.MethodPost, "/v1/jobs/{id}/hold", tag, "Keep a waiting job from being placed"), s.holdJob)
 	register(s, s.operation("release-job", http.MethodPost, "/v1/jobs/{id}/release", tag, "End a hold"), s.releaseJob)
 	register(s, s.operation("retry-job", http.MethodPost, "/v1/jobs/{id}/retry", tag, "Submit an ended job again, as a new job linked to it"), s.retryJob)
-	registerWithBody[berth.JobPatch](s, s.operation("update-job", http.MethodPatch, "/v1/jobs/{id}", tag, "Change priority, labels or time limit of a live job"), s.updateJob)
+	registerWithBody[spec.JobPatch](s, s.operation("update-job", http.MethodPatch, "/v1/jobs/{id}", tag, "Change priority, labels or time limit of a live job"), s.updateJob)
 	register(s, s.operation("list-checkpoints", http.MethodGet, "/v1/jobs/{id}/checkpoints", tag, "List a job's checkpoints, newest first"), s.listCheckpoints)
 	s.registerPlans()
 	s.registerPipelines()
@@ -67,25 +69,25 @@ type submitInput struct {
 
 func (s *Server) submit(ctx context.Context, in *submitInput) (*jobOutput, error) {
 	began := time.Now()
-	spec, err := readSpec(in.Request)
+	jobSpec, err := readSpec(in.Request)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.mayNotify(spec.Notify); err != nil {
+	if err := s.mayNotify(jobSpec.Notify); err != nil {
 		return nil, err
 	}
-	if len(spec.AllSecrets()) > 0 {
+	if len(jobSpec.AllSecrets()) > 0 {
 		if err := s.keepsSecrets(); err != nil {
 			return nil, err
 		}
 	}
-	if err := s.admission.Admit(ctx, caller(ctx).Tenant, spec); err != nil {
+	if err := s.admission.Admit(ctx, caller(ctx).Tenant, jobSpec); err != nil {
 		return nil, err
 	}
 	if err := failpoint.Hit("api.submit.before"); err != nil {
 		return nil, err
 	}
-	job, created, err := s.DB.Jobs.Submit(ctx, db.Submission{Tenant: caller(ctx).Tenant, Spec: spec, IdemKey: in.Key, Actor: actor(ctx)})
+	job, created, err := s.DB.Jobs.Submit(ctx, db.Submission{Tenant: caller(ctx).Tenant, Spec: jobSpec, IdemKey: in.Key, Actor: actor(ctx)})
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +99,7 @@ func (s *Server) submit(ctx context.Context, in *submitInput) (*jobOutput, error
 
 // submitted answers with a created or an existing job, and adds the submit to the
 // job's trace.
-func (s *Server) submitted(ctx context.Context, job berth.Job, created bool, began time.Time) *jobOutput {
+func (s *Server) submitted(ctx context.Context, job wire.Job, created bool, began time.Time) *jobOutput {
 	if created {
 		s.Traces.Submitted(ctx, job, began)
 	}
@@ -112,18 +114,18 @@ func createdStatus(created bool) int {
 }
 
 // readSpec returns a valid spec with defaults, or every fault at once.
-func readSpec(in Request) (berth.JobSpec, error) {
-	var spec berth.JobSpec
-	faults, err := decode(in.ContentType, in.RawBody, &spec)
+func readSpec(in Request) (spec.Job, error) {
+	var jobSpec spec.Job
+	faults, err := decode(in.ContentType, in.RawBody, &jobSpec)
 	if err != nil {
-		return spec, err
+		return jobSpec, err
 	}
-	spec = spec.WithDefaults()
-	checked := admission.Check(spec)
-	if len(in.RawBody) > berth.MaxSpecBytes {
-		checked = append(checked, berth.FieldError{Detail: fmt.Sprintf("the job has %d bytes", len(in.RawBody)), Allowed: fmt.Sprintf("at most %d", berth.MaxSpecBytes)})
+	jobSpec = jobSpec.WithDefaults()
+	checked := admission.Check(jobSpec)
+	if len(in.RawBody) > spec.MaxSpecBytes {
+		checked = append(checked, berth.FieldError{Detail: fmt.Sprintf("the job has %d bytes", len(in.RawBody)), Allowed: fmt.Sprintf("at most %d", spec.MaxSpecBytes)})
 	}
-	return spec, invalid(berth.SlugInvalidSpec, faults, checked)
+	return jobSpec, invalid(berth.SlugInvalidSpec, faults, checked)
 }
 
 type listInput struct {
@@ -152,7 +154,7 @@ func (p Paging) long() db.Paging {
 	return db.Paging{Limit: p.Limit, Cursor: p.Cursor}
 }
 
-type listOutput struct{ Body berth.Page[berth.Job] }
+type listOutput struct{ Body wire.Page[wire.Job] }
 
 func (s *Server) listJobs(ctx context.Context, in *listInput) (*listOutput, error) {
 	f, err := in.filter(ctx)
@@ -163,7 +165,7 @@ func (s *Server) listJobs(ctx context.Context, in *listInput) (*listOutput, erro
 	if err != nil {
 		return nil, err
 	}
-	each := make([]*berth.Job, len(jobs))
+	each := make([]*wire.Job, len(jobs))
 	for i := range jobs {
 		each[i] = &jobs[i]
 	}
@@ -174,11 +176,11 @@ func (s *Server) listJobs(ctx context.Context, in *listInput) (*listOutput, erro
 }
 
 // page never has null for its items.
-func page[T any](items []T, next string) berth.Page[T] {
+func page[T any](items []T, next string) wire.Page[T] {
 	if items == nil {
 		items = []T{}
 	}
-	return berth.Page[T]{Items: items, NextCursor: next}
+	return wire.Page[T]{Items: items, NextCursor: next}
 }
 
 func (in *listInput) filter(ctx context.Context) (db.JobFilter, error) {
@@ -215,7 +217,7 @@ func (in *listInput) filter(ctx context.Context) (db.JobFilter, error) {
 		f.Parent = &id
 	}
 	if in.Index != "" {
-		ranges, err := berth.ParseIndexes(in.Index)
+		ranges, err := spec.ParseIndexes(in.Index)
 		if err != nil || in.Parent == "" {
 			fault("index", fmt.Sprintf("%q are no elements of an array", in.Index), "with parent, numbers and ranges such as 3-7,9")
 		}
@@ -245,7 +247,7 @@ func (in *listInput) filter(ctx context.Context) (db.JobFilter, error) {
 
 // parseSince reads a time, or a duration before now.
 func parseSince(s string) (time.Time, error) {
-	if d, err := berth.ParseDuration(s); err == nil {
+	if d, err := spec.ParseDuration(s); err == nil {
 		return time.Now().Add(-d.Std()), nil
 	}
 	at, err := time.Parse(time.RFC3339Nano, s)
@@ -363,7 +365,7 @@ type patchInput struct {
 }
 
 func (s *Server) updateJob(ctx context.Context, in *patchInput) (*jobOutput, error) {
-	patch, err := readValid[berth.JobPatch](in.Request, nil)
+	patch, err := readValid[spec.JobPatch](in.Request, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -379,7 +381,7 @@ func (s *Server) updateJob(ctx context.Context, in *patchInput) (*jobOutput, err
 }
 
 type checkpointsOutput struct {
-	Body berth.Page[berth.Checkpoint]
+	Body wire.Page[berth.Checkpoint]
 }
 
 func (s *Server) listCheckpoints(ctx context.Context, in *JobInput) (*checkpointsOutput, error) {

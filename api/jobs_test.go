@@ -12,6 +12,8 @@ import (
 
 	"berth"
 	"berth/api/client"
+	"berth/spec"
+	"berth/wire"
 )
 
 const small = `{"name": "digits", "image": "busybox"}`
@@ -257,13 +259,13 @@ func TestImpossibleRequestsNameWhatIsLargest(t *testing.T) {
 	if diff := cmp.Diff(want, a.problem.Errors); diff != "" {
 		t.Errorf("errors (-want +got):\n%s", diff)
 	}
-	_, _, err := s.as("alice").Submit(t.Context(), berth.JobSpec{Name: "x", Image: "y", Resources: berth.Resources{GPUs: 1000, GPUType: []string{"H100"}}}, "")
+	_, _, err := s.as("alice").Submit(t.Context(), spec.Job{Name: "x", Image: "y", Resources: spec.Resources{GPUs: 1000, GPUType: []string{"H100"}}}, "")
 	if !berth.IsSlug(err, berth.SlugUnsatisfiable) || berth.CodeOf(err) != berth.CodeCapacity || !strings.Contains(err.Error(), "A100") {
 		t.Errorf("a GPU type that is not there: %v", err)
 	}
-	s.submit("alice", func(j *berth.JobSpec) { j.Resources.GPUs = 1000 })
+	s.submit("alice", func(j *spec.Job) { j.Resources.GPUs = 1000 })
 	// Labels may come with the next machine: such a job waits.
-	s.submit("alice", func(j *berth.JobSpec) { j.Placement.Labels = map[string]string{"zone": "x"} })
+	s.submit("alice", func(j *spec.Job) { j.Placement.Labels = map[string]string{"zone": "x"} })
 	// A bigger machine counts from the moment it is there.
 	s.machine("m3", 64, 1<<20, 2)
 	if a := s.call("alice", "POST", "/v1/jobs", big); a.status != http.StatusCreated {
@@ -275,14 +277,14 @@ func TestPlansAreNotStored(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
 	s.machine("m1", 16, 65536, 1)
-	p, err := s.as("viewer").Plan(t.Context(), berth.JobSpec{Name: "x", Image: "y", Resources: berth.Resources{GPUs: 1000}})
+	p, err := s.as("viewer").Plan(t.Context(), spec.Job{Name: "x", Image: "y", Resources: spec.Resources{GPUs: 1000}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !p.StartsNow || p.EstimatedStart == nil || p.Fit.FitNow != 1 || len(p.Fit.Candidates) != 1 || p.Fit.Candidates[0] != "m1" || *p.Spec.Resources.CPUs != 1000 {
 		t.Errorf("plan on a free machine: %+v", p)
 	}
-	p, err = s.as("alice").Plan(t.Context(), berth.JobSpec{Name: "x", Image: "y", Resources: berth.Resources{GPUs: 2000}})
+	p, err = s.as("alice").Plan(t.Context(), spec.Job{Name: "x", Image: "y", Resources: spec.Resources{GPUs: 2000}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -301,8 +303,8 @@ func TestPlansShareAReading(t *testing.T) {
 	s.machine("m1", 16, 65536, 1)
 	plan := func(cores int) {
 		t.Helper()
-		cpus := berth.MilliCPU(1000 * cores)
-		p, err := s.as("alice").Plan(t.Context(), berth.JobSpec{Name: "x", Image: "y", Resources: berth.Resources{CPUs: &cpus}})
+		cpus := spec.MilliCPU(1000 * cores)
+		p, err := s.as("alice").Plan(t.Context(), spec.Job{Name: "x", Image: "y", Resources: spec.Resources{CPUs: &cpus}})
 		if err != nil || !p.StartsNow {
 			t.Fatalf("a plan of %d cores: %+v, %v", cores, p, err)
 		}
@@ -322,9 +324,9 @@ func TestAPlanStartsNowPastJobsThatHaveNoUseForTheRoom(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
 	s.machine("m1", 16, 65536, 1)
-	elsewhere := s.submit("alice", func(j *berth.JobSpec) { j.Placement.Labels = map[string]string{"zone": "b"} })
+	elsewhere := s.submit("alice", func(j *spec.Job) { j.Placement.Labels = map[string]string{"zone": "b"} })
 	s.exec(`UPDATE jobs SET state = 'queued', version = version + 1, actor = 'workflow' WHERE id = $1`, elsewhere.ID)
-	p, err := s.as("alice").Plan(t.Context(), berth.JobSpec{Name: "x", Image: "y"})
+	p, err := s.as("alice").Plan(t.Context(), spec.Job{Name: "x", Image: "y"})
 	if err != nil || !p.StartsNow || p.Ahead != 1 {
 		t.Errorf("plan %+v, %v", p, err)
 	}
@@ -358,7 +360,7 @@ func TestExplainListsEveryBlocker(t *testing.T) {
 		t.Errorf("without machines: %+v, %v", e, err)
 	}
 	s.machine("m1", 1, 4096, 0)
-	limited := s.submit("alice", func(j *berth.JobSpec) { j.TimeLimit = berth.Duration(3600e9) })
+	limited := s.submit("alice", func(j *spec.Job) { j.TimeLimit = spec.Duration(3600e9) })
 	s.run(limited.ID, "m1")
 	first := s.submit("alice", nil)
 	second := s.submit("alice", nil)
@@ -397,14 +399,14 @@ func TestExplainNamesMachinesWhoseEngineIsSilent(t *testing.T) {
 	s.exec(`UPDATE jobs SET state = 'queued', version = version + 1, actor = 'workflow' WHERE id = $1`, waiting.ID)
 	s.exec(`UPDATE machines SET engine_silent_since = '2026-01-31 10:02:00Z'`)
 	e, err := s.as("alice").Explain(t.Context(), running.ID)
-	want := berth.Blocker{
+	want := wire.Blocker{
 		Code: "engine_silent", Hint: "restart it: systemctl restart docker", Machines: []berth.MachineID{"m1"},
 		Message: "the container engine of machine m1 has not answered since 2026-01-31T10:02:00Z: starts and ends of containers are not seen there",
 	}
 	if err != nil || e.Status != berth.Running || e.Summary != "the job is running, attempt 1 on m1; the container engine of machine m1 has not answered since 2026-01-31T10:02:00Z" {
 		t.Errorf("a job that runs there: %+v, %v", e, err)
 	}
-	if diff := cmp.Diff([]berth.Blocker{want}, e.Blockers); diff != "" {
+	if diff := cmp.Diff([]wire.Blocker{want}, e.Blockers); diff != "" {
 		t.Errorf("blockers of a job that runs there (-want +got):\n%s", diff)
 	}
 	want.Message = "the container engine of machine m1 has not answered since 2026-01-31T10:02:00Z"
@@ -425,7 +427,7 @@ func TestExplainNamesMachinesWhoseEngineIsSilent(t *testing.T) {
 	}
 }
 
-func blocked(e berth.Explanation, code string) bool {
+func blocked(e wire.Explanation, code string) bool {
 	for _, b := range e.Blockers {
 		if b.Code == code {
 			return true
@@ -445,8 +447,8 @@ func TestAJobsLifeOverTheAPI(t *testing.T) {
 	if job, err := c.Release(t.Context(), job.ID); err != nil || job.Held {
 		t.Errorf("release: %+v, %v", job, err)
 	}
-	high, limit, blue := berth.PriorityHigh, berth.Duration(60e9), "blue"
-	job, err := c.Update(t.Context(), job.ID, berth.JobPatch{Priority: &high, TimeLimit: &limit, Labels: map[string]*string{"color": &blue}})
+	high, limit, blue := spec.PriorityHigh, spec.Duration(60e9), "blue"
+	job, err := c.Update(t.Context(), job.ID, spec.JobPatch{Priority: &high, TimeLimit: &limit, Labels: map[string]*string{"color": &blue}})
 	if err != nil || job.Priority != high || job.Labels["color"] != "blue" || job.Spec.TimeLimit != limit || *job.Spec.Priority != high {
 		t.Errorf("update: %+v, %v", job, err)
 	}
@@ -465,7 +467,7 @@ func TestAJobsLifeOverTheAPI(t *testing.T) {
 	if err != nil || next.RetryOf == nil || *next.RetryOf != job.ID || next.Spec.TimeLimit != limit {
 		t.Errorf("retry: %+v, %v", next, err)
 	}
-	if _, err := c.Update(t.Context(), job.ID, berth.JobPatch{Priority: &high}); berth.CodeOf(err) != berth.CodeConflict {
+	if _, err := c.Update(t.Context(), job.ID, spec.JobPatch{Priority: &high}); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("update of an ended job: %v", err)
 	}
 	events, err := c.Events(t.Context(), job.ID, 0)
@@ -485,7 +487,7 @@ func TestARetryIsHeldToTheQuota(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
 	c := s.as("alice")
-	two := func(j *berth.JobSpec) { cpus := berth.MilliCPU(2000); j.Resources.CPUs = &cpus }
+	two := func(j *spec.Job) { cpus := spec.MilliCPU(2000); j.Resources.CPUs = &cpus }
 	first, second := s.submit("alice", two), s.submit("alice", two)
 	for _, id := range []berth.JobID{first.ID, second.ID} {
 		if _, err := c.Cancel(t.Context(), id); err != nil {
@@ -496,8 +498,8 @@ func TestARetryIsHeldToTheQuota(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	one := berth.MilliCPU(1000)
-	if _, err := s.as("admin").SetQuota(t.Context(), berth.Quota{Tenant: "a", Limit: &berth.Amounts{CPUs: &one}}); err != nil {
+	one := spec.MilliCPU(1000)
+	if _, err := s.as("admin").SetQuota(t.Context(), spec.Quota{Tenant: "a", Limit: &spec.Amounts{CPUs: &one}}); err != nil {
 		t.Fatal(err)
 	}
 	if a := s.call("alice", "POST", "/v1/jobs/"+string(second.ID)+"/retry", ""); a.status != http.StatusForbidden || a.problem.Code != berth.SlugQuota {
@@ -512,7 +514,7 @@ func TestListsPageOverHTTP(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
 	for i := range 7 {
-		s.submit("alice", func(j *berth.JobSpec) { j.Labels = map[string]string{"n": fmt.Sprint(i), "odd": fmt.Sprint(i%2 == 1)} })
+		s.submit("alice", func(j *spec.Job) { j.Labels = map[string]string{"n": fmt.Sprint(i), "odd": fmt.Sprint(i%2 == 1)} })
 	}
 	s.submit("bob", nil)
 	c := s.as("alice")

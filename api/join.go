@@ -10,6 +10,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/lib/connlimit"
+	"berth/wire"
 )
 
 // maxJoinBody is the longest body of a join: a join token and a machine's name
@@ -66,7 +67,7 @@ func (s *Server) agentJoin(c echo.Context) error {
 		return ctx.Err()
 	}
 	readDeadline(c, time.Now().Add(joinBodyTimeout))
-	req, err := decodeAgent[berth.JoinRequest](c, maxJoinBody)
+	req, err := decodeAgent[wire.JoinRequest](c, maxJoinBody)
 	if err != nil {
 		// Without this the server would wait for the rest of the body.
 		c.Response().Header().Set("Connection", "close")
@@ -96,7 +97,7 @@ func (s *Server) judgeJoin(ctx context.Context, c echo.Context, token string) er
 	return s.limits.guessed(guessJoin, s.addresses.client(c.Request()))
 }
 
-func (s *Server) join(ctx context.Context, c echo.Context, req berth.JoinRequest) error {
+func (s *Server) join(ctx context.Context, c echo.Context, req wire.JoinRequest) error {
 	machine, err := berth.ParseMachineID(string(req.Machine))
 	if err != nil {
 		return err
@@ -110,5 +111,5 @@ func (s *Server) join(ctx context.Context, c echo.Context, req berth.JoinRequest
 	}
 	connlimit.Agent(ctx, machine)
 	s.Logger.Info("machine joined", "machine_id", machine)
-	return c.JSON(http.StatusCreated, berth.JoinResponse{Token: token, Cluster: cluster})
+	return c.JSON(http.StatusCreated, wire.JoinResponse{Token: token, Cluster: cluster})
 }

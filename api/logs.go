@@ -18,6 +18,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humaecho"
 
 	"berth"
+	"berth/wire"
 )
 
 // LogReader reads the logs of members.
@@ -105,11 +106,11 @@ func (s *Server) printLogs(h huma.Context, r *logRead, documents bool) {
 		return
 	}
 	defer in.Close()
-	kind, format := "text/plain; charset=utf-8", func(b []byte, l berth.LogLine) ([]byte, error) {
+	kind, format := "text/plain; charset=utf-8", func(b []byte, l wire.LogLine) ([]byte, error) {
 		return append(append(b, l.Text...), '\n'), nil
 	}
 	if documents {
-		kind, format = ndjson, func(b []byte, l berth.LogLine) ([]byte, error) {
+		kind, format = ndjson, func(b []byte, l wire.LogLine) ([]byte, error) {
 			text, err := json.Marshal(l)
 			return append(append(b, text...), '\n'), err
 		}
@@ -117,7 +118,7 @@ func (s *Server) printLogs(h huma.Context, r *logRead, documents bool) {
 	c.Response().Header().Set("Content-Type", kind)
 	c.Response().WriteHeader(http.StatusOK)
 	var text []byte
-	err = r.lines(in, true, func(l berth.LogLine) (err error) {
+	err = r.lines(in, true, func(l wire.LogLine) (err error) {
 		if text, err = format(text[:0], l); err == nil {
 			_, err = t.Write(text)
 		}
@@ -227,7 +228,7 @@ func (r *logRead) send(ctx context.Context, x *stream, over bool) error {
 	}
 	defer in.Close()
 	var text []byte
-	err = r.lines(in, over, func(l berth.LogLine) (err error) {
+	err = r.lines(in, over, func(l wire.LogLine) (err error) {
 		if text, err = appendEvent(text[:0], r.id(), streamLog, l); err == nil {
 			_, err = x.t.Write(text)
 		}
@@ -280,7 +281,7 @@ func (r *logRead) block(ctx context.Context) (b logBlock, err error) {
 	}
 	defer in.Close()
 	left := &io.LimitedReader{R: in, N: transferBlock}
-	err = at.lines(left, false, func(l berth.LogLine) (err error) {
+	err = at.lines(left, false, func(l wire.LogLine) (err error) {
 		b.text, err = appendEvent(b.text, at.id(), streamLog, l)
 		return err
 	})
@@ -294,14 +295,14 @@ var logBuffers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, tra
 
 // lines reads whole lines, moves the position past each, and passes the requested
 // ones to f.
-func (r *logRead) lines(in io.Reader, over bool, f func(berth.LogLine) error) error {
+func (r *logRead) lines(in io.Reader, over bool, f func(wire.LogLine) error) error {
 	buf := logBuffers.Get().(*bufio.Reader)
 	buf.Reset(in)
 	defer func() {
 		buf.Reset(nil)
 		logBuffers.Put(buf)
 	}()
-	var before *berth.LogLine // whose rest comes next
+	var before *wire.LogLine // whose rest comes next
 	for {
 		raw, err := buf.ReadSlice('\n')
 		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, bufio.ErrBufferFull) {
@@ -342,9 +343,9 @@ func rawText(raw []byte) string {
 
 // parse reads <RFC3339Nano> <o|e> <text>. A line in another format is shown
 // unchanged.
-func (r *logRead) parse(raw []byte) berth.LogLine {
+func (r *logRead) parse(raw []byte) wire.LogLine {
 	text := rawText(raw)
-	line := berth.LogLine{Stream: "stdout", Text: text, Attempt: r.ref.Attempt, Member: r.ref.Rank}
+	line := wire.LogLine{Stream: "stdout", Text: text, Attempt: r.ref.Attempt, Member: r.ref.Rank}
 	stamp, rest, _ := strings.Cut(text, " ")
 	kind, words, _ := strings.Cut(rest, " ")
 	at, err := time.Parse(time.RFC3339Nano, stamp)

@@ -6,13 +6,14 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/wire"
 )
 
 func (s *Server) registerMachines() {
 	const tag = "machines"
 	register(s, s.operation("list-machines", http.MethodGet, "/v1/machines", tag, "List machines with what they have, what is free and by whom it is used"), s.listMachines)
 	register(s, s.operation("show-machine", http.MethodGet, "/v1/machines/{id}", tag, "Show a machine"), s.showMachine)
-	registerWithBody[berth.DrainRequest](s, s.operation("drain-machine", http.MethodPost, "/v1/machines/{id}/drain", tag, "Keep new work off a machine"), s.drainMachine)
+	registerWithBody[wire.DrainRequest](s, s.operation("drain-machine", http.MethodPost, "/v1/machines/{id}/drain", tag, "Keep new work off a machine"), s.drainMachine)
 	register(s, s.operation("undrain-machine", http.MethodPost, "/v1/machines/{id}/undrain", tag, "Open a draining machine again"), s.undrainMachine)
 	register(s, s.operation("confirm-dead-machine", http.MethodPost, "/v1/machines/{id}/confirm-dead", tag, "Give your word that no container of a silent machine lives any more: what it holds is released"), s.confirmDead)
 	retire := s.operation("retire-machine", http.MethodDelete, "/v1/machines/{id}", tag, "Take a machine out for good")
@@ -25,14 +26,14 @@ type MachineInput struct {
 	ID string `path:"id" doc:"the machine's name"`
 }
 
-type machineOutput struct{ Body berth.Machine }
+type machineOutput struct{ Body wire.Machine }
 
 type machineListInput struct {
 	State []string `query:"state,explode"`
 	Paging
 }
 
-type machineListOutput struct{ Body berth.Page[berth.Machine] }
+type machineListOutput struct{ Body wire.Page[wire.Machine] }
 
 func (s *Server) listMachines(ctx context.Context, in *machineListInput) (*machineListOutput, error) {
 	f := db.MachineFilter{Tenant: scope(ctx), Limit: in.Limit}
@@ -90,7 +91,7 @@ type drainInput struct {
 }
 
 func (s *Server) drainMachine(ctx context.Context, in *drainInput) (*machineOutput, error) {
-	var request berth.DrainRequest
+	var request wire.DrainRequest
 	faults, err := decode(in.ContentType, in.RawBody, &request)
 	if err != nil {
 		return nil, err
@@ -127,7 +128,7 @@ func (s *Server) undrainMachine(ctx context.Context, in *MachineInput) (*machine
 	return s.showMachine(ctx, in)
 }
 
-type confirmDeadOutput struct{ Body berth.ConfirmedDead }
+type confirmDeadOutput struct{ Body wire.ConfirmedDead }
 
 func (s *Server) confirmDead(ctx context.Context, in *MachineInput) (*confirmDeadOutput, error) {
 	id, err := machineID(in.ID)
@@ -149,7 +150,7 @@ func (s *Server) confirmDead(ctx context.Context, in *MachineInput) (*confirmDea
 	if jobs == nil {
 		jobs = []berth.JobID{}
 	}
-	return &confirmDeadOutput{berth.ConfirmedDead{Machine: m.Body, Jobs: jobs}}, nil
+	return &confirmDeadOutput{wire.ConfirmedDead{Machine: m.Body, Jobs: jobs}}, nil
 }
 
 func (s *Server) retireMachine(ctx context.Context, in *MachineInput) (*struct{}, error) {

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"berth"
 	"berth/api"
+	"berth/spec"
 )
 
 const signing = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -20,11 +20,11 @@ func TestWebhooksAreCheckedBeforeAJobIsTaken(t *testing.T) {
 		t.Errorf("without a key to sign with: %d %s", got.status, got.body)
 	}
 	for _, value := range []string{"hunter2", "whsec_", "whsec_c2hvcnQ=", "whsec_!!!!" + signing, signing + " hunter2", strings.Repeat(signing+" ", 5)} {
-		if got := s.secret(berth.WebhookSecret, "alice", value); got.status != 422 || strings.Contains(got.body, "hunter2") || !strings.Contains(got.body, "openssl rand") {
+		if got := s.secret(spec.WebhookSecret, "alice", value); got.status != 422 || strings.Contains(got.body, "hunter2") || !strings.Contains(got.body, "openssl rand") {
 			t.Errorf("%q is taken as a key: %d %s", value, got.status, got.body)
 		}
 	}
-	if got := s.secret(berth.WebhookSecret, "alice", signing+" "+signing); got.status != http.StatusCreated {
+	if got := s.secret(spec.WebhookSecret, "alice", signing+" "+signing); got.status != http.StatusCreated {
 		t.Fatalf("%d %s", got.status, got.body)
 	}
 	got := s.call("alice", "POST", "/v1/jobs", job(`[{"url":"https://example.com/x?y=z","on":["running","failed"]},{"url":"https://[2606:4700::1]:8443/"}]`))
@@ -69,7 +69,7 @@ func TestWebhooksAreCheckedBeforeAJobIsTaken(t *testing.T) {
 	}
 
 	allowed := newSite(t, func(d *api.Deps) { d.PlainWebhooks = true })
-	allowed.secret(berth.WebhookSecret, "alice", signing)
+	allowed.secret(spec.WebhookSecret, "alice", signing)
 	if got := allowed.call("alice", "POST", "/v1/jobs", job(`[{"url":"http://10.0.0.1/"}]`)); got.status != http.StatusCreated {
 		t.Errorf("where the operator allows networks: %d %s", got.status, got.body)
 	}

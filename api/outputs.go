@@ -13,6 +13,7 @@ import (
 	"berth/db"
 	"berth/internal/control/blob"
 	"berth/internal/lib/failpoint"
+	"berth/wire"
 )
 
 func (s *Server) registerOutputs() {
@@ -24,7 +25,7 @@ func (s *Server) registerOutputs() {
 }
 
 type outputsOutput struct {
-	Body berth.Page[berth.StoredOutput]
+	Body wire.Page[wire.StoredOutput]
 }
 
 type outputsInput struct {
@@ -41,7 +42,7 @@ func (s *Server) listOutputs(ctx context.Context, in *outputsInput) (*outputsOut
 	if err != nil {
 		return nil, err
 	}
-	items := make([]berth.StoredOutput, len(list))
+	items := make([]wire.StoredOutput, len(list))
 	for i, o := range list {
 		items[i] = o.StoredOutput
 	}
@@ -83,7 +84,7 @@ func (s *Server) sendOutput(c echo.Context, store *blob.Store, o db.OutputObject
 
 // agentOutput registers an output that a machine has stored for a member.
 func (s *Server) agentOutput(c echo.Context) error {
-	p, err := readAgent[berth.OutputReport](c)
+	p, err := readAgent[wire.OutputReport](c)
 	if err != nil {
 		return err
 	}

@@ -8,17 +8,19 @@ import (
 	"testing"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // store puts an output of the rank that the agent holds, and registers it.
-func (a *agent) store(job berth.Job, name, content string) (put, registered answer) {
+func (a *agent) store(job wire.Job, name, content string) (put, registered answer) {
 	a.t.Helper()
 	key := berth.OutputKey(job.Tenant, job.ID, a.run.Attempt, 0, name)
 	put = a.call(string(a.machine), "PUT", "/agent/v1/objects/"+key, content)
 	address, _ := archived(a.t, content)
-	registered = a.post("outputs", berth.OutputReport{
+	registered = a.post("outputs", wire.OutputReport{
 		AgentBoot: a.boot, Epoch: a.epoch, Alloc: a.run.Alloc, Job: job.ID, Attempt: a.run.Attempt,
-		Output: berth.StoredOutput{Name: name, Address: address, Files: 1, Bytes: 5, Stored: int64(len(content)), SHA256: strings.Repeat("0", 64)},
+		Output: wire.StoredOutput{Name: name, Address: address, Files: 1, Bytes: 5, Stored: int64(len(content)), SHA256: strings.Repeat("0", 64)},
 	}, nil)
 	return put, registered
 }
@@ -27,7 +29,7 @@ func TestOutputsAreListedAndDownloadedByTheirOwner(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
 	a := s.joinMachine("m1")
-	job := s.submit("alice", func(j *berth.JobSpec) { j.Outputs = []berth.Output{{Name: "model", Path: "/out"}} })
+	job := s.submit("alice", func(j *spec.Job) { j.Outputs = []spec.Output{{Name: "model", Path: "/out"}} })
 	a.take(job.ID)
 	for range 2 { // an answer that is lost is asked for again
 		if put, registered := a.store(job, "model", "weights"); put.status >= 300 || registered.status >= 300 {
@@ -38,7 +40,7 @@ func TestOutputsAreListedAndDownloadedByTheirOwner(t *testing.T) {
 		t.Errorf("an output that the job does not declare: %d %s", got.status, got.body)
 	}
 	path := "/v1/jobs/" + string(job.ID) + "/outputs"
-	var list berth.Page[berth.StoredOutput]
+	var list wire.Page[wire.StoredOutput]
 	if got := s.call("alice", "GET", path, ""); json.Unmarshal([]byte(got.body), &list) != nil || len(list.Items) != 1 || list.Items[0].Name != "model" || list.Items[0].Stored != 7 {
 		t.Errorf("listed %s", got.body)
 	}

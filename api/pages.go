@@ -13,6 +13,7 @@ import (
 	"github.com/swaggest/swgui/v5emb"
 
 	"berth"
+	"berth/spec"
 )
 
 //go:embed landing.html
@@ -161,7 +162,7 @@ func (s *Server) scrape(h http.Handler) echo.HandlerFunc {
 			if err != nil {
 				return err
 			}
-			if p.Role != berth.RoleAdmin {
+			if p.Role != spec.RoleAdmin {
 				return berth.Errorf(berth.CodeForbidden, "metrics are for tokens of role admin")
 			}
 		}

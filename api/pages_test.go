@@ -6,7 +6,8 @@ import (
 	"net/http"
 	"testing"
 
-	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 func TestListsHaveNoMoreThanAPage(t *testing.T) {
@@ -15,10 +16,10 @@ func TestListsHaveNoMoreThanAPage(t *testing.T) {
 	job := s.submit("alice", nil)
 	for i := range 3 {
 		name := fmt.Sprintf("n%d", i)
-		if _, _, err := s.as("alice").SetSecret(t.Context(), berth.NewSecretValue{Name: name, Value: "x"}); err != nil {
+		if _, _, err := s.as("alice").SetSecret(t.Context(), spec.NewSecretValue{Name: name, Value: "x"}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.as("admin").CreateJoinToken(t.Context(), berth.NewJoinToken{}); err != nil {
+		if _, err := s.as("admin").CreateJoinToken(t.Context(), spec.NewJoinToken{}); err != nil {
 			t.Fatal(err)
 		}
 		s.exec(`INSERT INTO outputs (job, attempt, rank, name, address, files, bytes, stored_bytes, sha256, object) VALUES ($1, 1, 0, $2, '', 1, 1, 1, '', '')`, job.ID, name)
@@ -37,7 +38,7 @@ func TestListsHaveNoMoreThanAPage(t *testing.T) {
 		all, cursor := 0, ""
 		for more := true; more; more = cursor != "" {
 			a := s.call(c.who, "GET", path+"?limit=1&cursor="+cursor, "")
-			var page berth.Page[json.RawMessage]
+			var page wire.Page[json.RawMessage]
 			if err := json.Unmarshal([]byte(a.body), &page); err != nil || a.status != http.StatusOK || len(page.Items) != 1 {
 				t.Fatalf("%s after %q: %d %s", path, cursor, a.status, a.body)
 			}

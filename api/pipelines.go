@@ -9,6 +9,8 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/control/admission"
+	"berth/spec"
+	"berth/wire"
 )
 
 func (s *Server) registerPipelines() {
@@ -17,7 +19,7 @@ func (s *Server) registerPipelines() {
 	submit.Description = "As with a job. Cycles, unknown needs and steps that need themselves are refused; a cycle is spelled out. " +
 		"A step with jobs is a pipeline itself; fields of its steps are named in full: jobs.train.jobs.fit.image."
 	submit.DefaultStatus = http.StatusCreated
-	registerWithBody[berth.PipelineSpec](s, submit, s.submitPipeline)
+	registerWithBody[spec.Pipeline](s, submit, s.submitPipeline)
 	register(s, s.operation("show-pipeline", http.MethodGet, "/v1/pipelines/{id}", tag, "Show a pipeline with its steps"), s.showPipeline)
 	register(s, s.operation("cancel-pipeline", http.MethodPost, "/v1/pipelines/{id}/cancel", tag, "Cancel a pipeline; idempotent"), s.cancelPipeline)
 	register(s, s.operation("retry-pipeline", http.MethodPost, "/v1/pipelines/{id}/retry", tag, "Submit an ended pipeline again, or only what did not succeed, as a new one linked to it"), s.retryPipeline)
@@ -25,23 +27,23 @@ func (s *Server) registerPipelines() {
 
 func (s *Server) submitPipeline(ctx context.Context, in *submitInput) (*jobOutput, error) {
 	began := time.Now()
-	var spec berth.PipelineSpec
-	faults, err := decode(in.ContentType, in.RawBody, &spec)
+	var pipeline spec.Pipeline
+	faults, err := decode(in.ContentType, in.RawBody, &pipeline)
 	if err != nil {
 		return nil, err
 	}
-	spec = spec.WithDefaults()
-	checked := admission.CheckPipeline(spec)
+	pipeline = pipeline.WithDefaults()
+	checked := admission.CheckPipeline(pipeline)
 	if err := invalid(berth.SlugInvalidSpec, faults, checked[:min(len(checked), maxFaults)]); err != nil {
 		return nil, err
 	}
-	if err := s.mayNotify(spec.Notify); err != nil {
+	if err := s.mayNotify(pipeline.Notify); err != nil {
 		return nil, err
 	}
-	if err := s.admission.AdmitPipeline(ctx, caller(ctx).Tenant, spec); err != nil {
+	if err := s.admission.AdmitPipeline(ctx, caller(ctx).Tenant, pipeline); err != nil {
 		return nil, err
 	}
-	job, created, err := s.DB.Jobs.SubmitPipeline(ctx, db.PipelineSubmission{Tenant: caller(ctx).Tenant, Spec: spec, IdemKey: in.Key, Actor: actor(ctx)})
+	job, created, err := s.DB.Jobs.SubmitPipeline(ctx, db.PipelineSubmission{Tenant: caller(ctx).Tenant, Spec: pipeline, IdemKey: in.Key, Actor: actor(ctx)})
 	if err != nil {
 		return nil, err
 	}
@@ -50,8 +52,8 @@ func (s *Server) submitPipeline(ctx context.Context, in *submitInput) (*jobOutpu
 
 // needs returns the steps for which a step, or a pipeline around it, waits: those
 // of the outermost level first. It returns false if the step waits for none.
-func (s *Server) needs(ctx context.Context, step berth.Job) (e berth.Explanation, waits bool, err error) {
-	e = berth.Explanation{Job: step.ID, Status: step.Status, Blockers: []berth.Blocker{}}
+func (s *Server) needs(ctx context.Context, step wire.Job) (e wire.Explanation, waits bool, err error) {
+	e = wire.Explanation{Job: step.ID, Status: step.Status, Blockers: []wire.Blocker{}}
 	for at, who := step, "it"; at.Step != "" && at.Status == berth.Submitted; who = "pipeline " + at.Step + ", which it is in," {
 		around, err := s.DB.Jobs.Get(ctx, scope(ctx), *at.Parent)
 		if err != nil {
@@ -67,7 +69,7 @@ func (s *Server) needs(ctx context.Context, step berth.Job) (e berth.Explanation
 }
 
 // unmet are the needs of a step that have not succeeded.
-func unmet(pipeline berth.Job, step berth.JobID, who string) []berth.Blocker {
+func unmet(pipeline wire.Job, step berth.JobID, who string) []wire.Blocker {
 	status, wanted := map[string]berth.State{}, []string(nil)
 	for _, x := range pipeline.Steps {
 		status[x.Name] = x.Status
@@ -75,10 +77,10 @@ func unmet(pipeline berth.Job, step berth.JobID, who string) []berth.Blocker {
 			wanted = x.Needs
 		}
 	}
-	var list []berth.Blocker
+	var list []wire.Blocker
 	for _, need := range wanted {
 		if status[need] != berth.Succeeded {
-			list = append(list, berth.Blocker{
+			list = append(list, wire.Blocker{
 				Code: "needs", Message: fmt.Sprintf("%s needs step %s, which is %s", who, need, status[need]), Hint: "wait: it may start when that has succeeded",
 			})
 		}
@@ -87,10 +89,10 @@ func unmet(pipeline berth.Job, step berth.JobID, who string) []berth.Blocker {
 }
 
 // pipeline resolves an id that must be a pipeline's.
-func (s *Server) pipeline(ctx context.Context, id string) (berth.Job, error) {
+func (s *Server) pipeline(ctx context.Context, id string) (wire.Job, error) {
 	found, err := s.job(ctx, id)
 	if err != nil {
-		return berth.Job{}, err
+		return wire.Job{}, err
 	}
 	job, err := s.DB.Jobs.Get(ctx, scope(ctx), found)
 	if err == nil && job.Kind != berth.KindPipeline {

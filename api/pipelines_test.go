@@ -6,7 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 const nestedPipeline = `{"kind": "pipeline", "name": "p", "jobs": {
@@ -23,7 +24,7 @@ func TestExplainSaysWhatANestedStepWaitsForAtEveryLevel(t *testing.T) {
 			t.Fatalf("%s: %d %s", path, got.status, got.body)
 		}
 	}
-	var job berth.Job
+	var job wire.Job
 	if got := s.call("alice", "POST", "/v1/pipelines", nestedPipeline); got.status != http.StatusCreated || json.Unmarshal([]byte(got.body), &job) != nil {
 		t.Fatalf("%d %s", got.status, got.body)
 	}
@@ -38,7 +39,7 @@ func TestExplainSaysWhatANestedStepWaitsForAtEveryLevel(t *testing.T) {
 				job.ID = step.Job
 			}
 		}
-		var e berth.Explanation
+		var e wire.Explanation
 		show("/v1/jobs/"+string(job.ID)+"/explain", &e)
 		var got []string
 		for _, b := range e.Blockers {
@@ -54,7 +55,7 @@ func TestExplainSaysWhatANestedStepWaitsForAtEveryLevel(t *testing.T) {
 func TestPipelinesThatNestTooDeepAreRefused(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
-	for _, levels := range []int{berth.MaxLevels + 1, 40, 4000} {
+	for _, levels := range []int{spec.MaxLevels + 1, 40, 4000} {
 		body := `{"kind": "pipeline", "name": "p", "jobs": {"a": ` + strings.Repeat(`{"jobs": {"a": `, levels-1) + `{"image": "b"}` + strings.Repeat(`}}`, levels)
 		got := s.call("alice", "POST", "/v1/pipelines", body)
 		if got.status != http.StatusUnprocessableEntity || len(got.problem.Errors) == 0 || !strings.HasPrefix(got.problem.Errors[0].Field, "jobs.a.jobs.a") {

@@ -10,37 +10,39 @@ import (
 	"berth"
 	"berth/internal/lib/enginesilence"
 	"berth/placement"
+	"berth/spec"
+	"berth/wire"
 )
 
 func (s *Server) registerPlans() {
 	plan := s.operation("plan-job", http.MethodPost, "/v1/plans", "jobs", "Say what would become of a job; nothing is stored")
 	plan.Description = "The answer rests on the queue and the machines as they were at most two seconds before the call, " +
 		"and after the latest change of a tenant, a quota or the admission that was made through this server."
-	registerWithBody[berth.JobSpec](s, plan, s.plan)
+	registerWithBody[spec.Job](s, plan, s.plan)
 	register(s, s.operation("explain-job", http.MethodGet, "/v1/jobs/{id}/explain", "jobs", "Say why a job is where it is, and everything that is in its way"), s.explain)
 }
 
-type planOutput struct{ Body berth.Plan }
+type planOutput struct{ Body wire.Plan }
 
 func (s *Server) plan(ctx context.Context, in *Request) (*planOutput, error) {
-	spec, err := readSpec(*in)
+	jobSpec, err := readSpec(*in)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.admission.Allow(ctx, caller(ctx).Tenant, spec); err != nil {
+	if err := s.admission.Allow(ctx, caller(ctx).Tenant, jobSpec); err != nil {
 		return nil, err
 	}
-	request := spec.Request()
+	request := jobSpec.Request()
 	w, err := s.explainer.WhyNew(ctx, placement.Job{
 		ID: berth.NewJobID(time.Now()), Tenant: caller(ctx).Tenant, Class: request.Class(),
-		Priority: int(*spec.Priority), Preemptible: *spec.Preemptible, TimeLimit: longest(spec),
-		Data: spec.DataKeys(caller(ctx).Tenant),
-	}, spec.Name, request)
+		Priority: int(*jobSpec.Priority), Preemptible: *jobSpec.Preemptible, TimeLimit: longest(jobSpec),
+		Data: jobSpec.DataKeys(caller(ctx).Tenant),
+	}, jobSpec.Name, request)
 	if err != nil {
 		return nil, err
 	}
-	p := berth.Plan{
-		Spec: spec, StartsNow: w.StartsNow, Ahead: w.Ahead, Queue: w.Queue, EstimatedStart: known(w.Start), Reserved: w.Reserved,
+	p := wire.Plan{
+		Spec: jobSpec, StartsNow: w.StartsNow, Ahead: w.Ahead, Queue: w.Queue, EstimatedStart: known(w.Start), Reserved: w.Reserved,
 		Blockers: blockers(w.Blockers), Priority: terms(w.Terms), Fit: fitOf(w.JobExplanation),
 	}
 	if held := s.heldBack(w.Admission, berth.Queued); len(held) > 0 {
@@ -54,14 +56,14 @@ func (s *Server) plan(ctx context.Context, in *Request) (*planOutput, error) {
 
 // longest is the longest time for which a started job may hold its capacity; 0: no
 // limit.
-func longest(spec berth.JobSpec) time.Duration {
-	if spec.TimeLimit == 0 {
+func longest(jobSpec spec.Job) time.Duration {
+	if jobSpec.TimeLimit == 0 {
 		return 0
 	}
-	return spec.TimeLimit.Std() + spec.StopGrace.Std()
+	return jobSpec.TimeLimit.Std() + jobSpec.StopGrace.Std()
 }
 
-type explainOutput struct{ Body berth.Explanation }
+type explainOutput struct{ Body wire.Explanation }
 
 func (s *Server) explain(ctx context.Context, in *JobInput) (*explainOutput, error) {
 	job, err := s.showJob(ctx, in)
@@ -108,8 +110,8 @@ func (s *Server) explain(ctx context.Context, in *JobInput) (*explainOutput, err
 }
 
 // explainPlaced explains a job that does not wait.
-func (s *Server) explainPlaced(ctx context.Context, job berth.Job) (berth.Explanation, error) {
-	e := berth.Explanation{Job: job.ID, Status: job.Status, Blockers: []berth.Blocker{}, Summary: placed(job)}
+func (s *Server) explainPlaced(ctx context.Context, job wire.Job) (wire.Explanation, error) {
+	e := wire.Explanation{Job: job.ID, Status: job.Status, Blockers: []wire.Blocker{}, Summary: placed(job)}
 	if !job.Status.HoldsCapacity() || len(job.Attempts) == 0 {
 		return e, nil
 	}
@@ -123,17 +125,17 @@ func (s *Server) explainPlaced(ctx context.Context, job berth.Job) (berth.Explan
 
 // engineBlocker is the blocker of a job that is placed on machines with silent
 // container engines: its starts and ends cannot be observed.
-func engineBlocker(silent []enginesilence.Machine) berth.Blocker {
-	return berth.Blocker{
+func engineBlocker(silent []enginesilence.Machine) wire.Blocker {
+	return wire.Blocker{
 		Code: "engine_silent", Message: enginesilence.Text(silent) + ": starts and ends of containers are not seen there",
 		Hint: enginesilence.Hint, Machines: enginesilence.IDs(silent),
 	}
 }
 
 // waiting explains a job that waits. held are blockers that its owner cannot change.
-func waiting(job berth.Job, state berth.State, w placement.JobExplanation, held []berth.Blocker) berth.Explanation {
+func waiting(job wire.Job, state berth.State, w placement.JobExplanation, held []wire.Blocker) wire.Explanation {
 	fit := fitOf(w)
-	e := berth.Explanation{
+	e := wire.Explanation{
 		Job: job.ID, Status: state, Blockers: append(held, blockers(w.Blockers)...), Ahead: &w.Ahead, Queue: &w.Queue, Priority: terms(w.Terms),
 		EstimatedStart: known(w.Start), Reserved: w.Reserved, Fit: &fit,
 		Summary: "nothing is in its way; the leader places it at its next look",
@@ -149,7 +151,7 @@ func waiting(job berth.Job, state berth.State, w placement.JobExplanation, held 
 		}
 	}
 	if state == berth.Submitted && len(held) == 0 { // else that is why its workflow has not started
-		e.Blockers = append(e.Blockers, berth.Blocker{
+		e.Blockers = append(e.Blockers, wire.Blocker{
 			Code: "not_accepted", Message: "its workflow has not taken it up yet", Hint: "if this lasts, the control workers or Temporal are down",
 		})
 	}
@@ -172,10 +174,10 @@ func known(at time.Time) *time.Time {
 
 // blockers converts the engine's blockers. Every setting of a quota has the code
 // quota.
-func blockers(list []placement.Blocker) []berth.Blocker {
-	out := make([]berth.Blocker, 0, len(list))
+func blockers(list []placement.Blocker) []wire.Blocker {
+	out := make([]wire.Blocker, 0, len(list))
 	for _, b := range list {
-		x := berth.Blocker{Code: b.Code, Message: b.Text, Hint: b.Change, Jobs: b.Jobs, Machines: b.Machines}
+		x := wire.Blocker{Code: b.Code, Message: b.Text, Hint: b.Change, Jobs: b.Jobs, Machines: b.Machines}
 		switch b.Code {
 		case "limit", "max_running", "budget":
 			x.Code, x.Quota = "quota", b.Code
@@ -187,34 +189,34 @@ func blockers(list []placement.Blocker) []berth.Blocker {
 	return out
 }
 
-func terms(list []placement.Term) []berth.Term {
-	out := make([]berth.Term, len(list))
+func terms(list []placement.Term) []wire.Term {
+	out := make([]wire.Term, len(list))
 	for i, t := range list {
-		out[i] = berth.Term(t)
+		out[i] = wire.Term(t)
 	}
 	return out
 }
 
-func fitOf(w placement.JobExplanation) berth.Fit {
+func fitOf(w placement.JobExplanation) wire.Fit {
 	e := w.Fit
-	f := berth.Fit{Machines: e.Machines, FitNow: e.FitNow, FitEver: e.FitEver, Candidates: e.Candidates, Summary: e.Summary}
+	f := wire.Fit{Machines: e.Machines, FitNow: e.FitNow, FitEver: e.FitEver, Candidates: e.Candidates, Summary: e.Summary}
 	for _, c := range e.Clauses {
-		f.Clauses = append(f.Clauses, berth.FitClause(c))
+		f.Clauses = append(f.Clauses, wire.FitClause(c))
 	}
 	for _, l := range e.Lacking {
-		f.Lacking = append(f.Lacking, berth.Shortfall(l))
+		f.Lacking = append(f.Lacking, wire.Shortfall(l))
 	}
 	if e.Members != nil {
 		f.MembersNow = &e.Members.Now
 	}
 	for _, d := range w.Data {
-		f.Data = append(f.Data, berth.DataAt{Machine: d.Machine, Bytes: d.MiB << 20, Chosen: d.Chosen})
+		f.Data = append(f.Data, wire.DataAt{Machine: d.Machine, Bytes: d.MiB << 20, Chosen: d.Chosen})
 	}
 	return f
 }
 
 // placed says where a job is that does not wait.
-func placed(j berth.Job) string {
+func placed(j wire.Job) string {
 	switch {
 	case j.Status.Terminal() && j.Reason != nil:
 		return fmt.Sprintf("the job has ended: %s (%s: %s)", j.Status, j.Reason.Code, j.Reason.Message)

@@ -11,6 +11,8 @@ import (
 	"berth/internal/control/admission"
 	"berth/internal/control/calendar"
 	"berth/internal/lib/failpoint"
+	"berth/spec"
+	"berth/wire"
 )
 
 func (s *Server) registerSchedules() {
@@ -18,18 +20,18 @@ func (s *Server) registerSchedules() {
 	create := s.operation("create-schedule", http.MethodPost, "/v1/schedules", tag, "Submit a job or a pipeline at times to come")
 	create.Description = "201 with the new schedule; 200 if there is the same one already; 409 if there is another one of that name. What it submits is judged as if it were submitted now, and again at each time: a refusal then is recorded with that fire."
 	create.DefaultStatus = http.StatusCreated
-	registerWithBody[berth.ScheduleSpec](s, create, s.createSchedule)
+	registerWithBody[spec.Schedule](s, create, s.createSchedule)
 	register(s, s.operation("list-schedules", http.MethodGet, "/v1/schedules", tag, "List your tenant's schedules, each with its last fire"), s.listSchedules)
 	register(s, s.operation("show-schedule", http.MethodGet, "/v1/schedules/{name}", tag, "Show a schedule with its next and its last fires"), s.showSchedule)
 	remove := s.operation("delete-schedule", http.MethodDelete, "/v1/schedules/{name}", tag, "Delete a schedule; its jobs stay")
 	remove.DefaultStatus = http.StatusNoContent
 	register(s, remove, s.deleteSchedule)
-	registerWithOptionalBody[berth.ScheduleNote](s, s.operation("pause-schedule", http.MethodPost, "/v1/schedules/{name}/pause", tag, "Let a schedule not fire until it is resumed; idempotent"), s.pauseSchedule)
-	registerWithOptionalBody[berth.ScheduleNote](s, s.operation("resume-schedule", http.MethodPost, "/v1/schedules/{name}/resume", tag, "Let a paused schedule fire again, from now on; idempotent"), s.resumeSchedule)
-	registerWithOptionalBody[berth.ScheduleRun](s, s.operation("run-schedule", http.MethodPost, "/v1/schedules/{name}/run", tag, "Fire a schedule now, paused or not, beside its times"), s.runSchedule)
+	registerWithOptionalBody[spec.ScheduleNote](s, s.operation("pause-schedule", http.MethodPost, "/v1/schedules/{name}/pause", tag, "Let a schedule not fire until it is resumed; idempotent"), s.pauseSchedule)
+	registerWithOptionalBody[spec.ScheduleNote](s, s.operation("resume-schedule", http.MethodPost, "/v1/schedules/{name}/resume", tag, "Let a paused schedule fire again, from now on; idempotent"), s.resumeSchedule)
+	registerWithOptionalBody[spec.ScheduleRun](s, s.operation("run-schedule", http.MethodPost, "/v1/schedules/{name}/run", tag, "Fire a schedule now, paused or not, beside its times"), s.runSchedule)
 	backfill := s.operation("backfill-schedule", http.MethodPost, "/v1/schedules/{name}/backfill", tag, "Fire a schedule for times that have passed, each once")
 	backfill.Description = "Times that have made a job are left out, so it may be called again. The fires are decided soon after, in order; the schedule shows them."
-	registerWithBody[berth.Backfill](s, backfill, s.backfillSchedule)
+	registerWithBody[spec.Backfill](s, backfill, s.backfillSchedule)
 }
 
 // Of a schedule's times and fires so many are shown.
@@ -40,27 +42,27 @@ const (
 
 type scheduleOutput struct {
 	Status int
-	Body   berth.Schedule
+	Body   wire.Schedule
 }
 
 func (s *Server) createSchedule(ctx context.Context, in *Request) (*scheduleOutput, error) {
-	spec, err := readSchedule(*in)
+	schedule, err := readSchedule(*in)
 	if err != nil {
 		return nil, err
 	}
 	tenant := caller(ctx).Tenant
-	if spec.NamesSecrets() {
+	if schedule.NamesSecrets() {
 		if err := s.keepsSecrets(); err != nil {
 			return nil, err
 		}
 	}
-	if err := s.mayNotify(spec.Webhooks()); err != nil {
+	if err := s.mayNotify(schedule.Webhooks()); err != nil {
 		return nil, err
 	}
-	if err := s.admission.AdmitSchedule(ctx, tenant, spec); err != nil {
+	if err := s.admission.AdmitSchedule(ctx, tenant, schedule); err != nil {
 		return nil, err
 	}
-	made, created, err := s.DB.Schedules.Create(ctx, db.NewSchedule{Tenant: tenant, Spec: spec, Actor: actor(ctx)})
+	made, created, err := s.DB.Schedules.Create(ctx, db.NewSchedule{Tenant: tenant, Spec: schedule, Actor: actor(ctx)})
 	if err != nil {
 		return nil, err
 	}
@@ -71,33 +73,33 @@ func (s *Server) createSchedule(ctx context.Context, in *Request) (*scheduleOutp
 }
 
 // readSchedule returns a valid schedule with defaults, or every fault at once.
-func readSchedule(in Request) (berth.ScheduleSpec, error) {
-	var spec berth.ScheduleSpec
-	faults, err := decode(in.ContentType, in.RawBody, &spec)
+func readSchedule(in Request) (spec.Schedule, error) {
+	var schedule spec.Schedule
+	faults, err := decode(in.ContentType, in.RawBody, &schedule)
 	if err != nil {
-		return spec, err
+		return schedule, err
 	}
-	spec = spec.WithDefaults()
-	checked := admission.CheckSchedule(spec)
-	if len(in.RawBody) > berth.MaxSpecBytes {
-		checked = append(checked, berth.FieldError{Detail: fmt.Sprintf("the schedule has %d bytes", len(in.RawBody)), Allowed: fmt.Sprintf("at most %d", berth.MaxSpecBytes)})
+	schedule = schedule.WithDefaults()
+	checked := admission.CheckSchedule(schedule)
+	if len(in.RawBody) > spec.MaxSpecBytes {
+		checked = append(checked, berth.FieldError{Detail: fmt.Sprintf("the schedule has %d bytes", len(in.RawBody)), Allowed: fmt.Sprintf("at most %d", spec.MaxSpecBytes)})
 	}
-	if fault := calendar.Check(spec, time.Now()); fault != nil {
+	if fault := calendar.Check(schedule, time.Now()); fault != nil {
 		checked = append(checked, *fault)
 	}
-	return spec, invalid(berth.SlugInvalidSpec, faults, checked[:min(len(checked), maxFaults)])
+	return schedule, invalid(berth.SlugInvalidSpec, faults, checked[:min(len(checked), maxFaults)])
 }
 
 // withNext adds the next fires, which the calendar computes.
-func withNext(s berth.Schedule) berth.Schedule {
+func withNext(s wire.Schedule) wire.Schedule {
 	s.Next = []time.Time{}
-	if times, fault := calendar.Read(s.ScheduleSpec); fault == nil && !s.Paused {
+	if times, fault := calendar.Read(s.Schedule); fault == nil && !s.Paused {
 		s.Next = times.Upcoming(time.Now(), shownNext)
 	}
 	return s
 }
 
-type scheduleListOutput struct{ Body berth.Page[berth.Schedule] }
+type scheduleListOutput struct{ Body wire.Page[wire.Schedule] }
 
 func (s *Server) listSchedules(ctx context.Context, _ *struct{}) (*scheduleListOutput, error) {
 	list, err := s.DB.Schedules.List(ctx, caller(ctx).Tenant)
@@ -164,7 +166,7 @@ func (s *Server) resumeSchedule(ctx context.Context, in *scheduleBodyInput) (*sc
 }
 
 func (s *Server) noteSchedule(ctx context.Context, in *scheduleBodyInput, change func(ctx context.Context, tenant berth.TenantID, name, note string) error) (*scheduleOutput, error) {
-	body, err := readBody[berth.ScheduleNote](in.Request)
+	body, err := readBody[spec.ScheduleNote](in.Request)
 	if err != nil {
 		return nil, err
 	}
@@ -174,10 +176,10 @@ func (s *Server) noteSchedule(ctx context.Context, in *scheduleBodyInput, change
 	return s.showSchedule(ctx, &showScheduleInput{ScheduleInput: in.ScheduleInput, Fires: shownFires})
 }
 
-type fireOutput struct{ Body berth.Fire }
+type fireOutput struct{ Body wire.Fire }
 
 func (s *Server) runSchedule(ctx context.Context, in *scheduleBodyInput) (*fireOutput, error) {
-	body, err := readBody[berth.ScheduleRun](in.Request)
+	body, err := readBody[spec.ScheduleRun](in.Request)
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +188,7 @@ func (s *Server) runSchedule(ctx context.Context, in *scheduleBodyInput) (*fireO
 		return nil, err
 	}
 	at := time.Now().UTC().Truncate(time.Microsecond)
-	if _, err := s.DB.Schedules.AddFires(ctx, db.NewFires{Schedule: found.ID, Times: []time.Time{at}, Source: berth.FireByHand, Overlap: body.Overlap}); err != nil {
+	if _, err := s.DB.Schedules.AddFires(ctx, db.NewFires{Schedule: found.ID, Times: []time.Time{at}, Source: wire.FireByHand, Overlap: body.Overlap}); err != nil {
 		return nil, err
 	}
 	// From here on the leader would do it as well.
@@ -203,10 +205,10 @@ func (s *Server) runSchedule(ctx context.Context, in *scheduleBodyInput) (*fireO
 	return &fireOutput{fire}, nil
 }
 
-type backfillOutput struct{ Body berth.BackfillResult }
+type backfillOutput struct{ Body wire.BackfillResult }
 
 func (s *Server) backfillSchedule(ctx context.Context, in *scheduleBodyInput) (*backfillOutput, error) {
-	var body berth.Backfill
+	var body spec.Backfill
 	faults, err := decode(in.ContentType, in.RawBody, &body)
 	if err != nil {
 		return nil, err
@@ -216,7 +218,7 @@ func (s *Server) backfillSchedule(ctx context.Context, in *scheduleBodyInput) (*
 		return nil, err
 	}
 	if body.To == nil {
-		body.To = &berth.Instant{Time: now}
+		body.To = &spec.Instant{Time: now}
 	}
 	found, err := s.DB.Schedules.Get(ctx, caller(ctx).Tenant, in.Name, 0)
 	if err != nil {
@@ -227,24 +229,24 @@ func (s *Server) backfillSchedule(ctx context.Context, in *scheduleBodyInput) (*
 		return nil, err
 	}
 	if body.Overlap == "" {
-		body.Overlap = berth.OverlapAllow
+		body.Overlap = spec.OverlapAllow
 	}
-	n, err := s.DB.Schedules.AddFires(ctx, db.NewFires{Schedule: found.ID, Times: times, Source: berth.FireByBackfill, Overlap: body.Overlap, Again: true})
+	n, err := s.DB.Schedules.AddFires(ctx, db.NewFires{Schedule: found.ID, Times: times, Source: wire.FireByBackfill, Overlap: body.Overlap, Again: true})
 	if err != nil {
 		return nil, err
 	}
-	return &backfillOutput{berth.BackfillResult{Times: len(times), Fires: n}}, nil
+	return &backfillOutput{wire.BackfillResult{Times: len(times), Fires: n}}, nil
 }
 
 // timesWithin are a schedule's times in a range; too many are a fault.
-func timesWithin(found berth.Schedule, b berth.Backfill) ([]time.Time, error) {
-	when, fault := calendar.Read(found.ScheduleSpec)
+func timesWithin(found wire.Schedule, b spec.Backfill) ([]time.Time, error) {
+	when, fault := calendar.Read(found.Schedule)
 	if fault != nil {
 		return nil, invalid(berth.SlugInvalidSpec, []berth.FieldError{*fault}, nil)
 	}
-	times, more := when.Between(b.From.Time, b.To.Time, berth.MaxBackfill)
+	times, more := when.Between(b.From.Time, b.To.Time, spec.MaxBackfill)
 	if more {
-		return nil, invalid("", []berth.FieldError{{Field: "to", Detail: fmt.Sprintf("there are more than %d times in the range; the last that fits is %s", berth.MaxBackfill, times[len(times)-1].Format(time.RFC3339)), Allowed: "a range that has no more; call again for the rest"}}, nil)
+		return nil, invalid("", []berth.FieldError{{Field: "to", Detail: fmt.Sprintf("there are more than %d times in the range; the last that fits is %s", spec.MaxBackfill, times[len(times)-1].Format(time.RFC3339)), Allowed: "a range that has no more; call again for the rest"}}, nil)
 	}
 	return times, nil
 }

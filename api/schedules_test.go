@@ -9,11 +9,13 @@ import (
 
 	"berth"
 	"berth/api/client"
+	"berth/spec"
+	"berth/wire"
 )
 
 // hours is a schedule with whole hours as its times.
-func hours(name string) berth.ScheduleSpec {
-	return berth.ScheduleSpec{Name: name, Cron: "@hourly", Job: &berth.JobSpec{Image: "busybox"}}
+func hours(name string) spec.Schedule {
+	return spec.Schedule{Name: name, Cron: "@hourly", Job: &spec.Job{Image: "busybox"}}
 }
 
 func TestASchedulesWholeLife(t *testing.T) {
@@ -21,7 +23,7 @@ func TestASchedulesWholeLife(t *testing.T) {
 	s := newSite(t, nil)
 	alice := s.as("alice")
 	made, created, err := alice.CreateSchedule(t.Context(), hours("hours"))
-	if err != nil || !created || len(made.Next) != 5 || made.Overlap != berth.OverlapSkip || made.CatchUp.Std() != time.Hour || made.TimeZone != "UTC" || made.Job.Name != "hours" {
+	if err != nil || !created || len(made.Next) != 5 || made.Overlap != spec.OverlapSkip || made.CatchUp.Std() != time.Hour || made.TimeZone != "UTC" || made.Job.Name != "hours" {
 		t.Fatalf("made %+v, created %t, %v", made, created, err)
 	}
 	if until := time.Until(made.Next[0]); until > time.Hour || made.Next[0].Minute() != 0 {
@@ -31,23 +33,23 @@ func TestASchedulesWholeLife(t *testing.T) {
 		t.Errorf("made again: %t, %v", created, err)
 	}
 	other := hours("hours")
-	other.Overlap = berth.OverlapAllow
+	other.Overlap = spec.OverlapAllow
 	if _, _, err := alice.CreateSchedule(t.Context(), other); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("another of that name: %v", err)
 	}
 
 	fire, err := alice.RunSchedule(t.Context(), "hours", "")
-	if err != nil || fire.Status != berth.FireSubmitted || fire.Job == nil || fire.Source != berth.FireByHand {
+	if err != nil || fire.Status != wire.FireSubmitted || fire.Job == nil || fire.Source != wire.FireByHand {
 		t.Fatalf("run: %+v, %v", fire, err)
 	}
 	job, err := alice.Job(t.Context(), *fire.Job)
 	if err != nil || job.Tenant != "a" || job.Name != "hours" {
 		t.Errorf("its job is %+v, %v", job, err)
 	}
-	if busy, err := alice.RunSchedule(t.Context(), "hours", ""); err != nil || busy.Status != berth.FireSkipped || !strings.Contains(busy.Reason.Message, string(*fire.Job)) {
+	if busy, err := alice.RunSchedule(t.Context(), "hours", ""); err != nil || busy.Status != wire.FireSkipped || !strings.Contains(busy.Reason.Message, string(*fire.Job)) {
 		t.Errorf("run while it lives: %+v, %v", busy, err)
 	}
-	if beside, err := alice.RunSchedule(t.Context(), "hours", berth.OverlapAllow); err != nil || beside.Status != berth.FireSubmitted {
+	if beside, err := alice.RunSchedule(t.Context(), "hours", spec.OverlapAllow); err != nil || beside.Status != wire.FireSubmitted {
 		t.Errorf("run beside it: %+v, %v", beside, err)
 	}
 
@@ -82,13 +84,13 @@ func TestABackfillIsCountedAndBounded(t *testing.T) {
 	if _, _, err := alice.CreateSchedule(t.Context(), hours("hours")); err != nil {
 		t.Fatal(err)
 	}
-	span := func(from, to string) berth.Backfill {
-		b := berth.Backfill{}
+	span := func(from, to string) spec.Backfill {
+		b := spec.Backfill{}
 		var err error
-		if b.From, err = berth.ParseInstant(from); err != nil {
+		if b.From, err = spec.ParseInstant(from); err != nil {
 			t.Fatal(err)
 		}
-		last, err := berth.ParseInstant(to)
+		last, err := spec.ParseInstant(to)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -103,7 +105,7 @@ func TestABackfillIsCountedAndBounded(t *testing.T) {
 	if r, err := alice.BackfillSchedule(t.Context(), "hours", longer); err != nil || r.Times != 15 || r.Fires != 2 {
 		t.Errorf("a range over its begin: %+v, %v", r, err)
 	}
-	for what, b := range map[string]berth.Backfill{
+	for what, b := range map[string]spec.Backfill{
 		"a year":        span("2025-01-01T00:00:00Z", "2025-12-31T00:00:00Z"),
 		"the future":    span("2026-01-01T00:00:00Z", "2099-01-01T00:00:00Z"),
 		"the wrong way": span("2026-01-02T00:00:00Z", "2026-01-01T00:00:00Z"),
@@ -113,7 +115,7 @@ func TestABackfillIsCountedAndBounded(t *testing.T) {
 		}
 	}
 	x, err := alice.Schedule(t.Context(), "hours", 1000)
-	if err != nil || len(x.Fires) != 26 || x.Fires[0].Status != berth.FireDue || x.Fires[0].Source != berth.FireByBackfill {
+	if err != nil || len(x.Fires) != 26 || x.Fires[0].Status != wire.FireDue || x.Fires[0].Source != wire.FireByBackfill {
 		t.Errorf("%d fires, %v", len(x.Fires), err)
 	}
 }
@@ -175,7 +177,7 @@ func TestAFireIsJudgedAsAnySubmission(t *testing.T) {
 	}
 	s.machine("m1", 2, 1024, 0)
 	fire, err := alice.RunSchedule(t.Context(), "greedy", "")
-	if err != nil || fire.Status != berth.FireRefused || fire.Reason.Code != berth.SlugUnsatisfiable || !strings.Contains(fire.Reason.Message, "resources.gpus") {
+	if err != nil || fire.Status != wire.FireRefused || fire.Reason.Code != berth.SlugUnsatisfiable || !strings.Contains(fire.Reason.Message, "resources.gpus") {
 		b, _ := json.Marshal(fire)
 		t.Errorf("fire is %s, %v", b, err)
 	}

@@ -9,6 +9,8 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 // slugNoKeys is the answer of a server that was given no key: it can neither
@@ -22,7 +24,7 @@ func (s *Server) registerSecrets() {
 		"and no call returns it; machines that run jobs which name it get it when they claim them. " +
 		"409 `quota`: the tenant, or one above it, may have no more secrets."
 	set.DefaultStatus = http.StatusCreated
-	registerWithBody[berth.NewSecretValue](s, set, s.setSecret)
+	registerWithBody[spec.NewSecretValue](s, set, s.setSecret)
 	register(s, s.operation("list-secrets", http.MethodGet, "/v1/secrets", tag, "List the names of your tenant's secrets"), s.listSecrets)
 	remove := s.operation("delete-secret", http.MethodDelete, "/v1/secrets/{name}", tag, "Delete a secret; jobs that name it and have not begun will fail")
 	remove.DefaultStatus = http.StatusNoContent
@@ -31,14 +33,14 @@ func (s *Server) registerSecrets() {
 
 type secretOutput struct {
 	Status int
-	Body   berth.Secret
+	Body   wire.Secret
 }
 
 func (s *Server) setSecret(ctx context.Context, in *Request) (*secretOutput, error) {
 	if err := s.keepsSecrets(); err != nil {
 		return nil, err
 	}
-	var n berth.NewSecretValue
+	var n spec.NewSecretValue
 	faults, err := decode(in.ContentType, in.RawBody, &n)
 	if err != nil {
 		return nil, berth.Errorf(berth.CodeInvalid, "the body is not JSON, or was not sent as such") // where it is broken could tell of the value
@@ -67,12 +69,12 @@ func (s *Server) setSecret(ctx context.Context, in *Request) (*secretOutput, err
 }
 
 // mayNotify refuses webhooks that could never be called.
-func (s *Server) mayNotify(list []berth.Notify) error {
+func (s *Server) mayNotify(list []spec.Notify) error {
 	if len(list) == 0 {
 		return nil
 	}
 	if !s.PlainWebhooks {
-		if err := invalid(berth.SlugInvalidSpec, nil, berth.PlainWebhooks(list)); err != nil {
+		if err := invalid(berth.SlugInvalidSpec, nil, spec.PlainWebhooks(list)); err != nil {
 			return err
 		}
 	}
@@ -86,7 +88,7 @@ func (s *Server) keepsSecrets() error {
 	return &berth.Error{Code: berth.CodeConflict, Slug: slugNoKeys, Message: "this server keeps no secrets: start berthd with --secret-key-file"}
 }
 
-type secretListOutput struct{ Body berth.Page[berth.Secret] }
+type secretListOutput struct{ Body wire.Page[wire.Secret] }
 
 func (s *Server) listSecrets(ctx context.Context, in *Paging) (*secretListOutput, error) {
 	list, next, err := s.DB.Secrets.List(ctx, caller(ctx).Tenant, in.long())
@@ -113,14 +115,14 @@ func (s *Server) deleteSecret(ctx context.Context, in *secretInput) (*struct{}, 
 // caller has just verified that the machine holds this work, at the job's current
 // attempt and in its own current session; no other caller receives the values.
 // After the start of the container the claim contains none.
-func (s *Server) handOut(ctx context.Context, c *berth.Claim) error {
+func (s *Server) handOut(ctx context.Context, c *wire.Claim) error {
 	names := c.Spec.AllSecrets()
 	begun := c.Phase == berth.PhaseRunning || c.Phase == berth.PhaseExited || c.Phase == berth.PhaseSealed
 	if len(names) == 0 || begun {
 		return nil
 	}
 	if s.Vault == nil {
-		c.Withheld = &berth.Withheld{Message: "this server has no key for secrets: berthd needs --secret-key-file"}
+		c.Withheld = &wire.Withheld{Message: "this server has no key for secrets: berthd needs --secret-key-file"}
 		return nil
 	}
 	found, err := s.DB.Secrets.Sealed(ctx, c.Tenant, names)
@@ -131,30 +133,30 @@ func (s *Server) handOut(ctx context.Context, c *berth.Claim) error {
 		i := slices.IndexFunc(found, func(f db.SealedSecret) bool { return f.Name == name })
 		if i < 0 {
 			c.Secrets, c.InputLogins, c.ImageLogin = nil, nil, nil
-			c.Withheld = &berth.Withheld{Missing: true, Message: fmt.Sprintf("secret %s was deleted since the job was submitted", name)}
+			c.Withheld = &wire.Withheld{Missing: true, Message: fmt.Sprintf("secret %s was deleted since the job was submitted", name)}
 			return nil
 		}
 		value, err := s.Vault.Open(c.Tenant, name, found[i].Key, found[i].Sealed)
 		if err != nil {
 			s.Logger.Error("secret cannot be opened", "tenant", c.Tenant, "name", name, "err", err)
 			c.Secrets, c.InputLogins, c.ImageLogin = nil, nil, nil
-			c.Withheld = &berth.Withheld{Message: err.Error()}
+			c.Withheld = &wire.Withheld{Message: err.Error()}
 			return nil
 		}
 		if slices.Contains(c.Spec.Secrets, name) {
-			c.Secrets = append(c.Secrets, berth.SecretValue{Name: name, Value: berth.Sensitive(value)})
+			c.Secrets = append(c.Secrets, spec.SecretValue{Name: name, Value: spec.Sensitive(value)})
 		}
-		if slices.ContainsFunc(c.Spec.Inputs, func(in berth.Input) bool { return in.Secret == name }) {
-			c.InputLogins = append(c.InputLogins, berth.SecretValue{Name: name, Value: berth.Sensitive(value)})
+		if slices.ContainsFunc(c.Spec.Inputs, func(in spec.Input) bool { return in.Secret == name }) {
+			c.InputLogins = append(c.InputLogins, spec.SecretValue{Name: name, Value: spec.Sensitive(value)})
 		}
 		if name == c.Spec.ImageAuth {
 			user, password, ok := strings.Cut(strings.TrimSpace(string(value)), ":")
 			if !ok || user == "" {
 				c.Secrets, c.InputLogins, c.ImageLogin = nil, nil, nil
-				c.Withheld = &berth.Withheld{Missing: true, Message: fmt.Sprintf("image_auth: secret %s is not written USER:PASSWORD", name)}
+				c.Withheld = &wire.Withheld{Missing: true, Message: fmt.Sprintf("image_auth: secret %s is not written USER:PASSWORD", name)}
 				return nil
 			}
-			c.ImageLogin = &berth.Login{Username: berth.Sensitive(user), Password: berth.Sensitive(password)}
+			c.ImageLogin = &wire.Login{Username: spec.Sensitive(user), Password: spec.Sensitive(password)}
 		}
 	}
 	return nil

@@ -11,6 +11,8 @@ import (
 	"berth"
 	"berth/api"
 	"berth/internal/lib/sealer"
+	"berth/spec"
+	"berth/wire"
 )
 
 // keys returns the keys of a key file, each given by one digit.
@@ -38,8 +40,8 @@ func (s *site) secret(name, of, value string) answer {
 	return s.call(of, "POST", "/v1/secrets", fmt.Sprintf(`{"name":%q,"value":%q}`, name, value))
 }
 
-func naming(secrets ...string) func(*berth.JobSpec) {
-	return func(j *berth.JobSpec) { j.Secrets = secrets }
+func naming(secrets ...string) func(*spec.Job) {
+	return func(j *spec.Job) { j.Secrets = secrets }
 }
 
 func TestSecretsAreToldToTheMachineThatRunsTheJobAlone(t *testing.T) {
@@ -54,7 +56,7 @@ func TestSecretsAreToldToTheMachineThatRunsTheJobAlone(t *testing.T) {
 		t.Errorf("another tenant's secret of the same name: %d", got.status)
 	}
 	a := s.joinMachine("m1")
-	job := s.submit("alice", func(j *berth.JobSpec) { j.Secrets, j.ImageAuth = []string{"TOKEN"}, "LOGIN" })
+	job := s.submit("alice", func(j *spec.Job) { j.Secrets, j.ImageAuth = []string{"TOKEN"}, "LOGIN" })
 	c := a.take(job.ID)
 	if len(c.Secrets) != 1 || c.Secrets[0].Name != "TOKEN" || string(c.Secrets[0].Value) != canary || c.Withheld != nil {
 		t.Errorf("claimed %+v", c)
@@ -65,8 +67,8 @@ func TestSecretsAreToldToTheMachineThatRunsTheJobAlone(t *testing.T) {
 	if text := fmt.Sprintf("%v %+v %#v %s", c, c, c.Secrets, c.Secrets[0].Value); strings.Contains(text, canary) {
 		t.Errorf("a claim prints its secrets: %s", text)
 	}
-	again := berth.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: a.run.Alloc, Job: job.ID, Attempt: 1}
-	var second berth.Claim
+	again := wire.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: a.run.Alloc, Job: job.ID, Attempt: 1}
+	var second wire.Claim
 	a.post("claim", again, &second)
 	if len(second.Secrets) != 1 {
 		t.Error("an agent that was restarted before it made the container gets none")
@@ -79,12 +81,12 @@ func TestSecretsAreToldToTheMachineThatRunsTheJobAlone(t *testing.T) {
 	b := s.joinMachine("m2")
 	for what, req := range map[string]struct {
 		who *agent
-		berth.ClaimRequest
+		wire.ClaimRequest
 	}{
-		"another machine":  {b, berth.ClaimRequest{AgentBoot: b.boot, Epoch: b.epoch, Alloc: a.run.Alloc, Job: job.ID, Attempt: 1}},
-		"an older process": {a, berth.ClaimRequest{AgentBoot: "x", Epoch: a.epoch, Alloc: a.run.Alloc, Job: job.ID, Attempt: 1}},
-		"an older epoch":   {a, berth.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch - 1, Alloc: a.run.Alloc, Job: job.ID, Attempt: 1}},
-		"another attempt":  {a, berth.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: a.run.Alloc, Job: job.ID, Attempt: 2}},
+		"another machine":  {b, wire.ClaimRequest{AgentBoot: b.boot, Epoch: b.epoch, Alloc: a.run.Alloc, Job: job.ID, Attempt: 1}},
+		"an older process": {a, wire.ClaimRequest{AgentBoot: "x", Epoch: a.epoch, Alloc: a.run.Alloc, Job: job.ID, Attempt: 1}},
+		"an older epoch":   {a, wire.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch - 1, Alloc: a.run.Alloc, Job: job.ID, Attempt: 1}},
+		"another attempt":  {a, wire.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: a.run.Alloc, Job: job.ID, Attempt: 2}},
 	} {
 		if got := req.who.post("claim", req.ClaimRequest, nil); got.status < 400 || strings.Contains(got.body, canary) {
 			t.Errorf("%s: %d %s", what, got.status, got.body)
@@ -106,7 +108,7 @@ func TestSecretsThatAreGoneFailTheClaimClearly(t *testing.T) {
 	for _, name := range []string{"GONE", "BAD", "LOST"} {
 		s.secret(name, "alice", canary)
 	}
-	take := func(machine berth.MachineID, edit func(*berth.JobSpec), spoil string) berth.Claim {
+	take := func(machine berth.MachineID, edit func(*spec.Job), spoil string) wire.Claim {
 		job := s.submit("alice", edit)
 		s.exec(spoil)
 		return s.joinMachine(machine).take(job.ID)
@@ -119,7 +121,7 @@ func TestSecretsThatAreGoneFailTheClaimClearly(t *testing.T) {
 	if c.Withheld == nil || c.Withheld.Missing || !strings.Contains(c.Withheld.Message, "sealed with key x") {
 		t.Errorf("of an unknown key: %+v", c.Withheld)
 	}
-	c = take("m3", func(j *berth.JobSpec) { j.ImageAuth = "BAD" }, `SELECT 1`)
+	c = take("m3", func(j *spec.Job) { j.ImageAuth = "BAD" }, `SELECT 1`)
 	if c.Withheld == nil || !c.Withheld.Missing || !strings.Contains(c.Withheld.Message, "USER:PASSWORD") {
 		t.Errorf("no login: %+v", c.Withheld)
 	}

@@ -13,6 +13,8 @@ import (
 	"berth"
 	"berth/api"
 	"berth/db/dbtest"
+	"berth/spec"
+	"berth/wire"
 )
 
 func TestADatabaseThatIsDownIs503(t *testing.T) {
@@ -183,7 +185,7 @@ func TestOperatorsHandleMachines(t *testing.T) {
 		t.Errorf("machines %+v, %v", list, err)
 	}
 	deadline := time.Now().Add(time.Hour)
-	m, err := c.Drain(t.Context(), "m1", berth.DrainRequest{Reason: "new disk", Deadline: &deadline})
+	m, err := c.Drain(t.Context(), "m1", wire.DrainRequest{Reason: "new disk", Deadline: &deadline})
 	if err != nil || m.State != berth.MachineDraining || m.Reason != "new disk" || len(m.Jobs) != 1 {
 		t.Errorf("drain: %+v, %v", m, err)
 	}
@@ -207,7 +209,7 @@ func TestOperatorsHandleMachines(t *testing.T) {
 	if list, err := c.Machines(t.Context()); err != nil || len(list.Items) != 1 {
 		t.Errorf("after removal: %+v, %v", list, err)
 	}
-	if _, err := c.Drain(t.Context(), "m1", berth.DrainRequest{}); berth.CodeOf(err) != berth.CodeConflict {
+	if _, err := c.Drain(t.Context(), "m1", wire.DrainRequest{}); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("drain of a retired machine: %v", err)
 	}
 	if _, err := c.Machine(t.Context(), "no/such"); berth.CodeOf(err) != berth.CodeNotFound {
@@ -219,8 +221,8 @@ func TestAdminsHandleTokens(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
 	c := s.as("admin")
-	made, err := c.CreateToken(t.Context(), berth.NewToken{Name: "ci", Tenant: "team-x"})
-	if err != nil || made.Secret == "" || made.Role != berth.RoleUser {
+	made, err := c.CreateToken(t.Context(), spec.NewToken{Name: "ci", Tenant: "team-x"})
+	if err != nil || made.Secret == "" || made.Role != spec.RoleUser {
 		t.Fatalf("create: %+v, %v", made, err)
 	}
 	s.tokens["ci"] = made.Secret
@@ -245,10 +247,10 @@ func TestAdminsHandleTokens(t *testing.T) {
 	if err := c.RevokeToken(t.Context(), "nothing"); berth.CodeOf(err) != berth.CodeNotFound {
 		t.Errorf("revoke a token that is none: %v", err)
 	}
-	if _, err := c.CreateToken(t.Context(), berth.NewToken{Name: "x", Role: berth.RoleMachine}); !berth.IsSlug(err, berth.SlugInvalidSpec) {
+	if _, err := c.CreateToken(t.Context(), spec.NewToken{Name: "x", Role: spec.RoleMachine}); !berth.IsSlug(err, berth.SlugInvalidSpec) {
 		t.Errorf("a machine's token by hand: %v", err)
 	}
-	join, err := c.CreateJoinToken(t.Context(), berth.NewJoinToken{Labels: map[string]string{"zone": "a"}})
+	join, err := c.CreateJoinToken(t.Context(), spec.NewJoinToken{Labels: map[string]string{"zone": "a"}})
 	if err != nil || join.Secret == "" || time.Until(join.ExpiresAt) > 11*time.Minute {
 		t.Errorf("join token %+v, %v", join, err)
 	}

@@ -20,6 +20,8 @@ import (
 	"berth/db"
 	"berth/db/dbtest"
 	"berth/internal/control/blob"
+	"berth/spec"
+	"berth/wire"
 )
 
 // site is a server on a database of its own, and tokens for it.
@@ -49,11 +51,11 @@ func newSiteAt(t *testing.T, database string, edit func(*api.Deps)) *site {
 	}
 	t.Cleanup(func() { _ = store.Close() })
 	s := &site{t: t, db: d, blobs: store, tokens: map[string]string{}, sessions: map[string]db.Session{}, log: &syncBuffer{}}
-	for name, n := range map[string]berth.NewToken{
-		"admin":  {Tenant: "default", Role: berth.RoleAdmin},
-		"alice":  {Tenant: "a", Role: berth.RoleUser},
-		"viewer": {Tenant: "a", Role: berth.RoleViewer},
-		"bob":    {Tenant: "b", Role: berth.RoleUser},
+	for name, n := range map[string]spec.NewToken{
+		"admin":  {Tenant: "default", Role: spec.RoleAdmin},
+		"alice":  {Tenant: "a", Role: spec.RoleUser},
+		"viewer": {Tenant: "a", Role: spec.RoleViewer},
+		"bob":    {Tenant: "b", Role: spec.RoleUser},
 	} {
 		n.Name = name
 		made, err := d.Tokens.Create(t.Context(), n)
@@ -102,8 +104,8 @@ func (s *site) call(name, method, path, body string, header ...string) answer {
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
 	if at, ok := s.sessions[name]; ok {
-		req.Header.Set(berth.HeaderAgentBoot, at.AgentBoot)
-		req.Header.Set(berth.HeaderEpoch, strconv.FormatInt(at.Epoch, 10))
+		req.Header.Set(wire.HeaderAgentBoot, at.AgentBoot)
+		req.Header.Set(wire.HeaderEpoch, strconv.FormatInt(at.Epoch, 10))
 	}
 	for i := 0; i+1 < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
@@ -135,13 +137,13 @@ func (s *site) answered(req *http.Request) answer {
 }
 
 // submit submits a small job as somebody.
-func (s *site) submit(name string, edit func(*berth.JobSpec)) berth.Job {
+func (s *site) submit(name string, edit func(*spec.Job)) wire.Job {
 	s.t.Helper()
-	spec := berth.JobSpec{Name: "digits", Image: "busybox"}
+	jobSpec := spec.Job{Name: "digits", Image: "busybox"}
 	if edit != nil {
-		edit(&spec)
+		edit(&jobSpec)
 	}
-	job, _, err := s.as(name).Submit(s.t.Context(), spec, "")
+	job, _, err := s.as(name).Submit(s.t.Context(), jobSpec, "")
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -186,11 +188,11 @@ func (s *site) end(id berth.JobID, next berth.State) {
 }
 
 // write appends lines to the log of a job's first member, as its machine would.
-func (s *site) write(job berth.Job, attempt int, at time.Time, lines ...string) {
+func (s *site) write(job wire.Job, attempt int, at time.Time, lines ...string) {
 	s.t.Helper()
 	var text []byte
 	for i, l := range lines {
-		text = berth.AppendLogLine(text, at.Add(time.Duration(i)*time.Second), strings.HasPrefix(l, "error"), l)
+		text = wire.AppendLogLine(text, at.Add(time.Duration(i)*time.Second), strings.HasPrefix(l, "error"), l)
 	}
 	var end int64
 	if err := s.db.Pool().QueryRow(s.t.Context(), `SELECT coalesce(max(off + bytes), 0) FROM log_chunks WHERE job = $1 AND attempt = $2`, job.ID, attempt).Scan(&end); err != nil {

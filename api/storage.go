@@ -15,6 +15,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/control/blob"
+	"berth/wire"
 )
 
 // Storage quotas, as calls meet them. Only the tenants with a limit, their own or one
@@ -56,7 +57,7 @@ func (s *Server) storeWithin(c echo.Context, key string, place blob.Place, bytes
 	if err != nil || len(db.Binding(limits, kind)) == 0 {
 		return err
 	}
-	if rest, err := strconv.ParseInt(c.Request().Header.Get(berth.HeaderRest), 10, 64); err == nil {
+	if rest, err := strconv.ParseInt(c.Request().Header.Get(wire.HeaderRest), 10, 64); err == nil {
 		bytes = max(bytes, rest)
 	}
 	_, err = s.DB.Storage.Room(ctx, limits, kind, bytes, bytes)
@@ -80,7 +81,7 @@ func (s *Server) storeWithin(c echo.Context, key string, place blob.Place, bytes
 		return err
 	}
 	at := session(c)
-	shards, failed := s.DB.Objects.RefuseCheckpoint(ctx, machineOf(c), berth.CheckpointReport{
+	shards, failed := s.DB.Objects.RefuseCheckpoint(ctx, machineOf(c), wire.CheckpointReport{
 		AgentBoot: at.AgentBoot, Epoch: at.Epoch,
 		Job: place.Job, Attempt: place.Attempt, OfAttempt: place.Attempt, Rank: place.Rank, Step: step,
 	}, err)
@@ -125,7 +126,7 @@ func (s *Server) cutLog(
 	ctx context.Context, store *blob.Store, alloc berth.AllocationID, place db.LogPlace, why error,
 ) error {
 	key := berth.LogChunkKey(place.Tenant, place.Job, place.Attempt, place.Rank, place.End)
-	note := berth.AppendLogLine(nil, time.Now(), true, cutNote+why.Error())
+	note := wire.AppendLogLine(nil, time.Now(), true, cutNote+why.Error())
 	err := store.Create(ctx, key, note)
 	if berth.CodeOf(err) == berth.CodeConflict {
 		stored, err := store.ReadAll(ctx, key, blob.MaxLogChunk)

@@ -11,6 +11,8 @@ import (
 	"berth"
 	"berth/api"
 	"berth/internal/lib/archive"
+	"berth/spec"
+	"berth/wire"
 )
 
 // noise is text that does not compress.
@@ -28,13 +30,13 @@ func TestUploadsOverQuotaAreRefused(t *testing.T) {
 	t.Parallel()
 	s, dir := uploading(t, archive.Limits{})
 	tenant := s.submit("alice", nil).Tenant
-	set := func(l berth.StorageLimits) {
+	set := func(l spec.StorageLimits) {
 		t.Helper()
-		if _, err := s.as("admin").SetQuota(t.Context(), berth.Quota{Tenant: tenant, Storage: &l}); err != nil {
+		if _, err := s.as("admin").SetQuota(t.Context(), spec.Quota{Tenant: tenant, Storage: &l}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	set(berth.StorageLimits{Uploads: new(berth.MiB(1))})
+	set(spec.StorageLimits{Uploads: new(spec.MiB(1))})
 	first, got := s.upload("alice", noise(600<<10))
 	if got.status != http.StatusCreated {
 		t.Fatalf("%d %s", got.status, got.body)
@@ -89,7 +91,7 @@ func TestSecretsOverQuotaAreRefused(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
 	tenant := s.submit("alice", nil).Tenant
-	quota := berth.Quota{Tenant: tenant, Storage: &berth.StorageLimits{Secrets: new(1)}}
+	quota := spec.Quota{Tenant: tenant, Storage: &spec.StorageLimits{Secrets: new(1)}}
 	if _, err := s.as("admin").SetQuota(t.Context(), quota); err != nil {
 		t.Fatal(err)
 	}
@@ -114,13 +116,13 @@ func TestWhatCountsAlreadyIsStoredAgain(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
 	a := s.joinMachine("m1")
-	job := s.submit("alice", func(j *berth.JobSpec) {
-		j.Checkpoint = &berth.CheckpointPolicy{Path: "/checkpoint", Keep: 1}
-		j.Outputs = []berth.Output{{Name: "model", Path: "/out"}, {Name: "other", Path: "/other"}}
+	job := s.submit("alice", func(j *spec.Job) {
+		j.Checkpoint = &spec.CheckpointPolicy{Path: "/checkpoint", Keep: 1}
+		j.Outputs = []spec.Output{{Name: "model", Path: "/out"}, {Name: "other", Path: "/other"}}
 	})
 	a.take(job.ID)
-	limits := berth.StorageLimits{Outputs: new(berth.MiB(1)), Checkpoints: new(berth.MiB(1))}
-	if _, err := s.as("admin").SetQuota(t.Context(), berth.Quota{Tenant: job.Tenant, Storage: &limits}); err != nil {
+	limits := spec.StorageLimits{Outputs: new(spec.MiB(1)), Checkpoints: new(spec.MiB(1))}
+	if _, err := s.as("admin").SetQuota(t.Context(), spec.Quota{Tenant: job.Tenant, Storage: &limits}); err != nil {
 		t.Fatal(err)
 	}
 	large := noise(700 << 10)
@@ -140,7 +142,7 @@ func TestWhatCountsAlreadyIsStoredAgain(t *testing.T) {
 		if got := part(1, large); got.status != http.StatusNoContent {
 			t.Fatalf("the checkpoint: %d %s", got.status, got.body)
 		}
-		got := a.post("checkpoints", berth.CheckpointReport{
+		got := a.post("checkpoints", wire.CheckpointReport{
 			AgentBoot: a.boot, Epoch: a.epoch, Alloc: a.run.Alloc, Job: job.ID, Attempt: 1, OfAttempt: 1,
 			Step: 1, Manifest: "m", SHA256: "x", Bytes: int64(len(large)),
 		}, nil)
@@ -163,8 +165,8 @@ func TestUploadsAskForRoomWithinTheirCap(t *testing.T) {
 	const most = 2
 	s := newSite(t, func(d *api.Deps) { d.Transfers.UploadsPerToken, d.Transfers.UploadsPerTenant = most, most })
 	tenant := s.submit("alice", nil).Tenant
-	limits := berth.StorageLimits{Uploads: new(berth.MiB(1))}
-	if _, err := s.as("admin").SetQuota(t.Context(), berth.Quota{Tenant: tenant, Storage: &limits}); err != nil {
+	limits := spec.StorageLimits{Uploads: new(spec.MiB(1))}
+	if _, err := s.as("admin").SetQuota(t.Context(), spec.Quota{Tenant: tenant, Storage: &limits}); err != nil {
 		t.Fatal(err)
 	}
 	release := s.lock("tenant_storage")

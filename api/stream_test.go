@@ -15,6 +15,8 @@ import (
 	"berth"
 	"berth/api/client"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 // sse is a raw stream; lines come as the server writes them.
@@ -114,7 +116,7 @@ func TestTheClientFollowsThroughBrokenConnections(t *testing.T) {
 	web := breaking(t, s.url)
 	c := client.New(web.url, s.tokens["alice"])
 	var seqs []int64
-	err := c.FollowEvents(t.Context(), job.ID, 0, func(e berth.Event) error {
+	err := c.FollowEvents(t.Context(), job.ID, 0, func(e wire.Event) error {
 		seqs = append(seqs, e.Seq)
 		switch e.Seq {
 		case 1:
@@ -133,14 +135,14 @@ func TestTheClientFollowsThroughBrokenConnections(t *testing.T) {
 		t.Errorf("wait: %+v, %v", ended, err)
 	}
 	own := errors.New("enough")
-	if err := c.FollowEvents(t.Context(), job.ID, 2, func(berth.Event) error { return own }); !errors.Is(err, own) {
+	if err := c.FollowEvents(t.Context(), job.ID, 2, func(wire.Event) error { return own }); !errors.Is(err, own) {
 		t.Errorf("the caller's error comes back as %v", err)
 	}
 	web.close()
-	if err := c.FollowEvents(t.Context(), job.ID, 0, func(berth.Event) error { return nil }); !client.Unreachable(err) {
+	if err := c.FollowEvents(t.Context(), job.ID, 0, func(wire.Event) error { return nil }); !client.Unreachable(err) {
 		t.Errorf("a server that is not there: %v", err)
 	}
-	if err := s.as("bob").FollowEvents(t.Context(), job.ID, 0, func(berth.Event) error { return nil }); berth.CodeOf(err) != berth.CodeNotFound {
+	if err := s.as("bob").FollowEvents(t.Context(), job.ID, 0, func(wire.Event) error { return nil }); berth.CodeOf(err) != berth.CodeNotFound {
 		t.Errorf("another tenant: %v", err)
 	}
 }
@@ -148,7 +150,7 @@ func TestTheClientFollowsThroughBrokenConnections(t *testing.T) {
 func TestARevokedTokenEndsItsStreams(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
-	made, err := s.db.Tokens.Create(t.Context(), berth.NewToken{Name: "eve", Tenant: "a", Role: berth.RoleUser})
+	made, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "eve", Tenant: "a", Role: spec.RoleUser})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,8 +224,8 @@ func TestLogsAreReadInEveryWay(t *testing.T) {
 			t.Errorf("logs%s: %d %s", query, a.status, a.body)
 		}
 	}
-	var lines []berth.LogLine
-	err := s.as("alice").Logs(t.Context(), job.ID, client.LogsQuery{Tail: 5}, func(l berth.LogLine) error {
+	var lines []wire.LogLine
+	err := s.as("alice").Logs(t.Context(), job.ID, client.LogsQuery{Tail: 5}, func(l wire.LogLine) error {
 		lines = append(lines, l)
 		return nil
 	})
@@ -242,7 +244,7 @@ func TestLogsAreFollowedIntoTheNextAttempt(t *testing.T) {
 	now := time.Now().UTC()
 	s.write(job, 1, now, "zero", "one")
 	var got []string
-	err := client.New(web.url, s.tokens["alice"]).Logs(t.Context(), job.ID, client.LogsQuery{Follow: true, Tail: 1}, func(l berth.LogLine) error {
+	err := client.New(web.url, s.tokens["alice"]).Logs(t.Context(), job.ID, client.LogsQuery{Follow: true, Tail: 1}, func(l wire.LogLine) error {
 		got = append(got, fmt.Sprintf("%d %s", l.Attempt, l.Text))
 		switch l.Text {
 		case "one":
@@ -263,7 +265,7 @@ func TestLogsAreFollowedIntoTheNextAttempt(t *testing.T) {
 		t.Errorf("lines (-want +got), err %v:\n%s", err, diff)
 	}
 	got = nil
-	err = s.as("alice").Logs(t.Context(), job.ID, client.LogsQuery{Follow: true, Attempt: 1}, func(l berth.LogLine) error {
+	err = s.as("alice").Logs(t.Context(), job.ID, client.LogsQuery{Follow: true, Attempt: 1}, func(l wire.LogLine) error {
 		got = append(got, l.Text)
 		return nil
 	})

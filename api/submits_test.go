@@ -13,6 +13,7 @@ import (
 	"berth"
 	"berth/api"
 	"berth/db/dbtest"
+	"berth/spec"
 )
 
 func TestReplicasShareATenantsRateOfSubmits(t *testing.T) {
@@ -20,7 +21,7 @@ func TestReplicasShareATenantsRateOfSubmits(t *testing.T) {
 	url := dbtest.URL(t)
 	replicas := []*site{newSiteAt(t, url, nil), newSiteAt(t, url, nil)}
 	rate := 8.0 // and 320 submits: on the slowest machine they are more
-	if err := replicas[0].db.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: "a", SubmitRPS: &rate}); err != nil {
+	if err := replicas[0].db.Tenants.SetQuota(t.Context(), spec.Quota{Tenant: "a", SubmitRPS: &rate}); err != nil {
 		t.Fatal(err)
 	}
 	began := time.Now()
@@ -97,7 +98,7 @@ func TestATenantAboveLimitsSubmitsToo(t *testing.T) {
 	s := newSite(t, nil)
 	s.below("org", "a", "b")
 	rate := 0.001
-	if err := s.db.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: "org", SubmitRPS: &rate}); err != nil {
+	if err := s.db.Tenants.SetQuota(t.Context(), spec.Quota{Tenant: "org", SubmitRPS: &rate}); err != nil {
 		t.Fatal(err)
 	}
 	if a := s.call("alice", "POST", "/v1/jobs", small); a.status != http.StatusCreated {
@@ -111,11 +112,11 @@ func TestATenantAboveLimitsSubmitsToo(t *testing.T) {
 // below puts tenants below a new one.
 func (s *site) below(parent berth.TenantID, tenants ...berth.TenantID) {
 	s.t.Helper()
-	if err := s.db.Tenants.Create(s.t.Context(), berth.NewTenant{ID: parent}); err != nil {
+	if err := s.db.Tenants.Create(s.t.Context(), spec.NewTenant{ID: parent}); err != nil {
 		s.t.Fatal(err)
 	}
 	for _, id := range tenants {
-		if err := s.db.Tenants.Update(s.t.Context(), id, berth.TenantPatch{Parent: &parent}); err != nil {
+		if err := s.db.Tenants.Update(s.t.Context(), id, spec.TenantPatch{Parent: &parent}); err != nil {
 			s.t.Fatal(err)
 		}
 	}
@@ -144,11 +145,11 @@ func TestAnOlderClientLiftsNoSettingThatItDoesNotKnow(t *testing.T) {
 	want("all are named", `{"max_queued": 5, "submit_rps": 2, "max_priority": 400, "storage": {"secrets": 3}}`, `{"tenant":"","borrow":"any","max_queued":5,"submit_rps":2,"max_priority":400,"storage":{"secrets":3}}`)
 	want("the older client names its own", `{"max_running": 7}`, `{"tenant":"","borrow":"any","max_running":7,"submit_rps":2,"max_priority":400,"storage":{"secrets":3}}`)
 	want("one is lifted", `{"submit_rps": null, "storage": null}`, `{"tenant":"","borrow":"any","max_priority":400}`)
-	most := berth.Priority(300)
-	if q, err := s.as("admin").SetQuota(t.Context(), berth.Quota{Tenant: "org", MaxPriority: &most}); err != nil || q.MaxPriority == nil || *q.MaxPriority != 300 {
+	most := spec.Priority(300)
+	if q, err := s.as("admin").SetQuota(t.Context(), spec.Quota{Tenant: "org", MaxPriority: &most}); err != nil || q.MaxPriority == nil || *q.MaxPriority != 300 {
 		t.Errorf("quota %+v, %v", q, err)
 	}
-	if q, err := s.as("admin").SetQuota(t.Context(), berth.Quota{Tenant: "org"}); err != nil || q.MaxPriority != nil {
+	if q, err := s.as("admin").SetQuota(t.Context(), spec.Quota{Tenant: "org"}); err != nil || q.MaxPriority != nil {
 		t.Errorf("this version's client lifts what it does not set: %+v, %v", q, err)
 	}
 }
@@ -158,8 +159,8 @@ func TestNobodySubmitsAboveTheGreatestPriorityOfTheTenant(t *testing.T) {
 	s := newSite(t, nil)
 	early := s.submit("alice", nil) // of priority 500
 	s.below("org", "a")
-	most := berth.Priority(400)
-	q, err := s.as("admin").SetQuota(t.Context(), berth.Quota{Tenant: "org", MaxPriority: &most})
+	most := spec.Priority(400)
+	q, err := s.as("admin").SetQuota(t.Context(), spec.Quota{Tenant: "org", MaxPriority: &most})
 	if err != nil || q.MaxPriority == nil || *q.MaxPriority != 400 {
 		t.Fatalf("quota %+v, %v", q, err)
 	}

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"berth"
+	"berth/spec"
 )
 
 func field(t *testing.T, body, name string) string {
@@ -85,7 +85,7 @@ func TestAnotherTenantsJobIsLikeNone(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
 	s.machine("m1", 8, 8192, 0)
-	job := s.submit("alice", func(j *berth.JobSpec) { j.Labels = map[string]string{"canary": "alices-secret"} })
+	job := s.submit("alice", func(j *spec.Job) { j.Labels = map[string]string{"canary": "alices-secret"} })
 	before := s.call("alice", "GET", "/v1/jobs/"+string(job.ID), "").body
 	const none = "0199a000-0000-7000-8000-000000000001"
 	s.tokens["nobody"] = "berth_000000000000_" + strings.Repeat("0", 64)
@@ -216,10 +216,10 @@ func TestEveryRouteOfUsersIsDescribed(t *testing.T) {
 			}
 		}
 	}
-	spec := string(doc.Components.Schemas["JobSpec"])
+	schema := string(doc.Components.Schemas["JobSpec"])
 	for _, field := range []string{"stop_grace", "resources", "checkpoint", "placement"} {
-		if !strings.Contains(spec, field) {
-			t.Errorf("the schema of a job has no %s: %s", field, spec)
+		if !strings.Contains(schema, field) {
+			t.Errorf("the schema of a job has no %s: %s", field, schema)
 		}
 	}
 	if strings.Contains(a.body, "ErrorModel") {

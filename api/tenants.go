@@ -10,16 +10,18 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 func (s *Server) registerTenants() {
 	const tag = "administration"
 	create := s.operation("create-tenant", http.MethodPost, "/v1/tenants", tag, "Make a tenant")
 	create.DefaultStatus = http.StatusCreated
-	registerWithBody[berth.NewTenant](s, create, s.createTenant)
+	registerWithBody[spec.NewTenant](s, create, s.createTenant)
 	register(s, s.operation("list-tenants", http.MethodGet, "/v1/tenants", tag, "List tenants with what they use; users see their own"), s.listTenants)
 	register(s, s.operation("show-tenant", http.MethodGet, "/v1/tenants/{tenant}", tag, "Show a tenant with what it uses"), s.showTenant)
-	registerWithBody[berth.TenantPatch](s, s.operation("update-tenant", http.MethodPatch, "/v1/tenants/{tenant}", tag, "Change a tenant's weight or parent"), s.updateTenant)
+	registerWithBody[spec.TenantPatch](s, s.operation("update-tenant", http.MethodPatch, "/v1/tenants/{tenant}", tag, "Change a tenant's weight or parent"), s.updateTenant)
 	remove := s.operation("delete-tenant", http.MethodDelete, "/v1/tenants/{tenant}", tag, "Remove a tenant to which nothing belongs")
 	remove.DefaultStatus = http.StatusNoContent
 	register(s, remove, s.deleteTenant)
@@ -30,7 +32,7 @@ func (s *Server) registerTenants() {
 	set.Description = "What the body leaves out binds no more, except for `" + strings.Join(db.LaterQuotaSettings, "`, `") + "`: " +
 		"older clients do not know these; left out they stay, and null lifts them. " +
 		"With a `version` that is not the present one: 409, so that nobody undoes another's change unseen."
-	registerWithBody[berth.Quota](s, set, s.setQuota)
+	registerWithBody[spec.Quota](s, set, s.setQuota)
 	unset := s.operation("delete-quota", http.MethodDelete, "/v1/quotas/{tenant}", tag, "Lift all limits of a tenant")
 	unset.DefaultStatus = http.StatusNoContent
 	register(s, unset, s.deleteQuota)
@@ -55,10 +57,10 @@ func (s *Server) tenants(ctx context.Context, id string) ([]db.TenantRow, error)
 }
 
 type (
-	tenantOutput     struct{ Body berth.Tenant }
-	tenantListOutput struct{ Body berth.Page[berth.Tenant] }
-	quotaOutput      struct{ Body berth.Quota }
-	quotaListOutput  struct{ Body berth.Page[berth.Quota] }
+	tenantOutput     struct{ Body wire.Tenant }
+	tenantListOutput struct{ Body wire.Page[wire.Tenant] }
+	quotaOutput      struct{ Body spec.Quota }
+	quotaListOutput  struct{ Body wire.Page[spec.Quota] }
 )
 
 // tenantPage reads a page of the tenants that the caller may see.
@@ -78,7 +80,7 @@ func (s *Server) listTenants(ctx context.Context, in *Paging) (*tenantListOutput
 	if err != nil {
 		return nil, err
 	}
-	list := make([]berth.Tenant, len(rows))
+	list := make([]wire.Tenant, len(rows))
 	for i, r := range rows {
 		list[i] = r.Tenant
 	}
@@ -94,7 +96,7 @@ func (s *Server) showTenant(ctx context.Context, in *TenantInput) (*tenantOutput
 }
 
 func (s *Server) createTenant(ctx context.Context, in *Request) (*tenantOutput, error) {
-	n, err := readValid(*in, func(n *berth.NewTenant) { n.Weight = cmp.Or(n.Weight, 1) })
+	n, err := readValid(*in, func(n *spec.NewTenant) { n.Weight = cmp.Or(n.Weight, 1) })
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +115,7 @@ type tenantPatchInput struct {
 }
 
 func (s *Server) updateTenant(ctx context.Context, in *tenantPatchInput) (*tenantOutput, error) {
-	p, err := readValid[berth.TenantPatch](in.Request, nil)
+	p, err := readValid[spec.TenantPatch](in.Request, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +138,7 @@ func (s *Server) deleteTenant(ctx context.Context, in *TenantInput) (*struct{}, 
 }
 
 // quotaOf returns a tenant's quota together with its use.
-func quotaOf(r db.TenantRow) berth.Quota {
+func quotaOf(r db.TenantRow) spec.Quota {
 	r.Quota.Use = &r.Use
 	return r.Quota
 }
@@ -146,7 +148,7 @@ func (s *Server) listQuotas(ctx context.Context, in *Paging) (*quotaListOutput, 
 	if err != nil {
 		return nil, err
 	}
-	list := make([]berth.Quota, len(rows))
+	list := make([]spec.Quota, len(rows))
 	for i, r := range rows {
 		list[i] = quotaOf(r)
 	}
@@ -167,7 +169,7 @@ type quotaInput struct {
 }
 
 func (s *Server) setQuota(ctx context.Context, in *quotaInput) (*quotaOutput, error) {
-	var q berth.Quota
+	var q spec.Quota
 	faults, err := decode(in.ContentType, in.RawBody, &q)
 	if err != nil {
 		return nil, err
@@ -200,7 +202,7 @@ func leftOut(object []byte, names []string) []string {
 }
 
 func (s *Server) deleteQuota(ctx context.Context, in *TenantInput) (*struct{}, error) {
-	if err := s.DB.Tenants.SetQuota(ctx, berth.Quota{Tenant: berth.TenantID(in.Tenant)}); err != nil {
+	if err := s.DB.Tenants.SetQuota(ctx, spec.Quota{Tenant: berth.TenantID(in.Tenant)}); err != nil {
 		return nil, err
 	}
 	s.admission.Forget()

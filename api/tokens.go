@@ -6,13 +6,15 @@ import (
 	"net/http"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 func (s *Server) registerTokens() {
 	const tag = "administration"
 	newToken := s.operation("create-token", http.MethodPost, "/v1/tokens", tag, "Make a token; its secret is shown once")
 	newToken.DefaultStatus = http.StatusCreated
-	registerWithBody[berth.NewToken](s, newToken, s.createToken)
+	registerWithBody[spec.NewToken](s, newToken, s.createToken)
 	register(s, s.operation("list-tokens", http.MethodGet, "/v1/tokens", tag, "List tokens"), s.listTokens)
 	revoke := s.operation("revoke-token", http.MethodDelete, "/v1/tokens/{id}", tag, "Revoke a token")
 	revoke.DefaultStatus = http.StatusNoContent
@@ -20,7 +22,7 @@ func (s *Server) registerTokens() {
 
 	newJoin := s.operation("create-join-token", http.MethodPost, "/v1/join-tokens", tag, "Make a token with which one machine joins, once")
 	newJoin.DefaultStatus = http.StatusCreated
-	registerWithBody[berth.NewJoinToken](s, newJoin, s.createJoinToken)
+	registerWithBody[spec.NewJoinToken](s, newJoin, s.createJoinToken)
 	register(s, s.operation("list-join-tokens", http.MethodGet, "/v1/join-tokens", tag, "List join tokens"), s.listJoinTokens)
 	revokeJoin := s.operation("revoke-join-token", http.MethodDelete, "/v1/join-tokens/{id}", tag, "Revoke a join token")
 	revokeJoin.DefaultStatus = http.StatusNoContent
@@ -31,12 +33,12 @@ type idInput struct {
 	ID string `path:"id" maxLength:"64"`
 }
 
-type tokenOutput struct{ Body berth.Token }
+type tokenOutput struct{ Body wire.Token }
 
 func (s *Server) createToken(ctx context.Context, in *Request) (*tokenOutput, error) {
-	n, err := readValid(*in, func(n *berth.NewToken) {
+	n, err := readValid(*in, func(n *spec.NewToken) {
 		n.Tenant = cmp.Or(n.Tenant, caller(ctx).Tenant)
-		n.Role = cmp.Or(n.Role, berth.RoleUser)
+		n.Role = cmp.Or(n.Role, spec.RoleUser)
 	})
 	if err != nil {
 		return nil, err
@@ -49,7 +51,7 @@ func (s *Server) createToken(ctx context.Context, in *Request) (*tokenOutput, er
 	return &tokenOutput{t}, nil
 }
 
-type tokenListOutput struct{ Body berth.Page[berth.Token] }
+type tokenListOutput struct{ Body wire.Page[wire.Token] }
 
 func (s *Server) listTokens(ctx context.Context, in *Paging) (*tokenListOutput, error) {
 	tokens, next, err := s.DB.Tokens.List(ctx, in.long())
@@ -72,10 +74,10 @@ func (s *Server) revokeToken(ctx context.Context, in *idInput) (*struct{}, error
 	return nil, nil
 }
 
-type joinTokenOutput struct{ Body berth.JoinToken }
+type joinTokenOutput struct{ Body wire.JoinToken }
 
 func (s *Server) createJoinToken(ctx context.Context, in *Request) (*joinTokenOutput, error) {
-	n, err := readValid[berth.NewJoinToken](*in, nil)
+	n, err := readValid[spec.NewJoinToken](*in, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +89,7 @@ func (s *Server) createJoinToken(ctx context.Context, in *Request) (*joinTokenOu
 	return &joinTokenOutput{t}, nil
 }
 
-type joinTokenListOutput struct{ Body berth.Page[berth.JoinToken] }
+type joinTokenListOutput struct{ Body wire.Page[wire.JoinToken] }
 
 func (s *Server) listJoinTokens(ctx context.Context, in *Paging) (*joinTokenListOutput, error) {
 	tokens, next, err := s.DB.JoinTokens.List(ctx, in.long())

@@ -8,9 +8,9 @@ import (
 	"github.com/labstack/echo/v4"
 	"go.opentelemetry.io/otel/attribute"
 
-	"berth"
 	"berth/db"
 	"berth/internal/lib/tracing"
+	"berth/spec"
 )
 
 // traceUsers records all users' calls, including refused ones.
@@ -24,7 +24,7 @@ func (s *Server) traceUsers(next echo.HandlerFunc) echo.HandlerFunc {
 func (s *Server) traceMachines(next echo.HandlerFunc) echo.HandlerFunc {
 	return s.traced(next, s.Traces.ServeAgent, func(c echo.Context) bool {
 		p, _ := c.Request().Context().Value(principalKey{}).(db.Principal)
-		return p.Role == berth.RoleMachine
+		return p.Role == spec.RoleMachine
 	})
 }
 

@@ -9,9 +9,9 @@ import (
 
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
-	"berth"
 	"berth/api"
 	"berth/internal/lib/tracing"
+	"berth/wire"
 )
 
 // newTracedSite returns a site that records its calls, and the recorded spans.
@@ -35,7 +35,7 @@ func TestCallsAreTold(t *testing.T) {
 	if a.status != http.StatusCreated {
 		t.Fatalf("submit: %d %s", a.status, a.body)
 	}
-	var job berth.Job
+	var job wire.Job
 	if err := json.Unmarshal([]byte(a.body), &job); err != nil {
 		t.Fatal(err)
 	}

@@ -17,11 +17,13 @@ import (
 
 	"berth"
 	"berth/api"
+	"berth/spec"
+	"berth/wire"
 )
 
 // fill stores a log of pieces of 256 KiB with lines of 4 KiB, as a machine
 // would, and returns its last line.
-func (s *site) fill(job berth.Job, pieces int) string {
+func (s *site) fill(job wire.Job, pieces int) string {
 	s.t.Helper()
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	last := ""
@@ -143,7 +145,7 @@ func TestFollowersThatBeginAtOnceShareWhatTheyRead(t *testing.T) {
 	reader := countedLogs{takes: time.Second}
 	s := newSite(t, func(d *api.Deps) { reader.LogReader, d.Logs = d.Logs, &reader })
 	s.machine("m1", 8, 8192, 0)
-	follow := func(job berth.Job, followers int, until string) (reads int64) {
+	follow := func(job wire.Job, followers int, until string) (reads int64) {
 		t.Helper()
 		before := reader.n.Load()
 		var conns []net.Conn
@@ -274,7 +276,7 @@ func TestARevokedTokenEndsItsBacklogDownloadAndUpload(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			made, err := s.db.Tokens.Create(t.Context(), berth.NewToken{Name: "eve", Tenant: "a", Role: berth.RoleUser})
+			made, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "eve", Tenant: "a", Role: spec.RoleUser})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -18,6 +18,7 @@ import (
 	"berth/db"
 	"berth/internal/control/blob"
 	"berth/internal/lib/archive"
+	"berth/wire"
 )
 
 // maxUpload is the longest archive as it is sent, in bytes.
@@ -37,7 +38,7 @@ func (s *Server) registerUploads() {
 	post.Description += " " + describeQuota
 	post.Parameters = []*huma.Param{{Name: "address", In: "query", Required: true, Schema: &huma.Schema{Type: huma.TypeString}, Description: "sha256:… of the tar"}}
 	post.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{uploadType: {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}}}
-	schema := s.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[berth.Upload](), true, "")
+	schema := s.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[wire.Upload](), true, "")
 	for status, description := range map[string]string{"200": "It was stored before", "201": "Stored"} {
 		post.Responses[status] = &huma.Response{Description: description, Content: map[string]*huma.MediaType{"application/json": {Schema: schema}}}
 	}
@@ -49,7 +50,7 @@ type uploadInput struct {
 	Address string `path:"address" maxLength:"100" doc:"sha256:…"`
 }
 
-type uploadOutput struct{ Body berth.Upload }
+type uploadOutput struct{ Body wire.Upload }
 
 func (s *Server) showUpload(ctx context.Context, in *uploadInput) (*uploadOutput, error) {
 	a, err := berth.ParseAddress(in.Address)
@@ -95,7 +96,7 @@ func (s *Server) createUpload(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	u, created := berth.Upload{Address: a}, false
+	u, created := wire.Upload{Address: a}, false
 	sum, stored, err := s.receive(c, t, store, folder, a, room)
 	if _, cut := errors.AsType[*http.MaxBytesError](err); cut && room < maxUpload {
 		err = s.DB.Storage.Refusal(ctx, limits, db.StoredUploads, room+1)

@@ -19,6 +19,8 @@ import (
 	"berth/db"
 	"berth/internal/control/blob"
 	"berth/internal/lib/archive"
+	"berth/spec"
+	"berth/wire"
 )
 
 // archived returns an archive of one file, or of the entries of the headers.
@@ -94,7 +96,7 @@ func TestAnUploadIsStoredOnceAndNamedByItsContent(t *testing.T) {
 	t.Parallel()
 	s, dir := uploading(t, archive.Limits{})
 	address, first := s.upload("alice", "print(1)")
-	var u berth.Upload
+	var u wire.Upload
 	if err := json.Unmarshal([]byte(first.body), &u); err != nil || first.status != http.StatusCreated || u.Address != address || u.Files != 1 || u.Bytes != 8 {
 		t.Fatalf("%d %s", first.status, first.body)
 	}
@@ -110,7 +112,7 @@ func TestAnUploadIsStoredOnceAndNamedByItsContent(t *testing.T) {
 	if got := s.call("bob", "GET", "/v1/uploads/"+string(address), ""); got.status != http.StatusNotFound {
 		t.Errorf("another tenant asks for it: %d %s", got.status, got.body)
 	}
-	job := s.submit("alice", func(j *berth.JobSpec) { j.Workdir = string(address) })
+	job := s.submit("alice", func(j *spec.Job) { j.Workdir = string(address) })
 	if job.Spec.Workdir != string(address) {
 		t.Errorf("job is %+v", job.Spec)
 	}
@@ -196,7 +198,7 @@ func TestMachinesGetTheUploadsOfWorkTheyHold(t *testing.T) {
 	other, _ := s.upload("alice", "print(2)")
 	_, text := archived(t, "print(1)")
 	a, b := s.joinMachine("m1"), s.joinMachine("m2")
-	a.take(s.submit("alice", func(j *berth.JobSpec) { j.Workdir = string(address) }).ID)
+	a.take(s.submit("alice", func(j *spec.Job) { j.Workdir = string(address) }).ID)
 	path := fmt.Sprintf("/agent/v1/uploads/%d/%s", a.run.Alloc, address)
 	if got := s.call("m1", "GET", path, ""); got.status != http.StatusOK || got.body != text {
 		t.Errorf("its own: %d, %d bytes", got.status, len(got.body))

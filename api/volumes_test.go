@@ -10,6 +10,8 @@ import (
 	"berth/api"
 	"berth/db/dbtest"
 	"berth/internal/control/admission"
+	"berth/spec"
+	"berth/wire"
 )
 
 // sharing sets the allowed folders: /all for all tenants, /a for tenant a, /other
@@ -18,10 +20,10 @@ func sharing(d *api.Deps) {
 	d.Volumes = admission.Volumes{"all": nil, "a": {"a"}, "other": {"nobody"}}
 }
 
-func reading(from ...string) func(*berth.JobSpec) {
-	return func(j *berth.JobSpec) {
+func reading(from ...string) func(*spec.Job) {
+	return func(j *spec.Job) {
 		for i, f := range from {
-			j.Inputs = append(j.Inputs, berth.Input{From: f, To: []string{"/x", "/y", "/z"}[i]})
+			j.Inputs = append(j.Inputs, spec.Input{From: f, To: []string{"/x", "/y", "/z"}[i]})
 		}
 	}
 }
@@ -61,10 +63,10 @@ func TestFoldersThatATenantMayNotReadAreRefused(t *testing.T) {
 	refuses(s, "alice", "file:///all/../a/x", "is no part of a path here", "file:///FOLDER/PATH")
 
 	// Who is below a tenant is one of it.
-	if _, err := s.as("admin").CreateTenant(t.Context(), berth.NewTenant{ID: "team", Parent: "a"}); err != nil {
+	if _, err := s.as("admin").CreateTenant(t.Context(), spec.NewTenant{ID: "team", Parent: "a"}); err != nil {
 		t.Fatal(err)
 	}
-	token, err := s.as("admin").CreateToken(t.Context(), berth.NewToken{Name: "carol", Tenant: "team", Role: berth.RoleUser})
+	token, err := s.as("admin").CreateToken(t.Context(), spec.NewToken{Name: "carol", Tenant: "team", Role: spec.RoleUser})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,14 +87,14 @@ func TestTheOperatorIsAskedAtEachClaim(t *testing.T) {
 	first, second := s.submit("alice", reading("file:///a/x")), s.submit("alice", reading("file:///a/x"))
 	plain := s.submit("alice", nil)
 	m := s.joinMachine("m1")
-	if c := m.take(first.ID); !slices.Equal(c.Volumes, []berth.Volume{"a", "all"}) {
+	if c := m.take(first.ID); !slices.Equal(c.Volumes, []spec.Volume{"a", "all"}) {
 		t.Errorf("the claim allows %v", c.Volumes)
 	}
 	if c := m.take(plain.ID); c.Volumes != nil {
 		t.Errorf("a claim of a job that reads none tells of %v", c.Volumes)
 	}
 	later := newSiteAt(t, database, func(d *api.Deps) { d.Volumes = admission.Volumes{"all": nil} })
-	if c := later.joinMachine("m2").take(second.ID); !slices.Equal(c.Volumes, []berth.Volume{"all"}) {
+	if c := later.joinMachine("m2").take(second.ID); !slices.Equal(c.Volumes, []spec.Volume{"all"}) {
 		t.Errorf("the claim allows %v", c.Volumes)
 	}
 	s.end(first.ID, berth.Failed)
@@ -113,9 +115,9 @@ func TestAJobWaitsForAMachineThatSharesItsFolder(t *testing.T) {
 		"file:///all/x": "2 machines: 1 does not share the folder /all, 1 fits now",
 		"file:///a/x":   "2 machines: 2 do not share the folder /a",
 	} {
-		spec := berth.JobSpec{Name: "n", Image: "i"}
-		reading(from)(&spec)
-		plan, err := s.as("alice").Plan(t.Context(), spec)
+		jobSpec := spec.Job{Name: "n", Image: "i"}
+		reading(from)(&jobSpec)
+		plan, err := s.as("alice").Plan(t.Context(), jobSpec)
 		if err != nil || plan.Fit.Summary != want {
 			t.Errorf("%s: the plan says %q, %v", from, plan.Fit.Summary, err)
 		}
@@ -123,7 +125,7 @@ func TestAJobWaitsForAMachineThatSharesItsFolder(t *testing.T) {
 	job := s.submit("alice", reading("file:///a/x"))
 	s.exec(`UPDATE jobs SET state = 'queued', version = version + 1, actor = 'workflow' WHERE id = $1`, job.ID)
 	e, err := s.as("alice").Explain(t.Context(), job.ID)
-	if err != nil || !slices.ContainsFunc(e.Blockers, func(b berth.Blocker) bool {
+	if err != nil || !slices.ContainsFunc(e.Blockers, func(b wire.Blocker) bool {
 		return b.Code == "unsatisfiable" && b.Message == "file_inputs: asked the folder /a, but no machine shares that"
 	}) {
 		t.Errorf("it waits for %+v, %v", e.Blockers, err)

@@ -6,14 +6,14 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"berth"
+	"berth/wire"
 )
 
 // SetAdmission pauses or resumes the start of new work in the whole cluster, and
 // records who did and why. Doing it again changes nothing: the answer is the
 // change that holds.
-func (d *Cluster) SetAdmission(ctx context.Context, paused bool, reason, actor string) (berth.Admission, error) {
-	var a berth.Admission
+func (d *Cluster) SetAdmission(ctx context.Context, paused bool, reason, actor string) (wire.Admission, error) {
+	var a wire.Admission
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		// Two operators at once: the second sees what the first has done.
 		if _, err := tx.Exec(ctx, `LOCK TABLE admission_changes IN SHARE ROW EXCLUSIVE MODE`); err != nil {
@@ -34,28 +34,28 @@ func (d *Cluster) SetAdmission(ctx context.Context, paused bool, reason, actor s
 		return err
 	})
 	if err != nil {
-		return berth.Admission{}, mapError(err, "admission")
+		return wire.Admission{}, mapError(err, "admission")
 	}
 	d.hub.Publish(TopicAdmission, "")
 	return a, nil
 }
 
 // Admission returns whether new work may start, and who changed that last.
-func (d *Cluster) Admission(ctx context.Context) (berth.Admission, error) {
+func (d *Cluster) Admission(ctx context.Context) (wire.Admission, error) {
 	a, err := readAdmission(ctx, d.pool)
 	return a, mapError(err, "admission")
 }
 
-func readAdmission(ctx context.Context, q querier) (berth.Admission, error) {
+func readAdmission(ctx context.Context, q querier) (wire.Admission, error) {
 	rows, err := q.Query(ctx, `
 		SELECT paused, reason, actor, at
 		FROM admission_changes
 		ORDER BY id DESC
 		LIMIT 1`)
 	if err != nil {
-		return berth.Admission{}, err
+		return wire.Admission{}, err
 	}
-	var a berth.Admission
+	var a wire.Admission
 	var at time.Time
 	_, err = pgx.ForEachRow(rows, []any{&a.Paused, &a.Reason, &a.Actor, &at}, func() error {
 		a.Since = &at

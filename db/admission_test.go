@@ -5,12 +5,14 @@ import (
 	"time"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 func TestPausesAndResumptionsAreRecordedOnce(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	set := func(paused bool, reason, actor string) berth.Admission {
+	set := func(paused bool, reason, actor string) wire.Admission {
 		t.Helper()
 		a, err := s.db.Cluster.SetAdmission(t.Context(), paused, reason, actor)
 		if err != nil {
@@ -18,7 +20,7 @@ func TestPausesAndResumptionsAreRecordedOnce(t *testing.T) {
 		}
 		return a
 	}
-	if a, err := s.db.Cluster.Admission(t.Context()); err != nil || a != (berth.Admission{}) {
+	if a, err := s.db.Cluster.Admission(t.Context()); err != nil || a != (wire.Admission{}) {
 		t.Errorf("admission of a fresh cluster is %+v, %v", a, err)
 	}
 	set(false, "nothing to resume", "operator:a")
@@ -82,7 +84,7 @@ func TestPressureCountsJobsThatEndedAndAreNotSettled(t *testing.T) {
 func TestAGangCountsOnceAllItsRanksHaveEnded(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.submit(func(j *berth.JobSpec) { j.Members = 2 })
+	id := s.submit(func(j *spec.Job) { j.Members = 2 })
 	attempt := s.place(id, "m0", "m1")
 	s.claim(id, attempt, 0)
 	s.claim(id, attempt, 1)

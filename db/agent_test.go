@@ -11,6 +11,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/wire"
 )
 
 // agent plays one machine's agent against the database.
@@ -25,7 +26,7 @@ type agent struct {
 }
 
 // register opens a session for m0 as agent process boot on host boot host.
-func (s *stage) register(host, boot string, seen ...berth.ContainerSeen) (*agent, berth.RegisterResponse) {
+func (s *stage) register(host, boot string, seen ...wire.ContainerSeen) (*agent, wire.RegisterResponse) {
 	s.t.Helper()
 	a := &agent{stage: s, machine: "m0", host: host, boot: boot}
 	r, _, err := s.db.Agents.Register(s.t.Context(), a.machine, a.request(seen...))
@@ -36,19 +37,19 @@ func (s *stage) register(host, boot string, seen ...berth.ContainerSeen) (*agent
 	return a, r
 }
 
-func (a *agent) request(seen ...berth.ContainerSeen) berth.RegisterRequest {
-	inv := berth.Inventory{Capacity: berth.Capacity{CPUMilli: 64000, MemoryMiB: 256 << 10, DiskMiB: 1 << 20}}
+func (a *agent) request(seen ...wire.ContainerSeen) wire.RegisterRequest {
+	inv := wire.Inventory{Capacity: berth.Capacity{CPUMilli: 64000, MemoryMiB: 256 << 10, DiskMiB: 1 << 20}}
 	for i := range 2 {
 		inv.GPUs = append(inv.GPUs, berth.GPU{Index: i, UUID: fmt.Sprintf("%s-%d", a.machine, i), Model: "H100", MemoryMiB: 81920, Healthy: true})
 	}
-	return berth.RegisterRequest{HostBoot: a.host, AgentBoot: a.boot, Inventory: inv, Containers: seen}
+	return wire.RegisterRequest{HostBoot: a.host, AgentBoot: a.boot, Inventory: inv, Containers: seen}
 }
 
 func (a *agent) session() db.Session { return db.Session{AgentBoot: a.boot, Epoch: a.epoch} }
 
-func (a *agent) claims(id berth.JobID, attempt int) (berth.Claim, error) {
+func (a *agent) claims(id berth.JobID, attempt int) (wire.Claim, error) {
 	a.t.Helper()
-	return a.db.Agents.Claim(a.t.Context(), a.machine, berth.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: a.alloc(id, attempt), Job: id, Attempt: attempt})
+	return a.db.Agents.Claim(a.t.Context(), a.machine, wire.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: a.alloc(id, attempt), Job: id, Attempt: attempt})
 }
 
 func (s *stage) alloc(id berth.JobID, attempt int) berth.AllocationID {
@@ -56,7 +57,7 @@ func (s *stage) alloc(id berth.JobID, attempt int) berth.AllocationID {
 	return berth.AllocationID(one[int64](s, `SELECT id FROM allocations WHERE job = $1 AND attempt = $2 AND rank = 0`, id, attempt))
 }
 
-func (a *agent) mustClaim(id berth.JobID, attempt int) berth.Claim {
+func (a *agent) mustClaim(id berth.JobID, attempt int) wire.Claim {
 	a.t.Helper()
 	c, err := a.claims(id, attempt)
 	if err != nil {
@@ -65,9 +66,9 @@ func (a *agent) mustClaim(id berth.JobID, attempt int) berth.Claim {
 	return c
 }
 
-func (a *agent) sync(edit func(*berth.SyncRequest)) (berth.SyncResponse, error) {
+func (a *agent) sync(edit func(*wire.SyncRequest)) (wire.SyncResponse, error) {
 	a.t.Helper()
-	req := berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest}
+	req := wire.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest}
 	edit(&req)
 	if len(req.Reports)+len(req.Gone)+len(req.GPUs) > 0 && req.Seq == 0 {
 		a.seq++
@@ -78,8 +79,8 @@ func (a *agent) sync(edit func(*berth.SyncRequest)) (berth.SyncResponse, error) 
 	if err == nil && !r.Changed && !req.Brief && time.Since(began) > 2*time.Second {
 		// The set was perhaps not read in the two seconds that a call has for it. As an
 		// agent does, get it by the next call.
-		var next berth.SyncResponse
-		next, err = a.db.Agents.Sync(a.t.Context(), a.machine, berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest})
+		var next wire.SyncResponse
+		next, err = a.db.Agents.Sync(a.t.Context(), a.machine, wire.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest})
 		r.Changed, r.Assignments, r.Digest = next.Changed, next.Assignments, next.Digest
 	}
 	if err == nil && r.Changed {
@@ -88,21 +89,21 @@ func (a *agent) sync(edit func(*berth.SyncRequest)) (berth.SyncResponse, error) 
 	return r, err
 }
 
-func (a *agent) report(id berth.JobID, attempt int, phase berth.Phase, edit func(*berth.RankReport)) berth.SyncResponse {
+func (a *agent) report(id berth.JobID, attempt int, phase berth.Phase, edit func(*wire.RankReport)) wire.SyncResponse {
 	a.t.Helper()
-	p := berth.RankReport{Alloc: a.alloc(id, attempt), Job: id, Attempt: attempt, Phase: phase}
+	p := wire.RankReport{Alloc: a.alloc(id, attempt), Job: id, Attempt: attempt, Phase: phase}
 	if edit != nil {
 		edit(&p)
 	}
-	r, err := a.sync(func(req *berth.SyncRequest) { req.Reports = append(req.Reports, p) })
+	r, err := a.sync(func(req *wire.SyncRequest) { req.Reports = append(req.Reports, p) })
 	if err != nil {
 		a.t.Fatal(err)
 	}
 	return r
 }
 
-func withExit(code int) func(*berth.RankReport) {
-	return func(p *berth.RankReport) { x := exited(code); p.Exit = &x }
+func withExit(code int) func(*wire.RankReport) {
+	return func(p *wire.RankReport) { x := exited(code); p.Exit = &x }
 }
 
 func TestShortJobFromClaimToSealed(t *testing.T) {
@@ -118,7 +119,7 @@ func TestShortJobFromClaimToSealed(t *testing.T) {
 	if c.Tenant != "default" || c.Rank != 0 || c.Members != 1 || c.Spec.Image != "busybox" || len(c.GPUs) != 1 || c.MemoryMiB != 1024 || c.SpecHash == "" {
 		t.Errorf("claim is %+v", c)
 	}
-	answer := a.report(id, attempt, berth.PhaseRunning, func(p *berth.RankReport) { p.ImageDigest = "sha256:abc" })
+	answer := a.report(id, attempt, berth.PhaseRunning, func(p *wire.RankReport) { p.ImageDigest = "sha256:abc" })
 	if len(answer.Assignments) != 1 || !answer.Assignments[0].Orders.Start {
 		t.Fatalf("the answer to the start has no order: %+v", answer)
 	}
@@ -138,11 +139,11 @@ func TestShortJobFromClaimToSealed(t *testing.T) {
 	if got := s.settle(id, attempt); got.Next != berth.Succeeded {
 		t.Errorf("settled as %+v", got)
 	}
-	answer, err := a.sync(func(*berth.SyncRequest) {})
+	answer, err := a.sync(func(*wire.SyncRequest) {})
 	if err != nil || len(answer.Assignments) != 1 || !answer.Assignments[0].Orders.Forget {
 		t.Fatalf("after settle: %+v, %v", answer, err)
 	}
-	answer, err = a.sync(func(r *berth.SyncRequest) { r.Gone = []berth.AllocationID{c.Alloc} })
+	answer, err = a.sync(func(r *wire.SyncRequest) { r.Gone = []berth.AllocationID{c.Alloc} })
 	if err != nil || !answer.Changed || len(answer.Assignments) != 0 {
 		t.Errorf("after gone: %+v, %v", answer, err)
 	}
@@ -166,7 +167,7 @@ func TestPhasesOnlyMoveOn(t *testing.T) {
 	if c := one[int](s, `SELECT (exit ->> 'code')::int FROM allocations`); c != 3 {
 		t.Errorf("the first exit was replaced by %d", c)
 	}
-	if e := lastEvent(s, id); e.Kind != berth.EventExited || !strings.Contains(e.Detail, "exit code 3") {
+	if e := lastEvent(s, id); e.Kind != wire.EventExited || !strings.Contains(e.Detail, "exit code 3") {
 		t.Errorf("last event is %+v", e)
 	}
 	a.report(id, attempt, berth.PhaseSealed, nil) // without the exit it says nothing
@@ -223,8 +224,8 @@ func TestLastPreparedRankOrdersTheStartAndTheLastStartMakesTheGangRunning(t *tes
 	waits("one of two prepared")
 	hints := s.db.Hub().Subscribe(db.TopicMachine, "m0")
 	second := berth.AllocationID(one[int64](s, `SELECT id FROM allocations WHERE rank = 1`))
-	r, err := b.sync(func(r *berth.SyncRequest) {
-		r.Reports = []berth.RankReport{{Alloc: second, Job: id, Attempt: attempt, Rank: 1, Phase: berth.PhasePrepared}}
+	r, err := b.sync(func(r *wire.SyncRequest) {
+		r.Reports = []wire.RankReport{{Alloc: second, Job: id, Attempt: attempt, Rank: 1, Phase: berth.PhasePrepared}}
 	})
 	if err != nil || !r.Assignments[0].Orders.Start {
 		t.Errorf("answer to the last one: %+v, %v", r, err)
@@ -239,8 +240,8 @@ func TestLastPreparedRankOrdersTheStartAndTheLastStartMakesTheGangRunning(t *tes
 	a.report(id, attempt, berth.PhasePrepared, nil) // sent again
 	a.report(id, attempt, berth.PhaseRunning, nil)
 	waits("one of two started")
-	_, err = b.sync(func(r *berth.SyncRequest) {
-		r.Reports = []berth.RankReport{{Alloc: second, Job: id, Attempt: attempt, Rank: 1, Phase: berth.PhaseRunning}}
+	_, err = b.sync(func(r *wire.SyncRequest) {
+		r.Reports = []wire.RankReport{{Alloc: second, Job: id, Attempt: attempt, Rank: 1, Phase: berth.PhaseRunning}}
 	})
 	if j := s.job(id); err != nil || j.Status != berth.Running || j.StartedAt == nil || j.Attempts[0].StartedAt == nil {
 		t.Errorf("both started: job is %s, started at %v; %v", j.Status, j.StartedAt, err)
@@ -288,9 +289,9 @@ func TestOvertakenReportIsIgnored(t *testing.T) {
 	alloc := s.alloc(id, attempt)
 	a.report(id, attempt, berth.PhasePrepared, nil)
 	x := exited(1)
-	if _, err := a.sync(func(r *berth.SyncRequest) {
+	if _, err := a.sync(func(r *wire.SyncRequest) {
 		r.Seq = a.seq
-		r.Reports = []berth.RankReport{{Alloc: alloc, Job: id, Attempt: attempt, Phase: berth.PhaseExited, Exit: &x}}
+		r.Reports = []wire.RankReport{{Alloc: alloc, Job: id, Attempt: attempt, Phase: berth.PhaseExited, Exit: &x}}
 	}); err != nil {
 		t.Errorf("replayed call: %v", err)
 	}
@@ -310,13 +311,13 @@ func TestOrphanIsReleasedWhenItsContainerIsGone(t *testing.T) {
 		s.run(id)
 		s.orphan(id, n, 0)
 		alloc := s.alloc(id, n)
-		r, err := a.sync(func(r *berth.SyncRequest) {
+		r, err := a.sync(func(r *wire.SyncRequest) {
 			if how == "gone" {
 				r.Gone = []berth.AllocationID{alloc}
 				return
 			}
 			x := exited(0)
-			r.Reports = []berth.RankReport{{Alloc: alloc, Job: id, Attempt: n, Phase: berth.PhaseExited, Exit: &x}}
+			r.Reports = []wire.RankReport{{Alloc: alloc, Job: id, Attempt: n, Phase: berth.PhaseExited, Exit: &x}}
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -327,7 +328,7 @@ func TestOrphanIsReleasedWhenItsContainerIsGone(t *testing.T) {
 		if st := one[string](s, `SELECT state FROM allocations WHERE id = $1`, int64(alloc)); st != "released" {
 			t.Errorf("%s: the orphan is %s", how, st)
 		}
-		if e := lastEvent(s, id); e.Kind != berth.EventReleased {
+		if e := lastEvent(s, id); e.Kind != wire.EventReleased {
 			t.Errorf("%s: last event is %+v", how, e)
 		}
 	}
@@ -341,7 +342,7 @@ func TestSuspicionEndsWhenTheMachineSpeaks(t *testing.T) {
 	mustExec(t, s.pool, `UPDATE machines SET state = 'suspect' WHERE id = 'm0'`)
 	mustExec(t, s.pool, `UPDATE machine_leases SET until = now() - interval '1 s'`)
 	began := time.Now()
-	if _, err := a.sync(func(*berth.SyncRequest) {}); err != nil {
+	if _, err := a.sync(func(*wire.SyncRequest) {}); err != nil {
 		t.Fatal(err)
 	}
 	s.cleared(a, time.Since(began), "after a call")
@@ -358,11 +359,11 @@ func TestABriefAnswerTellsWhatTheReportsCameTo(t *testing.T) {
 	attempt := s.place(id, "m0")
 	a.mustClaim(id, attempt)
 	alloc := s.alloc(id, attempt)
-	report := func(phase berth.Phase, attempt int) berth.SyncResponse {
+	report := func(phase berth.Phase, attempt int) wire.SyncResponse {
 		t.Helper()
-		r, err := a.sync(func(r *berth.SyncRequest) {
+		r, err := a.sync(func(r *wire.SyncRequest) {
 			r.Brief = true
-			r.Reports = []berth.RankReport{{Alloc: alloc, Job: id, Attempt: attempt, Phase: phase}}
+			r.Reports = []wire.RankReport{{Alloc: alloc, Job: id, Attempt: attempt, Phase: phase}}
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -370,8 +371,8 @@ func TestABriefAnswerTellsWhatTheReportsCameTo(t *testing.T) {
 		return r
 	}
 	digest := a.digest
-	want := berth.SyncResponse{TTLSeconds: 20, Renewed: true, Digest: digest, Started: []berth.AllocationID{alloc}}
-	want.Watermark = &berth.Watermark{} // none was granted
+	want := wire.SyncResponse{TTLSeconds: 20, Renewed: true, Digest: digest, Started: []berth.AllocationID{alloc}}
+	want.Watermark = &wire.Watermark{} // none was granted
 	if diff := cmp.Diff(want, report(berth.PhasePrepared, attempt)); diff != "" {
 		t.Errorf("answer to the last prepared rank (-want +got):\n%s", diff)
 	}
@@ -394,16 +395,16 @@ func TestPollWakesOnOrders(t *testing.T) {
 	id, attempt := s.submit(nil), 0
 	attempt = s.place(id, "m0")
 	a.mustClaim(id, attempt)
-	if _, err := a.sync(func(*berth.SyncRequest) {}); err != nil {
+	if _, err := a.sync(func(*wire.SyncRequest) {}); err != nil {
 		t.Fatal(err)
 	}
 	type answer struct {
-		r   berth.SyncResponse
+		r   wire.SyncResponse
 		err error
 	}
 	got := make(chan answer, 1)
 	go func() {
-		r, err := s.db.Agents.Sync(context.WithoutCancel(t.Context()), "m0", berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest, WaitMS: 60_000})
+		r, err := s.db.Agents.Sync(context.WithoutCancel(t.Context()), "m0", wire.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest, WaitMS: 60_000})
 		got <- answer{r, err}
 	}()
 	select {
@@ -429,13 +430,13 @@ func TestPollWakesOnOrdersWhileItWaitsForOthers(t *testing.T) {
 	a, _ := s.register("host1", "agent1")
 	id := s.submit(nil)
 	a.mustClaim(id, s.place(id, "m0"))
-	if _, err := a.sync(func(*berth.SyncRequest) {}); err != nil {
+	if _, err := a.sync(func(*wire.SyncRequest) {}); err != nil {
 		t.Fatal(err)
 	}
 	got := make(chan error, 1)
 	go func() {
 		r, err := s.db.Agents.Sync(context.WithoutCancel(t.Context()), "m0",
-			berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest, WaitMS: 60_000})
+			wire.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest, WaitMS: 60_000})
 		if err == nil && (!r.Changed || !r.Assignments[0].Orders.Stop) {
 			err = fmt.Errorf("answered %+v", r)
 		}

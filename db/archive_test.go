@@ -8,12 +8,13 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
 )
 
 // ended runs a job to its end and confirms its clean-up.
 func (s *stage) ended() berth.JobID {
 	s.t.Helper()
-	id, attempt := s.started(func(j *berth.JobSpec) { j.Labels = map[string]string{"k": "v"} })
+	id, attempt := s.started(func(j *spec.Job) { j.Labels = map[string]string{"k": "v"} })
 	mustExec(s.t, s.pool, `UPDATE allocations SET progress = '{"step": 7, "total": 10}' WHERE job = $1`, id)
 	mustExec(s.t, s.pool, `INSERT INTO checkpoints (job, step, attempt, ranks, state, bytes) VALUES ($1, 5, $2, 1, 'verified', 99)`, id, attempt)
 	mustExec(s.t, s.pool, `INSERT INTO checkpoint_shards (job, step, attempt, rank, manifest, sha256, bytes) VALUES ($1, 5, $2, 0, 'm', 'abc', 99)`, id, attempt)

@@ -10,6 +10,9 @@ import (
 	"berth"
 	"berth/db"
 	"berth/db/dbtest"
+	"berth/failure"
+	"berth/spec"
+	"berth/wire"
 )
 
 // stage is a database with a few machines on which a test plays the leader and
@@ -31,7 +34,7 @@ func newStage(t *testing.T) *stage {
 }
 
 // submit stores a job; edit may change its spec.
-func (s *stage) submit(edit func(*berth.JobSpec)) berth.JobID {
+func (s *stage) submit(edit func(*spec.Job)) berth.JobID {
 	s.t.Helper()
 	job, _, err := s.db.Jobs.Submit(s.t.Context(), db.Submission{Tenant: "default", Spec: s.spec(edit), Actor: "user:test"})
 	if err != nil {
@@ -40,12 +43,12 @@ func (s *stage) submit(edit func(*berth.JobSpec)) berth.JobID {
 	return job.ID
 }
 
-func (s *stage) spec(edit func(*berth.JobSpec)) berth.JobSpec {
-	spec := berth.JobSpec{Name: "x", Image: "busybox", Command: []string{"true"}}.WithDefaults()
+func (s *stage) spec(edit func(*spec.Job)) spec.Job {
+	jobSpec := spec.Job{Name: "x", Image: "busybox", Command: []string{"true"}}.WithDefaults()
 	if edit != nil {
-		edit(&spec)
+		edit(&jobSpec)
 	}
-	return spec
+	return jobSpec
 }
 
 // place begins the next attempt with one rank and one GPU on each machine.
@@ -89,7 +92,7 @@ func (s *stage) move(id berth.JobID, to berth.State) {
 }
 
 // exit is a rank's end, reported and sealed.
-func (s *stage) exit(id berth.JobID, attempt, rank int, e berth.Exit) {
+func (s *stage) exit(id berth.JobID, attempt, rank int, e failure.Exit) {
 	s.t.Helper()
 	mustExec(s.t, s.pool, `UPDATE allocations SET state = 'exited', phase = 'sealed', exit = $4, exited_at = now(), sealed_at = now()
 		WHERE job = $1 AND attempt = $2 AND rank = $3`, id, attempt, rank, e)
@@ -102,7 +105,7 @@ func (s *stage) orphan(id berth.JobID, attempt, rank int) {
 }
 
 // started begins an attempt with one running rank.
-func (s *stage) started(edit func(*berth.JobSpec)) (berth.JobID, int) {
+func (s *stage) started(edit func(*spec.Job)) (berth.JobID, int) {
 	s.t.Helper()
 	id := s.submit(edit)
 	attempt := s.place(id, "m0")
@@ -111,7 +114,7 @@ func (s *stage) started(edit func(*berth.JobSpec)) (berth.JobID, int) {
 	return id, attempt
 }
 
-func (s *stage) load(id berth.JobID) berth.JobView {
+func (s *stage) load(id berth.JobID) wire.JobView {
 	s.t.Helper()
 	v, err := s.db.Jobs.Load(s.t.Context(), id)
 	if err != nil {
@@ -120,7 +123,7 @@ func (s *stage) load(id berth.JobID) berth.JobView {
 	return v
 }
 
-func (s *stage) settle(id berth.JobID, attempt int) berth.SettleResult {
+func (s *stage) settle(id berth.JobID, attempt int) wire.SettleResult {
 	s.t.Helper()
 	r, err := s.db.Attempts.Settle(s.t.Context(), id, attempt)
 	if err != nil {
@@ -129,7 +132,7 @@ func (s *stage) settle(id berth.JobID, attempt int) berth.SettleResult {
 	return r
 }
 
-func (s *stage) job(id berth.JobID) berth.Job {
+func (s *stage) job(id berth.JobID) wire.Job {
 	s.t.Helper()
 	j, err := s.db.Jobs.Get(s.t.Context(), "", id)
 	if err != nil {
@@ -178,8 +181,8 @@ func (s *stage) freed() {
 var ranAt = time.Now().Add(-time.Minute).UTC()
 
 // exited is the end of a process by itself.
-func exited(code int) berth.Exit {
-	return berth.Exit{Cause: berth.CauseExited, Code: code, StartedAt: ranAt, FinishedAt: ranAt.Add(time.Second)}
+func exited(code int) failure.Exit {
+	return failure.Exit{Cause: failure.CauseExited, Code: code, StartedAt: ranAt, FinishedAt: ranAt.Add(time.Second)}
 }
 
 func hears(t *testing.T, sub *db.Subscription) bool {
@@ -192,7 +195,7 @@ func hears(t *testing.T, sub *db.Subscription) bool {
 	}
 }
 
-func lastEvent(s *stage, id berth.JobID) berth.Event {
+func lastEvent(s *stage, id berth.JobID) wire.Event {
 	s.t.Helper()
 	events, err := s.db.Jobs.Events(s.t.Context(), "", id, 0, 100)
 	if err != nil {

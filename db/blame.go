@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/failure"
 )
 
 // alone is whether nothing but allocation a may have killed its machine m, as
@@ -33,7 +34,7 @@ const keptEarlier = 100
 // earlier reads what is on record of a job's attempts before the current one.
 // A machine that is heard again in the boot in which it fell silent had not
 // died.
-func earlier(ctx context.Context, tx pgx.Tx, job lockedJob) ([]berth.EarlierAttempt, error) {
+func earlier(ctx context.Context, tx pgx.Tx, job lockedJob) ([]failure.EarlierAttempt, error) {
 	if job.Attempt <= 1 {
 		return nil, nil
 	}
@@ -58,12 +59,12 @@ func earlier(ctx context.Context, tx pgx.Tx, job lockedJob) ([]berth.EarlierAtte
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[berth.EarlierAttempt])
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[failure.EarlierAttempt])
 }
 
 // queueFaults notes what a verdict counts against machines, and which machine
 // died under the job.
-func queueFaults(batch *pgx.Batch, job lockedJob, v berth.Verdict) {
+func queueFaults(batch *pgx.Batch, job lockedJob, v failure.Verdict) {
 	died := v.Rule == "died_under_it" || v.Rule == "poison"
 	list, rule := v.Faults, v.Rule
 	switch {
@@ -117,7 +118,7 @@ const lemons = `
 // drained, and at least one: where everything fails, something else is broken.
 // Undrain opens a machine again and forgives what was counted.
 func (d *Machines) DrainLemons(ctx context.Context, term Term) ([]Lemon, error) {
-	args := pgx.NamedArgs{"hours": berth.LemonHours, "faults": berth.LemonFaults, "tenants": berth.LemonTenants, "lemon": lemonPrefix + "%"}
+	args := pgx.NamedArgs{"hours": failure.LemonHours, "faults": failure.LemonFaults, "tenants": failure.LemonTenants, "lemon": lemonPrefix + "%"}
 	const due = `
 		FROM (` + lemons + `) b
 		JOIN machines m ON m.id = b.machine_id
@@ -145,7 +146,7 @@ func (d *Machines) DrainLemons(ctx context.Context, term Term) ([]Lemon, error) 
 			var faults, tenants int
 			var rules string
 			err = row.Scan(&l.Machine, &faults, &tenants, &rules)
-			l.Reason = fmt.Sprintf("%s%d failures of jobs of %d tenants within %d h (%s); undrain it when it is cured", lemonPrefix, faults, tenants, berth.LemonHours, rules)
+			l.Reason = fmt.Sprintf("%s%d failures of jobs of %d tenants within %d h (%s); undrain it when it is cured", lemonPrefix, faults, tenants, failure.LemonHours, rules)
 			return l, err
 		})
 		if err != nil {

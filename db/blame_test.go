@@ -7,11 +7,13 @@ import (
 	"time"
 
 	"berth"
+	"berth/failure"
+	"berth/wire"
 )
 
 // diesUnder begins an attempt of the job on a machine, which falls silent for
 // good after the job has run there for a while, and settles the attempt.
-func (s *stage) diesUnder(id berth.JobID, machine string, ran time.Duration) berth.SettleResult {
+func (s *stage) diesUnder(id berth.JobID, machine string, ran time.Duration) wire.SettleResult {
 	s.t.Helper()
 	term := s.term()
 	attempt := s.place(id, machine)
@@ -82,7 +84,7 @@ func TestF48RebootsAfterTheVerdictArePoisonToo(t *testing.T) {
 			for i, want := range []berth.State{berth.Retrying, berth.Failed} {
 				settle := s.diesAndReboots
 				if machines[i] != "m0" {
-					settle = func(id berth.JobID) berth.SettleResult { return s.diesUnder(id, machines[i], time.Minute) }
+					settle = func(id berth.JobID) wire.SettleResult { return s.diesUnder(id, machines[i], time.Minute) }
 				}
 				if r := settle(id); r.Next != want {
 					t.Errorf("attempt %d is settled as %+v, want %s", i+1, r, want)
@@ -97,7 +99,7 @@ func TestF48RebootsAfterTheVerdictArePoisonToo(t *testing.T) {
 
 // diesAndReboots begins an attempt of the job on machine m0, which falls silent, is
 // given up and reports a reboot, settles the attempt and lets the machine work on.
-func (s *stage) diesAndReboots(id berth.JobID) berth.SettleResult {
+func (s *stage) diesAndReboots(id berth.JobID) wire.SettleResult {
 	s.t.Helper()
 	a, _ := s.register("host1", "agent1")
 	attempt := s.place(id, "m0")
@@ -156,14 +158,14 @@ func TestF48JobsWithAnAlibiAreNoPoison(t *testing.T) {
 }
 
 // failsOn settles an attempt on m0 that ends for this cause.
-func (s *stage) failsOn(machine string, tenant berth.TenantID, cause berth.ExitCause) {
+func (s *stage) failsOn(machine string, tenant berth.TenantID, cause failure.ExitCause) {
 	s.t.Helper()
 	id := s.submit(nil)
 	mustExec(s.t, s.pool, `UPDATE jobs SET tenant = $2 WHERE id = $1`, id, string(tenant))
 	attempt := s.place(id, machine)
 	s.claim(id, attempt, 0)
 	s.run(id)
-	s.exit(id, attempt, 0, berth.Exit{Cause: cause, Message: "broken", StartedAt: ranAt, FinishedAt: ranAt})
+	s.exit(id, attempt, 0, failure.Exit{Cause: cause, Message: "broken", StartedAt: ranAt, FinishedAt: ranAt})
 	s.settle(id, attempt)
 }
 
@@ -184,14 +186,14 @@ func (s *stage) lemons() []string {
 func TestF49LemonMachineDrainsItself(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	s.failsOn("m0", "a", berth.CauseVanished)
-	s.failsOn("m0", "a", berth.CauseDevice)
-	s.failsOn("m0", "a", berth.CauseVanished)
+	s.failsOn("m0", "a", failure.CauseVanished)
+	s.failsOn("m0", "a", failure.CauseDevice)
+	s.failsOn("m0", "a", failure.CauseVanished)
 	if l := s.lemons(); len(l) != 0 {
 		t.Fatalf("failures of one tenant drained %v", l)
 	}
-	s.failsOn("m1", "b", berth.CauseVanished)
-	s.failsOn("m0", "b", berth.CauseVanished)
+	s.failsOn("m1", "b", failure.CauseVanished)
+	s.failsOn("m0", "b", failure.CauseVanished)
 	if l := s.lemons(); fmt.Sprint(l) != "[m0]" {
 		t.Fatalf("drained %v, want m0 alone", l)
 	}
@@ -211,7 +213,7 @@ func TestF49LemonMachineDrainsItself(t *testing.T) {
 	if l := s.lemons(); len(l) != 0 || s.state("m0") == berth.MachineDraining {
 		t.Errorf("an operator's word did not count: %v, %s", l, s.state("m0"))
 	}
-	s.failsOn("m0", "a", berth.CauseVanished)
+	s.failsOn("m0", "a", failure.CauseVanished)
 	if l := s.lemons(); len(l) != 0 {
 		t.Errorf("what was forgiven counts on: %v", l)
 	}
@@ -221,17 +223,17 @@ func TestF49WhatIsNoLemon(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	for _, tenant := range []berth.TenantID{"a", "b", "c"} {
-		s.failsOn("m0", tenant, berth.CauseEngine)           // one restart of the engine took them all along
-		s.failsOn("m1", tenant, berth.CauseImageUnavailable) // the registry's fault
-		s.failsOn("m2", tenant, berth.CauseExited)           // their own
+		s.failsOn("m0", tenant, failure.CauseEngine)           // one restart of the engine took them all along
+		s.failsOn("m1", tenant, failure.CauseImageUnavailable) // the registry's fault
+		s.failsOn("m2", tenant, failure.CauseExited)           // their own
 	}
 	mustExec(t, s.pool, `UPDATE machine_faults SET at = date_trunc('minute', now()) - interval '1 minute'`)
 	if l := s.lemons(); len(l) != 0 {
 		t.Errorf("drained %v", l)
 	}
 	for _, tenant := range []berth.TenantID{"a", "b", "c"} {
-		s.failsOn("m0", tenant, berth.CauseVanished)
-		s.failsOn("m1", tenant, berth.CauseVanished)
+		s.failsOn("m0", tenant, failure.CauseVanished)
+		s.failsOn("m1", tenant, failure.CauseVanished)
 	}
 	mustExec(t, s.pool, `UPDATE machine_faults SET at = now() - interval '25 hours'`)
 	if l := s.lemons(); len(l) != 0 {
@@ -269,7 +271,7 @@ func TestStallsOfOneJobAreRemembered(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	id := s.submit(nil)
-	stall := berth.Exit{Cause: berth.CauseStalled, Code: 143, Message: "no sign of life", StartedAt: ranAt, FinishedAt: ranAt}
+	stall := failure.Exit{Cause: failure.CauseStalled, Code: 143, Message: "no sign of life", StartedAt: ranAt, FinishedAt: ranAt}
 	for i, want := range []berth.State{berth.Retrying, berth.Failed} {
 		attempt := s.place(id, fmt.Sprintf("m%d", i))
 		s.claim(id, attempt, 0)
@@ -293,14 +295,14 @@ func TestF38DeviceFaultQuarantinesItsMachine(t *testing.T) {
 	a, _ := s.register("host1", "agent1")
 	sick := a.request().Inventory.GPUs
 	sick[0].Healthy, sick[0].Reason = false, "XID 48"
-	if _, err := a.sync(func(r *berth.SyncRequest) { r.GPUs = sick }); err != nil {
+	if _, err := a.sync(func(r *wire.SyncRequest) { r.GPUs = sick }); err != nil {
 		t.Fatal(err)
 	}
 	if m := s.machine("", "m0"); m.State != berth.MachineReady || m.GPUs[0].Healthy || !m.GPUs[1].Healthy {
 		t.Errorf("after XID 48 the machine is %s, its devices %+v", m.State, m.GPUs)
 	}
 	sick[1].Healthy, sick[1].Reason, sick[1].Quarantine = false, "XID 79", true
-	if _, err := a.sync(func(r *berth.SyncRequest) { r.GPUs = sick }); err != nil {
+	if _, err := a.sync(func(r *wire.SyncRequest) { r.GPUs = sick }); err != nil {
 		t.Fatal(err)
 	}
 	if m := s.machine("", "m0"); m.State != berth.MachineDraining || m.Reason != "quarantine: GPU 1: XID 79; then undrain it" {

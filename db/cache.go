@@ -8,6 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // letGo is a step whose needs have succeeded, under lock.
@@ -88,8 +90,8 @@ func skip(ctx context.Context, tx pgx.Tx, steps []letGo, sources map[string]stri
 		if !ok {
 			continue
 		}
-		if err := addEvent(ctx, tx, berth.JobID(s.id), berth.Event{
-			Kind: berth.EventCached, Actor: "workflow",
+		if err := addEvent(ctx, tx, berth.JobID(s.id), wire.Event{
+			Kind: wire.EventCached, Actor: "workflow",
 			Detail: "same as job " + source + ", whose outputs it has: it is not run",
 		}); err != nil {
 			return nil, err
@@ -138,19 +140,19 @@ func (p *lockedParent) keysOf(ctx context.Context, tx pgx.Tx, steps []letGo) (pg
 	var keys [][]byte
 	var id string
 	var raw []byte
-	var at berth.Standing
+	var at spec.Standing
 	if _, err := pgx.ForEachRow(rows, []any{&id, &raw, &at.Inputs, &at.Secrets}, func() error {
-		var spec berth.JobSpec
-		if err := json.Unmarshal(raw, &spec); err != nil {
+		var jobSpec spec.Job
+		if err := json.Unmarshal(raw, &jobSpec); err != nil {
 			return fmt.Errorf("read spec of job %s: %w", id, err)
 		}
-		key, ok := spec.CacheKey(at)
-		at = berth.Standing{}
+		key, ok := jobSpec.CacheKey(at)
+		at = spec.Standing{}
 		if !ok {
 			return nil // it will say itself what is missing
 		}
-		image := spec.Image
-		if berth.PinnedImage(image) {
+		image := jobSpec.Image
+		if spec.PinnedImage(image) {
 			image = ""
 		}
 		ids, keys, images = append(ids, id), append(keys, key), append(images, image)

@@ -11,16 +11,18 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 // cached is a pipeline whose steps say cache: prep leaves data, train takes it and
 // leaves model. edit may change it.
-func cached(edit func(*berth.PipelineSpec)) berth.PipelineSpec {
-	p := graph(berth.FailFast, "prep", "train: prep")
+func cached(edit func(*spec.Pipeline)) spec.Pipeline {
+	p := graph(spec.FailFast, "prep", "train: prep")
 	prep, train := p.Jobs["prep"], p.Jobs["train"]
-	prep.Cache, prep.Outputs = true, []berth.Output{{Name: "data", Path: "/out/data"}}
-	train.Cache, train.Outputs = true, []berth.Output{{Name: "model", Path: "/out/model"}}
-	train.Inputs = []berth.Input{{From: "job:prep/data", To: "/data"}}
+	prep.Cache, prep.Outputs = true, []spec.Output{{Name: "data", Path: "/out/data"}}
+	train.Cache, train.Outputs = true, []spec.Output{{Name: "model", Path: "/out/model"}}
+	train.Inputs = []spec.Input{{From: "job:prep/data", To: "/data"}}
 	p.Jobs["prep"], p.Jobs["train"] = prep, train
 	if edit != nil {
 		edit(&p)
@@ -29,8 +31,8 @@ func cached(edit func(*berth.PipelineSpec)) berth.PipelineSpec {
 }
 
 // editStep changes one step of a pipeline.
-func editStep(name string, edit func(*berth.JobSpec)) func(*berth.PipelineSpec) {
-	return func(p *berth.PipelineSpec) {
+func editStep(name string, edit func(*spec.Job)) func(*spec.Pipeline) {
+	return func(p *spec.Pipeline) {
 		s := p.Jobs[name]
 		edit(&s)
 		p.Jobs[name] = s
@@ -38,7 +40,7 @@ func editStep(name string, edit func(*berth.JobSpec)) func(*berth.PipelineSpec) 
 }
 
 // submits stores a pipeline of a tenant and lets its first steps go.
-func (s *stage) submits(tenant berth.TenantID, p berth.PipelineSpec) berth.JobID {
+func (s *stage) submits(tenant berth.TenantID, p spec.Pipeline) berth.JobID {
 	s.t.Helper()
 	job, _, err := s.db.Jobs.SubmitPipeline(s.t.Context(), db.PipelineSubmission{Tenant: tenant, Spec: p, Actor: "user:test"})
 	if err != nil {
@@ -63,7 +65,7 @@ func (s *stage) does(pipeline berth.JobID, step, content, digest string) berth.J
 }
 
 // done runs the whole of cached.
-func (s *stage) done(tenant berth.TenantID, p berth.PipelineSpec) (id, prep, train berth.JobID) {
+func (s *stage) done(tenant berth.TenantID, p spec.Pipeline) (id, prep, train berth.JobID) {
 	s.t.Helper()
 	id = s.submits(tenant, p)
 	prep, train = s.does(id, "prep", "1", "sha256:a"), s.does(id, "train", "2", "sha256:a")
@@ -116,7 +118,7 @@ func TestUnchangedStepsAreNotRun(t *testing.T) {
 			t.Errorf("its outputs (-want +got):\n%s", diff)
 		}
 		events, err := s.db.Jobs.Events(t.Context(), "", step.ID, 0, 10)
-		if err != nil || len(events) != 3 || events[1].Kind != berth.EventCached || !strings.Contains(events[1].Detail, "same as job "+string(train)) ||
+		if err != nil || len(events) != 3 || events[1].Kind != wire.EventCached || !strings.Contains(events[1].Detail, "same as job "+string(train)) ||
 			events[2].From != berth.Submitted || events[2].To != berth.Succeeded {
 			t.Errorf("its history is %+v, %v", events, err)
 		}
@@ -131,14 +133,14 @@ func TestUnchangedStepsAreNotRun(t *testing.T) {
 func TestCachedRootsCountAgainstMaxQueued(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	submit := func(p berth.PipelineSpec) error {
+	submit := func(p spec.Pipeline) error {
 		_, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p, Actor: "user:test"})
 		return err
 	}
 	queue := func(most int) { mustExec(t, s.pool, `UPDATE tenants SET max_queued = $1 WHERE id = 'default'`, most) }
-	roots := graph(berth.FailFast, "a", "b", "c: a b", "d: c")
+	roots := graph(spec.FailFast, "a", "b", "c: a b", "d: c")
 	for _, step := range []string{"a", "b", "d"} {
-		editStep(step, func(j *berth.JobSpec) { j.Cache = true })(&roots)
+		editStep(step, func(j *spec.Job) { j.Cache = true })(&roots)
 	}
 	queue(1)
 	if err := submit(roots); !berth.IsSlug(err, berth.SlugQuota) {
@@ -186,7 +188,7 @@ func TestAStepIsSkippedByTheContentOfItsInputs(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	_, prep, train := s.done("default", cached(nil))
-	other := editStep("prep", func(j *berth.JobSpec) { j.Command = []string{"prep", "--faster"} })
+	other := editStep("prep", func(j *spec.Job) { j.Command = []string{"prep", "--faster"} })
 
 	id := s.submits("default", cached(other))
 	s.wantSteps(id, prepRuns)
@@ -196,14 +198,14 @@ func TestAStepIsSkippedByTheContentOfItsInputs(t *testing.T) {
 		t.Errorf("train was done by %s", *j.CachedFrom)
 	}
 
-	id = s.submits("default", cached(editStep("prep", func(j *berth.JobSpec) { j.Command = []string{"prep", "--better"} })))
+	id = s.submits("default", cached(editStep("prep", func(j *spec.Job) { j.Command = []string{"prep", "--better"} })))
 	s.does(id, "prep", "9", "sha256:a")
 	s.wantSteps(id, trainRuns)
 	s.does(id, "train", "8", "sha256:a")
 
 	// Of a step that was skipped the next takes what the earlier job has left, in a
 	// retry of the rest as well.
-	id = s.submits("default", cached(editStep("train", func(j *berth.JobSpec) { j.Env = map[string]string{"LR": "1"} })))
+	id = s.submits("default", cached(editStep("train", func(j *spec.Job) { j.Env = map[string]string{"LR": "1"} })))
 	s.wantSteps(id, trainRuns)
 	s.finish(s.step(id, "train"), 1)
 	s.tend(id)
@@ -224,13 +226,13 @@ func TestAStepRunsWhereNoResultIsItsOwn(t *testing.T) {
 	for what, row := range map[string]struct {
 		before func(*stage, berth.JobID) // prep of the run before
 		tenant berth.TenantID
-		edit   func(*berth.PipelineSpec)
+		edit   func(*spec.Pipeline)
 	}{
-		"another command":  {edit: editStep("prep", func(j *berth.JobSpec) { j.Command = []string{"false"} })},
-		"another image":    {edit: editStep("prep", func(j *berth.JobSpec) { j.Image = "busybox:2" })},
-		"other outputs":    {edit: editStep("prep", func(j *berth.JobSpec) { j.Outputs[0].Path = "/elsewhere" })},
-		"without cache":    {edit: editStep("prep", func(j *berth.JobSpec) { j.Cache = false })},
-		"when all are run": {edit: func(p *berth.PipelineSpec) { p.NoCache = true }},
+		"another command":  {edit: editStep("prep", func(j *spec.Job) { j.Command = []string{"false"} })},
+		"another image":    {edit: editStep("prep", func(j *spec.Job) { j.Image = "busybox:2" })},
+		"other outputs":    {edit: editStep("prep", func(j *spec.Job) { j.Outputs[0].Path = "/elsewhere" })},
+		"without cache":    {edit: editStep("prep", func(j *spec.Job) { j.Cache = false })},
+		"when all are run": {edit: func(p *spec.Pipeline) { p.NoCache = true }},
 		"another tenant":   {tenant: "b"},
 		"an output is gone": {before: func(s *stage, prep berth.JobID) {
 			mustExec(s.t, s.pool, `DELETE FROM job_inputs WHERE source = $1`, prep)
@@ -240,7 +242,7 @@ func TestAStepRunsWhereNoResultIsItsOwn(t *testing.T) {
 			mustExec(s.t, s.pool, `UPDATE step_results SET digest = ''`)
 		}},
 		"a step found another image under the name": {before: func(s *stage, _ berth.JobID) {
-			id := s.submits("default", cached(editStep("prep", func(j *berth.JobSpec) { j.Env = map[string]string{"A": "1"} })))
+			id := s.submits("default", cached(editStep("prep", func(j *spec.Job) { j.Env = map[string]string{"A": "1"} })))
 			mustExec(s.t, s.pool, `UPDATE jobs SET image_digest = 'sha256:b' WHERE id = $1`, s.step(id, "prep"))
 			s.finish(s.step(id, "prep"), 1) // that it failed says nothing against what it found
 		}},
@@ -279,9 +281,9 @@ func TestOnlyWhatSucceededIsAResult(t *testing.T) {
 func TestResultsOutliveTheirJobs(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	pinned := cached(func(p *berth.PipelineSpec) {
+	pinned := cached(func(p *spec.Pipeline) {
 		for name := range p.Jobs {
-			editStep(name, func(j *berth.JobSpec) { j.Image = "busybox@sha256:" + strings.Repeat("ab", 32) })(p)
+			editStep(name, func(j *spec.Job) { j.Image = "busybox@sha256:" + strings.Repeat("ab", 32) })(p)
 		}
 	})
 	id := s.submits("default", pinned)
@@ -316,7 +318,7 @@ func TestTheNewestResultIsTaken(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	s.done("default", cached(nil))
-	_, prep, _ := s.done("default", cached(func(p *berth.PipelineSpec) { p.NoCache = true }))
+	_, prep, _ := s.done("default", cached(func(p *spec.Pipeline) { p.NoCache = true }))
 	id := s.submits("default", cached(nil))
 	if j := s.job(s.step(id, "prep")); j.CachedFrom == nil || *j.CachedFrom != prep {
 		t.Errorf("prep was done by %v, want %s", j.CachedFrom, prep)
@@ -335,7 +337,7 @@ func TestAnotherSecretIsAnotherStep(t *testing.T) {
 		}
 	}
 	set("one")
-	secret := cached(editStep("prep", func(j *berth.JobSpec) { j.Secrets = []string{"TOKEN"} }))
+	secret := cached(editStep("prep", func(j *spec.Job) { j.Secrets = []string{"TOKEN"} }))
 	s.done("default", secret)
 	s.wantSteps(s.submits("default", secret), bothSkipped)
 	set("two")
@@ -360,9 +362,9 @@ func TestALongLineIsSkippedWhole(t *testing.T) {
 	for i := range n - 1 {
 		steps = append(steps, fmt.Sprintf("s%02d: s%02d", i+1, i))
 	}
-	line := graph(berth.FailFast, steps...)
+	line := graph(spec.FailFast, steps...)
 	for name := range line.Jobs {
-		editStep(name, func(j *berth.JobSpec) { j.Cache, j.Name = true, name })(&line)
+		editStep(name, func(j *spec.Job) { j.Cache, j.Name = true, name })(&line)
 	}
 	id := s.submits("default", line)
 	s.does(id, "s00", "", "sha256:a")

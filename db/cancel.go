@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"berth"
+	"berth/failure"
 )
 
 // requestCancel is Jobs.RequestCancel, as the other stores call it.
@@ -189,7 +190,7 @@ func stopHolding(
 	args := pgx.NamedArgs{
 		"jobs": ids, "state": berth.Canceling, "actor": actor, "reason": reason,
 		"stop": berth.Orders{Stop: true}, "forget": berth.Orders{Forget: true},
-		"exit": berth.Exit{Cause: berth.CauseNotStarted, Message: withdrawnByCancel, FinishedAt: time.Now().UTC()},
+		"exit": failure.Exit{Cause: failure.CauseNotStarted, Message: withdrawnByCancel, FinishedAt: time.Now().UTC()},
 	}
 	rows, err := tx.Query(ctx, `
 		SELECT id::text

@@ -10,6 +10,9 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/failure"
+	"berth/spec"
+	"berth/wire"
 )
 
 func TestCancelOfAWaitingJobIsImmediate(t *testing.T) {
@@ -38,7 +41,7 @@ func TestCancelOfAWaitingJobIsImmediate(t *testing.T) {
 func TestCancelOfARunningJobStopsItsMachines(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.submit(func(j *berth.JobSpec) { j.Members = 3 })
+	id := s.submit(func(j *spec.Job) { j.Members = 3 })
 	attempt := s.place(id, "m0", "m1", "m2")
 	s.claim(id, attempt, 0, 1)
 	s.exit(id, attempt, 1, exited(1))
@@ -58,7 +61,7 @@ func TestCancelOfARunningJobStopsItsMachines(t *testing.T) {
 	if v := s.load(id); v.StopBy.IsZero() || !v.CancelSeen {
 		t.Errorf("view is %+v", v)
 	}
-	s.exit(id, attempt, 0, berth.Exit{Cause: berth.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt})
+	s.exit(id, attempt, 0, failure.Exit{Cause: failure.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt})
 	s.settle(id, attempt)
 	if j := s.job(id); j.Status != berth.Canceled || j.Reason.Code != berth.ReasonUpstreamFailed {
 		t.Errorf("job is %s because of %+v", j.Status, j.Reason)
@@ -106,7 +109,7 @@ func TestManyCancelsAreOne(t *testing.T) {
 func TestStopAttemptStopsTheRestOfAGang(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.submit(func(j *berth.JobSpec) { j.Members = 3 })
+	id := s.submit(func(j *spec.Job) { j.Members = 3 })
 	attempt := s.place(id, "m0", "m1", "m2")
 	s.claim(id, attempt, 0, 1)
 	s.exit(id, attempt, 0, exited(1))
@@ -119,11 +122,11 @@ func TestStopAttemptStopsTheRestOfAGang(t *testing.T) {
 	if diff := cmp.Diff(want, s.ranks(id, attempt)); diff != "" {
 		t.Errorf("ranks (-want +got):\n%s", diff)
 	}
-	if e := lastEvent(s, id); e.Kind != berth.EventOrdered || !strings.Contains(e.Detail, "rank 1 on m1") {
+	if e := lastEvent(s, id); e.Kind != wire.EventOrdered || !strings.Contains(e.Detail, "rank 1 on m1") {
 		t.Errorf("last event is %+v", e)
 	}
 	// The withdrawn rank is no suspect: the verdict is that of the first bad one.
-	s.exit(id, attempt, 1, berth.Exit{Cause: berth.CauseOrdered, StartedAt: ranAt, FinishedAt: ranAt})
+	s.exit(id, attempt, 1, failure.Exit{Cause: failure.CauseOrdered, StartedAt: ranAt, FinishedAt: ranAt})
 	s.settle(id, attempt)
 	if j := s.job(id); j.Status != berth.Failed || j.Reason.Code != berth.ReasonExitCode {
 		t.Errorf("job is %s because of %+v", j.Status, j.Reason)
@@ -134,7 +137,7 @@ func TestStopAttemptStopsTheRestOfAGang(t *testing.T) {
 func TestStopAttemptLeavesAGangInOrderAlone(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.submit(func(j *berth.JobSpec) { j.Members = 2 })
+	id := s.submit(func(j *spec.Job) { j.Members = 2 })
 	attempt := s.place(id, "m0", "m1")
 	s.claim(id, attempt, 0, 1)
 	s.run(id)
@@ -165,7 +168,7 @@ func TestEscalateKillsWhatIsLate(t *testing.T) {
 	if escalate(); !strings.Contains(s.ranks(id, attempt)[0], `"kill": true`) {
 		t.Errorf("rank is %s", s.ranks(id, attempt)[0])
 	}
-	if e := lastEvent(s, id); e.Kind != berth.EventOrdered || e.Detail != "kill: rank 0 on m0" {
+	if e := lastEvent(s, id); e.Kind != wire.EventOrdered || e.Detail != "kill: rank 0 on m0" {
 		t.Errorf("last event is %+v", e)
 	}
 	seq := lastEvent(s, id).Seq
@@ -196,7 +199,7 @@ func TestOrdersOfASupersededAttemptAreIgnored(t *testing.T) {
 func TestHeldTimeDoesNotCountTowardsTheQueueTimeout(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.submit(func(j *berth.JobSpec) { j.QueueTimeout = berth.Duration(3600e9) })
+	id := s.submit(func(j *spec.Job) { j.QueueTimeout = spec.Duration(3600e9) })
 	deadline := func() float64 {
 		return one[float64](s, `SELECT extract(epoch FROM queue_deadline - submitted_at)::float8 FROM jobs WHERE id = $1`, id)
 	}
@@ -221,7 +224,7 @@ func TestHeldTimeDoesNotCountTowardsTheQueueTimeout(t *testing.T) {
 	if j := s.job(id); j.Held || !hears(t, queue) {
 		t.Error("still held, or the leader was not told")
 	}
-	if e := lastEvent(s, id); e.Kind != berth.EventUpdated || e.Detail != "released from hold" {
+	if e := lastEvent(s, id); e.Kind != wire.EventUpdated || e.Detail != "released from hold" {
 		t.Errorf("last event is %+v", e)
 	}
 }
@@ -241,9 +244,9 @@ func TestOnlyWaitingJobsCanBeHeld(t *testing.T) {
 func TestUpdateJobChangesRowAndSpec(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.submit(func(j *berth.JobSpec) { j.Labels = map[string]string{"a": "1", "b": "2"} })
-	high, limit, c := berth.PriorityHigh, berth.Duration(3600e9), "3"
-	patch := berth.JobPatch{Priority: &high, TimeLimit: &limit, Labels: map[string]*string{"a": nil, "c": &c}}
+	id := s.submit(func(j *spec.Job) { j.Labels = map[string]string{"a": "1", "b": "2"} })
+	high, limit, c := spec.PriorityHigh, spec.Duration(3600e9), "3"
+	patch := spec.JobPatch{Priority: &high, TimeLimit: &limit, Labels: map[string]*string{"a": nil, "c": &c}}
 	if err := s.db.Jobs.Update(t.Context(), "default", id, patch, "user:test"); err != nil {
 		t.Fatal(err)
 	}
@@ -256,10 +259,10 @@ func TestUpdateJobChangesRowAndSpec(t *testing.T) {
 		t.Errorf("run limit is %d ms", ms)
 	}
 	many := map[string]*string{} // each change is small, their sum is not
-	for i := range berth.MaxLabels - 1 {
+	for i := range spec.MaxLabels - 1 {
 		many[fmt.Sprint("k", i)] = &c
 	}
-	if err := s.db.Jobs.Update(t.Context(), "default", id, berth.JobPatch{Labels: many}, "user:test"); berth.CodeOf(err) != berth.CodeInvalid {
+	if err := s.db.Jobs.Update(t.Context(), "default", id, spec.JobPatch{Labels: many}, "user:test"); berth.CodeOf(err) != berth.CodeInvalid {
 		t.Errorf("%d labels: %v", len(many)+2, err)
 	}
 	if got := s.job(id).Labels; !cmp.Equal(got, want) {
@@ -299,7 +302,7 @@ func TestElementsStopTogetherAsTheyDoAlone(t *testing.T) {
 	for _, m := range []string{"w0", "w1"} {
 		insertMachine(t, s.pool, m, 4)
 	}
-	id := s.array(4, func(j *berth.JobSpec) { j.Members = 2 })
+	id := s.array(4, func(j *spec.Job) { j.Members = 2 })
 	s.tend(id)
 	var attempts [4]int
 	for i := range attempts {

@@ -8,19 +8,21 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 func hashes(digit string) berth.Address { return berth.Address("sha256:" + strings.Repeat(digit, 64)) }
 
 // reads is what a report tells of code and of one input.
-func reads(digit string) func(*berth.RankReport) {
-	return func(p *berth.RankReport) {
-		p.Fetched = []berth.Fetched{{What: "workdir", Address: hashes("0"), Files: 1}, {What: "inputs[0]", Address: hashes(digit), Files: 1, Cached: true}}
+func reads(digit string) func(*wire.RankReport) {
+	return func(p *wire.RankReport) {
+		p.Fetched = []wire.Fetched{{What: "workdir", Address: hashes("0"), Files: 1}, {What: "inputs[0]", Address: hashes(digit), Files: 1, Cached: true}}
 	}
 }
 
-func ofABucket(j *berth.JobSpec) {
-	j.Inputs = []berth.Input{{From: "s3://bucket/set/", To: "/data"}}
+func ofABucket(j *spec.Job) {
+	j.Inputs = []spec.Input{{From: "s3://bucket/set/", To: "/data"}}
 	j.Retry.MaxAttempts = 9
 }
 
@@ -65,14 +67,14 @@ func TestMembersThatReadDifferentDataSaySoOnce(t *testing.T) {
 		"file:///datasets/set/a": "; where each machine has a copy of its own of the folder, its files count as others",
 	} {
 		s := newGangStage(t)
-		id := s.gang(3, func(j *berth.JobSpec) { j.Inputs = []berth.Input{{From: from, To: "/data"}} })
+		id := s.gang(3, func(j *spec.Job) { j.Inputs = []spec.Input{{From: from, To: "/data"}} })
 		attempt := s.begin(id, on("m0", whole(0)), on("m1", whole(0)), on("m2", whole(0)))
 		for rank, digit := range []string{"a", "b", "c"} {
 			s.claim(id, attempt, rank)
 			m, p := s.rankOf(id, attempt, rank)
 			p.Phase = berth.PhasePrepared
 			reads(digit)(&p)
-			if _, err := m.sync(func(r *berth.SyncRequest) { r.Reports = []berth.RankReport{p} }); err != nil {
+			if _, err := m.sync(func(r *wire.SyncRequest) { r.Reports = []wire.RankReport{p} }); err != nil {
 				t.Fatal(err)
 			}
 		}

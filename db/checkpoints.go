@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/wire"
 )
 
 // maxFailedRestores is how often a checkpoint may fail to restore, without
@@ -37,7 +38,7 @@ func (p PrunedShard) Key() string {
 //
 // A shard that exceeds a storage quota of the tenant is refused with slug
 // storage_quota, and its step with it: the shards returned then are the step's.
-func (d *Objects) RegisterCheckpoint(ctx context.Context, machine berth.MachineID, p berth.CheckpointReport) ([]PrunedShard, error) {
+func (d *Objects) RegisterCheckpoint(ctx context.Context, machine berth.MachineID, p wire.CheckpointReport) ([]PrunedShard, error) {
 	if p.Step < 0 || p.Bad == "" && (p.Manifest == "" || p.SHA256 == "") {
 		return nil, berth.Errorf(berth.CodeInvalid, "a checkpoint needs a step that is not negative, a manifest and its sha256")
 	}
@@ -83,7 +84,7 @@ func (d *Objects) RegisterCheckpoint(ctx context.Context, machine berth.MachineI
 type checkpointing struct {
 	tx      pgx.Tx
 	machine berth.MachineID
-	report  berth.CheckpointReport
+	report  wire.CheckpointReport
 
 	tenant berth.TenantID
 	ranks  int
@@ -192,10 +193,10 @@ func (c *checkpointing) whole(ctx context.Context, bytes int64) error {
 	if err != nil {
 		return err
 	}
-	return addEvent(ctx, c.tx, p.Job, berth.Event{
-		Kind: berth.EventCheckpoint, Attempt: p.Attempt, Actor: AgentActor(c.machine),
+	return addEvent(ctx, c.tx, p.Job, wire.Event{
+		Kind: wire.EventCheckpoint, Attempt: p.Attempt, Actor: AgentActor(c.machine),
 		Detail: fmt.Sprintf("step %d, %d bytes", p.Step, bytes),
-		Facts:  &berth.EventFacts{Step: &p.Step, Bytes: &bytes},
+		Facts:  &wire.EventFacts{Step: &p.Step, Bytes: &bytes},
 	})
 }
 
@@ -269,10 +270,10 @@ func (c *checkpointing) reject(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return addEvent(ctx, c.tx, p.Job, berth.Event{
-		Kind: berth.EventCheckpointRejected, Attempt: p.Attempt, Actor: AgentActor(c.machine),
+	return addEvent(ctx, c.tx, p.Job, wire.Event{
+		Kind: wire.EventCheckpointRejected, Attempt: p.Attempt, Actor: AgentActor(c.machine),
 		Detail: fmt.Sprintf("step %d of attempt %d: %s", p.Step, p.OfAttempt, p.Bad),
-		Facts:  &berth.EventFacts{Step: &p.Step},
+		Facts:  &wire.EventFacts{Step: &p.Step},
 	})
 }
 

@@ -6,21 +6,23 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 func TestCheckpointsVerifyPruneAndReject(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	a, _ := s.register("host1", "agent1")
-	id := s.submit(func(j *berth.JobSpec) {
-		j.Checkpoint = &berth.CheckpointPolicy{Path: "/checkpoint", Keep: 2}
+	id := s.submit(func(j *spec.Job) {
+		j.Checkpoint = &spec.CheckpointPolicy{Path: "/checkpoint", Keep: 2}
 		*j = j.WithDefaults()
 	})
 	attempt := s.place(id, "m0")
 	a.mustClaim(id, attempt)
 	mustExec(t, s.pool, `UPDATE jobs SET losses = 7 WHERE id = $1`, id)
-	save := func(step int64, edit func(*berth.CheckpointReport)) ([]db.PrunedShard, error) {
-		p := berth.CheckpointReport{AgentBoot: a.boot, Epoch: a.epoch, Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt, OfAttempt: attempt,
+	save := func(step int64, edit func(*wire.CheckpointReport)) ([]db.PrunedShard, error) {
+		p := wire.CheckpointReport{AgentBoot: a.boot, Epoch: a.epoch, Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt, OfAttempt: attempt,
 			Step: step, Manifest: fmt.Sprintf("m%d", step), SHA256: "x", Bytes: 10}
 		if edit != nil {
 			edit(&p)
@@ -42,7 +44,7 @@ func TestCheckpointsVerifyPruneAndReject(t *testing.T) {
 	if j := s.job(id); j.Losses != 0 || len(j.Checkpoints) != 3 || j.Checkpoints[2].State != berth.CheckpointPruned {
 		t.Errorf("job has %d losses and checkpoints %+v", j.Losses, j.Checkpoints)
 	}
-	if e := lastEvent(s, id); e.Kind != berth.EventCheckpoint || e.Detail != "step 3, 10 bytes" ||
+	if e := lastEvent(s, id); e.Kind != wire.EventCheckpoint || e.Detail != "step 3, 10 bytes" ||
 		e.Facts == nil || *e.Facts.Step != 3 || *e.Facts.Bytes != 10 {
 		t.Errorf("last event is %+v", e)
 	}
@@ -50,32 +52,32 @@ func TestCheckpointsVerifyPruneAndReject(t *testing.T) {
 	if len(c.Restore) != 2 || c.Restore[0].Step != 3 || c.Restore[0].Manifest != "m3" || !c.HadCheckpoint {
 		t.Errorf("restore points are %+v", c.Restore)
 	}
-	if _, err := save(3, func(p *berth.CheckpointReport) { p.Bad = "sha256 differs" }); err != nil {
+	if _, err := save(3, func(p *wire.CheckpointReport) { p.Bad = "sha256 differs" }); err != nil {
 		t.Fatal(err)
 	}
-	if e := lastEvent(s, id); e.Kind != berth.EventCheckpointRejected || e.Facts == nil || *e.Facts.Step != 3 {
+	if e := lastEvent(s, id); e.Kind != wire.EventCheckpointRejected || e.Facts == nil || *e.Facts.Step != 3 {
 		t.Errorf("last event is %+v", e)
 	}
 	for range 2 {
 		if c := a.mustClaim(id, attempt); len(c.Restore) != 1 {
 			t.Fatalf("restore points are %+v", c.Restore)
 		}
-		if _, err := save(2, func(p *berth.CheckpointReport) { p.Bad, p.Failed = "does not arrive whole", true }); err != nil {
+		if _, err := save(2, func(p *wire.CheckpointReport) { p.Bad, p.Failed = "does not arrive whole", true }); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if c := a.mustClaim(id, attempt); len(c.Restore) != 0 || !c.HadCheckpoint {
 		t.Errorf("after two failed restores: %+v", c)
 	}
-	for name, edit := range map[string]func(*berth.CheckpointReport){
-		"an old attempt": func(p *berth.CheckpointReport) { p.Attempt = 0 },
-		"another rank":   func(p *berth.CheckpointReport) { p.Rank = 1 },
+	for name, edit := range map[string]func(*wire.CheckpointReport){
+		"an old attempt": func(p *wire.CheckpointReport) { p.Attempt = 0 },
+		"another rank":   func(p *wire.CheckpointReport) { p.Rank = 1 },
 	} {
 		if _, err := save(9, edit); !berth.IsSlug(err, berth.SlugStaleAttempt) {
 			t.Errorf("%s registers: %v", name, err)
 		}
 	}
-	if _, err := save(9, func(p *berth.CheckpointReport) { p.AgentBoot = "other" }); !berth.IsSlug(err, berth.SlugStaleEpoch) {
+	if _, err := save(9, func(p *wire.CheckpointReport) { p.AgentBoot = "other" }); !berth.IsSlug(err, berth.SlugStaleEpoch) {
 		t.Errorf("another agent registers: %v", err)
 	}
 }
@@ -152,9 +154,9 @@ func TestF32StepWithoutEveryShardIsNeverRestored(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	a, _ := s.register("host1", "agent1")
-	id := s.submit(func(j *berth.JobSpec) {
+	id := s.submit(func(j *spec.Job) {
 		j.Members = 2
-		j.Checkpoint = &berth.CheckpointPolicy{Path: "/checkpoint", Keep: 3}
+		j.Checkpoint = &spec.CheckpointPolicy{Path: "/checkpoint", Keep: 3}
 	})
 	attempt := s.place(id, "m0", "m0")
 	s.claim(id, attempt, 0, 1)
@@ -162,7 +164,7 @@ func TestF32StepWithoutEveryShardIsNeverRestored(t *testing.T) {
 	shard := func(rank int, step int64) {
 		t.Helper()
 		alloc := one[int64](s, `SELECT id FROM allocations WHERE job = $1 AND attempt = $2 AND rank = $3`, id, attempt, rank)
-		_, err := s.db.Objects.RegisterCheckpoint(t.Context(), "m0", berth.CheckpointReport{
+		_, err := s.db.Objects.RegisterCheckpoint(t.Context(), "m0", wire.CheckpointReport{
 			AgentBoot: "agent1", Epoch: a.epoch, Alloc: berth.AllocationID(alloc), Job: id, Attempt: attempt, OfAttempt: attempt,
 			Rank: rank, Step: step, Manifest: "m", SHA256: "s", Bytes: 1,
 		})

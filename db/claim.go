@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // takeable is when a reservation a of job j may be taken up by machine m. Such
@@ -39,9 +41,9 @@ const claimable = `
 // One statement decides. It locks the allocation alone: whoever cancels or
 // preempts the job writes its order to this very row, so that either the order
 // is seen here and nothing new begins, or it comes after and is delivered.
-func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req berth.ClaimRequest) (berth.Claim, error) {
-	var c berth.Claim
-	var spec json.RawMessage
+func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.ClaimRequest) (wire.Claim, error) {
+	var c wire.Claim
+	var rawSpec json.RawMessage
 	var limit int64
 	err := d.pool.QueryRow(ctx, `
 		UPDATE allocations a
@@ -80,33 +82,33 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req berth.C
 		              WHERE i.job = a.job
 		          ) END`,
 		claimArgs(machine, req),
-	).Scan(&c.Alloc, &c.Job, &c.Tenant, &c.Attempt, &c.Rank, &spec, &c.ImageDigest, &c.CPUMilli, &c.MemoryMiB, &c.LogOffset,
+	).Scan(&c.Alloc, &c.Job, &c.Tenant, &c.Attempt, &c.Rank, &rawSpec, &c.ImageDigest, &c.CPUMilli, &c.MemoryMiB, &c.LogOffset,
 		&limit, &c.Orders, &c.HadCheckpoint, &c.Phase, &c.GPUs, &c.Restore, &c.Peers, &c.Inputs)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return berth.Claim{}, d.refuseClaim(ctx, machine, req)
+		return wire.Claim{}, d.refuseClaim(ctx, machine, req)
 	}
 	if err != nil {
-		return berth.Claim{}, mapError(err, fmt.Sprintf("allocation %d", req.Alloc))
+		return wire.Claim{}, mapError(err, fmt.Sprintf("allocation %d", req.Alloc))
 	}
-	if err := json.Unmarshal(spec, &c.Spec); err != nil {
-		return berth.Claim{}, fmt.Errorf("read spec of job %s: %w", req.Job, err)
+	if err := json.Unmarshal(rawSpec, &c.Spec); err != nil {
+		return wire.Claim{}, fmt.Errorf("read spec of job %s: %w", req.Job, err)
 	}
 	c.Spec = c.Spec.WithDefaults()
 	c.Members = c.Spec.Members
-	c.RunLimit = berth.Duration(time.Duration(limit) * time.Millisecond)
-	sum := sha256.Sum256(spec)
+	c.RunLimit = spec.Duration(time.Duration(limit) * time.Millisecond)
+	sum := sha256.Sum256(rawSpec)
 	c.SpecHash = hex.EncodeToString(sum[:12])
 	return c, nil
 }
 
-func claimArgs(machine berth.MachineID, req berth.ClaimRequest) pgx.NamedArgs {
+func claimArgs(machine berth.MachineID, req wire.ClaimRequest) pgx.NamedArgs {
 	return markArgs(pgx.NamedArgs{"alloc": int64(req.Alloc), "machine": machine, "job": req.Job, "attempt": req.Attempt, "epoch": req.Epoch, "boot": req.AgentBoot}, req.Watermark)
 }
 
 // refuseClaim finds out which of the conditions did not hold. Where the session
 // alone was at fault, and is in order by now, the caller is to try again: told
 // that its work is not current, it would kill the container.
-func (d *Agents) refuseClaim(ctx context.Context, machine berth.MachineID, req berth.ClaimRequest) error {
+func (d *Agents) refuseClaim(ctx context.Context, machine berth.MachineID, req wire.ClaimRequest) error {
 	s, err := d.session(ctx, machine)
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
 )
 
 // Clock is what Temporal must know of a schedule: when, and not what.
@@ -14,7 +15,7 @@ type Clock struct {
 	Schedule berth.ScheduleID
 	Tenant   berth.TenantID
 	Name     string
-	Spec     berth.ScheduleSpec // without job and pipeline
+	Spec     spec.Schedule // without job and pipeline
 	Paused   bool
 	Note     string
 	Revision string

@@ -10,10 +10,11 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
 )
 
 // queued is a job that waits for the leader.
-func (s *stage) queued(edit func(*berth.JobSpec)) berth.JobID {
+func (s *stage) queued(edit func(*spec.Job)) berth.JobID {
 	s.t.Helper()
 	id := s.submit(edit)
 	s.load(id)
@@ -234,7 +235,7 @@ func TestCommitKeepsParallelAndStartsNothingOfAStoppedArray(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	term := s.term()
-	id := s.array(6, func(j *berth.JobSpec) { j.Array.Parallel = 2 })
+	id := s.array(6, func(j *spec.Job) { j.Array.Parallel = 2 })
 	s.tend(id)
 	element := make([]berth.JobID, 6)
 	for i := range element {
@@ -273,7 +274,7 @@ func TestParallelIsKeptWhileLeadersChange(t *testing.T) {
 	s := newStage(t)
 	mustExec(t, s.pool, `UPDATE machines SET cpu_m = 1000000, mem_mb = 1000000`)
 	const size, parallel = 60, 5
-	id := s.array(size, func(j *berth.JobSpec) { j.Array.Parallel = parallel })
+	id := s.array(size, func(j *spec.Job) { j.Array.Parallel = parallel })
 	s.tend(id)
 	mustExec(t, s.pool, `UPDATE jobs SET state = 'queued', version = version + 1, actor = 'workflow' WHERE parent = $1`, id)
 	term := s.term()

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"berth"
+	"berth/failure"
+	"berth/spec"
 )
 
 // A machine is given up after its rank's end is on record, and before what the
@@ -33,7 +35,7 @@ func TestAnOutputThatItsMachineTookAlongIsNotItsUsersLoss(t *testing.T) {
 				t.Parallel()
 				s := newStage(t)
 				s.register("host1", "agent1")
-				id, attempt := s.unsealed(func(j *berth.JobSpec) { j.Outputs = []berth.Output{{Name: "model", Path: "/out"}} })
+				id, attempt := s.unsealed(func(j *spec.Job) { j.Outputs = []spec.Output{{Name: "model", Path: "/out"}} })
 				if stored {
 					s.leaves(id, attempt, 0, "model", "1")
 				}
@@ -57,8 +59,8 @@ func TestAnOutputThatItsMachineTookAlongIsNotItsUsersLoss(t *testing.T) {
 // ended well and stored its part of the output.
 func (s *stage) halfStored() (id berth.JobID, attempt int) {
 	s.t.Helper()
-	id = s.submit(func(j *berth.JobSpec) {
-		j.Members, j.Outputs = 2, []berth.Output{{Name: "model", Path: "/out"}}
+	id = s.submit(func(j *spec.Job) {
+		j.Members, j.Outputs = 2, []spec.Output{{Name: "model", Path: "/out"}}
 	})
 	attempt = s.place(id, "m0", "m1")
 	s.claim(id, attempt, 0)
@@ -91,14 +93,14 @@ func TestWhatOneRankHasStoredDoesNotSpeakForOneThatCouldNot(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		claim    string
-		exit     func(*berth.Exit)
+		exit     func(*failure.Exit)
 		rule     string
 		next     berth.State
 		failures int
 	}{
-		{"it had no part", func(*berth.Exit) {}, "", berth.Succeeded, 0},
-		{"it could not store its part", func(x *berth.Exit) { x.Unstored = []string{"model"} }, "output_unstored", berth.Retrying, 0},
-		{"its part was refused", func(x *berth.Exit) { x.Refused = []string{"model"} }, "output_lost", berth.Failed, 1},
+		{"it had no part", func(*failure.Exit) {}, "", berth.Succeeded, 0},
+		{"it could not store its part", func(x *failure.Exit) { x.Unstored = []string{"model"} }, "output_unstored", berth.Retrying, 0},
+		{"its part was refused", func(x *failure.Exit) { x.Refused = []string{"model"} }, "output_lost", berth.Failed, 1},
 	} {
 		t.Run(c.claim, func(t *testing.T) {
 			t.Parallel()

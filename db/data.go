@@ -8,27 +8,28 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
 )
 
 // MachineCache is what a machine's cache holds, as its agent told last.
 type MachineCache struct {
 	Machine berth.MachineID
-	Holds   []berth.CachedData
+	Holds   []spec.CachedData
 }
 
 // dataOf is jobs.data of a spec. No key comes first where a reader of the queue is
 // to look for outputs of other jobs too: nearly all jobs have an image and few have
 // those, and to look for them in vain costs as much as half of reading the row.
-func dataOf(tenant berth.TenantID, spec berth.JobSpec) []berth.DataKey {
-	keys := spec.DataKeys(tenant)
-	if len(spec.OutputsNamed()) > 0 {
+func dataOf(tenant berth.TenantID, jobSpec spec.Job) []spec.DataKey {
+	keys := jobSpec.DataKeys(tenant)
+	if len(jobSpec.OutputsNamed()) > 0 {
 		keys = slices.Insert(keys, 0, noData)
 	}
 	return keys
 }
 
 // noData is the zero DataKey, which names nothing.
-const noData berth.DataKey = 0
+const noData spec.DataKey = 0
 
 // dataColumn is the keys of all that a job j needs. Outputs of other jobs are
 // known once they are bound, which for a step may be long after its submit.
@@ -60,13 +61,13 @@ func collectCaches(rows pgx.Rows, into *[]MachineCache) error {
 	defer rows.Close()
 	for rows.Next() {
 		var c MachineCache
-		var keys []berth.DataKey
+		var keys []spec.DataKey
 		var mib []int64
 		if err := rows.Scan(&c.Machine, &keys, &mib); err != nil {
 			return fmt.Errorf("read cache: %w", err)
 		}
 		for i, key := range keys {
-			c.Holds = append(c.Holds, berth.CachedData{Key: key, MiB: mib[i]})
+			c.Holds = append(c.Holds, spec.CachedData{Key: key, MiB: mib[i]})
 		}
 		*into = append(*into, c)
 	}
@@ -81,9 +82,9 @@ func (r *reporting) writeCache(context.Context) error {
 	}
 	holds := r.req.Cache.Holds
 	keys, mib := []int64{}, []int64{}
-	for _, x := range holds[:min(len(holds), berth.MaxCachedData)] {
+	for _, x := range holds[:min(len(holds), spec.MaxCachedData)] {
 		if x.MiB > 0 && !slices.Contains(keys, int64(x.Key)) {
-			keys, mib = append(keys, int64(x.Key)), append(mib, min(x.MiB, berth.MaxInputBytes>>20))
+			keys, mib = append(keys, int64(x.Key)), append(mib, min(x.MiB, spec.MaxInputBytes>>20))
 		}
 	}
 	r.writes.Queue(`

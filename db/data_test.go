@@ -7,6 +7,8 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 func TestTheDatabaseKnowsTheKeysOfArchives(t *testing.T) {
@@ -15,7 +17,7 @@ func TestTheDatabaseKnowsTheKeysOfArchives(t *testing.T) {
 	for _, tenant := range []berth.TenantID{"default", "a-team"} {
 		for _, digit := range []string{"0", "7", "f"} {
 			a := berth.Address("sha256:" + strings.Repeat(digit, 64))
-			if got, want := one[int64](s, `SELECT content_key($1, $2)`, tenant, a), int64(berth.ArchiveKey(tenant, a)); got != want {
+			if got, want := one[int64](s, `SELECT content_key($1, $2)`, tenant, a), int64(spec.ArchiveKey(tenant, a)); got != want {
 				t.Errorf("tenant %s, %s: %d, want %d", tenant, a.Short(), got, want)
 			}
 		}
@@ -23,7 +25,7 @@ func TestTheDatabaseKnowsTheKeysOfArchives(t *testing.T) {
 }
 
 // dataOf is what the queue tells of the data that a job needs.
-func (s *stage) dataOf(id berth.JobID) []berth.DataKey {
+func (s *stage) dataOf(id berth.JobID) []spec.DataKey {
 	s.t.Helper()
 	row, _, err := s.db.Queue.Row(s.t.Context(), "", id)
 	if err != nil {
@@ -39,26 +41,26 @@ func TestTheQueueTellsWhatDataJobsNeed(t *testing.T) {
 	left := s.leaves(source, 1, 0, "model", "1")
 	code := berth.Address("sha256:" + strings.Repeat("c", 64))
 	mustExec(t, s.pool, `INSERT INTO uploads (tenant, address, files, bytes, folder) VALUES ('default', $1, 1, 1, 'x')`, code)
-	bucket := berth.Input{From: "s3://bucket/data/", To: "/more"}
-	all := func(j *berth.JobSpec) {
+	bucket := spec.Input{From: "s3://bucket/data/", To: "/more"}
+	all := func(j *spec.Job) {
 		takes(source, "model")(j)
 		j.Workdir, j.Inputs = string(code), append(j.Inputs, bucket)
 	}
-	image := berth.ImageKey("default", "busybox")
-	want := []berth.DataKey{berth.ArchiveKey("default", code), bucket.SourceKey("default"), image, berth.ArchiveKey("default", left)}
-	array := s.submit(func(j *berth.JobSpec) { all(j); j.Array = &berth.Array{Size: 2} })
+	image := spec.ImageKey("default", "busybox")
+	want := []spec.DataKey{spec.ArchiveKey("default", code), bucket.SourceKey("default"), image, spec.ArchiveKey("default", left)}
+	array := s.submit(func(j *spec.Job) { all(j); j.Array = &spec.Array{Size: 2} })
 	s.tend(array)
 	for what, id := range map[string]berth.JobID{"a job": s.submit(all), "an element": s.element(array, 1)} {
 		if got := s.dataOf(id); !slices.Equal(got, want) {
 			t.Errorf("%s needs %v, want %v", what, got, want)
 		}
 	}
-	if got := s.dataOf(s.submit(nil)); !slices.Equal(got, []berth.DataKey{image}) {
+	if got := s.dataOf(s.submit(nil)); !slices.Equal(got, []spec.DataKey{image}) {
 		t.Errorf("a job of an image alone needs %v", got)
 	}
 	// What a step takes is known once the other has left it.
 	id := s.line()
-	if got := s.dataOf(s.step(id, "c")); !slices.Equal(got, []berth.DataKey{image}) {
+	if got := s.dataOf(s.step(id, "c")); !slices.Equal(got, []spec.DataKey{image}) {
 		t.Errorf("a step that waits needs %v", got)
 	}
 	left = s.leaves(s.step(id, "a"), 1, 0, "model", "2")
@@ -66,14 +68,14 @@ func TestTheQueueTellsWhatDataJobsNeed(t *testing.T) {
 		s.finish(s.step(id, step), 0)
 		s.tend(id)
 	}
-	if got := s.dataOf(s.step(id, "c")); !slices.Equal(got, []berth.DataKey{image, berth.ArchiveKey("default", left)}) {
+	if got := s.dataOf(s.step(id, "c")); !slices.Equal(got, []spec.DataKey{image, spec.ArchiveKey("default", left)}) {
 		t.Errorf("it needs %v, want the key of its image and of %s", got, left)
 	}
 }
 
-func (a *agent) holds(seq int64, list ...berth.CachedData) {
+func (a *agent) holds(seq int64, list ...spec.CachedData) {
 	a.t.Helper()
-	if _, err := a.sync(func(r *berth.SyncRequest) { r.Cache, r.Seq, r.Brief = &berth.CacheReport{Holds: list}, seq, true }); err != nil {
+	if _, err := a.sync(func(r *wire.SyncRequest) { r.Cache, r.Seq, r.Brief = &wire.CacheReport{Holds: list}, seq, true }); err != nil {
 		a.t.Fatal(err)
 	}
 }
@@ -82,7 +84,7 @@ func TestAMachineTellsWhatItsCacheHolds(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	a, _ := s.register("h", "b")
-	two := []berth.CachedData{{Key: 7, MiB: 4096}, {Key: -7, MiB: 16}}
+	two := []spec.CachedData{{Key: 7, MiB: 4096}, {Key: -7, MiB: 16}}
 	a.holds(3, two...)
 	told := func() []db.MachineCache { return s.loadQueue().Caches }
 	if got := told(); len(got) != 1 || got[0].Machine != "m0" || !slices.Equal(got[0].Holds, two) {
@@ -98,7 +100,7 @@ func TestAMachineTellsWhatItsCacheHolds(t *testing.T) {
 	if c := s.feed(cursor, db.Hinted{}); len(c.Caches) != 0 {
 		t.Errorf("nothing changed, and the feed brings %+v", c.Caches)
 	}
-	a.holds(2, berth.CachedData{Key: 1, MiB: 99}) // overtaken on its way
+	a.holds(2, spec.CachedData{Key: 1, MiB: 99}) // overtaken on its way
 	if xid() != was {
 		t.Error("a report that was overtaken was taken")
 	}
@@ -117,12 +119,12 @@ func TestAMachineTellsWhatItsCacheHolds(t *testing.T) {
 	if got := told(); len(got) != 1 || len(got[0].Holds) != 0 {
 		t.Errorf("an empty cache: %+v", got)
 	}
-	many := make([]berth.CachedData, 10*berth.MaxCachedData)
+	many := make([]spec.CachedData, 10*spec.MaxCachedData)
 	for i := range many {
-		many[i] = berth.CachedData{Key: berth.DataKey(i), MiB: int64(i - 1)}
+		many[i] = spec.CachedData{Key: spec.DataKey(i), MiB: int64(i - 1)}
 	}
 	a.holds(7, many...)
-	if got := told(); len(got[0].Holds) != berth.MaxCachedData-2 {
+	if got := told(); len(got[0].Holds) != spec.MaxCachedData-2 {
 		t.Errorf("of %d, %d are kept", len(many), len(got[0].Holds))
 	}
 	if err := s.db.Machines.Retire(t.Context(), "m0", "user:test"); err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"berth"
+	"berth/spec"
 )
 
 // Options tune a DB.
@@ -22,7 +23,7 @@ type Options struct {
 	MaxConns int32        // 0: 16
 	Logger   *slog.Logger // nil: discard
 
-	// HalfLife is after what time past use counts half. 0: berth.DefaultHalfLife;
+	// HalfLife is after what time past use counts half. 0: spec.DefaultHalfLife;
 	// negative: past use does not count.
 	HalfLife time.Duration
 	// EntryPenalty is what a start costs beside the run, as if its capacity had
@@ -70,7 +71,7 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	if o.HalfLife == 0 {
-		o.HalfLife = berth.DefaultHalfLife
+		o.HalfLife = spec.DefaultHalfLife
 	}
 	if o.LeaderIdle == 0 {
 		o.LeaderIdle = leaderIdle

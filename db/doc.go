@@ -2,7 +2,7 @@
 // statement a decision with its guard in WHERE, lists as unnest, writes that
 // belong together in one transaction.
 //
-// It never decides policy (placement and the root package do) and never talks
+// It never decides policy (packages placement and failure do) and never talks
 // to Temporal or a machine.
 //
 // # Stores

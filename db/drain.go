@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/wire"
 )
 
 // attemptRef names an attempt of a job.
@@ -44,8 +45,8 @@ func (d *Attempts) leaderOrders(ctx context.Context, term Term, refs []attemptRe
 			for _, r := range told {
 				where = append(where, fmt.Sprintf("rank %d on %s", r.rank, r.machine))
 			}
-			return addEvent(ctx, tx, job.ID, berth.Event{
-				Kind: berth.EventOrdered, Attempt: job.Attempt, Actor: "leader",
+			return addEvent(ctx, tx, job.ID, wire.Event{
+				Kind: wire.EventOrdered, Attempt: job.Attempt, Actor: "leader",
 				Detail: detail + ": " + strings.Join(where, ", "),
 			})
 		})

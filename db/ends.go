@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/failure"
 )
 
 // End is how an attempt ended: what became of its job, and why.
@@ -48,7 +49,7 @@ func (d *Attempts) EndCounts() map[End]EndCount {
 }
 
 // count adds an attempt that this process has just settled.
-func (d *Attempts) count(ctx context.Context, id berth.JobID, attempt int, v berth.Verdict) {
+func (d *Attempts) count(ctx context.Context, id berth.JobID, attempt int, v failure.Verdict) {
 	lost := 0.0
 	if v.Next == berth.Retrying {
 		// What it did in vain is for the figures alone: where it cannot be read,

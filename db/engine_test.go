@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"berth"
+	"berth/wire"
 )
 
 // hears is one call of the agent's whose container engine has been silent for so
 // long.
 func (a *agent) hears(silent time.Duration) {
 	a.t.Helper()
-	if _, err := a.sync(func(r *berth.SyncRequest) { r.EngineSilent = silent }); err != nil {
+	if _, err := a.sync(func(r *wire.SyncRequest) { r.EngineSilent = silent }); err != nil {
 		a.t.Fatal(err)
 	}
 }
@@ -79,7 +80,7 @@ func TestOnlyThePresentSessionReportsAnEngine(t *testing.T) {
 	s := newStage(t)
 	old, _ := s.register("host1", "agent1")
 	s.register("host1", "agent2")
-	_, err := old.sync(func(r *berth.SyncRequest) { r.EngineSilent = time.Minute })
+	_, err := old.sync(func(r *wire.SyncRequest) { r.EngineSilent = time.Minute })
 	if !berth.IsSlug(err, berth.SlugStaleEpoch) || s.machine("", "m0").EngineSilentSince != nil {
 		t.Errorf("an agent that was replaced: %v; the machine is %+v", err, s.machine("", "m0"))
 	}

@@ -7,13 +7,14 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/wire"
 )
 
 // addEvent appends to a job's history something that is no change of state
 // (those are written by the trigger). It locks the job row, so call it where
 // the lock order allows that: before allocations are locked, or with the job
 // row locked already. The row gives the event its number and its time.
-func addEvent(ctx context.Context, tx pgx.Tx, job berth.JobID, e berth.Event) error {
+func addEvent(ctx context.Context, tx pgx.Tx, job berth.JobID, e wire.Event) error {
 	_, err := tx.Exec(ctx, `
 		WITH bumped AS (
 			UPDATE jobs SET event_seq = event_seq + 1
@@ -33,14 +34,14 @@ func addEvent(ctx context.Context, tx pgx.Tx, job berth.JobID, e berth.Event) er
 	return nil
 }
 
-// eventDocument is a berth.Event as JSON, of a row e of job_events.
+// eventDocument is a wire.Event as JSON, of a row e of job_events.
 const eventDocument = `jsonb_strip_nulls(jsonb_build_object(
 			'seq', e.seq, 'at', e.at, 'kind', e.kind, 'from', e.from_state, 'to', e.to_state,
 			'attempt', e.attempt, 'actor', e.actor, 'reason', e.reason, 'detail', e.detail, 'facts', e.facts))`
 
 // Events returns a job's history after seq, oldest first, of archived jobs too.
 // Tenant "" means any; a job that does not exist has no events.
-func (d *Jobs) Events(ctx context.Context, tenant berth.TenantID, job berth.JobID, after int64, limit int) ([]berth.Event, error) {
+func (d *Jobs) Events(ctx context.Context, tenant berth.TenantID, job berth.JobID, after int64, limit int) ([]wire.Event, error) {
 	rows, err := d.pool.Query(ctx, `
 		(
 			SELECT `+eventDocument+`
@@ -62,6 +63,6 @@ func (d *Jobs) Events(ctx context.Context, tenant berth.TenantID, job berth.JobI
 	if err != nil {
 		return nil, mapError(err, "job "+string(job))
 	}
-	events, err := pgx.CollectRows(rows, pgx.RowTo[berth.Event])
+	events, err := pgx.CollectRows(rows, pgx.RowTo[wire.Event])
 	return events, mapError(err, "job "+string(job))
 }

@@ -6,15 +6,16 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
 )
 
 // Row returns a live job as placement has it, and what its class asks for:
 // after an OOM that may be more than its spec does. Tenant "" means any; an
 // archived job is not found.
-func (d *Queue) Row(ctx context.Context, tenant berth.TenantID, id berth.JobID) (QueueJob, berth.Request, error) {
+func (d *Queue) Row(ctx context.Context, tenant berth.TenantID, id berth.JobID) (QueueJob, spec.Request, error) {
 	args := pgx.NamedArgs{"id": id, "tenant": string(tenant)}
 	var jobs []QueueJob
-	var request berth.Request
+	var request spec.Request
 	var batch pgx.Batch
 	batch.Queue(`
 		SELECT `+queueJobColumns+`

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
 )
 
 // QueueJob is what placement must know of a job's row.
@@ -34,10 +35,10 @@ type QueueJob struct {
 	Parent        berth.JobID // "": none
 	Parallel      int         // of its parent's elements that may hold capacity at once; 0: no limit
 	Name          string
-	Step          string          // of a pipeline, Parent; "": it is none
-	Data          []berth.DataKey // of its code, its inputs and its image
-	VerifiedAt    *time.Time      // its newest checkpoint, whatever attempt it is of
-	XID           uint64          // of the transaction that wrote it last
+	Step          string         // of a pipeline, Parent; "": it is none
+	Data          []spec.DataKey // of its code, its inputs and its image
+	VerifiedAt    *time.Time     // its newest checkpoint, whatever attempt it is of
+	XID           uint64         // of the transaction that wrote it last
 
 	// Expected is how long the job runs in all, going by others, which ExpectedBy
 	// names; 0: not known. They are of no row: see internal/control/runtimes.
@@ -310,7 +311,7 @@ func loadMachines(ctx context.Context, tx pgx.Tx) (Changes, error) {
 
 // Requests returns the placement requests of classes. A class without a row is
 // left out.
-func (d *Queue) Requests(ctx context.Context, classes []string) (map[string]berth.Request, error) {
+func (d *Queue) Requests(ctx context.Context, classes []string) (map[string]spec.Request, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT class, request
 		FROM classes
@@ -318,12 +319,12 @@ func (d *Queue) Requests(ctx context.Context, classes []string) (map[string]bert
 	if err != nil {
 		return nil, mapError(err, "classes")
 	}
-	requests := make(map[string]berth.Request, len(classes))
+	requests := make(map[string]spec.Request, len(classes))
 	var class string
-	var request berth.Request
+	var request spec.Request
 	_, err = pgx.ForEachRow(rows, []any{&class, &request}, func() error {
 		requests[class] = request
-		request = berth.Request{} // maps and slices are not shared between rows
+		request = spec.Request{} // maps and slices are not shared between rows
 		return nil
 	})
 	return requests, mapError(err, "classes")

@@ -11,6 +11,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
 )
 
 func (s *stage) feed(cursor db.Cursor, h db.Hinted) db.Changes {
@@ -170,9 +171,9 @@ func TestFeedMissesNothingUnderConcurrentWriters(t *testing.T) {
 func TestRequestsOfClasses(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	spec := berth.JobSpec{Name: "x", Image: "busybox"}.WithDefaults()
+	jobSpec := spec.Job{Name: "x", Image: "busybox"}.WithDefaults()
 	s.submit(nil)
-	class := spec.Request().Class()
+	class := jobSpec.Request().Class()
 	r, err := s.db.Queue.Requests(context.Background(), []string{class, "none"})
 	if err != nil || len(r) != 1 || r[class].Class() != class {
 		t.Errorf("requests %+v, %v", r, err)

@@ -7,6 +7,8 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 // fences makes a machine one that ends at_most_one work after d of silence.
@@ -15,9 +17,9 @@ func (s *stage) fences(machine string, d time.Duration) {
 	mustExec(s.t, s.pool, `UPDATE machines SET fence_ms = $2 WHERE id = $1`, machine, d.Milliseconds())
 }
 
-func alone(j *berth.JobSpec) {
-	grace := berth.Duration(time.Minute)
-	j.Execution, j.StopGrace = berth.AtMostOne, &grace
+func alone(j *spec.Job) {
+	grace := spec.Duration(time.Minute)
+	j.Execution, j.StopGrace = spec.AtMostOne, &grace
 }
 
 func TestF24ExclusiveWorkIsReplacedOnlyAfterItsMachineHasEndedIt(t *testing.T) {
@@ -105,7 +107,7 @@ func TestExclusiveWorkGoesOnlyWhereItCanBeFenced(t *testing.T) {
 		t.Error("claimed by a machine that cannot fence it")
 	}
 	r := a.request()
-	r.Inventory.Fence = berth.Duration(90 * time.Second)
+	r.Inventory.Fence = spec.Duration(90 * time.Second)
 	if _, _, err := s.db.Agents.Register(t.Context(), "m0", r); err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +175,7 @@ func TestALeaseIsCalledRenewedOnlyWhereItWas(t *testing.T) {
 	renewed := 0
 	for range 20 {
 		was := seen()
-		r, err := a.sync(func(*berth.SyncRequest) {})
+		r, err := a.sync(func(*wire.SyncRequest) {})
 		if err != nil {
 			t.Fatal(err)
 		}

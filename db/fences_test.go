@@ -10,6 +10,9 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/failure"
+	"berth/spec"
+	"berth/wire"
 )
 
 // waitLimit bounds each wait for a condition. It is far above what a slow machine needs:
@@ -70,7 +73,7 @@ func TestReportOfAProcessThatWasReplacedMeanwhileChangesNothing(t *testing.T) {
 	attempt := s.place(id, "m0")
 	old.mustClaim(id, attempt)
 	alloc := s.alloc(id, attempt)
-	seen := berth.ContainerSeen{Alloc: alloc, Job: id, Attempt: attempt}
+	seen := wire.ContainerSeen{Alloc: alloc, Job: id, Attempt: attempt}
 	now := &agent{stage: s, machine: "m0", host: "host1", boot: "agent2"}
 	done := make(chan error, 2)
 	s.holding(`SELECT 1 FROM machine_leases WHERE machine_id = 'm0' FOR UPDATE`, func() {
@@ -81,7 +84,7 @@ func TestReportOfAProcessThatWasReplacedMeanwhileChangesNothing(t *testing.T) {
 		}()
 		s.blocked(1)
 		go func() { // was under way when its process was replaced
-			req := berth.SyncRequest{AgentBoot: old.boot, Epoch: old.epoch, Seq: 57, Reports: []berth.RankReport{
+			req := wire.SyncRequest{AgentBoot: old.boot, Epoch: old.epoch, Seq: 57, Reports: []wire.RankReport{
 				{Alloc: alloc, Job: id, Attempt: attempt, Phase: berth.PhasePulling},
 			}}
 			if _, err := s.db.Agents.Sync(context.WithoutCancel(t.Context()), "m0", req); !berth.IsSlug(err, berth.SlugStaleEpoch) {
@@ -107,7 +110,7 @@ func TestReportOfAProcessThatWasReplacedMeanwhileChangesNothing(t *testing.T) {
 }
 
 // unsealed begins an attempt on m0 whose rank has ended and still uploads.
-func (s *stage) unsealed(edit func(*berth.JobSpec)) (berth.JobID, int) {
+func (s *stage) unsealed(edit func(*spec.Job)) (berth.JobID, int) {
 	s.t.Helper()
 	id, attempt := s.started(edit)
 	mustExec(s.t, s.pool, `UPDATE allocations SET state = 'exited', phase = 'exited', exit = $2, exited_at = now() WHERE job = $1`, id, exited(0))
@@ -118,7 +121,7 @@ func TestUploadsOfAMachineThatIsLostAlreadyAreGivenUpToo(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	term := s.term()
-	patient := func(j *berth.JobSpec) { j.LostAfter = berth.Duration(10 * time.Minute) }
+	patient := func(j *spec.Job) { j.LostAfter = spec.Duration(10 * time.Minute) }
 	id, attempt := s.unsealed(patient)
 	s.quiet("m0", 2*time.Minute)
 	if v := s.judge(term, "m0"); !v.Lost || len(v.Jobs) != 0 {
@@ -199,15 +202,15 @@ func TestDrainedMachineOwesItsKills(t *testing.T) {
 	s := newStage(t)
 	s.register("host1", "agent1")
 	id := s.submit(nil)
-	stray := func(alloc berth.AllocationID) berth.ContainerSeen {
-		return berth.ContainerSeen{Alloc: alloc, Job: id, Attempt: 9}
+	stray := func(alloc berth.AllocationID) wire.ContainerSeen {
+		return wire.ContainerSeen{Alloc: alloc, Job: id, Attempt: 9}
 	}
 	if err := s.db.Machines.Drain(t.Context(), "m0", "new disk", nil); err != nil {
 		t.Fatal(err)
 	}
 	a, _ := s.register("host1", "agent2", stray(4711), stray(4712))
 	gone := func(alloc berth.AllocationID) {
-		if _, err := a.sync(func(r *berth.SyncRequest) { r.Gone = []berth.AllocationID{alloc} }); err != nil {
+		if _, err := a.sync(func(r *wire.SyncRequest) { r.Gone = []berth.AllocationID{alloc} }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -228,7 +231,7 @@ func TestGangWithoutOneRankDoesNotStart(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	a, _ := s.register("host1", "agent1")
-	id := s.submit(func(j *berth.JobSpec) { j.Members = 2 })
+	id := s.submit(func(j *spec.Job) { j.Members = 2 })
 	attempt := s.place(id, "m0", "m1")
 	s.claim(id, attempt, 1)
 	a.mustClaim(id, attempt)
@@ -245,7 +248,7 @@ func TestGangIsGivenUpWhenARankIsNotTaken(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	a, _ := s.register("host1", "agent1")
-	id := s.submit(func(j *berth.JobSpec) { j.Members = 3 })
+	id := s.submit(func(j *spec.Job) { j.Members = 3 })
 	attempt := s.place(id, "m0", "m1", "m2")
 	a.mustClaim(id, attempt)
 	if r := s.settle(id, attempt); !r.NotReady {
@@ -261,8 +264,8 @@ func TestGangIsGivenUpWhenARankIsNotTaken(t *testing.T) {
 	if got := s.ranks(id, attempt); got[1] != `released {"forget": true}` || got[2] != `released {"forget": true}` {
 		t.Errorf("after the limit: %v", got)
 	}
-	a.report(id, attempt, berth.PhaseSealed, func(p *berth.RankReport) {
-		p.Exit = &berth.Exit{Cause: berth.CauseNotStarted, FinishedAt: ranAt}
+	a.report(id, attempt, berth.PhaseSealed, func(p *wire.RankReport) {
+		p.Exit = &failure.Exit{Cause: failure.CauseNotStarted, FinishedAt: ranAt}
 	})
 	if r := s.settle(id, attempt); r.Next != berth.Retrying {
 		t.Errorf("settled as %+v", r)

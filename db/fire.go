@@ -12,15 +12,17 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // NewFires are times of a schedule that are to be fired.
 type NewFires struct {
 	Schedule berth.ScheduleID
 	Times    []time.Time
-	Source   berth.FireSource
-	Overlap  berth.Overlap // "": the schedule's
-	Again    bool          // those as well that were fired and have made no job
+	Source   wire.FireSource
+	Overlap  spec.Overlap // "": the schedule's
+	Again    bool         // those as well that were fired and have made no job
 }
 
 // AddFires makes fires due, each time once, and returns how many there are to
@@ -59,7 +61,7 @@ func (d *Schedules) AddFires(ctx context.Context, a NewFires) (n int, err error)
 
 // Firing is a fire to be decided.
 type Firing struct {
-	Schedule berth.Schedule // its work and its policies, as they are for ever
+	Schedule wire.Schedule // its work and its policies, as they are for ever
 	At       time.Time
 	Refused  *berth.Reason // why its work cannot be submitted; nil: the database may tell
 }
@@ -70,16 +72,16 @@ const lateness = time.Minute
 // Fire decides one time of a schedule: it submits the work, or says why not.
 // What was decided stays so: of a fire that comes twice, the second finds what
 // became of the first. A schedule that is deleted is not_found.
-func (d *Schedules) Fire(ctx context.Context, f Firing) (berth.FireResult, error) {
+func (d *Schedules) Fire(ctx context.Context, f Firing) (wire.FireResult, error) {
 	var x firing
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		x = firing{Firing: f}
 		return x.run(ctx, tx)
 	})
 	if err != nil {
-		return berth.FireResult{}, mapError(err, "schedule "+string(f.Schedule.ID))
+		return wire.FireResult{}, mapError(err, "schedule "+string(f.Schedule.ID))
 	}
-	if x.status == berth.FireSubmitted && !x.done {
+	if x.status == wire.FireSubmitted && !x.done {
 		d.hub.Publish(TopicSubmit, string(x.job))
 	}
 	for _, c := range x.canceled {
@@ -88,7 +90,7 @@ func (d *Schedules) Fire(ctx context.Context, f Firing) (berth.FireResult, error
 		}
 		d.hub.Publish(TopicPoke, string(c.job.ID))
 	}
-	return berth.FireResult{Status: x.status, Job: x.job}, nil
+	return wire.FireResult{Status: x.status, Job: x.job}, nil
 }
 
 // firing is a fire under the lock of its schedule.
@@ -96,13 +98,13 @@ type firing struct {
 	Firing
 	paused  bool
 	now     time.Time
-	source  berth.FireSource
-	overlap berth.Overlap
+	source  wire.FireSource
+	overlap spec.Overlap
 	live    []berth.JobID // jobs of other fires that have not ended, in lock order
 	waits   bool          // another fire is buffered
 
 	done     bool // it was decided before
-	status   berth.FireStatus
+	status   wire.FireStatus
 	job      berth.JobID
 	reason   *berth.Reason
 	canceled []cancellation
@@ -114,7 +116,7 @@ func (x *firing) run(ctx context.Context, tx pgx.Tx) error {
 	}
 	was := x.status
 	x.decide()
-	if x.status == berth.FireSubmitted {
+	if x.status == wire.FireSubmitted {
 		if err := x.submit(ctx, tx); err != nil {
 			return err
 		}
@@ -133,9 +135,9 @@ func (x *firing) read(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	x.source, x.overlap, x.status = berth.FireByClock, x.Schedule.Overlap, berth.FireDue
+	x.source, x.overlap, x.status = wire.FireByClock, x.Schedule.Overlap, wire.FireDue
 	var job *berth.JobID
-	var overlap *berth.Overlap
+	var overlap *spec.Overlap
 	err = tx.QueryRow(ctx, `SELECT source, status, overlap, job FROM schedule_fires WHERE schedule = @id AND at = @at`, args).Scan(&x.source, &x.status, &overlap, &job)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return err
@@ -168,25 +170,25 @@ func (x *firing) read(ctx context.Context, tx pgx.Tx) error {
 func (x *firing) decide() {
 	late := x.now.Sub(x.At)
 	window := x.Schedule.CatchUp.Std() + x.Schedule.Jitter.Std()
-	fresh := x.source == berth.FireByClock && x.status == berth.FireDue
+	fresh := x.source == wire.FireByClock && x.status == wire.FireDue
 	switch {
 	case fresh && x.paused:
-		x.end(berth.FireSkipped, berth.Reason{Code: berth.ReasonPaused, Message: "the schedule was paused", Hint: "resume it; berth schedule backfill fires what was left out"})
+		x.end(wire.FireSkipped, berth.Reason{Code: berth.ReasonPaused, Message: "the schedule was paused", Hint: "resume it; berth schedule backfill fires what was left out"})
 	case fresh && late > window+lateness:
-		x.end(berth.FireMissed, berth.Reason{Code: berth.ReasonTooLate,
+		x.end(wire.FireMissed, berth.Reason{Code: berth.ReasonTooLate,
 			Message: fmt.Sprintf("it came %s late, and catch_up is %s", late.Round(time.Second), x.Schedule.CatchUp), Hint: "berth schedule backfill fires it all the same"})
 	case x.Refused != nil:
-		x.end(berth.FireRefused, *x.Refused)
-	case len(x.live) == 0 && !x.waits, x.overlap == berth.OverlapAllow, x.overlap == berth.OverlapCancel, x.status == berth.FireBuffered && len(x.live) == 0:
-		x.status = berth.FireSubmitted
-	case x.overlap == berth.OverlapBuffer && (x.status == berth.FireBuffered || !x.waits):
-		x.end(berth.FireBuffered, berth.Reason{Code: berth.ReasonOverlap, Message: x.busy(), Hint: "it is submitted when that has ended"})
+		x.end(wire.FireRefused, *x.Refused)
+	case len(x.live) == 0 && !x.waits, x.overlap == spec.OverlapAllow, x.overlap == spec.OverlapCancel, x.status == wire.FireBuffered && len(x.live) == 0:
+		x.status = wire.FireSubmitted
+	case x.overlap == spec.OverlapBuffer && (x.status == wire.FireBuffered || !x.waits):
+		x.end(wire.FireBuffered, berth.Reason{Code: berth.ReasonOverlap, Message: x.busy(), Hint: "it is submitted when that has ended"})
 	default:
-		x.end(berth.FireSkipped, berth.Reason{Code: berth.ReasonOverlap, Message: x.busy(), Hint: "overlap says what becomes of such a fire"})
+		x.end(wire.FireSkipped, berth.Reason{Code: berth.ReasonOverlap, Message: x.busy(), Hint: "overlap says what becomes of such a fire"})
 	}
 }
 
-func (x *firing) end(s berth.FireStatus, why berth.Reason) { x.status, x.reason = s, &why }
+func (x *firing) end(s wire.FireStatus, why berth.Reason) { x.status, x.reason = s, &why }
 
 // busy says what has not ended.
 func (x *firing) busy() string {
@@ -204,7 +206,7 @@ func (x *firing) busy() string {
 // and is the end of the fire.
 func (x *firing) submit(ctx context.Context, tx pgx.Tx) error {
 	err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-		if x.overlap == berth.OverlapCancel {
+		if x.overlap == spec.OverlapCancel {
 			if err := x.cancel(ctx, tx); err != nil {
 				return err
 			}
@@ -219,7 +221,7 @@ func (x *firing) submit(ctx context.Context, tx pgx.Tx) error {
 	if why == nil {
 		return err
 	}
-	x.end(berth.FireRefused, *why)
+	x.end(wire.FireRefused, *why)
 	return nil
 }
 
@@ -242,7 +244,7 @@ func (x *firing) cancel(ctx context.Context, tx pgx.Tx) error {
 func (x *firing) insert(ctx context.Context, tx pgx.Tx) error {
 	key := berth.FireKey(x.Schedule.ID, x.At)
 	var row submitRow
-	var job berth.Job
+	var job wire.Job
 	var err error
 	if p := x.Schedule.Pipeline; p != nil {
 		s := PipelineSubmission{Tenant: x.Schedule.Tenant, Spec: *p, IdemKey: key, Actor: x.actor()}
@@ -270,7 +272,7 @@ func (x *firing) insert(ctx context.Context, tx pgx.Tx) error {
 // store keeps what became of the fire.
 func (x *firing) store(ctx context.Context, tx pgx.Tx) error {
 	var job *berth.JobID
-	if x.status == berth.FireSubmitted {
+	if x.status == wire.FireSubmitted {
 		job, x.reason = &x.job, nil
 	}
 	_, err := tx.Exec(ctx, `

@@ -12,16 +12,18 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 // bell is a schedule and times of it that are counted in minutes from now.
 type bell struct {
 	*stage
-	it    berth.Schedule
+	it    wire.Schedule
 	start time.Time
 }
 
-func (s *stage) bell(edit func(*berth.ScheduleSpec)) *bell {
+func (s *stage) bell(edit func(*spec.Schedule)) *bell {
 	s.t.Helper()
 	return &bell{s, s.schedule(edit), time.Now().UTC().Truncate(time.Second)}
 }
@@ -29,7 +31,7 @@ func (s *stage) bell(edit func(*berth.ScheduleSpec)) *bell {
 func (b *bell) at(minute int) time.Time { return b.start.Add(time.Duration(minute) * time.Minute) }
 
 // fire fires a time, and returns what became of it.
-func (b *bell) fire(minute int) berth.FireResult {
+func (b *bell) fire(minute int) wire.FireResult {
 	b.t.Helper()
 	r, err := b.db.Schedules.Fire(b.t.Context(), db.Firing{Schedule: b.it, At: b.at(minute)})
 	if err != nil {
@@ -39,16 +41,16 @@ func (b *bell) fire(minute int) berth.FireResult {
 }
 
 // wants checks what became of all times, in order: their statuses.
-func (b *bell) wants(want ...berth.FireStatus) {
+func (b *bell) wants(want ...wire.FireStatus) {
 	b.t.Helper()
 	x, err := b.db.Schedules.Get(b.t.Context(), "default", "nightly", 1000)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	var got []berth.FireStatus
+	var got []wire.FireStatus
 	for _, f := range slices.Backward(x.Fires) {
 		got = append(got, f.Status)
-		if (f.Job != nil) != (f.Status == berth.FireSubmitted) || f.Status != berth.FireSubmitted && f.Status != berth.FireDue && f.Reason == nil {
+		if (f.Job != nil) != (f.Status == wire.FireSubmitted) || f.Status != wire.FireSubmitted && f.Status != wire.FireDue && f.Reason == nil {
 			b.t.Errorf("fire is %+v", f)
 		}
 	}
@@ -61,9 +63,9 @@ func (b *bell) jobs() int { return one[int](b.stage, `SELECT count(*) FROM jobs 
 
 func TestAFireThatComesTwentyTimesMakesOneJob(t *testing.T) {
 	t.Parallel()
-	b := newStage(t).bell(func(x *berth.ScheduleSpec) { x.Overlap = berth.OverlapAllow })
+	b := newStage(t).bell(func(x *spec.Schedule) { x.Overlap = spec.OverlapAllow })
 	var mu sync.Mutex
-	got := map[berth.FireResult]int{}
+	got := map[wire.FireResult]int{}
 	var wg sync.WaitGroup
 	for range 20 {
 		wg.Go(func() {
@@ -80,7 +82,7 @@ func TestAFireThatComesTwentyTimesMakesOneJob(t *testing.T) {
 	if len(got) != 1 || b.jobs() != 1 {
 		t.Errorf("results are %v, and there are %d jobs", got, b.jobs())
 	}
-	b.wants(berth.FireSubmitted)
+	b.wants(wire.FireSubmitted)
 	for r := range got {
 		job := b.job(r.Job)
 		key := one[string](b.stage, `SELECT idem_key FROM jobs WHERE id = $1`, r.Job)
@@ -96,24 +98,24 @@ func TestAFireThatComesTwentyTimesMakesOneJob(t *testing.T) {
 func TestOverlapGoesByWhetherJobsHaveEnded(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		overlap berth.Overlap
-		during  []berth.FireStatus // of two fires while the first job lives
-		after   []berth.FireStatus // of all, when it has ended, and one more has come
+		overlap spec.Overlap
+		during  []wire.FireStatus // of two fires while the first job lives
+		after   []wire.FireStatus // of all, when it has ended, and one more has come
 	}{
-		{berth.OverlapSkip, []berth.FireStatus{"skipped", "skipped"}, []berth.FireStatus{"submitted", "skipped", "skipped", "submitted"}},
-		{berth.OverlapBuffer, []berth.FireStatus{"buffered", "skipped"}, []berth.FireStatus{"submitted", "submitted", "skipped", "buffered"}},
-		{berth.OverlapAllow, []berth.FireStatus{"submitted", "submitted"}, []berth.FireStatus{"submitted", "submitted", "submitted", "submitted"}},
-		{berth.OverlapCancel, []berth.FireStatus{"submitted", "submitted"}, []berth.FireStatus{"submitted", "submitted", "submitted", "submitted"}},
+		{spec.OverlapSkip, []wire.FireStatus{"skipped", "skipped"}, []wire.FireStatus{"submitted", "skipped", "skipped", "submitted"}},
+		{spec.OverlapBuffer, []wire.FireStatus{"buffered", "skipped"}, []wire.FireStatus{"submitted", "submitted", "skipped", "buffered"}},
+		{spec.OverlapAllow, []wire.FireStatus{"submitted", "submitted"}, []wire.FireStatus{"submitted", "submitted", "submitted", "submitted"}},
+		{spec.OverlapCancel, []wire.FireStatus{"submitted", "submitted"}, []wire.FireStatus{"submitted", "submitted", "submitted", "submitted"}},
 	} {
 		t.Run(string(c.overlap), func(t *testing.T) {
 			t.Parallel()
-			b := newStage(t).bell(func(x *berth.ScheduleSpec) { x.Overlap = c.overlap })
+			b := newStage(t).bell(func(x *spec.Schedule) { x.Overlap = c.overlap })
 			first := b.fire(0)
-			if got := []berth.FireStatus{b.fire(1).Status, b.fire(2).Status}; !slices.Equal(got, c.during) {
+			if got := []wire.FireStatus{b.fire(1).Status, b.fire(2).Status}; !slices.Equal(got, c.during) {
 				t.Errorf("while the first job lives: %v", got)
 			}
 			canceled := berth.Submitted
-			if c.overlap == berth.OverlapCancel {
+			if c.overlap == spec.OverlapCancel {
 				canceled = berth.Canceled
 			}
 			if job := b.job(first.Job); job.Status != canceled {
@@ -125,11 +127,11 @@ func TestOverlapGoesByWhetherJobsHaveEnded(t *testing.T) {
 			if job := b.job(first.Job); !job.Status.Terminal() {
 				b.cancel(first.Job)
 			}
-			if c.overlap == berth.OverlapBuffer {
+			if c.overlap == spec.OverlapBuffer {
 				if want := fmt.Sprint([]db.FireRef{{Schedule: b.it.ID, At: b.at(1)}}); b.pending() != want {
 					t.Errorf("pending is %s", b.pending())
 				}
-				if got := b.fire(3); got.Status != berth.FireSkipped { // one waits already
+				if got := b.fire(3); got.Status != wire.FireSkipped { // one waits already
 					t.Errorf("while one waits: %+v", got)
 				}
 				mustExec(t, b.pool, `DELETE FROM schedule_fires WHERE at = $1`, b.at(3))
@@ -143,14 +145,14 @@ func TestOverlapGoesByWhetherJobsHaveEnded(t *testing.T) {
 
 func TestCancelOtherCancelsWhatRunsAndUndoesItIfNothingFollows(t *testing.T) {
 	t.Parallel()
-	b := newStage(t).bell(func(x *berth.ScheduleSpec) {
-		x.Overlap = berth.OverlapCancel
-		x.Job.Array = &berth.Array{Size: 3}
+	b := newStage(t).bell(func(x *spec.Schedule) {
+		x.Overlap = spec.OverlapCancel
+		x.Job.Array = &spec.Array{Size: 3}
 	})
 	first := b.fire(0)
 	b.tend(first.Job)
 	mustExec(t, b.pool, `UPDATE tenants SET max_queued = 0 WHERE id = 'default'`)
-	if got := b.fire(1); got.Status != berth.FireRefused {
+	if got := b.fire(1); got.Status != wire.FireRefused {
 		t.Errorf("beyond the quota: %+v", got)
 	}
 	if job := b.job(first.Job); job.Status.Terminal() || job.Status == berth.Canceling {
@@ -161,21 +163,21 @@ func TestCancelOtherCancelsWhatRunsAndUndoesItIfNothingFollows(t *testing.T) {
 	if job := b.job(first.Job); job.Status != berth.Canceled || job.Reason.Code != berth.ReasonOverlap {
 		t.Errorf("the array that was to make way is %s, %+v", job.Status, job.Reason)
 	}
-	b.wants(berth.FireSubmitted, berth.FireRefused, berth.FireSubmitted)
+	b.wants(wire.FireSubmitted, wire.FireRefused, wire.FireSubmitted)
 }
 
 func TestARefusalIsOnRecordAndLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
-	b := newStage(t).bell(func(x *berth.ScheduleSpec) {
-		p := graph(berth.FailFast, "a", "b")
+	b := newStage(t).bell(func(x *spec.Schedule) {
+		p := graph(spec.FailFast, "a", "b")
 		x.Job, x.Pipeline = nil, &p
 	})
 	mustExec(t, b.pool, `UPDATE tenants SET max_queued = 1 WHERE id = 'default'`) // the second step is one too many
-	if got := b.fire(0); got.Status != berth.FireRefused || b.jobs() != 0 {
+	if got := b.fire(0); got.Status != wire.FireRefused || b.jobs() != 0 {
 		t.Errorf("got %+v, and %d jobs", got, b.jobs())
 	}
 	why := db.WhyRefused(berth.Errorf(berth.CodeCapacity, "no machine could ever hold it"))
-	if r, err := b.db.Schedules.Fire(t.Context(), db.Firing{Schedule: b.it, At: b.at(1), Refused: why}); err != nil || r.Status != berth.FireRefused {
+	if r, err := b.db.Schedules.Fire(t.Context(), db.Firing{Schedule: b.it, At: b.at(1), Refused: why}); err != nil || r.Status != wire.FireRefused {
 		t.Errorf("refused from outside: %+v, %v", r, err)
 	}
 	x, err := b.db.Schedules.Get(t.Context(), "default", "nightly", 10)
@@ -202,24 +204,24 @@ func TestARefusalIsOnRecordAndLeavesNothingBehind(t *testing.T) {
 
 func TestTheClockDoesNotFireWhatIsPausedOrTooLate(t *testing.T) {
 	t.Parallel()
-	b := newStage(t).bell(func(x *berth.ScheduleSpec) { x.CatchUp = berth.Duration(10 * time.Minute) })
-	if got := b.fire(-20); got.Status != berth.FireMissed {
+	b := newStage(t).bell(func(x *spec.Schedule) { x.CatchUp = spec.Duration(10 * time.Minute) })
+	if got := b.fire(-20); got.Status != wire.FireMissed {
 		t.Errorf("20 minutes late: %+v", got)
 	}
 	if err := b.db.Schedules.Pause(t.Context(), "default", "nightly", ""); err != nil {
 		t.Fatal(err)
 	}
-	if got := b.fire(-1); got.Status != berth.FireSkipped {
+	if got := b.fire(-1); got.Status != wire.FireSkipped {
 		t.Errorf("paused: %+v", got)
 	}
-	n, err := b.db.Schedules.AddFires(t.Context(), db.NewFires{Schedule: b.it.ID, Times: []time.Time{b.at(0)}, Source: berth.FireByHand})
+	n, err := b.db.Schedules.AddFires(t.Context(), db.NewFires{Schedule: b.it.ID, Times: []time.Time{b.at(0)}, Source: wire.FireByHand})
 	if err != nil || n != 1 {
 		t.Fatal(n, err)
 	}
-	if got := b.fire(0); got.Status != berth.FireSubmitted {
+	if got := b.fire(0); got.Status != wire.FireSubmitted {
 		t.Errorf("by hand: %+v", got)
 	}
-	b.wants(berth.FireMissed, berth.FireSkipped, berth.FireSubmitted)
+	b.wants(wire.FireMissed, wire.FireSkipped, wire.FireSubmitted)
 }
 
 func TestABackfillFiresWhatHasMadeNoJob(t *testing.T) {
@@ -230,26 +232,26 @@ func TestABackfillFiresWhatHasMadeNoJob(t *testing.T) {
 	fill := func(want int) {
 		t.Helper()
 		n, err := b.db.Schedules.AddFires(t.Context(), db.NewFires{
-			Schedule: b.it.ID, Times: []time.Time{b.at(-3), b.at(-2), b.at(-1)}, Source: berth.FireByBackfill, Overlap: berth.OverlapAllow, Again: true,
+			Schedule: b.it.ID, Times: []time.Time{b.at(-3), b.at(-2), b.at(-1)}, Source: wire.FireByBackfill, Overlap: spec.OverlapAllow, Again: true,
 		})
 		if err != nil || n != want {
 			t.Errorf("%d fires are due, %v; want %d", n, err, want)
 		}
 	}
 	fill(2)
-	b.wants(berth.FireSubmitted, berth.FireDue, berth.FireDue)
+	b.wants(wire.FireSubmitted, wire.FireDue, wire.FireDue)
 	fill(0)
 	if want := fmt.Sprint([]db.FireRef{{Schedule: b.it.ID, At: b.at(-2)}, {Schedule: b.it.ID, At: b.at(-1)}}); b.pending() != want {
 		t.Errorf("pending is %s", b.pending())
 	}
 	b.fire(-2)
 	b.fire(-1)
-	b.wants(berth.FireSubmitted, berth.FireSubmitted, berth.FireSubmitted)
+	b.wants(wire.FireSubmitted, wire.FireSubmitted, wire.FireSubmitted)
 	fill(0)
 	if b.jobs() != 3 {
 		t.Errorf("%d jobs", b.jobs())
 	}
-	n, err := b.db.Schedules.AddFires(t.Context(), db.NewFires{Schedule: b.it.ID, Times: []time.Time{b.at(-3), b.at(-4)}, Source: berth.FireByClock})
+	n, err := b.db.Schedules.AddFires(t.Context(), db.NewFires{Schedule: b.it.ID, Times: []time.Time{b.at(-3), b.at(-4)}, Source: wire.FireByClock})
 	if err != nil || n != 1 {
 		t.Errorf("caught up with %d fires, %v; want those of the one time that was not fired", n, err)
 	}
@@ -269,10 +271,10 @@ func TestAKeyThatSomebodyTookIsARefusal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := b.fire(0); got.Status != berth.FireRefused {
+	if got := b.fire(0); got.Status != wire.FireRefused {
 		t.Errorf("another body: %+v", got)
 	}
-	if got := b.fire(1); got.Status != berth.FireSubmitted || got.Job != job.ID {
+	if got := b.fire(1); got.Status != wire.FireSubmitted || got.Job != job.ID {
 		t.Errorf("the same body: %+v, want job %s", got, job.ID)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
 )
 
 // firstTokenLock keeps two processes from each making the first token.
@@ -26,7 +27,7 @@ func (d *Tokens) CreateFirst(ctx context.Context, tenant berth.TenantID, name st
 			WHERE NOT EXISTS (
 				SELECT 1 FROM tokens
 				WHERE role = @role AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now()))`,
-			pgx.NamedArgs{"id": id, "tenant": tenant, "name": name, "role": berth.RoleAdmin, "sha256": sum})
+			pgx.NamedArgs{"id": id, "tenant": tenant, "name": name, "role": spec.RoleAdmin, "sha256": sum})
 		if err == nil && tag.RowsAffected() == 1 {
 			secret = text
 		}

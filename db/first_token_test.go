@@ -4,8 +4,8 @@ import (
 	"sync"
 	"testing"
 
-	"berth"
 	"berth/db"
+	"berth/spec"
 )
 
 func TestFirstTokenIsMadeOnce(t *testing.T) {
@@ -30,7 +30,7 @@ func TestFirstTokenIsMadeOnce(t *testing.T) {
 		}
 		made++
 		p, err := s.db.Tokens.Authenticate(t.Context(), secret)
-		if want := (db.Principal{TokenID: p.TokenID, Name: "admin", Tenant: "default", Role: berth.RoleAdmin}); err != nil || p != want {
+		if want := (db.Principal{TokenID: p.TokenID, Name: "admin", Tenant: "default", Role: spec.RoleAdmin}); err != nil || p != want {
 			t.Errorf("the token stands for %+v, %v", p, err)
 		}
 		if err := s.db.Tokens.Revoke(t.Context(), p.TokenID); err != nil {

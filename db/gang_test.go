@@ -12,6 +12,9 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/failure"
+	"berth/spec"
+	"berth/wire"
 )
 
 // gangStage has agents on all three machines.
@@ -28,7 +31,7 @@ func newGangStage(t *testing.T) *gangStage {
 	for _, m := range []berth.MachineID{"m0", "m1", "m2"} {
 		a := &agent{stage: s.stage, machine: m, host: "h", boot: "b", epoch: 1}
 		req := a.request()
-		req.Inventory.Address, req.Inventory.Network, req.Inventory.Ports = "10.0.0."+string(m[1]), berth.NetworkHost, berth.PortRange{First: 4000, Last: 4002}
+		req.Inventory.Address, req.Inventory.Network, req.Inventory.Ports = "10.0.0."+string(m[1]), wire.NetworkHost, wire.PortRange{First: 4000, Last: 4002}
 		if _, _, err := s.db.Agents.Register(t.Context(), m, req); err != nil {
 			t.Fatal(err)
 		}
@@ -40,8 +43,8 @@ func newGangStage(t *testing.T) *gangStage {
 func whole(i int) berth.DeviceShare { return berth.DeviceShare{Index: i, Milli: 1000} }
 
 // gang is a job of so many members that waits.
-func (s *gangStage) gang(members int, edit func(*berth.JobSpec)) berth.JobID {
-	return s.queued(func(j *berth.JobSpec) {
+func (s *gangStage) gang(members int, edit func(*spec.Job)) berth.JobID {
+	return s.queued(func(j *spec.Job) {
 		j.Members = members
 		if edit != nil {
 			edit(j)
@@ -59,17 +62,17 @@ func (s *gangStage) begin(id berth.JobID, grants ...berth.Grant) (attempt int) {
 	return c.Started[0].Attempt
 }
 
-func (s *gangStage) rankOf(id berth.JobID, attempt, rank int) (*agent, berth.RankReport) {
+func (s *gangStage) rankOf(id berth.JobID, attempt, rank int) (*agent, wire.RankReport) {
 	s.t.Helper()
 	alloc := one[int64](s.stage, `SELECT id FROM allocations WHERE job = $1 AND attempt = $2 AND rank = $3`, id, attempt, rank)
 	m := one[string](s.stage, `SELECT machine_id FROM allocations WHERE id = $1`, alloc)
-	return s.agents[m[1]-'0'], berth.RankReport{Alloc: berth.AllocationID(alloc), Job: id, Attempt: attempt, Rank: rank}
+	return s.agents[m[1]-'0'], wire.RankReport{Alloc: berth.AllocationID(alloc), Job: id, Attempt: attempt, Rank: rank}
 }
 
-func (s *gangStage) claim(id berth.JobID, attempt, rank int) berth.Claim {
+func (s *gangStage) claim(id berth.JobID, attempt, rank int) wire.Claim {
 	s.t.Helper()
 	a, p := s.rankOf(id, attempt, rank)
-	c, err := s.db.Agents.Claim(s.t.Context(), a.machine, berth.ClaimRequest{AgentBoot: a.boot, Epoch: 1, Alloc: p.Alloc, Job: id, Attempt: attempt})
+	c, err := s.db.Agents.Claim(s.t.Context(), a.machine, wire.ClaimRequest{AgentBoot: a.boot, Epoch: 1, Alloc: p.Alloc, Job: id, Attempt: attempt})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -78,18 +81,18 @@ func (s *gangStage) claim(id berth.JobID, attempt, rank int) berth.Claim {
 
 var seqs sync.Map // of agents that several goroutines speak for
 
-func (s *gangStage) tell(id berth.JobID, attempt, rank int, phase berth.Phase, exit *berth.Exit) error {
+func (s *gangStage) tell(id berth.JobID, attempt, rank int, phase berth.Phase, exit *failure.Exit) error {
 	a, p := s.rankOf(id, attempt, rank)
 	p.Phase, p.Exit = phase, exit
 	mu, _ := seqs.LoadOrStore(a, &sync.Mutex{})
 	mu.(*sync.Mutex).Lock()
 	defer mu.(*sync.Mutex).Unlock()
 	a.seq++
-	_, err := s.db.Agents.Sync(s.t.Context(), a.machine, berth.SyncRequest{AgentBoot: a.boot, Epoch: 1, Seq: a.seq, Reports: []berth.RankReport{p}, Brief: true})
+	_, err := s.db.Agents.Sync(s.t.Context(), a.machine, wire.SyncRequest{AgentBoot: a.boot, Epoch: 1, Seq: a.seq, Reports: []wire.RankReport{p}, Brief: true})
 	return err
 }
 
-func (s *gangStage) mustTell(id berth.JobID, attempt, rank int, phase berth.Phase, exit *berth.Exit) {
+func (s *gangStage) mustTell(id berth.JobID, attempt, rank int, phase berth.Phase, exit *failure.Exit) {
 	s.t.Helper()
 	if err := s.tell(id, attempt, rank, phase, exit); err != nil {
 		s.t.Fatal(err)
@@ -108,8 +111,8 @@ func (s *gangStage) runs(id berth.JobID, attempt, members int) {
 	}
 }
 
-func ended(cause berth.ExitCause, code int) *berth.Exit {
-	return &berth.Exit{Cause: cause, Code: code, StartedAt: ranAt, FinishedAt: time.Now().UTC()}
+func ended(cause failure.ExitCause, code int) *failure.Exit {
+	return &failure.Exit{Cause: cause, Code: code, StartedAt: ranAt, FinishedAt: time.Now().UTC()}
 }
 
 // earmarked lists the machines on which room is kept for a job.
@@ -123,10 +126,10 @@ func TestMembersOfAGangMeetOnPortsOfTheirMachines(t *testing.T) {
 	s := newGangStage(t)
 	id := s.gang(3, nil)
 	attempt := s.begin(id, on("m0", whole(0)), on("m0", whole(1)), on("m1", whole(0)))
-	want := []berth.Peer{
-		{Rank: 0, Machine: "m0", Address: "10.0.0.0", Network: berth.NetworkHost, Port: 4000},
-		{Rank: 1, Machine: "m0", Address: "10.0.0.0", Network: berth.NetworkHost, Port: 4001},
-		{Rank: 2, Machine: "m1", Address: "10.0.0.1", Network: berth.NetworkHost, Port: 4000},
+	want := []wire.Peer{
+		{Rank: 0, Machine: "m0", Address: "10.0.0.0", Network: wire.NetworkHost, Port: 4000},
+		{Rank: 1, Machine: "m0", Address: "10.0.0.0", Network: wire.NetworkHost, Port: 4001},
+		{Rank: 2, Machine: "m1", Address: "10.0.0.1", Network: wire.NetworkHost, Port: 4000},
 	}
 	for rank := range 3 {
 		c := s.claim(id, attempt, rank)
@@ -155,7 +158,7 @@ func TestMembersOfAGangMeetOnPortsOfTheirMachines(t *testing.T) {
 		s.mustTell(id, attempt, rank, berth.PhasePrepared, nil)
 	}
 	for rank := range 3 {
-		s.mustTell(id, attempt, rank, berth.PhaseSealed, ended(berth.CauseExited, 0))
+		s.mustTell(id, attempt, rank, berth.PhaseSealed, ended(failure.CauseExited, 0))
 	}
 	next := s.gang(2, nil)
 	s.mustRefuse(s.term, s.start(next, on("m0"), on("m0")), "port") // until it is settled
@@ -194,7 +197,7 @@ func TestACancelMeetsTheStartOfAGang(t *testing.T) {
 			}
 		}
 		for rank := range 2 {
-			s.mustTell(id, attempt, rank, berth.PhaseSealed, ended(berth.CauseOrdered, 143))
+			s.mustTell(id, attempt, rank, berth.PhaseSealed, ended(failure.CauseOrdered, 143))
 		}
 		if r := s.settle(id, attempt); r.Next != berth.Canceled {
 			t.Errorf("settled as %+v", r)
@@ -207,10 +210,10 @@ func TestACancelMeetsTheStartOfAGang(t *testing.T) {
 // have been told to stop.
 func (s *gangStage) failed() (id berth.JobID, attempt int) {
 	s.t.Helper()
-	id = s.gang(3, func(j *berth.JobSpec) { j.Retry.MaxAttempts, j.Retry.Backoff = 3, berth.Backoff{Factor: 1} })
+	id = s.gang(3, func(j *spec.Job) { j.Retry.MaxAttempts, j.Retry.Backoff = 3, spec.Backoff{Factor: 1} })
 	attempt = s.begin(id, on("m0", whole(0)), on("m1", whole(0)), on("m2", whole(0)))
 	s.runs(id, attempt, 3)
-	s.mustTell(id, attempt, 1, berth.PhaseSealed, ended(berth.CauseExited, 3))
+	s.mustTell(id, attempt, 1, berth.PhaseSealed, ended(failure.CauseExited, 3))
 	if stopped, err := s.db.Attempts.Stop(s.t.Context(), id, attempt); err != nil || !stopped {
 		s.t.Fatal(stopped, err)
 	}
@@ -231,7 +234,7 @@ func TestTheOtherRanksOfAGangStopAndTheirRoomIsKept(t *testing.T) {
 	thief := s.queued(nil)
 	s.mustRefuse(s.term, s.start(thief, on("m0", whole(0))), "GPU 0 is taken") // it is not free yet
 	for _, rank := range []int{0, 2} {
-		s.mustTell(id, attempt, rank, berth.PhaseSealed, ended(berth.CauseOrdered, 143))
+		s.mustTell(id, attempt, rank, berth.PhaseSealed, ended(failure.CauseOrdered, 143))
 	}
 	s.mustRefuse(s.term, s.start(thief, on("m0", whole(0))), "kept")
 	if n, err := s.db.Queue.ClearNominations(t.Context(), s.term); err != nil || n != 0 {
@@ -268,7 +271,7 @@ func TestRoomKeptForARepairIsGivenUp(t *testing.T) {
 		},
 		"on cancel while it waits": func(s *gangStage, id berth.JobID, attempt int) error {
 			for _, rank := range []int{0, 2} {
-				s.mustTell(id, attempt, rank, berth.PhaseSealed, ended(berth.CauseOrdered, 143))
+				s.mustTell(id, attempt, rank, berth.PhaseSealed, ended(failure.CauseOrdered, 143))
 			}
 			s.settle(id, attempt)
 			_, err := s.db.Jobs.RequestCancel(s.t.Context(), "", id, "user:test", nil)
@@ -276,7 +279,7 @@ func TestRoomKeptForARepairIsGivenUp(t *testing.T) {
 		},
 		"in time": func(s *gangStage, id berth.JobID, attempt int) error {
 			for _, rank := range []int{0, 2} {
-				s.mustTell(id, attempt, rank, berth.PhaseSealed, ended(berth.CauseOrdered, 143))
+				s.mustTell(id, attempt, rank, berth.PhaseSealed, ended(failure.CauseOrdered, 143))
 			}
 			s.settle(id, attempt)
 			if left := one[float64](s.stage, `SELECT max(extract(epoch FROM expires_at - now()))::float8 FROM earmarks`); left > 60 {
@@ -296,7 +299,7 @@ func TestRoomKeptForARepairIsGivenUp(t *testing.T) {
 		"when its attempt is the last": func(s *gangStage, id berth.JobID, attempt int) error {
 			mustExec(s.t, s.pool, `UPDATE jobs SET failures = 2 WHERE id = $1`, id)
 			for _, rank := range []int{0, 2} {
-				s.mustTell(id, attempt, rank, berth.PhaseSealed, ended(berth.CauseOrdered, 143))
+				s.mustTell(id, attempt, rank, berth.PhaseSealed, ended(failure.CauseOrdered, 143))
 			}
 			if r := s.settle(id, attempt); r.Next != berth.Failed {
 				return errors.New("it is " + string(r.Next))
@@ -323,12 +326,12 @@ func TestRoomKeptForARepairIsGivenUp(t *testing.T) {
 func TestTwoFailingRanksSpendOneAttempt(t *testing.T) {
 	t.Parallel()
 	s := newGangStage(t)
-	id := s.gang(3, func(j *berth.JobSpec) { j.Retry.MaxAttempts = 3 })
+	id := s.gang(3, func(j *spec.Job) { j.Retry.MaxAttempts = 3 })
 	attempt := s.begin(id, on("m0"), on("m1"), on("m2"))
 	s.runs(id, attempt, 3)
-	first := ended(berth.CauseExited, 7)
+	first := ended(failure.CauseExited, 7)
 	first.FinishedAt = first.FinishedAt.Add(-time.Second)
-	exits := []*berth.Exit{ended(berth.CauseExited, 1), ended(berth.CauseOrdered, 143), first}
+	exits := []*failure.Exit{ended(failure.CauseExited, 1), ended(failure.CauseOrdered, 143), first}
 	var all sync.WaitGroup
 	for rank, x := range exits {
 		all.Go(func() {
@@ -366,7 +369,7 @@ func TestANewLeaderRepairsAGang(t *testing.T) {
 		t.Fatal("no lead")
 	}
 	for _, rank := range []int{0, 2} {
-		s.mustTell(id, attempt, rank, berth.PhaseSealed, ended(berth.CauseOrdered, 143))
+		s.mustTell(id, attempt, rank, berth.PhaseSealed, ended(failure.CauseOrdered, 143))
 	}
 	s.settle(id, attempt)
 	start := s.start(id, on("m0", whole(0)), on("m1", whole(0)), on("m2", whole(0)))
@@ -407,7 +410,7 @@ func TestAGangDoesNotWaitForEverForASlowMachine(t *testing.T) {
 	if got := s.ranks(id, attempt); got[0] != "active {}" || got[2] != `active {"kill": true}` {
 		t.Errorf("ranks are %q", got)
 	}
-	x := ended(berth.CauseNotStarted, 0)
+	x := ended(failure.CauseNotStarted, 0)
 	x.StartedAt = time.Time{}
 	s.mustTell(id, attempt, 2, berth.PhaseSealed, x)
 	if stopped, err := s.db.Attempts.Stop(t.Context(), id, attempt); err != nil || !stopped {
@@ -441,11 +444,11 @@ func TestTheHoleOfAGangIsWhereAMachineFellSilent(t *testing.T) {
 	s.runs(id, attempt, 3)
 	s.orphan(id, attempt, 2)
 	mustExec(t, s.pool, `UPDATE machines SET state = 'lost', epoch = epoch + 1 WHERE id = 'm2'`)
-	s.mustTell(id, attempt, 0, berth.PhaseSealed, ended(berth.CauseExited, 1)) // it lost the other one
+	s.mustTell(id, attempt, 0, berth.PhaseSealed, ended(failure.CauseExited, 1)) // it lost the other one
 	if stopped, err := s.db.Attempts.Stop(t.Context(), id, attempt); err != nil || !stopped {
 		t.Fatal(stopped, err)
 	}
-	s.mustTell(id, attempt, 1, berth.PhaseSealed, ended(berth.CauseOrdered, 143))
+	s.mustTell(id, attempt, 1, berth.PhaseSealed, ended(failure.CauseOrdered, 143))
 	if r := s.settle(id, attempt); r.Next != berth.Retrying {
 		t.Fatalf("settled as %+v", r)
 	}

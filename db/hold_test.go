@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"berth"
+	"berth/spec"
 )
 
 // What is held with a pipeline or an array around it is released with that alone:
@@ -13,13 +14,13 @@ import (
 func TestWhatIsHeldAroundIsReleasedWithTheOutermostAlone(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	spec := nesting(berth.FailFast, []string{"plain", "train", "many"}, map[string]berth.PipelineSpec{
-		"train": nesting(berth.FailFast, []string{"a", "b"}, map[string]berth.PipelineSpec{"b": graph(berth.FailFast, "x")}),
+	pipeline := nesting(spec.FailFast, []string{"plain", "train", "many"}, map[string]spec.Pipeline{
+		"train": nesting(spec.FailFast, []string{"a", "b"}, map[string]spec.Pipeline{"b": graph(spec.FailFast, "x")}),
 	})
-	many := spec.Jobs["many"]
-	many.Array = &berth.Array{Size: 2}
-	spec.Jobs["many"] = many
-	id := s.stores(spec)
+	many := pipeline.Jobs["many"]
+	many.Array = &spec.Array{Size: 2}
+	pipeline.Jobs["many"] = many
+	id := s.stores(pipeline)
 	s.tend(id)
 	train, array := s.at(id, "train"), s.at(id, "many")
 	for _, p := range []berth.JobID{train, s.at(id, "train.b"), array} {
@@ -84,8 +85,8 @@ func TestAHoldReachesBelowWhatWasHeldBefore(t *testing.T) {
 		},
 	} {
 		s := newStage(t)
-		id := s.nested(berth.FailFast, []string{"train"}, map[string]berth.PipelineSpec{
-			"train": nesting(berth.FailFast, []string{"b"}, map[string]berth.PipelineSpec{"b": graph(berth.FailFast, "x")}),
+		id := s.nested(spec.FailFast, []string{"train"}, map[string]spec.Pipeline{
+			"train": nesting(spec.FailFast, []string{"b"}, map[string]spec.Pipeline{"b": graph(spec.FailFast, "x")}),
 		})
 		for _, path := range []string{"train.b.x", "train.b", "train"} {
 			s.looks(id, path)

@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"berth"
+	"berth/wire"
 )
 
 // idLeap is by how much ids and terms jump in a new incarnation: more than any
@@ -100,7 +100,7 @@ func holdExclusive(ctx context.Context, tx pgx.Tx) error {
 		INSERT INTO job_events (job, seq, at, kind, attempt, actor, detail)
 		SELECT id, event_seq, clock_timestamp(), @kind, attempt, @actor, @detail
 		FROM held`,
-		pgx.NamedArgs{"actor": "leader", "kind": berth.EventUpdated, "detail": why})
+		pgx.NamedArgs{"actor": "leader", "kind": wire.EventUpdated, "detail": why})
 	if err != nil {
 		return fmt.Errorf("hold at_most_one jobs: %w", err)
 	}

@@ -7,6 +7,8 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 // After a restore or a failover nothing that was given in the lost tail is given
@@ -26,7 +28,7 @@ func TestF15IDsAndTermsLeapInANewIncarnation(t *testing.T) {
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}
-	alone := s.submit(func(j *berth.JobSpec) { j.Execution = berth.AtMostOne })
+	alone := s.submit(func(j *spec.Job) { j.Execution = spec.AtMostOne })
 	s.ago(`UPDATE cluster SET system = 'another/1'`)
 	if n, leapt, err := s.db.Leader.Incarnate(t.Context()); err != nil || n != 2 || !leapt {
 		t.Fatalf("incarnation %d, leapt %v, %v", n, leapt, err)
@@ -40,7 +42,7 @@ func TestF15IDsAndTermsLeapInANewIncarnation(t *testing.T) {
 		}
 	}
 	e := lastEvent(s, alone)
-	if e.Kind != berth.EventUpdated || !strings.HasPrefix(e.Detail, "held: the database was restored") {
+	if e.Kind != wire.EventUpdated || !strings.HasPrefix(e.Detail, "held: the database was restored") {
 		t.Errorf("the job's latest event is %+v", e)
 	}
 	next := s.submit(nil)

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
 )
 
 // chosenOutput is which of the outputs of that name a job has left: of its last
@@ -23,7 +24,7 @@ const chosenOutput = `(
 // bindOutputs has a new job take the outputs of ended jobs that its inputs name.
 // Another tenant's are not told from those that do not exist. Outputs of steps
 // are bound when the step is let go; see bindSteps.
-func bindOutputs(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, job berth.JobID, named []berth.NamedOutput) error {
+func bindOutputs(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, job berth.JobID, named []spec.NamedOutput) error {
 	var inputs []int
 	var sources []berth.JobID
 	var names []string
@@ -61,7 +62,7 @@ func bindOutputs(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, job bert
 }
 
 // noOutput refuses a job that names what no job of its tenant has left.
-func noOutput(named []berth.NamedOutput, found []int) error {
+func noOutput(named []spec.NamedOutput, found []int) error {
 	e := &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec}
 	bound := map[int]bool{}
 	for _, i := range found {

@@ -8,6 +8,8 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 // leaves stores an output of a job as its machine would have.
@@ -19,20 +21,20 @@ func (s *stage) leaves(id berth.JobID, attempt, rank int, name, content string) 
 	return a
 }
 
-func takes(id berth.JobID, name string) func(*berth.JobSpec) {
-	return func(j *berth.JobSpec) {
-		j.Inputs = []berth.Input{{From: "job:" + string(id) + "/" + name, To: "/data"}}
+func takes(id berth.JobID, name string) func(*spec.Job) {
+	return func(j *spec.Job) {
+		j.Inputs = []spec.Input{{From: "job:" + string(id) + "/" + name, To: "/data"}}
 	}
 }
 
 // claims places a job and returns what its machine is told of its inputs, and
 // whether it may have the content.
-func (s *stage) claims(id berth.JobID, on berth.MachineID) (inputs []berth.ClaimInput, object string) {
+func (s *stage) claims(id berth.JobID, on berth.MachineID) (inputs []wire.ClaimInput, object string) {
 	s.t.Helper()
 	attempt := s.place(id, string(on))
 	alloc := one[int64](s, `SELECT id FROM allocations WHERE job = $1 AND attempt = $2`, id, attempt)
 	at := db.Session{AgentBoot: one[string](s, `SELECT agent_boot FROM machines WHERE id = $1`, on), Epoch: 1}
-	c, err := s.db.Agents.Claim(s.t.Context(), on, berth.ClaimRequest{AgentBoot: at.AgentBoot, Epoch: 1, Alloc: berth.AllocationID(alloc), Job: id, Attempt: attempt})
+	c, err := s.db.Agents.Claim(s.t.Context(), on, wire.ClaimRequest{AgentBoot: at.AgentBoot, Epoch: 1, Alloc: berth.AllocationID(alloc), Job: id, Attempt: attempt})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -57,7 +59,7 @@ func TestAJobTakesWhatAnEndedOneHasLeft(t *testing.T) {
 	id := s.submit(takes(source, "model"))
 	late := s.leaves(source, 2, 0, "model", "4") // nothing can come so late: what was chosen stays all the same
 	inputs, object := s.claims(id, "m1")
-	if len(inputs) != 1 || inputs[0] != (berth.ClaimInput{Input: 0, Address: want}) || object != "object-"+string(source)+"-2-1-model" {
+	if len(inputs) != 1 || inputs[0] != (wire.ClaimInput{Input: 0, Address: want}) || object != "object-"+string(source)+"-2-1-model" {
 		t.Errorf("its machine is told %+v, and gets %s; want %s, not %s", inputs, object, want, late)
 	}
 	// Archived, it has left the same.
@@ -108,9 +110,9 @@ func TestElementsTakeWhatTheirArrayTakes(t *testing.T) {
 	s := newStage(t)
 	source := s.ended()
 	s.leaves(source, 1, 0, "model", "1")
-	array := s.submit(func(j *berth.JobSpec) {
+	array := s.submit(func(j *spec.Job) {
 		takes(source, "model")(j)
-		j.Array = &berth.Array{Size: 2}
+		j.Array = &spec.Array{Size: 2}
 	})
 	s.tend(array)
 	if inputs, _ := s.claims(s.element(array, 1), "m1"); len(inputs) != 1 {
@@ -122,10 +124,10 @@ func TestElementsTakeWhatTheirArrayTakes(t *testing.T) {
 // leaves.
 func (s *stage) line() berth.JobID {
 	s.t.Helper()
-	p := graph(berth.FailFast, "a", "b: a", "c: b")
+	p := graph(spec.FailFast, "a", "b: a", "c: b")
 	a, c := p.Jobs["a"], p.Jobs["c"]
-	a.Outputs = []berth.Output{{Name: "model", Path: "/out"}}
-	c.Inputs = []berth.Input{{From: "job:a/model", To: "/data"}}
+	a.Outputs = []spec.Output{{Name: "model", Path: "/out"}}
+	c.Inputs = []spec.Input{{From: "job:a/model", To: "/data"}}
 	p.Jobs["a"], p.Jobs["c"] = a, c
 	job, _, err := s.db.Jobs.SubmitPipeline(s.t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p.WithDefaults(), Actor: "user:test"})
 	if err != nil {
@@ -183,10 +185,10 @@ func TestAStepTakesWhatAnotherHasLeft(t *testing.T) {
 func TestTheElementsOfAStepRetriedTakeWhatAnotherHasLeft(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	p := graph(berth.FailFast, "a", "b: a")
+	p := graph(spec.FailFast, "a", "b: a")
 	a, b := p.Jobs["a"], p.Jobs["b"]
-	a.Outputs = []berth.Output{{Name: "model", Path: "/out"}}
-	b.Inputs, b.Array = []berth.Input{{From: "job:a/model", To: "/data"}}, &berth.Array{Size: 2}
+	a.Outputs = []spec.Output{{Name: "model", Path: "/out"}}
+	b.Inputs, b.Array = []spec.Input{{From: "job:a/model", To: "/data"}}, &spec.Array{Size: 2}
 	p.Jobs["a"], p.Jobs["b"] = a, b
 	job, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p.WithDefaults(), Actor: "user:test"})
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/wire"
 )
 
 // querier is a pool or a transaction.
@@ -20,7 +21,7 @@ type batcher interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
-// jobDocument is a berth.Job as JSON, without what only the full view has, of
+// jobDocument is a wire.Job as JSON, without what only the full view has, of
 // a row j of jobs. Lists, the full view and the archive share it, so that a
 // job looks the same wherever it lies.
 const jobDocument = `jsonb_strip_nulls(jsonb_build_object(
@@ -35,7 +36,7 @@ const jobDocument = `jsonb_strip_nulls(jsonb_build_object(
 			'started_at', j.started_at, 'finished_at', j.finished_at,
 			'eligible_at', CASE WHEN j.state = 'retrying' THEN j.eligible_at END))`
 
-// liveTally is a berth.Tally of the elements of a row j of jobs.
+// liveTally is a wire.Tally of the elements of a row j of jobs.
 const liveTally = `(
 				SELECT jsonb_build_object('total', j.total, 'unmade', j.total - coalesce(sum(x.n), 0), 'by_status', coalesce(jsonb_object_agg(x.state, x.n), '{}'))
 				FROM (SELECT c.state, count(*) AS n FROM jobs c WHERE c.parent = j.id GROUP BY c.state) x)`
@@ -109,7 +110,7 @@ const lostWork = `
 
 // Get returns all that is known of a job, archived ones included. Tenant ""
 // means any; another tenant's job is answered like one that does not exist.
-func (d *Jobs) Get(ctx context.Context, tenant berth.TenantID, id berth.JobID) (berth.Job, error) {
+func (d *Jobs) Get(ctx context.Context, tenant berth.TenantID, id berth.JobID) (wire.Job, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT `+fullDocument+`
 		FROM jobs j
@@ -121,9 +122,9 @@ func (d *Jobs) Get(ctx context.Context, tenant berth.TenantID, id berth.JobID) (
 		LIMIT 1`,
 		pgx.NamedArgs{"id": id, "tenant": string(tenant)})
 	if err != nil {
-		return berth.Job{}, mapError(err, "job "+string(id))
+		return wire.Job{}, mapError(err, "job "+string(id))
 	}
-	job, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[berth.Job])
+	job, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[wire.Job])
 	return job, mapError(err, "job "+string(id))
 }
 

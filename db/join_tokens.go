@@ -6,7 +6,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // JoinTokenTTL is how long a join token is good for unless asked otherwise.
@@ -18,9 +19,9 @@ const joinTokenDocument = `jsonb_strip_nulls(jsonb_build_object(
 
 // Create makes a join token and returns it with its secret, which is
 // nowhere stored.
-func (d *JoinTokens) Create(ctx context.Context, n berth.NewJoinToken, actor string) (berth.JoinToken, error) {
+func (d *JoinTokens) Create(ctx context.Context, n spec.NewJoinToken, actor string) (wire.JoinToken, error) {
 	if n.TTL == 0 {
-		n.TTL = berth.Duration(JoinTokenTTL)
+		n.TTL = spec.Duration(JoinTokenTTL)
 	}
 	id, text, sum := mintToken(joinTokenPrefix)
 	rows, err := d.pool.Query(ctx, `
@@ -29,19 +30,19 @@ func (d *JoinTokens) Create(ctx context.Context, n berth.NewJoinToken, actor str
 		RETURNING `+joinTokenDocument,
 		pgx.NamedArgs{"id": id, "sha256": sum, "pool": n.Pool, "labels": nonNil(n.Labels), "actor": actor, "ttl_ms": n.TTL.Std().Milliseconds()})
 	if err != nil {
-		return berth.JoinToken{}, mapError(err, "join token")
+		return wire.JoinToken{}, mapError(err, "join token")
 	}
-	t, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[berth.JoinToken])
+	t, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[wire.JoinToken])
 	if err != nil {
-		return berth.JoinToken{}, mapError(err, "join token")
+		return wire.JoinToken{}, mapError(err, "join token")
 	}
 	t.Secret = text
 	return t, nil
 }
 
 // List lists join tokens, oldest first.
-func (d *JoinTokens) List(ctx context.Context, p Paging) (tokens []berth.JoinToken, next string, err error) {
-	return tokenPage(ctx, d.core, "join_tokens", joinTokenDocument, p, func(t berth.JoinToken) []any { return []any{t.CreatedAt, t.ID} })
+func (d *JoinTokens) List(ctx context.Context, p Paging) (tokens []wire.JoinToken, next string, err error) {
+	return tokenPage(ctx, d.core, "join_tokens", joinTokenDocument, p, func(t wire.JoinToken) []any { return []any{t.CreatedAt, t.ID} })
 }
 
 // Revoke makes a join token useless. One that was used stays used.

@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // JobFilter selects jobs; zero fields select all.
@@ -19,12 +21,12 @@ type JobFilter struct {
 	Tenant berth.TenantID
 	Status []berth.State
 	Name   string
-	Labels map[string]string  // all must match
-	Parent *berth.JobID       // its elements; nil: what has no parent
-	Index  []berth.IndexRange // of those elements, these
-	Since  time.Time          // submitted at or after
-	Limit  int                // 0: 100; at most 1000
-	Cursor string             // of the page before; "" for the first
+	Labels map[string]string // all must match
+	Parent *berth.JobID      // its elements; nil: what has no parent
+	Index  []spec.IndexRange // of those elements, these
+	Since  time.Time         // submitted at or after
+	Limit  int               // 0: 100; at most 1000
+	Cursor string            // of the page before; "" for the first
 }
 
 // Page sizes.
@@ -218,7 +220,7 @@ func (f JobFilter) labelWalk(conditions []string, after *jobCursor, args pgx.Nam
 
 // List returns a page of jobs, newest first, archived ones included, and the
 // cursor of the next page, "" after the last.
-func (d *Jobs) List(ctx context.Context, f JobFilter) ([]berth.Job, string, error) {
+func (d *Jobs) List(ctx context.Context, f JobFilter) ([]wire.Job, string, error) {
 	if f.Limit <= 0 {
 		f.Limit = DefaultPage
 	}
@@ -232,7 +234,7 @@ func (d *Jobs) List(ctx context.Context, f JobFilter) ([]berth.Job, string, erro
 	if err != nil {
 		return nil, "", mapError(err, "jobs")
 	}
-	jobs, err := pgx.CollectRows(rows, pgx.RowTo[berth.Job])
+	jobs, err := pgx.CollectRows(rows, pgx.RowTo[wire.Job])
 	if err != nil {
 		return nil, "", mapError(err, "jobs")
 	}

@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
 )
 
 // Whatever is asked for, a page costs what a page costs, not what there is.
@@ -133,12 +134,12 @@ func rowsRead(t *testing.T, conn *pgx.Conn, sql string, named pgx.NamedArgs) (fo
 func TestListsByStatusNameAndLabelSelectWhereverAJobLies(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	archived, ended, live := s.ended(), s.ended(), s.submit(func(j *berth.JobSpec) { j.Labels = map[string]string{"k": "old", "l": "w"} })
+	archived, ended, live := s.ended(), s.ended(), s.submit(func(j *spec.Job) { j.Labels = map[string]string{"k": "old", "l": "w"} })
 	mustExec(t, s.pool, `UPDATE allocations SET forgotten_at = now() WHERE job = $1`, archived)
 	s.archive(1)
 	name := s.job(live).Name
 	value := "v"
-	if err := s.db.Jobs.Update(t.Context(), "default", live, berth.JobPatch{Labels: map[string]*string{"k": &value}}, "user:test"); err != nil {
+	if err := s.db.Jobs.Update(t.Context(), "default", live, spec.JobPatch{Labels: map[string]*string{"k": &value}}, "user:test"); err != nil {
 		t.Fatal(err)
 	}
 	for what, row := range map[string]struct {

@@ -7,6 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // GrantWindow is how soon a waiting job must be eligible for it to be worth
@@ -42,7 +44,7 @@ const viewJob = `
 // Load tells a workflow how its job stands. A submitted job becomes queued by
 // it: that its workflow looks is what the state means. Both statements travel
 // in one round trip.
-func (d *Jobs) Load(ctx context.Context, id berth.JobID) (berth.JobView, error) {
+func (d *Jobs) Load(ctx context.Context, id berth.JobID) (wire.JobView, error) {
 	args := pgx.NamedArgs{"job": id, "window": GrantWindow}
 	batch := &pgx.Batch{}
 	batch.Queue(queueSubmitted, args)
@@ -53,7 +55,7 @@ func (d *Jobs) Load(ctx context.Context, id berth.JobID) (berth.JobView, error) 
 		err = closed
 	}
 	if err != nil {
-		return berth.JobView{}, mapError(err, "job "+string(id))
+		return wire.JobView{}, mapError(err, "job "+string(id))
 	}
 	if queued {
 		d.hub.Publish(TopicQueue, string(id))
@@ -63,12 +65,12 @@ func (d *Jobs) Load(ctx context.Context, id berth.JobID) (berth.JobView, error) 
 }
 
 // View is Load for who has loaded the job before: it only reads.
-func (d *Jobs) View(ctx context.Context, id berth.JobID) (berth.JobView, error) {
+func (d *Jobs) View(ctx context.Context, id berth.JobID) (wire.JobView, error) {
 	view, err := scanView(d.pool.QueryRow(ctx, viewJob, pgx.NamedArgs{"job": id, "window": GrantWindow}))
 	return view, mapError(err, "job "+string(id))
 }
 
-func scanLoad(results pgx.BatchResults) (queued bool, v berth.JobView, err error) {
+func scanLoad(results pgx.BatchResults) (queued bool, v wire.JobView, err error) {
 	tag, err := results.Exec()
 	if err != nil {
 		return false, v, err
@@ -77,14 +79,14 @@ func scanLoad(results pgx.BatchResults) (queued bool, v berth.JobView, err error
 	return tag.RowsAffected() > 0, v, err
 }
 
-func scanView(row pgx.Row) (v berth.JobView, err error) {
+func scanView(row pgx.Row) (v wire.JobView, err error) {
 	var limitMS int64
 	var stopBy *time.Time
 	err = row.Scan(&v.State, &v.Attempt, &v.HasParent, &v.CancelSeen, &limitMS, &v.Placeable, &v.ResumeStep, &stopBy, &v.Slots)
 	if err != nil {
 		return v, err
 	}
-	v.RunLimit = berth.Duration(time.Duration(limitMS) * time.Millisecond)
+	v.RunLimit = spec.Duration(time.Duration(limitMS) * time.Millisecond)
 	if stopBy != nil {
 		v.StopBy = *stopBy
 	}

@@ -8,6 +8,8 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 func TestLoadQueuesASubmittedJobOnce(t *testing.T) {
@@ -15,7 +17,7 @@ func TestLoadQueuesASubmittedJobOnce(t *testing.T) {
 	s := newStage(t)
 	id := s.submit(nil)
 	queue, job := s.db.Hub().Subscribe(db.TopicQueue, "*"), s.db.Hub().Subscribe(db.TopicJob, string(id))
-	if diff := cmp.Diff(berth.JobView{State: berth.Queued, Placeable: true, Slots: []berth.Slot{}}, s.load(id)); diff != "" {
+	if diff := cmp.Diff(wire.JobView{State: berth.Queued, Placeable: true, Slots: []berth.Slot{}}, s.load(id)); diff != "" {
 		t.Errorf("first load (-want +got):\n%s", diff)
 	}
 	if !hears(t, queue) || !hears(t, job) {
@@ -32,7 +34,7 @@ func TestLoadQueuesASubmittedJobOnce(t *testing.T) {
 func TestLoadShowsTheGrant(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.submit(func(j *berth.JobSpec) { j.TimeLimit = berth.Duration(time.Hour) })
+	id := s.submit(func(j *spec.Job) { j.TimeLimit = spec.Duration(time.Hour) })
 	attempt := s.place(id, "m0", "m1")
 	s.claim(id, attempt, 0)
 	s.exit(id, attempt, 0, exited(0))
@@ -43,8 +45,8 @@ func TestLoadShowsTheGrant(t *testing.T) {
 		}
 		got.Slots[i].Alloc = 0
 	}
-	want := berth.JobView{
-		State: berth.Scheduled, Attempt: 1, RunLimit: berth.Duration(time.Hour + berth.DefaultStopGrace),
+	want := wire.JobView{
+		State: berth.Scheduled, Attempt: 1, RunLimit: spec.Duration(time.Hour + spec.DefaultStopGrace),
 		Slots: []berth.Slot{
 			{Rank: 0, Machine: "m0", GPUs: []int{0}, State: berth.AllocExited, Sealed: true},
 			{Rank: 1, Machine: "m1", GPUs: []int{0}, State: berth.AllocReserved},

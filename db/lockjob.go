@@ -7,6 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/failure"
+	"berth/spec"
 )
 
 // lockedJob is a job's row and the ranks of its current attempt, all locked in
@@ -17,7 +19,7 @@ type lockedJob struct {
 	Attempt     int
 	Class       string
 	Grace       time.Duration
-	Retry       berth.RetryPolicy
+	Retry       spec.RetryPolicy
 	CancelAt    *time.Time
 	Preempted   bool
 	Avoid       []berth.MachineID
@@ -41,7 +43,7 @@ type lockedRank struct {
 	Rank     int
 	Machine  berth.MachineID
 	State    berth.AllocationState
-	Exit     *berth.Exit
+	Exit     *failure.Exit
 	Claimed  bool
 	Sealed   bool
 	Orphaned bool // at some time, even if it was released since

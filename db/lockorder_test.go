@@ -11,6 +11,8 @@ import (
 	"berth"
 	"berth/db"
 	"berth/db/dbtest"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Reports of several machines about the same gangs, cancels, settles and
@@ -33,7 +35,7 @@ func TestReportsKeepTheLockOrder(t *testing.T) {
 	}
 	const jobs = 30
 	type member struct {
-		berth.RankReport
+		wire.RankReport
 		machine int
 	}
 	var members []member
@@ -49,7 +51,7 @@ func TestReportsKeepTheLockOrder(t *testing.T) {
 			on := (i + rank*(1+i%2)) % 3
 			alloc := one[int64](s, `INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli, state)
 				VALUES ($1, 1, $2, $3, 1, 10, 10, 0, 0, 'active') RETURNING id`, id, rank, machines[on])
-			members = append(members, member{berth.RankReport{Alloc: berth.AllocationID(alloc), Job: id, Attempt: 1, Rank: rank}, on})
+			members = append(members, member{wire.RankReport{Alloc: berth.AllocationID(alloc), Job: id, Attempt: 1, Rank: rank}, on})
 		}
 	}
 	var all sync.WaitGroup
@@ -57,7 +59,7 @@ func TestReportsKeepTheLockOrder(t *testing.T) {
 		all.Go(func() {
 			for _, phase := range []berth.Phase{berth.PhasePrepared, berth.PhaseRunning, berth.PhaseExited, berth.PhaseSealed} {
 				for size := 1; size <= 7; size += 3 { // the same again, in other parts
-					var mine []berth.RankReport
+					var mine []wire.RankReport
 					for _, m := range members {
 						if m.machine == n {
 							p := m.RankReport
@@ -71,7 +73,7 @@ func TestReportsKeepTheLockOrder(t *testing.T) {
 					}
 					for part := range slices.Chunk(mine, size) {
 						a.seq++
-						_, err := a.db.Agents.Sync(t.Context(), a.machine, berth.SyncRequest{AgentBoot: a.boot, Epoch: 1, Seq: a.seq, Reports: part})
+						_, err := a.db.Agents.Sync(t.Context(), a.machine, wire.SyncRequest{AgentBoot: a.boot, Epoch: 1, Seq: a.seq, Reports: part})
 						if err != nil {
 							t.Errorf("%s: %v", a.machine, err)
 						}
@@ -136,16 +138,16 @@ func TestSubmitsLockUploadsBeforeTheirTenant(t *testing.T) {
 	s := newStage(t)
 	address := berth.Address("sha256:" + strings.Repeat("a", 64))
 	most := 100
-	if err := s.db.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: "default", MaxQueued: &most}); err != nil {
+	if err := s.db.Tenants.SetQuota(t.Context(), spec.Quota{Tenant: "default", MaxQueued: &most}); err != nil {
 		t.Fatal(err)
 	}
 	mustExec(t, s.pool, `INSERT INTO uploads (tenant, address, folder, files, bytes) VALUES ('default', $1, 'f', 1, 1)`, address)
-	withCode := func(j berth.JobSpec) berth.JobSpec {
+	withCode := func(j spec.Job) spec.Job {
 		j.Workdir = string(address)
 		return j
 	}
-	pipeline := func(inner map[string]berth.PipelineSpec) func() error {
-		p := nesting(berth.FailFast, []string{"a"}, inner)
+	pipeline := func(inner map[string]spec.Pipeline) func() error {
+		p := nesting(spec.FailFast, []string{"a"}, inner)
 		if inner == nil {
 			p.Jobs["a"] = withCode(p.Jobs["a"])
 		}
@@ -154,19 +156,19 @@ func TestSubmitsLockUploadsBeforeTheirTenant(t *testing.T) {
 			return err
 		}
 	}
-	job := func(array *berth.Array) func() error {
-		spec := withCode(s.spec(nil))
-		spec.Array = array
+	job := func(array *spec.Array) func() error {
+		jobSpec := withCode(s.spec(nil))
+		jobSpec.Array = array
 		return func() error {
-			_, _, err := s.db.Jobs.Submit(t.Context(), db.Submission{Tenant: "default", Spec: spec, Actor: "user:test"})
+			_, _, err := s.db.Jobs.Submit(t.Context(), db.Submission{Tenant: "default", Spec: jobSpec, Actor: "user:test"})
 			return err
 		}
 	}
-	inside := graph(berth.FailFast, "x")
+	inside := graph(spec.FailFast, "x")
 	inside.Jobs["x"] = withCode(inside.Jobs["x"])
 	for what, submit := range map[string]func() error{
-		"a job": job(nil), "an array": job(&berth.Array{Size: 2}),
-		"a pipeline": pipeline(nil), "a nested one": pipeline(map[string]berth.PipelineSpec{"a": inside}),
+		"a job": job(nil), "an array": job(&spec.Array{Size: 2}),
+		"a pipeline": pipeline(nil), "a nested one": pipeline(map[string]spec.Pipeline{"a": inside}),
 	} {
 		done := make(chan error, 1)
 		s.holding(`SELECT 1 FROM uploads FOR UPDATE`, func() {

@@ -11,6 +11,8 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 // everyTable lists the tables of the schema as the catalogue has them, so that a
@@ -64,7 +66,7 @@ func TestLockOnAnyTableMissesNoRenewal(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), agentWaits)
 			defer cancel()
 			began := time.Now()
-			answer, err := s.db.Agents.Sync(ctx, a.machine, berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest})
+			answer, err := s.db.Agents.Sync(ctx, a.machine, wire.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest})
 			took := time.Since(began)
 			if err != nil || !answer.Renewed || answer.Changed {
 				t.Errorf("with %s locked a sync was answered %+v, %v; want a renewed lease and no set", table, answer, err)
@@ -82,7 +84,7 @@ func TestLockOnAnyTableMissesNoRenewal(t *testing.T) {
 			t.Errorf("after a sync with %s locked the suspected machine is %s", table, got)
 		}
 		began = time.Now()
-		if _, err := a.sync(func(*berth.SyncRequest) {}); err != nil {
+		if _, err := a.sync(func(*wire.SyncRequest) {}); err != nil {
 			t.Errorf("after the lock on %s: %v", table, err)
 		}
 		s.cleared(a, time.Since(began), "after the lock on "+table)
@@ -103,7 +105,7 @@ func (s *stage) cleared(a *agent, took time.Duration, when string) {
 			s.t.Fatalf("%s the machine is %s after a call of %s", when, state, took)
 		}
 		began := time.Now()
-		_, _ = a.sync(func(*berth.SyncRequest) {})
+		_, _ = a.sync(func(*wire.SyncRequest) {})
 		took = time.Since(began)
 		return false
 	})
@@ -133,7 +135,7 @@ func TestLeaseEndsWithItsSession(t *testing.T) {
 		},
 		"joined anew": func(s *stage) {
 			mustExec(s.t, s.pool, `UPDATE machine_leases SET until = now() - interval '1 s'`)
-			j, err := s.db.JoinTokens.Create(s.t.Context(), berth.NewJoinToken{}, "operator:test")
+			j, err := s.db.JoinTokens.Create(s.t.Context(), spec.NewJoinToken{}, "operator:test")
 			if err != nil {
 				s.t.Fatal(err)
 			}
@@ -157,12 +159,12 @@ func TestLeaseEndsWithItsSession(t *testing.T) {
 			s.holding(accessExclusive("machines"), func() {
 				ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 				defer cancel()
-				answer, err := s.db.Agents.Sync(ctx, a.machine, berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest})
+				answer, err := s.db.Agents.Sync(ctx, a.machine, wire.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest})
 				if berth.CodeOf(err) != berth.CodeUnavailable {
 					t.Errorf("a sync of a session that is over was answered %+v, %v while machines was locked", answer, err)
 				}
 			})
-			if answer, err := a.sync(func(*berth.SyncRequest) {}); err == nil || berth.CodeOf(err) == berth.CodeUnavailable {
+			if answer, err := a.sync(func(*wire.SyncRequest) {}); err == nil || berth.CodeOf(err) == berth.CodeUnavailable {
 				t.Errorf("a sync of a session that is over was answered %+v, %v", answer, err)
 			}
 			if now := one[time.Time](s, `SELECT seen_at FROM machine_leases WHERE machine_id = 'm0'`); !now.Equal(before) {

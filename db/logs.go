@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/wire"
 )
 
 // LogPlace is where a rank's log stands and whose it is.
@@ -171,7 +172,7 @@ func (d *Logs) Cut(
 		if err != nil {
 			return err
 		}
-		if err := addEventOnce(ctx, tx, p.Job, berth.EventLogCut, p.Attempt, AgentActor(p.machine),
+		if err := addEventOnce(ctx, tx, p.Job, wire.EventLogCut, p.Attempt, AgentActor(p.machine),
 			fmt.Sprintf("the rest of the log of member %d is not stored: %v", p.Rank, why)); err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 
 	"berth"
 	"berth/internal/lib/enginesilence"
+	"berth/wire"
 )
 
 // MachineFilter selects machines; zero fields select all that are not retired.
@@ -20,19 +21,19 @@ type MachineFilter struct {
 
 // Get returns a machine with its devices and the jobs on it. Capacity in
 // use is everybody's; jobs are named only to their tenant ("" sees all).
-func (d *Machines) Get(ctx context.Context, tenant berth.TenantID, id berth.MachineID) (berth.Machine, error) {
+func (d *Machines) Get(ctx context.Context, tenant berth.TenantID, id berth.MachineID) (wire.Machine, error) {
 	found, err := d.List(ctx, MachineFilter{ID: id, Tenant: tenant})
 	if err != nil {
-		return berth.Machine{}, err
+		return wire.Machine{}, err
 	}
 	if len(found) == 0 {
-		return berth.Machine{}, berth.Errorf(berth.CodeNotFound, "no such machine %s", id)
+		return wire.Machine{}, berth.Errorf(berth.CodeNotFound, "no such machine %s", id)
 	}
 	return found[0], nil
 }
 
 // List returns machines by id, as Get does.
-func (d *Machines) List(ctx context.Context, f MachineFilter) ([]berth.Machine, error) {
+func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, error) {
 	states := f.State
 	if states == nil {
 		states = []berth.MachineState{}
@@ -88,7 +89,7 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]berth.Machine, 
 	if err != nil {
 		return nil, mapError(err, "machines")
 	}
-	machines, err := pgx.CollectRows(rows, pgx.RowTo[berth.Machine])
+	machines, err := pgx.CollectRows(rows, pgx.RowTo[wire.Machine])
 	for i := range machines {
 		m := &machines[i]
 		if m.EngineSilentSince == nil {

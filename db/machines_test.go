@@ -6,9 +6,11 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
-func (s *stage) machine(tenant berth.TenantID, id berth.MachineID) berth.Machine {
+func (s *stage) machine(tenant berth.TenantID, id berth.MachineID) wire.Machine {
 	s.t.Helper()
 	m, err := s.db.Machines.Get(s.t.Context(), tenant, id)
 	if err != nil {
@@ -106,7 +108,7 @@ func TestConfirmDeadReleasesWhatASilentMachineHolds(t *testing.T) {
 	if m.Used != (berth.Capacity{}) || m.GPUs[0].UsedMilli != 0 || m.State != berth.MachineLost || m.Epoch != 2 {
 		t.Errorf("machine after confirm-dead %+v", m)
 	}
-	if e := lastEvent(s, running); e.Kind != berth.EventReleased || e.Actor != "operator:test" {
+	if e := lastEvent(s, running); e.Kind != wire.EventReleased || e.Actor != "operator:test" {
 		t.Errorf("last event %+v", e)
 	}
 	if r := s.settle(running, attempt); r.Next != berth.Retrying {
@@ -144,18 +146,18 @@ func TestRetireIsRefusedWhileAnythingCounts(t *testing.T) {
 func TestTokensOpenUntilTheyEnd(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	made, err := s.db.Tokens.Create(t.Context(), berth.NewToken{Name: "ci", Tenant: "team-a", Role: berth.RoleUser})
+	made, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "ci", Tenant: "team-a", Role: spec.RoleUser})
 	if err != nil {
 		t.Fatal(err)
 	}
 	p, err := s.db.Tokens.Authenticate(t.Context(), made.Secret)
-	if err != nil || p.Tenant != "team-a" || p.Role != berth.RoleUser || p.Name != "ci" {
+	if err != nil || p.Tenant != "team-a" || p.Role != spec.RoleUser || p.Name != "ci" {
 		t.Errorf("authenticate: %+v, %v", p, err)
 	}
 	if n := one[int](s, `SELECT count(*) FROM tokens WHERE encode(sha256, 'escape') LIKE '%' || $1 || '%'`, made.Secret[19:]); n != 0 {
 		t.Error("the secret is stored")
 	}
-	brief, err := s.db.Tokens.Create(t.Context(), berth.NewToken{Name: "brief", Tenant: "team-a", Role: berth.RoleUser, TTL: 1e6})
+	brief, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "brief", Tenant: "team-a", Role: spec.RoleUser, TTL: 1e6})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +165,7 @@ func TestTokensOpenUntilTheyEnd(t *testing.T) {
 	if err := s.db.Tokens.Revoke(t.Context(), made.ID); err != nil {
 		t.Fatal(err)
 	}
-	join, err := s.db.JoinTokens.Create(t.Context(), berth.NewJoinToken{}, "operator:test")
+	join, err := s.db.JoinTokens.Create(t.Context(), spec.NewJoinToken{}, "operator:test")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,9 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/failure"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Drain keeps new work off a machine. What runs there goes on until deadline;
@@ -96,9 +99,9 @@ func (d *Machines) ConfirmDead(ctx context.Context, id berth.MachineID, actor st
 			return err
 		}
 		for _, h := range held {
-			err := addEvent(ctx, tx, h.Job, berth.Event{
-				Kind: berth.EventReleased, Attempt: h.Attempt, Actor: actor,
-				Detail: "machine " + string(id) + " was confirmed dead", Facts: &berth.EventFacts{Machine: id},
+			err := addEvent(ctx, tx, h.Job, wire.Event{
+				Kind: wire.EventReleased, Attempt: h.Attempt, Actor: actor,
+				Detail: "machine " + string(id) + " was confirmed dead", Facts: &wire.EventFacts{Machine: id},
 			})
 			if err != nil {
 				return err
@@ -184,7 +187,7 @@ func confirmable(ctx context.Context, tx pgx.Tx, id berth.MachineID, held []hold
 	case state == berth.MachineRetired:
 		return berth.Errorf(berth.CodeConflict, "machine %s is retired", id)
 	case alive:
-		return berth.Errorf(berth.CodeConflict, "machine %s is alive: its lease has not run out. Drain it, or wait %s after its last word", id, berth.Duration(berth.MachineLeaseTTL))
+		return berth.Errorf(berth.CodeConflict, "machine %s is alive: its lease has not run out. Drain it, or wait %s after its last word", id, spec.Duration(berth.MachineLeaseTTL))
 	case counting != len(held):
 		return berth.Errorf(berth.CodeConflict, "machine %s was given work while it was being confirmed dead; try again", id)
 	}
@@ -212,7 +215,7 @@ func releaseDead(ctx context.Context, tx pgx.Tx, id berth.MachineID, held []hold
 			forgotten_at = now(),
 			freed_by = CASE WHEN counts(state) THEN 'operator' ELSE freed_by END
 		WHERE id = ANY(@ids)`,
-		pgx.NamedArgs{"ids": ids, "actor": actor, "cause": berth.CauseVanished})
+		pgx.NamedArgs{"ids": ids, "actor": actor, "cause": failure.CauseVanished})
 	if err != nil {
 		return err
 	}

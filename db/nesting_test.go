@@ -15,16 +15,19 @@ import (
 	"berth/db"
 	"berth/db/dbtest"
 	"berth/db/history"
+	"berth/failure"
+	"berth/spec"
+	"berth/wire"
 )
 
 // nested stores a pipeline of steps by what they need, some of which are pipelines
 // themselves: by their paths.
-func (s *stage) nested(onFailure string, steps []string, inner map[string]berth.PipelineSpec) berth.JobID {
+func (s *stage) nested(onFailure string, steps []string, inner map[string]spec.Pipeline) berth.JobID {
 	s.t.Helper()
 	return s.stores(nesting(onFailure, steps, inner))
 }
 
-func (s *stage) stores(p berth.PipelineSpec) berth.JobID {
+func (s *stage) stores(p spec.Pipeline) berth.JobID {
 	s.t.Helper()
 	job, created, err := s.db.Jobs.SubmitPipeline(s.t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p.WithDefaults(), Actor: "user:test"})
 	if err != nil || !created {
@@ -33,10 +36,10 @@ func (s *stage) stores(p berth.PipelineSpec) berth.JobID {
 	return job.ID
 }
 
-func nesting(onFailure string, steps []string, inner map[string]berth.PipelineSpec) berth.PipelineSpec {
+func nesting(onFailure string, steps []string, inner map[string]spec.Pipeline) spec.Pipeline {
 	p := graph(onFailure, steps...)
 	for key, in := range inner {
-		p.Jobs[key] = berth.JobSpec{Needs: p.Jobs[key].Needs, OnFailure: in.OnFailure, Jobs: in.Jobs}
+		p.Jobs[key] = spec.Job{Needs: p.Jobs[key].Needs, OnFailure: in.OnFailure, Jobs: in.Jobs}
 	}
 	return p.WithDefaults()
 }
@@ -81,8 +84,8 @@ func (s *stage) want(pipeline berth.JobID, path, want string) {
 func TestANestedPipelineStartsWhenItsNeedsHaveSucceeded(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.nested(berth.FailFast, []string{"prep", "train: prep", "report: train"}, map[string]berth.PipelineSpec{
-		"train": nesting(berth.FailFast, []string{"load", "fit: load"}, map[string]berth.PipelineSpec{"fit": graph(berth.Continue, "one", "two")}),
+	id := s.nested(spec.FailFast, []string{"prep", "train: prep", "report: train"}, map[string]spec.Pipeline{
+		"train": nesting(spec.FailFast, []string{"load", "fit: load"}, map[string]spec.Pipeline{"fit": graph(spec.Continue, "one", "two")}),
 	})
 	train, fit := s.at(id, "train"), s.at(id, "train.fit")
 	if list, err := s.db.Jobs.SubmittedBefore(t.Context(), 0, 10); err != nil || len(list) != 2 { // the outermost and prep
@@ -101,7 +104,7 @@ func TestANestedPipelineStartsWhenItsNeedsHaveSucceeded(t *testing.T) {
 	s.want(id, "train", "fit submitted, load submitted")
 	s.finish(s.at(id, "prep"), 0)
 	r, err := s.db.Parents.Reconcile(t.Context(), id)
-	if err != nil || len(r.Ready) != 1 || r.Ready[0] != (berth.Ready{Job: train, Kind: berth.KindPipeline}) {
+	if err != nil || len(r.Ready) != 1 || r.Ready[0] != (wire.Ready{Job: train, Kind: berth.KindPipeline}) {
 		t.Fatalf("what may start is %+v, %v", r, err)
 	}
 	s.want(id, "train", "fit submitted, load submitted")
@@ -134,7 +137,7 @@ func TestANestedPipelineStartsWhenItsNeedsHaveSucceeded(t *testing.T) {
 func TestAPipelineRunsWhileOnlyWhatIsInItDoes(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.nested(berth.FailFast, []string{"a"}, map[string]berth.PipelineSpec{"a": nesting(berth.FailFast, []string{"b"}, map[string]berth.PipelineSpec{"b": graph(berth.FailFast, "c")})})
+	id := s.nested(spec.FailFast, []string{"a"}, map[string]spec.Pipeline{"a": nesting(spec.FailFast, []string{"b"}, map[string]spec.Pipeline{"b": graph(spec.FailFast, "c")})})
 	a, b := s.at(id, "a"), s.at(id, "a.b")
 	for _, p := range []berth.JobID{id, a, b} {
 		s.tend(p)
@@ -169,12 +172,12 @@ func (s *stage) begins(id berth.JobID) {
 func TestEachLevelFailsByItsOwnPolicy(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct{ outer, inner, steps, inside, says string }{
-		{berth.FailFast, berth.FailFast, "after canceled, other canceled, train failed", "a failed, b canceled, c canceled", "1 of 3 steps failed: train"},
-		{berth.Continue, berth.FailFast, "after canceled, other submitted*, train failed", "a failed, b canceled, c canceled", ""},
-		{berth.FailFast, berth.Continue, "after submitted, other submitted*, train queued", "a failed, b canceled, c submitted*", ""},
+		{spec.FailFast, spec.FailFast, "after canceled, other canceled, train failed", "a failed, b canceled, c canceled", "1 of 3 steps failed: train"},
+		{spec.Continue, spec.FailFast, "after canceled, other submitted*, train failed", "a failed, b canceled, c canceled", ""},
+		{spec.FailFast, spec.Continue, "after submitted, other submitted*, train queued", "a failed, b canceled, c submitted*", ""},
 	} {
 		s := newStage(t)
-		id := s.nested(row.outer, []string{"train", "after: train", "other"}, map[string]berth.PipelineSpec{"train": graph(row.inner, "a", "b: a", "c")})
+		id := s.nested(row.outer, []string{"train", "after: train", "other"}, map[string]spec.Pipeline{"train": graph(row.inner, "a", "b: a", "c")})
 		s.tend(id)
 		s.tend(s.at(id, "train"))
 		s.ends(id, "train.a", 1)
@@ -198,9 +201,9 @@ func TestEachLevelFailsByItsOwnPolicy(t *testing.T) {
 func TestAFailureAroundStopsWhatIsInside(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.nested(berth.FailFast, []string{"bad", "train", "later: train"}, map[string]berth.PipelineSpec{
-		"train": nesting(berth.Continue, []string{"a", "b", "c: a"}, map[string]berth.PipelineSpec{"c": graph(berth.FailFast, "x", "y: x")}),
-		"later": graph(berth.FailFast, "z"),
+	id := s.nested(spec.FailFast, []string{"bad", "train", "later: train"}, map[string]spec.Pipeline{
+		"train": nesting(spec.Continue, []string{"a", "b", "c: a"}, map[string]spec.Pipeline{"c": graph(spec.FailFast, "x", "y: x")}),
+		"later": graph(spec.FailFast, "z"),
 	})
 	s.tend(id)
 	s.tend(s.at(id, "train"))
@@ -215,7 +218,7 @@ func TestAFailureAroundStopsWhatIsInside(t *testing.T) {
 	s.want(id, "train", "a canceling, b canceled, c canceled")
 	s.want(id, "train.c", "x canceled, y canceled")
 	s.want(id, "later", "z canceled")
-	s.exit(s.at(id, "train.a"), attempt, 0, berth.Exit{Cause: berth.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt})
+	s.exit(s.at(id, "train.a"), attempt, 0, failure.Exit{Cause: failure.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt})
 	s.settle(s.at(id, "train.a"), attempt)
 	s.looks(id, "train.a")
 	s.want(id, "", "bad failed, later canceled, train canceled")
@@ -229,8 +232,8 @@ func TestAFailureAroundStopsWhatIsInside(t *testing.T) {
 func TestUpstreamFailedReachesEveryDepth(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.nested(berth.Continue, []string{"bad", "train: bad", "after: train", "other"}, map[string]berth.PipelineSpec{
-		"train": nesting(berth.FailFast, []string{"a", "b: a"}, map[string]berth.PipelineSpec{"b": graph(berth.FailFast, "x")}),
+	id := s.nested(spec.Continue, []string{"bad", "train: bad", "after: train", "other"}, map[string]spec.Pipeline{
+		"train": nesting(spec.FailFast, []string{"a", "b: a"}, map[string]spec.Pipeline{"b": graph(spec.FailFast, "x")}),
 	})
 	s.tend(id)
 	s.ends(id, "bad", 1)
@@ -251,14 +254,14 @@ func TestUpstreamFailedReachesEveryDepth(t *testing.T) {
 func TestCancelReachesEveryDepthInOneTransaction(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	spec := nesting(berth.Continue, []string{"train", "later: train", "plain"}, map[string]berth.PipelineSpec{
-		"train": nesting(berth.FailFast, []string{"a", "b", "c: a", "many"}, map[string]berth.PipelineSpec{"c": graph(berth.FailFast, "x", "y: x")}),
-		"later": graph(berth.FailFast, "z"),
+	pipeline := nesting(spec.Continue, []string{"train", "later: train", "plain"}, map[string]spec.Pipeline{
+		"train": nesting(spec.FailFast, []string{"a", "b", "c: a", "many"}, map[string]spec.Pipeline{"c": graph(spec.FailFast, "x", "y: x")}),
+		"later": graph(spec.FailFast, "z"),
 	})
-	many := spec.Jobs["train"].Jobs["many"]
-	many.Array = &berth.Array{Size: 3}
-	spec.Jobs["train"].Jobs["many"] = many
-	id := s.stores(spec)
+	many := pipeline.Jobs["train"].Jobs["many"]
+	many.Array = &spec.Array{Size: 3}
+	pipeline.Jobs["train"].Jobs["many"] = many
+	id := s.stores(pipeline)
 	s.tend(id)
 	s.tend(s.at(id, "train"))
 	s.tend(s.at(id, "train.many"))
@@ -279,7 +282,7 @@ func TestCancelReachesEveryDepthInOneTransaction(t *testing.T) {
 		t.Errorf("the rows were written by %d transactions", n)
 	}
 	s.cancel(id) // twice is no other
-	s.exit(s.at(id, "train.a"), attempt, 0, berth.Exit{Cause: berth.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt})
+	s.exit(s.at(id, "train.a"), attempt, 0, failure.Exit{Cause: failure.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt})
 	s.settle(s.at(id, "train.a"), attempt)
 	s.looks(id, "train.a")
 	for _, path := range []string{"train", "train.c"} {
@@ -291,11 +294,11 @@ func TestCancelReachesEveryDepthInOneTransaction(t *testing.T) {
 		t.Errorf("it is %s", j.Status)
 	}
 	s.freed()
-	early := s.stores(spec)
+	early := s.stores(pipeline)
 	if got := s.cancel(early); got != berth.Canceled || s.steps(s.at(early, "train")) != "a canceled, b canceled, c canceled, many canceled" {
 		t.Errorf("canceled before anybody has looked it is %s: %s", got, s.steps(early))
 	}
-	inner := s.stores(spec)
+	inner := s.stores(pipeline)
 	s.tend(inner)
 	if got := s.cancel(s.at(inner, "later")); got != berth.Canceled { // by itself, before its turn
 		t.Errorf("a nested pipeline that has not begun is %s", got)
@@ -318,8 +321,8 @@ func TestTheReconcilerGoesOnWithNestedPipelines(t *testing.T) {
 		}
 		return len(list)
 	}
-	inner := map[string]berth.PipelineSpec{"train": graph(berth.FailFast, "a", "b: a")}
-	after := s.nested(berth.FailFast, []string{"prep", "train: prep"}, inner)
+	inner := map[string]spec.Pipeline{"train": graph(spec.FailFast, "a", "b: a")}
+	after := s.nested(spec.FailFast, []string{"prep", "train: prep"}, inner)
 	s.tend(after)
 	if n := untended(); n != 0 {
 		t.Errorf("with nothing to do the reconciler finds %d", n)
@@ -329,7 +332,7 @@ func TestTheReconcilerGoesOnWithNestedPipelines(t *testing.T) {
 		t.Errorf("it finds %d to go on with", n)
 	}
 	s.cancel(after)
-	id := s.nested(berth.FailFast, []string{"train"}, inner)
+	id := s.nested(spec.FailFast, []string{"train"}, inner)
 	train := s.at(id, "train")
 	s.tend(id)
 	s.tend(train)
@@ -358,8 +361,8 @@ func TestTheReconcilerGoesOnWithNestedPipelines(t *testing.T) {
 func TestHoldPriorityAndReleaseReachEveryDepth(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.nested(berth.FailFast, []string{"plain", "train"}, map[string]berth.PipelineSpec{
-		"train": nesting(berth.FailFast, []string{"a", "b: a", "c"}, map[string]berth.PipelineSpec{"b": graph(berth.FailFast, "x")}),
+	id := s.nested(spec.FailFast, []string{"plain", "train"}, map[string]spec.Pipeline{
+		"train": nesting(spec.FailFast, []string{"a", "b: a", "c"}, map[string]spec.Pipeline{"b": graph(spec.FailFast, "x")}),
 	})
 	s.tend(id)
 	s.tend(s.at(id, "train"))
@@ -373,9 +376,9 @@ func TestHoldPriorityAndReleaseReachEveryDepth(t *testing.T) {
 	if got := held(); got != "a b plain train x it" {
 		t.Errorf("held are %s", got)
 	}
-	high := berth.PriorityHigh
+	high := spec.PriorityHigh
 	blue := "blue"
-	if err := s.db.Jobs.Update(t.Context(), "default", id, berth.JobPatch{Priority: &high, Labels: map[string]*string{"team": &blue}}, "user:test"); err != nil {
+	if err := s.db.Jobs.Update(t.Context(), "default", id, spec.JobPatch{Priority: &high, Labels: map[string]*string{"team": &blue}}, "user:test"); err != nil {
 		t.Fatal(err)
 	}
 	if x := s.job(s.at(id, "train.b.x")); x.Priority != high || x.Labels["team"] != "blue" || *x.Spec.Priority != high {
@@ -403,7 +406,7 @@ func TestHoldPriorityAndReleaseReachEveryDepth(t *testing.T) {
 func TestNothingInsideIsPlacedOfWhatIsHeldAround(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.nested(berth.FailFast, []string{"train"}, map[string]berth.PipelineSpec{"train": graph(berth.FailFast, "a")})
+	id := s.nested(spec.FailFast, []string{"train"}, map[string]spec.Pipeline{"train": graph(spec.FailFast, "a")})
 	s.tend(id)
 	s.tend(s.at(id, "train"))
 	a := s.at(id, "train.a")
@@ -419,9 +422,9 @@ func TestRetryFailedGoesIntoHalfDonePipelines(t *testing.T) {
 	t.Parallel()
 	for _, archived := range []bool{false, true} {
 		s := newStage(t)
-		id := s.nested(berth.Continue, []string{"prep", "train: prep", "good", "report: train"}, map[string]berth.PipelineSpec{
-			"train": nesting(berth.FailFast, []string{"a", "b: a", "c: b"}, map[string]berth.PipelineSpec{"b": graph(berth.Continue, "x", "y", "z: y")}),
-			"good":  graph(berth.FailFast, "g"),
+		id := s.nested(spec.Continue, []string{"prep", "train: prep", "good", "report: train"}, map[string]spec.Pipeline{
+			"train": nesting(spec.FailFast, []string{"a", "b: a", "c: b"}, map[string]spec.Pipeline{"b": graph(spec.Continue, "x", "y", "z: y")}),
+			"good":  graph(spec.FailFast, "g"),
 		})
 		s.tend(id)
 		s.ends(id, "prep", 0)
@@ -486,18 +489,18 @@ func TestANestedPipelineIsRetriedByItself(t *testing.T) {
 // which the first has succeeded, and looks at train.
 func (s *stage) handing() (id, prep berth.JobID) {
 	s.t.Helper()
-	out := func(p berth.PipelineSpec, step, name string, from ...string) {
+	out := func(p spec.Pipeline, step, name string, from ...string) {
 		j := p.Jobs[step]
-		j.Outputs = []berth.Output{{Name: name, Path: "/out"}}
+		j.Outputs = []spec.Output{{Name: name, Path: "/out"}}
 		for i, f := range from {
-			j.Inputs = append(j.Inputs, berth.Input{From: f, To: fmt.Sprintf("/in%d", i)})
+			j.Inputs = append(j.Inputs, spec.Input{From: f, To: fmt.Sprintf("/in%d", i)})
 		}
 		p.Jobs[step] = j
 	}
-	inner := graph(berth.FailFast, "load", "fit: load")
+	inner := graph(spec.FailFast, "load", "fit: load")
 	out(inner, "load", "data")
 	out(inner, "fit", "model", "job:prep/data", "job:load/data")
-	p := nesting(berth.FailFast, []string{"prep", "train: prep", "report: train"}, map[string]berth.PipelineSpec{"train": inner})
+	p := nesting(spec.FailFast, []string{"prep", "train: prep", "report: train"}, map[string]spec.Pipeline{"train": inner})
 	out(p, "prep", "data")
 	out(p, "report", "text", "job:train.fit/model", "job:prep/data")
 	id = s.stores(p)
@@ -534,8 +537,8 @@ func TestOutputsAreHandedAcrossLevels(t *testing.T) {
 func TestAKeyIsOnePipelineWithAllInIt(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	submit := func(inner ...string) (berth.Job, bool, error) {
-		p := nesting(berth.FailFast, []string{"a", "b: a"}, map[string]berth.PipelineSpec{"b": graph(berth.FailFast, inner...)})
+	submit := func(inner ...string) (wire.Job, bool, error) {
+		p := nesting(spec.FailFast, []string{"a", "b: a"}, map[string]spec.Pipeline{"b": graph(spec.FailFast, inner...)})
 		return s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p, Actor: "user:test", IdemKey: "k"})
 	}
 	first, _, err := submit("x", "y: x")
@@ -558,7 +561,7 @@ func TestWhatIsNestedWaitsOutsideTheQuota(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	mustExec(t, s.pool, `UPDATE tenants SET max_queued = 2 WHERE id = 'default'`)
-	id := s.nested(berth.FailFast, []string{"a", "b", "train: a"}, map[string]berth.PipelineSpec{"train": graph(berth.FailFast, "x", "y", "z")})
+	id := s.nested(spec.FailFast, []string{"a", "b", "train: a"}, map[string]spec.Pipeline{"train": graph(spec.FailFast, "x", "y", "z")})
 	_, _, err := s.db.Jobs.Submit(t.Context(), db.Submission{Tenant: "default", Spec: s.spec(nil), Actor: "user:test"})
 	if !berth.IsSlug(err, berth.SlugQuota) {
 		t.Errorf("one more: %v", err)
@@ -570,12 +573,12 @@ func TestWhatIsNestedWaitsOutsideTheQuota(t *testing.T) {
 func TestWhatIsNestedIsStoredWholeOrNotAtAll(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	inner := graph(berth.FailFast, "fit")
+	inner := graph(spec.FailFast, "fit")
 	fit := inner.Jobs["fit"]
 	fit.Secrets = []string{"NOBODY"}
 	inner.Jobs["fit"] = fit
 	_, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Actor: "user:test",
-		Spec: nesting(berth.FailFast, []string{"a", "train"}, map[string]berth.PipelineSpec{"train": inner})})
+		Spec: nesting(spec.FailFast, []string{"a", "train"}, map[string]spec.Pipeline{"train": inner})})
 	refused, _ := errors.AsType[*berth.Error](err)
 	if fields := fieldsOf(refused); len(fields) != 1 || fields[0] != "jobs.train.jobs.fit.secrets[0]" || !strings.Contains(err.Error(), "step train.fit") {
 		t.Errorf("refused with %v: %v", fields, err)
@@ -597,9 +600,9 @@ func TestNestedPipelinesKeepTheLockOrder(t *testing.T) {
 	mustExec(t, s.pool, `UPDATE machines SET cpu_m = 1000000, mem_mb = 1000000`)
 	var all sync.WaitGroup
 	for range 6 {
-		id := s.nested(berth.Continue, []string{"p", "train", "q: train"}, map[string]berth.PipelineSpec{
-			"train": nesting(berth.Continue, []string{"a", "b", "c"}, map[string]berth.PipelineSpec{"c": graph(berth.Continue, "x", "y")}),
-			"q":     graph(berth.FailFast, "z"),
+		id := s.nested(spec.Continue, []string{"p", "train", "q: train"}, map[string]spec.Pipeline{
+			"train": nesting(spec.Continue, []string{"a", "b", "c"}, map[string]spec.Pipeline{"c": graph(spec.Continue, "x", "y")}),
+			"q":     graph(spec.FailFast, "z"),
 		})
 		s.tend(id)
 		s.tend(s.at(id, "train"))
@@ -647,16 +650,16 @@ func TestNestedPipelinesKeepTheLockOrder(t *testing.T) {
 func TestManyStepsAreStoredAndCanceledTogether(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	names := make([]string, berth.MaxSteps)
+	names := make([]string, spec.MaxSteps)
 	for i := range names {
 		names[i] = fmt.Sprintf("s%d", i)
 	}
-	inner := map[string]berth.PipelineSpec{}
+	inner := map[string]spec.Pipeline{}
 	for _, name := range names[:manyLevels] {
-		inner[name] = graph(berth.FailFast, names...)
+		inner[name] = graph(spec.FailFast, names...)
 	}
 	begun := time.Now()
-	id := s.nested(berth.FailFast, names, inner)
+	id := s.nested(spec.FailFast, names, inner)
 	t.Logf("stored in %s", time.Since(begun))
 	begun = time.Now()
 	if got := s.cancel(id); got != berth.Canceled {
@@ -674,7 +677,7 @@ const manyLevels = 3
 func TestTheHistoryOfAStepIsOfAllInIt(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.nested(berth.FailFast, []string{"prep", "train: prep"}, map[string]berth.PipelineSpec{"train": nesting(berth.FailFast, []string{"a"}, map[string]berth.PipelineSpec{"a": graph(berth.FailFast, "x")})})
+	id := s.nested(spec.FailFast, []string{"prep", "train: prep"}, map[string]spec.Pipeline{"train": nesting(spec.FailFast, []string{"a"}, map[string]spec.Pipeline{"a": graph(spec.FailFast, "x")})})
 	s.tend(id)
 	s.ends(id, "prep", 0)
 	s.tend(s.at(id, "train"))
@@ -707,7 +710,7 @@ func TestTheHistoryOfAStepIsOfAllInIt(t *testing.T) {
 func TestTheHistoryTellsWhatBlockedStepsWaitFor(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.nested(berth.FailFast, []string{"train"}, map[string]berth.PipelineSpec{"train": graph(berth.FailFast, "a", "b: a")})
+	id := s.nested(spec.FailFast, []string{"train"}, map[string]spec.Pipeline{"train": graph(spec.FailFast, "a", "b: a")})
 	s.tend(id)
 	train := s.at(id, "train")
 	s.tend(train)
@@ -766,11 +769,11 @@ func TestALookTellsSoManyToStop(t *testing.T) {
 		for i := range names {
 			names[i] = fmt.Sprintf("s%d", i)
 		}
-		pipelines := map[string]berth.PipelineSpec{}
+		pipelines := map[string]spec.Pipeline{}
 		for i := range inner {
-			pipelines[fmt.Sprintf("p%d", i)] = graph(berth.FailFast, names...)
+			pipelines[fmt.Sprintf("p%d", i)] = graph(spec.FailFast, names...)
 		}
-		id := s.nested(berth.FailFast, []string{"bad", "p0", "p1", "p2"}, pipelines)
+		id := s.nested(spec.FailFast, []string{"bad", "p0", "p1", "p2"}, pipelines)
 		s.tend(id)
 		for i := range inner {
 			s.tend(s.at(id, fmt.Sprintf("p%d", i)))

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/wire"
 )
 
 // Notice is one call of a webhook that is to be made.
@@ -111,8 +112,8 @@ func (d *Outbox) GiveUp(ctx context.Context, n Notice, detail string) error {
 		if gone = tag.RowsAffected() > 0; err != nil || !gone {
 			return err
 		}
-		return addEvent(ctx, tx, n.Job, berth.Event{
-			Kind: berth.EventWarning, Actor: "webhooks",
+		return addEvent(ctx, tx, n.Job, wire.Event{
+			Kind: wire.EventWarning, Actor: "webhooks",
 			Detail: detail,
 		})
 	})

@@ -9,6 +9,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
 )
 
 // told lists what is to be told of a job, as hook:status.
@@ -17,10 +18,10 @@ func (s *stage) told(id berth.JobID) []string {
 	return one[[]string](s, `SELECT coalesce(array_agg(hook || ':' || status ORDER BY seq, hook), '{}') FROM notices WHERE job = $1`, id)
 }
 
-func hooks(on ...[]string) func(*berth.JobSpec) {
-	return func(j *berth.JobSpec) {
+func hooks(on ...[]string) func(*spec.Job) {
+	return func(j *spec.Job) {
 		for i, list := range on {
-			j.Notify = append(j.Notify, berth.Notify{URL: fmt.Sprintf("https://example.com/%d", i), On: list})
+			j.Notify = append(j.Notify, spec.Notify{URL: fmt.Sprintf("https://example.com/%d", i), On: list})
 		}
 	}
 }
@@ -28,7 +29,7 @@ func hooks(on ...[]string) func(*berth.JobSpec) {
 // signs stores the secret that calls are signed with.
 func (s *stage) signs() {
 	s.t.Helper()
-	if _, _, err := s.db.Secrets.Set(s.t.Context(), db.SealedSecret{Tenant: "default", Name: berth.WebhookSecret, Key: "k", Sealed: []byte("x")}); err != nil {
+	if _, _, err := s.db.Secrets.Set(s.t.Context(), db.SealedSecret{Tenant: "default", Name: spec.WebhookSecret, Key: "k", Sealed: []byte("x")}); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -75,8 +76,8 @@ func TestWebhooksAreToldOfTheWhole(t *testing.T) {
 	s.tend(array)
 	for i := range 2 {
 		e := s.element(array, i)
-		if spec := s.job(e).Spec; len(spec.Notify) > 0 {
-			t.Errorf("element %d has %+v", i, spec.Notify)
+		if jobSpec := s.job(e).Spec; len(jobSpec.Notify) > 0 {
+			t.Errorf("element %d has %+v", i, jobSpec.Notify)
 		}
 		s.load(e)
 		s.finish(e, 0)
@@ -85,8 +86,8 @@ func TestWebhooksAreToldOfTheWhole(t *testing.T) {
 	if diff := cmp.Diff([]string{"0:queued", "0:succeeded"}, s.told(array)); diff != "" {
 		t.Errorf("array (-want +got):\n%s", diff)
 	}
-	spec := berth.PipelineSpec{Kind: "pipeline", Name: "p", Notify: []berth.Notify{{URL: "https://example.com"}}, Jobs: map[string]berth.JobSpec{"a": {Image: "x"}}}
-	p, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: spec.WithDefaults(), Actor: "user:x"})
+	pipeline := spec.Pipeline{Kind: "pipeline", Name: "p", Notify: []spec.Notify{{URL: "https://example.com"}}, Jobs: map[string]spec.Job{"a": {Image: "x"}}}
+	p, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: pipeline.WithDefaults(), Actor: "user:x"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/wire"
 )
 
 // doom notes the checkpoint folders of jobs that are about to be archived, in
@@ -128,10 +129,10 @@ func (d *Objects) RejectMissing(ctx context.Context, term Term, s Shard) (bool, 
 			return err
 		}
 		marked = true
-		return addEvent(ctx, tx, s.Job, berth.Event{
-			Kind: berth.EventCheckpointRejected, Attempt: s.Attempt, Actor: "leader",
+		return addEvent(ctx, tx, s.Job, wire.Event{
+			Kind: wire.EventCheckpointRejected, Attempt: s.Attempt, Actor: "leader",
 			Detail: fmt.Sprintf("step %d of attempt %d: the object store has lost a part of it", s.Step, s.Attempt),
-			Facts:  &berth.EventFacts{Step: &s.Step},
+			Facts:  &wire.EventFacts{Step: &s.Step},
 		})
 	})
 	if marked && err == nil {

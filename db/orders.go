@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/failure"
+	"berth/wire"
 )
 
 // Stop stops what still runs of a gang once a rank of it ended badly or
@@ -121,7 +123,7 @@ func withdraw(ctx context.Context, tx pgx.Tx, job lockedJob, why string) ([]orde
 		RETURNING rank, machine_id`,
 		pgx.NamedArgs{
 			"job": job.ID, "attempt": job.Attempt,
-			"exit":   berth.Exit{Cause: berth.CauseNotStarted, Message: why, FinishedAt: time.Now().UTC()},
+			"exit":   failure.Exit{Cause: failure.CauseNotStarted, Message: why, FinishedAt: time.Now().UTC()},
 			"orders": berth.Orders{Forget: true},
 		})
 }
@@ -151,8 +153,8 @@ func addOrderEvent(ctx context.Context, tx pgx.Tx, job lockedJob, order string, 
 	if len(ranks) == 0 {
 		return nil
 	}
-	return addEvent(ctx, tx, job.ID, berth.Event{
-		Kind: berth.EventOrdered, Attempt: job.Attempt, Actor: "workflow",
+	return addEvent(ctx, tx, job.ID, wire.Event{
+		Kind: wire.EventOrdered, Attempt: job.Attempt, Actor: "workflow",
 		Detail: describeOrder(order, ranks),
 	})
 }

@@ -8,16 +8,17 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/wire"
 )
 
 // RegisterOutput makes a stored object an output of the job, under its current
 // attempt only, until the rank is sealed. Doing so again changes nothing. An output that exceeds a
 // storage quota of the tenant is refused with slug storage_quota, and its object is
 // deleted a day later.
-func (d *Objects) RegisterOutput(ctx context.Context, machine berth.MachineID, p berth.OutputReport) error {
+func (d *Objects) RegisterOutput(ctx context.Context, machine berth.MachineID, p wire.OutputReport) error {
 	var object string
 	err := d.tx(ctx, func(tx pgx.Tx) error {
-		c := checkpointing{tx: tx, machine: machine, report: berth.CheckpointReport{
+		c := checkpointing{tx: tx, machine: machine, report: wire.CheckpointReport{
 			AgentBoot: p.AgentBoot, Epoch: p.Epoch, Alloc: p.Alloc, Job: p.Job, Attempt: p.Attempt, Rank: p.Rank,
 		}}
 		if err := c.lock(ctx); err != nil {
@@ -63,7 +64,7 @@ func (d *Objects) RegisterOutput(ctx context.Context, machine berth.MachineID, p
 
 // OutputObject is a stored output and where it lies.
 type OutputObject struct {
-	berth.StoredOutput
+	wire.StoredOutput
 	Object string
 }
 

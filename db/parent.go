@@ -9,6 +9,8 @@ import (
 
 	"berth"
 	"berth/internal/lib/failpoint"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Bounds of what one look at a parent does. A look is a step of a workflow, and
@@ -46,9 +48,9 @@ type lockedParent struct {
 	CancelAsked bool
 	Reason      *berth.Reason
 	Next        []int // indexes of the elements to make next, at most expandBatch
-	QueueFor    berth.Duration
+	QueueFor    spec.Duration
 	Room        *int // how many more jobs of the tenant may wait; nil: any number
-	Tally       berth.Tally
+	Tally       wire.Tally
 }
 
 func lockParent(ctx context.Context, tx pgx.Tx, id berth.JobID) (p lockedParent, err error) {
@@ -110,15 +112,15 @@ func (p lockedParent) whole() bool { return p.Expanded >= p.Tally.Total }
 // of one that is held, and ends it when they all have ended. It is the only
 // writer of a parent's end, under the lock of its row. Doing it again, by
 // whomever, changes nothing; one that has ended stays as it is.
-func (d *Parents) Reconcile(ctx context.Context, id berth.JobID) (berth.TendResult, error) {
+func (d *Parents) Reconcile(ctx context.Context, id berth.JobID) (wire.ReconcileResult, error) {
 	left := followUp
 	return reconcileOnce(ctx, d.core, id, &left)
 }
 
 // reconcileOnce is one pass of Reconcile. It stops at most *left jobs and subtracts their
 // number; it descends into nested parents while some are left.
-func reconcileOnce(ctx context.Context, d *core, id berth.JobID, left *int) (berth.TendResult, error) {
-	var result berth.TendResult
+func reconcileOnce(ctx context.Context, d *core, id berth.JobID, left *int) (wire.ReconcileResult, error) {
+	var result wire.ReconcileResult
 	var did tended
 	news := false // it is a step of a pipeline, which has something to do about what became of it
 	err := d.tx(ctx, func(tx pgx.Tx) error {
@@ -130,12 +132,12 @@ func reconcileOnce(ctx context.Context, d *core, id berth.JobID, left *int) (ber
 		case p.Kind == berth.KindJob:
 			return berth.Errorf(berth.CodeInvalid, "job %s has no elements", id)
 		case p.State.Terminal():
-			result = berth.TendResult{State: p.State}
+			result = wire.ReconcileResult{State: p.State}
 			return nil
 		}
 		before := p.State
 		did, err = tend(ctx, tx, &p)
-		result = berth.TendResult{State: p.State, More: did.more}
+		result = wire.ReconcileResult{State: p.State, More: did.more}
 		if len(did.ready) > 0 {
 			result.Ready, result.Tenant = did.ready, p.Tenant
 		}
@@ -149,7 +151,7 @@ func reconcileOnce(ctx context.Context, d *core, id berth.JobID, left *int) (ber
 		err = failpoint.Hit("worker.expand.after")
 	}
 	if err != nil {
-		return berth.TendResult{}, mapError(err, "job "+string(id))
+		return wire.ReconcileResult{}, mapError(err, "job "+string(id))
 	}
 	did.publish(d.hub, id)
 	if news {
@@ -188,7 +190,7 @@ type tended struct {
 	made    []string      // elements that want their workflow
 	skipped []string      // steps that have succeeded without running
 	stop    []berth.JobID // elements that hold capacity and are to stop
-	ready   []berth.Ready // steps that may start
+	ready   []wire.Ready  // steps that may start
 	actor   string
 	reason  *berth.Reason
 	changed bool // the parent's row
@@ -258,7 +260,7 @@ func tend(ctx context.Context, tx pgx.Tx, p *lockedParent) (did tended, err erro
 
 // move changes the parent's state.
 func (p *lockedParent) move(ctx context.Context, tx pgx.Tx, to berth.State, actor string, reason *berth.Reason) error {
-	var tally *berth.Tally
+	var tally *wire.Tally
 	if to.Terminal() {
 		tally = &p.Tally
 	}
@@ -296,7 +298,7 @@ func (p *lockedParent) end(ctx context.Context, tx pgx.Tx) error {
 	}
 	reason := p.failure()
 	if len(which) > 0 {
-		reason.Message += ": " + berth.FormatIndexes(which)
+		reason.Message += ": " + spec.FormatIndexes(which)
 		if p.Tally.ByStatus[berth.Failed] > len(which) {
 			reason.Message += ", …"
 		}

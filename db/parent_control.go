@@ -7,6 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // cancelParent asks for the end of a locked parent: from its commit on nothing of
@@ -14,7 +16,7 @@ import (
 // ends the rest.
 func cancelParent(ctx context.Context, tx pgx.Tx, job lockedJob, actor string, reason *berth.Reason) (berth.State, ending, error) {
 	state := berth.Canceling
-	var tally *berth.Tally
+	var tally *wire.Tally
 	var below ending
 	var err error
 	if job.Kind == berth.KindPipeline {
@@ -43,7 +45,7 @@ func cancelParent(ctx context.Context, tx pgx.Tx, job lockedJob, actor string, r
 // CancelElements asks for the end of some elements of an array. Those that are
 // not jobs yet are made, so that they are on record, and canceled at once. It
 // returns how many it ended or told to stop; doing it again is no error.
-func (d *Parents) CancelElements(ctx context.Context, tenant berth.TenantID, id berth.JobID, which []berth.IndexRange, actor string, reason *berth.Reason) (int, error) {
+func (d *Parents) CancelElements(ctx context.Context, tenant berth.TenantID, id berth.JobID, which []spec.IndexRange, actor string, reason *berth.Reason) (int, error) {
 	indexes, err := d.elementsIn(ctx, tenant, id, which)
 	if err != nil {
 		return 0, err
@@ -59,7 +61,7 @@ func (d *Parents) CancelElements(ctx context.Context, tenant berth.TenantID, id 
 }
 
 // elementsIn are the indexes of an array within ranges.
-func (d *Parents) elementsIn(ctx context.Context, tenant berth.TenantID, id berth.JobID, which []berth.IndexRange) ([]int, error) {
+func (d *Parents) elementsIn(ctx context.Context, tenant berth.TenantID, id berth.JobID, which []spec.IndexRange) ([]int, error) {
 	var kind berth.Kind
 	var total int
 	var only []int
@@ -81,11 +83,11 @@ func (d *Parents) elementsIn(ctx context.Context, tenant berth.TenantID, id bert
 		}
 	}
 	inside := func(i int) bool {
-		return slices.ContainsFunc(which, func(r berth.IndexRange) bool { return r.First <= i && i <= r.Last })
+		return slices.ContainsFunc(which, func(r spec.IndexRange) bool { return r.First <= i && i <= r.Last })
 	}
 	chosen := slices.DeleteFunc(slices.Clone(only), func(i int) bool { return !inside(i) })
 	if len(chosen) == 0 {
-		return nil, berth.Errorf(berth.CodeInvalid, "array %s has no such elements; it has %s", id, berth.FormatIndexes(only))
+		return nil, berth.Errorf(berth.CodeInvalid, "array %s has no such elements; it has %s", id, spec.FormatIndexes(only))
 	}
 	return chosen, nil
 }
@@ -116,9 +118,9 @@ func (d *Parents) cancelElements(ctx context.Context, id berth.JobID, indexes []
 		if err != nil || len(did.canceled)+len(did.stop) == 0 {
 			return err
 		}
-		return addEvent(ctx, tx, id, berth.Event{
-			Kind: berth.EventCancelRequested, Actor: actor, Reason: reason,
-			Detail: "elements " + berth.FormatIndexes(indexes),
+		return addEvent(ctx, tx, id, wire.Event{
+			Kind: wire.EventCancelRequested, Actor: actor, Reason: reason,
+			Detail: "elements " + spec.FormatIndexes(indexes),
 		})
 	})
 	if err != nil {

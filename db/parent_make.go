@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
 )
 
 // expand makes the elements that are next, as many as the window and the
@@ -79,7 +80,7 @@ func (p *lockedParent) make(ctx context.Context, tx pgx.Tx, indexes []int, actor
 			WHERE n.job = @parent
 		)
 		SELECT id::text FROM made`, pgx.NamedArgs{
-		"parent": p.ID, "ids": ids, "indexes": indexes, "actor": actor, "queue_ms": p.QueueFor.Std().Milliseconds(), "variable": berth.EnvArrayIndex,
+		"parent": p.ID, "ids": ids, "indexes": indexes, "actor": actor, "queue_ms": p.QueueFor.Std().Milliseconds(), "variable": spec.EnvArrayIndex,
 	})
 	if err != nil {
 		return nil, err

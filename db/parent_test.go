@@ -13,13 +13,16 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/failure"
+	"berth/spec"
+	"berth/wire"
 )
 
 // array stores an array of that size; edit may change it.
-func (s *stage) array(size int, edit func(*berth.JobSpec)) berth.JobID {
+func (s *stage) array(size int, edit func(*spec.Job)) berth.JobID {
 	s.t.Helper()
-	return s.submit(func(j *berth.JobSpec) {
-		j.Array = &berth.Array{Size: size}
+	return s.submit(func(j *spec.Job) {
+		j.Array = &spec.Array{Size: size}
 		if edit != nil {
 			edit(j)
 		}
@@ -68,11 +71,11 @@ func (s *stage) tally(id berth.JobID) string {
 func TestAnArraysElementsHaveItsSpecAndTheirOwnVariables(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	high := berth.PriorityHigh
-	id := s.array(0, func(j *berth.JobSpec) {
+	high := spec.PriorityHigh
+	id := s.array(0, func(j *spec.Job) {
 		j.Env = map[string]string{"LR": "1", "SEED": "7"}
 		j.Labels, j.Priority = map[string]string{"project": "vision"}, &high
-		j.Array = &berth.Array{Each: []map[string]string{{"LR": "0.1"}, {"EXTRA": "yes"}}, Parallel: 1}
+		j.Array = &spec.Array{Each: []map[string]string{{"LR": "0.1"}, {"EXTRA": "yes"}}, Parallel: 1}
 	})
 	if p := s.job(id); p.Kind != berth.KindArray || p.Status != berth.Submitted || p.Tally.Unmade != 2 {
 		t.Fatalf("array is %+v", p)
@@ -110,10 +113,10 @@ func TestElementsNeedTheUploadsOfTheirArray(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := s.db.Uploads.End(t.Context(), "default", berth.Upload{Address: a, Files: 1, Bytes: 1}, folder); err != nil {
+	if _, _, err := s.db.Uploads.End(t.Context(), "default", wire.Upload{Address: a, Files: 1, Bytes: 1}, folder); err != nil {
 		t.Fatal(err)
 	}
-	id := s.array(3, func(j *berth.JobSpec) { j.Workdir = string(a) })
+	id := s.array(3, func(j *spec.Job) { j.Workdir = string(a) })
 	s.tend(id)
 	needs := func(parent berth.JobID) int {
 		return one[int](s, `SELECT count(*) FROM job_uploads n JOIN jobs j ON j.id = n.job WHERE j.parent = $1 AND n.address = $2`, parent, a)
@@ -273,13 +276,13 @@ func TestCancelOfAnArrayEndsWhatWaitsAndStopsWhatRuns(t *testing.T) {
 		t.Errorf("tally is %s", got)
 	}
 	s.cancel(id) // twice is no other
-	s.exit(s.element(id, 1), attempt, 0, berth.Exit{Cause: berth.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt})
+	s.exit(s.element(id, 1), attempt, 0, failure.Exit{Cause: failure.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt})
 	s.settle(s.element(id, 1), attempt)
 	if got := s.tend(id); got != berth.Canceled || s.job(id).Reason.Code != berth.ReasonCanceledByUser {
 		t.Errorf("it is %s because of %+v", got, s.job(id).Reason)
 	}
 	early := s.array(3, nil) // canceled before its coordinator has looked
-	if _, err := s.db.Parents.CancelElements(t.Context(), "", early, []berth.IndexRange{{First: 1, Last: 1}}, "user:test", nil); err != nil {
+	if _, err := s.db.Parents.CancelElements(t.Context(), "", early, []spec.IndexRange{{First: 1, Last: 1}}, "user:test", nil); err != nil {
 		t.Error(err)
 	}
 	if got := s.cancel(early); got != berth.Canceled || s.tally(early) != "3, 1 canceled, 2 unmade" {
@@ -293,7 +296,7 @@ func TestCancelOfARangeLeavesTheOthers(t *testing.T) {
 	s := newStage(t)
 	id := s.array(10, nil)
 	cancel := func(text string) (int, error) {
-		which, err := berth.ParseIndexes(text)
+		which, err := spec.ParseIndexes(text)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -320,10 +323,10 @@ func TestCancelOfARangeLeavesTheOthers(t *testing.T) {
 	if _, err := cancel("10-20"); berth.CodeOf(err) != berth.CodeInvalid {
 		t.Errorf("indexes it does not have: %v", err)
 	}
-	if e := lastEvent(s, id); e.Kind != berth.EventCancelRequested || e.Actor != "user:test" {
+	if e := lastEvent(s, id); e.Kind != wire.EventCancelRequested || e.Actor != "user:test" {
 		t.Errorf("last event is %+v", e)
 	}
-	s.exit(s.element(id, 7), attempt, 0, berth.Exit{Cause: berth.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt})
+	s.exit(s.element(id, 7), attempt, 0, failure.Exit{Cause: failure.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt})
 	s.settle(s.element(id, 7), attempt)
 	for _, i := range []int{0, 1, 2, 8} {
 		s.finish(s.element(id, i), 0)
@@ -340,7 +343,7 @@ func TestTooManyFailuresCancelTheRest(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	most := 1
-	id := s.array(6, func(j *berth.JobSpec) { j.Array.MaxFailures = &most })
+	id := s.array(6, func(j *spec.Job) { j.Array.MaxFailures = &most })
 	s.tend(id)
 	poke := s.db.Hub().Subscribe(db.TopicPoke, string(id))
 	s.finish(s.element(id, 0), 0)
@@ -366,7 +369,7 @@ func TestTooManyFailuresCancelTheRest(t *testing.T) {
 func TestRetryFailedRunsExactlyWhatFailed(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.array(6, func(j *berth.JobSpec) { j.Array.Parallel = 2 })
+	id := s.array(6, func(j *spec.Job) { j.Array.Parallel = 2 })
 	if _, _, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("a live one is retried: %v", err)
 	}
@@ -422,12 +425,12 @@ func TestHoldPriorityAndReleaseReachTheElements(t *testing.T) {
 	if n := held(); n != 3 || !s.job(id).Held {
 		t.Errorf("%d elements are held", n)
 	}
-	if e := lastEvent(s, s.element(id, 0)); e.Kind != berth.EventUpdated || e.Detail != "held, with its array" {
+	if e := lastEvent(s, s.element(id, 0)); e.Kind != wire.EventUpdated || e.Detail != "held, with its array" {
 		t.Errorf("event is %+v", e)
 	}
-	high, limit := berth.PriorityHigh, berth.Duration(time.Minute)
+	high, limit := spec.PriorityHigh, spec.Duration(time.Minute)
 	blue := "blue"
-	if err := s.db.Jobs.Update(t.Context(), "default", id, berth.JobPatch{Priority: &high, TimeLimit: &limit, Labels: map[string]*string{"team": &blue}}, "user:test"); err != nil {
+	if err := s.db.Jobs.Update(t.Context(), "default", id, spec.JobPatch{Priority: &high, TimeLimit: &limit, Labels: map[string]*string{"team": &blue}}, "user:test"); err != nil {
 		t.Fatal(err)
 	}
 	if e := s.job(s.element(id, 2)); e.Priority != high || e.Labels["team"] != "blue" || *e.Spec.Priority != high || e.Spec.TimeLimit != limit {
@@ -472,7 +475,7 @@ func TestListsShowArraysAndNotTheirElements(t *testing.T) {
 	if diff := cmp.Diff([]string{"4", "3", "2", "1", "0"}, list(db.JobFilter{Parent: &id})); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]string{"4", "2", "1"}, list(db.JobFilter{Parent: &id, Index: []berth.IndexRange{{First: 1, Last: 2}, {First: 4, Last: 9}}})); diff != "" {
+	if diff := cmp.Diff([]string{"4", "2", "1"}, list(db.JobFilter{Parent: &id, Index: []spec.IndexRange{{First: 1, Last: 2}, {First: 4, Last: 9}}})); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -533,7 +536,7 @@ func TestArraysOfAFullTenantStarveNobody(t *testing.T) {
 	s := newStage(t)
 	quota := func(most int) {
 		t.Helper()
-		if err := s.db.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: "default", MaxQueued: &most}); err != nil {
+		if err := s.db.Tenants.SetQuota(t.Context(), spec.Quota{Tenant: "default", MaxQueued: &most}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -546,9 +549,9 @@ func TestArraysOfAFullTenantStarveNobody(t *testing.T) {
 		s.tend(id)
 	}
 	s.newTenant("lab", "")
-	spec := s.spec(nil)
-	spec.Array = &berth.Array{Size: 1}
-	job, _, err := s.db.Jobs.Submit(t.Context(), db.Submission{Tenant: "lab", Spec: spec.WithDefaults(), Actor: "user:test"})
+	jobSpec := s.spec(nil)
+	jobSpec.Array = &spec.Array{Size: 1}
+	job, _, err := s.db.Jobs.Submit(t.Context(), db.Submission{Tenant: "lab", Spec: jobSpec.WithDefaults(), Actor: "user:test"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -590,7 +593,7 @@ func TestAChangeOfACancelingArrayTellsSoManyToStop(t *testing.T) {
 		t.Errorf("with none left %d elements were told: %v", told()-30, err)
 	}
 	value := "x"
-	if err := s.db.Jobs.Update(t.Context(), "default", id, berth.JobPatch{Labels: map[string]*string{"a": &value}}, "user:test"); err != nil {
+	if err := s.db.Jobs.Update(t.Context(), "default", id, spec.JobPatch{Labels: map[string]*string{"a": &value}}, "user:test"); err != nil {
 		t.Fatal(err)
 	}
 	if n := told() - 30; n != db.FollowUp {

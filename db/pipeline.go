@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/wire"
 )
 
 // skipDepth bounds how many levels of a graph one look goes down over steps that
@@ -46,7 +47,7 @@ func (p *lockedParent) advance(ctx context.Context, tx pgx.Tx, did *tended) erro
 	if err != nil {
 		return err
 	}
-	did.ready, err = pgx.CollectRows(rows, pgx.RowToStructByPos[berth.Ready])
+	did.ready, err = pgx.CollectRows(rows, pgx.RowToStructByPos[wire.Ready])
 	if err != nil || p.State != berth.Queued || len(did.ready) == p.Tally.Total {
 		return err
 	}

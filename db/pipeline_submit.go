@@ -12,23 +12,25 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // PipelineSubmission is a pipeline to be stored.
 type PipelineSubmission struct {
 	Tenant  berth.TenantID
-	Spec    berth.PipelineSpec // valid, with defaults filled in
-	IdemKey string             // "": every call is a new pipeline
+	Spec    spec.Pipeline // valid, with defaults filled in
+	IdemKey string        // "": every call is a new pipeline
 	Actor   string
 	RetryOf *berth.JobID
 }
 
 // SubmitPipeline stores a pipeline and all its steps, which is one transaction.
 // Keys and quotas are as with Submit; steps that wait for others count for none.
-func (d *Jobs) SubmitPipeline(ctx context.Context, s PipelineSubmission) (job berth.Job, created bool, err error) {
+func (d *Jobs) SubmitPipeline(ctx context.Context, s PipelineSubmission) (job wire.Job, created bool, err error) {
 	row, err := newPipelineRow(s)
 	if err != nil {
-		return berth.Job{}, false, err
+		return wire.Job{}, false, err
 	}
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		var err error
@@ -46,27 +48,27 @@ func (d *Jobs) SubmitPipeline(ctx context.Context, s PipelineSubmission) (job be
 			return old, false, found
 		}
 	}
-	return berth.Job{}, false, mapError(err, "pipeline")
+	return wire.Job{}, false, mapError(err, "pipeline")
 }
 
 // newPipelineRow is the parent's row. What steps have each it has of no use.
 func newPipelineRow(s PipelineSubmission) (submitRow, error) {
-	spec, err := json.Marshal(s.Spec)
+	rawSpec, err := json.Marshal(s.Spec)
 	if err != nil {
 		return submitRow{}, fmt.Errorf("marshal pipeline: %w", err)
 	}
 	row, err := newSubmitRow(Submission{
 		Tenant: s.Tenant, IdemKey: s.IdemKey, Actor: s.Actor, RetryOf: s.RetryOf,
-		Spec: berth.JobSpec{Name: s.Spec.Name, Labels: s.Spec.Labels, Notify: s.Spec.Notify}.WithDefaults(),
+		Spec: spec.Job{Name: s.Spec.Name, Labels: s.Spec.Labels, Notify: s.Spec.Notify}.WithDefaults(),
 	})
 	if err != nil {
 		return row, err
 	}
-	sum := sha256.Sum256(spec)
+	sum := sha256.Sum256(rawSpec)
 	row.hash = sum[:]
-	row.args["kind"], row.args["total"], row.args["spec"], row.args["idem_hash"] = berth.KindPipeline, len(s.Spec.Jobs), spec, sum[:]
+	row.args["kind"], row.args["total"], row.args["spec"], row.args["idem_hash"] = berth.KindPipeline, len(s.Spec.Jobs), rawSpec, sum[:]
 	row.args["expanded"] = len(s.Spec.Jobs) // all are rows from the first
-	if s.Spec.OnFailure == berth.FailFast {
+	if s.Spec.OnFailure == spec.FailFast {
 		row.args["max_failures"] = 0
 	}
 	return row, nil
@@ -74,30 +76,30 @@ func newPipelineRow(s PipelineSubmission) (submitRow, error) {
 
 // insertPipeline stores the parent, the steps of all levels and the needs. Ids are in
 // the order of the graph, outer before inner: by id is from the outside in.
-func (r submitRow) insertPipeline(ctx context.Context, tx pgx.Tx, s PipelineSubmission) (berth.Job, error) {
+func (r submitRow) insertPipeline(ctx context.Context, tx pgx.Tx, s PipelineSubmission) (wire.Job, error) {
 	if err := checkSecrets(ctx, tx, s.Tenant, r.needs); err != nil {
-		return berth.Job{}, err
+		return wire.Job{}, err
 	}
 	g := growth{PipelineSubmission: s, ids: map[string]berth.JobID{}, fresh: map[berth.JobID]bool{}}
 	ids := newElementIDs(1 + s.Spec.Count())
 	r.args["id"] = ids[0]
-	var uploads []berth.NamedUpload // of all steps, locked in their order and, as of any job, before the tenant
+	var uploads []spec.NamedUpload // of all steps, locked in their order and, as of any job, before the tenant
 	for path, step := range s.Spec.All() {
 		ids = ids[1:]
 		g.ids[path], g.fresh[ids[0]] = ids[0], true
 		for _, u := range step.Uploads() {
-			uploads = append(uploads, berth.NamedUpload{Field: berth.StepField(path) + "." + u.Field, Address: u.Address})
+			uploads = append(uploads, spec.NamedUpload{Field: spec.StepField(path) + "." + u.Field, Address: u.Address})
 		}
 	}
 	if err := bindUploads(ctx, tx, s.Tenant, uploads); err != nil {
-		return berth.Job{}, err
+		return wire.Job{}, err
 	}
 	parent, err := r.insert(ctx, tx)
 	if err != nil {
-		return berth.Job{}, err
+		return wire.Job{}, err
 	}
 	if err := g.level("", parent.ID, s.Spec); err != nil {
-		return berth.Job{}, err
+		return wire.Job{}, err
 	}
 	return parent, g.insert(ctx, tx)
 }
@@ -120,16 +122,16 @@ type grown struct {
 // level adds the steps of a level, and those below it. Names of steps that lead out
 // of the place where they stand become the jobs that these are: so what is stored
 // of a step, a nested pipeline too, names nothing beyond its own level.
-func (g *growth) level(path string, parent berth.JobID, p berth.PipelineSpec) error {
+func (g *growth) level(path string, parent berth.JobID, p spec.Pipeline) error {
 	p = p.Bound(func(within, step string) (berth.JobID, bool) {
 		top, _, inside := strings.Cut(step, ".")
 		if here, _, _ := strings.Cut(within, "."); within == "" && !inside || here == top {
 			return "", false
 		}
-		return g.ids[berth.StepPath(path, step)], true
+		return g.ids[spec.StepPath(path, step)], true
 	})
 	for _, key := range p.Order() {
-		at := berth.StepPath(path, key)
+		at := spec.StepPath(path, key)
 		row, err := g.row(p, key)
 		if err != nil {
 			return err
@@ -145,7 +147,7 @@ func (g *growth) level(path string, parent berth.JobID, p berth.PipelineSpec) er
 		}
 		g.steps = append(g.steps, grown{at, row})
 		for _, need := range step.Needs {
-			g.jobs, g.needs = append(g.jobs, g.ids[at]), append(g.needs, g.ids[berth.StepPath(path, need)])
+			g.jobs, g.needs = append(g.jobs, g.ids[at]), append(g.needs, g.ids[spec.StepPath(path, need)])
 		}
 		if step.Nests() {
 			if err := g.level(at, g.ids[at], p.Nested(key)); err != nil {
@@ -156,7 +158,7 @@ func (g *growth) level(path string, parent berth.JobID, p berth.PipelineSpec) er
 	return nil
 }
 
-func (g *growth) row(p berth.PipelineSpec, key string) (submitRow, error) {
+func (g *growth) row(p spec.Pipeline, key string) (submitRow, error) {
 	if p.Jobs[key].Nests() {
 		return newPipelineRow(PipelineSubmission{Tenant: g.Tenant, Spec: p.Nested(key), Actor: g.Actor})
 	}
@@ -172,7 +174,7 @@ const insertBatch = 500
 func (g *growth) insert(ctx context.Context, tx pgx.Tx) error {
 	each := func(f func(submitRow) error) error {
 		for _, s := range g.steps {
-			if err := under(berth.StepField(s.path)+".", f(s.row)); err != nil {
+			if err := under(spec.StepField(s.path)+".", f(s.row)); err != nil {
 				return fmt.Errorf("step %s: %w", s.path, err)
 			}
 		}
@@ -213,22 +215,22 @@ func (g *growth) insert(ctx context.Context, tx pgx.Tx) error {
 
 // retryPipeline submits the steps of an ended pipeline again that did not
 // succeed, at every depth; what did is not needed any more.
-func retryPipeline(ctx context.Context, tx pgx.Tx, old berth.Job, actor string, all bool) (berth.Job, error) {
+func retryPipeline(ctx context.Context, tx pgx.Tx, old wire.Job, actor string, all bool) (wire.Job, error) {
 	var succeeded map[string]berth.JobID
 	if !all {
 		var err error
 		if succeeded, err = succeededSteps(ctx, tx, old.ID); err != nil {
-			return berth.Job{}, err
+			return wire.Job{}, err
 		}
 	}
-	spec := old.Pipeline.WithDefaults().Without(succeeded)
-	if len(spec.Jobs) == 0 {
-		return berth.Job{}, berth.Errorf(berth.CodeConflict, "every step of pipeline %s has succeeded", old.ID)
+	pipeline := old.Pipeline.WithDefaults().Without(succeeded)
+	if len(pipeline.Jobs) == 0 {
+		return wire.Job{}, berth.Errorf(berth.CodeConflict, "every step of pipeline %s has succeeded", old.ID)
 	}
-	s := PipelineSubmission{Tenant: old.Tenant, Spec: spec, Actor: actor, RetryOf: &old.ID}
+	s := PipelineSubmission{Tenant: old.Tenant, Spec: pipeline, Actor: actor, RetryOf: &old.ID}
 	row, err := newPipelineRow(s)
 	if err != nil {
-		return berth.Job{}, err
+		return wire.Job{}, err
 	}
 	return row.insertPipeline(ctx, tx, s)
 }
@@ -261,7 +263,7 @@ func succeededSteps(ctx context.Context, tx pgx.Tx, id berth.JobID) (map[string]
 
 // queueTimeout reads a spec's queue_timeout out of its JSON.
 func queueTimeout(raw []byte) (time.Duration, error) {
-	var d berth.Duration
+	var d spec.Duration
 	if len(raw) == 0 || string(raw) == "null" {
 		return 0, nil
 	}

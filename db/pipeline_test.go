@@ -11,6 +11,9 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/failure"
+	"berth/spec"
+	"berth/wire"
 )
 
 // pipeline stores a pipeline of steps by what they need: "a", "b: a", ...
@@ -23,11 +26,11 @@ func (s *stage) pipeline(onFailure string, steps ...string) berth.JobID {
 	return job.ID
 }
 
-func graph(onFailure string, steps ...string) berth.PipelineSpec {
-	p := berth.PipelineSpec{Kind: "pipeline", Name: "p", OnFailure: onFailure, Jobs: map[string]berth.JobSpec{}}
+func graph(onFailure string, steps ...string) spec.Pipeline {
+	p := spec.Pipeline{Kind: "pipeline", Name: "p", OnFailure: onFailure, Jobs: map[string]spec.Job{}}
 	for _, s := range steps {
 		key, needs, _ := strings.Cut(s, ":")
-		p.Jobs[key] = berth.JobSpec{Image: "busybox", Needs: strings.Fields(needs)}
+		p.Jobs[key] = spec.Job{Image: "busybox", Needs: strings.Fields(needs)}
 	}
 	return p.WithDefaults()
 }
@@ -48,7 +51,7 @@ func (s *stage) steps(pipeline berth.JobID) string {
 func TestStepsStartWhenTheirNeedsHaveSucceeded(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.pipeline(berth.FailFast, "a", "b: a", "c: a", "d: b c")
+	id := s.pipeline(spec.FailFast, "a", "b: a", "c: a", "d: b c")
 	if got := s.steps(id); got != "a submitted*, b submitted, c submitted, d submitted" {
 		t.Errorf("steps are %s", got)
 	}
@@ -56,7 +59,7 @@ func TestStepsStartWhenTheirNeedsHaveSucceeded(t *testing.T) {
 		t.Errorf("the dispatcher starts %v, %v", list, err)
 	}
 	first, err := s.db.Parents.Reconcile(t.Context(), id)
-	want := berth.TendResult{State: berth.Queued, Tenant: "default", Ready: []berth.Ready{{Job: s.step(id, "a"), Kind: berth.KindJob}}}
+	want := wire.ReconcileResult{State: berth.Queued, Tenant: "default", Ready: []wire.Ready{{Job: s.step(id, "a"), Kind: berth.KindJob}}}
 	if diff := cmp.Diff(want, first); err != nil || diff != "" {
 		t.Errorf("%v, (-want +got):\n%s", err, diff)
 	}
@@ -88,8 +91,8 @@ func TestStepsStartWhenTheirNeedsHaveSucceeded(t *testing.T) {
 func TestOnFailureEndsTheRestOrGoesOn(t *testing.T) {
 	t.Parallel()
 	for policy, want := range map[string]struct{ after, end, says string }{
-		berth.FailFast: {"a failed, b canceled, c canceled, d canceled, e canceled", "", "1 of 5 steps failed: a"},
-		berth.Continue: {"a failed, b canceled, c canceled, d submitted*, e submitted", "a failed, b canceled, c canceled, d succeeded, e succeeded", "1 of 5 steps failed: a"},
+		spec.FailFast: {"a failed, b canceled, c canceled, d canceled, e canceled", "", "1 of 5 steps failed: a"},
+		spec.Continue: {"a failed, b canceled, c canceled, d submitted*, e submitted", "a failed, b canceled, c canceled, d succeeded, e succeeded", "1 of 5 steps failed: a"},
 	} {
 		s := newStage(t)
 		id := s.pipeline(policy, "a", "b: a", "c: b d", "d", "e: d")
@@ -120,7 +123,7 @@ func TestOnFailureEndsTheRestOrGoesOn(t *testing.T) {
 func TestRetryFailedResumesAHalfDoneGraph(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.pipeline(berth.FailFast, "a", "b: a", "c: b", "d: a c")
+	id := s.pipeline(spec.FailFast, "a", "b: a", "c: b", "d: a c")
 	for _, step := range []string{"a", "b"} {
 		s.tend(id)
 		s.finish(s.step(id, step), 0)
@@ -157,7 +160,7 @@ func TestRetryFailedResumesAHalfDoneGraph(t *testing.T) {
 func TestCancelOfAPipelineReachesAllItsSteps(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.pipeline(berth.Continue, "a", "b: a", "c")
+	id := s.pipeline(spec.Continue, "a", "b: a", "c")
 	s.tend(id)
 	attempt := s.place(s.step(id, "a"), "m0")
 	s.claim(s.step(id, "a"), attempt, 0)
@@ -168,12 +171,12 @@ func TestCancelOfAPipelineReachesAllItsSteps(t *testing.T) {
 	if got := s.steps(id); got != "a canceling, b canceled, c canceled" {
 		t.Errorf("steps are %s", got)
 	}
-	s.exit(s.step(id, "a"), attempt, 0, berth.Exit{Cause: berth.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt})
+	s.exit(s.step(id, "a"), attempt, 0, failure.Exit{Cause: failure.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt})
 	s.settle(s.step(id, "a"), attempt)
 	if got := s.tend(id); got != berth.Canceled {
 		t.Errorf("it is %s", got)
 	}
-	early := s.pipeline(berth.FailFast, "a", "b: a")
+	early := s.pipeline(spec.FailFast, "a", "b: a")
 	if got := s.cancel(early); got != berth.Canceled || s.steps(early) != "a canceled, b canceled" {
 		t.Errorf("canceled before its coordinator looked it is %s: %s", got, s.steps(early))
 	}
@@ -213,7 +216,7 @@ func (s *stage) untended(want ...berth.JobID) {
 func TestAHeldPipelineLetsNothingGo(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.pipeline(berth.Continue, "a", "b: a", "c", "d: c")
+	id := s.pipeline(spec.Continue, "a", "b: a", "c", "d: c")
 	s.tend(id)
 	s.hold(id)
 	s.finish(s.step(id, "a"), 0)
@@ -237,7 +240,7 @@ func TestAHeldPipelineLetsNothingGo(t *testing.T) {
 func TestAHeldStepIsNotLetGo(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.pipeline(berth.FailFast, "a", "b: a", "c: a")
+	id := s.pipeline(spec.FailFast, "a", "b: a", "c: a")
 	b := s.step(id, "b")
 	s.hold(b)
 	s.tend(id)
@@ -267,9 +270,9 @@ func TestTheHoldOfAStepCountsOnce(t *testing.T) {
 		"ready first":    func(s *stage, id berth.JobID) { s.finish(s.step(id, "a"), 0); s.tend(id); s.release(id) },
 	} {
 		s := newStage(t)
-		spec := graph(berth.FailFast, "a", "b: a")
-		editStep("b", func(j *berth.JobSpec) { j.QueueTimeout = berth.Duration(time.Hour) })(&spec)
-		id := s.submits("default", spec)
+		pipeline := graph(spec.FailFast, "a", "b: a")
+		editStep("b", func(j *spec.Job) { j.QueueTimeout = spec.Duration(time.Hour) })(&pipeline)
+		id := s.submits("default", pipeline)
 		s.hold(id)
 		b := s.step(id, "b")
 		mustExec(t, s.pool, `UPDATE jobs SET submitted_at = now() - interval '5 hours', held_at = now() - interval '3 hours' WHERE id = $1`, b)
@@ -288,11 +291,11 @@ func TestTheHoldOfAStepCountsOnce(t *testing.T) {
 func TestAnArrayIsAStep(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	spec := graph(berth.FailFast, "a", "b: a")
-	a := spec.Jobs["a"]
-	a.Array = &berth.Array{Size: 2}
-	spec.Jobs["a"] = a
-	job, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: spec, Actor: "user:test"})
+	pipeline := graph(spec.FailFast, "a", "b: a")
+	a := pipeline.Jobs["a"]
+	a.Array = &spec.Array{Size: 2}
+	pipeline.Jobs["a"] = a
+	job, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: pipeline, Actor: "user:test"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -310,7 +313,7 @@ func TestAnArrayIsAStep(t *testing.T) {
 	if got := s.steps(job.ID); got != "a succeeded, b submitted*" {
 		t.Errorf("steps are %s", got)
 	}
-	other, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: spec, Actor: "user:test"})
+	other, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: pipeline, Actor: "user:test"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -324,27 +327,27 @@ func TestAnArrayIsAStep(t *testing.T) {
 func TestAKeyIsOnePipeline(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	submit := func(p berth.PipelineSpec) (berth.Job, bool, error) {
+	submit := func(p spec.Pipeline) (wire.Job, bool, error) {
 		return s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: p, Actor: "user:test", IdemKey: "k"})
 	}
-	first, _, err := submit(graph(berth.FailFast, "a", "b: a"))
+	first, _, err := submit(graph(spec.FailFast, "a", "b: a"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, created, err := submit(graph(berth.FailFast, "a", "b: a")); err != nil || created || again.ID != first.ID {
+	if again, created, err := submit(graph(spec.FailFast, "a", "b: a")); err != nil || created || again.ID != first.ID {
 		t.Errorf("a repeat is %s, created %t, %v", again.ID, created, err)
 	}
-	if _, _, err := submit(graph(berth.FailFast, "a", "b")); !berth.IsSlug(err, berth.SlugIdempotencyMismatch) {
+	if _, _, err := submit(graph(spec.FailFast, "a", "b")); !berth.IsSlug(err, berth.SlugIdempotencyMismatch) {
 		t.Errorf("another body: %v", err)
 	}
 	if n := one[int](s, `SELECT count(*)::int FROM jobs`); n != 3 {
 		t.Errorf("there are %d rows", n)
 	}
 	address := berth.Address("sha256:" + strings.Repeat("a", 64))
-	withCode := graph(berth.FailFast, "a")
-	editStep("a", func(j *berth.JobSpec) { j.Workdir = string(address) })(&withCode)
+	withCode := graph(spec.FailFast, "a")
+	editStep("a", func(j *spec.Job) { j.Workdir = string(address) })(&withCode)
 	mustExec(t, s.pool, `INSERT INTO uploads (tenant, address, folder, files, bytes) VALUES ('default', $1, 'f', 1, 1)`, address)
-	repeat := func() (berth.Job, bool, error) {
+	repeat := func() (wire.Job, bool, error) {
 		return s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: withCode, Actor: "user:test", IdemKey: "code"})
 	}
 	if first, _, err = repeat(); err != nil {

@@ -6,11 +6,12 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/wire"
 )
 
 // ports are those of a machine, for members of gangs.
 type ports struct {
-	berth.PortRange
+	wire.PortRange
 	taken map[int]bool
 }
 
@@ -18,7 +19,7 @@ type ports struct {
 func (x *ports) take() int {
 	all := x.PortRange
 	if all.First == 0 {
-		all = berth.DefaultPorts
+		all = wire.DefaultPorts
 	}
 	if x.taken == nil {
 		x.taken = map[int]bool{}

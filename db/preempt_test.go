@@ -8,17 +8,19 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/failure"
+	"berth/spec"
 )
 
 // standing is a job that runs on m0 with both of its GPUs, and one that waits.
 func (s *stage) standing() (victim berth.JobID, waiting berth.JobID) {
 	s.t.Helper()
-	victim = s.queued(func(j *berth.JobSpec) { j.Resources.GPUs = 2000 })
+	victim = s.queued(func(j *spec.Job) { j.Resources.GPUs = 2000 })
 	term := s.term()
 	s.commit(term, s.start(victim, grantOf("m0", 0, 1)))
 	s.claim(victim, 1, 0)
 	s.run(victim)
-	return victim, s.queued(func(j *berth.JobSpec) { j.Resources.GPUs = 2000 })
+	return victim, s.queued(func(j *spec.Job) { j.Resources.GPUs = 2000 })
 }
 
 func grantOf(machine berth.MachineID, gpus ...int) berth.Grant {
@@ -72,7 +74,7 @@ func TestAVictimIsToldForWhomAndItsRoomIsKept(t *testing.T) {
 	if len(marks) != 1 || !marks[0].Asleep || marks[0].Capacity.GPUMilli != 2000 || len(marks[0].GPUs) != 2 {
 		t.Errorf("earmarks %+v", marks)
 	}
-	s.exit(victim, 1, 0, berth.Exit{Cause: berth.CauseOrdered, Code: 143})
+	s.exit(victim, 1, 0, failure.Exit{Cause: failure.CauseOrdered, Code: 143})
 	if r := s.settle(victim, 1); r.Next != berth.Retrying {
 		t.Fatalf("the victim is %s", r.Next)
 	}
@@ -85,7 +87,7 @@ func TestAVictimIsToldForWhomAndItsRoomIsKept(t *testing.T) {
 	}
 
 	// Nobody else gets it, the victim least of all; another term keeps it.
-	other := s.queued(func(j *berth.JobSpec) { j.Resources.GPUs = 1000 })
+	other := s.queued(func(j *spec.Job) { j.Resources.GPUs = 1000 })
 	mustExec(t, s.pool, `UPDATE leases SET expires_at = now() - interval '1 s'`)
 	term, _ = s.lead("another", 1e12)
 	s.mustRefuse(term, s.start(other, grantOf("m0", 1)), "kept for a job that others gave way to")
@@ -111,7 +113,7 @@ func TestAPreemptionHoldsAsAWholeOrNotAtAll(t *testing.T) {
 		why    string
 	}{
 		"the victim is canceled": {func(s *stage, v, _ berth.JobID) { s.cancel(v) }, "canceling"},
-		"the victim has ended":   {func(s *stage, v, _ berth.JobID) { s.exit(v, 1, 0, berth.Exit{Cause: berth.CauseExited}) }, "a rank that has ended"},
+		"the victim has ended":   {func(s *stage, v, _ berth.JobID) { s.exit(v, 1, 0, failure.Exit{Cause: failure.CauseExited}) }, "a rank that has ended"},
 		"the waiting job is held": {func(s *stage, _, w berth.JobID) {
 			mustExec(s.t, s.pool, `UPDATE jobs SET held = true WHERE id = $1`, w)
 		}, "waits no more"},
@@ -164,7 +166,7 @@ func TestPreemptionRacesWithCancelAndCompletion(t *testing.T) {
 			},
 			func(ctx context.Context) error { _, err := s.db.Attempts.Stop(ctx, victim, 1); return err },
 			func(context.Context) error {
-				s.exit(victim, 1, 0, berth.Exit{Cause: berth.CauseExited})
+				s.exit(victim, 1, 0, failure.Exit{Cause: failure.CauseExited})
 				return nil
 			},
 		} {
@@ -199,7 +201,7 @@ func TestUsageIsChargedOnceAndDecays(t *testing.T) {
 	s := newStage(t)
 	victim, _ := s.standing()
 	mustExec(t, s.pool, `UPDATE allocations SET reserved_at = now() - interval '1 hour' WHERE job = $1`, victim)
-	if err := s.db.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: "default", Budget: &berth.GPUBudget{GPUHours: 10, Period: berth.Duration(24 * 3600e9)}}); err != nil {
+	if err := s.db.Tenants.SetQuota(t.Context(), spec.Quota{Tenant: "default", Budget: &spec.GPUBudget{GPUHours: 10, Period: spec.Duration(24 * 3600e9)}}); err != nil {
 		t.Fatal(err)
 	}
 	mustExec(t, s.pool, `UPDATE tenants SET budget_since = now() - interval '30 minutes'`)
@@ -215,7 +217,7 @@ func TestUsageIsChargedOnceAndDecays(t *testing.T) {
 	if u.Running != 1 || u.Waiting != 1 || *u.Holding.GPUs != 2000 {
 		t.Errorf("use %+v", u)
 	}
-	s.exit(victim, 1, 0, berth.Exit{Cause: berth.CauseExited})
+	s.exit(victim, 1, 0, failure.Exit{Cause: failure.CauseExited})
 	charged := s.tenant("default").Use
 	near("GPU hours once it has ended", charged.GPUHours, 2)
 	near("spent once it has ended", charged.SpentGPUs, 1)
@@ -229,7 +231,7 @@ func TestUsageIsChargedOnceAndDecays(t *testing.T) {
 	folded := s.tenant("default").Use
 	near("GPU hours folded", folded.GPUHours, 2)
 	near("spent folded", folded.SpentGPUs, 1)
-	mustExec(t, s.pool, `UPDATE tenants SET used_at = used_at - $1::interval, period_at = period_at - interval '24 hours', budget_since = budget_since - interval '24 hours'`, berth.DefaultHalfLife)
+	mustExec(t, s.pool, `UPDATE tenants SET used_at = used_at - $1::interval, period_at = period_at - interval '24 hours', budget_since = budget_since - interval '24 hours'`, spec.DefaultHalfLife)
 	later := s.tenant("default").Use
 	near("GPU hours a half-life later", later.GPUHours, 1)
 	if later.SpentGPUs != 0 {

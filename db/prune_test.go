@@ -9,6 +9,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/db/dbtest"
+	"berth/spec"
 )
 
 // What a machine was is kept for its retention, and beyond it as long as a job
@@ -68,8 +69,8 @@ func TestTheHistoryOfMachinesIsPrunedBehindTheJobs(t *testing.T) {
 func TestAttemptsWithoutCheckpointsNeedNoSweep(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	for _, checkpoint := range []*berth.CheckpointPolicy{nil, {Path: "/c", Keep: 2}} {
-		id, attempt := s.started(func(j *berth.JobSpec) { j.Checkpoint = checkpoint })
+	for _, checkpoint := range []*spec.CheckpointPolicy{nil, {Path: "/c", Keep: 2}} {
+		id, attempt := s.started(func(j *spec.Job) { j.Checkpoint = checkpoint })
 		s.exit(id, attempt, 0, exited(0))
 		s.settle(id, attempt)
 		if unswept := one[bool](s, `SELECT swept_at IS NULL FROM attempts WHERE job = $1`, id); unswept != (checkpoint != nil) {

@@ -14,6 +14,9 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/failure"
+	"berth/spec"
+	"berth/wire"
 )
 
 var (
@@ -110,8 +113,8 @@ func race(t *testing.T, runs int, moves func(*racer) []move, surely func(*racer,
 // play takes one job from submit to its end and looks what it left.
 func (r *racer) play(moves []move, surely move) error {
 	ctx := r.t.Context()
-	spec := berth.JobSpec{Name: "race", Image: "busybox", Retry: berth.RetryPolicy{MaxAttempts: 2}}.WithDefaults()
-	job, _, err := r.db.Jobs.Submit(ctx, db.Submission{Tenant: "default", Spec: spec, Actor: "user:test"})
+	jobSpec := spec.Job{Name: "race", Image: "busybox", Retry: spec.RetryPolicy{MaxAttempts: 2}}.WithDefaults()
+	job, _, err := r.db.Jobs.Submit(ctx, db.Submission{Tenant: "default", Spec: jobSpec, Actor: "user:test"})
 	if err != nil {
 		return err
 	}
@@ -212,7 +215,7 @@ func (r *racer) check(ctx context.Context) error {
 		if e.Seq != int64(i+1) {
 			return fmt.Errorf("event %d has seq %d", i+1, e.Seq)
 		}
-		if e.Kind != berth.EventState {
+		if e.Kind != wire.EventState {
 			continue
 		}
 		if e.From != at || at.Terminal() {
@@ -357,10 +360,10 @@ func (r *racer) restart(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var seen []berth.ContainerSeen
+	var seen []wire.ContainerSeen
 	for _, h := range here {
 		if h.phase == berth.PhaseRunning {
-			seen = append(seen, berth.ContainerSeen{Alloc: h.alloc, Job: r.id, Attempt: h.attempt, Running: true})
+			seen = append(seen, wire.ContainerSeen{Alloc: h.alloc, Job: r.id, Attempt: h.attempt, Running: true})
 		}
 	}
 	a.boot, a.seq = a.boot+"'", 0
@@ -372,7 +375,7 @@ func (r *racer) restart(ctx context.Context) error {
 		return fmt.Errorf("a restart moved the machine's epoch from %d to %d", a.epoch, answer.Epoch)
 	}
 	if len(answer.Kill) > 0 {
-		return r.say(ctx, a, func(q *berth.SyncRequest) { q.Gone = answer.Kill })
+		return r.say(ctx, a, func(q *wire.SyncRequest) { q.Gone = answer.Kill })
 	}
 	return nil
 }
@@ -404,9 +407,9 @@ func (r *racer) here(ctx context.Context, a *agent) ([]presentRank, error) {
 	return list, rows.Err()
 }
 
-func (r *racer) say(ctx context.Context, a *agent, edit func(*berth.SyncRequest)) error {
+func (r *racer) say(ctx context.Context, a *agent, edit func(*wire.SyncRequest)) error {
 	a.seq++
-	q := berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Seq: a.seq}
+	q := wire.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Seq: a.seq}
 	edit(&q)
 	_, err := r.db.Agents.Sync(ctx, a.machine, q)
 	return err
@@ -432,25 +435,25 @@ func (r *racer) machine(i int) move {
 }
 
 func (r *racer) act(ctx context.Context, a *agent, h presentRank) error {
-	report := func(phase berth.Phase, exit *berth.Exit) error {
-		return r.say(ctx, a, func(q *berth.SyncRequest) {
-			q.Reports = []berth.RankReport{{Alloc: h.alloc, Job: r.id, Attempt: h.attempt, Phase: phase, Exit: exit}}
+	report := func(phase berth.Phase, exit *failure.Exit) error {
+		return r.say(ctx, a, func(q *wire.SyncRequest) {
+			q.Reports = []wire.RankReport{{Alloc: h.alloc, Job: r.id, Attempt: h.attempt, Phase: phase, Exit: exit}}
 		})
 	}
 	stop := h.orders.Stop || h.orders.Kill || h.orders.Checkpoint
 	ended := exited(int((r.chance>>2 + uint64(h.attempt)) % 2))
 	switch {
 	case h.orders.Forget || slices.Contains([]berth.AllocationState{berth.AllocOrphaned, berth.AllocReleased}, h.state):
-		return r.say(ctx, a, func(q *berth.SyncRequest) { q.Gone = []berth.AllocationID{h.alloc} })
+		return r.say(ctx, a, func(q *wire.SyncRequest) { q.Gone = []berth.AllocationID{h.alloc} })
 	case h.state == berth.AllocReserved:
-		_, err := r.db.Agents.Claim(ctx, a.machine, berth.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: h.alloc, Job: r.id, Attempt: h.attempt})
+		_, err := r.db.Agents.Claim(ctx, a.machine, wire.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: h.alloc, Job: r.id, Attempt: h.attempt})
 		return err
 	case h.state == berth.AllocExited:
 		return report(berth.PhaseSealed, &ended) // an exit on record stays as it is
 	case stop && h.phase != berth.PhaseRunning:
-		return report(berth.PhaseSealed, &berth.Exit{Cause: berth.CauseNotStarted, FinishedAt: ranAt})
+		return report(berth.PhaseSealed, &failure.Exit{Cause: failure.CauseNotStarted, FinishedAt: ranAt})
 	case stop:
-		ended.Cause = berth.CauseOrdered
+		ended.Cause = failure.CauseOrdered
 		return report(berth.PhaseSealed, &ended)
 	case h.phase == berth.PhaseRunning && r.chance%5 == 0:
 		return report(berth.PhaseExited, &ended)

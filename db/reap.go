@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/wire"
 )
 
 // Silence is how long machines may keep quiet.
@@ -305,13 +306,13 @@ func orphan(ctx context.Context, tx pgx.Tx, machine berth.MachineID, ranks []ove
 		return fmt.Errorf("orphan ranks: %w", err)
 	}
 	for i, r := range ranks {
-		kind, detail := berth.EventOrphaned, fmt.Sprintf("rank %d: machine %s fell silent; its capacity stays taken until the machine, its provider or an operator confirms the end", r.Rank, machine)
+		kind, detail := wire.EventOrphaned, fmt.Sprintf("rank %d: machine %s fell silent; its capacity stays taken until the machine, its provider or an operator confirms the end", r.Rank, machine)
 		if r.Exited {
-			kind, detail = berth.EventWarning, fmt.Sprintf("rank %d: machine %s fell silent before its last logs and checkpoints were stored", r.Rank, machine)
+			kind, detail = wire.EventWarning, fmt.Sprintf("rank %d: machine %s fell silent before its last logs and checkpoints were stored", r.Rank, machine)
 		}
-		if err := addEvent(ctx, tx, r.Job, berth.Event{
+		if err := addEvent(ctx, tx, r.Job, wire.Event{
 			Kind: kind, Attempt: r.Attempt, Actor: "leader",
-			Detail: detail, Facts: &berth.EventFacts{Rank: &r.Rank, Machine: machine},
+			Detail: detail, Facts: &wire.EventFacts{Rank: &r.Rank, Machine: machine},
 		}); err != nil {
 			return err
 		}

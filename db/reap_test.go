@@ -11,6 +11,9 @@ import (
 	"berth"
 	"berth/db"
 	"berth/db/dbtest"
+	"berth/failure"
+	"berth/spec"
+	"berth/wire"
 )
 
 var silence = db.Silence{Suspect: 20 * time.Second, Lost: 90 * time.Second, Margin: time.Minute}
@@ -81,7 +84,7 @@ func TestSilenceOrphansRanksAndFreesNothing(t *testing.T) {
 	if r := s.ranks(id, attempt); r[0] != `orphaned {"kill": true}` {
 		t.Errorf("rank %s", r[0])
 	}
-	if e := lastEvent(s, id); e.Kind != berth.EventOrphaned || e.Actor != "leader" {
+	if e := lastEvent(s, id); e.Kind != wire.EventOrphaned || e.Actor != "leader" {
 		t.Errorf("event %+v", e)
 	}
 	if c, gpus := used(t, s.pool, "m0"); c.CPUMilli != 1000 || gpus[0] != 1000 {
@@ -105,8 +108,8 @@ func TestEachJobSaysHowLongSilenceMayLast(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	term := s.term()
-	hasty, _ := s.started(func(j *berth.JobSpec) { j.LostAfter = berth.Duration(30 * time.Second) })
-	patient, attempt := s.started(func(j *berth.JobSpec) { j.LostAfter = berth.Duration(10 * time.Minute) })
+	hasty, _ := s.started(func(j *spec.Job) { j.LostAfter = spec.Duration(30 * time.Second) })
+	patient, attempt := s.started(func(j *spec.Job) { j.LostAfter = spec.Duration(10 * time.Minute) })
 	s.quiet("m0", 2*time.Minute)
 	if v := s.judge(term, "m0"); len(v.Jobs) != 1 || v.Jobs[0] != hasty || v.Lost {
 		t.Errorf("verdict %+v: the machine is not lost while a rank waits for it", v)
@@ -149,7 +152,7 @@ func TestUploadsOfASilentMachineAreGivenUp(t *testing.T) {
 	if v := s.judge(term, "m0"); len(v.Jobs) != 1 {
 		t.Fatalf("verdict %+v", v)
 	}
-	if e := lastEvent(s, id); e.Kind != berth.EventWarning {
+	if e := lastEvent(s, id); e.Kind != wire.EventWarning {
 		t.Errorf("event %+v", e)
 	}
 	if r := s.settle(id, attempt); r.Next != berth.Succeeded {
@@ -237,14 +240,14 @@ func TestDrainDeadlineSendsJobsBackToTheQueue(t *testing.T) {
 	if r := s.ranks(id, attempt); r[0] != `active {"stop": true, "grace_ms": 30000, "checkpoint": true}` {
 		t.Errorf("rank %s", r[0])
 	}
-	if e := lastEvent(s, id); e.Kind != berth.EventOrdered || e.Actor != "leader" {
+	if e := lastEvent(s, id); e.Kind != wire.EventOrdered || e.Actor != "leader" {
 		t.Errorf("event %+v", e)
 	}
 	if n := move(); n != 0 {
 		t.Errorf("%d moved again", n)
 	}
 	end := exited(0)
-	end.Cause = berth.CauseOrdered
+	end.Cause = failure.CauseOrdered
 	s.exit(id, attempt, 0, end)
 	s.settle(id, attempt)
 	if j := s.job(id); j.Status != berth.Retrying || j.Reason.Message != "drain: new disks" || j.Failures+j.Losses != 0 {
@@ -276,7 +279,7 @@ func TestCallsOfSuspectedMachinesShareAStatement(t *testing.T) {
 	s.holding(`SELECT 1 FROM machines FOR UPDATE`, func() {
 		for _, a := range agents {
 			calls.Go(func() {
-				if _, err := a.sync(func(r *berth.SyncRequest) { r.WaitMS = 1 }); err != nil {
+				if _, err := a.sync(func(r *wire.SyncRequest) { r.WaitMS = 1 }); err != nil {
 					t.Error(err)
 				}
 			})
@@ -288,7 +291,7 @@ func TestCallsOfSuspectedMachinesShareAStatement(t *testing.T) {
 	}
 	for _, a := range agents {
 		began := time.Now()
-		if _, err := a.sync(func(r *berth.SyncRequest) { r.WaitMS = 1 }); err != nil {
+		if _, err := a.sync(func(r *wire.SyncRequest) { r.WaitMS = 1 }); err != nil {
 			t.Fatal(err)
 		}
 		s.cleared(a, time.Since(began), "after a call of "+string(a.machine))

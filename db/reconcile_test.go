@@ -6,6 +6,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
 )
 
 // repaired checks that a repair does something once and nothing the second
@@ -158,7 +159,7 @@ func TestQueueDeadlineFailsWaitingJobs(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	term := s.term()
-	limited := func(j *berth.JobSpec) { j.QueueTimeout = berth.Duration(time.Hour) }
+	limited := func(j *spec.Job) { j.QueueTimeout = spec.Duration(time.Hour) }
 	late, held, early := s.queued(limited), s.queued(limited), s.queued(limited)
 	if err := s.db.Jobs.Hold(t.Context(), "", held, "user:test"); err != nil {
 		t.Fatal(err)

@@ -8,6 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/failure"
+	"berth/wire"
 )
 
 // AgentActor is how a machine's agent is named in events.
@@ -18,7 +20,7 @@ func AgentActor(m berth.MachineID) string { return "agent:" + string(m) }
 type registration struct {
 	tx      pgx.Tx
 	machine berth.MachineID
-	req     berth.RegisterRequest
+	req     wire.RegisterRequest
 
 	allocs   []machineAlloc // all that the machine has not confirmed gone
 	state    berth.MachineState
@@ -53,12 +55,12 @@ type machineAlloc struct {
 // epoch grows. An agent that restarts on the same boot keeps everything; only
 // the containers that are nobody's present work must go, and the machine takes
 // no work before they are gone.
-func (d *Agents) Register(ctx context.Context, machine berth.MachineID, req berth.RegisterRequest) (berth.RegisterResponse, []berth.JobID, error) {
+func (d *Agents) Register(ctx context.Context, machine berth.MachineID, req wire.RegisterRequest) (wire.RegisterResponse, []berth.JobID, error) {
 	if req.HostBoot == "" || req.AgentBoot == "" {
-		return berth.RegisterResponse{}, nil, berth.Errorf(berth.CodeInvalid, "host_boot and agent_boot must not be empty")
+		return wire.RegisterResponse{}, nil, berth.Errorf(berth.CodeInvalid, "host_boot and agent_boot must not be empty")
 	}
 	if _, err := vouch(ctx, d.core, req.Watermark); err != nil {
-		return berth.RegisterResponse{}, nil, err
+		return wire.RegisterResponse{}, nil, err
 	}
 	var r *registration
 	err := d.movedTx(ctx, func(tx pgx.Tx) error {
@@ -66,7 +68,7 @@ func (d *Agents) Register(ctx context.Context, machine berth.MachineID, req bert
 		return r.run(ctx)
 	})
 	if err != nil {
-		return berth.RegisterResponse{}, nil, mapError(err, "register machine "+string(machine))
+		return wire.RegisterResponse{}, nil, mapError(err, "register machine "+string(machine))
 	}
 	jobs := make([]berth.JobID, 0, len(r.changed))
 	for job := range r.changed {
@@ -76,10 +78,10 @@ func (d *Agents) Register(ctx context.Context, machine berth.MachineID, req bert
 	d.hub.Publish(TopicQueue, "")
 	ended, err := d.endedUntold(ctx, machine)
 	if err != nil {
-		return berth.RegisterResponse{}, nil, err
+		return wire.RegisterResponse{}, nil, err
 	}
 	jobs = append(jobs, ended...)
-	answer := berth.RegisterResponse{Epoch: r.epoch, TTLSeconds: int(berth.MachineLeaseTTL.Seconds()), Kill: r.kill, Quarantine: r.unknown, Watermark: r.mark.now()}
+	answer := wire.RegisterResponse{Epoch: r.epoch, TTLSeconds: int(berth.MachineLeaseTTL.Seconds()), Kill: r.kill, Quarantine: r.unknown, Watermark: r.mark.now()}
 	if answer.Cluster, err = clusterID(ctx, d.core); err != nil {
 		return answer, jobs, err
 	}
@@ -202,13 +204,13 @@ func (r *registration) reboot(ctx context.Context) error {
 		    sealed_at = CASE WHEN a.state IN ('reserved', 'active', 'exited') THEN coalesce(a.sealed_at, now()) ELSE a.sealed_at END
 		FROM machines m
 		WHERE a.machine_id = @machine AND a.forgotten_at IS NULL AND m.id = a.machine_id`,
-		pgx.NamedArgs{"machine": r.machine, "cause": berth.CauseBoot, "message": message})
+		pgx.NamedArgs{"machine": r.machine, "cause": failure.CauseBoot, "message": message})
 	if err != nil {
 		return fmt.Errorf("end the ranks of the old boot: %w", err)
 	}
 	for i := range r.allocs {
 		a := &r.allocs[i]
-		kind := berth.EventExited
+		kind := wire.EventExited
 		switch a.State {
 		case berth.AllocReserved, berth.AllocActive:
 			a.State = berth.AllocExited
@@ -218,7 +220,7 @@ func (r *registration) reboot(ctx context.Context) error {
 			}
 			continue
 		case berth.AllocOrphaned:
-			a.State, kind = berth.AllocReleased, berth.EventReleased
+			a.State, kind = berth.AllocReleased, wire.EventReleased
 		case berth.AllocReleased:
 			continue
 		default:
@@ -235,11 +237,11 @@ func (r *registration) reboot(ctx context.Context) error {
 
 // event adds an event about the rank of an allocation to its job.
 func (r *registration) event(
-	ctx context.Context, a *machineAlloc, kind berth.EventKind, detail string,
+	ctx context.Context, a *machineAlloc, kind wire.EventKind, detail string,
 ) error {
-	return addEvent(ctx, r.tx, a.Job, berth.Event{
+	return addEvent(ctx, r.tx, a.Job, wire.Event{
 		Kind: kind, Attempt: a.Attempt, Actor: AgentActor(r.machine),
-		Detail: detail, Facts: &berth.EventFacts{Rank: &a.Rank, Machine: r.machine},
+		Detail: detail, Facts: &wire.EventFacts{Rank: &a.Rank, Machine: r.machine},
 	})
 }
 
@@ -269,7 +271,7 @@ func (r *registration) judge(ctx context.Context) error {
 			gone = append(gone, a.ID)
 			r.changed[a.Job] = true
 			detail := fmt.Sprintf("rank %d of attempt %d: machine %s is back without its container", a.Rank, a.Attempt, r.machine)
-			if err := r.event(ctx, &a, berth.EventReleased, detail); err != nil {
+			if err := r.event(ctx, &a, wire.EventReleased, detail); err != nil {
 				return err
 			}
 		}
@@ -319,7 +321,7 @@ func (r *registration) quarantine(ctx context.Context) error {
 	return nil
 }
 
-func (r *registration) keeps(a machineAlloc, c berth.ContainerSeen) bool {
+func (r *registration) keeps(a machineAlloc, c wire.ContainerSeen) bool {
 	if r.rebooted || !a.Current || a.Job != c.Job || a.Attempt != c.Attempt || a.Rank != c.Rank {
 		return false
 	}

@@ -9,12 +9,14 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 func TestJoinTokenIsGoodOnce(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	j, err := s.db.JoinTokens.Create(t.Context(), berth.NewJoinToken{Labels: map[string]string{"tier": "prod"}}, "operator:test")
+	j, err := s.db.JoinTokens.Create(t.Context(), spec.NewJoinToken{Labels: map[string]string{"tier": "prod"}}, "operator:test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -23,7 +25,7 @@ func TestJoinTokenIsGoodOnce(t *testing.T) {
 		t.Fatalf("join: cluster %q, %v", cluster, err)
 	}
 	p, err := s.db.Tokens.Authenticate(t.Context(), token)
-	if err != nil || p.Role != berth.RoleMachine || p.Machine != "fresh" {
+	if err != nil || p.Role != spec.RoleMachine || p.Machine != "fresh" {
 		t.Errorf("the machine's token stands for %+v, %v", p, err)
 	}
 	if _, _, err := s.db.JoinTokens.Join(t.Context(), j.Secret, "other"); berth.CodeOf(err) != berth.CodeUnauthorized {
@@ -42,7 +44,7 @@ func TestJoinTokenIsGoodOnce(t *testing.T) {
 	if tier := one[string](s, `SELECT labels ->> 'tier' FROM machines WHERE id = 'fresh'`); tier != "prod" {
 		t.Errorf("label of the join token is %q", tier)
 	}
-	again, err := s.db.JoinTokens.Create(t.Context(), berth.NewJoinToken{}, "operator:test")
+	again, err := s.db.JoinTokens.Create(t.Context(), spec.NewJoinToken{}, "operator:test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +63,7 @@ func TestJoinTokenIsGoodOnce(t *testing.T) {
 // joins has machine name join with a token of the pool, and returns its secret.
 func (s *stage) joins(name berth.MachineID, pool string) (token string) {
 	s.t.Helper()
-	j, err := s.db.JoinTokens.Create(s.t.Context(), berth.NewJoinToken{Pool: pool, Labels: map[string]string{"tier": pool}}, "operator:test")
+	j, err := s.db.JoinTokens.Create(s.t.Context(), spec.NewJoinToken{Pool: pool, Labels: map[string]string{"tier": pool}}, "operator:test")
 	if err == nil {
 		token, _, err = s.db.JoinTokens.Join(s.t.Context(), j.Secret, name)
 	}
@@ -166,14 +168,14 @@ func TestStaleSessionsChangeNothing(t *testing.T) {
 	if _, err := old.claims(id, attempt); !berth.IsSlug(err, berth.SlugStaleEpoch) {
 		t.Errorf("claim: %v", err)
 	}
-	report := func(r *berth.SyncRequest) {
+	report := func(r *wire.SyncRequest) {
 		x := exited(0)
-		r.Reports = []berth.RankReport{{Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt, Phase: berth.PhaseExited, Exit: &x}}
+		r.Reports = []wire.RankReport{{Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt, Phase: berth.PhaseExited, Exit: &x}}
 	}
 	if _, err := old.sync(report); !berth.IsSlug(err, berth.SlugStaleEpoch) {
 		t.Errorf("report: %v", err)
 	}
-	if _, err := old.sync(func(*berth.SyncRequest) {}); !berth.IsSlug(err, berth.SlugStaleEpoch) {
+	if _, err := old.sync(func(*wire.SyncRequest) {}); !berth.IsSlug(err, berth.SlugStaleEpoch) {
 		t.Errorf("poll: %v", err)
 	}
 	if st := s.ranks(id, attempt)[0]; st != "active {}" {
@@ -183,10 +185,10 @@ func TestStaleSessionsChangeNothing(t *testing.T) {
 		t.Errorf("the present agent: %v", err)
 	}
 	mustExec(t, s.pool, `UPDATE machines SET state = 'lost' WHERE id = 'm0'`)
-	if _, err := now.sync(func(*berth.SyncRequest) {}); !berth.IsSlug(err, berth.SlugStaleEpoch) {
+	if _, err := now.sync(func(*wire.SyncRequest) {}); !berth.IsSlug(err, berth.SlugStaleEpoch) {
 		t.Errorf("poll of a lost machine: %v", err)
 	}
-	stolen := berth.ClaimRequest{AgentBoot: "b", Epoch: 1, Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt}
+	stolen := wire.ClaimRequest{AgentBoot: "b", Epoch: 1, Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt}
 	if _, _, err := s.db.Agents.Register(t.Context(), "m1", (&agent{machine: "m1", host: "h", boot: "b"}).request()); err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +211,7 @@ func TestRebootFreesWhatTheOldBootHad(t *testing.T) {
 	s.run(orphan)
 	s.orphan(orphan, two, 0)
 	s.settle(orphan, two)
-	seen := berth.ContainerSeen{Alloc: s.alloc(running, one1), Job: running, Attempt: one1}
+	seen := wire.ContainerSeen{Alloc: s.alloc(running, one1), Job: running, Attempt: one1}
 
 	b, r := s.register("host2", "agent2", seen)
 	if b.epoch != a.epoch+1 {
@@ -219,7 +221,7 @@ func TestRebootFreesWhatTheOldBootHad(t *testing.T) {
 		t.Errorf("kills (-want +got):\n%s", diff)
 	}
 	s.freed()
-	if e := lastEvent(s, orphan); e.Kind != berth.EventReleased {
+	if e := lastEvent(s, orphan); e.Kind != wire.EventReleased {
 		t.Errorf("last event of the orphan's job is %+v", e)
 	}
 	if got := s.settle(running, one1); got.Next != berth.Retrying {
@@ -231,7 +233,7 @@ func TestRebootFreesWhatTheOldBootHad(t *testing.T) {
 	if st := one[string](s, `SELECT state FROM machines WHERE id = 'm0'`); st != "joining" {
 		t.Errorf("with a kill to confirm the machine is %s", st)
 	}
-	if _, err := b.sync(func(r *berth.SyncRequest) { r.Gone = []berth.AllocationID{seen.Alloc} }); err != nil {
+	if _, err := b.sync(func(r *wire.SyncRequest) { r.Gone = []berth.AllocationID{seen.Alloc} }); err != nil {
 		t.Fatal(err)
 	}
 	if st := one[string](s, `SELECT state FROM machines WHERE id = 'm0'`); st != "ready" {
@@ -259,9 +261,9 @@ func TestRestartKeepsCurrentWorkAndKillsTheRest(t *testing.T) {
 	mustExec(t, s.pool, `UPDATE allocations SET state = 'orphaned' WHERE job = $1`, absent)
 
 	_, r := s.register("host1", "agent2",
-		berth.ContainerSeen{Alloc: s.alloc(live, n), Job: live, Attempt: n},
-		berth.ContainerSeen{Alloc: s.alloc(lost, m), Job: lost, Attempt: m},
-		berth.ContainerSeen{Alloc: 4711, Job: live, Attempt: 9})
+		wire.ContainerSeen{Alloc: s.alloc(live, n), Job: live, Attempt: n},
+		wire.ContainerSeen{Alloc: s.alloc(lost, m), Job: lost, Attempt: m},
+		wire.ContainerSeen{Alloc: 4711, Job: live, Attempt: 9})
 	if diff := cmp.Diff([]berth.AllocationID{s.alloc(lost, m), 4711}, r.Kill); diff != "" && !cmp.Equal([]berth.AllocationID{4711, s.alloc(lost, m)}, r.Kill) {
 		t.Errorf("kills (-want +got):\n%s", diff)
 	}
@@ -287,7 +289,7 @@ func TestShrunkMachineKeepsWhatIsInUse(t *testing.T) {
 	a, _ := s.register("host1", "agent1")
 	id := s.submit(nil)
 	a.mustClaim(id, s.place(id, "m0"))
-	small := a.request(berth.ContainerSeen{Alloc: s.alloc(id, 1), Job: id, Attempt: 1})
+	small := a.request(wire.ContainerSeen{Alloc: s.alloc(id, 1), Job: id, Attempt: 1})
 	small.Inventory.Capacity.MemoryMiB = 10
 	small.Inventory.GPUs = small.Inventory.GPUs[1:]
 	if _, _, err := s.db.Agents.Register(t.Context(), "m0", small); err != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/failure"
 )
 
 // The room of a gang's other ranks is kept for it once one has ended, by
@@ -67,7 +68,8 @@ func (j lockedJob) survivors() []berth.AllocationID {
 	hole := -1
 	gone := func(r lockedRank) bool { return r.Orphaned || r.untaken() }
 	for i, r := range j.Ranks {
-		if !r.bad() || r.Exit == nil || r.Exit.Cause == berth.CauseOrdered || r.Exit.Cause == berth.CauseNotStarted {
+		if !r.bad() || r.Exit == nil ||
+			r.Exit.Cause == failure.CauseOrdered || r.Exit.Cause == failure.CauseNotStarted {
 			continue
 		}
 		if hole < 0 || r.Exit.FinishedAt.Before(j.Ranks[hole].Exit.FinishedAt) {
@@ -88,7 +90,7 @@ func (j lockedJob) survivors() []berth.AllocationID {
 
 // settleRoom keeps the room from now on for as long as a repair may take; where
 // there is none to come, or not there, it is given up.
-func settleRoom(ctx context.Context, tx pgx.Tx, job lockedJob, v berth.Verdict) error {
+func settleRoom(ctx context.Context, tx pgx.Tx, job lockedJob, v failure.Verdict) error {
 	if len(job.Ranks) < 2 {
 		return nil
 	}
@@ -109,7 +111,7 @@ func settleRoom(ctx context.Context, tx pgx.Tx, job lockedJob, v berth.Verdict) 
 
 // keepsRoom reports whether the room of a gang is kept after this verdict, since
 // the next attempt comes soon.
-func (j lockedJob) keepsRoom(v berth.Verdict) bool {
+func (j lockedJob) keepsRoom(v failure.Verdict) bool {
 	return len(j.Ranks) > 1 && v.Next == berth.Retrying && v.Delay < berth.RepairHold
 }
 

@@ -10,6 +10,8 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 // hundred does the same thing a hundred times, some of them at once.
@@ -41,10 +43,10 @@ func TestF21EveryMessageAHundredTimesHasOneEffect(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	a, _ := s.register("host1", "agent1")
-	spec := berth.JobSpec{Name: "often", Image: "busybox"}.WithDefaults()
+	jobSpec := spec.Job{Name: "often", Image: "busybox"}.WithDefaults()
 	ids := make(chan berth.JobID, 100)
 	s.hundred(func(ctx context.Context) error {
-		job, _, err := s.db.Jobs.Submit(ctx, db.Submission{Tenant: "default", Spec: spec, Actor: "user:test", IdemKey: "once"})
+		job, _, err := s.db.Jobs.Submit(ctx, db.Submission{Tenant: "default", Spec: jobSpec, Actor: "user:test", IdemKey: "once"})
 		ids <- job.ID
 		return err
 	})
@@ -64,14 +66,14 @@ func TestF21EveryMessageAHundredTimesHasOneEffect(t *testing.T) {
 	alloc := s.alloc(id, 1)
 	s.hundred(func(context.Context) error { _, err := a.claims(id, 1); return err })
 	end := exited(0)
-	reports := []berth.SyncRequest{}
-	for seq, p := range []berth.RankReport{
+	reports := []wire.SyncRequest{}
+	for seq, p := range []wire.RankReport{
 		{Phase: berth.PhasePulling}, {Phase: berth.PhasePrepared}, {Phase: berth.PhaseRunning}, {Phase: berth.PhaseExited, Exit: &end}, {Phase: berth.PhaseSealed, Exit: &end},
 	} {
 		p.Alloc, p.Job, p.Attempt = alloc, id, 1
-		reports = append(reports, berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Seq: int64(seq + 1), Reports: []berth.RankReport{p}})
+		reports = append(reports, wire.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Seq: int64(seq + 1), Reports: []wire.RankReport{p}})
 	}
-	say := func(ctx context.Context, q berth.SyncRequest) error {
+	say := func(ctx context.Context, q wire.SyncRequest) error {
 		_, err := s.db.Agents.Sync(ctx, "m0", q)
 		return err
 	}
@@ -87,7 +89,7 @@ func TestF21EveryMessageAHundredTimesHasOneEffect(t *testing.T) {
 		return err
 	})
 	s.hundred(func(ctx context.Context) error {
-		return say(ctx, berth.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Seq: 9, Gone: []berth.AllocationID{alloc}})
+		return say(ctx, wire.SyncRequest{AgentBoot: a.boot, Epoch: a.epoch, Seq: 9, Gone: []berth.AllocationID{alloc}})
 	})
 	const moves = "submitted queued scheduled ordered running succeeded "
 	if got := one[string](s, `SELECT string_agg(coalesce(to_state, kind), ' ' ORDER BY seq) || ' ' FROM job_events WHERE job = $1`, id); got != moves {
@@ -139,7 +141,7 @@ func TestF30WrongClocksOfAMachineDecideNothing(t *testing.T) {
 			}
 			x := exited(0)
 			x.StartedAt, x.FinishedAt = time.Now().Add(off), time.Now().Add(off+time.Second)
-			a.report(id, attempt, berth.PhaseSealed, func(p *berth.RankReport) { p.Exit = &x })
+			a.report(id, attempt, berth.PhaseSealed, func(p *wire.RankReport) { p.Exit = &x })
 			if r := s.settle(id, attempt); r.Next != berth.Succeeded {
 				t.Errorf("settled to %s", r.Next)
 			}

@@ -10,7 +10,9 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/failure"
 	"berth/internal/lib/failpoint"
+	"berth/wire"
 )
 
 // phaseOrder makes phases comparable: a rank only moves on.
@@ -26,7 +28,7 @@ var phaseOrder = map[berth.Phase]int{
 type reporting struct {
 	tx      pgx.Tx
 	machine berth.MachineID
-	req     berth.SyncRequest
+	req     wire.SyncRequest
 	actor   string
 
 	part bool // of a call: the parts before it have stored its seq
@@ -53,9 +55,9 @@ type reporting struct {
 type heard struct {
 	stale   []berth.AllocationID // not current
 	started []berth.AllocationID // ordered to start by them, on the same machine
-	refused []berth.Refused
-	mark    *berth.Watermark // the newest as of the reports; nil: none were stored
-	known   bool             // the machine is neither suspected, nor was the call overtaken: the answer is complete
+	refused []wire.Refused
+	mark    *wire.Watermark // the newest as of the reports; nil: none were stored
+	known   bool            // the machine is neither suspected, nor was the call overtaken: the answer is complete
 }
 
 // add takes in what a part of the same call came to.
@@ -95,7 +97,7 @@ type reportedRow struct {
 
 	changed  bool
 	prepared bool // by this very report
-	exit     *berth.Exit
+	exit     *failure.Exit
 	left     outputsLeft // with the seal; the exit may be on record already
 	step     *berth.Progress
 	begun    bool // by this very report: set started_at
@@ -105,7 +107,7 @@ type reportedRow struct {
 // reportOnce applies what a machine reports, in one transaction. part says that
 // the same call may have stored other reports before.
 func (d *Agents) reportOnce(
-	ctx context.Context, machine berth.MachineID, req berth.SyncRequest, part bool,
+	ctx context.Context, machine berth.MachineID, req wire.SyncRequest, part bool,
 ) (heard, error) {
 	lock, starting := map[berth.JobID]bool{}, map[berth.JobID]bool{}
 	for _, p := range req.Reports {
@@ -168,18 +170,18 @@ var errOvertaken = errors.New("a later report was here before")
 // needsJob reports whether this report may move the job, or writes an event. The
 // first report of a running rank is sent before there is progress to report; where
 // another one is the first to be stored, lockMore adds the lock.
-func needsJob(p berth.RankReport) bool {
+func needsJob(p wire.RankReport) bool {
 	starts := p.Phase == berth.PhaseRunning && p.Progress == nil
 	return p.Phase == berth.PhasePrepared || starts || p.Warning != "" || p.Exit != nil && !plain(*p.Exit)
 }
 
 // started reports whether the rank's container has started, by this report.
-func started(p berth.RankReport) bool {
+func started(p wire.RankReport) bool {
 	return p.Phase == berth.PhaseRunning || p.Exit != nil && p.Exit.Started()
 }
 
 // plain ends are told by the job's own verdict, and need no event.
-func plain(x berth.Exit) bool { return x.Cause == berth.CauseExited && x.Code == 0 }
+func plain(x failure.Exit) bool { return x.Cause == failure.CauseExited && x.Code == 0 }
 
 func (r *reporting) run(ctx context.Context) error {
 	r.order, r.heard, r.freed, r.gang, r.sealed, r.writes = nil, heard{}, false, false, nil, pgx.Batch{}
@@ -330,7 +332,7 @@ func (r *reporting) apply(ctx context.Context) error {
 }
 
 // isOf reports whether an allocation is this machine's, and the reported rank's.
-func (r *reporting) isOf(a *reportedRow, p berth.RankReport) bool {
+func (r *reporting) isOf(a *reportedRow, p wire.RankReport) bool {
 	return a != nil && a.Machine == r.machine && a.Job == p.Job && a.Attempt == p.Attempt && a.Rank == p.Rank
 }
 
@@ -391,7 +393,7 @@ func (r *reporting) checkForgotten(ctx context.Context) error {
 	return nil
 }
 
-func (r *reporting) applyOne(ctx context.Context, a *reportedRow, p berth.RankReport) error {
+func (r *reporting) applyOne(ctx context.Context, a *reportedRow, p wire.RankReport) error {
 	ended := phaseOrder[p.Phase] >= phaseOrder[berth.PhaseExited] && p.Exit != nil
 	switch a.State {
 	case berth.AllocOrphaned:
@@ -446,7 +448,7 @@ func (r *reporting) applyOne(ctx context.Context, a *reportedRow, p berth.RankRe
 // without the order. The start may make the job running, so the job's row and its
 // other ranks are locked for it by now (lockMore). An end may be the first report of a start as well: of a container that was over
 // before its start was reported.
-func (r *reporting) catchUp(a *reportedRow, p berth.RankReport, ended bool) {
+func (r *reporting) catchUp(a *reportedRow, p wire.RankReport, ended bool) {
 	if !ended && a.State == berth.AllocReserved && phaseOrder[p.Phase] >= phaseOrder[berth.PhaseClaimed] {
 		a.State, a.changed = berth.AllocActive, true
 	}

@@ -8,10 +8,11 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/wire"
 )
 
 // tell writes what a report says of its job: only under the lock of its row.
-func (r *reporting) tell(ctx context.Context, a *reportedRow, p berth.RankReport, ended bool) error {
+func (r *reporting) tell(ctx context.Context, a *reportedRow, p wire.RankReport, ended bool) error {
 	j := r.jobs[a.Job]
 	if j == nil || j.Attempt != a.Attempt {
 		return nil
@@ -27,7 +28,7 @@ func (r *reporting) tell(ctx context.Context, a *reportedRow, p berth.RankReport
 	}
 	if a.prepared {
 		for _, f := range p.Fetched {
-			if err := r.event(ctx, a, berth.EventFetched, fmt.Sprintf("rank %d on %s: %s", a.Rank, r.machine, f)); err != nil {
+			if err := r.event(ctx, a, wire.EventFetched, fmt.Sprintf("rank %d on %s: %s", a.Rank, r.machine, f)); err != nil {
 				return err
 			}
 		}
@@ -41,7 +42,7 @@ func (r *reporting) tell(ctx context.Context, a *reportedRow, p berth.RankReport
 		}
 	}
 	if ended && a.exit != nil && !plain(*a.exit) {
-		return r.event(ctx, a, berth.EventExited, describeExit(a, r.machine))
+		return r.event(ctx, a, wire.EventExited, describeExit(a, r.machine))
 	}
 	return nil
 }
@@ -55,9 +56,9 @@ func (r *reporting) restored(ctx context.Context, a *reportedRow, step int64) er
 	if err != nil {
 		return fmt.Errorf("store restored step: %w", err)
 	}
-	return r.eventOf(ctx, a, berth.Event{
-		Kind: berth.EventRestored, Detail: fmt.Sprintf("rank %d goes on from step %d", a.Rank, step),
-		Facts: &berth.EventFacts{Step: &step},
+	return r.eventOf(ctx, a, wire.Event{
+		Kind: wire.EventRestored, Detail: fmt.Sprintf("rank %d goes on from step %d", a.Rank, step),
+		Facts: &wire.EventFacts{Step: &step},
 	})
 }
 
@@ -80,7 +81,7 @@ func describeExit(a *reportedRow, m berth.MachineID) string {
 // read, of this attempt or of the latest one that told of it, and notes what this
 // one reads where nobody of its attempt has. Of members that differ it says so once an
 // input, however many they are: other warnings have a place too.
-func (r *reporting) compareInputs(ctx context.Context, a *reportedRow, fetched []berth.Fetched) error {
+func (r *reporting) compareInputs(ctx context.Context, a *reportedRow, fetched []wire.Fetched) error {
 	if len(fetched) == 0 {
 		return nil
 	}
@@ -142,15 +143,15 @@ func (r *reporting) compareInputs(ctx context.Context, a *reportedRow, fetched [
 	return nil
 }
 
-func (r *reporting) event(ctx context.Context, a *reportedRow, kind berth.EventKind, detail string) error {
-	return r.eventOf(ctx, a, berth.Event{Kind: kind, Detail: detail})
+func (r *reporting) event(ctx context.Context, a *reportedRow, kind wire.EventKind, detail string) error {
+	return r.eventOf(ctx, a, wire.Event{Kind: kind, Detail: detail})
 }
 
 // eventOf adds an event whose kind has facts besides the rank and its machine.
-func (r *reporting) eventOf(ctx context.Context, a *reportedRow, e berth.Event) error {
+func (r *reporting) eventOf(ctx context.Context, a *reportedRow, e wire.Event) error {
 	r.touched[a.Job] = true
 	if e.Facts == nil {
-		e.Facts = &berth.EventFacts{}
+		e.Facts = &wire.EventFacts{}
 	}
 	e.Facts.Rank, e.Facts.Machine = &a.Rank, r.machine
 	e.Attempt, e.Actor = a.Attempt, r.actor
@@ -182,7 +183,7 @@ func (r *reporting) warnOf(ctx context.Context, a *reportedRow, about, text stri
 	case before == maxWarnings-1:
 		text += " (there were many warnings; further ones are only in the agent's log)"
 	}
-	return r.event(ctx, a, berth.EventWarning, text)
+	return r.event(ctx, a, wire.EventWarning, text)
 }
 
 // release frees an orphan that its machine says is gone. Its event is numbered
@@ -190,5 +191,5 @@ func (r *reporting) warnOf(ctx context.Context, a *reportedRow, about, text stri
 func (r *reporting) release(ctx context.Context, a *reportedRow, why string) error {
 	a.State, a.changed = berth.AllocReleased, true
 	r.freed = true
-	return r.event(ctx, a, berth.EventReleased, fmt.Sprintf("rank %d of attempt %d: machine %s is back and says %s", a.Rank, a.Attempt, r.machine, why))
+	return r.event(ctx, a, wire.EventReleased, fmt.Sprintf("rank %d of attempt %d: machine %s is back and says %s", a.Rank, a.Attempt, r.machine, why))
 }

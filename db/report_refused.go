@@ -10,13 +10,14 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"berth"
+	"berth/wire"
 )
 
 // report applies a call's reports: all in one transaction, and where the
 // database refuses that, one by one, so that what it objects to keeps nobody
 // else's exit from being stored. A call of which nothing was stored has not renewed
 // the lease, and its answer is not known to be complete.
-func (d *Agents) report(ctx context.Context, machine berth.MachineID, req berth.SyncRequest) (heard, error) {
+func (d *Agents) report(ctx context.Context, machine berth.MachineID, req wire.SyncRequest) (heard, error) {
 	req.Reports = cleaned(req.Reports)
 	all, err := d.reportOnce(ctx, machine, req, false)
 	if !isUnfit(err) {
@@ -32,7 +33,7 @@ func (d *Agents) report(ctx context.Context, machine berth.MachineID, req berth.
 			stored = true
 			all.add(one)
 		case isUnfit(err):
-			all.refused = append(all.refused, berth.Refused{Alloc: concerned(part), Detail: mapError(err, "report").Error()})
+			all.refused = append(all.refused, wire.Refused{Alloc: concerned(part), Detail: mapError(err, "report").Error()})
 		default:
 			return all, err
 		}
@@ -52,10 +53,10 @@ func isUnfit(err error) bool {
 }
 
 // parts are the call's single reports, each a call of its own.
-func parts(req berth.SyncRequest) []berth.SyncRequest {
+func parts(req wire.SyncRequest) []wire.SyncRequest {
 	one := req
 	one.Reports, one.Gone, one.GPUs, one.Cache = nil, nil, nil, nil
-	var list []berth.SyncRequest
+	var list []wire.SyncRequest
 	for i := range req.Reports {
 		one.Reports = req.Reports[i : i+1]
 		list = append(list, one)
@@ -77,7 +78,7 @@ func parts(req berth.SyncRequest) []berth.SyncRequest {
 	return list
 }
 
-func concerned(part berth.SyncRequest) berth.AllocationID {
+func concerned(part wire.SyncRequest) berth.AllocationID {
 	switch {
 	case len(part.Reports) > 0:
 		return part.Reports[0].Alloc
@@ -88,7 +89,7 @@ func concerned(part berth.SyncRequest) berth.AllocationID {
 }
 
 // checkReport finds what no row could take.
-func checkReport(p berth.RankReport) error {
+func checkReport(p wire.RankReport) error {
 	if _, known := phaseOrder[p.Phase]; !known {
 		return berth.Errorf(berth.CodeInvalid, "allocation %d: unknown phase %q", p.Alloc, p.Phase)
 	}
@@ -101,8 +102,8 @@ func checkReport(p berth.RankReport) error {
 // cleaned makes the words of engines and jobs fit for text and jsonb, which
 // hold neither NUL nor broken UTF-8: an exit must not go unheard for its
 // message.
-func cleaned(reports []berth.RankReport) []berth.RankReport {
-	list := make([]berth.RankReport, len(reports))
+func cleaned(reports []wire.RankReport) []wire.RankReport {
+	list := make([]wire.RankReport, len(reports))
 	for i, p := range reports {
 		p.Warning, p.ImageDigest = plainText(p.Warning), plainText(p.ImageDigest)
 		if p.Exit != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/wire"
 )
 
 // One report that the database refuses must not keep the others of its call
@@ -24,11 +25,11 @@ func TestAReportThatIsRefusedHoldsUpNoOther(t *testing.T) {
 	mustExec(t, s.pool, `UPDATE gpu_devices SET milli_used = 0 WHERE machine_id = 'm0' AND idx = 0`)
 	mustExec(t, s.pool, `ALTER TABLE machines DROP CONSTRAINT machines_cpu_fits`)
 	x := exited(0)
-	end := func(id berth.JobID, phase berth.Phase) berth.RankReport {
-		return berth.RankReport{Alloc: s.alloc(id, 1), Job: id, Attempt: 1, Phase: phase, Exit: &x}
+	end := func(id berth.JobID, phase berth.Phase) wire.RankReport {
+		return wire.RankReport{Alloc: s.alloc(id, 1), Job: id, Attempt: 1, Phase: phase, Exit: &x}
 	}
-	answer, err := a.sync(func(r *berth.SyncRequest) {
-		r.Reports = []berth.RankReport{end(bad, berth.PhaseSealed), end(good, berth.PhaseSealed), {Alloc: s.alloc(good, 1), Job: good, Attempt: 1, Phase: "odd"}}
+	answer, err := a.sync(func(r *wire.SyncRequest) {
+		r.Reports = []wire.RankReport{end(bad, berth.PhaseSealed), end(good, berth.PhaseSealed), {Alloc: s.alloc(good, 1), Job: good, Attempt: 1, Phase: "odd"}}
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -43,7 +44,7 @@ func TestAReportThatIsRefusedHoldsUpNoOther(t *testing.T) {
 		t.Errorf("the refused one's rank is %s", r[0])
 	}
 	// The seq was stored, so the next call counts and an older one does not.
-	if _, err := a.sync(func(r *berth.SyncRequest) { r.Seq, r.Reports = 1, []berth.RankReport{end(bad, berth.PhaseSealed)} }); err != nil {
+	if _, err := a.sync(func(r *wire.SyncRequest) { r.Seq, r.Reports = 1, []wire.RankReport{end(bad, berth.PhaseSealed)} }); err != nil {
 		t.Errorf("an old call: %v", err)
 	}
 	mustExec(t, s.pool, `UPDATE gpu_devices SET milli_used = 1000 WHERE machine_id = 'm0' AND idx = 0`)
@@ -65,9 +66,9 @@ func TestACallWithoutAFitReportClaimsNoRenewal(t *testing.T) {
 	a.mustClaim(id, s.place(id, "m0"))
 	s.quiet("m0", time.Minute)
 	s.holding(`SELECT 1 FROM machine_leases WHERE machine_id = 'm0' FOR UPDATE`, func() {
-		answer, err := a.sync(func(r *berth.SyncRequest) {
+		answer, err := a.sync(func(r *wire.SyncRequest) {
 			r.Brief = true
-			r.Reports = []berth.RankReport{{Alloc: s.alloc(id, 1), Job: id, Attempt: 1, Phase: "odd"}}
+			r.Reports = []wire.RankReport{{Alloc: s.alloc(id, 1), Job: id, Attempt: 1, Phase: "odd"}}
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -84,7 +85,7 @@ func TestWordsThatNoColumnHoldsAreCleaned(t *testing.T) {
 	a, _ := s.register("host1", "agent1")
 	id := s.submit(nil)
 	a.mustClaim(id, s.place(id, "m0"))
-	answer := a.report(id, 1, berth.PhaseExited, func(p *berth.RankReport) {
+	answer := a.report(id, 1, berth.PhaseExited, func(p *wire.RankReport) {
 		x := exited(3)
 		x.Message, x.Refused = "bad\x00 words \xff\xfe", []string{"mod\x00el"}
 		p.Exit, p.Warning = &x, "odd\x00"
@@ -108,7 +109,7 @@ func TestWarningsOfAnAttemptAreBounded(t *testing.T) {
 	a.mustClaim(id, s.place(id, "m0"))
 	a.report(id, 1, berth.PhasePrepared, nil)
 	for i := range 70 {
-		a.report(id, 1, berth.PhaseRunning, func(p *berth.RankReport) { p.Warning = fmt.Sprintf("checkpoint of step %d is refused", i%65) })
+		a.report(id, 1, berth.PhaseRunning, func(p *wire.RankReport) { p.Warning = fmt.Sprintf("checkpoint of step %d is refused", i%65) })
 	}
 	if n := one[int](s, `SELECT count(*) FROM job_events WHERE kind = 'warning'`); n != 50 {
 		t.Errorf("%d warnings are in the history", n)

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"berth"
+	"berth/wire"
 )
 
 // send sends the writes that are queued, in one round trip.
@@ -209,8 +210,8 @@ func (r *reporting) orderStart(ctx context.Context, j *reportedJob) error {
 		WHERE j.id = @job AND j.state = 'scheduled' AND j.attempt = @attempt
 		  AND a.job = j.id AND a.attempt = j.attempt AND a.state = 'active' AND NOT a.orders ? 'start'
 		RETURNING a.id, a.machine_id`, pgx.NamedArgs{"job": j.ID, "attempt": j.Attempt}).Query(r.noteOrdered)
-	return addEvent(ctx, r.tx, j.ID, berth.Event{
-		Kind: berth.EventOrdered, Attempt: j.Attempt, Actor: r.actor,
+	return addEvent(ctx, r.tx, j.ID, wire.Event{
+		Kind: wire.EventOrdered, Attempt: j.Attempt, Actor: r.actor,
 		Detail: describeOrder("start", ranks),
 	})
 }

@@ -5,12 +5,13 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/wire"
 )
 
 // offers returns the reservations that the machine's set has for it to claim.
 func (a *agent) offers() []berth.AllocationID {
 	a.t.Helper()
-	r, err := a.sync(func(req *berth.SyncRequest) { req.Digest = "" })
+	r, err := a.sync(func(req *wire.SyncRequest) { req.Digest = "" })
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -32,7 +33,7 @@ func TestAMachineIsToldOfItsReservationsUntilItClaimsThem(t *testing.T) {
 	want := s.alloc(id, attempt)
 	before := a.digest
 	for range 2 { // an answer that was lost is given again
-		r, err := a.sync(func(req *berth.SyncRequest) { req.Digest, req.WaitMS = before, 60_000 })
+		r, err := a.sync(func(req *wire.SyncRequest) { req.Digest, req.WaitMS = before, 60_000 })
 		if err != nil {
 			t.Fatal(err)
 		}

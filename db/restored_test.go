@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"berth"
+	"berth/wire"
 )
 
 // A backup may know less of a job than the machine that runs it: it was taken
@@ -14,7 +15,7 @@ func TestF15ARestoredReservationFollowsItsContainer(t *testing.T) {
 	s.register("host1", "agent0")
 	id := s.submit(nil)
 	attempt := s.place(id, "m0")
-	a, _ := s.register("host1", "agent1", berth.ContainerSeen{Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt, Running: true})
+	a, _ := s.register("host1", "agent1", wire.ContainerSeen{Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt, Running: true})
 	a.report(id, attempt, berth.PhaseRunning, nil)
 	if j := s.job(id); j.Status != berth.Running || lastEvent(s, id).Actor != "agent:m0" {
 		t.Fatalf("job is %s, last event %+v", j.Status, lastEvent(s, id))
@@ -41,7 +42,7 @@ func TestF15ARestoredReservationWhoseContainerHasEndedSettles(t *testing.T) {
 	s.register("host1", "agent0")
 	id := s.submit(nil)
 	attempt := s.place(id, "m0")
-	a, _ := s.register("host1", "agent1", berth.ContainerSeen{Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt})
+	a, _ := s.register("host1", "agent1", wire.ContainerSeen{Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt})
 	a.report(id, attempt, berth.PhaseSealed, withExit(0))
 	if r := s.settle(id, attempt); r.Next != berth.Succeeded {
 		t.Errorf("settled to %s", r.Next)

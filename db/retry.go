@@ -7,20 +7,22 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Retry submits the spec of a terminal job again as a new job, linked both ways.
 // A job that was retried already answers its successor, with created false; a
 // live one is a conflict. An element of an array, or a step, becomes a job of its own, with
 // the variables it had.
-func (d *Jobs) Retry(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) (job berth.Job, created bool, err error) {
+func (d *Jobs) Retry(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) (job wire.Job, created bool, err error) {
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		old, err := lockForRetry(ctx, tx, tenant, id)
 		if err != nil {
 			return err
 		}
 		if old.RetriedBy != nil {
-			job, created = berth.Job{ID: *old.RetriedBy}, false
+			job, created = wire.Job{ID: *old.RetriedBy}, false
 			return nil
 		}
 		if old.Kind == berth.KindPipeline {
@@ -48,24 +50,24 @@ func (d *Jobs) Retry(ctx context.Context, tenant berth.TenantID, id berth.JobID,
 
 // byItself makes the spec of a step one of a job by itself, which needs nothing and
 // takes what its siblings have left.
-func byItself(ctx context.Context, tx pgx.Tx, old *berth.Job) error {
+func byItself(ctx context.Context, tx pgx.Tx, old *wire.Job) error {
 	old.Spec.Needs, old.Spec.Cache = nil, false
-	if !slices.ContainsFunc(old.Spec.OutputsNamed(), func(o berth.NamedOutput) bool { return o.Step != "" }) {
+	if !slices.ContainsFunc(old.Spec.OutputsNamed(), func(o spec.NamedOutput) bool { return o.Step != "" }) {
 		return nil
 	}
 	steps, err := siblings(ctx, tx, old.ID)
 	if err != nil {
 		return err
 	}
-	spec := old.Spec.OfJobs(steps)
-	old.Spec = &spec
+	jobSpec := old.Spec.OfJobs(steps)
+	old.Spec = &jobSpec
 	return nil
 }
 
 // retried tells of a retry and returns the new job whole.
-func (d *Jobs) retried(ctx context.Context, tenant berth.TenantID, id berth.JobID, job berth.Job, created bool, err error) (berth.Job, bool, error) {
+func (d *Jobs) retried(ctx context.Context, tenant berth.TenantID, id berth.JobID, job wire.Job, created bool, err error) (wire.Job, bool, error) {
 	if err != nil {
-		return berth.Job{}, false, mapError(err, "retry job "+string(id))
+		return wire.Job{}, false, mapError(err, "retry job "+string(id))
 	}
 	if !created {
 		job, err = d.Get(ctx, tenant, job.ID)
@@ -78,8 +80,8 @@ func (d *Jobs) retried(ctx context.Context, tenant berth.TenantID, id berth.JobI
 
 // indexesOf are the elements of an array that runs only some again; nil for any
 // other job.
-func indexesOf(j berth.Job) []int {
-	ranges, err := berth.ParseIndexes(j.Indexes)
+func indexesOf(j wire.Job) []int {
+	ranges, err := spec.ParseIndexes(j.Indexes)
 	if j.Indexes == "" || err != nil {
 		return nil
 	}
@@ -94,7 +96,7 @@ func indexesOf(j berth.Job) []int {
 
 // lockForRetry reads the old job and holds its row, live or archived, so that
 // of two retries at once one is the first.
-func lockForRetry(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.JobID) (berth.Job, error) {
+func lockForRetry(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.JobID) (wire.Job, error) {
 	args := pgx.NamedArgs{"id": id, "tenant": string(tenant)}
 	for _, sql := range []string{`
 		SELECT ` + jobDocument + ` || jsonb_build_object(CASE j.kind WHEN 'pipeline' THEN 'pipeline' ELSE 'spec' END, s.spec)
@@ -109,21 +111,21 @@ func lockForRetry(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id bert
 	} {
 		rows, err := tx.Query(ctx, sql, args)
 		if err != nil {
-			return berth.Job{}, err
+			return wire.Job{}, err
 		}
-		found, err := pgx.CollectRows(rows, pgx.RowTo[berth.Job])
+		found, err := pgx.CollectRows(rows, pgx.RowTo[wire.Job])
 		if err != nil {
-			return berth.Job{}, err
+			return wire.Job{}, err
 		}
 		if len(found) == 0 {
 			continue
 		}
 		if !found[0].Status.Terminal() {
-			return berth.Job{}, berth.Errorf(berth.CodeConflict, "job %s is %s: only a job that has ended can be retried", id, found[0].Status)
+			return wire.Job{}, berth.Errorf(berth.CodeConflict, "job %s is %s: only a job that has ended can be retried", id, found[0].Status)
 		}
 		return found[0], nil
 	}
-	return berth.Job{}, berth.Errorf(berth.CodeNotFound, "no such job %s", id)
+	return wire.Job{}, berth.Errorf(berth.CodeNotFound, "no such job %s", id)
 }
 
 func linkRetry(ctx context.Context, tx pgx.Tx, old, successor berth.JobID) error {

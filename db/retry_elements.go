@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/wire"
 )
 
 // RetryFailed runs those elements of an ended array again that did not succeed
@@ -13,7 +14,7 @@ import (
 // become a new array with the same indexes, linked both ways; the old one stays
 // as it is. An array that was retried already answers its successor, with
 // created false.
-func (d *Jobs) RetryFailed(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) (job berth.Job, created bool, err error) {
+func (d *Jobs) RetryFailed(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) (job wire.Job, created bool, err error) {
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		old, err := lockForRetry(ctx, tx, tenant, id)
 		if err != nil {
@@ -23,7 +24,7 @@ func (d *Jobs) RetryFailed(ctx context.Context, tenant berth.TenantID, id berth.
 			return berth.Errorf(berth.CodeInvalid, "job %s is no array and no pipeline: retry it without failed", id)
 		}
 		if old.RetriedBy != nil {
-			job, created = berth.Job{ID: *old.RetriedBy}, false
+			job, created = wire.Job{ID: *old.RetriedBy}, false
 			return nil
 		}
 		if old.Kind == berth.KindPipeline {
@@ -58,7 +59,7 @@ func (d *Jobs) RetryFailed(ctx context.Context, tenant berth.TenantID, id berth.
 
 // unsuccessful are the indexes of what is to run again, in order. Elements that
 // are in neither table never were: the array was stopped before.
-func unsuccessful(ctx context.Context, tx pgx.Tx, old berth.Job) ([]int, error) {
+func unsuccessful(ctx context.Context, tx pgx.Tx, old wire.Job) ([]int, error) {
 	var list []int
 	err := tx.QueryRow(ctx, `
 		WITH made AS (

@@ -8,6 +8,8 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/failure"
+	"berth/spec"
 )
 
 // past adds ended jobs that ran so many seconds each, the latest last.
@@ -58,9 +60,9 @@ func TestRunTimesAreOfTheTenantsLatestSuccessesOfAName(t *testing.T) {
 func TestRunTimesAddUpAttemptsAndNoWaiting(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id, attempt := s.started(func(j *berth.JobSpec) { j.Retry.MaxAttempts = 2 })
+	id, attempt := s.started(func(j *spec.Job) { j.Retry.MaxAttempts = 2 })
 	ran := func(d time.Duration, code int) {
-		s.exit(id, attempt, 0, berth.Exit{Cause: berth.CauseExited, Code: code, StartedAt: ranAt, FinishedAt: ranAt.Add(d)})
+		s.exit(id, attempt, 0, failure.Exit{Cause: failure.CauseExited, Code: code, StartedAt: ranAt, FinishedAt: ranAt.Add(d)})
 		mustExec(t, s.pool, `UPDATE allocations SET reserved_at = now() - $2::interval WHERE job = $1`, id, 2*d)
 	}
 	ran(100*time.Second, 1)
@@ -96,10 +98,10 @@ func TestRunTimesOfElementsAndSteps(t *testing.T) {
 	}
 	element := db.Work{Tenant: "default", Name: "x", Parent: array}
 
-	old := s.pipeline(berth.FailFast, "a", "b: a")
+	old := s.pipeline(spec.FailFast, "a", "b: a")
 	mustExec(t, s.pool, `UPDATE jobs SET ran_ms = 7000 WHERE id = $1`, s.step(old, "a"))
 	s.finish(s.step(old, "a"), 0)
-	next := s.pipeline(berth.FailFast, "a", "b: a")
+	next := s.pipeline(spec.FailFast, "a", "b: a")
 	step := db.Work{Tenant: "default", Name: "a", Parent: next, Step: "a"}
 	if got := s.runs(step); len(got) != 0 {
 		t.Errorf("the pipeline has not ended, and its step counts: %v", got)
@@ -122,7 +124,7 @@ func TestRunTimesOfElementsAndSteps(t *testing.T) {
 func TestRunTimesReadFewRows(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	array, pipeline := s.array(8, nil), s.pipeline(berth.FailFast, "a")
+	array, pipeline := s.array(8, nil), s.pipeline(spec.FailFast, "a")
 	mustExec(t, s.pool, `
 		INSERT INTO jobs (id, tenant, name, class, priority, preemptible, state, grace_ms, lost_after_ms, actor, submitted_at, finished_at, ran_ms)
 		SELECT gen_random_uuid(), 'a', CASE WHEN i % 2 = 0 THEN 'train' ELSE 'p' END, 'c', 500, true, 'succeeded', 0, 0, 'test', now() + i * interval '1 second', now(), 1000

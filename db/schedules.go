@@ -10,12 +10,14 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // NewSchedule is a schedule to be stored.
 type NewSchedule struct {
 	Tenant berth.TenantID
-	Spec   berth.ScheduleSpec // valid, with defaults filled in
+	Spec   spec.Schedule // valid, with defaults filled in
 	Actor  string
 }
 
@@ -23,7 +25,7 @@ type NewSchedule struct {
 // returned with created false; another one of the name is a conflict. Secrets
 // and uploads that it names must be there, and its uploads are kept as long as
 // it is.
-func (d *Schedules) Create(ctx context.Context, n NewSchedule) (s berth.Schedule, created bool, err error) {
+func (d *Schedules) Create(ctx context.Context, n NewSchedule) (s wire.Schedule, created bool, err error) {
 	id := berth.NewScheduleID(time.Now())
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		if created, err = insertSchedule(ctx, tx, id, n); err != nil || !created {
@@ -32,7 +34,7 @@ func (d *Schedules) Create(ctx context.Context, n NewSchedule) (s berth.Schedule
 		return keepTenant(ctx, tx, n.Tenant)
 	})
 	if err != nil {
-		return berth.Schedule{}, false, mapError(err, "schedule "+n.Spec.Name)
+		return wire.Schedule{}, false, mapError(err, "schedule "+n.Spec.Name)
 	}
 	if created {
 		d.hub.Publish(TopicClock, string(id))
@@ -44,12 +46,12 @@ func (d *Schedules) Create(ctx context.Context, n NewSchedule) (s berth.Schedule
 func insertSchedule(ctx context.Context, tx pgx.Tx, id berth.ScheduleID, n NewSchedule) (created bool, err error) {
 	paused := n.Spec.Paused
 	n.Spec.Paused = false // a column
-	spec, err := json.Marshal(n.Spec)
+	rawSpec, err := json.Marshal(n.Spec)
 	if err != nil {
 		return false, fmt.Errorf("marshal schedule: %w", err)
 	}
 	args := pgx.NamedArgs{
-		"id": id, "tenant": n.Tenant, "name": n.Spec.Name, "spec": spec, "paused": paused, "revision": berth.NewSecret()[:16], "actor": n.Actor, "most": berth.MaxSchedules,
+		"id": id, "tenant": n.Tenant, "name": n.Spec.Name, "spec": rawSpec, "paused": paused, "revision": berth.NewSecret()[:16], "actor": n.Actor, "most": spec.MaxSchedules,
 	}
 	// The schedules of a tenant are made one at a time, so that they can be counted.
 	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('schedules/' || @tenant::text, 0))`, args); err != nil {
@@ -74,7 +76,7 @@ func insertSchedule(ctx context.Context, tx pgx.Tx, id berth.ScheduleID, n NewSc
 		SELECT @id, @tenant, @name, @spec::jsonb, @paused, @revision, @actor
 		WHERE (SELECT count(*) FROM schedules WHERE tenant = @tenant AND deleted_at IS NULL) < @most`, args)
 	if err == nil && tag.RowsAffected() == 0 {
-		err = &berth.Error{Code: berth.CodeCapacity, Slug: berth.SlugQuota, Message: fmt.Sprintf("tenant %s has %d schedules, as many as a tenant may have", n.Tenant, berth.MaxSchedules)}
+		err = &berth.Error{Code: berth.CodeCapacity, Slug: berth.SlugQuota, Message: fmt.Sprintf("tenant %s has %d schedules, as many as a tenant may have", n.Tenant, spec.MaxSchedules)}
 	}
 	if err != nil || len(uploads) == 0 {
 		return true, err
@@ -86,9 +88,9 @@ func insertSchedule(ctx context.Context, tx pgx.Tx, id berth.ScheduleID, n NewSc
 
 // bindNeeds checks that what the schedule's work names is there, and locks its
 // uploads.
-func bindNeeds(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, s berth.ScheduleSpec) ([]berth.NamedUpload, error) {
-	var uploads []berth.NamedUpload
-	check := func(field string, job berth.JobSpec) error {
+func bindNeeds(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, s spec.Schedule) ([]spec.NamedUpload, error) {
+	var uploads []spec.NamedUpload
+	check := func(field string, job spec.Job) error {
 		for _, u := range job.Uploads() {
 			u.Field = field + u.Field
 			uploads = append(uploads, u)
@@ -102,7 +104,7 @@ func bindNeeds(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, s berth.Sc
 	}
 	if s.Pipeline != nil {
 		for path, step := range s.Pipeline.All() {
-			if err := check("pipeline."+berth.StepField(path)+".", step); err != nil {
+			if err := check("pipeline."+spec.StepField(path)+".", step); err != nil {
 				return nil, err
 			}
 		}
@@ -167,9 +169,9 @@ func (d *Schedules) change(ctx context.Context, tenant berth.TenantID, name, sql
 // scheduleColumns are those of scanSchedule. The work of lists is left out.
 const scheduleColumns = `s.id, s.tenant, s.paused, s.note, s.created_by, s.created_at, s.updated_at, s.revision <> s.clock_revision`
 
-func scanSchedule(row pgx.CollectableRow) (s berth.Schedule, err error) {
+func scanSchedule(row pgx.CollectableRow) (s wire.Schedule, err error) {
 	var paused bool
-	err = row.Scan(&s.ID, &s.Tenant, &paused, &s.Note, &s.CreatedBy, &s.CreatedAt, &s.UpdatedAt, &s.Pending, &s.ScheduleSpec, &s.Fires)
+	err = row.Scan(&s.ID, &s.Tenant, &paused, &s.Note, &s.CreatedBy, &s.CreatedAt, &s.UpdatedAt, &s.Pending, &s.Schedule, &s.Fires)
 	s.Paused = paused // a field of the spec, which is read after it
 	s.CreatedAt, s.UpdatedAt = s.CreatedAt.UTC(), s.UpdatedAt.UTC()
 	return s, err
@@ -190,7 +192,7 @@ const fireDocuments = `coalesce((
 	FROM (SELECT * FROM schedule_fires WHERE schedule = s.id ORDER BY at DESC LIMIT @fires) f` + fireJobs + `), '[]')`
 
 // FireAt returns one fire of a schedule.
-func (d *Schedules) FireAt(ctx context.Context, id berth.ScheduleID, at time.Time) (f berth.Fire, err error) {
+func (d *Schedules) FireAt(ctx context.Context, id berth.ScheduleID, at time.Time) (f wire.Fire, err error) {
 	err = d.pool.QueryRow(ctx, `
 		SELECT `+fireDocument+`
 		FROM schedule_fires f`+fireJobs+`
@@ -201,7 +203,7 @@ func (d *Schedules) FireAt(ctx context.Context, id berth.ScheduleID, at time.Tim
 // List lists a tenant's schedules by name, each with its last fire and
 // without what it submits. The times of the next fires are not the database's
 // to know.
-func (d *Schedules) List(ctx context.Context, tenant berth.TenantID) ([]berth.Schedule, error) {
+func (d *Schedules) List(ctx context.Context, tenant berth.TenantID) ([]wire.Schedule, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT `+scheduleColumns+`, s.spec - 'job' - 'pipeline' - 'paused', `+fireDocuments+`
 		FROM schedules s
@@ -215,22 +217,22 @@ func (d *Schedules) List(ctx context.Context, tenant berth.TenantID) ([]berth.Sc
 }
 
 // Get returns a schedule with its last fires.
-func (d *Schedules) Get(ctx context.Context, tenant berth.TenantID, name string, fires int) (berth.Schedule, error) {
+func (d *Schedules) Get(ctx context.Context, tenant berth.TenantID, name string, fires int) (wire.Schedule, error) {
 	return d.read(ctx, "schedule "+name, `s.tenant = @tenant AND s.name = @name`, pgx.NamedArgs{"tenant": tenant, "name": name, "fires": fires})
 }
 
 // GetByID returns a schedule without its fires.
-func (d *Schedules) GetByID(ctx context.Context, id berth.ScheduleID) (berth.Schedule, error) {
+func (d *Schedules) GetByID(ctx context.Context, id berth.ScheduleID) (wire.Schedule, error) {
 	return d.read(ctx, "schedule "+string(id), `s.id = @id`, pgx.NamedArgs{"id": id, "fires": 0})
 }
 
-func (d *Schedules) read(ctx context.Context, what, where string, args pgx.NamedArgs) (berth.Schedule, error) {
+func (d *Schedules) read(ctx context.Context, what, where string, args pgx.NamedArgs) (wire.Schedule, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT `+scheduleColumns+`, s.spec - 'paused', `+fireDocuments+`
 		FROM schedules s
 		WHERE `+where+` AND s.deleted_at IS NULL`, args)
 	if err != nil {
-		return berth.Schedule{}, mapError(err, what)
+		return wire.Schedule{}, mapError(err, what)
 	}
 	s, err := pgx.CollectExactlyOneRow(rows, scanSchedule)
 	return s, mapError(err, what)

@@ -9,18 +9,20 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 // nightly is a schedule of a small job.
-func nightly(edit func(*berth.ScheduleSpec)) db.NewSchedule {
-	s := berth.ScheduleSpec{Name: "nightly", Cron: "0 3 * * *", Job: &berth.JobSpec{Image: "busybox"}}
+func nightly(edit func(*spec.Schedule)) db.NewSchedule {
+	s := spec.Schedule{Name: "nightly", Cron: "0 3 * * *", Job: &spec.Job{Image: "busybox"}}
 	if edit != nil {
 		edit(&s)
 	}
 	return db.NewSchedule{Tenant: "default", Spec: s.WithDefaults(), Actor: "user:test"}
 }
 
-func (s *stage) schedule(edit func(*berth.ScheduleSpec)) berth.Schedule {
+func (s *stage) schedule(edit func(*spec.Schedule)) wire.Schedule {
 	s.t.Helper()
 	made, created, err := s.db.Schedules.Create(s.t.Context(), nightly(edit))
 	if err != nil || !created {
@@ -32,12 +34,12 @@ func (s *stage) schedule(edit func(*berth.ScheduleSpec)) berth.Schedule {
 func TestAScheduleIsMadeOnceAndReadsBackWhole(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	n := nightly(func(x *berth.ScheduleSpec) { x.Overlap, x.Jitter = berth.OverlapAllow, berth.Duration(time.Minute) })
+	n := nightly(func(x *spec.Schedule) { x.Overlap, x.Jitter = spec.OverlapAllow, spec.Duration(time.Minute) })
 	made, created, err := s.db.Schedules.Create(t.Context(), n)
 	if err != nil || !created {
 		t.Fatal(created, err)
 	}
-	if diff := cmp.Diff(n.Spec, made.ScheduleSpec); diff != "" || made.CreatedBy != "user:test" || !made.Pending {
+	if diff := cmp.Diff(n.Spec, made.Schedule); diff != "" || made.CreatedBy != "user:test" || !made.Pending {
 		t.Errorf("schedule is %+v (-want +got):\n%s", made, diff)
 	}
 	again, created, err := s.db.Schedules.Create(t.Context(), n)
@@ -67,23 +69,23 @@ func TestATenantHasOnlySoManySchedules(t *testing.T) {
 	mustExec(t, s.pool, `
 		INSERT INTO schedules (id, tenant, name, spec, paused, revision, created_by)
 		SELECT gen_random_uuid(), 'default', 'x-' || i, spec, false, 'r', 'user:test'
-		FROM schedules, generate_series(2, $1) AS i`, berth.MaxSchedules)
-	_, _, err := s.db.Schedules.Create(t.Context(), nightly(func(x *berth.ScheduleSpec) { x.Name = "one-more" }))
+		FROM schedules, generate_series(2, $1) AS i`, spec.MaxSchedules)
+	_, _, err := s.db.Schedules.Create(t.Context(), nightly(func(x *spec.Schedule) { x.Name = "one-more" }))
 	if !berth.IsSlug(err, berth.SlugQuota) {
 		t.Errorf("one too many: %v", err)
 	}
 	if err := s.db.Schedules.Delete(t.Context(), "default", "x-7"); err != nil {
 		t.Fatal(err)
 	}
-	s.schedule(func(x *berth.ScheduleSpec) { x.Name = "one-more" })
+	s.schedule(func(x *spec.Schedule) { x.Name = "one-more" })
 }
 
 func TestAScheduleKeepsWhatItWillNeed(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	const address = "sha256:1111111111111111111111111111111111111111111111111111111111111111"
-	withCode := func(x *berth.ScheduleSpec) {
-		x.Pipeline, x.Job = &berth.PipelineSpec{Jobs: map[string]berth.JobSpec{"a": {Image: "busybox", Workdir: address, Secrets: []string{"TOKEN"}}}}, nil
+	withCode := func(x *spec.Schedule) {
+		x.Pipeline, x.Job = &spec.Pipeline{Jobs: map[string]spec.Job{"a": {Image: "busybox", Workdir: address, Secrets: []string{"TOKEN"}}}}, nil
 	}
 	_, _, err := s.db.Schedules.Create(t.Context(), nightly(withCode))
 	e := fieldsOf(err)
@@ -201,7 +203,7 @@ func TestADeletedScheduleStaysUntilItsClockIsGone(t *testing.T) {
 		"paused":        s.db.Schedules.Pause(t.Context(), "default", "nightly", ""),
 		"shown":         second(s.db.Schedules.Get(t.Context(), "default", "nightly", 1)),
 		"fired":         second(s.db.Schedules.Fire(t.Context(), db.Firing{Schedule: made, At: time.Now()})),
-		"backfilled":    second(s.db.Schedules.AddFires(t.Context(), db.NewFires{Schedule: made.ID, Times: []time.Time{time.Now()}, Source: berth.FireByBackfill})),
+		"backfilled":    second(s.db.Schedules.AddFires(t.Context(), db.NewFires{Schedule: made.ID, Times: []time.Time{time.Now()}, Source: wire.FireByBackfill})),
 	} {
 		if berth.CodeOf(err) != berth.CodeNotFound {
 			t.Errorf("%s: %v", what, err)
@@ -222,7 +224,7 @@ func TestADeletedScheduleStaysUntilItsClockIsGone(t *testing.T) {
 func TestATenantWithSchedulesStays(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	if err := s.db.Tenants.Create(t.Context(), berth.NewTenant{ID: "lab"}); err != nil {
+	if err := s.db.Tenants.Create(t.Context(), spec.NewTenant{ID: "lab"}); err != nil {
 		t.Fatal(err)
 	}
 	n := nightly(nil)
@@ -263,7 +265,7 @@ func TestOldFiresGoAndTheirTimesAreFiredNoMore(t *testing.T) {
 		for d := from; d <= to; d++ {
 			times = append(times, day(d))
 		}
-		_, err := s.db.Schedules.AddFires(t.Context(), db.NewFires{Schedule: made.ID, Times: times, Source: berth.FireByBackfill, Again: true})
+		_, err := s.db.Schedules.AddFires(t.Context(), db.NewFires{Schedule: made.ID, Times: times, Source: wire.FireByBackfill, Again: true})
 		return err
 	}
 	if err := fill(10, 12); berth.CodeOf(err) != berth.CodeConflict {
@@ -292,12 +294,12 @@ func (s *stage) pending() string {
 func TestAScheduleOfASingleTimeGoesAfterIt(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	past := berth.Instant{Time: time.Now().Add(-time.Hour)}
-	once := func(x *berth.ScheduleSpec) { x.Cron, x.At = "", &past }
+	past := spec.Instant{Time: time.Now().Add(-time.Hour)}
+	once := func(x *spec.Schedule) { x.Cron, x.At = "", &past }
 	b := s.bell(once)
-	s.schedule(func(x *berth.ScheduleSpec) { once(x); x.Name = "undecided" })
-	s.schedule(func(x *berth.ScheduleSpec) { x.Name = "again" })
-	if _, err := s.db.Schedules.AddFires(t.Context(), db.NewFires{Schedule: s.bell(func(x *berth.ScheduleSpec) { once(x); x.Name = "due" }).it.ID, Times: []time.Time{past.Time}, Source: berth.FireByClock}); err != nil {
+	s.schedule(func(x *spec.Schedule) { once(x); x.Name = "undecided" })
+	s.schedule(func(x *spec.Schedule) { x.Name = "again" })
+	if _, err := s.db.Schedules.AddFires(t.Context(), db.NewFires{Schedule: s.bell(func(x *spec.Schedule) { once(x); x.Name = "due" }).it.ID, Times: []time.Time{past.Time}, Source: wire.FireByClock}); err != nil {
 		t.Fatal(err)
 	}
 	ends := func(after time.Duration, want int) {

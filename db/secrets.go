@@ -8,6 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // SealedSecret is a secret as it is stored. This package cannot open it.
@@ -23,7 +25,7 @@ type SealedSecret struct {
 // not_found. A new secret beyond one of the limits is refused with slug quota.
 func (d *Secrets) Set(
 	ctx context.Context, s SealedSecret, limits ...StorageLimit,
-) (out berth.Secret, created bool, err error) {
+) (out wire.Secret, created bool, err error) {
 	var version int64
 	out.Name = s.Name
 	err = d.tx(ctx, func(tx pgx.Tx) error {
@@ -51,7 +53,7 @@ func (d *Secrets) Set(
 }
 
 // List lists a tenant's secrets, by name.
-func (d *Secrets) List(ctx context.Context, tenant berth.TenantID, p Paging) (list []berth.Secret, next string, err error) {
+func (d *Secrets) List(ctx context.Context, tenant berth.TenantID, p Paging) (list []wire.Secret, next string, err error) {
 	var name string
 	if _, err := p.after(&name); err != nil {
 		return nil, "", err
@@ -65,10 +67,10 @@ func (d *Secrets) List(ctx context.Context, tenant berth.TenantID, p Paging) (li
 	if err != nil {
 		return nil, "", mapError(err, "secrets")
 	}
-	if list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[berth.Secret]); err != nil {
+	if list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[wire.Secret]); err != nil {
 		return nil, "", mapError(err, "secrets")
 	}
-	list, next = cut(p, list, func(s berth.Secret) []any { return []any{s.Name} })
+	list, next = cut(p, list, func(s wire.Secret) []any { return []any{s.Name} })
 	return list, next, nil
 }
 
@@ -148,7 +150,7 @@ func checkSecrets(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, n needs
 		unknown(fmt.Sprintf("inputs[%d].secret", i), name)
 	}
 	if n.webhooks {
-		unknown("notify", berth.WebhookSecret)
+		unknown("notify", spec.WebhookSecret)
 	}
 	if len(e.Fields) > 0 {
 		return e

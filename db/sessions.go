@@ -9,6 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // sessions reads the sets of machines, many in one statement, on the ordinary
@@ -54,7 +56,7 @@ func newSessions(d *core) *sessions {
 // wait for others where the answer will most likely be the one that the caller has; a
 // hint ends that wait. Without hints, nil, it does not wait.
 func (r *sessions) read(
-	ctx context.Context, machine berth.MachineID, req berth.SyncRequest, hints <-chan struct{},
+	ctx context.Context, machine berth.MachineID, req wire.SyncRequest, hints <-chan struct{},
 ) (*session, error) {
 	generation := r.hub.Generation(machine)
 	t := r.join(machine)
@@ -150,7 +152,7 @@ func (d *core) readSessions(ctx context.Context, machines []berth.MachineID) (ma
 	var machine berth.MachineID
 	var m session
 	var id *int64
-	var a berth.Assignment
+	var a wire.Assignment
 	var orders *berth.Orders
 	var limit int64
 	dest := append([]any{&machine, &m.state, &m.epoch, &m.agentBoot, &m.engineSilent}, m.mark.dest()...)
@@ -165,7 +167,7 @@ func (d *core) readSessions(ctx context.Context, machines []berth.MachineID) (ma
 			if orders != nil {
 				a.Orders = *orders
 			}
-			a.RunLimit = berth.Duration(time.Duration(limit) * time.Millisecond)
+			a.RunLimit = spec.Duration(time.Duration(limit) * time.Millisecond)
 			s.assignments = append(s.assignments, a)
 		}
 		orders = nil

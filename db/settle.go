@@ -8,7 +8,10 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/failure"
 	"berth/internal/lib/failpoint"
+	"berth/spec"
+	"berth/wire"
 )
 
 // UnclaimedAfter is how long a machine may leave a reservation unclaimed before
@@ -19,17 +22,17 @@ const UnclaimedAfter = 2 * time.Minute
 const keptAvoids = 16
 
 // Settle closes an attempt whose ranks have all ended: it reads from the rows
-// how, decides by berth.Classify, and writes the verdict in the same
+// how, decides by failure.Classify, and writes the verdict in the same
 // transaction. Called again it returns what was decided. While some rank is
 // neither sealed nor given up it answers NotReady; then it changes nothing,
 // unless a gang waits for a rank that its machine does not take.
-func (d *Attempts) Settle(ctx context.Context, id berth.JobID, attempt int) (berth.SettleResult, error) {
-	var result berth.SettleResult
+func (d *Attempts) Settle(ctx context.Context, id berth.JobID, attempt int) (wire.SettleResult, error) {
+	var result wire.SettleResult
 	var hints touched
-	var settled *berth.Verdict
+	var settled *failure.Verdict
 	var kept bool
 	err := d.tx(ctx, func(tx pgx.Tx) error {
-		result, hints, settled, kept = berth.SettleResult{}, touched{}, nil, false
+		result, hints, settled, kept = wire.SettleResult{}, touched{}, nil, false
 		job, err := lockJob(ctx, tx, "", id, attempt)
 		if err != nil {
 			return err
@@ -53,7 +56,7 @@ func (d *Attempts) Settle(ctx context.Context, id berth.JobID, attempt int) (ber
 		if evidence.OutputsLost, err = lostOutputs(ctx, tx, job); err != nil {
 			return err
 		}
-		verdict := berth.Classify(evidence)
+		verdict := failure.Classify(evidence)
 		result.Next, settled = verdict.Next, &verdict
 		if hints, err = settle(ctx, tx, job, verdict); err == nil && job.keepsRoom(verdict) {
 			kept, err = true, failpoint.Hit("worker.keep.before")
@@ -64,7 +67,7 @@ func (d *Attempts) Settle(ctx context.Context, id berth.JobID, attempt int) (ber
 		err = failpoint.Hit("worker.keep.after")
 	}
 	if err != nil {
-		return berth.SettleResult{}, mapError(err, "job "+string(id))
+		return wire.SettleResult{}, mapError(err, "job "+string(id))
 	}
 	hints.publish(d.hub)
 	if settled != nil {
@@ -131,8 +134,8 @@ func giveUpGang(ctx context.Context, tx pgx.Tx, job lockedJob) (touched, error) 
 // untaken reports whether the machine has left a reservation lying too long.
 func (r lockedRank) untaken() bool { return r.State == berth.AllocReserved && r.Age >= UnclaimedAfter }
 
-func (j lockedJob) evidence() berth.AttemptEvidence {
-	e := berth.AttemptEvidence{
+func (j lockedJob) evidence() failure.AttemptEvidence {
+	e := failure.AttemptEvidence{
 		Job: j.ID, State: j.State, Attempt: j.Attempt, Retry: j.Retry, Preempted: j.Preempted,
 		Failures: j.Failures, Losses: j.Losses, OOMGrown: j.OOMGrown, Checkpoint: j.Checkpoint, LastStep: j.lastStep(),
 	}
@@ -143,7 +146,7 @@ func (j lockedJob) evidence() berth.AttemptEvidence {
 		if e.DrainedBy == "" {
 			e.DrainedBy = r.Drain
 		}
-		e.Ranks = append(e.Ranks, berth.RankEvidence{
+		e.Ranks = append(e.Ranks, failure.RankEvidence{
 			Rank: r.Rank, Machine: r.Machine, Orphaned: r.Orphaned, Claimed: r.Claimed, Suspect: r.Suspect, CutOff: r.CutOff, Exit: r.Exit,
 		})
 	}
@@ -151,7 +154,7 @@ func (j lockedJob) evidence() berth.AttemptEvidence {
 }
 
 // settle writes a verdict: the job, its attempt, its ranks.
-func settle(ctx context.Context, tx pgx.Tx, job lockedJob, v berth.Verdict) (touched, error) {
+func settle(ctx context.Context, tx pgx.Tx, job lockedJob, v failure.Verdict) (touched, error) {
 	hints := touched{job: job.ID, queue: v.Next == berth.Retrying}
 	if err := settleRoom(ctx, tx, job, v); err != nil {
 		return hints, err
@@ -238,7 +241,7 @@ const attemptRan = `coalesce((
 				) own
 				WHERE t.job = @job AND t.attempt = @attempt), 0)`
 
-func verdictArgs(job lockedJob, v berth.Verdict) pgx.NamedArgs {
+func verdictArgs(job lockedJob, v failure.Verdict) pgx.NamedArgs {
 	args := pgx.NamedArgs{
 		"job": job.ID, "attempt": job.Attempt, "next": v.Next, "reason": job.reasonFor(v), "exit_code": v.ExitCode, "blamed": v.Machine,
 		"dead_letter": v.DeadLetter, "failures": 0, "losses": 0, "preemptions": 0,
@@ -246,11 +249,11 @@ func verdictArgs(job lockedJob, v berth.Verdict) pgx.NamedArgs {
 		"last_step": job.lastStep(), "budget": v.Budget, "orders": berth.Orders{Forget: true},
 	}
 	switch v.Budget {
-	case berth.BudgetUser:
+	case failure.BudgetUser:
 		args["failures"] = 1
-	case berth.BudgetInfra:
+	case failure.BudgetInfra:
 		args["losses"] = 1
-	case berth.BudgetNone:
+	case failure.BudgetNone:
 		if v.Reason.Code == berth.ReasonPreempted {
 			args["preemptions"] = 1
 		}
@@ -262,7 +265,7 @@ func verdictArgs(job lockedJob, v berth.Verdict) pgx.NamedArgs {
 
 // reasonFor is what the row says of the verdict: nothing of a success, and of a
 // cancel or a preemption what was said when it was ordered.
-func (j lockedJob) reasonFor(v berth.Verdict) *berth.Reason {
+func (j lockedJob) reasonFor(v failure.Verdict) *berth.Reason {
 	switch {
 	case v.Reason == (berth.Reason{}):
 		return nil
@@ -300,8 +303,8 @@ func (j lockedJob) lastStep() *int64 {
 
 // grownClass is a class with half as much memory again. The spec stays as the
 // user wrote it: what the next attempt gets stands in the class.
-func grownClass(ctx context.Context, tx pgx.Tx, class string) (string, berth.Request, error) {
-	var r berth.Request
+func grownClass(ctx context.Context, tx pgx.Tx, class string) (string, spec.Request, error) {
+	var r spec.Request
 	if err := tx.QueryRow(ctx, `SELECT request FROM classes WHERE class = $1`, class).Scan(&r); err != nil {
 		return "", r, err
 	}

@@ -11,19 +11,22 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/failure"
+	"berth/spec"
+	"berth/wire"
 )
 
 func TestSettle(t *testing.T) {
 	t.Parallel()
-	retries := func(j *berth.JobSpec) { j.Retry.MaxAttempts = 2 }
-	grow := func(j *berth.JobSpec) { j.Retry.OnOOM = "grow" }
-	ordered := berth.Exit{Cause: berth.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt}
-	complete := berth.Exit{Cause: berth.CauseOrdered, Complete: true, StartedAt: ranAt, FinishedAt: ranAt}
+	retries := func(j *spec.Job) { j.Retry.MaxAttempts = 2 }
+	grow := func(j *spec.Job) { j.Retry.OnOOM = "grow" }
+	ordered := failure.Exit{Cause: failure.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt}
+	complete := failure.Exit{Cause: failure.CauseOrdered, Complete: true, StartedAt: ranAt, FinishedAt: ranAt}
 	oom := exited(137)
 	oom.OOMKilled = true
 	cases := []struct {
 		claim string // what the case shows
-		spec  func(*berth.JobSpec)
+		spec  func(*spec.Job)
 		act   func(s *stage, id berth.JobID, attempt int)
 
 		next       berth.State
@@ -59,7 +62,7 @@ func TestSettle(t *testing.T) {
 			}},
 		{claim: "a permanent fault fails at once", spec: retries, next: berth.Failed, reason: berth.ReasonImageNotFound, failures: 1, rank: "released",
 			act: func(s *stage, id berth.JobID, a int) {
-				s.exit(id, a, 0, berth.Exit{Cause: berth.CauseImageNotFound, Message: "no such image", FinishedAt: ranAt})
+				s.exit(id, a, 0, failure.Exit{Cause: failure.CauseImageNotFound, Message: "no such image", FinishedAt: ranAt})
 			}},
 		{claim: "a victim waits for its next turn at no cost", next: berth.Retrying, reason: berth.ReasonPreempted, rank: "released",
 			act: func(s *stage, id berth.JobID, a int) {
@@ -167,7 +170,7 @@ func TestAnEndThatComesBeforeTheNewsOfTheStartIsOfAJobThatRan(t *testing.T) {
 		t.Errorf("it ran for %d ms, want what its machine said", ran)
 	}
 	events, err := s.db.Jobs.Events(t.Context(), "", id, 0, 100)
-	if err != nil || !slices.ContainsFunc(events, func(e berth.Event) bool { return e.To == berth.Running }) {
+	if err != nil || !slices.ContainsFunc(events, func(e wire.Event) bool { return e.To == berth.Running }) {
 		t.Errorf("its history does not say that it ran: %+v, %v", events, err)
 	}
 }
@@ -177,19 +180,19 @@ func TestAnEndThatComesBeforeTheNewsOfTheStartIsOfAJobThatRan(t *testing.T) {
 func TestAnAttemptRanAsLongAsItsExitsSay(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	at := func(start time.Time, ran time.Duration) berth.Exit {
-		return berth.Exit{Cause: berth.CauseExited, StartedAt: start, FinishedAt: start.Add(ran)}
+	at := func(start time.Time, ran time.Duration) failure.Exit {
+		return failure.Exit{Cause: failure.CauseExited, StartedAt: start, FinishedAt: start.Add(ran)}
 	}
 	for what, row := range map[string]struct {
-		exits    []berth.Exit
+		exits    []failure.Exit
 		min, max time.Duration
 	}{
-		"a report that came late":    {[]berth.Exit{at(ranAt, 20*time.Second)}, 20 * time.Second, 20 * time.Second},
-		"a clock that is years off":  {[]berth.Exit{at(ranAt.AddDate(-30, 0, 0), 20*time.Second)}, 20 * time.Second, 20 * time.Second},
-		"the longest of a gang":      {[]berth.Exit{at(ranAt, time.Second), at(ranAt, 30*time.Second)}, 30 * time.Second, 30 * time.Second},
-		"a clock that was set back":  {[]berth.Exit{at(ranAt, -time.Hour)}, 0, 0},
-		"a clock that was set ahead": {[]berth.Exit{at(ranAt, 9000*time.Hour)}, time.Hour, 2 * time.Hour},
-		"no word of it":              {[]berth.Exit{{Cause: berth.CauseVanished, Message: "gone"}}, 40 * time.Second, time.Hour},
+		"a report that came late":    {[]failure.Exit{at(ranAt, 20*time.Second)}, 20 * time.Second, 20 * time.Second},
+		"a clock that is years off":  {[]failure.Exit{at(ranAt.AddDate(-30, 0, 0), 20*time.Second)}, 20 * time.Second, 20 * time.Second},
+		"the longest of a gang":      {[]failure.Exit{at(ranAt, time.Second), at(ranAt, 30*time.Second)}, 30 * time.Second, 30 * time.Second},
+		"a clock that was set back":  {[]failure.Exit{at(ranAt, -time.Hour)}, 0, 0},
+		"a clock that was set ahead": {[]failure.Exit{at(ranAt, 9000*time.Hour)}, time.Hour, 2 * time.Hour},
+		"no word of it":              {[]failure.Exit{{Cause: failure.CauseVanished, Message: "gone"}}, 40 * time.Second, time.Hour},
 	} {
 		id := s.submit(nil)
 		machines := []string{"m0", "m1"}[:len(row.exits)]
@@ -214,7 +217,7 @@ func TestAnAttemptRanAsLongAsItsExitsSay(t *testing.T) {
 func TestSettleIsNotReadyBeforeEveryRankHasEnded(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id := s.submit(func(j *berth.JobSpec) { j.Members = 3 })
+	id := s.submit(func(j *spec.Job) { j.Members = 3 })
 	attempt := s.place(id, "m0", "m1", "m2")
 	notReady := func(when string) {
 		t.Helper()
@@ -258,14 +261,14 @@ func TestUnclaimedReservationIsALossAfterItsLimit(t *testing.T) {
 func TestGrownMemoryIsInTheClassAndNotInTheSpec(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id, attempt := s.started(func(j *berth.JobSpec) { j.Retry.OnOOM = "grow" })
+	id, attempt := s.started(func(j *spec.Job) { j.Retry.OnOOM = "grow" })
 	oom := exited(137)
 	oom.OOMKilled = true
 	s.exit(id, attempt, 0, oom)
 	s.settle(id, attempt)
-	got := one[berth.Request](s, `SELECT c.request FROM jobs j JOIN classes c ON c.class = j.class WHERE j.id = $1`, id)
+	got := one[spec.Request](s, `SELECT c.request FROM jobs j JOIN classes c ON c.class = j.class WHERE j.id = $1`, id)
 	want := s.job(id).Spec.Request()
-	if want.MemoryMiB != int64(berth.DefaultMemory) {
+	if want.MemoryMiB != int64(spec.DefaultMemory) {
 		t.Errorf("the spec says %d MiB", want.MemoryMiB)
 	}
 	want.MemoryMiB = want.MemoryMiB * 3 / 2
@@ -280,7 +283,7 @@ func TestGrownMemoryIsInTheClassAndNotInTheSpec(t *testing.T) {
 func TestBackoffIsInTheRow(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id, attempt := s.started(func(j *berth.JobSpec) { j.Retry.MaxAttempts = 3 })
+	id, attempt := s.started(func(j *spec.Job) { j.Retry.MaxAttempts = 3 })
 	s.exit(id, attempt, 0, exited(1))
 	s.settle(id, attempt)
 	j := s.job(id)
@@ -315,7 +318,7 @@ func TestConcurrentSettlesAgree(t *testing.T) {
 	id, attempt := s.started(nil)
 	s.orphan(id, attempt, 0)
 	var wg sync.WaitGroup
-	results := make([]berth.SettleResult, 8)
+	results := make([]wire.SettleResult, 8)
 	for i := range results {
 		wg.Go(func() { results[i] = s.settle(id, attempt) })
 	}

@@ -11,6 +11,8 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 // tables is a digest of each table's rows: what any write would change. Leases
@@ -57,7 +59,7 @@ func TestF4EveryWriteOfADeposedLeaderChangesNothing(t *testing.T) {
 	s := newStage(t)
 	old := s.term()
 	mustExec(t, s.pool, `UPDATE leases SET holder = 'another', epoch = epoch + 1 WHERE name = 'leader'`)
-	waiting := s.queued(func(j *berth.JobSpec) { j.QueueTimeout = berth.Duration(time.Hour) })
+	waiting := s.queued(func(j *spec.Job) { j.QueueTimeout = spec.Duration(time.Hour) })
 	startable := s.queued(nil)
 	done, attempt := s.started(nil)
 	s.exit(done, attempt, 0, exited(0))
@@ -141,20 +143,20 @@ func TestF25EveryWriteOfAStaleAgentChangesNothing(t *testing.T) {
 		alloc := s.alloc(claimed, 1)
 		s.refusesStale(berth.SlugStaleEpoch, map[string]func(context.Context) error{
 			name + ": report": func(ctx context.Context) error {
-				_, err := s.db.Agents.Sync(ctx, "m0", berth.SyncRequest{AgentBoot: at.AgentBoot, Epoch: at.Epoch, Seq: 99,
-					Reports: []berth.RankReport{{Alloc: alloc, Job: claimed, Attempt: 1, Phase: berth.PhaseSealed, Exit: &x}}, Gone: []berth.AllocationID{alloc}})
+				_, err := s.db.Agents.Sync(ctx, "m0", wire.SyncRequest{AgentBoot: at.AgentBoot, Epoch: at.Epoch, Seq: 99,
+					Reports: []wire.RankReport{{Alloc: alloc, Job: claimed, Attempt: 1, Phase: berth.PhaseSealed, Exit: &x}}, Gone: []berth.AllocationID{alloc}})
 				return err
 			},
 			name + ": sync": func(ctx context.Context) error {
-				_, err := s.db.Agents.Sync(ctx, "m0", berth.SyncRequest{AgentBoot: at.AgentBoot, Epoch: at.Epoch})
+				_, err := s.db.Agents.Sync(ctx, "m0", wire.SyncRequest{AgentBoot: at.AgentBoot, Epoch: at.Epoch})
 				return err
 			},
 			name + ": claim": func(ctx context.Context) error {
-				_, err := s.db.Agents.Claim(ctx, "m0", berth.ClaimRequest{AgentBoot: at.AgentBoot, Epoch: at.Epoch, Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt})
+				_, err := s.db.Agents.Claim(ctx, "m0", wire.ClaimRequest{AgentBoot: at.AgentBoot, Epoch: at.Epoch, Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt})
 				return err
 			},
 			name + ": checkpoint": func(ctx context.Context) error {
-				_, err := s.db.Objects.RegisterCheckpoint(ctx, "m0", berth.CheckpointReport{AgentBoot: at.AgentBoot, Epoch: at.Epoch, Alloc: alloc, Job: claimed, Attempt: 1, OfAttempt: 1,
+				_, err := s.db.Objects.RegisterCheckpoint(ctx, "m0", wire.CheckpointReport{AgentBoot: at.AgentBoot, Epoch: at.Epoch, Alloc: alloc, Job: claimed, Attempt: 1, OfAttempt: 1,
 					Step: 5, Manifest: "m", SHA256: "x"})
 				return err
 			},
@@ -165,7 +167,7 @@ func TestF25EveryWriteOfAStaleAgentChangesNothing(t *testing.T) {
 		})
 	}
 	// A piece of log that was under way when its session ended is not taken.
-	s.register("host1", "agent2", berth.ContainerSeen{Alloc: s.alloc(claimed, 1), Job: claimed, Attempt: 1, Running: true})
+	s.register("host1", "agent2", wire.ContainerSeen{Alloc: s.alloc(claimed, 1), Job: claimed, Attempt: 1, Running: true})
 	if end, err := s.db.Logs.Append(t.Context(), s.alloc(claimed, 1), place, db.LogChunk{Bytes: 10, Lines: 1}); err != nil || end != 0 {
 		t.Errorf("appended up to %d, %v", end, err)
 	}
@@ -176,7 +178,7 @@ func TestF25EveryWriteOfAStaleAgentChangesNothing(t *testing.T) {
 func TestF6EveryStepOfASupersededAttemptChangesNothing(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	id, attempt := s.started(func(j *berth.JobSpec) { j.Retry.MaxAttempts = 3 })
+	id, attempt := s.started(func(j *spec.Job) { j.Retry.MaxAttempts = 3 })
 	s.exit(id, attempt, 0, exited(1))
 	if r := s.settle(id, attempt); r.Next != berth.Retrying {
 		t.Fatalf("settled to %s", r.Next)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"berth"
+	"berth/wire"
 )
 
 // Both of the last two ranks of a gang report themselves prepared at the same
@@ -33,14 +34,14 @@ func TestTheLastTwoToPrepareAndToStartMakeTheirGangRunning(t *testing.T) {
 			alloc := one[int64](s, `INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli, state)
 				VALUES ($1, 1, $2, $3, 1, 10, 10, 0, 0, 'active') RETURNING id`, id, rank, a.machine)
 			a.seq++
-			p := berth.RankReport{Alloc: berth.AllocationID(alloc), Job: id, Attempt: 1, Rank: rank, Phase: berth.PhasePrepared}
-			prepared := berth.SyncRequest{AgentBoot: a.boot, Epoch: 1, Seq: a.seq, Reports: []berth.RankReport{p}}
+			p := wire.RankReport{Alloc: berth.AllocationID(alloc), Job: id, Attempt: 1, Rank: rank, Phase: berth.PhasePrepared}
+			prepared := wire.SyncRequest{AgentBoot: a.boot, Epoch: 1, Seq: a.seq, Reports: []wire.RankReport{p}}
 			a.seq++
 			p.Phase = berth.PhaseRunning
-			running := berth.SyncRequest{AgentBoot: a.boot, Epoch: 1, Seq: a.seq, Reports: []berth.RankReport{p}}
+			running := wire.SyncRequest{AgentBoot: a.boot, Epoch: 1, Seq: a.seq, Reports: []wire.RankReport{p}}
 			all.Go(func() {
 				<-ready
-				for _, q := range []berth.SyncRequest{prepared, running} {
+				for _, q := range []wire.SyncRequest{prepared, running} {
 					if _, err := s.db.Agents.Sync(t.Context(), a.machine, q); err != nil {
 						t.Errorf("%s: %v", a.machine, err)
 					}
@@ -99,11 +100,11 @@ func TestADelayedReportOfAnOlderEpochIsRefused(t *testing.T) {
 	if v := s.judge(s.term(), "m0"); !v.Lost {
 		t.Fatalf("verdict: %+v", v)
 	}
-	now, _ := s.register("host1", "agent1", berth.ContainerSeen{Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt})
+	now, _ := s.register("host1", "agent1", wire.ContainerSeen{Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt})
 	if now.epoch != before.epoch+1 {
 		t.Fatalf("the epoch went from %d to %d", before.epoch, now.epoch)
 	}
-	late := func(r *berth.SyncRequest) { r.Seq, r.Gone = 7, []berth.AllocationID{s.alloc(id, attempt)} }
+	late := func(r *wire.SyncRequest) { r.Seq, r.Gone = 7, []berth.AllocationID{s.alloc(id, attempt)} }
 	if _, err := before.sync(late); !berth.IsSlug(err, berth.SlugStaleEpoch) {
 		t.Errorf("the delayed report: %v", err)
 	}

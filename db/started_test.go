@@ -5,11 +5,14 @@ import (
 	"time"
 
 	"berth"
+	"berth/failure"
+	"berth/spec"
+	"berth/wire"
 )
 
 // ordered is a gang of two on m0 and m1 whose ranks are prepared and ordered to
 // start.
-func (s *gangStage) ordered(edit func(*berth.JobSpec)) (id berth.JobID, attempt int) {
+func (s *gangStage) ordered(edit func(*spec.Job)) (id berth.JobID, attempt int) {
 	s.t.Helper()
 	id = s.gang(2, edit)
 	attempt = s.begin(id, on("m0"), on("m1"))
@@ -36,9 +39,9 @@ func TestAMemberThatEndsBeforeAnotherHasStartedCountsAsStarted(t *testing.T) {
 	t.Parallel()
 	s := newGangStage(t)
 	id, attempt := s.ordered(nil)
-	s.mustTell(id, attempt, 0, berth.PhaseSealed, ended(berth.CauseExited, 0)) // its start and its end at once
+	s.mustTell(id, attempt, 0, berth.PhaseSealed, ended(failure.CauseExited, 0)) // its start and its end at once
 	s.wantStatus("one has ended, one starts", id, berth.Scheduled, false)
-	s.mustTell(id, attempt, 1, berth.PhaseSealed, ended(berth.CauseExited, 0))
+	s.mustTell(id, attempt, 1, berth.PhaseSealed, ended(failure.CauseExited, 0))
 	s.wantStatus("both have ended", id, berth.Running, true)
 	if r := s.settle(id, attempt); r.Next != berth.Succeeded {
 		t.Errorf("settled as %+v", r)
@@ -51,11 +54,11 @@ func TestAGangThatLosesAMemberBeforeItsStartNeverRan(t *testing.T) {
 	s := newGangStage(t)
 	id, attempt := s.ordered(nil)
 	s.mustTell(id, attempt, 0, berth.PhaseRunning, nil)
-	s.mustTell(id, attempt, 1, berth.PhaseSealed, &berth.Exit{Cause: berth.CauseEngine, Message: "no space left", FinishedAt: time.Now().UTC()})
+	s.mustTell(id, attempt, 1, berth.PhaseSealed, &failure.Exit{Cause: failure.CauseEngine, Message: "no space left", FinishedAt: time.Now().UTC()})
 	if stopped, err := s.db.Attempts.Stop(t.Context(), id, attempt); err != nil || !stopped {
 		t.Fatal(stopped, err)
 	}
-	s.mustTell(id, attempt, 0, berth.PhaseSealed, ended(berth.CauseOrdered, 143))
+	s.mustTell(id, attempt, 0, berth.PhaseSealed, ended(failure.CauseOrdered, 143))
 	s.wantStatus("one never started", id, berth.Scheduled, false)
 	if r := s.settle(id, attempt); r.Next != berth.Retrying {
 		t.Errorf("settled as %+v", r)
@@ -74,7 +77,7 @@ func TestACancelBetweenOrderAndStartHolds(t *testing.T) {
 	s.mustTell(id, attempt, 1, berth.PhaseRunning, nil) // it began before it heard of the cancel
 	s.wantStatus("canceled before the last start", id, berth.Canceling, false)
 	for rank := range 2 {
-		s.mustTell(id, attempt, rank, berth.PhaseSealed, ended(berth.CauseOrdered, 143))
+		s.mustTell(id, attempt, rank, berth.PhaseSealed, ended(failure.CauseOrdered, 143))
 	}
 	if r := s.settle(id, attempt); r.Next != berth.Canceled {
 		t.Errorf("settled as %+v", r)
@@ -102,7 +105,7 @@ func TestManyStartsComeInOneCall(t *testing.T) {
 	t.Parallel()
 	s := newGangStage(t)
 	var jobs []berth.JobID
-	var reports []berth.RankReport
+	var reports []wire.RankReport
 	for range 12 {
 		id := s.gang(1, nil)
 		attempt := s.begin(id, on("m0"))
@@ -111,11 +114,11 @@ func TestManyStartsComeInOneCall(t *testing.T) {
 		if p.Phase = berth.PhaseRunning; len(jobs)%2 == 0 {
 			p.Progress = &berth.Progress{Step: 1}
 		} else {
-			p.Phase, p.Exit = berth.PhaseExited, ended(berth.CauseExited, 0)
+			p.Phase, p.Exit = berth.PhaseExited, ended(failure.CauseExited, 0)
 		}
 		jobs, reports = append(jobs, id), append(reports, p)
 	}
-	answer, err := s.agents[0].sync(func(r *berth.SyncRequest) { r.Reports = reports })
+	answer, err := s.agents[0].sync(func(r *wire.SyncRequest) { r.Reports = reports })
 	if err != nil || len(answer.Refused) > 0 {
 		t.Fatal(answer.Refused, err)
 	}

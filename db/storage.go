@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
 )
 
 // Kinds of stored data. Secrets are counted, the others measured in bytes.
@@ -48,7 +49,7 @@ func Binding(limits []StorageLimit, kind string) []StorageLimit {
 }
 
 // LimitsOf returns the limits that a tenant's own quota sets.
-func LimitsOf(q berth.Quota) []StorageLimit {
+func LimitsOf(q spec.Quota) []StorageLimit {
 	var list []StorageLimit
 	for kind, most := range storageDocument(q.Storage) {
 		list = append(list, StorageLimit{Tenant: q.Tenant, Kind: kind, Most: most})
@@ -58,12 +59,12 @@ func LimitsOf(q berth.Quota) []StorageLimit {
 
 // storageDocument is a storage quota as the column tenants.storage holds it: bytes
 // by kind. It is nil without a limit.
-func storageDocument(l *berth.StorageLimits) map[string]int64 {
-	if l == nil || *l == (berth.StorageLimits{}) {
+func storageDocument(l *spec.StorageLimits) map[string]int64 {
+	if l == nil || *l == (spec.StorageLimits{}) {
 		return nil
 	}
 	m := map[string]int64{}
-	for kind, most := range map[string]*berth.MiB{
+	for kind, most := range map[string]*spec.MiB{
 		StoredUploads: l.Uploads, StoredLogs: l.Logs, StoredOutputs: l.Outputs,
 		StoredCheckpoints: l.Checkpoints, StoredTotal: l.Total,
 	} {
@@ -78,17 +79,17 @@ func storageDocument(l *berth.StorageLimits) map[string]int64 {
 }
 
 // storageLimits is the inverse of storageDocument.
-func storageLimits(document map[string]int64) *berth.StorageLimits {
+func storageLimits(document map[string]int64) *spec.StorageLimits {
 	if len(document) == 0 {
 		return nil
 	}
-	l := &berth.StorageLimits{}
-	for kind, field := range map[string]**berth.MiB{
+	l := &spec.StorageLimits{}
+	for kind, field := range map[string]**spec.MiB{
 		StoredUploads: &l.Uploads, StoredLogs: &l.Logs, StoredOutputs: &l.Outputs,
 		StoredCheckpoints: &l.Checkpoints, StoredTotal: &l.Total,
 	} {
 		if most, ok := document[kind]; ok {
-			*field = new(berth.MiB(most >> 20))
+			*field = new(spec.MiB(most >> 20))
 		}
 	}
 	if n, ok := document[StoredSecrets]; ok {
@@ -117,10 +118,10 @@ const readStored = `
 	GROUP BY b.root, c.kind`
 
 // storedBelow returns stored data by tenant and kind, each with all tenants below it.
-func storedBelow(ctx context.Context, q querier, tenants []string) (map[berth.TenantID]*berth.Stored, error) {
-	stored := make(map[berth.TenantID]*berth.Stored, len(tenants))
+func storedBelow(ctx context.Context, q querier, tenants []string) (map[berth.TenantID]*spec.Stored, error) {
+	stored := make(map[berth.TenantID]*spec.Stored, len(tenants))
 	for _, t := range tenants {
-		stored[berth.TenantID(t)] = &berth.Stored{}
+		stored[berth.TenantID(t)] = &spec.Stored{}
 	}
 	rows, err := q.Query(ctx, readStored, pgx.NamedArgs{"tenants": tenants})
 	if err != nil {
@@ -136,7 +137,7 @@ func storedBelow(ctx context.Context, q querier, tenants []string) (map[berth.Te
 	return stored, err
 }
 
-func addStored(s *berth.Stored, kind string, amount int64) {
+func addStored(s *spec.Stored, kind string, amount int64) {
 	switch kind {
 	case StoredUploads:
 		s.Uploads += amount
@@ -154,7 +155,7 @@ func addStored(s *berth.Stored, kind string, amount int64) {
 }
 
 // storedOf is the amount of stored data that a limit of this kind is compared with.
-func storedOf(s berth.Stored, kind string) int64 {
+func storedOf(s spec.Stored, kind string) int64 {
 	switch kind {
 	case StoredUploads:
 		return s.Uploads

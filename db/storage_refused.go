@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/wire"
 )
 
 // A checkpoint that exceeds a storage quota is refused as a whole step, for all
@@ -18,7 +19,7 @@ import (
 // an event, once per attempt. It returns the step's shards, whose objects the caller
 // deletes, the reported one included.
 func (d *Objects) refuseStep(
-	ctx context.Context, machine berth.MachineID, p berth.CheckpointReport, why error,
+	ctx context.Context, machine berth.MachineID, p wire.CheckpointReport, why error,
 ) ([]PrunedShard, error) {
 	var list []PrunedShard
 	err := d.tx(ctx, func(tx pgx.Tx) error {
@@ -31,7 +32,7 @@ func (d *Objects) refuseStep(
 		if list, err = c.giveUp(ctx, why); err != nil || len(list) == 0 {
 			return err // a step that is verified stays, and so nothing was refused
 		}
-		return addEventOnce(ctx, tx, p.Job, berth.EventCheckpointRefused, p.Attempt, AgentActor(machine),
+		return addEventOnce(ctx, tx, p.Job, wire.EventCheckpointRefused, p.Attempt, AgentActor(machine),
 			fmt.Sprintf("step %d was not stored, and the checkpoints before it stay: %v", p.Step, why))
 	})
 	if err == nil {
@@ -73,7 +74,7 @@ func (c *checkpointing) giveUp(ctx context.Context, why error) ([]PrunedShard, e
 
 // addEventOnce adds an event to a locked job, unless the attempt has one of this kind.
 func addEventOnce(
-	ctx context.Context, tx pgx.Tx, job berth.JobID, kind berth.EventKind, attempt int, actor, detail string,
+	ctx context.Context, tx pgx.Tx, job berth.JobID, kind wire.EventKind, attempt int, actor, detail string,
 ) error {
 	var known bool
 	err := tx.QueryRow(ctx, `
@@ -82,13 +83,13 @@ func addEventOnce(
 	if err != nil || known {
 		return err
 	}
-	return addEvent(ctx, tx, job, berth.Event{Kind: kind, Attempt: attempt, Actor: actor, Detail: detail})
+	return addEvent(ctx, tx, job, wire.Event{Kind: kind, Attempt: attempt, Actor: actor, Detail: detail})
 }
 
 // RefuseCheckpoint is the outcome of a shard that exceeds a storage quota before it is
 // stored; see RegisterCheckpoint. The report names no allocation.
 func (d *Objects) RefuseCheckpoint(
-	ctx context.Context, machine berth.MachineID, p berth.CheckpointReport, why error,
+	ctx context.Context, machine berth.MachineID, p wire.CheckpointReport, why error,
 ) ([]PrunedShard, error) {
 	err := d.pool.QueryRow(ctx, `
 		SELECT id FROM allocations WHERE job = @job AND attempt = @attempt AND rank = @rank AND machine_id = @machine`,

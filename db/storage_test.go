@@ -14,6 +14,8 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 // countsAgree compares the counters with the rows, and returns the rows' sums.
@@ -57,7 +59,7 @@ func (s *stage) uploads(tenant berth.TenantID, n int, bytes int64) error {
 	if err != nil {
 		return err
 	}
-	_, _, err = s.db.Uploads.End(s.t.Context(), tenant, berth.Upload{Address: address(n), Files: 1, Bytes: 3 * bytes, Stored: bytes}, folder, limits...)
+	_, _, err = s.db.Uploads.End(s.t.Context(), tenant, wire.Upload{Address: address(n), Files: 1, Bytes: 3 * bytes, Stored: bytes}, folder, limits...)
 	return err
 }
 
@@ -74,9 +76,9 @@ func (s *stage) limits(tenant berth.TenantID) (list []db.StorageLimit, err error
 	return list, err
 }
 
-func (s *stage) storageQuota(tenant berth.TenantID, l berth.StorageLimits) {
+func (s *stage) storageQuota(tenant berth.TenantID, l spec.StorageLimits) {
 	s.t.Helper()
-	if err := s.db.Tenants.SetQuota(s.t.Context(), berth.Quota{Tenant: tenant, Storage: &l}); err != nil {
+	if err := s.db.Tenants.SetQuota(s.t.Context(), spec.Quota{Tenant: tenant, Storage: &l}); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -109,10 +111,10 @@ type storer struct {
 
 func (s *stage) storer(a *agent) *storer {
 	s.t.Helper()
-	id := s.submit(func(j *berth.JobSpec) {
-		j.Checkpoint = &berth.CheckpointPolicy{Path: "/checkpoint", Keep: 2}
+	id := s.submit(func(j *spec.Job) {
+		j.Checkpoint = &spec.CheckpointPolicy{Path: "/checkpoint", Keep: 2}
 		for i := range 8 {
-			j.Outputs = append(j.Outputs, berth.Output{Name: fmt.Sprintf("o%d", i), Path: fmt.Sprintf("/out/%d", i)})
+			j.Outputs = append(j.Outputs, spec.Output{Name: fmt.Sprintf("o%d", i), Path: fmt.Sprintf("/out/%d", i)})
 		}
 		*j = j.WithDefaults()
 	})
@@ -122,16 +124,16 @@ func (s *stage) storer(a *agent) *storer {
 }
 
 func (x *storer) checkpoint(step, bytes int64) ([]db.PrunedShard, error) {
-	return x.db.Objects.RegisterCheckpoint(x.t.Context(), x.a.machine, berth.CheckpointReport{
+	return x.db.Objects.RegisterCheckpoint(x.t.Context(), x.a.machine, wire.CheckpointReport{
 		AgentBoot: x.a.boot, Epoch: x.a.epoch, Alloc: x.alloc(x.id, x.attempt), Job: x.id, Attempt: x.attempt, OfAttempt: x.attempt,
 		Step: step, Manifest: "m", SHA256: "x", Bytes: bytes,
 	})
 }
 
 func (x *storer) output(name string, bytes int64) error {
-	return x.db.Objects.RegisterOutput(x.t.Context(), x.a.machine, berth.OutputReport{
+	return x.db.Objects.RegisterOutput(x.t.Context(), x.a.machine, wire.OutputReport{
 		AgentBoot: x.a.boot, Epoch: x.a.epoch, Alloc: x.alloc(x.id, x.attempt), Job: x.id, Attempt: x.attempt,
-		Output: berth.StoredOutput{Name: name, Address: address(1), Files: 1, Bytes: bytes, Stored: bytes, SHA256: "x"},
+		Output: wire.StoredOutput{Name: name, Address: address(1), Files: 1, Bytes: bytes, Stored: bytes, SHA256: "x"},
 	})
 }
 
@@ -268,8 +270,8 @@ func TestEachKindHasItsLimit(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	a, _ := s.register("host1", "agent1")
-	mib := new(berth.MiB(1))
-	s.storageQuota("default", berth.StorageLimits{Uploads: mib, Logs: mib, Outputs: mib, Checkpoints: new(berth.MiB(2)), Secrets: new(1)})
+	mib := new(spec.MiB(1))
+	s.storageQuota("default", spec.StorageLimits{Uploads: mib, Logs: mib, Outputs: mib, Checkpoints: new(spec.MiB(2)), Secrets: new(1)})
 	refused := func(what string, err error, slug string) {
 		t.Helper()
 		if !berth.IsSlug(err, slug) {
@@ -364,8 +366,8 @@ func TestStorageLimitsBindTheTenantsBelow(t *testing.T) {
 	s.newTenant("vision", "lab")
 	s.newTenant("speech", "lab")
 	s.newTenant("other", "")
-	s.storageQuota("lab", berth.StorageLimits{Total: new(berth.MiB(1)), Secrets: new(2)})
-	s.storageQuota("vision", berth.StorageLimits{Uploads: new(berth.MiB(8))})
+	s.storageQuota("lab", spec.StorageLimits{Total: new(spec.MiB(1)), Secrets: new(2)})
+	s.storageQuota("vision", spec.StorageLimits{Uploads: new(spec.MiB(8))})
 	if err := s.uploads("vision", 1, 600<<10); err != nil {
 		t.Fatal(err)
 	}
@@ -404,7 +406,7 @@ func TestManyAtOnceStayWithinTheLimit(t *testing.T) {
 	s.newTenant("lab", "")
 	s.newTenant("vision", "lab")
 	s.newTenant("speech", "lab")
-	limits := berth.StorageLimits{Total: new(berth.MiB(1)), Secrets: new(3)}
+	limits := spec.StorageLimits{Total: new(spec.MiB(1)), Secrets: new(3)}
 	s.storageQuota("lab", limits)
 	s.storageQuota("default", limits)
 	var storers []*storer
@@ -436,7 +438,7 @@ func TestWithoutALimitNothingIsLookedUp(t *testing.T) {
 	s := newStage(t)
 	a, _ := s.register("host1", "agent1")
 	s.newTenant("lab", "")
-	s.storageQuota("lab", berth.StorageLimits{Total: new(berth.MiB(1)), Secrets: new(9)})
+	s.storageQuota("lab", spec.StorageLimits{Total: new(spec.MiB(1)), Secrets: new(9)})
 	x := s.storer(a)
 	tx, err := s.pool.Begin(t.Context())
 	if err != nil {
@@ -474,7 +476,7 @@ func TestAnOutputThatIsAcceptedMeanwhileKeepsItsObject(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	a, _ := s.register("host1", "agent1")
-	s.storageQuota("default", berth.StorageLimits{Outputs: new(berth.MiB(1))})
+	s.storageQuota("default", spec.StorageLimits{Outputs: new(spec.MiB(1))})
 	x := s.storer(a)
 	object := func(name string) string { return berth.OutputKey("default", x.id, x.attempt, 0, name) }
 	doomed := func(name string) bool {
@@ -498,7 +500,7 @@ func TestAnOutputThatIsAcceptedMeanwhileKeepsItsObject(t *testing.T) {
 	}
 
 	// The repeat has not ended: the first call waits for it.
-	s.storageQuota("default", berth.StorageLimits{Outputs: new(berth.MiB(2))})
+	s.storageQuota("default", spec.StorageLimits{Outputs: new(spec.MiB(2))})
 	mustExec(t, s.pool, `DELETE FROM doomed_objects`)
 	done := make(chan error, 2)
 	s.holding(accessExclusive("outputs"), func() {
@@ -526,7 +528,7 @@ func TestAVerifiedStepIsNotReportedAsRefused(t *testing.T) {
 	if _, err := x.checkpoint(7, 10); err != nil {
 		t.Fatal(err)
 	}
-	shards, err := s.db.Objects.RefuseCheckpoint(t.Context(), a.machine, berth.CheckpointReport{
+	shards, err := s.db.Objects.RefuseCheckpoint(t.Context(), a.machine, wire.CheckpointReport{
 		AgentBoot: a.boot, Epoch: a.epoch, Job: x.id, Attempt: x.attempt, OfAttempt: x.attempt, Step: 7,
 	}, errors.New("too much"))
 	if err != nil || len(shards) > 0 {

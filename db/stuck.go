@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/wire"
 )
 
 // Patience is how long ranks may stand still on a machine that is heard.
@@ -162,13 +163,13 @@ func giveUp(ctx context.Context, tx pgx.Tx, ranks []stuckRank, p Patience) ([]be
 	}
 	var jobs []berth.JobID
 	for _, r := range ranks {
-		kind, detail := berth.EventOrphaned, fmt.Sprintf("rank %d: machine %s neither prepared it within %s nor ended it on order; its capacity stays taken until that is confirmed", r.Rank, r.Machine, p.Prepare)
+		kind, detail := wire.EventOrphaned, fmt.Sprintf("rank %d: machine %s neither prepared it within %s nor ended it on order; its capacity stays taken until that is confirmed", r.Rank, r.Machine, p.Prepare)
 		if r.Exited {
-			kind, detail = berth.EventWarning, fmt.Sprintf("rank %d: its last logs and checkpoints were not stored within %s after its end", r.Rank, p.Seal)
+			kind, detail = wire.EventWarning, fmt.Sprintf("rank %d: its last logs and checkpoints were not stored within %s after its end", r.Rank, p.Seal)
 		}
-		if err := addEvent(ctx, tx, r.Job, berth.Event{
+		if err := addEvent(ctx, tx, r.Job, wire.Event{
 			Kind: kind, Attempt: r.Attempt, Actor: "leader",
-			Detail: detail, Facts: &berth.EventFacts{Rank: &r.Rank, Machine: r.Machine},
+			Detail: detail, Facts: &wire.EventFacts{Rank: &r.Rank, Machine: r.Machine},
 		}); err != nil {
 			return nil, err
 		}

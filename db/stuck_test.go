@@ -7,6 +7,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/wire"
 )
 
 var patience = db.Patience{Prepare: time.Hour, Obey: time.Minute, Seal: 20 * time.Minute, Barrier: 15 * time.Minute}
@@ -46,7 +47,7 @@ func TestARankThatIsNeverPreparedIsKilledAndThenGivenUp(t *testing.T) {
 	if n := one[int](s, `SELECT gpu_milli_used FROM machines WHERE id = 'm0'`); n != 1000 {
 		t.Errorf("m0 counts %d before it has confirmed the end", n)
 	}
-	if _, err := a.sync(func(r *berth.SyncRequest) { r.Gone = []berth.AllocationID{s.alloc(id, attempt)} }); err != nil {
+	if _, err := a.sync(func(r *wire.SyncRequest) { r.Gone = []berth.AllocationID{s.alloc(id, attempt)} }); err != nil {
 		t.Fatal(err)
 	}
 	s.freed()
@@ -70,7 +71,7 @@ func TestUploadsThatNeverEndAreGivenUp(t *testing.T) {
 	repaired(t, "in time", 0, s.giveUp(term))
 	s.ago(`UPDATE allocations SET exited_at = now() - interval '21 min'`)
 	repaired(t, "late", 1, s.giveUp(term))
-	if e := lastEvent(s, id); e.Kind != berth.EventWarning || !strings.Contains(e.Detail, "not stored") {
+	if e := lastEvent(s, id); e.Kind != wire.EventWarning || !strings.Contains(e.Detail, "not stored") {
 		t.Errorf("event %+v", e)
 	}
 	if r := s.settle(id, attempt); r.Next != berth.Succeeded {

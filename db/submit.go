@@ -12,13 +12,15 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Submission is a job to be stored.
 type Submission struct {
 	Tenant  berth.TenantID
-	Spec    berth.JobSpec // valid, with defaults filled in
-	IdemKey string        // "": every call is a new job
+	Spec    spec.Job // valid, with defaults filled in
+	IdemKey string   // "": every call is a new job
 	Actor   string
 	RetryOf *berth.JobID
 	Indexes []int // of an array: only these of its elements, in order; nil: all
@@ -32,10 +34,10 @@ type Submission struct {
 // quota.
 //
 // The row is its own outbox: the hint that follows is only for speed.
-func (d *Jobs) Submit(ctx context.Context, s Submission) (job berth.Job, created bool, err error) {
+func (d *Jobs) Submit(ctx context.Context, s Submission) (job wire.Job, created bool, err error) {
 	row, err := newSubmitRow(s)
 	if err != nil {
-		return berth.Job{}, false, err
+		return wire.Job{}, false, err
 	}
 	// Between a lost race for the key and the look-up of its holder the job may
 	// have been archived; then the key is free again.
@@ -48,7 +50,7 @@ func (d *Jobs) Submit(ctx context.Context, s Submission) (job berth.Job, created
 		refused := err
 		final := berth.IsSlug(refused, berth.SlugQuota) || berth.IsSlug(refused, berth.SlugInvalidSpec)
 		if berth.CodeOf(err) != berth.CodeNotFound && !final {
-			return berth.Job{}, false, err
+			return wire.Job{}, false, err
 		}
 		if s.IdemKey != "" {
 			job, err = d.submitted(ctx, s.Tenant, s.IdemKey, row.hash)
@@ -57,10 +59,10 @@ func (d *Jobs) Submit(ctx context.Context, s Submission) (job berth.Job, created
 			}
 		}
 		if final {
-			return berth.Job{}, false, refused
+			return wire.Job{}, false, refused
 		}
 	}
-	return berth.Job{}, false, berth.Errorf(berth.CodeUnavailable, "idempotency key %q is changing hands; try again", s.IdemKey)
+	return wire.Job{}, false, berth.Errorf(berth.CodeUnavailable, "idempotency key %q is changing hands; try again", s.IdemKey)
 }
 
 // submitRow is a submission in the form of its rows.
@@ -71,13 +73,13 @@ type submitRow struct {
 }
 
 func newSubmitRow(s Submission) (submitRow, error) {
-	spec, err := json.Marshal(s.Spec)
+	rawSpec, err := json.Marshal(s.Spec)
 	if err != nil {
 		return submitRow{}, fmt.Errorf("marshal spec: %w", err)
 	}
 	// The hash is over the spec and not over the bytes sent: blanks and the
 	// order of keys make no other job.
-	sum := sha256.Sum256(spec)
+	sum := sha256.Sum256(rawSpec)
 	request := s.Spec.Request()
 	args := pgx.NamedArgs{
 		"id":           berth.NewJobID(time.Now()),
@@ -85,7 +87,7 @@ func newSubmitRow(s Submission) (submitRow, error) {
 		"name":         s.Spec.Name,
 		"class":        request.Class(),
 		"request":      request,
-		"spec":         spec,
+		"spec":         rawSpec,
 		"priority":     int(*s.Spec.Priority),
 		"preemptible":  *s.Spec.Preemptible,
 		"queue_ms":     s.Spec.QueueTimeout.Std().Milliseconds(),
@@ -108,7 +110,7 @@ func newSubmitRow(s Submission) (submitRow, error) {
 		"blocked":      false,
 		"expanded":     0,
 		"uncounted":    false,
-		"notify":       berth.NotifiedOf(s.Spec.Notify),
+		"notify":       spec.NotifiedOf(s.Spec.Notify),
 		"data":         dataOf(s.Tenant, s.Spec),
 	}
 	if a := s.Spec.Array; a != nil {
@@ -118,7 +120,7 @@ func newSubmitRow(s Submission) (submitRow, error) {
 			args["total"] = len(s.Indexes)
 		}
 	}
-	if s.Spec.Execution == berth.AtMostOne {
+	if s.Spec.Execution == spec.AtMostOne {
 		args["mode"] = "exclusive"
 	}
 	if s.IdemKey != "" {
@@ -129,7 +131,7 @@ func newSubmitRow(s Submission) (submitRow, error) {
 
 // store inserts a job. One that needs nothing else that is stored takes a single
 // round trip.
-func (d *Jobs) store(ctx context.Context, r submitRow) (job berth.Job, err error) {
+func (d *Jobs) store(ctx context.Context, r submitRow) (job wire.Job, err error) {
 	if r.needs.none() {
 		return r.insert(ctx, d.pool)
 	}
@@ -152,7 +154,7 @@ const countsAsQueued = `w.kind = 'job' AND (NOT w.blocked OR NOT EXISTS (SELECT 
 //
 // Only the submits of a tenant that has such a limit wait for each other: the
 // row that they lock first is not found for any other.
-func (r submitRow) insert(ctx context.Context, q batcher) (berth.Job, error) {
+func (r submitRow) insert(ctx context.Context, q batcher) (wire.Job, error) {
 	batch := &pgx.Batch{}
 	r.queue(batch)
 	results := q.SendBatch(ctx, batch)
@@ -200,19 +202,19 @@ func (r submitRow) queue(batch *pgx.Batch) {
 		FROM j`, r.args)
 }
 
-func (r submitRow) scanInsert(results pgx.BatchResults) (berth.Job, error) {
+func (r submitRow) scanInsert(results pgx.BatchResults) (wire.Job, error) {
 	var most *int
 	err := results.QueryRow().Scan(&most)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		return berth.Job{}, mapError(err, "submit")
+		return wire.Job{}, mapError(err, "submit")
 	}
 	rows, err := results.Query()
 	if err != nil {
-		return berth.Job{}, mapError(err, "submit")
+		return wire.Job{}, mapError(err, "submit")
 	}
-	job, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[berth.Job])
+	job, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[wire.Job])
 	if errors.Is(err, pgx.ErrNoRows) && most != nil {
-		return berth.Job{}, &berth.Error{
+		return wire.Job{}, &berth.Error{
 			Code: berth.CodeCapacity, Slug: berth.SlugQuota,
 			Message: fmt.Sprintf("tenant %s has %d jobs that wait, as many as its quota allows (max_queued)", r.args["tenant"], *most),
 		}
@@ -221,7 +223,7 @@ func (r submitRow) scanInsert(results pgx.BatchResults) (berth.Job, error) {
 }
 
 // submitted returns the job that holds an idempotency key, if it is the same.
-func (d *Jobs) submitted(ctx context.Context, tenant berth.TenantID, key string, hash []byte) (berth.Job, error) {
+func (d *Jobs) submitted(ctx context.Context, tenant berth.TenantID, key string, hash []byte) (wire.Job, error) {
 	var id berth.JobID
 	var stored []byte
 	err := d.pool.QueryRow(ctx, `
@@ -230,10 +232,10 @@ func (d *Jobs) submitted(ctx context.Context, tenant berth.TenantID, key string,
 		WHERE tenant = @tenant AND idem_key = @key`,
 		pgx.NamedArgs{"tenant": tenant, "key": key}).Scan(&id, &stored)
 	if err != nil {
-		return berth.Job{}, mapError(err, "idempotency key")
+		return wire.Job{}, mapError(err, "idempotency key")
 	}
 	if !bytes.Equal(stored, hash) {
-		return berth.Job{}, &berth.Error{
+		return wire.Job{}, &berth.Error{
 			Code: berth.CodeConflict, Slug: berth.SlugIdempotencyMismatch,
 			Message: fmt.Sprintf("idempotency key %q was used for job %s with another body", key, id),
 		}

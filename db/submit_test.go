@@ -9,11 +9,13 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 func submission(name, key string) db.Submission {
-	spec := berth.JobSpec{Name: name, Image: "busybox", Env: map[string]string{"A": "1"}, Labels: map[string]string{"project": "vision"}}.WithDefaults()
-	return db.Submission{Tenant: "default", Spec: spec, IdemKey: key, Actor: "user:test"}
+	jobSpec := spec.Job{Name: name, Image: "busybox", Env: map[string]string{"A": "1"}, Labels: map[string]string{"project": "vision"}}.WithDefaults()
+	return db.Submission{Tenant: "default", Spec: jobSpec, IdemKey: key, Actor: "user:test"}
 }
 
 func TestFiftyClientsWithOneKeyMakeOneJob(t *testing.T) {
@@ -75,7 +77,7 @@ func TestASubmittedJobReadsBackWhole(t *testing.T) {
 	s := newStage(t)
 	sub := submission("digits", "")
 	sub.Spec.Resources.GPUs = 250
-	sub.Spec.QueueTimeout, sub.Spec.TimeLimit = berth.Duration(3600e9), berth.Duration(7200e9)
+	sub.Spec.QueueTimeout, sub.Spec.TimeLimit = spec.Duration(3600e9), spec.Duration(7200e9)
 	job, _, err := s.db.Jobs.Submit(t.Context(), sub)
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +92,7 @@ func TestASubmittedJobReadsBackWhole(t *testing.T) {
 	if diff := cmp.Diff(job, read); diff != "" {
 		t.Errorf("job read back (-submitted +read):\n%s", diff)
 	}
-	if read.Status != berth.Submitted || read.Labels["project"] != "vision" || read.Priority != berth.PriorityNormal {
+	if read.Status != berth.Submitted || read.Labels["project"] != "vision" || read.Priority != spec.PriorityNormal {
 		t.Errorf("got %+v", read)
 	}
 	events, err := s.db.Jobs.Events(t.Context(), "default", job.ID, 0, 10)
@@ -112,7 +114,7 @@ func TestListsPageThroughEverythingOnceInOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := db.JobFilter{Tenant: "default", Limit: 10}
-	var last berth.Job
+	var last wire.Job
 	for pages := 1; ; pages++ {
 		jobs, next, err := s.db.Jobs.List(t.Context(), f)
 		if err != nil {
@@ -147,8 +149,8 @@ func TestListsPageThroughEverythingOnceInOrder(t *testing.T) {
 func TestFiltersSelect(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	a := s.submit(func(j *berth.JobSpec) { j.Name = "a"; j.Labels = map[string]string{"team": "x", "stage": "dev"} })
-	b := s.submit(func(j *berth.JobSpec) { j.Name = "b"; j.Labels = map[string]string{"team": "x"} })
+	a := s.submit(func(j *spec.Job) { j.Name = "a"; j.Labels = map[string]string{"team": "x", "stage": "dev"} })
+	b := s.submit(func(j *spec.Job) { j.Name = "b"; j.Labels = map[string]string{"team": "x"} })
 	s.load(b) // queued
 	job := s.job(b)
 	rows := map[string]struct {

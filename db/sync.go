@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/wire"
 )
 
 // session is one reading of a machine: its terms and its full set of assignments.
@@ -24,13 +25,13 @@ type session struct {
 	seq          int64    // of the last report; only reporting.lock reads it
 	mark         markRead // as of the same moment as the assignments
 	engineSilent bool     // the row says that its container engine does not answer
-	assignments  []berth.Assignment
+	assignments  []wire.Assignment
 	generation   int64  // of the hints that this reading covers; see Hub.Generation
 	sum          string // digest of the set; "" before the first call of digest
 }
 
 // current is check, and refuses a machine that is ahead of the database.
-func (s *session) current(ctx context.Context, d *core, machine berth.MachineID, boot string, epoch int64, seen berth.StoredWatermark) error {
+func (s *session) current(ctx context.Context, d *core, machine berth.MachineID, boot string, epoch int64, seen wire.StoredWatermark) error {
 	if !s.mark.covers(seen) {
 		if restored, err := vouch(ctx, d, seen); err != nil {
 			return err
@@ -71,7 +72,7 @@ type Session struct {
 const ttlSeconds = int(berth.MachineLeaseTTL / time.Second)
 
 // answer adds what the reports came to.
-func (h heard) answer(r berth.SyncResponse) berth.SyncResponse {
+func (h heard) answer(r wire.SyncResponse) wire.SyncResponse {
 	r.Started, r.Stale, r.Refused = h.started, h.stale, h.refused
 	if h.mark != nil && (r.Watermark == nil || h.mark.Number < r.Watermark.Number) {
 		r.Watermark = h.mark // the older of the two moments that the answer is of
@@ -80,8 +81,8 @@ func (h heard) answer(r berth.SyncResponse) berth.SyncResponse {
 }
 
 // response is the set of assignments, left out if the agent has it already.
-func (s *session) response(digest string) berth.SyncResponse {
-	r := berth.SyncResponse{TTLSeconds: ttlSeconds, Digest: s.digest(), Watermark: s.mark.now()}
+func (s *session) response(digest string) wire.SyncResponse {
+	r := wire.SyncResponse{TTLSeconds: ttlSeconds, Digest: s.digest(), Watermark: s.mark.now()}
 	if r.Digest != digest {
 		r.Changed, r.Assignments = true, s.assignments
 	}
@@ -119,15 +120,15 @@ func (s *session) digest() string {
 // nothing. Calls that report carry a seq that grows: one that was overtaken is
 // ignored, and answered like any other. The answer to a brief one holds only what
 // its reports came to; the set, which may be long, is read for polls only.
-func (d *Agents) Sync(ctx context.Context, machine berth.MachineID, req berth.SyncRequest) (berth.SyncResponse, error) {
+func (d *Agents) Sync(ctx context.Context, machine berth.MachineID, req wire.SyncRequest) (wire.SyncResponse, error) {
 	c := syncCall{Agents: d, machine: machine, req: req, wait: min(time.Duration(req.WaitMS)*time.Millisecond, berth.SyncWait)}
 	c.renewal = d.renewals.begin(leaseKey{machine, req.AgentBoot, req.Epoch})
 	if c.reports() {
 		if err := c.report(ctx); err != nil {
-			return berth.SyncResponse{}, err
+			return wire.SyncResponse{}, err
 		}
 		if req.Brief && c.said.known {
-			return c.said.answer(berth.SyncResponse{TTLSeconds: ttlSeconds, Renewed: true, Digest: req.Digest}), nil
+			return c.said.answer(wire.SyncResponse{TTLSeconds: ttlSeconds, Renewed: true, Digest: req.Digest}), nil
 		}
 	}
 	return c.poll(ctx)
@@ -137,7 +138,7 @@ func (d *Agents) Sync(ctx context.Context, machine berth.MachineID, req berth.Sy
 type syncCall struct {
 	*Agents
 	machine berth.MachineID
-	req     berth.SyncRequest
+	req     wire.SyncRequest
 	wait    time.Duration
 	renewal renewal
 	said    heard
@@ -167,7 +168,7 @@ const readRetry = time.Second
 
 // poll answers when the set differs from the caller's, when the caller must be
 // told what its reports came to, or after the wait.
-func (c *syncCall) poll(ctx context.Context) (berth.SyncResponse, error) {
+func (c *syncCall) poll(ctx context.Context) (wire.SyncResponse, error) {
 	hints := c.hub.Subscribe(TopicMachine, string(c.machine))
 	defer hints.Close()
 	deadline := time.NewTimer(max(c.wait, 0))
@@ -179,19 +180,19 @@ func (c *syncCall) poll(ctx context.Context) (berth.SyncResponse, error) {
 		}
 		s, err := c.sessions.read(ctx, c.machine, c.req, patient)
 		var retry <-chan time.Time
-		answer := berth.SyncResponse{TTLSeconds: ttlSeconds, Digest: c.req.Digest}
+		answer := wire.SyncResponse{TTLSeconds: ttlSeconds, Digest: c.req.Digest}
 		switch {
 		case err != nil && berth.CodeOf(err) != berth.CodeUnavailable:
-			return berth.SyncResponse{}, err
+			return wire.SyncResponse{}, err
 		case err != nil:
 			if _, over, lost := c.renewal.result(ctx); over || lost != nil {
-				return berth.SyncResponse{}, err
+				return wire.SyncResponse{}, err
 			}
 			retry = time.After(readRetry)
 			c.endSuspicion(ctx)
 		default:
 			if err := s.current(ctx, c.core, c.machine, c.req.AgentBoot, c.req.Epoch, c.req.Watermark); err != nil {
-				return berth.SyncResponse{}, err
+				return wire.SyncResponse{}, err
 			}
 			if s.state == berth.MachineSuspect {
 				c.endSuspicion(ctx)
@@ -217,19 +218,19 @@ func (c *syncCall) poll(ctx context.Context) (berth.SyncResponse, error) {
 }
 
 // finish completes an answer with what became of the renewal.
-func (c *syncCall) finish(ctx context.Context, answer berth.SyncResponse) (berth.SyncResponse, error) {
+func (c *syncCall) finish(ctx context.Context, answer wire.SyncResponse) (wire.SyncResponse, error) {
 	renewed, over, err := c.renewal.result(ctx)
 	if err != nil {
-		return berth.SyncResponse{}, err
+		return wire.SyncResponse{}, err
 	}
 	if over {
 		// The session ended between the two statements: say why.
 		s, err := c.sessions.read(ctx, c.machine, c.req, nil)
 		if err != nil {
-			return berth.SyncResponse{}, err
+			return wire.SyncResponse{}, err
 		}
 		if err := s.current(ctx, c.core, c.machine, c.req.AgentBoot, c.req.Epoch, c.req.Watermark); err != nil {
-			return berth.SyncResponse{}, err
+			return wire.SyncResponse{}, err
 		}
 	}
 	answer.Renewed = renewed

@@ -6,7 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"berth"
+	"berth/spec"
 )
 
 // TestChangesOfQuotasAreRecorded: the log has the parent and the limits of a tenant
@@ -14,16 +14,16 @@ import (
 func TestChangesOfQuotasAreRecorded(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	for _, n := range []berth.NewTenant{{ID: "faculty"}, {ID: "lab", Parent: "faculty"}} {
+	for _, n := range []spec.NewTenant{{ID: "faculty"}, {ID: "lab", Parent: "faculty"}} {
 		if err := s.db.Tenants.Create(t.Context(), n); err != nil {
 			t.Fatal(err)
 		}
 	}
 	running, weight := 3, 2.0
-	if err := s.db.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: "lab", MaxRunning: &running}); err != nil {
+	if err := s.db.Tenants.SetQuota(t.Context(), spec.Quota{Tenant: "lab", MaxRunning: &running}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.db.Tenants.Update(t.Context(), "lab", berth.TenantPatch{Weight: &weight}); err != nil {
+	if err := s.db.Tenants.Update(t.Context(), "lab", spec.TenantPatch{Weight: &weight}); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.db.Tenants.Delete(t.Context(), "lab"); err != nil {

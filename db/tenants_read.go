@@ -9,12 +9,14 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // TenantRow is a tenant with its quota and what it has used, as of Now.
 type TenantRow struct {
-	berth.Tenant // Use counts what it has at present where Tenants read it
-	Quota        berth.Quota
+	wire.Tenant  // Use counts what it has at present where Tenants read it
+	Quota        spec.Quota
 	Usage        TenantUsage
 	Stalled      time.Duration // its work waited for its quota alone, up to StalledSince
 	StalledSince *time.Time    // nil: it does not, at present
@@ -109,7 +111,7 @@ func queryTenants(ctx context.Context, q querier, sql string, args pgx.NamedArgs
 }
 
 func scanTenant(row pgx.CollectableRow) (t TenantRow, err error) {
-	var guarantee, limit berth.Amounts
+	var guarantee, limit spec.Amounts
 	var hours *float64
 	var periodMS *int64
 	var period *time.Time
@@ -129,14 +131,14 @@ func scanTenant(row pgx.CollectableRow) (t TenantRow, err error) {
 	err = row.Scan(append(targets,
 		&stalledMS, &t.StalledSince, &t.Usage.CPU, &t.Usage.MemoryMiB, &t.Usage.GPU, &t.Usage.Spent)...)
 	q.Tenant, q.Storage = t.ID, storageLimits(storage)
-	if guarantee != (berth.Amounts{}) {
+	if guarantee != (spec.Amounts{}) {
 		q.Guarantee = &guarantee
 	}
-	if limit != (berth.Amounts{}) {
+	if limit != (spec.Amounts{}) {
 		q.Limit = &limit
 	}
 	if hours != nil && periodMS != nil {
-		q.Budget = &berth.GPUBudget{GPUHours: *hours, Period: berth.Duration(time.Duration(*periodMS) * time.Millisecond), Since: period}
+		q.Budget = &spec.GPUBudget{GPUHours: *hours, Period: spec.Duration(time.Duration(*periodMS) * time.Millisecond), Since: period}
 	}
 	t.Stalled = time.Duration(stalledMS) * time.Millisecond
 	return t, err
@@ -189,7 +191,7 @@ func addPresent(ctx context.Context, tx pgx.Tx, list []TenantRow, args pgx.Named
 		t := &list[i]
 		byID[t.ID], ids[i] = t, string(t.ID)
 		t.Use.CPUHours, t.Use.GPUHours, t.Use.SpentGPUs = t.Usage.CPU/3600, t.Usage.GPU/3600, t.Usage.Spent/3600
-		t.Use.Holding = berth.Amounts{CPUs: new(berth.MilliCPU), Memory: new(berth.MiB), GPUs: new(berth.MilliGPU)}
+		t.Use.Holding = spec.Amounts{CPUs: new(spec.MilliCPU), Memory: new(spec.MiB), GPUs: new(spec.MilliGPU)}
 	}
 	stored, err := storedBelow(ctx, tx, ids)
 	if err != nil {
@@ -242,7 +244,7 @@ func addHoldings(ctx context.Context, tx pgx.Tx, byID map[berth.TenantID]*Tenant
 	var cpu, gpu, spent float64
 	_, err = pgx.ForEachRow(rows, []any{&id, &held.CPUMilli, &held.MemoryMiB, &held.GPUMilli, &cpu, &gpu, &spent}, func() error {
 		if t := byID[id]; t != nil {
-			*t.Use.Holding.CPUs, *t.Use.Holding.Memory, *t.Use.Holding.GPUs = berth.MilliCPU(held.CPUMilli), berth.MiB(held.MemoryMiB), berth.MilliGPU(held.GPUMilli)
+			*t.Use.Holding.CPUs, *t.Use.Holding.Memory, *t.Use.Holding.GPUs = spec.MilliCPU(held.CPUMilli), spec.MiB(held.MemoryMiB), spec.MilliGPU(held.GPUMilli)
 			t.Use.CPUHours, t.Use.GPUHours, t.Use.SpentGPUs = t.Use.CPUHours+cpu/3600, t.Use.GPUHours+gpu/3600, t.Use.SpentGPUs+spent/3600
 		}
 		return nil

@@ -14,6 +14,8 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 func (s *stage) tenant(id berth.TenantID) db.TenantRow {
@@ -27,7 +29,7 @@ func (s *stage) tenant(id berth.TenantID) db.TenantRow {
 
 func (s *stage) newTenant(id, parent berth.TenantID) {
 	s.t.Helper()
-	if err := s.db.Tenants.Create(s.t.Context(), berth.NewTenant{ID: id, Parent: parent}); err != nil {
+	if err := s.db.Tenants.Create(s.t.Context(), spec.NewTenant{ID: id, Parent: parent}); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -39,21 +41,21 @@ func TestTenantsAreATree(t *testing.T) {
 	s.newTenant("vision", "lab")
 	s.newTenant("speech", "lab")
 	move := func(id, parent berth.TenantID) error {
-		return s.db.Tenants.Update(t.Context(), id, berth.TenantPatch{Parent: &parent})
+		return s.db.Tenants.Update(t.Context(), id, spec.TenantPatch{Parent: &parent})
 	}
 	for _, c := range []struct {
 		what string
 		err  error
 		code berth.Code
 	}{
-		{"twice", s.db.Tenants.Create(t.Context(), berth.NewTenant{ID: "lab"}), berth.CodeConflict},
-		{"below nobody", s.db.Tenants.Create(t.Context(), berth.NewTenant{ID: "x", Parent: "nobody"}), berth.CodeInvalid},
+		{"twice", s.db.Tenants.Create(t.Context(), spec.NewTenant{ID: "lab"}), berth.CodeConflict},
+		{"below nobody", s.db.Tenants.Create(t.Context(), spec.NewTenant{ID: "x", Parent: "nobody"}), berth.CodeInvalid},
 		{"a ring", move("lab", "vision"), berth.CodeInvalid},
 		{"itself", move("lab", "lab"), berth.CodeInvalid},
 		{"unknown", move("nobody", ""), berth.CodeNotFound},
 		{"in use", s.db.Tenants.Delete(t.Context(), "lab"), berth.CodeConflict},
 		{"the default one", s.db.Tenants.Delete(t.Context(), "default"), berth.CodeConflict},
-		{"quota of nobody", s.db.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: "nobody"}), berth.CodeNotFound},
+		{"quota of nobody", s.db.Tenants.SetQuota(t.Context(), spec.Quota{Tenant: "nobody"}), berth.CodeNotFound},
 	} {
 		if berth.CodeOf(c.err) != c.code {
 			t.Errorf("%s: %v, want %s", c.what, c.err, c.code)
@@ -66,12 +68,12 @@ func TestTenantsAreATree(t *testing.T) {
 		t.Errorf("speech is %+v", got.Tenant)
 	}
 	at := berth.TenantID("speech")
-	for i := range berth.MaxTenantDepth - 3 {
+	for i := range spec.MaxTenantDepth - 3 {
 		next := berth.TenantID(fmt.Sprintf("level-%d", i))
 		s.newTenant(next, at)
 		at = next
 	}
-	if err := s.db.Tenants.Create(t.Context(), berth.NewTenant{ID: "deep", Parent: at}); berth.CodeOf(err) != berth.CodeInvalid {
+	if err := s.db.Tenants.Create(t.Context(), spec.NewTenant{ID: "deep", Parent: at}); berth.CodeOf(err) != berth.CodeInvalid {
 		t.Errorf("a level too many: %v", err)
 	}
 	for _, id := range []berth.TenantID{"vision", "speech", "level-0"} {
@@ -87,16 +89,16 @@ func TestTenantsAreATree(t *testing.T) {
 func TestQuotasAreReplacedAsAWhole(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	gpus, memory, most := berth.MilliGPU(8000), berth.MiB(1024), 7
-	q := berth.Quota{
-		Tenant: "default", Guarantee: &berth.Amounts{GPUs: &gpus}, Limit: &berth.Amounts{GPUs: &gpus, Memory: &memory},
-		Borrow: berth.BorrowNone, MaxRunning: &most, Budget: &berth.GPUBudget{GPUHours: 12, Period: berth.Duration(time.Hour)},
+	gpus, memory, most := spec.MilliGPU(8000), spec.MiB(1024), 7
+	q := spec.Quota{
+		Tenant: "default", Guarantee: &spec.Amounts{GPUs: &gpus}, Limit: &spec.Amounts{GPUs: &gpus, Memory: &memory},
+		Borrow: spec.BorrowNone, MaxRunning: &most, Budget: &spec.GPUBudget{GPUHours: 12, Period: spec.Duration(time.Hour)},
 	}
 	if err := s.db.Tenants.SetQuota(t.Context(), q); err != nil {
 		t.Fatal(err)
 	}
 	got := s.tenant("default").Quota
-	if *got.Guarantee.GPUs != gpus || got.Guarantee.CPUs != nil || *got.Limit.Memory != memory || got.Borrow != berth.BorrowNone || *got.MaxRunning != 7 || got.MaxQueued != nil ||
+	if *got.Guarantee.GPUs != gpus || got.Guarantee.CPUs != nil || *got.Limit.Memory != memory || got.Borrow != spec.BorrowNone || *got.MaxRunning != 7 || got.MaxQueued != nil ||
 		got.Budget.GPUHours != 12 || got.Budget.Since == nil || got.Version != 2 {
 		t.Errorf("quota %+v", got)
 	}
@@ -104,10 +106,10 @@ func TestQuotasAreReplacedAsAWhole(t *testing.T) {
 	if err := s.db.Tenants.SetQuota(t.Context(), q); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("an old version: %v", err)
 	}
-	if err := s.db.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: "default"}); err != nil {
+	if err := s.db.Tenants.SetQuota(t.Context(), spec.Quota{Tenant: "default"}); err != nil {
 		t.Fatal(err)
 	}
-	if got := s.tenant("default").Quota; got.Limit != nil || got.Guarantee != nil || got.Budget != nil || got.Borrow != berth.BorrowAny || got.Version != 3 {
+	if got := s.tenant("default").Quota; got.Limit != nil || got.Guarantee != nil || got.Budget != nil || got.Borrow != spec.BorrowAny || got.Version != 3 {
 		t.Errorf("no quota is %+v", got)
 	}
 }
@@ -128,7 +130,7 @@ func TestADeletedTenantLeavesNothingToTheNext(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := s.db.Uploads.End(ctx, id, berth.Upload{Address: address}, folder); err != nil {
+		if _, _, err := s.db.Uploads.End(ctx, id, wire.Upload{Address: address}, folder); err != nil {
 			t.Fatal(err)
 		}
 		mustExec(t, s.pool, `INSERT INTO step_results (job, tenant, key, image, attempt) VALUES (gen_random_uuid(), $1, 'key', '', 1)`, id)
@@ -159,10 +161,10 @@ func TestADeletedTenantLeavesNothingToTheNext(t *testing.T) {
 	mustExec(t, s.pool, `INSERT INTO archived_jobs (id, tenant, name, state, labels, submitted_at, finished_at, job, events)
 		SELECT gen_random_uuid(), t, 'x', 'succeeded', '{}', now(), now(), '{}', '[]' FROM unnest(ARRAY['lab', 'other']) AS t`)
 	token := func(id berth.TenantID) error {
-		_, err := s.db.Tokens.Create(ctx, berth.NewToken{Tenant: id, Name: "n", Role: berth.RoleUser})
+		_, err := s.db.Tokens.Create(ctx, spec.NewToken{Tenant: id, Name: "n", Role: spec.RoleUser})
 		return err
 	}
-	if err := s.db.Tenants.Create(ctx, berth.NewTenant{ID: "lab"}); berth.CodeOf(err) != berth.CodeConflict {
+	if err := s.db.Tenants.Create(ctx, spec.NewTenant{ID: "lab"}); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("made again beside its archived jobs: %v", err)
 	}
 	if err := token("lab"); berth.CodeOf(err) != berth.CodeConflict {
@@ -176,7 +178,7 @@ func TestADeletedTenantLeavesNothingToTheNext(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustExec(t, s.pool, `DELETE FROM tenants WHERE id = 'gone'`) // as one goes beside a submit that it did not see
-	if err := s.db.Tenants.Create(ctx, berth.NewTenant{ID: "gone"}); berth.CodeOf(err) != berth.CodeConflict {
+	if err := s.db.Tenants.Create(ctx, spec.NewTenant{ID: "gone"}); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("made again beside a job: %v", err)
 	}
 	if err := token("gone"); berth.CodeOf(err) != berth.CodeConflict {
@@ -206,7 +208,7 @@ func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
 			t.Fatal(err)
 		}
 		return func() error {
-			_, _, err := s.db.Uploads.End(ctx, "lab", berth.Upload{Address: address}, folder)
+			_, _, err := s.db.Uploads.End(ctx, "lab", wire.Upload{Address: address}, folder)
 			return err
 		}
 	}
@@ -299,7 +301,7 @@ func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
 	mustExec(t, s.pool, `DELETE FROM tokens WHERE tenant = 'lab'`)
 	s.holding(`SELECT 1 FROM tenants WHERE id = 'lab' FOR UPDATE`, func() { // as of one who deletes it
 		go func() {
-			_, err := s.db.Tokens.Create(ctx, berth.NewToken{Tenant: "lab", Name: "n", Role: berth.RoleUser})
+			_, err := s.db.Tokens.Create(ctx, spec.NewToken{Tenant: "lab", Name: "n", Role: spec.RoleUser})
 			done <- err
 		}()
 		s.blocked(1)
@@ -341,10 +343,10 @@ func TestMaxQueuedHoldsWhoeverSubmits(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	most := 5
-	if err := s.db.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: "default", MaxQueued: &most}); err != nil {
+	if err := s.db.Tenants.SetQuota(t.Context(), spec.Quota{Tenant: "default", MaxQueued: &most}); err != nil {
 		t.Fatal(err)
 	}
-	submit := func(tenant berth.TenantID, key string) (berth.Job, bool, error) {
+	submit := func(tenant berth.TenantID, key string) (wire.Job, bool, error) {
 		return s.db.Jobs.Submit(t.Context(), db.Submission{Tenant: tenant, Spec: s.spec(nil), Actor: "user:test", IdemKey: key})
 	}
 	var all sync.WaitGroup
@@ -415,7 +417,7 @@ func TestDecayIsTheIntegral(t *testing.T) {
 func TestLaterSettingsOfAQuotaAreStored(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	q := berth.Quota{Tenant: "default"}
+	q := spec.Quota{Tenant: "default"}
 	for name, setting := range q.Later() {
 		fill(t, name, reflect.ValueOf(setting).Elem())
 	}
@@ -426,7 +428,7 @@ func TestLaterSettingsOfAQuotaAreStored(t *testing.T) {
 	if diff := cmp.Diff(q.Later(), got.Later()); diff != "" {
 		t.Errorf("(-set +stored):\n%s", diff)
 	}
-	none := berth.Quota{Tenant: "default"}
+	none := spec.Quota{Tenant: "default"}
 	if err := s.db.Tenants.SetQuota(t.Context(), none, db.LaterQuotaSettings...); err != nil {
 		t.Fatal(err)
 	}

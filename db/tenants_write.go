@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
 )
 
 // Tenants are changed one at a time: all rows are locked first, so that two
@@ -50,7 +51,7 @@ func ensureTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 
 // Create adds a tenant. One that exists is a conflict, as is one that was
 // deleted and has left jobs.
-func (d *Tenants) Create(ctx context.Context, n berth.NewTenant) error {
+func (d *Tenants) Create(ctx context.Context, n spec.NewTenant) error {
 	if n.Weight == 0 {
 		n.Weight = 1
 	}
@@ -78,7 +79,7 @@ func (d *Tenants) Create(ctx context.Context, n berth.NewTenant) error {
 }
 
 // Update changes a tenant's weight and parent.
-func (d *Tenants) Update(ctx context.Context, id berth.TenantID, p berth.TenantPatch) error {
+func (d *Tenants) Update(ctx context.Context, id berth.TenantID, p spec.TenantPatch) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		parents, err := tenantParents(ctx, tx)
 		if err != nil {
@@ -208,8 +209,8 @@ func deleteTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	return err
 }
 
-// LaterQuotaSettings names the settings of berth.Quota.Later, in order.
-var LaterQuotaSettings = slices.Sorted(maps.Keys((&berth.Quota{}).Later()))
+// LaterQuotaSettings names the settings of spec.Quota.Later, in order.
+var LaterQuotaSettings = slices.Sorted(maps.Keys((&spec.Quota{}).Later()))
 
 // setLaterSettings assigns the columns of LaterQuotaSettings, except for those to keep.
 var setLaterSettings = func() string {
@@ -223,9 +224,9 @@ var setLaterSettings = func() string {
 // SetQuota replaces a tenant's quota. With a version that is not the present
 // one it is a conflict. A budget keeps its periods as long as their length stays.
 // keep names settings of LaterQuotaSettings that stay as they are.
-func (d *Tenants) SetQuota(ctx context.Context, q berth.Quota, keep ...string) error {
+func (d *Tenants) SetQuota(ctx context.Context, q spec.Quota, keep ...string) error {
 	if q.Borrow == "" {
-		q.Borrow = berth.BorrowAny
+		q.Borrow = spec.BorrowAny
 	}
 	args := pgx.NamedArgs{
 		"id": q.Tenant, "version": q.Version, "borrow": q.Borrow, "max_running": q.MaxRunning, "max_queued": q.MaxQueued,
@@ -268,9 +269,9 @@ func (d *Tenants) SetQuota(ctx context.Context, q berth.Quota, keep ...string) e
 	return d.changed(err, q.Tenant)
 }
 
-func amountArgs(args pgx.NamedArgs, name string, a *berth.Amounts) {
+func amountArgs(args pgx.NamedArgs, name string, a *spec.Amounts) {
 	if a == nil {
-		a = &berth.Amounts{}
+		a = &spec.Amounts{}
 	}
 	args[name+"_cpus"], args[name+"_memory"], args[name+"_gpus"] = a.CPUs, a.Memory, a.GPUs
 }
@@ -321,8 +322,8 @@ func checkParent(parents map[berth.TenantID]berth.TenantID, id, parent berth.Ten
 			return fault(fmt.Sprintf("%s stands below %s", parent, id), "a tenant that does not stand below it")
 		}
 	}
-	if above+height(parents, id) > berth.MaxTenantDepth {
-		return fault("would make too many levels", fmt.Sprintf("at most %d", berth.MaxTenantDepth))
+	if above+height(parents, id) > spec.MaxTenantDepth {
+		return fault("would make too many levels", fmt.Sprintf("at most %d", spec.MaxTenantDepth))
 	}
 	return nil
 }

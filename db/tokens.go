@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Principal is who speaks: what a valid token stands for.
@@ -20,7 +22,7 @@ type Principal struct {
 	TokenID   string
 	Name      string
 	Tenant    berth.TenantID
-	Role      berth.Role
+	Role      spec.Role
 	Machine   berth.MachineID // of a machine's token
 	ExpiresAt *time.Time
 }
@@ -178,7 +180,7 @@ func authenticate(ctx context.Context, pool *pgxpool.Pool, tokens []string) ([]T
 // stored. The tenant comes into being with its first token, unless one of that id
 // was deleted and has left jobs: that is a conflict. One that is being deleted is
 // not_found.
-func (d *Tokens) Create(ctx context.Context, n berth.NewToken) (t berth.Token, err error) {
+func (d *Tokens) Create(ctx context.Context, n spec.NewToken) (t wire.Token, err error) {
 	id, text, sum := mintToken(tokenPrefix)
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		if err := ensureTenant(ctx, tx, n.Tenant); err != nil {
@@ -191,7 +193,7 @@ func (d *Tokens) Create(ctx context.Context, n berth.NewToken) (t berth.Token, e
 			pgx.NamedArgs{"id": id, "tenant": n.Tenant, "name": n.Name, "role": n.Role, "sha256": sum, "ttl_ms": n.TTL.Std().Milliseconds()}).Scan(&t)
 	})
 	if err != nil {
-		return berth.Token{}, mapError(err, "token")
+		return wire.Token{}, mapError(err, "token")
 	}
 	t.Secret = text
 	return t, nil
@@ -202,8 +204,8 @@ const tokenDocument = `jsonb_strip_nulls(jsonb_build_object(
 			'created_at', created_at, 'expires_at', expires_at, 'revoked_at', revoked_at))`
 
 // List lists the tokens of all tenants, oldest first.
-func (d *Tokens) List(ctx context.Context, p Paging) (tokens []berth.Token, next string, err error) {
-	return tokenPage(ctx, d.core, "tokens", tokenDocument, p, func(t berth.Token) []any {
+func (d *Tokens) List(ctx context.Context, p Paging) (tokens []wire.Token, next string, err error) {
+	return tokenPage(ctx, d.core, "tokens", tokenDocument, p, func(t wire.Token) []any {
 		return []any{t.CreatedAt, t.ID}
 	})
 }
@@ -294,7 +296,7 @@ func (d *Tokens) Revoke(ctx context.Context, id string) error {
 // Ensure stores a token whose text the caller chose (an operator's first
 // one) unless it is known already. The text must have the form that Create
 // gives.
-func (d *Tokens) Ensure(ctx context.Context, text string, n berth.NewToken) error {
+func (d *Tokens) Ensure(ctx context.Context, text string, n spec.NewToken) error {
 	id, sum, ok := tokenID(tokenPrefix, text)
 	if !ok {
 		return berth.Errorf(berth.CodeInvalid, "a token is written berth_<12 hex digits>_<64 hex digits>")

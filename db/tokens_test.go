@@ -9,6 +9,8 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 // read reads a list of names in pages of two.
@@ -37,15 +39,15 @@ func TestListsAreReadInPagesWithoutGapOrRepeat(t *testing.T) {
 	id := s.submit(nil)
 	for i := range 5 {
 		name := fmt.Sprintf("n%d", i)
-		token, err := s.db.Tokens.Create(ctx, berth.NewToken{Name: name, Tenant: "default", Role: berth.RoleUser})
+		token, err := s.db.Tokens.Create(ctx, spec.NewToken{Name: name, Tenant: "default", Role: spec.RoleUser})
 		if err != nil {
 			t.Fatal(err)
 		}
-		join, err := s.db.JoinTokens.Create(ctx, berth.NewJoinToken{}, "test")
+		join, err := s.db.JoinTokens.Create(ctx, spec.NewJoinToken{}, "test")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.db.Tenants.Create(ctx, berth.NewTenant{ID: berth.TenantID(name)}); err != nil {
+		if err := s.db.Tenants.Create(ctx, spec.NewTenant{ID: berth.TenantID(name)}); err != nil {
 			t.Fatal(err)
 		}
 		if _, _, err := s.db.Secrets.Set(ctx, db.SealedSecret{Tenant: "default", Name: name, Key: "1", Sealed: []byte("x")}); err != nil {
@@ -68,11 +70,11 @@ func TestListsAreReadInPagesWithoutGapOrRepeat(t *testing.T) {
 	}{
 		"tokens": {tokens, func(p db.Paging) ([]string, string, error) {
 			l, next, err := s.db.Tokens.List(ctx, p)
-			return names(l, func(t berth.Token) string { return t.ID }), next, err
+			return names(l, func(t wire.Token) string { return t.ID }), next, err
 		}},
 		"join tokens": {joins, func(p db.Paging) ([]string, string, error) {
 			l, next, err := s.db.JoinTokens.List(ctx, p)
-			return names(l, func(t berth.JoinToken) string { return t.ID }), next, err
+			return names(l, func(t wire.JoinToken) string { return t.ID }), next, err
 		}},
 		"tenants": {tenants, func(p db.Paging) ([]string, string, error) {
 			l, next, err := s.db.Tenants.Page(ctx, p)
@@ -80,7 +82,7 @@ func TestListsAreReadInPagesWithoutGapOrRepeat(t *testing.T) {
 		}},
 		"secrets": {secrets, func(p db.Paging) ([]string, string, error) {
 			l, next, err := s.db.Secrets.List(ctx, "default", p)
-			return names(l, func(t berth.Secret) string { return t.Name }), next, err
+			return names(l, func(t wire.Secret) string { return t.Name }), next, err
 		}},
 		"outputs": {outputs, func(p db.Paging) ([]string, string, error) {
 			l, next, err := s.db.Objects.Outputs(ctx, id, p)
@@ -117,7 +119,7 @@ func TestTokensThatOpenNothingArePruned(t *testing.T) {
 	ctx := t.Context()
 	ids := map[string]string{}
 	for _, name := range []string{"good", "expiring", "revoked just now", "revoked long ago", "expired long ago"} {
-		made, err := s.db.Tokens.Create(ctx, berth.NewToken{Name: name, Tenant: "default", Role: berth.RoleUser})
+		made, err := s.db.Tokens.Create(ctx, spec.NewToken{Name: name, Tenant: "default", Role: spec.RoleUser})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -125,7 +127,7 @@ func TestTokensThatOpenNothingArePruned(t *testing.T) {
 	}
 	given := "berth_000000000001_" + berth.NewSecret()
 	ensure := func() error {
-		return s.db.Tokens.Ensure(ctx, given, berth.NewToken{Name: "given", Tenant: "default", Role: berth.RoleAdmin})
+		return s.db.Tokens.Ensure(ctx, given, spec.NewToken{Name: "given", Tenant: "default", Role: spec.RoleAdmin})
 	}
 	if err := ensure(); err != nil {
 		t.Fatal(err)
@@ -135,7 +137,7 @@ func TestTokensThatOpenNothingArePruned(t *testing.T) {
 	mustExec(t, s.db.Pool(), `UPDATE tokens SET revoked_at = now() - interval '31 days' WHERE id IN ($1, '000000000001')`, ids["revoked long ago"])
 	mustExec(t, s.db.Pool(), `UPDATE tokens SET expires_at = now() - interval '31 days' WHERE id = $1`, ids["expired long ago"])
 	for range 2 {
-		if _, err := s.db.JoinTokens.Create(ctx, berth.NewJoinToken{}, "test"); err != nil {
+		if _, err := s.db.JoinTokens.Create(ctx, spec.NewJoinToken{}, "test"); err != nil {
 			t.Fatal(err)
 		}
 	}

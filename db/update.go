@@ -8,6 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Hold keeps a waiting job from being placed until Release. A job that is held
@@ -83,7 +85,7 @@ func (d *Jobs) Release(ctx context.Context, tenant berth.TenantID, id berth.JobI
 // Update changes a live job: in the row, and in the spec that the next
 // attempt is started from. A time limit holds from the next attempt on, because
 // the machines were told the present one's when they claimed it.
-func (d *Jobs) Update(ctx context.Context, tenant berth.TenantID, id berth.JobID, p berth.JobPatch, actor string) error {
+func (d *Jobs) Update(ctx context.Context, tenant berth.TenantID, id berth.JobID, p spec.JobPatch, actor string) error {
 	return d.change(ctx, tenant, id, func(tx pgx.Tx, job lockedJob) (string, error) {
 		if job.State.Terminal() {
 			return "", berth.Errorf(berth.CodeConflict, "job %s is %s: it does not change any more", id, job.State)
@@ -108,8 +110,8 @@ func (d *Jobs) Update(ctx context.Context, tenant berth.TenantID, id berth.JobID
 			if err := row.Scan(&labels); err != nil {
 				return err
 			}
-			if labels > berth.MaxLabels && len(p.Labels) > 0 {
-				return berth.Errorf(berth.CodeInvalid, "job %s would have %d labels; allowed: at most %d", id, labels, berth.MaxLabels)
+			if labels > spec.MaxLabels && len(p.Labels) > 0 {
+				return berth.Errorf(berth.CodeInvalid, "job %s would have %d labels; allowed: at most %d", id, labels, spec.MaxLabels)
 			}
 			return nil
 		})
@@ -121,17 +123,17 @@ func (d *Jobs) Update(ctx context.Context, tenant berth.TenantID, id berth.JobID
 	}, actor)
 }
 
-func patchArgs(id berth.JobID, p berth.JobPatch, actor string) (pgx.NamedArgs, error) {
-	spec := map[string]any{}
+func patchArgs(id berth.JobID, p spec.JobPatch, actor string) (pgx.NamedArgs, error) {
+	changed := map[string]any{}
 	set, unset := map[string]string{}, []string{}
 	args := pgx.NamedArgs{"job": id, "actor": actor, "priority": nil, "run_limit_ms": nil}
 	if p.Priority != nil {
 		args["priority"] = int(*p.Priority)
-		spec["priority"] = *p.Priority
+		changed["priority"] = *p.Priority
 	}
 	if p.TimeLimit != nil {
 		args["run_limit_ms"] = p.TimeLimit.Std().Milliseconds()
-		spec["time_limit"] = *p.TimeLimit
+		changed["time_limit"] = *p.TimeLimit
 	}
 	for k, v := range p.Labels {
 		if v == nil {
@@ -140,7 +142,7 @@ func patchArgs(id berth.JobID, p berth.JobPatch, actor string) (pgx.NamedArgs, e
 			set[k] = *v
 		}
 	}
-	raw, err := json.Marshal(spec)
+	raw, err := json.Marshal(changed)
 	if err != nil {
 		return nil, fmt.Errorf("marshal patch: %w", err)
 	}
@@ -149,7 +151,7 @@ func patchArgs(id berth.JobID, p berth.JobPatch, actor string) (pgx.NamedArgs, e
 }
 
 // describePatch says in an event what was changed.
-func describePatch(p berth.JobPatch) string {
+func describePatch(p spec.JobPatch) string {
 	b, err := json.Marshal(p)
 	if err != nil {
 		panic("patch does not marshal: " + err.Error())
@@ -171,8 +173,8 @@ func (d *Jobs) change(ctx context.Context, tenant berth.TenantID, id berth.JobID
 		if detail, err = f(tx, job); err != nil || detail == "" {
 			return err
 		}
-		return addEvent(ctx, tx, id, berth.Event{
-			Kind: berth.EventUpdated, Attempt: job.Attempt, Actor: actor,
+		return addEvent(ctx, tx, id, wire.Event{
+			Kind: wire.EventUpdated, Attempt: job.Attempt, Actor: actor,
 			Detail: detail,
 		})
 	})

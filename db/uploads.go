@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // uploadLimit is how long an upload may take. Until then its folder is not
@@ -37,8 +39,8 @@ func (d *Uploads) Abandon(ctx context.Context, folder string) error {
 // exceeds one of the limits is refused with slug storage_quota, however many arrive
 // at once.
 func (d *Uploads) End(
-	ctx context.Context, tenant berth.TenantID, u berth.Upload, folder string, limits ...StorageLimit,
-) (stored berth.Upload, created bool, err error) {
+	ctx context.Context, tenant berth.TenantID, u wire.Upload, folder string, limits ...StorageLimit,
+) (stored wire.Upload, created bool, err error) {
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		args := pgx.NamedArgs{
 			"tenant": tenant, "address": u.Address, "folder": folder,
@@ -80,8 +82,8 @@ func (d *Uploads) End(
 }
 
 // Get returns a tenant's upload, and keeps it from being removed for a while.
-func (d *Uploads) Get(ctx context.Context, tenant berth.TenantID, a berth.Address) (berth.Upload, error) {
-	u := berth.Upload{Address: a}
+func (d *Uploads) Get(ctx context.Context, tenant berth.TenantID, a berth.Address) (wire.Upload, error) {
+	u := wire.Upload{Address: a}
 	err := d.pool.QueryRow(ctx, `
 		UPDATE uploads
 		SET used_at = now()
@@ -93,7 +95,7 @@ func (d *Uploads) Get(ctx context.Context, tenant berth.TenantID, a berth.Addres
 
 // bindUploads has a new job hold on to the uploads that it names, which must
 // exist. The rows are locked, so that none is removed meanwhile.
-func bindUploads(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, named []berth.NamedUpload) error {
+func bindUploads(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, named []spec.NamedUpload) error {
 	if len(named) == 0 {
 		return nil
 	}
@@ -121,7 +123,7 @@ func bindUploads(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, named []
 	return err
 }
 
-func holdUploads(ctx context.Context, tx pgx.Tx, job berth.JobID, named []berth.NamedUpload) error {
+func holdUploads(ctx context.Context, tx pgx.Tx, job berth.JobID, named []spec.NamedUpload) error {
 	if len(named) == 0 {
 		return nil
 	}
@@ -131,7 +133,7 @@ func holdUploads(ctx context.Context, tx pgx.Tx, job berth.JobID, named []berth.
 }
 
 // addressesOf lists the addresses, each once.
-func addressesOf(named []berth.NamedUpload) []string {
+func addressesOf(named []spec.NamedUpload) []string {
 	var out []string
 	for _, n := range named {
 		if !slices.Contains(out, string(n.Address)) {

@@ -8,12 +8,13 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/wire"
 )
 
 // Members returns the rows of the allocations, for the activities that wait for
 // them. An allocation that has no row, or whose job is archived, is left out.
 // s is how long machines may be silent; see MemberView.Overdue.
-func (d *Attempts) Members(ctx context.Context, s Silence, allocs []berth.AllocationID) ([]berth.MemberView, error) {
+func (d *Attempts) Members(ctx context.Context, s Silence, allocs []berth.AllocationID) ([]wire.MemberView, error) {
 	args := s.args()
 	args["allocs"] = ids(allocs)
 	rows, err := d.pool.Query(ctx, `
@@ -30,7 +31,7 @@ func (d *Attempts) Members(ctx context.Context, s Silence, allocs []berth.Alloca
 		return nil, mapError(err, "members")
 	}
 	overdue := false
-	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (v berth.MemberView, err error) {
+	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (v wire.MemberView, err error) {
 		p := &v.Progress
 		err = row.Scan(&v.Alloc, &v.State, &v.Sealed, &v.Exit, &v.Current, &p.Phase, &p.Step, &p.Total, &p.Machine, &p.LogOffset, &v.Overdue)
 		overdue = overdue || v.Overdue
@@ -80,7 +81,7 @@ const wanting = ended + ` AND j.id = a.job AND j.attempt = a.attempt
 		  AND (o.state IN ('reserved', 'active') OR o.state = 'exited' AND o.sealed_at IS NULL)
 		  AND (o.orders ? 'stop' OR ` + endedWell + `))`
 
-// endedWell is berth.Exit.Done of allocation a.
+// endedWell is failure.Exit.Done of allocation a.
 const endedWell = `
 	coalesce(a.exit ? 'started_at' AND a.exit ->> 'code' = '0' AND (a.exit ->> 'cause' = 'exited' OR a.exit -> 'complete' = 'true'), false)`
 

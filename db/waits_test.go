@@ -8,10 +8,13 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/failure"
+	"berth/spec"
+	"berth/wire"
 )
 
 // member is a rank's row as its waiter reads it.
-func (s *stage) member(alloc berth.AllocationID) berth.MemberView {
+func (s *stage) member(alloc berth.AllocationID) wire.MemberView {
 	s.t.Helper()
 	list, err := s.db.Attempts.Members(s.t.Context(), silence, []berth.AllocationID{alloc, 1 << 40})
 	if err != nil || len(list) != 1 || list[0].Alloc != alloc {
@@ -56,7 +59,7 @@ func TestAWaiterReadsWhatItsMemberIsAt(t *testing.T) {
 	alloc := s.alloc(id, attempt)
 	mustExec(t, s.pool, `UPDATE allocations SET progress = '{"step": 7, "total": 9}', log_bytes = 12 WHERE id = $1`, int64(alloc))
 	v := s.member(alloc)
-	want := berth.RunProgress{Phase: berth.PhaseRunning, Step: 7, Total: 9, Machine: "m0", LogOffset: 12}
+	want := wire.RunProgress{Phase: berth.PhaseRunning, Step: 7, Total: 9, Machine: "m0", LogOffset: 12}
 	if !v.Live() || v.Sealed || v.Exit != nil || v.Overdue || v.Progress != want {
 		t.Errorf("while it runs: %+v", v)
 	}
@@ -99,11 +102,11 @@ func TestAMemberIsOverdueOnlyWhileAVerdictMayBePassed(t *testing.T) {
 	s := newStage(t)
 	id, attempt := s.started(nil) // on m0, with the default lost_after
 	alloc := s.alloc(id, attempt)
-	s.quiet("m0", berth.DefaultLostAfter-5*time.Second)
+	s.quiet("m0", spec.DefaultLostAfter-5*time.Second)
 	if s.member(alloc).Overdue {
 		t.Error("before lost_after")
 	}
-	s.quiet("m0", berth.DefaultLostAfter+5*time.Second)
+	s.quiet("m0", spec.DefaultLostAfter+5*time.Second)
 	if !s.member(alloc).Overdue {
 		t.Error("not after lost_after")
 	}
@@ -183,14 +186,14 @@ func TestAGangsWorkflowIsWantedByABadEndAndByTheLast(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		says string
-		exit berth.Exit
+		exit failure.Exit
 		want bool
 	}{
 		{"it did its work", exited(0), false},
 		{"it failed", exited(1), true},
-		{"it never started", berth.Exit{Cause: berth.CauseImageNotFound}, true},
-		{"it was stopped", berth.Exit{Cause: berth.CauseOrdered, StartedAt: ranAt, FinishedAt: ranAt}, true},
-		{"it was stopped with its work complete", berth.Exit{Cause: berth.CauseOrdered, Complete: true, StartedAt: ranAt, FinishedAt: ranAt}, false},
+		{"it never started", failure.Exit{Cause: failure.CauseImageNotFound}, true},
+		{"it was stopped", failure.Exit{Cause: failure.CauseOrdered, StartedAt: ranAt, FinishedAt: ranAt}, true},
+		{"it was stopped with its work complete", failure.Exit{Cause: failure.CauseOrdered, Complete: true, StartedAt: ranAt, FinishedAt: ranAt}, false},
 	} {
 		t.Run(c.says, func(t *testing.T) {
 			t.Parallel()

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/wire"
 )
 
 // watermarkLeap is by how much the number of watermarks jumps after a restore:
@@ -30,7 +31,7 @@ const knowsGranted = `
 // before the first.
 const grantedNow = `coalesce((SELECT w.granted FROM watermark_branches w WHERE w.branch = c.branch), 0)`
 
-func markArgs(args pgx.NamedArgs, w berth.StoredWatermark) pgx.NamedArgs {
+func markArgs(args pgx.NamedArgs, w wire.StoredWatermark) pgx.NamedArgs {
 	args["mark_cluster"], args["mark_number"], args["mark_branch"] = w.Cluster, w.Number, w.Branch
 	return args
 }
@@ -49,11 +50,11 @@ type signer struct {
 	cluster string
 }
 
-func (s signer) sign(branch string, number int64) berth.Watermark {
+func (s signer) sign(branch string, number int64) wire.Watermark {
 	if number == 0 {
-		return berth.Watermark{}
+		return wire.Watermark{}
 	}
-	return berth.Watermark{Number: number, Branch: branch, Signature: signature(s.key, s.cluster, branch, number)}
+	return wire.Watermark{Number: number, Branch: branch, Signature: signature(s.key, s.cluster, branch, number)}
 }
 
 // markRead is what the database knows of its watermarks at one moment.
@@ -72,13 +73,13 @@ func (m *markRead) dest() []any { return []any{&m.cluster, &m.branch, &m.number,
 
 // covers reports whether a caller's watermark is known without another look, as
 // nearly all are.
-func (m *markRead) covers(seen berth.StoredWatermark) bool {
+func (m *markRead) covers(seen wire.StoredWatermark) bool {
 	return seen.Cluster != m.cluster || seen.Number < m.leaptTo || seen.Branch == m.branch && seen.Number <= m.number
 }
 
 // now is the newest watermark. Before the first its number is 0, which machines
 // that have heard of a higher one refuse: this database is older than theirs.
-func (m *markRead) now() *berth.Watermark {
+func (m *markRead) now() *wire.Watermark {
 	w := signer{m.key, m.cluster}.sign(m.branch, m.number)
 	return &w
 }
@@ -87,7 +88,7 @@ func (m *markRead) now() *berth.Watermark {
 // rows.
 func (m *markRead) behind(ctx context.Context, q interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}, seen berth.StoredWatermark) (bool, error) {
+}, seen wire.StoredWatermark) (bool, error) {
 	if m.covers(seen) || !m.signed(seen) {
 		return false, nil
 	}
@@ -98,14 +99,14 @@ func (m *markRead) behind(ctx context.Context, q interface {
 
 // signed reports whether a watermark is this database's. One with a wrong
 // signature proves nothing.
-func (m *markRead) signed(seen berth.StoredWatermark) bool {
+func (m *markRead) signed(seen wire.StoredWatermark) bool {
 	return hmac.Equal([]byte(seen.Signature), []byte(signature(m.key, m.cluster, seen.Branch, seen.Number)))
 }
 
 // Outside is the watermark that was found outside the database, and how far ids
 // and terms had been set apart with it. Zero fields are not known.
 type Outside struct {
-	berth.StoredWatermark
+	wire.StoredWatermark
 	IDs   int64 `json:"ids"`   // allocation ids up to here may have been given
 	Terms int64 `json:"terms"` // and terms of leaders
 }
@@ -117,7 +118,7 @@ func errRestored(machine berth.MachineID) error {
 
 // vouch compares a machine's watermark with the database, and reports whether the
 // database was restored to before it. Then it leaps; see Leap.
-func vouch(ctx context.Context, d *core, seen berth.StoredWatermark) (restored bool, err error) {
+func vouch(ctx context.Context, d *core, seen wire.StoredWatermark) (restored bool, err error) {
 	if seen.IsZero() {
 		return false, nil
 	}
@@ -134,7 +135,7 @@ func vouch(ctx context.Context, d *core, seen berth.StoredWatermark) (restored b
 
 // KnowsStored reports whether a watermark found in the object store is one that
 // this database granted, or was about to grant.
-func (d *Leader) KnowsStored(ctx context.Context, w berth.StoredWatermark) (known bool, err error) {
+func (d *Leader) KnowsStored(ctx context.Context, w wire.StoredWatermark) (known bool, err error) {
 	err = d.pool.QueryRow(ctx, `
 		SELECT @mark_cluster <> c.id OR @mark_number < c.leapt_to OR EXISTS (
 			SELECT 1 FROM watermark_branches w WHERE w.branch = @mark_branch AND w.pending >= @mark_number
@@ -286,8 +287,8 @@ type Branch struct {
 // Lost is the proof, for Leap, that the database was restored, where Reserve or
 // Grant has failed with ErrRestored.
 func (b *Branch) Lost() Outside {
-	newest := berth.Watermark{Number: b.granted, Branch: b.name}
-	return Outside{StoredWatermark: berth.StoredWatermark{Cluster: b.cluster, Watermark: newest}}
+	newest := wire.Watermark{Number: b.granted, Branch: b.name}
+	return Outside{StoredWatermark: wire.StoredWatermark{Cluster: b.cluster, Watermark: newest}}
 }
 
 // idBlock and termBlock are how far ids and terms may go until the next
@@ -370,7 +371,7 @@ func (b *Branch) Grant(ctx context.Context, d *Leader, next Outside) error {
 // Baseline is the newest watermark that a process has read from the database. The
 // database must still know it at the next look. It is not for concurrent use.
 type Baseline struct {
-	seen berth.StoredWatermark
+	seen wire.StoredWatermark
 }
 
 // Verify reads the newest watermark. The result is ErrRestored if the database no
@@ -387,7 +388,7 @@ func (b *Baseline) Verify(ctx context.Context, d *Leader) error {
 	if !known {
 		return ErrRestored
 	}
-	b.seen = berth.StoredWatermark{Cluster: m.cluster, Watermark: *m.now()}
+	b.seen = wire.StoredWatermark{Cluster: m.cluster, Watermark: *m.now()}
 	return nil
 }
 

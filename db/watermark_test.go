@@ -9,10 +9,11 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/wire"
 )
 
 // grants has a leader grant a watermark, and returns it as a machine hears it.
-func (s *stage) grants(b *db.Branch) berth.StoredWatermark {
+func (s *stage) grants(b *db.Branch) wire.StoredWatermark {
 	s.t.Helper()
 	next, err := b.Reserve(s.t.Context(), s.db.Leader, 0)
 	if err == nil {
@@ -25,7 +26,7 @@ func (s *stage) grants(b *db.Branch) berth.StoredWatermark {
 }
 
 // newest is the newest watermark, as a machine hears it.
-func (s *stage) newest() berth.StoredWatermark {
+func (s *stage) newest() wire.StoredWatermark {
 	s.t.Helper()
 	cluster, err := s.db.Cluster.ID(s.t.Context())
 	if err != nil {
@@ -36,7 +37,7 @@ func (s *stage) newest() berth.StoredWatermark {
 	if err != nil || r.Watermark == nil {
 		s.t.Fatalf("registered with watermark %v: %v", r.Watermark, err)
 	}
-	return berth.StoredWatermark{Cluster: cluster, Watermark: *r.Watermark}
+	return wire.StoredWatermark{Cluster: cluster, Watermark: *r.Watermark}
 }
 
 // loses makes the database one that was restored to before its newest watermark.
@@ -70,7 +71,7 @@ func TestF15AMachineAheadOfTheDatabaseMakesItLeapOnce(t *testing.T) {
 	plain := s.submit(nil)
 	given := s.alloc(running, 1)
 	seen := s.grants(branch)
-	if _, err := a.sync(func(r *berth.SyncRequest) { r.Watermark = seen }); err != nil {
+	if _, err := a.sync(func(r *wire.SyncRequest) { r.Watermark = seen }); err != nil {
 		t.Fatalf("a machine that is not ahead: %v", err)
 	}
 	s.loses()
@@ -79,22 +80,22 @@ func TestF15AMachineAheadOfTheDatabaseMakesItLeapOnce(t *testing.T) {
 	forged, foreign := seen, seen
 	forged.Signature = "00112233445566778899aabbccddeeff"
 	foreign.Cluster = "another"
-	for _, w := range []berth.StoredWatermark{forged, foreign} {
-		if _, err := a.sync(func(r *berth.SyncRequest) { r.Watermark = w }); err != nil || s.incarnation() != was {
+	for _, w := range []wire.StoredWatermark{forged, foreign} {
+		if _, err := a.sync(func(r *wire.SyncRequest) { r.Watermark = w }); err != nil || s.incarnation() != was {
 			t.Fatalf("watermark %s: %v, incarnation %d after %d", w, err, s.incarnation(), was)
 		}
 	}
 	calls := map[string]func() error{
-		"sync": func() error { _, err := a.sync(func(r *berth.SyncRequest) { r.Watermark = seen }); return err },
+		"sync": func() error { _, err := a.sync(func(r *wire.SyncRequest) { r.Watermark = seen }); return err },
 		"report": func() error {
-			_, err := a.sync(func(r *berth.SyncRequest) {
+			_, err := a.sync(func(r *wire.SyncRequest) {
 				r.Watermark, r.Brief = seen, true
-				r.Reports = []berth.RankReport{{Alloc: given, Job: running, Attempt: 1, Phase: berth.PhaseRunning}}
+				r.Reports = []wire.RankReport{{Alloc: given, Job: running, Attempt: 1, Phase: berth.PhaseRunning}}
 			})
 			return err
 		},
 		"claim": func() error {
-			_, err := s.db.Agents.Claim(t.Context(), "m0", berth.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: given, Job: running, Attempt: 1, Watermark: seen})
+			_, err := s.db.Agents.Claim(t.Context(), "m0", wire.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: given, Job: running, Attempt: 1, Watermark: seen})
 			return err
 		},
 	}
@@ -140,7 +141,7 @@ func TestF15AMachineThatIsHeardLateIsStillAhead(t *testing.T) {
 	for s.grants(branch).Number <= seen.Number {
 	}
 	a, _ := s.register("host1", "agent1")
-	if _, err := a.sync(func(r *berth.SyncRequest) { r.Watermark = seen }); !berth.IsSlug(err, berth.SlugStaleEpoch) || s.incarnation() != 2 {
+	if _, err := a.sync(func(r *wire.SyncRequest) { r.Watermark = seen }); !berth.IsSlug(err, berth.SlugStaleEpoch) || s.incarnation() != 2 {
 		t.Errorf("sync answered %v in incarnation %d", err, s.incarnation())
 	}
 }
@@ -288,7 +289,7 @@ func TestF15AContainerWhoseIDWasGivenAgainIsLeftAlone(t *testing.T) {
 	s.register("host1", "agent0")
 	id := s.submit(nil)
 	alloc := s.alloc(id, s.place(id, "m0"))
-	forgotten := berth.ContainerSeen{Alloc: alloc, Job: berth.NewJobID(time.Now()), Attempt: 1, Running: true}
+	forgotten := wire.ContainerSeen{Alloc: alloc, Job: berth.NewJobID(time.Now()), Attempt: 1, Running: true}
 	_, r := s.register("host1", "agent1", forgotten)
 	if !slices.Equal(r.Quarantine, []berth.AllocationID{alloc}) || len(r.Kill) != 0 {
 		t.Errorf("kill %v, quarantine %v", r.Kill, r.Quarantine)
@@ -300,8 +301,8 @@ func TestF15AReportOfForgottenWorkAsksForARegistration(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	a, _ := s.register("host1", "agent1")
-	_, err := a.sync(func(r *berth.SyncRequest) {
-		r.Reports = []berth.RankReport{{Alloc: 57, Job: berth.NewJobID(time.Now()), Attempt: 1, Phase: berth.PhaseRunning}}
+	_, err := a.sync(func(r *wire.SyncRequest) {
+		r.Reports = []wire.RankReport{{Alloc: 57, Job: berth.NewJobID(time.Now()), Attempt: 1, Phase: berth.PhaseRunning}}
 	})
 	if !berth.IsSlug(err, berth.SlugStaleEpoch) {
 		t.Errorf("answered %v", err)

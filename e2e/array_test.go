@@ -13,6 +13,8 @@ import (
 
 	"berth"
 	apiclient "berth/api/client"
+	"berth/spec"
+	"berth/wire"
 )
 
 // A run of 5,000 takes minutes: -elements 5000 -parallel-elements 50.
@@ -44,12 +46,12 @@ func TestArrays(t *testing.T) {
 func sweeps(t *testing.T, s *stack) {
 	n, parallel := *elements, *atOnce
 	bad := []int{0, 3, n / 4, n / 2, n/2 + 1, n - 20, n - 1}
-	command := []string{"exit-at", berth.EnvArrayIndex, "3"}
+	command := []string{"exit-at", spec.EnvArrayIndex, "3"}
 	for _, i := range bad {
 		command = append(command, strconv.Itoa(i))
 	}
-	j := spec("sweep", command...)
-	j.Array = &berth.Array{Size: n, Parallel: parallel}
+	j := jobSpec("sweep", command...)
+	j.Array = &spec.Array{Size: n, Parallel: parallel}
 	began := time.Now()
 	id := s.startTogether(t, parallel, func() berth.JobID { return s.submit(t, j) })
 	for some := 500; some < n; some += 500 { // each of which has the time of one wait
@@ -60,7 +62,7 @@ func sweeps(t *testing.T, s *stack) {
 	}
 	array := s.ends(t, id, berth.Failed)
 	t.Logf("%d elements ended %s after the submit, %.0f a second", n, time.Since(began).Round(100*time.Millisecond), float64(n)/time.Since(began).Seconds())
-	want := berth.Tally{Total: n, ByStatus: map[berth.State]int{berth.Succeeded: n - len(bad), berth.Failed: len(bad)}}
+	want := wire.Tally{Total: n, ByStatus: map[berth.State]int{berth.Succeeded: n - len(bad), berth.Failed: len(bad)}}
 	if diff := cmp.Diff(&want, array.Tally); diff != "" {
 		t.Errorf("tally (-want +got):\n%s", diff)
 	}
@@ -110,7 +112,7 @@ func sweeps(t *testing.T, s *stack) {
 func (s *stack) startTogether(t *testing.T, parallel int, submit func() berth.JobID) berth.JobID {
 	t.Helper()
 	for m := range s.engines {
-		if _, err := s.api.Drain(t.Context(), m, berth.DrainRequest{Reason: "a test"}); err != nil {
+		if _, err := s.api.Drain(t.Context(), m, wire.DrainRequest{Reason: "a test"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -164,8 +166,8 @@ func (s *stack) mostAtOnce(t *testing.T, array berth.JobID) (most int) {
 }
 
 func rebuildsCoordinator(t *testing.T, s *stack) {
-	j := spec("rebuilt", "sleep", "300ms")
-	j.Array = &berth.Array{Size: 30, Parallel: 5}
+	j := jobSpec("rebuilt", "sleep", "300ms")
+	j.Array = &spec.Array{Size: 30, Parallel: 5}
 	id := s.submit(t, j)
 	s.becomes(t, id, berth.Running)
 	if _, err := s.api.Hold(t.Context(), id); err != nil { // it does not end meanwhile
@@ -193,10 +195,10 @@ func rebuildsCoordinator(t *testing.T, s *stack) {
 }
 
 func cancelsArrays(t *testing.T, s *stack) {
-	j := spec("canceled", "sleep", "1h")
-	j.Array = &berth.Array{Size: 20, Parallel: 4}
+	j := jobSpec("canceled", "sleep", "1h")
+	j.Array = &spec.Array{Size: 20, Parallel: 4}
 	id := s.submit(t, j)
-	element := func(index int) berth.Job {
+	element := func(index int) wire.Job {
 		page, err := s.api.Jobs(t.Context(), apiclient.JobsQuery{Parent: id, Index: strconv.Itoa(index)})
 		if err != nil || len(page.Items) != 1 {
 			t.Fatalf("element %d: %d, %v", index, len(page.Items), err)
@@ -219,7 +221,7 @@ func cancelsArrays(t *testing.T, s *stack) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return slices.ContainsFunc(e.Blockers, func(b berth.Blocker) bool { return b.Code == "parallel" })
+		return slices.ContainsFunc(e.Blockers, func(b wire.Blocker) bool { return b.Code == "parallel" })
 	})
 	if _, err := s.api.CancelElements(t.Context(), id, "0-1,19"); err != nil {
 		t.Fatal(err)

@@ -18,7 +18,7 @@ import (
 // PostgreSQL's is not in it.
 func BenchmarkJobs(b *testing.B) {
 	s := start(b, scheduler.Ages{}, "m0", "m1")
-	one := s.submit(b, spec("warm-up", "exit", "0"))
+	one := s.submit(b, jobSpec("warm-up", "exit", "0"))
 	s.ends(b, one, berth.Succeeded)
 	before := cpu(b)
 	b.ResetTimer()
@@ -27,7 +27,7 @@ func BenchmarkJobs(b *testing.B) {
 	for range 16 {
 		wg.Go(func() {
 			for i := range next {
-				if _, _, err := s.api.Submit(b.Context(), spec(fmt.Sprintf("job-%d", i), "exit", "0"), ""); err != nil {
+				if _, _, err := s.api.Submit(b.Context(), jobSpec(fmt.Sprintf("job-%d", i), "exit", "0"), ""); err != nil {
 					b.Error(err)
 				}
 			}

@@ -13,6 +13,8 @@ import (
 	apiclient "berth/api/client"
 	"berth/db"
 	"berth/internal/machine/docker"
+	"berth/spec"
+	"berth/wire"
 )
 
 // gangRounds is how often two gangs compete: -args -gang-rounds 100 takes them
@@ -23,11 +25,11 @@ var gangRounds = flag.Int("gang-rounds", 25, "how often two gangs that each need
 // hundred times: one runs, then the other, whatever fails meanwhile.
 func sharesGangs(t *testing.T, s *stack) {
 	rounds := *gangRounds
-	whole := spec("whole", "exit", "0")
+	whole := jobSpec("whole", "exit", "0")
 	whole.Members, whole.Resources.GPUs = 2, 2000 // two machines, two GPUs each
 	broken := whole
 	broken.Command = []string{"do", "env BERTH_MEMBER", "exit 3"}
-	broken.Retry = berth.RetryPolicy{MaxAttempts: 2, Backoff: berth.Backoff{Initial: berth.Duration(time.Millisecond), Max: berth.Duration(time.Millisecond)}}
+	broken.Retry = spec.RetryPolicy{MaxAttempts: 2, Backoff: spec.Backoff{Initial: spec.Duration(time.Millisecond), Max: spec.Duration(time.Millisecond)}}
 	began := time.Now()
 	for round := range rounds {
 		first := whole
@@ -120,11 +122,11 @@ func (s *stack) joinDocker(t *testing.T, machines ...berth.MachineID) *docker.En
 func repairsGangs(t *testing.T, s *stack) {
 	engine := s.joinDocker(t, "d0", "d1")
 	const plainSteps = 60
-	j := spec("descends", "descend", "/checkpoint", "60", "30ms", "10")
+	j := jobSpec("descends", "descend", "/checkpoint", "60", "30ms", "10")
 	j.Image, j.Members = runtimetest.Image(t, ""), 4
 	j.Placement.Labels, j.Placement.Strategy = map[string]string{"engine": "docker"}, "spread"
-	j.Checkpoint = &berth.CheckpointPolicy{Path: "/checkpoint"}
-	j.Retry.Backoff = berth.Backoff{Initial: berth.Duration(time.Millisecond), Max: berth.Duration(time.Millisecond)}
+	j.Checkpoint = &spec.CheckpointPolicy{Path: "/checkpoint"}
+	j.Retry.Backoff = spec.Backoff{Initial: spec.Duration(time.Millisecond), Max: spec.Duration(time.Millisecond)}
 	plain := s.submit(t, j)
 	s.ends(t, plain, berth.Succeeded)
 
@@ -182,7 +184,7 @@ func repairsGangs(t *testing.T, s *stack) {
 // lastLine is the last line of a member's log, of the latest attempt.
 func (s *stack) lastLine(t *testing.T, id berth.JobID, member int) (line string) {
 	t.Helper()
-	err := s.api.Logs(t.Context(), id, apiclient.LogsQuery{Member: member}, func(l berth.LogLine) error {
+	err := s.api.Logs(t.Context(), id, apiclient.LogsQuery{Member: member}, func(l wire.LogLine) error {
 		line = l.Text
 		return nil
 	})

@@ -11,6 +11,8 @@ import (
 	historypb "go.temporal.io/api/history/v1"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // The claims share one stack: a Temporal server has its databases to itself.
@@ -56,7 +58,7 @@ const mostEvents = 18
 const tries = 20
 
 // undisturbed runs a job that is to have a short history.
-func (s *stack) undisturbed(t *testing.T, run func() berth.JobID, want func(berth.Job) []string) (berth.Job, *historypb.History) {
+func (s *stack) undisturbed(t *testing.T, run func() berth.JobID, want func(wire.Job) []string) (wire.Job, *historypb.History) {
 	t.Helper()
 	for try := 1; ; try++ {
 		job := s.ends(t, run(), berth.Succeeded)
@@ -81,8 +83,8 @@ func (s *stack) undisturbed(t *testing.T, run func() berth.JobID, want func(bert
 
 func runs(t *testing.T, s *stack) {
 	job, h := s.undisturbed(t, func() berth.JobID {
-		return s.submit(t, spec("runs", "do", "echo hello", "sleep 1s")) // it outlives the step that placed it
-	}, func(berth.Job) []string {
+		return s.submit(t, jobSpec("runs", "do", "echo hello", "sleep 1s")) // it outlives the step that placed it
+	}, func(wire.Job) []string {
 		return []string{berth.ActivityReserve, berth.ActivityRun + " on " + berth.QueueWaiters, berth.ActivitySettle}
 	})
 	if job.ExitCode == nil || *job.ExitCode != 0 || len(job.Attempts) != 1 || job.Reason != nil {
@@ -95,7 +97,7 @@ func runs(t *testing.T, s *stack) {
 // fill takes all GPUs of both machines for as long as the command runs.
 func (s *stack) fill(t *testing.T, command ...string) []berth.JobID {
 	t.Helper()
-	j := spec("holds-all", command...)
+	j := jobSpec("holds-all", command...)
 	j.Resources.GPUs = 2000
 	holders := []berth.JobID{s.submit(t, j), s.submit(t, j)} // one on each machine
 	for _, id := range holders {
@@ -105,8 +107,8 @@ func (s *stack) fill(t *testing.T, command ...string) []berth.JobID {
 }
 
 // gpuJob does nothing, with one GPU.
-func gpuJob(name string) berth.JobSpec {
-	j := spec(name, "exit", "0")
+func gpuJob(name string) spec.Job {
+	j := jobSpec(name, "exit", "0")
 	j.Resources.GPUs = 1000
 	return j
 }
@@ -130,13 +132,13 @@ func waits(t *testing.T, s *stack) {
 
 // losesRuns loses every waiter: the containers start by the machine's own sync, and
 // the replica that records their ends finds that no workflow acts on them. It does so
-// within patience; Temporal misses a heartbeat only after berth.WaiterTimeout.
+// within patience; Temporal misses a heartbeat only after wire.WaiterTimeout.
 func losesRuns(t *testing.T, s *stack) {
 	s.lossy.Store(true)
 	defer s.lossy.Store(false)
 	for try := 1; ; try++ {
 		began := time.Now()
-		id := s.submit(t, spec("lost", "exit", "0"))
+		id := s.submit(t, jobSpec("lost", "exit", "0"))
 		if job := s.ends(t, id, berth.Succeeded); len(job.Attempts) != 1 {
 			t.Errorf("job is %+v, attempts %+v", job, job.Attempts)
 		}
@@ -152,8 +154,8 @@ func losesRuns(t *testing.T, s *stack) {
 }
 
 func retries(t *testing.T, s *stack) {
-	j := spec("retries", "exit", "3")
-	j.Retry = berth.RetryPolicy{MaxAttempts: 2, Backoff: berth.Backoff{Initial: berth.Duration(200 * time.Millisecond)}}
+	j := jobSpec("retries", "exit", "3")
+	j.Retry = spec.RetryPolicy{MaxAttempts: 2, Backoff: spec.Backoff{Initial: spec.Duration(200 * time.Millisecond)}}
 	id := s.submit(t, j)
 	job := s.ends(t, id, berth.Failed)
 	if len(job.Attempts) != 2 || !job.DeadLetter || job.ExitCode == nil || *job.ExitCode != 3 || job.Failures != 2 {
@@ -193,7 +195,7 @@ func cancelsQueued(t *testing.T, s *stack) {
 }
 
 func cancelsRunning(t *testing.T, s *stack) {
-	j, grace := spec("running", "trap-term", "143"), berth.Duration(2*patience)
+	j, grace := jobSpec("running", "trap-term", "143"), spec.Duration(2*patience)
 	j.StopGrace = &grace
 	id := s.submit(t, j)
 	s.becomes(t, id, berth.Running)
@@ -219,7 +221,7 @@ func cancelsFromTemporal(t *testing.T, s *stack) {
 			return s.temporal.SignalWorkflow(t.Context(), berth.JobWorkflowID(id), "", berth.SignalCancel, nil)
 		},
 	} {
-		id := s.submit(t, spec("temporal", "trap-term", "143"))
+		id := s.submit(t, jobSpec("temporal", "trap-term", "143"))
 		s.becomes(t, id, berth.Running)
 		if err := ask(id); err != nil {
 			t.Fatal(err)
@@ -229,7 +231,7 @@ func cancelsFromTemporal(t *testing.T, s *stack) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !slices.ContainsFunc(events.Items, func(e berth.Event) bool { return e.To == berth.Canceling && e.Actor == "temporal" }) {
+		if !slices.ContainsFunc(events.Items, func(e wire.Event) bool { return e.To == berth.Canceling && e.Actor == "temporal" }) {
 			t.Errorf("events are %+v", events.Items)
 		}
 		record(t, "canceled-by-temporal", s.history(t, id))
@@ -237,7 +239,7 @@ func cancelsFromTemporal(t *testing.T, s *stack) {
 }
 
 func survivesTermination(t *testing.T, s *stack) {
-	id := s.submit(t, spec("survives", "trap-term", "0"))
+	id := s.submit(t, jobSpec("survives", "trap-term", "0"))
 	s.becomes(t, id, berth.Running)
 	before := s.job(t, id)
 	if err := s.temporal.TerminateWorkflow(t.Context(), berth.JobWorkflowID(id), "", "test"); err != nil {
@@ -282,7 +284,7 @@ func (s *stack) burst(t *testing.T, n int) (events float64, long string) {
 	t.Helper()
 	ids := make([]berth.JobID, n)
 	for i := range ids {
-		ids[i] = s.submit(t, spec("many", "exit", "0"))
+		ids[i] = s.submit(t, jobSpec("many", "exit", "0"))
 	}
 	for _, id := range ids {
 		job := s.ends(t, id, berth.Succeeded)
@@ -325,17 +327,17 @@ func takesGPUs(t *testing.T, s *stack) {
 }
 
 func survivesTemporal(t *testing.T, s *stack) {
-	running := s.submit(t, spec("running", "trap-term", "0"))
+	running := s.submit(t, jobSpec("running", "trap-term", "0"))
 	s.becomes(t, running, berth.Running)
 	began := s.job(t, running).StartedAt
 	if err := s.server.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	accepted := s.submit(t, spec("accepted", "exit", "0"))
+	accepted := s.submit(t, jobSpec("accepted", "exit", "0"))
 	if job := s.job(t, accepted); job.Status != berth.Submitted {
 		t.Errorf("job is %s", job.Status)
 	}
-	canceled := s.submit(t, spec("canceled", "exit", "0"))
+	canceled := s.submit(t, jobSpec("canceled", "exit", "0"))
 	if job, err := s.api.Cancel(t.Context(), canceled); err != nil || job.Status != berth.Canceled {
 		t.Errorf("job is %s, %v", job.Status, err)
 	}

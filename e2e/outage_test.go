@@ -17,6 +17,7 @@ import (
 	"berth"
 	"berth/e2e/faultproxy"
 	"berth/internal/control/controlplane"
+	"berth/spec"
 )
 
 // The database and Temporal are taken away in every way there is; containers run
@@ -35,7 +36,7 @@ func TestF13F14F16F17F18OutagesStopNothing(t *testing.T) {
 	}, "m0")
 	o := &outage{stack: s, link: link, lasting: map[berth.JobID]time.Time{}}
 	for i := range 3 {
-		id := s.submit(t, spec(fmt.Sprintf("lasts-%d", i), "trap-term", "0"))
+		id := s.submit(t, jobSpec(fmt.Sprintf("lasts-%d", i), "trap-term", "0"))
 		s.becomes(t, id, berth.Running)
 		o.lasting[id] = *s.job(t, id).StartedAt
 	}
@@ -121,11 +122,11 @@ func (o *outage) call(t *testing.T, method, path string, body any) (status int, 
 func (o *outage) databaseAway(t *testing.T) {
 	var accepted []berth.JobID
 	for range 5 {
-		accepted = append(accepted, o.submit(t, spec("accepted", "exit", "0")))
+		accepted = append(accepted, o.submit(t, jobSpec("accepted", "exit", "0")))
 	}
 	o.link.Drop()
 	for _, call := range []struct{ method, path string }{{"POST", "/v1/jobs"}, {"GET", "/v1/machines"}, {"GET", "/v1/jobs"}} {
-		status, header := o.call(t, call.method, call.path, spec("refused", "exit", "0"))
+		status, header := o.call(t, call.method, call.path, jobSpec("refused", "exit", "0"))
 		if status != http.StatusServiceUnavailable || header.Get("Retry-After") == "" {
 			t.Errorf("%s %s is answered %d, Retry-After %q", call.method, call.path, status, header.Get("Retry-After"))
 		}
@@ -136,7 +137,7 @@ func (o *outage) databaseAway(t *testing.T) {
 		}
 	}
 	o.link.Heal()
-	for _, id := range append(accepted, o.submit(t, spec("after", "exit", "0"))) {
+	for _, id := range append(accepted, o.submit(t, jobSpec("after", "exit", "0"))) {
 		if job := o.ends(t, id, berth.Succeeded); len(job.Attempts) != 1 {
 			t.Errorf("job %s took %d attempts", id, len(job.Attempts))
 		}
@@ -154,7 +155,7 @@ func (o *outage) replyLost(t *testing.T) {
 		lost := o.link.CutReply([]byte(match))
 		submit := func() (id berth.JobID) {
 			until(t, "submit "+strconv.Itoa(i)+" is answered", func() bool {
-				job, _, err := o.api.Submit(t.Context(), spec("f14", "exit", "0"), "f14-"+strconv.Itoa(i))
+				job, _, err := o.api.Submit(t.Context(), jobSpec("f14", "exit", "0"), "f14-"+strconv.Itoa(i))
 				if err != nil && berth.CodeOf(err) != berth.CodeUnavailable {
 					t.Fatalf("submit %d: %v", i, err)
 				}
@@ -279,7 +280,7 @@ func (o *outage) temporalAway(t *testing.T) {
 	if err := o.server.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	accepted, canceled := o.submit(t, spec("accepted", "exit", "0")), o.submit(t, spec("canceled", "exit", "0"))
+	accepted, canceled := o.submit(t, jobSpec("accepted", "exit", "0")), o.submit(t, jobSpec("canceled", "exit", "0"))
 	if job, err := o.api.Cancel(t.Context(), canceled); err != nil || job.Status != berth.Canceled {
 		t.Errorf("canceled meanwhile it is %s, %v", job.Status, err)
 	}
@@ -292,12 +293,12 @@ func (o *outage) temporalAway(t *testing.T) {
 }
 
 func (o *outage) temporalLost(t *testing.T) {
-	x := o.schedule(t, everySecond("lasts", berth.OverlapSkip, "trap-term", "0"))
+	x := o.schedule(t, everySecond("lasts", spec.OverlapSkip, "trap-term", "0"))
 	o.firesAgain(t, x.Name, 2)
 	if err := o.server.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	accepted := o.submit(t, spec("accepted", "exit", "0"))
+	accepted := o.submit(t, jobSpec("accepted", "exit", "0"))
 	for _, name := range []string{"temporal", "temporal_visibility"} {
 		execute(t, o.database, "DROP DATABASE "+name+" WITH (FORCE)")
 	}

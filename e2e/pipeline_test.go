@@ -11,6 +11,8 @@ import (
 
 	"berth"
 	apiclient "berth/api/client"
+	"berth/spec"
+	"berth/wire"
 )
 
 // The claims share one stack, as those about jobs do, and a Temporal server has
@@ -31,7 +33,7 @@ func TestPipelines(t *testing.T) {
 	}
 }
 
-func (s *stack) submitPipeline(t *testing.T, p berth.PipelineSpec) berth.JobID {
+func (s *stack) submitPipeline(t *testing.T, p spec.Pipeline) berth.JobID {
 	t.Helper()
 	job, _, err := s.api.SubmitPipeline(t.Context(), p, berth.NewSecret())
 	if err != nil {
@@ -45,9 +47,9 @@ func runsGraph(t *testing.T, s *stack) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	p := berth.PipelineSpec{Kind: "pipeline", Name: "graph", Jobs: map[string]berth.JobSpec{}}
+	p := spec.Pipeline{Kind: "pipeline", Name: "graph", Jobs: map[string]spec.Job{}}
 	for i := range steps {
-		j := spec("", "exit", "0")
+		j := jobSpec("", "exit", "0")
 		for range random.IntN(4) {
 			if need := fmt.Sprintf("s%d", random.IntN(max(1, i))); i > 0 && !slices.Contains(j.Needs, need) {
 				j.Needs = append(j.Needs, need)
@@ -94,13 +96,13 @@ func (s *stack) wantAfterNeeds(t *testing.T, pipeline berth.JobID) {
 }
 
 func handsOn(t *testing.T, s *stack) {
-	train, use := spec("", "write-file", "/workspace/model.pt", "weights"), spec("", "read-file", "/data/model.pt")
-	train.Outputs = []berth.Output{{Name: "model", Path: "/workspace/model.pt"}}
-	use.Inputs, use.Needs = []berth.Input{{From: "job:train/model", To: "/data"}}, []string{"train"}
-	id := s.submitPipeline(t, berth.PipelineSpec{Kind: "pipeline", Name: "hands-on", Jobs: map[string]berth.JobSpec{"train": train, "use": use}})
+	train, use := jobSpec("", "write-file", "/workspace/model.pt", "weights"), jobSpec("", "read-file", "/data/model.pt")
+	train.Outputs = []spec.Output{{Name: "model", Path: "/workspace/model.pt"}}
+	use.Inputs, use.Needs = []spec.Input{{From: "job:train/model", To: "/data"}}, []string{"train"}
+	id := s.submitPipeline(t, spec.Pipeline{Kind: "pipeline", Name: "hands-on", Jobs: map[string]spec.Job{"train": train, "use": use}})
 	for _, step := range s.ends(t, id, berth.Succeeded).Steps {
 		var printed []string
-		if err := s.api.Logs(t.Context(), step.Job, apiclient.LogsQuery{}, func(l berth.LogLine) error { printed = append(printed, l.Text); return nil }); err != nil {
+		if err := s.api.Logs(t.Context(), step.Job, apiclient.LogsQuery{}, func(l wire.LogLine) error { printed = append(printed, l.Text); return nil }); err != nil {
 			t.Fatal(err)
 		}
 		if step.Name == "use" && !slices.Equal(printed, []string{"weights"}) {
@@ -110,16 +112,16 @@ func handsOn(t *testing.T, s *stack) {
 }
 
 func skipsUnchanged(t *testing.T, s *stack) {
-	line := func(printed string) berth.PipelineSpec {
-		train, use := spec("", "write-file", "/workspace/model.pt", "cached weights"), spec("", "read-file", "/data/"+printed)
-		train.Outputs = []berth.Output{{Name: "model", Path: "/workspace/model.pt"}}
-		use.Inputs, use.Needs = []berth.Input{{From: "job:train/model", To: "/data"}}, []string{"train"}
+	line := func(printed string) spec.Pipeline {
+		train, use := jobSpec("", "write-file", "/workspace/model.pt", "cached weights"), jobSpec("", "read-file", "/data/"+printed)
+		train.Outputs = []spec.Output{{Name: "model", Path: "/workspace/model.pt"}}
+		use.Inputs, use.Needs = []spec.Input{{From: "job:train/model", To: "/data"}}, []string{"train"}
 		train.Cache, use.Cache = true, true
-		return berth.PipelineSpec{Kind: "pipeline", Name: "again", Jobs: map[string]berth.JobSpec{"train": train, "use": use}}
+		return spec.Pipeline{Kind: "pipeline", Name: "again", Jobs: map[string]spec.Job{"train": train, "use": use}}
 	}
 	first := s.ends(t, s.submitPipeline(t, line("model.pt")), berth.Succeeded)
 	for _, step := range s.ends(t, s.submitPipeline(t, line("model.pt")), berth.Succeeded).Steps {
-		i := slices.IndexFunc(first.Steps, func(x berth.Step) bool { return x.Name == step.Name })
+		i := slices.IndexFunc(first.Steps, func(x wire.Step) bool { return x.Name == step.Name })
 		if step.CachedFrom == nil || *step.CachedFrom != first.Steps[i].Job {
 			t.Errorf("step %s shows as %+v", step.Name, step)
 		}
@@ -148,7 +150,7 @@ func skipsUnchanged(t *testing.T, s *stack) {
 			t.Errorf("step %s: skipped %t", step.Name, skipped)
 		}
 		var printed []string
-		if err := s.api.Logs(t.Context(), step.Job, apiclient.LogsQuery{}, func(l berth.LogLine) error { printed = append(printed, l.Text); return nil }); err != nil {
+		if err := s.api.Logs(t.Context(), step.Job, apiclient.LogsQuery{}, func(l wire.LogLine) error { printed = append(printed, l.Text); return nil }); err != nil {
 			t.Fatal(err)
 		}
 		if step.Name == "use" && !slices.Equal(printed, []string{"cached weights"}) {
@@ -158,10 +160,10 @@ func skipsUnchanged(t *testing.T, s *stack) {
 }
 
 func resumesPipeline(t *testing.T, s *stack) {
-	line := func(third string) berth.PipelineSpec {
-		p := berth.PipelineSpec{Kind: "pipeline", Name: "line", Jobs: map[string]berth.JobSpec{}}
+	line := func(third string) spec.Pipeline {
+		p := spec.Pipeline{Kind: "pipeline", Name: "line", Jobs: map[string]spec.Job{}}
 		for i, code := range []string{"0", "0", third, "0"} {
-			j := spec("", "exit", code)
+			j := jobSpec("", "exit", code)
 			if i > 0 {
 				j.Needs = []string{fmt.Sprintf("s%d", i)}
 			}
@@ -195,12 +197,12 @@ func resumesPipeline(t *testing.T, s *stack) {
 }
 
 func resumesNested(t *testing.T, s *stack) {
-	prep, load, fit, report := spec("", "write-file", "/workspace/data", "data"), spec("", "exit", "0"), spec("", "exit", "1"), spec("", "exit", "0")
-	prep.Outputs = []berth.Output{{Name: "data", Path: "/workspace/data"}}
-	fit.Inputs, fit.Needs = []berth.Input{{From: "job:prep/data", To: "/data"}}, []string{"load"}
-	train := berth.JobSpec{Needs: []string{"prep"}, Jobs: map[string]berth.JobSpec{"load": load, "fit": fit}}
+	prep, load, fit, report := jobSpec("", "write-file", "/workspace/data", "data"), jobSpec("", "exit", "0"), jobSpec("", "exit", "1"), jobSpec("", "exit", "0")
+	prep.Outputs = []spec.Output{{Name: "data", Path: "/workspace/data"}}
+	fit.Inputs, fit.Needs = []spec.Input{{From: "job:prep/data", To: "/data"}}, []string{"load"}
+	train := spec.Job{Needs: []string{"prep"}, Jobs: map[string]spec.Job{"load": load, "fit": fit}}
 	report.Needs = []string{"train"}
-	id := s.submitPipeline(t, berth.PipelineSpec{Kind: "pipeline", Name: "nested", Jobs: map[string]berth.JobSpec{"prep": prep, "train": train, "report": report}})
+	id := s.submitPipeline(t, spec.Pipeline{Kind: "pipeline", Name: "nested", Jobs: map[string]spec.Job{"prep": prep, "train": train, "report": report}})
 	steps := func(id berth.JobID) (list []string, jobs map[string]berth.JobID) {
 		jobs = map[string]berth.JobID{}
 		for _, step := range s.job(t, id).Steps {

@@ -21,6 +21,8 @@ import (
 	apiclient "berth/api/client"
 	"berth/internal/lib/archive"
 	"berth/internal/machine/fetch/s3test"
+	"berth/spec"
+	"berth/wire"
 )
 
 // hidesSecrets runs a job with code, data in S3 that a secret is the login of,
@@ -33,16 +35,16 @@ func hidesSecrets(t *testing.T, s *stack) {
 	const value, known = "hunter2-canary-of-a-secret", "canary-that-is-no-secret"
 	data := s3test.Start(t)
 	data.Put("set/part.txt", "a part of the data")
-	for name, v := range map[string]berth.Sensitive{"TOKEN": value, "LOGIN": "me:" + value, "S3": data.Login} {
-		if _, _, err := s.api.SetSecret(t.Context(), berth.NewSecretValue{Name: name, Value: v}); err != nil {
+	for name, v := range map[string]spec.Sensitive{"TOKEN": value, "LOGIN": "me:" + value, "S3": data.Login} {
+		if _, _, err := s.api.SetSecret(t.Context(), spec.NewSecretValue{Name: name, Value: v}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	job := spec("hides", "do", "digest TOKEN /run/secrets/TOKEN", "read-file main.txt", "read-file /data/part.txt", "write-file /workspace/out.txt "+known)
-	job.Outputs = []berth.Output{{Name: "result", Path: "/workspace/out.txt"}}
+	job := jobSpec("hides", "do", "digest TOKEN /run/secrets/TOKEN", "read-file main.txt", "read-file /data/part.txt", "write-file /workspace/out.txt "+known)
+	job.Outputs = []spec.Output{{Name: "result", Path: "/workspace/out.txt"}}
 	job.Placement.AvoidMachines = []berth.MachineID{"m1"}
 	job.Secrets, job.ImageAuth, job.Labels = []string{"TOKEN"}, "LOGIN", map[string]string{"known": known}
-	job.Inputs = []berth.Input{data.Input("set/", "/data", "S3")}
+	job.Inputs = []spec.Input{data.Input("set/", "/data", "S3")}
 	job.Workdir = string(s.upload(t, map[string]string{"main.txt": known}))
 	first, second := s.submit(t, job), berth.JobID("")
 	s.ends(t, first, berth.Succeeded)
@@ -51,7 +53,7 @@ func hidesSecrets(t *testing.T, s *stack) {
 	sum := sha256.Sum256([]byte(value))
 	for _, id := range []berth.JobID{first, second} {
 		var printed []string
-		if err := s.api.Logs(t.Context(), id, apiclient.LogsQuery{}, func(l berth.LogLine) error { printed = append(printed, l.Text); return nil }); err != nil {
+		if err := s.api.Logs(t.Context(), id, apiclient.LogsQuery{}, func(l wire.LogLine) error { printed = append(printed, l.Text); return nil }); err != nil {
 			t.Fatal(err)
 		}
 		want := hex.EncodeToString(sum[:])
@@ -65,8 +67,8 @@ func hidesSecrets(t *testing.T, s *stack) {
 			t.Fatal(err)
 		}
 		for _, what := range []string{": workdir ", ": inputs[0] "} {
-			if !slices.ContainsFunc(events.Items, func(e berth.Event) bool {
-				return e.Kind == berth.EventFetched && strings.Contains(e.Detail, what) && strings.Contains(e.Detail, how)
+			if !slices.ContainsFunc(events.Items, func(e wire.Event) bool {
+				return e.Kind == wire.EventFetched && strings.Contains(e.Detail, what) && strings.Contains(e.Detail, how)
 			}) {
 				t.Errorf("job %s does not say that its%s%s: %+v", id, what, how, events.Items)
 			}

@@ -38,6 +38,8 @@ import (
 	"berth/internal/lib/tracing"
 	"berth/internal/machine/agent"
 	"berth/internal/machine/fetch"
+	"berth/spec"
+	"berth/wire"
 	"berth/workers"
 )
 
@@ -205,14 +207,14 @@ func (s *stack) run(what string, f func(context.Context) error) {
 // delivers hands the tasks of waiters on, or loses them: then Temporal knows the
 // activities as started, and hears nothing more.
 func (s *stack) delivers(run workers.RunFunc) workers.RunFunc {
-	return func(ctx context.Context, r berth.RunRequest) (berth.RunResult, error) {
+	return func(ctx context.Context, r wire.RunRequest) (wire.RunResult, error) {
 		if s.bouncy.Load() && activity.GetInfo(ctx).Attempt == 1 {
-			return berth.RunResult{}, errors.New("this replica stops")
+			return wire.RunResult{}, errors.New("this replica stops")
 		}
 		if !s.lossy.Load() {
 			return run(ctx, r)
 		}
-		return berth.RunResult{}, activity.ErrResultPending
+		return wire.RunResult{}, activity.ErrResultPending
 	}
 }
 
@@ -235,7 +237,7 @@ func (s *stack) join(m berth.MachineID, log *slog.Logger) {
 // joinOver runs an agent over an engine.
 func (s *stack) joinOver(m berth.MachineID, engine node.Runtime, log *slog.Logger, labels map[string]string, gangNetwork string) {
 	s.t.Helper()
-	token, err := s.api.CreateJoinToken(s.t.Context(), berth.NewJoinToken{})
+	token, err := s.api.CreateJoinToken(s.t.Context(), spec.NewJoinToken{})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -269,17 +271,17 @@ func (s *stack) volume(t testing.TB) string {
 }
 
 // spec is a job of the test program.
-func spec(name string, command ...string) berth.JobSpec {
-	grace, cpus, memory := berth.Duration(time.Minute), berth.MilliCPU(100), berth.MiB(64)
-	return berth.JobSpec{
+func jobSpec(name string, command ...string) spec.Job {
+	grace, cpus, memory := spec.Duration(time.Minute), spec.MilliCPU(100), spec.MiB(64)
+	return spec.Job{
 		Name: name, Image: "testprog", Command: command, StopGrace: &grace,
-		Resources: berth.Resources{CPUs: &cpus, Memory: &memory},
+		Resources: spec.Resources{CPUs: &cpus, Memory: &memory},
 	}
 }
 
 // submit submits a job as the CLI does: with a key, so that it is sent again
 // while the server cannot answer.
-func (s *stack) submit(t testing.TB, j berth.JobSpec) berth.JobID {
+func (s *stack) submit(t testing.TB, j spec.Job) berth.JobID {
 	t.Helper()
 	job, _, err := s.api.Submit(t.Context(), j, berth.NewSecret())
 	if err != nil {
@@ -288,9 +290,9 @@ func (s *stack) submit(t testing.TB, j berth.JobSpec) berth.JobID {
 	return job.ID
 }
 
-func (s *stack) job(t testing.TB, id berth.JobID) berth.Job {
+func (s *stack) job(t testing.TB, id berth.JobID) wire.Job {
 	t.Helper()
-	var job berth.Job
+	var job wire.Job
 	until(t, "the API tells of job "+string(id), func() (told bool) {
 		var err error
 		if job, err = s.api.Job(t.Context(), id); err != nil && berth.CodeOf(err) != berth.CodeUnavailable {
@@ -302,7 +304,7 @@ func (s *stack) job(t testing.TB, id berth.JobID) berth.Job {
 }
 
 // ends waits until a job has this state and its workflow has completed.
-func (s *stack) ends(t testing.TB, id berth.JobID, want berth.State) berth.Job {
+func (s *stack) ends(t testing.TB, id berth.JobID, want berth.State) wire.Job {
 	t.Helper()
 	s.becomes(t, id, want)
 	until(t, "the workflow completes", func() bool {
@@ -330,7 +332,7 @@ func (s *stack) finish(t testing.TB, id berth.JobID) {
 	t.Helper()
 	until(t, "job "+string(id)+" waits for its end", func() bool {
 		ready := false
-		err := s.api.Logs(t.Context(), id, apiclient.LogsQuery{}, func(l berth.LogLine) error {
+		err := s.api.Logs(t.Context(), id, apiclient.LogsQuery{}, func(l wire.LogLine) error {
 			ready = ready || l.Text == "ready"
 			return nil
 		})

@@ -98,7 +98,7 @@ var ofJob = []string{
 }
 
 func tracesJobs(t *testing.T, s *stack) {
-	bad := spec("traced-badly", "exit", "3")
+	bad := jobSpec("traced-badly", "exit", "3")
 	bad.Retry.MaxAttempts = 2
 	fails := s.submit(t, bad)
 	for try := 1; ; try++ {
@@ -129,7 +129,7 @@ func tracesJobs(t *testing.T, s *stack) {
 // traceGood runs a job that succeeds, and returns its spans.
 func (s *stack) traceGood(t *testing.T) tracetest.SpanStubs {
 	t.Helper()
-	id := s.submit(t, spec("traced", "do", "echo hello", "sleep 1s"))
+	id := s.submit(t, jobSpec("traced", "do", "echo hello", "sleep 1s"))
 	s.ends(t, id, berth.Succeeded)
 	spans := s.told(t, id, ofJob, nil)
 	for _, x := range spans {

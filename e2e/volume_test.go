@@ -10,6 +10,8 @@ import (
 
 	"berth"
 	apiclient "berth/api/client"
+	"berth/spec"
+	"berth/wire"
 )
 
 // readsFolders runs a job twice that reads a folder which one machine shares; the
@@ -19,8 +21,8 @@ func readsFolders(t *testing.T, s *stack) {
 	if err := os.WriteFile(filepath.Join(s.volume(t), "part.txt"), []byte("a part of the data"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	job := spec("reads", "read-file", "/data/part.txt")
-	job.Inputs = []berth.Input{{From: "file:///datasets/", To: "/data"}}
+	job := jobSpec("reads", "read-file", "/data/part.txt")
+	job.Inputs = []spec.Input{{From: "file:///datasets/", To: "/data"}}
 	for _, how := range []string{") fetched", ") was cached on the machine"} {
 		id := s.submit(t, job)
 		ended := s.ends(t, id, berth.Succeeded)
@@ -28,15 +30,15 @@ func readsFolders(t *testing.T, s *stack) {
 			t.Errorf("it ran on %v", on)
 		}
 		var printed []string
-		if err := s.api.Logs(t.Context(), id, apiclient.LogsQuery{}, func(l berth.LogLine) error { printed = append(printed, l.Text); return nil }); err != nil {
+		if err := s.api.Logs(t.Context(), id, apiclient.LogsQuery{}, func(l wire.LogLine) error { printed = append(printed, l.Text); return nil }); err != nil {
 			t.Fatal(err)
 		}
 		if !slices.Equal(printed, []string{"a part of the data"}) {
 			t.Errorf("it prints %q", printed)
 		}
 		events, err := s.api.Events(t.Context(), id, 0)
-		if err != nil || !slices.ContainsFunc(events.Items, func(e berth.Event) bool {
-			return e.Kind == berth.EventFetched && strings.Contains(e.Detail, ": inputs[0] ") && strings.Contains(e.Detail, how)
+		if err != nil || !slices.ContainsFunc(events.Items, func(e wire.Event) bool {
+			return e.Kind == wire.EventFetched && strings.Contains(e.Detail, ": inputs[0] ") && strings.Contains(e.Detail, how)
 		}) {
 			t.Errorf("it does not say%s: %+v, %v", how, events.Items, err)
 		}
@@ -49,10 +51,10 @@ func readsFolders(t *testing.T, s *stack) {
 		t.Errorf("elsewhere the plan is %+v, %v", plan.Fit, err)
 	}
 
-	if _, err := s.api.CreateTenant(t.Context(), berth.NewTenant{ID: "others"}); err != nil {
+	if _, err := s.api.CreateTenant(t.Context(), spec.NewTenant{ID: "others"}); err != nil {
 		t.Fatal(err)
 	}
-	token, err := s.api.CreateToken(t.Context(), berth.NewToken{Name: "other", Tenant: "others", Role: berth.RoleUser})
+	token, err := s.api.CreateToken(t.Context(), spec.NewToken{Name: "other", Tenant: "others", Role: spec.RoleUser})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -64,7 +64,7 @@ func TestTheHistoryOfARunningJobDoesNotGrow(t *testing.T) {
 		t.Fatalf("%v waiters have come again before the first", n)
 	}
 	s.bouncy.Store(true)
-	id := s.submit(t, spec("lasts", "trap-term", "0"))
+	id := s.submit(t, jobSpec("lasts", "trap-term", "0"))
 	s.becomes(t, id, berth.Running)
 	var first time.Time
 	until(t, "another try of its waiter sends heartbeats", func() bool {
@@ -106,7 +106,7 @@ func TestALostWaiterComesAgainWithoutAnEvent(t *testing.T) {
 	ages.Unwaited = time.Second
 	s := start(t, ages, "m1")
 	s.lossy.Store(true)
-	id := s.submit(t, spec("lasts", "trap-term", "0"))
+	id := s.submit(t, jobSpec("lasts", "trap-term", "0"))
 	s.becomes(t, id, berth.Running)
 	until(t, "the task of its waiter is lost", func() bool { return s.pending(t, id).GetLastStartedTime() != nil })
 	before := s.history(t, id)

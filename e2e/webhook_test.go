@@ -9,13 +9,15 @@ import (
 	"testing"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 func tellsWebhooks(t *testing.T, s *stack) {
-	told := make(chan berth.WebhookEvent, 16)
+	told := make(chan wire.WebhookEvent, 16)
 	receiver := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
-		var e berth.WebhookEvent
+		var e wire.WebhookEvent
 		if err == nil {
 			err = json.Unmarshal(body, &e)
 		}
@@ -25,11 +27,11 @@ func tellsWebhooks(t *testing.T, s *stack) {
 		told <- e
 	}))
 	defer receiver.Close()
-	if _, _, err := s.api.SetSecret(t.Context(), berth.NewSecretValue{Name: berth.WebhookSecret, Value: "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}); err != nil {
+	if _, _, err := s.api.SetSecret(t.Context(), spec.NewSecretValue{Name: spec.WebhookSecret, Value: "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}); err != nil {
 		t.Fatal(err)
 	}
-	job := spec("tells", "exit", "3")
-	job.Notify = []berth.Notify{{URL: receiver.URL, On: []string{"failed"}}}
+	job := jobSpec("tells", "exit", "3")
+	job.Notify = []spec.Notify{{URL: receiver.URL, On: []string{"failed"}}}
 	id := s.submit(t, job)
 	s.becomes(t, id, berth.Failed)
 	e := <-told

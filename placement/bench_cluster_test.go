@@ -8,6 +8,7 @@ import (
 
 	"berth"
 	"berth/placement"
+	"berth/spec"
 )
 
 // cluster is the rows of a saturated cluster and what becomes of them from plan
@@ -19,16 +20,16 @@ type cluster struct {
 	now     time.Time
 	random  *rand.Rand
 
-	classes  []berth.Request
+	classes  []spec.Request
 	machines map[berth.MachineID]placement.Machine
 	tenants  []placement.Tenant
 	waiting  bag[placement.Job]
 	running  bag[placement.Running]
 	stopping []placement.Running // by the time at which they end
 	earmarks []placement.Earmark
-	mix      *placement.Mix                         // nil: learned
-	caches   map[berth.MachineID][]berth.CachedData // nil: jobs need no data
-	jobs     int                                    // there ever were
+	mix      *placement.Mix                        // nil: learned
+	caches   map[berth.MachineID][]spec.CachedData // nil: jobs need no data
+	jobs     int                                   // there ever were
 }
 
 // bag is rows by job, any of which can be drawn.
@@ -81,7 +82,7 @@ func benchSize(machines, waiting int) size {
 // saturated is a cluster of machines with 8 GPUs and machines with none that run
 // jobs of every band, age and tenant, so that nothing fits that waits, and many
 // who wait may displace some who run.
-func saturated(x size, request func(class int) berth.Request) *cluster {
+func saturated(x size, request func(class int) spec.Request) *cluster {
 	c := &cluster{
 		size:     x,
 		planner:  placement.Planner{MaxStarts: 1000, Pack: placement.Worth, Policy: busyPolicy},
@@ -133,15 +134,15 @@ func benchClass(i int) string { return fmt.Sprintf("c%d", i) }
 
 // needData has all jobs need data, which machines keep that have run one.
 func (c *cluster) needData() {
-	c.caches = map[berth.MachineID][]berth.CachedData{}
+	c.caches = map[berth.MachineID][]spec.CachedData{}
 	for i := range c.waiting.list {
-		c.waiting.list[i].Data = []berth.DataKey{berth.DataKey(1 + i%40)}
+		c.waiting.list[i].Data = []spec.DataKey{spec.DataKey(1 + i%40)}
 	}
 	for i, r := range c.running.list { // all that runs has needed some
 		for _, g := range r.Ranks {
-			key := berth.DataKey(1 + i%40)
-			if !slices.ContainsFunc(c.caches[g.Machine], func(d berth.CachedData) bool { return d.Key == key }) {
-				c.caches[g.Machine] = append(c.caches[g.Machine], berth.CachedData{Key: key, MiB: 4096})
+			key := spec.DataKey(1 + i%40)
+			if !slices.ContainsFunc(c.caches[g.Machine], func(d spec.CachedData) bool { return d.Key == key }) {
+				c.caches[g.Machine] = append(c.caches[g.Machine], spec.CachedData{Key: key, MiB: 4096})
 			}
 		}
 	}
@@ -159,7 +160,7 @@ func (c *cluster) submit(at time.Time) {
 		j.TimeLimit = time.Duration(1+c.random.IntN(48)) * time.Hour
 	}
 	if c.caches != nil {
-		j.Data = []berth.DataKey{berth.DataKey(1 + c.random.IntN(40)), berth.DataKey(1 + c.random.IntN(4000))}
+		j.Data = []spec.DataKey{spec.DataKey(1 + c.random.IntN(40)), spec.DataKey(1 + c.random.IntN(4000))}
 	}
 	c.waiting.put(j)
 	if c.s != nil {
@@ -171,8 +172,8 @@ func (c *cluster) submit(at time.Time) {
 func (c *cluster) keep(id berth.MachineID, j placement.Job) {
 	list := slices.Clone(c.caches[id])
 	for _, key := range j.Data {
-		if !slices.ContainsFunc(list, func(d berth.CachedData) bool { return d.Key == key }) {
-			list = append(list, berth.CachedData{Key: key, MiB: 1 << (4 + int64(key)%13)})
+		if !slices.ContainsFunc(list, func(d spec.CachedData) bool { return d.Key == key }) {
+			list = append(list, spec.CachedData{Key: key, MiB: 1 << (4 + int64(key)%13)})
 		}
 	}
 	c.caches[id] = list[max(0, len(list)-8):]

@@ -7,6 +7,7 @@ import (
 
 	"berth"
 	"berth/placement"
+	"berth/spec"
 )
 
 // fleet fills a snapshot with machines of ten sorts and jobs of many classes.
@@ -38,8 +39,8 @@ func fleet(machines, jobs, classes int) *placement.Snapshot {
 
 // benchRequest is what jobs of one of many classes ask for: a quarter whole GPUs,
 // a quarter a share of one, a quarter one of the regions.
-func benchRequest(class int) berth.Request {
-	r := berth.Request{CPUMilli: int64(1000 * (1 + class%8)), MemoryMiB: int64(1024 * (1 + class%31)), Members: 1, Execution: berth.AtLeastOnce}
+func benchRequest(class int) spec.Request {
+	r := spec.Request{CPUMilli: int64(1000 * (1 + class%8)), MemoryMiB: int64(1024 * (1 + class%31)), Members: 1, Execution: spec.AtLeastOnce}
 	switch class % 4 {
 	case 1:
 		r.GPUs, r.GPUMilli = 1+class%8, 1000

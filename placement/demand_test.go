@@ -10,6 +10,7 @@ import (
 
 	"berth"
 	"berth/placement"
+	"berth/spec"
 )
 
 // pooled is a machine of a pool.
@@ -36,28 +37,28 @@ func TestDemandSaysWhichMachinesAreMissing(t *testing.T) {
 		}
 		return m
 	}
-	cpu := berth.Request{CPUMilli: 4000, MemoryMiB: 1000, Members: 1, Execution: berth.AtLeastOnce}
+	cpu := spec.Request{CPUMilli: 4000, MemoryMiB: 1000, Members: 1, Execution: spec.AtLeastOnce}
 	for name, c := range map[string]struct {
-		jobs []berth.Request
+		jobs []spec.Request
 		want []placement.Demand
 	}{
 		"nothing waits": {},
 		"work without GPUs goes to machines without": {
-			[]berth.Request{cpu, cpu, cpu},
+			[]spec.Request{cpu, cpu, cpu},
 			[]placement.Demand{{Pool: "cpu", Like: "c1", Machines: 2, Members: 3, Capacity: berth.Capacity{CPUMilli: 12_000, MemoryMiB: 3000}}},
 		},
 		"the smallest machine that will do": {
-			[]berth.Request{gpuRequest(2, 1), gpuRequest(2, 1), gpuRequest(3, 1)},
+			[]spec.Request{gpuRequest(2, 1), gpuRequest(2, 1), gpuRequest(3, 1)},
 			[]placement.Demand{
 				{Pool: "large", Like: "l1", Machines: 1, Members: 1, Capacity: berth.Capacity{CPUMilli: 1000, MemoryMiB: 1000, GPUMilli: 3000}},
 				{Pool: "small", Like: "s1", Machines: 2, Members: 2, Capacity: berth.Capacity{CPUMilli: 2000, MemoryMiB: 2000, GPUMilli: 4000}},
 			},
 		},
 		"a gang as a whole": {
-			[]berth.Request{gpuRequest(2, 3)},
+			[]spec.Request{gpuRequest(2, 3)},
 			[]placement.Demand{{Pool: "small", Like: "s1", Machines: 3, Members: 3, Capacity: berth.Capacity{CPUMilli: 3000, MemoryMiB: 3000, GPUMilli: 6000}}},
 		},
-		"more than any machine has": {[]berth.Request{gpuRequest(9, 1)}, nil},
+		"more than any machine has": {[]spec.Request{gpuRequest(9, 1)}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

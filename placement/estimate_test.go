@@ -9,6 +9,7 @@ import (
 	"berth"
 	"berth/placement/cluster"
 	"berth/placement/queue"
+	"berth/spec"
 )
 
 // A question about one job estimates the jobs before it and no others, and has the
@@ -16,7 +17,7 @@ import (
 func TestAQuestionAboutOneJobLeavesOutTheJobsBehindIt(t *testing.T) {
 	t.Parallel()
 	s, now := NewSnapshot(), time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	request := berth.Request{Members: 1, CPUMilli: 1000, MemoryMiB: 1}
+	request := spec.Request{Members: 1, CPUMilli: 1000, MemoryMiB: 1}
 	s.DefineClass("c", request)
 	s.UpsertMachine(cluster.Machine{ID: "m", State: berth.MachineReady, Total: berth.Capacity{CPUMilli: 2000, MemoryMiB: 100}})
 	const jobs = 1000

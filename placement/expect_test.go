@@ -7,6 +7,7 @@ import (
 
 	"berth"
 	"berth/placement"
+	"berth/spec"
 )
 
 // What jobs are expected to run may change at any time, and orders them as if
@@ -15,7 +16,7 @@ func TestWhatIsExpectedOrdersFromThenOn(t *testing.T) {
 	t.Parallel()
 	planner := placement.Planner{Policy: placement.Policy{Order: placement.SRSF, Exponent: 1}}
 	s := placement.NewSnapshot()
-	request := berth.Request{CPUMilli: 1000, MemoryMiB: 1, Members: 1}
+	request := spec.Request{CPUMilli: 1000, MemoryMiB: 1, Members: 1}
 	s.DefineClass("c", request)
 	capacity := berth.Capacity{CPUMilli: 1000, MemoryMiB: 1 << 10}
 	s.UpsertMachine(placement.Machine{ID: "m", Epoch: 1, State: berth.MachineReady, Total: capacity})

@@ -9,6 +9,7 @@ import (
 
 	"berth"
 	"berth/placement"
+	"berth/spec"
 )
 
 func (c *conversation) duration(s string) time.Duration {
@@ -162,7 +163,7 @@ func (c *conversation) preempt() {
 func showPolicy(p placement.Plan, now time.Duration) string {
 	var b strings.Builder
 	for _, x := range p.Preempt {
-		fmt.Fprintf(&b, "  preempt %s for %s: %s, %s of GPU time lost\n", x.Job, x.For, x.Why, berth.Duration(x.Lost))
+		fmt.Fprintf(&b, "  preempt %s for %s: %s, %s of GPU time lost\n", x.Job, x.For, x.Why, spec.Duration(x.Lost))
 	}
 	for _, m := range p.Earmark {
 		fmt.Fprintf(&b, "  earmark %s for %s:", m.Machine, m.For)
@@ -184,7 +185,7 @@ func showPolicy(p placement.Plan, now time.Duration) string {
 	for _, e := range p.Estimates {
 		when := "unknown"
 		if !e.Start.IsZero() {
-			when = "at " + berth.Duration(e.Start.Sub(epoch)).String()
+			when = "at " + spec.Duration(e.Start.Sub(epoch)).String()
 		}
 		if e.Reserved {
 			when += ", reserved"
@@ -203,7 +204,7 @@ func showWhy(w placement.JobExplanation) string {
 		fmt.Fprintf(&b, "  | %s\n", x.Text)
 	}
 	for _, x := range w.Data {
-		fmt.Fprintf(&b, "  %s holds %s of its data, chosen: %v\n", x.Machine, berth.MiB(x.MiB), x.Chosen)
+		fmt.Fprintf(&b, "  %s holds %s of its data, chosen: %v\n", x.Machine, spec.MiB(x.MiB), x.Chosen)
 	}
 	fmt.Fprintf(&b, "  %d of %d", w.Position, w.Queue)
 	switch {
@@ -212,7 +213,7 @@ func showWhy(w placement.JobExplanation) string {
 	case w.Start.IsZero():
 		b.WriteString(", start unknown")
 	default:
-		fmt.Fprintf(&b, ", starts at %s", berth.Duration(w.Start.Sub(epoch)))
+		fmt.Fprintf(&b, ", starts at %s", spec.Duration(w.Start.Sub(epoch)))
 	}
 	if w.Reserved {
 		b.WriteString(", reserved")

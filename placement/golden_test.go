@@ -15,6 +15,7 @@ import (
 
 	"berth"
 	"berth/placement"
+	"berth/spec"
 )
 
 var update = flag.Bool("update", false, "write what the engine says into testdata")
@@ -98,9 +99,9 @@ func (c *conversation) do(words []string) string {
 	case "job":
 		c.job(plain[0], args)
 	case "cache":
-		var holds []berth.CachedData
+		var holds []spec.CachedData
 		for k, v := range args {
-			holds = append(holds, berth.CachedData{Key: dataNamed(k), MiB: c.mib(v)})
+			holds = append(holds, spec.CachedData{Key: dataNamed(k), MiB: c.mib(v)})
 		}
 		c.s.SetCache(berth.MachineID(plain[0]), holds)
 	case "withdraw":
@@ -174,7 +175,7 @@ func (c *conversation) milli(s string) int64 {
 
 func (c *conversation) mib(s string) int64 {
 	c.t.Helper()
-	m, err := berth.ParseMiB(s)
+	m, err := spec.ParseMiB(s)
 	c.must(err)
 	return int64(m)
 }
@@ -239,9 +240,9 @@ func (c *conversation) machine(name string, args map[string]string) placement.Ma
 }
 
 // request cpu=1 mem=1GiB gpus=1 type=A100|H100 gpumem=40GiB members=2 ...
-func (c *conversation) request(args map[string]string) berth.Request {
+func (c *conversation) request(args map[string]string) spec.Request {
 	c.t.Helper()
-	r := berth.Request{CPUMilli: 1000, MemoryMiB: 1024, Members: 1, Execution: berth.AtLeastOnce}
+	r := spec.Request{CPUMilli: 1000, MemoryMiB: 1024, Members: 1, Execution: spec.AtLeastOnce}
 	for k, v := range args {
 		switch {
 		case k == "cpu":
@@ -251,7 +252,7 @@ func (c *conversation) request(args map[string]string) berth.Request {
 		case k == "disk":
 			r.DiskMiB = c.mib(v)
 		case k == "gpus":
-			if g := berth.MilliGPU(c.milli(v)); g.IsShare() {
+			if g := spec.MilliGPU(c.milli(v)); g.IsShare() {
 				r.GPUs, r.GPUMilli = 1, int64(g)
 			} else {
 				r.GPUs, r.GPUMilli = g.Devices(), 1000
@@ -269,7 +270,7 @@ func (c *conversation) request(args map[string]string) berth.Request {
 		case k == "where":
 			r.Constraint = strings.ReplaceAll(v, "~", " ")
 		case k == "execution":
-			r.Execution = berth.Execution(v)
+			r.Execution = spec.Execution(v)
 		case k == "strategy":
 			r.Strategy = v
 		case k == "same":
@@ -340,8 +341,8 @@ func (c *conversation) job(name string, args map[string]string) {
 }
 
 // dataNamed is the key of content that a conversation calls by a name.
-func dataNamed(name string) berth.DataKey {
-	return berth.Input{From: name}.SourceKey("default")
+func dataNamed(name string) spec.DataKey {
+	return spec.Input{From: name}.SourceKey("default")
 }
 
 // commit makes the latest plan true, as the database would.
@@ -386,14 +387,14 @@ func show(p placement.Plan, now time.Duration) string {
 			for _, d := range g.GPUs {
 				fmt.Fprintf(&b, " gpu%d", d.Index)
 				if d.Milli < 1000 {
-					fmt.Fprintf(&b, "*%s", berth.MilliGPU(d.Milli))
+					fmt.Fprintf(&b, "*%s", spec.MilliGPU(d.Milli))
 				}
 			}
 		}
 		b.WriteByte('\n')
 	}
 	for _, m := range p.Near {
-		fmt.Fprintf(&b, "  near %s: %s holds %s, instead of %s\n", m.Job, m.Machine, berth.MiB(m.MiB), m.Instead)
+		fmt.Fprintf(&b, "  near %s: %s holds %s, instead of %s\n", m.Job, m.Machine, spec.MiB(m.MiB), m.Instead)
 	}
 	for _, f := range p.Fail {
 		fmt.Fprintf(&b, "  fail %s: %s\n", f.Job, f.Reason.Code)

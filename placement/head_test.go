@@ -10,6 +10,7 @@ import (
 
 	"berth"
 	"berth/placement"
+	"berth/spec"
 )
 
 // holding is room that is given back at a time; zero: never.
@@ -37,7 +38,7 @@ func (a *arena) holdings() []holding {
 }
 
 // earliest finds by brute force when a job fits at first; zero: never.
-func earliest(now time.Time, machines map[berth.MachineID]placement.Machine, list []holding, r berth.Request) time.Time {
+func earliest(now time.Time, machines map[berth.MachineID]placement.Machine, list []holding, r spec.Request) time.Time {
 	w := &world{machines: maps.Clone(machines)}
 	list = slices.Clone(list)
 	list = slices.DeleteFunc(list, func(h holding) bool { return h.until.IsZero() })

@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/placement"
+	"berth/spec"
 )
 
 // drawCluster is a small cluster with gangs, quotas and tenants below others,
@@ -22,7 +23,7 @@ func drawCluster(t *rapid.T) *cluster {
 		classes: rapid.IntRange(1, 24).Draw(t, "classes"), tenants: rapid.IntRange(1, 6).Draw(t, "tenants"),
 		churn: rapid.IntRange(0, 8).Draw(t, "churn"), seed: rapid.Uint64().Draw(t, "seed"),
 	}
-	c := saturated(x, func(class int) berth.Request {
+	c := saturated(x, func(class int) spec.Request {
 		r := benchRequest(class)
 		if class%5 == 0 {
 			r.Members = 1 + class%3
@@ -244,7 +245,7 @@ func TestHoldersAreKnownWhateverComesFirst(t *testing.T) {
 		},
 	} {
 		s := placement.NewSnapshot()
-		s.DefineClass("c", berth.Request{CPUMilli: 1000, MemoryMiB: 1024, Members: 1, Execution: berth.AtLeastOnce})
+		s.DefineClass("c", spec.Request{CPUMilli: 1000, MemoryMiB: 1024, Members: 1, Execution: spec.AtLeastOnce})
 		load(s)
 		j := job(1, "c", 500)
 		s.UpsertJob(j)

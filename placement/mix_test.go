@@ -6,6 +6,7 @@ import (
 
 	"berth"
 	"berth/placement/queue"
+	"berth/spec"
 )
 
 // TestMixIsTrustedOnceItHasSeenEnough: best fit until then.
@@ -13,7 +14,7 @@ func TestMixIsTrustedOnceItHasSeenEnough(t *testing.T) {
 	t.Parallel()
 	const trusted = 32 // requests for GPUs
 	s := NewSnapshot()
-	r := berth.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 500}
+	r := spec.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 500}
 	s.DefineClass("c", r)
 	for i := range trusted {
 		if s.state.Packer.Appraise() {

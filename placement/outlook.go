@@ -9,6 +9,7 @@ import (
 	"berth/placement/explain"
 	"berth/placement/fit"
 	"berth/placement/queue"
+	"berth/spec"
 )
 
 // Outlook is a plan and its estimates for everybody who waits, worked out once,
@@ -116,7 +117,7 @@ func (r *run) later(x *queue.Contender, e *queue.Entry) time.Time {
 }
 
 // WhyNew is Why for a job that does not wait, as if it came now.
-func (p Planner) WhyNew(s *Snapshot, j queue.Job, request berth.Request, now time.Time) explain.JobExplanation {
+func (p Planner) WhyNew(s *Snapshot, j queue.Job, request spec.Request, now time.Time) explain.JobExplanation {
 	c := s.cluster.Classes[j.Class]
 	if c == nil {
 		c = cluster.NewClass(j.Class, request)

@@ -9,6 +9,7 @@ import (
 
 	"berth"
 	"berth/placement"
+	"berth/spec"
 )
 
 // Whatever comes and goes, and whatever else is decided, no more elements of a
@@ -24,7 +25,7 @@ func TestNoMoreElementsHoldRoomThanMay(t *testing.T) {
 			s.UpsertMachine(placement.Machine{ID: "m", Epoch: 1, State: berth.MachineReady, Total: total, Used: used})
 		}
 		machine()
-		one := berth.Request{CPUMilli: 1000, MemoryMiB: 100, Members: 1}
+		one := spec.Request{CPUMilli: 1000, MemoryMiB: 100, Members: 1}
 		s.DefineClass("c", one)
 		limits := map[berth.JobID]int{"": 0, "a": rapid.IntRange(1, 4).Draw(t, "limit of a"), "b": rapid.IntRange(1, 9).Draw(t, "limit of b")}
 		holding := map[berth.JobID]int{}

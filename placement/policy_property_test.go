@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/placement"
+	"berth/spec"
 )
 
 // arena runs jobs in virtual time, as a leader and its machines would.
@@ -26,7 +27,7 @@ type arena struct {
 	running  map[berth.JobID]placement.Running
 	tenants  map[berth.TenantID]placement.Tenant
 	earmarks []placement.Earmark
-	requests map[string]berth.Request
+	requests map[string]spec.Request
 	failing  map[berth.JobID]time.Time // gangs that lost a rank, and when the others have stopped
 }
 
@@ -35,7 +36,7 @@ func newArena(t interface{ Fatalf(string, ...any) }, p placement.Planner) *arena
 		t: t, s: placement.NewSnapshot(), planner: p, now: epoch,
 		jobs: map[berth.JobID]placement.Job{}, lasts: map[berth.JobID]time.Duration{}, machines: map[berth.MachineID]placement.Machine{},
 		running: map[berth.JobID]placement.Running{}, tenants: map[berth.TenantID]placement.Tenant{},
-		requests: map[string]berth.Request{}, failing: map[berth.JobID]time.Time{},
+		requests: map[string]spec.Request{}, failing: map[berth.JobID]time.Time{},
 	}
 }
 
@@ -54,11 +55,11 @@ func (a *arena) tenant(t placement.Tenant) {
 	a.s.UpsertTenant(t)
 }
 
-func gpuRequest(gpus, members int) berth.Request {
-	return berth.Request{CPUMilli: 1000, MemoryMiB: 1000, GPUs: gpus, GPUMilli: 1000, Members: members, Execution: berth.AtLeastOnce}
+func gpuRequest(gpus, members int) spec.Request {
+	return spec.Request{CPUMilli: 1000, MemoryMiB: 1000, GPUs: gpus, GPUMilli: 1000, Members: members, Execution: spec.AtLeastOnce}
 }
 
-func (a *arena) job(r berth.Request, j placement.Job, lasts time.Duration) {
+func (a *arena) job(r spec.Request, j placement.Job, lasts time.Duration) {
 	a.s.DefineClass(r.Class(), r)
 	a.requests[r.Class()] = r
 	j.ID = berth.JobID(fmt.Sprintf("j%02d", len(a.lasts)))

@@ -11,14 +11,15 @@ import (
 
 	"berth"
 	"berth/placement"
+	"berth/spec"
 )
 
 // world is the rows a snapshot should mirror.
 type world struct {
 	machines map[berth.MachineID]placement.Machine
 	jobs     map[berth.JobID]placement.Job
-	requests []berth.Request
-	caches   map[berth.MachineID][]berth.CachedData
+	requests []spec.Request
+	caches   map[berth.MachineID][]spec.CachedData
 }
 
 // oracleConstraints are constraints with their meaning in Go.
@@ -66,11 +67,11 @@ func drawMachine(t *rapid.T, id string) placement.Machine {
 	return m
 }
 
-func drawRequest(t *rapid.T) berth.Request {
-	r := berth.Request{
+func drawRequest(t *rapid.T) spec.Request {
+	r := spec.Request{
 		CPUMilli: 500 * rapid.Int64Range(1, 6).Draw(t, "cpu"), MemoryMiB: 512 * rapid.Int64Range(0, 6).Draw(t, "mem"),
 		DiskMiB: 1024 * rapid.Int64Range(0, 1).Draw(t, "disk"), Members: rapid.SampledFrom([]int{1, 1, 1, 2, 3}).Draw(t, "members"),
-		Strategy: rapid.SampledFrom([]string{"", "spread"}).Draw(t, "strategy"), Execution: berth.AtLeastOnce,
+		Strategy: rapid.SampledFrom([]string{"", "spread"}).Draw(t, "strategy"), Execution: spec.AtLeastOnce,
 	}
 	if rapid.Bool().Draw(t, "gpu") {
 		if rapid.Bool().Draw(t, "whole") {
@@ -114,8 +115,8 @@ func drawJob(t *rapid.T, n int, w *world) placement.Job {
 }
 
 // drawData is keys of a few that jobs need and machines hold.
-func drawData(t *rapid.T) []berth.DataKey {
-	return rapid.SliceOfNDistinct(rapid.SampledFrom([]berth.DataKey{1, 2, 3, 4}), 0, 3, rapid.ID[berth.DataKey]).Draw(t, "data")
+func drawData(t *rapid.T) []spec.DataKey {
+	return rapid.SliceOfNDistinct(rapid.SampledFrom([]spec.DataKey{1, 2, 3, 4}), 0, 3, rapid.ID[spec.DataKey]).Draw(t, "data")
 }
 
 // snapshot builds one from nothing, in id order.
@@ -160,7 +161,7 @@ func TestPlanAgainstOracle(t *testing.T) {
 
 func planAgainstOracle(t *testing.T, planner placement.Planner) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := &world{machines: map[berth.MachineID]placement.Machine{}, jobs: map[berth.JobID]placement.Job{}, caches: map[berth.MachineID][]berth.CachedData{}}
+		w := &world{machines: map[berth.MachineID]placement.Machine{}, jobs: map[berth.JobID]placement.Job{}, caches: map[berth.MachineID][]spec.CachedData{}}
 		for range rapid.IntRange(1, 5).Draw(t, "classes") {
 			w.requests = append(w.requests, drawRequest(t))
 		}
@@ -211,7 +212,7 @@ func planAgainstOracle(t *testing.T, planner placement.Planner) {
 				id := berth.MachineID(fmt.Sprintf("m%d", rapid.IntRange(0, 5).Draw(t, "machine")))
 				w.caches[id] = nil
 				for _, key := range drawData(t) {
-					w.caches[id] = append(w.caches[id], berth.CachedData{Key: key, MiB: 1 << rapid.IntRange(4, 16).Draw(t, "size")})
+					w.caches[id] = append(w.caches[id], spec.CachedData{Key: key, MiB: 1 << rapid.IntRange(4, 16).Draw(t, "size")})
 				}
 				s.SetCache(id, w.caches[id])
 			},
@@ -276,7 +277,7 @@ func (w *world) clone() *world {
 	return c
 }
 
-func (w *world) request(class string) berth.Request {
+func (w *world) request(class string) spec.Request {
 	for _, r := range w.requests {
 		if r.Class() == class {
 			return r
@@ -330,7 +331,7 @@ func (w *world) check(t *rapid.T, p placement.Plan, now time.Time) {
 	}
 }
 
-func (w *world) checkStart(t *rapid.T, s berth.Start, j placement.Job, r berth.Request) {
+func (w *world) checkStart(t *rapid.T, s berth.Start, j placement.Job, r spec.Request) {
 	if len(s.Ranks) != r.Members || s.Attempt != j.Attempt+1 || s.Version != j.Version {
 		t.Fatalf("start %+v does not suit job %+v of %d members", s, j, r.Members)
 	}
@@ -365,7 +366,7 @@ func (w *world) checkStart(t *rapid.T, s berth.Start, j placement.Job, r berth.R
 }
 
 // allowed applies every clause but room.
-func allowed(m placement.Machine, r berth.Request) bool {
+func allowed(m placement.Machine, r spec.Request) bool {
 	if m.State != berth.MachineReady || slices.Contains(r.Avoid, m.ID) {
 		return false
 	}
@@ -388,7 +389,7 @@ func allowed(m placement.Machine, r berth.Request) bool {
 }
 
 // usable is what of a device the request may take.
-func usable(m placement.Machine, r berth.Request, index int) int64 {
+func usable(m placement.Machine, r spec.Request, index int) int64 {
 	d := m.GPUs[index]
 	if !d.Healthy || d.MemoryMiB < r.GPUMemoryMiB || len(r.GPUTypes) > 0 && !slices.Contains(r.GPUTypes, d.Model) || !oracleConstraints[r.Constraint](m, &d) {
 		return 0
@@ -398,7 +399,7 @@ func usable(m placement.Machine, r berth.Request, index int) int64 {
 
 // room reports whether all members fit, by putting one after the other into the
 // first machine with room. That is exact: members are alike.
-func (w *world) room(r berth.Request, avoid []berth.MachineID) bool {
+func (w *world) room(r spec.Request, avoid []berth.MachineID) bool {
 	groups := []string{""}
 	if r.SameLabel != "" {
 		groups = []string{"r1", "r2"}
@@ -427,7 +428,7 @@ func (w *world) room(r berth.Request, avoid []berth.MachineID) bool {
 	return false
 }
 
-func grantOn(m placement.Machine, r berth.Request) (berth.Grant, bool) {
+func grantOn(m placement.Machine, r spec.Request) (berth.Grant, bool) {
 	g := berth.Grant{Machine: m.ID, Capacity: r.Capacity()}
 	if !g.Capacity.Fits(m.Total.Sub(m.Used)) {
 		return g, false

@@ -8,6 +8,7 @@ import (
 
 	"berth"
 	"berth/placement"
+	"berth/spec"
 )
 
 // repair is a cluster of machines with a GPU each, m0 to m3, on which gang "a"
@@ -26,7 +27,7 @@ func repair(t *testing.T, taken ...string) *placement.Snapshot {
 		s.UpsertMachine(m)
 	}
 	for _, members := range []int{2, 3} {
-		s.DefineClass(fmt.Sprint(members), berth.Request{CPUMilli: 1000, MemoryMiB: 100, GPUs: 1, GPUMilli: 1000, Members: members, Execution: berth.AtLeastOnce})
+		s.DefineClass(fmt.Sprint(members), spec.Request{CPUMilli: 1000, MemoryMiB: 100, GPUs: 1, GPUMilli: 1000, Members: members, Execution: spec.AtLeastOnce})
 	}
 	s.UpsertJob(placement.Job{ID: "a", Tenant: "x", Class: "3", Version: 5, Attempt: 1, Priority: 500, SubmittedAt: noon, EligibleAt: noon, Avoid: []berth.MachineID{"m1"}})
 	var kept []placement.Earmark
@@ -71,7 +72,7 @@ func TestRoomForARepairIsKeptFromOthersUntilAGangCouldBeginWithIt(t *testing.T) 
 	t.Parallel()
 	s := repair(t, "m1")
 	s.UpsertJob(placement.Job{ID: "a", Tenant: "x", Class: "3", Version: 5, Attempt: 1, Priority: 500, SubmittedAt: noon, EligibleAt: noon.Add(time.Hour)})
-	s.DefineClass("1", berth.Request{CPUMilli: 1000, MemoryMiB: 100, GPUs: 1, GPUMilli: 1000, Members: 1, Execution: berth.AtLeastOnce})
+	s.DefineClass("1", spec.Request{CPUMilli: 1000, MemoryMiB: 100, GPUs: 1, GPUMilli: 1000, Members: 1, Execution: spec.AtLeastOnce})
 	for i := range 3 {
 		s.UpsertJob(placement.Job{ID: berth.JobID(fmt.Sprintf("s%d", i)), Tenant: "x", Class: "1", Version: 1, Priority: 500, SubmittedAt: noon, EligibleAt: noon})
 	}
@@ -113,7 +114,7 @@ func TestAGangThatNoNetworkHoldsIsToldSo(t *testing.T) {
 			ID: berth.MachineID(fmt.Sprintf("m%d", i)), Epoch: 1, State: berth.MachineReady, Network: network, Total: berth.Capacity{CPUMilli: 1000, MemoryMiB: 1000},
 		})
 	}
-	e := placement.Explain(s, berth.Request{CPUMilli: 1000, MemoryMiB: 100, Members: 3, Execution: berth.AtLeastOnce})
+	e := placement.Explain(s, spec.Request{CPUMilli: 1000, MemoryMiB: 100, Members: 3, Execution: spec.AtLeastOnce})
 	want := []placement.Shortfall{{Resource: "members", Asked: "3", Largest: "2 on machines of one network"}}
 	if !slices.Equal(e.Lacking, want) {
 		t.Errorf("lacking %+v", e.Lacking)
@@ -126,7 +127,7 @@ func TestARepairDisplacesOnlyWhatIsInTheHole(t *testing.T) {
 	t.Parallel()
 	s := repair(t, "m1", "m3")
 	s.UpsertJob(placement.Job{ID: "a", Tenant: "x", Class: "3", Version: 5, Attempt: 1, Priority: 800, SubmittedAt: noon, EligibleAt: noon})
-	s.DefineClass("1", berth.Request{CPUMilli: 1000, MemoryMiB: 100, GPUs: 1, GPUMilli: 1000, Members: 1, Execution: berth.AtLeastOnce})
+	s.DefineClass("1", spec.Request{CPUMilli: 1000, MemoryMiB: 100, GPUs: 1, GPUMilli: 1000, Members: 1, Execution: spec.AtLeastOnce})
 	for _, m := range []berth.MachineID{"m1", "m3"} {
 		s.UpsertRunning(placement.Running{
 			Job: berth.JobID("on-" + m), Tenant: "x", Class: "1", Version: 3, Attempt: 1, Priority: 200, Preemptible: true, StartedAt: noon.Add(-time.Hour),

@@ -12,6 +12,7 @@ import (
 	"berth/placement/fit"
 	"berth/placement/preempt"
 	"berth/placement/queue"
+	"berth/spec"
 )
 
 // Snapshot is the queue and the machines as the leader knows them. Deltas keep it
@@ -85,7 +86,7 @@ func (s *Snapshot) HasClass(name string) bool { return s.cluster.Classes[name] !
 
 // DefineClass defines the request of a class. A class is defined before its first
 // job and does not change.
-func (s *Snapshot) DefineClass(name string, r berth.Request) {
+func (s *Snapshot) DefineClass(name string, r spec.Request) {
 	if s.cluster.Classes[name] != nil {
 		return
 	}
@@ -107,7 +108,7 @@ func (s *Snapshot) RemoveMachine(id berth.MachineID) {
 // SetCache replaces the cache contents of a machine, each key once. The machine
 // may be unknown; its removal also drops the contents. The caller does not change
 // the list afterwards.
-func (s *Snapshot) SetCache(id berth.MachineID, holds []berth.CachedData) {
+func (s *Snapshot) SetCache(id berth.MachineID, holds []spec.CachedData) {
 	s.state.Caches.Set(id, holds)
 }
 
@@ -213,7 +214,7 @@ func (s *Snapshot) Ahead(id berth.JobID, now time.Time) (n int, ok bool) {
 
 // Explain tells how the machines stand to a request, by the same code that
 // places.
-func Explain(s *Snapshot, r berth.Request) explain.Explanation {
+func Explain(s *Snapshot, r spec.Request) explain.Explanation {
 	c := cluster.NewClass("", r)
 	s.cluster.Observe(c)
 	return explain.Class(s.state, c)

@@ -6,6 +6,7 @@ import (
 
 	"berth"
 	"berth/placement"
+	"berth/spec"
 )
 
 // TestARemovedMachineDropsItsCache: a machine that joins again has reported no
@@ -16,10 +17,10 @@ func TestARemovedMachineDropsItsCache(t *testing.T) {
 	machine := placement.Machine{
 		ID: "m", State: berth.MachineReady, Total: berth.Capacity{CPUMilli: 1000, MemoryMiB: 1},
 	}
-	s.DefineClass("c", berth.Request{CPUMilli: 1000, MemoryMiB: 1})
-	s.UpsertJob(placement.Job{ID: "j", Class: "c", SubmittedAt: now, Data: []berth.DataKey{1}})
+	s.DefineClass("c", spec.Request{CPUMilli: 1000, MemoryMiB: 1})
+	s.UpsertJob(placement.Job{ID: "j", Class: "c", SubmittedAt: now, Data: []spec.DataKey{1}})
 	s.UpsertMachine(machine)
-	s.SetCache("m", []berth.CachedData{{Key: 1, MiB: 1}})
+	s.SetCache("m", []spec.CachedData{{Key: 1, MiB: 1}})
 	known := func() int {
 		w, ok := placement.Planner{}.Why(s, "j", now)
 		if !ok {

@@ -9,12 +9,13 @@ import (
 
 	"berth"
 	"berth/placement"
+	"berth/spec"
 )
 
 // stream keeps jobs of a tenant waiting for ever.
 type stream struct {
 	tenant   berth.TenantID
-	request  berth.Request
+	request  spec.Request
 	priority int
 	lasts    time.Duration
 	waiting  int // that many do at any time

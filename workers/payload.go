@@ -6,7 +6,7 @@ import (
 	commonpb "go.temporal.io/api/common/v1"
 	"go.temporal.io/sdk/converter"
 
-	"berth"
+	"berth/wire"
 )
 
 // Histories hold ids and positions, no specs and no secrets. What is larger
@@ -28,7 +28,7 @@ func (l limited) ToPayload(v any) (*commonpb.Payload, error) {
 		return nil, err
 	}
 	limit := maxPayload
-	if view, ok := v.(berth.JobView); ok {
+	if view, ok := v.(wire.JobView); ok {
 		limit += len(view.Slots) * slotBytes
 	}
 	if size := len(p.GetData()); size > limit {

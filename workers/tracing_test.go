@@ -18,6 +18,7 @@ import (
 
 	"berth"
 	"berth/internal/lib/tracing"
+	"berth/wire"
 	"berth/workflows"
 )
 
@@ -77,10 +78,10 @@ func TestAWorkflowIsToldInItsJobsTrace(t *testing.T) {
 	env.SetWorkerOptions(worker.Options{Interceptors: []interceptor.WorkerInterceptor{i}})
 	env.SetStartWorkflowOptions(client.StartWorkflowOptions{ID: berth.JobWorkflowID(tracedJob), WorkflowExecutionTimeout: time.Hour})
 	env.RegisterWorkflowWithOptions(workflows.Job, workflow.RegisterOptions{Name: berth.WorkflowJob})
-	env.RegisterActivityWithOptions(func(context.Context, berth.JobID) (berth.JobView, error) {
-		return berth.JobView{State: berth.Canceled}, nil
+	env.RegisterActivityWithOptions(func(context.Context, berth.JobID) (wire.JobView, error) {
+		return wire.JobView{State: berth.Canceled}, nil
 	}, activity.RegisterOptions{Name: berth.ActivityReserve})
-	env.ExecuteWorkflow(berth.WorkflowJob, berth.JobInput{Job: tracedJob})
+	env.ExecuteWorkflow(berth.WorkflowJob, wire.JobInput{Job: tracedJob})
 	if err := env.GetWorkflowError(); err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"berth/activities/wait"
 	"berth/internal/lib/failpoint"
 	"berth/internal/lib/overload"
+	"berth/wire"
 )
 
 // Waiters is the worker of the waiters queue, which every replica serves that
@@ -34,7 +35,7 @@ type Waiters struct {
 
 // RunFunc is the activity that waits for one member: it returns its end, or
 // activity.ErrResultPending once the end is to be sent by the task's token.
-type RunFunc func(ctx context.Context, r berth.RunRequest) (berth.RunResult, error)
+type RunFunc func(ctx context.Context, r wire.RunRequest) (wire.RunResult, error)
 
 // Limit bounds a process's calls to Temporal. dispatch.Dispatcher implements it
 // for all calls of a control plane, so that ends overtake starts and starts
@@ -118,18 +119,18 @@ func (w *Waiters) build(o worker.Options) worker.Worker {
 
 // wait is the activity: it notes the task's token and leaves the rest to the
 // registry, which may complete the activity before this function has returned.
-func (w *Waiters) wait(ctx context.Context, r berth.RunRequest) (berth.RunResult, error) {
+func (w *Waiters) wait(ctx context.Context, r wire.RunRequest) (wire.RunResult, error) {
 	info := activity.GetInfo(ctx)
 	if info.Attempt > 1 {
 		w.reattach(ctx)
 	}
 	if !w.registry.Enter(r.Alloc, info.TaskToken) {
-		return berth.RunResult{}, stopping(time.Second)
+		return wire.RunResult{}, stopping(time.Second)
 	}
 	if err := failpoint.Hit("worker.wait.after"); err != nil {
-		return berth.RunResult{}, err
+		return wire.RunResult{}, err
 	}
-	return berth.RunResult{}, activity.ErrResultPending
+	return wire.RunResult{}, activity.ErrResultPending
 }
 
 const (
@@ -194,7 +195,7 @@ func (t byToken) call(ctx context.Context, class overload.Class, f func(ctx cont
 
 // Complete completes an activity. The row has the full end of a member; the
 // workflow gets the part of it that fits a history.
-func (t byToken) Complete(ctx context.Context, token []byte, r berth.RunResult) error {
+func (t byToken) Complete(ctx context.Context, token []byte, r wire.RunResult) error {
 	if err := failpoint.Hit("worker.end.before"); err != nil {
 		return err
 	}
@@ -203,7 +204,7 @@ func (t byToken) Complete(ctx context.Context, token []byte, r berth.RunResult) 
 	})
 }
 
-func (t byToken) Beat(ctx context.Context, token []byte, p berth.RunProgress) error {
+func (t byToken) Beat(ctx context.Context, token []byte, p wire.RunProgress) error {
 	err := t.call(ctx, overload.End, func(ctx context.Context) error {
 		return t.client.RecordActivityHeartbeat(ctx, token, p)
 	})
@@ -238,7 +239,7 @@ func gone(err error) error {
 
 // shortened bounds what an engine's own words, and the names of outputs, take of a
 // payload.
-func shortened(r berth.RunResult) berth.RunResult {
+func shortened(r wire.RunResult) wire.RunResult {
 	if r.Exit == nil {
 		return r
 	}

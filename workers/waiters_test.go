@@ -13,9 +13,9 @@ import (
 	"go.temporal.io/sdk/client"
 	"go.temporal.io/sdk/temporal"
 
-	"berth"
 	"berth/activities/wait"
 	"berth/internal/lib/overload"
+	"berth/wire"
 )
 
 // limited1 is a limit of one call at a time that records its calls.
@@ -118,9 +118,9 @@ func TestCallsByTokenWaitForTheLimit(t *testing.T) {
 	}
 	all.Go(func() { check(calls.HandOver(t.Context(), []byte("leaves"), time.Second)) })
 	limit.queued(t, overload.Reattach, 1)
-	all.Go(func() { check(calls.Beat(t.Context(), []byte("beats"), berth.RunProgress{})) })
+	all.Go(func() { check(calls.Beat(t.Context(), []byte("beats"), wire.RunProgress{})) })
 	limit.queued(t, overload.End, 1)
-	all.Go(func() { check(calls.Complete(t.Context(), []byte("ends"), berth.RunResult{})) })
+	all.Go(func() { check(calls.Complete(t.Context(), []byte("ends"), wire.RunResult{})) })
 	limit.queued(t, overload.End, 2)
 	if made := server.made(); len(made) > 0 {
 		t.Errorf("made past the limit: %v", made)
@@ -147,7 +147,7 @@ func TestAnswersAboutActivitiesAreNoFaultsOfTheServer(t *testing.T) {
 		"repeated elsewhere": {&answers{beat: serviceerror.NewNotFound("over")}, wait.ErrGone, 1},
 	} {
 		limit := newLimited1()
-		err := byToken{c.answers, limit}.Beat(t.Context(), []byte("a"), berth.RunProgress{})
+		err := byToken{c.answers, limit}.Beat(t.Context(), []byte("a"), wire.RunProgress{})
 		if !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
@@ -156,7 +156,7 @@ func TestAnswersAboutActivitiesAreNoFaultsOfTheServer(t *testing.T) {
 		}
 	}
 	limit, away := newLimited1(), serviceerror.NewUnavailable("away")
-	err := byToken{&answers{beat: away}, limit}.Beat(t.Context(), []byte("a"), berth.RunProgress{})
+	err := byToken{&answers{beat: away}, limit}.Beat(t.Context(), []byte("a"), wire.RunProgress{})
 	if !errors.Is(err, away) || !errors.Is(limit.errs[0], away) {
 		t.Errorf("away: %v, the limit saw %v", err, limit.errs)
 	}

@@ -18,6 +18,8 @@ import (
 
 	"berth"
 	"berth/activities/wait"
+	"berth/failure"
+	"berth/wire"
 )
 
 func TestOnlyErrorsThatMayPassAreRetried(t *testing.T) {
@@ -41,10 +43,10 @@ func TestOnlyErrorsThatMayPassAreRetried(t *testing.T) {
 func TestPayloadsAreSmall(t *testing.T) {
 	t.Parallel()
 	c := limited{converter.GetDefaultDataConverter()}
-	if _, err := c.ToPayloads(berth.JobInput{Job: "x"}, strings.Repeat("x", maxPayload)); err == nil || !strings.Contains(err.Error(), "argument 1") {
+	if _, err := c.ToPayloads(wire.JobInput{Job: "x"}, strings.Repeat("x", maxPayload)); err == nil || !strings.Contains(err.Error(), "argument 1") {
 		t.Errorf("a spec may enter a history: %v", err)
 	}
-	gang := berth.JobView{State: berth.Running, Slots: make([]berth.Slot, 512)}
+	gang := wire.JobView{State: berth.Running, Slots: make([]berth.Slot, 512)}
 	for i := range gang.Slots {
 		gang.Slots[i] = berth.Slot{
 			Alloc: 1 << 50, Rank: i, Machine: berth.MachineID(strings.Repeat("m", 63)),
@@ -55,7 +57,7 @@ func TestPayloadsAreSmall(t *testing.T) {
 	if err != nil {
 		t.Fatalf("the largest gang does not fit: %v", err)
 	}
-	var back berth.JobView
+	var back wire.JobView
 	if err := c.FromPayloads(payloads, &back); err != nil || len(back.Slots) != 512 {
 		t.Errorf("read back %d slots, %v", len(back.Slots), err)
 	}
@@ -66,7 +68,7 @@ func TestPayloadsAreSmall(t *testing.T) {
 
 func TestLongWordsOfAnEngineAreClipped(t *testing.T) {
 	t.Parallel()
-	result := shortened(berth.RunResult{Exit: &berth.Exit{Message: strings.Repeat("x", 10*maxMessage), Unstored: []string{strings.Repeat("x", maxPayload)}}})
+	result := shortened(wire.RunResult{Exit: &failure.Exit{Message: strings.Repeat("x", 10*maxMessage), Unstored: []string{strings.Repeat("x", maxPayload)}}})
 	if len(result.Exit.Message) != maxMessage {
 		t.Errorf("message has %d bytes", len(result.Exit.Message))
 	}

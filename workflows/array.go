@@ -4,6 +4,7 @@ import (
 	"go.temporal.io/sdk/workflow"
 
 	"berth"
+	"berth/wire"
 )
 
 // Array coordinates the elements of one array from its row to its end. Elements
@@ -13,7 +14,7 @@ import (
 // All it does is one step over and over, which looks at the rows and does what
 // follows. So a coordinator that was terminated is rebuilt from the row, and what
 // it would have done may as well be done by somebody else.
-func Array(root workflow.Context, in berth.JobInput) error {
+func Array(root workflow.Context, in wire.JobInput) error {
 	ctx, stop := workflow.NewDisconnectedContext(root)
 	defer stop()
 	j := newJob(ctx, root, in)
@@ -44,12 +45,12 @@ func Array(root workflow.Context, in berth.JobInput) error {
 }
 
 // tend does the step, and puts a cancel that has come on the row first.
-func (j *job) tend(ctx workflow.Context) (berth.TendResult, error) {
+func (j *job) tend(ctx workflow.Context) (wire.ReconcileResult, error) {
 	j.drain(j.poke) // what they tell of is about to be read
 	if !j.cancelPending() {
-		return step[berth.TendResult](ctx, berth.ActivityTend, j.id)
+		return step[wire.ReconcileResult](ctx, berth.ActivityTend, j.id)
 	}
-	result, err := step[berth.TendResult](ctx, berth.ActivityCancelParent, j.id)
+	result, err := step[wire.ReconcileResult](ctx, berth.ActivityCancelParent, j.id)
 	j.told = err == nil
 	return result, err
 }

@@ -5,6 +5,7 @@ import (
 	"go.temporal.io/sdk/workflow"
 
 	"berth"
+	"berth/wire"
 )
 
 var scheduledAttribute = temporal.NewSearchAttributeKeyTime(berth.AttributeScheduled)
@@ -15,12 +16,12 @@ var scheduledAttribute = temporal.NewSearchAttributeKeyTime(berth.AttributeSched
 //
 // The time it stands for is its start's, and not that of its run: a start that
 // is delivered twice, late or after an outage stands for the same time.
-func Fire(ctx workflow.Context, in berth.FireInput) error {
+func Fire(ctx workflow.Context, in wire.FireInput) error {
 	at, ok := workflow.GetTypedSearchAttributes(ctx).GetTime(scheduledAttribute)
 	if !ok {
 		return temporal.NewNonRetryableApplicationError("it stands for no time: only a schedule starts it", string(berth.CodeInvalid), nil)
 	}
-	result, err := step[berth.FireResult](ctx, berth.ActivityFire, in.Schedule, at)
+	result, err := step[wire.FireResult](ctx, berth.ActivityFire, in.Schedule, at)
 	if err != nil {
 		return err
 	}
@@ -28,11 +29,11 @@ func Fire(ctx workflow.Context, in berth.FireInput) error {
 	return nil
 }
 
-func details(r berth.FireResult) string {
+func details(r wire.FireResult) string {
 	switch r.Status {
 	case "":
 		return "there is no such schedule any more"
-	case berth.FireSubmitted:
+	case wire.FireSubmitted:
 		return "submitted " + string(r.Job)
 	default:
 		return string(r.Status) + "; berth schedule show says why"

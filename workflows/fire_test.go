@@ -12,17 +12,18 @@ import (
 	"go.temporal.io/sdk/workflow"
 
 	"berth"
+	"berth/wire"
 	"berth/workflows"
 )
 
 // fires runs the workflow of a fire, whose step is f, as started for a time;
 // the zero time: by nobody's schedule.
-func fires(t *testing.T, at time.Time, f func(berth.ScheduleID, time.Time) (berth.FireResult, error)) error {
+func fires(t *testing.T, at time.Time, f func(berth.ScheduleID, time.Time) (wire.FireResult, error)) error {
 	t.Helper()
 	var suite testsuite.WorkflowTestSuite
 	env := suite.NewTestWorkflowEnvironment()
 	env.RegisterWorkflowWithOptions(workflows.Fire, workflow.RegisterOptions{Name: berth.WorkflowFire})
-	env.RegisterActivityWithOptions(func(_ context.Context, id berth.ScheduleID, at time.Time) (berth.FireResult, error) { return f(id, at) },
+	env.RegisterActivityWithOptions(func(_ context.Context, id berth.ScheduleID, at time.Time) (wire.FireResult, error) { return f(id, at) },
 		activity.RegisterOptions{Name: berth.ActivityFire})
 	if !at.IsZero() {
 		scheduled := temporal.NewSearchAttributeKeyTime(berth.AttributeScheduled)
@@ -30,7 +31,7 @@ func fires(t *testing.T, at time.Time, f func(berth.ScheduleID, time.Time) (bert
 			t.Fatal(err)
 		}
 	}
-	env.ExecuteWorkflow(berth.WorkflowFire, berth.FireInput{Schedule: berth.ScheduleID(id)})
+	env.ExecuteWorkflow(berth.WorkflowFire, wire.FireInput{Schedule: berth.ScheduleID(id)})
 	return env.GetWorkflowError()
 }
 
@@ -38,14 +39,14 @@ func TestAFireStandsForTheTimeOfItsStart(t *testing.T) {
 	t.Parallel()
 	want := time.Date(2026, 1, 1, 3, 0, 0, 0, time.UTC)
 	tries := 0
-	err := fires(t, want, func(schedule berth.ScheduleID, at time.Time) (berth.FireResult, error) {
+	err := fires(t, want, func(schedule berth.ScheduleID, at time.Time) (wire.FireResult, error) {
 		if tries++; tries < 6 { // the database is away for longer than a local step is repeated
-			return berth.FireResult{}, errors.New("connection refused")
+			return wire.FireResult{}, errors.New("connection refused")
 		}
 		if schedule != berth.ScheduleID(id) || !at.Equal(want) {
 			t.Errorf("fired %s at %s", schedule, at)
 		}
-		return berth.FireResult{Status: berth.FireSubmitted, Job: id}, nil
+		return wire.FireResult{Status: wire.FireSubmitted, Job: id}, nil
 	})
 	if err != nil || tries != 6 {
 		t.Errorf("after %d tries %v", tries, err)
@@ -54,7 +55,7 @@ func TestAFireStandsForTheTimeOfItsStart(t *testing.T) {
 
 func TestAFireOfADeletedScheduleEnds(t *testing.T) {
 	t.Parallel()
-	err := fires(t, start, func(berth.ScheduleID, time.Time) (berth.FireResult, error) { return berth.FireResult{}, nil })
+	err := fires(t, start, func(berth.ScheduleID, time.Time) (wire.FireResult, error) { return wire.FireResult{}, nil })
 	if err != nil {
 		t.Error(err)
 	}
@@ -62,9 +63,9 @@ func TestAFireOfADeletedScheduleEnds(t *testing.T) {
 
 func TestAFireThatStandsForNoTimeSubmitsNothing(t *testing.T) {
 	t.Parallel()
-	err := fires(t, time.Time{}, func(berth.ScheduleID, time.Time) (berth.FireResult, error) {
+	err := fires(t, time.Time{}, func(berth.ScheduleID, time.Time) (wire.FireResult, error) {
 		t.Error("fired")
-		return berth.FireResult{}, nil
+		return wire.FireResult{}, nil
 	})
 	if err == nil {
 		t.Error("it completes")

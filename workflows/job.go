@@ -7,6 +7,7 @@ import (
 	"go.temporal.io/sdk/workflow"
 
 	"berth"
+	"berth/wire"
 )
 
 // Job drives one job from its row to its end. A failed job is a value and the
@@ -14,7 +15,7 @@ import (
 //
 // A cancel from Temporal's side, be it the signal or Temporal's own request,
 // becomes a cancel request on the row and never an abort.
-func Job(root workflow.Context, in berth.JobInput) error {
+func Job(root workflow.Context, in wire.JobInput) error {
 	ctx, stop := workflow.NewDisconnectedContext(root)
 	defer stop()
 	j := newJob(ctx, root, in)
@@ -54,7 +55,7 @@ type job struct {
 	pauses int
 }
 
-func newJob(ctx, root workflow.Context, in berth.JobInput) *job {
+func newJob(ctx, root workflow.Context, in wire.JobInput) *job {
 	return &job{
 		id:     in.Job,
 		root:   root,
@@ -65,24 +66,24 @@ func newJob(ctx, root workflow.Context, in berth.JobInput) *job {
 
 // read returns the job as the row has it, by one step. A cancel that has come
 // is put on the row first, in the same step.
-func (j *job) read(ctx workflow.Context, activity string) (berth.JobView, error) {
+func (j *job) read(ctx workflow.Context, activity string) (wire.JobView, error) {
 	j.drain(j.poke) // what they tell of is about to be read
 	if !j.cancelPending() {
-		return step[berth.JobView](ctx, activity, j.id)
+		return step[wire.JobView](ctx, activity, j.id)
 	}
-	view, err := step[berth.JobView](ctx, berth.ActivityRequestCancel, j.id)
+	view, err := step[wire.JobView](ctx, berth.ActivityRequestCancel, j.id)
 	j.told = err == nil
 	return view, err
 }
 
 // attempt runs the ranks of a grant and settles it. It returns where the job
 // stands then, as far as that is known: the row is read again anyway.
-func (j *job) attempt(ctx workflow.Context, view berth.JobView) (berth.State, error) {
+func (j *job) attempt(ctx workflow.Context, view wire.JobView) (berth.State, error) {
 	workflow.SetCurrentDetails(ctx, describe(view))
 	if ended, err := j.runRanks(ctx, view); err != nil || !ended {
 		return view.State, err
 	}
-	result, err := step[berth.SettleResult](ctx, berth.ActivitySettle, j.id, view.Attempt)
+	result, err := step[wire.SettleResult](ctx, berth.ActivitySettle, j.id, view.Attempt)
 	switch {
 	case err != nil:
 		return view.State, err
@@ -98,7 +99,7 @@ func (j *job) attempt(ctx workflow.Context, view berth.JobView) (berth.State, er
 
 // wait blocks until something is said about the job. No timer stands beside it:
 // the leader's reconciler repeats a poke that was lost.
-func (j *job) wait(ctx workflow.Context, view berth.JobView) {
+func (j *job) wait(ctx workflow.Context, view wire.JobView) {
 	workflow.SetCurrentDetails(ctx, string(view.State)+": waits for its grant")
 	s := workflow.NewSelector(ctx)
 	j.listen(s, func() {})

@@ -11,6 +11,9 @@ import (
 	"go.temporal.io/sdk/workflow"
 
 	"berth"
+	"berth/failure"
+	"berth/spec"
+	"berth/wire"
 )
 
 func TestAJobPlacedAtOnceIsReservedRunAndSettled(t *testing.T) {
@@ -27,7 +30,7 @@ func TestAJobPlacedAtOnceIsReservedRunAndSettled(t *testing.T) {
 
 func TestAJobThatWaitsIsWokenByAPoke(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, berth.JobView{State: berth.Queued})
+	w := newWorld(t, wire.JobView{State: berth.Queued})
 	w.at(24*time.Hour, func() {
 		w.grant(1, 1)
 		w.poke()
@@ -42,7 +45,7 @@ func TestAJobThatWaitsIsWokenByAPoke(t *testing.T) {
 
 func TestPokesMayBeDoubledAndStale(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, berth.JobView{State: berth.Queued})
+	w := newWorld(t, wire.JobView{State: berth.Queued})
 	w.at(time.Minute, func() { w.poke(); w.poke(); w.poke() }) // nothing has changed
 	w.at(time.Hour, func() {
 		w.grant(1, 1)
@@ -64,7 +67,7 @@ func TestPokesMayBeDoubledAndStale(t *testing.T) {
 
 func TestALostPokeIsRepairedByTheNextOne(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, berth.JobView{State: berth.Queued})
+	w := newWorld(t, wire.JobView{State: berth.Queued})
 	w.at(time.Minute, func() { w.grant(1, 1) }) // nobody says so
 	w.at(time.Minute+15*time.Second, w.poke)    // the reconciler does
 	w.at(time.Hour, func() {
@@ -97,7 +100,7 @@ func TestARetryIsReservedAnew(t *testing.T) {
 func TestATerminalJobEndsItsWorkflowAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, s := range []berth.State{berth.Succeeded, berth.Failed, berth.Canceled} {
-		w := newWorld(t, berth.JobView{State: s, Attempt: 1})
+		w := newWorld(t, wire.JobView{State: s, Attempt: 1})
 		w.execute()
 		w.want("reserve")
 	}
@@ -130,7 +133,7 @@ func TestARebuiltWorkflowSettlesWhatHasEnded(t *testing.T) {
 func TestCancelWhileWaiting(t *testing.T) {
 	t.Parallel()
 	for name, cancel := range cancels {
-		w := newWorld(t, berth.JobView{State: berth.Queued})
+		w := newWorld(t, wire.JobView{State: berth.Queued})
 		w.at(time.Hour, func() { cancel(w) })
 		t.Log(name)
 		w.execute()
@@ -157,7 +160,7 @@ func TestCancelWhileRunningWaitsForTheMachine(t *testing.T) {
 		w.at(2*time.Hour, func() { w.env.SignalWorkflow(berth.SignalCancel, nil) })
 		w.at(3*time.Hour, func() {
 			w.decide(1, berth.Canceled)
-			w.exit(100, berth.Exit{Cause: berth.CauseOrdered, Code: 143, StartedAt: start, FinishedAt: start})
+			w.exit(100, failure.Exit{Cause: failure.CauseOrdered, Code: 143, StartedAt: start, FinishedAt: start})
 		})
 		t.Log(name)
 		w.execute()
@@ -169,7 +172,7 @@ func TestCancelWhileRunningWaitsForTheMachine(t *testing.T) {
 func TestCancelDuringAPause(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, granted(1, 1))
-	w.at(time.Hour, func() { w.finish(100, berth.RunResult{Phase: berth.PhaseSealed}, nil) }) // not in the row yet
+	w.at(time.Hour, func() { w.finish(100, wire.RunResult{Phase: berth.PhaseSealed}, nil) }) // not in the row yet
 	w.at(time.Hour+500*time.Millisecond, func() { w.env.SignalWorkflow(berth.SignalCancel, nil) })
 	w.at(2*time.Hour, func() {
 		w.decide(1, berth.Canceled)
@@ -181,7 +184,7 @@ func TestCancelDuringAPause(t *testing.T) {
 
 func TestCancelBeforeTheFirstStep(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, berth.JobView{State: berth.Submitted})
+	w := newWorld(t, wire.JobView{State: berth.Submitted})
 	w.at(0, func() { w.env.CancelWorkflow() })
 	w.execute()
 	if w.called("cancel") != 1 || w.row.State != berth.Canceled {
@@ -193,7 +196,7 @@ func TestSettleIsRepeatedUntilTheRowIsReady(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, granted(1, 1))
 	for i := range 4 { // the agent says that it is over, the row does not
-		w.at(time.Duration(i)*time.Hour+time.Minute, func() { w.finish(100, berth.RunResult{Phase: berth.PhaseSealed}, nil) })
+		w.at(time.Duration(i)*time.Hour+time.Minute, func() { w.finish(100, wire.RunResult{Phase: berth.PhaseSealed}, nil) })
 	}
 	w.at(3*time.Hour+time.Minute-time.Second, func() {
 		w.decide(1, berth.Succeeded)
@@ -223,9 +226,9 @@ func TestStepsFallBackToActivitiesWhileTheDatabaseIsAway(t *testing.T) {
 
 func TestAMissingRowFailsTheWorkflow(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, berth.JobView{})
+	w := newWorld(t, wire.JobView{})
 	w.fail[berth.ActivityReserve] = temporal.NewNonRetryableApplicationError("no such job", string(berth.CodeNotFound), nil)
-	w.env.ExecuteWorkflow(berth.WorkflowJob, berth.JobInput{Job: id})
+	w.env.ExecuteWorkflow(berth.WorkflowJob, wire.JobInput{Job: id})
 	var app *temporal.ApplicationError
 	if err := w.env.GetWorkflowError(); !errors.As(err, &app) || app.Type() != string(berth.CodeNotFound) {
 		t.Errorf("got %v", err)
@@ -258,7 +261,7 @@ func TestContinuesAsNewWithinAnAttempt(t *testing.T) {
 		w.env.SetContinueAsNewSuggested(true)
 		w.poke()
 	})
-	w.env.ExecuteWorkflow(berth.WorkflowJob, berth.JobInput{Job: id})
+	w.env.ExecuteWorkflow(berth.WorkflowJob, wire.JobInput{Job: id})
 	var next *workflow.ContinueAsNewError
 	if err := w.env.GetWorkflowError(); !errors.As(err, &next) || next.WorkflowType.Name != berth.WorkflowJob {
 		t.Errorf("got %v", err)
@@ -273,7 +276,7 @@ func TestACancelIsOnTheRowBeforeContinuingAsNew(t *testing.T) {
 		w.env.SetContinueAsNewSuggested(true)
 		w.env.SignalWorkflow(berth.SignalCancel, nil)
 	})
-	w.env.ExecuteWorkflow(berth.WorkflowJob, berth.JobInput{Job: id})
+	w.env.ExecuteWorkflow(berth.WorkflowJob, wire.JobInput{Job: id})
 	var next *workflow.ContinueAsNewError
 	if err := w.env.GetWorkflowError(); !errors.As(err, &next) {
 		t.Errorf("got %v", err)
@@ -283,13 +286,13 @@ func TestACancelIsOnTheRowBeforeContinuingAsNew(t *testing.T) {
 
 func TestWhatEntersAHistoryRoundTripsThroughJSON(t *testing.T) {
 	t.Parallel()
-	check(t, berth.JobInput{Job: id})
-	check(t, berth.RunRequest{Job: id, Attempt: 2, Alloc: 3})
+	check(t, wire.JobInput{Job: id})
+	check(t, wire.RunRequest{Job: id, Attempt: 2, Alloc: 3})
 	e := exited(3)
-	check(t, berth.RunResult{Phase: berth.PhaseSealed, Exit: &e})
-	check(t, berth.SettleResult{NotReady: true, Next: berth.Retrying, HasParent: true})
+	check(t, wire.RunResult{Phase: berth.PhaseSealed, Exit: &e})
+	check(t, wire.SettleResult{NotReady: true, Next: berth.Retrying, HasParent: true})
 	v := granted(2, 2)
-	v.Slots[1].GPUs, v.ResumeStep, v.StopBy, v.RunLimit, v.CancelSeen = []int{0, 1}, 7, start, berth.Duration(time.Hour), true
+	v.Slots[1].GPUs, v.ResumeStep, v.StopBy, v.RunLimit, v.CancelSeen = []int{0, 1}, 7, start, spec.Duration(time.Hour), true
 	check(t, v)
 }
 

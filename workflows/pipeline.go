@@ -8,13 +8,14 @@ import (
 	"go.temporal.io/sdk/workflow"
 
 	"berth"
+	"berth/wire"
 )
 
 // Pipeline coordinates the steps of a pipeline from its row to its end, by the
 // same step as Array does. What may start it starts as a child, which outlives
 // it: a step runs on when its pipeline's workflow is terminated, and the one that
 // is started anew finds it in the rows.
-func Pipeline(root workflow.Context, in berth.JobInput) error {
+func Pipeline(root workflow.Context, in wire.JobInput) error {
 	ctx, stop := workflow.NewDisconnectedContext(root)
 	defer stop()
 	j := newJob(ctx, root, in)
@@ -55,7 +56,7 @@ var (
 // startReady starts the workflows of steps that this run has not started, and
 // waits until the server has them. One that is there already was started by the
 // dispatcher, or by an earlier run.
-func startReady(ctx workflow.Context, result berth.TendResult, started map[berth.JobID]bool) (some bool) {
+func startReady(ctx workflow.Context, result wire.ReconcileResult, started map[berth.JobID]bool) (some bool) {
 	var children []workflow.Future
 	for _, r := range result.Ready {
 		if started[r.Job] {
@@ -70,7 +71,7 @@ func startReady(ctx workflow.Context, result berth.TendResult, started map[berth
 			TypedSearchAttributes: temporal.NewSearchAttributes(
 				tenantAttribute.ValueSet(string(result.Tenant)), kindAttribute.ValueSet(string(r.Kind))),
 		})
-		children = append(children, workflow.ExecuteChildWorkflow(child, berth.WorkflowOf(r.Kind), berth.JobInput{Job: r.Job}).GetChildWorkflowExecution())
+		children = append(children, workflow.ExecuteChildWorkflow(child, berth.WorkflowOf(r.Kind), wire.JobInput{Job: r.Job}).GetChildWorkflowExecution())
 	}
 	for _, c := range children {
 		err := c.Get(ctx, nil)

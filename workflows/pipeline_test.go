@@ -14,6 +14,7 @@ import (
 	"go.temporal.io/sdk/workflow"
 
 	"berth"
+	"berth/wire"
 	"berth/workflows"
 )
 
@@ -28,23 +29,23 @@ func TestANestedPipelineIsAChildOfItsOwn(t *testing.T) {
 	env.RegisterWorkflowWithOptions(workflows.Pipeline, workflow.RegisterOptions{Name: "outer"})
 	var mu sync.Mutex
 	var began []string
-	env.RegisterWorkflowWithOptions(func(ctx workflow.Context, in berth.JobInput) error {
+	env.RegisterWorkflowWithOptions(func(ctx workflow.Context, in wire.JobInput) error {
 		mu.Lock()
 		defer mu.Unlock()
 		began = append(began, workflow.GetInfo(ctx).WorkflowExecution.ID+" for "+string(in.Job))
 		return nil
 	}, workflow.RegisterOptions{Name: berth.WorkflowPipeline})
 	looked := 0
-	env.RegisterActivityWithOptions(func(_ context.Context, _ berth.JobID) (berth.TendResult, error) {
+	env.RegisterActivityWithOptions(func(_ context.Context, _ berth.JobID) (wire.ReconcileResult, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		if looked++; looked > 1 { // it finds that all have ended
-			return berth.TendResult{State: berth.Succeeded}, nil
+			return wire.ReconcileResult{State: berth.Succeeded}, nil
 		}
-		return berth.TendResult{State: berth.Queued, Tenant: "default", Ready: []berth.Ready{{Job: inner, Kind: berth.KindPipeline}}}, nil
+		return wire.ReconcileResult{State: berth.Queued, Tenant: "default", Ready: []wire.Ready{{Job: inner, Kind: berth.KindPipeline}}}, nil
 	}, activity.RegisterOptions{Name: berth.ActivityTend})
 	env.SetTestTimeout(5 * time.Minute) // of the real clock
-	env.ExecuteWorkflow("outer", berth.JobInput{Job: id})
+	env.ExecuteWorkflow("outer", wire.JobInput{Job: id})
 	if err := env.GetWorkflowError(); err != nil || looked != 2 {
 		t.Fatalf("after %d looks %v", looked, err)
 	}

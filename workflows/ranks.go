@@ -9,6 +9,7 @@ import (
 	"go.temporal.io/sdk/workflow"
 
 	"berth"
+	"berth/wire"
 )
 
 // ranks is one attempt under way: a waiter on the machine of each rank. What
@@ -39,7 +40,7 @@ type waiter struct {
 // to an attempt of the past. It serves one rank and a gang alike, and a first
 // run as well as a rebuilt workflow, whose Run finds the container there. It
 // returns false if the caller should read the row again before it settles.
-func (j *job) runRanks(ctx workflow.Context, view berth.JobView) (ended bool, err error) {
+func (j *job) runRanks(ctx workflow.Context, view wire.JobView) (ended bool, err error) {
 	ctx, abandon := workflow.WithCancel(ctx)
 	defer abandon() // of waiters and timers; no container hears of it
 	r := &ranks{job: j, attempt: view.Attempt, limit: view.RunLimit.Std(), ctx: ctx, news: workflow.NewSelector(ctx)}
@@ -87,7 +88,7 @@ func (r *ranks) look() {
 
 // apply compares the waiters with the row: ranks that are live get one, ranks
 // that are not need none any more.
-func (r *ranks) apply(view berth.JobView) {
+func (r *ranks) apply(view wire.JobView) {
 	if view.Attempt != r.attempt || !view.State.HoldsCapacity() {
 		r.superseded = true
 		return
@@ -114,7 +115,7 @@ func (r *ranks) apply(view berth.JobView) {
 func (r *ranks) wait(i int) {
 	w := &r.waiters[i]
 	w.pending = true
-	request := berth.RunRequest{Job: r.id, Attempt: r.attempt, Alloc: w.slot.Alloc}
+	request := wire.RunRequest{Job: r.id, Attempt: r.attempt, Alloc: w.slot.Alloc}
 	run := workflow.ExecuteActivity(r.runOptions(w.slot), berth.ActivityRun, request)
 	r.news.AddFuture(run, func(workflow.Future) { r.then = func() { r.returned(i, run) } })
 }
@@ -123,7 +124,7 @@ func (r *ranks) wait(i int) {
 func (r *ranks) returned(i int, run workflow.Future) {
 	w := &r.waiters[i]
 	w.pending = false
-	var result berth.RunResult
+	var result wire.RunResult
 	err := run.Get(r.ctx, &result)
 	switch {
 	case w.done || r.superseded || r.err != nil: // given up meanwhile
@@ -204,7 +205,7 @@ func (r *ranks) runOptions(slot berth.Slot) workflow.Context {
 }
 
 // describe tells in Temporal's UI what the workflow is at. It costs no event.
-func describe(v berth.JobView) string {
+func describe(v wire.JobView) string {
 	const shown = 4
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: attempt %d", v.State, v.Attempt)

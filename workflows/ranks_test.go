@@ -6,13 +6,15 @@ import (
 	"time"
 
 	"berth"
+	"berth/failure"
+	"berth/wire"
 )
 
 func TestAGangIsStoppedAfterItsFirstBadRank(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, granted(1, 3))
 	w.at(time.Hour, func() { w.exit(101, exited(1)) })
-	ordered := berth.Exit{Cause: berth.CauseOrdered, Code: 143, StartedAt: start, FinishedAt: start}
+	ordered := failure.Exit{Cause: failure.CauseOrdered, Code: 143, StartedAt: start, FinishedAt: start}
 	w.at(time.Hour+time.Minute, func() { w.exit(100, ordered) })
 	w.at(time.Hour+2*time.Minute, func() {
 		w.decide(1, berth.Failed)
@@ -51,7 +53,7 @@ func TestAGangIsStoppedWhenARankFallsSilent(t *testing.T) {
 		w.exit(101, exited(143))
 	})
 	w.at(2*time.Hour, func() {
-		w.change(func(row *berth.JobView) { *row = berth.JobView{State: berth.Canceled} })
+		w.change(func(row *wire.JobView) { *row = wire.JobView{State: berth.Canceled} })
 		w.poke()
 	})
 	w.execute() // though nobody answers for the silent rank
@@ -73,9 +75,9 @@ func TestALoneRankThatIsGivenUpIsSettled(t *testing.T) {
 func TestALostWaiterIsNoVerdict(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, granted(1, 1))
-	w.at(time.Hour, func() { w.finish(100, berth.RunResult{}, errTimeout) })
-	w.at(2*time.Hour, func() { w.finish(100, berth.RunResult{}, errors.New("agent is stopping")) })
-	w.at(3*time.Hour, func() { w.finish(100, berth.RunResult{Phase: berth.PhaseRunning}, nil) })
+	w.at(time.Hour, func() { w.finish(100, wire.RunResult{}, errTimeout) })
+	w.at(2*time.Hour, func() { w.finish(100, wire.RunResult{}, errors.New("agent is stopping")) })
+	w.at(3*time.Hour, func() { w.finish(100, wire.RunResult{Phase: berth.PhaseRunning}, nil) })
 	w.at(5*time.Hour, func() {
 		w.decide(1, berth.Succeeded)
 		w.exit(100, exited(0))
@@ -91,7 +93,7 @@ func TestALostWaiterOfARankThatHasEndedIsNotReplaced(t *testing.T) {
 	w.at(time.Hour, func() {
 		w.decide(1, berth.Succeeded)
 		w.seal(100)
-		w.finish(100, berth.RunResult{}, errTimeout)
+		w.finish(100, wire.RunResult{}, errTimeout)
 	})
 	w.execute()
 	w.want("reserve", "load", "settle 1")
@@ -121,7 +123,7 @@ func TestAJobThatSomebodyElseSettledEndsItsWorkflow(t *testing.T) {
 	w := newWorld(t, granted(1, 1))
 	w.at(time.Hour, func() {
 		w.decide(1, berth.Failed)
-		w.change(func(row *berth.JobView) { *row = berth.JobView{State: berth.Failed, Attempt: 1} })
+		w.change(func(row *wire.JobView) { *row = wire.JobView{State: berth.Failed, Attempt: 1} })
 		w.poke()
 	})
 	w.execute()
@@ -133,7 +135,7 @@ func TestWhatDoesNotStopInTimeIsKilled(t *testing.T) {
 	w := newWorld(t, granted(1, 1))
 	w.env.SetStartTime(start)
 	w.at(time.Hour, func() {
-		w.change(func(row *berth.JobView) {
+		w.change(func(row *wire.JobView) {
 			row.State, row.StopBy = berth.Preempting, start.Add(time.Hour+30*time.Second)
 		})
 		w.poke()
@@ -148,7 +150,7 @@ func TestWhatDoesNotStopInTimeIsKilled(t *testing.T) {
 		if w.called("escalate 1") != 1 {
 			t.Error("not killed")
 		}
-		w.change(func(row *berth.JobView) { row.StopBy = time.Time{} })
+		w.change(func(row *wire.JobView) { row.StopBy = time.Time{} })
 	})
 	w.at(2*time.Hour, func() {
 		w.decide(1, berth.Failed)

@@ -8,6 +8,7 @@ import (
 	"go.temporal.io/sdk/workflow"
 
 	"berth"
+	"berth/wire"
 )
 
 // Options of activities. Every retry policy is unlimited but that of local
@@ -34,7 +35,7 @@ var (
 	runRank = workflow.ActivityOptions{
 		TaskQueue:           berth.QueueWaiters,
 		StartToCloseTimeout: 365 * 24 * time.Hour, // of jobs without a run limit; see runOptions
-		HeartbeatTimeout:    berth.WaiterTimeout,
+		HeartbeatTimeout:    wire.WaiterTimeout,
 		WaitForCancellation: false,
 		RetryPolicy:         &temporal.RetryPolicy{InitialInterval: time.Second, BackoffCoefficient: 1.5, MaximumInterval: 30 * time.Second},
 	}

@@ -16,6 +16,8 @@ import (
 	"go.temporal.io/sdk/workflow"
 
 	"berth"
+	"berth/failure"
+	"berth/wire"
 	"berth/workflows"
 )
 
@@ -28,7 +30,7 @@ type world struct {
 	env *testsuite.TestWorkflowEnvironment
 
 	mu      sync.Mutex
-	row     berth.JobView
+	row     wire.JobView
 	waiting map[berth.AllocationID][]byte // tokens of Runs under way
 	calls   []string
 	runs    map[berth.AllocationID]int
@@ -36,7 +38,7 @@ type world struct {
 	decided map[int]berth.State // by attempt: what Settle answers
 }
 
-func newWorld(t *testing.T, row berth.JobView) *world {
+func newWorld(t *testing.T, row wire.JobView) *world {
 	t.Helper()
 	var suite testsuite.WorkflowTestSuite
 	suite.SetLogger(log.NewStructuredLogger(slog.New(slog.DiscardHandler)))
@@ -48,13 +50,13 @@ func newWorld(t *testing.T, row berth.JobView) *world {
 	register := func(name string, f any) {
 		w.env.RegisterActivityWithOptions(f, activity.RegisterOptions{Name: name})
 	}
-	register(berth.ActivityReserve, func(_ context.Context, _ berth.JobID) (berth.JobView, error) {
+	register(berth.ActivityReserve, func(_ context.Context, _ berth.JobID) (wire.JobView, error) {
 		return w.step("reserve", berth.ActivityReserve)
 	})
-	register(berth.ActivityLoad, func(_ context.Context, _ berth.JobID) (berth.JobView, error) {
+	register(berth.ActivityLoad, func(_ context.Context, _ berth.JobID) (wire.JobView, error) {
 		return w.step("load", berth.ActivityLoad)
 	})
-	register(berth.ActivityRequestCancel, func(_ context.Context, _ berth.JobID) (berth.JobView, error) {
+	register(berth.ActivityRequestCancel, func(_ context.Context, _ berth.JobID) (wire.JobView, error) {
 		w.mu.Lock()
 		w.row.CancelSeen = true
 		if w.row.State.Waiting() {
@@ -73,22 +75,22 @@ func newWorld(t *testing.T, row berth.JobView) *world {
 		_, err := w.step(fmt.Sprintf("escalate %d", attempt), berth.ActivityEscalate)
 		return err
 	})
-	register(berth.ActivitySettle, func(_ context.Context, _ berth.JobID, attempt int) (berth.SettleResult, error) {
+	register(berth.ActivitySettle, func(_ context.Context, _ berth.JobID, attempt int) (wire.SettleResult, error) {
 		_, err := w.step(fmt.Sprintf("settle %d", attempt), berth.ActivitySettle)
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		next, ok := w.decided[attempt]
 		if ok && w.row.Attempt == attempt {
-			w.row = berth.JobView{State: next, Attempt: attempt}
+			w.row = wire.JobView{State: next, Attempt: attempt}
 		}
-		return berth.SettleResult{Next: next, NotReady: !ok}, err
+		return wire.SettleResult{Next: next, NotReady: !ok}, err
 	})
-	register(berth.ActivityRun, func(ctx context.Context, r berth.RunRequest) (berth.RunResult, error) {
+	register(berth.ActivityRun, func(ctx context.Context, r wire.RunRequest) (wire.RunResult, error) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.waiting[r.Alloc] = activity.GetInfo(ctx).TaskToken
 		w.runs[r.Alloc]++
-		return berth.RunResult{}, activity.ErrResultPending
+		return wire.RunResult{}, activity.ErrResultPending
 	})
 	w.env.RegisterWorkflowWithOptions(workflows.Job, workflow.RegisterOptions{Name: berth.WorkflowJob})
 	w.env.SetTestTimeout(5 * time.Minute) // of the real clock
@@ -96,12 +98,12 @@ func newWorld(t *testing.T, row berth.JobView) *world {
 }
 
 // step notes a call and answers with the row.
-func (w *world) step(call, activity string) (berth.JobView, error) {
+func (w *world) step(call, activity string) (wire.JobView, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.calls = append(w.calls, call)
 	if err := w.fail[activity]; err != nil {
-		return berth.JobView{}, err
+		return wire.JobView{}, err
 	}
 	view := w.row
 	view.Slots = slices.Clone(view.Slots)
@@ -128,7 +130,7 @@ func (w *world) called(call string) int {
 // at acts at a time after the workflow's start.
 func (w *world) at(d time.Duration, act func()) { w.env.RegisterDelayedCallback(act, d) }
 
-func (w *world) change(f func(row *berth.JobView)) {
+func (w *world) change(f func(row *wire.JobView)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	f(&w.row)
@@ -137,8 +139,8 @@ func (w *world) change(f func(row *berth.JobView)) {
 func (w *world) poke() { w.env.SignalWorkflow(berth.SignalPoke, nil) }
 
 // granted is the row after the leader placed n ranks in an attempt.
-func granted(attempt, n int) berth.JobView {
-	v := berth.JobView{State: berth.Scheduled, Attempt: attempt}
+func granted(attempt, n int) wire.JobView {
+	v := wire.JobView{State: berth.Scheduled, Attempt: attempt}
 	for i := range n {
 		v.Slots = append(v.Slots, berth.Slot{
 			Alloc: berth.AllocationID(attempt*100 + i), Rank: i, Machine: berth.MachineID(fmt.Sprintf("m%d", i)), State: berth.AllocReserved,
@@ -148,14 +150,14 @@ func granted(attempt, n int) berth.JobView {
 }
 
 func (w *world) grant(attempt, n int) {
-	w.change(func(row *berth.JobView) { *row = granted(attempt, n) })
+	w.change(func(row *wire.JobView) { *row = granted(attempt, n) })
 }
 
 // exit ends a rank: its row, and the activity that waits for it.
-func (w *world) exit(alloc berth.AllocationID, e berth.Exit) {
+func (w *world) exit(alloc berth.AllocationID, e failure.Exit) {
 	w.t.Helper()
 	w.seal(alloc)
-	w.finish(alloc, berth.RunResult{Phase: berth.PhaseSealed, Exit: &e}, nil)
+	w.finish(alloc, wire.RunResult{Phase: berth.PhaseSealed, Exit: &e}, nil)
 }
 
 // seal ends a rank in its row alone.
@@ -164,7 +166,7 @@ func (w *world) seal(alloc berth.AllocationID) {
 }
 
 func (w *world) slot(alloc berth.AllocationID, f func(s *berth.Slot)) {
-	w.change(func(row *berth.JobView) {
+	w.change(func(row *wire.JobView) {
 		row.Slots = slices.Clone(row.Slots)
 		for i := range row.Slots {
 			if row.Slots[i].Alloc == alloc {
@@ -175,7 +177,7 @@ func (w *world) slot(alloc berth.AllocationID, f func(s *berth.Slot)) {
 }
 
 // finish ends the Run of a rank.
-func (w *world) finish(alloc berth.AllocationID, result berth.RunResult, failure error) {
+func (w *world) finish(alloc berth.AllocationID, result wire.RunResult, cause error) {
 	w.t.Helper()
 	w.mu.Lock()
 	token := w.waiting[alloc]
@@ -185,7 +187,7 @@ func (w *world) finish(alloc berth.AllocationID, result berth.RunResult, failure
 		w.t.Errorf("no Run waits for allocation %d", alloc)
 		return
 	}
-	if err := w.env.CompleteActivity(token, result, failure); err != nil {
+	if err := w.env.CompleteActivity(token, result, cause); err != nil {
 		w.t.Error(err)
 	}
 }
@@ -199,7 +201,7 @@ func (w *world) decide(attempt int, next berth.State) {
 // execute runs the workflow to its end and fails if it fails.
 func (w *world) execute() {
 	w.t.Helper()
-	w.env.ExecuteWorkflow(berth.WorkflowJob, berth.JobInput{Job: id})
+	w.env.ExecuteWorkflow(berth.WorkflowJob, wire.JobInput{Job: id})
 	if !w.env.IsWorkflowCompleted() {
 		w.t.Fatal("workflow has not completed")
 	}
@@ -228,8 +230,8 @@ func (w *world) wantRuns(alloc berth.AllocationID, n int) {
 
 var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-func exited(code int) berth.Exit {
-	return berth.Exit{Cause: berth.CauseExited, Code: code, StartedAt: start, FinishedAt: start.Add(time.Second)}
+func exited(code int) failure.Exit {
+	return failure.Exit{Cause: failure.CauseExited, Code: code, StartedAt: start, FinishedAt: start.Add(time.Second)}
 }
 
 var errTimeout = temporal.NewTimeoutError(1, nil)

@@ -6,12 +6,13 @@ import (
 
 	"berth"
 	"berth/internal/lib/failpoint"
+	"berth/wire"
 )
 
 // Fire decides one time of a schedule.
-func (s *Steps) Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (berth.FireResult, error) {
+func (s *Steps) Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (wire.FireResult, error) {
 	if err := failpoint.Hit("worker.fire.before"); err != nil {
-		return berth.FireResult{}, err
+		return wire.FireResult{}, err
 	}
 	result, err := s.fires.Fire(ctx, id, at)
 	if err != nil {

@@ -7,20 +7,21 @@ import (
 	"berth"
 	"berth/internal/lib/failpoint"
 	"berth/internal/lib/overload"
+	"berth/wire"
 )
 
 // Store is the truth about jobs.
 type Store interface {
 	// Load tells that the job's workflow looks, and returns the job as it stands.
-	Load(ctx context.Context, id berth.JobID) (berth.JobView, error)
+	Load(ctx context.Context, id berth.JobID) (wire.JobView, error)
 	// View returns a job that was loaded before as it stands now.
-	View(ctx context.Context, id berth.JobID) (berth.JobView, error)
-	Settle(ctx context.Context, id berth.JobID, attempt int) (berth.SettleResult, error)
+	View(ctx context.Context, id berth.JobID) (wire.JobView, error)
+	Settle(ctx context.Context, id berth.JobID, attempt int) (wire.SettleResult, error)
 	RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (berth.State, error)
 	StopAttempt(ctx context.Context, id berth.JobID, attempt int) (stopped bool, err error)
 	Escalate(ctx context.Context, id berth.JobID, attempt int) error
 	// Tend looks at a parent and does what follows from its elements.
-	Tend(ctx context.Context, id berth.JobID) (berth.TendResult, error)
+	Tend(ctx context.Context, id berth.JobID) (wire.ReconcileResult, error)
 }
 
 // Pokes hands pokes to steps that wait, instead of sending them to workflows.
@@ -37,7 +38,7 @@ type Pokes interface {
 type Fires interface {
 	// Fire submits what a schedule is to submit at that time, once, or records why
 	// not. The result is empty if there is no such schedule any more.
-	Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (berth.FireResult, error)
+	Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (wire.FireResult, error)
 }
 
 // GrantWait is how long Reserve waits for the leader. On a free cluster the
@@ -65,7 +66,7 @@ func New(store Store, pokes Pokes, fires Fires) *Steps {
 // the leader placed it within a moment, else still waiting. It is the job's
 // turn to wait only while it can be placed; in backoff, or held, it returns at
 // once.
-func (s *Steps) Reserve(ctx context.Context, id berth.JobID) (berth.JobView, error) {
+func (s *Steps) Reserve(ctx context.Context, id berth.JobID) (wire.JobView, error) {
 	ctx = overload.As(ctx, overload.Start) // statements of ends go before
 	news, done := s.pokes.Expect(id)       // before the read: no poke may fall in between
 	registered, heard := true, false
@@ -80,7 +81,7 @@ func (s *Steps) Reserve(ctx context.Context, id berth.JobID) (berth.JobView, err
 	defer limit.Stop()
 	for read := s.store.Load; ; read = s.store.View {
 		if err := failpoint.Hit("worker.reserve.before"); err != nil {
-			return berth.JobView{}, err
+			return wire.JobView{}, err
 		}
 		view, err := read(ctx, id)
 		if err != nil {
@@ -113,14 +114,14 @@ func (s *Steps) Reserve(ctx context.Context, id berth.JobID) (berth.JobView, err
 }
 
 // Load returns the job as it stands.
-func (s *Steps) Load(ctx context.Context, id berth.JobID) (berth.JobView, error) {
+func (s *Steps) Load(ctx context.Context, id berth.JobID) (wire.JobView, error) {
 	return s.store.Load(ctx, id)
 }
 
 // Settle closes an attempt.
-func (s *Steps) Settle(ctx context.Context, id berth.JobID, attempt int) (berth.SettleResult, error) {
+func (s *Steps) Settle(ctx context.Context, id berth.JobID, attempt int) (wire.SettleResult, error) {
 	if err := failpoint.Hit("worker.settle.before"); err != nil {
-		return berth.SettleResult{}, err
+		return wire.SettleResult{}, err
 	}
 	result, err := s.store.Settle(ctx, id, attempt)
 	if err != nil {
@@ -131,15 +132,15 @@ func (s *Steps) Settle(ctx context.Context, id berth.JobID, attempt int) (berth.
 
 // RequestCancel puts a cancel that came from Temporal's side on the row, and
 // returns the job as it stands then.
-func (s *Steps) RequestCancel(ctx context.Context, id berth.JobID) (berth.JobView, error) {
+func (s *Steps) RequestCancel(ctx context.Context, id berth.JobID) (wire.JobView, error) {
 	if err := failpoint.Hit("worker.cancel.before"); err != nil {
-		return berth.JobView{}, err
+		return wire.JobView{}, err
 	}
 	if _, err := s.store.RequestCancel(ctx, "", id, "temporal", nil); err != nil {
-		return berth.JobView{}, err
+		return wire.JobView{}, err
 	}
 	if err := failpoint.Hit("worker.cancel.after"); err != nil {
-		return berth.JobView{}, err
+		return wire.JobView{}, err
 	}
 	return s.store.Load(ctx, id)
 }

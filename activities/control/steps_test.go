@@ -10,20 +10,21 @@ import (
 
 	"berth"
 	"berth/activities/control"
+	"berth/wire"
 )
 
 // row is a store of one job whose state a test changes.
 type row struct {
 	control.Store
 	mu       sync.Mutex
-	view     berth.JobView
+	view     wire.JobView
 	reads    int
 	onRead   func(n int)
 	canceled []string
 	fail     error // of the next reads
 }
 
-func (r *row) Load(context.Context, berth.JobID) (berth.JobView, error) {
+func (r *row) Load(context.Context, berth.JobID) (wire.JobView, error) {
 	r.mu.Lock()
 	v, err := r.view, r.fail
 	r.reads++
@@ -38,14 +39,14 @@ func (r *row) Load(context.Context, berth.JobID) (berth.JobView, error) {
 	return v, nil
 }
 
-func (r *row) View(ctx context.Context, id berth.JobID) (berth.JobView, error) {
+func (r *row) View(ctx context.Context, id berth.JobID) (wire.JobView, error) {
 	if r.reads == 0 {
-		return berth.JobView{}, errors.New("viewed before it was loaded")
+		return wire.JobView{}, errors.New("viewed before it was loaded")
 	}
 	return r.Load(ctx, id)
 }
 
-func (r *row) become(v berth.JobView) {
+func (r *row) become(v wire.JobView) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.view = v
@@ -53,7 +54,7 @@ func (r *row) become(v berth.JobView) {
 
 func (r *row) RequestCancel(_ context.Context, tenant berth.TenantID, _ berth.JobID, actor string, _ *berth.Reason) (berth.State, error) {
 	r.canceled = append(r.canceled, string(tenant)+"/"+actor)
-	r.become(berth.JobView{State: berth.Canceled})
+	r.become(wire.JobView{State: berth.Canceled})
 	return berth.Canceled, nil
 }
 
@@ -88,11 +89,11 @@ func (p *pokes) Expect(berth.JobID) (<-chan struct{}, func() bool) {
 const job = berth.JobID("01900000-0000-7000-8000-000000000001")
 
 var (
-	queued    = berth.JobView{State: berth.Queued, Placeable: true}
-	scheduled = berth.JobView{State: berth.Scheduled, Attempt: 1}
+	queued    = wire.JobView{State: berth.Queued, Placeable: true}
+	scheduled = wire.JobView{State: berth.Scheduled, Attempt: 1}
 )
 
-func reserve(t *testing.T, r *row, p *pokes) berth.JobView {
+func reserve(t *testing.T, r *row, p *pokes) wire.JobView {
 	t.Helper()
 	v, err := control.New(r, p, nil).Reserve(t.Context(), job)
 	if err != nil {
@@ -133,7 +134,7 @@ func TestReserveReturnsWhatWaitsOn(t *testing.T) {
 
 func TestReserveDoesNotWaitForWhatCannotBePlaced(t *testing.T) {
 	t.Parallel()
-	for _, view := range []berth.JobView{{State: berth.Retrying}, {State: berth.Queued}, scheduled, {State: berth.Failed}} {
+	for _, view := range []wire.JobView{{State: berth.Retrying}, {State: berth.Queued}, scheduled, {State: berth.Failed}} {
 		synctest.Test(t, func(t *testing.T) {
 			start := time.Now()
 			if reserve(t, &row{view: view}, newPokes()); time.Since(start) != 0 {
@@ -149,7 +150,7 @@ func TestReserveReadsAgainAfterAPokeThatCameTooLateToWait(t *testing.T) {
 		r, p := &row{view: scheduled}, newPokes()
 		r.onRead = func(n int) {
 			if n == 1 { // the news fall between the read and its end
-				r.become(berth.JobView{State: berth.Canceling, Attempt: 1})
+				r.become(wire.JobView{State: berth.Canceling, Attempt: 1})
 				p.news <- struct{}{}
 			}
 		}

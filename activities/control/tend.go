@@ -5,12 +5,13 @@ import (
 
 	"berth"
 	"berth/internal/lib/failpoint"
+	"berth/wire"
 )
 
 // Tend looks at a parent and does what follows from its row and its elements.
-func (s *Steps) Tend(ctx context.Context, id berth.JobID) (berth.TendResult, error) {
+func (s *Steps) Tend(ctx context.Context, id berth.JobID) (wire.ReconcileResult, error) {
 	if err := failpoint.Hit("worker.tend.before"); err != nil {
-		return berth.TendResult{}, err
+		return wire.ReconcileResult{}, err
 	}
 	result, err := s.store.Tend(ctx, id)
 	if err != nil {
@@ -21,9 +22,9 @@ func (s *Steps) Tend(ctx context.Context, id berth.JobID) (berth.TendResult, err
 
 // CancelParent puts a cancel that came from Temporal's side on the row of a
 // parent, and tends it.
-func (s *Steps) CancelParent(ctx context.Context, id berth.JobID) (berth.TendResult, error) {
+func (s *Steps) CancelParent(ctx context.Context, id berth.JobID) (wire.ReconcileResult, error) {
 	if _, err := s.store.RequestCancel(ctx, "", id, "temporal", nil); err != nil {
-		return berth.TendResult{}, err
+		return wire.ReconcileResult{}, err
 	}
 	return s.Tend(ctx, id)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"berth"
+	"berth/wire"
 )
 
 // GPUs is the inventory of accelerators of one machine. Two implementations
@@ -24,5 +25,5 @@ type GPUMeter interface {
 	// Use returns what is known of these devices now; one of which nothing is
 	// known, such as a lost one, is left out. A device that is shared is measured
 	// as a whole.
-	Use(ctx context.Context, uuids []string) ([]berth.GPUUse, error)
+	Use(ctx context.Context, uuids []string) ([]wire.GPUUse, error)
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/wire"
 )
 
 // Heartbeats. What a waiter whose heartbeat is due does follows from its row:
@@ -21,7 +22,7 @@ import (
 //	live             silent for longer             frozen     sends a heartbeat
 //	cannot be read   any                           any        sends a heartbeat with the last read
 //
-// A waiter that sends none for berth.WaiterTimeout is started again by the server,
+// A waiter that sends none for wire.WaiterTimeout is started again by the server,
 // in this replica or another: the history gets no event for it, and no attempt
 // is spent. The verdict on the machine, once it comes, ends the wait through the
 // row.
@@ -29,7 +30,7 @@ import (
 // beat is one heartbeat to send.
 type beat struct {
 	w        *waiter
-	progress berth.RunProgress
+	progress wire.RunProgress
 }
 
 // beat reads the rows of the members whose heartbeat is due, and has the

@@ -9,13 +9,14 @@ import (
 	"time"
 
 	"berth"
+	"berth/wire"
 )
 
 // Store reads the rows of members.
 type Store interface {
 	// Members returns the rows of these allocations. For an allocation without a
 	// row, or of a job that was archived, it returns nothing.
-	Members(ctx context.Context, allocs []berth.AllocationID) ([]berth.MemberView, error)
+	Members(ctx context.Context, allocs []berth.AllocationID) ([]wire.MemberView, error)
 	// Ended returns the allocations of the whole cluster whose end is stored and
 	// whose attempt is not settled.
 	Ended(ctx context.Context) ([]berth.AllocationID, error)
@@ -35,8 +36,8 @@ type Hints interface {
 // after any other error the call is worth another try. The implementation bounds
 // the rate and the length of calls.
 type Temporal interface {
-	Complete(ctx context.Context, token []byte, r berth.RunResult) error
-	Beat(ctx context.Context, token []byte, p berth.RunProgress) error
+	Complete(ctx context.Context, token []byte, r wire.RunResult) error
+	Beat(ctx context.Context, token []byte, p wire.RunProgress) error
 	// HandOver ends this try of the activity. The server starts the next one after
 	// the delay, wherever a worker is free.
 	HandOver(ctx context.Context, token []byte, delay time.Duration) error
@@ -48,7 +49,7 @@ var ErrGone = errors.New("activity is over")
 // Options tune a Registry. Zero fields take their defaults.
 type Options struct {
 	Sweep  time.Duration // between two reads of the members that have ended: 2 s
-	Beat   time.Duration // the longest time between two heartbeats: berth.WaiterBeat
+	Beat   time.Duration // the longest time between two heartbeats: wire.WaiterBeat
 	Peers  Peers         // nil: the members that this replica waits for are not shared
 	Share  time.Duration // between two calls of Peers: 10 s
 	Logger *slog.Logger
@@ -96,13 +97,13 @@ type waiter struct {
 	next     *waiter // of the same member
 	beatAt   time.Time
 	beating  bool // a heartbeat is under way
-	progress berth.RunProgress
+	progress wire.RunProgress
 }
 
 // end is a result on its way to Temporal.
 type end struct {
 	token  []byte
-	result berth.RunResult
+	result wire.RunResult
 }
 
 // New returns a registry that Run sets to work.
@@ -111,7 +112,7 @@ func New(store Store, t Temporal, o Options) *Registry {
 		o.Sweep = 2 * time.Second
 	}
 	if o.Beat == 0 {
-		o.Beat = berth.WaiterBeat
+		o.Beat = wire.WaiterBeat
 	}
 	if o.Share == 0 {
 		o.Share = 10 * time.Second
@@ -271,7 +272,7 @@ func (r *Registry) read(ctx context.Context) error {
 }
 
 // members returns the rows of the allocations by their id.
-func (r *Registry) members(ctx context.Context, ids []berth.AllocationID) (map[berth.AllocationID]berth.MemberView, error) {
+func (r *Registry) members(ctx context.Context, ids []berth.AllocationID) (map[berth.AllocationID]wire.MemberView, error) {
 	if len(ids) == 0 {
 		return nil, nil
 	}
@@ -281,7 +282,7 @@ func (r *Registry) members(ctx context.Context, ids []berth.AllocationID) (map[b
 	if err != nil {
 		return nil, err
 	}
-	views := make(map[berth.AllocationID]berth.MemberView, len(list))
+	views := make(map[berth.AllocationID]wire.MemberView, len(list))
 	for _, v := range list {
 		views[v.Alloc] = v
 	}
@@ -291,11 +292,11 @@ func (r *Registry) members(ctx context.Context, ids []berth.AllocationID) (map[b
 // deliver ends the wait for a member if its row says so. Where it says that there
 // is nothing to wait for, or where there is no row, the result is not sealed: the
 // workflow reads the row then. r.mu is held.
-func (r *Registry) deliver(id berth.AllocationID, v berth.MemberView, found bool) {
-	var result berth.RunResult
+func (r *Registry) deliver(id berth.AllocationID, v wire.MemberView, found bool) {
+	var result wire.RunResult
 	switch {
 	case found && v.Sealed:
-		result = berth.RunResult{Phase: berth.PhaseSealed, Exit: v.Exit}
+		result = wire.RunResult{Phase: berth.PhaseSealed, Exit: v.Exit}
 	case found && v.Live():
 		for w := r.waiting[id]; w != nil; w = w.next {
 			w.progress = v.Progress

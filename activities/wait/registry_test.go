@@ -10,6 +10,8 @@ import (
 
 	"berth"
 	"berth/activities/wait"
+	"berth/failure"
+	"berth/wire"
 )
 
 const patience = 5 * time.Minute
@@ -20,14 +22,14 @@ type site struct {
 	hints chan struct{}
 
 	mu       sync.Mutex
-	rows     map[berth.AllocationID]berth.MemberView
+	rows     map[berth.AllocationID]wire.MemberView
 	hinted   []berth.AllocationID
 	missed   bool
 	noStore  error            // of every read
 	noServer error            // of every call to Temporal
 	gone     map[string]bool  // tokens that the server does not know
 	done     map[string][]end // by token: what arrived
-	beats    map[string][]berth.RunProgress
+	beats    map[string][]wire.RunProgress
 	reads    int
 	sweeps   int
 	most     int // completions at once
@@ -37,23 +39,23 @@ type site struct {
 
 // end is a completion that the server received.
 type end struct {
-	result berth.RunResult
+	result wire.RunResult
 	moved  bool // handed over
 	delay  time.Duration
 }
 
 func newSite(t *testing.T) *site {
 	return &site{
-		t: t, hints: make(chan struct{}, 1), rows: map[berth.AllocationID]berth.MemberView{},
-		gone: map[string]bool{}, done: map[string][]end{}, beats: map[string][]berth.RunProgress{},
+		t: t, hints: make(chan struct{}, 1), rows: map[berth.AllocationID]wire.MemberView{},
+		gone: map[string]bool{}, done: map[string][]end{}, beats: map[string][]wire.RunProgress{},
 	}
 }
 
-func (s *site) Members(_ context.Context, ids []berth.AllocationID) ([]berth.MemberView, error) {
+func (s *site) Members(_ context.Context, ids []berth.AllocationID) ([]wire.MemberView, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reads++
-	var list []berth.MemberView
+	var list []wire.MemberView
 	for _, id := range ids {
 		if v, ok := s.rows[id]; ok {
 			list = append(list, v)
@@ -95,7 +97,7 @@ func (s *site) answer(token []byte) error {
 	return nil
 }
 
-func (s *site) Complete(_ context.Context, token []byte, r berth.RunResult) error {
+func (s *site) Complete(_ context.Context, token []byte, r wire.RunResult) error {
 	s.mu.Lock()
 	s.now++
 	s.most = max(s.most, s.now)
@@ -114,7 +116,7 @@ func (s *site) Complete(_ context.Context, token []byte, r berth.RunResult) erro
 	return nil
 }
 
-func (s *site) Beat(_ context.Context, token []byte, p berth.RunProgress) error {
+func (s *site) Beat(_ context.Context, token []byte, p wire.RunProgress) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.answer(token); err != nil {
@@ -154,7 +156,7 @@ func (s *site) run(o wait.Options) *wait.Registry {
 }
 
 // set stores a member's row.
-func (s *site) set(v berth.MemberView) {
+func (s *site) set(v wire.MemberView) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.rows[v.Alloc] = v
@@ -194,13 +196,13 @@ func (s *site) ends(token string) end {
 	return s.done[token][0]
 }
 
-func running(id berth.AllocationID) berth.MemberView {
-	return berth.MemberView{Alloc: id, State: berth.AllocActive, Current: true, Progress: berth.RunProgress{Phase: berth.PhaseRunning, Step: 7, Machine: "m1"}}
+func running(id berth.AllocationID) wire.MemberView {
+	return wire.MemberView{Alloc: id, State: berth.AllocActive, Current: true, Progress: wire.RunProgress{Phase: berth.PhaseRunning, Step: 7, Machine: "m1"}}
 }
 
-func sealed(id berth.AllocationID) berth.MemberView {
+func sealed(id berth.AllocationID) wire.MemberView {
 	v := running(id)
-	v.State, v.Sealed, v.Exit = berth.AllocExited, true, &berth.Exit{Cause: berth.CauseExited, Code: 3}
+	v.State, v.Sealed, v.Exit = berth.AllocExited, true, &failure.Exit{Cause: failure.CauseExited, Code: 3}
 	return v
 }
 
@@ -282,7 +284,7 @@ func TestAMemberThatIsNotToBeWaitedForEndsUnsealed(t *testing.T) {
 	r := s.run(wait.Options{})
 	for id, token := range map[berth.AllocationID]string{1: "superseded", 2: "orphaned", 3: "released", 4: "without a row"} {
 		r.Enter(id, []byte(token))
-		if e := s.ends(token); e.moved || e.result != (berth.RunResult{}) {
+		if e := s.ends(token); e.moved || e.result != (wire.RunResult{}) {
 			t.Errorf("%s ended with %+v", token, e)
 		}
 	}

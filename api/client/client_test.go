@@ -10,6 +10,8 @@ import (
 
 	"berth"
 	"berth/api/client"
+	"berth/spec"
+	"berth/wire"
 )
 
 func serve(t *testing.T, h http.HandlerFunc) *client.Client {
@@ -30,14 +32,14 @@ func TestASubmissionWhoseAnswerIsLostIsSentAgain(t *testing.T) {
 		if calls.Add(1) == 1 {
 			panic(http.ErrAbortHandler) // the job is stored, the answer is not sent
 		}
-		_ = json.NewEncoder(w).Encode(berth.Job{ID: "j"})
+		_ = json.NewEncoder(w).Encode(wire.Job{ID: "j"})
 	})
-	job, created, err := c.Submit(t.Context(), berth.JobSpec{Name: "x"}, "k1")
+	job, created, err := c.Submit(t.Context(), spec.Job{Name: "x"}, "k1")
 	if err != nil || created || job.ID != "j" || calls.Load() != 2 || <-keys != "k1" || <-keys != "k1" {
 		t.Errorf("submit: %+v, created %v, %v, %d calls", job, created, err, calls.Load())
 	}
 	calls.Store(0)
-	if _, _, err := c.Submit(t.Context(), berth.JobSpec{Name: "x"}, ""); !client.Unreachable(err) || calls.Load() != 1 {
+	if _, _, err := c.Submit(t.Context(), spec.Job{Name: "x"}, ""); !client.Unreachable(err) || calls.Load() != 1 {
 		t.Errorf("without a key: %v after %d calls, want one call and its error", err, calls.Load())
 	}
 }
@@ -52,9 +54,9 @@ func TestACallIsRepeatedWhenTheServerAsks(t *testing.T) {
 		calls  int32
 	}{
 		{"a read while the database is away", 503, "1", func(c *client.Client) error { _, err := c.Job(t.Context(), "x"); return err }, 2},
-		{"a submission with a key", 503, "1", func(c *client.Client) error { _, _, err := c.Submit(t.Context(), berth.JobSpec{}, "k"); return err }, 2},
-		{"a submission without one", 503, "1", func(c *client.Client) error { _, _, err := c.Submit(t.Context(), berth.JobSpec{}, ""); return err }, 1},
-		{"too many calls", 429, "1", func(c *client.Client) error { _, _, err := c.Submit(t.Context(), berth.JobSpec{}, ""); return err }, 2},
+		{"a submission with a key", 503, "1", func(c *client.Client) error { _, _, err := c.Submit(t.Context(), spec.Job{}, "k"); return err }, 2},
+		{"a submission without one", 503, "1", func(c *client.Client) error { _, _, err := c.Submit(t.Context(), spec.Job{}, ""); return err }, 1},
+		{"too many calls", 429, "1", func(c *client.Client) error { _, _, err := c.Submit(t.Context(), spec.Job{}, ""); return err }, 2},
 		{"nothing asked", 503, "", func(c *client.Client) error { _, err := c.Job(t.Context(), "x"); return err }, 1},
 		{"later than anybody waits", 503, "3600", func(c *client.Client) error { _, err := c.Job(t.Context(), "x"); return err }, 1},
 	} {
@@ -66,7 +68,7 @@ func TestACallIsRepeatedWhenTheServerAsks(t *testing.T) {
 					w.Header().Set("Retry-After", row.again)
 					w.WriteHeader(row.status)
 				}
-				_ = json.NewEncoder(w).Encode(berth.Job{ID: "j"})
+				_ = json.NewEncoder(w).Encode(wire.Job{ID: "j"})
 			})
 			told := 0
 			c.OnRepeat = func(answer error) {
@@ -131,7 +133,7 @@ func TestNobodyThereIsUnreachable(t *testing.T) {
 	if _, err := c.Job(t.Context(), "x"); !client.Unreachable(err) {
 		t.Errorf("got %v", err)
 	}
-	if _, _, err := c.Submit(t.Context(), berth.JobSpec{}, "k"); !client.Unreachable(err) {
+	if _, _, err := c.Submit(t.Context(), spec.Job{}, "k"); !client.Unreachable(err) {
 		t.Errorf("submit: got %v", err)
 	}
 }

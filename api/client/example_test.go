@@ -8,6 +8,8 @@ import (
 
 	"berth"
 	"berth/api/client"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Submit a job, wait for its end and print its log. The key makes the submit safe
@@ -17,7 +19,7 @@ func ExampleClient_Submit() {
 	c := client.New("http://127.0.0.1:7878", os.Getenv("BERTH_TOKEN"))
 	defer c.Close()
 
-	job, created, err := c.Submit(ctx, berth.JobSpec{Name: "hello", Image: "busybox:1.36", Command: []string{"echo", "hello"}}, "hello-1")
+	job, created, err := c.Submit(ctx, spec.Job{Name: "hello", Image: "busybox:1.36", Command: []string{"echo", "hello"}}, "hello-1")
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -28,7 +30,7 @@ func ExampleClient_Submit() {
 	}
 	fmt.Println(job.Status)
 
-	err = c.Logs(ctx, job.ID, client.LogsQuery{}, func(line berth.LogLine) error {
+	err = c.Logs(ctx, job.ID, client.LogsQuery{}, func(line wire.LogLine) error {
 		fmt.Println(line.Text)
 		return nil
 	})
@@ -82,7 +84,7 @@ func ExampleClient_FollowEvents() {
 	c := client.New("http://127.0.0.1:7878", os.Getenv("BERTH_TOKEN"))
 	defer c.Close()
 
-	err := c.FollowEvents(context.Background(), "0190b5a0-0000-7000-8000-000000000000", 0, func(e berth.Event) error {
+	err := c.FollowEvents(context.Background(), "0190b5a0-0000-7000-8000-000000000000", 0, func(e wire.Event) error {
 		fmt.Println(e.At, e.Kind, e.To)
 		return nil
 	})

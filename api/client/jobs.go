@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // submitTries is how often a submission with a key is sent when its answer does
@@ -24,12 +26,14 @@ const (
 // Submit submits a job. created is false if the key was used for the same job
 // before. With a key, a call whose answer was lost is made again: it is still
 // one job.
-func (c *Client) Submit(ctx context.Context, spec berth.JobSpec, key string) (job berth.Job, created bool, err error) {
-	return c.submit(ctx, "/v1/jobs", spec, key)
+func (c *Client) Submit(ctx context.Context, jobSpec spec.Job, key string) (job wire.Job, created bool, err error) {
+	return c.submit(ctx, "/v1/jobs", jobSpec, key)
 }
 
-func (c *Client) submit(ctx context.Context, path string, spec any, key string) (job berth.Job, created bool, err error) {
-	r := request{method: http.MethodPost, path: path, header: http.Header{}, body: spec, once: key == ""}
+func (c *Client) submit(
+	ctx context.Context, path string, body any, key string,
+) (job wire.Job, created bool, err error) {
+	r := request{method: http.MethodPost, path: path, header: http.Header{}, body: body, once: key == ""}
 	if key != "" {
 		r.header.Set("Idempotency-Key", key)
 	}
@@ -78,7 +82,7 @@ type JobsQuery struct {
 }
 
 // Jobs returns a page of jobs, newest first.
-func (c *Client) Jobs(ctx context.Context, q JobsQuery) (berth.Page[berth.Job], error) {
+func (c *Client) Jobs(ctx context.Context, q JobsQuery) (wire.Page[wire.Job], error) {
 	v := url.Values{}
 	for _, s := range q.Status {
 		v.Add("status", string(s))
@@ -97,7 +101,7 @@ func (c *Client) Jobs(ctx context.Context, q JobsQuery) (berth.Page[berth.Job], 
 	if q.Limit > 0 {
 		v.Set("limit", strconv.Itoa(q.Limit))
 	}
-	var page berth.Page[berth.Job]
+	var page wire.Page[wire.Job]
 	_, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/jobs", query: v}, &page)
 	return page, err
 }
@@ -110,54 +114,54 @@ func set(v url.Values, key, value string) {
 
 // Job returns a job with its attempts and checkpoints. The beginning of an id
 // will do where just one begins so.
-func (c *Client) Job(ctx context.Context, id berth.JobID) (berth.Job, error) {
+func (c *Client) Job(ctx context.Context, id berth.JobID) (wire.Job, error) {
 	return c.job(ctx, http.MethodGet, id, "", nil)
 }
 
 // Cancel cancels a job; idempotent.
-func (c *Client) Cancel(ctx context.Context, id berth.JobID) (berth.Job, error) {
+func (c *Client) Cancel(ctx context.Context, id berth.JobID) (wire.Job, error) {
 	return c.job(ctx, http.MethodPost, id, "/cancel", nil)
 }
 
 // CancelElements cancels some elements of an array, such as 3-7,9; idempotent.
-func (c *Client) CancelElements(ctx context.Context, id berth.JobID, index string) (berth.Job, error) {
+func (c *Client) CancelElements(ctx context.Context, id berth.JobID, index string) (wire.Job, error) {
 	return c.act(ctx, id, "/cancel", url.Values{"index": {index}})
 }
 
 // Hold keeps a waiting job from being placed.
-func (c *Client) Hold(ctx context.Context, id berth.JobID) (berth.Job, error) {
+func (c *Client) Hold(ctx context.Context, id berth.JobID) (wire.Job, error) {
 	return c.job(ctx, http.MethodPost, id, "/hold", nil)
 }
 
 // Release ends a hold.
-func (c *Client) Release(ctx context.Context, id berth.JobID) (berth.Job, error) {
+func (c *Client) Release(ctx context.Context, id berth.JobID) (wire.Job, error) {
 	return c.job(ctx, http.MethodPost, id, "/release", nil)
 }
 
 // Retry submits an ended job again and returns the new one; a job that was
 // retried already answers that one.
-func (c *Client) Retry(ctx context.Context, id berth.JobID) (berth.Job, error) {
+func (c *Client) Retry(ctx context.Context, id berth.JobID) (wire.Job, error) {
 	return c.job(ctx, http.MethodPost, id, "/retry", nil)
 }
 
 // RetryFailed submits the failed elements of an ended array again, as a new array.
-func (c *Client) RetryFailed(ctx context.Context, id berth.JobID) (berth.Job, error) {
+func (c *Client) RetryFailed(ctx context.Context, id berth.JobID) (wire.Job, error) {
 	return c.act(ctx, id, "/retry", url.Values{"failed": {"true"}})
 }
 
-func (c *Client) act(ctx context.Context, id berth.JobID, verb string, q url.Values) (berth.Job, error) {
-	var job berth.Job
+func (c *Client) act(ctx context.Context, id berth.JobID, verb string, q url.Values) (wire.Job, error) {
+	var job wire.Job
 	_, err := c.do(ctx, request{method: http.MethodPost, path: jobPath(id) + verb, query: q}, &job)
 	return job, err
 }
 
 // Update changes a live job.
-func (c *Client) Update(ctx context.Context, id berth.JobID, patch berth.JobPatch) (berth.Job, error) {
+func (c *Client) Update(ctx context.Context, id berth.JobID, patch spec.JobPatch) (wire.Job, error) {
 	return c.job(ctx, http.MethodPatch, id, "", patch)
 }
 
-func (c *Client) job(ctx context.Context, method string, id berth.JobID, verb string, body any) (berth.Job, error) {
-	var job berth.Job
+func (c *Client) job(ctx context.Context, method string, id berth.JobID, verb string, body any) (wire.Job, error) {
+	var job wire.Job
 	_, err := c.do(ctx, request{method: method, path: jobPath(id) + verb, body: body}, &job)
 	return job, err
 }
@@ -165,8 +169,8 @@ func (c *Client) job(ctx context.Context, method string, id berth.JobID, verb st
 func jobPath(id berth.JobID) string { return "/v1/jobs/" + url.PathEscape(string(id)) }
 
 // Checkpoints returns a job's checkpoints, newest first.
-func (c *Client) Checkpoints(ctx context.Context, id berth.JobID) (berth.Page[berth.Checkpoint], error) {
-	var page berth.Page[berth.Checkpoint]
+func (c *Client) Checkpoints(ctx context.Context, id berth.JobID) (wire.Page[berth.Checkpoint], error) {
+	var page wire.Page[berth.Checkpoint]
 	_, err := c.do(ctx, request{method: http.MethodGet, path: jobPath(id) + "/checkpoints"}, &page)
 	return page, err
 }
@@ -187,10 +191,10 @@ func (q MetricsQuery) values() url.Values {
 }
 
 // Metrics returns the resource usage of a job's members in one attempt.
-func (c *Client) Metrics(ctx context.Context, id berth.JobID, q MetricsQuery) (berth.Page[berth.MemberMetrics], error) {
-	all := berth.Page[berth.MemberMetrics]{Items: []berth.MemberMetrics{}}
+func (c *Client) Metrics(ctx context.Context, id berth.JobID, q MetricsQuery) (wire.Page[wire.MemberMetrics], error) {
+	all := wire.Page[wire.MemberMetrics]{Items: []wire.MemberMetrics{}}
 	for v := q.values(); ; {
-		var page berth.Page[berth.MemberMetrics]
+		var page wire.Page[wire.MemberMetrics]
 		if _, err := c.do(ctx, request{method: http.MethodGet, path: jobPath(id) + "/metrics", query: v}, &page); err != nil {
 			return all, err
 		}
@@ -222,11 +226,11 @@ func (c *Client) MetricsSVG(ctx context.Context, id berth.JobID, q MetricsQuery)
 }
 
 // Events returns the whole history of a job after seq, oldest first.
-func (c *Client) Events(ctx context.Context, id berth.JobID, after int64) (berth.Page[berth.Event], error) {
-	all := berth.Page[berth.Event]{Items: []berth.Event{}}
+func (c *Client) Events(ctx context.Context, id berth.JobID, after int64) (wire.Page[wire.Event], error) {
+	all := wire.Page[wire.Event]{Items: []wire.Event{}}
 	cursor := strconv.FormatInt(after, 10)
 	for {
-		var page berth.Page[berth.Event]
+		var page wire.Page[wire.Event]
 		q := url.Values{"cursor": {cursor}, "limit": {"1000"}}
 		if _, err := c.do(ctx, request{method: http.MethodGet, path: jobPath(id) + "/events", query: q}, &page); err != nil {
 			return all, err
@@ -240,24 +244,24 @@ func (c *Client) Events(ctx context.Context, id berth.JobID, after int64) (berth
 }
 
 // Explain returns the reasons for a job's state, and its blockers.
-func (c *Client) Explain(ctx context.Context, id berth.JobID) (berth.Explanation, error) {
-	var e berth.Explanation
+func (c *Client) Explain(ctx context.Context, id berth.JobID) (wire.Explanation, error) {
+	var e wire.Explanation
 	_, err := c.do(ctx, request{method: http.MethodGet, path: jobPath(id) + "/explain"}, &e)
 	return e, err
 }
 
 // Plan predicts the placement of a job, and stores nothing.
-func (c *Client) Plan(ctx context.Context, spec berth.JobSpec) (berth.Plan, error) {
-	var p berth.Plan
-	_, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/plans", body: spec}, &p)
+func (c *Client) Plan(ctx context.Context, jobSpec spec.Job) (wire.Plan, error) {
+	var p wire.Plan
+	_, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/plans", body: jobSpec}, &p)
 	return p, err
 }
 
 // Wait polls nothing: it follows the job's history until its end and returns
 // the job as it ended.
-func (c *Client) Wait(ctx context.Context, id berth.JobID) (berth.Job, error) {
-	if err := c.FollowEvents(ctx, id, 0, func(berth.Event) error { return nil }); err != nil {
-		return berth.Job{}, fmt.Errorf("wait for job %s: %w", id, err)
+func (c *Client) Wait(ctx context.Context, id berth.JobID) (wire.Job, error) {
+	if err := c.FollowEvents(ctx, id, 0, func(wire.Event) error { return nil }); err != nil {
+		return wire.Job{}, fmt.Errorf("wait for job %s: %w", id, err)
 	}
 	return c.Job(ctx, id)
 }

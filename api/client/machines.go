@@ -6,14 +6,15 @@ import (
 	"net/url"
 
 	"berth"
+	"berth/wire"
 )
 
 // Machines returns all machines that are not retired.
-func (c *Client) Machines(ctx context.Context) (berth.Page[berth.Machine], error) {
-	all := berth.Page[berth.Machine]{Items: []berth.Machine{}}
+func (c *Client) Machines(ctx context.Context) (wire.Page[wire.Machine], error) {
+	all := wire.Page[wire.Machine]{Items: []wire.Machine{}}
 	q := url.Values{"limit": {"1000"}}
 	for {
-		var page berth.Page[berth.Machine]
+		var page wire.Page[wire.Machine]
 		if _, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/machines", query: q}, &page); err != nil {
 			return all, err
 		}
@@ -26,30 +27,30 @@ func (c *Client) Machines(ctx context.Context) (berth.Page[berth.Machine], error
 }
 
 // Machine returns a machine with its devices and its running jobs.
-func (c *Client) Machine(ctx context.Context, id berth.MachineID) (berth.Machine, error) {
-	var m berth.Machine
+func (c *Client) Machine(ctx context.Context, id berth.MachineID) (wire.Machine, error) {
+	var m wire.Machine
 	_, err := c.do(ctx, request{method: http.MethodGet, path: machinePath(id)}, &m)
 	return m, err
 }
 
 // Drain keeps new work off a machine.
-func (c *Client) Drain(ctx context.Context, id berth.MachineID, order berth.DrainRequest) (berth.Machine, error) {
-	var m berth.Machine
+func (c *Client) Drain(ctx context.Context, id berth.MachineID, order wire.DrainRequest) (wire.Machine, error) {
+	var m wire.Machine
 	_, err := c.do(ctx, request{method: http.MethodPost, path: machinePath(id) + "/drain", body: order}, &m)
 	return m, err
 }
 
 // Undrain opens a draining machine again.
-func (c *Client) Undrain(ctx context.Context, id berth.MachineID) (berth.Machine, error) {
-	var m berth.Machine
+func (c *Client) Undrain(ctx context.Context, id berth.MachineID) (wire.Machine, error) {
+	var m wire.Machine
 	_, err := c.do(ctx, request{method: http.MethodPost, path: machinePath(id) + "/undrain"}, &m)
 	return m, err
 }
 
 // ConfirmDead records the operator's confirmation that a silent machine's
 // containers have stopped.
-func (c *Client) ConfirmDead(ctx context.Context, id berth.MachineID) (berth.ConfirmedDead, error) {
-	var dead berth.ConfirmedDead
+func (c *Client) ConfirmDead(ctx context.Context, id berth.MachineID) (wire.ConfirmedDead, error) {
+	var dead wire.ConfirmedDead
 	_, err := c.do(ctx, request{method: http.MethodPost, path: machinePath(id) + "/confirm-dead"}, &dead)
 	return dead, err
 }

@@ -8,15 +8,16 @@ import (
 	"strconv"
 
 	"berth"
+	"berth/wire"
 )
 
 // Outputs lists the stored outputs of a job, the latest attempt first.
-func (c *Client) Outputs(ctx context.Context, id berth.JobID) (berth.Page[berth.StoredOutput], error) {
-	return pages[berth.StoredOutput](ctx, c, jobPath(id)+"/outputs")
+func (c *Client) Outputs(ctx context.Context, id berth.JobID) (wire.Page[wire.StoredOutput], error) {
+	return pages[wire.StoredOutput](ctx, c, jobPath(id)+"/outputs")
 }
 
 // Output downloads an output as it is stored. The caller closes it.
-func (c *Client) Output(ctx context.Context, id berth.JobID, o berth.StoredOutput) (io.ReadCloser, error) {
+func (c *Client) Output(ctx context.Context, id berth.JobID, o wire.StoredOutput) (io.ReadCloser, error) {
 	q := url.Values{"attempt": {strconv.Itoa(o.Attempt)}, "member": {strconv.Itoa(o.Member)}}
 	res, err := c.send(ctx, request{method: http.MethodGet, path: jobPath(id) + "/outputs/" + url.PathEscape(o.Name), query: q})
 	if err != nil {

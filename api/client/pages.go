@@ -5,15 +5,15 @@ import (
 	"net/http"
 	"net/url"
 
-	"berth"
+	"berth/wire"
 )
 
 // pages reads a list to its end.
-func pages[T any](ctx context.Context, c *Client, path string) (berth.Page[T], error) {
-	all := berth.Page[T]{Items: []T{}}
+func pages[T any](ctx context.Context, c *Client, path string) (wire.Page[T], error) {
+	all := wire.Page[T]{Items: []T{}}
 	q := url.Values{"limit": {"1000"}}
 	for {
-		var page berth.Page[T]
+		var page wire.Page[T]
 		if _, err := c.do(ctx, request{method: http.MethodGet, path: path, query: q}, &page); err != nil {
 			return all, err
 		}

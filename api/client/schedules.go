@@ -6,26 +6,27 @@ import (
 	"net/url"
 	"strconv"
 
-	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // CreateSchedule makes a schedule. created is false if there is the same one
 // already; another one of that name is a conflict.
-func (c *Client) CreateSchedule(ctx context.Context, spec berth.ScheduleSpec) (s berth.Schedule, created bool, err error) {
-	status, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/schedules", body: spec}, &s)
+func (c *Client) CreateSchedule(ctx context.Context, schedule spec.Schedule) (s wire.Schedule, created bool, err error) {
+	status, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/schedules", body: schedule}, &s)
 	return s, status == http.StatusCreated, err
 }
 
 // Schedules lists the tenant's schedules, each with its last fire.
-func (c *Client) Schedules(ctx context.Context) (berth.Page[berth.Schedule], error) {
-	var page berth.Page[berth.Schedule]
+func (c *Client) Schedules(ctx context.Context) (wire.Page[wire.Schedule], error) {
+	var page wire.Page[wire.Schedule]
 	_, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/schedules"}, &page)
 	return page, err
 }
 
 // Schedule returns a schedule with its next fires, and so many of its last.
-func (c *Client) Schedule(ctx context.Context, name string, fires int) (berth.Schedule, error) {
-	var s berth.Schedule
+func (c *Client) Schedule(ctx context.Context, name string, fires int) (wire.Schedule, error) {
+	var s wire.Schedule
 	_, err := c.do(ctx, request{method: http.MethodGet, path: schedulePath(name), query: url.Values{"fires": {strconv.Itoa(fires)}}}, &s)
 	return s, err
 }
@@ -37,32 +38,32 @@ func (c *Client) DeleteSchedule(ctx context.Context, name string) error {
 }
 
 // PauseSchedule lets a schedule not fire until it is resumed; idempotent.
-func (c *Client) PauseSchedule(ctx context.Context, name, note string) (berth.Schedule, error) {
+func (c *Client) PauseSchedule(ctx context.Context, name, note string) (wire.Schedule, error) {
 	return c.noteSchedule(ctx, name, "/pause", note)
 }
 
 // ResumeSchedule lets a paused schedule fire again; idempotent.
-func (c *Client) ResumeSchedule(ctx context.Context, name, note string) (berth.Schedule, error) {
+func (c *Client) ResumeSchedule(ctx context.Context, name, note string) (wire.Schedule, error) {
 	return c.noteSchedule(ctx, name, "/resume", note)
 }
 
-func (c *Client) noteSchedule(ctx context.Context, name, verb, note string) (berth.Schedule, error) {
-	var s berth.Schedule
-	_, err := c.do(ctx, request{method: http.MethodPost, path: schedulePath(name) + verb, body: berth.ScheduleNote{Note: note}}, &s)
+func (c *Client) noteSchedule(ctx context.Context, name, verb, note string) (wire.Schedule, error) {
+	var s wire.Schedule
+	_, err := c.do(ctx, request{method: http.MethodPost, path: schedulePath(name) + verb, body: spec.ScheduleNote{Note: note}}, &s)
 	return s, err
 }
 
 // RunSchedule fires a schedule now, and returns the fire. Overlap "" means the
 // schedule's own.
-func (c *Client) RunSchedule(ctx context.Context, name string, overlap berth.Overlap) (berth.Fire, error) {
-	var f berth.Fire
-	_, err := c.do(ctx, request{method: http.MethodPost, path: schedulePath(name) + "/run", body: berth.ScheduleRun{Overlap: overlap}, once: true}, &f)
+func (c *Client) RunSchedule(ctx context.Context, name string, overlap spec.Overlap) (wire.Fire, error) {
+	var f wire.Fire
+	_, err := c.do(ctx, request{method: http.MethodPost, path: schedulePath(name) + "/run", body: spec.ScheduleRun{Overlap: overlap}, once: true}, &f)
 	return f, err
 }
 
 // BackfillSchedule fires a schedule for times that have passed, each once.
-func (c *Client) BackfillSchedule(ctx context.Context, name string, b berth.Backfill) (berth.BackfillResult, error) {
-	var r berth.BackfillResult
+func (c *Client) BackfillSchedule(ctx context.Context, name string, b spec.Backfill) (wire.BackfillResult, error) {
+	var r wire.BackfillResult
 	_, err := c.do(ctx, request{method: http.MethodPost, path: schedulePath(name) + "/backfill", body: b}, &r)
 	return r, err
 }

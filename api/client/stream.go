@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/wire"
 )
 
 // Times of streams.
@@ -27,13 +28,13 @@ const (
 
 // FollowEvents calls f with each event of a job after seq, as they come, and
 // returns nil when the job's history is complete.
-func (c *Client) FollowEvents(ctx context.Context, id berth.JobID, after int64, f func(berth.Event) error) error {
+func (c *Client) FollowEvents(ctx context.Context, id berth.JobID, after int64, f func(wire.Event) error) error {
 	last := ""
 	if after > 0 {
 		last = strconv.FormatInt(after, 10)
 	}
 	return c.follow(ctx, request{method: http.MethodGet, path: jobPath(id) + "/events"}, last, func(data []byte) error {
-		var e berth.Event
+		var e wire.Event
 		if err := json.Unmarshal(data, &e); err != nil {
 			return fmt.Errorf("read event: %w", err)
 		}
@@ -51,7 +52,7 @@ type LogsQuery struct {
 }
 
 // Logs calls f with each line.
-func (c *Client) Logs(ctx context.Context, id berth.JobID, q LogsQuery, f func(berth.LogLine) error) error {
+func (c *Client) Logs(ctx context.Context, id berth.JobID, q LogsQuery, f func(wire.LogLine) error) error {
 	v := url.Values{}
 	for name, n := range map[string]int{"attempt": q.Attempt, "member": q.Member, "tail": q.Tail} {
 		if n > 0 {
@@ -63,7 +64,7 @@ func (c *Client) Logs(ctx context.Context, id berth.JobID, q LogsQuery, f func(b
 	}
 	r := request{method: http.MethodGet, path: jobPath(id) + "/logs", query: v}
 	line := func(data []byte) error {
-		var l berth.LogLine
+		var l wire.LogLine
 		if err := json.Unmarshal(data, &l); err != nil {
 			return fmt.Errorf("read log line: %w", err)
 		}

@@ -7,33 +7,35 @@ import (
 	"net/url"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 func tenantPath(id berth.TenantID) string { return "/v1/tenants/" + url.PathEscape(string(id)) }
 func quotaPath(id berth.TenantID) string  { return "/v1/quotas/" + url.PathEscape(string(id)) }
 
 // Tenants lists tenants.
-func (c *Client) Tenants(ctx context.Context) (berth.Page[berth.Tenant], error) {
-	return pages[berth.Tenant](ctx, c, "/v1/tenants")
+func (c *Client) Tenants(ctx context.Context) (wire.Page[wire.Tenant], error) {
+	return pages[wire.Tenant](ctx, c, "/v1/tenants")
 }
 
 // Tenant shows a tenant.
-func (c *Client) Tenant(ctx context.Context, id berth.TenantID) (berth.Tenant, error) {
-	var t berth.Tenant
+func (c *Client) Tenant(ctx context.Context, id berth.TenantID) (wire.Tenant, error) {
+	var t wire.Tenant
 	_, err := c.do(ctx, request{method: http.MethodGet, path: tenantPath(id)}, &t)
 	return t, err
 }
 
 // CreateTenant makes a tenant.
-func (c *Client) CreateTenant(ctx context.Context, n berth.NewTenant) (berth.Tenant, error) {
-	var t berth.Tenant
+func (c *Client) CreateTenant(ctx context.Context, n spec.NewTenant) (wire.Tenant, error) {
+	var t wire.Tenant
 	_, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/tenants", body: n}, &t)
 	return t, err
 }
 
 // UpdateTenant changes a tenant.
-func (c *Client) UpdateTenant(ctx context.Context, id berth.TenantID, p berth.TenantPatch) (berth.Tenant, error) {
-	var t berth.Tenant
+func (c *Client) UpdateTenant(ctx context.Context, id berth.TenantID, p spec.TenantPatch) (wire.Tenant, error) {
+	var t wire.Tenant
 	_, err := c.do(ctx, request{method: http.MethodPatch, path: tenantPath(id), body: p}, &t)
 	return t, err
 }
@@ -45,22 +47,22 @@ func (c *Client) DeleteTenant(ctx context.Context, id berth.TenantID) error {
 }
 
 // Quotas lists the quotas of tenants.
-func (c *Client) Quotas(ctx context.Context) (berth.Page[berth.Quota], error) {
-	return pages[berth.Quota](ctx, c, "/v1/quotas")
+func (c *Client) Quotas(ctx context.Context) (wire.Page[spec.Quota], error) {
+	return pages[spec.Quota](ctx, c, "/v1/quotas")
 }
 
 // Quota returns the quota of a tenant.
-func (c *Client) Quota(ctx context.Context, id berth.TenantID) (berth.Quota, error) {
-	var q berth.Quota
+func (c *Client) Quota(ctx context.Context, id berth.TenantID) (spec.Quota, error) {
+	var q spec.Quota
 	_, err := c.do(ctx, request{method: http.MethodGet, path: quotaPath(id)}, &q)
 	return q, err
 }
 
 // SetQuota replaces the quota of a tenant. Use is not sent. Unset settings are
 // lifted; the later settings are sent as null, since they would stay if left out.
-func (c *Client) SetQuota(ctx context.Context, q berth.Quota) (berth.Quota, error) {
+func (c *Client) SetQuota(ctx context.Context, q spec.Quota) (spec.Quota, error) {
 	q.Use = nil
-	var after berth.Quota
+	var after spec.Quota
 	body, err := quotaBody(q)
 	if err != nil {
 		return after, err
@@ -70,7 +72,7 @@ func (c *Client) SetQuota(ctx context.Context, q berth.Quota) (berth.Quota, erro
 }
 
 // quotaBody returns the fields of a quota, with null for later settings that are not set.
-func quotaBody(q berth.Quota) (map[string]json.RawMessage, error) {
+func quotaBody(q spec.Quota) (map[string]json.RawMessage, error) {
 	text, err := json.Marshal(q)
 	if err != nil {
 		return nil, err

@@ -5,19 +5,20 @@ import (
 	"net/http"
 	"net/url"
 
-	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // CreateToken creates a token. Only this call returns its Secret.
-func (c *Client) CreateToken(ctx context.Context, n berth.NewToken) (berth.Token, error) {
-	var t berth.Token
+func (c *Client) CreateToken(ctx context.Context, n spec.NewToken) (wire.Token, error) {
+	var t wire.Token
 	_, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/tokens", body: n, once: true}, &t)
 	return t, err
 }
 
 // Tokens lists tokens.
-func (c *Client) Tokens(ctx context.Context) (berth.Page[berth.Token], error) {
-	return pages[berth.Token](ctx, c, "/v1/tokens")
+func (c *Client) Tokens(ctx context.Context) (wire.Page[wire.Token], error) {
+	return pages[wire.Token](ctx, c, "/v1/tokens")
 }
 
 // RevokeToken ends a token.
@@ -28,15 +29,15 @@ func (c *Client) RevokeToken(ctx context.Context, id string) error {
 
 // CreateJoinToken creates a token with which one machine joins. Only this call
 // returns its Secret.
-func (c *Client) CreateJoinToken(ctx context.Context, n berth.NewJoinToken) (berth.JoinToken, error) {
-	var t berth.JoinToken
+func (c *Client) CreateJoinToken(ctx context.Context, n spec.NewJoinToken) (wire.JoinToken, error) {
+	var t wire.JoinToken
 	_, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/join-tokens", body: n, once: true}, &t)
 	return t, err
 }
 
 // JoinTokens lists join tokens.
-func (c *Client) JoinTokens(ctx context.Context) (berth.Page[berth.JoinToken], error) {
-	return pages[berth.JoinToken](ctx, c, "/v1/join-tokens")
+func (c *Client) JoinTokens(ctx context.Context) (wire.Page[wire.JoinToken], error) {
+	return pages[wire.JoinToken](ctx, c, "/v1/join-tokens")
 }
 
 // RevokeJoinToken makes a join token useless.

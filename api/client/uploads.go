@@ -9,6 +9,7 @@ import (
 	"net/url"
 
 	"berth"
+	"berth/wire"
 )
 
 // uploadTries is how often an archive is sent when the server says to come
@@ -17,14 +18,14 @@ const uploadTries = 3
 
 // FindUpload returns an upload of the caller's tenant; an error of code
 // not_found says that it must be sent.
-func (c *Client) FindUpload(ctx context.Context, a berth.Address) (berth.Upload, error) {
-	var u berth.Upload
+func (c *Client) FindUpload(ctx context.Context, a berth.Address) (wire.Upload, error) {
+	var u wire.Upload
 	_, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/uploads/" + url.PathEscape(string(a))}, &u)
 	return u, err
 }
 
 // SendUpload stores an archive. write generates its bytes, again for each try.
-func (c *Client) SendUpload(ctx context.Context, a berth.Address, write func(io.Writer) error) (u berth.Upload, err error) {
+func (c *Client) SendUpload(ctx context.Context, a berth.Address, write func(io.Writer) error) (u wire.Upload, err error) {
 	for try := range uploadTries {
 		if try > 0 {
 			if err := pause(ctx, submitPause<<try); err != nil {
@@ -39,7 +40,7 @@ func (c *Client) SendUpload(ctx context.Context, a berth.Address, write func(io.
 	return u, err
 }
 
-func (c *Client) sendUpload(ctx context.Context, a berth.Address, write func(io.Writer) error) (u berth.Upload, err error) {
+func (c *Client) sendUpload(ctx context.Context, a berth.Address, write func(io.Writer) error) (u wire.Upload, err error) {
 	body, to := io.Pipe()
 	packed := make(chan error, 1)
 	go func() { // ends with the pipe, which is closed below

@@ -15,6 +15,8 @@ import (
 	"berth/internal/lib/publicnet"
 	"berth/internal/lib/tracing"
 	"berth/internal/machine/fetch"
+	"berth/spec"
+	"berth/wire"
 )
 
 // settings is the agent's configuration as it is typed.
@@ -53,7 +55,7 @@ type settings struct {
 	syncWait time.Duration
 
 	capacity berth.Capacity
-	ports    berth.PortRange
+	ports    wire.PortRange
 	cacheMiB int64
 	networks publicnet.Policy
 	volumes  fetch.Volumes
@@ -104,7 +106,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.address, "advertise", "", "alias of --address")
 	f.StringVar(&s.gangNetwork, "gang-network", "", "network between gang members: host, or the name of a container network that spans machines, such as an overlay "+
 		"(default: one network per gang, which does not span machines)")
-	f.StringVar(&s.gangPorts, "gang-ports", berth.DefaultPorts.String(), "port range of gang members")
+	f.StringVar(&s.gangPorts, "gang-ports", wire.DefaultPorts.String(), "port range of gang members")
 	f.StringVar(&s.cpus, "cpus", "", "CPU cores to offer (default: all)")
 	f.StringVar(&s.memory, "memory", "", "memory to offer, such as 64GiB (default: all)")
 	f.StringVar(&s.disk, "disk", "", "disk to offer (default: the free space)")
@@ -166,7 +168,7 @@ func (s *settings) parse() error {
 	if s.site != "on_prem" && s.site != "cloud" {
 		fault("site", fmt.Errorf("%q: allowed are on_prem, cloud", s.site))
 	}
-	ports, err := berth.ParsePortRange(s.gangPorts)
+	ports, err := wire.ParsePortRange(s.gangPorts)
 	fault("gang-ports", err)
 	s.ports = ports
 	if strings.ContainsAny(s.gangNetwork, " /:") || s.gangNetwork == "none" || s.gangNetwork == "bridge" {
@@ -178,7 +180,7 @@ func (s *settings) parse() error {
 	s.volumes, err = fetch.ParseVolumes(s.folders)
 	fault("file-inputs", err)
 	if s.cpus != "" {
-		var cpus berth.MilliCPU
+		var cpus spec.MilliCPU
 		fault("cpus", cpus.UnmarshalJSON([]byte(s.cpus)))
 		s.capacity.CPUMilli = int64(cpus)
 	}
@@ -189,7 +191,7 @@ func (s *settings) parse() error {
 		if m.text == "" {
 			continue
 		}
-		amount, err := berth.ParseMiB(m.text)
+		amount, err := spec.ParseMiB(m.text)
 		fault(m.flag, err)
 		*m.to = int64(amount)
 	}

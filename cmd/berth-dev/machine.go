@@ -15,10 +15,10 @@ import (
 	"syscall"
 	"time"
 
-	"berth"
 	"berth/activities/node"
 	"berth/internal/devstack/dockerd"
 	"berth/internal/machine/deadman"
+	"berth/wire"
 )
 
 // gangPorts is how many ports for members of gangs each machine has where all
@@ -114,8 +114,8 @@ func (m *machine) runAgent(ctx context.Context, bootID string) error {
 	}
 	if m.cfg.Engines != enginesHost {
 		// The machines have no engine in common, but the host: they share out its ports.
-		first := berth.DefaultPorts.First + gangPorts*m.number
-		ports := berth.PortRange{First: first, Last: first + gangPorts - 1}
+		first := wire.DefaultPorts.First + gangPorts*m.number
+		ports := wire.PortRange{First: first, Last: first + gangPorts - 1}
 		args = append(args, "--gang-network", node.HostNetwork, "--advertise", "127.0.0.1", "--gang-ports", ports.String())
 	}
 	for _, folder := range m.cfg.FileInputs {

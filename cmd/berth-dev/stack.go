@@ -24,6 +24,7 @@ import (
 	"berth/internal/lib/sealer"
 	"berth/internal/lib/tracing"
 	"berth/internal/machine/fetch"
+	"berth/spec"
 )
 
 // database is Berth's own in the private cluster.
@@ -115,7 +116,7 @@ func (s *stack) startServers(ctx context.Context) (err error) {
 	if s.db, err = db.Open(ctx, s.known.DatabaseURL, db.Options{MaxConns: 4, Logger: s.log}); err != nil {
 		return err
 	}
-	if err := s.db.Tokens.Ensure(ctx, token, berth.NewToken{Name: "admin", Tenant: "default", Role: berth.RoleAdmin}); err != nil {
+	if err := s.db.Tokens.Ensure(ctx, token, spec.NewToken{Name: "admin", Tenant: "default", Role: spec.RoleAdmin}); err != nil {
 		return err
 	}
 	c := controlplane.Default()
@@ -306,7 +307,7 @@ func (s *stack) awaitMachines(ctx context.Context) {
 }
 
 func (s *stack) joinToken(ctx context.Context) (string, error) {
-	t, err := s.db.JoinTokens.Create(ctx, berth.NewJoinToken{}, "operator:berth-dev")
+	t, err := s.db.JoinTokens.Create(ctx, spec.NewJoinToken{}, "operator:berth-dev")
 	if err != nil {
 		return "", fmt.Errorf("join token: %w", err)
 	}

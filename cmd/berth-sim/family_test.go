@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/placement"
+	"berth/spec"
 )
 
 var traces = flag.String("traces", "", "folder with openb/, for BenchmarkFamily")
@@ -222,7 +223,7 @@ func firstFit(nodes []placement.Machine, arrivals []pod) *marks {
 }
 
 // take lets a request have room of a machine, if there is enough.
-func take(m *placement.Machine, r berth.Request) bool {
+func take(m *placement.Machine, r spec.Request) bool {
 	if len(r.GPUTypes) > 0 && (len(m.GPUs) == 0 || !slices.ContainsFunc(r.GPUTypes, func(t string) bool { return strings.EqualFold(t, m.GPUs[0].Model) })) {
 		return false
 	}
@@ -306,7 +307,7 @@ func TestTheFamilyIsWhatItIsCalled(t *testing.T) {
 	}
 	var pods []pod
 	for i := range 900 {
-		p := pod{name: fmt.Sprint(i), request: berth.Request{CPUMilli: 1000 * int64(1+r.IntN(8)), MemoryMiB: 1024 * int64(1+r.IntN(32)), Members: 1, Execution: berth.AtLeastOnce}}
+		p := pod{name: fmt.Sprint(i), request: spec.Request{CPUMilli: 1000 * int64(1+r.IntN(8)), MemoryMiB: 1024 * int64(1+r.IntN(32)), Members: 1, Execution: spec.AtLeastOnce}}
 		switch r.IntN(4) {
 		case 0:
 			p.request.GPUs, p.request.GPUMilli = 1, int64(100*(1+r.IntN(9)))

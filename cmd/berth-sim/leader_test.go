@@ -22,9 +22,12 @@ import (
 	"berth/api/client"
 	"berth/db"
 	"berth/db/dbtest"
+	"berth/failure"
 	dbrows "berth/internal/control/convert"
 	"berth/internal/control/scheduler"
 	"berth/placement"
+	"berth/spec"
+	"berth/wire"
 )
 
 // TestTheLeaderDoesAsTheReplaySays runs a described cluster twice: in the
@@ -167,10 +170,10 @@ func newWorld(t *testing.T, s *scenario) *world {
 	}
 	for _, x := range s.Tenants {
 		id := berth.TenantID(x.Name)
-		if err := d.Tenants.Create(t.Context(), berth.NewTenant{ID: id, Parent: berth.TenantID(x.Parent), Weight: x.Weight}); err != nil {
+		if err := d.Tenants.Create(t.Context(), spec.NewTenant{ID: id, Parent: berth.TenantID(x.Parent), Weight: x.Weight}); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: id, Guarantee: x.Guarantee.amounts(), Limit: x.Limit.amounts()}); err != nil {
+		if err := d.Tenants.SetQuota(t.Context(), spec.Quota{Tenant: id, Guarantee: x.Guarantee.amounts(), Limit: x.Limit.amounts()}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -180,8 +183,8 @@ func newWorld(t *testing.T, s *scenario) *world {
 	return w
 }
 
-func (a amountSpec) amounts() *berth.Amounts {
-	var x berth.Amounts
+func (a amountSpec) amounts() *spec.Amounts {
+	var x spec.Amounts
 	if a.CPUs > 0 {
 		x.CPUs = &a.CPUs
 	}
@@ -191,7 +194,7 @@ func (a amountSpec) amounts() *berth.Amounts {
 	if a.GPUs > 0 {
 		x.GPUs = &a.GPUs
 	}
-	if x == (berth.Amounts{}) {
+	if x == (spec.Amounts{}) {
 		return nil
 	}
 	return &x
@@ -200,7 +203,7 @@ func (a amountSpec) amounts() *berth.Amounts {
 // serve runs an API that goes by the scenario's policy.
 func (w *world) serve() {
 	w.t.Helper()
-	token, err := w.db.Tokens.Create(w.t.Context(), berth.NewToken{Name: "admin", Tenant: "default", Role: berth.RoleAdmin})
+	token, err := w.db.Tokens.Create(w.t.Context(), spec.NewToken{Name: "admin", Tenant: "default", Role: spec.RoleAdmin})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -282,7 +285,7 @@ func (w *world) pass(at time.Duration) {
 	for _, id := range sorted(w.ends) {
 		if w.ends[id] <= at {
 			delete(w.ends, id)
-			w.end(id, berth.Exit{Cause: berth.CauseExited, StartedAt: time.Now(), FinishedAt: time.Now()}, berth.Succeeded)
+			w.end(id, failure.Exit{Cause: failure.CauseExited, StartedAt: time.Now(), FinishedAt: time.Now()}, berth.Succeeded)
 		}
 	}
 	for len(w.coming) > 0 && w.coming[0].submitted <= at {
@@ -374,9 +377,9 @@ func (w *world) submit(x work) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	spec := w.scenario.Jobs[i].spec()
-	spec.Name, spec.Members, spec.StopGrace = "job-"+x.id, x.request.Members, new(berth.Duration)
-	job, _, err := w.db.Jobs.Submit(w.t.Context(), db.Submission{Tenant: x.tenant, Spec: spec, Actor: "user:test"})
+	submitted := w.scenario.Jobs[i].spec()
+	submitted.Name, submitted.Members, submitted.StopGrace = "job-"+x.id, x.request.Members, new(spec.Duration)
+	job, _, err := w.db.Jobs.Submit(w.t.Context(), db.Submission{Tenant: x.tenant, Spec: submitted, Actor: "user:test"})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -387,7 +390,7 @@ func (w *world) submit(x work) {
 }
 
 // end ends a running job's ranks and settles it.
-func (w *world) end(id berth.JobID, how berth.Exit, next berth.State) {
+func (w *world) end(id berth.JobID, how failure.Exit, next berth.State) {
 	w.t.Helper()
 	w.exec(`UPDATE allocations SET state = 'exited', phase = 'sealed', exit = $2, exited_at = now(), sealed_at = now() WHERE job = $1 AND state = 'active'`, id, how)
 	result, err := w.db.Attempts.Settle(w.t.Context(), id, value[int](w, `SELECT attempt FROM jobs WHERE id = $1`, id))
@@ -426,7 +429,7 @@ func (w *world) settled() bool {
 	for _, j := range list {
 		if j.state == berth.Preempting {
 			delete(w.ends, j.id)
-			w.end(j.id, berth.Exit{Cause: berth.CauseOrdered, Code: 143}, berth.Retrying)
+			w.end(j.id, failure.Exit{Cause: failure.CauseOrdered, Code: 143}, berth.Retrying)
 			continue
 		}
 		w.exec(`UPDATE allocations SET state = 'active', phase = 'running', claimed_at = now(), started_at = now() WHERE job = $1 AND state = 'reserved'`, j.id)
@@ -527,7 +530,7 @@ func (w *world) explain() {
 }
 
 // compare checks the blockers by books of the test's own.
-func (w *world) compare(id berth.JobID, e berth.Explanation) {
+func (w *world) compare(id berth.JobID, e wire.Explanation) {
 	w.t.Helper()
 	x := w.waiting[id]
 	want := map[string]bool{"behind": *e.Ahead > 0}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/spec"
 )
 
 // The picture: what each tenant holds, one on top of the other, and below it
@@ -102,7 +103,7 @@ func axis(b *bytes.Buffer, top, height int, title, full, half string, whole time
 	const marks = 6
 	for i := range marks + 1 {
 		x := marginLeft + plotWidth*i/marks
-		at := berth.Duration((whole * time.Duration(i) / marks).Round(time.Second))
+		at := spec.Duration((whole * time.Duration(i) / marks).Round(time.Second))
 		fmt.Fprintf(b, `<line x1="%d" y1="%d" x2="%d" y2="%d" stroke="#888"/>`+"\n", x, top+height, x, top+height+5)
 		fmt.Fprintf(b, `<text x="%d" y="%d" text-anchor="middle">%s</text>`+"\n", x, top+height+19, at)
 	}

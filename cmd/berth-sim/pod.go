@@ -6,6 +6,7 @@ import (
 
 	"berth"
 	"berth/placement"
+	"berth/spec"
 )
 
 // Bounds of what a file may say: far beyond any machine, and far from overflow.
@@ -18,7 +19,7 @@ const (
 type pod struct {
 	name    string
 	shape   string // equal for equal requests
-	request berth.Request
+	request spec.Request
 }
 
 // readPods reads arrivals, or a list of pods; name is the column of the name.
@@ -55,7 +56,7 @@ func readPod(t *table, name string) (pod, error) {
 			return p, err
 		}
 	}
-	p.request = berth.Request{CPUMilli: n[0], MemoryMiB: n[1], Members: 1, Execution: berth.AtLeastOnce}
+	p.request = spec.Request{CPUMilli: n[0], MemoryMiB: n[1], Members: 1, Execution: spec.AtLeastOnce}
 	switch gpus, milli := n[2], n[3]; {
 	case gpus == 0:
 	case milli == 0:
@@ -64,8 +65,8 @@ func readPod(t *table, name string) (pod, error) {
 		return p, fmt.Errorf("gpu_milli %d for %d GPUs: only one GPU can be shared, several are whole (1000)", milli, gpus)
 	default:
 		p.request.GPUs, p.request.GPUMilli = int(gpus), milli
-		if spec := t.text("gpu_spec"); spec != "" {
-			p.request.GPUTypes = strings.Split(spec, "|")
+		if models := t.text("gpu_spec"); models != "" {
+			p.request.GPUTypes = strings.Split(models, "|")
 		}
 	}
 	p.shape = fmt.Sprint(n, p.request.GPUTypes)

@@ -11,6 +11,7 @@ import (
 
 	"berth"
 	"berth/placement"
+	"berth/spec"
 )
 
 // origin is when virtual time begins.
@@ -106,7 +107,7 @@ func equalMachines(count, gpus int) []placement.Machine {
 // ones as it needs.
 func spread(jobs []work, machines, gpus int) error {
 	for i, w := range jobs {
-		request := berth.Request{Members: 1, GPUs: w.gpus, GPUMilli: 1000, Execution: berth.AtLeastOnce}
+		request := spec.Request{Members: 1, GPUs: w.gpus, GPUMilli: 1000, Execution: spec.AtLeastOnce}
 		if w.gpus > gpus {
 			request.Members, request.GPUs = (w.gpus+gpus-1)/gpus, gpus
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/spec"
 )
 
 // sample is the state of the cluster from a time on.
@@ -182,5 +183,5 @@ func span(s float64) string {
 	if d < time.Minute {
 		return d.Round(100 * time.Millisecond).String()
 	}
-	return berth.Duration(d.Round(time.Second)).String()
+	return spec.Duration(d.Round(time.Second)).String()
 }

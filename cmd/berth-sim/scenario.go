@@ -11,36 +11,37 @@ import (
 	"berth"
 	"berth/internal/lib/jobfile"
 	"berth/placement"
+	"berth/spec"
 )
 
 // scenario is a described cluster and what comes to it.
 type scenario struct {
-	Seed     int            `json:"seed,omitempty"`
-	Duration berth.Duration `json:"duration"` // jobs come that long; the run goes on until all are done
-	Policy   policySpec     `json:"policy,omitempty"`
-	Machines []machineSpec  `json:"machines"`
-	Tenants  []tenantSpec   `json:"tenants,omitempty"`
-	Jobs     []jobSpec      `json:"jobs"`
+	Seed     int           `json:"seed,omitempty"`
+	Duration spec.Duration `json:"duration"` // jobs come that long; the run goes on until all are done
+	Policy   policySpec    `json:"policy,omitempty"`
+	Machines []machineSpec `json:"machines"`
+	Tenants  []tenantSpec  `json:"tenants,omitempty"`
+	Jobs     []jobSpec     `json:"jobs"`
 }
 
 type policySpec struct {
-	Order        string         `json:"order,omitempty"`
-	BandWidth    int            `json:"band_width,omitempty"`
-	Aging        berth.Duration `json:"aging,omitempty"`
-	HalfLife     berth.Duration `json:"half_life,omitempty"`
-	EntryPenalty berth.Duration `json:"entry_penalty,omitempty"`
-	Backfill     int            `json:"backfill,omitempty"`
-	Preempt      bool           `json:"preempt,omitempty"`
-	PreemptAfter berth.Duration `json:"preempt_after,omitempty"`
-	MinRuntime   berth.Duration `json:"min_runtime,omitempty"`
-	Overdue      berth.Duration `json:"overdue,omitempty"`
-	AssumeRun    berth.Duration `json:"assume_run,omitempty"`
+	Order        string        `json:"order,omitempty"`
+	BandWidth    int           `json:"band_width,omitempty"`
+	Aging        spec.Duration `json:"aging,omitempty"`
+	HalfLife     spec.Duration `json:"half_life,omitempty"`
+	EntryPenalty spec.Duration `json:"entry_penalty,omitempty"`
+	Backfill     int           `json:"backfill,omitempty"`
+	Preempt      bool          `json:"preempt,omitempty"`
+	PreemptAfter spec.Duration `json:"preempt_after,omitempty"`
+	MinRuntime   spec.Duration `json:"min_runtime,omitempty"`
+	Overdue      spec.Duration `json:"overdue,omitempty"`
+	AssumeRun    spec.Duration `json:"assume_run,omitempty"`
 }
 
 type machineSpec struct {
 	Count   int               `json:"count,omitempty"`
-	CPUs    berth.MilliCPU    `json:"cpus"`
-	Memory  berth.MiB         `json:"memory"`
+	CPUs    spec.MilliCPU     `json:"cpus"`
+	Memory  spec.MiB          `json:"memory"`
 	GPUs    int               `json:"gpus,omitempty"`
 	GPUType string            `json:"gpu_type,omitempty"`
 	Labels  map[string]string `json:"labels,omitempty"`
@@ -55,9 +56,9 @@ type tenantSpec struct {
 }
 
 type amountSpec struct {
-	CPUs   berth.MilliCPU `json:"cpus,omitempty"`
-	Memory berth.MiB      `json:"memory,omitempty"`
-	GPUs   berth.MilliGPU `json:"gpus,omitempty"`
+	CPUs   spec.MilliCPU `json:"cpus,omitempty"`
+	Memory spec.MiB      `json:"memory,omitempty"`
+	GPUs   spec.MilliGPU `json:"gpus,omitempty"`
 }
 
 func (a amountSpec) capacity() berth.Capacity {
@@ -66,22 +67,22 @@ func (a amountSpec) capacity() berth.Capacity {
 
 // jobSpec is one stream of like jobs.
 type jobSpec struct {
-	Tenant      string          `json:"tenant,omitempty"`
-	Every       berth.Duration  `json:"every"`           // mean gap between two of them, exponentially distributed
-	Batch       int             `json:"batch,omitempty"` // that many come at once
-	From        berth.Duration  `json:"from,omitempty"`
-	Until       berth.Duration  `json:"until,omitempty"`
-	Run         berth.Duration  `json:"run"`                  // median
-	RunSpread   float64         `json:"run_spread,omitempty"` // deviation of its logarithm
-	TimeLimit   berth.Duration  `json:"time_limit,omitempty"`
-	Declared    bool            `json:"declared,omitempty"` // the engine is told how long it runs
-	Resources   berth.Resources `json:"resources,omitempty"`
-	Members     int             `json:"members,omitempty"`
-	SameLabel   string          `json:"same_label,omitempty"`
-	Priority    *berth.Priority `json:"priority,omitempty"`
-	Preemptible *bool           `json:"preemptible,omitempty"`
-	Checkpoint  berth.Duration  `json:"checkpoint,omitempty"` // interval; 0: none
-	StartCost   berth.Duration  `json:"start_cost,omitempty"`
+	Tenant      string         `json:"tenant,omitempty"`
+	Every       spec.Duration  `json:"every"`           // mean gap between two of them, exponentially distributed
+	Batch       int            `json:"batch,omitempty"` // that many come at once
+	From        spec.Duration  `json:"from,omitempty"`
+	Until       spec.Duration  `json:"until,omitempty"`
+	Run         spec.Duration  `json:"run"`                  // median
+	RunSpread   float64        `json:"run_spread,omitempty"` // deviation of its logarithm
+	TimeLimit   spec.Duration  `json:"time_limit,omitempty"`
+	Declared    bool           `json:"declared,omitempty"` // the engine is told how long it runs
+	Resources   spec.Resources `json:"resources,omitempty"`
+	Members     int            `json:"members,omitempty"`
+	SameLabel   string         `json:"same_label,omitempty"`
+	Priority    *spec.Priority `json:"priority,omitempty"`
+	Preemptible *bool          `json:"preemptible,omitempty"`
+	Checkpoint  spec.Duration  `json:"checkpoint,omitempty"` // interval; 0: none
+	StartCost   spec.Duration  `json:"start_cost,omitempty"`
 }
 
 // Bounds of a scenario.
@@ -192,17 +193,17 @@ func named(names map[string]bool) string {
 }
 
 // request is what placement must know of the stream's jobs.
-func (j jobSpec) request() berth.Request {
+func (j jobSpec) request() spec.Request {
 	r := j.spec().Request()
 	r.Members = max(1, j.Members)
 	return r
 }
 
 // spec is one member as a user would have submitted it.
-func (j jobSpec) spec() berth.JobSpec {
-	return berth.JobSpec{
+func (j jobSpec) spec() spec.Job {
+	return spec.Job{
 		Name: "job", Image: "image", Resources: j.Resources, Priority: j.Priority,
-		Preemptible: j.Preemptible, TimeLimit: j.TimeLimit, Placement: berth.Placement{SameLabel: j.SameLabel},
+		Preemptible: j.Preemptible, TimeLimit: j.TimeLimit, Placement: spec.Placement{SameLabel: j.SameLabel},
 	}.WithDefaults()
 }
 
@@ -229,12 +230,12 @@ func (s *scenario) planner() placement.Planner {
 
 func (s *scenario) fleet() []placement.Machine {
 	var list []placement.Machine
-	for _, spec := range s.Machines {
-		for range max(1, spec.Count) {
-			m := placement.Machine{ID: nodeName(len(list)), Epoch: 1, State: berth.MachineReady, Labels: spec.Labels}
-			m.Total = berth.Capacity{CPUMilli: int64(spec.CPUs), MemoryMiB: int64(spec.Memory), DiskMiB: math.MaxInt32, GPUMilli: int64(spec.GPUs) * 1000}
-			for d := range spec.GPUs {
-				m.GPUs = append(m.GPUs, placement.Device{Index: d, Model: spec.GPUType, Healthy: true})
+	for _, group := range s.Machines {
+		for range max(1, group.Count) {
+			m := placement.Machine{ID: nodeName(len(list)), Epoch: 1, State: berth.MachineReady, Labels: group.Labels}
+			m.Total = berth.Capacity{CPUMilli: int64(group.CPUs), MemoryMiB: int64(group.Memory), DiskMiB: math.MaxInt32, GPUMilli: int64(group.GPUs) * 1000}
+			for d := range group.GPUs {
+				m.GPUs = append(m.GPUs, placement.Device{Index: d, Model: group.GPUType, Healthy: true})
 			}
 			list = append(list, m)
 		}

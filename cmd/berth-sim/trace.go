@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/spec"
 )
 
 // work is one job of a trace.
@@ -20,7 +21,7 @@ type work struct {
 	length    time.Duration // of its run, without what starts add
 	startCost time.Duration // work that each start adds
 
-	request    berth.Request
+	request    spec.Request
 	priority   int
 	firm       bool          // not preemptible
 	timeLimit  time.Duration // 0: none

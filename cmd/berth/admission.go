@@ -3,7 +3,8 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 func newAdmission(a *app) *cobra.Command {
@@ -22,7 +23,7 @@ func newAdmission(a *app) *cobra.Command {
 }
 
 func newAdmissionChange(a *app, paused bool, name, short, example string) *cobra.Command {
-	n := berth.NewAdmission{Paused: &paused}
+	n := spec.NewAdmission{Paused: &paused}
 	cmd := &cobra.Command{
 		Use:     name,
 		Short:   short,
@@ -64,7 +65,7 @@ func newAdmissionShow(a *app) *cobra.Command {
 	}
 }
 
-func (a *app) showAdmission(now berth.Admission) error {
+func (a *app) showAdmission(now wire.Admission) error {
 	name := "open"
 	text := a.outTerm.paint(good, "open")
 	if now.Paused {

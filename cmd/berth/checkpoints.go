@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth"
+	"berth/wire"
 )
 
 func newCheckpoints(a *app) *cobra.Command {
@@ -32,7 +33,7 @@ func newCheckpoints(a *app) *cobra.Command {
 	}
 }
 
-func (a *app) showCheckpoints(list berth.Page[berth.Checkpoint]) error {
+func (a *app) showCheckpoints(list wire.Page[berth.Checkpoint]) error {
 	names := make([]string, len(list.Items))
 	for i, c := range list.Items {
 		names[i] = fmt.Sprintf("step-%d", c.Step)

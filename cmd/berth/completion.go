@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"berth"
 	"berth/api/client"
+	"berth/wire"
 )
 
 // completionTime bounds the wait for a completion after a press of the tab key.
@@ -17,14 +17,14 @@ const completionTime = 2 * time.Second
 
 type completer = func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective)
 
-func anyJob(berth.Job) bool       { return true }
-func liveJob(j berth.Job) bool    { return !j.Status.Terminal() }
-func waitingJob(j berth.Job) bool { return j.Status.Waiting() && !j.Held }
+func anyJob(wire.Job) bool       { return true }
+func liveJob(j wire.Job) bool    { return !j.Status.Terminal() }
+func waitingJob(j wire.Job) bool { return j.Status.Waiting() && !j.Held }
 
 // completeJobs offers the ids of recent jobs that a command can do something
 // with, each with its name and status, and the names themselves once a letter
 // is typed that no id has.
-func (a *app) completeJobs(accept func(berth.Job) bool) completer {
+func (a *app) completeJobs(accept func(wire.Job) bool) completer {
 	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 		ctx, cancel := context.WithTimeout(context.Background(), completionTime)
 		defer cancel()

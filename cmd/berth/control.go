@@ -9,11 +9,13 @@ import (
 
 	"berth"
 	"berth/api/client"
+	"berth/spec"
+	"berth/wire"
 )
 
 // act builds a command that does one thing to each of some jobs. It goes on
 // after a failure, so that one finished job among ten does not stop the rest.
-func act(a *app, cmd *cobra.Command, accept func(berth.Job) bool, do func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error)) *cobra.Command {
+func act(a *app, cmd *cobra.Command, accept func(wire.Job) bool, do func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error)) *cobra.Command {
 	cmd.Args = cobra.MinimumNArgs(1)
 	cmd.ValidArgsFunction = a.completeJobs(accept)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -38,7 +40,7 @@ func act(a *app, cmd *cobra.Command, accept func(berth.Job) bool, do func(ctx co
 	return cmd
 }
 
-func (a *app) actOn(ctx context.Context, c *client.Client, arg string, do func(context.Context, *client.Client, berth.Job) (berth.Job, string, error)) error {
+func (a *app) actOn(ctx context.Context, c *client.Client, arg string, do func(context.Context, *client.Client, wire.Job) (wire.Job, string, error)) error {
 	job, err := a.job(ctx, c, arg)
 	if err != nil {
 		return err
@@ -61,7 +63,7 @@ func newCancel(a *app) *cobra.Command {
 			"after its stop_grace. A job that has ended stays as it is. Of an array, ID[3-7] or --index names elements.",
 		Example: "  berth cancel digits\n  berth cancel 'sweep[3-7,9]'",
 	}
-	return cancelElements(a, act(a, cmd, liveJob, func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
+	return cancelElements(a, act(a, cmd, liveJob, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
 		after, err := c.Cancel(ctx, job.ID)
 		said := fmt.Sprintf("%s is %s", named(job), after.Status)
 		if job.Status.Terminal() {
@@ -77,7 +79,7 @@ func newHold(a *app) *cobra.Command {
 		Short: "Hold waiting jobs",
 		Long:  "Hold keeps jobs that wait from being started until berth release. Held time does not count for queue_timeout.",
 	}
-	return act(a, cmd, waitingJob, func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
+	return act(a, cmd, waitingJob, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
 		after, err := c.Hold(ctx, job.ID)
 		return after, named(job) + " is held", err
 	})
@@ -89,8 +91,8 @@ func newRelease(a *app) *cobra.Command {
 		Short: "Release held jobs",
 		Long:  "Release lets held jobs start again; of a pipeline or an array all in it. What is in one that is held is released with it alone.",
 	}
-	held := func(j berth.Job) bool { return j.Held }
-	return act(a, cmd, held, func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
+	held := func(j wire.Job) bool { return j.Held }
+	return act(a, cmd, held, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
 		after, err := c.Release(ctx, job.ID)
 		said := named(job) + " is released"
 		if !job.Held {
@@ -109,8 +111,8 @@ func newRetry(a *app) *cobra.Command {
 			"With --failed only what failed runs again: the elements of an array, with their indexes, or the steps of a pipeline that\ndid not succeed.",
 	}
 	cmd.Flags().BoolVar(&failed, "failed", false, "retry only the failed elements of an array or steps of a pipeline")
-	ended := func(j berth.Job) bool { return j.Status.Terminal() }
-	return act(a, cmd, ended, func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
+	ended := func(j wire.Job) bool { return j.Status.Terminal() }
+	return act(a, cmd, ended, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
 		retry := c.Retry
 		if failed {
 			retry = c.RetryFailed
@@ -136,7 +138,7 @@ func newPriority(a *app) *cobra.Command {
 			return a.completeJobs(liveJob)(cmd, args, word)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			priority, err := berth.ParsePriority(args[1])
+			priority, err := spec.ParsePriority(args[1])
 			if err != nil {
 				return usagef("%v", err)
 			}
@@ -144,15 +146,15 @@ func newPriority(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.actOn(cmd.Context(), c, args[0], func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
-				after, err := c.Update(ctx, job.ID, berth.JobPatch{Priority: &priority})
+			return a.actOn(cmd.Context(), c, args[0], func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
+				after, err := c.Update(ctx, job.ID, spec.JobPatch{Priority: &priority})
 				return after, fmt.Sprintf("%s has priority %s", named(job), priority), err
 			})
 		},
 	}
 }
 
-func named(j berth.Job) string { return fmt.Sprintf("%s (%s)", nameText(j), shortID(j.ID)) }
+func named(j wire.Job) string { return fmt.Sprintf("%s (%s)", nameText(j), shortID(j.ID)) }
 
 // past is an end in a sentence: had succeeded, had failed, had been canceled.
 func past(s berth.State) string {

@@ -11,6 +11,8 @@ import (
 
 	"berth"
 	"berth/api/client"
+	"berth/spec"
+	"berth/wire"
 )
 
 // elementsLike is an array and some of its elements: ID[3-7,9].
@@ -25,19 +27,19 @@ func elementsOf(arg string) (job, which string) {
 }
 
 // element finds one element of an array.
-func (a *app) element(ctx context.Context, c *client.Client, array, which string) (berth.Job, error) {
+func (a *app) element(ctx context.Context, c *client.Client, array, which string) (wire.Job, error) {
 	parent, err := a.job(ctx, c, array)
 	if err != nil {
-		return berth.Job{}, err
+		return wire.Job{}, err
 	}
 	list, err := c.Jobs(ctx, client.JobsQuery{Parent: parent.ID, Index: which, Limit: 2})
 	switch {
 	case err != nil:
-		return berth.Job{}, a.failed(ctx, err)
+		return wire.Job{}, a.failed(ctx, err)
 	case len(list.Items) > 1:
-		return berth.Job{}, usagef("%s[%s] names more than one element; this command takes one", array, which)
+		return wire.Job{}, usagef("%s[%s] names more than one element; this command takes one", array, which)
 	case len(list.Items) == 0:
-		return berth.Job{}, berth.Errorf(berth.CodeNotFound, "%s has no element %s yet, or none at all", named(parent), which)
+		return wire.Job{}, berth.Errorf(berth.CodeNotFound, "%s has no element %s yet, or none at all", named(parent), which)
 	}
 	job, err := c.Job(ctx, list.Items[0].ID)
 	return job, a.failed(ctx, err)
@@ -74,21 +76,21 @@ func cancelElements(a *app, cmd *cobra.Command) *cobra.Command {
 }
 
 func (a *app) cancelSome(ctx context.Context, array, which string) error {
-	if _, err := berth.ParseIndexes(which); err != nil {
+	if _, err := spec.ParseIndexes(which); err != nil {
 		return usagef("%v", err)
 	}
 	c, err := a.client()
 	if err != nil {
 		return err
 	}
-	return a.actOn(ctx, c, array, func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
+	return a.actOn(ctx, c, array, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
 		after, err := c.CancelElements(ctx, job.ID, strings.ReplaceAll(which, " ", ""))
 		return after, fmt.Sprintf("%s: elements %s are canceled, or told to stop", named(job), which), err
 	})
 }
 
 // tallyText is how an array's elements stand.
-func tallyText(t *berth.Tally) string {
+func tallyText(t *wire.Tally) string {
 	if t == nil {
 		return ""
 	}
@@ -106,7 +108,7 @@ func tallyText(t *berth.Tally) string {
 
 // tallyProgress converts an array's counts into progress as jobs report it: ended
 // elements are steps.
-func tallyProgress(t *berth.Tally) *berth.Progress {
+func tallyProgress(t *wire.Tally) *berth.Progress {
 	p := &berth.Progress{Step: int64(t.Ended()), Total: int64(t.Total)}
 	p.Message = fmt.Sprintf("%d at work", t.Holding())
 	if n := t.ByStatus[berth.Failed]; n > 0 {
@@ -116,7 +118,7 @@ func tallyProgress(t *berth.Tally) *berth.Progress {
 }
 
 // nameText is a job's name, and which element of its array it is.
-func nameText(j berth.Job) string {
+func nameText(j wire.Job) string {
 	if j.ArrayIndex != nil {
 		return fmt.Sprintf("%s[%d]", j.Name, *j.ArrayIndex)
 	}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"berth"
+	"berth/wire"
 )
 
 func newEvents(a *app) *cobra.Command {
@@ -42,7 +42,7 @@ func newEvents(a *app) *cobra.Command {
 	return cmd
 }
 
-func (a *app) showEvents(list berth.Page[berth.Event]) error {
+func (a *app) showEvents(list wire.Page[wire.Event]) error {
 	names := make([]string, len(list.Items))
 	for i, e := range list.Items {
 		names[i] = string(e.Kind)
@@ -58,12 +58,12 @@ func (a *app) showEvents(list berth.Page[berth.Event]) error {
 
 // followEvents prints events as they come: a line each, or a JSON document a
 // line for programs.
-func (a *app) followEvents(ctx context.Context, job berth.Job) error {
+func (a *app) followEvents(ctx context.Context, job wire.Job) error {
 	c, err := a.client()
 	if err != nil {
 		return err
 	}
-	err = c.FollowEvents(ctx, job.ID, 0, func(e berth.Event) error {
+	err = c.FollowEvents(ctx, job.ID, 0, func(e wire.Event) error {
 		switch a.Output {
 		case "json", "yaml":
 			b, err := json.Marshal(e)
@@ -85,7 +85,7 @@ func (a *app) followEvents(ctx context.Context, job berth.Job) error {
 }
 
 // eventTime is the time of day, or with wide the whole time.
-func (a *app) eventTime(e berth.Event, wide bool) string {
+func (a *app) eventTime(e wire.Event, wide bool) string {
 	if wide {
 		return e.At.UTC().Format(time.RFC3339Nano)
 	}
@@ -95,9 +95,9 @@ func (a *app) eventTime(e berth.Event, wide bool) string {
 	return e.At.UTC().Format("2006-01-02 15:04:05")
 }
 
-func eventText(e berth.Event) string {
+func eventText(e wire.Event) string {
 	switch {
-	case e.Kind != berth.EventState:
+	case e.Kind != wire.EventState:
 		return strings.ReplaceAll(string(e.Kind), "_", " ")
 	case e.From == "":
 		return string(e.To)
@@ -106,21 +106,21 @@ func eventText(e berth.Event) string {
 	}
 }
 
-func toneOfEvent(e berth.Event) tone {
+func toneOfEvent(e wire.Event) tone {
 	switch e.Kind {
-	case berth.EventState:
+	case wire.EventState:
 		return toneOfState(e.To)
-	case berth.EventWarning, berth.EventOrphaned, berth.EventCheckpointRejected,
-		berth.EventCheckpointRefused, berth.EventLogCut:
+	case wire.EventWarning, wire.EventOrphaned, wire.EventCheckpointRejected,
+		wire.EventCheckpointRefused, wire.EventLogCut:
 		return warn
-	case berth.EventCheckpoint:
+	case wire.EventCheckpoint:
 		return good
 	default:
 		return plain
 	}
 }
 
-func eventDetail(e berth.Event) string {
+func eventDetail(e wire.Event) string {
 	text := reasonText(e.Reason)
 	if e.Detail != "" && text != "" {
 		text += "; "

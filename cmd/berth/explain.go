@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth"
+	"berth/wire"
 )
 
 func newPlan(a *app) *cobra.Command {
@@ -40,7 +41,7 @@ func newPlan(a *app) *cobra.Command {
 }
 
 // unsatisfiable is the refusal that submitting would meet.
-func unsatisfiable(f berth.Fit) error {
+func unsatisfiable(f wire.Fit) error {
 	if len(f.Lacking) == 0 {
 		return nil
 	}
@@ -51,7 +52,7 @@ func unsatisfiable(f berth.Fit) error {
 	return &berth.Error{Code: berth.CodeCapacity, Slug: berth.SlugUnsatisfiable, Message: "no machine could ever hold it: " + strings.Join(parts, "; ")}
 }
 
-func (a *app) showPlan(p berth.Plan) error {
+func (a *app) showPlan(p wire.Plan) error {
 	names := make([]string, len(p.Fit.Candidates))
 	for i, m := range p.Fit.Candidates {
 		names[i] = string(m)
@@ -83,7 +84,7 @@ func (a *app) showPlan(p berth.Plan) error {
 }
 
 // addBlockers adds the reasons why a job does not start, each with a hint.
-func (a *app) addBlockers(s *sheet, list []berth.Blocker) {
+func (a *app) addBlockers(s *sheet, list []wire.Blocker) {
 	for _, b := range list {
 		s.add("blocked by", a.outTerm.paint(warn, b.Code)+": "+oneLine(b.Message))
 		if b.Hint != "" {
@@ -97,7 +98,7 @@ func (a *app) addBlockers(s *sheet, list []berth.Blocker) {
 
 // addTerms adds the terms that determine a job's place in the queue, the largest
 // first.
-func addTerms(s *sheet, list []berth.Term) {
+func addTerms(s *sheet, list []wire.Term) {
 	label := "place by"
 	for _, t := range list {
 		text := t.Text
@@ -118,7 +119,7 @@ func (a *app) startText(at *time.Time, reserved bool) string {
 }
 
 // addFit says how the machines stand to a request.
-func addFit(s *sheet, f berth.Fit) {
+func addFit(s *sheet, f wire.Fit) {
 	s.add("machines", fmt.Sprintf("%d in all, %d with room now, %d if nothing ran on them", f.Machines, f.FitNow, f.FitEver))
 	if f.MembersNow != nil {
 		s.add("members", plural(*f.MembersNow, "has", "have")+" room at once")
@@ -145,13 +146,13 @@ func addFit(s *sheet, f berth.Fit) {
 
 // writeFit prints the sheet and, below it, the conditions that rule machines
 // out.
-func (a *app) writeFit(s *sheet, f berth.Fit, wide bool) error {
+func (a *app) writeFit(s *sheet, f wire.Fit, wide bool) error {
 	if err := s.write(a.out); err != nil {
 		return err
 	}
 	clauses := f.Clauses
 	if !wide { // without clauses that only repeat a condition above
-		clauses = slices.DeleteFunc(slices.Clone(clauses), func(c berth.FitClause) bool { return c.After == 0 })
+		clauses = slices.DeleteFunc(slices.Clone(clauses), func(c wire.FitClause) bool { return c.After == 0 })
 	}
 	if len(clauses) == 0 {
 		return nil
@@ -195,7 +196,7 @@ func newExplain(a *app) *cobra.Command {
 	}
 }
 
-func (a *app) showExplanation(job berth.Job, e berth.Explanation) error {
+func (a *app) showExplanation(job wire.Job, e wire.Explanation) error {
 	names := make([]string, len(e.Blockers))
 	for i, b := range e.Blockers {
 		names[i] = b.Code

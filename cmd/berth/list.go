@@ -9,6 +9,7 @@ import (
 
 	"berth"
 	"berth/api/client"
+	"berth/wire"
 )
 
 func newList(a *app) *cobra.Command {
@@ -55,7 +56,7 @@ func newList(a *app) *cobra.Command {
 			list, err := c.Jobs(cmd.Context(), q)
 			for err == nil && all && list.NextCursor != "" {
 				q.Cursor = list.NextCursor
-				var page berth.Page[berth.Job]
+				var page wire.Page[wire.Job]
 				page, err = c.Jobs(cmd.Context(), q)
 				list.Items, list.NextCursor = append(list.Items, page.Items...), page.NextCursor
 			}
@@ -104,7 +105,7 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 	return time.Time{}, usagef("--since %q is not a time; allowed: 90m, 24h, 7d, 2026-01-31 or 2026-01-31T15:04:05Z", s)
 }
 
-func (a *app) showJobs(list berth.Page[berth.Job]) error {
+func (a *app) showJobs(list wire.Page[wire.Job]) error {
 	names := make([]string, len(list.Items))
 	for i, j := range list.Items {
 		names[i] = string(j.ID)
@@ -138,7 +139,7 @@ func (a *app) showJobs(list berth.Page[berth.Job]) error {
 }
 
 // statusCell is a job's status with the flags that change its meaning.
-func statusCell(j berth.Job) cell {
+func statusCell(j wire.Job) cell {
 	text := string(j.Status)
 	if j.Tally != nil {
 		text += fmt.Sprintf(" %d/%d", j.Tally.Ended(), j.Tally.Total)
@@ -153,7 +154,7 @@ func statusCell(j berth.Job) cell {
 }
 
 // attemptText is the current attempt, "-" before the first.
-func attemptText(j berth.Job) string {
+func attemptText(j wire.Job) string {
 	if j.Attempt == 0 {
 		return "-"
 	}

@@ -10,6 +10,8 @@ import (
 
 	"berth"
 	"berth/api/client"
+	"berth/spec"
+	"berth/wire"
 )
 
 // newMachineList builds the command that lists machines. It exists twice, as
@@ -33,7 +35,7 @@ func newMachineList(a *app, use string) *cobra.Command {
 	}
 }
 
-func (a *app) showMachines(list berth.Page[berth.Machine]) error {
+func (a *app) showMachines(list wire.Page[wire.Machine]) error {
 	names := make([]string, len(list.Items))
 	for i, m := range list.Items {
 		names[i] = string(m.ID)
@@ -66,23 +68,23 @@ func (a *app) showMachines(list berth.Page[berth.Machine]) error {
 	}})
 }
 
-func ofCPUs(m berth.Machine) string {
-	return fmt.Sprintf("%s of %s", berth.MilliCPU(m.Free.CPUMilli), berth.MilliCPU(m.Capacity.CPUMilli))
+func ofCPUs(m wire.Machine) string {
+	return fmt.Sprintf("%s of %s", spec.MilliCPU(m.Free.CPUMilli), spec.MilliCPU(m.Capacity.CPUMilli))
 }
 
 func ofMemory(free, all int64) string {
 	return fmt.Sprintf("%s of %s", bytesOf(free<<20), bytesOf(all<<20))
 }
 
-func ofGPUs(m berth.Machine) string {
+func ofGPUs(m wire.Machine) string {
 	if m.Capacity.GPUMilli == 0 {
 		return "-"
 	}
-	return fmt.Sprintf("%s of %s", berth.MilliGPU(m.Free.GPUMilli), berth.MilliGPU(m.Capacity.GPUMilli))
+	return fmt.Sprintf("%s of %s", spec.MilliGPU(m.Free.GPUMilli), spec.MilliGPU(m.Capacity.GPUMilli))
 }
 
 // modelsText counts a machine's GPUs by model, in the order of devices.
-func modelsText(m berth.Machine) string {
+func modelsText(m wire.Machine) string {
 	var models []string
 	count := map[string]int{}
 	for _, g := range m.GPUs {
@@ -135,11 +137,11 @@ func newMachineShow(a *app) *cobra.Command {
 	})
 }
 
-func (a *app) showMachine(m berth.Machine) error {
+func (a *app) showMachine(m wire.Machine) error {
 	return a.show(view{body: m, names: []string{string(m.ID)}, table: func(wide bool) error { return a.describeMachine(m, wide) }})
 }
 
-func (a *app) describeMachine(m berth.Machine, wide bool) error {
+func (a *app) describeMachine(m wire.Machine, wide bool) error {
 	s := sheet{screen: a.outTerm}
 	s.add("machine", string(m.ID))
 	s.add("state", a.outTerm.paint(toneOfMachine(m), string(m.State)))
@@ -189,7 +191,7 @@ func (a *app) describeMachine(m berth.Machine, wide bool) error {
 	return t.write(a.out)
 }
 
-func (a *app) gpuTable(gpus []berth.MachineGPU) *table {
+func (a *app) gpuTable(gpus []wire.MachineGPU) *table {
 	t := &table{screen: a.outTerm, head: []string{"GPU", "MODEL", "MEMORY", "IN USE", "HEALTH", "UUID", "JOBS"}}
 	for _, g := range gpus {
 		health := cell{"healthy", good}
@@ -221,7 +223,7 @@ func newMachineDrain(a *app) *cobra.Command {
 		if deadline < 0 {
 			return usagef("--deadline %s is negative", deadline)
 		}
-		order := berth.DrainRequest{Reason: reason}
+		order := wire.DrainRequest{Reason: reason}
 		if deadline > 0 {
 			at := a.now().Add(deadline).UTC()
 			order.Deadline = &at
@@ -232,7 +234,7 @@ func newMachineDrain(a *app) *cobra.Command {
 }
 
 // changed prints a machine after a change: a sentence for people.
-func (a *app) changed(m berth.Machine, err error, said string) error {
+func (a *app) changed(m wire.Machine, err error, said string) error {
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"berth"
 	"berth/api/client"
+	"berth/wire"
 )
 
 func newMetrics(a *app) *cobra.Command {
@@ -68,7 +69,7 @@ func (a *app) writePicture(path string, b []byte) error {
 	return nil
 }
 
-func (a *app) showMetrics(list berth.Page[berth.MemberMetrics]) error {
+func (a *app) showMetrics(list wire.Page[wire.MemberMetrics]) error {
 	names := make([]string, len(list.Items))
 	for i, m := range list.Items {
 		names[i] = fmt.Sprintf("attempt-%d/member-%d", m.Attempt, m.Member)
@@ -94,7 +95,7 @@ func (a *app) showMetrics(list berth.Page[berth.MemberMetrics]) error {
 // sparkWidth is how many characters a series is drawn in.
 const sparkWidth = 60
 
-func (a *app) metricTable(m berth.MemberMetrics, wide bool) *table {
+func (a *app) metricTable(m wire.MemberMetrics, wide bool) *table {
 	t := &table{screen: a.outTerm, head: []string{"METRIC", "LAST", "MEAN", "MAX", "OVER TIME"}}
 	for _, s := range m.Series {
 		name := strings.ReplaceAll(string(s.Metric), "_", " ")
@@ -113,7 +114,7 @@ func (a *app) metricTable(m berth.MemberMetrics, wide bool) *table {
 
 // figures returns the last, the mean and the greatest of the measured values, NaN
 // if none was measured.
-func figures(values berth.Values) (last, mean, most float64) {
+func figures(values wire.Values) (last, mean, most float64) {
 	last, most = math.NaN(), math.NaN()
 	sum, n := 0.0, 0.0
 	for _, v := range values {
@@ -132,11 +133,11 @@ func valueOf(v float64, unit string) string {
 	switch {
 	case math.IsNaN(v):
 		return "-"
-	case unit == berth.UnitRatio:
+	case unit == wire.UnitRatio:
 		return fmt.Sprintf("%.0f%%", 100*v)
-	case unit == berth.UnitBytes:
+	case unit == wire.UnitBytes:
 		return bytesOf(int64(v))
-	case unit == berth.UnitBytesPerSecond:
+	case unit == wire.UnitBytesPerSecond:
 		return bytesOf(int64(v)) + "/s"
 	default:
 		return fmt.Sprintf("%.2f", v)
@@ -147,11 +148,11 @@ var bars = []rune("▁▂▃▄▅▆▇█")
 
 // spark draws values as bars from 0 to the largest, of a ratio to 1: of several
 // that share a bar the largest, so that no peak is lost. Gaps are blank.
-func spark(values berth.Values, width int, unit string) string {
+func spark(values wire.Values, width int, unit string) string {
 	n := min(width, len(values))
 	out := make([]rune, n)
 	_, _, top := figures(values)
-	if unit == berth.UnitRatio {
+	if unit == wire.UnitRatio {
 		top = max(top, 1)
 	}
 	for i := range out {
@@ -175,12 +176,12 @@ func (a *app) measuredTable(attempts []berth.Attempt) *table {
 		for _, m := range at.Measured {
 			busy, held := "-", "-"
 			if m.GPUMean != nil {
-				busy = valueOf(*m.GPUMean, berth.UnitRatio)
+				busy = valueOf(*m.GPUMean, wire.UnitRatio)
 			}
 			if m.GPUMemoryPeak > 0 {
 				held = bytesOf(m.GPUMemoryPeak)
 			}
-			t.add(fmt.Sprint(at.Number), fmt.Sprint(m.Member), valueOf(m.CPUMean, berth.UnitCores), bytesOf(m.MemoryPeak), busy, held,
+			t.add(fmt.Sprint(at.Number), fmt.Sprint(m.Member), valueOf(m.CPUMean, wire.UnitCores), bytesOf(m.MemoryPeak), busy, held,
 				bytesOf(m.DiskRead)+"/"+bytesOf(m.DiskWritten), bytesOf(m.Received)+"/"+bytesOf(m.Sent))
 		}
 	}

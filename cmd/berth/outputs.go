@@ -15,6 +15,7 @@ import (
 	"berth"
 	"berth/api/client"
 	"berth/internal/lib/archive"
+	"berth/wire"
 )
 
 func newOutputs(a *app) *cobra.Command {
@@ -52,11 +53,11 @@ func newOutputsList(a *app) *cobra.Command {
 	}
 }
 
-func (a *app) outputs(ctx context.Context, name string) (*client.Client, berth.Job, berth.Page[berth.StoredOutput], error) {
-	none := berth.Page[berth.StoredOutput]{}
+func (a *app) outputs(ctx context.Context, name string) (*client.Client, wire.Job, wire.Page[wire.StoredOutput], error) {
+	none := wire.Page[wire.StoredOutput]{}
 	c, err := a.client()
 	if err != nil {
-		return nil, berth.Job{}, none, err
+		return nil, wire.Job{}, none, err
 	}
 	job, err := a.job(ctx, c, name)
 	if err != nil {
@@ -103,7 +104,7 @@ func newOutputsPull(a *app) *cobra.Command {
 
 // pull downloads an output into a folder next to its target, and moves it to the
 // target once the content is complete and its hash is verified.
-func (a *app) pull(ctx context.Context, c *client.Client, id berth.JobID, o berth.StoredOutput, to string) error {
+func (a *app) pull(ctx context.Context, c *client.Client, id berth.JobID, o wire.StoredOutput, to string) error {
 	name := o.Name
 	if o.Member > 0 {
 		name = fmt.Sprintf("%s-%d", o.Name, o.Member)

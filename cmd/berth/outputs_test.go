@@ -13,18 +13,19 @@ import (
 
 	"berth"
 	"berth/internal/lib/archive"
+	"berth/wire"
 )
 
 // outputServer serves one job with one output, whose archive is text.
-func outputServer(t *testing.T, o berth.StoredOutput, text []byte) string {
+func outputServer(t *testing.T, o wire.StoredOutput, text []byte) string {
 	t.Helper()
 	id := berth.NewJobID(time.Now())
 	mux := http.NewServeMux()
 	answer := func(v any) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(v) }
 	}
-	mux.HandleFunc("GET /v1/jobs/{id}", answer(berth.Job{ID: id, Name: "digits"}))
-	mux.HandleFunc("GET /v1/jobs/{id}/outputs", answer(berth.Page[berth.StoredOutput]{Items: []berth.StoredOutput{o, {Name: "old", Attempt: 1}}}))
+	mux.HandleFunc("GET /v1/jobs/{id}", answer(wire.Job{ID: id, Name: "digits"}))
+	mux.HandleFunc("GET /v1/jobs/{id}/outputs", answer(wire.Page[wire.StoredOutput]{Items: []wire.StoredOutput{o, {Name: "old", Attempt: 1}}}))
 	mux.HandleFunc("GET /v1/jobs/{id}/outputs/model", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(text) })
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
@@ -50,7 +51,7 @@ func TestPullFetchesAnOutputWholeOrNotAtAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	good := berth.StoredOutput{Name: "model", Attempt: 2, Address: sum.Address, Files: 1, Bytes: 5, Stored: int64(text.Len())}
+	good := wire.StoredOutput{Name: "model", Attempt: 2, Address: sum.Address, Files: 1, Bytes: 5, Stored: int64(text.Len())}
 	to := t.TempDir()
 	url := outputServer(t, good, text.Bytes())
 	code, out, errs := pull(t, url, to, screen{terminal: true, width: 80})
@@ -66,7 +67,7 @@ func TestPullFetchesAnOutputWholeOrNotAtAll(t *testing.T) {
 	other := good
 	other.Address = berth.AddressOf(make([]byte, 32))
 	for what, c := range map[string]struct {
-		o    berth.StoredOutput
+		o    wire.StoredOutput
 		text []byte
 		says string
 	}{

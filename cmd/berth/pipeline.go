@@ -13,6 +13,8 @@ import (
 	"berth"
 	"berth/api/client"
 	"berth/internal/lib/jobfile"
+	"berth/spec"
+	"berth/wire"
 )
 
 func newPipeline(a *app) *cobra.Command {
@@ -38,16 +40,16 @@ func newPipelineSubmit(a *app) *cobra.Command {
 			if err := flags.check(); err != nil {
 				return err
 			}
-			spec, err := a.readPipeline(args[0])
+			pipeline, err := a.readPipeline(args[0])
 			if err != nil {
 				return err
 			}
-			spec.NoCache = spec.NoCache || noCache
+			pipeline.NoCache = pipeline.NoCache || noCache
 			base := "."
 			if args[0] != "-" {
 				base = filepath.Dir(args[0])
 			}
-			return a.submitPipeline(cmd.Context(), spec, base, flags)
+			return a.submitPipeline(cmd.Context(), pipeline, base, flags)
 		},
 	}
 	flags.register(cmd)
@@ -56,18 +58,18 @@ func newPipelineSubmit(a *app) *cobra.Command {
 }
 
 // readPipeline reads a pipeline's file, or standard input for "-".
-func (a *app) readPipeline(name string) (spec berth.PipelineSpec, err error) {
+func (a *app) readPipeline(name string) (pipeline spec.Pipeline, err error) {
 	src, shown, err := a.readFile("pipeline file", name)
 	if err != nil {
-		return spec, err
+		return pipeline, err
 	}
-	err = jobfile.Decode(shown, src, &spec, func() []berth.FieldError { return spec.WithDefaults().Validate() })
-	return spec, err
+	err = jobfile.Decode(shown, src, &pipeline, func() []berth.FieldError { return pipeline.WithDefaults().Validate() })
+	return pipeline, err
 }
 
 // submitPipeline sends a pipeline, after the folders that its steps name from
 // base.
-func (a *app) submitPipeline(ctx context.Context, spec berth.PipelineSpec, base string, flags submitFlags) error {
+func (a *app) submitPipeline(ctx context.Context, pipeline spec.Pipeline, base string, flags submitFlags) error {
 	c, err := a.client()
 	if err != nil {
 		return err
@@ -76,10 +78,10 @@ func (a *app) submitPipeline(ctx context.Context, spec berth.PipelineSpec, base 
 	if key == "" {
 		key = "cli-" + berth.NewSecret() // see submit
 	}
-	if err := a.sendSteps(ctx, c, spec, base, ""); err != nil {
+	if err := a.sendSteps(ctx, c, pipeline, base, ""); err != nil {
 		return err
 	}
-	job, created, err := c.SubmitPipeline(ctx, spec, key)
+	job, created, err := c.SubmitPipeline(ctx, pipeline, key)
 	if err != nil {
 		return a.failed(ctx, err)
 	}
@@ -101,19 +103,19 @@ func (a *app) submitPipeline(ctx context.Context, spec berth.PipelineSpec, base 
 
 // sendSteps sends the folders that a pipeline's steps name, at every level; see
 // sendFolders.
-func (a *app) sendSteps(ctx context.Context, c *client.Client, spec berth.PipelineSpec, base, at string) error {
-	for _, name := range slices.Sorted(maps.Keys(spec.Jobs)) {
-		if spec.Jobs[name].Nests() {
-			if err := a.sendSteps(ctx, c, spec.Nested(name), base, at+"jobs."+name+"."); err != nil {
+func (a *app) sendSteps(ctx context.Context, c *client.Client, pipeline spec.Pipeline, base, at string) error {
+	for _, name := range slices.Sorted(maps.Keys(pipeline.Jobs)) {
+		if pipeline.Jobs[name].Nests() {
+			if err := a.sendSteps(ctx, c, pipeline.Nested(name), base, at+"jobs."+name+"."); err != nil {
 				return err
 			}
 			continue
 		}
-		step, err := a.sendFolders(ctx, c, spec.Jobs[name], base, at+"jobs."+name+".")
+		step, err := a.sendFolders(ctx, c, pipeline.Jobs[name], base, at+"jobs."+name+".")
 		if err != nil {
 			return err
 		}
-		spec.Jobs[name] = step
+		pipeline.Jobs[name] = step
 	}
 	return nil
 }
@@ -157,7 +159,7 @@ func newPipelineCancel(a *app) *cobra.Command {
 		Use:   "cancel PIPELINE...",
 		Short: "Cancel pipelines with all their steps; canceling twice is not an error",
 	}
-	return act(a, cmd, isPipeline, func(ctx context.Context, c *client.Client, job berth.Job) (berth.Job, string, error) {
+	return act(a, cmd, isPipeline, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
 		if !isPipeline(job) {
 			return job, "", berth.Errorf(berth.CodeNotFound, "%s is no pipeline", named(job))
 		}
@@ -166,9 +168,9 @@ func newPipelineCancel(a *app) *cobra.Command {
 	})
 }
 
-func isPipeline(j berth.Job) bool { return j.Kind == berth.KindPipeline }
+func isPipeline(j wire.Job) bool { return j.Kind == berth.KindPipeline }
 
-func (a *app) pipeline(ctx context.Context, c *client.Client, arg string) (berth.Job, error) {
+func (a *app) pipeline(ctx context.Context, c *client.Client, arg string) (wire.Job, error) {
 	job, err := a.job(ctx, c, arg)
 	if err == nil && !isPipeline(job) {
 		err = berth.Errorf(berth.CodeNotFound, "%s is no pipeline", named(job))
@@ -177,7 +179,7 @@ func (a *app) pipeline(ctx context.Context, c *client.Client, arg string) (berth
 }
 
 // stepTable lists the steps of a pipeline.
-func (a *app) stepTable(steps []berth.Step) *table {
+func (a *app) stepTable(steps []wire.Step) *table {
 	t := a.newStepTable()
 	for _, s := range steps {
 		t.addStep(s, "")
@@ -191,16 +193,16 @@ func (a *app) newStepTable() *table {
 
 // addStep adds a step, of an array or a pipeline with how many of its own have
 // ended. within is the path of a nested pipeline that it is in.
-func (t *table) addStep(s berth.Step, within string) {
+func (t *table) addStep(s wire.Step, within string) {
 	status := string(s.Status)
 	if s.Tally != nil {
 		status += fmt.Sprintf(" %d/%d", s.Tally.Ended(), s.Tally.Total)
 	}
-	t.add(berth.StepPath(within, s.Name), shortID(s.Job), cell{status, toneOfState(s.Status)}, orDash(strings.Join(s.Needs, ",")), whyText(s.Reason, s.CachedFrom))
+	t.add(spec.StepPath(within, s.Name), shortID(s.Job), cell{status, toneOfState(s.Status)}, orDash(strings.Join(s.Needs, ",")), whyText(s.Reason, s.CachedFrom))
 }
 
 // addTree adds steps, each nested pipeline followed by its own.
-func (a *app) addTree(ctx context.Context, c *client.Client, t *table, steps []berth.Step, within string) error {
+func (a *app) addTree(ctx context.Context, c *client.Client, t *table, steps []wire.Step, within string) error {
 	for _, s := range steps {
 		t.addStep(s, within)
 		if s.Kind != berth.KindPipeline {
@@ -210,7 +212,7 @@ func (a *app) addTree(ctx context.Context, c *client.Client, t *table, steps []b
 		if err != nil {
 			return a.failed(ctx, err)
 		}
-		if err := a.addTree(ctx, c, t, inner.Steps, berth.StepPath(within, s.Name)); err != nil {
+		if err := a.addTree(ctx, c, t, inner.Steps, spec.StepPath(within, s.Name)); err != nil {
 			return err
 		}
 	}

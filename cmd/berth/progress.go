@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/wire"
 )
 
 // steady is how often plain lines repeat a job's progress at most.
@@ -21,13 +22,13 @@ type progress struct {
 	status berth.State
 	step   int64
 	at     time.Time // of the last plain line
-	job    berth.Job
+	job    wire.Job
 }
 
 func newProgress(a *app) *progress { return &progress{app: a, step: -1} }
 
 // update shows the job as it is now.
-func (p *progress) update(j berth.Job) {
+func (p *progress) update(j wire.Job) {
 	if j.Tally != nil {
 		j.Progress = tallyProgress(j.Tally)
 	}

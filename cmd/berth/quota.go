@@ -9,6 +9,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 func newQuota(a *app) *cobra.Command {
@@ -37,7 +39,7 @@ func newQuotaList(a *app) *cobra.Command {
 	}
 }
 
-func (a *app) showQuotas(list berth.Page[berth.Quota]) error {
+func (a *app) showQuotas(list wire.Page[spec.Quota]) error {
 	names := make([]string, len(list.Items))
 	for i, q := range list.Items {
 		names[i] = string(q.Tenant)
@@ -56,21 +58,21 @@ func (a *app) showQuotas(list berth.Page[berth.Quota]) error {
 	}})
 }
 
-func runningOf(q berth.Quota) int {
+func runningOf(q spec.Quota) int {
 	if q.Use == nil {
 		return 0
 	}
 	return q.Use.Running
 }
 
-func waitingOf(q berth.Quota) int {
+func waitingOf(q spec.Quota) int {
 	if q.Use == nil {
 		return 0
 	}
 	return q.Use.Waiting
 }
 
-func spentOf(q berth.Quota) float64 {
+func spentOf(q spec.Quota) float64 {
 	if q.Use == nil {
 		return 0
 	}
@@ -92,7 +94,7 @@ func amount[T fmt.Stringer](a *T) string {
 	return (*a).String()
 }
 
-func amountsText(a *berth.Amounts) string {
+func amountsText(a *spec.Amounts) string {
 	if a == nil {
 		return "-"
 	}
@@ -131,7 +133,7 @@ func newQuotaShow(a *app) *cobra.Command {
 	}
 }
 
-func (a *app) showQuota(q berth.Quota) error {
+func (a *app) showQuota(q spec.Quota) error {
 	return a.show(view{body: q, names: []string{string(q.Tenant)}, table: func(bool) error {
 		s := sheet{screen: a.outTerm}
 		s.add("tenant", string(q.Tenant))
@@ -162,7 +164,7 @@ func (a *app) showQuota(q berth.Quota) error {
 // quotaFlags are the settings of a quota as they are typed: "none" lifts one.
 var quotaFlags = []struct {
 	name, usage string
-	set         func(q *berth.Quota, text string) error
+	set         func(q *spec.Quota, text string) error
 }{
 	{"guarantee-cpus", "cores it can always have back", amountFlag(guarantee, cpus)},
 	{"guarantee-memory", "memory it can always have back, such as 256GiB", amountFlag(guarantee, memory)},
@@ -170,14 +172,14 @@ var quotaFlags = []struct {
 	{"limit-cpus", "cores it never holds more of", amountFlag(limit, cpus)},
 	{"limit-memory", "memory it never holds more of", amountFlag(limit, memory)},
 	{"limit-gpus", "GPUs it never holds more of", amountFlag(limit, gpus)},
-	{"borrow", "what may run beyond the guarantee while others leave room idle: any, preemptible, none", func(q *berth.Quota, text string) error {
-		q.Borrow = berth.Borrow(text) // none is a value here
+	{"borrow", "what may run beyond the guarantee while others leave room idle: any, preemptible, none", func(q *spec.Quota, text string) error {
+		q.Borrow = spec.Borrow(text) // none is a value here
 		return nil
 	}},
-	{"max-running", "jobs that hold capacity at once", func(q *berth.Quota, text string) error { return count(&q.MaxRunning, text) }},
-	{"max-queued", "jobs that wait at once", func(q *berth.Quota, text string) error { return count(&q.MaxQueued, text) }},
-	{"submit-rps", "jobs and pipelines submitted a second", func(q *berth.Quota, text string) error { return rate(&q.SubmitRPS, text) }},
-	{"max-priority", "greatest priority of submitted work: low, normal, high, or 0 to 1000", func(q *berth.Quota, text string) error { return parseAmount(&q.MaxPriority, text) }},
+	{"max-running", "jobs that hold capacity at once", func(q *spec.Quota, text string) error { return count(&q.MaxRunning, text) }},
+	{"max-queued", "jobs that wait at once", func(q *spec.Quota, text string) error { return count(&q.MaxQueued, text) }},
+	{"submit-rps", "jobs and pipelines submitted a second", func(q *spec.Quota, text string) error { return rate(&q.SubmitRPS, text) }},
+	{"max-priority", "greatest priority of submitted work: low, normal, high, or 0 to 1000", func(q *spec.Quota, text string) error { return parseAmount(&q.MaxPriority, text) }},
 	{"storage-uploads", "uploads that it stores, such as 100GiB", storageFlag(storedUploads)},
 	{"storage-logs", "logs of jobs that it stores", storageFlag(storedLogs)},
 	{"storage-outputs", "outputs of jobs that it stores", storageFlag(storedOutputs)},
@@ -188,21 +190,21 @@ var quotaFlags = []struct {
 }
 
 // storageFlag sets a limit of stored data in bytes.
-func storageFlag(of func(*berth.StorageLimits) **berth.MiB) func(*berth.Quota, string) error {
-	return func(q *berth.Quota, text string) error { return parseAmount(of(storageIn(q)), text) }
+func storageFlag(of func(*spec.StorageLimits) **spec.MiB) func(*spec.Quota, string) error {
+	return func(q *spec.Quota, text string) error { return parseAmount(of(storageIn(q)), text) }
 }
 
-func storedUploads(l *berth.StorageLimits) **berth.MiB     { return &l.Uploads }
-func storedLogs(l *berth.StorageLimits) **berth.MiB        { return &l.Logs }
-func storedOutputs(l *berth.StorageLimits) **berth.MiB     { return &l.Outputs }
-func storedCheckpoints(l *berth.StorageLimits) **berth.MiB { return &l.Checkpoints }
-func storedTotal(l *berth.StorageLimits) **berth.MiB       { return &l.Total }
+func storedUploads(l *spec.StorageLimits) **spec.MiB     { return &l.Uploads }
+func storedLogs(l *spec.StorageLimits) **spec.MiB        { return &l.Logs }
+func storedOutputs(l *spec.StorageLimits) **spec.MiB     { return &l.Outputs }
+func storedCheckpoints(l *spec.StorageLimits) **spec.MiB { return &l.Checkpoints }
+func storedTotal(l *spec.StorageLimits) **spec.MiB       { return &l.Total }
 
-func secretsFlag(q *berth.Quota, text string) error { return count(&storageIn(q).Secrets, text) }
+func secretsFlag(q *spec.Quota, text string) error { return count(&storageIn(q).Secrets, text) }
 
-func storageIn(q *berth.Quota) *berth.StorageLimits {
+func storageIn(q *spec.Quota) *spec.StorageLimits {
 	if q.Storage == nil {
-		q.Storage = &berth.StorageLimits{}
+		q.Storage = &spec.StorageLimits{}
 	}
 	return q.Storage
 }
@@ -212,9 +214,9 @@ type storageLine struct{ name, text string }
 
 // storageOf lists stored data by kind; kinds that are empty and have no limit are left
 // out.
-func storageOf(q berth.Quota) []storageLine {
-	var used berth.Stored
-	var limits berth.StorageLimits
+func storageOf(q spec.Quota) []storageLine {
+	var used spec.Stored
+	var limits spec.StorageLimits
 	if q.Stored != nil {
 		used = *q.Stored
 	}
@@ -225,7 +227,7 @@ func storageOf(q berth.Quota) []storageLine {
 	for _, k := range []struct {
 		name string
 		used int64
-		most *berth.MiB
+		most *spec.MiB
 	}{
 		{"uploads", used.Uploads, limits.Uploads}, {"logs", used.Logs, limits.Logs},
 		{"outputs", used.Outputs, limits.Outputs},
@@ -245,20 +247,20 @@ func storageOf(q berth.Quota) []storageLine {
 	return lines
 }
 
-func guarantee(q *berth.Quota) **berth.Amounts { return &q.Guarantee }
-func limit(q *berth.Quota) **berth.Amounts     { return &q.Limit }
+func guarantee(q *spec.Quota) **spec.Amounts { return &q.Guarantee }
+func limit(q *spec.Quota) **spec.Amounts     { return &q.Limit }
 
-func cpus(a *berth.Amounts, text string) error   { return parseAmount(&a.CPUs, text) }
-func memory(a *berth.Amounts, text string) error { return parseAmount(&a.Memory, text) }
-func gpus(a *berth.Amounts, text string) error   { return parseAmount(&a.GPUs, text) }
+func cpus(a *spec.Amounts, text string) error   { return parseAmount(&a.CPUs, text) }
+func memory(a *spec.Amounts, text string) error { return parseAmount(&a.Memory, text) }
+func gpus(a *spec.Amounts, text string) error   { return parseAmount(&a.GPUs, text) }
 
 const lifted = "none"
 
-func amountFlag(of func(*berth.Quota) **berth.Amounts, set func(*berth.Amounts, string) error) func(*berth.Quota, string) error {
-	return func(q *berth.Quota, text string) error {
+func amountFlag(of func(*spec.Quota) **spec.Amounts, set func(*spec.Amounts, string) error) func(*spec.Quota, string) error {
+	return func(q *spec.Quota, text string) error {
 		a := of(q)
 		if *a == nil {
-			*a = &berth.Amounts{}
+			*a = &spec.Amounts{}
 		}
 		return set(*a, text)
 	}
@@ -306,7 +308,7 @@ func rate(into **float64, text string) error {
 	return nil
 }
 
-func budget(q *berth.Quota, text string) error {
+func budget(q *spec.Quota, text string) error {
 	if text == lifted {
 		q.Budget = nil
 		return nil
@@ -316,11 +318,11 @@ func budget(q *berth.Quota, text string) error {
 	if !ok || err != nil {
 		return fmt.Errorf("%q is no budget; allowed: GPU-hours/period such as 5000/720h, or none", text)
 	}
-	d, err := berth.ParseDuration(period)
+	d, err := spec.ParseDuration(period)
 	if err != nil {
 		return err
 	}
-	q.Budget = &berth.GPUBudget{GPUHours: n, Period: d}
+	q.Budget = &spec.GPUBudget{GPUHours: n, Period: d}
 	return nil
 }
 
@@ -357,7 +359,7 @@ func newQuotaSet(a *app) *cobra.Command {
 	return cmd
 }
 
-func applyQuotaFlags(flags *pflag.FlagSet, q *berth.Quota) error {
+func applyQuotaFlags(flags *pflag.FlagSet, q *spec.Quota) error {
 	some := false
 	for _, f := range quotaFlags {
 		given := flags.Lookup(f.name)

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"berth"
+	"berth/spec"
 )
 
 // reported are read-only fields of a quota.
@@ -37,7 +37,7 @@ func settings(of reflect.Type, path string) []string {
 }
 
 // given lists the settings that a quota has.
-func given(t *testing.T, q berth.Quota) []string {
+func given(t *testing.T, q spec.Quota) []string {
 	t.Helper()
 	raw, err := json.Marshal(q)
 	if err != nil {
@@ -63,7 +63,7 @@ func given(t *testing.T, q berth.Quota) []string {
 // Each setting of a quota has a flag of `quota set`, and `quota show` prints it.
 func TestEverySettingOfAQuotaIsSetAndShown(t *testing.T) {
 	t.Parallel()
-	shown := func(q berth.Quota) string {
+	shown := func(q spec.Quota) string {
 		a, b := onTerminal(120, false)
 		if err := a.showQuota(q); err != nil {
 			t.Fatal(err)
@@ -72,16 +72,16 @@ func TestEverySettingOfAQuotaIsSetAndShown(t *testing.T) {
 	}
 	set := map[string]bool{}
 	for _, f := range quotaFlags {
-		var q berth.Quota
+		var q spec.Quota
 		taken := slices.ContainsFunc([]string{"7", "5/1h"}, func(text string) bool { return f.set(&q, text) == nil })
-		if !taken || shown(q) == shown(berth.Quota{}) {
+		if !taken || shown(q) == shown(spec.Quota{}) {
 			t.Errorf("--%s: takes neither a number nor a budget, or quota show does not print it", f.name)
 		}
 		for _, name := range given(t, q) {
 			set[name] = true
 		}
 	}
-	want := settings(reflect.TypeFor[berth.Quota](), "")
+	want := settings(reflect.TypeFor[spec.Quota](), "")
 	slices.Sort(want)
 	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(set))); diff != "" {
 		t.Errorf("settings of a quota and flags of quota set differ (-quota +flags):\n%s", diff)

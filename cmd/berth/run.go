@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"berth"
 	"berth/internal/lib/jobfile"
+	"berth/spec"
 )
 
 // runFlags are a job file as flags.
@@ -45,14 +45,14 @@ func newRun(a *app) *cobra.Command {
 					return &usageError{message: "--" + name + " 0: want 1 or more; leave it out for 1"}
 				}
 			}
-			spec, err := r.spec(args)
+			jobSpec, err := r.spec(args)
 			if err != nil {
 				return err
 			}
-			if err := jobfile.Check(spec); err != nil {
+			if err := jobfile.Check(jobSpec); err != nil {
 				return err
 			}
-			return a.submit(cmd.Context(), spec, nil, flags)
+			return a.submit(cmd.Context(), jobSpec, nil, flags)
 		},
 	}
 	f := cmd.Flags()
@@ -78,8 +78,8 @@ func newRun(a *app) *cobra.Command {
 }
 
 // spec reads the flags by the same parsers as a job file.
-func (r runFlags) spec(command []string) (berth.JobSpec, error) {
-	s := berth.JobSpec{Name: r.name, Image: r.image, Workdir: r.workdir, Command: command, Env: r.env, Labels: r.labels}
+func (r runFlags) spec(command []string) (spec.Job, error) {
+	s := spec.Job{Name: r.name, Image: r.image, Workdir: r.workdir, Command: command, Env: r.env, Labels: r.labels}
 	s.Retry.MaxAttempts, s.Members = r.maxAttempts, r.members
 	if s.Name == "" {
 		s.Name = nameOf(r.image)
@@ -88,19 +88,19 @@ func (r runFlags) spec(command []string) (berth.JobSpec, error) {
 		s.Resources.GPUType = strings.Split(r.gpuType, ",")
 	}
 	if r.checkpoint != "" {
-		s.Checkpoint = &berth.CheckpointPolicy{Path: r.checkpoint}
+		s.Checkpoint = &spec.CheckpointPolicy{Path: r.checkpoint}
 	}
 	var faults []error
-	s.Resources.CPUs = read[berth.MilliCPU](&faults, "cpus", r.cpus)
-	s.Resources.Memory = read[berth.MiB](&faults, "memory", r.memory)
-	s.Priority = read[berth.Priority](&faults, "priority", r.priority)
-	if v := read[berth.MiB](&faults, "disk", r.disk); v != nil {
+	s.Resources.CPUs = read[spec.MilliCPU](&faults, "cpus", r.cpus)
+	s.Resources.Memory = read[spec.MiB](&faults, "memory", r.memory)
+	s.Priority = read[spec.Priority](&faults, "priority", r.priority)
+	if v := read[spec.MiB](&faults, "disk", r.disk); v != nil {
 		s.Resources.Disk = *v
 	}
-	if v := read[berth.MilliGPU](&faults, "gpus", r.gpus); v != nil {
+	if v := read[spec.MilliGPU](&faults, "gpus", r.gpus); v != nil {
 		s.Resources.GPUs = *v
 	}
-	if v := read[berth.Duration](&faults, "time-limit", r.timeLimit); v != nil {
+	if v := read[spec.Duration](&faults, "time-limit", r.timeLimit); v != nil {
 		s.TimeLimit = *v
 	}
 	return s, errors.Join(faults...)

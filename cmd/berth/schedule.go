@@ -8,8 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"berth"
 	"berth/api/client"
+	"berth/spec"
+	"berth/wire"
 )
 
 func newSchedule(a *app) *cobra.Command {
@@ -44,7 +45,7 @@ func newScheduleList(a *app) *cobra.Command {
 	}
 }
 
-func (a *app) showSchedules(list berth.Page[berth.Schedule]) error {
+func (a *app) showSchedules(list wire.Page[wire.Schedule]) error {
 	names := make([]string, len(list.Items))
 	t := &table{screen: a.outTerm, head: []string{"NAME", "WHEN", "NEXT", "LAST", "FIRE", "JOB"}}
 	for i, s := range list.Items {
@@ -57,7 +58,7 @@ func (a *app) showSchedules(list berth.Page[berth.Schedule]) error {
 				job = cell{shortID(*f.Job) + " " + string(f.JobStatus), toneOfState(f.JobStatus)}
 			}
 		}
-		t.add(s.Name, whenText(s.ScheduleSpec), a.nextText(s), last, fire, job)
+		t.add(s.Name, whenText(s.Schedule), a.nextText(s), last, fire, job)
 	}
 	return a.show(view{body: list, names: names, table: func(bool) error {
 		if len(names) == 0 {
@@ -69,7 +70,7 @@ func (a *app) showSchedules(list berth.Page[berth.Schedule]) error {
 }
 
 // whenText is when a schedule fires, on one line.
-func whenText(s berth.ScheduleSpec) string {
+func whenText(s spec.Schedule) string {
 	switch {
 	case s.Cron != "" && s.TimeZone != "UTC":
 		return s.Cron + " " + s.TimeZone
@@ -82,7 +83,7 @@ func whenText(s berth.ScheduleSpec) string {
 	}
 }
 
-func (a *app) nextText(s berth.Schedule) string {
+func (a *app) nextText(s wire.Schedule) string {
 	switch {
 	case s.Paused:
 		return "paused"
@@ -93,13 +94,13 @@ func (a *app) nextText(s berth.Schedule) string {
 	}
 }
 
-func fireCell(f berth.Fire) cell {
+func fireCell(f wire.Fire) cell {
 	switch f.Status {
-	case berth.FireSubmitted:
+	case wire.FireSubmitted:
 		return cell{string(f.Status), good}
-	case berth.FireRefused, berth.FireMissed:
+	case wire.FireRefused, wire.FireMissed:
 		return cell{string(f.Status), bad}
-	case berth.FireSkipped, berth.FireBuffered, berth.FireDue:
+	case wire.FireSkipped, wire.FireBuffered, wire.FireDue:
 		return cell{string(f.Status), warn}
 	default:
 		return cell{text: string(f.Status)} // of a newer server
@@ -131,7 +132,7 @@ func newScheduleShow(a *app) *cobra.Command {
 	return cmd
 }
 
-func (a *app) showSchedule(s berth.Schedule) error {
+func (a *app) showSchedule(s wire.Schedule) error {
 	return a.show(view{body: s, names: []string{s.Name}, table: func(bool) error {
 		if err := a.describeSchedule(s).write(a.out); err != nil || len(s.Fires) == 0 {
 			return err
@@ -149,12 +150,12 @@ func (a *app) showSchedule(s berth.Schedule) error {
 	}})
 }
 
-func (a *app) describeSchedule(s berth.Schedule) *sheet {
+func (a *app) describeSchedule(s wire.Schedule) *sheet {
 	now := a.now()
 	x := &sheet{screen: a.outTerm}
 	x.add("name", s.Name)
 	x.add("tenant", string(s.Tenant))
-	x.add("when", whenText(s.ScheduleSpec))
+	x.add("when", whenText(s.Schedule))
 	if s.Jitter > 0 {
 		x.add("jitter", "up to "+s.Jitter.String())
 	}
@@ -217,7 +218,7 @@ func newScheduleResume(a *app) *cobra.Command {
 }
 
 // noteSchedule is a command that changes a schedule and keeps why.
-func noteSchedule(a *app, cmd *cobra.Command, words string, change func(c *client.Client, ctx context.Context, name, note string) (berth.Schedule, error)) *cobra.Command {
+func noteSchedule(a *app, cmd *cobra.Command, words string, change func(c *client.Client, ctx context.Context, name, note string) (wire.Schedule, error)) *cobra.Command {
 	var note string
 	cmd.Args = cobra.ExactArgs(1)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

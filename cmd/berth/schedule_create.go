@@ -12,6 +12,8 @@ import (
 	"berth"
 	"berth/api/client"
 	"berth/internal/lib/jobfile"
+	"berth/spec"
+	"berth/wire"
 )
 
 // scheduleFlags are the times of a schedule; they take precedence over its file.
@@ -45,7 +47,7 @@ func (f *scheduleFlags) registerTime(cmd *cobra.Command) {
 }
 
 // apply overrides the fields of a file with the flags.
-func (f *scheduleFlags) apply(s *berth.ScheduleSpec, now time.Time) error {
+func (f *scheduleFlags) apply(s *spec.Schedule, now time.Time) error {
 	timed := 0
 	for _, set := range []bool{f.cron != "", f.every != 0, f.at != "", f.in != 0} {
 		if set {
@@ -56,16 +58,16 @@ func (f *scheduleFlags) apply(s *berth.ScheduleSpec, now time.Time) error {
 		return usagef("--cron, --every, --at and --in: only one of them can say when")
 	}
 	if timed == 1 {
-		s.Cron, s.Every, s.At = f.cron, berth.Duration(f.every), nil
+		s.Cron, s.Every, s.At = f.cron, spec.Duration(f.every), nil
 	}
 	if f.in < 0 {
 		return usagef("--in %s is negative", f.in)
 	}
 	if f.in > 0 {
-		s.At = &berth.Instant{Time: now.Add(f.in).Truncate(time.Second)}
+		s.At = &spec.Instant{Time: now.Add(f.in).Truncate(time.Second)}
 	}
 	if f.at != "" {
-		at, err := berth.ParseInstant(f.at)
+		at, err := spec.ParseInstant(f.at)
 		if err != nil {
 			return usagef("--at: %v", err)
 		}
@@ -73,9 +75,9 @@ func (f *scheduleFlags) apply(s *berth.ScheduleSpec, now time.Time) error {
 	}
 	set(&s.Name, f.name)
 	set(&s.TimeZone, f.zone)
-	set(&s.Overlap, berth.Overlap(f.overlap))
-	set(&s.CatchUp, berth.Duration(f.catchUp))
-	set(&s.Jitter, berth.Duration(f.jitter))
+	set(&s.Overlap, spec.Overlap(f.overlap))
+	set(&s.CatchUp, spec.Duration(f.catchUp))
+	set(&s.Jitter, spec.Duration(f.jitter))
 	set(&s.Paused, f.paused)
 	return nil
 }
@@ -99,7 +101,7 @@ func newScheduleCreate(a *app) *cobra.Command {
 		Example: "  berth schedule create train.yaml --cron '0 3 * * *' --time-zone Europe/Berlin\n  berth schedule create train.yaml --in 2h\n  berth schedule create nightly.schedule.yaml",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			spec, err := a.readSchedule(args[0], flags)
+			schedule, err := a.readSchedule(args[0], flags)
 			if err != nil {
 				return err
 			}
@@ -107,7 +109,7 @@ func newScheduleCreate(a *app) *cobra.Command {
 			if args[0] != "-" {
 				base = filepath.Dir(args[0])
 			}
-			return a.createSchedule(cmd.Context(), spec, base)
+			return a.createSchedule(cmd.Context(), schedule, base)
 		},
 	}
 	flags.register(cmd)
@@ -115,13 +117,13 @@ func newScheduleCreate(a *app) *cobra.Command {
 }
 
 // readSchedule makes a schedule of a file of any kind and flags.
-func (a *app) readSchedule(name string, flags scheduleFlags) (s berth.ScheduleSpec, err error) {
+func (a *app) readSchedule(name string, flags scheduleFlags) (s spec.Schedule, err error) {
 	src, shown, err := a.readFile("file", name)
 	if err != nil {
 		return s, err
 	}
 	switch jobfile.Kind(shown, src) {
-	case berth.KindSchedule:
+	case spec.KindSchedule:
 		var wrong error
 		err = jobfile.Decode(shown, src, &s, func() []berth.FieldError {
 			wrong = flags.apply(&s, a.now())
@@ -132,7 +134,7 @@ func (a *app) readSchedule(name string, flags scheduleFlags) (s berth.ScheduleSp
 		}
 		return s, err
 	case string(berth.KindPipeline):
-		s.Pipeline = &berth.PipelineSpec{}
+		s.Pipeline = &spec.Pipeline{}
 		err = jobfile.Decode(shown, src, s.Pipeline, func() []berth.FieldError { return s.Pipeline.WithDefaults().Validate() })
 		s.Name = s.Pipeline.Name
 	default:
@@ -157,24 +159,24 @@ func (a *app) readSchedule(name string, flags scheduleFlags) (s berth.ScheduleSp
 }
 
 // createSchedule sends a schedule, after the folders that it names from base.
-func (a *app) createSchedule(ctx context.Context, spec berth.ScheduleSpec, base string) error {
+func (a *app) createSchedule(ctx context.Context, schedule spec.Schedule, base string) error {
 	c, err := a.client()
 	if err != nil {
 		return err
 	}
-	if spec.Job != nil {
-		job, err := a.sendFolders(ctx, c, *spec.Job, base, "job.")
+	if schedule.Job != nil {
+		job, err := a.sendFolders(ctx, c, *schedule.Job, base, "job.")
 		if err != nil {
 			return err
 		}
-		spec.Job = &job
+		schedule.Job = &job
 	}
-	if spec.Pipeline != nil {
-		if err := a.sendSteps(ctx, c, *spec.Pipeline, base, "pipeline."); err != nil {
+	if schedule.Pipeline != nil {
+		if err := a.sendSteps(ctx, c, *schedule.Pipeline, base, "pipeline."); err != nil {
 			return err
 		}
 	}
-	s, created, err := c.CreateSchedule(ctx, spec)
+	s, created, err := c.CreateSchedule(ctx, schedule)
 	if err != nil {
 		return a.failed(ctx, err)
 	}
@@ -195,7 +197,7 @@ func (a *app) submitLater(ctx context.Context, file *jobfile.File, when schedule
 	if flags.wait || flags.key != "" {
 		return usagef("--wait and --idempotency-key are for jobs that are submitted now")
 	}
-	s := berth.ScheduleSpec{Job: &file.Spec}
+	s := spec.Schedule{Job: &file.Spec}
 	if err := when.apply(&s, a.now()); err != nil {
 		return err
 	}
@@ -217,7 +219,7 @@ func newScheduleRun(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			f, err := c.RunSchedule(cmd.Context(), args[0], berth.Overlap(overlap))
+			f, err := c.RunSchedule(cmd.Context(), args[0], spec.Overlap(overlap))
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
@@ -231,7 +233,7 @@ func newScheduleRun(a *app) *cobra.Command {
 
 // showFire prints the result of a fire. A fire with a reason, which created no job,
 // is an error.
-func (a *app) showFire(f berth.Fire) error {
+func (a *app) showFire(f wire.Fire) error {
 	id := ""
 	if f.Job != nil {
 		id = string(*f.Job)
@@ -250,9 +252,9 @@ func (a *app) showFire(f berth.Fire) error {
 	}
 	text := fmt.Sprintf("%s: %s", f.Status, reasonText(f.Reason))
 	switch f.Status {
-	case berth.FireRefused:
+	case wire.FireRefused:
 		return &berth.Error{Code: berth.CodeCapacity, Slug: string(f.Reason.Code), Message: text}
-	case berth.FireSkipped, berth.FireMissed:
+	case wire.FireSkipped, wire.FireMissed:
 		return berth.Errorf(berth.CodeConflict, "%s", text)
 	default:
 		a.say("%s", text)
@@ -288,18 +290,18 @@ func newScheduleBackfill(a *app) *cobra.Command {
 	return cmd
 }
 
-func backfillOf(from, to, overlap string) (b berth.Backfill, err error) {
-	b.Overlap = berth.Overlap(overlap)
+func backfillOf(from, to, overlap string) (b spec.Backfill, err error) {
+	b.Overlap = spec.Overlap(overlap)
 	if from == "" {
 		return b, &usageError{message: "--from is missing", hint: "name the first time, such as --from 2026-01-01T00:00:00Z"}
 	}
-	if b.From, err = berth.ParseInstant(from); err != nil {
+	if b.From, err = spec.ParseInstant(from); err != nil {
 		return b, usagef("--from: %v", err)
 	}
 	if to == "" {
 		return b, nil
 	}
-	last, err := berth.ParseInstant(to)
+	last, err := spec.ParseInstant(to)
 	if err != nil {
 		return b, usagef("--to: %v", err)
 	}
@@ -307,7 +309,7 @@ func backfillOf(from, to, overlap string) (b berth.Backfill, err error) {
 	return b, nil
 }
 
-func (a *app) backfill(ctx context.Context, c *client.Client, name string, b berth.Backfill) error {
+func (a *app) backfill(ctx context.Context, c *client.Client, name string, b spec.Backfill) error {
 	r, err := c.BackfillSchedule(ctx, name, b)
 	if err != nil {
 		return a.failed(ctx, err)

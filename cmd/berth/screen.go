@@ -4,6 +4,7 @@ import (
 	"charm.land/lipgloss/v2"
 
 	"berth"
+	"berth/wire"
 )
 
 // screen describes the terminal behind a stream. The zero screen is a pipe or a file.
@@ -68,7 +69,7 @@ func toneOfState(s berth.State) tone {
 	}
 }
 
-func toneOfMachine(m berth.Machine) tone {
+func toneOfMachine(m wire.Machine) tone {
 	if m.State == berth.MachineReady && m.EngineSilentSince != nil {
 		return warn // it gets no new work
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"berth"
+	"berth/wire"
 )
 
 var noon = time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)
@@ -20,9 +21,9 @@ func onTerminal(width int, colour bool) (*app, *bytes.Buffer) {
 	return &app{config: config{Output: "table"}, out: &b, err: &b, outTerm: s, errTerm: s, now: func() time.Time { return noon }}, &b
 }
 
-func running() berth.Job {
+func running() wire.Job {
 	started := noon.Add(-90 * time.Second)
-	return berth.Job{
+	return wire.Job{
 		ID: "0193a1b2-c3d4-7000-8000-000000000001", Name: "digits", Status: berth.Running, Attempt: 2,
 		SubmittedAt: noon.Add(-time.Hour), StartedAt: &started,
 		Progress: &berth.Progress{Step: 5, Total: 10, Message: "half\x1b[2J way"},
@@ -84,7 +85,7 @@ func TestColourIsForTerminalsAlone(t *testing.T) {
 	t.Parallel()
 	for _, colour := range []bool{true, false} {
 		a, b := onTerminal(100, colour)
-		if err := a.showJobs(berth.Page[berth.Job]{Items: []berth.Job{running()}}); err != nil {
+		if err := a.showJobs(wire.Page[wire.Job]{Items: []wire.Job{running()}}); err != nil {
 			t.Fatal(err)
 		}
 		if got := strings.Contains(b.String(), "\x1b["); got != colour {
@@ -99,7 +100,7 @@ func TestRowsOfATableStayLines(t *testing.T) {
 	j := running()
 	j.Name = "evil\nname\x1b[31m"
 	j.Reason = &berth.Reason{Code: berth.ReasonExitCode, Message: strings.Repeat("long ", 50)}
-	if err := a.showJobs(berth.Page[berth.Job]{Items: []berth.Job{j}}); err != nil {
+	if err := a.showJobs(wire.Page[wire.Job]{Items: []wire.Job{j}}); err != nil {
 		t.Fatal(err)
 	}
 	lines := strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
@@ -198,14 +199,14 @@ func TestExplainSaysItAllOnce(t *testing.T) {
 	t.Parallel()
 	a, b := onTerminal(120, false)
 	at, ahead, position, queue := noon.Add(80*time.Minute), 1, 2, 9
-	err := a.showExplanation(berth.Job{ID: "0193a1b2-c3d4-7000-8000-000000000001", Name: "digits"}, berth.Explanation{
+	err := a.showExplanation(wire.Job{ID: "0193a1b2-c3d4-7000-8000-000000000001", Name: "digits"}, wire.Explanation{
 		Status: berth.Queued, Summary: "3 machines: 3 have no free GPU", Ahead: &ahead, Position: &position, Queue: &queue, EstimatedStart: &at, Reserved: true,
-		Blockers: []berth.Blocker{
+		Blockers: []wire.Blocker{
 			{Code: "quota", Quota: "limit", Message: "tenant vision holds 4 of 4 GPUs of its limit; the job asks for 1", Hint: "it starts when jobs of the tenant end, or when the limit is raised"},
 			{Code: "no_room", Message: "3 machines: 3 have no free GPU", Hint: "wait, ask for less, or add machines"},
 		},
-		Priority: []berth.Term{{Name: "priority", Value: "500", Text: "priority 500"}, {Name: "share", Value: "0.3", Text: "tenant vision holds 30.0 % of the cluster"}, {Name: "id", Value: "x"}},
-		Fit:      &berth.Fit{Machines: 3, FitEver: 3, Summary: "3 machines: 3 have no free GPU", Clauses: []berth.FitClause{{Name: "free_gpus", Alone: 3, After: 3, Text: "3 have no free GPU"}}},
+		Priority: []wire.Term{{Name: "priority", Value: "500", Text: "priority 500"}, {Name: "share", Value: "0.3", Text: "tenant vision holds 30.0 % of the cluster"}, {Name: "id", Value: "x"}},
+		Fit:      &wire.Fit{Machines: 3, FitEver: 3, Summary: "3 machines: 3 have no free GPU", Clauses: []wire.FitClause{{Name: "free_gpus", Alone: 3, After: 3, Text: "3 have no free GPU"}}},
 	})
 	if err != nil {
 		t.Fatal(err)

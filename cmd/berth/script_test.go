@@ -16,12 +16,12 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"berth"
 	"berth/api"
 	"berth/db"
 	"berth/db/dbtest"
 	"berth/internal/control/blob"
 	"berth/internal/lib/sealer"
+	"berth/spec"
 )
 
 func TestMain(m *testing.M) {
@@ -67,7 +67,7 @@ func realServer(t testing.TB, cleanup func(func())) string {
 		cancel()
 		t.Fatal(err)
 	}
-	err = store.Tokens.Ensure(ctx, adminToken, berth.NewToken{Name: "root", Tenant: "default", Role: berth.RoleAdmin})
+	err = store.Tokens.Ensure(ctx, adminToken, spec.NewToken{Name: "root", Tenant: "default", Role: spec.RoleAdmin})
 	if err != nil {
 		t.Fatal(err)
 	}

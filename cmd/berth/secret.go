@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth"
+	"berth/spec"
 )
 
 func newSecret(a *app) *cobra.Command {
@@ -32,7 +33,7 @@ func newSecretSet(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			n := berth.NewSecretValue{Name: args[0], Value: value}
+			n := spec.NewSecretValue{Name: args[0], Value: value}
 			if faults := n.Validate(); len(faults) > 0 {
 				return &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec, Fields: faults}
 			}
@@ -59,18 +60,18 @@ func newSecretSet(a *app) *cobra.Command {
 }
 
 // secretValue reads a value from a file, a terminal or a pipe.
-func (a *app) secretValue(name, file string) (berth.Sensitive, error) {
+func (a *app) secretValue(name, file string) (spec.Sensitive, error) {
 	if file != "" {
 		f, err := os.Open(file)
 		if err != nil {
 			return "", usagef("read the value of %s: %v", name, err)
 		}
 		defer f.Close()
-		value, err := io.ReadAll(io.LimitReader(f, berth.MaxSecretBytes+1))
+		value, err := io.ReadAll(io.LimitReader(f, spec.MaxSecretBytes+1))
 		if err != nil {
 			return "", usagef("read the value of %s: %v", name, err)
 		}
-		return berth.Sensitive(value), nil
+		return spec.Sensitive(value), nil
 	}
 	var value []byte
 	var err error
@@ -79,12 +80,12 @@ func (a *app) secretValue(name, file string) (berth.Sensitive, error) {
 		value, err = a.readSecret()
 		fmt.Fprintln(a.err)
 	} else {
-		value, err = io.ReadAll(io.LimitReader(a.in, berth.MaxSecretBytes+3))
+		value, err = io.ReadAll(io.LimitReader(a.in, spec.MaxSecretBytes+3))
 	}
 	if err != nil {
 		return "", usagef("read the value of %s: %v", name, err)
 	}
-	return berth.Sensitive(strings.TrimSuffix(strings.TrimSuffix(string(value), "\n"), "\r")), nil
+	return spec.Sensitive(strings.TrimSuffix(strings.TrimSuffix(string(value), "\n"), "\r")), nil
 }
 
 func newSecretList(a *app) *cobra.Command {

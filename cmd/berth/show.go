@@ -10,6 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 func newShow(a *app) *cobra.Command {
@@ -60,7 +62,7 @@ func (s *sheet) write(w io.Writer) error {
 	return err
 }
 
-func (a *app) describeJob(j berth.Job, wide bool) error {
+func (a *app) describeJob(j wire.Job, wide bool) error {
 	now := a.now()
 	status := statusCell(j)
 	s := sheet{screen: a.outTerm}
@@ -193,7 +195,7 @@ func idText(id *berth.JobID) string {
 }
 
 // spentText describes how much of the job's budgets is spent.
-func spentText(j berth.Job) string {
+func spentText(j wire.Job) string {
 	var parts []string
 	for _, p := range []struct {
 		n         int
@@ -233,7 +235,7 @@ func lostText(attempts []berth.Attempt) string {
 	return fmt.Sprintf("%s and %.1f GPU-seconds, in %s", plural(int(steps), "step", "steps"), seconds, plural(n, "attempt", "attempts"))
 }
 
-func resourcesText(r berth.Resources) string {
+func resourcesText(r spec.Resources) string {
 	cpus := r.CPUs.String() + " cpus"
 	if *r.CPUs == 1000 {
 		cpus = "1 cpu"

@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/internal/lib/jobfile"
+	"berth/spec"
 )
 
 // submitFlags are the common flags of submit and run.
@@ -97,7 +98,7 @@ func (a *app) readFile(what, name string) (src []byte, shown string, err error) 
 
 // submit sends a spec and, if asked, waits for the job. file is where faults
 // that only the server sees are shown; it may be nil.
-func (a *app) submit(ctx context.Context, spec berth.JobSpec, file *jobfile.File, flags submitFlags) error {
+func (a *app) submit(ctx context.Context, jobSpec spec.Job, file *jobfile.File, flags submitFlags) error {
 	c, err := a.client()
 	if err != nil {
 		return err
@@ -108,12 +109,12 @@ func (a *app) submit(ctx context.Context, spec berth.JobSpec, file *jobfile.File
 		// answer to the first one is lost.
 		key = "cli-" + berth.NewSecret()
 	}
-	if spec, err = a.sendFolders(ctx, c, spec, baseOf(file), ""); err != nil {
+	if jobSpec, err = a.sendFolders(ctx, c, jobSpec, baseOf(file), ""); err != nil {
 		return err
 	}
-	job, created, err := c.Submit(ctx, spec, key)
+	job, created, err := c.Submit(ctx, jobSpec, key)
 	if err != nil && ctx.Err() != nil {
-		a.say("interrupted; it may have been submitted: berth list --name %s", spec.Name)
+		a.say("interrupted; it may have been submitted: berth list --name %s", jobSpec.Name)
 	}
 	if err != nil {
 		return located(a.failed(ctx, err), file)

@@ -8,6 +8,7 @@ import (
 
 	"berth"
 	"berth/api/client"
+	"berth/wire"
 )
 
 // idLike matches the beginning of an id; the server requires four characters.
@@ -16,16 +17,16 @@ var idLike = regexp.MustCompile(`^[0-9a-fA-F]{4}[0-9a-fA-F-]*$`)
 // job finds the job that a user means: by id, by the beginning of an id, or by
 // name, where the latest of that name is taken and said. Either with [3] is an
 // element of an array, with .fit the step fit of a pipeline.
-func (a *app) job(ctx context.Context, c *client.Client, arg string) (berth.Job, error) {
+func (a *app) job(ctx context.Context, c *client.Client, arg string) (wire.Job, error) {
 	if arg == "" { // as of a variable that is not set: the server would list all jobs
-		return berth.Job{}, usagef("a job's id or name is missing")
+		return wire.Job{}, usagef("a job's id or name is missing")
 	}
 	if array, which := elementsOf(arg); which != "" {
 		return a.element(ctx, c, array, which)
 	}
 	if dot := strings.LastIndexByte(arg, '.'); dot >= 0 {
 		if dot == 0 || dot == len(arg)-1 {
-			return berth.Job{}, usagef("%q is no step of a pipeline: PIPELINE.STEP is", arg)
+			return wire.Job{}, usagef("%q is no step of a pipeline: PIPELINE.STEP is", arg)
 		}
 		return a.step(ctx, c, arg[:dot], arg[dot+1:])
 	}
@@ -37,7 +38,7 @@ func (a *app) job(ctx context.Context, c *client.Client, arg string) (berth.Job,
 	}
 	id, err := a.jobNamed(ctx, c, arg)
 	if err != nil {
-		return berth.Job{}, err
+		return wire.Job{}, err
 	}
 	job, err := c.Job(ctx, id)
 	return job, a.failed(ctx, err)
@@ -45,13 +46,13 @@ func (a *app) job(ctx context.Context, c *client.Client, arg string) (berth.Job,
 
 // step finds one step of a pipeline, which may be a step itself. No name and no
 // id has a dot.
-func (a *app) step(ctx context.Context, c *client.Client, pipeline, name string) (berth.Job, error) {
+func (a *app) step(ctx context.Context, c *client.Client, pipeline, name string) (wire.Job, error) {
 	parent, err := a.job(ctx, c, pipeline)
 	if err != nil {
-		return berth.Job{}, err
+		return wire.Job{}, err
 	}
 	if parent.Kind != berth.KindPipeline {
-		return berth.Job{}, usagef("%s is no pipeline and has no step %q", named(parent), name)
+		return wire.Job{}, usagef("%s is no pipeline and has no step %q", named(parent), name)
 	}
 	for _, step := range parent.Steps {
 		if step.Name == name {
@@ -59,7 +60,7 @@ func (a *app) step(ctx context.Context, c *client.Client, pipeline, name string)
 			return job, a.failed(ctx, err)
 		}
 	}
-	return berth.Job{}, berth.Errorf(berth.CodeNotFound, "%s has no step %q; berth pipeline show %s names them", named(parent), name, pipeline)
+	return wire.Job{}, berth.Errorf(berth.CodeNotFound, "%s has no step %q; berth pipeline show %s names them", named(parent), name, pipeline)
 }
 
 func (a *app) jobNamed(ctx context.Context, c *client.Client, name string) (berth.JobID, error) {
@@ -79,7 +80,7 @@ func (a *app) jobNamed(ctx context.Context, c *client.Client, name string) (bert
 
 // jobSince resolves the arguments of a command that reads a job's history: the
 // job, and the earliest time. The zero time is the job's beginning.
-func (a *app) jobSince(ctx context.Context, name, sinceText string) (c *client.Client, job berth.Job, since time.Time, err error) {
+func (a *app) jobSince(ctx context.Context, name, sinceText string) (c *client.Client, job wire.Job, since time.Time, err error) {
 	if since, err = parseSince(sinceText, a.now()); err != nil {
 		return nil, job, since, err
 	}

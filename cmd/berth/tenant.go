@@ -6,6 +6,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 func newTenant(a *app) *cobra.Command {
@@ -15,7 +17,7 @@ func newTenant(a *app) *cobra.Command {
 }
 
 func newTenantCreate(a *app) *cobra.Command {
-	var n berth.NewTenant
+	var n spec.NewTenant
 	var parent string
 	cmd := &cobra.Command{
 		Use:     "create TENANT",
@@ -60,7 +62,7 @@ func newTenantList(a *app) *cobra.Command {
 	}
 }
 
-func (a *app) showTenants(list berth.Page[berth.Tenant]) error {
+func (a *app) showTenants(list wire.Page[wire.Tenant]) error {
 	names := make([]string, len(list.Items))
 	for i, t := range list.Items {
 		names[i] = string(t.ID)
@@ -102,7 +104,7 @@ func newTenantShow(a *app) *cobra.Command {
 	}
 }
 
-func (a *app) showTenant(t berth.Tenant) error {
+func (a *app) showTenant(t wire.Tenant) error {
 	return a.show(view{body: t, names: []string{string(t.ID)}, table: func(bool) error {
 		s := sheet{screen: a.outTerm}
 		s.add("tenant", string(t.ID))
@@ -114,7 +116,7 @@ func (a *app) showTenant(t berth.Tenant) error {
 }
 
 // addUse adds a tenant's current and past use.
-func addUse(s *sheet, u berth.TenantUse) {
+func addUse(s *sheet, u spec.TenantUse) {
 	s.add("jobs", fmt.Sprintf("%d running, %d waiting", u.Running, u.Waiting))
 	s.add("holding", amountsText(&u.Holding))
 	s.add("of late", fmt.Sprintf("%.1f GPU-hours, %.1f CPU-hours; older use counts less", u.GPUHours, u.CPUHours))
@@ -129,14 +131,14 @@ func newTenantSet(a *app) *cobra.Command {
 		Example: "  berth tenant set vision --weight 3",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var p berth.TenantPatch
+			var p spec.TenantPatch
 			if cmd.Flags().Changed("parent") {
 				p.Parent = new(berth.TenantID(parent))
 			}
 			if cmd.Flags().Changed("weight") {
 				p.Weight = &weight
 			}
-			if p == (berth.TenantPatch{}) {
+			if p == (spec.TenantPatch{}) {
 				return usagef("nothing to change: give --weight or --parent")
 			}
 			c, err := a.client()

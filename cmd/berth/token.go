@@ -7,6 +7,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 func newToken(a *app) *cobra.Command {
@@ -16,7 +18,7 @@ func newToken(a *app) *cobra.Command {
 }
 
 func newTokenCreate(a *app) *cobra.Command {
-	var n berth.NewToken
+	var n spec.NewToken
 	var tenant, role string
 	var ttl time.Duration
 	cmd := &cobra.Command{
@@ -25,7 +27,7 @@ func newTokenCreate(a *app) *cobra.Command {
 		Example: "  berth token create alice --role user --tenant vision --ttl 720h",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			n.Name, n.Tenant, n.Role, n.TTL = args[0], berth.TenantID(tenant), berth.Role(role), berth.Duration(ttl)
+			n.Name, n.Tenant, n.Role, n.TTL = args[0], berth.TenantID(tenant), spec.Role(role), spec.Duration(ttl)
 			if ttl < 0 {
 				return usagef("--ttl %s is negative", ttl)
 			}
@@ -41,7 +43,7 @@ func newTokenCreate(a *app) *cobra.Command {
 			return a.showSecret(t, t.ID, t.Secret)
 		},
 	}
-	cmd.Flags().StringVar(&role, "role", string(berth.RoleUser), "role: admin, user or viewer")
+	cmd.Flags().StringVar(&role, "role", string(spec.RoleUser), "role: admin, user or viewer")
 	cmd.Flags().StringVar(&tenant, "tenant", "", "tenant (default: your own)")
 	cmd.Flags().DurationVar(&ttl, "ttl", 0, "lifetime, such as 720h (default: until revoked)")
 	_ = cmd.RegisterFlagCompletionFunc("role", cobra.FixedCompletions([]string{"admin", "user", "viewer"}, cobra.ShellCompDirectiveNoFileComp))
@@ -83,7 +85,7 @@ func newTokenList(a *app) *cobra.Command {
 	}
 }
 
-func (a *app) showTokens(list berth.Page[berth.Token]) error {
+func (a *app) showTokens(list wire.Page[wire.Token]) error {
 	names := make([]string, len(list.Items))
 	for i, t := range list.Items {
 		names[i] = t.ID
@@ -132,7 +134,7 @@ func newJoinToken(a *app) *cobra.Command {
 }
 
 func newJoinTokenCreate(a *app) *cobra.Command {
-	var n berth.NewJoinToken
+	var n spec.NewJoinToken
 	var ttl time.Duration
 	cmd := &cobra.Command{
 		Use:     "create",
@@ -143,7 +145,7 @@ func newJoinTokenCreate(a *app) *cobra.Command {
 			if ttl < 0 {
 				return usagef("--ttl %s is negative", ttl)
 			}
-			n.TTL = berth.Duration(ttl)
+			n.TTL = spec.Duration(ttl)
 			c, err := a.client()
 			if err != nil {
 				return err

@@ -10,6 +10,7 @@ import (
 
 	"berth"
 	"berth/api/client"
+	"berth/wire"
 )
 
 // Polling of wait: quick at first, for short jobs, then easy on the server.
@@ -66,7 +67,7 @@ func (a *app) printEnd(ctx context.Context, c *client.Client, id berth.JobID, wa
 }
 
 // wait follows a job to its end. Its end, if no success, is the error.
-func (a *app) wait(ctx context.Context, job berth.Job, timeout time.Duration) error {
+func (a *app) wait(ctx context.Context, job wire.Job, timeout time.Duration) error {
 	c, err := a.client()
 	if err != nil {
 		return err
@@ -97,7 +98,7 @@ func (a *app) wait(ctx context.Context, job berth.Job, timeout time.Duration) er
 }
 
 // poll asks for the job until it has ended and returns it as last seen.
-func (a *app) poll(ctx context.Context, c *client.Client, job berth.Job, p *progress) (berth.Job, error) {
+func (a *app) poll(ctx context.Context, c *client.Client, job wire.Job, p *progress) (wire.Job, error) {
 	pause, answered := pollFirst, a.now()
 	for {
 		p.update(job)
@@ -138,7 +139,7 @@ func passing(err error) bool {
 
 // sayEnd prints a job's end, and for a job without success the next commands to
 // try.
-func (a *app) sayEnd(j berth.Job) error {
+func (a *app) sayEnd(j wire.Job) error {
 	ran := between(j.StartedAt, j.FinishedAt, a.now())
 	line := fmt.Sprintf("%s %s", named(j), a.errTerm.paint(toneOfState(j.Status), string(j.Status)))
 	if ran != "-" {

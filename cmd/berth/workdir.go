@@ -13,6 +13,7 @@ import (
 	"berth/api/client"
 	"berth/internal/lib/archive"
 	"berth/internal/lib/jobfile"
+	"berth/spec"
 )
 
 // baseOf is the folder that a job file's own folders are named from: its own.
@@ -26,29 +27,29 @@ func baseOf(file *jobfile.File) string {
 // sendFolders packs the folders that a spec names, uploads missing ones, and
 // replaces the names by the uploads' addresses. at is the path of the spec in
 // its file: "", or a path that ends in a dot.
-func (a *app) sendFolders(ctx context.Context, c *client.Client, spec berth.JobSpec, base, at string) (berth.JobSpec, error) {
-	if len(spec.Unsent()) == 0 {
-		return spec, nil
+func (a *app) sendFolders(ctx context.Context, c *client.Client, jobSpec spec.Job, base, at string) (spec.Job, error) {
+	if len(jobSpec.Unsent()) == 0 {
+		return jobSpec, nil
 	}
-	if _, sent := berth.ParseAddress(spec.Workdir); spec.Workdir != "" && sent != nil {
-		address, err := a.sendFolder(ctx, c, at+"workdir", spec.Workdir, base)
+	if _, sent := berth.ParseAddress(jobSpec.Workdir); jobSpec.Workdir != "" && sent != nil {
+		address, err := a.sendFolder(ctx, c, at+"workdir", jobSpec.Workdir, base)
 		if err != nil {
-			return spec, err
+			return jobSpec, err
 		}
-		spec.Workdir = string(address)
+		jobSpec.Workdir = string(address)
 	}
-	spec.Inputs = slices.Clone(spec.Inputs)
-	for i, in := range spec.Inputs {
-		if _, sent := berth.ParseAddress(in.From); sent == nil || in.Kind() != berth.InputFolder {
+	jobSpec.Inputs = slices.Clone(jobSpec.Inputs)
+	for i, in := range jobSpec.Inputs {
+		if _, sent := berth.ParseAddress(in.From); sent == nil || in.Kind() != spec.InputFolder {
 			continue
 		}
 		address, err := a.sendFolder(ctx, c, fmt.Sprintf("%sinputs[%d]", at, i), in.From, base)
 		if err != nil {
-			return spec, err
+			return jobSpec, err
 		}
-		spec.Inputs[i].From = string(address)
+		jobSpec.Inputs[i].From = string(address)
 	}
-	return spec, nil
+	return jobSpec, nil
 }
 
 func (a *app) sendFolder(ctx context.Context, c *client.Client, field, name, base string) (berth.Address, error) {
@@ -96,9 +97,9 @@ func unpackable(ctx context.Context, field, folder string, err error) error {
 }
 
 // withoutFolders removes the fields that do not affect where a job fits.
-func withoutFolders(spec berth.JobSpec) berth.JobSpec {
-	if len(spec.Unsent()) > 0 {
-		spec.Workdir, spec.Inputs = "", nil
+func withoutFolders(jobSpec spec.Job) spec.Job {
+	if len(jobSpec.Unsent()) > 0 {
+		jobSpec.Workdir, jobSpec.Inputs = "", nil
 	}
-	return spec
+	return jobSpec
 }

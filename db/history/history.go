@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"berth"
+	"berth/failure"
+	"berth/wire"
 )
 
 // Cluster is what concerns no single job or machine.
@@ -148,30 +150,30 @@ type Span struct {
 
 // Event is a row of job_events.
 type Event struct {
-	Seq     int64           `json:"seq"`
-	At      time.Time       `json:"at"`
-	Kind    berth.EventKind `json:"kind"`
-	From    berth.State     `json:"from_state"`
-	To      berth.State     `json:"to_state"`
-	Attempt int             `json:"attempt"`
-	Actor   string          `json:"actor"`
-	Reason  *berth.Reason   `json:"reason"`
-	Detail  string          `json:"detail"`
+	Seq     int64          `json:"seq"`
+	At      time.Time      `json:"at"`
+	Kind    wire.EventKind `json:"kind"`
+	From    berth.State    `json:"from_state"`
+	To      berth.State    `json:"to_state"`
+	Attempt int            `json:"attempt"`
+	Actor   string         `json:"actor"`
+	Reason  *berth.Reason  `json:"reason"`
+	Detail  string         `json:"detail"`
 
-	Facts *berth.EventFacts `json:"facts"` // nil where an older berthd wrote the row
+	Facts *wire.EventFacts `json:"facts"` // nil where an older berthd wrote the row
 }
 
 // Attempt is a row of attempts.
 type Attempt struct {
-	Attempt     int           `json:"attempt"`
-	LeaderEpoch int64         `json:"leader_epoch"`
-	PlacedAt    time.Time     `json:"placed_at"`
-	StartedAt   *time.Time    `json:"started_at"`
-	EndedAt     *time.Time    `json:"ended_at"`
-	Outcome     *berth.Reason `json:"outcome"`
-	NextState   berth.State   `json:"next_state"`
-	Budget      berth.Budget  `json:"budget"` // "" while not settled, and before budgets were recorded
-	ResumeFrom  *int64        `json:"resume_from"`
+	Attempt     int            `json:"attempt"`
+	LeaderEpoch int64          `json:"leader_epoch"`
+	PlacedAt    time.Time      `json:"placed_at"`
+	StartedAt   *time.Time     `json:"started_at"`
+	EndedAt     *time.Time     `json:"ended_at"`
+	Outcome     *berth.Reason  `json:"outcome"`
+	NextState   berth.State    `json:"next_state"`
+	Budget      failure.Budget `json:"budget"` // "" while not settled, and before budgets were recorded
+	ResumeFrom  *int64         `json:"resume_from"`
 }
 
 // Allocation is a row of allocations with its GPU claims. The numbers of the
@@ -190,7 +192,7 @@ type Allocation struct {
 	State        berth.AllocationState `json:"state"`
 	Orders       berth.Orders          `json:"orders"`
 	StopBy       *time.Time            `json:"stop_by"`
-	Exit         *berth.Exit           `json:"exit"`
+	Exit         *failure.Exit         `json:"exit"`
 	Port         int                   `json:"port"` // 0: none
 	PreparedAt   *time.Time            `json:"prepared_at"`
 	ReservedAt   time.Time             `json:"reserved_at"`

@@ -17,6 +17,7 @@ import (
 
 	"berth"
 	"berth/activities/node/runtimetest"
+	"berth/failure"
 	"berth/internal/machine/docker"
 )
 
@@ -49,7 +50,7 @@ func (s *stack) joinDocker() (image string, b *bare) {
 	s.b.Cleanup(b.clear)
 	s.join(hostEngine, engine, berth.Capacity{CPUMilli: 100 * parallel})
 
-	id := s.submit(spec(hostEngine, image, "sleep", "2s"))
+	id := s.submit(jobSpec(hostEngine, image, "sleep", "2s"))
 	name := berth.ContainerName(id, 0, 1)
 	var found container.InspectResponse
 	s.until("the container runs", func() bool {
@@ -123,7 +124,7 @@ func (s *stack) measureDockerLatency(t *table, image string, b *bare, n int) {
 	var through, alone []time.Duration
 	for range n {
 		began := time.Now()
-		id := s.submit(spec(hostEngine, image, "exit", "0"))
+		id := s.submit(jobSpec(hostEngine, image, "exit", "0"))
 		s.ends(id)
 		through = append(through, s.jobStartedAt(id).Sub(began))
 		b.gone()
@@ -150,7 +151,7 @@ func (s *stack) measureDockerLatency(t *table, image string, b *bare, n int) {
 func (s *stack) jobStartedAt(id berth.JobID) time.Time {
 	var text []byte
 	s.must(s.db.Pool().QueryRow(s.b.Context(), `SELECT exit FROM allocations WHERE job = $1`, id).Scan(&text))
-	var x berth.Exit
+	var x failure.Exit
 	s.must(json.Unmarshal(text, &x))
 	return x.StartedAt
 }
@@ -188,7 +189,7 @@ func (s *stack) measureDockerRate(t *table, image string, b *bare, rounds, n int
 func (s *stack) dockerJobs(image string, b *bare, n int) float64 {
 	began := time.Now()
 	for range n {
-		s.submit(spec(hostEngine, image, "exit", "0"))
+		s.submit(jobSpec(hostEngine, image, "exit", "0"))
 	}
 	s.idle()
 	b.gone()

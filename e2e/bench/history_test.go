@@ -7,6 +7,7 @@ import (
 
 	"berth"
 	"berth/activities/control"
+	"berth/spec"
 )
 
 // measureHistory counts the events of jobs that were placed at once and of one
@@ -14,21 +15,21 @@ import (
 func (s *stack) measureHistory(t *table) {
 	quick, remote := 0, 0
 	for range 20 {
-		id := s.submit(spec(fake, "testprog", "exit", "0"))
+		id := s.submit(jobSpec(fake, "testprog", "exit", "0"))
 		s.ends(id)
 		e, r := s.history(id)
 		quick, remote = max(quick, e), max(remote, r)
 	}
 	// One job takes the machine, the other waits for it.
-	all := spec(fake, "testprog", "sleep", (control.GrantWait + 2*time.Second).String())
-	cpus := berth.MilliCPU(64_000)
+	all := jobSpec(fake, "testprog", "sleep", (control.GrantWait + 2*time.Second).String())
+	cpus := spec.MilliCPU(64_000)
 	all.Resources.CPUs = &cpus
 	first := s.submit(all)
 	s.until("the machine is full", func() bool {
 		j, err := s.api.Job(s.b.Context(), first)
 		return err == nil && j.Status == berth.Running
 	})
-	second := s.submit(spec(fake, "testprog", "exit", "0"))
+	second := s.submit(jobSpec(fake, "testprog", "exit", "0"))
 	s.ends(first)
 	s.ends(second)
 	waited, r := s.history(second)

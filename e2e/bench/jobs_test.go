@@ -144,7 +144,7 @@ func (s *stack) settleMeters() {
 }
 
 func (s *stack) oneJob() error {
-	_, _, err := s.api.Submit(s.b.Context(), spec(fake, "testprog", "exit", "0"), "")
+	_, _, err := s.api.Submit(s.b.Context(), jobSpec(fake, "testprog", "exit", "0"), "")
 	return err
 }
 

@@ -37,7 +37,7 @@ func (s *stack) measureLatency(t *table, x *begins, n int) {
 	waits := make([]time.Duration, 0, n)
 	for range n {
 		began := time.Now()
-		id := s.submit(spec(fake, "testprog", "exit", "0"))
+		id := s.submit(jobSpec(fake, "testprog", "exit", "0"))
 		s.ends(id)
 		waits = append(waits, x.of(id).Sub(began))
 	}

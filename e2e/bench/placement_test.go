@@ -34,7 +34,7 @@ func (s *stack) placeBacklog(name string, jobs int) float64 {
 	d, err := db.Open(s.b.Context(), s.postgres.URL(name), db.Options{})
 	s.must(err)
 	defer d.Close()
-	_, _, err = d.Jobs.Submit(s.b.Context(), db.Submission{Tenant: "default", Spec: spec(fake, "testprog").WithDefaults(), Actor: "user:bench"})
+	_, _, err = d.Jobs.Submit(s.b.Context(), db.Submission{Tenant: "default", Spec: jobSpec(fake, "testprog").WithDefaults(), Actor: "user:bench"})
 	s.must(err)
 	for _, sql := range []string{
 		`INSERT INTO machines (id, state, labels, cpu_m, mem_mb, disk_mb)

@@ -19,6 +19,8 @@ import (
 	"berth/internal/devstack/postgres"
 	"berth/internal/devstack/temporaldev"
 	"berth/internal/machine/agent"
+	"berth/spec"
+	"berth/wire"
 	"berth/workers"
 )
 
@@ -126,7 +128,7 @@ func (s *stack) run(what string, f func(context.Context) error) (stop func()) {
 // join runs an agent whose jobs ask for its name as a label. Capacity fields
 // above 0 override the engine's.
 func (s *stack) join(m berth.MachineID, engine node.Runtime, capacity berth.Capacity) {
-	token, err := s.api.CreateJoinToken(s.b.Context(), berth.NewJoinToken{})
+	token, err := s.api.CreateJoinToken(s.b.Context(), spec.NewJoinToken{})
 	s.must(err)
 	cfg := agent.Config{
 		Server: s.url, JoinToken: token.Secret, StateDir: filepath.Join(s.dir, string(m)), Machine: m, HostBoot: "boot-of-" + string(m),
@@ -147,16 +149,16 @@ func (noGPUs) Declared() bool                               { return true }
 func (noGPUs) Close() error                                 { return nil }
 
 // spec is a job of a tenth of a core for the machine of that name.
-func spec(m berth.MachineID, image string, command ...string) berth.JobSpec {
-	cpus, memory := berth.MilliCPU(100), berth.MiB(64)
-	return berth.JobSpec{
+func jobSpec(m berth.MachineID, image string, command ...string) spec.Job {
+	cpus, memory := spec.MilliCPU(100), spec.MiB(64)
+	return spec.Job{
 		Name: "bench", Image: image, Command: command,
-		Resources: berth.Resources{CPUs: &cpus, Memory: &memory},
-		Placement: berth.Placement{Labels: map[string]string{"engine": string(m)}},
+		Resources: spec.Resources{CPUs: &cpus, Memory: &memory},
+		Placement: spec.Placement{Labels: map[string]string{"engine": string(m)}},
 	}
 }
 
-func (s *stack) submit(j berth.JobSpec) berth.JobID {
+func (s *stack) submit(j spec.Job) berth.JobID {
 	s.b.Helper()
 	job, _, err := s.api.Submit(s.b.Context(), j, "")
 	s.must(err)
@@ -164,7 +166,7 @@ func (s *stack) submit(j berth.JobSpec) berth.JobID {
 }
 
 // ends waits for a job's success and for its workflow.
-func (s *stack) ends(id berth.JobID) berth.Job {
+func (s *stack) ends(id berth.JobID) wire.Job {
 	s.b.Helper()
 	job, err := s.api.Wait(s.b.Context(), id)
 	s.must(err)

@@ -6,6 +6,8 @@ import (
 
 	"berth"
 	"berth/api/client"
+	"berth/spec"
+	"berth/wire"
 )
 
 // An array of cells; that no more of it run at once is berth-check's to say.
@@ -16,11 +18,11 @@ const (
 
 // sweep is an array whose elements tell which they are.
 func (s *stack) sweep(lane string) *work {
-	spec := s.spec(lane, "env", berth.EnvArrayIndex)
-	spec.Checkpoint, spec.Array = nil, &berth.Array{Size: sweepSize, Parallel: sweepParallel}
+	jobSpec := s.spec(lane, "env", spec.EnvArrayIndex)
+	jobSpec.Checkpoint, jobSpec.Array = nil, &spec.Array{Size: sweepSize, Parallel: sweepParallel}
 	w := &work{attempt: 1, drive: func() error { return nil }}
 	w.submit = func() (err error) {
-		w.job, err = s.submit(spec)
+		w.job, err = s.submit(jobSpec)
 		return err
 	}
 	w.gone = func() error { return s.forgotten(w.job) }
@@ -38,7 +40,7 @@ func (s *stack) wantSwept(id berth.JobID) error {
 	if t := array.Tally; t == nil || t.Total != sweepSize || t.ByStatus[berth.Succeeded] != sweepSize {
 		return fmt.Errorf("array %s has succeeded, and counts %+v", id, t)
 	}
-	var elements []berth.Job
+	var elements []wire.Job
 	err = await("the elements of array "+string(id)+" are listed", func() error {
 		page, err := s.api.Jobs(context.Background(), client.JobsQuery{Parent: id})
 		elements = page.Items
@@ -56,7 +58,7 @@ func (s *stack) wantSwept(id berth.JobID) error {
 		if err := s.wantEnded(e.ID, once); err != nil {
 			return fmt.Errorf("element %d: %w", *e.ArrayIndex, err)
 		}
-		if err := s.wantPrinted(e.ID, fmt.Sprintf("%s=%d", berth.EnvArrayIndex, *e.ArrayIndex)); err != nil {
+		if err := s.wantPrinted(e.ID, fmt.Sprintf("%s=%d", spec.EnvArrayIndex, *e.ArrayIndex)); err != nil {
 			return fmt.Errorf("element %d: %w", *e.ArrayIndex, err)
 		}
 	}

@@ -11,6 +11,8 @@ import (
 	"berth"
 	"berth/activities/node/runtimetest/prog"
 	"berth/api/client"
+	"berth/spec"
+	"berth/wire"
 )
 
 // A gang of cells: two ranks on two machines, either of which has room for one
@@ -33,20 +35,20 @@ func gangNetwork(n int) []string {
 	return []string{"--gang-network", "host", "--address", "127.0.0.1", "--gang-ports", fmt.Sprintf("%d-%d", first, first+ports-1)}
 }
 
-func (s *stack) gang(lane string, more ...string) berth.JobSpec {
-	spec := s.spec(lane, "do", fmt.Sprintf("descend /checkpoint %d 40ms %d", gangSteps, gangSave))
-	spec.Command = append(spec.Command, more...)
-	cpus := berth.MilliCPU(40_000)
-	spec.Members, spec.Resources.CPUs = gangMembers, &cpus
-	return spec
+func (s *stack) gang(lane string, more ...string) spec.Job {
+	jobSpec := s.spec(lane, "do", fmt.Sprintf("descend /checkpoint %d 40ms %d", gangSteps, gangSave))
+	jobSpec.Command = append(jobSpec.Command, more...)
+	cpus := spec.MilliCPU(40_000)
+	jobSpec.Members, jobSpec.Resources.CPUs = gangMembers, &cpus
+	return jobSpec
 }
 
 // broken is a gang whose first attempt runs until somebody ends a rank of it. It
 // is repaired after about that time.
-func (s *stack) broken(lane string, after time.Duration) berth.JobSpec {
-	spec := s.gang(lane, "at BERTH_ATTEMPT 1 trap-term 3")
-	spec.Retry = berth.RetryPolicy{MaxAttempts: 2, Backoff: berth.Backoff{Initial: berth.Duration(after), Max: berth.Duration(after)}}
-	return spec
+func (s *stack) broken(lane string, after time.Duration) spec.Job {
+	jobSpec := s.gang(lane, "at BERTH_ATTEMPT 1 trap-term 3")
+	jobSpec.Retry = spec.RetryPolicy{MaxAttempts: 2, Backoff: spec.Backoff{Initial: spec.Duration(after), Max: spec.Duration(after)}}
+	return jobSpec
 }
 
 // Pauses before a gang is repaired: none to speak of, and long enough for
@@ -58,25 +60,25 @@ const (
 
 // together is the gang that comes by the cell's failpoint.
 func (s *stack) together(c cell, lane string, attempts tries) *work {
-	spec, failures := s.gang(lane), 0
+	jobSpec, failures := s.gang(lane), 0
 	w := &work{attempt: 1, drive: func() error { return nil }}
 	if c.under("worker.keep.", "leader.repair.") {
-		spec, attempts.least, failures = s.broken(lane, soon), 2, 1
+		jobSpec, attempts.least, failures = s.broken(lane, soon), 2, 1
 		w.drive = func() error { return s.endOneRank(w.job) }
-		w.undo = func() error { return s.cancelAll(spec.Name) }
+		w.undo = func() error { return s.cancelAll(jobSpec.Name) }
 	}
 	if c.loses() {
-		spec.LostAfter = berth.Duration(lost)
+		jobSpec.LostAfter = spec.Duration(lost)
 	}
 	w.ended = func() error { return s.wantTogether(w.job, attempts, failures) }
 	if c.under("leader.yield.") {
-		spec, attempts.least, failures = s.broken(lane, afterThat), 2, 1
+		jobSpec, attempts.least, failures = s.broken(lane, afterThat), 2, 1
 		var other berth.JobID
 		w.drive = func() (err error) {
 			other, err = s.takeTheRoom(w.job, lane)
 			return err
 		}
-		w.undo = func() error { return s.cancelAll(spec.Name) }
+		w.undo = func() error { return s.cancelAll(jobSpec.Name) }
 		w.ended = func() error {
 			if err := s.wantTogether(other, once, 0); err != nil {
 				return err
@@ -85,7 +87,7 @@ func (s *stack) together(c cell, lane string, attempts tries) *work {
 		}
 	}
 	w.submit = func() (err error) {
-		w.job, err = s.submit(spec)
+		w.job, err = s.submit(jobSpec)
 		return err
 	}
 	w.gone = func() error { return s.forgotten(w.job) }
@@ -150,11 +152,11 @@ func (s *stack) wantTogether(id berth.JobID, want tries, failures int) error {
 
 // wantResult wants a rank to have met the others in the last attempt, and to have
 // come to the gang's result there, unless its last logs were given up.
-func (s *stack) wantResult(job berth.Job, member int) error {
+func (s *stack) wantResult(job wire.Job, member int) error {
 	var lines []string
 	err := await("the log of gang "+string(job.ID)+" is read", func() error {
 		lines = nil
-		return s.api.Logs(context.Background(), job.ID, client.LogsQuery{Attempt: job.Attempt, Member: member}, func(l berth.LogLine) error {
+		return s.api.Logs(context.Background(), job.ID, client.LogsQuery{Attempt: job.Attempt, Member: member}, func(l wire.LogLine) error {
 			lines = append(lines, l.Text)
 			return nil
 		})

@@ -15,6 +15,8 @@ import (
 	"berth"
 	"berth/activities/node/runtimetest/prog"
 	"berth/api/client"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Trainings of cells: short, but long enough to log, save and report.
@@ -31,27 +33,27 @@ var jobNumber atomic.Int64
 const patient = 10 * time.Minute
 
 // spec is a job for a lane.
-func (s *stack) spec(lane string, command ...string) berth.JobSpec {
-	grace, cpus, memory := berth.Duration(5*time.Second), berth.MilliCPU(100), berth.MiB(32)
+func (s *stack) spec(lane string, command ...string) spec.Job {
+	grace, cpus, memory := spec.Duration(5*time.Second), spec.MilliCPU(100), spec.MiB(32)
 	image := s.shared.image
-	return berth.JobSpec{
+	return spec.Job{
 		Name: fmt.Sprintf("chaos-%d-%s", jobNumber.Add(1), berth.NewSecret()[:6]), Image: image, Command: command, StopGrace: &grace,
-		Resources:  berth.Resources{CPUs: &cpus, Memory: &memory},
-		Placement:  berth.Placement{Constraint: "machine.labels.lane == " + strconv.Quote(lane)},
-		Checkpoint: &berth.CheckpointPolicy{Path: "/checkpoint"},
-		LostAfter:  berth.Duration(patient),
+		Resources:  spec.Resources{CPUs: &cpus, Memory: &memory},
+		Placement:  spec.Placement{Constraint: "machine.labels.lane == " + strconv.Quote(lane)},
+		Checkpoint: &spec.CheckpointPolicy{Path: "/checkpoint"},
+		LostAfter:  spec.Duration(patient),
 	}
 }
 
-func (s *stack) training(lane string, steps int) berth.JobSpec {
+func (s *stack) training(lane string, steps int) spec.Job {
 	return s.spec(lane, "train", "/checkpoint", strconv.Itoa(steps), trainEvery.String(), strconv.Itoa(trainSave))
 }
 
 // submit submits a job as a careful client does: under a key, until it is told
 // the job.
-func (s *stack) submit(spec berth.JobSpec) (id berth.JobID, err error) {
+func (s *stack) submit(jobSpec spec.Job) (id berth.JobID, err error) {
 	err = await("the submit is answered", func() error {
-		job, _, err := s.api.Submit(context.Background(), spec, spec.Name)
+		job, _, err := s.api.Submit(context.Background(), jobSpec, jobSpec.Name)
 		id = job.ID
 		return lasting(err)
 	})
@@ -95,7 +97,7 @@ func (s *stack) cancel(id berth.JobID) error {
 }
 
 // becomes waits until the job is in this state.
-func (s *stack) becomes(id berth.JobID, want berth.State) (job berth.Job, err error) {
+func (s *stack) becomes(id berth.JobID, want berth.State) (job wire.Job, err error) {
 	err = await(fmt.Sprintf("job %s is %s", id, want), func() (err error) {
 		job, err = s.api.Job(context.Background(), id)
 		switch {
@@ -124,7 +126,7 @@ var once = tries{least: 1}
 
 // check compares a job's attempts with them: each one more was ended by its
 // machine.
-func (w tries) check(job berth.Job) error {
+func (w tries) check(job wire.Job) error {
 	lost := 0
 	for _, a := range job.Attempts {
 		if a.Outcome != nil && slices.Contains([]berth.ReasonCode{berth.ReasonMachineLost, berth.ReasonMachineError, berth.ReasonUnclaimed, berth.ReasonPoison}, a.Outcome.Code) {
@@ -144,7 +146,7 @@ func (w tries) check(job berth.Job) error {
 
 // poisoned is whether a job was given up because one machine after another died
 // under it, as far as anybody can tell, and check's verdict on it.
-func (w tries) poisoned(job berth.Job) (is bool, err error) {
+func (w tries) poisoned(job wire.Job) (is bool, err error) {
 	if !w.loses || job.Status != berth.Failed || job.Reason == nil || job.Reason.Code != berth.ReasonPoison {
 		return false, nil
 	}
@@ -172,7 +174,7 @@ func (s *stack) wantEnded(id berth.JobID, want tries) error {
 }
 
 // describe tells of a job's attempts.
-func describe(job berth.Job) string {
+func describe(job wire.Job) string {
 	var b strings.Builder
 	for _, a := range job.Attempts {
 		fmt.Fprintf(&b, "attempt %d on %s, placed %s", a.Number, a.Machines, a.PlacedAt.Format(time.StampMilli))
@@ -200,7 +202,7 @@ func (s *stack) wantTrained(id berth.JobID, steps int, want tries) error {
 	var lines []string
 	err = await("the log of job "+string(id)+" is read", func() error {
 		lines = nil
-		return s.api.Logs(context.Background(), id, client.LogsQuery{}, func(l berth.LogLine) error {
+		return s.api.Logs(context.Background(), id, client.LogsQuery{}, func(l wire.LogLine) error {
 			lines = append(lines, l.Text)
 			return nil
 		})
@@ -232,7 +234,7 @@ func (s *stack) lastLogsGivenUp(id berth.JobID) (warned bool, err error) {
 			SELECT EXISTS (
 				SELECT 1
 				FROM job_events
-				WHERE job = $1 AND kind = $2 AND detail LIKE '%fell silent before its last logs%')`, id, berth.EventWarning).Scan(&warned)
+				WHERE job = $1 AND kind = $2 AND detail LIKE '%fell silent before its last logs%')`, id, wire.EventWarning).Scan(&warned)
 	})
 	return warned, err
 }

@@ -13,6 +13,7 @@ import (
 
 	"berth"
 	"berth/internal/lib/failpoint"
+	"berth/spec"
 )
 
 // do runs one cell; lane is the label of the machines where its job runs. If it
@@ -254,7 +255,7 @@ func (s *stack) workFor(c cell, lane string) *work {
 		steps *= 2
 	}
 	w := &work{attempt: 1, drive: func() error { return nil }}
-	spec := s.training(lane, steps)
+	jobSpec := s.training(lane, steps)
 	switch {
 	case c.ofGang():
 		return s.together(c, lane, attempts)
@@ -265,20 +266,20 @@ func (s *stack) workFor(c cell, lane string) *work {
 	case c.ofFire():
 		return s.fireByHand(c)
 	case strings.Contains(c.point, ".cancel.") || strings.HasPrefix(c.point, "agent.stop."):
-		spec = s.spec(lane, "trap-term", "0")
+		jobSpec = s.spec(lane, "trap-term", "0")
 		w.drive = func() error { return s.cancelRunning(c, w.job) }
 		w.ended = func() error { return s.wantCanceled(w.job, attempts) }
 		w.left = func() error { return s.givenUp(w.job, math.MaxInt) } // a canceled job begins no other attempt
-		w.undo = func() error { return s.cancelAll(spec.Name) }
+		w.undo = func() error { return s.cancelAll(jobSpec.Name) }
 	case strings.HasPrefix(c.point, "leader.lost."):
 		attempts.least = attemptsBeyond(c.point)
 		steps = 10 * trainSteps // the machine must be lost while the job runs
-		spec = s.training(lane, steps)
+		jobSpec = s.training(lane, steps)
 		w.drive = func() error { return s.loseMachine(w.job, lane) }
 	case strings.HasPrefix(c.point, "api.register."):
 		w.drive = func() error { return s.restartAgent(lane) }
 	case strings.HasPrefix(c.point, "agent.restore."):
-		spec = s.training(lane, endless)
+		jobSpec = s.training(lane, endless)
 		w.drive = func() (err error) {
 			w.attempt, err = s.moveAway(w.job)
 			return err
@@ -288,31 +289,31 @@ func (s *stack) workFor(c cell, lane string) *work {
 			return s.givenUp(w.job, w.attempt)
 		}
 		w.ended = func() error { return s.wantResumed(w.job, w.attempt, c) }
-		w.undo = func() error { return s.cancelAll(spec.Name) }
+		w.undo = func() error { return s.cancelAll(jobSpec.Name) }
 	case strings.HasPrefix(c.point, "worker.stop."):
-		spec = s.spec(lane, "trap-term", "3")
-		spec.Members = 2
-		spec.Retry = berth.RetryPolicy{MaxAttempts: 2, Backoff: berth.Backoff{Initial: berth.Duration(time.Hour), Max: berth.Duration(time.Hour)}}
+		jobSpec = s.spec(lane, "trap-term", "3")
+		jobSpec.Members = 2
+		jobSpec.Retry = spec.RetryPolicy{MaxAttempts: 2, Backoff: spec.Backoff{Initial: spec.Duration(time.Hour), Max: spec.Duration(time.Hour)}}
 		w.drive = func() error { return s.endOneRank(w.job) }
 		w.ended = func() error { return s.wantGangStopped(w.job) }
-		w.undo = func() error { return s.cancelAll(spec.Name) }
+		w.undo = func() error { return s.cancelAll(jobSpec.Name) }
 	case slices.ContainsFunc(handing, func(prefix string) bool { return strings.HasPrefix(c.point, prefix) }):
 		return s.handingOn(c, lane, attempts)
 	case strings.HasPrefix(c.point, "worker.escalate."):
-		spec = s.spec(lane, "trap-term", "0")
-		*spec.StopGrace = berth.Duration(time.Second)
+		jobSpec = s.spec(lane, "trap-term", "0")
+		*jobSpec.StopGrace = spec.Duration(time.Second)
 		w.drive = func() error { return s.cancelUnheard(w.job, lane) }
 		w.ended = func() error { return s.wantEscalated(w.job, lane) }
 		w.undo = func() error {
 			s.agents[lane][0].signal(syscall.SIGCONT)
-			return s.cancelAll(spec.Name)
+			return s.cancelAll(jobSpec.Name)
 		}
 	}
 	if c.loses() {
-		spec.LostAfter = berth.Duration(lost)
+		jobSpec.LostAfter = spec.Duration(lost)
 	}
 	w.submit = func() (err error) {
-		w.job, err = s.submit(spec)
+		w.job, err = s.submit(jobSpec)
 		return err
 	}
 	w.gone = func() error { return s.forgotten(w.job) }

@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"berth"
+	"berth/wire"
 )
 
 // endless is for trainings that are stopped.
 const endless = 1 << 20
 
 // running waits until the job runs in this attempt or a later one.
-func (s *stack) running(id berth.JobID, attempt int) (job berth.Job, err error) {
+func (s *stack) running(id berth.JobID, attempt int) (job wire.Job, err error) {
 	err = await(fmt.Sprintf("job %s runs in attempt %d", id, attempt), func() (err error) {
 		job, err = s.api.Job(context.Background(), id)
 		switch {
@@ -70,7 +71,7 @@ func (s *stack) moveAway(id berth.JobID) (attempt int, err error) {
 	machine, moved := job.Attempts[len(job.Attempts)-1].Machines[0], job.Attempt
 	err = await("machine "+string(machine)+" is drained", func() error {
 		now := time.Now()
-		_, err := s.api.Drain(ctx, machine, berth.DrainRequest{Reason: "chaos", Deadline: &now})
+		_, err := s.api.Drain(ctx, machine, wire.DrainRequest{Reason: "chaos", Deadline: &now})
 		return lasting(err)
 	})
 	if err != nil {
@@ -166,7 +167,7 @@ func (s *stack) wantEscalated(id berth.JobID, lane string) error {
 		err := s.database.QueryRow(context.Background(), `
 			SELECT count(*)
 			FROM job_events
-			WHERE job = $1 AND kind = $2 AND detail LIKE 'kill%'`, id, berth.EventOrdered).Scan(&ordered)
+			WHERE job = $1 AND kind = $2 AND detail LIKE 'kill%'`, id, wire.EventOrdered).Scan(&ordered)
 		if err == nil && ordered == 0 {
 			err = fmt.Errorf("it is not")
 		}

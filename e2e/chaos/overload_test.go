@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // The overload: bursts of jobs that each take a good part of a machine, so that
@@ -17,7 +19,7 @@ const (
 	bursts         = 3
 	burstJobs      = 60 // single jobs of a burst
 	burstArray     = 40 // elements of its array
-	burstCPUs      = berth.MilliCPU(16_000)
+	burstCPUs      = spec.MilliCPU(16_000)
 	burstClients   = 24 // that submit at the same time
 	burstAtOnce    = placeAgents * 64_000 / int(burstCPUs)
 	burstTimes     = (burstJobs + burstArray) / burstAtOnce // of the capacity of its place
@@ -54,15 +56,15 @@ func (s *stack) overload(random *rand.Rand) {
 // burst submits its jobs at once and waits for their end.
 func (s *stack) burst(place string) {
 	cpus := burstCPUs
-	spec := func() berth.JobSpec {
+	jobSpec := func() spec.Job {
 		j := s.spec(place, "exit", "0")
 		j.Checkpoint, j.Resources.CPUs = nil, &cpus
 		return j
 	}
 	var all sync.WaitGroup
 	all.Go(func() {
-		j := spec()
-		j.Array = &berth.Array{Size: burstArray}
+		j := jobSpec()
+		j.Array = &spec.Array{Size: burstArray}
 		id, err := s.submit(j)
 		if err == nil {
 			err = s.wantBurstArray(id)
@@ -81,7 +83,7 @@ func (s *stack) burst(place string) {
 	for range burstClients {
 		submits.Go(func() {
 			for range next {
-				id, err := s.submit(spec())
+				id, err := s.submit(jobSpec())
 				if err != nil {
 					s.fail(fmt.Errorf("submit of a burst: %w", err))
 					continue
@@ -103,7 +105,7 @@ func (s *stack) burst(place string) {
 
 // wantBurstArray waits for the success of an array and of all its elements.
 func (s *stack) wantBurstArray(id berth.JobID) error {
-	var array berth.Job
+	var array wire.Job
 	err := await(fmt.Sprintf("array %s succeeds", id), func() (err error) {
 		array, err = s.api.Job(context.Background(), id)
 		switch {

@@ -7,6 +7,8 @@ import (
 
 	"berth"
 	"berth/api/client"
+	"berth/spec"
+	"berth/wire"
 )
 
 // handing are the failpoints on the way of an output from one step to the next.
@@ -23,12 +25,12 @@ const (
 // first, one of inputs by the second.
 func (s *stack) handingOn(c cell, lane string, attempts tries) *work {
 	first, second := s.spec(lane, "write-file", "/workspace/model", weights), s.spec(lane, "read-file", "/data/model")
-	first.Outputs = []berth.Output{{Name: "model", Path: "/workspace/model"}}
-	second.Inputs, second.Needs = []berth.Input{{From: "job:" + makes + "/model", To: "/data"}}, []string{makes}
+	first.Outputs = []spec.Output{{Name: "model", Path: "/workspace/model"}}
+	second.Inputs, second.Needs = []spec.Input{{From: "job:" + makes + "/model", To: "/data"}}, []string{makes}
 	if c.loses() {
-		first.LostAfter, second.LostAfter = berth.Duration(lost), berth.Duration(lost)
+		first.LostAfter, second.LostAfter = spec.Duration(lost), spec.Duration(lost)
 	}
-	spec := berth.PipelineSpec{Kind: string(berth.KindPipeline), Name: first.Name, Jobs: map[string]berth.JobSpec{makes: first, takes: second}}
+	pipeline := spec.Pipeline{Kind: string(berth.KindPipeline), Name: first.Name, Jobs: map[string]spec.Job{makes: first, takes: second}}
 	hit, want := makes, map[string]tries{makes: {1, c.loses()}, takes: {1, c.loses()}}
 	if c.point == "agent.input.before" || c.point == "agent.input.after" {
 		hit = takes
@@ -37,7 +39,7 @@ func (s *stack) handingOn(c cell, lane string, attempts tries) *work {
 	w := &work{drive: func() error { return nil }}
 	w.submit = func() error {
 		return await("the submit is answered", func() error {
-			job, _, err := s.api.SubmitPipeline(context.Background(), spec, spec.Name)
+			job, _, err := s.api.SubmitPipeline(context.Background(), pipeline, pipeline.Name)
 			w.job = job.ID
 			return lasting(err)
 		})
@@ -60,7 +62,7 @@ func (s *stack) step(pipeline berth.JobID, name string) (berth.JobID, error) {
 	if err != nil {
 		return "", err
 	}
-	at := slices.IndexFunc(job.Steps, func(x berth.Step) bool { return x.Name == name })
+	at := slices.IndexFunc(job.Steps, func(x wire.Step) bool { return x.Name == name })
 	if at < 0 {
 		return "", fmt.Errorf("pipeline %s has no step %s", pipeline, name)
 	}
@@ -99,7 +101,7 @@ func (s *stack) wantHandedOn(pipeline berth.JobID, want map[string]tries) error 
 }
 
 // wantLeft wants one output of the job's last attempt.
-func (s *stack) wantLeft(job berth.Job) error {
+func (s *stack) wantLeft(job wire.Job) error {
 	return await("the outputs are listed", func() error {
 		page, err := s.api.Outputs(context.Background(), job.ID)
 		if err != nil {
@@ -124,7 +126,7 @@ func (s *stack) wantPrinted(id berth.JobID, want string) error {
 	var lines []string
 	err := await("the log of job "+string(id)+" is read", func() error {
 		lines = nil
-		return s.api.Logs(context.Background(), id, client.LogsQuery{}, func(l berth.LogLine) error {
+		return s.api.Logs(context.Background(), id, client.LogsQuery{}, func(l wire.LogLine) error {
 			lines = append(lines, l.Text)
 			return nil
 		})

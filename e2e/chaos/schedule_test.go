@@ -13,6 +13,8 @@ import (
 	sdk "go.temporal.io/sdk/temporal"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 const (
@@ -24,7 +26,7 @@ const (
 // shift is a schedule that Temporal fires.
 type shift struct {
 	*stack
-	spec   berth.ScheduleSpec
+	spec   spec.Schedule
 	id     berth.ScheduleID
 	paused time.Time
 }
@@ -34,7 +36,7 @@ type shift struct {
 func (s *stack) clock(c cell, lane string) *work {
 	job := s.spec(lane, "trap-term", "0")
 	job.Checkpoint = nil
-	x := &shift{stack: s, spec: berth.ScheduleSpec{Name: job.Name, Every: berth.Duration(beat), Overlap: berth.OverlapSkip, Job: &job}}
+	x := &shift{stack: s, spec: spec.Schedule{Name: job.Name, Every: spec.Duration(beat), Overlap: spec.OverlapSkip, Job: &job}}
 	w := &work{attempt: 1, drive: func() error { return nil }, submit: x.create}
 	before := x.wantOnTime
 	switch c.of {
@@ -94,7 +96,7 @@ func (x *shift) wantClock() error {
 	}
 	return await("schedule "+x.spec.Name+" has a clock and has fired", func() error {
 		now, err := x.api.Schedule(context.Background(), x.spec.Name, 100)
-		submitted := func(f berth.Fire) bool { return f.Status == berth.FireSubmitted }
+		submitted := func(f wire.Fire) bool { return f.Status == wire.FireSubmitted }
 		if err == nil && (now.Pending || !slices.ContainsFunc(now.Fires, submitted)) {
 			err = fmt.Errorf("pending %t, fires %v", now.Pending, now.Fires)
 		}
@@ -181,7 +183,7 @@ func (x *shift) fireLate() error {
 		defer cancel()
 		run, err := x.workflows.ExecuteWorkflow(ctx, temporal.StartWorkflowOptions{
 			ID: berth.FireWorkflowID(x.id) + "-late", TaskQueue: berth.QueueControl, TypedSearchAttributes: sdk.NewSearchAttributes(scheduled.ValueSet(at)),
-		}, berth.WorkflowFire, berth.FireInput{Schedule: x.id})
+		}, berth.WorkflowFire, wire.FireInput{Schedule: x.id})
 		if err != nil {
 			return err
 		}
@@ -260,7 +262,7 @@ func (s *stack) makeSchedules() error {
 	for range handy {
 		job := s.spec(calmPlace, "exit", "0")
 		job.Checkpoint = nil
-		x := &shift{stack: s, spec: berth.ScheduleSpec{Name: job.Name, Every: berth.Duration(time.Hour), Overlap: berth.OverlapAllow, Paused: true, Job: &job}}
+		x := &shift{stack: s, spec: spec.Schedule{Name: job.Name, Every: spec.Duration(time.Hour), Overlap: spec.OverlapAllow, Paused: true, Job: &job}}
 		if err := x.create(); err != nil {
 			return err
 		}
@@ -282,7 +284,7 @@ func (s *stack) fireByHand(c cell) *work {
 		w.submit = func() error { return s.runNow(name, began) }
 		w.ended = func() error {
 			defer back()
-			return s.wantFired(name, 1, func(f berth.Fire) bool { return f.Source == berth.FireByHand && f.At.After(began) })
+			return s.wantFired(name, 1, func(f wire.Fire) bool { return f.Source == wire.FireByHand && f.At.After(began) })
 		}
 		return w
 	}
@@ -291,14 +293,14 @@ func (s *stack) fireByHand(c cell) *work {
 	from := to.Add(-(handful - 1) * time.Hour)
 	w.submit = func() error {
 		return await("the backfill is answered", func() error {
-			_, err := s.api.BackfillSchedule(context.Background(), name, berth.Backfill{From: berth.Instant{Time: from}, To: &berth.Instant{Time: to}})
+			_, err := s.api.BackfillSchedule(context.Background(), name, spec.Backfill{From: spec.Instant{Time: from}, To: &spec.Instant{Time: to}})
 			return lasting(err)
 		})
 	}
 	w.ended = func() error {
 		defer back()
-		return s.wantFired(name, handful, func(f berth.Fire) bool {
-			return f.Source == berth.FireByBackfill && !f.At.Before(from) && !f.At.After(to)
+		return s.wantFired(name, handful, func(f wire.Fire) bool {
+			return f.Source == wire.FireByBackfill && !f.At.Before(from) && !f.At.After(to)
 		})
 	}
 	return w
@@ -314,7 +316,7 @@ func (s *stack) runNow(name string, began time.Time) error {
 			if err != nil {
 				return err
 			}
-			if slices.ContainsFunc(now.Fires, func(f berth.Fire) bool { return f.At.After(began) }) {
+			if slices.ContainsFunc(now.Fires, func(f wire.Fire) bool { return f.At.After(began) }) {
 				return nil
 			}
 		}
@@ -326,7 +328,7 @@ func (s *stack) runNow(name string, began time.Time) error {
 
 // wantFired waits until so many fires are submitted, and each has made one job,
 // which succeeds.
-func (s *stack) wantFired(name string, n int, of func(berth.Fire) bool) error {
+func (s *stack) wantFired(name string, n int, of func(wire.Fire) bool) error {
 	var id berth.ScheduleID
 	var at []time.Time
 	err := await(fmt.Sprintf("schedule %s has fired %d times", name, n), func() error {
@@ -336,7 +338,7 @@ func (s *stack) wantFired(name string, n int, of func(berth.Fire) bool) error {
 		}
 		id, at = now.ID, nil
 		for _, f := range now.Fires {
-			if of(f) && f.Status == berth.FireSubmitted {
+			if of(f) && f.Status == wire.FireSubmitted {
 				at = append(at, f.At)
 			}
 		}

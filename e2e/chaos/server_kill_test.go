@@ -9,6 +9,7 @@ import (
 
 	"berth"
 	"berth/e2e/faultproxy"
+	"berth/spec"
 )
 
 // strikeEngine kills the Docker engine of the machine that has its own. It
@@ -25,12 +26,12 @@ func (s *stack) strikeEngine(c cell) error {
 		defer agent.disarm("agent.create.before")
 	}
 	const steps = 5 * trainSteps
-	spec := s.training(enginePlace, steps)
+	jobSpec := s.training(enginePlace, steps)
 	attempts := once
 	if c.loses() {
-		spec.LostAfter, attempts = berth.Duration(lost), tries{2, true}
+		jobSpec.LostAfter, attempts = spec.Duration(lost), tries{2, true}
 	}
-	job, err := s.submit(spec)
+	job, err := s.submit(jobSpec)
 	if err != nil {
 		return err
 	}
@@ -197,11 +198,11 @@ func (s *stack) submitCut() (berth.JobID, error) {
 	s.breaking.Lock()
 	defer s.breaking.Unlock()
 	defer s.databaseProxy.Heal()
-	var spec berth.JobSpec
+	var jobSpec spec.Job
 	err := await("the reply to a submit is cut", func() error {
-		spec = s.training(calmPlace, trainSteps)
-		cut := s.databaseProxy.CutReply([]byte(spec.Name))
-		first, _, err := s.api.Submit(context.Background(), spec, "")
+		jobSpec = s.training(calmPlace, trainSteps)
+		cut := s.databaseProxy.CutReply([]byte(jobSpec.Name))
+		first, _, err := s.api.Submit(context.Background(), jobSpec, "")
 		if err == nil {
 			return fatal{fmt.Errorf("the cut submit was answered with job %s", first.ID)}
 		}
@@ -216,18 +217,18 @@ func (s *stack) submitCut() (berth.JobID, error) {
 		return "", err
 	}
 	var n int
-	err = s.database.QueryRow(context.Background(), `SELECT count(*) FROM jobs WHERE name = $1`, spec.Name).Scan(&n)
+	err = s.database.QueryRow(context.Background(), `SELECT count(*) FROM jobs WHERE name = $1`, jobSpec.Name).Scan(&n)
 	if err != nil || n != 1 {
 		return "", fmt.Errorf("the submit was applied %d times before its reply was cut, want once: %v", n, err)
 	}
 	// The same under a key: asked twice, applied once.
-	spec = s.training(calmPlace, trainSteps)
-	s.databaseProxy.CutReply([]byte(spec.Name))
-	id, err := s.submit(spec)
+	jobSpec = s.training(calmPlace, trainSteps)
+	s.databaseProxy.CutReply([]byte(jobSpec.Name))
+	id, err := s.submit(jobSpec)
 	if err != nil {
 		return "", err
 	}
-	err = s.database.QueryRow(context.Background(), `SELECT count(*) FROM jobs WHERE name = $1`, spec.Name).Scan(&n)
+	err = s.database.QueryRow(context.Background(), `SELECT count(*) FROM jobs WHERE name = $1`, jobSpec.Name).Scan(&n)
 	if err != nil || n != 1 {
 		return "", fmt.Errorf("the submit under a key made %d jobs, want one: %v", n, err)
 	}

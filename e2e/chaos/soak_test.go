@@ -10,6 +10,8 @@ import (
 
 	"berth"
 	"berth/internal/lib/failpoint"
+	"berth/spec"
+	"berth/wire"
 )
 
 // soakJobs are alive at about the same time in a soak.
@@ -65,11 +67,11 @@ func (s *stack) soak(random *rand.Rand) {
 		})
 	})
 	for i := range ids {
-		spec := s.training(agentPlace(i%agentPlaces), steps)
+		jobSpec := s.training(agentPlace(i%agentPlaces), steps)
 		if i%2 == 0 { // the others wait for their machine, however long it is away
-			spec.LostAfter = berth.Duration(lost)
+			jobSpec.LostAfter = spec.Duration(lost)
 		}
-		id, err := s.submit(spec)
+		id, err := s.submit(jobSpec)
 		if err != nil {
 			s.t.Error(err)
 			break
@@ -104,7 +106,7 @@ func (s *stack) wantSoaked(id berth.JobID, steps int, loses bool) (poison bool, 
 	if !loses {
 		return false, s.wantTrained(id, steps, once)
 	}
-	var job berth.Job
+	var job wire.Job
 	err = await("job "+string(id)+" ends", func() (err error) {
 		job, err = s.api.Job(context.Background(), id)
 		if err == nil && !job.Status.Terminal() {

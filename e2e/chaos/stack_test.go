@@ -24,6 +24,7 @@ import (
 	"berth/e2e/faultproxy"
 	"berth/internal/devstack/postgres"
 	"berth/internal/lib/failpoint"
+	"berth/spec"
 	"berth/workers"
 )
 
@@ -268,7 +269,7 @@ func (s *stack) startAgents() error {
 		for _, p := range place {
 			up.Go(func() error {
 				err := await("a join token is made", func() error {
-					join, err := s.api.CreateJoinToken(context.Background(), berth.NewJoinToken{})
+					join, err := s.api.CreateJoinToken(context.Background(), spec.NewJoinToken{})
 					p.env = []string{"BERTH_JOIN_TOKEN=" + join.Secret}
 					return lasting(err)
 				})

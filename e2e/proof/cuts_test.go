@@ -16,6 +16,7 @@ import (
 	"github.com/docker/docker/api/types/events"
 
 	"berth"
+	"berth/spec"
 )
 
 var (
@@ -73,8 +74,8 @@ func TestF24CutsAroundTheFenceNeverLeaveTwoLiveContainers(t *testing.T) {
 	}
 	s.ready(*cutCount)
 	for _, x := range cuts {
-		x.job = s.submit(s.endless(x.name, partLost, func(j *berth.JobSpec) {
-			j.Execution = berth.AtMostOne
+		x.job = s.submit(s.endless(x.name, partLost, func(j *spec.Job) {
+			j.Execution = spec.AtMostOne
 			j.Placement.Constraint = fmt.Sprintf("machine.id in [%q, %q]", x.name, "spare")
 		}))
 	}

@@ -15,6 +15,8 @@ import (
 	"berth"
 	"berth/api/client"
 	"berth/internal/check"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Kinds of calls whose time is taken.
@@ -38,7 +40,7 @@ type call struct {
 
 // errand is one job of the load.
 type errand struct {
-	spec   berth.JobSpec
+	spec   spec.Job
 	tenant int
 	key    string
 	due    time.Duration // since the beginning
@@ -80,7 +82,7 @@ func (s *stack) newLoad(r *replicas, random *rand.Rand, rate float64) *load {
 		l.admin = append(l.admin, p.api)
 	}
 	for _, name := range []berth.TenantID{"red", "green", "blue", "black", "white"} {
-		token, err := s.api.CreateToken(s.t.Context(), berth.NewToken{Name: string(name), Tenant: name})
+		token, err := s.api.CreateToken(s.t.Context(), spec.NewToken{Name: string(name), Tenant: name})
 		if err != nil {
 			s.t.Fatal(err)
 		}
@@ -151,8 +153,8 @@ func (l *load) errand(i int, due time.Duration) *errand {
 	lines := fmt.Sprintf("lines %d 0s", 1+r.IntN(20))
 	command := []string{"do", lines, fmt.Sprintf("sleep %s", length)}
 	e.spec = l.s.job(fmt.Sprintf("job-%d", r.IntN(2000)), command...)
-	cpus, memory := berth.MilliCPU(100*(1+r.IntN(8))), berth.MiB(64*(1+r.IntN(8)))
-	e.spec.Resources = berth.Resources{CPUs: &cpus, Memory: &memory}
+	cpus, memory := spec.MilliCPU(100*(1+r.IntN(8))), spec.MiB(64*(1+r.IntN(8)))
+	e.spec.Resources = spec.Resources{CPUs: &cpus, Memory: &memory}
 	e.spec.Labels = map[string]string{"project": fmt.Sprintf("p%d", r.IntN(500))}
 	switch kind := r.Float64(); {
 	case kind < 0.86:
@@ -160,12 +162,12 @@ func (l *load) errand(i int, due time.Duration) *errand {
 		e.spec.Command, e.want = []string{"do", lines, fmt.Sprintf("sleep %s 3", length)}, []berth.State{berth.Failed}
 	case kind < 0.93: // fails twice
 		e.spec.Command, e.want = []string{"sleep", length.String(), "3"}, []berth.State{berth.Failed}
-		e.spec.Retry = berth.RetryPolicy{MaxAttempts: 2, Backoff: berth.Backoff{Initial: berth.Duration(time.Second)}}
+		e.spec.Retry = spec.RetryPolicy{MaxAttempts: 2, Backoff: spec.Backoff{Initial: spec.Duration(time.Second)}}
 	case kind < 0.97:
 		e.cancel, e.want = time.Duration(1+r.IntN(1000))*time.Millisecond, []berth.State{berth.Canceled, berth.Succeeded}
 	default:
 		e.spec.Command = []string{"train", "/checkpoint", "4", "60ms", "2"}
-		e.spec.Checkpoint = &berth.CheckpointPolicy{Path: "/checkpoint"}
+		e.spec.Checkpoint = &spec.CheckpointPolicy{Path: "/checkpoint"}
 	}
 	if r.IntN(10) == 0 {
 		e.spec.Resources.GPUs = 250
@@ -241,7 +243,7 @@ func (l *load) look(i int, due time.Duration, choice uint64) {
 		case 10:
 			_, err = admin.Events(ctx, id, 0)
 		case 11:
-			err = admin.Logs(ctx, id, client.LogsQuery{}, func(berth.LogLine) error { return nil })
+			err = admin.Logs(ctx, id, client.LogsQuery{}, func(wire.LogLine) error { return nil })
 		default:
 			_, err = admin.Job(ctx, id)
 		}

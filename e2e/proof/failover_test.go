@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 var failovers = flag.Int("failovers", 2, "how often the leader is killed, and as often frozen; above 2 the limit of a takeover is held strictly, so nothing else should run")
@@ -85,7 +87,7 @@ func TestF3F4TheLeadIsTakenOverWithinSeconds(t *testing.T) {
 // heldJob is a job that needs nothing but the leader to go on.
 func (s *stack) heldJob() berth.JobID {
 	s.t.Helper()
-	if _, err := s.api.Drain(s.t.Context(), "m1", berth.DrainRequest{Reason: "so that nothing is placed"}); err != nil {
+	if _, err := s.api.Drain(s.t.Context(), "m1", wire.DrainRequest{Reason: "so that nothing is placed"}); err != nil {
 		s.t.Fatal(err)
 	}
 	id := s.submit(s.job("held", "exit", "0"))
@@ -109,7 +111,7 @@ func (p *replica) placedAt(id berth.JobID) time.Time {
 		if err != nil {
 			p.s.t.Fatalf("the survivor does not answer: %v", err)
 		}
-		i := slices.IndexFunc(page.Items, func(e berth.Event) bool { return e.To == berth.Scheduled })
+		i := slices.IndexFunc(page.Items, func(e wire.Event) bool { return e.To == berth.Scheduled })
 		if i < 0 {
 			return errNotYet
 		}
@@ -199,7 +201,7 @@ func TestControlPlaneAwayForThriceLostAfterStopsNothing(t *testing.T) {
 	var ids []berth.JobID
 	for i := range 5 {
 		j := s.job(fmt.Sprintf("runs-on-%d", i), "lines", strconv.Itoa(lines), "100ms", "0")
-		j.LostAfter = berth.Duration(lost)
+		j.LostAfter = spec.Duration(lost)
 		ids = append(ids, s.submit(j))
 	}
 	started := map[berth.JobID]time.Time{}

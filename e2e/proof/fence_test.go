@@ -21,6 +21,8 @@ import (
 	"berth/activities/node/runtimetest"
 	"berth/internal/devstack/dockerd"
 	"berth/internal/machine/deadman"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Times of the fence below; the job's grace is a second.
@@ -53,9 +55,9 @@ func TestF24AtMostOneWorkNeverHasTwoLiveContainers(t *testing.T) {
 	s.ready(4)
 	s.wantFenceDemanded()
 
-	alone := func(name string) berth.JobSpec {
-		return s.endless(name, partLost, func(j *berth.JobSpec) {
-			j.Execution = berth.AtMostOne
+	alone := func(name string) spec.Job {
+		return s.endless(name, partLost, func(j *spec.Job) {
+			j.Execution = spec.AtMostOne
 			j.Placement.Constraint = fmt.Sprintf("machine.id in [%q, %q]", name, "spare")
 		})
 	}
@@ -126,13 +128,13 @@ func TestF24AtMostOneWorkNeverHasTwoLiveContainers(t *testing.T) {
 // work, and gets some once one runs.
 func (s *stack) wantFenceDemanded() {
 	s.t.Helper()
-	id := s.submit(s.endless("waits", partLost, func(j *berth.JobSpec) {
-		j.Execution = berth.AtMostOne
+	id := s.submit(s.endless("waits", partLost, func(j *spec.Job) {
+		j.Execution = spec.AtMostOne
 		j.Placement.Constraint = `machine.id == "unfenced"`
 	}))
 	s.becomes(id, berth.Queued)
 	e, err := s.api.Explain(s.t.Context(), id)
-	if err != nil || e.Fit == nil || !slices.ContainsFunc(e.Fit.Clauses, func(c berth.FitClause) bool { return c.Name == "execution" && c.After > 0 }) {
+	if err != nil || e.Fit == nil || !slices.ContainsFunc(e.Fit.Clauses, func(c wire.FitClause) bool { return c.Name == "execution" && c.After > 0 }) {
 		s.t.Errorf("the explanation does not say that a machine cannot fence: %+v, %v", e, err)
 	}
 	p, err := startProcess(filepath.Join(s.dir, "berth-deadman.log"), nil, program(s.t, "berth-deadman"), "--state-dir", s.agentDir("unfenced"))

@@ -8,6 +8,7 @@ import (
 
 	"berth"
 	"berth/api/client"
+	"berth/wire"
 )
 
 // follower reads a job's log as berth logs -f does, all attempts.
@@ -22,7 +23,7 @@ type follower struct {
 func (s *stack) follow(id berth.JobID) *follower {
 	f := &follower{s: s, ended: make(chan error, 1)}
 	go func() {
-		f.ended <- s.api.Logs(s.t.Context(), id, client.LogsQuery{Follow: true}, func(l berth.LogLine) error {
+		f.ended <- s.api.Logs(s.t.Context(), id, client.LogsQuery{Follow: true}, func(l wire.LogLine) error {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			if l.Attempt < len(f.lines) || l.Attempt > len(f.lines)+1 {

@@ -12,21 +12,23 @@ import (
 
 	"berth"
 	"berth/api/client"
+	"berth/spec"
+	"berth/wire"
 )
 
 // job is a small job of the test program.
-func (s *stack) job(name string, command ...string) berth.JobSpec {
-	grace, cpus, memory := berth.Duration(5*time.Second), berth.MilliCPU(300), berth.MiB(32)
-	return berth.JobSpec{
+func (s *stack) job(name string, command ...string) spec.Job {
+	grace, cpus, memory := spec.Duration(5*time.Second), spec.MilliCPU(300), spec.MiB(32)
+	return spec.Job{
 		Name: name, Image: s.image, Command: command, StopGrace: &grace,
-		Resources: berth.Resources{CPUs: &cpus, Memory: &memory},
+		Resources: spec.Resources{CPUs: &cpus, Memory: &memory},
 	}
 }
 
 // shift is a job that prints numbered lines for a while, then goes on until its
 // container is sent a SIGTERM, prints the rest, and exits 0. It never ends
 // before the test is ready, however busy the machine is.
-func (s *stack) shift(name string) berth.JobSpec {
+func (s *stack) shift(name string) spec.Job {
 	return s.job(name, "do", fmt.Sprintf("lines %d 150ms", shiftLines), "trap-term 0", "lines 3 0s")
 }
 
@@ -53,7 +55,7 @@ func (s *stack) startShifts(n int) []berth.JobID {
 		s.becomes(id, berth.Running)
 		until(s.t, "job "+string(id)+" prints", func(ctx context.Context) error {
 			printed := errSilent
-			err := s.api.Logs(ctx, id, client.LogsQuery{Tail: 1}, func(berth.LogLine) error { printed = nil; return nil })
+			err := s.api.Logs(ctx, id, client.LogsQuery{Tail: 1}, func(wire.LogLine) error { printed = nil; return nil })
 			return errors.Join(err, printed)
 		})
 	}
@@ -92,12 +94,12 @@ func (s *stack) wantShiftsDone(ids []berth.JobID) {
 	s.wantNothingReserved()
 }
 
-func (s *stack) submit(spec berth.JobSpec) berth.JobID {
+func (s *stack) submit(jobSpec spec.Job) berth.JobID {
 	s.t.Helper()
 	key := berth.NewSecret() // makes it safe to repeat the call
-	var job berth.Job
-	s.accepts("submit "+spec.Name, func(ctx context.Context) (err error) {
-		job, _, err = s.api.Submit(ctx, spec, key)
+	var job wire.Job
+	s.accepts("submit "+jobSpec.Name, func(ctx context.Context) (err error) {
+		job, _, err = s.api.Submit(ctx, jobSpec, key)
 		return err
 	})
 	return job.ID
@@ -117,9 +119,9 @@ func (s *stack) accepts(what string, call func(context.Context) error) {
 
 // becomes waits until a job has this status and returns it. Ending in another
 // is a failure at once.
-func (s *stack) becomes(id berth.JobID, want berth.State) berth.Job {
+func (s *stack) becomes(id berth.JobID, want berth.State) wire.Job {
 	s.t.Helper()
-	var job berth.Job
+	var job wire.Job
 	until(s.t, fmt.Sprintf("job %s is %s", id, want), func(ctx context.Context) (err error) {
 		job, err = s.api.Job(ctx, id)
 		if err == nil && job.Status != want {
@@ -137,7 +139,7 @@ func (s *stack) becomes(id berth.JobID, want berth.State) berth.Job {
 func (s *stack) log(id berth.JobID) []string {
 	s.t.Helper()
 	var got []string
-	err := s.api.Logs(s.t.Context(), id, client.LogsQuery{}, func(l berth.LogLine) error {
+	err := s.api.Logs(s.t.Context(), id, client.LogsQuery{}, func(l wire.LogLine) error {
 		got = append(got, l.Text)
 		return nil
 	})
@@ -155,7 +157,7 @@ func (s *stack) wantNothingReserved() {
 		if err != nil {
 			return err
 		}
-		i := slices.IndexFunc(page.Items, func(m berth.Machine) bool { return m.Used != (berth.Capacity{}) })
+		i := slices.IndexFunc(page.Items, func(m wire.Machine) bool { return m.Used != (berth.Capacity{}) })
 		if i >= 0 {
 			return fmt.Errorf("machine %s still uses %+v", page.Items[i].ID, page.Items[i].Used)
 		}
@@ -164,7 +166,7 @@ func (s *stack) wantNothingReserved() {
 }
 
 // history is a job's whole history.
-func (s *stack) history(t testing.TB, id berth.JobID) []berth.Event {
+func (s *stack) history(t testing.TB, id berth.JobID) []wire.Event {
 	t.Helper()
 	page, err := s.api.Events(t.Context(), id, 0)
 	if err != nil {

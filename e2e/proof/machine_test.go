@@ -18,6 +18,8 @@ import (
 	"berth"
 	"berth/activities/node/runtimetest"
 	"berth/activities/node/runtimetest/prog"
+	"berth/spec"
+	"berth/wire"
 )
 
 // trainSave is after how many steps the training below saves.
@@ -32,14 +34,14 @@ func TestALostMachinesTrainingResumesElsewhereFromItsCheckpoint(t *testing.T) {
 		"--image", s.image + "=" + rootFilesystem(t, s.dir)}
 	s.start()
 
-	spec := s.job("training", "train", "/checkpoint", "100000", "250ms", fmt.Sprint(trainSave)) // it does not end before the test is ready
-	spec.Entrypoint = []string{"/testprog"}
-	spec.Checkpoint = &berth.CheckpointPolicy{Path: "/checkpoint"}
-	spec.LostAfter = berth.Duration(patience) // a killed agent is back by then
-	id := s.submit(spec)
+	jobSpec := s.job("training", "train", "/checkpoint", "100000", "250ms", fmt.Sprint(trainSave)) // it does not end before the test is ready
+	jobSpec.Entrypoint = []string{"/testprog"}
+	jobSpec.Checkpoint = &spec.CheckpointPolicy{Path: "/checkpoint"}
+	jobSpec.LostAfter = spec.Duration(patience) // a killed agent is back by then
+	id := s.submit(jobSpec)
 	f := s.follow(id)
 	s.killAgentOf(id, f)
-	var job berth.Job
+	var job wire.Job
 	until(t, "a checkpoint is verified", func(ctx context.Context) (err error) {
 		job, err = s.api.Job(ctx, id)
 		if err == nil && !slices.ContainsFunc(job.Checkpoints, func(c berth.Checkpoint) bool { return c.State == berth.CheckpointVerified }) {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"berth"
+	"berth/spec"
 )
 
 // shifts is how many jobs run when something is killed. Half of them end while
@@ -177,7 +178,7 @@ func onSeparateProcesses(t *testing.T) (*stack, *controlPlane) {
 	c := &controlPlane{s: s, listen: freeAddress(t), token: "berth_" + berth.NewSecret()[:12] + "_" + berth.NewSecret()}
 	c.start()
 
-	join, err := s.api.CreateJoinToken(t.Context(), berth.NewJoinToken{})
+	join, err := s.api.CreateJoinToken(t.Context(), spec.NewJoinToken{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,9 @@ import (
 
 	"berth"
 	"berth/e2e/faultproxy"
+	"berth/failure"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Timers of the stacks below, short enough to watch and long enough for a busy
@@ -48,8 +51,8 @@ func TestF24F25APartitionedMachineIsReplacedAndItsZombieWritesNothing(t *testing
 	s.agent("m1", link.Address(), "--cpus", "1", "--fake-gpus", gpus)
 	s.agent("m2", c.listen, "--cpus", "8", "--fake-gpus", gpus)
 	s.ready(2)
-	one := berth.MilliGPU(1000)
-	id := s.submit(s.endless("fenced", partLost, func(j *berth.JobSpec) { j.Resources.GPUs = one }))
+	one := spec.MilliGPU(1000)
+	id := s.submit(s.endless("fenced", partLost, func(j *spec.Job) { j.Resources.GPUs = one }))
 	s.runsOn(id, 1, "m1")
 	zombie := s.engine.running()[id]
 
@@ -104,7 +107,7 @@ func TestF23F26F27F29BadLinksLoseNoWork(t *testing.T) {
 		if name == "flaps" {
 			patient = partLost
 		}
-		jobs[name] = s.submit(s.endless(name, patient, func(j *berth.JobSpec) {
+		jobs[name] = s.submit(s.endless(name, patient, func(j *spec.Job) {
 			j.Placement.Constraint = fmt.Sprintf("machine.id in [%q, %q]", name, "spare")
 		}))
 	}
@@ -216,7 +219,7 @@ func (s *stack) link(target string) *faultproxy.Proxy {
 // agent starts a machine's agent, again after the first time.
 func (s *stack) agent(name, api string, flags ...string) *process {
 	s.t.Helper()
-	join, err := s.api.CreateJoinToken(s.t.Context(), berth.NewJoinToken{})
+	join, err := s.api.CreateJoinToken(s.t.Context(), spec.NewJoinToken{})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -242,7 +245,7 @@ func (s *stack) ready(machines int) {
 	}
 }
 
-func (s *stack) machine(id berth.MachineID) berth.Machine {
+func (s *stack) machine(id berth.MachineID) wire.Machine {
 	s.t.Helper()
 	m, err := s.api.Machine(s.t.Context(), id)
 	if err != nil {
@@ -252,20 +255,20 @@ func (s *stack) machine(id berth.MachineID) berth.Machine {
 }
 
 // endless is a job that runs until it is stopped.
-func (s *stack) endless(name string, lostAfter time.Duration, edit func(*berth.JobSpec)) berth.JobSpec {
-	spec := s.job(name, "sleep", "1h")
-	grace := berth.Duration(time.Second)
-	spec.StopGrace, spec.LostAfter = &grace, berth.Duration(lostAfter)
+func (s *stack) endless(name string, lostAfter time.Duration, edit func(*spec.Job)) spec.Job {
+	jobSpec := s.job(name, "sleep", "1h")
+	grace := spec.Duration(time.Second)
+	jobSpec.StopGrace, jobSpec.LostAfter = &grace, spec.Duration(lostAfter)
 	if edit != nil {
-		edit(&spec)
+		edit(&jobSpec)
 	}
-	return spec
+	return jobSpec
 }
 
 // runsOn waits until the job runs in this attempt, which must be on the machine.
-func (s *stack) runsOn(id berth.JobID, attempt int, machine berth.MachineID) berth.Job {
+func (s *stack) runsOn(id berth.JobID, attempt int, machine berth.MachineID) wire.Job {
 	s.t.Helper()
-	var job berth.Job
+	var job wire.Job
 	until(s.t, fmt.Sprintf("job %s runs in attempt %d", id, attempt), func(ctx context.Context) (err error) {
 		job, err = s.api.Job(ctx, id)
 		if err == nil && (job.Status != berth.Running || job.Attempt != attempt || s.engine.running()[id] == "") {
@@ -286,7 +289,7 @@ func (s *stack) runsOn(id berth.JobID, attempt int, machine berth.MachineID) ber
 // container.
 func (s *stack) stopTime(machine berth.MachineID) time.Duration {
 	s.t.Helper()
-	id := s.submit(s.endless("usual", partLost, func(j *berth.JobSpec) { j.Placement.Constraint = fmt.Sprintf("machine.id == %q", machine) }))
+	id := s.submit(s.endless("usual", partLost, func(j *spec.Job) { j.Placement.Constraint = fmt.Sprintf("machine.id == %q", machine) }))
 	s.runsOn(id, 1, machine)
 	container, began := s.engine.running()[id], time.Now()
 	s.dismiss(id)
@@ -354,12 +357,12 @@ func (s *stack) wantRefused(machine berth.MachineID, job berth.JobID, attempt in
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	done := berth.Exit{Cause: berth.CauseExited, StartedAt: time.Now().Add(-time.Minute), FinishedAt: time.Now()}
+	done := failure.Exit{Cause: failure.CauseExited, StartedAt: time.Now().Add(-time.Minute), FinishedAt: time.Now()}
 	for path, body := range map[string]any{
-		"claim": berth.ClaimRequest{AgentBoot: old.Boot, Epoch: 1, Alloc: old.Alloc, Job: job, Attempt: attempt},
-		"sync": berth.SyncRequest{AgentBoot: old.Boot, Epoch: 1, Seq: 1 << 40, Reports: []berth.RankReport{
+		"claim": wire.ClaimRequest{AgentBoot: old.Boot, Epoch: 1, Alloc: old.Alloc, Job: job, Attempt: attempt},
+		"sync": wire.SyncRequest{AgentBoot: old.Boot, Epoch: 1, Seq: 1 << 40, Reports: []wire.RankReport{
 			{Alloc: old.Alloc, Job: job, Attempt: attempt, Phase: berth.PhaseSealed, Exit: &done}}},
-		"checkpoints": berth.CheckpointReport{AgentBoot: old.Boot, Epoch: 1, Alloc: old.Alloc, Job: job, Attempt: attempt, OfAttempt: attempt,
+		"checkpoints": wire.CheckpointReport{AgentBoot: old.Boot, Epoch: 1, Alloc: old.Alloc, Job: job, Attempt: attempt, OfAttempt: attempt,
 			Step: 7, Manifest: "x", SHA256: "x"},
 	} {
 		text, err := json.Marshal(body)

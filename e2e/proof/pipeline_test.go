@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/spec"
 )
 
 // A pipeline's control plane is killed whole, at its beginning and in its middle. Each step still
@@ -18,7 +19,7 @@ func TestAPipelineOutlivesItsControlPlane(t *testing.T) {
 	const steps = 60
 	s, r := onReplicas(t, 2)
 	random := rand.New(rand.NewPCG(1, 0))
-	p := berth.PipelineSpec{Kind: "pipeline", Name: "graph", Jobs: map[string]berth.JobSpec{}}
+	p := spec.Pipeline{Kind: "pipeline", Name: "graph", Jobs: map[string]spec.Job{}}
 	name := func(i int) string { return fmt.Sprintf("s%d", i) }
 	for i := range steps {
 		j := s.job("", "exit", "0")
@@ -66,10 +67,10 @@ func TestAPipelineOutlivesItsControlPlane(t *testing.T) {
 	if len(succeeded) != steps {
 		t.Errorf("%d of %d steps have succeeded", len(succeeded), steps)
 	}
-	for step, spec := range p.Jobs {
-		i := slices.IndexFunc(spec.Needs, func(need string) bool { return queued[step].Before(succeeded[need]) })
+	for step, jobSpec := range p.Jobs {
+		i := slices.IndexFunc(jobSpec.Needs, func(need string) bool { return queued[step].Before(succeeded[need]) })
 		if i >= 0 {
-			t.Errorf("step %s was queued at %s, %s had not succeeded before %s", step, queued[step], spec.Needs[i], succeeded[spec.Needs[i]])
+			t.Errorf("step %s was queued at %s, %s had not succeeded before %s", step, queued[step], jobSpec.Needs[i], succeeded[jobSpec.Needs[i]])
 		}
 	}
 	s.wantNothingReserved()

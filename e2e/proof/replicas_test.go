@@ -14,6 +14,7 @@ import (
 	"berth"
 	"berth/api/client"
 	"berth/e2e/faultproxy"
+	"berth/spec"
 )
 
 // replica is one of several berthd over the same servers.
@@ -51,7 +52,7 @@ func onReplicas(t *testing.T, n int, flags ...string) (*stack, *replicas) {
 	}
 	t.Cleanup(func() { _ = r.front.Close() })
 	s.connect("http://"+r.front.Address(), r.all[0].token)
-	join, err := s.api.CreateJoinToken(t.Context(), berth.NewJoinToken{})
+	join, err := s.api.CreateJoinToken(t.Context(), spec.NewJoinToken{})
 	if err != nil {
 		t.Fatal(err)
 	}

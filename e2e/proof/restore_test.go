@@ -16,6 +16,7 @@ import (
 	"berth"
 	"berth/db/dbtest"
 	"berth/e2e/commands"
+	"berth/spec"
 )
 
 // A backup is put back under programs as they are shipped: the agents live on, the
@@ -67,8 +68,8 @@ func putBack(t *testing.T, emptied bool, backUp, restore func(*controlPlane)) {
 	s.machines = 1
 	s.awaitMachines()
 
-	two := berth.MilliCPU(1000)
-	half := func(name string) berth.JobSpec {
+	two := spec.MilliCPU(1000)
+	half := func(name string) spec.Job {
 		j := s.endless(name, 0, nil)
 		j.LostAfter, j.Resources.CPUs = 0, &two
 		return j
@@ -76,7 +77,7 @@ func putBack(t *testing.T, emptied bool, backUp, restore func(*controlPlane)) {
 	kept := s.submit(half("kept"))
 	s.becomes(kept, berth.Running)
 	once := half("once")
-	once.Execution = berth.AtMostOne
+	once.Execution = spec.AtMostOne
 	held := s.submit(once)
 	s.becomes(held, berth.Queued)
 

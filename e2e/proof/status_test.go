@@ -10,6 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // move is a change of status as a job's watcher sees it.
@@ -30,13 +32,13 @@ func TestEveryStatusIsSeenWithItsActorAndItsCause(t *testing.T) {
 	running := []move{
 		{berth.Submitted, user, ""}, {berth.Queued, workflow, ""}, {berth.Scheduled, leader, ""}, {berth.Running, agent, ""},
 	}
-	twice := func(spec berth.JobSpec) berth.JobSpec {
-		spec.Retry = berth.RetryPolicy{MaxAttempts: 2, Backoff: berth.Backoff{Initial: berth.Duration(100 * time.Millisecond)}}
-		return spec
+	twice := func(jobSpec spec.Job) spec.Job {
+		jobSpec.Retry = spec.RetryPolicy{MaxAttempts: 2, Backoff: spec.Backoff{Initial: spec.Duration(100 * time.Millisecond)}}
+		return jobSpec
 	}
 	lives := []struct {
 		says string
-		spec berth.JobSpec
+		spec spec.Job
 		act  func(w *watch)
 		want []move
 	}{
@@ -110,11 +112,11 @@ func TestEveryStatusIsSeenWithItsActorAndItsCause(t *testing.T) {
 }
 
 // wholeMachine is a job that waits as long as anything else runs.
-func (s *stack) wholeMachine(name string) berth.JobSpec {
-	spec := s.job(name, "exit", "0")
-	all := berth.MilliCPU(64_000)
-	spec.Resources.CPUs = &all
-	return spec
+func (s *stack) wholeMachine(name string) spec.Job {
+	jobSpec := s.job(name, "exit", "0")
+	all := spec.MilliCPU(64_000)
+	jobSpec.Resources.CPUs = &all
+	return jobSpec
 }
 
 func (s *stack) cancel(id berth.JobID) {
@@ -141,10 +143,10 @@ func (s *stack) watch(id berth.JobID) *watch {
 	w := &watch{id: id, over: make(chan struct{})}
 	go func() {
 		defer close(w.over)
-		err := s.api.FollowEvents(ctx, id, 0, func(e berth.Event) error {
+		err := s.api.FollowEvents(ctx, id, 0, func(e wire.Event) error {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			if e.Kind == berth.EventState {
+			if e.Kind == wire.EventState {
 				m := move{To: e.To, Actor: e.Actor}
 				if e.Reason != nil {
 					m.Reason = e.Reason.Code

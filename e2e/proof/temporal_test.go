@@ -10,6 +10,7 @@ import (
 	"go.temporal.io/sdk/client"
 
 	"berth"
+	"berth/wire"
 )
 
 func TestTerminatedWorkflowsStopNothingAndCanceledOnesCancelTheirJob(t *testing.T) {
@@ -30,7 +31,7 @@ func TestTerminatedWorkflowsStopNothingAndCanceledOnesCancelTheirJob(t *testing.
 		t.Fatal(err)
 	}
 	s.becomes(victim, berth.Canceled)
-	if !slices.ContainsFunc(s.history(t, victim), func(e berth.Event) bool { return e.To == berth.Canceling && e.Actor == "temporal" }) {
+	if !slices.ContainsFunc(s.history(t, victim), func(e wire.Event) bool { return e.To == berth.Canceling && e.Actor == "temporal" }) {
 		t.Errorf("nothing in the history says that Temporal asked: %+v", s.history(t, victim))
 	}
 	s.engine.wantAlive(lived, ids)

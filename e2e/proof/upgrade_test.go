@@ -21,6 +21,7 @@ import (
 	"berth/api/client"
 	"berth/e2e/commands"
 	"berth/e2e/faultproxy"
+	"berth/spec"
 )
 
 var (
@@ -156,7 +157,7 @@ func (u *upgrade) startAgents(folder string) {
 	u.t.Helper()
 	for i := range u.agents {
 		name := fmt.Sprintf("m%d", i+1)
-		join, err := u.api.CreateJoinToken(u.t.Context(), berth.NewJoinToken{})
+		join, err := u.api.CreateJoinToken(u.t.Context(), spec.NewJoinToken{})
 		if err != nil {
 			u.t.Fatal(err)
 		}

@@ -18,6 +18,7 @@ import (
 	"berth"
 	"berth/api/client"
 	"berth/e2e/faultproxy"
+	"berth/spec"
 )
 
 // Options describe a stack.
@@ -163,7 +164,7 @@ func (s *Stack) Join(ctx context.Context, n int) error {
 	for i := first; i < first+n; i++ {
 		starts.Go(func() error {
 			name := fmt.Sprintf("m%03d", i+1)
-			join, err := s.API.CreateJoinToken(ctx, berth.NewJoinToken{})
+			join, err := s.API.CreateJoinToken(ctx, spec.NewJoinToken{})
 			if err != nil {
 				return err
 			}

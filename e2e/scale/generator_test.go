@@ -15,6 +15,7 @@ import (
 	"berth"
 	"berth/e2e/rig"
 	"berth/internal/check"
+	"berth/spec"
 )
 
 // generatorHelper names the helper that submits at a fixed rate.
@@ -27,7 +28,7 @@ type order struct {
 	Tokens []string       `json:"tokens"` // used in turn
 	Rate   float64        `json:"rate"`   // submits a second
 	For    time.Duration  `json:"for"`    // at most
-	Spec   berth.JobSpec  `json:"spec"`
+	Spec   spec.Job       `json:"spec"`
 	Ledger string         `json:"ledger"` // file of the accepted jobs; empty: none
 }
 

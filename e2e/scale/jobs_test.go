@@ -14,6 +14,7 @@ import (
 	"berth/api/client"
 	"berth/e2e/rig"
 	"berth/internal/check"
+	"berth/spec"
 )
 
 // Names of jobs, by which the rows of a part are found.
@@ -31,12 +32,12 @@ const shortRuns = time.Second
 
 // spec is a small job that is spread over the machines, so that each has its
 // part of the load.
-func spec(name string, command ...string) berth.JobSpec {
-	cpus, memory, grace := berth.MilliCPU(100), berth.MiB(64), berth.Duration(time.Second)
-	return berth.JobSpec{
+func jobSpec(name string, command ...string) spec.Job {
+	cpus, memory, grace := spec.MilliCPU(100), spec.MiB(64), spec.Duration(time.Second)
+	return spec.Job{
 		Name: name, Image: "testprog", Command: command, StopGrace: &grace,
-		Resources: berth.Resources{CPUs: &cpus, Memory: &memory},
-		Placement: berth.Placement{Strategy: "spread"},
+		Resources: spec.Resources{CPUs: &cpus, Memory: &memory},
+		Placement: spec.Placement{Strategy: "spread"},
 	}
 }
 
@@ -59,7 +60,7 @@ func newCell(t testing.TB, s *rig.Stack) *cell {
 }
 
 // submit submits a job under a key, which makes it safe to repeat the call.
-func (c *cell) submit(api *client.Client, tenant berth.TenantID, j berth.JobSpec) berth.JobID {
+func (c *cell) submit(api *client.Client, tenant berth.TenantID, j spec.Job) berth.JobID {
 	c.t.Helper()
 	id, err := c.trySubmit(c.t.Context(), api, tenant, j)
 	if err != nil {
@@ -68,7 +69,7 @@ func (c *cell) submit(api *client.Client, tenant berth.TenantID, j berth.JobSpec
 	return id
 }
 
-func (c *cell) trySubmit(ctx context.Context, api *client.Client, tenant berth.TenantID, j berth.JobSpec) (berth.JobID, error) {
+func (c *cell) trySubmit(ctx context.Context, api *client.Client, tenant berth.TenantID, j spec.Job) (berth.JobID, error) {
 	key := berth.NewSecret()
 	job, _, err := api.Submit(ctx, j, key)
 	if err != nil {
@@ -80,8 +81,8 @@ func (c *cell) trySubmit(ctx context.Context, api *client.Client, tenant berth.T
 // submitArray submits an array of so many elements.
 func (c *cell) submitArray(name string, n int, command ...string) berth.JobID {
 	c.t.Helper()
-	j := spec(name, command...)
-	j.Array = &berth.Array{Size: n}
+	j := jobSpec(name, command...)
+	j.Array = &spec.Array{Size: n}
 	return c.submit(c.API, "default", j)
 }
 
@@ -210,7 +211,7 @@ func (c *cell) oneByOne(n int) []time.Duration {
 	c.t.Helper()
 	from := c.now()
 	for range n {
-		id := c.submit(c.API, "default", spec(singleName, "exit", "0"))
+		id := c.submit(c.API, "default", jobSpec(singleName, "exit", "0"))
 		ctx, cancel := context.WithTimeout(c.t.Context(), rig.Patience)
 		_, err := c.API.Wait(ctx, id)
 		cancel()
@@ -243,7 +244,7 @@ func (c *cell) peakRate(n int, limit time.Duration) (rate float64, left int) {
 	for range submitters {
 		all.Go(func() {
 			for range next {
-				if _, err := c.trySubmit(c.t.Context(), c.API, "default", spec(peakName, "exit", "0")); err != nil {
+				if _, err := c.trySubmit(c.t.Context(), c.API, "default", jobSpec(peakName, "exit", "0")); err != nil {
 					c.t.Error(err)
 				}
 			}
@@ -265,7 +266,7 @@ func (c *cell) peakRate(n int, limit time.Duration) (rate float64, left int) {
 // tenantToken creates a token for a tenant.
 func (c *cell) tenantToken(name berth.TenantID) string {
 	c.t.Helper()
-	token, err := c.API.CreateToken(c.t.Context(), berth.NewToken{Name: string(name), Tenant: name})
+	token, err := c.API.CreateToken(c.t.Context(), spec.NewToken{Name: string(name), Tenant: name})
 	if err != nil {
 		c.t.Fatal(err)
 	}

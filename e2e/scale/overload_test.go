@@ -44,7 +44,7 @@ func (c *cell) startProbe(caller *rig.Caller, rate float64) (stop func() *probe)
 	c.t.Helper()
 	p := &probe{from: c.now()}
 	ctx, cancel := context.WithCancel(c.t.Context())
-	body, err := json.Marshal(spec(smallName, "exit", "0"))
+	body, err := json.Marshal(jobSpec(smallName, "exit", "0"))
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func (c *cell) runPhase(url string, o overload, lasts time.Duration, tokens []st
 	if url != "" {
 		ledger = c.LedgerPath(generatorHelper)
 	}
-	h, err := rig.StartHelper(generatorHelper, o.share, order{URL: url, Tenant: floodTenant, Tokens: tokens, Rate: o.rate, For: lasts, Spec: spec(floodName, "exit", "0"), Ledger: ledger})
+	h, err := rig.StartHelper(generatorHelper, o.share, order{URL: url, Tenant: floodTenant, Tokens: tokens, Rate: o.rate, For: lasts, Spec: jobSpec(floodName, "exit", "0"), Ledger: ledger})
 	if err != nil {
 		c.t.Fatal(err)
 	}

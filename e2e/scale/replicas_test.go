@@ -83,7 +83,7 @@ func (c *cell) newPair(p pair, limit time.Duration) *pair {
 	c.Front(first, second)
 	if _, missing := p.awaitWaiters(waitersWithin); missing > 0 {
 		// A task that Temporal handed to a poll which had just ended is repeated
-		// after berth.WaiterTimeout. It is no fault of what follows.
+		// after wire.WaiterTimeout. It is no fault of what follows.
 		c.table.Remark("before: %d running members have no waiter", missing)
 	}
 	p.quiet = p.oneByOne(p.singles)

@@ -15,6 +15,8 @@ import (
 	"berth"
 	"berth/e2e/rig"
 	"berth/internal/lib/archive"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Addresses on loopback. Agents dial without choosing one, so the kernel gives
@@ -54,11 +56,11 @@ type goodCall struct {
 }
 
 // spec is a small job.
-func spec(name string, command ...string) berth.JobSpec {
-	cpus, memory, grace := berth.MilliCPU(100), berth.MiB(64), berth.Duration(time.Second)
-	return berth.JobSpec{
+func jobSpec(name string, command ...string) spec.Job {
+	cpus, memory, grace := spec.MilliCPU(100), spec.MiB(64), spec.Duration(time.Second)
+	return spec.Job{
 		Name: name, Image: "testprog", Command: command, StopGrace: &grace,
-		Resources: berth.Resources{CPUs: &cpus, Memory: &memory},
+		Resources: spec.Resources{CPUs: &cpus, Memory: &memory},
 	}
 }
 
@@ -72,9 +74,9 @@ func mustJSON(t testing.TB, v any) []byte {
 }
 
 // token creates a token of a tenant.
-func token(t testing.TB, s *rig.Stack, tenant berth.TenantID, role berth.Role) string {
+func token(t testing.TB, s *rig.Stack, tenant berth.TenantID, role spec.Role) string {
 	t.Helper()
-	made, err := s.API.CreateToken(t.Context(), berth.NewToken{Name: string(tenant), Tenant: tenant, Role: role})
+	made, err := s.API.CreateToken(t.Context(), spec.NewToken{Name: string(tenant), Tenant: tenant, Role: role})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,9 +86,9 @@ func token(t testing.TB, s *rig.Stack, tenant berth.TenantID, role berth.Role) s
 func newGoodCaller(t testing.TB, s *rig.Stack) *goodCaller {
 	t.Helper()
 	const tenant berth.TenantID = "good"
-	g := &goodCaller{url: s.URL, token: token(t, s, tenant, berth.RoleUser)}
+	g := &goodCaller{url: s.URL, token: token(t, s, tenant, spec.RoleUser)}
 	g.caller = rig.NewCaller(s.URL, g.token, goodAddress)
-	g.submit, g.plan = mustJSON(t, spec("good", "exit", "0")), mustJSON(t, spec("plan", "exit", "0"))
+	g.submit, g.plan = mustJSON(t, jobSpec("good", "exit", "0")), mustJSON(t, jobSpec("plan", "exit", "0"))
 	folder := t.TempDir()
 	if err := os.WriteFile(filepath.Join(folder, "train.py"), []byte("print('hello')\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -97,8 +99,8 @@ func newGoodCaller(t testing.TB, s *rig.Stack) *goodCaller {
 		t.Fatal(err)
 	}
 	g.archive, g.address = packed.Bytes(), sum.Address
-	a := g.caller.Call(t.Context(), http.MethodPost, "/v1/jobs", nil, mustJSON(t, spec("looked-at", "lines", "5", "0s")))
-	var job berth.Job
+	a := g.caller.Call(t.Context(), http.MethodPost, "/v1/jobs", nil, mustJSON(t, jobSpec("looked-at", "lines", "5", "0s")))
+	var job wire.Job
 	if err := json.Unmarshal(a.Body, &job); err != nil || !a.Good() {
 		t.Fatalf("submit the good caller's job: status %d, %v", a.Status, a.Err)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"berth"
 	"berth/e2e/rig"
+	"berth/spec"
 )
 
 // What is expected of every attack.
@@ -58,9 +59,9 @@ func newSiege(t testing.TB, folder string, lines int, share float64, watch time.
 	t.Helper()
 	s := &siege{Stack: start(t, folder), t: t, share: share, watch: watch, stretch: 1}
 	const tenant berth.TenantID = "hostile"
-	s.evil, s.look = token(t, s.Stack, tenant, berth.RoleUser), token(t, s.Stack, tenant, berth.RoleViewer)
+	s.evil, s.look = token(t, s.Stack, tenant, spec.RoleUser), token(t, s.Stack, tenant, spec.RoleViewer)
 	for range 50 { // one token may make 200 calls a second
-		s.many = append(s.many, token(t, s.Stack, "flooding", berth.RoleUser))
+		s.many = append(s.many, token(t, s.Stack, "flooding", spec.RoleUser))
 	}
 	s.good = newGoodCaller(t, s.Stack)
 	s.long = s.submit("long-log", "spam", fmt.Sprint(lines), fmt.Sprint(lineBytes))
@@ -90,7 +91,7 @@ func (s *siege) awaitLog(bytes int64) {
 // submit submits a job of the tenant that attacks.
 func (s *siege) submit(name string, command ...string) berth.JobID {
 	s.t.Helper()
-	j := spec(name, command...)
+	j := jobSpec(name, command...)
 	a := rig.NewCaller(s.URL, s.evil, agentsAddress).Call(s.t.Context(), "POST", "/v1/jobs", nil, mustJSON(s.t, j))
 	id := strings.SplitN(string(a.Body), `"id":"`, 2)
 	if !a.Good() || len(id) < 2 {
@@ -102,9 +103,9 @@ func (s *siege) submit(name string, command ...string) berth.JobID {
 // submitLong submits jobs with as long a list entry as a job may have, 19 KB.
 func (s *siege) submitLong(n int) {
 	s.t.Helper()
-	j := spec("long-entry", "exit", "0")
+	j := jobSpec("long-entry", "exit", "0")
 	j.Labels = map[string]string{}
-	for i := range berth.MaxLabels {
+	for i := range spec.MaxLabels {
 		j.Labels[fmt.Sprint("label-", i)] = strings.Repeat("x", 256)
 	}
 	for range n {
@@ -126,7 +127,7 @@ func (s *siege) plan(kind, from string, count, size int, lasts time.Duration) pl
 	case followers:
 		p.Job = string(s.talks)
 	case submits:
-		p.Tokens, p.Body = s.many, mustJSON(s.t, spec("flood", "exit", "0"))
+		p.Tokens, p.Body = s.many, mustJSON(s.t, jobSpec("flood", "exit", "0"))
 	}
 	return p
 }

@@ -7,6 +7,7 @@ import (
 
 	"berth"
 	"berth/db/history"
+	"berth/wire"
 )
 
 // Options say how strictly a history is judged. The zero value is for a
@@ -246,7 +247,7 @@ func rows(r ...any) []any { return r }
 func (c *jobCase) states() []history.Event {
 	var list []history.Event
 	for _, e := range c.j.Events {
-		if e.Kind == berth.EventState {
+		if e.Kind == wire.EventState {
 			list = append(list, e)
 		}
 	}

@@ -7,6 +7,8 @@ import (
 
 	"berth"
 	"berth/db/history"
+	"berth/failure"
+	"berth/wire"
 )
 
 func resumesFromVerified(c *jobCase) {
@@ -17,13 +19,13 @@ func resumesFromVerified(c *jobCase) {
 		switch {
 		case p.State == berth.CheckpointVerified && !p.Whole():
 			c.breach(rows(p), "step %d of attempt %d counts as verified with %d shards of %d", p.Step, p.Attempt, p.Shards, p.Ranks)
-		case p.State == berth.CheckpointBad && !c.says(berth.EventCheckpointRejected, fmt.Sprintf("step %d of attempt %d:", p.Step, p.Attempt)):
+		case p.State == berth.CheckpointBad && !c.says(wire.EventCheckpointRejected, fmt.Sprintf("step %d of attempt %d:", p.Step, p.Attempt)):
 			c.breach(rows(p), "step %d of attempt %d was rejected without an event", p.Step, p.Attempt)
 		}
 	}
 }
 
-func (c *jobCase) says(kind berth.EventKind, prefix string) bool {
+func (c *jobCase) says(kind wire.EventKind, prefix string) bool {
 	return slices.ContainsFunc(c.j.Events, func(e history.Event) bool { return e.Kind == kind && strings.HasPrefix(e.Detail, prefix) })
 }
 
@@ -54,18 +56,18 @@ func (c *jobCase) resumed(t history.Attempt) {
 
 // never lists, by reason, the budgets that must not be charged, independently of
 // the classification's other inputs.
-var never = map[berth.ReasonCode][]berth.Budget{
-	berth.ReasonMachineLost:      {berth.BudgetUser},
-	berth.ReasonMachineError:     {berth.BudgetUser},
-	berth.ReasonImageUnavailable: {berth.BudgetUser},
-	berth.ReasonGPUError:         {berth.BudgetUser},
-	berth.ReasonUnclaimed:        {berth.BudgetUser},
-	berth.ReasonPreempted:        {berth.BudgetUser, berth.BudgetInfra},
-	berth.ReasonDrained:          {berth.BudgetUser, berth.BudgetInfra},
-	berth.ReasonCanceledByUser:   {berth.BudgetUser, berth.BudgetInfra},
-	berth.ReasonOOM:              {berth.BudgetInfra, berth.BudgetNone},
-	berth.ReasonTimeLimit:        {berth.BudgetInfra, berth.BudgetNone},
-	berth.ReasonImageNotFound:    {berth.BudgetInfra, berth.BudgetNone},
+var never = map[berth.ReasonCode][]failure.Budget{
+	berth.ReasonMachineLost:      {failure.BudgetUser},
+	berth.ReasonMachineError:     {failure.BudgetUser},
+	berth.ReasonImageUnavailable: {failure.BudgetUser},
+	berth.ReasonGPUError:         {failure.BudgetUser},
+	berth.ReasonUnclaimed:        {failure.BudgetUser},
+	berth.ReasonPreempted:        {failure.BudgetUser, failure.BudgetInfra},
+	berth.ReasonDrained:          {failure.BudgetUser, failure.BudgetInfra},
+	berth.ReasonCanceledByUser:   {failure.BudgetUser, failure.BudgetInfra},
+	berth.ReasonOOM:              {failure.BudgetInfra, failure.BudgetNone},
+	berth.ReasonTimeLimit:        {failure.BudgetInfra, failure.BudgetNone},
+	berth.ReasonImageNotFound:    {failure.BudgetInfra, failure.BudgetNone},
 }
 
 func budgetsAddUp(c *jobCase) {
@@ -75,11 +77,11 @@ func budgetsAddUp(c *jobCase) {
 			return // from before budgets were recorded
 		}
 		switch t.Budget {
-		case berth.BudgetUser:
+		case failure.BudgetUser:
 			failures++
-		case berth.BudgetInfra:
+		case failure.BudgetInfra:
 			losses++
-		case berth.BudgetNone, "":
+		case failure.BudgetNone, "":
 		default:
 			c.breach(rows(t), "attempt %d was charged to %q", t.Attempt, t.Budget)
 		}
@@ -93,7 +95,7 @@ func budgetsAddUp(c *jobCase) {
 	if c.j.Losses > losses {
 		c.breach(nil, "%d attempts were charged to infrastructure, and the job counts %d", losses, c.j.Losses)
 	}
-	if c.j.Losses > berth.MaxInfraLosses {
-		c.breach(nil, "infrastructure spoiled %d attempts since the last checkpoint; allowed are %d", c.j.Losses, berth.MaxInfraLosses)
+	if c.j.Losses > failure.MaxInfraLosses {
+		c.breach(nil, "infrastructure spoiled %d attempts since the last checkpoint; allowed are %d", c.j.Losses, failure.MaxInfraLosses)
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"berth"
 	"berth/db/history"
+	"berth/wire"
 )
 
 // The authorities that may confirm that a machine's capacity is free.
@@ -46,7 +47,7 @@ func freedOnConfirmation(c *jobCase) {
 // an actor that the function accepts.
 func (c *jobCase) told(a history.Allocation, actor func(string) bool) bool {
 	return slices.ContainsFunc(c.j.Events, func(e history.Event) bool {
-		return e.Kind == berth.EventReleased && e.Attempt == a.Attempt && actor(e.Actor)
+		return e.Kind == wire.EventReleased && e.Attempt == a.Attempt && actor(e.Actor)
 	})
 }
 

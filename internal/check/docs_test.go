@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"berth"
+	"berth/failure"
 	"berth/internal/check"
 )
 
@@ -48,7 +48,7 @@ func TestDocumentListsTheInvariants(t *testing.T) {
 // They are stated twice, so that a change of one does not change the other.
 func TestNoRuleChargesTheWrongBudget(t *testing.T) {
 	t.Parallel()
-	for _, r := range berth.Rules {
+	for _, r := range failure.Rules {
 		if slices.Contains(check.Never[r.Reason], r.Budget) {
 			t.Errorf("rule %s charges %s to %s", r.Name, r.Reason, r.Budget)
 		}

@@ -5,7 +5,9 @@ import (
 	"time"
 
 	"berth"
+	"berth/failure"
 	"berth/internal/check"
+	"berth/wire"
 )
 
 // shapes are histories without a breach, by their subject.
@@ -17,8 +19,8 @@ var shapes = map[string]func() check.History{
 		j.place(0, m)
 		j.run()
 		j.checkpoint(10)
-		j.exits(0, berth.CauseExited)
-		j.settle(berth.Succeeded, "", berth.BudgetNone)
+		j.exits(0, failure.CauseExited)
+		j.settle(berth.Succeeded, "", failure.BudgetNone)
 		return s.history()
 	},
 	"a machine is lost, the job resumes elsewhere, the machine comes back": lost,
@@ -29,12 +31,12 @@ var shapes = map[string]func() check.History{
 		j.place(0, m1)
 		j.run()
 		j.loseMachine(m1)
-		j.settle(berth.Retrying, berth.ReasonMachineLost, berth.BudgetInfra)
+		j.settle(berth.Retrying, berth.ReasonMachineLost, failure.BudgetInfra)
 		j.release("user:ada", "operator")
 		j.place(0, m2)
 		j.run()
-		j.exits(0, berth.CauseExited)
-		j.settle(berth.Succeeded, "", berth.BudgetNone)
+		j.exits(0, failure.CauseExited)
+		j.settle(berth.Succeeded, "", failure.BudgetNone)
 		return s.history()
 	},
 	"a machine reboots": rebooted,
@@ -93,12 +95,12 @@ var shapes = map[string]func() check.History{
 		j := s.submit(1, "exclusive")
 		j.place(0, m)
 		j.run()
-		j.exits(1, berth.CauseExited)
-		j.settle(berth.Retrying, berth.ReasonExitCode, berth.BudgetUser)
+		j.exits(1, failure.CauseExited)
+		j.settle(berth.Retrying, berth.ReasonExitCode, failure.BudgetUser)
 		j.place(0, m)
 		j.run()
-		j.exits(0, berth.CauseExited)
-		j.settle(berth.Succeeded, "", berth.BudgetNone)
+		j.exits(0, failure.CauseExited)
+		j.settle(berth.Succeeded, "", failure.BudgetNone)
 		return s.history()
 	},
 	"a gang is canceled": canceled,
@@ -112,9 +114,9 @@ var shapes = map[string]func() check.History{
 		at := s.at
 		j.CancelRequestedAt = &at
 		last := j.now()[1]
-		j.exits(143, berth.CauseOrdered)
-		last.Exit = &berth.Exit{Cause: berth.CauseNotStarted, FinishedAt: last.Exit.FinishedAt}
-		j.settle(berth.Canceled, berth.ReasonCanceledByUser, berth.BudgetNone)
+		j.exits(143, failure.CauseOrdered)
+		last.Exit = &failure.Exit{Cause: failure.CauseNotStarted, FinishedAt: last.Exit.FinishedAt}
+		j.settle(berth.Canceled, berth.ReasonCanceledByUser, failure.BudgetNone)
 		return s.history()
 	},
 	"a gang is repaired":                                  repaired,
@@ -146,8 +148,8 @@ func line() check.History {
 			p.state(berth.Running, "leader")
 		}
 		e[i].run()
-		e[i].exits(0, berth.CauseExited)
-		e[i].settle(berth.Succeeded, "", berth.BudgetNone)
+		e[i].exits(0, failure.CauseExited)
+		e[i].settle(berth.Succeeded, "", failure.BudgetNone)
 	}
 	p.state(berth.Succeeded, "workflow")
 	return s.history()
@@ -162,15 +164,15 @@ func sweep() check.History {
 	p.state(berth.Running, "leader")
 	e[1].place(1, m1)
 	e[0].run()
-	e[0].exits(0, berth.CauseExited)
-	e[0].settle(berth.Succeeded, "", berth.BudgetNone)
+	e[0].exits(0, failure.CauseExited)
+	e[0].settle(berth.Succeeded, "", failure.BudgetNone)
 	e[2].place(0, m2)
 	for i, code := range map[int]int{1: 0, 2: 1} {
 		e[i].run()
-		e[i].exits(code, berth.CauseExited)
+		e[i].exits(code, failure.CauseExited)
 	}
-	e[1].settle(berth.Succeeded, "", berth.BudgetNone)
-	e[2].settle(berth.Failed, berth.ReasonExitCode, berth.BudgetUser)
+	e[1].settle(berth.Succeeded, "", failure.BudgetNone)
+	e[2].settle(berth.Failed, berth.ReasonExitCode, failure.BudgetUser)
 	p.state(berth.Failed, "workflow")
 	return s.history()
 }
@@ -194,8 +196,8 @@ func full() check.History {
 // succeed ends jobs that run on one machine each.
 func succeed(jobs ...*teller) {
 	for _, j := range jobs {
-		j.exits(0, berth.CauseExited)
-		j.settle(berth.Succeeded, "", berth.BudgetNone)
+		j.exits(0, failure.CauseExited)
+		j.settle(berth.Succeeded, "", failure.BudgetNone)
 	}
 }
 
@@ -207,14 +209,14 @@ func lost() check.History {
 	j.run()
 	j.checkpoint(10)
 	j.loseMachine(m1)
-	j.settle(berth.Retrying, berth.ReasonMachineLost, berth.BudgetInfra)
+	j.settle(berth.Retrying, berth.ReasonMachineLost, failure.BudgetInfra)
 	j.place(0, m2)
 	j.resume(10)
 	j.run()
 	s.machineIs(m1, "ready", m1.Epoch, "boot-1")
 	j.release("agent:m1", "agent")
-	j.exits(0, berth.CauseExited)
-	j.settle(berth.Succeeded, "", berth.BudgetNone)
+	j.exits(0, failure.CauseExited)
+	j.settle(berth.Succeeded, "", failure.BudgetNone)
 	return s.history()
 }
 
@@ -224,14 +226,14 @@ func rebooted() check.History {
 	j := s.submit(1, "fenced")
 	j.place(0, m)
 	j.run()
-	j.exits(255, berth.CauseBoot)
+	j.exits(255, failure.CauseBoot)
 	j.now()[0].FreedBy = "boot"
 	s.machineIs(m, "ready", m.Epoch+1, "boot-2")
-	j.settle(berth.Retrying, berth.ReasonMachineError, berth.BudgetInfra)
+	j.settle(berth.Retrying, berth.ReasonMachineError, failure.BudgetInfra)
 	j.place(0, m)
 	j.run()
-	j.exits(0, berth.CauseExited)
-	j.settle(berth.Succeeded, "", berth.BudgetNone)
+	j.exits(0, failure.CauseExited)
+	j.settle(berth.Succeeded, "", failure.BudgetNone)
 	return s.history()
 }
 
@@ -247,8 +249,8 @@ func canceled() check.History {
 	for _, a := range j.now() {
 		a.Orders.Stop = true
 	}
-	j.exits(143, berth.CauseOrdered)
-	j.settle(berth.Canceled, berth.ReasonCanceledByUser, berth.BudgetNone)
+	j.exits(143, failure.CauseOrdered)
+	j.settle(berth.Canceled, berth.ReasonCanceledByUser, failure.BudgetNone)
 	return s.history()
 }
 
@@ -260,14 +262,14 @@ func repaired() check.History {
 	j.place(0, m1, m2)
 	j.run()
 	kept := j.repairs(0)
-	j.exits(1, berth.CauseExited)
-	j.settle(berth.Retrying, berth.ReasonExitCode, berth.BudgetUser)
+	j.exits(1, failure.CauseExited)
+	j.settle(berth.Retrying, berth.ReasonExitCode, failure.BudgetUser)
 	j.place(0, m1, m3)
 	at := s.at
 	kept.GoneAt = &at
 	j.run()
-	j.exits(0, berth.CauseExited)
-	j.settle(berth.Succeeded, "", berth.BudgetNone)
+	j.exits(0, failure.CauseExited)
+	j.settle(berth.Succeeded, "", failure.BudgetNone)
 	return s.history()
 }
 
@@ -282,18 +284,18 @@ func preempted() check.History {
 	victim.state(berth.Preempting, "leader")
 	victim.GaveWayTo = append(victim.GaveWayTo, other.ID)
 	kept := s.keeps(m, 0, other, victim)
-	victim.exits(0, berth.CauseOrdered)
-	victim.settle(berth.Retrying, berth.ReasonPreempted, berth.BudgetNone)
+	victim.exits(0, failure.CauseOrdered)
+	victim.settle(berth.Retrying, berth.ReasonPreempted, failure.BudgetNone)
 	other.place(0, m)
 	kept.UntilSeq = s.next()
 	other.run()
-	other.exits(0, berth.CauseExited)
-	other.settle(berth.Succeeded, "", berth.BudgetNone)
+	other.exits(0, failure.CauseExited)
+	other.settle(berth.Succeeded, "", failure.BudgetNone)
 	victim.place(0, m)
 	victim.resume(5)
 	victim.run()
-	victim.exits(0, berth.CauseExited)
-	victim.settle(berth.Succeeded, "", berth.BudgetNone)
+	victim.exits(0, failure.CauseExited)
+	victim.settle(berth.Succeeded, "", failure.BudgetNone)
 	return s.history()
 }
 
@@ -305,15 +307,15 @@ func fellBack() check.History {
 	j.run()
 	j.checkpoint(5)
 	j.checkpoint(10)
-	j.exits(1, berth.CauseExited)
-	j.settle(berth.Retrying, berth.ReasonExitCode, berth.BudgetUser)
+	j.exits(1, failure.CauseExited)
+	j.settle(berth.Retrying, berth.ReasonExitCode, failure.BudgetUser)
 	j.place(0, m)
-	j.tell(berth.EventCheckpointRejected, 2, "agent:m1", "step 10 of attempt 1: hash differs")
+	j.tell(wire.EventCheckpointRejected, 2, "agent:m1", "step 10 of attempt 1: hash differs")
 	j.Checkpoints[1].State = berth.CheckpointBad
 	j.resume(5)
 	j.run()
-	j.exits(0, berth.CauseExited)
-	j.settle(berth.Succeeded, "", berth.BudgetNone)
+	j.exits(0, failure.CauseExited)
+	j.settle(berth.Succeeded, "", failure.BudgetNone)
 	return s.history()
 }
 
@@ -342,8 +344,8 @@ func blocked() check.History {
 	e[0].place(0, m)
 	p.state(berth.Running, "leader")
 	e[0].run()
-	e[0].exits(0, berth.CauseExited)
-	e[0].settle(berth.Succeeded, "", berth.BudgetNone)
+	e[0].exits(0, failure.CauseExited)
+	e[0].settle(berth.Succeeded, "", failure.BudgetNone)
 	s.at = s.at.Add(2 * time.Hour)
 	return s.history()
 }
@@ -413,7 +415,7 @@ func TestGoodHistoriesPass(t *testing.T) {
 		t.Errorf("a step that was let go a second ago, after two hours: %s", b)
 	}
 	older := lost() // an older berthd wrote the event of the checkpoint, a newer one that of the restore
-	event(&older, berth.EventCheckpoint, "").Facts = nil
+	event(&older, wire.EventCheckpoint, "").Facts = nil
 	for _, b := range check.Verify(older, check.Options{Settled: true}) {
 		t.Errorf("a checkpoint event without facts: %s", b)
 	}

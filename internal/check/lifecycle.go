@@ -6,6 +6,8 @@ import (
 
 	"berth"
 	"berth/db/history"
+	"berth/failure"
+	"berth/wire"
 )
 
 func attemptsIncrease(c *jobCase) {
@@ -37,13 +39,13 @@ func attemptsIncrease(c *jobCase) {
 // writes are the kinds of events that record a write of an agent for its current
 // attempt. An older attempt may still report that it exited, fell silent, or was
 // released.
-var writes = []berth.EventKind{berth.EventClaimed, berth.EventImagePulled, berth.EventRestored, berth.EventCheckpoint, berth.EventCheckpointRejected}
+var writes = []wire.EventKind{wire.EventClaimed, wire.EventImagePulled, wire.EventRestored, wire.EventCheckpoint, wire.EventCheckpointRejected}
 
 func noStaleWrite(c *jobCase) {
 	now, ended := 0, false
 	for _, e := range c.j.Events {
 		switch {
-		case e.Kind == berth.EventState:
+		case e.Kind == wire.EventState:
 			if e.Attempt < now {
 				c.breach(rows(e), "attempt %d moved the job to %s, at attempt %d", e.Attempt, e.To, now)
 			}
@@ -64,12 +66,12 @@ func noStaleWrite(c *jobCase) {
 
 // mayFollow are the kinds of events that a job may still get after its end: the
 // ends of members that were given up.
-var mayFollow = []berth.EventKind{berth.EventReleased, berth.EventExited, berth.EventOrphaned, berth.EventWarning}
+var mayFollow = []wire.EventKind{wire.EventReleased, wire.EventExited, wire.EventOrphaned, wire.EventWarning}
 
 func listedTransitions(c *jobCase) {
 	var state berth.State // one that is terminal leads nowhere, so that no job ends twice
 	for _, e := range c.j.Events {
-		if e.Kind != berth.EventState {
+		if e.Kind != wire.EventState {
 			if state.Terminal() && !slices.Contains(mayFollow, e.Kind) {
 				c.breach(rows(e), "an event %s after the job was %s", e.Kind, state)
 			}
@@ -155,7 +157,7 @@ func victimsGiveWay(c *jobCase) {
 		if t.NextState != berth.Retrying {
 			c.breach(rows(t), "attempt %d gave way, and the job became %s in place of retrying", t.Attempt, t.NextState)
 		}
-		if t.Budget != "" && t.Budget != berth.BudgetNone {
+		if t.Budget != "" && t.Budget != failure.BudgetNone {
 			c.breach(rows(t), "attempt %d gave way and was charged to %s", t.Attempt, t.Budget)
 		}
 		for _, a := range c.ranks(t.Attempt) {
@@ -173,10 +175,10 @@ func cancelsHold(c *jobCase) {
 	var canceled *history.Event
 	starts := map[int]bool{} // attempts that were ordered to start, or ran, before the cancel
 	for _, e := range c.j.Events {
-		if e.Kind == berth.EventOrdered && strings.HasPrefix(e.Detail, "start: ") && canceled == nil {
+		if e.Kind == wire.EventOrdered && strings.HasPrefix(e.Detail, "start: ") && canceled == nil {
 			starts[e.Attempt] = true
 		}
-		if e.Kind != berth.EventState {
+		if e.Kind != wire.EventState {
 			continue
 		}
 		if canceled != nil && !e.To.Terminal() {

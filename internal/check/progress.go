@@ -6,6 +6,7 @@ import (
 
 	"berth"
 	"berth/db/history"
+	"berth/wire"
 )
 
 // Budgets of time within which each state moves on, while the control plane
@@ -223,17 +224,17 @@ func causesComeFirst(c *jobCase) {
 			at = e.At
 		}
 		switch e.Kind {
-		case berth.EventCheckpoint:
+		case wire.EventCheckpoint:
 			if e.Facts == nil || e.Facts.Step == nil {
 				allKnown = false // an older berthd wrote it: which step was saved is unknown
 				continue
 			}
 			saved[*e.Facts.Step] = true
-		case berth.EventRestored:
+		case wire.EventRestored:
 			if f := e.Facts; allKnown && f != nil && f.Step != nil && f.Rank != nil && !saved[*f.Step] {
 				c.breach(rows(e), "rank %d resumed from step %d before that was registered", *f.Rank, *f.Step)
 			}
-		case berth.EventState:
+		case wire.EventState:
 			c.hasCause(e.To, e.Attempt)
 		}
 	}

@@ -7,7 +7,9 @@ import (
 
 	"berth"
 	"berth/db/history"
+	"berth/failure"
 	"berth/internal/check"
+	"berth/wire"
 )
 
 // bad is a history in which one promise was broken on purpose.
@@ -52,7 +54,7 @@ func unseen(h *check.History, id, action string) {
 
 // event finds the first event of a kind of the first job; a change of state also
 // by its new state.
-func event(h *check.History, kind berth.EventKind, to berth.State) *history.Event {
+func event(h *check.History, kind wire.EventKind, to berth.State) *history.Event {
 	for i := range h.Jobs[0].Events {
 		if e := &h.Jobs[0].Events[i]; e.Kind == kind && e.To == to {
 			return e
@@ -111,36 +113,36 @@ var bads = []bad{
 			h.Jobs[0].Events[i].Attempt = min(h.Jobs[0].Events[i].Attempt, 1)
 		}
 	}},
-	{3, "a change at an attempt that is over", lost, func(h *check.History) { event(h, berth.EventState, berth.Succeeded).Attempt = 1 }},
+	{3, "a change at an attempt that is over", lost, func(h *check.History) { event(h, wire.EventState, berth.Succeeded).Attempt = 1 }},
 	{3, "an older term of the leader places after a newer", lost, func(h *check.History) { h.Jobs[0].Attempts[0].LeaderEpoch = 7 }},
 	{3, "an allocation of an attempt that was never made", lost, func(h *check.History) { alloc(h, 2, func(a *history.Allocation) { a.Attempt = 9 }) }},
 	{4, "an older attempt registers a checkpoint", lost, func(h *check.History) {
 		j := &h.Jobs[0]
-		j.Events = slices.Insert(j.Events, len(j.Events)-1, history.Event{At: j.Events[len(j.Events)-2].At, Kind: berth.EventCheckpoint, Attempt: 1, Actor: "agent:m1", Detail: "step 12, 1 bytes"})
+		j.Events = slices.Insert(j.Events, len(j.Events)-1, history.Event{At: j.Events[len(j.Events)-2].At, Kind: wire.EventCheckpoint, Attempt: 1, Actor: "agent:m1", Detail: "step 12, 1 bytes"})
 		j.EventSeq++
 		for i := range j.Events {
 			j.Events[i].Seq = int64(i + 1)
 		}
 	}},
 	{4, "a checkpoint after the end", lost, func(h *check.History) {
-		add(h, history.Event{Kind: berth.EventCheckpoint, Attempt: 2, Actor: "agent:m2", Detail: "step 20, 1 bytes"})
+		add(h, history.Event{Kind: wire.EventCheckpoint, Attempt: 2, Actor: "agent:m2", Detail: "step 20, 1 bytes"})
 	}},
-	{4, "an older attempt moves the job", lost, func(h *check.History) { event(h, berth.EventState, berth.Succeeded).Attempt = 1 }},
+	{4, "an older attempt moves the job", lost, func(h *check.History) { event(h, wire.EventState, berth.Succeeded).Attempt = 1 }},
 	{4, "a placement under an older epoch of the machine", rebooted, func(h *check.History) {
 		alloc(h, 2, func(a *history.Allocation) { a.MachineEpoch = 1 })
 	}},
 	{4, "a checkpoint of an attempt to come", lost, func(h *check.History) { h.Jobs[0].Checkpoints[0].Attempt = 5 }},
 	{5, "a change that is not in the table", shapes["canceled while queued"], func(h *check.History) {
-		event(h, berth.EventState, berth.Canceled).To = berth.Retrying
+		event(h, wire.EventState, berth.Canceled).To = berth.Retrying
 	}},
 	{5, "two ends", lost, func(h *check.History) {
-		add(h, history.Event{Kind: berth.EventState, From: berth.Succeeded, To: berth.Failed, Attempt: 2, Actor: "workflow"})
+		add(h, history.Event{Kind: wire.EventState, From: berth.Succeeded, To: berth.Failed, Attempt: 2, Actor: "workflow"})
 	}},
 	{5, "an order after the end", canceled, func(h *check.History) {
-		add(h, history.Event{Kind: berth.EventOrdered, Attempt: 1, Actor: "workflow"})
+		add(h, history.Event{Kind: wire.EventOrdered, Attempt: 1, Actor: "workflow"})
 	}},
 	{5, "a change from another state than the job had", lost, func(h *check.History) {
-		event(h, berth.EventState, berth.Succeeded).From = berth.Preempting
+		event(h, wire.EventState, berth.Succeeded).From = berth.Preempting
 	}},
 	{6, "submitted for an hour", running, func(h *check.History) {
 		h.Jobs[1].State = berth.Submitted
@@ -170,7 +172,7 @@ var bads = []bad{
 	{7, "one key, two answers", preempted, func(h *check.History) { h.Accepted[1].Key = h.Accepted[0].Key }},
 	{7, "a job without a spec", lost, func(h *check.History) { h.Jobs[0].HasSpec = false }},
 	{7, "a job that was submitted twice", lost, func(h *check.History) {
-		add(h, history.Event{Kind: berth.EventState, To: berth.Submitted, Actor: "user:ada"})
+		add(h, history.Event{Kind: wire.EventState, To: berth.Submitted, Actor: "user:ada"})
 	}},
 	{29, "stored data that is not counted", lost, func(h *check.History) {
 		h.Cluster.Stored = []history.Stored{
@@ -235,11 +237,11 @@ var bads = []bad{
 		alloc(h, 1, func(a *history.Allocation) { at := a.ReleasedAt.Add(time.Minute); a.ReleasedAt = &at })
 	}},
 	{13, "it starts after its cancel", canceled, func(h *check.History) {
-		event(h, berth.EventState, berth.Canceled).To = berth.Running
+		event(h, wire.EventState, berth.Canceled).To = berth.Running
 	}},
-	{13, "it fails after its cancel", canceled, func(h *check.History) { event(h, berth.EventState, berth.Canceled).To = berth.Failed }},
+	{13, "it fails after its cancel", canceled, func(h *check.History) { event(h, wire.EventState, berth.Canceled).To = berth.Failed }},
 	{13, "a start order that nothing shows before the cancel", shapes["a gang is canceled before its last start"], func(h *check.History) {
-		drop(h, event(h, berth.EventOrdered, ""))
+		drop(h, event(h, wire.EventOrdered, ""))
 	}},
 	{13, "a claim after the cancel", canceled, func(h *check.History) {
 		alloc(h, 1, func(a *history.Allocation) { a.ClaimedAt = a.ExitedAt })
@@ -255,7 +257,7 @@ var bads = []bad{
 		}
 	}},
 	{14, "a victim is not requeued", preempted, func(h *check.History) { h.Jobs[0].Attempts[0].NextState = berth.Failed }},
-	{14, "a victim pays", preempted, func(h *check.History) { h.Jobs[0].Attempts[0].Budget = berth.BudgetInfra }},
+	{14, "a victim pays", preempted, func(h *check.History) { h.Jobs[0].Attempts[0].Budget = failure.BudgetInfra }},
 	{14, "a victim gives way to the same job twice", preempted, func(h *check.History) {
 		h.Jobs[0].GaveWayTo = append(h.Jobs[0].GaveWayTo, h.Jobs[0].GaveWayTo[0])
 	}},
@@ -270,19 +272,19 @@ var bads = []bad{
 	{15, "a silent fresh start", lost, func(h *check.History) { h.Jobs[0].Attempts[1].ResumeFrom = nil }},
 	{15, "a step nobody saved", lost, func(h *check.History) { *h.Jobs[0].Attempts[1].ResumeFrom = 99 }},
 	{15, "an older step without a rejection", fellBack, func(h *check.History) { h.Jobs[0].Checkpoints[1].State = berth.CheckpointVerified }},
-	{15, "a rejection without an event", fellBack, func(h *check.History) { drop(h, event(h, berth.EventCheckpointRejected, "")) }},
+	{15, "a rejection without an event", fellBack, func(h *check.History) { drop(h, event(h, wire.EventCheckpointRejected, "")) }},
 	{15, "verified with a shard missing", shapes["one job succeeds"], func(h *check.History) { h.Jobs[0].Checkpoints[0].Ranks = 2 }},
 	{16, "the user pays for a lost machine", lost, func(h *check.History) {
-		h.Jobs[0].Attempts[0].Budget, h.Jobs[0].Failures, h.Jobs[0].Losses = berth.BudgetUser, 1, 0
+		h.Jobs[0].Attempts[0].Budget, h.Jobs[0].Failures, h.Jobs[0].Losses = failure.BudgetUser, 1, 0
 	}},
 	{16, "a failure that is not counted", fellBack, func(h *check.History) { h.Jobs[0].Failures = 0 }},
 	{16, "a loss that was none", fellBack, func(h *check.History) { h.Jobs[0].Losses = 1 }},
 	{16, "a budget that there is not", fellBack, func(h *check.History) { h.Jobs[0].Attempts[0].Budget, h.Jobs[0].Failures = "mine", 0 }},
 	{16, "losses without end", lost, func(h *check.History) {
 		j := &h.Jobs[0]
-		j.Losses = berth.MaxInfraLosses + 1
-		for range berth.MaxInfraLosses {
-			j.Attempts = append(j.Attempts, history.Attempt{Budget: berth.BudgetInfra, NextState: berth.Retrying})
+		j.Losses = failure.MaxInfraLosses + 1
+		for range failure.MaxInfraLosses {
+			j.Attempts = append(j.Attempts, history.Attempt{Budget: failure.BudgetInfra, NextState: berth.Retrying})
 		}
 	}},
 	{17, "placed on a draining machine", lost, func(h *check.History) { h.Machines[1].Events[0].State = "draining" }},
@@ -306,18 +308,18 @@ var bads = []bad{
 	{21, "a row in another state", lost, func(h *check.History) { h.Jobs[0].State = berth.Failed }},
 	{21, "a row at another attempt", lost, func(h *check.History) { h.Jobs[0].Attempt = 3 }},
 	{21, "an end without a time", lost, func(h *check.History) { h.Jobs[0].FinishedAt = nil }},
-	{21, "an attempt that ran without an event", lost, func(h *check.History) { drop(h, event(h, berth.EventState, berth.Running)) }},
+	{21, "an attempt that ran without an event", lost, func(h *check.History) { drop(h, event(h, wire.EventState, berth.Running)) }},
 	{21, "an attempt that led elsewhere", lost, func(h *check.History) { h.Jobs[0].Attempts[0].NextState = berth.Failed }},
 	{23, "an event older than the one before", lost, func(h *check.History) {
-		e := event(h, berth.EventState, berth.Running)
+		e := event(h, wire.EventState, berth.Running)
 		e.At = e.At.Add(-time.Hour)
 	}},
-	{23, "resumed before it was saved", lost, func(h *check.History) { drop(h, event(h, berth.EventCheckpoint, "")) }},
+	{23, "resumed before it was saved", lost, func(h *check.History) { drop(h, event(h, wire.EventCheckpoint, "")) }},
 	{23, "the job ran with a rank unclaimed", lost, func(h *check.History) {
 		alloc(h, 1, func(a *history.Allocation) { a.ClaimedAt, a.StartedAt = nil, nil })
 	}},
 	{23, "a rank started unclaimed", canceled, func(h *check.History) {
-		drop(h, event(h, berth.EventState, berth.Running))
+		drop(h, event(h, wire.EventState, berth.Running))
 		alloc(h, 1, func(a *history.Allocation) { a.ClaimedAt = nil })
 	}},
 	{23, "claimed before it was reserved", lost, func(h *check.History) {
@@ -328,7 +330,7 @@ var bads = []bad{
 	{24, "freed as unclaimed, though it ran", rebooted, func(h *check.History) {
 		alloc(h, 2, func(a *history.Allocation) { a.FreedBy = "unclaimed" })
 	}},
-	{24, "the agent never said so", lost, func(h *check.History) { drop(h, event(h, berth.EventReleased, "")) }},
+	{24, "the agent never said so", lost, func(h *check.History) { drop(h, event(h, wire.EventReleased, "")) }},
 	{24, "an agent's word without an exit", preempted, func(h *check.History) { alloc(h, 1, func(a *history.Allocation) { a.Exit = nil }) }},
 	{24, "an operator's word that nobody gave", lost, func(h *check.History) { alloc(h, 1, func(a *history.Allocation) { a.FreedBy = "operator" }) }},
 	{24, "a reboot with the same boot id", rebooted, func(h *check.History) {
@@ -370,7 +372,7 @@ var bads = []bad{
 		h.Families[0].Held, h.Families[0].Children[0].State = true, berth.Failed
 	}},
 	{5, "an array goes back to the queue", sweep, func(h *check.History) {
-		add(h, history.Event{Kind: berth.EventState, From: berth.Failed, To: berth.Queued, Actor: "workflow"})
+		add(h, history.Event{Kind: wire.EventState, From: berth.Failed, To: berth.Queued, Actor: "workflow"})
 	}},
 }
 

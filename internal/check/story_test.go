@@ -8,7 +8,9 @@ import (
 
 	"berth"
 	"berth/db/history"
+	"berth/failure"
 	"berth/internal/check"
+	"berth/wire"
 )
 
 // story writes histories as the product would: each step advances the clock and
@@ -91,13 +93,13 @@ func (s *story) array(total, parallel int) (*teller, []*teller) {
 	return p, elements
 }
 
-func (t *teller) tell(kind berth.EventKind, attempt int, actor, detail string) {
+func (t *teller) tell(kind wire.EventKind, attempt int, actor, detail string) {
 	t.EventSeq++
 	t.Events = append(t.Events, history.Event{Seq: t.EventSeq, At: t.s.tick(), Kind: kind, Attempt: attempt, Actor: actor, Detail: detail})
 }
 
 func (t *teller) state(to berth.State, actor string) {
-	t.tell(berth.EventState, t.Attempt, actor, "")
+	t.tell(wire.EventState, t.Attempt, actor, "")
 	e := &t.Events[len(t.Events)-1]
 	e.From, e.To = t.State, to
 	t.State, t.StateAt = to, e.At
@@ -123,7 +125,7 @@ func (t *teller) place(gpu int, on ...*history.Machine) {
 			GPUs: []history.Claim{{Index: gpu, Milli: 1000}},
 		})
 		if len(on) > 1 {
-			t.Allocations[len(t.Allocations)-1].Port = berth.DefaultPorts.First
+			t.Allocations[len(t.Allocations)-1].Port = wire.DefaultPorts.First
 		}
 	}
 	t.state(berth.Scheduled, "leader")
@@ -171,7 +173,7 @@ func (t *teller) ready() {
 		t.container(a, "create")
 		a.PreparedAt = &at
 	}
-	t.tell(berth.EventOrdered, t.Attempt, "agent:m1", "start: rank 0 on m1")
+	t.tell(wire.EventOrdered, t.Attempt, "agent:m1", "start: rank 0 on m1")
 	for _, a := range t.now() {
 		a.Orders.Start = true
 	}
@@ -194,12 +196,12 @@ func (t *teller) start(a *history.Allocation) {
 }
 
 // exits ends every rank that lives.
-func (t *teller) exits(code int, cause berth.ExitCause) {
+func (t *teller) exits(code int, cause failure.ExitCause) {
 	for _, a := range t.now() {
 		if a.State != berth.AllocActive {
 			continue
 		}
-		a.Exit = &berth.Exit{Cause: cause, Code: code}
+		a.Exit = &failure.Exit{Cause: cause, Code: code}
 		if a.StartedAt != nil {
 			t.container(a, "die")
 			a.Exit.StartedAt = *a.StartedAt
@@ -214,7 +216,7 @@ func (t *teller) free(a *history.Allocation, from berth.AllocationState, by stri
 	a.FreedSeq, a.FreedFrom, a.FreedBy = t.s.next(), from, by
 }
 
-func (t *teller) settle(to berth.State, code berth.ReasonCode, budget berth.Budget) {
+func (t *teller) settle(to berth.State, code berth.ReasonCode, budget failure.Budget) {
 	x := t.current()
 	at := t.s.tick()
 	x.EndedAt, x.NextState, x.Budget = &at, to, budget
@@ -222,11 +224,11 @@ func (t *teller) settle(to berth.State, code berth.ReasonCode, budget berth.Budg
 		x.Outcome = &berth.Reason{Code: code}
 	}
 	switch budget {
-	case berth.BudgetUser:
+	case failure.BudgetUser:
 		t.Failures++
-	case berth.BudgetInfra:
+	case failure.BudgetInfra:
 		t.Losses++
-	case berth.BudgetNone:
+	case failure.BudgetNone:
 	}
 	for _, a := range t.now() {
 		if a.State == berth.AllocExited {
@@ -238,14 +240,14 @@ func (t *teller) settle(to berth.State, code berth.ReasonCode, budget berth.Budg
 
 func (t *teller) checkpoint(step int64) {
 	t.Checkpoints = append(t.Checkpoints, history.Checkpoint{Step: step, Attempt: t.Attempt, Ranks: t.Members, Shards: t.Members, State: berth.CheckpointVerified})
-	t.tell(berth.EventCheckpoint, t.Attempt, "agent:m1", fmt.Sprintf("step %d, 100 bytes", step))
-	t.Events[len(t.Events)-1].Facts = &berth.EventFacts{Step: &step}
+	t.tell(wire.EventCheckpoint, t.Attempt, "agent:m1", fmt.Sprintf("step %d, 100 bytes", step))
+	t.Events[len(t.Events)-1].Facts = &wire.EventFacts{Step: &step}
 }
 
 func (t *teller) resume(step int64) {
 	t.current().ResumeFrom = &step
-	t.tell(berth.EventRestored, t.Attempt, "agent:m1", fmt.Sprintf("rank 0 goes on from step %d", step))
-	t.Events[len(t.Events)-1].Facts = &berth.EventFacts{Rank: new(0), Step: &step}
+	t.tell(wire.EventRestored, t.Attempt, "agent:m1", fmt.Sprintf("rank 0 goes on from step %d", step))
+	t.Events[len(t.Events)-1].Facts = &wire.EventFacts{Rank: new(0), Step: &step}
 }
 
 // loseMachine lets a machine fall silent, with this job's ranks on it.
@@ -253,7 +255,7 @@ func (t *teller) loseMachine(m *history.Machine) {
 	for _, a := range t.now() {
 		at := t.s.tick()
 		a.State, a.OrphanedAt, a.OrphanedSeq, a.Orders.Kill = berth.AllocOrphaned, &at, t.s.next(), true
-		t.tell(berth.EventOrphaned, a.Attempt, "leader", "")
+		t.tell(wire.EventOrphaned, a.Attempt, "leader", "")
 	}
 	t.s.machineIs(m, "lost", m.Epoch+1, "boot-1")
 }
@@ -274,7 +276,7 @@ func (t *teller) release(actor, by string) {
 			a.ExitedAt = &at
 		}
 		t.free(a, berth.AllocOrphaned, by)
-		t.tell(berth.EventReleased, a.Attempt, actor, "")
+		t.tell(wire.EventReleased, a.Attempt, actor, "")
 	}
 }
 

@@ -8,13 +8,14 @@ import (
 	"strings"
 
 	"berth"
+	"berth/spec"
 )
 
 // Class is the set of waiting jobs with one request.
 type Class struct {
 	Name       string
 	Number     int // among the classes of the cluster, see unnumbered
-	Request    berth.Request
+	Request    spec.Request
 	Capacity   berth.Capacity    // of a member
 	All        berth.Capacity    // of all members
 	Labels     map[string]string // of the request's, those that operators set
@@ -47,7 +48,7 @@ const MaxVariants = 64
 
 // NewClass returns the class of a request. It has no number before the cluster defines
 // it. A constraint that does not compile makes the class match nothing.
-func NewClass(name string, r berth.Request) *Class {
+func NewClass(name string, r spec.Request) *Class {
 	c := &Class{Name: name, Number: Unnumbered, Request: r, Capacity: r.Capacity()}
 	n := int64(c.Members())
 	c.All = berth.Capacity{CPUMilli: n * c.Capacity.CPUMilli, MemoryMiB: n * c.Capacity.MemoryMiB,
@@ -55,7 +56,7 @@ func NewClass(name string, r berth.Request) *Class {
 	c.Labels, c.Volumes = map[string]string{}, map[string]string{}
 	for k, v := range r.Labels {
 		c.Reads.addLabel(k)
-		if _, ok := berth.VolumeOf(k); ok {
+		if _, ok := spec.VolumeOf(k); ok {
 			c.Volumes[k] = v
 		} else {
 			c.Labels[k] = v
@@ -92,7 +93,7 @@ var Selectors = []selector{
 	{"labels", func(c *Class, m *Machine) bool { return m.hasLabels(c.Labels) }},
 	{"file_inputs", func(c *Class, m *Machine) bool { return m.hasLabels(c.Volumes) }},
 	{"execution", func(c *Class, m *Machine) bool {
-		return c.Request.Execution != berth.AtMostOne || m.Fences
+		return c.Request.Execution != spec.AtMostOne || m.Fences
 	}},
 	{"same_label", func(c *Class, m *Machine) bool {
 		_, ok := m.Labels[c.Request.SameLabel]

@@ -10,6 +10,7 @@ import (
 	"berth/internal/lib/enginesilence"
 	"berth/placement/cluster"
 	"berth/placement/fit"
+	"berth/spec"
 )
 
 // Explanation compares a request with the machines, clause by clause.
@@ -208,7 +209,7 @@ func labelText(labels map[string]string) string {
 func (c clauses) folders() string {
 	var names []string
 	for _, k := range sortedKeys(c.Volumes) {
-		v, _ := berth.VolumeOf(k)
+		v, _ := spec.VolumeOf(k)
 		names = append(names, v.String())
 	}
 	if len(names) == 1 {
@@ -238,7 +239,7 @@ func (c clauses) totalConditions() []condition {
 			}, "lacks GPU type " + types, "lack GPU type " + types})
 		}
 		if r.GPUMemoryMiB > 0 {
-			text := "no GPU with " + berth.MiB(r.GPUMemoryMiB).String()
+			text := "no GPU with " + spec.MiB(r.GPUMemoryMiB).String()
 			list = append(list, condition{"gpu_memory", true, func(n *cluster.Node) bool {
 				return !slices.ContainsFunc(n.GPUs, func(d cluster.Device) bool { return c.Typed(d) && c.Large(d) })
 			}, "has " + text, "have " + text})
@@ -268,7 +269,7 @@ func (c clauses) freeConditions() []condition {
 	if r.GPUs > 0 {
 		lacks := fewer(r.GPUs, "free ", "GPU")
 		if r.GPUMilli < 1000 {
-			lacks = "no GPU with a share of " + berth.MilliGPU(r.GPUMilli).String() + " free"
+			lacks = "no GPU with a share of " + spec.MilliGPU(r.GPUMilli).String() + " free"
 		}
 		list = append(list, condition{"free_gpus", false, func(n *cluster.Node) bool { return !hasDevices(c.Class, n) },
 			"has " + lacks, "have " + lacks})
@@ -293,11 +294,11 @@ func fewer(n int, free, noun string) string {
 
 func amounts(c *cluster.Class) (cpus, memory, disk string) {
 	r := c.Request
-	cpus = berth.MilliCPU(r.CPUMilli).String() + " CPUs"
+	cpus = spec.MilliCPU(r.CPUMilli).String() + " CPUs"
 	if r.CPUMilli == 1000 {
 		cpus = "1 CPU"
 	}
-	return cpus, berth.MiB(r.MemoryMiB).String() + " of memory", berth.MiB(r.DiskMiB).String() + " of disk"
+	return cpus, spec.MiB(r.MemoryMiB).String() + " of memory", spec.MiB(r.DiskMiB).String() + " of disk"
 }
 
 // hasDevices reports whether the devices the request needs are free.

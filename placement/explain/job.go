@@ -12,6 +12,8 @@ import (
 	"berth/placement/fit"
 	"berth/placement/preempt"
 	"berth/placement/queue"
+	"berth/spec"
+	"berth/wire"
 )
 
 // JobExplanation lists the reasons why a job waits, the values that its position in the
@@ -88,7 +90,7 @@ func (r *Reading) Blockers(x *queue.Contender, e *queue.Entry, w JobExplanation)
 		return true
 	})
 	for _, l := range machines.Lacking {
-		add("unsatisfiable", berth.Shortfall(l).String(), "ask for less, or let a machine join that has it")
+		add("unsatisfiable", wire.Shortfall(l).String(), "ask for less, or let a machine join that has it")
 	}
 	switch {
 	case machines.Machines == 0:
@@ -195,7 +197,7 @@ func (r *Reading) Terms(x *queue.Contender, e *queue.Entry) []Term {
 	case a.Capped:
 		add("age", number(a.Points), "%.1f points for waiting, which is the top of its band", a.Points)
 	default:
-		add("age", number(a.Points), "%.1f points for waiting, one each %s", a.Points, berth.Duration(p.Aging))
+		add("age", number(a.Points), "%.1f points for waiting, one each %s", a.Points, spec.Duration(p.Aging))
 	}
 	add("submitted_at", e.SubmittedAt.UTC().Format(time.RFC3339Nano), "submitted %s",
 		e.SubmittedAt.UTC().Format(time.RFC3339))
@@ -210,26 +212,26 @@ func expectedTerms(p *queue.Policy, e *queue.Entry) []Term {
 	}
 	limit := ""
 	if e.TimeLimit > 0 {
-		limit = ", and no longer than its time_limit with stop_grace, " + berth.Duration(e.TimeLimit).String()
+		limit = ", and no longer than its time_limit with stop_grace, " + spec.Duration(e.TimeLimit).String()
 	}
 	term := func(t time.Duration, text string) []Term {
-		return []Term{{"expected", berth.Duration(t).String(), text}}
+		return []Term{{"expected", spec.Duration(t).String(), text}}
 	}
 	unknown := func(text string) []Term { return []Term{{"expected", "unknown", text}} }
-	expected := "expected to run " + berth.Duration(e.Expected).String() + " in all"
+	expected := "expected to run " + spec.Duration(e.Expected).String() + " in all"
 	if e.ExpectedBy != "" {
 		expected += ", " + e.ExpectedBy
 	}
 	switch {
 	case e.Remaining > 0:
-		return term(e.Remaining, "given: it has "+berth.Duration(e.Remaining).String()+" to run"+limit)
+		return term(e.Remaining, "given: it has "+spec.Duration(e.Remaining).String()+" to run"+limit)
 	case p.Durations == queue.Estimated && e.Expected > e.Done:
 		if e.Done > 0 {
-			expected += "; it has run " + berth.Duration(e.Done).String()
+			expected += "; it has run " + spec.Duration(e.Done).String()
 		}
 		return term(e.Expected, expected+limit)
 	case e.TimeLimit > 0:
-		return term(e.TimeLimit, "given: its time_limit with stop_grace is "+berth.Duration(e.TimeLimit).String())
+		return term(e.TimeLimit, "given: its time_limit with stop_grace is "+spec.Duration(e.TimeLimit).String())
 	case p.Durations == queue.Estimated && e.Expected > 0:
 		return unknown(expected + ", which it has outrun")
 	}
@@ -250,9 +252,9 @@ func (r *Reading) above(x *queue.Contender) []*queue.Contender {
 
 func known(s queue.Service) string {
 	if s.Remaining == 0 {
-		return "an unknown time, " + berth.Duration(s.Done).String() + " so far"
+		return "an unknown time, " + spec.Duration(s.Done).String() + " so far"
 	}
-	return berth.Duration(s.Remaining + s.Restart).String()
+	return spec.Duration(s.Remaining + s.Restart).String()
 }
 
 func percent(x float64) string { return strconv.FormatFloat(100*x, 'f', 1, 64) + " %" }

@@ -6,9 +6,9 @@ import (
 	"strconv"
 	"strings"
 
-	"berth"
 	"berth/placement/cluster"
 	"berth/placement/fit"
+	"berth/spec"
 )
 
 // membersEver is how many members the machines could hold if they were empty.
@@ -131,24 +131,24 @@ func shortfalls(c *cluster.Class, nodes []*cluster.Node) []Shortfall {
 				orNone(joinedSet(nodes, func(n *cluster.Node) []string { return models(n) }))})
 		case typed > 0 && large == 0:
 			biggest := most(func(n *cluster.Node) int64 { return largestMemory(n, c.Typed) })
-			list = append(list, Shortfall{"gpu_memory", berth.MiB(r.GPUMemoryMiB).String(),
-				berth.MiB(biggest).String()})
+			list = append(list, Shortfall{"gpu_memory", spec.MiB(r.GPUMemoryMiB).String(),
+				spec.MiB(biggest).String()})
 		default:
 			usable := most(func(n *cluster.Node) int64 { return int64(fit.UsableDevices(c, n)) })
 			if usable < int64(r.GPUs) {
-				list = append(list, Shortfall{"gpus", berth.MilliGPU(int64(r.GPUs) * r.GPUMilli).String(),
+				list = append(list, Shortfall{"gpus", spec.MilliGPU(int64(r.GPUs) * r.GPUMilli).String(),
 					strconv.FormatInt(usable, 10)})
 			}
 		}
 	}
 	if m := most(func(n *cluster.Node) int64 { return n.Total.CPUMilli }); r.CPUMilli > m {
-		list = append(list, Shortfall{"cpus", berth.MilliCPU(r.CPUMilli).String(), berth.MilliCPU(m).String()})
+		list = append(list, Shortfall{"cpus", spec.MilliCPU(r.CPUMilli).String(), spec.MilliCPU(m).String()})
 	}
 	if m := most(func(n *cluster.Node) int64 { return n.Total.MemoryMiB }); r.MemoryMiB > m {
-		list = append(list, Shortfall{"memory", berth.MiB(r.MemoryMiB).String(), berth.MiB(m).String()})
+		list = append(list, Shortfall{"memory", spec.MiB(r.MemoryMiB).String(), spec.MiB(m).String()})
 	}
 	if m := most(func(n *cluster.Node) int64 { return n.Total.DiskMiB }); r.DiskMiB > m {
-		list = append(list, Shortfall{"disk", berth.MiB(r.DiskMiB).String(), berth.MiB(m).String()})
+		list = append(list, Shortfall{"disk", spec.MiB(r.DiskMiB).String(), spec.MiB(m).String()})
 	}
 	return list
 }
@@ -190,7 +190,7 @@ func text(c *cluster.Class) string {
 		parts = append(parts, disk)
 	}
 	if r.GPUs > 0 {
-		parts = append(parts, berth.MilliGPU(int64(r.GPUs)*r.GPUMilli).String()+" GPUs")
+		parts = append(parts, spec.MilliGPU(int64(r.GPUs)*r.GPUMilli).String()+" GPUs")
 	}
 	return strings.Join(parts, ", ")
 }

@@ -7,6 +7,7 @@ import (
 
 	"berth"
 	"berth/placement/cluster"
+	"berth/spec"
 )
 
 // What a job needs and a machine holds already need not be fetched. A job goes by
@@ -43,12 +44,12 @@ type MachineData struct {
 
 // Caches is the cache contents of all machines, and the holders of each key.
 type Caches struct {
-	of    map[berth.MachineID][]berth.CachedData
-	where map[berth.DataKey][]stock // the most first, then by name
+	of    map[berth.MachineID][]spec.CachedData
+	where map[spec.DataKey][]stock // the most first, then by name
 }
 
 func newCaches() *Caches {
-	return &Caches{of: map[berth.MachineID][]berth.CachedData{}, where: map[berth.DataKey][]stock{}}
+	return &Caches{of: map[berth.MachineID][]spec.CachedData{}, where: map[spec.DataKey][]stock{}}
 }
 
 // stock is what one machine holds.
@@ -62,7 +63,7 @@ func compareStocks(a, b stock) int {
 }
 
 // Set replaces the cache contents of a machine; see Snapshot.SetCache.
-func (x *Caches) Set(id berth.MachineID, holds []berth.CachedData) {
+func (x *Caches) Set(id berth.MachineID, holds []spec.CachedData) {
 	before := x.of[id]
 	for _, d := range before {
 		if !slices.Contains(holds, d) {
@@ -81,12 +82,12 @@ func (x *Caches) Set(id berth.MachineID, holds []berth.CachedData) {
 
 // put and take look at no more of a list than they must: of an image, all machines
 // may be in it.
-func (x *Caches) put(key berth.DataKey, one stock) {
+func (x *Caches) put(key spec.DataKey, one stock) {
 	i, _ := slices.BinarySearchFunc(x.where[key], one, compareStocks)
 	x.where[key] = slices.Insert(x.where[key], i, one)
 }
 
-func (x *Caches) take(key berth.DataKey, one stock) {
+func (x *Caches) take(key spec.DataKey, one stock) {
 	list := x.where[key]
 	if i, ok := slices.BinarySearchFunc(list, one, compareStocks); ok {
 		list = slices.Delete(list, i, i+1)
@@ -97,7 +98,7 @@ func (x *Caches) take(key berth.DataKey, one stock) {
 }
 
 // on is how much the machine holds of what is wanted.
-func (x *Caches) on(id berth.MachineID, wants []berth.DataKey) (mib int64) {
+func (x *Caches) on(id berth.MachineID, wants []spec.DataKey) (mib int64) {
 	for _, d := range x.of[id] {
 		if slices.Contains(wants, d.Key) {
 			mib += d.MiB
@@ -107,7 +108,7 @@ func (x *Caches) on(id berth.MachineID, wants []berth.DataKey) (mib int64) {
 }
 
 // find lists the machines that hold anything of what is wanted, the most first.
-func (x *Caches) find(wants []berth.DataKey, into []stock) []stock {
+func (x *Caches) find(wants []spec.DataKey, into []stock) []stock {
 	list := into[:0]
 	for _, key := range wants {
 		where := x.where[key]
@@ -217,7 +218,7 @@ const maxTold = 5
 
 // Show lists the machines with the most data of a job. moved are the members that would
 // start on another machine without that data.
-func (x *Caches) Show(c *cluster.Cluster, wants []berth.DataKey, moved []Near) []MachineData {
+func (x *Caches) Show(c *cluster.Cluster, wants []spec.DataKey, moved []Near) []MachineData {
 	var list []MachineData
 	for _, one := range x.find(wants, nil) {
 		if c.Nodes[one.machine] == nil {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"berth"
+	"berth/spec"
 )
 
 // TestDataCostsLittleRoom fills a cluster with jobs that all need data, of which
@@ -46,7 +47,7 @@ func filledAs(t *testing.T, seed uint64, data, told bool) (placed, found float64
 	for _, a := range list {
 		total += a.Count
 	}
-	draw := func() berth.Request {
+	draw := func() spec.Request {
 		x := r.Float64() * total
 		for _, a := range list {
 			if x -= a.Count; x < 0 {
@@ -65,14 +66,14 @@ func filledAs(t *testing.T, seed uint64, data, told bool) (placed, found float64
 		owned += float64(len(m.GPUs))
 		s.Cluster.Upsert(m)
 	}
-	holds := map[berth.MachineID][]berth.CachedData{}
+	holds := map[berth.MachineID][]spec.CachedData{}
 	wanted, taken, asks, hits := 0.0, 0.0, 0.0, 0.0
 	for wanted < 1.2*owned {
-		request, key := draw(), berth.DataKey(1+r.IntN(30))
+		request, key := draw(), spec.DataKey(1+r.IntN(30))
 		c := s.define(request)
-		var wants []berth.DataKey
+		var wants []spec.DataKey
 		if data {
-			wants = []berth.DataKey{key}
+			wants = []spec.DataKey{key}
 		}
 		ranks, _ := s.place(c, wants...)
 		gpus := float64(c.Capacity.GPUMilli) / 1000
@@ -89,7 +90,7 @@ func filledAs(t *testing.T, seed uint64, data, told bool) (placed, found float64
 				hits++
 				continue
 			}
-			holds[g.Machine] = append(slices.Clone(holds[g.Machine]), berth.CachedData{Key: key, MiB: 32 << 10})
+			holds[g.Machine] = append(slices.Clone(holds[g.Machine]), spec.CachedData{Key: key, MiB: 32 << 10})
 			if told {
 				s.Caches.Set(g.Machine, holds[g.Machine])
 			}
@@ -105,13 +106,13 @@ func TestForgottenCachesLeaveNothing(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	ids := []berth.MachineID{"a", "b", "c", "d"}
 	for range 500 {
-		var list []berth.CachedData
+		var list []spec.CachedData
 		for _, k := range r.Perm(6)[:r.IntN(6)] {
-			list = append(list, berth.CachedData{Key: berth.DataKey(1 + k), MiB: r.Int64N(3)})
+			list = append(list, spec.CachedData{Key: spec.DataKey(1 + k), MiB: r.Int64N(3)})
 		}
 		s.Caches.Set(ids[r.IntN(len(ids))], list)
-		for key := range berth.DataKey(7) {
-			got := s.Caches.find([]berth.DataKey{key}, nil)
+		for key := range spec.DataKey(7) {
+			got := s.Caches.find([]spec.DataKey{key}, nil)
 			count := 0
 			for _, id := range ids {
 				for _, d := range s.Caches.of[id] {

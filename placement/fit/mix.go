@@ -6,8 +6,8 @@ import (
 	"math"
 	"slices"
 
-	"berth"
 	"berth/placement/cluster"
+	"berth/spec"
 )
 
 const (
@@ -63,7 +63,7 @@ type part struct {
 
 // Asked is the frequency of one request. All frequencies of a Mix share one unit.
 type Asked struct {
-	Request berth.Request
+	Request spec.Request
 	Count   float64
 }
 
@@ -89,8 +89,8 @@ func GivenMix(list []Asked) (*Mix, error) {
 }
 
 // shapeOf leaves of a request what decides which free GPUs it can use.
-func shapeOf(r berth.Request) berth.Request {
-	return berth.Request{
+func shapeOf(r spec.Request) spec.Request {
+	return spec.Request{
 		CPUMilli: r.CPUMilli, MemoryMiB: r.MemoryMiB,
 		GPUs: r.GPUs, GPUMilli: r.GPUMilli, GPUTypes: r.GPUTypes, GPUMemoryMiB: r.GPUMemoryMiB,
 		Regions: r.Regions, Site: r.Site, Labels: r.Labels, Constraint: r.Constraint, Members: 1,
@@ -98,12 +98,12 @@ func shapeOf(r berth.Request) berth.Request {
 }
 
 // restOf names a shape by all that grains leave as it is.
-func restOf(r berth.Request) string {
+func restOf(r spec.Request) string {
 	r.CPUMilli, r.MemoryMiB, r.GPUMilli = 0, 0, 0
 	return r.Class()
 }
 
-func (m *Mix) add(key string, shape berth.Request, count float64) {
+func (m *Mix) add(key string, shape spec.Request, count float64) {
 	a := m.shapes[key]
 	if a == nil {
 		a = &ask{class: cluster.NewClass("", shape), rest: restOf(shape)}
@@ -197,7 +197,7 @@ func (m *Mix) told() []named {
 
 // bunch is shapes that are taken together.
 type bunch struct {
-	request berth.Request
+	request spec.Request
 	count   float64
 }
 

@@ -9,18 +9,19 @@ import (
 
 	"berth"
 	"berth/placement/cluster"
+	"berth/spec"
 )
 
 // Requests as clusters see them: shares, whole GPUs, several, bound to models.
 func asked() []Asked {
 	return []Asked{
-		{berth.Request{CPUMilli: 3152, MemoryMiB: 5600, GPUs: 1, GPUMilli: 810}, 10},
-		{berth.Request{CPUMilli: 11400, MemoryMiB: 49152, GPUs: 1, GPUMilli: 1000}, 20},
-		{berth.Request{CPUMilli: 8000, MemoryMiB: 30517, GPUs: 1, GPUMilli: 470}, 8},
-		{berth.Request{CPUMilli: 4000, MemoryMiB: 15258, GPUs: 1, GPUMilli: 160, GPUTypes: []string{"B"}}, 3},
-		{berth.Request{CPUMilli: 88000, MemoryMiB: 327680, GPUs: 8, GPUMilli: 1000}, 1},
-		{berth.Request{CPUMilli: 16000, MemoryMiB: 65536, GPUs: 2, GPUMilli: 1000}, 1},
-		{berth.Request{CPUMilli: 12500, MemoryMiB: 57344}, 5},
+		{spec.Request{CPUMilli: 3152, MemoryMiB: 5600, GPUs: 1, GPUMilli: 810}, 10},
+		{spec.Request{CPUMilli: 11400, MemoryMiB: 49152, GPUs: 1, GPUMilli: 1000}, 20},
+		{spec.Request{CPUMilli: 8000, MemoryMiB: 30517, GPUs: 1, GPUMilli: 470}, 8},
+		{spec.Request{CPUMilli: 4000, MemoryMiB: 15258, GPUs: 1, GPUMilli: 160, GPUTypes: []string{"B"}}, 3},
+		{spec.Request{CPUMilli: 88000, MemoryMiB: 327680, GPUs: 8, GPUMilli: 1000}, 1},
+		{spec.Request{CPUMilli: 16000, MemoryMiB: 65536, GPUs: 2, GPUMilli: 1000}, 1},
+		{spec.Request{CPUMilli: 12500, MemoryMiB: 57344}, 5},
 	}
 }
 
@@ -50,7 +51,7 @@ type bench struct{ *State }
 func newBench() bench { return bench{NewState(cluster.New())} }
 
 // define returns the class of a request, ready for a search.
-func (s bench) define(r berth.Request) *cluster.Class {
+func (s bench) define(r spec.Request) *cluster.Class {
 	c := s.Cluster.Classes[r.Class()]
 	if c == nil {
 		c = cluster.NewClass(r.Class(), r)
@@ -72,7 +73,7 @@ func (s bench) placer() (p *Placer, finish func()) {
 }
 
 // place returns the place of a job alone in a plan, which wants data.
-func (s bench) place(c *cluster.Class, wants ...berth.DataKey) ([]berth.Grant, bool) {
+func (s bench) place(c *cluster.Class, wants ...spec.DataKey) ([]berth.Grant, bool) {
 	p, finish := s.placer()
 	defer finish()
 	p.Wants = wants
@@ -139,7 +140,7 @@ func TestWorthIsTheBestOfEightOffers(t *testing.T) {
 func TestWorthOfWhatNobodyCanUseIsNothing(t *testing.T) {
 	t.Parallel()
 	s := newBench()
-	s.Packer.Use(given(t, []Asked{{berth.Request{CPUMilli: 4000, MemoryMiB: 100, GPUs: 1, GPUMilli: 500, GPUTypes: []string{"B"}}, 1}}))
+	s.Packer.Use(given(t, []Asked{{spec.Request{CPUMilli: 4000, MemoryMiB: 100, GPUs: 1, GPUMilli: 500, GPUTypes: []string{"B"}}, 1}}))
 	s.Cluster.Upsert(gpuMachine(1, 8000, "A"))
 	s.Cluster.Upsert(gpuMachine(2, 3999, "B"))
 	s.Cluster.Upsert(gpuMachine(3, 8000, "B"))
@@ -159,8 +160,8 @@ func TestScarceCPUIsWhatTheMixWantsOfWhatThereIs(t *testing.T) {
 	for cpu, want := range map[int64]bool{20_000: true, 21_500: false} {
 		s := newBench()
 		s.Packer.Use(given(t, []Asked{
-			{berth.Request{CPUMilli: 5000, GPUs: 1, GPUMilli: 1000}, 2},
-			{berth.Request{CPUMilli: 10000}, 1},
+			{spec.Request{CPUMilli: 5000, GPUs: 1, GPUMilli: 1000}, 2},
+			{spec.Request{CPUMilli: 10000}, 1},
 		}))
 		s.Cluster.Upsert(gpuMachine(1, cpu, "A", "A"))
 		s.Packer.Appraise()
@@ -272,8 +273,8 @@ func (s bench) leastLoss(c *cluster.Class) (least float64, fits bool) {
 func TestMixFollowsWhatIsAskedFor(t *testing.T) {
 	t.Parallel()
 	m := NewMix()
-	old := cluster.NewClass("old", berth.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 500})
-	young := cluster.NewClass("young", berth.Request{CPUMilli: 2000, GPUs: 1, GPUMilli: 1000})
+	old := cluster.NewClass("old", spec.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 500})
+	young := cluster.NewClass("young", spec.Request{CPUMilli: 2000, GPUs: 1, GPUMilli: 1000})
 	for range 20 * fading {
 		m.Observe(old)
 		m.refresh()
@@ -300,10 +301,10 @@ func TestMixFollowsWhatIsAskedFor(t *testing.T) {
 func TestMixIsBounded(t *testing.T) {
 	t.Parallel()
 	m := NewMix()
-	often := cluster.NewClass("", berth.Request{CPUMilli: 1, GPUs: 1, GPUMilli: 500})
+	often := cluster.NewClass("", spec.Request{CPUMilli: 1, GPUs: 1, GPUMilli: 500})
 	m.names[often] = "often"
 	for i := range 5000 {
-		c := cluster.NewClass("", berth.Request{CPUMilli: int64(i + 2), GPUs: 1, GPUMilli: 1000})
+		c := cluster.NewClass("", spec.Request{CPUMilli: int64(i + 2), GPUs: 1, GPUMilli: 1000})
 		m.names[c] = fmt.Sprint(i)
 		m.Observe(c)
 		m.Observe(often)
@@ -325,7 +326,7 @@ func TestFleetIsBounded(t *testing.T) {
 	s.Packer.Use(given(t, asked()))
 	m := gpuMachine(1, 96000, "A", "A")
 	s.Cluster.Upsert(m)
-	c := s.define(berth.Request{CPUMilli: 1, GPUs: 1, GPUMilli: 1})
+	c := s.define(spec.Request{CPUMilli: 1, GPUs: 1, GPUMilli: 1})
 	for i := range maxDead {
 		m.Used.CPUMilli = int64(i)
 		s.Cluster.Upsert(m)
@@ -345,7 +346,7 @@ func TestSpentPlanGoesOnWithBestFit(t *testing.T) {
 	s := newBench()
 	s.Packer.Use(given(t, asked()))
 	s.Cluster.Upsert(gpuMachine(1, 96000, "A", "A"))
-	c := s.define(berth.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 250})
+	c := s.define(spec.Request{CPUMilli: 1000, GPUs: 1, GPUMilli: 250})
 	p, finish := s.placer()
 	defer finish()
 	p.looks = maxLooks + 1

@@ -6,6 +6,7 @@ import (
 
 	"berth"
 	"berth/placement/cluster"
+	"berth/spec"
 )
 
 // State is the part of a snapshot that placers read: the machines, and the caches
@@ -42,7 +43,7 @@ type Placer struct {
 	looks    int                                   // costs read so far, see maxLooks
 	scanned  int                                   // groups passed over so far
 	End      time.Time                             // when the job being placed has ended; zero: unknown
-	Wants    []berth.DataKey                       // data of the job being placed
+	Wants    []spec.DataKey                        // data of the job being placed
 	Moved    []Near                                // its members that were moved to their data
 	stocks   []stock                               // buffer
 	nearby   []nearby                              // buffer

@@ -7,6 +7,7 @@ import (
 
 	"berth"
 	"berth/placement/cluster"
+	"berth/spec"
 )
 
 // Job is the row of a waiting job.
@@ -25,7 +26,7 @@ type Job struct {
 	Avoid         []berth.MachineID // not there, while another machine fits
 	Parent        berth.JobID       // it is an element of; "": of none
 	Parallel      int               // elements of the parent that may hold room at once; 0: no limit
-	Data          []berth.DataKey   // content that it needs, each once; see Snapshot.SetCache
+	Data          []spec.DataKey    // content that it needs, each once; see Snapshot.SetCache
 
 	TimeLimit    time.Duration // it runs no longer; 0: none
 	Remaining    time.Duration // of work, known or declared; 0: not known

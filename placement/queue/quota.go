@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/spec"
 )
 
 // resources of quotas, in the order in which they are told.
@@ -16,13 +17,13 @@ var resources = []struct {
 	text func(int64) string
 }{
 	{"gpus", " GPUs", func(c berth.Capacity) int64 { return c.GPUMilli },
-		func(n int64) string { return berth.MilliGPU(n).String() }},
+		func(n int64) string { return spec.MilliGPU(n).String() }},
 	{"cpus", " CPUs", func(c berth.Capacity) int64 { return c.CPUMilli },
-		func(n int64) string { return berth.MilliCPU(n).String() }},
+		func(n int64) string { return spec.MilliCPU(n).String() }},
 	{"memory", " of memory", func(c berth.Capacity) int64 { return c.MemoryMiB },
-		func(n int64) string { return berth.MiB(n).String() }},
+		func(n int64) string { return spec.MiB(n).String() }},
 	{"disk", " of disk", func(c berth.Capacity) int64 { return c.DiskMiB },
-		func(n int64) string { return berth.MiB(n).String() }},
+		func(n int64) string { return spec.MiB(n).String() }},
 }
 
 // Guarantees reports whether an account that holds held may add c within its guarantee.

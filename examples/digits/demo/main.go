@@ -14,6 +14,7 @@ import (
 	"berth"
 	"berth/api/client"
 	"berth/internal/lib/jobfile"
+	"berth/wire"
 )
 
 func main() {
@@ -99,7 +100,7 @@ func (d *demo) awaitMachines(ctx context.Context, n int) error {
 
 // watch shows the job's progress to its end, and takes its machine away once
 // two checkpoints are verified and another has begun.
-func (d *demo) watch(ctx context.Context, id berth.JobID) (berth.Job, error) {
+func (d *demo) watch(ctx context.Context, id berth.JobID) (wire.Job, error) {
 	for {
 		job, err := d.api.Job(ctx, id)
 		if err != nil {
@@ -124,7 +125,7 @@ func (d *demo) watch(ctx context.Context, id berth.JobID) (berth.Job, error) {
 }
 
 // ripe reports whether there is something to lose and something to resume from.
-func (d *demo) ripe(job berth.Job) bool {
+func (d *demo) ripe(job wire.Job) bool {
 	newest := int64(0)
 	for _, c := range job.Checkpoints {
 		if c.State == berth.CheckpointVerified {
@@ -134,7 +135,7 @@ func (d *demo) ripe(job berth.Job) bool {
 	return job.Status == berth.Running && len(job.Attempts) == 1 && newest >= 10 && job.Progress != nil && job.Progress.Step > newest+1
 }
 
-func (d *demo) show(job berth.Job) {
+func (d *demo) show(job wire.Job) {
 	line := string(job.Status)
 	if n := len(job.Attempts); n > 0 && job.Status.HoldsCapacity() {
 		line += fmt.Sprintf(" on %s, attempt %d", job.Attempts[n-1].Machines[0], n)
@@ -154,7 +155,7 @@ func (d *demo) show(job berth.Job) {
 }
 
 // check asserts what the demonstration promises.
-func (d *demo) check(ctx context.Context, job berth.Job) error {
+func (d *demo) check(ctx context.Context, job wire.Job) error {
 	if job.Status != berth.Succeeded {
 		return fmt.Errorf("job %s ended %s (%+v)", job.ID, job.Status, job.Reason)
 	}
@@ -173,7 +174,7 @@ func (d *demo) check(ctx context.Context, job berth.Job) error {
 		return fmt.Errorf("steps lost %d of %d: the checkpoint saved nothing", lost, *first.LastStep)
 	}
 	accuracy := ""
-	err := d.api.Logs(ctx, job.ID, client.LogsQuery{}, func(l berth.LogLine) error {
+	err := d.api.Logs(ctx, job.ID, client.LogsQuery{}, func(l wire.LogLine) error {
 		if v, ok := strings.CutPrefix(l.Text, "accuracy="); ok {
 			accuracy = v
 		}

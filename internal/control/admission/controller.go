@@ -7,6 +7,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/placement"
+	"berth/spec"
 )
 
 // Controller judges new work. Its methods may be called concurrently.
@@ -29,41 +30,41 @@ func (c *Controller) Forget() { c.quotas.forget() }
 // Admit refuses a job with inputs that the tenant's jobs may not read (slug
 // invalid_spec), a job that fits on no machine (unsatisfiable), and a job beyond a
 // quota of the tenant (quota).
-func (c *Controller) Admit(ctx context.Context, tenant berth.TenantID, spec berth.JobSpec) error {
-	return c.admit(ctx, tenant, "", spec)
+func (c *Controller) Admit(ctx context.Context, tenant berth.TenantID, jobSpec spec.Job) error {
+	return c.admit(ctx, tenant, "", jobSpec)
 }
 
 // admit is Admit for a spec in the field prefix of a request.
-func (c *Controller) admit(ctx context.Context, tenant berth.TenantID, prefix string, spec berth.JobSpec) error {
-	faults, err := c.forbidden(ctx, tenant, prefix, spec)
+func (c *Controller) admit(ctx context.Context, tenant berth.TenantID, prefix string, jobSpec spec.Job) error {
+	faults, err := c.forbidden(ctx, tenant, prefix, jobSpec)
 	if err != nil {
 		return err
 	}
 	if err := forbids(faults); err != nil {
 		return err
 	}
-	return c.fits(ctx, tenant, spec)
+	return c.fits(ctx, tenant, jobSpec)
 }
 
-func (c *Controller) fits(ctx context.Context, tenant berth.TenantID, spec berth.JobSpec) error {
-	if err := c.fleet.satisfiable(ctx, spec.Request()); err != nil {
+func (c *Controller) fits(ctx context.Context, tenant berth.TenantID, jobSpec spec.Job) error {
+	if err := c.fleet.satisfiable(ctx, jobSpec.Request()); err != nil {
 		return err
 	}
-	return c.quotas.admit(ctx, tenant, spec.Request())
+	return c.quotas.admit(ctx, tenant, jobSpec.Request())
 }
 
 // AdmitPipeline admits each job of it, at every level, and names the first that is
 // refused.
-func (c *Controller) AdmitPipeline(ctx context.Context, tenant berth.TenantID, p berth.PipelineSpec) error {
+func (c *Controller) AdmitPipeline(ctx context.Context, tenant berth.TenantID, p spec.Pipeline) error {
 	return c.admitPipeline(ctx, tenant, "", p)
 }
 
 func (c *Controller) admitPipeline(
-	ctx context.Context, tenant berth.TenantID, prefix string, p berth.PipelineSpec,
+	ctx context.Context, tenant berth.TenantID, prefix string, p spec.Pipeline,
 ) error {
 	var faults []berth.FieldError
 	for path, step := range p.All() {
-		more, err := c.forbidden(ctx, tenant, prefix+berth.StepField(path)+".", step)
+		more, err := c.forbidden(ctx, tenant, prefix+spec.StepField(path)+".", step)
 		if err != nil {
 			return err
 		}
@@ -84,19 +85,19 @@ func (c *Controller) admitPipeline(
 }
 
 // Check returns every fault of a job that has its defaults.
-func Check(s berth.JobSpec) []berth.FieldError {
+func Check(s spec.Job) []berth.FieldError {
 	return append(s.Validate(), checkOutside(s)...)
 }
 
 // CheckPipeline returns every fault of a pipeline that has its defaults.
-func CheckPipeline(p berth.PipelineSpec) []berth.FieldError {
+func CheckPipeline(p spec.Pipeline) []berth.FieldError {
 	return append(p.Validate(), checkSteps(p)...)
 }
 
-func checkSteps(p berth.PipelineSpec) (faults []berth.FieldError) {
+func checkSteps(p spec.Pipeline) (faults []berth.FieldError) {
 	for path, step := range p.All() {
 		for _, f := range checkOutside(step) {
-			f.Field = berth.StepField(path) + "." + f.Field
+			f.Field = spec.StepField(path) + "." + f.Field
 			faults = append(faults, f)
 		}
 	}
@@ -105,7 +106,7 @@ func checkSteps(p berth.PipelineSpec) (faults []berth.FieldError) {
 
 // checkOutside finds the faults that a spec cannot know by itself: folders that
 // were not sent, constraints that do not compile.
-func checkOutside(s berth.JobSpec) []berth.FieldError {
+func checkOutside(s spec.Job) []berth.FieldError {
 	faults := s.Unsent()
 	if c := s.Placement.Constraint; c != "" {
 		if err := placement.CompileConstraint(c); err != nil {

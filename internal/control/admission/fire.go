@@ -7,11 +7,13 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
+	"berth/wire"
 )
 
 // CheckSchedule returns every fault of a schedule with its defaults, except faults
 // of its times.
-func CheckSchedule(s berth.ScheduleSpec) []berth.FieldError {
+func CheckSchedule(s spec.Schedule) []berth.FieldError {
 	faults := s.Validate()
 	add := func(prefix string, more []berth.FieldError) {
 		for _, f := range more {
@@ -29,7 +31,7 @@ func CheckSchedule(s berth.ScheduleSpec) []berth.FieldError {
 }
 
 // AdmitSchedule admits the work of a schedule, as if it were submitted now.
-func (c *Controller) AdmitSchedule(ctx context.Context, tenant berth.TenantID, s berth.ScheduleSpec) error {
+func (c *Controller) AdmitSchedule(ctx context.Context, tenant berth.TenantID, s spec.Schedule) error {
 	switch {
 	case s.Job != nil:
 		return c.admit(ctx, tenant, "job.", *s.Job)
@@ -43,17 +45,17 @@ func (c *Controller) AdmitSchedule(ctx context.Context, tenant berth.TenantID, s
 // Fire submits the work of a schedule for a time, by the rules of any submit, or
 // records the reason against it on the schedule. Fire is idempotent. The result is
 // empty if the schedule no longer exists.
-func (c *Controller) Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (berth.FireResult, error) {
+func (c *Controller) Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (wire.FireResult, error) {
 	s, err := c.db.Schedules.GetByID(ctx, id)
 	if err != nil {
-		return berth.FireResult{}, unlessGone(err)
+		return wire.FireResult{}, unlessGone(err)
 	}
 	// The defaults were filled in and validated at the creation of the schedule.
 	// Another version of this program may have other defaults and rules.
-	s.ScheduleSpec = s.ScheduleSpec.WithDefaults()
+	s.Schedule = s.Schedule.WithDefaults()
 	refused, err := c.refusal(ctx, s)
 	if err != nil {
-		return berth.FireResult{}, err
+		return wire.FireResult{}, err
 	}
 	result, err := c.db.Schedules.Fire(ctx, db.Firing{Schedule: s, At: at, Refused: refused})
 	return result, unlessGone(err)
@@ -67,11 +69,11 @@ func unlessGone(err error) error {
 }
 
 // refusal is why a schedule's work would not be accepted, nil if it would.
-func (c *Controller) refusal(ctx context.Context, s berth.Schedule) (*berth.Reason, error) {
-	if faults := CheckSchedule(s.ScheduleSpec); len(faults) > 0 {
+func (c *Controller) refusal(ctx context.Context, s wire.Schedule) (*berth.Reason, error) {
+	if faults := CheckSchedule(s.Schedule); len(faults) > 0 {
 		return db.WhyRefused(&berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec, Message: "what it submits is not valid any more", Fields: faults}), nil
 	}
-	err := c.AdmitSchedule(ctx, s.Tenant, s.ScheduleSpec)
+	err := c.AdmitSchedule(ctx, s.Tenant, s.Schedule)
 	if why := db.WhyRefused(err); why != nil || err == nil {
 		return why, nil
 	}

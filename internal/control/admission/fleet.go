@@ -10,6 +10,8 @@ import (
 	"berth/db"
 	"berth/internal/control/convert"
 	"berth/placement"
+	"berth/spec"
+	"berth/wire"
 )
 
 // fleet answers whether a request could ever be held, by the code that places.
@@ -31,7 +33,7 @@ const (
 // satisfiable returns an error of slug unsatisfiable if no machine could hold
 // the request even if it were empty. Before the first machine has joined
 // everything is accepted.
-func (f *fleet) satisfiable(ctx context.Context, r berth.Request) error {
+func (f *fleet) satisfiable(ctx context.Context, r spec.Request) error {
 	class, now := r.Class(), time.Now()
 	f.mu.Lock()
 	known := now.Before(f.fits[class])
@@ -72,7 +74,7 @@ func unsatisfiable(e placement.Explanation) error {
 	var faults []berth.FieldError
 	for _, l := range e.Lacking {
 		if field, ok := resourceFields[l.Resource]; ok {
-			lack := berth.Shortfall(l)
+			lack := wire.Shortfall(l)
 			_, detail, _ := strings.Cut(lack.String(), ": ")
 			faults = append(faults, berth.FieldError{Field: field, Detail: detail, Allowed: lack.Allowed()})
 		}

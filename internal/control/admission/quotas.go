@@ -7,6 +7,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
 )
 
 // quotas judges new work by the limits of tenants. It remembers their rows for a
@@ -52,7 +53,7 @@ const (
 
 // admit returns an error of slug quota if the tenant, or one above it, may never
 // hold as much as the request asks for.
-func (q *quotas) admit(ctx context.Context, tenant berth.TenantID, r berth.Request) error {
+func (q *quotas) admit(ctx context.Context, tenant berth.TenantID, r spec.Request) error {
 	rows, err := q.read(ctx)
 	if err != nil {
 		return err
@@ -185,7 +186,7 @@ func (q *quotas) submitLimits(ctx context.Context, tenant berth.TenantID, standa
 
 // maxPriority is the greatest priority that a tenant's jobs may have, and the tenant
 // whose quota says so: its own, or one above it. ok is false where none does.
-func (q *quotas) maxPriority(ctx context.Context, tenant berth.TenantID) (most berth.Priority, of berth.TenantID, ok bool, err error) {
+func (q *quotas) maxPriority(ctx context.Context, tenant berth.TenantID) (most spec.Priority, of berth.TenantID, ok bool, err error) {
 	rows, err := q.read(ctx)
 	if err != nil {
 		return 0, "", false, err

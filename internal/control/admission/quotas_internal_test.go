@@ -9,8 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"berth"
 	"berth/db"
+	"berth/wire"
 )
 
 // slowTable answers after a time, or fails, and counts the queries.
@@ -35,7 +35,7 @@ func (x *slowTable) list(ctx context.Context) ([]db.TenantRow, error) {
 	if x.fails.Load() {
 		return nil, errors.New("the table is locked")
 	}
-	return []db.TenantRow{{Tenant: berth.Tenant{ID: "a"}}}, nil
+	return []db.TenantRow{{Tenant: wire.Tenant{ID: "a"}}}, nil
 }
 
 func TestManySubmitsReadTheQuotasOnce(t *testing.T) {

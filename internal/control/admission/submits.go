@@ -6,6 +6,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
 )
 
 // SubmitLimits returns the rates of submits that bind a tenant: its own, standard
@@ -18,7 +19,7 @@ func (c *Controller) SubmitLimits(
 
 // AllowPriority refuses, with slug invalid_spec, a priority above the greatest that
 // the tenant, or one above it, may ask for.
-func (c *Controller) AllowPriority(ctx context.Context, tenant berth.TenantID, p berth.Priority) error {
+func (c *Controller) AllowPriority(ctx context.Context, tenant berth.TenantID, p spec.Priority) error {
 	fault, err := c.priorityFault(ctx, tenant, p)
 	if err != nil || fault == nil {
 		return err
@@ -27,7 +28,7 @@ func (c *Controller) AllowPriority(ctx context.Context, tenant berth.TenantID, p
 }
 
 func (c *Controller) priorityFault(
-	ctx context.Context, tenant berth.TenantID, p berth.Priority,
+	ctx context.Context, tenant berth.TenantID, p spec.Priority,
 ) (*berth.FieldError, error) {
 	most, of, bound, err := c.quotas.maxPriority(ctx, tenant)
 	if err != nil || !bound || p <= most {
@@ -42,7 +43,7 @@ func (c *Controller) priorityFault(
 		Detail:  fmt.Sprintf("%d is more than jobs of %s may have", int(p), whose),
 		Allowed: fmt.Sprintf("at most %d (max_priority)", int(most)),
 	}
-	if p == berth.PriorityNormal {
+	if p == spec.PriorityNormal {
 		f.Detail += "; it is the priority of a job that names none"
 	}
 	return f, nil

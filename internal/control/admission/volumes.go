@@ -9,18 +9,19 @@ import (
 	"strings"
 
 	"berth"
+	"berth/spec"
 )
 
 // Volumes says which folders of machines jobs may read, and of which tenants the
 // jobs must be, those below them included. No tenants: all. The zero value allows
 // nothing.
-type Volumes map[berth.Volume][]berth.TenantID
+type Volumes map[spec.Volume][]berth.TenantID
 
 // ParseVolumes reads the folders that an operator allows: /NAME, or
 // /NAME=TENANT,TENANT. Semicolons separate several folders in one text.
 func ParseVolumes(list []string) (Volumes, error) {
 	all := Volumes{}
-	err := berth.ParseVolumeOptions(list, "TENANT,TENANT", func(v berth.Volume, tenants string, some bool) error {
+	err := spec.ParseVolumeOptions(list, "TENANT,TENANT", func(v spec.Volume, tenants string, some bool) error {
 		if all[v] = nil; !some {
 			return nil
 		}
@@ -38,7 +39,7 @@ func ParseVolumes(list []string) (Volumes, error) {
 }
 
 // Allowed returns those volumes that jobs of the tenant may read, by name.
-func (c *Controller) Allowed(ctx context.Context, tenant berth.TenantID) ([]berth.Volume, error) {
+func (c *Controller) Allowed(ctx context.Context, tenant berth.TenantID) ([]spec.Volume, error) {
 	if len(c.volumes) == 0 {
 		return nil, nil
 	}
@@ -46,7 +47,7 @@ func (c *Controller) Allowed(ctx context.Context, tenant berth.TenantID) ([]bert
 	if err != nil {
 		return nil, err
 	}
-	var list []berth.Volume
+	var list []spec.Volume
 	for _, v := range slices.Sorted(maps.Keys(c.volumes)) {
 		to := c.volumes[v]
 		if to == nil || slices.ContainsFunc(line, func(t berth.TenantID) bool { return slices.Contains(to, t) }) {
@@ -58,7 +59,7 @@ func (c *Controller) Allowed(ctx context.Context, tenant berth.TenantID) ([]bert
 
 // Allow refuses, with slug invalid_spec, inputs from folders that the tenant's jobs
 // may not read, and a priority that they may not have.
-func (c *Controller) Allow(ctx context.Context, tenant berth.TenantID, s berth.JobSpec) error {
+func (c *Controller) Allow(ctx context.Context, tenant berth.TenantID, s spec.Job) error {
 	faults, err := c.forbidden(ctx, tenant, "", s)
 	if err != nil {
 		return err
@@ -68,7 +69,7 @@ func (c *Controller) Allow(ctx context.Context, tenant berth.TenantID, s berth.J
 
 // forbidden are the faults of a spec that another tenant's job might not have.
 func (c *Controller) forbidden(
-	ctx context.Context, tenant berth.TenantID, prefix string, s berth.JobSpec,
+	ctx context.Context, tenant berth.TenantID, prefix string, s spec.Job,
 ) ([]berth.FieldError, error) {
 	faults, err := c.forbiddenInputs(ctx, tenant, prefix, s)
 	if err != nil || s.Priority == nil {
@@ -86,7 +87,7 @@ func (c *Controller) forbidden(
 // read. The faults do not distinguish a folder of other tenants from a folder that
 // does not exist. The labels of machines, which every user sees, name shared folders.
 func (c *Controller) forbiddenInputs(
-	ctx context.Context, tenant berth.TenantID, prefix string, s berth.JobSpec,
+	ctx context.Context, tenant berth.TenantID, prefix string, s spec.Job,
 ) ([]berth.FieldError, error) {
 	named := s.VolumesNamed()
 	if len(named) == 0 {
@@ -116,7 +117,7 @@ func (c *Controller) forbiddenInputs(
 }
 
 // joined names the folders as they are written in addresses.
-func joined(list []berth.Volume) string {
+func joined(list []spec.Volume) string {
 	var names []string
 	for _, v := range list {
 		names = append(names, v.String()+"/")

@@ -8,6 +8,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/db/dbtest"
+	"berth/spec"
 )
 
 // A tenant that another process has created may read the folders of the tenants
@@ -15,7 +16,7 @@ import (
 func TestATenantThatIsNotRememberedIsLookedForAnew(t *testing.T) {
 	t.Parallel()
 	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
-	for _, n := range []berth.NewTenant{{ID: "vision"}, {ID: "team", Parent: "vision"}} {
+	for _, n := range []spec.NewTenant{{ID: "vision"}, {ID: "team", Parent: "vision"}} {
 		if err := d.Tenants.Create(t.Context(), n); err != nil {
 			t.Fatal(err)
 		}
@@ -23,7 +24,7 @@ func TestATenantThatIsNotRememberedIsLookedForAnew(t *testing.T) {
 	i := New(d, Volumes{"all": nil, "models": {"vision"}})
 	i.quotas.rows = map[berth.TenantID]db.TenantRow{"default": {}}
 	i.quotas.at = time.Now().Add(time.Hour)
-	for tenant, want := range map[berth.TenantID][]berth.Volume{"team": {"all", "models"}, "nobody": {"all"}} {
+	for tenant, want := range map[berth.TenantID][]spec.Volume{"team": {"all", "models"}, "nobody": {"all"}} {
 		if got, err := i.Allowed(t.Context(), tenant); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s may read %v, want %v; %v", tenant, got, want, err)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/wire"
 )
 
 // MaxLogChunk is the longest object of a log.
@@ -25,8 +26,8 @@ func DescribeLog(chunk []byte) (lines int, first, last time.Time, err error) {
 	begin, _, _ := bytes.Cut(chunk, []byte("\n"))
 	body := chunk[:len(chunk)-1]
 	end := body[bytes.LastIndexByte(body, '\n')+1:]
-	first, one := berth.LogLineTime(begin)
-	last, two := berth.LogLineTime(end)
+	first, one := wire.LogLineTime(begin)
+	last, two := wire.LogLineTime(end)
 	if !one || !two {
 		return 0, first, last, berth.Errorf(berth.CodeInvalid, "each line of a log begins with its time, then o or e")
 	}
@@ -40,7 +41,7 @@ type LogReader struct {
 }
 
 // OpenLog returns the stored log from a byte offset to its present end, as
-// berth.AppendLogLine encodes it. A log of which nothing is stored is empty.
+// wire.AppendLogLine encodes it. A log of which nothing is stored is empty.
 // Objects are looked up and opened as they are read.
 func (r *LogReader) OpenLog(ctx context.Context, log berth.LogRef, offset int64) (io.ReadCloser, error) {
 	s := &logStream{ctx: ctx, db: r.DB, store: r.Store, log: log, at: offset}

@@ -9,6 +9,7 @@ import (
 	"github.com/robfig/cron/v3"
 
 	"berth"
+	"berth/spec"
 )
 
 // Calendar is when a schedule fires. Its zero value never does.
@@ -25,13 +26,13 @@ var reader = cron.NewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cr
 
 // Read returns the calendar of a schedule, or the fault of its cron or its
 // time_zone. The rest of the schedule must be valid.
-func Read(s berth.ScheduleSpec) (Calendar, *berth.FieldError) {
+func Read(s spec.Schedule) (Calendar, *berth.FieldError) {
 	var c Calendar
 	var fault *berth.FieldError
 	switch {
 	case s.Cron != "":
 		c.cron, fault = readCron(s.Cron, s.TimeZone)
-	case s.Every.Std() >= berth.MinScheduleEvery:
+	case s.Every.Std() >= spec.MinScheduleEvery:
 		c.every = s.Every.Std().Truncate(time.Second)
 	case s.At != nil:
 		c.at = s.At.UTC().Truncate(time.Second)
@@ -41,7 +42,7 @@ func Read(s berth.ScheduleSpec) (Calendar, *berth.FieldError) {
 
 // Check returns the fault of a new schedule's times; nil if they are valid. A
 // schedule that never fires after now has a fault, too.
-func Check(s berth.ScheduleSpec, now time.Time) *berth.FieldError {
+func Check(s spec.Schedule, now time.Time) *berth.FieldError {
 	c, fault := Read(s)
 	switch {
 	case fault != nil || !c.Next(now).IsZero():
@@ -75,12 +76,12 @@ func readCron(line, zone string) (*cron.SpecSchedule, *berth.FieldError) {
 	if err != nil {
 		return nil, fault(fmt.Sprintf("%q cannot be read: %v", line, err))
 	}
-	spec, ok := read.(*cron.SpecSchedule)
+	parsed, ok := read.(*cron.SpecSchedule)
 	if !ok {
 		return nil, fault(fmt.Sprintf("%q is no cron line", line))
 	}
-	spec.Location = location
-	return spec, nil
+	parsed.Location = location
+	return parsed, nil
 }
 
 // Next is the first time after t, in UTC; zero if there is none.

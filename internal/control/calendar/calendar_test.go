@@ -7,8 +7,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"berth"
 	"berth/internal/control/calendar"
+	"berth/spec"
 )
 
 func at(t *testing.T, s string) time.Time {
@@ -20,7 +20,7 @@ func at(t *testing.T, s string) time.Time {
 	return parsed
 }
 
-func read(t *testing.T, s berth.ScheduleSpec) calendar.Calendar {
+func read(t *testing.T, s spec.Schedule) calendar.Calendar {
 	t.Helper()
 	c, fault := calendar.Read(s.WithDefaults())
 	if fault != nil {
@@ -31,27 +31,27 @@ func read(t *testing.T, s berth.ScheduleSpec) calendar.Calendar {
 
 func TestNextTimesAreThoseOfTheZone(t *testing.T) {
 	t.Parallel()
-	once := berth.Instant{Time: at(t, "2026-06-01T12:30:45.5+02:00")}
+	once := spec.Instant{Time: at(t, "2026-06-01T12:30:45.5+02:00")}
 	for _, c := range []struct {
 		says string
-		spec berth.ScheduleSpec
+		spec spec.Schedule
 		from string
 		want []string
 	}{
-		{"a cron line in UTC", berth.ScheduleSpec{Cron: "30 3 * * 1-5"}, "2026-01-02T12:00:00Z",
+		{"a cron line in UTC", spec.Schedule{Cron: "30 3 * * 1-5"}, "2026-01-02T12:00:00Z",
 			[]string{"2026-01-05T03:30:00Z", "2026-01-06T03:30:00Z", "2026-01-07T03:30:00Z"}},
-		{"a day of the month or a day of the week", berth.ScheduleSpec{Cron: "0 0 13 * FRI"}, "2026-02-10T00:00:00Z",
+		{"a day of the month or a day of the week", spec.Schedule{Cron: "0 0 13 * FRI"}, "2026-02-10T00:00:00Z",
 			[]string{"2026-02-13T00:00:00Z", "2026-02-20T00:00:00Z", "2026-02-27T00:00:00Z"}},
-		{"an hour that summer takes away is left out", berth.ScheduleSpec{Cron: "30 2 * * *", TimeZone: "Europe/Berlin"}, "2026-03-28T00:00:00Z",
+		{"an hour that summer takes away is left out", spec.Schedule{Cron: "30 2 * * *", TimeZone: "Europe/Berlin"}, "2026-03-28T00:00:00Z",
 			[]string{"2026-03-28T01:30:00Z", "2026-03-30T00:30:00Z", "2026-03-31T00:30:00Z"}},
-		{"an hour that winter repeats fires twice", berth.ScheduleSpec{Cron: "30 2 * * *", TimeZone: "Europe/Berlin"}, "2026-10-24T23:00:00Z",
+		{"an hour that winter repeats fires twice", spec.Schedule{Cron: "30 2 * * *", TimeZone: "Europe/Berlin"}, "2026-10-24T23:00:00Z",
 			[]string{"2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z", "2026-10-26T01:30:00Z"}},
-		{"a leap day may be years away", berth.ScheduleSpec{Cron: "0 0 29 2 *"}, "2026-01-01T00:00:00Z",
+		{"a leap day may be years away", spec.Schedule{Cron: "0 0 29 2 *"}, "2026-01-01T00:00:00Z",
 			[]string{"2028-02-29T00:00:00Z", "2032-02-29T00:00:00Z", "2036-02-29T00:00:00Z"}},
-		{"an interval counts from the epoch", berth.ScheduleSpec{Every: berth.Duration(6 * time.Hour)}, "2026-01-02T12:00:00Z",
+		{"an interval counts from the epoch", spec.Schedule{Every: spec.Duration(6 * time.Hour)}, "2026-01-02T12:00:00Z",
 			[]string{"2026-01-02T18:00:00Z", "2026-01-03T00:00:00Z", "2026-01-03T06:00:00Z"}},
-		{"one time", berth.ScheduleSpec{At: &once}, "2026-01-02T12:00:00Z", []string{"2026-06-01T10:30:45Z"}},
-		{"one time that has passed", berth.ScheduleSpec{At: &once}, "2026-06-01T10:30:45Z", []string{}},
+		{"one time", spec.Schedule{At: &once}, "2026-01-02T12:00:00Z", []string{"2026-06-01T10:30:45Z"}},
+		{"one time that has passed", spec.Schedule{At: &once}, "2026-06-01T10:30:45Z", []string{}},
 	} {
 		t.Run(c.says, func(t *testing.T) {
 			t.Parallel()
@@ -69,7 +69,7 @@ func TestNextTimesAreThoseOfTheZone(t *testing.T) {
 
 func TestRangesIncludeBothEnds(t *testing.T) {
 	t.Parallel()
-	c := read(t, berth.ScheduleSpec{Cron: "@hourly"})
+	c := read(t, spec.Schedule{Cron: "@hourly"})
 	from, to := at(t, "2026-01-01T00:00:00Z"), at(t, "2026-01-01T05:00:00Z")
 	if times, more := c.Between(from, to, 6); len(times) != 6 || more || !times[0].Equal(from) || !times[5].Equal(to) {
 		t.Errorf("got %v, more %t", times, more)
@@ -101,13 +101,13 @@ func TestWhatCannotBeReadSaysWhy(t *testing.T) {
 		{"0 0 * * *", "Local", "time_zone", "is not known"},
 		{"0 0 * * *", "../etc/passwd", "time_zone", "is not known"},
 	} {
-		fault := calendar.Check(berth.ScheduleSpec{Cron: c.cron, TimeZone: c.zone}.WithDefaults(), at(t, "2026-01-01T00:00:00Z"))
+		fault := calendar.Check(spec.Schedule{Cron: c.cron, TimeZone: c.zone}.WithDefaults(), at(t, "2026-01-01T00:00:00Z"))
 		if fault == nil || fault.Field != c.field || !strings.Contains(fault.Detail, c.want) || fault.Allowed == "" {
 			t.Errorf("%q in %q: %+v", c.cron, c.zone, fault)
 		}
 	}
-	past := berth.Instant{Time: at(t, "2026-01-01T00:00:00Z")}
-	if fault := calendar.Check(berth.ScheduleSpec{At: &past}, past.Time); fault == nil || fault.Field != "at" {
+	past := spec.Instant{Time: at(t, "2026-01-01T00:00:00Z")}
+	if fault := calendar.Check(spec.Schedule{At: &past}, past.Time); fault == nil || fault.Field != "at" {
 		t.Errorf("a time that has passed: %+v", fault)
 	}
 }
@@ -121,7 +121,7 @@ func FuzzReading(f *testing.F) {
 		if line == "" {
 			return
 		}
-		s := berth.ScheduleSpec{Cron: line, TimeZone: "UTC"}
+		s := spec.Schedule{Cron: line, TimeZone: "UTC"}
 		if calendar.Check(s, now) != nil {
 			return
 		}

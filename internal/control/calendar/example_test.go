@@ -4,13 +4,13 @@ import (
 	"fmt"
 	"time"
 
-	"berth"
 	"berth/internal/control/calendar"
+	"berth/spec"
 )
 
 // A cron line fires by the clock of its zone: summer time moves the UTC hour.
 func ExampleCalendar_Upcoming() {
-	c, fault := calendar.Read(berth.ScheduleSpec{Cron: "30 3 * * *", TimeZone: "Europe/Berlin"}.WithDefaults())
+	c, fault := calendar.Read(spec.Schedule{Cron: "30 3 * * *", TimeZone: "Europe/Berlin"}.WithDefaults())
 	if fault != nil {
 		fmt.Println(fault.Detail)
 		return

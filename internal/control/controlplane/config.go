@@ -12,8 +12,10 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/failure"
 	"berth/internal/control/admission"
 	"berth/internal/lib/publicnet"
+	"berth/spec"
 )
 
 // Role is a part that a process plays.
@@ -75,7 +77,7 @@ func Default() Config {
 		Retention:         30 * 24 * time.Hour,
 		MachineRetention:  90 * 24 * time.Hour,
 		SuspectAfter:      berth.MachineLeaseTTL,
-		LostAfter:         berth.DefaultLostAfter,
+		LostAfter:         spec.DefaultLostAfter,
 		FenceMargin:       berth.FenceMargin,
 		LostShare:         0.1,
 		Grace:             time.Minute,
@@ -126,7 +128,7 @@ func (c Config) Validate() error {
 	} {
 		require(d > 0, "%s %s: must be above 0", name, d)
 	}
-	require(c.MachineRetention >= berth.LemonHours*time.Hour, "machine-retention %s: must be at least %d h, in which failures count against a machine", c.MachineRetention, berth.LemonHours)
+	require(c.MachineRetention >= failure.LemonHours*time.Hour, "machine-retention %s: must be at least %d h, in which failures count against a machine", c.MachineRetention, failure.LemonHours)
 	require(c.LogRetention >= 0, "log-retention %s: must not be negative; 0 keeps logs without limit", c.LogRetention)
 	require(c.OutputRetention >= 0, "output-retention %s: must not be negative; 0 keeps outputs for ever", c.OutputRetention)
 	require(c.Grace >= 0, "grace %s: must not be negative", c.Grace)

@@ -30,6 +30,8 @@ import (
 	"berth/internal/lib/publicnet"
 	"berth/internal/lib/sealer"
 	"berth/internal/lib/tracing"
+	"berth/spec"
+	"berth/wire"
 	"berth/workers"
 )
 
@@ -144,7 +146,7 @@ func stopped(ctx context.Context, err error) error {
 
 func (c *ControlPlane) makeFirstToken(ctx context.Context, d *db.DB) error {
 	if c.opts.AdminToken != "" {
-		return d.Tokens.Ensure(ctx, c.opts.AdminToken, berth.NewToken{Name: "admin", Tenant: "default", Role: berth.RoleAdmin})
+		return d.Tokens.Ensure(ctx, c.opts.AdminToken, spec.NewToken{Name: "admin", Tenant: "default", Role: spec.RoleAdmin})
 	}
 	if c.opts.FirstToken == nil || !c.cfg.Plays(RoleAPI) {
 		return nil
@@ -274,7 +276,7 @@ type members struct {
 	silence  db.Silence
 }
 
-func (m members) Members(ctx context.Context, allocs []berth.AllocationID) ([]berth.MemberView, error) {
+func (m members) Members(ctx context.Context, allocs []berth.AllocationID) ([]wire.MemberView, error) {
 	return m.attempts.Members(ctx, m.silence, allocs)
 }
 

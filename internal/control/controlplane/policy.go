@@ -5,8 +5,8 @@ import (
 	"log/slog"
 	"time"
 
-	"berth"
 	"berth/placement"
+	"berth/spec"
 )
 
 // Policy is the operators' setting of queue order and preemption. All replicas
@@ -31,7 +31,7 @@ type Policy struct {
 // defaultPolicy is argued for in docs/adr/0010.
 func defaultPolicy() Policy {
 	return Policy{
-		Order: placement.Fair.String(), BandWidth: 100, Aging: time.Hour, Overdue: 24 * time.Hour, HalfLife: berth.DefaultHalfLife,
+		Order: placement.Fair.String(), BandWidth: 100, Aging: time.Hour, Overdue: 24 * time.Hour, HalfLife: spec.DefaultHalfLife,
 		Backfill: 32, PreemptAfter: 5 * time.Minute, MinRuntime: 10 * time.Minute, EarmarkFor: 10 * time.Minute,
 		Exponent: placement.UsualExponent, Outrank: 2,
 	}

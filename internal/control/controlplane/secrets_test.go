@@ -7,10 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"berth"
 	"berth/db"
 	"berth/db/dbtest"
 	"berth/internal/lib/sealer"
+	"berth/spec"
 )
 
 func keys(t *testing.T, digits ...string) *sealer.Keys {
@@ -39,7 +39,7 @@ func TestSecretsMoveToTheFirstKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(d.Close)
-	if err := d.Tenants.Create(t.Context(), berth.NewTenant{ID: "a"}); err != nil {
+	if err := d.Tenants.Create(t.Context(), spec.NewTenant{ID: "a"}); err != nil {
 		t.Fatal(err)
 	}
 	set := func(k *sealer.Keys, name, value string) {

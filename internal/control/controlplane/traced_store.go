@@ -11,6 +11,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/lib/tracing"
+	"berth/wire"
 )
 
 // tracedStore is the database of steps and API, which also exports decisions in the rows
@@ -48,7 +49,7 @@ func newTracedStore(d *db.DB, traces *tracing.Tracing, log *slog.Logger) *traced
 }
 
 // Settle calls db.Attempts.Settle.
-func (t *tracedStore) Settle(ctx context.Context, id berth.JobID, attempt int) (berth.SettleResult, error) {
+func (t *tracedStore) Settle(ctx context.Context, id berth.JobID, attempt int) (wire.SettleResult, error) {
 	result, err := t.db.Attempts.Settle(ctx, id, attempt)
 	if err == nil && result.Next != "" {
 		t.note(verdict{job: id, attempt: attempt})
@@ -57,13 +58,13 @@ func (t *tracedStore) Settle(ctx context.Context, id berth.JobID, attempt int) (
 }
 
 // Load calls db.Jobs.Load.
-func (t *tracedStore) Load(ctx context.Context, id berth.JobID) (berth.JobView, error) {
+func (t *tracedStore) Load(ctx context.Context, id berth.JobID) (wire.JobView, error) {
 	view, err := t.db.Jobs.Load(ctx, id)
 	return view, t.noteEnd(id, view.State, err)
 }
 
 // View calls db.Jobs.View.
-func (t *tracedStore) View(ctx context.Context, id berth.JobID) (berth.JobView, error) {
+func (t *tracedStore) View(ctx context.Context, id berth.JobID) (wire.JobView, error) {
 	view, err := t.db.Jobs.View(ctx, id)
 	return view, t.noteEnd(id, view.State, err)
 }
@@ -78,7 +79,7 @@ func (t *tracedStore) RequestCancel(
 }
 
 // Tend calls db.Parents.Reconcile.
-func (t *tracedStore) Tend(ctx context.Context, id berth.JobID) (berth.TendResult, error) {
+func (t *tracedStore) Tend(ctx context.Context, id berth.JobID) (wire.ReconcileResult, error) {
 	result, err := t.db.Parents.Reconcile(ctx, id)
 	return result, t.noteEnd(id, result.State, err)
 }
@@ -160,7 +161,7 @@ func (t *tracedStore) export(ctx context.Context, v verdict) {
 
 // exportAttempt exports an attempt: its waits for the grant and for the start, and
 // its end.
-func (t *tracedStore) exportAttempt(job berth.Job, i int) {
+func (t *tracedStore) exportAttempt(job wire.Job, i int) {
 	a := job.Attempts[i]
 	number := attribute.Int("berth.attempt", a.Number)
 	about := append(tracing.AboutJob(job), number)
@@ -201,7 +202,7 @@ func (t *tracedStore) exportAttempt(job berth.Job, i int) {
 }
 
 // exportEnd exports the span of the whole job, and a last wait without a grant.
-func (t *tracedStore) exportEnd(job berth.Job) {
+func (t *tracedStore) exportEnd(job wire.Job) {
 	end := time.Now()
 	if job.FinishedAt != nil {
 		end = *job.FinishedAt
@@ -228,7 +229,7 @@ func (t *tracedStore) exportEnd(job berth.Job) {
 }
 
 // inQueue reports since when a job had been waiting that ended while it did.
-func inQueue(job berth.Job) (since time.Time, waited bool) {
+func inQueue(job wire.Job) (since time.Time, waited bool) {
 	if job.Kind != "" && job.Kind != berth.KindJob {
 		return since, false // arrays and pipelines wait for no place
 	}
@@ -243,7 +244,7 @@ func inQueue(job berth.Job) (since time.Time, waited bool) {
 }
 
 // links lead to the traces of the jobs that this one came of.
-func (t *tracedStore) links(job berth.Job) (links []trace.Link) {
+func (t *tracedStore) links(job wire.Job) (links []trace.Link) {
 	if job.Parent != nil {
 		links = append(links, t.traces.LinkTo(*job.Parent, "parent"))
 	}

@@ -13,6 +13,8 @@ import (
 	"berth/db"
 	"berth/db/dbtest"
 	"berth/internal/lib/tracing"
+	"berth/spec"
+	"berth/wire"
 )
 
 // telling returns a tracedStore over a database, and its exported spans after its stop.
@@ -44,9 +46,9 @@ func telling(t *testing.T, o tracing.Options) (*tracedStore, func() tracetest.Sp
 	}
 }
 
-func submitted(t *testing.T, d *db.DB) berth.Job {
+func submitted(t *testing.T, d *db.DB) wire.Job {
 	t.Helper()
-	job, _, err := d.Jobs.Submit(t.Context(), db.Submission{Tenant: "default", Spec: berth.JobSpec{Name: "digits", Image: "busybox"}.WithDefaults(), Actor: "user:test"})
+	job, _, err := d.Jobs.Submit(t.Context(), db.Submission{Tenant: "default", Spec: spec.Job{Name: "digits", Image: "busybox"}.WithDefaults(), Actor: "user:test"})
 	if err != nil {
 		t.Fatal(err)
 	}

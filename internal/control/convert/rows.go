@@ -6,6 +6,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/placement"
+	"berth/spec"
 )
 
 // Waits reports whether placement may give the job room.
@@ -153,7 +154,7 @@ func Spend(t placement.Tenant, r placement.Running, since time.Time) placement.T
 
 // capacity is amounts as the engine has them: 0 says nothing of a resource, so
 // an amount of nothing has a value of its own.
-func capacity(a *berth.Amounts, nothing int64) berth.Capacity {
+func capacity(a *spec.Amounts, nothing int64) berth.Capacity {
 	if a == nil {
 		return berth.Capacity{}
 	}
@@ -176,13 +177,13 @@ func capacity(a *berth.Amounts, nothing int64) berth.Capacity {
 	return c
 }
 
-func borrow(b berth.Borrow) placement.Borrow {
+func borrow(b spec.Borrow) placement.Borrow {
 	switch b {
-	case berth.BorrowAny, "":
+	case spec.BorrowAny, "":
 		return placement.BorrowAny
-	case berth.BorrowPreemptible:
+	case spec.BorrowPreemptible:
 		return placement.BorrowPreemptible
-	case berth.BorrowNone:
+	case spec.BorrowNone:
 		return placement.BorrowNothing
 	default:
 		panic("unknown borrow " + string(b))

@@ -15,6 +15,8 @@ import (
 	"berth/db"
 	"berth/internal/control/calendar"
 	"berth/internal/lib/overload"
+	"berth/spec"
+	"berth/wire"
 )
 
 // SetClock creates or updates the Temporal Schedule of a schedule from its row.
@@ -153,9 +155,9 @@ func clockOptions(c db.Clock) (client.ScheduleOptions, error) {
 		Action: &client.ScheduleWorkflowAction{
 			ID:                    berth.FireWorkflowID(c.Schedule),
 			Workflow:              berth.WorkflowFire,
-			Args:                  []any{berth.FireInput{Schedule: c.Schedule}},
+			Args:                  []any{wire.FireInput{Schedule: c.Schedule}},
 			TaskQueue:             berth.QueueControl,
-			TypedSearchAttributes: temporal.NewSearchAttributes(tenantAttribute.ValueSet(string(c.Tenant)), kindAttribute.ValueSet(berth.KindSchedule)),
+			TypedSearchAttributes: temporal.NewSearchAttributes(tenantAttribute.ValueSet(string(c.Tenant)), kindAttribute.ValueSet(spec.KindSchedule)),
 			StaticSummary:         c.Name,
 		},
 		Overlap:       enumspb.SCHEDULE_OVERLAP_POLICY_ALLOW_ALL,
@@ -167,17 +169,17 @@ func clockOptions(c db.Clock) (client.ScheduleOptions, error) {
 
 func timesOf(times calendar.Calendar, c db.Clock) client.ScheduleSpec {
 	fields, zone := times.Fields()
-	spec := client.ScheduleSpec{TimeZoneName: zone, Jitter: c.Spec.Jitter.Std()}
+	temporalSpec := client.ScheduleSpec{TimeZoneName: zone, Jitter: c.Spec.Jitter.Std()}
 	for _, f := range fields {
-		spec.Calendars = append(spec.Calendars, client.ScheduleCalendarSpec{
+		temporalSpec.Calendars = append(temporalSpec.Calendars, client.ScheduleCalendarSpec{
 			Second: ranges(f.Seconds), Minute: ranges(f.Minutes), Hour: ranges(f.Hours),
 			DayOfMonth: ranges(f.Days), Month: ranges(f.Months), DayOfWeek: ranges(f.Weekdays), Year: ranges(f.Years),
 		})
 	}
 	if every := times.Every(); every > 0 {
-		spec.Intervals = []client.ScheduleIntervalSpec{{Every: every}}
+		temporalSpec.Intervals = []client.ScheduleIntervalSpec{{Every: every}}
 	}
-	return spec
+	return temporalSpec
 }
 
 // ranges writes a set of numbers as runs of neighbours.

@@ -19,6 +19,7 @@ import (
 	"berth/db"
 	"berth/db/dbtest"
 	"berth/internal/control/dispatch"
+	"berth/spec"
 )
 
 // server is a Temporal with only the calls that the dispatcher makes.
@@ -205,8 +206,8 @@ func ready(t *testing.T, x *dispatch.Dispatcher) {
 
 func submit(t *testing.T, d *db.DB, name string) berth.JobID {
 	t.Helper()
-	spec := berth.JobSpec{Name: name, Image: "busybox"}.WithDefaults()
-	job, _, err := d.Jobs.Submit(t.Context(), db.Submission{Tenant: "default", Spec: spec, Actor: "user:test"})
+	jobSpec := spec.Job{Name: name, Image: "busybox"}.WithDefaults()
+	job, _, err := d.Jobs.Submit(t.Context(), db.Submission{Tenant: "default", Spec: jobSpec, Actor: "user:test"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,9 @@ import (
 	"berth"
 	"berth/db"
 	"berth/db/dbtest"
+	"berth/failure"
 	"berth/internal/control/dispatch"
+	"berth/wire"
 )
 
 // placed is a job with one member that its machine's agent reports on.
@@ -71,19 +73,19 @@ func onlyTheUnheardEndIsPoked(t *testing.T, patience time.Duration) (inTime bool
 	if err != nil || machine.RowsAffected() != 1 {
 		t.Fatal(err)
 	}
-	inventory := berth.Inventory{Capacity: berth.Capacity{CPUMilli: 4000, MemoryMiB: 8192, DiskMiB: 1000}}
-	session, _, err := d.Agents.Register(t.Context(), "m0", berth.RegisterRequest{HostBoot: "h", AgentBoot: "a", Inventory: inventory})
+	inventory := wire.Inventory{Capacity: berth.Capacity{CPUMilli: 4000, MemoryMiB: 8192, DiskMiB: 1000}}
+	session, _, err := d.Agents.Register(t.Context(), "m0", wire.RegisterRequest{HostBoot: "h", AgentBoot: "a", Inventory: inventory})
 	if err != nil {
 		t.Fatal(err)
 	}
 	heard, unheard := place(t, d), place(t, d)
 	for i, p := range []placed{heard, unheard} {
-		if _, err := d.Agents.Claim(t.Context(), "m0", berth.ClaimRequest{AgentBoot: "a", Epoch: session.Epoch, Alloc: p.alloc, Job: p.job, Attempt: 1}); err != nil {
+		if _, err := d.Agents.Claim(t.Context(), "m0", wire.ClaimRequest{AgentBoot: "a", Epoch: session.Epoch, Alloc: p.alloc, Job: p.job, Attempt: 1}); err != nil {
 			t.Fatal(err)
 		}
 		reported := time.Now()
-		end := berth.Exit{Cause: berth.CauseExited, StartedAt: reported, FinishedAt: reported}
-		_, err := d.Agents.Sync(t.Context(), "m0", berth.SyncRequest{AgentBoot: "a", Epoch: session.Epoch, Seq: int64(i + 1), Brief: true, Reports: []berth.RankReport{
+		end := failure.Exit{Cause: failure.CauseExited, StartedAt: reported, FinishedAt: reported}
+		_, err := d.Agents.Sync(t.Context(), "m0", wire.SyncRequest{AgentBoot: "a", Epoch: session.Epoch, Seq: int64(i + 1), Brief: true, Reports: []wire.RankReport{
 			{Alloc: p.alloc, Job: p.job, Attempt: 1, Phase: berth.PhaseSealed, Exit: &end},
 		}})
 		if err != nil {

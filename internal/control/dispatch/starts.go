@@ -15,6 +15,7 @@ import (
 	"berth/db"
 	"berth/internal/lib/failpoint"
 	"berth/internal/lib/overload"
+	"berth/wire"
 )
 
 var (
@@ -221,7 +222,7 @@ func (d *Dispatcher) start(ctx context.Context, class overload.Class, row db.Dis
 			TypedSearchAttributes:                    temporal.NewSearchAttributes(tenantAttribute.ValueSet(string(row.Tenant)), kindAttribute.ValueSet(row.Kind)),
 			StaticSummary:                            row.Name,
 			EnableEagerStart:                         true, // a worker of this process takes the first task along
-		}, berth.WorkflowOf(berth.Kind(row.Kind)), berth.JobInput{Job: row.Job})
+		}, berth.WorkflowOf(berth.Kind(row.Kind)), wire.JobInput{Job: row.Job})
 		return err
 	})
 	if _, already := errors.AsType[*serviceerror.WorkflowExecutionAlreadyStarted](err); already {

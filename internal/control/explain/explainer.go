@@ -14,6 +14,8 @@ import (
 	"berth/internal/control/convert"
 	"berth/internal/control/runtimes"
 	"berth/placement"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Timing of readings.
@@ -82,7 +84,7 @@ type reading struct {
 	asked    map[question]placement.JobExplanation // of new jobs
 
 	costs     map[string]float64 // of an hour of a machine, by pool
-	admission berth.Admission
+	admission wire.Admission
 
 	beganAt time.Time // our clock
 	changed int64     // Explainer.changes then
@@ -96,7 +98,7 @@ type Prospect struct {
 	// or no machine has room.
 	CostPerHour float64
 
-	Admission berth.Admission // whether new work may start
+	Admission wire.Admission // whether new work may start
 }
 
 // question identifies a new job: equal questions have equal answers.
@@ -125,7 +127,7 @@ func New(d *db.DB, policy placement.Policy) *Explainer {
 // Why explains a waiting job, whose row was just read; ok is false if the job no
 // longer waits. request is the request of the job's class.
 func (x *Explainer) Why(
-	ctx context.Context, row db.QueueJob, request berth.Request,
+	ctx context.Context, row db.QueueJob, request spec.Request,
 ) (w placement.JobExplanation, ok bool, err error) {
 	defer x.asking.Add(-1)
 	x.asking.Add(1)
@@ -153,7 +155,7 @@ func (x *Explainer) Why(
 // WhyNew predicts what would happen to a new job of that name, from a reading that is
 // at most planRest old: it need not know of rows that were written since.
 func (x *Explainer) WhyNew(
-	ctx context.Context, j placement.Job, name string, request berth.Request,
+	ctx context.Context, j placement.Job, name string, request spec.Request,
 ) (p Prospect, err error) {
 	defer x.asking.Add(-1)
 	x.asking.Add(1)
@@ -183,7 +185,7 @@ func (x *Explainer) WhyNew(
 }
 
 // whyAsked is whyNew, once for equal questions.
-func (x *Explainer) whyAsked(j placement.Job, request berth.Request) placement.JobExplanation {
+func (x *Explainer) whyAsked(j placement.Job, request spec.Request) placement.JobExplanation {
 	q := question{
 		j.Tenant, j.Class, j.Priority, j.Preemptible, j.TimeLimit, j.Expected, j.ExpectedBy, fmt.Sprint(j.Data),
 	}
@@ -221,7 +223,7 @@ func (x *Explainer) expect(ctx context.Context, j *placement.Job, w db.Work) (er
 	return err
 }
 
-func (x *Explainer) whyNew(j placement.Job, request berth.Request) placement.JobExplanation {
+func (x *Explainer) whyNew(j placement.Job, request spec.Request) placement.JobExplanation {
 	now := x.now
 	if j.SubmittedAt.After(now) {
 		now = j.SubmittedAt // it came after the reading
@@ -340,12 +342,12 @@ type news struct {
 	snapshot *placement.Snapshot
 	book     *runtimes.Book
 	rows     db.Changes
-	requests map[string]berth.Request
+	requests map[string]spec.Request
 	expected []berth.JobID // jobs whose expected run time has changed
 
 	tenants   []db.TenantRow
 	costs     map[string]float64
-	admission berth.Admission
+	admission wire.Admission
 }
 
 // readAll makes a new reading. If it fails, the reading before stays as it was.

@@ -16,6 +16,7 @@ import (
 	"berth/db/dbtest"
 	"berth/internal/control/explain"
 	"berth/placement"
+	"berth/spec"
 )
 
 func open(t testing.TB) *db.DB {
@@ -35,10 +36,10 @@ func exec(t testing.TB, d *db.DB, sql string, args ...any) {
 // queued submits a job that wants so many cores and queues it.
 func queued(t testing.TB, d *db.DB, tenant berth.TenantID, cores int) berth.JobID {
 	t.Helper()
-	spec := berth.JobSpec{Name: "x", Image: "busybox"}
-	cpus := berth.MilliCPU(1000 * cores)
-	spec.Resources.CPUs = &cpus
-	job, _, err := d.Jobs.Submit(context.Background(), db.Submission{Tenant: tenant, Spec: spec.WithDefaults(), Actor: "user:test"})
+	jobSpec := spec.Job{Name: "x", Image: "busybox"}
+	cpus := spec.MilliCPU(1000 * cores)
+	jobSpec.Resources.CPUs = &cpus
+	job, _, err := d.Jobs.Submit(context.Background(), db.Submission{Tenant: tenant, Spec: jobSpec.WithDefaults(), Actor: "user:test"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,11 +86,11 @@ func TestAPlanLeavesNoTrace(t *testing.T) {
 	o := explain.New(d, placement.Policy{Backfill: 1})
 	id := queued(t, d, "default", 3)
 	want := why(t, d, o, id)
-	spec := berth.JobSpec{Name: "x", Image: "busybox"}.WithDefaults()
+	jobSpec := spec.Job{Name: "x", Image: "busybox"}.WithDefaults()
 	for n := range 3 {
-		r := spec.Request()
+		r := jobSpec.Request()
 		r.CPUMilli = int64(n+2) * 1000
-		w, err := o.WhyNew(t.Context(), placement.Job{ID: berth.NewJobID(time.Now()), Tenant: "default", Class: r.Class(), Priority: 500}, spec.Name, r)
+		w, err := o.WhyNew(t.Context(), placement.Job{ID: berth.NewJobID(time.Now()), Tenant: "default", Class: r.Class(), Priority: 500}, jobSpec.Name, r)
 		if err != nil || w.StartsNow || w.Fit.FitNow != 1 && r.CPUMilli <= 4000 {
 			t.Errorf("a new job beside it: %+v, %v", w, err)
 		}
@@ -146,10 +147,10 @@ func TestJobsOfOtherTenantsAreNotNamed(t *testing.T) {
 
 // planNew plans a job of so many cores.
 func planNew(ctx context.Context, o *explain.Explainer, cores int64) (explain.Prospect, error) {
-	spec := berth.JobSpec{Name: "x", Image: "busybox"}.WithDefaults()
-	r := spec.Request()
+	jobSpec := spec.Job{Name: "x", Image: "busybox"}.WithDefaults()
+	r := jobSpec.Request()
 	r.CPUMilli = cores * 1000
-	return o.WhyNew(ctx, placement.Job{ID: berth.NewJobID(time.Now()), Tenant: "default", Class: r.Class(), Priority: 500}, spec.Name, r)
+	return o.WhyNew(ctx, placement.Job{ID: berth.NewJobID(time.Now()), Tenant: "default", Class: r.Class(), Priority: 500}, jobSpec.Name, r)
 }
 
 // lockedQueue locks the table of jobs until the returned function is called.
@@ -291,7 +292,7 @@ func TestAnAnswerTellsWhatAJobIsExpectedToRun(t *testing.T) {
 	}
 	plan := func(name string, limit time.Duration) string {
 		t.Helper()
-		r := berth.JobSpec{Name: name, Image: "busybox"}.WithDefaults().Request()
+		r := spec.Job{Name: name, Image: "busybox"}.WithDefaults().Request()
 		w, err := o.WhyNew(t.Context(), placement.Job{ID: berth.NewJobID(time.Now()), Tenant: "default", Class: r.Class(), Priority: 500, TimeLimit: limit}, name, r)
 		if err != nil {
 			t.Fatal(err)
@@ -337,9 +338,9 @@ func TestAnAnswerTellsWhereTheDataIs(t *testing.T) {
 	exec(t, d, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('m1', 'ready', 4000, 65536, 1000), ('m2', 'ready', 1000, 65536, 1000)`)
 	exec(t, d, `INSERT INTO machine_caches (machine_id, keys, mib) VALUES ('m1', '{7,8}', '{4096,16}'), ('m2', '{7}', '{4096}'), ('gone', '{7}', '{9999}')`)
 	o := explain.New(d, placement.Policy{})
-	r := berth.JobSpec{Name: "x", Image: "busybox"}.WithDefaults().Request()
+	r := spec.Job{Name: "x", Image: "busybox"}.WithDefaults().Request()
 	r.CPUMilli = 2000
-	ask := func(keys ...berth.DataKey) []placement.MachineData {
+	ask := func(keys ...spec.DataKey) []placement.MachineData {
 		t.Helper()
 		w, err := o.WhyNew(t.Context(), placement.Job{ID: berth.NewJobID(time.Now()), Tenant: "default", Class: r.Class(), Priority: 500, Data: keys}, "x", r)
 		if err != nil || !w.StartsNow {
@@ -363,11 +364,11 @@ func TestAnAnswerTellsWhereTheDataIs(t *testing.T) {
 func TestAnAnswerTellsWhereTheImageIs(t *testing.T) {
 	t.Parallel()
 	d := open(t)
-	if err := d.Tenants.Create(t.Context(), berth.NewTenant{ID: "blue"}); err != nil {
+	if err := d.Tenants.Create(t.Context(), spec.NewTenant{ID: "blue"}); err != nil {
 		t.Fatal(err)
 	}
 	exec(t, d, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('m1', 'ready', 4000, 65536, 1000), ('m2', 'ready', 4000, 65536, 1000)`)
-	exec(t, d, `INSERT INTO machine_caches (machine_id, keys, mib) VALUES ('m2', ARRAY[$1::bigint], '{8192}')`, int64(berth.ImageKey("default", "busybox")))
+	exec(t, d, `INSERT INTO machine_caches (machine_id, keys, mib) VALUES ('m2', ARRAY[$1::bigint], '{8192}')`, int64(spec.ImageKey("default", "busybox")))
 	o := explain.New(d, placement.Policy{})
 	want := []placement.MachineData{{Machine: "m2", MiB: 8192, Chosen: true}}
 	if got := why(t, d, o, queued(t, d, "default", 1)).Data; !slices.Equal(got, want) {

@@ -9,6 +9,8 @@ import (
 	"berth/db"
 	"berth/internal/control/calendar"
 	"berth/internal/lib/failpoint"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Clocks gives the leader access to Temporal's schedules. Each schedule of Berth
@@ -27,7 +29,7 @@ type Clocks interface {
 
 // Fires decides the fires of schedules.
 type Fires interface {
-	Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (berth.FireResult, error)
+	Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (wire.FireResult, error)
 }
 
 // clocks keeps Temporal's schedules equal to the rows, and decides the fires
@@ -158,7 +160,7 @@ func (c *clocks) catchUp(ctx context.Context, s db.Clock) error {
 	if s.Since.After(from) {
 		from = s.Since.Add(time.Nanosecond)
 	}
-	n, err := c.DB.Schedules.AddFires(ctx, db.NewFires{Schedule: s.Schedule, Times: times.Last(from, now, berth.MaxBackfill), Source: berth.FireByClock})
+	n, err := c.DB.Schedules.AddFires(ctx, db.NewFires{Schedule: s.Schedule, Times: times.Last(from, now, spec.MaxBackfill), Source: wire.FireByClock})
 	c.did("fire_caught_up", n)
 	return err
 }

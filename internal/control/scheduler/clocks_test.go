@@ -13,6 +13,8 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/control/scheduler"
+	"berth/spec"
+	"berth/wire"
 )
 
 // tower is Temporal's schedules, as the leader sees them.
@@ -97,13 +99,13 @@ type fires struct {
 	at []time.Time
 }
 
-func (f *fires) Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (berth.FireResult, error) {
+func (f *fires) Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (wire.FireResult, error) {
 	f.mu.Lock()
 	f.at = append(f.at, at.UTC())
 	f.mu.Unlock()
 	s, err := f.r.db.Schedules.GetByID(ctx, id)
 	if err != nil {
-		return berth.FireResult{}, err
+		return wire.FireResult{}, err
 	}
 	return f.r.db.Schedules.Fire(ctx, db.Firing{Schedule: s, At: at})
 }
@@ -123,9 +125,9 @@ func (r *rig) leadClocks() (*tower, *fires) {
 	return x, f
 }
 
-func (r *rig) schedule(name string, edit func(*berth.ScheduleSpec)) berth.ScheduleID {
+func (r *rig) schedule(name string, edit func(*spec.Schedule)) berth.ScheduleID {
 	r.t.Helper()
-	s := berth.ScheduleSpec{Name: name, Cron: "@hourly", Job: &berth.JobSpec{Image: "busybox"}}
+	s := spec.Schedule{Name: name, Cron: "@hourly", Job: &spec.Job{Image: "busybox"}}
 	if edit != nil {
 		edit(&s)
 	}
@@ -210,8 +212,8 @@ const gaps = `
 	FROM generate_series($2::timestamptz - interval '7 minutes', $2, interval '1 minute') AS due
 	WHERE NOT EXISTS (SELECT 1 FROM schedule_fires WHERE schedule = $1 AND at = due AND status <> 'due')`
 
-func eachMinute(s *berth.ScheduleSpec) {
-	s.Cron, s.Every, s.CatchUp, s.Overlap = "", berth.Duration(time.Minute), berth.Duration(10*time.Minute), berth.OverlapAllow
+func eachMinute(s *spec.Schedule) {
+	s.Cron, s.Every, s.CatchUp, s.Overlap = "", spec.Duration(time.Minute), spec.Duration(10*time.Minute), spec.OverlapAllow
 }
 
 // Who set the clock may have died before the times without it were caught up, or
@@ -233,7 +235,7 @@ func TestTimesAfterAResumeThatTemporalHeardOfLateAreCaughtUp(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	x, _ := r.leadClocks()
-	id := r.schedule("minutes", func(s *berth.ScheduleSpec) { eachMinute(s); s.Paused = true })
+	id := r.schedule("minutes", func(s *spec.Schedule) { eachMinute(s); s.Paused = true })
 	r.await("the clock is set", func() bool { return x.has(id) })
 	x.edit(func() { x.away = true })
 	if err := r.db.Schedules.Resume(t.Context(), "default", "minutes", ""); err != nil {
@@ -249,7 +251,7 @@ func TestTimesWithoutAClockAreCaughtUp(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	id := r.schedule("minutes", eachMinute)
-	paused := r.schedule("paused", func(s *berth.ScheduleSpec) { s.Paused = true })
+	paused := r.schedule("paused", func(s *spec.Schedule) { s.Paused = true })
 	// There was no leader for an hour, and Temporal lost its schedules half an hour ago.
 	r.exec(`UPDATE schedules SET active_since = now() - interval '1 hour'`)
 	r.exec(`
@@ -272,8 +274,8 @@ func TestTimesWithoutAClockAreCaughtUp(t *testing.T) {
 func TestAScheduleWithoutTimesHasNoClock(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	id := r.schedule("once", func(s *berth.ScheduleSpec) {
-		s.Cron, s.At = "", &berth.Instant{Time: time.Now().Add(-time.Minute)}
+	id := r.schedule("once", func(s *spec.Schedule) {
+		s.Cron, s.At = "", &spec.Instant{Time: time.Now().Add(-time.Minute)}
 	})
 	r.exec(`UPDATE schedules SET active_since = now() - interval '1 hour'`) // Temporal was away at its time
 	x, f := r.leadClocks()
@@ -289,14 +291,14 @@ func TestABufferedFireComesWhenTheJobHasEnded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	// It has no time of its own that could come while the test runs.
-	id := r.schedule("years", func(s *berth.ScheduleSpec) { s.Cron, s.Overlap = "@yearly", berth.OverlapBuffer })
+	id := r.schedule("years", func(s *spec.Schedule) { s.Cron, s.Overlap = "@yearly", spec.OverlapBuffer })
 	x, f := r.leadClocks()
 	now := time.Now().UTC().Truncate(time.Second)
 	first, err := f.Fire(t.Context(), id, now.Add(-time.Minute))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if waits, err := f.Fire(t.Context(), id, now); err != nil || waits.Status != berth.FireBuffered {
+	if waits, err := f.Fire(t.Context(), id, now); err != nil || waits.Status != wire.FireBuffered {
 		t.Fatalf("%+v, %v", waits, err)
 	}
 	r.compares(x)

@@ -5,16 +5,17 @@ import (
 	"testing"
 
 	"berth"
+	"berth/spec"
 )
 
 func TestAJobGoesWhereItsDataIsAndDoesNotWaitForIt(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	in := berth.Input{From: "s3://bucket/images/", To: "/data"}
-	reads := func(cores int) func(*berth.JobSpec) {
-		return func(s *berth.JobSpec) {
+	in := spec.Input{From: "s3://bucket/images/", To: "/data"}
+	reads := func(cores int) func(*spec.Job) {
+		return func(s *spec.Job) {
 			cpus(cores)(s)
-			s.Inputs = []berth.Input{in}
+			s.Inputs = []spec.Input{in}
 		}
 	}
 	goes := func(cores int, want string) {

@@ -7,8 +7,10 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/failure"
 	"berth/internal/control/scheduler"
 	"berth/placement"
+	"berth/spec"
 )
 
 func displacing(o *scheduler.Options) {
@@ -16,10 +18,10 @@ func displacing(o *scheduler.Options) {
 }
 
 // wants edits a job's priority and its GPUs.
-func wants(priority berth.Priority, gpus int) func(*berth.JobSpec) {
-	return func(j *berth.JobSpec) {
+func wants(priority spec.Priority, gpus int) func(*spec.Job) {
+	return func(j *spec.Job) {
 		j.Priority = &priority
-		j.Resources.GPUs = berth.MilliGPU(1000 * gpus)
+		j.Resources.GPUs = spec.MilliGPU(1000 * gpus)
 	}
 }
 
@@ -36,7 +38,7 @@ func (r *rig) run(id berth.JobID) {
 func (r *rig) stops(id berth.JobID) {
 	r.t.Helper()
 	r.exec(`UPDATE allocations SET state = 'exited', phase = 'sealed', exit = $2, exited_at = now(), sealed_at = now() WHERE job = $1 AND state = 'active'`,
-		id, berth.Exit{Cause: berth.CauseOrdered, Code: 143})
+		id, failure.Exit{Cause: failure.CauseOrdered, Code: 143})
 	result, err := r.db.Attempts.Settle(r.t.Context(), id, value[int](r, `SELECT attempt FROM jobs WHERE id = $1`, id))
 	if err != nil || result.Next != berth.Retrying {
 		r.t.Fatalf("settled as %+v, %v", result, err)
@@ -93,7 +95,7 @@ func TestANewLeaderKeepsWhatWasFreedForAJob(t *testing.T) {
 	thief := r.queued(wants(500, 1))
 	r.stops(low)
 	r.lead(nil)
-	other := r.queued(func(j *berth.JobSpec) { wants(500, 0)(j) }) // needs no GPU: the leader is at work
+	other := r.queued(func(j *spec.Job) { wants(500, 0)(j) }) // needs no GPU: the leader is at work
 	r.awaitState(other, berth.Scheduled)
 	if state := r.state(thief); state != berth.Queued {
 		t.Errorf("another job is %s in the room that was freed", state)
@@ -116,7 +118,7 @@ func TestAVictimThatEndsByItselfIsNotPreempted(t *testing.T) {
 	r.awaitState(low, berth.Scheduled)
 	r.run(low)
 	r.exec(`UPDATE allocations SET state = 'exited', phase = 'sealed', exit = $2, exited_at = now(), sealed_at = now() WHERE job = $1`,
-		low, berth.Exit{Cause: berth.CauseExited, StartedAt: time.Now(), FinishedAt: time.Now()})
+		low, failure.Exit{Cause: failure.CauseExited, StartedAt: time.Now(), FinishedAt: time.Now()})
 	high := r.queued(wants(800, 2))
 	r.awaitState(high, berth.Scheduled)
 	if _, err := r.db.Attempts.Settle(t.Context(), low, 1); err != nil {
@@ -132,9 +134,9 @@ func TestATenantHoldsNoMoreThanItsLimit(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.machine("m0", 8, 4)
-	limit := func(gpus berth.MilliGPU) {
+	limit := func(gpus spec.MilliGPU) {
 		t.Helper()
-		if err := r.db.Tenants.SetQuota(t.Context(), berth.Quota{Tenant: "default", Limit: &berth.Amounts{GPUs: &gpus}}); err != nil {
+		if err := r.db.Tenants.SetQuota(t.Context(), spec.Quota{Tenant: "default", Limit: &spec.Amounts{GPUs: &gpus}}); err != nil {
 			t.Fatal(err)
 		}
 	}

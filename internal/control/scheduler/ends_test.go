@@ -6,6 +6,7 @@ import (
 
 	"berth"
 	"berth/internal/control/scheduler"
+	"berth/spec"
 )
 
 // The replica that recorded an end died with the waiter of the member: no other
@@ -47,7 +48,7 @@ func TestTheLeaderSettlesAnEndOnWhichNoPokedWorkflowActs(t *testing.T) {
 		o.Ages.Unheard = 10 * time.Millisecond
 	})
 	alone := r.queued(nil)
-	gang := r.queued(func(s *berth.JobSpec) { s.Members = 2 })
+	gang := r.queued(func(s *spec.Job) { s.Members = 2 })
 	r.awaitState(alone, "scheduled")
 	r.awaitState(gang, "scheduled")
 	r.seals(alone, 0, 0)

@@ -6,14 +6,16 @@ import (
 	"time"
 
 	"berth"
+	"berth/failure"
+	"berth/spec"
 )
 
 // gang is a gang of so many members with a GPU each.
-func gang(members int) func(*berth.JobSpec) {
-	return func(j *berth.JobSpec) {
+func gang(members int) func(*spec.Job) {
+	return func(j *spec.Job) {
 		j.Members = members
 		j.Resources.GPUs = 1000
-		j.Retry.MaxAttempts, j.Retry.Backoff = 9, berth.Backoff{Factor: 1}
+		j.Retry.MaxAttempts, j.Retry.Backoff = 9, spec.Backoff{Factor: 1}
 	}
 }
 
@@ -22,18 +24,18 @@ func gang(members int) func(*berth.JobSpec) {
 func (r *rig) fails(id berth.JobID, machine string, code int) (rest func()) {
 	r.t.Helper()
 	attempt := value[int](r, `SELECT attempt FROM jobs WHERE id = $1`, id)
-	ends := func(where string, x berth.Exit, args ...any) {
+	ends := func(where string, x failure.Exit, args ...any) {
 		x.StartedAt, x.FinishedAt = time.Now(), time.Now()
 		r.exec(`UPDATE allocations SET state = 'exited', phase = 'sealed', exit = $2, exited_at = now(), sealed_at = now(), freed_by = 'agent'
 			WHERE job = $1 AND state = 'active' `+where, append([]any{id, x}, args...)...)
 	}
-	ends(`AND machine_id = $3`, berth.Exit{Cause: berth.CauseExited, Code: code}, machine)
+	ends(`AND machine_id = $3`, failure.Exit{Cause: failure.CauseExited, Code: code}, machine)
 	if stopped, err := r.db.Attempts.Stop(r.t.Context(), id, attempt); err != nil || !stopped {
 		r.t.Fatal(stopped, err)
 	}
 	return func() {
 		r.t.Helper()
-		ends(``, berth.Exit{Cause: berth.CauseOrdered, Code: 143})
+		ends(``, failure.Exit{Cause: failure.CauseOrdered, Code: 143})
 		result, err := r.db.Attempts.Settle(r.t.Context(), id, attempt)
 		if err != nil || result.Next != berth.Retrying {
 			r.t.Fatalf("settled as %+v, %v", result, err)

@@ -13,6 +13,7 @@ import (
 	"berth/db/dbtest"
 	"berth/internal/control/runtimes"
 	"berth/placement"
+	"berth/spec"
 )
 
 func newMirror(t *testing.T) (*mirror, *bytes.Buffer) {
@@ -33,8 +34,8 @@ func exec(t *testing.T, m *mirror, sql string, args ...any) {
 
 func queued(t *testing.T, m *mirror) berth.JobID {
 	t.Helper()
-	spec := berth.JobSpec{Name: "x", Image: "busybox"}.WithDefaults()
-	job, _, err := m.db.Jobs.Submit(t.Context(), db.Submission{Tenant: "default", Spec: spec, Actor: "user:test"})
+	jobSpec := spec.Job{Name: "x", Image: "busybox"}.WithDefaults()
+	job, _, err := m.db.Jobs.Submit(t.Context(), db.Submission{Tenant: "default", Spec: jobSpec, Actor: "user:test"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +156,7 @@ func TestAStartThatIsSeenBeforeItsCommitReturnsCountsOnce(t *testing.T) {
 	if err := m.load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	r := berth.JobSpec{Name: "x", Image: "busybox"}.WithDefaults().Request()
+	r := spec.Job{Name: "x", Image: "busybox"}.WithDefaults().Request()
 	room := func() int {
 		t.Helper()
 		rest := r

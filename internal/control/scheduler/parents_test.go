@@ -7,13 +7,14 @@ import (
 
 	"berth"
 	"berth/internal/control/scheduler"
+	"berth/spec"
 )
 
 // canceling is an array that is to stop and whose coordinator does nothing about it.
 // Its elements run.
 func (r *rig) canceling(size int) berth.JobID {
 	r.t.Helper()
-	id := r.submitted(func(j *berth.JobSpec) { j.Array = &berth.Array{Size: size} })
+	id := r.submitted(func(j *spec.Job) { j.Array = &spec.Array{Size: size} })
 	if _, err := r.db.Parents.ReconcileThrough(r.t.Context(), id, new(0)); err != nil {
 		r.t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ const (
 // activity as started before a worker has it, and loses tasks between the two: its
 // call to do so has a deadline of one second, and a worker's poll may have ended
 // meanwhile. Without a repair the activity would be repeated when its heartbeat is
-// missed, after berth.WaiterTimeout.
+// missed, after wire.WaiterTimeout.
 type rewaiter struct {
 	*Scheduler
 	pace pace

@@ -14,6 +14,7 @@ import (
 	"berth/db"
 	"berth/db/dbtest"
 	"berth/internal/control/scheduler"
+	"berth/spec"
 )
 
 // rig is a database with machines, and schedulers that lead it by turns.
@@ -84,7 +85,7 @@ func (r *rig) machine(id string, cpus, gpus int) {
 }
 
 // queued submits a job and queues it, as its workflow would.
-func (r *rig) queued(edit func(*berth.JobSpec)) berth.JobID {
+func (r *rig) queued(edit func(*spec.Job)) berth.JobID {
 	r.t.Helper()
 	id := r.submitted(edit)
 	if _, err := r.db.Jobs.Load(r.t.Context(), id); err != nil {
@@ -93,16 +94,16 @@ func (r *rig) queued(edit func(*berth.JobSpec)) berth.JobID {
 	return id
 }
 
-func (r *rig) submitted(edit func(*berth.JobSpec)) berth.JobID {
+func (r *rig) submitted(edit func(*spec.Job)) berth.JobID {
 	r.t.Helper()
-	spec := berth.JobSpec{Name: "x", Image: "busybox"}
-	spec.Resources.Memory = new(berth.MiB)
-	*spec.Resources.Memory = 4
-	spec = spec.WithDefaults()
+	jobSpec := spec.Job{Name: "x", Image: "busybox"}
+	jobSpec.Resources.Memory = new(spec.MiB)
+	*jobSpec.Resources.Memory = 4
+	jobSpec = jobSpec.WithDefaults()
 	if edit != nil {
-		edit(&spec)
+		edit(&jobSpec)
 	}
-	job, _, err := r.db.Jobs.Submit(r.t.Context(), db.Submission{Tenant: "default", Spec: spec, Actor: "user:test"})
+	job, _, err := r.db.Jobs.Submit(r.t.Context(), db.Submission{Tenant: "default", Spec: jobSpec, Actor: "user:test"})
 	if err != nil {
 		r.t.Fatal(err)
 	}

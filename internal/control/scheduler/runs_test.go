@@ -6,8 +6,10 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/failure"
 	"berth/internal/control/scheduler"
 	"berth/placement"
+	"berth/spec"
 )
 
 func leastFirst(o *scheduler.Options) {
@@ -18,9 +20,9 @@ func leastFirst(o *scheduler.Options) {
 // of how long it runs, and queues it.
 func (r *rig) named(tenant berth.TenantID, name string) berth.JobID {
 	r.t.Helper()
-	spec := berth.JobSpec{Name: name, Image: "busybox"}.WithDefaults()
-	cpus(4)(&spec)
-	job, _, err := r.db.Jobs.Submit(r.t.Context(), db.Submission{Tenant: tenant, Spec: spec, Actor: "user:test"})
+	jobSpec := spec.Job{Name: name, Image: "busybox"}.WithDefaults()
+	cpus(4)(&jobSpec)
+	job, _, err := r.db.Jobs.Submit(r.t.Context(), db.Submission{Tenant: tenant, Spec: jobSpec, Actor: "user:test"})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -47,7 +49,7 @@ func (r *rig) done(id berth.JobID) {
 	r.awaitState(id, berth.Scheduled)
 	r.run(id)
 	r.exec(`UPDATE allocations SET state = 'exited', phase = 'sealed', exit = $2, exited_at = now(), sealed_at = now() WHERE job = $1 AND state = 'active'`,
-		id, berth.Exit{Cause: berth.CauseExited, StartedAt: time.Now(), FinishedAt: time.Now()})
+		id, failure.Exit{Cause: failure.CauseExited, StartedAt: time.Now(), FinishedAt: time.Now()})
 	result, err := r.db.Attempts.Settle(r.t.Context(), id, 1)
 	if err != nil || result.Next != berth.Succeeded {
 		r.t.Fatalf("settled as %+v, %v", result, err)

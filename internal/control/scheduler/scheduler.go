@@ -15,6 +15,8 @@ import (
 	"berth/internal/control/watermark"
 	"berth/internal/lib/overload"
 	"berth/placement"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Poker wakes the workflows of jobs.
@@ -44,7 +46,7 @@ type Workflows interface {
 
 // Settler closes an attempt from the rows.
 type Settler interface {
-	Settle(ctx context.Context, id berth.JobID, attempt int) (berth.SettleResult, error)
+	Settle(ctx context.Context, id berth.JobID, attempt int) (wire.SettleResult, error)
 }
 
 // Archiver moves jobs that ended longer ago than retention to the archive.
@@ -136,7 +138,7 @@ func New(o Options) *Scheduler {
 		o.Silence.Suspect = berth.MachineLeaseTTL
 	}
 	if o.Silence.Lost == 0 {
-		o.Silence.Lost = berth.DefaultLostAfter
+		o.Silence.Lost = spec.DefaultLostAfter
 	}
 	if o.Silence.Margin == 0 {
 		o.Silence.Margin = berth.FenceMargin

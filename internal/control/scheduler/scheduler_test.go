@@ -14,10 +14,11 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/control/scheduler"
+	"berth/spec"
 )
 
-func cpus(n int) func(*berth.JobSpec) {
-	return func(s *berth.JobSpec) { c := berth.MilliCPU(1000 * n); s.Resources.CPUs = &c }
+func cpus(n int) func(*spec.Job) {
+	return func(s *spec.Job) { c := spec.MilliCPU(1000 * n); s.Resources.CPUs = &c }
 }
 
 func TestLeaderPlacesAndPokes(t *testing.T) {
@@ -31,7 +32,7 @@ func TestLeaderPlacesAndPokes(t *testing.T) {
 
 	hints := r.db.Hub().Subscribe(db.TopicMachine, "m0")
 	defer hints.Close()
-	after := r.queued(func(s *berth.JobSpec) { s.Resources.GPUs = 2000 })
+	after := r.queued(func(s *spec.Job) { s.Resources.GPUs = 2000 })
 	r.awaitState(after, berth.Scheduled)
 	// A new leader may poke for its first placements twice: once as its own, once
 	// as placements that the last leader may have left without a poke.
@@ -84,14 +85,14 @@ func TestPriorityDecidesAndABlockedJobHoldsUpNobody(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.machine("m0", 2, 0)
-	low, huge := r.queued(cpus(2)), r.queued(func(s *berth.JobSpec) {
+	low, huge := r.queued(cpus(2)), r.queued(func(s *spec.Job) {
 		cpus(64)(s)
-		p := berth.PriorityHigh
+		p := spec.PriorityHigh
 		s.Priority = &p
 	})
-	high := r.queued(func(s *berth.JobSpec) {
+	high := r.queued(func(s *spec.Job) {
 		cpus(2)(s)
-		p := berth.Priority(600)
+		p := spec.Priority(600)
 		s.Priority = &p
 	})
 	r.lead(nil)
@@ -155,7 +156,7 @@ func TestJobsPastTheirQueueDeadlineFail(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.lead(nil)
-	id := r.queued(func(s *berth.JobSpec) { s.QueueTimeout = berth.Duration(time.Second) })
+	id := r.queued(func(s *spec.Job) { s.QueueTimeout = spec.Duration(time.Second) })
 	r.awaitState(id, berth.Failed)
 	r.await("it is poked", func() bool { return r.poke.of(id) > 0 })
 	if code := value[string](r, `SELECT reason->>'code' FROM jobs WHERE id = $1`, id); code != string(berth.ReasonQueueTimeout) {
@@ -186,7 +187,7 @@ func TestSilentMachineIsJudgedByTheLeader(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.machine("m0", 4, 0)
-	id := r.queued(func(s *berth.JobSpec) { s.LostAfter = berth.Duration(2 * time.Second) })
+	id := r.queued(func(s *spec.Job) { s.LostAfter = spec.Duration(2 * time.Second) })
 	stop := r.lead(nil)
 	r.awaitState(id, berth.Scheduled)
 	stop()
@@ -365,9 +366,9 @@ func TestChaosOfLeaders(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(3, 3))
 	var ids []berth.JobID
 	for range jobs {
-		ids = append(ids, r.queued(func(s *berth.JobSpec) {
+		ids = append(ids, r.queued(func(s *spec.Job) {
 			cpus(1 + rnd.IntN(4))(s)
-			s.Resources.GPUs = []berth.MilliGPU{0, 250, 500, 1000, 2000}[rnd.IntN(5)]
+			s.Resources.GPUs = []spec.MilliGPU{0, 250, 500, 1000, 2000}[rnd.IntN(5)]
 			s.Members = 1 + rnd.IntN(8)/6
 		}))
 	}

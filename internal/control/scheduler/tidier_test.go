@@ -10,6 +10,8 @@ import (
 	"berth"
 	"berth/internal/control/blob"
 	"berth/internal/control/scheduler"
+	"berth/spec"
+	"berth/wire"
 )
 
 // store is an object store in a folder of the test's.
@@ -27,7 +29,7 @@ func store(t *testing.T) *blob.Store {
 // step in the given state. Objects are stored for all of them.
 func (r *rig) trained(b *blob.Store, ended time.Duration, steps map[int64]string) (id berth.JobID, key func(step int64) string) {
 	r.t.Helper()
-	id = r.queued(func(s *berth.JobSpec) { s.Checkpoint = &berth.CheckpointPolicy{Path: "/c", Keep: 2} })
+	id = r.queued(func(s *spec.Job) { s.Checkpoint = &spec.CheckpointPolicy{Path: "/c", Keep: 2} })
 	r.exec(`UPDATE jobs SET state = 'scheduled', version = version + 1, attempt = 1 WHERE id = $1`, id)
 	r.exec(`UPDATE jobs SET state = 'retrying', version = version + 1, has_checkpoint = true, held = true WHERE id = $1`, id)
 	r.exec(`INSERT INTO attempts (job, attempt, leader_epoch, ended_at) VALUES ($1, 1, 1, now() - $2::interval)`, id, ended)
@@ -204,7 +206,7 @@ func TestUploadsThatNobodyUsesAreRemoved(t *testing.T) {
 		if idle == 0 {
 			return a, object
 		}
-		if _, _, err := r.db.Uploads.End(t.Context(), "default", berth.Upload{Address: a, Files: 1, Bytes: 1}, folder); err != nil {
+		if _, _, err := r.db.Uploads.End(t.Context(), "default", wire.Upload{Address: a, Files: 1, Bytes: 1}, folder); err != nil {
 			t.Fatal(err)
 		}
 		return a, object
@@ -215,7 +217,7 @@ func TestUploadsThatNobodyUsesAreRemoved(t *testing.T) {
 	_, idle := upload('c', 1)
 	_, writing := upload('d', 0)
 	_, dead := upload('e', 0)
-	r.queued(func(s *berth.JobSpec) { s.Workdir = string(needed) })
+	r.queued(func(s *spec.Job) { s.Workdir = string(needed) })
 	r.exec(`UPDATE uploads SET used_at = now() - $1::interval WHERE folder || '/archive.tar.zst' = ANY($2)`, month+time.Hour, []string{held, idle})
 	r.exec(`UPDATE doomed_objects SET since = now() - interval '1 hour' WHERE prefix || '/archive.tar.zst' = $1`, dead)
 	r.lead(func(o *scheduler.Options) { o.Objects, o.TidyEvery = b, 20*time.Millisecond })

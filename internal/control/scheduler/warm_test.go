@@ -4,9 +4,9 @@ import (
 	"testing"
 	"time"
 
-	"berth"
 	"berth/db"
 	"berth/db/dbtest"
+	"berth/spec"
 )
 
 func TestAStandbyReadsAlong(t *testing.T) {
@@ -18,7 +18,7 @@ func TestAStandbyReadsAlong(t *testing.T) {
 	t.Cleanup(d.Close)
 	queue := func() {
 		t.Helper()
-		job, _, err := d.Jobs.Submit(t.Context(), db.Submission{Tenant: "default", Actor: "user:test", Spec: berth.JobSpec{Name: "x", Image: "busybox"}.WithDefaults()})
+		job, _, err := d.Jobs.Submit(t.Context(), db.Submission{Tenant: "default", Actor: "user:test", Spec: spec.Job{Name: "x", Image: "busybox"}.WithDefaults()})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -14,6 +14,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/lib/publicnet"
+	"berth/spec"
 )
 
 // errFinal marks failures that a repeat would not change.
@@ -84,27 +85,27 @@ func (s *Sender) reason(err error) error {
 		return fmt.Errorf("its address is none that may be called: %w", errFinal)
 	}
 	if u, ok := errors.AsType[*url.Error](err); ok && u.Timeout() {
-		return fmt.Errorf("it did not answer within %s", berth.Duration(s.Timeout))
+		return fmt.Errorf("it did not answer within %s", spec.Duration(s.Timeout))
 	}
 	return errors.New("it could not be reached")
 }
 
 // keys returns the tenant's keys with which the call is signed.
 func (s *Sender) keys(ctx context.Context, tenant berth.TenantID) ([][]byte, error) {
-	list, err := s.DB.Secrets.Sealed(ctx, tenant, []string{berth.WebhookSecret})
+	list, err := s.DB.Secrets.Sealed(ctx, tenant, []string{spec.WebhookSecret})
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("read secret %s: %w", berth.WebhookSecret, err)
+		return nil, fmt.Errorf("read secret %s: %w", spec.WebhookSecret, err)
 	case len(list) == 0:
-		return nil, fmt.Errorf("there is no secret %s to sign it with", berth.WebhookSecret)
+		return nil, fmt.Errorf("there is no secret %s to sign it with", spec.WebhookSecret)
 	}
 	value, err := s.Keys.Open(tenant, list[0].Name, list[0].Key, list[0].Sealed)
 	if err != nil {
 		return nil, err
 	}
-	keys, err := berth.ParseWebhookKeys(string(value))
+	keys, err := spec.ParseWebhookKeys(string(value))
 	if err != nil {
-		return nil, fmt.Errorf("secret %s %w", berth.WebhookSecret, err)
+		return nil, fmt.Errorf("secret %s %w", spec.WebhookSecret, err)
 	}
 	return keys, nil
 }

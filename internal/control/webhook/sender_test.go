@@ -21,6 +21,8 @@ import (
 	"berth/internal/control/webhook"
 	"berth/internal/lib/publicnet"
 	"berth/internal/lib/sealer"
+	"berth/spec"
+	"berth/wire"
 )
 
 // site is a database with the key of each tenant's webhooks.
@@ -52,7 +54,7 @@ func newSite(t *testing.T, tenants ...berth.TenantID) *site {
 		t.Fatal(err)
 	}
 	for _, tenant := range tenants {
-		if err := s.db.Tenants.Create(t.Context(), berth.NewTenant{ID: tenant}); err != nil {
+		if err := s.db.Tenants.Create(t.Context(), spec.NewTenant{ID: tenant}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -64,8 +66,8 @@ func newSite(t *testing.T, tenants ...berth.TenantID) *site {
 
 func (s *site) setKey(tenant berth.TenantID, value string) {
 	s.t.Helper()
-	key, sealed := s.keys.Seal(tenant, berth.WebhookSecret, []byte(value))
-	if _, _, err := s.db.Secrets.Set(s.t.Context(), db.SealedSecret{Tenant: tenant, Name: berth.WebhookSecret, Key: key, Sealed: sealed}); err != nil {
+	key, sealed := s.keys.Seal(tenant, spec.WebhookSecret, []byte(value))
+	if _, _, err := s.db.Secrets.Set(s.t.Context(), db.SealedSecret{Tenant: tenant, Name: spec.WebhookSecret, Key: key, Sealed: sealed}); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -73,8 +75,8 @@ func (s *site) setKey(tenant berth.TenantID, value string) {
 // cancel submits a job that notifies url of its end, and cancels it at once.
 func (s *site) cancel(tenant berth.TenantID, url string) berth.JobID {
 	s.t.Helper()
-	spec := berth.JobSpec{Name: "told", Image: "x", Labels: map[string]string{"a": "<b>"}, Notify: []berth.Notify{{URL: url}}}.WithDefaults()
-	job, _, err := s.db.Jobs.Submit(s.t.Context(), db.Submission{Tenant: tenant, Spec: spec, Actor: "user:test"})
+	jobSpec := spec.Job{Name: "told", Image: "x", Labels: map[string]string{"a": "<b>"}, Notify: []spec.Notify{{URL: url}}}.WithDefaults()
+	job, _, err := s.db.Jobs.Submit(s.t.Context(), db.Submission{Tenant: tenant, Spec: jobSpec, Actor: "user:test"})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -101,7 +103,7 @@ func (s *site) warning(id berth.JobID) string {
 	}
 	var all []string
 	for _, e := range list {
-		if e.Kind == berth.EventWarning {
+		if e.Kind == wire.EventWarning {
 			all = append(all, e.Detail)
 		}
 	}
@@ -194,7 +196,7 @@ func (r *receiver) all() []call {
 func verify(t *testing.T, key string, c call) {
 	t.Helper()
 	want := http.Header{}
-	keys, err := berth.ParseWebhookKeys(key)
+	keys, err := spec.ParseWebhookKeys(key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +209,7 @@ func verify(t *testing.T, key string, c call) {
 // The example of the standard's own libraries.
 func TestSignatureIsTheStandards(t *testing.T) {
 	t.Parallel()
-	keys, err := berth.ParseWebhookKeys(firstKey)
+	keys, err := spec.ParseWebhookKeys(firstKey)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +232,7 @@ func TestACallTellsWhatHappenedAndIsSigned(t *testing.T) {
 	c := r.all()[0]
 	verify(t, firstKey, c)
 	verify(t, secondKey, c)
-	var e berth.WebhookEvent
+	var e wire.WebhookEvent
 	if err := json.Unmarshal([]byte(c.body), &e); err != nil {
 		t.Fatal(err)
 	}
@@ -331,7 +333,7 @@ func TestACallWaitsForItsKey(t *testing.T) {
 	s := newSite(t)
 	r := newReceiver(t, nil)
 	s.cancel("default", r.URL)
-	if err := s.db.Secrets.Delete(t.Context(), "default", berth.WebhookSecret); err != nil {
+	if err := s.db.Secrets.Delete(t.Context(), "default", spec.WebhookSecret); err != nil {
 		t.Fatal(err)
 	}
 	s.send(nil)

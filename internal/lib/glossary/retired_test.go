@@ -22,7 +22,7 @@ const root = "../../.."
 // code declares, by room. A number here may only fall; a room that is not listed
 // has none.
 var identifiersLeft = map[string]int{
-	".":                2,
+	".":                1,
 	"activities":       1,
 	"cmd/berth":        1,
 	"db":               12,

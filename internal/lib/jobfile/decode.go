@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"berth"
+	"berth/spec"
 )
 
 // maxSteps bounds the values looked at, aliases followed included.
@@ -99,7 +100,7 @@ func (d *decoder) structure(n *node, v reflect.Value, path string) {
 		if e.value.kind == null || len(d.faults) > before {
 			return
 		}
-		if f, ok := berth.ExplicitZero(v.Type().Field(i), v.Field(i)); ok {
+		if f, ok := spec.ExplicitZero(v.Type().Field(i), v.Field(i)); ok {
 			d.fault(e.value.at, at, f.Detail, f.Allowed)
 		}
 	})

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"berth"
 	"berth/internal/lib/jobfile"
+	"berth/spec"
 )
 
 const document = "../../../docs/guide/job-file.md"
@@ -15,7 +15,7 @@ const document = "../../../docs/guide/job-file.md"
 func TestTheDocumentNamesEveryField(t *testing.T) {
 	t.Parallel()
 	text := string(read(t, document))
-	for _, path := range fields(reflect.TypeFor[berth.JobSpec](), "") {
+	for _, path := range fields(reflect.TypeFor[spec.Job](), "") {
 		name := path[strings.LastIndexByte(path, '.')+1:]
 		if !strings.Contains(text, "`"+path+"`") && !strings.Contains(text, "`"+name+"`") && !strings.Contains(text, name+":") {
 			t.Errorf("docs/guide/job-file.md does not name %s", path)

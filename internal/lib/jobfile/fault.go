@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"berth"
+	"berth/spec"
 )
 
 // maxShown is how many faults an error prints; the rest is counted.
@@ -126,9 +127,9 @@ func sorted(faults []Fault) []Fault {
 
 // Check reports the faults of a spec that came from no file, nil if there are
 // none. The spec may lack defaults.
-func Check(spec berth.JobSpec) error {
+func Check(jobSpec spec.Job) error {
 	var faults []Fault
-	for _, f := range spec.WithDefaults().Validate() {
+	for _, f := range jobSpec.WithDefaults().Validate() {
 		faults = append(faults, Fault{FieldError: f})
 	}
 	if faults == nil {

@@ -9,18 +9,19 @@ import (
 	"unicode/utf8"
 
 	"berth"
+	"berth/spec"
 )
 
 // MaxBytes is the largest job file read. The spec itself may weigh at most
-// berth.MaxSpecBytes; comments and indentation are free up to here.
-const MaxBytes = 2 * berth.MaxSpecBytes
+// spec.MaxSpecBytes; comments and indentation are free up to here.
+const MaxBytes = 2 * spec.MaxSpecBytes
 
-type specType = berth.JobSpec
+type specType = spec.Job
 
 // File is a job file that was read and found right.
 type File struct {
 	Name   string // as given to Parse
-	Spec   berth.JobSpec
+	Spec   spec.Job
 	source string
 	places map[string]place
 }
@@ -58,7 +59,7 @@ func Parse(name string, src []byte) (*File, error) {
 }
 
 // commands are for files of other kinds.
-var commands = map[string]string{"pipeline": "berth pipeline submit", berth.KindSchedule: "berth schedule create"}
+var commands = map[string]string{"pipeline": "berth pipeline submit", spec.KindSchedule: "berth schedule create"}
 
 // other recognises a file of another kind, whose other faults would only hide
 // that.
@@ -120,8 +121,8 @@ func (f *File) semantic(syntactic []Fault) []Fault {
 			faults = append(faults, f.locate(e))
 		}
 	}
-	if b, err := json.Marshal(f.Spec); err == nil && len(b) > berth.MaxSpecBytes {
-		faults = append(faults, Fault{FieldError: berth.FieldError{Detail: fmt.Sprintf("the job has %d bytes as JSON", len(b)), Allowed: fmt.Sprintf("at most %d", berth.MaxSpecBytes)}})
+	if b, err := json.Marshal(f.Spec); err == nil && len(b) > spec.MaxSpecBytes {
+		faults = append(faults, Fault{FieldError: berth.FieldError{Detail: fmt.Sprintf("the job has %d bytes as JSON", len(b)), Allowed: fmt.Sprintf("at most %d", spec.MaxSpecBytes)}})
 	}
 	return faults
 }

@@ -13,6 +13,7 @@ import (
 
 	"berth"
 	"berth/internal/lib/jobfile"
+	"berth/spec"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -75,7 +76,7 @@ func TestTextStaysAsWritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := berth.JobSpec{
+	want := spec.Job{
 		Name: "2024", Image: "3.10",
 		Command: []string{"sleep", "08", "true", "1_000", "0x1F", "1e-3", ".5", "~"},
 		Env:     map[string]string{"A": "20", "ON": "yes", "B": "1.50", "C": "TRUE", "D": "2024-01-01", "E": "1:30", "F": "null", "G": ".inf", "H": "+5"},
@@ -133,12 +134,12 @@ func TestAliasBombsAreRefused(t *testing.T) {
 
 func TestCheckNamesFieldsWithoutAFile(t *testing.T) {
 	t.Parallel()
-	err := jobfile.Check(berth.JobSpec{Name: "A", Image: "b"})
+	err := jobfile.Check(spec.Job{Name: "A", Image: "b"})
 	want := `name: "A" is not a name; allowed: 1 to 63 of a-z, 0-9 and '-', not at either end`
 	if err == nil || err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
-	if err := jobfile.Check(berth.JobSpec{Name: "a", Image: "b"}); err != nil {
+	if err := jobfile.Check(spec.Job{Name: "a", Image: "b"}); err != nil {
 		t.Error(err)
 	}
 }

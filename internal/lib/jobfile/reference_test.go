@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"berth"
+	"berth/spec"
 )
 
 const reference = "../../../docs/reference/job-file.md"
@@ -39,13 +39,13 @@ func fileReference(t *testing.T) string {
 		"| duration | `90s`, `15m`, `4h`, `1h30m` |\n" +
 		"| size | `4GiB`, `512MiB`, `2GB`, or a number of bytes |\n" +
 		"| exit codes | numbers and ranges: `42,100-110` |\n")
-	job := berth.JobSpec{Checkpoint: &berth.CheckpointPolicy{}, Notify: []berth.Notify{{}}}.WithDefaults()
-	table(t, &b, "Job", "A file with one job.", reflect.TypeFor[berth.JobSpec](), job)
-	pipeline := berth.PipelineSpec{Notify: []berth.Notify{{}}}.WithDefaults()
-	table(t, &b, "Pipeline", "A file with `kind: pipeline`.", reflect.TypeFor[berth.PipelineSpec](), pipeline)
-	schedule := berth.ScheduleSpec{Cron: "@daily"}.WithDefaults()
+	job := spec.Job{Checkpoint: &spec.CheckpointPolicy{}, Notify: []spec.Notify{{}}}.WithDefaults()
+	table(t, &b, "Job", "A file with one job.", reflect.TypeFor[spec.Job](), job)
+	pipeline := spec.Pipeline{Notify: []spec.Notify{{}}}.WithDefaults()
+	table(t, &b, "Pipeline", "A file with `kind: pipeline`.", reflect.TypeFor[spec.Pipeline](), pipeline)
+	schedule := spec.Schedule{Cron: "@daily"}.WithDefaults()
 	schedule.Cron = ""
-	table(t, &b, "Schedule", "A file with `kind: schedule`.", reflect.TypeFor[berth.ScheduleSpec](), schedule)
+	table(t, &b, "Schedule", "A file with `kind: schedule`.", reflect.TypeFor[spec.Schedule](), schedule)
 	return b.String()
 }
 
@@ -103,17 +103,17 @@ func member(of any, name string) any {
 // kindOf names a type as users know it, and returns the type of a mapping's fields.
 func kindOf(of reflect.Type) (name string, inner reflect.Type) {
 	named := map[reflect.Type]string{
-		reflect.TypeFor[berth.MilliCPU]():           "number",
-		reflect.TypeFor[berth.MiB]():                "size",
-		reflect.TypeFor[berth.MilliGPU]():           "number",
-		reflect.TypeFor[berth.Duration]():           "duration",
-		reflect.TypeFor[berth.Priority]():           "text or number",
-		reflect.TypeFor[berth.StringList]():         "text, or list of texts",
-		reflect.TypeFor[berth.ExitCodes]():          "exit codes",
-		reflect.TypeFor[berth.Instant]():            "time",
-		reflect.TypeFor[map[string]berth.JobSpec](): "steps by name",
-		reflect.TypeFor[berth.PipelineSpec]():       "pipeline",
-		reflect.TypeFor[[]map[string]string]():      "list of mappings of texts",
+		reflect.TypeFor[spec.MilliCPU]():       "number",
+		reflect.TypeFor[spec.MiB]():            "size",
+		reflect.TypeFor[spec.MilliGPU]():       "number",
+		reflect.TypeFor[spec.Duration]():       "duration",
+		reflect.TypeFor[spec.Priority]():       "text or number",
+		reflect.TypeFor[spec.StringList]():     "text, or list of texts",
+		reflect.TypeFor[spec.ExitCodes]():      "exit codes",
+		reflect.TypeFor[spec.Instant]():        "time",
+		reflect.TypeFor[map[string]spec.Job](): "steps by name",
+		reflect.TypeFor[spec.Pipeline]():       "pipeline",
+		reflect.TypeFor[[]map[string]string](): "list of mappings of texts",
 	}
 	for of.Kind() == reflect.Pointer {
 		of = of.Elem()
@@ -134,7 +134,7 @@ func kindOf(of reflect.Type) (name string, inner reflect.Type) {
 		}
 		return "list of texts", nil
 	case reflect.Struct:
-		if of == reflect.TypeFor[berth.JobSpec]() {
+		if of == reflect.TypeFor[spec.Job]() {
 			return "job", nil
 		}
 		return "mapping", of

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Chart is one picture.
@@ -172,7 +174,7 @@ func times(b *bytes.Buffer, y int, from, to time.Time) {
 			anchor = "end"
 		}
 		x, at := left+plot*i/marks, to.Sub(from)*time.Duration(i)/marks
-		label := "+" + berth.Duration(at.Round(time.Second)).String()
+		label := "+" + spec.Duration(at.Round(time.Second)).String()
 		fmt.Fprintf(b, `<line class="grid" x1="%d" y1="%d" x2="%d" y2="%d"/><text class="soft" x="%d" y="%d" text-anchor="%s">%s</text>`+"\n", x, y, x, y+5, x, y+20, anchor, label)
 	}
 }
@@ -180,13 +182,13 @@ func times(b *bytes.Buffer, y int, from, to time.Time) {
 // ceiling is a round number at or above the largest value.
 func ceiling(v float64, unit string) float64 {
 	switch {
-	case unit == berth.UnitRatio:
+	case unit == wire.UnitRatio:
 		return 1
 	case v <= 0 || math.IsInf(v, 0):
 		return 1
 	}
 	base := 1.0
-	if unit == berth.UnitBytes || unit == berth.UnitBytesPerSecond {
+	if unit == wire.UnitBytes || unit == wire.UnitBytesPerSecond {
 		base = math.Pow(1024, math.Floor(math.Log(v)/math.Log(1024)))
 	}
 	scale := math.Pow(10, math.Floor(math.Log10(v/base))) * base
@@ -198,11 +200,11 @@ func ceiling(v float64, unit string) float64 {
 // Format writes a value with its unit.
 func Format(v float64, unit string) string {
 	switch unit {
-	case berth.UnitRatio:
+	case wire.UnitRatio:
 		return fmt.Sprintf("%.0f %%", 100*v)
-	case berth.UnitBytes:
+	case wire.UnitBytes:
 		return berth.BytesText(int64(v))
-	case berth.UnitBytesPerSecond:
+	case wire.UnitBytesPerSecond:
 		return berth.BytesText(int64(v)) + "/s"
 	default:
 		return fmt.Sprintf("%.3g", v)

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"berth"
 	"berth/internal/lib/svgplot"
+	"berth/wire"
 )
 
 // elements reads the picture as XML and counts its elements; texts are its texts.
@@ -56,7 +56,7 @@ func TestStrangersTextStaysText(t *testing.T) {
 func TestGapsEndLinesAndLonelyValuesAreDots(t *testing.T) {
 	t.Parallel()
 	nan := math.NaN()
-	c := svgplot.Chart{Panels: []svgplot.Panel{{Unit: berth.UnitRatio, Lines: []svgplot.Line{
+	c := svgplot.Chart{Panels: []svgplot.Panel{{Unit: wire.UnitRatio, Lines: []svgplot.Line{
 		{Step: time.Second, Values: []float64{0, 1, nan, 0.5, nan, nan, 7, math.Inf(1)}},
 		{Step: time.Second, Start: time.Time{}.Add(time.Second), Values: []float64{nan, nan}},
 	}}}}
@@ -79,8 +79,8 @@ func TestAxesAreRound(t *testing.T) {
 		unit string
 		want string
 	}{
-		{0, berth.UnitCores, ">1<"}, {0.3, berth.UnitCores, ">0.4<"}, {7.2, berth.UnitCores, ">10<"}, {64, berth.UnitCores, ">100<"},
-		{0.2, berth.UnitRatio, ">100 %<"}, {3 << 30, berth.UnitBytes, ">4.0 GiB<"}, {700 << 20, berth.UnitBytesPerSecond, ">1000.0 MiB/s<"}, {40, berth.UnitBytes, ">40 bytes<"},
+		{0, wire.UnitCores, ">1<"}, {0.3, wire.UnitCores, ">0.4<"}, {7.2, wire.UnitCores, ">10<"}, {64, wire.UnitCores, ">100<"},
+		{0.2, wire.UnitRatio, ">100 %<"}, {3 << 30, wire.UnitBytes, ">4.0 GiB<"}, {700 << 20, wire.UnitBytesPerSecond, ">1000.0 MiB/s<"}, {40, wire.UnitBytes, ">40 bytes<"},
 	} {
 		svg := string(svgplot.Chart{Panels: []svgplot.Panel{{Unit: c.unit, Lines: []svgplot.Line{{Step: time.Second, Values: []float64{c.most}}}}}}.SVG())
 		if !strings.Contains(svg, c.want) {

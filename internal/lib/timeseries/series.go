@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/wire"
 )
 
 // Step is the time of one point while there is room for all of them.
@@ -18,8 +19,8 @@ const Step = 2 * time.Second
 
 // Key names one series.
 type Key struct {
-	Metric berth.Metric `json:"metric"`
-	GPU    string       `json:"gpu,omitempty"`
+	Metric wire.Metric `json:"metric"`
+	GPU    string      `json:"gpu,omitempty"`
 }
 
 // Sample holds the values read at a moment. Counters of use are totals since the
@@ -37,9 +38,9 @@ const (
 
 func (k Key) kind() kind {
 	switch k.Metric {
-	case berth.MetricMemory, berth.MetricGPUMemory:
+	case wire.MetricMemory, wire.MetricGPUMemory:
 		return peak
-	case berth.MetricGPU:
+	case wire.MetricGPU:
 		return mean
 	default:
 		return rate
@@ -85,7 +86,7 @@ func Restore(b []byte, start time.Time) *Recorder {
 		return nil
 	}
 	for _, l := range r.state.Lines {
-		if len(l.Cells) > berth.MaxPoints {
+		if len(l.Cells) > wire.MaxPoints {
 			return nil
 		}
 		r.lines[l.Key] = l
@@ -110,7 +111,7 @@ func (r *Recorder) Add(at time.Time, s Sample) {
 	if !at.After(r.At) || len(s) == 0 {
 		return
 	}
-	for r.index(at) >= berth.MaxPoints {
+	for r.index(at) >= wire.MaxPoints {
 		r.halve()
 	}
 	for key, v := range s {
@@ -181,35 +182,35 @@ func (r *Recorder) halve() {
 
 // Series returns the present series for display: all of one length, in the order of
 // the metrics.
-func (r *Recorder) Series() []berth.MetricSeries {
+func (r *Recorder) Series() []wire.MetricSeries {
 	n := r.index(r.At) + 1
 	lines := r.sorted()
-	all := make([]berth.MetricSeries, len(lines))
+	all := make([]wire.MetricSeries, len(lines))
 	for i, l := range lines {
-		values := make(berth.Values, n)
+		values := make(wire.Values, n)
 		for j := range values {
 			values[j] = math.NaN()
 			if j < len(l.Cells) && l.Cells[j][1] > 0 {
 				values[j] = round(l.Metric, l.Cells[j][0]/l.Cells[j][1])
 			}
 		}
-		all[i] = berth.MetricSeries{Metric: l.Metric, GPU: l.GPU, Unit: l.Metric.Unit(), Values: values}
+		all[i] = wire.MetricSeries{Metric: l.Metric, GPU: l.GPU, Unit: l.Metric.Unit(), Values: values}
 	}
 	return all
 }
 
 // round drops digits beyond the accuracy of the measurement: they would be most of
 // the stored bytes.
-func round(m berth.Metric, v float64) float64 {
-	if unit := m.Unit(); unit == berth.UnitCores || unit == berth.UnitRatio {
+func round(m wire.Metric, v float64) float64 {
+	if unit := m.Unit(); unit == wire.UnitCores || unit == wire.UnitRatio {
 		return math.Round(v*1000) / 1000
 	}
 	return math.Round(v)
 }
 
-var order = []berth.Metric{
-	berth.MetricCPU, berth.MetricMemory, berth.MetricGPU, berth.MetricGPUMemory,
-	berth.MetricDiskRead, berth.MetricDiskWritten, berth.MetricReceived, berth.MetricSent,
+var order = []wire.Metric{
+	wire.MetricCPU, wire.MetricMemory, wire.MetricGPU, wire.MetricGPUMemory,
+	wire.MetricDiskRead, wire.MetricDiskWritten, wire.MetricReceived, wire.MetricSent,
 }
 
 func (r *Recorder) sorted() []*line {
@@ -234,28 +235,28 @@ func (r *Recorder) Summary() *berth.Measured {
 	for _, l := range r.lines {
 		total := int64(l.Last)
 		switch l.Metric {
-		case berth.MetricCPU:
+		case wire.MetricCPU:
 			m.CPUMean = round(l.Metric, l.Last/seconds)
-		case berth.MetricMemory:
+		case wire.MetricMemory:
 			m.MemoryPeak = int64(l.largest())
-		case berth.MetricDiskRead:
+		case wire.MetricDiskRead:
 			m.DiskRead = total
-		case berth.MetricDiskWritten:
+		case wire.MetricDiskWritten:
 			m.DiskWritten = total
-		case berth.MetricReceived:
+		case wire.MetricReceived:
 			m.Received = total
-		case berth.MetricSent:
+		case wire.MetricSent:
 			m.Sent = total
-		case berth.MetricGPUMemory:
+		case wire.MetricGPUMemory:
 			m.GPUMemoryPeak = max(m.GPUMemoryPeak, int64(l.largest()))
-		case berth.MetricGPU:
+		case wire.MetricGPU:
 			for _, c := range l.Cells {
 				busy[0], busy[1] = busy[0]+c[0], busy[1]+c[1]
 			}
 		}
 	}
 	if busy[1] > 0 {
-		share := round(berth.MetricGPU, busy[0]/busy[1])
+		share := round(wire.MetricGPU, busy[0]/busy[1])
 		m.GPUMean = &share
 	}
 	return m

@@ -10,13 +10,14 @@ import (
 
 	"berth"
 	"berth/internal/lib/timeseries"
+	"berth/wire"
 )
 
 var (
 	start  = time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)
-	cpu    = timeseries.Key{Metric: berth.MetricCPU}
-	memory = timeseries.Key{Metric: berth.MetricMemory}
-	busy   = timeseries.Key{Metric: berth.MetricGPU, GPU: "GPU-1"}
+	cpu    = timeseries.Key{Metric: wire.MetricCPU}
+	memory = timeseries.Key{Metric: wire.MetricMemory}
+	busy   = timeseries.Key{Metric: wire.MetricGPU, GPU: "GPU-1"}
 )
 
 func after(seconds float64) time.Time {
@@ -24,7 +25,7 @@ func after(seconds float64) time.Time {
 }
 
 // show makes gaps comparable.
-func show(all []berth.MetricSeries) map[string]string {
+func show(all []wire.MetricSeries) map[string]string {
 	m := map[string]string{}
 	for _, s := range all {
 		b, _ := json.Marshal(s.Values)
@@ -75,12 +76,12 @@ func TestSeriesDoNotGrow(t *testing.T) {
 			}
 		}
 	}
-	if longest > berth.MaxPoints || longest < berth.MaxPoints/2 {
-		t.Errorf("the longest series had %d points: allowed are %d to %d", longest, berth.MaxPoints/2, berth.MaxPoints)
+	if longest > wire.MaxPoints || longest < wire.MaxPoints/2 {
+		t.Errorf("the longest series had %d points: allowed are %d to %d", longest, wire.MaxPoints/2, wire.MaxPoints)
 	}
 	for _, s := range r.Series() {
 		for i, v := range s.Values {
-			want := map[berth.Metric]float64{berth.MetricCPU: 1.5, berth.MetricMemory: 99, berth.MetricGPU: 0.5}[s.Metric]
+			want := map[wire.Metric]float64{wire.MetricCPU: 1.5, wire.MetricMemory: 99, wire.MetricGPU: 0.5}[s.Metric]
 			if last := i == len(s.Values)-1; math.Abs(v-want) > 0.01 && !last {
 				t.Fatalf("%s[%d] = %v, want %v", s.Metric, i, v, want)
 			}

@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"berth"
+	"berth/wire"
 )
 
 // Span is a span under way. A nil one is none.
@@ -112,7 +113,7 @@ func (t *Tracing) LinkTo(id berth.JobID, how string) trace.Link {
 
 // Submitted exports the call that submitted a job, which has lasted since began, and
 // links the trace of the call, if it has one, with the job's.
-func (t *Tracing) Submitted(ctx context.Context, job berth.Job, began time.Time) {
+func (t *Tracing) Submitted(ctx context.Context, job wire.Job, began time.Time) {
 	if t == nil {
 		return
 	}
@@ -127,7 +128,7 @@ func (t *Tracing) Submitted(ctx context.Context, job berth.Job, began time.Time)
 }
 
 // AboutJob returns the attributes of a job for its spans.
-func AboutJob(job berth.Job) []attribute.KeyValue {
+func AboutJob(job wire.Job) []attribute.KeyValue {
 	about := []attribute.KeyValue{
 		attribute.String("berth.job_id", string(job.ID)), attribute.String("berth.job_name", job.Name), attribute.String("berth.tenant", string(job.Tenant)),
 	}

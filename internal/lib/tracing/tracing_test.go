@@ -23,6 +23,7 @@ import (
 
 	"berth"
 	"berth/internal/lib/tracing"
+	"berth/wire"
 )
 
 const job = berth.JobID("01900000-0000-7000-8000-000000000001")
@@ -143,7 +144,7 @@ func TestTracingThatIsOffDoesNothing(t *testing.T) {
 			t.Fatal("it does something")
 		}
 		x.Tell(tracing.JobKey(job), tracing.Key{}, tracing.Past{Start: time.Now()})
-		x.Submitted(ctx, berth.Job{ID: job}, time.Now())
+		x.Submitted(ctx, wire.Job{ID: job}, time.Now())
 	})
 	if n != 0 {
 		t.Errorf("%v allocations", n)
@@ -156,7 +157,7 @@ func TestCallsAreLinkedWithTheJobsTheySubmit(t *testing.T) {
 	x, spans := inMemory(t, tracing.Options{})
 	h := http.Header{"Traceparent": {"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}}
 	ctx, call := x.Serve(t.Context(), h, "POST /v1/jobs")
-	x.Submitted(ctx, berth.Job{ID: job, Name: "digits", Tenant: "default"}, time.Now())
+	x.Submitted(ctx, wire.Job{ID: job, Name: "digits", Tenant: "default"}, time.Now())
 	call.End("")
 	list := spans()
 	if len(list) != 2 {

@@ -12,7 +12,9 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/activities/node/fakeruntime"
+	"berth/failure"
 	"berth/internal/machine/agent"
+	"berth/wire"
 )
 
 func TestRestartedAgentAdopts(t *testing.T) {
@@ -32,7 +34,7 @@ func TestRestartedAgentAdopts(t *testing.T) {
 		t.Errorf("container was %+v and is %+v, %v", before, after, err)
 	}
 	m.endsWhenReady(req)
-	if x := w.exit(); x.Code != 5 || x.Cause != berth.CauseExited {
+	if x := w.exit(); x.Code != 5 || x.Cause != failure.CauseExited {
 		t.Errorf("exit is %+v", x)
 	}
 	s.wantLines(running, 300)
@@ -43,7 +45,7 @@ func TestRestartedAgentAdopts(t *testing.T) {
 
 // endsWhenReady sends SIGTERM once the program waits for it. Its log must reach
 // the control plane.
-func (m *machine) endsWhenReady(req berth.RunRequest) {
+func (m *machine) endsWhenReady(req wire.RunRequest) {
 	m.s.t.Helper()
 	m.s.until("the program waits for its end", func() bool { return slices.Contains(m.s.log(req.Job, req.Attempt), "ready") })
 	m.terminate(req)
@@ -214,7 +216,7 @@ func TestZombieIsKilled(t *testing.T) {
 	}
 	m.cleared(req)
 	m.until("machine is ready", func() bool { return s.machineState("m1") == berth.MachineReady })
-	if !s.hasEvent(id, berth.EventReleased, "m1") {
+	if !s.hasEvent(id, wire.EventReleased, "m1") {
 		t.Errorf("events: %+v", s.events(id))
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"berth"
 	"berth/internal/lib/failpoint"
 	"berth/internal/machine/deadman"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Agent is one machine's agent.
@@ -98,7 +100,7 @@ func (a *Agent) join(ctx context.Context) (*credential, error) {
 	c := newClient(a.cfg.Server, a.cfg.JoinToken)
 	defer c.close()
 	for wait := a.cfg.Timing.backoff(); ; {
-		answer, err := c.join(ctx, berth.JoinRequest{Token: a.cfg.JoinToken, Machine: a.cfg.Machine})
+		answer, err := c.join(ctx, wire.JoinRequest{Token: a.cfg.JoinToken, Machine: a.cfg.Machine})
 		if err == nil {
 			cred = &credential{Machine: a.cfg.Machine, Token: answer.Token, Cluster: answer.Cluster}
 			a.log.Info("joined", "server", a.cfg.Server)
@@ -151,7 +153,7 @@ func (a *Agent) keepSession(ctx context.Context) error {
 }
 
 // register opens a session and carries out its verdict on the containers here.
-func (a *Agent) register(ctx context.Context) (berth.RegisterResponse, error) {
+func (a *Agent) register(ctx context.Context) (wire.RegisterResponse, error) {
 	for wait := a.cfg.Timing.backoff(); ; {
 		answer, err := a.tryRegister(ctx)
 		if err == nil {
@@ -175,18 +177,18 @@ func (a *Agent) register(ctx context.Context) (berth.RegisterResponse, error) {
 	}
 }
 
-func (a *Agent) tryRegister(ctx context.Context) (berth.RegisterResponse, error) {
+func (a *Agent) tryRegister(ctx context.Context) (wire.RegisterResponse, error) {
 	inv, err := a.inventory(ctx)
 	if err != nil {
-		return berth.RegisterResponse{}, err
+		return wire.RegisterResponse{}, err
 	}
 	found, err := a.sup.findContainers(ctx)
 	if err != nil {
-		return berth.RegisterResponse{}, err
+		return wire.RegisterResponse{}, err
 	}
 	a.fence.forget(found)
 	sent := deadman.Now()
-	answer, err := a.control.register(ctx, berth.RegisterRequest{
+	answer, err := a.control.register(ctx, wire.RegisterRequest{
 		HostBoot: a.cfg.HostBoot, AgentBoot: a.control.boot, Inventory: inv, Containers: a.sup.seen(found),
 	})
 	if err != nil || answer.Cluster != a.control.clusterID() {
@@ -199,14 +201,14 @@ func (a *Agent) tryRegister(ctx context.Context) (berth.RegisterResponse, error)
 
 // inventory describes the machine to the server: the engine's and the GPUs' accounts,
 // with the configuration's overrides.
-func (a *Agent) inventory(ctx context.Context) (berth.Inventory, error) {
+func (a *Agent) inventory(ctx context.Context) (wire.Inventory, error) {
 	info, err := a.cfg.Runtime.Info(ctx)
 	if err != nil {
-		return berth.Inventory{}, fmt.Errorf("ask the container engine: %w", err)
+		return wire.Inventory{}, fmt.Errorf("ask the container engine: %w", err)
 	}
 	gpus, err := a.cfg.GPUs.Devices(ctx)
 	if err != nil {
-		return berth.Inventory{}, fmt.Errorf("list GPUs: %w", err)
+		return wire.Inventory{}, fmt.Errorf("list GPUs: %w", err)
 	}
 	a.sup.health.note(info)
 	a.sup.gpus.note(gpus)
@@ -222,7 +224,7 @@ func (a *Agent) inventory(ctx context.Context) (berth.Inventory, error) {
 			"none that needs it is placed here until the agent registers anew", "folder", name, "err", err)
 	}
 	maps.Copy(labels, a.cfg.Labels)
-	return berth.Inventory{
+	return wire.Inventory{
 		Capacity: berth.Capacity{
 			CPUMilli:  pick(a.cfg.Capacity.CPUMilli, info.CPUMilli),
 			MemoryMiB: pick(a.cfg.Capacity.MemoryMiB, info.MemoryMiB),
@@ -232,14 +234,14 @@ func (a *Agent) inventory(ctx context.Context) (berth.Inventory, error) {
 		Region: a.cfg.Region, Site: a.cfg.Site, Pool: a.cfg.Pool, Labels: labels, Address: a.cfg.Address,
 		GPUs: gpus, Declared: a.cfg.GPUs.Declared() && len(gpus) > 0,
 		Engine: info.Name + " " + info.Version, Version: a.cfg.Version,
-		Fence:   berth.Duration(a.fence.registered()),
+		Fence:   spec.Duration(a.fence.registered()),
 		Network: gangNetwork(a.cfg.GangNetwork, info), Ports: a.cfg.GangPorts,
 	}, nil
 }
 
 // serve runs the two loops of a session until it ends: one waits for orders, the other
 // reports.
-func (a *Agent) serve(ctx context.Context, over <-chan struct{}, first berth.SyncResponse) {
+func (a *Agent) serve(ctx context.Context, over <-chan struct{}, first wire.SyncResponse) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var loops sync.WaitGroup
@@ -269,7 +271,7 @@ const (
 )
 
 // pollPause is the least time from one long poll to the next after an answer.
-func pollPause(r berth.SyncResponse) time.Duration {
+func pollPause(r wire.SyncResponse) time.Duration {
 	return min(maxPollPause, pausePerRank*time.Duration(len(r.Assignments)))
 }
 
@@ -277,7 +279,7 @@ func pollPause(r berth.SyncResponse) time.Duration {
 func (a *Agent) poll(ctx context.Context, over <-chan struct{}, in *inbox) {
 	for wait := a.cfg.Timing.backoff(); ctx.Err() == nil; {
 		asked, at, sent := time.Now(), deadman.Now(), in.sent()
-		answer, err := a.control.sync(ctx, berth.SyncRequest{
+		answer, err := a.control.sync(ctx, wire.SyncRequest{
 			AgentBoot: a.control.boot, Epoch: a.epoch(), Digest: in.digest(),
 			WaitMS: int(a.pollWait().Milliseconds()),
 		})
@@ -337,7 +339,7 @@ func (a *Agent) pollWait() time.Duration {
 }
 
 // heard takes the lease from an answer. It counts from the sending of the question.
-func (a *Agent) heard(sent deadman.Instant, answer berth.SyncResponse) {
+func (a *Agent) heard(sent deadman.Instant, answer wire.SyncResponse) {
 	if answer.Renewed {
 		a.fence.renewed(sent)
 	}
@@ -388,7 +390,7 @@ func (i *inbox) digest() string {
 	return i.has
 }
 
-func (i *inbox) take(asked int64, r berth.SyncResponse) {
+func (i *inbox) take(asked int64, r wire.SyncResponse) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.sup.refuse(r.Stale)

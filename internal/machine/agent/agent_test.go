@@ -12,6 +12,9 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/activities/node/fakeruntime"
+	"berth/failure"
+	"berth/spec"
+	"berth/wire"
 )
 
 func TestShortJobLeavesItsLogAndNothingElse(t *testing.T) {
@@ -20,7 +23,7 @@ func TestShortJobLeavesItsLogAndNothingElse(t *testing.T) {
 	m := s.machine("m1")
 	id := s.submit(nil, "do", "echo hello world", "stderr oops", "env BERTH_ATTEMPT BERTH_MEMBERS BERTH_RESTORED_STEP BERTH_GPUS MASTER_ADDR NNODES NVIDIA_VISIBLE_DEVICES")
 	req, w := m.run(id)
-	if x := w.exit(); x.Cause != berth.CauseExited || x.Code != 0 || !x.Started() {
+	if x := w.exit(); x.Cause != failure.CauseExited || x.Code != 0 || !x.Started() {
 		t.Errorf("exit is %+v", x)
 	}
 	want := []string{"hello", "world", "oops", "BERTH_ATTEMPT=1", "BERTH_MEMBERS=1", "BERTH_RESTORED_STEP=", "BERTH_GPUS=m1-0", "MASTER_ADDR=127.0.0.1", "NNODES=1", "NVIDIA_VISIBLE_DEVICES=void"}
@@ -48,18 +51,18 @@ func TestFailuresAreValues(t *testing.T) {
 	m.runtime.FailImage("away", node.ErrImageUnavailable)
 	for _, c := range []struct {
 		name    string
-		edit    func(*berth.JobSpec)
+		edit    func(*spec.Job)
 		command []string
-		want    berth.Exit
+		want    failure.Exit
 		state   berth.State
 		reason  berth.ReasonCode
 	}{
-		{"exit code", nil, []string{"exit", "3"}, berth.Exit{Cause: berth.CauseExited, Code: 3}, berth.Failed, berth.ReasonExitCode},
-		{"out of memory", nil, []string{"eat-memory", "500"}, berth.Exit{Cause: berth.CauseExited, Code: 137, OOMKilled: true}, berth.Failed, berth.ReasonOOM},
-		{"no such image", func(j *berth.JobSpec) { j.Image = "nosuch" }, nil, berth.Exit{Cause: berth.CauseImageNotFound}, berth.Failed, berth.ReasonImageNotFound},
-		{"registry away", func(j *berth.JobSpec) { j.Image = "away" }, nil, berth.Exit{Cause: berth.CauseImageUnavailable}, berth.Retrying, berth.ReasonImageUnavailable},
-		{"no such command", func(j *berth.JobSpec) { j.Entrypoint = []string{"/nosuch"} }, nil, berth.Exit{Cause: berth.CauseBadCommand}, berth.Failed, berth.ReasonExitCode},
-		{"time limit", func(j *berth.JobSpec) { j.TimeLimit = berth.Duration(time.Second) }, []string{"trap-term", "0"}, berth.Exit{Cause: berth.CauseTimeLimit}, berth.Failed, berth.ReasonTimeLimit},
+		{"exit code", nil, []string{"exit", "3"}, failure.Exit{Cause: failure.CauseExited, Code: 3}, berth.Failed, berth.ReasonExitCode},
+		{"out of memory", nil, []string{"eat-memory", "500"}, failure.Exit{Cause: failure.CauseExited, Code: 137, OOMKilled: true}, berth.Failed, berth.ReasonOOM},
+		{"no such image", func(j *spec.Job) { j.Image = "nosuch" }, nil, failure.Exit{Cause: failure.CauseImageNotFound}, berth.Failed, berth.ReasonImageNotFound},
+		{"registry away", func(j *spec.Job) { j.Image = "away" }, nil, failure.Exit{Cause: failure.CauseImageUnavailable}, berth.Retrying, berth.ReasonImageUnavailable},
+		{"no such command", func(j *spec.Job) { j.Entrypoint = []string{"/nosuch"} }, nil, failure.Exit{Cause: failure.CauseBadCommand}, berth.Failed, berth.ReasonExitCode},
+		{"time limit", func(j *spec.Job) { j.TimeLimit = spec.Duration(time.Second) }, []string{"trap-term", "0"}, failure.Exit{Cause: failure.CauseTimeLimit}, berth.Failed, berth.ReasonTimeLimit},
 	} {
 		id := s.submit(c.edit, c.command...)
 		_, w := m.run(id)
@@ -86,7 +89,7 @@ func TestChildOutOfMemoryIsAWarning(t *testing.T) {
 	if j := s.settle(id); j.Status != berth.Succeeded {
 		t.Errorf("job is %s", j.Status)
 	}
-	if !s.hasEvent(id, berth.EventWarning, "want of memory") {
+	if !s.hasEvent(id, wire.EventWarning, "want of memory") {
 		t.Errorf("no warning: %+v", s.events(id))
 	}
 }
@@ -108,47 +111,47 @@ func TestCancelInEveryPhase(t *testing.T) {
 	for _, c := range []struct {
 		phase   string
 		command []string
-		at      func(t *testing.T, s *site, m *machine, id berth.JobID) (berth.RunRequest, *waiter)
+		at      func(t *testing.T, s *site, m *machine, id berth.JobID) (wire.RunRequest, *waiter)
 		grace   time.Duration
-		cause   berth.ExitCause
+		cause   failure.ExitCause
 		code    int
 	}{
-		{"pulling", []string{"echo", "x"}, func(t *testing.T, s *site, m *machine, id berth.JobID) (berth.RunRequest, *waiter) {
+		{"pulling", []string{"echo", "x"}, func(t *testing.T, s *site, m *machine, id berth.JobID) (wire.RunRequest, *waiter) {
 			reached, free := block(m, "EnsureImage")
 			req, w := m.run(id)
 			<-reached
 			s.cancel(id)
 			close(free)
 			return req, w
-		}, patience, berth.CauseNotStarted, 0},
-		{"creating", []string{"echo", "x"}, func(t *testing.T, s *site, m *machine, id berth.JobID) (berth.RunRequest, *waiter) {
+		}, patience, failure.CauseNotStarted, 0},
+		{"creating", []string{"echo", "x"}, func(t *testing.T, s *site, m *machine, id berth.JobID) (wire.RunRequest, *waiter) {
 			reached, free := block(m, "Create")
 			req, w := m.run(id)
 			<-reached
 			s.cancel(id)
 			close(free)
 			return req, w
-		}, patience, berth.CauseNotStarted, 0},
-		{"running", []string{"trap-term", "7"}, func(t *testing.T, s *site, m *machine, id berth.JobID) (berth.RunRequest, *waiter) {
+		}, patience, failure.CauseNotStarted, 0},
+		{"running", []string{"trap-term", "7"}, func(t *testing.T, s *site, m *machine, id berth.JobID) (wire.RunRequest, *waiter) {
 			req, w := m.run(id)
 			m.running(req)
 			s.until("the program listens", func() bool { return slices.Contains(s.log(id, 1), "ready") })
 			s.cancel(id)
 			return req, w
-		}, patience, berth.CauseOrdered, 7},
-		{"deaf to SIGTERM", []string{"ignore-term"}, func(t *testing.T, s *site, m *machine, id berth.JobID) (berth.RunRequest, *waiter) {
+		}, patience, failure.CauseOrdered, 7},
+		{"deaf to SIGTERM", []string{"ignore-term"}, func(t *testing.T, s *site, m *machine, id berth.JobID) (wire.RunRequest, *waiter) {
 			req, w := m.run(id)
 			s.until("the program listens", func() bool { return slices.Contains(s.log(id, 1), "ready") })
 			s.cancel(id)
 			return req, w
-		}, 300 * time.Millisecond, berth.CauseOrdered, 137},
+		}, 300 * time.Millisecond, failure.CauseOrdered, 137},
 	} {
 		t.Run(c.phase, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
 			m := s.machine("m1")
 			m.awaitsOrders()
-			id := s.submit(func(j *berth.JobSpec) { j.StopGrace = ptr(berth.Duration(c.grace)) }, c.command...)
+			id := s.submit(func(j *spec.Job) { j.StopGrace = ptr(spec.Duration(c.grace)) }, c.command...)
 			req, w := c.at(t, s, m, id)
 			x := w.exit()
 			if x.Cause != c.cause || x.Code != c.code {
@@ -220,7 +223,7 @@ func TestControlPlaneAwayStopsNothing(t *testing.T) {
 		return err == nil && c.State == node.ContainerExited
 	})
 	s.gate.closed.Store(false)
-	if x := w.exit(); x.Code != 4 || x.Cause != berth.CauseExited {
+	if x := w.exit(); x.Code != 4 || x.Cause != failure.CauseExited {
 		t.Errorf("exit is %+v", x)
 	}
 	if n := len(s.log(id, 1)); n != 200 {
@@ -232,15 +235,15 @@ func TestStalledJobIsStopped(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	quiet := s.submit(func(j *berth.JobSpec) { j.StallTimeout = berth.Duration(200 * time.Millisecond) }, "trap-term", "0")
-	busy := s.submit(func(j *berth.JobSpec) { j.StallTimeout = berth.Duration(2 * time.Second) }, "lines", "100", "25ms")
+	quiet := s.submit(func(j *spec.Job) { j.StallTimeout = spec.Duration(200 * time.Millisecond) }, "trap-term", "0")
+	busy := s.submit(func(j *spec.Job) { j.StallTimeout = spec.Duration(2 * time.Second) }, "lines", "100", "25ms")
 	_, w := m.run(quiet)
-	if x := w.exit(); x.Cause != berth.CauseStalled {
+	if x := w.exit(); x.Cause != failure.CauseStalled {
 		t.Errorf("the quiet one: %+v", x)
 	}
 	s.settle(quiet)
 	_, w = m.run(busy)
-	if x := w.exit(); x.Cause != berth.CauseExited {
+	if x := w.exit(); x.Cause != failure.CauseExited {
 		t.Errorf("the busy one: %+v", x)
 	}
 }
@@ -277,7 +280,7 @@ func TestLogThatIsRefusedDoesNotHoldTheSealForEver(t *testing.T) {
 	if x := w.exit(); x.Code != 0 {
 		t.Errorf("exit is %+v", x)
 	}
-	if !s.hasEvent(id, berth.EventWarning, "log was not stored") {
+	if !s.hasEvent(id, wire.EventWarning, "log was not stored") {
 		t.Errorf("events: %+v", s.events(id))
 	}
 }

@@ -1,11 +1,14 @@
 package agent
 
-import "berth"
+import (
+	"berth"
+	"berth/wire"
+)
 
 // hear takes a set of assignments that may be older than the last one, as the
 // answer to a long poll is when a report was answered meanwhile. Orders only add
 // up, whatever their age, and the claim of an obsolete reservation is refused.
-func (s *Supervisor) hear(set []berth.Assignment) {
+func (s *Supervisor) hear(set []wire.Assignment) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, a := range set {
@@ -18,7 +21,7 @@ func (s *Supervisor) hear(set []berth.Assignment) {
 }
 
 // assign takes the machine's full set of assignments.
-func (s *Supervisor) assign(set []berth.Assignment) {
+func (s *Supervisor) assign(set []wire.Assignment) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, a := range set {
@@ -50,7 +53,7 @@ func (s *Supervisor) assign(set []berth.Assignment) {
 // under the member's id comes from a restored database that has given the id again:
 // the agent obeys none of it, and the registration that follows puts the container
 // in quarantine.
-func (s *Supervisor) order(m *member, a berth.Assignment) {
+func (s *Supervisor) order(m *member, a wire.Assignment) {
 	if m.job == a.Job {
 		m.order(a)
 		return
@@ -60,12 +63,12 @@ func (s *Supervisor) order(m *member, a berth.Assignment) {
 }
 
 // offered reports whether an assignment is a reservation to be claimed.
-func offered(a berth.Assignment) bool {
+func offered(a wire.Assignment) bool {
 	return a.State == berth.AllocReserved && !stops(a.Orders)
 }
 
 // begins reports whether an assignment without a member here needs one.
-func begins(a berth.Assignment) bool {
+func begins(a wire.Assignment) bool {
 	switch a.State {
 	case berth.AllocReserved:
 		return true // to be claimed, or to be reported as never started

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"berth"
+	"berth/failure"
+	"berth/wire"
 )
 
 // F32: a machine that dies while it uploads leaves a step that is none.
@@ -59,7 +61,7 @@ func TestF32TwoFailedRestoresMarkAStepBad(t *testing.T) {
 	s.answers(http.StatusServiceUnavailable, http.MethodGet, fmt.Sprintf("%s/file-", berth.CheckpointKey("default", id, 1, 0, steps[0])))
 	for range 2 {
 		_, w := m.run(id)
-		if x := w.exit(); x.Cause != berth.CauseRestoreFailed {
+		if x := w.exit(); x.Cause != failure.CauseRestoreFailed {
 			t.Fatalf("exit is %+v", x)
 		}
 		if j := s.settle(id); j.Status != berth.Retrying {
@@ -67,7 +69,7 @@ func TestF32TwoFailedRestoresMarkAStepBad(t *testing.T) {
 		}
 		s.eligible(id)
 	}
-	if got := s.verified(id); slices.Contains(got, steps[0]) || !s.hasEvent(id, berth.EventCheckpointRejected, fmt.Sprintf("step %d ", steps[0])) {
+	if got := s.verified(id); slices.Contains(got, steps[0]) || !s.hasEvent(id, wire.EventCheckpointRejected, fmt.Sprintf("step %d ", steps[0])) {
 		t.Errorf("checkpoints were %v and are %v", steps, got)
 	}
 	m.run(id)
@@ -129,7 +131,7 @@ func TestF33FinalUploadSlowerThanTheNextPlacementLosesNothing(t *testing.T) {
 		t.Errorf("settled while its checkpoint is under way: %+v, %v", r, err)
 	}
 	free()
-	if x := w.exit(); x.Cause != berth.CauseOrdered || x.Code != 0 || x.Complete {
+	if x := w.exit(); x.Cause != failure.CauseOrdered || x.Code != 0 || x.Complete {
 		t.Errorf("exit is %+v", x)
 	}
 	log := s.log(id, 1)

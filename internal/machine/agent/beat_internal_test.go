@@ -5,7 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"berth"
+	"berth/spec"
 )
 
 // Whoever starts when, everything with one interval wakes at one instant, and
@@ -41,7 +41,7 @@ func TestAProgressFileThatStaysTheSameIsReadLessOften(t *testing.T) {
 	const poll = time.Second
 	look := func(same int, stall time.Duration) time.Duration {
 		c := &core{timing: Timing{ProgressPoll: poll}, claim: &claim{}}
-		c.claim.Spec.StallTimeout = berth.Duration(stall)
+		c.claim.Spec.StallTimeout = spec.Duration(stall)
 		return (&progressWatcher{core: c, same: same}).pause()
 	}
 	for _, c := range []struct {

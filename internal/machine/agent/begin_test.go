@@ -15,6 +15,9 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/activities/node/fakeruntime"
+	"berth/failure"
+	"berth/spec"
+	"berth/wire"
 )
 
 // mute lets a site store no report of a start until the returned
@@ -49,7 +52,7 @@ func (m *machine) awaitsOrders() {
 }
 
 // begunUnheard is a machine that runs a job while the server stores no word of it.
-func begunUnheard(t *testing.T) (s *site, m *machine, req berth.RunRequest, w *waiter, lift func()) {
+func begunUnheard(t *testing.T) (s *site, m *machine, req wire.RunRequest, w *waiter, lift func()) {
 	t.Helper()
 	s = newSite(t)
 	m = s.machine("m1")
@@ -59,9 +62,9 @@ func begunUnheard(t *testing.T) (s *site, m *machine, req berth.RunRequest, w *w
 	return s, m, req, w, lift
 }
 
-func states(list []berth.Event) (told []berth.State) {
+func states(list []wire.Event) (told []berth.State) {
 	for _, e := range list {
-		if e.Kind == berth.EventState {
+		if e.Kind == wire.EventState {
 			told = append(told, e.To)
 		}
 	}
@@ -132,8 +135,8 @@ func TestAJobIsShownRunningWhenItsContainerHasStarted(t *testing.T) {
 // not before the last of its containers has started.
 func TestAJobThatWaitsForItsOrderIsShownRunningWhenAllHaveStarted(t *testing.T) {
 	t.Parallel()
-	for name, edit := range map[string]func(*berth.JobSpec){
-		"gang":        func(j *berth.JobSpec) { j.Members = 2 },
+	for name, edit := range map[string]func(*spec.Job){
+		"gang":        func(j *spec.Job) { j.Members = 2 },
 		"stale claim": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -217,7 +220,7 @@ func TestAStaleClaimWaitsForTheOrder(t *testing.T) {
 	m.until("container is made", func() bool { _, err := m.container(req); return err == nil })
 	s.cancel(id) // the report that it is prepared comes too late to start it
 	lift()
-	if x := w.exit(); x.Cause != berth.CauseNotStarted || x.Started() {
+	if x := w.exit(); x.Cause != failure.CauseNotStarted || x.Started() {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(id); j.Status != berth.Canceled {
@@ -234,7 +237,7 @@ func TestACancelThatMeetsTheStartStopsIt(t *testing.T) {
 		t.Errorf("job is %s", j.Status)
 	}
 	lift()
-	if x := w.exit(); x.Cause != berth.CauseOrdered {
+	if x := w.exit(); x.Cause != failure.CauseOrdered {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(id); j.Status != berth.Canceled {
@@ -256,7 +259,7 @@ func TestWhatBeganOnItsClaimAndVanishedWithItsAgentIsNotMadeAnew(t *testing.T) {
 	m.runtime.Vanish(berth.ContainerName(id, 0, 1))
 	lift()
 	m.start()
-	if x := m.wait(req).exit(); x.Cause != berth.CauseVanished {
+	if x := m.wait(req).exit(); x.Cause != failure.CauseVanished {
 		t.Errorf("exit is %+v", x)
 	}
 }

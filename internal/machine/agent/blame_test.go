@@ -11,6 +11,7 @@ import (
 	"berth/activities/node"
 	"berth/activities/node/fakeruntime"
 	"berth/activities/node/runtimetest"
+	"berth/failure"
 	"berth/internal/machine/docker"
 )
 
@@ -49,12 +50,12 @@ func TestF10LiveRestoreKeepsContainersOverTheEnginesDeath(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.Start()
-	if x := waitEnds.exit(); x.Cause != berth.CauseExited || x.Code == 0 {
+	if x := waitEnds.exit(); x.Cause != failure.CauseExited || x.Code == 0 {
 		t.Errorf("the one that ended while the engine was away: %+v", x)
 	}
 	m.running(req)
 	s.cancel(stays)
-	if x := waitStays.exit(); x.Cause != berth.CauseOrdered || x.Code != 5 {
+	if x := waitStays.exit(); x.Cause != failure.CauseOrdered || x.Code != 5 {
 		t.Errorf("the one that stayed: %+v", x)
 	}
 	if j := s.settle(stays); j.Attempt != 1 {
@@ -96,7 +97,7 @@ func TestF11EngineRestartIsNoUserFailure(t *testing.T) {
 				m.start()
 				w = m.wait(req)
 			}
-			if x := w.exit(); x.Cause != berth.CauseEngine || x.Code == 0 || !x.Started() {
+			if x := w.exit(); x.Cause != failure.CauseEngine || x.Code == 0 || !x.Started() {
 				t.Errorf("exit is %+v", x)
 			}
 			if j := s.settle(id); j.Status != berth.Retrying || j.Failures != 0 || j.Losses != 1 || j.Reason.Rule != "engine_stopped" {
@@ -114,7 +115,7 @@ func TestF11ExitTwoWithoutARestartIsTheUsers(t *testing.T) {
 	d.Start()
 	id := s.submit(nil, "exit", "2")
 	_, w := m.run(id)
-	if x := w.exit(); x.Cause != berth.CauseExited || x.Code != 2 {
+	if x := w.exit(); x.Cause != failure.CauseExited || x.Code != 2 {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(id); j.Status != berth.Failed || j.Reason.Rule != "failed" {
@@ -128,7 +129,7 @@ func TestF34ChildOutOfMemoryIsTheUsers(t *testing.T) {
 	s, m := dockerMachine(t)
 	id := s.submit(nil, "child-oom", "200", "1")
 	_, w := m.run(id)
-	if x := w.exit(); x.Code != 1 || !x.OOMKilled || x.Cause != berth.CauseExited {
+	if x := w.exit(); x.Code != 1 || !x.OOMKilled || x.Cause != failure.CauseExited {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(id); j.Status != berth.Failed || j.Reason.Code != berth.ReasonOOM {
@@ -141,15 +142,15 @@ func TestF37PullFailuresAreToldApart(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		says   error
-		cause  berth.ExitCause
+		cause  failure.ExitCause
 		tries  int64
 		next   berth.State
 		code   berth.ReasonCode
 		losses int
 	}{
-		{node.ErrImageNotFound, berth.CauseImageNotFound, 1, berth.Failed, berth.ReasonImageNotFound, 0},
-		{node.ErrImageMismatch, berth.CauseImageMismatch, 1, berth.Failed, berth.ReasonImageMismatch, 0},
-		{node.ErrImageUnavailable, berth.CauseImageUnavailable, 5, berth.Retrying, berth.ReasonImageUnavailable, 1},
+		{node.ErrImageNotFound, failure.CauseImageNotFound, 1, berth.Failed, berth.ReasonImageNotFound, 0},
+		{node.ErrImageMismatch, failure.CauseImageMismatch, 1, berth.Failed, berth.ReasonImageMismatch, 0},
+		{node.ErrImageUnavailable, failure.CauseImageUnavailable, 5, berth.Retrying, berth.ReasonImageUnavailable, 1},
 	} {
 		t.Run(string(c.cause), func(t *testing.T) {
 			t.Parallel()
@@ -191,7 +192,7 @@ func TestF37RegistryThatIsBackInTimeCostsNoAttempt(t *testing.T) {
 	})
 	id := s.submit(nil, "echo", "hello")
 	_, w := m.run(id)
-	if x := w.exit(); x.Code != 0 || x.Cause != berth.CauseExited {
+	if x := w.exit(); x.Code != 0 || x.Cause != failure.CauseExited {
 		t.Errorf("exit is %+v", x)
 	}
 }
@@ -203,7 +204,7 @@ func TestLastLinesOfAFailedRankAreRead(t *testing.T) {
 	m := s.machine("m1")
 	id := s.submit(nil, "do", "echo ncclSystemError", "lines 50 1ms", "exit 1")
 	_, w := m.run(id)
-	if x := w.exit(); x.Sign != berth.SignCommunication || x.Code != 1 {
+	if x := w.exit(); x.Sign != failure.SignCommunication || x.Code != 1 {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(id); j.Status != berth.Retrying || j.Losses != 1 || j.Reason.Rule != "communication" {

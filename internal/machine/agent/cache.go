@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/spec"
 )
 
 // cache keeps the unpacked code and inputs of jobs, by content, for later jobs with the
@@ -58,7 +59,7 @@ type cacheEntry struct {
 // cacheRecord is the content of entry.json.
 type cacheRecord struct {
 	cacheEntry
-	Source berth.DataKey `json:"source,omitempty"` // see content
+	Source spec.DataKey `json:"source,omitempty"` // see content
 }
 
 // openCache opens the folder and removes half-made entries.
@@ -91,7 +92,7 @@ func openCache(state string, limit int64, holds *holdings, log *slog.Logger) (*c
 type content struct {
 	kind   string        // "" for archives; addresses of other kinds hash something else
 	of     berth.Address // names it: equal addresses of one kind are equal content
-	source berth.DataKey // the key that jobs name; 0 for archives
+	source spec.DataKey  // the key that jobs name; 0 for archives
 	fetch  func(ctx context.Context, to *os.Root) (cacheEntry, error)
 }
 
@@ -300,7 +301,7 @@ func (c *cache) evict() (gone []string, err error) {
 type kept struct {
 	folder string
 	bytes  int64
-	source berth.DataKey
+	source spec.DataKey
 	used   time.Time
 }
 

@@ -20,6 +20,7 @@ import (
 	"berth"
 	"berth/activities/node/runtimetest"
 	"berth/internal/machine/docker"
+	"berth/spec"
 )
 
 var cancels = flag.Int("cancels", 10, "how many jobs are canceled against a slow container engine")
@@ -119,7 +120,7 @@ func TestCancelsAgainstASlowEngineLeaveNothing(t *testing.T) {
 // cancelSoon runs a job on the machine, cancels it up to three seconds later, and
 // waits until the machine has confirmed that nothing of it is left.
 func (s *site) cancelSoon(m *machine) {
-	id := s.submit(func(j *berth.JobSpec) { j.StopGrace = ptr(berth.Duration(0)) }, "sleep", "1h")
+	id := s.submit(func(j *spec.Job) { j.StopGrace = ptr(spec.Duration(0)) }, "sleep", "1h")
 	attempt := s.placeGang(id, m)
 	time.Sleep(rand.N(3 * time.Second)) // the moment is the test's subject
 	s.cancel(id)

@@ -12,13 +12,16 @@ import (
 
 	"berth"
 	"berth/activities/node/runtimetest/prog"
+	"berth/failure"
+	"berth/spec"
+	"berth/wire"
 )
 
-func checkpointed(keep int) func(*berth.JobSpec) {
-	return func(j *berth.JobSpec) {
-		j.Checkpoint = &berth.CheckpointPolicy{Path: "/checkpoint", Keep: keep, Signal: "SIGUSR1"}
+func checkpointed(keep int) func(*spec.Job) {
+	return func(j *spec.Job) {
+		j.Checkpoint = &spec.CheckpointPolicy{Path: "/checkpoint", Keep: keep, Signal: "SIGUSR1"}
 		j.Retry.MaxAttempts = 5
-		j.Retry.Backoff = berth.Backoff{Initial: berth.Duration(time.Nanosecond), Factor: 1, Max: berth.Duration(time.Nanosecond)}
+		j.Retry.Backoff = spec.Backoff{Initial: spec.Duration(time.Nanosecond), Factor: 1, Max: spec.Duration(time.Nanosecond)}
 	}
 }
 
@@ -78,7 +81,7 @@ func TestTrainingGoesOnFromItsNewestCheckpoint(t *testing.T) {
 	if j.Status != berth.Succeeded || *j.Attempts[1].ResumeFrom != newest {
 		t.Errorf("job is %s, attempts %+v", j.Status, j.Attempts)
 	}
-	if !s.hasEvent(id, berth.EventRestored, fmt.Sprint(newest)) {
+	if !s.hasEvent(id, wire.EventRestored, fmt.Sprint(newest)) {
 		t.Errorf("events: %+v", s.events(id))
 	}
 	if got := s.verified(id); len(got) != 3 || got[0] != int64(steps) {
@@ -142,7 +145,7 @@ func TestF32DamagedCheckpointsArePassedOver(t *testing.T) {
 			if got := s.log(id, 2)[0]; got != fmt.Sprintf("restored step %d", steps[1]) {
 				t.Errorf("the second attempt begins with %q; checkpoints were %v", got, steps)
 			}
-			if !s.hasEvent(id, berth.EventCheckpointRejected, c.says) {
+			if !s.hasEvent(id, wire.EventCheckpointRejected, c.says) {
 				t.Errorf("events: %+v", s.events(id))
 			}
 		})
@@ -168,7 +171,7 @@ func TestF32JobWithoutOneGoodCheckpointDoesNotStartAnew(t *testing.T) {
 		}
 	}
 	req, w := m.run(id)
-	if x := w.exit(); x.Cause != berth.CauseCheckpointCorrupt || x.Started() {
+	if x := w.exit(); x.Cause != failure.CauseCheckpointCorrupt || x.Started() {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(id); j.Status != berth.Failed || j.Reason.Code != berth.ReasonCheckpointCorrupt {
@@ -192,7 +195,7 @@ func TestF33StoreThatDoesNotAnswerIsNoDamage(t *testing.T) {
 	}
 	s.gate.refuse.Store(&refuse)
 	_, w := m.run(id)
-	if x := w.exit(); x.Cause != berth.CauseRestoreFailed {
+	if x := w.exit(); x.Cause != failure.CauseRestoreFailed {
 		t.Errorf("exit is %+v", x)
 	}
 	j := s.settle(id)
@@ -250,7 +253,7 @@ func TestPreemptedTrainingSavesFirst(t *testing.T) {
 		}
 	}
 	s.db.Hub().Publish("machine", "m1")
-	if x := w.exit(); x.Cause != berth.CauseOrdered || x.Code != 0 || x.Complete {
+	if x := w.exit(); x.Cause != failure.CauseOrdered || x.Code != 0 || x.Complete {
 		t.Errorf("exit is %+v", x)
 	}
 	log := s.log(id, 1)
@@ -271,9 +274,9 @@ func TestIntervalMakesTheJobSave(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	id := s.submit(func(j *berth.JobSpec) {
+	id := s.submit(func(j *spec.Job) {
 		checkpointed(2)(j)
-		j.Checkpoint.Interval = berth.Duration(50 * time.Millisecond)
+		j.Checkpoint.Interval = spec.Duration(50 * time.Millisecond)
 	}, "train", "/checkpoint", "100000", "5ms")
 	m.run(id)
 	s.until("a few checkpoints", func() bool { return len(s.job(id).Checkpoints) >= 3 })
@@ -318,7 +321,7 @@ func TestCheckpointWithALinkIsRefused(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "step-1", "DONE"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	s.until("it is refused", func() bool { return s.hasEvent(id, berth.EventWarning, "step 1 is refused") })
+	s.until("it is refused", func() bool { return s.hasEvent(id, wire.EventWarning, "step 1 is refused") })
 	for _, step := range []string{"step-2", "step-3"} {
 		if err := os.MkdirAll(filepath.Join(dir, step), 0o777); err != nil {
 			t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"berth"
 	"berth/internal/lib/enginesilence"
 	"berth/internal/lib/tracing"
+	"berth/wire"
 )
 
 // callTimeout bounds a call that the server answers at once.
@@ -62,7 +63,7 @@ func (c *client) callWith(
 	header.Set("Content-Type", "application/json")
 	if c.mark != nil {
 		if mark := c.mark(); mark != "" {
-			header.Set(berth.HeaderWatermark, mark)
+			header.Set(wire.HeaderWatermark, mark)
 		}
 	}
 	tracing.Inject(ctx, header)
@@ -203,22 +204,22 @@ type sessionTerms struct {
 
 func (t sessionTerms) header() http.Header {
 	h := http.Header{"Content-Type": {"application/octet-stream"}}
-	h.Set(berth.HeaderAgentBoot, t.boot)
-	h.Set(berth.HeaderEpoch, strconv.FormatInt(t.epoch, 10))
+	h.Set(wire.HeaderAgentBoot, t.boot)
+	h.Set(wire.HeaderEpoch, strconv.FormatInt(t.epoch, 10))
 	return h
 }
 
-func (c *client) join(ctx context.Context, req berth.JoinRequest) (answer berth.JoinResponse, err error) {
+func (c *client) join(ctx context.Context, req wire.JoinRequest) (answer wire.JoinResponse, err error) {
 	err = c.call(ctx, callTimeout, "join", req, &answer)
 	return answer, err
 }
 
-func (c *client) register(ctx context.Context, req berth.RegisterRequest) (answer berth.RegisterResponse, err error) {
+func (c *client) register(ctx context.Context, req wire.RegisterRequest) (answer wire.RegisterResponse, err error) {
 	err = c.call(ctx, 2*callTimeout, "register", req, &answer)
 	return answer, err
 }
 
-func (c *client) sync(ctx context.Context, req berth.SyncRequest) (answer berth.SyncResponse, err error) {
+func (c *client) sync(ctx context.Context, req wire.SyncRequest) (answer wire.SyncResponse, err error) {
 	header := http.Header{}
 	if c.engineSilent != nil {
 		if silent := c.engineSilent(); silent > 0 {
@@ -229,12 +230,12 @@ func (c *client) sync(ctx context.Context, req berth.SyncRequest) (answer berth.
 	return answer, err
 }
 
-func (c *client) claim(ctx context.Context, req berth.ClaimRequest) (answer berth.Claim, err error) {
+func (c *client) claim(ctx context.Context, req wire.ClaimRequest) (answer wire.Claim, err error) {
 	err = c.call(ctx, callTimeout, "claim", req, &answer)
 	return answer, err
 }
 
-func (c *client) checkpoint(ctx context.Context, req berth.CheckpointReport) error {
+func (c *client) checkpoint(ctx context.Context, req wire.CheckpointReport) error {
 	return c.call(ctx, 3*callTimeout, "checkpoints", req, nil)
 }
 
@@ -244,7 +245,7 @@ func (c *client) appendLog(
 ) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*callTimeout)
 	defer cancel()
-	var ack berth.LogAck
+	var ack wire.LogAck
 	path := fmt.Sprintf("logs/%d?offset=%d", alloc, offset)
 	err := c.do(ctx, http.MethodPut, path, t.header(), bytes.NewReader(chunk), int64(len(chunk)), &ack)
 	return ack.End, err
@@ -255,7 +256,7 @@ func (c *client) putObject(
 ) error {
 	h := t.header()
 	if rest > size {
-		h.Set(berth.HeaderRest, strconv.FormatInt(rest, 10))
+		h.Set(wire.HeaderRest, strconv.FormatInt(rest, 10))
 	}
 	return c.do(ctx, http.MethodPut, "objects/"+key, h, body, size, nil)
 }

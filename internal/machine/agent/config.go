@@ -18,6 +18,8 @@ import (
 	"berth/internal/lib/timeseries"
 	"berth/internal/lib/tracing"
 	"berth/internal/machine/fetch"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Config configures an agent. Server, StateDir, Machine, Runtime and GPUs are required.
@@ -55,7 +57,7 @@ type Config struct {
 	// that share it; node.HostNetwork the host's own, under Address; else the name
 	// of one that the operator has made, such as an overlay.
 	GangNetwork string
-	GangPorts   berth.PortRange // zero: berth.DefaultPorts
+	GangPorts   wire.PortRange // zero: wire.DefaultPorts
 
 	Runtime node.Runtime
 	GPUs    node.GPUs
@@ -159,7 +161,7 @@ func (c Config) complete() (Config, error) {
 		return c, fmt.Errorf("folders that jobs may read: %w", err)
 	}
 	for key := range c.Labels {
-		if _, own := berth.VolumeOf(key); own {
+		if _, own := spec.VolumeOf(key); own {
 			return c, fmt.Errorf("label %s: the agent sets it, by what folders jobs may read; other keys are allowed",
 				key)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"berth"
 	"berth/internal/lib/failpoint"
+	"berth/wire"
 )
 
 // control is the machine's session with the control plane, as members see it: calls that
@@ -35,7 +36,7 @@ func newControl(c *client, cluster string, seen *watermark) *control {
 	c.mark = func() string {
 		cluster := now.clusterID()
 		if w := seen.of(cluster); !w.IsZero() {
-			return berth.StoredWatermark{Cluster: cluster, Watermark: w}.String()
+			return wire.StoredWatermark{Cluster: cluster, Watermark: w}.String()
 		}
 		return ""
 	}
@@ -48,7 +49,7 @@ var errRestored = berth.ErrStaleEpoch("the control plane's database is older " +
 	"than one that this machine has heard from: was a backup restored?")
 
 // register is the client's, with an answer that may be obeyed.
-func (c *control) register(ctx context.Context, req berth.RegisterRequest) (berth.RegisterResponse, error) {
+func (c *control) register(ctx context.Context, req wire.RegisterRequest) (wire.RegisterResponse, error) {
 	cluster := c.clusterID()
 	asked := c.seen.of(cluster)
 	answer, err := c.client.register(ctx, req)
@@ -59,7 +60,7 @@ func (c *control) register(ctx context.Context, req berth.RegisterRequest) (bert
 }
 
 // sync is the client's, with an answer that may be obeyed.
-func (c *control) sync(ctx context.Context, req berth.SyncRequest) (berth.SyncResponse, error) {
+func (c *control) sync(ctx context.Context, req wire.SyncRequest) (wire.SyncResponse, error) {
 	cluster := c.clusterID()
 	asked := c.seen.of(cluster)
 	answer, err := c.client.sync(ctx, req)
@@ -160,12 +161,12 @@ func (c *control) withTerms(ctx context.Context, f func(epoch int64) error) erro
 	}
 }
 
-func (c *control) claimWork(ctx context.Context, req berth.RunRequest) (claim berth.Claim, err error) {
+func (c *control) claimWork(ctx context.Context, req wire.RunRequest) (claim wire.Claim, err error) {
 	if err := failpoint.Hit("agent.claim.before"); err != nil {
 		return claim, err
 	}
 	err = c.withTerms(ctx, func(epoch int64) (err error) {
-		claim, err = c.claim(ctx, berth.ClaimRequest{
+		claim, err = c.claim(ctx, wire.ClaimRequest{
 			AgentBoot: c.boot, Epoch: epoch, Alloc: req.Alloc, Job: req.Job, Attempt: req.Attempt,
 		})
 		return err
@@ -178,18 +179,18 @@ func (c *control) claimWork(ctx context.Context, req berth.RunRequest) (claim be
 
 // assignments asks for the machine's full set as it is now. Unlike the calls of
 // ranks it waits for no session: without one it is an error.
-func (c *control) assignments(ctx context.Context) ([]berth.Assignment, error) {
+func (c *control) assignments(ctx context.Context) ([]wire.Assignment, error) {
 	c.mu.Lock()
 	epoch := c.epoch
 	c.mu.Unlock()
-	answer, err := c.sync(ctx, berth.SyncRequest{AgentBoot: c.boot, Epoch: epoch})
+	answer, err := c.sync(ctx, wire.SyncRequest{AgentBoot: c.boot, Epoch: epoch})
 	if err == nil && !answer.Changed {
 		err = berth.Errorf(berth.CodeInternal, "the server left out the set of assignments")
 	}
 	return answer.Assignments, err
 }
 
-func (c *control) reportCheckpoint(ctx context.Context, p berth.CheckpointReport) error {
+func (c *control) reportCheckpoint(ctx context.Context, p wire.CheckpointReport) error {
 	if err := failpoint.Hit("agent.checkpoint.before"); err != nil {
 		return err
 	}

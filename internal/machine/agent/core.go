@@ -5,8 +5,9 @@ import (
 	"log/slog"
 	"time"
 
-	"berth"
 	"berth/activities/node"
+	"berth/spec"
+	"berth/wire"
 )
 
 // core is the part of a member that nearly all of its phases and helpers use. All of
@@ -24,12 +25,12 @@ type core struct {
 
 // claim is the server's answer to the claim of an allocation: the work.
 type claim struct {
-	berth.Claim
+	wire.Claim
 	sent time.Time // when the claim was sent
 }
 
 // atMostOne reports whether the member must never have a second live container.
-func (c *claim) atMostOne() bool { return c.Spec.Execution == berth.AtMostOne }
+func (c *claim) atMostOne() bool { return c.Spec.Execution == spec.AtMostOne }
 
 // gang reports whether the member has peers.
 func (c *claim) gang() bool { return len(c.Peers) > 1 }
@@ -39,5 +40,5 @@ func (c *claim) grace() time.Duration {
 	if g := c.Spec.StopGrace; g != nil {
 		return g.Std()
 	}
-	return berth.DefaultStopGrace
+	return spec.DefaultStopGrace
 }

@@ -14,7 +14,10 @@ import (
 	"berth/activities/node"
 	"berth/activities/node/runtimetest"
 	"berth/activities/node/runtimetest/prog"
+	"berth/failure"
 	"berth/internal/machine/docker"
+	"berth/spec"
+	"berth/wire"
 )
 
 // dockerMachine is a machine over the host's own Docker Engine. What a failed
@@ -61,7 +64,7 @@ func TestDockerRunsAShortJob(t *testing.T) {
 	s, m := dockerMachine(t)
 	id := s.submit(nil, "do", "echo one two", "write-file /workspace/x hello", "read-file /workspace/x", "env BERTH_MEMBER NVIDIA_VISIBLE_DEVICES", "exit 3")
 	req, w := m.run(id)
-	if x := w.exit(); x.Cause != berth.CauseExited || x.Code != 3 {
+	if x := w.exit(); x.Cause != failure.CauseExited || x.Code != 3 {
 		t.Errorf("exit is %+v", x)
 	}
 	want := []string{"one", "two", "hello", "BERTH_MEMBER=0", "NVIDIA_VISIBLE_DEVICES=void"}
@@ -88,7 +91,7 @@ func TestDockerContainersOutliveTheirAgent(t *testing.T) {
 	}
 	w := m.wait(req)
 	m.endsWhenReady(req)
-	if x := w.exit(); x.Code != 5 || x.Cause != berth.CauseEngine { // which tells that somebody else ended it
+	if x := w.exit(); x.Code != 5 || x.Cause != failure.CauseEngine { // which tells that somebody else ended it
 		t.Errorf("exit is %+v", x)
 	}
 	s.wantLines(id, 300)
@@ -105,7 +108,7 @@ func TestDockerTrainingIsCanceledAndResumed(t *testing.T) {
 	if err := m.cfg.Runtime.Signal(t.Context(), berth.ContainerName(id, 0, 1), "SIGKILL"); err != nil {
 		t.Fatal(err)
 	}
-	if x := w.exit(); x.Code != 137 || x.Cause != berth.CauseEngine || !strings.Contains(x.Message, "not by Berth") {
+	if x := w.exit(); x.Code != 137 || x.Cause != failure.CauseEngine || !strings.Contains(x.Message, "not by Berth") {
 		t.Errorf("exit is %+v", x)
 	}
 	s.settle(id)
@@ -123,11 +126,11 @@ func TestDockerTrainingIsCanceledAndResumed(t *testing.T) {
 	}
 	s.settle(id)
 
-	deaf := s.submit(func(j *berth.JobSpec) { j.StopGrace = ptr(berth.Duration(500 * time.Millisecond)) }, "ignore-term")
+	deaf := s.submit(func(j *spec.Job) { j.StopGrace = ptr(spec.Duration(500 * time.Millisecond)) }, "ignore-term")
 	req, w = m.run(deaf)
 	s.until("the program listens", func() bool { return slices.Contains(s.log(deaf, 1), "ready") })
 	s.cancel(deaf)
-	if x := w.exit(); x.Cause != berth.CauseOrdered || x.Code != 137 {
+	if x := w.exit(); x.Cause != failure.CauseOrdered || x.Code != 137 {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(deaf); j.Status != berth.Canceled {
@@ -145,7 +148,7 @@ func TestF34DockerKeepsMemoryLimits(t *testing.T) {
 		t.Errorf("exit is %+v", x)
 	}
 	s.settle(id)
-	if c, err := m.container(berth.RunRequest{Job: id, Attempt: 1}); err == nil && c.State == node.ContainerRunning {
+	if c, err := m.container(wire.RunRequest{Job: id, Attempt: 1}); err == nil && c.State == node.ContainerRunning {
 		t.Errorf("container runs on: %+v", c)
 	}
 }

@@ -16,9 +16,12 @@ import (
 	"testing"
 
 	"berth"
+	"berth/failure"
 	"berth/internal/lib/publicnet"
 	"berth/internal/machine/fetch/azuretest"
 	"berth/internal/machine/fetch/gstest"
+	"berth/spec"
+	"berth/wire"
 )
 
 // left runs a job that leaves a file as its output.
@@ -34,10 +37,10 @@ func (s *site) left(m *machine, content string) berth.JobID {
 	return id
 }
 
-func from(inputs ...string) func(*berth.JobSpec) {
-	return func(j *berth.JobSpec) {
+func from(inputs ...string) func(*spec.Job) {
+	return func(j *spec.Job) {
 		for i, f := range inputs {
-			j.Inputs = append(j.Inputs, berth.Input{From: f, To: []string{"/data", "/more"}[i]})
+			j.Inputs = append(j.Inputs, spec.Input{From: f, To: []string{"/data", "/more"}[i]})
 		}
 	}
 }
@@ -66,7 +69,7 @@ func TestOutputsOfAJobAreInputsOfOthers(t *testing.T) {
 	for _, how := range []string{"fetched", "was cached on the machine"} {
 		id := s.submit(in, "read-file", "/data/model.pt")
 		m.wantLog(id, "weights")
-		if !s.hasEvent(id, berth.EventFetched, how) {
+		if !s.hasEvent(id, wire.EventFetched, how) {
 			t.Errorf("events %+v", s.events(id))
 		}
 	}
@@ -183,11 +186,11 @@ func TestFilesOfAServerAreInputs(t *testing.T) {
 	} {
 		f.asked.Store(0)
 		for run := range 2 {
-			id := s.submit(func(j *berth.JobSpec) {
-				j.Inputs = []berth.Input{{From: f.URL + path, To: "/data/file.bin", SHA256: row.sum, Secret: "TOKEN"}}
+			id := s.submit(func(j *spec.Job) {
+				j.Inputs = []spec.Input{{From: f.URL + path, To: "/data/file.bin", SHA256: row.sum, Secret: "TOKEN"}}
 			}, "read-file", "/data/file.bin")
 			m.wantLog(id, served)
-			if run == 1 && !s.hasEvent(id, berth.EventFetched, row.how) {
+			if run == 1 && !s.hasEvent(id, wire.EventFetched, row.how) {
 				t.Errorf("%s: events %+v", path, s.events(id))
 			}
 		}
@@ -217,13 +220,13 @@ func TestObjectsOfOtherCloudsAreInputs(t *testing.T) {
 	azure.Put("model.bin", "of Azure")
 	s.secret("GS", string(google.Account.Login))
 	s.secret("AZURE", string(azure.Login))
-	in := func(j *berth.JobSpec) {
-		j.Inputs = []berth.Input{google.Input("set/", "/data", "GS"), azure.Input("model.bin", "/more/model.bin", "AZURE")}
+	in := func(j *spec.Job) {
+		j.Inputs = []spec.Input{google.Input("set/", "/data", "GS"), azure.Input("model.bin", "/more/model.bin", "AZURE")}
 	}
 	for _, how := range []string{"fetched", "was cached on the machine"} {
 		id := s.submit(in, "do", "read-file /data/a.txt", "read-file /more/model.bin")
 		m.wantLog(id, "of Google", "of Azure")
-		if !s.hasEvent(id, berth.EventFetched, "inputs[0] ") || !s.hasEvent(id, berth.EventFetched, how) {
+		if !s.hasEvent(id, wire.EventFetched, "inputs[0] ") || !s.hasEvent(id, wire.EventFetched, how) {
 			t.Errorf("events %+v", s.events(id))
 		}
 	}
@@ -272,8 +275,8 @@ func TestDockerMountsInputsOfOthersReadOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	source := s.left(m, "weights")
-	in := func(j *berth.JobSpec) {
-		j.Inputs = []berth.Input{{From: "job:" + string(source) + "/model", To: "/data"}, {From: f.URL + "/versioned", To: "/more/file.bin"}, {From: "file:///datasets/", To: "/set"}}
+	in := func(j *spec.Job) {
+		j.Inputs = []spec.Input{{From: "job:" + string(source) + "/model", To: "/data"}, {From: f.URL + "/versioned", To: "/more/file.bin"}, {From: "file:///datasets/", To: "/set"}}
 	}
 	m.wantLog(s.submit(in, "do", "read-file /data/model.pt", "read-file /more/file.bin", "read-file /set/a.txt"), "weights", served, "of the machine")
 	for _, path := range []string{"/data/model.pt", "/data/new", "/more/file.bin", "/set/a.txt"} {
@@ -295,7 +298,7 @@ func TestAnInputThatThisAgentDoesNotKnowIsTriedElsewhere(t *testing.T) {
 	m := s.machine("m1")
 	id := s.submit(from("moon://crater/rocks"), "exit", "0")
 	_, w := m.run(id)
-	if x := w.exit(); x.Cause != berth.CauseInputUnavailable || !strings.Contains(x.Message, "moon://") {
+	if x := w.exit(); x.Cause != failure.CauseInputUnavailable || !strings.Contains(x.Message, "moon://") {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(id); j.Status != berth.Retrying || j.Failures != 0 || j.Losses != 1 {
@@ -312,8 +315,8 @@ func TestAnAttemptTellsThatItsDataHasChanged(t *testing.T) {
 	f := newFileServer(t, m)
 	google := gstest.Start(t)
 	s.secret("GS", string(google.Account.Login))
-	id := s.submit(func(j *berth.JobSpec) {
-		j.Inputs = []berth.Input{google.Input("set/", "/data", "GS"), {From: f.URL + "/neither", To: "/more/file.bin"}}
+	id := s.submit(func(j *spec.Job) {
+		j.Inputs = []spec.Input{google.Input("set/", "/data", "GS"), {From: f.URL + "/neither", To: "/more/file.bin"}}
 		j.Retry.MaxAttempts = 9
 	}, "exit", "1")
 	for attempt, content := range []string{"first", "", "second"} {
@@ -330,7 +333,7 @@ func TestAnAttemptTellsThatItsDataHasChanged(t *testing.T) {
 	}
 	var warnings []string
 	for _, e := range s.events(id) {
-		if e.Kind == berth.EventWarning {
+		if e.Kind == wire.EventWarning {
 			warnings = append(warnings, fmt.Sprintf("%d: %s", e.Attempt, e.Detail))
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/activities/node/fakeruntime"
+	"berth/failure"
 )
 
 func TestVanishedContainerIsAnExit(t *testing.T) {
@@ -21,7 +22,7 @@ func TestVanishedContainerIsAnExit(t *testing.T) {
 	req, w := m.run(id)
 	m.running(req)
 	m.runtime.Vanish(berth.ContainerName(id, 0, 1))
-	if x := w.exit(); x.Cause != berth.CauseVanished {
+	if x := w.exit(); x.Cause != failure.CauseVanished {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(id); j.Status != berth.Retrying {
@@ -34,7 +35,7 @@ func TestVanishedContainerIsAnExit(t *testing.T) {
 	}
 	m.runtime.Vanish(berth.ContainerName(id, 0, 2))
 	m.start()
-	if x := m.wait(req).exit(); x.Cause != berth.CauseVanished {
+	if x := m.wait(req).exit(); x.Cause != failure.CauseVanished {
 		t.Errorf("after a restart the exit is %+v", x)
 	}
 }
@@ -57,7 +58,7 @@ func TestEngineHiccupsAreRiddenOut(t *testing.T) {
 	})
 	id := s.submit(nil, "lines", "20", "1ms", "0")
 	req, w := m.run(id)
-	if x := w.exit(); x.Cause != berth.CauseExited || x.Code != 0 {
+	if x := w.exit(); x.Cause != failure.CauseExited || x.Code != 0 {
 		t.Errorf("exit is %+v", x)
 	}
 	if n := len(s.log(id, 1)); n != 20 {
@@ -74,8 +75,8 @@ func TestEngineThatTakesContainersAlongIsToBlame(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		code  int
-		cause berth.ExitCause
-	}{{"killed along", 2, berth.CauseEngine}, {"done in time", 0, berth.CauseExited}} {
+		cause failure.ExitCause
+	}{{"killed along", 2, failure.CauseEngine}, {"done in time", 0, failure.CauseExited}} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
@@ -184,7 +185,7 @@ func TestUnhealthyGPUEndsItsRank(t *testing.T) {
 	req, w := m.run(id)
 	m.running(req)
 	gpus.fail.Store(true)
-	if x := w.exit(); x.Cause != berth.CauseGPU || !strings.Contains(x.Message, "XID 79") {
+	if x := w.exit(); x.Cause != failure.CauseGPU || !strings.Contains(x.Message, "XID 79") {
 		t.Errorf("exit is %+v", x)
 	}
 	m.until("the device is shown unhealthy", func() bool {

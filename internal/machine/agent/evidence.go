@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"berth"
 	"berth/activities/node"
+	"berth/failure"
 )
 
 const (
@@ -19,7 +19,7 @@ const (
 var endedBySignal = []int{2, 128 + 2, 128 + 9, 128 + 15}
 
 // evidence turns the end of a container into the member's exit: the facts, and the
-// cause as far as this machine can see it. berth.Classify gives them a meaning.
+// cause as far as this machine can see it. failure.Classify gives them a meaning.
 type evidence struct {
 	*core
 	plan    *stopPlan
@@ -30,18 +30,18 @@ type evidence struct {
 }
 
 // exit returns the member's exit.
-func (v *evidence) exit(e ending) berth.Exit {
+func (v *evidence) exit(e ending) failure.Exit {
 	plan, c := v.plan, e.container
 	if e.vanished {
-		return berth.Exit{
-			Cause: berth.CauseVanished, Code: 255, Message: "its container was removed, and not by Berth",
+		return failure.Exit{
+			Cause: failure.CauseVanished, Code: 255, Message: "its container was removed, and not by Berth",
 			StartedAt: plan.begun.UTC(), FinishedAt: time.Now().UTC(),
 		}
 	}
 	progress := v.reports.progress()
 	counted := progress != nil && progress.Total > 0
-	x := berth.Exit{
-		Cause: berth.CauseExited, Code: c.ExitCode, OOMKilled: c.OOMKilled, Message: c.Error,
+	x := failure.Exit{
+		Cause: failure.CauseExited, Code: c.ExitCode, OOMKilled: c.OOMKilled, Message: c.Error,
 		Complete:  counted && progress.Step >= progress.Total,
 		StartedAt: c.StartedAt, FinishedAt: c.FinishedAt,
 	}
@@ -53,12 +53,12 @@ func (v *evidence) exit(e ending) berth.Exit {
 	case plan.cause != "" && !c.FinishedAt.Before(plan.at):
 		x.Cause, x.Message = plan.cause, plan.says
 	case engine != "":
-		x.Cause, x.Message = berth.CauseEngine, engine
+		x.Cause, x.Message = failure.CauseEngine, engine
 	case c.ExitCode != 0 && fault != "":
-		x.Cause, x.Message = berth.CauseGPU, fault
+		x.Cause, x.Message = failure.CauseGPU, fault
 	}
-	if x.Cause == berth.CauseExited && c.ExitCode != 0 {
-		x.Sign = berth.SignOf(v.shipper.lastLines(v.ctx))
+	if x.Cause == failure.CauseExited && c.ExitCode != 0 {
+		x.Sign = failure.SignOf(v.shipper.lastLines(v.ctx))
 		x.Xid = v.applicationXid(c)
 	}
 	if c.OOMKilled && c.ExitCode == 0 {

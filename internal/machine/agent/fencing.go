@@ -6,9 +6,10 @@ import (
 	"fmt"
 	"time"
 
-	"berth"
 	"berth/activities/node"
+	"berth/failure"
 	"berth/internal/machine/deadman"
+	"berth/spec"
 )
 
 // fencing keeps one member of at_most_one work under the machine's fence: listed
@@ -45,21 +46,21 @@ const fencePoll = 20 * time.Millisecond
 // admit waits until the container may be started: the lease is fresh, and a deadman
 // will end the container when the lease is not. If that cannot be, it returns the
 // member's exit.
-func (f *fencing) admit(patience time.Time) (*berth.Exit, error) {
+func (f *fencing) admit(patience time.Time) (*failure.Exit, error) {
 	for {
 		err := f.fence.admits(f.listing())
 		switch {
 		case err == nil:
 			return nil, nil
 		case errors.Is(err, errFenced):
-			x := notStarted(berth.CauseFenced, f.text())
+			x := notStarted(failure.CauseFenced, f.text())
 			return &x, nil
 		case stops(f.orders.standing()):
-			x := notStarted(berth.CauseNotStarted, "stopped before it was started")
+			x := notStarted(failure.CauseNotStarted, "stopped before it was started")
 			return &x, nil
 		case errors.Is(err, errNotYet):
 		case time.Now().After(patience):
-			x := notStarted(berth.CauseEngine, err.Error())
+			x := notStarted(failure.CauseEngine, err.Error())
 			return &x, nil
 		default:
 			if err := f.fence.demand(f.ctx); err != nil {
@@ -74,7 +75,7 @@ func (f *fencing) admit(patience time.Time) (*berth.Exit, error) {
 
 // text is the message of an exit by the fence.
 func (f *fencing) text() string {
-	after := berth.Duration(f.fence.cfg.After)
+	after := spec.Duration(f.fence.cfg.After)
 	return fmt.Sprintf("fenced: the control plane had not heard machine %s for %s", f.machine, after)
 }
 
@@ -101,7 +102,7 @@ func (f *fencing) visible() (bool, error) {
 // conclude makes the end of at_most_one work true, whatever the engine reports: no
 // process of the container lives. It returns the exit, which names the fence as its
 // cause if the fence has ended the container.
-func (f *fencing) conclude(x berth.Exit) (berth.Exit, error) {
+func (f *fencing) conclude(x failure.Exit) (failure.Exit, error) {
 	if !f.claim.atMostOne() {
 		return x, nil
 	}
@@ -115,8 +116,8 @@ func (f *fencing) conclude(x berth.Exit) (berth.Exit, error) {
 		return x, nil
 	}
 	at, closed := deadman.GateClosed(f.scratch.gate())
-	if closed && x.Cause != berth.CauseFenced && !x.FinishedAt.Before(at) {
-		x.Cause, x.Message = berth.CauseFenced, f.text()
+	if closed && x.Cause != failure.CauseFenced && !x.FinishedAt.Before(at) {
+		x.Cause, x.Message = failure.CauseFenced, f.text()
 	}
 	return x, nil
 }

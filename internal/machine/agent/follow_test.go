@@ -8,6 +8,8 @@ import (
 
 	"berth"
 	"berth/api/client"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Somebody follows a job's log while its agent is replaced and its machine is
@@ -17,7 +19,7 @@ func TestAFollowedLogSurvivesAgentAndMachine(t *testing.T) {
 	t.Parallel()
 	const token, lines = "berth_0123456789ab_0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef", 300
 	s := newSite(t)
-	if err := s.db.Tokens.Ensure(t.Context(), token, berth.NewToken{Name: "root", Tenant: "default", Role: berth.RoleAdmin}); err != nil {
+	if err := s.db.Tokens.Ensure(t.Context(), token, spec.NewToken{Name: "root", Tenant: "default", Role: spec.RoleAdmin}); err != nil {
 		t.Fatal(err)
 	}
 	first, second := s.machine("m1"), s.machine("m2")
@@ -35,7 +37,7 @@ func TestAFollowedLogSurvivesAgentAndMachine(t *testing.T) {
 	defer c.Close()
 	ended := make(chan error, 1)
 	go func() {
-		ended <- c.Logs(t.Context(), id, client.LogsQuery{Follow: true}, func(l berth.LogLine) error {
+		ended <- c.Logs(t.Context(), id, client.LogsQuery{Follow: true}, func(l wire.LogLine) error {
 			mu.Lock()
 			defer mu.Unlock()
 			if l.Attempt < last {

@@ -17,6 +17,8 @@ import (
 	"berth/db"
 	"berth/e2e/commands"
 	"berth/internal/machine/docker"
+	"berth/spec"
+	"berth/wire"
 )
 
 // two machines that share an engine, as two agents on one host do.
@@ -77,7 +79,7 @@ func (s *site) networks(engine node.Runtime, id berth.JobID) []string {
 	return names
 }
 
-func gangOf(n int) func(*berth.JobSpec) { return func(j *berth.JobSpec) { j.Members = n } }
+func gangOf(n int) func(*spec.Job) { return func(j *spec.Job) { j.Members = n } }
 
 func TestMembersOfAGangOnOneEngineShareANetwork(t *testing.T) {
 	t.Parallel()
@@ -174,8 +176,8 @@ func TestDockerGangMeets(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = engine.Close() })
 	m2 := s.machineOn("m2", engine)
-	id := s.submit(func(j *berth.JobSpec) {
-		j.Members, j.Checkpoint = 2, &berth.CheckpointPolicy{Path: "/checkpoint"}
+	id := s.submit(func(j *spec.Job) {
+		j.Members, j.Checkpoint = 2, &spec.CheckpointPolicy{Path: "/checkpoint"}
 	}, "descend", "/checkpoint", "40", "20ms", "10")
 	attempt := s.placeGang(id, m1, m2)
 	s.until("they are under way", func() bool { return slices.Contains(s.log(id, 1), "step 5") })
@@ -204,7 +206,7 @@ func (s *site) meeting() (*fakeruntime.Fake, [2]*machine) {
 	}
 	pair := s.pair(engine)
 	for _, m := range pair {
-		m.cfg.GangNetwork, m.cfg.Address, m.cfg.GangPorts = node.HostNetwork, "127.0.0.1", berth.PortRange{First: port, Last: port}
+		m.cfg.GangNetwork, m.cfg.Address, m.cfg.GangPorts = node.HostNetwork, "127.0.0.1", wire.PortRange{First: port, Last: port}
 		m.restart()
 	}
 	return engine, pair
@@ -216,9 +218,9 @@ func TestAGangGoesBackTogetherFromADamagedPart(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	engine, m := s.meeting()
-	id := s.submit(func(j *berth.JobSpec) {
-		j.Members, j.Checkpoint = 2, &berth.CheckpointPolicy{Path: "/checkpoint", Keep: 3}
-		j.Retry = berth.RetryPolicy{MaxAttempts: 5, Backoff: berth.Backoff{Initial: berth.Duration(time.Millisecond), Factor: 1, Max: berth.Duration(time.Millisecond)}}
+	id := s.submit(func(j *spec.Job) {
+		j.Members, j.Checkpoint = 2, &spec.CheckpointPolicy{Path: "/checkpoint", Keep: 3}
+		j.Retry = spec.RetryPolicy{MaxAttempts: 5, Backoff: spec.Backoff{Initial: spec.Duration(time.Millisecond), Factor: 1, Max: spec.Duration(time.Millisecond)}}
 	}, "descend", "/checkpoint", "100000", "5ms", "20")
 	attempt := s.placeGang(id, m[0], m[1])
 	s.until("two steps are whole", func() bool { return len(s.verified(id)) >= 2 })

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/spec"
 )
 
 // holdings are the data on this machine that jobs may need, as reported to the server:
@@ -17,18 +18,18 @@ type holdings struct {
 
 	mu      sync.Mutex
 	version int64 // grows with each other list
-	list    []berth.CachedData
-	cached  []berth.CachedData
-	images  []berth.CachedData
+	list    []spec.CachedData
+	cached  []spec.CachedData
+	images  []spec.CachedData
 }
 
 // noteCache takes the cache's part, the largest entries first.
-func (h *holdings) noteCache(list []berth.CachedData) { h.note(&h.cached, list) }
+func (h *holdings) noteCache(list []spec.CachedData) { h.note(&h.cached, list) }
 
 // noteImages takes the images' part, in any order.
-func (h *holdings) noteImages(list []berth.CachedData) { h.note(&h.images, list) }
+func (h *holdings) noteImages(list []spec.CachedData) { h.note(&h.images, list) }
 
-func (h *holdings) note(part *[]berth.CachedData, list []berth.CachedData) {
+func (h *holdings) note(part *[]spec.CachedData, list []spec.CachedData) {
 	h.mu.Lock()
 	*part = list
 	now := largest(slices.Concat(h.cached, h.images))
@@ -46,7 +47,7 @@ func (h *holdings) note(part *[]berth.CachedData, list []berth.CachedData) {
 // holding is one list, which stays as it is.
 type holding struct {
 	version int64
-	list    []berth.CachedData
+	list    []spec.CachedData
 }
 
 func (h *holdings) now() holding {
@@ -56,30 +57,30 @@ func (h *holdings) now() holding {
 }
 
 // largest sorts a list in place and cuts it down to the size of a report.
-func largest(list []berth.CachedData) []berth.CachedData {
-	slices.SortFunc(list, func(a, b berth.CachedData) int {
+func largest(list []spec.CachedData) []spec.CachedData {
+	slices.SortFunc(list, func(a, b spec.CachedData) int {
 		return cmp.Or(cmp.Compare(b.MiB, a.MiB), cmp.Compare(a.Key, b.Key))
 	})
-	return list[:min(len(list), berth.MaxCachedData)]
+	return list[:min(len(list), spec.MaxCachedData)]
 }
 
 // held returns the largest entries under the keys that jobs name. If a key has several,
 // as a bucket that has changed does, the one used last counts.
-func held(all []kept) []berth.CachedData {
-	latest := map[berth.DataKey]kept{}
+func held(all []kept) []spec.CachedData {
+	latest := map[spec.DataKey]kept{}
 	for _, one := range all {
 		key := one.source
 		if a, err := berth.ParseAddress("sha256:" + filepath.Base(one.folder)); err == nil {
-			key = berth.ArchiveKey(berth.TenantID(filepath.Base(filepath.Dir(one.folder))), a)
+			key = spec.ArchiveKey(berth.TenantID(filepath.Base(filepath.Dir(one.folder))), a)
 		}
 		o, ok := latest[key]
-		if key != 0 && one.bytes >= berth.MinCachedDataMiB<<20 && (!ok || one.used.After(o.used)) {
+		if key != 0 && one.bytes >= spec.MinCachedDataMiB<<20 && (!ok || one.used.After(o.used)) {
 			latest[key] = one
 		}
 	}
-	list := make([]berth.CachedData, 0, len(latest))
+	list := make([]spec.CachedData, 0, len(latest))
 	for key, one := range latest {
-		list = append(list, berth.CachedData{Key: key, MiB: one.bytes >> 20})
+		list = append(list, spec.CachedData{Key: key, MiB: one.bytes >> 20})
 	}
 	return largest(list)
 }

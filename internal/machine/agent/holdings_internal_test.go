@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/spec"
 )
 
 func TestOnlyTheLargestOfACacheAreTold(t *testing.T) {
@@ -22,15 +23,15 @@ func TestOnlyTheLargestOfACacheAreTold(t *testing.T) {
 		{folder: filepath.Join("cache", "a-team", "s3-2"), bytes: 50 << 20, source: 7, used: at},          // as it was
 		{folder: filepath.Join("cache", "a-team", "s3-3"), bytes: 40<<20 + 1, source: 7, used: at.Add(1)}, // as it is
 	}
-	want := []berth.CachedData{{Key: 7, MiB: 40}, {Key: berth.ArchiveKey("a-team", berth.Address("sha256:"+strings.Repeat("1", 64))), MiB: 20}}
+	want := []spec.CachedData{{Key: 7, MiB: 40}, {Key: spec.ArchiveKey("a-team", berth.Address("sha256:"+strings.Repeat("1", 64))), MiB: 20}}
 	if got := held(all); !slices.Equal(got, want) {
 		t.Errorf("told is %v, want %v", got, want)
 	}
-	for i := range 3 * berth.MaxCachedData {
-		all = append(all, kept{folder: filepath.Join("cache", "b", fmt.Sprint(i)), bytes: int64(1000+i) << 20, source: berth.DataKey(100 + i), used: at})
+	for i := range 3 * spec.MaxCachedData {
+		all = append(all, kept{folder: filepath.Join("cache", "b", fmt.Sprint(i)), bytes: int64(1000+i) << 20, source: spec.DataKey(100 + i), used: at})
 	}
 	got := held(all)
-	if len(got) != berth.MaxCachedData || got[0].MiB != 1000+3*berth.MaxCachedData-1 {
+	if len(got) != spec.MaxCachedData || got[0].MiB != 1000+3*spec.MaxCachedData-1 {
 		t.Errorf("of many, %d are told, the first of %d MiB", len(got), got[0].MiB)
 	}
 	slices.Reverse(all)

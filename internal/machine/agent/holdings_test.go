@@ -14,16 +14,17 @@ import (
 	"berth"
 	"berth/internal/control/convert"
 	"berth/placement"
+	"berth/spec"
 )
 
 // caches is what the database has of caches.
-func (s *site) caches() map[berth.MachineID][]berth.CachedData {
+func (s *site) caches() map[berth.MachineID][]spec.CachedData {
 	s.t.Helper()
 	c, err := s.db.Queue.Load(s.t.Context())
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	all := map[berth.MachineID][]berth.CachedData{}
+	all := map[berth.MachineID][]spec.CachedData{}
 	for _, m := range c.Caches {
 		all[m.Machine] = m.Holds
 	}
@@ -68,12 +69,12 @@ func TestASecondRunGoesWhereTheDataIs(t *testing.T) {
 	}
 	s.settle(first)
 	m.cleared(req)
-	want := []berth.CachedData{{Key: berth.ArchiveKey("default", a), MiB: 20}}
+	want := []spec.CachedData{{Key: spec.ArchiveKey("default", a), MiB: 20}}
 	m.until("it is told what the cache holds", func() bool { return slices.Equal(s.caches()["m2"], want) })
 
 	var ids []berth.JobID
 	for range 3 { // each wants one of the two GPUs of a machine
-		id := s.submit(func(j *berth.JobSpec) { j.Workdir, j.Resources.GPUs = string(a), 1000 }, "exit", "0")
+		id := s.submit(func(j *spec.Job) { j.Workdir, j.Resources.GPUs = string(a), 1000 }, "exit", "0")
 		if _, err := s.db.Jobs.Load(t.Context(), id); err != nil {
 			t.Fatal(err)
 		}

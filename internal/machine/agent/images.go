@@ -14,6 +14,7 @@ import (
 
 	"berth"
 	"berth/activities/node"
+	"berth/spec"
 )
 
 // images records the images that each tenant's jobs have used on this machine and that the
@@ -210,11 +211,11 @@ func (i *images) heard(name string, bytes int64, here bool, before int64) {
 }
 
 // reported returns the images for the server. i.mu is held, or i is not shared yet.
-func (i *images) reported() []berth.CachedData {
-	var list []berth.CachedData
+func (i *images) reported() []spec.CachedData {
+	var list []spec.CachedData
 	for of, one := range i.known {
-		if one.bytes >= berth.MinCachedDataMiB<<20 {
-			list = append(list, berth.CachedData{Key: berth.ImageKey(of.Tenant, of.Name), MiB: one.bytes >> 20})
+		if one.bytes >= spec.MinCachedDataMiB<<20 {
+			list = append(list, spec.CachedData{Key: spec.ImageKey(of.Tenant, of.Name), MiB: one.bytes >> 20})
 		}
 	}
 	return list

@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/activities/node"
+	"berth/spec"
 )
 
 // shelf is an engine of which only the images are asked for.
@@ -46,15 +47,15 @@ func shelved(dir string, s *shelf) *images {
 	return openImages(dir, s, &holdings{}, slog.New(slog.DiscardHandler))
 }
 
-func (i *images) wantTold(t *testing.T, when string, want ...berth.CachedData) {
+func (i *images) wantTold(t *testing.T, when string, want ...spec.CachedData) {
 	t.Helper()
 	if got := i.holds.now().list; !slices.Equal(got, want) {
 		t.Errorf("%s: told is %v, want %v", when, got, want)
 	}
 }
 
-func ofImage(tenant berth.TenantID, name string, mib int64) berth.CachedData {
-	return berth.CachedData{Key: berth.ImageKey(tenant, name), MiB: mib}
+func ofImage(tenant berth.TenantID, name string, mib int64) spec.CachedData {
+	return spec.CachedData{Key: spec.ImageKey(tenant, name), MiB: mib}
 }
 
 func TestImagesAreToldOfWhomTheyServedAlone(t *testing.T) {
@@ -76,8 +77,8 @@ func TestImagesAreToldOfWhomTheyServedAlone(t *testing.T) {
 	if want := []string{"cuda:12", "python:3"}; !slices.Equal(engine.asked, want) {
 		t.Errorf("asked for %q, want those that are new, %q", engine.asked, want)
 	}
-	want := []berth.CachedData{ofImage("red", "cuda:12", 8192), ofImage("blue", "cuda:12", 8192)}
-	slices.SortFunc(want, func(a, b berth.CachedData) int { return map[bool]int{true: -1, false: 1}[a.Key < b.Key] })
+	want := []spec.CachedData{ofImage("red", "cuda:12", 8192), ofImage("blue", "cuda:12", 8192)}
+	slices.SortFunc(want, func(a, b spec.CachedData) int { return map[bool]int{true: -1, false: 1}[a.Key < b.Key] })
 	i.wantTold(t, "two that served blue too", append(want, ofImage("blue", "python:3", 1024))...)
 }
 
@@ -185,7 +186,7 @@ func TestTheImagesUsedLastAreRemembered(t *testing.T) {
 			t.Errorf("%d are remembered, among them the first: %v, the second: %v", len(i.known), i.known[imageOf{"red", "image:0"}] != nil, i.known[imageOf{"red", "image:1"}] != nil)
 		}
 	}
-	if got := i.holds.now().list; len(got) != berth.MaxCachedData || got[0].MiB != 20+maxImages {
+	if got := i.holds.now().list; len(got) != spec.MaxCachedData || got[0].MiB != 20+maxImages {
 		t.Errorf("of them %d are told, the first of %d MiB", len(got), got[0].MiB)
 	}
 }
@@ -195,15 +196,15 @@ func TestTheLargestOfImagesAndCacheAreTold(t *testing.T) {
 	t.Parallel()
 	var told int
 	h := &holdings{changed: func() { told++ }}
-	var cached, images []berth.CachedData
-	for n := range berth.DataKey(berth.MaxCachedData) {
-		cached = append(cached, berth.CachedData{Key: 1 + n, MiB: 100 + int64(n)})
+	var cached, images []spec.CachedData
+	for n := range spec.DataKey(spec.MaxCachedData) {
+		cached = append(cached, spec.CachedData{Key: 1 + n, MiB: 100 + int64(n)})
 	}
 	h.noteCache(cached)
-	images = append(images, berth.CachedData{Key: -1, MiB: 4096}, berth.CachedData{Key: -2, MiB: 16})
+	images = append(images, spec.CachedData{Key: -1, MiB: 4096}, spec.CachedData{Key: -2, MiB: 16})
 	h.noteImages(images)
 	got := h.now()
-	if len(got.list) != berth.MaxCachedData || got.list[0].Key != -1 || slices.ContainsFunc(got.list, func(d berth.CachedData) bool { return d.Key == -2 || d.Key == 1 }) {
+	if len(got.list) != spec.MaxCachedData || got.list[0].Key != -1 || slices.ContainsFunc(got.list, func(d spec.CachedData) bool { return d.Key == -2 || d.Key == 1 }) {
 		t.Errorf("%d are told: %v", len(got.list), got.list)
 	}
 	h.noteImages(slices.Clone(images))

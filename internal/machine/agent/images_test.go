@@ -14,6 +14,7 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/placement"
+	"berth/spec"
 )
 
 // large makes the jobs' image one that is worth telling of, on this engine.
@@ -30,19 +31,19 @@ func (m *machine) ran(id berth.JobID) {
 	m.cleared(req)
 }
 
-func (s *site) imageOf(tenant berth.TenantID) berth.CachedData {
-	return berth.CachedData{Key: berth.ImageKey(tenant, s.image), MiB: 4096}
+func (s *site) imageOf(tenant berth.TenantID) spec.CachedData {
+	return spec.CachedData{Key: spec.ImageKey(tenant, s.image), MiB: 4096}
 }
 
-func (s *site) told(m berth.MachineID, want ...berth.CachedData) func() bool {
-	slices.SortFunc(want, func(a, b berth.CachedData) int { return map[bool]int{true: -1, false: 1}[a.Key < b.Key] })
+func (s *site) told(m berth.MachineID, want ...spec.CachedData) func() bool {
+	slices.SortFunc(want, func(a, b spec.CachedData) int { return map[bool]int{true: -1, false: 1}[a.Key < b.Key] })
 	return func() bool { return slices.Equal(s.caches()[m], want) }
 }
 
 func TestASecondJobGoesWhereItsImageIsAndOtherTenantsAreToldNothing(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	if err := s.db.Tenants.Create(t.Context(), berth.NewTenant{ID: "blue"}); err != nil {
+	if err := s.db.Tenants.Create(t.Context(), spec.NewTenant{ID: "blue"}); err != nil {
 		t.Fatal(err)
 	}
 	s.machine("m1").large() // its engine has the image too; no job has used it there
@@ -56,7 +57,7 @@ func TestASecondJobGoesWhereItsImageIsAndOtherTenantsAreToldNothing(t *testing.T
 
 	next := func(tenant berth.TenantID) (on berth.MachineID, near []placement.Near) {
 		t.Helper()
-		id := s.submitAs(tenant, func(j *berth.JobSpec) { j.Resources.GPUs = 1000 }, "exit", "0")
+		id := s.submitAs(tenant, func(j *spec.Job) { j.Resources.GPUs = 1000 }, "exit", "0")
 		if _, err := s.db.Jobs.Load(t.Context(), id); err != nil { // it waits now
 			t.Fatal(err)
 		}

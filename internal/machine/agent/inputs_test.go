@@ -4,7 +4,8 @@ import (
 	"slices"
 	"testing"
 
-	"berth"
+	"berth/spec"
+	"berth/wire"
 )
 
 func TestInputsAreInPlaceAndOnesOwn(t *testing.T) {
@@ -14,9 +15,9 @@ func TestInputsAreInPlaceAndOnesOwn(t *testing.T) {
 	m := s.machine("m1")
 	code, data := s.upload(map[string]string{"main.txt": "code"}), s.upload(map[string]string{"part/a.txt": "data"})
 	for _, how := range []string{"fetched", "was cached on the machine"} {
-		id := s.submit(func(j *berth.JobSpec) {
+		id := s.submit(func(j *spec.Job) {
 			j.Workdir = string(code)
-			j.Inputs = []berth.Input{{From: string(data), To: "/data"}, {From: string(data), To: "/more"}}
+			j.Inputs = []spec.Input{{From: string(data), To: "/data"}, {From: string(data), To: "/more"}}
 		}, "do", "read-file /workspace/main.txt", "write-file /data/part/a.txt changed", "read-file /data/part/a.txt", "read-file /more/part/a.txt")
 		req, w := m.run(id)
 		if x := w.exit(); x.Code != 0 {
@@ -25,7 +26,7 @@ func TestInputsAreInPlaceAndOnesOwn(t *testing.T) {
 		if got := s.log(id, 1); !slices.Equal(got, []string{"code", "changed", "data"}) {
 			t.Errorf("it prints %q", got)
 		}
-		if !s.hasEvent(id, berth.EventFetched, how) || !s.hasEvent(id, berth.EventFetched, "inputs[1] ") {
+		if !s.hasEvent(id, wire.EventFetched, how) || !s.hasEvent(id, wire.EventFetched, "inputs[1] ") {
 			t.Errorf("events %+v", s.events(id))
 		}
 		s.settle(id)
@@ -40,7 +41,7 @@ func TestDockerMountsInputs(t *testing.T) {
 	t.Parallel()
 	s, m := dockerMachine(t)
 	data := s.upload(map[string]string{"a.txt": "data"})
-	id := s.submit(func(j *berth.JobSpec) { j.Inputs = []berth.Input{{From: string(data), To: "/data"}} },
+	id := s.submit(func(j *spec.Job) { j.Inputs = []spec.Input{{From: string(data), To: "/data"}} },
 		"do", "read-file /data/a.txt", "write-file /data/b.txt more", "read-file /data/b.txt")
 	_, w := m.run(id)
 	if x := w.exit(); x.Code != 0 {

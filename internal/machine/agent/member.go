@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/wire"
 )
 
 // Reasons for the end of a member's context.
@@ -78,7 +79,7 @@ func (m *member) abandon() { m.cancel(errAbandoned) }
 func (m *member) disown() { m.cancel(errDisowned) }
 
 // order takes an assignment.
-func (m *member) order(a berth.Assignment) {
+func (m *member) order(a wire.Assignment) {
 	if a.Orders.Forget || a.State == berth.AllocOrphaned {
 		m.abandon()
 		return

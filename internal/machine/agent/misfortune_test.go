@@ -14,6 +14,8 @@ import (
 
 	"berth"
 	"berth/activities/node/fakeruntime"
+	"berth/failure"
+	"berth/wire"
 )
 
 // answers makes a gateway, which knows nothing of Berth, answer calls whose
@@ -41,7 +43,7 @@ func TestF33GatewayThatFindsNoObjectProvesNoDamage(t *testing.T) {
 	before := s.verified(id)
 	s.answers(http.StatusNotFound, http.MethodGet, "/objects/")
 	_, w := m.run(id)
-	if x := w.exit(); x.Cause != berth.CauseRestoreFailed {
+	if x := w.exit(); x.Cause != failure.CauseRestoreFailed {
 		t.Errorf("exit is %+v", x)
 	}
 	if after := s.verified(id); !slices.Equal(before, after) {
@@ -58,13 +60,13 @@ func TestF33GatewayThatRefusesForAWhileCostsNoLogAndNoCheckpoint(t *testing.T) {
 	_, w := m.run(id)
 	m.until("logs and checkpoints are refused", func() bool { return met.Load() > 10 })
 	on.Store(false)
-	if x := w.exit(); x.Code != 0 || x.Cause != berth.CauseExited {
+	if x := w.exit(); x.Code != 0 || x.Cause != failure.CauseExited {
 		t.Errorf("exit is %+v", x)
 	}
 	if steps := s.verified(id); len(steps) == 0 {
 		t.Error("no checkpoint is stored")
 	}
-	if lines := s.log(id, 1); len(lines) == 0 || s.hasEvent(id, berth.EventWarning, "not stored") {
+	if lines := s.log(id, 1); len(lines) == 0 || s.hasEvent(id, wire.EventWarning, "not stored") {
 		t.Errorf("%d lines are stored; events %+v", len(lines), s.events(id))
 	}
 }
@@ -127,7 +129,7 @@ func TestTimeOfAProgressFileHoldsUpNoReport(t *testing.T) {
 		})
 	}
 	s.cancel(id)
-	if x := w.exit(); x.Cause != berth.CauseOrdered {
+	if x := w.exit(); x.Cause != failure.CauseOrdered {
 		t.Errorf("exit is %+v", x)
 	}
 }
@@ -148,7 +150,7 @@ func TestEngineThatKeepsItsLogDoesNotHoldTheSealForEver(t *testing.T) {
 	if x := w.exit(); x.Code != 0 {
 		t.Errorf("exit is %+v", x)
 	}
-	if !s.hasEvent(id, berth.EventWarning, "log") {
+	if !s.hasEvent(id, wire.EventWarning, "log") {
 		t.Errorf("events: %+v", s.events(id))
 	}
 }
@@ -168,7 +170,7 @@ func TestLogThatTheServerForgotDoesNotHoldTheSealForEver(t *testing.T) {
 	if x := w.exit(); x.Code != 0 {
 		t.Errorf("exit is %+v", x)
 	}
-	if !s.hasEvent(id, berth.EventWarning, "log") {
+	if !s.hasEvent(id, wire.EventWarning, "log") {
 		t.Errorf("events: %+v", s.events(id))
 	}
 }
@@ -202,7 +204,7 @@ func TestSessionsThatEndAllTheTimeLoseNoWork(t *testing.T) {
 	for i := range 10 {
 		id := s.submit(nil, "exit", fmt.Sprint(i))
 		req, w := m.run(id)
-		if x := w.exit(); x.Code != i || x.Cause != berth.CauseExited {
+		if x := w.exit(); x.Code != i || x.Cause != failure.CauseExited {
 			t.Errorf("exit is %+v", x)
 		}
 		s.settle(id)

@@ -11,6 +11,7 @@ import (
 
 	"berth"
 	"berth/activities/node"
+	"berth/wire"
 )
 
 // gangNetwork returns the machine's network of gangs, in the form in which the server
@@ -18,11 +19,11 @@ import (
 func gangNetwork(configured string, engine node.RuntimeInfo) string {
 	switch configured {
 	case "":
-		return berth.EngineNetwork(engine.EngineID)
+		return wire.EngineNetwork(engine.EngineID)
 	case node.HostNetwork:
-		return berth.NetworkHost
+		return wire.NetworkHost
 	default:
-		return berth.NamedNetwork(configured)
+		return wire.NamedNetwork(configured)
 	}
 }
 

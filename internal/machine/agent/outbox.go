@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/wire"
 )
 
 // outbox collects the machine's reports to the server: the due reports of members,
@@ -70,7 +71,7 @@ func (o *outbox) isGone(id berth.AllocationID) bool {
 
 // batch is the content of one call.
 type batch struct {
-	reports  []berth.RankReport
+	reports  []wire.RankReport
 	versions []int64
 	gone     []berth.AllocationID
 	gpus     []berth.GPU
@@ -78,10 +79,10 @@ type batch struct {
 }
 
 // request returns the call that reports the batch.
-func (b batch) request() berth.SyncRequest {
-	r := berth.SyncRequest{Reports: b.reports, Gone: b.gone, GPUs: b.gpus, Brief: true}
+func (b batch) request() wire.SyncRequest {
+	r := wire.SyncRequest{Reports: b.reports, Gone: b.gone, GPUs: b.gpus, Brief: true}
 	if b.cache != nil {
-		r.Cache = &berth.CacheReport{Holds: b.cache.list}
+		r.Cache = &wire.CacheReport{Holds: b.cache.list}
 	}
 	return r
 }
@@ -159,7 +160,7 @@ func (o *outbox) earliest() (due time.Time) {
 // delivered notes that the server has taken a batch. A report that its database
 // refuses is sent again after a while, or together with the member's next one: it
 // delays no other member.
-func (o *outbox) delivered(b batch, refused []berth.Refused) {
+func (o *outbox) delivered(b batch, refused []wire.Refused) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	no := map[berth.AllocationID]bool{}

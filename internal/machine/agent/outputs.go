@@ -16,6 +16,8 @@ import (
 	"berth/activities/node"
 	"berth/internal/lib/archive"
 	"berth/internal/lib/failpoint"
+	"berth/spec"
+	"berth/wire"
 )
 
 // outputStore stores the outputs that a job has declared, once its container has
@@ -64,7 +66,7 @@ func outputRefused(err error) bool {
 }
 
 // storeOne packs an output into the member's folder, sends it and registers it.
-func (s *outputStore) storeOne(ctx context.Context, o berth.Output) error {
+func (s *outputStore) storeOne(ctx context.Context, o spec.Output) error {
 	at := filepath.Join(s.scratch.dir, "output-"+o.Name+".tar.zst")
 	f, err := os.OpenFile(at, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -83,7 +85,7 @@ func (s *outputStore) storeOne(ctx context.Context, o berth.Output) error {
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	stored := berth.StoredOutput{
+	stored := wire.StoredOutput{
 		Name: o.Name, Attempt: s.attempt, Member: s.number,
 		Address: sum.Address, Files: sum.Files, Bytes: sum.Bytes, Stored: info.Size(),
 	}
@@ -108,7 +110,7 @@ func (s *outputStore) storeOne(ctx context.Context, o berth.Output) error {
 	}
 	_ = failpoint.Hit("agent.output.stored")
 	err = s.retry.insist("register an output", func(ctx context.Context) error {
-		return s.control.reportOutput(ctx, berth.OutputReport{
+		return s.control.reportOutput(ctx, wire.OutputReport{
 			Alloc: s.alloc, Job: s.job, Attempt: s.attempt, Rank: s.number, Output: stored,
 		})
 	})
@@ -125,7 +127,7 @@ const outputStreams = 5
 
 // pack writes an output into a file as an archive. It waits for an engine that does not
 // answer, within Timing.EnginePatience, and starts again when a stream breaks off.
-func (s *outputStore) pack(ctx context.Context, o berth.Output, to *os.File) (archive.Summary, error) {
+func (s *outputStore) pack(ctx context.Context, o spec.Output, to *os.File) (archive.Summary, error) {
 	patience, broken := time.Now().Add(s.timing.EnginePatience), 0
 	for wait := s.timing.backoff(); ; {
 		in, err := s.runtime.CopyOut(ctx, s.name(), o.Path)
@@ -158,7 +160,7 @@ func (s *outputStore) pack(ctx context.Context, o berth.Output, to *os.File) (ar
 	}
 }
 
-func (c *control) reportOutput(ctx context.Context, p berth.OutputReport) error {
+func (c *control) reportOutput(ctx context.Context, p wire.OutputReport) error {
 	return c.withTerms(ctx, func(epoch int64) error {
 		p.AgentBoot, p.Epoch = c.boot, epoch
 		return c.call(ctx, 3*callTimeout, "outputs", p, nil)

@@ -22,14 +22,16 @@ import (
 	"berth/activities/node/fakeruntime"
 	"berth/db"
 	"berth/internal/lib/archive"
+	"berth/spec"
+	"berth/wire"
 )
 
-func leaving(path string) func(*berth.JobSpec) {
-	return func(j *berth.JobSpec) { j.Outputs = []berth.Output{{Name: "model", Path: path}} }
+func leaving(path string) func(*spec.Job) {
+	return func(j *spec.Job) { j.Outputs = []spec.Output{{Name: "model", Path: path}} }
 }
 
 // output unpacks what a job has stored under that name.
-func (s *site) output(id berth.JobID, name string) (berth.StoredOutput, string) {
+func (s *site) output(id berth.JobID, name string) (wire.StoredOutput, string) {
 	s.t.Helper()
 	list, _, err := s.db.Objects.Outputs(s.t.Context(), id, db.Paging{})
 	if err != nil {
@@ -57,7 +59,7 @@ func (s *site) output(id berth.JobID, name string) (berth.StoredOutput, string) 
 		return o.StoredOutput, dir
 	}
 	s.t.Fatalf("outputs are %+v", list)
-	return berth.StoredOutput{}, ""
+	return wire.StoredOutput{}, ""
 }
 
 func TestOutputsAreStoredBeforeTheJobHasSucceeded(t *testing.T) {
@@ -83,7 +85,7 @@ func TestAMissingOutputIsAFailure(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	id := s.submit(func(j *berth.JobSpec) {
+	id := s.submit(func(j *spec.Job) {
 		leaving("/workspace/none")(j)
 		j.Retry.MaxAttempts = 2
 	}, "exit", "0")
@@ -94,7 +96,7 @@ func TestAMissingOutputIsAFailure(t *testing.T) {
 	if j := s.settle(id); j.Status != berth.Retrying || j.Reason.Code != berth.ReasonOutputLost || !strings.Contains(j.Reason.Message, "model") {
 		t.Fatalf("job is %s, %+v", j.Status, j.Reason)
 	}
-	if !s.hasEvent(id, berth.EventWarning, "output model (/workspace/none) was not stored") {
+	if !s.hasEvent(id, wire.EventWarning, "output model (/workspace/none) was not stored") {
 		t.Errorf("events: %+v", s.events(id))
 	}
 	s.eligible(id)
@@ -145,7 +147,7 @@ func TestOutputsWaitForTheStore(t *testing.T) {
 	if j := s.settle(lost); j.Status != berth.Retrying || j.Reason.Code != berth.ReasonOutputLost || j.Reason.Rule != "output_unstored" {
 		t.Errorf("job is %s, %+v", j.Status, j.Reason)
 	}
-	if !s.hasEvent(lost, berth.EventWarning, "output model (/workspace/x) was not stored") {
+	if !s.hasEvent(lost, wire.EventWarning, "output model (/workspace/x) was not stored") {
 		t.Errorf("events: %+v", s.events(lost))
 	}
 }
@@ -273,7 +275,7 @@ func TestAPartOfAGangsOutputThatIsRefusedIsItsUsersLoss(t *testing.T) {
 		<-told
 		return berth.Errorf(berth.CodeInvalid, "archive: too much")
 	})
-	id := s.submit(func(j *berth.JobSpec) {
+	id := s.submit(func(j *spec.Job) {
 		gangOf(2)(j)
 		leaving("/workspace/x")(j)
 	}, "write-file", "/workspace/x", "1")

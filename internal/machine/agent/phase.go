@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"berth"
+	"berth/failure"
 )
 
 // phase is a station in a member's life on this machine. The table below is the
@@ -112,19 +112,19 @@ func (p phase) row() phaseRow {
 
 // result carries the member's exit from the phase that determines it to the phases
 // that report it.
-type result struct{ exit berth.Exit }
+type result struct{ exit failure.Exit }
 
 // end determines the exit, and returns the phase that follows any exit.
-func (r *result) end(x berth.Exit) (phase, error) {
+func (r *result) end(x failure.Exit) (phase, error) {
 	r.exit = x
 	return phaseFence, nil
 }
 
 // notStarted determines the exit of a member whose process never ran.
-func (r *result) notStarted(cause berth.ExitCause, message string) (phase, error) {
+func (r *result) notStarted(cause failure.ExitCause, message string) (phase, error) {
 	return r.end(notStarted(cause, message))
 }
 
-func notStarted(cause berth.ExitCause, message string) berth.Exit {
-	return berth.Exit{Cause: cause, Message: message, FinishedAt: time.Now().UTC()}
+func notStarted(cause failure.ExitCause, message string) failure.Exit {
+	return failure.Exit{Cause: cause, Message: message, FinishedAt: time.Now().UTC()}
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"berth"
+	"berth/failure"
+	"berth/wire"
 )
 
 // claimPhase asks the server to confirm that the allocation belongs to this machine.
@@ -22,12 +24,12 @@ type claimPhase struct {
 
 func (p *claimPhase) Do(ctx context.Context) (phase, error) {
 	if p.withdrawn {
-		return p.result.notStarted(berth.CauseNotStarted, "its job ended before this machine took it")
+		return p.result.notStarted(failure.CauseNotStarted, "its job ended before this machine took it")
 	}
 	err := p.traced(ctx)
 	switch {
 	case errors.Is(err, errStopped):
-		return p.result.notStarted(berth.CauseNotStarted, "stopped before its container was made")
+		return p.result.notStarted(failure.CauseNotStarted, "stopped before its container was made")
 	case err != nil:
 		return "", err
 	case p.claim.Phase == berth.PhaseSealed: // an earlier process has sealed it
@@ -54,7 +56,7 @@ func (p *claimPhase) insist(ctx context.Context) error {
 			return errStopped
 		}
 		sent := time.Now()
-		c, err := p.control.claimWork(ctx, berth.RunRequest{Job: p.job, Attempt: p.attempt, Alloc: p.alloc})
+		c, err := p.control.claimWork(ctx, wire.RunRequest{Job: p.job, Attempt: p.attempt, Alloc: p.alloc})
 		switch {
 		case err == nil:
 			p.take(c, sent)
@@ -75,7 +77,7 @@ func (p *claimPhase) insist(ctx context.Context) error {
 }
 
 // take stores the answer.
-func (p *claimPhase) take(c berth.Claim, sent time.Time) {
+func (p *claimPhase) take(c wire.Claim, sent time.Time) {
 	*p.claim = claim{Claim: c, sent: sent}
 	p.identity.claimed(c.Rank)
 	p.reports.claimed(c.Rank)

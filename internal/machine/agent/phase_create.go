@@ -14,7 +14,9 @@ import (
 
 	"berth"
 	"berth/activities/node"
+	"berth/failure"
 	"berth/internal/lib/failpoint"
+	"berth/spec"
 )
 
 // createPhase creates the container, or adopts one of the same name and labels. It
@@ -40,17 +42,17 @@ func (p *createPhase) Do(ctx context.Context) (phase, error) {
 }
 
 func (p *createPhase) create(ctx context.Context) (phase, error) {
-	spec := p.containerSpec()
-	if err := p.addSecrets(&spec); err != nil {
-		return p.result.notStarted(berth.CauseEngine, "give it its secrets: "+err.Error())
+	given := p.containerSpec()
+	if err := p.addSecrets(&given); err != nil {
+		return p.result.notStarted(failure.CauseEngine, "give it its secrets: "+err.Error())
 	}
-	if err := p.joinNetwork(&spec); err != nil {
-		return p.result.notStarted(berth.CauseEngine, err.Error())
+	if err := p.joinNetwork(&given); err != nil {
+		return p.result.notStarted(failure.CauseEngine, err.Error())
 	}
 	patience := time.Now().Add(p.timing.EnginePatience)
 	for wait := p.timing.backoff(); ; {
-		c, err := p.ask(ctx, spec)
-		cause := berth.CauseEngine
+		c, err := p.ask(ctx, given)
+		cause := failure.CauseEngine
 		switch {
 		case err == nil, errors.Is(err, node.ErrExists) && p.owns(c):
 			p.fencing.list(c)
@@ -59,13 +61,13 @@ func (p *createPhase) create(ctx context.Context) (phase, error) {
 		case ctx.Err() != nil:
 			return "", err
 		case errors.Is(err, node.ErrExists):
-			err = fmt.Errorf("the name %s is taken by a container that is not this machine's: %w", spec.Name, err)
+			err = fmt.Errorf("the name %s is taken by a container that is not this machine's: %w", given.Name, err)
 		case errors.Is(err, node.ErrBadCommand):
-			cause = berth.CauseBadCommand
+			cause = failure.CauseBadCommand
 		case errors.Is(err, node.ErrDevice):
-			cause = berth.CauseDevice
+			cause = failure.CauseDevice
 		case errors.Is(err, node.ErrImageUnavailable):
-			cause = berth.CauseImageUnavailable
+			cause = failure.CauseImageUnavailable
 		case berth.CodeOf(err) != berth.CodeInvalid && time.Now().Before(patience):
 			p.log.Warn("container not created; tried again", "err", err)
 			if err := wait.wait(ctx); err != nil {
@@ -81,7 +83,7 @@ func (p *createPhase) create(ctx context.Context) (phase, error) {
 // returns when ctx ends, but the engine's answer is still awaited: the engine creates
 // the container all the same, and a removal before that finds nothing. So the
 // member's leftovers are removed only after the answer.
-func (p *createPhase) ask(ctx context.Context, spec node.ContainerSpec) (node.Container, error) {
+func (p *createPhase) ask(ctx context.Context, given node.ContainerSpec) (node.Container, error) {
 	done, err := p.turns.take(ctx)
 	if err != nil {
 		return node.Container{}, err
@@ -102,7 +104,7 @@ func (p *createPhase) ask(ctx context.Context, spec node.ContainerSpec) (node.Co
 			a.err = p.ensureNetwork(patient)
 		}
 		if a.err == nil {
-			a.c, a.err = p.runtime.Create(patient, spec)
+			a.c, a.err = p.runtime.Create(patient, given)
 		}
 		_ = failpoint.Hit("agent.create.after")
 		answered <- a
@@ -197,29 +199,29 @@ func (p *createPhase) engineGPUs() []string {
 
 // addSecrets gives the container the secrets that its job names, in the form that the
 // job asks for.
-func (p *createPhase) addSecrets(spec *node.ContainerSpec) error {
+func (p *createPhase) addSecrets(given *node.ContainerSpec) error {
 	as := p.claim.Spec.SecretsAs
 	if len(p.claim.Secrets) == 0 {
 		return nil
 	}
-	if as != berth.SecretsFile {
+	if as != spec.SecretsFile {
 		for _, s := range p.claim.Secrets {
-			spec.Env[s.Name] = string(s.Value)
+			given.Env[s.Name] = string(s.Value)
 		}
 	}
-	if as != berth.SecretsEnv {
+	if as != spec.SecretsEnv {
 		dir, err := p.vault.put(p.name(), p.claim.Secrets)
 		if err != nil {
 			return err
 		}
-		spec.Mounts = append(spec.Mounts, node.Mount{Host: dir, Target: berth.SecretsPath, ReadOnly: true})
+		given.Mounts = append(given.Mounts, node.Mount{Host: dir, Target: spec.SecretsPath, ReadOnly: true})
 	}
 	return nil
 }
 
 // joinNetwork puts the container of a gang's member on the network where it can reach
 // its peers. It notes a network that this engine has for the gang alone.
-func (p *createPhase) joinNetwork(spec *node.ContainerSpec) error {
+func (p *createPhase) joinNetwork(given *node.ContainerSpec) error {
 	if !p.claim.gang() {
 		return nil
 	}
@@ -231,11 +233,11 @@ func (p *createPhase) joinNetwork(spec *node.ContainerSpec) error {
 				peer.Rank, peer.Machine, peer.Network, own)
 		}
 	}
-	if spec.Network = p.cfg.GangNetwork; spec.Network != "" {
+	if given.Network = p.cfg.GangNetwork; given.Network != "" {
 		return nil
 	}
 	*p.network = berth.GangNetworkName(p.job, p.attempt)
-	spec.Network, spec.Labels[berth.LabelNetwork] = *p.network, *p.network
+	given.Network, given.Labels[berth.LabelNetwork] = *p.network, *p.network
 	return nil
 }
 

@@ -11,9 +11,12 @@ import (
 
 	"berth"
 	"berth/activities/node"
+	"berth/failure"
 	"berth/internal/lib/archive"
 	"berth/internal/lib/failpoint"
 	"berth/internal/machine/fetch"
+	"berth/spec"
+	"berth/wire"
 )
 
 // inputsPhase puts each of the job's inputs into a folder of its own.
@@ -36,7 +39,7 @@ func (p *inputsPhase) all(ctx context.Context) (phase, error) {
 		what := fmt.Sprintf("inputs[%d]", i)
 		folder, err := openShared(p.scratch.input(i))
 		if err != nil {
-			return p.result.notStarted(berth.CauseEngine, err.Error())
+			return p.result.notStarted(failure.CauseEngine, err.Error())
 		}
 		_ = failpoint.Hit("agent.input.before")
 		err = p.one(ctx, i, in, placing{what: what, folder: folder})
@@ -50,30 +53,30 @@ func (p *inputsPhase) all(ctx context.Context) (phase, error) {
 }
 
 // one places the i-th input.
-func (p *inputsPhase) one(ctx context.Context, i int, in berth.Input, to placing) error {
+func (p *inputsPhase) one(ctx context.Context, i int, in spec.Input, to placing) error {
 	switch kind := in.Kind(); kind {
-	case berth.InputFolder:
+	case spec.InputFolder:
 		if a, err := berth.ParseAddress(in.From); err == nil {
 			to.content, to.own = p.archived(a, archive.Default), true
 			return p.place(ctx, to)
 		}
-	case berth.InputOutput:
-		at := slices.IndexFunc(p.claim.Inputs, func(c berth.ClaimInput) bool { return c.Input == i })
+	case spec.InputOutput:
+		at := slices.IndexFunc(p.claim.Inputs, func(c wire.ClaimInput) bool { return c.Input == i })
 		if at >= 0 {
 			to.content = p.archived(p.claim.Inputs[at].Address, archive.Output)
 			return p.place(ctx, to)
 		}
-	case berth.InputS3, berth.InputGS, berth.InputAzure, berth.InputHTTPS:
+	case spec.InputS3, spec.InputGS, spec.InputAzure, spec.InputHTTPS:
 		return p.elsewhere(ctx, in, to)
-	case berth.InputFile:
-		v, _, err := berth.ParseFile(in.From)
+	case spec.InputFile:
+		v, _, err := spec.ParseFile(in.From)
 		if err != nil || !slices.Contains(p.claim.Volumes, v) {
 			return damage{fmt.Sprintf(
 				"the operator of this cluster does not let jobs of tenant %s read the folder %s any more",
 				p.claim.Tenant, v)}
 		}
 		return p.elsewhere(ctx, in, to)
-	case berth.InputUnknown: // a newer server let it through, and a newer agent may know it
+	case spec.InputUnknown: // a newer server let it through, and a newer agent may know it
 		scheme, _, _ := strings.Cut(in.From, "://")
 		return fmt.Errorf("this machine's agent knows no inputs from %.40s://", scheme)
 	default:
@@ -88,8 +91,8 @@ const changes = 3
 // elsewhere places an input that the machine fetches by itself. It asks the source
 // for the present version each time, so that content in the machine's cache reaches
 // only jobs with access to the source.
-func (p *inputsPhase) elsewhere(ctx context.Context, in berth.Input, to placing) error {
-	var login berth.Sensitive
+func (p *inputsPhase) elsewhere(ctx context.Context, in spec.Input, to placing) error {
+	var login spec.Sensitive
 	for _, l := range p.claim.InputLogins {
 		if l.Name == in.Secret {
 			login = l.Value
@@ -136,10 +139,10 @@ func (p *inputsPhase) fetched(found *fetch.Found, address *berth.Address) conten
 // inputMounts are the inputs as the container sees them. The container may change a
 // folder of its user. Content from elsewhere is read-only, since containers may
 // share it.
-func inputMounts(spec berth.JobSpec, s *scratch) []node.Mount {
+func inputMounts(jobSpec spec.Job, s *scratch) []node.Mount {
 	var mounts []node.Mount
-	for i, in := range spec.Inputs {
-		m := node.Mount{Host: s.input(i), Target: in.To, ReadOnly: in.Kind() != berth.InputFolder}
+	for i, in := range jobSpec.Inputs {
+		m := node.Mount{Host: s.input(i), Target: in.To, ReadOnly: in.Kind() != spec.InputFolder}
 		if in.OneFile() {
 			m.Host = filepath.Join(m.Host, fetch.FileName)
 		}

@@ -6,6 +6,8 @@ import (
 
 	"berth"
 	"berth/activities/node"
+	"berth/failure"
+	"berth/wire"
 )
 
 // locatePhase opens the member's folder and decides how its life goes on: with the
@@ -23,7 +25,7 @@ type locatePhase struct {
 
 func (p *locatePhase) Do(context.Context) (phase, error) {
 	if err := p.scratch.open(p.name(), p.claim.Spec.Checkpoint != nil); err != nil {
-		return p.result.notStarted(berth.CauseEngine, err.Error())
+		return p.result.notStarted(failure.CauseEngine, err.Error())
 	}
 	uploader := p.equip()
 	found, err := p.find()
@@ -35,11 +37,11 @@ func (p *locatePhase) Do(context.Context) (phase, error) {
 	}
 	if p.claim.atMostOne() {
 		if err := p.fencing.fence.demand(p.ctx); err != nil && p.ctx.Err() == nil {
-			return p.result.notStarted(berth.CauseEngine, "at_most_one work is refused: "+err.Error())
+			return p.result.notStarted(failure.CauseEngine, "at_most_one work is refused: "+err.Error())
 		}
 	}
 	if p.hadContainer() {
-		return p.result.notStarted(berth.CauseVanished, "its container is gone, and nobody saw it end")
+		return p.result.notStarted(failure.CauseVanished, "its container is gone, and nobody saw it end")
 	}
 	return phasePull, nil
 }
@@ -86,7 +88,7 @@ func (p *locatePhase) adopt(c node.Container, uploader *checkpointUploader) phas
 	m := p.scratch.memo()
 	p.plan.adopt(m, c.StartedAt)
 	if m.Restored != nil {
-		p.reports.edit(later, func(r *berth.RankReport) { r.Restored = m.Restored })
+		p.reports.edit(later, func(r *wire.RankReport) { r.Restored = m.Restored })
 	}
 	if uploader != nil {
 		uploader.skip(m.Restored)

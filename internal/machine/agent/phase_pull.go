@@ -7,7 +7,9 @@ import (
 
 	"berth"
 	"berth/activities/node"
+	"berth/failure"
 	"berth/internal/lib/failpoint"
+	"berth/wire"
 )
 
 // recipe is the part of the container's specification that the preparation finds out.
@@ -28,9 +30,9 @@ type pullPhase struct {
 func (p *pullPhase) Do(ctx context.Context) (phase, error) {
 	if w := p.claim.Withheld; w != nil { // the server could not provide the secrets
 		if w.Missing {
-			return p.result.notStarted(berth.CauseSecretMissing, w.Message)
+			return p.result.notStarted(failure.CauseSecretMissing, w.Message)
 		}
-		return p.result.notStarted(berth.CauseSecretUnavailable, w.Message)
+		return p.result.notStarted(failure.CauseSecretUnavailable, w.Message)
 	}
 	return p.spans.step(ctx, "pull", p.result, p.pull)
 }
@@ -47,19 +49,19 @@ func (p *pullPhase) pull(ctx context.Context) (phase, error) {
 			err = fmt.Errorf("%s is not the image any more that this job began with: %w", p.claim.Spec.Image, err)
 		}
 	}
-	cause := berth.CauseImageUnavailable
+	cause := failure.CauseImageUnavailable
 	switch {
 	case err == nil:
 		p.recipe.image = image
-		p.reports.edit(later, func(r *berth.RankReport) { r.ImageDigest = digest })
+		p.reports.edit(later, func(r *wire.RankReport) { r.ImageDigest = digest })
 		return phaseWorkdir, nil
 	case ctx.Err() != nil:
 		return "", err
 	case errors.Is(err, node.ErrImageNotFound):
-		cause = berth.CauseImageNotFound
+		cause = failure.CauseImageNotFound
 	case errors.Is(err, node.ErrImageMismatch):
 		p.log.Error("image content does not match its digest", "image", image, "err", err)
-		cause = berth.CauseImageMismatch
+		cause = failure.CauseImageMismatch
 	}
 	return p.result.notStarted(cause, err.Error())
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/failure"
 )
 
 // readyPhase waits until a created container may start: on the claim alone where that
@@ -24,14 +25,14 @@ func (p *readyPhase) Do(ctx context.Context) (phase, error) {
 		o := p.orders.standing()
 		switch {
 		case stops(o):
-			return p.result.notStarted(berth.CauseNotStarted, "stopped before it was started")
+			return p.result.notStarted(failure.CauseNotStarted, "stopped before it was started")
 		case o.Start:
 			return phaseStart, nil
 		case p.mayBegin():
 			m := p.scratch.memo()
 			m.Begun = true
 			if err := p.scratch.remember(m); err != nil {
-				return p.result.notStarted(berth.CauseEngine, err.Error())
+				return p.result.notStarted(failure.CauseEngine, err.Error())
 			}
 			return phaseStart, nil
 		}

@@ -15,7 +15,9 @@ import (
 	"strings"
 
 	"berth"
+	"berth/failure"
 	"berth/internal/lib/failpoint"
+	"berth/wire"
 )
 
 const (
@@ -59,10 +61,10 @@ func (p *restorePhase) Do(ctx context.Context) (phase, error) {
 	}
 	if restored != nil {
 		if err := p.scratch.remember(memo{Restored: restored}); err != nil {
-			return p.result.notStarted(berth.CauseEngine, err.Error())
+			return p.result.notStarted(failure.CauseEngine, err.Error())
 		}
 		_ = failpoint.Hit("agent.restore.after")
-		p.reports.edit(later, func(r *berth.RankReport) { r.Restored = restored })
+		p.reports.edit(later, func(r *wire.RankReport) { r.Restored = restored })
 	}
 	return phaseCreate, nil
 }
@@ -88,29 +90,29 @@ func (p *restorePhase) newest(ctx context.Context) (phase, error) {
 			if missing, ok := errors.AsType[cannotFetch](err); ok {
 				_ = p.reject(ctx, point, missing.Error(), true)
 			}
-			return p.result.notStarted(berth.CauseRestoreFailed, fmt.Sprintf("restore step %d: %v", point.Step, err))
+			return p.result.notStarted(failure.CauseRestoreFailed, fmt.Sprintf("restore step %d: %v", point.Step, err))
 		}
 		p.log.Error("checkpoint damaged", "step", point.Step, "of_attempt", point.Attempt, "damage", bad.says)
 		if err := p.reject(ctx, point, bad.says, false); err != nil {
-			return p.result.notStarted(berth.CauseRestoreFailed,
+			return p.result.notStarted(failure.CauseRestoreFailed,
 				fmt.Sprintf("report the damage of step %d: %v", point.Step, err))
 		}
 		if p.claim.gang() {
 			// The other members may have this step in place already: all of them start
 			// again from an older one.
-			return p.result.notStarted(berth.CauseRestoreFailed, fmt.Sprintf(
+			return p.result.notStarted(failure.CauseRestoreFailed, fmt.Sprintf(
 				"its part of step %d is damaged, and the gang goes back to an older one: %s", point.Step, bad.says))
 		}
 		says = fmt.Sprintf("no checkpoint verifies; step %d: %s", point.Step, bad.says)
 	}
-	return p.result.notStarted(berth.CauseCheckpointCorrupt, says)
+	return p.result.notStarted(failure.CauseCheckpointCorrupt, says)
 }
 
 // reject reports a checkpoint that this machine cannot restore. failed means that it
 // did not arrive; otherwise it is damaged.
-func (p *restorePhase) reject(ctx context.Context, point berth.RestorePoint, says string, failed bool) error {
+func (p *restorePhase) reject(ctx context.Context, point wire.RestorePoint, says string, failed bool) error {
 	return p.retry.patiently(ctx, func() error {
-		return p.control.reportCheckpoint(ctx, berth.CheckpointReport{
+		return p.control.reportCheckpoint(ctx, wire.CheckpointReport{
 			Alloc: p.alloc, Job: p.job, Attempt: p.attempt, Rank: p.number,
 			Step: point.Step, OfAttempt: point.Attempt, Bad: says, Failed: failed,
 		})
@@ -118,7 +120,7 @@ func (p *restorePhase) reject(ctx context.Context, point berth.RestorePoint, say
 }
 
 // restore fetches and verifies one checkpoint into step-N/.
-func (p *restorePhase) restore(ctx context.Context, point berth.RestorePoint) error {
+func (p *restorePhase) restore(ctx context.Context, point wire.RestorePoint) error {
 	m, err := p.manifest(ctx, point)
 	if err != nil {
 		return err
@@ -156,7 +158,7 @@ func (p *restorePhase) restore(ctx context.Context, point berth.RestorePoint) er
 }
 
 // manifest fetches and checks the list of files.
-func (p *restorePhase) manifest(ctx context.Context, point berth.RestorePoint) (m berth.CheckpointManifest, err error) {
+func (p *restorePhase) manifest(ctx context.Context, point wire.RestorePoint) (m wire.CheckpointManifest, err error) {
 	var body []byte
 	err = p.retry.patiently(ctx, func() error {
 		in, size, err := p.control.getObject(ctx, point.Manifest)
@@ -205,7 +207,7 @@ func localPath(p string) bool {
 }
 
 // fetch downloads one file and verifies it.
-func (p *restorePhase) fetch(ctx context.Context, f berth.CheckpointFile) error {
+func (p *restorePhase) fetch(ctx context.Context, f wire.CheckpointFile) error {
 	root := p.scratch.checkpoint
 	name := path.Join(partial, f.Path)
 	if err := root.MkdirAll(path.Dir(name), 0o777); err != nil {

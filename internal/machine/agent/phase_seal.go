@@ -6,7 +6,9 @@ import (
 	"time"
 
 	"berth"
+	"berth/failure"
 	"berth/internal/lib/failpoint"
+	"berth/wire"
 )
 
 // sealPhase reports the member's exit, and stores the log, the resource usage, the
@@ -31,7 +33,7 @@ func (p *sealPhase) Do(member context.Context) (phase, error) {
 	p.retry.ended.Store(true)
 	p.forgetSecrets()
 	ctx, span := p.spans.start(member, "seal")
-	stored := make(chan berth.Exit, 1)
+	stored := make(chan failure.Exit, 1)
 	go func() {
 		sealed := p.store(ctx, exit)
 		defer func() { stored <- sealed }()
@@ -39,25 +41,25 @@ func (p *sealPhase) Do(member context.Context) (phase, error) {
 	}()
 	together := time.NewTimer(p.timing.SealTogether)
 	defer together.Stop()
-	var sealed berth.Exit
+	var sealed failure.Exit
 	select {
 	case sealed = <-stored:
 	case <-together.C:
-		p.reports.edit(0, func(r *berth.RankReport) { r.Phase, r.Exit = berth.PhaseExited, &exit })
+		p.reports.edit(0, func(r *wire.RankReport) { r.Phase, r.Exit = berth.PhaseExited, &exit })
 		sealed = <-stored // at the latest when the member's context ends
 	}
 	if member.Err() != nil {
 		return "", context.Cause(member)
 	}
 	_ = failpoint.Hit("agent.seal.before")
-	p.reports.edit(0, func(r *berth.RankReport) { r.Phase, r.Exit = berth.PhaseSealed, &sealed })
+	p.reports.edit(0, func(r *wire.RankReport) { r.Phase, r.Exit = berth.PhaseSealed, &sealed })
 	return phaseRecord, nil
 }
 
 // store waits for the log, the samples, the checkpoints and, of a member that has
 // done its work, the outputs. It returns the exit with the names of outputs that
 // exist and are not stored.
-func (p *sealPhase) store(ctx context.Context, x berth.Exit) berth.Exit {
+func (p *sealPhase) store(ctx context.Context, x failure.Exit) failure.Exit {
 	if p.shipper == nil {
 		return x
 	}

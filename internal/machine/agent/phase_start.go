@@ -5,8 +5,8 @@ import (
 	"errors"
 	"time"
 
-	"berth"
 	"berth/activities/node"
+	"berth/failure"
 	"berth/internal/lib/failpoint"
 )
 
@@ -79,7 +79,7 @@ func (p *startPhase) started() (phase, error) {
 		return "", err
 	}
 	if !visible {
-		p.plan.intend(berth.CauseEngine, "it cannot be fenced: no process is in a cgroup named after its container")
+		p.plan.intend(failure.CauseEngine, "it cannot be fenced: no process is in a cgroup named after its container")
 		p.plan.signal("SIGKILL")
 	}
 	return phaseWatch, nil
@@ -87,18 +87,18 @@ func (p *startPhase) started() (phase, error) {
 
 // causeOf returns the cause with which a failed start ends the member; "": it is
 // repeated.
-func (p *startPhase) causeOf(err error, patience time.Time) berth.ExitCause {
+func (p *startPhase) causeOf(err error, patience time.Time) failure.ExitCause {
 	switch {
 	case errors.Is(err, node.ErrBadCommand):
-		return berth.CauseBadCommand
+		return failure.CauseBadCommand
 	case errors.Is(err, node.ErrDevice):
-		return berth.CauseDevice
+		return failure.CauseDevice
 	case errors.Is(err, node.ErrNoContainer):
-		return berth.CauseVanished
+		return failure.CauseVanished
 	case stops(p.orders.standing()):
-		return berth.CauseNotStarted
+		return failure.CauseNotStarted
 	case time.Now().After(patience):
-		return berth.CauseEngine
+		return failure.CauseEngine
 	}
 	return ""
 }

@@ -8,8 +8,10 @@ import (
 	"slices"
 
 	"berth"
+	"berth/failure"
 	"berth/internal/lib/archive"
 	"berth/internal/machine/fetch"
+	"berth/wire"
 )
 
 // placer puts the job's code and inputs into the member's folders, from the
@@ -52,10 +54,10 @@ func (l *placer) place(ctx context.Context, p placing) error {
 	if p.address != nil {
 		address = *p.address
 	}
-	f := berth.Fetched{What: p.what, Address: address, Files: entry.Files, Bytes: entry.Bytes, Cached: cached}
+	f := wire.Fetched{What: p.what, Address: address, Files: entry.Files, Bytes: entry.Bytes, Cached: cached}
 	l.log.Info("content is in place",
 		"what", f.What, "address", f.Address, "files", f.Files, "bytes", f.Bytes, "cached", cached)
-	l.reports.edit(later, func(r *berth.RankReport) { r.Fetched = append(slices.Clone(r.Fetched), f) })
+	l.reports.edit(later, func(r *wire.RankReport) { r.Fetched = append(slices.Clone(r.Fetched), f) })
 	return nil
 }
 
@@ -69,9 +71,9 @@ func (l *placer) failed(ctx context.Context, what string, err error) (phase, err
 	_, damaged := errors.AsType[damage](err)
 	_, refusal := errors.AsType[fetch.Refused](err)
 	missing := berth.CodeOf(err) == berth.CodeNotFound && answered(err)
-	cause := berth.CauseInputUnavailable
+	cause := failure.CauseInputUnavailable
 	if damaged || refusal || archive.IsRefused(err) || missing {
-		cause = berth.CauseInputInvalid
+		cause = failure.CauseInputInvalid
 	}
 	return l.result.notStarted(cause, fmt.Sprintf("%s: %v", what, err))
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/failure"
 )
 
 // Reasons for the end of a preparation, in addition to the end of its member.
@@ -68,11 +69,11 @@ func (p *preparation) close(next phase, err error, r *result) (phase, error) {
 	case p.member.Err() != nil:
 		return "", context.Cause(p.member)
 	case err != nil && errors.Is(cause, errStopped):
-		return r.notStarted(berth.CauseNotStarted, "stopped while it was prepared")
+		return r.notStarted(failure.CauseNotStarted, "stopped while it was prepared")
 	case err != nil && errors.Is(cause, errTooSlow):
-		why := berth.CauseEngine
+		why := failure.CauseEngine
 		if p.reports.phase() == berth.PhasePulling {
-			why = berth.CauseImageUnavailable
+			why = failure.CauseImageUnavailable
 		}
 		says := fmt.Sprintf("was not prepared within %s, and is still %s", p.patience, p.reports.phase())
 		return r.notStarted(why, says)

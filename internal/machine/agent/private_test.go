@@ -17,6 +17,8 @@ import (
 	"berth/activities/node"
 	"berth/activities/node/runtimetest/prog"
 	"berth/db"
+	"berth/failure"
+	"berth/spec"
 )
 
 func TestF8AnAgentThatWasAwayFindsItsContainerAtWork(t *testing.T) {
@@ -227,13 +229,13 @@ func fill(path string) error {
 func TestF35AJobThatIgnoresSIGTERMIsKilledAtItsGraceAndCanceled(t *testing.T) {
 	t.Parallel()
 	s, m, _ := privateMachine(t, "--live-restore")
-	grace := berth.Duration(500 * time.Millisecond)
-	id := s.submit(func(j *berth.JobSpec) { j.StopGrace = &grace }, "ignore-term")
+	grace := spec.Duration(500 * time.Millisecond)
+	id := s.submit(func(j *spec.Job) { j.StopGrace = &grace }, "ignore-term")
 	req, w := m.run(id)
 	s.until("the program listens", func() bool { return slices.Contains(s.log(id, 1), "ready") })
 	began := time.Now()
 	s.cancel(id)
-	if x := w.exit(); x.Cause != berth.CauseOrdered || x.Code != 137 {
+	if x := w.exit(); x.Cause != failure.CauseOrdered || x.Code != 137 {
 		t.Errorf("exit is %+v", x)
 	}
 	if took := time.Since(began); took < grace.Std() {
@@ -250,8 +252,8 @@ func TestF35AJobThatIgnoresSIGTERMIsKilledAtItsGraceAndCanceled(t *testing.T) {
 func TestF36CapacityStaysTakenWhileAKillIsNotConfirmed(t *testing.T) {
 	t.Parallel()
 	s, m, d := privateMachine(t, "--live-restore")
-	grace := berth.Duration(100 * time.Millisecond)
-	id := s.submit(func(j *berth.JobSpec) { j.StopGrace = &grace }, "ignore-term")
+	grace := spec.Duration(100 * time.Millisecond)
+	id := s.submit(func(j *spec.Job) { j.StopGrace = &grace }, "ignore-term")
 	req, w := m.run(id)
 	s.until("the program listens", func() bool { return slices.Contains(s.log(id, 1), "ready") })
 	d.Freeze()
@@ -266,7 +268,7 @@ func TestF36CapacityStaysTakenWhileAKillIsNotConfirmed(t *testing.T) {
 		return err == nil && heard.SeenAt != nil && !v.StopBy.IsZero() && heard.SeenAt.After(v.StopBy.Add(time.Second))
 	})
 	d.Thaw()
-	if x := w.exit(); x.Cause != berth.CauseOrdered {
+	if x := w.exit(); x.Cause != failure.CauseOrdered {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(id); j.Status != berth.Canceled {

@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/internal/machine/cgroupstats"
+	"berth/wire"
 )
 
 // progressWatcher reads the signs of life of a running container: the progress that it
@@ -103,7 +104,7 @@ func (w *progressWatcher) read() (changed bool) {
 	}
 	w.last = time.Now()
 	// Reports of all members of the machine are due at one instant, and travel together.
-	w.reports.edit(w.beat.next(progressReport), func(report *berth.RankReport) { report.Progress = &p })
+	w.reports.edit(w.beat.next(progressReport), func(report *wire.RankReport) { report.Progress = &p })
 	return true
 }
 

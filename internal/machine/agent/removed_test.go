@@ -8,7 +8,9 @@ import (
 
 	"berth"
 	"berth/activities/node/fakeruntime"
+	"berth/failure"
 	"berth/internal/machine/agent"
+	"berth/spec"
 )
 
 func TestAgentOfARemovedMachineEnds(t *testing.T) {
@@ -17,7 +19,7 @@ func TestAgentOfARemovedMachineEnds(t *testing.T) {
 	cfg := s.machine("m1").cfg
 	cfg.Machine, cfg.StateDir = "m2", t.TempDir()
 	cfg.GPUs = declared{}
-	token, err := s.db.JoinTokens.Create(t.Context(), berth.NewJoinToken{}, "operator:test")
+	token, err := s.db.JoinTokens.Create(t.Context(), spec.NewJoinToken{}, "operator:test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +97,7 @@ func TestARankThatIsNotPreparedInTimeGoesElsewhere(t *testing.T) {
 	})
 	id := s.submit(nil, "exit", "0")
 	_, w := m.run(id)
-	if x := w.exit(); x.Cause != berth.CauseImageUnavailable || !strings.Contains(x.Message, "not prepared within 1s") {
+	if x := w.exit(); x.Cause != failure.CauseImageUnavailable || !strings.Contains(x.Message, "not prepared within 1s") {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(id); j.Status != berth.Retrying || j.Reason.Code != berth.ReasonImageUnavailable {

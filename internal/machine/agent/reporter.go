@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/wire"
 )
 
 // reporter holds the report of one member: its present state, and until when the
@@ -19,7 +20,7 @@ type reporter struct {
 	recorded chan struct{} // closed once the server has the member's seal on record
 
 	mu      sync.Mutex
-	report  berth.RankReport
+	report  wire.RankReport
 	version int64
 	taken   int64     // the newest version that the server has
 	due     time.Time // when the present version must be sent; zero: the server has it
@@ -34,13 +35,13 @@ const (
 func newReporter(i *identity, log *slog.Logger, poke func()) *reporter {
 	return &reporter{
 		log: log, poke: poke, recorded: make(chan struct{}),
-		report: berth.RankReport{Alloc: i.alloc, Job: i.job, Attempt: i.attempt, Rank: i.number},
+		report: wire.RankReport{Alloc: i.alloc, Job: i.job, Attempt: i.attempt, Rank: i.number},
 	}
 }
 
 // edit changes the report and makes it due after the delay, or sooner if it was
 // due sooner already.
-func (r *reporter) edit(delay time.Duration, change func(*berth.RankReport)) {
+func (r *reporter) edit(delay time.Duration, change func(*wire.RankReport)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	change(&r.report)
@@ -54,13 +55,13 @@ func (r *reporter) edit(delay time.Duration, change func(*berth.RankReport)) {
 
 // enter reports that the member has reached a phase of the agents' protocol.
 func (r *reporter) enter(delay time.Duration, p berth.Phase) {
-	r.edit(delay, func(report *berth.RankReport) { report.Phase = p })
+	r.edit(delay, func(report *wire.RankReport) { report.Phase = p })
 }
 
 // warn adds a warning, which becomes an event of the job.
 func (r *reporter) warn(text string) {
 	r.log.Warn("rank warns", "warning", text)
-	r.edit(0, func(report *berth.RankReport) {
+	r.edit(0, func(report *wire.RankReport) {
 		if report.Warning != "" {
 			text = report.Warning + "; " + text
 		}
@@ -88,7 +89,7 @@ func (r *reporter) claimed(number int) {
 // present returns the report, its version and when it is due; zero: the server has
 // it. Only the control plane knows whether a waiter exists for the member's end: a
 // control plane of the previous version is therefore asked to notify the workflow.
-func (r *reporter) present() (berth.RankReport, int64, time.Time) {
+func (r *reporter) present() (wire.RankReport, int64, time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p := r.report
@@ -104,7 +105,7 @@ func (r *reporter) dueAt() time.Time {
 }
 
 // delivered notes that the server has taken a report of this version.
-func (r *reporter) delivered(p berth.RankReport, version int64) {
+func (r *reporter) delivered(p wire.RankReport, version int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.taken = max(r.taken, version)

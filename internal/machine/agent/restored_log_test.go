@@ -11,6 +11,7 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/activities/node/fakeruntime"
+	"berth/wire"
 )
 
 // loseLog makes the database one that was restored from a backup which had only so many
@@ -85,7 +86,7 @@ func numbered(bursts int) (lines []string) {
 }
 
 // letOn has a program print so many bursts, and returns when they are stored.
-func (m *machine) letOn(req berth.RunRequest, bursts int) {
+func (m *machine) letOn(req wire.RunRequest, bursts int) {
 	m.s.t.Helper()
 	for b := 1; ; b++ {
 		m.until(fmt.Sprintf("burst %d is stored", b), func() bool { return len(m.s.log(req.Job, req.Attempt)) >= b*burst })
@@ -185,5 +186,5 @@ func TestWhatTheEngineHasLeftOfALogIsStoredAfterARestore(t *testing.T) {
 	if once := slices.Compact(slices.Clone(got)); len(once) != len(got) || len(got) == len(whole) || got[0] != whole[0] {
 		t.Errorf("%d lines are stored: %q", len(got), got)
 	}
-	s.until("it is told", func() bool { return s.hasEvent(id, berth.EventWarning, "thrown away") })
+	s.until("it is told", func() bool { return s.hasEvent(id, wire.EventWarning, "thrown away") })
 }

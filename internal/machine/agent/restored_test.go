@@ -18,6 +18,8 @@ import (
 	"berth/internal/control/blob"
 	"berth/internal/control/watermark"
 	"berth/internal/machine/agent"
+	"berth/spec"
+	"berth/wire"
 )
 
 // A method of backup: take makes one and returns its restore.
@@ -159,7 +161,7 @@ func putBack(t *testing.T, url, store string, take func() (putBack func())) {
 	endsReq, _ := m2.run(ends)
 	m2.running(endsReq)
 	waits := s.submit(nil, "sleep", "1h")
-	once := s.submit(func(j *berth.JobSpec) { j.Execution = berth.AtMostOne }, "sleep", "1h")
+	once := s.submit(func(j *spec.Job) { j.Execution = spec.AtMostOne }, "sleep", "1h")
 
 	s.until("the rows know that they run", func() bool {
 		var n int
@@ -325,7 +327,7 @@ func (s *site) copyBlobs(from, to string) {
 }
 
 // ids are the containers of these ranks.
-func (m *machine) ids(reqs ...berth.RunRequest) map[berth.JobID]string {
+func (m *machine) ids(reqs ...wire.RunRequest) map[berth.JobID]string {
 	m.s.t.Helper()
 	ids := map[berth.JobID]string{}
 	for _, req := range reqs {

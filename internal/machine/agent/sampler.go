@@ -14,6 +14,8 @@ import (
 	"berth/activities/node"
 	"berth/internal/lib/timeseries"
 	"berth/internal/machine/cgroupstats"
+	"berth/spec"
+	"berth/wire"
 )
 
 // usageSampler samples the resources that a member uses while it runs. It stores the
@@ -123,10 +125,10 @@ func (u *usageSampler) sample(ctx context.Context) {
 				u.busy.Store(time.Now().UnixNano())
 			}
 			if g.Utilization >= 0 {
-				s[timeseries.Key{Metric: berth.MetricGPU, GPU: g.UUID}] = g.Utilization
+				s[timeseries.Key{Metric: wire.MetricGPU, GPU: g.UUID}] = g.Utilization
 			}
 			if g.MemoryBytes >= 0 {
-				s[timeseries.Key{Metric: berth.MetricGPUMemory, GPU: g.UUID}] = float64(g.MemoryBytes)
+				s[timeseries.Key{Metric: wire.MetricGPUMemory, GPU: g.UUID}] = float64(g.MemoryBytes)
 			}
 		}
 	}
@@ -196,9 +198,9 @@ func (u *usageSampler) finish(ctx context.Context) {
 }
 
 func (u *usageSampler) document() ([]byte, error) {
-	b, err := json.Marshal(berth.MemberMetrics{
+	b, err := json.Marshal(wire.MemberMetrics{
 		Attempt: u.attempt, Member: u.number, Machine: u.machine,
-		StartedAt: u.rec.Start.UTC(), Step: berth.Duration(u.rec.Step), Series: u.rec.Series(),
+		StartedAt: u.rec.Start.UTC(), Step: spec.Duration(u.rec.Step), Series: u.rec.Series(),
 	})
 	if err != nil {
 		u.log.Error("cannot encode resource usage", "err", err)

@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"berth"
+	"berth/failure"
 	"berth/internal/machine/deadman"
+	"berth/wire"
 )
 
 // scratch is a member's folder:
@@ -36,11 +38,11 @@ type scratch struct {
 // memo is the state of a member that outlives the agent's process, but not the
 // container.
 type memo struct {
-	Restored   *int64          `json:"restored,omitempty"`
-	Begun      bool            `json:"begun,omitempty"`    // it was about to start on the claim alone
-	Intent     berth.ExitCause `json:"intent,omitempty"`   // why we began to stop it
-	IntentAt   time.Time       `json:"intent_at,omitzero"` // when that was delivered
-	IntentSays string          `json:"intent_says,omitempty"`
+	Restored   *int64            `json:"restored,omitempty"`
+	Begun      bool              `json:"begun,omitempty"`    // it was about to start on the claim alone
+	Intent     failure.ExitCause `json:"intent,omitempty"`   // why we began to stop it
+	IntentAt   time.Time         `json:"intent_at,omitzero"` // when that was delivered
+	IntentSays string            `json:"intent_says,omitempty"`
 }
 
 func scratchDir(state, name string) string { return filepath.Join(state, "ranks", name) }
@@ -133,7 +135,7 @@ func removeScratch(state, name string) error {
 // or a restored database has forgotten them. set is the machine's full set of
 // assignments. A folder stays if a container of this machine may have mounted it,
 // whichever cluster the container belongs to.
-func (s *Supervisor) sweep(ctx context.Context, set []berth.Assignment) {
+func (s *Supervisor) sweep(ctx context.Context, set []wire.Assignment) {
 	// The folders first: a folder that is created after this has its member here.
 	folders, err := os.ReadDir(filepath.Join(s.cfg.StateDir, "ranks"))
 	if err != nil || len(folders) == 0 {

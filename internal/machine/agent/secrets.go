@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"berth"
+	"berth/spec"
 )
 
 // vaultDir holds secrets as files while their containers live: a folder in memory, with
@@ -71,7 +71,7 @@ func ownFolder(dir string) error {
 
 // put writes a member's secrets and returns their folder. Any user of the container can
 // read them. Other users of the host cannot pass the folder above.
-func (v vaultDir) put(name string, secrets []berth.SecretValue) (string, error) {
+func (v vaultDir) put(name string, secrets []spec.SecretValue) (string, error) {
 	if v.dir == "" {
 		return "", fmt.Errorf("this machine cannot keep secrets in memory: %w", v.fault)
 	}

@@ -16,7 +16,9 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/db"
+	"berth/failure"
 	"berth/internal/lib/sealer"
+	"berth/spec"
 )
 
 const canary = "hunter2-canary"
@@ -93,8 +95,8 @@ func TestAJobGetsItsSecretsAsItAsks(t *testing.T) {
 		want []string
 	}{
 		{"", []string{"env TOKEN " + canarySum, "file " + canarySum}},
-		{berth.SecretsEnv, []string{"env TOKEN " + canarySum, "no file"}},
-		{berth.SecretsFile, []string{"env TOKEN is unset", "file " + canarySum}},
+		{spec.SecretsEnv, []string{"env TOKEN " + canarySum, "no file"}},
+		{spec.SecretsFile, []string{"env TOKEN is unset", "file " + canarySum}},
 	} {
 		t.Run("as "+c.as, func(t *testing.T) {
 			t.Parallel()
@@ -106,11 +108,11 @@ func TestAJobGetsItsSecretsAsItAsks(t *testing.T) {
 					t.Parallel()
 					s, m := open(t)
 					s.secret("TOKEN", canary)
-					id := s.submit(func(j *berth.JobSpec) { j.Secrets, j.SecretsAs = []string{"TOKEN"}, c.as }, "do", "digest TOKEN /run/secrets/TOKEN", "trap-term 0")
+					id := s.submit(func(j *spec.Job) { j.Secrets, j.SecretsAs = []string{"TOKEN"}, c.as }, "do", "digest TOKEN /run/secrets/TOKEN", "trap-term 0")
 					req, w := m.run(id)
 					s.until("the program waits for its end", func() bool { return slices.Contains(s.log(id, 1), "ready") })
 					folders := secretFolders(t, id)
-					if len(folders) != 1 && c.as != berth.SecretsEnv {
+					if len(folders) != 1 && c.as != spec.SecretsEnv {
 						t.Errorf("its secrets lie in %v", folders)
 					}
 					m.terminate(req)
@@ -142,12 +144,12 @@ func TestAJobWhoseSecretIsGoneFails(t *testing.T) {
 	s := newSite(t)
 	m := s.machine("m1")
 	s.secret("TOKEN", canary)
-	id := s.submit(func(j *berth.JobSpec) { j.Secrets = []string{"TOKEN"} }, "exit", "0")
+	id := s.submit(func(j *spec.Job) { j.Secrets = []string{"TOKEN"} }, "exit", "0")
 	if err := s.db.Secrets.Delete(t.Context(), "default", "TOKEN"); err != nil {
 		t.Fatal(err)
 	}
 	_, w := m.run(id)
-	if x := w.exit(); x.Cause != berth.CauseSecretMissing || x.Started() {
+	if x := w.exit(); x.Cause != failure.CauseSecretMissing || x.Started() {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(id); j.Status != berth.Failed || j.Reason.Code != berth.ReasonSecretMissing || !strings.Contains(j.Reason.Message, "TOKEN was deleted") {
@@ -182,7 +184,7 @@ func TestImageAuthIsUsedOnlyToPull(t *testing.T) {
 	m.cfg.Runtime = engine
 	m.start()
 	s.secret("LOGIN", "me:"+canary)
-	id := s.submit(func(j *berth.JobSpec) { j.ImageAuth = "LOGIN" }, "digest", "LOGIN", "/run/secrets/LOGIN")
+	id := s.submit(func(j *spec.Job) { j.ImageAuth = "LOGIN" }, "digest", "LOGIN", "/run/secrets/LOGIN")
 	_, w := m.run(id)
 	if x := w.exit(); x.Code != 0 {
 		t.Errorf("exit is %+v", x)

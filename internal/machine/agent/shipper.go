@@ -14,7 +14,9 @@ import (
 
 	"berth"
 	"berth/activities/node"
+	"berth/failure"
 	"berth/internal/lib/failpoint"
+	"berth/wire"
 )
 
 const (
@@ -217,7 +219,7 @@ func (s *logShipper) line(l node.LogLine) error {
 	} else {
 		s.place.At, s.place.Lines = l.At, 1
 	}
-	text := berth.AppendLogLine(nil, l.At, l.Stderr, l.Text)
+	text := wire.AppendLogLine(nil, l.At, l.Stderr, l.Text)
 	begin := s.place.Offset
 	s.place.Offset += int64(len(text))
 	if s.place.Offset > s.far {
@@ -437,7 +439,7 @@ func (p place) after(text []byte, offset int64) place {
 	next := place{Offset: offset}
 	for len(text) > 0 {
 		start := bytes.LastIndexByte(text[:len(text)-1], '\n') + 1
-		at, _ := berth.LogLineTime(text[start:])
+		at, _ := wire.LogLineTime(text[start:])
 		if next.Lines > 0 && !at.Equal(next.At) {
 			return next
 		}
@@ -479,8 +481,8 @@ func (s *logShipper) remember(l node.LogLine) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.tail) == 2*berth.SignLines {
-		s.tail = slices.Delete(s.tail, 0, berth.SignLines)
+	if len(s.tail) == 2*failure.SignLines {
+		s.tail = slices.Delete(s.tail, 0, failure.SignLines)
 	}
 	s.tail = append(s.tail, text)
 }

@@ -10,6 +10,8 @@ import (
 
 	"berth"
 	"berth/activities/node/fakeruntime"
+	"berth/failure"
+	"berth/spec"
 )
 
 func (s *site) engineSilent(id berth.MachineID) bool {
@@ -100,10 +102,10 @@ func TestF53AStartThatASilentEngineRefusesIsNotCharged(t *testing.T) {
 		}
 		return nil
 	})
-	id := s.submit(func(j *berth.JobSpec) { j.Retry.MaxAttempts = 1 }, "exit", "0")
+	id := s.submit(func(j *spec.Job) { j.Retry.MaxAttempts = 1 }, "exit", "0")
 	_, w := m.run(id)
 	silent.Store(true)
-	if x := w.exit(); x.Cause != berth.CauseEngine || x.Started() {
+	if x := w.exit(); x.Cause != failure.CauseEngine || x.Started() {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(id); j.Status != berth.Retrying || j.Failures != 0 || j.Losses != 1 || j.Reason.Rule != "engine_failed" {

@@ -22,10 +22,13 @@ import (
 	"berth/api"
 	"berth/db"
 	"berth/db/dbtest"
+	"berth/failure"
 	"berth/internal/control/admission"
 	"berth/internal/control/blob"
 	"berth/internal/lib/sealer"
 	"berth/internal/machine/agent"
+	"berth/spec"
+	"berth/wire"
 )
 
 // site is a control plane, as real as a test can have it: the database, the API
@@ -164,7 +167,7 @@ func (s *site) machine(id berth.MachineID) *machine {
 
 func (s *site) machineOn(id berth.MachineID, engine node.Runtime) *machine {
 	s.t.Helper()
-	j, err := s.db.JoinTokens.Create(s.t.Context(), berth.NewJoinToken{}, "operator:test")
+	j, err := s.db.JoinTokens.Create(s.t.Context(), spec.NewJoinToken{}, "operator:test")
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -246,20 +249,20 @@ func (s *site) machineState(id berth.MachineID) berth.MachineState {
 }
 
 // submit stores a job that runs the test program with this command.
-func (s *site) submit(edit func(*berth.JobSpec), command ...string) berth.JobID {
+func (s *site) submit(edit func(*spec.Job), command ...string) berth.JobID {
 	s.t.Helper()
 	return s.submitAs("default", edit, command...)
 }
 
-func (s *site) submitAs(tenant berth.TenantID, edit func(*berth.JobSpec), command ...string) berth.JobID {
+func (s *site) submitAs(tenant berth.TenantID, edit func(*spec.Job), command ...string) berth.JobID {
 	s.t.Helper()
-	spec := berth.JobSpec{Name: "test", Image: s.image, Command: command}
-	grace := berth.Duration(time.Minute)
-	spec.StopGrace = &grace
+	jobSpec := spec.Job{Name: "test", Image: s.image, Command: command}
+	grace := spec.Duration(time.Minute)
+	jobSpec.StopGrace = &grace
 	if edit != nil {
-		edit(&spec)
+		edit(&jobSpec)
 	}
-	job, _, err := s.db.Jobs.Submit(s.t.Context(), db.Submission{Tenant: tenant, Spec: spec.WithDefaults(), Actor: "user:test"})
+	job, _, err := s.db.Jobs.Submit(s.t.Context(), db.Submission{Tenant: tenant, Spec: jobSpec.WithDefaults(), Actor: "user:test"})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -267,13 +270,13 @@ func (s *site) submitAs(tenant berth.TenantID, edit func(*berth.JobSpec), comman
 }
 
 // place is the leader: it begins the job's next attempt on the machine.
-func (m *machine) place(id berth.JobID) berth.RunRequest {
+func (m *machine) place(id berth.JobID) wire.RunRequest {
 	m.s.t.Helper()
 	return m.placeOn(0, id)
 }
 
 // placeOn places the job on the machine's device of that index.
-func (m *machine) placeOn(device int, id berth.JobID) berth.RunRequest {
+func (m *machine) placeOn(device int, id berth.JobID) wire.RunRequest {
 	s := m.s
 	s.t.Helper()
 	if _, err := s.db.Jobs.Load(s.t.Context(), id); err != nil {
@@ -301,32 +304,32 @@ func (m *machine) placeOn(device int, id berth.JobID) berth.RunRequest {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return berth.RunRequest{Job: id, Attempt: v.Attempt, Alloc: v.Slots[0].Alloc}
+	return wire.RunRequest{Job: id, Attempt: v.Attempt, Alloc: v.Slots[0].Alloc}
 }
 
 // waiter waits for the end of a rank as the control plane does: in its row.
 type waiter struct {
 	t    *testing.T
 	done chan struct{}
-	r    berth.RunResult
+	r    wire.RunResult
 	err  error
 }
 
 // run places a job and begins to wait for it.
-func (m *machine) run(id berth.JobID) (berth.RunRequest, *waiter) {
+func (m *machine) run(id berth.JobID) (wire.RunRequest, *waiter) {
 	m.s.t.Helper()
 	req := m.place(id)
 	return req, m.wait(req)
 }
 
 // runOn is run on the machine's device of that index.
-func (m *machine) runOn(device int, id berth.JobID) (berth.RunRequest, *waiter) {
+func (m *machine) runOn(device int, id berth.JobID) (wire.RunRequest, *waiter) {
 	m.s.t.Helper()
 	req := m.placeOn(device, id)
 	return req, m.wait(req)
 }
 
-func (m *machine) wait(req berth.RunRequest) *waiter {
+func (m *machine) wait(req wire.RunRequest) *waiter {
 	w := &waiter{t: m.s.t, done: make(chan struct{})}
 	ctx, cancel := context.WithCancel(context.Background())
 	m.s.t.Cleanup(func() { cancel(); <-w.done })
@@ -339,7 +342,7 @@ func (m *machine) wait(req berth.RunRequest) *waiter {
 				w.err = err
 				return
 			case len(rows) == 1 && rows[0].Sealed:
-				w.r = berth.RunResult{Phase: berth.PhaseSealed, Exit: rows[0].Exit}
+				w.r = wire.RunResult{Phase: berth.PhaseSealed, Exit: rows[0].Exit}
 				return
 			case len(rows) == 1 && !rows[0].Live():
 				return // of a superseded attempt
@@ -351,7 +354,7 @@ func (m *machine) wait(req berth.RunRequest) *waiter {
 	return w
 }
 
-func (w *waiter) result() berth.RunResult {
+func (w *waiter) result() wire.RunResult {
 	w.t.Helper()
 	select {
 	case <-w.done:
@@ -365,7 +368,7 @@ func (w *waiter) result() berth.RunResult {
 }
 
 // exit is the result of a waiter whose rank was sealed.
-func (w *waiter) exit() berth.Exit {
+func (w *waiter) exit() failure.Exit {
 	w.t.Helper()
 	r := w.result()
 	if r.Phase != berth.PhaseSealed || r.Exit == nil {
@@ -375,7 +378,7 @@ func (w *waiter) exit() berth.Exit {
 }
 
 // settle is the workflow's last step of an attempt.
-func (s *site) settle(id berth.JobID) berth.Job {
+func (s *site) settle(id berth.JobID) wire.Job {
 	s.t.Helper()
 	v, err := s.db.Jobs.Load(s.t.Context(), id)
 	if err != nil {
@@ -388,7 +391,7 @@ func (s *site) settle(id berth.JobID) berth.Job {
 	return s.job(id)
 }
 
-func (s *site) job(id berth.JobID) berth.Job {
+func (s *site) job(id berth.JobID) wire.Job {
 	s.t.Helper()
 	j, err := s.db.Jobs.Get(s.t.Context(), "", id)
 	if err != nil {
@@ -427,7 +430,7 @@ func (s *site) log(id berth.JobID, attempt int) []string {
 	return lines
 }
 
-func (s *site) events(id berth.JobID) []berth.Event {
+func (s *site) events(id berth.JobID) []wire.Event {
 	s.t.Helper()
 	list, err := s.db.Jobs.Events(s.t.Context(), "", id, 0, 100)
 	if err != nil {
@@ -436,16 +439,16 @@ func (s *site) events(id berth.JobID) []berth.Event {
 	return list
 }
 
-func (s *site) hasEvent(id berth.JobID, kind berth.EventKind, text string) bool {
-	return slices.ContainsFunc(s.events(id), func(e berth.Event) bool { return e.Kind == kind && strings.Contains(e.Detail, text) })
+func (s *site) hasEvent(id berth.JobID, kind wire.EventKind, text string) bool {
+	return slices.ContainsFunc(s.events(id), func(e wire.Event) bool { return e.Kind == kind && strings.Contains(e.Detail, text) })
 }
 
 // container is the rank's, ErrNoContainer if there is none.
-func (m *machine) container(req berth.RunRequest) (node.Container, error) {
+func (m *machine) container(req wire.RunRequest) (node.Container, error) {
 	return m.cfg.Runtime.Inspect(context.Background(), berth.ContainerName(req.Job, 0, req.Attempt))
 }
 
-func (m *machine) running(req berth.RunRequest) {
+func (m *machine) running(req wire.RunRequest) {
 	m.s.t.Helper()
 	m.until("container runs", func() bool {
 		c, err := m.container(req)
@@ -454,7 +457,7 @@ func (m *machine) running(req berth.RunRequest) {
 }
 
 // cleared waits until nothing of the rank is left on the machine or in its set.
-func (m *machine) cleared(req berth.RunRequest) {
+func (m *machine) cleared(req wire.RunRequest) {
 	m.s.t.Helper()
 	m.until("rank is forgotten", func() bool {
 		var forgotten bool
@@ -471,7 +474,7 @@ func (m *machine) cleared(req berth.RunRequest) {
 	}
 }
 
-func (m *machine) scratch(req berth.RunRequest) string {
+func (m *machine) scratch(req wire.RunRequest) string {
 	return filepath.Join(m.cfg.StateDir, "ranks", berth.ContainerName(req.Job, 0, req.Attempt))
 }
 

@@ -7,7 +7,7 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
-	"berth"
+	"berth/failure"
 	"berth/internal/lib/tracing"
 )
 
@@ -37,7 +37,7 @@ func (s spans) step(
 ) (phase, error) {
 	ctx, span := s.start(ctx, name)
 	next, err := f(ctx)
-	var exit *berth.Exit
+	var exit *failure.Exit
 	if err == nil && next == phaseFence {
 		exit = &r.exit
 	}
@@ -46,7 +46,7 @@ func (s spans) step(
 }
 
 // run adds the span of the container's run, which has ended.
-func (s spans) run(x berth.Exit) {
+func (s spans) run(x failure.Exit) {
 	if !s.traces.Tells(s.job) {
 		return
 	}
@@ -58,7 +58,7 @@ func (s spans) run(x berth.Exit) {
 
 // whole adds the span of the member, now that its end is on record. An adopted
 // member began before this process did.
-func (s spans) whole(x berth.Exit, began time.Time) {
+func (s spans) whole(x failure.Exit, began time.Time) {
 	if !s.traces.Tells(s.job) {
 		return
 	}
@@ -72,7 +72,7 @@ func (s spans) whole(x berth.Exit, began time.Time) {
 }
 
 // faultOf classifies the early end of a part of a member's work; "": it ended well.
-func faultOf(ctx context.Context, exit *berth.Exit, err error) string {
+func faultOf(ctx context.Context, exit *failure.Exit, err error) string {
 	switch {
 	case exit != nil:
 		return string(exit.Cause)
@@ -90,14 +90,14 @@ func faultOf(ctx context.Context, exit *berth.Exit, err error) string {
 	return tracing.Fault(err)
 }
 
-func exitAttributes(x berth.Exit) []attribute.KeyValue {
+func exitAttributes(x failure.Exit) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		attribute.String("berth.exit.cause", string(x.Cause)), attribute.Int("berth.exit.code", x.Code),
 		attribute.Bool("berth.exit.oom_killed", x.OOMKilled),
 	}
 }
 
-func exitFault(x berth.Exit) string {
+func exitFault(x failure.Exit) string {
 	if x.Done() {
 		return ""
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/wire"
 )
 
 // countWrites has the database log each row that is written from now on, by table
@@ -66,7 +67,7 @@ func TestRunningMembersWriteNothingButTheLeaseAndChangedProgress(t *testing.T) {
 	}
 	m.cfg.GPUs, m.cfg.Timing.PollWait = devices, 200*time.Millisecond
 	m.restart()
-	var runs []berth.RunRequest
+	var runs []wire.RunRequest
 	for i := range members {
 		runs = append(runs, m.placeOn(i, s.submit(nil, "sleep", "1h")))
 	}

@@ -7,7 +7,9 @@ import (
 
 	"berth"
 	"berth/activities/node"
+	"berth/failure"
 	"berth/internal/lib/failpoint"
+	"berth/spec"
 )
 
 // stopPlan decides whether and how a running container is stopped, and carries that
@@ -21,7 +23,7 @@ type stopPlan struct {
 	uploader *checkpointUploader // nil without checkpoints
 
 	begun time.Time // when the container was started
-	cause berth.ExitCause
+	cause failure.ExitCause
 	at    time.Time // when the agent began to stop it
 	says  string
 
@@ -64,7 +66,7 @@ func (s *stopPlan) begin() {
 func (s *stopPlan) steer(signs *progressWatcher) time.Duration {
 	now, o := time.Now(), s.orders.standing()
 	if s.stage < dies && o.Kill {
-		s.intend(berth.CauseOrdered, "killed by order")
+		s.intend(failure.CauseOrdered, "killed by order")
 		s.stage, s.killBy, s.again = terminates, now, time.Time{}
 	}
 	if s.stage == runs {
@@ -109,15 +111,15 @@ func (s *stopPlan) decide(now time.Time, o berth.Orders, signs *progressWatcher)
 	stall, limit := s.claim.Spec.StallTimeout, s.orders.runLimit()
 	switch fault := s.gpus.fault(s.claim.GPUs); {
 	case o.Stop || o.Checkpoint:
-		s.stop(now, berth.CauseOrdered, "stopped by order", o.Grace(), o.Checkpoint)
+		s.stop(now, failure.CauseOrdered, "stopped by order", o.Grace(), o.Checkpoint)
 	case limit > 0 && now.Sub(s.begun) >= limit:
-		says := "ran for its time_limit of " + berth.Duration(limit).String()
-		s.stop(now, berth.CauseTimeLimit, says, s.claim.grace(), false)
+		says := "ran for its time_limit of " + spec.Duration(limit).String()
+		s.stop(now, failure.CauseTimeLimit, says, s.claim.grace(), false)
 	case fault != "":
-		s.stop(now, berth.CauseGPU, fault, s.claim.grace(), true)
+		s.stop(now, failure.CauseGPU, fault, s.claim.grace(), true)
 	case stall > 0 && signs.quietFor(now) >= stall.Std():
 		says := "no log, progress, checkpoint, CPU or GPU use for " + stall.String()
-		s.stop(now, berth.CauseStalled, says, s.claim.grace(), false)
+		s.stop(now, failure.CauseStalled, says, s.claim.grace(), false)
 	}
 }
 
@@ -140,7 +142,7 @@ func (s *stopPlan) finish(now time.Time) {
 
 // stop begins to stop the container for a cause: with save, by the signal that makes
 // it write a checkpoint, then SIGTERM; SIGKILL after the grace.
-func (s *stopPlan) stop(now time.Time, cause berth.ExitCause, says string, grace time.Duration, save bool) {
+func (s *stopPlan) stop(now time.Time, cause failure.ExitCause, says string, grace time.Duration, save bool) {
 	s.intend(cause, says)
 	s.killBy = now.Add(grace)
 	k := s.claim.Spec.Checkpoint
@@ -162,7 +164,7 @@ func (s *stopPlan) terminate(now time.Time) {
 
 // intend records the first cause for stopping the container, for this process and
 // for the next one.
-func (s *stopPlan) intend(cause berth.ExitCause, says string) {
+func (s *stopPlan) intend(cause failure.ExitCause, says string) {
 	if s.cause != "" {
 		return
 	}

@@ -5,6 +5,7 @@ import (
 
 	"berth"
 	"berth/activities/node"
+	"berth/wire"
 )
 
 // straySweeper removes containers that were created and never started and that
@@ -82,7 +83,7 @@ func (s *Supervisor) isStray(id berth.AllocationID) bool {
 // removeStray runs a stray container as a member that is abandoned at once, which
 // also removes its folder, its secrets and its network. It does nothing if the
 // allocation has got a member meanwhile.
-func (s *Supervisor) removeStray(c node.Container, label berth.ContainerSeen) {
+func (s *Supervisor) removeStray(c node.Container, label wire.ContainerSeen) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.members[label.Alloc] != nil || s.quarantine.has(label.Alloc) {

@@ -14,6 +14,7 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/activities/node/fakeruntime"
+	"berth/failure"
 )
 
 // slowCreate lets the engine hold every Create, or EnsureNetwork, until release is
@@ -112,7 +113,7 @@ func TestACancelInTheMiddleOfACreateLeavesNoContainer(t *testing.T) {
 	req, w := m.run(id)
 	<-asked
 	s.cancel(id)
-	if x := w.exit(); x.Cause != berth.CauseNotStarted {
+	if x := w.exit(); x.Cause != failure.CauseNotStarted {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(id); j.Status != berth.Canceled {

@@ -10,6 +10,7 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/internal/machine/fetch"
+	"berth/wire"
 )
 
 // Supervisor schedules the members of this machine: it starts one goroutine for
@@ -136,8 +137,8 @@ func (s *Supervisor) findContainers(ctx context.Context) ([]node.Container, erro
 // seen returns the full list for a registration: the engine's containers, and the
 // ones that this process is about to create. Members without a claim are left out:
 // they will claim, or not, on the new session's terms.
-func (s *Supervisor) seen(found []node.Container) []berth.ContainerSeen {
-	list := make([]berth.ContainerSeen, 0, len(found))
+func (s *Supervisor) seen(found []node.Container) []wire.ContainerSeen {
+	list := make([]wire.ContainerSeen, 0, len(found))
 	listed := map[berth.AllocationID]bool{}
 	for _, c := range found {
 		if seen, ok := readLabels(c); ok && !listed[seen.Alloc] {
@@ -149,26 +150,26 @@ func (s *Supervisor) seen(found []node.Container) []berth.ContainerSeen {
 	defer s.mu.Unlock()
 	for id, m := range s.members {
 		if p, _, _ := m.reports.present(); !listed[id] && p.Phase != berth.PhaseNone {
-			list = append(list, berth.ContainerSeen{Alloc: id, Job: m.job, Rank: p.Rank, Attempt: m.attempt})
+			list = append(list, wire.ContainerSeen{Alloc: id, Job: m.job, Rank: p.Rank, Attempt: m.attempt})
 		}
 	}
 	return list
 }
 
-func readLabels(c node.Container) (berth.ContainerSeen, bool) {
+func readLabels(c node.Container) (wire.ContainerSeen, bool) {
 	alloc, err1 := strconv.ParseInt(c.Labels[berth.LabelAlloc], 10, 64)
 	number, err2 := strconv.Atoi(c.Labels[berth.LabelRank])
 	attempt, err3 := strconv.Atoi(c.Labels[berth.LabelAttempt])
 	job, err4 := berth.ParseJobID(c.Labels[berth.LabelJob])
 	ok := err1 == nil && err2 == nil && err3 == nil && err4 == nil
-	return berth.ContainerSeen{
+	return wire.ContainerSeen{
 		Alloc: berth.AllocationID(alloc), Job: job, Rank: number, Attempt: attempt,
 		Running: c.State == node.ContainerRunning,
 	}, ok
 }
 
 // adopted returns a member for a container that an earlier process created.
-func (s *Supervisor) adopted(label berth.ContainerSeen, network string) *member {
+func (s *Supervisor) adopted(label wire.ContainerSeen, network string) *member {
 	m := newMember(s, label.Alloc, label.Job, label.Rank, label.Attempt)
 	m.adopts, m.known, m.network = true, true, network
 	return m

@@ -11,7 +11,9 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"berth"
+	"berth/failure"
 	"berth/internal/lib/tracing"
+	"berth/spec"
 )
 
 // traced is an agent's tracing and what it has told of a job.
@@ -48,10 +50,10 @@ func TestARankIsToldFromItsClaimToItsSeal(t *testing.T) {
 	x, told := traced(t)
 	m.cfg.Traces = x
 	m.start()
-	id := s.submit(func(j *berth.JobSpec) {
+	id := s.submit(func(j *spec.Job) {
 		j.Env = map[string]string{"PASSWORD": "hidden-in-env"}
-		j.Outputs = []berth.Output{{Name: "model", Path: "/workspace/model"}}
-		j.Checkpoint = &berth.CheckpointPolicy{Path: "/checkpoint"}
+		j.Outputs = []spec.Output{{Name: "model", Path: "/workspace/model"}}
+		j.Checkpoint = &spec.CheckpointPolicy{Path: "/checkpoint"}
 	}, "do", "echo hidden-in-log", "write-file /workspace/model x", "train /checkpoint 4 10ms 2")
 	req, w := m.run(id)
 	w.exit()
@@ -126,7 +128,7 @@ func TestAnAdoptedRankIsTold(t *testing.T) {
 	if spans["run"].Parent.SpanID() != spans["rank"].SpanContext.SpanID() || spans["pull"].Parent.SpanID() != spans["rank"].SpanContext.SpanID() {
 		t.Errorf("spans are %+v", spans)
 	}
-	if r := spans["rank"]; r.Status.Code != codes.Error || r.Status.Description != string(berth.CauseOrdered) {
+	if r := spans["rank"]; r.Status.Code != codes.Error || r.Status.Description != string(failure.CauseOrdered) {
 		t.Errorf("the rank is told as %+v", r.Status)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/wire"
 )
 
 // An agent does not know whether anybody waits for a rank's end. A server of the
@@ -30,7 +31,7 @@ func TestEveryEndIsUnwaitedForServersOfTheVersionBefore(t *testing.T) {
 			return http.StatusBadRequest
 		}
 		r.Body = io.NopCloser(bytes.NewReader(body))
-		var req berth.SyncRequest
+		var req wire.SyncRequest
 		if err := json.Unmarshal(body, &req); err != nil {
 			t.Errorf("sync %s: %v", body, err)
 		}
@@ -90,7 +91,7 @@ func TestARankIsTakenUpOnceHoweverOftenItIsOffered(t *testing.T) {
 }
 
 // terminate ends a rank's container from within, as the end of its work would.
-func (m *machine) terminate(req berth.RunRequest) {
+func (m *machine) terminate(req wire.RunRequest) {
 	m.s.t.Helper()
 	c, err := m.container(req)
 	if err == nil {

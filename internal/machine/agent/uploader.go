@@ -24,6 +24,7 @@ import (
 	"berth"
 	"berth/internal/lib/failpoint"
 	"berth/internal/lib/tracing"
+	"berth/wire"
 )
 
 // checkpointUploader stores a member's checkpoints while its container runs, and once
@@ -202,7 +203,7 @@ func (u *checkpointUploader) save(step int64) error {
 }
 
 func (u *checkpointUploader) saveTraced(step int64, span *tracing.Span) error {
-	m := berth.CheckpointManifest{Job: u.job, Attempt: u.attempt, Rank: u.number, Step: step, At: time.Now().UTC()}
+	m := wire.CheckpointManifest{Job: u.job, Attempt: u.attempt, Rank: u.number, Step: step, At: time.Now().UTC()}
 	folder := berth.CheckpointKey(u.claim.Tenant, u.job, u.attempt, u.number, step)
 	names, rest, err := u.files(stepName(step))
 	if err != nil {
@@ -210,7 +211,7 @@ func (u *checkpointUploader) saveTraced(step int64, span *tracing.Span) error {
 	}
 	total := int64(0)
 	for i, name := range names {
-		f := berth.CheckpointFile{Path: name, Object: fmt.Sprintf("%s/file-%06d", folder, i)}
+		f := wire.CheckpointFile{Path: name, Object: fmt.Sprintf("%s/file-%06d", folder, i)}
 		_ = failpoint.Hit("agent.file.before")
 		if err := u.upload(path.Join(stepName(step), name), &f, rest-total); err != nil {
 			return err
@@ -234,7 +235,7 @@ func (u *checkpointUploader) saveTraced(step int64, span *tracing.Span) error {
 	}
 	_ = failpoint.Hit("agent.manifest.after")
 	err = u.retry.insist("register a checkpoint", func(ctx context.Context) error {
-		return u.control.reportCheckpoint(ctx, berth.CheckpointReport{
+		return u.control.reportCheckpoint(ctx, wire.CheckpointReport{
 			Alloc: u.alloc, Job: u.job, Attempt: u.attempt, Rank: u.number, Step: step, OfAttempt: u.attempt,
 			Manifest: key, SHA256: hex.EncodeToString(sum[:]), Bytes: total,
 		})
@@ -284,7 +285,7 @@ func (u *checkpointUploader) files(dir string) (names []string, bytes int64, err
 
 // upload stores one file and notes the hash of the bytes that were sent. rest is the
 // size of this file and of all that follow.
-func (u *checkpointUploader) upload(name string, f *berth.CheckpointFile, rest int64) error {
+func (u *checkpointUploader) upload(name string, f *wire.CheckpointFile, rest int64) error {
 	return u.retry.insist("store a file of a checkpoint", func(ctx context.Context) error {
 		file, err := openRegular(u.scratch.checkpoint, name)
 		if err != nil {

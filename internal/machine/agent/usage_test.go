@@ -14,6 +14,9 @@ import (
 	"time"
 
 	"berth"
+	"berth/failure"
+	"berth/spec"
+	"berth/wire"
 )
 
 // busy is an inventory whose devices are at work while on.
@@ -22,13 +25,13 @@ type busy struct {
 	off atomic.Bool
 }
 
-func (b *busy) Use(_ context.Context, uuids []string) ([]berth.GPUUse, error) {
+func (b *busy) Use(_ context.Context, uuids []string) ([]wire.GPUUse, error) {
 	if b.off.Load() {
 		return nil, errors.New("the driver hangs")
 	}
-	var list []berth.GPUUse
+	var list []wire.GPUUse
 	for _, uuid := range uuids {
-		list = append(list, berth.GPUUse{UUID: uuid, Utilization: 0.75, MemoryBytes: 5 << 30})
+		list = append(list, wire.GPUUse{UUID: uuid, Utilization: 0.75, MemoryBytes: 5 << 30})
 	}
 	return list, nil
 }
@@ -48,16 +51,16 @@ func (m *machine) metered(b *busy) {
 }
 
 // metrics is what is stored of a job's first attempt, nil if nothing is.
-func (s *site) metrics(id berth.JobID) *berth.MemberMetrics {
+func (s *site) metrics(id berth.JobID) *wire.MemberMetrics {
 	s.t.Helper()
-	b, err := s.blobs.ReadAll(s.t.Context(), berth.MetricsKey("default", id, 1, 0), berth.MaxMetricBytes)
+	b, err := s.blobs.ReadAll(s.t.Context(), berth.MetricsKey("default", id, 1, 0), wire.MaxMetricBytes)
 	if berth.CodeOf(err) == berth.CodeNotFound {
 		return nil
 	}
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	m, err := berth.ParseMemberMetrics(b)
+	m, err := wire.ParseMemberMetrics(b)
 	if err != nil {
 		s.t.Fatalf("%v in %s", err, b)
 	}
@@ -65,7 +68,7 @@ func (s *site) metrics(id berth.JobID) *berth.MemberMetrics {
 }
 
 // measured counts the values of a metric.
-func measured(m *berth.MemberMetrics, metric berth.Metric) (n int) {
+func measured(m *wire.MemberMetrics, metric wire.Metric) (n int) {
 	if m == nil {
 		return 0
 	}
@@ -81,7 +84,7 @@ func measured(m *berth.MemberMetrics, metric berth.Metric) (n int) {
 
 // covered is how long a metric was measured, to a step or two: the longer a rank
 // runs, the fewer and longer are its steps.
-func covered(m *berth.MemberMetrics, metric berth.Metric) time.Duration {
+func covered(m *wire.MemberMetrics, metric wire.Metric) time.Duration {
 	if m == nil {
 		return 0
 	}
@@ -97,12 +100,12 @@ func TestUseIsStoredWhileARankRunsAndOutlivesTheAgent(t *testing.T) {
 	m.metered(&busy{})
 	id := s.submit(nil, "trap-term", "0")
 	req, _ := m.run(id)
-	s.until("some use is stored", func() bool { return measured(s.metrics(id), berth.MetricGPU) >= 3 })
+	s.until("some use is stored", func() bool { return measured(s.metrics(id), wire.MetricGPU) >= 3 })
 	before := s.metrics(id)
 	m.restart()
 	w := m.wait(req)
 	s.until("more is stored", func() bool {
-		return covered(s.metrics(id), berth.MetricGPUMemory) > covered(before, berth.MetricGPUMemory)+3*before.Step.Std()
+		return covered(s.metrics(id), wire.MetricGPUMemory) > covered(before, wire.MetricGPUMemory)+3*before.Step.Std()
 	})
 	after := s.metrics(id)
 	if !after.StartedAt.Equal(before.StartedAt) || after.Machine != "m1" {
@@ -118,7 +121,7 @@ func TestUseIsStoredWhileARankRunsAndOutlivesTheAgent(t *testing.T) {
 		t.Errorf("attempts are %+v", j.Attempts)
 	}
 	end := s.metrics(id)
-	if d, had := covered(end, berth.MetricGPU), covered(after, berth.MetricGPU); d+2*end.Step.Std() < had {
+	if d, had := covered(end, wire.MetricGPU), covered(after, wire.MetricGPU); d+2*end.Step.Std() < had {
 		t.Errorf("at the end %s are stored, and there were %s", d, had)
 	}
 	m.cleared(req)
@@ -154,7 +157,7 @@ func TestUseThatCannotBeStoredHoldsUpNothing(t *testing.T) {
 	m.metered(b)
 	id := s.submit(nil, "trap-term", "0")
 	req, w := m.run(id)
-	s.until("some use is stored", func() bool { return measured(s.metrics(id), berth.MetricGPU) > 0 })
+	s.until("some use is stored", func() bool { return measured(s.metrics(id), wire.MetricGPU) > 0 })
 	m.running(req)
 	b.off.Store(true)
 	refuse := func(r *http.Request) int {
@@ -180,11 +183,11 @@ func TestBusyGPUsAreNoStall(t *testing.T) {
 	b := &busy{}
 	m.metered(b)
 	const stall = 2 * time.Second // a sample may be late by a slow write
-	id := s.submit(func(j *berth.JobSpec) { j.StallTimeout = berth.Duration(stall) }, "trap-term", "0")
+	id := s.submit(func(j *spec.Job) { j.StallTimeout = spec.Duration(stall) }, "trap-term", "0")
 	_, w := m.run(id)
-	s.until("it has run for longer than its stall_timeout", func() bool { return covered(s.metrics(id), berth.MetricGPU) > stall*3/2 })
+	s.until("it has run for longer than its stall_timeout", func() bool { return covered(s.metrics(id), wire.MetricGPU) > stall*3/2 })
 	b.off.Store(true)
-	if x := w.exit(); x.Cause != berth.CauseStalled {
+	if x := w.exit(); x.Cause != failure.CauseStalled {
 		t.Errorf("exit is %+v", x)
 	}
 	s.settle(id)
@@ -196,7 +199,7 @@ func TestDockerUseIsMeasured(t *testing.T) {
 	m.metered(nil)
 	id := s.submit(nil, "do", "eat-memory 20", "lines 100 20ms", "trap-term 0")
 	req, w := m.run(id)
-	s.until("it was measured for a while", func() bool { return measured(s.metrics(id), berth.MetricCPU) >= 60 })
+	s.until("it was measured for a while", func() bool { return measured(s.metrics(id), wire.MetricCPU) >= 60 })
 	m.endsWhenReady(req)
 	x := w.exit()
 	if x.Code != 0 || x.Measured == nil {
@@ -209,11 +212,11 @@ func TestDockerUseIsMeasured(t *testing.T) {
 	if stored == nil {
 		t.Fatal("nothing is stored")
 	}
-	var metrics []berth.Metric
+	var metrics []wire.Metric
 	for _, line := range stored.Series {
 		metrics = append(metrics, line.Metric)
 	}
-	for _, want := range []berth.Metric{berth.MetricCPU, berth.MetricMemory, berth.MetricReceived, berth.MetricSent} {
+	for _, want := range []wire.Metric{wire.MetricCPU, wire.MetricMemory, wire.MetricReceived, wire.MetricSent} {
 		if !slices.Contains(metrics, want) {
 			t.Errorf("%s is not measured; there are %v", want, metrics)
 		}

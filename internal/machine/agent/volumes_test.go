@@ -10,8 +10,11 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/db"
+	"berth/failure"
 	"berth/internal/machine/agent"
 	"berth/internal/machine/fetch"
+	"berth/spec"
+	"berth/wire"
 )
 
 // shares has a machine share a folder as /datasets from now on.
@@ -37,21 +40,21 @@ func TestFoldersOfAMachineAreInputs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	in := func(j *berth.JobSpec) {
-		j.Inputs = []berth.Input{{From: "file:///datasets/", To: "/data"}, {From: "file:///datasets/a.txt", To: "/more/b.txt"}}
+	in := func(j *spec.Job) {
+		j.Inputs = []spec.Input{{From: "file:///datasets/", To: "/data"}, {From: "file:///datasets/a.txt", To: "/more/b.txt"}}
 	}
 	write("first")
 	for _, how := range []string{"fetched", "was cached on the machine"} {
 		id := s.submit(in, "do", "read-file /data/a.txt", "read-file /more/b.txt")
 		m.wantLog(id, "first", "first")
-		if !s.hasEvent(id, berth.EventFetched, "inputs[0] ") || !s.hasEvent(id, berth.EventFetched, "inputs[1] ") || !s.hasEvent(id, berth.EventFetched, how) {
+		if !s.hasEvent(id, wire.EventFetched, "inputs[0] ") || !s.hasEvent(id, wire.EventFetched, "inputs[1] ") || !s.hasEvent(id, wire.EventFetched, how) {
 			t.Errorf("events %+v", s.events(id))
 		}
 	}
 	write("other")
 	id := s.submit(in, "read-file", "/data/a.txt")
 	m.wantLog(id, "other")
-	if s.hasEvent(id, berth.EventFetched, "cached") {
+	if s.hasEvent(id, wire.EventFetched, "cached") {
 		t.Errorf("events %+v", s.events(id))
 	}
 	id = s.submit(in, "write-file", "/data/a.txt", "mine")
@@ -78,7 +81,7 @@ func TestAFolderThatMayNotBeReadIsNot(t *testing.T) {
 	if err := os.Symlink("/etc/passwd", filepath.Join(dir, "out")); err != nil {
 		t.Fatal(err)
 	}
-	ends := func(id berth.JobID, cause berth.ExitCause, says string) {
+	ends := func(id berth.JobID, cause failure.ExitCause, says string) {
 		t.Helper()
 		req, w := m.run(id)
 		if x := w.exit(); x.Cause != cause || x.Started() || !strings.Contains(x.Message, says) || strings.Contains(x.Message, dir) {
@@ -87,20 +90,20 @@ func TestAFolderThatMayNotBeReadIsNot(t *testing.T) {
 		s.settle(id)
 		m.cleared(req)
 	}
-	job, _, err := s.db.Jobs.Submit(t.Context(), db.Submission{Tenant: "others", Actor: "user:test", Spec: berth.JobSpec{
-		Name: "test", Image: s.image, Command: []string{"read-file", "/data/a.txt"}, Inputs: []berth.Input{{From: "file:///datasets/", To: "/data"}},
+	job, _, err := s.db.Jobs.Submit(t.Context(), db.Submission{Tenant: "others", Actor: "user:test", Spec: spec.Job{
+		Name: "test", Image: s.image, Command: []string{"read-file", "/data/a.txt"}, Inputs: []spec.Input{{From: "file:///datasets/", To: "/data"}},
 	}.WithDefaults()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ends(job.ID, berth.CauseInputInvalid, "inputs[0]: the operator of this cluster does not let jobs of tenant others read the folder /datasets any more")
-	ends(s.submit(from("file:///datasets/out"), "read-file", "/data"), berth.CauseInputInvalid, "inputs[0]: file:///datasets/out leads out of the folder /datasets by a link")
+	ends(job.ID, failure.CauseInputInvalid, "inputs[0]: the operator of this cluster does not let jobs of tenant others read the folder /datasets any more")
+	ends(s.submit(from("file:///datasets/out"), "read-file", "/data"), failure.CauseInputInvalid, "inputs[0]: file:///datasets/out leads out of the folder /datasets by a link")
 
 	m.cfg.Volumes = nil
 	m.restart()
 	retried := s.submit(from("file:///datasets/"), "read-file", "/data/a.txt")
 	req, w := m.run(retried)
-	if x := w.exit(); x.Cause != berth.CauseInputUnavailable || !strings.Contains(x.Message, "this machine does not share the folder /datasets") {
+	if x := w.exit(); x.Cause != failure.CauseInputUnavailable || !strings.Contains(x.Message, "this machine does not share the folder /datasets") {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(retried); j.Status != berth.Retrying {
@@ -159,7 +162,7 @@ func TestAnAgentStartsWithoutAFolderThatIsAway(t *testing.T) {
 		}
 	}
 	m.endsWhenReady(req)
-	if x := w.exit(); x.Code != 5 || x.Cause != berth.CauseExited {
+	if x := w.exit(); x.Code != 5 || x.Cause != failure.CauseExited {
 		t.Errorf("exit is %+v", x)
 	}
 }

@@ -10,18 +10,18 @@ import (
 	"path/filepath"
 	"sync"
 
-	"berth"
+	"berth/wire"
 )
 
 // watermark is the highest sign of the database's age that this machine has
-// seen; see berth.Watermark. It outlives the agent. All methods may be called
+// seen; see wire.Watermark. It outlives the agent. All methods may be called
 // concurrently.
 type watermark struct {
 	path string
 	log  *slog.Logger
 
 	mu     sync.Mutex
-	stored berth.StoredWatermark
+	stored wire.StoredWatermark
 }
 
 // openWatermark reads the watermark of an earlier process. An unreadable file counts as
@@ -35,17 +35,17 @@ func openWatermark(dir string, log *slog.Logger) *watermark {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		log.Warn("watermark cannot be read: a restored database is noticed by other machines only",
 			"path", w.path, "err", err)
-		w.stored = berth.StoredWatermark{}
+		w.stored = wire.StoredWatermark{}
 	}
 	return w
 }
 
 // of returns the highest watermark of a cluster, zero if none was seen.
-func (w *watermark) of(cluster string) berth.Watermark {
+func (w *watermark) of(cluster string) wire.Watermark {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.stored.Cluster != cluster {
-		return berth.Watermark{}
+		return wire.Watermark{}
 	}
 	return w.stored.Watermark
 }
@@ -54,7 +54,7 @@ func (w *watermark) of(cluster string) berth.Watermark {
 // obeyed: its database is at least as new as the one that this machine had heard
 // when it asked. now is nil where the server is older than watermarks, and has number 0
 // where its database has granted none.
-func (w *watermark) accepts(cluster string, asked berth.Watermark, now *berth.Watermark) bool {
+func (w *watermark) accepts(cluster string, asked wire.Watermark, now *wire.Watermark) bool {
 	if now == nil {
 		return true
 	}
@@ -67,7 +67,7 @@ func (w *watermark) accepts(cluster string, asked berth.Watermark, now *berth.Wa
 	if now.Number == 0 || w.stored.Cluster == cluster && w.stored.Number >= now.Number {
 		return true
 	}
-	w.stored = berth.StoredWatermark{Cluster: cluster, Watermark: *now}
+	w.stored = wire.StoredWatermark{Cluster: cluster, Watermark: *now}
 	if err := w.store(); err != nil {
 		w.log.Error("cannot store the watermark", "path", w.path, "err", err)
 	}

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"berth"
+	"berth/wire"
 )
 
 // The record is written over the one before, which may be longer.
@@ -23,8 +23,8 @@ func TestAShorterWatermarkReplacesALongerOne(t *testing.T) {
 		t.Fatalf("read %+v", got)
 	}
 	for n, branch := range map[int64]string{4: "longer-branch", 5: "b"} {
-		want := berth.Watermark{Number: w.of("c").Number + n, Branch: branch, Signature: "s"}
-		if !w.accepts("c", berth.Watermark{}, &want) {
+		want := wire.Watermark{Number: w.of("c").Number + n, Branch: branch, Signature: "s"}
+		if !w.accepts("c", wire.Watermark{}, &want) {
 			t.Fatal("refused")
 		}
 		if got := openWatermark(dir, log).of("c"); got != want {

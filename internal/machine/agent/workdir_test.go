@@ -14,7 +14,10 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"berth"
+	"berth/failure"
 	"berth/internal/lib/archive"
+	"berth/spec"
+	"berth/wire"
 )
 
 // upload stores a folder of these files as the command line would.
@@ -48,14 +51,14 @@ func (s *site) store(tenant berth.TenantID, sum archive.Summary, text []byte) (o
 	if _, err := s.blobs.Put(s.t.Context(), object, bytes.NewReader(text), int64(len(text))); err != nil {
 		s.t.Fatal(err)
 	}
-	if _, _, err := s.db.Uploads.End(s.t.Context(), tenant, berth.Upload{Address: sum.Address, Files: sum.Files, Bytes: sum.Bytes}, folder); err != nil {
+	if _, _, err := s.db.Uploads.End(s.t.Context(), tenant, wire.Upload{Address: sum.Address, Files: sum.Files, Bytes: sum.Bytes}, folder); err != nil {
 		s.t.Fatal(err)
 	}
 	return object
 }
 
-func coded(a berth.Address) func(*berth.JobSpec) {
-	return func(j *berth.JobSpec) { j.Workdir = string(a) }
+func coded(a berth.Address) func(*spec.Job) {
+	return func(j *spec.Job) { j.Workdir = string(a) }
 }
 
 // uploadsFetched counts the archives that the machines have asked for.
@@ -87,7 +90,7 @@ func TestAWorkdirIsInPlaceAndOnesOwn(t *testing.T) {
 		if got := s.log(id, 1); !slices.Equal(got, []string{"/workspace", "hello", "deep"}) {
 			t.Errorf("run %d prints %q", run, got)
 		}
-		if !s.hasEvent(id, berth.EventFetched, how) {
+		if !s.hasEvent(id, wire.EventFetched, how) {
 			t.Errorf("run %d has events %+v", run, s.events(id))
 		}
 		s.settle(id)
@@ -157,7 +160,7 @@ func TestAMachineRefusesWhatTheServerShouldHave(t *testing.T) {
 			}
 		}
 		req, w := m.run(id)
-		if x := w.exit(); x.Cause != berth.CauseInputInvalid || !strings.Contains(x.Message, c.says) {
+		if x := w.exit(); x.Cause != failure.CauseInputInvalid || !strings.Contains(x.Message, c.says) {
 			t.Errorf("exit is %+v, want %q", x, c.says)
 		}
 		if j := s.settle(id); j.Status != berth.Failed || j.Reason.Code != berth.ReasonInputInvalid {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/failure"
 	"berth/internal/machine/gpu"
 )
 
@@ -68,7 +69,7 @@ func TestF38KernelsWordDecidesJobAndMachine(t *testing.T) {
 		return watch.ApplicationXid([]string{bus.declared[0].UUID}, time.Now().Add(-time.Hour)) == 31
 	})
 	m.runtime.Exit(berth.ContainerName(id, 0, 1), 1)
-	if x := w.exit(); x.Xid != 31 || x.Cause != berth.CauseExited {
+	if x := w.exit(); x.Xid != 31 || x.Cause != failure.CauseExited {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(id); j.Status != berth.Retrying || j.Reason.Rule != "gpu_application_error" || j.Failures != 1 {
@@ -79,7 +80,7 @@ func TestF38KernelsWordDecidesJobAndMachine(t *testing.T) {
 	req, w = m.runOn(1, id)
 	m.running(req)
 	k.xid(t, 1, 79)
-	if x := w.exit(); x.Cause != berth.CauseGPU || !strings.Contains(x.Message, "XID 79") {
+	if x := w.exit(); x.Cause != failure.CauseGPU || !strings.Contains(x.Message, "XID 79") {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(id); j.Status != berth.Retrying || j.Reason.Code != berth.ReasonGPUError || j.Losses != 1 {

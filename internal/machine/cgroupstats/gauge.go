@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"berth"
+	"berth/wire"
 )
 
 // Host is where the kernel's files are. The zero value is the usual places.
@@ -115,26 +115,26 @@ func (g Gauge) CPU() (time.Duration, bool) {
 
 // Reading is what was read at a moment: of the CPU the seconds, of disks and
 // network the bytes, since the container began; of memory the bytes in use.
-type Reading map[berth.Metric]float64
+type Reading map[wire.Metric]float64
 
 // Read returns all that is known now; nothing once the container has ended.
 func (g Gauge) Read() Reading {
 	r := Reading{}
 	if cpu, ok := g.CPU(); ok {
-		r[berth.MetricCPU] = cpu.Seconds()
+		r[wire.MetricCPU] = cpu.Seconds()
 	}
 	if used, ok := g.memoryInUse(); ok {
-		r[berth.MetricMemory] = float64(used)
+		r[wire.MetricMemory] = float64(used)
 	}
 	if b, err := read(g.disk); err == nil {
 		in, out := diskBytes(b)
-		r[berth.MetricDiskRead] = float64(in)
-		r[berth.MetricDiskWritten] = float64(out)
+		r[wire.MetricDiskRead] = float64(in)
+		r[wire.MetricDiskWritten] = float64(out)
 	}
 	if b, err := read(g.network); err == nil {
 		in, out := networkBytes(b)
-		r[berth.MetricReceived] = float64(in)
-		r[berth.MetricSent] = float64(out)
+		r[wire.MetricReceived] = float64(in)
+		r[wire.MetricSent] = float64(out)
 	}
 	return r
 }

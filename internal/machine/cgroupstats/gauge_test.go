@@ -8,8 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"berth"
 	"berth/internal/machine/cgroupstats"
+	"berth/wire"
 )
 
 const devices = `Inter-|   Receive                                                |  Transmit
@@ -46,9 +46,9 @@ func host(t *testing.T, namespace string, files map[string]string) cgroupstats.H
 
 func sample(cpu, memory, read, written float64) cgroupstats.Reading {
 	return cgroupstats.Reading{
-		berth.MetricCPU: cpu, berth.MetricMemory: memory,
-		berth.MetricDiskRead: read, berth.MetricDiskWritten: written,
-		berth.MetricReceived: 1234667, berth.MetricSent: 765443,
+		wire.MetricCPU: cpu, wire.MetricMemory: memory,
+		wire.MetricDiskRead: read, wire.MetricDiskWritten: written,
+		wire.MetricReceived: 1234667, wire.MetricSent: 765443,
 	}
 }
 
@@ -94,7 +94,7 @@ func TestWhatIsNotKnownIsLeftOut(t *testing.T) {
 		"cgroup/c/memory.stat": "inactive_file 1\n",
 		"cgroup/c/io.stat":     "\n",
 	})
-	want := cgroupstats.Reading{berth.MetricDiskRead: 0, berth.MetricDiskWritten: 0}
+	want := cgroupstats.Reading{wire.MetricDiskRead: 0, wire.MetricDiskWritten: 0}
 	if diff := cmp.Diff(want, h.Open(42).Read()); diff != "" {
 		t.Errorf("a host that tells little (-want +got):\n%s", diff)
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/oauth2/jwt"
 
 	"berth"
+	"berth/spec"
 )
 
 // mayRead is all that tokens of service accounts are asked for.
@@ -33,7 +34,7 @@ type serviceAccount struct {
 // serviceAccount reads a secret: the JSON key of a service account. Other files
 // of credentials are refused, since they name programs and addresses of the
 // machine that the login is taken from.
-func (s *Sources) serviceAccount(secret string, login berth.Sensitive) (*serviceAccount, error) {
+func (s *Sources) serviceAccount(secret string, login spec.Sensitive) (*serviceAccount, error) {
 	var key struct {
 		Type    string `json:"type"`
 		Email   string `json:"client_email"`
@@ -50,7 +51,7 @@ func (s *Sources) serviceAccount(secret string, login berth.Sensitive) (*service
 	if u, err := url.Parse(key.Tokens); err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Hostname() == "" {
 		return nil, refusedf("secret %s: its token_uri is no address of a server", secret)
 	}
-	if !berth.MayCarryLogin(key.Tokens) {
+	if !spec.MayCarryLogin(key.Tokens) {
 		return nil, refusedf("secret %s: its token_uri would have tokens travel by plain http", secret)
 	}
 	return &serviceAccount{

@@ -17,6 +17,7 @@ import (
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/container"
 
 	"berth"
+	"berth/spec"
 )
 
 const kindAzure = "azblob-"
@@ -24,11 +25,11 @@ const kindAzure = "azblob-"
 // azureStore is a container of Azure Blob Storage.
 type azureStore struct {
 	client *container.Client
-	of     berth.AzureBlobs
+	of     spec.AzureBlobs
 }
 
-func (s *Sources) openAzure(b *bucket, in berth.Input, login berth.Sensitive) error {
-	of, err := berth.ParseAzure(in.From)
+func (s *Sources) openAzure(b *bucket, in spec.Input, login spec.Sensitive) error {
+	of, err := spec.ParseAzure(in.From)
 	if err != nil {
 		return refusedf("%v", err)
 	}
@@ -49,7 +50,7 @@ func (s *Sources) openAzure(b *bucket, in berth.Input, login berth.Sensitive) er
 
 // azureClient reads a secret: a SAS token, or a key of the account. Without one
 // everybody's blobs can be read, and nothing by what the machine itself may.
-func azureClient(at, account, secret string, login berth.Sensitive, o *container.ClientOptions) (*container.Client, error) {
+func azureClient(at, account, secret string, login spec.Sensitive, o *container.ClientOptions) (*container.Client, error) {
 	text := strings.TrimSpace(string(login))
 	unread := refusedf("secret %s is neither a SAS token (sv=…&sig=…) nor an account key", secret)
 	if secret == "" {

@@ -9,8 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"berth"
 	"berth/internal/machine/fetch/azuretest"
+	"berth/spec"
 )
 
 // The claims share one server, which is played.
@@ -64,7 +64,7 @@ func TestObjectsOfAzure(t *testing.T) {
 
 func keepsAzureToken(t *testing.T, p place, server *azuretest.Server) {
 	server.Put("token/a", "a")
-	for _, login := range []berth.Sensitive{server.SAS("rl", time.Hour), berth.Sensitive(strings.TrimSpace(strings.TrimPrefix(string(server.SAS("lr", time.Hour)), "?")))} {
+	for _, login := range []spec.Sensitive{server.SAS("rl", time.Hour), spec.Sensitive(strings.TrimSpace(strings.TrimPrefix(string(server.SAS("lr", time.Hour)), "?")))} {
 		if _, files, err := findAndRead(t, p.s, server.Input("token/", "/d", "AZ"), login, 1); err != nil || files["a"] != "a" {
 			t.Errorf("it is %q, %v", files, err)
 		}

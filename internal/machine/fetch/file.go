@@ -14,6 +14,7 @@ import (
 
 	"berth"
 	"berth/internal/lib/archive"
+	"berth/spec"
 )
 
 // kindFile and kindHashed are addresses of files by https: of their server's
@@ -26,15 +27,15 @@ const (
 // file is one input by https.
 type file struct {
 	s     *Sources
-	in    berth.Input
-	login berth.Sensitive
+	in    spec.Input
+	login spec.Sensitive
 	what  string // for people: without what may be a login
 	etag  string // "": the server tells none that can be relied on
 	once  bool   // there is neither that nor a hash to know it by
 }
 
 // findFile asks for nothing where the job says which content it wants.
-func (s *Sources) findFile(ctx context.Context, in berth.Input, login berth.Sensitive) (*Found, error) {
+func (s *Sources) findFile(ctx context.Context, in spec.Input, login spec.Sensitive) (*Found, error) {
 	u, err := url.Parse(in.From)
 	if err != nil {
 		return nil, refusedf("the address cannot be read")
@@ -91,7 +92,7 @@ func (f *file) get(ctx context.Context) (*http.Response, error) {
 
 // authorization is the header that a secret stands for: a value of two words as
 // it is, any other as a token.
-func authorization(login berth.Sensitive) string {
+func authorization(login spec.Sensitive) string {
 	value := strings.TrimSpace(string(login))
 	if strings.Contains(value, " ") {
 		return value

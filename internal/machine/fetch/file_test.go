@@ -11,9 +11,9 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"berth"
 	"berth/internal/lib/archive"
 	"berth/internal/machine/fetch"
+	"berth/spec"
 )
 
 // web is a server that a test's handler plays.
@@ -40,7 +40,7 @@ func TestAFileIsWhatItsHashSays(t *testing.T) {
 		asked.Add(1)
 		_, _ = w.Write([]byte("content"))
 	})
-	in := berth.Input{From: server.URL + "/f", To: "/data/f", SHA256: sumOf("content")}
+	in := spec.Input{From: server.URL + "/f", To: "/data/f", SHA256: sumOf("content")}
 	found, files, err := findAndRead(t, s, in, "", 1)
 	if err != nil || files[fetch.FileName] != "content" || len(files) != 1 {
 		t.Fatalf("it is %q, %v", files, err)
@@ -69,7 +69,7 @@ func TestAFileIsTheVersionThatWasFound(t *testing.T) {
 		}
 		_, _ = w.Write([]byte("is " + v))
 	})
-	in := berth.Input{From: server.URL + "/f?token=canary", To: "/f"}
+	in := spec.Input{From: server.URL + "/f?token=canary", To: "/f"}
 	set(`"1"`)
 	one, files, err := findAndRead(t, s, in, "", 1)
 	if err != nil || files[fetch.FileName] != `is "1"` {
@@ -121,7 +121,7 @@ func TestErrorsOfAWebServerSayWhoseTheyAre(t *testing.T) {
 		}
 	})
 	get := func(path string) error {
-		_, _, err := findAndRead(t, s, berth.Input{From: server.URL + path + "?canary", To: "/f"}, "", 2)
+		_, _, err := findAndRead(t, s, spec.Input{From: server.URL + path + "?canary", To: "/f"}, "", 2)
 		if err != nil && strings.Contains(err.Error(), "canary") {
 			t.Errorf("%s: it repeats what it should not: %v", path, err)
 		}
@@ -147,8 +147,8 @@ func TestALoginIsAToken(t *testing.T) {
 	t.Parallel()
 	var got atomic.Value
 	server, s := web(t, func(_ http.ResponseWriter, r *http.Request) { got.Store(r.Header.Get("Authorization")) })
-	for login, want := range map[berth.Sensitive]string{"abc\n": "Bearer abc", "Basic xyz": "Basic xyz", "": ""} {
-		if _, err := s.Find(t.Context(), berth.Input{From: server.URL + "/", To: "/f", Secret: "TOKEN"}, login); err != nil || got.Load() != want {
+	for login, want := range map[spec.Sensitive]string{"abc\n": "Bearer abc", "Basic xyz": "Basic xyz", "": ""} {
+		if _, err := s.Find(t.Context(), spec.Input{From: server.URL + "/", To: "/f", Secret: "TOKEN"}, login); err != nil || got.Load() != want {
 			t.Errorf("it is sent %q, want %q, %v", got.Load(), want, err)
 		}
 	}
@@ -160,7 +160,7 @@ func TestAddressesWithinAreRefused(t *testing.T) {
 	server, _ := web(t, func(http.ResponseWriter, *http.Request) { reached.Store(true) })
 	s := fetch.Open(fetch.Options{})
 	t.Cleanup(s.Close)
-	for _, in := range []berth.Input{
+	for _, in := range []spec.Input{
 		{From: server.URL + "/f", To: "/f"},
 		{From: "https://169.254.169.254/latest/meta-data", To: "/f"},
 		{From: "s3://bucket/x/", To: "/f", Endpoint: strings.Replace(server.URL, "https", "http", 1)},

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"berth"
+	"berth/spec"
 )
 
 const kindGS = "gs-"
@@ -31,8 +32,8 @@ type gsStore struct {
 	account        *serviceAccount // nil: as anybody
 }
 
-func (s *Sources) openGS(b *bucket, in berth.Input, login berth.Sensitive) error {
-	name, key, err := berth.ParseGS(in.From)
+func (s *Sources) openGS(b *bucket, in spec.Input, login spec.Sensitive) error {
+	name, key, err := spec.ParseGS(in.From)
 	if err != nil {
 		return refusedf("%v", err)
 	}

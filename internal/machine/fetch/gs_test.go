@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
-	"berth"
 	"berth/internal/machine/fetch"
 	"berth/internal/machine/fetch/gstest"
+	"berth/spec"
 )
 
 // The claims share one server.
@@ -131,7 +131,7 @@ func TestTokensOfAServiceAccount(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	s := few(t)
-	in := berth.Input{From: "gs://bucket/p/", To: "/d", Endpoint: server.URL, Secret: "GS"}
+	in := spec.Input{From: "gs://bucket/p/", To: "/d", Endpoint: server.URL, Secret: "GS"}
 	if _, files, err := findAndRead(t, s, in, account.Login, 1); err != nil || len(files) != 2 || account.Given.Load() != 1 {
 		t.Errorf("%d tokens read %q, %v", account.Given.Load(), files, err)
 	}
@@ -198,7 +198,7 @@ func TestNobodyWaitsForATokenLongerThanItsJob(t *testing.T) {
 		_, _ = io.WriteString(w, `{"access_token": "old", "expires_in": 1}`)
 		return true
 	})
-	found, err := few(t).Find(t.Context(), berth.Input{From: "gs://bucket/p/", To: "/d", Endpoint: server.URL, Secret: "GS"}, account.Login)
+	found, err := few(t).Find(t.Context(), spec.Input{From: "gs://bucket/p/", To: "/d", Endpoint: server.URL, Secret: "GS"}, account.Login)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +234,7 @@ func TestAFetchThatIsStoppedIsNoFetch(t *testing.T) {
 		_, _ = io.WriteString(w, `{"items": [{"name": "p/a", "size": "1", "generation": "7"}]}`)
 	}))
 	t.Cleanup(server.Close)
-	found, err := few(t).Find(t.Context(), berth.Input{From: "gs://bucket/p/", To: "/d", Endpoint: server.URL}, "")
+	found, err := few(t).Find(t.Context(), spec.Input{From: "gs://bucket/p/", To: "/d", Endpoint: server.URL}, "")
 	if err != nil {
 		t.Fatal(err)
 	}

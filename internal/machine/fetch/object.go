@@ -16,6 +16,7 @@ import (
 
 	"berth"
 	"berth/internal/lib/archive"
+	"berth/spec"
 )
 
 // abreast is how many objects of one input are read at a time.
@@ -97,17 +98,17 @@ type bucket struct {
 }
 
 // findObjects lists what is to be read.
-func (s *Sources) findObjects(ctx context.Context, in berth.Input, login berth.Sensitive) (*Found, error) {
+func (s *Sources) findObjects(ctx context.Context, in spec.Input, login spec.Sensitive) (*Found, error) {
 	b := &bucket{limits: s.limits}
 	kind, err := "", error(nil)
 	switch in.Kind() {
-	case berth.InputS3:
+	case spec.InputS3:
 		kind, err = kindS3, s.openS3(b, in, login)
-	case berth.InputGS:
+	case spec.InputGS:
 		kind, err = kindGS, s.openGS(b, in, login)
-	case berth.InputAzure:
+	case spec.InputAzure:
 		kind, err = kindAzure, s.openAzure(b, in, login)
-	case berth.InputFile:
+	case spec.InputFile:
 		kind, err = kindVolume, s.openVolume(b, in)
 	default:
 		panic(fmt.Sprintf("objects of kind %d", in.Kind()))

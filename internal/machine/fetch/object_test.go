@@ -15,21 +15,21 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"berth"
 	"berth/internal/lib/archive"
 	"berth/internal/machine/fetch"
+	"berth/spec"
 )
 
 // store is a server that what is claimed of all protocols is tried on.
 type store interface {
 	Put(key, content string)
-	Input(key, to, secret string) berth.Input
+	Input(key, to, secret string) spec.Input
 }
 
 // place is a store, with a login and the sources that read it.
 type place struct {
 	store
-	login berth.Sensitive
+	login spec.Sensitive
 	s     *fetch.Sources
 }
 
@@ -120,8 +120,8 @@ func keepsLimits(t *testing.T, p place) {
 
 // refusal is an input that is refused, and what is said of it.
 type refusal struct {
-	in    berth.Input
-	login berth.Sensitive
+	in    spec.Input
+	login spec.Sensitive
 	says  string
 }
 
@@ -138,7 +138,7 @@ func refusals(t *testing.T, s *fetch.Sources, all map[string]refusal) {
 }
 
 // through returns an input that comes by a proxy, which spoils what is sent.
-func through(t *testing.T, in berth.Input, spoil func(r *http.Request, w http.ResponseWriter, next http.Handler)) berth.Input {
+func through(t *testing.T, in spec.Input, spoil func(r *http.Request, w http.ResponseWriter, next http.Handler)) spec.Input {
 	t.Helper()
 	to, err := url.Parse(in.Endpoint)
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"berth"
+	"berth/spec"
 )
 
 const kindS3 = "s3-"
@@ -25,8 +26,8 @@ type s3Store struct {
 	bucket string
 }
 
-func (s *Sources) openS3(b *bucket, in berth.Input, login berth.Sensitive) error {
-	name, key, err := berth.ParseS3(in.From)
+func (s *Sources) openS3(b *bucket, in spec.Input, login spec.Sensitive) error {
+	name, key, err := spec.ParseS3(in.From)
 	if err != nil {
 		return refusedf("%v", err)
 	}
@@ -148,7 +149,7 @@ func (s *s3Store) url(key string) string { return "s3://" + s.bucket + "/" + key
 // parseS3Login reads a secret: KEY_ID:SECRET_KEY, or the lines of an AWS
 // credentials file. Without one everybody's objects can be read, and nothing by
 // what the machine itself may.
-func parseS3Login(in berth.Input, login berth.Sensitive) (aws.CredentialsProvider, error) {
+func parseS3Login(in spec.Input, login spec.Sensitive) (aws.CredentialsProvider, error) {
 	if in.Secret == "" {
 		return nil, nil
 	}

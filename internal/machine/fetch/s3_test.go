@@ -9,9 +9,9 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"berth"
 	"berth/internal/machine/fetch"
 	"berth/internal/machine/fetch/s3test"
+	"berth/spec"
 )
 
 // The claims share one server, which is a real one.
@@ -21,7 +21,7 @@ func TestObjects(t *testing.T) {
 	keeps(t, place{server, server.Login, few(t)},
 		claim{"a login may be written as a credentials file", func(t *testing.T, p place) {
 			server.Put("lines/a", "a")
-			lines := berth.Sensitive("[default]\naws_access_key_id = test-key\naws_secret_access_key=" + strings.TrimPrefix(string(server.Login), "test-key:") + "\n")
+			lines := spec.Sensitive("[default]\naws_access_key_id = test-key\naws_secret_access_key=" + strings.TrimPrefix(string(server.Login), "test-key:") + "\n")
 			if _, files, err := findAndRead(t, p.s, server.Input("lines/", "/data", "S3"), lines, 1); err != nil || files["a"] != "a" {
 				t.Errorf("it is %q, %v", files, err)
 			}
@@ -82,7 +82,7 @@ func TestHostileKeysAreRefused(t *testing.T) {
 		{"nothing lies there", []string{"p//"}},
 	} {
 		keys.Store(&row.keys)
-		_, _, err := findAndRead(t, s, berth.Input{From: "s3://bucket/p/", To: "/d", Endpoint: server.URL}, "", 1)
+		_, _, err := findAndRead(t, s, spec.Input{From: "s3://bucket/p/", To: "/d", Endpoint: server.URL}, "", 1)
 		refused(t, fmt.Sprint(row.keys), err, row.says)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"berth"
 	"berth/internal/lib/archive"
 	"berth/internal/lib/publicnet"
+	"berth/spec"
 )
 
 // Times of a connection.
@@ -41,21 +42,21 @@ type Options struct {
 type Sources struct {
 	files, objects *http.Client
 	limits         archive.Limits
-	volumes        map[berth.Volume]*volume
+	volumes        map[spec.Volume]*volume
 	own            []string
 }
 
 // Open returns sources; nothing is connected yet.
 func Open(o Options) *Sources {
 	if o.Limits == (archive.Limits{}) {
-		o.Limits = archive.Limits{Bytes: berth.MaxInputBytes, Files: berth.MaxInputFiles}
+		o.Limits = archive.Limits{Bytes: spec.MaxInputBytes, Files: spec.MaxInputFiles}
 	}
 	transport := o.Policy.Transport(dialTimeout)
 	transport.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: o.Roots}
 	transport.ResponseHeaderTimeout = headerTimeout
 	transport.DisableCompression = true // what is stored is what is wanted
 	transport.MaxIdleConnsPerHost = 16
-	volumes := map[berth.Volume]*volume{}
+	volumes := map[spec.Volume]*volume{}
 	for name, dir := range o.Volumes {
 		volumes[name] = &volume{site: site{dir: dir, own: o.Own}, name: name, most: o.Limits.Files, calls: make(chan struct{}, callsAbreast)}
 	}
@@ -91,13 +92,13 @@ func (f *Found) Fetch(ctx context.Context, to *os.Root, again Again) (archive.Su
 
 // Find finds out what an input is now. login is the value of the secret that it
 // names, "" if it names none.
-func (s *Sources) Find(ctx context.Context, in berth.Input, login berth.Sensitive) (*Found, error) {
+func (s *Sources) Find(ctx context.Context, in spec.Input, login spec.Sensitive) (*Found, error) {
 	switch kind := in.Kind(); kind {
-	case berth.InputS3, berth.InputGS, berth.InputAzure, berth.InputFile:
+	case spec.InputS3, spec.InputGS, spec.InputAzure, spec.InputFile:
 		return s.findObjects(ctx, in, login)
-	case berth.InputHTTPS:
+	case spec.InputHTTPS:
 		return s.findFile(ctx, in, login)
-	case berth.InputFolder, berth.InputOutput, berth.InputUnknown:
+	case spec.InputFolder, spec.InputOutput, spec.InputUnknown:
 		return nil, refusedf("%.200q cannot be fetched", in.From)
 	default:
 		panic(fmt.Sprintf("unknown kind of input %d", kind))

@@ -15,6 +15,7 @@ import (
 	"berth/internal/lib/archive"
 	"berth/internal/lib/publicnet"
 	"berth/internal/machine/fetch"
+	"berth/spec"
 )
 
 // near allows this machine, where the servers of these tests are.
@@ -34,7 +35,7 @@ func times(n int) fetch.Again {
 
 // findAndRead finds an input and reads it, and returns its files by name; folders end
 // in a slash.
-func findAndRead(t *testing.T, s *fetch.Sources, in berth.Input, login berth.Sensitive, tries int) (*fetch.Found, map[string]string, error) {
+func findAndRead(t *testing.T, s *fetch.Sources, in spec.Input, login spec.Sensitive, tries int) (*fetch.Found, map[string]string, error) {
 	t.Helper()
 	var found *fetch.Found
 	err := times(tries)(t.Context(), func() (err error) {

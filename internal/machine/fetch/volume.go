@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth"
+	"berth/spec"
 )
 
 const kindVolume = "volume-"
@@ -25,7 +26,7 @@ const kindVolume = "volume-"
 // whoever changes what lies there meanwhile.
 type volume struct {
 	site
-	name  berth.Volume
+	name  spec.Volume
 	most  int // entries that are worth listing
 	calls chan struct{}
 }
@@ -35,8 +36,8 @@ type volume struct {
 // of which each that lists a folder has up to abreast looks at what lies there.
 const callsAbreast = 64
 
-func (s *Sources) openVolume(b *bucket, in berth.Input) error {
-	name, key, err := berth.ParseFile(in.From)
+func (s *Sources) openVolume(b *bucket, in spec.Input) error {
+	name, key, err := spec.ParseFile(in.From)
 	if err != nil {
 		return refusedf("%.200q: %v", in.From, err)
 	}

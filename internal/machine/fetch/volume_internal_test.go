@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/spec"
 )
 
 func newVolume(t *testing.T) *volume {
@@ -152,7 +153,7 @@ func TestALabelIsKeptWhileNothingAnswers(t *testing.T) {
 		v := newVolume(t)
 		v.calls <- struct{}{}
 		v.calls <- struct{}{}
-		s := &Sources{volumes: map[berth.Volume]*volume{v.name: v}}
+		s := &Sources{volumes: map[spec.Volume]*volume{v.name: v}}
 		began := time.Now()
 		labels, away := s.Labels(t.Context())
 		if len(labels) != 1 || len(away) != 0 || time.Since(began) != labelPatience {

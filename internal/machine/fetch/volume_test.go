@@ -14,9 +14,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"berth"
 	"berth/internal/lib/archive"
 	"berth/internal/machine/fetch"
+	"berth/spec"
 )
 
 // folder is a volume on this machine, /datasets, and sources that allow little.
@@ -61,7 +61,7 @@ func (f *folder) link(target, name string) {
 	f.must(os.Symlink(target, f.at(name)))
 }
 
-func file(path string) berth.Input { return berth.Input{From: "file:///datasets/" + path, To: "/data"} }
+func file(path string) spec.Input { return spec.Input{From: "file:///datasets/" + path, To: "/data"} }
 
 func (f *folder) read(path string) (map[string]string, error) {
 	f.t.Helper()
@@ -353,10 +353,10 @@ func TestWhatChangesWhileItIsReadIsNoInput(t *testing.T) {
 func TestOnlyFoldersThatTheMachineSharesAreRead(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
-	_, err := f.s.Find(t.Context(), berth.Input{From: "file:///models/a", To: "/data"}, "")
+	_, err := f.s.Find(t.Context(), spec.Input{From: "file:///models/a", To: "/data"}, "")
 	local(t, "another folder", err, "this machine does not share the folder /models", f.dir)
 	for _, from := range []string{"file:///datasets/../nfs/a", "file://host/datasets/a", "file:///etc/passwd", "file:///datasets/%2e%2e/a"} {
-		_, err := f.s.Find(t.Context(), berth.Input{From: from, To: "/data"}, "")
+		_, err := f.s.Find(t.Context(), spec.Input{From: from, To: "/data"}, "")
 		refused(t, from, err, from)
 	}
 	// A file server that is away is the machine's matter, and another one may do.
@@ -465,15 +465,15 @@ func TestWhereAFolderLiesStays(t *testing.T) {
 func TestLabelsOfWhatCanBeOpened(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	at := map[berth.Volume]string{"here": filepath.Join(dir, "here"), "engine": filepath.Join(dir, "engine/images"), "gone": filepath.Join(dir, "gone")}
-	for _, name := range []berth.Volume{"here", "engine"} {
+	at := map[spec.Volume]string{"here": filepath.Join(dir, "here"), "engine": filepath.Join(dir, "engine/images"), "gone": filepath.Join(dir, "gone")}
+	for _, name := range []spec.Volume{"here", "engine"} {
 		if err := os.MkdirAll(at[name], 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
 	s := fetch.Open(fetch.Options{Volumes: at, Own: []string{"/no/such/folder"}})
 	t.Cleanup(s.Close)
-	wants := func(what string, labels map[string]string, away map[berth.Volume]error, has []string, lacks map[berth.Volume]string) {
+	wants := func(what string, labels map[string]string, away map[spec.Volume]error, has []string, lacks map[spec.Volume]string) {
 		t.Helper()
 		want := map[string]string{}
 		for _, h := range has {
@@ -489,12 +489,12 @@ func TestLabelsOfWhatCanBeOpened(t *testing.T) {
 		}
 	}
 	labels, away := s.Labels(t.Context(), "")
-	wants("at first", labels, away, []string{"here", "engine"}, map[berth.Volume]string{"gone": "no such file or directory"})
+	wants("at first", labels, away, []string{"here", "engine"}, map[spec.Volume]string{"gone": "no such file or directory"})
 	if err := os.Mkdir(at["gone"], 0o755); err != nil {
 		t.Fatal(err)
 	}
 	labels, away = s.Labels(t.Context(), filepath.Join(dir, "engine"))
-	wants("when it is back and the engine is known", labels, away, []string{"here", "gone"}, map[berth.Volume]string{"engine": "holds, or lies in"})
-	_, err := s.Find(t.Context(), berth.Input{From: "file:///engine/a", To: "/data"}, "")
+	wants("when it is back and the engine is known", labels, away, []string{"here", "gone"}, map[spec.Volume]string{"engine": "holds, or lies in"})
+	_, err := s.Find(t.Context(), spec.Input{From: "file:///engine/a", To: "/data"}, "")
 	local(t, "a folder of the engine's", err, "it is not what an operator may share", dir)
 }

@@ -14,12 +14,12 @@ import (
 	"syscall"
 	"time"
 
-	"berth"
+	"berth/spec"
 )
 
 // Volumes says where the folders that jobs may read lie on this machine. What is
 // not in it cannot be read, whatever a server says.
-type Volumes map[berth.Volume]string
+type Volumes map[spec.Volume]string
 
 // private are folders of which no job may read anything, beside the agent's own.
 var private = []string{"/boot", "/dev", "/etc", "/proc", "/root/.ssh", "/run", "/sys", "/var/run", "/var/lib/containerd", "/var/lib/containers", "/var/lib/docker", "/var/lib/kubelet"}
@@ -28,7 +28,7 @@ var private = []string{"/boot", "/dev", "/etc", "/proc", "/root/.ssh", "/run", "
 // machine too, or /NAME=/FOLDER; several in one text are parted by semicolons.
 func ParseVolumes(list []string) (Volumes, error) {
 	all := Volumes{}
-	err := berth.ParseVolumeOptions(list, "/FOLDER", func(v berth.Volume, dir string, mapped bool) error {
+	err := spec.ParseVolumeOptions(list, "/FOLDER", func(v spec.Volume, dir string, mapped bool) error {
 		if all[v] = dir; !mapped {
 			all[v] = v.String()
 		}
@@ -80,8 +80,8 @@ const checkPatience = 10 * time.Second
 // cannot be opened now, which are away and why, are left out; those that do not
 // answer in time are not, since jobs are told. more are further folders of which
 // nothing is read from now on, "" being none.
-func (s *Sources) Labels(ctx context.Context, more ...string) (labels map[string]string, away map[berth.Volume]error) {
-	labels, away = map[string]string{}, map[berth.Volume]error{}
+func (s *Sources) Labels(ctx context.Context, more ...string) (labels map[string]string, away map[spec.Volume]error) {
+	labels, away = map[string]string{}, map[spec.Volume]error{}
 	ctx, cancel := context.WithTimeout(ctx, labelPatience)
 	defer cancel()
 	own := slices.Concat(s.own, slices.DeleteFunc(slices.Clone(more), func(dir string) bool { return dir == "" }))
@@ -103,7 +103,7 @@ func (s *Sources) Labels(ctx context.Context, more ...string) (labels map[string
 				away[name] = err
 				return
 			}
-			labels[name.Label()] = berth.HasVolume
+			labels[name.Label()] = spec.HasVolume
 		})
 	}
 	all.Wait()

@@ -16,6 +16,8 @@ import (
 
 	"berth"
 	"berth/activities/node"
+	"berth/spec"
+	"berth/wire"
 )
 
 // Declared is an inventory written down in a file instead of read from
@@ -37,7 +39,7 @@ type Declared struct {
 	mu      sync.Mutex
 	text    []byte // the file's content when it was last looked at
 	devices []berth.GPU
-	use     map[string]berth.GPUUse // by UUID, of those of which it is declared
+	use     map[string]wire.GPUUse // by UUID, of those of which it is declared
 }
 
 var (
@@ -47,14 +49,14 @@ var (
 
 // entry is one line of the file.
 type entry struct {
-	Model     string    `yaml:"model"`
-	Memory    berth.MiB `yaml:"memory"`
-	Count     int       `yaml:"count"`
-	Unhealthy []int     `yaml:"unhealthy"`
-	Reason    string    `yaml:"reason"`
+	Model     string   `yaml:"model"`
+	Memory    spec.MiB `yaml:"memory"`
+	Count     int      `yaml:"count"`
+	Unhealthy []int    `yaml:"unhealthy"`
+	Reason    string   `yaml:"reason"`
 
-	Utilization *float64   `yaml:"utilization"`
-	MemoryUsed  *berth.MiB `yaml:"memory_used"`
+	Utilization *float64  `yaml:"utilization"`
+	MemoryUsed  *spec.MiB `yaml:"memory_used"`
 }
 
 // maxDevices is more than any machine holds, MIG slices included.
@@ -89,13 +91,13 @@ func (d *Declared) Devices(ctx context.Context) ([]berth.GPU, error) {
 }
 
 // Use tells what the file says of these devices.
-func (d *Declared) Use(ctx context.Context, uuids []string) ([]berth.GPUUse, error) {
+func (d *Declared) Use(ctx context.Context, uuids []string) ([]wire.GPUUse, error) {
 	if _, err := d.Devices(ctx); err != nil {
 		return nil, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var list []berth.GPUUse
+	var list []wire.GPUUse
 	for _, uuid := range uuids {
 		if u, ok := d.use[uuid]; ok {
 			list = append(list, u)
@@ -129,12 +131,12 @@ func (d *Declared) read() error {
 	return nil
 }
 
-func parseDeclared(text []byte, machine berth.MachineID) (devices []berth.GPU, use map[string]berth.GPUUse, err error) {
+func parseDeclared(text []byte, machine berth.MachineID) (devices []berth.GPU, use map[string]wire.GPUUse, err error) {
 	var entries []entry
 	if err := yaml.UnmarshalWithOptions(text, &entries, yaml.Strict(), yaml.UseJSONUnmarshaler()); err != nil {
 		return nil, nil, err
 	}
-	use = map[string]berth.GPUUse{}
+	use = map[string]wire.GPUUse{}
 	for i, e := range entries {
 		count, err := e.check(len(devices))
 		if err != nil {
@@ -184,8 +186,8 @@ func (e entry) check(before int) (count int, err error) {
 }
 
 // used is what is declared of the use of each device of an entry.
-func (e entry) used(uuid string) (u berth.GPUUse, ok bool) {
-	u = berth.GPUUse{UUID: uuid, Utilization: -1, MemoryBytes: -1}
+func (e entry) used(uuid string) (u wire.GPUUse, ok bool) {
+	u = wire.GPUUse{UUID: uuid, Utilization: -1, MemoryBytes: -1}
 	if e.Utilization != nil {
 		u.Utilization = *e.Utilization
 	}

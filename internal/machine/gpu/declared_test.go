@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/internal/machine/gpu"
+	"berth/wire"
 )
 
 func write(t *testing.T, path, text string) {
@@ -160,7 +161,7 @@ func TestDeclaredUseIsWhatTheFileSays(t *testing.T) {
 	}
 	_, uuids := devices(t, d)
 	got, err := d.Use(t.Context(), append(uuids[1:], "another"))
-	want := []berth.GPUUse{{UUID: uuids[1], Utilization: 0.9, MemoryBytes: 30 << 30}, {UUID: uuids[3], MemoryBytes: -1}}
+	want := []wire.GPUUse{{UUID: uuids[1], Utilization: 0.9, MemoryBytes: 30 << 30}, {UUID: uuids[3], MemoryBytes: -1}}
 	if err != nil || !cmp.Equal(got, want) {
 		t.Errorf("%v %s", err, cmp.Diff(want, got))
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"berth"
+	"berth/failure"
 )
 
 // Numbers of the driver's event interface.
@@ -130,7 +130,7 @@ func (n *NVML) observe(data nvml.EventData) (Event, bool) {
 			uuid = n.known[at].UUID
 		}
 	}
-	e := Event{At: time.Now(), UUID: uuid, Xid: data.EventData, Fatal: berth.XidAction(data.EventData).Fatal()}
+	e := Event{At: time.Now(), UUID: uuid, Xid: data.EventData, Fatal: failure.XidAction(data.EventData).Fatal()}
 	if e.Fatal {
 		n.faults[uuid] = fmt.Sprintf("XID %d", e.Xid)
 	}

@@ -8,8 +8,8 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"berth"
 	"berth/activities/node"
+	"berth/wire"
 )
 
 var _ node.GPUMeter = (*NVML)(nil)
@@ -17,13 +17,13 @@ var _ node.GPUMeter = (*NVML)(nil)
 // Use asks the driver how busy these devices are. Of a slice it knows the memory
 // alone. One question is under way at a time: a driver that hangs holds up one
 // goroutine, however many ask.
-func (n *NVML) Use(ctx context.Context, uuids []string) ([]berth.GPUUse, error) {
+func (n *NVML) Use(ctx context.Context, uuids []string) ([]wire.GPUUse, error) {
 	select {
 	case n.meter <- struct{}{}:
 	case <-ctx.Done():
 		return nil, fmt.Errorf("measure gpus: the NVIDIA driver does not answer: %w", ctx.Err())
 	}
-	answer := make(chan []berth.GPUUse, 1)
+	answer := make(chan []wire.GPUUse, 1)
 	if !n.begin(func() {
 		answer <- n.measure(uuids)
 		<-n.meter
@@ -50,14 +50,14 @@ func (n *NVML) begin(call func()) bool {
 	return true
 }
 
-func (n *NVML) measure(uuids []string) []berth.GPUUse {
-	var list []berth.GPUUse
+func (n *NVML) measure(uuids []string) []wire.GPUUse {
+	var list []wire.GPUUse
 	for _, uuid := range uuids {
 		handle, ret := n.lib.DeviceGetHandleByUUID(uuid)
 		if ret != nvml.SUCCESS {
 			continue
 		}
-		u := berth.GPUUse{UUID: uuid, Utilization: -1, MemoryBytes: -1}
+		u := wire.GPUUse{UUID: uuid, Utilization: -1, MemoryBytes: -1}
 		if rates, ret := handle.GetUtilizationRates(); ret == nvml.SUCCESS {
 			u.Utilization = float64(rates.Gpu) / 100
 		}

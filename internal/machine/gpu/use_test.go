@@ -10,8 +10,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
 
-	"berth"
 	"berth/internal/machine/gpu"
+	"berth/wire"
 )
 
 func TestUseIsWhatTheDriverTells(t *testing.T) {
@@ -46,7 +46,7 @@ func TestUseIsWhatTheDriverTells(t *testing.T) {
 	slice.GetMemoryInfoFunc = func() (nvml.Memory, nvml.Return) { return nvml.Memory{Used: 7 << 30}, nvml.SUCCESS }
 	id := func(i int) string { return b.device(i).UUID }
 	got, err := n.Use(t.Context(), []string{id(1), id(2), id(3), "GPU-none", id(7)})
-	want := []berth.GPUUse{
+	want := []wire.GPUUse{
 		{UUID: id(1), Utilization: 0.1, MemoryBytes: 1 << 30}, {UUID: id(2), Utilization: -1, MemoryBytes: 7 << 30}, {UUID: id(7), Utilization: 0.7, MemoryBytes: 7 << 30},
 	}
 	if err != nil || !cmp.Equal(got, want) {
@@ -57,7 +57,7 @@ func TestUseIsWhatTheDriverTells(t *testing.T) {
 		t.Errorf("an inventory that measures nothing says %v, %v", use, err)
 	}
 	var _ interface {
-		Use(context.Context, []string) ([]berth.GPUUse, error)
+		Use(context.Context, []string) ([]wire.GPUUse, error)
 	} = (*gpu.Watch)(nil)
 }
 

@@ -18,6 +18,8 @@ import (
 
 	"berth"
 	"berth/activities/node"
+	"berth/failure"
+	"berth/wire"
 )
 
 // WatchOptions says where GPU errors are heard of and kept.
@@ -30,7 +32,7 @@ type WatchOptions struct {
 
 // Watch is an inventory that hears of XIDs, from the driver's events where the
 // inventory takes them and from the kernel's log, and carries out what they ask
-// for (berth.Xids): a device after a fatal one is unhealthy, and some put their
+// for (failure.Xids): a device after a fatal one is unhealthy, and some put their
 // whole machine into quarantine. What is fatal outlives the process: it lasts
 // until the host has booted anew, or an operator who has reset the device
 // removes the file while no agent runs. It may be used concurrently.
@@ -57,13 +59,13 @@ type keptFaults struct {
 
 // fault condemns a device.
 type fault struct {
-	Xid     uint64           `json:"xid"`
-	Verdict berth.XidVerdict `json:"verdict"`
-	At      time.Time        `json:"at"`
+	Xid     uint64             `json:"xid"`
+	Verdict failure.XidVerdict `json:"verdict"`
+	At      time.Time          `json:"at"`
 }
 
 func (f fault) String() string {
-	return fmt.Sprintf("XID %d: %s; to do: %s", f.Xid, berth.XidMeaning(f.Xid), f.Verdict)
+	return fmt.Sprintf("XID %d: %s; to do: %s", f.Xid, failure.XidMeaning(f.Xid), f.Verdict)
 }
 
 // maxNotes is how many errors of a device are remembered that leave it usable.
@@ -163,7 +165,7 @@ func (w *Watch) Devices(ctx context.Context) ([]berth.GPU, error) {
 }
 
 // Use asks the inventory, which may know nothing of it.
-func (w *Watch) Use(ctx context.Context, uuids []string) ([]berth.GPUUse, error) {
+func (w *Watch) Use(ctx context.Context, uuids []string) ([]wire.GPUUse, error) {
 	if m, ok := w.GPUs.(node.GPUMeter); ok {
 		return m.Use(ctx, uuids)
 	}
@@ -207,7 +209,7 @@ func (w *Watch) Close() error {
 
 // note takes an XID of some devices.
 func (w *Watch) note(uuids []string, xid uint64, words string, at time.Time) {
-	verdict := berth.XidWanted(xid, words)
+	verdict := failure.XidWanted(xid, words)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	news := false

@@ -19,7 +19,7 @@ import (
 	"testing"
 	"time"
 
-	"berth"
+	"berth/spec"
 )
 
 // Server is a running server with one account, a container that needs a login
@@ -28,7 +28,7 @@ type Server struct {
 	URL               string // with the account in its path
 	Account           string
 	Container, Public string
-	Login             berth.Sensitive // the account's key
+	Login             spec.Sensitive // the account's key
 
 	key   []byte
 	mu    sync.Mutex
@@ -53,7 +53,7 @@ func Start(t testing.TB) *Server {
 		Account: "account", Container: "container", Public: "public",
 		key: []byte("canary-of-an-account-key-64-bytes-long-as-those-of-the-cloud-are"), blobs: map[string]blob{},
 	}
-	s.Login = berth.Sensitive(encoded(s.key))
+	s.Login = spec.Sensitive(encoded(s.key))
 	server := httptest.NewServer(s)
 	t.Cleanup(server.Close)
 	s.URL = server.URL + "/" + s.Account
@@ -85,8 +85,8 @@ func (s *Server) Skew(by time.Duration) {
 }
 
 // Input is an input from the server.
-func (s *Server) Input(key, to, secret string) berth.Input {
-	return berth.Input{From: "azblob://" + s.Account + "/" + s.Container + "/" + key, To: to, Endpoint: s.URL, Secret: secret}
+func (s *Server) Input(key, to, secret string) spec.Input {
+	return spec.Input{From: "azblob://" + s.Account + "/" + s.Container + "/" + key, To: to, Endpoint: s.URL, Secret: secret}
 }
 
 // ServeHTTP answers one request.

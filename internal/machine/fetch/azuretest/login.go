@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"berth"
+	"berth/spec"
 )
 
 func encoded(b []byte) string { return base64.StdEncoding.EncodeToString(b) }
@@ -23,10 +23,10 @@ func (s *Server) sign(text string) string {
 
 // SAS is a token for the container, with permissions such as "rl", that is good
 // for as long.
-func (s *Server) SAS(permissions string, good time.Duration) berth.Sensitive {
+func (s *Server) SAS(permissions string, good time.Duration) spec.Sensitive {
 	q := url.Values{"sp": {permissions}, "se": {time.Now().Add(good).UTC().Format(time.RFC3339)}, "sv": {"2022-11-02"}, "sr": {"c"}, "spr": {"https,http"}}
 	q.Set("sig", s.sign(s.tokenText(q, s.Container)))
-	return berth.Sensitive("?" + q.Encode() + "\n")
+	return spec.Sensitive("?" + q.Encode() + "\n")
 }
 
 // tokenText is what is signed of a token for a container.

@@ -19,13 +19,14 @@ import (
 	"time"
 
 	"berth"
+	"berth/spec"
 )
 
 // Account is a service account, with the server that gives it tokens: to who
 // shows an assertion as RFC 7523 has it, signed by the account's key.
 type Account struct {
-	Login berth.Sensitive // its JSON key, as the secret of an input is written
-	Given atomic.Int64    // how many tokens
+	Login spec.Sensitive // its JSON key, as the secret of an input is written
+	Given atomic.Int64   // how many tokens
 
 	key    *rsa.PrivateKey
 	at     string
@@ -52,7 +53,7 @@ func NewAccount(t testing.TB) *Account {
 }
 
 // Written is the JSON key of this account with whatever key.
-func (a *Account) Written(t testing.TB, key *rsa.PrivateKey) berth.Sensitive {
+func (a *Account) Written(t testing.TB, key *rsa.PrivateKey) spec.Sensitive {
 	t.Helper()
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
@@ -65,7 +66,7 @@ func (a *Account) Written(t testing.TB, key *rsa.PrivateKey) berth.Sensitive {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return berth.Sensitive(text)
+	return spec.Sensitive(text)
 }
 
 // Spoil has a function answer in place of the account's server, where it says

@@ -15,8 +15,8 @@ import (
 	"strings"
 	"testing"
 
-	"berth"
 	"berth/internal/machine/fetch/toolserver"
+	"berth/spec"
 )
 
 // Server is a running server with one bucket.
@@ -90,6 +90,6 @@ func (s *Server) post(path, kind, body string) {
 }
 
 // Input is an input from the server.
-func (s *Server) Input(key, to, secret string) berth.Input {
-	return berth.Input{From: "gs://" + s.Bucket + "/" + key, To: to, Endpoint: s.URL, Secret: secret}
+func (s *Server) Input(key, to, secret string) spec.Input {
+	return spec.Input{From: "gs://" + s.Bucket + "/" + key, To: to, Endpoint: s.URL, Secret: secret}
 }

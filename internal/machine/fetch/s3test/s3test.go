@@ -13,15 +13,15 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
-	"berth"
 	"berth/internal/machine/fetch/toolserver"
+	"berth/spec"
 )
 
 // Server is a running server with one bucket.
 type Server struct {
 	URL    string
 	Bucket string
-	Login  berth.Sensitive // as the secret of an input is written
+	Login  spec.Sensitive // as the secret of an input is written
 	t      testing.TB
 	client *s3.Client
 }
@@ -63,6 +63,6 @@ func (s *Server) Put(key, content string) {
 }
 
 // Input is an input from the server.
-func (s *Server) Input(key, to, secret string) berth.Input {
-	return berth.Input{From: "s3://" + s.Bucket + "/" + key, To: to, Endpoint: s.URL, Secret: secret}
+func (s *Server) Input(key, to, secret string) spec.Input {
+	return spec.Input{From: "s3://" + s.Bucket + "/" + key, To: to, Endpoint: s.URL, Secret: secret}
 }

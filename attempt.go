@@ -1,0 +1,31 @@
+package berth
+
+import "time"
+
+// Attempt is one run of a job. Attempts count from 1.
+type Attempt struct {
+	Number     int         `json:"number"`
+	Machines   []MachineID `json:"machines"`
+	GPUs       []string    `json:"gpus,omitempty"` // UUIDs
+	PlacedAt   time.Time   `json:"placed_at"`
+	StartedAt  *time.Time  `json:"started_at,omitempty"`
+	EndedAt    *time.Time  `json:"ended_at,omitempty"`
+	ResumeFrom *int64      `json:"resume_from,omitempty"` // the checkpoint step it started from; absent: from nothing
+	LastStep   *int64      `json:"last_step,omitempty"`   // the last step that its progress reported
+	Outcome    *Reason     `json:"outcome,omitempty"`
+	// Lost work of an attempt with a successor: steps and GPU time that must be
+	// repeated, since the checkpoint from which the next attempt started.
+	LostSteps      *int64     `json:"lost_steps,omitempty"`
+	LostGPUSeconds *float64   `json:"lost_gpu_seconds,omitempty"`
+	Next           State      `json:"next,omitempty"` // the job's status after it
+	ExitCode       *int       `json:"exit_code,omitempty"`
+	Measured       []Measured `json:"measured,omitempty" doc:"what its members used, of those that were sampled and have ended"`
+}
+
+// Progress is the content of /workspace/.berth/progress, which the job itself writes.
+type Progress struct {
+	Step    int64     `json:"step"`
+	Total   int64     `json:"total,omitempty"`
+	Message string    `json:"message,omitempty"`
+	At      time.Time `json:"at,omitzero"`
+}

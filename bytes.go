@@ -1,0 +1,21 @@
+package berth
+
+import "fmt"
+
+// BytesText writes an amount for people.
+func BytesText(n int64) string {
+	f, unit := float64(n), "bytes"
+	for _, u := range []string{"KiB", "MiB", "GiB", "TiB"} {
+		if f < 1<<10 {
+			break
+		}
+		f, unit = f/(1<<10), u
+	}
+	if unit == "bytes" {
+		if n == 1 {
+			unit = "byte"
+		}
+		return fmt.Sprintf("%d %s", n, unit)
+	}
+	return fmt.Sprintf("%.1f %s", f, unit)
+}

@@ -1,0 +1,25 @@
+package berth
+
+import "time"
+
+// CheckpointState is how far a checkpoint may be trusted.
+type CheckpointState string
+
+// The states of a checkpoint.
+const (
+	CheckpointPartial  CheckpointState = "partial"  // some ranks' shards are in
+	CheckpointVerified CheckpointState = "verified" // every shard is stored and hashed
+	CheckpointBad      CheckpointState = "bad"      // a restore found it damaged
+	CheckpointPruned   CheckpointState = "pruned"   // older than keep; its objects are gone
+)
+
+// Checkpoint is one saved step of a job.
+type Checkpoint struct {
+	Step      int64           `json:"step"`
+	Attempt   int             `json:"attempt"`
+	State     CheckpointState `json:"state"`
+	SHA256    string          `json:"manifest_sha256,omitempty"`
+	Bytes     int64           `json:"bytes"`
+	CreatedAt time.Time       `json:"created_at"`
+	Detail    string          `json:"detail,omitempty"` // why it is bad
+}

@@ -1,0 +1,370 @@
+package failure
+
+import (
+	"berth"
+	"berth/spec"
+)
+
+// MachineFaults is when a machine drains itself as a lemon: so many failures
+// that count against it, of jobs of so many tenants, within so many hours.
+const (
+	LemonFaults  = 3
+	LemonTenants = 2
+	LemonHours   = 24
+)
+
+// PoisonMinutes is how soon after a job's start its machine must have died for
+// the job to be a suspect.
+const PoisonMinutes = 10
+
+// Rules is the failure classification. docs/reference/classification.md is generated from
+// it, and each rule is a case of TestClassify.
+var Rules = []Rule{
+	// Ends that Berth ordered itself.
+	{
+		Name: "succeeded_before_cancel", Evidence: EvidenceIntent, Signal: "canceled, but every rank had exited 0 by itself, or complete",
+		when: func(e AttemptEvidence, _ RankEvidence) bool {
+			return e.State == berth.Canceling && e.allDone() && !e.CancelAt.IsZero() && len(e.OutputsLost) == 0
+		},
+		Class: ClassDone, Next: berth.Succeeded, Blame: BlameNobody, Budget: BudgetNone, Wait: WaitNone,
+	},
+	{
+		Name: "canceled", Evidence: EvidenceIntent, Signal: "a cancel was requested",
+		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.State == berth.Canceling },
+		Class: ClassPolicy, Reason: berth.ReasonCanceledByUser, Says: "canceled on request", Hint: none,
+		Next: berth.Canceled, Blame: BlamePolicy, Budget: BudgetNone, Wait: WaitNone,
+	},
+	{
+		Name: "output_cut_off", Evidence: EvidenceIntent, Signal: "every rank exited 0, and its machine was given up (silent, rebooted, confirmed dead, or stuck) before an output was stored",
+		when:  AttemptEvidence.outputsCutOff,
+		Class: ClassInfra, Reason: berth.ReasonMachineLost, Says: "it ended well, but machine {machine} was given up before its outputs were stored: {outputs}", Hint: none,
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
+	},
+	{
+		Name: "output_unstored_again", Evidence: EvidenceIntent, Signal: "every rank exited 0, and an output was there, but machine, network or store kept it from being stored, for the third time",
+		when: func(e AttemptEvidence, r RankEvidence) bool {
+			return e.earlier("output_unstored") >= 2 && e.outputsUnstored(r)
+		},
+		Class: ClassAmbiguous, Reason: berth.ReasonOutputLost, Says: "it ended well, but no machine it ran on could store its outputs, machine {machine} the last: {outputs}",
+		Hint: "its warnings (berth events) say why: most often the disks of machines are too small for the output, or the store refuses it",
+		Next: berth.Retrying, Blame: BlameUnknown, Budget: BudgetUser, Wait: WaitRetry, Elsewhere: true,
+	},
+	{
+		Name: "output_unstored", Evidence: EvidenceIntent, Signal: "every rank exited 0, and an output was there, but machine, network or store kept it from being stored, the first two times",
+		when:  AttemptEvidence.outputsUnstored,
+		Class: ClassInfra, Reason: berth.ReasonOutputLost, Says: "it ended well, but machine {machine} could not store its outputs: {outputs}",
+		Hint: "its warnings (berth events) say why; it runs again, at no cost to its retries",
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitInfra, Elsewhere: true,
+	},
+	{
+		Name: "output_over_quota", Evidence: EvidenceIntent,
+		Signal: "every rank exited 0, and an output exceeds a storage quota of its tenant, or of one above it",
+		when: func(e AttemptEvidence, r RankEvidence) bool {
+			return e.allDone() && len(e.OutputsLost) > 0 && r.Exit.OverQuota != ""
+		},
+		Class: ClassUser, Reason: berth.ReasonStorageQuota,
+		Says: "it ended well, but its outputs were not stored: {quota}",
+		Hint: "delete data of the tenant, or ask an operator for a larger quota (berth quota show)",
+		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry,
+	},
+	{
+		Name: "output_lost", Evidence: EvidenceIntent, Signal: "every rank exited 0, and an output that it declares was not stored: nothing lies at its path, or what no archive holds",
+		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.allDone() && len(e.OutputsLost) > 0 },
+		Class: ClassUser, Reason: berth.ReasonOutputLost,
+		Says: "it ended well, but its outputs were not stored: {outputs}",
+		Hint: "its warnings (berth events) say why: most often nothing lies at the output's path",
+		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry,
+	},
+	{
+		Name: "succeeded", Evidence: EvidenceIntent, Signal: "every rank exited 0 by itself or, after an order, with progress step = total",
+		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.allDone() },
+		Class: ClassDone, Next: berth.Succeeded, Blame: BlameNobody, Budget: BudgetNone, Wait: WaitNone,
+	},
+	{
+		Name: "preempted", Evidence: EvidenceIntent, Signal: "it gave way to another job",
+		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.Preempted || e.State == berth.Preempting },
+		Class: ClassPolicy, Reason: berth.ReasonPreempted, Says: "gave way to another job", Hint: none,
+		Next: berth.Retrying, Blame: BlamePolicy, Budget: BudgetNone, Wait: WaitNone,
+	},
+	{
+		Name: "drained", Evidence: EvidenceIntent, Signal: "stopped by order on a machine that is drained", Causes: []ExitCause{CauseOrdered},
+		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.DrainedBy != "" },
+		Class: ClassPolicy, Reason: berth.ReasonDrained, Says: "drain: {drain}", Hint: none,
+		Next: berth.Retrying, Blame: BlamePolicy, Budget: BudgetNone, Wait: WaitNone, Elsewhere: true,
+	},
+	{
+		Name: "time_limit", Evidence: EvidenceIntent, Signal: "stopped at its time_limit", Causes: []ExitCause{CauseTimeLimit},
+		Class: ClassPermanent, Reason: berth.ReasonTimeLimit, Says: "ran for its whole time_limit",
+		Hint: "raise time_limit and submit it again (it starts from the beginning)",
+		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
+		Name: "stalled_same_step", Evidence: EvidenceIntent, Signal: "stopped for stall_timeout, at the step where it stood still before", Causes: []ExitCause{CauseStalled},
+		when:  AttemptEvidence.stalledThere,
+		Class: ClassHang, Reason: berth.ReasonStalled, Says: "{exit}; it stood still at the same step before",
+		Hint: "it hangs at the same step on different machines: look at what the job does there",
+		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry,
+	},
+	{
+		Name: "stalled_again", Evidence: EvidenceIntent, Signal: "stopped for stall_timeout, not for the first time", Causes: []ExitCause{CauseStalled},
+		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.earlier(stalls...) > 0 },
+		Class: ClassHang, Reason: berth.ReasonStalled, Says: "{exit}", Hint: stallHint,
+		Next: berth.Retrying, Blame: BlameUnknown, Budget: BudgetUser, Wait: WaitRetry, Elsewhere: true,
+	},
+	{
+		Name: "stalled", Evidence: EvidenceIntent, Signal: "stopped for stall_timeout, for the first time", Causes: []ExitCause{CauseStalled},
+		Class: ClassHang, Reason: berth.ReasonStalled, Says: "{exit}", Hint: stallHint,
+		Next: berth.Retrying, Blame: BlameUnknown, Budget: BudgetNone, Wait: WaitNone, Elsewhere: true,
+	},
+
+	// The machine.
+	{
+		Name: "poison", Evidence: EvidenceMachine, Signal: "its machine died within 10 min of its start, with no other suspect, and another machine had before",
+		when:  AttemptEvidence.killsMachines,
+		Class: ClassPoison, Reason: berth.ReasonPoison, Says: "machines die of it: {deaths}",
+		Hint: "a human should look at what it does to its machine before it is retried",
+		Next: berth.Failed, Blame: BlameUser, Budget: BudgetNone, Wait: WaitNone, DeadLetter: true,
+	},
+	{
+		Name: "died_under_it", Evidence: EvidenceMachine, Signal: "its machine died within 10 min of its start, with no other suspect",
+		when:  func(_ AttemptEvidence, r RankEvidence) bool { return r.Suspect && r.died() },
+		Class: ClassInfra, Reason: berth.ReasonMachineLost, Says: "machine {machine} died soon after the job began there", Hint: none,
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
+	},
+	{
+		Name: "machine_lost", Evidence: EvidenceMachine, Signal: "its machine was silent for lost_after",
+		when:  func(_ AttemptEvidence, r RankEvidence) bool { return r.Orphaned },
+		Class: ClassInfra, Reason: berth.ReasonMachineLost, Says: "machine {machine} fell silent", Hint: none,
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
+	},
+	{
+		Name: "unclaimed", Evidence: EvidenceMachine, Signal: "its machine did not take the work",
+		when:  func(_ AttemptEvidence, r RankEvidence) bool { return r.Exit == nil },
+		Class: ClassInfra, Reason: berth.ReasonUnclaimed,
+		Says: "machine {machine} did not take the work in time", Hint: none,
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
+	},
+	{
+		Name: "rebooted", Evidence: EvidenceMachine, Signal: "the machine rebooted", Causes: []ExitCause{CauseBoot},
+		Class: ClassInfra, Reason: berth.ReasonMachineError, Says: "{exit}", Hint: none,
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
+	},
+	{
+		Name: "fenced", Evidence: EvidenceMachine, Signal: "the machine's deadman ended it (at_most_one): the control plane had not heard the machine for too long", Causes: []ExitCause{CauseFenced},
+		Class: ClassInfra, Reason: berth.ReasonMachineLost, Says: "{exit}", Hint: none,
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
+	},
+	{
+		Name: "engine_stopped", Evidence: EvidenceMachine, Signal: "the container engine stopped or restarted and took the container along, whatever its exit code", Causes: []ExitCause{CauseEngine},
+		when:  func(_ AttemptEvidence, r RankEvidence) bool { return r.Exit.Started() },
+		Class: ClassInfra, Reason: berth.ReasonMachineError, Says: "{exit}", Hint: none,
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
+	},
+	{
+		Name: "engine_failed", Evidence: EvidenceMachine, Signal: "the container engine could not make or start the container", Causes: []ExitCause{CauseEngine},
+		Class: ClassInfra, Reason: berth.ReasonMachineError, Says: "{exit}", Hint: none,
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
+	},
+	{
+		Name: "vanished", Evidence: EvidenceMachine, Signal: "the container is gone, and not by Berth", Causes: []ExitCause{CauseVanished},
+		Class: ClassInfra, Reason: berth.ReasonMachineError, Says: "{exit}", Hint: none,
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
+	},
+	{
+		Name: "not_started", Evidence: EvidenceMachine, Signal: "stopped before its start, or by an order without a reason on record", Causes: []ExitCause{CauseNotStarted, CauseOrdered},
+		Class: ClassInfra, Reason: berth.ReasonMachineError,
+		Says: "stopped by order, without a reason on record", Hint: none,
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
+	},
+
+	// Its GPUs.
+	{
+		Name: "gpu_error", Evidence: EvidenceDevice, Signal: "a device of it failed, or was refused by the engine", Causes: []ExitCause{CauseGPU, CauseDevice},
+		Class: ClassInfra, Reason: berth.ReasonGPUError, Says: "{exit}", Hint: none,
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
+	},
+	{
+		Name: "gpu_application_error", Evidence: EvidenceDevice, Signal: "it failed, and the driver had blamed the application on one of its devices (XID 13, 31, 43, ...)",
+		Causes: []ExitCause{CauseExited}, Codes: "1-255",
+		when: func(_ AttemptEvidence, r RankEvidence) bool {
+			return XidAction(r.Exit.Xid) == XidRestart || r.Exit.Xid == 43
+		},
+		Class: ClassAmbiguous, Reason: berth.ReasonExitCode, Says: "exit code {code} after XID {xid} on its GPU",
+		Hint: "the driver blames the program: an illegal memory access or the like",
+		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Tries: 2, Wait: WaitRetry, Elsewhere: true,
+	},
+
+	// Memory.
+	{
+		Name: "host_out_of_memory", Evidence: EvidenceMemory, Signal: "the host ran out of memory and its kernel chose this job, which was inside its own limit", Causes: []ExitCause{CauseHostOOM},
+		Class: ClassInfra, Reason: berth.ReasonMachineError, Says: "{exit}", Hint: none,
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
+	},
+	{
+		Name: "oom_grow", Evidence: EvidenceMemory, Signal: "a process of it was killed for memory, it did not exit 0, and on_oom: grow has not been used yet",
+		Causes: []ExitCause{CauseExited}, Codes: "1-255",
+		when: func(e AttemptEvidence, r RankEvidence) bool {
+			return r.Exit.OOMKilled && e.Retry.OnOOM == "grow" && !e.OOMGrown
+		},
+		Class: ClassUser, Reason: berth.ReasonOOM, Says: "ran out of memory", Hint: oomHint,
+		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Tries: unlimited, Wait: WaitRetry, GrowMemory: true,
+	},
+	{
+		Name: "oom", Evidence: EvidenceMemory, Signal: "a process of it was killed for memory, and it did not exit 0",
+		Causes: []ExitCause{CauseExited}, Codes: "1-255",
+		when:  func(_ AttemptEvidence, r RankEvidence) bool { return r.Exit.OOMKilled },
+		Class: ClassPermanent, Reason: berth.ReasonOOM, Says: "ran out of memory", Hint: oomHint,
+		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+
+	// Failures before the process began.
+	{
+		Name: "image_not_found", Evidence: EvidencePreparation, Signal: "image: the registry says no (404, 401, 403)", Causes: []ExitCause{CauseImageNotFound},
+		Class: ClassPermanent, Reason: berth.ReasonImageNotFound, Says: "{exit}", Hint: "check the image's name, its tag and your right to pull it",
+		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
+		Name: "image_mismatch", Evidence: EvidencePreparation, Signal: "image: what arrived is not what its digest says", Causes: []ExitCause{CauseImageMismatch},
+		Class: ClassPermanent, Reason: berth.ReasonImageMismatch, Says: "{exit}", Hint: "somebody may have changed the image, or what lies between: find out before you pull it again",
+		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
+		Name: "image_unavailable", Evidence: EvidencePreparation, Signal: "image: no answer, 429, 5xx or no room, five times on this machine", Causes: []ExitCause{CauseImageUnavailable},
+		Class: ClassTransient, Reason: berth.ReasonImageUnavailable, Says: "{exit}", Hint: "the registry did not answer; Berth tries again",
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitInfra, Elsewhere: true,
+	},
+	{
+		Name: "bad_command", Evidence: EvidencePreparation, Signal: "the command is not in the image, or cannot be executed", Causes: []ExitCause{CauseBadCommand},
+		Class: ClassPermanent, Reason: berth.ReasonExitCode, Says: "{exit}", Hint: "the command is not in the image, or cannot be executed",
+		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
+		Name: "checkpoint_corrupt", Evidence: EvidencePreparation, Signal: "it has checkpoints and none of them verifies: never a silent fresh start", Causes: []ExitCause{CauseCheckpointCorrupt},
+		Class: ClassPermanent, Reason: berth.ReasonCheckpointCorrupt, Says: "{exit}", Hint: "no checkpoint of this job verifies; submit it anew to start from nothing",
+		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
+		Name: "restore_failed", Evidence: EvidencePreparation, Signal: "the checkpoint store did not answer, or the machine had no room for it", Causes: []ExitCause{CauseRestoreFailed},
+		Class: ClassTransient, Reason: berth.ReasonMachineError, Says: "{exit}", Hint: none,
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
+	},
+	{
+		Name: "input_invalid", Evidence: EvidencePreparation, Signal: "its code or data is gone, or may not be read, or is not what its address says, or breaks a rule", Causes: []ExitCause{CauseInputInvalid},
+		Class: ClassPermanent, Reason: berth.ReasonInputInvalid, Says: "{exit}", Hint: "the reason names the input; what is missing of a folder, berth submit sends again",
+		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
+		Name: "input_unavailable", Evidence: EvidencePreparation, Signal: "the server of its code or data did not answer, or the machine had no room for it", Causes: []ExitCause{CauseInputUnavailable},
+		Class: ClassTransient, Reason: berth.ReasonInputUnavailable, Says: "{exit}", Hint: none,
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
+	},
+	{
+		Name: "secret_missing", Evidence: EvidencePreparation, Signal: "a secret that it names was deleted, or is no login of a registry", Causes: []ExitCause{CauseSecretMissing},
+		Class: ClassPermanent, Reason: berth.ReasonSecretMissing, Says: "{exit}", Hint: "set it with berth secret set, then berth retry",
+		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
+		Name: "secret_unavailable", Evidence: EvidencePreparation, Signal: "the server has no key for a secret that it names", Causes: []ExitCause{CauseSecretUnavailable},
+		Class: ClassTransient, Reason: berth.ReasonSecretUnavailable, Says: "{exit}", Hint: "an operator should look at berthd's --secret-key-file",
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitInfra,
+	},
+
+	// Exit codes that name their cause.
+	{
+		Name: "rule_fail", Evidence: EvidenceExit, Signal: "its code is in retry.rules, action fail", Causes: []ExitCause{CauseExited},
+		when:  ruled(spec.ActionFail),
+		Class: ClassUser, Reason: berth.ReasonExitCode, Says: "exit code {code}",
+		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
+		Name: "rule_retry", Evidence: EvidenceExit, Signal: "its code is in retry.rules, action retry", Causes: []ExitCause{CauseExited},
+		when:  ruled(spec.ActionRetry),
+		Class: ClassUser, Reason: berth.ReasonExitCode, Says: "exit code {code}",
+		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry,
+	},
+	{
+		Name: "rule_retry_elsewhere", Evidence: EvidenceExit, Signal: "its code is in retry.rules, action retry_elsewhere", Causes: []ExitCause{CauseExited},
+		when:  ruled(spec.ActionRetryElsewhere),
+		Class: ClassUser, Reason: berth.ReasonExitCode, Says: "exit code {code}",
+		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry, Elsewhere: true,
+	},
+	{
+		Name: "engine_exit", Evidence: EvidenceExit, Signal: "exit code 125", Causes: []ExitCause{CauseExited}, Codes: "125",
+		Class: ClassInfra, Reason: berth.ReasonMachineError,
+		Says: "the container engine failed (exit code 125)", Hint: none,
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
+	},
+	{
+		Name: "not_executable", Evidence: EvidenceExit, Signal: "exit code 126 or 127", Causes: []ExitCause{CauseExited}, Codes: "126-127",
+		Class: ClassPermanent, Reason: berth.ReasonExitCode, Says: "exit code {code}",
+		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+
+	// The last lines of its log, where the exit code says no more than that it failed.
+	{
+		Name: "communication_again", Evidence: EvidenceLog, Signal: "collective communication broke (NCCL), for the third time", Causes: []ExitCause{CauseExited}, Codes: "1-255", Sign: SignCommunication,
+		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.earlier("communication") >= 2 },
+		Class: ClassAmbiguous, Reason: berth.ReasonCommunication, Says: "collective communication broke again (exit code {code})",
+		Hint: "it broke on three placements: look at the ranks that fail first, and at their timeouts",
+		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry,
+	},
+	{
+		Name: "communication", Evidence: EvidenceLog, Signal: "collective communication broke (NCCL), the first two times", Causes: []ExitCause{CauseExited}, Codes: "1-255", Sign: SignCommunication,
+		Class: ClassAmbiguous, Reason: berth.ReasonCommunication, Says: "collective communication broke (exit code {code})", Hint: none,
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
+	},
+	{
+		Name: "cuda_oom", Evidence: EvidenceLog, Signal: "the GPU's memory did not suffice", Causes: []ExitCause{CauseExited}, Codes: "1-255", Sign: SignCUDAOOM,
+		Class: ClassPermanent, Reason: berth.ReasonOOM, Says: "ran out of GPU memory (exit code {code})", Hint: "ask for more gpu_memory, or make the job use less",
+		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
+		Name: "illegal_access", Evidence: EvidenceLog, Signal: "an illegal memory access on the GPU", Causes: []ExitCause{CauseExited}, Codes: "1-255", Sign: SignIllegalAccess,
+		Class: ClassAmbiguous, Reason: berth.ReasonExitCode, Says: "illegal memory access on a GPU (exit code {code})", Hint: "most often the program's own fault; if it passes elsewhere, the machine is suspected",
+		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Tries: 2, Wait: WaitRetry, Elsewhere: true,
+	},
+
+	// All other failures.
+	{
+		Name: "crash", Evidence: EvidenceRest, Signal: "exit code 134, 135 or 139 (ABRT, BUS, SEGV)", Causes: []ExitCause{CauseExited}, Codes: "134,135,139",
+		Class: ClassAmbiguous, Reason: berth.ReasonExitCode, Says: "exit code {code}",
+		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Tries: 2, Wait: WaitRetry, Elsewhere: true,
+	},
+	{
+		Name: "killed", Evidence: EvidenceRest, Signal: "exit code 137 or 143, and nothing shows who sent the signal", Causes: []ExitCause{CauseExited}, Codes: "137,143",
+		Class: ClassUnknown, Reason: berth.ReasonExitCode, Says: "exit code {code}",
+		Next: berth.Retrying, Blame: BlameUnknown, Budget: BudgetUser, Tries: 2, Wait: WaitRetry, Elsewhere: true,
+	},
+	{
+		Name: "failed", Evidence: EvidenceRest, Signal: "exit code 1 to 124; a Go program's 2 as well, when nothing shows that its engine took it along", Causes: []ExitCause{CauseExited}, Codes: "1-124",
+		Class: ClassUser, Reason: berth.ReasonExitCode, Says: "exit code {code}",
+		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry,
+	},
+	{
+		Name: "unknown", Evidence: EvidenceRest, Signal: "no other rule",
+		Class: ClassUnknown, Reason: berth.ReasonUnknown, Says: "{exit} (exit code {code}), which no rule knows",
+		Hint: "tell the operators: every end should have a rule",
+		Next: berth.Retrying, Blame: BlameUnknown, Budget: BudgetUser, Tries: 2, Wait: WaitRetry, Elsewhere: true,
+	},
+}
+
+const (
+	none      = "-" // no hint
+	unlimited = 1 << 30
+	stallHint = "no log, progress, CPU or GPU activity for stall_timeout"
+	oomHint   = "raise resources.memory, or set retry.on_oom: grow"
+)
+
+// stalls are the rules of jobs that stood still.
+var stalls = []string{"stalled", "stalled_again", "stalled_same_step"}
+
+// exitHints explains exit codes to users.
+var exitHints = map[int]string{
+	126: "the command is not executable",
+	127: "the command was not found",
+	134: "aborted (SIGABRT)",
+	135: "bus error (SIGBUS): check shm_size",
+	137: "killed (SIGKILL), not by Berth",
+	139: "segmentation fault (SIGSEGV)",
+	143: "terminated (SIGTERM), not by Berth",
+}

@@ -1,0 +1,112 @@
+package failure
+
+import (
+	"slices"
+	"strings"
+)
+
+// XidVerdict is the required reaction to an XID, the NVIDIA driver's number of a GPU
+// error. Later values are graver.
+type XidVerdict int
+
+// The verdicts.
+const (
+	XidUnknown XidVerdict = iota // not in the table: noted, no more
+	XidNote                      // noted: the device goes on
+	XidRestart                   // the application has to be restarted, no more
+	XidDrain                     // kill the job, drain the device, reset and test it before it returns
+	XidHost                      // the same, for the whole host: its devices share the failed part
+	XidReboot                    // quarantine the machine and reboot the host
+)
+
+// String names the verdict, for people.
+func (v XidVerdict) String() string {
+	switch v {
+	case XidUnknown:
+		return "not in the table: note it"
+	case XidNote:
+		return "note it"
+	case XidRestart:
+		return "restart the application only"
+	case XidDrain:
+		return "kill the job, drain the GPU, reset and test it"
+	case XidHost:
+		return "kill the job, drain the whole machine, reset its GPUs together"
+	case XidReboot:
+		return "kill the job, quarantine the machine, reboot the host"
+	default:
+		panic("unknown XID verdict")
+	}
+}
+
+// Fatal reports whether work must be kept off the device.
+func (v XidVerdict) Fatal() bool { return v >= XidDrain }
+
+// Quarantines reports whether work must be kept off the whole machine.
+func (v XidVerdict) Quarantines() bool { return v >= XidHost }
+
+// XidRow is a row of Xids.
+type XidRow struct {
+	Xids    []uint64
+	Verdict XidVerdict
+	What    string // the driver's meaning
+}
+
+// Xids is NVIDIA's catalogue of XID errors as far as it asks for anything. Where
+// operators of large fleets disagree with it (Meta ignores 109), NVIDIA's word
+// counts.
+var Xids = []XidRow{
+	{[]uint64{79}, XidReboot, "the GPU has fallen off the bus"},
+	{[]uint64{74, 144, 145, 146, 147, 148, 149, 150}, XidHost, "NVLink failed, and its peers with it"},
+	{[]uint64{48}, XidDrain, "a memory error of two bits, not corrected"},
+	{[]uint64{95}, XidDrain, "a memory error that was not contained"},
+	{[]uint64{46, 62, 64, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158}, XidDrain, "the GPU must be reset before it is used again"},
+	{[]uint64{13, 31, 94}, XidRestart, "the application touched memory that it may not use, or that failed and was contained"},
+	{[]uint64{8, 11, 25, 32, 39, 40, 41, 68, 69, 70, 71, 72, 80}, XidRestart, "an engine of the GPU stopped on the application's commands"},
+	{[]uint64{43, 45}, XidNote, "the application's channel was ended; another XID or the application says why"},
+	{[]uint64{63}, XidNote, "a row of memory was replaced: reset when the job has ended"},
+	{[]uint64{37, 38, 44, 66, 67, 92, 93, 121, 137}, XidNote, "worth knowing, and no more"},
+	{[]uint64{154}, XidNote, "the driver tells what it wants: its words count, see XidWanted"},
+}
+
+// XidAction returns the required reaction to an XID.
+func XidAction(xid uint64) XidVerdict {
+	for _, row := range Xids {
+		if slices.Contains(row.Xids, xid) {
+			return row.Verdict
+		}
+	}
+	return XidUnknown
+}
+
+// XidWanted returns the required reaction to an XID, with regard to the driver's own
+// words: with XID 154 they name the required recovery, such as
+// "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)".
+func XidWanted(xid uint64, words string) XidVerdict {
+	if xid != 154 {
+		return XidAction(xid)
+	}
+	_, to, _ := strings.Cut(strings.ToLower(words), " to ")
+	switch {
+	case strings.Contains(to, "none"):
+		return XidNote
+	case strings.Contains(to, "reboot"):
+		return XidReboot
+	case strings.Contains(to, "p2p"):
+		return XidHost
+	case strings.Contains(to, "reset"), strings.Contains(to, "drain"):
+		return XidDrain
+	default:
+		return XidNote
+	}
+}
+
+// XidMeaning returns the driver's meaning of an XID, "" if it is not in the table.
+func XidMeaning(xid uint64) string {
+	for _, row := range Xids {
+		if slices.Contains(row.Xids, xid) {
+			return row.What
+		}
+	}
+	return ""
+}

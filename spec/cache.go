@@ -1,0 +1,139 @@
+package spec
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"berth"
+)
+
+// Standing holds the meaning of names in the spec of a cached step, at the time at
+// which the step was unblocked.
+type Standing struct {
+	Inputs  map[int]berth.Address // of inputs that are outputs of jobs, by their place: the content
+	Secrets map[string]string     // of the secrets that the container gets: which value, without telling it
+}
+
+// cacheKey contains every part of a spec that a container can notice, and neither
+// the step's name nor when, where, how urgently and how often it runs: two steps
+// with one key compute the same. A new field, or another encoding, changes every
+// key.
+type cacheKey struct {
+	Form       int               `json:"form"`
+	Image      string            `json:"image"` // as written; the digest is not part of the key
+	Entrypoint []string          `json:"entrypoint"`
+	Command    []string          `json:"command"`
+	Env        map[string]string `json:"env"`
+	Workdir    string            `json:"workdir"`
+	Resources  Resources         `json:"resources"`
+	Members    int               `json:"members"`
+	Checkpoint *CheckpointPolicy `json:"checkpoint"`
+	Inputs     []cachedInput     `json:"inputs"`  // by place in the container
+	Outputs    []Output          `json:"outputs"` // by name
+	Secrets    []cachedSecret    `json:"secrets"` // by name
+	SecretsAs  string            `json:"secrets_as"`
+}
+
+type cachedInput struct {
+	To      string `json:"to"`
+	Content string `json:"content"`
+}
+
+type cachedSecret struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+// CacheKey is equal for two specs of steps with indistinguishable containers. It is
+// false if the content of an input or the version of a secret is unknown, and for a
+// gang with members that may run different images.
+func (s Job) CacheKey(at Standing) (key []byte, ok bool) {
+	s = s.WithDefaults()
+	if !s.oneImage() {
+		return nil, false
+	}
+	k := cacheKey{
+		Form: 1, Image: s.Image, Entrypoint: s.Entrypoint, Command: s.Command, Env: s.Env, Workdir: s.Workdir,
+		Resources: s.Resources, Members: s.Members, Checkpoint: s.Checkpoint, Outputs: slices.Clone(s.Outputs),
+	}
+	for i, in := range s.Inputs {
+		content := in.fixedContent()
+		if in.Kind() == InputOutput && at.Inputs[i] != "" {
+			content = "archive " + string(at.Inputs[i])
+		}
+		if content == "" {
+			return nil, false
+		}
+		k.Inputs = append(k.Inputs, cachedInput{in.To, content})
+	}
+	for _, name := range s.Secrets {
+		if at.Secrets[name] == "" {
+			return nil, false
+		}
+		k.Secrets = append(k.Secrets, cachedSecret{name, at.Secrets[name]})
+	}
+	if len(s.Secrets) > 0 {
+		k.SecretsAs = s.SecretsAs
+	}
+	slices.SortFunc(k.Inputs, func(a, b cachedInput) int { return strings.Compare(a.To, b.To) })
+	slices.SortFunc(k.Outputs, func(a, b Output) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(k.Secrets, func(a, b cachedSecret) int { return cmp.Compare(a.Name, b.Name) })
+	raw, err := json.Marshal(k)
+	if err != nil {
+		panic(fmt.Sprintf("a spec that was stored cannot be written: %v", err))
+	}
+	sum := sha256.Sum256(raw)
+	return sum[:], true
+}
+
+// fixedContent identifies the content of an input by the spec alone; "" if that
+// needs a fetch, or another job's row. A folder and an output with equal content
+// differ, since the container may write to its copy of a folder only.
+func (i Input) fixedContent() string {
+	switch i.Kind() {
+	case InputFolder:
+		if a, err := berth.ParseAddress(i.From); err == nil {
+			return "folder " + string(a)
+		}
+	case InputHTTPS:
+		if i.SHA256 != "" {
+			return "file " + i.SHA256
+		}
+	case InputOutput, InputS3, InputGS, InputAzure, InputFile, InputUnknown:
+	default:
+		panic(fmt.Sprintf("unknown kind of input %d", i.Kind()))
+	}
+	return ""
+}
+
+// PinnedImage reports whether an image is named by its digest, and so is the same
+// wherever and whenever it is looked up.
+func PinnedImage(ref string) bool {
+	_, digest, found := strings.Cut(ref, "@")
+	_, err := berth.ParseAddress(digest)
+	return found && err == nil
+}
+
+// oneImage reports whether all members run the same image. Each machine resolves a
+// name separately, and the digest is recorded for the job as a whole.
+func (s Job) oneImage() bool { return s.Members <= 1 || PinnedImage(s.Image) }
+
+// validateCache checks a step that says cache: true.
+func (s Job) validateCache(v *validation, at string) {
+	if !s.Cache {
+		return
+	}
+	v.require(s.Array == nil, at+".cache", "is on an array, whose elements have results of their own", "steps that are no arrays")
+	v.require(s.Image == "" || s.oneImage(), at+".image",
+		fmt.Sprintf("%.200q may be another image on each machine of the gang, and the step says cache: true", s.Image), "the image by its digest: NAME@sha256:…")
+	for i, in := range s.Inputs {
+		unknown := in.Kind().Listed() || in.Kind() == InputHTTPS && in.SHA256 == ""
+		v.require(!unknown, fmt.Sprintf("%s.inputs[%d].from", at, i),
+			fmt.Sprintf("%.200q may change without anybody noticing, and the step says cache: true", in.From),
+			"a folder, job:STEP/OUTPUT, https with a sha256; or a step without cache that fetches it, whose output this one takes")
+	}
+}

@@ -1,0 +1,66 @@
+package spec
+
+import "time"
+
+// Defaults of a job file.
+const (
+	DefaultCPUs       MilliCPU = 1000
+	DefaultMemory     MiB      = 2048
+	DefaultStopGrace           = 30 * time.Second
+	DefaultLostAfter           = 90 * time.Second
+	DefaultKeep                = 2
+	DefaultMaxRetries          = 1
+)
+
+// WithDefaults returns the spec with every unset field that has a default
+// filled in. It is idempotent. The spec is not checked; see Validate.
+func (s Job) WithDefaults() Job {
+	if s.Resources.CPUs == nil {
+		s.Resources.CPUs = ptr(DefaultCPUs)
+	}
+	if s.Resources.Memory == nil {
+		s.Resources.Memory = ptr(DefaultMemory)
+	}
+	if s.Members == 0 {
+		s.Members = 1
+	}
+	if s.Priority == nil {
+		s.Priority = ptr(PriorityNormal)
+	}
+	if s.Execution == "" {
+		s.Execution = AtLeastOnce
+	}
+	if s.Preemptible == nil {
+		s.Preemptible = ptr(s.Execution != AtMostOne)
+	}
+	if s.StopGrace == nil {
+		s.StopGrace = ptr(Duration(DefaultStopGrace))
+	}
+	if s.LostAfter == 0 {
+		s.LostAfter = Duration(DefaultLostAfter)
+	}
+	if s.Placement.Site == "" {
+		s.Placement.Site = "any"
+	}
+	if s.Placement.Strategy == "" {
+		s.Placement.Strategy = "pack"
+	}
+	if s.Retry.MaxAttempts == 0 {
+		s.Retry.MaxAttempts = DefaultMaxRetries
+	}
+	if s.Retry.OnOOM == "" {
+		s.Retry.OnOOM = "fail"
+	}
+	s.Retry.Backoff = s.Retry.Backoff.withDefaults()
+	if s.Checkpoint != nil {
+		c := *s.Checkpoint
+		if c.Keep == 0 {
+			c.Keep = DefaultKeep
+		}
+		s.Checkpoint = &c
+	}
+	s.Notify = withNotifyDefaults(s.Notify)
+	return s
+}
+
+func ptr[T any](v T) *T { return &v }

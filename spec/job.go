@@ -1,0 +1,131 @@
+package spec
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"berth"
+)
+
+// Job is the content of a job file, field by field; docs/guide/job-file.md
+// explains it. The zero value of a field means its default; WithDefaults fills
+// the defaults in.
+type Job struct {
+	Name       string            `json:"name" doc:"name for people; need not be unique, unlike the id"`
+	Image      string            `json:"image" doc:"container image; the first pull resolves it to a digest"`
+	Entrypoint []string          `json:"entrypoint,omitempty" doc:"overrides the image's entrypoint"`
+	Command    []string          `json:"command,omitempty" doc:"command, passed without a shell"`
+	Env        map[string]string `json:"env,omitempty" doc:"variables of the container"`
+	Workdir    string            `json:"workdir,omitempty" doc:"local folder, copied to /workspace"`
+	Resources  Resources         `json:"resources,omitzero" doc:"resources of each member"`
+	Members    int               `json:"members,omitempty" zero:"1 to 512; leave it out for 1" doc:"containers placed together or not at all"`
+	Placement  Placement         `json:"placement,omitzero" doc:"conditions on the machines"`
+	Priority   *Priority         `json:"priority,omitempty" doc:"low, normal, high, or 0 to 1000"`
+
+	Preemptible  *bool     `json:"preemptible,omitempty" doc:"whether a job of higher priority may preempt this one"`
+	Execution    Execution `json:"execution,omitempty" doc:"at_least_once or at_most_one"`
+	QueueTimeout Duration  `json:"queue_timeout,omitempty" doc:"longest wait for a start; then the job fails"`
+	TimeLimit    Duration  `json:"time_limit,omitempty" doc:"longest run of each attempt; then the job fails"`
+	StallTimeout Duration  `json:"stall_timeout,omitempty" doc:"longest time without activity; then the job fails"`
+	StopGrace    *Duration `json:"stop_grace,omitempty" doc:"time from SIGTERM to SIGKILL"`
+	LostAfter    Duration  `json:"lost_after,omitempty" zero:"2s to 24h; leave it out for 90s" doc:"silence after which the machine counts as lost"`
+
+	Retry      RetryPolicy       `json:"retry,omitzero" doc:"further runs after failures"`
+	Checkpoint *CheckpointPolicy `json:"checkpoint,omitempty" doc:"saved state from which the next attempt continues"`
+	ImageAuth  string            `json:"image_auth,omitempty" doc:"secret with USER:PASSWORD for the image pull"`
+	Inputs     []Input           `json:"inputs,omitempty" doc:"data that the container reads"`
+	Outputs    []Output          `json:"outputs,omitempty" doc:"results that are stored after success"`
+	Secrets    []string          `json:"secrets,omitempty" doc:"names of secrets that the container receives"`
+	SecretsAs  string            `json:"secrets_as,omitempty" doc:"file, env or both (default)"`
+	Array      *Array            `json:"array,omitempty" doc:"creates many jobs from this file"`
+	Needs      []string          `json:"needs,omitempty" doc:"pipelines: steps that must succeed first"`
+	Cache      bool              `json:"cache,omitempty" doc:"pipelines: skip a step that ran unchanged before"`
+	Labels     map[string]string `json:"labels,omitempty" doc:"labels for searches"`
+	Notify     []Notify          `json:"notify,omitempty" doc:"calls to your servers about the job's status"`
+
+	// Fields of a step that is a nested pipeline. Such a step has no other fields
+	// except name, needs and labels.
+	OnFailure string         `json:"on_failure,omitempty" doc:"nested pipelines: fail_fast (default) or continue"`
+	Jobs      map[string]Job `json:"jobs,omitempty" doc:"pipelines: steps of a nested pipeline"`
+}
+
+// Resources are the requests of one member to one machine.
+type Resources struct {
+	CPUs      *MilliCPU  `json:"cpus,omitempty" doc:"cores, such as 0.5"`
+	Memory    *MiB       `json:"memory,omitempty" doc:"memory limit: 4GiB, 512MiB or bytes"`
+	Disk      MiB        `json:"disk,omitempty" doc:"reserved scratch space"`
+	ShmSize   MiB        `json:"shm_size,omitempty" doc:"size of /dev/shm; default: the engine's"`
+	GPUs      MilliGPU   `json:"gpus,omitempty" doc:"a whole number, or a share of one GPU such as 0.25"`
+	GPUType   StringList `json:"gpu_type,omitempty" doc:"any of these models"`
+	GPUMemory MiB        `json:"gpu_memory,omitempty" doc:"minimum memory of each GPU"`
+}
+
+// Placement restricts the machines of the job. All its conditions must hold.
+type Placement struct {
+	Regions         []string          `json:"regions,omitempty" doc:"any of these regions"`
+	Site            string            `json:"site,omitempty" doc:"any, on_prem or cloud"`
+	Labels          map[string]string `json:"labels,omitempty" doc:"labels that the machine must have"`
+	Constraint      string            `json:"constraint,omitempty" doc:"CEL condition over machine and gpu"`
+	Strategy        string            `json:"strategy,omitempty" doc:"pack fills machines, spread takes the emptiest"`
+	SameLabel       string            `json:"same_label,omitempty" doc:"label with one value for all members"`
+	AvoidMachines   []berth.MachineID `json:"avoid_machines,omitempty" doc:"excluded machines"`
+	MaxPricePerHour float64           `json:"max_price_per_hour,omitempty" doc:"USD; not supported by this version"`
+}
+
+// CheckpointPolicy names the folder of a job's checkpoints and the number to keep.
+type CheckpointPolicy struct {
+	Path     string   `json:"path" doc:"absolute folder in the container"`
+	Interval Duration `json:"interval,omitempty" doc:"interval of the signal; without it the job decides"`
+	Keep     int      `json:"keep,omitempty" zero:"1 to 100; leave it out for 2" doc:"number of stored checkpoints"`
+	Signal   string   `json:"signal,omitempty" doc:"signal that requests a checkpoint, such as SIGUSR1"`
+}
+
+// Input is data that a machine puts into the container before the start.
+type Input struct {
+	From     string `json:"from" doc:"a folder, job:ID/OUTPUT (in a pipeline job:STEP/OUTPUT), s3:// or gs:// with BUCKET/PREFIX/ or BUCKET/KEY, azblob:// with ACCOUNT/CONTAINER/PREFIX/ or ACCOUNT/CONTAINER/KEY, https://HOST/FILE, or, if the operator allows it, file:///FOLDER/PATH/ or file:///FOLDER/PATH"`
+	To       string `json:"to" doc:"path in the container"`
+	Secret   string `json:"secret,omitempty" doc:"name of the secret with the login: for s3 KEY_ID:SECRET_KEY, for gs the JSON key of a service account, for azblob a SAS token or an account key, for https a token"`
+	Endpoint string `json:"endpoint,omitempty" doc:"server of the bucket; default: Amazon's, Google's or Azure's"`
+	Region   string `json:"region,omitempty" doc:"region of the S3 bucket; default us-east-1"`
+	SHA256   string `json:"sha256,omitempty" doc:"expected SHA-256 of an https input"`
+}
+
+// Output is a file or folder that a machine stores after the container has ended.
+type Output struct {
+	Name string `json:"name" doc:"name of the output"`
+	Path string `json:"path" doc:"path in the container, a file or a folder"`
+}
+
+// Array creates many jobs from one file.
+type Array struct {
+	Size        int                 `json:"size,omitempty" zero:"1 to 100000, or each: with as many entries" doc:"number of elements; BERTH_ARRAY_INDEX is the index, from 0"`
+	Parallel    int                 `json:"parallel,omitempty" zero:"1 to 100000; leave it out for no limit" doc:"elements that may hold capacity at once; default: no limit"`
+	MaxFailures *int                `json:"max_failures,omitempty" doc:"failures allowed; one more cancels the rest"`
+	Each        []map[string]string `json:"each,omitempty" doc:"variables of each element, instead of size"`
+}
+
+// Execution is the guarantee about containers of a job that run at the same time.
+type Execution string
+
+// The guarantees: with AtLeastOnce an old container may overlap its replacement,
+// with AtMostOne it never does.
+const (
+	AtLeastOnce Execution = "at_least_once"
+	AtMostOne   Execution = "at_most_one"
+)
+
+// StringList is a list that may be written as a single string.
+type StringList []string
+
+func (l *StringList) UnmarshalJSON(b []byte) error {
+	if len(b) > 0 && b[0] == '"' {
+		*l = StringList{unquote(b)}
+		return nil
+	}
+	var list []string
+	if err := json.Unmarshal(b, &list); err != nil {
+		return fmt.Errorf("want a string or a list of strings")
+	}
+	*l = list
+	return nil
+}

@@ -1,0 +1,359 @@
+package spec
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"berth"
+)
+
+// Limits of a pipeline.
+const (
+	MaxSteps    = 500  // of one level: a look at a pipeline is bounded by it
+	MaxLevels   = 8    // pipelines in each other, the outermost included
+	MaxAllSteps = 2000 // of all levels together: they are stored in one transaction
+)
+
+// The effects on a pipeline of a step without success.
+const (
+	FailFast = "fail_fast" // the rest is canceled
+	Continue = "continue"  // steps that do not need it go on
+)
+
+// Pipeline is a file of kind pipeline: jobs, and which of them need which
+// others to have succeeded.
+type Pipeline struct {
+	Kind      string            `json:"kind" doc:"pipeline"`
+	Name      string            `json:"name" doc:"name for people; need not be unique, unlike the id"`
+	OnFailure string            `json:"on_failure,omitempty" doc:"fail_fast (default) or continue"`
+	NoCache   bool              `json:"no_cache,omitempty" doc:"run every step, even with cache: true; later runs may take over the results"`
+	Labels    map[string]string `json:"labels,omitempty" doc:"labels for searches"`
+	Notify    []Notify          `json:"notify,omitempty" doc:"calls about the pipeline as a whole"`
+	Jobs      map[string]Job    `json:"jobs" doc:"steps by name; each is a job, or a nested pipeline with jobs of its own"`
+}
+
+// WithDefaults returns the pipeline with every unset field that has a default
+// filled in, of its steps too: a step without a name has that of its key.
+func (p Pipeline) WithDefaults() Pipeline {
+	if p.OnFailure == "" {
+		p.OnFailure = FailFast
+	}
+	p.Notify = withNotifyDefaults(p.Notify)
+	p.Jobs = stepsWithDefaults(p.Jobs, 1)
+	return p
+}
+
+// stepsWithDefaults fills in the steps of a level and of those below it, as deep
+// as they may be.
+func stepsWithDefaults(steps map[string]Job, level int) map[string]Job {
+	jobs := make(map[string]Job, len(steps))
+	for key, s := range steps {
+		if s.Name == "" {
+			s.Name = key
+		}
+		switch {
+		case !s.Nests():
+			s = s.WithDefaults()
+		case level < MaxLevels:
+			if s.OnFailure == "" {
+				s.OnFailure = FailFast
+			}
+			s.Jobs = stepsWithDefaults(s.Jobs, level+1)
+		}
+		jobs[key] = s
+	}
+	return jobs
+}
+
+// Validate checks a pipeline after WithDefaults and returns every fault at once,
+// nil if there is none. Fields of steps in nested pipelines are named in full:
+// jobs.train.jobs.fit.image. Of one that has too many steps nothing is said of them
+// but that.
+func (p Pipeline) Validate() []berth.FieldError {
+	v := &validation{}
+	v.oneOf("kind", p.Kind, string(berth.KindPipeline))
+	v.notify(p.Notify)
+	whole := newLevel(p, nil, "")
+	sizes := &validation{}
+	whole.oversized(sizes)
+	n := p.Count()
+	sizes.require(n <= MaxAllSteps, "jobs", fmt.Sprintf("has %d steps with those of the pipelines in it", n), fmt.Sprintf("at most %d in all", MaxAllSteps))
+	if len(sizes.faults) > 0 {
+		return append(v.faults, sizes.faults...)
+	}
+	whole.validate(v)
+	if n := p.arrayBytes(); n > maxArrayBytes && len(v.faults) == 0 { // else an array alone is too much
+		v.require(false, "jobs", fmt.Sprintf("the elements of all arrays, each with its copy of its job, come to %s", berth.BytesText(n)), fmt.Sprintf("at most %s in all", berth.BytesText(maxArrayBytes)))
+	}
+	return v.faults
+}
+
+// arrayBytes is the length of the specs that the elements of all arrays among the
+// steps store, at every level.
+func (p Pipeline) arrayBytes() (sum int64) {
+	for _, s := range p.All() {
+		sum += s.arrayBytes()
+	}
+	return sum
+}
+
+// level is a pipeline among those around it.
+type level struct {
+	p     Pipeline
+	depth int    // 1: the outermost
+	field string // before its fields: jobs.train.
+	outer *level
+	key   string // which step of outer it is
+
+	reach map[string]map[string]bool // direct and indirect needs of steps, computed on demand
+}
+
+// newLevel is the pipeline that a step of outer is, or the outermost.
+func newLevel(p Pipeline, outer *level, key string) level {
+	l := level{p: p, depth: 1, outer: outer, key: key, reach: map[string]map[string]bool{}}
+	if outer != nil {
+		l.depth, l.field = outer.depth+1, outer.field+"jobs."+key+"."
+	}
+	return l
+}
+
+// nested are the pipelines among the steps, as deep as they may be.
+func (l level) nested(yield func(level) bool) {
+	if l.depth == MaxLevels {
+		return
+	}
+	for _, key := range sortedKeys(l.p.Jobs) {
+		if l.p.Jobs[key].Nests() && !yield(newLevel(l.p.Nested(key), &l, key)) {
+			return
+		}
+	}
+}
+
+// oversized reports levels with too many steps.
+func (l level) oversized(v *validation) {
+	if len(l.p.Jobs) > MaxSteps {
+		l.countSteps(v)
+	}
+	for inner := range l.nested {
+		inner.oversized(v)
+	}
+}
+
+func (l level) countSteps(v *validation) {
+	n := len(l.p.Jobs)
+	v.require(n >= 1 && n <= MaxSteps, l.field+"jobs", fmt.Sprintf("has %d steps", n), fmt.Sprintf("1 to %d; more in pipelines that are steps", MaxSteps))
+}
+
+// needed returns the direct and indirect needs of a step, computed once.
+func (l level) needed(key string) map[string]bool {
+	all, known := l.reach[key]
+	if !known {
+		all = l.p.needed(key)
+		l.reach[key] = all
+	}
+	return all
+}
+
+func (l level) validate(v *validation) {
+	p := l.p
+	v.require(isName(p.Name), l.field+"name", fmt.Sprintf("%q is not a name", p.Name), "1 to 63 of a-z, 0-9 and '-', not at either end")
+	v.oneOf(l.field+"on_failure", p.OnFailure, FailFast, Continue)
+	v.require(len(p.Labels) <= MaxLabels, l.field+"labels", "too many labels", fmt.Sprintf("at most %d", MaxLabels))
+	labels := &validation{}
+	for _, k := range sortedKeys(p.Labels) {
+		labels.label(k, p.Labels[k])
+	}
+	v.within(l.field, labels.faults)
+	l.countSteps(v)
+	for _, key := range sortedKeys(p.Jobs) {
+		s, at := p.Jobs[key], l.field+"jobs."+key
+		v.require(isName(key), at, fmt.Sprintf("%q is not a name", key), "1 to 63 of a-z, 0-9 and '-', not at either end")
+		l.validateNeeds(v, key, s.Needs)
+		if s.Nests() {
+			l.validateNested(v, key, s)
+			continue
+		}
+		v.require(len(s.Notify) == 0, at+".notify", "is told of the whole", "notify beside jobs")
+		s.validateCache(v, at)
+		s = l.validateSteps(v, key, s)
+		s.Needs, s.Cache = nil, false
+		v.within(at+".", s.Validate())
+	}
+	if cycle := p.cycle(); cycle != nil {
+		v.require(false, l.field+"jobs."+cycle[0]+".needs", "is a cycle: "+strings.Join(cycle, " needs "), "steps that do not need each other in a circle")
+	}
+}
+
+// validateNested checks a step that is a pipeline.
+func (l level) validateNested(v *validation, key string, s Job) {
+	at := l.field + "jobs." + key
+	for _, field := range s.beyondPipeline() {
+		v.require(false, at+"."+field, "is of a job, and "+key+" has jobs", "name, needs, labels, on_failure and jobs; what a job needs stands with that job")
+	}
+	if l.depth == MaxLevels {
+		v.require(false, at+".jobs", fmt.Sprintf("is level %d of pipelines in each other", l.depth+1), fmt.Sprintf("at most %d levels", MaxLevels))
+		return
+	}
+	newLevel(l.p.Nested(key), &l, key).validate(v)
+}
+
+func (l level) validateNeeds(v *validation, key string, needs []string) {
+	for i, need := range needs {
+		at := fmt.Sprintf("%sjobs.%s.needs[%d]", l.field, key, i)
+		_, known := l.p.Jobs[need]
+		switch {
+		case need == key:
+			v.require(false, at, fmt.Sprintf("%s needs itself", key), "other steps")
+		case !known:
+			v.require(false, at, fmt.Sprintf("there is no step %q", need), "names under the same jobs")
+		case slices.Contains(needs[:i], need):
+			v.require(false, at, fmt.Sprintf("names %s twice", need), "once")
+		}
+	}
+}
+
+// validateSteps checks the outputs of other steps among a step's inputs, and returns
+// the step with jobs in their place.
+func (l level) validateSteps(v *validation, key string, s Job) Job {
+	steps := map[string]berth.JobID{}
+	for _, o := range s.OutputsNamed() {
+		if o.Step == "" {
+			continue
+		}
+		steps[o.Step] = placeholder
+		if detail, allowed := l.missing(key, o.OutputRef); detail != "" {
+			v.require(false, fmt.Sprintf("%sjobs.%s.inputs[%d].from", l.field, key, o.Input), detail, allowed)
+		}
+	}
+	return s.OfJobs(steps)
+}
+
+// missing returns the reason why a step may not read the output of another step, and
+// the allowed ones; "" if it may. The first name is searched on the step's own level,
+// then outwards; further names lead into nested pipelines.
+func (l level) missing(key string, o OutputRef) (detail, allowed string) {
+	names := strings.Split(o.Step, ".")
+	at, from := &l, key // the level that has the first name, and which of its steps this one is, or is in
+	for {
+		if _, known := at.p.Jobs[names[0]]; known {
+			break
+		}
+		if at.outer == nil {
+			return fmt.Sprintf("there is no step %q", names[0]), "names under jobs, here or around, or the whole id of another job"
+		}
+		at, from = at.outer, at.key
+	}
+	switch {
+	case names[0] == from && at != &l:
+		return fmt.Sprintf("%s is in %s, and cannot wait for it", key, from), "steps beside " + key + ", or beside " + from
+	case !at.needed(from)[names[0]]:
+		return fmt.Sprintf("%s does not need %s", from, names[0]), "steps that it needs, itself or through others: add it to needs"
+	}
+	p, of := at.p, Job{}
+	for i, name := range names {
+		step, known := p.Jobs[name]
+		if !known {
+			return fmt.Sprintf("there is no step %q in %s", name, strings.Join(names[:i], ".")), "names under its jobs"
+		}
+		if of = step; i == len(names)-1 {
+			break
+		}
+		if !step.Nests() {
+			return fmt.Sprintf("%s is no pipeline", strings.Join(names[:i+1], ".")), "job:" + strings.Join(names[:i+1], ".") + "/OUTPUT"
+		}
+		p = Pipeline{Jobs: step.Jobs}
+	}
+	switch {
+	case of.Nests():
+		return fmt.Sprintf("%s is a pipeline, whose steps have outputs of their own", o.Step), "job:" + o.Step + ".STEP/OUTPUT"
+	case of.Array != nil:
+		return fmt.Sprintf("%s is an array, whose elements have outputs of their own", o.Step), "steps that are no arrays"
+	case !slices.ContainsFunc(of.Outputs, func(out Output) bool { return out.Name == o.Name }):
+		return fmt.Sprintf("%s has no output %q", o.Step, o.Name), "names under its outputs"
+	}
+	return "", ""
+}
+
+// placeholder stands for a job that is not there yet.
+const placeholder berth.JobID = "00000000-0000-0000-0000-000000000000"
+
+// needed are the steps that must have succeeded before one starts.
+func (p Pipeline) needed(key string) map[string]bool {
+	all := map[string]bool{}
+	ahead := slices.Clone(p.Jobs[key].Needs)
+	for len(ahead) > 0 {
+		need := ahead[0]
+		ahead = ahead[1:]
+		if !all[need] {
+			all[need] = true
+			ahead = append(ahead, p.Jobs[need].Needs...)
+		}
+	}
+	return all
+}
+
+// cycle lists the steps of a cycle of needs, with the first step again at the end;
+// nil if there is none. A step that needs itself is reported elsewhere.
+func (p Pipeline) cycle() []string {
+	const (
+		fresh = iota
+		open
+		done
+	)
+	state := make(map[string]int, len(p.Jobs))
+	var path []string
+	var visit func(key string) []string
+	visit = func(key string) []string {
+		state[key] = open
+		path = append(path, key)
+		for _, need := range p.Jobs[key].Needs {
+			if _, known := p.Jobs[need]; !known || need == key {
+				continue
+			}
+			switch state[need] {
+			case open:
+				return append(slices.Clone(path[slices.Index(path, need):]), need)
+			case fresh:
+				if c := visit(need); c != nil {
+					return c
+				}
+			}
+		}
+		path = path[:len(path)-1]
+		state[key] = done
+		return nil
+	}
+	for _, key := range sortedKeys(p.Jobs) {
+		if state[key] == fresh {
+			if c := visit(key); c != nil {
+				return c
+			}
+		}
+	}
+	return nil
+}
+
+// Order lists the steps so that each comes after all its needs; among possible next
+// steps, by name. The pipeline must be valid.
+func (p Pipeline) Order() []string {
+	order := make([]string, 0, len(p.Jobs))
+	placed := map[string]bool{}
+	var place func(key string)
+	place = func(key string) {
+		if placed[key] {
+			return
+		}
+		placed[key] = true
+		for _, need := range p.Jobs[key].Needs {
+			if _, known := p.Jobs[need]; known {
+				place(need)
+			}
+		}
+		order = append(order, key)
+	}
+	for _, key := range sortedKeys(p.Jobs) {
+		place(key)
+	}
+	return order
+}

@@ -1,0 +1,142 @@
+package spec
+
+import (
+	"fmt"
+	"time"
+
+	"berth"
+)
+
+// Borrow selects the jobs of a tenant that may run beyond its guarantee, while other
+// tenants leave capacity unused.
+type Borrow string
+
+// The values of Borrow.
+const (
+	BorrowAny         Borrow = "any"         // every job
+	BorrowPreemptible Borrow = "preemptible" // jobs that can be preempted
+	BorrowNone        Borrow = "none"        // nothing: the guarantee is a limit
+)
+
+// Quota bounds the use of a tenant with all tenants below it. An unset setting does
+// not bind.
+type Quota struct {
+	Tenant     berth.TenantID `json:"tenant"`
+	Guarantee  *Amounts       `json:"guarantee,omitempty" doc:"what it can always have back from those who borrow it"`
+	Limit      *Amounts       `json:"limit,omitempty" doc:"what it never holds more of"`
+	Borrow     Borrow         `json:"borrow,omitempty" doc:"what may run beyond the guarantee while others leave room idle: any (default), preemptible, none"`
+	MaxRunning *int           `json:"max_running,omitempty" doc:"jobs that hold capacity at once"`
+	MaxQueued  *int           `json:"max_queued,omitempty" doc:"jobs that wait at once; submitting more is refused"`
+	Budget     *GPUBudget     `json:"budget,omitempty"`
+
+	SubmitRPS   *float64  `json:"submit_rps,omitempty" doc:"jobs and pipelines submitted a second, over all replicas; more are refused"`
+	MaxPriority *Priority `json:"max_priority,omitempty" doc:"greatest priority of what is submitted; jobs that exist keep theirs"`
+
+	Storage *StorageLimits `json:"storage,omitempty"`
+
+	Version int64      `json:"version,omitempty" doc:"grows with each change. Given in a change, it must be the present one"`
+	Use     *TenantUse `json:"use,omitempty" doc:"told, never taken"`
+	Stored  *Stored    `json:"stored,omitempty" doc:"reported, never set: with all tenants below it"`
+}
+
+// Later returns pointers to the settings that clients of older versions do not
+// know, by JSON name. A change that leaves one out keeps it, and null lifts it; a
+// change lifts the other settings that it leaves out. Each is stored in the column
+// of tenants that has its name. A new setting is one of these.
+func (q *Quota) Later() map[string]any {
+	return map[string]any{"submit_rps": &q.SubmitRPS, "max_priority": &q.MaxPriority, "storage": &q.Storage}
+}
+
+// StorageLimits bound the data that a tenant and all tenants below it store. A nil
+// field sets no limit.
+type StorageLimits struct {
+	Uploads     *MiB `json:"uploads,omitempty" doc:"archives of code and folders, as compressed"`
+	Logs        *MiB `json:"logs,omitempty" doc:"logs of jobs"`
+	Outputs     *MiB `json:"outputs,omitempty" doc:"outputs of jobs, as compressed"`
+	Checkpoints *MiB `json:"checkpoints,omitempty" doc:"checkpoints that a job can resume from, or that are incomplete"`
+	Total       *MiB `json:"total,omitempty" doc:"uploads, logs, outputs and checkpoints together"`
+	Secrets     *int `json:"secrets,omitempty" doc:"number of secrets"`
+}
+
+// Stored is an amount of stored data by kind, in bytes, and a number of secrets.
+type Stored struct {
+	Uploads     int64 `json:"uploads_bytes"`
+	Logs        int64 `json:"logs_bytes"`
+	Outputs     int64 `json:"outputs_bytes"`
+	Checkpoints int64 `json:"checkpoints_bytes"`
+	Total       int64 `json:"total_bytes"`
+	Secrets     int64 `json:"secrets"`
+}
+
+// GPUBudget is GPU time in each of the periods that follow one another from when it
+// was set.
+type GPUBudget struct {
+	GPUHours float64    `json:"gpu_hours"`
+	Period   Duration   `json:"period"`
+	Since    *time.Time `json:"since,omitempty" doc:"told, never taken: when the present period began"`
+}
+
+// Validate returns every fault at once, nil if there is none.
+func (q Quota) Validate() []berth.FieldError {
+	v := &validation{}
+	if q.Borrow != "" {
+		v.oneOf("borrow", string(q.Borrow), string(BorrowAny), string(BorrowPreemptible), string(BorrowNone))
+	}
+	positive := func(field string, n *int) {
+		v.require(n == nil || *n >= 1 && *n <= 10_000_000, field, "is out of range", "1 to 10000000; leave it out for no limit")
+	}
+	positive("max_running", q.MaxRunning)
+	positive("max_queued", q.MaxQueued)
+	if r := q.SubmitRPS; r != nil {
+		v.require(*r >= 0.001 && *r <= 100_000, "submit_rps", fmt.Sprintf("%g is out of range", *r), "0.001 to 100000; leave it out for the default")
+	}
+	if p := q.MaxPriority; p != nil {
+		v.require(*p >= 0 && *p <= 1000, "max_priority", fmt.Sprintf("%d is out of range", int(*p)), "low, normal, high, or 0 to 1000")
+	}
+	if s := q.Storage; s != nil {
+		v.require(s.Secrets == nil || *s.Secrets >= 0 && *s.Secrets <= 1_000_000, "storage.secrets",
+			"is out of range", "0 to 1000000; leave it out for no limit")
+	}
+	if q.Guarantee != nil && q.Limit != nil {
+		within(v, "guarantee.cpus", q.Guarantee.CPUs, q.Limit.CPUs)
+		within(v, "guarantee.memory", q.Guarantee.Memory, q.Limit.Memory)
+		within(v, "guarantee.gpus", q.Guarantee.GPUs, q.Limit.GPUs)
+	}
+	if b := q.Budget; b != nil {
+		v.require(b.GPUHours > 0 && b.GPUHours <= 1e9, "budget.gpu_hours", fmt.Sprintf("%g is out of range", b.GPUHours), "above 0, at most 1000000000")
+		v.require(b.Period.Std() >= time.Minute && b.Period.Std() <= 10*8760*time.Hour, "budget.period", fmt.Sprintf("%s is out of range", b.Period), "1m to 87600h")
+	}
+	return v.faults
+}
+
+func within[T interface {
+	~int64
+	String() string
+}](v *validation, field string, amount, limit *T) {
+	if amount != nil && limit != nil {
+		v.require(*amount <= *limit, field, fmt.Sprintf("%s is more than the limit", *amount), "at most "+(*limit).String())
+	}
+}
+
+// Exceeds returns the parts of a request that exceed the limit, by their fields.
+func (q Quota) Exceeds(r Request) []berth.FieldError {
+	if q.Limit == nil {
+		return nil
+	}
+	v := &validation{}
+	n := int64(max(1, r.Members))
+	c := r.Capacity()
+	over := func(field, asked, limit string, ok bool) {
+		v.require(ok, field, fmt.Sprintf("asks for %s in all; tenant %s never holds more than %s", asked, q.Tenant, limit), "at most "+limit)
+	}
+	if l := q.Limit.CPUs; l != nil {
+		over("resources.cpus", MilliCPU(n*c.CPUMilli).String(), l.String(), n*c.CPUMilli <= int64(*l))
+	}
+	if l := q.Limit.Memory; l != nil {
+		over("resources.memory", MiB(n*c.MemoryMiB).String(), l.String(), n*c.MemoryMiB <= int64(*l))
+	}
+	if l := q.Limit.GPUs; l != nil {
+		over("resources.gpus", MilliGPU(n*c.GPUMilli).String(), l.String(), n*c.GPUMilli <= int64(*l))
+	}
+	return v.faults
+}

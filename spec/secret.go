@@ -1,0 +1,115 @@
+package spec
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"berth"
+)
+
+// NewSecretValue stores a secret, or another value of it.
+type NewSecretValue struct {
+	Name  string    `json:"name" doc:"letters, digits, _, . and -; as an environment variable without . and -"`
+	Value Sensitive `json:"value" doc:"text of at most 64 KiB; never told again"`
+}
+
+// Bounds of secrets.
+const (
+	MaxSecretBytes = 64 << 10
+	MaxSecrets     = 64 // of one job
+	maxSecretName  = 128
+)
+
+// Validate returns all faults at once, nil if there are none. No fault reveals
+// anything about the value.
+func (n NewSecretValue) Validate() []berth.FieldError {
+	v := &validation{}
+	v.secretName("name", n.Name)
+	ok := n.Value != "" && len(n.Value) <= MaxSecretBytes && utf8.ValidString(string(n.Value)) && !strings.ContainsRune(string(n.Value), 0)
+	v.require(ok, "value", "is no text, or empty, or too long", fmt.Sprintf("text of 1 to %d bytes without NUL; encode other values, by base64 for one", MaxSecretBytes))
+	if n.Name == WebhookSecret && n.Value != "" {
+		_, err := ParseWebhookKeys(string(n.Value))
+		v.require(err == nil, "value", "is no key to sign webhooks with", "whsec_ and 24 to 64 bytes in base64: echo whsec_$(openssl rand -base64 32)")
+	}
+	return v.faults
+}
+
+// Sensitive is a text that is not to be seen. Only encoding it writes it.
+type Sensitive string
+
+func (Sensitive) String() string { return "(secret)" }
+
+func (Sensitive) GoString() string { return "(secret)" }
+
+func (Sensitive) LogValue() slog.Value { return slog.StringValue("(secret)") }
+
+func (s Sensitive) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(s.String())) }
+
+// SecretValue is a secret on its way to a machine.
+type SecretValue struct {
+	Name  string    `json:"name"`
+	Value Sensitive `json:"value"`
+}
+
+// How a job gets its secrets.
+const (
+	SecretsBoth = "both"
+	SecretsEnv  = "env"
+	SecretsFile = "file"
+)
+
+// SecretsPath is the folder of secrets in a container.
+const SecretsPath = "/run/secrets"
+
+// AllSecrets returns the names of the secrets that the spec names, each once.
+func (s Job) AllSecrets() []string {
+	all := slices.Clone(s.Secrets)
+	if s.ImageAuth != "" && !slices.Contains(all, s.ImageAuth) {
+		all = append(all, s.ImageAuth)
+	}
+	for _, in := range s.Inputs {
+		if in.Secret != "" && !slices.Contains(all, in.Secret) {
+			all = append(all, in.Secret)
+		}
+	}
+	return all
+}
+
+func (v *validation) secretName(field, name string) {
+	ok := name != "" && len(name) <= maxSecretName && name[0] != '.' && name[0] != '-'
+	for _, c := range []byte(name) {
+		ok = ok && (c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '.' || c == '-')
+	}
+	v.require(ok, field, fmt.Sprintf("%.200q is not a secret's name", name), "1 to 128 letters, digits, _, . and -, the first no . or -")
+}
+
+// isVariable reports whether a shell could name it.
+func isVariable(name string) bool {
+	return !strings.ContainsAny(name, ".-") && (name == "" || name[0] < '0' || name[0] > '9')
+}
+
+func (s Job) validateSecrets(v *validation) {
+	if s.ImageAuth != "" {
+		v.secretName("image_auth", s.ImageAuth)
+	}
+	v.require(len(s.Secrets) <= MaxSecrets, "secrets", "too many", fmt.Sprintf("at most %d", MaxSecrets))
+	if s.SecretsAs != "" {
+		v.oneOf("secrets_as", s.SecretsAs, SecretsBoth, SecretsEnv, SecretsFile)
+	}
+	for i, name := range s.Secrets {
+		field := fmt.Sprintf("secrets[%d]", i)
+		v.secretName(field, name)
+		v.require(!slices.Contains(s.Secrets[:i], name), field, "is named twice", "once")
+		if s.SecretsAs == SecretsFile {
+			continue
+		}
+		_, set := s.Env[name]
+		v.require(!set, field, "is set in env, too", "one of the two, or secrets_as: file")
+		v.require(isVariable(name), field, fmt.Sprintf("%.200q cannot be a variable's name", name), "letters, digits and _, or secrets_as: file")
+		reserved := slices.ContainsFunc(reservedEnv, func(p string) bool { return strings.HasPrefix(name, p) })
+		v.require(!reserved, field, "is set by Berth or by the GPU runtime", "another name, or secrets_as: file")
+	}
+}

@@ -1,0 +1,76 @@
+package spec
+
+import (
+	"fmt"
+	"time"
+
+	"berth"
+)
+
+// DefaultHalfLife is the time after which past use of a cluster counts half in the
+// shares of its tenants.
+const DefaultHalfLife = 7 * 24 * time.Hour
+
+// TenantUse is the present and past use of a tenant, without the tenants below it.
+type TenantUse struct {
+	Waiting   int     `json:"waiting" doc:"jobs submitted, queued or retrying"`
+	Running   int     `json:"running" doc:"jobs that hold capacity"`
+	Holding   Amounts `json:"holding"`
+	GPUHours  float64 `json:"gpu_hours" doc:"of late: older use counts less, half of it after each half-life"`
+	CPUHours  float64 `json:"cpu_hours" doc:"as gpu_hours, of cores"`
+	SpentGPUs float64 `json:"spent_gpu_hours" doc:"GPU hours in the present period of its budget; 0 without one"`
+}
+
+// Amounts are amounts of the resources that quotas are about. A nil one says
+// nothing of its resource.
+type Amounts struct {
+	CPUs   *MilliCPU `json:"cpus,omitempty"`
+	Memory *MiB      `json:"memory,omitempty"`
+	GPUs   *MilliGPU `json:"gpus,omitempty"`
+}
+
+// NewTenant asks for a tenant.
+type NewTenant struct {
+	ID     berth.TenantID `json:"id"`
+	Parent berth.TenantID `json:"parent,omitempty" doc:"unset: none above it"`
+	Weight float64        `json:"weight,omitempty" zero:"more than 0; leave it out for 1" doc:"default 1"`
+}
+
+// Validate returns every fault at once, nil if there is none.
+func (n NewTenant) Validate() []berth.FieldError {
+	v := &validation{}
+	v.require(isName(string(n.ID)), "id", fmt.Sprintf("%q is not a name", n.ID), nameForm)
+	v.require(n.Parent == "" || isName(string(n.Parent)), "parent", fmt.Sprintf("%q is not a name", n.Parent), nameForm)
+	v.require(n.Parent != n.ID || n.ID == "", "parent", "is the tenant itself", "another tenant")
+	v.weight(n.Weight)
+	return v.faults
+}
+
+// TenantPatch changes a tenant. A nil field stays as it is.
+type TenantPatch struct {
+	Parent *berth.TenantID `json:"parent,omitempty" doc:"empty: none above it"`
+	Weight *float64        `json:"weight,omitempty"`
+}
+
+// Validate returns every fault at once, nil if there is none.
+func (p TenantPatch) Validate() []berth.FieldError {
+	v := &validation{}
+	v.require(p.Parent != nil || p.Weight != nil, "", "changes nothing", "parent, weight")
+	if p.Parent != nil {
+		v.require(*p.Parent == "" || isName(string(*p.Parent)), "parent", fmt.Sprintf("%q is not a name", *p.Parent), nameForm)
+	}
+	if p.Weight != nil {
+		v.weight(*p.Weight)
+	}
+	return v.faults
+}
+
+const nameForm = "1 to 63 of a-z, 0-9 and '-', not at either end"
+
+// weight checks a weight; more than a million to one is a slip.
+func (v *validation) weight(w float64) {
+	v.require(w > 0.001 && w <= 1000, "weight", fmt.Sprintf("%g is out of range", w), "above 0.001, at most 1000")
+}
+
+// MaxTenantDepth is how many tenants may stand above each other.
+const MaxTenantDepth = 8

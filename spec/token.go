@@ -1,0 +1,56 @@
+package spec
+
+import (
+	"time"
+
+	"berth"
+)
+
+// Role is the set of permissions of a token.
+type Role string
+
+// The roles. A machine's token opens the agent protocol and nothing else; no
+// other token opens it.
+const (
+	RoleAdmin   Role = "admin"
+	RoleUser    Role = "user"
+	RoleViewer  Role = "viewer"
+	RoleMachine Role = "machine"
+)
+
+// NewToken asks for a token.
+type NewToken struct {
+	Name   string         `json:"name" doc:"named in the history of jobs"`
+	Tenant berth.TenantID `json:"tenant,omitempty" doc:"default: the caller's"`
+	Role   Role           `json:"role,omitempty" doc:"admin, user (default) or viewer"`
+	TTL    Duration       `json:"ttl,omitempty" doc:"unset: until revoked"`
+}
+
+// Validate returns every fault at once, nil if there is none.
+func (n NewToken) Validate() []berth.FieldError {
+	v := &validation{}
+	v.require(isName(n.Name), "name", "is not a name", "1 to 63 of a-z, 0-9 and '-', not at either end")
+	v.require(isName(string(n.Tenant)), "tenant", "is not a name", "1 to 63 of a-z, 0-9 and '-', not at either end")
+	v.oneOf("role", string(n.Role), string(RoleAdmin), string(RoleUser), string(RoleViewer))
+	return v.faults
+}
+
+// NewJoinToken asks for a join token.
+type NewJoinToken struct {
+	Pool   string            `json:"pool,omitempty"`
+	Labels map[string]string `json:"labels,omitempty" doc:"the machine gets these, whatever it says of itself"`
+	TTL    Duration          `json:"ttl,omitempty" doc:"default 10m, at most 24h"`
+}
+
+// Validate returns every fault at once, nil if there is none.
+func (n NewJoinToken) Validate() []berth.FieldError {
+	v := &validation{}
+	v.require(n.Pool == "" || isName(n.Pool), "pool", "is not a name", "1 to 63 of a-z, 0-9 and '-', not at either end")
+	v.require(n.TTL.Std() <= 24*time.Hour, "ttl", "is too long", "at most 24h")
+	v.require(len(n.Labels) <= MaxLabels, "labels", "too many labels", "at most 64")
+	for _, k := range sortedKeys(n.Labels) {
+		v.label(k, n.Labels[k])
+		v.machineLabel("labels", k)
+	}
+	return v.faults
+}

@@ -1,0 +1,44 @@
+package spec
+
+import (
+	"fmt"
+
+	"berth"
+)
+
+// Unsent returns the fields that name folders of the user's own machine. The
+// command line replaces them with addresses before it submits; the server knows
+// addresses alone.
+func (s Job) Unsent() []berth.FieldError {
+	v := &validation{}
+	if _, err := berth.ParseAddress(s.Workdir); s.Workdir != "" && err != nil {
+		v.require(false, "workdir", "is no address of an upload", unsentHint)
+	}
+	for i, in := range s.Inputs {
+		_, err := berth.ParseAddress(in.From)
+		v.require(err == nil || in.Kind() != InputFolder, fmt.Sprintf("inputs[%d].from", i), "is no address of an upload", unsentHint)
+	}
+	return v.faults
+}
+
+// Uploads returns the uploads that the spec names, in its order.
+func (s Job) Uploads() []NamedUpload {
+	var all []NamedUpload
+	if a, err := berth.ParseAddress(s.Workdir); err == nil {
+		all = append(all, NamedUpload{"workdir", a})
+	}
+	for i, in := range s.Inputs {
+		if a, err := berth.ParseAddress(in.From); err == nil {
+			all = append(all, NamedUpload{fmt.Sprintf("inputs[%d].from", i), a})
+		}
+	}
+	return all
+}
+
+const unsentHint = "sha256:… of what was sent to POST /v1/uploads before; berth submit packs and sends the folder by itself"
+
+// NamedUpload is an upload and the field that names it.
+type NamedUpload struct {
+	Field   string
+	Address berth.Address
+}

@@ -1,0 +1,171 @@
+package spec
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"berth"
+)
+
+// Volume is the name of a folder that operators let jobs read on machines, the
+// datasets of file:///datasets/train/. Where it lies on a machine, only the
+// machine knows: no path of a host is in any job.
+type Volume string
+
+// String is the name as people write it.
+func (v Volume) String() string { return "/" + string(v) }
+
+// maxVolume is the longest name, in bytes. With the prefix of its label it is as
+// long as a label's key may be.
+const maxVolume = 48
+
+const volumeForm = "a / and 1 to 48 of a-z, A-Z, 0-9, '-', '_' and '.', of which the first is a letter or a digit"
+
+// systemFolders are names that would look like the machine's own folders.
+var systemFolders = []string{"bin", "boot", "dev", "etc", "lib", "lib64", "proc", "root", "run", "sbin", "sys", "tmp", "usr", "var"}
+
+// ParseVolume reads a name with its slash.
+func ParseVolume(text string) (Volume, error) {
+	name, ok := strings.CutPrefix(text, "/")
+	odd := func(r rune) bool { return !strings.ContainsRune(lowerName+"ABCDEFGHIJKLMNOPQRSTUVWXYZ_.", r) }
+	if !ok || name == "" || len(name) > maxVolume || strings.ContainsFunc(name, odd) || strings.ContainsRune("-_.", rune(name[0])) {
+		return "", berth.Errorf(berth.CodeInvalid, "%.100q is no name of a folder: it is %s", text, volumeForm)
+	}
+	if slices.Contains(systemFolders, name) {
+		const format = "%s is a folder of the system: no folder that jobs read is called so"
+		return "", berth.Errorf(berth.CodeInvalid, format, text)
+	}
+	return Volume(name), nil
+}
+
+// ParseVolumeOptions reads operators' options: /NAME or /NAME=VALUE, each name once;
+// semicolons separate several in one text. valueForm describes a value in errors.
+// each receives every name with its value, if it has one. All faults are returned.
+func ParseVolumeOptions(list []string, valueForm string, each func(v Volume, value string, given bool) error) error {
+	seen := map[Volume]bool{}
+	var faults []error
+	for text := range strings.SplitSeq(strings.Join(list, ";"), ";") {
+		if text = strings.TrimSpace(text); text == "" {
+			continue
+		}
+		name, value, given := strings.Cut(text, "=")
+		v, err := ParseVolume(name)
+		switch {
+		case err != nil:
+			err = fmt.Errorf("%w; write /NAME or /NAME=%s", err, valueForm)
+		case seen[v]:
+			err = fmt.Errorf("%s is there twice", v)
+		default:
+			seen[v] = true
+			err = each(v, value, given)
+		}
+		faults = append(faults, err)
+	}
+	return errors.Join(faults...)
+}
+
+// volumeLabel is the prefix of labels for the volumes of a machine. Only the agent
+// sets them: neither operators nor users can.
+const volumeLabel = "berth.volume."
+
+// Label is the key of the label of a machine that has the volume.
+func (v Volume) Label() string { return volumeLabel + string(v) }
+
+// VolumeOf is the inverse of Label; false for other labels.
+func VolumeOf(key string) (Volume, bool) {
+	name, ok := strings.CutPrefix(key, volumeLabel)
+	return Volume(name), ok
+}
+
+// HasVolume is the value of the label on a machine that has the volume.
+const HasVolume = "yes"
+
+// ParseFile reads file:///VOLUME/PATH, one file, or file:///VOLUME/PATH/, all that
+// is in a folder; the path in the volume is returned without its first slash.
+func ParseFile(from string) (v Volume, path string, err error) {
+	rest, ok := strings.CutPrefix(from, "file://")
+	switch {
+	case !ok || rest == "":
+		return "", "", berth.Errorf(berth.CodeInvalid, "it names no folder")
+	case rest[0] != '/':
+		return "", "", berth.Errorf(berth.CodeInvalid, "it names a host, and each machine reads its own files")
+	}
+	name, path, below := strings.Cut(rest[1:], "/")
+	if v, err = ParseVolume("/" + name); err != nil {
+		return "", "", err
+	}
+	if !below {
+		return "", "", berth.Errorf(berth.CodeInvalid, "it ends without a /, as if %s were a file", v)
+	}
+	if path == "" {
+		return v, "", nil
+	}
+	for part := range strings.SplitSeq(strings.TrimSuffix(path, "/"), "/") {
+		switch {
+		case part == "" || part == "." || part == "..":
+			return "", "", berth.Errorf(berth.CodeInvalid, "%q is no part of a path here", part)
+		case len(part) > 255:
+			return "", "", berth.Errorf(berth.CodeInvalid, "a part of its path has %d bytes: at most 255", len(part))
+		case strings.ContainsRune(part, 0) || strings.ContainsRune(part, '\\') || isEscaped(part):
+			return "", "", berth.Errorf(berth.CodeInvalid, "%.100q is written with an escape, and names are written as they are", part)
+		}
+	}
+	return v, path, nil
+}
+
+// isEscaped reports whether a part of a path has an octet as %2e.
+func isEscaped(part string) bool {
+	const digits = "0123456789abcdefABCDEF"
+	for i := 0; i+2 < len(part); i++ {
+		if part[i] == '%' && strings.IndexByte(digits, part[i+1]) >= 0 && strings.IndexByte(digits, part[i+2]) >= 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// NamedVolume is a volume that an input names.
+type NamedVolume struct {
+	Input int // its place among the inputs
+	Volume
+}
+
+// VolumesNamed returns the volumes that the inputs name, in their order.
+func (s Job) VolumesNamed() []NamedVolume {
+	var all []NamedVolume
+	for i, in := range s.Inputs {
+		if in.Kind() != InputFile {
+			continue
+		}
+		if v, _, err := ParseFile(in.From); err == nil {
+			all = append(all, NamedVolume{i, v})
+		}
+	}
+	return all
+}
+
+// machineLabels are the labels that a machine must have to run the job: the job's
+// own conditions, and the labels of the volumes that it reads.
+func (s Job) machineLabels() map[string]string {
+	named := s.VolumesNamed()
+	if len(named) == 0 {
+		return s.Placement.Labels
+	}
+	labels := maps.Clone(s.Placement.Labels)
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	for _, v := range named {
+		labels[v.Label()] = HasVolume
+	}
+	return labels
+}
+
+// machineLabel checks a label that is a machine's, or that one is asked for.
+func (v *validation) machineLabel(field, key string) {
+	_, reserved := VolumeOf(key)
+	v.require(!reserved, field+"."+key, "is set by machines alone, by what folders they have", fmt.Sprintf("keys that do not begin with %s", volumeLabel))
+}

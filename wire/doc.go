@@ -1,0 +1,11 @@
+// Package wire holds the documents that processes exchange: the protocol between
+// agents and the API, the answers of the API to users, the bodies of webhooks,
+// and the inputs and results of workflow steps.
+//
+// Every document is JSON. Processes of two adjacent versions read each other's
+// documents, and a replayed history holds documents of any age: a new field is
+// optional, and its zero value has the old meaning. Names of Go types do not
+// travel.
+//
+// Requests of users are in package spec, because their validation is there.
+package wire

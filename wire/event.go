@@ -1,0 +1,57 @@
+package wire
+
+import (
+	"time"
+
+	"berth"
+)
+
+// EventKind is the kind of an event.
+type EventKind string
+
+// The kinds of events. A state event changes the job's status; the others record
+// facts in between.
+const (
+	EventState              EventKind = "state"
+	EventCancelRequested    EventKind = "cancel_requested"
+	EventClaimed            EventKind = "claimed"
+	EventImagePulled        EventKind = "image_pulled"
+	EventFetched            EventKind = "fetched"             // code or data was put in place, from the store or the machine's cache
+	EventRestored           EventKind = "restored"            // a checkpoint was verified and put in place
+	EventCheckpoint         EventKind = "checkpoint"          // a checkpoint was verified and registered
+	EventCheckpointRejected EventKind = "checkpoint_rejected" // a restore found it damaged
+	EventCheckpointRefused  EventKind = "checkpoint_refused"  // exceeds a storage quota; reported once per attempt
+	EventLogCut             EventKind = "log_cut"             // exceeds a storage quota; reported once per attempt
+	EventExited             EventKind = "exited"              // a rank's container ended
+	EventOrphaned           EventKind = "orphaned"            // a rank's machine fell silent
+	EventReleased           EventKind = "released"            // capacity that was held is free
+	EventOrdered            EventKind = "ordered"             // a stop, kill or checkpoint order was given
+	EventUpdated            EventKind = "updated"             // priority, labels, time limit, hold
+	EventCached             EventKind = "cached"              // a step is not run: an earlier job did the same
+	EventWarning            EventKind = "warning"
+)
+
+// Event is one entry of a job's history. Seq has no gaps within a job.
+type Event struct {
+	Seq     int64         `json:"seq"`
+	At      time.Time     `json:"at"`
+	Kind    EventKind     `json:"kind"`
+	From    berth.State   `json:"from,omitempty"`
+	To      berth.State   `json:"to,omitempty"`
+	Attempt int           `json:"attempt"`
+	Actor   string        `json:"actor"` // who: user:NAME, workflow, leader, agent:MACHINE, operator:NAME
+	Reason  *berth.Reason `json:"reason,omitempty"`
+	Detail  string        `json:"detail,omitempty"`
+
+	// Facts are the figures in Detail, for programs, which must not parse Detail. Nil
+	// means that the kind has none, or that an older berthd wrote the event.
+	Facts *EventFacts `json:"facts,omitempty"`
+}
+
+// EventFacts are the figures of an event. Each kind of event sets only some of them.
+type EventFacts struct {
+	Rank    *int            `json:"rank,omitempty"`    // of the attempt
+	Machine berth.MachineID `json:"machine,omitempty"` // where the rank was
+	Step    *int64          `json:"step,omitempty"`    // of the checkpoint
+	Bytes   *int64          `json:"bytes,omitempty"`   // size of the checkpoint, all ranks together
+}

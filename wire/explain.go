@@ -1,0 +1,128 @@
+package wire
+
+import (
+	"fmt"
+	"time"
+
+	"berth"
+	"berth/spec"
+)
+
+// Fit says how the machines stand to a request, clause by clause.
+type Fit struct {
+	Machines   int         `json:"machines"`
+	FitNow     int         `json:"fit_now" doc:"have room for one member now"`
+	FitEver    int         `json:"fit_ever" doc:"would have room if nothing ran on them"`
+	MembersNow *int        `json:"members_now,omitempty" doc:"of a gang: how many of its members have room at once"`
+	Clauses    []FitClause `json:"clauses,omitempty" doc:"those that rule out any machine, in order"`
+
+	Candidates []berth.MachineID `json:"candidates,omitempty" doc:"machines that fit now, the best first"`
+	Lacking    []Shortfall       `json:"lacking,omitempty" doc:"what no machine could ever give"`
+	Data       []DataAt          `json:"data,omitempty" doc:"machines that hold some of its code, its inputs and its image, the most first, a few"`
+	Summary    string            `json:"summary"`
+}
+
+// DataAt is the amount of a job's data on a machine, in its cache and among the
+// images that the tenant's jobs have used there, by the machine's last report.
+type DataAt struct {
+	Machine berth.MachineID `json:"machine"`
+	Bytes   int64           `json:"bytes"`
+	Chosen  bool            `json:"chosen,omitempty" doc:"the job would start there for its data; without any, a place as good on another machine would be taken"`
+}
+
+// String describes the data for users.
+func (d DataAt) String() string {
+	text := fmt.Sprintf("%s holds %s of it", d.Machine, berth.BytesText(d.Bytes))
+	if d.Chosen {
+		text += ", for which it would start there"
+	}
+	return text
+}
+
+// FitClause is one condition of a request and how many machines it rules out.
+type FitClause struct {
+	Name  string `json:"name"`
+	Alone int    `json:"alone" doc:"machines that fail it"`
+	After int    `json:"after" doc:"of those that passed every clause before it"`
+	Text  string `json:"text"`
+}
+
+// Shortfall is a resource of which no machine has as much as was asked.
+type Shortfall struct {
+	Resource string `json:"resource"`
+	Asked    string `json:"asked"`
+	Largest  string `json:"largest"`
+}
+
+// String describes the shortfall: the requested amount and the largest one, or the
+// requested kind and the existing kinds.
+func (s Shortfall) String() string {
+	switch s.Resource {
+	case "gpu_type", "region", "site":
+		return fmt.Sprintf("%s: asked %s, available %s", s.Resource, s.Asked, s.Largest)
+	case "labels", "same_label", "constraint", "avoid_machines", "machine", "file_inputs":
+		return fmt.Sprintf("%s: asked %s, but %s", s.Resource, s.Asked, s.Largest)
+	default:
+		return fmt.Sprintf("%s: asked %s, largest available %s", s.Resource, s.Asked, s.Largest)
+	}
+}
+
+// Allowed lists requests that would fit; empty if there are none.
+func (s Shortfall) Allowed() string {
+	switch s.Resource {
+	case "gpu_type", "region", "site":
+		return s.Largest
+	case "labels", "same_label", "constraint", "avoid_machines", "machine", "file_inputs":
+		return ""
+	default:
+		return "at most " + s.Largest
+	}
+}
+
+// Plan predicts the placement of a job that would be submitted now.
+type Plan struct {
+	Spec           spec.Job   `json:"spec" doc:"with defaults filled in"`
+	StartsNow      bool       `json:"starts_now" doc:"there is room for it, which the jobs ahead have not taken"`
+	Ahead          int        `json:"ahead" doc:"waiting jobs that are looked at before it"`
+	Queue          int        `json:"queue" doc:"jobs that wait for room, this one included if it would"`
+	EstimatedStart *time.Time `json:"estimated_start,omitempty" doc:"by the time limits of what runs and of what waits ahead; absent: nothing tells"`
+	Reserved       bool       `json:"reserved,omitempty" doc:"its start would be reserved: no later job delays it"`
+	CostPerHour    *float64   `json:"cost_per_hour,omitempty" doc:"USD, on the best candidate; absent: nothing is charged or known"`
+	Blockers       []Blocker  `json:"blockers,omitempty" doc:"all that would keep it from starting"`
+	Priority       []Term     `json:"priority,omitempty" doc:"what its place in the queue would be made of, the weightiest first"`
+	Fit            Fit        `json:"fit"`
+}
+
+// Explanation says why a job is where it is, and everything that is in its way
+// at once.
+type Explanation struct {
+	Job            berth.JobID `json:"job"`
+	Status         berth.State `json:"status"`
+	Summary        string      `json:"summary"`
+	Blockers       []Blocker   `json:"blockers" doc:"all that keeps it from starting; empty if nothing does"`
+	Ahead          *int        `json:"ahead,omitempty" doc:"waiting jobs before it in the queue"`
+	Position       *int        `json:"position,omitempty" doc:"its place in the queue, from 1; absent: it is not in it, or starts now"`
+	Queue          *int        `json:"queue,omitempty" doc:"jobs in the queue: those that may start and have no room"`
+	Priority       []Term      `json:"priority,omitempty" doc:"what its place in the queue is made of, the weightiest first"`
+	EstimatedStart *time.Time  `json:"estimated_start,omitempty" doc:"by the time limits of what runs and of what waits ahead; absent: nothing tells"`
+	Reserved       bool        `json:"reserved,omitempty" doc:"its start is reserved: no later job delays it"`
+	Fit            *Fit        `json:"fit,omitempty" doc:"how the machines stand to it, while it waits"`
+}
+
+// Blocker is one thing that keeps a job from starting.
+type Blocker struct {
+	Code    string        `json:"code" doc:"stable: paused, control_plane, held, not_eligible, not_accepted, needs, parallel, quota, unsatisfiable, no_machines, no_room, engine_silent, stopping, overdue, reserved, behind"`
+	Quota   string        `json:"quota,omitempty" doc:"of quota: which setting, limit, max_running, borrow or budget"`
+	Message string        `json:"message"`
+	Hint    string        `json:"hint,omitempty" doc:"what would have to change"`
+	Jobs    []berth.JobID `json:"jobs,omitempty" doc:"of the same tenant: of stopping, those that are to make room; of overdue, the one it waits for"`
+
+	Machines []berth.MachineID `json:"machines,omitempty" doc:"of engine_silent: those whose container engine does not answer"`
+}
+
+// Term is one part of a job's place in the queue.
+type Term struct {
+	Name  string `json:"name" doc:"band, overdue, share, guarantee, service, priority, age, submitted_at or id"`
+	Value string `json:"value"`
+	Text  string `json:"text,omitempty" doc:"the same for people"`
+}

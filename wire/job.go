@@ -1,0 +1,87 @@
+package wire
+
+import (
+	"time"
+
+	"berth"
+	"berth/spec"
+)
+
+// Job is a job as users see it: the row and its dependent rows. Lists leave out
+// Spec, Attempts, Checkpoints and Progress.
+type Job struct {
+	ID          berth.JobID       `json:"id"`
+	Kind        berth.Kind        `json:"kind,omitempty" doc:"array or pipeline; absent for a job"`
+	Name        string            `json:"name"`
+	Tenant      berth.TenantID    `json:"tenant"`
+	Status      berth.State       `json:"status"`
+	Reason      *berth.Reason     `json:"reason,omitempty"`
+	DeadLetter  bool              `json:"dead_letter,omitempty"`
+	Held        bool              `json:"held,omitempty"`
+	Priority    spec.Priority     `json:"priority"`
+	Labels      map[string]string `json:"labels,omitempty"`
+	Attempt     int               `json:"attempt"`               // the current one, 0 before the first
+	Failures    int               `json:"failures,omitempty"`    // runs that ended by the user's own fault
+	Losses      int               `json:"losses,omitempty"`      // attempts infrastructure spoiled
+	Preemptions int               `json:"preemptions,omitempty"` // times it gave way
+	RetryOf     *berth.JobID      `json:"retry_of,omitempty"`
+	RetriedBy   *berth.JobID      `json:"retried_by,omitempty"`
+	Parent      *berth.JobID      `json:"parent,omitempty"`      // the array it is an element of
+	ArrayIndex  *int              `json:"array_index,omitempty"` // which
+	Tally       *Tally            `json:"tally,omitempty"`       // of an array: its elements by status
+	Indexes     string            `json:"indexes,omitempty" doc:"of an array that runs only some elements of another again: which"`
+	Step        string            `json:"step,omitempty"` // of a pipeline: which this job is
+	CachedFrom  *berth.JobID      `json:"cached_from,omitempty" doc:"of a step that was skipped: the job that did the same before, and whose outputs it has"`
+	ImageDigest string            `json:"image_digest,omitempty"`
+	ExitCode    *int              `json:"exit_code,omitempty"`
+
+	SubmittedAt time.Time  `json:"submitted_at"`
+	QueuedAt    *time.Time `json:"queued_at,omitempty"`
+	ScheduledAt *time.Time `json:"scheduled_at,omitempty"` // of the current attempt
+	StartedAt   *time.Time `json:"started_at,omitempty"`   // first running
+	FinishedAt  *time.Time `json:"finished_at,omitempty"`
+	EligibleAt  *time.Time `json:"eligible_at,omitempty"` // while waiting for a retry
+
+	Spec        *spec.Job          `json:"spec,omitempty"`
+	Pipeline    *spec.Pipeline     `json:"pipeline,omitempty"` // in place of spec
+	Steps       []Step             `json:"steps,omitempty" doc:"of a pipeline, each after those it needs"`
+	Progress    *berth.Progress    `json:"progress,omitempty"`
+	Attempts    []berth.Attempt    `json:"attempts,omitempty"`
+	Checkpoints []berth.Checkpoint `json:"checkpoints,omitempty"`
+}
+
+// Tally counts the elements of a parent by status.
+type Tally struct {
+	Total    int                 `json:"total"`
+	Unmade   int                 `json:"unmade,omitempty" doc:"elements that are not jobs yet; of an array that has ended, elements that never began"`
+	ByStatus map[berth.State]int `json:"by_status"`
+}
+
+// Ended is how many have ended.
+func (t Tally) Ended() int {
+	return t.ByStatus[berth.Succeeded] + t.ByStatus[berth.Failed] + t.ByStatus[berth.Canceled]
+}
+
+// Holding is how many hold capacity.
+func (t Tally) Holding() int {
+	n := 0
+	for s, count := range t.ByStatus {
+		if s.HoldsCapacity() {
+			n += count
+		}
+	}
+	return n
+}
+
+// Step is a step of a pipeline as users see it.
+type Step struct {
+	Name   string        `json:"name"`
+	Job    berth.JobID   `json:"job"`
+	Kind   berth.Kind    `json:"kind,omitempty" doc:"array or pipeline; absent for a job"`
+	Status berth.State   `json:"status"`
+	Tally  *Tally        `json:"tally,omitempty" doc:"of an array: its elements by status; of a pipeline: its steps"`
+	Needs  []string      `json:"needs,omitempty"`
+	Reason *berth.Reason `json:"reason,omitempty"`
+	// CachedFrom is the job that did the work before, of a step that was skipped.
+	CachedFrom *berth.JobID `json:"cached_from,omitempty"`
+}

@@ -1,0 +1,82 @@
+package wire
+
+import (
+	"time"
+
+	"berth"
+	"berth/spec"
+)
+
+// Inventory is the equipment of a machine, as it reports it at its registration.
+type Inventory struct {
+	Capacity berth.Capacity    `json:"capacity"`
+	Region   string            `json:"region,omitempty"`
+	Site     string            `json:"site,omitempty"` // on_prem or cloud
+	Pool     string            `json:"pool,omitempty"`
+	Labels   map[string]string `json:"labels,omitempty"`
+	GPUs     []berth.GPU       `json:"gpus,omitempty"`
+	Declared bool              `json:"declared,omitempty"` // GPUs are declared by file, not read from hardware
+	Engine   string            `json:"engine,omitempty"`   // such as docker 28.2.2
+	Version  string            `json:"version,omitempty"`  // of the agent
+	Address  string            `json:"address,omitempty"`  // under which other machines reach it
+	Fence    spec.Duration     `json:"fence,omitempty"`    // of at_most_one work; 0: the machine cannot fence
+	Network  string            `json:"network,omitempty"`  // where members of gangs reach each other; see NetworkHost
+	Ports    PortRange         `json:"ports,omitzero"`     // for members of gangs; zero: DefaultPorts
+}
+
+// Machine is a machine as users see it.
+type Machine struct {
+	ID       berth.MachineID    `json:"id"`
+	State    berth.MachineState `json:"state"`
+	Reason   string             `json:"reason,omitempty"`
+	Epoch    int64              `json:"epoch"`
+	Pool     string             `json:"pool,omitempty"`
+	Region   string             `json:"region,omitempty"`
+	Site     string             `json:"site,omitempty"`
+	Labels   map[string]string  `json:"labels,omitempty"`
+	Capacity berth.Capacity     `json:"capacity"`
+	Used     berth.Capacity     `json:"used"`
+	Free     berth.Capacity     `json:"free"`
+	Declared bool               `json:"declared,omitempty"`
+	Engine   string             `json:"engine,omitempty"`
+	Version  string             `json:"version,omitempty"`
+	Fence    spec.Duration      `json:"fence,omitempty"` // silence after which its deadman ends at_most_one work; 0: it cannot, and gets none
+	SeenAt   *time.Time         `json:"seen_at,omitempty"`
+	Deadline *time.Time         `json:"drain_deadline,omitempty"`
+	GPUs     []MachineGPU       `json:"gpus,omitempty"`
+	Jobs     []MachineJob       `json:"jobs,omitempty"`
+
+	// EngineSilentSince is since when the container engine has not answered the
+	// agent: the machine gets no new work, and Reason says so; nil: it answers.
+	EngineSilentSince *time.Time `json:"engine_silent_since,omitempty"`
+}
+
+// MachineGPU is a device with its present use.
+type MachineGPU struct {
+	berth.GPU
+	UsedMilli int64         `json:"used_milli"`
+	Jobs      []berth.JobID `json:"jobs,omitempty"`
+}
+
+// MachineJob is one rank on a machine.
+type MachineJob struct {
+	Job     berth.JobID           `json:"job"`
+	Name    string                `json:"name"`
+	Tenant  berth.TenantID        `json:"tenant"`
+	Attempt int                   `json:"attempt"`
+	Rank    int                   `json:"rank"`
+	State   berth.AllocationState `json:"state"`
+	Phase   berth.Phase           `json:"phase,omitempty"`
+}
+
+// DrainRequest keeps new work off a machine.
+type DrainRequest struct {
+	Reason   string     `json:"reason,omitempty"`
+	Deadline *time.Time `json:"deadline,omitempty" doc:"what runs there is moved away then; unset: it may end by itself"`
+}
+
+// ConfirmedDead lists the jobs with capacity that an operator's confirmation released.
+type ConfirmedDead struct {
+	Machine Machine       `json:"machine"`
+	Jobs    []berth.JobID `json:"jobs" doc:"jobs that held capacity there"`
+}

@@ -1,0 +1,152 @@
+package wire
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+
+	"berth"
+	"berth/spec"
+)
+
+// Metric is something that is measured of a rank while it runs.
+type Metric string
+
+// The metrics. Rates and shares are means over a step; amounts are the largest
+// that was seen in it.
+const (
+	MetricCPU         Metric = "cpu"              // cores in use
+	MetricMemory      Metric = "memory"           // bytes, without the cached files that the kernel would give up first
+	MetricDiskRead    Metric = "disk_read"        // bytes per second, of block devices: reads from the page cache do not count
+	MetricDiskWritten Metric = "disk_written"     // bytes a second
+	MetricReceived    Metric = "network_received" // bytes a second; absent on the host's own network
+	MetricSent        Metric = "network_sent"     // bytes a second
+	MetricGPU         Metric = "gpu"              // part of the time in which the device was busy, 0 to 1
+	MetricGPUMemory   Metric = "gpu_memory"       // bytes of the device in use, by whomever
+)
+
+// The units of metrics.
+const (
+	UnitCores          = "cores"
+	UnitBytes          = "bytes"
+	UnitBytesPerSecond = "bytes_per_second"
+	UnitRatio          = "ratio"
+)
+
+// Unit is the unit of the metric's values, "" for an unknown metric.
+func (m Metric) Unit() string {
+	switch m {
+	case MetricCPU:
+		return UnitCores
+	case MetricMemory, MetricGPUMemory:
+		return UnitBytes
+	case MetricDiskRead, MetricDiskWritten, MetricReceived, MetricSent:
+		return UnitBytesPerSecond
+	case MetricGPU:
+		return UnitRatio
+	default:
+		return ""
+	}
+}
+
+// Bounds of the stored series of a member, for any run time.
+const (
+	MaxPoints      = 360     // of one series
+	MaxMetricBytes = 1 << 20 // of the object that holds a rank's
+)
+
+// MetricSeries is one metric of one member in one attempt.
+type MetricSeries struct {
+	Metric Metric `json:"metric" doc:"cpu, memory, disk_read, disk_written, network_received, network_sent, gpu or gpu_memory"`
+	GPU    string `json:"gpu,omitempty" doc:"of the metrics of GPUs: the device's UUID"`
+	Unit   string `json:"unit" doc:"cores, bytes, bytes_per_second or ratio"`
+	Values Values `json:"values" doc:"one a step, from started_at on; null: not measured"`
+}
+
+// MemberMetrics are the measurements of one member of a job in one attempt. All
+// series have the same length.
+type MemberMetrics struct {
+	Attempt   int             `json:"attempt"`
+	Member    int             `json:"member"`
+	Machine   berth.MachineID `json:"machine"`
+	StartedAt time.Time       `json:"started_at" doc:"when the first step began"`
+	Step      spec.Duration   `json:"step" doc:"the time that each value is of"`
+	Series    []MetricSeries  `json:"series"`
+}
+
+// Since leaves out the steps that ended before a time.
+func (m MemberMetrics) Since(at time.Time) MemberMetrics {
+	if len(m.Series) == 0 || m.Step <= 0 || !at.After(m.StartedAt) {
+		return m
+	}
+	skip := min(int(at.Sub(m.StartedAt)/m.Step.Std()), len(m.Series[0].Values))
+	cut := make([]MetricSeries, len(m.Series))
+	for i, s := range m.Series {
+		s.Values = s.Values[skip:]
+		cut[i] = s
+	}
+	m.Series, m.StartedAt = cut, m.StartedAt.Add(time.Duration(skip)*m.Step.Std())
+	return m
+}
+
+// ParseMemberMetrics reads measurements that an agent has stored. The content is
+// not trusted: data beyond the bounds is an error.
+func ParseMemberMetrics(b []byte) (MemberMetrics, error) {
+	var m MemberMetrics
+	if err := json.Unmarshal(b, &m); err != nil {
+		return m, fmt.Errorf("read metrics: %w", err)
+	}
+	if m.Step.Std() < time.Millisecond || m.StartedAt.IsZero() || len(m.Series) > 8*(spec.MaxGPUs+1) {
+		return m, fmt.Errorf("read metrics: a step of %s from %s, and %d series", m.Step, m.StartedAt, len(m.Series))
+	}
+	for i := range m.Series {
+		s := &m.Series[i]
+		if s.Unit = s.Metric.Unit(); s.Unit == "" || len(s.GPU) > 128 || len(s.Values) > MaxPoints || len(s.Values) != len(m.Series[0].Values) {
+			return m, fmt.Errorf("read metrics: series %.40q of %.40q with %d values", s.Metric, s.GPU, len(s.Values))
+		}
+	}
+	return m, nil
+}
+
+// Values are the points of a series; NaN is one that was not measured, in JSON
+// null.
+type Values []float64
+
+func (v Values) MarshalJSON() ([]byte, error) {
+	b := append(make([]byte, 0, 6*len(v)+2), '[')
+	for i, x := range v {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		if math.IsNaN(x) || math.IsInf(x, 0) {
+			b = append(b, "null"...)
+		} else {
+			b = strconv.AppendFloat(b, x, 'f', -1, 64)
+		}
+	}
+	return append(b, ']'), nil
+}
+
+func (v *Values) UnmarshalJSON(b []byte) error {
+	var points []*float64
+	if err := json.Unmarshal(b, &points); err != nil {
+		return err
+	}
+	*v = make(Values, len(points))
+	for i, p := range points {
+		(*v)[i] = math.NaN()
+		if p != nil {
+			(*v)[i] = *p
+		}
+	}
+	return nil
+}
+
+// GPUUse is how busy a device is at a moment.
+type GPUUse struct {
+	UUID        string
+	Utilization float64 // 0 to 1 over the driver's last sample period; negative: not known
+	MemoryBytes int64   // in use; negative: not known
+}

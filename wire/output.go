@@ -1,0 +1,20 @@
+package wire
+
+import (
+	"time"
+
+	"berth"
+)
+
+// StoredOutput is an output of a job that has been stored.
+type StoredOutput struct {
+	Name      string        `json:"name"`
+	Attempt   int           `json:"attempt"`
+	Member    int           `json:"member"`
+	Address   berth.Address `json:"address" doc:"of its content: the same content has the same address"`
+	Files     int           `json:"files" doc:"entries, folders and links included"`
+	Bytes     int64         `json:"bytes" doc:"of all files together"`
+	Stored    int64         `json:"stored_bytes" doc:"of the archive, compressed"`
+	SHA256    string        `json:"sha256" doc:"of the archive as it is downloaded"`
+	CreatedAt time.Time     `json:"created_at"`
+}

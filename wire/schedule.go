@@ -1,0 +1,74 @@
+package wire
+
+import (
+	"time"
+
+	"berth"
+	"berth/spec"
+)
+
+// Schedule is a schedule as users see it.
+type Schedule struct {
+	ID     berth.ScheduleID `json:"id"`
+	Tenant berth.TenantID   `json:"tenant"`
+	spec.Schedule
+	Note      string      `json:"note,omitempty" doc:"why it was paused or resumed"`
+	CreatedBy string      `json:"created_by"`
+	CreatedAt time.Time   `json:"created_at"`
+	UpdatedAt time.Time   `json:"updated_at"`
+	Next      []time.Time `json:"next" doc:"the next fires, without their jitter; none while it is paused, or once it has none left"`
+	Fires     []Fire      `json:"fires" doc:"the last fires, newest first; of a list, at most one"`
+	Pending   bool        `json:"pending,omitempty" doc:"the clock has not taken over the last change yet"`
+}
+
+// Fire is one time of a schedule, with its result.
+type Fire struct {
+	At        time.Time     `json:"at" doc:"the time it stands for; a schedule has one fire for each time"`
+	Source    FireSource    `json:"source"`
+	Status    FireStatus    `json:"status"`
+	Job       *berth.JobID  `json:"job,omitempty"`
+	JobStatus berth.State   `json:"job_status,omitempty"`
+	Reason    *berth.Reason `json:"reason,omitempty" doc:"why it made no job, or waits"`
+	DecidedAt *time.Time    `json:"decided_at,omitempty"`
+}
+
+// FireSource is why a schedule fired.
+type FireSource string
+
+// The sources.
+const (
+	FireByClock    FireSource = "clock"
+	FireByBackfill FireSource = "backfill"
+	FireByHand     FireSource = "run"
+)
+
+// FireStatus is the result of a fire.
+type FireStatus string
+
+// The statuses. Due and buffered fires are not decided yet.
+const (
+	FireDue       FireStatus = "due"       // about to be submitted
+	FireBuffered  FireStatus = "buffered"  // submitted when the jobs before it have ended
+	FireSubmitted FireStatus = "submitted" // it made a job
+	FireSkipped   FireStatus = "skipped"   // for the overlap policy, or a pause
+	FireRefused   FireStatus = "refused"   // its work was not accepted
+	FireMissed    FireStatus = "missed"    // it came later than catch_up
+)
+
+// Decided reports whether the status stays, unless a backfill tries again.
+func (s FireStatus) Decided() bool {
+	switch s {
+	case FireDue, FireBuffered:
+		return false
+	case FireSubmitted, FireSkipped, FireRefused, FireMissed:
+		return true
+	default:
+		panic("unknown fire status " + string(s))
+	}
+}
+
+// BackfillResult is the answer to a backfill.
+type BackfillResult struct {
+	Times int `json:"times" doc:"of the schedule in the range"`
+	Fires int `json:"fires" doc:"of them, those that had made no job yet and are fired now"`
+}

@@ -1,0 +1,18 @@
+package wire
+
+import (
+	"time"
+
+	"berth"
+	"berth/spec"
+)
+
+// Tenant is a team: whose jobs they are, and whose share of the cluster they
+// use. Its parent's limits bind it too.
+type Tenant struct {
+	ID        berth.TenantID `json:"id"`
+	Parent    berth.TenantID `json:"parent,omitempty" doc:"the tenant above it, whose limits bind it too"`
+	Weight    float64        `json:"weight" doc:"of its share among its siblings"`
+	CreatedAt time.Time      `json:"created_at"`
+	Use       spec.TenantUse `json:"use"`
+}

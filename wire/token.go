@@ -1,0 +1,34 @@
+package wire
+
+import (
+	"time"
+
+	"berth"
+	"berth/spec"
+)
+
+// Token is a token as admins see it. Secret is returned once, at its creation.
+type Token struct {
+	ID        string          `json:"id"`
+	Name      string          `json:"name"`
+	Tenant    berth.TenantID  `json:"tenant"`
+	Role      spec.Role       `json:"role"`
+	Machine   berth.MachineID `json:"machine,omitempty"`
+	CreatedAt time.Time       `json:"created_at"`
+	ExpiresAt *time.Time      `json:"expires_at,omitempty"`
+	RevokedAt *time.Time      `json:"revoked_at,omitempty"`
+	Secret    string          `json:"token,omitempty" doc:"shown once, when the token is made"`
+}
+
+// JoinToken lets one machine join, once. Secret is returned once, at its creation.
+type JoinToken struct {
+	ID        string            `json:"id"`
+	Pool      string            `json:"pool,omitempty"`
+	Labels    map[string]string `json:"labels,omitempty"`
+	CreatedBy string            `json:"created_by"`
+	CreatedAt time.Time         `json:"created_at"`
+	ExpiresAt time.Time         `json:"expires_at"`
+	UsedBy    *berth.MachineID  `json:"used_by,omitempty"`
+	UsedAt    *time.Time        `json:"used_at,omitempty"`
+	Secret    string            `json:"token,omitempty" doc:"shown once, when the token is made"`
+}
