@@ -255,6 +255,7 @@ func (m *member) runner(p phase) worker {
 	case phaseAcknowledge:
 		return &acknowledgePhase{orders: m.orders, adopts: m.adopts}
 	default:
+		// It exists from now on: a member without a run has no usage to store.
 		m.sampler = &usageSampler{
 			core: m.core, control: s.control, gpus: s.cfg.GPUs, folder: m.scratch.dir,
 			adopts: m.adopts, helpers: &m.helpers,
