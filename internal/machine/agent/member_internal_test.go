@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/failure"
 )
 
 // idleMember returns a member without a goroutine, and a function that stops its agent.
@@ -57,17 +58,17 @@ func TestEventsDuringThePreparation(t *testing.T) {
 		event func(m *member)
 		fails bool // the phase under way returns an error
 		want  phase
-		cause berth.ExitCause
+		cause failure.ExitCause
 	}{
 		{"success", func(*member) {}, false, phaseReady, ""},
-		{"stop", func(m *member) { m.orders.take(berth.Orders{Stop: true}, 0) }, true, phaseFence, berth.CauseNotStarted},
+		{"stop", func(m *member) { m.orders.take(berth.Orders{Stop: true}, 0) }, true, phaseFence, failure.CauseNotStarted},
 		{"stop after the last phase", func(m *member) { m.orders.take(berth.Orders{Stop: true}, 0) }, false, phaseReady, ""},
 		{"start", func(m *member) { m.orders.start() }, false, phaseReady, ""},
-		{"slow", func(*member) { time.Sleep(patience) }, true, phaseFence, berth.CauseEngine},
+		{"slow", func(*member) { time.Sleep(patience) }, true, phaseFence, failure.CauseEngine},
 		{"slow pull", func(m *member) {
 			m.reports.enter(0, berth.PhasePulling)
 			time.Sleep(patience)
-		}, true, phaseFence, berth.CauseImageUnavailable},
+		}, true, phaseFence, failure.CauseImageUnavailable},
 		{"abandoned", func(m *member) { m.abandon() }, true, "", ""},
 		{"abandoned after the last phase", func(m *member) { m.abandon() }, false, "", ""},
 	} {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/wire"
 )
 
 func testReporter(alloc berth.AllocationID) *reporter {
@@ -98,7 +99,7 @@ func TestARefusedReportDelaysNoOtherMember(t *testing.T) {
 	if len(b.reports) != 3 || !slices.Equal(b.gone, []berth.AllocationID{7}) {
 		t.Fatalf("collected %d reports and %v", len(b.reports), b.gone)
 	}
-	o.delivered(b, []berth.Refused{{Alloc: 1, Detail: "no"}})
+	o.delivered(b, []wire.Refused{{Alloc: 1, Detail: "no"}})
 	b, due := o.collect(now)
 	if len(b.reports)+len(b.gone) > 0 {
 		t.Errorf("still due are %v and %v", b.reports, b.gone)

@@ -11,8 +11,8 @@ import (
 	"berth/activities/node"
 )
 
-// The engine passes on what a registry said as text: up to 20.10 even a 401 or
-// a 429 arrives as an HTTP 500 of the engine, or in the middle of a 200. The
+// The engine passes on a registry's error as text: up to 20.10 even a 401 or a 429
+// arrives as an HTTP 500 of the engine, or in the middle of a 200. The
 // patterns below contain a space or a colon followed by one, which no image
 // name can, so that a repository called "denied" does not decide anything.
 
@@ -26,12 +26,12 @@ var temporary = regexp.MustCompile(`(?i)` +
 	`timeout exceeded|tls handshake timeout|server misbehaving|` +
 	`network is unreachable|no route to host`)
 
-// mismatch is what the engine says of content that is not its digest's.
+// mismatch matches the engine's errors about content that differs from its digest.
 var mismatch = regexp.MustCompile(`(?i)` +
 	`verification failed for digest|does not match provided manifest digest|` +
 	`unexpected commit digest|failed to validate .*digest`)
 
-// permanent is what a registry says when asking again is useless.
+// permanent matches a registry's errors that a repeat would not change.
 var permanent = regexp.MustCompile(`(?i)` +
 	`manifest unknown|name unknown:|repository name not known|` +
 	`pull access denied|access forbidden|` +
@@ -42,8 +42,8 @@ var permanent = regexp.MustCompile(`(?i)` +
 	`no matching manifest for|not match the specified platform|` +
 	`unsupported media type|unsupported manifest|manifest invalid:`)
 
-// classifyPull says whether a failed pull is worth another try. Whatever it
-// does not know is.
+// classifyPull reports whether a failed pull is worth another try. Unknown errors
+// are.
 func classifyPull(ref string, err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("pull image %s: %w: %w", ref, node.ErrImageUnavailable, err)
@@ -62,15 +62,15 @@ func classifyPull(ref string, err error) error {
 	return fmt.Errorf("pull image %s: %w: %w", ref, kind, err)
 }
 
-// badCommand is what runc says about an entry point it cannot run. With an init
-// process the container usually starts all the same, and init exits 126 or 127.
+// badCommand matches runc's errors about an entry point that it cannot run. With an
+// init process the container usually starts all the same, and init exits 126 or 127.
 var badCommand = regexp.MustCompile(`(?i)` +
 	`executable file not found|exec format error|` +
 	`exec: .*(no such file or directory|permission denied|is a directory)|` +
 	`no command specified|` +
 	`chdir to cwd|cannot mkdir|not a directory`)
 
-// badDevice is what the engine, the NVIDIA hook or CDI say about GPUs.
+// badDevice matches errors of the engine, the NVIDIA hook or CDI about GPUs.
 var badDevice = regexp.MustCompile(`(?i)` +
 	`could not select device driver|` +
 	`nvidia-container-cli|nvidia-container-runtime|libnvidia|` +

@@ -10,7 +10,7 @@ import (
 	"berth/activities/node"
 )
 
-// What engines other than the one at hand say; image_test.go has the latter's.
+// Messages of engines other than the present one; image_test.go has those.
 func TestF37PullMessagesOfOtherEngines(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]error{

@@ -51,9 +51,9 @@ func (e *Engine) Create(ctx context.Context, spec node.ContainerSpec) (node.Cont
 	}
 }
 
-// facts is what the engine says of itself that a container depends on. To answer,
-// it runs two programs, so where only the number of cores matters, which is all
-// that containers without GPUs need, what it said last will do.
+// facts returns the engine's facts on which a container depends. The engine runs two
+// programs to answer. So for containers without GPUs, which need only the number of
+// cores, the last answer is used.
 func (e *Engine) facts(ctx context.Context, spec node.ContainerSpec) (system.Info, error) {
 	if n := e.cores.Load(); n > 0 && len(spec.GPUs) == 0 {
 		return system.Info{NCPU: int(n)}, nil
@@ -65,8 +65,8 @@ func (e *Engine) facts(ctx context.Context, spec node.ContainerSpec) (system.Inf
 	return info, err
 }
 
-// errNameTaken says that the engine has given the name away, to a container
-// that cannot be seen yet or any more.
+// errNameTaken reports that the engine has assigned the name to a container that is
+// not visible yet, or is no longer visible.
 var errNameTaken = errors.New("name is taken")
 
 // createFailed looks whether the container exists in spite of the error: the
@@ -221,7 +221,7 @@ func (e *Engine) kill(ctx context.Context, c node.Container, signal string) erro
 	defer cancel()
 	err := e.api.ContainerKill(ctx, c.ID, signal)
 	switch {
-	case err == nil, cerrdefs.IsConflict(err): // 409: it is not running any more
+	case err == nil, cerrdefs.IsConflict(err): // 409: it is no longer running
 		return nil
 	case absent(c.Name, err) != nil:
 		return absent(c.Name, err)
@@ -304,8 +304,8 @@ func describe(c container.InspectResponse) node.Container {
 	}
 	if d.State == node.ContainerExited {
 		d.ExitCode = s.ExitCode
-		// The engine stamps the start when it hears of it, which for a very short
-		// life is after the end; nobody should have to count with negative times.
+		// The engine stamps the start when it learns of it, which for a very short
+		// run is after the end. Callers should not see negative durations.
 		if d.FinishedAt.Before(d.StartedAt) {
 			d.FinishedAt = d.StartedAt
 		}

@@ -12,7 +12,7 @@ import (
 	"berth/activities/node"
 )
 
-// CopyOut returns what lies at a path of a container as a tar; see node.Runtime.
+// CopyOut returns the content at a path of a container as a tar; see node.Runtime.
 func (e *Engine) CopyOut(ctx context.Context, name, path string) (io.ReadCloser, error) {
 	c, err := e.Inspect(ctx, name)
 	if err != nil {

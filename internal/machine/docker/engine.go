@@ -29,7 +29,7 @@ type Options struct {
 	// own. A host that was itself given fewer refuses to start containers.
 	OpenFiles int64
 	// LogFileMiB and LogFiles bound a container's log on disk; 0 means 64 MiB
-	// times 4. Rotation throws away what nobody has read yet, so the product is
+	// times 4. Rotation discards lines that have not been read, so the product is
 	// how far a reader may fall behind: with 256 MiB, an agent that is down for
 	// a minute loses nothing of a job that writes 4 MiB/s, while a job that
 	// floods its log still cannot fill the disk.
@@ -119,8 +119,8 @@ func (e *Engine) engineID(ctx context.Context, info system.Info) (string, error)
 	return info.ID + "/" + none.ID[:min(12, len(none.ID))], nil
 }
 
-// freeMiB is what unprivileged writers may still use below a folder, 0 if that
-// cannot be told.
+// freeMiB returns the space that unprivileged writers may still use below a folder,
+// 0 if it is unknown.
 func freeMiB(folder string) int64 {
 	var fs syscall.Statfs_t
 	if err := syscall.Statfs(folder, &fs); err != nil {

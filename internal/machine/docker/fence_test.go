@@ -21,7 +21,7 @@ import (
 	"berth/internal/machine/docker"
 )
 
-// machine is an engine with the test image, and the raw client beside it.
+// machine is an engine with the test image, together with the raw client.
 type machine struct {
 	*docker.Engine
 	t     *testing.T
@@ -71,7 +71,7 @@ func (m *machine) run(s node.ContainerSpec) node.Container {
 	return c
 }
 
-// output runs a container to its end and returns what it wrote.
+// output runs a container to its end and returns its output.
 func (m *machine) output(s node.ContainerSpec) string {
 	m.t.Helper()
 	m.run(s)

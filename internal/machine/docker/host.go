@@ -29,7 +29,7 @@ const (
 	visibleDevice = "NVIDIA_VISIBLE_DEVICES"
 )
 
-// containerConfig is what runs: the job's own choices, and no more.
+// containerConfig returns the container's configuration: the job's own settings only.
 func containerConfig(s node.ContainerSpec, gpus string) *container.Config {
 	c := &container.Config{
 		Image:      canonical(s.Image),
@@ -49,8 +49,8 @@ func containerConfig(s node.ContainerSpec, gpus string) *container.Config {
 	if env == nil {
 		env = make(map[string]string, 1)
 	}
-	// The NVIDIA runtime reads this variable from the image and from the job and
-	// hands out what it names; the reservation alone decides.
+	// The NVIDIA runtime reads this variable from the image and from the job, and
+	// grants the devices that it names. Only the reservation decides on them.
 	env[visibleDevice] = gpus
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		c.Env = append(c.Env, name+"="+env[name])
@@ -155,10 +155,9 @@ func deviceRequests(info system.Info, gpus []string) ([]container.DeviceRequest,
 
 func cdiName(uuid string) string { return "nvidia.com/gpu=" + uuid }
 
-// usesCDI reports whether the engine can resolve these GPUs through CDI. From
-// 28.2 on an engine lists the devices it discovered, and a specification that
-// names devices by index only is of no use to us; from 25 on it at least tells
-// that CDI was switched on.
+// usesCDI reports whether the engine can resolve these GPUs through CDI. From 28.2
+// on, an engine lists the discovered devices; a specification that names devices by
+// index only cannot be used. From 25 on, it at least reports that CDI is enabled.
 func usesCDI(info system.Info, gpus []string) bool {
 	var major, minor int
 	if _, err := fmt.Sscanf(info.ServerVersion, "%d.%d", &major, &minor); err != nil {

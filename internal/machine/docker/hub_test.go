@@ -17,8 +17,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// hub is a registry on loopback, which engines trust without TLS. It counts
-// what is fetched and may be told to answer otherwise.
+// hub is a registry on loopback, which engines trust without TLS. It counts the
+// fetches, and can be set to give other answers.
 type hub struct {
 	t       *testing.T
 	address string // host:port
@@ -71,8 +71,8 @@ func (h *hub) answer(f func(http.ResponseWriter, *http.Request) bool) {
 	h.meddle.Store(&f)
 }
 
-// closedPort is an address where nobody listens, nor will during the test: it is
-// bound.
+// closedPort returns an address without a listener. It stays without one during the
+// test, because the test has bound it.
 func closedPort(t *testing.T) string {
 	t.Helper()
 	s, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)

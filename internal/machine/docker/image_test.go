@@ -21,8 +21,8 @@ import (
 	"berth/internal/machine/docker"
 )
 
-// unique makes a small image that no engine has seen, and has whatever the
-// host's engine keeps of its repository removed in the end.
+// unique creates a small image that no engine has seen. At the end of the test, all
+// images of its repository are removed from the host's engine.
 func unique(t *testing.T, h *hub) v1.Image {
 	t.Helper()
 	img, err := random.Image(2000, 2)
@@ -37,7 +37,7 @@ func unique(t *testing.T, h *hub) v1.Image {
 	return img
 }
 
-// removeImages removes what the host's engine pulled from one registry.
+// removeImages removes the images that the host's engine pulled from one registry.
 func removeImages(t *testing.T, registry string) {
 	t.Helper()
 	api, err := client.NewClientWithOpts(client.WithHost(runtimetest.DefaultHost), client.WithAPIVersionNegotiation())

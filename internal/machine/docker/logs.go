@@ -100,7 +100,7 @@ type logReader struct {
 	last      time.Time // the newest stamp this stream has shown
 	again     int       // lines at since that this stream has repeated
 	delivered int
-	refused   error // what emit returned
+	refused   error // returned by emit
 }
 
 func (r *logReader) deliver(line node.LogLine) error {

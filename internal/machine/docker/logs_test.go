@@ -43,7 +43,7 @@ func TestStampsNeverFall(t *testing.T) {
 
 	r, got = reader()
 	r.since = time.Date(2026, 1, 1, 0, 0, 3, 0, time.UTC)
-	feed(t, r, "e 03.0Z b", "o 02.9Z c", "o 04.0Z d") // what a read since 3 s shows
+	feed(t, r, "e 03.0Z b", "o 02.9Z c", "o 04.0Z d") // the result of a read since 3 s
 	want(t, *got, "03.0 b", "03.0 c", "04.0 d")
 }
 

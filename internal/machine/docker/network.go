@@ -79,7 +79,7 @@ func (e *Engine) RemoveNetwork(ctx context.Context, name string) error {
 		return wrapNetwork("find", name, err)
 	}
 	// The engine's own filter by network does not see containers that were never
-	// started. Those that are made for a network carry its labels.
+	// started. Containers for a network carry its labels.
 	on := filters.NewArgs()
 	for k, v := range found.Labels {
 		on.Add("label", k+"="+v)

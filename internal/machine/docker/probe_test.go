@@ -15,8 +15,8 @@ import (
 	"berth/internal/machine/docker"
 )
 
-// stub is an engine's API with just what a probe calls. The calls whose path ends
-// in hangs are never answered.
+// stub is an engine's API with only the calls of a probe. A call with a path that
+// ends in hangs is never answered.
 func stub(t *testing.T) (engine *docker.Engine, hangs *atomic.Pointer[string]) {
 	t.Helper()
 	hangs = &atomic.Pointer[string]{}

@@ -15,9 +15,9 @@ import (
 // which process it is.
 const pidFile = "/run/docker.pid"
 
-// processStart is when the engine behind a socket began, zero if that cannot be
-// told. The engine's API does not say; but the kernel knows which process
-// listens, and since when it lives.
+// processStart returns the start of the engine behind a socket, zero if it is
+// unknown. The engine's API does not report it; but the kernel knows the listening
+// process and its start.
 func processStart(socket string) time.Time {
 	pid := listener(socket)
 	if name(pid) != "dockerd" {

@@ -70,8 +70,8 @@ func (p *pulls) join(ctx context.Context, key string, work func(context.Context)
 	return one, nil
 }
 
-// leave gives up waiting. An abandoned attempt is taken off the table at once,
-// so that whoever comes next does not join a dying one.
+// leave gives up waiting. An abandoned attempt is removed from the table at once, so
+// that the next caller does not join a dying one.
 func (p *pulls) leave(key string, one *pull) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

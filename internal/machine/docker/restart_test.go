@@ -88,7 +88,7 @@ func TestContainersOutliveAKilledEngine(t *testing.T) {
 		}
 	}
 
-	// One container ends while nobody looks.
+	// One container ends without an observer.
 	kill(t, before.PID)
 	d.Start()
 	c, err := m.Wait(t.Context(), ends.Name)

@@ -37,13 +37,12 @@ const killed = 128 + 9
 // lateOOM is how long after an exit the engine may still hear why.
 const lateOOM = 250 * time.Millisecond
 
-// postMortem asks the engine what it knows of a bad end. It hears of a process
-// that was killed for memory by another way than of the exit; where the exit
-// comes first, as it does on a busy machine, or where it was a child, the flag on
-// the container stays false for ever. And it alone knows who was sent a signal:
-// an engine that shuts down stops its containers first, and then their ends look
-// like any other. That it does not answer here is an error, since it tells that
-// the engine may be going down.
+// postMortem asks the engine for details of a bad end. The engine learns of a process
+// that was killed for memory on another way than of the exit. If the exit arrives
+// first, as on a busy machine, or if a child was killed, the flag on the container
+// stays false permanently. And only the engine knows which containers got a signal:
+// an engine that shuts down stops its containers first, and then their ends look like
+// any other. A missing answer is an error here, since the engine may be shutting down.
 func (e *Engine) postMortem(ctx context.Context, c node.Container) (node.Container, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

@@ -95,7 +95,7 @@ func (a *serviceAccount) token(ctx context.Context) (string, error) {
 		return "", fault(what, way.err)
 	case !way.gone:
 		return "", refusedf("secret %s: its private_key cannot be read", a.secret)
-	default: // the library's words may repeat what the server says
+	default: // the library's text may repeat the server's answer
 		return "", berth.Errorf(berth.CodeUnavailable, "%s: the answer cannot be read", what)
 	}
 }
@@ -116,8 +116,8 @@ func (w *way) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
-// skewed reports whether a server's clock shows another time than this machine's,
-// which makes it refuse signatures whoever they are of.
+// skewed reports whether a server's clock differs from this machine's, so that it
+// refuses every signature.
 func skewed(h http.Header) bool {
 	at, err := http.ParseTime(h.Get("Date"))
 	return err == nil && time.Since(at).Abs() > 5*time.Minute

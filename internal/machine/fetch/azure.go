@@ -48,8 +48,8 @@ func (s *Sources) openAzure(b *bucket, in spec.Input, login spec.Sensitive) erro
 	return nil
 }
 
-// azureClient reads a secret: a SAS token, or a key of the account. Without one
-// everybody's blobs can be read, and nothing by what the machine itself may.
+// azureClient reads a secret: a SAS token, or a key of the account. Without one, only
+// public blobs can be read: the machine's own rights are never used.
 func azureClient(at, account, secret string, login spec.Sensitive, o *container.ClientOptions) (*container.Client, error) {
 	text := strings.TrimSpace(string(login))
 	unread := refusedf("secret %s is neither a SAS token (sv=…&sig=…) nor an account key", secret)
@@ -79,8 +79,8 @@ func unfit(at string, err error) error {
 	return nil
 }
 
-// bounded refuses answers longer than told that are kept in memory: all but the
-// content of blobs and of objects.
+// bounded refuses answers beyond a length, if they are kept in memory: all answers
+// except the content of blobs and of objects.
 type bounded struct{ client *http.Client }
 
 func (b bounded) Do(r *http.Request) (*http.Response, error) {
@@ -145,8 +145,8 @@ func isFolder(metadata map[string]*string) bool {
 	return false
 }
 
-// isAzure takes what the server says of a blob. Its ETag is written without
-// quotes in lists.
+// isAzure stores the server's properties of a blob. Lists contain its ETag without
+// quotes.
 func (o *object) isAzure(size *int64, etag *azcore.ETag, at *time.Time) {
 	o.size = -1
 	if size != nil {
@@ -195,7 +195,7 @@ func (a *azureStore) fault(key string, err error) error {
 	if _, sent := errors.AsType[*url.Error](err); sent {
 		return fault(what, err)
 	}
-	// The library's words may repeat what the server says.
+	// The library's text may repeat the server's answer.
 	return berth.Errorf(berth.CodeUnavailable, "%s: the answer cannot be read, or broke off", what)
 }
 

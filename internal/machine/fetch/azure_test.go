@@ -69,7 +69,7 @@ func keepsAzureToken(t *testing.T, p place, server *azuretest.Server) {
 			t.Errorf("it is %q, %v", files, err)
 		}
 	}
-	// An address that a server sends to is not followed, nor told.
+	// A redirect of a server is neither followed nor reported.
 	away := through(t, server.Input("token/", "/d", "AZ"), func(r *http.Request, w http.ResponseWriter, _ http.Handler) {
 		http.Redirect(w, r, "http://127.0.0.1:1/canary", http.StatusFound)
 	})

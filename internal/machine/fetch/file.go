@@ -29,7 +29,7 @@ type file struct {
 	s     *Sources
 	in    spec.Input
 	login spec.Sensitive
-	what  string // for people: without what may be a login
+	what  string // for users: without possible logins
 	etag  string // "": the server tells none that can be relied on
 	once  bool   // there is neither that nor a hash to know it by
 }
@@ -120,7 +120,7 @@ func (f *file) fetch(ctx context.Context, to *os.Root, again Again) (sum archive
 	return sum, err
 }
 
-// read writes the file, and to the digest what it writes.
+// read writes the content to the file and to the digest.
 func (f *file) read(ctx context.Context, out io.Writer, digest hash.Hash) (int64, error) {
 	ctx, lively, end := watch(ctx)
 	defer end()

@@ -21,7 +21,7 @@ const kindGS = "gs-"
 
 const gsServer = "https://storage.googleapis.com"
 
-// gsFields are what is asked for of an object.
+// gsFields are the requested fields of an object.
 const gsFields = "name,size,generation,contentEncoding,crc32c"
 
 // gsStore is a bucket of Google Cloud Storage, by the three calls of its JSON
@@ -50,7 +50,7 @@ func (s *Sources) openGS(b *bucket, in spec.Input, login spec.Sensitive) error {
 	return nil
 }
 
-// gsObject is an object as the API tells of it.
+// gsObject is an object in the API's format.
 type gsObject struct {
 	Name            string `json:"name"`
 	Size            *int64 `json:"size,string"`
@@ -111,8 +111,8 @@ func (g *gsStore) all(ctx context.Context, prefix string, each func(object) erro
 	}
 }
 
-// open asks for a generation: what is written over or deleted is not there any
-// more, or is there as it was, where the bucket keeps versions.
+// open requests a generation: an object that was overwritten or deleted no longer
+// exists in it or, if the bucket keeps versions, exists unchanged.
 func (g *gsStore) open(ctx context.Context, o object, from int64) (io.ReadCloser, error) {
 	header := http.Header{}
 	if o.gzipped { // as it is stored: unpacked it has no length and no parts
@@ -171,7 +171,7 @@ func (g *gsStore) ask(ctx context.Context, key, at string, header http.Header) (
 	return r, nil
 }
 
-// tell asks for what is written in JSON.
+// tell requests an answer in JSON.
 func (g *gsStore) tell(ctx context.Context, key, at string, to any) error {
 	r, err := g.ask(ctx, key, at, http.Header{})
 	if err != nil {
@@ -185,7 +185,7 @@ func (g *gsStore) tell(ctx context.Context, key, at string, to any) error {
 	if err != nil {
 		return fault(g.url(key), err)
 	}
-	if json.Unmarshal(text, to) != nil { // whose error may repeat what it says
+	if json.Unmarshal(text, to) != nil { // the error may repeat the text
 		return berth.Errorf(berth.CodeUnavailable, "%s: the answer cannot be read", g.url(key))
 	}
 	return nil

@@ -227,7 +227,7 @@ func TestNobodyWaitsForATokenLongerThanItsJob(t *testing.T) {
 	}
 }
 
-// A job that is stopped has not fetched what it did not come to.
+// A job that is stopped has no record of inputs that it did not reach.
 func TestAFetchThatIsStoppedIsNoFetch(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

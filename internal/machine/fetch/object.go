@@ -27,10 +27,10 @@ const abreast = 8
 type store interface {
 	// one finds one object.
 	one(ctx context.Context, key string) (object, error)
-	// all tells of what lies below a prefix, until each returns an error.
+	// all calls each for the objects below a prefix, until each returns an error.
 	all(ctx context.Context, prefix string, each func(object) error) error
-	// open asks for an object from a place on, in the version that was found, and
-	// for nothing else: where that is not there any more, it is Changed.
+	// open requests an object from a position on, in exactly the listed version. If
+	// that version no longer exists, the error is Changed.
 	open(ctx context.Context, o object, from int64) (io.ReadCloser, error)
 	// url is how people write a key.
 	url(key string) string
@@ -40,25 +40,25 @@ type store interface {
 type object struct {
 	key, name string // name is where it goes, below the input's folder
 	size      int64
-	version   string    // tells contents of one key apart
+	version   string    // distinguishes contents of one key
 	pin       string    // what its store asks for it by; "": nothing but the key
 	crc32c    *uint32   // of its content; nil: not known
-	gzipped   bool      // its store would unpack it on the way, if not told otherwise
+	gzipped   bool      // its store would unpack it on the way by default
 	folder    bool      // it is none, but a folder that the store keeps
 	settled   time.Time // from when on a change makes another version; zero: always
 }
 
-// Bounds of what a store lists. A page has at most pageSize objects, each with a
-// key, which may be written longer than it is, and with what its store tells
-// besides: told holds that.
+// Bounds of a store's list. A page has at most pageSize objects, each with a key,
+// which may be longer in its encoded form, and with further properties: told bounds
+// these.
 const (
 	pageSize   = 1000
 	told       = 16 << 20 // bytes of an answer that is kept in memory
 	emptyPages = 1000     // in a row; stores send some where much was deleted
 )
 
-// brief is an answer that may not be longer than so much. Cut off it could look
-// like one that tells of less.
+// brief is an answer with a bound on its length. A truncated answer could look like
+// a complete one with fewer objects, so it is an error.
 type brief struct {
 	io.ReadCloser
 	left int64
@@ -89,7 +89,7 @@ func (e *empty) page(list string, objects int) error {
 	return berth.Errorf(berth.CodeUnavailable, "%s: %d pages of the list in a row have nothing on them", list, emptyPages)
 }
 
-// bucket is what one input reads of a store.
+// bucket is the part of a store that one input reads.
 type bucket struct {
 	store  store
 	limits archive.Limits
@@ -97,7 +97,7 @@ type bucket struct {
 	prefix string
 }
 
-// findObjects lists what is to be read.
+// findObjects lists the objects to read.
 func (s *Sources) findObjects(ctx context.Context, in spec.Input, login spec.Sensitive) (*Found, error) {
 	b := &bucket{limits: s.limits}
 	kind, err := "", error(nil)

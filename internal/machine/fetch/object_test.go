@@ -20,7 +20,7 @@ import (
 	"berth/spec"
 )
 
-// store is a server that what is claimed of all protocols is tried on.
+// store is a server for the tests that apply to all protocols.
 type store interface {
 	Put(key, content string)
 	Input(key, to, secret string) spec.Input
@@ -41,13 +41,13 @@ func few(t *testing.T) *fetch.Sources {
 	return s
 }
 
-// claim is what a test of a protocol claims.
+// claim is one claim of a protocol's test.
 type claim struct {
 	says string
 	test func(*testing.T, place)
 }
 
-// keeps tries what is claimed of all protocols, and what a test claims besides.
+// keeps tests the claims about all protocols, and further claims of a test.
 func keeps(t *testing.T, p place, more ...claim) {
 	t.Helper()
 	p.Put("top/a", "a")
@@ -118,14 +118,14 @@ func keepsLimits(t *testing.T, p place) {
 	})
 }
 
-// refusal is an input that is refused, and what is said of it.
+// refusal is an input that is refused, with the error's text.
 type refusal struct {
 	in    spec.Input
 	login spec.Sensitive
 	says  string
 }
 
-// refusals fails unless each is the user's, and tells nothing of a login.
+// refusals fails unless each is the user's fault and reveals nothing of a login.
 func refusals(t *testing.T, s *fetch.Sources, all map[string]refusal) {
 	t.Helper()
 	for what, row := range all {
@@ -137,7 +137,7 @@ func refusals(t *testing.T, s *fetch.Sources, all map[string]refusal) {
 	}
 }
 
-// through returns an input that comes by a proxy, which spoils what is sent.
+// through returns an input behind a proxy that changes requests and answers.
 func through(t *testing.T, in spec.Input, spoil func(r *http.Request, w http.ResponseWriter, next http.Handler)) spec.Input {
 	t.Helper()
 	to, err := url.Parse(in.Endpoint)
@@ -153,7 +153,7 @@ func through(t *testing.T, in spec.Input, spoil func(r *http.Request, w http.Res
 	return in
 }
 
-// wantsContent reports whether a request asks for what an object holds.
+// wantsContent reports whether a request asks for the content of an object.
 func wantsContent(r *http.Request) bool {
 	q := r.URL.Query()
 	return r.Method == http.MethodGet && !q.Has("list-type") && !q.Has("comp") && (!strings.HasPrefix(r.URL.Path, "/storage/v1/") || q.Get("alt") == "media")

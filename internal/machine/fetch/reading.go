@@ -13,8 +13,8 @@ import (
 // chunk is how much of a file is read at once, in bytes.
 const chunk = 1 << 20
 
-// reading reads a file of a volume, and is the last to tell whether all of it was
-// of the version that was found.
+// reading reads a file of a volume, and at the end verifies that all of it was of the
+// listed version.
 type reading struct {
 	ctx    context.Context //nolint:containedctx // of the one answer
 	volume *volume
@@ -71,8 +71,9 @@ func (r *reading) more() error {
 	return nil
 }
 
-// Close has the file closed, which a dead file server may hold for ever, as NFS
-// does. Who reads does not wait for that: nothing was written that could be lost.
+// Close closes the file in the background: a dead file server may block the close
+// without end, as NFS does. The reader does not wait, since no written data can be
+// lost.
 func (r *reading) Close() error {
 	closed := make(chan error, 1)
 	go func() {
@@ -91,10 +92,10 @@ func (r *reading) Close() error {
 	return nil
 }
 
-// call has do ask the file system, and does not wait for it when ctx has ended or
-// nothing was answered for a while: the machine may then wait for a dead file
-// server for ever. The goroutine is left behind until it is answered, and what it
-// returns is dropped; how many there may be is bounded. do owns what it uses.
+// call runs do, a call to the file system, and stops waiting when ctx has ended or no
+// answer has arrived for a while: the machine may wait for a dead file server without
+// end. The goroutine is left behind until it is answered, and its result is dropped;
+// the number of such goroutines is bounded. do must own the data that it uses.
 func call[T any](ctx context.Context, v *volume, do func(alive func()) (T, error), drop func(T)) (T, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

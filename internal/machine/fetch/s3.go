@@ -82,7 +82,7 @@ func (s *s3Store) all(ctx context.Context, prefix string, each func(object) erro
 	return nil
 }
 
-// told64 is a size; -1, which is none, if the server does not tell it.
+// told64 returns a size, or -1 if the server does not report it.
 func told64(size *int64) int64 {
 	if size == nil {
 		return -1
@@ -90,8 +90,8 @@ func told64(size *int64) int64 {
 	return *size
 }
 
-// isS3 takes what the server says of an object's version: its ETag, or when it
-// was written, where there is none.
+// isS3 stores the server's version of an object: its ETag, or without one the time of
+// its last write.
 func (o *object) isS3(etag *string, at *time.Time) {
 	o.pin = aws.ToString(etag)
 	o.version = o.pin
@@ -147,8 +147,8 @@ func (s *s3Store) fault(key string, err error) error {
 func (s *s3Store) url(key string) string { return "s3://" + s.bucket + "/" + key }
 
 // parseS3Login reads a secret: KEY_ID:SECRET_KEY, or the lines of an AWS
-// credentials file. Without one everybody's objects can be read, and nothing by
-// what the machine itself may.
+// credentials file. Without one, only public objects can be read: the machine's own
+// rights are never used.
 func parseS3Login(in spec.Input, login spec.Sensitive) (aws.CredentialsProvider, error) {
 	if in.Secret == "" {
 		return nil, nil

@@ -39,7 +39,7 @@ func TestObjects(t *testing.T) {
 		}})
 }
 
-// What a server lists is a stranger's.
+// The list of a server is not trusted.
 func TestHostileKeysAreRefused(t *testing.T) {
 	t.Parallel()
 	var keys atomic.Pointer[[]string]

@@ -25,7 +25,7 @@ const (
 	headerTimeout = time.Minute
 )
 
-// FileName is what an input that is one file is called in its folder.
+// FileName is the name of an input's single file in its folder.
 const FileName = "content"
 
 // Options are how sources are reached. The zero value allows public addresses.
@@ -54,7 +54,7 @@ func Open(o Options) *Sources {
 	transport := o.Policy.Transport(dialTimeout)
 	transport.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: o.Roots}
 	transport.ResponseHeaderTimeout = headerTimeout
-	transport.DisableCompression = true // what is stored is what is wanted
+	transport.DisableCompression = true // read objects as stored
 	transport.MaxIdleConnsPerHost = 16
 	volumes := map[spec.Volume]*volume{}
 	for name, dir := range o.Volumes {
@@ -69,14 +69,14 @@ func Open(o Options) *Sources {
 	}
 }
 
-// Close releases what is connected.
+// Close releases idle connections.
 func (s *Sources) Close() { s.files.CloseIdleConnections() }
 
 // Found is an input as it is now.
 type Found struct {
-	Kind    string        // tells addresses of different kinds apart
+	Kind    string        // distinguishes addresses of different kinds
 	Address berth.Address // equal ones of one kind are equal content
-	Once    bool          // its server tells no versions: it is another one each time
+	Once    bool          // its server reports no versions: each fetch counts as another content
 	fetch   func(ctx context.Context, to *os.Root, again Again) (archive.Summary, error)
 }
 
@@ -84,14 +84,14 @@ type Found struct {
 // at once where Final says so.
 type Again func(ctx context.Context, try func() error) error
 
-// Fetch reads it into an empty folder that is nobody else's. The summary has an
-// address only of what is Once: that of its content.
+// Fetch reads the input into an empty folder that no other process uses. The summary
+// has an address only with Once: the address of the content.
 func (f *Found) Fetch(ctx context.Context, to *os.Root, again Again) (archive.Summary, error) {
 	return f.fetch(ctx, to, again)
 }
 
-// Find finds out what an input is now. login is the value of the secret that it
-// names, "" if it names none.
+// Find resolves the present state of an input. login is the value of the input's
+// secret, "" if it names none.
 func (s *Sources) Find(ctx context.Context, in spec.Input, login spec.Sensitive) (*Found, error) {
 	switch kind := in.Kind(); kind {
 	case spec.InputS3, spec.InputGS, spec.InputAzure, spec.InputFile:
@@ -134,8 +134,8 @@ func Final(err error) bool {
 	return refused || changed || local
 }
 
-// fault words the error of a request; what the transport says may hold the
-// address that somebody was redirected to, which may be a login by itself.
+// fault describes the error of a request without the transport's own text: this may
+// contain the target of a redirect, which may be a login by itself.
 func fault(what string, err error) error {
 	if Final(err) {
 		return err
@@ -173,7 +173,7 @@ func answer(what string, status int, detail string) error {
 // silence is how long a server may send nothing in the middle of an answer.
 const silence = time.Minute
 
-// lively ends an answer of which nothing comes any more.
+// lively ends an answer that has stopped arriving.
 type lively struct {
 	body  io.Reader
 	timer *time.Timer
@@ -194,7 +194,7 @@ func (l *lively) Read(p []byte) (int, error) {
 	return l.body.Read(p)
 }
 
-// copied copies to a file, and tells whose fault it is if it cannot.
+// copied copies to a file; its error names the side at fault.
 func copied(ctx context.Context, to io.Writer, from io.Reader) (int64, error) {
 	n, err := io.Copy(to, from)
 	if _, disk := errors.AsType[*os.PathError](err); disk {

@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// state is what a file system tells of a file, by which one content is told from
-// another.
+// state holds the properties of a file that distinguish its contents.
 type state struct {
 	mode         uint32
 	size         int64
@@ -23,7 +22,7 @@ func (s state) isFile() bool   { return s.kind() == unix.S_IFREG }
 func (s state) isFolder() bool { return s.kind() == unix.S_IFDIR }
 func (s state) isLink() bool   { return s.kind() == unix.S_IFLNK }
 
-// what says what it is, where it is neither a file nor a folder.
+// what names the kind of an entry that is neither a file nor a folder.
 func (s state) what() string {
 	switch s.kind() {
 	case unix.S_IFIFO:
@@ -51,8 +50,8 @@ const (
 	coarseTick = time.Second           // where only seconds are kept
 )
 
-// settled is when what is read of a file from then on is the last that has its
-// version: the tick of its last change is over.
+// settled returns the time after which a change of the file also changes its version:
+// the tick of its last change is over.
 func (s state) settled() time.Time {
 	if s.ctime.Nanosecond() == 0 {
 		return s.ctime.Add(coarseTick)
@@ -60,9 +59,9 @@ func (s state) settled() time.Time {
 	return s.ctime.Add(tick)
 }
 
-// stateOf asks for what an open file is now, and stateAt for what has a name, of
-// one part, in an open folder; links are not followed. Both ask the server of a
-// network file system, since what the machine remembers may be a minute old.
+// stateOf reads the present state of an open file, and stateAt of a name of one part
+// in an open folder; links are not followed. Both ask the server of a network file
+// system, since the machine's cache may be a minute old.
 func stateOf(f syscall.Conn) (state, error) { return ask(f, "", unix.AT_EMPTY_PATH) }
 
 func stateAt(dir *os.File, name string) (state, error) {
@@ -91,7 +90,7 @@ func ask(f syscall.Conn, name string, how int) (state, error) {
 	}, err
 }
 
-// seen is what an earlier look has told already.
+// seen converts the result of an earlier call.
 func seen(info os.FileInfo) state {
 	s := state{size: info.Size(), mtime: info.ModTime()}
 	if x, ok := info.Sys().(*syscall.Stat_t); ok {

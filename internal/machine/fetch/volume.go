@@ -21,9 +21,9 @@ import (
 
 const kindVolume = "volume-"
 
-// volume is a folder of this machine, as a store. Its keys are paths below it,
-// and everything is opened through an os.Root, so that no link leads out of it,
-// whoever changes what lies there meanwhile.
+// volume is a folder of this machine, as a store. Its keys are paths below it. All
+// opens go through an os.Root, so that no link leads out of it, even if its content
+// changes meanwhile.
 type volume struct {
 	site
 	name  spec.Volume
@@ -31,9 +31,9 @@ type volume struct {
 	calls chan struct{}
 }
 
-// callsAbreast is how many calls of one volume may be under way. Calls that a
-// dead file server never answers cannot be called off: no more than these hang,
-// of which each that lists a folder has up to abreast looks at what lies there.
+// callsAbreast bounds the open calls of one volume. Calls that a dead file server
+// never answers cannot be canceled: no more than these hang. Each call that lists a
+// folder makes up to abreast calls for its entries.
 const callsAbreast = 64
 
 func (s *Sources) openVolume(b *bucket, in spec.Input) error {
@@ -77,7 +77,7 @@ func found(key string, now state) object {
 // branch is a folder on the way down.
 type branch struct {
 	path  string     // below the volume; "" is the volume
-	above []identity // of the folders that it lies in, through whatever links
+	above []identity // of the folders around it, through any links
 }
 
 type identity struct{ dev, ino uint64 }
@@ -102,8 +102,7 @@ func (v *volume) all(ctx context.Context, prefix string, each func(object) error
 	return nil
 }
 
-// level is what one folder holds, and the folders that this lies in, itself
-// included.
+// level is the content of one folder, with the folders around it and itself.
 type level struct {
 	objects []object
 	above   []identity
@@ -168,7 +167,7 @@ func (v *volume) enter(root *os.Root, at string) (*os.File, state, error) {
 	return dir, now, nil
 }
 
-// noFolder is the error of what was to be a folder, or to lie in one, and does not.
+// noFolder is the error for a path that is not a folder, or does not lie in one.
 func (v *volume) noFolder(root *os.Root, at string) error {
 	info, err := root.Stat(at)
 	if err != nil {
@@ -222,8 +221,8 @@ func (v *volume) lookAt(root *os.Root, dir *os.File, at string, names []os.DirEn
 	return objects, nil
 }
 
-// look tells what a path leads to, through links that stay in the volume. What is
-// neither a file nor a folder is not even opened.
+// look returns the state of a path's target, through links that stay in the volume.
+// An entry that is neither a file nor a folder is not opened.
 func (v *volume) look(root *os.Root, key string) (state, error) {
 	info, err := root.Stat(key)
 	if err != nil {
@@ -295,8 +294,8 @@ func (v *volume) same(f opened, o object) error {
 	return nil
 }
 
-// root opens the volume. What is wrong with it is the machine's matter, and the
-// error does not tell where it lies.
+// root opens the volume. A fault of the volume is the machine's fault, and the error
+// does not contain its path.
 func (v *volume) root() (*os.Root, error) {
 	root, err := v.reach()
 	if err == nil {
@@ -333,8 +332,8 @@ func (v *volume) strange(key string, now state) error {
 	return refusedf("%s is %s: only files and folders are read", v.url(key), now.what())
 }
 
-// fault words an error of the file system, which would tell paths of this
-// machine.
+// fault describes an error of the file system without its text, which would contain
+// paths of this machine.
 func (v *volume) fault(key string, err error) error {
 	what := v.url(key)
 	errno, ok := errors.AsType[syscall.Errno](err)
@@ -358,7 +357,7 @@ func (v *volume) fault(key string, err error) error {
 	}
 }
 
-// gone is fault for what was there a moment ago.
+// gone is fault for an entry that existed a moment ago.
 func (v *volume) gone(key string, err error) error {
 	errno, ok := errors.AsType[syscall.Errno](err)
 	if !ok || slices.Contains([]syscall.Errno{unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.ESTALE, unix.ENXIO}, errno) {

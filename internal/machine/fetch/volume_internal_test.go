@@ -99,7 +99,7 @@ func TestAFileIsReadWhenItsVersionIsItsOwn(t *testing.T) {
 	}
 }
 
-// A file server that is dead holds calls for ever, and nothing calls them off.
+// A dead file server blocks calls without end, and they cannot be canceled.
 func TestNobodyWaitsForADeadFileServer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -39,7 +39,7 @@ func newFolder(t *testing.T) *folder {
 	return &folder{t, dir, s}
 }
 
-// must fails the test on an error of what it sets up.
+// must fails the test on an error of its setup.
 func (f *folder) must(err error) {
 	f.t.Helper()
 	if err != nil {
@@ -69,8 +69,8 @@ func (f *folder) read(path string) (map[string]string, error) {
 	return files, err
 }
 
-// ticks waits until a change has another time than what was changed before: the
-// clock of the file system goes by ticks, and only who reads a file waits for its.
+// ticks waits until a change has another time than the changes before: the clock of
+// the file system advances in ticks, and only readers of a file wait for its tick.
 func (f *folder) ticks() {
 	f.t.Helper()
 	var first, now syscall.Stat_t
@@ -292,7 +292,7 @@ func TestLimitsOfFolders(t *testing.T) {
 	}
 }
 
-// As root the agent may read whatever there is.
+// As root the agent may read everything.
 func TestWhatTheAgentMayNotReadIsRefused(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
@@ -428,8 +428,8 @@ func TestFoldersOfTheSystemAreNotShared(t *testing.T) {
 	}
 }
 
-// Who may write where a link on the way to the folder lies could otherwise have
-// the agent read what only it may.
+// A user who may change a link on the path to the folder could otherwise make the
+// agent read files that only the agent may read.
 func TestWhereAFolderLiesStays(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)

@@ -17,15 +17,15 @@ import (
 	"berth/spec"
 )
 
-// Volumes says where the folders that jobs may read lie on this machine. What is
-// not in it cannot be read, whatever a server says.
+// Volumes maps the folders that jobs may read to their paths on this machine. Other
+// folders cannot be read, even if a server orders it.
 type Volumes map[spec.Volume]string
 
-// private are folders of which no job may read anything, beside the agent's own.
+// private are folders that no job may read, in addition to the agent's own.
 var private = []string{"/boot", "/dev", "/etc", "/proc", "/root/.ssh", "/run", "/sys", "/var/run", "/var/lib/containerd", "/var/lib/containers", "/var/lib/docker", "/var/lib/kubelet"}
 
-// ParseVolumes reads what an operator allows: /NAME, which lies there on this
-// machine too, or /NAME=/FOLDER; several in one text are parted by semicolons.
+// ParseVolumes reads the folders that an operator allows: /NAME, with the same path
+// on this machine, or /NAME=/FOLDER. Semicolons separate several folders in one text.
 func ParseVolumes(list []string) (Volumes, error) {
 	all := Volumes{}
 	err := spec.ParseVolumeOptions(list, "/FOLDER", func(v spec.Volume, dir string, mapped bool) error {
@@ -37,12 +37,13 @@ func ParseVolumes(list []string) (Volumes, error) {
 	return all, err
 }
 
-// Check returns every fault of the folders: each must be one, and neither hold
-// nor lie in a folder of the system or in one of own, which are the agent's. What
-// cannot be looked at now, as where a mount is gone, is away and may come back.
+// Check returns every fault of the folders: each must be a folder, and neither
+// contain nor lie in a folder of the system or in one of own, the agent's folders.
+// A folder that cannot be checked now, as after the loss of a mount, is away and may
+// come back.
 //
-// What a dead file server leaves unanswered for a while is neither: other work
-// can do without that folder, and who reads it is told.
+// A folder on a dead file server is neither: other work does not need it, and jobs
+// that read it get an error.
 func (v Volumes) Check(own ...string) (away, faulty error) {
 	names := slices.Sorted(maps.Keys(v))
 	judged := make([]chan error, len(names))
@@ -76,10 +77,10 @@ func (v Volumes) Check(own ...string) (away, faulty error) {
 // checkPatience is how long all folders have to answer when a program starts.
 const checkPatience = 10 * time.Second
 
-// Labels are those by which a machine tells which volumes it has. Those that
-// cannot be opened now, which are away and why, are left out; those that do not
-// answer in time are not, since jobs are told. more are further folders of which
-// nothing is read from now on, "" being none.
+// Labels returns the labels of the machine's volumes. Volumes that cannot be opened
+// now are left out; away lists them with the reasons. Volumes that do not answer in
+// time are included, since jobs that read them get an error. more are further
+// private folders, which are not read from now on; "" is none.
 func (s *Sources) Labels(ctx context.Context, more ...string) (labels map[string]string, away map[spec.Volume]error) {
 	labels, away = map[string]string{}, map[spec.Volume]error{}
 	ctx, cancel := context.WithTimeout(ctx, labelPatience)
@@ -110,8 +111,8 @@ func (s *Sources) Labels(ctx context.Context, more ...string) (labels map[string
 	return labels, away
 }
 
-// labelPatience is how long all folders have to answer each time that a machine
-// tells what it has: it waits for that with a session to open.
+// labelPatience is the time in which all folders must answer before a registration,
+// which waits for them.
 const labelPatience = 2 * time.Second
 
 // site is where a volume lies.
@@ -129,8 +130,8 @@ func (s *site) keepOut(own []string) {
 	s.own = own
 }
 
-// reach opens the folder. Its links are followed, and what they lead to is judged,
-// for each use; who can change one on the way to it leads nobody elsewhere.
+// reach opens the folder. For each use it follows the links and checks their target,
+// so that a changed link on the path leads to no other folder.
 func (s *site) reach() (*os.Root, error) {
 	s.mu.Lock()
 	own := s.own
@@ -191,7 +192,7 @@ func resolve(dir string, own []string) (target string, judged os.FileInfo, err e
 	if !judged.IsDir() {
 		return "", nil, fmt.Errorf("%s is no folder", target)
 	}
-	// What is mounted when somebody comes by is not mounted by a look at its name.
+	// An automounted folder is not mounted by a stat of its name.
 	if judged, err = os.Stat(target + "/."); err != nil {
 		return "", nil, err
 	}

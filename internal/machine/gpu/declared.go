@@ -28,9 +28,9 @@ import (
 //   - {model: A100, memory: 40GiB, count: 2, unhealthy: [1], reason: XID 79}
 //   - {model: L4, memory: 24GiB, utilization: 0.8, memory_used: 3GiB}
 //
-// count is 1 if absent; unhealthy names devices of its entry, from 0; what Use
-// tells of each is utilization and memory_used, nothing if absent. The file
-// is read again whenever it has changed, which is how a device falls ill.
+// count is 1 if absent; unhealthy names devices of its entry, from 0; Use reports
+// utilization and memory_used for each, nothing if they are absent. The file is
+// read again whenever it has changed, so that a device can become unhealthy.
 type Declared struct {
 	path    string
 	machine berth.MachineID
@@ -39,7 +39,7 @@ type Declared struct {
 	mu      sync.Mutex
 	text    []byte // the file's content when it was last looked at
 	devices []berth.GPU
-	use     map[string]wire.GPUUse // by UUID, of those of which it is declared
+	use     map[string]wire.GPUUse // by UUID, for devices with declared use
 }
 
 var (
@@ -90,7 +90,7 @@ func (d *Declared) Devices(ctx context.Context) ([]berth.GPU, error) {
 	return slices.Clone(d.devices), nil
 }
 
-// Use tells what the file says of these devices.
+// Use returns the declared use of these devices.
 func (d *Declared) Use(ctx context.Context, uuids []string) ([]wire.GPUUse, error) {
 	if _, err := d.Devices(ctx); err != nil {
 		return nil, err
@@ -185,7 +185,7 @@ func (e entry) check(before int) (count int, err error) {
 	return count, nil
 }
 
-// used is what is declared of the use of each device of an entry.
+// used returns the declared use of each device of an entry.
 func (e entry) used(uuid string) (u wire.GPUUse, ok bool) {
 	u = wire.GPUUse{UUID: uuid, Utilization: -1, MemoryBytes: -1}
 	if e.Utilization != nil {
@@ -197,7 +197,8 @@ func (e entry) used(uuid string) (u wire.GPUUse, ok bool) {
 	return u, e.Utilization != nil || e.MemoryUsed != nil
 }
 
-// declaredUUID is the same for a machine and an index for ever, and no device's.
+// declaredUUID is constant for a machine and an index, and differs from every real
+// device's.
 func declaredUUID(machine berth.MachineID, index int) string {
 	h := sha256.Sum256(fmt.Appendf(nil, "berth declared gpu\n%s\n%d", machine, index))
 	return fmt.Sprintf("declared-%x-%x-%x-%x-%x", h[:4], h[4:6], h[6:8], h[8:10], h[10:16])

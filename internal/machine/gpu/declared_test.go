@@ -22,7 +22,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// devices lists and blanks the UUIDs, which it returns beside them.
+// devices lists the devices with blank UUIDs, and returns the UUIDs separately.
 func devices(t *testing.T, d *gpu.Declared) (list []berth.GPU, uuids []string) {
 	t.Helper()
 	list, err := d.Devices(t.Context())

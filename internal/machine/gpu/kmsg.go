@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// KernelLog is where the kernel says what it does.
+// KernelLog is the log of the kernel.
 type KernelLog interface {
 	// Open returns the log from the oldest record that the kernel has; each read
 	// gives one record, and waits for one. Closing it ends a read that waits.
@@ -32,7 +32,7 @@ func (Kmsg) Open() (io.ReadCloser, error) {
 	return f, nil
 }
 
-// Now is the host's time since its boot, 0 if that cannot be told.
+// Now is the host's time since its boot, 0 if it is unknown.
 func (Kmsg) Now() time.Duration {
 	b, err := os.ReadFile("/proc/uptime")
 	if err != nil {

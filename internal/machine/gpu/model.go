@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// noise is what product names carry beside the model: maker, brand, form
+// noise matches parts of product names other than the model: maker, brand, form
 // factor, amount and kind of memory.
 var noise = regexp.MustCompile(`(?i)^(mock|nvidia|tesla|geforce|quadro|graphics|device|gpu|generation|edition|` +
 	`\d+gb?|sxm\d*|pcie|oam|nvl\d*|hbm\d*e?|gddr\d*x?|with|max-q|design)$`)

@@ -29,7 +29,7 @@ type NVML struct {
 	lib nvml.Interface
 	log *slog.Logger
 
-	events nvml.EventSet // what Devices looks through for Xids; nil where the driver has none
+	events nvml.EventSet // Devices searches it for Xids; nil where the driver has none
 
 	// A call into the driver cannot be interrupted and may hang with a broken
 	// device, so calls are made by goroutines that callers need not outwait.

@@ -21,8 +21,8 @@ const (
 )
 
 // Events delivers the Xid errors of all devices present now, until ctx ends or
-// the inventory is closed; then the channel is closed. Nobody has to read them
-// for the sake of health: Devices looks at fatal ones itself.
+// the inventory is closed; then the channel is closed. Health does not depend on a
+// reader: Devices checks fatal errors itself.
 func (n *NVML) Events(ctx context.Context) (<-chan Event, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -42,7 +42,7 @@ func (n *NVML) Events(ctx context.Context) (<-chan Event, error) {
 	return events, nil
 }
 
-// watch registers all devices with a set and passes on what it reports.
+// watch registers all devices with a set and passes on its events.
 func (n *NVML) watch(ctx context.Context, set nvml.EventSet, events chan<- Event) {
 	count, ret := n.lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
@@ -68,7 +68,7 @@ func (n *NVML) watch(ctx context.Context, set nvml.EventSet, events chan<- Event
 			case <-n.closed:
 			}
 		case nvml.ERROR_TIMEOUT:
-		default: // a lost device answers at once, for ever
+		default: // a lost device answers at once, permanently
 			n.log.Warn("gpu events interrupted", "error", ret)
 			pause := time.NewTimer(waitMillis * time.Millisecond)
 			select {
@@ -97,7 +97,7 @@ func (n *NVML) registerWith(set nvml.EventSet, handle nvml.Device) {
 	}
 }
 
-// takePendingEvents looks through what has been reported since the last survey.
+// takePendingEvents reads the events since the last survey.
 func (n *NVML) takePendingEvents() {
 	for range maxPending {
 		if n.events == nil {

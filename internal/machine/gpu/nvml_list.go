@@ -13,7 +13,7 @@ import (
 	"berth"
 )
 
-// device is what is listed: a physical device, or a slice of one.
+// device is one listed entry: a physical device, or a slice of one.
 type device struct {
 	berth.GPU
 	parent   string // UUID of the physical device of a slice, else empty
@@ -109,8 +109,8 @@ func (n *NVML) describeSlice(whole device, handle nvml.Device) (device, error) {
 	return s, nil
 }
 
-// profile is the kind of a slice, such as 1g.10gb. Drivers append it to the
-// name; where they do not, the size tells enough.
+// profile is the kind of a slice, such as 1g.10gb. Drivers append it to the name;
+// otherwise the size is enough.
 func profile(handle nvml.Device, memoryMiB int64) string {
 	if name, ret := handle.GetName(); ret == nvml.SUCCESS {
 		if _, after, ok := strings.Cut(name, "MIG "); ok {
@@ -179,8 +179,8 @@ func (n *NVML) illness(handle nvml.Device) string {
 	return ""
 }
 
-// gone tells a broken device from a question it does not understand, which is
-// common: consumer cards have no error correction to be asked about.
+// gone distinguishes a broken device from an unsupported query, which is common:
+// consumer cards have no error correction.
 func gone(ret nvml.Return) bool {
 	return ret == nvml.ERROR_GPU_IS_LOST || ret == nvml.ERROR_RESET_REQUIRED || ret == nvml.ERROR_GPU_NOT_FOUND
 }

@@ -19,7 +19,8 @@ import (
 	"berth/internal/machine/gpu"
 )
 
-// box is the module's pretended DGX with what it leaves out: health and events.
+// box is the module's simulated DGX, with the parts that it leaves out: health and
+// events.
 type box struct {
 	*dgxa100.Server
 	mu    sync.Mutex
@@ -262,14 +263,14 @@ func TestMIGSlicesAreDevices(t *testing.T) {
 		t.Errorf("the first slice is %+v, want %+v", gpus[0], want)
 	}
 
-	// Cut anew: the slice that stays keeps its index, the other one is forgotten.
+	// Other slices: the remaining slice keeps its index, the other one is forgotten.
 	cut(b.device(0), slice("MIG-c", 9, 0), slice("MIG-b", 8, 0))
 	gpus = list(t, n)
 	if len(gpus) != 8 || gpus[0].UUID != "MIG-c" || gpus[1].UUID != "MIG-b" || gpus[2].UUID != b.device(1).UUID {
 		t.Errorf("after another cut: %+v", gpus)
 	}
 
-	// What ails the whole ails its slices.
+	// A fault of the whole device is a fault of its slices.
 	b.device(0).GetTotalEccErrorsFunc = func(nvml.MemoryErrorType, nvml.EccCounterType) (uint64, nvml.Return) { return 1, nvml.SUCCESS }
 	gpus = list(t, n)
 	if gpus[0].Healthy || gpus[1].Healthy || !gpus[2].Healthy {
@@ -328,8 +329,8 @@ func TestEventsArriveUntilTheContextEnds(t *testing.T) {
 	}
 }
 
-// F38: what the driver's events tell outlives the process that heard it, and
-// the kernel's word is understood by the device's place on the bus.
+// F38: the content of driver events outlives the process that received it, and a
+// message of the kernel is assigned by the device's place on the bus.
 func TestF38WatchHearsTheDriverAndTheKernel(t *testing.T) {
 	t.Parallel()
 	b, n := newBox(t)

@@ -69,8 +69,7 @@ func (n *NVML) measure(uuids []string) []wire.GPUUse {
 	return list
 }
 
-// memoryInUse leaves out, where the library tells it, what the driver keeps for
-// itself.
+// memoryInUse leaves out the driver's own memory, if the library reports it.
 func (n *NVML) memoryInUse(handle nvml.Device) int64 {
 	if n.has("nvmlDeviceGetMemoryInfo_v2") {
 		if info, ret := handle.GetMemoryInfo_v2(); ret == nvml.SUCCESS {

@@ -24,18 +24,18 @@ import (
 
 // WatchOptions says where GPU errors are heard of and kept.
 type WatchOptions struct {
-	File   string // what is fatal is kept here; required
-	Boot   string // of the host: a new one clears what was kept; required
+	File   string // keeps fatal errors; required
+	Boot   string // of the host: a new one clears kept errors; required
 	Kernel KernelLog
 	Logger *slog.Logger // nil: discard
 }
 
-// Watch is an inventory that hears of XIDs, from the driver's events where the
-// inventory takes them and from the kernel's log, and carries out what they ask
-// for (failure.Xids): a device after a fatal one is unhealthy, and some put their
-// whole machine into quarantine. What is fatal outlives the process: it lasts
-// until the host has booted anew, or an operator who has reset the device
-// removes the file while no agent runs. It may be used concurrently.
+// Watch is an inventory that receives XIDs, from the driver's events where the
+// inventory supports them and from the kernel's log, and carries out the required
+// reactions (failure.Xids): a device after a fatal one is unhealthy, and some put their
+// whole machine into quarantine. Fatal errors outlive the process: they last until
+// the host has booted again, or until an operator who has reset the device removes
+// the file while no agent runs. It may be used concurrently.
 type Watch struct {
 	node.GPUs
 	file    string
@@ -53,7 +53,7 @@ type Watch struct {
 // keptFaults is the file.
 type keptFaults struct {
 	Boot   string           `json:"boot"`
-	Since  time.Duration    `json:"since"` // after that boot; what the kernel said before is not ours
+	Since  time.Duration    `json:"since"` // after that boot; earlier messages of the kernel do not count
 	Faults map[string]fault `json:"faults,omitempty"`
 }
 
@@ -71,7 +71,7 @@ func (f fault) String() string {
 // maxNotes is how many errors of a device are remembered that leave it usable.
 const maxNotes = 16
 
-// driver is an inventory that knows what the driver tells.
+// driver is an inventory with access to the driver's events.
 type driver interface {
 	// TakeXids returns the XIDs heard of since the last call, one for each listed
 	// device that is concerned.
@@ -125,7 +125,7 @@ func OpenWatch(gpus node.GPUs, o WatchOptions) (*Watch, error) {
 	return w, nil
 }
 
-// store writes the file; mu is held, or nobody else is there yet.
+// store writes the file; the caller holds mu, or is the only user so far.
 func (w *Watch) store() error {
 	b, err := json.Marshal(w.kept)
 	if err != nil {
@@ -172,7 +172,7 @@ func (w *Watch) Use(ctx context.Context, uuids []string) ([]wire.GPUUse, error) 
 	return nil, nil
 }
 
-// Changes tells that Devices would answer otherwise now.
+// Changes signals that Devices would give another answer now.
 func (w *Watch) Changes() <-chan struct{} { return w.changed }
 
 // ApplicationXid is the latest XID since then on one of the devices that left
@@ -276,7 +276,7 @@ func (w *Watch) follow(kernel KernelLog, records io.Reader) {
 	}
 }
 
-// kernelXid is an XID as the kernel log tells it.
+// kernelXid is an XID in a message of the kernel log.
 type kernelXid struct {
 	since time.Duration // of the boot
 	pci   string

@@ -146,7 +146,7 @@ func awaitState(t *testing.T, w *gpu.Watch, want string) string {
 	}
 }
 
-// F38: what the kernel says of a device does what the table says.
+// F38: a message of the kernel about a device has the effect in the table.
 func TestF38KernelLogCondemnsDevices(t *testing.T) {
 	t.Parallel()
 	f := newFeed()
@@ -175,7 +175,7 @@ func TestF38KernelLogCondemnsDevices(t *testing.T) {
 	f.say(time.Hour+2*time.Second, "NVRM: Xid (PCI:0000:03:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)")
 	awaitState(t, w, "sick healthy quarantine sick")
 
-	// A new process of the agent knows it still, a new boot of the host begins anew.
+	// A new process of the agent still knows the error, a new boot of the host clears it.
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}

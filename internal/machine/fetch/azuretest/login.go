@@ -29,7 +29,7 @@ func (s *Server) SAS(permissions string, good time.Duration) spec.Sensitive {
 	return spec.Sensitive("?" + q.Encode() + "\n")
 }
 
-// tokenText is what is signed of a token for a container.
+// tokenText returns the signed part of a token for a container.
 func (s *Server) tokenText(q url.Values, container string) string {
 	parts := []string{q.Get("sp"), q.Get("st"), q.Get("se"), "/blob/" + s.Account + "/" + container}
 	for _, name := range []string{"si", "sip", "spr", "sv", "sr", "snapshot", "ses", "rscc", "rscd", "rsce", "rscl", "rsct"} {
@@ -62,7 +62,7 @@ func (s *Server) refuses(r *http.Request, container string, list bool) (status i
 	return 0, ""
 }
 
-// refusesKey checks what is signed by the account's key ("Shared Key").
+// refusesKey checks a request signed by the account's key ("Shared Key").
 func (s *Server) refusesKey(r *http.Request) (status int, code string) {
 	if _, err := time.Parse(time.DateOnly, r.Header.Get("X-Ms-Version")); err != nil {
 		return http.StatusBadRequest, "InvalidHeaderValue"

@@ -52,7 +52,7 @@ func NewAccount(t testing.TB) *Account {
 	return a
 }
 
-// Written is the JSON key of this account with whatever key.
+// Written returns the JSON key of this account with any key.
 func (a *Account) Written(t testing.TB, key *rsa.PrivateKey) spec.Sensitive {
 	t.Helper()
 	der, err := x509.MarshalPKCS8PrivateKey(key)

@@ -1,6 +1,6 @@
 // Package gstest runs a server that speaks the JSON API of Google Cloud Storage
-// for tests: fake-gcs-server, over memory. It asks nobody for a login; a front
-// that does stands before it.
+// for tests: fake-gcs-server, over memory. It requires no login; a front that does
+// stands before it.
 package gstest
 
 import (
@@ -25,7 +25,7 @@ type Server struct {
 	Bucket  string
 	Account *Account // whose tokens it takes
 	t       testing.TB
-	behind  string // where nobody is asked for a login
+	behind  string // the address without logins
 }
 
 // Start runs a server until the test ends.
@@ -65,7 +65,7 @@ func (s *Server) Put(key, content string) {
 	s.post("/upload/storage/v1/b/"+s.Bucket+"/o?uploadType=media&name="+url.QueryEscape(key), "application/octet-stream", content)
 }
 
-// PutGzip stores an object that is told to be packed by gzip.
+// PutGzip stores an object with the content encoding gzip.
 func (s *Server) PutGzip(key, content string) {
 	s.t.Helper()
 	about, err := json.Marshal(map[string]string{"name": key, "contentEncoding": "gzip"})

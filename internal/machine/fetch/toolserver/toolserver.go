@@ -14,9 +14,8 @@ import (
 	"time"
 )
 
-// Start runs a program until the test ends and returns the address, on this
-// machine, at which it accepts connections. prepare tells the command where that
-// is to be.
+// Start runs a program until the test ends and returns the address, on this machine,
+// at which it accepts connections. prepare passes this address to the command.
 func Start(t testing.TB, name string, prepare func(cmd *exec.Cmd, address string)) string {
 	t.Helper()
 	program := tool(t, name)
