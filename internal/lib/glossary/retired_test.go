@@ -29,8 +29,8 @@ var identifiersLeft = map[string]int{
 	"internal/check":   2,
 	"internal/control": 13,
 	"internal/lib":     1,
-	"internal/machine": 8,
-	"placement":        11,
+	"internal/machine": 3,
+	"placement":        7,
 	"workflows":        1,
 }
 
