@@ -20,16 +20,16 @@ type cluster struct {
 	now     time.Time
 	random  *rand.Rand
 
-	classes  []spec.Request
-	machines map[berth.MachineID]placement.Machine
-	tenants  []placement.Tenant
-	waiting  bag[placement.Job]
-	running  bag[placement.Running]
-	stopping []placement.Running // by the time at which they end
-	earmarks []placement.Earmark
-	mix      *placement.Mix                        // nil: learned
-	caches   map[berth.MachineID][]spec.CachedData // nil: jobs need no data
-	jobs     int                                   // there ever were
+	classes     []spec.Request
+	machines    map[berth.MachineID]placement.Machine
+	tenants     []placement.Tenant
+	waiting     bag[placement.Job]
+	running     bag[placement.Running]
+	stopping    []placement.Running // by the time at which they end
+	nominations []placement.Nomination
+	mix         *placement.Mix                        // nil: learned
+	caches      map[berth.MachineID][]spec.CachedData // nil: jobs need no data
+	jobs        int                                   // there ever were
 }
 
 // bag is rows by job, any of which can be drawn.
@@ -85,7 +85,7 @@ func benchSize(machines, waiting int) size {
 func saturated(x size, request func(class int) spec.Request) *cluster {
 	c := &cluster{
 		size:     x,
-		planner:  placement.Planner{MaxStarts: 1000, Pack: placement.Worth, Policy: busyPolicy},
+		planner:  placement.Planner{MaxStarts: 1000, Pack: placement.LeastFragmentation, Policy: busyPolicy},
 		now:      epoch.Add(48 * time.Hour),
 		random:   rand.New(rand.NewPCG(x.seed, uint64(x.machines))),
 		machines: map[berth.MachineID]placement.Machine{},
@@ -204,7 +204,7 @@ func (c *cluster) load() {
 	for id, holds := range c.caches {
 		s.SetCache(id, holds)
 	}
-	s.SetEarmarks(c.earmarks)
+	s.SetNominations(c.nominations)
 	if c.mix != nil {
 		s.UseMix(c.mix)
 	}
@@ -256,14 +256,14 @@ func (c *cluster) enact(p placement.Plan) {
 	for _, m := range p.Release {
 		gone[fmt.Sprint(m)] = true
 	}
-	var left []placement.Earmark
-	for _, m := range c.earmarks {
+	var left []placement.Nomination
+	for _, m := range c.nominations {
 		if !gone[fmt.Sprint(m)] {
 			left = append(left, m)
 		}
 	}
-	c.earmarks = append(left, p.Earmark...)
-	c.s.SetEarmarks(c.earmarks)
+	c.nominations = append(left, p.Nominate...)
+	c.s.SetNominations(c.nominations)
 }
 
 func (c *cluster) start(start berth.Start) {

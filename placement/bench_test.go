@@ -77,13 +77,13 @@ func BenchmarkPlanBare(b *testing.B) {
 			})
 			b.Run("cold,worth", func(b *testing.B) {
 				for b.Loop() {
-					p := placement.Planner{Pack: placement.Worth}.Plan(s, now)
+					p := placement.Planner{Pack: placement.LeastFragmentation}.Plan(s, now)
 					b.ReportMetric(float64(len(p.Start)), "starts")
 				}
 			})
 			b.Run("first1000,worth", func(b *testing.B) {
 				for b.Loop() {
-					placement.Planner{MaxStarts: 1000, Pack: placement.Worth}.Plan(s, now)
+					placement.Planner{MaxStarts: 1000, Pack: placement.LeastFragmentation}.Plan(s, now)
 				}
 			})
 			b.Run("first1000", func(b *testing.B) {
@@ -102,7 +102,7 @@ func BenchmarkPlanBare(b *testing.B) {
 			})
 			b.Run("full,worth", func(b *testing.B) {
 				for b.Loop() {
-					if p := (placement.Planner{Pack: placement.Worth}).Plan(s, now); len(p.Start) > 0 {
+					if p := (placement.Planner{Pack: placement.LeastFragmentation}).Plan(s, now); len(p.Start) > 0 {
 						b.Fatalf("%d more jobs fit", len(p.Start))
 					}
 				}
@@ -120,7 +120,7 @@ func BenchmarkPlanBare(b *testing.B) {
 // BenchmarkPlanDecide takes jobs one at a time to a cluster that fills up and is
 // then emptied: what a leader can decide in a second.
 func BenchmarkPlanDecide(b *testing.B) {
-	for name, pack := range map[string]placement.Pack{"bestfit": placement.BestFit, "worth": placement.Worth} {
+	for name, pack := range map[string]placement.Pack{"bestfit": placement.BestFit, "worth": placement.LeastFragmentation} {
 		b.Run(name, func(b *testing.B) {
 			const machines, classes = 1213, 150
 			planner := placement.Planner{MaxStarts: 1, Pack: pack}

@@ -26,9 +26,9 @@ func TestAQuestionAboutOneJobLeavesOutTheJobsBehindIt(t *testing.T) {
 		s.UpsertJob(queue.Job{ID: name(i), Class: "c", Priority: 500, TimeLimit: time.Hour, SubmittedAt: now.Add(time.Duration(i-jobs) * time.Second)})
 	}
 	p := Planner{Policy: queue.Policy{Backfill: 1}}
-	all := p.Outlook(s, now)
+	all := p.Forecast(s, now)
 	for i, estimated := range map[int]int{0: 0, 1: 0, 2: 1, 7: 6, jobs - 1: jobs - 2} { // the first two start now
-		one := p.outlook(s, now, name(i))
+		one := p.forecast(s, now, name(i))
 		if len(one.expected) != estimated {
 			t.Errorf("for job %d of %d, %d jobs are estimated, want %d", i, jobs, len(one.expected), estimated)
 		}

@@ -54,7 +54,7 @@ func (c *conversation) policy(args map[string]string) {
 		case "overdue":
 			p.Overdue = c.duration(v)
 		case "keep":
-			p.EarmarkFor = c.duration(v)
+			p.NominationFor = c.duration(v)
 		case "assume":
 			p.AssumeRun = c.duration(v)
 		case "exponent":
@@ -143,7 +143,7 @@ func vacate(m placement.Machine, g berth.Grant) placement.Machine {
 	return m
 }
 
-// preempt makes the preemptions and earmarks of the latest plan true.
+// preempt makes the preemptions and nominations of the latest plan true.
 func (c *conversation) preempt() {
 	for _, p := range c.plan.Preempt {
 		r, _ := c.s.Running(p.Job)
@@ -151,13 +151,13 @@ func (c *conversation) preempt() {
 		r.PreemptedFor = append(r.PreemptedFor, p.For)
 		c.s.UpsertRunning(r)
 	}
-	c.earmarks = slices.DeleteFunc(c.earmarks, func(m placement.Earmark) bool {
-		return slices.ContainsFunc(c.plan.Release, func(o placement.Earmark) bool {
+	c.nominations = slices.DeleteFunc(c.nominations, func(m placement.Nomination) bool {
+		return slices.ContainsFunc(c.plan.Release, func(o placement.Nomination) bool {
 			return o.For == m.For && o.Machine == m.Machine && o.Victim == m.Victim
 		})
 	})
-	c.earmarks = append(c.earmarks, c.plan.Earmark...)
-	c.s.SetEarmarks(c.earmarks)
+	c.nominations = append(c.nominations, c.plan.Nominate...)
+	c.s.SetNominations(c.nominations)
 }
 
 func showPolicy(p placement.Plan, now time.Duration) string {
@@ -165,7 +165,7 @@ func showPolicy(p placement.Plan, now time.Duration) string {
 	for _, x := range p.Preempt {
 		fmt.Fprintf(&b, "  preempt %s for %s: %s, %s of GPU time lost\n", x.Job, x.For, x.Why, spec.Duration(x.Lost))
 	}
-	for _, m := range p.Earmark {
+	for _, m := range p.Nominate {
 		fmt.Fprintf(&b, "  earmark %s for %s:", m.Machine, m.For)
 		for _, d := range m.GPUs {
 			fmt.Fprintf(&b, " gpu%d", d.Index)

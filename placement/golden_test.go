@@ -76,8 +76,8 @@ type conversation struct {
 	now     time.Duration
 	jobs    int
 
-	ran      map[berth.JobID]placement.Job
-	earmarks []placement.Earmark
+	ran         map[berth.JobID]placement.Job
+	nominations []placement.Nomination
 }
 
 func (c *conversation) do(words []string) string {
@@ -116,7 +116,7 @@ func (c *conversation) do(words []string) string {
 		c.must(err)
 		c.s.UseMix(mix)
 	case "pack":
-		c.planner.Pack = map[string]placement.Pack{"bestfit": placement.BestFit, "worth": placement.Worth}[plain[0]]
+		c.planner.Pack = map[string]placement.Pack{"bestfit": placement.BestFit, "worth": placement.LeastFragmentation}[plain[0]]
 	case "limit":
 		c.planner.MaxStarts = int(c.number(plain[0]))
 	case "plan":

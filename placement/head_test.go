@@ -182,7 +182,7 @@ func TestDisplacingDelaysNoHead(t *testing.T) {
 // is kept had it from when it is free to their limits.
 func (a *arena) unpromised() (map[berth.MachineID]placement.Machine, []holding) {
 	machines, list := maps.Clone(a.machines), a.holdings()
-	for _, m := range a.earmarks {
+	for _, m := range a.nominations {
 		kept := berth.Grant{Machine: m.Machine, Capacity: m.Capacity, GPUs: m.GPUs}
 		from := a.now
 		if i := slices.IndexFunc(list, func(h holding) bool { return h.job == m.Victim }); i >= 0 {

@@ -53,7 +53,7 @@ func drawCluster(t *rapid.T) *cluster {
 		}
 	}
 	c.planner = placement.Planner{
-		Pack:     rapid.SampledFrom([]placement.Pack{placement.BestFit, placement.Worth}).Draw(t, "pack"),
+		Pack:     rapid.SampledFrom([]placement.Pack{placement.BestFit, placement.LeastFragmentation}).Draw(t, "pack"),
 		Estimate: rapid.Bool().Draw(t, "estimate"),
 		Policy: placement.Policy{
 			Order:     rapid.SampledFrom([]placement.Order{placement.Fair, placement.Priority, placement.FIFO, placement.SRSF}).Draw(t, "order"),
@@ -62,10 +62,10 @@ func drawCluster(t *rapid.T) *cluster {
 			Aging:     time.Hour, HalfLife: 24 * time.Hour, EntryPenalty: time.Minute, Exponent: 1,
 			Backfill: rapid.IntRange(0, 6).Draw(t, "backfill"), AssumeRun: rapid.SampledFrom([]time.Duration{0, 24 * time.Hour}).Draw(t, "assume"),
 			Preempt: rapid.Bool().Draw(t, "preempt"), PreemptAfter: time.Minute, MinRuntime: 10 * time.Minute, Outrank: 2,
-			EarmarkFor: rapid.SampledFrom([]time.Duration{0, 25 * time.Second}).Draw(t, "earmark for"),
+			NominationFor: rapid.SampledFrom([]time.Duration{0, 25 * time.Second}).Draw(t, "earmark for"),
 		},
 	}
-	if c.planner.Pack == placement.Worth {
+	if c.planner.Pack == placement.LeastFragmentation {
 		var asked []placement.Asked
 		for _, r := range c.classes {
 			asked = append(asked, placement.Asked{Request: r, Count: 1})
@@ -114,7 +114,7 @@ func TestLongKeptPlansAreFreshPlans(t *testing.T) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			c := saturated(size{machines: 240, waiting: 1200, classes: 120, tenants: 12, churn: 12, seed: seed}, benchRequest)
-			c.planner.Policy.EarmarkFor = time.Duration(seed%2) * 25 * time.Second
+			c.planner.Policy.NominationFor = time.Duration(seed%2) * 25 * time.Second
 			if seed >= 2 {
 				c.bind()
 			}
@@ -267,7 +267,7 @@ func TestAQuestionAboutOneJobIsAnsweredAsOneAboutAll(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := drawCluster(t)
 		c.load()
-		all := c.planner.Outlook(c.s, c.now)
+		all := c.planner.Forecast(c.s, c.now)
 		for _, j := range c.waiting.list {
 			want, waits := all.Why(j.ID)
 			got, ok := c.planner.Why(c.s, j.ID, c.now)

@@ -101,7 +101,7 @@ func NewLearned() *Learned { return queue.NewLearned() }
 type (
 	// Pack is the rule of packing.
 	Pack = fit.Pack
-	// Mix is the distribution of requests that the rule Worth weighs by.
+	// Mix is the distribution of requests that the rule LeastFragmentation weighs by.
 	Mix = fit.Mix
 	// Asked is the frequency of one request in a Mix.
 	Asked = fit.Asked
@@ -113,8 +113,8 @@ type (
 
 // The rules of packing.
 const (
-	BestFit = fit.BestFit
-	Worth   = fit.Worth
+	BestFit            = fit.BestFit
+	LeastFragmentation = fit.LeastFragmentation
 )
 
 // NewMix returns a Mix that learns from the jobs of a snapshot.
@@ -130,8 +130,8 @@ type (
 	Preempt = preempt.Order
 	// PreemptReason is the rule that allows a preemption.
 	PreemptReason = preempt.Reason
-	// Earmark nominates capacity of one machine for one waiting job.
-	Earmark = preempt.Earmark
+	// Nomination keeps capacity of one machine for one waiting job.
+	Nomination = preempt.Nomination
 )
 
 // The reasons for a preemption.

@@ -20,12 +20,12 @@ type Engine interface {
 
 // Plan is what the leader should do now.
 type Plan struct {
-	Start   []berth.Start     // best first
-	Preempt []preempt.Order   // with the earmarks for whom it is done
-	Earmark []preempt.Earmark // to write, in one transaction with the preemptions
-	Near    []fit.Near        // members of those that start which are where their job's data is
-	Release []preempt.Earmark // to delete: placed, expired, or nobody waits for them
-	Fail    []Fail
+	Start    []berth.Start        // best first
+	Preempt  []preempt.Order      // with the nominations for whom it is done
+	Nominate []preempt.Nomination // to write, in one transaction with the preemptions
+	Near     []fit.Near           // members of those that start which are where their job's data is
+	Release  []preempt.Nomination // to delete: placed, expired, or nobody waits for them
+	Fail     []Fail
 	// Yield are the gangs that are to give up what is kept for their repair, since
 	// another gang would have room with it.
 	Yield []berth.JobID
@@ -91,7 +91,7 @@ func (p Planner) Plan(s *Snapshot, now time.Time) Plan {
 //
 //	turn ──> placer ──────────────> Start
 //	           │ no room
-//	           ├──> preemption ───> Preempt, Earmark
+//	           ├──> preemption ───> Preempt, Nominate
 //	           └──> reservations ─> a start that no later job delays
 type run struct {
 	*cluster.Moment
@@ -122,7 +122,7 @@ func (p Planner) begin(s *Snapshot, now time.Time) *run {
 	r.ledger = cluster.NewLedger(at, s.cluster)
 	r.shares = queue.NewShares(at, policy, s.queue, queue.AmountsOf(s.cluster.Owned))
 	r.placer = fit.NewPlacer(at, s.state, r.ledger)
-	r.placer.ByUsable = p.Pack == fit.Worth && s.state.Packer.Appraise()
+	r.placer.ByUsable = p.Pack == fit.LeastFragmentation && s.state.Packer.Appraise()
 	r.reservations = backfill.NewReservations(at, policy, r.ledger, r.placer, s.releases)
 	r.nominations = preempt.NewNominations(at, policy, r.ledger, r.placer, r.reservations)
 	r.preemption = preempt.NewSearch(r.nominations, s.queue, r.shares, s.bounds, p.Estimate)
@@ -160,7 +160,7 @@ func (r *run) open() {
 	s := r.snapshot
 	s.queue.Advance(r.Now)
 	s.cluster.Settle(nil)
-	r.nominations.Load(s.earmarks, s.queue)
+	r.nominations.Load(s.nominations, s.queue)
 	r.turn.Open()
 }
 
@@ -184,7 +184,7 @@ func (r *run) walk() {
 // emit moves the decisions of the parts into the plan.
 func (r *run) emit() {
 	r.plan.Preempt = r.preemption.Orders
-	r.plan.Earmark = r.nominations.Written
+	r.plan.Nominate = r.nominations.Written
 	r.plan.Release = r.nominations.Released
 }
 

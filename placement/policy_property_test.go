@@ -17,18 +17,18 @@ import (
 
 // arena runs jobs in virtual time, as a leader and its machines would.
 type arena struct {
-	t        interface{ Fatalf(string, ...any) }
-	s        *placement.Snapshot
-	planner  placement.Planner
-	now      time.Time
-	jobs     map[berth.JobID]placement.Job
-	lasts    map[berth.JobID]time.Duration // how long a job really runs
-	machines map[berth.MachineID]placement.Machine
-	running  map[berth.JobID]placement.Running
-	tenants  map[berth.TenantID]placement.Tenant
-	earmarks []placement.Earmark
-	requests map[string]spec.Request
-	failing  map[berth.JobID]time.Time // gangs that lost a rank, and when the others have stopped
+	t           interface{ Fatalf(string, ...any) }
+	s           *placement.Snapshot
+	planner     placement.Planner
+	now         time.Time
+	jobs        map[berth.JobID]placement.Job
+	lasts       map[berth.JobID]time.Duration // how long a job really runs
+	machines    map[berth.MachineID]placement.Machine
+	running     map[berth.JobID]placement.Running
+	tenants     map[berth.TenantID]placement.Tenant
+	nominations []placement.Nomination
+	requests    map[string]spec.Request
+	failing     map[berth.JobID]time.Time // gangs that lost a rank, and when the others have stopped
 }
 
 func newArena(t interface{ Fatalf(string, ...any) }, p placement.Planner) *arena {
@@ -85,7 +85,7 @@ func (a *arena) fresh() *placement.Snapshot {
 	for _, id := range sorted(a.machines) {
 		s.UpsertMachine(a.machines[id])
 	}
-	s.SetEarmarks(a.earmarks)
+	s.SetNominations(a.nominations)
 	return s
 }
 
@@ -125,17 +125,17 @@ func (a *arena) enact(p placement.Plan) {
 	for _, start := range p.Start {
 		a.start(start)
 	}
-	a.earmarks = slices.DeleteFunc(a.earmarks, func(m placement.Earmark) bool {
-		return slices.ContainsFunc(p.Release, func(o placement.Earmark) bool { return cmp.Equal(o, m) })
+	a.nominations = slices.DeleteFunc(a.nominations, func(m placement.Nomination) bool {
+		return slices.ContainsFunc(p.Release, func(o placement.Nomination) bool { return cmp.Equal(o, m) })
 	})
 	if len(p.Yield) > 0 {
-		a.earmarks = slices.DeleteFunc(a.earmarks, func(m placement.Earmark) bool { return m.Repair && slices.Contains(p.Yield, m.For) })
+		a.nominations = slices.DeleteFunc(a.nominations, func(m placement.Nomination) bool { return m.Repair && slices.Contains(p.Yield, m.For) })
 	}
 	for _, start := range p.Start { // the commit deletes what was kept for them
-		a.earmarks = slices.DeleteFunc(a.earmarks, func(m placement.Earmark) bool { return m.For == start.Job })
+		a.nominations = slices.DeleteFunc(a.nominations, func(m placement.Nomination) bool { return m.For == start.Job })
 	}
-	a.earmarks = append(a.earmarks, p.Earmark...)
-	a.s.SetEarmarks(a.earmarks)
+	a.nominations = append(a.nominations, p.Nominate...)
+	a.s.SetNominations(a.nominations)
 }
 
 // fail ends the first rank of a gang. The others are told to stop, and what they
@@ -148,11 +148,11 @@ func (a *arena) fail(r placement.Running) {
 	a.running[r.Job], a.failing[r.Job] = r, a.now.Add(20*time.Second)
 	a.s.UpsertRunning(r)
 	for _, g := range r.Ranks {
-		a.earmarks = append(a.earmarks, placement.Earmark{
+		a.nominations = append(a.nominations, placement.Nomination{
 			For: r.Job, Machine: g.Machine, Capacity: g.Capacity, GPUs: g.GPUs, Victim: r.Job, ExpiresAt: a.now.Add(80 * time.Second), Repair: true,
 		})
 	}
-	a.s.SetEarmarks(a.earmarks)
+	a.s.SetNominations(a.nominations)
 }
 
 func (a *arena) start(start berth.Start) {
@@ -194,14 +194,14 @@ func (a *arena) end(r placement.Running) {
 	_, failed := a.failing[r.Job]
 	delete(a.failing, r.Job)
 	if r.Stopping && failed { // it gives way: nothing is kept for it
-		a.earmarks = slices.DeleteFunc(a.earmarks, func(m placement.Earmark) bool { return m.Repair && m.For == r.Job })
+		a.nominations = slices.DeleteFunc(a.nominations, func(m placement.Nomination) bool { return m.Repair && m.For == r.Job })
 	}
-	for i := range a.earmarks { // it holds no more what is kept for somebody
-		if a.earmarks[i].Victim == r.Job && a.earmarks[i].Repair {
-			a.earmarks[i].Victim = ""
+	for i := range a.nominations { // it holds no more what is kept for somebody
+		if a.nominations[i].Victim == r.Job && a.nominations[i].Repair {
+			a.nominations[i].Victim = ""
 		}
 	}
-	a.s.SetEarmarks(a.earmarks)
+	a.s.SetNominations(a.nominations)
 	if !r.Stopping && !failed {
 		return
 	}
@@ -266,10 +266,10 @@ func TestPoliciesKeepTheirPromises(t *testing.T) {
 			HalfLife: time.Hour * time.Duration(rapid.IntRange(0, 1).Draw(t, "half life")), EntryPenalty: time.Minute,
 			Backfill: rapid.IntRange(0, 3).Draw(t, "backfill"), Preempt: rapid.Bool().Draw(t, "preempt"),
 			PreemptAfter: time.Minute * time.Duration(rapid.IntRange(0, 1).Draw(t, "after")), MinRuntime: time.Minute * time.Duration(rapid.IntRange(0, 2).Draw(t, "minimum")),
-			EarmarkFor: 10 * time.Minute, Outrank: rapid.SampledFrom([]float64{0, 1, 2}).Draw(t, "outrank"), Exponent: 1, AssumeRun: time.Hour * time.Duration(rapid.IntRange(0, 1).Draw(t, "assume")),
+			NominationFor: 10 * time.Minute, Outrank: rapid.SampledFrom([]float64{0, 1, 2}).Draw(t, "outrank"), Exponent: 1, AssumeRun: time.Hour * time.Duration(rapid.IntRange(0, 1).Draw(t, "assume")),
 		}}
 		if rapid.Bool().Draw(t, "worth") {
-			p.Pack = placement.Worth
+			p.Pack = placement.LeastFragmentation
 		}
 		a := newArena(t, p)
 		for range rapid.IntRange(1, 3).Draw(t, "machines") {
@@ -325,15 +325,15 @@ func TestPoliciesKeepTheirPromises(t *testing.T) {
 // settled checks that nothing is left that could run.
 func (a *arena) settled(t *rapid.T) {
 	for range 3 { // nothing is kept any more after that
-		a.now = a.now.Add(a.planner.Policy.EarmarkFor + 2*time.Minute)
+		a.now = a.now.Add(a.planner.Policy.NominationFor + 2*time.Minute)
 		for a.plan(); a.advance(); a.plan() {
 		}
 	}
 	if len(a.running) > 0 {
 		t.Fatalf("%d jobs still run after all this time", len(a.running))
 	}
-	if len(a.earmarks) > 0 && len(a.jobs) == 0 {
-		t.Fatalf("earmarks are left: %+v", a.earmarks)
+	if len(a.nominations) > 0 && len(a.jobs) == 0 {
+		t.Fatalf("nominations are left: %+v", a.nominations)
 	}
 	for _, id := range sorted(a.jobs) {
 		w, _ := a.planner.Why(a.s, id, a.now)

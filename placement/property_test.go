@@ -151,7 +151,7 @@ func sorted[K ~string, V any](m map[K]V) []K {
 // plan against rules spelled out by brute force.
 func TestPlanAgainstOracle(t *testing.T) {
 	t.Parallel()
-	for name, planner := range map[string]placement.Planner{"best fit": {}, "worth": {Pack: placement.Worth}} {
+	for name, planner := range map[string]placement.Planner{"best fit": {}, "worth": {Pack: placement.LeastFragmentation}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			planAgainstOracle(t, planner)

@@ -2,6 +2,7 @@ package placement_test
 
 import (
 	"bufio"
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -60,12 +61,15 @@ func recordedHash(t *testing.T, seed int) string {
 	record := json.NewEncoder(sum)
 	for range recordedPlans {
 		p := c.planner.Plan(c.s, c.now)
-		if err := record.Encode(p); err != nil {
+		text, err := json.Marshal(p)
+		if err != nil {
 			t.Fatal(err)
 		}
-		outlook := c.planner.Outlook(c.s, c.now)
+		// The file was recorded when the field Nominate had another name.
+		sum.Write(append(bytes.Replace(text, []byte(`"Nominate":`), []byte(`"Earmark":`), 1), '\n'))
+		forecast := c.planner.Forecast(c.s, c.now)
 		for _, j := range c.waiting.list[:min(len(c.waiting.list), 5)] {
-			if why, ok := outlook.Why(j.ID); ok {
+			if why, ok := forecast.Why(j.ID); ok {
 				if err := record.Encode(why); err != nil {
 					t.Fatal(err)
 				}

@@ -30,14 +30,14 @@ func repair(t *testing.T, taken ...string) *placement.Snapshot {
 		s.DefineClass(fmt.Sprint(members), spec.Request{CPUMilli: 1000, MemoryMiB: 100, GPUs: 1, GPUMilli: 1000, Members: members, Execution: spec.AtLeastOnce})
 	}
 	s.UpsertJob(placement.Job{ID: "a", Tenant: "x", Class: "3", Version: 5, Attempt: 1, Priority: 500, SubmittedAt: noon, EligibleAt: noon, Avoid: []berth.MachineID{"m1"}})
-	var kept []placement.Earmark
+	var kept []placement.Nomination
 	for _, m := range []berth.MachineID{"m0", "m2"} {
-		kept = append(kept, placement.Earmark{
+		kept = append(kept, placement.Nomination{
 			For: "a", Machine: m, Capacity: berth.Capacity{CPUMilli: 1000, MemoryMiB: 100, GPUMilli: 1000}, GPUs: []berth.DeviceShare{{Index: 0, Milli: 1000}},
 			ExpiresAt: noon.Add(time.Minute), Repair: true,
 		})
 	}
-	s.SetEarmarks(kept)
+	s.SetNominations(kept)
 	return s
 }
 
@@ -60,7 +60,7 @@ func other(s *placement.Snapshot) {
 
 func TestAGangIsRepairedWhereItWas(t *testing.T) {
 	t.Parallel()
-	for _, p := range []placement.Planner{{}, {Pack: placement.Worth}, {Policy: placement.Policy{Backfill: 3, Preempt: true}}} {
+	for _, p := range []placement.Planner{{}, {Pack: placement.LeastFragmentation}, {Policy: placement.Policy{Backfill: 3, Preempt: true}}} {
 		got := places(p.Plan(repair(t), noon))
 		if !slices.Equal(got["a"], []berth.MachineID{"m0", "m2", "m3"}) {
 			t.Errorf("%+v: the gang goes to %v", p, got)

@@ -20,12 +20,12 @@ import (
 // also moves 24 bytes for each other class of the tenant. The zero value is not
 // usable; see NewSnapshot. It is not safe for concurrent use.
 type Snapshot struct {
-	cluster  *cluster.Cluster
-	queue    *queue.Queue
-	state    *fit.State
-	releases *backfill.Index
-	bounds   *preempt.Index
-	earmarks []preempt.Earmark
+	cluster     *cluster.Cluster
+	queue       *queue.Queue
+	state       *fit.State
+	releases    *backfill.Index
+	bounds      *preempt.Index
+	nominations []preempt.Nomination
 }
 
 // NewSnapshot returns an empty snapshot.
@@ -179,8 +179,8 @@ func (s *Snapshot) EachRunning(f func(cluster.Running)) {
 	}
 }
 
-// SetEarmarks replaces all nominations.
-func (s *Snapshot) SetEarmarks(list []preempt.Earmark) { s.earmarks = slices.Clone(list) }
+// SetNominations replaces all nominations.
+func (s *Snapshot) SetNominations(list []preempt.Nomination) { s.nominations = slices.Clone(list) }
 
 // Assume counts decisions as made while their commit is under way: their capacity
 // is taken and their jobs leave the queue. A Drop follows every Assume.

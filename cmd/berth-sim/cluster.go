@@ -34,7 +34,7 @@ type placedPod struct {
 func newCluster(machines []placement.Machine, mix *placement.Mix) *cluster {
 	c := &cluster{
 		snapshot: placement.NewSnapshot(),
-		engine:   placement.Planner{MaxStarts: 1, Pack: placement.Worth},
+		engine:   placement.Planner{MaxStarts: 1, Pack: placement.LeastFragmentation},
 		now:      time.Unix(0, 0).UTC(),
 		classes:  map[string]string{},
 		machines: len(machines),

@@ -34,7 +34,7 @@ type replay struct {
 	sampled   bool // samples are wanted
 	samples   []sample
 	stretches []*stretch
-	marks     []placement.Earmark
+	marks     []placement.Nomination
 	tenants   map[berth.TenantID]*account // those with a row
 	lost      map[berth.JobID]time.Duration
 }
@@ -262,11 +262,11 @@ const maxRounds = 10_000
 // settle plans until nothing changes any more.
 func (r *replay) settle() error {
 	for range maxRounds {
-		r.snapshot.SetEarmarks(r.marks)
+		r.snapshot.SetNominations(r.marks)
 		r.save()
 		plan := r.planner.Plan(r.snapshot, r.now)
-		r.marks = slices.DeleteFunc(r.marks, func(m placement.Earmark) bool {
-			return slices.ContainsFunc(plan.Release, func(o placement.Earmark) bool {
+		r.marks = slices.DeleteFunc(r.marks, func(m placement.Nomination) bool {
+			return slices.ContainsFunc(plan.Release, func(o placement.Nomination) bool {
 				return o.For == m.For && o.Machine == m.Machine && o.Victim == m.Victim
 			})
 		})
@@ -289,7 +289,7 @@ func (r *replay) displace(plan placement.Plan) {
 		return
 	}
 	claimant := plan.Preempt[0].For
-	for _, m := range plan.Earmark {
+	for _, m := range plan.Nominate {
 		if m.For == claimant {
 			r.marks = append(r.marks, m)
 		}

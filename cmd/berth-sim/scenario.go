@@ -221,7 +221,7 @@ func (s *scenario) planner() placement.Planner {
 	if order == placement.SRSF {
 		outrank = 1
 	}
-	return placement.Planner{Pack: placement.Worth, Policy: placement.Policy{
+	return placement.Planner{Pack: placement.LeastFragmentation, Policy: placement.Policy{
 		Order: order, BandWidth: p.BandWidth, Aging: p.Aging.Std(), HalfLife: p.HalfLife.Std(), EntryPenalty: p.EntryPenalty.Std(),
 		Backfill: p.Backfill, Preempt: p.Preempt, PreemptAfter: p.PreemptAfter.Std(), MinRuntime: p.MinRuntime.Std(),
 		Overdue: p.Overdue.Std(), AssumeRun: p.AssumeRun.Std(), Outrank: outrank, Exponent: placement.UsualExponent,

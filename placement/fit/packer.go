@@ -13,10 +13,10 @@ type Pack int
 const (
 	// BestFit takes the machine with the smallest leftover.
 	BestFit Pack = iota
-	// Worth takes the place where the expected usable share of the cluster's free
+	// LeastFragmentation takes the place where the expected usable share of the cluster's free
 	// GPUs falls least, given the mix of requests. While too little is known of that,
 	// and for work on machines without GPUs, it is BestFit.
-	Worth
+	LeastFragmentation
 )
 
 // maxLooks bounds how many costs one plan looks at. Once they are spent, which
@@ -26,8 +26,8 @@ const maxLooks = 20_000
 // looksPerScan is how many groups passed over cost as much as one look.
 const looksPerScan = 64
 
-// Packer groups the machines by remnant for the rule Worth, and holds the mix of
-// requests that the rule weighs by. It groups no machine before the first plan with
+// Packer groups the machines by remnant for the rule LeastFragmentation, and holds the
+// mix of requests that the rule weighs by. It groups no machine before the first plan with
 // that rule.
 type Packer struct {
 	cluster *cluster.Cluster

@@ -39,7 +39,7 @@ type Placer struct {
 	epoch    int                                   // capacity only shrinks within an epoch
 	last     map[*cluster.Class]cluster.Choice     // the best machine for the latest member of a class
 	barrens  map[cluster.Likeness][]*cluster.Class // classes without room in this epoch
-	ByUsable bool                                  // Pack is Worth, and the mix is known
+	ByUsable bool                                  // Pack is LeastFragmentation, and the mix is known
 	looks    int                                   // costs read so far, see maxLooks
 	scanned  int                                   // groups passed over so far
 	End      time.Time                             // when the job being placed has ended; zero: unknown

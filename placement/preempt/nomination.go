@@ -6,10 +6,10 @@ import (
 	"berth"
 )
 
-// Earmark nominates capacity of one machine for one waiting job: capacity that was free,
+// Nomination keeps capacity of one machine for one waiting job: capacity that was free,
 // or that a victim releases for it. No other job gets it until the job is placed or
-// leaves the queue, or the earmark expires.
-type Earmark struct {
+// leaves the queue, or the nomination expires.
+type Nomination struct {
 	For       berth.JobID
 	Machine   berth.MachineID
 	Capacity  berth.Capacity

@@ -22,12 +22,12 @@ type Nominations struct {
 	reservations *backfill.Reservations
 
 	Marks    map[berth.JobID][]Mark
-	Classes  map[*cluster.Class]bool   // of the jobs with nominations
-	Unmet    int                       // jobs with nominations that are still to be decided
-	Repairs  bool                      // some nominations keep a gang's own capacity
-	promises map[berth.JobID][]Earmark // by victim
-	Released []Earmark                 // no job needs them any longer
-	Written  []Earmark                 // of this plan
+	Classes  map[*cluster.Class]bool      // of the jobs with nominations
+	Unmet    int                          // jobs with nominations that are still to be decided
+	Repairs  bool                         // some nominations keep a gang's own capacity
+	promises map[berth.JobID][]Nomination // by victim
+	Released []Nomination                 // no job needs them any longer
+	Written  []Nomination                 // of this plan
 }
 
 // NewNominations returns the nominations of a plan, none so far.
@@ -35,13 +35,13 @@ func NewNominations(at *cluster.Moment, policy *queue.Policy, l *cluster.Ledger,
 	r *backfill.Reservations) *Nominations {
 	return &Nominations{
 		Moment: at, policy: policy, cluster: l.Cluster, ledger: l, placer: p, reservations: r,
-		promises: map[berth.JobID][]Earmark{},
+		promises: map[berth.JobID][]Nomination{},
 	}
 }
 
 // Mark is a nomination in a plan.
 type Mark struct {
-	Earmark
+	Nomination
 	node   *cluster.Node
 	grant  berth.Grant // the part that was free and is kept; none while victim holds it
 	Holder *cluster.Holder
@@ -49,7 +49,7 @@ type Mark struct {
 
 // Load keeps the nominated capacity from all other jobs, and lists the nominations
 // that no job needs any longer.
-func (r *Nominations) Load(list []Earmark, q *queue.Queue) {
+func (r *Nominations) Load(list []Nomination, q *queue.Queue) {
 	if len(list) == 0 {
 		return
 	}
@@ -72,8 +72,8 @@ func (r *Nominations) Load(list []Earmark, q *queue.Queue) {
 }
 
 // add keeps one nomination for a job that waits.
-func (r *Nominations) add(e *queue.Entry, n *cluster.Node, m Earmark) {
-	x := Mark{Earmark: m, node: n,
+func (r *Nominations) add(e *queue.Entry, n *cluster.Node, m Nomination) {
+	x := Mark{Nomination: m, node: n,
 		grant: berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: m.Capacity, GPUs: m.GPUs}}
 	if h := r.cluster.Running[m.Victim]; h != nil && slices.Contains(h.Machines, m.Machine) {
 		x.Holder = h
@@ -140,7 +140,7 @@ func (r *Nominations) Started(e *queue.Entry) []Mark {
 		return nil
 	}
 	for _, m := range marks {
-		r.Released = append(r.Released, m.Earmark)
+		r.Released = append(r.Released, m.Nomination)
 		r.reservations.Forget(m.node, e.ID)
 	}
 	delete(r.Marks, e.ID)
@@ -161,8 +161,8 @@ func (r *Nominations) Rehold(marks []Mark) {
 // when the victims have stopped.
 func (r *Nominations) nominate(e *queue.Entry, c cluster.Choice, victims []*cluster.Holder) {
 	for _, m := range splitGrant(e, c.Grant, c.Node, victims) {
-		if r.policy.EarmarkFor > 0 {
-			m.ExpiresAt = r.Now.Add(r.policy.EarmarkFor)
+		if r.policy.NominationFor > 0 {
+			m.ExpiresAt = r.Now.Add(r.policy.NominationFor)
 		}
 		r.Written = append(r.Written, m)
 		r.promises[m.Victim] = append(r.promises[m.Victim], m)
@@ -195,13 +195,13 @@ func (r *Nominations) unpromised(n *cluster.Node, h *cluster.Holder) berth.Grant
 
 // splitGrant splits a grant by who gives it: what is free first, then each victim
 // in turn.
-func splitGrant(e *queue.Entry, g berth.Grant, n *cluster.Node, victims []*cluster.Holder) []Earmark {
-	var list []Earmark
+func splitGrant(e *queue.Entry, g berth.Grant, n *cluster.Node, victims []*cluster.Holder) []Nomination {
+	var list []Nomination
 	left := cluster.Amount{}.Plus(n, g, 1)
 	part := func(from berth.Grant, victim berth.JobID) {
 		x := draw(n, &left, from)
 		if x.Capacity != (berth.Capacity{}) || len(x.GPUs) > 0 {
-			list = append(list, Earmark{For: e.ID, Machine: n.ID, Capacity: x.Capacity, GPUs: x.GPUs, Victim: victim})
+			list = append(list, Nomination{For: e.ID, Machine: n.ID, Capacity: x.Capacity, GPUs: x.GPUs, Victim: victim})
 		}
 	}
 	for _, h := range victims {
@@ -212,7 +212,7 @@ func splitGrant(e *queue.Entry, g berth.Grant, n *cluster.Node, victims []*clust
 		}
 	}
 	part(left.Grant(n), "")
-	slices.SortStableFunc(list, func(a, b Earmark) int { return strings.Compare(string(a.Victim), string(b.Victim)) })
+	slices.SortStableFunc(list, func(a, b Nomination) int { return strings.Compare(string(a.Victim), string(b.Victim)) })
 	return list
 }
 

@@ -21,7 +21,7 @@ const MaxYields = 8
 
 // withhold keeps the capacity of a gang with ranks that are about to stop. Their
 // capacity is not free, and so needs no keeping.
-func (r *Nominations) withhold(n *cluster.Node, m Earmark) {
+func (r *Nominations) withhold(n *cluster.Node, m Nomination) {
 	if m.Victim != "" {
 		return
 	}

@@ -48,10 +48,11 @@ type Policy struct {
 	// Outrank lets a job of order srsf displace those of its band that have at
 	// least so many times its own service to go; 0: not for that reason.
 	Outrank float64
-	// EarmarkFor is how long room is kept for a job that displaced others; 0: as
-	// long as it waits. Then two jobs that each keep a part of what both need, after
-	// machines were lost, wait for each other for ever.
-	EarmarkFor time.Duration
+	// NominationFor bounds the time for which capacity is nominated for a job that
+	// preempted others; 0: as long as the job waits. Without a bound, two jobs that each
+	// keep a part of the capacity that both need, after a loss of machines, wait for each
+	// other without end.
+	NominationFor time.Duration
 
 	// AssumeRun is how long a job is taken to run of which no limit is known; 0:
 	// for ever, so that no start can be reserved behind it.

@@ -88,7 +88,7 @@ func (p Policy) placement() placement.Policy {
 	return placement.Policy{
 		Order: order, BandWidth: p.BandWidth, Aging: p.Aging, Cross: p.AgingCrosses,
 		HalfLife: p.HalfLife, EntryPenalty: p.EntryPenalty, Backfill: p.Backfill,
-		Preempt: p.PreemptAfter > 0, PreemptAfter: p.PreemptAfter, MinRuntime: p.MinRuntime, EarmarkFor: p.EarmarkFor,
+		Preempt: p.PreemptAfter > 0, PreemptAfter: p.PreemptAfter, MinRuntime: p.MinRuntime, NominationFor: p.EarmarkFor,
 		AssumeRun: p.AssumeRun, Overdue: p.Overdue, Exponent: p.Exponent, Outrank: p.Outrank,
 	}
 }

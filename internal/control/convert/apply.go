@@ -50,11 +50,11 @@ func Apply(s *placement.Snapshot, c db.Changes, blocked func(berth.MachineID) st
 			s.RemoveRunning(row.ID)
 		}
 	}
-	marks := make([]placement.Earmark, len(c.Earmarks))
+	marks := make([]placement.Nomination, len(c.Earmarks))
 	for i, e := range c.Earmarks {
-		marks[i] = Earmark(e)
+		marks[i] = Nomination(e)
 	}
-	s.SetEarmarks(marks)
+	s.SetNominations(marks)
 }
 
 // Tenants replaces the snapshot's tenants by the list, adds the running jobs' use

@@ -104,10 +104,10 @@ func Starting(j placement.Job, s berth.Start, now time.Time) placement.Running {
 	}
 }
 
-// Earmark converts a nomination. While the victim still holds the capacity, the
+// Nomination converts a nomination. While the victim still holds the capacity, the
 // nomination names the victim; after that, the capacity is kept from all other jobs.
-func Earmark(row db.Earmark) placement.Earmark {
-	e := placement.Earmark{For: row.Beneficiary, Machine: row.Machine, Capacity: row.Capacity, GPUs: row.GPUs, ExpiresAt: row.ExpiresAt}
+func Nomination(row db.Earmark) placement.Nomination {
+	e := placement.Nomination{For: row.Beneficiary, Machine: row.Machine, Capacity: row.Capacity, GPUs: row.GPUs, ExpiresAt: row.ExpiresAt}
 	e.Repair = row.Victim == row.Beneficiary
 	if row.Asleep {
 		e.Victim = row.Victim

@@ -80,7 +80,7 @@ type reading struct {
 	tenants  map[berth.TenantID]db.TenantRow
 	shown    map[berth.MachineID]string            // source.blocked then
 	now      time.Time                             // the database's clock then
-	plan     *placement.Outlook                    // nil: no question has needed it
+	plan     *placement.Forecast                   // nil: no question has needed it
 	asked    map[question]placement.JobExplanation // of new jobs
 
 	costs     map[string]float64 // of an hour of a machine, by pool
@@ -116,7 +116,7 @@ type question struct {
 // New returns an Explainer by the policy that the leader goes by.
 func New(d *db.DB, policy placement.Policy) *Explainer {
 	x := &Explainer{
-		db: d, planner: placement.Planner{Pack: placement.Worth, Policy: policy},
+		db: d, planner: placement.Planner{Pack: placement.LeastFragmentation, Policy: policy},
 		reads: make(chan struct{}, 1), turn: make(chan struct{}, 1),
 	}
 	x.history = runtimes.New(d, policy, 0)
@@ -144,7 +144,7 @@ func (x *Explainer) Why(
 	enough := func() bool { return x.fresh(asked) && x.knows(row) }
 	err = x.answer(ctx, enough, db.Hinted{Jobs: []berth.JobID{row.ID}}, func() {
 		if x.plan == nil {
-			x.plan = x.planner.Outlook(x.snapshot, x.now)
+			x.plan = x.planner.Forecast(x.snapshot, x.now)
 		}
 		w, ok = x.plan.Why(row.ID)
 		x.own(w.Blockers, row.Tenant)

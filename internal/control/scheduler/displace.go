@@ -71,7 +71,7 @@ func preemptions(plan placement.Plan) []db.Preemption {
 		d := of(v.For)
 		d.Victims = append(d.Victims, db.Victim{Job: v.Job, Version: v.Version, Attempt: v.Attempt, Why: because(v)})
 	}
-	for _, e := range plan.Earmark {
+	for _, e := range plan.Nominate {
 		d := of(e.For)
 		d.Earmarks = append(d.Earmarks, db.Earmark{
 			Beneficiary: e.For, Machine: e.Machine, Capacity: e.Capacity, GPUs: e.GPUs, Victim: e.Victim, ExpiresAt: e.ExpiresAt,

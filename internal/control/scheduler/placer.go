@@ -64,7 +64,7 @@ func newPlacer(s *Scheduler, term db.Term, marks *marks) *placer {
 	return &placer{
 		Scheduler: s, term: term,
 		mirror:  s.takeWarm(marks),
-		engine:  placement.Planner{MaxStarts: batchSize, Pack: placement.Worth, Policy: s.Policy},
+		engine:  placement.Planner{MaxStarts: batchSize, Pack: placement.LeastFragmentation, Policy: s.Policy},
 		landing: make(chan landing, 1),
 	}
 }

@@ -12,10 +12,10 @@ import (
 	"berth/spec"
 )
 
-// Outlook is a plan and its estimates for everybody who waits, worked out once,
-// from which each job's explanation is told. It holds until its snapshot
-// changes, and is as little safe for concurrent use as that is.
-type Outlook struct {
+// Forecast is a plan with the estimates of all waiting jobs, which the explanations of
+// single jobs share. It is valid until its snapshot changes, and not safe for
+// concurrent use.
+type Forecast struct {
 	planner  Planner
 	snapshot *Snapshot
 	now      time.Time
@@ -29,19 +29,20 @@ type Outlook struct {
 	deference explain.Deference
 }
 
-// Outlook plans as Plan does, whatever MaxStarts says, to tell of it.
-func (p Planner) Outlook(s *Snapshot, now time.Time) *Outlook { return p.outlook(s, now, "") }
+// Forecast plans as Plan does, without a limit of starts, and keeps the estimates for
+// explanations.
+func (p Planner) Forecast(s *Snapshot, now time.Time) *Forecast { return p.forecast(s, now, "") }
 
-// outlook is Outlook, for one job alone if only is set: then the jobs after it in the
-// queue cost next to nothing.
-func (p Planner) outlook(s *Snapshot, now time.Time, only berth.JobID) *Outlook {
+// forecast is Forecast. If only is set, it estimates no job behind that one in the
+// queue, which saves most of the time.
+func (p Planner) forecast(s *Snapshot, now time.Time, only berth.JobID) *Forecast {
 	p.Estimate, p.Explain, p.MaxStarts = true, false, 0
 	r := p.begin(s, now)
 	defer r.finish()
 	r.open()
 	r.walk()
 	r.emit()
-	o := &Outlook{
+	o := &Forecast{
 		planner: p, snapshot: s, now: now, keeps: len(r.ledger.Holds) > 0,
 		starts: make(map[berth.JobID]bool, len(r.plan.Start)), fits: map[*cluster.Class]explain.Explanation{},
 	}
@@ -59,7 +60,7 @@ func (p Planner) outlook(s *Snapshot, now time.Time, only berth.JobID) *Outlook 
 
 // Why tells everything about a waiting job, by the same code that plans; ok is
 // false for a job that does not wait.
-func (o *Outlook) Why(id berth.JobID) (w explain.JobExplanation, ok bool) {
+func (o *Forecast) Why(id berth.JobID) (w explain.JobExplanation, ok bool) {
 	s := o.snapshot
 	e := s.queue.Jobs[id]
 	if e == nil {
@@ -133,10 +134,10 @@ func (p Planner) WhyNew(s *Snapshot, j queue.Job, request spec.Request, now time
 	return w
 }
 
-// Why is Outlook.Why, for one question.
+// Why is Forecast.Why, for one question.
 func (p Planner) Why(s *Snapshot, id berth.JobID, now time.Time) (w explain.JobExplanation, ok bool) {
 	if s.queue.Jobs[id] == nil {
 		return w, false
 	}
-	return p.outlook(s, now, id).Why(id)
+	return p.forecast(s, now, id).Why(id)
 }
