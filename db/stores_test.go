@@ -77,13 +77,13 @@ func storeMethods(t *testing.T) (files map[string][]string, count map[string]int
 			if !ok {
 				continue
 			}
-			store := star.X.(*ast.Ident).Name
-			if !stores[store] {
+			store, ok := star.X.(*ast.Ident) // stores have no type parameters
+			if !ok || !stores[store.Name] {
 				continue
 			}
-			count[store]++
-			if !slices.Contains(files[store], base) {
-				files[store] = append(files[store], base)
+			count[store.Name]++
+			if !slices.Contains(files[store.Name], base) {
+				files[store.Name] = append(files[store.Name], base)
 			}
 		}
 	}
