@@ -1,5 +1,5 @@
 // Package db holds every SQL statement of Berth, hand-written over pgx: one
-// statement a decision with its guard in WHERE, lists as unnest, writes that
+// statement per decision with its guard in WHERE, lists as unnest, writes that
 // belong together in one transaction.
 //
 // It never decides policy (packages placement and failure do) and never talks

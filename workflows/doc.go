@@ -1,14 +1,16 @@
 // Package workflows holds Berth's Temporal workflows. A job's workflow owns its
-// reservation: it asks for it (Reserve), runs under it (Run on each machine),
-// and gives it up (Settle).
+// reservation: it asks for the reservation (Reserve), waits for the end of each
+// member (Run, served by the waiters of the control plane), and gives the
+// reservation up (Settle). The workflow of an array or a pipeline reconciles its
+// children (Tend), and Fire decides one time of a schedule.
 //
-//	         poke                  all ranks ended
-//	Reserve ------> ranks of a grant -------------> Settle --+--> done
-//	   ^                                                     |
-//	   +-------------------- retry --------------------------+
+//	         poke                   all members ended
+//	Reserve ------> members of a grant -------------> Settle --+--> done
+//	   ^                                                       |
+//	   +--------------------- retry ---------------------------+
 //
-// It never decides where a job stands: the row does, and each step answers with
-// it. So any wait may be cut short and any step done twice, and a workflow that
+// A workflow never decides a job's status: the row does, and each step returns the
+// row. So any wait may be cut short and any step done twice, and a workflow that
 // was terminated or lost is rebuilt from the row while its containers run on.
 //
 // The one rule to know: workflow code must be deterministic. Changing the order

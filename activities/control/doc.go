@@ -1,10 +1,10 @@
-// Package control holds the steps of workflows that happen beside the database.
-// They are run as local activities, within a workflow's own task, and may be
-// run twice: each is keyed by job and attempt, and "already so" is success.
+// Package control holds the steps of workflows, which run next to the database.
+// They are local activities, within a workflow's own task, and may run twice: each
+// is keyed by job and attempt, and "already so" is success.
 //
-// It never waits for anything longer than a moment, and holds no policy: what a
-// step does is one call of the store.
+// A step holds no policy and makes one call of the store. Only Reserve waits, for
+// the grant, and for no longer than GrantWait.
 //
-// The one rule to know: it links no SQL. The node worker of agents comes from
-// the same package as the control worker, so the store is an interface.
+// The one rule to know: the package links no SQL. Its store is an interface, which
+// tracedStore of internal/control/controlplane implements over the stores of db.
 package control

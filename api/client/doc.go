@@ -1,6 +1,6 @@
 // Package client is the typed client of Berth's HTTP API, for the command line
 // and for tests. It is written by hand: client and server share the types of
-// package berth, which a generated client would only repeat.
+// packages berth, spec and wire, which a generated client would only repeat.
 //
 // Every call returns a *berth.Error with code, slug and fields for a refusal of
 // the server, and any other error for a server that could not be reached (see

@@ -1,9 +1,9 @@
-// Package history is what the rows of a Berth database say happened: plain
-// records, as the checker of package check reads them. Package db fills them,
-// from one snapshot and without taking a lock.
+// Package history holds the history in the rows of a Berth database: plain
+// records, which internal/check reads. Package db fills them, from one snapshot
+// and without taking a lock.
 //
-// The one rule to know: a record holds what a column held, and nothing that was
-// concluded from it. Names of JSON fields are those of the columns.
+// The one rule to know: a record holds the values of columns, and no conclusion
+// from them. JSON fields have the names of the columns.
 package history
 
 import (

@@ -4,14 +4,14 @@
 // engine, and links nothing of either: it reads one file and signals processes.
 //
 // The agent writes the lease file: when the last sync that the control plane
-// took was sent, the fence time, and the ranks. Time is CLOCK_BOOTTIME, which no
+// took was sent, the fence time, and the members. Time is CLOCK_BOOTTIME, which no
 // one can set and which goes on while the machine sleeps. With
 //
-//	age = now - sent        fence = the lease's fence time        grace = the rank's
+//	age = now - sent        fence = the lease's fence time        grace = the member's
 //
 // the process is, at each beat, in one of these states:
 //
-//	state     when                                      does to each rank listed
+//	state     when                                      does to each member listed
 //	--------  ----------------------------------------  --------------------------------
 //	idle      no lease, none listed, or another boot's  nothing
 //	watching  age < fence                               nothing
@@ -19,9 +19,9 @@
 //	killing   fence + grace <= age                      closes its gate; SIGKILL, each beat
 //	gone      the folder itself was removed             SIGKILL, then the process ends
 //
-// It is judged anew at each beat, so killing goes on until a fresh lease is
+// Each beat judges the state again, so killing goes on until a fresh lease is
 // there, and a container that an engine starts late dies within a beat. The
-// states differ by rank only in the grace. What else may happen:
+// states differ by member only in the grace. Further cases:
 //
 //	the lease file is damaged or missing   the last good one counts, and ages
 //	the lease was sent in the future       damaged: nobody can have written it
@@ -29,11 +29,11 @@
 //	this process dies                      the next one reads the file and goes on
 //	this process cannot write its pulse    it goes on; the agent takes no such work
 //
-// A rank's gate is a folder that its container mounts. Renamed, it keeps any
+// A member's gate is a folder that its container mounts. Renamed, it keeps any
 // engine from starting the container, however late a start was under way; and it
-// stays as the record of what happened. A rank's processes are those whose
-// cgroup is named after the container's id, of 64 digits: a number that was
-// reused for another process never is. See Processes.
+// stays as a record. A member's processes have a cgroup named after the
+// container's id, of 64 digits, so a number that another process reuses never
+// counts. See Processes.
 //
 // The control plane gives the work to another machine no sooner than fence +
 // grace + berth.FenceMargin after it last heard this one. It counts from the
