@@ -2,7 +2,7 @@ package berth
 
 import "time"
 
-// AllocationState is where one rank's reservation stands. Every state but
+// AllocationState is where one member's reservation stands. Every state but
 // exited and released counts against the machine's capacity.
 type AllocationState string
 
@@ -15,10 +15,10 @@ const (
 	AllocReleased AllocationState = "released"
 )
 
-// Phase is how far the machine has come with a rank, in order.
+// Phase is how far the machine has come with a member, in order.
 type Phase string
 
-// The phases of a rank on its machine.
+// The phases of a member on its machine.
 const (
 	PhaseNone      Phase = ""
 	PhaseClaimed   Phase = "claimed"
@@ -45,7 +45,7 @@ type Orders struct {
 // Grace is the time between SIGTERM and SIGKILL.
 func (o Orders) Grace() time.Duration { return time.Duration(o.GraceMS) * time.Millisecond }
 
-// Slot is one rank of a grant, as workflows see it.
+// Slot is one member of a grant, as workflows see it.
 type Slot struct {
 	Alloc   AllocationID    `json:"alloc"`
 	Rank    int             `json:"rank"`
@@ -55,7 +55,7 @@ type Slot struct {
 	Sealed  bool            `json:"sealed,omitempty"`
 }
 
-// Live reports whether the workflow must still wait for this rank.
+// Live reports whether the workflow must still wait for this member.
 func (s Slot) Live() bool {
 	switch s.State {
 	case AllocReserved, AllocActive:

@@ -7,7 +7,7 @@ type CheckpointState string
 
 // The states of a checkpoint.
 const (
-	CheckpointPartial  CheckpointState = "partial"  // some ranks' shards are in
+	CheckpointPartial  CheckpointState = "partial"  // some members' shards are in
 	CheckpointVerified CheckpointState = "verified" // every shard is stored and hashed
 	CheckpointBad      CheckpointState = "bad"      // a restore found it damaged
 	CheckpointPruned   CheckpointState = "pruned"   // older than keep; its objects are gone

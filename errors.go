@@ -80,7 +80,7 @@ const (
 	SlugUnsatisfiable       = "unsatisfiable"        // no machine could ever hold it
 	SlugQuota               = "quota"                // more than the tenant may have
 	SlugStorageQuota        = "storage_quota"        // the tenant, or one above it, has no room left to store this
-	SlugNotReady            = "not_ready"            // settle came before every rank was sealed
+	SlugNotReady            = "not_ready"            // settle came before every member was sealed
 	SlugArchive             = "invalid_archive"      // an archive's content breaks the rules; it will the next time
 	SlugMachineRetired      = "machine_retired"      // to an agent: its machine was removed, for good
 )

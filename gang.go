@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// A gang is a job of several members: N ranks that are placed, started and restarted
+// A gang is a job of several members, which are placed, started and restarted
 // together.
 
 const (
-	// GangGrace bounds the time between SIGTERM and SIGKILL of ranks that stop
-	// because another rank of their gang has ended: they wait for it as a rule,
+	// GangGrace bounds the time between SIGTERM and SIGKILL of members that stop
+	// because another member of their gang has ended: they wait for it as a rule,
 	// and would do so for all of a long stop_grace.
 	GangGrace = 20 * time.Second
-	// GangBarrier is how long ranks that are ready to start wait for the last one
+	// GangBarrier is how long members that are ready to start wait for the last one
 	// before it is given up and its machine avoided.
 	GangBarrier = 15 * time.Minute
 	// RepairHold is how long the capacity of a gang's healthy members is kept for it

@@ -18,7 +18,7 @@ type TenantID string
 // MachineID names a machine: the name it joined under, [a-z0-9-]{1,63}.
 type MachineID string
 
-// AllocationID names one rank's reservation on one machine.
+// AllocationID names one member's reservation on one machine.
 type AllocationID int64
 
 // NewJobID returns a fresh id for a job submitted at now.

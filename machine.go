@@ -12,7 +12,7 @@ const (
 	MachineReady    MachineState = "ready"
 	MachineSuspect  MachineState = "suspect"  // silent for more than its lease
 	MachineDraining MachineState = "draining" // gets no new work
-	MachineLost     MachineState = "lost"     // silent past lost_after of its ranks
+	MachineLost     MachineState = "lost"     // silent past lost_after of its members
 	MachineRetired  MachineState = "retired"  // gone for good
 )
 

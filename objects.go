@@ -8,22 +8,22 @@ import (
 // Object keys in the blob store. Everything of an attempt lies under a prefix
 // of its own, so that a late upload of a superseded attempt overwrites nothing.
 
-// AttemptPrefix is the folder of one rank of one attempt.
+// AttemptPrefix is the folder of one member of one attempt.
 func AttemptPrefix(tenant TenantID, job JobID, attempt, rank int) string {
 	return fmt.Sprintf("tenants/%s/jobs/%s/attempt-%d/rank-%d", tenant, job, attempt, rank)
 }
 
-// LogChunkKey is the object that holds a rank's log from offset on.
+// LogChunkKey is the object that holds a member's log from offset on.
 func LogChunkKey(tenant TenantID, job JobID, attempt, rank int, offset int64) string {
 	return path.Join(AttemptPrefix(tenant, job, attempt, rank), "logs", fmt.Sprintf("%020d.log", offset))
 }
 
-// CheckpointsPrefix is the folder of all checkpoints of one rank of one attempt.
+// CheckpointsPrefix is the folder of all checkpoints of one member of one attempt.
 func CheckpointsPrefix(tenant TenantID, job JobID, attempt, rank int) string {
 	return path.Join(AttemptPrefix(tenant, job, attempt, rank), "checkpoints")
 }
 
-// CheckpointKey is the folder of one rank's shard of a checkpoint.
+// CheckpointKey is the folder of one member's shard of a checkpoint.
 func CheckpointKey(tenant TenantID, job JobID, attempt, rank int, step int64) string {
 	return path.Join(CheckpointsPrefix(tenant, job, attempt, rank), fmt.Sprintf("step-%d", step))
 }
@@ -39,7 +39,7 @@ func MetricsKey(tenant TenantID, job JobID, attempt, rank int) string {
 // OutputSuffix ends the keys of outputs, and no key of a folder.
 const OutputSuffix = ".tar.zst"
 
-// OutputKey is the object that holds an output of one rank of one attempt.
+// OutputKey is the object that holds an output of one member of one attempt.
 func OutputKey(tenant TenantID, job JobID, attempt, rank int, name string) string {
 	return path.Join(AttemptPrefix(tenant, job, attempt, rank), "outputs", name+OutputSuffix)
 }

@@ -34,7 +34,7 @@ const (
 	ReasonBudgetSpent       ReasonCode = "budget_spent"
 	ReasonUnclaimed         ReasonCode = "unclaimed"      // the machine never took the work it was given
 	ReasonImageMismatch     ReasonCode = "image_mismatch" // the content does not match the image's digest
-	ReasonCommunication     ReasonCode = "communication"  // the ranks lost each other
+	ReasonCommunication     ReasonCode = "communication"  // the members lost each other
 	ReasonInputUnavailable  ReasonCode = "input_unavailable"
 	ReasonInputInvalid      ReasonCode = "input_invalid"
 	ReasonSecretMissing     ReasonCode = "secret_missing"

@@ -10,7 +10,7 @@ type Start struct {
 	Ranks   []Grant
 }
 
-// Grant is the place of one rank.
+// Grant is the place of one member.
 type Grant struct {
 	Machine  MachineID
 	Epoch    int64 // of the machine

@@ -39,7 +39,7 @@ type RankEvidence struct {
 type EarlierAttempt struct {
 	Attempt  int
 	Rule     string          // that decided it
-	Machine  berth.MachineID // of the rank to blame
+	Machine  berth.MachineID // of the member to blame
 	LastStep *int64
 	Died     bool // its machine died soon after its start, with no other suspect
 }
@@ -72,12 +72,12 @@ type Verdict struct {
 	Reason     berth.Reason
 	Budget     Budget
 	Delay      time.Duration     // before the next attempt is eligible
-	Machine    berth.MachineID   // of the rank that decided
+	Machine    berth.MachineID   // of the member that decided
 	Avoid      []berth.MachineID // not there, while another machine fits
 	Faults     []berth.MachineID // this counts against them
 	GrowMemory bool              // ask for 1.5 x the memory
 	DeadLetter bool
-	ExitCode   *int // of the rank that decided, for people
+	ExitCode   *int // of the member that decided, for people
 }
 
 // Classify returns the verdict on a job with only ended members, by the first of the
@@ -169,7 +169,7 @@ func (e AttemptEvidence) giveUp(v Verdict, why string) Verdict {
 	return v
 }
 
-// allDone: every rank exited 0. After an order, trainers save and exit 0, so
+// allDone: every member exited 0. After an order, trainers save and exit 0, so
 // then only a progress of step = total counts.
 func (e AttemptEvidence) allDone() bool {
 	for _, r := range e.Ranks {
@@ -239,7 +239,7 @@ func (r RankEvidence) weight() int {
 	}
 }
 
-// died: the rank's machine ended, and took it along.
+// died: the member's machine ended, and took it along.
 func (r RankEvidence) died() bool {
 	return r.Orphaned || r.Exit != nil && r.Exit.Cause == CauseBoot
 }

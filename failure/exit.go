@@ -36,7 +36,7 @@ const (
 	CauseNotStarted        ExitCause = "not_started"        // stopped before its container was started
 )
 
-// Exit is how one rank ended.
+// Exit is how one member ended.
 type Exit struct {
 	Cause      ExitCause       `json:"cause"`
 	Code       int             `json:"code"`                 // the process's exit code; 128+n for signal n
@@ -59,7 +59,7 @@ type Exit struct {
 // Started reports whether the user's process ever ran.
 func (e Exit) Started() bool { return !e.StartedAt.IsZero() }
 
-// Done reports whether the rank has done its work: it exited 0 by itself or,
+// Done reports whether the member has done its work: it exited 0 by itself or,
 // since trainers save and exit 0 on an order, its progress was complete.
 func (e Exit) Done() bool {
 	return e.Started() && e.Code == 0 && (e.Cause == CauseExited || e.Complete)

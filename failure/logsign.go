@@ -7,7 +7,7 @@ import "strings"
 type LogSign string
 
 // The signs, in the order in which they are looked for: a broken communication
-// is often the echo of another fault on the same rank, so it comes last.
+// is often the echo of another fault on the same member, so it comes last.
 const (
 	SignCUDAOOM       LogSign = "cuda_oom"
 	SignIllegalAccess LogSign = "illegal_access"

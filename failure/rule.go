@@ -114,14 +114,14 @@ type Rule struct {
 	Budget     Budget // charged for a retry
 	Tries      int    // with the user's budget: least number of runs, even with a lower max_attempts
 	Wait       Wait
-	Elsewhere  bool // not on the machine of the rank to blame, while another fits
+	Elsewhere  bool // not on the machine of the member to blame, while another fits
 	GrowMemory bool // the next attempt gets half as much memory again
 	DeadLetter bool // set aside with its evidence, for a human
-	Fault      bool // it counts against the machine; see MachineFaults
+	Fault      bool // it counts against the machine; see LemonFaults
 }
 
 // matches reports whether the rule knows how the attempt ended, r being the
-// rank to blame.
+// member to blame.
 func (c Rule) matches(e AttemptEvidence, r RankEvidence) bool {
 	if c.Causes != nil && (r.Exit == nil || !slices.Contains(c.Causes, r.Exit.Cause)) {
 		return false

@@ -5,8 +5,8 @@ import (
 	"berth/spec"
 )
 
-// MachineFaults is when a machine drains itself as a lemon: so many failures
-// that count against it, of jobs of so many tenants, within so many hours.
+// A machine drains itself as a lemon after LemonFaults failures that count against
+// it, of jobs of LemonTenants tenants, within LemonHours.
 const (
 	LemonFaults  = 3
 	LemonTenants = 2

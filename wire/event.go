@@ -22,8 +22,8 @@ const (
 	EventCheckpointRejected EventKind = "checkpoint_rejected" // a restore found it damaged
 	EventCheckpointRefused  EventKind = "checkpoint_refused"  // exceeds a storage quota; reported once per attempt
 	EventLogCut             EventKind = "log_cut"             // exceeds a storage quota; reported once per attempt
-	EventExited             EventKind = "exited"              // a rank's container ended
-	EventOrphaned           EventKind = "orphaned"            // a rank's machine fell silent
+	EventExited             EventKind = "exited"              // a member's container ended
+	EventOrphaned           EventKind = "orphaned"            // a member's machine fell silent
 	EventReleased           EventKind = "released"            // capacity that was held is free
 	EventOrdered            EventKind = "ordered"             // a stop, kill or checkpoint order was given
 	EventUpdated            EventKind = "updated"             // priority, labels, time limit, hold
@@ -51,7 +51,7 @@ type Event struct {
 // EventFacts are the figures of an event. Each kind of event sets only some of them.
 type EventFacts struct {
 	Rank    *int            `json:"rank,omitempty"`    // of the attempt
-	Machine berth.MachineID `json:"machine,omitempty"` // where the rank was
+	Machine berth.MachineID `json:"machine,omitempty"` // where the member was
 	Step    *int64          `json:"step,omitempty"`    // of the checkpoint
-	Bytes   *int64          `json:"bytes,omitempty"`   // size of the checkpoint, all ranks together
+	Bytes   *int64          `json:"bytes,omitempty"`   // size of the checkpoint, all members together
 }

@@ -20,7 +20,7 @@ func EngineNetwork(engine string) string { return "engine/" + engine }
 // several machines, such as an overlay.
 func NamedNetwork(name string) string { return "network/" + name }
 
-// Peer is where the ranks of a gang find one of them.
+// Peer is where the members of a gang find one of them.
 type Peer struct {
 	Rank    int             `json:"rank"`
 	Machine berth.MachineID `json:"machine"`
@@ -29,7 +29,7 @@ type Peer struct {
 	Port    int             `json:"port"`              // reserved for it there
 }
 
-// Host is the name or address under which the other ranks reach the peer: on
+// Host is the name or address under which the other members reach the peer: on
 // the hosts' own network its machine's, on one of containers its container's.
 func (p Peer) Host(job berth.JobID, attempt int) string {
 	if p.Network == NetworkHost {

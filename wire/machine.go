@@ -58,7 +58,7 @@ type MachineGPU struct {
 	Jobs      []berth.JobID `json:"jobs,omitempty"`
 }
 
-// MachineJob is one rank on a machine.
+// MachineJob is one member on a machine.
 type MachineJob struct {
 	Job     berth.JobID           `json:"job"`
 	Name    string                `json:"name"`

@@ -11,7 +11,7 @@ import (
 	"berth/spec"
 )
 
-// Metric is something that is measured of a rank while it runs.
+// Metric is something that is measured of a member while it runs.
 type Metric string
 
 // The metrics. Rates and shares are means over a step; amounts are the largest
@@ -54,7 +54,7 @@ func (m Metric) Unit() string {
 // Bounds of the stored series of a member, for any run time.
 const (
 	MaxPoints      = 360     // of one series
-	MaxMetricBytes = 1 << 20 // of the object that holds a rank's
+	MaxMetricBytes = 1 << 20 // of the object that holds a member's
 )
 
 // MetricSeries is one metric of one member in one attempt.

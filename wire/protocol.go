@@ -87,7 +87,7 @@ type SyncRequest struct {
 	Digest  string               `json:"digest,omitempty"`  // of the set of orders the agent has
 	Reports []RankReport         `json:"reports,omitempty"`
 	GPUs    []berth.GPU          `json:"gpus,omitempty"`  // sent when health changed
-	Gone    []berth.AllocationID `json:"gone,omitempty"`  // ranks without a container on this machine
+	Gone    []berth.AllocationID `json:"gone,omitempty"`  // members without a container on this machine
 	Cache   *CacheReport         `json:"cache,omitempty"` // sent when it changed, and once a session
 	Brief   bool                 `json:"brief,omitempty"` // of a call that reports: another one polls, so the set of assignments may be left out
 
@@ -122,11 +122,11 @@ type SyncResponse struct {
 // report that breaks a constraint; the call's other parts were taken. Sending
 // the same again is of no use before somebody has looked.
 type Refused struct {
-	Alloc  berth.AllocationID `json:"alloc,omitempty"` // 0: it was not about a rank
+	Alloc  berth.AllocationID `json:"alloc,omitempty"` // 0: it was not about a member
 	Detail string             `json:"detail"`
 }
 
-// Assignment is one rank this machine is concerned with, and its orders.
+// Assignment is one member this machine is concerned with, and its orders.
 type Assignment struct {
 	Alloc   berth.AllocationID    `json:"alloc"`
 	Job     berth.JobID           `json:"job"`
@@ -139,7 +139,7 @@ type Assignment struct {
 }
 
 // RankReport is a change on the machine. Reports are idempotent and carry the
-// whole present state of the rank, so that losing one is repaired by the next.
+// whole present state of the member, so that losing one is repaired by the next.
 type RankReport struct {
 	Alloc       berth.AllocationID `json:"alloc"`
 	Job         berth.JobID        `json:"job"`
@@ -155,7 +155,7 @@ type RankReport struct {
 	Unwaited    bool               `json:"unwaited,omitempty"` // sealed, and without a waiter on the machine; ignored (ADR 0030), read by servers of the version before
 }
 
-// Fetched is content that was put in place for a rank.
+// Fetched is content that was put in place for a member.
 type Fetched struct {
 	What    string        `json:"what"` // the field that names it, such as workdir
 	Address berth.Address `json:"address"`
@@ -184,7 +184,7 @@ type ClaimRequest struct {
 	Watermark StoredWatermark `json:"-"` // as in RegisterRequest
 }
 
-// Claim is all that a machine needs to run one rank.
+// Claim is all that a machine needs to run one member.
 type Claim struct {
 	Alloc         berth.AllocationID `json:"alloc"`
 	Job           berth.JobID        `json:"job"`
@@ -199,7 +199,7 @@ type Claim struct {
 	MemoryMiB     int64              `json:"memory_mib"`          // grown after an OOM, if the policy says so
 	GPUs          []string           `json:"gpus,omitempty"`      // UUIDs
 	Restore       []RestorePoint     `json:"restore,omitempty"`   // newest first; empty: a fresh start
-	LogOffset     int64              `json:"log_offset"`          // bytes of this rank's log already stored
+	LogOffset     int64              `json:"log_offset"`          // bytes of this member's log already stored
 	RunLimit      spec.Duration      `json:"run_limit,omitempty"` // time_limit, counted from the container's start
 	Orders        berth.Orders       `json:"orders"`
 	HadCheckpoint bool               `json:"had_checkpoint,omitempty"` // never start fresh silently
@@ -210,7 +210,7 @@ type Claim struct {
 	Volumes       []spec.Volume      `json:"volumes,omitempty"`        // that the tenant's jobs may read, of a job that names some
 	Withheld      *Withheld          `json:"withheld,omitempty"`       // why secrets are not here: it cannot begin
 	Phase         berth.Phase        `json:"phase,omitempty"`          // the last one on record, for an agent that was restarted
-	Peers         []Peer             `json:"peers,omitempty"`          // of a gang: its ranks in order, with this one
+	Peers         []Peer             `json:"peers,omitempty"`          // of a gang: its members in order, with this one
 }
 
 // ClaimInput says which content an input is.
@@ -231,7 +231,7 @@ type Withheld struct {
 	Message string `json:"message"`
 }
 
-// RestorePoint is a checkpoint a rank may be restored from.
+// RestorePoint is a checkpoint a member may be restored from.
 type RestorePoint struct {
 	Step     int64  `json:"step"`
 	Attempt  int    `json:"attempt"`
@@ -239,7 +239,7 @@ type RestorePoint struct {
 	SHA256   string `json:"sha256"`   // of the manifest
 }
 
-// CheckpointReport registers one rank's shard of a checkpoint, or says that
+// CheckpointReport registers one member's shard of a checkpoint, or says that
 // one was found damaged (Bad not empty).
 type CheckpointReport struct {
 	AgentBoot string             `json:"agent_boot"`
@@ -282,7 +282,7 @@ type CheckpointFile struct {
 	Mode   uint32 `json:"mode"`
 }
 
-// OutputReport registers an output of one rank.
+// OutputReport registers an output of one member.
 type OutputReport struct {
 	AgentBoot string             `json:"agent_boot"`
 	Epoch     int64              `json:"epoch"`

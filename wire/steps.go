@@ -29,7 +29,7 @@ type JobInput struct {
 
 // SettleResult is the answer of a Settle step.
 type SettleResult struct {
-	NotReady  bool        `json:"not_ready,omitempty"` // some rank is neither sealed nor orphaned
+	NotReady  bool        `json:"not_ready,omitempty"` // some member is neither sealed nor orphaned
 	Next      berth.State `json:"next,omitempty"`
 	HasParent bool        `json:"has_parent,omitempty"`
 }
