@@ -65,7 +65,7 @@ type Occupant struct {
 	Owner       *Owner
 	Frees       berth.Capacity // on this machine, at its end
 	Devices     int            // grants of devices on this machine
-	gpus        float64        // of all members, see gpusOf
+	gpus        float64        // of all members, see GPUsOf
 	Started     time.Duration  // since origin, as are the times below
 	since       time.Duration  // its start or its last checkpoint
 	restart     time.Duration  // Running.RestartCost

@@ -28,7 +28,7 @@ type roster struct {
 	freshAt    int  // the plan that refreshed the roster
 	feeds      [followers][]*Node
 
-	Touched   []*Node // by the plan touchedAt
+	Touched   []*Node // by the plan TouchedAt
 	TouchedAt int
 	marks     Bitset // the touched ones, by place
 }

@@ -227,7 +227,7 @@ func (r *Search) reprieve(s *displacement) {
 	})
 }
 
-// hasFree reports whether all that ranks take of the machine of g is free.
+// hasFree reports whether all that members take of the machine of g is free.
 func hasFree(n *cluster.Node, g berth.Grant, ranks []berth.Grant) bool {
 	var all cluster.Amount
 	for _, o := range ranks {

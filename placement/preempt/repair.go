@@ -10,16 +10,16 @@ import (
 	"berth/placement/queue"
 )
 
-// A gang of which one rank has ended stops as a whole and starts again. Its own
-// nominations keep the capacity of the other ranks meanwhile, so that only the
-// missing rank needs a place. That capacity is idle, so the leader keeps it for a
+// A gang of which one member has ended stops as a whole and starts again. Its own
+// nominations keep the capacity of the other members meanwhile, so that only the
+// missing member needs a place. That capacity is idle, so the leader keeps it for a
 // short time, and not while another gang could start with it: two gangs that each
 // hold a part of the capacity that both need would wait for each other.
 
 // MaxYields bounds the blocked gangs that a plan compares with repairs.
 const MaxYields = 8
 
-// withhold keeps the capacity of a gang with ranks that are about to stop. Their
+// withhold keeps the capacity of a gang with members that are about to stop. Their
 // capacity is not free, and so needs no keeping.
 func (r *Nominations) withhold(n *cluster.Node, m Nomination) {
 	if m.Victim != "" {

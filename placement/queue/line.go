@@ -67,7 +67,7 @@ func floatKey(f float64) uint64 {
 	return b | 1<<63
 }
 
-// compareStands is compareEntries of the lines' first jobs.
+// compareStands compares the first jobs of two lines as CompareEntries does.
 func compareStands(a, b stand) int {
 	if a.front>>classBits != b.front>>classBits {
 		return cmp.Compare(a.front>>classBits, b.front>>classBits)
