@@ -68,7 +68,7 @@ func readAdmission(ctx context.Context, q querier) (wire.Admission, error) {
 type Pressure struct {
 	Paused bool // admission is
 
-	// Unsettled is the number of jobs whose ranks have all ended and are stored,
+	// Unsettled is the number of jobs whose members have all ended and are stored,
 	// and which are shown as holding capacity still.
 	Unsettled int
 }
@@ -77,8 +77,8 @@ type Pressure struct {
 // more to know.
 const maxUnsettled = 1000
 
-// Pressure counts the jobs whose last rank was sealed between from and to ago
-// and that nobody has settled, and reads whether admission is paused. A rank that
+// Pressure counts the jobs whose last member was sealed between from and to ago
+// and that nobody has settled, and reads whether admission is paused. A member that
 // ended among others that run does not make its gang count.
 func (d *Cluster) Pressure(ctx context.Context, from, to time.Duration) (Pressure, error) {
 	var p Pressure

@@ -19,9 +19,9 @@ const alone = `(m.drain_reason IS NULL AND NOT EXISTS (
 	WHERE o.machine_id = a.machine_id AND o.forgotten_at IS NULL AND o.job <> a.job
 	  AND o.started_at IS NOT NULL AND o.state IN ('active', 'orphaned')))`
 
-// suspect is whether a rank's machine died soon after its start. The machine
+// suspect is whether a member's machine died soon after its start. The machine
 // died before it was given up: at most lost_after before. A machine that is back
-// by now had but fallen silent, unless it says that it rebooted: a rank that was
+// by now had but fallen silent, unless it says that it rebooted: a member that was
 // given up before that has no exit. Never null.
 const suspect = `coalesce(a.alone AND a.started_at IS NOT NULL
 	AND (a.state = 'orphaned' OR a.freed_by = 'boot' OR a.exit ->> 'cause' = 'boot')

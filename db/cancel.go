@@ -37,7 +37,7 @@ func requestCancel(
 // terminal stays as it is, which is no error. Tenant "" means any; reason nil
 // is a user's request.
 //
-// The workflow learns of it by itself when a rank ends, else by a poke, which
+// The workflow learns of it by itself when a member ends, else by a poke, which
 // the caller sends.
 func (d *Jobs) RequestCancel(
 	ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason,

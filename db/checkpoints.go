@@ -30,8 +30,8 @@ func (p PrunedShard) Key() string {
 	return berth.CheckpointKey(p.Tenant, p.Job, p.Attempt, p.Rank, p.Step)
 }
 
-// RegisterCheckpoint takes one rank's shard into the job's history, under the
-// current attempt only; with the shards of all ranks the step is verified. With
+// RegisterCheckpoint takes one member's shard into the job's history, under the
+// current attempt only; with the shards of all members the step is verified. With
 // Bad it says instead that a restore found a shard damaged. It returns the
 // shards that keep has no room for: the caller deletes their objects, best
 // effort, after the fact.
@@ -182,7 +182,7 @@ func (c *checkpointing) register(ctx context.Context) (bool, error) {
 	return true, c.whole(ctx, bytes)
 }
 
-// whole records that all ranks' parts of the step are stored. Machines lost before
+// whole records that all members' parts of the step are stored. Machines lost before
 // this step no longer count against the job.
 func (c *checkpointing) whole(ctx context.Context, bytes int64) error {
 	p := c.report
@@ -277,7 +277,7 @@ func (c *checkpointing) reject(ctx context.Context) error {
 	})
 }
 
-// ObjectAccess says what a machine wants with an object of a rank of a job.
+// ObjectAccess says what a machine wants with an object of a member of a job.
 type ObjectAccess struct {
 	Tenant  berth.TenantID
 	Job     berth.JobID

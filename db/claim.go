@@ -34,7 +34,7 @@ const claimable = `
 	    OR a.state = 'exited' AND j.state NOT IN ('succeeded', 'failed', 'canceled')
 	)`
 
-// Claim hands one rank's work to its machine: the allocation becomes active. It
+// Claim hands one member's work to its machine: the allocation becomes active. It
 // is idempotent, for the same agent and for one that was restarted, which gets
 // back what it needs to adopt the container.
 //

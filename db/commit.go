@@ -107,8 +107,8 @@ type present struct {
 	parents  map[berth.JobID]*presentParent
 	resume   map[berth.JobID]int64             // highest verified checkpoint
 	keeping  map[berth.JobID][]*presentMachine // those that keep something for the job
-	ports    map[berth.JobID][]int             // of the ranks of gangs that were taken
-	former   map[berth.JobID][]berth.MachineID // where the ranks of gangs were before
+	ports    map[berth.JobID][]int             // of the members of gangs that were taken
+	former   map[berth.JobID][]berth.MachineID // where the members of gangs were before
 }
 
 type presentJob struct {
@@ -322,14 +322,14 @@ func (p *present) take(s berth.Start) error {
 	return nil
 }
 
-// give gives back ranks that were taken.
+// give gives back members that were taken.
 func (p *present) give(ranks []berth.Grant) {
 	for _, r := range ranks {
 		p.machines[r.Machine].give(r)
 	}
 }
 
-// take takes a rank of job from the machine: of what is free and not kept for
+// take takes a member of job from the machine: of what is free and not kept for
 // another job.
 func (m *presentMachine) take(r berth.Grant, job berth.JobID, alone bool) error {
 	left := m.free

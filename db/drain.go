@@ -25,7 +25,7 @@ func (d *Attempts) list(ctx context.Context, sql string, args pgx.NamedArgs) ([]
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[attemptRef])
 }
 
-// leaderOrders gives orders to ranks of several attempts, each in a transaction
+// leaderOrders gives orders to members of several attempts, each in a transaction
 // of its own, and tells the machines and the jobs' histories. give is run on
 // the locked job while its attempt is current.
 func (d *Attempts) leaderOrders(ctx context.Context, term Term, refs []attemptRef, detail string, give func(pgx.Tx, lockedJob) ([]orderedRank, error)) (int, error) {

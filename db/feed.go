@@ -47,13 +47,13 @@ type QueueJob struct {
 }
 
 // Holder is what a job's allocations hold that count. It is read whenever its
-// job changes: a rank that ends alone is seen with the next change.
+// job changes: a member that ends alone is seen with the next change.
 type Holder struct {
 	Job       berth.JobID
 	Attempt   int // of these allocations; an older one may be held by a silent machine
 	PlacedAt  time.Time
 	StartedAt *time.Time // of the first container
-	StopBy    *time.Time // told to stop, with all its ranks
+	StopBy    *time.Time // told to stop, with all its members
 	Ranks     []berth.Grant
 }
 
@@ -134,7 +134,7 @@ const fedJobs = `
 	SELECT j.id FROM jobs j
 	WHERE j.id = ANY(@jobs::uuid[]) AND j.state IN ('scheduled', 'running', 'preempting', 'canceling')`
 
-// readHolders reads what jobs hold, a row a device, or one for a rank without.
+// readHolders reads what jobs hold, a row a device, or one for a member without.
 func readHolders(jobs string) string {
 	return `
 	SELECT a.job::text, a.attempt, t.placed_at, t.started_at, a.stop_by, a.id, a.machine_id, a.machine_epoch,

@@ -9,8 +9,8 @@ import (
 	"berth"
 )
 
-// collectHolders reads what readHolders gives: rows of one rank follow one
-// another, as do ranks of one attempt.
+// collectHolders reads what readHolders gives: rows of one member follow one
+// another, as do members of one attempt.
 func collectHolders(rows pgx.Rows, into *[]Holder) error {
 	defer rows.Close()
 	var alloc berth.AllocationID
@@ -44,7 +44,7 @@ func collectHolders(rows pgx.Rows, into *[]Holder) error {
 	return rows.Err()
 }
 
-// latest is the later of two times to stop; nil if one rank was not told to.
+// latest is the later of two times to stop; nil if one member was not told to.
 func latest(a, b *time.Time) *time.Time {
 	switch {
 	case a == nil || b == nil:

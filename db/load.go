@@ -21,7 +21,7 @@ const queueSubmitted = `
 	SET state = 'queued', version = version + 1, actor = 'workflow'
 	WHERE id = @job AND state = 'submitted'`
 
-// viewJob reads one row: the job and, while it holds capacity, the ranks of its
+// viewJob reads one row: the job and, while it holds capacity, the members of its
 // current attempt in the form of berth.Slot.
 const viewJob = `
 	SELECT j.state, j.attempt, j.parent IS NOT NULL, j.cancel_requested_at IS NOT NULL,

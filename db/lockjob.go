@@ -11,7 +11,7 @@ import (
 	"berth/spec"
 )
 
-// lockedJob is a job's row and the ranks of its current attempt, all locked in
+// lockedJob is a job's row and the members of its current attempt, all locked in
 // lock order: nothing of them changes until the transaction ends.
 type lockedJob struct {
 	ID          berth.JobID
@@ -54,7 +54,7 @@ type lockedRank struct {
 	Drain    string // why its machine is drained; "" if it is not
 }
 
-// lockJob locks a job and its current ranks, jobs before allocations, in one
+// lockJob locks a job and its current members, jobs before allocations, in one
 // round trip of several statements: the later ones see what the first waited for.
 // Tenant "" means any. attempt is the one that AttemptNext is wanted of.
 func lockJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.JobID, attempt int) (lockedJob, error) {

@@ -16,7 +16,7 @@ type LogStart struct {
 }
 
 // Start returns where to begin to read the last tail lines (0: all) of a
-// rank's log that were written at or after since. Lines before since may still
+// member's log that were written at or after since. Lines before since may still
 // follow from there.
 func (d *Logs) Start(ctx context.Context, log berth.LogRef, tail int, since time.Time) (LogStart, error) {
 	args := pgx.NamedArgs{"job": log.Job, "attempt": log.Attempt, "rank": log.Rank, "tail": tail, "since": since}

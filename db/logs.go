@@ -12,7 +12,7 @@ import (
 	"berth/wire"
 )
 
-// LogPlace is where a rank's log stands and whose it is.
+// LogPlace is where a member's log stands and whose it is.
 type LogPlace struct {
 	Tenant  berth.TenantID
 	Job     berth.JobID
@@ -25,7 +25,7 @@ type LogPlace struct {
 	session Session
 }
 
-// LogChunk is an object that holds a part of a rank's log.
+// LogChunk is an object that holds a part of a member's log.
 type LogChunk struct {
 	Offset  int64
 	Bytes   int
@@ -36,7 +36,7 @@ type LogChunk struct {
 }
 
 // Place returns where the log of an allocation stands, if this machine may
-// append to it in this session: until the rank is sealed.
+// append to it in this session: until the member is sealed.
 func (d *Logs) Place(ctx context.Context, machine berth.MachineID, at Session, alloc berth.AllocationID) (LogPlace, error) {
 	p := LogPlace{session: at, machine: machine}
 	err := d.pool.QueryRow(ctx, `
@@ -95,7 +95,7 @@ func (p LogPlace) appendArgs(alloc berth.AllocationID, c LogChunk) pgx.NamedArgs
 // MaxLogChunk is the longest object of a log, in bytes.
 const MaxLogChunk = 1 << 20
 
-// Chunks returns the next chunks of a rank's log that end after offset, in
+// Chunks returns the next chunks of a member's log that end after offset, in
 // order, at most limit, and the offset at which the log ends at present. Tenant
 // "" means any; a log that does not exist has no chunks. The tenant returned is
 // the owner's: object keys name it.

@@ -132,7 +132,7 @@ type holding struct {
 	Attempt int
 }
 
-// lockJobsOn locks the jobs with ranks on a machine, first in lock order.
+// lockJobsOn locks the jobs with members on a machine, first in lock order.
 func lockJobsOn(ctx context.Context, tx pgx.Tx, id berth.MachineID) ([]berth.JobID, error) {
 	rows, err := tx.Query(ctx, `
 		SELECT j.id::text
@@ -199,7 +199,7 @@ func releaseDead(ctx context.Context, tx pgx.Tx, id berth.MachineID, held []hold
 	for i, h := range held {
 		ids[i] = int64(h.ID)
 	}
-	// A rank that was not settled gets an exit on record: its job then goes
+	// A member that was not settled gets an exit on record: its job then goes
 	// elsewhere, as after any loss of a machine.
 	_, err := tx.Exec(ctx, `
 		UPDATE allocations

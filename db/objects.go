@@ -66,7 +66,7 @@ func (d *Objects) ForgetDoomed(ctx context.Context, term Term, removed, stuck []
 	return mapError(err, "doomed objects")
 }
 
-// Shard is one rank's part of a checkpoint that resume may take.
+// Shard is one member's part of a checkpoint that resume may take.
 type Shard struct {
 	Job      berth.JobID
 	Step     int64

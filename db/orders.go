@@ -14,9 +14,9 @@ import (
 	"berth/wire"
 )
 
-// Stop stops what still runs of a gang once a rank of it ended badly or
+// Stop stops what still runs of a gang once a member of it ended badly or
 // fell silent: the others save and stop, and those that no machine has claimed
-// are withdrawn. It reports whether there is such a rank. Doing it twice is no
+// are withdrawn. It reports whether there is such a member. Doing it twice is no
 // different from once; an attempt that is not current any more is left alone.
 func (d *Attempts) Stop(ctx context.Context, id berth.JobID, attempt int) (stopped bool, err error) {
 	err = d.order(ctx, id, attempt, func(tx pgx.Tx, job lockedJob) (touched, error) {
@@ -42,19 +42,19 @@ func (d *Attempts) Stop(ctx context.Context, id berth.JobID, attempt int) (stopp
 	return stopped, err
 }
 
-// hurried is the job with no more grace than its ranks get when another one of
+// hurried is the job with no more grace than its members get when another one of
 // the gang has ended.
 func (j lockedJob) hurried() lockedJob {
 	j.Grace = min(j.Grace, berth.GangGrace)
 	return j
 }
 
-// bad reports whether a rank ended without having done its work.
+// bad reports whether a member ended without having done its work.
 func (r lockedRank) bad() bool {
 	return r.Orphaned || r.Exit != nil && !r.Exit.Done()
 }
 
-// Escalate kills the ranks that have not ended by their stop_by.
+// Escalate kills the members that have not ended by their stop_by.
 func (d *Attempts) Escalate(ctx context.Context, id berth.JobID, attempt int) error {
 	return d.order(ctx, id, attempt, func(tx pgx.Tx, job lockedJob) (touched, error) {
 		killed, err := updateRanks(ctx, tx, `
@@ -95,13 +95,13 @@ func (d *Attempts) order(
 	return nil
 }
 
-// orderedRank is a rank that an order was given to.
+// orderedRank is a member that an order was given to.
 type orderedRank struct {
 	rank    int
 	machine berth.MachineID
 }
 
-// orderStop gives the ranks that run, and have not been told yet, an order to
+// orderStop gives the members that run, and have not been told yet, an order to
 // end within the job's grace.
 func orderStop(ctx context.Context, tx pgx.Tx, job lockedJob, o berth.Orders) ([]orderedRank, error) {
 	o.GraceMS = int(job.Grace.Milliseconds())
@@ -113,7 +113,7 @@ func orderStop(ctx context.Context, tx pgx.Tx, job lockedJob, o berth.Orders) ([
 		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "orders": o, "grace": job.Grace})
 }
 
-// withdraw releases the ranks that no machine has claimed: a claim finds them
+// withdraw releases the members that no machine has claimed: a claim finds them
 // released and is refused, so nothing of them can start.
 func withdraw(ctx context.Context, tx pgx.Tx, job lockedJob, why string) ([]orderedRank, error) {
 	return updateRanks(ctx, tx, `
@@ -148,7 +148,7 @@ func machines(lists ...[]orderedRank) []berth.MachineID {
 	return ids
 }
 
-// addOrderEvent tells in the job's history which ranks got an order.
+// addOrderEvent tells in the job's history which members got an order.
 func addOrderEvent(ctx context.Context, tx pgx.Tx, job lockedJob, order string, ranks []orderedRank) error {
 	if len(ranks) == 0 {
 		return nil
@@ -159,7 +159,7 @@ func addOrderEvent(ctx context.Context, tx pgx.Tx, job lockedJob, order string, 
 	})
 }
 
-// describeOrder names an order and the ranks that got it.
+// describeOrder names an order and the members that got it.
 func describeOrder(order string, ranks []orderedRank) string {
 	const shown = 8 // a gang may have hundreds
 	names := make([]string, 0, shown)

@@ -12,7 +12,7 @@ import (
 )
 
 // RegisterOutput makes a stored object an output of the job, under its current
-// attempt only, until the rank is sealed. Doing so again changes nothing. An output that exceeds a
+// attempt only, until the member is sealed. Doing so again changes nothing. An output that exceeds a
 // storage quota of the tenant is refused with slug storage_quota, and its object is
 // deleted a day later.
 func (d *Objects) RegisterOutput(ctx context.Context, machine berth.MachineID, p wire.OutputReport) error {
@@ -117,7 +117,7 @@ func (d *Objects) Output(ctx context.Context, job berth.JobID, name string, memb
 	return o, mapError(err, what)
 }
 
-// lostOutputs are the declared outputs of which no rank of the attempt has
+// lostOutputs are the declared outputs of which no member of the attempt has
 // stored anything, or of which one has not that was cut off, could not or was
 // refused: of the first nobody knows whether it had a part of its own, the others
 // had one.

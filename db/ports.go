@@ -35,7 +35,7 @@ func (x *ports) take() int {
 
 // queuePorts reads which ports are taken on the machines of gangs. It follows
 // the locks of the machines: whoever takes a port holds that of its machine, so
-// that none is taken meanwhile. A port is free again once its rank is settled.
+// that none is taken meanwhile. A port is free again once its member is settled.
 func (p *present) queuePorts(batch *pgx.Batch, starts []berth.Start) {
 	var machines []berth.MachineID
 	for _, s := range starts {
@@ -66,7 +66,7 @@ func (p *present) queuePorts(batch *pgx.Batch, starts []berth.Start) {
 	})
 }
 
-// takePorts takes a port for each rank of a gang, or none.
+// takePorts takes a port for each member of a gang, or none.
 func (p *present) takePorts(s berth.Start) error {
 	if len(s.Ranks) == 1 {
 		return nil
@@ -86,7 +86,7 @@ func (p *present) takePorts(s berth.Start) error {
 	return nil
 }
 
-// port is what was taken for a rank; nil for none.
+// port is what was taken for a member; nil for none.
 func (p *present) port(job berth.JobID, rank int) *int {
 	if list := p.ports[job]; list != nil {
 		return &list[rank]

@@ -31,7 +31,7 @@ type Preemption struct {
 // are told to save and stop, within their grace, and the room they give up, with
 // what is free beside it, is kept for the job they stop for. It is refused,
 // which why says, if that job waits no more, or a victim is not as it was: it has
-// changed, or a rank of it has ended by itself. A term that is over is an error.
+// changed, or a member of it has ended by itself. A term that is over is an error.
 //
 // A victim that is told twice for the same job never exists, because what it gave
 // way to stays in its row.

@@ -38,10 +38,10 @@ func (s Silence) args() pgx.NamedArgs {
 // silentFor is how long a machine (lease l) has not been heard.
 const silentFor = `clock_timestamp() - l.seen_at`
 
-// patience is how long job j waits for its rank a on a silent machine m. For a
+// patience is how long job j waits for its member a on a silent machine m. For a
 // container of at_most_one work that is until the machine's deadman has ended it
 // for certain, by the longer of the fences that the machine promised when it
-// claimed the rank and since; where it promises none any more, silence never
+// claimed the member and since; where it promises none any more, silence never
 // tells, and only the machine itself, its next boot or an operator does. Without
 // a claim there is no container, and after its end none any more.
 const patience = `
@@ -142,7 +142,7 @@ func (d *Machines) Fleet(ctx context.Context, s Silence) (Fleet, error) {
 }
 
 // Overdue lists the silent machines that a verdict is due on, those
-// with ranks first, and how many verdicts may still be passed this minute: at
+// with members first, and how many verdicts may still be passed this minute: at
 // most a share of all machines, and at least one. While no verdict may be
 // passed at all, because silence proves nothing (see RenewBeacon) or the fleet
 // is frozen, it lists none. A machine that is lost already is listed while a
@@ -190,14 +190,14 @@ func (d *Machines) Overdue(ctx context.Context, s Silence) (due []Overdue, budge
 
 // Verdict is what was written about a silent machine.
 type Verdict struct {
-	Jobs []berth.JobID // that had ranks there: their workflows want a poke
+	Jobs []berth.JobID // that had members there: their workflows want a poke
 	Lost bool          // the machine itself is lost
 }
 
-// PassVerdict orphans the ranks on a silent machine whose jobs have waited long
+// PassVerdict orphans the members on a silent machine whose jobs have waited long
 // enough, orders their kill for when it comes back, and gives up on uploads
 // that were under way. Orphans keep their capacity: that a machine is silent
-// proves nothing about its containers. Once no live rank is left the machine is
+// proves nothing about its containers. Once no live member is left the machine is
 // lost, and its epoch ends.
 func (d *Machines) PassVerdict(ctx context.Context, term Term, machine berth.MachineID, s Silence) (Verdict, error) {
 	var v Verdict
@@ -232,7 +232,7 @@ func (d *Machines) PassVerdict(ctx context.Context, term Term, machine berth.Mac
 	return v, mapError(err, "machine "+string(machine))
 }
 
-// overdueRank is a rank that has waited long enough for its machine.
+// overdueRank is a member that has waited long enough for its machine.
 type overdueRank struct {
 	ID      int64
 	Job     berth.JobID
@@ -241,7 +241,7 @@ type overdueRank struct {
 	Exited  bool // only its last uploads are missing
 }
 
-// lockOverdue locks the jobs with ranks on the machine and those ranks, and
+// lockOverdue locks the jobs with members on the machine and those members, and
 // returns the overdue ones and how long the machine has been silent; 0 if it
 // was heard meanwhile.
 func lockOverdue(ctx context.Context, tx pgx.Tx, machine berth.MachineID, s Silence) ([]overdueRank, time.Duration, error) {
@@ -327,7 +327,7 @@ func orphan(ctx context.Context, tx pgx.Tx, machine berth.MachineID, ranks []ove
 // not followed it gets no more work.
 const DisobeyedAfter = time.Minute
 
-// Disobedient returns the machines on which a rank lives although its kill was
+// Disobedient returns the machines on which a member lives although its kill was
 // ordered, age after its time to stop was up.
 func (d *Machines) Disobedient(ctx context.Context, age time.Duration) ([]berth.MachineID, error) {
 	rows, err := d.pool.Query(ctx, `

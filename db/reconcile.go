@@ -10,7 +10,7 @@ import (
 	"berth"
 )
 
-// Unclaimed returns scheduled jobs with a rank that its machine has not claimed
+// Unclaimed returns scheduled jobs with a member that its machine has not claimed
 // for at least age, the longest wait first.
 func (d *Attempts) Unclaimed(ctx context.Context, age time.Duration, limit int) ([]Aged, error) {
 	return d.aged(ctx, "unclaimed ranks", `
@@ -23,7 +23,7 @@ func (d *Attempts) Unclaimed(ctx context.Context, age time.Duration, limit int) 
 		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit})
 }
 
-// Unsettled returns jobs of which every rank of the current attempt ended at
+// Unsettled returns jobs of which every member of the current attempt ended at
 // least age ago, and which still hold the attempt, the longest wait first.
 func (d *Attempts) Unsettled(ctx context.Context, age time.Duration, limit int) ([]Aged, error) {
 	return d.aged(ctx, "unsettled attempts", `
@@ -41,7 +41,7 @@ func (d *Attempts) Unsettled(ctx context.Context, age time.Duration, limit int) 
 		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit})
 }
 
-// KillOverdue orders the kill of ranks that were told to stop and have not, age
+// KillOverdue orders the kill of members that were told to stop and have not, age
 // after their time was up. It returns how many jobs it told.
 func (d *Attempts) KillOverdue(ctx context.Context, term Term, age time.Duration, limit int) (int, error) {
 	refs, err := d.list(ctx, `
@@ -66,10 +66,10 @@ func (d *Attempts) KillOverdue(ctx context.Context, term Term, age time.Duration
 	})
 }
 
-// KillStray ends what lives of attempts that are over: ranks that a machine may
+// KillStray ends what lives of attempts that are over: members that a machine may
 // run are ordered killed, and count until it confirms; those that none has
 // claimed are released at once, since a claim of them is refused. It returns
-// how many ranks there were.
+// how many members there were.
 func (d *Attempts) KillStray(ctx context.Context, term Term, limit int) (int, error) {
 	const strays = `
 		SELECT a.id, a.job

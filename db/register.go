@@ -47,7 +47,7 @@ type machineAlloc struct {
 }
 
 // Register opens an agent's session and answers its terms. It returns the jobs
-// whose ranks the machine lost by a reboot, or ended without being settled:
+// whose members the machine lost by a reboot, or ended without being settled:
 // their workflows want a poke.
 //
 // A new host boot proves that no container of before lives: what was reserved
@@ -96,7 +96,7 @@ func (d *Agents) Register(ctx context.Context, machine berth.MachineID, req wire
 	return answer, jobs, nil
 }
 
-// endedUntold lists the jobs with a rank that has ended on the machine, for good,
+// endedUntold lists the jobs with a member that has ended on the machine, for good,
 // and that nobody has settled: the agent that would have told the workflow may
 // have died after its last report.
 func (d *Agents) endedUntold(ctx context.Context, machine berth.MachineID) ([]berth.JobID, error) {
@@ -235,7 +235,7 @@ func (r *registration) reboot(ctx context.Context) error {
 	return nil
 }
 
-// event adds an event about the rank of an allocation to its job.
+// event adds an event about the member of an allocation to its job.
 func (r *registration) event(
 	ctx context.Context, a *machineAlloc, kind wire.EventKind, detail string,
 ) error {

@@ -11,14 +11,14 @@ import (
 	"berth/failure"
 )
 
-// The room of a gang's other ranks is kept for it once one has ended, by
+// The room of a gang's other members is kept for it once one has ended, by
 // earmarks of which the gang is both victim and beneficiary: they say nothing as
 // long as it holds the room itself, and keep it from the very moment at which a
-// rank gives it back. The next placement of the gang deletes them; so does
+// member gives it back. The next placement of the gang deletes them; so does
 // whatever ends the job, and the leader at their time, or when another gang
 // waits for that room. See docs/adr/0012-repairs-by-earmarks.md.
 
-// keepRoom keeps the room of the ranks of a gang for its repair, for that long.
+// keepRoom keeps the room of the members of a gang for its repair, for that long.
 func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) error {
 	if len(job.Ranks) < 2 || job.CancelAt != nil || job.Preempted || job.State != berth.Scheduled && job.State != berth.Running {
 		return nil
@@ -27,7 +27,7 @@ func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) er
 	if err := lockMachines(ctx, tx, job); err != nil {
 		return err
 	}
-	// A rank that was told of later may have ended first: then it is to blame, and
+	// A member that was told of later may have ended first: then it is to blame, and
 	// not the one that was until now.
 	_, err := tx.Exec(ctx, `
 		DELETE FROM earmarks e
@@ -61,7 +61,7 @@ func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) er
 	return err
 }
 
-// survivors are the ranks whose machines did nothing wrong: all but those that
+// survivors are the members whose machines did nothing wrong: all but those that
 // were given up or never taken, or, where none was, but the first that ended
 // badly by itself.
 func (j lockedJob) survivors() []berth.AllocationID {
@@ -115,7 +115,7 @@ func (j lockedJob) keepsRoom(v failure.Verdict) bool {
 	return len(j.Ranks) > 1 && v.Next == berth.Retrying && v.Delay < berth.RepairHold
 }
 
-// lockMachines takes the machines of a job's ranks in their order, before what
+// lockMachines takes the machines of a job's members in their order, before what
 // is freed there takes some of them: whoever writes earmarks holds them.
 func lockMachines(ctx context.Context, tx pgx.Tx, job lockedJob) error {
 	var on []berth.MachineID

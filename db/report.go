@@ -15,15 +15,15 @@ import (
 	"berth/wire"
 )
 
-// phaseOrder makes phases comparable: a rank only moves on.
+// phaseOrder makes phases comparable: a member only moves on.
 var phaseOrder = map[berth.Phase]int{
 	berth.PhaseNone: 0, berth.PhaseClaimed: 1, berth.PhasePulling: 2, berth.PhaseRestoring: 3,
 	berth.PhasePrepared: 4, berth.PhaseRunning: 5, berth.PhaseExited: 6, berth.PhaseSealed: 7,
 }
 
-// reporting is one call's reports on their way into the rows. A rank that ends
+// reporting is one call's reports on their way into the rows. A member that ends
 // by itself, the usual case, touches its allocation alone; the job's row is
-// locked only for those that must: the last prepared rank has all ranks start, the
+// locked only for those that must: the last prepared member has all members start, the
 // last start makes the job running, and events are numbered under that lock.
 type reporting struct {
 	tx      pgx.Tx
@@ -36,12 +36,12 @@ type reporting struct {
 	writes pgx.Batch // to be sent together, in the order of their locks
 
 	lockJobs map[berth.JobID]bool
-	starting map[berth.JobID]bool // of lockJobs: a report says that a rank has started
+	starting map[berth.JobID]bool // of lockJobs: a report says that a member has started
 	jobs     map[berth.JobID]*reportedJob
 	rows     map[berth.AllocationID]*reportedRow
 	order    []berth.AllocationID
 	owesKill bool // the machine was told to remove containers, and has not yet
-	gang     bool // the ranks of one are ordered to start
+	gang     bool // the members of one are ordered to start
 
 	// What is to be told after the commit.
 	heard
@@ -75,7 +75,7 @@ type reportedJob struct {
 	Attempt int
 	Digest  string
 
-	moves     bool   // a rank of it was reported prepared or started, and all its ranks are locked
+	moves     bool   // a member of it was reported prepared or started, and all its members are locked
 	newDigest string // of its image, seen for the first time
 }
 
@@ -168,14 +168,14 @@ var errMustLeap = errors.New("the machine is ahead of the database")
 var errOvertaken = errors.New("a later report was here before")
 
 // needsJob reports whether this report may move the job, or writes an event. The
-// first report of a running rank is sent before there is progress to report; where
+// first report of a running member is sent before there is progress to report; where
 // another one is the first to be stored, lockMore adds the lock.
 func needsJob(p wire.RankReport) bool {
 	starts := p.Phase == berth.PhaseRunning && p.Progress == nil
 	return p.Phase == berth.PhasePrepared || starts || p.Warning != "" || p.Exit != nil && !plain(*p.Exit)
 }
 
-// started reports whether the rank's container has started, by this report.
+// started reports whether the member's container has started, by this report.
 func started(p wire.RankReport) bool {
 	return p.Phase == berth.PhaseRunning || p.Exit != nil && p.Exit.Started()
 }
@@ -196,7 +196,7 @@ func (r *reporting) run(ctx context.Context) error {
 }
 
 // lock checks the session and takes jobs, then allocations, each in order of
-// id. Of a job that may start or be running, the other ranks are taken as well:
+// id. Of a job that may start or be running, the other members are taken as well:
 // they get the order, or decide whether all have started.
 func (r *reporting) lock(ctx context.Context) error {
 	jobs, prepared, allocs := []string{}, []string{}, []int64{}
@@ -331,7 +331,7 @@ func (r *reporting) apply(ctx context.Context) error {
 	return nil
 }
 
-// isOf reports whether an allocation is this machine's, and the reported rank's.
+// isOf reports whether an allocation is this machine's, and the reported member's.
 func (r *reporting) isOf(a *reportedRow, p wire.RankReport) bool {
 	return a != nil && a.Machine == r.machine && a.Job == p.Job && a.Attempt == p.Attempt && a.Rank == p.Rank
 }
@@ -356,7 +356,7 @@ func (r *reporting) lockMore() error {
 			continue
 		}
 		if r.starting[p.Job] || r.lockJobs[p.Job] && p.Phase == berth.PhaseRunning {
-			continue // lock took the job and its ranks
+			continue // lock took the job and its members
 		}
 		r.lockJobs[p.Job], r.starting[p.Job] = true, true
 		more = errMoved
@@ -364,7 +364,7 @@ func (r *reporting) lockMore() error {
 	return more
 }
 
-// checkForgotten refuses the call if it reports a rank that no row knows, nor the
+// checkForgotten refuses the call if it reports a member that no row knows, nor the
 // archive its job: the database has lost it. Reported as stale its container would
 // be killed; the registration that is asked for leaves it alone.
 func (r *reporting) checkForgotten(ctx context.Context) error {
@@ -446,7 +446,7 @@ func (r *reporting) applyOne(ctx context.Context, a *reportedRow, p wire.RankRep
 // catchUp lets a row follow its container: a reservation that its machine claimed
 // before a backup was taken and restored, a container that has started, with or
 // without the order. The start may make the job running, so the job's row and its
-// other ranks are locked for it by now (lockMore). An end may be the first report of a start as well: of a container that was over
+// other members are locked for it by now (lockMore). An end may be the first report of a start as well: of a container that was over
 // before its start was reported.
 func (r *reporting) catchUp(a *reportedRow, p wire.RankReport, ended bool) {
 	if !ended && a.State == berth.AllocReserved && phaseOrder[p.Phase] >= phaseOrder[berth.PhaseClaimed] {

@@ -77,7 +77,7 @@ func describeExit(a *reportedRow, m berth.MachineID) string {
 	return s
 }
 
-// compareInputs warns of each input that is another one than a rank before has
+// compareInputs warns of each input that is another one than a member before has
 // read, of this attempt or of the latest one that told of it, and notes what this
 // one reads where nobody of its attempt has. Of members that differ it says so once an
 // input, however many they are: other warnings have a place too.
@@ -147,7 +147,7 @@ func (r *reporting) event(ctx context.Context, a *reportedRow, kind wire.EventKi
 	return r.eventOf(ctx, a, wire.Event{Kind: kind, Detail: detail})
 }
 
-// eventOf adds an event whose kind has facts besides the rank and its machine.
+// eventOf adds an event whose kind has facts besides the member and its machine.
 func (r *reporting) eventOf(ctx context.Context, a *reportedRow, e wire.Event) error {
 	r.touched[a.Job] = true
 	if e.Facts == nil {

@@ -129,15 +129,15 @@ func (r *reporting) writeSteps(rows []*reportedRow) {
 		pgx.NamedArgs{"job": job, "attempt": attempt, "step": step})
 }
 
-// startJobs moves each job on whose ranks were reported prepared or started:
+// startJobs moves each job on whose members were reported prepared or started:
 //
-//	ranks                          the job becomes  and its ranks
+//	members                        the job becomes  and its members
 //	all have started               running          have the order to start on record
 //	all are prepared, some waiting scheduled still  are ordered to start
 //	otherwise                      scheduled still  wait
 //
-// A rank that has ended counts as started if its container ran. One that is lost or
-// withdrawn never does, so an attempt that loses a rank before all have started
+// A member that has ended counts as started if its container ran. One that is lost or
+// withdrawn never does, so an attempt that loses a member before all have started
 // settles without having been running. A cancel or a preemption takes the job out
 // of scheduled under the lock held here; what starts after that is stopped.
 func (r *reporting) startJobs(ctx context.Context) error {
@@ -160,7 +160,7 @@ func (r *reporting) startJobs(ctx context.Context) error {
 	return nil
 }
 
-// runJob makes a job running: the containers of all its ranks have started.
+// runJob makes a job running: the containers of all its members have started.
 func (r *reporting) runJob(j *reportedJob) {
 	r.touched[j.ID] = true
 	r.writes.Queue(`
@@ -184,7 +184,7 @@ func (r *reporting) runJob(j *reportedJob) {
 		pgx.NamedArgs{"job": j.ID, "attempt": j.Attempt, "actor": r.actor, "digest": j.newDigest}).Query(r.noteOrdered)
 }
 
-// orderStart orders the ranks of a job to start that have waited for the last of
+// orderStart orders the members of a job to start that have waited for the last of
 // them. The job stays scheduled until all report that they have started.
 func (r *reporting) orderStart(ctx context.Context, j *reportedJob) error {
 	var ranks []orderedRank
@@ -216,7 +216,7 @@ func (r *reporting) orderStart(ctx context.Context, j *reportedJob) error {
 	})
 }
 
-// noteOrdered reads the ranks that got the order to start. Those of the machine
+// noteOrdered reads the members that got the order to start. Those of the machine
 // that reports are in the answer to its call, others are notified.
 func (r *reporting) noteOrdered(rows pgx.Rows) error {
 	var alloc berth.AllocationID
@@ -240,7 +240,7 @@ func (r *reporting) storeDigest(j *reportedJob) {
 	r.writes.Queue(`UPDATE jobs SET image_digest = @digest WHERE id = @job`, pgx.NamedArgs{"job": j.ID, "digest": j.newDigest})
 }
 
-// all reports whether each rank of a job's attempt is so: all of them are locked.
+// all reports whether each member of a job's attempt is so: all of them are locked.
 func (r *reporting) all(j *reportedJob, is func(*reportedRow) bool) bool {
 	some := false
 	for _, a := range r.rows {
@@ -254,12 +254,12 @@ func (r *reporting) all(j *reportedJob, is func(*reportedRow) bool) bool {
 	return some
 }
 
-// isPrepared reports whether the rank's container is there, started or not.
+// isPrepared reports whether the member's container is there, started or not.
 func (a *reportedRow) isPrepared() bool {
 	return a.State == berth.AllocActive && phaseOrder[a.Phase] >= phaseOrder[berth.PhasePrepared]
 }
 
-// hasStarted reports whether the rank's container has started; it may have ended.
+// hasStarted reports whether the member's container has started; it may have ended.
 func (a *reportedRow) hasStarted() bool {
 	return (a.State == berth.AllocActive || a.State == berth.AllocExited) && (a.Started || a.begun)
 }

@@ -21,11 +21,11 @@ const UnclaimedAfter = 2 * time.Minute
 // keptAvoids is how many machines a job remembers to avoid.
 const keptAvoids = 16
 
-// Settle closes an attempt whose ranks have all ended: it reads from the rows
+// Settle closes an attempt whose members have all ended: it reads from the rows
 // how, decides by failure.Classify, and writes the verdict in the same
-// transaction. Called again it returns what was decided. While some rank is
+// transaction. Called again it returns what was decided. While some member is
 // neither sealed nor given up it answers NotReady; then it changes nothing,
-// unless a gang waits for a rank that its machine does not take.
+// unless a gang waits for a member that its machine does not take.
 func (d *Attempts) Settle(ctx context.Context, id berth.JobID, attempt int) (wire.SettleResult, error) {
 	var result wire.SettleResult
 	var hints touched
@@ -79,7 +79,7 @@ func (d *Attempts) Settle(ctx context.Context, id berth.JobID, attempt int) (wir
 	return result, nil
 }
 
-// ready reports whether nothing more can be learned of any rank.
+// ready reports whether nothing more can be learned of any member.
 func (j lockedJob) ready() bool {
 	for _, r := range j.Ranks {
 		switch r.State {
@@ -101,7 +101,7 @@ func (j lockedJob) ready() bool {
 	return len(j.Ranks) > 0
 }
 
-// giveUpGang ends an attempt of which some ranks live and one was not taken in
+// giveUpGang ends an attempt of which some members live and one was not taken in
 // time: the others would hold their capacity, and wait for it, for ever. What
 // was not taken has no exit on record, and so is to blame.
 func giveUpGang(ctx context.Context, tx pgx.Tx, job lockedJob) (touched, error) {
@@ -153,7 +153,7 @@ func (j lockedJob) evidence() failure.AttemptEvidence {
 	return e
 }
 
-// settle writes a verdict: the job, its attempt, its ranks.
+// settle writes a verdict: the job, its attempt, its members.
 func settle(ctx context.Context, tx pgx.Tx, job lockedJob, v failure.Verdict) (touched, error) {
 	hints := touched{job: job.ID, queue: v.Next == berth.Retrying}
 	if err := settleRoom(ctx, tx, job, v); err != nil {
@@ -223,7 +223,7 @@ func settle(ctx context.Context, tx pgx.Tx, job lockedJob, v failure.Verdict) (t
 }
 
 // attemptRan is for how long the attempt that is settled ran, in milliseconds: as
-// its exits tell it, the longest of its ranks, since the rows may have heard of the
+// its exits tell it, the longest of its members, since the rows may have heard of the
 // start with the end, and of the end late. An exit is told by the clock of its
 // machine, which need not be ours: so only how long it took counts, and no more
 // than since the reservation. Where no exit tells it, the rows' own times do.

@@ -8,7 +8,7 @@ import (
 	"berth"
 )
 
-// queueFormer reads where the ranks of gangs were in the attempt before.
+// queueFormer reads where the members of gangs were in the attempt before.
 func (p *present) queueFormer(batch *pgx.Batch, starts []berth.Start) {
 	var jobs []berth.JobID
 	var attempts []int
@@ -36,8 +36,8 @@ func (p *present) queueFormer(batch *pgx.Batch, starts []berth.Start) {
 	})
 }
 
-// stay gives the ranks of a gang the places on the machines where they were
-// before, as far as it has such places, and the other ranks the rest. All places
+// stay gives the members of a gang the places on the machines where they were
+// before, as far as it has such places, and the other members the rest. All places
 // of a gang are alike.
 func (p *present) stay(s berth.Start) berth.Start {
 	former := p.former[s.Job]

@@ -12,22 +12,22 @@ import (
 	"berth/wire"
 )
 
-// Patience is how long ranks may stand still on a machine that is heard.
+// Patience is how long members may stand still on a machine that is heard.
 type Patience struct {
 	Prepare time.Duration // from the claim to prepared; then its end is ordered
 	Obey    time.Duration // and to that end; then its job goes on without it
 	Seal    time.Duration // from the end to the last upload; then it is sealed without
-	Barrier time.Duration // that ranks of a gang which are prepared wait for the others
+	Barrier time.Duration // that members of a gang which are prepared wait for the others
 }
 
 func (p Patience) args() pgx.NamedArgs {
 	return pgx.NamedArgs{"prepare": p.Prepare, "obey": p.Obey, "seal": p.Seal, "barrier": p.Barrier, "kill": berth.Orders{Kill: true}}
 }
 
-// unprepared are ranks a that were claimed and are not ready to start.
+// unprepared are members a that were claimed and are not ready to start.
 const unprepared = `a.state = 'active' AND a.phase IN ('', 'claimed', 'pulling', 'restoring') AND NOT a.orders ? 'start'`
 
-// waitedFor is a rank a that another one of its gang, ready to start, has waited
+// waitedFor is a member a that another one of its gang, ready to start, has waited
 // for too long.
 const waitedFor = `a.port IS NOT NULL AND EXISTS (
 			SELECT 1
@@ -45,7 +45,7 @@ const (
 		AND j.state NOT IN ('succeeded', 'failed', 'canceled') AND a.exited_at < clock_timestamp() - @seal::interval`
 )
 
-// KillUnprepared orders the end of ranks whose machine is heard but does not
+// KillUnprepared orders the end of members whose machine is heard but does not
 // get them ready. What it ends is retried elsewhere. It returns how many jobs
 // it told.
 func (d *Attempts) KillUnprepared(ctx context.Context, term Term, p Patience, limit int) (int, error) {
@@ -74,12 +74,12 @@ func (d *Attempts) KillUnprepared(ctx context.Context, term Term, p Patience, li
 	})
 }
 
-// GiveUpStuck stops waiting for ranks that neither get ready nor end on order:
-// they are orphaned, and count until their machine confirms the end. Of ranks
+// GiveUpStuck stops waiting for members that neither get ready nor end on order:
+// they are orphaned, and count until their machine confirms the end. Of members
 // that have ended it gives up the uploads that do not come to an end. It returns
 // the jobs: their workflows want a poke.
 //
-// A rank without an order to start has no process, and gets none once it is
+// A member without an order to start has no process, and gets none once it is
 // orphaned; so its job may go on at once, whatever its mode.
 func (d *Attempts) GiveUpStuck(ctx context.Context, term Term, p Patience, limit int) ([]berth.JobID, error) {
 	args := p.args()

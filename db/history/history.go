@@ -95,7 +95,7 @@ type Job struct {
 	FinishedAt        *time.Time     `json:"finished_at"`
 
 	HasSpec     bool         `json:"has_spec"`
-	Members     int          `json:"members"` // ranks of an attempt
+	Members     int          `json:"members"` // members of an attempt
 	Events      []Event      `json:"events"`
 	Attempts    []Attempt    `json:"attempts"`
 	Allocations []Allocation `json:"allocations"` // by attempt and rank
@@ -239,7 +239,7 @@ type Checkpoint struct {
 	Shards         int                   `json:"shards"`
 }
 
-// Whole reports whether every rank's shard was registered: the checkpoint was
+// Whole reports whether every member's shard was registered: the checkpoint was
 // verified at some time, whatever became of it.
 func (c Checkpoint) Whole() bool { return c.Shards >= c.Ranks }
 
