@@ -21,7 +21,7 @@ import (
 // is one object.
 const maxObject = 1 << 40
 
-// agentLog appends a piece to a rank's log by compare-and-append: it begins at
+// agentLog appends a piece to a member's log by compare-and-append: it begins at
 // ?offset, which must be the log's end. The object is written first, under a
 // name that its offset gives, and only once; the row that makes it a part of
 // the log comes second. A sender that was cut off between the two finds its own

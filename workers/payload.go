@@ -10,7 +10,7 @@ import (
 )
 
 // Histories hold ids and positions, no specs and no secrets. What is larger
-// than this is a mistake; the grant of a gang may grow by some bytes a rank.
+// than this is a mistake; the grant of a gang may grow by some bytes a member.
 const (
 	maxPayload = 4 << 10
 	slotBytes  = 256

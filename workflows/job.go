@@ -76,7 +76,7 @@ func (j *job) read(ctx workflow.Context, activity string) (wire.JobView, error) 
 	return view, err
 }
 
-// attempt runs the ranks of a grant and settles it. It returns where the job
+// attempt runs the members of a grant and settles it. It returns where the job
 // stands then, as far as that is known: the row is read again anyway.
 func (j *job) attempt(ctx workflow.Context, view wire.JobView) (berth.State, error) {
 	workflow.SetCurrentDetails(ctx, describe(view))

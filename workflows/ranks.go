@@ -12,8 +12,8 @@ import (
 	"berth/wire"
 )
 
-// ranks is one attempt under way: a waiter on the machine of each rank. What
-// becomes of a rank stands in its row; the waiters only tell when to look.
+// ranks is one attempt under way, with a waiter for each member. The end of a
+// member stands in its row; a waiter only signals that it is time to read the row.
 type ranks struct {
 	*job
 	attempt    int
@@ -28,7 +28,7 @@ type ranks struct {
 	err        error
 }
 
-// waiter is how the workflow waits for one rank.
+// waiter is how the workflow waits for one member.
 type waiter struct {
 	slot    berth.Slot
 	pending bool // its Run, or the pause before the next one, is under way
@@ -36,8 +36,8 @@ type waiter struct {
 	losses  int  // Runs in a row that ended without a result
 }
 
-// runRanks waits until every rank of a grant has ended, is given up, or belongs
-// to an attempt of the past. It serves one rank and a gang alike, and a first
+// runRanks waits until every member of a grant has ended, is given up, or belongs
+// to an attempt of the past. It serves one member and a gang alike, and a first
 // run as well as a rebuilt workflow, whose Run finds the container there. It
 // returns false if the caller should read the row again before it settles.
 func (j *job) runRanks(ctx workflow.Context, view wire.JobView) (ended bool, err error) {
@@ -86,7 +86,7 @@ func (r *ranks) look() {
 	r.apply(view)
 }
 
-// apply compares the waiters with the row: ranks that are live get one, ranks
+// apply compares the waiters with the row: members that are live get one, members
 // that are not need none any more.
 func (r *ranks) apply(view wire.JobView) {
 	if view.Attempt != r.attempt || !view.State.HoldsCapacity() {
@@ -111,7 +111,7 @@ func (r *ranks) apply(view wire.JobView) {
 	r.escalateAt(view.StopBy)
 }
 
-// wait schedules the activity that waits on the machine for rank i.
+// wait schedules the activity that waits for the member of rank i.
 func (r *ranks) wait(i int) {
 	w := &r.waiters[i]
 	w.pending = true
@@ -120,7 +120,7 @@ func (r *ranks) wait(i int) {
 	r.news.AddFuture(run, func(workflow.Future) { r.then = func() { r.returned(i, run) } })
 }
 
-// returned deals with the end of the activity that waited for rank i.
+// returned deals with the end of the activity that waited for the member of rank i.
 func (r *ranks) returned(i int, run workflow.Future) {
 	w := &r.waiters[i]
 	w.pending = false
@@ -143,7 +143,7 @@ func (r *ranks) returned(i int, run workflow.Future) {
 var errNotSealed = errors.New("the machine does not have it to its end")
 
 // lost deals with a waiter that failed or timed out. That says nothing about
-// the rank: the row does. If it is live there, it gets another waiter, later.
+// the member: the row does. If it is live there, it gets another waiter, later.
 func (r *ranks) lost(i int, why error) {
 	w := &r.waiters[i]
 	workflow.GetLogger(r.ctx).Warn("waiter lost", "job_id", r.id, "attempt", r.attempt, "machine_id", w.slot.Machine, "losses", w.losses, "err", why)
@@ -162,7 +162,7 @@ func (r *ranks) lost(i int, why error) {
 	w.losses++
 }
 
-// stopRest stops the other ranks of a gang after one of them ended. Whether it
+// stopRest stops the other members of a gang after one of them ended. Whether it
 // ended badly or was lost the step finds in the rows, and answers.
 func (r *ranks) stopRest() {
 	if r.stopped || r.err != nil || r.open() == 0 {

@@ -145,7 +145,7 @@ func (s *Steps) RequestCancel(ctx context.Context, id berth.JobID) (wire.JobView
 	return s.store.Load(ctx, id)
 }
 
-// StopAttempt stops the rest of a gang if a rank of it ended badly, and reports
+// StopAttempt stops the rest of a gang if a member of it ended badly, and reports
 // whether one did.
 func (s *Steps) StopAttempt(ctx context.Context, id berth.JobID, attempt int) (bool, error) {
 	if err := failpoint.Hit("worker.stop.before"); err != nil {

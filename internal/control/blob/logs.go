@@ -34,7 +34,7 @@ func DescribeLog(chunk []byte) (lines int, first, last time.Time, err error) {
 	return bytes.Count(chunk, []byte("\n")), first, last, nil
 }
 
-// LogReader reads the logs of ranks, wherever their machines are by now.
+// LogReader reads the logs of members, wherever their machines are by now.
 type LogReader struct {
 	Store *Store
 	DB    *db.DB

@@ -176,7 +176,7 @@ func (p *placer) waiting(starts []berth.Start) map[berth.JobID]time.Time {
 	return since
 }
 
-// jobsBeside are the jobs of batches that have a rank on a machine on which
+// jobsBeside are the jobs of batches that have a member on a machine on which
 // something has landed.
 func jobsBeside(landed [][]berth.Start, batches ...[]berth.Start) []berth.JobID {
 	machines := map[berth.MachineID]bool{}

@@ -26,7 +26,7 @@ type Ages struct {
 	Settle     time.Duration // settle from the row; 10 min
 	Overdue    time.Duration // past stop_by: order the kill; 30 s
 	Disobeyed  time.Duration // past stop_by and killed: no work there; 1 min
-	Barrier    time.Duration // ready to start before the last rank of its gang: order the kill of that one; 15 min
+	Barrier    time.Duration // ready to start before the last member of its gang: order the kill of that one; 15 min
 	Prepare    time.Duration // claimed and not prepared: order the kill; 75 min, the agent's own limit is 1 h
 	Untended   time.Duration // a parent whose elements have ended, or that is to make more: poke, then do it; 5 s
 	Objects    time.Duration // without a row, of an attempt that is over: removed; 24 h
