@@ -254,7 +254,7 @@ func (c *jobCase) states() []history.Event {
 	return list
 }
 
-// ranks are the allocations of one attempt.
+// ranks returns the allocations of one attempt, one per member.
 func (c *jobCase) ranks(attempt int) []history.Allocation {
 	var list []history.Allocation
 	for _, a := range c.j.Allocations {

@@ -7,14 +7,14 @@ import (
 	"berth/db/history"
 )
 
-// gangsStartTogether: no rank begins before the last of its gang is ready. A gang of
-// which a rank was lost before its start never ran, although others have begun.
+// gangsStartTogether: no member begins before the last of its gang is ready. A gang of
+// which a member was lost before its start never ran, although others have begun.
 func gangsStartTogether(c *jobCase) {
 	if c.j.Members < 2 {
 		return
 	}
 	for _, t := range c.j.Attempts {
-		first := t.StartedAt // of the gang, or of the rank that began first
+		first := t.StartedAt // of the gang, or of the member that began first
 		for _, a := range c.ranks(t.Attempt) {
 			if a.StartedAt != nil && (first == nil || a.StartedAt.Before(*first)) {
 				first = a.StartedAt
@@ -59,7 +59,7 @@ func repairsAreBrief(c *jobCase) {
 	}
 }
 
-// portsGivenOnce: a port is one rank's from its reservation until it is settled.
+// portsGivenOnce: a port is one member's from its reservation until it is settled.
 func portsGivenOnce(c *machineCase) {
 	last := map[int]history.Allocation{}
 	for _, a := range c.m.Allocations {

@@ -32,7 +32,7 @@ func oneLiveRank(c *jobCase) {
 	c.oneContainer()
 }
 
-// oneContainer compares when containers of a rank ran.
+// oneContainer compares when containers of a member ran.
 func (c *jobCase) oneContainer() {
 	byAlloc := map[berth.AllocationID]history.Allocation{}
 	for _, a := range c.j.Allocations {
@@ -147,7 +147,7 @@ func gangsAreWhole(c *jobCase) {
 	}
 }
 
-// firstBad is when the first rank of an attempt ended without having done its
+// firstBad is when the first member of an attempt ended without having done its
 // work; zero if none did.
 func firstBad(ranks []history.Allocation) time.Time {
 	var first time.Time

@@ -1,5 +1,5 @@
-// Package timeseries stores the measurements of one rank in constant space: a fixed
-// number of points, each of which covers a longer interval the longer the rank
+// Package timeseries stores the measurements of one member in constant space: a fixed
+// number of points, each of which covers a longer interval the longer the member
 // runs. It does no I/O and reads no clock. A Recorder is not safe for concurrent use.
 package timeseries
 
@@ -47,7 +47,7 @@ func (k Key) kind() kind {
 	}
 }
 
-// Recorder keeps the series of one rank. Its zero value is of no use; see New.
+// Recorder keeps the series of one member. Its zero value is of no use; see New.
 type Recorder struct {
 	state
 	lines map[Key]*line
@@ -72,14 +72,14 @@ type line struct {
 // of 0 is a gap.
 type cell [2]float64
 
-// New returns a recorder of a rank that began at start, with all its counters
+// New returns a recorder of a member that began at start, with all its counters
 // at 0 then. A step of 0 is Step.
 func New(start time.Time, step time.Duration) *Recorder {
 	return &Recorder{state: state{Start: start, Step: cmp.Or(step, Step), At: start}, lines: map[Key]*line{}}
 }
 
 // Restore returns the recorder that Marshal wrote, nil if it is damaged, or is
-// not of a rank that began at start.
+// not of a member that began at start.
 func Restore(b []byte, start time.Time) *Recorder {
 	r := New(start, 0)
 	if json.Unmarshal(b, &r.state) != nil || !r.Start.Equal(start) || r.Step <= 0 || r.At.Before(r.Start) {

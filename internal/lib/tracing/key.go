@@ -26,7 +26,7 @@ func JobTrace(id berth.JobID) trace.TraceID {
 type Key struct {
 	Job     berth.JobID
 	Attempt int                // 0: of the job as a whole
-	Alloc   berth.AllocationID // 0: of no rank
+	Alloc   berth.AllocationID // 0: of no member
 	Name    string
 }
 

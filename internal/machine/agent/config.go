@@ -88,7 +88,7 @@ type Timing struct {
 	UploadPatience  time.Duration // with a store that refuses, before a seal goes without
 	EnginePatience  time.Duration // with an engine that does not create or start
 	PullPause       time.Duration // before an image is asked for again, the first time; then doubled
-	PreparePatience time.Duration // with an image and a checkpoint, before the rank goes elsewhere
+	PreparePatience time.Duration // with an image and a checkpoint, before the member goes elsewhere
 	RefusedPause    time.Duration // before a report that the server could not store is sent again
 	CachePause      time.Duration // between two reports of the holdings
 	CacheRefused    time.Duration // after one that the server did not take: it may be upgraded meanwhile
@@ -96,7 +96,7 @@ type Timing struct {
 	ClaimFresh      time.Duration // age of a claim that still starts a member: less than a machine's lease
 	NetworkSweep    time.Duration // between two looks for networks that gangs have left
 	NetworkAge      time.Duration // before a network without containers counts as left
-	StraySweep      time.Duration // between two looks for containers that no rank is for
+	StraySweep      time.Duration // between two looks for containers that no member is for
 	LatePatience    time.Duration // for the creation of a container that is no longer needed
 }
 

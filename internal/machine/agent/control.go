@@ -178,7 +178,7 @@ func (c *control) claimWork(ctx context.Context, req wire.RunRequest) (claim wir
 }
 
 // assignments asks for the machine's full set as it is now. Unlike the calls of
-// ranks it waits for no session: without one it is an error.
+// members it waits for no session: without one it is an error.
 func (c *control) assignments(ctx context.Context) ([]wire.Assignment, error) {
 	c.mu.Lock()
 	epoch := c.epoch

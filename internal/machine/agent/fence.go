@@ -51,16 +51,16 @@ type fence struct {
 	sent   deadman.Instant // the newest sync that the server took
 	seq    int64           // of the list
 	ranks  map[string]deadman.Rank
-	old    map[string]bool // the ranks listed by an earlier process and not adopted yet
+	old    map[string]bool // the members listed by an earlier process and not adopted yet
 	broken time.Time       // when a deadman last could not be started
 	stated time.Duration   // in the last registration
 	unable string          // why the machine cannot fence, as last logged
 }
 
-// errFenced says that a rank has been fenced and must not run.
+// errFenced says that a member has been fenced and must not run.
 var errFenced = errors.New("fenced")
 
-// errNotYet says that a rank may not start now, but perhaps in a moment.
+// errNotYet says that a member may not start now, but perhaps in a moment.
 var errNotYet = errors.New("not yet")
 
 // openFence continues the lease file of an earlier process: the containers on its list

@@ -22,11 +22,11 @@ type Lease struct {
 	Boot  string        `json:"boot"`  // the kernel's boot id
 	Sent  Instant       `json:"sent"`  // when the last sync that the control plane took was sent
 	Fence time.Duration `json:"fence"` // nanoseconds from then to the end
-	Seq   int64         `json:"seq"`   // grows with each list of ranks
+	Seq   int64         `json:"seq"`   // grows with each list of members
 	Ranks []Rank        `json:"ranks,omitempty"`
 }
 
-// Rank is one container that must not outlive the lease.
+// Rank is the entry of one member: a container that must not outlive the lease.
 type Rank struct {
 	Name      string        `json:"name"`      // the container's, for people
 	Container string        `json:"container"` // its id: 64 hexadecimal digits

@@ -151,7 +151,7 @@ func (w *watch) read() {
 	w.lease = l
 }
 
-// judge is the state of one rank: the table of the package's documentation.
+// judge is the state of one member: the table of the package's documentation.
 func judge(l Lease, r Rank, now Instant) State {
 	switch age := l.Age(now); {
 	case age < l.Fence:
