@@ -224,7 +224,7 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 			return err
 		})
 	}
-	// After the machines: whoever writes an earmark holds the lock of its machine.
+	// After the machines: a writer of a nomination holds the lock of its machine.
 	batch.Queue(`
 		SELECT e.beneficiary::text, e.machine_id, e.gpu_idx, e.milli, e.cpu_m, e.mem_mb, e.disk_mb, '', 0, false, NULL::timestamptz
 		FROM earmarks e

@@ -152,7 +152,7 @@ const readEarmarks = `
 	FROM earmarks e
 	ORDER BY e.beneficiary, e.machine_id, e.victim, e.gpu_idx`
 
-// asleep is an earmark e whose victim holds the room still: nothing is kept yet.
+// asleep holds for a nomination e whose victim still holds the room: nothing is kept yet.
 const asleep = `
 	(e.victim IS NOT NULL AND EXISTS (
 		SELECT 1 FROM allocations v

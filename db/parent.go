@@ -107,11 +107,11 @@ func (p lockedParent) overdrawn() bool {
 // whole reports whether nothing of it is to be made any more.
 func (p lockedParent) whole() bool { return p.Expanded >= p.Tally.Total }
 
-// Reconcile looks at a parent and does what follows from its row and its elements: it
-// makes elements that are due, cancels those of one that is to stop, holds those
-// of one that is held, and ends it when they all have ended. It is the only
-// writer of a parent's end, under the lock of its row. Doing it again, by
-// whomever, changes nothing; one that has ended stays as it is.
+// Reconcile is one pass over a parent, by its row and its children: it creates the
+// elements that are due, cancels the children of a parent that is to stop, holds the
+// children of a held parent, and ends the parent once all children have ended. It is
+// the only writer of a parent's end, under the lock of its row. Repeated and concurrent
+// passes change nothing further; a parent that has ended stays as it is.
 func (d *Parents) Reconcile(ctx context.Context, id berth.JobID) (wire.ReconcileResult, error) {
 	left := followUp
 	return reconcileOnce(ctx, d.core, id, &left)
@@ -177,14 +177,14 @@ func reconcileThrough(ctx context.Context, d *core, id berth.JobID, left *int) (
 	}
 }
 
-// ReconcileThrough tends a parent until there is nothing more to do at once, or as many jobs
-// were told to stop as were left; what it told is taken from left. With nothing left
-// it does what a single look does beside.
+// ReconcileThrough reconciles a parent until no step is due, or until it has ordered *left
+// jobs to stop; it subtracts these jobs from *left. With *left 0 it takes the steps of
+// one pass that stop no job.
 func (d *Parents) ReconcileThrough(ctx context.Context, id berth.JobID, left *int) (berth.State, error) {
 	return reconcileThrough(ctx, d.core, id, left)
 }
 
-// tended is what a look has done, to be told after its commit.
+// tended is the result of a pass, which is published after its commit.
 type tended struct {
 	ending
 	made    []string      // elements that want their workflow
@@ -397,7 +397,7 @@ func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parents []berth.JobID
 }
 
 // hold holds the elements of a held parent that wait, a batch of them, and the
-// pipelines and arrays among them, which hold theirs when they are tended. Pipelines
+// pipelines and arrays among them, which hold theirs when they are reconciled. Pipelines
 // and arrays are held at every depth at once: the leader looks at the next one alone.
 func (p *lockedParent) hold(ctx context.Context, tx pgx.Tx) (some bool, err error) {
 	var inner int64

@@ -60,8 +60,8 @@ func notifyParents(ctx context.Context, d *core, children ...berth.JobID) {
 	d.hub.Publish(TopicPoke, parents...)
 }
 
-// Untended returns parents that somebody should tend, whatever became of the
-// hint: the reconciler's. Arrays that are to make elements of a tenant of which no
+// Untended returns parents that are due for reconciliation, even if their hint was
+// lost, for the reconciler. Arrays that are to make elements of a tenant of which no
 // more may wait are none of them: they would stand before all others for as long.
 func (d *Parents) Untended(ctx context.Context, age time.Duration, limit int) ([]Aged, error) {
 	return d.aged(ctx, "parents", `

@@ -72,7 +72,7 @@ func (d *Queue) CommitPreemption(ctx context.Context, term Term, p Preemption) (
 }
 
 // lockForPreemption takes all that is written, in lock order: the jobs, their
-// allocations, and the machines of both and of the earmarks, so that no start is
+// allocations, and the machines of both and of the nominations, so that no start is
 // committed there meanwhile. It returns the tenant of the job that all this is
 // for, "" if it waits no more.
 func lockForPreemption(ctx context.Context, tx pgx.Tx, p Preemption) (berth.TenantID, error) {
@@ -204,7 +204,7 @@ type earmarkColumns struct {
 	until                 []*time.Time
 }
 
-// add writes an earmark as a row for what is no GPU, and one for each device.
+// add writes a nomination as one row for CPU, memory and disk, and one per device.
 func (c *earmarkColumns) add(e Earmark, attempt int) {
 	row := func(idx int, milli int64, rest berth.Capacity) {
 		c.machine, c.idx, c.milli = append(c.machine, e.Machine), append(c.idx, idx), append(c.milli, milli)

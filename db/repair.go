@@ -12,11 +12,11 @@ import (
 )
 
 // The room of a gang's other members is kept for it once one has ended, by
-// earmarks of which the gang is both victim and beneficiary: they say nothing as
-// long as it holds the room itself, and keep it from the very moment at which a
-// member gives it back. The next placement of the gang deletes them; so does
-// whatever ends the job, and the leader at their time, or when another gang
-// waits for that room. See docs/adr/0012-repairs-by-earmarks.md.
+// nominations (table earmarks) of which the gang is both victim and beneficiary. They
+// are inactive while the gang holds the room itself, and keep the room from the very
+// moment at which a member releases it. The next placement of the gang deletes them; so
+// does the end of the job, and the leader at their time, or when another gang waits for
+// that room. See docs/adr/0012-repairs-by-earmarks.md.
 
 // keepRoom keeps the room of the members of a gang for its repair, for that long.
 func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) error {
@@ -116,7 +116,7 @@ func (j lockedJob) keepsRoom(v failure.Verdict) bool {
 }
 
 // lockMachines takes the machines of a job's members in their order, before what
-// is freed there takes some of them: whoever writes earmarks holds them.
+// is freed there takes some of them: a writer of nominations holds these locks.
 func lockMachines(ctx context.Context, tx pgx.Tx, job lockedJob) error {
 	var on []berth.MachineID
 	for _, r := range job.Ranks {

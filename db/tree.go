@@ -82,8 +82,8 @@ func (e ending) publish(h *Hub) {
 
 // cancelBelow ends all that waits in a locked pipeline, at every depth. A pipeline
 // or an array in it that has not begun ends with what it holds; one that lives is
-// canceling from now on, and whoever tends it goes on with it. So nothing inside is
-// placed after the commit. Doing it again does what is left.
+// canceling from now on, and its reconciliation cancels the rest. So nothing inside is
+// placed after the commit. A repetition cancels the jobs that are left.
 func cancelBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string, reason *berth.Reason) (e ending, err error) {
 	inner, pipelines, err := innerParents(ctx, tx, id)
 	if err != nil {
@@ -155,8 +155,9 @@ func stopInside(ctx context.Context, d *core, outsideIn []berth.JobID, left *int
 }
 
 // holdBelow holds the parents inside a locked pipeline, at every depth and also below
-// those that are held already: nothing of them is placed from the commit on. Whoever
-// tends them holds what waits in them. It returns how many it held.
+// those that are held already: nothing of them is placed from the commit on. Their
+// reconciliation holds the jobs that wait in them. holdBelow returns the number of
+// parents that it held.
 func holdBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string) (int64, error) {
 	inner, _, err := innerParents(ctx, tx, id)
 	if err != nil || len(inner) == 0 {
@@ -206,7 +207,7 @@ func heldAround(ctx context.Context, tx pgx.Tx, id berth.JobID) error {
 	return berth.Errorf(berth.CodeConflict, "job %s is held with %s %s (%s), which it is in: release that, and all in it is released", id, kind, name, around)
 }
 
-// reconcileInside tends the parents inside a pipeline that have not ended, the inner ones
+// reconcileInside reconciles the parents inside a pipeline that have not ended, the inner ones
 // first.
 func reconcileInside(ctx context.Context, d *core, id berth.JobID) error {
 	rows, err := d.pool.Query(ctx, parentsBelow+`
