@@ -44,7 +44,7 @@ func (p *Problem) ContentType(string) string { return problemType }
 
 const problemType = "application/problem+json"
 
-// slugs that refine a code to a status of their own.
+// slugStatus holds the slugs with a status other than that of their code.
 var slugStatus = map[string]int{
 	berth.SlugInvalidSpec:         http.StatusUnprocessableEntity,
 	berth.SlugArchive:             http.StatusUnprocessableEntity,

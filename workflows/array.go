@@ -8,12 +8,12 @@ import (
 )
 
 // Array coordinates the elements of one array from its row to its end. Elements
-// are rows with workflows of their own, which others start: its history does not
-// grow with their number, only with how often it is told to look.
+// are rows with workflows of their own, which others start: the history of Array
+// grows with the number of pokes, not with the number of elements.
 //
-// All it does is one step over and over, which looks at the rows and does what
-// follows. So a coordinator that was terminated is rebuilt from the row, and what
-// it would have done may as well be done by somebody else.
+// Array repeats one step, which reconciles the parent with the rows. So a coordinator
+// that was terminated is rebuilt from the row, and the reconciler may take the same
+// step in its place.
 func Array(root workflow.Context, in wire.JobInput) error {
 	ctx, stop := workflow.NewDisconnectedContext(root)
 	defer stop()
@@ -44,7 +44,8 @@ func Array(root workflow.Context, in wire.JobInput) error {
 	}
 }
 
-// tend does the step, and puts a cancel that has come on the row first.
+// tend runs the step that reconciles the parent. A pending cancel is written to the
+// row first.
 func (j *job) tend(ctx workflow.Context) (wire.ReconcileResult, error) {
 	j.drain(j.poke) // what they tell of is about to be read
 	if !j.cancelPending() {

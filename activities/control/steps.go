@@ -20,7 +20,7 @@ type Store interface {
 	RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (berth.State, error)
 	StopAttempt(ctx context.Context, id berth.JobID, attempt int) (stopped bool, err error)
 	Escalate(ctx context.Context, id berth.JobID, attempt int) error
-	// Tend looks at a parent and does what follows from its elements.
+	// Tend reconciles a parent with the rows of its children.
 	Tend(ctx context.Context, id berth.JobID) (wire.ReconcileResult, error)
 }
 

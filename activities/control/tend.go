@@ -8,7 +8,8 @@ import (
 	"berth/wire"
 )
 
-// Tend looks at a parent and does what follows from its row and its elements.
+// Tend reconciles a parent: it takes the steps that follow from the rows of the
+// parent and its children.
 func (s *Steps) Tend(ctx context.Context, id berth.JobID) (wire.ReconcileResult, error) {
 	if err := failpoint.Hit("worker.tend.before"); err != nil {
 		return wire.ReconcileResult{}, err
@@ -20,8 +21,8 @@ func (s *Steps) Tend(ctx context.Context, id berth.JobID) (wire.ReconcileResult,
 	return result, failpoint.Hit("worker.tend.after")
 }
 
-// CancelParent puts a cancel that came from Temporal's side on the row of a
-// parent, and tends it.
+// CancelParent writes a cancel that came from Temporal's side to the row of a
+// parent, and reconciles the parent.
 func (s *Steps) CancelParent(ctx context.Context, id berth.JobID) (wire.ReconcileResult, error) {
 	if _, err := s.store.RequestCancel(ctx, "", id, "temporal", nil); err != nil {
 		return wire.ReconcileResult{}, err

@@ -87,7 +87,7 @@ type reconciler struct {
 	told   map[berth.MachineID]string // marks that were logged
 	strays int                        // open workflows without a row, at the last comparison
 	stops  int                        // most jobs below parents that a pass stops
-	parent berth.JobID                // with which the next pass begins to tend; "": with the first
+	parent berth.JobID                // the first that the next pass reconciles; "": the first of all
 	pace   pace
 }
 

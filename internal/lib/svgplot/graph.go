@@ -26,7 +26,7 @@ type Chart struct {
 // Panel is one quantity.
 type Panel struct {
 	Title string
-	Unit  string // one of the units of package berth
+	Unit  string // one of the units of package wire
 	Lines []Line
 }
 

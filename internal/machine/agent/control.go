@@ -146,7 +146,7 @@ func (c *control) terms(ctx context.Context) (epoch int64, over <-chan struct{},
 	}
 }
 
-// call runs f with the session's terms, again after each new registration.
+// withTerms runs f with the session's terms, again after each new registration.
 func (c *control) withTerms(ctx context.Context, f func(epoch int64) error) error {
 	for {
 		epoch, over, err := c.terms(ctx)
