@@ -28,7 +28,7 @@ type Actor string
 // The actors of the state table.
 const (
 	ActorAPI      Actor = "api"      // a user's call
-	ActorWorkflow Actor = "workflow" // a step of JobWorkflow
+	ActorWorkflow Actor = "workflow" // a step of the job's workflow
 	ActorLeader   Actor = "leader"   // placement, deadlines, reconciler
 	ActorAgent    Actor = "agent"    // an agent's report, written by the API
 )

@@ -41,9 +41,9 @@ func (r *pruner) unprobe(c *cluster.Class) { r.probed.Drop(c.Number) }
 // have no place any more.
 const maxSkipped = 8192
 
-// narrow ends the look at classes without a place once all reserved starts and
-// all claims are given: nothing can be done for their jobs any more in this plan,
-// since room only gets less by what starts. The others go on as if those were not
+// narrow ends the look at classes without a place once all reserved starts and all
+// preemptions of the plan are spent: nothing more can be done for their jobs in this
+// plan, since each start only reduces the room. The others go on as if those were not
 // there; only the first job of a tenant with quotas is looked at whatever its
 // class, to see who waits for them. Of 100,000 jobs that wait for a full cluster,
 // few are left.

@@ -17,7 +17,7 @@ const (
 )
 
 // roster lists the placeable machines of a kind by id. Followers keep slices with
-// an entry for each member, which are void once the generation has changed.
+// an entry for each machine, which are void once the generation has changed.
 //
 //	machine changes ──> note ──> feed of each follower ──> changes(follower)
 //	machine comes or goes ──> unlisted ──> refresh lists all, generation + 1

@@ -29,7 +29,7 @@ type rights struct {
 	borrowers bool      // some may go whatever their band
 }
 
-// toward is what a claim may do to the jobs of one tenant.
+// toward holds the rights of the blocked job over the jobs of one tenant.
 type toward struct {
 	lower    bool // displace those of lower bands
 	borrower bool // displace any
@@ -71,7 +71,7 @@ func (r *Search) grantRights(x *queue.Contender, e *queue.Entry) {
 	}
 }
 
-// may reports whether the claim may displace a holder, and why.
+// may reports whether the blocked job may displace a holder, and why.
 func (r *Search) may(v victim) (Reason, bool) {
 	h, t := v.Holder, &r.rights
 	if h.Stopped == r.Number || slices.Contains(h.PreemptedFor, t.entry.ID) {
