@@ -3,45 +3,57 @@ package api
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"slices"
 	"time"
 
 	"berth"
+	"berth/db"
+	"berth/internal/control/explain"
 	"berth/internal/lib/overload"
 	"berth/spec"
 	"berth/wire"
 )
 
-func (s *Server) registerAdmission() {
+// admissionHandlers serve the pause of all new starts.
+type admissionHandlers struct {
+	cluster   *db.Cluster
+	explainer *explain.Explainer
+	log       *slog.Logger
+}
+
+func (h *admissionHandlers) mount(r *router) {
 	const tag = "administration"
-	register(s, s.operation("show-admission", http.MethodGet, "/v1/admission", tag, "Show whether new work may start"), s.showAdmission)
-	set := s.operation("set-admission", http.MethodPut, "/v1/admission", tag, "Pause or resume the start of new work in the whole cluster")
+	register(r, r.operation("show-admission", http.MethodGet, "/v1/admission", tag,
+		"Show whether new work may start"), h.showAdmission)
+	set := r.operation("set-admission", http.MethodPut, "/v1/admission", tag,
+		"Pause or resume the start of new work in the whole cluster")
 	set.Description = "While paused, jobs are accepted and wait; what runs, ends or is canceled goes on. Repeats change nothing and return the change that holds."
-	registerWithBody[spec.NewAdmission](s, set, s.setAdmission)
+	registerWithBody[spec.NewAdmission](r, set, h.setAdmission)
 }
 
 type admissionOutput struct{ Body wire.Admission }
 
-func (s *Server) showAdmission(ctx context.Context, _ *struct{}) (*admissionOutput, error) {
-	a, err := s.DB.Cluster.Admission(ctx)
+func (h *admissionHandlers) showAdmission(ctx context.Context, _ *struct{}) (*admissionOutput, error) {
+	a, err := h.cluster.Admission(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return &admissionOutput{a}, nil
 }
 
-func (s *Server) setAdmission(ctx context.Context, in *Request) (*admissionOutput, error) {
+func (h *admissionHandlers) setAdmission(ctx context.Context, in *Request) (*admissionOutput, error) {
 	n, err := readValid[spec.NewAdmission](*in, nil)
 	if err != nil {
 		return nil, err
 	}
-	a, err := s.DB.Cluster.SetAdmission(ctx, *n.Paused, n.Reason, operator(ctx))
+	a, err := h.cluster.SetAdmission(ctx, *n.Paused, n.Reason, operator(ctx))
 	if err != nil {
 		return nil, err
 	}
-	s.explainer.Forget()
-	s.Logger.Info("admission set", "paused", a.Paused, "reason", a.Reason, "by", operator(ctx))
+	h.explainer.Forget()
+	h.log.Info("admission set", "paused", a.Paused, "reason", a.Reason, "by", operator(ctx))
 	return &admissionOutput{a}, nil
 }
 
@@ -59,22 +71,30 @@ func pauseText(a wire.Admission) string {
 
 const pauseHint = "an admin ends the pause with 'berth admission resume'"
 
-// controlPlane returns the blockers of a waiting job that lie in the control
+// controlPlane describes the limits of the control plane that hold back the starts of
+// waiting jobs: a pause of admission, the gate, and the latency of Temporal.
+type controlPlane struct {
+	cluster  *db.Cluster
+	gate     *overload.Gate    // nil: its limit is not described
+	temporal *overload.Limiter // nil: its limit is not described
+}
+
+// blockers returns the blockers of a waiting job that lie in the control
 // plane, which its owner cannot change.
-func (s *Server) controlPlane(ctx context.Context, state berth.State) ([]wire.Blocker, error) {
-	a, err := s.DB.Cluster.Admission(ctx)
+func (p *controlPlane) blockers(ctx context.Context, state berth.State) ([]wire.Blocker, error) {
+	a, err := p.cluster.Admission(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return s.heldBack(a, state), nil
+	return p.heldBack(a, state), nil
 }
 
-// heldBack is controlPlane with an admission that was read before.
-func (s *Server) heldBack(a wire.Admission, state berth.State) []wire.Blocker {
+// heldBack is blockers with an admission that was read before.
+func (p *controlPlane) heldBack(a wire.Admission, state berth.State) []wire.Blocker {
 	if a.Paused {
 		return []wire.Blocker{{Code: "paused", Message: pauseText(a), Hint: pauseHint}}
 	}
-	if text := s.overloaded(state); text != "" {
+	if text := p.overloaded(state); text != "" {
 		return []wire.Blocker{{Code: "control_plane", Message: "waits for the control plane: " + text, Hint: "wait: it starts as soon as there is room; operators see docs/operate/overload.md"}}
 	}
 	return nil
@@ -83,15 +103,15 @@ func (s *Server) heldBack(a wire.Admission, state berth.State) []wire.Blocker {
 // overloaded describes the limit that holds back starts of jobs in that state, ""
 // if none does. A replica that places nothing, or starts no workflows, reports no
 // rate: that of the leader, or of another replica, is not known here.
-func (s *Server) overloaded(state berth.State) string {
-	if s.Gate == nil {
+func (p *controlPlane) overloaded(state berth.State) string {
+	if p.gate == nil {
 		return ""
 	}
-	valve := s.Gate.Placements
+	valve := p.gate.Placements
 	if state == berth.Submitted {
-		valve = s.Gate.Starts
+		valve = p.gate.Starts
 	}
-	unsettled := s.Gate.Pressure().Unsettled
+	unsettled := p.gate.Pressure().Unsettled
 	switch v := valve.Stats(); {
 	case v.Paused || !v.Binding():
 	case v.Used:
@@ -99,22 +119,22 @@ func (s *Server) overloaded(state berth.State) string {
 	case unsettled > overload.TolerateMost:
 		return fmt.Sprintf("%d ended jobs are settled first", unsettled)
 	}
-	if state != berth.Submitted || s.Temporal == nil {
+	if state != berth.Submitted || p.temporal == nil {
 		return ""
 	}
-	if t := s.Temporal.Stats(); t.Queued[overload.Start] > 0 {
+	if t := p.temporal.Stats(); t.Queued[overload.Start] > 0 {
 		return fmt.Sprintf("%d calls to Temporal are under way, as many as its latency allows, and %d starts wait for their turn", t.InFlight, t.Queued[overload.Start])
 	}
 	return ""
 }
 
 // tellPause gives waiting jobs that have no reason yet the pause as theirs.
-func (s *Server) tellPause(ctx context.Context, jobs ...*wire.Job) error {
+func (p *controlPlane) tellPause(ctx context.Context, jobs ...*wire.Job) error {
 	untold := func(j *wire.Job) bool { return j.Status.Waiting() && j.Reason == nil }
 	if !slices.ContainsFunc(jobs, untold) {
 		return nil
 	}
-	a, err := s.DB.Cluster.Admission(ctx)
+	a, err := p.cluster.Admission(ctx)
 	if err != nil || !a.Paused {
 		return err
 	}

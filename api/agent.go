@@ -4,12 +4,15 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"time"
 
 	"github.com/labstack/echo/v4"
 
 	"berth"
+	"berth/db"
+	"berth/internal/control/admission"
 	"berth/internal/control/blob"
 	"berth/internal/lib/enginesilence"
 	"berth/internal/lib/failpoint"
@@ -25,24 +28,26 @@ type AgentDeps struct {
 // small containers registers with a few hundred bytes of each.
 const maxAgentBody = 16 << 20
 
-// registerAgent mounts the agents' protocol. g is /agent/v1, behind the check
-// that the caller holds a machine's token: caller(ctx).Machine says which one.
+// agentHandlers serve the calls with which a machine's agent registers, reports and
+// claims work. The routes of all agents' calls are under /agent/v1, behind the check
+// that the caller holds a machine's token: caller(ctx).Machine is the machine.
 // POST /agent/v1/join alone is open, since its caller has only a join token.
 // Handlers return errors (*berth.Error and others); renderError answers them.
 //
 // These routes are plain handlers: they are the system's hot path, both ends
 // are our own, and they are no part of the public description.
-func (s *Server) registerAgent(g *echo.Group) {
-	g.POST("/join", s.agentJoin)
-	g.POST("/register", s.agentRegister)
-	g.POST("/sync", s.agentSync)
-	g.POST("/claim", s.agentClaim)
-	g.POST("/checkpoints", s.agentCheckpoint)
-	g.POST("/outputs", s.agentOutput)
-	g.PUT("/logs/:alloc", s.agentLog)
-	g.PUT("/objects/*", s.agentPutObject)
-	g.GET("/objects/*", s.agentGetObject)
-	g.GET("/uploads/:alloc/:address", s.agentUpload)
+type agentHandlers struct {
+	agents    *db.Agents
+	admission *admission.Controller
+	secrets   *secretHandlers
+	poker     Poker
+	log       *slog.Logger
+}
+
+func (h *agentHandlers) mount(r *router) {
+	r.agents.POST("/register", h.agentRegister)
+	r.agents.POST("/sync", h.agentSync)
+	r.agents.POST("/claim", h.agentClaim)
 }
 
 // readAgent decodes a JSON body strictly.
@@ -74,7 +79,7 @@ func decodeAgent[T any](c echo.Context, limit int64) (T, error) {
 
 func machineOf(c echo.Context) berth.MachineID { return caller(c.Request().Context()).Machine }
 
-func (s *Server) agentRegister(c echo.Context) error {
+func (h *agentHandlers) agentRegister(c echo.Context) error {
 	req, err := readAgent[wire.RegisterRequest](c)
 	if err != nil {
 		return err
@@ -85,23 +90,23 @@ func (s *Server) agentRegister(c echo.Context) error {
 	if err := failpoint.Hit("api.register.before"); err != nil {
 		return err
 	}
-	answer, lost, err := s.DB.Agents.Register(c.Request().Context(), machineOf(c), req)
+	answer, lost, err := h.agents.Register(c.Request().Context(), machineOf(c), req)
 	if err != nil {
 		return err
 	}
 	if err := failpoint.Hit("api.register.after"); err != nil {
 		return err
 	}
-	s.Logger.Info("machine registered", "machine_id", machineOf(c), "epoch", answer.Epoch, "kills", len(answer.Kill), "lost_jobs", len(lost))
-	s.poke(lost)
+	h.log.Info("machine registered", "machine_id", machineOf(c), "epoch", answer.Epoch, "kills", len(answer.Kill), "lost_jobs", len(lost))
+	poke(h.poker, lost)
 	return c.JSON(http.StatusOK, answer)
 }
 
 // poke notifies workflows that their members have ended without a report of
 // their agent.
-func (s *Server) poke(jobs []berth.JobID) {
-	if s.Poker != nil && len(jobs) > 0 {
-		s.Poker.Poke(jobs...)
+func poke(p Poker, jobs []berth.JobID) {
+	if p != nil && len(jobs) > 0 {
+		p.Poke(jobs...)
 	}
 }
 
@@ -114,7 +119,7 @@ func seen(c echo.Context) (wire.StoredWatermark, error) {
 	return wire.ParseWatermark(value)
 }
 
-func (s *Server) agentSync(c echo.Context) error {
+func (h *agentHandlers) agentSync(c echo.Context) error {
 	req, err := readAgent[wire.SyncRequest](c)
 	if err != nil {
 		return err
@@ -131,7 +136,7 @@ func (s *Server) agentSync(c echo.Context) error {
 			return err
 		}
 	}
-	answer, err := s.DB.Agents.Sync(ctx, machineOf(c), req)
+	answer, err := h.agents.Sync(ctx, machineOf(c), req)
 	if err != nil && ctx.Err() != nil {
 		return nil // the agent has closed the connection, so no answer is needed
 	}
@@ -146,7 +151,7 @@ func (s *Server) agentSync(c echo.Context) error {
 	return c.JSON(http.StatusOK, answer)
 }
 
-func (s *Server) agentClaim(c echo.Context) error {
+func (h *agentHandlers) agentClaim(c echo.Context) error {
 	req, err := readAgent[wire.ClaimRequest](c)
 	if err != nil {
 		return err
@@ -157,18 +162,18 @@ func (s *Server) agentClaim(c echo.Context) error {
 	if err := failpoint.Hit("api.claim.before"); err != nil {
 		return err
 	}
-	claim, err := s.DB.Agents.Claim(c.Request().Context(), machineOf(c), req)
+	claim, err := h.agents.Claim(c.Request().Context(), machineOf(c), req)
 	if err != nil {
 		return err
 	}
 	if err := failpoint.Hit("api.claim.after"); err != nil {
 		return err
 	}
-	if err := s.handOut(c.Request().Context(), &claim); err != nil {
+	if err := h.secrets.handOut(c.Request().Context(), &claim); err != nil {
 		return err
 	}
 	if len(claim.Spec.VolumesNamed()) > 0 { // as the operator says now, not when it was submitted
-		if claim.Volumes, err = s.admission.Allowed(c.Request().Context(), claim.Tenant); err != nil {
+		if claim.Volumes, err = h.admission.Allowed(c.Request().Context(), claim.Tenant); err != nil {
 			return err
 		}
 	}
@@ -179,7 +184,7 @@ func (s *Server) agentClaim(c echo.Context) error {
 // objects that are left behind.
 const pruneTimeout = 20 * time.Second
 
-func (s *Server) agentCheckpoint(c echo.Context) error {
+func (h *agentObjectHandlers) agentCheckpoint(c echo.Context) error {
 	p, err := readAgent[wire.CheckpointReport](c)
 	if err != nil {
 		return err
@@ -188,23 +193,28 @@ func (s *Server) agentCheckpoint(c echo.Context) error {
 	if err := failpoint.Hit("api.checkpoint.before"); err != nil {
 		return err
 	}
-	pruned, err := s.DB.Objects.RegisterCheckpoint(ctx, machineOf(c), p)
+	pruned, err := h.objects.RegisterCheckpoint(ctx, machineOf(c), p)
 	if err != nil {
-		s.deleteShards(ctx, pruned)
+		h.deleteShards(ctx, pruned)
 		return err
 	}
 	if err := failpoint.Hit("api.checkpoint.after"); err != nil {
 		return err
 	}
-	s.deleteShards(ctx, pruned)
+	h.deleteShards(ctx, pruned)
 	return c.NoContent(http.StatusNoContent)
 }
 
-func (s *Server) blobs() (*blob.Store, error) {
-	if s.Agent.Blobs == nil {
+// blobStore is the store of objects of this server, if it has one.
+type blobStore struct {
+	store *blob.Store // nil: machines can store neither logs nor checkpoints
+}
+
+func (b *blobStore) blobs() (*blob.Store, error) {
+	if b.store == nil {
 		return nil, berth.Errorf(berth.CodeUnavailable, "this server has no blob store")
 	}
-	return s.Agent.Blobs, nil
+	return b.store, nil
 }
 
 func readAll(c echo.Context, limit int64) ([]byte, error) {

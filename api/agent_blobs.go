@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"io"
+	"log/slog"
 	"net/http"
 	"strconv"
 
@@ -12,6 +13,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/control/admission"
 	"berth/internal/control/blob"
 	"berth/internal/lib/failpoint"
 	"berth/wire"
@@ -21,12 +23,23 @@ import (
 // is one object.
 const maxObject = 1 << 40
 
+// agentLogHandlers take the logs that machines send.
+type agentLogHandlers struct {
+	blobStore
+	logs      *db.Logs
+	storage   *db.Storage
+	admission *admission.Controller
+	room      *logRoom
+}
+
+func (h *agentLogHandlers) mount(r *router) { r.agents.PUT("/logs/:alloc", h.agentLog) }
+
 // agentLog appends a piece to a member's log by compare-and-append: it begins at
 // ?offset, which must be the log's end. The object is written first, under a
 // name that its offset gives, and only once; the row that makes it a part of
 // the log comes second. A sender that was cut off between the two finds its own
 // object there and the row is written for that.
-func (s *Server) agentLog(c echo.Context) error {
+func (h *agentLogHandlers) agentLog(c echo.Context) error {
 	alloc, err := strconv.ParseInt(c.Param("alloc"), 10, 64)
 	if err != nil {
 		return berth.Errorf(berth.CodeInvalid, "allocation %.40q is no number", c.Param("alloc"))
@@ -35,7 +48,7 @@ func (s *Server) agentLog(c echo.Context) error {
 	if err != nil || offset < 0 {
 		return berth.Errorf(berth.CodeInvalid, "offset %.40q is no number of bytes", c.QueryParam("offset"))
 	}
-	store, err := s.blobs()
+	store, err := h.blobs()
 	if err != nil {
 		return err
 	}
@@ -44,7 +57,7 @@ func (s *Server) agentLog(c echo.Context) error {
 		return err
 	}
 	ctx := c.Request().Context()
-	place, err := s.DB.Logs.Place(ctx, machineOf(c), session(c), berth.AllocationID(alloc))
+	place, err := h.logs.Place(ctx, machineOf(c), session(c), berth.AllocationID(alloc))
 	if err != nil {
 		return err
 	}
@@ -52,14 +65,14 @@ func (s *Server) agentLog(c echo.Context) error {
 		return c.JSON(http.StatusOK, wire.LogAck{End: offset + int64(len(chunk))})
 	}
 	if place.End < offset {
-		if place.End, err = s.restoreLog(ctx, store, berth.AllocationID(alloc), place, offset); err != nil {
+		if place.End, err = h.restoreLog(ctx, store, berth.AllocationID(alloc), place, offset); err != nil {
 			return err
 		}
 	}
 	if place.End != offset || len(chunk) == 0 { // of an empty piece the answer is all that is asked for
 		return c.JSON(http.StatusOK, wire.LogAck{End: place.End})
 	}
-	end, err := s.takeLog(ctx, store, berth.AllocationID(alloc), place, chunk)
+	end, err := h.takeLog(ctx, store, berth.AllocationID(alloc), place, chunk)
 	if err != nil {
 		return err
 	}
@@ -68,12 +81,12 @@ func (s *Server) agentLog(c echo.Context) error {
 
 // takeLog appends a piece to a log, or cuts the log where a storage quota has no room for
 // the piece. It returns the end of the log as its sender should see it.
-func (s *Server) takeLog(
+func (h *agentLogHandlers) takeLog(
 	ctx context.Context, store *blob.Store, alloc berth.AllocationID, place db.LogPlace, chunk []byte,
 ) (end int64, err error) {
-	err = s.mayLog(ctx, place.Tenant, int64(len(chunk)))
+	err = h.mayLog(ctx, place.Tenant, int64(len(chunk)))
 	if berth.IsSlug(err, berth.SlugStorageQuota) {
-		return place.End + int64(len(chunk)), s.cutLog(ctx, store, alloc, place, err)
+		return place.End + int64(len(chunk)), h.cutLog(ctx, store, alloc, place, err)
 	}
 	if err != nil {
 		return 0, err
@@ -81,7 +94,7 @@ func (s *Server) takeLog(
 	if err := failpoint.Hit("api.log.before"); err != nil {
 		return 0, err
 	}
-	if end, err = s.appendLog(ctx, store, alloc, place, chunk); err != nil {
+	if end, err = h.appendLog(ctx, store, alloc, place, chunk); err != nil {
 		return 0, err
 	}
 	return end, failpoint.Hit("api.log.after")
@@ -93,7 +106,9 @@ const maxRestored = 64
 // restoreLog makes pieces part of the log again that a restored database lacks and
 // the store still has. It returns the log's end, which is less than offset if the
 // store lacks some as well, or if there are more than one call finds.
-func (s *Server) restoreLog(ctx context.Context, store *blob.Store, alloc berth.AllocationID, place db.LogPlace, offset int64) (end int64, err error) {
+func (h *agentLogHandlers) restoreLog(
+	ctx context.Context, store *blob.Store, alloc berth.AllocationID, place db.LogPlace, offset int64,
+) (end int64, err error) {
 	for range maxRestored {
 		chunk, err := store.ReadAll(ctx, berth.LogChunkKey(place.Tenant, place.Job, place.Attempt, place.Rank, place.End), blob.MaxLogChunk)
 		if berth.CodeOf(err) == berth.CodeNotFound {
@@ -102,7 +117,7 @@ func (s *Server) restoreLog(ctx context.Context, store *blob.Store, alloc berth.
 		if err != nil {
 			return 0, err
 		}
-		if end, err = s.recordStored(ctx, alloc, place, chunk, errCutBefore); err != nil {
+		if end, err = h.recordStored(ctx, alloc, place, chunk, errCutBefore); err != nil {
 			return 0, err
 		}
 		if end <= place.End || end >= offset {
@@ -128,17 +143,19 @@ func session(c echo.Context) db.Session {
 // which the piece is the beginning or the reverse, was stored by a call whose row was
 // not written, and is adopted. Any other one belongs to an attempt that a restored
 // database has forgotten, and whose number was given again: it is replaced.
-func (s *Server) appendLog(ctx context.Context, store *blob.Store, alloc berth.AllocationID, place db.LogPlace, chunk []byte) (int64, error) {
+func (h *agentLogHandlers) appendLog(
+	ctx context.Context, store *blob.Store, alloc berth.AllocationID, place db.LogPlace, chunk []byte,
+) (int64, error) {
 	if _, _, _, err := blob.DescribeLog(chunk); err != nil {
 		return 0, err
 	}
 	key := berth.LogChunkKey(place.Tenant, place.Job, place.Attempt, place.Rank, place.End)
 	err := store.Create(ctx, key, chunk)
-	record := s.recordChunk
+	record := h.recordChunk
 	if berth.CodeOf(err) == berth.CodeConflict {
 		chunk, err = adoptLog(ctx, store, key, chunk)
 		record = func(ctx context.Context, alloc berth.AllocationID, place db.LogPlace, chunk []byte) (int64, error) {
-			return s.recordStored(ctx, alloc, place, chunk, errCutBefore)
+			return h.recordStored(ctx, alloc, place, chunk, errCutBefore)
 		}
 	}
 	if err != nil {
@@ -165,31 +182,55 @@ func adoptLog(ctx context.Context, store *blob.Store, key string, chunk []byte) 
 
 // recordChunk writes the row that makes a stored object the log's next piece, and
 // returns the log's end.
-func (s *Server) recordChunk(ctx context.Context, alloc berth.AllocationID, place db.LogPlace, chunk []byte) (int64, error) {
+func (h *agentLogHandlers) recordChunk(
+	ctx context.Context, alloc berth.AllocationID, place db.LogPlace, chunk []byte,
+) (int64, error) {
 	lines, first, last, err := blob.DescribeLog(chunk)
 	if err != nil {
 		return 0, err
 	}
-	return s.DB.Logs.Append(ctx, alloc, place, db.LogChunk{Offset: place.End, Bytes: len(chunk), Lines: lines, FirstAt: first, LastAt: last})
+	return h.logs.Append(ctx, alloc, place,
+		db.LogChunk{Offset: place.End, Bytes: len(chunk), Lines: lines, FirstAt: first, LastAt: last})
+}
+
+// agentObjectHandlers serve the objects of machines: checkpoints, outputs, and the
+// archives that their work needs.
+type agentObjectHandlers struct {
+	blobStore
+	objects   *db.Objects
+	storage   *db.Storage
+	admission *admission.Controller
+	streams   *streams
+	log       *slog.Logger
+}
+
+func (h *agentObjectHandlers) mount(r *router) {
+	r.agents.POST("/checkpoints", h.agentCheckpoint)
+	r.agents.POST("/outputs", h.agentOutput)
+	r.agents.PUT("/objects/*", h.agentPutObject)
+	r.agents.GET("/objects/*", h.agentGetObject)
+	r.agents.GET("/uploads/:alloc/:address", h.agentUpload)
 }
 
 // object checks a key and whether the calling machine may touch it.
-func (s *Server) object(c echo.Context, write bool) (store *blob.Store, key string, place blob.Place, err error) {
-	if store, err = s.blobs(); err != nil {
+func (h *agentObjectHandlers) object(
+	c echo.Context, write bool,
+) (store *blob.Store, key string, place blob.Place, err error) {
+	if store, err = h.blobs(); err != nil {
 		return nil, "", place, err
 	}
 	key = c.Param("*")
 	if place, err = blob.ParseKey(key); err != nil {
 		return nil, "", place, err
 	}
-	err = s.DB.Objects.Authorize(c.Request().Context(), machineOf(c), db.ObjectAccess{
+	err = h.objects.Authorize(c.Request().Context(), machineOf(c), db.ObjectAccess{
 		Tenant: place.Tenant, Job: place.Job, Attempt: place.Attempt, Rank: place.Rank, Write: write, Session: session(c),
 	})
 	return store, key, place, err
 }
 
-func (s *Server) agentPutObject(c echo.Context) error {
-	store, key, place, err := s.object(c, true)
+func (h *agentObjectHandlers) agentPutObject(c echo.Context) error {
+	store, key, place, err := h.object(c, true)
 	if err != nil {
 		return err
 	}
@@ -197,11 +238,11 @@ func (s *Server) agentPutObject(c echo.Context) error {
 	if r.ContentLength < 0 || r.ContentLength > maxObject {
 		return berth.Errorf(berth.CodeInvalid, "the length of an object must be announced, and be at most %d bytes", int64(maxObject))
 	}
-	if err := s.storeWithin(c, key, place, r.ContentLength); err != nil {
+	if err := h.storeWithin(c, key, place, r.ContentLength); err != nil {
 		_, _ = io.CopyN(io.Discard, r.Body, drainBody) // so that the agent reads the answer
 		return err
 	}
-	t, err := s.begin(c, machineTransfer)
+	t, err := h.streams.begin(c, machineTransfer)
 	if err != nil {
 		return err
 	}
@@ -213,34 +254,10 @@ func (s *Server) agentPutObject(c echo.Context) error {
 	return c.NoContent(http.StatusNoContent)
 }
 
-func (s *Server) agentGetObject(c echo.Context) error {
-	store, key, _, err := s.object(c, false)
+func (h *agentObjectHandlers) agentGetObject(c echo.Context) error {
+	store, key, _, err := h.object(c, false)
 	if err != nil {
 		return err
 	}
-	return s.sendObject(c, machineTransfer, store, key)
-}
-
-// sendObject answers with an object's content. A reader that stands still, or
-// whose token is revoked, is cut off.
-func (s *Server) sendObject(c echo.Context, kind transferKind, store *blob.Store, key string) error {
-	t, err := s.begin(c, kind)
-	if err != nil {
-		return err
-	}
-	defer t.end()
-	r, size, err := store.Open(t.ctx, key)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	h := c.Response().Header()
-	h.Set("Content-Type", "application/octet-stream")
-	h.Set("Content-Length", strconv.FormatInt(size, 10))
-	c.Response().WriteHeader(http.StatusOK)
-	if err := t.copyFrom(r); err != nil {
-		// Too late for an error answer: the reader sees that the length is wrong.
-		s.Logger.Warn("object not sent whole", "key", key, "err", err)
-	}
-	return nil
+	return h.streams.sendObject(c, machineTransfer, store, key)
 }

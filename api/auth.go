@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/control/admission"
 	"berth/internal/lib/connlimit"
 	"berth/spec"
 )
@@ -48,16 +49,29 @@ const joinPath = "/agent/v1/join"
 // syncPath is the route that renews a machine's lease.
 const syncPath = "/agent/v1/sync"
 
+// gatekeeper authenticates calls, and charges each call to the limits of its token
+// and its tenant.
+type gatekeeper struct {
+	auth       *authenticator
+	limits     *limits
+	addresses  addresses
+	admission  *admission.Controller
+	submits    *submits
+	submitRate float64 // see Deps.SubmitRate
+	refusals   *refusals
+	closing    <-chan struct{}
+}
+
 // authenticate lets a call pass that its token allows. Routes outside /v1 and
 // /agent/v1 are open.
-func (s *Server) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
+func (g *gatekeeper) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		r := c.Request()
 		agent := strings.HasPrefix(r.URL.Path, "/agent/")
 		if !agent && !strings.HasPrefix(r.URL.Path, "/v1/") || r.URL.Path == joinPath {
 			return next(c)
 		}
-		p, err := s.identify(r)
+		p, err := g.identify(r)
 		if err != nil {
 			return err
 		}
@@ -72,8 +86,8 @@ func (s *Server) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 				c.Response().Header().Set("Connection", "close")
 				return berth.Errorf(berth.CodeUnavailable, "the server has as many connections of users, or of tenant %s, as it takes; use one for many calls, or try again", p.Tenant)
 			}
-			if err := s.mayCall(c, p); isLimited(err) {
-				return s.refused(r, p.Tenant, err)
+			if err := g.mayCall(c, p); isLimited(err) {
+				return g.refusals.delay(r, p.Tenant, g.closing, err)
 			} else if err != nil {
 				return err
 			}
@@ -86,24 +100,24 @@ func (s *Server) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 // identify finds the principal of a request's token. The token is looked up
 // before its address is judged, so that a good one always passes; only calls
 // without one are charged to their address.
-func (s *Server) identify(r *http.Request) (db.Principal, error) {
+func (g *gatekeeper) identify(r *http.Request) (db.Principal, error) {
 	kind, machine := guessUser, strings.HasPrefix(r.URL.Path, "/agent/")
 	if machine {
 		kind = guessAgent
 	}
 	token, ok := bearer(r)
 	if !ok || !db.TokenShaped(token) { // refused without a look-up
-		return db.Principal{}, s.limits.guessed(kind, s.addresses.client(r))
+		return db.Principal{}, g.limits.guessed(kind, g.addresses.client(r))
 	}
 	var p db.Principal
 	var err error
 	if machine {
-		p, err = s.auth.machines.principal(r.Context(), token, r.URL.Path == syncPath)
+		p, err = g.auth.machines.principal(r.Context(), token, r.URL.Path == syncPath)
 	} else {
-		p, err = s.auth.principal(r.Context(), token, false)
+		p, err = g.auth.principal(r.Context(), token, false)
 	}
 	if berth.CodeOf(err) == berth.CodeUnauthorized {
-		return p, s.limits.guessed(kind, s.addresses.client(r))
+		return p, g.limits.guessed(kind, g.addresses.client(r))
 	}
 	return p, err
 }

@@ -77,13 +77,13 @@ func deadlines(next echo.HandlerFunc) echo.HandlerFunc {
 // that may be under way, so that a body that never arrives holds none. It refuses
 // bodies above maxBody. Agents' routes and uploads carry objects and have limits
 // of their own.
-func (s *Server) bodies(next echo.HandlerFunc) echo.HandlerFunc {
+func (o *openCalls) bodies(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		r := c.Request()
 		if r.ContentLength == 0 || !strings.HasPrefix(r.URL.Path, "/v1/") || carriesData(c) {
 			return next(c)
 		}
-		body, err := s.receiveBody(c)
+		body, err := o.receiveBody(c)
 		if err != nil {
 			return err
 		}
@@ -93,19 +93,19 @@ func (s *Server) bodies(next echo.HandlerFunc) echo.HandlerFunc {
 	}
 }
 
-func (s *Server) receiveBody(c echo.Context) ([]byte, error) {
+func (o *openCalls) receiveBody(c echo.Context) ([]byte, error) {
 	r := c.Request()
 	tenant := caller(r.Context()).Tenant
 	readDeadline(c, time.Time{})
 	ctx, cancel := context.WithTimeout(r.Context(), bodyWait)
-	err := s.arriving.take(ctx, tenant)
+	err := o.arriving.take(ctx, tenant)
 	cancel()
 	if err != nil {
 		readDeadline(c, time.Now().Add(lingerTime))
 		c.Response().Header().Set("Connection", "close")
 		return nil, err
 	}
-	defer s.arriving.give(tenant)
+	defer o.arriving.give(tenant)
 	readDeadline(c, time.Now().Add(bodyTimeout))
 	if r.ContentLength > maxBody {
 		return nil, refuseBody(c)

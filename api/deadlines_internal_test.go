@@ -48,10 +48,13 @@ func (p *pipes) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 
 // timed serves a handler to a client, by HTTP/1 or HTTP/2, on the clock of the
 // test's bubble.
-func timed(t *testing.T, protocol int, handler func(*Server, echo.Context) error) *http.Client {
+func timed(t *testing.T, protocol int, handler func(*streams, echo.Context) error) *http.Client {
 	t.Helper()
-	s := &Server{closing: make(chan struct{})}
-	s.transfers = newTransfers(TransferLimits{}.orDefaults(), func(context.Context, string) error { return nil })
+	good := func(context.Context, string) error { return nil }
+	s := &streams{
+		router: &router{}, closing: make(chan struct{}),
+		transfers: newTransfers(TransferLimits{}.orDefaults(), good),
+	}
 	e := echo.New()
 	e.Use(deadlines, func(next echo.HandlerFunc) echo.HandlerFunc {
 		return func(c echo.Context) error {
@@ -61,7 +64,7 @@ func timed(t *testing.T, protocol int, handler func(*Server, echo.Context) error
 		}
 	})
 	e.Any("/", func(c echo.Context) error { return handler(s, c) })
-	e.HTTPErrorHandler = s.renderError
+	e.HTTPErrorHandler = s.router.renderError
 	var protocols http.Protocols
 	protocols.SetHTTP1(protocol == 1)
 	protocols.SetUnencryptedHTTP2(protocol == 2)
@@ -92,7 +95,7 @@ func eachProtocol(t *testing.T, test func(t *testing.T, protocol int)) {
 func TestAStreamThatIsQuietStaysOpen(t *testing.T) {
 	t.Parallel()
 	eachProtocol(t, func(t *testing.T, protocol int) {
-		client := timed(t, protocol, func(s *Server, c echo.Context) error {
+		client := timed(t, protocol, func(s *streams, c echo.Context) error {
 			x, err := s.begin(c, followTransfer)
 			if err != nil {
 				return err
@@ -117,7 +120,7 @@ func TestAStreamThatIsQuietStaysOpen(t *testing.T) {
 func TestABodyThatArrivedInTimeMayBeStoredSlowly(t *testing.T) {
 	t.Parallel()
 	eachProtocol(t, func(t *testing.T, protocol int) {
-		client := timed(t, protocol, func(s *Server, c echo.Context) error {
+		client := timed(t, protocol, func(s *streams, c echo.Context) error {
 			x, err := s.begin(c, uploadTransfer)
 			if err != nil {
 				return err
@@ -153,7 +156,7 @@ func TestABodyThatArrivedInTimeMayBeStoredSlowly(t *testing.T) {
 func TestABodyThatStandsStillIsCutOff(t *testing.T) {
 	t.Parallel()
 	eachProtocol(t, func(t *testing.T, protocol int) {
-		client := timed(t, protocol, func(s *Server, c echo.Context) error {
+		client := timed(t, protocol, func(s *streams, c echo.Context) error {
 			x, err := s.begin(c, uploadTransfer)
 			if err != nil {
 				return err

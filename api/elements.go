@@ -11,14 +11,14 @@ import (
 )
 
 // cancelElements cancels some elements of an array.
-func (s *Server) cancelElements(ctx context.Context, in *cancelInput) (*jobOutput, error) {
+func (h *jobHandlers) cancelElements(ctx context.Context, in *cancelInput) (*jobOutput, error) {
 	which, err := spec.ParseIndexes(in.Index)
 	if err != nil {
 		return nil, invalid("", []berth.FieldError{{Field: "index", Detail: fmt.Sprintf("%q are no elements of an array", clip(in.Index)), Allowed: "numbers and ranges such as 3-7,9"}}, nil)
 	}
-	return s.act(ctx, &in.JobInput, func(tenant berth.TenantID, id berth.JobID) error {
+	return h.act(ctx, &in.JobInput, func(tenant berth.TenantID, id berth.JobID) error {
 		reason := &berth.Reason{Code: berth.ReasonCanceledByUser, Message: "canceled by " + caller(ctx).Name}
-		_, err := s.DB.Parents.CancelElements(ctx, tenant, id, which, actor(ctx), reason)
+		_, err := h.parents.CancelElements(ctx, tenant, id, which, actor(ctx), reason)
 		return err
 	})
 }

@@ -180,10 +180,10 @@ func problemOfHuma(m *huma.ErrorModel) *Problem {
 }
 
 // renderError answers every error that leaves a handler or the router.
-func (s *Server) renderError(err error, c echo.Context) {
+func (r *router) renderError(err error, c echo.Context) {
 	p := problemOf(err)
 	if p.Status >= 500 && p.Status != http.StatusServiceUnavailable {
-		s.Logger.Error("request failed", "method", c.Request().Method, "path", c.Path(), "err", err)
+		r.log.Error("request failed", "method", c.Request().Method, "path", c.Path(), "err", err)
 	}
 	if c.Response().Committed {
 		return
@@ -203,10 +203,10 @@ func (s *Server) renderError(err error, c echo.Context) {
 
 // fail converts the error of a huma handler into its Problem, and logs the cause
 // if the answer does not contain it.
-func (s *Server) fail(ctx context.Context, err error) error {
+func (r *router) fail(ctx context.Context, err error) error {
 	p := problemOf(err)
 	if p.Status >= 500 && p.Status != http.StatusServiceUnavailable && ctx.Err() == nil {
-		s.Logger.Error("request failed", "err", err)
+		r.log.Error("request failed", "err", err)
 	}
 	return p
 }

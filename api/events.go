@@ -11,26 +11,27 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"berth"
+	"berth/db"
 	"berth/wire"
 )
 
-func (s *Server) registerStreams() {
-	schema := s.huma.OpenAPI().Components.Schemas.Schema
-	events := s.operation("list-events", http.MethodGet, "/v1/jobs/{id}/events", "jobs", "A job's history, with who did what and why")
+// eventHandlers serve the histories of jobs.
+type eventHandlers struct {
+	jobReader
+	streams  *streams
+	followed *followed
+}
+
+func (h *eventHandlers) mount(r *router) {
+	schema := r.huma.OpenAPI().Components.Schemas.Schema
+	events := r.operation("list-events", http.MethodGet, "/v1/jobs/{id}/events", "jobs",
+		"A job's history, with who did what and why")
 	events.Description = "With `Accept: text/event-stream` it follows: each event has the id of its seq, `Last-Event-ID` resumes without gap or repeat, and the event `end` says that the job's history is complete."
 	document(&events, "The history, oldest first", map[string]*huma.MediaType{
 		"application/json":  {Schema: schema(reflect.TypeFor[wire.Page[wire.Event]](), true, "")},
 		"text/event-stream": {Schema: &huma.Schema{Type: huma.TypeString}},
 	})
-	register(s, events, s.events)
-	logs := s.operation("read-logs", http.MethodGet, "/v1/jobs/{id}/logs", "jobs", "What a job has written")
-	logs.Description = "Plain text, or with `Accept: application/x-ndjson` one document a line; with `follow=true` server-sent events, one `log` a line, that go on into later attempts unless one was named, until `end`."
-	document(&logs, "The log", map[string]*huma.MediaType{
-		"text/plain":        {Schema: &huma.Schema{Type: huma.TypeString}},
-		ndjson:              {Schema: schema(reflect.TypeFor[wire.LogLine](), true, "")},
-		"text/event-stream": {Schema: schema(reflect.TypeFor[wire.LogLine](), true, "")},
-	})
-	register(s, logs, s.logs)
+	register(r, events, h.events)
 }
 
 type eventsInput struct {
@@ -42,8 +43,8 @@ type eventsInput struct {
 
 const eventPage = 500
 
-func (s *Server) events(ctx context.Context, in *eventsInput) (*huma.StreamResponse, error) {
-	id, err := s.job(ctx, in.ID)
+func (h *eventHandlers) events(ctx context.Context, in *eventsInput) (*huma.StreamResponse, error) {
+	id, err := h.job(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -56,13 +57,15 @@ func (s *Server) events(ctx context.Context, in *eventsInput) (*huma.StreamRespo
 		return nil, berth.Errorf(berth.CodeInvalid, "%.40q is no position in a history: cursor and Last-Event-ID are the seq of the last event seen", from)
 	}
 	if wantsStream(in.Accept) {
-		return &huma.StreamResponse{Body: func(h huma.Context) { s.followEvents(humaecho.UnwrapV4(h), id, after) }}, nil
+		return &huma.StreamResponse{Body: func(out huma.Context) {
+			h.followEvents(humaecho.UnwrapV4(out), id, after)
+		}}, nil
 	}
 	limit := in.Limit
 	if limit == 0 {
 		limit = eventPage
 	}
-	list, err := s.DB.Jobs.Events(ctx, scope(ctx), id, after, limit+1)
+	list, err := h.jobs.Events(ctx, scope(ctx), id, after, limit+1)
 	if err != nil {
 		return nil, err
 	}
@@ -71,32 +74,35 @@ func (s *Server) events(ctx context.Context, in *eventsInput) (*huma.StreamRespo
 		list = list[:limit]
 		next = strconv.FormatInt(list[limit-1].Seq, 10)
 	}
-	return &huma.StreamResponse{Body: func(h huma.Context) { _ = writeJSON(humaecho.UnwrapV4(h), http.StatusOK, page(list, next)) }}, nil
+	return &huma.StreamResponse{Body: func(out huma.Context) {
+		_ = writeJSON(humaecho.UnwrapV4(out), http.StatusOK, page(list, next))
+	}}, nil
 }
 
 // followEvents sends a job's history after seq until it is complete. The caller
 // has made sure whose job it is.
-func (s *Server) followEvents(c echo.Context, id berth.JobID, after int64) {
-	t, err := s.begin(c, followTransfer)
+func (h *eventHandlers) followEvents(c echo.Context, id berth.JobID, after int64) {
+	t, err := h.streams.begin(c, followTransfer)
 	if err != nil {
-		s.renderError(err, c)
+		h.streams.router.renderError(err, c)
 		return
 	}
 	defer t.end()
-	f := s.watches.follow(t.ctx, id)
+	f := h.followed.watches.follow(t.ctx, id)
 	defer f.leave()
-	x := s.startStream(c, t)
+	x := h.streams.startStream(c, t)
 	err = x.follow(f.C, func(ctx context.Context) (bool, error) {
 		for {
 			// The state first: if it is terminal now, the events that follow in
 			// this look include the last change of state.
-			at, err := s.jobAt(ctx, id)
+			at, err := h.followed.at(ctx, id)
 			if err != nil {
 				return false, err
 			}
-			list, err := s.followed.events.get(ctx, eventsAfter{id, after}, func(ctx context.Context) ([]wire.Event, error) {
-				return s.DB.Jobs.Events(ctx, "", id, after, eventPage)
-			})
+			read := func(ctx context.Context) ([]wire.Event, error) {
+				return h.jobs.Events(ctx, "", id, after, eventPage)
+			}
+			list, err := h.followed.events.get(ctx, eventsAfter{id, after}, read)
 			if err != nil {
 				return false, err
 			}
@@ -115,11 +121,14 @@ func (s *Server) followEvents(c echo.Context, id berth.JobID, after int64) {
 			return false, nil
 		}
 	})
-	s.endStream(c, t, err)
+	h.streams.endStream(c, t, err)
 }
 
 // followed are the shared reads of clients that follow the same job.
 type followed struct {
+	jobs    *db.Jobs
+	watches *watches
+
 	states shared[berth.JobID, jobAt]
 	events shared[eventsAfter, []wire.Event]
 	logs   shared[logAt, logBlock]
@@ -135,25 +144,9 @@ type eventsAfter struct {
 	seq int64
 }
 
-func (s *Server) jobAt(ctx context.Context, id berth.JobID) (jobAt, error) {
-	return s.followed.states.get(ctx, id, func(ctx context.Context) (at jobAt, err error) {
-		at.state, at.attempt, err = s.DB.Jobs.State(ctx, "", id)
+func (f *followed) at(ctx context.Context, id berth.JobID) (jobAt, error) {
+	return f.states.get(ctx, id, func(ctx context.Context) (at jobAt, err error) {
+		at.state, at.attempt, err = f.jobs.State(ctx, "", id)
 		return at, err
 	})
-}
-
-// endStream closes the connection of a stream that was cut or broke off, since
-// its caller may not take that for the end.
-func (s *Server) endStream(c echo.Context, t *transfer, err error) {
-	s.logStream(c, err)
-	if err != nil || t.broken() != nil {
-		panic(http.ErrAbortHandler)
-	}
-}
-
-// logStream says why a stream broke off, where it was not the client's doing.
-func (s *Server) logStream(c echo.Context, err error) {
-	if err != nil && c.Request().Context().Err() == nil {
-		s.Logger.Warn("stream broke off", "path", c.Path(), "err", err)
-	}
 }

@@ -9,11 +9,11 @@ import (
 )
 
 // Routes returns the router's own table: all served routes, described or not.
-func (s *Server) Routes() []*echo.Route { return s.echo.Routes() }
+func (s *Server) Routes() []*echo.Route { return s.router.echo.Routes() }
 
 // Panic mounts a route that panics.
 func (s *Server) Panic(path string) {
-	s.echo.GET(path, func(echo.Context) error { panic("a bug") })
+	s.router.echo.GET(path, func(echo.Context) error { panic("a bug") })
 }
 
 // Recent is the map of limited room, for texts and numbers.
@@ -25,9 +25,9 @@ func (r Recent) Put(key string, v int)           { r.r.put(key, v) }
 
 // OpenTransfers returns how many transfers the server has open.
 func (s *Server) OpenTransfers() (n int) {
-	s.transfers.mu.Lock()
-	defer s.transfers.mu.Unlock()
-	for _, k := range s.transfers.all {
+	s.calls.transfers.mu.Lock()
+	defer s.calls.transfers.mu.Unlock()
+	for _, k := range s.calls.transfers.all {
 		n += k
 	}
 	return n
@@ -35,9 +35,9 @@ func (s *Server) OpenTransfers() (n int) {
 
 // TransfersOf returns how many transfers a token has open.
 func (s *Server) TransfersOf(token string) int {
-	s.transfers.mu.Lock()
-	defer s.transfers.mu.Unlock()
-	if of := s.transfers.tokens[token]; of != nil {
+	s.calls.transfers.mu.Lock()
+	defer s.calls.transfers.mu.Unlock()
+	if of := s.calls.transfers.tokens[token]; of != nil {
 		return len(of.open)
 	}
 	return 0
@@ -58,13 +58,13 @@ func (s *Server) AgeMachineTokens(by time.Duration) {
 const MachineTrust = machineTrust
 
 // OpenCalls returns how many users' calls have a slot or wait for one.
-func (s *Server) OpenCalls() int { return int(s.calls.Load()) }
+func (s *Server) OpenCalls() int { return int(s.calls.calls.Load()) }
 
 // UnreadAnswers returns how many bytes of answers count as unread.
 func (s *Server) UnreadAnswers() int {
-	s.unread.mu.Lock()
-	defer s.unread.mu.Unlock()
-	return s.unread.all
+	s.calls.unread.mu.Lock()
+	defer s.calls.unread.mu.Unlock()
+	return s.calls.unread.all
 }
 
 // Unread are answers that clients have not read.

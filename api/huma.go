@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/json"
+	"log/slog"
 	"reflect"
 	"time"
 
@@ -130,10 +131,26 @@ var retryAfter = map[string]*huma.Param{"Retry-After": {
 	Schema:      &huma.Schema{Type: huma.TypeInteger, Minimum: new(1.0)},
 }}
 
+// router mounts the operations of the API, describes them and answers their errors.
+type router struct {
+	echo   *echo.Echo
+	huma   huma.API
+	agents *echo.Group // of the routes of agents
+	log    *slog.Logger
+}
+
+func newRouter(version string, log *slog.Logger) *router {
+	r := &router{echo: echo.New(), log: log}
+	r.echo.HideBanner, r.echo.HidePort = true, true
+	r.echo.HTTPErrorHandler = r.renderError
+	r.huma, r.agents = newHuma(r.echo, version), r.echo.Group("/agent/v1")
+	return r
+}
+
 // operation is a call of the contract, described.
-func (s *Server) operation(id, method, path, tag, summary string) huma.Operation {
+func (r *router) operation(id, method, path, tag, summary string) huma.Operation {
 	problem := map[string]*huma.MediaType{problemType: {
-		Schema: s.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[Problem](), true, ""),
+		Schema: r.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[Problem](), true, ""),
 	}}
 	return huma.Operation{
 		OperationID: id, Method: method, Path: path, Summary: summary, Tags: []string{tag},
@@ -146,6 +163,12 @@ func (s *Server) operation(id, method, path, tag, summary string) huma.Operation
 	}
 }
 
+func (r *router) logPanic(c echo.Context, err error, stack []byte) error {
+	r.log.Error("request handler panicked", "method", c.Request().Method, "path", c.Path(),
+		"err", err, "stack", string(stack))
+	return err
+}
+
 // Request is the part of an input that is read strictly, by decode: huma's own
 // reader knows neither our types nor how to name every fault at once.
 type Request struct {
@@ -154,17 +177,18 @@ type Request struct {
 }
 
 // registerWithBody mounts an operation whose body is a T.
-func registerWithBody[T, I, O any](s *Server, op huma.Operation, handler handlerFunc[I, O]) *huma.RequestBody {
+func registerWithBody[T, I, O any](r *router, op huma.Operation, handler handlerFunc[I, O]) *huma.RequestBody {
 	op.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{}}
-	op.SkipValidateBody, op.MaxBodyBytes, op.BodyReadTimeout = true, maxBody+1, -1 // see Server.bodies
-	register(s, op, handler)
-	op.RequestBody.Content["application/json"].Schema = s.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[T](), true, "")
+	op.SkipValidateBody, op.MaxBodyBytes, op.BodyReadTimeout = true, maxBody+1, -1 // see openCalls.bodies
+	register(r, op, handler)
+	schemas := r.huma.OpenAPI().Components.Schemas
+	op.RequestBody.Content["application/json"].Schema = schemas.Schema(reflect.TypeFor[T](), true, "")
 	return op.RequestBody
 }
 
 // registerWithOptionalBody is registerWithBody for a body that may be left out.
-func registerWithOptionalBody[T, I, O any](s *Server, op huma.Operation, handler handlerFunc[I, O]) {
-	registerWithBody[T](s, op, handler).Required = false // huma reads it at each call
+func registerWithOptionalBody[T, I, O any](r *router, op huma.Operation, handler handlerFunc[I, O]) {
+	registerWithBody[T](r, op, handler).Required = false // huma reads it at each call
 }
 
 // document describes the answer of an operation that huma cannot see: a stream.

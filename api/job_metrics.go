@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"reflect"
 	"strconv"
@@ -21,15 +22,23 @@ import (
 
 const svgType = "image/svg+xml"
 
-func (s *Server) registerJobMetrics() {
-	op := s.operation("read-metrics", http.MethodGet, "/v1/jobs/{id}/metrics", "jobs", "What a job used while it ran: processor, memory, disks, network, GPUs")
+// metricHandlers serve the stored measurements of jobs.
+type metricHandlers struct {
+	jobReader
+	blobStore
+	log *slog.Logger
+}
+
+func (h *metricHandlers) mount(r *router) {
+	op := r.operation("read-metrics", http.MethodGet, "/v1/jobs/{id}/metrics", "jobs",
+		"What a job used while it ran: processor, memory, disks, network, GPUs")
 	op.Description = "One document a member, of one attempt. A series has at most " + strconv.Itoa(wire.MaxPoints) + " values; their step grows with the time that the member runs. " +
 		"Members that ran for less than 10 seconds have no series; what they used in all is in the job's attempts."
 	document(&op, "The series, or with `format=svg` a picture of them", map[string]*huma.MediaType{
-		"application/json": {Schema: s.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[wire.Page[wire.MemberMetrics]](), true, "")},
+		"application/json": {Schema: r.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[wire.Page[wire.MemberMetrics]](), true, "")},
 		svgType:            {Schema: &huma.Schema{Type: huma.TypeString}},
 	})
-	register(s, op, s.jobMetrics)
+	register(r, op, h.jobMetrics)
 }
 
 type jobMetricsInput struct {
@@ -42,8 +51,8 @@ type jobMetricsInput struct {
 	Cursor  string `query:"cursor" maxLength:"10"`
 }
 
-func (s *Server) jobMetrics(ctx context.Context, in *jobMetricsInput) (*huma.StreamResponse, error) {
-	job, err := s.showJob(ctx, &in.JobInput)
+func (h *metricHandlers) jobMetrics(ctx context.Context, in *jobMetricsInput) (*huma.StreamResponse, error) {
+	job, err := h.showJob(ctx, &in.JobInput)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +67,7 @@ func (s *Server) jobMetrics(ctx context.Context, in *jobMetricsInput) (*huma.Str
 	}
 	ref := berth.LogRef{Tenant: job.Body.Tenant, Job: job.Body.ID, Attempt: in.Attempt}
 	for ref.Rank = first; ref.Rank < last; ref.Rank++ {
-		m, err := s.memberMetrics(ctx, ref)
+		m, err := h.memberMetrics(ctx, ref)
 		if err != nil {
 			return nil, err
 		}
@@ -72,12 +81,12 @@ func (s *Server) jobMetrics(ctx context.Context, in *jobMetricsInput) (*huma.Str
 	} else if kind, body, err = asJSON(list); err != nil {
 		return nil, err
 	}
-	return &huma.StreamResponse{Body: func(h huma.Context) {
-		c := humaecho.UnwrapV4(h)
+	return &huma.StreamResponse{Body: func(out huma.Context) {
+		c := humaecho.UnwrapV4(out)
 		// A picture that is opened by itself is a page of this site.
 		c.Response().Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; sandbox")
 		if err := c.Blob(http.StatusOK, kind, body); err != nil {
-			s.Logger.Debug("metrics not sent", "err", err)
+			h.log.Debug("metrics not sent", "err", err)
 		}
 	}}, nil
 }
@@ -121,8 +130,8 @@ func (in *jobMetricsInput) ask(job wire.Job) (first, last int, since time.Time, 
 
 // memberMetrics reads the stored metrics of one member; nil if none are stored, or
 // if their format is wrong.
-func (s *Server) memberMetrics(ctx context.Context, ref berth.LogRef) (*wire.MemberMetrics, error) {
-	store, err := s.blobs()
+func (h *metricHandlers) memberMetrics(ctx context.Context, ref berth.LogRef) (*wire.MemberMetrics, error) {
+	store, err := h.blobs()
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +144,7 @@ func (s *Server) memberMetrics(ctx context.Context, ref berth.LogRef) (*wire.Mem
 	}
 	m, damage := wire.ParseMemberMetrics(b)
 	if err != nil || damage != nil {
-		s.Logger.Warn("stored metrics make no sense", "job_id", ref.Job, "attempt", ref.Attempt, "member", ref.Rank, "err", errors.Join(err, damage))
+		h.log.Warn("stored metrics make no sense", "job_id", ref.Job, "attempt", ref.Attempt, "member", ref.Rank, "err", errors.Join(err, damage))
 		return nil, nil
 	}
 	m.Attempt, m.Member = ref.Attempt, ref.Rank

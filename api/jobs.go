@@ -14,6 +14,7 @@ import (
 	"berth/db"
 	"berth/internal/control/admission"
 	"berth/internal/lib/failpoint"
+	"berth/internal/lib/tracing"
 	"berth/spec"
 	"berth/wire"
 )
@@ -21,12 +22,12 @@ import (
 type handlerFunc[I, O any] func(context.Context, *I) (*O, error)
 
 // register mounts an operation; its errors become Problems.
-func register[I, O any](s *Server, op huma.Operation, handler handlerFunc[I, O]) {
+func register[I, O any](r *router, op huma.Operation, handler handlerFunc[I, O]) {
 	op.Middlewares = append(op.Middlewares, strictQuery(queryFields(reflect.TypeFor[I]())))
-	huma.Register(s.huma, op, func(ctx context.Context, in *I) (*O, error) {
+	huma.Register(r.huma, op, func(ctx context.Context, in *I) (*O, error) {
 		out, err := handler(ctx, in)
 		if err != nil {
-			return nil, s.fail(ctx, err)
+			return nil, r.fail(ctx, err)
 		}
 		return out, nil
 	})
@@ -44,22 +45,38 @@ type JobInput struct {
 	ID string `path:"id" doc:"a job's id, or the beginning of just one id"`
 }
 
-func (s *Server) registerJobs() {
+// jobHandlers serve the calls that submit jobs, list them and change them.
+type jobHandlers struct {
+	jobReader
+	canceler  JobControl
+	parents   *db.Parents
+	admission *admission.Controller
+	rules     secretRules
+	control   controlPlane
+	poker     Poker
+	traces    *tracing.Tracing
+}
+
+func (h *jobHandlers) mount(r *router) {
 	const tag = "jobs"
-	submit := s.operation("submit-job", http.MethodPost, "/v1/jobs", tag, "Submit a job")
+	submit := r.operation("submit-job", http.MethodPost, "/v1/jobs", tag, "Submit a job")
 	submit.Description = "201 with the new job; 200 with the first one on a repeat with the same Idempotency-Key; 422 `idempotency_mismatch` for the same key with another body; 422 `unsatisfiable` if no machine could ever hold it; `quota` with 403 if the tenant may never hold as much, with 429 if too many of its jobs wait; `rate_limited` with 429 and `Retry-After` if it submits more than its `submit_rps`."
 	submit.DefaultStatus = http.StatusCreated
-	registerWithBody[spec.Job](s, submit, s.submit)
-	register(s, s.operation("list-jobs", http.MethodGet, "/v1/jobs", tag, "List jobs, newest first"), s.listJobs)
-	register(s, s.operation("show-job", http.MethodGet, "/v1/jobs/{id}", tag, "Show a job with its attempts and checkpoints"), s.showJob)
-	register(s, s.operation("cancel-job", http.MethodPost, "/v1/jobs/{id}/cancel", tag, "Cancel a job, or an array as a whole or in part; idempotent"), s.cancelJob)
-	register(s, s.operation("hold-job", http.MethodPost, "/v1/jobs/{id}/hold", tag, "Keep a waiting job from being placed"), s.holdJob)
-	register(s, s.operation("release-job", http.MethodPost, "/v1/jobs/{id}/release", tag, "End a hold"), s.releaseJob)
-	register(s, s.operation("retry-job", http.MethodPost, "/v1/jobs/{id}/retry", tag, "Submit an ended job again, as a new job linked to it"), s.retryJob)
-	registerWithBody[spec.JobPatch](s, s.operation("update-job", http.MethodPatch, "/v1/jobs/{id}", tag, "Change priority, labels or time limit of a live job"), s.updateJob)
-	register(s, s.operation("list-checkpoints", http.MethodGet, "/v1/jobs/{id}/checkpoints", tag, "List a job's checkpoints, newest first"), s.listCheckpoints)
-	s.registerPlans()
-	s.registerPipelines()
+	registerWithBody[spec.Job](r, submit, h.submit)
+	register(r, r.operation("list-jobs", http.MethodGet, "/v1/jobs", tag, "List jobs, newest first"), h.listJobs)
+	register(r, r.operation("show-job", http.MethodGet, "/v1/jobs/{id}", tag,
+		"Show a job with its attempts and checkpoints"), h.showJob)
+	register(r, r.operation("cancel-job", http.MethodPost, "/v1/jobs/{id}/cancel", tag,
+		"Cancel a job, or an array as a whole or in part; idempotent"), h.cancelJob)
+	register(r, r.operation("hold-job", http.MethodPost, "/v1/jobs/{id}/hold", tag,
+		"Keep a waiting job from being placed"), h.holdJob)
+	register(r, r.operation("release-job", http.MethodPost, "/v1/jobs/{id}/release", tag, "End a hold"), h.releaseJob)
+	register(r, r.operation("retry-job", http.MethodPost, "/v1/jobs/{id}/retry", tag,
+		"Submit an ended job again, as a new job linked to it"), h.retryJob)
+	registerWithBody[spec.JobPatch](r, r.operation("update-job", http.MethodPatch, "/v1/jobs/{id}", tag,
+		"Change priority, labels or time limit of a live job"), h.updateJob)
+	register(r, r.operation("list-checkpoints", http.MethodGet, "/v1/jobs/{id}/checkpoints", tag,
+		"List a job's checkpoints, newest first"), h.listCheckpoints)
 }
 
 type submitInput struct {
@@ -67,41 +84,42 @@ type submitInput struct {
 	Request
 }
 
-func (s *Server) submit(ctx context.Context, in *submitInput) (*jobOutput, error) {
+func (h *jobHandlers) submit(ctx context.Context, in *submitInput) (*jobOutput, error) {
 	began := time.Now()
 	jobSpec, err := readSpec(in.Request)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.mayNotify(jobSpec.Notify); err != nil {
+	if err := h.rules.mayNotify(jobSpec.Notify); err != nil {
 		return nil, err
 	}
 	if len(jobSpec.AllSecrets()) > 0 {
-		if err := s.keepsSecrets(); err != nil {
+		if err := h.rules.keepsSecrets(); err != nil {
 			return nil, err
 		}
 	}
-	if err := s.admission.Admit(ctx, caller(ctx).Tenant, jobSpec); err != nil {
+	if err := h.admission.Admit(ctx, caller(ctx).Tenant, jobSpec); err != nil {
 		return nil, err
 	}
 	if err := failpoint.Hit("api.submit.before"); err != nil {
 		return nil, err
 	}
-	job, created, err := s.DB.Jobs.Submit(ctx, db.Submission{Tenant: caller(ctx).Tenant, Spec: jobSpec, IdemKey: in.Key, Actor: actor(ctx)})
+	job, created, err := h.jobs.Submit(ctx,
+		db.Submission{Tenant: caller(ctx).Tenant, Spec: jobSpec, IdemKey: in.Key, Actor: actor(ctx)})
 	if err != nil {
 		return nil, err
 	}
 	if err := failpoint.Hit("api.submit.after"); err != nil {
 		return nil, err
 	}
-	return s.submitted(ctx, job, created, began), nil
+	return h.submitted(ctx, job, created, began), nil
 }
 
 // submitted answers with a created or an existing job, and adds the submit to the
 // job's trace.
-func (s *Server) submitted(ctx context.Context, job wire.Job, created bool, began time.Time) *jobOutput {
+func (h *jobHandlers) submitted(ctx context.Context, job wire.Job, created bool, began time.Time) *jobOutput {
 	if created {
-		s.Traces.Submitted(ctx, job, began)
+		h.traces.Submitted(ctx, job, began)
 	}
 	return &jobOutput{createdStatus(created), job}
 }
@@ -156,12 +174,12 @@ func (p Paging) long() db.Paging {
 
 type listOutput struct{ Body wire.Page[wire.Job] }
 
-func (s *Server) listJobs(ctx context.Context, in *listInput) (*listOutput, error) {
+func (h *jobHandlers) listJobs(ctx context.Context, in *listInput) (*listOutput, error) {
 	f, err := in.filter(ctx)
 	if err != nil {
 		return nil, err
 	}
-	jobs, next, err := s.DB.Jobs.List(ctx, f)
+	jobs, next, err := h.jobs.List(ctx, f)
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +187,7 @@ func (s *Server) listJobs(ctx context.Context, in *listInput) (*listOutput, erro
 	for i := range jobs {
 		each[i] = &jobs[i]
 	}
-	if err := s.tellPause(ctx, each...); err != nil {
+	if err := h.control.tellPause(ctx, each...); err != nil {
 		return nil, err
 	}
 	return &listOutput{page(jobs, next)}, nil
@@ -257,22 +275,25 @@ func parseSince(s string) (time.Time, error) {
 	return at, nil
 }
 
+// jobReader finds and reads the jobs that a caller may see.
+type jobReader struct{ jobs *db.Jobs }
+
 // job resolves an id of the path among the jobs that the caller may see.
-func (s *Server) job(ctx context.Context, id string) (berth.JobID, error) {
-	return s.DB.Jobs.Resolve(ctx, scope(ctx), id)
+func (r *jobReader) job(ctx context.Context, id string) (berth.JobID, error) {
+	return r.jobs.Resolve(ctx, scope(ctx), id)
 }
 
-func (s *Server) showJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
-	id, err := s.job(ctx, in.ID)
+func (r *jobReader) showJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
+	id, err := r.job(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
-	return s.jobNow(ctx, id)
+	return r.jobNow(ctx, id)
 }
 
 // jobNow renders the whole job as it is after a change.
-func (s *Server) jobNow(ctx context.Context, id berth.JobID) (*jobOutput, error) {
-	job, err := s.DB.Jobs.Get(ctx, scope(ctx), id)
+func (r *jobReader) jobNow(ctx context.Context, id berth.JobID) (*jobOutput, error) {
+	job, err := r.jobs.Get(ctx, scope(ctx), id)
 	if err != nil {
 		return nil, err
 	}
@@ -280,15 +301,17 @@ func (s *Server) jobNow(ctx context.Context, id berth.JobID) (*jobOutput, error)
 }
 
 // act resolves the job, changes it and renders it.
-func (s *Server) act(ctx context.Context, in *JobInput, change func(tenant berth.TenantID, id berth.JobID) error) (*jobOutput, error) {
-	id, err := s.job(ctx, in.ID)
+func (h *jobHandlers) act(
+	ctx context.Context, in *JobInput, change func(tenant berth.TenantID, id berth.JobID) error,
+) (*jobOutput, error) {
+	id, err := h.job(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
 	if err := change(scope(ctx), id); err != nil {
 		return nil, err
 	}
-	return s.jobNow(ctx, id)
+	return h.jobNow(ctx, id)
 }
 
 type cancelInput struct {
@@ -296,35 +319,35 @@ type cancelInput struct {
 	Index string `query:"index" doc:"of an array: only these elements, such as 3-7,9"`
 }
 
-func (s *Server) cancelJob(ctx context.Context, in *cancelInput) (*jobOutput, error) {
+func (h *jobHandlers) cancelJob(ctx context.Context, in *cancelInput) (*jobOutput, error) {
 	if in.Index != "" {
-		return s.cancelElements(ctx, in)
+		return h.cancelElements(ctx, in)
 	}
-	return s.act(ctx, &in.JobInput, func(tenant berth.TenantID, id berth.JobID) error {
+	return h.act(ctx, &in.JobInput, func(tenant berth.TenantID, id berth.JobID) error {
 		reason := &berth.Reason{Code: berth.ReasonCanceledByUser, Message: "canceled by " + caller(ctx).Name}
 		if err := failpoint.Hit("api.cancel.before"); err != nil {
 			return err
 		}
-		if _, err := s.Control.RequestCancel(ctx, tenant, id, actor(ctx), reason); err != nil {
+		if _, err := h.canceler.RequestCancel(ctx, tenant, id, actor(ctx), reason); err != nil {
 			return err
 		}
 		if err := failpoint.Hit("api.cancel.after"); err != nil {
 			return err
 		}
-		s.poke([]berth.JobID{id}) // it may hold nothing, or wait for a machine that never claims
+		poke(h.poker, []berth.JobID{id}) // it may hold nothing, or wait for a machine that never claims
 		return nil
 	})
 }
 
-func (s *Server) holdJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
-	return s.act(ctx, in, func(tenant berth.TenantID, id berth.JobID) error {
-		return s.DB.Jobs.Hold(ctx, tenant, id, actor(ctx))
+func (h *jobHandlers) holdJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
+	return h.act(ctx, in, func(tenant berth.TenantID, id berth.JobID) error {
+		return h.jobs.Hold(ctx, tenant, id, actor(ctx))
 	})
 }
 
-func (s *Server) releaseJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
-	return s.act(ctx, in, func(tenant berth.TenantID, id berth.JobID) error {
-		return s.DB.Jobs.Release(ctx, tenant, id, actor(ctx))
+func (h *jobHandlers) releaseJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
+	return h.act(ctx, in, func(tenant berth.TenantID, id berth.JobID) error {
+		return h.jobs.Release(ctx, tenant, id, actor(ctx))
 	})
 }
 
@@ -333,30 +356,30 @@ type retryInput struct {
 	Failed bool `query:"failed" doc:"of an array: only what failed"`
 }
 
-func (s *Server) retryJob(ctx context.Context, in *retryInput) (*jobOutput, error) {
+func (h *jobHandlers) retryJob(ctx context.Context, in *retryInput) (*jobOutput, error) {
 	began := time.Now()
-	id, err := s.job(ctx, in.ID)
+	id, err := h.job(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
-	old, err := s.DB.Jobs.Get(ctx, scope(ctx), id)
+	old, err := h.jobs.Get(ctx, scope(ctx), id)
 	if err != nil {
 		return nil, err
 	}
 	if old.Status.Terminal() && old.RetriedBy == nil && old.Spec != nil {
-		if err := s.admission.Admit(ctx, old.Tenant, old.Spec.WithDefaults()); err != nil {
+		if err := h.admission.Admit(ctx, old.Tenant, old.Spec.WithDefaults()); err != nil {
 			return nil, err
 		}
 	}
-	retry := s.DB.Jobs.Retry
+	retry := h.jobs.Retry
 	if in.Failed {
-		retry = s.DB.Jobs.RetryFailed
+		retry = h.jobs.RetryFailed
 	}
 	job, created, err := retry(ctx, scope(ctx), id, actor(ctx))
 	if err != nil {
 		return nil, err
 	}
-	return s.submitted(ctx, job, created, began), nil
+	return h.submitted(ctx, job, created, began), nil
 }
 
 type patchInput struct {
@@ -364,19 +387,19 @@ type patchInput struct {
 	Request
 }
 
-func (s *Server) updateJob(ctx context.Context, in *patchInput) (*jobOutput, error) {
+func (h *jobHandlers) updateJob(ctx context.Context, in *patchInput) (*jobOutput, error) {
 	patch, err := readValid[spec.JobPatch](in.Request, nil)
 	if err != nil {
 		return nil, err
 	}
 	// An admin may raise a job above its tenant's greatest priority.
 	if tenant := scope(ctx); tenant != "" && patch.Priority != nil {
-		if err := s.admission.AllowPriority(ctx, tenant, *patch.Priority); err != nil {
+		if err := h.admission.AllowPriority(ctx, tenant, *patch.Priority); err != nil {
 			return nil, err
 		}
 	}
-	return s.act(ctx, &in.JobInput, func(tenant berth.TenantID, id berth.JobID) error {
-		return s.DB.Jobs.Update(ctx, tenant, id, patch, actor(ctx))
+	return h.act(ctx, &in.JobInput, func(tenant berth.TenantID, id berth.JobID) error {
+		return h.jobs.Update(ctx, tenant, id, patch, actor(ctx))
 	})
 }
 
@@ -384,8 +407,8 @@ type checkpointsOutput struct {
 	Body wire.Page[berth.Checkpoint]
 }
 
-func (s *Server) listCheckpoints(ctx context.Context, in *JobInput) (*checkpointsOutput, error) {
-	out, err := s.showJob(ctx, in)
+func (h *jobHandlers) listCheckpoints(ctx context.Context, in *JobInput) (*checkpointsOutput, error) {
+	out, err := h.showJob(ctx, in)
 	if err != nil {
 		return nil, err
 	}

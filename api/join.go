@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"log/slog"
 	"net/http"
 	"time"
 
@@ -42,18 +43,29 @@ func newJoins(d *db.DB) *joins {
 	}
 }
 
+// joinHandlers serve the one open route of the agents' protocol.
+type joinHandlers struct {
+	joins      *joins
+	joinTokens *db.JoinTokens
+	limits     *limits
+	addresses  addresses
+	log        *slog.Logger
+}
+
+func (h *joinHandlers) mount(r *router) { r.agents.POST("/join", h.agentJoin) }
+
 // agentJoin gives a machine its own token for a join token. The join token is in
 // the Authorization header and judged before the body is read; agents before this
 // version have it in the body alone.
-func (s *Server) agentJoin(c echo.Context) error {
+func (h *joinHandlers) agentJoin(c echo.Context) error {
 	ctx := c.Request().Context()
 	token, judged := bearer(c.Request())
-	places := s.joins.unjudged
+	places := h.joins.unjudged
 	if judged {
-		if err := s.judgeJoin(ctx, c, token); err != nil {
+		if err := h.judgeJoin(ctx, c, token); err != nil {
 			return err
 		}
-		places = s.joins.judged
+		places = h.joins.judged
 	}
 	full := time.NewTimer(joinWait)
 	defer full.Stop()
@@ -77,16 +89,16 @@ func (s *Server) agentJoin(c echo.Context) error {
 	if judged {
 		req.Token = token
 	}
-	return s.join(ctx, c, req)
+	return h.join(ctx, c, req)
 }
 
 // judgeJoin refuses a join token that is not good, and charges the caller's
 // address for it.
-func (s *Server) judgeJoin(ctx context.Context, c echo.Context, token string) error {
+func (h *joinHandlers) judgeJoin(ctx context.Context, c echo.Context, token string) error {
 	good := false
 	if db.JoinTokenShaped(token) {
 		var err error
-		if good, err = s.joins.checks.ask(ctx, token); err != nil {
+		if good, err = h.joins.checks.ask(ctx, token); err != nil {
 			return err
 		}
 	}
@@ -94,22 +106,22 @@ func (s *Server) judgeJoin(ctx context.Context, c echo.Context, token string) er
 		return nil
 	}
 	c.Response().Header().Set("Connection", "close")
-	return s.limits.guessed(guessJoin, s.addresses.client(c.Request()))
+	return h.limits.guessed(guessJoin, h.addresses.client(c.Request()))
 }
 
-func (s *Server) join(ctx context.Context, c echo.Context, req wire.JoinRequest) error {
+func (h *joinHandlers) join(ctx context.Context, c echo.Context, req wire.JoinRequest) error {
 	machine, err := berth.ParseMachineID(string(req.Machine))
 	if err != nil {
 		return err
 	}
-	token, cluster, err := s.DB.JoinTokens.Join(ctx, req.Token, machine)
+	token, cluster, err := h.joinTokens.Join(ctx, req.Token, machine)
 	if berth.CodeOf(err) == berth.CodeUnauthorized {
-		return s.limits.guessed(guessJoin, s.addresses.client(c.Request()))
+		return h.limits.guessed(guessJoin, h.addresses.client(c.Request()))
 	}
 	if err != nil {
 		return err
 	}
 	connlimit.Agent(ctx, machine)
-	s.Logger.Info("machine joined", "machine_id", machine)
+	h.log.Info("machine joined", "machine_id", machine)
 	return c.JSON(http.StatusCreated, wire.JoinResponse{Token: token, Cluster: cluster})
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"reflect"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,6 +19,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humaecho"
 
 	"berth"
+	"berth/db"
 	"berth/wire"
 )
 
@@ -40,20 +42,41 @@ type logsInput struct {
 	Last    string `header:"Last-Event-ID" maxLength:"40"`
 }
 
-func (s *Server) logs(ctx context.Context, in *logsInput) (*huma.StreamResponse, error) {
-	if s.Logs == nil {
+// logHandlers serve the logs of jobs.
+type logHandlers struct {
+	jobReader
+	logs     *db.Logs
+	reader   LogReader // nil: no logs are stored here
+	streams  *streams
+	followed *followed
+}
+
+func (h *logHandlers) mount(r *router) {
+	schema := r.huma.OpenAPI().Components.Schemas.Schema
+	logs := r.operation("read-logs", http.MethodGet, "/v1/jobs/{id}/logs", "jobs", "What a job has written")
+	logs.Description = "Plain text, or with `Accept: application/x-ndjson` one document a line; with `follow=true` server-sent events, one `log` a line, that go on into later attempts unless one was named, until `end`."
+	document(&logs, "The log", map[string]*huma.MediaType{
+		"text/plain":        {Schema: &huma.Schema{Type: huma.TypeString}},
+		ndjson:              {Schema: schema(reflect.TypeFor[wire.LogLine](), true, "")},
+		"text/event-stream": {Schema: schema(reflect.TypeFor[wire.LogLine](), true, "")},
+	})
+	register(r, logs, h.readLogs)
+}
+
+func (h *logHandlers) readLogs(ctx context.Context, in *logsInput) (*huma.StreamResponse, error) {
+	if h.reader == nil {
 		return nil, berth.Errorf(berth.CodeUnavailable, "this server has no store of logs")
 	}
-	id, err := s.job(ctx, in.ID)
+	id, err := h.job(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
-	job, err := s.DB.Logs.Job(ctx, scope(ctx), id)
+	job, err := h.logs.Job(ctx, scope(ctx), id)
 	if err != nil {
 		return nil, err
 	}
 	// Who follows a log from its beginning is where all others began.
-	r := &logRead{s: s, job: id, named: in.Attempt > 0, tail: in.Tail, shares: in.Tail == 0 && in.Since == ""}
+	r := &logRead{of: h, job: id, named: in.Attempt > 0, tail: in.Tail, shares: in.Tail == 0 && in.Since == ""}
 	r.ref = berth.LogRef{Tenant: job.Tenant, Job: id, Attempt: in.Attempt, Rank: in.Member}
 	if !r.named {
 		r.ref.Attempt = job.Attempt
@@ -73,7 +96,9 @@ func (s *Server) logs(ctx context.Context, in *logsInput) (*huma.StreamResponse,
 		if err := r.begin(ctx); err != nil {
 			return nil, err
 		}
-		return &huma.StreamResponse{Body: func(h huma.Context) { s.printLogs(h, r, strings.Contains(in.Accept, ndjson)) }}, nil
+		return &huma.StreamResponse{Body: func(out huma.Context) {
+			h.printLogs(out, r, strings.Contains(in.Accept, ndjson))
+		}}, nil
 	}
 	if err := r.resume(in.Last); err != nil {
 		return nil, err
@@ -83,7 +108,7 @@ func (s *Server) logs(ctx context.Context, in *logsInput) (*huma.StreamResponse,
 			return nil, err
 		}
 	}
-	return &huma.StreamResponse{Body: func(h huma.Context) { s.followLogs(h, r) }}, nil
+	return &huma.StreamResponse{Body: func(out huma.Context) { h.followLogs(out, r) }}, nil
 }
 
 // ndjson is the answer for programs: one LogLine a line.
@@ -92,17 +117,17 @@ const ndjson = "application/x-ndjson"
 // printLogs answers with the stored log, as plain text or as documents. It opens
 // the log before the answer begins, so that an unavailable store is an error and
 // not an empty log.
-func (s *Server) printLogs(h huma.Context, r *logRead, documents bool) {
-	c := humaecho.UnwrapV4(h)
-	t, err := s.begin(c, downloadTransfer)
+func (h *logHandlers) printLogs(out huma.Context, r *logRead, documents bool) {
+	c := humaecho.UnwrapV4(out)
+	t, err := h.streams.begin(c, downloadTransfer)
 	if err != nil {
-		s.renderError(err, c)
+		h.streams.router.renderError(err, c)
 		return
 	}
 	defer t.end()
-	in, err := s.Logs.OpenLog(t.ctx, r.ref, r.offset)
+	in, err := h.reader.OpenLog(t.ctx, r.ref, r.offset)
 	if err != nil {
-		s.renderError(err, c)
+		h.streams.router.renderError(err, c)
 		return
 	}
 	defer in.Close()
@@ -126,27 +151,27 @@ func (s *Server) printLogs(h huma.Context, r *logRead, documents bool) {
 	})
 	if err != nil {
 		// A client must not take half a log for the whole.
-		s.logStream(c, err)
+		h.streams.logStream(c, err)
 		panic(http.ErrAbortHandler)
 	}
 }
 
 // followLogs sends lines until the job has ended and all of them are out.
-func (s *Server) followLogs(h huma.Context, r *logRead) {
-	c := humaecho.UnwrapV4(h)
-	t, err := s.begin(c, followTransfer)
+func (h *logHandlers) followLogs(out huma.Context, r *logRead) {
+	c := humaecho.UnwrapV4(out)
+	t, err := h.streams.begin(c, followTransfer)
 	if err != nil {
-		s.renderError(err, c)
+		h.streams.router.renderError(err, c)
 		return
 	}
 	defer t.end()
-	f := s.watches.follow(t.ctx, r.job)
+	f := h.followed.watches.follow(t.ctx, r.job)
 	defer f.leave()
-	x := s.startStream(c, t)
+	x := h.streams.startStream(c, t)
 	err = x.follow(f.C, func(ctx context.Context) (bool, error) {
 		for {
 			// Read the state first: lines written before an end are then in the store.
-			at, err := s.jobAt(ctx, r.job)
+			at, err := h.followed.at(ctx, r.job)
 			if err != nil {
 				return false, err
 			}
@@ -163,12 +188,12 @@ func (s *Server) followLogs(h huma.Context, r *logRead) {
 			r.ref.Attempt, r.offset, r.skip, r.begun = r.ref.Attempt+1, 0, 0, true
 		}
 	})
-	s.endStream(c, t, err)
+	h.streams.endStream(c, t, err)
 }
 
 // logRead is a position in the logs of one member of a job.
 type logRead struct {
-	s      *Server
+	of     *logHandlers
 	job    berth.JobID
 	ref    berth.LogRef
 	named  bool // the attempt was asked for; others do not follow
@@ -200,7 +225,7 @@ func (r *logRead) begin(ctx context.Context) error {
 	if r.begun || r.tail == 0 && r.since.IsZero() {
 		return nil
 	}
-	start, err := r.s.DB.Logs.Start(ctx, r.ref, r.tail, r.since)
+	start, err := r.of.logs.Start(ctx, r.ref, r.tail, r.since)
 	if err == nil {
 		r.offset, r.skip, r.begun = start.Offset, start.Skip, true
 	}
@@ -222,7 +247,7 @@ func (r *logRead) send(ctx context.Context, x *stream, over bool) error {
 			return err
 		}
 	}
-	in, err := r.s.Logs.OpenLog(ctx, r.ref, r.offset)
+	in, err := r.of.reader.OpenLog(ctx, r.ref, r.offset)
 	if err != nil {
 		return err
 	}
@@ -261,7 +286,7 @@ type logBlock struct {
 // sendNew sends the lines added since the last call, and reports whether there
 // may be more.
 func (r *logRead) sendNew(ctx context.Context, x *stream) (more bool, err error) {
-	b, err := r.s.followed.logs.get(ctx, logAt{r.ref, r.offset}, r.block)
+	b, err := r.of.followed.logs.get(ctx, logAt{r.ref, r.offset}, r.block)
 	if err != nil {
 		return false, err
 	}
@@ -274,8 +299,8 @@ func (r *logRead) sendNew(ctx context.Context, x *stream) (more bool, err error)
 
 // block reads the block at r's position, which it leaves where it is.
 func (r *logRead) block(ctx context.Context) (b logBlock, err error) {
-	at := logRead{s: r.s, job: r.job, ref: r.ref, offset: r.offset, begun: true}
-	in, err := r.s.Logs.OpenLog(ctx, r.ref, r.offset)
+	at := logRead{of: r.of, job: r.job, ref: r.ref, offset: r.offset, begun: true}
+	in, err := r.of.reader.OpenLog(ctx, r.ref, r.offset)
 	if err != nil {
 		return b, err
 	}

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"log/slog"
 	"net/http"
 
 	"berth"
@@ -9,16 +10,28 @@ import (
 	"berth/wire"
 )
 
-func (s *Server) registerMachines() {
+// machineHandlers serve the calls of users about machines.
+type machineHandlers struct {
+	machines *db.Machines
+	auth     *authenticator
+	poker    Poker
+	log      *slog.Logger
+}
+
+func (h *machineHandlers) mount(r *router) {
 	const tag = "machines"
-	register(s, s.operation("list-machines", http.MethodGet, "/v1/machines", tag, "List machines with what they have, what is free and by whom it is used"), s.listMachines)
-	register(s, s.operation("show-machine", http.MethodGet, "/v1/machines/{id}", tag, "Show a machine"), s.showMachine)
-	registerWithBody[wire.DrainRequest](s, s.operation("drain-machine", http.MethodPost, "/v1/machines/{id}/drain", tag, "Keep new work off a machine"), s.drainMachine)
-	register(s, s.operation("undrain-machine", http.MethodPost, "/v1/machines/{id}/undrain", tag, "Open a draining machine again"), s.undrainMachine)
-	register(s, s.operation("confirm-dead-machine", http.MethodPost, "/v1/machines/{id}/confirm-dead", tag, "Give your word that no container of a silent machine lives any more: what it holds is released"), s.confirmDead)
-	retire := s.operation("retire-machine", http.MethodDelete, "/v1/machines/{id}", tag, "Take a machine out for good")
+	register(r, r.operation("list-machines", http.MethodGet, "/v1/machines", tag,
+		"List machines with what they have, what is free and by whom it is used"), h.listMachines)
+	register(r, r.operation("show-machine", http.MethodGet, "/v1/machines/{id}", tag, "Show a machine"), h.showMachine)
+	registerWithBody[wire.DrainRequest](r, r.operation("drain-machine", http.MethodPost, "/v1/machines/{id}/drain", tag,
+		"Keep new work off a machine"), h.drainMachine)
+	register(r, r.operation("undrain-machine", http.MethodPost, "/v1/machines/{id}/undrain", tag,
+		"Open a draining machine again"), h.undrainMachine)
+	register(r, r.operation("confirm-dead-machine", http.MethodPost, "/v1/machines/{id}/confirm-dead", tag,
+		"Give your word that no container of a silent machine lives any more: what it holds is released"), h.confirmDead)
+	retire := r.operation("retire-machine", http.MethodDelete, "/v1/machines/{id}", tag, "Take a machine out for good")
 	retire.DefaultStatus = http.StatusNoContent
-	register(s, retire, s.retireMachine)
+	register(r, retire, h.retireMachine)
 }
 
 // MachineInput is the path of a call about one machine.
@@ -35,7 +48,7 @@ type machineListInput struct {
 
 type machineListOutput struct{ Body wire.Page[wire.Machine] }
 
-func (s *Server) listMachines(ctx context.Context, in *machineListInput) (*machineListOutput, error) {
+func (h *machineHandlers) listMachines(ctx context.Context, in *machineListInput) (*machineListOutput, error) {
 	f := db.MachineFilter{Tenant: scope(ctx), Limit: in.Limit}
 	if f.Limit == 0 {
 		f.Limit = db.MaxPage
@@ -52,7 +65,7 @@ func (s *Server) listMachines(ctx context.Context, in *machineListInput) (*machi
 	}
 	limit := f.Limit
 	f.Limit++
-	machines, err := s.DB.Machines.List(ctx, f)
+	machines, err := h.machines.List(ctx, f)
 	if err != nil {
 		return nil, err
 	}
@@ -73,12 +86,12 @@ func machineID(in string) (berth.MachineID, error) {
 	return id, nil
 }
 
-func (s *Server) showMachine(ctx context.Context, in *MachineInput) (*machineOutput, error) {
+func (h *machineHandlers) showMachine(ctx context.Context, in *MachineInput) (*machineOutput, error) {
 	id, err := machineID(in.ID)
 	if err != nil {
 		return nil, err
 	}
-	m, err := s.DB.Machines.Get(ctx, scope(ctx), id)
+	m, err := h.machines.Get(ctx, scope(ctx), id)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +103,7 @@ type drainInput struct {
 	Request
 }
 
-func (s *Server) drainMachine(ctx context.Context, in *drainInput) (*machineOutput, error) {
+func (h *machineHandlers) drainMachine(ctx context.Context, in *drainInput) (*machineOutput, error) {
 	var request wire.DrainRequest
 	faults, err := decode(in.ContentType, in.RawBody, &request)
 	if err != nil {
@@ -109,41 +122,41 @@ func (s *Server) drainMachine(ctx context.Context, in *drainInput) (*machineOutp
 	if err != nil {
 		return nil, err
 	}
-	if err := s.DB.Machines.Drain(ctx, id, request.Reason, request.Deadline); err != nil {
+	if err := h.machines.Drain(ctx, id, request.Reason, request.Deadline); err != nil {
 		return nil, err
 	}
-	s.Logger.Info("machine drains", "machine_id", id, "reason", request.Reason, "by", operator(ctx))
-	return s.showMachine(ctx, &in.MachineInput)
+	h.log.Info("machine drains", "machine_id", id, "reason", request.Reason, "by", operator(ctx))
+	return h.showMachine(ctx, &in.MachineInput)
 }
 
-func (s *Server) undrainMachine(ctx context.Context, in *MachineInput) (*machineOutput, error) {
+func (h *machineHandlers) undrainMachine(ctx context.Context, in *MachineInput) (*machineOutput, error) {
 	id, err := machineID(in.ID)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.DB.Machines.Undrain(ctx, id); err != nil {
+	if err := h.machines.Undrain(ctx, id); err != nil {
 		return nil, err
 	}
-	s.Logger.Info("machine takes work again", "machine_id", id, "by", operator(ctx))
-	return s.showMachine(ctx, in)
+	h.log.Info("machine takes work again", "machine_id", id, "by", operator(ctx))
+	return h.showMachine(ctx, in)
 }
 
 type confirmDeadOutput struct{ Body wire.ConfirmedDead }
 
-func (s *Server) confirmDead(ctx context.Context, in *MachineInput) (*confirmDeadOutput, error) {
+func (h *machineHandlers) confirmDead(ctx context.Context, in *MachineInput) (*confirmDeadOutput, error) {
 	id, err := machineID(in.ID)
 	if err != nil {
 		return nil, err
 	}
-	jobs, err := s.DB.Machines.ConfirmDead(ctx, id, operator(ctx))
+	jobs, err := h.machines.ConfirmDead(ctx, id, operator(ctx))
 	if err != nil {
 		return nil, err
 	}
-	if s.Poker != nil {
-		s.Poker.Poke(jobs...)
+	if h.poker != nil {
+		h.poker.Poke(jobs...)
 	}
-	s.Logger.Warn("machine confirmed dead", "machine_id", id, "jobs", len(jobs), "by", operator(ctx))
-	m, err := s.showMachine(ctx, in)
+	h.log.Warn("machine confirmed dead", "machine_id", id, "jobs", len(jobs), "by", operator(ctx))
+	m, err := h.showMachine(ctx, in)
 	if err != nil {
 		return nil, err
 	}
@@ -153,15 +166,15 @@ func (s *Server) confirmDead(ctx context.Context, in *MachineInput) (*confirmDea
 	return &confirmDeadOutput{wire.ConfirmedDead{Machine: m.Body, Jobs: jobs}}, nil
 }
 
-func (s *Server) retireMachine(ctx context.Context, in *MachineInput) (*struct{}, error) {
+func (h *machineHandlers) retireMachine(ctx context.Context, in *MachineInput) (*struct{}, error) {
 	id, err := machineID(in.ID)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.DB.Machines.Retire(ctx, id, operator(ctx)); err != nil {
+	if err := h.machines.Retire(ctx, id, operator(ctx)); err != nil {
 		return nil, err
 	}
-	s.auth.forget()
-	s.Logger.Info("machine retired", "machine_id", id, "by", operator(ctx))
+	h.auth.forget()
+	h.log.Info("machine retired", "machine_id", id, "by", operator(ctx))
 	return nil, nil
 }

@@ -16,12 +16,22 @@ import (
 	"berth/wire"
 )
 
-func (s *Server) registerOutputs() {
+// outputHandlers serve the outputs that jobs have stored.
+type outputHandlers struct {
+	jobReader
+	blobStore
+	objects *db.Objects
+	streams *streams
+}
+
+func (h *outputHandlers) mount(r *router) {
 	const tag = "data"
-	register(s, s.operation("list-outputs", http.MethodGet, "/v1/jobs/{id}/outputs", tag, "List what a job has stored, the latest attempt first"), s.listOutputs)
-	get := s.operation("download-output", http.MethodGet, "/v1/jobs/{id}/outputs/{name}", tag, "Download an output: a tar, compressed by zstd")
+	register(r, r.operation("list-outputs", http.MethodGet, "/v1/jobs/{id}/outputs", tag,
+		"List what a job has stored, the latest attempt first"), h.listOutputs)
+	get := r.operation("download-output", http.MethodGet, "/v1/jobs/{id}/outputs/{name}", tag,
+		"Download an output: a tar, compressed by zstd")
 	document(&get, "The archive; its length and sha256 are those of the list", map[string]*huma.MediaType{uploadType: {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}})
-	register(s, get, s.downloadOutput)
+	register(r, get, h.downloadOutput)
 }
 
 type outputsOutput struct {
@@ -33,12 +43,12 @@ type outputsInput struct {
 	Paging
 }
 
-func (s *Server) listOutputs(ctx context.Context, in *outputsInput) (*outputsOutput, error) {
-	id, err := s.job(ctx, in.ID)
+func (h *outputHandlers) listOutputs(ctx context.Context, in *outputsInput) (*outputsOutput, error) {
+	id, err := h.job(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
-	list, next, err := s.DB.Objects.Outputs(ctx, id, in.long())
+	list, next, err := h.objects.Outputs(ctx, id, in.long())
 	if err != nil {
 		return nil, err
 	}
@@ -56,34 +66,36 @@ type outputInput struct {
 	Member  int    `query:"member" minimum:"0" doc:"default 0"`
 }
 
-func (s *Server) downloadOutput(ctx context.Context, in *outputInput) (*huma.StreamResponse, error) {
-	id, err := s.job(ctx, in.ID)
+func (h *outputHandlers) downloadOutput(ctx context.Context, in *outputInput) (*huma.StreamResponse, error) {
+	id, err := h.job(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
-	output, err := s.DB.Objects.Output(ctx, id, in.Name, in.Member, in.Attempt)
+	output, err := h.objects.Output(ctx, id, in.Name, in.Member, in.Attempt)
 	if berth.CodeOf(err) == berth.CodeNotFound {
 		return nil, berth.Errorf(berth.CodeNotFound, "job %s has stored no such output", id)
 	}
 	if err != nil {
 		return nil, err
 	}
-	store, err := s.blobs()
+	store, err := h.blobs()
 	if err != nil {
 		return nil, err
 	}
-	return &huma.StreamResponse{Body: func(h huma.Context) { s.sendOutput(humaecho.UnwrapV4(h), store, output) }}, nil
+	return &huma.StreamResponse{Body: func(out huma.Context) {
+		h.sendOutput(humaecho.UnwrapV4(out), store, output)
+	}}, nil
 }
 
-func (s *Server) sendOutput(c echo.Context, store *blob.Store, o db.OutputObject) {
+func (h *outputHandlers) sendOutput(c echo.Context, store *blob.Store, o db.OutputObject) {
 	c.Response().Header().Set("Content-Disposition", "attachment; filename="+strconv.Quote(o.Name+".tar.zst"))
-	if err := s.sendObject(c, downloadTransfer, store, o.Object); err != nil {
-		s.renderError(err, c)
+	if err := h.streams.sendObject(c, downloadTransfer, store, o.Object); err != nil {
+		h.streams.router.renderError(err, c)
 	}
 }
 
 // agentOutput registers an output that a machine has stored for a member.
-func (s *Server) agentOutput(c echo.Context) error {
+func (h *agentObjectHandlers) agentOutput(c echo.Context) error {
 	p, err := readAgent[wire.OutputReport](c)
 	if err != nil {
 		return err
@@ -94,7 +106,7 @@ func (s *Server) agentOutput(c echo.Context) error {
 	if err := failpoint.Hit("api.output.before"); err != nil {
 		return err
 	}
-	if err := s.DB.Objects.RegisterOutput(c.Request().Context(), machineOf(c), p); err != nil {
+	if err := h.objects.RegisterOutput(c.Request().Context(), machineOf(c), p); err != nil {
 		return err
 	}
 	if err := failpoint.Hit("api.output.after"); err != nil {

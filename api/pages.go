@@ -3,12 +3,14 @@ package api
 import (
 	"context"
 	_ "embed"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/labstack/echo/v4"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/swaggest/swgui/v5emb"
 
@@ -19,25 +21,35 @@ import (
 //go:embed landing.html
 var landing string
 
-// registerPages mounts the routes without a token: the pages, the documentation,
-// and the routes of probes and scrapers.
-func (s *Server) registerPages() {
-	page := strings.ReplaceAll(landing, "{{version}}", htmlText(s.Version))
+// pageHandlers serve the routes without a token: the pages, the documentation, and
+// the routes of probes and scrapers.
+type pageHandlers struct {
+	version   string
+	metrics   *prometheus.Registry
+	ping      func(context.Context) error // of the database
+	checks    []Check
+	readiness readiness
+	gate      *gatekeeper
+	log       *slog.Logger
+}
+
+func (h *pageHandlers) mount(r *router) {
+	page := strings.ReplaceAll(landing, "{{version}}", htmlText(h.version))
 	probed := []string{http.MethodGet, http.MethodHead} // probes ask for heads
-	s.echo.Match(probed, "/", func(c echo.Context) error {
+	r.echo.Match(probed, "/", func(c echo.Context) error {
 		c.Response().Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
 		return c.HTML(http.StatusOK, page)
 	})
 	docs := v5emb.New("Berth", "/openapi.json", "/docs/")
-	s.echo.GET("/docs", func(c echo.Context) error { return c.Redirect(http.StatusMovedPermanently, "/docs/") })
-	s.echo.GET("/docs/*", func(c echo.Context) error {
+	r.echo.GET("/docs", func(c echo.Context) error { return c.Redirect(http.StatusMovedPermanently, "/docs/") })
+	r.echo.GET("/docs/*", func(c echo.Context) error {
 		c.Response().Header().Set("Content-Security-Policy", "default-src 'self'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; img-src 'self' data:")
 		docs.ServeHTTP(c.Response(), c.Request())
 		return nil
 	})
-	s.echo.Match(probed, "/healthz", func(c echo.Context) error { return c.String(http.StatusOK, "ok\n") })
-	s.echo.Match(probed, "/readyz", s.ready)
-	s.echo.GET("/metrics", s.scrape(promhttp.HandlerFor(s.Metrics, promhttp.HandlerOpts{})))
+	r.echo.Match(probed, "/healthz", func(c echo.Context) error { return c.String(http.StatusOK, "ok\n") })
+	r.echo.Match(probed, "/readyz", h.ready)
+	r.echo.GET("/metrics", h.scrape(promhttp.HandlerFor(h.metrics, promhttp.HandlerOpts{})))
 }
 
 // Readiness is the answer of /readyz.
@@ -66,8 +78,8 @@ type readiness struct {
 
 // ready answers whether the dependencies answer. 503 means: send traffic
 // elsewhere.
-func (s *Server) ready(c echo.Context) error {
-	r := s.readiness.get(c.Request().Context(), s.checkAll)
+func (h *pageHandlers) ready(c echo.Context) error {
+	r := h.readiness.get(c.Request().Context(), h.checkAll)
 	status := http.StatusOK
 	if !r.Ready {
 		status = http.StatusServiceUnavailable
@@ -119,10 +131,10 @@ func (r *readiness) run(ctx context.Context, check func(context.Context) Readine
 
 // checkAll asks every dependency at once. One that does not answer within
 // readyTimeout is not waited for.
-func (s *Server) checkAll(ctx context.Context) Readiness {
+func (h *pageHandlers) checkAll(ctx context.Context) Readiness {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	checks := append([]Check{{Name: "database", Run: s.DB.Ping}}, s.Checks...)
+	checks := append([]Check{{Name: "database", Run: h.ping}}, h.checks...)
 	type result struct {
 		of  int
 		err error
@@ -147,7 +159,7 @@ func (s *Server) checkAll(ctx context.Context) Readiness {
 		if results[i] != nil {
 			r.Ready = r.Ready && check.Optional
 			r.Checks[check.Name] = "does not answer"
-			s.Logger.Warn("not ready", "dependency", check.Name, "err", results[i])
+			h.log.Warn("not ready", "dependency", check.Name, "err", results[i])
 		}
 	}
 	return r
@@ -155,10 +167,10 @@ func (s *Server) checkAll(ctx context.Context) Readiness {
 
 // scrape opens the metrics to this host, and elsewhere to admin tokens only, since
 // they show every tenant's load.
-func (s *Server) scrape(h http.Handler) echo.HandlerFunc {
+func (h *pageHandlers) scrape(page http.Handler) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		if !local(c.Request()) {
-			p, err := s.identify(c.Request())
+			p, err := h.gate.identify(c.Request())
 			if err != nil {
 				return err
 			}
@@ -166,7 +178,7 @@ func (s *Server) scrape(h http.Handler) echo.HandlerFunc {
 				return berth.Errorf(berth.CodeForbidden, "metrics are for tokens of role admin")
 			}
 		}
-		h.ServeHTTP(c.Response(), c.Request())
+		page.ServeHTTP(c.Response(), c.Request())
 		return nil
 	}
 }

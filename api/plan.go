@@ -8,32 +8,48 @@ import (
 	"time"
 
 	"berth"
+	"berth/db"
+	"berth/internal/control/admission"
+	"berth/internal/control/explain"
 	"berth/internal/lib/enginesilence"
 	"berth/placement"
 	"berth/spec"
 	"berth/wire"
 )
 
-func (s *Server) registerPlans() {
-	plan := s.operation("plan-job", http.MethodPost, "/v1/plans", "jobs", "Say what would become of a job; nothing is stored")
+// planHandlers answer questions about the queue: the plan of a job that is not
+// submitted, and the explanation of a job that is.
+type planHandlers struct {
+	jobReader
+	queue     *db.Queue
+	machines  *db.Machines
+	admission *admission.Controller
+	explainer *explain.Explainer
+	control   controlPlane
+}
+
+func (h *planHandlers) mount(r *router) {
+	plan := r.operation("plan-job", http.MethodPost, "/v1/plans", "jobs",
+		"Say what would become of a job; nothing is stored")
 	plan.Description = "The answer rests on the queue and the machines as they were at most two seconds before the call, " +
 		"and after the latest change of a tenant, a quota or the admission that was made through this server."
-	registerWithBody[spec.Job](s, plan, s.plan)
-	register(s, s.operation("explain-job", http.MethodGet, "/v1/jobs/{id}/explain", "jobs", "Say why a job is where it is, and everything that is in its way"), s.explain)
+	registerWithBody[spec.Job](r, plan, h.plan)
+	register(r, r.operation("explain-job", http.MethodGet, "/v1/jobs/{id}/explain", "jobs",
+		"Say why a job is where it is, and everything that is in its way"), h.explain)
 }
 
 type planOutput struct{ Body wire.Plan }
 
-func (s *Server) plan(ctx context.Context, in *Request) (*planOutput, error) {
+func (h *planHandlers) plan(ctx context.Context, in *Request) (*planOutput, error) {
 	jobSpec, err := readSpec(*in)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.admission.Allow(ctx, caller(ctx).Tenant, jobSpec); err != nil {
+	if err := h.admission.Allow(ctx, caller(ctx).Tenant, jobSpec); err != nil {
 		return nil, err
 	}
 	request := jobSpec.Request()
-	w, err := s.explainer.WhyNew(ctx, placement.Job{
+	w, err := h.explainer.WhyNew(ctx, placement.Job{
 		ID: berth.NewJobID(time.Now()), Tenant: caller(ctx).Tenant, Class: request.Class(),
 		Priority: int(*jobSpec.Priority), Preemptible: *jobSpec.Preemptible, TimeLimit: longest(jobSpec),
 		Data: jobSpec.DataKeys(caller(ctx).Tenant),
@@ -45,7 +61,7 @@ func (s *Server) plan(ctx context.Context, in *Request) (*planOutput, error) {
 		Spec: jobSpec, StartsNow: w.StartsNow, Ahead: w.Ahead, Queue: w.Queue, EstimatedStart: known(w.Start), Reserved: w.Reserved,
 		Blockers: blockers(w.Blockers), Priority: terms(w.Terms), Fit: fitOf(w.JobExplanation),
 	}
-	if held := s.heldBack(w.Admission, berth.Queued); len(held) > 0 {
+	if held := h.control.heldBack(w.Admission, berth.Queued); len(held) > 0 {
 		p.StartsNow, p.Blockers = false, append(held, p.Blockers...)
 	}
 	if w.CostPerHour > 0 {
@@ -65,13 +81,13 @@ func longest(jobSpec spec.Job) time.Duration {
 
 type explainOutput struct{ Body wire.Explanation }
 
-func (s *Server) explain(ctx context.Context, in *JobInput) (*explainOutput, error) {
-	job, err := s.showJob(ctx, in)
+func (h *planHandlers) explain(ctx context.Context, in *JobInput) (*explainOutput, error) {
+	job, err := h.showJob(ctx, in)
 	if err != nil {
 		return nil, err
 	}
 	if job.Body.Step != "" && job.Body.Status == berth.Submitted {
-		e, waits, err := s.needs(ctx, job.Body)
+		e, waits, err := h.needs(ctx, job.Body)
 		if err != nil || waits {
 			return &explainOutput{e}, err
 		}
@@ -79,7 +95,7 @@ func (s *Server) explain(ctx context.Context, in *JobInput) (*explainOutput, err
 	if job.Body.Tally != nil {
 		e := describeParent(job.Body)
 		if job.Body.Status == berth.Submitted {
-			held, err := s.controlPlane(ctx, berth.Submitted)
+			held, err := h.control.blockers(ctx, berth.Submitted)
 			if err != nil {
 				return nil, err
 			}
@@ -89,38 +105,78 @@ func (s *Server) explain(ctx context.Context, in *JobInput) (*explainOutput, err
 	}
 	// A job may start or end between two looks, and wait again after a third.
 	for job.Body.Status.Waiting() {
-		row, request, err := s.DB.Queue.Row(ctx, scope(ctx), job.Body.ID)
+		row, request, err := h.queue.Row(ctx, scope(ctx), job.Body.ID)
 		if err != nil {
 			return nil, err
 		}
-		w, waits, err := s.explainer.Why(ctx, row, request)
+		w, waits, err := h.explainer.Why(ctx, row, request)
 		if err != nil {
 			return nil, err
 		}
 		if waits {
-			held, err := s.controlPlane(ctx, row.State)
+			held, err := h.control.blockers(ctx, row.State)
 			return &explainOutput{waiting(job.Body, row.State, w, held)}, err
 		}
-		if job, err = s.jobNow(ctx, job.Body.ID); err != nil {
+		if job, err = h.jobNow(ctx, job.Body.ID); err != nil {
 			return nil, err
 		}
 	}
-	e, err := s.explainPlaced(ctx, job.Body)
+	e, err := h.explainPlaced(ctx, job.Body)
 	return &explainOutput{e}, err
 }
 
 // explainPlaced explains a job that does not wait.
-func (s *Server) explainPlaced(ctx context.Context, job wire.Job) (wire.Explanation, error) {
+func (h *planHandlers) explainPlaced(ctx context.Context, job wire.Job) (wire.Explanation, error) {
 	e := wire.Explanation{Job: job.ID, Status: job.Status, Blockers: []wire.Blocker{}, Summary: placed(job)}
 	if !job.Status.HoldsCapacity() || len(job.Attempts) == 0 {
 		return e, nil
 	}
-	silent, err := s.DB.Machines.SilentEngines(ctx, job.Attempts[len(job.Attempts)-1].Machines)
+	silent, err := h.machines.SilentEngines(ctx, job.Attempts[len(job.Attempts)-1].Machines)
 	if err == nil && len(silent) > 0 {
 		e.Blockers = append(e.Blockers, engineBlocker(silent))
 		e.Summary += "; " + enginesilence.Text(silent)
 	}
 	return e, err
+}
+
+// needs returns the steps for which a step, or a pipeline around it, waits: those
+// of the outermost level first. It returns false if the step waits for none.
+func (h *planHandlers) needs(ctx context.Context, step wire.Job) (e wire.Explanation, waits bool, err error) {
+	e = wire.Explanation{Job: step.ID, Status: step.Status, Blockers: []wire.Blocker{}}
+	at, who := step, "it"
+	for at.Step != "" && at.Status == berth.Submitted {
+		around, err := h.jobs.Get(ctx, scope(ctx), *at.Parent)
+		if err != nil {
+			return e, false, err
+		}
+		e.Blockers = append(unmet(around, at.ID, who), e.Blockers...)
+		at, who = around, "pipeline "+around.Step+", which it is in,"
+	}
+	if len(e.Blockers) > 0 {
+		e.Summary = e.Blockers[0].Message
+	}
+	return e, len(e.Blockers) > 0, nil
+}
+
+// unmet are the needs of a step that have not succeeded.
+func unmet(pipeline wire.Job, step berth.JobID, who string) []wire.Blocker {
+	status, wanted := map[string]berth.State{}, []string(nil)
+	for _, x := range pipeline.Steps {
+		status[x.Name] = x.Status
+		if x.Job == step {
+			wanted = x.Needs
+		}
+	}
+	var list []wire.Blocker
+	for _, need := range wanted {
+		if status[need] != berth.Succeeded {
+			list = append(list, wire.Blocker{
+				Code: "needs", Message: fmt.Sprintf("%s needs step %s, which is %s", who, need, status[need]),
+				Hint: "wait: it may start when that has succeeded",
+			})
+		}
+	}
+	return list
 }
 
 // engineBlocker is the blocker of a job that is placed on machines with silent

@@ -82,9 +82,9 @@ func (r *refusals) enter(tenant berth.TenantID) (of *tenantRefusals, wait time.D
 	return of, wait
 }
 
-// refused returns err, with which a call is refused for a limit of its caller, once it
-// may be answered.
-func (s *Server) refused(r *http.Request, tenant berth.TenantID, err error) error {
-	s.refusals.hold(r.Context(), tenant, s.closing)
+// delay returns err, with which a call is refused for a limit of its tenant, once the
+// call may be answered, or when the call or the server ends.
+func (r *refusals) delay(call *http.Request, tenant berth.TenantID, closing <-chan struct{}, err error) error {
+	r.hold(call.Context(), tenant, closing)
 	return err
 }

@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"time"
 
@@ -15,23 +16,39 @@ import (
 	"berth/wire"
 )
 
-func (s *Server) registerSchedules() {
+// scheduleHandlers serve the calls about schedules.
+type scheduleHandlers struct {
+	schedules *db.Schedules
+	admission *admission.Controller
+	rules     secretRules
+	log       *slog.Logger
+}
+
+func (h *scheduleHandlers) mount(r *router) {
 	const tag = "schedules"
-	create := s.operation("create-schedule", http.MethodPost, "/v1/schedules", tag, "Submit a job or a pipeline at times to come")
+	create := r.operation("create-schedule", http.MethodPost, "/v1/schedules", tag,
+		"Submit a job or a pipeline at times to come")
 	create.Description = "201 with the new schedule; 200 if there is the same one already; 409 if there is another one of that name. What it submits is judged as if it were submitted now, and again at each time: a refusal then is recorded with that fire."
 	create.DefaultStatus = http.StatusCreated
-	registerWithBody[spec.Schedule](s, create, s.createSchedule)
-	register(s, s.operation("list-schedules", http.MethodGet, "/v1/schedules", tag, "List your tenant's schedules, each with its last fire"), s.listSchedules)
-	register(s, s.operation("show-schedule", http.MethodGet, "/v1/schedules/{name}", tag, "Show a schedule with its next and its last fires"), s.showSchedule)
-	remove := s.operation("delete-schedule", http.MethodDelete, "/v1/schedules/{name}", tag, "Delete a schedule; its jobs stay")
+	registerWithBody[spec.Schedule](r, create, h.createSchedule)
+	register(r, r.operation("list-schedules", http.MethodGet, "/v1/schedules", tag,
+		"List your tenant's schedules, each with its last fire"), h.listSchedules)
+	register(r, r.operation("show-schedule", http.MethodGet, "/v1/schedules/{name}", tag,
+		"Show a schedule with its next and its last fires"), h.showSchedule)
+	remove := r.operation("delete-schedule", http.MethodDelete, "/v1/schedules/{name}", tag,
+		"Delete a schedule; its jobs stay")
 	remove.DefaultStatus = http.StatusNoContent
-	register(s, remove, s.deleteSchedule)
-	registerWithOptionalBody[spec.ScheduleNote](s, s.operation("pause-schedule", http.MethodPost, "/v1/schedules/{name}/pause", tag, "Let a schedule not fire until it is resumed; idempotent"), s.pauseSchedule)
-	registerWithOptionalBody[spec.ScheduleNote](s, s.operation("resume-schedule", http.MethodPost, "/v1/schedules/{name}/resume", tag, "Let a paused schedule fire again, from now on; idempotent"), s.resumeSchedule)
-	registerWithOptionalBody[spec.ScheduleRun](s, s.operation("run-schedule", http.MethodPost, "/v1/schedules/{name}/run", tag, "Fire a schedule now, paused or not, beside its times"), s.runSchedule)
-	backfill := s.operation("backfill-schedule", http.MethodPost, "/v1/schedules/{name}/backfill", tag, "Fire a schedule for times that have passed, each once")
+	register(r, remove, h.deleteSchedule)
+	registerWithOptionalBody[spec.ScheduleNote](r, r.operation("pause-schedule", http.MethodPost, "/v1/schedules/{name}/pause", tag,
+		"Let a schedule not fire until it is resumed; idempotent"), h.pauseSchedule)
+	registerWithOptionalBody[spec.ScheduleNote](r, r.operation("resume-schedule", http.MethodPost, "/v1/schedules/{name}/resume", tag,
+		"Let a paused schedule fire again, from now on; idempotent"), h.resumeSchedule)
+	registerWithOptionalBody[spec.ScheduleRun](r, r.operation("run-schedule", http.MethodPost, "/v1/schedules/{name}/run", tag,
+		"Fire a schedule now, paused or not, beside its times"), h.runSchedule)
+	backfill := r.operation("backfill-schedule", http.MethodPost, "/v1/schedules/{name}/backfill", tag,
+		"Fire a schedule for times that have passed, each once")
 	backfill.Description = "Times that have made a job are left out, so it may be called again. The fires are decided soon after, in order; the schedule shows them."
-	registerWithBody[spec.Backfill](s, backfill, s.backfillSchedule)
+	registerWithBody[spec.Backfill](r, backfill, h.backfillSchedule)
 }
 
 // Of a schedule's times and fires so many are shown.
@@ -45,29 +62,29 @@ type scheduleOutput struct {
 	Body   wire.Schedule
 }
 
-func (s *Server) createSchedule(ctx context.Context, in *Request) (*scheduleOutput, error) {
+func (h *scheduleHandlers) createSchedule(ctx context.Context, in *Request) (*scheduleOutput, error) {
 	schedule, err := readSchedule(*in)
 	if err != nil {
 		return nil, err
 	}
 	tenant := caller(ctx).Tenant
 	if schedule.NamesSecrets() {
-		if err := s.keepsSecrets(); err != nil {
+		if err := h.rules.keepsSecrets(); err != nil {
 			return nil, err
 		}
 	}
-	if err := s.mayNotify(schedule.Webhooks()); err != nil {
+	if err := h.rules.mayNotify(schedule.Webhooks()); err != nil {
 		return nil, err
 	}
-	if err := s.admission.AdmitSchedule(ctx, tenant, schedule); err != nil {
+	if err := h.admission.AdmitSchedule(ctx, tenant, schedule); err != nil {
 		return nil, err
 	}
-	made, created, err := s.DB.Schedules.Create(ctx, db.NewSchedule{Tenant: tenant, Spec: schedule, Actor: actor(ctx)})
+	made, created, err := h.schedules.Create(ctx, db.NewSchedule{Tenant: tenant, Spec: schedule, Actor: actor(ctx)})
 	if err != nil {
 		return nil, err
 	}
 	if created {
-		s.Logger.Info("schedule made", "tenant", tenant, "schedule", made.Name, "by", actor(ctx))
+		h.log.Info("schedule made", "tenant", tenant, "schedule", made.Name, "by", actor(ctx))
 	}
 	return &scheduleOutput{createdStatus(created), withNext(made)}, nil
 }
@@ -101,8 +118,8 @@ func withNext(s wire.Schedule) wire.Schedule {
 
 type scheduleListOutput struct{ Body wire.Page[wire.Schedule] }
 
-func (s *Server) listSchedules(ctx context.Context, _ *struct{}) (*scheduleListOutput, error) {
-	list, err := s.DB.Schedules.List(ctx, caller(ctx).Tenant)
+func (h *scheduleHandlers) listSchedules(ctx context.Context, _ *struct{}) (*scheduleListOutput, error) {
+	list, err := h.schedules.List(ctx, caller(ctx).Tenant)
 	if err != nil {
 		return nil, err
 	}
@@ -122,20 +139,20 @@ type showScheduleInput struct {
 	Fires int `query:"fires" minimum:"0" maximum:"1000" default:"20" doc:"how many of the last fires"`
 }
 
-func (s *Server) showSchedule(ctx context.Context, in *showScheduleInput) (*scheduleOutput, error) {
-	found, err := s.DB.Schedules.Get(ctx, caller(ctx).Tenant, in.Name, in.Fires)
+func (h *scheduleHandlers) showSchedule(ctx context.Context, in *showScheduleInput) (*scheduleOutput, error) {
+	found, err := h.schedules.Get(ctx, caller(ctx).Tenant, in.Name, in.Fires)
 	if err != nil {
 		return nil, err
 	}
 	return &scheduleOutput{http.StatusOK, withNext(found)}, nil
 }
 
-func (s *Server) deleteSchedule(ctx context.Context, in *ScheduleInput) (*struct{}, error) {
+func (h *scheduleHandlers) deleteSchedule(ctx context.Context, in *ScheduleInput) (*struct{}, error) {
 	tenant := caller(ctx).Tenant
-	if err := s.DB.Schedules.Delete(ctx, tenant, in.Name); err != nil {
+	if err := h.schedules.Delete(ctx, tenant, in.Name); err != nil {
 		return nil, err
 	}
-	s.Logger.Info("schedule deleted", "tenant", tenant, "schedule", in.Name, "by", actor(ctx))
+	h.log.Info("schedule deleted", "tenant", tenant, "schedule", in.Name, "by", actor(ctx))
 	return nil, nil
 }
 
@@ -157,15 +174,15 @@ func readBody[T validated](in Request) (T, error) {
 	return v, invalid("", faults, v.Validate())
 }
 
-func (s *Server) pauseSchedule(ctx context.Context, in *scheduleBodyInput) (*scheduleOutput, error) {
-	return s.noteSchedule(ctx, in, s.DB.Schedules.Pause)
+func (h *scheduleHandlers) pauseSchedule(ctx context.Context, in *scheduleBodyInput) (*scheduleOutput, error) {
+	return h.noteSchedule(ctx, in, h.schedules.Pause)
 }
 
-func (s *Server) resumeSchedule(ctx context.Context, in *scheduleBodyInput) (*scheduleOutput, error) {
-	return s.noteSchedule(ctx, in, s.DB.Schedules.Resume)
+func (h *scheduleHandlers) resumeSchedule(ctx context.Context, in *scheduleBodyInput) (*scheduleOutput, error) {
+	return h.noteSchedule(ctx, in, h.schedules.Resume)
 }
 
-func (s *Server) noteSchedule(ctx context.Context, in *scheduleBodyInput, change func(ctx context.Context, tenant berth.TenantID, name, note string) error) (*scheduleOutput, error) {
+func (h *scheduleHandlers) noteSchedule(ctx context.Context, in *scheduleBodyInput, change func(ctx context.Context, tenant berth.TenantID, name, note string) error) (*scheduleOutput, error) {
 	body, err := readBody[spec.ScheduleNote](in.Request)
 	if err != nil {
 		return nil, err
@@ -173,32 +190,32 @@ func (s *Server) noteSchedule(ctx context.Context, in *scheduleBodyInput, change
 	if err := change(ctx, caller(ctx).Tenant, in.Name, body.Note); err != nil {
 		return nil, err
 	}
-	return s.showSchedule(ctx, &showScheduleInput{ScheduleInput: in.ScheduleInput, Fires: shownFires})
+	return h.showSchedule(ctx, &showScheduleInput{ScheduleInput: in.ScheduleInput, Fires: shownFires})
 }
 
 type fireOutput struct{ Body wire.Fire }
 
-func (s *Server) runSchedule(ctx context.Context, in *scheduleBodyInput) (*fireOutput, error) {
+func (h *scheduleHandlers) runSchedule(ctx context.Context, in *scheduleBodyInput) (*fireOutput, error) {
 	body, err := readBody[spec.ScheduleRun](in.Request)
 	if err != nil {
 		return nil, err
 	}
-	found, err := s.DB.Schedules.Get(ctx, caller(ctx).Tenant, in.Name, 0)
+	found, err := h.schedules.Get(ctx, caller(ctx).Tenant, in.Name, 0)
 	if err != nil {
 		return nil, err
 	}
 	at := time.Now().UTC().Truncate(time.Microsecond)
-	if _, err := s.DB.Schedules.AddFires(ctx, db.NewFires{Schedule: found.ID, Times: []time.Time{at}, Source: wire.FireByHand, Overlap: body.Overlap}); err != nil {
+	if _, err := h.schedules.AddFires(ctx, db.NewFires{Schedule: found.ID, Times: []time.Time{at}, Source: wire.FireByHand, Overlap: body.Overlap}); err != nil {
 		return nil, err
 	}
 	// From here on the leader would do it as well.
 	if err := failpoint.Hit("api.fire.between"); err != nil {
 		return nil, err
 	}
-	if _, err := s.admission.Fire(ctx, found.ID, at); err != nil {
+	if _, err := h.admission.Fire(ctx, found.ID, at); err != nil {
 		return nil, err
 	}
-	fire, err := s.DB.Schedules.FireAt(ctx, found.ID, at)
+	fire, err := h.schedules.FireAt(ctx, found.ID, at)
 	if err != nil {
 		return nil, err
 	}
@@ -207,7 +224,7 @@ func (s *Server) runSchedule(ctx context.Context, in *scheduleBodyInput) (*fireO
 
 type backfillOutput struct{ Body wire.BackfillResult }
 
-func (s *Server) backfillSchedule(ctx context.Context, in *scheduleBodyInput) (*backfillOutput, error) {
+func (h *scheduleHandlers) backfillSchedule(ctx context.Context, in *scheduleBodyInput) (*backfillOutput, error) {
 	var body spec.Backfill
 	faults, err := decode(in.ContentType, in.RawBody, &body)
 	if err != nil {
@@ -220,7 +237,7 @@ func (s *Server) backfillSchedule(ctx context.Context, in *scheduleBodyInput) (*
 	if body.To == nil {
 		body.To = &spec.Instant{Time: now}
 	}
-	found, err := s.DB.Schedules.Get(ctx, caller(ctx).Tenant, in.Name, 0)
+	found, err := h.schedules.Get(ctx, caller(ctx).Tenant, in.Name, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -231,7 +248,7 @@ func (s *Server) backfillSchedule(ctx context.Context, in *scheduleBodyInput) (*
 	if body.Overlap == "" {
 		body.Overlap = spec.OverlapAllow
 	}
-	n, err := s.DB.Schedules.AddFires(ctx, db.NewFires{Schedule: found.ID, Times: times, Source: wire.FireByBackfill, Overlap: body.Overlap, Again: true})
+	n, err := h.schedules.AddFires(ctx, db.NewFires{Schedule: found.ID, Times: times, Source: wire.FireByBackfill, Overlap: body.Overlap, Again: true})
 	if err != nil {
 		return nil, err
 	}

@@ -3,12 +3,15 @@ package api
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
 
 	"berth"
 	"berth/db"
+	"berth/internal/control/admission"
+	"berth/internal/lib/sealer"
 	"berth/spec"
 	"berth/wire"
 )
@@ -17,18 +20,31 @@ import (
 // keep secrets nor run jobs that name them.
 const slugNoKeys = "no_secret_keys"
 
-func (s *Server) registerSecrets() {
+// secretHandlers serve the calls about secrets, and give machines the values that
+// their work names.
+type secretHandlers struct {
+	secrets   *db.Secrets
+	vault     *sealer.Keys // nil: no secrets are kept
+	admission *admission.Controller
+	rules     secretRules
+	log       *slog.Logger
+}
+
+func (h *secretHandlers) mount(r *router) {
 	const tag = "data"
-	set := s.operation("set-secret", http.MethodPost, "/v1/secrets", tag, "Store a secret of your tenant, or another value of it")
+	set := r.operation("set-secret", http.MethodPost, "/v1/secrets", tag,
+		"Store a secret of your tenant, or another value of it")
 	set.Description = "201 if it is new, 200 if it has another value now. The value is sealed before it is stored, " +
 		"and no call returns it; machines that run jobs which name it get it when they claim them. " +
 		"409 `quota`: the tenant, or one above it, may have no more secrets."
 	set.DefaultStatus = http.StatusCreated
-	registerWithBody[spec.NewSecretValue](s, set, s.setSecret)
-	register(s, s.operation("list-secrets", http.MethodGet, "/v1/secrets", tag, "List the names of your tenant's secrets"), s.listSecrets)
-	remove := s.operation("delete-secret", http.MethodDelete, "/v1/secrets/{name}", tag, "Delete a secret; jobs that name it and have not begun will fail")
+	registerWithBody[spec.NewSecretValue](r, set, h.setSecret)
+	register(r, r.operation("list-secrets", http.MethodGet, "/v1/secrets", tag,
+		"List the names of your tenant's secrets"), h.listSecrets)
+	remove := r.operation("delete-secret", http.MethodDelete, "/v1/secrets/{name}", tag,
+		"Delete a secret; jobs that name it and have not begun will fail")
 	remove.DefaultStatus = http.StatusNoContent
-	register(s, remove, s.deleteSecret)
+	register(r, remove, h.deleteSecret)
 }
 
 type secretOutput struct {
@@ -36,8 +52,8 @@ type secretOutput struct {
 	Body   wire.Secret
 }
 
-func (s *Server) setSecret(ctx context.Context, in *Request) (*secretOutput, error) {
-	if err := s.keepsSecrets(); err != nil {
+func (h *secretHandlers) setSecret(ctx context.Context, in *Request) (*secretOutput, error) {
+	if err := h.rules.keepsSecrets(); err != nil {
 		return nil, err
 	}
 	var n spec.NewSecretValue
@@ -54,35 +70,41 @@ func (s *Server) setSecret(ctx context.Context, in *Request) (*secretOutput, err
 		return nil, err
 	}
 	tenant := caller(ctx).Tenant
-	key, sealed := s.Vault.Seal(tenant, n.Name, []byte(n.Value))
-	limits, err := s.admission.StorageLimits(ctx, tenant)
+	key, sealed := h.vault.Seal(tenant, n.Name, []byte(n.Value))
+	limits, err := h.admission.StorageLimits(ctx, tenant)
 	if err != nil {
 		return nil, err
 	}
 	secret := db.SealedSecret{Tenant: tenant, Name: n.Name, Key: key, Sealed: sealed}
-	made, created, err := s.DB.Secrets.Set(ctx, secret, limits...)
+	made, created, err := h.secrets.Set(ctx, secret, limits...)
 	if err != nil {
 		return nil, err
 	}
-	s.Logger.Info("secret set", "tenant", tenant, "name", n.Name, "by", actor(ctx))
+	h.log.Info("secret set", "tenant", tenant, "name", n.Name, "by", actor(ctx))
 	return &secretOutput{createdStatus(created), made}, nil
 }
 
+// secretRules refuse submits that need secrets which this server cannot keep.
+type secretRules struct {
+	vault         *sealer.Keys // nil: no secrets are kept
+	plainWebhooks bool
+}
+
 // mayNotify refuses webhooks that could never be called.
-func (s *Server) mayNotify(list []spec.Notify) error {
+func (r *secretRules) mayNotify(list []spec.Notify) error {
 	if len(list) == 0 {
 		return nil
 	}
-	if !s.PlainWebhooks {
+	if !r.plainWebhooks {
 		if err := invalid(berth.SlugInvalidSpec, nil, spec.PlainWebhooks(list)); err != nil {
 			return err
 		}
 	}
-	return s.keepsSecrets()
+	return r.keepsSecrets()
 }
 
-func (s *Server) keepsSecrets() error {
-	if s.Vault != nil {
+func (r *secretRules) keepsSecrets() error {
+	if r.vault != nil {
 		return nil
 	}
 	return &berth.Error{Code: berth.CodeConflict, Slug: slugNoKeys, Message: "this server keeps no secrets: start berthd with --secret-key-file"}
@@ -90,8 +112,8 @@ func (s *Server) keepsSecrets() error {
 
 type secretListOutput struct{ Body wire.Page[wire.Secret] }
 
-func (s *Server) listSecrets(ctx context.Context, in *Paging) (*secretListOutput, error) {
-	list, next, err := s.DB.Secrets.List(ctx, caller(ctx).Tenant, in.long())
+func (h *secretHandlers) listSecrets(ctx context.Context, in *Paging) (*secretListOutput, error) {
+	list, next, err := h.secrets.List(ctx, caller(ctx).Tenant, in.long())
 	if err != nil {
 		return nil, err
 	}
@@ -102,12 +124,12 @@ type secretInput struct {
 	Name string `path:"name" maxLength:"128"`
 }
 
-func (s *Server) deleteSecret(ctx context.Context, in *secretInput) (*struct{}, error) {
+func (h *secretHandlers) deleteSecret(ctx context.Context, in *secretInput) (*struct{}, error) {
 	tenant := caller(ctx).Tenant
-	if err := s.DB.Secrets.Delete(ctx, tenant, in.Name); err != nil {
+	if err := h.secrets.Delete(ctx, tenant, in.Name); err != nil {
 		return nil, err
 	}
-	s.Logger.Info("secret deleted", "tenant", tenant, "name", in.Name, "by", actor(ctx))
+	h.log.Info("secret deleted", "tenant", tenant, "name", in.Name, "by", actor(ctx))
 	return nil, nil
 }
 
@@ -115,17 +137,17 @@ func (s *Server) deleteSecret(ctx context.Context, in *secretInput) (*struct{}, 
 // caller has just verified that the machine holds this work, at the job's current
 // attempt and in its own current session; no other caller receives the values.
 // After the start of the container the claim contains none.
-func (s *Server) handOut(ctx context.Context, c *wire.Claim) error {
+func (h *secretHandlers) handOut(ctx context.Context, c *wire.Claim) error {
 	names := c.Spec.AllSecrets()
 	begun := c.Phase == berth.PhaseRunning || c.Phase == berth.PhaseExited || c.Phase == berth.PhaseSealed
 	if len(names) == 0 || begun {
 		return nil
 	}
-	if s.Vault == nil {
+	if h.vault == nil {
 		c.Withheld = &wire.Withheld{Message: "this server has no key for secrets: berthd needs --secret-key-file"}
 		return nil
 	}
-	found, err := s.DB.Secrets.Sealed(ctx, c.Tenant, names)
+	found, err := h.secrets.Sealed(ctx, c.Tenant, names)
 	if err != nil {
 		return err
 	}
@@ -136,9 +158,9 @@ func (s *Server) handOut(ctx context.Context, c *wire.Claim) error {
 			c.Withheld = &wire.Withheld{Missing: true, Message: fmt.Sprintf("secret %s was deleted since the job was submitted", name)}
 			return nil
 		}
-		value, err := s.Vault.Open(c.Tenant, name, found[i].Key, found[i].Sealed)
+		value, err := h.vault.Open(c.Tenant, name, found[i].Key, found[i].Sealed)
 		if err != nil {
-			s.Logger.Error("secret cannot be opened", "tenant", c.Tenant, "name", name, "err", err)
+			h.log.Error("secret cannot be opened", "tenant", c.Tenant, "name", name, "err", err)
 			c.Secrets, c.InputLogins, c.ImageLogin = nil, nil, nil
 			c.Withheld = &wire.Withheld{Message: err.Error()}
 			return nil

@@ -8,10 +8,8 @@ import (
 	"net/netip"
 	"runtime"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/danielgtaylor/huma/v2"
 	"github.com/labstack/echo/v4"
 	"github.com/labstack/echo/v4/middleware"
 	"github.com/prometheus/client_golang/prometheus"
@@ -88,31 +86,19 @@ type Deps struct {
 	Agent   AgentDeps
 }
 
+// resource is the group of handlers of one noun of the API.
+type resource interface {
+	// mount adds the group's routes. It is called once.
+	mount(r *router)
+}
+
 // Server is the API of one process. Its handler may be used concurrently.
 type Server struct {
-	Deps
-	echo      *echo.Echo
-	huma      huma.API
-	auth      *authenticator
-	limits    *limits
-	metrics   *metrics
-	joins     *joins
-	submits   *submits
-	admission *admission.Controller
-	explainer *explain.Explainer
-	logRoom   *logRoom
-	readiness readiness
-	close     sync.Once
-	closing   chan struct{}
-	calls     atomic.Int64 // of users, that wait for a slot or have one
-	slots     callSlots    // of users' calls
-	unread    *unread      // answers to users
-	refusals  *refusals    // of users' calls
-	arriving  *slots       // of bodies of users' calls
-	addresses addresses
-	transfers *transfers
-	watches   *watches
-	followed  followed
+	router  *router
+	auth    *authenticator
+	calls   *openCalls
+	close   sync.Once
+	closing chan struct{}
 }
 
 // New returns a server with all routes mounted. It starts nothing.
@@ -129,63 +115,93 @@ func New(d Deps) (*Server, error) {
 	if d.Limits == (archive.Limits{}) {
 		d.Limits = archive.Default
 	}
-	s := &Server{Deps: d, echo: echo.New(), closing: make(chan struct{})}
-	s.slots, s.unread = newCallSlots(d.DB.Shares(), runtime.GOMAXPROCS(0)), newUnread()
-	s.refusals = newRefusals()
-	s.arriving = newSlots(bodiesAbreast, bodiesOfTenant, waitsOfTenant)
-	s.addresses = newAddresses(d.TrustedProxies)
-	s.admission, s.explainer = admission.New(d.DB, d.Volumes), explain.New(d.DB, d.Policy)
-	s.auth = newAuthenticator(d.DB)
-	s.transfers, s.watches = newTransfers(d.Transfers.orDefaults(), s.holds), newWatches(d.DB)
-	s.joins = newJoins(d.DB)
-	s.submits = newSubmits(d.DB)
-	s.logRoom = newLogRoom()
-	s.limits = newLimits(d.Metrics, d.Rate, d.Burst)
-	s.metrics = newMetrics(d.Metrics, d.DB)
-	s.echo.HideBanner, s.echo.HidePort = true, true
-	s.echo.HTTPErrorHandler = s.renderError
-	s.echo.Use(
-		s.answersInTurn,
-		s.metrics.middleware,
-		s.traceUsers,
+	s := &Server{router: newRouter(d.Version, d.Logger), auth: newAuthenticator(d.DB), closing: make(chan struct{})}
+	refusals := newRefusals()
+	gate := &gatekeeper{
+		auth: s.auth, limits: newLimits(d.Metrics, d.Rate, d.Burst), addresses: newAddresses(d.TrustedProxies),
+		admission: admission.New(d.DB, d.Volumes), submits: newSubmits(d.DB), submitRate: d.SubmitRate,
+		refusals: refusals, closing: s.closing,
+	}
+	s.calls = &openCalls{
+		slots: newCallSlots(d.DB.Shares(), runtime.GOMAXPROCS(0)), unread: newUnread(), refusals: refusals,
+		arriving:  newSlots(bodiesAbreast, bodiesOfTenant, waitsOfTenant),
+		transfers: newTransfers(d.Transfers.orDefaults(), s.auth.holds), closing: s.closing,
+	}
+	tracer := callTracer{d.Traces}
+	s.router.echo.Use(
+		s.calls.answersInTurn,
+		newMetrics(d.Metrics, d.DB).middleware,
+		tracer.traceUsers,
 		securityHeaders,
-		middleware.RecoverWithConfig(middleware.RecoverConfig{DisablePrintStack: true, LogErrorFunc: s.logPanic}),
+		middleware.RecoverWithConfig(middleware.RecoverConfig{
+			DisablePrintStack: true, LogErrorFunc: s.router.logPanic,
+		}),
 		deadlines,
-		s.authenticate,
-		s.bodies,
-		s.shed,
-		s.traceMachines,
+		gate.authenticate,
+		s.calls.bodies,
+		s.calls.shed,
+		tracer.traceMachines,
 	)
-	s.huma = newHuma(s.echo, d.Version)
-	s.registerJobs()
-	s.registerStreams()
-	s.registerJobMetrics()
-	s.registerMachines()
-	s.registerTokens()
-	s.registerTenants()
-	s.registerAdmission()
-	s.registerUploads()
-	s.registerSecrets()
-	s.registerSchedules()
-	s.registerOutputs()
-	s.registerPages()
-	s.registerAgent(s.echo.Group("/agent/v1"))
+	follows := &streams{router: s.router, transfers: s.calls.transfers, closing: s.closing}
+	for _, r := range resources(d, gate, follows) {
+		r.mount(s.router)
+	}
 	return s, nil
 }
 
+// resources are all groups of routes. The groups share gate's controller of admission
+// and its look-ups of tokens, so that a change through one group holds for all.
+func resources(d Deps, gate *gatekeeper, streams *streams) []resource {
+	store, admission, explainer := blobStore{d.Agent.Blobs}, gate.admission, explain.New(d.DB, d.Policy)
+	reader := jobReader{d.DB.Jobs}
+	rules := secretRules{vault: d.Vault, plainWebhooks: d.PlainWebhooks}
+	control := controlPlane{cluster: d.DB.Cluster, gate: d.Gate, temporal: d.Temporal}
+	followed := &followed{jobs: d.DB.Jobs, watches: newWatches(d.DB)}
+	jobs := &jobHandlers{
+		jobReader: reader, canceler: d.Control, parents: d.DB.Parents, admission: admission, rules: rules,
+		control: control, poker: d.Poker, traces: d.Traces,
+	}
+	secrets := &secretHandlers{
+		secrets: d.DB.Secrets, vault: d.Vault, admission: admission, rules: rules, log: d.Logger,
+	}
+	return []resource{
+		jobs,
+		&planHandlers{reader, d.DB.Queue, d.DB.Machines, admission, explainer, control},
+		&pipelineHandlers{reader, admission, rules, jobs},
+		&eventHandlers{reader, streams, followed},
+		&logHandlers{reader, d.DB.Logs, d.Logs, streams, followed},
+		&metricHandlers{reader, store, d.Logger},
+		&machineHandlers{d.DB.Machines, gate.auth, d.Poker, d.Logger},
+		&tokenHandlers{d.DB.Tokens, d.DB.JoinTokens, gate.auth, d.Logger},
+		&tenantHandlers{d.DB.Tenants, admission, explainer, d.Logger},
+		&admissionHandlers{d.DB.Cluster, explainer, d.Logger},
+		&uploadHandlers{store, d.DB.Uploads, d.DB.Storage, admission, d.Limits, streams, d.Logger},
+		secrets,
+		&scheduleHandlers{d.DB.Schedules, admission, rules, d.Logger},
+		&outputHandlers{reader, store, d.DB.Objects, streams},
+		&pageHandlers{
+			version: d.Version, metrics: d.Metrics, ping: d.DB.Ping, checks: d.Checks, gate: gate, log: d.Logger,
+		},
+		&joinHandlers{newJoins(d.DB), d.DB.JoinTokens, gate.limits, gate.addresses, d.Logger},
+		&agentHandlers{d.DB.Agents, admission, secrets, d.Poker, d.Logger},
+		&agentLogHandlers{store, d.DB.Logs, d.DB.Storage, admission, newLogRoom()},
+		&agentObjectHandlers{store, d.DB.Objects, d.DB.Storage, admission, streams, d.Logger},
+	}
+}
+
 // Handler serves every route.
-func (s *Server) Handler() http.Handler { return s.echo }
+func (s *Server) Handler() http.Handler { return s.router.echo }
 
 // HTTP returns an http.Server with the timeouts this API wants: long enough for
 // streams and long-polls, which set their own write deadlines.
 func (s *Server) HTTP() *http.Server {
 	h := &http.Server{
-		Handler:           s.echo,
+		Handler:           s.router.echo,
 		ReadHeaderTimeout: 10 * time.Second,
-		ConnContext:       s.connContext,
+		ConnContext:       s.calls.connContext,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
-		ErrorLog:          slog.NewLogLogger(s.Logger.Handler(), slog.LevelWarn),
+		ErrorLog:          slog.NewLogLogger(s.router.log.Handler(), slog.LevelWarn),
 	}
 	h.RegisterOnShutdown(s.Close)
 	return h
@@ -194,11 +210,6 @@ func (s *Server) HTTP() *http.Server {
 // Close ends the streams, which a shutdown would otherwise wait for. It is
 // idempotent.
 func (s *Server) Close() { s.close.Do(func() { close(s.closing) }) }
-
-func (s *Server) logPanic(c echo.Context, err error, stack []byte) error {
-	s.Logger.Error("request handler panicked", "method", c.Request().Method, "path", c.Path(), "err", err, "stack", string(stack))
-	return err
-}
 
 func securityHeaders(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/labstack/echo/v4"
@@ -69,49 +70,61 @@ func newCallSlots(of db.Shares, cores int) callSlots {
 	}
 }
 
+// openCalls bound the users' calls that are under way at once, and what their
+// clients leave unread.
+type openCalls struct {
+	calls     atomic.Int64 // of users, that wait for a slot or have one
+	slots     callSlots    // of users' calls
+	unread    *unread      // answers to users
+	refusals  *refusals    // of users' calls
+	arriving  *slots       // of bodies of users' calls
+	transfers *transfers
+	closing   <-chan struct{}
+}
+
 // shed bounds what users' calls may cost while the database is slow: calls that
 // take too long end, and calls beyond the slots do not begin. Agents are exempt,
 // since they must be heard, and uploads, which have caps of their own. A stream or
-// download has a slot until its transfer begins, see Server.begin.
+// download has a slot until its transfer begins, see streams.begin.
 //
 // The answer is kept in memory until the call has returned its slot: a client that
 // does not read holds none.
-func (s *Server) shed(next echo.HandlerFunc) echo.HandlerFunc {
+func (o *openCalls) shed(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		r := c.Request()
 		if !strings.HasPrefix(r.URL.Path, "/v1/") || carriesData(c) {
 			return next(c)
 		}
 		tenant := caller(r.Context()).Tenant
-		if err := s.transfers.refuses(r, caller(r.Context())); err != nil {
-			return s.refused(r, tenant, err)
+		if err := o.transfers.refuses(r, caller(r.Context())); err != nil {
+			return o.refusals.delay(r, tenant, o.closing, err)
 		}
-		if err := s.unread.refuses(tenant); err != nil {
-			return s.refused(r, tenant, err)
+		if err := o.unread.refuses(tenant); err != nil {
+			return o.refusals.delay(r, tenant, o.closing, err)
 		}
-		if s.calls.Add(1) > maxCalls {
-			s.calls.Add(-1)
+		if o.calls.Add(1) > maxCalls {
+			o.calls.Add(-1)
 			return berth.Errorf(berth.CodeUnavailable, "the server has too many calls under way; try again")
 		}
-		under, outer := s.slots.works, r.Context()
+		under, outer := o.slots.works, r.Context()
 		switch {
 		case asksQueue(c):
-			under = s.slots.questions
+			under = o.slots.questions
 		case readsMuch(r):
-			under = s.slots.bulks
+			under = o.slots.bulks
 		case r.Method == http.MethodGet:
-			under = s.slots.reads
+			under = o.slots.reads
 		}
-		if under != s.slots.works {
+		if under != o.slots.works {
 			outer = overload.As(outer, overload.Read) // on connections of their own
 		}
 		ctx, cancel := context.WithTimeout(outer, callLimit)
 		defer cancel()
 		if err := under.take(ctx, tenant); err != nil {
-			s.calls.Add(-1)
+			o.calls.Add(-1)
 			return err
 		}
-		call := &openCall{of: s, slots: under, tenant: tenant, c: c, ctx: outer}
+		call := &openCall{of: o, slots: under, tenant: tenant, c: c, ctx: outer}
 		call.answer.ResponseWriter = c.Response().Writer
 		c.Response().Writer = &call.answer
 		c.Set(openCallKey, call)
@@ -128,7 +141,7 @@ const openCallKey = "berth.call"
 
 // openCall is a user's call that holds a slot.
 type openCall struct {
-	of     *Server
+	of     *openCalls
 	slots  *slots
 	tenant berth.TenantID
 	c      echo.Context

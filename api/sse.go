@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/labstack/echo/v4"
 
 	"berth"
+	"berth/internal/control/blob"
 )
 
 // streamHeartbeat is the time between comments when nothing happens.
@@ -25,20 +27,67 @@ const (
 
 // stream is a response of server-sent events.
 type stream struct {
-	s *Server
-	t *transfer
+	t       *transfer
+	closing <-chan struct{}
+}
+
+// streams open the transfers of one process, and answer calls whose answers last.
+type streams struct {
+	router    *router
+	transfers *transfers
+	closing   <-chan struct{}
 }
 
 // startStream answers with the headers of a stream. From here on errors can
 // only end it; the client comes back with Last-Event-ID.
-func (s *Server) startStream(c echo.Context, t *transfer) *stream {
+func (s *streams) startStream(c echo.Context, t *transfer) *stream {
 	h := c.Response().Header()
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("X-Accel-Buffering", "no") // proxies must not hold lines back
 	c.Response().WriteHeader(http.StatusOK)
-	x := &stream{s: s, t: t}
+	x := &stream{t: t, closing: s.closing}
 	_ = x.comment("stream")
 	return x
+}
+
+// endStream closes the connection of a stream that was cut or broke off, since
+// its caller may not take that for the end.
+func (s *streams) endStream(c echo.Context, t *transfer, err error) {
+	s.logStream(c, err)
+	if err != nil || t.broken() != nil {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// logStream says why a stream broke off, where it was not the client's doing.
+func (s *streams) logStream(c echo.Context, err error) {
+	if err != nil && c.Request().Context().Err() == nil {
+		s.router.log.Warn("stream broke off", "path", c.Path(), "err", err)
+	}
+}
+
+// sendObject answers with an object's content. A reader that stands still, or
+// whose token is revoked, is cut off.
+func (s *streams) sendObject(c echo.Context, kind transferKind, store *blob.Store, key string) error {
+	t, err := s.begin(c, kind)
+	if err != nil {
+		return err
+	}
+	defer t.end()
+	r, size, err := store.Open(t.ctx, key)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	h := c.Response().Header()
+	h.Set("Content-Type", "application/octet-stream")
+	h.Set("Content-Length", strconv.FormatInt(size, 10))
+	c.Response().WriteHeader(http.StatusOK)
+	if err := t.copyFrom(r); err != nil {
+		// Too late for an error answer: the reader sees that the length is wrong.
+		s.router.log.Warn("object not sent whole", "key", key, "err", err)
+	}
+	return nil
 }
 
 // appendEvent appends one event; an empty id leaves the client's as it is.
@@ -104,7 +153,7 @@ func (x *stream) follow(hint <-chan struct{}, step func(ctx context.Context) (do
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-x.s.closing:
+			case <-x.closing:
 				return nil
 			case <-hint:
 				waiting = false

@@ -23,10 +23,10 @@ import (
 
 // uploadRoom returns how long an upload of the tenant may be as it is sent, and the
 // limits that it is stored under. announced is its length, -1 if unknown.
-func (s *Server) uploadRoom(
+func (h *uploadHandlers) uploadRoom(
 	ctx context.Context, tenant berth.TenantID, a berth.Address, announced int64,
 ) (room int64, limits []db.StorageLimit, err error) {
-	all, err := s.admission.StorageLimits(ctx, tenant)
+	all, err := h.admission.StorageLimits(ctx, tenant)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -34,9 +34,9 @@ func (s *Server) uploadRoom(
 	if len(limits) == 0 {
 		return maxUpload, nil, nil
 	}
-	room, err = s.DB.Storage.Room(ctx, limits, db.StoredUploads, max(1, announced), maxUpload)
+	room, err = h.storage.Room(ctx, limits, db.StoredUploads, max(1, announced), maxUpload)
 	if berth.IsSlug(err, berth.SlugStorageQuota) {
-		if _, known := s.DB.Uploads.Get(ctx, tenant, a); known == nil {
+		if _, known := h.uploads.Get(ctx, tenant, a); known == nil {
 			return maxUpload, nil, nil // the same content is stored: nothing is added
 		}
 	}
@@ -46,21 +46,21 @@ func (s *Server) uploadRoom(
 // storeWithin refuses an object of a machine that exceeds a storage quota of its tenant,
 // before its body is read. What it stores of a checkpoint is refused with its step. An
 // object that counts already, because a restarted agent repeats it, is accepted.
-func (s *Server) storeWithin(c echo.Context, key string, place blob.Place, bytes int64) error {
+func (h *agentObjectHandlers) storeWithin(c echo.Context, key string, place blob.Place, bytes int64) error {
 	kind, _, _ := strings.Cut(place.Path, "/")
 	manifest := strings.HasSuffix(place.Path, "/"+berth.ManifestName)
 	if kind != db.StoredOutputs && kind != db.StoredCheckpoints || manifest {
 		return nil // a manifest comes last, and does not count
 	}
 	ctx := c.Request().Context()
-	limits, err := s.admission.StorageLimits(ctx, place.Tenant)
+	limits, err := h.admission.StorageLimits(ctx, place.Tenant)
 	if err != nil || len(db.Binding(limits, kind)) == 0 {
 		return err
 	}
 	if rest, err := strconv.ParseInt(c.Request().Header.Get(wire.HeaderRest), 10, 64); err == nil {
 		bytes = max(bytes, rest)
 	}
-	_, err = s.DB.Storage.Room(ctx, limits, kind, bytes, bytes)
+	_, err = h.storage.Room(ctx, limits, kind, bytes, bytes)
 	if !berth.IsSlug(err, berth.SlugStorageQuota) {
 		return err
 	}
@@ -68,7 +68,7 @@ func (s *Server) storeWithin(c echo.Context, key string, place blob.Place, bytes
 	if !ok || kind == db.StoredOutputs {
 		step = -1
 	}
-	counts, failed := s.DB.Storage.Counts(ctx, db.StoredObject{
+	counts, failed := h.storage.Counts(ctx, db.StoredObject{
 		Key: key, Job: place.Job, Attempt: place.Attempt, Rank: place.Rank, Step: step, Bytes: bytes,
 	})
 	if failed != nil {
@@ -81,14 +81,14 @@ func (s *Server) storeWithin(c echo.Context, key string, place blob.Place, bytes
 		return err
 	}
 	at := session(c)
-	shards, failed := s.DB.Objects.RefuseCheckpoint(ctx, machineOf(c), wire.CheckpointReport{
+	shards, failed := h.objects.RefuseCheckpoint(ctx, machineOf(c), wire.CheckpointReport{
 		AgentBoot: at.AgentBoot, Epoch: at.Epoch,
 		Job: place.Job, Attempt: place.Attempt, OfAttempt: place.Attempt, Rank: place.Rank, Step: step,
 	}, err)
 	if failed != nil {
 		return failed
 	}
-	s.deleteShards(ctx, shards)
+	h.deleteShards(ctx, shards)
 	return err
 }
 
@@ -104,15 +104,15 @@ func stepOf(place blob.Place) (int64, bool) {
 }
 
 // deleteShards deletes the objects of shards, best effort.
-func (s *Server) deleteShards(ctx context.Context, shards []db.PrunedShard) {
-	if s.Agent.Blobs == nil || len(shards) == 0 {
+func (h *agentObjectHandlers) deleteShards(ctx context.Context, shards []db.PrunedShard) {
+	if h.store == nil || len(shards) == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pruneTimeout)
 	defer cancel()
 	for _, shard := range shards {
-		if err := s.Agent.Blobs.DeleteFolder(ctx, shard.Key()); err != nil {
-			s.Logger.Warn("old checkpoint not deleted", "job_id", shard.Job, "step", shard.Step, "err", err)
+		if err := h.store.DeleteFolder(ctx, shard.Key()); err != nil {
+			h.log.Warn("old checkpoint not deleted", "job_id", shard.Job, "step", shard.Step, "err", err)
 		}
 	}
 }
@@ -122,7 +122,7 @@ const cutNote = "berth: the rest of this log is not stored: "
 
 // cutLog ends a log with a line that says why, and returns the end of the log. Pieces that
 // were stored and not recorded before are recorded first.
-func (s *Server) cutLog(
+func (h *agentLogHandlers) cutLog(
 	ctx context.Context, store *blob.Store, alloc berth.AllocationID, place db.LogPlace, why error,
 ) error {
 	key := berth.LogChunkKey(place.Tenant, place.Job, place.Attempt, place.Rank, place.End)
@@ -133,13 +133,13 @@ func (s *Server) cutLog(
 		if err != nil {
 			return err
 		}
-		_, err = s.recordStored(ctx, alloc, place, stored, why)
+		_, err = h.recordStored(ctx, alloc, place, stored, why)
 		return err
 	}
 	if err != nil {
 		return err
 	}
-	_, err = s.recordCut(ctx, alloc, place, note, why)
+	_, err = h.recordCut(ctx, alloc, place, note, why)
 	return err
 }
 
@@ -148,13 +148,13 @@ var errCutBefore = errors.New("its last line says why")
 
 // recordStored makes a piece that was found in the store part of the log. A piece that
 // is the note of a cut cuts the log.
-func (s *Server) recordStored(
+func (h *agentLogHandlers) recordStored(
 	ctx context.Context, alloc berth.AllocationID, place db.LogPlace, chunk []byte, why error,
 ) (int64, error) {
 	if isCutNote(chunk) {
-		return s.recordCut(ctx, alloc, place, chunk, why)
+		return h.recordCut(ctx, alloc, place, chunk, why)
 	}
-	return s.recordChunk(ctx, alloc, place, chunk)
+	return h.recordChunk(ctx, alloc, place, chunk)
 }
 
 func isCutNote(chunk []byte) bool {
@@ -162,14 +162,14 @@ func isCutNote(chunk []byte) bool {
 	return bytes.Count(chunk, []byte("\n")) == 1 && bytes.HasPrefix(text, []byte("e "+cutNote))
 }
 
-func (s *Server) recordCut(
+func (h *agentLogHandlers) recordCut(
 	ctx context.Context, alloc berth.AllocationID, place db.LogPlace, note []byte, why error,
 ) (int64, error) {
 	lines, first, last, err := blob.DescribeLog(note)
 	if err != nil {
 		return 0, err
 	}
-	return s.DB.Logs.Cut(ctx, alloc, place,
+	return h.logs.Cut(ctx, alloc, place,
 		db.LogChunk{Offset: place.End, Bytes: len(note), Lines: lines, FirstAt: first, LastAt: last}, why)
 }
 
@@ -218,20 +218,20 @@ func (l *logRoom) grant(tenant berth.TenantID, room int64, now time.Time) {
 }
 
 // mayLog refuses, with slug storage_quota, a piece of a log that exceeds a storage quota.
-func (s *Server) mayLog(ctx context.Context, tenant berth.TenantID, bytes int64) error {
-	limits, err := s.admission.StorageLimits(ctx, tenant)
+func (h *agentLogHandlers) mayLog(ctx context.Context, tenant berth.TenantID, bytes int64) error {
+	limits, err := h.admission.StorageLimits(ctx, tenant)
 	if err != nil || len(db.Binding(limits, db.StoredLogs)) == 0 {
 		return err
 	}
 	now := time.Now()
-	if s.logRoom.use(tenant, bytes, now) {
+	if h.room.use(tenant, bytes, now) {
 		return nil
 	}
-	room, err := s.DB.Storage.Room(ctx, limits, db.StoredLogs, bytes, 1<<60)
+	room, err := h.storage.Room(ctx, limits, db.StoredLogs, bytes, 1<<60)
 	if err != nil {
 		return err
 	}
-	s.logRoom.grant(tenant, room-bytes, now)
+	h.room.grant(tenant, room-bytes, now)
 	return nil
 }
 

@@ -168,15 +168,15 @@ func isSubmit(c echo.Context) bool {
 // mayCall charges a call with a good token to the token, and a submit to its
 // tenant too: before the body is read and before a slot is taken, so that a refused
 // call costs next to nothing.
-func (s *Server) mayCall(c echo.Context, p db.Principal) error {
-	if err := s.limits.call(p.TokenID); err != nil || !isSubmit(c) {
+func (g *gatekeeper) mayCall(c echo.Context, p db.Principal) error {
+	if err := g.limits.call(p.TokenID); err != nil || !isSubmit(c) {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(c.Request().Context(), callLimit)
 	defer cancel()
-	limits, err := s.admission.SubmitLimits(ctx, p.Tenant, s.SubmitRate)
+	limits, err := g.admission.SubmitLimits(ctx, p.Tenant, g.submitRate)
 	if err != nil {
 		return err
 	}
-	return s.submits.allow(ctx, p.Tenant, limits)
+	return g.submits.allow(ctx, p.Tenant, limits)
 }

@@ -4,38 +4,55 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
 
 	"berth"
 	"berth/db"
+	"berth/internal/control/admission"
+	"berth/internal/control/explain"
 	"berth/spec"
 	"berth/wire"
 )
 
-func (s *Server) registerTenants() {
-	const tag = "administration"
-	create := s.operation("create-tenant", http.MethodPost, "/v1/tenants", tag, "Make a tenant")
-	create.DefaultStatus = http.StatusCreated
-	registerWithBody[spec.NewTenant](s, create, s.createTenant)
-	register(s, s.operation("list-tenants", http.MethodGet, "/v1/tenants", tag, "List tenants with what they use; users see their own"), s.listTenants)
-	register(s, s.operation("show-tenant", http.MethodGet, "/v1/tenants/{tenant}", tag, "Show a tenant with what it uses"), s.showTenant)
-	registerWithBody[spec.TenantPatch](s, s.operation("update-tenant", http.MethodPatch, "/v1/tenants/{tenant}", tag, "Change a tenant's weight or parent"), s.updateTenant)
-	remove := s.operation("delete-tenant", http.MethodDelete, "/v1/tenants/{tenant}", tag, "Remove a tenant to which nothing belongs")
-	remove.DefaultStatus = http.StatusNoContent
-	register(s, remove, s.deleteTenant)
+// tenantHandlers serve the calls about tenants and their quotas.
+type tenantHandlers struct {
+	tenants   *db.Tenants
+	admission *admission.Controller
+	explainer *explain.Explainer
+	log       *slog.Logger
+}
 
-	register(s, s.operation("list-quotas", http.MethodGet, "/v1/quotas", tag, "List what tenants may have; users see their own"), s.listQuotas)
-	register(s, s.operation("show-quota", http.MethodGet, "/v1/quotas/{tenant}", tag, "Show what a tenant may have, and has"), s.showQuota)
-	set := s.operation("set-quota", http.MethodPut, "/v1/quotas/{tenant}", tag, "Replace what a tenant may have")
+func (h *tenantHandlers) mount(r *router) {
+	const tag = "administration"
+	create := r.operation("create-tenant", http.MethodPost, "/v1/tenants", tag, "Make a tenant")
+	create.DefaultStatus = http.StatusCreated
+	registerWithBody[spec.NewTenant](r, create, h.createTenant)
+	register(r, r.operation("list-tenants", http.MethodGet, "/v1/tenants", tag,
+		"List tenants with what they use; users see their own"), h.listTenants)
+	register(r, r.operation("show-tenant", http.MethodGet, "/v1/tenants/{tenant}", tag,
+		"Show a tenant with what it uses"), h.showTenant)
+	registerWithBody[spec.TenantPatch](r, r.operation("update-tenant", http.MethodPatch, "/v1/tenants/{tenant}", tag,
+		"Change a tenant's weight or parent"), h.updateTenant)
+	remove := r.operation("delete-tenant", http.MethodDelete, "/v1/tenants/{tenant}", tag,
+		"Remove a tenant to which nothing belongs")
+	remove.DefaultStatus = http.StatusNoContent
+	register(r, remove, h.deleteTenant)
+
+	register(r, r.operation("list-quotas", http.MethodGet, "/v1/quotas", tag,
+		"List what tenants may have; users see their own"), h.listQuotas)
+	register(r, r.operation("show-quota", http.MethodGet, "/v1/quotas/{tenant}", tag,
+		"Show what a tenant may have, and has"), h.showQuota)
+	set := r.operation("set-quota", http.MethodPut, "/v1/quotas/{tenant}", tag, "Replace what a tenant may have")
 	set.Description = "What the body leaves out binds no more, except for `" + strings.Join(db.LaterQuotaSettings, "`, `") + "`: " +
 		"older clients do not know these; left out they stay, and null lifts them. " +
 		"With a `version` that is not the present one: 409, so that nobody undoes another's change unseen."
-	registerWithBody[spec.Quota](s, set, s.setQuota)
-	unset := s.operation("delete-quota", http.MethodDelete, "/v1/quotas/{tenant}", tag, "Lift all limits of a tenant")
+	registerWithBody[spec.Quota](r, set, h.setQuota)
+	unset := r.operation("delete-quota", http.MethodDelete, "/v1/quotas/{tenant}", tag, "Lift all limits of a tenant")
 	unset.DefaultStatus = http.StatusNoContent
-	register(s, unset, s.deleteQuota)
+	register(r, unset, h.deleteQuota)
 }
 
 // TenantInput is the path of a call about one tenant.
@@ -43,17 +60,17 @@ type TenantInput struct {
 	Tenant string `path:"tenant" maxLength:"64"`
 }
 
-// tenants reads one tenant, or all that the caller may see. Another tenant is
+// visible reads one tenant, or all that the caller may see. Another tenant is
 // answered like one that does not exist.
-func (s *Server) tenants(ctx context.Context, id string) ([]db.TenantRow, error) {
+func (h *tenantHandlers) visible(ctx context.Context, id string) ([]db.TenantRow, error) {
 	own := scope(ctx)
 	if own == "" {
-		return s.DB.Tenants.List(ctx, berth.TenantID(id))
+		return h.tenants.List(ctx, berth.TenantID(id))
 	}
 	if id != "" && id != string(own) {
 		return nil, berth.Errorf(berth.CodeNotFound, "no such tenant %s", id)
 	}
-	return s.DB.Tenants.List(ctx, own)
+	return h.tenants.List(ctx, own)
 }
 
 type (
@@ -64,19 +81,19 @@ type (
 )
 
 // tenantPage reads a page of the tenants that the caller may see.
-func (s *Server) tenantPage(ctx context.Context, in *Paging) ([]db.TenantRow, string, error) {
+func (h *tenantHandlers) tenantPage(ctx context.Context, in *Paging) ([]db.TenantRow, string, error) {
 	if scope(ctx) == "" {
-		return s.DB.Tenants.Page(ctx, in.long())
+		return h.tenants.Page(ctx, in.long())
 	}
 	if in.Cursor != "" {
 		return nil, "", berth.Errorf(berth.CodeInvalid, "cursor %.40q is not one that this list gave", in.Cursor)
 	}
-	rows, err := s.tenants(ctx, "")
+	rows, err := h.visible(ctx, "")
 	return rows, "", err
 }
 
-func (s *Server) listTenants(ctx context.Context, in *Paging) (*tenantListOutput, error) {
-	rows, next, err := s.tenantPage(ctx, in)
+func (h *tenantHandlers) listTenants(ctx context.Context, in *Paging) (*tenantListOutput, error) {
+	rows, next, err := h.tenantPage(ctx, in)
 	if err != nil {
 		return nil, err
 	}
@@ -87,26 +104,26 @@ func (s *Server) listTenants(ctx context.Context, in *Paging) (*tenantListOutput
 	return &tenantListOutput{page(list, next)}, nil
 }
 
-func (s *Server) showTenant(ctx context.Context, in *TenantInput) (*tenantOutput, error) {
-	rows, err := s.tenants(ctx, in.Tenant)
+func (h *tenantHandlers) showTenant(ctx context.Context, in *TenantInput) (*tenantOutput, error) {
+	rows, err := h.visible(ctx, in.Tenant)
 	if err != nil {
 		return nil, err
 	}
 	return &tenantOutput{rows[0].Tenant}, nil
 }
 
-func (s *Server) createTenant(ctx context.Context, in *Request) (*tenantOutput, error) {
+func (h *tenantHandlers) createTenant(ctx context.Context, in *Request) (*tenantOutput, error) {
 	n, err := readValid(*in, func(n *spec.NewTenant) { n.Weight = cmp.Or(n.Weight, 1) })
 	if err != nil {
 		return nil, err
 	}
-	if err := s.DB.Tenants.Create(ctx, n); err != nil {
+	if err := h.tenants.Create(ctx, n); err != nil {
 		return nil, err
 	}
-	s.admission.Forget()
-	s.explainer.Forget()
-	s.Logger.Info("tenant made", "tenant", n.ID, "parent", n.Parent, "weight", n.Weight, "by", operator(ctx))
-	return s.showTenant(ctx, &TenantInput{string(n.ID)})
+	h.admission.Forget()
+	h.explainer.Forget()
+	h.log.Info("tenant made", "tenant", n.ID, "parent", n.Parent, "weight", n.Weight, "by", operator(ctx))
+	return h.showTenant(ctx, &TenantInput{string(n.ID)})
 }
 
 type tenantPatchInput struct {
@@ -114,26 +131,26 @@ type tenantPatchInput struct {
 	Request
 }
 
-func (s *Server) updateTenant(ctx context.Context, in *tenantPatchInput) (*tenantOutput, error) {
+func (h *tenantHandlers) updateTenant(ctx context.Context, in *tenantPatchInput) (*tenantOutput, error) {
 	p, err := readValid[spec.TenantPatch](in.Request, nil)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.DB.Tenants.Update(ctx, berth.TenantID(in.Tenant), p); err != nil {
+	if err := h.tenants.Update(ctx, berth.TenantID(in.Tenant), p); err != nil {
 		return nil, err
 	}
-	s.admission.Forget()
-	s.explainer.Forget()
-	s.Logger.Info("tenant changed", "tenant", in.Tenant, "by", operator(ctx))
-	return s.showTenant(ctx, &in.TenantInput)
+	h.admission.Forget()
+	h.explainer.Forget()
+	h.log.Info("tenant changed", "tenant", in.Tenant, "by", operator(ctx))
+	return h.showTenant(ctx, &in.TenantInput)
 }
 
-func (s *Server) deleteTenant(ctx context.Context, in *TenantInput) (*struct{}, error) {
-	if err := s.DB.Tenants.Delete(ctx, berth.TenantID(in.Tenant)); err != nil {
+func (h *tenantHandlers) deleteTenant(ctx context.Context, in *TenantInput) (*struct{}, error) {
+	if err := h.tenants.Delete(ctx, berth.TenantID(in.Tenant)); err != nil {
 		return nil, err
 	}
-	s.explainer.Forget()
-	s.Logger.Info("tenant removed", "tenant", in.Tenant, "by", operator(ctx))
+	h.explainer.Forget()
+	h.log.Info("tenant removed", "tenant", in.Tenant, "by", operator(ctx))
 	return nil, nil
 }
 
@@ -143,8 +160,8 @@ func quotaOf(r db.TenantRow) spec.Quota {
 	return r.Quota
 }
 
-func (s *Server) listQuotas(ctx context.Context, in *Paging) (*quotaListOutput, error) {
-	rows, next, err := s.tenantPage(ctx, in)
+func (h *tenantHandlers) listQuotas(ctx context.Context, in *Paging) (*quotaListOutput, error) {
+	rows, next, err := h.tenantPage(ctx, in)
 	if err != nil {
 		return nil, err
 	}
@@ -155,8 +172,8 @@ func (s *Server) listQuotas(ctx context.Context, in *Paging) (*quotaListOutput, 
 	return &quotaListOutput{page(list, next)}, nil
 }
 
-func (s *Server) showQuota(ctx context.Context, in *TenantInput) (*quotaOutput, error) {
-	rows, err := s.tenants(ctx, in.Tenant)
+func (h *tenantHandlers) showQuota(ctx context.Context, in *TenantInput) (*quotaOutput, error) {
+	rows, err := h.visible(ctx, in.Tenant)
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +185,7 @@ type quotaInput struct {
 	Request
 }
 
-func (s *Server) setQuota(ctx context.Context, in *quotaInput) (*quotaOutput, error) {
+func (h *tenantHandlers) setQuota(ctx context.Context, in *quotaInput) (*quotaOutput, error) {
 	var q spec.Quota
 	faults, err := decode(in.ContentType, in.RawBody, &q)
 	if err != nil {
@@ -182,13 +199,13 @@ func (s *Server) setQuota(ctx context.Context, in *quotaInput) (*quotaOutput, er
 		return nil, err
 	}
 	q.Tenant = berth.TenantID(in.Tenant)
-	if err := s.DB.Tenants.SetQuota(ctx, q, leftOut(in.RawBody, db.LaterQuotaSettings)...); err != nil {
+	if err := h.tenants.SetQuota(ctx, q, leftOut(in.RawBody, db.LaterQuotaSettings)...); err != nil {
 		return nil, err
 	}
-	s.admission.Forget()
-	s.explainer.Forget()
-	s.Logger.Info("quota set", "tenant", q.Tenant, "by", operator(ctx))
-	return s.showQuota(ctx, &in.TenantInput)
+	h.admission.Forget()
+	h.explainer.Forget()
+	h.log.Info("quota set", "tenant", q.Tenant, "by", operator(ctx))
+	return h.showQuota(ctx, &in.TenantInput)
 }
 
 // leftOut returns the names that a JSON object does not have.
@@ -201,12 +218,12 @@ func leftOut(object []byte, names []string) []string {
 	})
 }
 
-func (s *Server) deleteQuota(ctx context.Context, in *TenantInput) (*struct{}, error) {
-	if err := s.DB.Tenants.SetQuota(ctx, spec.Quota{Tenant: berth.TenantID(in.Tenant)}); err != nil {
+func (h *tenantHandlers) deleteQuota(ctx context.Context, in *TenantInput) (*struct{}, error) {
+	if err := h.tenants.SetQuota(ctx, spec.Quota{Tenant: berth.TenantID(in.Tenant)}); err != nil {
 		return nil, err
 	}
-	s.admission.Forget()
-	s.explainer.Forget()
-	s.Logger.Info("quota lifted", "tenant", in.Tenant, "by", operator(ctx))
+	h.admission.Forget()
+	h.explainer.Forget()
+	h.log.Info("quota lifted", "tenant", in.Tenant, "by", operator(ctx))
 	return nil, nil
 }

@@ -13,16 +13,21 @@ import (
 	"berth/spec"
 )
 
+// callTracer records calls as spans.
+type callTracer struct {
+	traces *tracing.Tracing // nil: nothing is recorded
+}
+
 // traceUsers records all users' calls, including refused ones.
-func (s *Server) traceUsers(next echo.HandlerFunc) echo.HandlerFunc {
-	return s.traced(next, s.Traces.Serve, func(c echo.Context) bool { return strings.HasPrefix(c.Path(), "/v1/") })
+func (t *callTracer) traceUsers(next echo.HandlerFunc) echo.HandlerFunc {
+	return t.traced(next, t.traces.Serve, func(c echo.Context) bool { return strings.HasPrefix(c.Path(), "/v1/") })
 }
 
 // traceMachines records a machine's call only if it belongs to a span of the
 // machine, since there are many such calls. It runs after authenticate: only a
 // machine's trace context is accepted.
-func (s *Server) traceMachines(next echo.HandlerFunc) echo.HandlerFunc {
-	return s.traced(next, s.Traces.ServeAgent, func(c echo.Context) bool {
+func (t *callTracer) traceMachines(next echo.HandlerFunc) echo.HandlerFunc {
+	return t.traced(next, t.traces.ServeAgent, func(c echo.Context) bool {
 		p, _ := c.Request().Context().Value(principalKey{}).(db.Principal)
 		return p.Role == spec.RoleMachine
 	})
@@ -30,8 +35,8 @@ func (s *Server) traceMachines(next echo.HandlerFunc) echo.HandlerFunc {
 
 type beginSpan func(ctx context.Context, h http.Header, name string, about ...attribute.KeyValue) (context.Context, *tracing.Span)
 
-func (s *Server) traced(next echo.HandlerFunc, begin beginSpan, told func(echo.Context) bool) echo.HandlerFunc {
-	if s.Traces == nil {
+func (t *callTracer) traced(next echo.HandlerFunc, begin beginSpan, told func(echo.Context) bool) echo.HandlerFunc {
+	if t.traces == nil {
 		return next
 	}
 	return func(c echo.Context) error {

@@ -121,7 +121,7 @@ type transfer struct {
 // its kind is reached. From then on the call's context is the transfer's, which
 // ends after callLimit no more; the call returns its slot, if it has one, and its
 // answer is written to the connection at once. The caller must call end.
-func (s *Server) begin(c echo.Context, kind transferKind) (*transfer, error) {
+func (s *streams) begin(c echo.Context, kind transferKind) (*transfer, error) {
 	r := c.Request()
 	t := &transfer{of: s.transfers, kind: kind, caller: caller(r.Context()), to: c.Response(), control: http.NewResponseController(c.Response())}
 	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
@@ -146,8 +146,8 @@ func (s *Server) begin(c echo.Context, kind transferKind) (*transfer, error) {
 }
 
 // holds reports by its error whether a token is still good.
-func (s *Server) holds(ctx context.Context, token string) error {
-	_, err := s.auth.principal(ctx, token, false)
+func (a *authenticator) holds(ctx context.Context, token string) error {
+	_, err := a.principal(ctx, token, false)
 	return err
 }
 

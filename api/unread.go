@@ -46,12 +46,12 @@ type clientConnKey struct{}
 
 // connContext makes a connection known to the calls that it carries; see
 // http.Server.ConnContext.
-func (s *Server) connContext(ctx context.Context, c net.Conn) context.Context {
+func (o *openCalls) connContext(ctx context.Context, c net.Conn) context.Context {
 	ctx = connlimit.Context(ctx, c)
 	return context.WithValue(ctx, clientConnKey{}, &clientConn{
 		held:  func() int { return connlimit.Unread(ctx) },
 		close: func() { connlimit.Close(ctx) },
-		stall: s.transfers.limits.Stall,
+		stall: o.transfers.limits.Stall,
 	})
 }
 
@@ -141,9 +141,9 @@ func closed(c <-chan struct{}) bool {
 
 // answersInTurn makes a call wait until its client has read the answers before. It
 // comes before the call is timed: the time is the client's.
-func (s *Server) answersInTurn(next echo.HandlerFunc) echo.HandlerFunc {
+func (o *openCalls) answersInTurn(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
-		if err := clientConnOf(c.Request()).awaitRead(c.Request().Context(), s.closing); err != nil {
+		if err := clientConnOf(c.Request()).awaitRead(c.Request().Context(), o.closing); err != nil {
 			return err
 		}
 		return next(c)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"reflect"
 	"strconv"
@@ -16,6 +17,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/control/admission"
 	"berth/internal/control/blob"
 	"berth/internal/lib/archive"
 	"berth/wire"
@@ -29,21 +31,33 @@ const (
 	uploadsPath = "/v1/uploads"
 )
 
-func (s *Server) registerUploads() {
+// uploadHandlers serve the archives that users store for their jobs.
+type uploadHandlers struct {
+	blobStore
+	uploads   *db.Uploads
+	storage   *db.Storage
+	admission *admission.Controller
+	limits    archive.Limits
+	streams   *streams
+	log       *slog.Logger
+}
+
+func (h *uploadHandlers) mount(r *router) {
 	const tag = "data"
-	register(s, s.operation("show-upload", http.MethodGet, "/v1/uploads/{address}", tag, "Say whether an archive is stored already"), s.showUpload)
+	register(r, r.operation("show-upload", http.MethodGet, "/v1/uploads/{address}", tag,
+		"Say whether an archive is stored already"), h.showUpload)
 	// A plain handler: the framework would read the body into memory.
-	post := s.operation("create-upload", http.MethodPost, uploadsPath, tag, "Store an archive that jobs can name")
+	post := r.operation("create-upload", http.MethodPost, uploadsPath, tag, "Store an archive that jobs can name")
 	post.Description = "The body is a tar of folders, regular files and relative symbolic links that stay inside, compressed by zstd. `address` is `sha256:` and the sha256 of the tar before its compression. 201 with the upload, 200 if the same content was stored before. 422 `invalid_archive` says what in it is not allowed; nothing is stored then."
 	post.Description += " " + describeQuota
 	post.Parameters = []*huma.Param{{Name: "address", In: "query", Required: true, Schema: &huma.Schema{Type: huma.TypeString}, Description: "sha256:… of the tar"}}
 	post.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{uploadType: {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}}}
-	schema := s.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[wire.Upload](), true, "")
+	schema := r.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[wire.Upload](), true, "")
 	for status, description := range map[string]string{"200": "It was stored before", "201": "Stored"} {
 		post.Responses[status] = &huma.Response{Description: description, Content: map[string]*huma.MediaType{"application/json": {Schema: schema}}}
 	}
-	s.huma.OpenAPI().AddOperation(&post)
-	s.echo.POST(uploadsPath, s.createUpload)
+	r.huma.OpenAPI().AddOperation(&post)
+	r.echo.POST(uploadsPath, h.createUpload)
 }
 
 type uploadInput struct {
@@ -52,12 +66,12 @@ type uploadInput struct {
 
 type uploadOutput struct{ Body wire.Upload }
 
-func (s *Server) showUpload(ctx context.Context, in *uploadInput) (*uploadOutput, error) {
+func (h *uploadHandlers) showUpload(ctx context.Context, in *uploadInput) (*uploadOutput, error) {
 	a, err := berth.ParseAddress(in.Address)
 	if err != nil {
 		return nil, err
 	}
-	u, err := s.DB.Uploads.Get(ctx, caller(ctx).Tenant, a)
+	u, err := h.uploads.Get(ctx, caller(ctx).Tenant, a)
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +80,7 @@ func (s *Server) showUpload(ctx context.Context, in *uploadInput) (*uploadOutput
 
 // createUpload stores an archive while it validates it: the object appears only if
 // every byte is valid and the content matches its address.
-func (s *Server) createUpload(c echo.Context) error {
+func (h *uploadHandlers) createUpload(c echo.Context) error {
 	r := c.Request()
 	a, err := berth.ParseAddress(c.QueryParam("address"))
 	if err != nil {
@@ -75,41 +89,41 @@ func (s *Server) createUpload(c echo.Context) error {
 	if r.ContentLength > maxUpload {
 		return tooLong(r)
 	}
-	store, err := s.blobs()
+	store, err := h.blobs()
 	if err != nil {
 		return err
 	}
-	t, err := s.begin(c, uploadTransfer) // first, so that the tenant's cap bounds the queries below too
+	t, err := h.streams.begin(c, uploadTransfer) // first, so that the tenant's cap bounds the queries below too
 	if err != nil {
 		return err
 	}
 	defer t.end()
 	ctx := t.ctx
 	tenant := caller(ctx).Tenant
-	room, limits, err := s.uploadRoom(ctx, tenant, a, r.ContentLength)
+	room, limits, err := h.uploadRoom(ctx, tenant, a, r.ContentLength)
 	if err != nil {
 		readDeadline(c, time.Now().Add(bodyTimeout))
 		_, _ = io.CopyN(io.Discard, r.Body, drainBody) // as in tooLong
 		return cmp.Or(t.broken(), err)
 	}
-	folder, err := s.DB.Uploads.Begin(ctx, tenant, a)
+	folder, err := h.uploads.Begin(ctx, tenant, a)
 	if err != nil {
 		return err
 	}
 	u, created := wire.Upload{Address: a}, false
-	sum, stored, err := s.receive(c, t, store, folder, a, room)
+	sum, stored, err := h.receive(c, t, store, folder, a, room)
 	if _, cut := errors.AsType[*http.MaxBytesError](err); cut && room < maxUpload {
-		err = s.DB.Storage.Refusal(ctx, limits, db.StoredUploads, room+1)
+		err = h.storage.Refusal(ctx, limits, db.StoredUploads, room+1)
 	} else if cut {
 		err = tooLong(r)
 	}
 	if err == nil {
 		u.Files, u.Bytes, u.Stored = sum.Files, sum.Bytes, stored
-		u, created, err = s.DB.Uploads.End(ctx, tenant, u, folder, limits...)
+		u, created, err = h.uploads.End(ctx, tenant, u, folder, limits...)
 	}
 	if err != nil {
-		if err := s.DB.Uploads.Abandon(context.WithoutCancel(ctx), folder); err != nil {
-			s.Logger.Warn("folder of a failed upload is removed later", "folder", folder, "err", err)
+		if err := h.uploads.Abandon(context.WithoutCancel(ctx), folder); err != nil {
+			h.log.Warn("folder of a failed upload is removed later", "folder", folder, "err", err)
 		}
 		return err
 	}
@@ -123,12 +137,12 @@ func tooLong(r *http.Request) error {
 
 // receive puts the body into the store while it is judged, and returns how long it was.
 // A body that is longer than room is an http.MaxBytesError.
-func (s *Server) receive(
+func (h *uploadHandlers) receive(
 	c echo.Context, t *transfer, store *blob.Store, folder string, a berth.Address, room int64,
 ) (archive.Summary, int64, error) {
 	r := c.Request()
 	body := t.body(http.MaxBytesReader(c.Response(), r.Body, room))
-	j := judge(body, s.Limits, a)
+	j := judge(body, h.limits, a)
 	stored, err := store.Put(r.Context(), folder+"/"+berth.ArchiveName, j, -1)
 	sum, verdict := j.end()
 	if verdict != nil {
@@ -214,7 +228,7 @@ func (j *judged) end() (archive.Summary, error) {
 }
 
 // agentUpload hands an archive to a machine that holds work which needs it.
-func (s *Server) agentUpload(c echo.Context) error {
+func (h *agentObjectHandlers) agentUpload(c echo.Context) error {
 	alloc, err := strconv.ParseInt(c.Param("alloc"), 10, 64)
 	if err != nil {
 		return berth.Errorf(berth.CodeInvalid, "allocation %.40q is no number", c.Param("alloc"))
@@ -223,14 +237,14 @@ func (s *Server) agentUpload(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	store, err := s.blobs()
+	store, err := h.blobs()
 	if err != nil {
 		return err
 	}
-	object, err := s.DB.Objects.ContentFor(
+	object, err := h.objects.ContentFor(
 		c.Request().Context(), machineOf(c), session(c), berth.AllocationID(alloc), a)
 	if err != nil {
 		return err
 	}
-	return s.sendObject(c, machineTransfer, store, object)
+	return h.streams.sendObject(c, machineTransfer, store, object)
 }
