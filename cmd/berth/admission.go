@@ -38,7 +38,7 @@ func newAdmissionChange(a *app, paused bool, name, short, example string) *cobra
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			return a.showAdmission(now)
+			return showAdmission(a, now)
 		},
 	}
 	cmd.Flags().StringVar(&n.Reason, "reason", "",
@@ -60,12 +60,12 @@ func newAdmissionShow(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			return a.showAdmission(now)
+			return showAdmission(a, now)
 		},
 	}
 }
 
-func (a *app) showAdmission(now wire.Admission) error {
+func showAdmission(a *app, now wire.Admission) error {
 	name := "open"
 	text := a.outTerm.paint(good, "open")
 	if now.Paused {

@@ -41,7 +41,8 @@ func (c config) Validate() error {
 	}
 }
 
-// app is one run of the command line.
+// app is one run of the command line: the settings, the server, and where the output
+// goes. Commands are functions over it, in files by noun.
 type app struct {
 	config
 	in         io.Reader

@@ -28,12 +28,12 @@ func newCheckpoints(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			return a.showCheckpoints(list)
+			return showCheckpoints(a, list)
 		},
 	}
 }
 
-func (a *app) showCheckpoints(list wire.Page[berth.Checkpoint]) error {
+func showCheckpoints(a *app, list wire.Page[berth.Checkpoint]) error {
 	names := make([]string, len(list.Items))
 	for i, c := range list.Items {
 		names[i] = fmt.Sprintf("step-%d", c.Step)
@@ -43,11 +43,11 @@ func (a *app) showCheckpoints(list wire.Page[berth.Checkpoint]) error {
 			a.say("no checkpoints")
 			return nil
 		}
-		return a.checkpointTable(list.Items, wide).write(a.out)
+		return checkpointTable(a, list.Items, wide).write(a.out)
 	}})
 }
 
-func (a *app) checkpointTable(checkpoints []berth.Checkpoint, wide bool) *table {
+func checkpointTable(a *app, checkpoints []berth.Checkpoint, wide bool) *table {
 	t := &table{screen: a.outTerm, head: []string{"STEP", "ATTEMPT", "STATE", "SIZE", "AGE", "DETAIL"}}
 	if wide {
 		t.head = []string{"STEP", "ATTEMPT", "STATE", "SIZE", "AGE", "SHA256", "DETAIL"}

@@ -26,8 +26,8 @@ func elementsOf(arg string) (job, which string) {
 	return arg, ""
 }
 
-// element finds one element of an array.
-func (a *app) element(ctx context.Context, c *client.Client, array, which string) (wire.Job, error) {
+// findElement finds one element of an array.
+func findElement(ctx context.Context, a *app, c *client.Client, array, which string) (wire.Job, error) {
 	parent, err := a.job(ctx, c, array)
 	if err != nil {
 		return wire.Job{}, err
@@ -63,7 +63,7 @@ func cancelElements(a *app, cmd *cobra.Command) *cobra.Command {
 				jobs = append(jobs, job)
 				continue
 			}
-			if err := a.cancelSome(cmd.Context(), job, which); err != nil {
+			if err := cancelSome(cmd.Context(), a, job, which); err != nil {
 				failures = append(failures, err)
 			}
 		}
@@ -75,7 +75,7 @@ func cancelElements(a *app, cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-func (a *app) cancelSome(ctx context.Context, array, which string) error {
+func cancelSome(ctx context.Context, a *app, array, which string) error {
 	if _, err := spec.ParseIndexes(which); err != nil {
 		return usagef("%v", err)
 	}

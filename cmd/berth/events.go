@@ -29,20 +29,20 @@ func newEvents(a *app) *cobra.Command {
 				return err
 			}
 			if follow {
-				return a.followEvents(cmd.Context(), job)
+				return followEvents(cmd.Context(), a, job)
 			}
 			list, err := c.Events(cmd.Context(), job.ID, 0)
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			return a.showEvents(list)
+			return showEvents(a, list)
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow new events until the job ends")
 	return cmd
 }
 
-func (a *app) showEvents(list wire.Page[wire.Event]) error {
+func showEvents(a *app, list wire.Page[wire.Event]) error {
 	names := make([]string, len(list.Items))
 	for i, e := range list.Items {
 		names[i] = string(e.Kind)
@@ -50,7 +50,8 @@ func (a *app) showEvents(list wire.Page[wire.Event]) error {
 	return a.show(view{body: list, names: names, table: func(wide bool) error {
 		t := table{screen: a.outTerm, head: []string{"TIME", "WHAT", "ATTEMPT", "BY", "DETAIL"}}
 		for _, e := range list.Items {
-			t.add(a.eventTime(e, wide), cell{eventText(e), toneOfEvent(e)}, fmt.Sprint(e.Attempt), e.Actor, eventDetail(e))
+			t.add(eventTime(a, e, wide), cell{eventText(e), toneOfEvent(e)}, fmt.Sprint(e.Attempt), e.Actor,
+				eventDetail(e))
 		}
 		return t.write(a.out)
 	}})
@@ -58,7 +59,7 @@ func (a *app) showEvents(list wire.Page[wire.Event]) error {
 
 // followEvents prints events as they come: a line each, or a JSON document a
 // line for programs.
-func (a *app) followEvents(ctx context.Context, job wire.Job) error {
+func followEvents(ctx context.Context, a *app, job wire.Job) error {
 	c, err := a.client()
 	if err != nil {
 		return err
@@ -77,7 +78,9 @@ func (a *app) followEvents(ctx context.Context, job wire.Job) error {
 			return err
 		default:
 			what := fmt.Sprintf("%-22s", eventText(e))
-			_, err := fmt.Fprintf(a.out, "%s  %s  %-16s  %s\n", a.eventTime(e, a.Output == "wide"), a.outTerm.paint(toneOfEvent(e), what), e.Actor, eventDetail(e))
+			at := eventTime(a, e, a.Output == "wide")
+			_, err := fmt.Fprintf(a.out, "%s  %s  %-16s  %s\n",
+				at, a.outTerm.paint(toneOfEvent(e), what), e.Actor, eventDetail(e))
 			return err
 		}
 	})
@@ -85,7 +88,7 @@ func (a *app) followEvents(ctx context.Context, job wire.Job) error {
 }
 
 // eventTime is the time of day, or with wide the whole time.
-func (a *app) eventTime(e wire.Event, wide bool) string {
+func eventTime(a *app, e wire.Event, wide bool) string {
 	if wide {
 		return e.At.UTC().Format(time.RFC3339Nano)
 	}

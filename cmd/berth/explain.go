@@ -32,7 +32,7 @@ func newPlan(a *app) *cobra.Command {
 			if err != nil {
 				return located(a.failed(cmd.Context(), err), file)
 			}
-			if err := a.showPlan(plan); err != nil {
+			if err := showPlan(a, plan); err != nil {
 				return err
 			}
 			return unsatisfiable(plan.Fit)
@@ -52,7 +52,7 @@ func unsatisfiable(f wire.Fit) error {
 	return &berth.Error{Code: berth.CodeCapacity, Slug: berth.SlugUnsatisfiable, Message: "no machine could ever hold it: " + strings.Join(parts, "; ")}
 }
 
-func (a *app) showPlan(p wire.Plan) error {
+func showPlan(a *app, p wire.Plan) error {
 	names := make([]string, len(p.Fit.Candidates))
 	for i, m := range p.Fit.Candidates {
 		names[i] = string(m)
@@ -63,13 +63,13 @@ func (a *app) showPlan(p wire.Plan) error {
 		case p.StartsNow:
 			s.add("starts", a.outTerm.paint(good, "now"))
 		case p.EstimatedStart != nil:
-			s.add("starts", a.startText(p.EstimatedStart, p.Reserved))
+			s.add("starts", startText(a, p.EstimatedStart, p.Reserved))
 		case len(p.Fit.Lacking) > 0:
 			s.add("starts", a.outTerm.paint(bad, "never"))
 		default:
 			s.add("starts", a.outTerm.paint(warn, "not now")+"; nothing tells when")
 		}
-		a.addBlockers(&s, p.Blockers)
+		addBlockers(a, &s, p.Blockers)
 		s.add("needs", resourcesText(p.Spec.WithDefaults().Resources))
 		if p.CostPerHour != nil {
 			s.add("costs", fmt.Sprintf("%.2f USD per hour", *p.CostPerHour))
@@ -79,12 +79,12 @@ func (a *app) showPlan(p wire.Plan) error {
 		}
 		addTerms(&s, p.Priority)
 		addFit(&s, p.Fit)
-		return a.writeFit(&s, p.Fit, wide)
+		return writeFit(a, &s, p.Fit, wide)
 	}})
 }
 
 // addBlockers adds the reasons why a job does not start, each with a hint.
-func (a *app) addBlockers(s *sheet, list []wire.Blocker) {
+func addBlockers(a *app, s *sheet, list []wire.Blocker) {
 	for _, b := range list {
 		s.add("blocked by", a.outTerm.paint(warn, b.Code)+": "+oneLine(b.Message))
 		if b.Hint != "" {
@@ -111,7 +111,7 @@ func addTerms(s *sheet, list []wire.Term) {
 }
 
 // startText is an estimated start.
-func (a *app) startText(at *time.Time, reserved bool) string {
+func startText(a *app, at *time.Time, reserved bool) string {
 	if reserved {
 		return stamp(at, a.now()) + ", reserved"
 	}
@@ -146,7 +146,7 @@ func addFit(s *sheet, f wire.Fit) {
 
 // writeFit prints the sheet and, below it, the conditions that rule machines
 // out.
-func (a *app) writeFit(s *sheet, f wire.Fit, wide bool) error {
+func writeFit(a *app, s *sheet, f wire.Fit, wide bool) error {
 	if err := s.write(a.out); err != nil {
 		return err
 	}
@@ -191,12 +191,12 @@ func newExplain(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			return a.showExplanation(job, e)
+			return showExplanation(a, job, e)
 		},
 	}
 }
 
-func (a *app) showExplanation(job wire.Job, e wire.Explanation) error {
+func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 	names := make([]string, len(e.Blockers))
 	for i, b := range e.Blockers {
 		names[i] = b.Code
@@ -206,10 +206,10 @@ func (a *app) showExplanation(job wire.Job, e wire.Explanation) error {
 		s.add("job", named(job))
 		s.add("status", a.outTerm.paint(toneOfState(e.Status), string(e.Status)))
 		s.add("in short", oneLine(e.Summary))
-		a.addBlockers(&s, e.Blockers)
+		addBlockers(a, &s, e.Blockers)
 		switch {
 		case e.EstimatedStart != nil:
-			s.add("starts", a.startText(e.EstimatedStart, e.Reserved))
+			s.add("starts", startText(a, e.EstimatedStart, e.Reserved))
 		case e.Fit != nil:
 			s.add("starts", "nothing tells when")
 		}
@@ -224,6 +224,6 @@ func (a *app) showExplanation(job wire.Job, e wire.Explanation) error {
 			return s.write(a.out)
 		}
 		addFit(&s, *e.Fit)
-		return a.writeFit(&s, *e.Fit, wide)
+		return writeFit(a, &s, *e.Fit, wide)
 	}})
 }

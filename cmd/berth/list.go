@@ -63,7 +63,7 @@ func newList(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			return a.showJobs(list)
+			return showJobs(a, list)
 		},
 	}
 	f := cmd.Flags()
@@ -105,7 +105,7 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 	return time.Time{}, usagef("--since %q is not a time; allowed: 90m, 24h, 7d, 2026-01-31 or 2026-01-31T15:04:05Z", s)
 }
 
-func (a *app) showJobs(list wire.Page[wire.Job]) error {
+func showJobs(a *app, list wire.Page[wire.Job]) error {
 	names := make([]string, len(list.Items))
 	for i, j := range list.Items {
 		names[i] = string(j.ID)

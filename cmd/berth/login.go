@@ -41,7 +41,7 @@ func newLogin(a *app) *cobra.Command {
 			if name == "" {
 				name = "default"
 			}
-			token, err := a.askToken(server)
+			token, err := askToken(a, server)
 			if err != nil {
 				return err
 			}
@@ -49,7 +49,7 @@ func newLogin(a *app) *cobra.Command {
 			if _, err := client.New(server, token).Jobs(cmd.Context(), client.JobsQuery{Limit: 1}); err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			return a.storeContext(name, target{URL: server, Token: token})
+			return storeContext(a, name, target{URL: server, Token: token})
 		},
 	}
 	cmd.Flags().StringVar(&name, "name", "", `name of the context (default "default")`)
@@ -57,7 +57,7 @@ func newLogin(a *app) *cobra.Command {
 }
 
 // askToken reads a token from the environment, the terminal or standard input.
-func (a *app) askToken(server string) (string, error) {
+func askToken(a *app, server string) (string, error) {
 	if u, err := url.Parse(server); err == nil && u.Scheme == "http" && !loopback(u.Hostname()) {
 		a.say("berth: %s is not encrypted: the token can be read on the way", server)
 	}
@@ -93,7 +93,7 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-func (a *app) storeContext(name string, t target) error {
+func storeContext(a *app, name string, t target) error {
 	stored, err := loadContexts(a.Contexts)
 	if err != nil {
 		return err
@@ -113,18 +113,18 @@ func newContext(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "context", Short: "List, select and remove stored servers"}
 	list := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List stored servers", Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error { return a.listContexts() },
+		RunE: func(*cobra.Command, []string) error { return listContexts(a) },
 	}
 	use := &cobra.Command{
 		Use: "use NAME", Short: "Select the current server", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeContexts,
 		RunE: func(_ *cobra.Command, args []string) error {
-			return a.editContexts(args[0], func(c *contexts) { c.Current = args[0] }, "is the current one")
+			return editContexts(a, args[0], func(c *contexts) { c.Current = args[0] }, "is the current one")
 		},
 	}
 	remove := &cobra.Command{
 		Use: "remove NAME", Aliases: []string{"rm"}, Short: "Remove a stored server and its token", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeContexts,
 		RunE: func(_ *cobra.Command, args []string) error {
-			return a.editContexts(args[0], func(c *contexts) {
+			return editContexts(a, args[0], func(c *contexts) {
 				delete(c.Contexts, args[0])
 				if c.Current == args[0] {
 					c.Current = ""
@@ -136,7 +136,7 @@ func newContext(a *app) *cobra.Command {
 	return cmd
 }
 
-func (a *app) editContexts(name string, edit func(*contexts), said string) error {
+func editContexts(a *app, name string, edit func(*contexts), said string) error {
 	stored, err := loadContexts(a.Contexts)
 	if err != nil {
 		return err
@@ -159,7 +159,7 @@ type listedContext struct {
 	Current bool   `json:"current"`
 }
 
-func (a *app) listContexts() error {
+func listContexts(a *app) error {
 	stored, err := loadContexts(a.Contexts)
 	if err != nil {
 		return err

@@ -49,7 +49,7 @@ func newLogs(a *app) *cobra.Command {
 				a.say("%s was not run; what ran in its place wrote: berth logs %s", named(job), *job.CachedFrom)
 				return nil
 			}
-			err = c.Logs(cmd.Context(), job.ID, q, func(l wire.LogLine) error { return a.printLine(l, stamps) })
+			err = c.Logs(cmd.Context(), job.ID, q, func(l wire.LogLine) error { return printLine(a, l, stamps) })
 			return a.failed(cmd.Context(), err)
 		},
 	}
@@ -65,7 +65,7 @@ func newLogs(a *app) *cobra.Command {
 
 // printLine writes one line as the job wrote it. On a terminal, bytes that
 // could steer the terminal are taken out, colours apart.
-func (a *app) printLine(l wire.LogLine, stamps bool) error {
+func printLine(a *app, l wire.LogLine, stamps bool) error {
 	if a.Output == "json" || a.Output == "yaml" {
 		b, err := json.Marshal(l)
 		if err != nil {

@@ -30,12 +30,12 @@ func newMachineList(a *app, use string) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			return a.showMachines(list)
+			return showMachines(a, list)
 		},
 	}
 }
 
-func (a *app) showMachines(list wire.Page[wire.Machine]) error {
+func showMachines(a *app, list wire.Page[wire.Machine]) error {
 	names := make([]string, len(list.Items))
 	for i, m := range list.Items {
 		names[i] = string(m.ID)
@@ -133,15 +133,17 @@ func newMachineShow(a *app) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.showMachine(m)
+		return showMachine(a, m)
 	})
 }
 
-func (a *app) showMachine(m wire.Machine) error {
-	return a.show(view{body: m, names: []string{string(m.ID)}, table: func(wide bool) error { return a.describeMachine(m, wide) }})
+func showMachine(a *app, m wire.Machine) error {
+	return a.show(view{body: m, names: []string{string(m.ID)}, table: func(wide bool) error {
+		return describeMachine(a, m, wide)
+	}})
 }
 
-func (a *app) describeMachine(m wire.Machine, wide bool) error {
+func describeMachine(a *app, m wire.Machine, wide bool) error {
 	s := sheet{screen: a.outTerm}
 	s.add("machine", string(m.ID))
 	s.add("state", a.outTerm.paint(toneOfMachine(m), string(m.State)))
@@ -172,7 +174,7 @@ func (a *app) describeMachine(m wire.Machine, wide bool) error {
 	}
 	if len(m.GPUs) > 0 {
 		fmt.Fprintln(a.out)
-		if err := a.gpuTable(m.GPUs).write(a.out); err != nil {
+		if err := gpuTable(a, m.GPUs).write(a.out); err != nil {
 			return err
 		}
 	}
@@ -191,7 +193,7 @@ func (a *app) describeMachine(m wire.Machine, wide bool) error {
 	return t.write(a.out)
 }
 
-func (a *app) gpuTable(gpus []wire.MachineGPU) *table {
+func gpuTable(a *app, gpus []wire.MachineGPU) *table {
 	t := &table{screen: a.outTerm, head: []string{"GPU", "MODEL", "MEMORY", "IN USE", "HEALTH", "UUID", "JOBS"}}
 	for _, g := range gpus {
 		health := cell{"healthy", good}
@@ -229,12 +231,12 @@ func newMachineDrain(a *app) *cobra.Command {
 			order.Deadline = &at
 		}
 		m, err := c.Drain(ctx, id, order)
-		return a.changed(m, err, fmt.Sprintf("%s is %s", id, m.State))
+		return showChanged(a, m, err, fmt.Sprintf("%s is %s", id, m.State))
 	})
 }
 
-// changed prints a machine after a change: a sentence for people.
-func (a *app) changed(m wire.Machine, err error, said string) error {
+// showChanged prints a machine after a change: a sentence for people.
+func showChanged(a *app, m wire.Machine, err error, said string) error {
 	if err != nil {
 		return err
 	}
@@ -248,7 +250,7 @@ func newMachineUndrain(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "undrain MACHINE", Short: "End a machine's drain"}
 	return onMachine(a, cmd, func(ctx context.Context, c *client.Client, id berth.MachineID) error {
 		m, err := c.Undrain(ctx, id)
-		return a.changed(m, err, fmt.Sprintf("%s is %s", id, m.State))
+		return showChanged(a, m, err, fmt.Sprintf("%s is %s", id, m.State))
 	})
 }
 

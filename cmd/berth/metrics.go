@@ -40,13 +40,13 @@ func newMetrics(a *app) *cobra.Command {
 				if err != nil {
 					return a.failed(ctx, err)
 				}
-				return a.writePicture(svg, b)
+				return writePicture(a, svg, b)
 			}
 			list, err := c.Metrics(ctx, job.ID, q)
 			if err != nil {
 				return a.failed(ctx, err)
 			}
-			return a.showMetrics(list)
+			return showMetrics(a, list)
 		},
 	}
 	f := cmd.Flags()
@@ -57,7 +57,7 @@ func newMetrics(a *app) *cobra.Command {
 	return cmd
 }
 
-func (a *app) writePicture(path string, b []byte) error {
+func writePicture(a *app, path string, b []byte) error {
 	if path == "-" {
 		_, err := a.out.Write(b)
 		return err
@@ -69,7 +69,7 @@ func (a *app) writePicture(path string, b []byte) error {
 	return nil
 }
 
-func (a *app) showMetrics(list wire.Page[wire.MemberMetrics]) error {
+func showMetrics(a *app, list wire.Page[wire.MemberMetrics]) error {
 	names := make([]string, len(list.Items))
 	for i, m := range list.Items {
 		names[i] = fmt.Sprintf("attempt-%d/member-%d", m.Attempt, m.Member)
@@ -84,7 +84,7 @@ func (a *app) showMetrics(list wire.Page[wire.MemberMetrics]) error {
 				fmt.Fprintln(a.out)
 			}
 			fmt.Fprintf(a.out, "attempt %d, member %d on %s, from %s, %s a step\n", m.Attempt, m.Member, oneLine(string(m.Machine)), m.StartedAt.UTC().Format("2006-01-02 15:04:05Z"), m.Step)
-			if err := a.metricTable(m, wide).write(a.out); err != nil {
+			if err := metricTable(a, m, wide).write(a.out); err != nil {
 				return err
 			}
 		}
@@ -95,7 +95,7 @@ func (a *app) showMetrics(list wire.Page[wire.MemberMetrics]) error {
 // sparkWidth is how many characters a series is drawn in.
 const sparkWidth = 60
 
-func (a *app) metricTable(m wire.MemberMetrics, wide bool) *table {
+func metricTable(a *app, m wire.MemberMetrics, wide bool) *table {
 	t := &table{screen: a.outTerm, head: []string{"METRIC", "LAST", "MEAN", "MAX", "OVER TIME"}}
 	for _, s := range m.Series {
 		name := strings.ReplaceAll(string(s.Metric), "_", " ")
@@ -170,7 +170,7 @@ func spark(values wire.Values, width int, unit string) string {
 }
 
 // measuredTable lists the total usage of each member, attempt by attempt.
-func (a *app) measuredTable(attempts []berth.Attempt) *table {
+func measuredTable(a *app, attempts []berth.Attempt) *table {
 	t := &table{screen: a.outTerm, head: []string{"ATTEMPT", "MEMBER", "CPU MEAN", "MEMORY PEAK", "GPU MEAN", "GPU MEMORY PEAK", "DISK R/W", "NETWORK IN/OUT"}}
 	for _, at := range attempts {
 		for _, m := range at.Measured {

@@ -32,7 +32,7 @@ func newOutputsList(a *app) *cobra.Command {
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeJobs(anyJob),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			_, _, list, err := a.outputs(cmd.Context(), args[0])
+			_, _, list, err := findOutputs(cmd.Context(), a, args[0])
 			if err != nil {
 				return err
 			}
@@ -53,7 +53,9 @@ func newOutputsList(a *app) *cobra.Command {
 	}
 }
 
-func (a *app) outputs(ctx context.Context, name string) (*client.Client, wire.Job, wire.Page[wire.StoredOutput], error) {
+func findOutputs(
+	ctx context.Context, a *app, name string,
+) (*client.Client, wire.Job, wire.Page[wire.StoredOutput], error) {
 	none := wire.Page[wire.StoredOutput]{}
 	c, err := a.client()
 	if err != nil {
@@ -78,7 +80,7 @@ func newOutputsPull(a *app) *cobra.Command {
 		ValidArgsFunction: a.completeJobs(anyJob),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
-			c, job, list, err := a.outputs(ctx, args[0])
+			c, job, list, err := findOutputs(ctx, a, args[0])
 			if err != nil {
 				return err
 			}
@@ -88,7 +90,7 @@ func newOutputsPull(a *app) *cobra.Command {
 					continue
 				}
 				found++
-				if err := a.pull(ctx, c, job.ID, o, to); err != nil {
+				if err := pullOutput(ctx, a, c, job.ID, o, to); err != nil {
 					return err
 				}
 			}
@@ -102,9 +104,9 @@ func newOutputsPull(a *app) *cobra.Command {
 	return cmd
 }
 
-// pull downloads an output into a folder next to its target, and moves it to the
+// pullOutput downloads an output into a folder next to its target, and moves it to the
 // target once the content is complete and its hash is verified.
-func (a *app) pull(ctx context.Context, c *client.Client, id berth.JobID, o wire.StoredOutput, to string) error {
+func pullOutput(ctx context.Context, a *app, c *client.Client, id berth.JobID, o wire.StoredOutput, to string) error {
 	name := o.Name
 	if o.Member > 0 {
 		name = fmt.Sprintf("%s-%d", o.Name, o.Member)

@@ -40,7 +40,7 @@ func newPipelineSubmit(a *app) *cobra.Command {
 			if err := flags.check(); err != nil {
 				return err
 			}
-			pipeline, err := a.readPipeline(args[0])
+			pipeline, err := readPipeline(a, args[0])
 			if err != nil {
 				return err
 			}
@@ -49,7 +49,7 @@ func newPipelineSubmit(a *app) *cobra.Command {
 			if args[0] != "-" {
 				base = filepath.Dir(args[0])
 			}
-			return a.submitPipeline(cmd.Context(), pipeline, base, flags)
+			return submitPipeline(cmd.Context(), a, pipeline, base, flags)
 		},
 	}
 	flags.register(cmd)
@@ -58,7 +58,7 @@ func newPipelineSubmit(a *app) *cobra.Command {
 }
 
 // readPipeline reads a pipeline's file, or standard input for "-".
-func (a *app) readPipeline(name string) (pipeline spec.Pipeline, err error) {
+func readPipeline(a *app, name string) (pipeline spec.Pipeline, err error) {
 	src, shown, err := a.readFile("pipeline file", name)
 	if err != nil {
 		return pipeline, err
@@ -69,7 +69,7 @@ func (a *app) readPipeline(name string) (pipeline spec.Pipeline, err error) {
 
 // submitPipeline sends a pipeline, after the folders that its steps name from
 // base.
-func (a *app) submitPipeline(ctx context.Context, pipeline spec.Pipeline, base string, flags submitFlags) error {
+func submitPipeline(ctx context.Context, a *app, pipeline spec.Pipeline, base string, flags submitFlags) error {
 	c, err := a.client()
 	if err != nil {
 		return err
@@ -78,7 +78,7 @@ func (a *app) submitPipeline(ctx context.Context, pipeline spec.Pipeline, base s
 	if key == "" {
 		key = "cli-" + berth.NewSecret() // see submit
 	}
-	if err := a.sendSteps(ctx, c, pipeline, base, ""); err != nil {
+	if err := sendSteps(ctx, a, c, pipeline, base, ""); err != nil {
 		return err
 	}
 	job, created, err := c.SubmitPipeline(ctx, pipeline, key)
@@ -98,20 +98,20 @@ func (a *app) submitPipeline(ctx context.Context, pipeline spec.Pipeline, base s
 	if err != nil || !flags.wait {
 		return err
 	}
-	return a.wait(ctx, job, flags.timeout)
+	return waitForJob(ctx, a, job, flags.timeout)
 }
 
 // sendSteps sends the folders that a pipeline's steps name, at every level; see
 // sendFolders.
-func (a *app) sendSteps(ctx context.Context, c *client.Client, pipeline spec.Pipeline, base, at string) error {
+func sendSteps(ctx context.Context, a *app, c *client.Client, pipeline spec.Pipeline, base, at string) error {
 	for _, name := range slices.Sorted(maps.Keys(pipeline.Jobs)) {
 		if pipeline.Jobs[name].Nests() {
-			if err := a.sendSteps(ctx, c, pipeline.Nested(name), base, at+"jobs."+name+"."); err != nil {
+			if err := sendSteps(ctx, a, c, pipeline.Nested(name), base, at+"jobs."+name+"."); err != nil {
 				return err
 			}
 			continue
 		}
-		step, err := a.sendFolders(ctx, c, pipeline.Jobs[name], base, at+"jobs."+name+".")
+		step, err := sendFolders(ctx, a, c, pipeline.Jobs[name], base, at+"jobs."+name+".")
 		if err != nil {
 			return err
 		}
@@ -134,16 +134,16 @@ func newPipelineShow(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			job, err := a.pipeline(cmd.Context(), c, args[0])
+			job, err := findPipeline(cmd.Context(), a, c, args[0])
 			if err != nil {
 				return err
 			}
 			return a.show(view{body: job, names: []string{string(job.ID)}, table: func(wide bool) error {
 				if !tree {
-					return a.describeJob(job, wide)
+					return describeJob(a, job, wide)
 				}
-				t := a.newStepTable()
-				if err := a.addTree(cmd.Context(), c, t, job.Steps, ""); err != nil {
+				t := newStepTable(a)
+				if err := addTree(cmd.Context(), a, c, t, job.Steps, ""); err != nil {
 					return err
 				}
 				return t.write(a.out)
@@ -170,7 +170,7 @@ func newPipelineCancel(a *app) *cobra.Command {
 
 func isPipeline(j wire.Job) bool { return j.Kind == berth.KindPipeline }
 
-func (a *app) pipeline(ctx context.Context, c *client.Client, arg string) (wire.Job, error) {
+func findPipeline(ctx context.Context, a *app, c *client.Client, arg string) (wire.Job, error) {
 	job, err := a.job(ctx, c, arg)
 	if err == nil && !isPipeline(job) {
 		err = berth.Errorf(berth.CodeNotFound, "%s is no pipeline", named(job))
@@ -179,15 +179,15 @@ func (a *app) pipeline(ctx context.Context, c *client.Client, arg string) (wire.
 }
 
 // stepTable lists the steps of a pipeline.
-func (a *app) stepTable(steps []wire.Step) *table {
-	t := a.newStepTable()
+func stepTable(a *app, steps []wire.Step) *table {
+	t := newStepTable(a)
 	for _, s := range steps {
 		t.addStep(s, "")
 	}
 	return t
 }
 
-func (a *app) newStepTable() *table {
+func newStepTable(a *app) *table {
 	return &table{screen: a.outTerm, head: []string{"STEP", "JOB", "STATUS", "NEEDS", "REASON"}}
 }
 
@@ -202,7 +202,7 @@ func (t *table) addStep(s wire.Step, within string) {
 }
 
 // addTree adds steps, each nested pipeline followed by its own.
-func (a *app) addTree(ctx context.Context, c *client.Client, t *table, steps []wire.Step, within string) error {
+func addTree(ctx context.Context, a *app, c *client.Client, t *table, steps []wire.Step, within string) error {
 	for _, s := range steps {
 		t.addStep(s, within)
 		if s.Kind != berth.KindPipeline {
@@ -212,7 +212,7 @@ func (a *app) addTree(ctx context.Context, c *client.Client, t *table, steps []w
 		if err != nil {
 			return a.failed(ctx, err)
 		}
-		if err := a.addTree(ctx, c, t, inner.Steps, spec.StepPath(within, s.Name)); err != nil {
+		if err := addTree(ctx, a, c, t, inner.Steps, spec.StepPath(within, s.Name)); err != nil {
 			return err
 		}
 	}

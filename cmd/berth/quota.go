@@ -34,12 +34,12 @@ func newQuotaList(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			return a.showQuotas(list)
+			return showQuotas(a, list)
 		},
 	}
 }
 
-func (a *app) showQuotas(list wire.Page[spec.Quota]) error {
+func showQuotas(a *app, list wire.Page[spec.Quota]) error {
 	names := make([]string, len(list.Items))
 	for i, q := range list.Items {
 		names[i] = string(q.Tenant)
@@ -128,12 +128,12 @@ func newQuotaShow(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			return a.showQuota(q)
+			return showQuota(a, q)
 		},
 	}
 }
 
-func (a *app) showQuota(q spec.Quota) error {
+func showQuota(a *app, q spec.Quota) error {
 	return a.show(view{body: q, names: []string{string(q.Tenant)}, table: func(bool) error {
 		s := sheet{screen: a.outTerm}
 		s.add("tenant", string(q.Tenant))
@@ -349,7 +349,7 @@ func newQuotaSet(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			return a.showQuota(after)
+			return showQuota(a, after)
 		},
 	}
 	for _, f := range quotaFlags {

@@ -65,7 +65,7 @@ func TestEverySettingOfAQuotaIsSetAndShown(t *testing.T) {
 	t.Parallel()
 	shown := func(q spec.Quota) string {
 		a, b := onTerminal(120, false)
-		if err := a.showQuota(q); err != nil {
+		if err := showQuota(a, q); err != nil {
 			t.Fatal(err)
 		}
 		return b.String()

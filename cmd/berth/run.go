@@ -52,7 +52,7 @@ func newRun(a *app) *cobra.Command {
 			if err := jobfile.Check(jobSpec); err != nil {
 				return err
 			}
-			return a.submit(cmd.Context(), jobSpec, nil, flags)
+			return submitJob(cmd.Context(), a, jobSpec, nil, flags)
 		},
 	}
 	f := cmd.Flags()

@@ -40,12 +40,12 @@ func newScheduleList(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			return a.showSchedules(list)
+			return showSchedules(a, list)
 		},
 	}
 }
 
-func (a *app) showSchedules(list wire.Page[wire.Schedule]) error {
+func showSchedules(a *app, list wire.Page[wire.Schedule]) error {
 	names := make([]string, len(list.Items))
 	t := &table{screen: a.outTerm, head: []string{"NAME", "WHEN", "NEXT", "LAST", "FIRE", "JOB"}}
 	for i, s := range list.Items {
@@ -58,7 +58,7 @@ func (a *app) showSchedules(list wire.Page[wire.Schedule]) error {
 				job = cell{shortID(*f.Job) + " " + string(f.JobStatus), toneOfState(f.JobStatus)}
 			}
 		}
-		t.add(s.Name, whenText(s.Schedule), a.nextText(s), last, fire, job)
+		t.add(s.Name, whenText(s.Schedule), nextText(a, s), last, fire, job)
 	}
 	return a.show(view{body: list, names: names, table: func(bool) error {
 		if len(names) == 0 {
@@ -83,7 +83,7 @@ func whenText(s spec.Schedule) string {
 	}
 }
 
-func (a *app) nextText(s wire.Schedule) string {
+func nextText(a *app, s wire.Schedule) string {
 	switch {
 	case s.Paused:
 		return "paused"
@@ -125,16 +125,16 @@ func newScheduleShow(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			return a.showSchedule(s)
+			return showSchedule(a, s)
 		},
 	}
 	cmd.Flags().IntVar(&fires, "fires", 20, "number of last fires to show")
 	return cmd
 }
 
-func (a *app) showSchedule(s wire.Schedule) error {
+func showSchedule(a *app, s wire.Schedule) error {
 	return a.show(view{body: s, names: []string{s.Name}, table: func(bool) error {
-		if err := a.describeSchedule(s).write(a.out); err != nil || len(s.Fires) == 0 {
+		if err := describeSchedule(a, s).write(a.out); err != nil || len(s.Fires) == 0 {
 			return err
 		}
 		fmt.Fprintln(a.out)
@@ -150,7 +150,7 @@ func (a *app) showSchedule(s wire.Schedule) error {
 	}})
 }
 
-func (a *app) describeSchedule(s wire.Schedule) *sheet {
+func describeSchedule(a *app, s wire.Schedule) *sheet {
 	now := a.now()
 	x := &sheet{screen: a.outTerm}
 	x.add("name", s.Name)

@@ -101,7 +101,7 @@ func newScheduleCreate(a *app) *cobra.Command {
 		Example: "  berth schedule create train.yaml --cron '0 3 * * *' --time-zone Europe/Berlin\n  berth schedule create train.yaml --in 2h\n  berth schedule create nightly.schedule.yaml",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			schedule, err := a.readSchedule(args[0], flags)
+			schedule, err := readSchedule(a, args[0], flags)
 			if err != nil {
 				return err
 			}
@@ -109,7 +109,7 @@ func newScheduleCreate(a *app) *cobra.Command {
 			if args[0] != "-" {
 				base = filepath.Dir(args[0])
 			}
-			return a.createSchedule(cmd.Context(), schedule, base)
+			return createSchedule(cmd.Context(), a, schedule, base)
 		},
 	}
 	flags.register(cmd)
@@ -117,7 +117,7 @@ func newScheduleCreate(a *app) *cobra.Command {
 }
 
 // readSchedule makes a schedule of a file of any kind and flags.
-func (a *app) readSchedule(name string, flags scheduleFlags) (s spec.Schedule, err error) {
+func readSchedule(a *app, name string, flags scheduleFlags) (s spec.Schedule, err error) {
 	src, shown, err := a.readFile("file", name)
 	if err != nil {
 		return s, err
@@ -159,20 +159,20 @@ func (a *app) readSchedule(name string, flags scheduleFlags) (s spec.Schedule, e
 }
 
 // createSchedule sends a schedule, after the folders that it names from base.
-func (a *app) createSchedule(ctx context.Context, schedule spec.Schedule, base string) error {
+func createSchedule(ctx context.Context, a *app, schedule spec.Schedule, base string) error {
 	c, err := a.client()
 	if err != nil {
 		return err
 	}
 	if schedule.Job != nil {
-		job, err := a.sendFolders(ctx, c, *schedule.Job, base, "job.")
+		job, err := sendFolders(ctx, a, c, *schedule.Job, base, "job.")
 		if err != nil {
 			return err
 		}
 		schedule.Job = &job
 	}
 	if schedule.Pipeline != nil {
-		if err := a.sendSteps(ctx, c, *schedule.Pipeline, base, "pipeline."); err != nil {
+		if err := sendSteps(ctx, a, c, *schedule.Pipeline, base, "pipeline."); err != nil {
 			return err
 		}
 	}
@@ -188,12 +188,12 @@ func (a *app) createSchedule(ctx context.Context, schedule spec.Schedule, base s
 	default:
 		a.say("made schedule %s; see it with: berth schedule show %s", s.Name, s.Name)
 	}
-	return a.showSchedule(s)
+	return showSchedule(a, s)
 }
 
 // submitLater makes a schedule that submits a job once, under a name that says
 // when.
-func (a *app) submitLater(ctx context.Context, file *jobfile.File, when scheduleFlags, flags submitFlags) error {
+func submitLater(ctx context.Context, a *app, file *jobfile.File, when scheduleFlags, flags submitFlags) error {
 	if flags.wait || flags.key != "" {
 		return usagef("--wait and --idempotency-key are for jobs that are submitted now")
 	}
@@ -204,7 +204,7 @@ func (a *app) submitLater(ctx context.Context, file *jobfile.File, when schedule
 	const room = 63 - len("-20060102-150405")
 	name := strings.TrimRight(file.Spec.Name[:min(len(file.Spec.Name), room)], "-")
 	s.Name = name + s.At.UTC().Format("-20060102-150405")
-	return a.createSchedule(ctx, s, baseOf(file))
+	return createSchedule(ctx, a, s, baseOf(file))
 }
 
 func newScheduleRun(a *app) *cobra.Command {
@@ -223,7 +223,7 @@ func newScheduleRun(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			return a.showFire(f)
+			return showFire(a, f)
 		},
 	}
 	cmd.Flags().StringVar(&overlap, "overlap", "",
@@ -233,7 +233,7 @@ func newScheduleRun(a *app) *cobra.Command {
 
 // showFire prints the result of a fire. A fire with a reason, which created no job,
 // is an error.
-func (a *app) showFire(f wire.Fire) error {
+func showFire(a *app, f wire.Fire) error {
 	id := ""
 	if f.Job != nil {
 		id = string(*f.Job)
@@ -280,7 +280,7 @@ func newScheduleBackfill(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.backfill(cmd.Context(), c, args[0], b)
+			return backfillSchedule(cmd.Context(), a, c, args[0], b)
 		},
 	}
 	cmd.Flags().StringVar(&from, "from", "", "first time, such as 2026-01-01T00:00:00Z")
@@ -309,7 +309,7 @@ func backfillOf(from, to, overlap string) (b spec.Backfill, err error) {
 	return b, nil
 }
 
-func (a *app) backfill(ctx context.Context, c *client.Client, name string, b spec.Backfill) error {
+func backfillSchedule(ctx context.Context, a *app, c *client.Client, name string, b spec.Backfill) error {
 	r, err := c.BackfillSchedule(ctx, name, b)
 	if err != nil {
 		return a.failed(ctx, err)

@@ -85,7 +85,7 @@ func TestColourIsForTerminalsAlone(t *testing.T) {
 	t.Parallel()
 	for _, colour := range []bool{true, false} {
 		a, b := onTerminal(100, colour)
-		if err := a.showJobs(wire.Page[wire.Job]{Items: []wire.Job{running()}}); err != nil {
+		if err := showJobs(a, wire.Page[wire.Job]{Items: []wire.Job{running()}}); err != nil {
 			t.Fatal(err)
 		}
 		if got := strings.Contains(b.String(), "\x1b["); got != colour {
@@ -100,7 +100,7 @@ func TestRowsOfATableStayLines(t *testing.T) {
 	j := running()
 	j.Name = "evil\nname\x1b[31m"
 	j.Reason = &berth.Reason{Code: berth.ReasonExitCode, Message: strings.Repeat("long ", 50)}
-	if err := a.showJobs(wire.Page[wire.Job]{Items: []wire.Job{j}}); err != nil {
+	if err := showJobs(a, wire.Page[wire.Job]{Items: []wire.Job{j}}); err != nil {
 		t.Fatal(err)
 	}
 	lines := strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
@@ -199,7 +199,7 @@ func TestExplainSaysItAllOnce(t *testing.T) {
 	t.Parallel()
 	a, b := onTerminal(120, false)
 	at, ahead, position, queue := noon.Add(80*time.Minute), 1, 2, 9
-	err := a.showExplanation(wire.Job{ID: "0193a1b2-c3d4-7000-8000-000000000001", Name: "digits"}, wire.Explanation{
+	err := showExplanation(a, wire.Job{ID: "0193a1b2-c3d4-7000-8000-000000000001", Name: "digits"}, wire.Explanation{
 		Status: berth.Queued, Summary: "3 machines: 3 have no free GPU", Ahead: &ahead, Position: &position, Queue: &queue, EstimatedStart: &at, Reserved: true,
 		Blockers: []wire.Blocker{
 			{Code: "quota", Quota: "limit", Message: "tenant vision holds 4 of 4 GPUs of its limit; the job asks for 1", Hint: "it starts when jobs of the tenant end, or when the limit is raised"},

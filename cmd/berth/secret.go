@@ -29,7 +29,7 @@ func newSecretSet(a *app) *cobra.Command {
 		Example: "  berth secret set HF_TOKEN < token.txt\n  printf %s \"$USER:$PASSWORD\" | berth secret set REGISTRY_LOGIN",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			value, err := a.secretValue(args[0], file)
+			value, err := readSecretValue(a, args[0], file)
 			if err != nil {
 				return err
 			}
@@ -59,8 +59,8 @@ func newSecretSet(a *app) *cobra.Command {
 	return cmd
 }
 
-// secretValue reads a value from a file, a terminal or a pipe.
-func (a *app) secretValue(name, file string) (spec.Sensitive, error) {
+// readSecretValue reads a value from a file, a terminal or a pipe.
+func readSecretValue(a *app, name, file string) (spec.Sensitive, error) {
 	if file != "" {
 		f, err := os.Open(file)
 		if err != nil {

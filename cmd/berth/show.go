@@ -30,7 +30,7 @@ func newShow(a *app) *cobra.Command {
 				return err
 			}
 			return a.show(view{body: job, names: []string{string(job.ID)}, table: func(wide bool) error {
-				return a.describeJob(job, wide)
+				return describeJob(a, job, wide)
 			}})
 		},
 	}
@@ -62,7 +62,7 @@ func (s *sheet) write(w io.Writer) error {
 	return err
 }
 
-func (a *app) describeJob(j wire.Job, wide bool) error {
+func describeJob(a *app, j wire.Job, wide bool) error {
 	now := a.now()
 	status := statusCell(j)
 	s := sheet{screen: a.outTerm}
@@ -118,15 +118,15 @@ func (a *app) describeJob(j wire.Job, wide bool) error {
 	}
 	if len(j.Steps) > 0 {
 		fmt.Fprintln(a.out)
-		return a.stepTable(j.Steps).write(a.out)
+		return stepTable(a, j.Steps).write(a.out)
 	}
 	if len(j.Attempts) > 0 {
 		fmt.Fprintln(a.out)
-		if err := a.attemptTable(j.Attempts, wide).write(a.out); err != nil {
+		if err := attemptTable(a, j.Attempts, wide).write(a.out); err != nil {
 			return err
 		}
 	}
-	if t := a.measuredTable(j.Attempts); len(t.rows) > 0 {
+	if t := measuredTable(a, j.Attempts); len(t.rows) > 0 {
 		fmt.Fprintln(a.out)
 		if err := t.write(a.out); err != nil {
 			return err
@@ -134,12 +134,12 @@ func (a *app) describeJob(j wire.Job, wide bool) error {
 	}
 	if len(j.Checkpoints) > 0 {
 		fmt.Fprintln(a.out)
-		return a.checkpointTable(j.Checkpoints, wide).write(a.out)
+		return checkpointTable(a, j.Checkpoints, wide).write(a.out)
 	}
 	return nil
 }
 
-func (a *app) attemptTable(attempts []berth.Attempt, wide bool) *table {
+func attemptTable(a *app, attempts []berth.Attempt, wide bool) *table {
 	t := &table{screen: a.outTerm, head: []string{"ATTEMPT", "MACHINES", "GPUS", "PLACED", "RAN", "FROM STEP", "EXIT", "OUTCOME"}}
 	for _, at := range attempts {
 		machines := make([]string, len(at.Machines))

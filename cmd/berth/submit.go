@@ -59,9 +59,9 @@ func newSubmit(a *app) *cobra.Command {
 				return err
 			}
 			if later.at != "" || later.in != 0 {
-				return a.submitLater(cmd.Context(), file, later, flags)
+				return submitLater(cmd.Context(), a, file, later, flags)
 			}
-			return a.submit(cmd.Context(), file.Spec, file, flags)
+			return submitJob(cmd.Context(), a, file.Spec, file, flags)
 		},
 	}
 	flags.register(cmd)
@@ -96,9 +96,9 @@ func (a *app) readFile(what, name string) (src []byte, shown string, err error) 
 	return src, shown, nil
 }
 
-// submit sends a spec and, if asked, waits for the job. file is where faults
+// submitJob sends a spec and, if asked, waits for the job. file is where faults
 // that only the server sees are shown; it may be nil.
-func (a *app) submit(ctx context.Context, jobSpec spec.Job, file *jobfile.File, flags submitFlags) error {
+func submitJob(ctx context.Context, a *app, jobSpec spec.Job, file *jobfile.File, flags submitFlags) error {
 	c, err := a.client()
 	if err != nil {
 		return err
@@ -109,7 +109,7 @@ func (a *app) submit(ctx context.Context, jobSpec spec.Job, file *jobfile.File, 
 		// answer to the first one is lost.
 		key = "cli-" + berth.NewSecret()
 	}
-	if jobSpec, err = a.sendFolders(ctx, c, jobSpec, baseOf(file), ""); err != nil {
+	if jobSpec, err = sendFolders(ctx, a, c, jobSpec, baseOf(file), ""); err != nil {
 		return err
 	}
 	job, created, err := c.Submit(ctx, jobSpec, key)
@@ -132,7 +132,7 @@ func (a *app) submit(ctx context.Context, jobSpec spec.Job, file *jobfile.File, 
 	if err != nil || !flags.wait {
 		return err
 	}
-	return a.wait(ctx, job, flags.timeout)
+	return waitForJob(ctx, a, job, flags.timeout)
 }
 
 // located points the server's faults into the job file they came from.

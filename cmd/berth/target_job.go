@@ -16,13 +16,13 @@ var idLike = regexp.MustCompile(`^[0-9a-fA-F]{4}[0-9a-fA-F-]*$`)
 
 // job finds the job that a user means: by id, by the beginning of an id, or by
 // name, where the latest of that name is taken and said. Either with [3] is an
-// element of an array, with .fit the step fit of a pipeline.
+// findElement of an array, with .fit the step fit of a pipeline.
 func (a *app) job(ctx context.Context, c *client.Client, arg string) (wire.Job, error) {
 	if arg == "" { // as of a variable that is not set: the server would list all jobs
 		return wire.Job{}, usagef("a job's id or name is missing")
 	}
 	if array, which := elementsOf(arg); which != "" {
-		return a.element(ctx, c, array, which)
+		return findElement(ctx, a, c, array, which)
 	}
 	if dot := strings.LastIndexByte(arg, '.'); dot >= 0 {
 		if dot == 0 || dot == len(arg)-1 {

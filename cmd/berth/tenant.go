@@ -34,7 +34,7 @@ func newTenantCreate(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			return a.showTenant(t)
+			return showTenant(a, t)
 		},
 	}
 	cmd.Flags().StringVar(&parent, "parent", "", "parent tenant, whose limits apply too")
@@ -57,12 +57,12 @@ func newTenantList(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			return a.showTenants(list)
+			return showTenants(a, list)
 		},
 	}
 }
 
-func (a *app) showTenants(list wire.Page[wire.Tenant]) error {
+func showTenants(a *app, list wire.Page[wire.Tenant]) error {
 	names := make([]string, len(list.Items))
 	for i, t := range list.Items {
 		names[i] = string(t.ID)
@@ -99,12 +99,12 @@ func newTenantShow(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			return a.showTenant(t)
+			return showTenant(a, t)
 		},
 	}
 }
 
-func (a *app) showTenant(t wire.Tenant) error {
+func showTenant(a *app, t wire.Tenant) error {
 	return a.show(view{body: t, names: []string{string(t.ID)}, table: func(bool) error {
 		s := sheet{screen: a.outTerm}
 		s.add("tenant", string(t.ID))
@@ -149,7 +149,7 @@ func newTenantSet(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			return a.showTenant(t)
+			return showTenant(a, t)
 		},
 	}
 	cmd.Flags().StringVar(&parent, "parent", "", `tenant above it; "" for none`)

@@ -40,7 +40,7 @@ func newTokenCreate(a *app) *cobra.Command {
 				return a.failed(cmd.Context(), err)
 			}
 			a.say("token %s (%s) of tenant %s, role %s%s; its text is not stored and not shown again", t.Name, t.ID, t.Tenant, t.Role, expiry(t.ExpiresAt, a.now()))
-			return a.showSecret(t, t.ID, t.Secret)
+			return showSecret(a, t, t.ID, t.Secret)
 		},
 	}
 	cmd.Flags().StringVar(&role, "role", string(spec.RoleUser), "role: admin, user or viewer")
@@ -51,7 +51,7 @@ func newTokenCreate(a *app) *cobra.Command {
 }
 
 // showSecret prints a new secret alone on standard output, for pipes.
-func (a *app) showSecret(body any, id, secret string) error {
+func showSecret(a *app, body any, id, secret string) error {
 	return a.show(view{body: body, names: []string{id}, table: func(bool) error {
 		_, err := fmt.Fprintln(a.out, secret)
 		return err
@@ -80,12 +80,12 @@ func newTokenList(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			return a.showTokens(list)
+			return showTokens(a, list)
 		},
 	}
 }
 
-func (a *app) showTokens(list wire.Page[wire.Token]) error {
+func showTokens(a *app, list wire.Page[wire.Token]) error {
 	names := make([]string, len(list.Items))
 	for i, t := range list.Items {
 		names[i] = t.ID
@@ -155,7 +155,7 @@ func newJoinTokenCreate(a *app) *cobra.Command {
 				return a.failed(cmd.Context(), err)
 			}
 			a.say("lets one machine join once%s; start it there with berth-agent --join-token", expiry(&t.ExpiresAt, a.now()))
-			return a.showSecret(t, t.ID, t.Secret)
+			return showSecret(a, t, t.ID, t.Secret)
 		},
 	}
 	cmd.Flags().StringVar(&n.Pool, "pool", "", "pool of the machine")

@@ -43,11 +43,11 @@ func newWait(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			err = a.wait(cmd.Context(), job, timeout)
+			err = waitForJob(cmd.Context(), a, job, timeout)
 			if a.Output == "table" || a.Output == "wide" {
 				return err
 			}
-			return errors.Join(a.printEnd(cmd.Context(), c, job.ID, err), err)
+			return errors.Join(printEnd(cmd.Context(), a, c, job.ID, err), err)
 		},
 	}
 	cmd.Flags().DurationVar(&timeout, "timeout", 0, "stop waiting after this, such as 2h; the job continues")
@@ -55,7 +55,7 @@ func newWait(a *app) *cobra.Command {
 }
 
 // printEnd prints the job for a program, once it has ended.
-func (a *app) printEnd(ctx context.Context, c *client.Client, id berth.JobID, waited error) error {
+func printEnd(ctx context.Context, a *app, c *client.Client, id berth.JobID, waited error) error {
 	if _, ended := errors.AsType[*endedError](waited); waited != nil && !ended {
 		return nil
 	}
@@ -66,8 +66,8 @@ func (a *app) printEnd(ctx context.Context, c *client.Client, id berth.JobID, wa
 	return a.show(view{body: job, names: []string{string(job.ID)}})
 }
 
-// wait follows a job to its end. Its end, if no success, is the error.
-func (a *app) wait(ctx context.Context, job wire.Job, timeout time.Duration) error {
+// waitForJob follows a job to its end. Its end, if no success, is the error.
+func waitForJob(ctx context.Context, a *app, job wire.Job, timeout time.Duration) error {
 	c, err := a.client()
 	if err != nil {
 		return err
@@ -79,11 +79,11 @@ func (a *app) wait(ctx context.Context, job wire.Job, timeout time.Duration) err
 		defer cancel()
 	}
 	p := newProgress(a)
-	final, err := a.poll(waiting, c, job, p)
+	final, err := pollJob(waiting, a, c, job, p)
 	p.done()
 	switch {
 	case err == nil:
-		return a.sayEnd(final)
+		return sayEnd(a, final)
 	case ctx.Err() != nil:
 		a.say("%s goes on; berth wait %s waits again, berth cancel %s stops it", job.Name, shortID(job.ID), shortID(job.ID))
 		return ctx.Err()
@@ -97,8 +97,8 @@ func (a *app) wait(ctx context.Context, job wire.Job, timeout time.Duration) err
 	}
 }
 
-// poll asks for the job until it has ended and returns it as last seen.
-func (a *app) poll(ctx context.Context, c *client.Client, job wire.Job, p *progress) (wire.Job, error) {
+// pollJob asks for the job until it has ended and returns it as last seen.
+func pollJob(ctx context.Context, a *app, c *client.Client, job wire.Job, p *progress) (wire.Job, error) {
 	pause, answered := pollFirst, a.now()
 	for {
 		p.update(job)
@@ -139,7 +139,7 @@ func passing(err error) bool {
 
 // sayEnd prints a job's end, and for a job without success the next commands to
 // try.
-func (a *app) sayEnd(j wire.Job) error {
+func sayEnd(a *app, j wire.Job) error {
 	ran := between(j.StartedAt, j.FinishedAt, a.now())
 	line := fmt.Sprintf("%s %s", named(j), a.errTerm.paint(toneOfState(j.Status), string(j.Status)))
 	if ran != "-" {

@@ -27,12 +27,12 @@ func baseOf(file *jobfile.File) string {
 // sendFolders packs the folders that a spec names, uploads missing ones, and
 // replaces the names by the uploads' addresses. at is the path of the spec in
 // its file: "", or a path that ends in a dot.
-func (a *app) sendFolders(ctx context.Context, c *client.Client, jobSpec spec.Job, base, at string) (spec.Job, error) {
+func sendFolders(ctx context.Context, a *app, c *client.Client, jobSpec spec.Job, base, at string) (spec.Job, error) {
 	if len(jobSpec.Unsent()) == 0 {
 		return jobSpec, nil
 	}
 	if _, sent := berth.ParseAddress(jobSpec.Workdir); jobSpec.Workdir != "" && sent != nil {
-		address, err := a.sendFolder(ctx, c, at+"workdir", jobSpec.Workdir, base)
+		address, err := sendFolder(ctx, a, c, at+"workdir", jobSpec.Workdir, base)
 		if err != nil {
 			return jobSpec, err
 		}
@@ -43,7 +43,7 @@ func (a *app) sendFolders(ctx context.Context, c *client.Client, jobSpec spec.Jo
 		if _, sent := berth.ParseAddress(in.From); sent == nil || in.Kind() != spec.InputFolder {
 			continue
 		}
-		address, err := a.sendFolder(ctx, c, fmt.Sprintf("%sinputs[%d]", at, i), in.From, base)
+		address, err := sendFolder(ctx, a, c, fmt.Sprintf("%sinputs[%d]", at, i), in.From, base)
 		if err != nil {
 			return jobSpec, err
 		}
@@ -52,7 +52,7 @@ func (a *app) sendFolders(ctx context.Context, c *client.Client, jobSpec spec.Jo
 	return jobSpec, nil
 }
 
-func (a *app) sendFolder(ctx context.Context, c *client.Client, field, name, base string) (berth.Address, error) {
+func sendFolder(ctx context.Context, a *app, c *client.Client, field, name, base string) (berth.Address, error) {
 	folder := name
 	if !filepath.IsAbs(folder) {
 		folder = filepath.Join(base, folder)
