@@ -19,15 +19,19 @@ import (
 	"berth/wire"
 )
 
+// Clockwork keeps one Temporal Schedule for each schedule, its clock. All methods may be
+// called concurrently.
+type Clockwork struct{ calls *Calls }
+
 // SetClock creates or updates the Temporal Schedule of a schedule from its row.
-func (d *Dispatcher) SetClock(ctx context.Context, c db.Clock) error {
+func (w *Clockwork) SetClock(ctx context.Context, c db.Clock) error {
 	o, err := clockOptions(c)
 	if err != nil {
 		return err
 	}
-	schedules := d.temporal.ScheduleClient()
+	schedules := w.calls.temporal.ScheduleClient()
 	exists := false
-	err = d.Call(ctx, overload.Start, func(ctx context.Context) error {
+	err = w.calls.Call(ctx, overload.Start, func(ctx context.Context) error {
 		_, err := schedules.Create(ctx, o)
 		if exists = errors.Is(err, temporal.ErrScheduleAlreadyRunning); exists {
 			return nil
@@ -35,7 +39,7 @@ func (d *Dispatcher) SetClock(ctx context.Context, c db.Clock) error {
 		return err
 	})
 	if exists {
-		err = d.Call(ctx, overload.Start, func(ctx context.Context) error {
+		err = w.calls.Call(ctx, overload.Start, func(ctx context.Context) error {
 			return schedules.GetHandle(ctx, o.ID).Update(ctx, client.ScheduleUpdateOptions{DoUpdate: func(client.ScheduleUpdateInput) (*client.ScheduleUpdate, error) {
 				return &client.ScheduleUpdate{Schedule: &client.Schedule{
 					Spec: &o.Spec, Action: o.Action,
@@ -53,9 +57,9 @@ func (d *Dispatcher) SetClock(ctx context.Context, c db.Clock) error {
 
 // RemoveClock removes a schedule's Temporal Schedule. It reports whether there
 // was one.
-func (d *Dispatcher) RemoveClock(ctx context.Context, id berth.ScheduleID) (existed bool, err error) {
-	err = d.Call(ctx, overload.Start, func(ctx context.Context) error {
-		return d.temporal.ScheduleClient().GetHandle(ctx, berth.TemporalScheduleID(id)).Delete(ctx)
+func (w *Clockwork) RemoveClock(ctx context.Context, id berth.ScheduleID) (existed bool, err error) {
+	err = w.calls.Call(ctx, overload.Start, func(ctx context.Context) error {
+		return w.calls.temporal.ScheduleClient().GetHandle(ctx, berth.TemporalScheduleID(id)).Delete(ctx)
 	})
 	if _, gone := errors.AsType[*serviceerror.NotFound](err); gone {
 		return false, nil
@@ -69,9 +73,9 @@ func (d *Dispatcher) RemoveClock(ctx context.Context, id berth.ScheduleID) (exis
 // Clocks calls each with every schedule that Temporal has a Schedule of, and the
 // revision it was made from, as visibility lists them: some seconds late.
 // Confirm with ClockRevision before acting on one.
-func (d *Dispatcher) Clocks(ctx context.Context, each func(id berth.ScheduleID, revision string)) error {
-	err := d.list(ctx, func(ctx context.Context) error {
-		list, err := d.temporal.ScheduleClient().List(ctx, client.ScheduleListOptions{PageSize: pageSize})
+func (w *Clockwork) Clocks(ctx context.Context, each func(id berth.ScheduleID, revision string)) error {
+	err := w.calls.list(ctx, func(ctx context.Context) error {
+		list, err := w.calls.temporal.ScheduleClient().List(ctx, client.ScheduleListOptions{PageSize: pageSize})
 		for err == nil && list.HasNext() {
 			var entry *client.ScheduleListEntry
 			if entry, err = list.Next(); err != nil {
@@ -92,10 +96,10 @@ func (d *Dispatcher) Clocks(ctx context.Context, each func(id berth.ScheduleID, 
 // ClockRevision is the revision that a schedule's Temporal Schedule was made
 // from, by the truth and not by visibility; "" if there is none, or somebody
 // else has changed it.
-func (d *Dispatcher) ClockRevision(ctx context.Context, id berth.ScheduleID) (string, error) {
+func (w *Clockwork) ClockRevision(ctx context.Context, id berth.ScheduleID) (string, error) {
 	var x *client.ScheduleDescription
-	err := d.Call(ctx, overload.Sweep, func(ctx context.Context) (err error) {
-		x, err = d.temporal.ScheduleClient().GetHandle(ctx, berth.TemporalScheduleID(id)).Describe(ctx)
+	err := w.calls.Call(ctx, overload.Sweep, func(ctx context.Context) (err error) {
+		x, err = w.calls.temporal.ScheduleClient().GetHandle(ctx, berth.TemporalScheduleID(id)).Describe(ctx)
 		return err
 	})
 	if _, gone := errors.AsType[*serviceerror.NotFound](err); gone {

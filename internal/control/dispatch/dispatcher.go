@@ -6,27 +6,12 @@ import (
 	"sync"
 	"time"
 
-	"go.temporal.io/api/workflowservice/v1"
-	"go.temporal.io/sdk/client"
 	"golang.org/x/time/rate"
 
 	"berth"
 	"berth/db"
 	"berth/internal/lib/overload"
 )
-
-// Temporal is the part of a Temporal client that the dispatcher uses.
-type Temporal interface {
-	ExecuteWorkflow(ctx context.Context, o client.StartWorkflowOptions, workflow any, args ...any) (client.WorkflowRun, error)
-	SignalWorkflow(ctx context.Context, workflowID, runID, signal string, arg any) error
-	TerminateWorkflow(ctx context.Context, workflowID, runID, reason string, details ...any) error
-	CompleteActivityByID(
-		ctx context.Context, namespace, workflowID, runID, activityID string, result any, err error,
-	) error
-	DescribeWorkflowExecution(ctx context.Context, workflowID, runID string) (*workflowservice.DescribeWorkflowExecutionResponse, error)
-	ListWorkflow(ctx context.Context, r *workflowservice.ListWorkflowExecutionsRequest) (*workflowservice.ListWorkflowExecutionsResponse, error)
-	ScheduleClient() client.ScheduleClient
-}
 
 // rows are the dispatcher's reads of the database.
 type rows interface {
@@ -67,34 +52,22 @@ const (
 	unsettledTo   = time.Minute
 )
 
-// Repeats of failed calls: a tenth of the successful calls, ten at once, and one per
-// second even while no call succeeds.
-const (
-	repeatShare = 0.1
-	repeatBurst = 10
-	repeatEvery = time.Second
-)
-
 // Dispatcher starts and pokes workflows. All methods but Run may be called
 // concurrently, and before Run.
 type Dispatcher struct {
-	temporal Temporal
-	db       rows
-	opts     Options
-	log      *slog.Logger
-	pace     *rate.Limiter
-	calls    *overload.Limiter // every call to Temporal but probes
-	repeats  *overload.Budget
-	gate     *overload.Gate
-	starts   chan start
-
-	health health
+	*Calls
+	*Clockwork
+	db     rows
+	opts   Options
+	log    *slog.Logger
+	pace   *rate.Limiter
+	gate   *overload.Gate
+	starts chan start
+	marks  *startMarks
 	pokes  pokes
 
 	mu      sync.Mutex
 	waiters map[berth.JobID]*waiter
-	started map[berth.JobID]time.Time
-	failed  map[berth.JobID]*failure
 }
 
 // start is a job whose workflow is to be started.
@@ -128,18 +101,15 @@ func newDispatcher(t Temporal, d rows, o Options) *Dispatcher {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	calls := newCalls(t)
 	x := &Dispatcher{
-		temporal: t, db: d, opts: o, log: o.Logger,
+		Calls: calls, Clockwork: &Clockwork{calls}, db: d, opts: o, log: o.Logger,
 		pace:    rate.NewLimiter(rate.Limit(o.PerSecond), inFlight),
-		calls:   overload.New(overload.Options{Name: "temporal", Max: inFlight, Overloaded: isOverload}),
-		repeats: overload.NewBudget(repeatShare, repeatBurst, repeatEvery),
 		gate:    overload.NewGate(o.Logger),
 		starts:  make(chan start, 4*inFlight),
+		marks:   newStartMarks(),
 		waiters: map[berth.JobID]*waiter{},
-		started: map[berth.JobID]time.Time{},
-		failed:  map[berth.JobID]*failure{},
 	}
-	x.health.up = make(chan struct{}, 1)
 	x.pokes.init()
 	return x
 }
@@ -169,13 +139,6 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// Limiter bounds all calls to Temporal of this process. Callers outside of this
-// package make theirs by Call.
-func (d *Dispatcher) Limiter() *overload.Limiter { return d.calls }
-
-// Repeats is the budget for repeats of calls to Temporal.
-func (d *Dispatcher) Repeats() *overload.Budget { return d.repeats }
-
 // Gate holds back new starts in this process. Run makes it follow the database.
 func (d *Dispatcher) Gate() *overload.Gate { return d.gate }
 
@@ -196,44 +159,4 @@ func (d *Dispatcher) hearAdmission(ctx context.Context) {
 			d.gate.Look()
 		}
 	}
-}
-
-// Call makes a call to Temporal under this process's limit and deadline, and
-// records whether Temporal answered. An error of f that is an answer, such as a
-// canceled activity, must not be returned by f unless it is a service error.
-func (d *Dispatcher) Call(ctx context.Context, class overload.Class, f func(ctx context.Context) error) error {
-	return d.calls.Do(ctx, class, func(within context.Context) error {
-		err := f(within)
-		d.note(ctx, err)
-		return err
-	})
-}
-
-// Await returns when the limit has room for a call of that class. It makes no
-// call: work whose cost arises elsewhere, such as a task that Temporal will
-// dispatch next, waits here for its turn.
-func (d *Dispatcher) Await(ctx context.Context, class overload.Class) error {
-	p, err := d.calls.Acquire(ctx, class)
-	if err == nil {
-		p.Drop()
-	}
-	return err
-}
-
-// list makes a call whose latency depends on how much there is to list.
-func (d *Dispatcher) list(ctx context.Context, f func(ctx context.Context) error) error {
-	p, err := d.calls.AcquireSlow(ctx, overload.Sweep)
-	if err != nil {
-		return err
-	}
-	within, cancel := context.WithTimeout(ctx, listLimit)
-	defer cancel()
-	err = f(within)
-	d.note(ctx, err)
-	if ctx.Err() != nil {
-		p.Done(nil) // its caller gave it up, which says nothing
-	} else {
-		p.Done(err)
-	}
-	return err
 }

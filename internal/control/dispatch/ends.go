@@ -102,7 +102,7 @@ func (d *Dispatcher) nextLook(q endQueue) (at time.Time, ok bool) {
 // pokes the workflows that have not acted on them.
 func (d *Dispatcher) pokeUnheard(ctx context.Context, queue *endQueue) {
 	first := takeOlder(&queue.fresh, d.opts.EndLook)
-	stats := d.calls.Stats()
+	stats := d.limiter.Stats()
 	quick := stats.Typical <= quickCall && !stats.Binding()
 	if quick {
 		jobs, ok := d.unheard(ctx, first)

@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"berth"
@@ -30,46 +31,58 @@ func pause(times int) time.Duration {
 	return d/2 + rand.N(d/2)
 }
 
+// startMarks remember the starts of this process, by job: those under way, those made
+// lately, and those that failed.
+type startMarks struct {
+	mu      sync.Mutex
+	started map[berth.JobID]time.Time // zero: under way
+	failed  map[berth.JobID]*failure
+}
+
+func newStartMarks() *startMarks {
+	return &startMarks{started: map[berth.JobID]time.Time{}, failed: map[berth.JobID]*failure{}}
+}
+
 // claim marks a job as being started; false if it is already, or its start has
 // failed and is not due again.
-func (d *Dispatcher) claim(id berth.JobID) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if _, ok := d.started[id]; ok {
+func (m *startMarks) claim(id berth.JobID) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.started[id]; ok {
 		return false
 	}
-	if f := d.failed[id]; f != nil && time.Now().Before(f.next) {
+	if f := m.failed[id]; f != nil && time.Now().Before(f.next) {
 		return false
 	}
-	d.started[id] = time.Time{}
+	m.started[id] = time.Time{}
 	return true
 }
 
 // unclaim lets the sweep try a job again.
-func (d *Dispatcher) unclaim(id berth.JobID) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.started, id)
+func (m *startMarks) unclaim(id berth.JobID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.started, id)
 }
 
 // succeed remembers that a job was started, so that the sweep leaves it alone
 // while its first step is late.
-func (d *Dispatcher) succeed(id berth.JobID) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.started[id] = time.Now()
-	delete(d.failed, id)
+func (m *startMarks) succeed(id berth.JobID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.started[id] = time.Now()
+	delete(m.failed, id)
 }
 
 // fail remembers a failed start, and returns the pause until its next try.
-func (d *Dispatcher) fail(id berth.JobID) time.Duration {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.started, id)
-	f := d.failed[id]
+func (m *startMarks) fail(id berth.JobID) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.started, id)
+	f := m.failed[id]
 	if f == nil {
 		f = &failure{}
-		d.failed[id] = f
+		m.failed[id] = f
 	}
 	f.times++
 	in := pause(f.times)
@@ -78,41 +91,56 @@ func (d *Dispatcher) fail(id berth.JobID) time.Duration {
 }
 
 // postpone lets a start that was not made be tried again in a moment.
-func (d *Dispatcher) postpone(id berth.JobID) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.started, id)
-	f := d.failed[id]
+func (m *startMarks) postpone(id berth.JobID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.started, id)
+	f := m.failed[id]
 	if f == nil {
 		f = &failure{}
-		d.failed[id] = f
+		m.failed[id] = f
 	}
 	f.next = time.Now().Add(pause(1))
 }
 
 // hasFailed reports whether the job's last start was made and has failed.
-func (d *Dispatcher) hasFailed(id berth.JobID) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	f := d.failed[id]
+func (m *startMarks) hasFailed(id berth.JobID) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f := m.failed[id]
 	return f != nil && f.times > 0
 }
 
 // isQueued reports whether the job waits in this process for its turn.
-func (d *Dispatcher) isQueued(id berth.JobID) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	at, ok := d.started[id]
+func (m *startMarks) isQueued(id berth.JobID) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	at, ok := m.started[id]
 	return ok && at.IsZero()
 }
 
 // forgive makes failed calls due again, since Temporal answers.
-func (d *Dispatcher) forgive() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, f := range d.failed {
+func (m *startMarks) forgive() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, f := range m.failed {
 		f.next = time.Time{}
 	}
+}
+
+// due returns failed starts that are due again, at most limit.
+func (m *startMarks) due(limit int) []berth.JobID {
+	var due []berth.JobID
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for id, f := range m.failed {
+		if _, claimed := m.started[id]; !claimed && !time.Now().Before(f.next) {
+			if due = append(due, id); len(due) == limit {
+				break
+			}
+		}
+	}
+	return due
 }
 
 // repeatFailed queues failed starts that are due again.
@@ -120,16 +148,7 @@ func (d *Dispatcher) repeatFailed(ctx context.Context) {
 	if !d.health.isUp() || d.gate.Pressure().Paused {
 		return
 	}
-	var due []berth.JobID
-	d.mu.Lock()
-	for id, f := range d.failed {
-		if _, claimed := d.started[id]; !claimed && !time.Now().Before(f.next) {
-			if due = append(due, id); len(due) == sweepBatch {
-				break
-			}
-		}
-	}
-	d.mu.Unlock()
+	due := d.marks.due(sweepBatch)
 	if len(due) == 0 {
 		return
 	}
@@ -146,19 +165,19 @@ func (d *Dispatcher) repeatFailed(ctx context.Context) {
 	}
 	for _, id := range due {
 		if !there[id] { // it was started after all, or has ended
-			d.succeed(id)
+			d.marks.succeed(id)
 		}
 	}
 	d.queue(ctx, rows)
 }
 
 // forget drops old marks.
-func (d *Dispatcher) forget() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for id, at := range d.started {
+func (m *startMarks) forget() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for id, at := range m.started {
 		if !at.IsZero() && time.Since(at) > remembered {
-			delete(d.started, id)
+			delete(m.started, id)
 		}
 	}
 }

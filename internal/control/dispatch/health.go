@@ -93,33 +93,6 @@ func (h *health) since() time.Duration {
 	return time.Since(h.okAt)
 }
 
-// Healthy reports whether workflows can drive new placements: Temporal answers, or
-// has not failed for long.
-func (d *Dispatcher) Healthy() bool {
-	h := &d.health
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.ok || time.Since(h.okAt) < patience
-}
-
-// note records the outcome of a call made under ctx. The end of ctx says nothing
-// about Temporal.
-func (d *Dispatcher) note(ctx context.Context, err error) (answered bool) {
-	return ctx.Err() != nil || d.health.note(err)
-}
-
-// Check is nil if Temporal answers. It looks up a workflow that does not exist:
-// the cheapest question that only a server with our namespace can answer.
-func (d *Dispatcher) Check(ctx context.Context) error {
-	call, cancel := context.WithTimeout(ctx, callLimit)
-	defer cancel()
-	_, err := d.temporal.DescribeWorkflowExecution(call, "berth/probe", "")
-	if d.note(ctx, err) {
-		return ctx.Err()
-	}
-	return err
-}
-
 // probe finds out whether Temporal answers when nothing else does, and lets
 // the pokes go when it does again.
 func (d *Dispatcher) probe(ctx context.Context) {

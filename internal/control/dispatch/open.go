@@ -80,7 +80,7 @@ func (d *Dispatcher) Start(ctx context.Context, id berth.JobID, again bool) erro
 	if err != nil || len(rows) == 0 {
 		return err
 	}
-	if d.isQueued(id) {
+	if d.marks.isQueued(id) {
 		return nil // its turn comes
 	}
 	policy := enumspb.WORKFLOW_ID_REUSE_POLICY_ALLOW_DUPLICATE_FAILED_ONLY

@@ -42,7 +42,7 @@ func (d *Dispatcher) hear(ctx context.Context, from db.Origin, moment time.Durat
 			continue // the sweep finds them
 		}
 		if from == db.Elsewhere {
-			moment = max(d.opts.Moment, min(d.opts.SweepEvery, slowMoments*d.calls.Stats().Typical))
+			moment = max(d.opts.Moment, min(d.opts.SweepEvery, slowMoments*d.limiter.Stats().Typical))
 		}
 		select {
 		case <-ctx.Done():
@@ -87,9 +87,9 @@ func (d *Dispatcher) sweep(ctx context.Context) {
 		case <-tick.C:
 		case <-d.health.up:
 			age = 0
-			d.forgive()
+			d.marks.forgive()
 		}
-		d.forget()
+		d.marks.forget()
 		if !d.health.isUp() || d.gate.Pressure().Paused {
 			continue
 		}
@@ -109,7 +109,7 @@ func (d *Dispatcher) sweep(ctx context.Context) {
 func (d *Dispatcher) queue(ctx context.Context, rows []db.Dispatch) {
 	read := time.Now()
 	for _, row := range rows {
-		if !d.claim(row.Job) {
+		if !d.marks.claim(row.Job) {
 			continue
 		}
 		select {
@@ -135,9 +135,9 @@ func (d *Dispatcher) sendStarts(ctx context.Context) {
 // how that went. A repeat asks its budget before it takes a turn: a turn that a
 // refused repeat used up would be missing for first starts.
 func (d *Dispatcher) startQueued(ctx context.Context, s start) {
-	repeat := d.hasFailed(s.Job)
+	repeat := d.marks.hasFailed(s.Job)
 	if repeat && !d.repeats.Repeat() {
-		d.postpone(s.Job)
+		d.marks.postpone(s.Job)
 		return
 	}
 	refund := func() {
@@ -147,7 +147,7 @@ func (d *Dispatcher) startQueued(ctx context.Context, s start) {
 	}
 	if err := d.turn(ctx); err != nil {
 		refund()
-		d.unclaim(s.Job)
+		d.marks.unclaim(s.Job)
 		return
 	}
 	if time.Since(s.since) > stale {
@@ -155,28 +155,28 @@ func (d *Dispatcher) startQueued(ctx context.Context, s start) {
 		if err == nil && len(rows) == 0 { // another process started it, or it was canceled
 			refund()
 			d.gate.Starts.Return(1)
-			d.succeed(s.Job)
+			d.marks.succeed(s.Job)
 			return
 		}
 	}
 	if !d.health.isUp() {
 		refund()
 		d.gate.Starts.Return(1)
-		d.unclaim(s.Job) // the sweep finds it when Temporal answers again
+		d.marks.unclaim(s.Job) // the sweep finds it when Temporal answers again
 		return
 	}
 	err := d.startOrFind(ctx, s.Dispatch, repeat)
 	switch {
 	case err == nil:
-		d.succeed(s.Job)
+		d.marks.succeed(s.Job)
 		refund()
 		d.repeats.Succeeded()
 	case errors.Is(err, overload.ErrShed), ctx.Err() != nil: // the call was not made
 		refund()
 		d.gate.Starts.Return(1)
-		d.postpone(s.Job)
+		d.marks.postpone(s.Job)
 	default:
-		in := d.fail(s.Job)
+		in := d.marks.fail(s.Job)
 		if d.health.isUp() { // else it was said once, for all
 			d.log.Warn("workflow start failed, will retry", "job_id", s.Job, "retry_in", in, "err", err)
 		}
