@@ -2,8 +2,8 @@
 // described once in Go and published as OpenAPI 3.1, and the protocol of the
 // agents.
 //
-// The package makes no decisions: a handler parses, makes one call of db or
-// placement, and renders. It contains no SQL and no Temporal.
+// The package makes no decisions: a handler parses, makes one call of a store of
+// db, of admission or of explain, and renders. It contains no SQL and no Temporal.
 //
 // The one rule to know: error.go renders every error, as RFC 9457
 // problem+json, and the answer for another tenant's id is the same as for an

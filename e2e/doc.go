@@ -3,8 +3,8 @@
 // here if it is about their working together; whatever one package can show is
 // tested there.
 //
-// It has no code of its own, only tests, and is the one package whose tests
-// embed a Temporal server, so it takes long to build.
+// It has no code of its own, only tests. They embed a Temporal server, as the tests
+// of e2e/bench and e2e/chaos do, so they take long to build.
 //
 // With -update it records the histories that package workflows replays.
 package e2e

@@ -81,8 +81,8 @@ func (m MemberView) Live() bool {
 	return m.Current && berth.Slot{State: m.State, Sealed: m.Sealed}.Live()
 }
 
-// RunResult is the result of a Run activity. A bad exit is a result too: activities
-// fail only when the machine could not report the end.
+// RunResult is the result of a Run activity. A bad exit is a result too: the activity
+// fails only when its waiter is lost.
 type RunResult struct {
 	Phase berth.Phase   `json:"phase"`
 	Exit  *failure.Exit `json:"exit,omitempty"`

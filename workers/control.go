@@ -27,7 +27,7 @@ const waiting = 2000
 // memory.
 const stickyFor = 2 * time.Second
 
-// Control is the worker of the control queue: workflows, and their steps beside
+// Control is the worker of the control queue: workflows, and their steps next to
 // the database.
 type Control struct {
 	client client.Client

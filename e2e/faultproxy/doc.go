@@ -7,8 +7,8 @@
 // sender has hung up since. That is what makes a partitioned program a zombie
 // whose writes come back.
 //
-// It knows no protocol. Whoever wants one particular request to lose its reply
-// names bytes that occur in the request; see CutReply.
+// It knows no protocol. To make one particular request lose its reply, a test names
+// bytes that occur in the request; see CutReply.
 //
 // The one rule to know: connections are accepted by the kernel even while the
 // link is cut or down, so a client sees a reset, or silence, never a refusal. A

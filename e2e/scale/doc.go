@@ -4,7 +4,7 @@
 // over a container engine in memory.
 //
 // BenchmarkScale (make bench-scale) joins 300 machines, starts 1,000 and 5,000
-// long jobs, submits single jobs beside them, floods the cluster with short jobs,
+// long jobs, submits single jobs next to them, floods the cluster with short jobs,
 // and submits five times as fast as jobs can start. It prints one table with the
 // bounds that apply and fails if a figure is outside. Rates are compared with
 // bare workflows of one activity in the same run, because absolute rates are

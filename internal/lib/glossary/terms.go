@@ -264,8 +264,8 @@ var Terms = []Section{
 		{Word: "victim", Meaning: "a job that preemption stops", Kubernetes: "victim"},
 		{
 			Word: "nomination",
-			Meaning: "capacity that is kept for one waiting job, mostly released by its victims; table " +
-				"`earmark_log`, flag `--earmark-for`",
+			Meaning: "capacity that is kept for one waiting job, mostly released by its victims; tables " +
+				"`earmarks` and `earmark_log`, flag `--earmark-for`",
 			Kubernetes: "nominated node",
 		},
 		{Word: "headroom", Meaning: "an account's unused quota over time, per resource and in jobs"},
