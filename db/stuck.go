@@ -80,7 +80,7 @@ func (d *Attempts) KillUnprepared(ctx context.Context, term Term, p Patience, li
 // the jobs: their workflows want a poke.
 //
 // A member without an order to start has no process, and gets none once it is
-// orphaned; so its job may go on at once, whatever its mode.
+// orphaned; so its job may go on at once, also with at_most_one.
 func (d *Attempts) GiveUpStuck(ctx context.Context, term Term, p Patience, limit int) ([]berth.JobID, error) {
 	args := p.args()
 	args["limit"] = limit

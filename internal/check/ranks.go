@@ -13,8 +13,8 @@ import (
 // comes after none at all.
 func holds(s berth.State) bool { return s != "" && s.HoldsCapacity() }
 
-// exclusive is the mode in which not even a silent machine's container may
-// overlap the next.
+// exclusive is the stored value of at_most_one: not even a silent machine's
+// container may overlap the next.
 const exclusive = "exclusive"
 
 func oneLiveRank(c *jobCase) {

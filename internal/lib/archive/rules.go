@@ -49,7 +49,7 @@ type Entry struct {
 	Target string // of a link
 }
 
-// Refused is the error of content that breaks the rules.
+// refused returns the error of content that breaks the rules.
 func refused(format string, args ...any) error {
 	return &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugArchive, Message: "archive: " + fmt.Sprintf(format, args...)}
 }
