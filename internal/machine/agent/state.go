@@ -15,10 +15,10 @@ import (
 //
 //	lock              held as long as the process lives
 //	credential.json   the machine's name and token, mode 0600
-//	ranks/            one folder for each rank's container
+//	ranks/            one folder for each member's container
 //	cache/            code and inputs of jobs, by content; see cache
 //	watermark.json    the highest sign of the database's age; see watermark
-//	images.json       the images of which they had containers; see images
+//	images.json       the images that containers here have used; see images
 //	fence/            of the deadman; see deadman.Dir
 type state struct {
 	dir  string
