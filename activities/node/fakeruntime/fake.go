@@ -30,20 +30,15 @@ type Options struct {
 
 // Fake is a container engine in memory. It may be used concurrently.
 type Fake struct {
+	*Faults
 	options  Options
 	engineID string
 	programs sync.WaitGroup // one for each running container
-	lagging  sync.WaitGroup // one for each call that the engine is slow with
 
 	mu         sync.Mutex
 	containers map[string]*container
 	created    int // how many containers were ever created; makes ids and pids
-	intercept  func(Call) error
-	lag        func(Call)
 	networks   map[string]node.Network
-	images     map[string]error
-	sizes      map[string]int64
-	starts     map[string]error
 }
 
 var _ node.Runtime = (*Fake)(nil)
@@ -67,13 +62,11 @@ func New(o Options) *Fake {
 		o.Program = prog.Run
 	}
 	return &Fake{
+		Faults:     newFaults(),
 		options:    o,
 		engineID:   "fake-" + rand.Text(),
 		containers: make(map[string]*container),
 		networks:   make(map[string]node.Network),
-		images:     make(map[string]error),
-		sizes:      make(map[string]int64),
-		starts:     make(map[string]error),
 	}
 }
 
@@ -99,7 +92,7 @@ func (f *Fake) EnsureImage(ctx context.Context, ref string, _ *node.RegistryAuth
 		return "", err
 	}
 	if err := f.imageError(ref); err != nil {
-		return "", err
+		return "", fmt.Errorf("ensure image %s: %w", ref, err)
 	}
 	return imageDigest(ref), nil
 }
@@ -109,15 +102,10 @@ func (f *Fake) ImageBytes(ctx context.Context, ref string) (int64, error) {
 	if err := f.allow(ctx, Call{Method: "ImageBytes", Subject: ref}); err != nil {
 		return 0, err
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.images[ref] != nil {
+	if f.imageError(ref) != nil {
 		return 0, fmt.Errorf("image %s: %w", ref, node.ErrNoImage)
 	}
-	if bytes, ok := f.sizes[ref]; ok {
-		return bytes, nil
-	}
-	return 1 << 20, nil
+	return f.imageBytes(ref), nil
 }
 
 // Create makes a container of any image that FailImage does not name.
@@ -128,7 +116,7 @@ func (f *Fake) Create(ctx context.Context, spec node.ContainerSpec) (node.Contai
 	if err := spec.Validate(); err != nil {
 		return node.Container{}, err
 	}
-	return slowly(ctx, f, Call{Method: "Create", Subject: spec.Name, Spec: &spec}, func() (node.Container, error) { return f.create(spec) })
+	return slowly(ctx, f.Faults, Call{Method: "Create", Subject: spec.Name, Spec: &spec}, func() (node.Container, error) { return f.create(spec) })
 }
 
 func (f *Fake) create(spec node.ContainerSpec) (node.Container, error) {
@@ -137,7 +125,7 @@ func (f *Fake) create(spec node.ContainerSpec) (node.Container, error) {
 	if c, ok := f.containers[spec.Name]; ok {
 		return c.snapshot(), fmt.Errorf("create container %s: %w", spec.Name, node.ErrExists)
 	}
-	if f.images[spec.Image] != nil {
+	if f.imageError(spec.Image) != nil {
 		return node.Container{}, fmt.Errorf("create container %s: no local image %s: %w", spec.Name, spec.Image, node.ErrImageUnavailable)
 	}
 	if !f.known(spec.Network) {
@@ -158,10 +146,8 @@ func (f *Fake) Start(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	f.mu.Lock()
-	fault := f.starts[name]
-	f.mu.Unlock()
-	_, err = slowly(ctx, f, Call{Method: "Start", Subject: name}, func() (struct{}, error) {
+	fault := f.startError(name)
+	_, err = slowly(ctx, f.Faults, Call{Method: "Start", Subject: name}, func() (struct{}, error) {
 		return struct{}{}, c.start(&f.programs, f.options.Program, fault)
 	})
 	return err
@@ -230,7 +216,7 @@ func (f *Fake) Probe(ctx context.Context, _ map[string]string) error {
 	if err := f.allow(ctx, Call{Method: "Probe"}); err != nil {
 		return err
 	}
-	_, err := slowly(ctx, f, Call{Method: "Probe"}, func() (struct{}, error) { return struct{}{}, nil })
+	_, err := slowly(ctx, f.Faults, Call{Method: "Probe"}, func() (struct{}, error) { return struct{}{}, nil })
 	return err
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"sync"
 
 	"berth/activities/node"
 )
@@ -15,10 +16,28 @@ type Call struct {
 	Spec    *node.ContainerSpec // of Create
 }
 
+// Faults are the faults that a test has asked an engine for: calls that it refuses or is
+// slow with, images that it lacks, and starts that fail. They may be changed while the
+// engine is in use.
+type Faults struct {
+	lagging sync.WaitGroup // one for each call that the engine is slow with
+
+	mu        sync.Mutex
+	intercept func(Call) error
+	lag       func(Call)
+	images    map[string]error
+	sizes     map[string]int64
+	starts    map[string]error
+}
+
+func newFaults() *Faults {
+	return &Faults{images: map[string]error{}, sizes: map[string]int64{}, starts: map[string]error{}}
+}
+
 // Intercept has hook asked before every call, from the caller's goroutine; an
 // error it returns is the call's answer and the engine does nothing. It stands
 // for an engine that is down, slow (a hook may block) or refuses. nil ends it.
-func (f *Fake) Intercept(hook func(Call) error) {
+func (f *Faults) Intercept(hook func(Call) error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.intercept = hook
@@ -28,17 +47,17 @@ func (f *Fake) Intercept(hook func(Call) error) {
 // EnsureNetwork or a Probe. A hook that blocks makes the engine slow as Docker is: a caller
 // whose context ends gets its error at once, and the engine goes on with what it
 // was asked. nil ends it.
-func (f *Fake) Lag(hook func(Call)) {
+func (f *Faults) Lag(hook func(Call)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lag = hook
 }
 
 // CatchUp waits until the engine has carried out every call that it is slow with.
-func (f *Fake) CatchUp() { f.lagging.Wait() }
+func (f *Faults) CatchUp() { f.lagging.Wait() }
 
 // slowly carries out a call after the lag, also if its caller is gone by then.
-func slowly[T any](ctx context.Context, f *Fake, call Call, do func() (T, error)) (T, error) {
+func slowly[T any](ctx context.Context, f *Faults, call Call, do func() (T, error)) (T, error) {
 	f.mu.Lock()
 	lag := f.lag
 	f.mu.Unlock()
@@ -66,14 +85,14 @@ func slowly[T any](ctx context.Context, f *Fake, call Call, do func() (T, error)
 
 // FailImage makes EnsureImage of ref answer err, which should wrap
 // node.ErrImageNotFound or node.ErrImageUnavailable; nil ends it.
-func (f *Fake) FailImage(ref string, err error) {
+func (f *Faults) FailImage(ref string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	set(f.images, ref, err)
 }
 
 // SizeImage makes ref an image of so many bytes; before, each has a MiB.
-func (f *Fake) SizeImage(ref string, bytes int64) {
+func (f *Faults) SizeImage(ref string, bytes int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.sizes[ref] = bytes
@@ -82,7 +101,7 @@ func (f *Fake) SizeImage(ref string, bytes int64) {
 // FailStart makes Start of the named container answer err, for example
 // node.ErrBadCommand or node.ErrDevice, also if it is only created later; nil
 // ends it. The container stays created and carries the error's text.
-func (f *Fake) FailStart(name string, err error) {
+func (f *Faults) FailStart(name string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	set(f.starts, name, err)
@@ -145,7 +164,7 @@ func (f *Fake) Reboot(code int) {
 }
 
 // allow refuses a call whose context has ended or that the hook refuses.
-func (f *Fake) allow(ctx context.Context, call Call) error {
+func (f *Faults) allow(ctx context.Context, call Call) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%s %s: %w", call.Method, call.Subject, err)
 	}
@@ -158,13 +177,28 @@ func (f *Fake) allow(ctx context.Context, call Call) error {
 	return hook(call)
 }
 
-func (f *Fake) imageError(ref string) error {
+// imageError returns the fault of an image.
+func (f *Faults) imageError(ref string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.images[ref]; err != nil {
-		return fmt.Errorf("ensure image %s: %w", ref, err)
+	return f.images[ref]
+}
+
+// imageBytes returns the size of an image.
+func (f *Faults) imageBytes(ref string) int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if bytes, ok := f.sizes[ref]; ok {
+		return bytes
 	}
-	return nil
+	return 1 << 20
+}
+
+// startError returns the fault of the start of a container.
+func (f *Faults) startError(name string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.starts[name]
 }
 
 // imageDigest invents the digest of an image from its name.

@@ -17,7 +17,7 @@ func (f *Fake) EnsureNetwork(ctx context.Context, n node.Network) error {
 	if err := f.allow(ctx, Call{Method: "EnsureNetwork", Subject: n.Name}); err != nil {
 		return err
 	}
-	_, err := slowly(ctx, f, Call{Method: "EnsureNetwork", Subject: n.Name}, func() (struct{}, error) {
+	_, err := slowly(ctx, f.Faults, Call{Method: "EnsureNetwork", Subject: n.Name}, func() (struct{}, error) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if _, ok := f.networks[n.Name]; !ok {
