@@ -43,11 +43,11 @@ const callTimeout = 30 * time.Second
 
 // Engine is one Docker Engine. It may be used concurrently.
 type Engine struct {
+	*images
 	api     *client.Client
 	socket  string // path of the engine's socket
 	log     *slog.Logger
 	options Options
-	pulls   pulls
 	starts  keyedMutex
 	warned  sync.Map     // warnings of the engine that were logged already
 	cores   atomic.Int64 // of the machine, as the engine said last; 0: not asked yet
@@ -78,7 +78,10 @@ func Open(host string, o Options) (*Engine, error) {
 	if o.LogFiles == 0 {
 		o.LogFiles = 4
 	}
-	return &Engine{api: api, socket: strings.TrimPrefix(host, "unix://"), log: o.Logger, options: o}, nil
+	return &Engine{
+		images: &images{api: api, log: o.Logger},
+		api:    api, socket: strings.TrimPrefix(host, "unix://"), log: o.Logger, options: o,
+	}, nil
 }
 
 // Info reports the engine's version and the machine's size.

@@ -6,24 +6,34 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 
 	cerrdefs "github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/registry"
+	"github.com/docker/docker/client"
 
 	"berth/activities/node"
 )
 
+// images are the images of an engine. They implement the part of node.Runtime that is
+// about images.
+type images struct {
+	api   *client.Client
+	log   *slog.Logger
+	pulls pulls
+}
+
 // EnsureImage pulls the image unless it is on the machine already. Callers that
 // want the same image with the same login share one pull; it goes on until the
 // last of them has given up.
-func (e *Engine) EnsureImage(ctx context.Context, ref string, auth *node.RegistryAuth) (string, error) {
+func (m *images) EnsureImage(ctx context.Context, ref string, auth *node.RegistryAuth) (string, error) {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {
 		return "", fmt.Errorf("image reference %q: %w: %w", ref, node.ErrImageNotFound, err)
 	}
-	digest, err := e.localDigest(ctx, ref, named)
+	digest, err := m.localDigest(ctx, ref, named)
 	if err == nil || !cerrdefs.IsNotFound(err) {
 		return digest, err
 	}
@@ -38,13 +48,13 @@ func (e *Engine) EnsureImage(ctx context.Context, ref string, auth *node.Registr
 			return "", fmt.Errorf("pull image %s: encode login: %w", ref, err)
 		}
 	}
-	err = e.pulls.do(ctx, canonical(ref)+" "+login, func(ctx context.Context) error {
-		return e.pull(ctx, ref, login)
+	err = m.pulls.do(ctx, canonical(ref)+" "+login, func(ctx context.Context) error {
+		return m.pull(ctx, ref, login)
 	})
 	if err != nil {
 		return "", classifyPull(ref, err)
 	}
-	digest, err = e.localDigest(ctx, ref, named)
+	digest, err = m.localDigest(ctx, ref, named)
 	if cerrdefs.IsNotFound(err) { // pruned between the two calls
 		return "", fmt.Errorf("image %s is gone right after its pull: %w: %w", ref, node.ErrImageUnavailable, err)
 	}
@@ -53,10 +63,10 @@ func (e *Engine) EnsureImage(ctx context.Context, ref string, auth *node.Registr
 
 // ImageBytes asks for the size of an image that is here. Layers that several
 // images have in common count for each.
-func (e *Engine) ImageBytes(ctx context.Context, ref string) (int64, error) {
+func (m *images) ImageBytes(ctx context.Context, ref string) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	found, err := e.api.ImageInspect(ctx, canonical(ref))
+	found, err := m.api.ImageInspect(ctx, canonical(ref))
 	if cerrdefs.IsNotFound(err) {
 		return 0, fmt.Errorf("inspect image %s: %w: %w", ref, node.ErrNoImage, err)
 	}
@@ -69,10 +79,10 @@ func (e *Engine) ImageBytes(ctx context.Context, ref string) (int64, error) {
 // localDigest is the digest under which the image's own repository serves it,
 // "" if it came from no registry: the id of an image that was built or imported
 // here says nothing about the image of that name on another machine.
-func (e *Engine) localDigest(ctx context.Context, ref string, named reference.Named) (string, error) {
+func (m *images) localDigest(ctx context.Context, ref string, named reference.Named) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	found, err := e.api.ImageInspect(ctx, canonical(ref))
+	found, err := m.api.ImageInspect(ctx, canonical(ref))
 	if cerrdefs.IsNotFound(err) {
 		return "", err
 	}
@@ -96,27 +106,27 @@ func (e *Engine) localDigest(ctx context.Context, ref string, named reference.Na
 
 // pull asks the engine to pull and reads its progress to the end, where errors
 // may hide behind a status of 200.
-func (e *Engine) pull(ctx context.Context, ref, login string) error {
-	body, err := e.api.ImagePull(ctx, canonical(ref), image.PullOptions{RegistryAuth: login})
+func (m *images) pull(ctx context.Context, ref, login string) error {
+	body, err := m.api.ImagePull(ctx, canonical(ref), image.PullOptions{RegistryAuth: login})
 	if err != nil {
 		return err
 	}
 	defer body.Close()
 	for progress := json.NewDecoder(body); ; {
-		var m struct {
+		var line struct {
 			ErrorDetail *struct{ Message string } `json:"errorDetail"`
 			Error       string                    `json:"error"`
 		}
-		switch err := progress.Decode(&m); {
+		switch err := progress.Decode(&line); {
 		case errors.Is(err, io.EOF):
-			e.log.InfoContext(ctx, "image pulled", "image", ref)
+			m.log.InfoContext(ctx, "image pulled", "image", ref)
 			return nil
 		case err != nil:
 			return fmt.Errorf("read pull progress: %w", err)
-		case m.ErrorDetail != nil:
-			return errors.New(m.ErrorDetail.Message)
-		case m.Error != "":
-			return errors.New(m.Error)
+		case line.ErrorDetail != nil:
+			return errors.New(line.ErrorDetail.Message)
+		case line.Error != "":
+			return errors.New(line.Error)
 		}
 	}
 }
