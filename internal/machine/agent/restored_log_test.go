@@ -37,9 +37,7 @@ func (s *site) loseLog(id berth.JobID, pieces int, objects bool) {
 			s.t.Fatal(err)
 		}
 	}
-	if err := tx.Commit(ctx); err != nil {
-		s.t.Fatal(err)
-	}
+	// While the rows are locked no append can find an object again that is about to go.
 	if objects {
 		for _, off := range offsets {
 			if off >= kept {
@@ -48,6 +46,9 @@ func (s *site) loseLog(id berth.JobID, pieces int, objects bool) {
 				}
 			}
 		}
+	}
+	if err := tx.Commit(ctx); err != nil {
+		s.t.Fatal(err)
 	}
 }
 
