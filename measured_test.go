@@ -4,7 +4,7 @@ package berth_test
 // exact; shares have a hundredth of room, because the text around may shrink. A
 // share of words that has reached its goal has the goal as its limit.
 var measured = map[string]float64{
-	"methods on one type":                                                             70,
+	"methods on one type":                                                             30,
 	"exported names of the root package":                                              197,
 	"lines of the longest function":                                                   132,
 	"lines of a function, 99th percentile":                                            49,
