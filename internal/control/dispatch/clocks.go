@@ -19,19 +19,19 @@ import (
 	"berth/wire"
 )
 
-// Clockwork keeps one Temporal Schedule for each schedule, its clock. All methods may be
-// called concurrently.
-type Clockwork struct{ calls *Calls }
+// TemporalSchedules keeps one Temporal Schedule for each schedule, its clock. All methods
+// may be called concurrently.
+type TemporalSchedules struct{ calls *Calls }
 
 // SetClock creates or updates the Temporal Schedule of a schedule from its row.
-func (w *Clockwork) SetClock(ctx context.Context, c db.Clock) error {
+func (s *TemporalSchedules) SetClock(ctx context.Context, c db.Clock) error {
 	o, err := clockOptions(c)
 	if err != nil {
 		return err
 	}
-	schedules := w.calls.temporal.ScheduleClient()
+	schedules := s.calls.temporal.ScheduleClient()
 	exists := false
-	err = w.calls.Call(ctx, overload.Start, func(ctx context.Context) error {
+	err = s.calls.Call(ctx, overload.Start, func(ctx context.Context) error {
 		_, err := schedules.Create(ctx, o)
 		if exists = errors.Is(err, temporal.ErrScheduleAlreadyRunning); exists {
 			return nil
@@ -39,7 +39,7 @@ func (w *Clockwork) SetClock(ctx context.Context, c db.Clock) error {
 		return err
 	})
 	if exists {
-		err = w.calls.Call(ctx, overload.Start, func(ctx context.Context) error {
+		err = s.calls.Call(ctx, overload.Start, func(ctx context.Context) error {
 			return schedules.GetHandle(ctx, o.ID).Update(ctx, client.ScheduleUpdateOptions{DoUpdate: func(client.ScheduleUpdateInput) (*client.ScheduleUpdate, error) {
 				return &client.ScheduleUpdate{Schedule: &client.Schedule{
 					Spec: &o.Spec, Action: o.Action,
@@ -57,9 +57,9 @@ func (w *Clockwork) SetClock(ctx context.Context, c db.Clock) error {
 
 // RemoveClock removes a schedule's Temporal Schedule. It reports whether there
 // was one.
-func (w *Clockwork) RemoveClock(ctx context.Context, id berth.ScheduleID) (existed bool, err error) {
-	err = w.calls.Call(ctx, overload.Start, func(ctx context.Context) error {
-		return w.calls.temporal.ScheduleClient().GetHandle(ctx, berth.TemporalScheduleID(id)).Delete(ctx)
+func (s *TemporalSchedules) RemoveClock(ctx context.Context, id berth.ScheduleID) (existed bool, err error) {
+	err = s.calls.Call(ctx, overload.Start, func(ctx context.Context) error {
+		return s.calls.temporal.ScheduleClient().GetHandle(ctx, berth.TemporalScheduleID(id)).Delete(ctx)
 	})
 	if _, gone := errors.AsType[*serviceerror.NotFound](err); gone {
 		return false, nil
@@ -73,9 +73,9 @@ func (w *Clockwork) RemoveClock(ctx context.Context, id berth.ScheduleID) (exist
 // Clocks calls each with every schedule that Temporal has a Schedule of, and the
 // revision it was made from, as visibility lists them: some seconds late.
 // Confirm with ClockRevision before acting on one.
-func (w *Clockwork) Clocks(ctx context.Context, each func(id berth.ScheduleID, revision string)) error {
-	err := w.calls.list(ctx, func(ctx context.Context) error {
-		list, err := w.calls.temporal.ScheduleClient().List(ctx, client.ScheduleListOptions{PageSize: pageSize})
+func (s *TemporalSchedules) Clocks(ctx context.Context, each func(id berth.ScheduleID, revision string)) error {
+	err := s.calls.list(ctx, func(ctx context.Context) error {
+		list, err := s.calls.temporal.ScheduleClient().List(ctx, client.ScheduleListOptions{PageSize: pageSize})
 		for err == nil && list.HasNext() {
 			var entry *client.ScheduleListEntry
 			if entry, err = list.Next(); err != nil {
@@ -96,10 +96,10 @@ func (w *Clockwork) Clocks(ctx context.Context, each func(id berth.ScheduleID, r
 // ClockRevision is the revision that a schedule's Temporal Schedule was made
 // from, by the truth and not by visibility; "" if there is none, or somebody
 // else has changed it.
-func (w *Clockwork) ClockRevision(ctx context.Context, id berth.ScheduleID) (string, error) {
+func (s *TemporalSchedules) ClockRevision(ctx context.Context, id berth.ScheduleID) (string, error) {
 	var x *client.ScheduleDescription
-	err := w.calls.Call(ctx, overload.Sweep, func(ctx context.Context) (err error) {
-		x, err = w.calls.temporal.ScheduleClient().GetHandle(ctx, berth.TemporalScheduleID(id)).Describe(ctx)
+	err := s.calls.Call(ctx, overload.Sweep, func(ctx context.Context) (err error) {
+		x, err = s.calls.temporal.ScheduleClient().GetHandle(ctx, berth.TemporalScheduleID(id)).Describe(ctx)
 		return err
 	})
 	if _, gone := errors.AsType[*serviceerror.NotFound](err); gone {

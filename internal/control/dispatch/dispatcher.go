@@ -56,7 +56,7 @@ const (
 // concurrently, and before Run.
 type Dispatcher struct {
 	*Calls
-	*Clockwork
+	*TemporalSchedules
 	db     rows
 	opts   Options
 	log    *slog.Logger
@@ -103,7 +103,7 @@ func newDispatcher(t Temporal, d rows, o Options) *Dispatcher {
 	}
 	calls := newCalls(t)
 	x := &Dispatcher{
-		Calls: calls, Clockwork: &Clockwork{calls}, db: d, opts: o, log: o.Logger,
+		Calls: calls, TemporalSchedules: &TemporalSchedules{calls}, db: d, opts: o, log: o.Logger,
 		pace:    rate.NewLimiter(rate.Limit(o.PerSecond), inFlight),
 		gate:    overload.NewGate(o.Logger),
 		starts:  make(chan start, 4*inFlight),

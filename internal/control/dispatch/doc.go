@@ -5,8 +5,8 @@
 // It decides nothing about a job, and none of its calls must succeed: the sweep
 // repeats a start, the leader's reconciler repeats a poke.
 //
-// Calls makes all calls to Temporal, under one limit. Clockwork keeps the Temporal
-// Schedules that are the clocks of schedules. Dispatcher embeds both.
+// Calls makes all calls to Temporal, under one limit. TemporalSchedules keeps the
+// Temporal Schedules that are the clocks of schedules. Dispatcher embeds both.
 //
 // The one rule to know: a poke for a job whose first step waits in this process
 // wakes that step; any other poke is a signal to the workflow. One lock decides
