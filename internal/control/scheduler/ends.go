@@ -22,6 +22,9 @@ const (
 	settleLimit = 10 * time.Second
 )
 
+// unheardPokes is at how many times the age Unheard the workflow of an end is poked.
+const unheardPokes = 3
+
 // ends looks after members that ended a while ago and on whose end no workflow has
 // acted. Every replica pokes the workflows of the ends that it recorded, earlier than
 // the leader looks. The leader settles their attempts from the rows at the age Unheard,
@@ -29,7 +32,7 @@ const (
 // while Temporal is behind, or while it waits for a worker that is gone. The workflow
 // finds the attempt settled when it comes.
 //
-// At twice that age the leader pokes the workflow too, whether or not it settled the
+// At three times that age the leader pokes the workflow too, whether or not it settled the
 // attempt: the waiter that would have told it may be lost. By then most workflows that
 // were only behind have ended, and a poke to one that has ended costs Temporal little.
 type ends struct {
@@ -68,7 +71,7 @@ func (e *ends) poke(jobs []db.Aged, now time.Time) {
 		poked++
 	}
 	for _, j := range jobs {
-		if j.Age >= 2*e.Ages.Unheard && e.pace.due("unheard", j, now) {
+		if j.Age >= unheardPokes*e.Ages.Unheard && e.pace.due("unheard", j, now) {
 			e.Poker.Poke(j.ID)
 			poked++
 		}
@@ -89,7 +92,7 @@ func (e *ends) settle(ctx context.Context, jobs []db.Aged) {
 		defer mu.Unlock()
 		*what++
 		if what == &settled {
-			e.settled = append(e.settled, lateEnd{j.ID, time.Now().Add(e.Ages.Unheard)})
+			e.settled = append(e.settled, lateEnd{j.ID, time.Now().Add((unheardPokes - 1) * e.Ages.Unheard)})
 		}
 	}
 	var g errgroup.Group

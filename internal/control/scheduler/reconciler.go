@@ -20,7 +20,7 @@ type Ages struct {
 	Terminate  time.Duration // and then end it; 10 min
 	Unclaimed  time.Duration // poke; 15 s
 	Lost       time.Duration // unclaimed: settle; a little over 2 min
-	Unheard    time.Duration // a member ended, and its workflow has not acted on it: settle from the row, and poke at twice that age; 3 s
+	Unheard    time.Duration // a member ended, and its workflow has not acted on it: settle from the row, and poke at three times that age; 2 s
 	Unwaited   time.Duration // claimed, and no replica waits for its end: start its waiter again; 25 s
 	Unsettled  time.Duration // poke; 1 min
 	Settle     time.Duration // settle from the row; 10 min
@@ -47,7 +47,7 @@ func (a Ages) withDefaults() Ages {
 		{&a.Terminate, 10 * time.Minute},
 		{&a.Unclaimed, 15 * time.Second},
 		{&a.Lost, db.UnclaimedAfter + time.Second},
-		{&a.Unheard, 3 * time.Second},
+		{&a.Unheard, 2 * time.Second},
 		{&a.Unwaited, 25 * time.Second},
 		{&a.Unsettled, time.Minute},
 		{&a.Settle, 10 * time.Minute},
