@@ -34,14 +34,18 @@ func (d *Jobs) Submitted(ctx context.Context, ids []berth.JobID) ([]Dispatch, er
 		pgx.NamedArgs{"ids": ids})
 }
 
-// SubmittedBefore returns the oldest jobs that have been submitted for longer
-// than age and wait for their workflow still.
+// SubmittedBefore returns jobs that have been submitted for longer than age and still
+// wait for their workflow: the oldest job of each tenant, then the second oldest of each,
+// and so on.
 func (d *Jobs) SubmittedBefore(ctx context.Context, age time.Duration, limit int) ([]Dispatch, error) {
 	return d.dispatches(ctx, `
 		SELECT id, tenant, kind, name
-		FROM jobs
-		WHERE state = 'submitted' AND NOT blocked AND state_at < now() - @age::interval
-		ORDER BY state_at
+		FROM (
+			SELECT id, tenant, kind, name, state_at, row_number() OVER (PARTITION BY tenant ORDER BY state_at) AS place
+			FROM jobs
+			WHERE state = 'submitted' AND NOT blocked AND state_at < now() - @age::interval
+		) x
+		ORDER BY place, state_at
 		LIMIT @limit`,
 		pgx.NamedArgs{"age": age, "limit": limit})
 }

@@ -62,7 +62,7 @@ type Dispatcher struct {
 	log    *slog.Logger
 	pace   *rate.Limiter
 	gate   *overload.Gate
-	starts chan start
+	starts *startQueue
 	marks  *startMarks
 	pokes  pokes
 
@@ -106,7 +106,7 @@ func newDispatcher(t Temporal, d rows, o Options) *Dispatcher {
 		Calls: calls, TemporalSchedules: &TemporalSchedules{calls}, db: d, opts: o, log: o.Logger,
 		pace:    rate.NewLimiter(rate.Limit(o.PerSecond), inFlight),
 		gate:    overload.NewGate(o.Logger),
-		starts:  make(chan start, 4*inFlight),
+		starts:  newStartQueue(),
 		marks:   newStartMarks(),
 		waiters: map[berth.JobID]*waiter{},
 	}

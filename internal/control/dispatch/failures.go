@@ -168,7 +168,7 @@ func (d *Dispatcher) repeatFailed(ctx context.Context) {
 			d.marks.succeed(id)
 		}
 	}
-	d.queue(ctx, rows)
+	d.queue(rows)
 }
 
 // forget drops old marks.

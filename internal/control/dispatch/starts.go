@@ -54,7 +54,7 @@ func (d *Dispatcher) hear(ctx context.Context, from db.Origin, moment time.Durat
 			d.log.Warn("submitted jobs not read", "err", err)
 			continue
 		}
-		d.queue(ctx, rows)
+		d.queue(rows)
 	}
 }
 
@@ -100,34 +100,31 @@ func (d *Dispatcher) sweep(ctx context.Context) {
 			}
 			continue
 		}
-		d.queue(ctx, rows)
+		d.queue(rows)
 	}
 }
 
 // queue hands jobs to the goroutines that start them, except those just started
 // and those whose start has failed and is not due again.
-func (d *Dispatcher) queue(ctx context.Context, rows []db.Dispatch) {
+func (d *Dispatcher) queue(rows []db.Dispatch) {
 	read := time.Now()
 	for _, row := range rows {
 		if !d.marks.claim(row.Job) {
 			continue
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case d.starts <- start{row, read}:
+		if !d.starts.push(start{row, read}) {
+			d.marks.unclaim(row.Job) // the sweep finds it
 		}
 	}
 }
 
 func (d *Dispatcher) sendStarts(ctx context.Context) {
 	for {
-		select {
-		case <-ctx.Done():
+		s, ok := d.starts.next(ctx)
+		if !ok {
 			return
-		case s := <-d.starts:
-			d.startQueued(ctx, s)
 		}
+		d.startQueued(ctx, s)
 	}
 }
 
