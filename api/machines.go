@@ -21,14 +21,14 @@ type machineHandlers struct {
 func (h *machineHandlers) mount(r *router) {
 	const tag = "machines"
 	register(r, r.operation("list-machines", http.MethodGet, "/v1/machines", tag,
-		"List machines with what they have, what is free and by whom it is used"), h.listMachines)
+		"List machines with their capacity, the free part, and the jobs that use the rest"), h.listMachines)
 	register(r, r.operation("show-machine", http.MethodGet, "/v1/machines/{id}", tag, "Show a machine"), h.showMachine)
 	registerWithBody[wire.DrainRequest](r, r.operation("drain-machine", http.MethodPost, "/v1/machines/{id}/drain", tag,
 		"Keep new work off a machine"), h.drainMachine)
 	register(r, r.operation("undrain-machine", http.MethodPost, "/v1/machines/{id}/undrain", tag,
 		"Open a draining machine again"), h.undrainMachine)
 	register(r, r.operation("confirm-dead-machine", http.MethodPost, "/v1/machines/{id}/confirm-dead", tag,
-		"Give your word that no container of a silent machine lives any more: what it holds is released"), h.confirmDead)
+		"Confirm that an unreachable machine's containers have stopped: their capacity is released"), h.confirmDead)
 	retire := r.operation("retire-machine", http.MethodDelete, "/v1/machines/{id}", tag, "Take a machine out for good")
 	retire.DefaultStatus = http.StatusNoContent
 	register(r, retire, h.retireMachine)

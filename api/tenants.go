@@ -33,7 +33,7 @@ func (h *tenantHandlers) mount(r *router) {
 	register(r, r.operation("list-tenants", http.MethodGet, "/v1/tenants", tag,
 		"List tenants with what they use; users see their own"), h.listTenants)
 	register(r, r.operation("show-tenant", http.MethodGet, "/v1/tenants/{tenant}", tag,
-		"Show a tenant with what it uses"), h.showTenant)
+		"Show a tenant with its usage"), h.showTenant)
 	registerWithBody[spec.TenantPatch](r, r.operation("update-tenant", http.MethodPatch, "/v1/tenants/{tenant}", tag,
 		"Change a tenant's weight or parent"), h.updateTenant)
 	remove := r.operation("delete-tenant", http.MethodDelete, "/v1/tenants/{tenant}", tag,

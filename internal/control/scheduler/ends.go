@@ -33,7 +33,7 @@ const unheardPokes = 3
 // finds the attempt settled when it comes.
 //
 // At three times that age the leader pokes the workflow too, whether or not it settled the
-// attempt: the waiter that would have told it may be lost. By then most workflows that
+// attempt: its waiter, which reports the end to it, may be lost. By then most workflows that
 // were only behind have ended, and a poke to one that has ended costs Temporal little.
 type ends struct {
 	*Scheduler

@@ -3,10 +3,7 @@ package agent
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -68,14 +65,6 @@ type logShipper struct {
 	note   place         // content of log.json, written or not
 }
 
-// place is a position in the engine's log: after so many lines with this very
-// stamp, at this offset of the encoded log.
-type place struct {
-	Offset int64     `json:"offset"`
-	At     time.Time `json:"at"`
-	Lines  int       `json:"lines"`
-}
-
 // resume sets the shipper up after the claim, which says how much of the log the server
 // has.
 func (s *logShipper) resume() {
@@ -128,19 +117,6 @@ func (s *logShipper) await(ctx context.Context, end <-chan struct{}) {
 	case <-ctx.Done():
 	}
 }
-
-// remembered returns the place to continue the engine's log from. Without a note, or
-// with a note that is ahead of the stored log, that is the log's beginning.
-func (s *logShipper) remembered() (place, int) {
-	var p place
-	b, err := os.ReadFile(s.notes())
-	if err != nil || json.Unmarshal(b, &p) != nil || p.Offset > s.stored {
-		return place{}, 0
-	}
-	return p, p.Lines
-}
-
-func (s *logShipper) notes() string { return filepath.Join(s.folder, "log.json") }
 
 // read reads the engine's log, and again from an earlier place whenever the server has
 // less than it had, until the sender has ended.
@@ -432,26 +408,6 @@ func (s *logShipper) acked(end int64) {
 	if n > 0 && !finished {
 		_ = writeJSON(s.notes(), note) // a lost note costs reading, not lines
 	}
-}
-
-// after returns the place behind a piece of encoded lines that ends at offset.
-func (p place) after(text []byte, offset int64) place {
-	next := place{Offset: offset}
-	for len(text) > 0 {
-		start := bytes.LastIndexByte(text[:len(text)-1], '\n') + 1
-		at, _ := wire.LogLineTime(text[start:])
-		if next.Lines > 0 && !at.Equal(next.At) {
-			return next
-		}
-		next.At = at
-		next.Lines++
-		text = text[:start]
-	}
-	if next.Lines == 0 || next.At.Equal(p.At) { // all of its lines have the stamp of the place before
-		next.At = p.At
-		next.Lines += p.Lines
-	}
-	return next
 }
 
 // give ends the shipping: the reader's lines go nowhere.
