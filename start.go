@@ -26,5 +26,6 @@ type DeviceShare struct {
 
 // Fits reports whether c can be taken from free.
 func (c Capacity) Fits(free Capacity) bool {
-	return c.CPUMilli <= free.CPUMilli && c.MemoryMiB <= free.MemoryMiB && c.DiskMiB <= free.DiskMiB && c.GPUMilli <= free.GPUMilli
+	return c.CPUMilli <= free.CPUMilli && c.MemoryMiB <= free.MemoryMiB && c.DiskMiB <= free.DiskMiB &&
+		c.GPUMilli <= free.GPUMilli
 }

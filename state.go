@@ -20,7 +20,8 @@ const (
 )
 
 // States lists every state in the order of a job's life.
-var States = []State{Submitted, Queued, Scheduled, Running, Preempting, Canceling, Retrying, Succeeded, Failed, Canceled}
+var States = []State{Submitted, Queued, Scheduled, Running, Preempting, Canceling, Retrying, Succeeded,
+	Failed, Canceled}
 
 // Actor is who moves a job from one state to another.
 type Actor string
@@ -46,20 +47,26 @@ type Transition struct {
 var Transitions = []Transition{
 	{"", Submitted, ActorAPI, "the request is valid and its idempotency key is new"},
 	{Submitted, Queued, ActorWorkflow, "the workflow is alive"},
-	{Submitted, Succeeded, ActorWorkflow, "a step that says cache: all it needs has succeeded, and an earlier job of its tenant did the same; its outputs are the step's"},
+	{Submitted, Succeeded, ActorWorkflow,
+		"a step that says cache: all it needs has succeeded, and an earlier job of its tenant did the same; its " +
+			"outputs are the step's"},
 	{Submitted, Failed, ActorWorkflow, "the spec cannot be admitted"},
 	{Submitted, Canceled, ActorAPI, "a cancel request; no capacity is held"},
-	{Queued, Scheduled, ActorLeader, "eligible, and the leader's term is current: the attempt, its allocations and GPU claims are written"},
+	{Queued, Scheduled, ActorLeader,
+		"eligible, and the leader's term is current: the attempt, its allocations and GPU claims are written"},
 	{Queued, Failed, ActorLeader, "the queue deadline has passed"},
 	{Queued, Canceled, ActorAPI, "a cancel request; no capacity is held"},
-	{Scheduled, Running, ActorAgent, "the container of the last rank has started; attempt and machine epoch are current"},
+	{Scheduled, Running, ActorAgent,
+		"the container of the last rank has started; attempt and machine epoch are current"},
 	{Scheduled, Preempting, ActorLeader, "chosen as victim; stop_by is set and checkpoint ordered"},
 	{Scheduled, Canceling, ActorAPI, "a cancel request; stop is ordered with grace"},
-	{Scheduled, Retrying, ActorWorkflow, "settled: infrastructure, preempted or transient; capacity released or orphaned"},
+	{Scheduled, Retrying, ActorWorkflow,
+		"settled: infrastructure, preempted or transient; capacity released or orphaned"},
 	{Scheduled, Failed, ActorWorkflow, "settled: permanent, or a budget is spent"},
 	{Running, Preempting, ActorLeader, "chosen as victim; stop_by is set and checkpoint ordered"},
 	{Running, Canceling, ActorAPI, "a cancel request; stop is ordered with grace"},
-	{Running, Retrying, ActorWorkflow, "settled: infrastructure, preempted or transient; capacity released or orphaned"},
+	{Running, Retrying, ActorWorkflow,
+		"settled: infrastructure, preempted or transient; capacity released or orphaned"},
 	{Running, Succeeded, ActorWorkflow, "settled: every rank exited 0 under the current attempt and is sealed"},
 	{Running, Failed, ActorWorkflow, "settled: permanent, or a budget is spent"},
 	{Preempting, Canceling, ActorAPI, "a cancel request; stop is ordered with grace"},
@@ -82,15 +89,18 @@ var ParentTransitions = []Transition{
 	{Submitted, Canceling, ActorAPI, "a cancel request of a pipeline, which has its steps from the first"},
 	{Submitted, Canceled, ActorAPI, "a cancel request; none of its elements lives"},
 	{Queued, Running, ActorLeader, "the first of its elements is scheduled"},
-	{Queued, Canceling, ActorAPI, "a cancel request, or more failures than it may have: no element is made or placed any more"},
+	{Queued, Canceling, ActorAPI,
+		"a cancel request, or more failures than it may have: no element is made or placed any more"},
 	{Queued, Succeeded, ActorWorkflow, "every element has succeeded"},
 	{Queued, Failed, ActorWorkflow, "every element has ended, not all well"},
-	{Running, Canceling, ActorAPI, "a cancel request, or more failures than it may have: no element is made or placed any more"},
+	{Running, Canceling, ActorAPI,
+		"a cancel request, or more failures than it may have: no element is made or placed any more"},
 	{Running, Succeeded, ActorWorkflow, "every element has succeeded"},
 	{Running, Failed, ActorWorkflow, "every element has ended, not all well"},
 	{Canceling, Canceled, ActorWorkflow, "a cancel request stands, and every element that was made has ended"},
 	{Canceling, Succeeded, ActorWorkflow, "every element had succeeded all the same"},
-	{Canceling, Failed, ActorWorkflow, "it had more failures than it may have, and every element that was made has ended"},
+	{Canceling, Failed, ActorWorkflow,
+		"it had more failures than it may have, and every element that was made has ended"},
 }
 
 // CanBecome reports whether the state machine has this change.
@@ -121,5 +131,7 @@ func ParseState(s string) (State, error) {
 	if slices.Contains(States, State(s)) {
 		return State(s), nil
 	}
-	return "", Errorf(CodeInvalid, "status %q is not known: allowed are submitted, queued, scheduled, running, preempting, canceling, retrying, succeeded, failed, canceled", s)
+	return "", Errorf(CodeInvalid,
+		"status %q is not known: allowed are submitted, queued, scheduled, running, preempting, canceling, "+
+			"retrying, succeeded, failed, canceled", s)
 }

@@ -29,7 +29,8 @@ func (h *admissionHandlers) mount(r *router) {
 		"Show whether new work may start"), h.showAdmission)
 	set := r.operation("set-admission", http.MethodPut, "/v1/admission", tag,
 		"Pause or resume the start of new work in the whole cluster")
-	set.Description = "While paused, jobs are accepted and wait; what runs, ends or is canceled goes on. Repeats change nothing and return the change that holds."
+	set.Description = "While paused, jobs are accepted and wait; what runs, ends or is canceled goes on. Repeats " +
+		"change nothing and return the change that holds."
 	registerWithBody[spec.NewAdmission](r, set, h.setAdmission)
 }
 
@@ -95,7 +96,8 @@ func (p *controlPlane) heldBack(a wire.Admission, state berth.State) []wire.Bloc
 		return []wire.Blocker{{Code: "paused", Message: pauseText(a), Hint: pauseHint}}
 	}
 	if text := p.overloaded(state); text != "" {
-		return []wire.Blocker{{Code: "control_plane", Message: "waits for the control plane: " + text, Hint: "wait: it starts as soon as there is room; operators see docs/operate/overload.md"}}
+		return []wire.Blocker{{Code: "control_plane", Message: "waits for the control plane: " + text,
+			Hint: "wait: it starts as soon as there is room; operators see docs/operate/overload.md"}}
 	}
 	return nil
 }
@@ -123,7 +125,8 @@ func (p *controlPlane) overloaded(state berth.State) string {
 		return ""
 	}
 	if t := p.temporal.Stats(); t.Queued[overload.Start] > 0 {
-		return fmt.Sprintf("%d calls to Temporal are under way, as many as its latency allows, and %d starts wait for their turn", t.InFlight, t.Queued[overload.Start])
+		return fmt.Sprintf("%d calls to Temporal are under way, as many as its latency allows, and %d starts wait "+
+			"for their turn", t.InFlight, t.Queued[overload.Start])
 	}
 	return ""
 }

@@ -97,7 +97,8 @@ func (h *agentHandlers) agentRegister(c echo.Context) error {
 	if err := failpoint.Hit("api.register.after"); err != nil {
 		return err
 	}
-	h.log.Info("machine registered", "machine_id", machineOf(c), "epoch", answer.Epoch, "kills", len(answer.Kill), "lost_jobs", len(lost))
+	h.log.Info("machine registered", "machine_id", machineOf(c), "epoch", answer.Epoch, "kills", len(answer.Kill),
+		"lost_jobs", len(lost))
 	poke(h.poker, lost)
 	return c.JSON(http.StatusOK, answer)
 }

@@ -110,7 +110,8 @@ func (h *agentLogHandlers) restoreLog(
 	ctx context.Context, store *blob.Store, alloc berth.AllocationID, place db.LogPlace, offset int64,
 ) (end int64, err error) {
 	for range maxRestored {
-		chunk, err := store.ReadAll(ctx, berth.LogChunkKey(place.Tenant, place.Job, place.Attempt, place.Rank, place.End), blob.MaxLogChunk)
+		chunk, err := store.ReadAll(ctx, berth.LogChunkKey(place.Tenant, place.Job, place.Attempt, place.Rank,
+			place.End), blob.MaxLogChunk)
 		if berth.CodeOf(err) == berth.CodeNotFound {
 			return place.End, nil
 		}
@@ -224,7 +225,8 @@ func (h *agentObjectHandlers) object(
 		return nil, "", place, err
 	}
 	err = h.objects.Authorize(c.Request().Context(), machineOf(c), db.ObjectAccess{
-		Tenant: place.Tenant, Job: place.Job, Attempt: place.Attempt, Rank: place.Rank, Write: write, Session: session(c),
+		Tenant: place.Tenant, Job: place.Job, Attempt: place.Attempt, Rank: place.Rank, Write: write,
+		Session: session(c),
 	})
 	return store, key, place, err
 }
@@ -236,7 +238,8 @@ func (h *agentObjectHandlers) agentPutObject(c echo.Context) error {
 	}
 	r := c.Request()
 	if r.ContentLength < 0 || r.ContentLength > maxObject {
-		return berth.Errorf(berth.CodeInvalid, "the length of an object must be announced, and be at most %d bytes", int64(maxObject))
+		return berth.Errorf(berth.CodeInvalid, "the length of an object must be announced, and be at most %d bytes",
+			int64(maxObject))
 	}
 	if err := h.storeWithin(c, key, place, r.ContentLength); err != nil {
 		_, _ = io.CopyN(io.Discard, r.Body, drainBody) // so that the agent reads the answer

@@ -92,7 +92,8 @@ func (u *unread) refuses(tenant berth.TenantID) error {
 		return nil
 	}
 	return berth.Errorf(berth.CodeUnavailable,
-		"clients of tenant %s have not read %s of answers; read them, or try again", tenant, berth.BytesText(int64(mine)))
+		"clients of tenant %s have not read %s of answers; read them, or try again", tenant,
+		berth.BytesText(int64(mine)))
 }
 
 // add counts an answer until the returned function is called.

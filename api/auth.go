@@ -84,7 +84,9 @@ func (g *gatekeeper) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 		} else {
 			if err := connlimit.User(r.Context(), p.Tenant); err != nil {
 				c.Response().Header().Set("Connection", "close")
-				return berth.Errorf(berth.CodeUnavailable, "the server has as many connections of users, or of tenant %s, as it takes; use one for many calls, or try again", p.Tenant)
+				return berth.Errorf(berth.CodeUnavailable,
+					"the server has as many connections of users, or of tenant %s, as it takes; use one for many "+
+						"calls, or try again", p.Tenant)
 			}
 			if err := g.mayCall(c, p); isLimited(err) {
 				return g.refusals.delay(r, p.Tenant, g.closing, err)

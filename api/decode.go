@@ -24,7 +24,8 @@ func decode(contentType string, body []byte, v any) ([]berth.FieldError, error) 
 	if contentType != "" {
 		kind, _, err := mime.ParseMediaType(contentType)
 		if err != nil || kind != "application/json" {
-			return nil, &berth.Error{Code: berth.CodeInvalid, Slug: slugMediaType, Message: fmt.Sprintf("the body is %.60q: send application/json", contentType)}
+			return nil, &berth.Error{Code: berth.CodeInvalid, Slug: slugMediaType,
+				Message: fmt.Sprintf("the body is %.60q: send application/json", contentType)}
 		}
 	}
 	var raw json.RawMessage

@@ -14,7 +14,9 @@ import (
 func (h *jobHandlers) cancelElements(ctx context.Context, in *cancelInput) (*jobOutput, error) {
 	which, err := spec.ParseIndexes(in.Index)
 	if err != nil {
-		return nil, invalid("", []berth.FieldError{{Field: "index", Detail: fmt.Sprintf("%q are no elements of an array", clip(in.Index)), Allowed: "numbers and ranges such as 3-7,9"}}, nil)
+		return nil, invalid("", []berth.FieldError{{Field: "index",
+			Detail:  fmt.Sprintf("%q are no elements of an array", clip(in.Index)),
+			Allowed: "numbers and ranges such as 3-7,9"}}, nil)
 	}
 	return h.act(ctx, &in.JobInput, func(tenant berth.TenantID, id berth.JobID) error {
 		reason := &berth.Reason{Code: berth.ReasonCanceledByUser, Message: "canceled by " + caller(ctx).Name}
@@ -41,14 +43,16 @@ func describeParent(j wire.Job) wire.Explanation {
 	}
 	e.Summary = fmt.Sprintf("%d %s: %s", j.Tally.Total, elements, strings.Join(parts, ", "))
 	if j.Held && !j.Status.Terminal() {
-		e.Blockers = append(e.Blockers, wire.Blocker{Code: "held", Message: fmt.Sprintf("the %s is on hold", j.Kind), Hint: "release it"})
+		e.Blockers = append(e.Blockers, wire.Blocker{Code: "held", Message: fmt.Sprintf("the %s is on hold", j.Kind),
+			Hint: "release it"})
 	}
 	if j.Spec == nil {
 		return e
 	}
 	if a := j.Spec.Array; a != nil && a.Parallel > 0 && j.Tally.Holding() >= a.Parallel {
 		e.Blockers = append(e.Blockers, wire.Blocker{
-			Code: "parallel", Message: fmt.Sprintf("%d elements hold room, as many as may at once (parallel)", j.Tally.Holding()), Hint: "wait: others start when they end",
+			Code: "parallel", Message: fmt.Sprintf("%d elements hold room, as many as may at once (parallel)",
+				j.Tally.Holding()), Hint: "wait: others start when they end",
 		})
 	}
 	return e

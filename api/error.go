@@ -122,11 +122,13 @@ func problemOf(err error) *Problem {
 	if errors.Is(err, context.Canceled) { // the caller is gone, or this process stops
 		return problemOf(berth.Errorf(berth.CodeUnavailable, "the call was cut short; try again"))
 	}
-	return newProblem(http.StatusInternalServerError, string(berth.CodeInternal), "the server failed; its log says why", nil)
+	return newProblem(http.StatusInternalServerError, string(berth.CodeInternal),
+		"the server failed; its log says why", nil)
 }
 
 func newProblem(status int, code, detail string, fields []berth.FieldError) *Problem {
-	return &Problem{Type: "about:blank", Title: http.StatusText(status), Status: status, Code: code, Detail: detail, Errors: fields}
+	return &Problem{Type: "about:blank", Title: http.StatusText(status), Status: status, Code: code, Detail: detail,
+		Errors: fields}
 }
 
 // problemOfStatus words the statuses that the router, the body reader and the

@@ -26,7 +26,8 @@ func (h *eventHandlers) mount(r *router) {
 	schema := r.huma.OpenAPI().Components.Schemas.Schema
 	events := r.operation("list-events", http.MethodGet, "/v1/jobs/{id}/events", "jobs",
 		"A job's history, with who did what and why")
-	events.Description = "With `Accept: text/event-stream` it follows: each event has the id of its seq, `Last-Event-ID` resumes without gap or repeat, and the event `end` says that the job's history is complete."
+	events.Description = "With `Accept: text/event-stream` it follows: each event has the id of its seq, " +
+		"`Last-Event-ID` resumes without gap or repeat, and the event `end` says that the job's history is complete."
 	document(&events, "The history, oldest first", map[string]*huma.MediaType{
 		"application/json":  {Schema: schema(reflect.TypeFor[wire.Page[wire.Event]](), true, "")},
 		"text/event-stream": {Schema: &huma.Schema{Type: huma.TypeString}},
@@ -54,7 +55,8 @@ func (h *eventHandlers) events(ctx context.Context, in *eventsInput) (*huma.Stre
 	}
 	after, err := strconv.ParseInt(from, 10, 64)
 	if from != "" && (err != nil || after < 0) {
-		return nil, berth.Errorf(berth.CodeInvalid, "%.40q is no position in a history: cursor and Last-Event-ID are the seq of the last event seen", from)
+		return nil, berth.Errorf(berth.CodeInvalid,
+			"%.40q is no position in a history: cursor and Last-Event-ID are the seq of the last event seen", from)
 	}
 	if wantsStream(in.Accept) {
 		return &huma.StreamResponse{Body: func(out huma.Context) {

@@ -18,7 +18,8 @@ import (
 // them. Its documentation page is ours (pages.go): its own loads from afar.
 func newHuma(e *echo.Echo, version string) huma.API {
 	config := huma.DefaultConfig("Berth", version)
-	config.Info.Description = "A durable job orchestrator for GPU and CPU clusters. Errors are RFC 9457 problem+json with a stable `code`."
+	config.Info.Description = "A durable job orchestrator for GPU and CPU clusters. Errors are RFC 9457 " +
+		"problem+json with a stable `code`."
 	config.CreateHooks = nil
 	config.Components.Schemas = huma.NewMapRegistry("#/components/schemas/", schemaName)
 	config.DocsPath, config.SchemasPath = "", ""
@@ -90,7 +91,8 @@ func (coresSchema) Schema(huma.Registry) *huma.Schema {
 }
 
 func (gpusSchema) Schema(huma.Registry) *huma.Schema {
-	return &huma.Schema{Type: huma.TypeNumber, Description: "a whole number of GPUs, or a share of one such as 0.25", Minimum: new(0.0), Examples: []any{1}}
+	return &huma.Schema{Type: huma.TypeNumber, Description: "a whole number of GPUs, or a share of one such as 0.25",
+		Minimum: new(0.0), Examples: []any{1}}
 }
 
 func (durationSchema) Schema(huma.Registry) *huma.Schema {
@@ -98,10 +100,11 @@ func (durationSchema) Schema(huma.Registry) *huma.Schema {
 }
 
 func (prioritySchema) Schema(huma.Registry) *huma.Schema {
-	return &huma.Schema{Description: "low, normal, high, or 0 to 1000", Examples: []any{"normal"}, OneOf: []*huma.Schema{
-		{Type: huma.TypeString, Enum: []any{"low", "normal", "high"}},
-		{Type: huma.TypeInteger, Minimum: new(0.0), Maximum: new(1000.0)},
-	}}
+	return &huma.Schema{Description: "low, normal, high, or 0 to 1000", Examples: []any{"normal"},
+		OneOf: []*huma.Schema{
+			{Type: huma.TypeString, Enum: []any{"low", "normal", "high"}},
+			{Type: huma.TypeInteger, Minimum: new(0.0), Maximum: new(1000.0)},
+		}}
 }
 
 func (stringListSchema) Schema(huma.Registry) *huma.Schema {
@@ -110,7 +113,8 @@ func (stringListSchema) Schema(huma.Registry) *huma.Schema {
 }
 
 func (exitCodesSchema) Schema(huma.Registry) *huma.Schema {
-	return &huma.Schema{Type: huma.TypeString, Description: "numbers and ranges from 1 to 255", Examples: []any{"42,100-110"}}
+	return &huma.Schema{Type: huma.TypeString, Description: "numbers and ranges from 1 to 255",
+		Examples: []any{"42,100-110"}}
 }
 
 func (stateSchema) Schema(huma.Registry) *huma.Schema {
@@ -156,8 +160,10 @@ func (r *router) operation(id, method, path, tag, summary string) huma.Operation
 		OperationID: id, Method: method, Path: path, Summary: summary, Tags: []string{tag},
 		Security: []map[string][]string{{"token": {}}},
 		Responses: map[string]*huma.Response{
-			"429":     {Description: "A limit is reached: `rate_limited`, or `quota` where the call names one", Headers: retryAfter, Content: problem},
-			"503":     {Description: "The server has no room or no time for the call", Headers: retryAfter, Content: problem},
+			"429": {Description: "A limit is reached: `rate_limited`, or `quota` where the call names one",
+				Headers: retryAfter, Content: problem},
+			"503": {Description: "The server has no room or no time for the call", Headers: retryAfter,
+				Content: problem},
 			"default": {Description: "Error", Content: problem},
 		},
 	}

@@ -32,7 +32,8 @@ type metricHandlers struct {
 func (h *metricHandlers) mount(r *router) {
 	op := r.operation("read-metrics", http.MethodGet, "/v1/jobs/{id}/metrics", "jobs",
 		"What a job used while it ran: processor, memory, disks, network, GPUs")
-	op.Description = "One document a member, of one attempt. A series has at most " + strconv.Itoa(wire.MaxPoints) + " values; their step grows with the time that the member runs. " +
+	op.Description = "One document a member, of one attempt. A series has at most " + strconv.Itoa(wire.MaxPoints) +
+		" values; their step grows with the time that the member runs. " +
 		"Members that ran for less than 10 seconds have no series; what they used in all is in the job's attempts."
 	document(&op, "The series, or with `format=svg` a picture of them", map[string]*huma.MediaType{
 		"application/json": {Schema: r.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[wire.Page[wire.MemberMetrics]](), true, "")},
@@ -101,28 +102,33 @@ func asJSON(v any) (kind string, body []byte, err error) {
 func (in *jobMetricsInput) ask(job wire.Job) (first, last int, since time.Time, err error) {
 	if in.Since != "" {
 		if since, err = parseSince(in.Since); err != nil {
-			return 0, 0, since, invalid("", []berth.FieldError{{Field: "since", Detail: err.Error(), Allowed: "a time such as 2026-01-31T12:00:00Z, or how long ago, such as 10m"}}, nil)
+			return 0, 0, since, invalid("",
+				[]berth.FieldError{{Field: "since", Detail: err.Error(),
+					Allowed: "a time such as 2026-01-31T12:00:00Z, or how long ago, such as 10m"}}, nil)
 		}
 	}
 	if in.Attempt == 0 {
 		in.Attempt = job.Attempt
 	}
 	if in.Attempt > job.Attempt {
-		return 0, 0, since, berth.Errorf(berth.CodeNotFound, "job %s has no attempt %d; its latest is %d", job.ID, in.Attempt, job.Attempt)
+		return 0, 0, since, berth.Errorf(berth.CodeNotFound, "job %s has no attempt %d; its latest is %d", job.ID,
+			in.Attempt, job.Attempt)
 	}
 	members := 0
 	if job.Spec != nil && in.Attempt > 0 && job.Kind == "" {
 		members = job.Spec.Members
 	}
 	if in.Member >= members && in.Member > 0 {
-		return 0, 0, since, berth.Errorf(berth.CodeNotFound, "job %s has no member %d; it has %d, counted from 0", job.ID, in.Member, members)
+		return 0, 0, since, berth.Errorf(berth.CodeNotFound, "job %s has no member %d; it has %d, counted from 0",
+			job.ID, in.Member, members)
 	}
 	if in.Member >= 0 {
 		return in.Member, min(in.Member+1, members), since, nil
 	}
 	if in.Cursor != "" {
 		if first, err = strconv.Atoi(in.Cursor); err != nil || first < 0 {
-			return 0, 0, since, berth.Errorf(berth.CodeInvalid, "cursor %.20q is not one that this list gave", in.Cursor)
+			return 0, 0, since, berth.Errorf(berth.CodeInvalid,
+				"cursor %.20q is not one that this list gave", in.Cursor)
 		}
 	}
 	return first, members, since, nil
@@ -144,7 +150,8 @@ func (h *metricHandlers) memberMetrics(ctx context.Context, ref berth.LogRef) (*
 	}
 	m, damage := wire.ParseMemberMetrics(b)
 	if err != nil || damage != nil {
-		h.log.Warn("stored metrics make no sense", "job_id", ref.Job, "attempt", ref.Attempt, "member", ref.Rank, "err", errors.Join(err, damage))
+		h.log.Warn("stored metrics make no sense", "job_id", ref.Job, "attempt", ref.Attempt, "member", ref.Rank,
+			"err", errors.Join(err, damage))
 		return nil, nil
 	}
 	m.Attempt, m.Member = ref.Attempt, ref.Rank
@@ -156,8 +163,10 @@ var panels = []struct {
 	metric wire.Metric
 	title  string
 }{
-	{wire.MetricCPU, "CPU (cores)"}, {wire.MetricMemory, "Memory"}, {wire.MetricGPU, "GPU busy"}, {wire.MetricGPUMemory, "GPU memory"},
-	{wire.MetricDiskRead, "Disk read"}, {wire.MetricDiskWritten, "Disk written"}, {wire.MetricReceived, "Network received"}, {wire.MetricSent, "Network sent"},
+	{wire.MetricCPU, "CPU (cores)"}, {wire.MetricMemory, "Memory"}, {wire.MetricGPU, "GPU busy"},
+	{wire.MetricGPUMemory, "GPU memory"},
+	{wire.MetricDiskRead, "Disk read"}, {wire.MetricDiskWritten, "Disk written"},
+	{wire.MetricReceived, "Network received"}, {wire.MetricSent, "Network sent"},
 }
 
 // shortGPU is the length of a UUID prefix that distinguishes a machine's devices.
@@ -166,7 +175,8 @@ const shortGPU = 12
 func drawMetrics(job wire.Job, attempt int, members []wire.MemberMetrics) []byte {
 	c := svgplot.Chart{
 		Title: fmt.Sprintf("%s (%s), attempt %d", job.Name, job.ID, attempt),
-		Empty: "Nothing was measured: it has not run yet, or ran for less than 10 seconds, or where nothing can be measured.",
+		Empty: "Nothing was measured: it has not run yet, or ran for less than 10 seconds, or where nothing can be " +
+			"measured.",
 	}
 	for _, p := range panels {
 		drawn := svgplot.Panel{Title: p.title, Unit: p.metric.Unit()}
@@ -179,7 +189,8 @@ func drawMetrics(job wire.Job, attempt int, members []wire.MemberMetrics) []byte
 				if len(members) > 1 {
 					label = fmt.Sprintf("member %d %s", m.Member, label)
 				}
-				drawn.Lines = append(drawn.Lines, svgplot.Line{Label: strings.TrimSpace(label), Start: m.StartedAt, Step: m.Step.Std(), Values: line.Values})
+				drawn.Lines = append(drawn.Lines, svgplot.Line{Label: strings.TrimSpace(label), Start: m.StartedAt,
+					Step: m.Step.Std(), Values: line.Values})
 			}
 		}
 		if len(drawn.Lines) > 0 {

@@ -60,7 +60,10 @@ type jobHandlers struct {
 func (h *jobHandlers) mount(r *router) {
 	const tag = "jobs"
 	submit := r.operation("submit-job", http.MethodPost, "/v1/jobs", tag, "Submit a job")
-	submit.Description = "201 with the new job; 200 with the first one on a repeat with the same Idempotency-Key; 422 `idempotency_mismatch` for the same key with another body; 422 `unsatisfiable` if no machine could ever hold it; `quota` with 403 if the tenant may never hold as much, with 429 if too many of its jobs wait; `rate_limited` with 429 and `Retry-After` if it submits more than its `submit_rps`."
+	submit.Description = "201 with the new job; 200 with the first one on a repeat with the same Idempotency-Key; " +
+		"422 `idempotency_mismatch` for the same key with another body; 422 `unsatisfiable` if no machine could " +
+		"ever hold it; `quota` with 403 if the tenant may never hold as much, with 429 if too many of its jobs " +
+		"wait; `rate_limited` with 429 and `Retry-After` if it submits more than its `submit_rps`."
 	submit.DefaultStatus = http.StatusCreated
 	registerWithBody[spec.Job](r, submit, h.submit)
 	register(r, r.operation("list-jobs", http.MethodGet, "/v1/jobs", tag, "List jobs, newest first"), h.listJobs)
@@ -141,7 +144,8 @@ func readSpec(in Request) (spec.Job, error) {
 	jobSpec = jobSpec.WithDefaults()
 	checked := admission.Check(jobSpec)
 	if len(in.RawBody) > spec.MaxSpecBytes {
-		checked = append(checked, berth.FieldError{Detail: fmt.Sprintf("the job has %d bytes", len(in.RawBody)), Allowed: fmt.Sprintf("at most %d", spec.MaxSpecBytes)})
+		checked = append(checked, berth.FieldError{Detail: fmt.Sprintf("the job has %d bytes", len(in.RawBody)),
+			Allowed: fmt.Sprintf("at most %d", spec.MaxSpecBytes)})
 	}
 	return jobSpec, invalid(berth.SlugInvalidSpec, faults, checked)
 }
@@ -211,7 +215,9 @@ func (in *listInput) filter(ctx context.Context) (db.JobFilter, error) {
 		for part := range strings.SplitSeq(s, ",") {
 			state, err := berth.ParseState(part)
 			if err != nil {
-				fault("status", fmt.Sprintf("%q is not known", part), "submitted, queued, scheduled, running, preempting, canceling, retrying, succeeded, failed, canceled")
+				fault("status", fmt.Sprintf("%q is not known", part),
+					"submitted, queued, scheduled, running, preempting, canceling, retrying, succeeded, failed, "+
+						"canceled")
 			}
 			f.Status = append(f.Status, state)
 		}
@@ -237,7 +243,8 @@ func (in *listInput) filter(ctx context.Context) (db.JobFilter, error) {
 	if in.Index != "" {
 		ranges, err := spec.ParseIndexes(in.Index)
 		if err != nil || in.Parent == "" {
-			fault("index", fmt.Sprintf("%q are no elements of an array", in.Index), "with parent, numbers and ranges such as 3-7,9")
+			fault("index", fmt.Sprintf("%q are no elements of an array", in.Index),
+				"with parent, numbers and ranges such as 3-7,9")
 		}
 		f.Index = ranges
 	}
@@ -255,7 +262,8 @@ func (in *listInput) filter(ctx context.Context) (db.JobFilter, error) {
 	if in.Tenant != "" {
 		f.Tenant = berth.TenantID(in.Tenant)
 	}
-	for field, text := range map[string]string{"name": in.Name, "tenant": in.Tenant, "label": strings.Join(in.Label, "")} {
+	for field, text := range map[string]string{"name": in.Name, "tenant": in.Tenant,
+		"label": strings.Join(in.Label, "")} {
 		if strings.ContainsRune(text, 0) {
 			fault(field, "has a NUL", "text without NUL")
 		}

@@ -52,7 +52,8 @@ func newLimits(registry *prometheus.Registry, r float64, burst int) *limits {
 		rate: rate.Limit(r), burst: max(burst, 1),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "berth_http_wrong_tokens_total",
-			Help: "Calls without a good token, by kind of caller (user, agent, join) and status: 401, or 429 once their address has sent too many.",
+			Help: "Calls without a good token, by kind of caller (user, agent, join) and status: 401, or 429 once " +
+				"their address has sent too many.",
 		}, []string{"caller", "status"}),
 		calls:   newRecent[string, *rate.Limiter](limitRoom),
 		guesses: map[guesser]*recent[netip.Prefix, *rate.Limiter]{},
@@ -91,7 +92,8 @@ func (l *limits) guessed(kind guesser, from netip.Prefix) error {
 		return berth.Errorf(berth.CodeUnauthorized, "the token is missing, unknown, expired or revoked")
 	}
 	l.refused.WithLabelValues(string(kind), "429").Inc()
-	return limited(time.Second, "too many calls without a good token from this address; allowed are %d a second", guessRate)
+	return limited(time.Second, "too many calls without a good token from this address; allowed are %d a second",
+		guessRate)
 }
 
 func bucket[K comparable](of *recent[K, *rate.Limiter], key K, r rate.Limit, burst int) *rate.Limiter {

@@ -54,7 +54,8 @@ type logHandlers struct {
 func (h *logHandlers) mount(r *router) {
 	schema := r.huma.OpenAPI().Components.Schemas.Schema
 	logs := r.operation("read-logs", http.MethodGet, "/v1/jobs/{id}/logs", "jobs", "What a job has written")
-	logs.Description = "Plain text, or with `Accept: application/x-ndjson` one document a line; with `follow=true` server-sent events, one `log` a line, that go on into later attempts unless one was named, until `end`."
+	logs.Description = "Plain text, or with `Accept: application/x-ndjson` one document a line; with `follow=true` " +
+		"server-sent events, one `log` a line, that go on into later attempts unless one was named, until `end`."
 	document(&logs, "The log", map[string]*huma.MediaType{
 		"text/plain":        {Schema: &huma.Schema{Type: huma.TypeString}},
 		ndjson:              {Schema: schema(reflect.TypeFor[wire.LogLine](), true, "")},
@@ -82,14 +83,17 @@ func (h *logHandlers) readLogs(ctx context.Context, in *logsInput) (*huma.Stream
 		r.ref.Attempt = job.Attempt
 	}
 	if r.ref.Attempt > job.Attempt {
-		return nil, berth.Errorf(berth.CodeNotFound, "job %s has no attempt %d; its latest is %d", id, in.Attempt, job.Attempt)
+		return nil, berth.Errorf(berth.CodeNotFound, "job %s has no attempt %d; its latest is %d", id,
+			in.Attempt, job.Attempt)
 	}
 	if job.Members > 0 && in.Member >= job.Members {
-		return nil, berth.Errorf(berth.CodeNotFound, "job %s has no member %d; it has %d, counted from 0", id, in.Member, job.Members)
+		return nil, berth.Errorf(berth.CodeNotFound, "job %s has no member %d; it has %d, counted from 0", id,
+			in.Member, job.Members)
 	}
 	if in.Since != "" {
 		if r.since, err = parseSince(in.Since); err != nil {
-			return nil, invalid("", []berth.FieldError{{Field: "since", Detail: err.Error(), Allowed: "a time such as 2026-01-31T12:00:00Z, or how long ago, such as 10m"}}, nil)
+			return nil, invalid("", []berth.FieldError{{Field: "since", Detail: err.Error(),
+				Allowed: "a time such as 2026-01-31T12:00:00Z, or how long ago, such as 10m"}}, nil)
 		}
 	}
 	if !in.Follow && !wantsStream(in.Accept) {
@@ -213,7 +217,8 @@ func (r *logRead) resume(last string) error {
 	a, o, _ := strings.Cut(last, "-")
 	attempt, err1 := strconv.Atoi(a)
 	offset, err2 := strconv.ParseInt(o, 10, 64)
-	if err1 != nil || err2 != nil || attempt < 1 || offset < 0 || attempt > r.ref.Attempt || r.named && attempt != r.ref.Attempt {
+	if err1 != nil || err2 != nil || attempt < 1 || offset < 0 || attempt > r.ref.Attempt ||
+		r.named && attempt != r.ref.Attempt {
 		return berth.Errorf(berth.CodeInvalid, "Last-Event-ID %.40q is not one that this stream gave", last)
 	}
 	r.ref.Attempt, r.offset, r.begun = attempt, offset, true

@@ -44,7 +44,8 @@ func (m *metrics) middleware(next echo.HandlerFunc) echo.HandlerFunc {
 		if route == "" {
 			route = "none"
 		}
-		m.seconds.WithLabelValues(method(c.Request().Method), route, strconv.Itoa(c.Response().Status)).Observe(time.Since(began).Seconds())
+		m.seconds.WithLabelValues(method(c.Request().Method), route,
+			strconv.Itoa(c.Response().Status)).Observe(time.Since(began).Seconds())
 		return nil
 	}
 }
@@ -52,7 +53,8 @@ func (m *metrics) middleware(next echo.HandlerFunc) echo.HandlerFunc {
 // method bounds the label: anybody may send a word of his own.
 func method(m string) string {
 	switch m {
-	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
+		http.MethodOptions:
 		return m
 	}
 	return "other"
@@ -68,23 +70,32 @@ var (
 	silentEnginesDesc = prometheus.NewDesc("berth_machines_engine_silent",
 		"Machines that get no work because their container engine does not answer.", nil, nil)
 
-	cpusDesc   = prometheus.NewDesc("berth_cpu_cores", "CPU cores of the machines that are not retired; reserved ones among them.", []string{"kind"}, nil)
-	memoryDesc = prometheus.NewDesc("berth_memory_bytes", "Memory of the machines that are not retired; what is reserved of it.", []string{"kind"}, nil)
-	diskDesc   = prometheus.NewDesc("berth_disk_bytes", "Disk of the machines that are not retired; what is reserved of it.", []string{"kind"}, nil)
-	gpusDesc   = prometheus.NewDesc("berth_gpus", "GPUs by model: all of them, those that are reserved (shares as parts of one), those out of use.", []string{"model", "kind"}, nil)
+	cpusDesc = prometheus.NewDesc("berth_cpu_cores",
+		"CPU cores of the machines that are not retired; reserved ones among them.", []string{"kind"}, nil)
+	memoryDesc = prometheus.NewDesc("berth_memory_bytes",
+		"Memory of the machines that are not retired; what is reserved of it.", []string{"kind"}, nil)
+	diskDesc = prometheus.NewDesc("berth_disk_bytes",
+		"Disk of the machines that are not retired; what is reserved of it.", []string{"kind"}, nil)
+	gpusDesc = prometheus.NewDesc("berth_gpus",
+		"GPUs by model: all of them, those that are reserved (shares as parts of one), those out of use.",
+		[]string{"model", "kind"}, nil)
 
 	storedDesc = prometheus.NewDesc("berth_tenant_storage_bytes",
 		"Stored data of tenants, without tenants below them, by kind.", []string{"tenant", "kind"}, nil)
 
-	endsDesc = prometheus.NewDesc("berth_attempts_ended_total", "Attempts that this process has settled, by what became of the job and why.", []string{"next", "reason"}, nil)
-	lostDesc = prometheus.NewDesc("berth_lost_gpu_seconds_total", "GPU time of attempts that this process has settled which has to be spent again, by why they ended.", []string{"reason"}, nil)
+	endsDesc = prometheus.NewDesc("berth_attempts_ended_total",
+		"Attempts that this process has settled, by what became of the job and why.", []string{"next", "reason"}, nil)
+	lostDesc = prometheus.NewDesc("berth_lost_gpu_seconds_total",
+		"GPU time of attempts that this process has settled which has to be spent again, by why they ended.",
+		[]string{"reason"}, nil)
 )
 
 const scrapeTimeout = 3 * time.Second
 
 func (p *population) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		jobsDesc, machinesDesc, silentEnginesDesc, cpusDesc, memoryDesc, diskDesc, gpusDesc, storedDesc, endsDesc, lostDesc,
+		jobsDesc, machinesDesc, silentEnginesDesc, cpusDesc, memoryDesc, diskDesc, gpusDesc, storedDesc,
+		endsDesc, lostDesc,
 	} {
 		ch <- d
 	}
@@ -126,7 +137,8 @@ func (p *population) Collect(ch chan<- prometheus.Metric) {
 	gauge(memoryDesc, float64(counts.Total.MemoryMiB)*mib, float64(counts.Used.MemoryMiB)*mib)
 	gauge(diskDesc, float64(counts.Total.DiskMiB)*mib, float64(counts.Used.DiskMiB)*mib)
 	for model, g := range counts.GPUs {
-		for kind, n := range map[string]float64{"total": float64(g.Total), "reserved": float64(g.UsedMilli) / 1000, "unhealthy": float64(g.Unhealthy)} {
+		for kind, n := range map[string]float64{"total": float64(g.Total), "reserved": float64(g.UsedMilli) / 1000,
+			"unhealthy": float64(g.Unhealthy)} {
 			ch <- prometheus.MustNewConstMetric(gpusDesc, prometheus.GaugeValue, n, model, kind)
 		}
 	}
@@ -137,7 +149,8 @@ func (p *population) Collect(ch chan<- prometheus.Metric) {
 func (p *population) collectEnds(ch chan<- prometheus.Metric) {
 	lost := map[berth.ReasonCode]float64{}
 	for end, n := range p.db.Attempts.EndCounts() {
-		ch <- prometheus.MustNewConstMetric(endsDesc, prometheus.CounterValue, float64(n.Attempts), string(end.Next), string(end.Reason))
+		ch <- prometheus.MustNewConstMetric(endsDesc, prometheus.CounterValue, float64(n.Attempts), string(end.Next),
+			string(end.Reason))
 		if end.Next == berth.Retrying {
 			lost[end.Reason] += n.LostGPUSeconds
 		}

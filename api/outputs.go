@@ -30,7 +30,8 @@ func (h *outputHandlers) mount(r *router) {
 		"List what a job has stored, the latest attempt first"), h.listOutputs)
 	get := r.operation("download-output", http.MethodGet, "/v1/jobs/{id}/outputs/{name}", tag,
 		"Download an output: a tar, compressed by zstd")
-	document(&get, "The archive; its length and sha256 are those of the list", map[string]*huma.MediaType{uploadType: {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}})
+	document(&get, "The archive; its length and sha256 are those of the list",
+		map[string]*huma.MediaType{uploadType: {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}})
 	register(r, get, h.downloadOutput)
 }
 

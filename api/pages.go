@@ -43,7 +43,9 @@ func (h *pageHandlers) mount(r *router) {
 	docs := v5emb.New("Berth", "/openapi.json", "/docs/")
 	r.echo.GET("/docs", func(c echo.Context) error { return c.Redirect(http.StatusMovedPermanently, "/docs/") })
 	r.echo.GET("/docs/*", func(c echo.Context) error {
-		c.Response().Header().Set("Content-Security-Policy", "default-src 'self'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; img-src 'self' data:")
+		c.Response().Header().Set("Content-Security-Policy",
+			"default-src 'self'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; img-src "+
+				"'self' data:")
 		docs.ServeHTTP(c.Response(), c.Request())
 		return nil
 	})

@@ -24,7 +24,8 @@ type pipelineHandlers struct {
 func (h *pipelineHandlers) mount(r *router) {
 	const tag = "pipelines"
 	submit := r.operation("submit-pipeline", http.MethodPost, "/v1/pipelines", tag, "Submit a pipeline")
-	submit.Description = "As with a job. Cycles, unknown needs and steps that need themselves are refused; a cycle is spelled out. " +
+	submit.Description = "As with a job. Cycles, unknown needs and steps that need themselves are refused; a cycle " +
+		"is spelled out. " +
 		"A step with jobs is a pipeline itself; fields of its steps are named in full: jobs.train.jobs.fit.image."
 	submit.DefaultStatus = http.StatusCreated
 	registerWithBody[spec.Pipeline](r, submit, h.submitPipeline)
@@ -54,7 +55,8 @@ func (h *pipelineHandlers) submitPipeline(ctx context.Context, in *submitInput) 
 	if err := h.admission.AdmitPipeline(ctx, caller(ctx).Tenant, pipeline); err != nil {
 		return nil, err
 	}
-	job, created, err := h.jobs.SubmitPipeline(ctx, db.PipelineSubmission{Tenant: caller(ctx).Tenant, Spec: pipeline, IdemKey: in.Key, Actor: actor(ctx)})
+	job, created, err := h.jobs.SubmitPipeline(ctx,
+		db.PipelineSubmission{Tenant: caller(ctx).Tenant, Spec: pipeline, IdemKey: in.Key, Actor: actor(ctx)})
 	if err != nil {
 		return nil, err
 	}

@@ -31,7 +31,8 @@ type planHandlers struct {
 func (h *planHandlers) mount(r *router) {
 	plan := r.operation("plan-job", http.MethodPost, "/v1/plans", "jobs",
 		"Say what would become of a job; nothing is stored")
-	plan.Description = "The answer rests on the queue and the machines as they were at most two seconds before the call, " +
+	plan.Description = "The answer rests on the queue and the machines as they were at most two seconds before the " +
+		"call, " +
 		"and after the latest change of a tenant, a quota or the admission that was made through this server."
 	registerWithBody[spec.Job](r, plan, h.plan)
 	register(r, r.operation("explain-job", http.MethodGet, "/v1/jobs/{id}/explain", "jobs",
@@ -58,7 +59,8 @@ func (h *planHandlers) plan(ctx context.Context, in *Request) (*planOutput, erro
 		return nil, err
 	}
 	p := wire.Plan{
-		Spec: jobSpec, StartsNow: w.StartsNow, Ahead: w.Ahead, Queue: w.Queue, EstimatedStart: known(w.Start), Reserved: w.Reserved,
+		Spec: jobSpec, StartsNow: w.StartsNow, Ahead: w.Ahead, Queue: w.Queue, EstimatedStart: known(w.Start),
+		Reserved: w.Reserved,
 		Blockers: blockers(w.Blockers), Priority: terms(w.Terms), Fit: fitOf(w.JobExplanation),
 	}
 	if held := h.control.heldBack(w.Admission, berth.Queued); len(held) > 0 {
@@ -183,7 +185,8 @@ func unmet(pipeline wire.Job, step berth.JobID, who string) []wire.Blocker {
 // container engines: its starts and ends cannot be observed.
 func engineBlocker(silent []enginesilence.Machine) wire.Blocker {
 	return wire.Blocker{
-		Code: "engine_silent", Message: enginesilence.Text(silent) + ": starts and ends of containers are not seen there",
+		Code: "engine_silent", Message: enginesilence.Text(silent) +
+			": starts and ends of containers are not seen there",
 		Hint: enginesilence.Hint, Machines: enginesilence.IDs(silent),
 	}
 }
@@ -192,7 +195,8 @@ func engineBlocker(silent []enginesilence.Machine) wire.Blocker {
 func waiting(job wire.Job, state berth.State, w placement.JobExplanation, held []wire.Blocker) wire.Explanation {
 	fit := fitOf(w)
 	e := wire.Explanation{
-		Job: job.ID, Status: state, Blockers: append(held, blockers(w.Blockers)...), Ahead: &w.Ahead, Queue: &w.Queue, Priority: terms(w.Terms),
+		Job: job.ID, Status: state, Blockers: append(held, blockers(w.Blockers)...), Ahead: &w.Ahead, Queue: &w.Queue,
+		Priority:       terms(w.Terms),
 		EstimatedStart: known(w.Start), Reserved: w.Reserved, Fit: &fit,
 		Summary: "nothing is in its way; the leader places it at its next look",
 	}
@@ -202,13 +206,15 @@ func waiting(job wire.Job, state berth.State, w placement.JobExplanation, held [
 	last := job.Reason
 	for i, b := range e.Blockers {
 		if b.Code == "not_eligible" && last != nil {
-			e.Blockers[i].Message = fmt.Sprintf("%s; the last attempt ended with %s: %s", b.Message, last.Code, last.Message)
+			e.Blockers[i].Message = fmt.Sprintf("%s; the last attempt ended with %s: %s", b.Message,
+				last.Code, last.Message)
 			e.Blockers[i].Hint = last.Hint
 		}
 	}
 	if state == berth.Submitted && len(held) == 0 { // else that is why its workflow has not started
 		e.Blockers = append(e.Blockers, wire.Blocker{
-			Code: "not_accepted", Message: "its workflow has not taken it up yet", Hint: "if this lasts, the control workers or Temporal are down",
+			Code: "not_accepted", Message: "its workflow has not taken it up yet",
+			Hint: "if this lasts, the control workers or Temporal are down",
 		})
 	}
 	switch {
@@ -255,7 +261,8 @@ func terms(list []placement.Term) []wire.Term {
 
 func fitOf(w placement.JobExplanation) wire.Fit {
 	e := w.Fit
-	f := wire.Fit{Machines: e.Machines, FitNow: e.FitNow, FitEver: e.FitEver, Candidates: e.Candidates, Summary: e.Summary}
+	f := wire.Fit{Machines: e.Machines, FitNow: e.FitNow, FitEver: e.FitEver, Candidates: e.Candidates,
+		Summary: e.Summary}
 	for _, c := range e.Clauses {
 		f.Clauses = append(f.Clauses, wire.FitClause(c))
 	}
@@ -277,13 +284,16 @@ func placed(j wire.Job) string {
 	case j.Status.Terminal() && j.Reason != nil:
 		return fmt.Sprintf("the job has ended: %s (%s: %s)", j.Status, j.Reason.Code, j.Reason.Message)
 	case j.CachedFrom != nil:
-		return fmt.Sprintf("the job has ended: it was not run, since job %s did the same; it has that job's outputs", *j.CachedFrom)
+		return fmt.Sprintf("the job has ended: it was not run, since job %s did the same; it has that job's outputs",
+			*j.CachedFrom)
 	case j.Status.Terminal():
 		return fmt.Sprintf("the job has ended: %s", j.Status)
 	case j.Status == berth.Preempting && j.Reason != nil:
-		return fmt.Sprintf("the job is %s, attempt %d on %s: it %s", j.Status, j.Attempt, names(j.Attempts[len(j.Attempts)-1].Machines), j.Reason.Message)
+		return fmt.Sprintf("the job is %s, attempt %d on %s: it %s", j.Status, j.Attempt,
+			names(j.Attempts[len(j.Attempts)-1].Machines), j.Reason.Message)
 	case len(j.Attempts) > 0:
-		return fmt.Sprintf("the job is %s, attempt %d on %s", j.Status, j.Attempt, names(j.Attempts[len(j.Attempts)-1].Machines))
+		return fmt.Sprintf("the job is %s, attempt %d on %s", j.Status, j.Attempt,
+			names(j.Attempts[len(j.Attempts)-1].Machines))
 	default:
 		return fmt.Sprintf("the job is %s", j.Status)
 	}

@@ -51,7 +51,8 @@ func strictQuery(fields map[string]bool) func(huma.Context, func(huma.Context)) 
 func checkQuery(raw string, fields map[string]bool) error {
 	values, err := url.ParseQuery(raw)
 	if err != nil {
-		return berth.Errorf(berth.CodeInvalid, "the query cannot be read: write parameters as name=value, joined by &, with %%XX for other characters")
+		return berth.Errorf(berth.CodeInvalid,
+			"the query cannot be read: write parameters as name=value, joined by &, with %%XX for other characters")
 	}
 	allowed := "no parameters"
 	if len(fields) > 0 {
@@ -64,7 +65,8 @@ func checkQuery(raw string, fields map[string]bool) error {
 		case len(faults) == maxFaults:
 			return invalid("", faults, nil)
 		case !known:
-			faults = append(faults, berth.FieldError{Field: clip(name), Detail: "is not a parameter of this call", Allowed: allowed})
+			faults = append(faults, berth.FieldError{Field: clip(name), Detail: "is not a parameter of this call",
+				Allowed: allowed})
 		case !many && len(values[name]) > 1:
 			faults = append(faults, berth.FieldError{Field: name, Detail: "is given more than once", Allowed: "once"})
 		}

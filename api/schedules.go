@@ -28,7 +28,9 @@ func (h *scheduleHandlers) mount(r *router) {
 	const tag = "schedules"
 	create := r.operation("create-schedule", http.MethodPost, "/v1/schedules", tag,
 		"Submit a job or a pipeline at times to come")
-	create.Description = "201 with the new schedule; 200 if there is the same one already; 409 if there is another one of that name. What it submits is judged as if it were submitted now, and again at each time: a refusal then is recorded with that fire."
+	create.Description = "201 with the new schedule; 200 if there is the same one already; 409 if there is another " +
+		"one of that name. What it submits is judged as if it were submitted now, and again at each time: a " +
+		"refusal then is recorded with that fire."
 	create.DefaultStatus = http.StatusCreated
 	registerWithBody[spec.Schedule](r, create, h.createSchedule)
 	register(r, r.operation("list-schedules", http.MethodGet, "/v1/schedules", tag,
@@ -39,15 +41,19 @@ func (h *scheduleHandlers) mount(r *router) {
 		"Delete a schedule; its jobs stay")
 	remove.DefaultStatus = http.StatusNoContent
 	register(r, remove, h.deleteSchedule)
-	registerWithOptionalBody[spec.ScheduleNote](r, r.operation("pause-schedule", http.MethodPost, "/v1/schedules/{name}/pause", tag,
-		"Let a schedule not fire until it is resumed; idempotent"), h.pauseSchedule)
-	registerWithOptionalBody[spec.ScheduleNote](r, r.operation("resume-schedule", http.MethodPost, "/v1/schedules/{name}/resume", tag,
-		"Let a paused schedule fire again, from now on; idempotent"), h.resumeSchedule)
-	registerWithOptionalBody[spec.ScheduleRun](r, r.operation("run-schedule", http.MethodPost, "/v1/schedules/{name}/run", tag,
-		"Fire a schedule now, paused or not, beside its times"), h.runSchedule)
+	registerWithOptionalBody[spec.ScheduleNote](r,
+		r.operation("pause-schedule", http.MethodPost, "/v1/schedules/{name}/pause", tag,
+			"Let a schedule not fire until it is resumed; idempotent"), h.pauseSchedule)
+	registerWithOptionalBody[spec.ScheduleNote](r,
+		r.operation("resume-schedule", http.MethodPost, "/v1/schedules/{name}/resume", tag,
+			"Let a paused schedule fire again, from now on; idempotent"), h.resumeSchedule)
+	registerWithOptionalBody[spec.ScheduleRun](r,
+		r.operation("run-schedule", http.MethodPost, "/v1/schedules/{name}/run", tag,
+			"Fire a schedule now, paused or not, beside its times"), h.runSchedule)
 	backfill := r.operation("backfill-schedule", http.MethodPost, "/v1/schedules/{name}/backfill", tag,
 		"Fire a schedule for times that have passed, each once")
-	backfill.Description = "Times that have made a job are left out, so it may be called again. The fires are decided soon after, in order; the schedule shows them."
+	backfill.Description = "Times that have made a job are left out, so it may be called again. The fires are " +
+		"decided soon after, in order; the schedule shows them."
 	registerWithBody[spec.Backfill](r, backfill, h.backfillSchedule)
 }
 
@@ -99,7 +105,8 @@ func readSchedule(in Request) (spec.Schedule, error) {
 	schedule = schedule.WithDefaults()
 	checked := admission.CheckSchedule(schedule)
 	if len(in.RawBody) > spec.MaxSpecBytes {
-		checked = append(checked, berth.FieldError{Detail: fmt.Sprintf("the schedule has %d bytes", len(in.RawBody)), Allowed: fmt.Sprintf("at most %d", spec.MaxSpecBytes)})
+		checked = append(checked, berth.FieldError{Detail: fmt.Sprintf("the schedule has %d bytes", len(in.RawBody)),
+			Allowed: fmt.Sprintf("at most %d", spec.MaxSpecBytes)})
 	}
 	if fault := calendar.Check(schedule, time.Now()); fault != nil {
 		checked = append(checked, *fault)
@@ -182,7 +189,8 @@ func (h *scheduleHandlers) resumeSchedule(ctx context.Context, in *scheduleBodyI
 	return h.noteSchedule(ctx, in, h.schedules.Resume)
 }
 
-func (h *scheduleHandlers) noteSchedule(ctx context.Context, in *scheduleBodyInput, change func(ctx context.Context, tenant berth.TenantID, name, note string) error) (*scheduleOutput, error) {
+func (h *scheduleHandlers) noteSchedule(ctx context.Context, in *scheduleBodyInput,
+	change func(ctx context.Context, tenant berth.TenantID, name, note string) error) (*scheduleOutput, error) {
 	body, err := readBody[spec.ScheduleNote](in.Request)
 	if err != nil {
 		return nil, err
@@ -205,7 +213,8 @@ func (h *scheduleHandlers) runSchedule(ctx context.Context, in *scheduleBodyInpu
 		return nil, err
 	}
 	at := time.Now().UTC().Truncate(time.Microsecond)
-	if _, err := h.schedules.AddFires(ctx, db.NewFires{Schedule: found.ID, Times: []time.Time{at}, Source: wire.FireByHand, Overlap: body.Overlap}); err != nil {
+	if _, err := h.schedules.AddFires(ctx, db.NewFires{Schedule: found.ID, Times: []time.Time{at},
+		Source: wire.FireByHand, Overlap: body.Overlap}); err != nil {
 		return nil, err
 	}
 	// From here on the leader would do it as well.
@@ -248,7 +257,8 @@ func (h *scheduleHandlers) backfillSchedule(ctx context.Context, in *scheduleBod
 	if body.Overlap == "" {
 		body.Overlap = spec.OverlapAllow
 	}
-	n, err := h.schedules.AddFires(ctx, db.NewFires{Schedule: found.ID, Times: times, Source: wire.FireByBackfill, Overlap: body.Overlap, Again: true})
+	n, err := h.schedules.AddFires(ctx, db.NewFires{Schedule: found.ID, Times: times, Source: wire.FireByBackfill,
+		Overlap: body.Overlap, Again: true})
 	if err != nil {
 		return nil, err
 	}
@@ -263,7 +273,9 @@ func timesWithin(found wire.Schedule, b spec.Backfill) ([]time.Time, error) {
 	}
 	times, more := when.Between(b.From.Time, b.To.Time, spec.MaxBackfill)
 	if more {
-		return nil, invalid("", []berth.FieldError{{Field: "to", Detail: fmt.Sprintf("there are more than %d times in the range; the last that fits is %s", spec.MaxBackfill, times[len(times)-1].Format(time.RFC3339)), Allowed: "a range that has no more; call again for the rest"}}, nil)
+		return nil, invalid("", []berth.FieldError{{Field: "to", Detail: fmt.Sprintf("there are more than %d times "+
+			"in the range; the last that fits is %s", spec.MaxBackfill, times[len(times)-1].Format(time.RFC3339)),
+			Allowed: "a range that has no more; call again for the rest"}}, nil)
 	}
 	return times, nil
 }

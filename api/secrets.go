@@ -59,7 +59,8 @@ func (h *secretHandlers) setSecret(ctx context.Context, in *Request) (*secretOut
 	var n spec.NewSecretValue
 	faults, err := decode(in.ContentType, in.RawBody, &n)
 	if err != nil {
-		return nil, berth.Errorf(berth.CodeInvalid, "the body is not JSON, or was not sent as such") // where it is broken could tell of the value
+		return nil, berth.Errorf(berth.CodeInvalid,
+			"the body is not JSON, or was not sent as such") // where it is broken could tell of the value
 	}
 	for i, f := range faults {
 		if f.Field == "value" {
@@ -107,7 +108,8 @@ func (r *secretRules) keepsSecrets() error {
 	if r.vault != nil {
 		return nil
 	}
-	return &berth.Error{Code: berth.CodeConflict, Slug: slugNoKeys, Message: "this server keeps no secrets: start berthd with --secret-key-file"}
+	return &berth.Error{Code: berth.CodeConflict, Slug: slugNoKeys,
+		Message: "this server keeps no secrets: start berthd with --secret-key-file"}
 }
 
 type secretListOutput struct{ Body wire.Page[wire.Secret] }
@@ -155,7 +157,8 @@ func (h *secretHandlers) handOut(ctx context.Context, c *wire.Claim) error {
 		i := slices.IndexFunc(found, func(f db.SealedSecret) bool { return f.Name == name })
 		if i < 0 {
 			c.Secrets, c.InputLogins, c.ImageLogin = nil, nil, nil
-			c.Withheld = &wire.Withheld{Missing: true, Message: fmt.Sprintf("secret %s was deleted since the job was submitted", name)}
+			c.Withheld = &wire.Withheld{Missing: true,
+				Message: fmt.Sprintf("secret %s was deleted since the job was submitted", name)}
 			return nil
 		}
 		value, err := h.vault.Open(c.Tenant, name, found[i].Key, found[i].Sealed)
@@ -175,7 +178,8 @@ func (h *secretHandlers) handOut(ctx context.Context, c *wire.Claim) error {
 			user, password, ok := strings.Cut(strings.TrimSpace(string(value)), ":")
 			if !ok || user == "" {
 				c.Secrets, c.InputLogins, c.ImageLogin = nil, nil, nil
-				c.Withheld = &wire.Withheld{Missing: true, Message: fmt.Sprintf("image_auth: secret %s is not written USER:PASSWORD", name)}
+				c.Withheld = &wire.Withheld{Missing: true,
+					Message: fmt.Sprintf("image_auth: secret %s is not written USER:PASSWORD", name)}
 				return nil
 			}
 			c.ImageLogin = &wire.Login{Username: spec.Sensitive(user), Password: spec.Sensitive(password)}

@@ -28,7 +28,8 @@ import (
 // JobControl cancels jobs. *db.Jobs implements it; another implementation may
 // observe the cancels.
 type JobControl interface {
-	RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (berth.State, error)
+	RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string,
+		reason *berth.Reason) (berth.State, error)
 }
 
 // Poker notifies the workflows of jobs to read their rows.

@@ -55,7 +55,8 @@ func (s *slots) take(ctx context.Context, tenant berth.TenantID) error {
 	}
 	if len(mine.waiting) >= s.room {
 		s.mu.Unlock()
-		return berth.Errorf(berth.CodeUnavailable, "tenant %s has %d calls that wait for the server already; try again", tenant, s.room)
+		return berth.Errorf(berth.CodeUnavailable,
+			"tenant %s has %d calls that wait for the server already; try again", tenant, s.room)
 	}
 	w := &slotWaiter{ready: make(chan struct{}), arrival: s.arrival}
 	s.arrival++

@@ -148,9 +148,11 @@ func strictest(limits []db.SubmitLimit) db.SubmitLimit {
 func tooManySubmits(tenant berth.TenantID, limits []db.SubmitLimit, wait time.Duration) error {
 	l := strictest(limits)
 	if l.Tenant != tenant {
-		return limited(wait, "tenant %s, above %s, submits more than %g jobs a second, which is its limit (submit_rps)", l.Tenant, tenant, l.Rate)
+		return limited(wait, "tenant %s, above %s, submits more than %g jobs a second, which is its limit "+
+			"(submit_rps)", l.Tenant, tenant, l.Rate)
 	}
-	return limited(wait, "tenant %s submits more than %g jobs a second, which is its limit (submit_rps)", tenant, l.Rate)
+	return limited(wait, "tenant %s submits more than %g jobs a second, which is its limit (submit_rps)",
+		tenant, l.Rate)
 }
 
 // isSubmit reports whether a call makes a job or a pipeline.

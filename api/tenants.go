@@ -46,7 +46,8 @@ func (h *tenantHandlers) mount(r *router) {
 	register(r, r.operation("show-quota", http.MethodGet, "/v1/quotas/{tenant}", tag,
 		"Show what a tenant may have, and has"), h.showQuota)
 	set := r.operation("set-quota", http.MethodPut, "/v1/quotas/{tenant}", tag, "Replace what a tenant may have")
-	set.Description = "What the body leaves out binds no more, except for `" + strings.Join(db.LaterQuotaSettings, "`, `") + "`: " +
+	set.Description = "What the body leaves out binds no more, except for `" + strings.Join(db.LaterQuotaSettings,
+		"`, `") + "`: " +
 		"older clients do not know these; left out they stay, and null lifts them. " +
 		"With a `version` that is not the present one: 409, so that nobody undoes another's change unseen."
 	registerWithBody[spec.Quota](r, set, h.setQuota)
@@ -193,7 +194,8 @@ func (h *tenantHandlers) setQuota(ctx context.Context, in *quotaInput) (*quotaOu
 	}
 	checked := q.Validate()
 	if q.Tenant != "" && string(q.Tenant) != in.Tenant {
-		checked = append(checked, berth.FieldError{Field: "tenant", Detail: "is not the one of the path", Allowed: in.Tenant + ", or leave it out"})
+		checked = append(checked, berth.FieldError{Field: "tenant", Detail: "is not the one of the path",
+			Allowed: in.Tenant + ", or leave it out"})
 	}
 	if err := invalid(berth.SlugInvalidSpec, faults, checked); err != nil {
 		return nil, err

@@ -78,7 +78,8 @@ func (h *tokenHandlers) listTokens(ctx context.Context, in *Paging) (*tokenListO
 func (h *tokenHandlers) revokeToken(ctx context.Context, in *idInput) (*struct{}, error) {
 	// Only admins revoke, so that none who keeps to this locks everybody out.
 	if in.ID == caller(ctx).TokenID {
-		return nil, berth.Errorf(berth.CodeConflict, "token %s is the one this call came with: make another admin's token and revoke it with that", in.ID)
+		return nil, berth.Errorf(berth.CodeConflict,
+			"token %s is the one this call came with: make another admin's token and revoke it with that", in.ID)
 	}
 	if err := h.tokens.Revoke(ctx, in.ID); err != nil {
 		return nil, err

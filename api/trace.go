@@ -33,7 +33,8 @@ func (t *callTracer) traceMachines(next echo.HandlerFunc) echo.HandlerFunc {
 	})
 }
 
-type beginSpan func(ctx context.Context, h http.Header, name string, about ...attribute.KeyValue) (context.Context, *tracing.Span)
+type beginSpan func(ctx context.Context, h http.Header, name string,
+	about ...attribute.KeyValue) (context.Context, *tracing.Span)
 
 func (t *callTracer) traced(next echo.HandlerFunc, begin beginSpan, told func(echo.Context) bool) echo.HandlerFunc {
 	if t.traces == nil {

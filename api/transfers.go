@@ -47,10 +47,13 @@ type TransferLimits struct {
 
 func (l TransferLimits) orDefaults() TransferLimits {
 	return TransferLimits{
-		FollowsPerToken: cmp.Or(l.FollowsPerToken, 200), FollowsPerTenant: cmp.Or(l.FollowsPerTenant, 500), Follows: cmp.Or(l.Follows, 2000),
-		DownloadsPerToken: cmp.Or(l.DownloadsPerToken, 16), DownloadsPerTenant: cmp.Or(l.DownloadsPerTenant, 48), Downloads: cmp.Or(l.Downloads, 192),
-		UploadsPerToken: cmp.Or(l.UploadsPerToken, 4), UploadsPerTenant: cmp.Or(l.UploadsPerTenant, 4), Uploads: cmp.Or(l.Uploads, 16),
-		Stall: cmp.Or(l.Stall, 10*time.Second), Recheck: cmp.Or(l.Recheck, 2*time.Second),
+		FollowsPerToken: cmp.Or(l.FollowsPerToken, 200), FollowsPerTenant: cmp.Or(l.FollowsPerTenant, 500),
+		Follows:           cmp.Or(l.Follows, 2000),
+		DownloadsPerToken: cmp.Or(l.DownloadsPerToken, 16), DownloadsPerTenant: cmp.Or(l.DownloadsPerTenant, 48),
+		Downloads:       cmp.Or(l.Downloads, 192),
+		UploadsPerToken: cmp.Or(l.UploadsPerToken, 4), UploadsPerTenant: cmp.Or(l.UploadsPerTenant, 4),
+		Uploads: cmp.Or(l.Uploads, 16),
+		Stall:   cmp.Or(l.Stall, 10*time.Second), Recheck: cmp.Or(l.Recheck, 2*time.Second),
 		UploadRate: cmp.Or(l.UploadRate, 4096), UploadWindow: cmp.Or(l.UploadWindow, 15*time.Second),
 	}
 }
@@ -101,7 +104,8 @@ type tokenTransfers struct {
 }
 
 func newTransfers(l TransferLimits, lookUp func(ctx context.Context, token string) error) *transfers {
-	return &transfers{limits: l, lookUp: lookUp, tokens: map[string]*tokenTransfers{}, tenants: map[berth.TenantID]*[transferKinds]int{}}
+	return &transfers{limits: l, lookUp: lookUp, tokens: map[string]*tokenTransfers{},
+		tenants: map[berth.TenantID]*[transferKinds]int{}}
 }
 
 // transfer is one open call that lasts. It writes to the caller with a deadline
@@ -123,7 +127,8 @@ type transfer struct {
 // answer is written to the connection at once. The caller must call end.
 func (s *streams) begin(c echo.Context, kind transferKind) (*transfer, error) {
 	r := c.Request()
-	t := &transfer{of: s.transfers, kind: kind, caller: caller(r.Context()), to: c.Response(), control: http.NewResponseController(c.Response())}
+	t := &transfer{of: s.transfers, kind: kind, caller: caller(r.Context()), to: c.Response(),
+		control: http.NewResponseController(c.Response())}
 	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	call, _ := c.Get(openCallKey).(*openCall)
 	ctx := r.Context()
@@ -217,7 +222,8 @@ func (x *transfers) refuses(r *http.Request, p db.Principal) error {
 
 func tooMany(who string, n int, k transferKind, most int) error {
 	return &berth.Error{Code: berth.CodeCapacity, Slug: slugTooManyTransfers,
-		Message: fmt.Sprintf("%s has %d %s open; at most %d are allowed at once. Close some, or try again later", who, n, k, most)}
+		Message: fmt.Sprintf("%s has %d %s open; at most %d are allowed at once. Close some, or try again later",
+			who, n, k, most)}
 }
 
 // end closes the transfer. It is idempotent.
@@ -382,7 +388,8 @@ func (t *transfer) copyFrom(r io.Reader) error {
 func (t *transfer) body(r io.Reader) *pacedBody {
 	l := t.of.limits
 	t.awaitBody()
-	return &pacedBody{t: t, r: r, window: l.UploadWindow, least: max(1, int64(float64(l.UploadRate)*l.UploadWindow.Seconds()))}
+	return &pacedBody{t: t, r: r, window: l.UploadWindow,
+		least: max(1, int64(float64(l.UploadRate)*l.UploadWindow.Seconds()))}
 }
 
 // awaitBody notes that the transfer has a body. No deadline holds while the body
@@ -439,7 +446,8 @@ func (p *pacedBody) Read(b []byte) (int, error) {
 	late := err == nil && p.got < p.least && time.Now().After(p.until)
 	if late || errors.Is(err, os.ErrDeadlineExceeded) && p.t.broken() == nil {
 		err = &berth.Error{Code: berth.CodeInvalid, Slug: slugTooSlow, Message: fmt.Sprintf(
-			"the body comes too slowly: %d bytes in %s, at least %d are required; nothing was stored", p.got, p.window, p.least)}
+			"the body comes too slowly: %d bytes in %s, at least %d are required; nothing was stored", p.got,
+			p.window, p.least)}
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		p.err = err

@@ -100,7 +100,8 @@ func (c *clientConn) awaitRead(ctx context.Context, closing <-chan struct{}) err
 		}
 	}
 	if !read || c.cut.Load() {
-		return berth.Errorf(berth.CodeUnavailable, "the client has not read the earlier answers on this connection: read each answer before the next request")
+		return berth.Errorf(berth.CodeUnavailable,
+			"the client has not read the earlier answers on this connection: read each answer before the next request")
 	}
 	return nil
 }

@@ -48,13 +48,20 @@ func (h *uploadHandlers) mount(r *router) {
 		"Say whether an archive is stored already"), h.showUpload)
 	// A plain handler: the framework would read the body into memory.
 	post := r.operation("create-upload", http.MethodPost, uploadsPath, tag, "Store an archive that jobs can name")
-	post.Description = "The body is a tar of folders, regular files and relative symbolic links that stay inside, compressed by zstd. `address` is `sha256:` and the sha256 of the tar before its compression. 201 with the upload, 200 if the same content was stored before. 422 `invalid_archive` says what in it is not allowed; nothing is stored then."
+	post.Description = "The body is a tar of folders, regular files and relative symbolic links that stay inside, " +
+		"compressed by zstd. `address` is `sha256:` and the sha256 of the tar before its compression. 201 with the " +
+		"upload, 200 if the same content was stored before. 422 `invalid_archive` says what in it is not allowed; " +
+		"nothing is stored then."
 	post.Description += " " + describeQuota
-	post.Parameters = []*huma.Param{{Name: "address", In: "query", Required: true, Schema: &huma.Schema{Type: huma.TypeString}, Description: "sha256:… of the tar"}}
-	post.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{uploadType: {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}}}
+	post.Parameters = []*huma.Param{{Name: "address", In: "query", Required: true,
+		Schema: &huma.Schema{Type: huma.TypeString}, Description: "sha256:… of the tar"}}
+	post.RequestBody = &huma.RequestBody{Required: true,
+		Content: map[string]*huma.MediaType{uploadType: {Schema: &huma.Schema{Type: huma.TypeString,
+			Format: "binary"}}}}
 	schema := r.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[wire.Upload](), true, "")
 	for status, description := range map[string]string{"200": "It was stored before", "201": "Stored"} {
-		post.Responses[status] = &huma.Response{Description: description, Content: map[string]*huma.MediaType{"application/json": {Schema: schema}}}
+		post.Responses[status] = &huma.Response{Description: description,
+			Content: map[string]*huma.MediaType{"application/json": {Schema: schema}}}
 	}
 	r.huma.OpenAPI().AddOperation(&post)
 	r.echo.POST(uploadsPath, h.createUpload)
@@ -132,7 +139,8 @@ func (h *uploadHandlers) createUpload(c echo.Context) error {
 
 func tooLong(r *http.Request) error {
 	_, _ = io.CopyN(io.Discard, r.Body, drainBody) // so that the client gets to see the answer
-	return &berth.Error{Code: berth.CodeInvalid, Slug: slugTooLarge, Message: fmt.Sprintf("the archive is longer than %s", berth.BytesText(maxUpload))}
+	return &berth.Error{Code: berth.CodeInvalid, Slug: slugTooLarge,
+		Message: fmt.Sprintf("the archive is longer than %s", berth.BytesText(maxUpload))}
 }
 
 // receive puts the body into the store while it is judged, and returns how long it was.
@@ -187,7 +195,8 @@ func judge(in io.Reader, l archive.Limits, a berth.Address) *judged {
 		defer close(j.verdict)
 		j.sum, j.err = archive.Read(r, l, nil)
 		if j.err == nil && j.sum.Address != a {
-			j.err = &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugArchive, Message: "archive: its content is " + string(j.sum.Address) + ", and not " + string(a)}
+			j.err = &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugArchive,
+				Message: "archive: its content is " + string(j.sum.Address) + ", and not " + string(a)}
 		}
 		_ = r.CloseWithError(errJudged)
 	}()

@@ -94,7 +94,8 @@ func (d *Cluster) Pressure(ctx context.Context, from, to time.Duration) (Pressur
 				  AND NOT EXISTS (
 					SELECT 1 FROM allocations o
 					WHERE o.job = a.job AND o.attempt = a.attempt
-					  AND (o.state IN ('reserved', 'active') OR o.state = 'exited' AND (o.sealed_at IS NULL OR (o.sealed_at, o.id) > (a.sealed_at, a.id))))
+					  AND (o.state IN ('reserved', 'active') OR o.state = 'exited'
+					    AND (o.sealed_at IS NULL OR (o.sealed_at, o.id) > (a.sealed_at, a.id))))
 				LIMIT @most) x)`,
 		pgx.NamedArgs{"from": from, "to": to, "most": maxUnsettled}).Scan(&p.Paused, &p.Unsettled)
 	return p, mapError(err, "unsettled attempts")

@@ -30,7 +30,8 @@ func (d *Jobs) ArchiveTerminal(ctx context.Context, term Term, retention time.Du
 				WHERE p.id = j.parent)
 			  AND NOT EXISTS (
 				SELECT 1 FROM allocations a
-				WHERE a.job = j.id AND (a.state NOT IN ('exited', 'released') OR a.forgotten_at IS NULL AND `+machineMayHoldIt+`))
+				WHERE a.job = j.id AND (a.state NOT IN ('exited', 'released') OR a.forgotten_at IS NULL
+					AND `+machineMayHoldIt+`))
 			ORDER BY j.finished_at, j.id
 			LIMIT @limit
 			FOR UPDATE SKIP LOCKED`,

@@ -118,7 +118,8 @@ const lemons = `
 // drained, and at least one: where everything fails, something else is broken.
 // Undrain opens a machine again and forgives what was counted.
 func (d *Machines) DrainLemons(ctx context.Context, term Term) ([]Lemon, error) {
-	args := pgx.NamedArgs{"hours": failure.LemonHours, "faults": failure.LemonFaults, "tenants": failure.LemonTenants, "lemon": lemonPrefix + "%"}
+	args := pgx.NamedArgs{"hours": failure.LemonHours, "faults": failure.LemonFaults, "tenants": failure.LemonTenants,
+		"lemon": lemonPrefix + "%"}
 	const due = `
 		FROM (` + lemons + `) b
 		JOIN machines m ON m.id = b.machine_id
@@ -138,7 +139,8 @@ func (d *Machines) DrainLemons(ctx context.Context, term Term) ([]Lemon, error) 
 			return err
 		}
 		args["room"] = room
-		rows, err := tx.Query(ctx, `SELECT m.id, b.faults, b.tenants, b.rules `+due+` ORDER BY b.faults DESC, m.id LIMIT @room`, args)
+		rows, err := tx.Query(ctx, `SELECT m.id, b.faults, b.tenants,
+			b.rules `+due+` ORDER BY b.faults DESC, m.id LIMIT @room`, args)
 		if err != nil {
 			return err
 		}

@@ -51,13 +51,16 @@ func (p *lockedParent) reuse(ctx context.Context, tx pgx.Tx, steps []letGo) (map
 					SELECT 1
 					FROM job_specs s, jsonb_array_elements(s.spec -> 'outputs') d
 					WHERE s.job = x.job AND NOT EXISTS (
-						SELECT 1 FROM outputs o WHERE o.job = r.job AND o.attempt = r.attempt AND o.name = d ->> 'name'))
+						SELECT 1 FROM outputs o WHERE o.job = r.job AND o.attempt = r.attempt
+							AND o.name = d ->> 'name'))
 				ORDER BY r.found_at DESC
 				LIMIT 1) r ON true
 			WHERE NOT EXISTS (SELECT 1 FROM job_specs w WHERE w.job = @parent AND w.spec ? 'no_cache')
 		), taken AS (
-			INSERT INTO outputs (job, attempt, rank, name, address, files, bytes, stored_bytes, sha256, object, created_at)
-			SELECT h.job, 0, o.rank, o.name, o.address, o.files, o.bytes, o.stored_bytes, o.sha256, o.object, o.created_at
+			INSERT INTO outputs (job, attempt, rank, name, address, files, bytes, stored_bytes, sha256,
+				object, created_at)
+			SELECT h.job, 0, o.rank, o.name, o.address, o.files, o.bytes, o.stored_bytes, o.sha256,
+				o.object, o.created_at
 			FROM hit h
 			JOIN outputs o ON o.job = h.source AND o.attempt = h.attempt
 		), missed AS (
@@ -98,7 +101,8 @@ func skip(ctx context.Context, tx pgx.Tx, steps []letGo, sources map[string]stri
 		}
 		if _, err := tx.Exec(ctx, `
 			UPDATE jobs
-			SET state = 'succeeded', blocked = false, cached_from = @source, version = version + 1, actor = 'workflow', reason = NULL
+			SET state = 'succeeded', blocked = false, cached_from = @source, version = version + 1,
+				actor = 'workflow', reason = NULL
 			WHERE id = @id`, pgx.NamedArgs{"id": s.id, "source": source}); err != nil {
 			return nil, err
 		}
@@ -167,6 +171,7 @@ func (p *lockedParent) keysOf(ctx context.Context, tx pgx.Tx, steps []letGo) (pg
 // image is, and whether it has succeeded. It comes after the job's own change.
 const storeResult = `
 	UPDATE step_results r
-	SET digest = j.image_digest, attempt = CASE WHEN j.state = 'succeeded' THEN j.attempt END, found_at = coalesce(j.started_at, clock_timestamp())
+	SET digest = j.image_digest, attempt = CASE WHEN j.state = 'succeeded' THEN j.attempt END,
+		found_at = coalesce(j.started_at, clock_timestamp())
 	FROM jobs j
 	WHERE r.job = @job AND j.id = @job`

@@ -55,7 +55,8 @@ type cancellation struct {
 
 // cancelJob is RequestCancel within a transaction; afterCancel must follow
 // its commit.
-func cancelJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (c cancellation, err error) {
+func cancelJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.JobID, actor string,
+	reason *berth.Reason) (c cancellation, err error) {
 	if c.job, err = lockJob(ctx, tx, tenant, id, 0); err != nil {
 		return c, err
 	}
@@ -118,7 +119,8 @@ func cancelWaiting(ctx context.Context, tx pgx.Tx, job lockedJob, actor string, 
 const withdrawnByCancel = "canceled before a machine took it"
 
 // cancelHolding orders the stop. What nobody has claimed is released at once.
-func cancelHolding(ctx context.Context, tx pgx.Tx, job lockedJob, actor string, reason *berth.Reason) (told []berth.MachineID, freed bool, err error) {
+func cancelHolding(ctx context.Context, tx pgx.Tx, job lockedJob, actor string,
+	reason *berth.Reason) (told []berth.MachineID, freed bool, err error) {
 	args := pgx.NamedArgs{"job": job.ID, "state": berth.Canceling, "actor": actor, "reason": reason}
 	if _, err := tx.Exec(ctx, cancelState, args); err != nil {
 		return nil, false, err
@@ -238,7 +240,8 @@ func stopHolding(
 		SET orders = a.orders || @stop || jsonb_strip_nulls(jsonb_build_object('grace_ms', nullif(j.grace_ms, 0))),
 			stop_by = least(a.stop_by, now() + j.grace_ms * interval '1 ms')
 		FROM jobs j
-		WHERE j.id = ANY(@jobs::uuid[]) AND a.job = j.id AND a.attempt = j.attempt AND a.state = 'active' AND NOT a.orders ? 'stop'
+		WHERE j.id = ANY(@jobs::uuid[]) AND a.job = j.id AND a.attempt = j.attempt AND a.state = 'active'
+			AND NOT a.orders ? 'stop'
 		RETURNING a.machine_id`, args).Query(noteMachine)
 	batch.Queue(`
 		DELETE FROM earmarks

@@ -38,9 +38,11 @@ func (p PrunedShard) Key() string {
 //
 // A shard that exceeds a storage quota of the tenant is refused with slug
 // storage_quota, and its step with it: the shards returned then are the step's.
-func (d *Objects) RegisterCheckpoint(ctx context.Context, machine berth.MachineID, p wire.CheckpointReport) ([]PrunedShard, error) {
+func (d *Objects) RegisterCheckpoint(ctx context.Context, machine berth.MachineID,
+	p wire.CheckpointReport) ([]PrunedShard, error) {
 	if p.Step < 0 || p.Bad == "" && (p.Manifest == "" || p.SHA256 == "") {
-		return nil, berth.Errorf(berth.CodeInvalid, "a checkpoint needs a step that is not negative, a manifest and its sha256")
+		return nil, berth.Errorf(berth.CodeInvalid,
+			"a checkpoint needs a step that is not negative, a manifest and its sha256")
 	}
 	var pruned []PrunedShard
 	err := d.tx(ctx, func(tx pgx.Tx) error {
@@ -123,7 +125,8 @@ func (c *checkpointing) lock(ctx context.Context) error {
 			  AND (a.state = 'active' OR a.state = 'exited' AND a.sealed_at IS NULL))
 		FROM machines m
 		WHERE m.id = @machine`,
-		pgx.NamedArgs{"machine": c.machine, "alloc": int64(p.Alloc), "job": p.Job, "attempt": p.Attempt, "rank": p.Rank}).Scan(&boot, &epoch, &ours)
+		pgx.NamedArgs{"machine": c.machine, "alloc": int64(p.Alloc), "job": p.Job, "attempt": p.Attempt,
+			"rank": p.Rank}).Scan(&boot, &epoch, &ours)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return berth.Errorf(berth.CodeNotFound, "no such machine %s", c.machine)
@@ -263,7 +266,8 @@ func (c *checkpointing) reject(ctx context.Context) error {
 		    detail = @detail
 		WHERE job = @job AND step = @step AND attempt = @of AND state = 'verified'
 		RETURNING state = 'bad'`,
-		pgx.NamedArgs{"job": p.Job, "step": p.Step, "of": p.OfAttempt, "failed": p.Failed, "most": maxFailedRestores, "detail": p.Bad}).Scan(&bad)
+		pgx.NamedArgs{"job": p.Job, "step": p.Step, "of": p.OfAttempt, "failed": p.Failed, "most": maxFailedRestores,
+			"detail": p.Bad}).Scan(&bad)
 	if errors.Is(err, pgx.ErrNoRows) || err == nil && !bad {
 		return nil
 	}
@@ -302,8 +306,9 @@ func (d *Objects) Authorize(ctx context.Context, machine berth.MachineID, o Obje
 			  AND (a.state = 'active' OR a.state = 'exited' AND a.sealed_at IS NULL)
 			  AND (NOT @write OR a.attempt = @attempt AND a.rank = @rank))`,
 		pgx.NamedArgs{
-			"machine": machine, "tenant": string(o.Tenant), "job": o.Job, "attempt": o.Attempt, "rank": o.Rank, "write": o.Write,
-			"boot": o.Session.AgentBoot, "epoch": o.Session.Epoch,
+			"machine": machine, "tenant": string(o.Tenant), "job": o.Job, "attempt": o.Attempt, "rank": o.Rank,
+			"write": o.Write,
+			"boot":  o.Session.AgentBoot, "epoch": o.Session.Epoch,
 		}).Scan(&ok)
 	if err != nil {
 		return mapError(err, "object")

@@ -53,7 +53,8 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 		    fence_ms = greatest(a.fence_ms, m.fence_ms)
 		FROM jobs j, job_specs s, machines m, cluster c
 		WHERE `+knowsGranted+` AND s.job = a.job AND m.epoch = @epoch AND m.agent_boot = @boot AND m.state NOT IN ('lost', 'retired') AND `+claimable+`
-		RETURNING a.id, a.job::text, j.tenant, a.attempt, a.rank, s.spec, j.image_digest, a.cpu_m, a.mem_mb, a.log_bytes,
+		RETURNING a.id, a.job::text, j.tenant, a.attempt, a.rank, s.spec, j.image_digest, a.cpu_m,
+			a.mem_mb, a.log_bytes,
 		          j.run_limit_ms, a.orders, j.has_checkpoint, a.phase,
 		          (
 		              SELECT coalesce(array_agg(g.uuid ORDER BY g.idx), '{}')
@@ -62,14 +63,17 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 		              WHERE c.alloc_id = a.id
 		          ),
 		          CASE WHEN NOT j.has_checkpoint THEN '[]' ELSE (
-		              SELECT coalesce(jsonb_agg(jsonb_build_object('step', c.step, 'attempt', c.attempt, 'manifest', h.manifest, 'sha256', h.sha256)
+		              SELECT coalesce(jsonb_agg(jsonb_build_object('step', c.step, 'attempt', c.attempt, 'manifest',
+		                h.manifest, 'sha256', h.sha256)
 		                                        ORDER BY c.step DESC, c.attempt DESC), '[]')
 		              FROM checkpoints c
-		              JOIN checkpoint_shards h ON h.job = c.job AND h.step = c.step AND h.attempt = c.attempt AND h.rank = a.rank
+		              JOIN checkpoint_shards h ON h.job = c.job AND h.step = c.step AND h.attempt = c.attempt
+		                AND h.rank = a.rank
 		              WHERE c.job = a.job AND c.state = 'verified'
 		          ) END,
 		          CASE WHEN a.port IS NULL THEN '[]' ELSE (
-		              SELECT jsonb_agg(jsonb_build_object('rank', r.rank, 'machine', r.machine_id, 'address', p.address, 'network', p.network, 'port', r.port)
+		              SELECT jsonb_agg(jsonb_build_object('rank', r.rank, 'machine', r.machine_id, 'address',
+		                p.address, 'network', p.network, 'port', r.port)
 		                               ORDER BY r.rank)
 		              FROM allocations r
 		              JOIN machines p ON p.id = r.machine_id
@@ -78,11 +82,13 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 		          CASE WHEN NOT s.spec ? 'inputs' THEN '[]' ELSE (
 		              SELECT coalesce(jsonb_agg(jsonb_build_object('input', i.input, 'address', o.address)), '[]')
 		              FROM job_inputs i
-		              JOIN outputs o ON o.job = i.source AND o.attempt = i.attempt AND o.rank = i.rank AND o.name = i.name
+		              JOIN outputs o ON o.job = i.source AND o.attempt = i.attempt AND o.rank = i.rank
+		                AND o.name = i.name
 		              WHERE i.job = a.job
 		          ) END`,
 		claimArgs(machine, req),
-	).Scan(&c.Alloc, &c.Job, &c.Tenant, &c.Attempt, &c.Rank, &rawSpec, &c.ImageDigest, &c.CPUMilli, &c.MemoryMiB, &c.LogOffset,
+	).Scan(&c.Alloc, &c.Job, &c.Tenant, &c.Attempt, &c.Rank, &rawSpec, &c.ImageDigest, &c.CPUMilli,
+		&c.MemoryMiB, &c.LogOffset,
 		&limit, &c.Orders, &c.HadCheckpoint, &c.Phase, &c.GPUs, &c.Restore, &c.Peers, &c.Inputs)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return wire.Claim{}, d.refuseClaim(ctx, machine, req)
@@ -102,7 +108,8 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 }
 
 func claimArgs(machine berth.MachineID, req wire.ClaimRequest) pgx.NamedArgs {
-	return markArgs(pgx.NamedArgs{"alloc": int64(req.Alloc), "machine": machine, "job": req.Job, "attempt": req.Attempt, "epoch": req.Epoch, "boot": req.AgentBoot}, req.Watermark)
+	return markArgs(pgx.NamedArgs{"alloc": int64(req.Alloc), "machine": machine, "job": req.Job,
+		"attempt": req.Attempt, "epoch": req.Epoch, "boot": req.AgentBoot}, req.Watermark)
 }
 
 // refuseClaim finds out which of the conditions did not hold. Where the session

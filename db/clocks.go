@@ -25,7 +25,8 @@ type Clock struct {
 }
 
 const selectClocks = `
-	SELECT s.id, s.tenant, s.name, s.spec - 'job' - 'pipeline', s.paused, s.note, s.revision, s.revision = s.clock_revision, s.deleted_at IS NOT NULL,
+	SELECT s.id, s.tenant, s.name, s.spec - 'job' - 'pipeline', s.paused, s.note, s.revision,
+		s.revision = s.clock_revision, s.deleted_at IS NOT NULL,
 		greatest(s.active_since, s.forgotten_to)
 	FROM schedules s`
 
@@ -54,19 +55,22 @@ func (d *Schedules) clocks(ctx context.Context, sql string, args pgx.NamedArgs) 
 
 // ClockSet tells that Temporal has a schedule's revision.
 func (d *Schedules) ClockSet(ctx context.Context, term Term, id berth.ScheduleID, revision string) error {
-	return d.tellClocks(ctx, term, `UPDATE schedules SET clock_revision = @revision WHERE id = @id AND revision = @revision`,
+	return d.tellClocks(ctx, term, `UPDATE schedules SET clock_revision = @revision
+		WHERE id = @id AND revision = @revision`,
 		pgx.NamedArgs{"id": id, "revision": revision})
 }
 
 // ClocksLost tells that Temporal has them no more, or not as they are.
 func (d *Schedules) ClocksLost(ctx context.Context, term Term, ids []berth.ScheduleID) error {
-	return d.tellClocks(ctx, term, `UPDATE schedules SET clock_revision = '' WHERE id = ANY(@ids::uuid[])`, pgx.NamedArgs{"ids": ids})
+	return d.tellClocks(ctx, term, `UPDATE schedules SET clock_revision = ''
+		WHERE id = ANY(@ids::uuid[])`, pgx.NamedArgs{"ids": ids})
 }
 
 // Forget removes the row of a deleted schedule, of which Temporal has
 // nothing any more.
 func (d *Schedules) Forget(ctx context.Context, term Term, id berth.ScheduleID) error {
-	return d.tellClocks(ctx, term, `DELETE FROM schedules WHERE id = @id AND deleted_at IS NOT NULL`, pgx.NamedArgs{"id": id})
+	return d.tellClocks(ctx, term, `DELETE FROM schedules WHERE id = @id AND deleted_at IS NOT NULL`,
+		pgx.NamedArgs{"id": id})
 }
 
 func (d *Schedules) tellClocks(ctx context.Context, term Term, sql string, args pgx.NamedArgs) error {
@@ -118,7 +122,8 @@ func (d *Schedules) PruneFires(ctx context.Context, term Term, retention time.Du
 				SELECT f.schedule, f.at
 				FROM schedule_fires f
 				WHERE f.over AND f.decided_at < now() - @retention::interval
-				  AND f.at < (SELECT n.at FROM schedule_fires n WHERE n.schedule = f.schedule ORDER BY n.at DESC OFFSET @kept LIMIT 1)
+				  AND f.at < (SELECT n.at FROM schedule_fires n WHERE n.schedule = f.schedule
+				    ORDER BY n.at DESC OFFSET @kept LIMIT 1)
 				ORDER BY f.decided_at
 				LIMIT @limit
 			), last AS (
@@ -157,7 +162,8 @@ func (d *Schedules) DeleteEnded(ctx context.Context, term Term, retention time.D
 					SELECT 1
 					FROM schedule_fires f
 					LEFT JOIN jobs j ON j.id = f.job
-					WHERE f.schedule = s.id AND NOT f.over AND (f.job IS NULL OR j.state NOT IN ('succeeded', 'failed', 'canceled')))
+					WHERE f.schedule = s.id AND NOT f.over
+						AND (f.job IS NULL OR j.state NOT IN ('succeeded', 'failed', 'canceled')))
 				ORDER BY s.id
 				LIMIT @limit
 				FOR NO KEY UPDATE

@@ -36,7 +36,8 @@ func (d *Cluster) Miscounts(ctx context.Context) ([]Miscount, error) {
 			FROM allocations
 			WHERE state IN ('reserved', 'active', 'orphaned')
 		), machine_sums AS (
-			SELECT machine_id, sum(cpu_m) AS cpu_m, sum(mem_mb) AS mem_mb, sum(disk_mb) AS disk_mb, sum(gpu_milli) AS gpu_milli
+			SELECT machine_id, sum(cpu_m) AS cpu_m, sum(mem_mb) AS mem_mb, sum(disk_mb) AS disk_mb,
+				sum(gpu_milli) AS gpu_milli
 			FROM live
 			GROUP BY machine_id
 		), device_sums AS (
@@ -53,7 +54,8 @@ func (d *Cluster) Miscounts(ctx context.Context) ([]Miscount, error) {
 		WHERE (m.cpu_m_used, m.mem_mb_used, m.disk_mb_used, m.gpu_milli_used)
 		   <> (coalesce(s.cpu_m, 0), coalesce(s.mem_mb, 0), coalesce(s.disk_mb, 0), coalesce(s.gpu_milli, 0))
 		UNION ALL
-		SELECT g.machine_id, format('GPU %s: counted %s; claims add up to %s', g.idx, g.milli_used, coalesce(s.milli, 0))
+		SELECT g.machine_id, format('GPU %s: counted %s; claims add up to %s', g.idx, g.milli_used,
+			coalesce(s.milli, 0))
 		FROM gpu_devices g
 		LEFT JOIN device_sums s ON s.machine_id = g.machine_id AND s.idx = g.idx
 		WHERE g.milli_used <> coalesce(s.milli, 0)

@@ -173,14 +173,16 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 	})
 	queueParentLocks(&batch, jobs)
 	batch.Queue(`
-		SELECT id, version, state, attempt, held, eligible_at <= clock_timestamp(), mode = 'exclusive', coalesce(parent::text, '')
+		SELECT id, version, state, attempt, held, eligible_at <= clock_timestamp(), mode = 'exclusive',
+			coalesce(parent::text, '')
 		FROM jobs
 		WHERE id = ANY($1::uuid[])
 		ORDER BY id
 		FOR NO KEY UPDATE`, jobs).Query(func(rows pgx.Rows) error {
 		var id berth.JobID
 		var j presentJob
-		_, err := pgx.ForEachRow(rows, []any{&id, &j.version, &j.state, &j.attempt, &j.held, &j.eligible, &j.alone, &j.parent}, func() error {
+		_, err := pgx.ForEachRow(rows, []any{&id, &j.version, &j.state, &j.attempt, &j.held, &j.eligible, &j.alone,
+			&j.parent}, func() error {
 			p.jobs[id] = j
 			return nil
 		})
@@ -188,7 +190,8 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 	})
 	p.queueParents(&batch, jobs)
 	batch.Queue(`
-		SELECT id, epoch, state, fence_ms > 0, engine_silent_since IS NOT NULL, cpu_m - cpu_m_used, mem_mb - mem_mb_used, disk_mb - disk_mb_used, gpu_milli - gpu_milli_used,
+		SELECT id, epoch, state, fence_ms > 0, engine_silent_since IS NOT NULL, cpu_m - cpu_m_used,
+			mem_mb - mem_mb_used, disk_mb - disk_mb_used, gpu_milli - gpu_milli_used,
 		       port_first, port_last
 		FROM machines
 		WHERE id = ANY($1)
@@ -196,7 +199,8 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 		FOR NO KEY UPDATE`, machines).Query(func(rows pgx.Rows) error {
 		var id berth.MachineID
 		var m presentMachine
-		_, err := pgx.ForEachRow(rows, []any{&id, &m.epoch, &m.state, &m.fences, &m.engineSilent, &m.free.CPUMilli, &m.free.MemoryMiB, &m.free.DiskMiB, &m.free.GPUMilli,
+		_, err := pgx.ForEachRow(rows, []any{&id, &m.epoch, &m.state, &m.fences, &m.engineSilent, &m.free.CPUMilli,
+			&m.free.MemoryMiB, &m.free.DiskMiB, &m.free.GPUMilli,
 			&m.ports.First, &m.ports.Last}, func() error {
 			m.healed = p.machines[id].healed
 			*p.machines[id] = m
@@ -226,7 +230,8 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 	}
 	// After the machines: a writer of a nomination holds the lock of its machine.
 	batch.Queue(`
-		SELECT e.beneficiary::text, e.machine_id, e.gpu_idx, e.milli, e.cpu_m, e.mem_mb, e.disk_mb, '', 0, false, NULL::timestamptz
+		SELECT e.beneficiary::text, e.machine_id, e.gpu_idx, e.milli, e.cpu_m, e.mem_mb, e.disk_mb, '', 0, false,
+			NULL::timestamptz
 		FROM earmarks e
 		WHERE e.machine_id = ANY($1) AND NOT `+asleep+`
 		ORDER BY e.machine_id, e.beneficiary, e.victim, e.gpu_idx`, machines).Query(func(rows pgx.Rows) error {
@@ -378,7 +383,8 @@ func (m *presentMachine) take(r berth.Grant, job berth.JobID, alone bool) error 
 // need not be left.
 func fitsBeside(c, left berth.Capacity) bool {
 	fits := func(asked, left int64) bool { return asked == 0 || asked <= left }
-	return fits(c.CPUMilli, left.CPUMilli) && fits(c.MemoryMiB, left.MemoryMiB) && fits(c.DiskMiB, left.DiskMiB) && fits(c.GPUMilli, left.GPUMilli)
+	return fits(c.CPUMilli, left.CPUMilli) && fits(c.MemoryMiB, left.MemoryMiB) && fits(c.DiskMiB, left.DiskMiB) &&
+		fits(c.GPUMilli, left.GPUMilli)
 }
 
 func (m *presentMachine) give(r berth.Grant) {
@@ -406,11 +412,13 @@ func (d *Queue) writeStarts(ctx context.Context, conn *pgx.Conn, term Term, star
 	batch.Queue(`
 		INSERT INTO attempts (job, attempt, leader_epoch, resume_from)
 		SELECT s.job, s.attempt, $3, s.resume
-		FROM unnest($1::uuid[], $2::int[], $4::bigint[]) AS s(job, attempt, resume)`, a.job, a.attempt, term.Epoch, a.resume)
+		FROM unnest($1::uuid[], $2::int[], $4::bigint[]) AS s(job, attempt, resume)`, a.job, a.attempt,
+		term.Epoch, a.resume)
 	batch.Queue(`
 		INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli, port)
 		SELECT *
-		FROM unnest($1::uuid[], $2::int[], $3::int[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[], $10::int[])`,
+		FROM unnest($1::uuid[], $2::int[], $3::int[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[],
+			$8::bigint[], $9::bigint[], $10::int[])`,
 		r.job, r.attempt, r.rank, r.machine, r.epoch, r.cpu, r.mem, r.disk, r.gpu, r.port)
 	if len(g.job) > 0 {
 		batch.Queue(`

@@ -42,7 +42,8 @@ func columnsOf(starts []berth.Start, p *present) (a attemptColumns, r rankColumn
 			r.job, r.attempt, r.rank = append(r.job, s.Job), append(r.attempt, s.Attempt), append(r.rank, i)
 			r.machine, r.epoch = append(r.machine, rank.Machine), append(r.epoch, rank.Epoch)
 			c := rank.Capacity
-			r.cpu, r.mem, r.disk, r.gpu = append(r.cpu, c.CPUMilli), append(r.mem, c.MemoryMiB), append(r.disk, c.DiskMiB), append(r.gpu, c.GPUMilli)
+			r.cpu, r.mem, r.disk, r.gpu = append(r.cpu, c.CPUMilli), append(r.mem, c.MemoryMiB),
+				append(r.disk, c.DiskMiB), append(r.gpu, c.GPUMilli)
 			r.port = append(r.port, p.port(s.Job, i))
 			for _, d := range rank.GPUs {
 				g.job, g.attempt, g.rank = append(g.job, s.Job), append(g.attempt, s.Attempt), append(g.rank, i)

@@ -42,7 +42,8 @@ func (p *present) queueParents(batch *pgx.Batch, jobs []berth.JobID) {
 			FROM jobs c
 			WHERE c.parent = p.id AND c.state IN ('scheduled', 'running', 'preempting', 'canceling')) ELSE 0 END
 		FROM jobs p
-		WHERE p.id IN (SELECT parent FROM jobs WHERE id = ANY($1::uuid[]) AND parent IS NOT NULL)`, jobs).Query(func(rows pgx.Rows) error {
+		WHERE p.id IN (SELECT parent FROM jobs WHERE id = ANY($1::uuid[]) AND parent IS NOT NULL)`,
+		jobs).Query(func(rows pgx.Rows) error {
 		var id berth.JobID
 		var x presentParent
 		_, err := pgx.ForEachRow(rows, []any{&id, &x.state, &x.held, &x.step, &x.parallel, &x.holding}, func() error {

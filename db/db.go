@@ -140,7 +140,9 @@ func checkIdle(ctx context.Context, pool *pgxpool.Pool) error {
 		return mapError(err, idleParam)
 	}
 	if limit == "0" {
-		return berth.Errorf(berth.CodeInvalid, "%s of the database URL is 0, which is never, and one transaction that is left open holds up every process: name a time such as 30s, or leave it out for %s", idleParam, idleLimit)
+		return berth.Errorf(berth.CodeInvalid,
+			"%s of the database URL is 0, which is never, and one transaction that is left open holds up every "+
+				"process: name a time such as 30s, or leave it out for %s", idleParam, idleLimit)
 	}
 	return nil
 }

@@ -28,7 +28,8 @@ func (d *Attempts) list(ctx context.Context, sql string, args pgx.NamedArgs) ([]
 // leaderOrders gives orders to members of several attempts, each in a transaction
 // of its own, and tells the machines and the jobs' histories. give is run on
 // the locked job while its attempt is current.
-func (d *Attempts) leaderOrders(ctx context.Context, term Term, refs []attemptRef, detail string, give func(pgx.Tx, lockedJob) ([]orderedRank, error)) (int, error) {
+func (d *Attempts) leaderOrders(ctx context.Context, term Term, refs []attemptRef, detail string,
+	give func(pgx.Tx, lockedJob) ([]orderedRank, error)) (int, error) {
 	given := 0
 	for _, ref := range refs {
 		var told []orderedRank
@@ -77,7 +78,8 @@ func (d *Attempts) DrainOverdue(ctx context.Context, term Term, limit int) (int,
 	if err != nil {
 		return 0, mapError(err, "draining machines")
 	}
-	return d.leaderOrders(ctx, term, refs, "checkpoint and stop, its machine is drained", func(tx pgx.Tx, job lockedJob) ([]orderedRank, error) {
-		return orderStop(ctx, tx, job, berth.Orders{Checkpoint: true, Stop: true})
-	})
+	return d.leaderOrders(ctx, term, refs, "checkpoint and stop, its machine is drained",
+		func(tx pgx.Tx, job lockedJob) ([]orderedRank, error) {
+			return orderStop(ctx, tx, job, berth.Orders{Checkpoint: true, Stop: true})
+		})
 }

@@ -41,7 +41,8 @@ const eventDocument = `jsonb_strip_nulls(jsonb_build_object(
 
 // Events returns a job's history after seq, oldest first, of archived jobs too.
 // Tenant "" means any; a job that does not exist has no events.
-func (d *Jobs) Events(ctx context.Context, tenant berth.TenantID, job berth.JobID, after int64, limit int) ([]wire.Event, error) {
+func (d *Jobs) Events(ctx context.Context, tenant berth.TenantID, job berth.JobID, after int64,
+	limit int) ([]wire.Event, error) {
 	rows, err := d.pool.Query(ctx, `
 		(
 			SELECT `+eventDocument+`

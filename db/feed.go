@@ -124,12 +124,14 @@ const queueJobColumns = `
 	j.id, j.tenant, j.class, j.priority, j.preemptible, j.state, j.version, j.attempt,
 	j.held, j.eligible_at, j.queue_deadline, j.submitted_at, j.avoid,
 	j.run_limit_ms, j.grace_ms, j.ran_ms, j.unaged_ms, j.stalled_ms, j.gave_way_to::text[], j.verified_at, j.xid,
-	coalesce(j.parent::text, ''), coalesce((SELECT p.parallel FROM jobs p WHERE p.id = j.parent), 0), j.name, coalesce(j.step, ''), ` + dataColumn
+	coalesce(j.parent::text, ''), coalesce((SELECT p.parallel FROM jobs p WHERE p.id = j.parent), 0), j.name,
+		coalesce(j.step, ''), ` + dataColumn
 
 // fedJobs are the jobs of which a feed brings what they hold.
 const fedJobs = `
 	SELECT j.id FROM jobs j
-	WHERE j.xid >= @cursor AND j.xid < pg_snapshot_xmin(pg_current_snapshot()) AND j.state IN ('scheduled', 'running', 'preempting', 'canceling')
+	WHERE j.xid >= @cursor AND j.xid < pg_snapshot_xmin(pg_current_snapshot())
+		AND j.state IN ('scheduled', 'running', 'preempting', 'canceling')
 	UNION
 	SELECT j.id FROM jobs j
 	WHERE j.id = ANY(@jobs::uuid[]) AND j.state IN ('scheduled', 'running', 'preempting', 'canceling')`
@@ -188,7 +190,8 @@ func (d *Queue) Feed(ctx context.Context, cursor Cursor, hinted Hinted) (Changes
 	batch.Queue(`
 		SELECT `+queueJobColumns+`
 		FROM jobs j
-		WHERE j.xid >= @cursor AND j.xid < pg_snapshot_xmin(pg_current_snapshot()) AND j.kind = 'job'`, args).Query(func(rows pgx.Rows) error {
+		WHERE j.xid >= @cursor AND j.xid < pg_snapshot_xmin(pg_current_snapshot()) AND j.kind = 'job'`,
+		args).Query(func(rows pgx.Rows) error {
 		return collectJobs(rows, &c.Jobs)
 	})
 	if len(hinted.Jobs) > 0 {
@@ -337,7 +340,8 @@ func collectJobs(rows pgx.Rows, into *[]QueueJob) error {
 		var limitMS, graceMS, ranMS, unagedMS, stalledMS int64
 		if err := rows.Scan(&j.ID, &j.Tenant, &j.Class, &j.Priority, &j.Preemptible, &j.State, &j.Version, &j.Attempt,
 			&j.Held, &j.EligibleAt, &j.QueueDeadline, &j.SubmittedAt, &j.Avoid,
-			&limitMS, &graceMS, &ranMS, &unagedMS, &stalledMS, &j.GaveWayTo, &j.VerifiedAt, &j.XID, &j.Parent, &j.Parallel, &j.Name, &j.Step, &j.Data); err != nil {
+			&limitMS, &graceMS, &ranMS, &unagedMS, &stalledMS, &j.GaveWayTo, &j.VerifiedAt, &j.XID, &j.Parent,
+			&j.Parallel, &j.Name, &j.Step, &j.Data); err != nil {
 			return fmt.Errorf("read job: %w", err)
 		}
 		j.RunLimit, j.Grace, j.Ran = milliseconds(limitMS), milliseconds(graceMS), milliseconds(ranMS)
@@ -353,7 +357,8 @@ func collectMachines(rows pgx.Rows, into *[]PoolMachine) error {
 		var m PoolMachine
 		if err := rows.Scan(&m.ID, &m.Epoch, &m.State, &m.Pool, &m.Region, &m.Site, &m.Labels,
 			&m.Total.CPUMilli, &m.Total.MemoryMiB, &m.Total.DiskMiB, &m.Total.GPUMilli,
-			&m.Used.CPUMilli, &m.Used.MemoryMiB, &m.Used.DiskMiB, &m.Used.GPUMilli, &m.Fences, &m.Network, &m.EngineSilentSince, &m.XID); err != nil {
+			&m.Used.CPUMilli, &m.Used.MemoryMiB, &m.Used.DiskMiB, &m.Used.GPUMilli, &m.Fences, &m.Network,
+			&m.EngineSilentSince, &m.XID); err != nil {
 			return fmt.Errorf("read machine: %w", err)
 		}
 		*into = append(*into, m)

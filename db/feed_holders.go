@@ -21,7 +21,8 @@ func collectHolders(rows pgx.Rows, into *[]Holder) error {
 		var d berth.DeviceShare
 		var stopBy *time.Time
 		if err := rows.Scan(&h.Job, &h.Attempt, &h.PlacedAt, &h.StartedAt, &stopBy, &id, &g.Machine, &g.Epoch,
-			&g.Capacity.CPUMilli, &g.Capacity.MemoryMiB, &g.Capacity.DiskMiB, &g.Capacity.GPUMilli, &d.Index, &d.Milli); err != nil {
+			&g.Capacity.CPUMilli, &g.Capacity.MemoryMiB, &g.Capacity.DiskMiB, &g.Capacity.GPUMilli, &d.Index,
+			&d.Milli); err != nil {
 			return fmt.Errorf("read allocation: %w", err)
 		}
 		list := *into
@@ -62,7 +63,8 @@ func collectEarmarks(rows pgx.Rows, into *[]Earmark) error {
 		var e Earmark
 		var d berth.DeviceShare
 		var until *time.Time
-		if err := rows.Scan(&e.Beneficiary, &e.Machine, &d.Index, &d.Milli, &e.Capacity.CPUMilli, &e.Capacity.MemoryMiB, &e.Capacity.DiskMiB,
+		if err := rows.Scan(&e.Beneficiary, &e.Machine, &d.Index, &d.Milli, &e.Capacity.CPUMilli,
+			&e.Capacity.MemoryMiB, &e.Capacity.DiskMiB,
 			&e.Victim, &e.Attempt, &e.Asleep, &until); err != nil {
 			return fmt.Errorf("read earmark: %w", err)
 		}
@@ -70,7 +72,8 @@ func collectEarmarks(rows pgx.Rows, into *[]Earmark) error {
 			e.ExpiresAt = *until
 		}
 		list := *into
-		if n := len(list); n == 0 || list[n-1].Beneficiary != e.Beneficiary || list[n-1].Machine != e.Machine || list[n-1].Victim != e.Victim {
+		if n := len(list); n == 0 || list[n-1].Beneficiary != e.Beneficiary || list[n-1].Machine != e.Machine ||
+			list[n-1].Victim != e.Victim {
 			list = append(list, e)
 		}
 		last := &list[len(list)-1]

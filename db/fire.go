@@ -34,22 +34,26 @@ func (d *Schedules) AddFires(ctx context.Context, a NewFires) (n int, err error)
 	}
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		var forgotten *time.Time
-		err := tx.QueryRow(ctx, `SELECT forgotten_to FROM schedules WHERE id = @id AND deleted_at IS NULL FOR NO KEY UPDATE`,
+		err := tx.QueryRow(ctx, `SELECT forgotten_to FROM schedules
+			WHERE id = @id AND deleted_at IS NULL FOR NO KEY UPDATE`,
 			pgx.NamedArgs{"id": a.Schedule}).Scan(&forgotten)
 		if err != nil {
 			return err
 		}
 		if forgotten != nil && !slices.MinFunc(a.Times, time.Time.Compare).After(*forgotten) {
-			return berth.Errorf(berth.CodeConflict, "what became of the times up to %s is not on record any more, so they cannot be fired once only: take a later range", forgotten.UTC().Format(time.RFC3339))
+			return berth.Errorf(berth.CodeConflict, "what became of the times up to %s is not on record any more, "+
+				"so they cannot be fired once only: take a later range", forgotten.UTC().Format(time.RFC3339))
 		}
 		tag, err := tx.Exec(ctx, `
 			INSERT INTO schedule_fires AS f (schedule, at, source, status, overlap, over)
 			SELECT @id, at, @source, 'due', nullif(@overlap, ''), false
 			FROM unnest(@times::timestamptz[]) AS at
 			ON CONFLICT (schedule, at) DO UPDATE
-			SET source = excluded.source, status = 'due', overlap = excluded.overlap, reason = NULL, over = false, decided_at = NULL
+			SET source = excluded.source, status = 'due', overlap = excluded.overlap, reason = NULL, over = false,
+				decided_at = NULL
 			WHERE @again AND f.status IN ('skipped', 'refused', 'missed')`,
-			pgx.NamedArgs{"id": a.Schedule, "source": a.Source, "overlap": string(a.Overlap), "times": a.Times, "again": a.Again})
+			pgx.NamedArgs{"id": a.Schedule, "source": a.Source, "overlap": string(a.Overlap), "times": a.Times,
+				"again": a.Again})
 		n = int(tag.RowsAffected())
 		return err
 	})
@@ -131,14 +135,16 @@ func (x *firing) run(ctx context.Context, tx pgx.Tx) error {
 // with.
 func (x *firing) read(ctx context.Context, tx pgx.Tx) error {
 	args := pgx.NamedArgs{"id": x.Schedule.ID, "at": x.At}
-	err := tx.QueryRow(ctx, `SELECT paused, clock_timestamp() FROM schedules WHERE id = @id AND deleted_at IS NULL FOR NO KEY UPDATE`, args).Scan(&x.paused, &x.now)
+	err := tx.QueryRow(ctx, `SELECT paused, clock_timestamp() FROM schedules
+		WHERE id = @id AND deleted_at IS NULL FOR NO KEY UPDATE`, args).Scan(&x.paused, &x.now)
 	if err != nil {
 		return err
 	}
 	x.source, x.overlap, x.status = wire.FireByClock, x.Schedule.Overlap, wire.FireDue
 	var job *berth.JobID
 	var overlap *spec.Overlap
-	err = tx.QueryRow(ctx, `SELECT source, status, overlap, job FROM schedule_fires WHERE schedule = @id AND at = @at`, args).Scan(&x.source, &x.status, &overlap, &job)
+	err = tx.QueryRow(ctx, `SELECT source, status, overlap, job FROM schedule_fires
+		WHERE schedule = @id AND at = @at`, args).Scan(&x.source, &x.status, &overlap, &job)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return err
 	}
@@ -156,11 +162,13 @@ func (x *firing) read(ctx context.Context, tx pgx.Tx) error {
 		UPDATE schedule_fires f
 		SET over = true
 		WHERE f.schedule = @id AND NOT f.over AND f.status = 'submitted'
-		  AND NOT EXISTS (SELECT 1 FROM jobs j WHERE j.id = f.job AND j.state NOT IN ('succeeded', 'failed', 'canceled'))`, args); err != nil {
+		  AND NOT EXISTS (SELECT 1 FROM jobs j WHERE j.id = f.job
+		    AND j.state NOT IN ('succeeded', 'failed', 'canceled'))`, args); err != nil {
 		return err
 	}
 	return tx.QueryRow(ctx, `
-		SELECT coalesce(array_agg(job::text ORDER BY job) FILTER (WHERE status = 'submitted'), '{}'), count(*) FILTER (WHERE status = 'buffered') > 0
+		SELECT coalesce(array_agg(job::text ORDER BY job) FILTER (WHERE status = 'submitted'), '{}'),
+			count(*) FILTER (WHERE status = 'buffered') > 0
 		FROM schedule_fires
 		WHERE schedule = @id AND NOT over AND at <> @at`, args).Scan(&x.live, &x.waits)
 }
@@ -173,18 +181,23 @@ func (x *firing) decide() {
 	fresh := x.source == wire.FireByClock && x.status == wire.FireDue
 	switch {
 	case fresh && x.paused:
-		x.end(wire.FireSkipped, berth.Reason{Code: berth.ReasonPaused, Message: "the schedule was paused", Hint: "resume it; berth schedule backfill fires what was left out"})
+		x.end(wire.FireSkipped, berth.Reason{Code: berth.ReasonPaused, Message: "the schedule was paused",
+			Hint: "resume it; berth schedule backfill fires what was left out"})
 	case fresh && late > window+lateness:
 		x.end(wire.FireMissed, berth.Reason{Code: berth.ReasonTooLate,
-			Message: fmt.Sprintf("it came %s late, and catch_up is %s", late.Round(time.Second), x.Schedule.CatchUp), Hint: "berth schedule backfill fires it all the same"})
+			Message: fmt.Sprintf("it came %s late, and catch_up is %s", late.Round(time.Second), x.Schedule.CatchUp),
+			Hint:    "berth schedule backfill fires it all the same"})
 	case x.Refused != nil:
 		x.end(wire.FireRefused, *x.Refused)
-	case len(x.live) == 0 && !x.waits, x.overlap == spec.OverlapAllow, x.overlap == spec.OverlapCancel, x.status == wire.FireBuffered && len(x.live) == 0:
+	case len(x.live) == 0 && !x.waits, x.overlap == spec.OverlapAllow, x.overlap == spec.OverlapCancel,
+		x.status == wire.FireBuffered && len(x.live) == 0:
 		x.status = wire.FireSubmitted
 	case x.overlap == spec.OverlapBuffer && (x.status == wire.FireBuffered || !x.waits):
-		x.end(wire.FireBuffered, berth.Reason{Code: berth.ReasonOverlap, Message: x.busy(), Hint: "it is submitted when that has ended"})
+		x.end(wire.FireBuffered, berth.Reason{Code: berth.ReasonOverlap, Message: x.busy(),
+			Hint: "it is submitted when that has ended"})
 	default:
-		x.end(wire.FireSkipped, berth.Reason{Code: berth.ReasonOverlap, Message: x.busy(), Hint: "overlap says what becomes of such a fire"})
+		x.end(wire.FireSkipped, berth.Reason{Code: berth.ReasonOverlap, Message: x.busy(),
+			Hint: "overlap says what becomes of such a fire"})
 	}
 }
 
@@ -228,7 +241,8 @@ func (x *firing) submit(ctx context.Context, tx pgx.Tx) error {
 func (x *firing) actor() string { return "schedule:" + x.Schedule.Name }
 
 func (x *firing) cancel(ctx context.Context, tx pgx.Tx) error {
-	why := &berth.Reason{Code: berth.ReasonOverlap, Message: fmt.Sprintf("schedule %s fired again, and its overlap is %s", x.Schedule.Name, x.overlap)}
+	why := &berth.Reason{Code: berth.ReasonOverlap,
+		Message: fmt.Sprintf("schedule %s fired again, and its overlap is %s", x.Schedule.Name, x.overlap)}
 	for _, id := range x.live {
 		c, err := cancelJob(ctx, tx, "", id, x.actor(), why)
 		if err != nil {
@@ -251,7 +265,8 @@ func (x *firing) insert(ctx context.Context, tx pgx.Tx) error {
 		if row, err = newPipelineRow(s); err == nil {
 			job, err = row.insertPipeline(ctx, tx, s)
 		}
-	} else if row, err = newSubmitRow(Submission{Tenant: x.Schedule.Tenant, Spec: *x.Schedule.Job, IdemKey: key, Actor: x.actor()}); err == nil {
+	} else if row, err = newSubmitRow(Submission{Tenant: x.Schedule.Tenant, Spec: *x.Schedule.Job, IdemKey: key,
+		Actor: x.actor()}); err == nil {
 		job, err = row.insertWithNeeds(ctx, tx)
 	}
 	if berth.CodeOf(err) != berth.CodeNotFound {
@@ -264,7 +279,8 @@ func (x *firing) insert(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	if !bytes.Equal(hash, row.hash) {
-		return &berth.Error{Code: berth.CodeConflict, Slug: berth.SlugIdempotencyMismatch, Message: fmt.Sprintf("job %s was submitted by hand under this fire's key", x.job)}
+		return &berth.Error{Code: berth.CodeConflict, Slug: berth.SlugIdempotencyMismatch,
+			Message: fmt.Sprintf("job %s was submitted by hand under this fire's key", x.job)}
 	}
 	return nil
 }
@@ -279,7 +295,8 @@ func (x *firing) store(ctx context.Context, tx pgx.Tx) error {
 		INSERT INTO schedule_fires (schedule, at, source, status, job, reason, over, decided_at)
 		VALUES (@id, @at, @source, @status, @job::uuid, @reason, @over, CASE WHEN @decided THEN clock_timestamp() END)
 		ON CONFLICT (schedule, at) DO UPDATE
-		SET status = excluded.status, job = excluded.job, reason = excluded.reason, over = excluded.over, decided_at = excluded.decided_at`,
+		SET status = excluded.status, job = excluded.job, reason = excluded.reason, over = excluded.over,
+			decided_at = excluded.decided_at`,
 		pgx.NamedArgs{
 			"id": x.Schedule.ID, "at": x.At, "source": x.source, "status": x.status, "job": job, "reason": x.reason,
 			"over": x.status.Decided() && job == nil, "decided": x.status.Decided(),
@@ -305,6 +322,7 @@ func WhyRefused(err error) *berth.Reason {
 			parts = append(parts, text)
 		}
 	}
-	return &berth.Reason{Code: berth.ReasonCode(e.StableCode()), Message: strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), "; "),
-		Hint: "the next fire tries anew; berth schedule backfill repeats this one"}
+	return &berth.Reason{Code: berth.ReasonCode(e.StableCode()),
+		Message: strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), "; "),
+		Hint:    "the next fire tries anew; berth schedule backfill repeats this one"}
 }

@@ -18,7 +18,8 @@ func (d *Tokens) CreateFirst(ctx context.Context, tenant berth.TenantID, name st
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		id, text, sum := mintToken(tokenPrefix)
 		secret = ""
-		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(@lock)`, pgx.NamedArgs{"lock": int64(firstTokenLock)}); err != nil {
+		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(@lock)`,
+			pgx.NamedArgs{"lock": int64(firstTokenLock)}); err != nil {
 			return err
 		}
 		tag, err := tx.Exec(ctx, `

@@ -34,7 +34,8 @@ type gathered[K comparable, V any] struct {
 	err     error
 }
 
-func newGather[K comparable, V any](lanes int, pause, timeout time.Duration, ask func(context.Context, []K) (map[K]V, error)) *gather[K, V] {
+func newGather[K comparable, V any](lanes int, pause, timeout time.Duration,
+	ask func(context.Context, []K) (map[K]V, error)) *gather[K, V] {
 	return &gather[K, V]{ask: ask, pause: pause, timeout: timeout, lanes: make(chan struct{}, lanes)}
 }
 

@@ -35,7 +35,8 @@ func (r *registration) writeGPUs(ctx context.Context) error {
 	gpus := slices.Clone(r.req.Inventory.GPUs)
 	for i, g := range gpus {
 		if g.UUID == "" || g.Index < 0 {
-			return berth.Errorf(berth.CodeInvalid, "GPU %d: a device needs a uuid and an index that is not negative", g.Index)
+			return berth.Errorf(berth.CodeInvalid, "GPU %d: a device needs a uuid and an index that is not negative",
+				g.Index)
 		}
 		known, ok := index[g.UUID]
 		switch {
@@ -74,7 +75,8 @@ func (r *registration) writeGPUs(ctx context.Context) error {
 		SET model = excluded.model, mem_mb = excluded.mem_mb, healthy = excluded.healthy, reason = excluded.reason`,
 		gpuArgs(r.machine, gpus))
 	if IsConstraint(err, "gpu_devices_uuid_key") {
-		return berth.Errorf(berth.CodeConflict, "a GPU of machine %s is registered by another machine; retire that one first", r.machine)
+		return berth.Errorf(berth.CodeConflict,
+			"a GPU of machine %s is registered by another machine; retire that one first", r.machine)
 	}
 	if err != nil {
 		return fmt.Errorf("store devices: %w", err)
@@ -100,7 +102,8 @@ func quarantine(ctx context.Context, tx pgx.Tx, machine berth.MachineID, gpus []
 		UPDATE machines
 		SET state = 'draining', reason = @reason, drain_reason = @reason, drain_deadline = NULL
 		WHERE id = @machine AND state IN ('joining', 'ready', 'suspect')`,
-		pgx.NamedArgs{"machine": machine, "reason": fmt.Sprintf("quarantine: GPU %d: %s; then undrain it", gpus[at].Index, gpus[at].Reason)})
+		pgx.NamedArgs{"machine": machine, "reason": fmt.Sprintf("quarantine: GPU %d: %s; then undrain it",
+			gpus[at].Index, gpus[at].Reason)})
 	if err != nil {
 		return fmt.Errorf("quarantine machine %s: %w", machine, err)
 	}
@@ -112,7 +115,9 @@ func gpuArgs(machine berth.MachineID, gpus []berth.GPU) pgx.NamedArgs {
 	idx, uuid, model, mem := make([]int, n), make([]string, n), make([]string, n), make([]int64, n)
 	healthy, reason := make([]bool, n), make([]string, n)
 	for i, g := range gpus {
-		idx[i], uuid[i], model[i], mem[i], healthy[i], reason[i] = g.Index, g.UUID, g.Model, g.MemoryMiB, g.Healthy, g.Reason
+		idx[i], uuid[i], model[i], mem[i], healthy[i], reason[i] = g.Index, g.UUID, g.Model, g.MemoryMiB,
+			g.Healthy, g.Reason
 	}
-	return pgx.NamedArgs{"machine": machine, "idx": idx, "uuid": uuid, "model": model, "mem": mem, "healthy": healthy, "reason": reason}
+	return pgx.NamedArgs{"machine": machine, "idx": idx, "uuid": uuid, "model": model, "mem": mem, "healthy": healthy,
+		"reason": reason}
 }

@@ -60,7 +60,8 @@ func (d *Leader) Incarnate(ctx context.Context) (incarnation int64, leapt bool, 
 		return err
 	})
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == sqlInsufficientPrivilege {
-		d.log.Warn("the database's role may not read the server's identity: a failover to another server is not noticed; grant pg_monitor", "err", err)
+		d.log.Warn("the database's role may not read the server's identity: a failover to another server is not "+
+			"noticed; grant pg_monitor", "err", err)
 		incarnation, err = d.Incarnation(ctx)
 		return incarnation, false, err
 	}

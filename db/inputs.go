@@ -24,7 +24,8 @@ const chosenOutput = `(
 // bindOutputs has a new job take the outputs of ended jobs that its inputs name.
 // Another tenant's are not told from those that do not exist. Outputs of steps
 // are bound when the step is let go; see bindSteps.
-func bindOutputs(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, job berth.JobID, named []spec.NamedOutput) error {
+func bindOutputs(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, job berth.JobID,
+	named []spec.NamedOutput) error {
 	var inputs []int
 	var sources []berth.JobID
 	var names []string
@@ -48,7 +49,8 @@ func bindOutputs(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, job bert
 		FROM x
 		JOIN LATERAL `+chosenOutput+` o ON true
 		WHERE EXISTS (SELECT 1 FROM jobs s WHERE s.id = x.source AND s.tenant = @tenant AND s.state = 'succeeded')
-		   OR EXISTS (SELECT 1 FROM archived_jobs s WHERE s.id = x.source AND s.tenant = @tenant AND s.state = 'succeeded')
+		   OR EXISTS (SELECT 1 FROM archived_jobs s WHERE s.id = x.source AND s.tenant = @tenant
+		     AND s.state = 'succeeded')
 		RETURNING input`,
 		pgx.NamedArgs{"tenant": tenant, "job": job, "inputs": inputs, "sources": sources, "names": names})
 	if err != nil {
@@ -88,7 +90,8 @@ func noOutput(named []spec.NamedOutput, found []int) error {
 func bindSteps(ctx context.Context, tx pgx.Tx, ids []string) error {
 	_, err := tx.Exec(ctx, `
 		WITH x AS (
-			SELECT j.id AS job, i.place - 1 AS input, n.id AS source, substring(i.spec ->> 'from' FROM '^job:[^/]*/(.*)$') AS name
+			SELECT j.id AS job, i.place - 1 AS input, n.id AS source,
+				substring(i.spec ->> 'from' FROM '^job:[^/]*/(.*)$') AS name
 			FROM jobs j
 			JOIN job_specs s ON s.job = j.id
 			CROSS JOIN LATERAL jsonb_array_elements(s.spec -> 'inputs') WITH ORDINALITY AS i (spec, place)
@@ -99,7 +102,8 @@ func bindSteps(ctx context.Context, tx pgx.Tx, ids []string) error {
 			FROM jobs j
 			JOIN job_specs s ON s.job = j.id
 			CROSS JOIN LATERAL jsonb_array_elements(s.spec -> 'inputs') WITH ORDINALITY AS i (spec, place)
-			JOIN jobs n ON n.id = substring(i.spec ->> 'from' FROM '^job:([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/')::uuid
+			JOIN jobs n ON n.id = substring(i.spec ->> 'from'
+				FROM '^job:([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/')::uuid
 			WHERE j.id = ANY(@ids::uuid[]) AND s.spec ? 'inputs' AND n.tenant = j.tenant AND n.state = 'succeeded'
 		)
 		INSERT INTO job_inputs (job, input, source, attempt, rank, name)
@@ -120,7 +124,8 @@ func siblings(ctx context.Context, tx pgx.Tx, step berth.JobID) (map[string]bert
 		)
 		SELECT j.step, j.id::text FROM jobs j, p WHERE j.parent = p.parent AND j.step IS NOT NULL
 		UNION ALL
-		SELECT j.job ->> 'step', j.id::text FROM archived_jobs j, p WHERE j.parent = p.parent AND j.job ->> 'step' IS NOT NULL`, pgx.NamedArgs{"id": step})
+		SELECT j.job ->> 'step', j.id::text FROM archived_jobs j, p
+		WHERE j.parent = p.parent AND j.job ->> 'step' IS NOT NULL`, pgx.NamedArgs{"id": step})
 	if err != nil {
 		return nil, err
 	}
@@ -141,7 +146,8 @@ func collectSteps(rows pgx.Rows) (map[string]berth.JobID, error) {
 // ContentFor returns the object that holds an archive, an upload or another
 // job's output, for the machine that holds an allocation of a job which needs
 // it: at the current attempt, in the machine's current session.
-func (d *Objects) ContentFor(ctx context.Context, machine berth.MachineID, at Session, alloc berth.AllocationID, a berth.Address) (object string, err error) {
+func (d *Objects) ContentFor(ctx context.Context, machine berth.MachineID, at Session, alloc berth.AllocationID,
+	a berth.Address) (object string, err error) {
 	var folder string
 	err = d.pool.QueryRow(ctx, `
 		SELECT coalesce((
@@ -159,7 +165,8 @@ func (d *Objects) ContentFor(ctx context.Context, machine berth.MachineID, at Se
 		JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
 		JOIN machines m ON m.id = a.machine_id AND m.agent_boot = @boot AND m.epoch = @epoch
 		WHERE a.id = @alloc AND a.machine_id = @machine AND a.state = 'active'`,
-		pgx.NamedArgs{"alloc": int64(alloc), "machine": machine, "boot": at.AgentBoot, "epoch": at.Epoch, "address": a}).Scan(&folder, &object)
+		pgx.NamedArgs{"alloc": int64(alloc), "machine": machine, "boot": at.AgentBoot, "epoch": at.Epoch,
+			"address": a}).Scan(&folder, &object)
 	if errors.Is(err, pgx.ErrNoRows) {
 		if err := d.checkSession(ctx, machine, at); err != nil {
 			return "", err

@@ -38,15 +38,19 @@ const jobDocument = `jsonb_strip_nulls(jsonb_build_object(
 
 // liveTally is a wire.Tally of the elements of a row j of jobs.
 const liveTally = `(
-				SELECT jsonb_build_object('total', j.total, 'unmade', j.total - coalesce(sum(x.n), 0), 'by_status', coalesce(jsonb_object_agg(x.state, x.n), '{}'))
+				SELECT jsonb_build_object('total', j.total, 'unmade', j.total - coalesce(sum(x.n), 0), 'by_status',
+					coalesce(jsonb_object_agg(x.state, x.n), '{}'))
 				FROM (SELECT c.state, count(*) AS n FROM jobs c WHERE c.parent = j.id GROUP BY c.state) x)`
 
 // fullDocument adds to jobDocument what hangs on the row.
 const fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
-			CASE j.kind WHEN 'pipeline' THEN 'pipeline' ELSE 'spec' END, (SELECT s.spec FROM job_specs s WHERE s.job = j.id),
+			CASE j.kind WHEN 'pipeline' THEN 'pipeline' ELSE 'spec' END,
+				(SELECT s.spec FROM job_specs s WHERE s.job = j.id),
 			'steps', CASE j.kind WHEN 'pipeline' THEN (
-				SELECT jsonb_agg(jsonb_build_object('name', c.step, 'job', c.id, 'kind', nullif(c.kind, 'job'), 'status', c.state, 'reason', c.reason, 'cached_from', c.cached_from,
-					'tally', CASE WHEN c.kind <> 'job' THEN coalesce(c.tally, (SELECT ` + liveTally + ` FROM jobs j WHERE j.id = c.id)) END, 'needs', (
+				SELECT jsonb_agg(jsonb_build_object('name', c.step, 'job', c.id, 'kind', nullif(c.kind, 'job'),
+					'status', c.state, 'reason', c.reason, 'cached_from', c.cached_from,
+					'tally', CASE WHEN c.kind <> 'job' THEN coalesce(c.tally, (SELECT ` + liveTally + ` FROM jobs j
+						WHERE j.id = c.id)) END, 'needs', (
 					SELECT jsonb_agg(n.step ORDER BY n.step)
 					FROM deps d
 					JOIN jobs n ON n.id = d.needs
@@ -74,7 +78,8 @@ const fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 					'measured', (
 						SELECT jsonb_agg(a.exit -> 'measured' ORDER BY a.rank)
 						FROM allocations a WHERE a.job = t.job AND a.attempt = t.attempt AND a.exit ? 'measured'),
-					'lost_steps', CASE WHEN t.next_state = 'retrying' THEN greatest(t.last_step - coalesce(l.step, 0), 0) END,
+					'lost_steps', CASE WHEN t.next_state = 'retrying' THEN
+						greatest(t.last_step - coalesce(l.step, 0), 0) END,
 					'lost_gpu_seconds', CASE WHEN t.next_state = 'retrying' THEN l.gpu_seconds END) ORDER BY t.attempt)
 				FROM attempts t
 				LEFT JOIN LATERAL (` + lostWork + `) l ON t.next_state = 'retrying'
@@ -95,7 +100,8 @@ const fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 // that the next attempt finds damaged are lost with it.
 const lostWork = `
 	SELECT b.step, round((
-		extract(epoch FROM greatest(t.ended_at - greatest(coalesce(c.created_at, t.started_at), t.started_at), '0')) * coalesce((
+		extract(epoch FROM greatest(t.ended_at - greatest(coalesce(c.created_at, t.started_at), t.started_at), '0')) *
+			coalesce((
 			SELECT sum(g.milli) / 1000.0
 			FROM allocations a
 			JOIN gpu_claims g ON g.alloc_id = a.id
@@ -130,7 +136,8 @@ func (d *Jobs) Get(ctx context.Context, tenant berth.TenantID, id berth.JobID) (
 
 // State returns where a job stands and its current attempt, as followers of
 // its events and logs need it: cheaply.
-func (d *Jobs) State(ctx context.Context, tenant berth.TenantID, id berth.JobID) (state berth.State, attempt int, err error) {
+func (d *Jobs) State(ctx context.Context, tenant berth.TenantID,
+	id berth.JobID) (state berth.State, attempt int, err error) {
 	err = d.pool.QueryRow(ctx, `
 		SELECT state, attempt
 		FROM jobs
@@ -188,7 +195,8 @@ func (d *Jobs) Resolve(ctx context.Context, tenant berth.TenantID, id string) (b
 	case len(found) == 0:
 		return "", berth.Errorf(berth.CodeNotFound, "no such job %s", id)
 	case len(found) > 1:
-		return "", &berth.Error{Code: berth.CodeConflict, Slug: SlugAmbiguousID, Message: "more than one job's id begins with " + id + "; write more of it"}
+		return "", &berth.Error{Code: berth.CodeConflict, Slug: SlugAmbiguousID,
+			Message: "more than one job's id begins with " + id + "; write more of it"}
 	}
 	return found[0], nil
 }

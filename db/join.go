@@ -28,7 +28,8 @@ func (d *JoinTokens) Join(
 	}
 	id, token, hash := mintToken(tokenPrefix)
 	err = d.tx(ctx, func(tx pgx.Tx) error {
-		args := pgx.NamedArgs{"join": joinID, "machine": machine, "id": id, "name": "agent:" + string(machine), "hash": hash}
+		args := pgx.NamedArgs{"join": joinID, "machine": machine, "id": id,
+			"name": "agent:" + string(machine), "hash": hash}
 		if err := spendJoinToken(ctx, tx, sum, args); err != nil {
 			return err
 		}

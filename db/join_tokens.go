@@ -28,7 +28,8 @@ func (d *JoinTokens) Create(ctx context.Context, n spec.NewJoinToken, actor stri
 		INSERT INTO join_tokens (id, sha256, pool, labels, created_by, expires_at)
 		VALUES (@id, @sha256, @pool, @labels, @actor, now() + @ttl_ms::bigint * interval '1 millisecond')
 		RETURNING `+joinTokenDocument,
-		pgx.NamedArgs{"id": id, "sha256": sum, "pool": n.Pool, "labels": nonNil(n.Labels), "actor": actor, "ttl_ms": n.TTL.Std().Milliseconds()})
+		pgx.NamedArgs{"id": id, "sha256": sum, "pool": n.Pool, "labels": nonNil(n.Labels), "actor": actor,
+			"ttl_ms": n.TTL.Std().Milliseconds()})
 	if err != nil {
 		return wire.JoinToken{}, mapError(err, "join token")
 	}
@@ -42,7 +43,8 @@ func (d *JoinTokens) Create(ctx context.Context, n spec.NewJoinToken, actor stri
 
 // List lists join tokens, oldest first.
 func (d *JoinTokens) List(ctx context.Context, p Paging) (tokens []wire.JoinToken, next string, err error) {
-	return tokenPage(ctx, d.core, "join_tokens", joinTokenDocument, p, func(t wire.JoinToken) []any { return []any{t.CreatedAt, t.ID} })
+	return tokenPage(ctx, d.core, "join_tokens", joinTokenDocument, p,
+		func(t wire.JoinToken) []any { return []any{t.CreatedAt, t.ID} })
 }
 
 // Revoke makes a join token useless. One that was used stays used.

@@ -70,7 +70,8 @@ func (f JobFilter) conditions(after *jobCursor) ([]string, pgx.NamedArgs) {
 		for i, r := range f.Index {
 			first[i], last[i] = r.First, r.Last
 		}
-		add("EXISTS (SELECT 1 FROM unnest(@first::int[], @last::int[]) AS r (first, last) WHERE "+indexColumn+" BETWEEN r.first AND r.last)", "first", first)
+		add("EXISTS (SELECT 1 FROM unnest(@first::int[], @last::int[]) AS r (first, last) WHERE "+indexColumn+
+			" BETWEEN r.first AND r.last)", "first", first)
 		args["last"] = last
 	}
 	if !f.Since.IsZero() {

@@ -34,8 +34,10 @@ const viewJob = `
 	LEFT JOIN LATERAL (
 		SELECT min(a.stop_by) FILTER (WHERE a.state IN ('reserved', 'active') AND NOT a.orders ? 'kill') AS stop_by,
 			jsonb_agg(jsonb_build_object(
-				'alloc', a.id, 'rank', a.rank, 'machine', a.machine_id, 'state', a.state, 'sealed', a.sealed_at IS NOT NULL,
-				'gpus', (SELECT jsonb_agg(c.idx ORDER BY c.idx) FROM gpu_claims c WHERE c.alloc_id = a.id)) ORDER BY a.rank) AS slots
+				'alloc', a.id, 'rank', a.rank, 'machine', a.machine_id, 'state', a.state, 'sealed',
+					a.sealed_at IS NOT NULL,
+				'gpus', (SELECT jsonb_agg(c.idx ORDER BY c.idx) FROM gpu_claims c WHERE c.alloc_id = a.id))
+				ORDER BY a.rank) AS slots
 		FROM allocations a
 		WHERE a.job = j.id AND a.attempt = j.attempt
 	) r ON j.state IN ('scheduled', 'running', 'preempting', 'canceling')
@@ -82,7 +84,8 @@ func scanLoad(results pgx.BatchResults) (queued bool, v wire.JobView, err error)
 func scanView(row pgx.Row) (v wire.JobView, err error) {
 	var limitMS int64
 	var stopBy *time.Time
-	err = row.Scan(&v.State, &v.Attempt, &v.HasParent, &v.CancelSeen, &limitMS, &v.Placeable, &v.ResumeStep, &stopBy, &v.Slots)
+	err = row.Scan(&v.State, &v.Attempt, &v.HasParent, &v.CancelSeen, &limitMS, &v.Placeable, &v.ResumeStep,
+		&stopBy, &v.Slots)
 	if err != nil {
 		return v, err
 	}

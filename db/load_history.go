@@ -94,9 +94,12 @@ func (h *History) Jobs(ctx context.Context, since time.Time, each func(history.J
 			SELECT to_jsonb(j) || jsonb_build_object(
 				'has_spec', s.job IS NOT NULL,
 				'members', coalesce((s.spec ->> 'members')::int, 1),
-				'events', coalesce((SELECT jsonb_agg(to_jsonb(e) ORDER BY e.seq) FROM job_events e WHERE e.job = j.id), '[]'),
-				'attempts', coalesce((SELECT jsonb_agg(to_jsonb(t) ORDER BY t.attempt) FROM attempts t WHERE t.job = j.id), '[]'),
-				'allocations', coalesce((SELECT jsonb_agg(`+allocationRecord+` ORDER BY a.attempt, a.rank) FROM allocations a WHERE a.job = j.id), '[]'),
+				'events', coalesce((SELECT jsonb_agg(to_jsonb(e) ORDER BY e.seq) FROM job_events e
+					WHERE e.job = j.id), '[]'),
+				'attempts', coalesce((SELECT jsonb_agg(to_jsonb(t) ORDER BY t.attempt) FROM attempts t
+					WHERE t.job = j.id), '[]'),
+				'allocations', coalesce((SELECT jsonb_agg(`+allocationRecord+` ORDER BY a.attempt, a.rank)
+					FROM allocations a WHERE a.job = j.id), '[]'),
 				'repairs', coalesce((
 					SELECT jsonb_agg(to_jsonb(k) ORDER BY k.made_at)
 					FROM earmark_log k
@@ -143,12 +146,15 @@ func (h *History) Families(ctx context.Context, since time.Time, each func(histo
 					)
 					SELECT bool_or(held) FROM around),
 				'children', coalesce((
-					SELECT jsonb_agg(jsonb_build_object('id', c.id, 'array_index', coalesce(c.array_index, 0), 'step', coalesce(c.step, ''), 'state', c.state, 'finished_at', c.finished_at,
+					SELECT jsonb_agg(jsonb_build_object('id', c.id, 'array_index', coalesce(c.array_index, 0), 'step',
+						coalesce(c.step, ''), 'state', c.state, 'finished_at', c.finished_at,
 						'blocked', c.blocked, 'held', c.held,
-						'updated_at', CASE WHEN c.blocked THEN (SELECT max(e.at) FROM job_events e WHERE e.job IN (c.id, p.id) AND e.kind = 'updated') END,
+						'updated_at', CASE WHEN c.blocked THEN (SELECT max(e.at) FROM job_events e
+							WHERE e.job IN (c.id, p.id) AND e.kind = 'updated') END,
 						'needs', (SELECT jsonb_agg(d.needs) FROM deps d WHERE d.job = c.id),
 						'spans', (
-							SELECT jsonb_agg(jsonb_build_object('taken', a.taken_seq, 'until', coalesce(a.orphaned_seq, a.freed_seq, 0)))
+							SELECT jsonb_agg(jsonb_build_object('taken', a.taken_seq, 'until',
+								coalesce(a.orphaned_seq, a.freed_seq, 0)))
 							FROM allocations a
 							WHERE a.job IN (`+allInside+`) AND a.taken_seq IS NOT NULL)))
 					FROM jobs c
@@ -175,7 +181,8 @@ const allInside = `
 								WITH RECURSIVE inside (id, kind) AS (
 									SELECT c.id, c.kind
 									UNION ALL
-									SELECT x.id, x.kind FROM inside i JOIN jobs x ON x.parent = i.id WHERE i.kind <> 'job'
+									SELECT x.id, x.kind FROM inside i JOIN jobs x ON x.parent = i.id
+									WHERE i.kind <> 'job'
 								)
 								SELECT id FROM inside WHERE kind = 'job'`
 
@@ -214,7 +221,8 @@ func (h *History) Machines(ctx context.Context, since time.Time, each func(histo
 			if len(page) > 0 {
 				break
 			}
-			if page, err = documents[history.Allocation](ctx, h.tx, fmt.Sprintf(`FETCH %d FROM taken`, historyAllocs)); err != nil {
+			if page, err = documents[history.Allocation](ctx, h.tx,
+				fmt.Sprintf(`FETCH %d FROM taken`, historyAllocs)); err != nil {
 				return mapError(err, "allocations")
 			}
 			if len(page) == 0 {
@@ -240,7 +248,8 @@ func (h *History) Holdings(ctx context.Context, since time.Time, each func(histo
 	const columns = `j.tenant, a.id, a.job, a.attempt, a.machine_id, a.cpu_m, a.mem_mb, a.gpu_milli, a.reserved_at`
 	from := `FROM allocations a
 		JOIN jobs j ON j.id = a.job
-		WHERE a.taken_seq IS NOT NULL AND (counts(a.state) OR coalesce(a.exited_at, a.released_at, 'infinity') >= ` + literal(since) + `)`
+		WHERE a.taken_seq IS NOT NULL AND (counts(a.state) OR coalesce(a.exited_at, a.released_at, 'infinity') >= ` +
+		literal(since) + `)`
 	_, err := h.tx.Exec(ctx, `
 		DECLARE holdings NO SCROLL CURSOR FOR
 		SELECT to_jsonb(x)
@@ -271,9 +280,12 @@ func (h *History) Holdings(ctx context.Context, since time.Time, each func(histo
 func (h *History) machine(ctx context.Context, id berth.MachineID) (history.Machine, error) {
 	return document1[history.Machine](ctx, h.tx, `
 		SELECT to_jsonb(m) || jsonb_build_object(
-			'gpus', coalesce((SELECT jsonb_agg(to_jsonb(g) ORDER BY g.idx) FROM gpu_devices g WHERE g.machine_id = m.id), '[]'),
-			'events', coalesce((SELECT jsonb_agg(to_jsonb(e) ORDER BY e.seq) FROM machine_events e WHERE e.machine_id = m.id), '[]'),
-			'earmarks', coalesce((SELECT jsonb_agg(to_jsonb(k) ORDER BY k.from_seq) FROM earmark_log k WHERE k.machine_id = m.id AND k.gpu_idx >= 0), '[]'))
+			'gpus', coalesce((SELECT jsonb_agg(to_jsonb(g) ORDER BY g.idx) FROM gpu_devices g
+				WHERE g.machine_id = m.id), '[]'),
+			'events', coalesce((SELECT jsonb_agg(to_jsonb(e) ORDER BY e.seq) FROM machine_events e
+				WHERE e.machine_id = m.id), '[]'),
+			'earmarks', coalesce((SELECT jsonb_agg(to_jsonb(k) ORDER BY k.from_seq) FROM earmark_log k
+				WHERE k.machine_id = m.id AND k.gpu_idx >= 0), '[]'))
 		FROM machines m
 		WHERE m.id = $1`, id)
 }

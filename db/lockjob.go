@@ -63,7 +63,8 @@ func lockJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.Job
 	batch.Queue(`
 		SELECT j.state, j.attempt, j.class, j.grace_ms,
 			coalesce((SELECT s.spec -> 'retry' FROM job_specs s WHERE s.job = j.id), '{}'),
-			j.cancel_requested_at, j.preempted_for IS NOT NULL, j.avoid, j.failures, j.losses, j.oom_grown, j.has_checkpoint,
+			j.cancel_requested_at, j.preempted_for IS NOT NULL, j.avoid, j.failures, j.losses, j.oom_grown,
+				j.has_checkpoint,
 			j.reason, j.parent IS NOT NULL, j.held_at, j.kind,
 			coalesce((SELECT ARRAY[s.spec ? 'outputs', s.spec ? 'cache'] FROM job_specs s WHERE s.job = j.id), '{f,f}')
 		FROM jobs j
@@ -77,7 +78,8 @@ func lockJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.Job
 			CASE WHEN m.state = 'draining' THEN coalesce(nullif(m.drain_reason, ''), 'machine is drained') ELSE '' END
 		FROM allocations a
 		LEFT JOIN machines m ON m.id = a.machine_id
-		WHERE a.job = @job AND a.attempt = (SELECT j.attempt FROM jobs j WHERE j.id = @job AND (@tenant = '' OR j.tenant = @tenant))
+		WHERE a.job = @job AND a.attempt = (SELECT j.attempt FROM jobs j
+			WHERE j.id = @job AND (@tenant = '' OR j.tenant = @tenant))
 		ORDER BY a.id
 		FOR NO KEY UPDATE OF a`, args)
 	results := tx.SendBatch(ctx, batch)
@@ -92,7 +94,8 @@ func lockJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.Job
 func scanLockedJob(results pgx.BatchResults) (j lockedJob, err error) {
 	var graceMS int64
 	var says []bool
-	err = results.QueryRow().Scan(&j.State, &j.Attempt, &j.Class, &graceMS, &j.Retry, &j.CancelAt, &j.Preempted, &j.Avoid,
+	err = results.QueryRow().Scan(&j.State, &j.Attempt, &j.Class, &graceMS, &j.Retry, &j.CancelAt,
+		&j.Preempted, &j.Avoid,
 		&j.Failures, &j.Losses, &j.OOMGrown, &j.Checkpoint, &j.Reason, &j.HasParent, &j.HeldAt, &j.Kind, &says)
 	if err != nil {
 		return j, err
@@ -108,7 +111,8 @@ func scanLockedJob(results pgx.BatchResults) (j lockedJob, err error) {
 	}
 	j.Ranks, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r lockedRank, err error) {
 		var ageMS int64
-		err = row.Scan(&r.ID, &r.Rank, &r.Machine, &r.State, &r.Exit, &r.Claimed, &r.Sealed, &r.Orphaned, &ageMS, &r.LastStep, &r.Suspect, &r.CutOff, &r.Drain)
+		err = row.Scan(&r.ID, &r.Rank, &r.Machine, &r.State, &r.Exit, &r.Claimed, &r.Sealed, &r.Orphaned, &ageMS,
+			&r.LastStep, &r.Suspect, &r.CutOff, &r.Drain)
 		r.Age = time.Duration(ageMS) * time.Millisecond
 		return r, err
 	})

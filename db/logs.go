@@ -37,7 +37,8 @@ type LogChunk struct {
 
 // Place returns where the log of an allocation stands, if this machine may
 // append to it in this session: until the member is sealed.
-func (d *Logs) Place(ctx context.Context, machine berth.MachineID, at Session, alloc berth.AllocationID) (LogPlace, error) {
+func (d *Logs) Place(ctx context.Context, machine berth.MachineID, at Session,
+	alloc berth.AllocationID) (LogPlace, error) {
 	p := LogPlace{session: at, machine: machine}
 	err := d.pool.QueryRow(ctx, `
 		SELECT j.tenant, a.job::text, a.attempt, a.rank, a.log_bytes, a.log_cut
@@ -99,7 +100,8 @@ const MaxLogChunk = 1 << 20
 // order, at most limit, and the offset at which the log ends at present. Tenant
 // "" means any; a log that does not exist has no chunks. The tenant returned is
 // the owner's: object keys name it.
-func (d *Logs) Chunks(ctx context.Context, log berth.LogRef, after int64, limit int) (owner berth.TenantID, chunks []LogChunk, end int64, err error) {
+func (d *Logs) Chunks(ctx context.Context, log berth.LogRef, after int64,
+	limit int) (owner berth.TenantID, chunks []LogChunk, end int64, err error) {
 	// A chunk that ends after @after begins at most its length before: only those are looked at.
 	rows, err := d.pool.Query(ctx, `
 		SELECT o.tenant, c.off, c.bytes, c.lines, coalesce(c.first_at, 'epoch'), coalesce(c.last_at, 'epoch'), last.ends
@@ -118,13 +120,15 @@ func (d *Logs) Chunks(ctx context.Context, log berth.LogRef, after int64, limit 
 		CROSS JOIN LATERAL (
 			SELECT off, bytes, lines, first_at, last_at
 			FROM log_chunks
-			WHERE job = @job AND attempt = @attempt AND rank = @rank AND off > @after::bigint - @longest::bigint AND off + bytes > @after
+			WHERE job = @job AND attempt = @attempt AND rank = @rank AND off > @after::bigint - @longest::bigint
+				AND off + bytes > @after
 			ORDER BY off
 			LIMIT @limit
 		) c
 		WHERE @tenant = '' OR o.tenant = @tenant
 		ORDER BY c.off`,
-		pgx.NamedArgs{"job": log.Job, "attempt": log.Attempt, "rank": log.Rank, "after": after, "longest": MaxLogChunk, "tenant": string(log.Tenant), "limit": limit})
+		pgx.NamedArgs{"job": log.Job, "attempt": log.Attempt, "rank": log.Rank, "after": after,
+			"longest": MaxLogChunk, "tenant": string(log.Tenant), "limit": limit})
 	if err != nil {
 		return "", nil, 0, mapError(err, "log of job "+string(log.Job))
 	}

@@ -48,11 +48,14 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 		SELECT jsonb_strip_nulls(jsonb_build_object(
 			'id', m.id, 'state', m.state, 'reason', m.reason, 'epoch', m.epoch, 'pool', m.pool,
 			'region', m.region, 'site', m.site, 'labels', m.labels, 'declared', m.declared,
-			'engine', m.engine, 'version', m.agent_version, 'fence', nullif(m.fence_ms, 0) || 'ms', 'drain_deadline', m.drain_deadline,
+			'engine', m.engine, 'version', m.agent_version, 'fence', nullif(m.fence_ms, 0) || 'ms', 'drain_deadline',
+				m.drain_deadline,
 			'engine_silent_since', CASE WHEN m.state NOT IN ('lost', 'retired') THEN m.engine_silent_since END,
 			'seen_at', (SELECT l.seen_at FROM machine_leases l WHERE l.machine_id = m.id),
-			'capacity', jsonb_build_object('cpu_milli', m.cpu_m, 'memory_mib', m.mem_mb, 'disk_mib', m.disk_mb, 'gpu_milli', m.gpu_milli),
-			'used', jsonb_build_object('cpu_milli', m.cpu_m_used, 'memory_mib', m.mem_mb_used, 'disk_mib', m.disk_mb_used, 'gpu_milli', m.gpu_milli_used),
+			'capacity', jsonb_build_object('cpu_milli', m.cpu_m, 'memory_mib', m.mem_mb, 'disk_mib', m.disk_mb,
+				'gpu_milli', m.gpu_milli),
+			'used', jsonb_build_object('cpu_milli', m.cpu_m_used, 'memory_mib', m.mem_mb_used, 'disk_mib',
+				m.disk_mb_used, 'gpu_milli', m.gpu_milli_used),
 			'free', jsonb_build_object('cpu_milli', m.cpu_m - m.cpu_m_used, 'memory_mib', m.mem_mb - m.mem_mb_used,
 				'disk_mib', m.disk_mb - m.disk_mb_used, 'gpu_milli', m.gpu_milli - m.gpu_milli_used),
 			'gpus', (
@@ -85,7 +88,8 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 		  AND m.id > @after
 		ORDER BY m.id
 		LIMIT @limit`,
-		pgx.NamedArgs{"id": string(f.ID), "states": states, "tenant": string(f.Tenant), "after": string(f.After), "limit": limit})
+		pgx.NamedArgs{"id": string(f.ID), "states": states, "tenant": string(f.Tenant), "after": string(f.After),
+			"limit": limit})
 	if err != nil {
 		return nil, mapError(err, "machines")
 	}

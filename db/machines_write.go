@@ -187,9 +187,12 @@ func confirmable(ctx context.Context, tx pgx.Tx, id berth.MachineID, held []hold
 	case state == berth.MachineRetired:
 		return berth.Errorf(berth.CodeConflict, "machine %s is retired", id)
 	case alive:
-		return berth.Errorf(berth.CodeConflict, "machine %s is alive: its lease has not run out. Drain it, or wait %s after its last word", id, spec.Duration(berth.MachineLeaseTTL))
+		return berth.Errorf(berth.CodeConflict,
+			"machine %s is alive: its lease has not run out. Drain it, or wait %s after its last word", id,
+			spec.Duration(berth.MachineLeaseTTL))
 	case counting != len(held):
-		return berth.Errorf(berth.CodeConflict, "machine %s was given work while it was being confirmed dead; try again", id)
+		return berth.Errorf(berth.CodeConflict,
+			"machine %s was given work while it was being confirmed dead; try again", id)
 	}
 	return nil
 }
@@ -234,7 +237,8 @@ func (d *Machines) Retire(ctx context.Context, id berth.MachineID, actor string)
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		var counting int
 		// The lock keeps the leader from placing anything between look and write.
-		err := tx.QueryRow(ctx, `SELECT 0 FROM machines WHERE id = @machine FOR NO KEY UPDATE`, pgx.NamedArgs{"machine": id}).Scan(&counting)
+		err := tx.QueryRow(ctx, `SELECT 0 FROM machines
+			WHERE id = @machine FOR NO KEY UPDATE`, pgx.NamedArgs{"machine": id}).Scan(&counting)
 		if err != nil {
 			return err
 		}
@@ -246,7 +250,8 @@ func (d *Machines) Retire(ctx context.Context, id berth.MachineID, actor string)
 			return err
 		}
 		if counting > 0 {
-			return berth.Errorf(berth.CodeConflict, "machine %s still holds %d reservation(s): drain it and wait, or confirm it dead", id, counting)
+			return berth.Errorf(berth.CodeConflict, "machine %s still holds %d reservation(s): drain it and wait, "+
+				"or confirm it dead", id, counting)
 		}
 		_, err = tx.Exec(ctx, `
 			WITH revoked AS (

@@ -64,11 +64,14 @@ func migrateWith(ctx context.Context, url string, files fs.FS, patience time.Dur
 		return err
 	}
 	for i, x := range m.Migrations {
-		x.UpSQL = fmt.Sprintf("SET LOCAL lock_timeout = %d;\n", patience.Milliseconds()) + x.UpSQL + fmt.Sprintf(recordMigration, x.Sequence, x.Name, sums[i])
+		x.UpSQL = fmt.Sprintf("SET LOCAL lock_timeout = %d;\n", patience.Milliseconds()) + x.UpSQL +
+			fmt.Sprintf(recordMigration, x.Sequence, x.Name, sums[i])
 	}
 	err = m.Migrate(ctx)
 	if x, ok := errors.AsType[migrate.MigrationPgError](err); ok && x.Code == sqlLockTimeout {
-		return berth.Errorf(berth.CodeUnavailable, "migration %s waited %s for a table that other sessions use, and gave up so as not to hold up who waits behind it: %s",
+		return berth.Errorf(berth.CodeUnavailable,
+			"migration %s waited %s for a table that other sessions use, and gave up so as not to hold up who "+
+				"waits behind it: %s",
 			x.MigrationName, patience, longTransactions(ctx, conn))
 	}
 	if err != nil {
@@ -83,9 +86,12 @@ const sqlLockTimeout = "55P03"
 // longTransactions tells of the sessions that have been in a transaction for longest.
 func longTransactions(ctx context.Context, conn *pgx.Conn) string {
 	rows, err := conn.Query(ctx, `
-		SELECT format('pid %s (%s of %s, for %s s)', pid, coalesce(nullif(application_name, ''), 'no application_name'), usename, extract(epoch FROM clock_timestamp() - xact_start)::int)
+		SELECT format('pid %s (%s of %s, for %s s)', pid,
+			coalesce(nullif(application_name, ''), 'no application_name'), usename,
+				extract(epoch FROM clock_timestamp() - xact_start)::int)
 		FROM pg_stat_activity
-		WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL AND wait_event IS DISTINCT FROM 'advisory' -- who waits for its turn to migrate
+		WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
+			AND wait_event IS DISTINCT FROM 'advisory' -- who waits for its turn to migrate
 		ORDER BY xact_start
 		LIMIT 5`)
 	if err != nil {
@@ -137,14 +143,18 @@ func checkApplied(ctx context.Context, conn *pgx.Conn, m *migrate.Migrator, sums
 		return nil
 	}
 	if int(version) > len(sums) {
-		return berth.Errorf(berth.CodeConflict, "the database is at schema version %d and this program knows %d: run a newer one", version, len(sums))
+		return berth.Errorf(berth.CodeConflict,
+			"the database is at schema version %d and this program knows %d: run a newer one", version, len(sums))
 	}
 	var recorded bool
-	if err := conn.QueryRow(ctx, `SELECT to_regclass('public.applied_migrations') IS NOT NULL`).Scan(&recorded); err != nil {
+	if err := conn.QueryRow(ctx,
+		`SELECT to_regclass('public.applied_migrations') IS NOT NULL`).Scan(&recorded); err != nil {
 		return mapError(err, "applied migrations")
 	}
 	if !recorded {
-		return berth.Errorf(berth.CodeConflict, "the database was set up by an unreleased program, which kept no checksums of its migrations: start with an empty database")
+		return berth.Errorf(berth.CodeConflict,
+			"the database was set up by an unreleased program, which kept no checksums of its migrations: start "+
+				"with an empty database")
 	}
 	rows, err := conn.Query(ctx, `SELECT sequence, sha256 FROM public.applied_migrations`)
 	if err != nil {
@@ -161,7 +171,9 @@ func checkApplied(ctx context.Context, conn *pgx.Conn, m *migrate.Migrator, sums
 	}
 	for i := range int(version) {
 		if applied[i+1] != sums[i] {
-			return berth.Errorf(berth.CodeConflict, "migration %s was applied with another content (sha256 %.12s, ours is %.12s): the database belongs to another build; run that one, or start with an empty database",
+			return berth.Errorf(berth.CodeConflict,
+				"migration %s was applied with another content (sha256 %.12s, ours is %.12s): the database belongs "+
+					"to another build; run that one, or start with an empty database",
 				m.Migrations[i].Name, applied[i+1], sums[i])
 		}
 	}

@@ -22,7 +22,8 @@ type needs struct {
 }
 
 func needsOf(s spec.Job) needs {
-	n := needs{uploads: s.Uploads(), secrets: s.Secrets, imageAuth: s.ImageAuth, inputs: s.OutputsNamed(), webhooks: len(s.Notify) > 0}
+	n := needs{uploads: s.Uploads(), secrets: s.Secrets, imageAuth: s.ImageAuth, inputs: s.OutputsNamed(),
+		webhooks: len(s.Notify) > 0}
 	for _, in := range s.Inputs {
 		n.logins = append(n.logins, in.Secret)
 	}

@@ -34,14 +34,16 @@ func doom(ctx context.Context, tx pgx.Tx, ids []string) error {
 	}); err != nil || len(prefixes) == 0 {
 		return err
 	}
-	_, err = tx.Exec(ctx, `INSERT INTO doomed_objects (prefix) SELECT unnest(@prefixes::text[]) ON CONFLICT DO NOTHING`, pgx.NamedArgs{"prefixes": prefixes})
+	_, err = tx.Exec(ctx, `INSERT INTO doomed_objects (prefix) SELECT unnest(@prefixes::text[])
+		ON CONFLICT DO NOTHING`, pgx.NamedArgs{"prefixes": prefixes})
 	return err
 }
 
 // Doomed returns folders of the object store that are nobody's any more,
 // the oldest first.
 func (d *Objects) Doomed(ctx context.Context, limit int) ([]string, error) {
-	rows, err := d.pool.Query(ctx, `SELECT prefix FROM doomed_objects WHERE since <= clock_timestamp() ORDER BY since, prefix LIMIT @limit`, pgx.NamedArgs{"limit": limit})
+	rows, err := d.pool.Query(ctx, `SELECT prefix FROM doomed_objects WHERE since <= clock_timestamp()
+		ORDER BY since, prefix LIMIT @limit`, pgx.NamedArgs{"limit": limit})
 	if err != nil {
 		return nil, mapError(err, "doomed objects")
 	}
@@ -103,7 +105,8 @@ func (d *Objects) VerifiedShards(ctx context.Context, after Shard, limit int) ([
 		) v
 		ORDER BY live.id, v.step, v.attempt, v.manifest
 		LIMIT @limit`,
-		pgx.NamedArgs{"job": after.Job, "step": after.Step, "attempt": after.Attempt, "manifest": after.Manifest, "limit": limit})
+		pgx.NamedArgs{"job": after.Job, "step": after.Step, "attempt": after.Attempt, "manifest": after.Manifest,
+			"limit": limit})
 	if err != nil {
 		return nil, mapError(err, "checkpoints")
 	}
@@ -117,7 +120,8 @@ func (d *Objects) RejectMissing(ctx context.Context, term Term, s Shard) (bool, 
 	var marked bool
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		marked = false
-		args := pgx.NamedArgs{"job": s.Job, "step": s.Step, "attempt": s.Attempt, "detail": "the object store has lost " + s.Manifest}
+		args := pgx.NamedArgs{"job": s.Job, "step": s.Step, "attempt": s.Attempt,
+			"detail": "the object store has lost " + s.Manifest}
 		if _, err := tx.Exec(ctx, `SELECT 1 FROM jobs WHERE id = @job FOR NO KEY UPDATE`, args); err != nil {
 			return fmt.Errorf("lock job: %w", err)
 		}
@@ -157,7 +161,8 @@ func (d *Objects) ClosedAttempts(ctx context.Context, age time.Duration, limit i
 	rows, err := d.pool.Query(ctx, `
 		SELECT j.tenant, t.job, t.attempt,
 		       ARRAY(SELECT a.rank FROM allocations a WHERE a.job = t.job AND a.attempt = t.attempt ORDER BY 1),
-		       ARRAY(SELECT c.step FROM checkpoints c WHERE c.job = t.job AND c.attempt = t.attempt AND c.state = 'verified' ORDER BY 1)
+		       ARRAY(SELECT c.step FROM checkpoints c WHERE c.job = t.job AND c.attempt = t.attempt
+		         AND c.state = 'verified' ORDER BY 1)
 		FROM attempts t
 		JOIN jobs j ON j.id = t.job
 		JOIN job_specs s ON s.job = t.job
@@ -174,7 +179,8 @@ func (d *Objects) ClosedAttempts(ctx context.Context, age time.Duration, limit i
 // MarkSwept notes that an attempt has left nothing behind.
 func (d *Objects) MarkSwept(ctx context.Context, term Term, job berth.JobID, attempt int) error {
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `UPDATE attempts SET swept_at = clock_timestamp() WHERE job = @job AND attempt = @attempt`,
+		_, err := tx.Exec(ctx, `UPDATE attempts SET swept_at = clock_timestamp()
+			WHERE job = @job AND attempt = @attempt`,
 			pgx.NamedArgs{"job": job, "attempt": attempt})
 		return err
 	})

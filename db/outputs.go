@@ -43,7 +43,8 @@ func (d *Objects) RegisterOutput(ctx context.Context, machine berth.MachineID, p
 			ON CONFLICT (job, attempt, rank, name) DO UPDATE SET name = excluded.name
 			RETURNING xmax = 0`,
 			pgx.NamedArgs{
-				"job": p.Job, "attempt": p.Attempt, "rank": p.Rank, "name": o.Name, "address": o.Address, "files": o.Files, "bytes": o.Bytes,
+				"job": p.Job, "attempt": p.Attempt, "rank": p.Rank, "name": o.Name, "address": o.Address,
+				"files": o.Files, "bytes": o.Bytes,
 				"stored": o.Stored, "sha256": o.SHA256, "object": object,
 			}).Scan(&added)
 		if isNoRows(err) {
@@ -71,7 +72,8 @@ type OutputObject struct {
 const outputColumns = `name, attempt, rank, address, files, bytes, stored_bytes, sha256, created_at, object`
 
 func scanOutput(row pgx.CollectableRow) (o OutputObject, err error) {
-	err = row.Scan(&o.Name, &o.Attempt, &o.Member, &o.Address, &o.Files, &o.Bytes, &o.Stored, &o.SHA256, &o.CreatedAt, &o.Object)
+	err = row.Scan(&o.Name, &o.Attempt, &o.Member, &o.Address, &o.Files, &o.Bytes, &o.Stored, &o.SHA256,
+		&o.CreatedAt, &o.Object)
 	return o, err
 }
 
@@ -89,7 +91,8 @@ func (d *Objects) Outputs(
 		FROM outputs
 		WHERE job = @job AND (attempt < @attempt OR attempt = @attempt AND (name, rank) > (@name, @rank))
 		ORDER BY attempt DESC, name, rank
-		LIMIT @limit`, pgx.NamedArgs{"job": job, "attempt": attempt, "name": name, "rank": rank, "limit": p.limit() + 1})
+		LIMIT @limit`, pgx.NamedArgs{"job": job, "attempt": attempt, "name": name, "rank": rank,
+		"limit": p.limit() + 1})
 	if err != nil {
 		return nil, "", mapError(err, "outputs")
 	}
@@ -133,8 +136,11 @@ func lostOutputs(ctx context.Context, tx pgx.Tx, job lockedJob) ([]string, error
 			OR EXISTS (
 				SELECT 1
 				FROM allocations a
-				WHERE a.job = @job AND a.attempt = @attempt AND (a.cut_off OR a.exit -> 'unstored' ? (o ->> 'name') OR a.exit -> 'refused' ? (o ->> 'name')) AND NOT EXISTS (
-					SELECT 1 FROM outputs x WHERE x.job = a.job AND x.attempt = a.attempt AND x.rank = a.rank AND x.name = o ->> 'name')))`,
+				WHERE a.job = @job AND a.attempt = @attempt
+					AND (a.cut_off OR a.exit -> 'unstored' ? (o ->> 'name') OR a.exit -> 'refused' ? (o ->> 'name'))
+						AND NOT EXISTS (
+					SELECT 1 FROM outputs x WHERE x.job = a.job AND x.attempt = a.attempt AND x.rank = a.rank
+						AND x.name = o ->> 'name')))`,
 		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt})
 	if err != nil {
 		return nil, err

@@ -57,7 +57,8 @@ func lockParent(ctx context.Context, tx pgx.Tx, id berth.JobID) (p lockedParent,
 	args := pgx.NamedArgs{"id": id, "batch": expandBatch}
 	batch := &pgx.Batch{}
 	batch.Queue(`
-		SELECT kind, state, tenant, held, blocked, parent IS NOT NULL, total, expanded, max_failures, cancel_requested_at IS NOT NULL, reason,
+		SELECT kind, state, tenant, held, blocked, parent IS NOT NULL, total, expanded, max_failures,
+			cancel_requested_at IS NOT NULL, reason,
 			CASE WHEN kind <> 'array' THEN '{}' WHEN indexes IS NULL
 				THEN ARRAY(SELECT generate_series(expanded, least(expanded + @batch, total) - 1))
 				ELSE indexes[expanded + 1 : expanded + @batch] END,
@@ -66,7 +67,8 @@ func lockParent(ctx context.Context, tx pgx.Tx, id berth.JobID) (p lockedParent,
 		WHERE id = @id
 		FOR NO KEY UPDATE`, args).QueryRow(func(row pgx.Row) error {
 		var queue []byte
-		err := row.Scan(&p.Kind, &p.State, &p.Tenant, &p.Held, &p.Blocked, &p.HasParent, &p.Tally.Total, &p.Expanded, &p.MaxFailures, &p.CancelAsked, &p.Reason, &p.Next, &queue)
+		err := row.Scan(&p.Kind, &p.State, &p.Tenant, &p.Held, &p.Blocked, &p.HasParent, &p.Tally.Total, &p.Expanded,
+			&p.MaxFailures, &p.CancelAsked, &p.Reason, &p.Next, &queue)
 		if err != nil || string(queue) == "null" {
 			return err
 		}
@@ -292,7 +294,8 @@ func (p *lockedParent) end(ctx context.Context, tx pgx.Tx) error {
 			LIMIT @limit), (
 			SELECT string_agg(step, ', ' ORDER BY id)
 			FROM jobs
-			WHERE parent = @id AND state = 'failed')`, pgx.NamedArgs{"id": p.ID, "limit": shownFailures}).Scan(&which, &steps)
+			WHERE parent = @id AND state = 'failed')`, pgx.NamedArgs{"id": p.ID, "limit": shownFailures}).Scan(&which,
+		&steps)
 	if err != nil {
 		return err
 	}
@@ -319,7 +322,8 @@ func (p *lockedParent) failure() berth.Reason {
 	case p.Kind == berth.KindPipeline:
 		r.Message = fmt.Sprintf("%d of %d steps were canceled", t.ByStatus[berth.Canceled], t.Total)
 	case p.overdrawn():
-		r.Message = fmt.Sprintf("%d of %d elements failed, more than max_failures (%d) allows", failed, t.Total, *p.MaxFailures)
+		r.Message = fmt.Sprintf("%d of %d elements failed, more than max_failures (%d) allows", failed, t.Total,
+			*p.MaxFailures)
 	case failed == 0:
 		r.Message = fmt.Sprintf("%d of %d elements were canceled", t.ByStatus[berth.Canceled], t.Total)
 		r.Hint = ""
@@ -334,7 +338,8 @@ func (p *lockedParent) failure() berth.Reason {
 func (p *lockedParent) stop(ctx context.Context, tx pgx.Tx, did *tended) error {
 	did.actor, did.reason = "workflow", p.Reason
 	if !p.CancelAsked {
-		did.reason = &berth.Reason{Code: berth.ReasonElementsFailed, Message: "more elements of its array failed than may"}
+		did.reason = &berth.Reason{Code: berth.ReasonElementsFailed,
+			Message: "more elements of its array failed than may"}
 		if p.Kind == berth.KindPipeline {
 			did.reason.Message = "another step of its pipeline failed"
 		}
@@ -359,8 +364,10 @@ func (p *lockedParent) stop(ctx context.Context, tx pgx.Tx, did *tended) error {
 
 // cancelWaitingChildren ends elements of parents that hold no capacity, at most a
 // batch of them: of all, or of some indexes.
-func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parents []berth.JobID, indexes []int, actor string, reason *berth.Reason) (e ending, err error) {
-	args := pgx.NamedArgs{"parents": parents, "indexes": indexes, "actor": actor, "reason": reason, "limit": expandBatch}
+func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parents []berth.JobID, indexes []int, actor string,
+	reason *berth.Reason) (e ending, err error) {
+	args := pgx.NamedArgs{"parents": parents, "indexes": indexes, "actor": actor, "reason": reason,
+		"limit": expandBatch}
 	rows, err := tx.Query(ctx, `
 		WITH waiting AS (
 			SELECT id
@@ -410,7 +417,8 @@ func (p *lockedParent) hold(ctx context.Context, tx pgx.Tx) (some bool, err erro
 		WITH waiting AS (
 			SELECT id
 			FROM jobs
-			WHERE parent = @parent AND NOT held AND (state IN ('submitted', 'queued', 'retrying') OR kind <> 'job' AND state = 'running')
+			WHERE parent = @parent AND NOT held AND (state IN ('submitted', 'queued', 'retrying') OR kind <> 'job'
+				AND state = 'running')
 			ORDER BY id
 			LIMIT @limit
 			FOR NO KEY UPDATE

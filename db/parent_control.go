@@ -14,7 +14,8 @@ import (
 // cancelParent asks for the end of a locked parent: from its commit on nothing of
 // it is made or placed. What waits of a pipeline ends with it, at every depth; Tend
 // ends the rest.
-func cancelParent(ctx context.Context, tx pgx.Tx, job lockedJob, actor string, reason *berth.Reason) (berth.State, ending, error) {
+func cancelParent(ctx context.Context, tx pgx.Tx, job lockedJob, actor string,
+	reason *berth.Reason) (berth.State, ending, error) {
 	state := berth.Canceling
 	var tally *wire.Tally
 	var below ending
@@ -45,7 +46,8 @@ func cancelParent(ctx context.Context, tx pgx.Tx, job lockedJob, actor string, r
 // CancelElements asks for the end of some elements of an array. Those that are
 // not jobs yet are made, so that they are on record, and canceled at once. It
 // returns how many it ended or told to stop; doing it again is no error.
-func (d *Parents) CancelElements(ctx context.Context, tenant berth.TenantID, id berth.JobID, which []spec.IndexRange, actor string, reason *berth.Reason) (int, error) {
+func (d *Parents) CancelElements(ctx context.Context, tenant berth.TenantID, id berth.JobID, which []spec.IndexRange,
+	actor string, reason *berth.Reason) (int, error) {
 	indexes, err := d.elementsIn(ctx, tenant, id, which)
 	if err != nil {
 		return 0, err
@@ -61,7 +63,8 @@ func (d *Parents) CancelElements(ctx context.Context, tenant berth.TenantID, id 
 }
 
 // elementsIn are the indexes of an array within ranges.
-func (d *Parents) elementsIn(ctx context.Context, tenant berth.TenantID, id berth.JobID, which []spec.IndexRange) ([]int, error) {
+func (d *Parents) elementsIn(ctx context.Context, tenant berth.TenantID, id berth.JobID,
+	which []spec.IndexRange) ([]int, error) {
 	var kind berth.Kind
 	var total int
 	var only []int
@@ -87,12 +90,14 @@ func (d *Parents) elementsIn(ctx context.Context, tenant berth.TenantID, id bert
 	}
 	chosen := slices.DeleteFunc(slices.Clone(only), func(i int) bool { return !inside(i) })
 	if len(chosen) == 0 {
-		return nil, berth.Errorf(berth.CodeInvalid, "array %s has no such elements; it has %s", id, spec.FormatIndexes(only))
+		return nil, berth.Errorf(berth.CodeInvalid, "array %s has no such elements; it has %s", id,
+			spec.FormatIndexes(only))
 	}
 	return chosen, nil
 }
 
-func (d *Parents) cancelElements(ctx context.Context, id berth.JobID, indexes []int, actor string, reason *berth.Reason) (int, error) {
+func (d *Parents) cancelElements(ctx context.Context, id berth.JobID, indexes []int, actor string,
+	reason *berth.Reason) (int, error) {
 	var did tended
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		did = tended{changed: true, queue: true}
@@ -109,7 +114,8 @@ func (d *Parents) cancelElements(ctx context.Context, id berth.JobID, indexes []
 		rows, err := tx.Query(ctx, `
 			SELECT id::text
 			FROM jobs
-			WHERE parent = @id AND state IN ('scheduled', 'running', 'preempting') AND array_index = ANY(@indexes::int[])`,
+			WHERE parent = @id AND state IN ('scheduled', 'running', 'preempting')
+				AND array_index = ANY(@indexes::int[])`,
 			pgx.NamedArgs{"id": id, "indexes": indexes})
 		if err != nil {
 			return err
@@ -179,7 +185,8 @@ func patchChildren(ctx context.Context, tx pgx.Tx, job lockedJob, args pgx.Named
 			FOR NO KEY UPDATE
 		), changed AS (
 			UPDATE jobs j
-			SET priority = coalesce(@priority::integer, j.priority), run_limit_ms = coalesce(@run_limit_ms::bigint, j.run_limit_ms),
+			SET priority = coalesce(@priority::integer, j.priority),
+				run_limit_ms = coalesce(@run_limit_ms::bigint, j.run_limit_ms),
 				labels = (j.labels || @set_labels) - @unset_labels::text[],
 				version = j.version + 1, event_seq = j.event_seq + 1, actor = @actor
 			FROM live

@@ -39,7 +39,8 @@ func (p *lockedParent) expand(ctx context.Context, tx pgx.Tx, did *tended) error
 	if did.made, err = p.make(ctx, tx, next, "workflow"); err != nil {
 		return err
 	}
-	_, err = tx.Exec(ctx, `UPDATE jobs SET expanded = expanded + @n WHERE id = @id`, pgx.NamedArgs{"id": p.ID, "n": len(next)})
+	_, err = tx.Exec(ctx, `UPDATE jobs SET expanded = expanded + @n
+		WHERE id = @id`, pgx.NamedArgs{"id": p.ID, "n": len(next)})
 	did.more = did.more || len(next) == expandBatch
 	return err
 }
@@ -51,22 +52,27 @@ func (p *lockedParent) make(ctx context.Context, tx pgx.Tx, indexes []int, actor
 	ids := newElementIDs(len(indexes))
 	rows, err := tx.Query(ctx, `
 		WITH p AS MATERIALIZED (
-			SELECT j.*, s.spec - 'array' - 'notify' AS spec, coalesce(s.spec -> 'env', '{}') AS env, s.spec #> '{array,each}' AS each
+			SELECT j.*, s.spec - 'array' - 'notify' AS spec, coalesce(s.spec -> 'env', '{}') AS env,
+				s.spec #> '{array,each}' AS each
 			FROM jobs j
 			JOIN job_specs s ON s.job = j.id
 			WHERE j.id = @parent
 		), made AS (
 			INSERT INTO jobs (id, tenant, parent, array_index, name, class, priority, preemptible, queue_deadline,
-				run_limit_ms, grace_ms, mode, lost_after_ms, labels, actor, submitted_at, unaged_ms, stalled_ms, held, held_at, data)
-			SELECT x.id, p.tenant, p.id, x.idx, p.name, p.class, p.priority, p.preemptible, now() + nullif(@queue_ms::bigint, 0) * interval '1 millisecond',
-				p.run_limit_ms, p.grace_ms, p.mode, p.lost_after_ms, p.labels, @actor, p.submitted_at, p.unaged_ms, p.stalled_ms, p.held, p.held_at, p.data
+				run_limit_ms, grace_ms, mode, lost_after_ms, labels, actor, submitted_at, unaged_ms, stalled_ms,
+					held, held_at, data)
+			SELECT x.id, p.tenant, p.id, x.idx, p.name, p.class, p.priority, p.preemptible,
+				now() + nullif(@queue_ms::bigint, 0) * interval '1 millisecond',
+				p.run_limit_ms, p.grace_ms, p.mode, p.lost_after_ms, p.labels, @actor, p.submitted_at, p.unaged_ms,
+					p.stalled_ms, p.held, p.held_at, p.data
 			FROM p, unnest(@ids::uuid[], @indexes::int[]) AS x (id, idx)
 			ON CONFLICT ON CONSTRAINT jobs_array_element DO NOTHING
 			RETURNING id, array_index
 		), specs AS (
 			INSERT INTO job_specs (job, spec)
 			SELECT made.id, p.spec || jsonb_build_object('env',
-				p.env || coalesce(p.each -> made.array_index, '{}') || jsonb_build_object(@variable::text, made.array_index::text))
+				p.env || coalesce(p.each -> made.array_index, '{}') || jsonb_build_object(@variable::text,
+					made.array_index::text))
 			FROM made, p
 		), uploads AS (
 			INSERT INTO job_uploads (job, address)
@@ -80,7 +86,8 @@ func (p *lockedParent) make(ctx context.Context, tx pgx.Tx, indexes []int, actor
 			WHERE n.job = @parent
 		)
 		SELECT id::text FROM made`, pgx.NamedArgs{
-		"parent": p.ID, "ids": ids, "indexes": indexes, "actor": actor, "queue_ms": p.QueueFor.Std().Milliseconds(), "variable": spec.EnvArrayIndex,
+		"parent": p.ID, "ids": ids, "indexes": indexes, "actor": actor, "queue_ms": p.QueueFor.Std().Milliseconds(),
+		"variable": spec.EnvArrayIndex,
 	})
 	if err != nil {
 		return nil, err

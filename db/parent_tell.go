@@ -22,7 +22,8 @@ func sortedIDs(ids []berth.JobID) []berth.JobID {
 // liveChild is that a parent p has an element that has not ended.
 const liveChild = `EXISTS (
 	SELECT 1 FROM jobs c
-	WHERE c.parent = p.id AND c.state IN ('submitted', 'queued', 'scheduled', 'running', 'preempting', 'canceling', 'retrying'))`
+	WHERE c.parent = p.id AND c.state IN ('submitted', 'queued', 'scheduled', 'running', 'preempting',
+		'canceling', 'retrying'))`
 
 // notifyParents publishes hints at the parents of jobs that changed, where the parent has
 // something to do about it: not at each end of thousands, each of which would be
@@ -44,7 +45,8 @@ func notifyParents(ctx context.Context, d *core, children ...berth.JobID) {
 			OR e.state IN ('succeeded', 'failed', 'canceled') AND (
 				p.kind = 'pipeline'
 				OR e.array_index % @milestone = @milestone - 1 AND p.expanded < p.total
-				OR e.state = 'failed' AND (SELECT count(*) FROM jobs f WHERE f.parent = p.id AND f.state = 'failed') > p.max_failures
+				OR e.state = 'failed' AND (SELECT count(*) FROM jobs f WHERE f.parent = p.id AND f.state = 'failed')
+					> p.max_failures
 				OR NOT `+liveChild+`))`,
 		pgx.NamedArgs{"children": children, "milestone": milestone})
 	var parents []string
@@ -75,11 +77,13 @@ func (d *Parents) Untended(ctx context.Context, age time.Duration, limit int) ([
 		)
 		SELECT p.id, p.attempt, p.state, clock_timestamp() - p.state_at
 		FROM jobs p
-		WHERE p.kind <> 'job' AND p.state IN ('queued', 'running', 'canceling') AND p.state_at < clock_timestamp() - @age::interval AND (
+		WHERE p.kind <> 'job' AND p.state IN ('queued', 'running', 'canceling')
+			AND p.state_at < clock_timestamp() - @age::interval AND (
 			(p.expanded >= p.total OR p.state = 'canceling') AND NOT `+liveChild+`
 			OR p.state = 'canceling' AND EXISTS (
 				SELECT 1 FROM jobs c
-				WHERE c.parent = p.id AND c.state IN ('submitted', 'queued', 'retrying', 'scheduled', 'running', 'preempting'))
+				WHERE c.parent = p.id AND c.state IN ('submitted', 'queued', 'retrying', 'scheduled',
+					'running', 'preempting'))
 			OR p.kind = 'pipeline' AND p.state <> 'canceling' AND EXISTS (
 				SELECT 1 FROM jobs c
 				WHERE c.parent = p.id AND c.state = 'submitted' AND c.blocked AND NOT EXISTS (
@@ -96,11 +100,13 @@ func (d *Parents) Untended(ctx context.Context, age time.Duration, limit int) ([
 			OR p.state <> 'canceling' AND (
 				p.held AND EXISTS (
 					SELECT 1 FROM jobs c
-					WHERE c.parent = p.id AND NOT c.held AND (c.state IN ('submitted', 'queued', 'retrying') OR c.kind <> 'job' AND c.state = 'running'))
+					WHERE c.parent = p.id AND NOT c.held AND (c.state IN ('submitted', 'queued', 'retrying')
+						OR c.kind <> 'job' AND c.state = 'running'))
 				OR p.max_failures < (SELECT count(*) FROM jobs c WHERE c.parent = p.id AND c.state = 'failed')
 				OR p.expanded < p.total AND p.tenant NOT IN (SELECT id FROM full_tenants) AND @window >= (
 					SELECT count(*) FROM jobs c
-					WHERE c.parent = p.id AND c.state IN ('submitted', 'queued', 'scheduled', 'running', 'preempting', 'canceling', 'retrying'))))
+					WHERE c.parent = p.id AND c.state IN ('submitted', 'queued', 'scheduled', 'running', 'preempting',
+						'canceling', 'retrying'))))
 		ORDER BY p.id
 		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit, "window": ArrayWindow - expandBatch})
 }

@@ -53,7 +53,8 @@ func (p *lockedParent) advance(ctx context.Context, tx pgx.Tx, did *tended) erro
 	}
 	var began bool
 	err = tx.QueryRow(ctx, `
-		SELECT EXISTS (SELECT 1 FROM jobs WHERE parent = $1 AND state NOT IN ('submitted', 'queued', 'canceled'))`, p.ID).Scan(&began)
+		SELECT EXISTS (SELECT 1 FROM jobs WHERE parent = $1 AND state NOT IN ('submitted', 'queued', 'canceled'))`,
+		p.ID).Scan(&began)
 	if err != nil || !began {
 		return err
 	}
@@ -90,7 +91,8 @@ func (p *lockedParent) cancelHopeless(ctx context.Context, tx pgx.Tx) ([]string,
 		)
 		UPDATE jobs j
 		SET state = 'canceled', version = j.version + 1, actor = 'workflow',
-			reason = jsonb_build_object('code', @code::text, 'message', 'step ' || h.because || ', which it needs, did not succeed')
+			reason = jsonb_build_object('code', @code::text, 'message',
+				'step ' || h.because || ', which it needs, did not succeed')
 		FROM hopeless h
 		WHERE j.id = h.id AND h.because IS NOT NULL
 		RETURNING j.id::text, j.kind, j.step, h.because`, pgx.NamedArgs{"id": p.ID, "code": berth.ReasonUpstreamFailed})
@@ -114,7 +116,8 @@ func (p *lockedParent) cancelHopeless(ctx context.Context, tx pgx.Tx) ([]string,
 		if why[id] == "" {
 			continue
 		}
-		below, err := cancelBelow(ctx, tx, berth.JobID(id), "workflow", &berth.Reason{Code: berth.ReasonUpstreamFailed, Message: why[id]})
+		below, err := cancelBelow(ctx, tx, berth.JobID(id),
+			"workflow", &berth.Reason{Code: berth.ReasonUpstreamFailed, Message: why[id]})
 		if err != nil {
 			return nil, err
 		}

@@ -42,7 +42,8 @@ func (d *Jobs) SubmitPipeline(ctx context.Context, s PipelineSubmission) (job wi
 		d.hub.Publish(TopicSubmit, string(job.ID))
 		job, err = d.Get(ctx, s.Tenant, job.ID)
 		return job, true, err
-	case s.IdemKey != "" && (berth.CodeOf(err) == berth.CodeNotFound || berth.IsSlug(err, berth.SlugQuota) || berth.IsSlug(err, berth.SlugInvalidSpec)):
+	case s.IdemKey != "" && (berth.CodeOf(err) == berth.CodeNotFound || berth.IsSlug(err, berth.SlugQuota) ||
+		berth.IsSlug(err, berth.SlugInvalidSpec)):
 		old, found := d.submitted(ctx, s.Tenant, s.IdemKey, row.hash)
 		if berth.CodeOf(found) != berth.CodeNotFound {
 			return old, false, found
@@ -66,7 +67,8 @@ func newPipelineRow(s PipelineSubmission) (submitRow, error) {
 	}
 	sum := sha256.Sum256(rawSpec)
 	row.hash = sum[:]
-	row.args["kind"], row.args["total"], row.args["spec"], row.args["idem_hash"] = berth.KindPipeline, len(s.Spec.Jobs), rawSpec, sum[:]
+	row.args["kind"], row.args["total"], row.args["spec"], row.args["idem_hash"] = berth.KindPipeline,
+		len(s.Spec.Jobs), rawSpec, sum[:]
 	row.args["expanded"] = len(s.Spec.Jobs) // all are rows from the first
 	if s.Spec.OnFailure == spec.FailFast {
 		row.args["max_failures"] = 0
@@ -185,7 +187,8 @@ func (g *growth) insert(ctx context.Context, tx pgx.Tx) error {
 	}
 	if _, err := tx.Exec(ctx, `
 		INSERT INTO deps (job, needs)
-		SELECT * FROM unnest(@jobs::uuid[], @needs::uuid[])`, pgx.NamedArgs{"jobs": g.jobs, "needs": g.needs}); err != nil {
+		SELECT * FROM unnest(@jobs::uuid[], @needs::uuid[])`,
+		pgx.NamedArgs{"jobs": g.jobs, "needs": g.needs}); err != nil {
 		return err // before the steps, so that each is known for one that waits
 	}
 	for some := range slices.Chunk(g.steps, insertBatch) {

@@ -66,8 +66,10 @@ func (d *Cluster) Population(ctx context.Context) (Population, error) {
 
 func (p *Population) readCapacity(ctx context.Context, pool *pgxpool.Pool) error {
 	err := pool.QueryRow(ctx, `
-		SELECT coalesce(sum(cpu_m), 0)::bigint, coalesce(sum(mem_mb), 0)::bigint, coalesce(sum(disk_mb), 0)::bigint, coalesce(sum(gpu_milli), 0)::bigint,
-			coalesce(sum(cpu_m_used), 0)::bigint, coalesce(sum(mem_mb_used), 0)::bigint, coalesce(sum(disk_mb_used), 0)::bigint, coalesce(sum(gpu_milli_used), 0)::bigint,
+		SELECT coalesce(sum(cpu_m), 0)::bigint, coalesce(sum(mem_mb), 0)::bigint, coalesce(sum(disk_mb), 0)::bigint,
+			coalesce(sum(gpu_milli), 0)::bigint,
+			coalesce(sum(cpu_m_used), 0)::bigint, coalesce(sum(mem_mb_used), 0)::bigint,
+				coalesce(sum(disk_mb_used), 0)::bigint, coalesce(sum(gpu_milli_used), 0)::bigint,
 			count(*) FILTER (WHERE engine_silent_since IS NOT NULL AND state <> 'lost')
 		FROM machines
 		WHERE state <> 'retired'`).

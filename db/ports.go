@@ -51,7 +51,8 @@ func (p *present) queuePorts(batch *pgx.Batch, starts []berth.Start) {
 	batch.Queue(`
 		SELECT machine_id, port
 		FROM allocations
-		WHERE machine_id = ANY($1) AND port IS NOT NULL AND state <> 'released'`, machines).Query(func(rows pgx.Rows) error {
+		WHERE machine_id = ANY($1) AND port IS NOT NULL
+			AND state <> 'released'`, machines).Query(func(rows pgx.Rows) error {
 		var id berth.MachineID
 		var port int
 		_, err := pgx.ForEachRow(rows, []any{&id, &port}, func() error {

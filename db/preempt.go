@@ -54,7 +54,8 @@ func (d *Queue) CommitPreemption(ctx context.Context, term Term, p Preemption) (
 			}
 		}
 		for i, v := range p.Victims {
-			h, err := preempt(ctx, tx, jobs[i], p.For, fmt.Sprintf("gives way to job %s of tenant %s: %s", p.For, tenant, v.Why))
+			h, err := preempt(ctx, tx, jobs[i], p.For,
+				fmt.Sprintf("gives way to job %s of tenant %s: %s", p.For, tenant, v.Why))
 			if err != nil {
 				return err
 			}
@@ -113,7 +114,8 @@ func lockForPreemption(ctx context.Context, tx pgx.Tx, p Preemption) (berth.Tena
 		SELECT coalesce((
 			SELECT tenant
 			FROM jobs
-			WHERE id = @for AND state IN ('queued', 'retrying') AND NOT held), '')`, args).QueryRow(func(row pgx.Row) error {
+			WHERE id = @for AND state IN ('queued', 'retrying') AND NOT held),
+				'')`, args).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&tenant)
 	})
 	return tenant, tx.SendBatch(ctx, batch).Close()
@@ -121,14 +123,16 @@ func lockForPreemption(ctx context.Context, tx pgx.Tx, p Preemption) (berth.Tena
 
 // lockVictim reads a victim, whose rows are locked, and says why it is none any
 // more.
-func lockVictim(ctx context.Context, tx pgx.Tx, v Victim, beneficiary berth.JobID) (job lockedJob, why string, err error) {
+func lockVictim(ctx context.Context, tx pgx.Tx, v Victim,
+	beneficiary berth.JobID) (job lockedJob, why string, err error) {
 	if job, err = lockJob(ctx, tx, "", v.Job, v.Attempt); err != nil {
 		return job, "", err
 	}
 	var version int64
 	var preemptible bool
 	var before []berth.JobID
-	err = tx.QueryRow(ctx, `SELECT version, preemptible, gave_way_to::text[] FROM jobs WHERE id = $1`, v.Job).Scan(&version, &preemptible, &before)
+	err = tx.QueryRow(ctx, `SELECT version, preemptible, gave_way_to::text[] FROM jobs
+		WHERE id = $1`, v.Job).Scan(&version, &preemptible, &before)
 	if err != nil {
 		return job, "", err
 	}
@@ -137,7 +141,8 @@ func lockVictim(ctx context.Context, tx pgx.Tx, v Victim, beneficiary berth.JobI
 	case job.State != berth.Scheduled && job.State != berth.Running:
 		why = fmt.Sprintf("job %s is %s", v.Job, job.State)
 	case job.Attempt != v.Attempt || version != v.Version:
-		why = fmt.Sprintf("job %s is at attempt %d, version %d, not %d, %d", v.Job, job.Attempt, version, v.Attempt, v.Version)
+		why = fmt.Sprintf("job %s is at attempt %d, version %d, not %d, %d", v.Job, job.Attempt, version,
+			v.Attempt, v.Version)
 	case !preemptible:
 		why = fmt.Sprintf("job %s is not preemptible", v.Job)
 	case slices.Contains(before, beneficiary):
@@ -155,7 +160,8 @@ func preempt(ctx context.Context, tx pgx.Tx, job lockedJob, beneficiary berth.Jo
 		SET state = 'preempting', version = version + 1, actor = 'leader', reason = @reason,
 			preempted_for = @for, gave_way_to = gave_way_to || @for::uuid
 		WHERE id = @job`,
-		pgx.NamedArgs{"job": job.ID, "for": beneficiary, "reason": berth.Reason{Code: berth.ReasonPreempted, Message: message}})
+		pgx.NamedArgs{"job": job.ID, "for": beneficiary,
+			"reason": berth.Reason{Code: berth.ReasonPreempted, Message: message}})
 	if err != nil {
 		return touched{}, err
 	}
@@ -182,15 +188,21 @@ func insertEarmarks(ctx context.Context, tx pgx.Tx, p Preemption) error {
 		c.add(e, attempts[e.Victim])
 	}
 	_, err := tx.Exec(ctx, `
-		INSERT INTO earmarks AS e (beneficiary, machine_id, gpu_idx, milli, cpu_m, mem_mb, disk_mb, victim, victim_attempt, expires_at)
-		SELECT @for, s.machine, s.idx, s.milli, s.cpu, s.mem, s.disk, s.victim, nullif(s.attempt, 0), coalesce(s.until, 'infinity')
-		FROM unnest(@machine::text[], @idx::int[], @milli::bigint[], @cpu::bigint[], @mem::bigint[], @disk::bigint[], @victim::uuid[], @attempt::int[], @until::timestamptz[])
+		INSERT INTO earmarks AS e (beneficiary, machine_id, gpu_idx, milli, cpu_m, mem_mb, disk_mb, victim,
+			victim_attempt, expires_at)
+		SELECT @for, s.machine, s.idx, s.milli, s.cpu, s.mem, s.disk, s.victim, nullif(s.attempt, 0),
+			coalesce(s.until, 'infinity')
+		FROM unnest(@machine::text[], @idx::int[], @milli::bigint[], @cpu::bigint[], @mem::bigint[], @disk::bigint[],
+			@victim::uuid[], @attempt::int[], @until::timestamptz[])
 			AS s(machine, idx, milli, cpu, mem, disk, victim, attempt, until)
 		ON CONFLICT ON CONSTRAINT earmarks_once DO UPDATE
-		SET milli = greatest(e.milli, excluded.milli), cpu_m = greatest(e.cpu_m, excluded.cpu_m), mem_mb = greatest(e.mem_mb, excluded.mem_mb),
-			disk_mb = greatest(e.disk_mb, excluded.disk_mb), victim_attempt = excluded.victim_attempt, expires_at = greatest(e.expires_at, excluded.expires_at)`,
+		SET milli = greatest(e.milli, excluded.milli), cpu_m = greatest(e.cpu_m, excluded.cpu_m),
+			mem_mb = greatest(e.mem_mb, excluded.mem_mb),
+			disk_mb = greatest(e.disk_mb, excluded.disk_mb), victim_attempt = excluded.victim_attempt,
+				expires_at = greatest(e.expires_at, excluded.expires_at)`,
 		pgx.NamedArgs{
-			"for": p.For, "machine": c.machine, "idx": c.idx, "milli": c.milli, "cpu": c.cpu, "mem": c.mem, "disk": c.disk,
+			"for": p.For, "machine": c.machine, "idx": c.idx, "milli": c.milli, "cpu": c.cpu, "mem": c.mem,
+			"disk":   c.disk,
 			"victim": c.victim, "attempt": c.attempt, "until": c.until,
 		})
 	return err

@@ -28,12 +28,14 @@ func holdOutputs(ctx context.Context, tx pgx.Tx) error {
 // last of its outputs.
 func (d *Objects) PruneOutputs(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	const idle = 24 * time.Hour // between an id and its row, and for clocks: jobs that are younger by their ids have not ended so long ago
-	args := pgx.NamedArgs{"retention": retention, "limit": limit, "before": berth.NewJobID(time.Now().Add(idle - retention))}
+	args := pgx.NamedArgs{"retention": retention, "limit": limit,
+		"before": berth.NewJobID(time.Now().Add(idle - retention))}
 	var n int
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		n = 0
 		var alone bool // who waits for others here keeps the leader from renewing its lease
-		if err := tx.QueryRow(ctx, `SELECT pg_try_advisory_xact_lock(`+outputsLock+`)`).Scan(&alone); err != nil || !alone {
+		if err := tx.QueryRow(ctx, `SELECT pg_try_advisory_xact_lock(`+outputsLock+`)`).Scan(&alone); err != nil ||
+			!alone {
 			return err
 		}
 		rows, err := tx.Query(ctx, `
@@ -41,7 +43,8 @@ func (d *Objects) PruneOutputs(ctx context.Context, term Term, retention time.Du
 				SELECT o.job, o.attempt, o.rank, o.name
 				FROM outputs o
 				WHERE o.job < @before::uuid
-				  AND EXISTS (SELECT 1 FROM archived_jobs a WHERE a.id = o.job AND a.finished_at < now() - @retention::interval)
+				  AND EXISTS (SELECT 1 FROM archived_jobs a
+				    WHERE a.id = o.job AND a.finished_at < now() - @retention::interval)
 				  AND NOT EXISTS (
 					SELECT 1
 					FROM job_inputs i

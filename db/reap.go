@@ -162,7 +162,8 @@ func (d *Machines) Overdue(ctx context.Context, s Silence) (due []Overdue, budge
 		FROM silent s
 		CROSS JOIN LATERAL (
 			SELECT count(*) FILTER (WHERE a.state IN ('reserved', 'active')) AS live,
-			       count(*) FILTER (WHERE (a.state IN ('reserved', 'active') OR a.state = 'exited' AND a.sealed_at IS NULL)
+			       count(*) FILTER (WHERE (a.state IN ('reserved', 'active') OR a.state = 'exited'
+			         AND a.sealed_at IS NULL)
 			                          AND s.silence > `+patience+`) AS overdue,
 			       count(*) FILTER (WHERE a.orphaned_at > s.seen_at) AS orphans
 			FROM allocations a
@@ -244,7 +245,8 @@ type overdueRank struct {
 // lockOverdue locks the jobs with members on the machine and those members, and
 // returns the overdue ones and how long the machine has been silent; 0 if it
 // was heard meanwhile.
-func lockOverdue(ctx context.Context, tx pgx.Tx, machine berth.MachineID, s Silence) ([]overdueRank, time.Duration, error) {
+func lockOverdue(ctx context.Context, tx pgx.Tx, machine berth.MachineID,
+	s Silence) ([]overdueRank, time.Duration, error) {
 	args := s.args()
 	args["machine"] = machine
 	_, err := tx.Exec(ctx, `
@@ -306,9 +308,13 @@ func orphan(ctx context.Context, tx pgx.Tx, machine berth.MachineID, ranks []ove
 		return fmt.Errorf("orphan ranks: %w", err)
 	}
 	for i, r := range ranks {
-		kind, detail := wire.EventOrphaned, fmt.Sprintf("rank %d: machine %s fell silent; its capacity stays taken until the machine, its provider or an operator confirms the end", r.Rank, machine)
+		kind, detail := wire.EventOrphaned,
+			fmt.Sprintf("rank %d: machine %s fell silent; its capacity stays taken until the machine, its provider "+
+				"or an operator confirms the end", r.Rank, machine)
 		if r.Exited {
-			kind, detail = wire.EventWarning, fmt.Sprintf("rank %d: machine %s fell silent before its last logs and checkpoints were stored", r.Rank, machine)
+			kind, detail = wire.EventWarning,
+				fmt.Sprintf("rank %d: machine %s fell silent before its last logs and checkpoints were stored",
+					r.Rank, machine)
 		}
 		if err := addEvent(ctx, tx, r.Job, wire.Event{
 			Kind: kind, Attempt: r.Attempt, Actor: "leader",

@@ -48,22 +48,24 @@ func (d *Attempts) KillOverdue(ctx context.Context, term Term, age time.Duration
 		SELECT DISTINCT a.job, a.attempt
 		FROM allocations a
 		JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
-		WHERE a.state IN ('reserved', 'active') AND a.stop_by < clock_timestamp() - @age::interval AND NOT a.orders ? 'kill'
+		WHERE a.state IN ('reserved', 'active') AND a.stop_by < clock_timestamp() - @age::interval
+			AND NOT a.orders ? 'kill'
 		  AND j.state IN ('scheduled', 'running', 'preempting', 'canceling')
 		ORDER BY 1
 		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit})
 	if err != nil {
 		return 0, mapError(err, "ranks past their stop_by")
 	}
-	return d.leaderOrders(ctx, term, refs, "kill, it did not stop in time", func(tx pgx.Tx, job lockedJob) ([]orderedRank, error) {
-		return updateRanks(ctx, tx, `
+	return d.leaderOrders(ctx, term, refs, "kill, it did not stop in time",
+		func(tx pgx.Tx, job lockedJob) ([]orderedRank, error) {
+			return updateRanks(ctx, tx, `
 			UPDATE allocations
 			SET orders = orders || @orders
 			WHERE job = @job AND attempt = @attempt AND state = 'active'
 			  AND stop_by < clock_timestamp() - @age::interval AND NOT orders ? 'kill'
 			RETURNING rank, machine_id`,
-			pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "age": age, "orders": berth.Orders{Kill: true}})
-	})
+				pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "age": age, "orders": berth.Orders{Kill: true}})
+		})
 }
 
 // KillStray ends what lives of attempts that are over: members that a machine may
@@ -76,7 +78,8 @@ func (d *Attempts) KillStray(ctx context.Context, term Term, limit int) (int, er
 		FROM allocations a
 		JOIN jobs j ON j.id = a.job
 		WHERE a.state IN ('reserved', 'active')
-		  AND (j.state IN ('submitted', 'queued', 'retrying', 'succeeded', 'failed', 'canceled') OR a.attempt <> j.attempt)
+		  AND (j.state IN ('submitted', 'queued', 'retrying', 'succeeded', 'failed', 'canceled')
+		    OR a.attempt <> j.attempt)
 		  AND (a.state = 'reserved' OR NOT a.orders ? 'kill')`
 	args := pgx.NamedArgs{"limit": limit, "kill": berth.Orders{Kill: true}, "forget": berth.Orders{Forget: true}}
 	var some bool

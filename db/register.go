@@ -55,9 +55,11 @@ type machineAlloc struct {
 // epoch grows. An agent that restarts on the same boot keeps everything; only
 // the containers that are nobody's present work must go, and the machine takes
 // no work before they are gone.
-func (d *Agents) Register(ctx context.Context, machine berth.MachineID, req wire.RegisterRequest) (wire.RegisterResponse, []berth.JobID, error) {
+func (d *Agents) Register(ctx context.Context, machine berth.MachineID,
+	req wire.RegisterRequest) (wire.RegisterResponse, []berth.JobID, error) {
 	if req.HostBoot == "" || req.AgentBoot == "" {
-		return wire.RegisterResponse{}, nil, berth.Errorf(berth.CodeInvalid, "host_boot and agent_boot must not be empty")
+		return wire.RegisterResponse{}, nil, berth.Errorf(berth.CodeInvalid,
+			"host_boot and agent_boot must not be empty")
 	}
 	if _, err := vouch(ctx, d.core, req.Watermark); err != nil {
 		return wire.RegisterResponse{}, nil, err
@@ -81,7 +83,8 @@ func (d *Agents) Register(ctx context.Context, machine berth.MachineID, req wire
 		return wire.RegisterResponse{}, nil, err
 	}
 	jobs = append(jobs, ended...)
-	answer := wire.RegisterResponse{Epoch: r.epoch, TTLSeconds: int(berth.MachineLeaseTTL.Seconds()), Kill: r.kill, Quarantine: r.unknown, Watermark: r.mark.now()}
+	answer := wire.RegisterResponse{Epoch: r.epoch, TTLSeconds: int(berth.MachineLeaseTTL.Seconds()), Kill: r.kill,
+		Quarantine: r.unknown, Watermark: r.mark.now()}
 	if answer.Cluster, err = clusterID(ctx, d.core); err != nil {
 		return answer, jobs, err
 	}
@@ -153,7 +156,8 @@ func (r *registration) lock(ctx context.Context) error {
 	}
 	r.mark = markRead{}
 	err = r.tx.QueryRow(ctx, `
-		SELECT CASE WHEN state <> 'retired' AND drain_reason IS NOT NULL THEN 'draining' ELSE state END, epoch, host_boot, `+markColumns+`
+		SELECT CASE WHEN state <> 'retired' AND drain_reason IS NOT NULL THEN 'draining' ELSE state END, epoch,
+			host_boot, `+markColumns+`
 		FROM machines m
 		CROSS JOIN cluster c
 		WHERE m.id = @machine
@@ -270,7 +274,8 @@ func (r *registration) judge(ctx context.Context) error {
 		if a.State == berth.AllocOrphaned && !seen[a.ID] {
 			gone = append(gone, a.ID)
 			r.changed[a.Job] = true
-			detail := fmt.Sprintf("rank %d of attempt %d: machine %s is back without its container", a.Rank, a.Attempt, r.machine)
+			detail := fmt.Sprintf("rank %d of attempt %d: machine %s is back without its container", a.Rank,
+				a.Attempt, r.machine)
 			if err := r.event(ctx, &a, wire.EventReleased, detail); err != nil {
 				return err
 			}
@@ -379,7 +384,8 @@ func (r *registration) writeMachine(ctx context.Context) error {
 		        WHEN @cpu < m.cpu_m_used OR @mem < m.mem_mb_used OR @disk < m.disk_mb_used
 		        THEN 'reports less capacity than is in use; the old figures stand until its work has ended'
 		        WHEN @state = 'joining' AND @unknown > 0
-		        THEN 'runs ' || @unknown || ' containers that the database does not know; they are left alone, and no work comes before they end'
+		        THEN 'runs ' || @unknown ||
+		          ' containers that the database does not know; they are left alone, and no work comes before they end'
 		        WHEN @state = 'joining' THEN 'removes containers left over from before'
 		        ELSE '' END,
 		    epoch = @epoch,
@@ -409,8 +415,10 @@ func (r *registration) writeMachine(ctx context.Context) error {
 		pgx.NamedArgs{
 			"machine": r.machine, "state": string(next), "epoch": r.epoch,
 			"host_boot": r.req.HostBoot, "agent_boot": r.req.AgentBoot,
-			"pool": inv.Pool, "labels": nonNil(inv.Labels), "region": inv.Region, "site": inv.Site, "address": inv.Address,
-			"engine": inv.Engine, "version": inv.Version, "declared": inv.Declared, "fence": max(0, inv.Fence.Std().Milliseconds()), "kills": ids(owed), "unknown": len(r.unknown),
+			"pool": inv.Pool, "labels": nonNil(inv.Labels), "region": inv.Region, "site": inv.Site,
+			"address": inv.Address,
+			"engine":  inv.Engine, "version": inv.Version, "declared": inv.Declared,
+			"fence": max(0, inv.Fence.Std().Milliseconds()), "kills": ids(owed), "unknown": len(r.unknown),
 			"network": inv.Network, "port_first": inv.Ports.First, "port_last": inv.Ports.Last,
 			"cpu": inv.Capacity.CPUMilli, "mem": inv.Capacity.MemoryMiB, "disk": inv.Capacity.DiskMiB,
 		})
@@ -425,7 +433,8 @@ func (r *registration) writeLease(ctx context.Context) error {
 		INSERT INTO machine_leases (machine_id, epoch, agent_boot, until)
 		VALUES (@machine, @epoch, @boot, clock_timestamp() + @ttl::interval)
 		ON CONFLICT (machine_id) DO UPDATE
-		SET epoch = excluded.epoch, agent_boot = excluded.agent_boot, until = excluded.until, seen_at = clock_timestamp(), seq = 0`,
+		SET epoch = excluded.epoch, agent_boot = excluded.agent_boot, until = excluded.until,
+			seen_at = clock_timestamp(), seq = 0`,
 		pgx.NamedArgs{"machine": r.machine, "epoch": r.epoch, "boot": r.req.AgentBoot, "ttl": berth.MachineLeaseTTL})
 	return err
 }

@@ -43,11 +43,12 @@ const (
 
 func newRenewals(d *core) *renewals {
 	r := &renewals{done: map[leaseKey]time.Time{}}
-	r.gather = newGather(renewLanes, renewGather, renewTimeout, func(ctx context.Context, keys []leaseKey) (map[leaseKey]bool, error) {
-		got, err := d.renewLeases(ctx, keys)
-		r.note(got)
-		return got, err
-	})
+	r.gather = newGather(renewLanes, renewGather, renewTimeout,
+		func(ctx context.Context, keys []leaseKey) (map[leaseKey]bool, error) {
+			got, err := d.renewLeases(ctx, keys)
+			r.note(got)
+			return got, err
+		})
 	return r
 }
 
@@ -107,7 +108,8 @@ func (d *core) renewLeases(ctx context.Context, keys []leaseKey) (map[leaseKey]b
 	rows, err := d.vital.Query(ctx, `
 		WITH asked AS (
 			SELECT x.n, x.machine_id, x.boot, x.epoch
-			FROM unnest(@machines::text[], @boots::text[], @epochs::bigint[]) WITH ORDINALITY AS x (machine_id, boot, epoch, n)
+			FROM unnest(@machines::text[], @boots::text[], @epochs::bigint[]) WITH ORDINALITY AS x (machine_id,
+				boot, epoch, n)
 		), free AS (
 			SELECT l.machine_id
 			FROM machine_leases l

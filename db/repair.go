@@ -20,7 +20,8 @@ import (
 
 // keepRoom keeps the room of the members of a gang for its repair, for that long.
 func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) error {
-	if len(job.Ranks) < 2 || job.CancelAt != nil || job.Preempted || job.State != berth.Scheduled && job.State != berth.Running {
+	if len(job.Ranks) < 2 || job.CancelAt != nil || job.Preempted ||
+		job.State != berth.Scheduled && job.State != berth.Running {
 		return nil
 	}
 	survivors := job.survivors()
@@ -40,8 +41,10 @@ func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) er
 		return err
 	}
 	_, err = tx.Exec(ctx, `
-		INSERT INTO earmarks AS e (beneficiary, machine_id, gpu_idx, milli, cpu_m, mem_mb, disk_mb, victim, victim_attempt, expires_at)
-		SELECT @job, k.machine_id, k.idx, sum(k.milli), sum(k.cpu_m), sum(k.mem_mb), sum(k.disk_mb), @job, @attempt, now() + @hold::interval
+		INSERT INTO earmarks AS e (beneficiary, machine_id, gpu_idx, milli, cpu_m, mem_mb, disk_mb, victim,
+			victim_attempt, expires_at)
+		SELECT @job, k.machine_id, k.idx, sum(k.milli), sum(k.cpu_m), sum(k.mem_mb), sum(k.disk_mb), @job, @attempt,
+			now() + @hold::interval
 		FROM (
 			SELECT a.machine_id, -1 AS idx, 0 AS milli, a.cpu_m, a.mem_mb, a.disk_mb
 			FROM allocations a

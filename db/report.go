@@ -242,7 +242,8 @@ func (r *reporting) lock(ctx context.Context) error {
 	r.rows = map[berth.AllocationID]*reportedRow{}
 	if len(allocs) > 0 {
 		b.Queue(`
-			SELECT id, job::text, attempt, rank, machine_id, machine_epoch, state, phase, sealed_at IS NOT NULL, exit IS NOT NULL,
+			SELECT id, job::text, attempt, rank, machine_id, machine_epoch, state, phase, sealed_at IS NOT NULL,
+				exit IS NOT NULL,
 			       orders, forgotten_at IS NOT NULL, started_at IS NOT NULL
 			FROM allocations
 			WHERE id IN (
@@ -256,7 +257,8 @@ func (r *reporting) lock(ctx context.Context) error {
 			ORDER BY id
 			FOR NO KEY UPDATE`, pgx.NamedArgs{"allocs": allocs, "prepared": prepared}).Query(func(rows pgx.Rows) error {
 			var a reportedRow
-			_, err := pgx.ForEachRow(rows, []any{&a.ID, &a.Job, &a.Attempt, &a.Rank, &a.Machine, &a.Epoch, &a.State, &a.Phase, &a.Sealed, &a.HasExit,
+			_, err := pgx.ForEachRow(rows, []any{&a.ID, &a.Job, &a.Attempt, &a.Rank, &a.Machine, &a.Epoch, &a.State,
+				&a.Phase, &a.Sealed, &a.HasExit,
 				&a.Orders, &a.Forgotten, &a.Started}, func() error {
 				locked := a
 				r.rows[a.ID] = &locked
@@ -434,7 +436,8 @@ func (r *reporting) applyOne(ctx context.Context, a *reportedRow, p wire.RankRep
 	if phaseOrder[p.Phase] > phaseOrder[a.Phase] && (ended || phaseOrder[p.Phase] < phaseOrder[berth.PhaseExited]) {
 		// An agent that died between the start and its report is followed by one that
 		// reports a running container at once.
-		a.prepared = !ended && phaseOrder[a.Phase] < phaseOrder[berth.PhasePrepared] && phaseOrder[p.Phase] >= phaseOrder[berth.PhasePrepared]
+		a.prepared = !ended && phaseOrder[a.Phase] < phaseOrder[berth.PhasePrepared] &&
+			phaseOrder[p.Phase] >= phaseOrder[berth.PhasePrepared]
 		a.Phase, a.changed = p.Phase, true
 	}
 	if p.Progress != nil {

@@ -28,7 +28,8 @@ func (r *reporting) tell(ctx context.Context, a *reportedRow, p wire.RankReport,
 	}
 	if a.prepared {
 		for _, f := range p.Fetched {
-			if err := r.event(ctx, a, wire.EventFetched, fmt.Sprintf("rank %d on %s: %s", a.Rank, r.machine, f)); err != nil {
+			if err := r.event(ctx, a, wire.EventFetched,
+				fmt.Sprintf("rank %d on %s: %s", a.Rank, r.machine, f)); err != nil {
 				return err
 			}
 		}
@@ -191,5 +192,6 @@ func (r *reporting) warnOf(ctx context.Context, a *reportedRow, about, text stri
 func (r *reporting) release(ctx context.Context, a *reportedRow, why string) error {
 	a.State, a.changed = berth.AllocReleased, true
 	r.freed = true
-	return r.event(ctx, a, wire.EventReleased, fmt.Sprintf("rank %d of attempt %d: machine %s is back and says %s", a.Rank, a.Attempt, r.machine, why))
+	return r.event(ctx, a, wire.EventReleased,
+		fmt.Sprintf("rank %d of attempt %d: machine %s is back and says %s", a.Rank, a.Attempt, r.machine, why))
 }

@@ -23,7 +23,8 @@ func (d *Agents) report(ctx context.Context, machine berth.MachineID, req wire.S
 	if !isUnfit(err) {
 		return all, err
 	}
-	d.log.Error("machine reports refused, storing them one by one", "machine_id", machine, "reports", len(req.Reports), "err", err)
+	d.log.Error("machine reports refused, storing them one by one", "machine_id", machine,
+		"reports", len(req.Reports), "err", err)
 	all = heard{known: true}
 	stored := false
 	for _, part := range parts(req) {
@@ -33,7 +34,8 @@ func (d *Agents) report(ctx context.Context, machine berth.MachineID, req wire.S
 			stored = true
 			all.add(one)
 		case isUnfit(err):
-			all.refused = append(all.refused, wire.Refused{Alloc: concerned(part), Detail: mapError(err, "report").Error()})
+			all.refused = append(all.refused, wire.Refused{Alloc: concerned(part),
+				Detail: mapError(err, "report").Error()})
 		default:
 			return all, err
 		}

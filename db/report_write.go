@@ -71,18 +71,23 @@ func (r *reporting) write(context.Context) error {
 		    exit = coalesce(a.exit || coalesce(x.left_out, '{}')::jsonb, x.exit::jsonb),
 		    progress = coalesce(x.progress::jsonb, a.progress),
 		    claimed_at = CASE WHEN x.state = 'active' THEN coalesce(a.claimed_at, now()) ELSE a.claimed_at END,
-		    started_at = CASE WHEN x.begun OR (x.exit::jsonb) ? 'started_at' THEN coalesce(a.started_at, now()) ELSE a.started_at END,
-		    prepared_at = CASE WHEN x.begun OR x.phase IN ('prepared', 'running') THEN coalesce(a.prepared_at, now()) ELSE a.prepared_at END,
+		    started_at = CASE WHEN x.begun OR (x.exit::jsonb) ? 'started_at' THEN coalesce(a.started_at, now())
+		      ELSE a.started_at END,
+		    prepared_at = CASE WHEN x.begun OR x.phase IN ('prepared', 'running') THEN coalesce(a.prepared_at, now())
+		      ELSE a.prepared_at END,
 		    exited_at = CASE WHEN x.state = 'exited' THEN coalesce(a.exited_at, now()) ELSE a.exited_at END,
-		    sealed_at = CASE WHEN x.state = 'exited' AND x.phase = 'sealed' THEN coalesce(a.sealed_at, now()) ELSE a.sealed_at END,
+		    sealed_at = CASE WHEN x.state = 'exited' AND x.phase = 'sealed' THEN coalesce(a.sealed_at, now())
+		      ELSE a.sealed_at END,
 		    released_at = CASE WHEN x.state = 'released' THEN coalesce(a.released_at, now()) ELSE a.released_at END,
 		    freed_by = CASE WHEN counts(a.state) AND NOT counts(x.state) THEN 'agent' ELSE a.freed_by END,
 		    forgotten_at = CASE WHEN x.forget THEN now() ELSE a.forgotten_at END
-		FROM unnest(@id::bigint[], @state::text[], @phase::text[], @exit::text[], @left_out::text[], @progress::text[], @begun::bool[], @forget::bool[])
+		FROM unnest(@id::bigint[], @state::text[], @phase::text[], @exit::text[], @left_out::text[],
+			@progress::text[], @begun::bool[], @forget::bool[])
 		     AS x (id, state, phase, exit, left_out, progress, begun, forget)
 		WHERE a.id = x.id`,
 		pgx.NamedArgs{
-			"id": id, "state": state, "phase": phase, "exit": exit, "left_out": left, "progress": step, "begun": begun, "forget": forget,
+			"id": id, "state": state, "phase": phase, "exit": exit, "left_out": left, "progress": step,
+			"begun": begun, "forget": forget,
 		})
 	r.writeSteps(steps)
 	return nil
@@ -237,7 +242,8 @@ func (r *reporting) storeDigest(j *reportedJob) {
 	if j.newDigest == "" || j.State.Terminal() {
 		return
 	}
-	r.writes.Queue(`UPDATE jobs SET image_digest = @digest WHERE id = @job`, pgx.NamedArgs{"job": j.ID, "digest": j.newDigest})
+	r.writes.Queue(`UPDATE jobs SET image_digest = @digest
+		WHERE id = @job`, pgx.NamedArgs{"job": j.ID, "digest": j.newDigest})
 }
 
 // all reports whether each member of a job's attempt is so: all of them are locked.
@@ -297,7 +303,8 @@ func (r *reporting) writeMachine(ctx context.Context) error {
 		return nil
 	}
 	// The machine's row is stamped too, so that the feed shows the change.
-	if _, err := r.tx.Exec(ctx, `UPDATE machines SET reason = reason WHERE id = @machine`, pgx.NamedArgs{"machine": r.machine}); err != nil {
+	if _, err := r.tx.Exec(ctx, `UPDATE machines SET reason = reason
+		WHERE id = @machine`, pgx.NamedArgs{"machine": r.machine}); err != nil {
 		return fmt.Errorf("stamp machine: %w", err)
 	}
 	if err := quarantine(ctx, r.tx, r.machine, r.req.GPUs); err != nil {
@@ -309,7 +316,8 @@ func (r *reporting) writeMachine(ctx context.Context) error {
 		FROM (
 			SELECT g.idx, s.healthy, s.reason
 			FROM gpu_devices g
-			JOIN unnest(@uuid::text[], @healthy::bool[], @reason::text[]) AS s (uuid, healthy, reason) ON s.uuid = g.uuid
+			JOIN unnest(@uuid::text[], @healthy::bool[], @reason::text[]) AS s (uuid, healthy, reason)
+				ON s.uuid = g.uuid
 			WHERE g.machine_id = @machine
 			ORDER BY g.idx
 			FOR NO KEY UPDATE OF g

@@ -15,7 +15,8 @@ import (
 // A job that was retried already answers its successor, with created false; a
 // live one is a conflict. An element of an array, or a step, becomes a job of its own, with
 // the variables it had.
-func (d *Jobs) Retry(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) (job wire.Job, created bool, err error) {
+func (d *Jobs) Retry(ctx context.Context, tenant berth.TenantID, id berth.JobID,
+	actor string) (job wire.Job, created bool, err error) {
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		old, err := lockForRetry(ctx, tx, tenant, id)
 		if err != nil {
@@ -35,7 +36,8 @@ func (d *Jobs) Retry(ctx context.Context, tenant berth.TenantID, id berth.JobID,
 		if err := byItself(ctx, tx, &old); err != nil {
 			return err
 		}
-		row, err := newSubmitRow(Submission{Tenant: old.Tenant, Spec: *old.Spec, Actor: actor, RetryOf: &id, Indexes: indexesOf(old)})
+		row, err := newSubmitRow(Submission{Tenant: old.Tenant, Spec: *old.Spec, Actor: actor, RetryOf: &id,
+			Indexes: indexesOf(old)})
 		if err != nil {
 			return err
 		}
@@ -65,7 +67,8 @@ func byItself(ctx context.Context, tx pgx.Tx, old *wire.Job) error {
 }
 
 // retried tells of a retry and returns the new job whole.
-func (d *Jobs) retried(ctx context.Context, tenant berth.TenantID, id berth.JobID, job wire.Job, created bool, err error) (wire.Job, bool, error) {
+func (d *Jobs) retried(ctx context.Context, tenant berth.TenantID, id berth.JobID, job wire.Job, created bool,
+	err error) (wire.Job, bool, error) {
 	if err != nil {
 		return wire.Job{}, false, mapError(err, "retry job "+string(id))
 	}
@@ -99,7 +102,8 @@ func indexesOf(j wire.Job) []int {
 func lockForRetry(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.JobID) (wire.Job, error) {
 	args := pgx.NamedArgs{"id": id, "tenant": string(tenant)}
 	for _, sql := range []string{`
-		SELECT ` + jobDocument + ` || jsonb_build_object(CASE j.kind WHEN 'pipeline' THEN 'pipeline' ELSE 'spec' END, s.spec)
+		SELECT ` + jobDocument + ` || jsonb_build_object(CASE j.kind WHEN 'pipeline' THEN 'pipeline' ELSE 'spec' END,
+			s.spec)
 		FROM jobs j
 		JOIN job_specs s ON s.job = j.id
 		WHERE j.id = @id AND (@tenant = '' OR j.tenant = @tenant)
@@ -121,7 +125,8 @@ func lockForRetry(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id bert
 			continue
 		}
 		if !found[0].Status.Terminal() {
-			return wire.Job{}, berth.Errorf(berth.CodeConflict, "job %s is %s: only a job that has ended can be retried", id, found[0].Status)
+			return wire.Job{}, berth.Errorf(berth.CodeConflict,
+				"job %s is %s: only a job that has ended can be retried", id, found[0].Status)
 		}
 		return found[0], nil
 	}

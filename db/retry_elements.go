@@ -14,7 +14,8 @@ import (
 // become a new array with the same indexes, linked both ways; the old one stays
 // as it is. An array that was retried already answers its successor, with
 // created false.
-func (d *Jobs) RetryFailed(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) (job wire.Job, created bool, err error) {
+func (d *Jobs) RetryFailed(ctx context.Context, tenant berth.TenantID, id berth.JobID,
+	actor string) (job wire.Job, created bool, err error) {
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		old, err := lockForRetry(ctx, tx, tenant, id)
 		if err != nil {
@@ -44,7 +45,8 @@ func (d *Jobs) RetryFailed(ctx context.Context, tenant berth.TenantID, id berth.
 		if err := byItself(ctx, tx, &old); err != nil {
 			return err
 		}
-		row, err := newSubmitRow(Submission{Tenant: old.Tenant, Spec: *old.Spec, Actor: actor, RetryOf: &id, Indexes: indexes})
+		row, err := newSubmitRow(Submission{Tenant: old.Tenant, Spec: *old.Spec, Actor: actor, RetryOf: &id,
+			Indexes: indexes})
 		if err != nil {
 			return err
 		}

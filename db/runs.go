@@ -148,7 +148,8 @@ var (
 				LIMIT %d
 			) x
 			JOIN jobs j ON j.parent = x.id AND j.step = w.step
-			WHERE x.tenant = own.tenant AND x.kind = 'pipeline' AND j.kind = 'job' AND j.state = 'succeeded' AND j.ran_ms > 0
+			WHERE x.tenant = own.tenant AND x.kind = 'pipeline' AND j.kind = 'job' AND j.state = 'succeeded'
+				AND j.ran_ms > 0
 			ORDER BY x.submitted_at DESC, x.id DESC
 			LIMIT %d
 		) r

@@ -51,19 +51,23 @@ func insertSchedule(ctx context.Context, tx pgx.Tx, id berth.ScheduleID, n NewSc
 		return false, fmt.Errorf("marshal schedule: %w", err)
 	}
 	args := pgx.NamedArgs{
-		"id": id, "tenant": n.Tenant, "name": n.Spec.Name, "spec": rawSpec, "paused": paused, "revision": berth.NewSecret()[:16], "actor": n.Actor, "most": spec.MaxSchedules,
+		"id": id, "tenant": n.Tenant, "name": n.Spec.Name, "spec": rawSpec, "paused": paused,
+		"revision": berth.NewSecret()[:16], "actor": n.Actor, "most": spec.MaxSchedules,
 	}
 	// The schedules of a tenant are made one at a time, so that they can be counted.
-	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('schedules/' || @tenant::text, 0))`, args); err != nil {
+	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('schedules/' || @tenant::text, 0))`,
+		args); err != nil {
 		return false, err
 	}
 	var same bool
-	err = tx.QueryRow(ctx, `SELECT spec = @spec::jsonb FROM schedules WHERE tenant = @tenant AND name = @name AND deleted_at IS NULL`, args).Scan(&same)
+	err = tx.QueryRow(ctx, `SELECT spec = @spec::jsonb FROM schedules
+		WHERE tenant = @tenant AND name = @name AND deleted_at IS NULL`, args).Scan(&same)
 	switch {
 	case err == nil && same:
 		return false, nil
 	case err == nil:
-		return false, berth.Errorf(berth.CodeConflict, "there is another schedule %s: delete it first, or take another name", n.Spec.Name)
+		return false, berth.Errorf(berth.CodeConflict,
+			"there is another schedule %s: delete it first, or take another name", n.Spec.Name)
 	case !errors.Is(err, pgx.ErrNoRows):
 		return false, err
 	}
@@ -76,13 +80,16 @@ func insertSchedule(ctx context.Context, tx pgx.Tx, id berth.ScheduleID, n NewSc
 		SELECT @id, @tenant, @name, @spec::jsonb, @paused, @revision, @actor
 		WHERE (SELECT count(*) FROM schedules WHERE tenant = @tenant AND deleted_at IS NULL) < @most`, args)
 	if err == nil && tag.RowsAffected() == 0 {
-		err = &berth.Error{Code: berth.CodeCapacity, Slug: berth.SlugQuota, Message: fmt.Sprintf("tenant %s has %d schedules, as many as a tenant may have", n.Tenant, spec.MaxSchedules)}
+		err = &berth.Error{Code: berth.CodeCapacity, Slug: berth.SlugQuota,
+			Message: fmt.Sprintf("tenant %s has %d schedules, as many as a tenant may have", n.Tenant,
+				spec.MaxSchedules)}
 	}
 	if err != nil || len(uploads) == 0 {
 		return true, err
 	}
 	args["addresses"] = addressesOf(uploads)
-	_, err = tx.Exec(ctx, `INSERT INTO schedule_uploads (schedule, tenant, address) SELECT @id, @tenant, unnest(@addresses::text[])`, args)
+	_, err = tx.Exec(ctx, `INSERT INTO schedule_uploads (schedule, tenant, address) SELECT @id, @tenant,
+		unnest(@addresses::text[])`, args)
 	return true, err
 }
 
@@ -136,7 +143,8 @@ func (d *Schedules) Delete(ctx context.Context, tenant berth.TenantID, name stri
 func (d *Schedules) Pause(ctx context.Context, tenant berth.TenantID, name, note string) error {
 	return d.change(ctx, tenant, name, `
 		UPDATE schedules
-		SET paused = true, note = @note, updated_at = now(), revision = CASE WHEN paused THEN revision ELSE @revision END
+		SET paused = true, note = @note, updated_at = now(),
+			revision = CASE WHEN paused THEN revision ELSE @revision END
 		WHERE tenant = @tenant AND name = @name AND deleted_at IS NULL
 		RETURNING id`, pgx.NamedArgs{"note": note})
 }
@@ -171,7 +179,8 @@ const scheduleColumns = `s.id, s.tenant, s.paused, s.note, s.created_by, s.creat
 
 func scanSchedule(row pgx.CollectableRow) (s wire.Schedule, err error) {
 	var paused bool
-	err = row.Scan(&s.ID, &s.Tenant, &paused, &s.Note, &s.CreatedBy, &s.CreatedAt, &s.UpdatedAt, &s.Pending, &s.Schedule, &s.Fires)
+	err = row.Scan(&s.ID, &s.Tenant, &paused, &s.Note, &s.CreatedBy, &s.CreatedAt, &s.UpdatedAt, &s.Pending,
+		&s.Schedule, &s.Fires)
 	s.Paused = paused // a field of the spec, which is read after it
 	s.CreatedAt, s.UpdatedAt = s.CreatedAt.UTC(), s.UpdatedAt.UTC()
 	return s, err
@@ -218,7 +227,8 @@ func (d *Schedules) List(ctx context.Context, tenant berth.TenantID) ([]wire.Sch
 
 // Get returns a schedule with its last fires.
 func (d *Schedules) Get(ctx context.Context, tenant berth.TenantID, name string, fires int) (wire.Schedule, error) {
-	return d.read(ctx, "schedule "+name, `s.tenant = @tenant AND s.name = @name`, pgx.NamedArgs{"tenant": tenant, "name": name, "fires": fires})
+	return d.read(ctx, "schedule "+name, `s.tenant = @tenant AND s.name = @name`,
+		pgx.NamedArgs{"tenant": tenant, "name": name, "fires": fires})
 }
 
 // GetByID returns a schedule without its fires.

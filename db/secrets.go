@@ -38,7 +38,8 @@ func (d *Secrets) Set(
 			ON CONFLICT (tenant, name) DO UPDATE
 			SET key_id = @key, sealed = @sealed, version = secrets.version + 1, updated_at = now()
 			RETURNING version, created_at, updated_at`,
-			pgx.NamedArgs{"tenant": s.Tenant, "name": s.Name, "key": s.Key, "sealed": s.Sealed}).Scan(&version, &out.CreatedAt, &out.UpdatedAt)
+			pgx.NamedArgs{"tenant": s.Tenant, "name": s.Name, "key": s.Key, "sealed": s.Sealed}).Scan(&version,
+			&out.CreatedAt, &out.UpdatedAt)
 		if err != nil {
 			return err
 		}
@@ -53,7 +54,8 @@ func (d *Secrets) Set(
 }
 
 // List lists a tenant's secrets, by name.
-func (d *Secrets) List(ctx context.Context, tenant berth.TenantID, p Paging) (list []wire.Secret, next string, err error) {
+func (d *Secrets) List(ctx context.Context, tenant berth.TenantID,
+	p Paging) (list []wire.Secret, next string, err error) {
 	var name string
 	if _, err := p.after(&name); err != nil {
 		return nil, "", err
@@ -76,7 +78,8 @@ func (d *Secrets) List(ctx context.Context, tenant berth.TenantID, p Paging) (li
 
 // Delete removes a secret. Jobs that name it and have not begun will fail.
 func (d *Secrets) Delete(ctx context.Context, tenant berth.TenantID, name string) error {
-	tag, err := d.pool.Exec(ctx, `DELETE FROM secrets WHERE tenant = @tenant AND name = @name`, pgx.NamedArgs{"tenant": tenant, "name": name})
+	tag, err := d.pool.Exec(ctx, `DELETE FROM secrets WHERE tenant = @tenant AND name = @name`,
+		pgx.NamedArgs{"tenant": tenant, "name": name})
 	if err == nil && tag.RowsAffected() == 0 {
 		err = pgx.ErrNoRows
 	}
@@ -87,7 +90,8 @@ const sealedSecret = `SELECT tenant, name, key_id, sealed, version FROM secrets`
 
 // Sealed returns those of a tenant's secrets that exist, of the names.
 func (d *Secrets) Sealed(ctx context.Context, tenant berth.TenantID, names []string) ([]SealedSecret, error) {
-	rows, err := d.pool.Query(ctx, sealedSecret+` WHERE tenant = @tenant AND name = ANY(@names)`, pgx.NamedArgs{"tenant": tenant, "names": names})
+	rows, err := d.pool.Query(ctx, sealedSecret+` WHERE tenant = @tenant AND name = ANY(@names)`,
+		pgx.NamedArgs{"tenant": tenant, "names": names})
 	if err != nil {
 		return nil, mapError(err, "secrets")
 	}
@@ -116,7 +120,8 @@ func (d *Secrets) Reseal(ctx context.Context, old, sealed SealedSecret) error {
 		UPDATE secrets
 		SET key_id = @key, sealed = @sealed
 		WHERE tenant = @tenant AND name = @name AND version = @version AND key_id = @old`,
-		pgx.NamedArgs{"tenant": old.Tenant, "name": old.Name, "version": old.Version, "old": old.Key, "key": sealed.Key, "sealed": sealed.Sealed})
+		pgx.NamedArgs{"tenant": old.Tenant, "name": old.Name, "version": old.Version, "old": old.Key,
+			"key": sealed.Key, "sealed": sealed.Sealed})
 	return mapError(err, "secret "+old.Name)
 }
 
@@ -139,7 +144,9 @@ func checkSecrets(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, n needs
 	unknown := func(field, name string) {
 		if name != "" && !slices.Contains(found, name) {
 			e.Message = "there is no secret " + name
-			e.Fields = append(e.Fields, berth.FieldError{Field: field, Detail: fmt.Sprintf("there is no secret %s", name), Allowed: "a secret of your tenant; berth secret set " + name + " makes it"})
+			e.Fields = append(e.Fields, berth.FieldError{Field: field,
+				Detail:  fmt.Sprintf("there is no secret %s", name),
+				Allowed: "a secret of your tenant; berth secret set " + name + " makes it"})
 		}
 	}
 	for i, name := range n.secrets {

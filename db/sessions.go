@@ -131,7 +131,8 @@ func (d *core) readSessions(ctx context.Context, machines []berth.MachineID) (ma
 	// of each, found by index.
 	rows, err := d.pool.Query(ctx, `
 		SELECT m.id, m.state, m.epoch, m.agent_boot, m.engine_silent_since IS NOT NULL, `+markColumns+`,
-		       s.id, coalesce(s.job::text, ''), coalesce(s.attempt, 0), coalesce(s.rank, 0), coalesce(s.state, ''), s.orders,
+		       s.id, coalesce(s.job::text, ''), coalesce(s.attempt, 0), coalesce(s.rank, 0),
+		         coalesce(s.state, ''), s.orders,
 		       coalesce(s.run_limit_ms, 0)
 		FROM unnest(@machines::text[]) AS x (id)
 		JOIN machines m ON m.id = x.id
@@ -156,23 +157,25 @@ func (d *core) readSessions(ctx context.Context, machines []berth.MachineID) (ma
 	var orders *berth.Orders
 	var limit int64
 	dest := append([]any{&machine, &m.state, &m.epoch, &m.agentBoot, &m.engineSilent}, m.mark.dest()...)
-	_, err = pgx.ForEachRow(rows, append(dest, &id, &a.Job, &a.Attempt, &a.Rank, &a.State, &orders, &limit), func() error {
-		s := got[machine]
-		if s == nil {
-			s = &session{state: m.state, epoch: m.epoch, agentBoot: m.agentBoot, engineSilent: m.engineSilent, mark: m.mark}
-			got[machine] = s
-		}
-		if id != nil {
-			a.Alloc, a.Orders = berth.AllocationID(*id), berth.Orders{}
-			if orders != nil {
-				a.Orders = *orders
+	_, err = pgx.ForEachRow(rows, append(dest, &id, &a.Job, &a.Attempt, &a.Rank, &a.State, &orders, &limit),
+		func() error {
+			s := got[machine]
+			if s == nil {
+				s = &session{state: m.state, epoch: m.epoch, agentBoot: m.agentBoot,
+					engineSilent: m.engineSilent, mark: m.mark}
+				got[machine] = s
 			}
-			a.RunLimit = spec.Duration(time.Duration(limit) * time.Millisecond)
-			s.assignments = append(s.assignments, a)
-		}
-		orders = nil
-		return nil
-	})
+			if id != nil {
+				a.Alloc, a.Orders = berth.AllocationID(*id), berth.Orders{}
+				if orders != nil {
+					a.Orders = *orders
+				}
+				a.RunLimit = spec.Duration(time.Duration(limit) * time.Millisecond)
+				s.assignments = append(s.assignments, a)
+			}
+			orders = nil
+			return nil
+		})
 	return got, err
 }
 

@@ -43,7 +43,8 @@ func (d *Attempts) Settle(ctx context.Context, id berth.JobID, attempt int) (wir
 			result.Next = *job.AttemptNext
 			return nil
 		case attempt != job.Attempt || !job.State.HoldsCapacity():
-			return berth.Errorf(berth.CodeInvalid, "job %s is %s in attempt %d: attempt %d cannot be settled", id, job.State, job.Attempt, attempt)
+			return berth.Errorf(berth.CodeInvalid, "job %s is %s in attempt %d: attempt %d cannot be settled", id,
+				job.State, job.Attempt, attempt)
 		case !job.ready():
 			result.NotReady = true
 			hints, err = giveUpGang(ctx, tx, job)
@@ -116,7 +117,8 @@ func giveUpGang(ctx context.Context, tx pgx.Tx, job lockedJob) (touched, error) 
 		SET state = 'released', released_at = now(), sealed_at = now(), orders = orders || @orders
 		WHERE job = @job AND attempt = @attempt AND state = 'reserved' AND reserved_at <= now() - @limit::interval
 		RETURNING rank, machine_id`,
-		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "limit": UnclaimedAfter, "orders": berth.Orders{Forget: true}})
+		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "limit": UnclaimedAfter,
+			"orders": berth.Orders{Forget: true}})
 	if err != nil {
 		return touched{}, err
 	}
@@ -147,7 +149,8 @@ func (j lockedJob) evidence() failure.AttemptEvidence {
 			e.DrainedBy = r.Drain
 		}
 		e.Ranks = append(e.Ranks, failure.RankEvidence{
-			Rank: r.Rank, Machine: r.Machine, Orphaned: r.Orphaned, Claimed: r.Claimed, Suspect: r.Suspect, CutOff: r.CutOff, Exit: r.Exit,
+			Rank: r.Rank, Machine: r.Machine, Orphaned: r.Orphaned, Claimed: r.Claimed, Suspect: r.Suspect,
+			CutOff: r.CutOff, Exit: r.Exit,
 		})
 	}
 	return e
@@ -200,7 +203,8 @@ func settle(ctx context.Context, tx pgx.Tx, job lockedJob, v failure.Verdict) (t
 		UPDATE attempts
 		SET ended_at = now(), outcome = @reason, next_state = @next, exit_code = @exit_code, blamed = @blamed,
 			last_step = greatest(last_step, @last_step::bigint), budget = @budget,
-			swept_at = CASE WHEN (SELECT s.spec ? 'checkpoint' FROM job_specs s WHERE s.job = @job) THEN NULL ELSE now() END
+			swept_at = CASE WHEN (SELECT s.spec ? 'checkpoint' FROM job_specs s
+				WHERE s.job = @job) THEN NULL ELSE now() END
 		WHERE job = @job AND attempt = @attempt`, args)
 	batch.Queue(`
 		UPDATE allocations
@@ -233,7 +237,8 @@ const attemptRan = `coalesce((
 				CROSS JOIN (
 					SELECT max(greatest(least(x.ran, now() - x.reserved_at), '0')) AS ran
 					FROM (
-						SELECT (a.exit ->> 'finished_at')::timestamptz - (a.exit ->> 'started_at')::timestamptz AS ran, a.reserved_at
+						SELECT (a.exit ->> 'finished_at')::timestamptz -
+							(a.exit ->> 'started_at')::timestamptz AS ran, a.reserved_at
 						FROM allocations a
 						WHERE a.job = @job AND a.attempt = @attempt
 					) x
@@ -243,7 +248,8 @@ const attemptRan = `coalesce((
 
 func verdictArgs(job lockedJob, v failure.Verdict) pgx.NamedArgs {
 	args := pgx.NamedArgs{
-		"job": job.ID, "attempt": job.Attempt, "next": v.Next, "reason": job.reasonFor(v), "exit_code": v.ExitCode, "blamed": v.Machine,
+		"job": job.ID, "attempt": job.Attempt, "next": v.Next, "reason": job.reasonFor(v), "exit_code": v.ExitCode,
+		"blamed":      v.Machine,
 		"dead_letter": v.DeadLetter, "failures": 0, "losses": 0, "preemptions": 0,
 		"delay": v.Delay, "avoid": job.avoid(v.Avoid), "class": job.Class, "grown": v.GrowMemory,
 		"last_step": job.lastStep(), "budget": v.Budget, "orders": berth.Orders{Forget: true},

@@ -21,7 +21,8 @@ type Patience struct {
 }
 
 func (p Patience) args() pgx.NamedArgs {
-	return pgx.NamedArgs{"prepare": p.Prepare, "obey": p.Obey, "seal": p.Seal, "barrier": p.Barrier, "kill": berth.Orders{Kill: true}}
+	return pgx.NamedArgs{"prepare": p.Prepare, "obey": p.Obey, "seal": p.Seal, "barrier": p.Barrier,
+		"kill": berth.Orders{Kill: true}}
 }
 
 // unprepared are members a that were claimed and are not ready to start.
@@ -163,9 +164,13 @@ func giveUp(ctx context.Context, tx pgx.Tx, ranks []stuckRank, p Patience) ([]be
 	}
 	var jobs []berth.JobID
 	for _, r := range ranks {
-		kind, detail := wire.EventOrphaned, fmt.Sprintf("rank %d: machine %s neither prepared it within %s nor ended it on order; its capacity stays taken until that is confirmed", r.Rank, r.Machine, p.Prepare)
+		kind, detail := wire.EventOrphaned,
+			fmt.Sprintf("rank %d: machine %s neither prepared it within %s nor ended it on order; its capacity "+
+				"stays taken until that is confirmed", r.Rank, r.Machine, p.Prepare)
 		if r.Exited {
-			kind, detail = wire.EventWarning, fmt.Sprintf("rank %d: its last logs and checkpoints were not stored within %s after its end", r.Rank, p.Seal)
+			kind, detail = wire.EventWarning,
+				fmt.Sprintf("rank %d: its last logs and checkpoints were not stored within %s after its end",
+					r.Rank, p.Seal)
 		}
 		if err := addEvent(ctx, tx, r.Job, wire.Event{
 			Kind: kind, Attempt: r.Attempt, Actor: "leader",

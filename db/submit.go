@@ -62,7 +62,8 @@ func (d *Jobs) Submit(ctx context.Context, s Submission) (job wire.Job, created 
 			return wire.Job{}, false, refused
 		}
 	}
-	return wire.Job{}, false, berth.Errorf(berth.CodeUnavailable, "idempotency key %q is changing hands; try again", s.IdemKey)
+	return wire.Job{}, false, berth.Errorf(berth.CodeUnavailable, "idempotency key %q is changing hands; try again",
+		s.IdemKey)
 }
 
 // submitRow is a submission in the form of its rows.
@@ -114,7 +115,8 @@ func newSubmitRow(s Submission) (submitRow, error) {
 		"data":         dataOf(s.Tenant, s.Spec),
 	}
 	if a := s.Spec.Array; a != nil {
-		args["kind"], args["total"], args["parallel"], args["max_failures"] = berth.KindArray, a.Count(), a.Parallel, a.MaxFailures
+		args["kind"], args["total"], args["parallel"], args["max_failures"] = berth.KindArray, a.Count(),
+			a.Parallel, a.MaxFailures
 		args["queue_ms"] = 0 // counts for each element, from when it is made
 		if s.Indexes != nil {
 			args["total"] = len(s.Indexes)
@@ -178,15 +180,20 @@ func (r submitRow) queue(batch *pgx.Batch) {
 			VALUES (@class, @request)
 			ON CONFLICT DO NOTHING
 		), t AS (
-			SELECT stalled_ms + coalesce(extract(epoch FROM now() - stalled_since) * 1000, 0)::bigint AS stalled_ms, max_queued
+			SELECT stalled_ms + coalesce(extract(epoch FROM now() - stalled_since) * 1000, 0)::bigint AS stalled_ms,
+				max_queued
 			FROM tenants
 			WHERE id = @tenant
 		), j AS (
-			INSERT INTO jobs (id, tenant, kind, total, expanded, parallel, max_failures, indexes, parent, step, blocked, notify, data, name, class, priority, preemptible, queue_deadline,
+			INSERT INTO jobs (id, tenant, kind, total, expanded, parallel, max_failures, indexes, parent, step,
+				blocked, notify, data, name, class, priority, preemptible, queue_deadline,
 				run_limit_ms, grace_ms, mode, lost_after_ms, labels, actor, retry_of, idem_key, idem_hash, stalled_ms)
-			SELECT @id, @tenant, @kind, @total::int, @expanded, @parallel, @max_failures::int, @indexes::int[], @parent::uuid, @step, @blocked, @notify::text[], @data::bigint[], @name, @class, @priority, @preemptible,
+			SELECT @id, @tenant, @kind, @total::int, @expanded, @parallel, @max_failures::int, @indexes::int[],
+				@parent::uuid, @step, @blocked, @notify::text[], @data::bigint[], @name, @class,
+					@priority, @preemptible,
 				now() + nullif(@queue_ms::bigint, 0) * interval '1 millisecond',
-				@run_limit_ms, @grace_ms, @mode, @lost_ms, @labels, @actor, @retry_of::uuid, @idem_key, @idem_hash::bytea,
+				@run_limit_ms, @grace_ms, @mode, @lost_ms, @labels, @actor, @retry_of::uuid, @idem_key,
+					@idem_hash::bytea,
 				coalesce((SELECT stalled_ms FROM t), 0)
 			WHERE @uncounted OR NOT EXISTS (SELECT 1 FROM t WHERE max_queued <= (
 				SELECT count(*)
@@ -216,7 +223,8 @@ func (r submitRow) scanInsert(results pgx.BatchResults) (wire.Job, error) {
 	if errors.Is(err, pgx.ErrNoRows) && most != nil {
 		return wire.Job{}, &berth.Error{
 			Code: berth.CodeCapacity, Slug: berth.SlugQuota,
-			Message: fmt.Sprintf("tenant %s has %d jobs that wait, as many as its quota allows (max_queued)", r.args["tenant"], *most),
+			Message: fmt.Sprintf("tenant %s has %d jobs that wait, as many as its quota allows (max_queued)",
+				r.args["tenant"], *most),
 		}
 	}
 	return job, mapError(err, "idempotency key")

@@ -26,7 +26,8 @@ func (l SubmitLimit) burst() float64 { return max(1, l.Rate*submitBurst.Seconds(
 // TakeSubmits takes up to most submits from what all of these limits have left, for
 // all replicas together. granted is 0 if one limit has none left; then wait is
 // after what time it may have one.
-func (d *Tenants) TakeSubmits(ctx context.Context, limits []SubmitLimit, most int) (granted int, wait time.Duration, err error) {
+func (d *Tenants) TakeSubmits(ctx context.Context, limits []SubmitLimit,
+	most int) (granted int, wait time.Duration, err error) {
 	limits = slices.Clone(limits)
 	slices.SortFunc(limits, func(a, b SubmitLimit) int { return cmp.Compare(a.Tenant, b.Tenant) })
 	var ids []string

@@ -31,7 +31,8 @@ type session struct {
 }
 
 // current is check, and refuses a machine that is ahead of the database.
-func (s *session) current(ctx context.Context, d *core, machine berth.MachineID, boot string, epoch int64, seen wire.StoredWatermark) error {
+func (s *session) current(ctx context.Context, d *core, machine berth.MachineID, boot string, epoch int64,
+	seen wire.StoredWatermark) error {
 	if !s.mark.covers(seen) {
 		if restored, err := vouch(ctx, d, seen); err != nil {
 			return err
@@ -121,7 +122,8 @@ func (s *session) digest() string {
 // ignored, and answered like any other. The answer to a brief one holds only what
 // its reports came to; the set, which may be long, is read for polls only.
 func (d *Agents) Sync(ctx context.Context, machine berth.MachineID, req wire.SyncRequest) (wire.SyncResponse, error) {
-	c := syncCall{Agents: d, machine: machine, req: req, wait: min(time.Duration(req.WaitMS)*time.Millisecond, berth.SyncWait)}
+	c := syncCall{Agents: d, machine: machine, req: req,
+		wait: min(time.Duration(req.WaitMS)*time.Millisecond, berth.SyncWait)}
 	c.renewal = d.renewals.begin(leaseKey{machine, req.AgentBoot, req.Epoch})
 	if c.reports() {
 		if err := c.report(ctx); err != nil {
@@ -158,7 +160,8 @@ func (c *syncCall) report(ctx context.Context) (err error) {
 	defer cancel()
 	c.said, err = c.Agents.report(ctx, c.machine, c.req)
 	if err != nil && ctx.Err() != nil {
-		return berth.Errorf(berth.CodeUnavailable, "reports of machine %s: the database did not store them within %s", c.machine, reportTimeout)
+		return berth.Errorf(berth.CodeUnavailable, "reports of machine %s: the database did not store them within %s",
+			c.machine, reportTimeout)
 	}
 	return mapError(err, "reports of machine "+string(c.machine))
 }

@@ -38,7 +38,8 @@ func usageOf(charges string) string {
 	return `
 		n AS MATERIALIZED (SELECT clock_timestamp() AS at),
 		p AS MATERIALIZED (
-			SELECT t.id, CASE WHEN t.budget_since IS NOT NULL THEN period_of(t.budget_since, t.budget_period_ms, n.at) END AS period
+			SELECT t.id, CASE WHEN t.budget_since IS NOT NULL THEN period_of(t.budget_since, t.budget_period_ms,
+				n.at) END AS period
 			FROM tenants t
 			CROSS JOIN n
 		), u AS MATERIALIZED (
@@ -55,7 +56,8 @@ func usageOf(charges string) string {
 						ELSE decayed_seconds(c.from_at, c.to_at, n.at, @half_life::interval)
 					END AS seconds,
 					CASE WHEN c.entry_ms = 0 AND p.period IS NOT NULL
-						THEN greatest(0, extract(epoch FROM c.to_at - greatest(c.from_at, p.period)))::double precision ELSE 0 END AS spent
+						THEN greatest(0, extract(epoch FROM c.to_at - greatest(c.from_at, p.period)))::double
+							precision ELSE 0 END AS spent
 			) w
 			GROUP BY c.tenant
 		)`
@@ -63,7 +65,8 @@ func usageOf(charges string) string {
 
 // usedNow is what a column of tenant t's row is worth at n.at.
 func usedNow(column string) string {
-	return `CASE WHEN @half_life::interval > '0' THEN decayed(t.` + column + `, t.used_at, n.at, @half_life::interval) ELSE 0 END`
+	return `CASE WHEN @half_life::interval > '0' THEN decayed(t.` + column +
+		`, t.used_at, n.at, @half_life::interval) ELSE 0 END`
 }
 
 // readTenants reads all tenants by id, without what still runs.
@@ -138,7 +141,8 @@ func scanTenant(row pgx.CollectableRow) (t TenantRow, err error) {
 		q.Limit = &limit
 	}
 	if hours != nil && periodMS != nil {
-		q.Budget = &spec.GPUBudget{GPUHours: *hours, Period: spec.Duration(time.Duration(*periodMS) * time.Millisecond), Since: period}
+		q.Budget = &spec.GPUBudget{GPUHours: *hours,
+			Period: spec.Duration(time.Duration(*periodMS) * time.Millisecond), Since: period}
 	}
 	t.Stalled = time.Duration(stalledMS) * time.Millisecond
 	return t, err
@@ -232,7 +236,8 @@ func addHoldings(ctx context.Context, tx pgx.Tx, byID map[berth.TenantID]*Tenant
 			JOIN jobs j ON j.id = alloc.job
 			WHERE alloc.forgotten_at IS NULL AND alloc.state IN ('reserved', 'active', 'orphaned')
 		), `+usageOf("held")+`
-		SELECT h.tenant, sum(h.cpu_m)::bigint, sum(h.mem_mb)::bigint, sum(h.gpu_milli)::bigint, u.cpu_s, u.gpu_s, u.spent_s
+		SELECT h.tenant, sum(h.cpu_m)::bigint, sum(h.mem_mb)::bigint, sum(h.gpu_milli)::bigint, u.cpu_s,
+			u.gpu_s, u.spent_s
 		FROM held h
 		JOIN u ON u.tenant = h.tenant
 		GROUP BY h.tenant, u.cpu_s, u.gpu_s, u.spent_s`, args)
@@ -242,12 +247,15 @@ func addHoldings(ctx context.Context, tx pgx.Tx, byID map[berth.TenantID]*Tenant
 	var id berth.TenantID
 	var held berth.Capacity
 	var cpu, gpu, spent float64
-	_, err = pgx.ForEachRow(rows, []any{&id, &held.CPUMilli, &held.MemoryMiB, &held.GPUMilli, &cpu, &gpu, &spent}, func() error {
-		if t := byID[id]; t != nil {
-			*t.Use.Holding.CPUs, *t.Use.Holding.Memory, *t.Use.Holding.GPUs = spec.MilliCPU(held.CPUMilli), spec.MiB(held.MemoryMiB), spec.MilliGPU(held.GPUMilli)
-			t.Use.CPUHours, t.Use.GPUHours, t.Use.SpentGPUs = t.Use.CPUHours+cpu/3600, t.Use.GPUHours+gpu/3600, t.Use.SpentGPUs+spent/3600
-		}
-		return nil
-	})
+	_, err = pgx.ForEachRow(rows, []any{&id, &held.CPUMilli, &held.MemoryMiB, &held.GPUMilli, &cpu, &gpu, &spent},
+		func() error {
+			if t := byID[id]; t != nil {
+				*t.Use.Holding.CPUs, *t.Use.Holding.Memory, *t.Use.Holding.GPUs = spec.MilliCPU(held.CPUMilli),
+					spec.MiB(held.MemoryMiB), spec.MilliGPU(held.GPUMilli)
+				t.Use.CPUHours, t.Use.GPUHours, t.Use.SpentGPUs = t.Use.CPUHours+cpu/3600, t.Use.GPUHours+gpu/3600,
+					t.Use.SpentGPUs+spent/3600
+			}
+			return nil
+		})
 	return err
 }

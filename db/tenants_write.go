@@ -26,11 +26,13 @@ func refuseFormer(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	var left bool
 	if err := tx.QueryRow(ctx, `
 		SELECT EXISTS (SELECT 1 FROM archived_jobs WHERE tenant = @tenant AND parent IS NULL)
-			OR EXISTS (SELECT 1 FROM jobs WHERE tenant = @tenant AND parent IS NULL)`, pgx.NamedArgs{"tenant": id}).Scan(&left); err != nil {
+			OR EXISTS (SELECT 1 FROM jobs WHERE tenant = @tenant AND parent IS NULL)`,
+		pgx.NamedArgs{"tenant": id}).Scan(&left); err != nil {
 		return err
 	}
 	if left {
-		return berth.Errorf(berth.CodeConflict, "a tenant %s was deleted, and its jobs are still on record: choose another id", id)
+		return berth.Errorf(berth.CodeConflict,
+			"a tenant %s was deleted, and its jobs are still on record: choose another id", id)
 	}
 	return nil
 }
@@ -192,15 +194,19 @@ func deleteTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	var left bool
 	err = tx.QueryRow(ctx, `
 		SELECT (SELECT count(*) FROM jobs WHERE tenant = @id),
-			(SELECT count(*) FROM tokens WHERE tenant = @id AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())),
+			(SELECT count(*) FROM tokens WHERE tenant = @id AND revoked_at IS NULL
+				AND (expires_at IS NULL OR expires_at > now())),
 			(SELECT count(*) FROM tenants WHERE parent = @id),
 			(SELECT count(*) FROM schedules WHERE tenant = @id AND deleted_at IS NULL),
-			EXISTS (SELECT 1 FROM secrets WHERE tenant = @id) OR EXISTS (SELECT 1 FROM uploads WHERE tenant = @id)`, args).Scan(&jobs, &tokens, &below, &schedules, &left)
+			EXISTS (SELECT 1 FROM secrets WHERE tenant = @id) OR EXISTS (SELECT 1 FROM uploads WHERE tenant = @id)`,
+		args).Scan(&jobs, &tokens, &below, &schedules, &left)
 	if err != nil {
 		return err
 	}
 	if jobs+tokens+below+schedules > 0 {
-		return berth.Errorf(berth.CodeConflict, "tenant %s is in use: %d jobs that are not archived, %d tokens that are good, %d tenants below it, %d schedules", id, jobs, tokens, below, schedules)
+		return berth.Errorf(berth.CodeConflict,
+			"tenant %s is in use: %d jobs that are not archived, %d tokens that are good, %d tenants below it, %d "+
+				"schedules", id, jobs, tokens, below, schedules)
 	}
 	if left {
 		return errStoredMeanwhile
@@ -229,8 +235,9 @@ func (d *Tenants) SetQuota(ctx context.Context, q spec.Quota, keep ...string) er
 		q.Borrow = spec.BorrowAny
 	}
 	args := pgx.NamedArgs{
-		"id": q.Tenant, "version": q.Version, "borrow": q.Borrow, "max_running": q.MaxRunning, "max_queued": q.MaxQueued,
-		"hours": nil, "period_ms": nil,
+		"id": q.Tenant, "version": q.Version, "borrow": q.Borrow, "max_running": q.MaxRunning,
+		"max_queued": q.MaxQueued,
+		"hours":      nil, "period_ms": nil,
 	}
 	later := q.Later()
 	later["storage"] = storageDocument(q.Storage)
@@ -249,11 +256,13 @@ func (d *Tenants) SetQuota(ctx context.Context, q spec.Quota, keep ...string) er
 			return err
 		}
 		if q.Version != 0 && q.Version != version {
-			return berth.Errorf(berth.CodeConflict, "the quota of tenant %s is at version %d, not %d: it was changed meanwhile; read it again", q.Tenant, version, q.Version)
+			return berth.Errorf(berth.CodeConflict, "the quota of tenant %s is at version %d, not %d: it was "+
+				"changed meanwhile; read it again", q.Tenant, version, q.Version)
 		}
 		_, err = tx.Exec(ctx, `
 			UPDATE tenants
-			SET guarantee_cpu_m = @guarantee_cpus, guarantee_mem_mb = @guarantee_memory, guarantee_gpu_milli = @guarantee_gpus,
+			SET guarantee_cpu_m = @guarantee_cpus, guarantee_mem_mb = @guarantee_memory,
+				guarantee_gpu_milli = @guarantee_gpus,
 				limit_cpu_m = @limit_cpus, limit_mem_mb = @limit_memory, limit_gpu_milli = @limit_gpus,
 				borrow = @borrow, max_running = @max_running, max_queued = @max_queued,
 				`+setLaterSettings+`budget_gpu_hours = @hours, budget_period_ms = @period_ms,

@@ -190,7 +190,8 @@ func (d *Tokens) Create(ctx context.Context, n spec.NewToken) (t wire.Token, err
 			INSERT INTO tokens (id, tenant, name, role, sha256, expires_at)
 			VALUES (@id, @tenant, @name, @role, @sha256, now() + nullif(@ttl_ms::bigint, 0) * interval '1 millisecond')
 			RETURNING `+tokenDocument,
-			pgx.NamedArgs{"id": id, "tenant": n.Tenant, "name": n.Name, "role": n.Role, "sha256": sum, "ttl_ms": n.TTL.Std().Milliseconds()}).Scan(&t)
+			pgx.NamedArgs{"id": id, "tenant": n.Tenant, "name": n.Name, "role": n.Role, "sha256": sum,
+				"ttl_ms": n.TTL.Std().Milliseconds()}).Scan(&t)
 	})
 	if err != nil {
 		return wire.Token{}, mapError(err, "token")
@@ -265,7 +266,8 @@ func (d *Tokens) Prune(ctx context.Context, term Term, retention time.Duration, 
 				FROM join_tokens t
 				WHERE least(used_at, expires_at) < now() - @retention::interval
 				  AND NOT EXISTS (SELECT 1 FROM machines m WHERE m.id = t.used_by AND m.state <> 'retired'
-				      AND NOT EXISTS (SELECT 1 FROM join_tokens n WHERE n.used_by = t.used_by AND n.used_at > t.used_at))
+				      AND NOT EXISTS (SELECT 1 FROM join_tokens n
+				        WHERE n.used_by = t.used_by AND n.used_at > t.used_at))
 				ORDER BY least(used_at, expires_at)
 				LIMIT @limit)`,
 		} {

@@ -84,7 +84,8 @@ func (e ending) publish(h *Hub) {
 // or an array in it that has not begun ends with what it holds; one that lives is
 // canceling from now on, and its reconciliation cancels the rest. So nothing inside is
 // placed after the commit. A repetition cancels the jobs that are left.
-func cancelBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string, reason *berth.Reason) (e ending, err error) {
+func cancelBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string,
+	reason *berth.Reason) (e ending, err error) {
 	inner, pipelines, err := innerParents(ctx, tx, id)
 	if err != nil {
 		return e, err
@@ -106,7 +107,8 @@ func cancelBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string, r
 	// all in one that is submitted has ended by now.
 	rows, err := tx.Query(ctx, `
 		UPDATE jobs
-		SET state = CASE state WHEN 'submitted' THEN 'canceled' ELSE 'canceling' END, version = version + 1, actor = @actor, reason = @reason,
+		SET state = CASE state WHEN 'submitted' THEN 'canceled' ELSE 'canceling' END, version = version + 1,
+			actor = @actor, reason = @reason,
 			cancel_requested_at = coalesce(cancel_requested_at, now())
 		WHERE id = ANY(@ids::uuid[]) AND state IN ('submitted', 'queued', 'running')
 		RETURNING id::text, state`, pgx.NamedArgs{"ids": inner, "actor": actor, "reason": reason})
@@ -204,7 +206,9 @@ func heldAround(ctx context.Context, tx pgx.Tx, id berth.JobID) error {
 	case err != nil:
 		return err
 	}
-	return berth.Errorf(berth.CodeConflict, "job %s is held with %s %s (%s), which it is in: release that, and all in it is released", id, kind, name, around)
+	return berth.Errorf(berth.CodeConflict,
+		"job %s is held with %s %s (%s), which it is in: release that, and all in it is released", id,
+		kind, name, around)
 }
 
 // reconcileInside reconciles the parents inside a pipeline that have not ended, the inner ones

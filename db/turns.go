@@ -42,11 +42,13 @@ func newTurns(conns int) *turns {
 	s.Work = max(1, conns-s.Reads)
 	s.LeastWork = (s.Work + 1) / 2
 	limiter := func(name string, least, n int) *overload.Limiter {
-		return overload.New(overload.Options{Name: name, Min: least, First: n, Max: n, Tolerance: slowHold, Queue: allWait})
+		return overload.New(overload.Options{Name: name, Min: least, First: n, Max: n, Tolerance: slowHold,
+			Queue: allWait})
 	}
 	// Reads do not give way: reads of one tenant that wait for a lock look like a slow
 	// database, and would take connections from the other tenants.
-	return &turns{work: limiter("postgres", s.LeastWork, s.Work), reads: limiter("postgres_reads", s.Reads, s.Reads), shares: s}
+	return &turns{work: limiter("postgres", s.LeastWork, s.Work), reads: limiter("postgres_reads", s.Reads, s.Reads),
+		shares: s}
 }
 
 type permitKey struct{}
@@ -56,7 +58,8 @@ const permitData = "berth.permit"
 
 // TraceAcquireStart waits for the turn. Where the caller's context ends first,
 // the pool finds that out.
-func (t *turns) TraceAcquireStart(ctx context.Context, _ *pgxpool.Pool, _ pgxpool.TraceAcquireStartData) context.Context {
+func (t *turns) TraceAcquireStart(ctx context.Context, _ *pgxpool.Pool,
+	_ pgxpool.TraceAcquireStartData) context.Context {
 	class, limiter := overload.ClassOf(ctx), t.work
 	acquire := limiter.Acquire
 	switch class {

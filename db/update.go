@@ -20,7 +20,8 @@ func (d *Jobs) Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, 
 	err := d.change(ctx, tenant, id, func(tx pgx.Tx, job lockedJob) (string, error) {
 		kind = job.Kind
 		if job.Kind == berth.KindJob && !job.State.Waiting() {
-			return "", berth.Errorf(berth.CodeConflict, "job %s is %s: only submitted, queued and retrying jobs can be held", id, job.State)
+			return "", berth.Errorf(berth.CodeConflict,
+				"job %s is %s: only submitted, queued and retrying jobs can be held", id, job.State)
 		}
 		if job.State.Terminal() || job.State == berth.Canceling {
 			return "", berth.Errorf(berth.CodeConflict, "job %s is %s: it cannot be held", id, job.State)
@@ -63,7 +64,8 @@ func (d *Jobs) Release(ctx context.Context, tenant berth.TenantID, id berth.JobI
 		_, err := tx.Exec(ctx, `
 			UPDATE jobs
 			SET held = false, held_at = NULL, queue_deadline = queue_deadline + (now() - held_at),
-				unaged_ms = unaged_ms + (extract(epoch FROM now() - held_at) * 1000)::bigint, version = version + 1, actor = @actor
+				unaged_ms = unaged_ms + (extract(epoch FROM now() - held_at) * 1000)::bigint,
+					version = version + 1, actor = @actor
 			WHERE id = @job`,
 			pgx.NamedArgs{"job": id, "actor": actor})
 		if err == nil && job.Kind != berth.KindJob {
@@ -97,7 +99,8 @@ func (d *Jobs) Update(ctx context.Context, tenant berth.TenantID, id berth.JobID
 		batch := &pgx.Batch{}
 		batch.Queue(`
 			UPDATE jobs
-			SET priority = coalesce(@priority::integer, priority), run_limit_ms = coalesce(@run_limit_ms::bigint, run_limit_ms),
+			SET priority = coalesce(@priority::integer, priority),
+				run_limit_ms = coalesce(@run_limit_ms::bigint, run_limit_ms),
 				labels = (labels || @set_labels) - @unset_labels::text[], version = version + 1, actor = @actor
 			WHERE id = @job`, args)
 		batch.Queue(`
@@ -105,13 +108,15 @@ func (d *Jobs) Update(ctx context.Context, tenant berth.TenantID, id berth.JobID
 			SET spec = s.spec || @spec || jsonb_build_object('labels', j.labels)
 			FROM jobs j
 			WHERE s.job = @job AND j.id = @job`, args)
-		batch.Queue(`SELECT count(*) FROM jobs, jsonb_object_keys(labels) WHERE id = @job`, args).QueryRow(func(row pgx.Row) error {
+		batch.Queue(`SELECT count(*) FROM jobs, jsonb_object_keys(labels)
+			WHERE id = @job`, args).QueryRow(func(row pgx.Row) error {
 			var labels int
 			if err := row.Scan(&labels); err != nil {
 				return err
 			}
 			if labels > spec.MaxLabels && len(p.Labels) > 0 {
-				return berth.Errorf(berth.CodeInvalid, "job %s would have %d labels; allowed: at most %d", id, labels, spec.MaxLabels)
+				return berth.Errorf(berth.CodeInvalid, "job %s would have %d labels; allowed: at most %d", id, labels,
+					spec.MaxLabels)
 			}
 			return nil
 		})
@@ -161,7 +166,8 @@ func describePatch(p spec.JobPatch) string {
 
 // change runs f on a locked job of the tenant and writes what it says to the
 // job's history; "" means that nothing was to be done.
-func (d *Jobs) change(ctx context.Context, tenant berth.TenantID, id berth.JobID, f func(pgx.Tx, lockedJob) (string, error), actor string) error {
+func (d *Jobs) change(ctx context.Context, tenant berth.TenantID, id berth.JobID,
+	f func(pgx.Tx, lockedJob) (string, error), actor string) error {
 	var detail string
 	var kind berth.Kind
 	err := d.tx(ctx, func(tx pgx.Tx) error {

@@ -22,14 +22,16 @@ const uploadLimit = 24 * time.Hour
 // writes there die, it is removed all the same.
 func (d *Uploads) Begin(ctx context.Context, tenant berth.TenantID, a berth.Address) (folder string, err error) {
 	folder = berth.UploadFolder(tenant, a, berth.NewSecret()[:16])
-	_, err = d.pool.Exec(ctx, `INSERT INTO doomed_objects (prefix, since) VALUES (@folder, clock_timestamp() + @limit::interval)`,
+	_, err = d.pool.Exec(ctx,
+		`INSERT INTO doomed_objects (prefix, since) VALUES (@folder, clock_timestamp() + @limit::interval)`,
 		pgx.NamedArgs{"folder": folder, "limit": uploadLimit})
 	return folder, mapError(err, "upload")
 }
 
 // Abandon gives a folder up, whatever is in it.
 func (d *Uploads) Abandon(ctx context.Context, folder string) error {
-	_, err := d.pool.Exec(ctx, `UPDATE doomed_objects SET since = clock_timestamp() WHERE prefix = @folder`, pgx.NamedArgs{"folder": folder})
+	_, err := d.pool.Exec(ctx, `UPDATE doomed_objects SET since = clock_timestamp()
+		WHERE prefix = @folder`, pgx.NamedArgs{"folder": folder})
 	return mapError(err, "upload")
 }
 
@@ -114,11 +116,15 @@ func bindUploads(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, named []
 	}
 	for _, n := range named {
 		if a := n.Address; !slices.Contains(found, a) {
-			return &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec, Message: "there is no upload " + string(a),
-				Fields: []berth.FieldError{{Field: n.Field, Detail: fmt.Sprintf("there is no upload %s of yours, or none any more", a), Allowed: "what was sent to POST /v1/uploads before; berth submit sends the folder again"}}}
+			return &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec,
+				Message: "there is no upload " + string(a),
+				Fields: []berth.FieldError{{Field: n.Field, Detail: fmt.Sprintf("there is no upload %s of yours, "+
+					"or none any more", a), Allowed: "what was sent to POST /v1/uploads before; berth submit sends " +
+					"the folder again"}}}
 		}
 	}
-	_, err = tx.Exec(ctx, `UPDATE uploads SET used_at = now() WHERE tenant = @tenant AND address = ANY(@addresses::text[])`,
+	_, err = tx.Exec(ctx, `UPDATE uploads SET used_at = now()
+		WHERE tenant = @tenant AND address = ANY(@addresses::text[])`,
 		pgx.NamedArgs{"tenant": tenant, "addresses": addresses})
 	return err
 }

@@ -31,7 +31,8 @@ func (d *Tenants) FoldUsage(ctx context.Context, term Term, limit int) (int, err
 		return tx.QueryRow(ctx, `
 			WITH taken AS MATERIALIZED (
 				DELETE FROM usage_charges
-				WHERE (alloc_id, entry_ms) IN (SELECT alloc_id, entry_ms FROM usage_charges ORDER BY alloc_id, entry_ms LIMIT @limit)
+				WHERE (alloc_id, entry_ms) IN (SELECT alloc_id, entry_ms FROM usage_charges
+					ORDER BY alloc_id, entry_ms LIMIT @limit)
 				RETURNING *
 			), `+usageOf("taken")+`, folded AS (
 				UPDATE tenants t
@@ -67,7 +68,8 @@ func (d *Tenants) SetStalled(ctx context.Context, term Term, tenants []berth.Ten
 		}
 		_, err = tx.Exec(ctx, `
 			UPDATE tenants
-			SET stalled_ms = stalled_ms + coalesce(extract(epoch FROM clock_timestamp() - stalled_since) * 1000, 0)::bigint,
+			SET stalled_ms = stalled_ms + coalesce(extract(epoch FROM clock_timestamp() - stalled_since) * 1000,
+				0)::bigint,
 				stalled_since = CASE WHEN id = ANY(@tenants::text[]) THEN clock_timestamp() END
 			WHERE (id = ANY(@tenants::text[])) <> (stalled_since IS NOT NULL)`, args)
 		return err

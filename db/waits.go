@@ -20,7 +20,8 @@ func (d *Attempts) Members(ctx context.Context, s Silence, allocs []berth.Alloca
 	rows, err := d.pool.Query(ctx, `
 		SELECT a.id, a.state, a.sealed_at IS NOT NULL, CASE WHEN a.sealed_at IS NOT NULL THEN a.exit END,
 		       j.attempt = a.attempt AND j.state IN ('scheduled', 'running', 'preempting', 'canceling'),
-		       a.phase, coalesce((a.progress ->> 'step')::bigint, 0), coalesce((a.progress ->> 'total')::bigint, 0), a.machine_id, a.log_bytes,
+		       a.phase, coalesce((a.progress ->> 'step')::bigint, 0), coalesce((a.progress ->> 'total')::bigint, 0),
+		         a.machine_id, a.log_bytes,
 		       coalesce(`+silentFor+` > `+patience+` AND NOT (`+unproven+`), false)
 		FROM allocations a
 		JOIN jobs j ON j.id = a.job
@@ -33,7 +34,8 @@ func (d *Attempts) Members(ctx context.Context, s Silence, allocs []berth.Alloca
 	overdue := false
 	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (v wire.MemberView, err error) {
 		p := &v.Progress
-		err = row.Scan(&v.Alloc, &v.State, &v.Sealed, &v.Exit, &v.Current, &p.Phase, &p.Step, &p.Total, &p.Machine, &p.LogOffset, &v.Overdue)
+		err = row.Scan(&v.Alloc, &v.State, &v.Sealed, &v.Exit, &v.Current, &p.Phase, &p.Step, &p.Total, &p.Machine,
+			&p.LogOffset, &v.Overdue)
 		overdue = overdue || v.Overdue
 		return v, err
 	})

@@ -113,7 +113,8 @@ type Outside struct {
 
 // errRestored is the answer to a machine that knows more than the database does.
 func errRestored(machine berth.MachineID) error {
-	return berth.ErrStaleEpoch("the database was restored from a backup that machine %s is ahead of: register again", machine)
+	return berth.ErrStaleEpoch("the database was restored from a backup that machine %s is ahead of: register again",
+		machine)
 }
 
 // vouch compares a machine's watermark with the database, and reports whether the
@@ -156,7 +157,8 @@ func leapPast(ctx context.Context, d *core, proof Outside) (done bool, err error
 			return fmt.Errorf("lock cluster: %w", err)
 		}
 		var known bool
-		err := tx.QueryRow(ctx, `SELECT `+knowsGranted+` FROM cluster c`, markArgs(pgx.NamedArgs{}, proof.StoredWatermark)).Scan(&known)
+		err := tx.QueryRow(ctx, `SELECT `+knowsGranted+` FROM cluster c`,
+			markArgs(pgx.NamedArgs{}, proof.StoredWatermark)).Scan(&known)
 		if err != nil || known {
 			return err
 		}
@@ -168,7 +170,8 @@ func leapPast(ctx context.Context, d *core, proof Outside) (done bool, err error
 		return false, mapError(err, "cluster")
 	}
 	if done {
-		d.log.Error("database restored from a backup, ids and terms leapt, at_most_one jobs are held", "incarnation", made.incarnation,
+		d.log.Error("database restored from a backup, ids and terms leapt, at_most_one jobs are held",
+			"incarnation", made.incarnation,
 			"lost_watermark", proof.Number)
 		made.publish(d.hub)
 	}
@@ -334,7 +337,8 @@ func (b *Branch) Reserve(ctx context.Context, d *Leader, above int64) (Outside, 
 			return fmt.Errorf("reserve watermark: %w", err)
 		}
 		return tx.QueryRow(ctx, `
-			SELECT c.id, coalesce(pg_sequence_last_value(pg_get_serial_sequence('allocations', 'id')::regclass), 0) + @ids, l.epoch + @terms
+			SELECT c.id, coalesce(pg_sequence_last_value(pg_get_serial_sequence('allocations', 'id')::regclass), 0) +
+				@ids, l.epoch + @terms
 			FROM leases l, cluster c
 			WHERE l.name = @name`, args).Scan(&next.Cluster, &next.IDs, &next.Terms)
 	})

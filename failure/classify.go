@@ -157,8 +157,9 @@ func (e AttemptEvidence) giveUp(v Verdict, why string) Verdict {
 		v.DeadLetter = true
 		v.Reason = berth.Reason{
 			Code: berth.ReasonBudgetSpent, Rule: v.Rule,
-			Message: fmt.Sprintf("lost %d attempts to infrastructure without a new checkpoint; the last: %s", e.Losses+1, v.Reason.Message),
-			Hint:    "an operator should look at the machines it ran on",
+			Message: fmt.Sprintf("lost %d attempts to infrastructure without a new checkpoint; the last: %s",
+				e.Losses+1, v.Reason.Message),
+			Hint: "an operator should look at the machines it ran on",
 		}
 		return v
 	}
@@ -196,9 +197,11 @@ func (e AttemptEvidence) outputsRefused() bool {
 // outputsUnstored: its work is done, and all missing outputs existed. An output that
 // the program did not write is its user's fault, even if others were not stored.
 func (e AttemptEvidence) outputsUnstored(_ RankEvidence) bool {
-	return e.allDone() && len(e.OutputsLost) > 0 && !e.outputsRefused() && !slices.ContainsFunc(e.OutputsLost, func(name string) bool {
-		return !slices.ContainsFunc(e.Ranks, func(r RankEvidence) bool { return slices.Contains(r.Exit.Unstored, name) })
-	})
+	return e.allDone() && len(e.OutputsLost) > 0 && !e.outputsRefused() &&
+		!slices.ContainsFunc(e.OutputsLost, func(name string) bool {
+			return !slices.ContainsFunc(e.Ranks,
+				func(r RankEvidence) bool { return slices.Contains(r.Exit.Unstored, name) })
+		})
 }
 
 // firstBad returns the member to blame: an orphan first, then the earliest failure,
@@ -278,7 +281,8 @@ func (e AttemptEvidence) stalledThere(_ RankEvidence) bool {
 
 // killsMachines: two machines died under it, and nothing else explains it.
 func (e AttemptEvidence) killsMachines(r RankEvidence) bool {
-	return r.Suspect && r.died() && slices.ContainsFunc(e.Earlier, func(a EarlierAttempt) bool { return a.Died && a.Machine != r.Machine })
+	return r.Suspect && r.died() && slices.ContainsFunc(e.Earlier,
+		func(a EarlierAttempt) bool { return a.Died && a.Machine != r.Machine })
 }
 
 // deaths lists the machines that died under it.
@@ -290,7 +294,8 @@ func (e AttemptEvidence) deaths(r RankEvidence) string {
 		}
 	}
 	list = append(list, fmt.Sprintf("%s in attempt %d", r.Machine, e.Attempt))
-	return strings.Join(list, ", ") + fmt.Sprintf("; each within %d min of its start, with nothing else running there", PoisonMinutes)
+	return strings.Join(list, ", ") +
+		fmt.Sprintf("; each within %d min of its start, with nothing else running there", PoisonMinutes)
 }
 
 // cleared are the machines where an ambiguous end is explained, now that the

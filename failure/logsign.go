@@ -23,8 +23,10 @@ var LogRules = []struct {
 	Sign    LogSign
 	Phrases []string
 }{
-	{SignCUDAOOM, []string{"cuda out of memory", "cuda_error_out_of_memory", "torch.outofmemoryerror", "resource_exhausted: out of memory"}},
-	{SignIllegalAccess, []string{"an illegal memory access was encountered", "cuda_error_illegal_address", "cudaerrorillegaladdress"}},
+	{SignCUDAOOM, []string{"cuda out of memory", "cuda_error_out_of_memory", "torch.outofmemoryerror",
+		"resource_exhausted: out of memory"}},
+	{SignIllegalAccess, []string{"an illegal memory access was encountered", "cuda_error_illegal_address",
+		"cudaerrorillegaladdress"}},
 	{SignCommunication, []string{
 		"nccl watchdog", "ncclsystemerror", "ncclremoteerror", "ncclinternalerror", "ncclunhandledcudaerror",
 		"nccl error", "watchdog caught collective operation timeout", "connection closed by remote peer",

@@ -51,20 +51,28 @@ func (s Job) validateArray(v *validation) {
 	if a == nil {
 		return
 	}
-	v.require(len(a.Each) == 0 || a.Size == 0 || a.Size == len(a.Each), "array.size", fmt.Sprintf("is %d, but each has %d entries", a.Size, len(a.Each)), "leave one of them out")
-	v.require(a.Count() >= 1 && a.Count() <= MaxArray, "array.size", fmt.Sprintf("%d is out of range", a.Count()), fmt.Sprintf("1 to %d, or each: with as many entries", MaxArray))
+	v.require(len(a.Each) == 0 || a.Size == 0 || a.Size == len(a.Each),
+		"array.size", fmt.Sprintf("is %d, but each has %d entries", a.Size, len(a.Each)), "leave one of them out")
+	v.require(a.Count() >= 1 && a.Count() <= MaxArray, "array.size", fmt.Sprintf("%d is out of range", a.Count()),
+		fmt.Sprintf("1 to %d, or each: with as many entries", MaxArray))
 	if n := s.arrayBytes(); n > maxArrayBytes && a.Count() <= MaxArray {
-		v.require(false, "array.size", fmt.Sprintf("%d elements, each with its copy of a job of %s, come to %s", a.Count(), berth.BytesText(s.elementBytes()), berth.BytesText(n)),
-			fmt.Sprintf("at most %s in all, so %d elements of this job; what is long in it can lie in workdir or inputs", berth.BytesText(maxArrayBytes), maxArrayBytes/s.elementBytes()))
+		v.require(false, "array.size", fmt.Sprintf("%d elements, each with its copy of a job of %s, come to %s",
+			a.Count(), berth.BytesText(s.elementBytes()), berth.BytesText(n)),
+			fmt.Sprintf("at most %s in all, so %d elements of this job; what is long in it can lie in workdir or "+
+				"inputs", berth.BytesText(maxArrayBytes), maxArrayBytes/s.elementBytes()))
 	}
-	v.require(a.Parallel >= 0 && a.Parallel <= MaxArray, "array.parallel", fmt.Sprintf("%d is out of range", a.Parallel), fmt.Sprintf("1 to %d; leave it out for no limit", MaxArray))
-	v.require(a.MaxFailures == nil || *a.MaxFailures >= 0, "array.max_failures", "is negative", "0 or more; leave it out for no limit")
+	v.require(a.Parallel >= 0 && a.Parallel <= MaxArray,
+		"array.parallel", fmt.Sprintf("%d is out of range", a.Parallel),
+		fmt.Sprintf("1 to %d; leave it out for no limit", MaxArray))
+	v.require(a.MaxFailures == nil || *a.MaxFailures >= 0, "array.max_failures", "is negative",
+		"0 or more; leave it out for no limit")
 	for i, vars := range a.Each {
 		before := len(v.faults)
 		for _, k := range sortedKeys(vars) {
 			v.variable(fmt.Sprintf("array.each[%d].%s", i, k), k, vars[k])
 		}
-		v.require(len(s.Env)+len(vars) < maxEnv, fmt.Sprintf("array.each[%d]", i), "too many variables", fmt.Sprintf("at most %d together with env", maxEnv-1))
+		v.require(len(s.Env)+len(vars) < maxEnv, fmt.Sprintf("array.each[%d]", i), "too many variables",
+			fmt.Sprintf("at most %d together with env", maxEnv-1))
 		if len(v.faults) > before {
 			break // the others are likely to have the same fault, and may be thousands
 		}
@@ -86,7 +94,8 @@ func ParseIndexes(s string) ([]IndexRange, error) {
 		first, err := strconv.Atoi(from)
 		last, err2 := strconv.Atoi(to)
 		if err != nil || err2 != nil || first < 0 || last < first || last >= MaxArray || len(list) == maxRanges {
-			return nil, berth.Errorf(berth.CodeInvalid, "indexes %.40q: write numbers and ranges from 0 to %d, such as 3-7,9", s, MaxArray-1)
+			return nil, berth.Errorf(berth.CodeInvalid,
+				"indexes %.40q: write numbers and ranges from 0 to %d, such as 3-7,9", s, MaxArray-1)
 		}
 		list = append(list, IndexRange{first, last})
 	}

@@ -15,7 +15,8 @@ const lowerName = "abcdefghijklmnopqrstuvwxyz0123456789-"
 // escapes; one that is empty or ends in / names all objects below it.
 func ParseS3(from string) (bucket, key string, err error) {
 	bucket, key, slash := cutBucket(from, "s3://")
-	if len(bucket) < 3 || len(bucket) > 63 || strings.Trim(bucket, lowerName+".") != "" || strings.Contains(bucket, "..") {
+	if len(bucket) < 3 || len(bucket) > 63 || strings.Trim(bucket, lowerName+".") != "" ||
+		strings.Contains(bucket, "..") {
 		return "", "", berth.Errorf(berth.CodeInvalid, "a bucket's name has 3 to 63 of a-z, 0-9, '-' and '.'")
 	}
 	return bucket, key, keyFault(len(key), slash)
@@ -24,7 +25,8 @@ func ParseS3(from string) (bucket, key string, err error) {
 // ParseGS reads gs://BUCKET/KEY, with keys as ParseS3 has them.
 func ParseGS(from string) (bucket, key string, err error) {
 	bucket, key, slash := cutBucket(from, "gs://")
-	if len(bucket) < 3 || len(bucket) > 222 || strings.Trim(bucket, lowerName+"_.") != "" || strings.Contains(bucket, "..") {
+	if len(bucket) < 3 || len(bucket) > 222 || strings.Trim(bucket, lowerName+"_.") != "" ||
+		strings.Contains(bucket, "..") {
 		return "", "", berth.Errorf(berth.CodeInvalid, "a bucket's name has 3 to 222 of a-z, 0-9, '-', '_' and '.'")
 	}
 	return bucket, key, keyFault(len(key), slash)
@@ -43,10 +45,12 @@ func ParseAzure(from string) (AzureBlobs, error) {
 	named := len(container) >= 3 && len(container) <= 63 && strings.Trim(container, lowerName) == "" ||
 		container == "$root" || container == "$web" || container == "$logs"
 	switch {
-	case len(account) < 3 || len(account) > 24 || strings.Trim(account, lowerName) != "" || strings.Contains(account, "-"):
+	case len(account) < 3 || len(account) > 24 || strings.Trim(account, lowerName) != "" ||
+		strings.Contains(account, "-"):
 		return AzureBlobs{}, berth.Errorf(berth.CodeInvalid, "an account's name has 3 to 24 of a-z and 0-9")
 	case !named:
-		return AzureBlobs{}, berth.Errorf(berth.CodeInvalid, "a container's name has 3 to 63 of a-z, 0-9 and '-', and follows the account")
+		return AzureBlobs{}, berth.Errorf(berth.CodeInvalid,
+			"a container's name has 3 to 63 of a-z, 0-9 and '-', and follows the account")
 	}
 	return AzureBlobs{Account: account, Container: container, Key: key}, keyFault(utf8.RuneCountInString(key), slash)
 }
@@ -74,7 +78,8 @@ func keyFault(length int, slash bool) error {
 // it. Some servers have the accounts of azblob:// in the path.
 func (i Input) isServer(endpoint string) bool {
 	u, err := url.Parse(endpoint)
-	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Hostname() == "" || u.User != nil ||
+		u.RawQuery != "" || u.Fragment != "" {
 		return false
 	}
 	within := strings.Trim(u.Path, "/")

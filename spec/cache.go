@@ -127,13 +127,16 @@ func (s Job) validateCache(v *validation, at string) {
 	if !s.Cache {
 		return
 	}
-	v.require(s.Array == nil, at+".cache", "is on an array, whose elements have results of their own", "steps that are no arrays")
+	v.require(s.Array == nil, at+".cache", "is on an array, whose elements have results of their own",
+		"steps that are no arrays")
 	v.require(s.Image == "" || s.oneImage(), at+".image",
-		fmt.Sprintf("%.200q may be another image on each machine of the gang, and the step says cache: true", s.Image), "the image by its digest: NAME@sha256:…")
+		fmt.Sprintf("%.200q may be another image on each machine of the gang, and the step says cache: true",
+			s.Image), "the image by its digest: NAME@sha256:…")
 	for i, in := range s.Inputs {
 		unknown := in.Kind().Listed() || in.Kind() == InputHTTPS && in.SHA256 == ""
 		v.require(!unknown, fmt.Sprintf("%s.inputs[%d].from", at, i),
 			fmt.Sprintf("%.200q may change without anybody noticing, and the step says cache: true", in.From),
-			"a folder, job:STEP/OUTPUT, https with a sha256; or a step without cache that fetches it, whose output this one takes")
+			"a folder, job:STEP/OUTPUT, https with a sha256; or a step without cache that fetches it, whose output "+
+				"this one takes")
 	}
 }

@@ -97,7 +97,8 @@ func ParseOutputRef(from string) (OutputRef, error) {
 		ref.Step = of
 	}
 	steps := !slices.ContainsFunc(strings.Split(ref.Step, "."), func(step string) bool { return !isName(step) })
-	if !ok || !strings.HasPrefix(from, outputPrefix) || !isName(name) || ref.Step != "" && !steps || ref.Job == "" && ref.Step == "" {
+	if !ok || !strings.HasPrefix(from, outputPrefix) || !isName(name) || ref.Step != "" && !steps ||
+		ref.Job == "" && ref.Step == "" {
 		return OutputRef{}, berth.Errorf(berth.CodeInvalid, "%.200q names no output of a job", from)
 	}
 	return ref, nil
@@ -145,21 +146,27 @@ func (s Job) validateInputs(v *validation) {
 	for i, in := range s.Inputs {
 		field := fmt.Sprintf("inputs[%d]", i)
 		in.validate(v, field)
-		ok := path.IsAbs(in.To) && path.Clean(in.To) == in.To && in.To != "/" && len(in.To) <= 1024 && !strings.ContainsRune(in.To, 0)
+		ok := path.IsAbs(in.To) && path.Clean(in.To) == in.To && in.To != "/" && len(in.To) <= 1024 &&
+			!strings.ContainsRune(in.To, 0)
 		for _, r := range reservedPaths[1:] {
 			ok = ok && !inside(in.To, r)
 		}
-		v.require(ok, field+".to", fmt.Sprintf("%.200q cannot be an input's place", in.To), "a clean absolute path such as /data, not under "+strings.Join(reservedPaths[1:], ", "))
+		v.require(ok, field+".to", fmt.Sprintf("%.200q cannot be an input's place", in.To),
+			"a clean absolute path such as /data, not under "+strings.Join(reservedPaths[1:], ", "))
 		clash := slices.ContainsFunc(taken, func(t string) bool { return inside(in.To, t) || inside(t, in.To) })
-		v.require(!ok || !clash, field+".to", fmt.Sprintf("%.200q and another folder that is mounted lie in each other", in.To), "places apart from each other, from the checkpoint's and from "+SecretsPath)
+		v.require(!ok || !clash, field+".to",
+			fmt.Sprintf("%.200q and another folder that is mounted lie in each other", in.To),
+			"places apart from each other, from the checkpoint's and from "+SecretsPath)
 		taken = append(taken, in.To)
 	}
 }
 
-const knownInputs = "a folder of yours, job:ID/OUTPUT, s3://BUCKET/PREFIX/, gs://BUCKET/PREFIX/, azblob://ACCOUNT/CONTAINER/PREFIX/, https://HOST/FILE or, where the operator allows it, file:///FOLDER/PATH/"
+const knownInputs = "a folder of yours, job:ID/OUTPUT, s3://BUCKET/PREFIX/, gs://BUCKET/PREFIX/, " +
+	"azblob://ACCOUNT/CONTAINER/PREFIX/, https://HOST/FILE or, where the operator allows it, file:///FOLDER/PATH/"
 
 func (i Input) validate(v *validation, field string) {
-	ok := i.From != "" && len(i.From) <= 4096 && utf8.ValidString(i.From) && !strings.ContainsFunc(i.From, func(r rune) bool { return r < ' ' || r == 0x7f })
+	ok := i.From != "" && len(i.From) <= 4096 && utf8.ValidString(i.From) &&
+		!strings.ContainsFunc(i.From, func(r rune) bool { return r < ' ' || r == 0x7f })
 	v.require(ok, field+".from", "is empty, too long, or has control characters", knownInputs)
 	if !ok {
 		return
@@ -169,23 +176,33 @@ func (i Input) validate(v *validation, field string) {
 	case InputFolder:
 	case InputOutput:
 		ref, err := ParseOutputRef(i.From)
-		v.require(err == nil, field+".from", fmt.Sprintf("%.200q names no output of a job", i.From), "job:ID/OUTPUT, or job:STEP/OUTPUT among the steps of a pipeline")
-		v.require(err != nil || ref.Step == "", field+".from", fmt.Sprintf("%.200q names a step, and this job is in no pipeline", ref.Step), "job: and the whole id of a job, then / and the name of its output")
+		v.require(err == nil, field+".from", fmt.Sprintf("%.200q names no output of a job", i.From),
+			"job:ID/OUTPUT, or job:STEP/OUTPUT among the steps of a pipeline")
+		v.require(err != nil || ref.Step == "", field+".from",
+			fmt.Sprintf("%.200q names a step, and this job is in no pipeline", ref.Step),
+			"job: and the whole id of a job, then / and the name of its output")
 	case InputS3:
 		_, _, err := ParseS3(i.From)
-		v.require(err == nil, field+".from", fmt.Sprintf("%.200q: %v", i.From, err), "s3://BUCKET/KEY for one object, or s3://BUCKET/PREFIX/ for all below it")
+		v.require(err == nil, field+".from", fmt.Sprintf("%.200q: %v", i.From, err),
+			"s3://BUCKET/KEY for one object, or s3://BUCKET/PREFIX/ for all below it")
 	case InputGS:
 		_, _, err := ParseGS(i.From)
-		v.require(err == nil, field+".from", fmt.Sprintf("%.200q: %v", i.From, err), "gs://BUCKET/KEY for one object, or gs://BUCKET/PREFIX/ for all below it")
+		v.require(err == nil, field+".from", fmt.Sprintf("%.200q: %v", i.From, err),
+			"gs://BUCKET/KEY for one object, or gs://BUCKET/PREFIX/ for all below it")
 	case InputAzure:
 		_, err := ParseAzure(i.From)
-		v.require(err == nil, field+".from", fmt.Sprintf("%.200q: %v", i.From, err), "azblob://ACCOUNT/CONTAINER/KEY for one blob, or azblob://ACCOUNT/CONTAINER/PREFIX/ for all below it")
+		v.require(err == nil, field+".from", fmt.Sprintf("%.200q: %v", i.From, err),
+			"azblob://ACCOUNT/CONTAINER/KEY for one blob, or azblob://ACCOUNT/CONTAINER/PREFIX/ for all below it")
 	case InputHTTPS:
 		u, err := url.Parse(i.From)
-		v.require(err == nil && u.Hostname() != "" && u.User == nil && u.Fragment == "", field+".from", "is no address of a file, or has a login or a fragment", "https://HOST/PATH; a login is named by "+field+".secret")
+		v.require(err == nil && u.Hostname() != "" && u.User == nil && u.Fragment == "", field+".from",
+			"is no address of a file, or has a login or a fragment",
+			"https://HOST/PATH; a login is named by "+field+".secret")
 	case InputFile:
 		_, _, err := ParseFile(i.From)
-		v.require(err == nil, field+".from", fmt.Sprintf("%.200q: %v", i.From, err), "file:///FOLDER/PATH for one file, or file:///FOLDER/PATH/ for all in a folder, of a FOLDER that the operator of the cluster has given a name")
+		v.require(err == nil, field+".from", fmt.Sprintf("%.200q: %v", i.From, err),
+			"file:///FOLDER/PATH for one file, or file:///FOLDER/PATH/ for all in a folder, of a FOLDER that the "+
+				"operator of the cluster has given a name")
 	case InputUnknown:
 		scheme, _, _ := strings.Cut(i.From, "://")
 		v.require(false, field+".from", fmt.Sprintf("%.40s:// is not supported by this version", scheme), knownInputs)
@@ -212,14 +229,19 @@ func (i Input) validateOptions(v *validation, field string, kind InputKind) {
 	}
 	if i.Endpoint != "" {
 		server := i.isServer(i.Endpoint)
-		v.require(!server || i.Secret == "" || MayCarryLogin(i.Endpoint), field+".endpoint", fmt.Sprintf("%.200q would have the login travel by plain http", i.Endpoint),
-			"https://; or http:// without "+field+".secret, or to a private address that is no name, such as http://10.0.0.1:9000")
-		v.require(server, field+".endpoint", fmt.Sprintf("%.200q is no address of a server", i.Endpoint), "such as https://storage.example.com; of azblob:// the account's own, or its server's and then /ACCOUNT")
+		v.require(!server || i.Secret == "" || MayCarryLogin(i.Endpoint), field+".endpoint",
+			fmt.Sprintf("%.200q would have the login travel by plain http", i.Endpoint),
+			"https://; or http:// without "+field+".secret, or to a private address that is no name, such as "+
+				"http://10.0.0.1:9000")
+		v.require(server, field+".endpoint", fmt.Sprintf("%.200q is no address of a server", i.Endpoint),
+			"such as https://storage.example.com; of azblob:// the account's own, or its server's and then /ACCOUNT")
 	}
-	v.require(len(i.Region) <= 63 && strings.Trim(i.Region, lowerName) == "", field+".region", fmt.Sprintf("%.100q is no region", i.Region), "such as eu-west-1")
+	v.require(len(i.Region) <= 63 && strings.Trim(i.Region, lowerName) == "", field+".region",
+		fmt.Sprintf("%.100q is no region", i.Region), "such as eu-west-1")
 	if i.SHA256 != "" {
 		_, err := hex.DecodeString(i.SHA256)
-		v.require(err == nil && len(i.SHA256) == 64 && strings.ToLower(i.SHA256) == i.SHA256, field+".sha256", fmt.Sprintf("%.100q is no sha256", i.SHA256), "64 hexadecimal digits")
+		v.require(err == nil && len(i.SHA256) == 64 && strings.ToLower(i.SHA256) == i.SHA256, field+".sha256",
+			fmt.Sprintf("%.100q is no sha256", i.SHA256), "64 hexadecimal digits")
 	}
 }
 

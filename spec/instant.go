@@ -12,7 +12,8 @@ type Instant struct{ time.Time }
 func ParseInstant(s string) (Instant, error) {
 	at, err := time.Parse(time.RFC3339, s)
 	if err != nil {
-		return Instant{}, fmt.Errorf("%.60q is not a time: write 2026-01-31T12:00:00Z, or with an offset as in 2026-01-31T12:00:00+01:00", s)
+		return Instant{}, fmt.Errorf("%.60q is not a time: write 2026-01-31T12:00:00Z, or with an offset as in "+
+			"2026-01-31T12:00:00+01:00", s)
 	}
 	return Instant{at}, nil
 }

@@ -16,7 +16,8 @@ func (s Job) Nests() bool { return s.Jobs != nil }
 // outer pipeline does.
 func (p Pipeline) Nested(key string) Pipeline {
 	s := p.Jobs[key]
-	return Pipeline{Kind: string(berth.KindPipeline), Name: s.Name, OnFailure: s.OnFailure, NoCache: p.NoCache, Labels: s.Labels, Jobs: s.Jobs}
+	return Pipeline{Kind: string(berth.KindPipeline), Name: s.Name, OnFailure: s.OnFailure, NoCache: p.NoCache,
+		Labels: s.Labels, Jobs: s.Jobs}
 }
 
 // beyondPipeline are the fields that are set of a step, and say nothing of a
@@ -143,7 +144,8 @@ func (p Pipeline) Without(succeeded map[string]berth.JobID) Pipeline {
 		if succeeded[StepPath(within, key)] != "" {
 			return s, false
 		}
-		s.Needs = slices.DeleteFunc(slices.Clone(s.Needs), func(n string) bool { return succeeded[StepPath(within, n)] != "" })
+		s.Needs = slices.DeleteFunc(slices.Clone(s.Needs),
+			func(n string) bool { return succeeded[StepPath(within, n)] != "" })
 		return s.bound(within, known, bind), true
 	})
 }

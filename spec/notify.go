@@ -63,7 +63,8 @@ func PlainWebhooks(list []Notify) []berth.FieldError {
 	var faults []berth.FieldError
 	for i, n := range list {
 		if u, err := url.Parse(n.URL); err == nil && u.Scheme != "https" {
-			faults = append(faults, berth.FieldError{Field: fmt.Sprintf("notify[%d].url", i), Detail: "is not https", Allowed: "https; http only into networks that the operator allows (berthd --webhook-allow)"})
+			faults = append(faults, berth.FieldError{Field: fmt.Sprintf("notify[%d].url", i), Detail: "is not https",
+				Allowed: "https; http only into networks that the operator allows (berthd --webhook-allow)"})
 		}
 	}
 	return faults
@@ -80,8 +81,10 @@ func (v *validation) notify(list []Notify) {
 	for i, n := range list {
 		at := fmt.Sprintf("notify[%d]", i)
 		u, err := url.Parse(n.URL)
-		ok := err == nil && (u.Scheme == "https" || u.Scheme == "http") && u.Hostname() != "" && u.User == nil && u.Fragment == "" && len(n.URL) <= maxNotifyURL
-		v.require(ok, at+".url", "is no address that can be called", fmt.Sprintf("an https URL of at most %d bytes, without user, password and fragment", maxNotifyURL))
+		ok := err == nil && (u.Scheme == "https" || u.Scheme == "http") && u.Hostname() != "" && u.User == nil &&
+			u.Fragment == "" && len(n.URL) <= maxNotifyURL
+		v.require(ok, at+".url", "is no address that can be called",
+			fmt.Sprintf("an https URL of at most %d bytes, without user, password and fragment", maxNotifyURL))
 		v.require(len(n.On) <= len(statuses), at+".on", "too many statuses", "each once")
 		for j, on := range n.On {
 			v.oneOf(fmt.Sprintf("%s.on[%d]", at, j), on, statuses...)
@@ -115,4 +118,6 @@ func ParseWebhookKeys(text string) ([][]byte, error) {
 	return keys, nil
 }
 
-var errBadWebhookKey = berth.Errorf(berth.CodeInvalid, "is not %s and %d to %d bytes in base64, or up to four of these apart by blanks", webhookKeyPrefix, minWebhookKey, maxWebhookKey)
+var errBadWebhookKey = berth.Errorf(berth.CodeInvalid,
+	"is not %s and %d to %d bytes in base64, or up to four of these apart by blanks", webhookKeyPrefix,
+	minWebhookKey, maxWebhookKey)

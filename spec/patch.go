@@ -12,7 +12,8 @@ type JobPatch struct {
 // Validate returns every fault at once, nil if there is none.
 func (p JobPatch) Validate() []berth.FieldError {
 	v := &validation{}
-	v.require(p.Priority != nil || p.Labels != nil || p.TimeLimit != nil, "", "changes nothing", "priority, labels, time_limit")
+	v.require(p.Priority != nil || p.Labels != nil || p.TimeLimit != nil, "", "changes nothing",
+		"priority, labels, time_limit")
 	v.require(len(p.Labels) <= MaxLabels, "labels", "too many labels", "at most 64")
 	for _, k := range sortedKeys(p.Labels) {
 		if value := p.Labels[k]; value != nil { // a key that came in otherwise can always be removed

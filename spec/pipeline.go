@@ -78,13 +78,15 @@ func (p Pipeline) Validate() []berth.FieldError {
 	sizes := &validation{}
 	whole.oversized(sizes)
 	n := p.Count()
-	sizes.require(n <= MaxAllSteps, "jobs", fmt.Sprintf("has %d steps with those of the pipelines in it", n), fmt.Sprintf("at most %d in all", MaxAllSteps))
+	sizes.require(n <= MaxAllSteps, "jobs", fmt.Sprintf("has %d steps with those of the pipelines in it", n),
+		fmt.Sprintf("at most %d in all", MaxAllSteps))
 	if len(sizes.faults) > 0 {
 		return append(v.faults, sizes.faults...)
 	}
 	whole.validate(v)
 	if n := p.arrayBytes(); n > maxArrayBytes && len(v.faults) == 0 { // else an array alone is too much
-		v.require(false, "jobs", fmt.Sprintf("the elements of all arrays, each with its copy of its job, come to %s", berth.BytesText(n)), fmt.Sprintf("at most %s in all", berth.BytesText(maxArrayBytes)))
+		v.require(false, "jobs", fmt.Sprintf("the elements of all arrays, each with its copy of its job, come to %s",
+			berth.BytesText(n)), fmt.Sprintf("at most %s in all", berth.BytesText(maxArrayBytes)))
 	}
 	return v.faults
 }
@@ -142,7 +144,8 @@ func (l level) oversized(v *validation) {
 
 func (l level) countSteps(v *validation) {
 	n := len(l.p.Jobs)
-	v.require(n >= 1 && n <= MaxSteps, l.field+"jobs", fmt.Sprintf("has %d steps", n), fmt.Sprintf("1 to %d; more in pipelines that are steps", MaxSteps))
+	v.require(n >= 1 && n <= MaxSteps, l.field+"jobs", fmt.Sprintf("has %d steps", n),
+		fmt.Sprintf("1 to %d; more in pipelines that are steps", MaxSteps))
 }
 
 // needed returns the direct and indirect needs of a step, computed once.
@@ -157,7 +160,8 @@ func (l level) needed(key string) map[string]bool {
 
 func (l level) validate(v *validation) {
 	p := l.p
-	v.require(isName(p.Name), l.field+"name", fmt.Sprintf("%q is not a name", p.Name), "1 to 63 of a-z, 0-9 and '-', not at either end")
+	v.require(isName(p.Name), l.field+"name", fmt.Sprintf("%q is not a name", p.Name),
+		"1 to 63 of a-z, 0-9 and '-', not at either end")
 	v.oneOf(l.field+"on_failure", p.OnFailure, FailFast, Continue)
 	v.require(len(p.Labels) <= MaxLabels, l.field+"labels", "too many labels", fmt.Sprintf("at most %d", MaxLabels))
 	labels := &validation{}
@@ -168,7 +172,8 @@ func (l level) validate(v *validation) {
 	l.countSteps(v)
 	for _, key := range sortedKeys(p.Jobs) {
 		s, at := p.Jobs[key], l.field+"jobs."+key
-		v.require(isName(key), at, fmt.Sprintf("%q is not a name", key), "1 to 63 of a-z, 0-9 and '-', not at either end")
+		v.require(isName(key), at, fmt.Sprintf("%q is not a name", key),
+			"1 to 63 of a-z, 0-9 and '-', not at either end")
 		l.validateNeeds(v, key, s.Needs)
 		if s.Nests() {
 			l.validateNested(v, key, s)
@@ -181,7 +186,8 @@ func (l level) validate(v *validation) {
 		v.within(at+".", s.Validate())
 	}
 	if cycle := p.cycle(); cycle != nil {
-		v.require(false, l.field+"jobs."+cycle[0]+".needs", "is a cycle: "+strings.Join(cycle, " needs "), "steps that do not need each other in a circle")
+		v.require(false, l.field+"jobs."+cycle[0]+".needs", "is a cycle: "+strings.Join(cycle, " needs "),
+			"steps that do not need each other in a circle")
 	}
 }
 
@@ -189,10 +195,12 @@ func (l level) validate(v *validation) {
 func (l level) validateNested(v *validation, key string, s Job) {
 	at := l.field + "jobs." + key
 	for _, field := range s.beyondPipeline() {
-		v.require(false, at+"."+field, "is of a job, and "+key+" has jobs", "name, needs, labels, on_failure and jobs; what a job needs stands with that job")
+		v.require(false, at+"."+field, "is of a job, and "+key+" has jobs",
+			"name, needs, labels, on_failure and jobs; what a job needs stands with that job")
 	}
 	if l.depth == MaxLevels {
-		v.require(false, at+".jobs", fmt.Sprintf("is level %d of pipelines in each other", l.depth+1), fmt.Sprintf("at most %d levels", MaxLevels))
+		v.require(false, at+".jobs", fmt.Sprintf("is level %d of pipelines in each other", l.depth+1),
+			fmt.Sprintf("at most %d levels", MaxLevels))
 		return
 	}
 	newLevel(l.p.Nested(key), &l, key).validate(v)
@@ -240,15 +248,18 @@ func (l level) missing(key string, o OutputRef) (detail, allowed string) {
 			break
 		}
 		if at.outer == nil {
-			return fmt.Sprintf("there is no step %q", names[0]), "names under jobs, here or around, or the whole id of another job"
+			return fmt.Sprintf("there is no step %q", names[0]),
+				"names under jobs, here or around, or the whole id of another job"
 		}
 		at, from = at.outer, at.key
 	}
 	switch {
 	case names[0] == from && at != &l:
-		return fmt.Sprintf("%s is in %s, and cannot wait for it", key, from), "steps beside " + key + ", or beside " + from
+		return fmt.Sprintf("%s is in %s, and cannot wait for it", key, from),
+			"steps beside " + key + ", or beside " + from
 	case !at.needed(from)[names[0]]:
-		return fmt.Sprintf("%s does not need %s", from, names[0]), "steps that it needs, itself or through others: add it to needs"
+		return fmt.Sprintf("%s does not need %s", from, names[0]),
+			"steps that it needs, itself or through others: add it to needs"
 	}
 	p, of := at.p, Job{}
 	for i, name := range names {
@@ -260,15 +271,18 @@ func (l level) missing(key string, o OutputRef) (detail, allowed string) {
 			break
 		}
 		if !step.Nests() {
-			return fmt.Sprintf("%s is no pipeline", strings.Join(names[:i+1], ".")), "job:" + strings.Join(names[:i+1], ".") + "/OUTPUT"
+			return fmt.Sprintf("%s is no pipeline", strings.Join(names[:i+1], ".")),
+				"job:" + strings.Join(names[:i+1], ".") + "/OUTPUT"
 		}
 		p = Pipeline{Jobs: step.Jobs}
 	}
 	switch {
 	case of.Nests():
-		return fmt.Sprintf("%s is a pipeline, whose steps have outputs of their own", o.Step), "job:" + o.Step + ".STEP/OUTPUT"
+		return fmt.Sprintf("%s is a pipeline, whose steps have outputs of their own", o.Step),
+			"job:" + o.Step + ".STEP/OUTPUT"
 	case of.Array != nil:
-		return fmt.Sprintf("%s is an array, whose elements have outputs of their own", o.Step), "steps that are no arrays"
+		return fmt.Sprintf("%s is an array, whose elements have outputs of their own", o.Step),
+			"steps that are no arrays"
 	case !slices.ContainsFunc(of.Outputs, func(out Output) bool { return out.Name == o.Name }):
 		return fmt.Sprintf("%s has no output %q", o.Step, o.Name), "names under its outputs"
 	}

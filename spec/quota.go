@@ -83,15 +83,18 @@ func (q Quota) Validate() []berth.FieldError {
 		v.oneOf("borrow", string(q.Borrow), string(BorrowAny), string(BorrowPreemptible), string(BorrowNone))
 	}
 	positive := func(field string, n *int) {
-		v.require(n == nil || *n >= 1 && *n <= 10_000_000, field, "is out of range", "1 to 10000000; leave it out for no limit")
+		v.require(n == nil || *n >= 1 && *n <= 10_000_000, field, "is out of range",
+			"1 to 10000000; leave it out for no limit")
 	}
 	positive("max_running", q.MaxRunning)
 	positive("max_queued", q.MaxQueued)
 	if r := q.SubmitRPS; r != nil {
-		v.require(*r >= 0.001 && *r <= 100_000, "submit_rps", fmt.Sprintf("%g is out of range", *r), "0.001 to 100000; leave it out for the default")
+		v.require(*r >= 0.001 && *r <= 100_000, "submit_rps", fmt.Sprintf("%g is out of range", *r),
+			"0.001 to 100000; leave it out for the default")
 	}
 	if p := q.MaxPriority; p != nil {
-		v.require(*p >= 0 && *p <= 1000, "max_priority", fmt.Sprintf("%d is out of range", int(*p)), "low, normal, high, or 0 to 1000")
+		v.require(*p >= 0 && *p <= 1000, "max_priority", fmt.Sprintf("%d is out of range", int(*p)),
+			"low, normal, high, or 0 to 1000")
 	}
 	if s := q.Storage; s != nil {
 		v.require(s.Secrets == nil || *s.Secrets >= 0 && *s.Secrets <= 1_000_000, "storage.secrets",
@@ -103,8 +106,10 @@ func (q Quota) Validate() []berth.FieldError {
 		within(v, "guarantee.gpus", q.Guarantee.GPUs, q.Limit.GPUs)
 	}
 	if b := q.Budget; b != nil {
-		v.require(b.GPUHours > 0 && b.GPUHours <= 1e9, "budget.gpu_hours", fmt.Sprintf("%g is out of range", b.GPUHours), "above 0, at most 1000000000")
-		v.require(b.Period.Std() >= time.Minute && b.Period.Std() <= 10*8760*time.Hour, "budget.period", fmt.Sprintf("%s is out of range", b.Period), "1m to 87600h")
+		v.require(b.GPUHours > 0 && b.GPUHours <= 1e9,
+			"budget.gpu_hours", fmt.Sprintf("%g is out of range", b.GPUHours), "above 0, at most 1000000000")
+		v.require(b.Period.Std() >= time.Minute && b.Period.Std() <= 10*8760*time.Hour,
+			"budget.period", fmt.Sprintf("%s is out of range", b.Period), "1m to 87600h")
 	}
 	return v.faults
 }
@@ -114,7 +119,8 @@ func within[T interface {
 	String() string
 }](v *validation, field string, amount, limit *T) {
 	if amount != nil && limit != nil {
-		v.require(*amount <= *limit, field, fmt.Sprintf("%s is more than the limit", *amount), "at most "+(*limit).String())
+		v.require(*amount <= *limit, field, fmt.Sprintf("%s is more than the limit", *amount),
+			"at most "+(*limit).String())
 	}
 }
 
@@ -127,7 +133,8 @@ func (q Quota) Exceeds(r Request) []berth.FieldError {
 	n := int64(max(1, r.Members))
 	c := r.Capacity()
 	over := func(field, asked, limit string, ok bool) {
-		v.require(ok, field, fmt.Sprintf("asks for %s in all; tenant %s never holds more than %s", asked, q.Tenant, limit), "at most "+limit)
+		v.require(ok, field, fmt.Sprintf("asks for %s in all; tenant %s never holds more than %s", asked, q.Tenant,
+			limit), "at most "+limit)
 	}
 	if l := q.Limit.CPUs; l != nil {
 		over("resources.cpus", MilliCPU(n*c.CPUMilli).String(), l.String(), n*c.CPUMilli <= int64(*l))

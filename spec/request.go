@@ -62,7 +62,8 @@ func (s Job) Request() Request {
 
 // Capacity returns the resources that one member takes from its machine.
 func (r Request) Capacity() berth.Capacity {
-	return berth.Capacity{CPUMilli: r.CPUMilli, MemoryMiB: r.MemoryMiB, DiskMiB: r.DiskMiB, GPUMilli: int64(r.GPUs) * r.GPUMilli}
+	return berth.Capacity{CPUMilli: r.CPUMilli, MemoryMiB: r.MemoryMiB, DiskMiB: r.DiskMiB,
+		GPUMilli: int64(r.GPUs) * r.GPUMilli}
 }
 
 // Class is the request's equivalence class: equal for equal requests.

@@ -113,7 +113,8 @@ func (s Schedule) WithDefaults() Schedule {
 func (s Schedule) Validate() []berth.FieldError {
 	v := &validation{}
 	v.oneOf("kind", s.Kind, KindSchedule)
-	v.require(isName(s.Name), "name", fmt.Sprintf("%q is not a name", s.Name), "1 to 63 of a-z, 0-9 and '-', not at either end")
+	v.require(isName(s.Name), "name", fmt.Sprintf("%q is not a name", s.Name),
+		"1 to 63 of a-z, 0-9 and '-', not at either end")
 	when := 0
 	for _, set := range []bool{s.Cron != "", s.Every != 0, s.At != nil} {
 		if set {
@@ -121,13 +122,20 @@ func (s Schedule) Validate() []berth.FieldError {
 		}
 	}
 	v.require(when == 1, "cron", fmt.Sprintf("%d of cron, every and at are set", when), "exactly one of them")
-	v.require(s.Every == 0 || s.Every.Std() >= MinScheduleEvery && s.Every.Std()%time.Second == 0 && s.Every.Std() <= maxScheduleYears, "every", fmt.Sprintf("%s is not possible", s.Every), "whole seconds, from 1s to 43800h")
-	v.require(s.At == nil || s.At.Year() >= 2000 && s.At.Year() < 2100, "at", "is out of range", "a time from 2000 to 2099")
-	v.require(s.TimeZone == "" || s.Cron != "", "time_zone", "is of no use without cron", "leave it out: at has its own, and every counts from 1970-01-01T00:00:00Z")
-	v.require(s.Jitter >= 0 && s.Jitter.Std() <= 24*time.Hour && (s.Every == 0 || s.Jitter < s.Every), "jitter", fmt.Sprintf("%s is out of range", s.Jitter), "0 to 24h, and less than every")
-	v.require(s.CatchUp.Std() >= 10*time.Second && s.CatchUp.Std() <= DefaultCatchUpOnce, "catch_up", fmt.Sprintf("%s is out of range", s.CatchUp), "10s to 8760h")
+	v.require(s.Every == 0 || s.Every.Std() >= MinScheduleEvery && s.Every.Std()%time.Second == 0 &&
+		s.Every.Std() <= maxScheduleYears, "every", fmt.Sprintf("%s is not possible", s.Every),
+		"whole seconds, from 1s to 43800h")
+	v.require(s.At == nil || s.At.Year() >= 2000 && s.At.Year() < 2100, "at", "is out of range",
+		"a time from 2000 to 2099")
+	v.require(s.TimeZone == "" || s.Cron != "", "time_zone", "is of no use without cron",
+		"leave it out: at has its own, and every counts from 1970-01-01T00:00:00Z")
+	v.require(s.Jitter >= 0 && s.Jitter.Std() <= 24*time.Hour && (s.Every == 0 || s.Jitter < s.Every),
+		"jitter", fmt.Sprintf("%s is out of range", s.Jitter), "0 to 24h, and less than every")
+	v.require(s.CatchUp.Std() >= 10*time.Second && s.CatchUp.Std() <= DefaultCatchUpOnce,
+		"catch_up", fmt.Sprintf("%s is out of range", s.CatchUp), "10s to 8760h")
 	v.overlap("overlap", s.Overlap)
-	v.require((s.Job == nil) != (s.Pipeline == nil), "job", "is set beside pipeline, or neither is", "exactly one of job and pipeline")
+	v.require((s.Job == nil) != (s.Pipeline == nil), "job", "is set beside pipeline, or neither is",
+		"exactly one of job and pipeline")
 	if s.Job != nil {
 		v.within("job.", s.Job.Validate())
 	}
@@ -188,7 +196,8 @@ type ScheduleNote struct {
 // Validate returns every fault at once, nil if there is none.
 func (n ScheduleNote) Validate() []berth.FieldError {
 	v := &validation{}
-	v.require(len(n.Note) <= 500 && !strings.ContainsRune(n.Note, 0), "note", "is too long, or has a NUL", "at most 500 bytes")
+	v.require(len(n.Note) <= 500 && !strings.ContainsRune(n.Note, 0), "note", "is too long, or has a NUL",
+		"at most 500 bytes")
 	return v.faults
 }
 
@@ -219,7 +228,8 @@ func (b Backfill) Validate(now time.Time) []berth.FieldError {
 	v := &validation{}
 	v.require(b.From.Year() >= 2000, "from", "is missing, or out of range", "a time since 2000")
 	v.require(!b.From.After(now), "from", "is in the future", "a time that has passed")
-	v.require(b.To == nil || !b.To.Before(b.From.Time) && !b.To.After(now), "to", "is before from, or in the future", "a time from from to now")
+	v.require(b.To == nil || !b.To.Before(b.From.Time) && !b.To.After(now), "to", "is before from, or in the future",
+		"a time from from to now")
 	if b.Overlap != "" {
 		v.overlap("overlap", b.Overlap)
 	}

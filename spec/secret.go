@@ -28,11 +28,14 @@ const (
 func (n NewSecretValue) Validate() []berth.FieldError {
 	v := &validation{}
 	v.secretName("name", n.Name)
-	ok := n.Value != "" && len(n.Value) <= MaxSecretBytes && utf8.ValidString(string(n.Value)) && !strings.ContainsRune(string(n.Value), 0)
-	v.require(ok, "value", "is no text, or empty, or too long", fmt.Sprintf("text of 1 to %d bytes without NUL; encode other values, by base64 for one", MaxSecretBytes))
+	ok := n.Value != "" && len(n.Value) <= MaxSecretBytes && utf8.ValidString(string(n.Value)) &&
+		!strings.ContainsRune(string(n.Value), 0)
+	v.require(ok, "value", "is no text, or empty, or too long",
+		fmt.Sprintf("text of 1 to %d bytes without NUL; encode other values, by base64 for one", MaxSecretBytes))
 	if n.Name == WebhookSecret && n.Value != "" {
 		_, err := ParseWebhookKeys(string(n.Value))
-		v.require(err == nil, "value", "is no key to sign webhooks with", "whsec_ and 24 to 64 bytes in base64: echo whsec_$(openssl rand -base64 32)")
+		v.require(err == nil, "value", "is no key to sign webhooks with",
+			"whsec_ and 24 to 64 bytes in base64: echo whsec_$(openssl rand -base64 32)")
 	}
 	return v.faults
 }
@@ -81,9 +84,11 @@ func (s Job) AllSecrets() []string {
 func (v *validation) secretName(field, name string) {
 	ok := name != "" && len(name) <= maxSecretName && name[0] != '.' && name[0] != '-'
 	for _, c := range []byte(name) {
-		ok = ok && (c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '.' || c == '-')
+		ok = ok && (c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' ||
+			c == '.' || c == '-')
 	}
-	v.require(ok, field, fmt.Sprintf("%.200q is not a secret's name", name), "1 to 128 letters, digits, _, . and -, the first no . or -")
+	v.require(ok, field, fmt.Sprintf("%.200q is not a secret's name", name),
+		"1 to 128 letters, digits, _, . and -, the first no . or -")
 }
 
 // isVariable reports whether a shell could name it.
@@ -108,7 +113,8 @@ func (s Job) validateSecrets(v *validation) {
 		}
 		_, set := s.Env[name]
 		v.require(!set, field, "is set in env, too", "one of the two, or secrets_as: file")
-		v.require(isVariable(name), field, fmt.Sprintf("%.200q cannot be a variable's name", name), "letters, digits and _, or secrets_as: file")
+		v.require(isVariable(name), field, fmt.Sprintf("%.200q cannot be a variable's name", name),
+			"letters, digits and _, or secrets_as: file")
 		reserved := slices.ContainsFunc(reservedEnv, func(p string) bool { return strings.HasPrefix(name, p) })
 		v.require(!reserved, field, "is set by Berth or by the GPU runtime", "another name, or secrets_as: file")
 	}

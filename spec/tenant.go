@@ -57,7 +57,8 @@ func (p TenantPatch) Validate() []berth.FieldError {
 	v := &validation{}
 	v.require(p.Parent != nil || p.Weight != nil, "", "changes nothing", "parent, weight")
 	if p.Parent != nil {
-		v.require(*p.Parent == "" || isName(string(*p.Parent)), "parent", fmt.Sprintf("%q is not a name", *p.Parent), nameForm)
+		v.require(*p.Parent == "" || isName(string(*p.Parent)), "parent", fmt.Sprintf("%q is not a name", *p.Parent),
+			nameForm)
 	}
 	if p.Weight != nil {
 		v.weight(*p.Weight)

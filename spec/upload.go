@@ -16,7 +16,8 @@ func (s Job) Unsent() []berth.FieldError {
 	}
 	for i, in := range s.Inputs {
 		_, err := berth.ParseAddress(in.From)
-		v.require(err == nil || in.Kind() != InputFolder, fmt.Sprintf("inputs[%d].from", i), "is no address of an upload", unsentHint)
+		v.require(err == nil || in.Kind() != InputFolder, fmt.Sprintf("inputs[%d].from", i),
+			"is no address of an upload", unsentHint)
 	}
 	return v.faults
 }
@@ -35,7 +36,8 @@ func (s Job) Uploads() []NamedUpload {
 	return all
 }
 
-const unsentHint = "sha256:… of what was sent to POST /v1/uploads before; berth submit packs and sends the folder by itself"
+const unsentHint = "sha256:… of what was sent to POST /v1/uploads before; berth submit packs and sends the folder " +
+	"by itself"
 
 // NamedUpload is an upload and the field that names it.
 type NamedUpload struct {

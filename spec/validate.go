@@ -25,7 +25,8 @@ const (
 
 // reservedEnv are variables that Berth or the container hooks set; a job that
 // sets them could reach devices it was not given.
-var reservedEnv = []string{"NVIDIA_", "LD_PRELOAD", "LD_LIBRARY_PATH_NVIDIA", "BERTH_", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES"}
+var reservedEnv = []string{"NVIDIA_", "LD_PRELOAD", "LD_LIBRARY_PATH_NVIDIA", "BERTH_", "MASTER_ADDR", "MASTER_PORT",
+	"NODE_RANK", "NNODES"}
 
 // reservedPaths cannot be hidden by a mount.
 var reservedPaths = []string{"/", "/proc", "/sys", "/dev", "/etc", "/workspace"}
@@ -35,24 +36,30 @@ var reservedPaths = []string{"/", "/proc", "/sys", "/dev", "/etc", "/workspace"}
 // (placement.CompileConstraint).
 func (s Job) Validate() []berth.FieldError {
 	v := &validation{}
-	v.require(isName(s.Name), "name", fmt.Sprintf("%q is not a name", s.Name), "1 to 63 of a-z, 0-9 and '-', not at either end")
-	v.require(s.Image != "" && len(s.Image) <= 512 && !strings.ContainsAny(s.Image, " \t\r\n\x00"), "image", fmt.Sprintf("%q is not an image reference", s.Image), "such as python:3.12-slim")
-	v.require(len(s.Command)+len(s.Entrypoint) <= maxCommandArgs, "command", "too many arguments", fmt.Sprintf("at most %d", maxCommandArgs))
+	v.require(isName(s.Name), "name", fmt.Sprintf("%q is not a name", s.Name),
+		"1 to 63 of a-z, 0-9 and '-', not at either end")
+	v.require(s.Image != "" && len(s.Image) <= 512 && !strings.ContainsAny(s.Image, " \t\r\n\x00"),
+		"image", fmt.Sprintf("%q is not an image reference", s.Image), "such as python:3.12-slim")
+	v.require(len(s.Command)+len(s.Entrypoint) <= maxCommandArgs, "command", "too many arguments",
+		fmt.Sprintf("at most %d", maxCommandArgs))
 	s.validateEnv(v)
 	s.validateResources(v)
 	s.validatePlacement(v)
 	s.validateTimes(v)
 	s.validateRetry(v)
 	s.validateCheckpoint(v)
-	v.require(s.Members >= 1 && s.Members <= MaxMembers, "members", fmt.Sprintf("%d is out of range", s.Members), fmt.Sprintf("1 to %d", MaxMembers))
+	v.require(s.Members >= 1 && s.Members <= MaxMembers, "members", fmt.Sprintf("%d is out of range", s.Members),
+		fmt.Sprintf("1 to %d", MaxMembers))
 	s.validateArray(v)
 	v.require(len(s.Labels) <= MaxLabels, "labels", "too many labels", fmt.Sprintf("at most %d", MaxLabels))
 	for _, k := range sortedKeys(s.Labels) {
 		v.label(k, s.Labels[k])
 	}
-	v.require(*s.Priority >= 0 && *s.Priority <= 1000, "priority", fmt.Sprintf("%d is out of range", *s.Priority), "low, normal, high or 0 to 1000")
+	v.require(*s.Priority >= 0 && *s.Priority <= 1000, "priority", fmt.Sprintf("%d is out of range", *s.Priority),
+		"low, normal, high or 0 to 1000")
 	v.oneOf("execution", string(s.Execution), string(AtLeastOnce), string(AtMostOne))
-	v.require(len(s.Workdir) <= 4096 && !strings.ContainsRune(s.Workdir, 0), "workdir", "is too long, or has a NUL", "a folder, or the address of an upload")
+	v.require(len(s.Workdir) <= 4096 && !strings.ContainsRune(s.Workdir, 0), "workdir", "is too long, or has a NUL",
+		"a folder, or the address of an upload")
 	s.validateSecrets(v)
 	s.validateInputs(v)
 	s.validateOutputs(v)
@@ -65,9 +72,11 @@ func (s Job) Validate() []berth.FieldError {
 // act on: silence would be a promise.
 func (s Job) validateUnbuilt(v *validation) {
 	const no = "is not supported by this version"
-	v.require(len(s.Needs) == 0, "needs", "is for steps of a pipeline", "leave it out, or submit a file of kind: pipeline")
+	v.require(len(s.Needs) == 0, "needs", "is for steps of a pipeline",
+		"leave it out, or submit a file of kind: pipeline")
 	v.require(s.OnFailure == "", "on_failure", "is for pipelines, and steps that have jobs", "leave it out")
-	v.require(s.Jobs == nil, "jobs", "is for pipelines, and steps of one", "leave it out, or submit a file of kind: pipeline")
+	v.require(s.Jobs == nil, "jobs", "is for pipelines, and steps of one",
+		"leave it out, or submit a file of kind: pipeline")
 	v.require(!s.Cache, "cache", "is for steps of a pipeline", "leave it out, or submit a file of kind: pipeline")
 	v.require(s.Placement.MaxPricePerHour == 0, "placement.max_price_per_hour", no, "leave it out")
 }
@@ -78,7 +87,8 @@ func (s Job) validateEnv(v *validation) {
 		v.variable("env."+k, k, s.Env[k])
 	}
 	argument := func(field string, i int, a string) {
-		v.require(len(a) <= 128<<10 && !strings.Contains(a, "\x00"), fmt.Sprintf("%s[%d]", field, i), "too long, or has a NUL", "at most 128KiB each")
+		v.require(len(a) <= 128<<10 && !strings.Contains(a, "\x00"), fmt.Sprintf("%s[%d]", field, i),
+			"too long, or has a NUL", "at most 128KiB each")
 	}
 	for i, a := range s.Entrypoint {
 		argument("entrypoint", i, a)
@@ -90,17 +100,27 @@ func (s Job) validateEnv(v *validation) {
 
 func (s Job) validateResources(v *validation) {
 	r := s.Resources
-	v.require(*r.CPUs >= 10 && *r.CPUs <= 4096_000, "resources.cpus", fmt.Sprintf("%s is out of range", r.CPUs), "0.01 to 4096 cores")
-	v.require(*r.Memory >= 4 && *r.Memory <= 1<<26, "resources.memory", fmt.Sprintf("%s is out of range", r.Memory), "4MiB to 64TiB")
+	v.require(*r.CPUs >= 10 && *r.CPUs <= 4096_000, "resources.cpus", fmt.Sprintf("%s is out of range", r.CPUs),
+		"0.01 to 4096 cores")
+	v.require(*r.Memory >= 4 && *r.Memory <= 1<<26, "resources.memory", fmt.Sprintf("%s is out of range", r.Memory),
+		"4MiB to 64TiB")
 	v.require(r.Disk >= 0 && r.Disk <= 1<<30, "resources.disk", fmt.Sprintf("%s is out of range", r.Disk), "0 to 1PiB")
-	v.require(r.ShmSize >= 0 && r.ShmSize <= *r.Memory, "resources.shm_size", fmt.Sprintf("%s is more than the memory", r.ShmSize), "at most resources.memory")
-	v.require(r.GPUs >= 0 && r.GPUs <= MaxGPUs*1000, "resources.gpus", fmt.Sprintf("%s is out of range", r.GPUs), fmt.Sprintf("0 to %d", MaxGPUs))
-	v.require(r.GPUs < 1000 || r.GPUs%1000 == 0, "resources.gpus", fmt.Sprintf("%s is neither whole nor a share of one", r.GPUs), "a whole number, or a share below 1")
-	v.require(r.GPUs > 0 || len(r.GPUType) == 0, "resources.gpu_type", "asks for a type but for no GPU", "set resources.gpus, or leave it out")
-	v.require(r.GPUs > 0 || r.GPUMemory == 0, "resources.gpu_memory", "asks for GPU memory but for no GPU", "set resources.gpus, or leave it out")
-	v.require(r.GPUMemory >= 0 && r.GPUMemory <= 1<<22, "resources.gpu_memory", fmt.Sprintf("%s is out of range", r.GPUMemory), "0 to 4TiB")
+	v.require(r.ShmSize >= 0 && r.ShmSize <= *r.Memory,
+		"resources.shm_size", fmt.Sprintf("%s is more than the memory", r.ShmSize), "at most resources.memory")
+	v.require(r.GPUs >= 0 && r.GPUs <= MaxGPUs*1000, "resources.gpus", fmt.Sprintf("%s is out of range", r.GPUs),
+		fmt.Sprintf("0 to %d", MaxGPUs))
+	v.require(r.GPUs < 1000 || r.GPUs%1000 == 0,
+		"resources.gpus", fmt.Sprintf("%s is neither whole nor a share of one", r.GPUs),
+		"a whole number, or a share below 1")
+	v.require(r.GPUs > 0 || len(r.GPUType) == 0, "resources.gpu_type", "asks for a type but for no GPU",
+		"set resources.gpus, or leave it out")
+	v.require(r.GPUs > 0 || r.GPUMemory == 0, "resources.gpu_memory", "asks for GPU memory but for no GPU",
+		"set resources.gpus, or leave it out")
+	v.require(r.GPUMemory >= 0 && r.GPUMemory <= 1<<22,
+		"resources.gpu_memory", fmt.Sprintf("%s is out of range", r.GPUMemory), "0 to 4TiB")
 	for i, t := range r.GPUType {
-		v.require(t != "" && len(t) <= 63, fmt.Sprintf("resources.gpu_type[%d]", i), fmt.Sprintf("%q is not a GPU model", t), "such as H100")
+		v.require(t != "" && len(t) <= 63, fmt.Sprintf("resources.gpu_type[%d]", i),
+			fmt.Sprintf("%q is not a GPU model", t), "such as H100")
 	}
 }
 
@@ -109,16 +129,19 @@ func (s Job) validatePlacement(v *validation) {
 	v.oneOf("placement.site", p.Site, "any", "on_prem", "cloud")
 	v.oneOf("placement.strategy", p.Strategy, "pack", "spread")
 	v.require(len(p.Constraint) <= 4096, "placement.constraint", "too long", "at most 4096 bytes")
-	v.require(len(p.Regions) <= 64 && len(p.Labels) <= MaxLabels && len(p.AvoidMachines) <= 256, "placement", "too many entries", "at most 64 regions, 64 labels and 256 avoided machines")
+	v.require(len(p.Regions) <= 64 && len(p.Labels) <= MaxLabels && len(p.AvoidMachines) <= 256,
+		"placement", "too many entries", "at most 64 regions, 64 labels and 256 avoided machines")
 	for _, k := range sortedKeys(p.Labels) {
 		v.machineLabel("placement.labels", k)
 	}
 	v.require(len(p.SameLabel) <= 63, "placement.same_label", "too long", "at most 63 bytes")
 	for i, r := range p.Regions {
-		v.require(r != "" && len(r) <= 63, fmt.Sprintf("placement.regions[%d]", i), fmt.Sprintf("%q is not a region", r), "1 to 63 bytes")
+		v.require(r != "" && len(r) <= 63, fmt.Sprintf("placement.regions[%d]", i),
+			fmt.Sprintf("%q is not a region", r), "1 to 63 bytes")
 	}
 	for i, m := range p.AvoidMachines {
-		v.require(isName(string(m)), fmt.Sprintf("placement.avoid_machines[%d]", i), fmt.Sprintf("%q is not a machine name", m), "1 to 63 of a-z, 0-9 and '-'")
+		v.require(isName(string(m)), fmt.Sprintf("placement.avoid_machines[%d]", i),
+			fmt.Sprintf("%q is not a machine name", m), "1 to 63 of a-z, 0-9 and '-'")
 	}
 }
 
@@ -132,19 +155,25 @@ func (s Job) validateTimes(v *validation) {
 	within("time_limit", s.TimeLimit, time.Second, year)
 	within("stall_timeout", s.StallTimeout, 10*time.Second, year)
 	within("lost_after", s.LostAfter, 2*time.Second, 24*time.Hour)
-	v.require(*s.StopGrace >= 0 && s.StopGrace.Std() <= time.Hour, "stop_grace", fmt.Sprintf("%s is out of range", s.StopGrace), "0s to 1h")
+	v.require(*s.StopGrace >= 0 && s.StopGrace.Std() <= time.Hour,
+		"stop_grace", fmt.Sprintf("%s is out of range", s.StopGrace), "0s to 1h")
 }
 
 func (s Job) validateRetry(v *validation) {
 	r := s.Retry
-	v.require(r.MaxAttempts >= 1 && r.MaxAttempts <= 100, "retry.max_attempts", fmt.Sprintf("%d is out of range", r.MaxAttempts), "1 to 100")
+	v.require(r.MaxAttempts >= 1 && r.MaxAttempts <= 100,
+		"retry.max_attempts", fmt.Sprintf("%d is out of range", r.MaxAttempts), "1 to 100")
 	v.oneOf("retry.on_oom", r.OnOOM, "fail", "grow")
-	v.require(r.Backoff.Factor >= 1 && r.Backoff.Factor <= 10, "retry.backoff.factor", fmt.Sprintf("%g is out of range", r.Backoff.Factor), "1 to 10")
-	v.require(r.Backoff.Initial >= 0 && r.Backoff.Max.Std() <= 24*time.Hour && r.Backoff.Initial <= r.Backoff.Max, "retry.backoff", "initial is above max, or max above 24h", "0s <= initial <= max <= 24h")
+	v.require(r.Backoff.Factor >= 1 && r.Backoff.Factor <= 10,
+		"retry.backoff.factor", fmt.Sprintf("%g is out of range", r.Backoff.Factor), "1 to 10")
+	v.require(r.Backoff.Initial >= 0 && r.Backoff.Max.Std() <= 24*time.Hour && r.Backoff.Initial <= r.Backoff.Max,
+		"retry.backoff", "initial is above max, or max above 24h", "0s <= initial <= max <= 24h")
 	v.require(len(r.Rules) <= 64, "retry.rules", "too many rules", "at most 64")
 	for i, rule := range r.Rules {
 		_, err := ParseExitCodes(string(rule.ExitCodes))
-		v.require(err == nil, fmt.Sprintf("retry.rules[%d].exit_codes", i), fmt.Sprintf("%q is not a set of exit codes", rule.ExitCodes), "numbers and ranges from 1 to 255, such as 42,100-110")
+		v.require(err == nil, fmt.Sprintf("retry.rules[%d].exit_codes", i),
+			fmt.Sprintf("%q is not a set of exit codes", rule.ExitCodes),
+			"numbers and ranges from 1 to 255, such as 42,100-110")
 		v.oneOf(fmt.Sprintf("retry.rules[%d].action", i), rule.Action, ActionRetry, ActionRetryElsewhere, ActionFail)
 	}
 }
@@ -158,13 +187,16 @@ func (s Job) validateCheckpoint(v *validation) {
 	for _, r := range reservedPaths[1:] {
 		ok = ok && !strings.HasPrefix(c.Path, r+"/")
 	}
-	v.require(ok, "checkpoint.path", fmt.Sprintf("%q cannot be a checkpoint folder", c.Path), "a clean absolute path such as /checkpoint, not under "+strings.Join(reservedPaths[1:], ", "))
+	v.require(ok, "checkpoint.path", fmt.Sprintf("%q cannot be a checkpoint folder", c.Path),
+		"a clean absolute path such as /checkpoint, not under "+strings.Join(reservedPaths[1:], ", "))
 	v.require(c.Keep >= 1 && c.Keep <= 100, "checkpoint.keep", fmt.Sprintf("%d is out of range", c.Keep), "1 to 100")
-	v.require(c.Interval == 0 || c.Interval.Std() >= time.Second, "checkpoint.interval", fmt.Sprintf("%s is out of range", c.Interval), "at least 1s")
+	v.require(c.Interval == 0 || c.Interval.Std() >= time.Second,
+		"checkpoint.interval", fmt.Sprintf("%s is out of range", c.Interval), "at least 1s")
 	if c.Signal != "" {
 		v.oneOf("checkpoint.signal", c.Signal, "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM")
 	}
-	v.require(c.Interval == 0 || c.Signal != "", "checkpoint.interval", "has no signal to send", "set checkpoint.signal, or leave it out")
+	v.require(c.Interval == 0 || c.Signal != "", "checkpoint.interval", "has no signal to send",
+		"set checkpoint.signal, or leave it out")
 }
 
 // ExplicitZero is the fault of a zero that was written into a field whose zero
@@ -189,7 +221,8 @@ func (v *validation) require(ok bool, field, detail, allowed string) {
 
 // variable checks one variable of the environment.
 func (v *validation) variable(field, name, value string) {
-	ok := name != "" && len(name) <= 256 && !strings.ContainsAny(name, "=\x00 \t\r\n") && len(value) <= 32<<10 && !strings.Contains(value, "\x00")
+	ok := name != "" && len(name) <= 256 && !strings.ContainsAny(name, "=\x00 \t\r\n") && len(value) <= 32<<10 &&
+		!strings.Contains(value, "\x00")
 	v.require(ok, field, "not a variable", "a name without '=' or blanks, a value of at most 32KiB")
 	reserved := slices.ContainsFunc(reservedEnv, func(p string) bool { return strings.HasPrefix(name, p) })
 	v.require(!reserved, field, "is set by Berth or by the GPU runtime", "another name")
@@ -198,9 +231,11 @@ func (v *validation) variable(field, name, value string) {
 // label checks one label. A key with = could not be asked for, as filters are
 // written key=value.
 func (v *validation) label(key, value string) {
-	v.require(key != "" && len(key) <= 63 && len(value) <= 256, "labels."+key, "key or value is too long or empty", "keys of 1 to 63 and values of at most 256 bytes")
+	v.require(key != "" && len(key) <= 63 && len(value) <= 256, "labels."+key, "key or value is too long or empty",
+		"keys of 1 to 63 and values of at most 256 bytes")
 	odd := func(r rune) bool { return r == '=' || unicode.IsSpace(r) || unicode.IsControl(r) }
-	v.require(!strings.ContainsFunc(key, odd), "labels."+key, "has a key that cannot be searched for", "keys without =, blanks and control characters")
+	v.require(!strings.ContainsFunc(key, odd), "labels."+key, "has a key that cannot be searched for",
+		"keys without =, blanks and control characters")
 }
 
 func (v *validation) oneOf(field, got string, allowed ...string) {

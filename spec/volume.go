@@ -25,13 +25,15 @@ const maxVolume = 48
 const volumeForm = "a / and 1 to 48 of a-z, A-Z, 0-9, '-', '_' and '.', of which the first is a letter or a digit"
 
 // systemFolders are names that would look like the machine's own folders.
-var systemFolders = []string{"bin", "boot", "dev", "etc", "lib", "lib64", "proc", "root", "run", "sbin", "sys", "tmp", "usr", "var"}
+var systemFolders = []string{"bin", "boot", "dev", "etc", "lib", "lib64", "proc", "root", "run", "sbin", "sys",
+	"tmp", "usr", "var"}
 
 // ParseVolume reads a name with its slash.
 func ParseVolume(text string) (Volume, error) {
 	name, ok := strings.CutPrefix(text, "/")
 	odd := func(r rune) bool { return !strings.ContainsRune(lowerName+"ABCDEFGHIJKLMNOPQRSTUVWXYZ_.", r) }
-	if !ok || name == "" || len(name) > maxVolume || strings.ContainsFunc(name, odd) || strings.ContainsRune("-_.", rune(name[0])) {
+	if !ok || name == "" || len(name) > maxVolume || strings.ContainsFunc(name, odd) ||
+		strings.ContainsRune("-_.", rune(name[0])) {
 		return "", berth.Errorf(berth.CodeInvalid, "%.100q is no name of a folder: it is %s", text, volumeForm)
 	}
 	if slices.Contains(systemFolders, name) {
@@ -110,7 +112,8 @@ func ParseFile(from string) (v Volume, path string, err error) {
 		case len(part) > 255:
 			return "", "", berth.Errorf(berth.CodeInvalid, "a part of its path has %d bytes: at most 255", len(part))
 		case strings.ContainsRune(part, 0) || strings.ContainsRune(part, '\\') || isEscaped(part):
-			return "", "", berth.Errorf(berth.CodeInvalid, "%.100q is written with an escape, and names are written as they are", part)
+			return "", "", berth.Errorf(berth.CodeInvalid,
+				"%.100q is written with an escape, and names are written as they are", part)
 		}
 	}
 	return v, path, nil
@@ -167,5 +170,6 @@ func (s Job) machineLabels() map[string]string {
 // machineLabel checks a label that is a machine's, or that one is asked for.
 func (v *validation) machineLabel(field, key string) {
 	_, reserved := VolumeOf(key)
-	v.require(!reserved, field+"."+key, "is set by machines alone, by what folders they have", fmt.Sprintf("keys that do not begin with %s", volumeLabel))
+	v.require(!reserved, field+"."+key, "is set by machines alone, by what folders they have",
+		fmt.Sprintf("keys that do not begin with %s", volumeLabel))
 }

@@ -103,7 +103,8 @@ func ParseMemberMetrics(b []byte) (MemberMetrics, error) {
 	}
 	for i := range m.Series {
 		s := &m.Series[i]
-		if s.Unit = s.Metric.Unit(); s.Unit == "" || len(s.GPU) > 128 || len(s.Values) > MaxPoints || len(s.Values) != len(m.Series[0].Values) {
+		if s.Unit = s.Metric.Unit(); s.Unit == "" || len(s.GPU) > 128 || len(s.Values) > MaxPoints ||
+			len(s.Values) != len(m.Series[0].Values) {
 			return m, fmt.Errorf("read metrics: series %.40q of %.40q with %d values", s.Metric, s.GPU, len(s.Values))
 		}
 	}

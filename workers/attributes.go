@@ -47,7 +47,8 @@ func AddSearchAttributes(ctx context.Context, c client.Client, namespace string)
 // hasSearchAttributes reports whether the namespace has a name for each of our
 // attributes, as it has where visibility is kept in SQL.
 func hasSearchAttributes(ctx context.Context, c client.Client, namespace string) (bool, error) {
-	d, err := c.WorkflowService().DescribeNamespace(ctx, &workflowservice.DescribeNamespaceRequest{Namespace: namespace})
+	d, err := c.WorkflowService().DescribeNamespace(ctx,
+		&workflowservice.DescribeNamespaceRequest{Namespace: namespace})
 	if err != nil {
 		return false, err
 	}

@@ -29,7 +29,8 @@ func applicationError(err error) error {
 	if !ok {
 		return err
 	}
-	return temporal.NewApplicationErrorWithOptions(clip(err.Error(), maxMessage), string(e.Code), temporal.ApplicationErrorOptions{
-		NonRetryable: !retryable(e.Code),
-	})
+	return temporal.NewApplicationErrorWithOptions(clip(err.Error(), maxMessage), string(e.Code),
+		temporal.ApplicationErrorOptions{
+			NonRetryable: !retryable(e.Code),
+		})
 }

@@ -18,7 +18,8 @@ type activities struct {
 	log *slog.Logger
 }
 
-func (a *activities) InterceptActivity(_ context.Context, next interceptor.ActivityInboundInterceptor) interceptor.ActivityInboundInterceptor {
+func (a *activities) InterceptActivity(_ context.Context,
+	next interceptor.ActivityInboundInterceptor) interceptor.ActivityInboundInterceptor {
 	return &inbound{ActivityInboundInterceptorBase: interceptor.ActivityInboundInterceptorBase{Next: next}, log: a.log}
 }
 
@@ -48,5 +49,6 @@ func (i *inbound) tell(ctx context.Context, err error, took time.Duration) {
 	info := activity.GetInfo(ctx)
 	job, _ := berth.JobOfWorkflow(info.WorkflowExecution.ID)
 	i.log.Log(ctx, level, "activity ended without a result",
-		"activity", info.ActivityType.Name, "job_id", job, "tries", info.Attempt, "took", took.Round(time.Millisecond), "err", err)
+		"activity", info.ActivityType.Name, "job_id", job, "tries", info.Attempt,
+		"took", took.Round(time.Millisecond), "err", err)
 }

@@ -75,7 +75,8 @@ func (t *tracer) StartSpan(o *interceptor.TracerStartSpanOptions) (interceptor.T
 		about = append(about, attribute.String("berth.job_id", string(job)))
 	}
 	span := t.traces.Temporal(tracing.Step{
-		Name: o.Operation + ":" + o.Name, Job: job, At: o.Time, Repeats: o.IdempotencyKey, Parent: contextOf(o.Parent), About: about,
+		Name: o.Operation + ":" + o.Name, Job: job, At: o.Time, Repeats: o.IdempotencyKey,
+		Parent: contextOf(o.Parent), About: about,
 	})
 	switch o.Operation {
 	case runWorkflow:
@@ -99,7 +100,8 @@ func contextOf(ref interceptor.TracerSpanRef) trace.SpanContext {
 		SpanID() trace.SpanID
 		TraceFlags() trace.TraceFlags
 	}:
-		return trace.NewSpanContext(trace.SpanContextConfig{TraceID: r.TraceID(), SpanID: r.SpanID(), TraceFlags: r.TraceFlags(), Remote: true})
+		return trace.NewSpanContext(trace.SpanContextConfig{TraceID: r.TraceID(), SpanID: r.SpanID(),
+			TraceFlags: r.TraceFlags(), Remote: true})
 	}
 	return trace.SpanContext{}
 }
@@ -112,7 +114,8 @@ type tracedWorkflows struct {
 	tracer *tracer
 }
 
-func (i *tracedWorkflows) InterceptWorkflow(ctx workflow.Context, next interceptor.WorkflowInboundInterceptor) interceptor.WorkflowInboundInterceptor {
+func (i *tracedWorkflows) InterceptWorkflow(ctx workflow.Context,
+	next interceptor.WorkflowInboundInterceptor) interceptor.WorkflowInboundInterceptor {
 	return i.Interceptor.InterceptWorkflow(ctx, &ending{interceptor.WorkflowInboundInterceptorBase{Next: next}})
 }
 

@@ -65,7 +65,8 @@ func NewWaiters(d WaiterDeps, o wait.Options) *Waiters {
 	}
 	w := &Waiters{
 		client: d.Client, registry: wait.New(d.Store, byToken{d.Client, d.Limit}, o), hints: d.Hints,
-		limit: d.Limit, pace: rate.NewLimiter(reattached, reattached), held: make(chan struct{}, waiterSlots/2), log: o.Logger,
+		limit: d.Limit, pace: rate.NewLimiter(reattached, reattached),
+		held: make(chan struct{}, waiterSlots/2), log: o.Logger,
 	}
 	w.run = w.wait
 	if d.Around != nil {
@@ -165,7 +166,8 @@ func (w *Waiters) reattach(ctx context.Context) {
 // stopping is the error with which a waiter leaves a worker that stops: the server
 // starts the activity again after the delay, and writes no event of that.
 func stopping(delay time.Duration) error {
-	return temporal.NewApplicationErrorWithOptions("this replica stops, another one waits", "WaiterStopping", temporal.ApplicationErrorOptions{NextRetryDelay: max(delay, time.Millisecond)})
+	return temporal.NewApplicationErrorWithOptions("this replica stops, another one waits",
+		"WaiterStopping", temporal.ApplicationErrorOptions{NextRetryDelay: max(delay, time.Millisecond)})
 }
 
 // byToken is wait.Temporal over the client of this process, under its limit. Ends
@@ -231,7 +233,8 @@ func (t byToken) HandOver(ctx context.Context, token []byte, delay time.Duration
 // gone turns the answers that tell that nobody waits for an activity's result into
 // wait.ErrGone.
 func gone(err error) error {
-	if _, ok := errors.AsType[*serviceerror.NotFound](err); ok || errors.Is(err, activity.ErrActivityPaused) || errors.Is(err, activity.ErrActivityReset) {
+	if _, ok := errors.AsType[*serviceerror.NotFound](err); ok || errors.Is(err, activity.ErrActivityPaused) ||
+		errors.Is(err, activity.ErrActivityReset) {
 		return wait.ErrGone
 	}
 	return err

@@ -19,7 +19,8 @@ var scheduledAttribute = temporal.NewSearchAttributeKeyTime(berth.AttributeSched
 func Fire(ctx workflow.Context, in wire.FireInput) error {
 	at, ok := workflow.GetTypedSearchAttributes(ctx).GetTime(scheduledAttribute)
 	if !ok {
-		return temporal.NewNonRetryableApplicationError("it stands for no time: only a schedule starts it", string(berth.CodeInvalid), nil)
+		return temporal.NewNonRetryableApplicationError("it stands for no time: only a schedule starts it",
+			string(berth.CodeInvalid), nil)
 	}
 	result, err := step[wire.FireResult](ctx, berth.ActivityFire, in.Schedule, at)
 	if err != nil {

@@ -71,7 +71,9 @@ func startReady(ctx workflow.Context, result wire.ReconcileResult, started map[b
 			TypedSearchAttributes: temporal.NewSearchAttributes(
 				tenantAttribute.ValueSet(string(result.Tenant)), kindAttribute.ValueSet(string(r.Kind))),
 		})
-		children = append(children, workflow.ExecuteChildWorkflow(child, berth.WorkflowOf(r.Kind), wire.JobInput{Job: r.Job}).GetChildWorkflowExecution())
+		children = append(children,
+			workflow.ExecuteChildWorkflow(child, berth.WorkflowOf(r.Kind),
+				wire.JobInput{Job: r.Job}).GetChildWorkflowExecution())
 	}
 	for _, c := range children {
 		err := c.Get(ctx, nil)

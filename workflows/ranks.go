@@ -146,7 +146,8 @@ var errNotSealed = errors.New("the machine does not have it to its end")
 // the member: the row does. If it is live there, it gets another waiter, later.
 func (r *ranks) lost(i int, why error) {
 	w := &r.waiters[i]
-	workflow.GetLogger(r.ctx).Warn("waiter lost", "job_id", r.id, "attempt", r.attempt, "machine_id", w.slot.Machine, "losses", w.losses, "err", why)
+	workflow.GetLogger(r.ctx).Warn("waiter lost", "job_id", r.id, "attempt", r.attempt, "machine_id", w.slot.Machine,
+		"losses", w.losses, "err", why)
 	w.pending = true // no other waiter before the pause is over
 	r.look()
 	if w.done || r.superseded || r.err != nil {

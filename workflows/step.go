@@ -18,7 +18,8 @@ var (
 	localStep = workflow.LocalActivityOptions{
 		StartToCloseTimeout:    3 * time.Second, // a step takes milliseconds; Reserve waits up to a second
 		ScheduleToCloseTimeout: 5 * time.Second, // far below the time of a workflow task (10 s)
-		RetryPolicy:            &temporal.RetryPolicy{InitialInterval: 100 * time.Millisecond, BackoffCoefficient: 2, MaximumAttempts: 3},
+		RetryPolicy: &temporal.RetryPolicy{InitialInterval: 100 * time.Millisecond, BackoffCoefficient: 2,
+			MaximumAttempts: 3},
 	}
 
 	// durableStep is the same step while the database is away: the server
@@ -26,7 +27,8 @@ var (
 	durableStep = workflow.ActivityOptions{
 		TaskQueue:           berth.QueueControl,
 		StartToCloseTimeout: 10 * time.Second, // a worker that died with the step holds it up no longer
-		RetryPolicy:         &temporal.RetryPolicy{InitialInterval: time.Second, BackoffCoefficient: 2, MaximumInterval: 30 * time.Second},
+		RetryPolicy: &temporal.RetryPolicy{InitialInterval: time.Second, BackoffCoefficient: 2,
+			MaximumInterval: 30 * time.Second},
 	}
 
 	// runRank waits for one member's end, in any replica of the control plane. It
@@ -37,7 +39,8 @@ var (
 		StartToCloseTimeout: 365 * 24 * time.Hour, // of jobs without a run limit; see runOptions
 		HeartbeatTimeout:    wire.WaiterTimeout,
 		WaitForCancellation: false,
-		RetryPolicy:         &temporal.RetryPolicy{InitialInterval: time.Second, BackoffCoefficient: 1.5, MaximumInterval: 30 * time.Second},
+		RetryPolicy: &temporal.RetryPolicy{InitialInterval: time.Second, BackoffCoefficient: 1.5,
+			MaximumInterval: 30 * time.Second},
 	}
 )
 

@@ -17,7 +17,8 @@ type Store interface {
 	// View returns a job that was loaded before as it stands now.
 	View(ctx context.Context, id berth.JobID) (wire.JobView, error)
 	Settle(ctx context.Context, id berth.JobID, attempt int) (wire.SettleResult, error)
-	RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason) (berth.State, error)
+	RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string,
+		reason *berth.Reason) (berth.State, error)
 	StopAttempt(ctx context.Context, id berth.JobID, attempt int) (stopped bool, err error)
 	Escalate(ctx context.Context, id berth.JobID, attempt int) error
 	// Tend reconciles a parent with the rows of its children.

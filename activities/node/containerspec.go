@@ -17,15 +17,19 @@ func (s *ContainerSpec) Validate() error {
 	case s.Image == "":
 		return berth.Errorf(berth.CodeInvalid, "container %s has no image", s.Name)
 	case s.CPUMilli <= 0:
-		return berth.Errorf(berth.CodeInvalid, "container %s has no CPU limit: cpu_milli is %d, allowed are 1 and more", s.Name, s.CPUMilli)
+		return berth.Errorf(berth.CodeInvalid,
+			"container %s has no CPU limit: cpu_milli is %d, allowed are 1 and more", s.Name, s.CPUMilli)
 	case s.MemoryMiB <= 0:
-		return berth.Errorf(berth.CodeInvalid, "container %s has no memory limit: memory_mib is %d, allowed are 1 and more", s.Name, s.MemoryMiB)
+		return berth.Errorf(berth.CodeInvalid,
+			"container %s has no memory limit: memory_mib is %d, allowed are 1 and more", s.Name, s.MemoryMiB)
 	case s.ShmMiB < 0 || s.PidsLimit < 0:
-		return berth.Errorf(berth.CodeInvalid, "container %s has a negative limit: shm_mib %d, pids_limit %d", s.Name, s.ShmMiB, s.PidsLimit)
+		return berth.Errorf(berth.CodeInvalid, "container %s has a negative limit: shm_mib %d, pids_limit %d", s.Name,
+			s.ShmMiB, s.PidsLimit)
 	}
 	for _, m := range s.Mounts {
 		if !filepath.IsAbs(m.Host) || !filepath.IsAbs(m.Target) {
-			return berth.Errorf(berth.CodeInvalid, "container %s mounts %q at %q: both must be absolute", s.Name, m.Host, m.Target)
+			return berth.Errorf(berth.CodeInvalid, "container %s mounts %q at %q: both must be absolute", s.Name,
+				m.Host, m.Target)
 		}
 	}
 	return nil

@@ -272,7 +272,8 @@ func (r *Registry) read(ctx context.Context) error {
 }
 
 // members returns the rows of the allocations by their id.
-func (r *Registry) members(ctx context.Context, ids []berth.AllocationID) (map[berth.AllocationID]wire.MemberView, error) {
+func (r *Registry) members(ctx context.Context,
+	ids []berth.AllocationID) (map[berth.AllocationID]wire.MemberView, error) {
 	if len(ids) == 0 {
 		return nil, nil
 	}

@@ -181,7 +181,8 @@ func problem(res *http.Response) error {
 	}
 	e := &berth.Error{Code: codeOf(res.StatusCode)}
 	if json.Unmarshal(text, &p) != nil || p.Code == "" {
-		e.Message = fmt.Sprintf("%s %s: the server answered %s, not as Berth does", res.Request.Method, res.Request.URL.Path, res.Status)
+		e.Message = fmt.Sprintf("%s %s: the server answered %s, not as Berth does", res.Request.Method,
+			res.Request.URL.Path, res.Status)
 		return e
 	}
 	e.Message, e.Fields = p.Detail, p.Errors

@@ -195,7 +195,8 @@ func (c *Client) Metrics(ctx context.Context, id berth.JobID, q MetricsQuery) (w
 	all := wire.Page[wire.MemberMetrics]{Items: []wire.MemberMetrics{}}
 	for v := q.values(); ; {
 		var page wire.Page[wire.MemberMetrics]
-		if _, err := c.do(ctx, request{method: http.MethodGet, path: jobPath(id) + "/metrics", query: v}, &page); err != nil {
+		if _, err := c.do(ctx, request{method: http.MethodGet, path: jobPath(id) + "/metrics", query: v},
+			&page); err != nil {
 			return all, err
 		}
 		all.Items = append(all.Items, page.Items...)
@@ -232,7 +233,8 @@ func (c *Client) Events(ctx context.Context, id berth.JobID, after int64) (wire.
 	for {
 		var page wire.Page[wire.Event]
 		q := url.Values{"cursor": {cursor}, "limit": {"1000"}}
-		if _, err := c.do(ctx, request{method: http.MethodGet, path: jobPath(id) + "/events", query: q}, &page); err != nil {
+		if _, err := c.do(ctx, request{method: http.MethodGet, path: jobPath(id) + "/events", query: q},
+			&page); err != nil {
 			return all, err
 		}
 		all.Items = append(all.Items, page.Items...)

@@ -19,7 +19,8 @@ func (c *Client) Outputs(ctx context.Context, id berth.JobID) (wire.Page[wire.St
 // Output downloads an output as it is stored. The caller closes it.
 func (c *Client) Output(ctx context.Context, id berth.JobID, o wire.StoredOutput) (io.ReadCloser, error) {
 	q := url.Values{"attempt": {strconv.Itoa(o.Attempt)}, "member": {strconv.Itoa(o.Member)}}
-	res, err := c.send(ctx, request{method: http.MethodGet, path: jobPath(id) + "/outputs/" + url.PathEscape(o.Name), query: q})
+	res, err := c.send(ctx, request{method: http.MethodGet, path: jobPath(id) + "/outputs/" + url.PathEscape(o.Name),
+		query: q})
 	if err != nil {
 		return nil, err
 	}

@@ -11,7 +11,8 @@ import (
 )
 
 // SubmitPipeline submits a pipeline, as Submit does a job.
-func (c *Client) SubmitPipeline(ctx context.Context, pipeline spec.Pipeline, key string) (job wire.Job, created bool, err error) {
+func (c *Client) SubmitPipeline(ctx context.Context, pipeline spec.Pipeline,
+	key string) (job wire.Job, created bool, err error) {
 	return c.submit(ctx, "/v1/pipelines", pipeline, key)
 }
 

@@ -12,7 +12,8 @@ import (
 
 // CreateSchedule makes a schedule. created is false if there is the same one
 // already; another one of that name is a conflict.
-func (c *Client) CreateSchedule(ctx context.Context, schedule spec.Schedule) (s wire.Schedule, created bool, err error) {
+func (c *Client) CreateSchedule(ctx context.Context,
+	schedule spec.Schedule) (s wire.Schedule, created bool, err error) {
 	status, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/schedules", body: schedule}, &s)
 	return s, status == http.StatusCreated, err
 }
@@ -27,7 +28,8 @@ func (c *Client) Schedules(ctx context.Context) (wire.Page[wire.Schedule], error
 // Schedule returns a schedule with its next fires, and so many of its last.
 func (c *Client) Schedule(ctx context.Context, name string, fires int) (wire.Schedule, error) {
 	var s wire.Schedule
-	_, err := c.do(ctx, request{method: http.MethodGet, path: schedulePath(name), query: url.Values{"fires": {strconv.Itoa(fires)}}}, &s)
+	_, err := c.do(ctx, request{method: http.MethodGet, path: schedulePath(name),
+		query: url.Values{"fires": {strconv.Itoa(fires)}}}, &s)
 	return s, err
 }
 
@@ -49,7 +51,8 @@ func (c *Client) ResumeSchedule(ctx context.Context, name, note string) (wire.Sc
 
 func (c *Client) noteSchedule(ctx context.Context, name, verb, note string) (wire.Schedule, error) {
 	var s wire.Schedule
-	_, err := c.do(ctx, request{method: http.MethodPost, path: schedulePath(name) + verb, body: spec.ScheduleNote{Note: note}}, &s)
+	_, err := c.do(ctx, request{method: http.MethodPost, path: schedulePath(name) + verb,
+		body: spec.ScheduleNote{Note: note}}, &s)
 	return s, err
 }
 
@@ -57,7 +60,8 @@ func (c *Client) noteSchedule(ctx context.Context, name, verb, note string) (wir
 // schedule's own.
 func (c *Client) RunSchedule(ctx context.Context, name string, overlap spec.Overlap) (wire.Fire, error) {
 	var f wire.Fire
-	_, err := c.do(ctx, request{method: http.MethodPost, path: schedulePath(name) + "/run", body: spec.ScheduleRun{Overlap: overlap}, once: true}, &f)
+	_, err := c.do(ctx, request{method: http.MethodPost, path: schedulePath(name) + "/run",
+		body: spec.ScheduleRun{Overlap: overlap}, once: true}, &f)
 	return f, err
 }
 

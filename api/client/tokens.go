@@ -42,6 +42,7 @@ func (c *Client) JoinTokens(ctx context.Context) (wire.Page[wire.JoinToken], err
 
 // RevokeJoinToken makes a join token useless.
 func (c *Client) RevokeJoinToken(ctx context.Context, id string) error {
-	_, err := c.do(ctx, request{method: http.MethodDelete, path: "/v1/join-tokens/" + url.PathEscape(id), once: true}, nil)
+	_, err := c.do(ctx, request{method: http.MethodDelete, path: "/v1/join-tokens/" + url.PathEscape(id), once: true},
+		nil)
 	return err
 }

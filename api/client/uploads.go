@@ -25,7 +25,8 @@ func (c *Client) FindUpload(ctx context.Context, a berth.Address) (wire.Upload, 
 }
 
 // SendUpload stores an archive. write generates its bytes, again for each try.
-func (c *Client) SendUpload(ctx context.Context, a berth.Address, write func(io.Writer) error) (u wire.Upload, err error) {
+func (c *Client) SendUpload(ctx context.Context, a berth.Address,
+	write func(io.Writer) error) (u wire.Upload, err error) {
 	for try := range uploadTries {
 		if try > 0 {
 			if err := pause(ctx, submitPause<<try); err != nil {
@@ -40,7 +41,8 @@ func (c *Client) SendUpload(ctx context.Context, a berth.Address, write func(io.
 	return u, err
 }
 
-func (c *Client) sendUpload(ctx context.Context, a berth.Address, write func(io.Writer) error) (u wire.Upload, err error) {
+func (c *Client) sendUpload(ctx context.Context, a berth.Address,
+	write func(io.Writer) error) (u wire.Upload, err error) {
 	body, to := io.Pipe()
 	packed := make(chan error, 1)
 	go func() { // ends with the pipe, which is closed below
@@ -51,11 +53,13 @@ func (c *Client) sendUpload(ctx context.Context, a berth.Address, write func(io.
 	defer func() {
 		_ = body.Close()
 		// A failure to pack explains a broken call better than the call's error.
-		if fault := <-packed; fault != nil && fault != io.ErrClosedPipe && err != nil && berth.CodeOf(err) == berth.CodeInternal {
+		if fault := <-packed; fault != nil && fault != io.ErrClosedPipe && err != nil &&
+			berth.CodeOf(err) == berth.CodeInternal {
 			err = fault
 		}
 	}()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base+"/v1/uploads?address="+url.QueryEscape(string(a)), body)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost,
+		c.base+"/v1/uploads?address="+url.QueryEscape(string(a)), body)
 	if err != nil {
 		return u, err
 	}

@@ -72,7 +72,8 @@ func run(ctx context.Context, s settings) error {
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: s.level}))
 	log.Info("berth-agent starts", append([]any{"version", buildinfo.Version()}, s.attributes()...)...)
 	if given := s.ignored(); len(given) > 0 {
-		log.Warn("settings are ignored and will be refused by the next version: agents do not speak to Temporal, remove them", "settings", given)
+		log.Warn("settings are ignored and will be refused by the next version: agents do not speak to Temporal, "+
+			"remove them", "settings", given)
 	}
 	engine, err := s.openRuntime(log)
 	if err != nil {
@@ -87,7 +88,8 @@ func run(ctx context.Context, s settings) error {
 		return err
 	}
 	defer gpus.Close()
-	s.traces.Service, s.traces.Version, s.traces.Instance, s.traces.Logger = "berth-agent", buildinfo.Version(), s.machine, log
+	s.traces.Service, s.traces.Version, s.traces.Instance, s.traces.Logger = "berth-agent",
+		buildinfo.Version(), s.machine, log
 	traces, err := tracing.Open(ctx, s.traces)
 	if err != nil {
 		return err
@@ -107,7 +109,8 @@ func run(ctx context.Context, s settings) error {
 func (s settings) openRuntime(log *slog.Logger) (node.Runtime, error) {
 	if s.runtime == runtimeFake {
 		log.Warn("the container engine is a fake: containers run the test program only, and end with this process")
-		return fakeruntime.New(fakeruntime.Options{CPUMilli: s.capacity.CPUMilli, MemoryMiB: s.capacity.MemoryMiB, DiskMiB: s.capacity.DiskMiB}), nil
+		return fakeruntime.New(fakeruntime.Options{CPUMilli: s.capacity.CPUMilli, MemoryMiB: s.capacity.MemoryMiB,
+			DiskMiB: s.capacity.DiskMiB}), nil
 	}
 	return docker.Open(s.dockerHost, docker.Options{Logger: log, UnlimitedMemlock: s.memlock})
 }
@@ -123,7 +126,8 @@ func (s settings) fence(log *slog.Logger) agent.Fence {
 	}
 	program, err := beside("berth-deadman")
 	if err != nil {
-		log.Warn("this machine takes no at_most_one work: berth-deadman is neither beside berth-agent nor in PATH", "err", err)
+		log.Warn("this machine takes no at_most_one work: berth-deadman is neither beside berth-agent nor in PATH",
+			"err", err)
 		return agent.Fence{}
 	}
 	return agent.Fence{After: s.fenceAfter, Program: program}

@@ -104,8 +104,10 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.pool, "pool", "", "pool of the machine, where its join token names none")
 	f.StringVar(&s.address, "address", "", "address at which other machines reach this one")
 	f.StringVar(&s.address, "advertise", "", "alias of --address")
-	f.StringVar(&s.gangNetwork, "gang-network", "", "network between gang members: host, or the name of a container network that spans machines, such as an overlay "+
-		"(default: one network per gang, which does not span machines)")
+	f.StringVar(&s.gangNetwork, "gang-network", "",
+		"network between gang members: host, or the name of a container network that spans machines, such as an "+
+			"overlay "+
+			"(default: one network per gang, which does not span machines)")
 	f.StringVar(&s.gangPorts, "gang-ports", wire.DefaultPorts.String(), "port range of gang members")
 	f.StringVar(&s.cpus, "cpus", "", "CPU cores to offer (default: all)")
 	f.StringVar(&s.memory, "memory", "", "memory to offer, such as 64GiB (default: all)")
@@ -113,8 +115,9 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.cacheSize, "cache-size", "20GiB", "size limit of the cache of code and input data")
 	f.StringVar(&s.inputNets, "input-networks", "",
 		"non-public networks that inputs may come from, such as 10.0.0.0/8,fd00::/8")
-	f.StringArrayVar(&s.folders, "file-inputs", nil, "folder that jobs may read as file:///NAME/…, where berthd allows it: /NAME, or /NAME=/FOLDER "+
-		"if its path differs on this machine (repeatable, or separated by ;)")
+	f.StringArrayVar(&s.folders, "file-inputs", nil,
+		"folder that jobs may read as file:///NAME/…, where berthd allows it: /NAME, or /NAME=/FOLDER "+
+			"if its path differs on this machine (repeatable, or separated by ;)")
 	f.StringVar(&s.hostBoot, "host-boot", "",
 		"boot id of the machine (default: the kernel's); agents that share a host need different ones")
 	f.DurationVar(&s.fenceAfter, "fence-after", berth.DefaultFence,
@@ -133,8 +136,9 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		f.StringVar(&s.temporal[i], name, "", "ignored: agents call the control plane alone")
 		_ = f.MarkHidden(name) // it exists
 	}
-	f.DurationVar(&s.syncWait, "sync-wait", berth.SyncWait, "how long a sync call waits for orders, at most "+berth.SyncWait.String()+
-		"; each call renews the machine's lease, so a short lost_after requires a short wait")
+	f.DurationVar(&s.syncWait, "sync-wait", berth.SyncWait,
+		"how long a sync call waits for orders, at most "+berth.SyncWait.String()+
+			"; each call renews the machine's lease, so a short lost_after requires a short wait")
 	flags.Collector(f, &s.otlp)
 	flags.LogLevel(f, &s.level)
 }
@@ -172,7 +176,8 @@ func (s *settings) parse() error {
 	fault("gang-ports", err)
 	s.ports = ports
 	if strings.ContainsAny(s.gangNetwork, " /:") || s.gangNetwork == "none" || s.gangNetwork == "bridge" {
-		fault("gang-network", fmt.Errorf("%q: allowed are host, and the name of a network on which containers reach each other by name", s.gangNetwork))
+		fault("gang-network", fmt.Errorf("%q: allowed are host, and the name of a network on which containers "+
+			"reach each other by name", s.gangNetwork))
 	}
 	networks, err := publicnet.Parse(s.inputNets)
 	fault("input-networks", err)
@@ -187,7 +192,8 @@ func (s *settings) parse() error {
 	for _, m := range []struct {
 		flag, text string
 		to         *int64
-	}{{"memory", s.memory, &s.capacity.MemoryMiB}, {"disk", s.disk, &s.capacity.DiskMiB}, {"cache-size", s.cacheSize, &s.cacheMiB}} {
+	}{{"memory", s.memory, &s.capacity.MemoryMiB}, {"disk", s.disk, &s.capacity.DiskMiB},
+		{"cache-size", s.cacheSize, &s.cacheMiB}} {
 		if m.text == "" {
 			continue
 		}
@@ -206,8 +212,11 @@ func (s *settings) attributes() []any {
 	}
 	return []any{
 		"server", s.server, "join_token", token, "state_dir", s.stateDir, "machine_id", s.machine, "labels", s.labels,
-		"region", s.region, "site", s.site, "pool", s.pool, "address", s.address, "gang_network", s.gangNetwork, "gang_ports", s.ports, "cpus", s.cpus, "memory", s.memory, "disk", s.disk, "cache_size", s.cacheSize, "input_networks", s.inputNets, "file_inputs", s.folders, "host_boot", s.hostBoot,
-		"fence_after", s.fenceAfter, "deadman", s.deadman, "runtime", s.runtime, "docker_host", s.dockerHost, "fake_gpus", s.fakeGPUs, "no_gpus", s.noGPUs,
+		"region", s.region, "site", s.site, "pool", s.pool, "address", s.address, "gang_network", s.gangNetwork,
+		"gang_ports", s.ports, "cpus", s.cpus, "memory", s.memory, "disk", s.disk, "cache_size", s.cacheSize,
+		"input_networks", s.inputNets, "file_inputs", s.folders, "host_boot", s.hostBoot,
+		"fence_after", s.fenceAfter, "deadman", s.deadman, "runtime", s.runtime, "docker_host", s.dockerHost,
+		"fake_gpus", s.fakeGPUs, "no_gpus", s.noGPUs,
 		"sync_wait", s.syncWait, "otlp", s.traces,
 	}
 }

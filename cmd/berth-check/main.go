@@ -90,7 +90,8 @@ Exit status: 0 no breach, 1 breaches, 2 wrong usage, 3 something could not be re
 	f.StringVar(&s.databaseURL, "database-url", "", "PostgreSQL, a standby too; environment BERTH_DATABASE_URL")
 	f.StringArrayVar(&s.events, "docker-events", nil,
 		"file of container events, as docker events --format '{{json .}}' writes them; repeatable")
-	f.StringArrayVar(&s.accepted, "accepted", nil, `file of submits that clients saw accepted, one {"tenant":...,"key":...,"job":...} a line; repeatable`)
+	f.StringArrayVar(&s.accepted, "accepted", nil,
+		`file of submits that clients saw accepted, one {"tenant":...,"key":...,"job":...} a line; repeatable`)
 	f.BoolVar(&s.options.Settled, "settled", false,
 		"everything should have come to its end: jobs terminal, reservations zero, no container left")
 	f.DurationVar(&s.since, "since", 0, "leave out what ended longer ago than this; 0: nothing")

@@ -27,7 +27,8 @@ func run(ctx context.Context, args []string) error {
 	f := flag.NewFlagSet("berth-deadman", flag.ContinueOnError)
 	state := f.String("state-dir", "/var/lib/berth-agent", "the agent's state folder")
 	beat := f.Duration("beat", time.Second, "how often it looks")
-	endIdle := f.Bool("end-idle", false, "end once no work is listed and no agent is there, as one that an agent started does")
+	endIdle := f.Bool("end-idle", false,
+		"end once no work is listed and no agent is there, as one that an agent started does")
 	if err := f.Parse(args); err != nil {
 		return err
 	}

@@ -89,7 +89,8 @@ func (c *config) validate() error {
 	if host, _, err := net.SplitHostPort(c.Listen); err != nil {
 		errs = append(errs, fmt.Errorf("--listen %q: write HOST:PORT", c.Listen))
 	} else if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		errs = append(errs, fmt.Errorf("--listen %q: berth-dev listens on loopback only; run berthd for more", c.Listen))
+		errs = append(errs, fmt.Errorf("--listen %q: berth-dev listens on loopback only; run berthd for more",
+			c.Listen))
 	}
 	switch c.Engines {
 	case enginesHost, enginesPrivate, enginesFake:

@@ -116,7 +116,8 @@ func (m *machine) runAgent(ctx context.Context, bootID string) error {
 		// The machines have no engine in common, but the host: they share out its ports.
 		first := wire.DefaultPorts.First + gangPorts*m.number
 		ports := wire.PortRange{First: first, Last: first + gangPorts - 1}
-		args = append(args, "--gang-network", node.HostNetwork, "--advertise", "127.0.0.1", "--gang-ports", ports.String())
+		args = append(args, "--gang-network", node.HostNetwork, "--advertise", "127.0.0.1", "--gang-ports",
+			ports.String())
 	}
 	for _, folder := range m.cfg.FileInputs {
 		args = append(args, "--file-inputs", folder)

@@ -44,7 +44,8 @@ func (p *ports) choose(what string, flag, last int) int {
 	case isFree(last):
 		return last
 	}
-	fmt.Fprintf(p.says, "port %d of %s's last start is taken by another process: it listens on another one now\n", last, what)
+	fmt.Fprintf(p.says, "port %d of %s's last start is taken by another process: it listens on another one now\n",
+		last, what)
 	return 0
 }
 
@@ -76,7 +77,8 @@ func (p *ports) keep(last *int, flag, taken int) error {
 // choosePostgres is choose for PostgreSQL, of which an earlier server on the same data
 // may not have ended yet: its start waits for that.
 func (p *ports) choosePostgres(l layout, flag int) int {
-	if _, err := os.Stat(filepath.Join(l.postgres(), "data", "postmaster.pid")); err == nil && flag == 0 && p.Postgres != 0 {
+	if _, err := os.Stat(filepath.Join(l.postgres(), "data", "postmaster.pid")); err == nil && flag == 0 &&
+		p.Postgres != 0 {
 		return p.Postgres
 	}
 	return p.choose("PostgreSQL", flag, p.Postgres)

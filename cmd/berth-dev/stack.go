@@ -83,8 +83,10 @@ func (s *stack) startServers(ctx context.Context) (err error) {
 		}
 		fmt.Println("starting Temporal")
 		s.temporal, err = temporaldev.Start(ctx, temporaldev.Options{
-			DatabaseURL: s.postgres.URL("postgres"), FrontendPort: s.ports.choose("Temporal", s.cfg.TemporalPort, s.ports.Temporal),
-			UIPort: max(s.ports.choose("Temporal's UI", s.cfg.UIPort, s.ports.UI), 0), NoUI: s.cfg.UIPort < 0, Logger: s.log,
+			DatabaseURL:  s.postgres.URL("postgres"),
+			FrontendPort: s.ports.choose("Temporal", s.cfg.TemporalPort, s.ports.Temporal),
+			UIPort:       max(s.ports.choose("Temporal's UI", s.cfg.UIPort, s.ports.UI), 0),
+			NoUI:         s.cfg.UIPort < 0, Logger: s.log,
 		})
 		if err != nil {
 			return err
@@ -93,7 +95,8 @@ func (s *stack) startServers(ctx context.Context) (err error) {
 		if err := s.ports.keep(&s.ports.Temporal, s.cfg.TemporalPort, portOf(s.known.Temporal)); err != nil {
 			return err
 		}
-		if err := s.ports.keep(&s.ports.UI, s.cfg.UIPort, portOf(strings.TrimPrefix(s.known.TemporalUI, "http://"))); err != nil {
+		if err := s.ports.keep(&s.ports.UI, s.cfg.UIPort,
+			portOf(strings.TrimPrefix(s.known.TemporalUI, "http://"))); err != nil {
 			return err
 		}
 	}
@@ -116,13 +119,15 @@ func (s *stack) startServers(ctx context.Context) (err error) {
 	if s.db, err = db.Open(ctx, s.known.DatabaseURL, db.Options{MaxConns: 4, Logger: s.log}); err != nil {
 		return err
 	}
-	if err := s.db.Tokens.Ensure(ctx, token, spec.NewToken{Name: "admin", Tenant: "default", Role: spec.RoleAdmin}); err != nil {
+	if err := s.db.Tokens.Ensure(ctx, token,
+		spec.NewToken{Name: "admin", Tenant: "default", Role: spec.RoleAdmin}); err != nil {
 		return err
 	}
 	c := controlplane.Default()
 	host, _, _ := net.SplitHostPort(s.cfg.Listen)
 	listen := net.JoinHostPort(host, strconv.Itoa(s.ports.choose("the API", portOf(s.cfg.Listen), s.ports.API)))
-	c.Listen, c.DatabaseURL, c.BlobURL, c.TemporalAddress = listen, s.known.DatabaseURL, s.known.BlobURL, s.known.Temporal
+	c.Listen, c.DatabaseURL, c.BlobURL, c.TemporalAddress = listen, s.known.DatabaseURL, s.known.BlobURL,
+		s.known.Temporal
 	c.SecretKeyFile = s.layout.secretKey()
 	volumes, err := fetch.ParseVolumes(s.cfg.FileInputs)
 	if err != nil {
@@ -147,7 +152,8 @@ func (s *stack) startServers(ctx context.Context) (err error) {
 	if s.traces, err = tracing.Open(ctx, o); err != nil {
 		return err
 	}
-	s.control, err = controlplane.New(c, controlplane.Options{Version: buildinfo.Version(), Logger: s.log, Traces: s.traces})
+	s.control, err = controlplane.New(c, controlplane.Options{Version: buildinfo.Version(), Logger: s.log,
+		Traces: s.traces})
 	return err
 }
 
@@ -155,7 +161,8 @@ func (s *stack) startServers(ctx context.Context) (err error) {
 // another process shows only when an earlier server on the same data has ended.
 func (s *stack) startPostgres(ctx context.Context) (*postgres.Cluster, error) {
 	o := postgres.Options{
-		Dir: s.layout.postgres(), BinDir: os.Getenv("PG_BINDIR"), Port: s.ports.choosePostgres(s.layout, s.cfg.PostgresPort), MaxConnections: 400, Logger: s.log,
+		Dir: s.layout.postgres(), BinDir: os.Getenv("PG_BINDIR"),
+		Port: s.ports.choosePostgres(s.layout, s.cfg.PostgresPort), MaxConnections: 400, Logger: s.log,
 	}
 	c, err := postgres.Start(ctx, o)
 	if err == nil || o.Port == s.cfg.PostgresPort || ctx.Err() != nil {
@@ -228,7 +235,8 @@ func (s *stack) serveControlled(ctx context.Context) error {
 	case <-s.control.Ready():
 	}
 	s.known.API = s.control.URL()
-	if err := s.ports.keep(&s.ports.API, portOf(s.cfg.Listen), portOf(strings.TrimPrefix(s.known.API, "http://"))); err != nil {
+	if err := s.ports.keep(&s.ports.API, portOf(s.cfg.Listen),
+		portOf(strings.TrimPrefix(s.known.API, "http://"))); err != nil {
 		return err
 	}
 	if !s.cfg.runs("agents") {
@@ -319,7 +327,8 @@ func (s *stack) announce() error {
 	k := s.known
 	fmt.Println()
 	for _, line := range [][2]string{
-		{"API", k.API}, {"API description", withPath(k.API, "/docs")}, {"Temporal", k.Temporal}, {"Temporal UI", k.TemporalUI},
+		{"API", k.API}, {"API description", withPath(k.API, "/docs")}, {"Temporal", k.Temporal},
+		{"Temporal UI", k.TemporalUI},
 		{"PostgreSQL", k.DatabaseURL}, {"blobs", k.BlobURL}, {"admin token", k.TokenFile},
 	} {
 		if line[1] != "" {

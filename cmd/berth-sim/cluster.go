@@ -96,7 +96,8 @@ func (c *cluster) summary(w io.Writer) error {
 		}
 		return float64(milli) / float64(c.capacity) * 100
 	}
-	_, err := fmt.Fprintf(w, "machines %d, GPUs %d\narrived  %d, asking for %.2f %% of the GPUs\nplaced   %d, on %.2f %% of the GPUs\n",
+	_, err := fmt.Fprintf(w,
+		"machines %d, GPUs %d\narrived  %d, asking for %.2f %% of the GPUs\nplaced   %d, on %.2f %% of the GPUs\n",
 		c.machines, c.capacity/1000, c.askedPods, percent(c.asked), c.placedPod, percent(c.placed))
 	return err
 }

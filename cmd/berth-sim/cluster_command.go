@@ -36,7 +36,8 @@ shares were, what was displaced and what work that cost.`,
 // oneFile wants the name of the file.
 func oneFile(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
-		return &usageError{fmt.Errorf("%s: got %d arguments: it takes the name of one YAML file", cmd.CommandPath(), len(args))}
+		return &usageError{fmt.Errorf("%s: got %d arguments: it takes the name of one YAML file",
+			cmd.CommandPath(), len(args))}
 	}
 	return nil
 }
@@ -97,8 +98,10 @@ func (s *scenario) arrivals() []work {
 		random := rand.New(rand.NewPCG(uint64(s.Seed), uint64(i)))
 		spec := j.spec()
 		w := work{
-			tenant: berth.TenantID(j.Tenant), request: j.request(), startCost: j.StartCost.Std(), priority: int(*spec.Priority),
-			firm: !*spec.Preemptible, timeLimit: j.TimeLimit.Std(), declared: j.Declared, checkpoint: j.Checkpoint.Std(),
+			tenant: berth.TenantID(j.Tenant), request: j.request(), startCost: j.StartCost.Std(),
+			priority: int(*spec.Priority),
+			firm:     !*spec.Preemptible, timeLimit: j.TimeLimit.Std(), declared: j.Declared,
+			checkpoint: j.Checkpoint.Std(),
 		}
 		at := j.From.Std()
 		for n := 0; ; {

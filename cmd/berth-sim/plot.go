@@ -70,7 +70,8 @@ func (r *replay) plot(s *scenario) []byte {
 	}
 	legend(&b, names)
 	most := max(1, slices.Max(queue))
-	axis(&b, marginTop+useHeight+gap, queueHeight, "jobs waiting", fmt.Sprintf("%.0f", most), fmt.Sprintf("%.3g", most/2), s.Duration.Std())
+	axis(&b, marginTop+useHeight+gap, queueHeight, "jobs waiting", fmt.Sprintf("%.0f", most),
+		fmt.Sprintf("%.3g", most/2), s.Duration.Std())
 	for c := range queue {
 		queue[c] /= most
 	}
@@ -97,7 +98,8 @@ func axis(b *bytes.Buffer, top, height int, title, full, half string, whole time
 		y     int
 		label string
 	}{{top, full}, {top + height/2, half}, {top + height, "0"}} {
-		fmt.Fprintf(b, `<line x1="%d" y1="%d" x2="%d" y2="%d" stroke="#ddd"/>`+"\n", marginLeft, m.y, marginLeft+plotWidth, m.y)
+		fmt.Fprintf(b, `<line x1="%d" y1="%d" x2="%d" y2="%d" stroke="#ddd"/>`+"\n", marginLeft, m.y,
+			marginLeft+plotWidth, m.y)
 		fmt.Fprintf(b, `<text x="%d" y="%d" text-anchor="end">%s</text>`+"\n", marginLeft-8, m.y+4, m.label)
 	}
 	const marks = 6

@@ -26,18 +26,19 @@ type pod struct {
 func readPods(path, name string) ([]pod, error) {
 	var list []pod
 	seen := map[string]bool{}
-	err := eachRow(path, []string{name, "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec"}, func(t *table) error {
-		p, err := readPod(t, name)
-		if err != nil {
-			return err
-		}
-		if seen[p.name] {
-			return fmt.Errorf("%s %q stands twice", name, p.name)
-		}
-		seen[p.name] = true
-		list = append(list, p)
-		return nil
-	})
+	err := eachRow(path, []string{name, "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec"},
+		func(t *table) error {
+			p, err := readPod(t, name)
+			if err != nil {
+				return err
+			}
+			if seen[p.name] {
+				return fmt.Errorf("%s %q stands twice", name, p.name)
+			}
+			seen[p.name] = true
+			list = append(list, p)
+			return nil
+		})
 	return list, err
 }
 
@@ -62,7 +63,8 @@ func readPod(t *table, name string) (pod, error) {
 	case milli == 0:
 		return p, fmt.Errorf("gpu_milli is 0 for %d GPUs: allowed are 1 to 1000", gpus)
 	case gpus > 1 && milli < 1000:
-		return p, fmt.Errorf("gpu_milli %d for %d GPUs: only one GPU can be shared, several are whole (1000)", milli, gpus)
+		return p, fmt.Errorf("gpu_milli %d for %d GPUs: only one GPU can be shared, several are whole (1000)", milli,
+			gpus)
 	default:
 		p.request.GPUs, p.request.GPUMilli = int(gpus), milli
 		if models := t.text("gpu_spec"); models != "" {

@@ -29,18 +29,21 @@ var queuePolicies = []queuePolicy{
 		return preempts(placement.Policy{Durations: placement.Known, Exponent: placement.UsualExponent}), quiet{}
 	}},
 	{"sjf", true, "the same, but nobody is displaced", func() (placement.Planner, strategy) {
-		return placement.Planner{Policy: placement.Policy{Order: placement.SRSF, Durations: placement.Known, Exponent: placement.UsualExponent}}, quiet{}
+		return placement.Planner{Policy: placement.Policy{Order: placement.SRSF, Durations: placement.Known,
+			Exponent: placement.UsualExponent}}, quiet{}
 	}},
-	{"fair", true, "as srsf, but the longer a job waits the more it counts, so that none starves", func() (placement.Planner, strategy) {
-		return preempts(placement.Policy{Ranker: &placement.Patient{}}), quiet{}
-	}},
+	{"fair", true, "as srsf, but the longer a job waits the more it counts, so that none starves",
+		func() (placement.Planner, strategy) {
+			return preempts(placement.Policy{Ranker: &placement.Patient{}}), quiet{}
+		}},
 	{"learned", false, "the jobs likeliest to end soon first, by what jobs submitted near them did; displacing others", func() (placement.Planner, strategy) {
 		l := placement.NewLearned()
 		return preempts(placement.Policy{Ranker: l}), learning{l}
 	}},
-	{"fifo", false, "who came first; a later job may pass one that finds no room", func() (placement.Planner, strategy) {
-		return placement.Planner{Policy: placement.Policy{Order: placement.FIFO}}, quiet{}
-	}},
+	{"fifo", false, "who came first; a later job may pass one that finds no room",
+		func() (placement.Planner, strategy) {
+			return placement.Planner{Policy: placement.Policy{Order: placement.FIFO}}, quiet{}
+		}},
 }
 
 func policyNamed(name string) (queuePolicy, error) {

@@ -75,7 +75,8 @@ type strategy interface {
 
 // newReplay readies the machines and the jobs, which come in their order.
 func newReplay(machines []placement.Machine, jobs []work, planner placement.Planner, s strategy) *replay {
-	r := &replay{snapshot: placement.NewSnapshot(), planner: planner, strategy: s, now: origin, tasks: map[berth.JobID]*task{}, tenants: map[berth.TenantID]*account{}, lost: map[berth.JobID]time.Duration{}}
+	r := &replay{snapshot: placement.NewSnapshot(), planner: planner, strategy: s, now: origin,
+		tasks: map[berth.JobID]*task{}, tenants: map[berth.TenantID]*account{}, lost: map[berth.JobID]time.Duration{}}
 	for _, m := range machines {
 		r.snapshot.UpsertMachine(m)
 		r.owned = r.owned.Add(m.Total)
@@ -112,7 +113,8 @@ func spread(jobs []work, machines, gpus int) error {
 			request.Members, request.GPUs = (w.gpus+gpus-1)/gpus, gpus
 		}
 		if request.Members > machines {
-			return fmt.Errorf("job %s wants %d GPUs: allowed are up to %d, on %d machines of %d", w.id, w.gpus, machines*gpus, machines, gpus)
+			return fmt.Errorf("job %s wants %d GPUs: allowed are up to %d, on %d machines of %d", w.id, w.gpus,
+				machines*gpus, machines, gpus)
 		}
 		jobs[i].request = request
 	}
@@ -185,8 +187,10 @@ func (r *replay) arrive() {
 func (r *replay) wait(t *task) {
 	submitted := origin.Add(t.submitted)
 	j := placement.Job{
-		ID: t.job, Tenant: t.tenant, Class: t.class, Version: 1, Attempt: t.attempt, Priority: t.priority, Preemptible: !t.firm,
-		TimeLimit: t.timeLimit, Stalled: t.stalled, SubmittedAt: submitted, EligibleAt: submitted, Done: t.done, RestartCost: t.startCost, PreemptedFor: t.gaveWay,
+		ID: t.job, Tenant: t.tenant, Class: t.class, Version: 1, Attempt: t.attempt, Priority: t.priority,
+		Preemptible: !t.firm,
+		TimeLimit:   t.timeLimit, Stalled: t.stalled, SubmittedAt: submitted, EligibleAt: submitted, Done: t.done,
+		RestartCost: t.startCost, PreemptedFor: t.gaveWay,
 	}
 	if t.declared {
 		j.Remaining = t.left
@@ -312,7 +316,8 @@ func (r *replay) start(t *task, s berth.Start) {
 	if t.attempt == 1 {
 		t.first = r.now
 	}
-	if l := t.last; t.saves && l != nil && l.end.Equal(r.now) && l.nodes() == (&stretch{task: t, grants: s.Ranks}).nodes() {
+	if l := t.last; t.saves && l != nil && l.end.Equal(r.now) &&
+		l.nodes() == (&stretch{task: t, grants: s.Ranks}).nodes() {
 		// It goes on where it was: that is no start.
 		t.left -= t.startCost
 		t.starts--
@@ -324,8 +329,10 @@ func (r *replay) start(t *task, s berth.Start) {
 	r.snapshot.RemoveJob(t.job)
 	r.hold(s.Ranks, 1)
 	running := placement.Running{
-		Job: t.job, Tenant: t.tenant, Class: t.class, Version: 1, Attempt: t.attempt, Priority: t.priority, Preemptible: !t.firm,
-		TimeLimit: t.timeLimit, SubmittedAt: origin.Add(t.submitted), Ranks: s.Ranks, StartedAt: t.started, Done: t.done,
+		Job: t.job, Tenant: t.tenant, Class: t.class, Version: 1, Attempt: t.attempt, Priority: t.priority,
+		Preemptible: !t.firm,
+		TimeLimit:   t.timeLimit, SubmittedAt: origin.Add(t.submitted), Ranks: s.Ranks,
+		StartedAt: t.started, Done: t.done,
 		RestartCost: t.startCost, PreemptedFor: t.gaveWay,
 	}
 	if t.declared {

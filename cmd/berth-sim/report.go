@@ -131,7 +131,8 @@ func (r *replay) report(w io.Writer, s *scenario) error {
 		waiting += float64(p.waiting) * seconds / whole
 	})
 	list := r.standings(s)
-	fmt.Fprintf(w, "jobs         %d in %s, the last one done after %s\n", len(r.ended), s.Duration, r.now.Sub(origin).Round(time.Second))
+	fmt.Fprintf(w, "jobs         %d in %s, the last one done after %s\n", len(r.ended), s.Duration,
+		r.now.Sub(origin).Round(time.Second))
 	fmt.Fprintf(w, "utilisation  CPU %.1f %%, memory %.1f %%, GPU %.1f %%\n", cpu*100, memory*100, gpu*100)
 	fmt.Fprintf(w, "waiting      %.1f jobs on average\n", waiting)
 	fmt.Fprintf(w, "fairness     %.3f (Jain's index of dominant share over weight; 1: even)\n\n", jain(list))

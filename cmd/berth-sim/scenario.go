@@ -222,9 +222,11 @@ func (s *scenario) planner() placement.Planner {
 		outrank = 1
 	}
 	return placement.Planner{Pack: placement.LeastFragmentation, Policy: placement.Policy{
-		Order: order, BandWidth: p.BandWidth, Aging: p.Aging.Std(), HalfLife: p.HalfLife.Std(), EntryPenalty: p.EntryPenalty.Std(),
-		Backfill: p.Backfill, Preempt: p.Preempt, PreemptAfter: p.PreemptAfter.Std(), MinRuntime: p.MinRuntime.Std(),
-		Overdue: p.Overdue.Std(), AssumeRun: p.AssumeRun.Std(), Outrank: outrank, Exponent: placement.UsualExponent,
+		Order: order, BandWidth: p.BandWidth, Aging: p.Aging.Std(), HalfLife: p.HalfLife.Std(),
+		EntryPenalty: p.EntryPenalty.Std(),
+		Backfill:     p.Backfill, Preempt: p.Preempt, PreemptAfter: p.PreemptAfter.Std(),
+		MinRuntime: p.MinRuntime.Std(),
+		Overdue:    p.Overdue.Std(), AssumeRun: p.AssumeRun.Std(), Outrank: outrank, Exponent: placement.UsualExponent,
 	}}
 }
 
@@ -233,7 +235,8 @@ func (s *scenario) fleet() []placement.Machine {
 	for _, group := range s.Machines {
 		for range max(1, group.Count) {
 			m := placement.Machine{ID: nodeName(len(list)), Epoch: 1, State: berth.MachineReady, Labels: group.Labels}
-			m.Total = berth.Capacity{CPUMilli: int64(group.CPUs), MemoryMiB: int64(group.Memory), DiskMiB: math.MaxInt32, GPUMilli: int64(group.GPUs) * 1000}
+			m.Total = berth.Capacity{CPUMilli: int64(group.CPUs), MemoryMiB: int64(group.Memory),
+				DiskMiB: math.MaxInt32, GPUMilli: int64(group.GPUs) * 1000}
 			for d := range group.GPUs {
 				m.GPUs = append(m.GPUs, placement.Device{Index: d, Model: group.GPUType, Healthy: true})
 			}

@@ -120,7 +120,8 @@ func readMuri(t *table) (work, error) {
 	}
 	run := float64(iterations) * each / 1000 * muriOverhead
 	if run > maxSeconds {
-		return w, fmt.Errorf("iterations x iteration_time is %.0f s: allowed are up to %.0f s", run, float64(maxSeconds))
+		return w, fmt.Errorf("iterations x iteration_time is %.0f s: allowed are up to %.0f s", run,
+			float64(maxSeconds))
 	}
 	w.gpus = int(gpus)
 	w.submitted, w.length = seconds(submitted/1000), max(seconds(run), time.Nanosecond)
@@ -141,7 +142,8 @@ func readPhilly(t *table, start *time.Time, row int) (work, error) {
 		*start = at
 	}
 	if at.Before(*start) {
-		return w, fmt.Errorf("timestamp %q is before the first row's: rows are in order of submission", t.text("timestamp"))
+		return w, fmt.Errorf("timestamp %q is before the first row's: rows are in order of submission",
+			t.text("timestamp"))
 	}
 	gpus, err := t.number("num_gpus", 1, maxJobGPUs)
 	if err != nil {

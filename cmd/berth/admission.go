@@ -11,11 +11,13 @@ func newAdmission(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "admission",
 		Short: "Pause or resume the start of new work",
-		Long: "A pause holds for the whole cluster until somebody resumes. Jobs are accepted and wait; running jobs, their\n" +
+		Long: "A pause holds for the whole cluster until somebody resumes. Jobs are accepted and wait; running " +
+			"jobs, their\n" +
 			"ends and cancels go on.",
 	}
 	cmd.AddCommand(
-		newAdmissionChange(a, true, "pause", "Stop starting new work, in the whole cluster", "  berth admission pause --reason \"upgrade of Temporal\""),
+		newAdmissionChange(a, true, "pause", "Stop starting new work, in the whole cluster",
+			"  berth admission pause --reason \"upgrade of Temporal\""),
 		newAdmissionChange(a, false, "resume", "Start new work again", "  berth admission resume"),
 		newAdmissionShow(a),
 	)

@@ -160,7 +160,8 @@ func (a *app) choose(stored *contexts) (target, error) {
 		found, ok := stored.Contexts[a.Context]
 		switch {
 		case !ok:
-			return target{}, &usageError{message: fmt.Sprintf("context %q is not known", a.Context), hint: "berth context list shows what there is; berth login URL --name " + a.Context + " makes it"}
+			return target{}, &usageError{message: fmt.Sprintf("context %q is not known", a.Context),
+				hint: "berth context list shows what there is; berth login URL --name " + a.Context + " makes it"}
 		case a.URL == "" || sameServer(a.URL, found.URL):
 			return *found, nil
 		default:
@@ -188,7 +189,8 @@ func (a *app) choose(stored *contexts) (target, error) {
 func serverURL(s string) (string, error) {
 	u, err := url.Parse(s)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return "", &usageError{message: fmt.Sprintf("%q is not a server's URL; allowed: http://HOST:PORT or https://HOST", s), hint: "set it by --url, BERTH_URL or berth login URL"}
+		return "", &usageError{message: fmt.Sprintf("%q is not a server's URL; allowed: http://HOST:PORT or "+
+			"https://HOST", s), hint: "set it by --url, BERTH_URL or berth login URL"}
 	}
 	return strings.TrimRight(s, "/"), nil
 }

@@ -53,8 +53,10 @@ func checkpointTable(a *app, checkpoints []berth.Checkpoint, wide bool) *table {
 		t.head = []string{"STEP", "ATTEMPT", "STATE", "SIZE", "AGE", "SHA256", "DETAIL"}
 	}
 	for _, c := range checkpoints {
-		tones := map[berth.CheckpointState]tone{berth.CheckpointVerified: good, berth.CheckpointBad: bad, berth.CheckpointPruned: faint}
-		cells := []any{fmt.Sprint(c.Step), fmt.Sprint(c.Attempt), cell{string(c.State), tones[c.State]}, bytesOf(c.Bytes), since(&c.CreatedAt, a.now())}
+		tones := map[berth.CheckpointState]tone{berth.CheckpointVerified: good, berth.CheckpointBad: bad,
+			berth.CheckpointPruned: faint}
+		cells := []any{fmt.Sprint(c.Step), fmt.Sprint(c.Attempt), cell{string(c.State), tones[c.State]},
+			bytesOf(c.Bytes), since(&c.CreatedAt, a.now())}
 		if wide {
 			cells = append(cells, orDash(c.SHA256))
 		}

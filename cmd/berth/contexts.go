@@ -48,7 +48,8 @@ func loadContexts(path string) (*contexts, error) {
 	}
 	for name, t := range c.Contexts {
 		if t == nil || t.URL == "" {
-			return nil, &usageError{message: fmt.Sprintf("%s: context %q has no url", path, name), hint: "berth login URL --name " + name}
+			return nil, &usageError{message: fmt.Sprintf("%s: context %q has no url", path, name),
+				hint: "berth login URL --name " + name}
 		}
 	}
 	return c, nil

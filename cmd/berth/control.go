@@ -15,7 +15,8 @@ import (
 
 // act builds a command that does one thing to each of some jobs. It goes on
 // after a failure, so that one finished job among ten does not stop the rest.
-func act(a *app, cmd *cobra.Command, accept func(wire.Job) bool, do func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error)) *cobra.Command {
+func act(a *app, cmd *cobra.Command, accept func(wire.Job) bool,
+	do func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error)) *cobra.Command {
 	cmd.Args = cobra.MinimumNArgs(1)
 	cmd.ValidArgsFunction = a.completeJobs(accept)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -40,7 +41,8 @@ func act(a *app, cmd *cobra.Command, accept func(wire.Job) bool, do func(ctx con
 	return cmd
 }
 
-func (a *app) actOn(ctx context.Context, c *client.Client, arg string, do func(context.Context, *client.Client, wire.Job) (wire.Job, string, error)) error {
+func (a *app) actOn(ctx context.Context, c *client.Client, arg string,
+	do func(context.Context, *client.Client, wire.Job) (wire.Job, string, error)) error {
 	job, err := a.job(ctx, c, arg)
 	if err != nil {
 		return err
@@ -60,24 +62,27 @@ func newCancel(a *app) *cobra.Command {
 		Use:   "cancel JOB...",
 		Short: "Cancel jobs; canceling twice is not an error",
 		Long: "Cancel asks for the end of jobs. What waits is canceled at once; what runs gets SIGTERM, and SIGKILL\n" +
-			"after its stop_grace. A job that has ended stays as it is. Of an array, ID[3-7] or --index names elements.",
+			"after its stop_grace. A job that has ended stays as it is. Of an array, ID[3-7] or --index names " +
+			"elements.",
 		Example: "  berth cancel digits\n  berth cancel 'sweep[3-7,9]'",
 	}
-	return cancelElements(a, act(a, cmd, liveJob, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
-		after, err := c.Cancel(ctx, job.ID)
-		said := fmt.Sprintf("%s is %s", named(job), after.Status)
-		if job.Status.Terminal() {
-			said = fmt.Sprintf("%s had %s already", named(job), past(after.Status))
-		}
-		return after, said, err
-	}))
+	return cancelElements(a,
+		act(a, cmd, liveJob, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
+			after, err := c.Cancel(ctx, job.ID)
+			said := fmt.Sprintf("%s is %s", named(job), after.Status)
+			if job.Status.Terminal() {
+				said = fmt.Sprintf("%s had %s already", named(job), past(after.Status))
+			}
+			return after, said, err
+		}))
 }
 
 func newHold(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "hold JOB...",
 		Short: "Hold waiting jobs",
-		Long:  "Hold keeps jobs that wait from being started until berth release. Held time does not count for queue_timeout.",
+		Long: "Hold keeps jobs that wait from being started until berth release. Held time does not count for " +
+			"queue_timeout.",
 	}
 	return act(a, cmd, waitingJob, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
 		after, err := c.Hold(ctx, job.ID)
@@ -89,7 +94,8 @@ func newRelease(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "release JOB...",
 		Short: "Release held jobs",
-		Long:  "Release lets held jobs start again; of a pipeline or an array all in it. What is in one that is held is released with it alone.",
+		Long: "Release lets held jobs start again; of a pipeline or an array all in it. What is in one that is " +
+			"held is released with it alone.",
 	}
 	held := func(j wire.Job) bool { return j.Held }
 	return act(a, cmd, held, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
@@ -108,7 +114,8 @@ func newRetry(a *app) *cobra.Command {
 		Use:   "retry JOB...",
 		Short: "Run ended jobs again as new jobs, linked to the originals",
 		Long: "Retry submits the spec of an ended job again. The old job stays as it is; both name each other.\n" +
-			"With --failed only what failed runs again: the elements of an array, with their indexes, or the steps of a pipeline that\ndid not succeed.",
+			"With --failed only what failed runs again: the elements of an array, with their indexes, or the steps " +
+			"of a pipeline that\ndid not succeed.",
 	}
 	cmd.Flags().BoolVar(&failed, "failed", false, "retry only the failed elements of an array or steps of a pipeline")
 	ended := func(j wire.Job) bool { return j.Status.Terminal() }
@@ -146,10 +153,11 @@ func newPriority(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.actOn(cmd.Context(), c, args[0], func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
-				after, err := c.Update(ctx, job.ID, spec.JobPatch{Priority: &priority})
-				return after, fmt.Sprintf("%s has priority %s", named(job), priority), err
-			})
+			return a.actOn(cmd.Context(), c, args[0],
+				func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
+					after, err := c.Update(ctx, job.ID, spec.JobPatch{Priority: &priority})
+					return after, fmt.Sprintf("%s has priority %s", named(job), priority), err
+				})
 		},
 	}
 }

@@ -39,7 +39,8 @@ func findElement(ctx context.Context, a *app, c *client.Client, array, which str
 	case len(list.Items) > 1:
 		return wire.Job{}, usagef("%s[%s] names more than one element; this command takes one", array, which)
 	case len(list.Items) == 0:
-		return wire.Job{}, berth.Errorf(berth.CodeNotFound, "%s has no element %s yet, or none at all", named(parent), which)
+		return wire.Job{}, berth.Errorf(berth.CodeNotFound, "%s has no element %s yet, or none at all",
+			named(parent), which)
 	}
 	job, err := c.Job(ctx, list.Items[0].ID)
 	return job, a.failed(ctx, err)

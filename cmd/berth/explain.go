@@ -16,7 +16,8 @@ func newPlan(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "plan FILE|-",
 		Short: "Show what would happen to a job, without submitting it",
-		Long: "Plan asks where a job would run, when it would start, what it would cost, and why other machines do not\n" +
+		Long: "Plan asks where a job would run, when it would start, what it would cost, and why other machines " +
+			"do not\n" +
 			"fit. It exits with 6 if no machine could ever hold it.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -49,7 +50,8 @@ func unsatisfiable(f wire.Fit) error {
 	for i, l := range f.Lacking {
 		parts[i] = l.String()
 	}
-	return &berth.Error{Code: berth.CodeCapacity, Slug: berth.SlugUnsatisfiable, Message: "no machine could ever hold it: " + strings.Join(parts, "; ")}
+	return &berth.Error{Code: berth.CodeCapacity, Slug: berth.SlugUnsatisfiable,
+		Message: "no machine could ever hold it: " + strings.Join(parts, "; ")}
 }
 
 func showPlan(a *app, p wire.Plan) error {
@@ -120,7 +122,8 @@ func startText(a *app, at *time.Time, reserved bool) string {
 
 // addFit says how the machines stand to a request.
 func addFit(s *sheet, f wire.Fit) {
-	s.add("machines", fmt.Sprintf("%d in all, %d with room now, %d if nothing ran on them", f.Machines, f.FitNow, f.FitEver))
+	s.add("machines", fmt.Sprintf("%d in all, %d with room now, %d if nothing ran on them", f.Machines,
+		f.FitNow, f.FitEver))
 	if f.MembersNow != nil {
 		s.add("members", plural(*f.MembersNow, "has", "have")+" room at once")
 	}

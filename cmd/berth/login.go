@@ -21,11 +21,14 @@ func newLogin(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "login [URL]",
 		Short: "Store a server's URL and token",
-		Long: "Login asks for a token, tries it, and stores it with the server's URL as a context, which becomes the\n" +
-			"current one. The token is read without echo from a terminal, else from standard input, or is BERTH_TOKEN.\n" +
+		Long: "Login asks for a token, tries it, and stores it with the server's URL as a context, which " +
+			"becomes the\n" +
+			"current one. The token is read without echo from a terminal, else from standard input, or is " +
+			"BERTH_TOKEN.\n" +
 			"Contexts lie in ~/.config/berth/config.yaml (BERTH_CONFIG), readable by you alone.",
-		Example: "  berth login https://berth.example.com --name work\n  berth login http://127.0.0.1:7070 < admin.token",
-		Args:    cobra.MaximumNArgs(1),
+		Example: "  berth login https://berth.example.com --name work\n" +
+			"  berth login http://127.0.0.1:7070 < admin.token",
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			server := a.URL
 			if len(args) == 1 {
@@ -83,7 +86,8 @@ func askToken(a *app, server string) (string, error) {
 func checkToken(s string) (string, error) {
 	s = strings.TrimSpace(s)
 	if s == "" || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
-		return "", &usageError{message: "that is no token", hint: "a token looks like berth_<id>_<secret>; an operator makes one with berth token create NAME"}
+		return "", &usageError{message: "that is no token",
+			hint: "a token looks like berth_<id>_<secret>; an operator makes one with berth token create NAME"}
 	}
 	return s, nil
 }
@@ -116,13 +120,15 @@ func newContext(a *app) *cobra.Command {
 		RunE: func(*cobra.Command, []string) error { return listContexts(a) },
 	}
 	use := &cobra.Command{
-		Use: "use NAME", Short: "Select the current server", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeContexts,
+		Use: "use NAME", Short: "Select the current server", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeContexts,
 		RunE: func(_ *cobra.Command, args []string) error {
 			return editContexts(a, args[0], func(c *contexts) { c.Current = args[0] }, "is the current one")
 		},
 	}
 	remove := &cobra.Command{
-		Use: "remove NAME", Aliases: []string{"rm"}, Short: "Remove a stored server and its token", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeContexts,
+		Use: "remove NAME", Aliases: []string{"rm"}, Short: "Remove a stored server and its token",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeContexts,
 		RunE: func(_ *cobra.Command, args []string) error {
 			return editContexts(a, args[0], func(c *contexts) {
 				delete(c.Contexts, args[0])
@@ -142,7 +148,8 @@ func editContexts(a *app, name string, edit func(*contexts), said string) error 
 		return err
 	}
 	if stored.Contexts[name] == nil {
-		return &usageError{message: fmt.Sprintf("context %q is not known", name), hint: "berth context list shows what there is"}
+		return &usageError{message: fmt.Sprintf("context %q is not known", name),
+			hint: "berth context list shows what there is"}
 	}
 	edit(stored)
 	if err := stored.save(a.Contexts); err != nil {

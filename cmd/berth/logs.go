@@ -20,7 +20,8 @@ func newLogs(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "logs JOB",
 		Short: "Print a job's log",
-		Long: "Logs prints what a job wrote to its standard output and error, of its latest attempt unless --attempt\n" +
+		Long: "Logs prints what a job wrote to its standard output and error, of its latest attempt unless " +
+			"--attempt\n" +
 			"names another. They outlive the machine. With -o json each line is a document with time and stream.",
 		Example:           "  berth logs -f digits\n  berth logs digits --attempt 1 --tail 20",
 		Args:              cobra.ExactArgs(1),
@@ -40,10 +41,12 @@ func newLogs(a *app) *cobra.Command {
 			}
 			q.Since = since
 			if isPipeline(job) {
-				return usagef("%s is a pipeline, which writes nothing itself; its steps do: berth logs %s.STEP; berth pipeline show %[2]s names them", named(job), args[0])
+				return usagef("%s is a pipeline, which writes nothing itself; its steps do: berth logs %s.STEP; "+
+					"berth pipeline show %[2]s names them", named(job), args[0])
 			}
 			if job.Kind == berth.KindArray {
-				return usagef("%s is an array, which writes nothing itself; its elements do: berth logs %s[0]", named(job), args[0])
+				return usagef("%s is an array, which writes nothing itself; its elements do: berth logs %s[0]",
+					named(job), args[0])
 			}
 			if job.CachedFrom != nil {
 				a.say("%s was not run; what ran in its place wrote: berth logs %s", named(job), *job.CachedFrom)

@@ -45,18 +45,22 @@ func showMachines(a *app, list wire.Page[wire.Machine]) error {
 			a.say("no machines; berth join-token create lets one join")
 			return nil
 		}
-		t := table{screen: a.outTerm, head: []string{"MACHINE", "STATE", "CPUS FREE", "MEMORY FREE", "GPUS FREE", "MODEL", "SEEN", "REASON"}}
+		t := table{screen: a.outTerm, head: []string{"MACHINE", "STATE", "CPUS FREE", "MEMORY FREE", "GPUS FREE",
+			"MODEL", "SEEN", "REASON"}}
 		if wide {
-			t.head = []string{"MACHINE", "STATE", "CPUS FREE", "MEMORY FREE", "DISK FREE", "GPUS FREE", "MODEL", "SEEN", "POOL", "REGION", "SITE", "LABELS", "ENGINE", "VERSION", "REASON"}
+			t.head = []string{"MACHINE", "STATE", "CPUS FREE", "MEMORY FREE", "DISK FREE", "GPUS FREE", "MODEL",
+				"SEEN", "POOL", "REGION", "SITE", "LABELS", "ENGINE", "VERSION", "REASON"}
 		}
 		for _, m := range list.Items {
-			cells := []any{string(m.ID), cell{string(m.State), toneOfMachine(m)}, ofCPUs(m), ofMemory(m.Free.MemoryMiB, m.Capacity.MemoryMiB)}
+			cells := []any{string(m.ID), cell{string(m.State), toneOfMachine(m)}, ofCPUs(m),
+				ofMemory(m.Free.MemoryMiB, m.Capacity.MemoryMiB)}
 			if wide {
 				cells = append(cells, ofMemory(m.Free.DiskMiB, m.Capacity.DiskMiB))
 			}
 			cells = append(cells, ofGPUs(m), modelsText(m), since(m.SeenAt, a.now()))
 			if wide {
-				cells = append(cells, orDash(m.Pool), orDash(m.Region), orDash(m.Site), orDash(pairs(m.Labels)), orDash(m.Engine), orDash(m.Version))
+				cells = append(cells, orDash(m.Pool), orDash(m.Region), orDash(m.Site), orDash(pairs(m.Labels)),
+					orDash(m.Engine), orDash(m.Version))
 			}
 			reason := m.Reason
 			if m.Deadline != nil {
@@ -104,12 +108,14 @@ func modelsText(m wire.Machine) string {
 
 func newMachine(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "machine", Short: "Show, drain and remove machines"}
-	cmd.AddCommand(newMachineList(a, "list"), newMachineShow(a), newMachineDrain(a), newMachineUndrain(a), newMachineConfirmDead(a), newMachineRemove(a))
+	cmd.AddCommand(newMachineList(a, "list"), newMachineShow(a), newMachineDrain(a), newMachineUndrain(a),
+		newMachineConfirmDead(a), newMachineRemove(a))
 	return cmd
 }
 
 // onMachine builds a command about one machine.
-func onMachine(a *app, cmd *cobra.Command, do func(ctx context.Context, c *client.Client, id berth.MachineID) error) *cobra.Command {
+func onMachine(a *app, cmd *cobra.Command,
+	do func(ctx context.Context, c *client.Client, id berth.MachineID) error) *cobra.Command {
 	cmd.Args = cobra.ExactArgs(1)
 	cmd.ValidArgsFunction = a.completeMachines
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -204,7 +210,8 @@ func gpuTable(a *app, gpus []wire.MachineGPU) *table {
 		for i, id := range g.Jobs {
 			jobs[i] = shortID(id)
 		}
-		t.add(fmt.Sprint(g.Index), g.Model, bytesOf(g.MemoryMiB<<20), fmt.Sprintf("%d%%", g.UsedMilli/10), health, g.UUID, strings.Join(jobs, ","))
+		t.add(fmt.Sprint(g.Index), g.Model, bytesOf(g.MemoryMiB<<20), fmt.Sprintf("%d%%", g.UsedMilli/10), health,
+			g.UUID, strings.Join(jobs, ","))
 	}
 	return t
 }
@@ -215,7 +222,8 @@ func newMachineDrain(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drain MACHINE",
 		Short: "Drain a machine: place no new work on it",
-		Long: "Drain gives a machine no new work. What runs there goes on to its end; with --deadline it is asked to\n" +
+		Long: "Drain gives a machine no new work. What runs there goes on to its end; with --deadline it is " +
+			"asked to\n" +
 			"checkpoint and stop then, and runs on elsewhere.",
 		Example: "  berth machine drain m-1 --reason 'new disk' --deadline 2h",
 	}
@@ -259,14 +267,16 @@ func newMachineConfirmDead(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "confirm-dead MACHINE --yes",
 		Short: "Confirm that an unreachable machine's containers have stopped",
-		Long: "Confirm-dead releases what a silent machine still holds, so that its jobs may run elsewhere. It is the\n" +
+		Long: "Confirm-dead releases what a silent machine still holds, so that its jobs may run elsewhere. It " +
+			"is the\n" +
 			"operator's word that no container of it lives: switch the machine off first. A wrong word lets one job\n" +
 			"run twice at once.",
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "confirm: the machine is off, or its containers have stopped")
 	return onMachine(a, cmd, func(ctx context.Context, c *client.Client, id berth.MachineID) error {
 		if !yes {
-			return &usageError{message: "confirm-dead needs --yes", hint: "it says that no container of " + string(id) + " lives; switch the machine off first"}
+			return &usageError{message: "confirm-dead needs --yes",
+				hint: "it says that no container of " + string(id) + " lives; switch the machine off first"}
 		}
 		dead, err := c.ConfirmDead(ctx, id)
 		if err != nil {
@@ -277,7 +287,8 @@ func newMachineConfirmDead(a *app) *cobra.Command {
 			names[i] = string(j)
 		}
 		return a.show(view{body: dead, names: names, table: func(bool) error {
-			_, err := fmt.Fprintf(a.out, "%s is %s; %s may run elsewhere\n", id, dead.Machine.State, plural(len(dead.Jobs), "job", "jobs"))
+			_, err := fmt.Fprintf(a.out, "%s is %s; %s may run elsewhere\n", id, dead.Machine.State,
+				plural(len(dead.Jobs), "job", "jobs"))
 			return err
 		}})
 	})
@@ -288,7 +299,8 @@ func newMachineRemove(a *app) *cobra.Command {
 		Use:     "remove MACHINE",
 		Aliases: []string{"rm"},
 		Short:   "Remove an empty machine permanently",
-		Long:    "Remove retires a machine: its credential ends and it is listed no more. It must hold no work; drain it first.",
+		Long: "Remove retires a machine: its credential ends and it is listed no more. It must hold no work; " +
+			"drain it first.",
 	}
 	return onMachine(a, cmd, func(ctx context.Context, c *client.Client, id berth.MachineID) error {
 		if err := c.RemoveMachine(ctx, id); err != nil {

@@ -19,8 +19,10 @@ func newMetrics(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "metrics JOB",
 		Short: "Show a job's resource usage: CPU, memory, disks, network, GPUs",
-		Long: "Metrics draws one line a series, of the latest attempt unless --attempt names another. Rates are means, amounts\n" +
-			"the largest in each step. They outlive the machine. What ran for less than 10 seconds has no series; berth show\n" +
+		Long: "Metrics draws one line a series, of the latest attempt unless --attempt names another. Rates are " +
+			"means, amounts\n" +
+			"the largest in each step. They outlive the machine. What ran for less than 10 seconds has no series; " +
+			"berth show\n" +
 			"tells what it used in all.",
 		Example:           "  berth metrics digits\n  berth metrics digits --attempt 1 --svg use.svg",
 		Args:              cobra.ExactArgs(1),
@@ -83,7 +85,8 @@ func showMetrics(a *app, list wire.Page[wire.MemberMetrics]) error {
 			if i > 0 {
 				fmt.Fprintln(a.out)
 			}
-			fmt.Fprintf(a.out, "attempt %d, member %d on %s, from %s, %s a step\n", m.Attempt, m.Member, oneLine(string(m.Machine)), m.StartedAt.UTC().Format("2006-01-02 15:04:05Z"), m.Step)
+			fmt.Fprintf(a.out, "attempt %d, member %d on %s, from %s, %s a step\n", m.Attempt, m.Member,
+				oneLine(string(m.Machine)), m.StartedAt.UTC().Format("2006-01-02 15:04:05Z"), m.Step)
 			if err := metricTable(a, m, wide).write(a.out); err != nil {
 				return err
 			}
@@ -107,7 +110,8 @@ func metricTable(a *app, m wire.MemberMetrics, wide bool) *table {
 			name += " " + gpu
 		}
 		last, mean, most := figures(s.Values)
-		t.add(name, valueOf(last, s.Unit), valueOf(mean, s.Unit), valueOf(most, s.Unit), spark(s.Values, sparkWidth, s.Unit))
+		t.add(name, valueOf(last, s.Unit), valueOf(mean, s.Unit), valueOf(most, s.Unit),
+			spark(s.Values, sparkWidth, s.Unit))
 	}
 	return t
 }
@@ -171,7 +175,8 @@ func spark(values wire.Values, width int, unit string) string {
 
 // measuredTable lists the total usage of each member, attempt by attempt.
 func measuredTable(a *app, attempts []berth.Attempt) *table {
-	t := &table{screen: a.outTerm, head: []string{"ATTEMPT", "MEMBER", "CPU MEAN", "MEMORY PEAK", "GPU MEAN", "GPU MEMORY PEAK", "DISK R/W", "NETWORK IN/OUT"}}
+	t := &table{screen: a.outTerm, head: []string{"ATTEMPT", "MEMBER", "CPU MEAN", "MEMORY PEAK", "GPU MEAN",
+		"GPU MEMORY PEAK", "DISK R/W", "NETWORK IN/OUT"}}
 	for _, at := range attempts {
 		for _, m := range at.Measured {
 			busy, held := "-", "-"
@@ -181,7 +186,8 @@ func measuredTable(a *app, attempts []berth.Attempt) *table {
 			if m.GPUMemoryPeak > 0 {
 				held = bytesOf(m.GPUMemoryPeak)
 			}
-			t.add(fmt.Sprint(at.Number), fmt.Sprint(m.Member), valueOf(m.CPUMean, wire.UnitCores), bytesOf(m.MemoryPeak), busy, held,
+			t.add(fmt.Sprint(at.Number), fmt.Sprint(m.Member), valueOf(m.CPUMean, wire.UnitCores),
+				bytesOf(m.MemoryPeak), busy, held,
 				bytesOf(m.DiskRead)+"/"+bytesOf(m.DiskWritten), bytesOf(m.Received)+"/"+bytesOf(m.Sent))
 		}
 	}

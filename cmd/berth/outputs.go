@@ -37,10 +37,12 @@ func newOutputsList(a *app) *cobra.Command {
 				return err
 			}
 			names := make([]string, len(list.Items))
-			t := &table{screen: a.outTerm, head: []string{"NAME", "ATTEMPT", "MEMBER", "FILES", "SIZE", "AGE", "CONTENT"}}
+			t := &table{screen: a.outTerm, head: []string{"NAME", "ATTEMPT", "MEMBER", "FILES", "SIZE",
+				"AGE", "CONTENT"}}
 			for i, o := range list.Items {
 				names[i] = o.Name
-				t.add(o.Name, fmt.Sprint(o.Attempt), fmt.Sprint(o.Member), fmt.Sprint(o.Files), berth.BytesText(o.Bytes), since(&o.CreatedAt, a.now()), o.Address.Short())
+				t.add(o.Name, fmt.Sprint(o.Attempt), fmt.Sprint(o.Member), fmt.Sprint(o.Files),
+					berth.BytesText(o.Bytes), since(&o.CreatedAt, a.now()), o.Address.Short())
 			}
 			return a.show(view{body: list, names: names, table: func(bool) error {
 				if len(names) == 0 {
@@ -74,7 +76,8 @@ func newOutputsPull(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pull JOB [NAME]",
 		Short: "Download a job's outputs, or one of them, each into a folder of its name",
-		Long: "Pull fetches what the latest attempt that has stored outputs has left: each output becomes a folder of its\n" +
+		Long: "Pull fetches what the latest attempt that has stored outputs has left: each output becomes a folder " +
+			"of its\n" +
 			"name (NAME-1 for what member 1 of a gang has left). A folder that is there already is left alone.",
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.completeJobs(anyJob),
@@ -177,7 +180,8 @@ func (m *meter) draw() {
 	if m.total > 0 {
 		full = int(min(m.read, m.total) * width / m.total)
 	}
-	line := fmt.Sprintf("%s  %s%s  %s of %s", m.name, strings.Repeat("█", full), strings.Repeat("░", width-full), berth.BytesText(m.read), berth.BytesText(m.total))
+	line := fmt.Sprintf("%s  %s%s  %s of %s", m.name, strings.Repeat("█", full), strings.Repeat("░", width-full),
+		berth.BytesText(m.read), berth.BytesText(m.total))
 	fmt.Fprint(m.app.err, "\r\x1b[2K"+cut(line, m.app.errTerm.width-1))
 }
 

@@ -21,7 +21,8 @@ func newPipeline(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pipeline",
 		Short: "Submit, show and cancel pipelines of dependent jobs",
-		Long: "A pipeline is a file of kind: pipeline with jobs that name what they need. It is a job as well: list, wait, hold,\n" +
+		Long: "A pipeline is a file of kind: pipeline with jobs that name what they need. It is a job as well: " +
+			"list, wait, hold,\n" +
 			"priority, events and retry --failed work with it.",
 	}
 	cmd.AddCommand(newPipelineSubmit(a), newPipelineShow(a), newPipelineCancel(a))
@@ -86,7 +87,8 @@ func submitPipeline(ctx context.Context, a *app, pipeline spec.Pipeline, base st
 		return a.failed(ctx, err)
 	}
 	if created {
-		a.say("submitted %s, %s; see it with: berth pipeline show %s", job.Name, plural(job.Tally.Total, "step", "steps"), shortID(job.ID))
+		a.say("submitted %s, %s; see it with: berth pipeline show %s", job.Name,
+			plural(job.Tally.Total, "step", "steps"), shortID(job.ID))
 	} else {
 		a.say("%s was submitted before under this key, %s", job.Name, ago(job.SubmittedAt, a.now()))
 	}
@@ -123,9 +125,10 @@ func sendSteps(ctx context.Context, a *app, c *client.Client, pipeline spec.Pipe
 func newPipelineShow(a *app) *cobra.Command {
 	var tree bool
 	cmd := &cobra.Command{
-		Use:               "show PIPELINE",
-		Short:             "Show a pipeline and its steps",
-		Long:              "Show prints what is known of a pipeline, and its steps with what they need; with --tree the steps of all levels.",
+		Use:   "show PIPELINE",
+		Short: "Show a pipeline and its steps",
+		Long: "Show prints what is known of a pipeline, and its steps with what they need; with " +
+			"--tree the steps of all levels.",
 		Example:           "  berth pipeline show nightly\n  berth pipeline show nightly --tree",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeJobs(isPipeline),
@@ -198,7 +201,8 @@ func (t *table) addStep(s wire.Step, within string) {
 	if s.Tally != nil {
 		status += fmt.Sprintf(" %d/%d", s.Tally.Ended(), s.Tally.Total)
 	}
-	t.add(spec.StepPath(within, s.Name), shortID(s.Job), cell{status, toneOfState(s.Status)}, orDash(strings.Join(s.Needs, ",")), whyText(s.Reason, s.CachedFrom))
+	t.add(spec.StepPath(within, s.Name), shortID(s.Job), cell{status, toneOfState(s.Status)},
+		orDash(strings.Join(s.Needs, ",")), whyText(s.Reason, s.CachedFrom))
 }
 
 // addTree adds steps, each nested pipeline followed by its own.

@@ -45,7 +45,8 @@ func showQuotas(a *app, list wire.Page[spec.Quota]) error {
 		names[i] = string(q.Tenant)
 	}
 	return a.show(view{body: list, names: names, table: func(bool) error {
-		t := table{screen: a.outTerm, head: []string{"TENANT", "GUARANTEE", "LIMIT", "BORROWS", "RUNNING", "WAITING", "BUDGET"}}
+		t := table{screen: a.outTerm, head: []string{"TENANT", "GUARANTEE", "LIMIT", "BORROWS", "RUNNING",
+			"WAITING", "BUDGET"}}
 		for _, q := range list.Items {
 			budget := "-"
 			if b := q.Budget; b != nil {
@@ -149,7 +150,8 @@ func showQuota(a *app, q spec.Quota) error {
 			s.add("priority", fmt.Sprintf("at most %s", q.MaxPriority))
 		}
 		if b := q.Budget; b != nil {
-			s.add("budget", fmt.Sprintf("%.1f of %g GPU-hours spent in %s, since %s", spentOf(q), b.GPUHours, b.Period, stamp(b.Since, a.now())))
+			s.add("budget", fmt.Sprintf("%.1f of %g GPU-hours spent in %s, since %s", spentOf(q), b.GPUHours,
+				b.Period, stamp(b.Since, a.now())))
 		}
 		for _, l := range storageOf(q) {
 			s.add(l.name, l.text)
@@ -172,14 +174,19 @@ var quotaFlags = []struct {
 	{"limit-cpus", "cores it never holds more of", amountFlag(limit, cpus)},
 	{"limit-memory", "memory it never holds more of", amountFlag(limit, memory)},
 	{"limit-gpus", "GPUs it never holds more of", amountFlag(limit, gpus)},
-	{"borrow", "what may run beyond the guarantee while others leave room idle: any, preemptible, none", func(q *spec.Quota, text string) error {
-		q.Borrow = spec.Borrow(text) // none is a value here
-		return nil
-	}},
-	{"max-running", "jobs that hold capacity at once", func(q *spec.Quota, text string) error { return count(&q.MaxRunning, text) }},
-	{"max-queued", "jobs that wait at once", func(q *spec.Quota, text string) error { return count(&q.MaxQueued, text) }},
-	{"submit-rps", "jobs and pipelines submitted a second", func(q *spec.Quota, text string) error { return rate(&q.SubmitRPS, text) }},
-	{"max-priority", "greatest priority of submitted work: low, normal, high, or 0 to 1000", func(q *spec.Quota, text string) error { return parseAmount(&q.MaxPriority, text) }},
+	{"borrow", "what may run beyond the guarantee while others leave room idle: any, preemptible, none",
+		func(q *spec.Quota, text string) error {
+			q.Borrow = spec.Borrow(text) // none is a value here
+			return nil
+		}},
+	{"max-running", "jobs that hold capacity at once",
+		func(q *spec.Quota, text string) error { return count(&q.MaxRunning, text) }},
+	{"max-queued", "jobs that wait at once",
+		func(q *spec.Quota, text string) error { return count(&q.MaxQueued, text) }},
+	{"submit-rps", "jobs and pipelines submitted a second",
+		func(q *spec.Quota, text string) error { return rate(&q.SubmitRPS, text) }},
+	{"max-priority", "greatest priority of submitted work: low, normal, high, or 0 to 1000",
+		func(q *spec.Quota, text string) error { return parseAmount(&q.MaxPriority, text) }},
 	{"storage-uploads", "uploads that it stores, such as 100GiB", storageFlag(storedUploads)},
 	{"storage-logs", "logs of jobs that it stores", storageFlag(storedLogs)},
 	{"storage-outputs", "outputs of jobs that it stores", storageFlag(storedOutputs)},
@@ -256,7 +263,8 @@ func gpus(a *spec.Amounts, text string) error   { return parseAmount(&a.GPUs, te
 
 const lifted = "none"
 
-func amountFlag(of func(*spec.Quota) **spec.Amounts, set func(*spec.Amounts, string) error) func(*spec.Quota, string) error {
+func amountFlag(of func(*spec.Quota) **spec.Amounts,
+	set func(*spec.Amounts, string) error) func(*spec.Quota, string) error {
 	return func(q *spec.Quota, text string) error {
 		a := of(q)
 		if *a == nil {
@@ -328,11 +336,13 @@ func budget(q *spec.Quota, text string) error {
 
 func newQuotaSet(a *app) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:     "set TENANT",
-		Short:   "Change a tenant's quota",
-		Long:    "Set changes what its flags name and leaves the rest. none lifts a setting. If somebody else changed the quota\nmeanwhile, nothing is done and the exit code is 4.",
-		Example: "  berth quota set vision --guarantee-gpus 8 --limit-gpus 16 --max-queued 1000\n  berth quota set vision --limit-gpus none --budget 5000/720h",
-		Args:    cobra.ExactArgs(1),
+		Use:   "set TENANT",
+		Short: "Change a tenant's quota",
+		Long: "Set changes what its flags name and leaves the rest. none lifts a setting. If somebody else " +
+			"changed the quota\nmeanwhile, nothing is done and the exit code is 4.",
+		Example: "  berth quota set vision --guarantee-gpus 8 --limit-gpus 16 --max-queued 1000\n" +
+			"  berth quota set vision --limit-gpus none --budget 5000/720h",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {
@@ -355,7 +365,8 @@ func newQuotaSet(a *app) *cobra.Command {
 	for _, f := range quotaFlags {
 		cmd.Flags().String(f.name, "", f.usage)
 	}
-	_ = cmd.RegisterFlagCompletionFunc("borrow", cobra.FixedCompletions([]string{"any", "preemptible", "none"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("borrow",
+		cobra.FixedCompletions([]string{"any", "preemptible", "none"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 

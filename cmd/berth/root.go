@@ -21,9 +21,12 @@ func newRoot(a *app) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "berth",
 		Short: "Run containers on a cluster of machines and GPUs",
-		Long: "berth submits jobs to a Berth control plane, shows what becomes of them and looks after its machines.\n\n" +
-			"The server is BERTH_URL (default " + defaultURL + ") with BERTH_TOKEN, or a context stored by berth login.\n" +
-			"Where a command takes a JOB, an id, the beginning of an id or a name will do; a name means its latest job.\n\n" + exitHelp(),
+		Long: "berth submits jobs to a Berth control plane, shows what becomes of them and looks after its " +
+			"machines.\n\n" +
+			"The server is BERTH_URL (default " + defaultURL +
+			") with BERTH_TOKEN, or a context stored by berth login.\n" +
+			"Where a command takes a JOB, an id, the beginning of an id or a name will do; a name means its latest " +
+			"job.\n\n" + exitHelp(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		PersistentPreRunE: func(*cobra.Command, []string) error {
@@ -40,7 +43,8 @@ func newRoot(a *app) *cobra.Command {
 	flags.StringVar(&a.URL, "url", a.URL, "server URL [BERTH_URL]")
 	flags.StringVar(&a.Context, "context", a.Context, "stored server to use [BERTH_CONTEXT]")
 	flags.StringVarP(&a.Output, "output", "o", "table", "output format: table, wide, json, yaml or name")
-	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "wide", "json", "yaml", "name"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = root.RegisterFlagCompletionFunc("output",
+		cobra.FixedCompletions([]string{"table", "wide", "json", "yaml", "name"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = root.RegisterFlagCompletionFunc("context", a.completeContexts)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &usageError{message: err.Error(), hint: cmd.CommandPath() + " --help shows its flags"}
@@ -54,7 +58,8 @@ func newRoot(a *app) *cobra.Command {
 		}
 	}
 	add(groupJobs, newSubmit(a), newRun(a), newPlan(a), newList(a), newShow(a), newExplain(a), newEvents(a), newLogs(a),
-		newWait(a), newCancel(a), newHold(a), newRelease(a), newRetry(a), newPriority(a), newMetrics(a), newCheckpoints(a), newOutputs(a), newPipeline(a), newSchedule(a))
+		newWait(a), newCancel(a), newHold(a), newRelease(a), newRetry(a), newPriority(a), newMetrics(a),
+		newCheckpoints(a), newOutputs(a), newPipeline(a), newSchedule(a))
 	add(groupMachines, newMachineList(a, "machines"), newMachine(a), newJoinToken(a))
 	add(groupAdmin, newAdmission(a), newTenant(a), newQuota(a), newToken(a), newSecret(a))
 	add(groupSelf, newLogin(a), newContext(a), newVersion(a))
@@ -89,12 +94,14 @@ func checkArgs(c *cobra.Command) {
 		if _, ours := errors.AsType[*usageError](err); ours || err == nil {
 			return err
 		}
-		return &usageError{message: cmd.CommandPath() + " does not take " + plural(len(args), "argument", "arguments"), hint: "usage: " + cmd.UseLine()}
+		return &usageError{message: cmd.CommandPath() + " does not take " + plural(len(args),
+			"argument", "arguments"), hint: "usage: " + cmd.UseLine()}
 	}
 }
 
 func unknownCommand(cmd *cobra.Command, word string) error {
-	e := &usageError{message: fmt.Sprintf("%q is not a command of %s", word, cmd.CommandPath()), hint: cmd.CommandPath() + " --help lists them"}
+	e := &usageError{message: fmt.Sprintf("%q is not a command of %s", word, cmd.CommandPath()),
+		hint: cmd.CommandPath() + " --help lists them"}
 	cmd.SuggestionsMinimumDistance = 2
 	if names := cmd.SuggestionsFor(word); len(names) > 0 {
 		e.hint = "did you mean " + strings.Join(names, " or ") + "?"

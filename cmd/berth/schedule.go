@@ -17,8 +17,10 @@ func newSchedule(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "schedule",
 		Short: "Manage schedules, which submit jobs and pipelines at set times",
-		Long: "A schedule submits the job or the pipeline of a file at the times of a cron line, at an interval, or once.\n" +
-			"What it submits are jobs as any others. docs/guide/schedules.md tells what becomes of times that overlap or were missed.",
+		Long: "A schedule submits the job or the pipeline of a file at the times of a cron line, at an interval, " +
+			"or once.\n" +
+			"What it submits are jobs as any others. docs/guide/schedules.md tells what becomes of times that " +
+			"overlap or were missed.",
 	}
 	cmd.AddCommand(newScheduleCreate(a), newScheduleList(a), newScheduleShow(a), newScheduleDelete(a),
 		newSchedulePause(a), newScheduleResume(a), newScheduleRun(a), newScheduleBackfill(a))
@@ -144,7 +146,8 @@ func showSchedule(a *app, s wire.Schedule) error {
 			if f.Job != nil {
 				job, status = shortID(*f.Job), cell{string(f.JobStatus), toneOfState(f.JobStatus)}
 			}
-			t.add(f.At.UTC().Format(time.RFC3339), string(f.Source), fireCell(f), job, status, orDash(reasonText(f.Reason)))
+			t.add(f.At.UTC().Format(time.RFC3339), string(f.Source), fireCell(f), job, status,
+				orDash(reasonText(f.Reason)))
 		}
 		return t.write(a.out)
 	}})
@@ -218,7 +221,8 @@ func newScheduleResume(a *app) *cobra.Command {
 }
 
 // noteSchedule is a command that changes a schedule and keeps why.
-func noteSchedule(a *app, cmd *cobra.Command, words string, change func(c *client.Client, ctx context.Context, name, note string) (wire.Schedule, error)) *cobra.Command {
+func noteSchedule(a *app, cmd *cobra.Command, words string,
+	change func(c *client.Client, ctx context.Context, name, note string) (wire.Schedule, error)) *cobra.Command {
 	var note string
 	cmd.Args = cobra.ExactArgs(1)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

@@ -95,11 +95,14 @@ func newScheduleCreate(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create FILE|-",
 		Short: "Create a schedule from a job, pipeline or schedule file",
-		Long: "Create takes a job file or a pipeline file, and flags that say when to submit it; or a file of kind: schedule, which\n" +
-			"says both. Folders that the jobs name are sent now, and are kept as long as the schedule. Making the same schedule\n" +
+		Long: "Create takes a job file or a pipeline file, and flags that say when to submit it; or a file of " +
+			"kind: schedule, which\n" +
+			"says both. Folders that the jobs name are sent now, and are kept as long as the schedule. Making the " +
+			"same schedule\n" +
 			"again changes nothing; another one of its name is refused.",
-		Example: "  berth schedule create train.yaml --cron '0 3 * * *' --time-zone Europe/Berlin\n  berth schedule create train.yaml --in 2h\n  berth schedule create nightly.schedule.yaml",
-		Args:    cobra.ExactArgs(1),
+		Example: "  berth schedule create train.yaml --cron '0 3 * * *' --time-zone Europe/Berlin\n" +
+			"  berth schedule create train.yaml --in 2h\n  berth schedule create nightly.schedule.yaml",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			schedule, err := readSchedule(a, args[0], flags)
 			if err != nil {
@@ -135,7 +138,8 @@ func readSchedule(a *app, name string, flags scheduleFlags) (s spec.Schedule, er
 		return s, err
 	case string(berth.KindPipeline):
 		s.Pipeline = &spec.Pipeline{}
-		err = jobfile.Decode(shown, src, s.Pipeline, func() []berth.FieldError { return s.Pipeline.WithDefaults().Validate() })
+		err = jobfile.Decode(shown, src, s.Pipeline,
+			func() []berth.FieldError { return s.Pipeline.WithDefaults().Validate() })
 		s.Name = s.Pipeline.Name
 	default:
 		var file *jobfile.File
@@ -150,7 +154,8 @@ func readSchedule(a *app, name string, flags scheduleFlags) (s spec.Schedule, er
 		return s, err
 	}
 	if s.Cron == "" && s.Every == 0 && s.At == nil {
-		return s, &usageError{message: "nothing says when to submit " + shown, hint: "add --cron, --every, --at or --in; or write a file of kind: schedule"}
+		return s, &usageError{message: "nothing says when to submit " + shown,
+			hint: "add --cron, --every, --at or --in; or write a file of kind: schedule"}
 	}
 	if faults := s.WithDefaults().Validate(); len(faults) > 0 {
 		return s, &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec, Fields: faults}
@@ -212,8 +217,9 @@ func newScheduleRun(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run NAME",
 		Short: "Trigger a schedule now, in addition to its times",
-		Long:  "Run fires a schedule now, paused or not, and prints the id of the job. Where its overlap lets it make none, it says why.",
-		Args:  cobra.ExactArgs(1),
+		Long: "Run fires a schedule now, paused or not, and prints the id of the job. Where its overlap lets it " +
+			"make none, it says why.",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {
@@ -267,7 +273,8 @@ func newScheduleBackfill(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backfill NAME --from TIME [--to TIME]",
 		Short: "Submit for past times of a schedule, each once",
-		Long: "Backfill submits for every time of the schedule in a range, both ends included, that has made no job yet: before it was\n" +
+		Long: "Backfill submits for every time of the schedule in a range, both ends included, that has made no " +
+			"job yet: before it was\n" +
 			"made, while it was paused, or where it was skipped or refused. Doing it again submits nothing twice.",
 		Example: "  berth schedule backfill nightly --from 2026-01-01T00:00:00Z --to 2026-01-31T23:59:59Z",
 		Args:    cobra.ExactArgs(1),
@@ -293,7 +300,8 @@ func newScheduleBackfill(a *app) *cobra.Command {
 func backfillOf(from, to, overlap string) (b spec.Backfill, err error) {
 	b.Overlap = spec.Overlap(overlap)
 	if from == "" {
-		return b, &usageError{message: "--from is missing", hint: "name the first time, such as --from 2026-01-01T00:00:00Z"}
+		return b, &usageError{message: "--from is missing",
+			hint: "name the first time, such as --from 2026-01-01T00:00:00Z"}
 	}
 	if b.From, err = spec.ParseInstant(from); err != nil {
 		return b, usagef("--from: %v", err)

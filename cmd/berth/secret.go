@@ -23,11 +23,14 @@ func newSecretSet(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set NAME",
 		Short: "Create a secret, or replace its value",
-		Long: "Set reads the value from standard input (a newline at its end is left out), or, exactly as it is, from a file.\n" +
-			"It is never an argument, which others on this machine could read. No command shows it again. A job gets it by\n" +
+		Long: "Set reads the value from standard input (a newline at its end is left out), or, exactly as it is, " +
+			"from a file.\n" +
+			"It is never an argument, which others on this machine could read. No command shows it again. A job " +
+			"gets it by\n" +
 			"naming it in secrets; attempts that have begun keep the old value.",
-		Example: "  berth secret set HF_TOKEN < token.txt\n  printf %s \"$USER:$PASSWORD\" | berth secret set REGISTRY_LOGIN",
-		Args:    cobra.ExactArgs(1),
+		Example: "  berth secret set HF_TOKEN < token.txt\n" +
+			"  printf %s \"$USER:$PASSWORD\" | berth secret set REGISTRY_LOGIN",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			value, err := readSecretValue(a, args[0], file)
 			if err != nil {

@@ -140,7 +140,8 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 }
 
 func attemptTable(a *app, attempts []berth.Attempt, wide bool) *table {
-	t := &table{screen: a.outTerm, head: []string{"ATTEMPT", "MACHINES", "GPUS", "PLACED", "RAN", "FROM STEP", "EXIT", "OUTCOME"}}
+	t := &table{screen: a.outTerm, head: []string{"ATTEMPT", "MACHINES", "GPUS", "PLACED", "RAN", "FROM STEP",
+		"EXIT", "OUTCOME"}}
 	for _, at := range attempts {
 		machines := make([]string, len(at.Machines))
 		for i, m := range at.Machines {
@@ -232,7 +233,8 @@ func lostText(attempts []berth.Attempt) string {
 	if n == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s and %.1f GPU-seconds, in %s", plural(int(steps), "step", "steps"), seconds, plural(n, "attempt", "attempts"))
+	return fmt.Sprintf("%s and %.1f GPU-seconds, in %s", plural(int(steps), "step", "steps"), seconds,
+		plural(n, "attempt", "attempts"))
 }
 
 func resourcesText(r spec.Resources) string {

@@ -31,7 +31,8 @@ func (f *submitFlags) register(cmd *cobra.Command) {
 
 func (f *submitFlags) check() error {
 	if f.timeout != 0 && !f.wait {
-		return &usageError{message: "--timeout without --wait does nothing", hint: "add --wait; to limit the job itself, set time_limit in the job file"}
+		return &usageError{message: "--timeout without --wait does nothing",
+			hint: "add --wait; to limit the job itself, set time_limit in the job file"}
 	}
 	if f.timeout < 0 {
 		return usagef("--timeout %s is negative", f.timeout)
@@ -46,7 +47,8 @@ func newSubmit(a *app) *cobra.Command {
 		Use:   "submit FILE|-",
 		Short: "Submit a job file",
 		Long: "Submit reads a job file (YAML or JSON, - for standard input), checks it and submits the job.\n" +
-			"It prints the job's id. The file's fields are described in docs/guide/job-file.md. With --at or --in it makes a schedule of a\n" +
+			"It prints the job's id. The file's fields are described in docs/guide/job-file.md. With --at or --in " +
+			"it makes a schedule of a\n" +
 			"single time instead, which berth schedule shows and deletes.",
 		Example: "  berth submit job.yaml --wait\n  id=$(berth submit job.yaml)\n  berth submit job.yaml --in 2h",
 		Args:    cobra.ExactArgs(1),

@@ -60,7 +60,8 @@ func (a *app) step(ctx context.Context, c *client.Client, pipeline, name string)
 			return job, a.failed(ctx, err)
 		}
 	}
-	return wire.Job{}, berth.Errorf(berth.CodeNotFound, "%s has no step %q; berth pipeline show %s names them", named(parent), name, pipeline)
+	return wire.Job{}, berth.Errorf(berth.CodeNotFound, "%s has no step %q; berth pipeline show %s names them",
+		named(parent), name, pipeline)
 }
 
 func (a *app) jobNamed(ctx context.Context, c *client.Client, name string) (berth.JobID, error) {
@@ -73,14 +74,16 @@ func (a *app) jobNamed(ctx context.Context, c *client.Client, name string) (bert
 		return "", berth.Errorf(berth.CodeNotFound, "no job has the id or the name %q", name)
 	case 1:
 	default:
-		a.say("several jobs are named %s; this is the latest, %s. berth list --name %s shows all", name, list.Items[0].ID, name)
+		a.say("several jobs are named %s; this is the latest, %s. berth list --name %s shows all", name,
+			list.Items[0].ID, name)
 	}
 	return list.Items[0].ID, nil
 }
 
 // jobSince resolves the arguments of a command that reads a job's history: the
 // job, and the earliest time. The zero time is the job's beginning.
-func (a *app) jobSince(ctx context.Context, name, sinceText string) (c *client.Client, job wire.Job, since time.Time, err error) {
+func (a *app) jobSince(ctx context.Context,
+	name, sinceText string) (c *client.Client, job wire.Job, since time.Time, err error) {
 	if since, err = parseSince(sinceText, a.now()); err != nil {
 		return nil, job, since, err
 	}

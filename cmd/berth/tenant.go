@@ -68,16 +68,19 @@ func showTenants(a *app, list wire.Page[wire.Tenant]) error {
 		names[i] = string(t.ID)
 	}
 	return a.show(view{body: list, names: names, table: func(wide bool) error {
-		t := table{screen: a.outTerm, head: []string{"TENANT", "PARENT", "WEIGHT", "RUNNING", "WAITING", "GPUS", "GPU-HOURS"}}
+		t := table{screen: a.outTerm, head: []string{"TENANT", "PARENT", "WEIGHT", "RUNNING", "WAITING",
+			"GPUS", "GPU-HOURS"}}
 		if wide {
 			t.head = append(t.head, "CPUS", "MEMORY", "CPU-HOURS", "AGE")
 		}
 		for _, n := range list.Items {
 			u := n.Use
-			cells := []any{string(n.ID), string(n.Parent), fmt.Sprintf("%g", n.Weight), fmt.Sprint(u.Running), fmt.Sprint(u.Waiting),
+			cells := []any{string(n.ID), string(n.Parent), fmt.Sprintf("%g", n.Weight), fmt.Sprint(u.Running),
+				fmt.Sprint(u.Waiting),
 				amount(u.Holding.GPUs), fmt.Sprintf("%.1f", u.GPUHours)}
 			if wide {
-				cells = append(cells, amount(u.Holding.CPUs), amount(u.Holding.Memory), fmt.Sprintf("%.1f", u.CPUHours), since(&n.CreatedAt, a.now()))
+				cells = append(cells, amount(u.Holding.CPUs), amount(u.Holding.Memory),
+					fmt.Sprintf("%.1f", u.CPUHours), since(&n.CreatedAt, a.now()))
 			}
 			t.add(cells...)
 		}
@@ -161,8 +164,10 @@ func newTenantDelete(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "delete TENANT",
 		Short: "Remove an empty tenant",
-		Long:  "Delete removes a tenant that has no job that is not archived, no token that is good, no schedule and no tenant below it. Its secrets and uploads go with it. A tenant that has archived jobs cannot be made again: they would be the new one's.",
-		Args:  cobra.ExactArgs(1),
+		Long: "Delete removes a tenant that has no job that is not archived, no token that is good, no schedule " +
+			"and no tenant below it. Its secrets and uploads go with it. A tenant that has archived jobs cannot be " +
+			"made again: they would be the new one's.",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {

@@ -39,14 +39,16 @@ func newTokenCreate(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			a.say("token %s (%s) of tenant %s, role %s%s; its text is not stored and not shown again", t.Name, t.ID, t.Tenant, t.Role, expiry(t.ExpiresAt, a.now()))
+			a.say("token %s (%s) of tenant %s, role %s%s; its text is not stored and not shown again", t.Name, t.ID,
+				t.Tenant, t.Role, expiry(t.ExpiresAt, a.now()))
 			return showSecret(a, t, t.ID, t.Secret)
 		},
 	}
 	cmd.Flags().StringVar(&role, "role", string(spec.RoleUser), "role: admin, user or viewer")
 	cmd.Flags().StringVar(&tenant, "tenant", "", "tenant (default: your own)")
 	cmd.Flags().DurationVar(&ttl, "ttl", 0, "lifetime, such as 720h (default: until revoked)")
-	_ = cmd.RegisterFlagCompletionFunc("role", cobra.FixedCompletions([]string{"admin", "user", "viewer"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("role",
+		cobra.FixedCompletions([]string{"admin", "user", "viewer"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -102,7 +104,8 @@ func showTokens(a *app, list wire.Page[wire.Token]) error {
 			case token.ExpiresAt != nil:
 				state.text = "expires " + ago(*token.ExpiresAt, a.now())
 			}
-			t.add(token.ID, token.Name, string(token.Tenant), string(token.Role), since(&token.CreatedAt, a.now()), state)
+			t.add(token.ID, token.Name, string(token.Tenant), string(token.Role),
+				since(&token.CreatedAt, a.now()), state)
 		}
 		return t.write(a.out)
 	}})
@@ -154,7 +157,8 @@ func newJoinTokenCreate(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			a.say("lets one machine join once%s; start it there with berth-agent --join-token", expiry(&t.ExpiresAt, a.now()))
+			a.say("lets one machine join once%s; start it there with berth-agent --join-token",
+				expiry(&t.ExpiresAt, a.now()))
 			return showSecret(a, t, t.ID, t.Secret)
 		},
 	}

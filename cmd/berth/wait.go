@@ -85,12 +85,14 @@ func waitForJob(ctx context.Context, a *app, job wire.Job, timeout time.Duration
 	case err == nil:
 		return sayEnd(a, final)
 	case ctx.Err() != nil:
-		a.say("%s goes on; berth wait %s waits again, berth cancel %s stops it", job.Name, shortID(job.ID), shortID(job.ID))
+		a.say("%s goes on; berth wait %s waits again, berth cancel %s stops it", job.Name, shortID(job.ID),
+			shortID(job.ID))
 		return ctx.Err()
 	case waiting.Err() != nil:
 		return &timeoutError{
 			message: fmt.Sprintf("%s is %s after %s", named(job), final.Status, timeout),
-			hint:    fmt.Sprintf("it goes on; berth wait %s waits again, berth cancel %s stops it", shortID(job.ID), shortID(job.ID)),
+			hint: fmt.Sprintf("it goes on; berth wait %s waits again, berth cancel %s stops it", shortID(job.ID),
+				shortID(job.ID)),
 		}
 	default:
 		return err
@@ -157,7 +159,8 @@ func sayEnd(a *app, j wire.Job) error {
 	case j.Reason != nil && j.Reason.Hint != "":
 		a.say("%s", a.errTerm.paint(faint, "hint: "+oneLine(j.Reason.Hint)))
 	case j.Status == berth.Failed:
-		a.say("%s", a.errTerm.paint(faint, "hint: berth logs "+shortID(j.ID)+" shows its output, berth events "+shortID(j.ID)+" its history"))
+		a.say("%s", a.errTerm.paint(faint, "hint: berth logs "+shortID(j.ID)+" shows its output, berth events "+
+			shortID(j.ID)+" its history"))
 	}
 	return &endedError{state: j.Status}
 }

@@ -61,7 +61,8 @@ func sendFolder(ctx context.Context, a *app, c *client.Client, field, name, base
 	if err != nil {
 		return "", unpackable(ctx, field, folder, err)
 	}
-	what := fmt.Sprintf("%s %s (%s, %s)", field, name, plural(sum.Files, "entry", "entries"), berth.BytesText(sum.Bytes))
+	what := fmt.Sprintf("%s %s (%s, %s)", field, name, plural(sum.Files, "entry", "entries"),
+		berth.BytesText(sum.Bytes))
 	_, err = c.FindUpload(ctx, sum.Address)
 	if err == nil {
 		a.say("%s is there already", what)
@@ -90,7 +91,8 @@ func unpackable(ctx context.Context, field, folder string, err error) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case errors.Is(err, fs.ErrNotExist):
-		return &usageError{message: fmt.Sprintf("%s: %v", field, err), hint: "folders of a job file are named from where the file is"}
+		return &usageError{message: fmt.Sprintf("%s: %v", field, err),
+			hint: "folders of a job file are named from where the file is"}
 	default:
 		return usagef("%s: %v", field, err)
 	}

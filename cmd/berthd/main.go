@@ -67,7 +67,8 @@ func run(ctx context.Context, s settings) error {
 	}
 	log := s.logger()
 	host, _ := os.Hostname()
-	s.traces.Service, s.traces.Version, s.traces.Instance, s.traces.Logger = "berthd", buildinfo.Version(), fmt.Sprintf("%s/%d", host, os.Getpid()), log
+	s.traces.Service, s.traces.Version, s.traces.Instance, s.traces.Logger = "berthd", buildinfo.Version(),
+		fmt.Sprintf("%s/%d", host, os.Getpid()), log
 	traces, err := tracing.Open(ctx, s.traces)
 	if err != nil {
 		return err
@@ -75,7 +76,8 @@ func run(ctx context.Context, s settings) error {
 	defer traces.Close()
 	log.Info("traces", "otlp", s.traces)
 	c, err := controlplane.New(s.Config, controlplane.Options{
-		Logger: log, Version: buildinfo.Version(), Temporal: temporal, Traces: traces, AdminToken: s.adminToken, FirstToken: printToken,
+		Logger: log, Version: buildinfo.Version(), Temporal: temporal, Traces: traces, AdminToken: s.adminToken,
+		FirstToken: printToken,
 	})
 	if err != nil {
 		return err
@@ -85,5 +87,6 @@ func run(ctx context.Context, s settings) error {
 
 // printToken shows the first admin token, once and apart from the log.
 func printToken(secret string) {
-	fmt.Printf("First admin token, shown only now:\n\n    %s\n\nKeep it, and make others with: berth token create\n", secret)
+	fmt.Printf("First admin token, shown only now:\n\n    %s\n\nKeep it, and make others with: berth token create\n",
+		secret)
 }

@@ -37,12 +37,15 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		"maximum number of database connections, not counting a few reserved for leases")
 	flags.Temporal(f, &s.TemporalAddress, &s.TemporalNamespace)
 	f.StringVar(&s.BlobURL, "blob-url", s.BlobURL, "object store URL: file:///absolute/folder or s3://bucket?region=…")
-	f.StringVar(&s.SecretKeyFile, "secret-key-file", s.SecretKeyFile, "file with one key of 64 hexadecimal digits a line: the first seals secrets, every key opens them "+
-		"(default: secrets are refused)")
+	f.StringVar(&s.SecretKeyFile, "secret-key-file", s.SecretKeyFile,
+		"file with one key of 64 hexadecimal digits a line: the first seals secrets, every key opens them "+
+			"(default: secrets are refused)")
 	f.StringVar(&s.WebhookAllow, "webhook-allow", s.WebhookAllow,
 		"non-public networks that webhooks may call, such as 10.1.0.0/16,fd00::/8; plain http is allowed only there")
-	f.StringArrayVar(&s.FileInputs, "file-inputs", s.FileInputs, "machine folder that jobs may read as file:///NAME/…: /NAME for all tenants, or "+
-		"/NAME=TENANT,TENANT for these tenants and those below them (repeatable, or separated by ;); agents need the flag too")
+	f.StringArrayVar(&s.FileInputs, "file-inputs", s.FileInputs,
+		"machine folder that jobs may read as file:///NAME/…: /NAME for all tenants, or "+
+			"/NAME=TENANT,TENANT for these tenants and those below them (repeatable, or separated by ;); agents need "+
+			"the flag too")
 	f.StringSliceVar(&s.roles, "role", s.roles, "components to run: api, worker, dispatch, leader")
 	f.DurationVar(&s.Retention, "retention", s.Retention, "archive ended jobs after this")
 	f.DurationVar(&s.LogRetention, "log-retention", s.LogRetention,
@@ -70,8 +73,9 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		"submits per second allowed for a tenant without submit_rps in its quota, over all replicas; 0: unlimited")
 	f.IntVar(&s.MaxConnections, "max-connections", s.MaxConnections,
 		"maximum number of connections to the API, half of them for users; the limit on open files must exceed it")
-	f.StringVar(&s.TrustedProxies, "trusted-proxies", s.TrustedProxies, "networks of reverse proxies in front of the API, such as 10.0.0.0/24,fd00::/64; "+
-		"X-Forwarded-For is trusted from these addresses only")
+	f.StringVar(&s.TrustedProxies, "trusted-proxies", s.TrustedProxies,
+		"networks of reverse proxies in front of the API, such as 10.0.0.0/24,fd00::/64; "+
+			"X-Forwarded-For is trusted from these addresses only")
 	f.StringVar(&s.Pprof, "pprof", s.Pprof, "loopback address that serves Go profiles (default: none)")
 	flags.Collector(f, &s.otlp)
 	flags.LogLevel(f, &s.level)

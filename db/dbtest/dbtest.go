@@ -130,7 +130,8 @@ func strategy(ctx context.Context, c *postgres.Cluster) (string, error) {
 	}
 	defer conn.Close(ctx)
 	var version int
-	if err := conn.QueryRow(ctx, "SELECT current_setting('server_version_num')::int").Scan(&version); err != nil || version < 150000 {
+	if err := conn.QueryRow(ctx, "SELECT current_setting('server_version_num')::int").Scan(&version); err != nil ||
+		version < 150000 {
 		return "", err
 	}
 	return " STRATEGY file_copy", nil
@@ -166,7 +167,8 @@ func create(t testing.TB, c *postgres.Cluster, source string) string {
 
 // patient makes the server and its clients wait for a test process that stands
 // still; see Patience for leaders, whom no URL makes patient.
-var patient = fmt.Sprintf("&connect_timeout=%d&idle_in_transaction_session_timeout=%d", int(patience.Seconds()), Patience.Milliseconds())
+var patient = fmt.Sprintf("&connect_timeout=%d&idle_in_transaction_session_timeout=%d", int(patience.Seconds()),
+	Patience.Milliseconds())
 
 // admin runs one statement outside any test database. The test's own context
 // is over when its clean-up runs, so the statement has one of its own.

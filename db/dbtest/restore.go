@@ -31,7 +31,8 @@ func Dump(t testing.TB, url, file string) {
 func Restore(t testing.TB, url, file string) {
 	t.Helper()
 	admin, name := plain(t, url, "postgres"), pgx.Identifier{databaseOf(t, url)}.Sanitize()
-	for _, sql := range []string{"DROP DATABASE " + name + " WITH (FORCE)", "CREATE DATABASE " + name + " TEMPLATE template0"} {
+	for _, sql := range []string{"DROP DATABASE " + name + " WITH (FORCE)",
+		"CREATE DATABASE " + name + " TEMPLATE template0"} {
 		if err := run(admin, sql); err != nil {
 			t.Fatalf("dbtest: %s: %v", sql, err)
 		}
@@ -125,7 +126,8 @@ func (s *Server) start() {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	c, err := postgres.Start(ctx, postgres.Options{
-		Dir: s.dir, BinDir: os.Getenv("PG_BINDIR"), Port: s.port, Volatile: true, SharedBuffers: "16MB", MaxConnections: 60,
+		Dir: s.dir, BinDir: os.Getenv("PG_BINDIR"), Port: s.port, Volatile: true, SharedBuffers: "16MB",
+		MaxConnections: 60,
 	})
 	if err != nil {
 		s.t.Fatalf("dbtest: %v", err)
@@ -183,7 +185,8 @@ func (s *Server) replaceData(backup string) {
 // cp keeps owners: the server refuses data that is not its user's.
 func (s *Server) cp(from, to string) {
 	s.t.Helper()
-	if out, err := exec.Command("cp", "-a", from, to).CombinedOutput(); err != nil && !bytes.Contains(out, []byte("vanished")) {
+	if out, err := exec.Command("cp", "-a", from, to).CombinedOutput(); err != nil &&
+		!bytes.Contains(out, []byte("vanished")) {
 		s.t.Fatalf("dbtest: copy %s: %v: %s", from, err, out)
 	}
 }
@@ -207,7 +210,8 @@ func (s *Server) BackUpForRecovery() (backup, moment string) {
 		s.t.Fatalf("dbtest: %v", err)
 	}
 	admin := s.cluster.URL("postgres")
-	for _, sql := range []string{"ALTER SYSTEM SET archive_mode = on", "ALTER SYSTEM SET archive_command = 'cp %p " + archive + "/%f'"} {
+	for _, sql := range []string{"ALTER SYSTEM SET archive_mode = on",
+		"ALTER SYSTEM SET archive_command = 'cp %p " + archive + "/%f'"} {
 		if err := run(admin, sql); err != nil {
 			s.t.Fatalf("dbtest: %s: %v", sql, err)
 		}
@@ -229,12 +233,14 @@ func (s *Server) BackUpForRecovery() (backup, moment string) {
 		s.t.Fatalf("dbtest: end base backup: %v", err)
 	}
 	moment = "here"
-	config := fmt.Sprintf("restore_command = 'cp %s/%%f %%p'\nrecovery_target_name = '%s'\nrecovery_target_action = 'promote'\n", archive, moment)
+	config := fmt.Sprintf("restore_command = 'cp %s/%%f %%p'\nrecovery_target_name = '%s'\n"+
+		"recovery_target_action = 'promote'\n", archive, moment)
 	s.write(&like, filepath.Join(backup, "backup_label"), label, false)
 	s.write(&like, filepath.Join(backup, "recovery.signal"), "", false)
 	s.write(&like, filepath.Join(backup, "postgresql.auto.conf"), config, true)
 	var file string
-	if err := conn.QueryRow(ctx, "SELECT pg_walfile_name(pg_create_restore_point($1))", moment).Scan(&file); err != nil {
+	if err := conn.QueryRow(ctx, "SELECT pg_walfile_name(pg_create_restore_point($1))",
+		moment).Scan(&file); err != nil {
 		s.t.Fatalf("dbtest: name the moment: %v", err)
 	}
 	if _, err := conn.Exec(ctx, "SELECT pg_switch_wal()"); err != nil {
@@ -243,7 +249,8 @@ func (s *Server) BackUpForRecovery() (backup, moment string) {
 	s.await(ctx, "the log is archived", func() bool {
 		_, err := os.Stat(filepath.Join(archive, file))
 		var done bool
-		return err == nil && conn.QueryRow(ctx, "SELECT last_archived_wal >= $1 FROM pg_stat_archiver", file).Scan(&done) == nil && done
+		return err == nil && conn.QueryRow(ctx, "SELECT last_archived_wal >= $1 FROM pg_stat_archiver",
+			file).Scan(&done) == nil && done
 	})
 	return backup, moment
 }
@@ -255,7 +262,8 @@ func (s *Server) Recover(backup string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	s.await(ctx, "the recovery is over", func() bool {
-		return run(s.cluster.URL("postgres"), "DO $$ BEGIN IF pg_is_in_recovery() THEN RAISE 'in recovery'; END IF; END $$") == nil
+		return run(s.cluster.URL("postgres"), "DO $$ BEGIN IF pg_is_in_recovery() THEN RAISE 'in recovery'; END "+
+			"IF; END $$") == nil
 	})
 }
 

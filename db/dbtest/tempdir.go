@@ -62,7 +62,8 @@ const (
 // longer than most tests.
 func parent() string {
 	var fs syscall.Statfs_t
-	if os.Getenv("TMPDIR") != "" || syscall.Statfs(memory, &fs) != nil || fs.Type != isMemory || int64(fs.Bavail)*fs.Bsize < memoryMin {
+	if os.Getenv("TMPDIR") != "" || syscall.Statfs(memory, &fs) != nil || fs.Type != isMemory ||
+		int64(fs.Bavail)*fs.Bsize < memoryMin {
 		return os.TempDir()
 	}
 	return memory

@@ -77,7 +77,8 @@ func (r *Replica) link() (database, temporal string, err error) {
 func (r *Replica) Start(ctx context.Context) (err error) {
 	s := r.stack
 	log := filepath.Join(s.Dir, r.Name+".log")
-	if r.process, err = run(log, []string{"BERTH_ADMIN_TOKEN=" + s.Token}, s.Programs.Path("berthd"), r.args...); err != nil {
+	if r.process, err = run(log, []string{"BERTH_ADMIN_TOKEN=" + s.Token}, s.Programs.Path("berthd"),
+		r.args...); err != nil {
 		return err
 	}
 	err = Await(ctx, Patience, func(ctx context.Context) error {

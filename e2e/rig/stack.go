@@ -100,7 +100,8 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 
 func (s *Stack) startServers(ctx context.Context) (err error) {
 	s.dev, err = run(filepath.Join(s.Dir, "berth-dev.log"), nil, s.Programs.Path("berth-dev"),
-		"--dir", s.Dir, "--listen", "127.0.0.1:0", "--temporal-port", "0", "--ui-port", "-1", "--only", "postgres,temporal")
+		"--dir", s.Dir, "--listen", "127.0.0.1:0", "--temporal-port", "0", "--ui-port", "-1", "--only",
+		"postgres,temporal")
 	if err != nil {
 		return err
 	}
@@ -169,13 +170,16 @@ func (s *Stack) Join(ctx context.Context, n int) error {
 				return err
 			}
 			args := []string{
-				"--server", s.URL, "--machine", name, "--runtime", "fake", "--host-boot", "boot-of-" + name, "--no-gpus",
-				"--state-dir", filepath.Join(s.Dir, "machines", name), "--cpus", machineCPUs, "--memory", machineMemory, "--disk", machineMemory,
+				"--server", s.URL, "--machine", name, "--runtime", "fake", "--host-boot",
+				"boot-of-" + name, "--no-gpus",
+				"--state-dir", filepath.Join(s.Dir, "machines", name), "--cpus", machineCPUs, "--memory",
+				machineMemory, "--disk", machineMemory,
 			}
 			if speaks {
 				args = append(args, "--temporal-address", s.Temporal)
 			}
-			s.agents[i], err = run(filepath.Join(s.Dir, "agent-"+name+".log"), []string{"BERTH_JOIN_TOKEN=" + join.Secret}, s.Programs.Path("berth-agent"), args...)
+			s.agents[i], err = run(filepath.Join(s.Dir, "agent-"+name+".log"),
+				[]string{"BERTH_JOIN_TOKEN=" + join.Secret}, s.Programs.Path("berth-agent"), args...)
 			return err
 		})
 	}

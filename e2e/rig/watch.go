@@ -95,10 +95,12 @@ func (w *Watch) look(ctx context.Context, s *Stack, short Short) {
 // machine reported it or, before the report, its start and its length.
 func (s *Stack) shownRunning(ctx context.Context, short Short) (age float64, err error) {
 	err = s.DB.QueryRow(ctx, `
-		SELECT coalesce(max(extract(epoch FROM clock_timestamp() - coalesce((a.exit ->> 'finished_at')::timestamptz, a.started_at + make_interval(secs => $2)))), 0)::float8
+		SELECT coalesce(max(extract(epoch FROM clock_timestamp() - coalesce((a.exit ->> 'finished_at')::timestamptz,
+			a.started_at + make_interval(secs => $2)))), 0)::float8
 		FROM jobs j
 		JOIN allocations a ON a.job = j.id AND a.attempt = j.attempt
-		WHERE j.state = 'running' AND j.name LIKE $1 || '%' AND a.started_at IS NOT NULL`, short.Name, short.Runs.Seconds()).Scan(&age)
+		WHERE j.state = 'running' AND j.name LIKE $1 || '%' AND a.started_at IS NOT NULL`, short.Name,
+		short.Runs.Seconds()).Scan(&age)
 	return max(age, 0), err
 }
 

@@ -65,7 +65,8 @@ func gpusGivenOnce(c *machineCase) {
 				for _, h := range holders[g.Index] {
 					proof = append(proof, h)
 				}
-				c.of(m.a, proof, "GPU %d holds %d of 1000 milli in %d reservations at %d of the ledger", g.Index, sum, len(holders[g.Index]), m.seq)
+				c.of(m.a, proof, "GPU %d holds %d of 1000 milli in %d reservations at %d of the ledger", g.Index, sum,
+					len(holders[g.Index]), m.seq)
 			}
 		}
 	}
@@ -102,7 +103,8 @@ func amountsOf(a history.Allocation) amounts {
 }
 
 func (x amounts) add(y amounts, sign int64) amounts {
-	return amounts{x.CPUMilli + sign*y.CPUMilli, x.MemoryMiB + sign*y.MemoryMiB, x.DiskMiB + sign*y.DiskMiB, x.GPUMilli + sign*y.GPUMilli}
+	return amounts{x.CPUMilli + sign*y.CPUMilli, x.MemoryMiB + sign*y.MemoryMiB, x.DiskMiB + sign*y.DiskMiB,
+		x.GPUMilli + sign*y.GPUMilli}
 }
 
 func (x amounts) within(y amounts) bool {
@@ -110,7 +112,8 @@ func (x amounts) within(y amounts) bool {
 }
 
 func (x amounts) String() string {
-	return fmt.Sprintf("cpu %d m, memory %d MiB, disk %d MiB, gpu %d milli", x.CPUMilli, x.MemoryMiB, x.DiskMiB, x.GPUMilli)
+	return fmt.Sprintf("cpu %d m, memory %d MiB, disk %d MiB, gpu %d milli", x.CPUMilli, x.MemoryMiB,
+		x.DiskMiB, x.GPUMilli)
 }
 
 func withinCapacity(c *machineCase) {
@@ -145,7 +148,8 @@ func withinCapacity(c *machineCase) {
 	}
 	for _, g := range c.m.GPUs {
 		if g.MilliUsed != devices[g.Index] {
-			c.breach(rows(g), "the counter of GPU %d says %d; live claims add up to %d", g.Index, g.MilliUsed, devices[g.Index])
+			c.breach(rows(g), "the counter of GPU %d says %d; live claims add up to %d", g.Index, g.MilliUsed,
+				devices[g.Index])
 		}
 	}
 }
@@ -166,7 +170,8 @@ func placedOnReady(c *machineCase) {
 		}
 		for _, g := range a.GPUs {
 			if e := c.at(a.TakenSeq, &g.Index); e != nil && e.State != "healthy" {
-				c.of(a, rows(a, e), "it was given GPU %d at %d of the ledger, when that was not healthy: %s", g.Index, a.TakenSeq, e.Reason)
+				c.of(a, rows(a, e), "it was given GPU %d at %d of the ledger, when that was not healthy: %s", g.Index,
+					a.TakenSeq, e.Reason)
 			}
 		}
 	}

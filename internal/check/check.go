@@ -176,7 +176,8 @@ func (v *verifier) holding(x history.Holding) {
 func (v *verifier) finish(missing []berth.JobID) {
 	for _, i := range Invariants {
 		if i.cluster != nil {
-			i.cluster(&clusterCase{caseOf: caseOf{v: v, invariant: i}, c: v.clusterRow, lives: v.lives, accepted: v.accepted, missing: missing})
+			i.cluster(&clusterCase{caseOf: caseOf{v: v, invariant: i}, c: v.clusterRow, lives: v.lives,
+				accepted: v.accepted, missing: missing})
 		}
 	}
 }
@@ -222,7 +223,8 @@ type clusterCase struct {
 
 // breach records that the invariant does not hold, with the rows that show it.
 func (c *caseOf) breach(rows []any, format string, args ...any) *Breach {
-	b := Breach{Invariant: c.invariant.Number, Sentence: c.invariant.Sentence, Job: c.job, Machine: c.machine, Detail: fmt.Sprintf(format, args...)}
+	b := Breach{Invariant: c.invariant.Number, Sentence: c.invariant.Sentence, Job: c.job, Machine: c.machine,
+		Detail: fmt.Sprintf(format, args...)}
 	for _, r := range rows {
 		doc, err := json.Marshal(r)
 		if err != nil {

@@ -18,15 +18,18 @@ func resumesFromVerified(c *jobCase) {
 	for _, p := range c.j.Checkpoints {
 		switch {
 		case p.State == berth.CheckpointVerified && !p.Whole():
-			c.breach(rows(p), "step %d of attempt %d counts as verified with %d shards of %d", p.Step, p.Attempt, p.Shards, p.Ranks)
-		case p.State == berth.CheckpointBad && !c.says(wire.EventCheckpointRejected, fmt.Sprintf("step %d of attempt %d:", p.Step, p.Attempt)):
+			c.breach(rows(p), "step %d of attempt %d counts as verified with %d shards of %d", p.Step, p.Attempt,
+				p.Shards, p.Ranks)
+		case p.State == berth.CheckpointBad && !c.says(wire.EventCheckpointRejected,
+			fmt.Sprintf("step %d of attempt %d:", p.Step, p.Attempt)):
 			c.breach(rows(p), "step %d of attempt %d was rejected without an event", p.Step, p.Attempt)
 		}
 	}
 }
 
 func (c *jobCase) says(kind wire.EventKind, prefix string) bool {
-	return slices.ContainsFunc(c.j.Events, func(e history.Event) bool { return e.Kind == kind && strings.HasPrefix(e.Detail, prefix) })
+	return slices.ContainsFunc(c.j.Events,
+		func(e history.Event) bool { return e.Kind == kind && strings.HasPrefix(e.Detail, prefix) })
 }
 
 // resumed judges where an attempt began.
@@ -46,11 +49,13 @@ func (c *jobCase) resumed(t history.Attempt) {
 			if begun < 0 {
 				what = "began from nothing"
 			}
-			c.breach(rows(t, p), "attempt %d %s, although step %d of attempt %d was verified and never rejected", t.Attempt, what, p.Step, p.Attempt).Attempt = t.Attempt
+			c.breach(rows(t, p), "attempt %d %s, although step %d of attempt %d was verified and never rejected",
+				t.Attempt, what, p.Step, p.Attempt).Attempt = t.Attempt
 		}
 	}
 	if !found {
-		c.breach(rows(t), "attempt %d resumed from step %d, and no earlier attempt has a whole checkpoint of it", t.Attempt, begun).Attempt = t.Attempt
+		c.breach(rows(t), "attempt %d resumed from step %d, and no earlier attempt has a whole checkpoint of it",
+			t.Attempt, begun).Attempt = t.Attempt
 	}
 }
 
@@ -86,7 +91,8 @@ func budgetsAddUp(c *jobCase) {
 			c.breach(rows(t), "attempt %d was charged to %q", t.Attempt, t.Budget)
 		}
 		if t.Outcome != nil && slices.Contains(never[t.Outcome.Code], t.Budget) {
-			c.breach(rows(t), "attempt %d ended as %s and was charged to %s", t.Attempt, t.Outcome.Code, t.Budget).Attempt = t.Attempt
+			c.breach(rows(t), "attempt %d ended as %s and was charged to %s", t.Attempt, t.Outcome.Code,
+				t.Budget).Attempt = t.Attempt
 		}
 	}
 	if failures != c.j.Failures {
@@ -96,6 +102,7 @@ func budgetsAddUp(c *jobCase) {
 		c.breach(nil, "%d attempts were charged to infrastructure, and the job counts %d", losses, c.j.Losses)
 	}
 	if c.j.Losses > failure.MaxInfraLosses {
-		c.breach(nil, "infrastructure spoiled %d attempts since the last checkpoint; allowed are %d", c.j.Losses, failure.MaxInfraLosses)
+		c.breach(nil, "infrastructure spoiled %d attempts since the last checkpoint; allowed are %d", c.j.Losses,
+			failure.MaxInfraLosses)
 	}
 }

@@ -27,10 +27,13 @@ func freedOnConfirmation(c *jobCase) {
 		switch a.FreedBy {
 		case byAgent:
 			if a.FreedFrom == berth.AllocActive && a.Exit == nil {
-				c.of(a, rows(a), "its agent is said to have confirmed the end of rank %d, and there is no exit on record", a.Rank)
+				c.of(a, rows(a), "its agent is said to have confirmed the end of rank %d, and there is no exit on "+
+					"record", a.Rank)
 			}
-			if a.FreedFrom == berth.AllocOrphaned && !c.told(a, func(actor string) bool { return actor == "agent:"+string(a.Machine) }) {
-				c.of(a, rows(a), "rank %d was given up as silent and is free, and its machine never said that it had ended", a.Rank)
+			if a.FreedFrom == berth.AllocOrphaned &&
+				!c.told(a, func(actor string) bool { return actor == "agent:"+string(a.Machine) }) {
+				c.of(a, rows(a), "rank %d was given up as silent and is free, and its machine never said that it "+
+					"had ended", a.Rank)
 			}
 		case byOperator:
 			if !c.told(a, person) {
@@ -38,7 +41,8 @@ func freedOnConfirmation(c *jobCase) {
 			}
 		case byBoot, byProvider: // byBoot: see freedByBoot
 		default:
-			c.of(a, rows(a), "rank %d was %s and became free on nobody's word (freed_by %q)", a.Rank, a.FreedFrom, a.FreedBy)
+			c.of(a, rows(a), "rank %d was %s and became free on nobody's word (freed_by %q)", a.Rank,
+				a.FreedFrom, a.FreedBy)
 		}
 	}
 }
@@ -69,7 +73,8 @@ func freedByBoot(c *machineCase) {
 			return e.GPU == nil && e.Seq > a.TakenSeq && e.HostBoot != before.HostBoot
 		})
 		if !rebooted {
-			c.of(a, rows(a, before), "it is free because the machine rebooted, and the machine's boot id is still %q", before.HostBoot)
+			c.of(a, rows(a, before), "it is free because the machine rebooted, and the machine's boot id is still %q",
+				before.HostBoot)
 		}
 	}
 }

@@ -70,7 +70,8 @@ func parseContainerEvent(line []byte) (e ContainerEvent, ours bool, err error) {
 		return e, false, fmt.Errorf("no event of docker events: %w", err)
 	}
 	label := raw.Actor.Attributes
-	if raw.Type != "container" || label[berth.LabelAlloc] == "" || !slices.Contains([]string{"create", "start", "die", "destroy"}, raw.Action) {
+	if raw.Type != "container" || label[berth.LabelAlloc] == "" ||
+		!slices.Contains([]string{"create", "start", "die", "destroy"}, raw.Action) {
 		return e, false, nil
 	}
 	alloc, err1 := strconv.ParseInt(label[berth.LabelAlloc], 10, 64)
@@ -80,7 +81,8 @@ func parseContainerEvent(line []byte) (e ContainerEvent, ours bool, err error) {
 		return e, false, fmt.Errorf("labels of container %s: %w", raw.Actor.ID, err)
 	}
 	return ContainerEvent{
-		Cluster: label[berth.LabelCluster], Machine: berth.MachineID(label[berth.LabelMachine]), Job: berth.JobID(label[berth.LabelJob]),
+		Cluster: label[berth.LabelCluster], Machine: berth.MachineID(label[berth.LabelMachine]),
+		Job:     berth.JobID(label[berth.LabelJob]),
 		Attempt: attempt, Rank: rank, Alloc: berth.AllocationID(alloc), ID: raw.Actor.ID, Action: raw.Action,
 		ExitCode: label["exitCode"], At: time.Unix(0, raw.TimeNano).UTC(),
 	}, true, nil

@@ -21,7 +21,9 @@ func earmarksHold(c *machineCase) {
 			holders[g.Index][m.a.ID] = m.a
 			kept, proof := c.keptAt(m.seq, g.Index, m.a.Job)
 			if sum := claimed(holders[g.Index], g.Index); kept > 0 && sum+kept > 1000 {
-				c.of(m.a, append(proof, m.a), "it took %d milli of GPU %d at %d of the ledger, of which %d were kept for another job", g.Milli, g.Index, m.seq, kept)
+				c.of(m.a, append(proof, m.a),
+					"it took %d milli of GPU %d at %d of the ledger, of which %d were kept for another job", g.Milli,
+					g.Index, m.seq, kept)
 			}
 		}
 	}

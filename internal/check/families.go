@@ -37,7 +37,8 @@ func parallelHolds(c *familyCase) {
 			delete(holding, x.of.ID)
 		}
 		if len(holding) > c.f.Parallel {
-			c.breach(rows(x.of), "%d elements hold capacity at number %d of the ledger, at most %d may", len(holding), x.seq, c.f.Parallel)
+			c.breach(rows(x.of), "%d elements hold capacity at number %d of the ledger, at most %d may", len(holding),
+				x.seq, c.f.Parallel)
 			return
 		}
 	}
@@ -53,7 +54,8 @@ func parentsFollow(c *familyCase) {
 	for _, e := range f.Children {
 		switch {
 		case e.Step != "": // the schema has each once
-		case e.Index < 0 || f.Indexes == nil && e.Index >= f.Total || f.Indexes != nil && !slices.Contains(f.Indexes, e.Index):
+		case e.Index < 0 || f.Indexes == nil && e.Index >= f.Total ||
+			f.Indexes != nil && !slices.Contains(f.Indexes, e.Index):
 			c.breach(rows(e), "element %d is none of its indexes", e.Index)
 		case seen[e.Index]:
 			c.breach(rows(e), "element %d is there twice", e.Index)
@@ -75,7 +77,8 @@ func parentsFollow(c *familyCase) {
 	whole := succeeded == len(f.Children) && len(f.Children)+f.Archived == f.Total
 	switch {
 	case f.State == berth.Succeeded && !whole:
-		c.breach(nil, "it succeeded, and of %d elements %d did, beside %d in the archive", f.Total, succeeded, f.Archived)
+		c.breach(nil, "it succeeded, and of %d elements %d did, beside %d in the archive", f.Total,
+			succeeded, f.Archived)
 	case f.State.Terminal() && f.State != berth.Succeeded && f.Archived == 0 && succeeded == f.Total:
 		c.breach(nil, "it is %s, and all its elements succeeded", f.State)
 	}
@@ -104,12 +107,15 @@ func needsComeFirst(c *familyCase) {
 				continue
 			}
 			if need.State != berth.Succeeded {
-				c.breach(rows(need, e), "step %s was placed, and %s, which it needs, is %s", nameOf(e), nameOf(need), need.State)
+				c.breach(rows(need, e), "step %s was placed, and %s, which it needs, is %s", nameOf(e),
+					nameOf(need), need.State)
 				continue
 			}
 			for _, s := range need.Spans {
-				if s.Until == 0 || slices.ContainsFunc(e.Spans, func(x history.Span) bool { return x.Taken < s.Until }) {
-					c.breach(rows(need, e), "step %s took capacity before %s, which it needs, had freed its own", nameOf(e), nameOf(need))
+				if s.Until == 0 || slices.ContainsFunc(e.Spans,
+					func(x history.Span) bool { return x.Taken < s.Until }) {
+					c.breach(rows(need, e), "step %s took capacity before %s, which it needs, had freed its own",
+						nameOf(e), nameOf(need))
 					break
 				}
 			}

@@ -53,7 +53,8 @@ func repairsAreBrief(c *jobCase) {
 			until = *r.GoneAt
 		}
 		if most = most.Add(c.v.o.Patience); until.After(most) {
-			b := c.breach(rows(r), "room on %s is kept for the repair of attempt %d since %s, until %s at least", r.Machine, r.Attempt, r.MadeAt, until)
+			b := c.breach(rows(r), "room on %s is kept for the repair of attempt %d since %s, until %s at least",
+				r.Machine, r.Attempt, r.MadeAt, until)
 			b.Attempt, b.Machine = r.Attempt, r.Machine
 		}
 	}

@@ -9,7 +9,8 @@ var Invariants = []Invariant{
 		machine: gpusGivenOnce,
 	},
 	{
-		Number: 2, Sentence: "Per job and rank at most one container of the current attempt runs; an older one may overlap it only on a machine that was given up as silent, and never in at_most_one mode.",
+		Number: 2, Sentence: "Per job and rank at most one container of the current attempt runs; an older one may " +
+			"overlap it only on a machine that was given up as silent, and never in at_most_one mode.",
 		Reads: "allocations of consecutive attempts; start and die of container events",
 		job:   oneLiveRank,
 	},
@@ -39,42 +40,52 @@ var Invariants = []Invariant{
 		job:   submittedOnce, cluster: acceptedOnce,
 	},
 	{
-		Number: 8, Sentence: "Every container an engine ever saw has an allocation that was committed and claimed before.",
+		Number: 8, Sentence: "Every container an engine ever saw has an allocation that was committed and claimed " +
+			"before.",
 		Reads: "container events against allocations",
 		job:   containersHaveRows, cluster: containersHaveJobs,
 	},
 	{
-		Number: 9, Sentence: "What is reserved on a machine never exceeds it, and its counters are the sum of its live allocations.",
-		Reads:   "allocations in the order of the ledger, capacity in machine_events, counters of machines and gpu_devices",
+		Number: 9, Sentence: "What is reserved on a machine never exceeds it, and its counters are the sum of its " +
+			"live allocations.",
+		Reads: "allocations in the order of the ledger, capacity in machine_events, counters of machines and " +
+			"gpu_devices",
 		machine: withinCapacity,
 	},
 	{
-		Number: 10, Sentence: "The ranks of an attempt are reserved all at once or not at all, begin only when all are ready, and do not run on in part; room is kept for a gang's repair for a minute at most.",
+		Number: 10, Sentence: "The ranks of an attempt are reserved all at once or not at all, begin only when all " +
+			"are ready, and do not run on in part; room is kept for a gang's repair for a minute at most.",
 		Reads: "allocations of each attempt, members of the spec, earmark_log",
 		job:   func(c *jobCase) { gangsAreWhole(c); gangsStartTogether(c); repairsAreBrief(c) },
 	},
 	{
-		Number: 11, Sentence: "No job is placed beyond the limits of its tenant and of the tenants above it, as they stood at most 30 s before.",
+		Number: 11, Sentence: "No job is placed beyond the limits of its tenant and of the tenants above it, as " +
+			"they stood at most 30 s before.",
 		Reads:   "tenant_log, taken_seq, freed_seq and orphaned_seq of allocations",
 		holding: withinQuotas,
 	},
 	{
-		Number: 13, Sentence: "After a cancel nothing is started or placed; the job ends canceled, or succeeded by work that had ended by itself.",
+		Number: 13, Sentence: "After a cancel nothing is started or placed; the job ends canceled, or succeeded by " +
+			"work that had ended by itself.",
 		Reads: "job_events, orders, exit and claimed_at of allocations, cancel_requested_at",
 		job:   cancelsHold,
 	},
 	{
-		Number: 14, Sentence: "A preempted job gives way and is requeued: its attempt never runs again, its devices are free before another takes them, no retry budget pays, and what it freed is kept for the job it gave way to.",
+		Number: 14, Sentence: "A preempted job gives way and is requeued: its attempt never runs again, its " +
+			"devices are free before another takes them, no retry budget pays, and what it freed is kept for the " +
+			"job it gave way to.",
 		Reads: "job_events, attempts, allocations, gave_way_to of jobs, earmark_log in the order of the ledger",
 		job:   victimsGiveWay, machine: earmarksHold,
 	},
 	{
-		Number: 15, Sentence: "A job resumes from the newest whole checkpoint of an earlier attempt that was not rejected, never from nothing while there is one; each rejection has an event.",
+		Number: 15, Sentence: "A job resumes from the newest whole checkpoint of an earlier attempt that was not " +
+			"rejected, never from nothing while there is one; each rejection has an event.",
 		Reads: "resume_from of attempts, checkpoints, checkpoint_shards, job_events",
 		job:   resumesFromVerified,
 	},
 	{
-		Number: 16, Sentence: "Attempts are charged by their class: infrastructure and policy never spend the user's retries, and the counts of the job are the sum of its attempts.",
+		Number: 16, Sentence: "Attempts are charged by their class: infrastructure and policy never spend the " +
+			"user's retries, and the counts of the job are the sum of its attempts.",
 		Reads: "budget and outcome of attempts, failures and losses of jobs",
 		job:   budgetsAddUp,
 	},
@@ -84,7 +95,8 @@ var Invariants = []Invariant{
 		machine: placedOnReady,
 	},
 	{
-		Number: 20, Sentence: "After faults have stopped, everything comes to its end: jobs terminal, reservations zero, no container left running, or left over from a create.",
+		Number: 20, Sentence: "After faults have stopped, everything comes to its end: jobs terminal, reservations " +
+			"zero, no container left running, or left over from a create.",
 		Reads: "jobs, allocations, counters of machines, container events; only with --settled",
 		job:   jobSettled, machine: machineSettled,
 	},
@@ -99,7 +111,8 @@ var Invariants = []Invariant{
 		job:   causesComeFirst,
 	},
 	{
-		Number: 24, Sentence: "Time alone frees nothing: capacity that a machine may use is freed on the word of its agent, a new boot, its provider or an operator.",
+		Number: 24, Sentence: "Time alone frees nothing: capacity that a machine may use is freed on the word of " +
+			"its agent, a new boot, its provider or an operator.",
 		Reads: "freed_from and freed_by of allocations, exit, job_events, host_boot in machine_events",
 		job:   freedOnConfirmation, machine: freedByBoot,
 	},
@@ -114,7 +127,8 @@ var Invariants = []Invariant{
 		family: parallelHolds,
 	},
 	{
-		Number: 27, Sentence: "A parent ends when its elements have, and as they did; each of its indexes is one element.",
+		Number: 27, Sentence: "A parent ends when its elements have, and as they did; each of its indexes is one " +
+			"element.",
 		Reads:  "jobs of one parent, total, indexes and state of its row",
 		family: parentsFollow,
 	},

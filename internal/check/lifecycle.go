@@ -16,7 +16,9 @@ func attemptsIncrease(c *jobCase) {
 			c.breach(rows(t), "attempt %d stands in place %d", t.Attempt, i+1)
 		}
 		if i > 0 && t.LeaderEpoch < c.j.Attempts[i-1].LeaderEpoch {
-			c.breach(rows(c.j.Attempts[i-1], t), "attempt %d was placed in term %d of the leader, after one in term %d", t.Attempt, t.LeaderEpoch, c.j.Attempts[i-1].LeaderEpoch)
+			c.breach(rows(c.j.Attempts[i-1], t),
+				"attempt %d was placed in term %d of the leader, after one in term %d", t.Attempt, t.LeaderEpoch,
+				c.j.Attempts[i-1].LeaderEpoch)
 		}
 	}
 	placed := 0
@@ -39,7 +41,8 @@ func attemptsIncrease(c *jobCase) {
 // writes are the kinds of events that record a write of an agent for its current
 // attempt. An older attempt may still report that it exited, fell silent, or was
 // released.
-var writes = []wire.EventKind{wire.EventClaimed, wire.EventImagePulled, wire.EventRestored, wire.EventCheckpoint, wire.EventCheckpointRejected}
+var writes = []wire.EventKind{wire.EventClaimed, wire.EventImagePulled, wire.EventRestored, wire.EventCheckpoint,
+	wire.EventCheckpointRejected}
 
 func noStaleWrite(c *jobCase) {
 	now, ended := 0, false
@@ -115,17 +118,20 @@ func eventsGiveTheRow(c *jobCase) {
 		c.breach(nil, "its events end in %q, its row says %q", state, j.State)
 	}
 	if attempt != j.Attempt || len(j.Attempts) != j.Attempt {
-		c.breach(nil, "its events end at attempt %d, its row says %d, and it has %d attempts", attempt, j.Attempt, len(j.Attempts))
+		c.breach(nil, "its events end at attempt %d, its row says %d, and it has %d attempts", attempt, j.Attempt,
+			len(j.Attempts))
 	}
 	if j.State.Terminal() != (j.FinishedAt != nil) {
 		c.breach(nil, "it is %s, and finished_at is %v", j.State, j.FinishedAt)
 	}
 	for _, t := range j.Attempts {
 		if ran[t.Attempt] != (t.StartedAt != nil) {
-			c.breach(rows(t), "attempt %d: an event says that it ran: %t; its row: %t", t.Attempt, ran[t.Attempt], t.StartedAt != nil)
+			c.breach(rows(t), "attempt %d: an event says that it ran: %t; its row: %t", t.Attempt, ran[t.Attempt],
+				t.StartedAt != nil)
 		}
 		if t.NextState != next[t.Attempt] {
-			c.breach(rows(t), "attempt %d led to %q by its row, and to %q by the events", t.Attempt, t.NextState, next[t.Attempt])
+			c.breach(rows(t), "attempt %d led to %q by its row, and to %q by the events", t.Attempt, t.NextState,
+				next[t.Attempt])
 		}
 	}
 }
@@ -202,13 +208,15 @@ func cancelsHold(c *jobCase) {
 	}
 	for _, a := range c.ranks(c.j.Attempt) {
 		if a.Orders.Start && !starts[a.Attempt] {
-			c.of(a, rows(canceled, a), "rank %d was ordered to start, although the job was canceled before that", a.Rank)
+			c.of(a, rows(canceled, a), "rank %d was ordered to start, although the job was canceled before that",
+				a.Rank)
 		}
 		if a.ClaimedAt != nil && a.ClaimedAt.After(canceled.At.Add(c.v.o.Skew)) {
 			c.of(a, rows(canceled, a), "rank %d was claimed after the cancel", a.Rank)
 		}
 		if c.j.State == berth.Succeeded && (a.Exit == nil || !a.Exit.Done()) {
-			c.of(a, rows(canceled, a), "it succeeded after its cancel, and rank %d had not done its work by itself", a.Rank)
+			c.of(a, rows(canceled, a), "it succeeded after its cancel, and rank %d had not done its work by itself",
+				a.Rank)
 		}
 	}
 }

@@ -23,7 +23,8 @@ func makesProgress(c *jobCase) {
 	j, now := c.j, c.v.now
 	overdue := func(since time.Time, budget time.Duration, what string) {
 		if late := now.Sub(since) - budget - c.v.o.Patience; late > 0 {
-			c.breach(rows(ranksRows(c)...), "%s since %s: %s over its budget of %s", what, since.Format(time.RFC3339), late.Round(time.Second), budget+c.v.o.Patience)
+			c.breach(rows(ranksRows(c)...), "%s since %s: %s over its budget of %s", what, since.Format(time.RFC3339),
+				late.Round(time.Second), budget+c.v.o.Patience)
 		}
 	}
 	grace := time.Duration(j.GraceMS) * time.Millisecond
@@ -89,7 +90,8 @@ func stepsAreLetGo(c *familyCase) {
 		}
 		since = later(since, e.UpdatedAt)
 		if late := c.v.now.Sub(since) - budget; late > 0 {
-			c.breach(rows(e), "step %s is blocked, although %s, since %s: %s over its budget of %s", nameOf(e), because, since.Format(time.RFC3339), late.Round(time.Second), budget).Job = e.ID
+			c.breach(rows(e), "step %s is blocked, although %s, since %s: %s over its budget of %s", nameOf(e),
+				because, since.Format(time.RFC3339), late.Round(time.Second), budget).Job = e.ID
 		}
 	}
 }
@@ -202,12 +204,14 @@ const strayFor = time.Minute
 // removed, although their machine has confirmed that nothing of them is left.
 func (c *jobCase) nothingLeft() {
 	for _, l := range c.lives {
-		if l.Created.IsZero() || len(l.Starts) > 0 || !l.ended().IsZero() || c.v.now.Sub(l.Created) <= strayFor+c.v.o.Skew {
+		if l.Created.IsZero() || len(l.Starts) > 0 || !l.ended().IsZero() ||
+			c.v.now.Sub(l.Created) <= strayFor+c.v.o.Skew {
 			continue
 		}
 		for _, a := range c.j.Allocations {
 			if a.ID == l.Alloc && a.ForgottenAt != nil {
-				c.of(a, rows(l, a), "container %s was made and never started, and is left over: machine %s has confirmed that nothing of rank %d is there", l.ID, a.Machine, a.Rank)
+				c.of(a, rows(l, a), "container %s was made and never started, and is left over: machine %s has "+
+					"confirmed that nothing of rank %d is there", l.ID, a.Machine, a.Rank)
 			}
 		}
 	}
@@ -218,7 +222,8 @@ func causesComeFirst(c *jobCase) {
 	saved, allKnown := map[int64]bool{}, true
 	for _, e := range c.j.Events {
 		if e.At.Add(c.v.o.Skew).Before(at) {
-			c.breach(rows(e), "event %d is older than one before it: %s, %s", e.Seq, e.At.Format(time.RFC3339Nano), at.Format(time.RFC3339Nano))
+			c.breach(rows(e), "event %d is older than one before it: %s, %s", e.Seq, e.At.Format(time.RFC3339Nano),
+				at.Format(time.RFC3339Nano))
 		}
 		if e.At.After(at) {
 			at = e.At

@@ -181,7 +181,9 @@ func withinQuotas(c *holdingCase) {
 		for _, q := range quotas {
 			limit, ok := a.greatest(q.limit, from, to)
 			if held := q.held(a.held); ok && q.asked(c.h) && held > limit {
-				b := c.breach(rows(c.h, a.limits[len(a.limits)-1]), "tenant %s holds %d %s with allocation %d, and at most %d were allowed", id, held, q.name, c.h.Alloc, limit)
+				b := c.breach(rows(c.h, a.limits[len(a.limits)-1]),
+					"tenant %s holds %d %s with allocation %d, and at most %d were allowed", id, held, q.name,
+					c.h.Alloc, limit)
 				b.Attempt = c.h.Attempt
 			}
 		}

@@ -24,7 +24,9 @@ func oneLiveRank(c *jobCase) {
 			ended := before.FreedSeq != 0 && before.FreedSeq < a.TakenSeq
 			silent := before.OrphanedSeq != 0 && before.OrphanedSeq < a.TakenSeq
 			if !ended && !silent {
-				c.of(a, rows(before, a), "rank %d was placed again while attempt %d of it was neither over nor given up", a.Rank, before.Attempt)
+				c.of(a, rows(before, a),
+					"rank %d was placed again while attempt %d of it was neither over nor given up", a.Rank,
+					before.Attempt)
 			}
 		}
 		last[a.Rank] = a
@@ -58,9 +60,12 @@ func (c *jobCase) oneContainer() {
 			silent := byAlloc[before.Alloc].OrphanedAt != nil && before.Attempt < l.Attempt
 			switch {
 			case !silent:
-				c.of(byAlloc[l.Alloc], rows(before, l), "two containers of rank %d ran at once, of attempts %d and %d", l.Rank, before.Attempt, l.Attempt)
+				c.of(byAlloc[l.Alloc], rows(before, l),
+					"two containers of rank %d ran at once, of attempts %d and %d", l.Rank, before.Attempt, l.Attempt)
 			case c.j.Mode == exclusive:
-				c.of(byAlloc[l.Alloc], rows(before, l), "two containers of rank %d ran at once in at_most_one mode, of attempts %d and %d", l.Rank, before.Attempt, l.Attempt)
+				c.of(byAlloc[l.Alloc], rows(before, l),
+					"two containers of rank %d ran at once in at_most_one mode, of attempts %d and %d", l.Rank,
+					before.Attempt, l.Attempt)
 			}
 		}
 	}
@@ -94,11 +99,13 @@ func containersHaveRows(c *jobCase) {
 			b := c.breach(rows(l), "container %s says that it is of allocation %d, which does not exist", l.ID, l.Alloc)
 			b.Machine, b.Attempt = l.Machine, l.Attempt
 		case a.Attempt != l.Attempt || a.Rank != l.Rank || a.Machine != l.Machine:
-			c.of(a, rows(l, a), "container %s of rank %d, attempt %d on %s has the allocation of rank %d, attempt %d on %s", l.ID, l.Rank, l.Attempt, l.Machine, a.Rank, a.Attempt, a.Machine)
+			c.of(a, rows(l, a), "container %s of rank %d, attempt %d on %s has the allocation of rank %d, attempt "+
+				"%d on %s", l.ID, l.Rank, l.Attempt, l.Machine, a.Rank, a.Attempt, a.Machine)
 		case a.ClaimedAt == nil:
 			c.of(a, rows(l, a), "container %s was made, and its allocation was never claimed", l.ID)
 		case first.Add(c.v.o.Skew).Before(*a.ClaimedAt):
-			c.of(a, rows(l, a), "container %s was seen at %s, before its allocation was claimed at %s", l.ID, first, a.ClaimedAt)
+			c.of(a, rows(l, a), "container %s was seen at %s, before its allocation was claimed at %s", l.ID,
+				first, a.ClaimedAt)
 		}
 	}
 }
@@ -142,7 +149,8 @@ func gangsAreWhole(c *jobCase) {
 	}
 	for _, a := range ranks {
 		if a.State == berth.AllocActive && !a.Orders.Stop && !a.Orders.Kill {
-			c.of(a, rows(a), "rank %d runs on, untold, %s after another of its gang had ended badly", a.Rank, c.v.now.Sub(first).Round(time.Second))
+			c.of(a, rows(a), "rank %d runs on, untold, %s after another of its gang had ended badly", a.Rank,
+				c.v.now.Sub(first).Round(time.Second))
 		}
 	}
 }

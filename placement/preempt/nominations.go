@@ -201,7 +201,8 @@ func splitGrant(e *queue.Entry, g berth.Grant, n *cluster.Node, victims []*clust
 	part := func(from berth.Grant, victim berth.JobID) {
 		x := draw(n, &left, from)
 		if x.Capacity != (berth.Capacity{}) || len(x.GPUs) > 0 {
-			list = append(list, Nomination{For: e.ID, Machine: n.ID, Capacity: x.Capacity, GPUs: x.GPUs, Victim: victim})
+			list = append(list, Nomination{For: e.ID, Machine: n.ID, Capacity: x.Capacity, GPUs: x.GPUs,
+				Victim: victim})
 		}
 	}
 	for _, h := range victims {
@@ -212,7 +213,10 @@ func splitGrant(e *queue.Entry, g berth.Grant, n *cluster.Node, victims []*clust
 		}
 	}
 	part(left.Grant(n), "")
-	slices.SortStableFunc(list, func(a, b Nomination) int { return strings.Compare(string(a.Victim), string(b.Victim)) })
+	slices.SortStableFunc(list, func(a, b Nomination) int {
+		return strings.Compare(string(a.Victim),
+			string(b.Victim))
+	})
 	return list
 }
 

@@ -257,7 +257,8 @@ func (c *container) mount(p string) (best node.Mount, rest string, err error) {
 	for _, m := range c.spec.Mounts {
 		target := path.Clean(m.Target)
 		below, ok := strings.CutPrefix(p, target)
-		if ok && (below == "" || below[0] == '/' || target == "/") && (err != nil || len(target) > len(path.Clean(best.Target))) {
+		if ok && (below == "" || below[0] == '/' || target == "/") &&
+			(err != nil || len(target) > len(path.Clean(best.Target))) {
 			best, rest, err = m, below, nil
 		}
 	}

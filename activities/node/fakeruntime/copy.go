@@ -30,7 +30,8 @@ func (f *Fake) CopyOut(ctx context.Context, name, at string) (io.ReadCloser, err
 	if err == nil {
 		_, err = os.Lstat(host)
 	}
-	if errors.Is(err, errNoMount) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ELOOP) {
+	if errors.Is(err, errNoMount) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) ||
+		errors.Is(err, syscall.ELOOP) {
 		return nil, fmt.Errorf("%s in container %s: %w", at, name, node.ErrNoPath)
 	}
 	if err != nil {

@@ -116,7 +116,8 @@ func (f *Fake) Create(ctx context.Context, spec node.ContainerSpec) (node.Contai
 	if err := spec.Validate(); err != nil {
 		return node.Container{}, err
 	}
-	return slowly(ctx, f.Faults, Call{Method: "Create", Subject: spec.Name, Spec: &spec}, func() (node.Container, error) { return f.create(spec) })
+	return slowly(ctx, f.Faults, Call{Method: "Create", Subject: spec.Name, Spec: &spec},
+		func() (node.Container, error) { return f.create(spec) })
 }
 
 func (f *Fake) create(spec node.ContainerSpec) (node.Container, error) {
@@ -126,7 +127,8 @@ func (f *Fake) create(spec node.ContainerSpec) (node.Container, error) {
 		return c.snapshot(), fmt.Errorf("create container %s: %w", spec.Name, node.ErrExists)
 	}
 	if f.imageError(spec.Image) != nil {
-		return node.Container{}, fmt.Errorf("create container %s: no local image %s: %w", spec.Name, spec.Image, node.ErrImageUnavailable)
+		return node.Container{}, fmt.Errorf("create container %s: no local image %s: %w", spec.Name, spec.Image,
+			node.ErrImageUnavailable)
 	}
 	if !f.known(spec.Network) {
 		return node.Container{}, fmt.Errorf("create container %s: no such network %s", spec.Name, spec.Network)
@@ -264,7 +266,8 @@ func (f *Fake) Stop(ctx context.Context, name string, grace time.Duration) error
 }
 
 // Logs delivers the container's lines; see node.Runtime.
-func (f *Fake) Logs(ctx context.Context, name string, since time.Time, follow bool, emit func(node.LogLine) error) error {
+func (f *Fake) Logs(ctx context.Context, name string, since time.Time, follow bool,
+	emit func(node.LogLine) error) error {
 	if err := f.allow(ctx, Call{Method: "Logs", Subject: name}); err != nil {
 		return err
 	}

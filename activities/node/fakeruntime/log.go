@@ -68,7 +68,8 @@ func (l *logBuffer) after(at int) ([]node.LogLine, int, <-chan struct{}) {
 
 // read emits the lines at or after since. With a nil stop it returns after
 // those that exist; otherwise it follows until the log is closed or stop is.
-func (l *logBuffer) read(ctx context.Context, since time.Time, stop <-chan struct{}, emit func(node.LogLine) error) error {
+func (l *logBuffer) read(ctx context.Context, since time.Time, stop <-chan struct{},
+	emit func(node.LogLine) error) error {
 	at := 0
 	for {
 		lines, next, more := l.after(at)

@@ -110,7 +110,8 @@ func buildImage() (v1.Image, error) {
 	}
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
-	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "testprog", Mode: 0o755, Size: int64(len(program))}); err != nil {
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "testprog", Mode: 0o755,
+		Size: int64(len(program))}); err != nil {
 		return nil, err
 	}
 	if _, err := w.Write(program); err != nil {

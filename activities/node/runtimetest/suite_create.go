@@ -189,7 +189,8 @@ func listFindsEveryLabel(b *bench) {
 		return byName
 	}
 	unstarted, err := b.Runtime.Unstarted(b.ctx, b.labels())
-	if err != nil || len(unstarted) != 1 || unstarted[0].State != node.ContainerCreated || !maps.Equal(unstarted[0].Labels, b.labels()) {
+	if err != nil || len(unstarted) != 1 || unstarted[0].State != node.ContainerCreated ||
+		!maps.Equal(unstarted[0].Labels, b.labels()) {
 		b.t.Errorf("never started: %+v, %v", unstarted, err)
 	}
 	all := list(b.labels())
@@ -254,7 +255,8 @@ func anotherConnectionSeesTheSame(b *bench) {
 		b.t.Fatal(err)
 	}
 	b.Runtime = b.Again(b.t)
-	if got := b.inspect(name); got.ID != first.ID || got.State != node.ContainerRunning || !got.StartedAt.Equal(first.StartedAt) {
+	if got := b.inspect(name); got.ID != first.ID || got.State != node.ContainerRunning ||
+		!got.StartedAt.Equal(first.StartedAt) {
 		b.t.Errorf("after a restart of the agent: %+v, want %+v", got, first)
 	}
 	if err := b.Runtime.Stop(b.ctx, name, patience); err != nil {

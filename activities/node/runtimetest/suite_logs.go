@@ -93,7 +93,8 @@ func logsResumeInclusively(b *bench) {
 		since := whole[from].At
 		first := slices.IndexFunc(whole, func(l node.LogLine) bool { return !l.At.Before(since) })
 		if got := b.logs(name, since); !slices.Equal(got, whole[first:]) {
-			b.t.Errorf("since line %d: %d lines from %q, want %d", from, len(got), texts(got[:min(1, len(got))]), len(whole)-first)
+			b.t.Errorf("since line %d: %d lines from %q, want %d", from, len(got), texts(got[:min(1, len(got))]),
+				len(whole)-first)
 		}
 		if got, err := collect(b, name, since)(); err != nil || !slices.Equal(got, whole[first:]) {
 			b.t.Errorf("following since line %d: %d lines, error %v, want %d", from, len(got), err, len(whole)-first)

@@ -49,7 +49,8 @@ func networkIsMadeOnce(b *bench) {
 	}
 	all.Wait()
 	found, err := b.Runtime.Networks(b.ctx, b.labels())
-	if err != nil || len(found) != 1 || found[0].Name != n.Name || found[0].CreatedAt.IsZero() || found[0].Labels[label] != b.tag {
+	if err != nil || len(found) != 1 || found[0].Name != n.Name || found[0].CreatedAt.IsZero() ||
+		found[0].Labels[label] != b.tag {
 		b.t.Errorf("found %+v, %v", found, err)
 	}
 	for range 2 {

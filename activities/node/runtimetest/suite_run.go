@@ -48,12 +48,14 @@ func startRunsOnce(b *bench) {
 		})
 	}
 	all.Wait()
-	if c := b.inspect(spec.Name); c.State == node.ContainerRunning && (c.PID <= 0 || c.StartedAt.IsZero() || !c.FinishedAt.IsZero()) {
+	if c := b.inspect(spec.Name); c.State == node.ContainerRunning &&
+		(c.PID <= 0 || c.StartedAt.IsZero() || !c.FinishedAt.IsZero()) {
 		b.t.Errorf("a running container is described as %+v", c)
 	}
 	first := b.wait(spec.Name)
 	b.start(spec.Name)
-	if c := b.inspect(spec.Name); c.State != node.ContainerExited || c.ExitCode != 4 || !c.StartedAt.Equal(first.StartedAt) {
+	if c := b.inspect(spec.Name); c.State != node.ContainerExited || c.ExitCode != 4 ||
+		!c.StartedAt.Equal(first.StartedAt) {
 		b.t.Errorf("start changed an exited container: %+v", c)
 	}
 	wantLines(b.t, texts(b.logs(spec.Name, time.Time{})), "once")
@@ -146,7 +148,8 @@ func mountsAreShared(b *bench) {
 	spec.Mounts = []node.Mount{{Host: in, Target: "/in", ReadOnly: true}, {Host: out, Target: "/out"}}
 	c, lines := b.finish(spec)
 	slices.Sort(lines) // two streams have no order between them
-	if c.ExitCode != 1 || len(lines) != 2 || lines[0] != "from outside" || !strings.Contains(lines[1], "read-only file system") {
+	if c.ExitCode != 1 || len(lines) != 2 || lines[0] != "from outside" ||
+		!strings.Contains(lines[1], "read-only file system") {
 		b.t.Errorf("exit code %d with output %q", c.ExitCode, lines)
 	}
 	if made, err := os.ReadFile(filepath.Join(out, "made")); string(made) != "inside" {
@@ -167,7 +170,8 @@ func copiedOut(b *bench) {
 	spec.Mounts = []node.Mount{{Host: dir, Target: "/out"}}
 	b.finish(spec)
 	for path, want := range map[string]map[string]string{
-		"/out/model":      {"model": "", "model/made": "inside", "model/sub": "", "model/sub/given": "from outside", "model/latest": "-> sub/given"},
+		"/out/model": {"model": "", "model/made": "inside", "model/sub": "", "model/sub/given": "from outside",
+			"model/latest": "-> sub/given"},
 		"/out/model/made": {"made": "inside"},
 	} {
 		in, err := b.Runtime.CopyOut(b.ctx, spec.Name, path)
@@ -351,7 +355,8 @@ func trainerGoesOn(b *bench) {
 	second := train("second", "train", "/checkpoint", strconv.Itoa(steps), "1ms", "50")
 	second.Env = map[string]string{"BERTH_RESTORED_STEP": step}
 	c, out := b.finish(second)
-	if c.ExitCode != 0 || len(out) == 0 || out[0] != "restored step "+step || out[len(out)-1] != prog.TrainResult(steps) {
+	if c.ExitCode != 0 || len(out) == 0 || out[0] != "restored step "+step ||
+		out[len(out)-1] != prog.TrainResult(steps) {
 		b.t.Errorf("resumed trainer exited %d with %q, want the result %q", c.ExitCode, out, prog.TrainResult(steps))
 	}
 }

@@ -113,7 +113,8 @@ func (d *demo) watch(ctx context.Context, id berth.JobID) (wire.Job, error) {
 		if d.killed == "" && d.ripe(job) {
 			d.killed = job.Attempts[0].Machines[0]
 			say("taking machine %s away: agent, Docker engine and containers die together (SIGKILL)", d.killed)
-			if out, err := exec.CommandContext(ctx, d.program, "kill-machine", string(d.killed), "--dir", d.stack).CombinedOutput(); err != nil {
+			if out, err := exec.CommandContext(ctx, d.program, "kill-machine", string(d.killed), "--dir",
+				d.stack).CombinedOutput(); err != nil {
 				return job, fmt.Errorf("kill machine %s: %w: %s", d.killed, err, out)
 			}
 			say("machine %s is dead; the job counts it as lost after %s of silence", d.killed, job.Spec.LostAfter)
@@ -132,7 +133,8 @@ func (d *demo) ripe(job wire.Job) bool {
 			newest = max(newest, c.Step)
 		}
 	}
-	return job.Status == berth.Running && len(job.Attempts) == 1 && newest >= 10 && job.Progress != nil && job.Progress.Step > newest+1
+	return job.Status == berth.Running && len(job.Attempts) == 1 && newest >= 10 && job.Progress != nil &&
+		job.Progress.Step > newest+1
 }
 
 func (d *demo) show(job wire.Job) {
@@ -146,7 +148,8 @@ func (d *demo) show(job wire.Job) {
 	if p := job.Progress; p != nil && p.Total > 0 && job.Status == berth.Running {
 		const width = 24
 		full := int(p.Step * width / p.Total)
-		line += fmt.Sprintf("  [%s%s] %d/%d %s", strings.Repeat("=", full), strings.Repeat(" ", width-full), p.Step, p.Total, p.Message)
+		line += fmt.Sprintf("  [%s%s] %d/%d %s", strings.Repeat("=", full), strings.Repeat(" ", width-full), p.Step,
+			p.Total, p.Message)
 	}
 	if line != d.shown {
 		d.shown = line
@@ -160,7 +163,8 @@ func (d *demo) check(ctx context.Context, job wire.Job) error {
 		return fmt.Errorf("job %s ended %s (%+v)", job.ID, job.Status, job.Reason)
 	}
 	if len(job.Attempts) != 2 || d.killed == "" {
-		return fmt.Errorf("job %s took %d attempts, want 2: one that was taken away, one that resumed", job.ID, len(job.Attempts))
+		return fmt.Errorf("job %s took %d attempts, want 2: one that was taken away, one that resumed", job.ID,
+			len(job.Attempts))
 	}
 	first, second := job.Attempts[0], job.Attempts[1]
 	switch {

@@ -110,7 +110,8 @@ func checkOutside(s spec.Job) []berth.FieldError {
 	faults := s.Unsent()
 	if c := s.Placement.Constraint; c != "" {
 		if err := placement.CompileConstraint(c); err != nil {
-			faults = append(faults, berth.FieldError{Field: "placement.constraint", Detail: err.Error(), Allowed: `a CEL condition over machine and gpu, such as machine.labels.tier == "prod"`})
+			faults = append(faults, berth.FieldError{Field: "placement.constraint", Detail: err.Error(),
+				Allowed: `a CEL condition over machine and gpu, such as machine.labels.tier == "prod"`})
 		}
 	}
 	return faults

@@ -71,7 +71,8 @@ func unlessGone(err error) error {
 // refusal is why a schedule's work would not be accepted, nil if it would.
 func (c *Controller) refusal(ctx context.Context, s wire.Schedule) (*berth.Reason, error) {
 	if faults := CheckSchedule(s.Schedule); len(faults) > 0 {
-		return db.WhyRefused(&berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec, Message: "what it submits is not valid any more", Fields: faults}), nil
+		return db.WhyRefused(&berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec,
+			Message: "what it submits is not valid any more", Fields: faults}), nil
 	}
 	err := c.AdmitSchedule(ctx, s.Tenant, s.Schedule)
 	if why := db.WhyRefused(err); why != nil || err == nil {

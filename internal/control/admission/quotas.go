@@ -63,7 +63,8 @@ func (q *quotas) admit(ctx context.Context, tenant berth.TenantID, r spec.Reques
 		if len(faults) == 0 {
 			continue
 		}
-		return &berth.Error{Code: berth.CodeForbidden, Slug: berth.SlugQuota, Fields: faults, Message: faults[0].Field + " " + faults[0].Detail}
+		return &berth.Error{Code: berth.CodeForbidden, Slug: berth.SlugQuota, Fields: faults,
+			Message: faults[0].Field + " " + faults[0].Detail}
 	}
 	return nil
 }
@@ -101,7 +102,8 @@ func (q *quotas) read(ctx context.Context) (map[berth.TenantID]db.TenantRow, err
 			go q.run(context.WithoutCancel(ctx), q.query, q.changes) // ends after quotaTimeout
 		}
 		switch {
-		case usable && (now.Before(q.at.Add(quotaGrace)) || q.query == nil || !now.Before(q.query.began.Add(quotaWait))):
+		case usable && (now.Before(q.at.Add(quotaGrace)) || q.query == nil ||
+			!now.Before(q.query.began.Add(quotaWait))):
 			return q.rows, nil
 		case q.query == nil:
 			return nil, q.failed
@@ -186,7 +188,8 @@ func (q *quotas) submitLimits(ctx context.Context, tenant berth.TenantID, standa
 
 // maxPriority is the greatest priority that a tenant's jobs may have, and the tenant
 // whose quota says so: its own, or one above it. ok is false where none does.
-func (q *quotas) maxPriority(ctx context.Context, tenant berth.TenantID) (most spec.Priority, of berth.TenantID, ok bool, err error) {
+func (q *quotas) maxPriority(ctx context.Context,
+	tenant berth.TenantID) (most spec.Priority, of berth.TenantID, ok bool, err error) {
 	rows, err := q.read(ctx)
 	if err != nil {
 		return 0, "", false, err

@@ -103,12 +103,14 @@ func (c *Controller) forbiddenInputs(
 			continue
 		}
 		f := berth.FieldError{
-			Field:   fmt.Sprintf("%sinputs[%d].from", prefix, n.Input),
-			Detail:  fmt.Sprintf("the operator of this cluster does not let jobs of tenant %s read the folder %s", tenant, n.Volume),
+			Field: fmt.Sprintf("%sinputs[%d].from", prefix, n.Input),
+			Detail: fmt.Sprintf("the operator of this cluster does not let jobs of tenant %s read the folder %s",
+				tenant, n.Volume),
 			Allowed: "file:// and then one of " + joined(allowed),
 		}
 		if len(allowed) == 0 {
-			f.Detail = fmt.Sprintf("the operator of this cluster lets jobs of tenant %s read no folders of machines", tenant)
+			f.Detail = fmt.Sprintf("the operator of this cluster lets jobs of tenant %s read no folders of machines",
+				tenant)
 			f.Allowed = "inputs that are no file://, until the operator allows a folder (berthd --file-inputs)"
 		}
 		faults = append(faults, f)

@@ -11,7 +11,8 @@ const maxKey = 900 // S3 ends at 1024 bytes
 
 // errBadKey is the answer to every key that this package did not make.
 func errBadKey(key string) error {
-	return berth.Errorf(berth.CodeInvalid, "object key %.100q: allowed are segments of letters, digits and ._=-, none of them . or ..", key)
+	return berth.Errorf(berth.CodeInvalid,
+		"object key %.100q: allowed are segments of letters, digits and ._=-, none of them . or ..", key)
 }
 
 // checkKey refuses keys that could leave the store, or hide in it.
@@ -33,7 +34,8 @@ func checkKey(key string) error {
 }
 
 func plain(c byte) bool {
-	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '.' || c == '_' || c == '=' || c == '-'
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '.' || c == '_' ||
+		c == '=' || c == '-'
 }
 
 // Place is whose an object is, as its key says.

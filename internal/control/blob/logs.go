@@ -21,7 +21,8 @@ const MaxLogChunk = db.MaxLogChunk
 // error of code invalid.
 func DescribeLog(chunk []byte) (lines int, first, last time.Time, err error) {
 	if len(chunk) == 0 || len(chunk) > MaxLogChunk || chunk[len(chunk)-1] != '\n' {
-		return 0, first, last, berth.Errorf(berth.CodeInvalid, "a piece of a log has 1 to %d bytes and ends with a newline", MaxLogChunk)
+		return 0, first, last, berth.Errorf(berth.CodeInvalid,
+			"a piece of a log has 1 to %d bytes and ends with a newline", MaxLogChunk)
 	}
 	begin, _, _ := bytes.Cut(chunk, []byte("\n"))
 	body := chunk[:len(chunk)-1]

@@ -90,7 +90,8 @@ func (s *Store) put(ctx context.Context, key string, r io.Reader, size int64, on
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w, err := s.bucket.NewWriter(ctx, key, &blob.WriterOptions{ContentType: "application/octet-stream", IfNotExist: once})
+	w, err := s.bucket.NewWriter(ctx, key, &blob.WriterOptions{ContentType: "application/octet-stream",
+		IfNotExist: once})
 	if err != nil {
 		return 0, mapError(err, "object "+key)
 	}

@@ -19,7 +19,8 @@ type Calendar struct {
 	at    time.Time
 }
 
-const cronAllowed = "minute, hour, day of month, month, day of week, as in 30 3 * * 1-5; or @hourly, @daily, @weekly, @monthly, @yearly"
+const cronAllowed = "minute, hour, day of month, month, day of week, as in 30 3 * * 1-5; or @hourly, @daily, " +
+	"@weekly, @monthly, @yearly"
 
 // reader reads five fields, or a name. Times within a minute are for every.
 var reader = cron.NewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor)
@@ -48,9 +49,11 @@ func Check(s spec.Schedule, now time.Time) *berth.FieldError {
 	case fault != nil || !c.Next(now).IsZero():
 		return fault
 	case s.Cron != "":
-		return &berth.FieldError{Field: "cron", Detail: fmt.Sprintf("%q never comes", s.Cron), Allowed: "a day that there is in some year"}
+		return &berth.FieldError{Field: "cron", Detail: fmt.Sprintf("%q never comes", s.Cron),
+			Allowed: "a day that there is in some year"}
 	case s.At != nil:
-		return &berth.FieldError{Field: "at", Detail: s.At.Format(time.RFC3339) + " has passed", Allowed: "a time in the future"}
+		return &berth.FieldError{Field: "at", Detail: s.At.Format(time.RFC3339) + " has passed",
+			Allowed: "a time in the future"}
 	default:
 		return nil // validation elsewhere reports a schedule without either
 	}
@@ -59,7 +62,8 @@ func Check(s spec.Schedule, now time.Time) *berth.FieldError {
 func readCron(line, zone string) (*cron.SpecSchedule, *berth.FieldError) {
 	location, err := time.LoadLocation(zone)
 	if err != nil || zone == "" || zone == "Local" || len(zone) > 64 {
-		return nil, &berth.FieldError{Field: "time_zone", Detail: fmt.Sprintf("%.64q is not known", zone), Allowed: "a name of the IANA time zone database, such as UTC or Europe/Berlin"}
+		return nil, &berth.FieldError{Field: "time_zone", Detail: fmt.Sprintf("%.64q is not known", zone),
+			Allowed: "a name of the IANA time zone database, such as UTC or Europe/Berlin"}
 	}
 	fault := func(detail string) *berth.FieldError {
 		return &berth.FieldError{Field: "cron", Detail: detail, Allowed: cronAllowed}

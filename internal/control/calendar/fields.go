@@ -34,7 +34,8 @@ func (c Calendar) Fields() (of []Fields, zone string) {
 	case !c.at.IsZero():
 		return []Fields{{
 			Seconds: Field{c.at.Second()}, Minutes: Field{c.at.Minute()}, Hours: Field{c.at.Hour()},
-			Days: Field{c.at.Day()}, Months: Field{int(c.at.Month())}, Weekdays: bits(^uint64(0), 0, 6), Years: Field{c.at.Year()},
+			Days: Field{c.at.Day()}, Months: Field{int(c.at.Month())}, Weekdays: bits(^uint64(0), 0, 6),
+			Years: Field{c.at.Year()},
 		}}, "UTC"
 	default:
 		return nil, "UTC"

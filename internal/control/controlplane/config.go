@@ -106,16 +106,21 @@ func (c Config) Validate() error {
 	}
 	require(len(c.Roles) > 0, "no role: allowed are api, worker, dispatch, leader")
 	require(c.DatabaseURL != "", "no database: set --database-url or BERTH_DATABASE_URL to postgres://user@host/berth")
-	require(c.DatabaseConns >= 4 && c.DatabaseConns <= 1000, "%d database connections: allowed are 4 to 1000", c.DatabaseConns)
+	require(c.DatabaseConns >= 4 && c.DatabaseConns <= 1000, "%d database connections: allowed are 4 to 1000",
+		c.DatabaseConns)
 	require(isHostPort(c.TemporalAddress), "temporal address %q: write HOST:PORT", c.TemporalAddress)
 	if c.Plays(RoleAPI) {
 		require(isHostPort(c.Listen), "listen address %q: write HOST:PORT", c.Listen)
-		require(c.BlobURL != "", "no blob store: set --blob-url or BERTH_BLOB_URL to file:///absolute/folder or s3://bucket?region=…")
+		require(c.BlobURL != "",
+			"no blob store: set --blob-url or BERTH_BLOB_URL to file:///absolute/folder or s3://bucket?region=…")
 		require((c.TLSCert == "") == (c.TLSKey == ""), "TLS needs a certificate and its key")
-		require(c.MaxConnections >= 64 && c.MaxConnections <= 1_000_000, "%d connections of the API: allowed are 64 to 1000000", c.MaxConnections)
-		require(c.RatePerSecond > 0 && c.Burst > 0, "rate %v and burst %d: both must be above 0", c.RatePerSecond, c.Burst)
+		require(c.MaxConnections >= 64 && c.MaxConnections <= 1_000_000,
+			"%d connections of the API: allowed are 64 to 1000000", c.MaxConnections)
+		require(c.RatePerSecond > 0 && c.Burst > 0, "rate %v and burst %d: both must be above 0",
+			c.RatePerSecond, c.Burst)
 	}
-	require(c.SubmitRate >= 0 && c.SubmitRate <= 100_000, "submit-rate %g: allowed are 0 (no limit) to 100000", c.SubmitRate)
+	require(c.SubmitRate >= 0 && c.SubmitRate <= 100_000, "submit-rate %g: allowed are 0 (no limit) to 100000",
+		c.SubmitRate)
 	_, err := publicnet.ParseNetworks(c.TrustedProxies)
 	require(err == nil, "trusted-proxies: %v", err)
 	_, err = publicnet.Parse(c.WebhookAllow)
@@ -124,15 +129,20 @@ func (c Config) Validate() error {
 	require(err == nil, "file-inputs: %v", err)
 	require(c.Pprof == "" || isLoopback(c.Pprof), "pprof address %q: allowed is HOST:PORT on loopback", c.Pprof)
 	for name, d := range map[string]time.Duration{
-		"retention": c.Retention, "suspect-after": c.SuspectAfter, "lost-after": c.LostAfter, "fence-margin": c.FenceMargin, "reconcile-every": c.ReconcileEvery,
+		"retention": c.Retention, "suspect-after": c.SuspectAfter, "lost-after": c.LostAfter,
+		"fence-margin": c.FenceMargin, "reconcile-every": c.ReconcileEvery,
 	} {
 		require(d > 0, "%s %s: must be above 0", name, d)
 	}
-	require(c.MachineRetention >= failure.LemonHours*time.Hour, "machine-retention %s: must be at least %d h, in which failures count against a machine", c.MachineRetention, failure.LemonHours)
+	require(c.MachineRetention >= failure.LemonHours*time.Hour,
+		"machine-retention %s: must be at least %d h, in which failures count against a machine", c.MachineRetention,
+		failure.LemonHours)
 	require(c.LogRetention >= 0, "log-retention %s: must not be negative; 0 keeps logs without limit", c.LogRetention)
-	require(c.OutputRetention >= 0, "output-retention %s: must not be negative; 0 keeps outputs for ever", c.OutputRetention)
+	require(c.OutputRetention >= 0, "output-retention %s: must not be negative; 0 keeps outputs for ever",
+		c.OutputRetention)
 	require(c.Grace >= 0, "grace %s: must not be negative", c.Grace)
-	require(c.LostAfter >= c.SuspectAfter, "lost-after %s is shorter than suspect-after %s", c.LostAfter, c.SuspectAfter)
+	require(c.LostAfter >= c.SuspectAfter, "lost-after %s is shorter than suspect-after %s", c.LostAfter,
+		c.SuspectAfter)
 	require(c.LostShare > 0 && c.LostShare <= 1, "lost-share %g: must be above 0 and at most 1", c.LostShare)
 	return errors.Join(append(faults, c.Policy.faults()...)...)
 }
@@ -163,15 +173,22 @@ func (c Config) LogValue() slog.Value {
 		roles[i] = string(r)
 	}
 	return slog.GroupValue(
-		slog.String("listen", c.Listen), slog.Bool("tls", c.TLSCert != ""), slog.String("roles", strings.Join(roles, ",")),
+		slog.String("listen", c.Listen), slog.Bool("tls", c.TLSCert != ""),
+		slog.String("roles", strings.Join(roles, ",")),
 		slog.String("database_url", redact(c.DatabaseURL)), slog.Int("database_conns", c.DatabaseConns),
 		slog.String("temporal_address", c.TemporalAddress), slog.String("temporal_namespace", c.TemporalNamespace),
-		slog.String("blob_url", redact(c.BlobURL)), slog.Duration("retention", c.Retention), slog.Duration("machine_retention", c.MachineRetention), slog.Duration("output_retention", c.OutputRetention),
+		slog.String("blob_url", redact(c.BlobURL)), slog.Duration("retention", c.Retention),
+		slog.Duration("machine_retention", c.MachineRetention), slog.Duration("output_retention", c.OutputRetention),
 		slog.Duration("log_retention", c.LogRetention),
-		slog.Duration("suspect_after", c.SuspectAfter), slog.Duration("lost_after", c.LostAfter), slog.Duration("fence_margin", c.FenceMargin), slog.Float64("lost_share", c.LostShare), slog.Duration("grace", c.Grace),
-		slog.Duration("reconcile_every", c.ReconcileEvery), slog.Float64("rate", c.RatePerSecond), slog.Int("burst", c.Burst),
-		slog.Float64("submit_rate", c.SubmitRate), slog.Int("max_connections", c.MaxConnections), slog.String("trusted_proxies", c.TrustedProxies),
-		slog.String("secret_key_file", c.SecretKeyFile), slog.String("webhook_allow", c.WebhookAllow), slog.String("pprof", c.Pprof), slog.Any("policy", c.Policy),
+		slog.Duration("suspect_after", c.SuspectAfter), slog.Duration("lost_after", c.LostAfter),
+		slog.Duration("fence_margin", c.FenceMargin), slog.Float64("lost_share", c.LostShare),
+		slog.Duration("grace", c.Grace),
+		slog.Duration("reconcile_every", c.ReconcileEvery), slog.Float64("rate", c.RatePerSecond),
+		slog.Int("burst", c.Burst),
+		slog.Float64("submit_rate", c.SubmitRate), slog.Int("max_connections", c.MaxConnections),
+		slog.String("trusted_proxies", c.TrustedProxies),
+		slog.String("secret_key_file", c.SecretKeyFile), slog.String("webhook_allow", c.WebhookAllow),
+		slog.String("pprof", c.Pprof), slog.Any("policy", c.Policy),
 	)
 }
 

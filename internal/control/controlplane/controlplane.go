@@ -146,7 +146,8 @@ func stopped(ctx context.Context, err error) error {
 
 func (c *ControlPlane) makeFirstToken(ctx context.Context, d *db.DB) error {
 	if c.opts.AdminToken != "" {
-		return d.Tokens.Ensure(ctx, c.opts.AdminToken, spec.NewToken{Name: "admin", Tenant: "default", Role: spec.RoleAdmin})
+		return d.Tokens.Ensure(ctx, c.opts.AdminToken,
+			spec.NewToken{Name: "admin", Tenant: "default", Role: spec.RoleAdmin})
 	}
 	if c.opts.FirstToken == nil || !c.cfg.Plays(RoleAPI) {
 		return nil
@@ -175,10 +176,12 @@ func (c *ControlPlane) dialTemporal() (client.Client, error) {
 
 // assemble creates the parts of each role, in the order in which they stop. end
 // releases their resources after they have stopped.
-func (c *ControlPlane) assemble(ctx context.Context, d *db.DB, t client.Client) (stages [][]part, end func(), err error) {
+func (c *ControlPlane) assemble(ctx context.Context, d *db.DB,
+	t client.Client) (stages [][]part, end func(), err error) {
 	end = func() {}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	dispatcher := dispatch.New(t, d, dispatch.Options{
 		Starts:    c.cfg.Plays(RoleDispatch),
 		Namespace: cmp.Or(c.cfg.TemporalNamespace, workers.DefaultNamespace), Logger: c.log,
@@ -295,7 +298,8 @@ func (c *ControlPlane) newScheduler(
 	metrics := scheduler.NewMetrics()
 	registry.MustRegister(metrics)
 	return scheduler.New(scheduler.Options{
-		DB: d, Poker: dispatcher, Workflows: dispatcher, Gate: dispatcher.Gate(), Clocks: dispatcher, Fires: judge, Objects: objects, Watermarks: marks, Logger: c.log, Metrics: metrics,
+		DB: d, Poker: dispatcher, Workflows: dispatcher, Gate: dispatcher.Gate(), Clocks: dispatcher, Fires: judge,
+		Objects: objects, Watermarks: marks, Logger: c.log, Metrics: metrics,
 		Policy:           c.cfg.Policy.placement(),
 		Beacon:           c.cfg.Plays(RoleAPI),
 		Silence:          c.cfg.silence(),
@@ -323,7 +327,8 @@ func (c *ControlPlane) newAPI(
 		return nil, err
 	}
 	server, err := api.New(api.Deps{
-		DB: d, Control: traced, Traces: c.opts.Traces, Poker: dispatcher, Logs: &blob.LogReader{Store: blobs, DB: d}, Logger: c.log, Version: c.opts.Version,
+		DB: d, Control: traced, Traces: c.opts.Traces, Poker: dispatcher, Logs: &blob.LogReader{Store: blobs, DB: d},
+		Logger: c.log, Version: c.opts.Version,
 		Checks: []api.Check{
 			{Name: "blob store", Run: blobs.Check},
 			{Name: "temporal", Run: dispatcher.Check, Optional: true},
@@ -350,7 +355,8 @@ func (c *ControlPlane) newAPI(
 		return nil, errors.Join(err, listener.Close())
 	}
 	if connections < c.cfg.MaxConnections {
-		c.log.Warn("limit of open files is too low for --max-connections, serving fewer connections", "connections", connections, "max_connections", c.cfg.MaxConnections)
+		c.log.Warn("limit of open files is too low for --max-connections, serving fewer connections",
+			"connections", connections, "max_connections", c.cfg.MaxConnections)
 	}
 	c.listener = connlimit.New(listener, connlimit.Of(connections, proxies))
 	return c.serve(server.HTTP()), nil
@@ -367,7 +373,8 @@ func (c *ControlPlane) prepareTemporal(ctx context.Context, t client.Client) err
 		if err == nil {
 			pause = longest / 2
 		} else if ctx.Err() == nil {
-			c.log.Warn("search attributes not added; workflows need them", "attributes", []string{berth.AttributeTenant, berth.AttributeKind}, "err", err)
+			c.log.Warn("search attributes not added; workflows need them",
+				"attributes", []string{berth.AttributeTenant, berth.AttributeKind}, "err", err)
 		}
 		select {
 		case <-ctx.Done():

@@ -14,25 +14,38 @@ type limits struct {
 }
 
 var (
-	limitDesc    = prometheus.NewDesc("berth_dependency_limit", "Calls that may be in flight to a dependency.", []string{"dependency"}, nil)
-	inFlightDesc = prometheus.NewDesc("berth_dependency_in_flight", "Calls in flight to a dependency.", []string{"dependency"}, nil)
-	latencyDesc  = prometheus.NewDesc("berth_dependency_latency_seconds", "Recent latency of a dependency, by which its limit and deadlines are set.", []string{"dependency"}, nil)
-	queuedDesc   = prometheus.NewDesc("berth_dependency_queued", "Calls that wait for the limit, by class.", []string{"dependency", "class"}, nil)
-	callsDesc    = prometheus.NewDesc("berth_dependency_calls_total", "Calls made under the limit, by class.", []string{"dependency", "class"}, nil)
-	rejectedDesc = prometheus.NewDesc("berth_dependency_rejected_total", "Calls that were not made: too many waited, or they waited too long.", []string{"dependency", "class"}, nil)
+	limitDesc = prometheus.NewDesc("berth_dependency_limit", "Calls that may be in flight to a dependency.",
+		[]string{"dependency"}, nil)
+	inFlightDesc = prometheus.NewDesc("berth_dependency_in_flight", "Calls in flight to a dependency.",
+		[]string{"dependency"}, nil)
+	latencyDesc = prometheus.NewDesc("berth_dependency_latency_seconds",
+		"Recent latency of a dependency, by which its limit and deadlines are set.", []string{"dependency"}, nil)
+	queuedDesc = prometheus.NewDesc("berth_dependency_queued", "Calls that wait for the limit, by class.",
+		[]string{"dependency", "class"}, nil)
+	callsDesc = prometheus.NewDesc("berth_dependency_calls_total", "Calls made under the limit, by class.",
+		[]string{"dependency", "class"}, nil)
+	rejectedDesc = prometheus.NewDesc("berth_dependency_rejected_total",
+		"Calls that were not made: too many waited, or they waited too long.", []string{"dependency", "class"}, nil)
 
-	budgetDesc  = prometheus.NewDesc("berth_retry_budget", "Repeats of failed calls that may be made now.", []string{"dependency"}, nil)
-	repeatsDesc = prometheus.NewDesc("berth_retries_total", "Repeats of failed calls that were made.", []string{"dependency"}, nil)
-	refusedDesc = prometheus.NewDesc("berth_retries_refused_total", "Repeats of failed calls that were put off because the budget was spent.", []string{"dependency"}, nil)
+	budgetDesc = prometheus.NewDesc("berth_retry_budget", "Repeats of failed calls that may be made now.",
+		[]string{"dependency"}, nil)
+	repeatsDesc = prometheus.NewDesc("berth_retries_total", "Repeats of failed calls that were made.",
+		[]string{"dependency"}, nil)
+	refusedDesc = prometheus.NewDesc("berth_retries_refused_total",
+		"Repeats of failed calls that were put off because the budget was spent.", []string{"dependency"}, nil)
 
-	pausedDesc    = prometheus.NewDesc("berth_admission_paused", "1 while an operator has paused the start of new work.", nil, nil)
-	unsettledDesc = prometheus.NewDesc("berth_admission_unsettled", "Jobs whose processes ended over a second ago and that are not settled.", nil, nil)
-	rateDesc      = prometheus.NewDesc("berth_admission_rate", "Starts a second that ended processes leave room for; +Inf: no bound.", []string{"at"}, nil)
+	pausedDesc = prometheus.NewDesc("berth_admission_paused",
+		"1 while an operator has paused the start of new work.", nil, nil)
+	unsettledDesc = prometheus.NewDesc("berth_admission_unsettled",
+		"Jobs whose processes ended over a second ago and that are not settled.", nil, nil)
+	rateDesc = prometheus.NewDesc("berth_admission_rate",
+		"Starts a second that ended processes leave room for; +Inf: no bound.", []string{"at"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (m *limits) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{limitDesc, inFlightDesc, latencyDesc, queuedDesc, callsDesc, rejectedDesc, budgetDesc, repeatsDesc, refusedDesc, pausedDesc, unsettledDesc, rateDesc} {
+	for _, d := range []*prometheus.Desc{limitDesc, inFlightDesc, latencyDesc, queuedDesc, callsDesc, rejectedDesc,
+		budgetDesc, repeatsDesc, refusedDesc, pausedDesc, unsettledDesc, rateDesc} {
 		ch <- d
 	}
 }

@@ -31,7 +31,8 @@ type Policy struct {
 // defaultPolicy is argued for in docs/adr/0010.
 func defaultPolicy() Policy {
 	return Policy{
-		Order: placement.Fair.String(), BandWidth: 100, Aging: time.Hour, Overdue: 24 * time.Hour, HalfLife: spec.DefaultHalfLife,
+		Order: placement.Fair.String(), BandWidth: 100, Aging: time.Hour, Overdue: 24 * time.Hour,
+		HalfLife: spec.DefaultHalfLife,
 		Backfill: 32, PreemptAfter: 5 * time.Minute, MinRuntime: 10 * time.Minute, EarmarkFor: 10 * time.Minute,
 		Exponent: placement.UsualExponent, Outrank: 2,
 	}
@@ -65,15 +66,18 @@ func (p Policy) faults() []error {
 		faults = append(faults, fmt.Errorf("srsf-exponent %g: allowed are 0 to 2", p.Exponent))
 	}
 	if p.Outrank != 0 && !(p.Outrank >= 1 && p.Outrank <= 1000) {
-		faults = append(faults, fmt.Errorf("srsf-outrank %g: allowed are 0, which displaces nobody for that, and 1 to 1000", p.Outrank))
+		faults = append(faults, fmt.Errorf("srsf-outrank %g: allowed are 0, which displaces nobody for that, and 1 "+
+			"to 1000", p.Outrank))
 	}
 	if p.EarmarkFor >= 0 && p.EarmarkFor < minEarmarkFor && p.PreemptAfter > 0 {
-		faults = append(faults, fmt.Errorf("earmark-for %s: allowed are %s and more, while jobs displace others (preempt-after %s): room that is kept for ever can make two jobs wait for each other",
+		faults = append(faults, fmt.Errorf("earmark-for %s: allowed are %s and more, while jobs displace others "+
+			"(preempt-after %s): room that is kept for ever can make two jobs wait for each other",
 			p.EarmarkFor, minEarmarkFor, p.PreemptAfter))
 	}
 	for name, d := range map[string]time.Duration{
-		"aging": p.Aging, "overdue": p.Overdue, "half-life": p.HalfLife, "entry-penalty": p.EntryPenalty, "preempt-after": p.PreemptAfter,
-		"min-runtime": p.MinRuntime, "earmark-for": p.EarmarkFor, "assume-run": p.AssumeRun,
+		"aging": p.Aging, "overdue": p.Overdue, "half-life": p.HalfLife, "entry-penalty": p.EntryPenalty,
+		"preempt-after": p.PreemptAfter,
+		"min-runtime":   p.MinRuntime, "earmark-for": p.EarmarkFor, "assume-run": p.AssumeRun,
 	} {
 		if d < 0 {
 			faults = append(faults, fmt.Errorf("%s %s: must not be negative", name, d))
@@ -88,17 +92,21 @@ func (p Policy) placement() placement.Policy {
 	return placement.Policy{
 		Order: order, BandWidth: p.BandWidth, Aging: p.Aging, Cross: p.AgingCrosses,
 		HalfLife: p.HalfLife, EntryPenalty: p.EntryPenalty, Backfill: p.Backfill,
-		Preempt: p.PreemptAfter > 0, PreemptAfter: p.PreemptAfter, MinRuntime: p.MinRuntime, NominationFor: p.EarmarkFor,
-		AssumeRun: p.AssumeRun, Overdue: p.Overdue, Exponent: p.Exponent, Outrank: p.Outrank,
+		Preempt: p.PreemptAfter > 0, PreemptAfter: p.PreemptAfter, MinRuntime: p.MinRuntime,
+		NominationFor: p.EarmarkFor,
+		AssumeRun:     p.AssumeRun, Overdue: p.Overdue, Exponent: p.Exponent, Outrank: p.Outrank,
 	}
 }
 
 // LogValue shows it in one group.
 func (p Policy) LogValue() slog.Value {
 	return slog.GroupValue(
-		slog.String("order", p.Order), slog.Int("band_width", p.BandWidth), slog.Duration("aging", p.Aging), slog.Bool("aging_crosses", p.AgingCrosses),
-		slog.Duration("half_life", p.HalfLife), slog.Duration("entry_penalty", p.EntryPenalty), slog.Int("backfill", p.Backfill),
-		slog.Duration("preempt_after", p.PreemptAfter), slog.Duration("min_runtime", p.MinRuntime), slog.Duration("earmark_for", p.EarmarkFor),
+		slog.String("order", p.Order), slog.Int("band_width", p.BandWidth), slog.Duration("aging", p.Aging),
+		slog.Bool("aging_crosses", p.AgingCrosses),
+		slog.Duration("half_life", p.HalfLife), slog.Duration("entry_penalty", p.EntryPenalty),
+		slog.Int("backfill", p.Backfill),
+		slog.Duration("preempt_after", p.PreemptAfter), slog.Duration("min_runtime", p.MinRuntime),
+		slog.Duration("earmark_for", p.EarmarkFor),
 		slog.Duration("assume_run", p.AssumeRun), slog.Duration("overdue", p.Overdue),
 		slog.Float64("srsf_exponent", p.Exponent), slog.Float64("srsf_outrank", p.Outrank),
 	)

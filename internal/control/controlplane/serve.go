@@ -22,7 +22,8 @@ func (c *ControlPlane) serve(server *http.Server) part {
 	return func(ctx context.Context) error {
 		c.log.Info("api listens", "url", c.URL())
 		if c.cfg.TLSCert == "" && !isLoopback(c.listener.Addr().String()) {
-			c.log.Warn("the api speaks plain HTTP beyond this machine: tokens travel readable, unless a proxy in front speaks TLS")
+			c.log.Warn("the api speaks plain HTTP beyond this machine: tokens travel readable, unless a proxy in " +
+				"front speaks TLS")
 		}
 		server.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}
 		// Long-polls end with the part, and machines ask again elsewhere.

@@ -12,7 +12,8 @@ type waiting struct {
 }
 
 var waitersDesc = prometheus.NewDesc("berth_waiters",
-	"Activities that wait for members in this process: waiting, or ending while their result is on its way to Temporal.",
+	"Activities that wait for members in this process: waiting, or ending while their result is on its way to "+
+		"Temporal.",
 	[]string{"state"}, nil)
 
 // Describe implements prometheus.Collector.

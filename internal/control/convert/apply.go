@@ -59,7 +59,8 @@ func Apply(s *placement.Snapshot, c db.Changes, blocked func(berth.MachineID) st
 
 // Tenants replaces the snapshot's tenants by the list, adds the running jobs' use
 // to their budgets, and returns the list by id. before is the previous result.
-func Tenants(s *placement.Snapshot, list []db.TenantRow, before map[berth.TenantID]db.TenantRow) map[berth.TenantID]db.TenantRow {
+func Tenants(s *placement.Snapshot, list []db.TenantRow,
+	before map[berth.TenantID]db.TenantRow) map[berth.TenantID]db.TenantRow {
 	known := make(map[berth.TenantID]db.TenantRow, len(list))
 	now := make(map[berth.TenantID]placement.Tenant, len(list))
 	budgets := false

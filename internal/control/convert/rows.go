@@ -17,14 +17,16 @@ func Waits(row db.QueueJob) bool { return row.State == berth.Queued || row.State
 func Machine(row db.PoolMachine, blocked string) placement.Machine {
 	p := placement.Machine{
 		ID: row.ID, Epoch: row.Epoch, State: row.State, Blocked: blocked,
-		Pool: row.Pool, Region: row.Region, Site: row.Site, Labels: row.Labels, Total: row.Total, Used: row.Used, Fences: row.Fences,
+		Pool: row.Pool, Region: row.Region, Site: row.Site, Labels: row.Labels, Total: row.Total, Used: row.Used,
+		Fences:  row.Fences,
 		Network: row.Network,
 	}
 	if row.EngineSilentSince != nil {
 		p.EngineSilentSince = *row.EngineSilentSince
 	}
 	for _, g := range row.GPUs {
-		p.GPUs = append(p.GPUs, placement.Device{Index: g.Index, Model: g.Model, MemoryMiB: g.MemoryMiB, Healthy: g.Healthy, UsedMilli: g.UsedMilli})
+		p.GPUs = append(p.GPUs, placement.Device{Index: g.Index, Model: g.Model, MemoryMiB: g.MemoryMiB,
+			Healthy: g.Healthy, UsedMilli: g.UsedMilli})
 	}
 	return p
 }
@@ -69,7 +71,8 @@ func longest(limit, grace time.Duration) time.Duration {
 // and for older attempts on silent machines.
 func Running(row db.QueueJob, held []db.Holder) placement.Running {
 	r := placement.Running{
-		Job: row.ID, Parent: row.Parent, Tenant: row.Tenant, Class: row.Class, Version: row.Version, Attempt: row.Attempt,
+		Job: row.ID, Parent: row.Parent, Tenant: row.Tenant, Class: row.Class, Version: row.Version,
+		Attempt:  row.Attempt,
 		Priority: row.Priority, Preemptible: row.Preemptible, SubmittedAt: row.SubmittedAt,
 		Done: row.Ran, Expected: row.Expected, PreemptedFor: row.GaveWayTo, TimeLimit: longest(row.RunLimit, row.Grace),
 		Stopping: row.State == berth.Preempting || row.State == berth.Canceling,
@@ -107,7 +110,8 @@ func Starting(j placement.Job, s berth.Start, now time.Time) placement.Running {
 // Nomination converts a nomination. While the victim still holds the capacity, the
 // nomination names the victim; after that, the capacity is kept from all other jobs.
 func Nomination(row db.Earmark) placement.Nomination {
-	e := placement.Nomination{For: row.Beneficiary, Machine: row.Machine, Capacity: row.Capacity, GPUs: row.GPUs, ExpiresAt: row.ExpiresAt}
+	e := placement.Nomination{For: row.Beneficiary, Machine: row.Machine, Capacity: row.Capacity, GPUs: row.GPUs,
+		ExpiresAt: row.ExpiresAt}
 	e.Repair = row.Victim == row.Beneficiary
 	if row.Asleep {
 		e.Victim = row.Victim

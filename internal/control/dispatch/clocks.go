@@ -40,13 +40,15 @@ func (s *TemporalSchedules) SetClock(ctx context.Context, c db.Clock) error {
 	})
 	if exists {
 		err = s.calls.Call(ctx, overload.Start, func(ctx context.Context) error {
-			return schedules.GetHandle(ctx, o.ID).Update(ctx, client.ScheduleUpdateOptions{DoUpdate: func(client.ScheduleUpdateInput) (*client.ScheduleUpdate, error) {
-				return &client.ScheduleUpdate{Schedule: &client.Schedule{
-					Spec: &o.Spec, Action: o.Action,
-					Policy: &client.SchedulePolicies{Overlap: o.Overlap, CatchupWindow: o.CatchupWindow},
-					State:  &client.ScheduleState{Note: o.Note, Paused: o.Paused},
-				}}, nil
-			}})
+			return schedules.GetHandle(ctx, o.ID).Update(ctx,
+				client.ScheduleUpdateOptions{DoUpdate: func(client.ScheduleUpdateInput) (*client.ScheduleUpdate,
+					error) {
+					return &client.ScheduleUpdate{Schedule: &client.Schedule{
+						Spec: &o.Spec, Action: o.Action,
+						Policy: &client.SchedulePolicies{Overlap: o.Overlap, CatchupWindow: o.CatchupWindow},
+						State:  &client.ScheduleState{Note: o.Note, Paused: o.Paused},
+					}}, nil
+				}})
 		})
 	}
 	if err != nil {
@@ -151,18 +153,20 @@ func revisionOf(note string, paused bool) string {
 func clockOptions(c db.Clock) (client.ScheduleOptions, error) {
 	times, fault := calendar.Read(c.Spec)
 	if fault != nil {
-		return client.ScheduleOptions{}, berth.Errorf(berth.CodeInvalid, "schedule %s: %s %s", c.Name, fault.Field, fault.Detail)
+		return client.ScheduleOptions{}, berth.Errorf(berth.CodeInvalid, "schedule %s: %s %s", c.Name,
+			fault.Field, fault.Detail)
 	}
 	return client.ScheduleOptions{
 		ID:   berth.TemporalScheduleID(c.Schedule),
 		Spec: timesOf(times, c),
 		Action: &client.ScheduleWorkflowAction{
-			ID:                    berth.FireWorkflowID(c.Schedule),
-			Workflow:              berth.WorkflowFire,
-			Args:                  []any{wire.FireInput{Schedule: c.Schedule}},
-			TaskQueue:             berth.QueueControl,
-			TypedSearchAttributes: temporal.NewSearchAttributes(tenantAttribute.ValueSet(string(c.Tenant)), kindAttribute.ValueSet(spec.KindSchedule)),
-			StaticSummary:         c.Name,
+			ID:        berth.FireWorkflowID(c.Schedule),
+			Workflow:  berth.WorkflowFire,
+			Args:      []any{wire.FireInput{Schedule: c.Schedule}},
+			TaskQueue: berth.QueueControl,
+			TypedSearchAttributes: temporal.NewSearchAttributes(tenantAttribute.ValueSet(string(c.Tenant)),
+				kindAttribute.ValueSet(spec.KindSchedule)),
+			StaticSummary: c.Name,
 		},
 		Overlap:       enumspb.SCHEDULE_OVERLAP_POLICY_ALLOW_ALL,
 		CatchupWindow: c.Spec.CatchUp.Std(),

@@ -60,7 +60,8 @@ func answered(err error) bool {
 	switch {
 	case err == nil:
 		return true
-	case errors.As(err, &unavailable), errors.As(err, &deadline), errors.As(err, &namespace), errors.As(err, &exhausted):
+	case errors.As(err, &unavailable), errors.As(err, &deadline), errors.As(err, &namespace),
+		errors.As(err, &exhausted):
 		return false
 	}
 	return errors.As(err, &answer)

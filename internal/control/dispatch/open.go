@@ -26,7 +26,8 @@ const (
 func (d *Dispatcher) Open(ctx context.Context, each func(berth.JobID)) error {
 	request := &workflowservice.ListWorkflowExecutionsRequest{
 		PageSize: pageSize,
-		Query:    fmt.Sprintf("WorkflowType IN ('%s', '%s', '%s') AND ExecutionStatus = 'Running'", berth.WorkflowJob, berth.WorkflowArray, berth.WorkflowPipeline),
+		Query: fmt.Sprintf("WorkflowType IN ('%s', '%s', '%s') AND ExecutionStatus = 'Running'", berth.WorkflowJob,
+			berth.WorkflowArray, berth.WorkflowPipeline),
 	}
 	for {
 		var page *workflowservice.ListWorkflowExecutionsResponse
@@ -56,7 +57,8 @@ func (d *Dispatcher) Describe(ctx context.Context, id berth.JobID) (open, comple
 	return d.describe(ctx, overload.Sweep, id)
 }
 
-func (d *Dispatcher) describe(ctx context.Context, class overload.Class, id berth.JobID) (open, completed bool, err error) {
+func (d *Dispatcher) describe(ctx context.Context, class overload.Class,
+	id berth.JobID) (open, completed bool, err error) {
 	var x *workflowservice.DescribeWorkflowExecutionResponse
 	err = d.Call(ctx, class, func(ctx context.Context) (err error) {
 		x, err = d.temporal.DescribeWorkflowExecution(ctx, berth.JobWorkflowID(id), "")
@@ -69,7 +71,8 @@ func (d *Dispatcher) describe(ctx context.Context, class overload.Class, id bert
 		return false, false, fmt.Errorf("describe workflow of job %s: %w", id, err)
 	}
 	status := x.GetWorkflowExecutionInfo().GetStatus()
-	return status == enumspb.WORKFLOW_EXECUTION_STATUS_RUNNING, status == enumspb.WORKFLOW_EXECUTION_STATUS_COMPLETED, nil
+	return status == enumspb.WORKFLOW_EXECUTION_STATUS_RUNNING, status == enumspb.WORKFLOW_EXECUTION_STATUS_COMPLETED,
+		nil
 }
 
 // Start starts the workflow of a job that is not terminal, unless it is open.

@@ -69,7 +69,8 @@ func silentWaiters(all []*workflowpb.PendingActivityInfo, age time.Duration) []*
 		if a.GetAttempt() > 1 {
 			patience += reattachFor
 		}
-		if a.GetActivityType().GetName() != berth.ActivityRun || a.GetState() != enumspb.PENDING_ACTIVITY_STATE_STARTED ||
+		if a.GetActivityType().GetName() != berth.ActivityRun ||
+			a.GetState() != enumspb.PENDING_ACTIVITY_STATE_STARTED ||
 			time.Since(a.GetLastStartedTime().AsTime()) < patience {
 			continue
 		}

@@ -205,7 +205,8 @@ func (d *Dispatcher) startOrFind(ctx context.Context, row db.Dispatch, repeat bo
 
 // start starts the workflow of a job. It returns false if there is one already,
 // open, or closed in a way that the policy does not let be repeated.
-func (d *Dispatcher) start(ctx context.Context, class overload.Class, row db.Dispatch, policy enumspb.WorkflowIdReusePolicy) (started bool, err error) {
+func (d *Dispatcher) start(ctx context.Context, class overload.Class, row db.Dispatch,
+	policy enumspb.WorkflowIdReusePolicy) (started bool, err error) {
 	if err := failpoint.Hit("dispatch.start.before"); err != nil {
 		return false, err
 	}

@@ -41,7 +41,8 @@ func New(d *db.DB, p placement.Policy, every time.Duration) *Book {
 	if p.Order != placement.SRSF || p.Ranker != nil || p.Durations != placement.Estimated {
 		return nil
 	}
-	return &Book{db: d, every: every, works: map[db.Work]*work{}, of: map[berth.JobID]db.Work{}, due: map[db.Work]bool{}}
+	return &Book{db: d, every: every, works: map[db.Work]*work{}, of: map[berth.JobID]db.Work{},
+		due: map[db.Work]bool{}}
 }
 
 // Fresh returns an empty Book with the settings of b, for a new snapshot.
@@ -49,7 +50,8 @@ func (b *Book) Fresh() *Book {
 	if b == nil {
 		return nil
 	}
-	return &Book{db: b.db, every: b.every, works: map[db.Work]*work{}, of: map[berth.JobID]db.Work{}, due: map[db.Work]bool{}}
+	return &Book{db: b.db, every: b.every, works: map[db.Work]*work{}, of: map[berth.JobID]db.Work{},
+		due: map[db.Work]bool{}}
 }
 
 // Read processes changed rows, fills in the expected run times of their jobs, and
@@ -193,7 +195,8 @@ func typical(w db.Work, runs []time.Duration) (expected time.Duration, by string
 	one, many := "as the latest job of this name did", "the median of the latest %d jobs of this name"
 	switch {
 	case w.Step != "":
-		one, many = "as this step did in the latest pipeline of this name", "the median of this step in the latest %d pipelines of this name"
+		one, many = "as this step did in the latest pipeline of this name",
+			"the median of this step in the latest %d pipelines of this name"
 	case w.Parent != "":
 		one, many = "as another element of its array did", "the median of %d other elements of its array"
 	}

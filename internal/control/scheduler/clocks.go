@@ -160,7 +160,8 @@ func (c *clocks) catchUp(ctx context.Context, s db.Clock) error {
 	if s.Since.After(from) {
 		from = s.Since.Add(time.Nanosecond)
 	}
-	n, err := c.DB.Schedules.AddFires(ctx, db.NewFires{Schedule: s.Schedule, Times: times.Last(from, now, spec.MaxBackfill), Source: wire.FireByClock})
+	n, err := c.DB.Schedules.AddFires(ctx, db.NewFires{Schedule: s.Schedule,
+		Times: times.Last(from, now, spec.MaxBackfill), Source: wire.FireByClock})
 	c.did("fire_caught_up", n)
 	return err
 }

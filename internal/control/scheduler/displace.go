@@ -45,7 +45,8 @@ func (p *placer) displace(ctx context.Context, plan placement.Plan) error {
 				return err
 			}
 		}
-		p.Logger.Info("room kept for the repair of gangs is given up: another one waits", "gangs", plan.Yield, "given_up", n)
+		p.Logger.Info("room kept for the repair of gangs is given up: another one waits",
+			"gangs", plan.Yield, "given_up", n)
 		p.again.Jobs = append(p.again.Jobs, plan.Yield...)
 		p.more = p.more || n > 0 && len(plan.Start) == 0 // plan with the released capacity at once
 	}
@@ -74,7 +75,8 @@ func preemptions(plan placement.Plan) []db.Preemption {
 	for _, e := range plan.Nominate {
 		d := of(e.For)
 		d.Earmarks = append(d.Earmarks, db.Earmark{
-			Beneficiary: e.For, Machine: e.Machine, Capacity: e.Capacity, GPUs: e.GPUs, Victim: e.Victim, ExpiresAt: e.ExpiresAt,
+			Beneficiary: e.For, Machine: e.Machine, Capacity: e.Capacity, GPUs: e.GPUs, Victim: e.Victim,
+			ExpiresAt: e.ExpiresAt,
 		})
 	}
 	return list

@@ -35,13 +35,16 @@ type Metrics struct {
 // NewMetrics returns the collectors, unregistered.
 func NewMetrics() *Metrics {
 	gauge := func(name, help string) prometheus.Gauge {
-		return prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "berth", Subsystem: "scheduler", Name: name, Help: help})
+		return prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "berth", Subsystem: "scheduler",
+			Name: name, Help: help})
 	}
 	counter := func(name, help string) prometheus.Counter {
-		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "berth", Subsystem: "scheduler", Name: name, Help: help})
+		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "berth", Subsystem: "scheduler",
+			Name: name, Help: help})
 	}
 	seconds := func(name, help string) prometheus.Histogram {
-		return prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "berth", Subsystem: "scheduler", Name: name, Help: help,
+		return prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "berth", Subsystem: "scheduler",
+			Name: name, Help: help,
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14)})
 	}
 	return &Metrics{
@@ -49,13 +52,16 @@ func NewMetrics() *Metrics {
 		queue:    gauge("queue_jobs", "Jobs that wait for a place, as the leader knows them."),
 		machines: gauge("machines", "Machines the leader knows."),
 		lag:      gauge("feed_lag_seconds", "How long the oldest transaction has kept the feed from going on."),
-		marked:   gauge("marked_machines", "Machines that get no work because their counters are wrong or they do not obey."),
-		silent:   gauge("silent_machines", "Machines that are silent and were not given up."),
-		frozen:   gauge("verdicts_frozen", "1 while so many machines are silent that none is given up."),
-		cycle:    seconds("cycle_seconds", "Time to read the feed and plan."),
-		commit:   seconds("commit_seconds", "Time to commit a batch of placements."),
-		waits: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "berth", Subsystem: "scheduler", Name: "wait_seconds",
-			Help:    "From when an attempt could have been placed, submitted or past its backoff, to when it was; by what it asks for.",
+		marked: gauge("marked_machines",
+			"Machines that get no work because their counters are wrong or they do not obey."),
+		silent: gauge("silent_machines", "Machines that are silent and were not given up."),
+		frozen: gauge("verdicts_frozen", "1 while so many machines are silent that none is given up."),
+		cycle:  seconds("cycle_seconds", "Time to read the feed and plan."),
+		commit: seconds("commit_seconds", "Time to commit a batch of placements."),
+		waits: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "berth", Subsystem: "scheduler",
+			Name: "wait_seconds",
+			Help: "From when an attempt could have been placed, submitted or past its backoff, to when it was; " +
+				"by what it asks for.",
 			Buckets: prometheus.ExponentialBuckets(0.01, 4, 11)}, []string{"needs"}),
 		placed:    counter("placements_total", "Attempts placed."),
 		refused:   counter("refusals_total", "Decisions that did not hold when they were committed."),
@@ -64,7 +70,8 @@ func NewMetrics() *Metrics {
 		orphaned:  counter("orphaned_jobs_total", "Jobs with ranks on machines that fell silent."),
 		lost:      counter("lost_machines_total", "Machines declared lost."),
 		drift:     counter("drift_rows_total", "Rows in which the mirror differed from the database at a full reload."),
-		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "berth", Subsystem: "scheduler", Name: "repairs_total",
+		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "berth", Subsystem: "scheduler",
+			Name: "repairs_total",
 			Help: "What the reconciler did, by kind."}, []string{"kind"}),
 		forgotten: gauge("workflows_without_row", "Open workflows of jobs that have no row."),
 	}
@@ -83,7 +90,8 @@ func (m *Metrics) waited(since time.Time, s berth.Start, now time.Time) {
 }
 
 func (m *Metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.leader, m.queue, m.machines, m.lag, m.marked, m.silent, m.frozen, m.cycle, m.commit, m.waits, m.placed, m.refused, m.preempted,
+	return []prometheus.Collector{m.leader, m.queue, m.machines, m.lag, m.marked, m.silent, m.frozen, m.cycle,
+		m.commit, m.waits, m.placed, m.refused, m.preempted,
 		m.expired, m.orphaned, m.lost, m.drift, m.repairs, m.forgotten}
 }
 

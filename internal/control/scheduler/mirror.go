@@ -45,7 +45,8 @@ func (m *mirror) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.snapshot, m.runs, m.unknown, m.starting = placement.NewSnapshot(), m.runs.Fresh(), map[string]bool{}, map[berth.JobID]berth.Start{}
+	m.snapshot, m.runs, m.unknown, m.starting = placement.NewSnapshot(), m.runs.Fresh(), map[string]bool{},
+		map[berth.JobID]berth.Start{}
 	m.loaded = time.Now()
 	if err := m.apply(ctx, c); err != nil {
 		return err
@@ -228,7 +229,8 @@ func (m *mirror) reload(ctx context.Context) error {
 	return m.readTenants(ctx)
 }
 
-func (m *mirror) missed(ctx context.Context, old *placement.Snapshot, cursor db.Cursor, c db.Changes) ([]string, error) {
+func (m *mirror) missed(ctx context.Context, old *placement.Snapshot, cursor db.Cursor,
+	c db.Changes) ([]string, error) {
 	var missed []string
 	jobs := make(map[berth.JobID]bool, len(c.Jobs))
 	for _, row := range c.Jobs {
@@ -244,8 +246,10 @@ func (m *mirror) missed(ctx context.Context, old *placement.Snapshot, cursor db.
 		}
 	}
 	for _, row := range c.Machines {
-		if had, ok := old.Machine(row.ID); row.XID < uint64(cursor) && (!ok || had.Used != row.Used || had.Total != row.Total || had.State != row.State || had.Epoch != row.Epoch ||
-			had.EngineSilentSince.IsZero() != (row.EngineSilentSince == nil)) {
+		if had, ok := old.Machine(row.ID); row.XID < uint64(cursor) &&
+			(!ok || had.Used != row.Used || had.Total != row.Total || had.State != row.State ||
+				had.Epoch != row.Epoch ||
+				had.EngineSilentSince.IsZero() != (row.EngineSilentSince == nil)) {
 			missed = append(missed, string(row.ID))
 		}
 	}
@@ -273,7 +277,8 @@ func (m *mirror) missed(ctx context.Context, old *placement.Snapshot, cursor db.
 }
 
 func sameJob(a, b placement.Job) bool {
-	return a.Version == b.Version && a.Class == b.Class && a.Attempt == b.Attempt && a.Priority == b.Priority && a.Held == b.Held &&
+	return a.Version == b.Version && a.Class == b.Class && a.Attempt == b.Attempt && a.Priority == b.Priority &&
+		a.Held == b.Held &&
 		a.EligibleAt.Equal(b.EligibleAt) && a.QueueDeadline.Equal(b.QueueDeadline) && slices.Equal(a.Avoid, b.Avoid)
 }
 

@@ -144,7 +144,8 @@ func (p *placer) cycle(ctx context.Context, keys []string) (behind bool, err err
 			p.next = plan.Start
 		}
 		for _, m := range plan.Near {
-			p.Logger.Debug("a machine that holds the job's data is preferred", "job_id", m.Job, "machine_id", m.Machine, "mib", m.MiB, "instead_of", m.Instead)
+			p.Logger.Debug("a machine that holds the job's data is preferred", "job_id", m.Job,
+				"machine_id", m.Machine, "mib", m.MiB, "instead_of", m.Instead)
 		}
 		p.more = plan.More && !p.held
 		if err := p.displace(ctx, plan); err != nil {
@@ -317,7 +318,8 @@ func (p *placer) announce(started []berth.Start) {
 }
 
 // wait returns when it is time to look again.
-func (p *placer) wait(ctx context.Context, hints *db.Subscription, began time.Time, took time.Duration, behind bool) error {
+func (p *placer) wait(ctx context.Context, hints *db.Subscription, began time.Time, took time.Duration,
+	behind bool) error {
 	until := tick
 	if behind {
 		until = behindPause

@@ -102,7 +102,8 @@ func (r *reaper) judge(ctx context.Context) error {
 	}
 	for _, m := range due {
 		if _, again := r.passed[m.Machine]; !again && len(r.passed) >= budget {
-			r.Logger.Error("more silent machines than may be declared lost in a minute", "machine_id", m.Machine, "silent", len(due))
+			r.Logger.Error("more silent machines than may be declared lost in a minute", "machine_id", m.Machine,
+				"silent", len(due))
 			return nil
 		}
 		if err := failpoint.Hit("leader.lost.before"); err != nil {

@@ -222,7 +222,8 @@ func (s *Scheduler) keepWarm(ctx context.Context) {
 			break
 		}
 		s.lives(n)
-		m = &mirror{db: s.DB, log: s.Logger, runs: runtimes.New(s.DB, s.Policy, runsEvery), metrics: NewMetrics(), marks: &marks{}}
+		m = &mirror{db: s.DB, log: s.Logger, runs: runtimes.New(s.DB, s.Policy, runsEvery), metrics: NewMetrics(),
+			marks: &marks{}}
 		err = m.load(ctx)
 	case time.Since(m.loaded) > reloadEvery: // and forgets requests that no job has now
 		err = m.reload(ctx)
@@ -370,19 +371,34 @@ func (s *Scheduler) keepHouse(ctx context.Context, term db.Term) error {
 				s.Logger.Error("cannot create partitions", "err", err)
 			}
 		}
-		if err := inBatches(func(limit int) (int, error) { return s.Archiver.ArchiveTerminal(ctx, term, s.Retention, limit) }); err != nil && ctx.Err() == nil {
+		if err := inBatches(func(limit int) (int, error) {
+			return s.Archiver.ArchiveTerminal(ctx, term, s.Retention,
+				limit)
+		}); err != nil && ctx.Err() == nil {
 			s.Logger.Error("cannot archive jobs", "err", err)
 		}
-		if err := inBatches(func(limit int) (int, error) { return s.DB.Machines.PruneHistory(ctx, term, s.MachineRetention, limit) }); err != nil && ctx.Err() == nil {
+		if err := inBatches(func(limit int) (int, error) {
+			return s.DB.Machines.PruneHistory(ctx, term,
+				s.MachineRetention, limit)
+		}); err != nil && ctx.Err() == nil {
 			s.Logger.Error("cannot prune machine history", "err", err)
 		}
-		if err := inBatches(func(limit int) (int, error) { return s.DB.Tokens.Prune(ctx, term, s.Retention, limit) }); err != nil && ctx.Err() == nil {
+		if err := inBatches(func(limit int) (int, error) {
+			return s.DB.Tokens.Prune(ctx, term, s.Retention,
+				limit)
+		}); err != nil && ctx.Err() == nil {
 			s.Logger.Error("cannot prune tokens", "err", err)
 		}
-		if err := inBatches(func(limit int) (int, error) { return s.DB.Schedules.PruneFires(ctx, term, s.Retention, limit) }); err != nil && ctx.Err() == nil {
+		if err := inBatches(func(limit int) (int, error) {
+			return s.DB.Schedules.PruneFires(ctx, term, s.Retention,
+				limit)
+		}); err != nil && ctx.Err() == nil {
 			s.Logger.Error("cannot prune schedule fires", "err", err)
 		}
-		if err := inBatches(func(limit int) (int, error) { return s.DB.Schedules.DeleteEnded(ctx, term, s.Retention, limit) }); err != nil && ctx.Err() == nil {
+		if err := inBatches(func(limit int) (int, error) {
+			return s.DB.Schedules.DeleteEnded(ctx, term, s.Retention,
+				limit)
+		}); err != nil && ctx.Err() == nil {
 			s.Logger.Error("cannot delete ended schedules", "err", err)
 		}
 		if !sleep(ctx, time.Hour) {

@@ -221,7 +221,8 @@ func (t *tidier) rejectLost(ctx context.Context) error {
 		}
 		if did {
 			marked++
-			t.Logger.Error("checkpoint missing from the object store", "job_id", s.Job, "attempt", s.Attempt, "step", s.Step)
+			t.Logger.Error("checkpoint missing from the object store", "job_id", s.Job, "attempt", s.Attempt,
+				"step", s.Step)
 		}
 	}
 	t.did("checkpoint_lost", marked)

@@ -152,7 +152,10 @@ func key(folder string, number int64) string { return fmt.Sprintf("%s/%0*d", fol
 // records lists the names of the records, the newest last.
 func (k *Keeper) records(ctx context.Context, folder string) ([]string, error) {
 	names, err := k.Store.Names(ctx, folder)
-	names = slices.DeleteFunc(names, func(n string) bool { return len(n) != digits || strings.Trim(n, "0123456789") != "" })
+	names = slices.DeleteFunc(names, func(n string) bool {
+		return len(n) != digits ||
+			strings.Trim(n, "0123456789") != ""
+	})
 	slices.Sort(names)
 	return names, err
 }
@@ -210,7 +213,8 @@ func (t *Tenure) Run(ctx context.Context) error {
 		case over(err):
 			return err
 		default:
-			t.keeper.Logger.Error("cannot write the watermark, only machines would notice a restored backup", "err", err)
+			t.keeper.Logger.Error("cannot write the watermark, only machines would notice a restored backup",
+				"err", err)
 		}
 	}
 }
@@ -307,7 +311,8 @@ func (t *Tenure) adopt(ctx context.Context, next db.Outside) error {
 		return nil
 	}
 	t.checked = false
-	return berth.Errorf(berth.CodeUnavailable, "watermark %d is in the object store already, and not by this leader", next.Number)
+	return berth.Errorf(berth.CodeUnavailable, "watermark %d is in the object store already, and not by this leader",
+		next.Number)
 }
 
 // clear removes the records before the newest one: the latest of this term or, at

@@ -69,7 +69,8 @@ func New(o Options) *Sender {
 	o.For = cmp.Or(o.For, 24*time.Hour)
 	s := &Sender{
 		Options: o, public: newClient(o.Network, o.Timeout), allowed: newClient(o.Network.Only(), o.Timeout),
-		results:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "berth_webhooks_total", Help: "Calls of webhooks by what came of them."}, []string{"result"}),
+		results: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "berth_webhooks_total",
+			Help: "Calls of webhooks by what came of them."}, []string{"result"}),
 		underWay: map[berth.TenantID]int{}, free: abreast, done: make(chan struct{}, 1),
 	}
 	if o.Metrics != nil {
@@ -180,7 +181,8 @@ func (s *Sender) epitaph(n db.Notice, err error) string {
 	if n.Tries == 1 {
 		tries = "one try"
 	}
-	return fmt.Sprintf("gave up calling notify[%d] (%s) of status %s after %s: %v", n.Hook, hostOf(n.URL), n.Status, tries, err)
+	return fmt.Sprintf("gave up calling notify[%d] (%s) of status %s after %s: %v", n.Hook, hostOf(n.URL),
+		n.Status, tries, err)
 }
 
 // pause is how long to wait after a try, with a jitter of a fifth: receivers that

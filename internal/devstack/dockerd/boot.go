@@ -80,7 +80,8 @@ func (d *Daemon) boot(ctx context.Context) error {
 		return errors.Join(err, d.powerOff(context.WithoutCancel(ctx)))
 	}
 	d.adopted = false
-	d.opts.Logger.Info("docker engine started", "socket", m.socket(), "subnet", subnet.String(), "took", time.Since(began).Round(time.Millisecond))
+	d.opts.Logger.Info("docker engine started", "socket", m.socket(), "subnet", subnet.String(),
+		"took", time.Since(began).Round(time.Millisecond))
 	return nil
 }
 

@@ -82,7 +82,8 @@ func smallestMTU() int {
 // nothing that may be a secret.
 func environment() []string {
 	env := []string{"PATH=" + commandPath}
-	passed := []string{"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR"}
+	passed := []string{"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
+		"SSL_CERT_FILE", "SSL_CERT_DIR"}
 	for _, kv := range os.Environ() {
 		if name, _, _ := strings.Cut(kv, "="); slices.Contains(passed, name) {
 			env = append(env, kv)

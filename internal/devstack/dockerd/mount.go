@@ -29,7 +29,8 @@ func unmountAll(m machine) error {
 	}
 	var errs []error
 	for i := len(points) - 1; i >= 0; i-- { // later mounts lie on earlier ones
-		if err := syscall.Unmount(points[i], syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOENT) {
+		if err := syscall.Unmount(points[i], syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) &&
+			!errors.Is(err, syscall.ENOENT) {
 			errs = append(errs, fmt.Errorf("unmount %s: %w", points[i], err))
 		}
 	}

@@ -37,7 +37,8 @@ func ensureNetwork(ctx context.Context, m machine) (netip.Prefix, error) {
 		match        []string
 	}{
 		{"filter", "FORWARD", []string{"-i", m.bridge(), "-j", "ACCEPT"}},
-		{"filter", "FORWARD", []string{"-o", m.bridge(), "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED", "-j", "ACCEPT"}},
+		{"filter", "FORWARD", []string{"-o", m.bridge(), "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED",
+			"-j", "ACCEPT"}},
 		{"nat", "POSTROUTING", []string{"-s", subnet.String(), "!", "-o", m.bridge(), "-j", "MASQUERADE"}},
 	} {
 		args := append([]string{rule.chain, "-m", "comment", "--comment", m.tag()}, rule.match...)
@@ -160,7 +161,8 @@ func output(ctx context.Context, program, debianPackage string, args ...string) 
 	cmd.Stderr = &stderr // apart: iptables warns there of legacy tables
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("%s %s: %w: %s", program, strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+		return "", fmt.Errorf("%s %s: %w: %s", program, strings.Join(args, " "), err,
+			strings.TrimSpace(stderr.String()))
 	}
 	return string(out), nil
 }

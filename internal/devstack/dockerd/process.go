@@ -32,7 +32,8 @@ func (p process) program() string {
 
 // enginePrograms are the only ones that are ever taken for a part of an engine.
 // Others, such as an agent, name the engine's socket on their command line too.
-var enginePrograms = []string{"dockerd", "containerd", "containerd-shim", "containerd-shim-runc-v1", "containerd-shim-runc-v2", "runc", "fuse-overlayfs"}
+var enginePrograms = []string{"dockerd", "containerd", "containerd-shim", "containerd-shim-runc-v1",
+	"containerd-shim-runc-v2", "runc", "fuse-overlayfs"}
 
 // belongs reports whether the process is a part of the machine's engine.
 func (p process) belongs(m machine) bool {

@@ -43,7 +43,8 @@ func accountFor(dataDir string) (account, error) {
 		}
 		return account{name: name, uid: uint32(uid), gid: uint32(gid), drop: true}, nil
 	}
-	return account{}, fmt.Errorf("PostgreSQL refuses to run as root, and there is neither a user postgres nor nobody to run it as")
+	return account{}, fmt.Errorf("PostgreSQL refuses to run as root, and there is neither a user postgres nor " +
+		"nobody to run it as")
 }
 
 func nameOf(uid uint32) string {
@@ -108,7 +109,8 @@ func (a account) checkEnter(dir string) error {
 		need = 0o010
 	}
 	if info.Mode().Perm()&need == 0 {
-		return fmt.Errorf("user %s, which the server runs as, may not enter %s (mode %04o): choose a folder below another path, such as /var/lib/berth",
+		return fmt.Errorf("user %s, which the server runs as, may not enter %s (mode %04o): choose a folder below "+
+			"another path, such as /var/lib/berth",
 			a.name, dir, info.Mode().Perm())
 	}
 	return nil

@@ -42,14 +42,16 @@ func findBinaries(ctx context.Context, binDir, major string) (binaries, error) {
 		others = append(others, fmt.Sprintf("%s in %s", b.major, dir))
 	}
 	if len(others) > 0 {
-		return binaries{}, fmt.Errorf("the data was made by PostgreSQL %s, which is not installed (found %s): install postgresql-%s or choose another data folder",
+		return binaries{}, fmt.Errorf("the data was made by PostgreSQL %s, which is not installed (found %s): "+
+			"install postgresql-%s or choose another data folder",
 			major, strings.Join(others, ", "), major)
 	}
 	places := binDir
 	if places == "" {
 		places = "PATH or " + distributionDirs
 	}
-	return binaries{}, fmt.Errorf("find PostgreSQL: no initdb and postgres in %s: apt-get install postgresql, or point PG_BINDIR at them", places)
+	return binaries{}, fmt.Errorf("find PostgreSQL: no initdb and postgres in %s: apt-get install postgresql, or "+
+		"point PG_BINDIR at them", places)
 }
 
 // candidateDirs lists the folders to look in. A folder named by the user is the

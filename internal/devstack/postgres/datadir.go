@@ -77,7 +77,8 @@ func dataVersion(l layout) (string, error) {
 		return "", fmt.Errorf("read data version: %w", err)
 	}
 	if _, err := os.Stat(l.data()); err == nil {
-		return "", fmt.Errorf("%s exists but holds no PG_VERSION: it is no PostgreSQL data folder; move it away", l.data())
+		return "", fmt.Errorf("%s exists but holds no PG_VERSION: it is no PostgreSQL data folder; move it away",
+			l.data())
 	}
 	return "", nil
 }

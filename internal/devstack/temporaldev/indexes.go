@@ -15,7 +15,8 @@ import (
 // asked are the columns of the visibility store by which Berth, Temporal itself
 // or its UI look for workflows, beside their times.
 var asked = []string{
-	"workflow_id", "workflow_type_name", "status", "parent_workflow_id", "temporalnamespacedivision", "temporalscheduledbyid",
+	"workflow_id", "workflow_type_name", "status", "parent_workflow_id", "temporalnamespacedivision",
+	"temporalscheduledbyid",
 }
 
 // fitIndexes removes the indexes of all other columns, and makes those again
@@ -24,7 +25,8 @@ var asked = []string{
 // a workflow writes to all of them: that cost more than all else that a workflow
 // writes. What is removed is noted, and made again before the schema changes.
 func fitIndexes(ctx context.Context, c client.Client, st store) error {
-	n, err := c.WorkflowService().DescribeNamespace(ctx, &workflowservice.DescribeNamespaceRequest{Namespace: Namespace})
+	n, err := c.WorkflowService().DescribeNamespace(ctx,
+		&workflowservice.DescribeNamespaceRequest{Namespace: Namespace})
 	if err != nil {
 		return fmt.Errorf("columns of the search attributes: %w", err)
 	}
@@ -103,7 +105,8 @@ func restoreIndexes(ctx context.Context, st store) error {
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
 	var dropped bool
-	if err := conn.QueryRow(ctx, `SELECT to_regclass('berth_dropped_indexes') IS NOT NULL`).Scan(&dropped); err != nil || !dropped {
+	if err := conn.QueryRow(ctx,
+		`SELECT to_regclass('berth_dropped_indexes') IS NOT NULL`).Scan(&dropped); err != nil || !dropped {
 		return err
 	}
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return remakeIndexes(ctx, tx, nil) })

@@ -65,7 +65,8 @@ func setUpSchema(ctx context.Context, admin *pgx.Conn, s store, database, schema
 			return fmt.Errorf("restore the indexes of unused attributes: %w", err)
 		}
 	}
-	if err := schema.NewUpdateSchemaTask(conn, &schema.UpdateConfig{DBName: database, SchemaName: schemaName}, log).Run(); err != nil {
+	if err := schema.NewUpdateSchemaTask(conn, &schema.UpdateConfig{DBName: database, SchemaName: schemaName},
+		log).Run(); err != nil {
 		return fmt.Errorf("update schema: %w", err)
 	}
 	_, err = admin.Exec(ctx, "COMMENT ON DATABASE "+quoted+" IS NULL")

@@ -77,7 +77,8 @@ func start(ctx context.Context, opts Options) (*Server, error) {
 	if !opts.NoUI {
 		s.startUI()
 	}
-	opts.Logger.Info("temporal started", "address", s.Address(), "ui", s.UIURL(), "took", time.Since(began).Round(time.Millisecond))
+	opts.Logger.Info("temporal started", "address", s.Address(), "ui", s.UIURL(),
+		"took", time.Since(began).Round(time.Millisecond))
 	return s, nil
 }
 

@@ -165,12 +165,14 @@ func tooMuch(all []Entry, bytes int64, l Limits) error {
 	for _, t := range tops[:min(3, len(tops))] {
 		most = append(most, fmt.Sprintf("%s (%d files, %s)", t.name, t.files, berth.BytesText(t.bytes)))
 	}
-	return refused("%d files of %s are more than the %d of %s that are allowed; the most are in %s: name what is no code in .berthignore",
+	return refused("%d files of %s are more than the %d of %s that are allowed; the most are in %s: name what is "+
+		"no code in .berthignore",
 		len(all), berth.BytesText(bytes), l.Files, berth.BytesText(l.Bytes), strings.Join(most, ", "))
 }
 
 func writeEntry(t *tar.Writer, root *os.Root, e Entry) error {
-	h := &tar.Header{Name: e.Name, Mode: 0o644, ModTime: time.Unix(0, 0), Format: tar.FormatPAX, Typeflag: tar.TypeReg, Size: e.Size}
+	h := &tar.Header{Name: e.Name, Mode: 0o644, ModTime: time.Unix(0, 0), Format: tar.FormatPAX,
+		Typeflag: tar.TypeReg, Size: e.Size}
 	switch e.Kind {
 	case Folder:
 		h.Typeflag, h.Name, h.Mode = tar.TypeDir, e.Name+"/", 0o755

@@ -30,7 +30,8 @@ const (
 // first thing that is not allowed, or beyond a limit.
 func Read(in io.Reader, l Limits, visit func(Entry, io.Reader) error) (Summary, error) {
 	source := &source{r: in}
-	z, err := zstd.NewReader(source, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true))
+	z, err := zstd.NewReader(source, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow),
+		zstd.WithDecoderLowmem(true))
 	if err != nil {
 		return Summary{}, fmt.Errorf("open archive: %w", err)
 	}

@@ -54,7 +54,8 @@ func repack(in *tar.Reader, out *tar.Writer, rules *rules) error {
 			top = name
 			continue
 		}
-		clean := &tar.Header{Name: name, Linkname: h.Linkname, Typeflag: h.Typeflag, Size: h.Size, Mode: h.Mode & 0o777, ModTime: time.Unix(0, 0), Format: tar.FormatPAX}
+		clean := &tar.Header{Name: name, Linkname: h.Linkname, Typeflag: h.Typeflag, Size: h.Size,
+			Mode: h.Mode & 0o777, ModTime: time.Unix(0, 0), Format: tar.FormatPAX}
 		if top != "" {
 			var below bool
 			if clean.Name, below = strings.CutPrefix(name, top+"/"); !below {

@@ -51,7 +51,8 @@ type Entry struct {
 
 // refused returns the error of content that breaks the rules.
 func refused(format string, args ...any) error {
-	return &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugArchive, Message: "archive: " + fmt.Sprintf(format, args...)}
+	return &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugArchive,
+		Message: "archive: " + fmt.Sprintf(format, args...)}
 }
 
 // IsRefused reports whether err is about an archive's content.
@@ -105,7 +106,8 @@ func (r *rules) header(h *tar.Header) (e Entry, ok bool, err error) {
 	case tar.TypeFifo:
 		return e, false, refused("%q is a pipe: only folders, files and symbolic links are allowed", h.Name)
 	default:
-		return e, false, refused("%q is of kind %q: only folders, files and symbolic links are allowed", h.Name, h.Typeflag)
+		return e, false, refused("%q is of kind %q: only folders, files and symbolic links are allowed",
+			h.Name, h.Typeflag)
 	}
 	if h.Mode&0o7000 != 0 {
 		return e, false, refused("%q has a setuid, setgid or sticky bit: it must have none", h.Name)
@@ -133,7 +135,8 @@ func (r *rules) entry(e Entry) error {
 	}
 	if e.Kind == Link {
 		if e.Target == "" || len(e.Target) > maxName || path.IsAbs(e.Target) {
-			return refused("the link %q leads to %.200q: allowed are relative targets of at most %d bytes", e.Name, e.Target, maxName)
+			return refused("the link %q leads to %.200q: allowed are relative targets of at most %d bytes", e.Name,
+				e.Target, maxName)
 		}
 		r.links[e.Name] = e.Target
 	}

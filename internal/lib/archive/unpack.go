@@ -77,7 +77,8 @@ func Copy(to, from *os.Root) (Summary, error) {
 // other process may write to either folder meanwhile.
 func Share(to, from *os.Root) (Summary, error) {
 	return each(to, from, 0o755, func(name string, mode fs.FileMode) (int64, error) {
-		if os.Link(filepath.Join(from.Name(), name), filepath.Join(to.Name(), name)) != nil { // other devices, too many links
+		if os.Link(filepath.Join(from.Name(), name),
+			filepath.Join(to.Name(), name)) != nil { // other devices, too many links
 			return copyFile(to, from, name, mode|0o644)
 		}
 		info, err := to.Lstat(name)
@@ -90,7 +91,8 @@ func Share(to, from *os.Root) (Summary, error) {
 
 // each creates the folders and links of a folder in another one, and calls file for
 // each file: with mode 0o111 for a program, otherwise 0.
-func each(to, from *os.Root, folders fs.FileMode, file func(name string, mode fs.FileMode) (int64, error)) (sum Summary, err error) {
+func each(to, from *os.Root, folders fs.FileMode,
+	file func(name string, mode fs.FileMode) (int64, error)) (sum Summary, err error) {
 	err = fs.WalkDir(from.FS(), ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || name == "." {
 			return err

@@ -70,7 +70,8 @@ type Listener struct {
 func New(inner net.Listener, l Limits) *Listener {
 	return &Listener{
 		Listener: inner, limits: l,
-		tenants: map[berth.TenantID]int{}, machines: map[berth.MachineID]int{}, strangers: list.New(), addresses: map[netip.Addr][]*conn{},
+		tenants: map[berth.TenantID]int{}, machines: map[berth.MachineID]int{}, strangers: list.New(),
+		addresses: map[netip.Addr][]*conn{},
 	}
 }
 

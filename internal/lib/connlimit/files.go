@@ -44,6 +44,7 @@ func within(connections int, files uint64) (int, error) {
 	case files >= fewest+spareFiles:
 		return int(files - spareFiles), nil
 	}
-	return 0, fmt.Errorf("open files are limited to %d, which leaves no room for the %d connections of --max-connections: allow %d (ulimit -n, LimitNOFILE=), and %d at the least",
+	return 0, fmt.Errorf("open files are limited to %d, which leaves no room for the %d connections of "+
+		"--max-connections: allow %d (ulimit -n, LimitNOFILE=), and %d at the least",
 		files, connections, connections+spareFiles, fewest+spareFiles)
 }

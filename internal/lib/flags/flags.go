@@ -22,8 +22,9 @@ func Temporal(f *pflag.FlagSet, address, namespace *string) {
 
 // Collector declares the collector that receives traces.
 func Collector(f *pflag.FlagSet, endpoint *string) {
-	f.StringVar(endpoint, "otlp-endpoint", "", "OpenTelemetry collector that receives traces of jobs, such as http://HOST:4318; "+
-		"the standard variables (OTEL_EXPORTER_OTLP_ENDPOINT and others) are read too")
+	f.StringVar(endpoint, "otlp-endpoint", "",
+		"OpenTelemetry collector that receives traces of jobs, such as http://HOST:4318; "+
+			"the standard variables (OTEL_EXPORTER_OTLP_ENDPOINT and others) are read too")
 }
 
 // LogLevel declares the log level; l holds the default.

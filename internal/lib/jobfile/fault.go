@@ -67,7 +67,8 @@ func Sentence(f berth.FieldError) string {
 	if f.Allowed == "" {
 		return f.Detail
 	}
-	for _, verb := range []string{"want ", "write ", "did you ", "leave ", "set ", "keep ", "submit ", "save ", "such as ", "allowed "} {
+	for _, verb := range []string{"want ", "write ", "did you ", "leave ", "set ", "keep ", "submit ", "save ",
+		"such as ", "allowed "} {
 		if strings.HasPrefix(f.Allowed, verb) {
 			return f.Detail + ": " + f.Allowed
 		}

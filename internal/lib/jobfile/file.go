@@ -39,7 +39,9 @@ func Parse(name string, src []byte) (*File, error) {
 		return nil, &Error{Name: name, Source: source, Faults: []Fault{syntaxFault(err)}}
 	}
 	if root == nil || root.kind == null {
-		return nil, &Error{Name: name, Faults: []Fault{{FieldError: berth.FieldError{Detail: "the file is empty", Allowed: "a job file has at least name and image"}}}}
+		return nil, &Error{Name: name,
+			Faults: []Fault{{FieldError: berth.FieldError{Detail: "the file is empty",
+				Allowed: "a job file has at least name and image"}}}}
 	}
 	if fault, is := other(root); is {
 		return nil, &Error{Name: name, Source: source, Faults: []Fault{fault}}
@@ -94,7 +96,8 @@ func readable(src []byte) (string, *Fault) {
 // parse takes a text for JSON if its name says so or if it is valid JSON;
 // anything else is YAML.
 func parse(name, source string) (*node, error) {
-	if strings.HasSuffix(name, ".json") || strings.HasPrefix(strings.TrimSpace(source), "{") && json.Valid([]byte(source)) {
+	if strings.HasSuffix(name, ".json") || strings.HasPrefix(strings.TrimSpace(source), "{") &&
+		json.Valid([]byte(source)) {
 		return parseJSON(source)
 	}
 	return parseYAML(source)
@@ -105,7 +108,8 @@ func syntaxFault(err error) Fault {
 	if !errors.As(err, &s) {
 		return Fault{FieldError: berth.FieldError{Detail: err.Error()}}
 	}
-	return Fault{Line: s.at.line, Column: s.at.column, Width: s.at.width, FieldError: berth.FieldError{Detail: s.detail}}
+	return Fault{Line: s.at.line, Column: s.at.column, Width: s.at.width,
+		FieldError: berth.FieldError{Detail: s.detail}}
 }
 
 // semantic returns the faults that the spec's validation finds, except faults of
@@ -122,7 +126,8 @@ func (f *File) semantic(syntactic []Fault) []Fault {
 		}
 	}
 	if b, err := json.Marshal(f.Spec); err == nil && len(b) > spec.MaxSpecBytes {
-		faults = append(faults, Fault{FieldError: berth.FieldError{Detail: fmt.Sprintf("the job has %d bytes as JSON", len(b)), Allowed: fmt.Sprintf("at most %d", spec.MaxSpecBytes)}})
+		faults = append(faults, Fault{FieldError: berth.FieldError{Detail: fmt.Sprintf("the job has %d bytes as JSON",
+			len(b)), Allowed: fmt.Sprintf("at most %d", spec.MaxSpecBytes)}})
 	}
 	return faults
 }

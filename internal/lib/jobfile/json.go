@@ -142,9 +142,11 @@ func (p *jsonParser) syntax(err error) error {
 	case errors.As(err, &ours):
 		return ours
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return &syntaxError{at: p.placeAt(len(strings.TrimRight(p.src, " \t\r\n"))), detail: "not JSON: the text ends inside a value"}
+		return &syntaxError{at: p.placeAt(len(strings.TrimRight(p.src, " \t\r\n"))),
+			detail: "not JSON: the text ends inside a value"}
 	case errors.As(err, &theirs):
-		return &syntaxError{at: p.placeAt(p.skip(int(theirs.Offset)-1, " \t\r\n")), detail: "not JSON: " + theirs.Error()}
+		return &syntaxError{at: p.placeAt(p.skip(int(theirs.Offset)-1, " \t\r\n")),
+			detail: "not JSON: " + theirs.Error()}
 	default:
 		return &syntaxError{at: p.next(), detail: "not JSON: " + err.Error()}
 	}

@@ -29,7 +29,8 @@ func parseYAML(src string) (root *node, err error) {
 		return nil, &syntaxError{at: at, detail: fmt.Sprintf("nested deeper than %d levels", maxDepth)}
 	}
 	if lines := strings.Count(src, "\n"); lines > maxLines {
-		return nil, &syntaxError{at: place{line: maxLines + 1, column: 1}, detail: fmt.Sprintf("the file has %d lines; a YAML file has at most %d, JSON any number", lines, maxLines)}
+		return nil, &syntaxError{at: place{line: maxLines + 1, column: 1},
+			detail: fmt.Sprintf("the file has %d lines; a YAML file has at most %d, JSON any number", lines, maxLines)}
 	}
 	// The parser is not ours and has panicked on odd input before; a bad file
 	// must be an error message all the same.
@@ -49,7 +50,8 @@ func parseYAML(src string) (root *node, err error) {
 		case body == nil:
 			body = doc.Body
 		default:
-			return nil, &syntaxError{at: placeOf(firstToken(doc.Body)), detail: "a second document begins here: a job file holds one job; put each job into a file of its own"}
+			return nil, &syntaxError{at: placeOf(firstToken(doc.Body)),
+				detail: "a second document begins here: a job file holds one job; put each job into a file of its own"}
 		}
 	}
 	if body == nil {
@@ -97,7 +99,8 @@ func placeOf(t *token.Token) place {
 	if t == nil || t.Position == nil {
 		return place{}
 	}
-	return place{line: t.Position.Line, column: t.Position.Column, width: utf8.RuneCountInString(firstLine(strings.TrimSpace(t.Origin)))}
+	return place{line: t.Position.Line, column: t.Position.Column,
+		width: utf8.RuneCountInString(firstLine(strings.TrimSpace(t.Origin)))}
 }
 
 // firstToken is where a node begins: the token of a mapping is the colon after
@@ -129,7 +132,8 @@ type yamlTree struct {
 
 func (t *yamlTree) convert(n ast.Node) (*node, error) {
 	if t.depth++; t.depth > maxDepth {
-		return nil, &syntaxError{at: placeOf(n.GetToken()), detail: fmt.Sprintf("nested deeper than %d levels", maxDepth)}
+		return nil, &syntaxError{at: placeOf(n.GetToken()),
+			detail: fmt.Sprintf("nested deeper than %d levels", maxDepth)}
 	}
 	defer func() { t.depth-- }()
 	at := placeOf(firstToken(n))
@@ -303,6 +307,7 @@ func (t *yamlTree) tagged(n *ast.TagNode, at place) (*node, error) {
 	case "!!int", "!!float", "!!bool", "!!null", "!!map", "!!seq":
 		return value, nil
 	default:
-		return nil, &syntaxError{at: at, detail: fmt.Sprintf("tag %s is not known: allowed are !!str and the other plain YAML tags", tag)}
+		return nil, &syntaxError{at: at,
+			detail: fmt.Sprintf("tag %s is not known: allowed are !!str and the other plain YAML tags", tag)}
 	}
 }

@@ -70,7 +70,8 @@ func NewGate(log *slog.Logger) *Gate {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Gate{Starts: NewValve(startsTolerate, startsAhead), Placements: NewValve(placementsTolerate, placementsAhead), log: log, wake: make(chan struct{}, 1)}
+	return &Gate{Starts: NewValve(startsTolerate, startsAhead),
+		Placements: NewValve(placementsTolerate, placementsAhead), log: log, wake: make(chan struct{}, 1)}
 }
 
 // Run reads the pressure now and then until ctx ends, and returns its error. A
@@ -162,7 +163,8 @@ type Valve struct {
 // attempts, or as many as it lets start in so many seconds.
 func NewValve(tolerated, ahead int) *Valve {
 	now := time.Now()
-	return &Valve{tolerated: tolerated, ahead: ahead, rate: math.Inf(1), at: now, lookAt: now, changed: make(chan struct{})}
+	return &Valve{tolerated: tolerated, ahead: ahead, rate: math.Inf(1), at: now, lookAt: now,
+		changed: make(chan struct{})}
 }
 
 func (v *Valve) observe(p Pressure, now time.Time) {

@@ -46,7 +46,8 @@ func ParseNetworks(list string) ([]netip.Prefix, error) {
 			prefix, err = netip.PrefixFrom(addr, addr.BitLen()), nil
 		}
 		if err != nil || prefix.Addr().Is4In6() {
-			return nil, fmt.Errorf("%q is no network: allowed are CIDRs and addresses, such as 10.1.0.0/16,fd00::/8", item)
+			return nil, fmt.Errorf("%q is no network: allowed are CIDRs and addresses, such as 10.1.0.0/16,fd00::/8",
+				item)
 		}
 		networks = append(networks, prefix.Masked())
 	}
@@ -113,7 +114,8 @@ func (p Policy) Check(addr netip.Addr) error {
 type RefusedError struct{ Addr netip.Addr }
 
 func (e *RefusedError) Error() string {
-	return fmt.Sprintf("%s is not an address that may be dialed from here: it is not public, and the operator does not allow it", e.Addr)
+	return fmt.Sprintf("%s is not an address that may be dialed from here: it is not public, and the operator does "+
+		"not allow it", e.Addr)
 }
 
 func isPublic(addr netip.Addr) bool {
@@ -122,7 +124,8 @@ func isPublic(addr netip.Addr) bool {
 			return isPublic(netip.AddrFrom4([4]byte(b[at : at+4])))
 		}
 	}
-	if !addr.IsValid() || addr.Zone() != "" || !addr.IsGlobalUnicast() || addr.IsPrivate() || addr.Is6() && !globalUnicast6.Contains(addr) {
+	if !addr.IsValid() || addr.Zone() != "" || !addr.IsGlobalUnicast() || addr.IsPrivate() ||
+		addr.Is6() && !globalUnicast6.Contains(addr) {
 		return false
 	}
 	for _, prefix := range special {

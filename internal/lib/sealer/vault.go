@@ -49,7 +49,8 @@ func Load(path string) (*Keys, error) {
 		}
 		raw, err := hex.DecodeString(digits)
 		if err != nil || len(raw) != keyBytes {
-			return nil, fmt.Errorf("secret key file %s, line %d: a key is %d hexadecimal digits; make one with: openssl rand -hex %d", path, i+1, 2*keyBytes, keyBytes)
+			return nil, fmt.Errorf("secret key file %s, line %d: a key is %d hexadecimal digits; make one with: "+
+				"openssl rand -hex %d", path, i+1, 2*keyBytes, keyBytes)
 		}
 		if err := k.add(raw); err != nil {
 			return nil, err

@@ -68,7 +68,8 @@ func (c Chart) SVG() []byte {
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" font-family="system-ui,sans-serif" font-size="12" role="img">`+"\n", width, height, width, height)
 	fmt.Fprintf(&b, "<title>%s</title>\n%s", text(c.Title), style)
 	fmt.Fprintf(&b, `<rect class="ground" width="%d" height="%d"/>`+"\n", width, height)
-	fmt.Fprintf(&b, `<text class="ink" x="16" y="26" font-size="15" font-weight="600">%s</text>`+"\n", text(cut(c.Title, 80)))
+	fmt.Fprintf(&b, `<text class="ink" x="16" y="26" font-size="15" font-weight="600">%s</text>`+"\n",
+		text(cut(c.Title, 80)))
 	if len(c.Panels) == 0 {
 		fmt.Fprintf(&b, `<text class="soft" x="16" y="%d">%s</text>`+"\n", head+20, text(c.Empty))
 	}
@@ -78,7 +79,8 @@ func (c Chart) SVG() []byte {
 		top += panelHead + panel
 	}
 	if len(c.Panels) > 0 {
-		fmt.Fprintf(&b, `<text class="soft" x="%d" y="26" text-anchor="end">%s</text>`+"\n", width-right, from.UTC().Format("2006-01-02 15:04:05Z"))
+		fmt.Fprintf(&b, `<text class="soft" x="%d" y="26" text-anchor="end">%s</text>`+"\n", width-right,
+			from.UTC().Format("2006-01-02 15:04:05Z"))
 		times(&b, top, from, to)
 	}
 	b.WriteString("</svg>\n")
@@ -105,12 +107,14 @@ func (c Chart) span() (from, to time.Time) {
 }
 
 func (p Panel) draw(b *bytes.Buffer, top int, from, to time.Time) {
-	fmt.Fprintf(b, `<text class="ink" x="%d" y="%d" font-weight="600">%s</text>`+"\n", left, top-9, text(cut(p.Title, longest)))
+	fmt.Fprintf(b, `<text class="ink" x="%d" y="%d" font-weight="600">%s</text>`+"\n", left, top-9,
+		text(cut(p.Title, longest)))
 	most := ceiling(p.largest(), p.Unit)
 	for i := range 3 {
 		y := top + panel*i/2
 		fmt.Fprintf(b, `<line class="grid" x1="%d" y1="%d" x2="%d" y2="%d"/>`, left, y, left+plot, y)
-		fmt.Fprintf(b, `<text class="soft" x="%d" y="%d" text-anchor="end">%s</text>`+"\n", left-8, y+4, text(Format(most*float64(2-i)/2, p.Unit)))
+		fmt.Fprintf(b, `<text class="soft" x="%d" y="%d" text-anchor="end">%s</text>`+"\n", left-8, y+4,
+			text(Format(most*float64(2-i)/2, p.Unit)))
 	}
 	x := left + 10*(2+len([]rune(cut(p.Title, longest))))
 	for i, l := range p.Lines {
@@ -121,7 +125,8 @@ func (p Panel) draw(b *bytes.Buffer, top int, from, to time.Time) {
 		}
 		label := cut(l.Label, longest)
 		if next := x + 24 + 8*len([]rune(label)); next < left+plot {
-			fmt.Fprintf(b, `<circle cx="%d" cy="%d" r="4" fill="%s"/><text class="soft" x="%d" y="%d">%s</text>`+"\n", x, top-13, colour, x+9, top-9, text(label))
+			fmt.Fprintf(b, `<circle cx="%d" cy="%d" r="4" fill="%s"/><text class="soft" x="%d" y="%d">%s</text>`+"\n",
+				x, top-13, colour, x+9, top-9, text(label))
 			x = next
 		}
 	}

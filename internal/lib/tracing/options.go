@@ -69,7 +69,8 @@ func FromEnvironment(lookup func(string) (string, bool), endpoint string) (Optio
 		return o, nil
 	}
 	var err error
-	if o.Protocol, err = protocol(get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")); err != nil {
+	if o.Protocol, err = protocol(get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+		"OTEL_EXPORTER_OTLP_PROTOCOL")); err != nil {
 		return o, err
 	}
 	if o.Endpoint, err = address(name, cmp.Or(whole, endpoint), o.Protocol == protocolHTTP && whole == ""); err != nil {
@@ -129,5 +130,6 @@ func (o Options) LogValue() slog.Value {
 		u.RawQuery = ""
 		shown = u.Redacted()
 	}
-	return slog.GroupValue(slog.String("endpoint", shown), slog.String("protocol", o.Protocol), slog.String("sampler", o.Sampler), slog.Float64("ratio", o.Ratio))
+	return slog.GroupValue(slog.String("endpoint", shown), slog.String("protocol", o.Protocol),
+		slog.String("sampler", o.Sampler), slog.Float64("ratio", o.Ratio))
 }

@@ -16,7 +16,8 @@ type samplers struct {
 }
 
 func (o Options) sampler() (samplers, error) {
-	always, never, ratio := sdktrace.AlwaysSample(), sdktrace.NeverSample(), sdktrace.Sampler(spread{sdktrace.TraceIDRatioBased(o.Ratio)})
+	always, never, ratio := sdktrace.AlwaysSample(), sdktrace.NeverSample(),
+		sdktrace.Sampler(spread{sdktrace.TraceIDRatioBased(o.Ratio)})
 	alike := func(s sdktrace.Sampler) samplers { return samplers{s, s} }
 	byParent := func(s sdktrace.Sampler) samplers { return samplers{s, sdktrace.ParentBased(s)} }
 	switch o.Sampler {
@@ -33,7 +34,8 @@ func (o Options) sampler() (samplers, error) {
 	case "traceidratio":
 		return alike(ratio), nil
 	}
-	return samplers{}, fmt.Errorf("OTEL_TRACES_SAMPLER %q: allowed are always_on, always_off, traceidratio, parentbased_always_on, parentbased_always_off, parentbased_traceidratio", o.Sampler)
+	return samplers{}, fmt.Errorf("OTEL_TRACES_SAMPLER %q: allowed are always_on, always_off, traceidratio, "+
+		"parentbased_always_on, parentbased_always_off, parentbased_traceidratio", o.Sampler)
 }
 
 // takes reports whether a trace is exported. Every process with the same settings

@@ -98,7 +98,8 @@ func (t *Tracing) Tell(k, parent Key, p Past) {
 		ctx = t.Under(ctx, parent)
 	}
 	ctx = want(ctx, wanted{JobTrace(k.Job), k.span()})
-	_, span := t.tracer.Start(ctx, k.Name, trace.WithTimestamp(p.Start), trace.WithAttributes(p.About...), trace.WithLinks(p.Links...))
+	_, span := t.tracer.Start(ctx, k.Name, trace.WithTimestamp(p.Start), trace.WithAttributes(p.About...),
+		trace.WithLinks(p.Links...))
 	setFault(span, p.Fault)
 	if p.End.Before(p.Start) {
 		p.End = p.Start
@@ -108,7 +109,8 @@ func (t *Tracing) Tell(k, parent Key, p Past) {
 
 // LinkTo is a link to the root of another job's trace.
 func (t *Tracing) LinkTo(id berth.JobID, how string) trace.Link {
-	return trace.Link{SpanContext: t.context(JobKey(id)), Attributes: []attribute.KeyValue{attribute.String("berth.link", how)}}
+	return trace.Link{SpanContext: t.context(JobKey(id)),
+		Attributes: []attribute.KeyValue{attribute.String("berth.link", how)}}
 }
 
 // Submitted exports the call that submitted a job, which has lasted since began, and
@@ -122,7 +124,8 @@ func (t *Tracing) Submitted(ctx context.Context, job wire.Job, began time.Time) 
 	call.AddLink(t.LinkTo(job.ID, "submitted"))
 	p := Past{Start: began, End: time.Now(), About: AboutJob(job)}
 	if sc := call.SpanContext(); sc.IsValid() {
-		p.Links = []trace.Link{{SpanContext: sc, Attributes: []attribute.KeyValue{attribute.String("berth.link", "call")}}}
+		p.Links = []trace.Link{{SpanContext: sc,
+			Attributes: []attribute.KeyValue{attribute.String("berth.link", "call")}}}
 	}
 	t.Tell(Key{Job: job.ID, Name: "submit"}, JobKey(job.ID), p)
 }
@@ -130,7 +133,8 @@ func (t *Tracing) Submitted(ctx context.Context, job wire.Job, began time.Time) 
 // AboutJob returns the attributes of a job for its spans.
 func AboutJob(job wire.Job) []attribute.KeyValue {
 	about := []attribute.KeyValue{
-		attribute.String("berth.job_id", string(job.ID)), attribute.String("berth.job_name", job.Name), attribute.String("berth.tenant", string(job.Tenant)),
+		attribute.String("berth.job_id", string(job.ID)), attribute.String("berth.job_name", job.Name),
+		attribute.String("berth.tenant", string(job.Tenant)),
 	}
 	if job.Kind != "" {
 		about = append(about, attribute.String("berth.kind", string(job.Kind)))
@@ -153,14 +157,17 @@ func named(h http.Header) (trace.TraceID, trace.SpanID, bool) {
 // with the trace in the header. As a part of that trace, a caller could add spans to
 // any trace, and force more exports than the sampler permits (W3C Trace Context,
 // sections 3.4 and 7.2: restart the trace).
-func (t *Tracing) Serve(ctx context.Context, h http.Header, name string, about ...attribute.KeyValue) (context.Context, *Span) {
+func (t *Tracing) Serve(ctx context.Context, h http.Header, name string,
+	about ...attribute.KeyValue) (context.Context, *Span) {
 	if t == nil {
 		return ctx, nil
 	}
-	o := []trace.SpanStartOption{trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(about...)}
+	o := []trace.SpanStartOption{trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindServer),
+		trace.WithAttributes(about...)}
 	if id, span, ok := named(h); ok {
 		from := trace.NewSpanContext(trace.SpanContextConfig{TraceID: id, SpanID: span, Remote: true})
-		o = append(o, trace.WithLinks(trace.Link{SpanContext: from, Attributes: []attribute.KeyValue{attribute.String("berth.link", "caller")}}))
+		o = append(o, trace.WithLinks(trace.Link{SpanContext: from,
+			Attributes: []attribute.KeyValue{attribute.String("berth.link", "caller")}}))
 	}
 	ctx, span := t.tracer.Start(ctx, name, o...)
 	return ctx, &Span{span}
@@ -168,7 +175,8 @@ func (t *Tracing) Serve(ctx context.Context, h http.Header, name string, about .
 
 // ServeAgent begins the span of a call by a machine that is known to be one,
 // under the span that the header names; there is none where it names none.
-func (t *Tracing) ServeAgent(ctx context.Context, h http.Header, name string, about ...attribute.KeyValue) (context.Context, *Span) {
+func (t *Tracing) ServeAgent(ctx context.Context, h http.Header, name string,
+	about ...attribute.KeyValue) (context.Context, *Span) {
 	id, span, ok := named(h)
 	if t == nil || !ok {
 		return ctx, nil

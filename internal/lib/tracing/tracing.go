@@ -57,12 +57,14 @@ func Open(ctx context.Context, o Options) (*Tracing, error) {
 		o.Logger.Warn("traces say less of where they come from", "err", err)
 	}
 	provider := sdktrace.NewTracerProvider(
-		sdktrace.WithBatcher(&quiet{SpanExporter: exporter, log: o.Logger}), // its queue is bounded and drops further spans
+		sdktrace.WithBatcher(&quiet{SpanExporter: exporter, log: o.Logger}),
+		// its queue is bounded and drops further spans
 		sdktrace.WithIDGenerator(ids{}),
 		sdktrace.WithSampler(sampler.all),
 		sdktrace.WithResource(about),
 	)
-	return &Tracing{provider, provider.Tracer(scope, trace.WithInstrumentationVersion(o.Version)), sampler, o.Logger}, nil
+	return &Tracing{provider, provider.Tracer(scope, trace.WithInstrumentationVersion(o.Version)), sampler, o.Logger},
+		nil
 }
 
 func (o Options) exporter(ctx context.Context) (sdktrace.SpanExporter, error) {

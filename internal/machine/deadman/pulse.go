@@ -53,7 +53,8 @@ func Answer(dir string) (Pulse, error) {
 	case p.Boot != boot:
 		return p, fmt.Errorf("berth-deadman has not watched %s since the machine started", dir)
 	case age > MaxBeat || age < 0:
-		return p, fmt.Errorf("berth-deadman (process %d) has not beaten for %s; %s is the limit", p.PID, age.Round(time.Second), MaxBeat)
+		return p, fmt.Errorf("berth-deadman (process %d) has not beaten for %s; %s is the limit", p.PID,
+			age.Round(time.Second), MaxBeat)
 	}
 	free, err := lockFree(filepath.Join(dir, "lock"))
 	if err != nil {

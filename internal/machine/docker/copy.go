@@ -33,5 +33,6 @@ func (e *Engine) CopyOut(ctx context.Context, name, path string) (io.ReadCloser,
 // answers 500 to those, with the kernel's words or its own.
 func leadsNowhere(err error) bool {
 	says := err.Error()
-	return strings.HasSuffix(says, syscall.ENOTDIR.Error()) || strings.HasSuffix(says, syscall.ELOOP.Error()) || strings.Contains(says, "too many links")
+	return strings.HasSuffix(says, syscall.ENOTDIR.Error()) || strings.HasSuffix(says, syscall.ELOOP.Error()) ||
+		strings.Contains(says, "too many links")
 }

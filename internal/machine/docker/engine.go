@@ -63,7 +63,8 @@ func Open(host string, o Options) (*Engine, error) {
 		host = client.DefaultDockerHost
 	}
 	if !strings.HasPrefix(host, "unix://") {
-		return nil, fmt.Errorf("docker host %q: allowed are unix:// sockets only, because the socket is as good as root", host)
+		return nil, fmt.Errorf("docker host %q: allowed are unix:// sockets only, because the socket is as good "+
+			"as root", host)
 	}
 	api, err := client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation())
 	if err != nil {

@@ -59,7 +59,8 @@ func containerConfig(s node.ContainerSpec, gpus string) *container.Config {
 }
 
 // hostConfig is how it is fenced in. None of this can be changed by a job.
-func (e *Engine) hostConfig(s node.ContainerSpec, info system.Info, net string, gpus []container.DeviceRequest) *container.HostConfig {
+func (e *Engine) hostConfig(s node.ContainerSpec, info system.Info, net string,
+	gpus []container.DeviceRequest) *container.HostConfig {
 	memory := max(s.MemoryMiB, minMemoryMiB) << 20
 	pids := cmp.Or(s.PidsLimit, defaultPids)
 	withInit := true
@@ -167,7 +168,8 @@ func usesCDI(info system.Info, gpus []string) bool {
 		return major >= 25 && len(info.CDISpecDirs) > 0
 	}
 	for _, uuid := range gpus {
-		if !slices.ContainsFunc(info.DiscoveredDevices, func(d system.DeviceInfo) bool { return d.ID == cdiName(uuid) }) {
+		if !slices.ContainsFunc(info.DiscoveredDevices,
+			func(d system.DeviceInfo) bool { return d.ID == cdiName(uuid) }) {
 			return false
 		}
 	}

@@ -23,7 +23,8 @@ import (
 // the engine stops or rotates its files. So the reader remembers its place and
 // asks again until the container has exited and a last look, made after the
 // exit, has found nothing new.
-func (e *Engine) Logs(ctx context.Context, name string, since time.Time, follow bool, emit func(node.LogLine) error) error {
+func (e *Engine) Logs(ctx context.Context, name string, since time.Time, follow bool,
+	emit func(node.LogLine) error) error {
 	c, err := e.Inspect(ctx, name)
 	if err != nil {
 		return err

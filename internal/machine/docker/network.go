@@ -31,7 +31,8 @@ func (e *Engine) EnsureNetwork(ctx context.Context, n node.Network) error {
 		found, err := e.network(ctx, n.Name)
 		if err == nil && found == nil {
 			_, err = e.api.NetworkCreate(ctx, n.Name, network.CreateOptions{
-				Driver: network.NetworkBridge, Labels: n.Labels, Options: map[string]string{bridgeName: "bn" + hex.EncodeToString(sum[:6])},
+				Driver: network.NetworkBridge, Labels: n.Labels,
+				Options: map[string]string{bridgeName: "bn" + hex.EncodeToString(sum[:6])},
 			})
 		}
 		switch {

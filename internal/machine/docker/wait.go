@@ -51,9 +51,10 @@ func (e *Engine) postMortem(ctx context.Context, c node.Container) (node.Contain
 		until = until.Add(lateOOM)
 	}
 	found, failed := e.api.Events(ctx, events.ListOptions{
-		Since:   unixTime(c.StartedAt.Add(-time.Second)),
-		Until:   unixTime(until),
-		Filters: filters.NewArgs(filters.Arg("container", c.ID), filters.Arg("event", "oom"), filters.Arg("event", "kill")),
+		Since: unixTime(c.StartedAt.Add(-time.Second)),
+		Until: unixTime(until),
+		Filters: filters.NewArgs(filters.Arg("container", c.ID), filters.Arg("event", "oom"),
+			filters.Arg("event", "kill")),
 	})
 	for {
 		select {

@@ -42,7 +42,8 @@ func (s *Sources) serviceAccount(secret string, login spec.Sensitive) (*serviceA
 		ID      string `json:"private_key_id"`
 		Tokens  string `json:"token_uri"`
 	}
-	if json.Unmarshal([]byte(login), &key) != nil || key.Type != "service_account" || key.Email == "" || key.Private == "" {
+	if json.Unmarshal([]byte(login), &key) != nil || key.Type != "service_account" || key.Email == "" ||
+		key.Private == "" {
 		return nil, refusedf("secret %s is not the JSON key of a service account", secret)
 	}
 	if key.Tokens == "" {
@@ -56,7 +57,8 @@ func (s *Sources) serviceAccount(secret string, login spec.Sensitive) (*serviceA
 	}
 	return &serviceAccount{
 		secret: secret, transport: s.objects.Transport, turn: make(chan struct{}, 1),
-		config: jwt.Config{Email: key.Email, PrivateKey: []byte(key.Private), PrivateKeyID: key.ID, Scopes: []string{mayRead}, TokenURL: key.Tokens},
+		config: jwt.Config{Email: key.Email, PrivateKey: []byte(key.Private), PrivateKeyID: key.ID,
+			Scopes: []string{mayRead}, TokenURL: key.Tokens},
 	}, nil
 }
 
@@ -76,7 +78,8 @@ func (a *serviceAccount) token(ctx context.Context) (string, error) {
 	ctx, _, end := watch(ctx)
 	defer end()
 	way := &way{ctx: ctx, next: a.transport}
-	client := &http.Client{Transport: way, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	client := &http.Client{Transport: way,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	token, err := a.config.TokenSource(context.WithValue(ctx, oauth2.HTTPClient, client)).Token()
 	refusal, refused := errors.AsType[*oauth2.RetrieveError](err)
 	switch {
@@ -124,5 +127,6 @@ func skewed(h http.Header) bool {
 }
 
 func errSkewed(what string) error {
-	return berth.Errorf(berth.CodeUnavailable, "%s: refused, and the clock of this machine shows another time than the server's", what)
+	return berth.Errorf(berth.CodeUnavailable,
+		"%s: refused, and the clock of this machine shows another time than the server's", what)
 }

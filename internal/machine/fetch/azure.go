@@ -38,26 +38,31 @@ func (s *Sources) openAzure(b *bucket, in spec.Input, login spec.Sensitive) erro
 		at = strings.TrimRight(in.Endpoint, "/")
 	}
 	at += "/" + of.Container
-	client, err := azureClient(at, of.Account, in.Secret, login, &container.ClientOptions{ClientOptions: azcore.ClientOptions{
-		Transport: bounded{s.objects}, Retry: policy.RetryOptions{MaxRetries: -1}, Telemetry: policy.TelemetryOptions{Disabled: true},
-	}})
+	client, err := azureClient(at, of.Account, in.Secret, login,
+		&container.ClientOptions{ClientOptions: azcore.ClientOptions{
+			Transport: bounded{s.objects}, Retry: policy.RetryOptions{MaxRetries: -1},
+			Telemetry: policy.TelemetryOptions{Disabled: true},
+		}})
 	if err != nil {
 		return err
 	}
-	b.store, b.origin, b.prefix = &azureStore{client, of}, fmt.Sprintf("azblob %q %q %q", in.Endpoint, of.Account, of.Container), of.Key
+	b.store, b.origin, b.prefix = &azureStore{client, of},
+		fmt.Sprintf("azblob %q %q %q", in.Endpoint, of.Account, of.Container), of.Key
 	return nil
 }
 
 // azureClient reads a secret: a SAS token, or a key of the account. Without one, only
 // public blobs can be read: the machine's own rights are never used.
-func azureClient(at, account, secret string, login spec.Sensitive, o *container.ClientOptions) (*container.Client, error) {
+func azureClient(at, account, secret string, login spec.Sensitive,
+	o *container.ClientOptions) (*container.Client, error) {
 	text := strings.TrimSpace(string(login))
 	unread := refusedf("secret %s is neither a SAS token (sv=…&sig=…) nor an account key", secret)
 	if secret == "" {
 		client, err := container.NewClientWithNoCredential(at, o)
 		return client, unfit(at, err)
 	}
-	if token, err := url.ParseQuery(strings.TrimPrefix(text, "?")); err == nil && token.Get("sig") != "" && !strings.Contains(text, "://") {
+	if token, err := url.ParseQuery(strings.TrimPrefix(text, "?")); err == nil && token.Get("sig") != "" &&
+		!strings.Contains(text, "://") {
 		client, err := container.NewClientWithNoCredential(at+"?"+token.Encode(), o)
 		return client, unfit(at, err)
 	}
@@ -187,7 +192,8 @@ func (a *azureStore) open(ctx context.Context, o object, from int64) (io.ReadClo
 func (a *azureStore) fault(key string, err error) error {
 	what := a.url(key)
 	if r, ok := errors.AsType[*azcore.ResponseError](err); ok {
-		if r.StatusCode == http.StatusForbidden && r.ErrorCode == "AuthenticationFailed" && r.RawResponse != nil && skewed(r.RawResponse.Header) {
+		if r.StatusCode == http.StatusForbidden && r.ErrorCode == "AuthenticationFailed" && r.RawResponse != nil &&
+			skewed(r.RawResponse.Header) {
 			return errSkewed(what)
 		}
 		return answer(what, r.StatusCode, fmt.Sprintf("%.64s", r.ErrorCode))

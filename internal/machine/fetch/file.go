@@ -81,7 +81,8 @@ func (f *file) get(ctx context.Context) (*http.Response, error) {
 	case f.etag != "" && r.Header.Get("ETag") != f.etag:
 		err = Changed{f.what}
 	case r.ContentLength > f.s.limits.Bytes:
-		err = refusedf("%s has %s: at most %s", f.what, berth.BytesText(r.ContentLength), berth.BytesText(f.s.limits.Bytes))
+		err = refusedf("%s has %s: at most %s", f.what, berth.BytesText(r.ContentLength),
+			berth.BytesText(f.s.limits.Bytes))
 	}
 	if err != nil {
 		_ = r.Body.Close()
@@ -130,7 +131,8 @@ func (f *file) read(ctx context.Context, out io.Writer, digest hash.Hash) (int64
 	}
 	defer r.Body.Close()
 	if r.ContentLength < 0 && r.ProtoMajor == 1 && len(r.TransferEncoding) == 0 && f.in.SHA256 == "" {
-		return 0, refusedf("%s: its server does not say where it ends, so that one that is cut short would not be noticed: name its sha256", f.what)
+		return 0, refusedf("%s: its server does not say where it ends, so that one that is cut short would not be "+
+			"noticed: name its sha256", f.what)
 	}
 	n, err := copied(ctx, io.MultiWriter(out, digest), io.LimitReader(lively(r.Body), f.s.limits.Bytes+1))
 	switch {

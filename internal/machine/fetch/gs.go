@@ -80,7 +80,8 @@ func (g *gsStore) one(ctx context.Context, key string) (object, error) {
 }
 
 func (g *gsStore) all(ctx context.Context, prefix string, each func(object) error) error {
-	query := url.Values{"prefix": {prefix}, "fields": {"nextPageToken,items(" + gsFields + ")"}, "maxResults": {strconv.Itoa(pageSize)}}
+	query := url.Values{"prefix": {prefix}, "fields": {"nextPageToken,items(" + gsFields + ")"},
+		"maxResults": {strconv.Itoa(pageSize)}}
 	for none := empty(0); ; {
 		var page struct {
 			Items []gsObject `json:"items"`
@@ -206,7 +207,8 @@ func (g *gsStore) refusal(key string, r *http.Response) error {
 	for _, e := range body.Error.Errors {
 		reason = fmt.Sprintf("%.64s", e.Reason)
 	}
-	if r.StatusCode == http.StatusForbidden && slices.Contains([]string{"rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded"}, reason) {
+	if r.StatusCode == http.StatusForbidden &&
+		slices.Contains([]string{"rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded"}, reason) {
 		return berth.Errorf(berth.CodeUnavailable, "%s: %d (%s)", g.url(key), r.StatusCode, reason)
 	}
 	return answer(g.url(key), r.StatusCode, reason)

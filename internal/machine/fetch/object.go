@@ -86,7 +86,8 @@ func (e *empty) page(list string, objects int) error {
 	if *e < emptyPages {
 		return nil
 	}
-	return berth.Errorf(berth.CodeUnavailable, "%s: %d pages of the list in a row have nothing on them", list, emptyPages)
+	return berth.Errorf(berth.CodeUnavailable, "%s: %d pages of the list in a row have nothing on them",
+		list, emptyPages)
 }
 
 // bucket is the part of a store that one input reads.
@@ -126,9 +127,10 @@ func (s *Sources) findObjects(ctx context.Context, in spec.Input, login spec.Sen
 	if err != nil {
 		return nil, err
 	}
-	return &Found{Kind: kind, Address: b.address(list, folders), fetch: func(ctx context.Context, to *os.Root, again Again) (archive.Summary, error) {
-		return b.fetch(ctx, to, again, list, folders)
-	}}, nil
+	return &Found{Kind: kind, Address: b.address(list, folders),
+		fetch: func(ctx context.Context, to *os.Root, again Again) (archive.Summary, error) {
+			return b.fetch(ctx, to, again, list, folders)
+		}}, nil
 }
 
 // head finds the one object.
@@ -165,9 +167,11 @@ func (b *bucket) list(ctx context.Context) (list []object, folders []string, err
 		o.folder = o.folder || strings.HasSuffix(o.key, "/")
 		switch {
 		case len(o.key) > maxKey:
-			return refusedf("%s: the server lists a key of %d bytes: at most %d", b.store.url(b.prefix), len(o.key), maxKey)
+			return refusedf("%s: the server lists a key of %d bytes: at most %d", b.store.url(b.prefix),
+				len(o.key), maxKey)
 		case !below || o.size < 0:
-			return refusedf("%s: the server lists %q of %d bytes, which lies elsewhere or is none", b.store.url(b.prefix), o.key, o.size)
+			return refusedf("%s: the server lists %q of %d bytes, which lies elsewhere or is none",
+				b.store.url(b.prefix), o.key, o.size)
 		case o.folder && o.size > 0:
 			return refusedf("%s has content, and the name of a folder", b.store.url(o.key))
 		case name == "" && itself:
@@ -205,7 +209,8 @@ func (b *bucket) list(ctx context.Context) (list []object, folders []string, err
 }
 
 func (b *bucket) tooMuch(files int, bytes int64) error {
-	return refusedf("%s has at least %d objects of %s: at most %d of %s", b.store.url(b.prefix), files, berth.BytesText(bytes), b.limits.Files, berth.BytesText(b.limits.Bytes))
+	return refusedf("%s has at least %d objects of %s: at most %d of %s", b.store.url(b.prefix), files,
+		berth.BytesText(bytes), b.limits.Files, berth.BytesText(b.limits.Bytes))
 }
 
 // address is the hash of the list.
@@ -221,7 +226,8 @@ func (b *bucket) address(list []object, folders []string) berth.Address {
 	return hashOf(text.String())
 }
 
-func (b *bucket) fetch(ctx context.Context, to *os.Root, again Again, list []object, folders []string) (sum archive.Summary, err error) {
+func (b *bucket) fetch(ctx context.Context, to *os.Root, again Again, list []object,
+	folders []string) (sum archive.Summary, err error) {
 	made := map[string]bool{".": true}
 	folder := func(name string) error {
 		for at := name; !made[at]; at = path.Dir(at) {

@@ -60,7 +60,8 @@ func (s *s3Store) one(ctx context.Context, key string) (object, error) {
 }
 
 func (s *s3Store) all(ctx context.Context, prefix string, each func(object) error) error {
-	pages := s3.NewListObjectsV2Paginator(s.client, &s3.ListObjectsV2Input{Bucket: &s.bucket, Prefix: &prefix, MaxKeys: aws.Int32(pageSize)})
+	pages := s3.NewListObjectsV2Paginator(s.client,
+		&s3.ListObjectsV2Input{Bucket: &s.bucket, Prefix: &prefix, MaxKeys: aws.Int32(pageSize)})
 	for none := empty(0); pages.HasMorePages(); {
 		limited, _, end := watch(ctx)
 		page, err := pages.NextPage(limited)
@@ -138,7 +139,8 @@ func (s *s3Store) fault(key string, err error) error {
 	case code == "RequestTimeTooSkewed": // the clock of this machine
 		return berth.Errorf(berth.CodeUnavailable, "%s: %s", what, code)
 	case r.HTTPStatusCode()/100 == 3:
-		return refusedf("%s: %d (%.64s): the bucket is in another region than the input says", what, r.HTTPStatusCode(), code)
+		return refusedf("%s: %d (%.64s): the bucket is in another region than the input says", what,
+			r.HTTPStatusCode(), code)
 	default:
 		return answer(what, r.HTTPStatusCode(), fmt.Sprintf("%.64s", code))
 	}

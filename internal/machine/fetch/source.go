@@ -58,11 +58,13 @@ func Open(o Options) *Sources {
 	transport.MaxIdleConnsPerHost = 16
 	volumes := map[spec.Volume]*volume{}
 	for name, dir := range o.Volumes {
-		volumes[name] = &volume{site: site{dir: dir, own: o.Own}, name: name, most: o.Limits.Files, calls: make(chan struct{}, callsAbreast)}
+		volumes[name] = &volume{site: site{dir: dir, own: o.Own}, name: name, most: o.Limits.Files,
+			calls: make(chan struct{}, callsAbreast)}
 	}
 	return &Sources{
-		files:   &http.Client{Transport: transport, CheckRedirect: stayEncrypted},
-		objects: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
+		files: &http.Client{Transport: transport, CheckRedirect: stayEncrypted},
+		objects: &http.Client{Transport: transport,
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
 		limits:  o.Limits,
 		volumes: volumes,
 		own:     o.Own,

@@ -76,7 +76,8 @@ func ask(f syscall.Conn, name string, how int) (state, error) {
 	var x unix.Statx_t
 	called := c.Control(func(fd uintptr) {
 		for {
-			if err = unix.Statx(int(fd), name, how|unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &x); err != unix.EINTR { //nolint:errorlint // of a system call
+			if err = unix.Statx(int(fd), name, how|unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS,
+				&x); err != unix.EINTR { //nolint:errorlint // of a system call
 				return
 			}
 		}
@@ -86,7 +87,8 @@ func ask(f syscall.Conn, name string, how int) (state, error) {
 	}
 	at := func(t unix.StatxTimestamp) time.Time { return time.Unix(t.Sec, int64(t.Nsec)) }
 	return state{
-		mode: uint32(x.Mode), size: int64(x.Size), dev: unix.Mkdev(x.Dev_major, x.Dev_minor), ino: x.Ino, mtime: at(x.Mtime), ctime: at(x.Ctime),
+		mode: uint32(x.Mode), size: int64(x.Size), dev: unix.Mkdev(x.Dev_major, x.Dev_minor), ino: x.Ino,
+		mtime: at(x.Mtime), ctime: at(x.Ctime),
 	}, err
 }
 

@@ -312,7 +312,8 @@ func (v *volume) root() (*os.Root, error) {
 
 // absent is the error of a volume with nothing in it.
 func (v *volume) absent() error {
-	return Local{berth.Errorf(berth.CodeUnavailable, "the folder %s is empty on this machine, as if it were not mounted", v.name)}
+	return Local{berth.Errorf(berth.CodeUnavailable,
+		"the folder %s is empty on this machine, as if it were not mounted", v.name)}
 }
 
 // orAbsent is absent instead of an error, if there is nothing in the volume.

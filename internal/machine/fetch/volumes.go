@@ -22,7 +22,8 @@ import (
 type Volumes map[spec.Volume]string
 
 // private are folders that no job may read, in addition to the agent's own.
-var private = []string{"/boot", "/dev", "/etc", "/proc", "/root/.ssh", "/run", "/sys", "/var/run", "/var/lib/containerd", "/var/lib/containers", "/var/lib/docker", "/var/lib/kubelet"}
+var private = []string{"/boot", "/dev", "/etc", "/proc", "/root/.ssh", "/run", "/sys", "/var/run",
+	"/var/lib/containerd", "/var/lib/containers", "/var/lib/docker", "/var/lib/kubelet"}
 
 // ParseVolumes reads the folders that an operator allows: /NAME, with the same path
 // on this machine, or /NAME=/FOLDER. Semicolons separate several folders in one text.

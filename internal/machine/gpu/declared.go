@@ -175,7 +175,8 @@ func (e entry) check(before int) (count int, err error) {
 	case e.Utilization != nil && !(*e.Utilization >= 0 && *e.Utilization <= 1):
 		return 0, fmt.Errorf("(%s) has utilization %g: allowed are 0 to 1", e.Model, *e.Utilization)
 	case e.MemoryUsed != nil && *e.MemoryUsed > e.Memory:
-		return 0, fmt.Errorf("(%s) has memory_used %s: allowed is up to its memory, %s", e.Model, e.MemoryUsed, e.Memory)
+		return 0, fmt.Errorf("(%s) has memory_used %s: allowed is up to its memory, %s", e.Model,
+			e.MemoryUsed, e.Memory)
 	}
 	for _, n := range e.Unhealthy {
 		if n < 0 || n >= count {

@@ -97,7 +97,8 @@ func OpenWatch(gpus node.GPUs, o WatchOptions) (*Watch, error) {
 		return nil, fmt.Errorf("read GPU faults: %w", err)
 	default:
 		if err := json.Unmarshal(b, &w.kept); err != nil {
-			return nil, fmt.Errorf("GPU faults in %s are damaged (%w): look at the devices, then remove the file", o.File, err)
+			return nil, fmt.Errorf("GPU faults in %s are damaged (%w): look at the devices, then remove the file",
+				o.File, err)
 		}
 	}
 	if w.kept.Boot != o.Boot {
@@ -269,7 +270,8 @@ func (w *Watch) follow(kernel KernelLog, records io.Reader) {
 		}
 		uuids := d.Located(x.pci)
 		if len(uuids) == 0 {
-			w.log.Error("kernel reports a GPU that the driver does not list", "pci", x.pci, "xid", x.xid, "words", x.words)
+			w.log.Error("kernel reports a GPU that the driver does not list", "pci", x.pci, "xid", x.xid,
+				"words", x.words)
 			continue
 		}
 		w.note(uuids, x.xid, x.words, at)

@@ -47,7 +47,8 @@ func reference(program, intro string, f *pflag.FlagSet) string {
 		if x.DefValue != "" && x.DefValue != "[]" {
 			value = "`" + strings.Trim(x.DefValue, "[]") + "`"
 		}
-		fmt.Fprintf(&b, "| `--%s` | `%s` | %s | %s |\n", x.Name, variable, value, strings.ReplaceAll(x.Usage, "|", `\|`))
+		fmt.Fprintf(&b, "| `--%s` | `%s` | %s | %s |\n", x.Name, variable, value,
+			strings.ReplaceAll(x.Usage, "|", `\|`))
 	})
 	return b.String()
 }

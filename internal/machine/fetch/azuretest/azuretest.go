@@ -86,7 +86,8 @@ func (s *Server) Skew(by time.Duration) {
 
 // Input is an input from the server.
 func (s *Server) Input(key, to, secret string) spec.Input {
-	return spec.Input{From: "azblob://" + s.Account + "/" + s.Container + "/" + key, To: to, Endpoint: s.URL, Secret: secret}
+	return spec.Input{From: "azblob://" + s.Account + "/" + s.Container + "/" + key, To: to, Endpoint: s.URL,
+		Secret: secret}
 }
 
 // ServeHTTP answers one request.
@@ -124,7 +125,8 @@ func refuse(w http.ResponseWriter, status int, code string) {
 func (s *Server) list(w http.ResponseWriter, container string, query url.Values) {
 	var names []string
 	for at := range s.blobs {
-		if name, in := strings.CutPrefix(at, container+"/"); in && strings.HasPrefix(name, query.Get("prefix")) && name >= query.Get("marker") {
+		if name, in := strings.CutPrefix(at, container+"/"); in && strings.HasPrefix(name, query.Get("prefix")) &&
+			name >= query.Get("marker") {
 			names = append(names, name)
 		}
 	}

@@ -24,7 +24,8 @@ func (s *Server) sign(text string) string {
 // SAS is a token for the container, with permissions such as "rl", that is good
 // for as long.
 func (s *Server) SAS(permissions string, good time.Duration) spec.Sensitive {
-	q := url.Values{"sp": {permissions}, "se": {time.Now().Add(good).UTC().Format(time.RFC3339)}, "sv": {"2022-11-02"}, "sr": {"c"}, "spr": {"https,http"}}
+	q := url.Values{"sp": {permissions}, "se": {time.Now().Add(good).UTC().Format(time.RFC3339)},
+		"sv": {"2022-11-02"}, "sr": {"c"}, "spr": {"https,http"}}
 	q.Set("sig", s.sign(s.tokenText(q, s.Container)))
 	return spec.Sensitive("?" + q.Encode() + "\n")
 }
@@ -32,7 +33,8 @@ func (s *Server) SAS(permissions string, good time.Duration) spec.Sensitive {
 // tokenText returns the signed part of a token for a container.
 func (s *Server) tokenText(q url.Values, container string) string {
 	parts := []string{q.Get("sp"), q.Get("st"), q.Get("se"), "/blob/" + s.Account + "/" + container}
-	for _, name := range []string{"si", "sip", "spr", "sv", "sr", "snapshot", "ses", "rscc", "rscd", "rsce", "rscl", "rsct"} {
+	for _, name := range []string{"si", "sip", "spr", "sv", "sr", "snapshot", "ses", "rscc", "rscd", "rsce",
+		"rscl", "rsct"} {
 		parts = append(parts, q.Get(name))
 	}
 	return strings.Join(parts, "\n")
@@ -50,7 +52,8 @@ func (s *Server) refuses(r *http.Request, container string, list bool) (status i
 			needs = "l"
 		}
 		until, err := time.Parse(time.RFC3339, q.Get("se"))
-		if err != nil || s.now().After(until) || !hmac.Equal([]byte(q.Get("sig")), []byte(s.sign(s.tokenText(q, container)))) {
+		if err != nil || s.now().After(until) ||
+			!hmac.Equal([]byte(q.Get("sig")), []byte(s.sign(s.tokenText(q, container)))) {
 			return http.StatusForbidden, "AuthenticationFailed"
 		}
 		if !strings.Contains(q.Get("sp"), needs) {
@@ -73,7 +76,8 @@ func (s *Server) refusesKey(r *http.Request) (status int, code string) {
 	}
 	var text strings.Builder
 	text.WriteString(r.Method + "\n")
-	for _, name := range []string{"Content-Encoding", "Content-Language", "Content-Length", "Content-MD5", "Content-Type", "Date", "If-Modified-Since", "If-Match", "If-None-Match", "If-Unmodified-Since", "Range"} {
+	for _, name := range []string{"Content-Encoding", "Content-Language", "Content-Length", "Content-MD5",
+		"Content-Type", "Date", "If-Modified-Since", "If-Match", "If-None-Match", "If-Unmodified-Since", "Range"} {
 		text.WriteString(r.Header.Get(name) + "\n")
 	}
 	var headers []string

@@ -98,7 +98,8 @@ func (a *Account) give(w http.ResponseWriter, r *http.Request) {
 	if a.spoils != nil && a.spoils(w) {
 		return
 	}
-	if r.Method != http.MethodPost || r.FormValue("grant_type") != "urn:ietf:params:oauth:grant-type:jwt-bearer" || !a.signed(r.FormValue("assertion")) {
+	if r.Method != http.MethodPost || r.FormValue("grant_type") != "urn:ietf:params:oauth:grant-type:jwt-bearer" ||
+		!a.signed(r.FormValue("assertion")) {
 		w.WriteHeader(http.StatusBadRequest)
 		_, _ = io.WriteString(w, `{"error": "invalid_grant", "error_description": "canary"}`)
 		return
@@ -130,8 +131,10 @@ func (a *Account) signed(assertion string) bool {
 		Iat, Exp        int64
 	}
 	now := time.Now().Unix()
-	if json.Unmarshal(raw[0], &header) != nil || header.Alg != "RS256" || header.Kid != keyID || json.Unmarshal(raw[1], &claims) != nil ||
-		claims.Iss != email || claims.Aud != a.at || claims.Scope != "https://www.googleapis.com/auth/devstorage.read_only" ||
+	if json.Unmarshal(raw[0], &header) != nil || header.Alg != "RS256" || header.Kid != keyID ||
+		json.Unmarshal(raw[1], &claims) != nil ||
+		claims.Iss != email || claims.Aud != a.at ||
+		claims.Scope != "https://www.googleapis.com/auth/devstorage.read_only" ||
 		claims.Iat > now+60 || claims.Exp < now || claims.Exp > claims.Iat+3600 {
 		return false
 	}

@@ -37,7 +37,8 @@ func Start(t testing.TB) *Server {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cmd.Args = append(cmd.Args, "-scheme", "http", "-host", host, "-port", port, "-backend", "memory", "-log-level", "error")
+		cmd.Args = append(cmd.Args, "-scheme", "http", "-host", host, "-port", port, "-backend",
+			"memory", "-log-level", "error")
 	})
 	s.post("/storage/v1/b", "application/json", `{"name": "`+s.Bucket+`"}`)
 	to, err := url.Parse(s.behind)
@@ -52,7 +53,8 @@ func Start(t testing.TB) *Server {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusUnauthorized)
-		_, _ = io.WriteString(w, `{"error": {"code": 401, "message": "canary", "errors": [{"reason": "required", "message": "canary"}]}}`)
+		_, _ = io.WriteString(w,
+			`{"error": {"code": 401, "message": "canary", "errors": [{"reason": "required", "message": "canary"}]}}`)
 	}))
 	t.Cleanup(front.Close)
 	s.URL = front.URL
@@ -62,7 +64,8 @@ func Start(t testing.TB) *Server {
 // Put stores an object.
 func (s *Server) Put(key, content string) {
 	s.t.Helper()
-	s.post("/upload/storage/v1/b/"+s.Bucket+"/o?uploadType=media&name="+url.QueryEscape(key), "application/octet-stream", content)
+	s.post("/upload/storage/v1/b/"+s.Bucket+"/o?uploadType=media&name="+url.QueryEscape(key),
+		"application/octet-stream", content)
 }
 
 // PutGzip stores an object with the content encoding gzip.

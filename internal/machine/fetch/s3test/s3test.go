@@ -39,7 +39,8 @@ func Start(t testing.TB) *Server {
 	}
 	s := &Server{t: t, Bucket: "bucket", Login: keyID + ":" + secretKey}
 	s.URL = "http://" + toolserver.Start(t, "versitygw", func(cmd *exec.Cmd, address string) {
-		cmd.Args = append(cmd.Args, "--quiet", "--port", address, "posix", "--sidecar", filepath.Join(dir, "meta"), filepath.Join(dir, "data"))
+		cmd.Args = append(cmd.Args, "--quiet", "--port", address, "posix", "--sidecar", filepath.Join(dir, "meta"),
+			filepath.Join(dir, "data"))
 		cmd.Env = []string{"ROOT_ACCESS_KEY=" + keyID, "ROOT_SECRET_KEY=" + secretKey}
 	})
 	s.client = s3.New(s3.Options{
@@ -57,7 +58,8 @@ func Start(t testing.TB) *Server {
 // Put stores an object.
 func (s *Server) Put(key, content string) {
 	s.t.Helper()
-	if _, err := s.client.PutObject(s.t.Context(), &s3.PutObjectInput{Bucket: &s.Bucket, Key: &key, Body: strings.NewReader(content)}); err != nil {
+	if _, err := s.client.PutObject(s.t.Context(),
+		&s3.PutObjectInput{Bucket: &s.Bucket, Key: &key, Body: strings.NewReader(content)}); err != nil {
 		s.t.Fatal(err)
 	}
 }
