@@ -32,6 +32,11 @@ type Temporal interface {
 // Repeats of failed calls: a tenth of the successful calls, ten at once, and one per
 // second even while no call succeeds.
 const (
+	// knee is how many times its latency with few calls Temporal may take. With more calls
+	// in flight it starts no more workflows a second, and a tenant's only job waits for
+	// all of them. Latencies vary: a factor of 2 cost throughput on crowded hosts.
+	knee = 3
+
 	repeatShare = 0.1
 	repeatBurst = 10
 	repeatEvery = time.Second
@@ -49,7 +54,7 @@ type Calls struct {
 func newCalls(t Temporal) *Calls {
 	c := &Calls{
 		temporal: t,
-		limiter:  overload.New(overload.Options{Name: "temporal", Max: inFlight, Overloaded: isOverload}),
+		limiter:  overload.New(overload.Options{Name: "temporal", Max: inFlight, Knee: knee, Overloaded: isOverload}),
 		repeats:  overload.NewBudget(repeatShare, repeatBurst, repeatEvery),
 	}
 	c.health.up = make(chan struct{}, 1)
@@ -67,7 +72,16 @@ func (c *Calls) Repeats() *overload.Budget { return c.repeats }
 // records whether Temporal answered. An error of f that is an answer, such as a
 // canceled activity, must not be returned by f unless it is a service error.
 func (c *Calls) Call(ctx context.Context, class overload.Class, f func(ctx context.Context) error) error {
-	return c.limiter.Do(ctx, class, func(within context.Context) error {
+	p, err := c.limiter.Acquire(ctx, class)
+	if err != nil {
+		return err
+	}
+	return c.call(ctx, p, f)
+}
+
+// call is Call with a permit that the caller has acquired, and ends the permit.
+func (c *Calls) call(ctx context.Context, p *overload.Permit, f func(ctx context.Context) error) error {
+	return p.Do(ctx, func(within context.Context) error {
 		err := f(within)
 		c.note(ctx, err)
 		return err

@@ -54,13 +54,12 @@ func (d *Dispatcher) Open(ctx context.Context, each func(berth.JobID)) error {
 // own state and not from visibility: open, completed, or neither. Neither means that
 // there is none, or that it failed or was terminated.
 func (d *Dispatcher) Describe(ctx context.Context, id berth.JobID) (open, completed bool, err error) {
-	return d.describe(ctx, overload.Sweep, id)
+	return d.describe(ctx, d.under(overload.Sweep), id)
 }
 
-func (d *Dispatcher) describe(ctx context.Context, class overload.Class,
-	id berth.JobID) (open, completed bool, err error) {
+func (d *Dispatcher) describe(ctx context.Context, do caller, id berth.JobID) (open, completed bool, err error) {
 	var x *workflowservice.DescribeWorkflowExecutionResponse
-	err = d.Call(ctx, class, func(ctx context.Context) (err error) {
+	err = do(ctx, func(ctx context.Context) (err error) {
 		x, err = d.temporal.DescribeWorkflowExecution(ctx, berth.JobWorkflowID(id), "")
 		return err
 	})
@@ -90,7 +89,7 @@ func (d *Dispatcher) Start(ctx context.Context, id berth.JobID, again bool) erro
 	if again {
 		policy = enumspb.WORKFLOW_ID_REUSE_POLICY_ALLOW_DUPLICATE
 	}
-	started, err := d.start(ctx, overload.Sweep, rows[0], policy)
+	started, err := d.start(ctx, d.under(overload.Sweep), rows[0], policy)
 	if started {
 		d.log.Info("workflow started anew", "job_id", id)
 	}

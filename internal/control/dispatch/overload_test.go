@@ -25,19 +25,24 @@ type memory struct {
 	hub      db.Hub
 	mu       sync.Mutex
 	rows     map[berth.JobID]time.Time // submitted, and since when
+	tenants  map[berth.JobID]berth.TenantID
 	pressure db.Pressure
 }
 
-func newMemory() *memory { return &memory{rows: map[berth.JobID]time.Time{}} }
+func newMemory() *memory {
+	return &memory{rows: map[berth.JobID]time.Time{}, tenants: map[berth.JobID]berth.TenantID{}}
+}
 
 func (m *memory) Hub() *db.Hub { return &m.hub }
 
-func (m *memory) submit(n int) (ids []berth.JobID) {
+func (m *memory) submit(n int) (ids []berth.JobID) { return m.submitOf("default", n) }
+
+func (m *memory) submitOf(tenant berth.TenantID, n int) (ids []berth.JobID) {
 	m.mu.Lock()
 	keys := make([]string, n)
 	for i := range n {
 		id := berth.NewJobID(time.Now())
-		m.rows[id], keys[i] = time.Now(), string(id)
+		m.rows[id], m.tenants[id], keys[i] = time.Now(), tenant, string(id)
 		ids = append(ids, id)
 	}
 	m.mu.Unlock()
@@ -51,6 +56,13 @@ func (m *memory) started(id string) {
 	defer m.mu.Unlock()
 	job, _ := berth.JobOfWorkflow(id)
 	delete(m.rows, job)
+}
+
+func (m *memory) waits(id berth.JobID) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, waits := m.rows[id]
+	return waits
 }
 
 func (m *memory) left() int {
@@ -70,7 +82,7 @@ func (m *memory) list(keep func(id berth.JobID, since time.Time) bool, limit int
 	defer m.mu.Unlock()
 	for id, since := range m.rows {
 		if keep(id, since) {
-			list = append(list, db.Dispatch{Job: id, Tenant: "default", Kind: "job", Name: "x"})
+			list = append(list, db.Dispatch{Job: id, Tenant: m.tenants[id], Kind: "job", Name: "x"})
 		}
 	}
 	slices.SortFunc(list, func(a, b db.Dispatch) int { return m.rows[a.Job].Compare(m.rows[b.Job]) })
@@ -321,6 +333,31 @@ func TestAFloodDoesNotFellTheServer(t *testing.T) {
 				}
 			}
 		})
+	})
+}
+
+// A tenant's only job waits neither for the jobs of a tenant that floods the server nor
+// for the calls that this tenant's jobs wait for.
+func TestATenantsOnlyJobStartsSoonDuringAFlood(t *testing.T) {
+	t.Parallel()
+	c := newCrowd(50, 8)
+	simulate(t, c, func(t *testing.T, m *memory, _ *dispatch.Dispatcher) {
+		m.submit(1500)
+		time.Sleep(10 * time.Second)
+		for range 10 {
+			id := m.submitOf("small", 1)[0]
+			began := time.Now()
+			for m.waits(id) {
+				time.Sleep(10 * time.Millisecond)
+			}
+			if took := time.Since(began); took > time.Second {
+				t.Errorf("the job was started after %s", took)
+			}
+			time.Sleep(500 * time.Millisecond)
+		}
+		if m.left() == 0 {
+			t.Error("no flood was left to wait for")
+		}
 	})
 }
 

@@ -12,13 +12,17 @@ import (
 const waitingStarts = sweepBatch
 
 // startQueue holds jobs whose workflows are to be started. It hands out one job of each
-// tenant in turn, so that a tenant with a long backlog delays only its own jobs. All
-// methods may be called concurrently.
+// tenant in turn, so that a tenant with a long backlog delays only its own jobs. A
+// caller reserves a job before it waits for room at Temporal, and takes one only when
+// it has room: the turns are those of that moment. All methods may be called
+// concurrently.
 type startQueue struct {
-	mu      sync.Mutex
-	tenants map[berth.TenantID][]start // those with jobs, the oldest first
-	turns   []berth.TenantID           // the same tenants, in the order of their turns
-	ready   chan struct{}              // has a value if a job may wait
+	mu       sync.Mutex
+	tenants  map[berth.TenantID][]start // those with jobs, the oldest first
+	turns    []berth.TenantID           // the same tenants, in the order of their turns
+	queued   int                        // jobs of all tenants
+	reserved int                        // callers that will take one; at most queued
+	ready    chan struct{}              // has a value if a job may be free to reserve
 }
 
 func newStartQueue() *startQueue {
@@ -37,44 +41,64 @@ func (q *startQueue) push(s start) bool {
 		q.turns = append(q.turns, s.Tenant)
 	}
 	q.tenants[s.Tenant] = append(waiting, s)
+	q.queued++
 	q.signal()
 	return true
 }
 
-// next waits for a job and removes it. It returns false when the context ends.
-func (q *startQueue) next(ctx context.Context) (start, bool) {
+// reserve waits until there is a job for the caller, who then calls take or unreserve,
+// once. It returns false when the context ends.
+func (q *startQueue) reserve(ctx context.Context) bool {
 	for {
 		select {
 		case <-ctx.Done():
-			return start{}, false
+			return false
 		case <-q.ready:
 		}
-		if s, ok := q.pop(); ok {
-			return s, true
+		if q.tryReserve() {
+			return true
 		}
 	}
 }
 
-func (q *startQueue) pop() (s start, ok bool) {
+func (q *startQueue) tryReserve() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.turns) == 0 {
-		return start{}, false
+	if q.reserved == q.queued {
+		return false
 	}
+	q.reserved++
+	if q.reserved < q.queued {
+		q.signal() // another caller reserves the next job
+	}
+	return true
+}
+
+// unreserve leaves the reserved job to another caller.
+func (q *startQueue) unreserve() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.reserved--
+	q.signal()
+}
+
+// take removes the job whose turn it is. The caller has reserved one.
+func (q *startQueue) take() start {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	tenant := q.turns[0]
 	q.turns = q.turns[1:]
 	waiting := q.tenants[tenant]
-	s, waiting = waiting[0], waiting[1:]
+	s, waiting := waiting[0], waiting[1:]
 	if len(waiting) > 0 {
 		q.tenants[tenant] = waiting
 		q.turns = append(q.turns, tenant)
 	} else {
 		delete(q.tenants, tenant)
 	}
-	if len(q.turns) > 0 {
-		q.signal() // another goroutine takes the next job
-	}
-	return s, true
+	q.queued--
+	q.reserved--
+	return s
 }
 
 func (q *startQueue) signal() {

@@ -28,19 +28,18 @@ func TestTenantsStartInTurn(t *testing.T) {
 	}
 	var got []berth.JobID
 	for range 6 {
-		s, ok := q.next(t.Context())
-		if !ok {
+		if !q.reserve(t.Context()) {
 			t.Fatal("the queue ended")
 		}
-		got = append(got, s.Job)
+		got = append(got, q.take().Job)
 	}
 	if want := []berth.JobID{"b1", "s1", "o1", "b2", "o2", "b3"}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if s, ok := q.next(ctx); ok {
-		t.Errorf("an empty queue has %v", s)
+	if q.reserve(ctx) {
+		t.Error("an empty queue has a job")
 	}
 }
 
@@ -71,11 +70,15 @@ func TestEachQueuedStartIsHandedOutOnce(t *testing.T) {
 	pushed.Add(jobs)
 	for range takers {
 		all.Go(func() {
-			for {
-				s, ok := q.next(ctx)
-				if !ok {
+			for i := 0; ; {
+				if !q.reserve(ctx) {
 					return
 				}
+				if i++; i%3 == 0 { // now and then there is no room after all
+					q.unreserve()
+					continue
+				}
+				s := q.take()
 				mu.Lock()
 				seen[s.Job]++
 				mu.Unlock()

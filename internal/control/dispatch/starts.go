@@ -118,22 +118,45 @@ func (d *Dispatcher) queue(rows []db.Dispatch) {
 	}
 }
 
+// sendStarts starts workflows, one after another. It takes a job only when Temporal has
+// room for its start: a job that waited for room in here would be out of turn, and a
+// tenant's only job would wait for every start that came before.
 func (d *Dispatcher) sendStarts(ctx context.Context) {
-	for {
-		s, ok := d.starts.next(ctx)
-		if !ok {
-			return
+	for d.starts.reserve(ctx) {
+		p, err := d.turn(ctx)
+		if err != nil {
+			d.starts.unreserve()
+			continue // the context has ended, or there was no room for long
 		}
-		d.startQueued(ctx, s)
+		d.startQueued(ctx, p, d.starts.take())
 	}
 }
 
-// startQueued starts the workflow of a job when it is its turn, and remembers
-// how that went. A repeat asks its budget before it takes a turn: a turn that a
-// refused repeat used up would be missing for first starts.
-func (d *Dispatcher) startQueued(ctx context.Context, s start) {
+// turn returns a permit for one start, as soon as ended jobs, the operator and the limit
+// of calls to Temporal let one begin.
+func (d *Dispatcher) turn(ctx context.Context) (*overload.Permit, error) {
+	if err := d.gate.Starts.Wait(ctx); err != nil {
+		return nil, err
+	}
+	err := d.pace.Wait(ctx)
+	if err == nil {
+		var p *overload.Permit
+		if p, err = d.limiter.AcquireSlow(ctx, overload.Start); err == nil {
+			return p, nil
+		}
+	}
+	d.gate.Starts.Return(1)
+	return nil, err
+}
+
+// startQueued starts the workflow of a job whose turn it is, with the permit of the
+// turn, and remembers how that went. The turn of a repeat that the budget refuses goes
+// to another job.
+func (d *Dispatcher) startQueued(ctx context.Context, p *overload.Permit, s start) {
 	repeat := d.marks.hasFailed(s.Job)
 	if repeat && !d.repeats.Repeat() {
+		p.Drop()
+		d.gate.Starts.Return(1)
 		d.marks.postpone(s.Job)
 		return
 	}
@@ -142,14 +165,10 @@ func (d *Dispatcher) startQueued(ctx context.Context, s start) {
 			d.repeats.Refund()
 		}
 	}
-	if err := d.turn(ctx); err != nil {
-		refund()
-		d.marks.unclaim(s.Job)
-		return
-	}
 	if time.Since(s.since) > stale {
 		rows, err := d.db.Submitted(overload.As(ctx, overload.Start), []berth.JobID{s.Job})
 		if err == nil && len(rows) == 0 { // another process started it, or it was canceled
+			p.Drop()
 			refund()
 			d.gate.Starts.Return(1)
 			d.marks.succeed(s.Job)
@@ -157,12 +176,13 @@ func (d *Dispatcher) startQueued(ctx context.Context, s start) {
 		}
 	}
 	if !d.health.isUp() {
+		p.Drop()
 		refund()
 		d.gate.Starts.Return(1)
 		d.marks.unclaim(s.Job) // the sweep finds it when Temporal answers again
 		return
 	}
-	err := d.startOrFind(ctx, s.Dispatch, repeat)
+	err := d.startOrFind(ctx, p, s.Dispatch, repeat)
 	switch {
 	case err == nil:
 		d.marks.succeed(s.Job)
@@ -180,37 +200,47 @@ func (d *Dispatcher) startQueued(ctx context.Context, s start) {
 	}
 }
 
-// turn returns when a job may be started, as far as ended ones and the operator
-// let it; the limit of calls comes after that.
-func (d *Dispatcher) turn(ctx context.Context) error {
-	if err := d.gate.Starts.Wait(ctx); err != nil {
-		return err
-	}
-	return d.pace.Wait(ctx)
-}
+// caller makes a call to Temporal, under the limit of calls.
+type caller func(ctx context.Context, f func(ctx context.Context) error) error
 
 // startOrFind starts the workflow of a job. A repeat first looks whether the
 // call before it came through: a look costs Temporal less than a start that is
-// refused.
-func (d *Dispatcher) startOrFind(ctx context.Context, row db.Dispatch, repeat bool) error {
+// refused. The first call uses the permit and ends it.
+func (d *Dispatcher) startOrFind(ctx context.Context, p *overload.Permit, row db.Dispatch, repeat bool) error {
+	used := false
+	do := func(ctx context.Context, f func(context.Context) error) error {
+		used = true
+		return d.call(ctx, p, f)
+	}
+	defer func() {
+		if !used {
+			p.Drop()
+		}
+	}()
 	if repeat {
-		open, completed, err := d.describe(ctx, overload.Start, row.Job)
+		open, completed, err := d.describe(ctx, do, row.Job)
 		if err != nil || open || completed {
 			return err
 		}
+		do = d.under(overload.Start)
 	}
-	_, err := d.start(ctx, overload.Start, row, enumspb.WORKFLOW_ID_REUSE_POLICY_ALLOW_DUPLICATE_FAILED_ONLY)
+	_, err := d.start(ctx, do, row, enumspb.WORKFLOW_ID_REUSE_POLICY_ALLOW_DUPLICATE_FAILED_ONLY)
 	return err
+}
+
+// under returns a caller whose calls wait for their turn in a class.
+func (d *Dispatcher) under(class overload.Class) caller {
+	return func(ctx context.Context, f func(context.Context) error) error { return d.Call(ctx, class, f) }
 }
 
 // start starts the workflow of a job. It returns false if there is one already,
 // open, or closed in a way that the policy does not let be repeated.
-func (d *Dispatcher) start(ctx context.Context, class overload.Class, row db.Dispatch,
+func (d *Dispatcher) start(ctx context.Context, do caller, row db.Dispatch,
 	policy enumspb.WorkflowIdReusePolicy) (started bool, err error) {
 	if err := failpoint.Hit("dispatch.start.before"); err != nil {
 		return false, err
 	}
-	err = d.Call(ctx, class, func(ctx context.Context) error {
+	err = do(ctx, func(ctx context.Context) error {
 		_, err := d.temporal.ExecuteWorkflow(ctx, client.StartWorkflowOptions{
 			ID:                                       berth.JobWorkflowID(row.Job),
 			TaskQueue:                                berth.QueueControl,

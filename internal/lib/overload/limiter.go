@@ -26,6 +26,12 @@ type Options struct {
 	// dependency that is far away, three times its least latency counts instead, up to 1.5 s.
 	Tolerance time.Duration
 
+	// Knee lowers the tolerance to this multiple of the recent latency of calls that
+	// were nearly alone, though not below 150 ms. Beyond the concurrency at which a
+	// dependency is busy, more calls in flight only wait for each other: throughput
+	// stays and latency grows. 0: Tolerance alone counts.
+	Knee float64
+
 	// Queue is the number of calls of each class that may wait: 4096. QueueFor is
 	// the longest wait of a call, even with a longer context; 0: as long as its
 	// context lives.
@@ -48,9 +54,15 @@ const (
 	oneInLowest  = 16  // every so many permits, the least urgent class that waits is served
 	farAway      = 3   // times the least latency is tolerable,
 	farMost      = 1500 * time.Millisecond
-	leastKept    = 5 * time.Minute  // the least latency is that of the present and the last such period
-	calmAfter    = 2 * time.Second  // of rest without a bad sign, until a low limit rises by itself,
-	calmDown     = 10 * time.Second // and until a high one falls,
+	nearlyAlone  = 4                      // calls in flight up to which latency measures the dependency itself
+	kneeLeast    = 150 * time.Millisecond // a shorter latency binds nothing: it is noise
+	kneePart     = 10                     // a new latency counts a tenth
+	aloneKept    = 30 * time.Second       // that latency is measured again after this time under load,
+	aloneCalls   = 8                      // by so many calls,
+	aloneFor     = 3 * time.Second        // within this time at most
+	leastKept    = 5 * time.Minute        // the least latency is that of the present and the last such period
+	calmAfter    = 2 * time.Second        // of rest without a bad sign, until a low limit rises by itself,
+	calmDown     = 10 * time.Second       // and until a high one falls,
 	calmStep     = 500 * time.Millisecond
 	calmFactor   = 1.5 // by this factor each calmStep
 	patience     = 10  // deadlines are so many times the recent latency
@@ -75,10 +87,18 @@ type Limiter struct {
 	boundAt  time.Time     // when the limit was last near to binding
 	calmedAt time.Time     // up to when rest has been credited
 	typical  time.Duration // recent latency, quick to rise and slow to fall
-	least    [2]time.Duration
-	leastAt  time.Time
-	rejected [classes]int64
-	calls    [classes]int64
+
+	// Of Options.Knee: the recent latency of calls that were nearly alone, 0 if unknown,
+	// when the last such call ended, and until when only so few calls may begin.
+	alone      time.Duration
+	aloneAt    time.Time
+	aloneUntil time.Time
+	aloneLeft  int // calls that are still to be measured
+	aloneSeen  int // calls in the mean, at most kneePart
+	least      [2]time.Duration
+	leastAt    time.Time
+	rejected   [classes]int64
+	calls      [classes]int64
 }
 
 // New returns a Limiter.
@@ -134,7 +154,8 @@ func (l *Limiter) Acquire(ctx context.Context, class Class) (*Permit, error) {
 }
 
 // AcquireSlow is Acquire for a call whose latency says nothing, such as a long
-// list: only its error counts.
+// list: only its error counts. It also suits a caller that prepares its call before
+// Permit.Do, where latency counts again.
 func (l *Limiter) AcquireSlow(ctx context.Context, class Class) (*Permit, error) {
 	return l.acquire(ctx, class, true)
 }
@@ -196,15 +217,30 @@ func (l *Limiter) Do(ctx context.Context, class Class, call func(ctx context.Con
 	if err != nil {
 		return err
 	}
+	return p.Do(ctx, call)
+}
+
+// Do makes the call that the permit allows, under the limiter's deadline, and ends the
+// permit. The time since Acquire does not count as latency of the dependency.
+func (p *Permit) Do(ctx context.Context, call func(ctx context.Context) error) error {
+	p.l.begin(p)
 	end := p.Drop // also after a panic of the call: its permit must not stay taken
 	defer func() { end() }()
-	within, cancel := context.WithTimeout(ctx, l.Deadline())
+	within, cancel := context.WithTimeout(ctx, p.l.Deadline())
 	defer cancel()
-	err = call(within)
+	err := call(within)
 	if ctx.Err() == nil {
 		end = func() { p.Done(err) }
 	}
 	return err
+}
+
+// begin starts the clock of a permit's call, whose latency counts from now on.
+func (l *Limiter) begin(p *Permit) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p.began, p.slow = time.Now(), false
+	l.flying.MoveToBack(p.element) // the list is ordered by the begin of the calls
 }
 
 // Done ends a call and reports its error, nil for success.
@@ -259,6 +295,7 @@ func (l *Limiter) shrink(p *Permit, factor float64, now time.Time) {
 // sign, downwards after a longer rest, so that a later burst starts carefully. A
 // binding limit grows by good calls alone.
 func (l *Limiter) calm(now time.Time) {
+	l.measureAlone(now)
 	if e := l.flying.Front(); e != nil {
 		if p := e.Value.(*Permit); now.Sub(p.began) > l.tolerance() && !p.slow {
 			l.shrink(p, shrinkSlow, now)
@@ -286,6 +323,19 @@ func (l *Limiter) calm(now time.Time) {
 	}
 }
 
+// measureAlone has few calls in flight for a moment if the latency of calls nearly alone
+// is unknown, or was measured long ago, while the limit binds.
+func (l *Limiter) measureAlone(now time.Time) {
+	if l.opts.Knee == 0 || l.isMeasuring(now) || l.flying.Len() <= nearlyAlone || now.Sub(l.aloneAt) < aloneKept {
+		return
+	}
+	l.aloneUntil, l.aloneLeft = now.Add(aloneFor), aloneCalls
+	l.aloneSeen = 0 // what was is outdated
+	l.aloneAt = now // also where long calls leave no room for a measurement
+}
+
+func (l *Limiter) isMeasuring(now time.Time) bool { return l.aloneLeft > 0 && now.Before(l.aloneUntil) }
+
 // learn keeps the recent latency, and the least one of calls that were nearly
 // alone.
 func (l *Limiter) learn(p *Permit, took time.Duration, failed bool, now time.Time) {
@@ -294,6 +344,11 @@ func (l *Limiter) learn(p *Permit, took time.Duration, failed bool, now time.Tim
 		part = 4
 	}
 	l.typical += (took - l.typical) / part
+	if crowd := max(p.crowd, l.flying.Len()); !failed && crowd <= nearlyAlone {
+		l.aloneSeen = min(l.aloneSeen+1, kneePart)
+		l.alone += (took - l.alone) / time.Duration(l.aloneSeen)
+		l.aloneAt, l.aloneLeft = now, l.aloneLeft-1
+	}
 	if failed || max(p.crowd, l.flying.Len()) > l.opts.Min {
 		return // a refusal may be very quick, and among many calls it is not distance that is measured
 	}
@@ -303,7 +358,9 @@ func (l *Limiter) learn(p *Permit, took time.Duration, failed bool, now time.Tim
 	l.least[0] = min(l.least[0], took)
 }
 
-// tolerance is the latency above which the dependency counts as overloaded.
+// tolerance is the latency above which the dependency counts as overloaded. A limit
+// that has become too low for the present conditions corrects itself: its calls are
+// nearly alone, and their latency raises the tolerance.
 func (l *Limiter) tolerance() time.Duration {
 	least := time.Duration(0)
 	for _, x := range l.least {
@@ -311,7 +368,11 @@ func (l *Limiter) tolerance() time.Duration {
 			least = x
 		}
 	}
-	return max(l.opts.Tolerance, min(farAway*least, farMost))
+	most := max(l.opts.Tolerance, min(farAway*least, farMost))
+	if l.opts.Knee == 0 || l.alone == 0 {
+		return most
+	}
+	return min(most, max(kneeLeast, time.Duration(l.opts.Knee*float64(l.alone))))
 }
 
 // Deadline is how long a call may take: longer where the dependency is slow and
@@ -322,7 +383,13 @@ func (l *Limiter) Deadline() time.Duration {
 	return min(l.opts.Most, max(l.opts.Least, patience*l.typical))
 }
 
-func (l *Limiter) hasRoom() bool { return l.flying.Len() < int(l.limit) }
+func (l *Limiter) hasRoom() bool {
+	most := int(l.limit)
+	if l.aloneLeft > 0 && l.isMeasuring(time.Now()) {
+		most = min(most, nearlyAlone)
+	}
+	return l.flying.Len() < most
+}
 
 // permit counts a call as in flight; l.mu is held.
 func (l *Limiter) permit(class Class, slow bool) *Permit {

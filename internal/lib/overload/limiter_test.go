@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -106,6 +107,58 @@ func TestLatencyThatDistanceExplainsDoesNotShrinkTheLimit(t *testing.T) {
 		load(t, l, 64, 30*time.Second, 450*time.Millisecond, nil)
 		if s := l.Stats(); s.Limit != 32 || s.Tolerance != 1350*time.Millisecond {
 			t.Errorf("limit is %d and tolerance %s for a server 450 ms away", s.Limit, s.Tolerance)
+		}
+	})
+}
+
+// server serves so many calls at once; others wait. took changes with other load.
+type server struct {
+	slots chan struct{}
+	took  atomic.Int64
+}
+
+// TestTheKneeKeepsThroughputAndLatency loads a server with more callers than it can
+// serve at once: calls wait in the limiter's queue by class, not at the server.
+func TestTheKneeKeepsThroughputAndLatency(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := overload.New(overload.Options{Knee: 2})
+		s := &server{slots: make(chan struct{}, 4)}
+		measure := func(took time.Duration) (perSecond float64, latency time.Duration) {
+			s.took.Store(int64(took))
+			const adapts, lasts = 35 * time.Second, 40 * time.Second
+			from := time.Now().Add(adapts)
+			until := from.Add(lasts)
+			var all sync.WaitGroup
+			var calls, sum atomic.Int64
+			for range 64 {
+				all.Go(func() {
+					for time.Now().Before(until) {
+						_ = l.Do(t.Context(), overload.Start, func(context.Context) error {
+							began := time.Now()
+							s.slots <- struct{}{}
+							time.Sleep(time.Duration(s.took.Load()))
+							<-s.slots
+							if began.After(from) {
+								calls.Add(1)
+								sum.Add(int64(time.Since(began)))
+							}
+							return nil
+						})
+					}
+				})
+			}
+			all.Wait()
+			return float64(calls.Load()) / lasts.Seconds(), time.Duration(sum.Load() / calls.Load())
+		}
+		for _, took := range []time.Duration{100 * time.Millisecond, 300 * time.Millisecond, 100 * time.Millisecond} {
+			perSecond, latency := measure(took)
+			if most := 4 / took.Seconds(); perSecond < 0.85*most {
+				t.Errorf("calls of %s: %.1f of %.1f possible calls a second", took, perSecond, most)
+			}
+			if latency > 5*took/2 {
+				t.Errorf("calls of %s took %s at the server", took, latency)
+			}
 		}
 	})
 }
