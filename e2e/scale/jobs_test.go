@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -187,8 +188,34 @@ func (c *cell) wantSucceeded(name string, n int) {
 // were submitted in a span of time, by the database's clock.
 func (c *cell) waits(name string, from, to time.Time) []time.Duration {
 	c.t.Helper()
+	return c.hop(name, "submitted_at", "started_at", from, to)
+}
+
+// hops are the parts of the time from submit to start: the columns of the job row
+// between which each lies.
+var hops = []struct{ name, from, to string }{
+	{"workflow", "submitted_at", "queued_at"}, // until its first step queued the job
+	{"placement", "queued_at", "scheduled_at"},
+	{"machine", "scheduled_at", "started_at"},
+}
+
+// hopsText describes the p50 and p99 of each hop of the started jobs of this name.
+func (c *cell) hopsText(name string, from, to time.Time) string {
+	c.t.Helper()
+	var parts []string
+	for _, h := range hops {
+		took := c.hop(name, h.from, h.to, from, to)
+		parts = append(parts, fmt.Sprintf("%s %.0f, %.0f", h.name, rig.MS(rig.Quantile(took, 0.5)),
+			rig.MS(rig.Quantile(took, 0.99))))
+	}
+	return strings.Join(parts, "; ") + " ms (p50, p99)"
+}
+
+// hop returns the times between two columns of the rows of started jobs.
+func (c *cell) hop(name, column, until string, from, to time.Time) []time.Duration {
+	c.t.Helper()
 	rows, err := c.DB.Query(c.t.Context(), `
-		SELECT extract(epoch FROM started_at - submitted_at)::float8
+		SELECT extract(epoch FROM `+until+` - `+column+`)::float8
 		FROM jobs
 		WHERE name = $1 AND submitted_at >= $2 AND submitted_at < $3 AND started_at IS NOT NULL`, name, from, to)
 	if err != nil {
