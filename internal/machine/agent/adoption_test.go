@@ -21,7 +21,7 @@ func TestRestartedAgentAdopts(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
-	running := s.submit(nil, "do", "lines 300 2ms", "trap-term 5") // it runs until it is told to end
+	running := s.submit(nil, "do", "lines 300 2ms", "trap-term 5") // it runs until it is stopped
 	req, w := m.run(running)
 	s.until("some of the log is stored", func() bool { return len(s.log(running, 1)) > 20 })
 	before, err := m.container(req)
@@ -100,8 +100,8 @@ func TestContainerThatEndedWhileNobodyLookedIsReported(t *testing.T) {
 	m.cleared(req)
 }
 
-// No waiter is needed: a rank that an agent has claimed once goes on after a
-// restart, at whatever point the agent died.
+// No waiter is needed: a rank that an agent has claimed once goes on after a restart, at any
+// point of its start where the agent may have died.
 func TestRestartBeforeTheStart(t *testing.T) {
 	t.Parallel()
 	for _, method := range []string{"EnsureImage", "Create", "Start"} {
@@ -189,8 +189,8 @@ func TestRebootedMachineStartsAnew(t *testing.T) {
 	_ = w
 }
 
-// A machine that was declared lost comes back: its old container goes, what it
-// had is released, and its session begins anew.
+// A machine that was declared lost comes back: the agent removes the old container, releases its
+// resources and opens a new session.
 func TestZombieIsKilled(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

@@ -177,6 +177,9 @@ func (a *Agent) register(ctx context.Context) (wire.RegisterResponse, error) {
 	}
 }
 
+// tryRegister makes one attempt to register. It lists the containers before the call, so that the
+// server can judge each of them, and adopts or kills them by the answer. An answer from another
+// cluster changes nothing: its orders concern no container here.
 func (a *Agent) tryRegister(ctx context.Context) (wire.RegisterResponse, error) {
 	inv, err := a.inventory(ctx)
 	if err != nil {
@@ -239,7 +242,7 @@ func (a *Agent) inventory(ctx context.Context) (wire.Inventory, error) {
 	}, nil
 }
 
-// serve runs the two loops of a session until it ends: one waits for orders, the other
+// serve runs the two loops of a session until the session ends: one waits for orders, the other
 // reports.
 func (a *Agent) serve(ctx context.Context, over <-chan struct{}, first wire.SyncResponse) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -275,7 +278,7 @@ func pollPause(r wire.SyncResponse) time.Duration {
 	return min(maxPollPause, pausePerRank*time.Duration(len(r.Assignments)))
 }
 
-// poll is the long poll for orders; it renews the lease.
+// poll is the long poll for orders. Each successful call renews the lease.
 func (a *Agent) poll(ctx context.Context, over <-chan struct{}, in *inbox) {
 	for wait := a.cfg.Timing.backoff(); ctx.Err() == nil; {
 		asked, at, sent := time.Now(), deadman.Now(), in.sent()
@@ -360,6 +363,7 @@ func (a *Agent) failed(ctx context.Context, over <-chan struct{}, wait *backoff,
 	return wait.wait(ctx) != nil
 }
 
+// epoch returns the epoch of the latest session, which may have ended.
 func (a *Agent) epoch() int64 {
 	a.control.mu.Lock()
 	defer a.control.mu.Unlock()
@@ -377,6 +381,8 @@ type inbox struct {
 	has     string
 }
 
+// sent returns the number of a request that is about to be sent, counted from 1. take uses the
+// numbers to recognize an answer that a later request has overtaken.
 func (i *inbox) sent() int64 {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -384,12 +390,15 @@ func (i *inbox) sent() int64 {
 	return i.asked
 }
 
+// digest returns the digest of the set of assignments that the machine has applied.
 func (i *inbox) digest() string {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.has
 }
 
+// take applies the answer to the request with the number asked. The set of an overtaken answer
+// may be older than the applied one: it can only add orders, and must remove no member.
 func (i *inbox) take(asked int64, r wire.SyncResponse) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -180,7 +180,7 @@ func TestCancelBeforeTheClaim(t *testing.T) {
 	}
 	s.gate.refuse.Store(&hold)
 	req := m.place(id)
-	<-claims // it has been told, by its set
+	<-claims // the report shows that the agent has received the set
 	s.cancel(id)
 	if j := s.settle(id); j.Status != berth.Canceled {
 		t.Errorf("job is %s", j.Status)

@@ -5,9 +5,9 @@ import (
 	"berth/wire"
 )
 
-// hear takes a set of assignments that may be older than the last one, as the
-// answer to a long poll is when a report was answered meanwhile. Orders only add
-// up, whatever their age, and the claim of an obsolete reservation is refused.
+// hear takes a set of assignments, which may be older than the last one: a report may have been
+// answered while the long poll was on its way. Orders only add up, at any age, and the server
+// refuses the claim of an obsolete reservation.
 func (s *Supervisor) hear(set []wire.Assignment) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

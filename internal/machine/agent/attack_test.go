@@ -15,7 +15,7 @@ import (
 	"berth/wire"
 )
 
-// F32: a machine that dies while it uploads leaves a step that is none.
+// F32: a machine that dies during an upload leaves an incomplete step, which does not count.
 func TestF32CrashDuringAnUploadLeavesTheOlderStep(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -49,8 +49,7 @@ func TestF32CrashDuringAnUploadLeavesTheOlderStep(t *testing.T) {
 	}
 }
 
-// F32: a step that twice could not be restored, although the store answers, is
-// not tried for ever.
+// F32: a step whose restore failed twice, although the store answers, is not tried again.
 func TestF32TwoFailedRestoresMarkAStepBad(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -146,8 +145,8 @@ func TestF33FinalUploadSlowerThanTheNextPlacementLosesNothing(t *testing.T) {
 	}
 }
 
-// F32: what a fallback costs is shown: the steps since the checkpoint that was
-// good, and the GPU's time.
+// F32: the cost of a fallback is shown: the steps since the last good checkpoint, and their GPU
+// time.
 func TestF32LostWorkIsMeasuredAndShown(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -169,7 +168,7 @@ func TestF32LostWorkIsMeasuredAndShown(t *testing.T) {
 	}
 	m.run(id)
 	s.until("the second attempt is restored", func() bool { return len(s.log(id, 2)) > 0 })
-	// Which step was damaged is told with the next report, and the log may be quicker.
+	// The next report names the damaged step, and the log may arrive before it.
 	s.until("the damaged step does not count", func() bool { return !slices.Contains(s.verified(id), steps[0]) })
 	s.until("the fallback is on record", func() bool {
 		from := s.job(id).Attempts[1].ResumeFrom // planned as steps[0], until the machine reports

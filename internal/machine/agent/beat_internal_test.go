@@ -8,8 +8,8 @@ import (
 	"berth/spec"
 )
 
-// Whoever starts when, everything with one interval wakes at one instant, and
-// everything with a multiple of it at some of these instants.
+// Tasks with the same interval wake at the same instants, whenever each of them started; tasks
+// with a multiple of the interval wake at some of these instants.
 func TestPeriodicWorkSharesItsInstants(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

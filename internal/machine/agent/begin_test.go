@@ -131,7 +131,7 @@ func TestAJobIsShownRunningWhenItsContainerHasStarted(t *testing.T) {
 	}
 }
 
-// What waits for the order to start is shown as running no earlier either: a gang
+// A job that waits for the order to start is not shown as running before the start either; a gang
 // not before the last of its containers has started.
 func TestAJobThatWaitsForItsOrderIsShownRunningWhenAllHaveStarted(t *testing.T) {
 	t.Parallel()
@@ -181,8 +181,8 @@ func (s *site) started(id berth.JobID) (n int) {
 	return n
 }
 
-// An agent that dies between a start and its report takes no word of what was
-// restored along.
+// An agent that dies between a start and its report does not take the record of the restore with
+// it: the next agent reports the restored step.
 func TestWhatWasRestoredIsToldByTheNextAgent(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

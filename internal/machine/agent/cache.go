@@ -51,6 +51,7 @@ type cache struct {
 // DefaultCache is the default size of a machine's cache, in bytes.
 const DefaultCache = 20 << 30
 
+// cacheEntry is the size of an entry's unpacked content.
 type cacheEntry struct {
 	Bytes int64 `json:"bytes"`
 	Files int   `json:"files"`
@@ -96,14 +97,14 @@ type content struct {
 	fetch  func(ctx context.Context, to *os.Root) (cacheEntry, error)
 }
 
+// folder returns the folder of an entry. Tenants share no folder, even for equal content.
 func (c *cache) folder(tenant berth.TenantID, what content) string {
 	return filepath.Join(c.dir, string(tenant), what.kind+what.of.Hex())
 }
 
-// use calls do with the unpacked content, and fetches the content first if the cache does
-// not have it. do returns the size that it has found, which must be the recorded one. Of
-// several calls for the same content one fetches. cached reports that this call needed no
-// fetch.
+// use calls do with the unpacked content, which the cache fetches first if necessary. do returns
+// the size that it has found, which must be the recorded one. Of several calls for the same
+// content one fetches. cached reports that this call needed no fetch.
 func (c *cache) use(
 	ctx context.Context, tenant berth.TenantID, what content, do func(tree *os.Root) (cacheEntry, error),
 ) (entry cacheEntry, cached bool, err error) {
@@ -133,6 +134,7 @@ func (c *cache) use(
 	}
 }
 
+// within calls do with the content of an entry's folder, which do cannot leave.
 func within(folder string, do func(tree *os.Root) (cacheEntry, error)) (cacheEntry, error) {
 	tree, err := os.OpenRoot(filepath.Join(folder, "tree"))
 	if err != nil {
@@ -142,7 +144,7 @@ func within(folder string, do func(tree *os.Root) (cacheEntry, error)) (cacheEnt
 	return do(tree)
 }
 
-// look returns an entry, and notes its use.
+// look returns an entry, and records the time of its use for the eviction.
 func (c *cache) look(folder string) (entry cacheEntry, ok bool) {
 	at := filepath.Join(folder, "entry.json")
 	text, err := os.ReadFile(at)
@@ -163,7 +165,7 @@ func (c *cache) fill(ctx context.Context, folder string, what content) (cacheEnt
 	case <-ctx.Done():
 		return cacheEntry{}, false, context.Cause(ctx)
 	}
-	if entry, ok := c.look(folder); ok { // somebody else was faster
+	if entry, ok := c.look(folder); ok { // another call was faster
 		return entry, true, nil
 	}
 	half, err := os.MkdirTemp(c.dir, ".new-")
@@ -187,6 +189,8 @@ func (c *cache) fill(ctx context.Context, folder string, what content) (cacheEnt
 	return entry, false, nil
 }
 
+// fetchInto fetches content into half, a new folder that no other call uses yet, and records its
+// size next to the content. The record is written last, so a folder without one is incomplete.
 func fetchInto(ctx context.Context, half string, what content) (cacheEntry, error) {
 	tree := filepath.Join(half, "tree")
 	if err := os.Mkdir(tree, 0o700); err != nil {
@@ -204,6 +208,7 @@ func fetchInto(ctx context.Context, half string, what content) (cacheEntry, erro
 	return entry, writeJSON(filepath.Join(half, "entry.json"), cacheRecord{entry, what.source})
 }
 
+// turn returns the semaphore of an entry: its one token admits one fetch at a time.
 func (c *cache) turn(folder string) chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -213,6 +218,7 @@ func (c *cache) turn(folder string) chan struct{} {
 	return c.busy[folder]
 }
 
+// hold begins the use of an entry, which protects the entry from eviction until giveBack.
 func (c *cache) hold(folder string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -242,12 +248,12 @@ func (c *cache) giveBack(folder string) (gone []string, err error) {
 	return c.evict()
 }
 
-// discard removes an entry, also while it is in use.
+// discard removes an entry, even an entry in use.
 func (c *cache) discard(folder string) error {
 	c.mu.Lock()
 	gone, err := c.strike(folder)
 	c.mu.Unlock()
-	if errors.Is(err, os.ErrNotExist) { // somebody else has found it damaged, too
+	if errors.Is(err, os.ErrNotExist) { // another call has found the damage, too
 		return nil
 	}
 	if err != nil {
@@ -297,7 +303,7 @@ func (c *cache) evict() (gone []string, err error) {
 	return gone, nil
 }
 
-// kept is an entry in a list. One of no bytes has no record, or is taken out.
+// kept is an entry in a list. An entry of 0 bytes has no record, or has been evicted.
 type kept struct {
 	folder string
 	bytes  int64

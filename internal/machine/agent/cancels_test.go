@@ -63,7 +63,7 @@ func slowDocker(t *testing.T) (host string, idle func()) {
 					return
 				}
 				r.Body = io.NopCloser(bytes.NewReader(body))
-				time.Sleep(rand.N(2 * time.Second)) // what a busy engine does
+				time.Sleep(rand.N(2 * time.Second)) // as a busy engine does
 				r = r.WithContext(context.WithoutCancel(r.Context()))
 			}
 			forward.ServeHTTP(w, r)

@@ -41,8 +41,8 @@ func train(m *machine) berth.JobID {
 	return id
 }
 
-// trainsFor sets how many steps a training has in its next attempt. Until a test
-// is ready for the end, a training goes on for ever, however busy the machine is.
+// trainsFor sets the number of steps of a training's next attempt. Until a test calls trainsFor,
+// a training runs without end, however busy the machine is.
 func (s *site) trainsFor(id berth.JobID, steps int) {
 	s.t.Helper()
 	if _, err := s.db.Pool().Exec(s.t.Context(), `UPDATE job_specs SET spec = jsonb_set(spec, '{command,2}', to_jsonb($2::text)) WHERE job = $1`, id, fmt.Sprint(steps)); err != nil {

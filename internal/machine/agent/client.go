@@ -33,6 +33,8 @@ type client struct {
 	engineSilent func() time.Duration // for enginesilence.Header; nil or 0: none is sent
 }
 
+// newClient returns a client for the server at base. Every member may hold a connection of its
+// own, therefore the pool is much larger than Go's default of two per host.
 func newClient(base, token string) *client {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConns = 128
@@ -41,6 +43,7 @@ func newClient(base, token string) *client {
 	return &client{base: base, token: token, http: &http.Client{Transport: transport}}
 }
 
+// close closes idle connections. Calls in progress go on.
 func (c *client) close() { c.http.CloseIdleConnections() }
 
 // call posts in and decodes the answer into out, which may be nil. An error in the
@@ -169,8 +172,8 @@ func problem(r *http.Response, method, path string) error {
 	return e
 }
 
-// refused reports whether the server itself has refused the call, and would refuse it
-// again. Every other error may pass.
+// refused reports whether the server itself has refused the call for a lasting reason: the same
+// call would be refused again. Every other error may pass.
 func refused(err error) bool {
 	e, ok := errors.AsType[*berth.Error](err)
 	if !ok {
@@ -186,8 +189,7 @@ func refused(err error) bool {
 	}
 }
 
-// overQuota reports whether the server refused to store something because a storage
-// quota has no room for it.
+// overQuota reports whether the server refused an object because a storage quota is used up.
 func overQuota(err error) bool { return berth.IsSlug(err, berth.SlugStorageQuota) }
 
 // answered reports whether the error comes from the server.
@@ -202,6 +204,7 @@ type sessionTerms struct {
 	epoch int64
 }
 
+// header returns the terms as the headers of an upload, whose body has no room for them.
 func (t sessionTerms) header() http.Header {
 	h := http.Header{"Content-Type": {"application/octet-stream"}}
 	h.Set(wire.HeaderAgentBoot, t.boot)
@@ -209,16 +212,21 @@ func (t sessionTerms) header() http.Header {
 	return h
 }
 
+// join exchanges a join token for the machine's credential.
 func (c *client) join(ctx context.Context, req wire.JoinRequest) (answer wire.JoinResponse, err error) {
 	err = c.call(ctx, callTimeout, "join", req, &answer)
 	return answer, err
 }
 
+// register opens a session. It may take twice as long as an ordinary call: the request and the
+// answer list all containers of the machine.
 func (c *client) register(ctx context.Context, req wire.RegisterRequest) (answer wire.RegisterResponse, err error) {
 	err = c.call(ctx, 2*callTimeout, "register", req, &answer)
 	return answer, err
 }
 
+// sync sends reports, or waits up to req.WaitMS for orders. A silent container engine is reported
+// in a header, so that the server places no new work on this machine meanwhile.
 func (c *client) sync(ctx context.Context, req wire.SyncRequest) (answer wire.SyncResponse, err error) {
 	header := http.Header{}
 	if c.engineSilent != nil {
@@ -230,11 +238,13 @@ func (c *client) sync(ctx context.Context, req wire.SyncRequest) (answer wire.Sy
 	return answer, err
 }
 
+// claim claims an allocation for this machine and returns the job's specification.
 func (c *client) claim(ctx context.Context, req wire.ClaimRequest) (answer wire.Claim, err error) {
 	err = c.call(ctx, callTimeout, "claim", req, &answer)
 	return answer, err
 }
 
+// checkpoint registers a stored checkpoint. It may take three times as long as an ordinary call.
 func (c *client) checkpoint(ctx context.Context, req wire.CheckpointReport) error {
 	return c.call(ctx, 3*callTimeout, "checkpoints", req, nil)
 }
@@ -251,6 +261,8 @@ func (c *client) appendLog(
 	return ack.End, err
 }
 
+// putObject uploads one object of the given size. rest is the size of this object and of the
+// objects that follow it: the server refuses the first one if the quota has no room for all.
 func (c *client) putObject(
 	ctx context.Context, t sessionTerms, key string, body io.ReadSeeker, size, rest int64,
 ) error {

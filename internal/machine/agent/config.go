@@ -52,10 +52,10 @@ type Config struct {
 
 	Fence Fence // of at_most_one work; the zero value takes none
 
-	// GangNetwork is where members of gangs reach each other: "" a network made
-	// for each gang on the container engine, which spans no machines but those
-	// that share it; node.HostNetwork the host's own, under Address; else the name
-	// of one that the operator has made, such as an overlay.
+	// GangNetwork is the network on which members of gangs reach each other. "" stands
+	// for a network that the container engine creates for each gang, which connects only
+	// machines that share the engine; node.HostNetwork for the host's own network, under
+	// Address; any other value names a network of the operator's, such as an overlay.
 	GangNetwork string
 	GangPorts   wire.PortRange // zero: wire.DefaultPorts
 
@@ -100,6 +100,7 @@ type Timing struct {
 	LatePatience    time.Duration // for the creation of a container that is no longer needed
 }
 
+// withDefaults returns the timing with the defaults in place of zero fields.
 func (t Timing) withDefaults() Timing {
 	set := func(d *time.Duration, v time.Duration) { *d = cmp.Or(*d, v) }
 	set(&t.PollWait, berth.SyncWait)

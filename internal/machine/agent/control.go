@@ -13,8 +13,8 @@ import (
 	"berth/wire"
 )
 
-// control is the machine's session with the control plane, as members see it: calls that
-// carry the session's terms, and that wait while there is no session.
+// control is the machine's session with the control plane, for use by members: its calls carry
+// the session's terms and wait while no session is open. All methods may be called concurrently.
 type control struct {
 	*client
 	boot string // of this process
@@ -28,6 +28,8 @@ type control struct {
 	over    chan struct{} // closed when the open session has ended
 }
 
+// newControl returns a control without a session; begin opens one. Each process has a boot id of
+// its own, by which the server recognizes calls of an earlier process.
 func newControl(c *client, cluster string, seen *watermark) *control {
 	now := &control{
 		client: c, boot: berth.NewSecret(), seen: seen, cluster: cluster,
@@ -48,7 +50,8 @@ func newControl(c *client, cluster string, seen *watermark) *control {
 var errRestored = berth.ErrStaleEpoch("the control plane's database is older " +
 	"than one that this machine has heard from: was a backup restored?")
 
-// register is the client's, with an answer that may be obeyed.
+// register is client.register. It fails with errRestored if the answer comes from a restored
+// database, whose orders must not be obeyed.
 func (c *control) register(ctx context.Context, req wire.RegisterRequest) (wire.RegisterResponse, error) {
 	cluster := c.clusterID()
 	asked := c.seen.of(cluster)
@@ -59,7 +62,7 @@ func (c *control) register(ctx context.Context, req wire.RegisterRequest) (wire.
 	return answer, err
 }
 
-// sync is the client's, with an answer that may be obeyed.
+// sync is client.sync. It fails with errRestored like register.
 func (c *control) sync(ctx context.Context, req wire.SyncRequest) (wire.SyncResponse, error) {
 	cluster := c.clusterID()
 	asked := c.seen.of(cluster)
@@ -70,19 +73,21 @@ func (c *control) sync(ctx context.Context, req wire.SyncRequest) (wire.SyncResp
 	return answer, err
 }
 
+// clusterID returns the id of the cluster that this machine belongs to.
 func (c *control) clusterID() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.cluster
 }
 
+// setCluster sets the id of the cluster, which a machine learns when it joins.
 func (c *control) setCluster(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.cluster = id
 }
 
-// begin opens a session; the channel is closed when it has ended.
+// begin opens a session. The returned channel is closed when the session has ended.
 func (c *control) begin(epoch int64) <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -92,7 +97,8 @@ func (c *control) begin(epoch int64) <-chan struct{} {
 	return c.over
 }
 
-// end closes the session that over belongs to: the server no longer knows it.
+// end closes the session that over belongs to, after the server has forgotten the session. A
+// later session stays open.
 func (c *control) end(over <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -107,14 +113,14 @@ func (c *control) end(over <-chan struct{}) {
 	}
 }
 
-// present is closed when the session is over that is open now, or was last.
+// present returns a channel that is closed at the end of the open session, or of the last one.
 func (c *control) present() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.over
 }
 
-// endSession ends the open session, if there is one, so that the agent registers again.
+// endSession ends the open session, if any, so that the agent registers again.
 func (c *control) endSession() {
 	c.mu.Lock()
 	over := c.over
@@ -127,7 +133,7 @@ func (c *control) endSession() {
 	}
 }
 
-// terms waits for a session and returns it.
+// terms waits for a session and returns its epoch, and the channel that its end closes.
 func (c *control) terms(ctx context.Context) (epoch int64, over <-chan struct{}, err error) {
 	for {
 		c.mu.Lock()
@@ -161,6 +167,7 @@ func (c *control) withTerms(ctx context.Context, f func(epoch int64) error) erro
 	}
 }
 
+// claimWork claims an allocation under the terms of the present session.
 func (c *control) claimWork(ctx context.Context, req wire.RunRequest) (claim wire.Claim, err error) {
 	if err := failpoint.Hit("agent.claim.before"); err != nil {
 		return claim, err
@@ -177,8 +184,8 @@ func (c *control) claimWork(ctx context.Context, req wire.RunRequest) (claim wir
 	return claim, failpoint.Hit("agent.claim.after")
 }
 
-// assignments asks for the machine's full set as it is now. Unlike the calls of
-// members it waits for no session: without one it is an error.
+// assignments asks for the machine's full set as of now. Unlike the calls of members this call
+// does not wait for a session: without one it fails.
 func (c *control) assignments(ctx context.Context) ([]wire.Assignment, error) {
 	c.mu.Lock()
 	epoch := c.epoch
@@ -190,6 +197,7 @@ func (c *control) assignments(ctx context.Context) ([]wire.Assignment, error) {
 	return answer.Assignments, err
 }
 
+// reportCheckpoint registers a checkpoint under the terms of the present session.
 func (c *control) reportCheckpoint(ctx context.Context, p wire.CheckpointReport) error {
 	if err := failpoint.Hit("agent.checkpoint.before"); err != nil {
 		return err
@@ -204,7 +212,7 @@ func (c *control) reportCheckpoint(ctx context.Context, p wire.CheckpointReport)
 	return failpoint.Hit("agent.checkpoint.after")
 }
 
-// appendLog and putObject write within the session, as every call that writes.
+// appendLog appends to a log under the terms of the present session, as every call that writes.
 func (c *control) appendLog(
 	ctx context.Context, alloc berth.AllocationID, offset int64, chunk []byte,
 ) (end int64, err error) {
@@ -215,12 +223,13 @@ func (c *control) appendLog(
 	return end, err
 }
 
+// putObject uploads one object that no further object belongs to.
 func (c *control) putObject(ctx context.Context, key string, body io.ReadSeeker, size int64) error {
 	return c.putPart(ctx, key, body, size, size)
 }
 
-// putPart is putObject of an object of a checkpoint: rest is the size of this object and
-// of all that follow.
+// putPart uploads one object of several. rest is the size of this object and of all objects that
+// follow.
 func (c *control) putPart(ctx context.Context, key string, body io.ReadSeeker, size, rest int64) error {
 	return c.withTerms(ctx, func(epoch int64) error {
 		return c.client.putObject(ctx, sessionTerms{c.boot, epoch}, key, body, size, rest)
@@ -233,6 +242,7 @@ type backoff struct {
 	next     time.Duration
 }
 
+// backoff returns a new backoff between RetryMin and RetryMax.
 func (t Timing) backoff() *backoff { return &backoff{min: t.RetryMin, max: t.RetryMax} }
 
 // wait sleeps, or returns the cause of ctx's end.
@@ -241,8 +251,10 @@ func (b *backoff) wait(ctx context.Context) error {
 	return sleep(ctx, b.next/2+time.Duration(rand.Int64N(int64(b.next/2)+1)))
 }
 
+// reset makes the next wait short again, after a success.
 func (b *backoff) reset() { b.next = 0 }
 
+// sleep waits for d. It returns the cause of the context's end if the context ends first.
 func sleep(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -20,8 +20,8 @@ import (
 	"berth/wire"
 )
 
-// dockerMachine is a machine over the host's own Docker Engine. What a failed
-// test leaves there is removed.
+// dockerMachine is a machine over the host's own Docker Engine. A cleanup removes the containers
+// that a failed test leaves in the engine.
 func dockerMachine(t *testing.T) (*site, *machine) {
 	t.Helper()
 	s := newSite(t)
@@ -78,7 +78,7 @@ func TestDockerRunsAShortJob(t *testing.T) {
 func TestDockerContainersOutliveTheirAgent(t *testing.T) {
 	t.Parallel()
 	s, m := dockerMachine(t)
-	id := s.submit(nil, "do", "lines 300 2ms", "trap-term 5") // it runs until it is told to end
+	id := s.submit(nil, "do", "lines 300 2ms", "trap-term 5") // it runs until it is stopped
 	req, _ := m.run(id)
 	s.until("some of the log is stored", func() bool { return len(s.log(id, 1)) > 20 })
 	before, err := m.container(req)
@@ -91,7 +91,7 @@ func TestDockerContainersOutliveTheirAgent(t *testing.T) {
 	}
 	w := m.wait(req)
 	m.endsWhenReady(req)
-	if x := w.exit(); x.Code != 5 || x.Cause != failure.CauseEngine { // which tells that somebody else ended it
+	if x := w.exit(); x.Code != 5 || x.Cause != failure.CauseEngine { // the cause of a container that somebody else ended
 		t.Errorf("exit is %+v", x)
 	}
 	s.wantLines(id, 300)

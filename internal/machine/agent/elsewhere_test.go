@@ -85,8 +85,8 @@ func TestOutputsOfAJobAreInputsOfOthers(t *testing.T) {
 	m.wantLog(s.submit(in, "read-file", "/data/model.pt"), "weights")
 }
 
-// The limit is nothing at all: whatever was fetched goes as soon as it is in
-// place, and again when the agent is a new process.
+// The cache's limit is zero: any fetched content is removed as soon as it is in place, and again
+// when the agent is a new process.
 func TestWhatAContainerReadsStaysWhenTheCacheIsFull(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -290,8 +290,8 @@ func TestDockerMountsInputsOfOthersReadOnly(t *testing.T) {
 	m.wantLog(s.submit(in, "do", "read-file /data/model.pt", "read-file /more/file.bin", "read-file /set/a.txt"), "weights", served, "of the machine")
 }
 
-// What only a newer agent knows, another machine may have: the job is not to
-// blame for where it was placed.
+// An input of a kind that only newer agents know may work on another machine: the job is not to
+// blame for its placement.
 func TestAnInputThatThisAgentDoesNotKnowIsTriedElsewhere(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -306,8 +306,8 @@ func TestAnInputThatThisAgentDoesNotKnowIsTriedElsewhere(t *testing.T) {
 	}
 }
 
-// A file without versions is known by what came, so that it is no other one each
-// time.
+// A file without versions is identified by a hash of its content, so that each fetch of the same
+// content counts as the same file.
 func TestAnAttemptTellsThatItsDataHasChanged(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

@@ -9,13 +9,13 @@ import (
 	"berth/activities/node"
 )
 
-// missedProbes is how many probes in a row the container engine must miss before
-// it counts as silent. One may be missed by an engine that is busy or restarts.
+// missedProbes is the number of probes in a row without an answer after which the container
+// engine counts as silent. A busy or restarting engine may miss one.
 const missedProbes = 2
 
-// engineHealth tracks the container engine: whether it answers, and whether
-// containers outlive it. An engine may answer pings, and yet hang at every start and
-// never report the end of a container; its machine must get no new work then. All
+// engineHealth tracks two properties of the container engine: whether the engine answers, and
+// whether containers outlive an engine restart. An engine may answer pings, and yet hang at every
+// start and never report the end of a container; its machine must get no new work then. All
 // methods may be called concurrently.
 type engineHealth struct {
 	runtime  node.Runtime
@@ -42,7 +42,7 @@ func (h *engineHealth) keepsContainers() bool {
 	return h.info.LiveRestore
 }
 
-// silentFor returns for how long the engine has not answered, 0 if it answers.
+// silentFor returns the duration of the engine's present silence, 0 if the engine answers.
 func (h *engineHealth) silentFor() time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()

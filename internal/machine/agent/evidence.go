@@ -18,8 +18,8 @@ const (
 // SIGTERM or SIGINT, or 2 from a Go program that is process 1 and has no handler.
 var endedBySignal = []int{2, 128 + 2, 128 + 9, 128 + 15}
 
-// evidence turns the end of a container into the member's exit: the facts, and the
-// cause as far as this machine can see it. failure.Classify gives them a meaning.
+// evidence turns the end of a container into the member's exit: the facts, and the cause as far
+// as this machine knows the cause. failure.Classify interprets both.
 type evidence struct {
 	*core
 	plan    *stopPlan
@@ -67,13 +67,12 @@ func (v *evidence) exit(e ending) failure.Exit {
 	return x
 }
 
-// engineFault describes the engine's part in an end that nothing here ordered; "": no
-// part is known.
+// engineFault describes the engine's part in an end that no order and no limit caused, "" for no
+// known part.
 //
-// An engine without live-restore ends its containers when it ends. If it shuts down in
-// order, it stops them first and still answers; if it is killed, its successor ends
-// them; and if this process did not watch, the only sign is an engine that started
-// later than the container.
+// An engine without live-restore ends its containers when it ends. If it shuts down in order, it
+// stops them first and still answers; if it is killed, its successor ends them; and if this
+// process did not watch, the only sign is an engine that started later than the container.
 func (v *evidence) engineFault(e ending) string {
 	c := e.container
 	if c.Signaled {

@@ -123,7 +123,7 @@ func TestF11ExitTwoWithoutARestartIsTheUsers(t *testing.T) {
 	}
 }
 
-// F34: the first process lives on, and fails of what its child was killed for.
+// F34: the first process survives its child's OOM kill, and fails because of it.
 func TestF34ChildOutOfMemoryIsTheUsers(t *testing.T) {
 	t.Parallel()
 	s, m := dockerMachine(t)
@@ -137,7 +137,8 @@ func TestF34ChildOutOfMemoryIsTheUsers(t *testing.T) {
 	}
 }
 
-// F37: what a registry says decides who pays, and how often it is asked.
+// F37: the registry's answer decides who is charged for the failure, and how often the registry
+// is asked.
 func TestF37PullFailuresAreToldApart(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -197,7 +198,7 @@ func TestF37RegistryThatIsBackInTimeCostsNoAttempt(t *testing.T) {
 	}
 }
 
-// What the log says of a failure travels with the exit.
+// The last lines of the log travel with the exit of a failed member.
 func TestLastLinesOfAFailedRankAreRead(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

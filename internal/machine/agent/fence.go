@@ -32,11 +32,11 @@ func (f Fence) beat() time.Duration {
 	return min(time.Second, max(f.After/10, 10*time.Millisecond))
 }
 
-// fence is the agent's side of the deadman: it keeps the lease file, and checks that a
-// deadman obeys it. All methods may be called concurrently.
+// fence is the agent's side of the deadman: it keeps the lease file, and verifies that a running
+// deadman obeys the file. All methods may be called concurrently.
 //
-// The one rule to know: a container of at_most_one work starts only while the lease is
-// fresh, its gate is open, and the deadman has read the list with the container.
+// The one rule to know: a container of at_most_one work starts only while the lease is fresh, its
+// gate is open, and the deadman has read the list with the container.
 type fence struct {
 	cfg   Fence
 	state string // the agent's folder
@@ -94,6 +94,7 @@ func openFence(state string, cfg Fence, log *slog.Logger) (*fence, error) {
 	return f, nil
 }
 
+// close releases the hold on the fence's folder. A running deadman keeps watching.
 func (f *fence) close() { _ = f.held.Close() }
 
 // renewed notes that the server has accepted a sync that was sent then. If the lease had
@@ -161,7 +162,7 @@ func (f *fence) drop(container string) {
 	f.write()
 }
 
-// containerOf returns the id under which a container is listed; "": it is not.
+// containerOf returns the id under which a container is listed, "" for an unlisted one.
 func (f *fence) containerOf(name string) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -193,8 +194,8 @@ func (f *fence) forget(found []node.Container) {
 	}
 }
 
-// admits reports whether a container may be started now: nil, errFenced, errNotYet, or
-// the reason why no deadman would end it.
+// admits returns nil if a container may be started now, and otherwise errFenced, errNotYet, or
+// the reason why no deadman would end the container.
 func (f *fence) admits(r deadman.Rank) error {
 	if _, closed := deadman.GateClosed(r.Gate); closed {
 		return errFenced
@@ -251,7 +252,7 @@ const (
 	deadmanPause    = time.Minute      // without at_most_one work after a deadman could not be started
 )
 
-// start starts a deadman in a session of its own, so that it survives this process. If
+// start starts a deadman in a session of its own, so that the deadman survives this process. If
 // another one runs already, the new one ends by itself.
 func (f *fence) start() error {
 	out, err := os.OpenFile(filepath.Join(f.dir, "deadman.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -270,7 +271,8 @@ func (f *fence) start() error {
 	return nil
 }
 
-// able returns the silence after which this machine ends at_most_one work; 0: it cannot.
+// able returns the silence after which this machine ends at_most_one work, 0 if the machine
+// cannot fence.
 func (f *fence) able() time.Duration {
 	if f.cfg.After <= 0 {
 		return 0
@@ -294,6 +296,8 @@ func (f *fence) able() time.Duration {
 	return f.cfg.After
 }
 
+// startable returns nil if this process can start a deadman, or the reason why not. A deadman
+// that has failed counts as not startable for deadmanPause.
 func (f *fence) startable() error {
 	f.mu.Lock()
 	broken := !f.broken.IsZero() && time.Since(f.broken) < deadmanPause
@@ -308,7 +312,8 @@ func (f *fence) startable() error {
 	return err
 }
 
-// registered returns able for a registration, and notes it.
+// registered returns able for a registration, and records the value that the server now holds;
+// watch compares against the record.
 func (f *fence) registered() time.Duration {
 	able := f.able()
 	f.mu.Lock()
@@ -317,13 +322,13 @@ func (f *fence) registered() time.Duration {
 	return able
 }
 
-// How often the agent looks after the deadman.
+// Times between two checks of the deadman.
 const (
 	fenceLook = 2 * time.Second
 	fenceIdle = 10 * time.Second // of a machine that cannot fence and has no work to fence
 )
 
-// pause returns the time to the next look after the deadman.
+// pause returns the time to the next check of the deadman.
 func (f *fence) pause() time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -333,7 +338,7 @@ func (f *fence) pause() time.Duration {
 	return fenceLook
 }
 
-// watch looks after the deadman: it starts another one while work is listed, and calls
+// watch supervises the deadman: while work is listed, a dead deadman is replaced. watch calls
 // changed when the machine must register again, since it can fence now, or cannot.
 func (f *fence) watch(ctx context.Context, beat beat, changed func()) {
 	for beat.sleep(ctx, f.pause()) == nil {

@@ -12,9 +12,9 @@ import (
 	"berth/spec"
 )
 
-// fencing keeps one member of at_most_one work under the machine's fence: listed
-// before it runs, and off the list once none of its processes lives. For other work
-// its methods do nothing.
+// fencing keeps one member of at_most_one work under the machine's fence: the member is listed
+// before its container runs, and removed from the list once none of its processes lives. For
+// other work its methods do nothing.
 type fencing struct {
 	*core
 	fence   *fence
@@ -29,7 +29,7 @@ func (f *fencing) listing() deadman.Rank {
 	return deadman.Rank{Name: f.name(), Container: f.container, Grace: f.claim.grace(), Gate: f.scratch.gate()}
 }
 
-// list puts the member's container under the fence, before it runs.
+// list lists the member's container in the fence file, before the container runs.
 func (f *fencing) list(c node.Container) {
 	if !f.claim.atMostOne() {
 		return
@@ -99,8 +99,8 @@ func (f *fencing) visible() (bool, error) {
 	}
 }
 
-// conclude makes the end of at_most_one work true, whatever the engine reports: no
-// process of the container lives. It returns the exit, which names the fence as its
+// conclude enforces the end of at_most_one work: when it returns, no process of the container
+// lives, regardless of the engine's report. It returns the exit, which names the fence as its
 // cause if the fence has ended the container.
 func (f *fencing) conclude(x failure.Exit) (failure.Exit, error) {
 	if !f.claim.atMostOne() {

@@ -53,7 +53,7 @@ func TestAFollowedLogSurvivesAgentAndMachine(t *testing.T) {
 	s.until("some lines have come", func() bool { return count(1) > 50 })
 	first.restart()
 	s.until("all lines have come", func() bool { return count(1) > lines })
-	if err := first.stop(); err != nil { // for good: nobody hears of the machine again
+	if err := first.stop(); err != nil { // for good: no agent of the machine calls again
 		t.Fatal(err)
 	}
 	for _, sql := range []string{
@@ -88,7 +88,7 @@ func TestAFollowedLogSurvivesAgentAndMachine(t *testing.T) {
 	for _, attempt := range []int{1, 2} {
 		lines := got[attempt]
 		if len(lines) > len(want) && attempt == 2 {
-			lines = lines[:len(want)] // what it says on being stopped is its own affair
+			lines = lines[:len(want)] // lines printed after the stop signal do not count
 		}
 		if !slices.Equal(lines, want) {
 			t.Errorf("attempt %d: %d lines came, %q to %q", attempt, len(got[attempt]), got[attempt][0], got[attempt][len(got[attempt])-1])

@@ -127,8 +127,8 @@ func TestMembersOfAGangOnOneEngineShareANetwork(t *testing.T) {
 	s.until("the network goes with the last of them", func() bool { return len(s.networks(engine, id)) == 0 })
 }
 
-// What an agent that died left is found by whoever shares the engine, and what
-// is in use is left alone.
+// Any agent on the same engine removes the networks that a dead agent left, and leaves networks
+// in use alone.
 func TestNetworksThatGangsLeftAreSwept(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -187,7 +187,7 @@ func TestDockerGangMeets(t *testing.T) {
 		t.Errorf("log is %q, want %q", got, prog.DescendResult(40, 2))
 	}
 	j := s.settle(id)
-	// An agent that is late stores the newest alone of those that wait.
+	// An agent that is behind stores only the newest of the waiting checkpoints.
 	if j.Status != berth.Succeeded || len(j.Checkpoints) == 0 || j.Checkpoints[0].Step != 40 || j.Checkpoints[0].State != berth.CheckpointVerified {
 		t.Errorf("the gang is %s, %+v, checkpoints %+v", j.Status, j.Reason, j.Checkpoints)
 	}

@@ -21,6 +21,7 @@ type gpuHealth struct {
 	unreported bool
 }
 
+// newGPUHealth returns a gpuHealth that knows no device until its first poll.
 func newGPUHealth(inventory node.GPUs, log *slog.Logger) *gpuHealth {
 	return &gpuHealth{inventory: inventory, log: log, known: map[string]berth.GPU{}}
 }
@@ -101,8 +102,7 @@ func (h *gpuHealth) update(gpus []berth.GPU) bool {
 	return changed
 }
 
-// takeChanges returns all devices if one of them has changed since the last call;
-// nil otherwise.
+// takeChanges returns all devices if at least one has changed since the last call, nil otherwise.
 func (h *gpuHealth) takeChanges() (all []berth.GPU) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -29,6 +29,8 @@ func (h *holdings) noteCache(list []spec.CachedData) { h.note(&h.cached, list) }
 // noteImages takes the images' part, in any order.
 func (h *holdings) noteImages(list []spec.CachedData) { h.note(&h.images, list) }
 
+// note replaces one part of the holdings, the cache's or the images', and wakes the outbox if the
+// list to report has changed.
 func (h *holdings) note(part *[]spec.CachedData, list []spec.CachedData) {
 	h.mu.Lock()
 	*part = list
@@ -44,19 +46,20 @@ func (h *holdings) note(part *[]spec.CachedData, list []spec.CachedData) {
 	}
 }
 
-// holding is one list, which stays as it is.
+// holding is one list with its version. The list is never changed in place.
 type holding struct {
 	version int64
 	list    []spec.CachedData
 }
 
+// now returns the present list and its version, 0 before the first note.
 func (h *holdings) now() holding {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return holding{h.version, h.list}
 }
 
-// largest sorts a list in place and cuts it down to the size of a report.
+// largest sorts a list in place, largest first, and cuts the list to the size of a report.
 func largest(list []spec.CachedData) []spec.CachedData {
 	slices.SortFunc(list, func(a, b spec.CachedData) int {
 		return cmp.Or(cmp.Compare(b.MiB, a.MiB), cmp.Compare(a.Key, b.Key))

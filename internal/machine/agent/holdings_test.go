@@ -17,7 +17,7 @@ import (
 	"berth/spec"
 )
 
-// caches is what the database has of caches.
+// caches returns the cached data of each machine as the database holds it.
 func (s *site) caches() map[berth.MachineID][]spec.CachedData {
 	s.t.Helper()
 	c, err := s.db.Queue.Load(s.t.Context())
@@ -31,7 +31,7 @@ func (s *site) caches() map[berth.MachineID][]spec.CachedData {
 	return all
 }
 
-// plan is what a leader would decide now.
+// plan is the plan that a leader would make now.
 func (s *site) plan() placement.Plan {
 	s.t.Helper()
 	c, err := s.db.Queue.Load(s.t.Context())
@@ -50,7 +50,7 @@ func (s *site) plan() placement.Plan {
 	return placement.Planner{}.Plan(snapshot, c.Now)
 }
 
-// twenty is an upload large enough to be told of.
+// twenty is an upload of 20 MiB, large enough to be reported.
 func (s *site) twenty() berth.Address {
 	s.t.Helper()
 	return s.upload(map[string]string{"data.bin": strings.Repeat("0123456789abcdef", 20<<16)})
@@ -138,8 +138,7 @@ func TestACacheIsToldWhenItChanges(t *testing.T) {
 	m.until("it is told that nothing is left", func() bool { return len(s.caches()["m1"]) == 0 })
 }
 
-// A server of before refuses what it does not know. Reports get there all the
-// same.
+// An older server refuses fields that it does not know. The other reports arrive all the same.
 func TestAServerThatKnowsNothingOfCachesIsNotTold(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -203,7 +202,7 @@ func TestAServerThatRefusesTheCacheIsAskedAgain(t *testing.T) {
 	}
 }
 
-// body reads what a request says, and leaves it there.
+// body returns a request's body, and leaves it to be read again.
 func body(r *http.Request) []byte {
 	b, _ := io.ReadAll(r.Body)
 	r.Body = io.NopCloser(bytes.NewReader(b))

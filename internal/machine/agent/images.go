@@ -40,12 +40,13 @@ type images struct {
 // size of a report, since the record also holds small images.
 const maxImages = 512
 
-// imageOf names an image as a tenant's jobs name it.
+// imageOf names an image by tenant and by the name in the tenant's jobs.
 type imageOf struct {
 	Tenant berth.TenantID `json:"tenant"`
 	Name   string         `json:"image"`
 }
 
+// image is the state of one image of one tenant.
 type image struct {
 	bytes int64 // 0: the engine has not said yet
 	used  time.Time
@@ -59,8 +60,8 @@ type imageRecord struct {
 	Used  time.Time `json:"used"`
 }
 
-// openImages reads the record of an earlier process, and trusts it until the engine is
-// asked.
+// openImages reads the record of an earlier process. The record counts as true until the first
+// answer of the engine.
 func openImages(state string, runtime node.Runtime, holds *holdings, log *slog.Logger) *images {
 	i := &images{
 		path: filepath.Join(state, "images.json"), runtime: runtime, holds: holds, log: log,
@@ -112,6 +113,7 @@ func (i *images) makeRoom() {
 	}
 }
 
+// nudge makes watch ask the engine at once. It never blocks.
 func (i *images) nudge() {
 	select {
 	case i.kick <- struct{}{}:
@@ -119,8 +121,8 @@ func (i *images) nudge() {
 	}
 }
 
-// watch asks the engine now and then which images it still has, and at once about a new
-// one.
+// watch asks the engine periodically which of the known images still exist, and at once about a
+// new one.
 func (i *images) watch(ctx context.Context, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()

@@ -106,7 +106,7 @@ func TestImagesAreRememberedUntilTheEngineHasThemNoMore(t *testing.T) {
 	i = shelved(dir, engine)
 	i.wantTold(t, "the process after that", a)
 
-	// One that comes while the engine says that it has none stays.
+	// An image that arrives during a negative answer of the engine stays.
 	delete(engine.has, "a")
 	engine.then = func() { i.note("red", "a"); engine.has["a"], engine.then = 50<<20, nil }
 	engine.fails = fmt.Errorf("a: %w", node.ErrNoImage)
@@ -191,7 +191,7 @@ func TestTheImagesUsedLastAreRemembered(t *testing.T) {
 	}
 }
 
-// Images and the cache's entries share what a report holds, by size.
+// Images and cache entries share the limit of a report; the largest of both are reported.
 func TestTheLargestOfImagesAndCacheAreTold(t *testing.T) {
 	t.Parallel()
 	var told int

@@ -20,7 +20,7 @@ import (
 // large makes the jobs' image one that is worth telling of, on this engine.
 func (m *machine) large() { m.runtime.SizeImage(m.s.image, 4<<30) }
 
-// ran runs a job to its end, and leaves nothing of it but what a machine keeps.
+// ran runs a job to its end and removes its container, so that only the machine's caches remain.
 func (m *machine) ran(id berth.JobID) {
 	m.s.t.Helper()
 	req, w := m.run(id)
@@ -75,7 +75,7 @@ func TestASecondJobGoesWhereItsImageIsAndOtherTenantsAreToldNothing(t *testing.T
 		t.Errorf("the next job of this image starts on %s, for %+v; want m2, which has it", on, near)
 	}
 
-	// Once it has run one of its own there, that much is told of, and no more.
+	// Once the machine has run a job of the second tenant, it reports the image for both tenants.
 	m.ran(s.submitAs("blue", nil, "exit", "0"))
 	m.until("it is told whom it has served", s.told("m2", s.imageOf("default"), s.imageOf("blue")))
 	if on, _ := next("blue"); on != "m2" {
@@ -133,7 +133,7 @@ func TestAnImageIsToldOfUntilTheEngineHasItNoMore(t *testing.T) {
 	m.until("a process that goes on finds that it is gone", s.told("m1"))
 }
 
-// What an earlier process has lost, the containers that it left tell.
+// The containers that an earlier process left name the images that its lost record held.
 func TestAContainerThatIsAdoptedTellsItsImage(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

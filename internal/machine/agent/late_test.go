@@ -8,8 +8,9 @@ import (
 	"berth/activities/node"
 )
 
-// A machine heard nothing of its work, which went elsewhere. When it comes back,
-// and as often as it does, it starts nothing of it: work comes by its set alone.
+// A machine did not receive its work, which was then placed elsewhere. When the machine comes
+// back, and however often it does, it starts nothing of that work: only its set of assignments
+// brings work.
 func TestF19WorkThatWentElsewhereIsNotStartedLate(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

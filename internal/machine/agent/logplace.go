@@ -10,8 +10,8 @@ import (
 	"berth/wire"
 )
 
-// place is a position in the engine's log: after so many lines with this very
-// stamp, at this offset of the encoded log.
+// place is a position in the engine's log: a stamp, the number of lines with this very
+// stamp before the position, and the offset in the encoded log.
 type place struct {
 	Offset int64     `json:"offset"`
 	At     time.Time `json:"at"`
@@ -29,6 +29,7 @@ func (s *logShipper) remembered() (place, int) {
 	return p, p.Lines
 }
 
+// notes returns the path of the file that keeps the shipper's place across agent processes.
 func (s *logShipper) notes() string { return filepath.Join(s.folder, "log.json") }
 
 // after returns the place behind a piece of encoded lines that ends at offset.

@@ -17,12 +17,12 @@ var (
 	errDisowned   = errors.New("no row knows the rank") // the container stays, in quarantine
 )
 
-// member is one member of a job on this machine, from its claim until nothing of it is
-// left. One goroutine leads it through its phases. Orders and verdicts reach it through
-// orders and through its context.
+// member is one member of a job on this machine, from its claim until its last leftover is
+// removed. One goroutine leads it through its phases. Orders and verdicts reach it through orders
+// and through its context.
 //
-// The type holds the parts that phases share and hands each phase the ones that it
-// needs. The work itself is in the phases.
+// The type holds the parts that phases share and hands each phase the ones that it needs. The
+// work itself is in the phases.
 type member struct {
 	*core
 	sup    *Supervisor
@@ -50,6 +50,7 @@ type member struct {
 	sampler  *usageSampler       // nil before the container runs
 }
 
+// newMember returns a member that has not begun. Its context ends with the supervisor's.
 func newMember(s *Supervisor, alloc berth.AllocationID, job berth.JobID, number, attempt int) *member {
 	ctx, cancel := context.WithCancelCause(s.ctx)
 	id := &identity{
@@ -88,7 +89,7 @@ func (m *member) order(a wire.Assignment) {
 	m.orders.take(a.Orders, a.RunLimit.Std())
 }
 
-// run is the member's goroutine: it does one phase after the other.
+// run is the member's goroutine: it runs the phases one after the other.
 func (m *member) run() {
 	defer m.release()
 	p := phaseClaim
@@ -159,7 +160,7 @@ func (m *member) release() {
 	m.scratch.close()
 }
 
-// equip makes the helpers that need the claim and the folder.
+// equip creates the helpers that need the claim and the folder.
 func (m *member) equip() *checkpointUploader {
 	if m.claim.Spec.Checkpoint != nil {
 		m.uploader = &checkpointUploader{
@@ -176,7 +177,7 @@ func (m *member) equip() *checkpointUploader {
 	return m.uploader
 }
 
-// worker returns the worker of a phase, with the parts of the member that it needs.
+// worker returns the worker of a phase, with the parts of the member that the phase needs.
 func (m *member) worker(p phase) worker {
 	switch p {
 	case phaseClaim:

@@ -155,7 +155,7 @@ func TestEngineThatKeepsItsLogDoesNotHoldTheSealForEver(t *testing.T) {
 	}
 }
 
-// A backup that was restored may have less of a log than the agent was told.
+// A restored backup may hold less of a log than the server has confirmed to the agent.
 func TestLogThatTheServerForgotDoesNotHoldTheSealForEver(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

@@ -43,10 +43,10 @@ func addressToward(server *url.URL) (string, error) {
 	return host, err
 }
 
-// networkSweeper removes, now and then, networks of this cluster that gangs have
-// left and that no container is on. Machines that share an engine do it for each
-// other. A network is young between its creation and that of its first container, so
-// the sweeper takes only networks of a certain age.
+// networkSweeper periodically removes networks of this cluster that gangs have left and that
+// connect no container. Machines that share an engine sweep for each other. A network is young
+// between its creation and that of its first container, so the sweeper takes only networks of a
+// certain age.
 type networkSweeper struct {
 	runtime node.Runtime
 	cluster func() string
@@ -66,6 +66,8 @@ func (w networkSweeper) watch(ctx context.Context, b beat) {
 	}
 }
 
+// sweep makes one pass over the cluster's networks. Younger ones than NetworkAge stay: a member
+// may be about to connect its container.
 func (w networkSweeper) sweep(ctx context.Context) error {
 	found, err := w.runtime.Networks(ctx, map[string]string{berth.LabelCluster: w.cluster()})
 	if err != nil {

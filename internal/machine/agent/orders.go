@@ -20,6 +20,7 @@ type orders struct {
 	limit time.Duration // of the member's run; 0: none
 }
 
+// newOrders returns an empty set of orders.
 func newOrders() *orders { return &orders{kick: make(chan struct{}, 1)} }
 
 // take adds orders, replaces the run limit, and wakes the member if either changed.

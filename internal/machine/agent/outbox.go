@@ -10,10 +10,10 @@ import (
 	"berth/wire"
 )
 
-// outbox collects the machine's reports to the server: the due reports of members,
-// allocations with nothing left here, changes of GPUs, and the machine's holdings.
-// One goroutine sends it, one call at a time, so changes of the meantime travel
-// together. All methods may be called concurrently.
+// outbox collects the machine's reports to the server: the due reports of members, allocations
+// with nothing left on this machine, changes of GPUs, and the machine's holdings. One goroutine
+// sends one call at a time, so changes during a call travel together in the next one. All methods
+// may be called concurrently.
 type outbox struct {
 	timing Timing
 	holds  *holdings
@@ -27,6 +27,7 @@ type outbox struct {
 	sync    holdingsSync
 }
 
+// newOutbox returns an outbox without members.
 func newOutbox(timing Timing, holds *holdings, gpus *gpuHealth, log *slog.Logger) *outbox {
 	return &outbox{
 		timing: timing, holds: holds, gpus: gpus, log: log, wake: make(chan struct{}, 1),
@@ -37,7 +38,7 @@ func newOutbox(timing Timing, holds *holdings, gpus *gpuHealth, log *slog.Logger
 // poke wakes the sender to collect again.
 func (o *outbox) poke() { notify(o.wake) }
 
-// add has a member's reports sent from now on.
+// add starts to send a member's reports.
 func (o *outbox) add(id berth.AllocationID, r *reporter) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -62,7 +63,7 @@ func (o *outbox) addGone(id berth.AllocationID) {
 	o.poke()
 }
 
-// isGone reports whether the server has yet to hear that the allocation is gone.
+// isGone reports whether the report that the allocation is gone has yet to be delivered.
 func (o *outbox) isGone(id berth.AllocationID) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -90,7 +91,7 @@ func (b batch) request() wire.SyncRequest {
 // maxReports bounds one call.
 const maxReports = 256
 
-// next waits until something is due and returns all that is.
+// next waits until a report is due and returns all due reports.
 func (o *outbox) next(ctx context.Context) (batch, error) {
 	for {
 		b, due := o.collect(time.Now())
@@ -113,11 +114,11 @@ func (o *outbox) next(ctx context.Context) (batch, error) {
 	}
 }
 
-// together is how much sooner than due a report travels with one that is due: the
-// reports of one beat differ by the time that members take to write them.
+// together is how much sooner than due a report travels with a report already due: the reports of
+// one beat differ by the time that members take to write their files.
 const together = 50 * time.Millisecond
 
-// collect takes all that is due now, and returns when the next report will be.
+// collect takes all due reports, and returns the time at which the next one will be due.
 func (o *outbox) collect(now time.Time) (b batch, due time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -147,7 +148,7 @@ func (o *outbox) collect(now time.Time) (b batch, due time.Time) {
 	return b, due
 }
 
-// earliest returns when the first report is due; zero: none will be. o.mu is held.
+// earliest returns the time of the first due report, zero for none. o.mu is held.
 func (o *outbox) earliest() (due time.Time) {
 	for _, r := range o.members {
 		if at := r.dueAt(); !at.IsZero() && (due.IsZero() || at.Before(due)) {
@@ -193,8 +194,8 @@ func (o *outbox) undelivered(b batch) {
 	}
 }
 
-// refusedHoldings reports no holdings for a while, since this server does not take
-// them. It may be upgraded by then.
+// refusedHoldings stops the reports of holdings for Timing.CacheRefused, after a server that does
+// not know holdings has refused one. The server may be upgraded by then.
 func (o *outbox) refusedHoldings() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -58,14 +58,15 @@ func (s *outputStore) store(ctx context.Context) (unstored, refused []string, qu
 	return unstored, refused, quota
 }
 
-// outputRefused reports whether no machine would store an output: nothing is there, or
-// no archive may hold it, or it is too large. Any other error is the fault of this
-// machine, of the store or of the network.
+// outputRefused reports whether every machine would fail to store an output: the path does not
+// exist, no archive can hold its content, or the content is too large. Any other error is the
+// fault of this machine, of the store or of the network.
 func outputRefused(err error) bool {
 	return errors.Is(err, node.ErrNoPath) || berth.CodeOf(err) == berth.CodeInvalid
 }
 
-// storeOne packs an output into the member's folder, sends it and registers it.
+// storeOne packs an output into the member's folder, uploads the archive and registers the
+// object.
 func (s *outputStore) storeOne(ctx context.Context, o spec.Output) error {
 	at := filepath.Join(s.scratch.dir, "output-"+o.Name+".tar.zst")
 	f, err := os.OpenFile(at, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
@@ -121,8 +122,8 @@ func (s *outputStore) storeOne(ctx context.Context, o spec.Output) error {
 	return err
 }
 
-// outputStreams is how many streams of an output may break off before the agent gives
-// it up.
+// outputStreams is the number of streams of an output that may break off before the agent gives
+// the output up.
 const outputStreams = 5
 
 // pack writes an output into a file as an archive. It waits for an engine that does not
@@ -160,6 +161,7 @@ func (s *outputStore) pack(ctx context.Context, o spec.Output, to *os.File) (arc
 	}
 }
 
+// reportOutput registers a stored output under the terms of the present session.
 func (c *control) reportOutput(ctx context.Context, p wire.OutputReport) error {
 	return c.withTerms(ctx, func(epoch int64) error {
 		p.AgentBoot, p.Epoch = c.boot, epoch

@@ -30,7 +30,7 @@ func leaving(path string) func(*spec.Job) {
 	return func(j *spec.Job) { j.Outputs = []spec.Output{{Name: "model", Path: path}} }
 }
 
-// output unpacks what a job has stored under that name.
+// output unpacks a job's stored output of that name.
 func (s *site) output(id berth.JobID, name string) (wire.StoredOutput, string) {
 	s.t.Helper()
 	list, _, err := s.db.Objects.Outputs(s.t.Context(), id, db.Paging{})
@@ -107,7 +107,7 @@ func TestAMissingOutputIsAFailure(t *testing.T) {
 	}
 }
 
-// What a failed job leaves is not taken, and its exit code is what counts.
+// The outputs of a failed job are not stored, and its exit code decides its result.
 func TestAFailedJobHasNoOutputs(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -260,7 +260,7 @@ func TestAnOutputIsReadAgainWhenItsStreamBreaksOff(t *testing.T) {
 	}
 }
 
-// What one member has stored does not hide that another's part is too large.
+// A member that has stored its part does not hide that another member's part is too large.
 func TestAPartOfAGangsOutputThatIsRefusedIsItsUsersLoss(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -294,7 +294,7 @@ func TestAPartOfAGangsOutputThatIsRefusedIsItsUsersLoss(t *testing.T) {
 	}
 }
 
-// An agent that is killed between the end and the seal begins the outputs anew.
+// An agent that is killed between the end and the seal stores the outputs again from the start.
 func TestOutputsOutliveTheirAgent(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

@@ -30,7 +30,7 @@ const (
 	phaseRemove      phase = "remove"
 
 	phaseGone phase = "gone" // nothing of the member is left on this machine
-	phaseLeft phase = "left" // this process has let go; the container stays
+	phaseLeft phase = "left" // this process ends its work; the container stays
 )
 
 // ends reports whether no phase follows.
@@ -43,7 +43,7 @@ type worker interface {
 	Do(ctx context.Context) (next phase, err error)
 }
 
-// scope names the context of a phase, and with it the events that interrupt the phase.
+// scope names the context of a phase, and thereby the events that interrupt the phase.
 type scope string
 
 const (
@@ -52,8 +52,7 @@ const (
 	underMember scope = "member"
 	// underPreparation also ends at an order to stop, and after Timing.PreparePatience.
 	underPreparation scope = "preparation"
-	// underMachine ends only when the agent stops: leftovers are removed however long
-	// it takes.
+	// underMachine ends only when the agent stops: the removal of leftovers has no time limit.
 	underMachine scope = "machine"
 )
 
@@ -110,8 +109,8 @@ func (p phase) row() phaseRow {
 	return phaseRow{phase: p}
 }
 
-// result carries the member's exit from the phase that determines it to the phases
-// that report it.
+// result carries the member's exit from the phase that determines the exit to the phases that
+// report it.
 type result struct{ exit failure.Exit }
 
 // end determines the exit, and returns the phase that follows any exit.
@@ -125,6 +124,7 @@ func (r *result) notStarted(cause failure.ExitCause, message string) (phase, err
 	return r.end(notStarted(cause, message))
 }
 
+// notStarted returns the exit of a member whose container never ran.
 func notStarted(cause failure.ExitCause, message string) failure.Exit {
 	return failure.Exit{Cause: cause, Message: message, FinishedAt: time.Now().UTC()}
 }

@@ -22,6 +22,8 @@ type claimPhase struct {
 	withdrawn bool
 }
 
+// Do claims the allocation. The answer decides the next phase: an allocation that an earlier
+// process has sealed needs only to be forgotten.
 func (p *claimPhase) Do(ctx context.Context) (phase, error) {
 	if p.withdrawn {
 		return p.result.notStarted(failure.CauseNotStarted, "its job ended before this machine took it")
@@ -39,6 +41,7 @@ func (p *claimPhase) Do(ctx context.Context) (phase, error) {
 	return phaseLocate, nil
 }
 
+// traced runs insist inside a span of its own.
 func (p *claimPhase) traced(ctx context.Context) error {
 	ctx, span := p.spans.start(ctx, "claim")
 	err := p.insist(ctx)

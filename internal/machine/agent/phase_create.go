@@ -37,10 +37,13 @@ type createPhase struct {
 	result  *result
 }
 
+// Do creates the container in a span of its own.
 func (p *createPhase) Do(ctx context.Context) (phase, error) {
 	return p.spans.step(ctx, "create", p.result, p.create)
 }
 
+// create creates the container, or takes an existing one with this member's labels. It retries
+// until EnginePatience is over, except for errors that the specification causes.
 func (p *createPhase) create(ctx context.Context) (phase, error) {
 	given := p.containerSpec()
 	if err := p.addSecrets(&given); err != nil {
@@ -121,6 +124,8 @@ func (p *createPhase) ask(ctx context.Context, given node.ContainerSpec) (node.C
 // network of its own.
 const masterPort = "29500"
 
+// containerSpec returns the container as the engine is asked for it, without secrets and without
+// the gang's network.
 func (p *createPhase) containerSpec() node.ContainerSpec {
 	c := p.claim
 	labels := p.labels()
@@ -219,8 +224,8 @@ func (p *createPhase) addSecrets(given *node.ContainerSpec) error {
 	return nil
 }
 
-// joinNetwork puts the container of a gang's member on the network where it can reach
-// its peers. It notes a network that this engine has for the gang alone.
+// joinNetwork connects the container of a gang's member to the network that its peers use. If
+// this engine has a network for the gang alone, joinNetwork records that network.
 func (p *createPhase) joinNetwork(given *node.ContainerSpec) error {
 	if !p.claim.gang() {
 		return nil
@@ -241,7 +246,7 @@ func (p *createPhase) joinNetwork(given *node.ContainerSpec) error {
 	return nil
 }
 
-// ensureNetwork creates the gang's network, unless it exists.
+// ensureNetwork creates the gang's network if the engine does not have the network yet.
 func (p *createPhase) ensureNetwork(ctx context.Context) error {
 	return p.runtime.EnsureNetwork(ctx, node.Network{Name: *p.network, Labels: map[string]string{
 		berth.LabelCluster: p.cluster(),

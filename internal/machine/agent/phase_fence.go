@@ -9,6 +9,7 @@ type fencePhase struct {
 	result  *result
 }
 
+// Do reports no exit of at_most_one work before the end of its processes is certain.
 func (p *fencePhase) Do(context.Context) (phase, error) {
 	exit, err := p.fencing.conclude(p.result.exit)
 	if err != nil {

@@ -27,6 +27,7 @@ type inputsPhase struct {
 	spans   spans
 }
 
+// Do fetches the inputs in a span of its own, if the job has any.
 func (p *inputsPhase) Do(ctx context.Context) (phase, error) {
 	if len(p.claim.Spec.Inputs) == 0 {
 		return phaseRestore, nil
@@ -34,6 +35,7 @@ func (p *inputsPhase) Do(ctx context.Context) (phase, error) {
 	return p.spans.step(ctx, "inputs", p.result, p.all)
 }
 
+// all places the inputs one after the other, in the order of the job's specification.
 func (p *inputsPhase) all(ctx context.Context) (phase, error) {
 	for i, in := range p.claim.Spec.Inputs {
 		what := fmt.Sprintf("inputs[%d]", i)
@@ -85,7 +87,7 @@ func (p *inputsPhase) one(ctx context.Context, i int, in spec.Input, to placing)
 	return damage{fmt.Sprintf("this machine cannot fetch %.200q", in.From)} // no server should have let it through
 }
 
-// changes is how often an input is looked for that changes while it is fetched.
+// changes is how often the fetch of an input is tried when the source changes during the fetch.
 const changes = 3
 
 // elsewhere places an input that the machine fetches by itself. It asks the source
@@ -125,7 +127,7 @@ func (p *inputsPhase) elsewhere(ctx context.Context, in spec.Input, to placing) 
 	}
 }
 
-// fetched returns the content of a source, and notes its address when it is fetched.
+// fetched returns the content of a source. The fetch stores the content's address in *address.
 func (p *inputsPhase) fetched(found *fetch.Found, address *berth.Address) content {
 	get := func(ctx context.Context, to *os.Root) (cacheEntry, error) {
 		p.reports.enter(slow, berth.PhaseRestoring)
@@ -136,9 +138,8 @@ func (p *inputsPhase) fetched(found *fetch.Found, address *berth.Address) conten
 	return content{kind: found.Kind, of: found.Address, fetch: get}
 }
 
-// inputMounts are the inputs as the container sees them. The container may change a
-// folder of its user. Content from elsewhere is read-only, since containers may
-// share it.
+// inputMounts returns the inputs as mounts for the container. The container may change a folder
+// of its user. Content from elsewhere is read-only, since containers may share it.
 func inputMounts(jobSpec spec.Job, s *scratch) []node.Mount {
 	var mounts []node.Mount
 	for i, in := range jobSpec.Inputs {

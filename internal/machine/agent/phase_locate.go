@@ -23,6 +23,9 @@ type locatePhase struct {
 	adopts  bool
 }
 
+// Do opens the member's folder and searches the engine for its container. A member that had a
+// container which is gone ends here as vanished. at_most_one work goes on only if a deadman
+// watches this machine.
 func (p *locatePhase) Do(context.Context) (phase, error) {
 	if err := p.scratch.open(p.name(), p.claim.Spec.Checkpoint != nil); err != nil {
 		return p.result.notStarted(failure.CauseEngine, err.Error())

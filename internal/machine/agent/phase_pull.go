@@ -27,6 +27,8 @@ type pullPhase struct {
 	result *result
 }
 
+// Do pulls the image in a span of its own. A claim whose secrets the server could not provide
+// ends the member before the pull.
 func (p *pullPhase) Do(ctx context.Context) (phase, error) {
 	if w := p.claim.Withheld; w != nil { // the server could not provide the secrets
 		if w.Missing {
@@ -37,6 +39,8 @@ func (p *pullPhase) Do(ctx context.Context) (phase, error) {
 	return p.spans.step(ctx, "pull", p.result, p.pull)
 }
 
+// pull pulls the image. An attempt after the first must run the same content: if the name has
+// moved to another digest since, the recorded digest is pulled instead.
 func (p *pullPhase) pull(ctx context.Context) (phase, error) {
 	p.reports.enter(slow, berth.PhasePulling)
 	image := p.claim.Spec.Image
@@ -70,6 +74,8 @@ func (p *pullPhase) pull(ctx context.Context) (phase, error) {
 // another machine does.
 const pullTries = 5
 
+// ensure pulls an image if the engine does not have it, with pullTries tries for an unreachable
+// registry. Other errors are final.
 func (p *pullPhase) ensure(ctx context.Context, image string) (digest string, err error) {
 	wait := &backoff{min: p.timing.PullPause, max: 16 * p.timing.PullPause}
 	for try := 1; ; try++ {

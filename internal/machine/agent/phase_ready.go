@@ -19,6 +19,8 @@ type readyPhase struct {
 	adopts  bool
 }
 
+// Do waits for the order to start, or starts at once where mayBegin allows it. In the second case
+// the decision goes to disk before the start, for an agent that dies in between.
 func (p *readyPhase) Do(ctx context.Context) (phase, error) {
 	reported := false
 	for {
@@ -48,9 +50,9 @@ func (p *readyPhase) Do(ctx context.Context) (phase, error) {
 	}
 }
 
-// mayBegin reports whether the member may start on its claim alone, while the server
-// stores that it is prepared: it has no peers to wait for, it may run twice, and the
-// claim is so fresh that the job cannot have been placed elsewhere. See
+// mayBegin reports whether the member may start on its claim alone, while the server stores that
+// the member is prepared. The member must have no peers to wait for, its job must be allowed to
+// run twice, and the claim must be so fresh that the job cannot have been placed elsewhere. See
 // docs/adr/0009-a-claim-starts-a-job-of-one-rank.md.
 func (p *readyPhase) mayBegin() bool {
 	return !p.adopts && p.claim.Members == 1 && !p.claim.atMostOne() && time.Since(p.claim.sent) < p.timing.ClaimFresh

@@ -15,6 +15,7 @@ type recordPhase struct {
 	result *result
 }
 
+// Do waits until the server has the seal on record. Only then may the member be forgotten.
 func (p *recordPhase) Do(ctx context.Context) (phase, error) {
 	select {
 	case <-p.reports.recorded:

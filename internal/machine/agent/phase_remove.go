@@ -10,8 +10,8 @@ import (
 	"berth/internal/lib/failpoint"
 )
 
-// removePhase removes the container, its folder, its secrets and its network, however
-// long that takes. Its context is the machine's: the member's has ended.
+// removePhase removes the container, its folder, its secrets and its network, without a
+// limit of time. Its context is the machine's: the member's has ended.
 type removePhase struct {
 	*identity
 	log     *slog.Logger
@@ -24,6 +24,8 @@ type removePhase struct {
 	helpers *sync.WaitGroup // they may still use the container
 }
 
+// Do waits for the member's helpers, which may still use its folder, then removes the container,
+// its folder and its entry in the fence's list.
 func (p *removePhase) Do(ctx context.Context) (phase, error) {
 	p.helpers.Wait()
 	if !p.known { // without a rank it never had a container
@@ -38,7 +40,8 @@ func (p *removePhase) Do(ctx context.Context) (phase, error) {
 	return phaseGone, nil
 }
 
-// clear removes the container first: it may still write into its folder.
+// clear removes the container before the folder, since a container may still write into its
+// folder. It repeats a failed removal until the agent stops.
 func (p *removePhase) clear(ctx context.Context) error {
 	_ = failpoint.Hit("agent.remove.before")
 	for wait := p.timing.backoff(); ; {
@@ -61,8 +64,8 @@ func (p *removePhase) clear(ctx context.Context) error {
 	}
 }
 
-// leaveNetwork removes the network of the member's gang if this was the last member
-// on it. If that fails, the sweep removes it.
+// leaveNetwork removes the network of the member's gang if this was the network's last member. If
+// the removal fails, the sweep removes the network.
 func (p *removePhase) leaveNetwork(ctx context.Context) {
 	if p.network == "" {
 		return

@@ -25,16 +25,20 @@ const (
 	partial     = ".restoring" // folder of an incomplete restore
 )
 
-// damage is proof that stored content has changed since it was stored.
+// damage is the error for stored content that has provably changed since it was stored.
 type damage struct{ says string }
 
+// Error returns the proof as text.
 func (d damage) Error() string { return d.says }
 
-// cannotFetch is a file of a checkpoint that did not arrive, although the store
-// answers. That is no proof of damage.
+// cannotFetch is the error for a file of a checkpoint that did not arrive, although the
+// store answers. The file need not be damaged.
 type cannotFetch struct{ err error }
 
+// Error returns the text of the last failed fetch.
 func (c cannotFetch) Error() string { return c.err.Error() }
+
+// Unwrap returns the error of the last failed fetch.
 func (c cannotFetch) Unwrap() error { return c.err }
 
 // restorePhase puts the newest checkpoint that verifies in place.
@@ -49,6 +53,8 @@ type restorePhase struct {
 	result   *result
 }
 
+// Do restores the newest good checkpoint if the claim names any. The restored step goes to disk
+// before the report, so that a later agent process reports the same step.
 func (p *restorePhase) Do(ctx context.Context) (phase, error) {
 	if p.claim.Spec.Checkpoint != nil && (len(p.claim.Restore) > 0 || p.claim.HadCheckpoint) {
 		if next, err := p.spans.step(ctx, "restore", p.result, p.newest); err != nil || next != phaseCreate {
@@ -206,7 +212,7 @@ func localPath(p string) bool {
 		!strings.ContainsAny(p, "\x00\\")
 }
 
-// fetch downloads one file and verifies it.
+// fetch downloads one file and verifies its size and hash.
 func (p *restorePhase) fetch(ctx context.Context, f wire.CheckpointFile) error {
 	root := p.scratch.checkpoint
 	name := path.Join(partial, f.Path)
@@ -264,13 +270,14 @@ func (p *restorePhase) fetch(ctx context.Context, f wire.CheckpointFile) error {
 	return cannotFetch{fmt.Errorf("fetch %s: %w", f.Path, err)}
 }
 
-// disk notes a failed write. Then this machine is at fault, and neither the
-// checkpoint nor the store.
+// disk records a failed write, for which this machine is to blame, and not the checkpoint
+// or the store.
 type disk struct {
 	io.Writer
 	err error
 }
 
+// Write writes to the file and keeps its error, which distinguishes a full disk from a broken stream.
 func (d *disk) Write(p []byte) (int, error) {
 	n, err := d.Writer.Write(p)
 	if err != nil {
@@ -279,8 +286,8 @@ func (d *disk) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// openFolders gives the container's user access to the restored folders, whatever the
-// agent's umask is.
+// openFolders gives the container's user access to the restored folders, regardless of the
+// agent's umask.
 func (p *restorePhase) openFolders() error {
 	root := p.scratch.checkpoint
 	var walk func(dir string) error

@@ -26,6 +26,8 @@ type sealPhase struct {
 	result   *result
 }
 
+// Do stores the logs, checkpoints and outputs, and reports the seal. If storing takes longer than
+// SealTogether, Do reports the exit alone first.
 func (p *sealPhase) Do(member context.Context) (phase, error) {
 	exit := p.result.exit
 	_ = failpoint.Hit("agent.exit.before")

@@ -22,10 +22,13 @@ type startPhase struct {
 	result  *result
 }
 
+// Do starts the container in a span of its own.
 func (p *startPhase) Do(ctx context.Context) (phase, error) {
 	return p.spans.step(ctx, "start", p.result, func(context.Context) (phase, error) { return p.start() })
 }
 
+// start repeats the start until it succeeds or fails for good. at_most_one work asks the fence
+// before each try, since the lease may expire between two tries.
 func (p *startPhase) start() (phase, error) {
 	patience := time.Now().Add(p.timing.EnginePatience)
 	for wait := p.timing.backoff(); ; {
@@ -85,8 +88,8 @@ func (p *startPhase) started() (phase, error) {
 	return phaseWatch, nil
 }
 
-// causeOf returns the cause with which a failed start ends the member; "": it is
-// repeated.
+// causeOf returns the cause with which a failed start ends the member, "" if the start is to be
+// retried.
 func (p *startPhase) causeOf(err error, patience time.Time) failure.ExitCause {
 	switch {
 	case errors.Is(err, node.ErrBadCommand):
@@ -103,6 +106,8 @@ func (p *startPhase) causeOf(err error, patience time.Time) failure.ExitCause {
 	return ""
 }
 
+// surelyNotRunning reports whether the engine confirms that the container does not run. A start
+// that failed may have started the container all the same.
 func (p *startPhase) surelyNotRunning() bool {
 	c, err := p.runtime.Inspect(p.ctx, p.name())
 	return errors.Is(err, node.ErrNoContainer) || err == nil && c.State == node.ContainerCreated

@@ -9,8 +9,8 @@ import (
 	"berth/activities/node"
 )
 
-// watchPhase follows a started container to its end: it carries out orders, keeps the
-// job's own limits, and collects evidence.
+// watchPhase follows a started container to its end: it carries out orders, enforces the job's
+// own limits, and collects evidence.
 type watchPhase struct {
 	*core
 	orders   *orders
@@ -33,6 +33,9 @@ type ending struct {
 	err    error
 }
 
+// Do reports the member as running and starts the helpers, then steers until the engine reports
+// the container's end. It wakes for orders and for the next moment at which the stop plan or the
+// progress watcher has work to do.
 func (p *watchPhase) Do(ctx context.Context) (phase, error) {
 	p.reports.enter(0, berth.PhaseRunning) // at once: this report makes the job running
 	p.log.Info("rank runs")

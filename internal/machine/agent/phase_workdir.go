@@ -18,6 +18,7 @@ type workdirPhase struct {
 	spans   spans
 }
 
+// Do unpacks the uploaded folder in a span of its own, if the job has one.
 func (p *workdirPhase) Do(ctx context.Context) (phase, error) {
 	if p.claim.Spec.Workdir == "" {
 		return phaseInputs, nil
@@ -25,6 +26,7 @@ func (p *workdirPhase) Do(ctx context.Context) (phase, error) {
 	return p.spans.step(ctx, "workdir", p.result, p.copy)
 }
 
+// copy unpacks the folder into the workspace, which belongs to the container's user.
 func (p *workdirPhase) copy(ctx context.Context) (phase, error) {
 	a, err := berth.ParseAddress(p.claim.Spec.Workdir)
 	if err != nil {
@@ -61,6 +63,7 @@ type wholeBody struct {
 	left int64
 }
 
+// Read reports io.ErrUnexpectedEOF for a body that ends before its announced length.
 func (w *wholeBody) Read(p []byte) (int, error) {
 	n, err := w.ReadCloser.Read(p)
 	w.left -= int64(n)

@@ -30,6 +30,8 @@ type preparation struct {
 	watched  chan struct{} // closed when no order is watched for
 }
 
+// openPreparation returns a preparation under the member's context, with a goroutine that ends it
+// at an order to stop. The caller must close the preparation.
 func openPreparation(member context.Context, o *orders, reports *reporter, patience time.Duration) *preparation {
 	limited, free := context.WithTimeoutCause(member, patience, errTooSlow)
 	ctx, cancel := context.WithCancelCause(limited)

@@ -148,8 +148,8 @@ func TestF20AStartThatIsDeliveredTwiceStartsOneContainer(t *testing.T) {
 	m.cleared(req)
 }
 
-// A disk of 1 MiB fills up before a job resumes: the machine's fault, and the
-// checkpoint stays what it was.
+// A disk of 1 MiB fills up before a job resumes: the machine is at fault, and the checkpoint is
+// unchanged.
 func TestF31AFullDiskCostsNoCheckpointAndNoRetryOfTheUser(t *testing.T) {
 	t.Parallel()
 	s, m, _ := privateMachine(t, "--live-restore")
@@ -247,8 +247,8 @@ func TestF35AJobThatIgnoresSIGTERMIsKilledAtItsGraceAndCanceled(t *testing.T) {
 	m.cleared(req)
 }
 
-// The engine hangs, so nobody knows whether the kill arrived: what the container
-// holds stays taken until that is known.
+// The engine hangs, so it is unknown whether the kill arrived: the container's resources stay
+// taken until the engine answers.
 func TestF36CapacityStaysTakenWhileAKillIsNotConfirmed(t *testing.T) {
 	t.Parallel()
 	s, m, d := privateMachine(t, "--live-restore")

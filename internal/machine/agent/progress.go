@@ -15,9 +15,9 @@ import (
 	"berth/wire"
 )
 
-// progressWatcher reads the signs of life of a running container: the progress that it
-// reports in a file, and for stall_timeout also its log, checkpoints, CPU and GPU use.
-// Of the member's goroutine alone.
+// progressWatcher reads the signs of life of a running container: the progress file, and for
+// stall_timeout also the log, checkpoints, CPU and GPU use. Only the member's goroutine may use
+// it.
 type progressWatcher struct {
 	*core
 	workspace *os.Root
@@ -80,7 +80,7 @@ func (w *progressWatcher) readIfDue(now time.Time) {
 	w.due = now.Add(w.beat.next(w.pause()))
 }
 
-// read reads the progress file and reports whether it has changed.
+// read reads the progress file and reports whether the file has changed.
 func (w *progressWatcher) read() (changed bool) {
 	info, err := w.workspace.Stat(progressFile)
 	if err != nil || info.ModTime().Equal(w.stamp) && info.Size() == w.size {
@@ -108,8 +108,8 @@ func (w *progressWatcher) read() (changed bool) {
 	return true
 }
 
-// plausible returns a file's time if it can be true, and now otherwise. A container may
-// set any time, even one that JSON cannot hold.
+// plausible returns a file's time if the time is between 1970 and now, and now otherwise. A
+// container may set any time, even one that JSON cannot hold.
 func plausible(at, now time.Time) time.Time {
 	if at.After(now) || at.Before(time.Unix(0, 0)) {
 		return now
@@ -168,7 +168,7 @@ func (w *progressWatcher) quietFor(now time.Time) time.Duration {
 	if at := time.Unix(0, w.sampler.busy.Load()); at.After(w.last) {
 		w.last = at
 	}
-	// A hundredth of a core over the time looked at is no idle process.
+	// A process that uses a hundredth of a core on average is not idle.
 	if cpu, ok := w.cpuUse(); ok && cpu-w.cpu > max(now.Sub(w.last)/100, 10*time.Millisecond) {
 		w.cpu, w.last = cpu, now
 	}

@@ -31,12 +31,14 @@ func (q *quarantine) reset() {
 	q.names = map[berth.AllocationID]string{}
 }
 
+// add puts a container under quarantine.
 func (q *quarantine) add(id berth.AllocationID, container string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.names[id] = container
 }
 
+// has reports whether the allocation's container is under quarantine.
 func (q *quarantine) has(id berth.AllocationID) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -60,7 +62,7 @@ func (q *quarantine) watch(ctx context.Context, b beat, every time.Duration) {
 	}
 }
 
-// release takes an allocation out of quarantine and has its end reported.
+// release removes an allocation from quarantine and reports its end.
 func (q *quarantine) release(id berth.AllocationID) {
 	q.mu.Lock()
 	delete(q.names, id)

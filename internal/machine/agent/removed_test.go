@@ -51,8 +51,8 @@ func TestAgentOfARemovedMachineEnds(t *testing.T) {
 	ends(run()) // and again when it is started again
 }
 
-// A report that the server cannot store is sent again later; what other ranks
-// report is not held up by it.
+// A report that the server cannot store is sent again later; the reports of other ranks are not
+// held up.
 func TestAReportThatIsRefusedIsSentAgain(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

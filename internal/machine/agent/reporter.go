@@ -9,10 +9,9 @@ import (
 	"berth/wire"
 )
 
-// reporter holds the report of one member: its present state, and until when the
-// control plane must have it. Each edit makes a new version, so that the answer to
-// an older version does not hide a newer one. All methods may be called
-// concurrently.
+// reporter holds the report of one member: its present state, and the time by which the control
+// plane must have the report. Each edit makes a new version, so that the answer to an older
+// version does not hide a newer one. All methods may be called concurrently.
 type reporter struct {
 	log  *slog.Logger
 	poke func() // wakes the outbox
@@ -32,6 +31,7 @@ const (
 	later = time.Hour              // of facts that travel with the next report
 )
 
+// newReporter returns a reporter without a due report.
 func newReporter(i *identity, log *slog.Logger, poke func()) *reporter {
 	return &reporter{
 		log: log, poke: poke, recorded: make(chan struct{}),
@@ -39,8 +39,8 @@ func newReporter(i *identity, log *slog.Logger, poke func()) *reporter {
 	}
 }
 
-// edit changes the report and makes it due after the delay, or sooner if it was
-// due sooner already.
+// edit changes the report and makes it due after the delay, or at its present due time if that is
+// sooner.
 func (r *reporter) edit(delay time.Duration, change func(*wire.RankReport)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -86,9 +86,9 @@ func (r *reporter) claimed(number int) {
 	}
 }
 
-// present returns the report, its version and when it is due; zero: the server has
-// it. Only the control plane knows whether a waiter exists for the member's end: a
-// control plane of the previous version is therefore asked to notify the workflow.
+// present returns the report, its version and its due time, zero if the server has the report.
+// Only the control plane knows whether a waiter exists for the member's end: a control plane of
+// the previous version is therefore asked to notify the workflow.
 func (r *reporter) present() (wire.RankReport, int64, time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -97,7 +97,7 @@ func (r *reporter) present() (wire.RankReport, int64, time.Time) {
 	return p, r.version, r.due
 }
 
-// dueAt returns when the report is due; zero: the server has it.
+// dueAt returns the time at which the report is due, zero if the server has the report.
 func (r *reporter) dueAt() time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()

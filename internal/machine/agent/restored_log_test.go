@@ -138,7 +138,7 @@ func TestAQuietLogIsWholeAgainAfterARestore(t *testing.T) {
 	}
 }
 
-// What ends while the restore happens is not sealed with half a log.
+// A container that ends during the restore is not sealed with half a log.
 func TestALogIsWholeWhenItsRankIsSealedAfterARestore(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -162,8 +162,8 @@ func TestALogIsWholeWhenItsRankIsSealedAfterARestore(t *testing.T) {
 	s.wantLines(id, 0, numbered(3)...)
 }
 
-// An engine keeps only so much of a log. What it has thrown away is lost, what it
-// has is not.
+// An engine keeps a limited part of a log. The part that it has dropped is lost, the rest is
+// stored again.
 func TestWhatTheEngineHasLeftOfALogIsStoredAfterARestore(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

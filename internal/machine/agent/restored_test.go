@@ -102,7 +102,7 @@ func (s *site) granted() (n int64) {
 	return n
 }
 
-// ages waits until a watermark was granted that the machines have heard of.
+// ages waits until a watermark was granted that the machines have received.
 func (s *site) ages(machines ...*machine) {
 	s.t.Helper()
 	n := s.granted()
@@ -239,7 +239,7 @@ func putBack(t *testing.T, url, store string, take func() (putBack func())) {
 		return err == nil && !r.NotReady
 	})
 
-	// What was forgotten ends, and the machines take work under ids of their own.
+	// Jobs that the database has forgotten end, and the machines take work under new ids.
 	stop()
 	stop = s.leads("fourth", outside)
 	if s.term.Epoch < term+1_000_000 {

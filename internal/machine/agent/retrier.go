@@ -24,10 +24,10 @@ type retrier struct {
 	ended  atomic.Bool // the container has ended; patience counts from then on
 }
 
-// insist calls f until it succeeds. It returns errGivenUp if the server no longer
-// assigns the work to this machine, or if the server has answered with errors for
-// longer than the patience since the container's end. An absent server is waited
-// for: without it nothing else could be reported either.
+// insist calls f until f succeeds. It returns errGivenUp if the server no longer assigns the work
+// to this machine, or if the server has answered with errors for longer than the patience since
+// the container's end. An absent server is waited for: without it no other report could be
+// delivered either.
 func (r *retrier) insist(what string, f func(ctx context.Context) error) error {
 	var since time.Time
 	for wait := r.timing.backoff(); ; {
@@ -62,8 +62,8 @@ func (r *retrier) insist(what string, f func(ctx context.Context) error) error {
 	}
 }
 
-// patiently calls f until it succeeds or a store without an answer has used up the
-// patience. Damage and the server's refusals are final.
+// patiently calls f until f succeeds or a store without an answer has used up the patience.
+// Damage and the server's refusals are final.
 func (r *retrier) patiently(ctx context.Context, f func() error) error {
 	until := time.Now().Add(r.timing.RestorePatience)
 	for wait := r.timing.backoff(); ; {
@@ -79,9 +79,11 @@ func (r *retrier) patiently(ctx context.Context, f func() error) error {
 	}
 }
 
-// localError is a fault of this machine's files, which no patience with the server
-// cures.
+// localError is an error of this machine's files. Waiting for the server cannot cure such an error.
 type localError struct{ err error }
 
+// Error returns the text of the local failure.
 func (e localError) Error() string { return e.err.Error() }
+
+// Unwrap returns the local failure.
 func (e localError) Unwrap() error { return e.err }

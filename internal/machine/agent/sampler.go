@@ -18,10 +18,10 @@ import (
 	"berth/wire"
 )
 
-// usageSampler samples the resources that a member uses while it runs. It stores the
-// series in one object, which it replaces now and then. A member that ends before the
-// first replacement leaves only the summary in its exit, and one that ends before the
-// first sample leaves nothing: a cluster may run a million of them a day.
+// usageSampler samples the resource use of a running member. It stores the series in one object,
+// which it replaces periodically. A member that ends before the first replacement leaves only the
+// summary in its exit, and one that ends before the first sample leaves nothing: a cluster may
+// run a million of them a day.
 type usageSampler struct {
 	*core
 	control *control
@@ -72,6 +72,8 @@ func (u *usageSampler) end() *berth.Measured {
 	return sum
 }
 
+// run samples until ctx ends. The series doubles its step as it grows, and sampling slows down
+// with the step, up to maxSampling between two samples.
 func (u *usageSampler) run(ctx context.Context) {
 	every := u.timing.UseStep
 	for u.beat.sleep(ctx, every) == nil {
@@ -106,8 +108,11 @@ func (u *usageSampler) open(ctx context.Context) bool {
 	return true
 }
 
+// notes returns the path of the file that keeps the series across agent processes.
 func (u *usageSampler) notes() string { return filepath.Join(u.folder, "use.json") }
 
+// sample adds one sample. A device that does not answer in time is left out of the sample, so
+// that a hanging driver costs only the GPUs' part of the series.
 func (u *usageSampler) sample(ctx context.Context) {
 	s := timeseries.Sample{}
 	for metric, v := range u.gauge.Read() {
@@ -135,18 +140,20 @@ func (u *usageSampler) sample(ctx context.Context) {
 	u.rec.Add(time.Now(), s)
 }
 
-// worthKeeping reports whether there is a series to store. For a short run the summary
-// is enough.
+// worthKeeping reports whether the series is long enough to be stored. For a short run the
+// summary is enough.
 func (u *usageSampler) worthKeeping() bool {
 	return u.rec != nil && !u.rec.Empty() && u.rec.At.Sub(u.rec.Start) >= u.timing.UseFirst
 }
 
+// due reports whether the stored series is older than UseEvery, or than the step if that is
+// longer: a new object would hold no new point.
 func (u *usageSampler) due(now time.Time) bool {
 	return u.worthKeeping() && now.Sub(u.stored) >= max(u.timing.UseEvery, u.rec.Step)
 }
 
-// keep notes the series for a later process, and stores it in a goroutine of its own: a
-// control plane that is away must not make a gap.
+// keep writes the series to a file for a later process, and uploads it in a goroutine of its own:
+// an unreachable control plane must not make a gap.
 func (u *usageSampler) keep() {
 	if b, err := u.rec.Marshal(); err == nil {
 		err = writeFile(u.notes(), b)
@@ -197,6 +204,7 @@ func (u *usageSampler) finish(ctx context.Context) {
 	}
 }
 
+// document encodes the series as the stored object.
 func (u *usageSampler) document() ([]byte, error) {
 	b, err := json.Marshal(wire.MemberMetrics{
 		Attempt: u.attempt, Member: u.number, Machine: u.machine,
@@ -208,6 +216,7 @@ func (u *usageSampler) document() ([]byte, error) {
 	return b, err
 }
 
+// put uploads the series under the attempt's one key, which replaces the earlier upload.
 func (u *usageSampler) put(ctx context.Context, b []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

@@ -45,6 +45,7 @@ type memo struct {
 	IntentSays string            `json:"intent_says,omitempty"`
 }
 
+// scratchDir returns the folder of the container with this name.
 func scratchDir(state, name string) string { return filepath.Join(state, "ranks", name) }
 
 // open creates the folder, with a folder for checkpoints if wanted, or opens
@@ -60,6 +61,8 @@ func (s *scratch) open(name string, checkpoints bool) error {
 	return nil
 }
 
+// openFolders opens the workspace, and the checkpoint folder if the job has checkpoints. Any user
+// may write to .berth, since a container chooses its own user.
 func (s *scratch) openFolders(checkpoints bool) (err error) {
 	if s.workspace, err = openShared(deadman.GateFolder(s.gate())); err != nil {
 		return err
@@ -72,7 +75,7 @@ func (s *scratch) openFolders(checkpoints bool) (err error) {
 	err = s.workspace.Mkdir(".berth", 0o777)
 	switch {
 	case err == nil:
-		return s.workspace.Chmod(".berth", 0o777) // whatever the umask
+		return s.workspace.Chmod(".berth", 0o777) // regardless of the umask
 	case errors.Is(err, os.ErrExist):
 		return nil
 	}
@@ -101,6 +104,7 @@ func (s *scratch) gate() string { return filepath.Join(s.dir, "workspace") }
 // input is the folder of the i-th input.
 func (s *scratch) input(i int) string { return filepath.Join(s.dir, fmt.Sprintf("input-%d", i)) }
 
+// close closes the opened folders and leaves their content.
 func (s *scratch) close() {
 	if s.workspace != nil {
 		_ = s.workspace.Close()
@@ -110,6 +114,7 @@ func (s *scratch) close() {
 	}
 }
 
+// memo returns the record of an earlier process, zero without a readable one.
 func (s *scratch) memo() memo {
 	var m memo
 	if b, err := os.ReadFile(filepath.Join(s.dir, "rank.json")); err == nil {
@@ -118,6 +123,7 @@ func (s *scratch) memo() memo {
 	return m
 }
 
+// remember replaces the record for later processes.
 func (s *scratch) remember(m memo) error {
 	return writeJSON(filepath.Join(s.dir, "rank.json"), m)
 }
@@ -131,10 +137,9 @@ func removeScratch(state, name string) error {
 	return nil
 }
 
-// sweep removes the folders of unknown members: an operator has confirmed their end,
-// or a restored database has forgotten them. set is the machine's full set of
-// assignments. A folder stays if a container of this machine may have mounted it,
-// whichever cluster the container belongs to.
+// sweep removes the folders of unknown members, whose end an operator has confirmed or which a
+// restored database has forgotten. set is the machine's full set of assignments. A folder stays
+// if a container of this machine may have mounted it, whichever cluster the container belongs to.
 func (s *Supervisor) sweep(ctx context.Context, set []wire.Assignment) {
 	// The folders first: a folder that is created after this has its member here.
 	folders, err := os.ReadDir(filepath.Join(s.cfg.StateDir, "ranks"))

@@ -15,13 +15,13 @@ import (
 	"berth/spec"
 )
 
-// vaultDir holds secrets as files while their containers live: a folder in memory, with
-// one folder below it for each member.
+// vaultDir holds secrets as files while their containers live: a folder in memory, with one
+// subfolder for each member.
 //
 //	<tmpfs>/berth-agent-<hash of the state folder>/<container>/<name>
 //
 // Secrets never reach a disk of the machine. A container sees only its own folder, at
-// /run/secrets, and cannot write there. The outer folder exists while it holds another.
+// /run/secrets, and cannot write to it. The outer folder is removed with its last subfolder.
 type vaultDir struct {
 	dir   string
 	fault error // the reason for an empty dir
@@ -51,8 +51,8 @@ func openVaultDir(state string, places []string) vaultDir {
 	return v
 }
 
-// ownFolder creates a folder, or accepts one that belongs to this user alone: where all
-// may write, another user may have created it.
+// ownFolder creates a folder, or accepts an existing one that belongs to this user alone: in a
+// folder writable for all, another user may have created the folder first.
 func ownFolder(dir string) error {
 	err := os.Mkdir(dir, 0o700)
 	if err == nil || !errors.Is(err, os.ErrExist) {
@@ -99,6 +99,7 @@ func (v vaultDir) put(name string, secrets []spec.SecretValue) (string, error) {
 	return dir, os.Chmod(dir, 0o755)
 }
 
+// remove removes a container's secrets. It succeeds where none exist.
 func (v vaultDir) remove(name string) error {
 	if v.dir == "" {
 		return nil

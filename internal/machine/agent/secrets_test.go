@@ -23,7 +23,7 @@ import (
 
 const canary = "hunter2-canary"
 
-// canarySum is what the test program prints of it.
+// canarySum is the hash of the canary that the test program prints.
 var canarySum = func() string {
 	sum := sha256.Sum256([]byte(canary))
 	return hex.EncodeToString(sum[:])
@@ -157,7 +157,7 @@ func TestAJobWhoseSecretIsGoneFails(t *testing.T) {
 	}
 }
 
-// loginRuntime notes what images are pulled with.
+// loginRuntime records the logins that images are pulled with.
 type loginRuntime struct {
 	node.Runtime
 	mu     sync.Mutex

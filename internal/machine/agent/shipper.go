@@ -86,7 +86,7 @@ func (s *logShipper) begin() {
 		sent := make(chan struct{})
 		reading.Go(func() { s.read(sent) })
 		s.send()
-		s.give(errSent) // the reader reads no more
+		s.give(errSent) // ends the reader
 		close(sent)
 		reading.Wait()
 	})
@@ -111,6 +111,7 @@ func (s *logShipper) conclude(ctx context.Context) {
 	}
 }
 
+// await waits until end is closed or ctx ends.
 func (s *logShipper) await(ctx context.Context, end <-chan struct{}) {
 	select {
 	case <-end:
@@ -118,8 +119,8 @@ func (s *logShipper) await(ctx context.Context, end <-chan struct{}) {
 	}
 }
 
-// read reads the engine's log, and again from an earlier place whenever the server has
-// less than it had, until the sender has ended.
+// read reads the engine's log until the sender has ended. Whenever the server has lost a part of
+// the log, read starts again from the earlier place.
 func (s *logShipper) read(sent <-chan struct{}) {
 	first := sync.OnceFunc(func() { close(s.wasRead) })
 	defer first()
@@ -136,9 +137,8 @@ func (s *logShipper) read(sent <-chan struct{}) {
 	}
 }
 
-// readOn follows the engine's log from the reader's place and encodes it into the
-// buffer. After the container's end it waits for the engine within
-// Timing.UploadPatience.
+// readOn follows the engine's log from the reader's place and appends encoded lines to the
+// buffer. After the container's end it retries a failing engine for Timing.UploadPatience.
 func (s *logShipper) readOn() {
 	var since time.Time
 	for wait := s.timing.backoff(); ; {
@@ -247,6 +247,7 @@ func (s *logShipper) push(text []byte) error {
 	}
 }
 
+// notify puts a token into a channel of capacity 1, unless one is waiting already.
 func notify(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -353,7 +354,8 @@ func (s *logShipper) put(offset int64, chunk []byte) error {
 	})
 }
 
-// gather waits for more to send together; it reports whether the member ended.
+// gather waits until enough lines or enough time have passed for the next upload, and reports
+// whether the member has ended.
 func (s *logShipper) gather(last time.Time) bool {
 	t := s.timing
 	wait := time.NewTimer(max(t.LogFirst, t.LogEvery-time.Since(last)))
@@ -429,7 +431,7 @@ const (
 	maxTailLine = 512
 )
 
-// remember keeps the last lines, for the sign in them.
+// remember keeps the last lines of the log, in which evidence searches the sign of a failure.
 func (s *logShipper) remember(l node.LogLine) {
 	text := l.Text
 	if len(text) > maxTailLine {
@@ -443,8 +445,8 @@ func (s *logShipper) remember(l node.LogLine) {
 	s.tail = append(s.tail, text)
 }
 
-// lastLines returns the last lines of the log once the engine has given them all, or
-// after logPatience the ones so far.
+// lastLines returns the last lines of the log. It waits up to logPatience until the engine has
+// delivered the whole log, and returns the lines so far after that.
 func (s *logShipper) lastLines(ctx context.Context) []string {
 	patience := time.NewTimer(logPatience)
 	defer patience.Stop()

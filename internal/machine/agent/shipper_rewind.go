@@ -37,14 +37,14 @@ func (s *logShipper) reads(stop context.CancelFunc) bool {
 	return s.back == nil && !s.dead
 }
 
+// goesBack reports whether the reader has been ordered back and has not obeyed yet.
 func (s *logShipper) goesBack() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.back != nil
 }
 
-// turnBack makes the reader go back: the server has the log only up to end, which is
-// less than it had.
+// turnBack makes the reader go back to end: the server has lost the log after that offset.
 func (s *logShipper) turnBack(end int64) {
 	s.log.Warn("the server has less of the log than it had; it is sent again from there", "has", end)
 	s.mu.Lock()

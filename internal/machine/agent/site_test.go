@@ -220,8 +220,7 @@ func (m *machine) restart() {
 	m.start()
 }
 
-// patience bounds every wait for what must come; machines that run tests are
-// busy.
+// patience bounds every wait for an expected event; machines that run tests are busy.
 const patience = 5 * time.Minute
 
 func (m *machine) until(what string, ok func() bool) { m.s.until(what, ok) }
@@ -229,7 +228,7 @@ func (m *machine) until(what string, ok func() bool) { m.s.until(what, ok) }
 func (s *site) until(what string, ok func() bool) {
 	s.t.Helper()
 	limit := time.After(patience)
-	// Often at first, then ever more seldom: looking costs what is looked at.
+	// Often at first, then less and less: each look loads the observed system.
 	for pause := 2 * time.Millisecond; !ok(); pause = min(pause*3/2, 40*time.Millisecond) {
 		select {
 		case <-time.After(pause):

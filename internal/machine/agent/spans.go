@@ -11,8 +11,8 @@ import (
 	"berth/internal/lib/tracing"
 )
 
-// spans makes the trace of one member: a span for the whole member, and under it
-// one for each part of its work. Without traces its methods only run the work.
+// spans makes the trace of one member: a span for the whole member, and below that span one for
+// each part of its work. With nil traces its methods only run the work.
 type spans struct {
 	*identity
 	traces *tracing.Tracing // nil: none
@@ -71,7 +71,7 @@ func (s spans) whole(x failure.Exit, began time.Time) {
 	})
 }
 
-// faultOf classifies the early end of a part of a member's work; "": it ended well.
+// faultOf classifies the early end of a part of a member's work, "" for a good end.
 func faultOf(ctx context.Context, exit *failure.Exit, err error) string {
 	switch {
 	case exit != nil:
@@ -90,6 +90,7 @@ func faultOf(ctx context.Context, exit *failure.Exit, err error) string {
 	return tracing.Fault(err)
 }
 
+// exitAttributes returns an exit as attributes of a span.
 func exitAttributes(x failure.Exit) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		attribute.String("berth.exit.cause", string(x.Cause)), attribute.Int("berth.exit.code", x.Code),
@@ -97,6 +98,7 @@ func exitAttributes(x failure.Exit) []attribute.KeyValue {
 	}
 }
 
+// exitFault classifies a member's exit for its span, "" for success.
 func exitFault(x failure.Exit) string {
 	if x.Done() {
 		return ""

@@ -25,13 +25,15 @@ type state struct {
 	lock *os.File
 }
 
-// credential is the machine's identity, which it receives once, when it joins.
+// credential is the machine's identity. The server issues it once, when the machine joins.
 type credential struct {
 	Machine berth.MachineID `json:"machine"`
 	Token   string          `json:"token"`
 	Cluster string          `json:"cluster"`
 }
 
+// openState creates the folder if necessary and locks it: two agents with one identity would end
+// each other's sessions. The lock lives until close, or until the process ends.
 func openState(dir string) (*state, error) {
 	// Other users of the host must not look inside: members' folders are open to any
 	// user that their containers run as.
@@ -79,6 +81,7 @@ func (s *state) credential() (*credential, error) {
 	return &c, nil
 }
 
+// storeCredential replaces the stored credential.
 func (s *state) storeCredential(c credential) error {
 	if err := writeJSON(s.credentialPath(), c); err != nil {
 		return fmt.Errorf("store credential: %w", err)

@@ -105,8 +105,8 @@ func (s *stopPlan) steer(signs *progressWatcher) time.Duration {
 	return next
 }
 
-// decide begins to stop a running container if there is a cause: an order, a limit of
-// the job, or an unhealthy device.
+// decide begins to stop a running container if one of the causes for a stop applies: an order, a
+// limit of the job, or an unhealthy device.
 func (s *stopPlan) decide(now time.Time, o berth.Orders, signs *progressWatcher) {
 	stall, limit := s.claim.Spec.StallTimeout, s.orders.runLimit()
 	switch fault := s.gpus.fault(s.claim.GPUs); {
@@ -123,8 +123,8 @@ func (s *stopPlan) decide(now time.Time, o berth.Orders, signs *progressWatcher)
 	}
 }
 
-// finish repeats SIGTERM if it may not have arrived, and sends SIGKILL once the grace
-// is over, until the container has ended.
+// finish repeats SIGTERM if the first may not have arrived, and sends SIGKILL once the grace is
+// over, again and again until the container has ended.
 func (s *stopPlan) finish(now time.Time) {
 	switch {
 	case !now.Before(s.killBy) && !now.Before(s.again):
@@ -140,8 +140,8 @@ func (s *stopPlan) finish(now time.Time) {
 	}
 }
 
-// stop begins to stop the container for a cause: with save, by the signal that makes
-// it write a checkpoint, then SIGTERM; SIGKILL after the grace.
+// stop begins to stop the container for a cause. With save the first signal is the one that makes
+// the job write a checkpoint, then SIGTERM follows; SIGKILL follows after the grace.
 func (s *stopPlan) stop(now time.Time, cause failure.ExitCause, says string, grace time.Duration, save bool) {
 	s.intend(cause, says)
 	s.killBy = now.Add(grace)

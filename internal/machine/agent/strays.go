@@ -8,12 +8,11 @@ import (
 	"berth/wire"
 )
 
-// straySweeper removes containers that were created and never started and that
-// belong to no member. An engine makes one when its caller is gone: an agent was
-// killed in the middle of a create, and the container came after the next process
-// had registered; or an engine took longer than the agent waits. See
-// docs/adr/0034-what-a-create-leaves-behind.md for the containers that are removed
-// and the containers that stay.
+// straySweeper removes containers that were created and never started and that belong to no
+// member. An engine creates such a container when its caller is gone: an agent was killed in the
+// middle of a create, and the container came after the next process had registered; or an engine
+// took longer than the agent waits. See docs/adr/0034-what-a-create-leaves-behind.md for the
+// containers that are removed and the containers that stay.
 type straySweeper struct{ sup *Supervisor }
 
 // watch sweeps now and then, once the first session has had its verdict.
@@ -32,8 +31,8 @@ func (w straySweeper) watch(ctx context.Context) {
 	}
 }
 
-// sweep removes the strays that the sweep before has seen too, and returns the ids
-// of all that it sees.
+// sweep removes the strays that the previous sweep has seen too, and returns the ids of all
+// present strays. One sweep in between gives a create in progress the time to be adopted.
 func (w straySweeper) sweep(ctx context.Context, before map[string]bool) (seen map[string]bool, err error) {
 	s := w.sup
 	list, err := s.cfg.Runtime.Unstarted(ctx, s.ownLabels())

@@ -17,9 +17,8 @@ import (
 	"berth/failure"
 )
 
-// slowCreate lets the engine hold every Create, or EnsureNetwork, until release is
-// called, and tells of each that it was asked for. Callers that hang up do not stop
-// it.
+// slowCreate lets the engine hold every Create, or EnsureNetwork, until release is called. asked
+// receives one value per held call. Callers that hang up do not stop the call.
 func slowCreate(t *testing.T, e *fakeruntime.Fake, method string) (asked chan struct{}, release func()) {
 	t.Helper()
 	asked, free := make(chan struct{}, 100), make(chan struct{})
@@ -102,7 +101,7 @@ func (m *machine) containers() (names []string) {
 	return names
 }
 
-// An engine that was asked to create a container makes it, whoever has hung up
+// An engine that was asked to create a container creates it, even if the caller has hung up
 // meanwhile.
 func TestACancelInTheMiddleOfACreateLeavesNoContainer(t *testing.T) {
 	t.Parallel()
@@ -201,7 +200,7 @@ func TestAContainerThatWasMadeForADeadAgentIsSwept(t *testing.T) {
 	}
 }
 
-// Each row of the table in docs/adr/0034-what-a-create-leaves-behind.md that says "stays".
+// Tests each row of the table in docs/adr/0034-what-a-create-leaves-behind.md that says "stays".
 func TestTheSweepTouchesNothingButStrays(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

@@ -13,9 +13,9 @@ import (
 	"berth/wire"
 )
 
-// Supervisor schedules the members of this machine: it starts one goroutine for
-// each allocation, and passes orders and verdicts on. It outlives sessions. All
-// methods may be called concurrently.
+// Supervisor schedules the members of this machine: it starts one goroutine for each allocation,
+// and passes orders and verdicts on to the members. It outlives sessions. All methods may be
+// called concurrently.
 type Supervisor struct {
 	cfg     Config
 	log     *slog.Logger
@@ -43,6 +43,7 @@ type Supervisor struct {
 	members map[berth.AllocationID]*member
 }
 
+// newSupervisor returns a supervisor without members. Nothing runs before adopt.
 func newSupervisor(
 	cfg Config, c *control, f *fence, kept *cache, has *images, log *slog.Logger,
 ) *Supervisor {
@@ -68,7 +69,7 @@ func newSupervisor(
 	return s
 }
 
-// close ends the goroutines of all members and waits for them. Containers stay.
+// close ends the goroutines of all members and waits for their return. Containers stay.
 func (s *Supervisor) close() {
 	s.stop(errAgentStops)
 	s.log.Info("agent stops, containers stay")
@@ -76,6 +77,8 @@ func (s *Supervisor) close() {
 	s.sources.Close()
 }
 
+// waitAdopted waits for the first registered session, whose answer decides about the containers
+// of earlier processes.
 func (s *Supervisor) waitAdopted(ctx context.Context) error {
 	select {
 	case <-s.adoption:
@@ -112,8 +115,8 @@ func (s *Supervisor) nudgeAll() {
 	}
 }
 
-// watchGPUs reports changes of the devices' health at once and wakes the members,
-// which may use them.
+// watchGPUs reports changes of the devices' health at once and wakes the members, since a changed
+// device may be in use by one.
 func (s *Supervisor) watchGPUs(ctx context.Context) {
 	s.gpus.watch(ctx, s.beat, s.cfg.Timing.HealthPoll, func() {
 		s.nudgeAll()
@@ -156,6 +159,8 @@ func (s *Supervisor) seen(found []node.Container) []wire.ContainerSeen {
 	return list
 }
 
+// readLabels returns the container's identity from its labels, and whether all labels are present
+// and well-formed.
 func readLabels(c node.Container) (wire.ContainerSeen, bool) {
 	alloc, err1 := strconv.ParseInt(c.Labels[berth.LabelAlloc], 10, 64)
 	number, err2 := strconv.Atoi(c.Labels[berth.LabelRank])

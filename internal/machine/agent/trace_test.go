@@ -16,7 +16,8 @@ import (
 	"berth/spec"
 )
 
-// traced is an agent's tracing and what it has told of a job.
+// traced returns an agent's tracing and a function that returns the spans of a job so far, by
+// name.
 func traced(t *testing.T) (*tracing.Tracing, func(id berth.JobID) map[string]tracetest.SpanStub) {
 	t.Helper()
 	kept := tracetest.NewInMemoryExporter()
@@ -104,7 +105,7 @@ func TestARankIsToldFromItsClaimToItsSeal(t *testing.T) {
 	}
 }
 
-// What a process of the agent began another one ends, and it is one span.
+// A rank that one process of the agent began and the next one ends is one span.
 func TestAnAdoptedRankIsTold(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

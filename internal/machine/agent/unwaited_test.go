@@ -15,9 +15,9 @@ import (
 	"berth/wire"
 )
 
-// An agent does not know whether anybody waits for a rank's end. A server of the
-// version before believes that the agent does, and tells the workflow of an end
-// only if nobody waits for it on the machine.
+// An agent does not know whether a workflow waits for a rank's end. A server of the version
+// before believes that the agent does, and notifies the workflow of an end only if the agent
+// reports no waiter.
 func TestEveryEndIsUnwaitedForServersOfTheVersionBefore(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -57,8 +57,8 @@ func TestEveryEndIsUnwaitedForServersOfTheVersionBefore(t *testing.T) {
 	}
 }
 
-// Only the machine's set brings a rank, however often it is told to look: one claim
-// is made and one container started.
+// Only the machine's set brings a rank, however often the agent is notified: there is one claim
+// and one container.
 func TestARankIsTakenUpOnceHoweverOftenItIsOffered(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

@@ -84,7 +84,7 @@ func (u *checkpointUploader) begin() {
 	})
 }
 
-// finish asks for a last look after the container's end, and waits for it.
+// finish asks for a last look after the container's end, and waits for its completion.
 func (u *checkpointUploader) finish(ctx context.Context) {
 	if !u.begun {
 		return
@@ -96,6 +96,7 @@ func (u *checkpointUploader) finish(ctx context.Context) {
 	}
 }
 
+// run looks for new checkpoints until the container's end, and once more after it.
 func (u *checkpointUploader) run() {
 	tick := time.NewTimer(u.beat.next(u.timing.CheckpointPoll))
 	defer tick.Stop()
@@ -191,10 +192,11 @@ func stepOf(name string) (int64, bool) {
 	return n, ok && err == nil && n >= 0 && stepName(n) == name
 }
 
+// stepName returns the name of a step's folder.
 func stepName(step int64) string { return "step-" + strconv.FormatInt(step, 10) }
 
-// save uploads one step: its files, then the manifest that completes it, then the row
-// that makes it a checkpoint of the job.
+// save uploads one step: its files, then the manifest that completes the step, then the row that
+// registers the step as a checkpoint of the job.
 func (u *checkpointUploader) save(step int64) error {
 	_, span := u.spans.start(u.ctx, "checkpoint", attribute.Int64("berth.step", step))
 	err := u.saveTraced(step, span)
@@ -202,6 +204,8 @@ func (u *checkpointUploader) save(step int64) error {
 	return err
 }
 
+// saveTraced is save inside a span. Before each file it declares the bytes still to come, so that
+// the server can refuse a checkpoint that exceeds the quota at its first file.
 func (u *checkpointUploader) saveTraced(step int64, span *tracing.Span) error {
 	m := wire.CheckpointManifest{Job: u.job, Attempt: u.attempt, Rank: u.number, Step: step, At: time.Now().UTC()}
 	folder := berth.CheckpointKey(u.claim.Tenant, u.job, u.attempt, u.number, step)
@@ -247,9 +251,9 @@ func (u *checkpointUploader) saveTraced(step int64, span *tracing.Span) error {
 	return err
 }
 
-// files lists a step's files in order, DONE last, since the job writes it last. A
-// checkpoint may hold only folders and regular files: a link could lead anywhere. bytes
-// is the size of all files.
+// files lists a step's files in order, DONE last, since the job writes DONE last. A checkpoint
+// may hold only folders and regular files: a link could lead anywhere. bytes is the size of all
+// files.
 func (u *checkpointUploader) files(dir string) (names []string, bytes int64, err error) {
 	err = fs.WalkDir(u.scratch.checkpoint.FS(), dir, func(name string, d fs.DirEntry, err error) error {
 		switch {
@@ -311,8 +315,8 @@ func (u *checkpointUploader) upload(name string, f *wire.CheckpointFile, rest in
 	})
 }
 
-// hashed reads a file from its beginning and hashes the bytes that it has read. A
-// redirect makes the client seek back and read again.
+// hashed reads a file from its beginning and hashes the bytes read so far. A redirect makes the
+// client seek back and read again.
 type hashed struct {
 	f    *os.File
 	size int64
@@ -325,6 +329,8 @@ type hashed struct {
 	err error
 }
 
+// Read fails if the file is now shorter than at the start, and ignores bytes that were appended
+// since: the object's size is announced before its content.
 func (h *hashed) Read(p []byte) (int, error) {
 	if h.read >= h.size {
 		return 0, io.EOF
@@ -341,6 +347,7 @@ func (h *hashed) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// Seek restarts the hash, therefore offset must be the beginning of the file.
 func (h *hashed) Seek(offset int64, whence int) (int64, error) {
 	h.hash.Reset()
 	h.read = 0

@@ -50,7 +50,7 @@ func (m *machine) metered(b *busy) {
 	m.start()
 }
 
-// metrics is what is stored of a job's first attempt, nil if nothing is.
+// metrics returns the stored metrics of a job's first attempt, nil without any.
 func (s *site) metrics(id berth.JobID) *wire.MemberMetrics {
 	s.t.Helper()
 	b, err := s.blobs.ReadAll(s.t.Context(), berth.MetricsKey("default", id, 1, 0), wire.MaxMetricBytes)
@@ -91,8 +91,8 @@ func covered(m *wire.MemberMetrics, metric wire.Metric) time.Duration {
 	return time.Duration(measured(m, metric)) * m.Step.Std()
 }
 
-// What a rank uses is stored while it runs, so that the machine may vanish at
-// any time; another process of the agent goes on with the same series.
+// The use of a rank is stored while the rank runs, so that the machine may vanish at any time;
+// another process of the agent goes on with the same series.
 func TestUseIsStoredWhileARankRunsAndOutlivesTheAgent(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

@@ -68,8 +68,8 @@ func TestFoldersOfAMachineAreInputs(t *testing.T) {
 	}
 }
 
-// Whoever placed the job, and whatever a server says, the machine reads what its
-// own operator shares, for those that the server names at the claim.
+// The machine reads only folders that its own operator shares and that the server names at the
+// claim, regardless of the job's submitter.
 func TestAFolderThatMayNotBeReadIsNot(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -136,7 +136,7 @@ func TestAnAgentSharesNoFolderOfTheSystem(t *testing.T) {
 	}
 }
 
-// What runs on a machine needs its agent, also where a file server is gone.
+// Jobs that run on a machine need its agent, even while a file server is unreachable.
 func TestAnAgentStartsWithoutAFolderThatIsAway(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -167,7 +167,7 @@ func TestAnAgentStartsWithoutAFolderThatIsAway(t *testing.T) {
 	}
 }
 
-// movedEngine keeps what it has in another folder than most do.
+// movedEngine keeps its data in an unusual folder.
 type movedEngine struct {
 	node.Runtime
 	root string

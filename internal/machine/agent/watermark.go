@@ -50,10 +50,10 @@ func (w *watermark) of(cluster string) wire.Watermark {
 	return w.stored.Watermark
 }
 
-// accepts takes the watermark of an answer, and reports whether the answer may be
-// obeyed: its database is at least as new as the one that this machine had heard
-// when it asked. now is nil where the server is older than watermarks, and has number 0
-// where its database has granted none.
+// accepts takes the watermark of an answer, and reports whether the answer may be obeyed: the
+// answer's database is at least as new as the newest one that this machine knew when it asked.
+// now is nil where the server is older than watermarks, and has number 0 where its database has
+// granted none.
 func (w *watermark) accepts(cluster string, asked wire.Watermark, now *wire.Watermark) bool {
 	if now == nil {
 		return true

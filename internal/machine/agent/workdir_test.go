@@ -177,8 +177,7 @@ func TestAMachineRefusesWhatTheServerShouldHave(t *testing.T) {
 	}
 }
 
-// The least recently used goes; what is larger than the cache is used all the
-// same.
+// The least recently used entry goes; content larger than the cache is used all the same.
 func TestTheCacheKeepsToItsLimit(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
