@@ -22,14 +22,14 @@ type Host struct {
 	Cgroup string // "": /sys/fs/cgroup
 }
 
-// Gauge reads one container. What its host does not tell is left out of the
-// readings; the zero value knows nothing. It may be used concurrently.
+// Gauge reads the resource use of one container. Its readings omit every metric that the host
+// does not provide; the zero value has none. All methods may be called concurrently.
 type Gauge struct {
 	cpu, memory, cached, disk, network string // files; "" where there is none
 }
 
-// Open finds the files of the container that a process of the host lives in.
-// Without control groups, or for a process that is gone, it finds none.
+// Open finds the control group files of the container in which the host's process pid lives. For
+// a process that has ended, or a host without control groups, the Gauge has no files.
 func (h Host) Open(pid int) Gauge {
 	if h.Proc == "" {
 		h.Proc = "/proc"
@@ -84,8 +84,8 @@ func (g *Gauge) take(h Host, controllers, group string) {
 	}
 }
 
-// network is the file of a process's network devices, "" if they are the host's
-// own, of which nobody can say what the container used.
+// network returns the file of a process's network devices. It is "" in the host's own network
+// namespace, whose counters cover all processes of the host.
 func (h Host) network(self string) string {
 	theirs, err1 := os.Readlink(filepath.Join(self, "ns/net"))
 	ours, err2 := os.Readlink(filepath.Join(h.Proc, "self/ns/net"))
@@ -95,12 +95,13 @@ func (h Host) network(self string) string {
 	return filepath.Join(self, "net/dev")
 }
 
+// exists reports whether a file can be found.
 func exists(file string) bool {
 	_, err := os.Stat(file)
 	return err == nil
 }
 
-// CPU is the processor time used so far; false if it is not known.
+// CPU returns the processor time used so far, and false if the host does not report CPU use.
 func (g Gauge) CPU() (time.Duration, bool) {
 	b, err := read(g.cpu)
 	if err != nil {
@@ -109,15 +110,16 @@ func (g Gauge) CPU() (time.Duration, bool) {
 	if usec, ok := field(b, "usage_usec"); ok { // version 2
 		return time.Duration(usec) * time.Microsecond, true
 	}
+	// Version 1 has the use as one number, in nanoseconds.
 	n, err := strconv.ParseInt(string(bytes.TrimSpace(b)), 10, 64)
 	return time.Duration(n), err == nil
 }
 
-// Reading is what was read at a moment: of the CPU the seconds, of disks and
-// network the bytes, since the container began; of memory the bytes in use.
+// Reading holds the values of one moment by metric: CPU in seconds, disks and network in bytes,
+// all three since the container's start; memory in bytes in use.
 type Reading map[wire.Metric]float64
 
-// Read returns all that is known now; nothing once the container has ended.
+// Read returns the present values, and an empty Reading once the container has ended.
 func (g Gauge) Read() Reading {
 	r := Reading{}
 	if cpu, ok := g.CPU(); ok {
@@ -139,8 +141,8 @@ func (g Gauge) Read() Reading {
 	return r
 }
 
-// memoryInUse is what the kernel could not take back by forgetting files that
-// nobody has read for a while: what docker stats shows.
+// memoryInUse returns the memory without inactive file cache, which the kernel can reclaim: the
+// same figure as docker stats shows.
 func (g Gauge) memoryInUse() (int64, bool) {
 	b, err := read(g.memory)
 	if err != nil {
@@ -183,8 +185,8 @@ func diskBytes(b []byte) (in, out int64) {
 	return in, out
 }
 
-// networkBytes reads /proc/PID/net/dev: a device a line, received bytes first,
-// sent ones ninth.
+// networkBytes sums the counters in /proc/PID/net/dev: one line for each device, with the received
+// bytes in the first column and the sent ones in the ninth. Loopback traffic does not count.
 func networkBytes(b []byte) (in, out int64) {
 	for line := range strings.Lines(string(b)) {
 		name, rest, ok := strings.Cut(line, ":")
@@ -201,7 +203,7 @@ func networkBytes(b []byte) (in, out int64) {
 	return in, out
 }
 
-// field finds a line "name 123".
+// field returns the number in a line such as "usage_usec 123", and false without such a line.
 func field(b []byte, name string) (int64, bool) {
 	for line := range strings.Lines(string(b)) {
 		if rest, ok := strings.CutPrefix(line, name+" "); ok {
@@ -212,6 +214,7 @@ func field(b []byte, name string) (int64, bool) {
 	return 0, false
 }
 
+// read reads a file, and fails with os.ErrNotExist for a file that Open did not find.
 func read(file string) ([]byte, error) {
 	if file == "" {
 		return nil, fmt.Errorf("not known: %w", os.ErrNotExist)

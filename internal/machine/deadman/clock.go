@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Instant is a moment of this boot: nanoseconds on CLOCK_BOOTTIME. Nobody can
-// set that clock, and it counts the time in which the machine sleeps.
+// Instant is a moment of this boot: nanoseconds on CLOCK_BOOTTIME. No process can set that clock,
+// and it counts the time in which the machine sleeps.
 type Instant int64
 
 // Now reads the clock.

@@ -87,7 +87,7 @@ func TestAReusedNumberIsNotKilled(t *testing.T) {
 	if err := (process{pid: stranger.cmd.Process.Pid}).signal(c.id, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	// Had the signal been sent, it would be what the process dies of.
+	// If the deadman had sent the signal, the process would die of it.
 	mustDo(t, stranger.cmd.Process.Signal(syscall.SIGTERM))
 	stranger.mustEnd()
 	if how := stranger.cmd.ProcessState.Sys().(syscall.WaitStatus); how.Signal() != syscall.SIGTERM {
@@ -133,7 +133,8 @@ func TestAsksBeforeItKills(t *testing.T) {
 	c, dir := newContainer(t), t.TempDir()
 	ready := filepath.Join(t.TempDir(), "ready")
 	polite := c.runFirst("sh", "-c", "trap 'exit 7' TERM; : >"+ready+"; while :; do sleep 0.05; done")
-	// The kernel keeps from the first process of a namespace what it does not listen for yet.
+	// The kernel drops signals to the first process of a namespace until the process handles
+	// them.
 	until(t, "it listens", func() bool { _, err := os.Stat(ready); return err == nil })
 	mustDo(t, WriteLease(dir, Lease{Boot: boot(t), Sent: Now(), Fence: time.Millisecond, Ranks: []Rank{{Container: c.id, Grace: time.Hour}}}))
 	begin(t, Options{Dir: dir, Beat: 10 * time.Millisecond})

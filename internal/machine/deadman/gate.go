@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// A gate is a folder that a container mounts, such as ranks/X/workspace. Closed,
-// there are instead
+// A gate is a folder that a container mounts, such as ranks/X/workspace. A closed
+// gate has become
 //
-//	workspace.fenced      the folder itself, which a container that runs still has
+//	workspace.fenced      the folder itself, which a running container still has
 //	workspace.fenced-at   an empty file of the time at which it was closed first
 //
-// and no engine can start the container any more: its mount has no source.
+// and no engine can start the container from then on: its mount has no source.
 const (
 	closedSuffix = ".fenced"
 	stampSuffix  = ".fenced-at"
@@ -34,7 +34,7 @@ func CloseGate(gate string) error {
 	} else {
 		err = nil
 	}
-	// A full disk refuses the stamp. The rename is what counts.
+	// A full disk refuses the stamp. The rename alone closes the gate.
 	if moved := os.Rename(gate, gate+closedSuffix); moved != nil && !errors.Is(moved, os.ErrNotExist) {
 		return errors.Join(err, fmt.Errorf("close the gate: %w", moved))
 	}

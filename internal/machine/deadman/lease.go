@@ -13,11 +13,11 @@ import (
 //	lease.json   written by the agent, read by the deadman
 //	pulse.json   written by the deadman, read by the agent
 //	lock         held by the one deadman of this folder
-//	agent        held by the agent, shared, so that an idle deadman can tell
+//	agent        held by the agent, shared; free: no agent needs an idle deadman
 func Dir(state string) string { return filepath.Join(state, "fence") }
 
-// Lease is what the agent tells of the machine: how long it may be trusted, and
-// what is to be ended after that.
+// Lease is the agent's order to the deadman: how long the machine may be trusted, and which
+// members to end after that.
 type Lease struct {
 	Boot  string        `json:"boot"`  // the kernel's boot id
 	Sent  Instant       `json:"sent"`  // when the last sync that the control plane took was sent
@@ -40,7 +40,7 @@ func (l Lease) Age(now Instant) time.Duration { return now.Sub(l.Sent) }
 // check refuses a lease that no agent of this boot can have written.
 func (l Lease) check(boot string, now Instant) error {
 	if l.Boot != boot {
-		return nil // nothing of it is looked at
+		return nil // its content does not matter
 	}
 	switch {
 	case l.Sent > now:
@@ -56,6 +56,8 @@ func (l Lease) check(boot string, now Instant) error {
 	return nil
 }
 
+// isContainerID reports whether s has the form of a container engine's id: 64 lower-case
+// hexadecimal digits. Shorter names could match the cgroups of other processes.
 func isContainerID(s string) bool {
 	if len(s) != 64 {
 		return false
@@ -71,12 +73,13 @@ func isContainerID(s string) bool {
 // WriteLease replaces the lease file in dir at once.
 func WriteLease(dir string, l Lease) error { return replace(filepath.Join(dir, "lease.json"), l) }
 
-// ReadLease returns the lease in dir; os.ErrNotExist if there is none.
+// ReadLease returns the lease in dir, or os.ErrNotExist for a folder without a lease.
 func ReadLease(dir string) (Lease, error) {
 	var l Lease
 	return l, readJSON(filepath.Join(dir, "lease.json"), &l)
 }
 
+// readJSON decodes a file, and names the file as damaged if its content does not decode.
 func readJSON(path string, v any) error {
 	b, err := os.ReadFile(path)
 	if err != nil {

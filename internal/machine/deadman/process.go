@@ -18,9 +18,9 @@ type process struct {
 	cgroup string // content of /proc/PID/cgroup
 }
 
-// Processes returns the numbers of the processes that live in the container:
-// those of which some cgroup path has an element named after its id, as every
-// engine names them ("ID", "docker-ID.scope"). Zombies do not count.
+// Processes returns the process ids of the container's processes: each has a cgroup path with an
+// element named after the container's id, as every engine names such elements ("ID",
+// "docker-ID.scope"). Zombies do not count.
 func Processes(container string) ([]int, error) {
 	found, err := find(container)
 	pids := make([]int, len(found))
@@ -30,6 +30,8 @@ func Processes(container string) ([]int, error) {
 	return pids, err
 }
 
+// find lists the container's processes by one pass over /proc. A process that starts during the
+// pass may be missing from the list.
 func find(container string) ([]process, error) {
 	if !isContainerID(container) {
 		return nil, fmt.Errorf("%q is no id of a container", container)
@@ -85,9 +87,9 @@ func isFirst(pid int) bool {
 	return false
 }
 
-// signal sends a signal to the process, if it still is one of the container's.
-// The handle is taken first and the membership checked after: whatever becomes
-// of the number, a stranger is not hit.
+// signal sends a signal to the process unless the process has left the container. It opens a
+// handle of the process before it checks membership, so that the signal cannot reach a new
+// process with the same number.
 func (p process) signal(container string, s syscall.Signal) error {
 	h, err := os.FindProcess(p.pid)
 	if err != nil {
@@ -114,8 +116,8 @@ func Terminate(container string) error {
 	return err
 }
 
-// Kill kills every process of the container and returns how many it found. None
-// found means that the container does not run. It does not wait.
+// Kill kills every process of the container and returns the number of processes found. Zero means
+// that the container does not run. Kill does not wait for the end of the processes.
 func Kill(container string) (int, error) {
 	found, err := find(container)
 	if err != nil || len(found) == 0 {
@@ -123,11 +125,11 @@ func Kill(container string) (int, error) {
 	}
 	killGroups(found, container)
 	freeze := freezers(found, container)
-	write(freeze, "FROZEN") // cgroup v1: nobody forks meanwhile
+	write(freeze, "FROZEN") // cgroup v1: no process forks meanwhile
 	for _, p := range found {
 		err = errors.Join(err, p.signal(container, syscall.SIGKILL))
 	}
-	write(freeze, "THAWED") // frozen ones, also those that somebody paused, die only now
+	write(freeze, "THAWED") // frozen processes, even if frozen by another program, die only now
 	return len(found), err
 }
 
@@ -144,6 +146,7 @@ func killGroups(found []process, container string) {
 	}
 }
 
+// freezers returns the state files of the container's cgroup v1 freezers.
 func freezers(found []process, container string) []string {
 	var files []string
 	for _, dir := range groups(found, container, "freezer") {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// State is what the deadman does; see the package's documentation.
+// State is the present activity of the deadman; see the package's documentation.
 type State string
 
 // The states, in the order of getting worse.
@@ -82,7 +82,7 @@ func Hold(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// lockFree reports whether nobody holds the lock on a file, which must exist.
+// lockFree reports whether no process holds the lock on a file, which must exist.
 func lockFree(path string) (bool, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Options say what a deadman watches. Dir is required.
+// Options configure a deadman. Dir is required.
 type Options struct {
 	Dir    string        // the agent's folder for it; see Dir
 	Beat   time.Duration // zero: 1 s
@@ -101,7 +101,8 @@ func take(ctx context.Context, lock *os.File) error {
 	}
 }
 
-// beat looks once, does what is due, tells, and reports whether it is over.
+// beat makes one pass. It reads the lease, acts on each member, writes the pulse, and reports
+// whether the deadman must end.
 func (w *watch) beat() (over bool) {
 	w.read()
 	now := Now()
@@ -135,7 +136,8 @@ func (w *watch) beat() (over bool) {
 	return w.EndIdle && state == Idle && w.deserted()
 }
 
-// read takes the lease file, if it is there and sound.
+// read takes over the lease file if the file exists and is sound. Otherwise the last good lease
+// stays in force.
 func (w *watch) read() {
 	l, err := ReadLease(w.Dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -163,8 +165,8 @@ func judge(l Lease, r Rank, now Instant) State {
 	}
 }
 
-// act does what a state asks for, and returns how many processes were found
-// that must not live.
+// act carries out a state's action on one member, and returns the number of processes found that
+// must not live.
 func (w *watch) act(r Rank, s State) int {
 	switch s {
 	case Stopping:
@@ -192,6 +194,7 @@ func (w *watch) act(r Rank, s State) int {
 	}
 }
 
+// close closes the member's gate, if the member has one.
 func (w *watch) close(r Rank) error {
 	if r.Gate == "" {
 		return nil

@@ -16,7 +16,7 @@ import (
 // patterns below contain a space or a colon followed by one, which no image
 // name can, so that a repository called "denied" does not decide anything.
 
-// temporary is looked for first: it wins where both match, because a needless
+// temporary is matched before the permanent faults and wins where both match, because a needless
 // retry costs less than a job failed for good.
 var temporary = regexp.MustCompile(`(?i)` +
 	`toomanyrequests:|too many requests|error parsing http (429|5\d\d) |` +
@@ -62,8 +62,8 @@ func classifyPull(ref string, err error) error {
 	return fmt.Errorf("pull image %s: %w: %w", ref, kind, err)
 }
 
-// badCommand matches runc's errors about an entry point that it cannot run. With an
-// init process the container usually starts all the same, and init exits 126 or 127.
+// badCommand matches runc's errors about an entry point that cannot be run. With an init process
+// the container usually starts all the same, and init exits 126 or 127.
 var badCommand = regexp.MustCompile(`(?i)` +
 	`executable file not found|exec format error|` +
 	`exec: .*(no such file or directory|permission denied|is a directory)|` +

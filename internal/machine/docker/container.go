@@ -123,8 +123,8 @@ func (e *Engine) Inspect(ctx context.Context, name string) (node.Container, erro
 	return e.inspect(ctx, name, name)
 }
 
-// inspect asks for a container by id and accepts it only under this name: the
-// engine resolves prefixes of ids too, and a name may look like one.
+// inspect inspects a container by id and accepts the answer only for this name: the engine
+// resolves prefixes of ids too, and a name may look like one.
 func (e *Engine) inspect(ctx context.Context, id, name string) (node.Container, error) {
 	c, err := e.api.ContainerInspect(ctx, id)
 	if err != nil {
@@ -213,6 +213,7 @@ func (e *Engine) Signal(ctx context.Context, name, signal string) error {
 	return e.kill(ctx, c, signal)
 }
 
+// kill sends a signal to a running container. A container that has ended is no error.
 func (e *Engine) kill(ctx context.Context, c node.Container, signal string) error {
 	if c.State != node.ContainerRunning {
 		return nil
@@ -255,6 +256,8 @@ func (e *Engine) Stop(ctx context.Context, name string, grace time.Duration) err
 	return stopped(err)
 }
 
+// stopped turns the error for an absent container into success: the container surely does not
+// run.
 func stopped(err error) error {
 	if errors.Is(err, node.ErrNoContainer) {
 		return nil
@@ -274,7 +277,7 @@ func (e *Engine) Remove(ctx context.Context, name string) error {
 		case !cerrdefs.IsConflict(err):
 			return fmt.Errorf("remove container %s: %w", name, err)
 		}
-		// 409: somebody else's removal is under way; it may yet fail.
+		// 409: another caller's removal is under way, and may yet fail.
 		if err = pause(ctx, wait); err != nil {
 			return fmt.Errorf("remove container %s: %w", name, err)
 		}
@@ -315,7 +318,8 @@ func describe(c container.InspectResponse) node.Container {
 	return d
 }
 
-// stamp reads the engine's time; it writes year 1 for "never".
+// stamp parses the engine's time. The engine writes year 1 for "never", which stamp returns as
+// the zero time.
 func stamp(s string) time.Time {
 	t, err := time.Parse(time.RFC3339Nano, s)
 	if err != nil || t.Year() < 1970 {
@@ -332,6 +336,7 @@ func absent(name string, err error) error {
 	return nil
 }
 
+// pause waits for d or until ctx ends.
 func pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -123,8 +123,8 @@ func (e *Engine) engineID(ctx context.Context, info system.Info) (string, error)
 	return info.ID + "/" + none.ID[:min(12, len(none.ID))], nil
 }
 
-// freeMiB returns the space that unprivileged writers may still use below a folder,
-// 0 if it is unknown.
+// freeMiB returns the space that unprivileged writers may still use below a folder, 0 if the
+// folder's file system does not answer.
 func freeMiB(folder string) int64 {
 	var fs syscall.Statfs_t
 	if err := syscall.Statfs(folder, &fs); err != nil {
@@ -149,6 +149,7 @@ type keyedMutex struct {
 	locks map[string]*keyLock
 }
 
+// keyLock is the lock of one key. It is dropped with its last user.
 type keyLock struct {
 	sync.Mutex
 	users int

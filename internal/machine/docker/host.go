@@ -58,7 +58,7 @@ func containerConfig(s node.ContainerSpec, gpus string) *container.Config {
 	return c
 }
 
-// hostConfig is how it is fenced in. None of this can be changed by a job.
+// hostConfig returns the container's limits and isolation. No part of it can be changed by a job.
 func (e *Engine) hostConfig(s node.ContainerSpec, info system.Info, net string,
 	gpus []container.DeviceRequest) *container.HostConfig {
 	memory := max(s.MemoryMiB, minMemoryMiB) << 20
@@ -117,8 +117,8 @@ func nanoCPUs(milli int64, cores int) int64 {
 	return max(milli, minCPUMilli) * 1_000_000
 }
 
-// defaultNetwork is the engine's bridge, or none on an engine that has no
-// bridge (dockerd --bridge=none), where naming it would fail the start.
+// defaultNetwork returns the engine's bridge, or no network on an engine without a bridge
+// (dockerd --bridge=none), which fails every start on a named bridge.
 func (e *Engine) defaultNetwork(ctx context.Context) (string, error) {
 	_, err := e.api.NetworkInspect(ctx, network.NetworkBridge, network.InspectOptions{})
 	switch {
@@ -131,11 +131,10 @@ func (e *Engine) defaultNetwork(ctx context.Context) (string, error) {
 	}
 }
 
-// deviceRequests asks the engine for exactly these GPUs, and returns the value
-// of NVIDIA_VISIBLE_DEVICES that goes with it. From Docker 25 on, on an engine
-// that has CDI specifications, that is by CDI names; before, by the NVIDIA
-// runtime hook. Under CDI, and without GPUs, the variable is void, so that a
-// machine whose default runtime is NVIDIA's adds nothing.
+// deviceRequests returns the engine's request for exactly these GPUs, and the matching value of
+// NVIDIA_VISIBLE_DEVICES. An engine with CDI specifications, from Docker 25 on, receives CDI
+// names; any other receives a request to the NVIDIA runtime hook. Under CDI, and without GPUs,
+// the variable is void, so that a machine whose default runtime is NVIDIA's adds nothing.
 func deviceRequests(info system.Info, gpus []string) ([]container.DeviceRequest, string) {
 	if len(gpus) == 0 {
 		return nil, "void"
@@ -154,6 +153,7 @@ func deviceRequests(info system.Info, gpus []string) ([]container.DeviceRequest,
 	}}, strings.Join(gpus, ",")
 }
 
+// cdiName returns the CDI name of a GPU.
 func cdiName(uuid string) string { return "nvidia.com/gpu=" + uuid }
 
 // usesCDI reports whether the engine can resolve these GPUs through CDI. From 28.2

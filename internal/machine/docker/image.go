@@ -25,9 +25,8 @@ type images struct {
 	pulls pulls
 }
 
-// EnsureImage pulls the image unless it is on the machine already. Callers that
-// want the same image with the same login share one pull; it goes on until the
-// last of them has given up.
+// EnsureImage pulls an image that the machine does not have. Callers for the same image with the
+// same login share one pull, which goes on until the last of them has given up.
 func (m *images) EnsureImage(ctx context.Context, ref string, auth *node.RegistryAuth) (string, error) {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {
@@ -76,9 +75,9 @@ func (m *images) ImageBytes(ctx context.Context, ref string) (int64, error) {
 	return found.Size, nil
 }
 
-// localDigest is the digest under which the image's own repository serves it,
-// "" if it came from no registry: the id of an image that was built or imported
-// here says nothing about the image of that name on another machine.
+// localDigest returns the digest under which the image's own repository serves the image, "" for
+// an image from no registry: the id of an image that was built or imported on this machine does
+// not identify the image of that name on another machine.
 func (m *images) localDigest(ctx context.Context, ref string, named reference.Named) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -131,8 +130,8 @@ func (m *images) pull(ctx context.Context, ref, login string) error {
 	}
 }
 
-// canonical is the reference as every call spells it. Of name:tag@digest the
-// tag is dropped: the digest decides, and old engines look up neither.
+// canonical returns the reference in the one spelling that all calls use. It drops the tag of
+// name:tag@digest: the digest decides, and old engines find no image by both.
 func canonical(ref string) string {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {

@@ -104,6 +104,8 @@ type logReader struct {
 	refused   error // returned by emit
 }
 
+// deliver passes a line on unless an earlier stream has delivered the same line. A line stamped
+// earlier than the line before takes over that line's stamp (see disorder).
 func (r *logReader) deliver(line node.LogLine) error {
 	if line.At.Before(r.last) {
 		line.At = r.last
@@ -141,6 +143,7 @@ type logStream struct {
 
 var errNoStamp = errors.New("log line without a time stamp")
 
+// Write receives one frame of the stream, which the engine sends as one stamped line.
 func (s *logStream) Write(frame []byte) (int, error) {
 	head, text, ok := bytes.Cut(frame, []byte(" "))
 	if !ok {
@@ -161,11 +164,10 @@ func (s *logStream) Write(frame []byte) (int, error) {
 	return len(frame), nil
 }
 
-// repeats reports whether the engine sends a line for the second time, which it
-// does, up to 20.10, when it rotates a file that is being followed: it begins
-// the new file again. Within stdout, or stderr, stamps do not fall otherwise,
-// unless the machine's clock was set back; then they are not ones seen before.
-// They stay the same for the parts of one long line only.
+// repeats reports whether the engine sends a line for the second time. Engines up to 20.10 repeat
+// lines when they rotate a file that is being followed: they send the new file again from its
+// beginning. Within stdout, or stderr, stamps do not fall otherwise, unless the machine's clock
+// was set back; then the stamps are new ones. Only the parts of one long line have equal stamps.
 func (s *logStream) repeats(line node.LogLine) bool {
 	if line.At.Before(s.last.At) {
 		_, found := slices.BinarySearch(s.seen, line.At.UnixNano())

@@ -22,7 +22,7 @@ import (
 // make a network at the same time only one succeeds.
 const bridgeName = "com.docker.network.bridge.name"
 
-// EnsureNetwork makes a bridge network, unless there is one of this name.
+// EnsureNetwork creates a bridge network unless one of this name exists.
 func (e *Engine) EnsureNetwork(ctx context.Context, n node.Network) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -48,15 +48,15 @@ func (e *Engine) EnsureNetwork(ctx context.Context, n node.Network) error {
 		case !cerrdefs.IsConflict(err) && !cerrdefs.IsPermissionDenied(err):
 			return fmt.Errorf("make network %s: %w", n.Name, err)
 		}
-		// Somebody else is making it, and it cannot be seen yet.
+		// Another caller is creating the network, which is not listed yet.
 		if err := pause(ctx, wait); err != nil {
 			return fmt.Errorf("make network %s: %w", n.Name, errors.Join(err, context.Cause(ctx)))
 		}
 	}
 }
 
-// network finds a network by its whole name; nil if there is none. The engine's
-// own filter takes parts of names for matches, and its inspection prefixes of ids.
+// network finds a network by its whole name, and returns nil if none exists. The engine's own
+// filter takes parts of names for matches, and its inspection prefixes of ids.
 func (e *Engine) network(ctx context.Context, name string) (*network.Summary, error) {
 	list, err := e.api.NetworkList(ctx, network.ListOptions{Filters: filters.NewArgs(filters.Arg("name", name))})
 	if err != nil {
@@ -104,6 +104,7 @@ func (e *Engine) RemoveNetwork(ctx context.Context, name string) error {
 	return wrapNetwork("remove", name, err)
 }
 
+// wrapNetwork adds the operation and the network's name to an error, and keeps nil.
 func wrapNetwork(doing, name string, err error) error {
 	if err == nil {
 		return nil

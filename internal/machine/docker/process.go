@@ -11,12 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pidFile is where an engine whose socket was opened for it, by systemd, says
-// which process it is.
+// pidFile holds the process id of an engine whose socket was opened by systemd.
 const pidFile = "/run/docker.pid"
 
-// processStart returns the start of the engine behind a socket, zero if it is
-// unknown. The engine's API does not report it; but the kernel knows the listening
+// processStart returns the start of the engine behind a socket, or zero if the engine's process
+// cannot be found. The engine's API does not report the start; but the kernel knows the listening
 // process and its start.
 func processStart(socket string) time.Time {
 	pid := listener(socket)
@@ -52,6 +51,7 @@ func listener(socket string) int {
 	return pid
 }
 
+// name returns the name of a process, "" for one that has ended.
 func name(pid int) string {
 	b, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
 	return strings.TrimSpace(string(b))

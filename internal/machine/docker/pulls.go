@@ -6,9 +6,8 @@ import (
 	"sync"
 )
 
-// pulls lets callers who want the same thing share one attempt. The attempt
-// belongs to all of them: it is abandoned when the last one has left, not when
-// the first one's context ends.
+// pulls lets callers with the same key share one attempt. The attempt belongs to all of the
+// callers: it is abandoned when the last one has left, not when the first one's context ends.
 type pulls struct {
 	running sync.WaitGroup
 
@@ -17,6 +16,7 @@ type pulls struct {
 	byKey  map[string]*pull
 }
 
+// pull is one attempt and the callers that wait for its end.
 type pull struct {
 	cancel  context.CancelFunc
 	waiters int
@@ -41,6 +41,8 @@ func (p *pulls) do(ctx context.Context, key string, work func(context.Context) e
 	}
 }
 
+// join returns the running attempt for a key, or starts one. The attempt keeps the values of ctx,
+// but not its end. Each join must be followed by a leave.
 func (p *pulls) join(ctx context.Context, key string, work func(context.Context) error) (*pull, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -83,6 +85,7 @@ func (p *pulls) leave(key string, one *pull) {
 	}
 }
 
+// close cancels all attempts and waits for their end. Later joins fail.
 func (p *pulls) close() {
 	p.mu.Lock()
 	p.closed = true

@@ -16,10 +16,9 @@ import (
 	"berth/activities/node"
 )
 
-// Wait blocks until the container has exited, also if it has yet to be
-// started. It registers for the next exit first and looks second, so that no
-// exit falls between the two; the engine's "not-running" condition would be
-// true of a container that was never started.
+// Wait blocks until the container has exited, even if the container has yet to be started. It
+// registers for the next exit first and inspects second, so that no exit falls between the two;
+// the engine's "not-running" condition would be true of a container that was never started.
 func (e *Engine) Wait(ctx context.Context, name string) (node.Container, error) {
 	c, err := e.Inspect(ctx, name)
 	for err == nil && c.State != node.ContainerExited {
@@ -74,8 +73,8 @@ func (e *Engine) postMortem(ctx context.Context, c node.Container) (node.Contain
 	}
 }
 
-// ends reports whether a signal, as the engine's events name it, ends a process
-// that does nothing about it and is meant to.
+// ends reports whether a signal, by the engine's name for it, both asks a process to end and ends
+// a process without a handler.
 func ends(signal string) bool {
 	switch strings.TrimPrefix(signal, "SIG") {
 	case "1", "2", "3", "9", "15", "HUP", "INT", "QUIT", "KILL", "TERM":
@@ -84,13 +83,13 @@ func ends(signal string) bool {
 	return false
 }
 
-// unixTime writes a time as the engine's API takes it: seconds.nanoseconds.
+// unixTime formats a time for the engine's API: seconds.nanoseconds.
 func unixTime(t time.Time) string {
 	return fmt.Sprintf("%d.%09d", t.Unix(), t.Nanosecond())
 }
 
-// nextExit returns the container's state after its next exit, or its present
-// state if it has exited by the time the engine listens for it.
+// nextExit returns the container's state after its next exit, or its present state if the exit
+// came before the engine's listener.
 func (e *Engine) nextExit(ctx context.Context, c node.Container) (node.Container, error) {
 	waiting, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -98,7 +97,7 @@ func (e *Engine) nextExit(ctx context.Context, c node.Container) (node.Container
 	now, err := e.Inspect(ctx, c.Name)
 	if err != nil || now.State == node.ContainerExited {
 		cancel()
-		select { // the client's goroutine ends only when somebody hears its result
+		select { // the client's goroutine ends only when its result is received
 		case <-exited:
 		case <-failed:
 		}

@@ -16,9 +16,10 @@ import (
 	"berth/spec"
 )
 
-// mayRead is all that tokens of service accounts are asked for.
+// mayRead is the scope of the tokens of service accounts, even if the account may do more.
 const mayRead = "https://www.googleapis.com/auth/devstorage.read_only"
 
+// googleTokens is the token server of keys without a token_uri.
 const googleTokens = "https://oauth2.googleapis.com/token"
 
 // serviceAccount makes tokens by the key of a service account. It may be used
@@ -78,6 +79,7 @@ func (a *serviceAccount) token(ctx context.Context) (string, error) {
 	ctx, _, end := watch(ctx)
 	defer end()
 	way := &way{ctx: ctx, next: a.transport}
+	// A redirect could send the assertion, which is as good as a token, to another server.
 	client := &http.Client{Transport: way,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	token, err := a.config.TokenSource(context.WithValue(ctx, oauth2.HTTPClient, client)).Token()
@@ -103,8 +105,8 @@ func (a *serviceAccount) token(ctx context.Context) (string, error) {
 	}
 }
 
-// way is how one request goes, which the library makes without a context and
-// whose error it turns into text.
+// way is the transport of one request. The oauth2 library makes that request without a context
+// and turns its error into text; way adds the context and keeps the error.
 type way struct {
 	ctx  context.Context //nolint:containedctx // of the one request
 	next http.RoundTripper
@@ -112,6 +114,7 @@ type way struct {
 	err  error
 }
 
+// RoundTrip records that the request was sent, and its error.
 func (w *way) RoundTrip(r *http.Request) (*http.Response, error) {
 	w.gone = true
 	answer, err := w.next.RoundTrip(r.WithContext(w.ctx))
@@ -119,13 +122,15 @@ func (w *way) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
-// skewed reports whether a server's clock differs from this machine's, so that it
-// refuses every signature.
+// skewed reports whether a server's clock is more than five minutes from this machine's, which
+// makes the server refuse every signature.
 func skewed(h http.Header) bool {
 	at, err := http.ParseTime(h.Get("Date"))
 	return err == nil && time.Since(at).Abs() > 5*time.Minute
 }
 
+// errSkewed returns the error of a refusal that a wrong clock explains. It is retried: clocks are
+// corrected.
 func errSkewed(what string) error {
 	return berth.Errorf(berth.CodeUnavailable,
 		"%s: refused, and the clock of this machine shows another time than the server's", what)

@@ -28,6 +28,7 @@ type azureStore struct {
 	of     spec.AzureBlobs
 }
 
+// openAzure sets up b to read from a container of blobs.
 func (s *Sources) openAzure(b *bucket, in spec.Input, login spec.Sensitive) error {
 	of, err := spec.ParseAzure(in.From)
 	if err != nil {
@@ -77,6 +78,7 @@ func azureClient(at, account, secret string, login spec.Sensitive,
 	return client, unfit(at, err)
 }
 
+// unfit turns an error of the library about an address into a refusal of the input.
 func unfit(at string, err error) error {
 	if err != nil {
 		return refusedf("%s cannot be a server of blobs", at)
@@ -88,6 +90,8 @@ func unfit(at string, err error) error {
 // except the content of blobs and of objects.
 type bounded struct{ client *http.Client }
 
+// Do sends a request. The query distinguishes answers kept in memory from content: lists and
+// errors are bounded, content has its own limits.
 func (b bounded) Do(r *http.Request) (*http.Response, error) {
 	answer, err := b.client.Do(r)
 	asked := r.URL.Query()
@@ -97,6 +101,7 @@ func (b bounded) Do(r *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
+// one requests a blob's properties.
 func (a *azureStore) one(ctx context.Context, key string) (object, error) {
 	p, err := a.client.NewBlobClient(key).GetProperties(ctx, nil)
 	if err != nil {
@@ -107,6 +112,8 @@ func (a *azureStore) one(ctx context.Context, key string) (object, error) {
 	return o, nil
 }
 
+// all pages through the list. watch limits each page on its own, since a long list takes longer
+// than any one answer may.
 func (a *azureStore) all(ctx context.Context, prefix string, each func(object) error) error {
 	pages := a.client.NewListBlobsFlatPager(&container.ListBlobsFlatOptions{
 		Prefix: &prefix, Include: container.ListBlobsInclude{Metadata: true}, MaxResults: new(int32(pageSize)),
@@ -166,12 +173,17 @@ func (o *object) isAzure(size *int64, etag *azcore.ETag, at *time.Time) {
 	}
 }
 
+// open requests a blob with the listed ETag as a condition. A blob without an ETag is compared by
+// its time and size after the answer.
 func (a *azureStore) open(ctx context.Context, o object, from int64) (io.ReadCloser, error) {
 	want := &blob.DownloadStreamOptions{Range: blob.HTTPRange{Offset: from}}
 	if o.pin != "" {
 		quoted := azcore.ETag(`"` + o.pin + `"`)
-		want.AccessConditions = &blob.AccessConditions{ModifiedAccessConditions: &blob.ModifiedAccessConditions{IfMatch: &quoted}}
+		want.AccessConditions = &blob.AccessConditions{
+			ModifiedAccessConditions: &blob.ModifiedAccessConditions{IfMatch: &quoted},
+		}
 	}
+	// A blob that is gone has changed since the list: the next look reports its absence.
 	got, err := a.client.NewBlobClient(o.key).DownloadStream(ctx, want)
 	if r, ok := errors.AsType[*azcore.ResponseError](err); ok && r.StatusCode == http.StatusNotFound {
 		return nil, Changed{a.url(o.key)}
@@ -188,7 +200,7 @@ func (a *azureStore) open(ctx context.Context, o object, from int64) (io.ReadClo
 	return got.Body, nil
 }
 
-// fault words an error of the server's, or of the way to it.
+// fault returns an error of the server, or of the connection, with the blob's address.
 func (a *azureStore) fault(key string, err error) error {
 	what := a.url(key)
 	if r, ok := errors.AsType[*azcore.ResponseError](err); ok {
@@ -205,6 +217,7 @@ func (a *azureStore) fault(key string, err error) error {
 	return berth.Errorf(berth.CodeUnavailable, "%s: the answer cannot be read, or broke off", what)
 }
 
+// url returns the address of a blob in the form that jobs use.
 func (a *azureStore) url(key string) string {
 	return "azblob://" + a.of.Account + "/" + a.of.Container + "/" + key
 }

@@ -30,11 +30,11 @@ type file struct {
 	in    spec.Input
 	login spec.Sensitive
 	what  string // for users: without possible logins
-	etag  string // "": the server tells none that can be relied on
+	etag  string // "": the server sends no reliable one
 	once  bool   // there is neither that nor a hash to know it by
 }
 
-// findFile asks for nothing where the job says which content it wants.
+// findFile sends no request if the job states the content's SHA-256.
 func (s *Sources) findFile(ctx context.Context, in spec.Input, login spec.Sensitive) (*Found, error) {
 	u, err := url.Parse(in.From)
 	if err != nil {
@@ -50,7 +50,7 @@ func (s *Sources) findFile(ctx context.Context, in spec.Input, login spec.Sensit
 	if err != nil {
 		return nil, err
 	}
-	_ = r.Body.Close() // nothing of it is read yet
+	_ = r.Body.Close() // the content is read by fetch
 	if e := r.Header.Get("ETag"); e != "" && !strings.HasPrefix(e, "W/") {
 		f.etag = e
 		return &Found{Kind: kindFile, Address: hashOf(in.From + "\n" + e), fetch: f.fetch}, nil
@@ -91,8 +91,8 @@ func (f *file) get(ctx context.Context) (*http.Response, error) {
 	return r, nil
 }
 
-// authorization is the header that a secret stands for: a value of two words as
-// it is, any other as a token.
+// authorization returns the value of the Authorization header for a secret: a secret of two words
+// as written, any other as a bearer token.
 func authorization(login spec.Sensitive) string {
 	value := strings.TrimSpace(string(login))
 	if strings.Contains(value, " ") {
@@ -101,6 +101,8 @@ func authorization(login spec.Sensitive) string {
 	return "Bearer " + value
 }
 
+// fetch downloads the file. Each try starts from the beginning: without a version of the file a
+// second try could continue another content.
 func (f *file) fetch(ctx context.Context, to *os.Root, again Again) (sum archive.Summary, err error) {
 	err = into(to, FileName, func(out *os.File) error {
 		return again(ctx, func() error {
@@ -147,13 +149,15 @@ func (f *file) read(ctx context.Context, out io.Writer, digest hash.Hash) (int64
 	return n, nil
 }
 
-// downgraded is the error of a redirect to where anybody can listen.
+// downgraded is the error of a redirect to an unencrypted connection.
 type downgraded struct{ host string }
 
+// Error names the host, and never the path or query, which may hold a secret.
 func (d downgraded) Error() string {
 	return "redirects to http://" + d.host + ", which is not encrypted"
 }
 
+// stayEncrypted refuses redirects from https to http, since the request may carry a login.
 func stayEncrypted(to *http.Request, via []*http.Request) error {
 	if to.URL.Scheme != "https" {
 		return downgraded{to.URL.Host}

@@ -17,8 +17,10 @@ import (
 	"berth/spec"
 )
 
+// kindGS distinguishes addresses of objects in Google Cloud Storage.
 const kindGS = "gs-"
 
+// gsServer is the server of buckets without an endpoint of their own.
 const gsServer = "https://storage.googleapis.com"
 
 // gsFields are the requested fields of an object.
@@ -29,9 +31,10 @@ const gsFields = "name,size,generation,contentEncoding,crc32c"
 type gsStore struct {
 	client         *http.Client
 	server, bucket string
-	account        *serviceAccount // nil: as anybody
+	account        *serviceAccount // nil: anonymous
 }
 
+// openGS sets up b to read from a bucket of Google Cloud Storage.
 func (s *Sources) openGS(b *bucket, in spec.Input, login spec.Sensitive) error {
 	name, key, err := spec.ParseGS(in.From)
 	if err != nil {
@@ -59,6 +62,8 @@ type gsObject struct {
 	CRC32C          string `json:"crc32c"` // by base64, of four bytes
 }
 
+// object converts the server's description of an object. The generation is required: without it
+// an overwritten object could not be recognized.
 func (g *gsStore) object(a gsObject) (object, error) {
 	if a.Generation <= 0 {
 		return object{}, refusedf("%s: the server does not tell its generation", g.url(a.Name))
@@ -71,6 +76,7 @@ func (g *gsStore) object(a gsObject) (object, error) {
 	return o, nil
 }
 
+// one requests an object's metadata.
 func (g *gsStore) one(ctx context.Context, key string) (object, error) {
 	var a gsObject
 	if err := g.tell(ctx, key, g.at(key, url.Values{"fields": {gsFields}}), &a); err != nil {
@@ -79,6 +85,7 @@ func (g *gsStore) one(ctx context.Context, key string) (object, error) {
 	return g.object(a)
 }
 
+// all pages through the list. watch limits each page on its own.
 func (g *gsStore) all(ctx context.Context, prefix string, each func(object) error) error {
 	query := url.Values{"prefix": {prefix}, "fields": {"nextPageToken,items(" + gsFields + ")"},
 		"maxResults": {strconv.Itoa(pageSize)}}
@@ -112,8 +119,8 @@ func (g *gsStore) all(ctx context.Context, prefix string, each func(object) erro
 	}
 }
 
-// open requests a generation: an object that was overwritten or deleted no longer
-// exists in it or, if the bucket keeps versions, exists unchanged.
+// open requests one generation of an object. Once the object is overwritten or deleted, that
+// generation no longer exists or, in a bucket that keeps versions, exists unchanged.
 func (g *gsStore) open(ctx context.Context, o object, from int64) (io.ReadCloser, error) {
 	header := http.Header{}
 	if o.gzipped { // as it is stored: unpacked it has no length and no parts
@@ -172,7 +179,7 @@ func (g *gsStore) ask(ctx context.Context, key, at string, header http.Header) (
 	return r, nil
 }
 
-// tell requests an answer in JSON.
+// The method tell requests an answer in JSON, for decoding into to.
 func (g *gsStore) tell(ctx context.Context, key, at string, to any) error {
 	r, err := g.ask(ctx, key, at, http.Header{})
 	if err != nil {
@@ -214,4 +221,5 @@ func (g *gsStore) refusal(key string, r *http.Response) error {
 	return answer(g.url(key), r.StatusCode, reason)
 }
 
+// url returns the address of an object in the form that jobs use.
 func (g *gsStore) url(key string) string { return "gs://" + g.bucket + "/" + key }

@@ -36,24 +36,23 @@ type store interface {
 	url(key string) string
 }
 
-// object is one that is to be read.
+// object is one object to read, with the properties that a store lists.
 type object struct {
 	key, name string // name is where it goes, below the input's folder
 	size      int64
 	version   string    // distinguishes contents of one key
-	pin       string    // what its store asks for it by; "": nothing but the key
+	pin       string    // the version as its store's requests name it; "": requests by key alone
 	crc32c    *uint32   // of its content; nil: not known
 	gzipped   bool      // its store would unpack it on the way by default
-	folder    bool      // it is none, but a folder that the store keeps
+	folder    bool      // the entry is a folder, which some stores list
 	settled   time.Time // from when on a change makes another version; zero: always
 }
 
-// Bounds of a store's list. A page has at most pageSize objects, each with a key,
-// which may be longer in its encoded form, and with further properties: told bounds
-// these.
+// Bounds of a store's list. A page has at most pageSize objects. Their keys, which may be longer
+// in encoded form, and their other properties are bounded only by the length of the answer.
 const (
 	pageSize   = 1000
-	told       = 16 << 20 // bytes of an answer that is kept in memory
+	told       = 16 << 20 // bytes of an answer kept in memory
 	emptyPages = 1000     // in a row; stores send some where much was deleted
 )
 
@@ -64,8 +63,10 @@ type brief struct {
 	left int64
 }
 
+// errLong is the error of an answer beyond its bound.
 var errLong = fmt.Errorf("the answer is longer than %s", berth.BytesText(told))
 
+// Read fails with errLong as soon as the answer exceeds the bound.
 func (b *brief) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p[:min(int64(len(p)), b.left+1)])
 	if int64(n) > b.left {
@@ -75,10 +76,11 @@ func (b *brief) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// empty counts the pages of a list that have nothing on them, in a row.
+// empty counts consecutive pages of a list without an object.
 type empty int
 
-// page takes a page with so many objects. A list that only goes on is given up.
+// page takes a page with that number of objects. It fails after emptyPages empty pages, since a
+// faulty server could send such pages without end.
 func (e *empty) page(list string, objects int) error {
 	if *e++; objects > 0 {
 		*e = 0
@@ -98,7 +100,8 @@ type bucket struct {
 	prefix string
 }
 
-// findObjects lists the objects to read.
+// findObjects lists the objects to read, and names their versions in the address: a change of any
+// object changes the address.
 func (s *Sources) findObjects(ctx context.Context, in spec.Input, login spec.Sensitive) (*Found, error) {
 	b := &bucket{limits: s.limits}
 	kind, err := "", error(nil)
@@ -133,7 +136,7 @@ func (s *Sources) findObjects(ctx context.Context, in spec.Input, login spec.Sen
 		}}, nil
 }
 
-// head finds the one object.
+// head finds the one object of an input that is a single file.
 func (b *bucket) head(ctx context.Context) ([]object, error) {
 	ctx, _, end := watch(ctx)
 	defer end()
@@ -157,11 +160,14 @@ func (b *bucket) head(ctx context.Context) ([]object, error) {
 // maxKey is the longest key of an object, in bytes, of any of the stores.
 const maxKey = 4096
 
-// list finds all objects below the prefix. A key that ends in / is a folder, as
-// some tools make them.
+// list finds all objects below the prefix, sorted by key. A key that ends in / is a folder, as
+// some tools create folders. The server's answer is not trusted: a key outside the prefix, a file
+// without a size or a list beyond the limits is refused before the first byte is fetched.
 func (b *bucket) list(ctx context.Context) (list []object, folders []string, err error) {
 	var entries []archive.Entry
 	total, itself := int64(0), false
+	// itself: some tools store an empty object for the prefix. It is neither a file nor a folder
+	// of the input, and may be listed once.
 	err = b.store.all(ctx, b.prefix, func(o object) error {
 		name, below := strings.CutPrefix(o.key, b.prefix)
 		o.folder = o.folder || strings.HasSuffix(o.key, "/")
@@ -208,12 +214,15 @@ func (b *bucket) list(ctx context.Context) (list []object, folders []string, err
 	return list, folders, nil
 }
 
+// tooMuch returns the refusal of a list beyond the limits. The numbers are lower bounds, since
+// listing stops at the limit.
 func (b *bucket) tooMuch(files int, bytes int64) error {
 	return refusedf("%s has at least %d objects of %s: at most %d of %s", b.store.url(b.prefix), files,
 		berth.BytesText(bytes), b.limits.Files, berth.BytesText(b.limits.Bytes))
 }
 
-// address is the hash of the list.
+// address is the hash of the list: the store, the prefix, and each object's key, size and
+// version.
 func (b *bucket) address(list []object, folders []string) berth.Address {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%s %q\n", b.origin, b.prefix)
@@ -226,6 +235,8 @@ func (b *bucket) address(list []object, folders []string) berth.Address {
 	return hashOf(text.String())
 }
 
+// fetch creates the folders one after the other and then downloads the objects, up to abreast at
+// a time. The first error stops the downloads.
 func (b *bucket) fetch(ctx context.Context, to *os.Root, again Again, list []object,
 	folders []string) (sum archive.Summary, err error) {
 	made := map[string]bool{".": true}
@@ -251,6 +262,8 @@ func (b *bucket) fetch(ctx context.Context, to *os.Root, again Again, list []obj
 		sum.Files++
 		sum.Bytes += o.size
 	}
+	// The sums above are known before the first byte arrives, so that they do not depend on the
+	// order of the downloads.
 	work, within := errgroup.WithContext(ctx)
 	work.SetLimit(abreast)
 	for _, o := range list {
@@ -264,12 +277,14 @@ func (b *bucket) fetch(ctx context.Context, to *os.Root, again Again, list []obj
 	if err := work.Wait(); err != nil {
 		return sum, err
 	}
-	return sum, context.Cause(ctx) // with which the rest was not begun
+	return sum, context.Cause(ctx) // the reason why the rest was not begun
 }
 
+// castagnoli is the polynomial of Google's checksums, the only ones that stores list.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// object reads one object. A line that breaks goes on where it broke.
+// object downloads one object. After a broken connection it continues where the connection broke.
+// If the whole has a wrong checksum, or its end was not verified, it starts again.
 func (b *bucket) object(ctx context.Context, o object, to *os.File, again Again) error {
 	have, sum := int64(0), crc32.New(castagnoli)
 	return again(ctx, func() error {
@@ -295,6 +310,9 @@ func (b *bucket) object(ctx context.Context, o object, to *os.File, again Again)
 	})
 }
 
+// read makes one request and returns the number of bytes written. A body that ends early is an
+// error. A request from the beginning reads to the end of the body, where some stores' clients
+// verify a checksum, and returns 0 if that fails.
 func (b *bucket) read(ctx context.Context, o object, from int64, to io.Writer) (int64, error) {
 	ctx, lively, end := watch(ctx)
 	defer end()

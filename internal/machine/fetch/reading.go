@@ -13,8 +13,8 @@ import (
 // chunk is how much of a file is read at once, in bytes.
 const chunk = 1 << 20
 
-// reading reads a file of a volume, and at the end verifies that all of it was of the
-// listed version.
+// reading reads a file of a volume, and at the end verifies that the whole file had the listed
+// version.
 type reading struct {
 	ctx    context.Context //nolint:containedctx // of the one answer
 	volume *volume
@@ -32,6 +32,7 @@ type opened interface {
 	syscall.Conn
 }
 
+// Read returns bytes from the buffer, which more fills with one call to the file system.
 func (r *reading) Read(p []byte) (int, error) {
 	if len(r.ready) == 0 {
 		if r.at >= r.object.size {

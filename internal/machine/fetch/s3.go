@@ -26,6 +26,8 @@ type s3Store struct {
 	bucket string
 }
 
+// openS3 sets up b to read from a bucket. An endpoint of its own is addressed by path: most
+// servers other than Amazon's have no host name for each bucket.
 func (s *Sources) openS3(b *bucket, in spec.Input, login spec.Sensitive) error {
 	name, key, err := spec.ParseS3(in.From)
 	if err != nil {
@@ -39,6 +41,7 @@ func (s *Sources) openS3(b *bucket, in spec.Input, login spec.Sensitive) error {
 		HTTPClient: bounded{s.objects}, Credentials: credentials, Region: in.Region,
 		Retryer: aws.NopRetryer{}, DisableLogOutputChecksumValidationSkipped: true,
 	}
+	// Servers other than Amazon's accept any region; the signature must name one.
 	if o.Region == "" {
 		o.Region = "us-east-1"
 	}
@@ -49,6 +52,7 @@ func (s *Sources) openS3(b *bucket, in spec.Input, login spec.Sensitive) error {
 	return nil
 }
 
+// one requests an object's metadata.
 func (s *s3Store) one(ctx context.Context, key string) (object, error) {
 	h, err := s.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &s.bucket, Key: &key})
 	if err != nil {
@@ -59,6 +63,7 @@ func (s *s3Store) one(ctx context.Context, key string) (object, error) {
 	return o, nil
 }
 
+// all pages through the list. watch limits each page on its own.
 func (s *s3Store) all(ctx context.Context, prefix string, each func(object) error) error {
 	pages := s3.NewListObjectsV2Paginator(s.client,
 		&s3.ListObjectsV2Input{Bucket: &s.bucket, Prefix: &prefix, MaxKeys: aws.Int32(pageSize)})
@@ -83,7 +88,7 @@ func (s *s3Store) all(ctx context.Context, prefix string, each func(object) erro
 	return nil
 }
 
-// told64 returns a size, or -1 if the server does not report it.
+// told64 returns a size, or -1 for a size that the server does not report.
 func told64(size *int64) int64 {
 	if size == nil {
 		return -1
@@ -101,6 +106,8 @@ func (o *object) isS3(etag *string, at *time.Time) {
 	}
 }
 
+// open requests an object with the listed ETag as a condition. An object without an ETag is
+// compared by its time and size after the answer.
 func (s *s3Store) open(ctx context.Context, o object, from int64) (io.ReadCloser, error) {
 	want := &s3.GetObjectInput{Bucket: &s.bucket, Key: &o.key}
 	if o.pin != "" {
@@ -125,7 +132,7 @@ func (s *s3Store) open(ctx context.Context, o object, from int64) (io.ReadCloser
 	return got.Body, nil
 }
 
-// fault words an error of the server's, or of the way to it.
+// fault returns an error of the server, or of the connection, with the object's address.
 func (s *s3Store) fault(key string, err error) error {
 	what := s.url(key)
 	code := ""
@@ -146,6 +153,7 @@ func (s *s3Store) fault(key string, err error) error {
 	}
 }
 
+// url returns the address of an object in the form that jobs use.
 func (s *s3Store) url(key string) string { return "s3://" + s.bucket + "/" + key }
 
 // parseS3Login reads a secret: KEY_ID:SECRET_KEY, or the lines of an AWS

@@ -74,7 +74,7 @@ func Open(o Options) *Sources {
 // Close releases idle connections.
 func (s *Sources) Close() { s.files.CloseIdleConnections() }
 
-// Found is an input as it is now.
+// Found is the present version of an input.
 type Found struct {
 	Kind    string        // distinguishes addresses of different kinds
 	Address berth.Address // equal ones of one kind are equal content
@@ -113,19 +113,25 @@ type Refused struct {
 	absent bool // there is no such thing
 }
 
+// Error returns the reason of the refusal.
 func (r Refused) Error() string { return r.says }
 
+// refusedf returns a refusal, which no machine and no later try would change.
 func refusedf(format string, args ...any) error { return Refused{says: fmt.Sprintf(format, args...)} }
 
-// Changed is the error of content that became another one while it was read.
+// Changed is the error of content that changed during a fetch.
 type Changed struct{ what string }
 
+// Error names the content.
 func (c Changed) Error() string { return c.what + " changed while it was read" }
 
 // Local is an error of this machine's disk.
 type Local struct{ Err error }
 
+// Error returns the text of the local error.
 func (l Local) Error() string { return l.Err.Error() }
+
+// Unwrap returns the local error.
 func (l Local) Unwrap() error { return l.Err }
 
 // Final reports whether trying the same again is of no use.
@@ -181,8 +187,8 @@ type lively struct {
 	timer *time.Timer
 }
 
-// watch returns the context for a request whose answer is read through the
-// reader that it makes. end is to be called when all is read.
+// watch returns a context that ends when the server falls silent, for a request whose body is
+// read through the reader that read returns. The caller must call end after the last byte.
 func watch(ctx context.Context) (limited context.Context, read func(io.Reader) io.Reader, end func()) {
 	limited, cancel := context.WithCancelCause(ctx)
 	timer := time.AfterFunc(2*silence, func() { cancel(errSilent) })
@@ -191,6 +197,7 @@ func watch(ctx context.Context) (limited context.Context, read func(io.Reader) i
 
 var errSilent = errors.New("the server sends nothing any more")
 
+// Read allows another silence before each read.
 func (l *lively) Read(p []byte) (int, error) {
 	l.timer.Reset(silence)
 	return l.body.Read(p)
@@ -208,7 +215,7 @@ func copied(ctx context.Context, to io.Writer, from io.Reader) (int64, error) {
 	return n, err
 }
 
-// into makes a file and has fill write it.
+// into creates a file and calls fill to write its content. The file must not exist yet.
 func into(to *os.Root, name string, fill func(f *os.File) error) error {
 	f, err := to.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
@@ -221,6 +228,7 @@ func into(to *os.Root, name string, fill func(f *os.File) error) error {
 	return err
 }
 
+// hashOf returns the address of a text.
 func hashOf(text string) berth.Address {
 	sum := sha256.Sum256([]byte(text))
 	return berth.AddressOf(sum[:])

@@ -17,12 +17,13 @@ type state struct {
 	mtime, ctime time.Time
 }
 
+// kind returns the type bits of the mode, one of unix.S_IF*.
 func (s state) kind() uint32   { return s.mode & unix.S_IFMT }
 func (s state) isFile() bool   { return s.kind() == unix.S_IFREG }
 func (s state) isFolder() bool { return s.kind() == unix.S_IFDIR }
 func (s state) isLink() bool   { return s.kind() == unix.S_IFLNK }
 
-// what names the kind of an entry that is neither a file nor a folder.
+// what describes an entry other than a file or a folder, for errors.
 func (s state) what() string {
 	switch s.kind() {
 	case unix.S_IFIFO:
@@ -36,9 +37,9 @@ func (s state) what() string {
 	}
 }
 
-// version changes whenever the content does, but see settled. The time of the
-// last change of the inode, which nobody can set back, is the strongest part of
-// it; the number of a device is left out, since machines number them as they like.
+// version changes whenever the content does, but see settled. Its strongest part is the time of
+// the inode's last change, which no program can set back. The number of a device is left out,
+// since machines number devices as they like.
 func (s state) version() string {
 	return fmt.Sprintf("%d %d %d", s.ino, s.mtime.UnixNano(), s.ctime.UnixNano())
 }
@@ -64,10 +65,13 @@ func (s state) settled() time.Time {
 // system, since the machine's cache may be a minute old.
 func stateOf(f syscall.Conn) (state, error) { return ask(f, "", unix.AT_EMPTY_PATH) }
 
+// stateAt returns the state of an entry of an open folder, and of a link itself.
 func stateAt(dir *os.File, name string) (state, error) {
 	return ask(dir, name, unix.AT_SYMLINK_NOFOLLOW)
 }
 
+// ask calls statx. It asks a network file system for fresh values, not for cached ones, and
+// repeats a call that a signal has interrupted.
 func ask(f syscall.Conn, name string, how int) (state, error) {
 	c, err := f.SyscallConn()
 	if err != nil {

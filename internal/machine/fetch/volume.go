@@ -19,6 +19,7 @@ import (
 	"berth/spec"
 )
 
+// kindVolume distinguishes addresses of content in shared folders.
 const kindVolume = "volume-"
 
 // volume is a folder of this machine, as a store. Its keys are paths below it. All
@@ -36,6 +37,8 @@ type volume struct {
 // folder makes up to abreast calls for its entries.
 const callsAbreast = 64
 
+// openVolume sets up b to read from a shared folder. A folder that this machine does not share is
+// the machine's fault: another machine may share it.
 func (s *Sources) openVolume(b *bucket, in spec.Input) error {
 	name, key, err := spec.ParseFile(in.From)
 	if err != nil {
@@ -49,8 +52,10 @@ func (s *Sources) openVolume(b *bucket, in spec.Input) error {
 	return nil
 }
 
+// url returns the address of a path in the form that jobs use.
 func (v *volume) url(key string) string { return "file://" + v.name.String() + "/" + key }
 
+// one returns the state of one path, through links that stay in the volume.
 func (v *volume) one(ctx context.Context, key string) (object, error) {
 	return call(ctx, v, func(func()) (object, error) {
 		root, err := v.root()
@@ -74,14 +79,17 @@ func found(key string, now state) object {
 	return object{key: key, size: now.size, version: now.version(), settled: now.settled()}
 }
 
-// branch is a folder on the way down.
+// branch is a folder that has yet to be listed.
 type branch struct {
 	path  string     // below the volume; "" is the volume
 	above []identity // of the folders around it, through any links
 }
 
+// identity identifies a folder regardless of the paths and links that lead to the folder.
 type identity struct{ dev, ino uint64 }
 
+// all walks the tree depth first, with one call to the file system for each folder. Its order is
+// not sorted.
 func (v *volume) all(ctx context.Context, prefix string, each func(object) error) error {
 	for todo := []branch{{path: strings.TrimSuffix(prefix, "/")}}; len(todo) > 0; {
 		at := todo[len(todo)-1]
@@ -102,13 +110,15 @@ func (v *volume) all(ctx context.Context, prefix string, each func(object) error
 	return nil
 }
 
-// level is the content of one folder, with the folders around it and itself.
+// level is the content of one folder, and the identities of the folder and its parents.
 type level struct {
 	objects []object
 	above   []identity
 }
 
-// list reads one folder. alive is called whenever the file system has answered.
+// list reads one folder, up to v.most entries. It calls alive whenever the file system has
+// answered, so that a large folder on a slow file system does not count as silent. A folder that
+// is its own ancestor, by a link, is refused.
 func (v *volume) list(at branch, alive func()) (l level, err error) {
 	root, err := v.root()
 	if err != nil {
@@ -123,6 +133,7 @@ func (v *volume) list(at branch, alive func()) (l level, err error) {
 		return l, err
 	}
 	defer dir.Close()
+	// Only ancestors are compared: two links to one folder are no circle, and both are listed.
 	self := identity{now.dev, now.ino}
 	if slices.Contains(at.above, self) {
 		return l, refusedf("%s: the links of its folders lead in a circle", v.url(at.path))
@@ -149,7 +160,8 @@ func (v *volume) list(at branch, alive func()) (l level, err error) {
 	return l, nil
 }
 
-// enter opens a folder for reading, and nothing that is none.
+// enter opens a folder for reading, and fails on anything but a folder. O_NONBLOCK keeps the open
+// of a named pipe from waiting for a writer.
 func (v *volume) enter(root *os.Root, at string) (*os.File, state, error) {
 	name := cmp.Or(at, ".")
 	dir, err := root.OpenFile(name, unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
@@ -183,8 +195,10 @@ func (v *volume) noFolder(root *os.Root, at string) error {
 	}
 }
 
-// lookAt looks at entries of an open folder.
+// lookAt returns the entries of an open folder as objects, with up to abreast calls at a time.
+// Entries that have disappeared since are left out.
 func (v *volume) lookAt(root *os.Root, dir *os.File, at string, names []os.DirEntry) ([]object, error) {
+	// Each call fills its own place, so the order of the folder stays and no lock is needed.
 	list := make([]*object, len(names))
 	var work errgroup.Group
 	work.SetLimit(abreast)
@@ -240,6 +254,7 @@ func (v *volume) look(root *os.Root, key string) (state, error) {
 		return state{}, v.fault(key, err)
 	}
 	defer f.Close()
+	// The state of the open file counts: the name may lead to another file by now.
 	if now, err = stateOf(f); err != nil {
 		return state{}, v.fault(key, err)
 	}
@@ -249,6 +264,9 @@ func (v *volume) look(root *os.Root, key string) (state, error) {
 	return now, nil
 }
 
+// open opens a file, and fails with Changed unless the file has the listed version. It first
+// waits until the version is settled: before that moment another write could leave the version as
+// it is.
 func (v *volume) open(ctx context.Context, o object, from int64) (io.ReadCloser, error) {
 	// However wrong the clock of the file server is, this is the longest.
 	if wait := min(time.Until(o.settled), coarseTick); wait > 0 {
@@ -310,13 +328,14 @@ func (v *volume) root() (*os.Root, error) {
 	return nil, Local{berth.Errorf(berth.CodeUnavailable, "this machine cannot open the folder %s: %s", v.name, why)}
 }
 
-// absent is the error of a volume with nothing in it.
+// absent returns the error of an empty volume: an unmounted file system looks the same, and an
+// input without files would otherwise start the job on nothing.
 func (v *volume) absent() error {
 	return Local{berth.Errorf(berth.CodeUnavailable,
 		"the folder %s is empty on this machine, as if it were not mounted", v.name)}
 }
 
-// orAbsent is absent instead of an error, if there is nothing in the volume.
+// orAbsent returns absent's error for an empty volume, and err for any other.
 func (v *volume) orAbsent(root *os.Root, err error) error {
 	dir, failed := root.Open(".")
 	if failed != nil {
@@ -329,6 +348,7 @@ func (v *volume) orAbsent(root *os.Root, err error) error {
 	return err
 }
 
+// strange returns the refusal of an entry that is neither a file nor a folder.
 func (v *volume) strange(key string, now state) error {
 	return refusedf("%s is %s: only files and folders are read", v.url(key), now.what())
 }

@@ -207,7 +207,7 @@ func TestNothingLeadsOutOfTheFolder(t *testing.T) {
 	f.refuses("own/", "leads out of the folder /datasets by a link")
 }
 
-// watches returns whether a file was opened since, by anybody.
+// watches returns a function that reports whether any process has opened a file since.
 func (f *folder) watches(name string) (opened func() bool) {
 	f.t.Helper()
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)

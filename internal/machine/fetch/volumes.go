@@ -38,12 +38,11 @@ func ParseVolumes(list []string) (Volumes, error) {
 	return all, err
 }
 
-// Check returns every fault of the folders: each must be a folder, and neither
-// contain nor lie in a folder of the system or in one of own, the agent's folders.
-// A folder that cannot be checked now, as after the loss of a mount, is away and may
-// come back.
+// Check returns every fault of the folders: each must be a folder, and neither contain nor lie in
+// a folder of the system or in one of own, the agent's folders. A folder that cannot be checked
+// now, as after the loss of a mount, is away and may come back.
 //
-// A folder on a dead file server is neither: other work does not need it, and jobs
+// A folder on a dead file server counts as neither: other work does not need the folder, and jobs
 // that read it get an error.
 func (v Volumes) Check(own ...string) (away, faulty error) {
 	names := slices.Sorted(maps.Keys(v))
@@ -79,9 +78,9 @@ func (v Volumes) Check(own ...string) (away, faulty error) {
 const checkPatience = 10 * time.Second
 
 // Labels returns the labels of the machine's volumes. Volumes that cannot be opened
-// now are left out; away lists them with the reasons. Volumes that do not answer in
-// time are included, since jobs that read them get an error. more are further
-// private folders, which are not read from now on; "" is none.
+// now are left out and listed in away with the reasons. Volumes that do not answer in
+// time are included, since jobs that read such a volume get an error. more are further
+// private folders, which are not read from now on; an empty name is ignored.
 func (s *Sources) Labels(ctx context.Context, more ...string) (labels map[string]string, away map[spec.Volume]error) {
 	labels, away = map[string]string{}, map[spec.Volume]error{}
 	ctx, cancel := context.WithTimeout(ctx, labelPatience)
@@ -112,8 +111,8 @@ func (s *Sources) Labels(ctx context.Context, more ...string) (labels map[string
 	return labels, away
 }
 
-// labelPatience is the time in which all folders must answer before a registration,
-// which waits for them.
+// labelPatience is the time in which all folders must answer before a registration. The
+// registration waits no longer.
 const labelPatience = 2 * time.Second
 
 // site is where a volume lies.
@@ -125,6 +124,7 @@ type site struct {
 	was string   // where its links led to the first time; "": not known yet
 }
 
+// keepOut sets the agent's own folders, in which the volume must not lie.
 func (s *site) keepOut(own []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,7 +161,7 @@ func (s *site) reach() (*os.Root, error) {
 
 var errElsewhere = errors.New("its links lead elsewhere than when the agent started")
 
-// stays fails unless the folder lies where it lay the first time.
+// stays fails unless the folder lies at the same place as the first time.
 func (s *site) stays(dir string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -172,7 +172,7 @@ func (s *site) stays(dir string) error {
 	return nil
 }
 
-// resolve follows the links of a folder and judges where it lies.
+// resolve follows the links of a folder and judges the place of its target.
 func resolve(dir string, own []string) (target string, judged os.FileInfo, err error) {
 	if !filepath.IsAbs(dir) || filepath.Clean(dir) != dir {
 		return "", nil, fmt.Errorf("%.200q is not a clean absolute path", dir)
@@ -200,6 +200,8 @@ func resolve(dir string, own []string) (target string, judged os.FileInfo, err e
 	return target, judged, nil
 }
 
+// judge fails if dir contains, or lies in, a folder of the system or of the agent, as written or
+// after its links. The path alone decides: dir need not exist.
 func judge(dir string, own []string) error {
 	for _, p := range slices.Concat(private, own) {
 		at := []string{p}

@@ -2,6 +2,6 @@ package gpu
 
 import "errors"
 
-// ErrNoNVML says that there is no NVIDIA library on this machine: it has no
-// NVIDIA GPUs, or no driver for them.
+// ErrNoNVML is the error of a machine without the NVIDIA library, and so without NVIDIA GPUs or
+// without their driver.
 var ErrNoNVML = errors.New("no NVML on this machine")

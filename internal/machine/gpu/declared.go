@@ -75,9 +75,8 @@ func OpenDeclared(path string, machine berth.MachineID, log *slog.Logger) (*Decl
 	return d, nil
 }
 
-// Devices lists the devices as the file has them now. While the file cannot be
-// read or makes no sense, as in the middle of an edit, the last inventory stays
-// in force.
+// Devices lists the devices that the file declares now. While the file cannot be read or is
+// invalid, as in the middle of an edit, the last inventory stays in force.
 func (d *Declared) Devices(ctx context.Context) ([]berth.GPU, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("list declared gpus: %w", err)
@@ -112,8 +111,8 @@ func (d *Declared) Declared() bool { return true }
 // Close does nothing.
 func (d *Declared) Close() error { return nil }
 
-// read takes over the file's content if it differs from the last time, so that
-// one broken edit is one error.
+// read takes over the file's content if the content has changed. An unchanged broken file is not
+// parsed again, so that one broken edit is one error.
 func (d *Declared) read() error {
 	text, err := os.ReadFile(d.path)
 	if err != nil {
@@ -131,6 +130,8 @@ func (d *Declared) read() error {
 	return nil
 }
 
+// parseDeclared parses the file. Devices are numbered in the order of the entries, and their
+// UUIDs follow from the machine and the number: inserting an entry renames the devices after it.
 func parseDeclared(text []byte, machine berth.MachineID) (devices []berth.GPU, use map[string]wire.GPUUse, err error) {
 	var entries []entry
 	if err := yaml.UnmarshalWithOptions(text, &entries, yaml.Strict(), yaml.UseJSONUnmarshaler()); err != nil {
@@ -162,7 +163,7 @@ func parseDeclared(text []byte, machine berth.MachineID) (devices []berth.GPU, u
 	return devices, use, nil
 }
 
-// check returns how many devices an entry declares after those before it.
+// check returns the number of devices that an entry declares after the devices before.
 func (e entry) check(before int) (count int, err error) {
 	count = cmp.Or(e.Count, 1)
 	switch {

@@ -32,7 +32,7 @@ func (Kmsg) Open() (io.ReadCloser, error) {
 	return f, nil
 }
 
-// Now is the host's time since its boot, 0 if it is unknown.
+// Now returns the time since the host's boot, 0 if the kernel does not report the time.
 func (Kmsg) Now() time.Duration {
 	b, err := os.ReadFile("/proc/uptime")
 	if err != nil {
@@ -46,6 +46,6 @@ func (Kmsg) Now() time.Duration {
 	return time.Duration(seconds * float64(time.Second))
 }
 
-// overwritten: the kernel has thrown records away that were not read yet; the
-// next read goes on behind them.
+// overwritten reports whether the kernel has dropped records before they were read. The next read
+// continues after the gap.
 func overwritten(err error) bool { return errors.Is(err, syscall.EPIPE) }

@@ -84,7 +84,7 @@ func OpenNVML(o NVMLOptions) (*NVML, error) {
 // Declared is false: these devices exist.
 func (n *NVML) Declared() bool { return false }
 
-// survey is one look at all devices, shared by everyone who asks meanwhile.
+// survey is one look at all devices, shared by all concurrent callers.
 type survey struct {
 	done    chan struct{}
 	devices []berth.GPU
@@ -93,9 +93,9 @@ type survey struct {
 
 var errClosed = errors.New("NVML is closed")
 
-// Devices lists the devices, or the slices of those in MIG mode, with their
-// present health. A device keeps its index while this process lives, and one
-// that was seen before and has disappeared stays listed as lost.
+// Devices lists the devices, or in MIG mode their slices, with their present health. A device
+// keeps its index while this process lives, and one that was seen before and has disappeared
+// stays listed as lost.
 func (n *NVML) Devices(ctx context.Context) ([]berth.GPU, error) {
 	s := n.join()
 	if s == nil {
@@ -131,6 +131,7 @@ func (n *NVML) join() *survey {
 	return s
 }
 
+// isClosed reports whether Close has been called.
 func (n *NVML) isClosed() bool {
 	select {
 	case <-n.closed:

@@ -90,6 +90,8 @@ func (n *NVML) register(uuid string, handle nvml.Device) {
 	n.registerWith(n.events, handle)
 }
 
+// registerWith asks for a device's XID events. A device without support for events is no error:
+// the kernel's log reports its XIDs as well.
 func (n *NVML) registerWith(set nvml.EventSet, handle nvml.Device) {
 	ret := handle.RegisterEvents(nvml.EventTypeXidCriticalError, set)
 	if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
@@ -111,7 +113,7 @@ func (n *NVML) takePendingEvents() {
 	}
 }
 
-// observe translates an event, and condemns its device if it is fatal.
+// observe translates an event, and marks the device unhealthy if the event is fatal.
 func (n *NVML) observe(data nvml.EventData) (Event, bool) {
 	if data.EventType != nvml.EventTypeXidCriticalError {
 		return Event{}, false
@@ -138,8 +140,8 @@ func (n *NVML) observe(data nvml.EventData) (Event, bool) {
 	return e, true
 }
 
-// TakeXids returns the errors that were heard of since the last call, one for
-// each listed device that is concerned: all the slices, where it is their whole.
+// TakeXids returns the errors received since the last call, one for each listed device concerned.
+// An error of a GPU in MIG mode concerns all of its slices.
 func (n *NVML) TakeXids() []Event {
 	n.mu.Lock()
 	defer n.mu.Unlock()

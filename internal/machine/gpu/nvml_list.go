@@ -21,11 +21,11 @@ type device struct {
 	pci      string // address, such as 0000:3b:00
 }
 
-// physical is the UUID of the hardware behind it.
+// physical returns the UUID of the GPU: a slice's parent, or the device's own.
 func (d device) physical() string { return cmp.Or(d.parent, d.UUID) }
 
-// list returns the devices that the driver shows, and the UUIDs of the physical
-// ones among and behind them.
+// list returns the devices that the driver shows, and the UUIDs of all physical GPUs, including
+// the parents of slices.
 func (n *NVML) list() (present []device, alive map[string]bool, err error) {
 	count, ret := n.lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
@@ -54,7 +54,7 @@ func (n *NVML) list() (present []device, alive map[string]bool, err error) {
 	return present, alive, nil
 }
 
-// describe returns a physical device, or its slices if it is cut into slices.
+// describe returns a physical device, or the slices of a device that is cut into slices.
 func (n *NVML) describe(uuid string, handle nvml.Device) ([]device, error) {
 	d := device{GPU: berth.GPU{UUID: uuid, Healthy: true}}
 	name, ret := handle.GetName()
@@ -90,6 +90,7 @@ func (n *NVML) describe(uuid string, handle nvml.Device) ([]device, error) {
 	return slices, nil
 }
 
+// describeSlice returns a slice, which has the health of the whole device.
 func (n *NVML) describeSlice(whole device, handle nvml.Device) (device, error) {
 	uuid, ret := handle.GetUUID()
 	if ret != nvml.SUCCESS {
@@ -137,6 +138,8 @@ func (d *device) accept(what string, ret nvml.Return) {
 	}
 }
 
+// inMIGMode reports whether a device is cut into slices. Libraries older than MIG have no such
+// devices.
 func (n *NVML) inMIGMode(handle nvml.Device) bool {
 	if !n.has("nvmlDeviceGetMigMode") {
 		return false
@@ -185,12 +188,13 @@ func gone(ret nvml.Return) bool {
 	return ret == nvml.ERROR_GPU_IS_LOST || ret == nvml.ERROR_RESET_REQUIRED || ret == nvml.ERROR_GPU_NOT_FOUND
 }
 
+// lost returns the reason of a device that the driver no longer reaches.
 func lost(ret nvml.Return) string { return fmt.Sprintf("lost: %v", ret) }
 
 // merge gives every device its index. Known devices keep theirs; new ones get
-// the smallest free. A physical device that was known and is not alive takes
-// its place as lost, and so do its slices; a slice of a living device is gone
-// because somebody cut the device differently.
+// the smallest free one. A known physical device that is not alive stays in its place
+// as lost, and so do its slices. A missing slice of a living device is dropped: the
+// device has been cut differently.
 func merge(known, present []device, alive map[string]bool) []device {
 	used := make(map[int]bool)
 	merged := make([]device, 0, len(present))

@@ -50,6 +50,8 @@ func (n *NVML) begin(call func()) bool {
 	return true
 }
 
+// measure returns the present use of the devices, -1 for a value that the driver does not report.
+// Devices without any value are left out.
 func (n *NVML) measure(uuids []string) []wire.GPUUse {
 	var list []wire.GPUUse
 	for _, uuid := range uuids {
@@ -69,7 +71,8 @@ func (n *NVML) measure(uuids []string) []wire.GPUUse {
 	return list
 }
 
-// memoryInUse leaves out the driver's own memory, if the library reports it.
+// memoryInUse returns a device's memory in use, in bytes. It leaves out the driver's own memory
+// if the library reports the two separately.
 func (n *NVML) memoryInUse(handle nvml.Device) int64 {
 	if n.has("nvmlDeviceGetMemoryInfo_v2") {
 		if info, ret := handle.GetMemoryInfo_v2(); ret == nvml.SUCCESS {

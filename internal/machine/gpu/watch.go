@@ -22,7 +22,7 @@ import (
 	"berth/wire"
 )
 
-// WatchOptions says where GPU errors are heard of and kept.
+// WatchOptions configure the sources and the file of GPU errors.
 type WatchOptions struct {
 	File   string // keeps fatal errors; required
 	Boot   string // of the host: a new one clears kept errors; required
@@ -30,12 +30,12 @@ type WatchOptions struct {
 	Logger *slog.Logger // nil: discard
 }
 
-// Watch is an inventory that receives XIDs, from the driver's events where the
-// inventory supports them and from the kernel's log, and carries out the required
-// reactions (failure.Xids): a device after a fatal one is unhealthy, and some put their
-// whole machine into quarantine. Fatal errors outlive the process: they last until
-// the host has booted again, or until an operator who has reset the device removes
-// the file while no agent runs. It may be used concurrently.
+// Watch is an inventory that receives XIDs and carries out the required reactions (failure.Xids).
+// XIDs come from the driver's events where the inventory supports events, and from the kernel's
+// log. A device is unhealthy after a fatal XID, and some XIDs put the whole machine into
+// quarantine. Fatal errors outlive the process: they last until the host has booted again, or
+// until an operator who has reset the device removes the file while no agent runs. All methods
+// may be called concurrently.
 type Watch struct {
 	node.GPUs
 	file    string
@@ -64,17 +64,18 @@ type fault struct {
 	At      time.Time          `json:"at"`
 }
 
+// String returns the fault as text for operators, with the required reaction.
 func (f fault) String() string {
 	return fmt.Sprintf("XID %d: %s; to do: %s", f.Xid, failure.XidMeaning(f.Xid), f.Verdict)
 }
 
-// maxNotes is how many errors of a device are remembered that leave it usable.
+// maxNotes is the number of errors kept for each device that leave the device usable.
 const maxNotes = 16
 
 // driver is an inventory with access to the driver's events.
 type driver interface {
-	// TakeXids returns the XIDs heard of since the last call, one for each listed
-	// device that is concerned.
+	// TakeXids returns the XIDs received since the last call, one for each listed
+	// device concerned.
 	TakeXids() []Event
 	// Located lists the devices at a PCI address such as 0000:3b:00.
 	Located(pci string) []string
@@ -144,7 +145,7 @@ func (w *Watch) store() error {
 	return nil
 }
 
-// Devices lists the devices, those with a fatal XID as unhealthy.
+// Devices lists the devices. Devices with a fatal XID are unhealthy.
 func (w *Watch) Devices(ctx context.Context) ([]berth.GPU, error) {
 	gpus, err := w.GPUs.Devices(ctx)
 	if err != nil {
@@ -165,7 +166,7 @@ func (w *Watch) Devices(ctx context.Context) ([]berth.GPU, error) {
 	return gpus, nil
 }
 
-// Use asks the inventory, which may know nothing of it.
+// Use returns the inventory's measurements, nil for an inventory that cannot measure.
 func (w *Watch) Use(ctx context.Context, uuids []string) ([]wire.GPUUse, error) {
 	if m, ok := w.GPUs.(node.GPUMeter); ok {
 		return m.Use(ctx, uuids)
@@ -176,8 +177,8 @@ func (w *Watch) Use(ctx context.Context, uuids []string) ([]wire.GPUUse, error) 
 // Changes signals that Devices would give another answer now.
 func (w *Watch) Changes() <-chan struct{} { return w.changed }
 
-// ApplicationXid is the latest XID since then on one of the devices that left
-// it usable, 0 for none.
+// ApplicationXid returns the latest XID since then that left its device usable, on any of the
+// devices, 0 for none.
 func (w *Watch) ApplicationXid(uuids []string, since time.Time) uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -244,7 +245,7 @@ func (w *Watch) note(uuids []string, xid uint64, words string, at time.Time) {
 	}
 }
 
-// follow reads the kernel's log until it is closed.
+// follow reads the kernel's log until the log is closed.
 func (w *Watch) follow(kernel KernelLog, records io.Reader) {
 	buf := make([]byte, 16<<10)
 	for {

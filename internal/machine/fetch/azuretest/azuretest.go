@@ -22,8 +22,8 @@ import (
 	"berth/spec"
 )
 
-// Server is a running server with one account, a container that needs a login
-// and one that is everybody's.
+// Server is a running server with one account, a container that needs a login and a public one.
+// A test can change its clock and its content at any time.
 type Server struct {
 	URL               string // with the account in its path
 	Account           string
@@ -37,13 +37,15 @@ type Server struct {
 	skew  time.Duration
 }
 
+// blob is one stored blob, or a folder of an account with a hierarchy of names.
 type blob struct {
 	content, etag string
 	at            time.Time
 	folder        bool
 }
 
-// page is how many blobs are listed at a time.
+// page is the number of blobs in a page of a list. It is small, so that a test with a few blobs
+// already reads several pages.
 const page = 3
 
 // Start runs a server until the test ends.
@@ -60,15 +62,17 @@ func Start(t testing.TB) *Server {
 	return s
 }
 
-// Put stores a blob.
+// Put stores a blob in both containers.
 func (s *Server) Put(key, content string) {
+	// The same key can so be read with a login and without one.
 	s.put(s.Container+"/"+key, blob{content: content})
 	s.put(s.Public+"/"+key, blob{content: content})
 }
 
-// PutFolder makes a folder, as accounts with a hierarchy of names have them.
+// PutFolder creates a folder as accounts with a hierarchy of names store one.
 func (s *Server) PutFolder(key string) { s.put(s.Container+"/"+key, blob{folder: true}) }
 
+// put stores a blob with a new ETag, so that the client sees each put as a new version.
 func (s *Server) put(at string, b blob) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,24 +81,27 @@ func (s *Server) put(at string, b blob) {
 	s.blobs[at] = b
 }
 
-// Skew sets the server's clock forward.
+// Skew sets the server's clock forward, by which signatures become too old and SAS tokens expire.
 func (s *Server) Skew(by time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.skew = by
 }
 
-// Input is an input from the server.
+// Input returns an input from the container that needs a login. A key that ends in / names all
+// blobs below it. secret is the name under which the job finds Login or a SAS token.
 func (s *Server) Input(key, to, secret string) spec.Input {
 	return spec.Input{From: "azblob://" + s.Account + "/" + s.Container + "/" + key, To: to, Endpoint: s.URL,
 		Secret: secret}
 }
 
-// ServeHTTP answers one request.
+// ServeHTTP answers one request. Only reads are supported: a path outside the account, or another
+// method, is a bad request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w.Header().Set("Date", s.now().UTC().Format(http.TimeFormat))
+	// The path names the account, as it does for Azure's emulators: in the cloud the host does.
 	at, ok := strings.CutPrefix(r.URL.Path, "/"+s.Account+"/")
 	container, key, _ := strings.Cut(at, "/")
 	list := key == "" && r.URL.Query().Get("comp") == "list" && r.URL.Query().Get("restype") == "container"
@@ -113,16 +120,22 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// now returns the time on the server's clock.
 func (s *Server) now() time.Time { return time.Now().Add(s.skew) }
 
+// refuse answers with an error in Azure's format. The message is a canary: tests look for it in
+// logs and errors, where no text of a server may appear.
 func refuse(w http.ResponseWriter, status int, code string) {
 	w.Header().Set("X-Ms-Error-Code", code)
 	w.Header().Set("Content-Type", "application/xml")
 	w.WriteHeader(status)
-	_, _ = fmt.Fprintf(w, `<?xml version="1.0" encoding="utf-8"?><Error><Code>%s</Code><Message>canary</Message></Error>`, code)
+	_, _ = fmt.Fprintf(w,
+		`<?xml version="1.0" encoding="utf-8"?><Error><Code>%s</Code><Message>canary</Message></Error>`, code)
 }
 
+// list answers with one page of a list, from the query's marker on. s.mu is held.
 func (s *Server) list(w http.ResponseWriter, container string, query url.Values) {
+	// A marker is the first name of its page, which the server may choose freely.
 	var names []string
 	for at := range s.blobs {
 		if name, in := strings.CutPrefix(at, container+"/"); in && strings.HasPrefix(name, query.Get("prefix")) &&
@@ -137,10 +150,12 @@ func (s *Server) list(w http.ResponseWriter, container string, query url.Values)
 		_ = xml.EscapeText(&b, []byte(s))
 		return b.String()
 	}
-	fmt.Fprintf(&out, `<?xml version="1.0" encoding="utf-8"?><EnumerationResults ServiceEndpoint="%s" ContainerName="%s"><Blobs>`, s.URL, container)
+	fmt.Fprintf(&out, `<?xml version="1.0" encoding="utf-8"?>`+
+		`<EnumerationResults ServiceEndpoint="%s" ContainerName="%s"><Blobs>`, s.URL, container)
 	for _, name := range names[:min(page, len(names))] {
 		b := s.blobs[container+"/"+name]
-		fmt.Fprintf(&out, `<Blob><Name>%s</Name><Properties><Last-Modified>%s</Last-Modified><Etag>%s</Etag><Content-Length>%d</Content-Length><BlobType>BlockBlob</BlobType></Properties>`,
+		fmt.Fprintf(&out, `<Blob><Name>%s</Name><Properties><Last-Modified>%s</Last-Modified><Etag>%s</Etag>`+
+			`<Content-Length>%d</Content-Length><BlobType>BlockBlob</BlobType></Properties>`,
 			text(name), b.at.UTC().Format(http.TimeFormat), b.etag, len(b.content))
 		if b.folder && strings.Contains(query.Get("include"), "metadata") {
 			out.WriteString(`<Metadata><hdi_isfolder>true</hdi_isfolder></Metadata>`)
@@ -156,6 +171,8 @@ func (s *Server) list(w http.ResponseWriter, container string, query url.Values)
 	_, _ = w.Write(out.Bytes())
 }
 
+// read answers with a blob's content, or for HEAD with its properties. It supports a range with
+// an open end and an ETag as a condition, the two that fetch uses. s.mu is held.
 func (s *Server) read(w http.ResponseWriter, r *http.Request, at string) {
 	b, found := s.blobs[at]
 	if !found {
@@ -166,6 +183,7 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, at string) {
 		refuse(w, http.StatusPreconditionFailed, "ConditionNotMet")
 		return
 	}
+	// The client's library sends ranges in a header of its own, not in Range.
 	from, status := 0, http.StatusOK
 	if part, ok := strings.CutPrefix(r.Header.Get("X-Ms-Range"), "bytes="); ok {
 		var err error
@@ -181,7 +199,7 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, at string) {
 	h.Set("Last-Modified", b.at.UTC().Format(http.TimeFormat))
 	h.Set("Content-Length", strconv.Itoa(len(b.content)-from))
 	h.Set("X-Ms-Blob-Type", "BlockBlob")
-	if b.folder {
+	if b.folder { // the client's only sign of a folder
 		h.Set("X-Ms-Meta-Hdi_isfolder", "true")
 	}
 	w.WriteHeader(status)

@@ -13,8 +13,10 @@ import (
 	"berth/spec"
 )
 
+// encoded returns bytes in base64, the encoding of keys and signatures.
 func encoded(b []byte) string { return base64.StdEncoding.EncodeToString(b) }
 
+// sign returns the account's signature of a text.
 func (s *Server) sign(text string) string {
 	h := hmac.New(sha256.New, s.key)
 	h.Write([]byte(text))
@@ -32,6 +34,7 @@ func (s *Server) SAS(permissions string, good time.Duration) spec.Sensitive {
 
 // tokenText returns the signed part of a token for a container.
 func (s *Server) tokenText(q url.Values, container string) string {
+	// The order is that of Azure's string to sign; absent parameters leave an empty line.
 	parts := []string{q.Get("sp"), q.Get("st"), q.Get("se"), "/blob/" + s.Account + "/" + container}
 	for _, name := range []string{"si", "sip", "spr", "sv", "sr", "snapshot", "ses", "rscc", "rscd", "rsce",
 		"rscl", "rsct"} {
@@ -40,13 +43,15 @@ func (s *Server) tokenText(q url.Values, container string) string {
 	return strings.Join(parts, "\n")
 }
 
-// refuses judges the login of a request; 0 is for one that may read.
+// refuses judges the login of a request, a signature, a SAS token or none. It returns 0 for a
+// request that may read, otherwise the status and Azure's error code.
 func (s *Server) refuses(r *http.Request, container string, list bool) (status int, code string) {
 	q := r.URL.Query()
 	switch {
 	case r.Header.Get("Authorization") != "":
 		return s.refusesKey(r)
 	case q.Get("sig") != "":
+		// A token for the container allows reading and listing separately.
 		needs := "r"
 		if list {
 			needs = "l"
@@ -65,7 +70,9 @@ func (s *Server) refuses(r *http.Request, container string, list bool) (status i
 	return 0, ""
 }
 
-// refusesKey checks a request signed by the account's key ("Shared Key").
+// refusesKey checks a request signed by the account's key ("Shared Key"). The signature covers the
+// method, the standard headers, all x-ms- headers and the resource with its query, each part in
+// the order that Azure prescribes. A date more than 15 minutes off is refused before that.
 func (s *Server) refusesKey(r *http.Request) (status int, code string) {
 	if _, err := time.Parse(time.DateOnly, r.Header.Get("X-Ms-Version")); err != nil {
 		return http.StatusBadRequest, "InvalidHeaderValue"
@@ -88,6 +95,7 @@ func (s *Server) refusesKey(r *http.Request) (status int, code string) {
 	}
 	slices.Sort(headers)
 	text.WriteString(strings.Join(headers, "") + "/" + s.Account + r.URL.EscapedPath())
+	// The path is signed in its escaped form, and the query in its decoded one.
 	var params []string
 	for name, values := range r.URL.Query() {
 		slices.Sort(values)

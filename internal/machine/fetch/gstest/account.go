@@ -22,8 +22,8 @@ import (
 	"berth/spec"
 )
 
-// Account is a service account, with the server that gives it tokens: to who
-// shows an assertion as RFC 7523 has it, signed by the account's key.
+// Account is a service account together with its token server. The server issues a token for an
+// assertion as RFC 7523 describes, signed by the account's key.
 type Account struct {
 	Login spec.Sensitive // its JSON key, as the secret of an input is written
 	Given atomic.Int64   // how many tokens
@@ -35,9 +35,10 @@ type Account struct {
 	spoils func(w http.ResponseWriter) bool
 }
 
+// The account's names. The token server checks both in each assertion.
 const email, keyID = "reader@project.iam.gserviceaccount.com", "key-1"
 
-// NewAccount makes an account and runs its server until the test ends.
+// NewAccount creates an account with a new key and runs its server until the test ends.
 func NewAccount(t testing.TB) *Account {
 	t.Helper()
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -47,12 +48,13 @@ func NewAccount(t testing.TB) *Account {
 	a := &Account{key: key, tokens: map[string]bool{}}
 	server := httptest.NewServer(http.HandlerFunc(a.give))
 	t.Cleanup(server.Close)
-	a.at = server.URL + "/token"
+	a.at = server.URL + "/token" // before Written, whose key names the address
 	a.Login = a.Written(t, key)
 	return a
 }
 
-// Written returns the JSON key of this account with any key.
+// Written returns the JSON key of this account with any key. A key that is not the account's own
+// makes the token server refuse each assertion.
 func (a *Account) Written(t testing.TB, key *rsa.PrivateKey) spec.Sensitive {
 	t.Helper()
 	der, err := x509.MarshalPKCS8PrivateKey(key)
@@ -69,15 +71,15 @@ func (a *Account) Written(t testing.TB, key *rsa.PrivateKey) spec.Sensitive {
 	return spec.Sensitive(text)
 }
 
-// Spoil has a function answer in place of the account's server, where it says
-// that it did; nil: never.
+// Spoil lets answer serve requests in place of the account's server, for each request where
+// answer returns true. nil restores the server.
 func (a *Account) Spoil(answer func(w http.ResponseWriter) bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.spoils = answer
 }
 
-// Admits reports whether a request shows a token that was given.
+// Admits reports whether a request carries an issued token.
 func (a *Account) Admits(r *http.Request) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -85,13 +87,15 @@ func (a *Account) Admits(r *http.Request) bool {
 	return ok && a.tokens[token]
 }
 
-// Withdraw forgets all tokens.
+// Withdraw makes all issued tokens invalid, as an expiry on the server would.
 func (a *Account) Withdraw() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	clear(a.tokens)
 }
 
+// give issues a token for a valid assertion. The refusal carries a canary, which must not appear
+// in logs or errors.
 func (a *Account) give(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -111,8 +115,9 @@ func (a *Account) give(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(map[string]any{"access_token": token, "token_type": "Bearer", "expires_in": 3600})
 }
 
-// signed reports whether an assertion is this account's, for this server, for
-// reading only, for now, and signed.
+// signed reports whether an assertion is valid: signed by this account's key, addressed to this
+// server, limited to the read-only scope, and made for at most the next hour. A client that asked
+// for more rights than reading takes would therefore fail every test.
 func (a *Account) signed(assertion string) bool {
 	parts := strings.Split(assertion, ".")
 	if len(parts) != 3 {
@@ -135,6 +140,7 @@ func (a *Account) signed(assertion string) bool {
 		json.Unmarshal(raw[1], &claims) != nil ||
 		claims.Iss != email || claims.Aud != a.at ||
 		claims.Scope != "https://www.googleapis.com/auth/devstorage.read_only" ||
+		// The client's clock may be a minute fast.
 		claims.Iat > now+60 || claims.Exp < now || claims.Exp > claims.Iat+3600 {
 		return false
 	}

@@ -28,7 +28,8 @@ type Server struct {
 	behind  string // the address without logins
 }
 
-// Start runs a server until the test ends.
+// Start runs a server until the test ends. A proxy before it demands a token of s.Account, as
+// Google's server would.
 func Start(t testing.TB) *Server {
 	t.Helper()
 	s := &Server{t: t, Bucket: "bucket", Account: NewAccount(t)}
@@ -45,6 +46,7 @@ func Start(t testing.TB) *Server {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Rewrite alone sets the target: paths, queries and ranges pass unchanged.
 	next := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) }}
 	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if s.Account.Admits(r) {
@@ -61,16 +63,18 @@ func Start(t testing.TB) *Server {
 	return s
 }
 
-// Put stores an object.
+// Put stores an object. Another Put of the same key makes a new generation.
 func (s *Server) Put(key, content string) {
 	s.t.Helper()
 	s.post("/upload/storage/v1/b/"+s.Bucket+"/o?uploadType=media&name="+url.QueryEscape(key),
 		"application/octet-stream", content)
 }
 
-// PutGzip stores an object with the content encoding gzip.
+// PutGzip stores content, which must be compressed already, with the content encoding gzip.
 func (s *Server) PutGzip(key, content string) {
 	s.t.Helper()
+	// A simple upload cannot set an encoding, therefore the object is sent with its metadata in
+	// two parts.
 	about, err := json.Marshal(map[string]string{"name": key, "contentEncoding": "gzip"})
 	if err != nil {
 		s.t.Fatal(err)
@@ -80,6 +84,7 @@ func (s *Server) PutGzip(key, content string) {
 	s.post("/upload/storage/v1/b/"+s.Bucket+"/o?uploadType=multipart", "multipart/related; boundary=part", parts)
 }
 
+// post sends a request to the server behind the proxy, past the login.
 func (s *Server) post(path, kind, body string) {
 	s.t.Helper()
 	r, err := http.Post(s.behind+path, kind, strings.NewReader(body)) //nolint:noctx // of a test
@@ -92,7 +97,8 @@ func (s *Server) post(path, kind, body string) {
 	}
 }
 
-// Input is an input from the server.
+// Input returns an input from the server. A key that ends in / names all objects below it. secret
+// is the name under which the job finds the account's Login, "" for a request without a login.
 func (s *Server) Input(key, to, secret string) spec.Input {
 	return spec.Input{From: "gs://" + s.Bucket + "/" + key, To: to, Endpoint: s.URL, Secret: secret}
 }

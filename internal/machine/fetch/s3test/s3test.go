@@ -26,9 +26,11 @@ type Server struct {
 	client *s3.Client
 }
 
+// The server's root login. The secret is a canary: tests look for it in logs and errors.
 const keyID, secretKey = "test-key", "canary-of-a-secret-key"
 
-// Start runs a server until the test ends.
+// Start runs a server with an empty bucket until the test ends. Its folder is removed with the
+// test's other temporary folders.
 func Start(t testing.TB) *Server {
 	t.Helper()
 	dir := t.TempDir()
@@ -55,7 +57,7 @@ func Start(t testing.TB) *Server {
 	return s
 }
 
-// Put stores an object.
+// Put stores an object, and replaces one of the same key.
 func (s *Server) Put(key, content string) {
 	s.t.Helper()
 	if _, err := s.client.PutObject(s.t.Context(),
@@ -64,7 +66,8 @@ func (s *Server) Put(key, content string) {
 	}
 }
 
-// Input is an input from the server.
+// Input returns an input from the server. A key that ends in / names all objects below it. secret
+// is the name under which the job finds Login, "" for a request without a login.
 func (s *Server) Input(key, to, secret string) spec.Input {
 	return spec.Input{From: "s3://" + s.Bucket + "/" + key, To: to, Endpoint: s.URL, Secret: secret}
 }

@@ -14,12 +14,12 @@ import (
 	"time"
 )
 
-// Start runs a program until the test ends and returns the address, on this machine,
-// at which it accepts connections. prepare passes this address to the command.
+// Start runs a program until the test ends and returns the program's address on this machine,
+// once the program accepts connections. prepare passes the address to the command.
 func Start(t testing.TB, name string, prepare func(cmd *exec.Cmd, address string)) string {
 	t.Helper()
 	program := tool(t, name)
-	// Between the choice of a port and its use somebody else may take it.
+	// Another process may take the port between its choice and its use.
 	for range 5 {
 		if address, ok := run(t, program, prepare); ok {
 			return address
@@ -29,7 +29,8 @@ func Start(t testing.TB, name string, prepare func(cmd *exec.Cmd, address string
 	return ""
 }
 
-// tool is the path of the server's program.
+// tool returns the path of the server's program, which scripts/tool.sh builds on first use. It
+// looks for the script from the test's folder upwards, at the module's root.
 func tool(t testing.TB, name string) string {
 	t.Helper()
 	dir, err := os.Getwd()
@@ -45,6 +46,7 @@ func tool(t testing.TB, name string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Its output is the program's path; progress and errors go to stderr.
 	cmd := exec.Command(filepath.Join(dir, "scripts", "tool.sh"), name)
 	var says bytes.Buffer
 	cmd.Stderr = &says
@@ -55,13 +57,17 @@ func tool(t testing.TB, name string) string {
 	return strings.TrimSpace(string(path))
 }
 
-// run starts the process and reports whether it answers.
+// run starts the process on a free port and reports whether the process answers. false means that
+// the process ended by itself, as it does on a taken port. The kernel kills the process if the
+// test's process dies.
 func run(t testing.TB, program string, prepare func(cmd *exec.Cmd, address string)) (address string, ok bool) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The kernel chose the port. The program cannot inherit the listener, so the port is free for a
+	// moment, and Start tries again if another process takes it.
 	address = l.Addr().String()
 	_ = l.Close()
 	cmd := exec.Command(program)
@@ -70,6 +76,8 @@ func run(t testing.TB, program string, prepare func(cmd *exec.Cmd, address strin
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	// One goroutine waits for the process, so that run notices an early end and the cleanup does
+	// not return before the process has.
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -79,6 +87,7 @@ func run(t testing.TB, program string, prepare func(cmd *exec.Cmd, address strin
 		_ = cmd.Process.Kill()
 		<-ended
 	})
+	// A busy machine may take minutes to start the server: the limit only ends a test that hangs.
 	limit := time.After(5 * time.Minute)
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
