@@ -17,8 +17,7 @@ import (
 	"time"
 )
 
-// child is an engine that this process started, with one goroutine that waits
-// for it.
+// child is an engine that this process started. One goroutine waits for its end.
 type child struct {
 	pid    int
 	exited chan struct{}
@@ -31,6 +30,7 @@ func (d *Daemon) boot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// The last engine of this process must be reaped first: as a zombie it would look alive.
 	d.reap()
 	if err := endOrphans(ctx, m); err != nil {
 		return err
@@ -38,9 +38,9 @@ func (d *Daemon) boot(ctx context.Context) error {
 	if err := os.MkdirAll(m.run(), 0o711); err != nil {
 		return err
 	}
-	// That nothing of ours runs is known already. A pid that another program got
-	// meanwhile would keep the engine from starting, and so would a containerd
-	// that is dead but not reaped: the engine takes a zombie for a running one.
+	// No process of this machine runs at this point. A stale pid that another program has
+	// got meanwhile would keep the engine from starting, and so would a containerd that
+	// is dead but not reaped: the engine takes a zombie for a running containerd.
 	for _, stale := range []string{m.pidFile(), filepath.Join(m.execDir(), "containerd", "containerd.pid")} {
 		if err := os.Remove(stale); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
@@ -77,6 +77,7 @@ func (d *Daemon) boot(ctx context.Context) error {
 	}
 	if err := awaitAnswer(ctx, m.socket(), d.child.running); err != nil {
 		err = fmt.Errorf("%w; it said:\n%s", err, tail(m.log(), offset))
+		// The caller's context may be the reason, and must not keep the machine running.
 		return errors.Join(err, d.powerOff(context.WithoutCancel(ctx)))
 	}
 	d.adopted = false
@@ -85,9 +86,9 @@ func (d *Daemon) boot(ctx context.Context) error {
 	return nil
 }
 
-// endOrphans ends a containerd whose engine is gone: the new engine starts one
-// on the same socket. Shims are left alone, because a live-restored container's
-// shim is what the new engine looks for, and it ends the others itself.
+// endOrphans ends a containerd whose engine is gone: the new engine starts one on the same
+// socket. Shims are left alone: the new engine looks for the shims of live-restored containers
+// and ends all others itself.
 func endOrphans(ctx context.Context, m machine) error {
 	for {
 		all, err := listProcesses()
@@ -135,6 +136,7 @@ func startChild(cmd *exec.Cmd) (*child, error) {
 	return c, nil
 }
 
+// running reports whether the child has not ended yet.
 func (c *child) running() bool {
 	select {
 	case <-c.exited:
@@ -144,7 +146,8 @@ func (c *child) running() bool {
 	}
 }
 
-// awaitAnswer returns when the engine answers on its socket, or when it ended.
+// awaitAnswer returns when the engine answers on its socket, or with an error when the engine has
+// ended.
 func awaitAnswer(ctx context.Context, socket string, running func() bool) error {
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
@@ -184,8 +187,8 @@ func tail(path string, offset int64) string {
 	return strings.TrimSpace(string(b[max(0, len(b)-4096):]))
 }
 
-// isZombie reads the state in /proc/pid/stat: "pid (name) S ..."; the name may
-// hold anything, so look behind it.
+// isZombie reads the state in /proc/pid/stat: "pid (name) S ...". The name may contain any
+// character, so the state is searched after the last parenthesis.
 func isZombie(stat []byte) bool {
 	i := bytes.LastIndexByte(stat, ')')
 	return i >= 0 && i+2 < len(stat) && stat[i+2] == 'Z'

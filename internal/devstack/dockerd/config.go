@@ -30,6 +30,8 @@ type daemonConfig struct {
 	LiveRestore   bool              `json:"live-restore"`
 }
 
+// writeConfig writes the engine's configuration file, which replaces all of the engine's defaults
+// that concern the host's own Docker: sockets, folders, bridge and cgroup.
 func writeConfig(m machine, opts Options, subnet netip.Prefix) error {
 	cfg := daemonConfig{
 		Hosts:         []string{"unix://" + m.socket()},
@@ -59,8 +61,8 @@ func writeConfig(m machine, opts Options, subnet netip.Prefix) error {
 	return nil
 }
 
-// smallestMTU of the host's own interfaces, 0 (the engine's default) where it is
-// the usual 1500: packets of containers must fit the way out.
+// smallestMTU returns the smallest MTU of the host's own interfaces, or 0 (the engine's default)
+// for the usual 1500: packets of containers must fit the interface that they leave by.
 func smallestMTU() int {
 	interfaces, err := net.Interfaces()
 	if err != nil {
@@ -78,8 +80,8 @@ func smallestMTU() int {
 	return mtu
 }
 
-// environment is what the engine gets of ours: the way out for pulls, and
-// nothing that may be a secret.
+// environment returns the engine's environment: the proxy settings for pulls, and no variable
+// that may be a secret.
 func environment() []string {
 	env := []string{"PATH=" + commandPath}
 	passed := []string{"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",

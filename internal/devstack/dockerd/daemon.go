@@ -52,6 +52,7 @@ func Start(ctx context.Context, opts Options) (*Daemon, error) {
 	return d, nil
 }
 
+// start takes the machine's lock and takes over a running engine, or boots a new one.
 func (d *Daemon) start(ctx context.Context) error {
 	m := d.machine
 	if err := os.MkdirAll(m.dir, 0o711); err != nil {
@@ -61,6 +62,7 @@ func (d *Daemon) start(ctx context.Context) error {
 	if d.lock, err = lockMachine(m); err != nil {
 		return err
 	}
+	// A machine is wiped after its processes have ended, which could write to the data otherwise.
 	if d.opts.Wipe {
 		if err := d.powerOff(ctx); err != nil {
 			return err
@@ -79,8 +81,8 @@ func (d *Daemon) start(ctx context.Context) error {
 			d.opts.Logger.Info("docker engine taken over", "socket", m.socket(), "pid", running.pid)
 			return nil
 		}
-		// It runs and does not answer. With live-restore its containers could
-		// stay, but whoever waits for this machine waits for an engine.
+		// The engine runs and does not answer. With live-restore its containers could stay, but
+		// the caller needs an engine that answers.
 		_ = syscall.Kill(running.pid, syscall.SIGKILL)
 	}
 	return d.boot(ctx)
@@ -109,7 +111,7 @@ func lockMachine(m machine) (*os.File, error) {
 	return f, nil
 }
 
-// Host is the engine's address as Docker clients take it: unix:///...
+// Host returns the engine's address in the form of Docker clients: unix:///...
 func (d *Daemon) Host() string { return "unix://" + d.machine.socket() }
 
 // Adopted reports whether Start found the engine running.
@@ -119,8 +121,8 @@ func (d *Daemon) Adopted() bool {
 	return d.adopted
 }
 
-// KillDaemon kills the engine alone, as a crash of dockerd would, and returns
-// when it is gone. With Options.LiveRestore containers go on without it.
+// KillDaemon kills the engine alone, as a crash of dockerd would, and returns when the process is
+// gone. With Options.LiveRestore containers go on without the engine.
 func (d *Daemon) KillDaemon(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -154,8 +156,7 @@ func (d *Daemon) Revive(ctx context.Context) error {
 	return nil
 }
 
-// stacksLimit bounds the wait for the stacks of an engine that may be unable to
-// write them.
+// stacksLimit bounds the wait for the stacks of an engine that may be unable to write any.
 const stacksLimit = 10 * time.Second
 
 // keepStacks moves the engine's stacks out of its run folder, which is lost with
@@ -187,6 +188,8 @@ func (d *Daemon) keepStacks(ctx context.Context) error {
 	}
 }
 
+// restart boots the engine unless the engine runs. After Stop it takes the machine's lock again.
+// d.mu is held.
 func (d *Daemon) restart(ctx context.Context) error {
 	if d.lock == nil {
 		lock, err := lockMachine(d.machine)
@@ -202,9 +205,9 @@ func (d *Daemon) restart(ctx context.Context) error {
 	return d.boot(ctx)
 }
 
-// KillMachine ends everything on the machine at once, as a power cut would: the
-// engine, containerd, shims and all processes in containers, with SIGKILL.
-// Images and stopped containers stay on its disk; Restart boots it again.
+// KillMachine kills all processes of the machine at once, as a power cut would: the engine,
+// containerd, shims and all processes in containers. Images and stopped containers stay on its
+// disk; Restart boots the machine again.
 func (d *Daemon) KillMachine(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -236,7 +239,7 @@ func (d *Daemon) Release() error {
 	return d.unlock()
 }
 
-// Remove kills whatever still runs and deletes the machine with all its data.
+// Remove kills all processes of the machine and deletes the machine with all its data.
 func (d *Daemon) Remove(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -249,6 +252,7 @@ func (d *Daemon) Remove(ctx context.Context) error {
 	return d.unlock()
 }
 
+// unlock releases the folder for another process.
 func (d *Daemon) unlock() error {
 	if d.lock == nil {
 		return nil
@@ -260,7 +264,7 @@ func (d *Daemon) unlock() error {
 	return err
 }
 
-// end sends the engine a signal and waits until it is gone.
+// end sends the engine a signal and waits for the end of the process.
 func (d *Daemon) end(ctx context.Context, s syscall.Signal) error {
 	running, err := findEngine(d.machine)
 	if err != nil || running == nil {
@@ -280,7 +284,8 @@ func (d *Daemon) end(ctx context.Context, s syscall.Signal) error {
 	return nil
 }
 
-// powerOff leaves of the machine only what its disk would hold.
+// powerOff kills all processes of the machine and removes everything except its disk: the run
+// folder, mounts, network and cgroup.
 func (d *Daemon) powerOff(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, killLimit)
 	defer cancel()
@@ -306,7 +311,7 @@ func removeIfEmpty(dir string) error {
 	return err
 }
 
-// reap waits for a child of ours whose end was seen.
+// reap waits for the engine that this process started, after its end was seen.
 func (d *Daemon) reap() {
 	if d.child != nil {
 		<-d.child.exited

@@ -79,7 +79,7 @@ func boot(t *testing.T, opts dockerd.Options) *machine {
 	return &machine{Daemon: d, dir: opts.Dir, api: api}
 }
 
-// assertNothingLeft checks what Remove promises, by looking at the host.
+// assertNothingLeft checks the promises of Remove, by looking at the host.
 func assertNothingLeft(t *testing.T, dir string) {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
@@ -103,7 +103,7 @@ func assertNothingLeft(t *testing.T, dir string) {
 
 // pauseImage is a tarball of an image's root file system, built once.
 var pauseImage = sync.OnceValues(func() ([]byte, error) {
-	// What stays there is up to date for the next build: to link takes long.
+	// The program stays up to date for the next build, since linking takes long.
 	path, err := filepath.Abs("../../../bin/tests/pause")
 	if err != nil {
 		return nil, err
@@ -178,7 +178,7 @@ func (m *machine) awaitReady(t *testing.T, id string) {
 	}
 }
 
-// output waits for the container's end and returns what it printed.
+// output waits for the container's end and returns its output.
 func (m *machine) output(t *testing.T, id string) string {
 	t.Helper()
 	done, failed := m.api.ContainerWait(t.Context(), id, container.WaitConditionNotRunning)
@@ -472,8 +472,8 @@ func rules(t *testing.T) string {
 	return all.String()
 }
 
-// rulesOfOthers leaves out what private engines made, and what the host's engine
-// made for networks but its own: tests of other packages have theirs.
+// rulesOfOthers leaves out the rules of private engines, and the rules of the host's engine for
+// networks other than its own: tests of other packages have such networks.
 func rulesOfOthers(t *testing.T) string {
 	t.Helper()
 	var kept strings.Builder

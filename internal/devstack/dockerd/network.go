@@ -11,10 +11,9 @@ import (
 	"strings"
 )
 
-// ensureNetwork makes the machine's bridge with an address, and lets what comes
-// from it out. It is idempotent. The engine is told to leave iptables alone
-// (see the package's documentation), so the rules are made here, each with the
-// machine's tag as its comment.
+// ensureNetwork creates the machine's bridge with an address, and lets its traffic out. It is
+// idempotent. The engine is configured not to touch iptables (see the package's documentation),
+// so ensureNetwork creates the rules, each with the machine's tag as its comment.
 func ensureNetwork(ctx context.Context, m machine) (netip.Prefix, error) {
 	subnet, err := pickSubnet(m)
 	if err != nil {
@@ -52,7 +51,7 @@ func ensureNetwork(ctx context.Context, m machine) (netip.Prefix, error) {
 	return subnet, nil
 }
 
-// removeNetwork takes back what ensureNetwork made.
+// removeNetwork removes the bridge and the rules that ensureNetwork created.
 func removeNetwork(ctx context.Context, m machine) error {
 	var errs []error
 	for _, table := range []string{"filter", "nat"} {
@@ -78,9 +77,9 @@ func removeNetwork(ctx context.Context, m machine) error {
 	return errors.Join(errs...)
 }
 
-// pickSubnet returns the machine's /24: the one it had, or one that no
-// interface of this host uses. The first guess follows from the machine's id,
-// so machines that start at once do not fight for the same one.
+// pickSubnet returns the machine's /24: the one of an earlier start, or one that no interface of
+// this host uses. The first guess follows from the machine's id, so machines that start at the
+// same time do not compete for one subnet.
 func pickSubnet(m machine) (netip.Prefix, error) {
 	used, err := usedSubnets(m.bridge())
 	if err != nil {
@@ -118,6 +117,7 @@ func pickSubnet(m machine) (netip.Prefix, error) {
 	return netip.Prefix{}, fmt.Errorf("every subnet from 10.200.0.0/24 to 10.249.255.0/24 is in use on this host")
 }
 
+// usedSubnets returns the subnets of the host's interfaces, without the subnets of except.
 func usedSubnets(except string) ([]netip.Prefix, error) {
 	interfaces, err := net.Interfaces()
 	if err != nil {
@@ -141,6 +141,8 @@ func usedSubnets(except string) ([]netip.Prefix, error) {
 	return used, nil
 }
 
+// ip runs the ip command of iproute2, which must be installed. The error quotes the command's own
+// text.
 func ip(ctx context.Context, args ...string) error {
 	_, err := output(ctx, "ip", "iproute2", args...)
 	return err
@@ -151,6 +153,8 @@ func iptables(ctx context.Context, args ...string) (string, error) {
 	return output(ctx, "iptables", "iptables", append([]string{"-w", "30"}, args...)...)
 }
 
+// output runs a program and returns its standard output. The error contains the program's
+// standard error, or the Debian package of a missing program.
 func output(ctx context.Context, program, debianPackage string, args ...string) (string, error) {
 	path, err := lookUp(program, debianPackage)
 	if err != nil {

@@ -9,9 +9,8 @@ import (
 	"path/filepath"
 )
 
-// Options say where an engine keeps its data and how it behaves. Only Dir is
-// required. The folder's path is the machine's identity: bridge, cgroup and
-// socket are named after it.
+// Options configure an engine. Only Dir is required. The folder's path is the machine's identity:
+// bridge, cgroup and socket are named after the path.
 type Options struct {
 	// Dir holds images, containers, configuration and the engine's log.
 	Dir string
@@ -31,8 +30,8 @@ type Options struct {
 	// Tied ends the engine, in order, when this process ends, however it ends.
 	Tied bool
 
-	// Logger gets what the manager does; the engine's own lines go to
-	// dockerd.log in Dir. Nil discards.
+	// Logger receives the manager's own lines; the engine's lines go to dockerd.log in Dir. Nil
+	// discards.
 	Logger *slog.Logger
 }
 
@@ -42,6 +41,7 @@ type machine struct {
 	dir string
 }
 
+// newMachine returns the machine of a folder. Its id is a hash of the absolute path.
 func newMachine(dir string) (machine, error) {
 	if dir == "" {
 		return machine{}, fmt.Errorf("dockerd: Dir is empty: name the folder that holds the engine's data")
@@ -55,15 +55,15 @@ func newMachine(dir string) (machine, error) {
 	return machine{id: fmt.Sprintf("%08x", h.Sum32()), dir: abs}, nil
 }
 
-// What lives in Dir survives a reboot; what lives in the run folder does not.
+// Files in Dir survive a reboot; files in the run folder do not.
 func (m machine) data() string       { return filepath.Join(m.dir, "data") }
 func (m machine) config() string     { return filepath.Join(m.dir, "daemon.json") }
 func (m machine) log() string        { return filepath.Join(m.dir, "dockerd.log") }
 func (m machine) lock() string       { return filepath.Join(m.dir, "lock") }
 func (m machine) subnetFile() string { return filepath.Join(m.dir, "subnet") }
 
-// run is short whatever Dir is: a socket's path may have 107 bytes, and
-// containerd's lies deep.
+// run returns a short path for any Dir: a socket's path may have 107 bytes, and containerd's
+// socket lies deep below.
 func (m machine) run() string     { return filepath.Join("/run/berth", m.id) }
 func (m machine) socket() string  { return filepath.Join(m.run(), "docker.sock") }
 func (m machine) execDir() string { return filepath.Join(m.run(), "exec") }
@@ -72,11 +72,11 @@ func (m machine) pidFile() string { return filepath.Join(m.run(), "docker.pid") 
 func (m machine) bridge() string { return "bd-" + m.id } // a device's name may have 15 bytes
 func (m machine) tag() string    { return "berth-" + m.id }
 
-// commandPath is where the engine's helpers are looked for, and is what the
-// engine itself gets as PATH: containerd, runc and iptables live in sbin.
+// commandPath is searched for the engine's helpers, and is the engine's own PATH: containerd,
+// runc and iptables live in sbin.
 const commandPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// lookUp finds a program in commandPath, whatever the caller's PATH is.
+// lookUp finds a program in commandPath, regardless of the caller's PATH.
 func lookUp(program, debianPackage string) (string, error) {
 	for _, dir := range filepath.SplitList(commandPath) {
 		path := filepath.Join(dir, program)

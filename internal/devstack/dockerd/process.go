@@ -22,7 +22,7 @@ type process struct {
 	args        []string
 }
 
-// program is the name it was started under.
+// program returns the name under which the process was started.
 func (p process) program() string {
 	if len(p.args) == 0 {
 		return ""
@@ -80,7 +80,7 @@ func listProcesses() ([]process, error) {
 	return all, nil
 }
 
-// findEngine returns the machine's running dockerd, nil where there is none.
+// findEngine returns the machine's running dockerd, or nil.
 func findEngine(m machine) (*process, error) {
 	all, err := listProcesses()
 	if err != nil {
@@ -94,16 +94,16 @@ func findEngine(m machine) (*process, error) {
 	return nil, nil
 }
 
-// members returns everything that runs on the machine: the engine, containerd,
-// shims, all their descendants, and whatever is in the machine's cgroup.
+// members returns all processes of the machine: the engine, containerd, shims, all their
+// descendants, and the processes in the machine's cgroup.
 func members(m machine) ([]process, error) {
 	all, err := listProcesses()
 	if err != nil {
 		return nil, err
 	}
 	in := cgroupPIDs(m)
-	// A parent may stand behind its child in the list, so go round until a round
-	// finds nobody new.
+	// A parent may stand behind its child in the list, so repeat until a round finds no new
+	// process.
 	for grown := true; grown; {
 		grown = false
 		for _, p := range all {
@@ -115,8 +115,8 @@ func members(m machine) ([]process, error) {
 	return slices.DeleteFunc(all, func(p process) bool { return !in[p.pid] || p.zombie }), nil
 }
 
-// killAll kills every process of the machine, the engine first so that it
-// starts nothing anew, and returns when none is left.
+// killAll kills every process of the machine and returns when none is left. The engine dies
+// first, so that no container is restarted meanwhile.
 func killAll(ctx context.Context, m machine) error {
 	for {
 		victims, err := members(m)
@@ -136,6 +136,7 @@ func killAll(ctx context.Context, m machine) error {
 	}
 }
 
+// rank orders the processes to kill: engines come first.
 func rank(p process) int {
 	if i := slices.Index(enginePrograms, p.program()); i >= 0 {
 		return i
@@ -153,6 +154,7 @@ func cgroupDirs(m machine) []string {
 	return dirs
 }
 
+// cgroupPIDs returns the processes in the machine's cgroup and below it.
 func cgroupPIDs(m machine) map[int]bool {
 	pids := map[int]bool{}
 	for _, root := range cgroupDirs(m) {

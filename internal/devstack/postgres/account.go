@@ -17,8 +17,8 @@ type account struct {
 	drop     bool // we are root and become this user; the server refuses root
 }
 
-// accountFor picks the user for a cluster whose data folder may exist already:
-// ourselves, or for root the folder's owner, else postgres, else nobody.
+// accountFor picks the user for a cluster whose data folder may exist already: the current user,
+// or for root the folder's owner, else postgres, else the unprivileged user that every system has.
 func accountFor(dataDir string) (account, error) {
 	if uid := os.Geteuid(); uid != 0 {
 		return account{name: "the current user", uid: uint32(uid), gid: uint32(os.Getegid())}, nil
@@ -47,6 +47,7 @@ func accountFor(dataDir string) (account, error) {
 		"nobody to run it as")
 }
 
+// nameOf returns the name of a user, or the number of an unnamed one.
 func nameOf(uid uint32) string {
 	id := strconv.FormatUint(uint64(uid), 10)
 	if u, err := user.LookupId(id); err == nil {
@@ -55,8 +56,8 @@ func nameOf(uid uint32) string {
 	return "uid " + id
 }
 
-// ensureDir makes dir and the missing folders above it, and checks that the
-// account may walk down to it.
+// ensureDir creates dir and the missing folders above it, and checks that the account may enter
+// each of the folders.
 func (a account) ensureDir(dir string) error {
 	if err := mkdirOpen(dir); err != nil {
 		return err
@@ -74,8 +75,8 @@ func (a account) ensureDir(dir string) error {
 	}
 }
 
-// mkdirOpen is MkdirAll whose new folders are open to all whatever the umask:
-// the server's user has to walk through them.
+// mkdirOpen is MkdirAll, except that new folders are open to all users regardless of the umask:
+// the server's user has to pass through the folders.
 func mkdirOpen(dir string) error {
 	err := os.Mkdir(dir, 0o755)
 	switch {
@@ -92,6 +93,7 @@ func mkdirOpen(dir string) error {
 	return mkdirOpen(dir)
 }
 
+// checkEnter returns an error that names the folder if the account may not enter it.
 func (a account) checkEnter(dir string) error {
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -124,9 +126,8 @@ func (a account) own(path string) error {
 	return os.Chown(path, int(a.uid), int(a.gid))
 }
 
-// sysProcAttr makes a child its own process group, so that Ctrl-C reaches us
-// first and we stop it in order, and lets death be its signal when the thread
-// that started it dies.
+// sysProcAttr puts a child into its own process group, so that Ctrl-C reaches this process first,
+// which stops the child in order. The child receives death if the thread that started it dies.
 func (a account) sysProcAttr(death syscall.Signal) *syscall.SysProcAttr {
 	attr := &syscall.SysProcAttr{Setpgid: true, Pdeathsig: death}
 	if a.drop {

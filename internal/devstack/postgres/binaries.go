@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// distributionDirs is where Debian and its kin keep every installed version.
+// distributionDirs is the folder in which Debian and its derivatives keep every installed version.
 const distributionDirs = "/usr/lib/postgresql/*/bin"
 
 // binaries are one installed version of the server.
@@ -55,7 +55,7 @@ func findBinaries(ctx context.Context, binDir, major string) (binaries, error) {
 }
 
 // candidateDirs lists the folders to look in. A folder named by the user is the
-// only one: falling back to another version behind their back would surprise.
+// only one: a silent fallback to another version would surprise the user.
 func candidateDirs(binDir string) []string {
 	if binDir != "" {
 		return []string{binDir}
@@ -71,6 +71,7 @@ func candidateDirs(binDir string) []string {
 	return append(dirs, installed...)
 }
 
+// versionOf returns the major version in the name of a folder, 0 for a name without a version.
 func versionOf(dir string) int {
 	v, _ := strconv.Atoi(filepath.Base(filepath.Dir(dir)))
 	return v

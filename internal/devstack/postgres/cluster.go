@@ -16,9 +16,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// takeOver is how long a start waits for an earlier server on the same data to
-// finish dying: the postmaster of a killed starter shuts down in the
-// background, and backends outlive a killed postmaster for a moment.
+// takeOver is how long a start waits for the end of an earlier server on the same data: the
+// postmaster of a killed starter shuts down in the background, and backends outlive a killed
+// postmaster for a moment.
 const takeOver = time.Minute
 
 // Cluster is a running server. Its methods may be called concurrently.
@@ -36,9 +36,9 @@ type Cluster struct {
 	closed bool
 }
 
-// Start makes the cluster if Dir holds none, starts it, and returns when it
-// answers queries. It gives up when ctx ends; once started, the server runs
-// until Stop or the end of this process.
+// Start creates a cluster in Dir if necessary, starts its server, and returns when the server
+// answers queries. It gives up when ctx ends; once started, the server runs until Stop or the end
+// of this process.
 func Start(ctx context.Context, opts Options) (*Cluster, error) {
 	if err := opts.validate(); err != nil {
 		return nil, err
@@ -59,11 +59,11 @@ func Start(ctx context.Context, opts Options) (*Cluster, error) {
 		unlock(c.lock)
 		return nil, fmt.Errorf("postgres in %s: %w", dir, err)
 	}
-	c.opts.Port = c.port // what was free once is the one to come back on
+	c.opts.Port = c.port // a port that was free once is kept for restarts
 	return c, nil
 }
 
-// prepare brings the folder into the state that a server can start on.
+// prepare creates the missing parts of the folder, so that a server can start.
 func (c *Cluster) prepare(ctx context.Context) error {
 	acct, err := accountFor(c.layout.data())
 	if err != nil {
@@ -99,7 +99,7 @@ func (c *Cluster) prepare(ctx context.Context) error {
 	return acct.own(c.layout.socket())
 }
 
-// URL returns a connection string for the database, with the password in it.
+// URL returns a connection string for the database, including the password.
 func (c *Cluster) URL(database string) string {
 	u := url.URL{
 		Scheme:   "postgres",
@@ -114,7 +114,7 @@ func (c *Cluster) URL(database string) string {
 // Port is where the server listens on 127.0.0.1. A Restart keeps it.
 func (c *Cluster) Port() int { return c.port }
 
-// CreateDatabase makes the database if it does not exist.
+// CreateDatabase creates the database unless one of this name exists.
 func (c *Cluster) CreateDatabase(ctx context.Context, name string) error {
 	conn, err := pgx.Connect(ctx, c.URL("postgres"))
 	if err != nil {
@@ -134,16 +134,16 @@ func (c *Cluster) CreateDatabase(ctx context.Context, name string) error {
 // duplicateDatabase is duplicate_database of PostgreSQL's appendix A.
 const duplicateDatabase = "42P04"
 
-// Exited is closed when the present server process has ended, whoever ended
-// it. After a Restart ask again.
+// Exited returns a channel that is closed when the present server process has ended, for any
+// reason. A Restart starts another process with another channel.
 func (c *Cluster) Exited() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.proc.exited
 }
 
-// Restart starts the server again, on the same port, after it ended by a crash
-// or by Kill. It does nothing while the server runs.
+// Restart starts the server again, on the same port, after a crash or a Kill. It does nothing
+// while the server runs.
 func (c *Cluster) Restart(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -159,8 +159,8 @@ func (c *Cluster) Restart(ctx context.Context) error {
 	return nil
 }
 
-// Kill ends the server with SIGKILL, as a crash would, and returns when it is
-// gone. The folder stays locked: follow with Restart or Stop.
+// Kill ends the server with SIGKILL, as a crash would, and returns when the process is gone. The
+// folder stays locked: follow with Restart or Stop.
 func (c *Cluster) Kill() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -251,7 +251,7 @@ func TestStalePIDFileOfAnotherProgramIsCleared(t *testing.T) {
 	t.Parallel()
 	dir := tempDir(t)
 	stop(t, start(t, testOptions(dir)))
-	// After a reboot the pid in the file may be anybody's: here, our own.
+	// After a reboot the pid in the file may belong to any process: here, to the test's own.
 	stale := fmt.Sprintf("%d\n%s/data\n1\n5432\n\n127.0.0.1\n0 0\nready\n", os.Getpid(), dir)
 	if err := os.WriteFile(filepath.Join(dir, "data", "postmaster.pid"), []byte(stale), 0o600); err != nil {
 		t.Fatal(err)
@@ -338,8 +338,8 @@ func TestHalfMadeDataFolderIsMadeAgain(t *testing.T) {
 func TestClosedPathIsNamed(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
-		// An ordinary user's server runs as that user, who may enter his own
-		// folders whatever their mode for others: the claim is the reverse.
+		// An ordinary user's server runs as that user, who may enter his own folders with any
+		// mode: this branch tests that the start succeeds.
 		dir := tempDir(t)
 		if err := os.Chmod(dir, 0o700); err != nil {
 			t.Fatal(err)

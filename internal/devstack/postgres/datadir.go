@@ -21,6 +21,7 @@ const superuser = "berth"
 // layout names the files below Options.Dir.
 type layout struct{ dir string }
 
+// The paths below the cluster's folder.
 func (l layout) data() string     { return filepath.Join(l.dir, "data") }
 func (l layout) dataNew() string  { return filepath.Join(l.dir, "data.new") }
 func (l layout) socket() string   { return filepath.Join(l.dir, "socket") }
@@ -32,8 +33,8 @@ func (l layout) pidFile() string  { return filepath.Join(l.data(), "postmaster.p
 // maxSocketPath is the kernel's limit on a socket's path, less its final NUL.
 const maxSocketPath = 107
 
-// socketDir returns "" (no Unix socket) where the path would be too long;
-// everything of ours speaks TCP, the socket is for people with psql.
+// socketDir returns the folder of the Unix socket, "" (no socket) if its path would be too
+// long. Berth connects by TCP; the socket is for people with psql.
 func (l layout) socketDir() string {
 	if len(l.socket())+len("/.s.PGSQL.65535") > maxSocketPath {
 		return ""
@@ -66,8 +67,7 @@ func unlock(lock *os.File) {
 	_ = lock.Close()
 }
 
-// dataVersion returns the major version that made the data, "" where there is
-// none yet.
+// dataVersion returns the major version that created the data, "" for a folder without data.
 func dataVersion(l layout) (string, error) {
 	b, err := os.ReadFile(filepath.Join(l.data(), "PG_VERSION"))
 	if err == nil {
@@ -83,8 +83,8 @@ func dataVersion(l layout) (string, error) {
 	return "", nil
 }
 
-// initialise makes the data folder under another name and renames it, so that
-// "data" is either whole or absent.
+// initialise creates the data folder under another name and renames it at the end, so that "data"
+// is either whole or absent.
 func initialise(ctx context.Context, l layout, acct account, bins binaries, volatile bool) error {
 	if err := os.RemoveAll(l.dataNew()); err != nil { // half-made by an initdb that was killed; never held data
 		return err
@@ -127,6 +127,7 @@ func initialise(ctx context.Context, l layout, acct account, bins binaries, vola
 	return syncDir(l.dir)
 }
 
+// writePassword creates a random password in a file that only the server's user may read.
 func writePassword(l layout, acct account) error {
 	var raw [24]byte
 	_, _ = rand.Read(raw[:]) // crypto/rand.Read never fails since Go 1.24
@@ -137,6 +138,7 @@ func writePassword(l layout, acct account) error {
 	return acct.own(l.password())
 }
 
+// readPassword returns the password of an earlier start.
 func readPassword(l layout) (string, error) {
 	b, err := os.ReadFile(l.password())
 	if err != nil {
@@ -145,6 +147,7 @@ func readPassword(l layout) (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
+// syncDir makes a rename in dir durable.
 func syncDir(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -154,15 +157,14 @@ func syncDir(dir string) error {
 	return f.Sync()
 }
 
-// environment is all that initdb and the server see of ours: a PGPORT or PGDATA
-// meant for another cluster must not reach them.
+// environment returns the whole environment of initdb and the server: a PGPORT or PGDATA meant
+// for another cluster must not reach either of them.
 func environment() []string {
 	return []string{"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C.UTF-8", "TZ=UTC"}
 }
 
-// clearStalePID removes a pid file whose process is certainly not a server any
-// more: a zombie that nobody reaps, or a pid that another program got after a
-// reboot. Every other case is left to the server's own check.
+// clearStalePID removes a pid file whose process is certainly not a server: a zombie, or another
+// program that got the pid after a reboot. In every other case the server's own check decides.
 func clearStalePID(l layout) error {
 	b, err := os.ReadFile(l.pidFile())
 	if errors.Is(err, os.ErrNotExist) {
@@ -182,6 +184,8 @@ func clearStalePID(l layout) error {
 	return nil
 }
 
+// isGone reports whether a pid belongs to a zombie, or to a program other than the server. For a
+// pid without a process it returns false: the server's own check knows that case.
 func isGone(pid int) bool {
 	proc := filepath.Join("/proc", strconv.Itoa(pid))
 	if stat, err := os.ReadFile(filepath.Join(proc, "stat")); err == nil {

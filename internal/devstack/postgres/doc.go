@@ -7,6 +7,6 @@
 // touches a cluster that it did not make, such as Debian's own "main".
 //
 // The one rule to know: the server belongs to the process that started it. It
-// gets a fast shutdown when that process ends, however it ends, so a cluster
-// that must outlive its starter has to be somebody else's service.
+// gets a fast shutdown when that process ends, in any way. A cluster that must
+// outlive its starter has to be run by a service manager.
 package postgres

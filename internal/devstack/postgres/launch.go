@@ -17,17 +17,17 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// maxLog is where a log left by earlier runs is started afresh.
+// maxLog is the size, in bytes, from which a start empties the log of earlier runs.
 const maxLog = 16 << 20
 
 // errOldServer says that a server on the same data has not ended yet.
 var errOldServer = errors.New("an earlier server on the same data has not ended")
 
-// errPortLost says that somebody took the free port before the server did.
+// errPortLost says that another program took the free port before the server did.
 var errPortLost = errors.New("the port was taken before the server listened on it")
 
-// launch starts the server and waits until it answers. It repeats what time
-// heals: an earlier server that is still dying, a free port that was lost.
+// launch starts the server and waits until it answers. It retries after errors that pass: an
+// earlier server that is still ending, or a free port that another program took first.
 func (c *Cluster) launch(ctx context.Context) error {
 	began := time.Now()
 	for {
@@ -50,6 +50,8 @@ func (c *Cluster) launch(ctx context.Context) error {
 	}
 }
 
+// launchOnce makes one attempt. A server that does not become ready is killed before launchOnce
+// returns, and the error quotes its log.
 func (c *Cluster) launchOnce(ctx context.Context) error {
 	if err := clearStalePID(c.layout); err != nil {
 		return err
@@ -108,9 +110,8 @@ func (c *Cluster) pickPort() (int, error) {
 	return asked, l.Close()
 }
 
-// The ports that a server takes by itself lie below those that the kernel gives
-// to connections: while a server that keeps its port is down, no connection gets
-// the port in the server's place.
+// The ports that a server chooses lie below the range from which the kernel chooses ports for
+// connections: while a server that keeps its port is down, no connection takes that port.
 const firstFreePort, freePorts = 10_000, 10_000
 
 // freePort returns a port from that range without a listener, or any free
@@ -129,12 +130,13 @@ func freePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, l.Close()
 }
 
+// listen listens on a port of the loopback interface.
 func listen(port int) (net.Listener, error) {
 	return net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 }
 
-// awaitReady returns when the server answers with our password, so it is ours,
-// or when its process has ended.
+// awaitReady returns when the server accepts the cluster's password, which only this cluster's
+// server does, or with an error when the process has ended.
 func (c *Cluster) awaitReady(ctx context.Context) error {
 	for {
 		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
@@ -153,8 +155,8 @@ func (c *Cluster) awaitReady(ctx context.Context) error {
 	}
 }
 
-// explain adds what the server wrote since it was started, which is the only
-// place where it says why.
+// explain adds the server's log since its start to an error: the reason is written only to the
+// log.
 func explain(err error, said string) error {
 	switch {
 	case strings.Contains(said, `lock file "postmaster.pid" already exists`),
@@ -169,11 +171,13 @@ func explain(err error, said string) error {
 	return fmt.Errorf("%w; it said:\n%s", err, strings.TrimSpace(said[max(0, len(said)-maxSaid):]))
 }
 
-// maxSaid is how much of what the server said goes into an error, in bytes. The
-// reason may stand before that: hundreds of sessions of an earlier server that
-// was killed say so in the same log.
+// maxSaid limits the part of the server's log that an error quotes, in bytes. The reason may
+// stand before that part: hundreds of sessions of an earlier, killed server may have logged their
+// end in between.
 const maxSaid = 4096
 
+// openLog opens the log for appending and returns its present length. A log beyond maxLog is
+// emptied first.
 func openLog(path string) (*os.File, int64, error) {
 	flags := os.O_CREATE | os.O_WRONLY | os.O_APPEND
 	if info, err := os.Stat(path); err == nil && info.Size() > maxLog {
@@ -191,8 +195,8 @@ func openLog(path string) (*os.File, int64, error) {
 	return f, end, nil
 }
 
-// readFrom returns the file's text behind offset, and "" where it cannot be read:
-// it only adds to an error.
+// readFrom returns the file's text behind offset, and "" for an unreadable file: the text only
+// adds to an error.
 func readFrom(path string, offset int64) string {
 	b, err := os.ReadFile(path)
 	if err != nil || int64(len(b)) <= offset {

@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// Options say where a cluster lives and how it runs. Only Dir is required.
+// Options configure a cluster. Only Dir is required.
 type Options struct {
 	// Dir is the cluster's own folder: data, password, log and socket are kept
 	// below it. Its whole path must be open to the server's user.
@@ -25,15 +25,16 @@ type Options struct {
 	// SharedBuffers in PostgreSQL's notation is 128MB where empty.
 	SharedBuffers string
 
-	// Volatile gives up durability for speed: what was committed survives a
-	// crash of the server, but not one of the machine. For tests only.
+	// Volatile gives up durability for speed: committed data survives a crash of the server, but
+	// not one of the machine. For tests only.
 	Volatile bool
 
-	// Logger gets what the manager does; the server's own lines go to
-	// postgres.log in Dir. Nil discards.
+	// Logger receives the manager's own lines; the server's lines go to postgres.log in Dir. Nil
+	// discards.
 	Logger *slog.Logger
 }
 
+// withDefaults returns the options with the defaults in place of zero fields.
 func (o Options) withDefaults() Options {
 	if o.MaxConnections == 0 {
 		o.MaxConnections = 200
@@ -47,6 +48,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
+// validate returns the first fault of the options.
 func (o Options) validate() error {
 	if o.Dir == "" {
 		return fmt.Errorf("postgres: Dir is empty: name the folder that holds the cluster")
@@ -57,8 +59,8 @@ func (o Options) validate() error {
 	return nil
 }
 
-// settings are given on the server's command line, so that the data folder
-// itself stays as initdb made it and a changed default applies at once.
+// settings returns the server's settings as command line arguments, so that the data folder
+// itself stays as initdb created it and a changed default applies at once.
 func (o Options) settings(port int, socketDir string) []string {
 	pairs := [][2]string{
 		{"listen_addresses", "127.0.0.1"},

@@ -7,16 +7,16 @@ import (
 	"syscall"
 )
 
-// process is a child with one goroutine that waits for it.
+// process is a child process. One goroutine waits for its end.
 type process struct {
 	pid    int
 	exited chan struct{} // closed once the child is gone and reaped
 	err    error         // how it ended; read only after exited is closed
 }
 
-// startProcess starts cmd from a thread that lives as long as the child does.
-// The kernel sends the parent-death signal when the starting THREAD dies, and
-// the Go runtime ends idle threads as it likes, so the thread is kept locked.
+// startProcess starts cmd from a thread that lives as long as the child. The kernel sends the
+// parent-death signal when the starting THREAD dies, and the Go runtime ends idle threads at any
+// time, so the thread is kept locked.
 func startProcess(cmd *exec.Cmd) (*process, error) {
 	p := &process{exited: make(chan struct{})}
 	started := make(chan error)
@@ -52,6 +52,6 @@ func (p *process) running() bool {
 // hit.
 func (p *process) signal(s syscall.Signal) {
 	if p.running() {
-		_ = syscall.Kill(p.pid, s) // ESRCH: it ended just now, which is what all callers wait for
+		_ = syscall.Kill(p.pid, s) // ESRCH: the process has just ended, which is the purpose of every call
 	}
 }

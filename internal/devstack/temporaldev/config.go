@@ -16,9 +16,9 @@ const (
 	mainDatabase       = "temporal"
 	visibilityDatabase = "temporal_visibility"
 
-	// historyShards can never change once a database was used: the server
-	// stores it on first start and ignores the configuration from then on. 64
-	// was the fastest of those tried on two cores.
+	// historyShards can never change once a database was used: the server stores the number on
+	// its first start and ignores the configuration from then on. 64 was the fastest of the
+	// numbers tried on two cores.
 	historyShards = 64
 
 	// Each of the four services opens pools of its own, so the server holds at
@@ -26,9 +26,9 @@ const (
 	mainConns       = 20
 	visibilityConns = 5
 
-	// What a burst needs beyond idleConns is closed after it, and every
-	// connection after connLife: PostgreSQL keeps what a connection has once
-	// planned in a process of its own, for as long as it stays open.
+	// Connections beyond idleConns are closed after a burst, and every connection is closed after
+	// connLife: PostgreSQL keeps all plans of a connection in that connection's process for as
+	// long as the connection stays open.
 	idleConns = 8
 	connLife  = 10 * time.Minute
 )
@@ -38,9 +38,11 @@ var services = [...]primitives.ServiceName{
 	primitives.FrontendService, primitives.HistoryService, primitives.MatchingService, primitives.WorkerService,
 }
 
+// address returns an address on the loopback interface.
 func address(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
 
-// sqlConfig is how the server reaches one of its databases.
+// sqlConfig returns the configuration of one of the server's databases. conns is the size of each
+// pool; the server opens a pool for each service.
 func (s store) sqlConfig(database string, conns int) *config.SQL {
 	return &config.SQL{
 		PluginName:      postgresql.PluginNamePGX,
@@ -96,7 +98,8 @@ func serverConfig(s store, ports [len(services)]int) *config.Config {
 	return cfg
 }
 
-// staticHosts replaces the gossip of a real cluster: every service is here.
+// staticHosts replaces the membership protocol of a real cluster: every service runs in this
+// process.
 func staticHosts(ports [len(services)]int) map[primitives.ServiceName]static.Hosts {
 	hosts := map[primitives.ServiceName]static.Hosts{}
 	for i, name := range services {
@@ -105,14 +108,13 @@ func staticHosts(ports [len(services)]int) map[primitives.ServiceName]static.Hos
 	return hosts
 }
 
-// What the server remembers of workflows so as not to read it again. Its own
-// limits are for hosts that do nothing else: it would keep 128,000 workflows for
-// an hour after their end, gigabytes of them.
+// The limits of the server's caches of workflows. The server's own limits are for hosts that run
+// nothing else: it would keep 128,000 workflows for an hour after their end, gigabytes of memory.
 //
-// Of each workflow about a kilobyte of events is kept, as they are sent; in memory they are several
-// times larger. So the events of as many workflows as are remembered take 6 MiB.
-// A workflow that is not remembered is read in nine queries at each step, which doubles the cost of a step.
-// Other data centres, for which the server would keep batches as well, there are none.
+// Each cached workflow has about a kilobyte of events in encoded form, and several times that in
+// memory. So the events of cachedWorkflows workflows take 6 MiB. Each step of a workflow outside
+// the cache takes nine queries, which doubles the cost of the step. Batches are cached only for
+// other data centres, of which a development server has none.
 const (
 	cachedWorkflows    = 6000
 	cachedEventBytes   = 6 << 20
@@ -123,6 +125,7 @@ const (
 // protect a shared installation; here they would only skew load tests.
 const unlimited = 1_000_000
 
+// dynamicConfig returns the settings that the server would otherwise watch in a file.
 func dynamicConfig() dynamicconfig.StaticClient {
 	return dynamicconfig.StaticClient{
 		// A timer fires up to this much late. The default of 1 s makes every

@@ -1,6 +1,6 @@
-// Package temporaldev runs a whole Temporal server and its web UI inside this
-// process, on a PostgreSQL that somebody else runs. The development stack and
-// the end-to-end tests use it; production connects to a Temporal of its own.
+// Package temporaldev runs a whole Temporal server and its web UI inside this process, on a
+// PostgreSQL that the caller runs. The development stack and the end-to-end tests use it;
+// production connects to a Temporal of its own.
 //
 // It listens on loopback only, because neither the server nor the UI asks who
 // is calling, and it makes no calls to the outside.

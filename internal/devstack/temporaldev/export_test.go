@@ -2,7 +2,7 @@ package temporaldev
 
 import "context"
 
-// RestoreIndexes makes again what a start has removed, in the cluster at url.
+// RestoreIndexes creates the indexes again that a start has removed from the cluster at url.
 func RestoreIndexes(ctx context.Context, url string) error {
 	st, err := parseStore(url)
 	if err != nil {

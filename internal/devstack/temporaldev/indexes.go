@@ -12,18 +12,18 @@ import (
 	"go.temporal.io/sdk/client"
 )
 
-// asked are the columns of the visibility store by which Berth, Temporal itself
-// or its UI look for workflows, beside their times.
+// asked are the columns of the visibility store by which Berth, Temporal itself or its UI search
+// workflows, in addition to the times.
 var asked = []string{
 	"workflow_id", "workflow_type_name", "status", "parent_workflow_id", "temporalnamespacedivision",
 	"temporalscheduledbyid",
 }
 
-// fitIndexes removes the indexes of all other columns, and makes those again
-// that an earlier start has removed and are asked for by now. The schema has one
-// for each attribute that anybody might define, over seventy, and every change of
-// a workflow writes to all of them: that cost more than all else that a workflow
-// writes. What is removed is noted, and made again before the schema changes.
+// fitIndexes removes the indexes of all columns that no search uses, and restores the ones that
+// an earlier start has removed and that are in use now. The schema has an index for each possible
+// attribute, over seventy, and every change of a workflow writes to all of them, at a higher cost
+// than all other writes for the workflow. Definitions of removed indexes are recorded, and the
+// indexes are restored before the schema changes.
 func fitIndexes(ctx context.Context, c client.Client, st store) error {
 	n, err := c.WorkflowService().DescribeNamespace(ctx,
 		&workflowservice.DescribeNamespaceRequest{Namespace: Namespace})
@@ -40,19 +40,20 @@ func fitIndexes(ctx context.Context, c client.Client, st store) error {
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		// Behind a statement that waits for the whole table, all others of it wait.
+		// All statements on a table queue behind one that waits for the whole table.
 		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '10s'`); err != nil {
 			return err
 		}
-		const table = `CREATE TABLE IF NOT EXISTS berth_dropped_indexes (name text PRIMARY KEY, definition text NOT NULL)`
+		const table = `CREATE TABLE IF NOT EXISTS berth_dropped_indexes
+		(name text PRIMARY KEY, definition text NOT NULL)`
 		if _, err := tx.Exec(ctx, table); err != nil {
 			return err
 		}
 		if err := remakeIndexes(ctx, tx, keep); err != nil {
 			return err
 		}
-		// Each index begins with the namespace; what follows in the one for lists is
-		// an expression, which is no column.
+		// Each index begins with the namespace; in the index for lists an expression follows,
+		// which is no column.
 		rows, err := tx.Query(ctx, `
 			INSERT INTO berth_dropped_indexes (name, definition)
 			SELECT i.indexrelid::regclass::text, pg_get_indexdef(i.indexrelid)
@@ -73,10 +74,10 @@ func fitIndexes(ctx context.Context, c client.Client, st store) error {
 	})
 }
 
-// remakeIndexes makes again what was removed of indexes of the columns; of all
-// columns where they are nil.
+// remakeIndexes creates the removed indexes of the columns again, or all removed indexes if
+// columns is nil.
 func remakeIndexes(ctx context.Context, tx pgx.Tx, columns []string) error {
-	// One that is there by now was made by hand, and is only forgotten here.
+	// An index that exists by now was created by hand: only its record is deleted.
 	rows, err := tx.Query(ctx, `
 		DELETE FROM berth_dropped_indexes
 		WHERE $1::text[] IS NULL OR substring(definition FROM '\(namespace_id, (\w+)') = ANY ($1)
@@ -96,8 +97,8 @@ func remakeIndexes(ctx context.Context, tx pgx.Tx, columns []string) error {
 	return nil
 }
 
-// restoreIndexes makes again what fitIndexes removed: a newer schema may begin
-// by changing it.
+// restoreIndexes restores all indexes that fitIndexes removed, since a newer schema may begin by
+// changing one of the indexes.
 func restoreIndexes(ctx context.Context, st store) error {
 	conn, err := connectVisibility(ctx, st)
 	if err != nil {

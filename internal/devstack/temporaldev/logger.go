@@ -13,12 +13,12 @@ import (
 	"go.temporal.io/server/common/log/tag"
 )
 
-// logger hands the server's lines to slog, lowered to what they mean to the
-// user of a development stack: what the server heals by itself without anybody
-// noticing is debug, what it calls an error is a warning as long as it lives.
+// logger passes the server's lines to slog, at levels that suit a development stack: faults that
+// the server repairs unnoticed are debug, and its errors are warnings as long as the server
+// lives.
 //
-// Fatal must end the process: the server calls it where it cannot go on and
-// then does go on, into nil pointers, if it returns.
+// Fatal must end the process: the server calls Fatal where it cannot go on, and goes on into nil
+// pointers if Fatal returns.
 type logger struct {
 	to   *slog.Logger
 	gate *gate
@@ -26,8 +26,8 @@ type logger struct {
 
 // gate is shared by all loggers of one server.
 type gate struct {
-	// stopping makes everything debug: services that end one after the other
-	// complain about those that ended before them.
+	// stopping lowers every line to debug: services that end one after the other complain about
+	// the services that ended before.
 	stopping atomic.Bool
 
 	mu   sync.Mutex

@@ -25,9 +25,9 @@ var searchAttributes = map[string]enumspb.IndexedValueType{
 	"Kind":   enumspb.INDEXED_VALUE_TYPE_KEYWORD,
 }
 
-// prepareNamespace registers the namespace and its search attributes and waits
-// until a workflow that carries them can be started. Each step is repeated
-// until it works, because the server's caches learn of each with a delay.
+// prepareNamespace registers the namespace and its search attributes and waits until a workflow
+// with these attributes can be started. Each step is repeated until it succeeds, because the
+// server's caches learn of each change with a delay.
 func prepareNamespace(ctx context.Context, c client.Client) error {
 	steps := []struct {
 		name string
@@ -65,8 +65,8 @@ func addSearchAttributes(ctx context.Context, c client.Client) error {
 	return err
 }
 
-// probe starts a workflow that nobody runs, with every attribute, and removes
-// it again: only a start proves that the mapping has reached all services.
+// probe starts a workflow without a worker, with every attribute, and removes the workflow again:
+// only a start proves that the mapping has reached all services.
 func probe(ctx context.Context, c client.Client) error {
 	updates := make([]sdktemporal.SearchAttributeUpdate, 0, len(searchAttributes))
 	for name := range searchAttributes {
@@ -92,7 +92,7 @@ func probe(ctx context.Context, c client.Client) error {
 	return err
 }
 
-// until repeats do until it succeeds. It returns do's last error when ctx ends.
+// until repeats do until do succeeds. It returns do's last error when ctx ends.
 func until(ctx context.Context, do func(context.Context) error) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()

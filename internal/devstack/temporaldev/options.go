@@ -18,7 +18,7 @@ const (
 // Namespace is the only one, besides Temporal's own.
 const Namespace = "default"
 
-// Options say where the server keeps its state and where it listens.
+// Options configure the server's state and addresses.
 type Options struct {
 	// DatabaseURL of any database in the cluster, of a user who may create
 	// databases. The server makes and uses "temporal" and "temporal_visibility".

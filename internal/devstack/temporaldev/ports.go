@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// claim returns asked, or a free port where it is 0. A taken one is an error
-// that names it: the server itself would only die.
+// claim returns asked, or a free port for 0. The error for a taken port names the port: the
+// server itself would only exit.
 func claim(what string, asked int) (int, error) {
 	if asked < 0 || asked > 65535 {
 		return 0, fmt.Errorf("%s port %d: allowed are 0 (a free one) to 65535", what, asked)
@@ -30,9 +30,8 @@ func claim(what string, asked int) (int, error) {
 	return port, nil
 }
 
-// reserve leaves a connection in TIME_WAIT on the port. For a minute the kernel
-// then gives it to nobody who asks for any port, while a listener that asks for
-// this one still gets it.
+// reserve leaves a connection in TIME_WAIT on the port. For a minute the kernel then assigns the
+// port to no program that asks for any port, while a listener on this very port still succeeds.
 func reserve(l net.Listener) error {
 	out, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {

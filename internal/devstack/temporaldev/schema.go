@@ -13,10 +13,9 @@ import (
 	"go.temporal.io/server/tools/sql"
 )
 
-// unfinished marks a database of ours whose very first schema is being made.
-// The statements of a schema are not one transaction, so a set-up that is
-// killed half-way cannot be continued; the mark tells the next one that there
-// is nothing in the database but the half, and that it may begin again.
+// unfinished marks a database whose first schema is being created. The statements of a schema are
+// not one transaction, so a killed set-up cannot be continued; the mark shows the next set-up
+// that the database holds nothing but the unfinished schema and may be dropped.
 const unfinished = "berth: first schema set-up is not finished"
 
 // duplicateDatabase is duplicate_database of PostgreSQL's appendix A.
@@ -41,6 +40,9 @@ func setUpSchemas(ctx context.Context, s store, log log.Logger) error {
 	return nil
 }
 
+// setUpSchema creates one database if necessary and updates its schema. The mark unfinished is set
+// before the first table exists and removed after the last update, so that a database without the
+// mark can always be updated.
 func setUpSchema(ctx context.Context, admin *pgx.Conn, s store, database, schemaName string, log log.Logger) error {
 	quoted := pgx.Identifier{database}.Sanitize()
 	if err := createDatabase(ctx, admin, database); err != nil {
@@ -60,6 +62,7 @@ func setUpSchema(ctx context.Context, admin *pgx.Conn, s store, database, schema
 			return fmt.Errorf("make version tables: %w", err)
 		}
 	}
+	// A newer schema may change indexes that fitIndexes has removed, and would fail without them.
 	if database == visibilityDatabase && has != "" && has != v12.VisibilityVersion {
 		if err := restoreIndexes(ctx, s); err != nil {
 			return fmt.Errorf("restore the indexes of unused attributes: %w", err)
@@ -73,8 +76,7 @@ func setUpSchema(ctx context.Context, admin *pgx.Conn, s store, database, schema
 	return err
 }
 
-// createDatabase makes the database if there is none, or if there is only the
-// beginning of one.
+// createDatabase creates the database unless a finished one exists.
 func createDatabase(ctx context.Context, admin *pgx.Conn, database string) error {
 	quoted := pgx.Identifier{database}.Sanitize()
 	var comment string
@@ -93,6 +95,7 @@ func createDatabase(ctx context.Context, admin *pgx.Conn, database string) error
 			return fmt.Errorf("drop the half-made database: %w", err)
 		}
 	}
+	// Another start may create the database at the same time: then both use it.
 	_, err = admin.Exec(ctx, "CREATE DATABASE "+quoted)
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == duplicateDatabase {
 		return nil

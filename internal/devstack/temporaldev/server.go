@@ -82,6 +82,7 @@ func start(ctx context.Context, opts Options) (*Server, error) {
 	return s, nil
 }
 
+// startServer starts the four services on ports of their own.
 func (s *Server) startServer(st store) error {
 	ports := [len(services)]int{s.frontendPort}
 	for i := 1; i < len(ports); i++ {
@@ -138,6 +139,8 @@ func (s *Server) prepare(ctx context.Context, st store, log *slog.Logger) error 
 	return nil
 }
 
+// startUI starts the web UI, which Stop ends.
+
 func (s *Server) startUI() {
 	s.ui = uiserver.NewServer(uioptions.WithConfigProvider(&uiconfig.Config{
 		TemporalGRPCAddress: s.Address(),
@@ -161,7 +164,7 @@ func (s *Server) startUI() {
 // Address is where clients and workers connect.
 func (s *Server) Address() string { return address(s.frontendPort) }
 
-// UIURL is the web UI's address, "" where there is none.
+// UIURL returns the web UI's address, "" for a server without the UI.
 func (s *Server) UIURL() string {
 	if s.uiPort == 0 {
 		return ""
@@ -169,9 +172,9 @@ func (s *Server) UIURL() string {
 	return "http://" + address(s.uiPort)
 }
 
-// Stop ends the UI and the server, in about a second. Stop workers and clients
-// first: what they ask of a stopping server ends in warnings of theirs. A second Stop does
-// nothing and returns the same.
+// Stop ends the UI and the server, in about a second. Stop workers and clients first: their calls
+// to a stopping server would end in warnings. A second Stop does nothing and returns the same
+// error.
 func (s *Server) Stop() error {
 	s.stop.Do(func() {
 		s.log.gate.stopping.Store(true)

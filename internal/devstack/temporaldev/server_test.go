@@ -183,8 +183,8 @@ func TestResultsSurviveARestart(t *testing.T) {
 	}
 	assertUI(t, again.UIURL())
 
-	// Only what is looked for is indexed, also what is since the last start, and a
-	// newer schema finds all the rest.
+	// Only searched columns are indexed, including columns in use only since the last start, and
+	// a newer schema finds all other indexes restored.
 	kept := indexes(t, pg)
 	for _, want := range []string{"default_idx", "by_workflow_id", "by_status", "by_temporal_namespace_division"} {
 		if !slices.Contains(kept, want) {
@@ -209,7 +209,7 @@ func TestResultsSurviveARestart(t *testing.T) {
 	}
 }
 
-// indexes are those of the visibility store's one table.
+// indexes returns the indexes of the visibility store's one table.
 func indexes(t *testing.T, pg *postgres.Cluster) []string {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), pg.URL("temporal_visibility"))
