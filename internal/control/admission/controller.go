@@ -46,6 +46,8 @@ func (c *Controller) admit(ctx context.Context, tenant berth.TenantID, prefix st
 	return c.fits(ctx, tenant, jobSpec)
 }
 
+// fits returns an error if no machine could ever hold the job, or if a quota of the tenant or of
+// one above can never allow its request.
 func (c *Controller) fits(ctx context.Context, tenant berth.TenantID, jobSpec spec.Job) error {
 	if err := c.fleet.satisfiable(ctx, jobSpec.Request()); err != nil {
 		return err
@@ -53,12 +55,13 @@ func (c *Controller) fits(ctx context.Context, tenant berth.TenantID, jobSpec sp
 	return c.quotas.admit(ctx, tenant, jobSpec.Request())
 }
 
-// AdmitPipeline admits each job of it, at every level, and names the first that is
-// refused.
+// AdmitPipeline admits each job of a pipeline, at every level, and names the first refused one.
 func (c *Controller) AdmitPipeline(ctx context.Context, tenant berth.TenantID, p spec.Pipeline) error {
 	return c.admitPipeline(ctx, tenant, "", p)
 }
 
+// admitPipeline is AdmitPipeline for a pipeline inside of other work, whose fields begin with
+// prefix. All faults against the rules are reported together, before the first look at capacity.
 func (c *Controller) admitPipeline(
 	ctx context.Context, tenant berth.TenantID, prefix string, p spec.Pipeline,
 ) error {
@@ -94,6 +97,7 @@ func CheckPipeline(p spec.Pipeline) []berth.FieldError {
 	return append(p.Validate(), checkSteps(p)...)
 }
 
+// checkSteps returns the faults of all steps, with the path of the step in each field.
 func checkSteps(p spec.Pipeline) (faults []berth.FieldError) {
 	for path, step := range p.All() {
 		for _, f := range checkOutside(step) {

@@ -30,7 +30,7 @@ func CheckSchedule(s spec.Schedule) []berth.FieldError {
 	return faults
 }
 
-// AdmitSchedule admits the work of a schedule, as if it were submitted now.
+// AdmitSchedule admits the work of a schedule, by the rules for a submit at this moment.
 func (c *Controller) AdmitSchedule(ctx context.Context, tenant berth.TenantID, s spec.Schedule) error {
 	switch {
 	case s.Job != nil:
@@ -42,9 +42,9 @@ func (c *Controller) AdmitSchedule(ctx context.Context, tenant berth.TenantID, s
 	}
 }
 
-// Fire submits the work of a schedule for a time, by the rules of any submit, or
-// records the reason against it on the schedule. Fire is idempotent. The result is
-// empty if the schedule no longer exists.
+// Fire submits the work of a schedule for one of its times, by the rules of any submit, or
+// records the refusal on the schedule. Fire is idempotent. The result is empty if the schedule no
+// longer exists.
 func (c *Controller) Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (wire.FireResult, error) {
 	s, err := c.db.Schedules.GetByID(ctx, id)
 	if err != nil {
@@ -61,6 +61,7 @@ func (c *Controller) Fire(ctx context.Context, id berth.ScheduleID, at time.Time
 	return result, unlessGone(err)
 }
 
+// unlessGone drops the error for a deleted schedule.
 func unlessGone(err error) error {
 	if berth.CodeOf(err) == berth.CodeNotFound {
 		return nil
@@ -68,7 +69,8 @@ func unlessGone(err error) error {
 	return err
 }
 
-// refusal is why a schedule's work would not be accepted, nil if it would.
+// refusal returns the reason for which a schedule's work would be refused, or nil. An error means
+// that neither is known.
 func (c *Controller) refusal(ctx context.Context, s wire.Schedule) (*berth.Reason, error) {
 	if faults := CheckSchedule(s.Schedule); len(faults) > 0 {
 		return db.WhyRefused(&berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec,

@@ -14,10 +14,9 @@ import (
 	"berth/wire"
 )
 
-// fleet answers whether a request could ever be held, by the code that places.
-// Good news is remembered: machines seldom go for good, and a submit must not
-// wait for a look at all of them. Bad news never is: the machine that could
-// hold the job may have joined this moment.
+// fleet answers whether some machine could ever hold a request, by the placement code itself.
+// "Fits" answers are cached: machines seldom leave for good, and a submit must not wait for a
+// look at all of them. "Does not fit" answers are not, since a machine may just have joined.
 type fleet struct {
 	db *db.DB
 
@@ -30,9 +29,8 @@ const (
 	fleetRoom   = 10_000
 )
 
-// satisfiable returns an error of slug unsatisfiable if no machine could hold
-// the request even if it were empty. Before the first machine has joined
-// everything is accepted.
+// satisfiable returns an error of slug unsatisfiable if no machine could hold the request even
+// when empty. Before the first machine has joined every request is accepted.
 func (f *fleet) satisfiable(ctx context.Context, r spec.Request) error {
 	class, now := r.Class(), time.Now()
 	f.mu.Lock()
@@ -70,6 +68,8 @@ var resourceFields = map[string]string{
 	"machine": "resources", "members": "members",
 }
 
+// unsatisfiable returns the error for a request, with one fault for each resource that no machine
+// has. It returns nil if the user can change none of the lacking resources.
 func unsatisfiable(e placement.Explanation) error {
 	var faults []berth.FieldError
 	for _, l := range e.Lacking {

@@ -51,8 +51,8 @@ const (
 	quotaTimeout = 5 * time.Second // of a query
 )
 
-// admit returns an error of slug quota if the tenant, or one above it, may never
-// hold as much as the request asks for.
+// admit returns an error of slug quota if the quota of the tenant, or of one above, can never
+// allow the request.
 func (q *quotas) admit(ctx context.Context, tenant berth.TenantID, r spec.Request) error {
 	rows, err := q.read(ctx)
 	if err != nil {
@@ -69,8 +69,8 @@ func (q *quotas) admit(ctx context.Context, tenant berth.TenantID, r spec.Reques
 	return nil
 }
 
-// line returns the tenant and the tenants above it. An unknown tenant may have been
-// created a moment ago by another process, so it is read again.
+// line returns the tenant and the tenants above. An unknown tenant may have been created a moment
+// ago by another process, so line reads the rows again before it fails.
 func (q *quotas) line(ctx context.Context, tenant berth.TenantID) ([]berth.TenantID, error) {
 	rows, err := q.read(ctx)
 	if _, here := rows[tenant]; err == nil && !here {
@@ -114,8 +114,8 @@ func (q *quotas) read(ctx context.Context) (map[berth.TenantID]db.TenantRow, err
 	}
 }
 
-// await waits for a query, without the lock: at most until quotaWait of it has
-// passed, if short.
+// await waits for a query without the lock. With short it waits at most until quotaWait after the
+// query's start.
 func (q *quotas) await(ctx context.Context, query *quotaQuery, short bool) error {
 	q.mu.Unlock()
 	defer q.mu.Lock()
@@ -164,8 +164,8 @@ func (q *quotas) forget() {
 	q.changes++
 }
 
-// submitLimits are the rates of submits that bind a tenant: its own, standard where
-// it has none (0: no limit), and the rates of the tenants above it.
+// submitLimits returns the rates of submits that apply to a tenant: its own, or standard without
+// one (0: no limit), and the rates of the tenants above.
 func (q *quotas) submitLimits(ctx context.Context, tenant berth.TenantID, standard float64) ([]db.SubmitLimit, error) {
 	rows, err := q.read(ctx)
 	if err != nil {
@@ -186,8 +186,8 @@ func (q *quotas) submitLimits(ctx context.Context, tenant berth.TenantID, standa
 	return limits, nil
 }
 
-// maxPriority is the greatest priority that a tenant's jobs may have, and the tenant
-// whose quota says so: its own, or one above it. ok is false where none does.
+// maxPriority returns the greatest priority of a tenant's jobs, and the tenant whose quota sets
+// that bound: the tenant itself, or one above. ok is false without a bound.
 func (q *quotas) maxPriority(ctx context.Context,
 	tenant berth.TenantID) (most spec.Priority, of berth.TenantID, ok bool, err error) {
 	rows, err := q.read(ctx)
@@ -202,8 +202,8 @@ func (q *quotas) maxPriority(ctx context.Context,
 	return most, of, ok, nil
 }
 
-// storageLimits are the storage limits that bind a tenant: its own and the limits of
-// the tenants above it.
+// storageLimits returns the storage limits that apply to a tenant: its own and the limits of the
+// tenants above.
 func (q *quotas) storageLimits(ctx context.Context, tenant berth.TenantID) ([]db.StorageLimit, error) {
 	rows, err := q.read(ctx)
 	if err != nil {

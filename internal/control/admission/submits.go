@@ -9,16 +9,16 @@ import (
 	"berth/spec"
 )
 
-// SubmitLimits returns the rates of submits that bind a tenant: its own, standard
-// where its quota names none (0: no limit), and the rates of the tenants above it.
+// SubmitLimits returns the rates of submits that apply to a tenant: its own, or standard for a
+// quota without one (0: no limit), and the rates of the tenants above.
 func (c *Controller) SubmitLimits(
 	ctx context.Context, tenant berth.TenantID, standard float64,
 ) ([]db.SubmitLimit, error) {
 	return c.quotas.submitLimits(ctx, tenant, standard)
 }
 
-// AllowPriority refuses, with slug invalid_spec, a priority above the greatest that
-// the tenant, or one above it, may ask for.
+// AllowPriority refuses, with slug invalid_spec, a priority above the greatest that the quotas of
+// the tenant and of the tenants above allow.
 func (c *Controller) AllowPriority(ctx context.Context, tenant berth.TenantID, p spec.Priority) error {
 	fault, err := c.priorityFault(ctx, tenant, p)
 	if err != nil || fault == nil {
@@ -27,6 +27,8 @@ func (c *Controller) AllowPriority(ctx context.Context, tenant berth.TenantID, p
 	return forbids([]berth.FieldError{*fault})
 }
 
+// priorityFault returns the fault of a priority, or nil. It names the tenant whose quota sets the
+// bound.
 func (c *Controller) priorityFault(
 	ctx context.Context, tenant berth.TenantID, p spec.Priority,
 ) (*berth.FieldError, error) {
@@ -49,8 +51,8 @@ func (c *Controller) priorityFault(
 	return f, nil
 }
 
-// StorageLimits returns the limits of stored data that bind a tenant: its own, and those
-// of the tenants above it. A change is seen within seconds.
+// StorageLimits returns the limits of stored data that apply to a tenant: its own, and the limits
+// of the tenants above. A change is seen within seconds.
 func (c *Controller) StorageLimits(ctx context.Context, tenant berth.TenantID) ([]db.StorageLimit, error) {
 	return c.quotas.storageLimits(ctx, tenant)
 }

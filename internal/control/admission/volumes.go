@@ -12,9 +12,8 @@ import (
 	"berth/spec"
 )
 
-// Volumes says which folders of machines jobs may read, and of which tenants the
-// jobs must be, those below them included. No tenants: all. The zero value allows
-// nothing.
+// Volumes maps each folder that jobs may read on machines to the permitted tenants. A tenant
+// includes the tenants below; an empty list permits all. The zero value permits no folder.
 type Volumes map[spec.Volume][]berth.TenantID
 
 // ParseVolumes reads the folders that an operator allows: /NAME, or
@@ -38,7 +37,7 @@ func ParseVolumes(list []string) (Volumes, error) {
 	return all, err
 }
 
-// Allowed returns those volumes that jobs of the tenant may read, by name.
+// Allowed returns the volumes that jobs of the tenant may read, by name.
 func (c *Controller) Allowed(ctx context.Context, tenant berth.TenantID) ([]spec.Volume, error) {
 	if len(c.volumes) == 0 {
 		return nil, nil
@@ -130,6 +129,7 @@ func joined(list []spec.Volume) string {
 // mostFaults bounds the reported faults.
 const mostFaults = 100
 
+// forbids turns faults into one error, nil for none. It keeps the first mostFaults of them.
 func forbids(faults []berth.FieldError) error {
 	if len(faults) == 0 {
 		return nil

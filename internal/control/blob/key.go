@@ -15,7 +15,7 @@ func errBadKey(key string) error {
 		"object key %.100q: allowed are segments of letters, digits and ._=-, none of them . or ..", key)
 }
 
-// checkKey refuses keys that could leave the store, or hide in it.
+// checkKey refuses keys that could lead out of the store, or name a hidden file inside.
 func checkKey(key string) error {
 	if key == "" || len(key) > maxKey {
 		return errBadKey(key)
@@ -33,6 +33,8 @@ func checkKey(key string) error {
 	return nil
 }
 
+// plain reports whether a character means the same to every store, and needs no escape in a file
+// name or a URL.
 func plain(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '.' || c == '_' ||
 		c == '=' || c == '-'

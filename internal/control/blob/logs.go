@@ -41,9 +41,9 @@ type LogReader struct {
 	DB    *db.DB
 }
 
-// OpenLog returns the stored log from a byte offset to its present end, as
-// wire.AppendLogLine encodes it. A log of which nothing is stored is empty.
-// Objects are looked up and opened as they are read.
+// OpenLog returns the stored log from a byte offset to its present end, in the encoding of
+// wire.AppendLogLine. A log without stored lines is empty. The objects of the log are looked up
+// and opened as the reader proceeds.
 func (r *LogReader) OpenLog(ctx context.Context, log berth.LogRef, offset int64) (io.ReadCloser, error) {
 	s := &logStream{ctx: ctx, db: r.DB, store: r.Store, log: log, at: offset}
 	end, err := s.lookUp()
@@ -76,6 +76,8 @@ func (s *logStream) lookUp() (end int64, err error) {
 	return end, err
 }
 
+// Read reads across the objects of the log. The end is fixed when the log is opened: lines stored
+// since are left for the next OpenLog.
 func (s *logStream) Read(p []byte) (int, error) {
 	for s.open == nil {
 		if len(s.chunks) == 0 && s.at < s.end {
@@ -103,6 +105,7 @@ func (s *logStream) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// next opens the object at the reader's place, and skips the part before that place.
 func (s *logStream) next() error {
 	c := s.chunks[0]
 	s.chunks = s.chunks[1:]
@@ -123,6 +126,7 @@ func (s *logStream) next() error {
 	return nil
 }
 
+// Close closes the object that is being read.
 func (s *logStream) Close() error {
 	if s.open == nil {
 		return nil

@@ -77,13 +77,15 @@ func (s *Store) Put(ctx context.Context, key string, r io.Reader, size int64) (i
 	return s.put(ctx, key, r, size, false)
 }
 
-// Create is Put for an object that must not exist; if it does, the error is of
-// code conflict.
+// Create is Put for an object that must not exist yet; for an existing key the error has the code
+// conflict.
 func (s *Store) Create(ctx context.Context, key string, data []byte) error {
 	_, err := s.put(ctx, key, bytes.NewReader(data), int64(len(data)), true)
 	return err
 }
 
+// put writes an object of the given size, or of any size if size is negative. A reader that ends
+// early or late leaves no object. With once an existing object is an error.
 func (s *Store) put(ctx context.Context, key string, r io.Reader, size int64, once bool) (int64, error) {
 	if err := checkKey(key); err != nil {
 		return 0, err
@@ -134,7 +136,7 @@ func (s *Store) ReadAll(ctx context.Context, key string, limit int64) ([]byte, e
 	return b, mapError(err, "object "+key)
 }
 
-// Exists reports whether there is an object under key.
+// Exists reports whether key names an object.
 func (s *Store) Exists(ctx context.Context, key string) (bool, error) {
 	if err := checkKey(key); err != nil {
 		return false, err
@@ -143,8 +145,7 @@ func (s *Store) Exists(ctx context.Context, key string) (bool, error) {
 	return ok, mapError(err, "object "+key)
 }
 
-// Folders lists the names of the folders in the folder key, none if there is no
-// such folder.
+// Folders lists the names of the folders in the folder key, none for an absent folder.
 func (s *Store) Folders(ctx context.Context, key string) ([]string, error) {
 	if err := checkKey(key); err != nil {
 		return nil, err
@@ -165,8 +166,7 @@ func (s *Store) Folders(ctx context.Context, key string) ([]string, error) {
 	}
 }
 
-// Names lists the names of the objects directly in the folder key, none if there
-// is no such folder.
+// Names lists the names of the objects directly in the folder key, none for an absent folder.
 func (s *Store) Names(ctx context.Context, key string) ([]string, error) {
 	if err := checkKey(key); err != nil {
 		return nil, err

@@ -59,6 +59,8 @@ func Check(s spec.Schedule, now time.Time) *berth.FieldError {
 	}
 }
 
+// readCron parses a cron line in a time zone of the IANA database. The zone has a field of its
+// own, so a zone or an interval inside of the line is a fault.
 func readCron(line, zone string) (*cron.SpecSchedule, *berth.FieldError) {
 	location, err := time.LoadLocation(zone)
 	if err != nil || zone == "" || zone == "Local" || len(zone) > 64 {
@@ -88,7 +90,7 @@ func readCron(line, zone string) (*cron.SpecSchedule, *berth.FieldError) {
 	return parsed, nil
 }
 
-// Next is the first time after t, in UTC; zero if there is none.
+// Next returns the first time after t, in UTC, or the zero time after the last one.
 func (c Calendar) Next(t time.Time) time.Time {
 	switch {
 	case c.cron != nil:
@@ -106,8 +108,8 @@ func (c Calendar) Next(t time.Time) time.Time {
 	}
 }
 
-// floor is the last time of an interval that is not after t: intervals are
-// counted from the epoch, as Temporal counts them.
+// floor returns the last time of an interval at or before t. Intervals are counted from the
+// epoch, as Temporal counts them.
 func (c Calendar) floor(t time.Time) time.Time {
 	every := int64(c.every / time.Second)
 	at := t.Unix()
@@ -118,7 +120,7 @@ func (c Calendar) floor(t time.Time) time.Time {
 	return time.Unix(at-past, 0).UTC()
 }
 
-// Upcoming returns the first n times after t, or as many as there are.
+// Upcoming returns the next n times after t, or fewer if the calendar ends before.
 func (c Calendar) Upcoming(t time.Time, n int) []time.Time {
 	times := []time.Time{}
 	for len(times) < n {
@@ -130,8 +132,7 @@ func (c Calendar) Upcoming(t time.Time, n int) []time.Time {
 	return times
 }
 
-// Between returns the times from one time to another, both included, at most
-// limit of them, and whether there are more.
+// Between returns at most limit times between from and to, both included, and whether more exist.
 func (c Calendar) Between(from, to time.Time, limit int) (times []time.Time, more bool) {
 	for t := c.Next(from.Add(-time.Nanosecond)); !t.IsZero() && !t.After(to); t = c.Next(t) {
 		if len(times) == limit {
@@ -142,8 +143,7 @@ func (c Calendar) Between(from, to time.Time, limit int) (times []time.Time, mor
 	return times, false
 }
 
-// Last returns the last times from one time to another, both included, at most
-// limit of them, in order.
+// Last returns the latest times between from and to, both included, in order and at most limit.
 func (c Calendar) Last(from, to time.Time, limit int) []time.Time {
 	var times []time.Time
 	for t := c.Next(from.Add(-time.Nanosecond)); !t.IsZero() && !t.After(to); t = c.Next(t) {

@@ -45,6 +45,7 @@ func (c Calendar) Fields() (of []Fields, zone string) {
 // Every is the interval of a calendar that has one; else 0.
 func (c Calendar) Every() time.Duration { return c.every }
 
+// bits returns the set bits from first to last, which is the form of a parsed cron field.
 func bits(set uint64, first, last int) Field {
 	var f Field
 	for i := first; i <= last; i++ {

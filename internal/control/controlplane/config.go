@@ -30,7 +30,7 @@ const (
 	RoleLeader   Role = "leader"   // places, reaps, reconciles
 )
 
-// Roles lists them all.
+// Roles lists all roles.
 var Roles = []Role{RoleAPI, RoleWorker, RoleDispatch, RoleLeader}
 
 // Config holds all settings of a control plane.
@@ -66,7 +66,8 @@ type Config struct {
 	Pprof             string   // address for profiles; empty: none
 }
 
-// Default is the configuration that flags start from.
+// Default returns the defaults of all flags. It is not valid by itself: the database and the blob
+// store have no default.
 func Default() Config {
 	return Config{
 		Listen:            "127.0.0.1:7070",
@@ -93,7 +94,8 @@ func Default() Config {
 // Plays reports whether this process has a role.
 func (c Config) Plays(r Role) bool { return slices.Contains(c.Roles, r) }
 
-// Validate returns every fault at once.
+// Validate returns every fault at once, so that one start shows all of them. Settings of a role
+// are validated only if this process has the role.
 func (c Config) Validate() error {
 	var faults []error
 	require := func(ok bool, format string, args ...any) {
@@ -101,6 +103,7 @@ func (c Config) Validate() error {
 			faults = append(faults, fmt.Errorf(format, args...))
 		}
 	}
+	// Unknown roles are faults of their own: a typing error must not run a smaller process.
 	for _, r := range c.Roles {
 		require(slices.Contains(Roles, r), "role %q is not known: allowed are api, worker, dispatch, leader", r)
 	}
@@ -147,16 +150,19 @@ func (c Config) Validate() error {
 	return errors.Join(append(faults, c.Policy.faults()...)...)
 }
 
-// silence is how long machines may keep quiet.
+// silence returns the limits by which silent machines are judged.
 func (c Config) silence() db.Silence {
 	return db.Silence{Suspect: c.SuspectAfter, Lost: c.LostAfter, Margin: c.FenceMargin, Share: c.LostShare}
 }
 
+// isHostPort reports whether s is an address with a port. The host may be empty.
 func isHostPort(s string) bool {
 	_, port, err := net.SplitHostPort(s)
 	return err == nil && port != ""
 }
 
+// isLoopback reports whether an address can be reached from this machine alone. Names other than
+// localhost are not resolved, and count as outside.
 func isLoopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -166,7 +172,8 @@ func isLoopback(address string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// LogValue shows the configuration without its secrets.
+// LogValue shows the configuration without its secrets, for the log line at the start. Passwords in
+// addresses are left out.
 func (c Config) LogValue() slog.Value {
 	roles := make([]string, len(c.Roles))
 	for i, r := range c.Roles {

@@ -81,7 +81,7 @@ type ControlPlane struct {
 	listener net.Listener
 }
 
-// New returns a control plane that Run sets to work. It does no I/O.
+// New returns a control plane that Run starts. It validates the configuration and does no I/O.
 func New(cfg Config, o Options) (*ControlPlane, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -96,7 +96,7 @@ func New(cfg Config, o Options) (*ControlPlane, error) {
 // listens.
 func (c *ControlPlane) Ready() <-chan struct{} { return c.ready }
 
-// URL is the API's address, once it is ready; "" without the role.
+// URL returns the API's address after Ready, "" for a process without the API.
 func (c *ControlPlane) URL() string {
 	if c.listener == nil {
 		return ""
@@ -108,8 +108,8 @@ func (c *ControlPlane) URL() string {
 	return scheme + c.listener.Addr().String()
 }
 
-// Run plays the roles until ctx ends, and returns nil then. It waits for the
-// database as long as it takes.
+// Run runs the roles until ctx ends, and then returns nil. It waits for the database without a
+// limit. The end of one part stops all parts.
 func (c *ControlPlane) Run(ctx context.Context) error {
 	c.log.Info("control plane starts", "version", c.opts.Version, "config", c.cfg)
 	d, err := c.openDatabase(ctx)
@@ -117,6 +117,7 @@ func (c *ControlPlane) Run(ctx context.Context) error {
 		return stopped(ctx, err)
 	}
 	defer d.Close()
+	// Before the API listens, so that the first caller can already have a token.
 	if err := c.makeFirstToken(ctx, d); err != nil {
 		return stopped(ctx, err)
 	}
@@ -125,6 +126,7 @@ func (c *ControlPlane) Run(ctx context.Context) error {
 		return err
 	}
 	defer temporal.Close()
+	// Deferred calls run in reverse: the parts' resources go before the connections below them.
 	stages, end, err := c.assemble(ctx, d, temporal)
 	defer end()
 	if err != nil {
@@ -136,7 +138,7 @@ func (c *ControlPlane) Run(ctx context.Context) error {
 	return err
 }
 
-// stopped turns the error of something that ctx cut short into none.
+// stopped drops an error that ctx's end has caused: a requested stop is a success.
 func stopped(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
@@ -144,6 +146,8 @@ func stopped(ctx context.Context, err error) error {
 	return err
 }
 
+// makeFirstToken stores the operator's admin token, or creates one in a database without tokens.
+// The secret of a created token is passed to Options.FirstToken and stored nowhere.
 func (c *ControlPlane) makeFirstToken(ctx context.Context, d *db.DB) error {
 	if c.opts.AdminToken != "" {
 		return d.Tokens.Ensure(ctx, c.opts.AdminToken,
@@ -159,6 +163,8 @@ func (c *ControlPlane) makeFirstToken(ctx context.Context, d *db.DB) error {
 	return err
 }
 
+// dialTemporal returns a client of Temporal. It does not connect, so a server that is away does
+// not hold up the start.
 func (c *ControlPlane) dialTemporal() (client.Client, error) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -174,8 +180,10 @@ func (c *ControlPlane) dialTemporal() (client.Client, error) {
 	})
 }
 
-// assemble creates the parts of each role, in the order in which they stop. end
-// releases their resources after they have stopped.
+// assemble creates the parts of each role, in three stages that stop one after the other: the
+// API, which takes calls; the workers, the leader and the senders, which act on calls; and last
+// the parts that the others report to. end releases their resources after they have stopped, and
+// must be called even after an error.
 func (c *ControlPlane) assemble(ctx context.Context, d *db.DB,
 	t client.Client) (stages [][]part, end func(), err error) {
 	end = func() {}
@@ -209,8 +217,8 @@ func (c *ControlPlane) assemble(ctx context.Context, d *db.DB,
 	if blobs == nil {
 		marks = nil
 	} else if c.cfg.Plays(RoleAPI) {
-		// Before machines are answered: one that was not heard since a backup was
-		// taken would obey a database that was restored from it.
+		// Before the API answers machines: a machine that has been silent since a backup was
+		// taken would obey the database restored from that backup.
 		err := marks.Check(ctx)
 		if errors.Is(err, db.ErrRestored) {
 			return nil, end, err
@@ -250,6 +258,7 @@ func (c *ControlPlane) assemble(ctx context.Context, d *db.DB,
 		registry.MustRegister(&waiting{waiters.Registry()})
 		middle = append(middle, workers.NewControl(t, control.New(traced, dispatcher, judge), c.log).Run, waiters.Run)
 	}
+	// The scheduler renews the beacon itself, also as a standby.
 	if c.cfg.Plays(RoleLeader) {
 		middle = append(middle, c.newScheduler(d, dispatcher, judge, blobs, marks, registry).Run)
 	} else if c.cfg.Plays(RoleAPI) {
@@ -258,6 +267,7 @@ func (c *ControlPlane) assemble(ctx context.Context, d *db.DB,
 	if c.cfg.Plays(RoleDispatch) {
 		middle = append(middle, func(ctx context.Context) error { return c.prepareTemporal(ctx, t) })
 	}
+	// Webhooks are signed with secrets of their tenants, which only the keys can open.
 	if keys != nil && c.cfg.Plays(RoleDispatch) {
 		sender := webhook.New(webhook.Options{DB: d, Keys: keys, Logger: c.log, Network: network, Metrics: registry})
 		middle = append(middle, sender.Run)
@@ -265,6 +275,7 @@ func (c *ControlPlane) assemble(ctx context.Context, d *db.DB,
 	if c.cfg.Pprof != "" {
 		middle = append(middle, c.profile)
 	}
+	// The dispatcher and the hub serve the other parts, and traces may come from all of them.
 	last := []part{dispatcher.Run, d.Hub().Run}
 	if c.opts.Traces != nil {
 		last = append(last, traced.run)
@@ -279,14 +290,18 @@ type members struct {
 	silence  db.Silence
 }
 
+// Members returns the rows of members, judged by these limits.
 func (m members) Members(ctx context.Context, allocs []berth.AllocationID) ([]wire.MemberView, error) {
 	return m.attempts.Members(ctx, m.silence, allocs)
 }
 
+// Ended calls db.Attempts.EndedMembers.
 func (m members) Ended(ctx context.Context) ([]berth.AllocationID, error) {
 	return m.attempts.EndedMembers(ctx)
 }
 
+// newScheduler returns the leader's part. Without a blob store it runs without the cleanup of
+// objects and without watermarks.
 func (c *ControlPlane) newScheduler(
 	d *db.DB, dispatcher *dispatch.Dispatcher, judge *admission.Controller,
 	blobs *blob.Store, marks *watermark.Keeper, registry *prometheus.Registry,
@@ -313,6 +328,8 @@ func (c *ControlPlane) newScheduler(
 	})
 }
 
+// newAPI returns the API's part. It listens before it returns, so that a taken address fails the
+// start, and raises the limit of open files to the configured number of connections.
 func (c *ControlPlane) newAPI(
 	traced *tracedStore, dispatcher *dispatch.Dispatcher, blobs *blob.Store,
 	keys *sealer.Keys, registry *prometheus.Registry,
@@ -350,6 +367,8 @@ func (c *ControlPlane) newAPI(
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", c.cfg.Listen, err)
 	}
+	// Every connection is an open file: a limit below the configured number must show at the start,
+	// not as failed calls under load.
 	connections, err := connlimit.OpenFiles(c.cfg.MaxConnections)
 	if err != nil {
 		return nil, errors.Join(err, listener.Close())
@@ -362,8 +381,8 @@ func (c *ControlPlane) newAPI(
 	return c.serve(server.HTTP()), nil
 }
 
-// prepareTemporal adds our search attributes, as soon as Temporal answers, and
-// looks again now and then: its database may have been lost since.
+// prepareTemporal adds the search attributes that workflows need, as soon as Temporal answers. It
+// repeats that every minute or so, since Temporal's database may have been replaced since.
 func (c *ControlPlane) prepareTemporal(ctx context.Context, t client.Client) error {
 	const first, longest = time.Second, time.Minute
 	for pause := first; ; pause = min(2*pause, longest) {
@@ -371,7 +390,7 @@ func (c *ControlPlane) prepareTemporal(ctx context.Context, t client.Client) err
 		err := workers.AddSearchAttributes(call, t, c.cfg.TemporalNamespace)
 		cancel()
 		if err == nil {
-			pause = longest / 2
+			pause = longest / 2 // doubled by the loop: a minute
 		} else if ctx.Err() == nil {
 			c.log.Warn("search attributes not added; workflows need them",
 				"attributes", []string{berth.AttributeTenant, berth.AttributeKind}, "err", err)

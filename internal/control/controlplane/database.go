@@ -30,6 +30,7 @@ func (c *ControlPlane) openDatabase(ctx context.Context) (*db.DB, error) {
 	}
 }
 
+// tryDatabase makes one attempt to migrate and open the database.
 func (c *ControlPlane) tryDatabase(ctx context.Context) (*db.DB, error) {
 	if err := db.Migrate(ctx, c.cfg.DatabaseURL); err != nil {
 		return nil, err

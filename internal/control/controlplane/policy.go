@@ -50,7 +50,7 @@ func (p Policy) Plain() Policy {
 // need, and would wait for each other without end.
 const minEarmarkFor = time.Minute
 
-// faults returns all that is wrong with it.
+// faults returns all faults of the policy.
 func (p Policy) faults() []error {
 	var faults []error
 	if _, ok := placement.ParseOrder(p.Order); !ok {
@@ -86,7 +86,7 @@ func (p Policy) faults() []error {
 	return faults
 }
 
-// placement is the policy as the engine has it. It must be valid.
+// placement converts a valid policy for the placement engine.
 func (p Policy) placement() placement.Policy {
 	order, _ := placement.ParseOrder(p.Order)
 	return placement.Policy{
@@ -98,7 +98,7 @@ func (p Policy) placement() placement.Policy {
 	}
 }
 
-// LogValue shows it in one group.
+// LogValue logs the policy as one group.
 func (p Policy) LogValue() slog.Value {
 	return slog.GroupValue(
 		slog.String("order", p.Order), slog.Int("band_width", p.BandWidth), slog.Duration("aging", p.Aging),

@@ -30,6 +30,8 @@ func (c *ControlPlane) reseal(d *db.DB, keys *sealer.Keys) part {
 	}
 }
 
+// resealAll seals all secrets under the current key that are sealed under another one. Secrets
+// under an unknown key are logged and left as they are.
 func (c *ControlPlane) resealAll(ctx context.Context, d *db.DB, keys *sealer.Keys) error {
 	done, stuck := 0, 0
 	for after := (db.SealedSecret{}); ; {

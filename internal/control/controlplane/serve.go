@@ -17,7 +17,7 @@ import (
 // shutdownLimit is how long calls under way may take when the API stops.
 const shutdownLimit = 5 * time.Second
 
-// serve is the API on the listener, until the part's context ends.
+// serve returns the part that serves the API on the listener.
 func (c *ControlPlane) serve(server *http.Server) part {
 	return func(ctx context.Context) error {
 		c.log.Info("api listens", "url", c.URL())
@@ -26,7 +26,7 @@ func (c *ControlPlane) serve(server *http.Server) part {
 				"front speaks TLS")
 		}
 		server.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}
-		// Long-polls end with the part, and machines ask again elsewhere.
+		// Long polls end with the part, and machines ask again elsewhere.
 		server.BaseContext = func(net.Listener) context.Context { return ctx }
 		return serveHTTP(ctx, server, func() error {
 			if c.cfg.TLSCert != "" {
@@ -37,7 +37,7 @@ func (c *ControlPlane) serve(server *http.Server) part {
 	}
 }
 
-// serveHTTP runs serve until ctx ends, and then lets calls under way finish.
+// serveHTTP runs serve until ctx ends, and then lets calls under way finish within shutdownLimit.
 func serveHTTP(ctx context.Context, server *http.Server, serve func() error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- serve() }()
@@ -46,6 +46,7 @@ func serveHTTP(ctx context.Context, server *http.Server, serve func() error) err
 		return err
 	case <-ctx.Done():
 	}
+	// ctx has ended: the limit for calls under way needs a context of its own.
 	limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownLimit)
 	defer cancel()
 	if err := server.Shutdown(limit); err != nil {
@@ -57,7 +58,7 @@ func serveHTTP(ctx context.Context, server *http.Server, serve func() error) err
 	return ctx.Err()
 }
 
-// profile serves Go's profiles, on loopback.
+// profile serves Go's profiles, whose address Validate restricts to loopback.
 func (c *ControlPlane) profile(ctx context.Context) error {
 	listener, err := net.Listen("tcp", c.cfg.Pprof)
 	if err != nil {
@@ -74,18 +75,20 @@ func (c *ControlPlane) profile(ctx context.Context) error {
 	return serveHTTP(ctx, server, func() error { return server.Serve(listener) })
 }
 
-// beacon records that an API replica reaches the database, in a process without a
-// leader, which would record it; see db.Leader.RenewBeacon.
+// beacon records that an API replica reaches the database, in processes without the leader's
+// role, whose scheduler would record that itself; see db.Leader.RenewBeacon.
 type beacon struct {
 	*ControlPlane
 	db     *db.DB
 	holder string
 }
 
+// newBeacon returns the beacon of this process, under a name of its own.
 func (c *ControlPlane) newBeacon(d *db.DB) *beacon {
 	return &beacon{c, d, berth.NewSecret()}
 }
 
+// run renews the record five times in its lifetime, so that a few lost renewals do not show.
 func (b *beacon) run(ctx context.Context) error {
 	ttl := b.cfg.silence().Beacon()
 	tick := time.NewTicker(ttl / 5)

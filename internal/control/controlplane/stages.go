@@ -9,9 +9,9 @@ import (
 // part is something that runs until its context ends.
 type part func(ctx context.Context) error
 
-// runStages runs every part until ctx ends or one of them does. Then it stops
-// stage after stage, each only when the one before has ended. It returns the
-// first error that is not the end of a context.
+// runStages runs every part until ctx ends or a part ends by itself. Then it stops one stage
+// after the other, each only after all parts of the stage before have ended. It returns the first
+// error other than the end of a context.
 func runStages(ctx context.Context, stages ...[]part) error {
 	failed := make(chan error, 1)
 	fail := func(err error) {
@@ -29,6 +29,8 @@ func runStages(ctx context.Context, stages ...[]part) error {
 	}
 	var started []running
 	for _, stage := range stages {
+		// Each stage has a context of its own, detached from ctx: the end of ctx must not stop
+		// the later stages before their turn.
 		own, stop := context.WithCancel(context.WithoutCancel(ctx))
 		all := &sync.WaitGroup{}
 		for _, p := range stage {

@@ -27,7 +27,7 @@ type tracedStore struct {
 	last     time.Duration // of all that waits when the process ends
 }
 
-// verdict is one decision to export.
+// verdict is one decision to export: a settled attempt, or the end of a job.
 type verdict struct {
 	job     berth.JobID
 	attempt int // that was settled; 0: the job has ended
@@ -39,6 +39,7 @@ const (
 	exportLast   = 2 * time.Second
 )
 
+// newTracedStore returns a store that exports nothing if traces is nil.
 func newTracedStore(d *db.DB, traces *tracing.Tracing, log *slog.Logger) *tracedStore {
 	t := &tracedStore{db: d, traces: traces, log: log, last: exportLast}
 	if traces != nil {
@@ -94,6 +95,8 @@ func (t *tracedStore) Escalate(ctx context.Context, id berth.JobID, attempt int)
 	return t.db.Attempts.Escalate(ctx, id, attempt)
 }
 
+// noteEnd notes the end of a job whose state is terminal, and returns err. Every call that may
+// return an ended job goes through it, since any of them may be the first to see the end.
 func (t *tracedStore) noteEnd(id berth.JobID, state berth.State, err error) error {
 	if err == nil && state.Terminal() {
 		t.note(verdict{job: id})
@@ -101,7 +104,8 @@ func (t *tracedStore) noteEnd(id berth.JobID, state berth.State, err error) erro
 	return err
 }
 
-// note never waits.
+// note queues a decision for export. It never waits: a full queue drops the decision, and with it
+// part of a trace.
 func (t *tracedStore) note(v verdict) {
 	if !t.traces.Tells(v.job) {
 		return
@@ -121,6 +125,7 @@ func (t *tracedStore) run(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}
+	// Decisions of the last moments are exported too, but must not hold up the stop for long.
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.last)
 	defer cancel()
 	for last.Err() == nil {
@@ -228,7 +233,7 @@ func (t *tracedStore) exportEnd(job wire.Job) {
 	t.traces.Tell(tracing.JobKey(job.ID), tracing.Key{}, p)
 }
 
-// inQueue reports since when a job had been waiting that ended while it did.
+// inQueue reports whether a job ended during a wait for a place, and the start of that wait.
 func inQueue(job wire.Job) (since time.Time, waited bool) {
 	if job.Kind != "" && job.Kind != berth.KindJob {
 		return since, false // arrays and pipelines wait for no place
@@ -254,7 +259,8 @@ func (t *tracedStore) links(job wire.Job) (links []trace.Link) {
 	return links
 }
 
-// aboutReason leaves the message out, since it may quote the job's output.
+// aboutReason returns a reason as attributes, without its message, which may quote the job's
+// output.
 func aboutReason(r berth.Reason) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		attribute.String("berth.reason", string(r.Code)), attribute.String("berth.rule", r.Rule),
@@ -268,7 +274,7 @@ type recent struct {
 	next int
 }
 
-// add takes in a verdict that it does not have.
+// add adds a verdict that is not among the recent ones, and drops the oldest.
 func (r *recent) add(v verdict) {
 	delete(r.has, r.list[r.next])
 	r.list[r.next], r.has[v] = v, true

@@ -8,7 +8,8 @@ import (
 	"berth/placement"
 )
 
-// Missing are the classes of waiting jobs that the snapshot does not have yet.
+// Missing returns the classes of waiting jobs that the snapshot does not define yet. The caller
+// reads their requests and defines them before Apply.
 func Missing(s *placement.Snapshot, jobs []db.QueueJob) []string {
 	var missing []string
 	for _, row := range jobs {
@@ -19,9 +20,9 @@ func Missing(s *placement.Snapshot, jobs []db.QueueJob) []string {
 	return missing
 }
 
-// Apply brings changes into a snapshot that has their classes; a job whose class
-// has no request is left out. blocked is as for Machine; starting reports
-// whether a job's start was decided and its row may not say so yet.
+// Apply applies changed rows to a snapshot that defines their classes. A job without a defined
+// class is left out. blocked is as for Machine; starting reports whether a job's start is decided
+// but may be missing from its row.
 func Apply(s *placement.Snapshot, c db.Changes, blocked func(berth.MachineID) string, starting func(berth.JobID) bool) {
 	for _, row := range c.Machines {
 		if row.State == berth.MachineRetired {
@@ -43,9 +44,13 @@ func Apply(s *placement.Snapshot, c db.Changes, blocked func(berth.MachineID) st
 		} else {
 			s.RemoveJob(row.ID)
 		}
+		// Both lists are updated for each row: a job moves between them, and a row may arrive
+		// after several moves.
 		switch {
 		case row.State.HoldsCapacity():
 			s.UpsertRunning(Running(row, held[row.ID]))
+		// A job whose start is under way has no row that holds capacity yet, and must stay in the
+		// list.
 		case !starting(row.ID):
 			s.RemoveRunning(row.ID)
 		}
@@ -57,8 +62,9 @@ func Apply(s *placement.Snapshot, c db.Changes, blocked func(berth.MachineID) st
 	s.SetNominations(marks)
 }
 
-// Tenants replaces the snapshot's tenants by the list, adds the running jobs' use
-// to their budgets, and returns the list by id. before is the previous result.
+// Tenants replaces the snapshot's tenants by the list, adds the running jobs' use to their
+// budgets, and returns the list by id. before is the previous result, by which vanished tenants
+// are found.
 func Tenants(s *placement.Snapshot, list []db.TenantRow,
 	before map[berth.TenantID]db.TenantRow) map[berth.TenantID]db.TenantRow {
 	known := make(map[berth.TenantID]db.TenantRow, len(list))
@@ -68,6 +74,7 @@ func Tenants(s *placement.Snapshot, list []db.TenantRow,
 		known[row.ID], now[row.ID] = row, Tenant(row)
 		budgets = budgets || row.Quota.Budget != nil
 	}
+	// Stored usage contains only ended work. Budgets also count running work, up to now.
 	if budgets {
 		s.EachRunning(func(r placement.Running) {
 			if row := known[r.Tenant]; row.Quota.Budget != nil && row.Quota.Budget.Since != nil {

@@ -12,8 +12,8 @@ import (
 // Waits reports whether placement may give the job room.
 func Waits(row db.QueueJob) bool { return row.State == berth.Queued || row.State == berth.Retrying }
 
-// Machine is a machine's row. blocked is why it gets no work although its row
-// says nothing against it; "" if it does.
+// Machine converts a machine's row. blocked is a reason outside of the row for which the machine
+// gets no work, "" for none.
 func Machine(row db.PoolMachine, blocked string) placement.Machine {
 	p := placement.Machine{
 		ID: row.ID, Epoch: row.Epoch, State: row.State, Blocked: blocked,
@@ -31,8 +31,8 @@ func Machine(row db.PoolMachine, blocked string) placement.Machine {
 	return p
 }
 
-// Blocked says which machines get no work although their rows say nothing
-// against it, and why.
+// Blocked returns the machines that get no work for reasons outside of their own rows, with the
+// reasons.
 func Blocked(disobedient []berth.MachineID, miscounts []db.Miscount) map[berth.MachineID]string {
 	why := map[berth.MachineID]string{}
 	for _, id := range disobedient {
@@ -44,7 +44,8 @@ func Blocked(disobedient []berth.MachineID, miscounts []db.Miscount) map[berth.M
 	return why
 }
 
-// Job is the row of a job that waits.
+// Job converts the row of a waiting job. Its time limit includes the grace, during which the job
+// still holds its room.
 func Job(row db.QueueJob) placement.Job {
 	j := placement.Job{
 		ID: row.ID, Tenant: row.Tenant, Class: row.Class, Version: row.Version, Attempt: row.Attempt,
@@ -59,7 +60,8 @@ func Job(row db.QueueJob) placement.Job {
 	return j
 }
 
-// longest is for how long a job with a limit may hold its room once it runs.
+// longest returns the longest time for which a running job with a limit may hold its room, 0 for a
+// job without a limit.
 func longest(limit, grace time.Duration) time.Duration {
 	if limit == 0 {
 		return 0
@@ -78,6 +80,8 @@ func Running(row db.QueueJob, held []db.Holder) placement.Running {
 		Stopping: row.State == berth.Preempting || row.State == berth.Canceling,
 	}
 	for _, h := range held {
+		// Ranks of older attempts count as well: their machines are silent, and the capacity stays
+		// taken until a verdict.
 		r.Ranks = append(r.Ranks, h.Ranks...)
 		if h.Attempt != row.Attempt {
 			r.Preemptible = false // a silent machine cannot be ordered to stop it
@@ -97,8 +101,8 @@ func Running(row db.QueueJob, held []db.Holder) placement.Running {
 	return r
 }
 
-// Starting is a job of which the start was just decided, as Running will have it
-// once its row says so.
+// Starting converts a job whose start was just decided, to the result that Running will return for
+// its row after the commit.
 func Starting(j placement.Job, s berth.Start, now time.Time) placement.Running {
 	return placement.Running{
 		Job: j.ID, Parent: j.Parent, Tenant: j.Tenant, Class: j.Class, Version: s.Version + 1, Attempt: s.Attempt,
@@ -156,8 +160,8 @@ func Spend(t placement.Tenant, r placement.Running, since time.Time) placement.T
 	return t
 }
 
-// capacity is amounts as the engine has them: 0 says nothing of a resource, so
-// an amount of nothing has a value of its own.
+// capacity converts amounts for the placement engine. There 0 leaves a resource unlimited, so nothing
+// replaces an amount of 0.
 func capacity(a *spec.Amounts, nothing int64) berth.Capacity {
 	if a == nil {
 		return berth.Capacity{}
@@ -181,6 +185,7 @@ func capacity(a *spec.Amounts, nothing int64) berth.Capacity {
 	return c
 }
 
+// borrow converts a quota's rule for capacity beyond the guarantee. An empty rule allows everything.
 func borrow(b spec.Borrow) placement.Borrow {
 	switch b {
 	case spec.BorrowAny, "":

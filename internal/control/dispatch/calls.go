@@ -51,6 +51,7 @@ type Calls struct {
 	health   health
 }
 
+// newCalls returns calls that count Temporal as down until its first answer.
 func newCalls(t Temporal) *Calls {
 	c := &Calls{
 		temporal: t,
@@ -99,7 +100,8 @@ func (c *Calls) Await(ctx context.Context, class overload.Class) error {
 	return err
 }
 
-// list makes a call whose latency depends on how much there is to list.
+// list makes a call whose latency grows with the length of the list. Such a call has a deadline of
+// its own, and its latency does not change the limit.
 func (c *Calls) list(ctx context.Context, f func(ctx context.Context) error) error {
 	p, err := c.limiter.AcquireSlow(ctx, overload.Sweep)
 	if err != nil {

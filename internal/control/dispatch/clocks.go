@@ -72,9 +72,9 @@ func (s *TemporalSchedules) RemoveClock(ctx context.Context, id berth.ScheduleID
 	return true, nil
 }
 
-// Clocks calls each with every schedule that Temporal has a Schedule of, and the
-// revision it was made from, as visibility lists them: some seconds late.
-// Confirm with ClockRevision before acting on one.
+// Clocks calls each for every schedule in Temporal, with the revision of the row from which it
+// was made. The list comes from visibility, some seconds late: confirm with ClockRevision before
+// acting on an entry.
 func (s *TemporalSchedules) Clocks(ctx context.Context, each func(id berth.ScheduleID, revision string)) error {
 	err := s.calls.list(ctx, func(ctx context.Context) error {
 		list, err := s.calls.temporal.ScheduleClient().List(ctx, client.ScheduleListOptions{PageSize: pageSize})
@@ -95,9 +95,9 @@ func (s *TemporalSchedules) Clocks(ctx context.Context, each func(id berth.Sched
 	return nil
 }
 
-// ClockRevision is the revision that a schedule's Temporal Schedule was made
-// from, by the truth and not by visibility; "" if there is none, or somebody
-// else has changed it.
+// ClockRevision returns the revision of the row from which a schedule in Temporal was made, from
+// Temporal's own state and not from visibility. It returns "" for an absent schedule, and for one
+// that somebody has changed in Temporal.
 func (s *TemporalSchedules) ClockRevision(ctx context.Context, id berth.ScheduleID) (string, error) {
 	var x *client.ScheduleDescription
 	err := s.calls.Call(ctx, overload.Sweep, func(ctx context.Context) (err error) {
@@ -124,6 +124,7 @@ const (
 	notePaused = " paused"
 )
 
+// noteOf returns the note for a schedule in Temporal, with the row's revision in it.
 func noteOf(c db.Clock) string {
 	note := notePrefix + c.Revision
 	if c.Paused {
@@ -135,6 +136,8 @@ func noteOf(c db.Clock) string {
 	return note
 }
 
+// revisionOf returns the revision in a note, "" for a note that is not Berth's, or whose paused
+// state differs from the schedule's.
 func revisionOf(note string, paused bool) string {
 	text, ok := strings.CutPrefix(note, notePrefix)
 	if !ok {
@@ -148,8 +151,8 @@ func revisionOf(note string, paused bool) string {
 	return revision
 }
 
-// clockOptions are a schedule as Temporal has it: when, and the one workflow
-// that it starts. Overlap is not its affair: that workflow ends at once.
+// clockOptions returns a schedule in Temporal's form: its times, and the one workflow that each
+// time starts. That workflow ends at once, so Temporal's policy for overlaps does not matter.
 func clockOptions(c db.Clock) (client.ScheduleOptions, error) {
 	times, fault := calendar.Read(c.Spec)
 	if fault != nil {
@@ -175,6 +178,7 @@ func clockOptions(c db.Clock) (client.ScheduleOptions, error) {
 	}, nil
 }
 
+// timesOf returns the times of a schedule in Temporal's form.
 func timesOf(times calendar.Calendar, c db.Clock) client.ScheduleSpec {
 	fields, zone := times.Fields()
 	temporalSpec := client.ScheduleSpec{TimeZoneName: zone, Jitter: c.Spec.Jitter.Std()}

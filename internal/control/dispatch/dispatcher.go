@@ -46,8 +46,8 @@ const (
 	remembered = 10 * time.Minute // starts, so that the sweep does not repeat them while workers are behind
 	stale      = time.Second      // after which a job that waited to be started is read again
 
-	// Unsettled attempts count from unsettledFrom after their end until
-	// unsettledTo, when the reconciler pokes them: then they are stuck.
+	// Attempts count as unsettled from unsettledFrom after their end. From unsettledTo on the
+	// reconciler pokes them, and they count as stuck.
 	unsettledFrom = time.Second
 	unsettledTo   = time.Minute
 )
@@ -79,6 +79,7 @@ type start struct {
 // New returns a dispatcher that Run sets to work.
 func New(t Temporal, d *db.DB, o Options) *Dispatcher { return newDispatcher(t, stores{d}, o) }
 
+// newDispatcher is New with the rows as an interface, for tests.
 func newDispatcher(t Temporal, d rows, o Options) *Dispatcher {
 	if o.SweepEvery == 0 {
 		o.SweepEvery = 5 * time.Second
@@ -142,12 +143,13 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 // Gate holds back new starts in this process. Run makes it follow the database.
 func (d *Dispatcher) Gate() *overload.Gate { return d.gate }
 
+// pressure reads the figures from which the gate computes its rates.
 func (d *Dispatcher) pressure(ctx context.Context) (overload.Pressure, error) {
 	p, err := d.db.Pressure(ctx, unsettledFrom, unsettledTo)
 	return overload.Pressure(p), err
 }
 
-// hearAdmission makes the gate look as soon as somebody has paused or resumed.
+// hearAdmission makes the gate look as soon as admission is paused or resumed.
 func (d *Dispatcher) hearAdmission(ctx context.Context) {
 	sub := d.db.Hub().Subscribe(db.TopicAdmission, "*")
 	defer sub.Close()

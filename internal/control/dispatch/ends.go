@@ -8,9 +8,9 @@ import (
 	"berth/db"
 )
 
-// This process looks again at ends that it recorded. By then the activity that waited
-// for the member has reported the end to the workflow, if there was one. A workflow
-// that has not acted on the end is poked:
+// This process looks again at the ends that it recorded. By then the activity that waited for the
+// member has reported the end to the workflow, if such an activity exists. A workflow that has
+// not acted on the end is poked:
 //
 //	age of the end  Temporal         unheard ends  action
 //	endLook         answers quickly  a few         pokes: their waiters are lost
@@ -19,8 +19,8 @@ import (
 //	endPatience     answers quickly  any           pokes
 //	endPatience     otherwise                      nothing: the leader settles, and pokes later
 //
-// The leader finds the ends of a process that died, and settles attempts that no workflow
-// has settled at that age.
+// The leader finds the ends of a process that died, and settles attempts that no workflow has
+// settled at that age.
 const (
 	endLook     = time.Second            // age of an end at the first look
 	endPatience = 3 * time.Second        // age of an end at the second look
@@ -45,7 +45,7 @@ type endQueue struct {
 	late  []recorded // unheard at the first look, perhaps
 }
 
-// takeOlder removes the ends that are at least age old from a queue and returns them.
+// takeOlder removes the ends of at least that age from a queue and returns the removed ends.
 func takeOlder(queue *[]recorded, age time.Duration) []recorded {
 	n := 0
 	for n < len(*queue) && time.Since((*queue)[n].at) >= age {
@@ -56,7 +56,7 @@ func takeOlder(queue *[]recorded, age time.Duration) []recorded {
 	return old
 }
 
-// watchEnds pokes workflows that have not heard of ends recorded here.
+// watchEnds pokes workflows that have not acted on ends which this process recorded.
 func (d *Dispatcher) watchEnds(ctx context.Context) {
 	hints := d.db.Hub().EndHints(db.Here)
 	defer hints.Close()
@@ -98,8 +98,8 @@ func (d *Dispatcher) nextLook(q endQueue) (at time.Time, ok bool) {
 	return at, ok
 }
 
-// pokeUnheard looks at the ends that are old enough, takes them from the queue, and
-// pokes the workflows that have not acted on them.
+// pokeUnheard checks the ends that are old enough, removes them from the queue, and pokes the
+// workflows that have not acted on their end.
 func (d *Dispatcher) pokeUnheard(ctx context.Context, queue *endQueue) {
 	first := takeOlder(&queue.fresh, d.opts.EndLook)
 	stats := d.limiter.Stats()
@@ -120,8 +120,8 @@ func (d *Dispatcher) pokeUnheard(ctx context.Context, queue *endQueue) {
 	d.Poke(jobs...)
 }
 
-// unheard returns the jobs of those ends whose workflows have not acted on them. It
-// returns false if the database cannot be read; then the leader looks later.
+// unheard returns the jobs of these ends whose workflows have not acted yet. It returns false if
+// the database cannot be read; then the leader looks later.
 func (d *Dispatcher) unheard(ctx context.Context, ends []recorded) ([]berth.JobID, bool) {
 	if len(ends) == 0 {
 		return nil, true

@@ -31,20 +31,21 @@ func pause(times int) time.Duration {
 	return d/2 + rand.N(d/2)
 }
 
-// startMarks remember the starts of this process, by job: those under way, those made
-// lately, and those that failed.
+// startMarks records this process's starts by job: starts under way, recent starts and failed
+// starts.
 type startMarks struct {
 	mu      sync.Mutex
 	started map[berth.JobID]time.Time // zero: under way
 	failed  map[berth.JobID]*failure
 }
 
+// newStartMarks returns marks without a start.
 func newStartMarks() *startMarks {
 	return &startMarks{started: map[berth.JobID]time.Time{}, failed: map[berth.JobID]*failure{}}
 }
 
-// claim marks a job as being started; false if it is already, or its start has
-// failed and is not due again.
+// claim marks a job as being started. It returns false if the job is already marked, or if its
+// start has failed and the time for a retry has not come.
 func (m *startMarks) claim(id berth.JobID) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -65,8 +66,8 @@ func (m *startMarks) unclaim(id berth.JobID) {
 	delete(m.started, id)
 }
 
-// succeed remembers that a job was started, so that the sweep leaves it alone
-// while its first step is late.
+// succeed records that a job was started, so that the sweep leaves the job alone while its first
+// step is late.
 func (m *startMarks) succeed(id berth.JobID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -10,10 +10,9 @@ import (
 )
 
 const (
-	// patience is how long Temporal may fail before the leader should stop
-	// placing: a later placement would hold capacity without a workflow to run
-	// it. For the same time a crowded server may be too slow before this counts as
-	// no answer.
+	// patience is the time for which Temporal may fail before the leader should stop placing: a
+	// later placement would hold capacity without a workflow to run the job. For the same time a
+	// crowded server may be too slow before that counts as no answer.
 	patience = 15 * time.Second
 
 	lookEvery  = time.Second     // between two checks of the known results
@@ -75,27 +74,29 @@ func isSlow(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &deadline) || errors.As(err, &exhausted)
 }
 
-// isOverload reports whether an error says that Temporal has too much to do, or
-// is not there: the limit of calls shrinks by it.
+// isOverload reports whether an error says that Temporal has too much to do, or is unreachable.
+// Such an error lowers the limit of calls.
 func isOverload(err error) bool {
 	var unavailable *serviceerror.Unavailable
 	return isSlow(err) || errors.As(err, &unavailable)
 }
 
+// isUp reports whether Temporal answers.
 func (h *health) isUp() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.ok
 }
 
+// since returns the time since Temporal's last answer.
 func (h *health) since() time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return time.Since(h.okAt)
 }
 
-// probe finds out whether Temporal answers when nothing else does, and lets
-// the pokes go when it does again.
+// probe calls Temporal when no other call shows whether Temporal answers, and resumes the pokes
+// when it answers again.
 func (d *Dispatcher) probe(ctx context.Context) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()

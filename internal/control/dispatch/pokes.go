@@ -18,8 +18,8 @@ import (
 // repeats the ones beyond.
 const maxPokes = 100_000
 
-// pokes are jobs whose workflows are to be signalled, each once, in the order
-// of the first wish.
+// pokes are jobs whose workflows are to be signalled, each once, in the order of the
+// first request.
 type pokes struct {
 	mu     sync.Mutex
 	change *sync.Cond
@@ -30,13 +30,14 @@ type pokes struct {
 	closed bool
 }
 
+// init makes the zero value usable.
 func (p *pokes) init() {
 	p.change = sync.NewCond(&p.mu)
 	p.wanted = map[berth.JobID]struct{}{}
 	p.failed = map[berth.JobID]int{}
 }
 
-// add returns false if there is no room.
+// add adds a poke, unless the job has one already. It returns false if the queue is full.
 func (p *pokes) add(id berth.JobID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -64,16 +65,18 @@ func (p *pokes) next() (berth.JobID, bool) {
 	}
 	id := p.queue[0]
 	p.queue = p.queue[1:]
-	delete(p.wanted, id) // before the signal: a wish from now on is a new one
+	delete(p.wanted, id) // before the signal: a request from now on is a new one
 	return id, true
 }
 
+// pause holds back all pokes while Temporal does not answer.
 func (p *pokes) pause() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.paused = true
 }
 
+// resume lets held pokes go.
 func (p *pokes) resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -83,6 +86,7 @@ func (p *pokes) resume() {
 	}
 }
 
+// close makes each present and later next return false.
 func (p *pokes) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -90,8 +94,8 @@ func (p *pokes) close() {
 	p.change.Broadcast()
 }
 
-// later adds a job again after a pause that grows with its failures. A poke that
-// is wished for meanwhile goes at once, and stands for this one too.
+// later adds a job again after a pause that grows with its failures. A poke requested
+// meanwhile is sent at once, and replaces this one.
 func (p *pokes) later(id berth.JobID, failed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,6 +112,7 @@ func (p *pokes) failures(id berth.JobID) int {
 	return p.failed[id]
 }
 
+// succeed ends the row of a job's failures.
 func (p *pokes) succeed(id berth.JobID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,6 +144,7 @@ func (d *Dispatcher) hearPokes(ctx context.Context) {
 	}
 }
 
+// sendPokes sends pokes until the queue is closed. Several goroutines run it.
 func (d *Dispatcher) sendPokes(ctx context.Context) {
 	for {
 		id, ok := d.pokes.next()
@@ -218,7 +224,8 @@ func (d *Dispatcher) Expect(id berth.JobID) (news <-chan struct{}, done func() (
 	}
 }
 
-// handOver gives a poke to the step that waits for it, if one does.
+// handOver gives a poke to a step of this process that waits for the job, and returns false
+// without such a step.
 func (d *Dispatcher) handOver(id berth.JobID) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

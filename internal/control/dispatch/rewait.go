@@ -16,8 +16,8 @@ import (
 	"berth/internal/lib/overload"
 )
 
-// reattachFor is how long a worker may hold back an activity that comes again, before
-// it notes the waiter. See package workers.
+// reattachFor is the longest time for which a worker holds back a repeated activity before it
+// records the waiter. See package workers.
 const reattachFor = time.Minute
 
 // Rewait has Temporal start the activities again that wait for members of a job and
@@ -58,10 +58,10 @@ func (d *Dispatcher) Rewait(ctx context.Context, id berth.JobID, age time.Durati
 var errWaiterLost = temporal.NewApplicationErrorWithOptions("no replica waits for the member", "WaiterLost",
 	temporal.ApplicationErrorOptions{NextRetryDelay: time.Millisecond})
 
-// silentWaiters returns the waiters among a workflow's activities that have been
-// started for at least age, without those that a worker may hold back still. Which
-// activity waits for which member of a gang is unknown here: of several, the ones with
-// a heartbeat are left out if others have sent none.
+// silentWaiters returns the waiters among a workflow's activities that were started at least age
+// ago, without activities that a worker may still hold back. The match between activities and
+// members of a gang is unknown here: if some waiters have sent a heartbeat and others none, only
+// the others are returned.
 func silentWaiters(all []*workflowpb.PendingActivityInfo, age time.Duration) []*workflowpb.PendingActivityInfo {
 	var started, silent []*workflowpb.PendingActivityInfo
 	for _, a := range all {
@@ -85,6 +85,7 @@ func silentWaiters(all []*workflowpb.PendingActivityInfo, age time.Duration) []*
 	return started
 }
 
+// isGone reports whether Temporal does not know the workflow or activity.
 func isGone(err error) bool {
 	_, gone := errors.AsType[*serviceerror.NotFound](err)
 	return gone

@@ -73,7 +73,8 @@ func (b *Book) Read(ctx context.Context, rows []db.QueueJob) (changed []berth.Jo
 	return changed, nil
 }
 
-// Of returns a job's expected total run time, and its source; 0 if it is unknown.
+// Of returns a job's expected total run time, and the source of the estimate; 0 without an
+// estimate.
 func (b *Book) Of(id berth.JobID) (expected time.Duration, by string) {
 	if b == nil {
 		return 0, ""
@@ -105,7 +106,8 @@ func (b *Book) Ask(ctx context.Context, w db.Work) (expected time.Duration, by s
 	return expected, by, nil
 }
 
-// note takes in a row.
+// note records a live job without a time limit under its work, and forgets every other job. A
+// success makes the estimates of the work due for another read.
 func (b *Book) note(row db.QueueJob) {
 	w := row.Work()
 	live := row.State.Waiting() && row.State != berth.Submitted || row.State.HoldsCapacity()
@@ -163,7 +165,7 @@ func (b *Book) refresh(ctx context.Context) (changed []berth.JobID, err error) {
 	return changed, nil
 }
 
-// learn stores the present estimate, and returns the jobs if it has changed.
+// learn stores the present estimate, and returns the jobs if the estimate has changed.
 func (w *work) learn(expected time.Duration, by string) []berth.JobID {
 	same := w.expected == expected && w.by == by
 	w.read, w.expected, w.by = true, expected, by
@@ -177,8 +179,8 @@ func (w *work) learn(expected time.Duration, by string) []berth.JobID {
 	return list
 }
 
-// typical is the median of the runs, which one that was odd does not move, and
-// the words for it; 0 if there are none.
+// typical returns the median of the runs, which a single odd run does not move, and its
+// description; 0 for no runs.
 func typical(w db.Work, runs []time.Duration) (expected time.Duration, by string) {
 	if len(runs) == 0 {
 		return 0, ""

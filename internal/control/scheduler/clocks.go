@@ -19,11 +19,11 @@ type Clocks interface {
 	// SetClock creates or updates the clock from the row.
 	SetClock(ctx context.Context, c db.Clock) error
 	RemoveClock(ctx context.Context, id berth.ScheduleID) (existed bool, err error)
-	// Clocks calls each with every clock and the revision it was made from, as
-	// visibility lists them: it may lag.
+	// Clocks calls each for every clock, with the revision from which it was made. The
+	// list may lag.
 	Clocks(ctx context.Context, each func(id berth.ScheduleID, revision string)) error
-	// ClockRevision is the revision that a clock was made from, by the truth; ""
-	// if there is none, or somebody else has changed it.
+	// ClockRevision returns the revision from which a clock was made, without a lag; ""
+	// for an absent clock, and for one that was changed in Temporal.
 	ClockRevision(ctx context.Context, id berth.ScheduleID) (string, error)
 }
 
@@ -42,6 +42,7 @@ type clocks struct {
 	passes int
 }
 
+// run sets clocks and decides fires at each hint and at least every ReconcileEvery.
 func (c *clocks) run(ctx context.Context) error {
 	hints := c.DB.Hub().Subscribe(db.TopicClock, "*")
 	defer hints.Close()
@@ -100,13 +101,14 @@ func (c *clocks) pass(ctx context.Context) {
 	}
 }
 
+// failed logs a failure that a later pass repeats.
 func (c *clocks) failed(ctx context.Context, what string, id berth.ScheduleID, err error) {
 	if ctx.Err() == nil {
 		c.Logger.Warn(what+"; tried again", "schedule_id", id, "err", err)
 	}
 }
 
-// tell updates one clock from its row, and records the update in the row.
+// The method tell updates one clock from its row, and records the update in the row.
 func (c *clocks) tell(ctx context.Context, s db.Clock) error {
 	if err := failpoint.Hit("leader.clock.before"); err != nil {
 		return err
@@ -128,8 +130,8 @@ func (c *clocks) tell(ctx context.Context, s db.Clock) error {
 	return c.DB.Schedules.ClockSet(ctx, c.term, s.Schedule, s.Revision)
 }
 
-// put sets the clock of a schedule that has times ahead of it. Temporal drops
-// one that has none, sooner or later, so there is none to keep.
+// put sets the clock of a schedule with a future time, and removes every other clock: Temporal
+// drops a schedule without future times sooner or later.
 func (c *clocks) put(ctx context.Context, s db.Clock) error {
 	if !s.Deleted {
 		times, fault := calendar.Read(s.Spec)
@@ -144,6 +146,7 @@ func (c *clocks) put(ctx context.Context, s db.Clock) error {
 	return err
 }
 
+// unreadable returns the error for a stored schedule that this version cannot read.
 func unreadable(f *berth.FieldError) error { return fmt.Errorf("%s %s", f.Field, f.Detail) }
 
 // catchUp fires the times without a clock: Temporal was away when the schedule was
@@ -178,6 +181,8 @@ func (c *clocks) compare(ctx context.Context) {
 	}
 }
 
+// compareAll marks set clocks that Temporal lacks as unset, and removes Temporal's schedules that
+// have no row.
 func (c *clocks) compareAll(ctx context.Context) error {
 	has := map[berth.ScheduleID]string{}
 	// Temporal's list before the rows: a clock has a row until after its removal.
@@ -210,7 +215,7 @@ func (c *clocks) compareAll(ctx context.Context) error {
 	return c.removeStrays(ctx, has)
 }
 
-// isLost confirms that Temporal lacks a clock that it should have.
+// isLost confirms that Temporal lacks the present revision of a clock. The list may be behind.
 func (c *clocks) isLost(ctx context.Context, s db.Clock) (bool, error) {
 	times, fault := calendar.Read(s.Spec)
 	if fault != nil || times.Next(time.Now()).IsZero() {

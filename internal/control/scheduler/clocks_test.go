@@ -216,8 +216,8 @@ func eachMinute(s *spec.Schedule) {
 	s.Cron, s.Every, s.CatchUp, s.Overlap = "", spec.Duration(time.Minute), spec.Duration(10*time.Minute), spec.OverlapAllow
 }
 
-// Who set the clock may have died before the times without it were caught up, or
-// not have heard that it is set: the next one finds it there.
+// The leader that set the clock may have died before it caught up the earlier times, or before
+// the answer arrived: its successor finds the clock set.
 func TestTimesBeforeAClockAreCaughtUpThoughItWasSetWithoutAWord(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

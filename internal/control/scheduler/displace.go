@@ -58,7 +58,8 @@ func (p *placer) displace(ctx context.Context, plan placement.Plan) error {
 	return err
 }
 
-// preemptions sorts a plan's by the job that they are for, in the plan's order.
+// preemptions groups a plan's preemptions by the job that they make room for, in the plan's
+// order.
 func preemptions(plan placement.Plan) []db.Preemption {
 	var list []db.Preemption
 	of := func(id berth.JobID) *db.Preemption {
@@ -82,7 +83,7 @@ func preemptions(plan placement.Plan) []db.Preemption {
 	return list
 }
 
-// because says to a victim why it was chosen.
+// because explains to a victim's owner why the victim was chosen.
 func because(v placement.Preempt) string {
 	why := string(v.Why)
 	switch v.Why {
@@ -101,8 +102,8 @@ func because(v placement.Preempt) string {
 	return why
 }
 
-// stall keeps the clocks of tenants whose work waits for their quotas alone: a
-// row for each change, no more often than tenants are read.
+// stall records since when tenants have work that waits only for their quotas. It writes
+// a row for each change, at most as often as tenants are read.
 func (p *placer) stall(ctx context.Context, plan placement.Plan) error {
 	if plan.More || p.mirror.tenantAt.Equal(p.stalledAt) {
 		return nil

@@ -6,8 +6,8 @@
 // database holds the leader's whole state; a successor begins by reading it.
 //
 // The leader never calls a machine, and calls Temporal only through the interfaces
-// that it is given. It writes what machines and workflows should do, and notifies
-// them.
+// that it is given. It writes orders for machines and workflows into rows, and then
+// notifies both.
 //
 // The one rule to know: the placement loop alone owns the in-memory mirror of the
 // queue. Commits run concurrently with it, one at a time, and the mirror counts a

@@ -15,18 +15,18 @@ import (
 // on. The read costs a few rows: members that have ended and are not settled.
 const endsEvery = time.Second
 
-// settlers is how many unheard ends the leader settles at once. settleLimit bounds a
-// pass, so that a row that is locked for long does not keep it from pokes.
+// settlers is the number of unheard ends that the leader settles at once. settleLimit bounds a
+// pass, so that a row locked for a long time does not delay the pokes.
 const (
 	settlers    = 4
 	settleLimit = 10 * time.Second
 )
 
-// unheardPokes is at how many times the age Unheard the workflow of an end is poked.
+// unheardPokes times the age Unheard is the age of an end at which its workflow is poked.
 const unheardPokes = 3
 
-// ends looks after members that ended a while ago and on whose end no workflow has
-// acted. Every replica pokes the workflows of the ends that it recorded, earlier than
+// ends handles members that ended a while ago and on whose end no workflow has acted.
+// Every replica pokes the workflows of the ends that it recorded, earlier than
 // the leader looks. The leader settles their attempts from the rows at the age Unheard,
 // as the workflow's own step would: so a job that has ended is not shown as running
 // while Temporal is behind, or while it waits for a worker that is gone. The workflow
@@ -47,6 +47,7 @@ type lateEnd struct {
 	due time.Time // when its workflow is poked
 }
 
+// run makes a pass every endsEvery until the term ends.
 func (e *ends) run(ctx context.Context) error {
 	for sleep(ctx, endsEvery) {
 		jobs, err := e.DB.Attempts.UnheardFor(ctx, e.Ages.Unheard, passLimit)

@@ -8,8 +8,8 @@ import (
 	"berth"
 )
 
-// Metrics are the scheduler's metrics; register them with a registry. They change
-// only in the leading process.
+// Metrics are the scheduler's metrics, for registration with a registry. They change only in the
+// leading process.
 type Metrics struct {
 	leader    prometheus.Gauge
 	queue     prometheus.Gauge
@@ -89,6 +89,7 @@ func (m *Metrics) waited(since time.Time, s berth.Start, now time.Time) {
 	m.waits.WithLabelValues(needs).Observe(max(0, now.Sub(since).Seconds()))
 }
 
+// all lists the metrics, for Describe and Collect.
 func (m *Metrics) all() []prometheus.Collector {
 	return []prometheus.Collector{m.leader, m.queue, m.machines, m.lag, m.marked, m.silent, m.frozen, m.cycle,
 		m.commit, m.waits, m.placed, m.refused, m.preempted,

@@ -15,8 +15,7 @@ import (
 	"berth/placement"
 )
 
-// mirror keeps a placement.Snapshot like the database. It belongs to one
-// goroutine.
+// mirror keeps a placement.Snapshot in step with the database. Only one goroutine may use it.
 type mirror struct {
 	db       *db.DB
 	log      *slog.Logger
@@ -76,6 +75,8 @@ func (m *mirror) read(ctx context.Context, hinted db.Hinted) (behind bool, err e
 	return behind, nil
 }
 
+// apply applies rows of the feed to the snapshot. It reads two things that rows only refer to:
+// the requests of new classes, and the expected run times of changed jobs.
 func (m *mirror) apply(ctx context.Context, c db.Changes) error {
 	if err := m.define(ctx, c.Jobs); err != nil {
 		return err
@@ -84,6 +85,7 @@ func (m *mirror) apply(ctx context.Context, c db.Changes) error {
 	if err != nil {
 		return err
 	}
+	// Before Apply: a start that these rows contain must not also be counted as assumed.
 	m.recognize(&c)
 	convert.Apply(m.snapshot, c, m.marks.of, func(id berth.JobID) bool { _, ok := m.starting[id]; return ok })
 	m.runs.Tell(m.snapshot, expected)
@@ -97,7 +99,7 @@ func (m *mirror) apply(ctx context.Context, c db.Changes) error {
 // and a change of a quota comes with a hint.
 const tenantsEvery = 500 * time.Millisecond
 
-// readTenants brings in the tenants as they are now.
+// readTenants replaces the tenants in the snapshot by the present rows.
 func (m *mirror) readTenants(ctx context.Context) error {
 	list, err := m.db.Tenants.Rows(ctx)
 	if err != nil {
@@ -108,7 +110,7 @@ func (m *mirror) readTenants(ctx context.Context) error {
 	return nil
 }
 
-// assume takes decisions as made while their commit is under way.
+// assume counts starts in the snapshot while their commit is under way.
 func (m *mirror) assume(starts []berth.Start) {
 	m.snapshot.Assume(starts)
 	for _, s := range starts {
@@ -167,7 +169,7 @@ func (m *mirror) recognize(c *db.Changes) {
 	c.Machines = slices.DeleteFunc(slices.Clone(c.Machines), func(row db.PoolMachine) bool { return unsure[row.ID] })
 }
 
-// define reads the requests of classes that are new here.
+// define reads the requests of classes that the snapshot does not define yet.
 func (m *mirror) define(ctx context.Context, jobs []db.QueueJob) error {
 	missing := convert.Missing(m.snapshot, jobs)
 	if len(missing) == 0 {
@@ -189,10 +191,10 @@ func (m *mirror) define(ctx context.Context, jobs []db.QueueJob) error {
 	return nil
 }
 
-// clock is the database's time, as near as a read ago lets us know it.
+// clock returns the database's time, extrapolated from the last read.
 func (m *mirror) clock() time.Time { return m.now.Add(time.Since(m.readAt)) }
 
-// remark brings changed marks into the snapshot.
+// remark copies changed marks into the snapshot.
 func (m *mirror) remark() {
 	for _, id := range m.marks.changes() {
 		if p, ok := m.snapshot.Machine(id); ok {
@@ -202,8 +204,8 @@ func (m *mirror) remark() {
 	}
 }
 
-// reload reads all rows again and compares them with the rows of the feed. A row that
-// differs although the feed has passed it was missed, which should never happen.
+// reload reads all rows again and compares them with the rows of the feed. A row that differs
+// although the feed has passed it was missed, which should never happen.
 func (m *mirror) reload(ctx context.Context) error {
 	if _, err := m.read(ctx, db.Hinted{}); err != nil {
 		return err
@@ -229,6 +231,8 @@ func (m *mirror) reload(ctx context.Context) error {
 	return m.readTenants(ctx)
 }
 
+// missed returns the rows that differ from the old snapshot although they changed before the
+// cursor. Later changes are not the feed's fault, and are left out.
 func (m *mirror) missed(ctx context.Context, old *placement.Snapshot, cursor db.Cursor,
 	c db.Changes) ([]string, error) {
 	var missed []string
@@ -253,8 +257,8 @@ func (m *mirror) missed(ctx context.Context, old *placement.Snapshot, cursor db.
 			missed = append(missed, string(row.ID))
 		}
 	}
-	// Jobs that wait no more: the feed should have taken them out, unless they
-	// changed after it.
+	// Jobs that no longer wait: the feed should have removed these, unless they changed
+	// after the cursor.
 	var gone []berth.JobID
 	old.EachJob(func(j placement.Job) {
 		if !jobs[j.ID] {
@@ -276,14 +280,15 @@ func (m *mirror) missed(ctx context.Context, old *placement.Snapshot, cursor db.
 	return missed, nil
 }
 
+// sameJob compares the parts of a waiting job that placement reads from its row.
 func sameJob(a, b placement.Job) bool {
 	return a.Version == b.Version && a.Class == b.Class && a.Attempt == b.Attempt && a.Priority == b.Priority &&
 		a.Held == b.Held &&
 		a.EligibleAt.Equal(b.EligibleAt) && a.QueueDeadline.Equal(b.QueueDeadline) && slices.Equal(a.Avoid, b.Avoid)
 }
 
-// marks are machines that get no work for reasons that stand in no row of
-// theirs. The reconciler writes them, the placer reads them.
+// marks are the machines that get no work for reasons outside of their own rows. The reconciler
+// writes the marks, the placer reads them.
 type marks struct {
 	mu      sync.Mutex
 	why     map[berth.MachineID]string
@@ -310,6 +315,7 @@ func (m *marks) set(why map[berth.MachineID]string) {
 	m.why = why
 }
 
+// of returns the reason against a machine, "" for none.
 func (m *marks) of(id berth.MachineID) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -6,22 +6,24 @@ import (
 	"berth/db"
 )
 
-// pace spaces the pokes of one attempt that stays as it is: the first goes out
-// at once, the next after pokePause, and so on in doubled pauses. A poke is
-// cheap for one job and not for ten thousand whose machine, or Temporal, is
-// slow. Its zero value is ready.
+// pace spaces the pokes of one attempt that makes no progress: the first goes out at once, the
+// next after pokePause, and so on with doubled pauses. A poke is cheap for one job, but not for
+// ten thousand jobs whose machine, or Temporal, is slow. The zero value is ready for use.
 type pace struct{ told map[paced]*poked }
 
+// paced is one attempt poked for one reason. Each reason has a pace of its own.
 type paced struct {
 	kind string
 	job  attempt
 }
 
+// attempt identifies an attempt of a job: a new attempt is poked at once again.
 type attempt struct {
 	job     string
 	attempt int
 }
 
+// poked holds the earliest next poke of an attempt, and the pause after that one.
 type poked struct {
 	next  time.Time
 	pause time.Duration
@@ -32,7 +34,7 @@ const (
 	maxPokePause = 5 * time.Minute
 )
 
-// due reports whether it is time to poke a job, and counts on that being done.
+// due reports whether a job is to be poked now, and counts the poke.
 func (p *pace) due(kind string, j db.Aged, now time.Time) bool {
 	key := paced{kind, attempt{string(j.ID), j.Attempt}}
 	t := p.told[key]

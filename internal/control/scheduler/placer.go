@@ -23,9 +23,8 @@ const (
 	commitLimit = 10 * time.Second
 )
 
-// placer is the loop that places: read the feed, plan, commit. While a commit
-// is under way the next batch is planned, on a snapshot in which the first
-// counts already.
+// placer is the loop that places jobs: read the feed, plan, commit. While a commit is under way
+// the next batch is planned, on a snapshot in which the starts of the first one already count.
 //
 // Preemptions, which are rare, are committed at once, before the starts.
 //
@@ -42,7 +41,7 @@ type placer struct {
 	more    bool                      // the latest plan was cut off
 	held    bool                      // the gate let fewer starts pass than a batch holds
 	flying  []berth.Start             // being committed
-	since   map[berth.JobID]time.Time // start of the wait of the jobs of flying; the feed may contain them before they land
+	since   map[berth.JobID]time.Time // start of their wait, kept for the metric: landed jobs may have left the mirror
 	landing chan landing
 	landed  [][]berth.Start // committed or not; assumed until they are read again
 	again   db.Hinted       // rows to read again
@@ -53,13 +52,14 @@ type placer struct {
 	stalledAt time.Time // when the tenants were read that stall has seen
 }
 
-// landing is how a commit ended.
+// landing is the result of a commit.
 type landing struct {
 	starts    []berth.Start
 	committed db.Committed
 	err       error
 }
 
+// newPlacer returns the placer of a term, with the mirror that this process kept as a standby.
 func newPlacer(s *Scheduler, term db.Term, marks *marks) *placer {
 	return &placer{
 		Scheduler: s, term: term,
@@ -69,6 +69,8 @@ func newPlacer(s *Scheduler, term db.Term, marks *marks) *placer {
 	}
 }
 
+// run places jobs until the term ends or a read fails. It waits for the last commit before it
+// returns, since the commit's goroutine writes to landing.
 func (p *placer) run(ctx context.Context) error {
 	hints := p.DB.Hub().Subscribe(db.TopicQueue, "*")
 	defer hints.Close()
@@ -91,6 +93,7 @@ func (p *placer) run(ctx context.Context) error {
 		}
 		took := time.Since(began)
 		p.Metrics.cycle.Observe(took.Seconds())
+		// A plan that was cut off has left jobs that may fit: plan again at once.
 		if p.more && p.next == nil {
 			continue
 		}
@@ -109,6 +112,7 @@ func (p *placer) cycle(ctx context.Context, keys []string) (behind bool, err err
 	// A machine's row is read after a commit on it. It is correct only together with
 	// the jobs of the other commits on the machine.
 	hinted.Jobs = append(hinted.Jobs, jobsBeside(p.landed, p.flying, p.next)...)
+	// The rows of these starts are among the rows read below, which now count in their place.
 	for _, starts := range p.landed {
 		p.mirror.drop(starts)
 	}
@@ -177,8 +181,7 @@ func (p *placer) waiting(starts []berth.Start) map[berth.JobID]time.Time {
 	return since
 }
 
-// jobsBeside are the jobs of batches that have a member on a machine on which
-// something has landed.
+// jobsBeside returns the jobs of batches that have a member on a machine with a landed start.
 func jobsBeside(landed [][]berth.Start, batches ...[]berth.Start) []berth.JobID {
 	machines := map[berth.MachineID]bool{}
 	for _, s := range slices.Concat(landed...) {
@@ -195,8 +198,8 @@ func jobsBeside(landed [][]berth.Start, batches ...[]berth.Start) []berth.JobID 
 	return jobs
 }
 
-// maxHinted bounds the rows read because of hints: when there are many, the
-// feed brings them in good time.
+// maxHinted bounds the rows read because of hints. Beyond that number the feed delivers the rows
+// soon enough.
 const maxHinted = 200
 
 // hintedRows sorts the keys of hints into rows to read.
@@ -229,7 +232,7 @@ func (p *placer) placing() bool {
 	return healthy
 }
 
-// room is how many starts the next plan may hold: fewer than a batch while ended
+// room returns the number of starts that the next plan may hold: fewer than a batch while ended
 // processes wait to be settled, none while admission is paused.
 func (p *placer) room() int {
 	p.held = false
@@ -241,6 +244,7 @@ func (p *placer) room() int {
 	return min(room, batchSize)
 }
 
+// pass counts starts that the gate lets through.
 func (p *placer) pass(starts []berth.Start) {
 	if p.Gate != nil {
 		p.Gate.Placements.Pass(len(starts))
@@ -284,6 +288,7 @@ func (p *placer) commit(ctx context.Context, starts []berth.Start) {
 	p.landing <- landing{starts, c, err}
 }
 
+// write commits a batch, fenced by the term. Failpoints before and after it simulate a death.
 func (p *placer) write(ctx context.Context, starts []berth.Start) (db.Committed, error) {
 	if err := failpoint.Hit("leader.commit.before"); err != nil {
 		return db.Committed{}, err
@@ -295,6 +300,7 @@ func (p *placer) write(ctx context.Context, starts []berth.Start) (db.Committed,
 	return c, failpoint.Hit("leader.commit.after")
 }
 
+// announce notifies machines, workflows and waiting callers of committed starts.
 func (p *placer) announce(started []berth.Start) {
 	if len(started) == 0 {
 		return
@@ -317,7 +323,8 @@ func (p *placer) announce(started []berth.Start) {
 	p.DB.Hub().Publish(db.TopicJob, keys...)
 }
 
-// wait returns when it is time to look again.
+// wait returns at the time of the next cycle: at a hint, at the end of a commit, when the gate
+// opens, or after a tick.
 func (p *placer) wait(ctx context.Context, hints *db.Subscription, began time.Time, took time.Duration,
 	behind bool) error {
 	until := tick

@@ -22,8 +22,8 @@ type reaper struct {
 	frozen bool // as last logged
 }
 
-// run does not end the term when a pass fails: the next one may not, and who
-// places must not stand still for it.
+// run judges silent machines until the term ends. A failed pass does not end the term: the next
+// one may succeed, and the placer must go on meanwhile.
 func (r *reaper) run(ctx context.Context) error {
 	for sleep(ctx, reapEvery) {
 		if err := r.pass(ctx); err != nil && ctx.Err() == nil {
@@ -33,6 +33,8 @@ func (r *reaper) run(ctx context.Context) error {
 	return ctx.Err()
 }
 
+// pass marks silent machines as suspect, passes verdicts on machines that were silent for too
+// long, and drains machines on which jobs fail again and again.
 func (r *reaper) pass(ctx context.Context) error {
 	suspects, err := r.DB.Machines.MarkSuspect(ctx, r.term, r.Silence)
 	if err != nil {
@@ -64,8 +66,7 @@ func (r *reaper) pass(ctx context.Context) error {
 	return err
 }
 
-// measure counts the silent machines, and raises the alarm when there are so
-// many that no verdict is passed.
+// measure counts the silent machines, and logs an error when their number freezes all verdicts.
 func (r *reaper) measure(ctx context.Context) error {
 	fleet, err := r.DB.Machines.Fleet(ctx, r.Silence)
 	if err != nil {
@@ -89,12 +90,15 @@ func (r *reaper) measure(ctx context.Context) error {
 	return nil
 }
 
+// judge passes verdicts within the database's budget for a minute, which counts machines declared
+// lost. passed counts the other machines with a verdict. The rest waits for a later pass.
 func (r *reaper) judge(ctx context.Context) error {
 	due, budget, err := r.DB.Machines.Overdue(ctx, r.Silence)
 	if err != nil {
 		return err
 	}
 	now := time.Now()
+	// The budget is for a minute: older verdicts no longer count.
 	for id, at := range r.passed {
 		if now.Sub(at) > time.Minute {
 			delete(r.passed, id)
@@ -133,6 +137,7 @@ func (r *reaper) judge(ctx context.Context) error {
 	return nil
 }
 
+// tell publishes a verdict to the jobs' workflows and callers, to the queue and to the machine.
 func (r *reaper) tell(machine berth.MachineID, v db.Verdict) {
 	r.Logger.Warn("machine fell silent for too long", "machine_id", machine, "jobs", len(v.Jobs), "lost", v.Lost)
 	r.Metrics.orphaned.Add(float64(len(v.Jobs)))

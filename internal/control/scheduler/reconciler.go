@@ -11,8 +11,7 @@ import (
 	"berth/internal/control/convert"
 )
 
-// Ages are how long a divergence may stand before it is repaired. Short ones
-// are for tests.
+// Ages are the times for which a divergence may last before its repair. Tests use short ones.
 type Ages struct {
 	Submitted  time.Duration // no workflow yet: start it; 10 s
 	NoWorkflow time.Duration // a live row without one: start it; 30 s
@@ -20,7 +19,7 @@ type Ages struct {
 	Terminate  time.Duration // and then end it; 10 min
 	Unclaimed  time.Duration // poke; 15 s
 	Lost       time.Duration // unclaimed: settle; a little over 2 min
-	Unheard    time.Duration // a member ended, and its workflow has not acted on it: settle from the row, and poke at three times that age; 2 s
+	Unheard    time.Duration // an ended member, ignored by its workflow: settle, and later poke; 2 s
 	Unwaited   time.Duration // claimed, and no replica waits for its end: start its waiter again; 25 s
 	Unsettled  time.Duration // poke; 1 min
 	Settle     time.Duration // settle from the row; 10 min
@@ -35,6 +34,7 @@ type Ages struct {
 	Compare    time.Duration // the longest that a pass compares rows with Temporal; 30 s
 }
 
+// withDefaults returns the ages with the defaults in place of zero fields.
 func (a Ages) withDefaults() Ages {
 	for _, x := range []struct {
 		age      *time.Duration
@@ -71,8 +71,8 @@ func (a Ages) withDefaults() Ages {
 // late at once.
 const passLimit = 500
 
-// compareEvery is how many passes go by from one comparison of the rows with
-// Temporal's list to the next: that one reads them all.
+// compareEvery is the number of passes per comparison of all rows with Temporal's list, which
+// reads every open workflow.
 const compareEvery = 3
 
 // reconciler finds and repairs inconsistencies: lost pokes, dead workflows, stray
@@ -91,7 +91,9 @@ type reconciler struct {
 	pace   pace
 }
 
+// run makes a pass every ReconcileEvery until the term ends.
 func (r *reconciler) run(ctx context.Context) error {
+	// The pokes of a dead leader's last writes are lost, so the new leader sends them first.
 	r.takeOver(ctx)
 	for sleep(ctx, r.ReconcileEvery) {
 		r.pass(ctx)
@@ -120,9 +122,9 @@ func (r *reconciler) takeOver(ctx context.Context) {
 	}
 }
 
-// pass does every row of the design's table that is the leader's; those about
-// containers and allocations are the agent's sync and registration. A step that
-// fails does not keep the others from their work.
+// pass repairs every kind of divergence in the design's table that the leader repairs; the
+// agent's sync and registration repair those about containers and allocations. A failed step does
+// not stop the other steps.
 func (r *reconciler) pass(ctx context.Context) {
 	for _, step := range []struct {
 		name string
@@ -144,7 +146,8 @@ func (r *reconciler) pass(ctx context.Context) {
 	}
 }
 
-// refresh keeps plans from becoming dearer as tables grow.
+// refresh updates the planner's statistics, without which plans get more expensive as tables
+// grow.
 func (r *reconciler) refresh(ctx context.Context) error {
 	tables, err := r.DB.Cluster.RefreshStatistics(ctx)
 	if len(tables) > 0 {
@@ -184,6 +187,7 @@ func (r *reconciler) mark(ctx context.Context) error {
 	return nil
 }
 
+// kill orders the kill of members that should have stopped by now, and of stray members.
 func (r *reconciler) kill(ctx context.Context) error {
 	n, err := r.DB.Attempts.KillOverdue(ctx, r.term, r.Ages.Overdue, passLimit)
 	r.did("kill_overdue", n)
@@ -195,6 +199,8 @@ func (r *reconciler) kill(ctx context.Context) error {
 	return err
 }
 
+// expire fails jobs past their queue deadline, which the placer may have missed, and clears
+// expired nominations.
 func (r *reconciler) expire(ctx context.Context) error {
 	failed, err := r.DB.Jobs.FailExpired(ctx, r.term, nil, passLimit)
 	if err != nil {
@@ -207,8 +213,8 @@ func (r *reconciler) expire(ctx context.Context) error {
 	return err
 }
 
-// unclaimed pokes jobs whose machine has not taken them, and gives up on those
-// that it does not take, unless it may have been unable to.
+// unclaimed pokes jobs whose machine has not claimed its allocation. After Ages.Lost the attempt
+// is settled, unless the machine may have been unable to claim.
 func (r *reconciler) unclaimed(ctx context.Context) error {
 	jobs, err := r.DB.Attempts.Unclaimed(ctx, r.Ages.Unclaimed, passLimit)
 	if err != nil {
@@ -229,8 +235,8 @@ func (r *reconciler) unclaimed(ctx context.Context) error {
 	return r.nudge(ctx, "unclaimed", jobs, limit)
 }
 
-// unsettled pokes jobs with only ended members that are not settled, and settles them
-// if they seem to have no workflow.
+// unsettled pokes jobs whose members have all ended without a settled attempt. After Ages.Settle
+// it settles the attempt from the row, since the job then seems to have no workflow.
 func (r *reconciler) unsettled(ctx context.Context) error {
 	jobs, err := r.DB.Attempts.Unsettled(ctx, r.Ages.Unsettled, passLimit)
 	if err != nil {
@@ -299,8 +305,8 @@ func (r *reconciler) parents(ctx context.Context) error {
 	return nil
 }
 
-// startingAt turns a list that is sorted by id, so that it begins with the first that
-// is not before from.
+// startingAt rotates a list sorted by id, so that the list begins with the first id at or after
+// from.
 func startingAt(list []db.Aged, from berth.JobID) []db.Aged {
 	i := slices.IndexFunc(list, func(p db.Aged) bool { return p.ID >= from })
 	if i < 0 {
@@ -309,8 +315,8 @@ func startingAt(list []db.Aged, from berth.JobID) []db.Aged {
 	return slices.Concat(list[i:], list[:i])
 }
 
-// nudge pokes the jobs' workflows, each at once and then ever more seldom, and
-// settles those older than limit.
+// nudge pokes the jobs' workflows, each at once and then with growing pauses, and settles the
+// jobs older than limit.
 func (r *reconciler) nudge(ctx context.Context, kind string, jobs []db.Aged, limit time.Duration) error {
 	pokes, settled := make([]berth.JobID, 0, len(jobs)), 0
 	for _, j := range jobs {

@@ -22,6 +22,7 @@ type rewaiter struct {
 	pace pace
 }
 
+// run makes a pass every ReconcileEvery, but none while Temporal does not answer.
 func (w *rewaiter) run(ctx context.Context) error {
 	for sleep(ctx, w.ReconcileEvery) {
 		if !w.Poker.Healthy() {
@@ -37,6 +38,7 @@ func (w *rewaiter) run(ctx context.Context) error {
 	return ctx.Err()
 }
 
+// pass starts lost waiters again, for at most rewaitLimit jobs.
 func (w *rewaiter) pass(ctx context.Context) error {
 	jobs, err := w.DB.Attempts.Unwaited(ctx, w.Ages.Unwaited, unwaitedLimit)
 	if err != nil {

@@ -123,7 +123,7 @@ type Scheduler struct {
 	holder string
 	lease  *db.Lease
 	warm   *mirror // the mirror that a standby keeps ready; nil before its first read
-	life   int64   // incarnation of the database that warm, and sequences of the pool's connections, are of; 0: not known
+	life   int64   // incarnation of the database that warm and the pool have read; 0: unknown
 }
 
 // New returns a Scheduler that does nothing before Run.
@@ -169,7 +169,7 @@ func New(o Options) *Scheduler {
 	return &Scheduler{Options: o, holder: holder, lease: o.DB.Leader.OpenLease(db.LeaseLeader, holder)}
 }
 
-// Run bids for the lead, leads while it has it, and returns when ctx ends.
+// Run bids for the lead, leads while the lease lasts, and returns when ctx ends.
 func (s *Scheduler) Run(ctx context.Context) error {
 	var g errgroup.Group
 	if s.Beacon {
@@ -179,6 +179,8 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
+// bid tries to acquire the lease, leads for a term after each success, and keeps a standby's
+// mirror warm in between. It releases the lease at its end, so that a successor need not wait.
 func (s *Scheduler) bid(ctx context.Context) error {
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
@@ -186,6 +188,7 @@ func (s *Scheduler) bid(ctx context.Context) error {
 		_ = s.lease.Close(ctx) // else it expires
 	}()
 	for {
+		// The lease counts from before the call: the answer may come late.
 		asked := time.Now()
 		term, ok, err := s.acquire(ctx)
 		switch {
@@ -237,7 +240,7 @@ func (s *Scheduler) keepWarm(ctx context.Context) {
 	}
 }
 
-// takeWarm passes the standby's mirror to a leader; nil if there is none.
+// takeWarm passes the standby's mirror to a leader, or an empty mirror if none is ready.
 func (s *Scheduler) takeWarm(marks *marks) *mirror {
 	m := s.warm
 	if m == nil {
@@ -248,6 +251,7 @@ func (s *Scheduler) takeWarm(marks *marks) *mirror {
 	return m
 }
 
+// acquire asks for the lease. ok is false while another process holds the lease.
 func (s *Scheduler) acquire(ctx context.Context) (db.Term, bool, error) {
 	return s.lease.Acquire(ctx, leaseTTL)
 }
@@ -273,10 +277,9 @@ func (s *Scheduler) lead(ctx context.Context, term db.Term, since time.Time) err
 	return g.Wait()
 }
 
-// recognise compares the database with two facts from outside of it, before this
-// leader grants anything: the server's identity, and the watermark in the object
-// store. A restored database leaps, and the term is over. The tenure is nil if no
-// watermarks are kept.
+// recognise compares the database with two facts from outside the database, before this leader
+// grants anything: the server's identity, and the watermark in the object store. A restored
+// database leaps, and the term is over. The tenure is nil if no watermarks are kept.
 func (s *Scheduler) recognise(ctx context.Context, term db.Term) (*watermark.Tenure, error) {
 	n, leapt, err := s.DB.Leader.Incarnate(ctx)
 	if err != nil {
@@ -294,8 +297,8 @@ func (s *Scheduler) recognise(ctx context.Context, term db.Term) (*watermark.Ten
 	return tenure, tenure.Begin(ctx)
 }
 
-// lives takes the database's incarnation. In another one, rows that were read ahead
-// may be gone, and connections may hold ids that were given already.
+// lives records the database's incarnation. After a change the rows read ahead may be gone, and
+// connections may hold ids that were already given: both are dropped.
 func (s *Scheduler) lives(incarnation int64) {
 	if s.life != 0 && s.life != incarnation {
 		s.warm = nil
@@ -304,7 +307,7 @@ func (s *Scheduler) lives(incarnation int64) {
 	s.life = incarnation
 }
 
-// work starts all that a leader does, in g.
+// work starts all loops of a leader in g.
 func (s *Scheduler) work(ctx context.Context, g *errgroup.Group, term db.Term, since time.Time) error {
 	marks := &marks{}
 	r := &reconciler{Scheduler: s, term: term, marks: marks, since: since, stops: passLimit}
@@ -329,8 +332,8 @@ func (s *Scheduler) work(ctx context.Context, g *errgroup.Group, term db.Term, s
 	return nil
 }
 
-// keep renews the lease. A renewal that fails is tried again while the term may
-// still be ours, counted from when the last good one was sent.
+// keep renews the lease. It retries a failed renewal while the term may still last, counted from
+// the sending of the last successful one.
 func (s *Scheduler) keep(ctx context.Context, term db.Term, since time.Time) error {
 	for sleep(ctx, renewEvery) {
 		asked := time.Now()
@@ -407,7 +410,7 @@ func (s *Scheduler) keepHouse(ctx context.Context, term db.Term) error {
 	}
 }
 
-// inBatches repeats a bounded step until it finds no more work.
+// inBatches repeats a bounded step until the step finds less than a batch.
 func inBatches(do func(limit int) (int, error)) error {
 	const batch = 1000
 	for {

@@ -13,9 +13,8 @@ import (
 	"berth/db"
 )
 
-// tidier compares the object store with the rows: row 14 of the table of repairs.
-// It reads listings only to remove leftover objects, never to choose a checkpoint to
-// restore.
+// tidier compares the object store with the rows: row 14 of the table of repairs. Listings serve
+// only to remove leftover objects, never to choose a checkpoint for a restore.
 type tidier struct {
 	*Scheduler
 	term db.Term
@@ -24,6 +23,7 @@ type tidier struct {
 // tidyBatch bounds the rows of one read.
 const tidyBatch = 500
 
+// run makes a pass every TidyEvery until the term ends. A failed step does not stop the others.
 func (t *tidier) run(ctx context.Context) error {
 	for {
 		for _, step := range []struct {
@@ -85,8 +85,8 @@ func (t *tidier) pruneLogs(ctx context.Context) error {
 	return nil
 }
 
-// stuckPause is when a folder that could not be deleted is tried again. A pass ends
-// after stuckInRow failures one after the other: then the store itself is at fault.
+// stuckPause is the time until a folder whose deletion failed is tried again. A pass ends after
+// stuckInRow failures in a row: then the store itself is at fault.
 const (
 	stuckPause = time.Hour
 	stuckInRow = 3
@@ -116,8 +116,8 @@ func (t *tidier) removeDoomed(ctx context.Context) error {
 	}
 }
 
-// remove deletes these folders and objects until stuckInRow failures in a row, and
-// returns that number as it stands at the end.
+// remove deletes folders and objects until stuckInRow failures in a row, and returns the length
+// of the failures at the end. A store that is away thus ends a pass early.
 func (t *tidier) remove(ctx context.Context, list []string) (removed, stuck []string, inRow int, failures []error) {
 	for _, prefix := range list {
 		remove := t.Objects.DeleteFolder
@@ -137,8 +137,8 @@ func (t *tidier) remove(ctx context.Context, list []string) (removed, stuck []st
 	return removed, stuck, inRow, failures
 }
 
-// sweepClosed deletes what attempts that are over for long have left without a
-// row: uploads that were cut off, shards of steps that were pruned or bad.
+// sweepClosed deletes objects without a row that attempts ended long ago have left: cut-off
+// uploads, and shards of pruned or bad steps.
 func (t *tidier) sweepClosed(ctx context.Context) error {
 	for {
 		list, err := t.DB.Objects.ClosedAttempts(ctx, t.Ages.Objects, tidyBatch)
@@ -160,6 +160,7 @@ func (t *tidier) sweepClosed(ctx context.Context) error {
 	}
 }
 
+// sweep deletes the steps of one attempt that no row names.
 func (t *tidier) sweep(ctx context.Context, a db.ClosedAttempt) (removed int, err error) {
 	for _, rank := range a.Ranks {
 		folder := berth.CheckpointsPrefix(a.Tenant, a.Job, a.Attempt, rank)
@@ -170,6 +171,7 @@ func (t *tidier) sweep(ctx context.Context, a db.ClosedAttempt) (removed int, er
 		for _, name := range names {
 			digits, ok := strings.CutPrefix(name, "step-")
 			step, err := strconv.ParseInt(digits, 10, 64)
+			// Other names are no steps of Berth's, and steps with a row may be restored.
 			if !ok || err != nil || slices.Contains(a.Steps, step) {
 				continue
 			}
@@ -182,9 +184,9 @@ func (t *tidier) sweep(ctx context.Context, a db.ClosedAttempt) (removed int, er
 	return removed, nil
 }
 
-// rejectLost marks checkpoints as bad if the store has lost their manifest, so that
-// a restore does not begin with them. A store without a single manifest is probably
-// another store, or an empty mount: then nothing is marked, and an error is logged.
+// rejectLost marks checkpoints as bad if the store has lost their manifest, so that no restore
+// begins with one of them. A store without a single manifest is probably another store, or an
+// empty mount: then no checkpoint is marked, and an error is logged.
 func (t *tidier) rejectLost(ctx context.Context) error {
 	var lost []db.Shard
 	found := 0

@@ -26,8 +26,8 @@ type Store interface {
 
 // Timing of a Keeper.
 const (
-	// Patience is how long a process that starts, or begins to lead, waits for the
-	// store before it works without it.
+	// Patience bounds the wait for the store at the start of a process or of a term. After that
+	// the process works without the store.
 	Patience = 3 * time.Second
 
 	// DefaultEvery is the time from one watermark to the next. A backup that is
@@ -61,11 +61,10 @@ type Keeper struct {
 	owed *db.Outside // proof of a restore whose leap has failed
 }
 
-// Check reads the newest record of the store and compares it with the database.
-// A database that does not know it leaps, and the result is ErrLeapt, or
-// db.ErrRestored if the leap failed: then nothing may be placed and no machine
-// answered. Any other error means that nothing is known: the store or the database
-// did not answer within Patience.
+// Check reads the newest record of the store and compares it with the database. A database
+// without that record leaps, and the result is ErrLeapt, or db.ErrRestored if the leap failed:
+// then nothing may be placed and no machine answered. Any other error means that nothing is
+// known: the store or the database did not answer within Patience.
 func (k *Keeper) Check(ctx context.Context) error {
 	if err := k.retryLeap(ctx); err != nil {
 		return err
@@ -76,9 +75,9 @@ func (k *Keeper) Check(ctx context.Context) error {
 	return err
 }
 
-// leap has the database leap beyond a proof that it was restored, and returns
-// ErrLeapt, or db.ErrRestored with the cause of the failure. Neither the caller's
-// deadline, which bounds the look, nor the end of its term interrupts a leap.
+// leap makes the database leap beyond a proof of its restore, and returns ErrLeapt, or
+// db.ErrRestored with the cause of the failure. Neither the caller's deadline, which bounds the
+// look, nor the end of its term interrupts a leap.
 func (k *Keeper) leap(ctx context.Context, proof db.Outside) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), LeapPatience)
 	defer cancel()
@@ -95,8 +94,8 @@ func (k *Keeper) leap(ctx context.Context, proof db.Outside) error {
 	return ErrLeapt
 }
 
-// retryLeap repeats a leap that has failed in this process: the store may be away
-// by now, and the proof with it.
+// retryLeap repeats a leap that has failed in this process. The proof is kept in memory, since
+// the store that holds the proof may be away by now.
 func (k *Keeper) retryLeap(ctx context.Context) error {
 	k.mu.Lock()
 	owed := k.owed
@@ -107,7 +106,7 @@ func (k *Keeper) retryLeap(ctx context.Context) error {
 	return k.leap(ctx, *owed)
 }
 
-// check is Check, and returns the newest record's number; 0 where there is none.
+// check is Check, and also returns the newest record's number, 0 for an empty store.
 func (k *Keeper) check(ctx context.Context) (int64, error) {
 	folder, err := k.folder(ctx)
 	if err != nil {
@@ -147,6 +146,7 @@ func (k *Keeper) folder(ctx context.Context) (string, error) {
 // their number.
 const digits = 19
 
+// key returns the key of a record. Keys sort as their numbers do.
 func key(folder string, number int64) string { return fmt.Sprintf("%s/%0*d", folder, digits, number) }
 
 // records lists the names of the records, the newest last.
@@ -160,16 +160,15 @@ func (k *Keeper) records(ctx context.Context, folder string) ([]string, error) {
 	return names, err
 }
 
-// Tenure grants watermarks for one leader's term, and looks whether the database
-// is restored in it. Run and Watch may run at once; the rest is not for concurrent
-// use.
+// Tenure grants watermarks for one leader's term, and detects a restore of the database during
+// the term. Run and Watch may run at once; the other methods are not for concurrent use.
 type Tenure struct {
 	keeper   *Keeper
 	baseline db.Baseline // Watch's
 	branch   db.Branch   // Run's, as is the rest
 	checked  bool        // the database was compared with the store in this term
 	folder   string
-	number   int64 // of the newest record of ours
+	number   int64 // of this tenure's newest record
 }
 
 // Open begins a tenure.
@@ -219,9 +218,9 @@ func (t *Tenure) Run(ctx context.Context) error {
 	}
 }
 
-// Watch looks each second whether the database was restored under this leader,
-// until ctx ends or it was. It waits for no store, so a store that hangs delays no
-// look.
+// Watch checks each second whether the database was restored under this leader, and returns when
+// ctx ends or a restore is found. It never waits for the store, so a store that hangs does not
+// delay a check.
 func (t *Tenure) Watch(ctx context.Context) error {
 	tick := time.NewTicker(min(cmp.Or(t.keeper.Every, DefaultEvery), verifyEvery))
 	defer tick.Stop()
@@ -254,8 +253,8 @@ func over(err error) bool {
 	return errors.Is(err, ErrLeapt) || errors.Is(err, db.ErrRestored) || berth.IsSlug(err, berth.SlugStaleEpoch)
 }
 
-// advance reserves a watermark, writes it to the store and grants it, in this
-// order: a granted watermark is always in the store.
+// advance reserves a watermark, writes it to the store and grants it, in this order: a
+// granted watermark is always in the store.
 func (t *Tenure) advance(ctx context.Context) error {
 	var above int64
 	if !t.checked {
@@ -299,8 +298,8 @@ func (t *Tenure) proved(ctx context.Context, err error) error {
 	return err
 }
 
-// adopt takes a record that is there already, which an earlier try has left whose
-// answer was lost. Any other one is not ours: the store is compared again.
+// adopt accepts an existing record if an earlier try of this process, whose answer was lost, has
+// written that record. Any other record comes from another process: the store is compared again.
 func (t *Tenure) adopt(ctx context.Context, next db.Outside) error {
 	b, err := t.keeper.Store.ReadAll(ctx, key(t.folder, next.Number), maxRecord)
 	if err != nil {

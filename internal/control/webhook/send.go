@@ -25,6 +25,8 @@ const (
 	maxHeaders = 16 << 10
 )
 
+// newClient returns the client for one call to a receiver. It refuses addresses outside the
+// policy, and returns a redirect as the answer.
 func newClient(p publicnet.Policy, timeout time.Duration) *http.Client {
 	t := p.Transport(timeout)
 	t.MaxResponseHeaderBytes = maxHeaders
@@ -110,6 +112,7 @@ func (s *Sender) keys(ctx context.Context, tenant berth.TenantID) ([][]byte, err
 	return keys, nil
 }
 
+// hostOf returns the host of an address for logs: the rest of the address may hold a secret.
 func hostOf(address string) string {
 	u, err := url.Parse(address)
 	if err != nil {

@@ -36,8 +36,8 @@ type Options struct {
 	For     time.Duration // how long a call is tried
 }
 
-// abreast is how many calls are under way at once, and share how many are taken
-// for one tenant at a time, so that it has less than twice as many under way.
+// abreast is the number of concurrent calls. share is the number of calls taken for one tenant at
+// a time, so that a tenant has less than twice as many under way.
 const (
 	abreast = 64
 	share   = 4
@@ -59,7 +59,7 @@ type Sender struct {
 	done     chan struct{} // a call has ended
 }
 
-// New returns a sender that Run sets to work.
+// New returns a sender that makes no calls before Run. Zero options get their defaults.
 func New(o Options) *Sender {
 	o.Look = cmp.Or(o.Look, time.Second)
 	o.Timeout = cmp.Or(o.Timeout, 10*time.Second)
@@ -114,6 +114,8 @@ func (s *Sender) Run(ctx context.Context) error {
 // claim takes due calls, up to the free slots.
 func (s *Sender) claim(ctx context.Context) ([]db.Notice, error) {
 	s.mu.Lock()
+	// Tenants with a full share are left out, so that slow receivers of one tenant do not take all
+	// places.
 	c := db.NoticeClaim{Each: share, Limit: s.free, Lease: s.Lease}
 	for tenant, n := range s.underWay {
 		if n >= share {
@@ -134,6 +136,7 @@ func (s *Sender) claim(ctx context.Context) ([]db.Notice, error) {
 	return list, err
 }
 
+// ended frees the place of a call and wakes the loop, which may have waited for a free place.
 func (s *Sender) ended(tenant berth.TenantID) {
 	s.mu.Lock()
 	if s.underWay[tenant]--; s.underWay[tenant] == 0 {

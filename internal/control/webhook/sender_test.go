@@ -327,7 +327,7 @@ func TestACallThatCannotBeMadeIsGivenUpAndTheJobSaysSo(t *testing.T) {
 	}
 }
 
-// A secret that is gone, or is none, is waited for as long as a receiver.
+// A call waits for a missing or invalid secret as long as for a receiver that does not answer.
 func TestACallWaitsForItsKey(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
