@@ -13,30 +13,31 @@ import (
 	"unicode/utf8"
 )
 
-// The files with patterns of excluded entries. They have the same syntax
-// (gitignore(5)); where both match a name, .berthignore decides.
+// The files with patterns of excluded entries. Both have the syntax of gitignore(5). Where both
+// match a name, .berthignore decides: so a folder can upload files that its repository ignores.
 const (
 	gitIgnore   = ".gitignore"
 	berthIgnore = ".berthignore"
 	maxIgnore   = 1 << 20
 )
 
-// ignore decides which entries of a folder are excluded.
+// ignore decides which entries of a folder are excluded. The lists hold the patterns of all
+// entered folders in the order of entering, so that deeper folders come later and decide.
 type ignore struct {
 	root       *os.Root
 	git, berth []rule
 }
 
-// rule is one line of such a file.
+// rule is one pattern, from one line of an ignore file.
 type rule struct {
-	base    string // the folder whose file it is of, "" for the top
+	base    string // the folder of its file, "" for the top; "../x" for the folder x in a parent of the top
 	keeps   bool   // a line that begins with !
 	folders bool   // a line that ends with /
 	name    *regexp.Regexp
 }
 
-// openIgnore reads the patterns of the folders above, up to the root of the
-// repository, if the folder is in one.
+// openIgnore reads the .gitignore files of the folders above, up to the root of the repository. A
+// folder outside of any repository has no such files.
 func openIgnore(root *os.Root, folder string) (*ignore, error) {
 	g := &ignore{root: root}
 	abs, err := filepath.Abs(folder)
@@ -70,13 +71,15 @@ func openIgnore(root *os.Root, folder string) (*ignore, error) {
 		if err != nil {
 			return nil, err
 		}
-		// Names of ours, seen from up there, begin with the way down here.
+		// Names below this folder, seen from above, begin with the path from above to this
+		// folder.
 		g.git = append(g.git, parseRules(text, "../"+filepath.ToSlash(below))...)
 	}
 	return g, nil
 }
 
-// enter reads the patterns in a folder's own files.
+// enter reads the patterns in a folder's own files. A walk must enter a folder before it matches
+// names in the folder.
 func (g *ignore) enter(dir string) error {
 	if dir == "." {
 		dir = ""
@@ -91,6 +94,8 @@ func (g *ignore) enter(dir string) error {
 	return nil
 }
 
+// readIgnore returns the content of an ignore file, nil for a missing one or for an entry that is
+// no regular file. The root keeps a link from leading to a file outside.
 func readIgnore(root *os.Root, name string) ([]byte, error) {
 	f, err := root.Open(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -110,13 +115,14 @@ func readIgnore(root *os.Root, name string) ([]byte, error) {
 	return text, err
 }
 
-// match reports whether a name, in a folder that was entered, is left out.
+// match reports whether a name is excluded. The folder of the name must have been entered. As in
+// git, an excluded folder hides its content: no later pattern can include a name below it.
 func (g *ignore) match(name string, folder bool) bool {
 	if path.Base(name) == ".git" || name == own {
 		return true
 	}
 	for _, list := range [][]rule{g.berth, g.git} {
-		for i := len(list) - 1; i >= 0; i-- { // the last line that speaks of it decides
+		for i := len(list) - 1; i >= 0; i-- { // the last matching line decides
 			if list[i].matches(name, folder) {
 				return !list[i].keeps
 			}
@@ -125,10 +131,13 @@ func (g *ignore) match(name string, folder bool) bool {
 	return false
 }
 
+// matches reports whether the pattern matches a name relative to the packed folder. Patterns
+// apply only below the folder of their file.
 func (r rule) matches(name string, folder bool) bool {
 	if r.folders && !folder {
 		return false
 	}
+	// A file of a folder above: its patterns see the name with the path down to this folder.
 	if down, above := strings.CutPrefix(r.base, "../"); above {
 		return r.name.MatchString(down + "/" + name)
 	}
@@ -142,7 +151,7 @@ func (r rule) matches(name string, folder bool) bool {
 	return r.name.MatchString(name)
 }
 
-// parseRules reads such a file.
+// parseRules parses an ignore file. Lines without a valid pattern are skipped.
 func parseRules(text []byte, base string) []rule {
 	var all []rule
 	text = bytes.TrimPrefix(text, []byte("\ufeff"))
@@ -155,10 +164,14 @@ func parseRules(text []byte, base string) []rule {
 	return all
 }
 
+// parseRule parses one line. ok is false for comments, empty lines and invalid patterns. A
+// pattern with a slash applies to the path below its file's folder; any other to a name at any
+// depth.
 func parseRule(line string) (r rule, ok bool) {
 	if strings.HasPrefix(line, "#") {
 		return r, false
 	}
+	// Spaces at the end count only behind a backslash.
 	for strings.HasSuffix(line, " ") && !strings.HasSuffix(line, `\ `) {
 		line = line[:len(line)-1]
 	}
@@ -181,8 +194,8 @@ func parseRule(line string) (r rule, ok bool) {
 	return r, err == nil
 }
 
-// translate writes a pattern as a regular expression. ok is false for one that
-// matches nothing, as with a bracket that is never closed.
+// translate translates a pattern into a regular expression. ok is false for a pattern that
+// matches nothing, as one with an unclosed bracket.
 func translate(p string) (text string, ok bool) {
 	var b strings.Builder
 	for i := 0; i < len(p); {
@@ -222,7 +235,8 @@ func translate(p string) (text string, ok bool) {
 	return b.String(), true
 }
 
-// bracket writes [a-z] or [!a-z]; n is its length, 0 if it has no end.
+// bracket translates a character class such as [a-z] or [!a-z], which never matches a slash when
+// it is negated. n is the length of the class in the pattern, 0 for an unclosed class.
 func bracket(p string) (class string, n int) {
 	var b strings.Builder
 	b.WriteByte('[')
@@ -259,6 +273,7 @@ func bracket(p string) (class string, n int) {
 	return "", 0
 }
 
+// quoteInClass escapes a character that has a meaning inside a class of the regexp package.
 func quoteInClass(c rune) string {
 	if strings.ContainsRune(`[]\^-&~`, c) {
 		return `\` + string(c)

@@ -21,7 +21,7 @@ import (
 	"berth"
 )
 
-// Measure computes the summary of a folder's archive without writing it.
+// Measure computes the summary of a folder's archive and discards the archive.
 func Measure(ctx context.Context, folder string, l Limits) (Summary, error) {
 	return pack(ctx, io.Discard, folder, l)
 }
@@ -44,6 +44,8 @@ func Pack(ctx context.Context, to io.Writer, folder string, l Limits) (Summary, 
 	return sum, nil
 }
 
+// pack writes the uncompressed tar and hashes it. The address is the hash of the tar, not of its
+// compressed form, so that another version of the compressor gives the same address.
 func pack(ctx context.Context, to io.Writer, folder string, l Limits) (Summary, error) {
 	root, err := os.OpenRoot(folder)
 	if err != nil {
@@ -56,6 +58,7 @@ func pack(ctx context.Context, to io.Writer, folder string, l Limits) (Summary, 
 	}
 	hash := sha256.New()
 	t := tar.NewWriter(io.MultiWriter(to, hash))
+	// The receiver's rules apply here too, so that a forbidden entry fails before the upload.
 	rules := newRules(l)
 	for _, e := range list {
 		if err := ctx.Err(); err != nil {
@@ -77,7 +80,8 @@ func pack(ctx context.Context, to io.Writer, folder string, l Limits) (Summary, 
 	return Summary{Address: berth.AddressOf(hash.Sum(nil)), Files: len(list), Bytes: rules.bytes}, nil
 }
 
-// list returns the entries of a folder to pack, in the order of a walk by name.
+// list returns the entries of a folder to pack, in the order of a walk by name. Sizes are those
+// of the walk; writeEntry fails if a file has changed since.
 func list(ctx context.Context, root *os.Root, folder string, l Limits) ([]Entry, error) {
 	ignore, err := openIgnore(root, folder)
 	if err != nil {
@@ -119,12 +123,14 @@ func list(ctx context.Context, root *os.Root, folder string, l Limits) ([]Entry,
 		all = append(all, e)
 		return err
 	})
+	// The limits apply before any content is read, and the error can name the largest entries.
 	if err == nil && (bytes > l.Bytes || len(all) > l.Files) {
 		err = tooMuch(all, bytes, l)
 	}
 	return all, err
 }
 
+// kindOf names a file type that archives cannot hold.
 func kindOf(m fs.FileMode) string {
 	switch {
 	case m&fs.ModeNamedPipe != 0:
@@ -136,7 +142,8 @@ func kindOf(m fs.FileMode) string {
 	}
 }
 
-// tooMuch returns the error for a folder that is too large, with its largest parts.
+// tooMuch returns the error for a folder beyond the limits. It names the three top-level entries
+// with the most bytes, or with the most files if their number is the problem.
 func tooMuch(all []Entry, bytes int64, l Limits) error {
 	type top struct {
 		name  string
@@ -155,6 +162,7 @@ func tooMuch(all []Entry, bytes int64, l Limits) error {
 			t.files++
 		}
 	}
+	// The part that counts most is the one that breaks the limit.
 	slices.SortStableFunc(tops, func(a, b top) int {
 		if bytes > l.Bytes {
 			return cmp.Compare(b.bytes, a.bytes)
@@ -170,6 +178,8 @@ func tooMuch(all []Entry, bytes int64, l Limits) error {
 		len(all), berth.BytesText(bytes), l.Files, berth.BytesText(l.Bytes), strings.Join(most, ", "))
 }
 
+// writeEntry writes one entry without owner, time and exact mode: equal content must give equal
+// bytes on every machine, under every umask.
 func writeEntry(t *tar.Writer, root *os.Root, e Entry) error {
 	h := &tar.Header{Name: e.Name, Mode: 0o644, ModTime: time.Unix(0, 0), Format: tar.FormatPAX,
 		Typeflag: tar.TypeReg, Size: e.Size}
@@ -189,6 +199,8 @@ func writeEntry(t *tar.Writer, root *os.Root, e Entry) error {
 	if e.Kind != File {
 		return nil
 	}
+	// The header has already promised the size. A file that changed since would break the archive,
+	// or mix two versions of its content.
 	f, err := root.Open(e.Name)
 	if err != nil {
 		return err

@@ -18,10 +18,10 @@ import (
 // Output bounds one output of a job.
 var Output = Limits{Bytes: 128 << 30, Files: 200_000}
 
-// Repack converts the tar that an engine creates from a path in a container into an
-// archive. A folder becomes an archive of its entries, a file an archive of that
-// file. Owners, times and Berth's own folder in /workspace are dropped; a second
-// name of a file becomes a link to the first.
+// Repack converts the tar that an engine creates from a path in a container into an archive. A
+// folder becomes an archive of its entries, a file an archive of that file. Owners, times and
+// Berth's own folder in /workspace are dropped; further hard links of a file become symbolic
+// links to the first.
 func Repack(in io.Reader, to io.Writer, l Limits) (Summary, error) {
 	z, err := zstd.NewWriter(to, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest))
 	if err != nil {
@@ -39,6 +39,8 @@ func Repack(in io.Reader, to io.Writer, l Limits) (Summary, error) {
 	return Summary{Address: berth.AddressOf(hash.Sum(nil)), Files: len(rules.kinds), Bytes: rules.bytes}, nil
 }
 
+// repack copies the entries from in to out, validated by rules. Names lose the folder's own name,
+// which the engine puts before each of them.
 func repack(in *tar.Reader, out *tar.Writer, rules *rules) error {
 	top := "" // the folder's own name, which every other begins with
 	for {
@@ -56,6 +58,8 @@ func repack(in *tar.Reader, out *tar.Writer, rules *rules) error {
 		}
 		clean := &tar.Header{Name: name, Linkname: h.Linkname, Typeflag: h.Typeflag, Size: h.Size,
 			Mode: h.Mode & 0o777, ModTime: time.Unix(0, 0), Format: tar.FormatPAX}
+		// A container controls the names in its own file system: a name outside the copied
+		// folder, or a hard link to one, is refused like any other forbidden content.
 		if top != "" {
 			var below bool
 			if clean.Name, below = strings.CutPrefix(name, top+"/"); !below {
@@ -65,6 +69,8 @@ func repack(in *tar.Reader, out *tar.Writer, rules *rules) error {
 				continue
 			}
 		}
+		// Archives have no hard links. The engine sends the first name of a file as the file and
+		// each further one as a link to it, by names that both begin with the folder's own.
 		if h.Typeflag == tar.TypeLink {
 			target, below := strings.CutPrefix(path.Clean(h.Linkname), top+"/")
 			if top == "" || !below {

@@ -55,10 +55,11 @@ func refused(format string, args ...any) error {
 		Message: "archive: " + fmt.Sprintf(format, args...)}
 }
 
-// IsRefused reports whether err is about an archive's content.
+// IsRefused reports whether err is about an archive's content, which a retry cannot change.
 func IsRefused(err error) bool { return berth.IsSlug(err, berth.SlugArchive) }
 
-// rules judge the entries of one archive, one after the other.
+// rules judge the entries of one archive, one after the other in the order of the archive. They
+// must see every entry: end judges the links against all names.
 type rules struct {
 	limits Limits
 	files  int
@@ -71,6 +72,7 @@ type rules struct {
 	linkFold map[string]string // the same of links alone
 }
 
+// newRules returns rules that have seen no entry.
 func newRules(l Limits) *rules {
 	return &rules{
 		limits: l, kinds: map[string]Kind{}, implicit: map[string]bool{}, links: map[string]string{},
@@ -78,8 +80,9 @@ func newRules(l Limits) *rules {
 	}
 }
 
-// header validates an entry of a tar. ok is false for headers that are not entries,
-// such as the folder itself.
+// header validates an entry of a tar. ok is false for headers that are not entries, such as the
+// folder itself. Every header counts against the limit on entries, so that an archive of headers
+// alone ends too.
 func (r *rules) header(h *tar.Header) (e Entry, ok bool, err error) {
 	if r.files++; r.files > r.limits.Files {
 		return e, false, refused("has more than %d entries", r.limits.Files)
@@ -115,7 +118,8 @@ func (r *rules) header(h *tar.Header) (e Entry, ok bool, err error) {
 	return e, true, r.entry(e)
 }
 
-// entry validates a file, a folder or a link.
+// entry validates a file, a folder or a link against the entries before it. Links must have
+// relative targets; end follows the targets.
 func (r *rules) entry(e Entry) error {
 	if err := checkName(e.Name); err != nil {
 		return err
@@ -123,13 +127,17 @@ func (r *rules) entry(e Entry) error {
 	if err := r.parents(e.Name); err != nil {
 		return err
 	}
+	// An archive may name a folder after entries in that folder, which have implied it. Any other
+	// repeated name would replace an entry that has been judged and perhaps written.
 	if kind, taken := r.kinds[e.Name]; taken && !(kind == Folder && e.Kind == Folder && r.implicit[e.Name]) {
 		return refused("%q is there twice", e.Name)
 	}
+	// From now on the name is declared, and must not come a third time.
 	delete(r.implicit, e.Name)
 	if e.Size < 0 {
 		return refused("%q has a size below zero", e.Name)
 	}
+	// Both comparisons are needed: the sum of two huge sizes may overflow to a small one.
 	if r.bytes += e.Size; e.Size > r.limits.Bytes || r.bytes > r.limits.Bytes {
 		return refused("unpacks to more than %s", berth.BytesText(r.limits.Bytes))
 	}
@@ -143,6 +151,8 @@ func (r *rules) entry(e Entry) error {
 	return r.add(e.Name, e.Kind)
 }
 
+// checkName validates one name by itself: relative, clean, of bounded length and depth, and
+// outside of Berth's own folder in any case of letters.
 func checkName(name string) error {
 	switch {
 	case path.IsAbs(name):
@@ -170,7 +180,8 @@ func checkName(name string) error {
 	return nil
 }
 
-// parents notes the folders above a name. None may be a file or a link.
+// parents records the folders above a name as implied. None of them may be a file or a link:
+// writing through a link could leave the folder.
 func (r *rules) parents(name string) error {
 	for i, c := range name {
 		if c != '/' {
@@ -214,7 +225,7 @@ func (r *rules) add(name string, kind Kind) error {
 	return nil
 }
 
-// Judge judges entries that come in no archive, by the same rules.
+// Judge judges entries that do not come from an archive, by the same rules.
 func Judge(entries []Entry, l Limits) error {
 	r := newRules(l)
 	for _, e := range entries {
@@ -241,6 +252,9 @@ func (r *rules) end() error {
 	return nil
 }
 
+// follow resolves one link's target part by part, through other links, as the kernel would, and
+// fails if the way leaves the folder at any point. steps counts the parts of all links together,
+// which bounds the time that links through each other can take.
 func (r *rules) follow(name string, steps *int) error {
 	at := strings.Split(name, "/")
 	at = at[:len(at)-1]
@@ -269,6 +283,7 @@ func (r *rules) follow(name string, steps *int) error {
 		if hops++; hops > maxHops {
 			return refused("the link %q leads in a circle, or through more than %d others", name, maxHops)
 		}
+		// The parts of the target are resolved before the rest of the path. maxHops ends circles.
 		ahead = append(strings.Split(target, "/"), ahead...)
 	}
 	return nil

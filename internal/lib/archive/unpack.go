@@ -9,9 +9,11 @@ import (
 	"path/filepath"
 )
 
-// Unpack reads an archive into an empty folder that no other process uses. After an
-// error the caller removes the written part; no part lies outside of the folder.
+// Unpack reads an archive into an empty folder that no other process uses. After an error the
+// caller removes the written part; no part lies outside of the folder. Links are created last, so
+// that no file is written through a link.
 func Unpack(in io.Reader, dir *os.Root, l Limits) (Summary, error) {
+	// links wait until every file is written: until then the folder holds no link to follow.
 	var links []Entry
 	made := map[string]bool{".": true}
 	folder := func(name string) error {
@@ -48,6 +50,7 @@ func Unpack(in io.Reader, dir *os.Root, l Limits) (Summary, error) {
 	return sum, nil
 }
 
+// writeFile creates a file, which must not exist yet.
 func writeFile(dir *os.Root, e Entry, content io.Reader) error {
 	mode := fs.FileMode(0o644)
 	if e.Exec {
@@ -72,9 +75,9 @@ func Copy(to, from *os.Root) (Summary, error) {
 	})
 }
 
-// Share is Copy for a container that cannot write there: the files are hard links
-// where the file system permits them. A file exists while either folder does. No
-// other process may write to either folder meanwhile.
+// Share is Copy for a container without write access: files are hard links where the file system
+// permits such links. A file exists as long as either folder does. No other process may write to
+// either folder during the call.
 func Share(to, from *os.Root) (Summary, error) {
 	return each(to, from, 0o755, func(name string, mode fs.FileMode) (int64, error) {
 		if os.Link(filepath.Join(from.Name(), name),
@@ -89,8 +92,9 @@ func Share(to, from *os.Root) (Summary, error) {
 	})
 }
 
-// each creates the folders and links of a folder in another one, and calls file for
-// each file: with mode 0o111 for a program, otherwise 0.
+// each creates the folders and links of a folder in another one, and calls file for each file: with
+// mode 0o111 for a program, otherwise 0. A link is copied as a link, never followed: its target lies
+// in the folder, by the rules that the content has passed.
 func each(to, from *os.Root, folders fs.FileMode,
 	file func(name string, mode fs.FileMode) (int64, error)) (sum Summary, err error) {
 	err = fs.WalkDir(from.FS(), ".", func(name string, d fs.DirEntry, err error) error {
@@ -129,6 +133,7 @@ func each(to, from *os.Root, folders fs.FileMode,
 	return sum, err
 }
 
+// copyFile copies one file and returns its size. The mode applies under any umask.
 func copyFile(to, from *os.Root, name string, mode fs.FileMode) (int64, error) {
 	in, err := from.Open(name)
 	if err != nil {
@@ -149,7 +154,8 @@ func copyFile(to, from *os.Root, name string, mode fs.FileMode) (int64, error) {
 	return n, err
 }
 
-// Clear removes the content of a folder, except a name at its top.
+// Clear removes the content of a folder, except the entry named except at its top. It stops at the
+// first error, and may be called again.
 func Clear(dir *os.Root, except string) error {
 	f, err := dir.Open(".")
 	if err != nil {

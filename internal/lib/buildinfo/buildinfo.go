@@ -7,8 +7,8 @@ import "runtime/debug"
 // for it, and a test compares the two.
 const Number = "0.1.0"
 
-// Version returns Number and, as far as the build recorded it, the commit: for example
-// "0.1.0 (1234567890ab)". "modified" in it marks a build of a changed checkout.
+// Version returns Number and the commit if the build has recorded one: for example "0.1.0
+// (1234567890ab)". "modified" in it marks a build of a changed checkout.
 func Version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -17,6 +17,7 @@ func Version() string {
 	return describe(info.Settings)
 }
 
+// describe formats the version from the settings that the Go toolchain records.
 func describe(settings []debug.BuildSetting) string {
 	var commit, modified string
 	for _, s := range settings {

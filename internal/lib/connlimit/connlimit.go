@@ -75,6 +75,7 @@ func New(inner net.Listener, l Limits) *Listener {
 	}
 }
 
+// kind is the class of a connection, which decides the limits that apply to it.
 type kind int32
 
 const (
@@ -97,8 +98,8 @@ type conn struct {
 	kind     atomic.Int32
 }
 
-// Accept returns the next connection. A stranger's may be closed for it; where there
-// is none, the new connection is closed and the next is waited for.
+// Accept returns the next connection. A stranger's connection may be closed to make room.
+// If no stranger is left, Accept closes the new connection and waits for the next one.
 func (l *Listener) Accept() (net.Conn, error) {
 	for {
 		inner, err := l.Listener.Accept()
@@ -119,7 +120,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// enter counts a connection, and names the stranger to be closed for it.
+// enter counts a new connection. If the connection needs the room of a stranger's, enter returns
+// that stranger's connection as victim, which the caller closes.
 func (l *Listener) enter(c *conn) (victim *conn, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -174,6 +176,7 @@ func (l *Listener) known(c *conn) {
 	l.addresses[c.address] = here
 }
 
+// Close closes the connection and frees its place. A second Close frees nothing.
 func (c *conn) Close() error {
 	c.listener.mu.Lock()
 	c.listener.leave(c)
@@ -181,9 +184,10 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
+// connKey is the context key of the connection.
 type connKey struct{}
 
-// Context makes the connection known to the calls that it carries; see
+// Context returns a context that carries the connection, for the calls on that connection; see
 // http.Server.ConnContext.
 func Context(ctx context.Context, c net.Conn) context.Context {
 	if t, ok := c.(interface{ NetConn() net.Conn }); ok { // TLS
@@ -238,6 +242,8 @@ func Close(ctx context.Context) {
 	_ = c.Close()
 }
 
+// proveUser counts the connection as a user's from now on, or returns ErrFull. A connection keeps
+// the tenant of its first authenticated call.
 func (l *Listener) proveUser(c *conn, tenant berth.TenantID) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -255,6 +261,8 @@ func (l *Listener) proveUser(c *conn, tenant berth.TenantID) error {
 	return nil
 }
 
+// proveAgent counts the connection as an agent's from now on. Beyond the limit of its machine the
+// connection keeps its former class.
 func (l *Listener) proveAgent(c *conn, machine berth.MachineID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -280,7 +288,8 @@ func drop[K comparable](counts map[K]int, key K) {
 	}
 }
 
-// addressOf is the address that a connection comes from, invalid if it has none.
+// addressOf returns the client's address, or the zero Addr for a connection without an IP
+// address.
 func addressOf(c net.Conn) netip.Addr {
 	at, err := netip.ParseAddrPort(c.RemoteAddr().String())
 	if err != nil {

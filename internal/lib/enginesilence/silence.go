@@ -65,8 +65,8 @@ func Reason(since time.Time) string {
 	return "its container engine has not answered since " + since.UTC().Format(time.RFC3339) + "; " + Hint
 }
 
-// Text describes machines whose container engine does not answer, and names at
-// most three of them. list is not empty.
+// Text describes machines with a silent container engine, and names at most three of the
+// machines. list is not empty.
 func Text(list []Machine) string {
 	first := list[0].Since
 	var names []string

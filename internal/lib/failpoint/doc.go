@@ -6,13 +6,13 @@
 // Failpoints of a schedule, which submits jobs, are at L1. Some lie within a
 // transaction, with its locks held, and say so in their text.
 //
-// Hit does nothing, and is compiled to nothing, unless the program was built
-// with the tag failpoints. Such a program looks into the folder that
-// BERTH_FAILPOINT_DIR names: a file there, called like a failpoint, is taken by
-// the first hit, which renames it to NAME.hit and does what it says:
+// Hit does nothing, and is compiled to nothing, unless the program was built with the tag
+// failpoints. Such a program looks into the folder that BERTH_FAILPOINT_DIR names: the first hit
+// of a failpoint takes the file of its name there, renames it to NAME.hit and carries out the
+// action in it:
 //
 //	kill       ends the process with SIGKILL
-//	freeze     stops the process with SIGSTOP, until somebody sends SIGCONT
+//	freeze     stops the process with SIGSTOP, until it receives SIGCONT
 //	error      makes Hit return an error: the operation fails, or its reply is lost
 //	delay 2s   waits
 //

@@ -50,9 +50,8 @@ func hit(dir, name string) error {
 	panic(fmt.Sprintf("failpoint %s: action %q: allowed are kill, freeze, error, delay DURATION", name, text))
 }
 
-// stop sends this process a signal that it cannot catch, and returns if and
-// when it goes on. The kernel stops threads one by one, so this one waits until
-// it is surely its turn.
+// stop sends this process a signal that no handler can catch, and returns if and when the process
+// continues. The kernel stops threads one by one; the sleep gives it the time to stop this one.
 func stop(s syscall.Signal) error {
 	if err := syscall.Kill(os.Getpid(), s); err != nil {
 		panic("failpoint: " + err.Error())

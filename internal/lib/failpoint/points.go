@@ -1,7 +1,7 @@
 package failpoint
 
-// Process is whose failpoint it is. The control plane's roles count apart,
-// whichever berthd plays them.
+// Process is the process with the failpoint. The control plane's roles count as processes of
+// their own, whichever berthd runs a role.
 type Process string
 
 // The processes that have failpoints.
@@ -20,7 +20,7 @@ type Point struct {
 	Stands  string // the place: before or after an act
 }
 
-// Points are all there are, in the order of a job's life.
+// Points lists all failpoints, in the order of a job's life.
 var Points = []Point{
 	{"api.submit.before", API, "L1", "before the job's row is committed"},
 	{"api.submit.after", API, "L1", "after the job's row is committed, before the reply"},

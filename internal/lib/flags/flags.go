@@ -32,11 +32,16 @@ func LogLevel(f *pflag.FlagSet, l *slog.Level) {
 	f.Var((*level)(l), "log-level", "log level: debug, info, warn or error")
 }
 
+// level is a flag's value for a log level.
 type level slog.Level
 
+// String returns the level in lower case, as Set accepts it.
 func (l *level) String() string { return strings.ToLower(slog.Level(*l).String()) }
-func (l *level) Type() string   { return "string" }
 
+// Type returns the type for the help text.
+func (l *level) Type() string { return "string" }
+
+// Set parses a level in any case of letters.
 func (l *level) Set(s string) error {
 	if err := (*slog.Level)(l).UnmarshalText([]byte(s)); err != nil {
 		return errors.New("allowed are debug, info, warn, error")

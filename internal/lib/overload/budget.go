@@ -35,13 +35,14 @@ func (b *Budget) Succeeded() { b.add(b.share) }
 // Refund gives back the token of a repeat that succeeded, or was not made.
 func (b *Budget) Refund() { b.add(1) }
 
+// add adds tokens, up to the burst.
 func (b *Budget) add(n float64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.tokens = min(b.burst, b.tokens+n)
 }
 
-// Repeat takes a token; false if there is none.
+// Repeat takes a token, and returns false if none is left.
 func (b *Budget) Repeat() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -55,6 +56,7 @@ func (b *Budget) Repeat() bool {
 	return true
 }
 
+// refill adds the tokens of the time since the last call. b.mu is held.
 func (b *Budget) refill(now time.Time) {
 	if b.every > 0 {
 		b.tokens = min(b.burst, b.tokens+float64(now.Sub(b.at))/float64(b.every))

@@ -2,6 +2,7 @@ package overload
 
 import "context"
 
+// classKey is the context key of a class.
 type classKey struct{}
 
 // As returns a context whose calls are of that class, for limits that learn of a

@@ -51,9 +51,9 @@ const (
 	idleFactor = 4    // a rate of so many times the passing rate does not bind
 )
 
-// Gate holds back new starts of this process while ended processes wait to be
-// settled, and stops them while admission is paused. It has a valve for each
-// place at which a job passes: the start of its workflow, and its placement.
+// Gate holds back new starts of this process while ended processes wait to be settled, and stops
+// all new starts while admission is paused. It has a valve for each place at which a job passes:
+// the start of its workflow, and its placement.
 type Gate struct {
 	Starts     *Valve
 	Placements *Valve
@@ -159,14 +159,16 @@ type Valve struct {
 	changed chan struct{}
 }
 
-// NewValve returns a valve that is open, and stays so up to that many unsettled
-// attempts, or as many as it lets start in so many seconds.
+// NewValve returns an open valve. The valve stays open up to tolerated unsettled attempts, or up
+// to the number of starts that it lets pass in ahead seconds.
 func NewValve(tolerated, ahead int) *Valve {
 	now := time.Now()
 	return &Valve{tolerated: tolerated, ahead: ahead, rate: math.Inf(1), at: now, lookAt: now,
 		changed: make(chan struct{})}
 }
 
+// observe adapts the rate to the number of unsettled attempts: it closes while they grow, holds
+// while they are worked off, and opens step by step afterwards.
 func (v *Valve) observe(p Pressure, now time.Time) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -209,6 +211,7 @@ func (v *Valve) burst() float64 {
 	return max(1, v.rate/2)
 }
 
+// refill adds the tokens of the time since the last call. v.mu is held.
 func (v *Valve) refill(now time.Time) {
 	if !math.IsInf(v.rate, 1) {
 		v.tokens = min(v.burst(), v.tokens+v.rate*now.Sub(v.at).Seconds())
@@ -224,6 +227,7 @@ func (v *Valve) Room() int {
 	return v.room(v.usedAt)
 }
 
+// room returns the number of starts that may pass now. v.mu is held.
 func (v *Valve) room(now time.Time) int {
 	v.refill(now)
 	switch {
@@ -253,6 +257,7 @@ func (v *Valve) Return(n int) {
 	v.passed, v.tokens = max(0, v.passed), min(v.tokens, v.burst())
 }
 
+// pass counts starts. The tokens may fall below zero, which delays later starts. v.mu is held.
 func (v *Valve) pass(n int, now time.Time) {
 	v.refill(now)
 	v.passed += float64(n)
@@ -261,8 +266,8 @@ func (v *Valve) pass(n int, now time.Time) {
 	}
 }
 
-// Wait returns when a start may pass, and counts it as passed; or the context's
-// error.
+// Wait waits until a start may pass, and counts the start. It returns the context's error if the
+// context ends first.
 func (v *Valve) Wait(ctx context.Context) error {
 	for {
 		v.mu.Lock()
@@ -304,6 +309,8 @@ func (v *Valve) NextIn() time.Duration {
 	return v.nextIn()
 }
 
+// nextIn returns the time until the next start may pass, if no observation changes the rate
+// before. v.mu is held.
 func (v *Valve) nextIn() time.Duration {
 	if v.paused {
 		return readRest

@@ -63,8 +63,8 @@ func (p Policy) Allow(networks ...netip.Prefix) Policy {
 // Allows reports whether anything besides public addresses may be dialed.
 func (p Policy) Allows() bool { return len(p.allowed) > 0 }
 
-// Only returns the policy for data that must not cross the Internet: it allows only
-// the networks that the operator has listed.
+// Only returns the policy for data that must not cross the Internet: addresses outside of the
+// operator's list are refused, even public ones.
 func (p Policy) Only() Policy { return Policy{p.allowed, true} }
 
 // special are networks that look public but are not. Sources: the IANA
@@ -94,8 +94,8 @@ var carriers = map[netip.Prefix]int{
 
 var globalUnicast6 = netip.MustParsePrefix("2000::/3")
 
-// Check returns the reason why an address may not be dialed, nil if it may. An IPv4
-// address in IPv6 form counts as IPv4.
+// Check returns nil if an address may be dialed, and otherwise the reason for the refusal. An
+// IPv4 address in IPv6 form counts as IPv4.
 func (p Policy) Check(addr netip.Addr) error {
 	addr = addr.Unmap()
 	if !p.only && isPublic(addr) {
@@ -113,11 +113,14 @@ func (p Policy) Check(addr netip.Addr) error {
 // where a name comes to mean another address.
 type RefusedError struct{ Addr netip.Addr }
 
+// Error names the address and the reason.
 func (e *RefusedError) Error() string {
 	return fmt.Sprintf("%s is not an address that may be dialed from here: it is not public, and the operator does "+
 		"not allow it", e.Addr)
 }
 
+// isPublic reports whether an address is global unicast, outside of every special network. An
+// IPv6 address that carries an IPv4 one, such as NAT64's, is judged by the carried address.
 func isPublic(addr netip.Addr) bool {
 	for prefix, at := range carriers {
 		if b := addr.As16(); addr.Is6() && addr.Zone() == "" && prefix.Contains(addr) {
@@ -136,8 +139,8 @@ func isPublic(addr netip.Addr) bool {
 	return true
 }
 
-// Dialer returns a dialer that checks each address just before it is dialed,
-// after names were resolved.
+// Dialer returns a dialer that checks each address just before the connection, after names were
+// resolved. A name can therefore not lead to another address than the checked one.
 func (p Policy) Dialer(timeout time.Duration) *net.Dialer {
 	return &net.Dialer{Timeout: timeout, Control: func(_, address string, _ syscall.RawConn) error {
 		to, err := netip.ParseAddrPort(address)

@@ -28,6 +28,7 @@ import (
 // Keys seal and open. They may be used concurrently.
 type Keys struct{ list []key }
 
+// key is one key and its id, which sealed values carry.
 type key struct {
 	id   string
 	aead cipher.AEAD
@@ -62,8 +63,8 @@ func Load(path string) (*Keys, error) {
 	return k, nil
 }
 
-// Make writes a key file with a new key, for its owner's eyes alone, unless
-// there is one.
+// Make writes a key file with a new key, readable by its owner only. An existing file stays as it
+// is.
 func Make(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, os.ErrExist) {
@@ -81,6 +82,7 @@ func Make(path string) error {
 	return err
 }
 
+// add appends a key, for opening sealed values.
 func (k *Keys) add(raw []byte) error {
 	block, err := aes.NewCipher(raw)
 	if err != nil {
@@ -110,7 +112,7 @@ func (k *Keys) Seal(tenant berth.TenantID, name string, value []byte) (keyID str
 	return k.list[0].id, k.list[0].aead.Seal(nil, nil, value, bound(tenant, name))
 }
 
-// Open returns a value. The errors say nothing of it.
+// Open returns the value that Seal has sealed. No error contains a part of the value.
 func (k *Keys) Open(tenant berth.TenantID, name, keyID string, sealed []byte) ([]byte, error) {
 	for _, one := range k.list {
 		if one.id != keyID {

@@ -20,7 +20,7 @@ import (
 type Chart struct {
 	Title  string
 	Panels []Panel
-	Empty  string // said in place of panels if there are none
+	Empty  string // text of a chart without panels
 }
 
 // Panel is one quantity.
@@ -30,7 +30,7 @@ type Panel struct {
 	Lines []Line
 }
 
-// Line is one series: a value a step, NaN for a gap.
+// Line is one series: one value for each step, NaN for a gap.
 type Line struct {
 	Label  string
 	Start  time.Time
@@ -38,6 +38,8 @@ type Line struct {
 	Values []float64
 }
 
+// Measures of the drawing, in pixels: the width of the picture and its margins, the heights of
+// the head, of the axis below, and of a panel and its title.
 const (
 	width, left, right = 880, 84, 20
 	head, foot         = 44, 34
@@ -51,13 +53,16 @@ const (
 // Ito, without the colours that vanish on white or on black).
 var palette = []string{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#8c6d1f"}
 
+// style gives each class of elements a colour for light and one for dark backgrounds, by the
+// reader's own setting.
 const style = `<style>
-.ground{fill:#ffffff}.ink{fill:#1f2328}.soft{fill:#59636e}.grid{stroke:#d1d9e0}.line{fill:none;stroke-width:1.6;stroke-linecap:round;stroke-linejoin:round}
+.ground{fill:#ffffff}.ink{fill:#1f2328}.soft{fill:#59636e}.grid{stroke:#d1d9e0}` +
+	`.line{fill:none;stroke-width:1.6;stroke-linecap:round;stroke-linejoin:round}
 @media (prefers-color-scheme:dark){.ground{fill:#0d1117}.ink{fill:#f0f6fc}.soft{fill:#9198a1}.grid{stroke:#3d444d}}
 </style>
 `
 
-// SVG draws the chart.
+// SVG draws the chart. The same chart always gives the same bytes.
 func (c Chart) SVG() []byte {
 	from, to := c.span()
 	height := head + foot + len(c.Panels)*(panelHead+panel)
@@ -65,7 +70,8 @@ func (c Chart) SVG() []byte {
 		height += 30
 	}
 	var b bytes.Buffer
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" font-family="system-ui,sans-serif" font-size="12" role="img">`+"\n", width, height, width, height)
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" `+
+		`font-family="system-ui,sans-serif" font-size="12" role="img">`+"\n", width, height, width, height)
 	fmt.Fprintf(&b, "<title>%s</title>\n%s", text(c.Title), style)
 	fmt.Fprintf(&b, `<rect class="ground" width="%d" height="%d"/>`+"\n", width, height)
 	fmt.Fprintf(&b, `<text class="ink" x="16" y="26" font-size="15" font-weight="600">%s</text>`+"\n",
@@ -87,7 +93,8 @@ func (c Chart) SVG() []byte {
 	return b.Bytes()
 }
 
-// span is the time that the picture shows.
+// span returns the time of the picture, from the first start to the last end of all lines. It is
+// at least a second, so that no division by its length fails.
 func (c Chart) span() (from, to time.Time) {
 	for _, p := range c.Panels {
 		for _, l := range p.Lines {
@@ -106,6 +113,8 @@ func (c Chart) span() (from, to time.Time) {
 	return from, to
 }
 
+// draw draws the title, the scale with three labels, the lines, and a legend as wide as the panel
+// allows. top is the upper edge of the plot.
 func (p Panel) draw(b *bytes.Buffer, top int, from, to time.Time) {
 	fmt.Fprintf(b, `<text class="ink" x="%d" y="%d" font-weight="600">%s</text>`+"\n", left, top-9,
 		text(cut(p.Title, longest)))
@@ -116,7 +125,10 @@ func (p Panel) draw(b *bytes.Buffer, top int, from, to time.Time) {
 		fmt.Fprintf(b, `<text class="soft" x="%d" y="%d" text-anchor="end">%s</text>`+"\n", left-8, y+4,
 			text(Format(most*float64(2-i)/2, p.Unit)))
 	}
+	// The legend begins behind the title. Widths are estimates, since the reader's font is
+	// unknown: ten pixels for a bold character, eight for another.
 	x := left + 10*(2+len([]rune(cut(p.Title, longest))))
+	// Beyond the palette's length colours repeat, and only the first lines are named.
 	for i, l := range p.Lines {
 		colour := palette[i%len(palette)]
 		l.draw(b, top, colour, most, from, to)
@@ -132,6 +144,7 @@ func (p Panel) draw(b *bytes.Buffer, top int, from, to time.Time) {
 	}
 }
 
+// largest returns the largest value of all lines, 0 without any.
 func (p Panel) largest() float64 {
 	most := 0.0
 	for _, l := range p.Lines {
@@ -144,7 +157,7 @@ func (p Panel) largest() float64 {
 	return most
 }
 
-// draw joins the middles of the steps; a gap ends the line, and a value between
+// draw joins the middles of the steps by straight lines. A gap ends a line, and a value between
 // two gaps is a dot.
 func (l Line) draw(b *bytes.Buffer, top int, colour string, most float64, from, to time.Time) {
 	whole := to.Sub(from).Seconds()
@@ -162,6 +175,7 @@ func (l Line) draw(b *bytes.Buffer, top int, colour string, most float64, from, 
 			verb = "M"
 		}
 		fmt.Fprintf(b, "%s%.1f,%.1f", verb, x, y)
+		// A move alone would draw nothing: the tiny line makes a single value visible as a dot.
 		if !join {
 			b.WriteString("h0.1")
 		}
@@ -170,7 +184,7 @@ func (l Line) draw(b *bytes.Buffer, top int, colour string, most float64, from, 
 	b.WriteString("\"/>\n")
 }
 
-// times writes the axis: how long after the beginning.
+// times draws the time axis: seven marks with the time since the start.
 func times(b *bytes.Buffer, y int, from, to time.Time) {
 	const marks = 6
 	for i := range marks + 1 {
@@ -180,11 +194,14 @@ func times(b *bytes.Buffer, y int, from, to time.Time) {
 		}
 		x, at := left+plot*i/marks, to.Sub(from)*time.Duration(i)/marks
 		label := "+" + spec.Duration(at.Round(time.Second)).String()
-		fmt.Fprintf(b, `<line class="grid" x1="%d" y1="%d" x2="%d" y2="%d"/><text class="soft" x="%d" y="%d" text-anchor="%s">%s</text>`+"\n", x, y, x, y+5, x, y+20, anchor, label)
+		fmt.Fprintf(b, `<line class="grid" x1="%d" y1="%d" x2="%d" y2="%d"/>`+
+			`<text class="soft" x="%d" y="%d" text-anchor="%s">%s</text>`+"\n",
+			x, y, x, y+5, x, y+20, anchor, label)
 	}
 }
 
-// ceiling is a round number at or above the largest value.
+// ceiling returns a round number at or above v, the top of the scale. Bytes are rounded in units
+// of 1024, so that the labels are round too; a ratio always has the scale of 0 to 1.
 func ceiling(v float64, unit string) float64 {
 	switch {
 	case unit == wire.UnitRatio:
@@ -197,12 +214,13 @@ func ceiling(v float64, unit string) float64 {
 		base = math.Pow(1024, math.Floor(math.Log(v)/math.Log(1024)))
 	}
 	scale := math.Pow(10, math.Floor(math.Log10(v/base))) * base
+	// The middle label shows half of the top, so that the top should be round when halved too.
 	steps := []float64{1, 2, 4, 5, 10}
 	i := slices.IndexFunc(steps, func(s float64) bool { return s*scale >= v })
 	return steps[max(i, 0)] * scale
 }
 
-// Format writes a value with its unit.
+// Format formats a value with its unit, in about three digits.
 func Format(v float64, unit string) string {
 	switch unit {
 	case wire.UnitRatio:
@@ -216,6 +234,7 @@ func Format(v float64, unit string) string {
 	}
 }
 
+// cut shortens a text to a number of runes, the last of which is then an ellipsis.
 func cut(s string, most int) string {
 	if r := []rune(s); len(r) > most {
 		return string(r[:most-1]) + "…"
@@ -223,7 +242,8 @@ func cut(s string, most int) string {
 	return s
 }
 
-// text escapes a shown text, and drops characters that XML excludes.
+// text escapes a shown text, and drops the characters that XML excludes, since a label may hold
+// any.
 func text(s string) string {
 	clean := make([]rune, 0, len(s))
 	for _, r := range s {

@@ -14,7 +14,7 @@ import (
 	"berth/wire"
 )
 
-// Step is the time of one point while there is room for all of them.
+// Step is the time of one point in a series short enough for one point per sample.
 const Step = 2 * time.Second
 
 // Key names one series.
@@ -36,6 +36,7 @@ const (
 	mean             // of the samples in the step
 )
 
+// kind returns how samples of a metric are combined into one point.
 func (k Key) kind() kind {
 	switch k.Metric {
 	case wire.MetricMemory, wire.MetricGPUMemory:
@@ -78,8 +79,8 @@ func New(start time.Time, step time.Duration) *Recorder {
 	return &Recorder{state: state{Start: start, Step: cmp.Or(step, Step), At: start}, lines: map[Key]*line{}}
 }
 
-// Restore returns the recorder that Marshal wrote, nil if it is damaged, or is
-// not of a member that began at start.
+// Restore returns the recorder that Marshal wrote, nil for damaged bytes or for a member with
+// another start.
 func Restore(b []byte, start time.Time) *Recorder {
 	r := New(start, 0)
 	if json.Unmarshal(b, &r.state) != nil || !r.Start.Equal(start) || r.Step <= 0 || r.At.Before(r.Start) {
@@ -138,6 +139,7 @@ func (r *Recorder) Add(at time.Time, s Sample) {
 	r.At = at
 }
 
+// index returns the point of a time.
 func (r *Recorder) index(at time.Time) int { return int(at.Sub(r.Start) / r.Step) }
 
 // spread shares a counter's growth out over the steps since the last sample, by
@@ -213,6 +215,7 @@ var order = []wire.Metric{
 	wire.MetricDiskRead, wire.MetricDiskWritten, wire.MetricReceived, wire.MetricSent,
 }
 
+// sorted returns the lines in the order of the metrics, and within a metric by GPU.
 func (r *Recorder) sorted() []*line {
 	lines := make([]*line, 0, len(r.lines))
 	for _, l := range r.lines {
@@ -224,7 +227,7 @@ func (r *Recorder) sorted() []*line {
 	return lines
 }
 
-// Summary sums it all up, nil if nothing was measured.
+// Summary sums up the series, nil for a recorder without a measurement.
 func (r *Recorder) Summary() *berth.Measured {
 	seconds := r.At.Sub(r.Start).Seconds()
 	if r.Empty() || seconds <= 0 {
@@ -262,6 +265,7 @@ func (r *Recorder) Summary() *berth.Measured {
 	return m
 }
 
+// largest returns the largest value of a line.
 func (l *line) largest() float64 {
 	most := 0.0
 	for _, c := range l.Cells {

@@ -43,7 +43,7 @@ func (k Key) span() trace.SpanID {
 	return wantedFor(fmt.Sprintf("%s/%d/%d/%s", k.Job, k.Attempt, k.Alloc, k.Name)).span
 }
 
-// context is the span as others refer to it.
+// context returns the span in the form for references from other spans.
 func (t *Tracing) context(k Key) trace.SpanContext { return t.remote(JobTrace(k.Job), k.span()) }
 
 // remote is a span of another process. Spans below it follow the flags, which this
@@ -59,6 +59,7 @@ func (t *Tracing) remote(id trace.TraceID, span trace.SpanID) trace.SpanContext 
 // ids gives spans the ids that their context asks for, and random ones else.
 type ids struct{}
 
+// wanted is a fixed identity for the next span of a context.
 type wanted struct {
 	trace trace.TraceID
 	span  trace.SpanID
@@ -70,6 +71,7 @@ func wantedFor(s string) wanted {
 	return wanted{trace: trace.TraceID(sum[8:24]), span: trace.SpanID(sum[:8])}
 }
 
+// wantedKey is the context key of a wanted identity.
 type wantedKey struct{}
 
 // want sets the ids of the one span that is started with the context. Work below
@@ -78,6 +80,7 @@ func want(ctx context.Context, w wanted) context.Context {
 	return context.WithValue(ctx, wantedKey{}, w)
 }
 
+// NewIDs returns the wanted identity of the context, or random ids for a new trace.
 func (ids) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
 	if w, ok := ctx.Value(wantedKey{}).(wanted); ok {
 		return w.trace, w.span
@@ -89,6 +92,7 @@ func (ids) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
 	return t, randomSpan()
 }
 
+// NewSpanID returns the wanted id of the context, or a random one.
 func (ids) NewSpanID(ctx context.Context, _ trace.TraceID) trace.SpanID {
 	if w, ok := ctx.Value(wantedKey{}).(wanted); ok {
 		return w.span
@@ -96,6 +100,7 @@ func (ids) NewSpanID(ctx context.Context, _ trace.TraceID) trace.SpanID {
 	return randomSpan()
 }
 
+// randomSpan returns a random id, which is never zero.
 func randomSpan() (s trace.SpanID) {
 	for !s.IsValid() {
 		fill(s[:])
@@ -103,6 +108,7 @@ func randomSpan() (s trace.SpanID) {
 	return s
 }
 
+// fill fills b with random bytes. Ids need not be secret.
 func fill(b []byte) {
 	for i := range b {
 		b[i] = byte(rand.Uint32())

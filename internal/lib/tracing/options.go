@@ -87,6 +87,7 @@ func FromEnvironment(lookup func(string) (string, bool), endpoint string) (Optio
 	return o, err
 }
 
+// protocol validates the setting of a protocol; HTTP is the default.
 func protocol(name, value string) (string, error) {
 	switch value {
 	case "", protocolHTTP:
@@ -97,8 +98,8 @@ func protocol(name, value string) (string, error) {
 	return "", fmt.Errorf("%s %q: allowed are %s, %s", name, value, protocolHTTP, protocolGRPC)
 }
 
-// address is an endpoint as the exporters want it: with the path under which
-// traces are taken, where the setting is a collector's address for all signals.
+// address returns an endpoint in the exporters' form. If the setting is a collector's address for
+// all signals, the path for traces is added.
 func address(name, value string, addPath bool) (string, error) {
 	u, err := url.Parse(value)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
@@ -117,7 +118,7 @@ func address(name, value string, addPath bool) (string, error) {
 	return u.String(), nil
 }
 
-// on reports whether there is a collector or an exporter.
+// on reports whether spans are exported: to a collector, or to a given exporter.
 func (o Options) on() bool { return o.Endpoint != "" || o.Exporter != nil }
 
 // LogValue shows the options without possible passwords.

@@ -8,8 +8,8 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// quiet logs once that a collector does not accept spans, and once that it does
-// again: the SDK would report each batch, to a global handler.
+// quiet logs the first failed delivery to a collector, and the next successful one. The SDK would
+// report each failed batch to a global handler.
 type quiet struct {
 	sdktrace.SpanExporter
 	log  *slog.Logger
@@ -17,7 +17,7 @@ type quiet struct {
 	lost atomic.Int64
 }
 
-// ExportSpans never fails: there is nothing that the SDK could do about it.
+// ExportSpans always returns nil: the SDK has no use for an error.
 func (q *quiet) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	err := q.SpanExporter.ExportSpans(ctx, spans)
 	if err != nil {

@@ -15,6 +15,8 @@ type samplers struct {
 	all  sdktrace.Sampler
 }
 
+// sampler returns the samplers of the configured name. OpenTelemetry defines the names for
+// OTEL_TRACES_SAMPLER.
 func (o Options) sampler() (samplers, error) {
 	always, never, ratio := sdktrace.AlwaysSample(), sdktrace.NeverSample(),
 		sdktrace.Sampler(spread{sdktrace.TraceIDRatioBased(o.Ratio)})
@@ -41,7 +43,8 @@ func (o Options) sampler() (samplers, error) {
 // takes reports whether a trace is exported. Every process with the same settings
 // gives the same answer.
 func (s samplers) takes(id trace.TraceID) bool {
-	return id.IsValid() && s.root.ShouldSample(sdktrace.SamplingParameters{TraceID: id}).Decision == sdktrace.RecordAndSample
+	return id.IsValid() &&
+		s.root.ShouldSample(sdktrace.SamplingParameters{TraceID: id}).Decision == sdktrace.RecordAndSample
 }
 
 // spread is a sampler by ratio, for ids with bits that are not all random. The SDK
@@ -50,6 +53,7 @@ func (s samplers) takes(id trace.TraceID) bool {
 // all.
 type spread struct{ sdktrace.Sampler }
 
+// ShouldSample asks the sampler about a hash of the trace id, all of whose bits are random.
 func (s spread) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
 	sum := sha256.Sum256(p.TraceID[:])
 	p.TraceID = trace.TraceID(sum[:16])

@@ -15,7 +15,7 @@ import (
 	"berth/wire"
 )
 
-// Span is a span under way. A nil one is none.
+// Span is a span that has not ended. All methods of a nil Span do nothing.
 type Span struct{ span trace.Span }
 
 // Start begins a span under the one of the context, which End ends. Both do
@@ -57,8 +57,8 @@ func (s *Span) End(fault string) {
 	s.span.End()
 }
 
-// Fault is the class of an error: its code, or that somebody ended it. Messages
-// are left out.
+// Fault classifies an error by its code, or as canceled or past its deadline. The text of the
+// error is left out, since it may hold a user's data.
 func Fault(err error) string {
 	switch {
 	case err == nil:
@@ -71,6 +71,7 @@ func Fault(err error) string {
 	return string(berth.CodeOf(err))
 }
 
+// setFault marks a span as failed; "" leaves the span unmarked.
 func setFault(s trace.Span, fault string) {
 	if fault != "" {
 		s.SetStatus(codes.Error, fault)
@@ -86,7 +87,7 @@ type Past struct {
 	Links      []trace.Link
 }
 
-// Tell exports a span that is over. A repeated export, from any process, is the same
+// Tell exports a span that has ended. A repeated export, from any process, is the same
 // span, since its id is the key's. The root has no parent; every other span has one
 // in the same trace.
 func (t *Tracing) Tell(k, parent Key, p Past) {
@@ -113,8 +114,8 @@ func (t *Tracing) LinkTo(id berth.JobID, how string) trace.Link {
 		Attributes: []attribute.KeyValue{attribute.String("berth.link", how)}}
 }
 
-// Submitted exports the call that submitted a job, which has lasted since began, and
-// links the trace of the call, if it has one, with the job's.
+// Submitted exports the call that submitted a job, from began until now, and links the call's own
+// trace, if any, with the job's.
 func (t *Tracing) Submitted(ctx context.Context, job wire.Job, began time.Time) {
 	if t == nil {
 		return
@@ -173,8 +174,8 @@ func (t *Tracing) Serve(ctx context.Context, h http.Header, name string,
 	return ctx, &Span{span}
 }
 
-// ServeAgent begins the span of a call by a machine that is known to be one,
-// under the span that the header names; there is none where it names none.
+// ServeAgent begins the span of an authenticated machine's call, under the span that the header
+// names. Without such a header it begins no span.
 func (t *Tracing) ServeAgent(ctx context.Context, h http.Header, name string,
 	about ...attribute.KeyValue) (context.Context, *Span) {
 	id, span, ok := named(h)

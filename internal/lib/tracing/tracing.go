@@ -21,8 +21,8 @@ const scope = "berth"
 // closeLimit is how long a process that ends waits for a collector.
 const closeLimit = 3 * time.Second
 
-// Tracing makes spans and sends them on. nil is tracing that is off. All methods
-// may be called concurrently.
+// Tracing creates and exports spans. A nil Tracing exports nothing. All methods may be called
+// concurrently.
 type Tracing struct {
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
@@ -67,6 +67,7 @@ func Open(ctx context.Context, o Options) (*Tracing, error) {
 		nil
 }
 
+// exporter returns the exporter of the configured protocol. It does not connect yet.
 func (o Options) exporter(ctx context.Context) (sdktrace.SpanExporter, error) {
 	if o.Exporter != nil {
 		return o.Exporter, nil

@@ -176,7 +176,7 @@ func TestCallsAreLinkedWithTheJobsTheySubmit(t *testing.T) {
 	}
 }
 
-// What is told is decided here, whatever a caller wants.
+// The server alone decides about the export, against any wish of a caller.
 func TestNobodyForcesACallToBeTold(t *testing.T) {
 	t.Parallel()
 	x, spans := inMemory(t, tracing.Options{Sampler: "parentbased_always_off"})
@@ -190,8 +190,8 @@ func TestNobodyForcesACallToBeTold(t *testing.T) {
 	}
 }
 
-// No id of a trace is zero, and what is no UUID comes from what somebody named by
-// hand, such as a workflow.
+// No trace id is zero, and an id that is no UUID, such as a workflow's that was named by hand,
+// has no trace.
 func TestWhatHasNoTraceIsNotTold(t *testing.T) {
 	t.Parallel()
 	x, spans := inMemory(t, tracing.Options{})
@@ -289,8 +289,8 @@ func TestCollectorsAreToldInBothProtocols(t *testing.T) {
 	}
 }
 
-// A collector that takes a connection and never answers is the worst one: spans
-// beyond what the queue holds are dropped, and nobody waits.
+// The worst collector accepts a connection and never answers: spans beyond the queue are dropped,
+// and no call waits.
 func TestACollectorThatIsAwayHoldsUpNothing(t *testing.T) {
 	t.Parallel()
 	for _, protocol := range []string{"http/protobuf", "grpc"} {

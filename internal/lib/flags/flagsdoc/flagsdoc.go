@@ -12,9 +12,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Hold compares the file at path with the reference of program's flags, or writes
-// it where update is set. Defaults that depend on the machine are left out by their
-// flags: a flag's default is shown as its value before parsing.
+// Hold fails the test unless the file at path is the reference of program's flags. With update it
+// writes the file first. A default is the flag's value before parsing, so a flag whose default
+// depends on the machine must set that default after parsing.
 func Hold(t *testing.T, path, program, intro string, f *pflag.FlagSet, update bool) {
 	t.Helper()
 	want := reference(program, intro, f)
@@ -32,6 +32,8 @@ func Hold(t *testing.T, path, program, intro string, f *pflag.FlagSet, update bo
 	}
 }
 
+// reference returns the Markdown table of all flags, sorted by name, without hidden flags and
+// without --help and --version. intro is the text below the title.
 func reference(program, intro string, f *pflag.FlagSet) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Flags of %s\n%s\n\n", program, intro)
@@ -42,6 +44,8 @@ func reference(program, intro string, f *pflag.FlagSet) string {
 		if x.Hidden || x.Name == "help" || x.Name == "version" {
 			return
 		}
+		// The same rule names the environment variables where the program reads its
+		// configuration.
 		variable := "BERTH_" + strings.ToUpper(strings.ReplaceAll(x.Name, "-", "_"))
 		value := ""
 		if x.DefValue != "" && x.DefValue != "[]" {
