@@ -23,8 +23,7 @@ var (
 	atOnce   = flag.Int("parallel-elements", 20, "of them that may hold capacity at once")
 )
 
-// mostArrayEvents is how long the history of an array's coordinator may be,
-// whatever the number of its elements.
+// mostArrayEvents bounds the history of an array's coordinator, for any number of elements.
 const mostArrayEvents = 300
 
 // The claims share one stack, as those about jobs do, and a Temporal server has

@@ -12,10 +12,9 @@ import (
 	"berth/internal/control/scheduler"
 )
 
-// BenchmarkJobs runs short jobs through everything: b.N of them, submitted by
-// 16 clients at once, until each has ended. Beside the rate it reports this
-// process's CPU time a job, in which Temporal, control plane and agents share;
-// PostgreSQL's is not in it.
+// BenchmarkJobs runs short jobs through the whole system: b.N jobs, submitted by 16 clients at
+// once, until each has ended. In addition to the rate it reports this process's CPU time a job,
+// which includes Temporal, control plane and agents, but not PostgreSQL.
 func BenchmarkJobs(b *testing.B) {
 	s := start(b, scheduler.Ages{}, "m0", "m1")
 	one := s.submit(b, jobSpec("warm-up", "exit", "0"))

@@ -21,8 +21,8 @@ import (
 // through a hundred.
 var gangRounds = flag.Int("gang-rounds", 25, "how often two gangs that each need the whole cluster take turns")
 
-// sharesGangs lets two gangs that each need the whole cluster come at once, a
-// hundred times: one runs, then the other, whatever fails meanwhile.
+// sharesGangs submits two gangs at once that each need the whole cluster, a hundred times: one
+// runs, then the other, despite any failure meanwhile.
 func sharesGangs(t *testing.T, s *stack) {
 	rounds := *gangRounds
 	whole := jobSpec("whole", "exit", "0")
@@ -87,7 +87,7 @@ func (s *stack) joinDocker(t *testing.T, machines ...berth.MachineID) *docker.En
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.t.Cleanup(func() { // what a failed test leaves
+	s.t.Cleanup(func() { // leftovers of a failed test
 		defer engine.Close()
 		ctx, ours := context.Background(), map[string]string{berth.LabelCluster: cluster}
 		left, err := engine.List(ctx, ours)

@@ -16,7 +16,7 @@ import (
 
 var update = flag.Bool("update", false, "record the histories that package workflows replays")
 
-// history is what Temporal has of the job's workflow.
+// history returns Temporal's history of the job's workflow.
 func (s *stack) history(t *testing.T, id berth.JobID) *historypb.History {
 	t.Helper()
 	return s.historyOf(t, berth.JobWorkflowID(id))

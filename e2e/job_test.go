@@ -290,8 +290,8 @@ func (s *stack) burst(t *testing.T, n int) (events float64, long string) {
 		job := s.ends(t, id, berth.Succeeded)
 		h := s.history(t, id)
 		events += float64(len(h.GetEvents()))
-		// Where the test's machine is so crowded that a reservation is not taken up
-		// within its limit, another attempt is what should be.
+		// Another attempt is correct if the test's machine is so busy that a reservation is not
+		// claimed within its limit.
 		for _, a := range job.Attempts[:len(job.Attempts)-1] {
 			if a.Outcome == nil || a.Outcome.Code != berth.ReasonUnclaimed {
 				t.Errorf("job %s: attempt %d ended by %+v", id, a.Number, a.Outcome)

@@ -20,9 +20,8 @@ import (
 	"berth/spec"
 )
 
-// The database and Temporal are taken away in every way there is; containers run
-// on, and what was acknowledged stays true. The claims share a stack: they are
-// about the same containers.
+// The database and Temporal are taken away in every possible way; containers run on, and
+// acknowledged changes stay. The claims share a stack: they are about the same containers.
 func TestF13F14F16F17F18OutagesStopNothing(t *testing.T) {
 	var link *faultproxy.Proxy
 	s := startWith(t, quick, func(c *controlplane.Config) {
@@ -144,8 +143,9 @@ func (o *outage) databaseAway(t *testing.T) {
 	}
 }
 
-// A user who is answered 503 submits again with the same key. Some of the commits that lose their reply are others', of the leader, of
-// steps, of reports: they too must have one effect.
+// A user who gets the answer 503 submits again with the same key. Some of the commits that lose
+// their reply belong to other callers, to the leader, to steps or to reports: these too must have
+// one effect.
 func (o *outage) replyLost(t *testing.T) {
 	cut := 0
 	seen := map[berth.JobID]bool{}
@@ -237,9 +237,9 @@ func (o *outage) keepsLead(t *testing.T) bool {
 	return now == before || took > time.Second
 }
 
-// probe asks the database again and again, past the link, until the returned
-// function tells how long the slowest answer took: where that is long, it is the
-// machine that the test runs on which is slow.
+// probe queries the database again and again, past the link, until the returned function is
+// called, which returns the slowest answer's time: a long time means that the machine under the
+// test is slow.
 func (o *outage) probe(t *testing.T) (slowest func() time.Duration) {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), o.database)

@@ -201,8 +201,8 @@ func (s *stack) endAll(t *testing.T, names ...string) {
 	}
 }
 
-// showsTimes compares the times that Berth shows with those that Temporal will
-// fire at: there is one reading of a cron line, and two of its dates.
+// showsTimes compares the times that Berth shows with the times at which Temporal will fire: a
+// cron line has one meaning, and two programs compute its dates.
 func showsTimes(t *testing.T, s *stack) {
 	in := time.Now().Add(time.Hour)
 	for i, c := range []spec.Schedule{

@@ -25,12 +25,10 @@ import (
 	"berth/wire"
 )
 
-// hidesSecrets runs a job with code, data in S3 that a secret is the login of,
-// another secret, a registry's login and an output, twice: the second time the
-// machine has code and data. Then it looks for the values
-// in every row of Berth's and Temporal's databases, in the object store, on the
-// machines' disks and in the logs. That the looking finds things is shown by
-// what is no secret.
+// hidesSecrets runs a job with code, data in S3 behind a secret login, another secret, a
+// registry's login and an output, twice: the second time the machine has code and data. Then it
+// searches for the values in every row of Berth's and Temporal's databases, in the object store,
+// on the machines' disks and in the logs. A value that is no secret proves that the search works.
 func hidesSecrets(t *testing.T, s *stack) {
 	const value, known = "hunter2-canary-of-a-secret", "canary-that-is-no-secret"
 	data := s3test.Start(t)

@@ -88,7 +88,7 @@ func startStack(t testing.TB, ages scheduler.Ages, edit func(*controlplane.Confi
 	url := dbtest.URL(t)
 	log, logs := testLog(t)
 	s := &stack{t: t, database: url, logs: logs, traces: traces, dir: t.TempDir(), engines: map[berth.MachineID]*fakeruntime.Fake{}}
-	t.Cleanup(s.verify)             // the last of all: nothing writes any more
+	t.Cleanup(s.verify)             // the last of all: every writer has ended
 	s.startTemporal(t, freePort(t)) // it must be free when it is started again
 	t.Cleanup(func() { _ = s.server.Stop() })
 	s.address = s.server.Address()
@@ -99,7 +99,7 @@ func startStack(t testing.TB, ages scheduler.Ages, edit func(*controlplane.Confi
 	t.Cleanup(s.temporal.Close)
 
 	cfg := controlplane.Default()
-	cfg.Policy = cfg.Policy.Plain() // what is tested here are not policies
+	cfg.Policy = cfg.Policy.Plain() // policies are not tested here
 	cfg.Listen, cfg.DatabaseURL, cfg.TemporalAddress = "127.0.0.1:0", url, s.address
 	cfg.BlobURL = "file://" + filepath.Join(s.dir, "blobs")
 	cfg.WebhookAllow = "127.0.0.1"
@@ -137,7 +137,7 @@ func startStack(t testing.TB, ages scheduler.Ages, edit func(*controlplane.Confi
 	return s
 }
 
-// verify checks that whatever the test did is a history that keeps every promise.
+// verify checks that the test's history keeps every promise.
 func (s *stack) verify() {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -204,8 +204,8 @@ func (s *stack) run(what string, f func(context.Context) error) {
 	})
 }
 
-// delivers hands the tasks of waiters on, or loses them: then Temporal knows the
-// activities as started, and hears nothing more.
+// delivers passes the tasks of waiters on, or loses them: then Temporal counts the activities as
+// started, and gets no heartbeat.
 func (s *stack) delivers(run workers.RunFunc) workers.RunFunc {
 	return func(ctx context.Context, r wire.RunRequest) (wire.RunResult, error) {
 		if s.bouncy.Load() && activity.GetInfo(ctx).Attempt == 1 {
@@ -250,7 +250,7 @@ func (s *stack) joinOver(m berth.MachineID, engine node.Runtime, log *slog.Logge
 			{Index: 1, UUID: string(m) + "-1", Model: "H100", MemoryMiB: 81920, Healthy: true},
 		},
 	}
-	if m == "m1" { // one machine has what lies in the folder
+	if m == "m1" { // one machine has the content of the folder
 		cfg.Volumes = fetch.Volumes{"datasets": s.volume(s.t)}
 	}
 	s.run("agent "+string(m), func(ctx context.Context) error { return agent.Run(ctx, cfg) })
@@ -380,7 +380,7 @@ func until(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// testLog keeps what is logged and shows it if the test fails.
+// testLog keeps the log and shows it if the test fails.
 func testLog(t testing.TB) (*slog.Logger, *lockedBuffer) {
 	b := &lockedBuffer{}
 	t.Cleanup(func() {

@@ -15,8 +15,8 @@ import (
 	"berth/internal/lib/tracing"
 )
 
-// startTraced is start with traces, which the control plane, the agents and
-// their clients of Temporal tell of into one list.
+// startTraced is start with traces: the control plane, the agents and their Temporal clients
+// export into one list.
 func startTraced(t testing.TB, ages scheduler.Ages, machines ...berth.MachineID) *stack {
 	t.Helper()
 	kept := tracetest.NewInMemoryExporter()
@@ -30,7 +30,7 @@ func startTraced(t testing.TB, ages scheduler.Ages, machines ...berth.MachineID)
 	return s
 }
 
-// trace is what was told of a job up to now.
+// trace returns the spans of a job exported so far.
 func (s *stack) trace(t *testing.T, id berth.JobID) (found tracetest.SpanStubs) {
 	t.Helper()
 	if err := s.traces.Flush(t.Context()); err != nil {
@@ -44,8 +44,8 @@ func (s *stack) trace(t *testing.T, id berth.JobID) (found tracetest.SpanStubs) 
 	return found
 }
 
-// told waits for the whole trace of a job that has ended, as every process exports its
-// spans in its own time: spans of these names exist, all spans are connected, and
+// told waits for the whole trace of a job that has ended, since every process exports its spans
+// in its own time. It returns when spans of these names exist, all spans are connected, and
 // check, unless nil, returns no fault.
 func (s *stack) told(t *testing.T, id berth.JobID, names []string, check func(tracetest.SpanStubs) string) (spans tracetest.SpanStubs) {
 	t.Helper()

@@ -14,9 +14,9 @@ import (
 	"berth/wire"
 )
 
-// readsFolders runs a job twice that reads a folder which one machine shares; the
-// second time the machine has it. Tenants that the operator has not named are
-// refused, and who waits for a machine with the folder is told so.
+// readsFolders runs a job twice that reads a folder which one machine shares; the second time the
+// machine has the content. Tenants that the operator has not named are refused, and a job that
+// waits for a machine with the folder shows that reason.
 func readsFolders(t *testing.T, s *stack) {
 	if err := os.WriteFile(filepath.Join(s.volume(t), "part.txt"), []byte("a part of the data"), 0o600); err != nil {
 		t.Fatal(err)

@@ -22,8 +22,8 @@ var (
 	backlog    = flag.Int("backlog", 20_000, "jobs to be placed")
 )
 
-// BenchmarkBerth takes every figure once and prints them as a table. It fails if
-// one is below what it must be.
+// BenchmarkBerth takes every figure once and prints the figures as a table. It fails if one is
+// below its bound.
 func BenchmarkBerth(b *testing.B) {
 	chosen := func(part string) bool { return strings.Contains(","+*parts+",", ","+part+",") }
 	began := time.Now()
@@ -56,7 +56,7 @@ func BenchmarkBerth(b *testing.B) {
 	}
 }
 
-// machine tells what the figures were taken on.
+// machine describes the machine on which the figures were taken.
 func machine() string {
 	load, _ := os.ReadFile("/proc/loadavg")
 	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")

@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// cost is what has been used since some beginning. On a machine that others use
-// too, it says more than the clock.
+// cost is the use of resources since a starting point. On a shared machine it says more than the
+// elapsed time.
 type cost struct {
 	at       time.Time
 	process  time.Duration            // CPU of this process: Temporal, control plane, agents, clients
 	postgres map[string]time.Duration // CPU of its processes, by database; "" is the server's own
-	commits  map[string]int64         // by database, those of single reads included
+	commits  map[string]int64         // by database, including commits of single reads
 }
 
 // cost reads the meters. PostgreSQL counts with a delay of a
@@ -60,8 +60,8 @@ func (c cost) cpu() time.Duration {
 // clockTick is USER_HZ, which is 100 on every Linux that Go runs on.
 const clockTick = time.Second / 100
 
-// postgresCPU adds up the server's processes. Those that have ended count as the
-// postmaster's, which waited for them.
+// postgresCPU adds up the server's processes. Processes that have ended count as the
+// postmaster's, which waited for their end.
 func (s *stack) postgresCPU() map[string]time.Duration {
 	pidFile, err := os.ReadFile(filepath.Join(s.dir, "postgres", "data", "postmaster.pid"))
 	s.must(err)

@@ -36,8 +36,7 @@ type bare struct {
 	next   atomic.Int64
 }
 
-// joinDocker joins the machine and learns from one job's container what Berth
-// asks of the engine.
+// joinDocker joins the machine and copies the engine's configuration of one job's container.
 func (s *stack) joinDocker() (image string, b *bare) {
 	image = runtimetest.Image(s.b, "")
 	engine, err := docker.Open("", docker.Options{Logger: s.log})
@@ -68,7 +67,7 @@ func (s *stack) joinDocker() (image string, b *bare) {
 	return image, b
 }
 
-// clear removes what an interrupted run left in the engine.
+// clear removes the containers that an interrupted run left in the engine.
 func (b *bare) clear() {
 	ctx := context.Background() // the benchmark's own is over
 	cluster, err := b.db.Cluster.ID(ctx)
@@ -87,8 +86,8 @@ func (b *bare) clear() {
 	}
 }
 
-// begin creates and starts a container and tells when it ran, by the engine's
-// own stamp, which is what a job's container is measured by too.
+// begin creates and starts a container and returns the time of its start by the engine's own
+// stamp, by which a job's container is measured too.
 func (b *bare) begin(command ...string) (id string, err error) {
 	config, host := b.config, b.host
 	config.Cmd = command

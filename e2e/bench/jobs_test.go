@@ -15,15 +15,15 @@ const fake berth.MachineID = "fake"
 // clients call at once.
 const clients = 16
 
-// round is one load and what it cost.
+// round is one load and its cost.
 type round struct {
 	rate float64
 	cpu  time.Duration // per job
 	cost cost
 }
 
-// measureJobs runs loads of jobs and of bare workflows by turns: the clock of a
-// shared machine is only good for what happens at the same time.
+// measureJobs runs loads of jobs and of bare workflows in turn: on a shared machine only
+// measurements of the same time can be compared.
 func (s *stack) measureJobs(t *table, f, tuned *floor, rounds, n int) {
 	s.load(f.one, f.done, n/4) // caches, connections, plans
 	s.load(tuned.one, tuned.done, n/4)
@@ -63,7 +63,7 @@ func (s *stack) measureJobs(t *table, f, tuned *floor, rounds, n int) {
 	t.remark("bare workflows with Berth's own worker options and eager start: %.0f/s", median(rates(best)))
 }
 
-// remarkCost tells where the time of one went, in the mean of all rounds.
+// remarkCost shows where the time of one job or workflow went, in the mean of all rounds.
 func (t *table) remarkCost(what string, list []round, n int) {
 	var process time.Duration
 	cpu, transactions := map[string]time.Duration{}, map[string]int64{}
@@ -126,9 +126,8 @@ const (
 	restBytes  = 128 << 10
 )
 
-// settleMeters waits until what trails behind (deletions of done tasks,
-// visibility, the forgetting of containers) is done and counted, which keeps it
-// out of the next load.
+// settleMeters waits until delayed work (deletions of done tasks, visibility, the removal of
+// containers) is done and counted, so that the next load does not contain it.
 func (s *stack) settleMeters() {
 	s.b.Helper()
 	var since time.Time
@@ -157,7 +156,7 @@ func (f *floor) done() {
 	f.until("every bare workflow has ended", func() bool { return f.ended.Load() == f.next.Load() })
 }
 
-// joinFake joins the machine in memory; each start of a program is told.
+// joinFake joins the machine in memory and reports each start of a program.
 func (s *stack) joinFake(o fakeruntime.Options) {
 	engine := fakeruntime.New(o)
 	s.b.Cleanup(engine.Shutdown)

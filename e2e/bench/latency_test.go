@@ -15,7 +15,7 @@ type begins struct {
 	at map[string]time.Time
 }
 
-// program is what the machine in memory runs in every container.
+// program runs in every container of the machine in memory.
 func (x *begins) program(ctx context.Context, p *prog.Process) int {
 	now := time.Now()
 	if id, ok := p.Env("BERTH_JOB_ID"); ok {

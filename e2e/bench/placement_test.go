@@ -9,15 +9,15 @@ import (
 	"berth/internal/control/scheduler"
 )
 
-// pokes is nobody to tell: these jobs have no workflows.
+// pokes drops all notifications: these jobs have no workflows.
 type pokes struct{}
 
 func (pokes) Poke(...berth.JobID) {}
 func (pokes) Healthy() bool       { return true }
 
-// measurePlacement gives a leader of its own, on a database of its own in the
-// same cluster, a backlog of jobs of one CPU, and counts what it has committed
-// a second: feed, plan, commit and hints together.
+// measurePlacement gives a leader of its own, on a database of its own in the same cluster, a
+// backlog of jobs of one CPU, and counts its commits a second: feed, plan, commit and
+// notifications together.
 func (s *stack) measurePlacement(t *table, rounds, jobs int) {
 	var rates []float64
 	for i := range rounds {

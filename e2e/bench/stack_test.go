@@ -194,7 +194,7 @@ func (s *stack) idle() {
 	})
 }
 
-// stuck tells where the live jobs stand.
+// stuck lists the live jobs by state.
 func (s *stack) stuck() string {
 	var rows []string
 	err := s.db.Pool().QueryRow(context.Background(), `

@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// countStatements makes the server keep count of what it executes.
+// countStatements makes the server count the statements that it executes.
 func (s *stack) countStatements() {
 	s.alter("postgres", `ALTER SYSTEM SET shared_preload_libraries = 'pg_stat_statements'`)
 	s.must(s.postgres.Stop(s.b.Context()))

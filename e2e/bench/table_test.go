@@ -19,7 +19,7 @@ type figure struct {
 	note      string
 }
 
-// verdict compares the value with what it must be and what is aimed at.
+// verdict compares the value with its bound and its goal.
 func (f figure) verdict() string {
 	reaches := func(limit float64) bool {
 		if f.high {
@@ -54,7 +54,7 @@ func (f figure) show(v float64) string {
 	}
 }
 
-// table is what a run has measured.
+// table holds the figures of a run.
 type table struct {
 	figures []figure
 	remarks []string
@@ -66,7 +66,7 @@ func (t *table) remark(format string, args ...any) {
 	t.remarks = append(t.remarks, fmt.Sprintf(format, args...))
 }
 
-// missed counts the figures below what they must be.
+// missed counts the figures below their bound.
 func (t *table) missed() int {
 	n := 0
 	for _, f := range t.figures {

@@ -10,13 +10,13 @@ import (
 	"berth/wire"
 )
 
-// An array of cells; that no more of it run at once is berth-check's to say.
+// An array of cells. berth-check verifies that no more elements run at once than allowed.
 const (
 	sweepSize     = 4
 	sweepParallel = 2
 )
 
-// sweep is an array whose elements tell which they are.
+// sweep is an array whose elements print their index.
 func (s *stack) sweep(lane string) *work {
 	jobSpec := s.spec(lane, "env", spec.EnvArrayIndex)
 	jobSpec.Checkpoint, jobSpec.Array = nil, &spec.Array{Size: sweepSize, Parallel: sweepParallel}

@@ -14,9 +14,8 @@ import (
 	"berth"
 )
 
-// autopsy tells of what was under way when something failed: jobs that are not
-// over and the last of the others, with their rows and workflows, and what the
-// control plane complained of.
+// autopsy describes the state at a failure: the live jobs and the last ended ones, with their
+// rows and workflows, and the errors in the control plane's logs.
 func (s *stack) autopsy() string {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -81,7 +80,7 @@ func (s *stack) autopsy() string {
 	return b.String()
 }
 
-// workflow tells where a job's workflow stands.
+// workflow describes the state of a job's workflow.
 func (s *stack) workflow(ctx context.Context, id berth.JobID) string {
 	x, err := s.workflows.DescribeWorkflowExecution(ctx, berth.JobWorkflowID(id), "")
 	if err != nil {

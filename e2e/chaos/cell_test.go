@@ -28,10 +28,10 @@ const (
 // cell is one way for things to go wrong.
 type cell struct {
 	process string
-	point   string // a failpoint, or what is done to the process
+	point   string // a failpoint, or the action on the process
 	action  string // kill or freeze
 	down    time.Duration
-	of      string // what must come by, where many do; "": anything
+	of      string // the kind of job or change that must hit the failpoint, where several can; "": any
 }
 
 func struck(process, point, action string, down time.Duration) cell {
@@ -42,7 +42,7 @@ func (c cell) String() string {
 	return fmt.Sprintf("%s %s %s %s", c.process, c.place(), c.action, c.downtime())
 }
 
-// place is the failpoint, and what comes by.
+// place is the failpoint, with the kind of job or change that hits it.
 func (c cell) place() string {
 	if c.of == "" {
 		return c.point
@@ -60,7 +60,7 @@ func (c cell) downtime() string {
 	return c.down.String()
 }
 
-// result is what became of a cell.
+// result is the outcome of a cell.
 type result struct {
 	cell
 	took time.Duration
@@ -108,7 +108,7 @@ func failpointCells() (fixed, further []cell) {
 	return fixed, further
 }
 
-// fixedCells are those of every run: each failpoint twice, and each process.
+// fixedCells are the cells of every run: each failpoint twice, and each process.
 func fixedCells() []cell {
 	cells, _ := failpointCells()
 	cells = append(cells,
@@ -127,7 +127,7 @@ func fixedCells() []cell {
 	return append(cells, struck(network, submitReplyCut, "cut", 0), struck(network, databaseCut, "cut", short))
 }
 
-// What comes by in cells that are about one kind of work, or one change of it.
+// The kinds of work, or of changes, that hit the failpoints of specific cells.
 const (
 	aGang   = "a gang"
 	aPause  = "a pause"
@@ -148,7 +148,7 @@ func workCells() []cell {
 	}
 }
 
-// furtherCells are those that only a longer run has time for.
+// furtherCells are the cells for which only a longer run has time.
 func furtherCells() []cell {
 	_, cells := failpointCells()
 	return append(cells,
@@ -159,7 +159,7 @@ func furtherCells() []cell {
 	)
 }
 
-// What is done to processes without failpoints.
+// Actions on processes without failpoints.
 const (
 	whileRunning   = "while jobs run"
 	beforeCreate   = "before a container is created"

@@ -10,7 +10,7 @@ import (
 	"berth/internal/lib/failpoint"
 )
 
-// What every run must cover.
+// The minimum that every run must cover.
 func TestTheFixedCellsAreEnough(t *testing.T) {
 	t.Parallel()
 	cells := fixedCells()

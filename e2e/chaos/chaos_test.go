@@ -73,7 +73,7 @@ func (s *stack) runCells(cells []cell) []result {
 	return r.results
 }
 
-// run is cells under way, and what became of those before.
+// run is the cells under way, and the results of the cells before.
 type run struct {
 	*stack
 	began   time.Time
@@ -90,16 +90,15 @@ type turn struct {
 	place string
 }
 
-// Not each cell is worth a line: a log that is long is cut, and what matters is
-// at its end.
+// Most cells get no line of their own: a long log is cut, and its end matters most.
 const (
 	progressEvery = 20
 	slow          = time.Minute
 )
 
-// work runs the cells of a queue one after another, with their jobs in one
-// place, until it is empty or one has failed: what follows from a breach hides
-// it. Slow cells are left for repeat.
+// work runs the cells of a queue one after another, with their jobs in one place, until the queue
+// is empty or one has failed: consequences of a breach would hide the breach. Slow cells are left
+// for repeat.
 func (r *run) work(queue chan cell, place string) {
 	for !r.t.Failed() {
 		select {
@@ -117,9 +116,8 @@ func (r *run) work(queue chan cell, place string) {
 	}
 }
 
-// try runs one cell. If an engine hung meanwhile the cell counts as slow, whatever
-// its error is: a hang costs attempts and logs. The checks after all cells still
-// find any damage.
+// try runs one cell. If an engine hung meanwhile the cell counts as slow, with any error: a hang
+// costs attempts and logs. The checks after all cells still find any damage.
 func (r *run) try(c cell, place string) error {
 	began := time.Now()
 	undo, err := r.do(c, place)
@@ -128,7 +126,7 @@ func (r *run) try(c cell, place string) error {
 	}
 	if onlySlow(err) {
 		r.dissect()
-		if undo != nil { // what others need comes back, even for a cell that fails
+		if undo != nil { // restores the things that other cells need, even if this cell fails
 			err = errors.Join(err, undo())
 		}
 	}
@@ -192,7 +190,7 @@ func (s *stack) check(results []result) {
 	s.t.Helper()
 	fmt.Print(matrix(results))
 	if s.t.Failed() {
-		return // what a breach left behind may never end
+		return // jobs left by a breach may never end
 	}
 	for _, c := range []struct {
 		what string
@@ -248,8 +246,8 @@ func (s *stack) wantNothingReserved() error {
 	return err
 }
 
-// picture is the state of all rows that a reconciler might change. Leases and
-// times of hearing are renewed for ever.
+// picture is the state of all rows that a reconciler might change. Leases and last-heard times
+// are renewed all the time and left out.
 const picture = `
 	SELECT md5(concat_ws('|',
 		(SELECT string_agg(t::text, ',' ORDER BY t.id) FROM jobs t),
@@ -291,7 +289,7 @@ func (s *stack) wantStill() error {
 	return nil
 }
 
-// passes is how many passes of the reconciler the leaders' logs tell of.
+// passes counts the passes of the reconciler in the leaders' logs.
 func (s *stack) passes() (n int, err error) {
 	for _, p := range s.plane[failpoint.Leader] {
 		b, err := os.ReadFile(p.log())
@@ -303,7 +301,7 @@ func (s *stack) passes() (n int, err error) {
 	return n, nil
 }
 
-// wantNoBreach asks the history checker, with what the engines saw.
+// wantNoBreach runs the history checker with the engines' records.
 func (s *stack) wantNoBreach() {
 	s.t.Helper()
 	out, err := exec.Command(filepath.Join(s.bin, "berth-check"), "--database-url", s.postgres.URL(databaseURL), "--settled",

@@ -1,31 +1,29 @@
-// Package chaos kills Berth's processes at every named failpoint and looks what
-// becomes of the jobs. It runs berthd in several processes, one role or two
-// each and every role twice, agents over private Docker engines, PostgreSQL and
-// Temporal, the last two behind proxies.
+// Package chaos kills Berth's processes at every named failpoint and checks the jobs afterwards.
+// It runs berthd in several processes, one role or two each and every role twice, agents over
+// private Docker engines, PostgreSQL and Temporal, the last two behind proxies.
 //
-// A cell is a process, a failpoint and a downtime: the failpoint is armed, jobs
-// are driven through until it is hit, the process dies there, is started again
-// after the downtime, and the cell's job must end as if nothing had happened:
-// in the same attempt unless its machine was silent beyond lost_after. Where only
-// a pipeline, a gang, an array or a schedule comes by, the cell has one. Jobs that
-// are not to lose their machine have a lost_after that no slow test run reaches;
-// one that ends without having come by the failpoint is followed by another. At the
-// end of all cells every job is terminal, nothing is reserved, no container is
-// left, no container was created or started twice, and a further pass of the
-// reconciler writes nothing.
+// A cell is a process, a failpoint and a downtime: the failpoint is armed, jobs are driven
+// through until it is hit, the process dies at that point, is started again after the downtime,
+// and the cell's job must end as if nothing had happened: in the same attempt unless its machine
+// was silent beyond lost_after. A failpoint that only a pipeline, a gang, an array or a schedule
+// can hit gets a cell with such a job. Jobs that must not lose their machine have a lost_after
+// that no slow test run reaches; a job that ends without hitting the failpoint is followed by
+// another. At the end of all cells every job is terminal, nothing is reserved, no container is
+// left, no container was created or started twice, and a further pass of the reconciler writes
+// nothing.
 //
-// It has no code but tests. go test runs a fixed set of cells, and checks that it
-// is enough; make chaos has further ones, and adds a soak, an overload and random ones for as
-// long as -budget allows. The seed that is printed replays the choices.
+// It has no code but tests. go test runs a fixed set of cells, and checks that the set is large
+// enough; make chaos has further ones, and adds a soak, an overload and random cells for as long
+// as -budget allows. The printed seed replays the choices.
 //
-// A cell fails in one of two ways. A broken promise is a breach and fails the run
-// at once. A cell that reached the limit of a wait, or whose job was over before it
-// was struck, was only slow. Its own jobs must still end, and it is repeated alone
-// after all others; it fails if it is slow again.
+// A cell fails in one of two ways. A broken promise is a breach and fails the run at once. A cell
+// that reached the limit of a wait, or whose job was over before it was struck, was only slow.
+// Its own jobs must still end, and it is repeated alone after all others; it fails if it is slow
+// again.
 //
-// A Docker engine that hangs is killed and started again. The cells that fail
-// because of it count as slow. Docker 20.10 has such a fault (see tend).
+// A Docker engine that hangs is killed and started again. The cells that fail because of the hang
+// count as slow. Docker 20.10 has such a fault (see tend).
 //
-// The one rule to know: a cell waits for conditions, never for times, because
-// machines that run tests are busy; only downtimes are slept.
+// The one rule to know: a cell waits for conditions, never for times, because machines that run
+// tests are busy; only downtimes are slept.
 package chaos

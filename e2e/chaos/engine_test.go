@@ -22,8 +22,7 @@ import (
 	"berth/internal/devstack/dockerd"
 )
 
-// engine is a private Docker engine, and the record of what it did, which Berth
-// cannot influence.
+// engine is a private Docker engine, and its record of events, which Berth cannot influence.
 type engine struct {
 	name   string
 	dir    string
@@ -36,14 +35,14 @@ type engine struct {
 
 	mu   sync.Mutex
 	seen map[string]map[events.Action]int // by container name
-	told map[told]bool                    // what was noted
+	told map[told]bool                    // recorded events
 	last time.Time                        // of the newest event read
 	hung time.Time                        // when tend last found that it does not answer, or had revived it
 	fine time.Time                        // when tend last sent a call that was answered or refused
 	err  error
 }
 
-// told is one event, however often the engine tells it.
+// told is one event; the engine may send the same event several times.
 type told struct {
 	nanos     int64
 	container string
@@ -91,10 +90,9 @@ func (e *engine) close() {
 // before it waits for its turn.
 const disorder = 10 * time.Second
 
-// watch reads events until ctx ends, again from the last one after the engine
-// was away. The engine remembers its last events while it lives; those of one
-// that died are gone, so what happened between the last read and its death may
-// be missing, never doubled.
+// watch reads events until ctx ends, again from the last one after the engine was away. An engine
+// keeps its last events while it lives, and loses them when it dies. Events between the last read
+// and a death may therefore be missing, never doubled.
 func (e *engine) watch(ctx context.Context) {
 	for ctx.Err() == nil {
 		e.mu.Lock()
@@ -119,12 +117,12 @@ func (e *engine) watch(ctx context.Context) {
 	}
 }
 
-// Docker 20.10, which Debian 12 ships, can deadlock when containers end while
-// others join or leave the same network (https://github.com/moby/moby/pull/42545,
-// https://github.com/moby/moby/issues/46661). The engine then answers nothing that
-// needs its networks, for ever. Two calls in a row that get no answer are a hang: a
-// busy engine answers later, one that a cell has killed refuses at once. One such
-// call excuses the cells under way, because agents give up about as early.
+// Docker 20.10, which Debian 12 ships, can deadlock when containers end while others join or
+// leave the same network (https://github.com/moby/moby/pull/42545,
+// https://github.com/moby/moby/issues/46661). From then on the engine answers no call that needs
+// its networks. Two calls in a row without an answer are a hang: a busy engine answers later, one
+// that a cell has killed refuses at once. One such call excuses the cells under way, because
+// agents give up about as early.
 const (
 	tendEvery = 5 * time.Second
 	tendLimit = 20 * time.Second // of one call; the slowest answer seen at a load of 25 took 0.6 s

@@ -15,18 +15,17 @@ import (
 	"berth/wire"
 )
 
-// A gang of cells: two ranks on two machines, either of which has room for one
-// of them only. They add up over the network, and each prints what came of it.
+// A gang of cells: two ranks on two machines, each with room for one rank only. The ranks add up
+// numbers over the network, and each prints the result.
 const (
 	gangMembers = 2
 	gangSteps   = 10
 	gangSave    = 5
 )
 
-// gangNetwork is where members of gangs meet on the nth machine that has some: on
-// the host's network, which is one for all of them, so each has ports of its own.
-// They lie above those of commands.Port, and below those that the kernel gives to
-// connections.
+// gangNetwork is the network on which members of gangs meet on the nth machine with gangs. It is
+// the host's network, which all machines share, so each machine has ports of its own. They lie
+// above the ports of commands.Port, and below the ports that the kernel gives to connections.
 func gangNetwork(n int) []string {
 	const lowest, above = 30_000, 32_700
 	const ports = 10 // of a machine
@@ -43,8 +42,8 @@ func (s *stack) gang(lane string, more ...string) spec.Job {
 	return jobSpec
 }
 
-// broken is a gang whose first attempt runs until somebody ends a rank of it. It
-// is repaired after about that time.
+// broken is a gang whose first attempt runs until one of its ranks is stopped. The gang is
+// repaired after about that time.
 func (s *stack) broken(lane string, after time.Duration) spec.Job {
 	jobSpec := s.gang(lane, "at BERTH_ATTEMPT 1 trap-term 3")
 	jobSpec.Retry = spec.RetryPolicy{MaxAttempts: 2, Backoff: spec.Backoff{Initial: spec.Duration(after), Max: spec.Duration(after)}}

@@ -49,8 +49,8 @@ func (s *stack) training(lane string, steps int) spec.Job {
 	return s.spec(lane, "train", "/checkpoint", strconv.Itoa(steps), trainEvery.String(), strconv.Itoa(trainSave))
 }
 
-// submit submits a job as a careful client does: under a key, until it is told
-// the job.
+// submit submits a job as a careful client does: with a key, again and again until the response
+// names the job.
 func (s *stack) submit(jobSpec spec.Job) (id berth.JobID, err error) {
 	err = await("the submit is answered", func() error {
 		job, _, err := s.api.Submit(context.Background(), jobSpec, jobSpec.Name)
@@ -60,7 +60,7 @@ func (s *stack) submit(jobSpec spec.Job) (id berth.JobID, err error) {
 	return id, err
 }
 
-// lasting marks refusals as what waiting does not cure.
+// lasting marks refusals that waiting does not cure.
 func lasting(err error) error {
 	switch berth.CodeOf(err) {
 	case berth.CodeInvalid, berth.CodeForbidden, berth.CodeUnauthorized, berth.CodeConflict:
@@ -144,8 +144,8 @@ func (w tries) check(job wire.Job) error {
 	return err
 }
 
-// poisoned is whether a job was given up because one machine after another died
-// under it, as far as anybody can tell, and check's verdict on it.
+// poisoned reports whether a job was failed because one machine after another died under it, as
+// far as the record shows, and returns check's verdict on the job.
 func (w tries) poisoned(job wire.Job) (is bool, err error) {
 	if !w.loses || job.Status != berth.Failed || job.Reason == nil || job.Reason.Code != berth.ReasonPoison {
 		return false, nil
@@ -173,7 +173,7 @@ func (s *stack) wantEnded(id berth.JobID, want tries) error {
 	return nil
 }
 
-// describe tells of a job's attempts.
+// describe describes a job's attempts.
 func describe(job wire.Job) string {
 	var b strings.Builder
 	for _, a := range job.Attempts {
@@ -239,7 +239,7 @@ func (s *stack) lastLogsGivenUp(id berth.JobID) (warned bool, err error) {
 	return warned, err
 }
 
-// trainLog is what a training prints that nothing interrupts.
+// trainLog is the output of a training without interruption.
 func trainLog(steps int) []string {
 	var want []string
 	for i := 1; i <= steps; i++ {
@@ -251,8 +251,7 @@ func trainLog(steps int) []string {
 	return append(want, prog.TrainResult(steps))
 }
 
-// givenUp returns nil once an attempt of the job was given up, or needs its
-// machine no more.
+// givenUp returns nil once an attempt of the job was given up, or no longer needs its machine.
 func (s *stack) givenUp(id berth.JobID, attempt int) error {
 	job, err := s.api.Job(context.Background(), id)
 	if err == nil && job.Attempt <= attempt && !job.Status.Terminal() && job.Status != berth.Retrying {

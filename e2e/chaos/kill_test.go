@@ -16,12 +16,12 @@ import (
 	"berth/spec"
 )
 
-// do runs one cell; lane is the label of the machines where its job runs. If it
-// fails, undo is for what it has left; nil: nothing.
+// do runs one cell; lane is the label of the machines where its job runs. After a failure the
+// caller must call undo, unless nil, to remove the cell's leftovers.
 func (s *stack) do(c cell, lane string) (undo func() error, err error) {
 	switch c.process {
 	case string(failpoint.Agent):
-		// What the last cell left to remove must not come by this one's failpoint.
+		// The removal of the last cell's leftovers must not hit this cell's failpoint.
 		if err := await("the lane is idle", func() error { return s.idle(lane) }); err != nil {
 			return nil, err
 		}
@@ -38,8 +38,8 @@ func (s *stack) do(c cell, lane string) (undo func() error, err error) {
 	return nil, s.strikeAll(c)
 }
 
-// strike has processes hit a failpoint, leaves those that did away for the
-// downtime, and waits for the end of the job that came by.
+// strike makes processes hit a failpoint, keeps the processes that did stopped for the downtime,
+// and waits for the end of the job that hit the failpoint.
 func (s *stack) strike(c cell, lane string, suspects []*program) (undo func() error, err error) {
 	w, struck, err := s.provoke(c, lane, suspects)
 	if err == nil {
@@ -63,8 +63,8 @@ func (s *stack) abandon(w *work, struck []*program) error {
 	return errors.Join(faults...)
 }
 
-// provoke arms a failpoint in all processes that may come by, since nobody can
-// tell which one will, and drives jobs through until it is hit.
+// provoke arms a failpoint in all processes that may hit it, since the choice among them is
+// random, and drives jobs through until one does.
 func (s *stack) provoke(c cell, lane string, suspects []*program) (w *work, struck []*program, err error) {
 	// Two cells of one failpoint would disarm each other.
 	turn, _ := s.turns.LoadOrStore(suspects[0].name+" "+c.point, &sync.Mutex{})
@@ -128,7 +128,7 @@ func (s *stack) hitOrMissed(c cell, w *work, suspects []*program) error {
 	return errors.New("it is not")
 }
 
-// fell is what happens from the hit on until all processes are back.
+// fell runs from the hit on until all processes are back.
 func (s *stack) fell(c cell, w *work, struck []*program) error {
 	for _, p := range struck {
 		if c.action == "kill" {
@@ -179,14 +179,14 @@ func (s *stack) stayAway(c cell, w *work) error {
 type work struct {
 	job     berth.JobID
 	attempt int          // in which the failpoint is hit
-	ready   func() error // what must be before the failpoint is armed; nil: nothing
+	ready   func() error // the condition for arming the failpoint; nil: none
 	submit  func() error // and fill in job
-	drive   func() error // what else must happen for the failpoint to be hit
+	drive   func() error // a further action that makes a process hit the failpoint
 	ended   func() error // waits for the job's end and checks it
 	left    func() error // nil once it has left the machine where the failpoint is hit
 	gone    func() error // nil once nothing of the job is left
 
-	undo func() error // what an abandoned cell leaves to be ended; nil: nothing
+	undo func() error // removes the leftovers of an abandoned cell; nil: none
 
 	submitted chan struct{}
 	driven    chan struct{}
@@ -201,8 +201,7 @@ func (w *work) prepare() error {
 	return w.ready()
 }
 
-// begin submits and drives in the background: the submit itself may be what is
-// hit.
+// begin submits and drives in the background: the submit itself may hit the failpoint.
 func (w *work) begin() {
 	w.submitted, w.driven, w.asked = make(chan struct{}), make(chan struct{}), time.Now()
 	go func() {
@@ -222,8 +221,8 @@ func (w *work) rest() {
 	}
 }
 
-// over reports whether the job cannot come by any failpoint any more. It asks
-// the database, which others need too, only now and then.
+// over reports whether the job can no longer hit any failpoint. It asks the database, which other
+// cells need too, only now and then.
 func (w *work) over() bool {
 	select {
 	case <-w.submitted:
@@ -339,9 +338,9 @@ func attemptsBeyond(point string) int {
 	return 2
 }
 
-// uploads are the failpoints that an agent comes by beside its reports: on a
-// busy machine the container has ended, and that is on record, before the first
-// piece of its log or its first checkpoint is stored.
+// uploads are the failpoints that an agent hits independently of its reports: on a busy machine
+// the container has ended, and its end is on record, before the first piece of its log or its
+// first checkpoint is stored.
 var uploads = []string{"agent.file.", "agent.manifest.", "agent.checkpoint.", "agent.log.", "agent.output."}
 
 // cancelRunning cancels a job once it runs, from the side that the cell is

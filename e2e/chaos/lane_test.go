@@ -8,12 +8,12 @@ import (
 	"berth/internal/lib/failpoint"
 )
 
-// Lanes beside the processes' own, which have their names: whose turn a cell
-// waits for.
+// Lanes in addition to the processes' own lanes, which have the processes' names. A lane orders
+// the cells that must not run at the same time.
 const (
 	beyondLane = "agent beyond" // agents that stay away until their work is given up
 	lossLane   = "loss"         // machines that a leader gives up
-	deafLane   = "deaf"         // machines that do not hear what they are ordered
+	deafLane   = "deaf"         // machines that do not receive their orders
 	gangLane   = "gang"         // gangs, with two machines to themselves
 	clockLane  = "clock"        // schedules that Temporal fires: one at a time, so that no other one is struck
 )
@@ -40,13 +40,13 @@ func (c cell) ofGang() bool {
 	return c.of == aGang || c.under("api.gang.", "worker.keep.", "leader.repair.", "leader.yield.")
 }
 
-// ofArray reports whether arrays do, and are what the cell is about.
+// ofArray reports whether the cell is about arrays, which alone hit its failpoint.
 func (c cell) ofArray() bool { return c.under("worker.expand.", "worker.tell.") }
 
 // ofClock reports whether only schedules that Temporal fires come by.
 func (c cell) ofClock() bool { return c.under("leader.clock.", "worker.fire.") }
 
-// ofFire reports whether only fires do that no clock tells of.
+// ofFire reports whether only fires of schedules by hand hit the failpoint.
 func (c cell) ofFire() bool { return c.under("leader.fire.", "api.fire.") }
 
 // under reports whether the failpoint's name begins like one of these.
@@ -63,7 +63,7 @@ const (
 	gangPlaces   = 3
 )
 
-// Places beside those, which are called like their lane.
+// Places in addition to the lanes' places, which have the lanes' names.
 const (
 	enginePlace = "engine" // the machine whose engine is killed
 	calmPlace   = "calm"   // a machine to which nothing happens
@@ -80,17 +80,17 @@ type crew struct {
 	lanes []string
 }
 
-// phases are crews at work at the same time. While what everything needs is
-// away, all others would only wait; the database is never away together with
-// Temporal, which keeps its state there.
+// phases are crews that work at the same time. While a service that all jobs need is away, every
+// other cell would only wait; the database is never away together with Temporal, which keeps its
+// state there.
 var phases = [][]crew{
 	processPhase(),
 	abreast(map[string]int{postgresProcess: 5}),
 	abreast(map[string]int{temporalProcess: 3, network: 2}), // more, and tasks that fail again and again wait ever longer
 }
 
-// abreast are as many crews of each lane; the jobs of those that are about the
-// control plane run where its name says, all others' in a calm place.
+// abreast returns the given number of crews for each lane. The jobs of cells about the control
+// plane run in the place of the lane's name, and all other jobs in a calm place.
 func abreast(lanes map[string]int) []crew {
 	var crews []crew
 	for lane, n := range lanes {

@@ -83,8 +83,8 @@ func lockWorkshop(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// sweep removes what runs that were killed have left: their processes died with
-// them, their private engines may not have.
+// sweep removes the leftovers of killed runs: their processes died with the test, their private
+// engines may live on.
 func sweep() error {
 	found, err := filepath.Glob(filepath.Join(workshops, "berth-chaos-*"))
 	if err != nil {

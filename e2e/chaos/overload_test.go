@@ -95,7 +95,7 @@ func (s *stack) burst(place string) {
 	submits.Wait()
 	close(ids)
 	for id := range ids {
-		// A machine may be killed before it has claimed what was reserved on it.
+		// A machine may be killed before it has claimed its reservations.
 		if err := s.wantEnded(id, tries{least: 1, loses: true}); err != nil {
 			s.fail(err)
 		}

@@ -14,7 +14,7 @@ import (
 // handing are the failpoints on the way of an output from one step to the next.
 var handing = []string{"worker.tend.", "agent.output.", "api.output.", "agent.input."}
 
-// The steps of a cell's pipeline, and what the first leaves to the second.
+// The steps of a cell's pipeline, and the file that the first step leaves to the second.
 const (
 	makes   = "makes"
 	takes   = "takes"

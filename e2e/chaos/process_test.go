@@ -26,7 +26,7 @@ type program struct {
 	// answers reports whether it is up, after a start; nil: at once.
 	answers func() error
 
-	restart sync.Mutex // held from its end to its start, by whom ends it on purpose
+	restart sync.Mutex // held from an intended end to the next start
 	life    sync.Mutex // held while it is started: two cells may have struck it
 
 	mu     sync.Mutex
@@ -202,8 +202,7 @@ func tail(path string) string {
 	return strings.Join(lines[max(0, len(lines)-25):], "\n")
 }
 
-// patience bounds every wait for what must come; machines that run tests are
-// busy.
+// patience bounds every wait for an expected event; machines that run tests are busy.
 const patience = 4 * time.Minute
 
 // fatal is an error that waiting does not cure.
@@ -235,9 +234,9 @@ func onlySlow(err error) bool {
 	return onlySlow(errors.Unwrap(err))
 }
 
-// await waits until check returns nil; its last error says what was missing. At
-// the limit it returns slowness. It looks often at first and then ever more
-// seldom, because looking costs what is looked at.
+// await waits until check returns nil; its last error names the missing condition. At the limit
+// await returns slowness. It looks often at first and then less and less, because each look loads
+// the observed system.
 func await(what string, check func() error) error { return awaitAtMost(lastLook, what, check) }
 
 // awaitAtMost is await with pauses of at most that.

@@ -72,7 +72,7 @@ func (x *shift) pause() error {
 	return await("the schedule is paused", func() error {
 		_, err := x.api.PauseSchedule(context.Background(), x.spec.Name, "chaos")
 		if err == nil && x.paused.IsZero() {
-			x.paused = time.Now() // what is decided before the commit is not of a later time
+			x.paused = time.Now() // a decision before the commit must not carry a later time
 		}
 		return lasting(err)
 	})
@@ -173,8 +173,8 @@ func (x *shift) wantPaused() error {
 	})
 }
 
-// fireLate does what Temporal does that has not heard of the pause: it starts what the
-// first time after it stands for.
+// fireLate acts as a Temporal server that has not received the pause yet: it starts the fire of
+// the first time after the pause.
 func (x *shift) fireLate() error {
 	at := x.paused.Truncate(beat).Add(beat)
 	scheduled := sdk.NewSearchAttributeKeyTime(berth.AttributeScheduled)
@@ -232,8 +232,8 @@ func (x *shift) cancelJob() error {
 	return x.wantCanceled(jobs[0], once)
 }
 
-// jobsOf are the jobs that a schedule has made: one of each time that was
-// submitted, as long as its fires are on record, and none beside.
+// jobsOf returns the jobs that a schedule has made: exactly one for each submitted time while its
+// fires are on record, and no others.
 func (s *stack) jobsOf(id berth.ScheduleID, at ...time.Time) (jobs []berth.JobID, err error) {
 	var wrong string
 	err = await("the jobs of schedule "+string(id)+" are read", func() error {
@@ -271,8 +271,7 @@ func (s *stack) makeSchedules() error {
 	return nil
 }
 
-// fireByHand is a schedule that somebody fires, for now or for times that have
-// passed.
+// fireByHand is a schedule fired by hand, for now or for times that have passed.
 func (s *stack) fireByHand(c cell) *work {
 	name := <-s.byHand
 	began := time.Now().Add(-time.Millisecond)

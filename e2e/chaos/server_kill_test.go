@@ -76,14 +76,14 @@ func (s *stack) strikeEngine(c cell) error {
 		}
 	}
 	if !outlived {
-		// What a container prints into an engine's absence, and does not live to see
-		// the end of, Docker itself loses; all else must be as ever.
+		// Docker loses the output that a container prints while the engine is away, if the
+		// container also ends in that time; everything else must be as usual.
 		return s.wantEnded(job, attempts)
 	}
 	return s.wantTrained(job, steps, attempts)
 }
 
-// strikeAll does something to what everything needs, with jobs in all states.
+// strikeAll breaks something that all jobs need, with jobs in all states.
 func (s *stack) strikeAll(c cell) error {
 	if c.point == submitReplyCut {
 		return s.cutSubmit()
@@ -100,15 +100,15 @@ func (s *stack) strikeAll(c cell) error {
 	return nil
 }
 
-// Steps of jobs to whose machine nothing happens: those of one that is begun and
-// ended meanwhile, and of one that most of the time runs.
+// Steps of jobs whose machine stays untouched: of jobs that start and end meanwhile, and of jobs
+// that run most of the time.
 const (
 	calmSteps = 2 * trainSteps
 	longSteps = 8 * trainSteps
 )
 
-// breakUnderWork breaks and mends what the cell says, and returns the jobs that
-// were under way, with their steps. One thing is broken at a time.
+// breakUnderWork breaks and repairs the thing that the cell names, and returns the jobs that were
+// under way, with their steps. One thing is broken at a time.
 func (s *stack) breakUnderWork(c cell) (map[berth.JobID]int, error) {
 	jobs := map[berth.JobID]int{}
 	submit := func(steps int) (berth.JobID, error) {
@@ -132,7 +132,7 @@ func (s *stack) breakUnderWork(c cell) (map[berth.JobID]int, error) {
 		switch {
 		case err != nil || job.Status == berth.Running:
 			return err
-		case job.Status.Terminal(): // what was broken before has taken so long
+		case job.Status.Terminal(): // the break before has taken so long
 			long, err = submit(longSteps)
 		}
 		return errors.Join(err, fmt.Errorf("job %s is %s", job.ID, job.Status))
@@ -153,7 +153,7 @@ func (s *stack) breakUnderWork(c cell) (map[berth.JobID]int, error) {
 	return jobs, heal()
 }
 
-// break_ does what the cell says, and returns what undoes it.
+// break_ breaks the thing that the cell names, and returns the function that repairs it.
 func (s *stack) break_(c cell) (heal func() error, err error) {
 	mend := func(p *faultproxy.Proxy) func() error { return func() error { p.Heal(); return nil } }
 	switch {

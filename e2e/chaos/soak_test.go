@@ -20,7 +20,7 @@ const soakJobs = 250
 // runOn adds a soak and an overload, and then random cells for as long as there is time.
 func (s *stack) runOn(until time.Time, random *rand.Rand) {
 	s.soak(random)
-	if !s.t.Failed() { // what a breach left behind may never end
+	if !s.t.Failed() { // jobs left by a breach may never end
 		s.overload(random)
 	}
 	var results []result
@@ -99,9 +99,9 @@ func (s *stack) soak(random *rand.Rand) {
 	s.check(nil)
 }
 
-// wantSoaked waits for a job's end. Its machine may have been lost any number of
-// times, or never if it is not to lose it. A job under which one machine dies
-// after another is poison, as far as anybody can tell, and is given up.
+// wantSoaked waits for a job's end. Its machine may have been lost any number of times, or never
+// if the job must not lose its machine. A job under which one machine dies after another counts
+// as poison and fails.
 func (s *stack) wantSoaked(id berth.JobID, steps int, loses bool) (poison bool, err error) {
 	if !loses {
 		return false, s.wantTrained(id, steps, once)
@@ -153,8 +153,7 @@ func (s *stack) killAtRandom(random *rand.Rand, done chan struct{}) {
 	}
 }
 
-// spoilPokes drops pokes of leaders and APIs, and sends ones that nobody asked
-// for.
+// spoilPokes drops notifications of leaders and APIs, and sends spurious ones.
 func (s *stack) spoilPokes(random *rand.Rand, done chan struct{}, job func(int) berth.JobID) {
 	for {
 		select {

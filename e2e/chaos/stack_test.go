@@ -63,13 +63,13 @@ type stack struct {
 	api    *client.Client
 	token  string
 
-	byHand chan string // schedules without a clock that nobody uses now
+	byHand chan string // free schedules without a clock
 
 	turns    sync.Map   // *sync.Mutex by process and failpoint
-	breaking sync.Mutex // held while what everything needs is away
+	breaking sync.Mutex // held while a service that all jobs need is away
 
 	mu     sync.Mutex
-	faults []error // what failed, told once more at the end: a log may be cut to its tail
+	faults []error // all failures, logged once more at the end: a log may be cut to its tail
 }
 
 // fail fails the test.
@@ -171,8 +171,8 @@ func (s *stack) startServers() error {
 	return err
 }
 
-// startPlane starts every role of the control plane twice. Workflows are
-// started by whoever took the submit, so that goes with the API.
+// startPlane starts every role of the control plane twice. The process that has accepted a submit
+// starts its workflow, so that role goes with the API.
 func (s *stack) startPlane() error {
 	s.token = "berth_" + berth.NewSecret()[:12] + "_" + berth.NewSecret()
 	url := strings.Replace(s.postgres.URL(databaseURL), fmt.Sprintf("127.0.0.1:%d", s.postgres.Port()), s.databaseProxy.Address(), 1)
@@ -192,7 +192,7 @@ func (s *stack) startPlane() error {
 			}
 			switch i {
 			case failpoint.Leader:
-				p.args = append(p.args, "--log-level", "debug") // tells of the reconciler's passes
+				p.args = append(p.args, "--log-level", "debug") // logs the reconciler's passes
 			case failpoint.API:
 				listen, err := commands.Address()
 				if err != nil {

@@ -33,7 +33,7 @@ var generated = []string{"docs/reference/", "docs/design/states.md", "docs/opera
 type change struct {
 	text  string
 	files []string    // names in the repository, new files included
-	added []string    // of files, those that are new
+	added []string    // files new in this change
 	tests [][2]string // package and pattern of each line "Test:"
 }
 
@@ -81,8 +81,8 @@ func (c change) product() []string {
 	})
 }
 
-// packages lists the folders of Go packages that the change touches: its Go files,
-// and what they embed from a folder below.
+// packages lists the folders of Go packages that the change touches: its Go files, and files that
+// a package embeds from a folder below.
 func (c change) packages() []string {
 	folders := map[string]bool{}
 	for _, file := range c.files {

@@ -14,10 +14,10 @@ var held struct {
 	claims []net.Listener
 }
 
-// Port returns a port that nobody listens on, for what is killed and started
-// again, or starts later: it is below those that the kernel gives to connections
-// and listeners that ask for any. Until this process ends no
-// other test process gets the same port, even before a server listens on it.
+// Port returns a free port for a server that starts later, or is killed and started again. The
+// port lies below the ports that the kernel gives to connections and to listeners on any port.
+// Until this process ends no other test process gets the same port, even before a server listens
+// on it.
 func Port() (int, error) {
 	for range 1000 {
 		port := 20_000 + rand.IntN(10_000)

@@ -1,11 +1,11 @@
 // Package commands builds the commands that tests run as processes of their own.
 //
-// What it has built stays below the repository's bin folder, where the next
-// build finds it up to date: linking a command takes longer than most tests.
-// scripts/test.sh --compile builds the same there, with the same flags.
+// The results stay below the repository's bin folder, where the next build finds them up to date:
+// linking a command takes longer than most tests. scripts/test.sh --compile builds the same
+// commands there, with the same flags.
 //
-// The one rule to know: a test runs copies, so that another build meanwhile
-// changes nothing under it.
+// The one rule to know: a test runs copies, so that another build meanwhile changes nothing under
+// it.
 package commands
 
 import (
@@ -22,7 +22,7 @@ type Kind string
 // The kinds of commands.
 const (
 	Shipped    Kind = "programs"   // as it is shipped
-	Failpoints Kind = "failpoints" // with the places where it may be told to die
+	Failpoints Kind = "failpoints" // with failpoints, at which a test can make the process die
 )
 
 func (k Kind) flags() []string {
@@ -35,8 +35,8 @@ func (k Kind) flags() []string {
 	panic("unknown kind of command " + string(k))
 }
 
-// Build builds commands of this repository and copies them into dir, which it
-// makes. It must run in a folder of the repository.
+// Build builds commands of this repository and copies the results into dir, which it creates. It
+// must run in a folder of the repository.
 func Build(dir string, kind Kind, names ...string) error {
 	module, err := exec.Command("go", "env", "GOMOD").Output()
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// link is one connection, both halves of it.
+// link is one proxied connection: the client's half and the server's half.
 type link struct {
 	proxy  *Proxy
 	client *net.TCPConn
@@ -20,7 +20,7 @@ type link struct {
 	trap atomic.Pointer[trap] // set before the trapped request is forwarded
 }
 
-// chunk is what one read brought.
+// chunk is the result of one read.
 type chunk struct {
 	at   time.Time
 	data []byte
@@ -30,6 +30,7 @@ type chunk struct {
 // queue is how many chunks wait in a cut before the sender is made to.
 const queue = 64
 
+// run forwards both directions until both have ended, and then closes the connection.
 func (l *link) run() {
 	var both sync.WaitGroup
 	both.Go(func() { l.forward(l.client, l.server, ToServer) })
@@ -38,7 +39,7 @@ func (l *link) run() {
 	l.reset() // both halves have ended in order: nothing is lost by it
 }
 
-// forward carries one direction until it ends.
+// forward carries one direction until that direction ends.
 func (l *link) forward(from, to *net.TCPConn, d Direction) {
 	chunks := make(chan chunk, queue)
 	var reading sync.WaitGroup
@@ -73,7 +74,7 @@ func (l *link) forward(from, to *net.TCPConn, d Direction) {
 	}
 }
 
-// read queues what comes from one end, the end of it last.
+// read queues the bytes from one end of the connection, and finally the error that ended it.
 func (l *link) read(from *net.TCPConn, chunks chan<- chunk) {
 	for {
 		b := make([]byte, 32<<10)
@@ -88,6 +89,7 @@ func (l *link) read(from *net.TCPConn, chunks chan<- chunk) {
 	}
 }
 
+// queue adds a chunk, and returns false if the link is gone before the queue has room.
 func (l *link) queue(chunks chan<- chunk, c chunk) bool {
 	select {
 	case chunks <- c:
@@ -136,7 +138,7 @@ func (l *link) caught(data []byte, d Direction, seen *tail) bool {
 	return true
 }
 
-// reset ends both halves at once, as a host that forgot them would.
+// reset ends both halves at once, like a host that has lost its state.
 func (l *link) reset() {
 	l.once.Do(func() {
 		close(l.gone)
@@ -145,6 +147,7 @@ func (l *link) reset() {
 	})
 }
 
+// reset closes a connection with a TCP reset: without lingering, unsent bytes are dropped.
 func reset(c *net.TCPConn) {
 	_ = c.SetLinger(0)
 	_ = c.Close()

@@ -16,6 +16,7 @@ const (
 	ToClient
 )
 
+// String returns the direction in words.
 func (d Direction) String() string {
 	switch d {
 	case ToServer:
@@ -36,12 +37,12 @@ type Proxy struct {
 	closed  bool
 	targets []string
 	rules   rules
-	changed chan struct{} // closed, and made anew, when rules change
+	changed chan struct{} // closed and replaced when rules change
 	links   map[*link]struct{}
 	trap    *trap
 }
 
-// rules are what is wrong with the link; the zero value is a good one.
+// rules are the present faults of the link; the zero value is a good link.
 type rules struct {
 	delay time.Duration
 	down  bool
@@ -64,7 +65,7 @@ func Start(targets ...string) (*Proxy, error) {
 // Address is where clients connect, as host:port.
 func (p *Proxy) Address() string { return p.listener.Addr().String() }
 
-// SetTargets sends later connections to other servers; those open stay.
+// SetTargets sends later connections to other servers. Open connections stay.
 func (p *Proxy) SetTargets(targets ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,15 +108,13 @@ func (p *Proxy) Cut(directions ...Direction) {
 	})
 }
 
-// CutReply waits, once, for a request that has these bytes in it (nil: the next
-// one), lets it through to the server, and when the server begins to answer
-// resets the connection instead: the write was applied and its author does not
-// know. The channel is closed when that has happened. Another CutReply, or
-// Heal, calls off one that has not met its request.
+// CutReply waits, once, for a request that contains these bytes (nil: for the next request). It
+// lets the request through to the server, and resets the connection when the server begins to
+// answer: the write was applied and its author does not know. The channel is closed when that has
+// happened. Another CutReply, or Heal, cancels a cut that has not met its request.
 //
-// The server's answer is the next thing it sends on that connection, so the
-// protocol must be one of requests and replies in turn, such as PostgreSQL's
-// and HTTP/1.1.
+// The server's answer is the next chunk that the server sends on that connection, so the protocol
+// must be one of requests and replies in turn, such as PostgreSQL's and HTTP/1.1.
 func (p *Proxy) CutReply(request []byte) <-chan struct{} {
 	t := &trap{match: request, done: make(chan struct{})}
 	p.mu.Lock()
@@ -124,7 +123,7 @@ func (p *Proxy) CutReply(request []byte) <-chan struct{} {
 	return t.done
 }
 
-// Heal makes the link a good one again: what waits is delivered.
+// Heal makes the link a good one again and delivers the waiting bytes.
 func (p *Proxy) Heal() {
 	p.mu.Lock()
 	p.trap = nil
@@ -132,7 +131,7 @@ func (p *Proxy) Heal() {
 	p.change(func(r *rules) { *r = rules{} })
 }
 
-// Open is how many connections there are.
+// Open returns the number of open connections.
 func (p *Proxy) Open() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -150,6 +149,7 @@ func (p *Proxy) Close() error {
 	return err
 }
 
+// change changes the rules and wakes every link that waits for a change.
 func (p *Proxy) change(f func(*rules)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -205,7 +205,7 @@ func (p *Proxy) serve(client *net.TCPConn) {
 	p.mu.Unlock()
 }
 
-// dial connects to the first that lets it; nil if none does.
+// dial connects to the first target that accepts, and returns nil if none does.
 func dial(targets []string) *net.TCPConn {
 	for _, t := range targets {
 		if c, err := net.DialTimeout("tcp", t, 5*time.Second); err == nil {

@@ -16,7 +16,7 @@ import (
 // patience bounds every wait; machines that run tests are busy.
 const patience = 3 * time.Minute
 
-// server answers each line with "ok " and the line, and tells what it got.
+// server answers each line with "ok " and the line, and records the lines.
 type server struct {
 	address string
 	mu      sync.Mutex

@@ -8,8 +8,8 @@ type trap struct {
 	done  chan struct{}
 }
 
-// tail is the end of what a connection has sent, so that a request is found
-// where two reads met in the middle of it.
+// tail is the end of the bytes sent on a connection, so that a request is also found across the
+// boundary of two reads.
 type tail []byte
 
 // spring hands the trap to the connection that sends its request.

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// The patches follow the code they break: one that does not apply any more, or
-// whose test has another name now, proves nothing.
+// The patches follow the code that they break: a patch that no longer applies, or whose test has
+// been renamed, proves nothing.
 func TestPatchesApplyAndNameTheirTests(t *testing.T) {
 	t.Parallel()
 	out, err := exec.CommandContext(t.Context(), "../../scripts/mutants.sh", "--check").CombinedOutput()

@@ -123,8 +123,8 @@ func TestF24CutsAroundTheFenceNeverLeaveTwoLiveContainers(t *testing.T) {
 	s.wantNeverTwo(cuts)
 }
 
-// wantNeverTwo reads from the engine's events the lives of each job's containers,
-// which must follow each other, and prints what became of the cuts.
+// wantNeverTwo reads from the engine's events the lifetimes of each job's containers, which must
+// follow each other, and prints the results of the cuts.
 func (s *stack) wantNeverTwo(cuts []*cut) {
 	s.t.Helper()
 	until(s.t, "the engine has noted the end of every container", func(context.Context) error {

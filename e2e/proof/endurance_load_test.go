@@ -28,7 +28,7 @@ const (
 	callShow   = "show"  // a job, its history, its log
 )
 
-// reads are the calls of people beside the load, a second.
+// reads is the number of calls by people a second, in addition to the load.
 const reads = 8
 
 // call is one call that was made.
@@ -66,7 +66,7 @@ type load struct {
 	mu     sync.Mutex
 	jobs   []*errand // accepted
 	calls  []call
-	faults map[string]int // by what was said
+	faults map[string]int // by their text
 }
 
 // tenant is a team, with a client at each replica.
@@ -97,8 +97,8 @@ func (s *stack) newLoad(r *replicas, random *rand.Rand, rate float64) *load {
 	return l
 }
 
-// start begins to submit and to read. What it returns is closed once ctx has
-// ended and every call was answered.
+// start begins to submit and to read. The returned channel is closed once ctx has ended and every
+// call was answered.
 func (l *load) start(ctx context.Context, began time.Time) chan struct{} {
 	l.began = began
 	stopped := make(chan struct{})
@@ -176,7 +176,7 @@ func (l *load) errand(i int, due time.Duration) *errand {
 	return e
 }
 
-// run submits a job, and does what is to be done with it.
+// run submits a job and makes the follow-up calls of its kind.
 func (l *load) run(e *errand, i int) {
 	ctx, api := context.Background(), l.tenants[e.tenant].apis[i%len(l.admin)]
 	job, created, err := api.Submit(ctx, e.spec, e.key)
@@ -209,7 +209,7 @@ func (l *load) run(e *errand, i int) {
 	}
 }
 
-// look makes one call of those that people make.
+// look makes one of the calls that people make.
 func (l *load) look(i int, due time.Duration, choice uint64) {
 	ctx := context.Background()
 	t := l.tenants[choice%uint64(len(l.tenants))]

@@ -24,7 +24,7 @@ const tenths = 10
 // sampleEvery is the pause between two looks at processes, queue and machine.
 const sampleEvery = 5 * time.Second
 
-// meter reads what a run costs. Nothing it does grows with the history.
+// meter reads the costs of a run. The cost of reading does not grow with the history.
 type meter struct {
 	s       *stack
 	began   time.Time
@@ -46,7 +46,7 @@ type watched struct {
 	heap float64
 }
 
-// sample is what was seen at one moment.
+// sample holds the readings of one moment.
 type sample struct {
 	at    time.Duration
 	rss   map[string]float64 // MiB by process
@@ -60,7 +60,7 @@ type sample struct {
 	spin, flush time.Duration // of the probes
 }
 
-// reading is what has been counted since the beginning.
+// reading holds the counters since the start.
 type reading struct {
 	at     time.Duration
 	cpu    map[string]time.Duration // by process
@@ -72,7 +72,7 @@ type reading struct {
 	state  float64                  // entries of the agents' folders
 }
 
-// table is what PostgreSQL tells of one.
+// table holds PostgreSQL's figures of one table.
 type table struct {
 	size             float64 // MiB with its indexes
 	live, dead       float64 // rows
@@ -195,8 +195,8 @@ func resident(pid int) float64 {
 
 var collection = regexp.MustCompile(`(?m)^gc \d+ @.* \d+->\d+->(\d+) MB,`)
 
-// kept is the live heap in MiB that the process's last collection has found, as
-// GODEBUG=gctrace=1 makes it tell.
+// kept is the live heap in MiB after the process's last collection, which GODEBUG=gctrace=1
+// prints.
 func (w *watched) kept() float64 {
 	f, err := os.Open(w.log)
 	if err != nil {
@@ -230,8 +230,8 @@ func (m *meter) postgresProcesses() []int {
 	return pids
 }
 
-// portion is a process's part in memory, in MiB: what is its own, and its share
-// of what it has in common with others.
+// portion is a process's part in memory, in MiB: its private part, and its share of the part that
+// it has in common with other processes.
 func portion(pid int) (private, shared float64) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 	if err != nil {
@@ -334,7 +334,7 @@ func (m *meter) readTables(ctx context.Context, d *pgxpool.Pool, into map[string
 // entries counts all that lies in a folder and below.
 func entries(dir string) float64 {
 	n := 0.0
-	_ = filepath.WalkDir(dir, func(string, os.DirEntry, error) error { n++; return nil }) // what has just gone is not counted
+	_ = filepath.WalkDir(dir, func(string, os.DirEntry, error) error { n++; return nil }) // files that have just gone are not counted
 	return n
 }
 

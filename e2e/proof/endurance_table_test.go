@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// What a last tenth may be of the first.
+// Bounds of the last tenth as a multiple of the first.
 const (
 	latencyLimit = 1.2
 	memoryLimit  = 1.2
@@ -30,11 +30,11 @@ type figure struct {
 	values []float64
 	digits int
 	ratio  float64 // of the last to the first, as it is judged; 0: not compared
-	trend  float64 // the same by the slope of the whole run; 0: not told
+	trend  float64 // the same by the slope of the whole run; 0: not shown
 	limit  float64 // of ratio; 0: not judged
 }
 
-// enduranceTable is what a run has come to.
+// enduranceTable holds the results of a run.
 type enduranceTable struct {
 	figures  []figure
 	verdicts []string
@@ -77,7 +77,7 @@ func (m *meter) spans(n int) []span {
 
 func (x span) minutes() float64 { return (x.to - x.from).Minutes() }
 
-// add puts in what f tells of each tenth.
+// add adds f's value of each tenth.
 func (t *enduranceTable) add(name string, digits int, spans []span, f func(int, span) float64) *figure {
 	x := figure{name: name, digits: digits}
 	for i, s := range spans {
@@ -239,8 +239,8 @@ func (t *enduranceTable) addStores(m *meter, l *load, spans []span) {
 	t.add("entries of the agents' folders", 0, spans, func(i int, _ span) float64 { return m.readings[i+1].state })
 }
 
-// addMachine tells how even the machine was: where its own figures grow, those
-// above have grown for no fault of Berth's.
+// addMachine shows how even the machine was: if its own figures grow, the figures above have
+// grown through no fault of Berth's.
 func (t *enduranceTable) addMachine(m *meter, spans []span) {
 	for _, x := range []struct {
 		name string
@@ -305,7 +305,7 @@ func (t *enduranceTable) print(out io.Writer) {
 	}
 }
 
-// line tells of a tenth as soon as it is over.
+// line describes a tenth as soon as the tenth is over.
 func (m *meter) line(l *load, i int) string {
 	s := m.spans(i + 1)[i]
 	var starts []time.Duration
@@ -329,8 +329,8 @@ func (m *meter) line(l *load, i int) string {
 		inMS(part(starts, 0.5)), inMS(part(starts, 0.99)), mean(live), strings.Join(parts, ", "), inMS(part(spins, 0.5)))
 }
 
-// trend is what the end of a run is of its beginning by the middle slope between
-// any two of its parts.
+// trend is the end of a run as a multiple of its beginning, by the median slope between any two
+// of its parts.
 func trend(values []float64) float64 {
 	var slopes []float64
 	for i, a := range values {

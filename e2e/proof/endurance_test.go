@@ -31,16 +31,15 @@ const (
 	enduranceReplicas = 2
 )
 
-// BenchmarkEndurance submits jobs at a steady rate for a long time, on processes
-// as they are shipped, and compares the last tenth with the first: what takes
-// longer, costs more or holds more memory the more history there is, is found
-// here. It prints the seed of the load.
+// BenchmarkEndurance submits jobs at a steady rate for a long time, on processes as they are
+// shipped, and compares the last tenth with the first. It finds operations whose time, cost or
+// memory grows with the history. It prints the seed of the load.
 func BenchmarkEndurance(b *testing.B) {
 	if *loadSeed == 0 {
 		*loadSeed = uint64(time.Now().UnixNano())
 	}
 	var t *enduranceTable
-	b.Cleanup(func() { // after the stack's own, which shows logs of what failed
+	b.Cleanup(func() { // after the stack's own cleanup, which shows the logs of failures
 		if t != nil && t.failed {
 			b.Error("not every verdict is good; see the table")
 		}
@@ -70,12 +69,12 @@ func BenchmarkEndurance(b *testing.B) {
 	t.print(os.Stdout)
 }
 
-// onEndurance is a stack of separate processes: PostgreSQL and Temporal, two
-// berthd, and agents over engines in memory, half of which know the one, half
-// the other. Each tells what its garbage collector keeps.
+// onEndurance is a stack of separate processes: PostgreSQL and Temporal, two berthd, and agents
+// over engines in memory, half of them configured with one berthd, half with the other. Each
+// process logs the heap that its garbage collector keeps.
 func onEndurance(b *testing.B) (*stack, *replicas) {
 	b.Helper()
-	program(b, "berthd") // is built before the collector is told to talk
+	program(b, "berthd") // is built before the collector's logging is turned on
 	b.Setenv("GODEBUG", "gctrace=1")
 	s := newStack(b)
 	s.image, s.machines = "testprog", enduranceAgents
@@ -95,7 +94,7 @@ func onEndurance(b *testing.B) (*stack, *replicas) {
 	return s, r
 }
 
-// judgeRest looks at what the rows say once everything has ended.
+// judgeRest checks the rows once all jobs have ended.
 func (s *stack) judgeRest(t *enduranceTable, l *load) {
 	s.t.Helper()
 	s.wantNothingReserved()

@@ -21,8 +21,8 @@ import (
 	"berth"
 )
 
-// engine is the machine's own Docker engine as one cluster's containers on it:
-// a witness of what Berth did that Berth cannot influence.
+// engine is the machine's own Docker engine, limited to one cluster's containers: a witness of
+// Berth's actions that Berth cannot influence.
 type engine struct {
 	t       testing.TB
 	api     *client.Client
@@ -80,8 +80,8 @@ func (e *engine) mine() filters.Args {
 	return filters.NewArgs(filters.Arg("type", "container"), filters.Arg("label", berth.LabelCluster+"="+e.cluster))
 }
 
-// count tells how often something was done to a job's containers; "" means
-// those of all jobs.
+// count returns how often an action was applied to a job's containers, "" for the containers of
+// all jobs.
 func (e *engine) count(action events.Action, job berth.JobID) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -55,7 +55,7 @@ func TestF3F4TheLeadIsTakenOverWithinSeconds(t *testing.T) {
 			takeovers = append(takeovers, placed.Sub(began))
 			allowed := limitOfATakeover
 			if *failovers <= 2 {
-				allowed *= 6 // other tests run beside this one
+				allowed *= 6 // other tests run at the same time
 			}
 			wantWithin(t, "takeover after a "+way.name, placed.Sub(began), allowed, stalls.total()-stalled)
 			until(t, "the survivor leads", func(context.Context) error {

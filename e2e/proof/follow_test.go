@@ -63,8 +63,8 @@ func (f *follower) await(lines int) {
 	})
 }
 
-// want waits for the end of the log. Each attempt's lines must have come once
-// and in order; of one that was cut short, those that it came to.
+// want waits for the end of the log. Each attempt's lines must have come once and in order; of an
+// attempt that was cut short, the lines up to the cut.
 func (f *follower) want(attempts [][]string) {
 	f.s.t.Helper()
 	if err := <-f.ended; err != nil {

@@ -76,7 +76,7 @@ func (s *stack) endShifts(ids []berth.JobID) {
 	}
 }
 
-// wantShiftsDone waits for the end of all shifts and checks what an outage must
+// wantShiftsDone waits for the end of all shifts and checks the properties that an outage must
 // not change: one attempt, one container, every line once.
 func (s *stack) wantShiftsDone(ids []berth.JobID) {
 	s.t.Helper()

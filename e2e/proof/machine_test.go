@@ -84,7 +84,7 @@ func TestALostMachinesTrainingResumesElsewhereFromItsCheckpoint(t *testing.T) {
 	f.want([][]string{whole, slices.Concat([]string{fmt.Sprintf("restored step %d", *second.ResumeFrom)}, rest)})
 }
 
-// trainLog is what the training prints if nothing befalls it.
+// trainLog is the output of the training without interruption.
 func trainLog(steps int) (lines []string) {
 	for i := 1; i <= steps; i++ {
 		lines = append(lines, fmt.Sprintf("step %d", i))
@@ -95,8 +95,8 @@ func trainLog(steps int) (lines []string) {
 	return append(lines, prog.TrainResult(steps))
 }
 
-// killAgentOf kills the agent of a job's machine in the middle of its log, and
-// returns when what was printed since has come.
+// killAgentOf kills the agent of a job's machine in the middle of its log, and returns when the
+// lines printed since have come.
 func (s *stack) killAgentOf(id berth.JobID, f *follower) {
 	s.t.Helper()
 	f.await(3)

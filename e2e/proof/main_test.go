@@ -116,8 +116,8 @@ func lockShop(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// sweep removes what runs that were killed have left: their processes died with
-// them, their containers and private engines did not.
+// sweep removes the leftovers of killed runs: their processes died with the test, their
+// containers and private engines did not.
 func sweep() error {
 	found, err := filepath.Glob(filepath.Join(workshops, "berth-proof-*"))
 	if err != nil {
@@ -178,7 +178,7 @@ func clustersOf(dir string) []string {
 // patience bounds every wait; machines that run tests are busy.
 const patience = 4 * time.Minute
 
-// until waits until check returns nil; its last error says what was missing.
+// until waits until check returns nil; its last error names the missing condition.
 func until(t testing.TB, what string, check func(context.Context) error) {
 	t.Helper()
 	untilEvery(t, 50*time.Millisecond, what, check)

@@ -118,7 +118,7 @@ func TestF23F26F27F29BadLinksLoseNoWork(t *testing.T) {
 
 	links["brief"].Cut()                                          // F23: both ways, healed in time
 	links["oneway"].Cut(faultproxy.ToClient)                      // F26: its words arrive, the answers do not
-	links["noisy"].Delay((partSuspect*9/10 - berth.SyncWait) / 2) // F29: heard after nine tenths of what makes it suspect
+	links["noisy"].Delay((partSuspect*9/10 - berth.SyncWait) / 2) // F29: heard after nine tenths of the time after which a machine is suspect
 	var weather sync.WaitGroup
 	weather.Go(func() { // F27, and the losses of F29
 		r := rand.New(rand.NewPCG(seed, 0))
@@ -184,7 +184,7 @@ func onLinks(t *testing.T, flags ...string) (*stack, *controlPlane) {
 	return s, c
 }
 
-// query runs SQL on the stack's database, for what no program of Berth does.
+// query runs SQL on the stack's database, for checks that no program of Berth offers.
 func (s *stack) query(sql string, args ...any) pgx.Rows {
 	s.t.Helper()
 	conn, err := pgx.Connect(s.t.Context(), s.at.DatabaseURL)

@@ -57,8 +57,8 @@ func (p *process) kill() {
 	<-p.exited
 }
 
-// end sends a signal that ends it in order, and returns how it ended; what was
-// killed has ended well. What does not end is killed.
+// end sends a signal that ends the process in order, and returns the error of its end; a killed
+// process has ended well. A process that does not end is killed.
 func (p *process) end(s syscall.Signal) error {
 	if p.killed {
 		return nil

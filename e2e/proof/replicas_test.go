@@ -172,8 +172,7 @@ func (r *replicas) wantNoticed(now int) {
 	})
 }
 
-// other is a replica beside this one; from now on the common address leads
-// there.
+// other returns another replica; from now on the common address leads to that replica.
 func (r *replicas) other(than *replica) *replica {
 	for _, p := range r.all {
 		if p != than {

@@ -37,7 +37,7 @@ type stack struct {
 	machines int
 }
 
-// addresses is what berth-dev tells in stack.json.
+// addresses is berth-dev's stack.json.
 type addresses struct {
 	API         string `json:"api"`
 	TokenFile   string `json:"token_file"`
@@ -97,7 +97,7 @@ func (s *stack) start() {
 	s.awaitMachines()
 }
 
-// startDev starts berth-dev and returns once it has told its addresses.
+// startDev starts berth-dev and returns once stack.json has its addresses.
 func (s *stack) startDev() {
 	s.t.Helper()
 	args := append([]string{"--dir", s.dir, "--listen", "127.0.0.1:0", "--temporal-port", "0", "--ui-port", "-1"}, s.flags...)
@@ -163,7 +163,7 @@ func (s *stack) awaitMachines() {
 	})
 }
 
-// clear ends the stack and removes all of it, whatever the test came to.
+// clear ends the stack and removes all of it, after any result of the test.
 func (s *stack) clear() {
 	var errs []error
 	s.verify()
@@ -190,9 +190,8 @@ func (s *stack) clear() {
 	}
 }
 
-// verify checks that whatever the test did is a history that keeps every
-// promise. It reads beside the live stack, as the program does in production;
-// a test that has ended its database has nothing to be checked.
+// verify checks that the test's history keeps every promise. It reads the live stack, as the
+// program does in production; after a test that has ended its database there is nothing to check.
 func (s *stack) verify() {
 	if s.dev == nil || !s.dev.running() || s.at.DatabaseURL == "" {
 		return

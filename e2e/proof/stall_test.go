@@ -10,13 +10,12 @@ import (
 	"time"
 )
 
-// stalls measures how long the machine that runs the tests stands still: a limit
-// that is promised of Berth is held strictly where the machine keeps its own. It
-// looks at what is not under test: the clock, the disk, and the engine if there
-// is one.
+// stalls measures how long the machine that runs the tests stands still: Berth's limits apply
+// strictly only while the machine itself is on time. It observes parts that are not under test:
+// the clock, the disk, and the engine if there is one.
 type stalls struct {
 	mu      sync.Mutex
-	held    []time.Duration // by what is looked at
+	held    []time.Duration // by observed part
 	longest time.Duration   // at a stretch
 }
 

@@ -13,8 +13,8 @@ import (
 	"berth/internal/check"
 )
 
-// Ledger is a file of the submits that clients saw accepted, as berth-check
-// reads it. It may be used concurrently.
+// Ledger is a file of the submits that clients saw accepted, in berth-check's format. It may be
+// used concurrently.
 type Ledger struct {
 	mu sync.Mutex
 	f  *os.File

@@ -21,8 +21,7 @@ import (
 // test binary is to be. TestMain reads it and calls RunHelper.
 const HelperName = "BERTH_RIG_HELPER"
 
-// HelperFunc is the work of a helper: it runs until its context ends and
-// returns its report.
+// HelperFunc is the work of a helper. It runs until its context ends and returns its report.
 type HelperFunc func(ctx context.Context, config json.RawMessage) (report any, err error)
 
 // RunHelper is the main function of a helper process. It reads the
@@ -136,7 +135,7 @@ func limitCPU(pid int, cores float64) (remove func(), ok bool) {
 	return func() {}, false
 }
 
-// writeExisting writes to a file of the kernel's; it creates none.
+// writeExisting writes to an existing file of the kernel, and never creates a file.
 func writeExisting(path, text string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {

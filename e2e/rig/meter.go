@@ -22,7 +22,7 @@ const (
 	Harness      Group = "harness" // this process, without its helpers
 )
 
-// Groups lists them all.
+// Groups lists all groups.
 var Groups = []Group{ControlPlane, Temporal, PostgreSQL, Agents, Harness}
 
 // Servers are the groups that a control plane consists of.
@@ -62,6 +62,7 @@ func (r Reading) Others(since Reading) float64 {
 	return d.Seconds() / r.At.Sub(since.At).Seconds()
 }
 
+// pids returns the present processes of a group. Processes that have ended are left out.
 func (s *Stack) pids(g Group) []int {
 	var list []int
 	switch g {
@@ -83,8 +84,8 @@ func (s *Stack) pids(g Group) []int {
 	return list
 }
 
-// postgresPIDs returns the postmaster and its present children. The CPU time of
-// those that have ended is counted as the postmaster's.
+// postgresPIDs returns the postmaster and its present children. The CPU time of ended children is
+// counted as the postmaster's.
 func (s *Stack) postgresPIDs() []int {
 	b, err := os.ReadFile(filepath.Join(s.Dir, "postgres", "data", "postmaster.pid"))
 	if err != nil {

@@ -46,8 +46,8 @@ func OpenPrograms(dir, built string) (*Programs, error) {
 // Path returns the path of a program.
 func (p *Programs) Path(name string) string { return filepath.Join(p.dir, name) }
 
-// Takes reports whether the help of a program lists a flag, given without its
-// dashes, and does not call it ignored.
+// Takes reports whether a program's help lists a flag, given without its dashes, and does not
+// mark the flag as ignored.
 func (p *Programs) Takes(name, flag string) (bool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -72,7 +72,7 @@ func (r *Replica) link() (database, temporal string, err error) {
 	return u.String(), r.links[1].Address(), nil
 }
 
-// Start starts the process, again after it has ended, and returns once it answers
+// Start starts the process, also after an earlier end, and returns once the process answers
 // calls.
 func (r *Replica) Start(ctx context.Context) (err error) {
 	s := r.stack
@@ -135,7 +135,7 @@ var (
 // Waiters returns for how many members the replica waits.
 func (r *Replica) Waiters(ctx context.Context) (int, error) { return r.figure(ctx, waitersWaiting) }
 
-// Leads reports whether the replica leads, as far as it knows.
+// Leads reports whether the replica counts itself as the leader.
 func (r *Replica) Leads(ctx context.Context) (bool, error) {
 	n, err := r.figure(ctx, schedulerLeads)
 	return n == 1, err

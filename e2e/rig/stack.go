@@ -98,6 +98,7 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 	return s, s.startBerthd(ctx)
 }
 
+// startServers starts PostgreSQL and Temporal in one berth-dev, and opens the database.
 func (s *Stack) startServers(ctx context.Context) (err error) {
 	s.dev, err = run(filepath.Join(s.Dir, "berth-dev.log"), nil, s.Programs.Path("berth-dev"),
 		"--dir", s.Dir, "--listen", "127.0.0.1:0", "--temporal-port", "0", "--ui-port", "-1", "--only",
@@ -132,6 +133,8 @@ func (s *Stack) startServers(ctx context.Context) (err error) {
 	return err
 }
 
+// startBerthd starts the first replica. A linked stack reaches it through a proxy, whose address
+// stays the same when tests cut the link or change the target.
 func (s *Stack) startBerthd(ctx context.Context) error {
 	first, err := s.AddReplica(ctx)
 	if err != nil {
@@ -242,8 +245,8 @@ type fatal struct{ error }
 
 func (f fatal) Unwrap() error { return f.error }
 
-// Await calls check ten times a second until it returns nil, and returns its
-// last error when the limit has passed.
+// Await calls check ten times a second until check returns nil, and returns its last error when
+// the limit has passed.
 func Await(ctx context.Context, limit time.Duration, check func(context.Context) error) error {
 	return AwaitEvery(ctx, 100*time.Millisecond, limit, check)
 }
@@ -265,7 +268,7 @@ func AwaitEvery(ctx context.Context, every, limit time.Duration, check func(cont
 			return err
 		}
 		if ctx.Err() == nil || last == nil {
-			last = err // what a canceled check says explains nothing
+			last = err // the error of a canceled check explains nothing
 		}
 		select {
 		case <-tick.C:

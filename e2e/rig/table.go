@@ -41,6 +41,7 @@ func (f Figure) Verdict() string {
 	return "MISSED"
 }
 
+// show formats a value with three significant digits and its unit, "" for nil.
 func (f Figure) show(v *float64) string {
 	if v == nil {
 		return ""

@@ -14,7 +14,7 @@ import (
 // berth.MachineLeaseTTL.
 const LongestRenewal = berth.MachineLeaseTTL / 2
 
-// Seen is what a watch saw.
+// Seen holds the observations of a watch.
 type Seen struct {
 	OldestLease  time.Duration // largest age of a machine's last renewal
 	Silent       int           // most machines at once that were not ready, or whose lease had expired
@@ -23,7 +23,7 @@ type Seen struct {
 	Errors       []error // of looks that failed; the first few
 }
 
-// Watch looks at the rows of a stack until it is stopped.
+// Watch reads the rows of a stack until Stop is called.
 type Watch struct {
 	cancel context.CancelFunc
 	done   sync.WaitGroup
@@ -62,6 +62,7 @@ func (s *Stack) StartWatch(every time.Duration, short Short) *Watch {
 // lookLimit bounds one look; a database that takes longer is reported.
 const lookLimit = 2 * time.Minute
 
+// look reads the rows once. A failed look is counted and does not end the watch.
 func (w *Watch) look(ctx context.Context, s *Stack, short Short) {
 	limited, cancel := context.WithTimeout(ctx, lookLimit)
 	defer cancel()
@@ -104,7 +105,7 @@ func (s *Stack) shownRunning(ctx context.Context, short Short) (age float64, err
 	return max(age, 0), err
 }
 
-// Seen returns what has been seen so far.
+// Seen returns the observations so far.
 func (w *Watch) Seen() Seen {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -56,7 +56,7 @@ func (w *Workshop) Close() error {
 	return err
 }
 
-// lockFolder locks a workshop; it fails while the owner lives.
+// lockFolder locks a workshop, and fails while the owner lives.
 func lockFolder(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

@@ -42,7 +42,7 @@ func jobSpec(name string, command ...string) spec.Job {
 	}
 }
 
-// cell is a stack with what the parts share.
+// cell is a stack with the state that its parts share.
 type cell struct {
 	*rig.Stack
 	t      testing.TB

@@ -58,10 +58,9 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// start starts a stack for a test or benchmark and closes it at its end. It
-// lifts the limits on the calls of one token and on the submits of one tenant:
-// this package measures what the cluster does with work, and e2e/siege what it
-// does with callers.
+// start starts a stack for a test or benchmark and closes it at its end. It lifts the limits on
+// the calls of one token and on the submits of one tenant: this package measures how the cluster
+// handles work, and e2e/siege how it handles callers.
 func start(t testing.TB, folder string) *rig.Stack {
 	t.Helper()
 	return startWith(t, rig.Options{Programs: folder})

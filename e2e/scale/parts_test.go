@@ -12,8 +12,8 @@ import (
 
 // Bounds of the figures, as the project has set them for two cores.
 const (
-	idleServersMust  = 0.125 // cores of control plane, Temporal and PostgreSQL for 300 idle machines: half of what they took
-	idleAgentsMust   = 0.045 // cores of 300 idle agents: half of what they took
+	idleServersMust  = 0.125 // cores of control plane, Temporal and PostgreSQL for 300 idle machines: half of the earlier use
+	idleAgentsMust   = 0.045 // cores of 300 idle agents: half of the earlier use
 	agentMemoryMust  = 25.0  // MiB of an idle agent
 	serverMSMust     = 0.03  // ms of CPU a second in the servers for each running job
 	agentMSMust      = 0.07  // the same in the agents
@@ -102,7 +102,7 @@ func (c *cell) measureSingles(beside string, n int, empty []time.Duration) []tim
 	return took
 }
 
-// long is what the parts know of the long jobs.
+// long holds the parts' common knowledge of the long jobs.
 type long struct {
 	parents []berth.JobID
 	running int     // jobs that should run
@@ -155,7 +155,7 @@ func (c *cell) addSilence(during string, seen rig.Seen) {
 	}
 }
 
-// measureSteady measures what running jobs cost while nothing changes.
+// measureSteady measures the cost of running jobs while nothing changes.
 func (c *cell) measureSteady(of idle, jobs int, d time.Duration) {
 	before, after, level := c.window(d)
 	servers, agents := 0.0, (after.Cores(rig.Agents, before)-of[rig.Agents])*1000/float64(jobs)

@@ -82,8 +82,8 @@ func (c *cell) newPair(p pair, limit time.Duration) *pair {
 	first := c.Replicas()[0]
 	c.Front(first, second)
 	if _, missing := p.awaitWaiters(waitersWithin); missing > 0 {
-		// A task that Temporal handed to a poll which had just ended is repeated
-		// after wire.WaiterTimeout. It is no fault of what follows.
+		// A task that Temporal handed to a poll which had just ended is repeated after
+		// wire.WaiterTimeout. The following steps are not to blame for it.
 		c.table.Remark("before: %d running members have no waiter", missing)
 	}
 	p.quiet = p.oneByOne(p.singles)
@@ -285,8 +285,8 @@ func (p *pair) run(faults string) {
 	}
 }
 
-// BenchmarkReplicas loses the replica with the waiters of thousands of members in
-// every way, and judges what others see of it.
+// BenchmarkReplicas loses the replica with the waiters of thousands of members in every way, and
+// judges the effect on other callers.
 func BenchmarkReplicas(b *testing.B) {
 	began := time.Now()
 	c := newCell(b, startWith(b, rig.Options{Linked: true, Programs: *programs}))

@@ -60,7 +60,7 @@ func BenchmarkScale(b *testing.B) {
 	if chosen("overload") {
 		c.measureOverload(overload{lasts: *loadFor, quiet: 20 * time.Second, share: *share, probes: 5}, *times, *most, *peakJobs)
 	}
-	c.wantKept(false) // what the overload left behind may be live
+	c.wantKept(false) // jobs left by the overload may be live
 }
 
 func numbers(t testing.TB, list string) (all []int) {

@@ -137,8 +137,8 @@ func (a *attacker) answered(line string) {
 	a.count(func(d *damage) { d.Statuses[code]++ })
 }
 
-// callSteadily sends one request Count times a second, each on a connection of
-// its own: those of an attacker need not be kept.
+// callSteadily sends one request Count times a second, each on a connection of its own: an
+// attacker need not keep connections.
 func (a *attacker) callSteadily(ctx context.Context, request func() string) {
 	var all sync.WaitGroup
 	defer all.Wait()

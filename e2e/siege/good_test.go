@@ -140,8 +140,7 @@ func (g *goodCaller) stop() {
 	g.done.Wait()
 }
 
-// call makes one call of a round of twenty: what a person, a script and a
-// dashboard do.
+// call makes one call of a round of twenty: the calls of a person, a script and a dashboard.
 func (g *goodCaller) call(i int, due time.Time) {
 	ctx, c := context.Background(), g.caller
 	if i%10 == 9 { // also over a connection that is new

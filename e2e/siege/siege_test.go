@@ -19,7 +19,7 @@ import (
 	"berth/spec"
 )
 
-// What is expected of every attack.
+// Expectations of every attack.
 const (
 	p99OverQuiet = 2.0
 	p99AtMost    = 300 * time.Millisecond
@@ -33,7 +33,7 @@ const (
 
 // Sizes of the logs that are read.
 const (
-	tailLines = 15_000 // below what an engine in memory keeps of a log
+	tailLines = 15_000 // fewer than an engine in memory keeps of a log
 	lineBytes = 4096
 )
 
@@ -132,7 +132,7 @@ func (s *siege) plan(kind, from string, count, size int, lasts time.Duration) pl
 	return p
 }
 
-// finding is what an attack came to.
+// finding holds the results of an attack.
 type finding struct {
 	plan
 	damage   damage
@@ -241,8 +241,8 @@ func slowest(calls []goodCall, from time.Time) string {
 	return strings.Join(list, ", ")
 }
 
-// breaches lists which expectations are not met. Those that depend on the speed
-// of the machine are judged where timed is set.
+// breaches lists the expectations that are not met. Expectations that depend on the speed of the
+// machine are judged where timed is set.
 func (f finding) breaches(quiet time.Duration, timed bool) (list []string) {
 	if f.bad > 0 {
 		list = append(list, fmt.Sprintf("%d of %d good calls were refused (%s)", f.bad, f.calls, f.firstBad))
@@ -305,8 +305,8 @@ func (m *memory) stop() (most float64) {
 	return m.most
 }
 
-// BenchmarkSiege runs every attack at its full size and prints what was
-// expected and what was seen. It fails if an expectation is not met.
+// BenchmarkSiege runs every attack at its full size and prints expectations and findings. It
+// fails if an expectation is not met.
 func BenchmarkSiege(b *testing.B) {
 	began := time.Now()
 	s := newSiege(b, *programs, tailLines, *share, healWatch)
@@ -343,8 +343,8 @@ func BenchmarkSiege(b *testing.B) {
 	}
 }
 
-// TestHostileCallersStopNeitherGoodCallersNorAgents is the small form: it judges
-// only what does not depend on speed.
+// TestHostileCallersStopNeitherGoodCallersNorAgents is the small form: it judges only results
+// that do not depend on speed.
 func TestHostileCallersStopNeitherGoodCallersNorAgents(t *testing.T) {
 	s := newSiege(t, *programs, tailLines, 0.5, soonWatch)
 	s.good.start()
