@@ -16,27 +16,27 @@ import (
 	"berth/internal/devstack/postgres"
 )
 
-// shared is the cluster of this test process. Package state is right here and
-// nowhere else: tests of a package have no common owner to hold it.
+// shared is the cluster of this test process. Package state is the exception in Berth:
+// the tests of a package have no common owner that could hold the cluster.
 var shared struct {
 	once      sync.Once
 	cluster   *postgres.Cluster
-	strategy  string // of copies, as CREATE DATABASE takes it
+	strategy  string // STRATEGY clause of CREATE DATABASE, or ""
 	err       error
 	migrate   sync.Once
 	migrated  error
 	databases atomic.Int64
-	admins    chan *pgx.Conn // connections to make and drop databases with, for the next test
+	admins    chan *pgx.Conn // idle connections that create and drop databases
 	pipe      *os.File       // closed by the end of the process; see makeDir
 }
 
-// patience bounds every call: machines that run tests are busy, and the first
-// call sets a cluster up.
+// patience bounds every call. It is long because machines that run tests are busy, and
+// the first call creates the cluster.
 const patience = 4 * time.Minute
 
-// Patience is how long a transaction of a test's process may stand still, a
-// leader's as well, since the process may: in production the server would cut it
-// off within seconds.
+// Patience is the longest idle time of a transaction in a test, a leader's included. A
+// busy machine may suspend the test process for long; in production the server ends an
+// idle transaction within seconds.
 const Patience = 10 * time.Minute
 
 // template is the migrated database that the others are copied from.
@@ -64,8 +64,8 @@ func EmptyURL(t testing.TB) string {
 	return create(t, cluster(t), "template0")
 }
 
-// Open opens the database at url, which is closed when the test ends. Its
-// leaders may stand still for as long as the test does.
+// Open opens the database at url and closes it when the test ends. The leader's
+// transactions may be idle for Patience, which replaces o.LeaderIdle.
 func Open(t testing.TB, url string, o db.Options) *db.DB {
 	t.Helper()
 	o.LeaderIdle = Patience
@@ -77,8 +77,8 @@ func Open(t testing.TB, url string, o db.Options) *db.DB {
 	return d
 }
 
-// New returns a pool on a database as URL makes it. The pool is closed before
-// the database goes.
+// New returns a pool on a fresh database from URL. The pool is closed before the
+// database is dropped.
 func New(t testing.TB) *pgxpool.Pool {
 	t.Helper()
 	pool, err := pgxpool.New(context.Background(), URL(t))
@@ -89,6 +89,8 @@ func New(t testing.TB) *pgxpool.Pool {
 	return pool
 }
 
+// cluster returns the cluster of this process and starts it on the first call. A failed
+// start fails every later test as well, without another attempt.
 func cluster(t testing.TB) *postgres.Cluster {
 	t.Helper()
 	shared.once.Do(func() { shared.cluster, shared.err = start() })
@@ -98,6 +100,7 @@ func cluster(t testing.TB) *postgres.Cluster {
 	return shared.cluster
 }
 
+// start removes the folders of dead test processes and starts a cluster in a new one.
 func start() (*postgres.Cluster, error) {
 	sweep()
 	dir, err := makeDir()
@@ -121,8 +124,9 @@ func start() (*postgres.Cluster, error) {
 	return c, err
 }
 
-// strategy is the cheapest way to copy a database: since version 15 PostgreSQL
-// would log every page of the copy, unless it is told otherwise.
+// strategy returns the clause for the cheapest copy of a database. PostgreSQL 15 and
+// later write every page of a copy to the WAL by default; file_copy avoids that. Older
+// servers know no such clause and get "".
 func strategy(ctx context.Context, c *postgres.Cluster) (string, error) {
 	conn, err := pgx.Connect(ctx, c.URL("postgres"))
 	if err != nil {
@@ -137,6 +141,7 @@ func strategy(ctx context.Context, c *postgres.Cluster) (string, error) {
 	return " STRATEGY file_copy", nil
 }
 
+// migrateTemplate creates and migrates the template database.
 func migrateTemplate(c *postgres.Cluster) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -149,8 +154,8 @@ func migrateTemplate(c *postgres.Cluster) error {
 	return nil
 }
 
-// create copies the source database and drops the copy when the test ends,
-// whatever connections the test left open.
+// create copies the source database and returns the copy's URL. The copy is dropped when
+// the test ends, even if the test left connections open.
 func create(t testing.TB, c *postgres.Cluster, source string) string {
 	t.Helper()
 	name := fmt.Sprintf("test_%d", shared.databases.Add(1))
@@ -165,8 +170,8 @@ func create(t testing.TB, c *postgres.Cluster, source string) string {
 	return c.URL(name) + patient
 }
 
-// patient makes the server and its clients wait for a test process that stands
-// still; see Patience for leaders, whom no URL makes patient.
+// patient holds URL parameters with long timeouts, for a test process that the machine
+// suspends. Leaders set their own timeout and ignore the URL; see Open.
 var patient = fmt.Sprintf("&connect_timeout=%d&idle_in_transaction_session_timeout=%d", int(patience.Seconds()),
 	Patience.Milliseconds())
 
@@ -195,6 +200,7 @@ func admin(c *postgres.Cluster, sql string) error {
 	return err
 }
 
+// run executes one statement on a connection of its own.
 func run(url, sql string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

@@ -26,8 +26,8 @@ func Dump(t testing.TB, url, file string) {
 	tool(t, "pg_dump", "--format", "custom", "--file", file, "--dbname", plain(t, url, ""))
 }
 
-// Restore drops the database at url, with whoever is connected to it, and puts it
-// back with pg_restore from a file that Dump wrote.
+// Restore replaces the database at url with the contents of a file from Dump, by
+// pg_restore. Open connections to the database are closed.
 func Restore(t testing.TB, url, file string) {
 	t.Helper()
 	admin, name := plain(t, url, "postgres"), pgx.Identifier{databaseOf(t, url)}.Sanitize()
@@ -40,6 +40,8 @@ func Restore(t testing.TB, url, file string) {
 	tool(t, "pg_restore", "--exit-on-error", "--dbname", plain(t, url, ""), file)
 }
 
+// tool runs a program of PostgreSQL from PG_BINDIR, else from the newest installed
+// version, else from the PATH. A failure fails the test.
 func tool(t testing.TB, name string, args ...string) {
 	t.Helper()
 	dirs, _ := filepath.Glob("/usr/lib/postgresql/*/bin") // the pattern is well-formed
@@ -56,8 +58,8 @@ func tool(t testing.TB, name string, args ...string) {
 	}
 }
 
-// plain is a URL without parameters that only our own driver knows, to the
-// database of this name; "": the same one.
+// plain returns the URL without the parameters that only Berth's driver knows. A
+// non-empty database replaces the database in the URL.
 func plain(t testing.TB, address, database string) string {
 	t.Helper()
 	u, err := url.Parse(address)
@@ -71,6 +73,7 @@ func plain(t testing.TB, address, database string) string {
 	return u.String()
 }
 
+// databaseOf returns the name of the database in a URL.
 func databaseOf(t testing.TB, address string) string {
 	t.Helper()
 	u, err := url.Parse(address)
@@ -80,8 +83,9 @@ func databaseOf(t testing.TB, address string) string {
 	return strings.TrimPrefix(u.Path, "/")
 }
 
-// Server is a PostgreSQL server of one test, whose data folder can be copied and
-// put back. It has one migrated database.
+// Server is a PostgreSQL server for one test, with one migrated database. A test can copy
+// the server's data folder and restore the copy. The methods stop and start the server,
+// so they must not run concurrently.
 type Server struct {
 	t       testing.TB
 	dir     string
@@ -89,7 +93,7 @@ type Server struct {
 	cluster *postgres.Cluster
 }
 
-// NewServer starts a server, which is stopped when the test ends.
+// NewServer starts a server and stops it when the test ends.
 func NewServer(t testing.TB) *Server {
 	t.Helper()
 	dir, err := os.MkdirTemp(parent(), dirPrefix+fmt.Sprint(os.Getpid())+"-")
@@ -118,9 +122,10 @@ func NewServer(t testing.TB) *Server {
 	return s
 }
 
-// URL is the database's address, which stays the same.
+// URL returns the database's address, which restarts do not change.
 func (s *Server) URL() string { return s.cluster.URL("berth") + patient }
 
+// start starts the server, on the port of the first start.
 func (s *Server) start() {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -135,6 +140,7 @@ func (s *Server) start() {
 	s.cluster, s.port = c, c.Port()
 }
 
+// stop stops a running server; a second call does nothing.
 func (s *Server) stop() {
 	s.t.Helper()
 	if s.cluster == nil {
@@ -148,7 +154,8 @@ func (s *Server) stop() {
 	s.cluster = nil
 }
 
-// CopyFiles stops the server, copies its data folder, and starts it again.
+// CopyFiles stops the server, copies the data folder, restarts the server, and returns
+// the path of the copy.
 func (s *Server) CopyFiles() (backup string) {
 	s.t.Helper()
 	s.stop()
@@ -157,7 +164,8 @@ func (s *Server) CopyFiles() (backup string) {
 	return backup
 }
 
-// PutFilesBack stops the server and starts it on a copy that CopyFiles made.
+// PutFilesBack stops the server, replaces the data folder with a copy from CopyFiles, and
+// starts the server.
 func (s *Server) PutFilesBack(backup string) {
 	s.t.Helper()
 	s.stop()
@@ -182,7 +190,8 @@ func (s *Server) replaceData(backup string) {
 	s.cp(backup, s.data())
 }
 
-// cp keeps owners: the server refuses data that is not its user's.
+// cp copies a folder and keeps the owners: the server refuses data of another user. Files
+// that vanish during the copy are no error, since a base backup copies a running server.
 func (s *Server) cp(from, to string) {
 	s.t.Helper()
 	if out, err := exec.Command("cp", "-a", from, to).CombinedOutput(); err != nil &&
@@ -191,8 +200,8 @@ func (s *Server) cp(from, to string) {
 	}
 }
 
-// BackUpForRecovery takes a base backup, archives later writes,
-// and names the present moment.
+// BackUpForRecovery takes a base backup, archives the WAL written after the backup, and
+// creates a restore point named moment. Recover(backup) returns to that point.
 func (s *Server) BackUpForRecovery() (backup, moment string) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -255,7 +264,8 @@ func (s *Server) BackUpForRecovery() (backup, moment string) {
 	return backup, moment
 }
 
-// Recover stops the server and recovers it to the moment that was named.
+// Recover restores a copy from BackUpForRecovery and waits until the server has replayed
+// the archived WAL up to the restore point.
 func (s *Server) Recover(backup string) {
 	s.t.Helper()
 	s.PutFilesBack(backup)

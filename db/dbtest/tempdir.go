@@ -13,17 +13,16 @@ import (
 // dirPrefix is followed by the owner's process id and a random part.
 const dirPrefix = "berth-dbtest-"
 
-// makeDir makes the cluster's folder and a reaper that removes it. A test
-// binary has no place to clean up in when its last test has run, and none at
-// all when it is killed, so a small shell waits at the end of a pipe: the pipe
-// closes when this process ends, and the shell removes the folder once the
-// server has finished its shutdown.
+// makeDir creates the cluster's folder and starts a reaper process that removes the
+// folder. A test binary has no hook after its last test, and a killed one runs nothing,
+// so a small shell waits at the end of a pipe. The pipe closes when this process ends,
+// and the shell removes the folder once the server has shut down.
 func makeDir() (string, error) {
 	dir, err := os.MkdirTemp(parent(), dirPrefix+strconv.Itoa(os.Getpid())+"-")
 	if err != nil {
 		return "", err
 	}
-	// The server's user has to walk in; what is inside has modes of its own.
+	// The server's user must be able to enter the folder; the files have stricter modes.
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return "", err
 	}
@@ -50,15 +49,15 @@ rm -rf -- "$1"`
 	return dir, nil
 }
 
-// memory is a file system in memory, where a machine has one.
+// memory is the file system in memory that parent prefers.
 const (
 	memory    = "/dev/shm"
 	isMemory  = 0x01021994 // TMPFS_MAGIC of statfs(2)
 	memoryMin = 2 << 30    // bytes free; a package needs less than half of it
 )
 
-// parent is where clusters are made: in memory if there is plenty and nobody
-// names another place. A database is five hundred files, and making them takes
+// parent returns the folder for clusters: in memory if memoryMin bytes are free and TMPDIR
+// is not set. A database is five hundred files, and creating so many files on a disk takes
 // longer than most tests.
 func parent() string {
 	var fs syscall.Statfs_t
@@ -69,8 +68,8 @@ func parent() string {
 	return memory
 }
 
-// sweep removes the folders of test processes that ended together with their
-// reapers, as in a crash of the machine. It leaves what it cannot judge.
+// sweep removes the folders of test processes that ended together with their reapers, as
+// in a crash of the machine. Folders with an unreadable owner or a live server stay.
 func sweep() {
 	dirs, _ := filepath.Glob(filepath.Join(parent(), dirPrefix+"*")) // the pattern is well-formed
 	for _, dir := range dirs {
@@ -83,10 +82,12 @@ func sweep() {
 	}
 }
 
+// alive reports whether a process with this id exists, of any user.
 func alive(pid int) bool {
 	return syscall.Kill(pid, 0) != syscall.ESRCH
 }
 
+// serverAlive reports whether the folder's server runs, and true if that is unknown.
 func serverAlive(dir string) bool {
 	b, err := os.ReadFile(filepath.Join(dir, "data", "postmaster.pid"))
 	if err != nil {

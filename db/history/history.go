@@ -14,7 +14,7 @@ import (
 	"berth/wire"
 )
 
-// Cluster is what concerns no single job or machine.
+// Cluster holds the records that belong to no single job or machine.
 type Cluster struct {
 	ID      string      `json:"id"`
 	ReadAt  time.Time   `json:"read_at"` // the database's clock when its snapshot was taken
@@ -38,8 +38,8 @@ type TenantChange struct {
 	Deleted    bool           `json:"deleted"`
 }
 
-// Holding is an allocation as a holding of its tenant: it begins or ends at that number
-// of the ledger.
+// Holding is the begin or the end of an allocation's share in its tenant's usage, at one
+// number of the ledger.
 type Holding struct {
 	Seq       int64              `json:"seq"`
 	Begins    bool               `json:"begins"` // else it ends
@@ -70,8 +70,8 @@ type SharedKey struct {
 	Jobs   []berth.JobID  `json:"jobs"`
 }
 
-// Job is one job's row and all that hangs on it, in the order in which it was
-// written.
+// Job is one job's row and its dependent rows, each list in the order of writing unless
+// the field says otherwise.
 type Job struct {
 	ID                berth.JobID    `json:"id"`
 	Tenant            berth.TenantID `json:"tenant"`
@@ -91,7 +91,7 @@ type Job struct {
 	CancelRequestedAt *time.Time     `json:"cancel_requested_at"`
 	GaveWayTo         []berth.JobID  `json:"gave_way_to"` // in order
 	SubmittedAt       time.Time      `json:"submitted_at"`
-	UnagedMS          int64          `json:"unaged_ms"` // of its age: held, not let go, or with capacity
+	UnagedMS          int64          `json:"unaged_ms"` // time that adds no age: held, blocked, or with capacity
 	FinishedAt        *time.Time     `json:"finished_at"`
 
 	HasSpec     bool         `json:"has_spec"`
@@ -103,49 +103,49 @@ type Job struct {
 	Repairs     []Repair     `json:"repairs"` // by time
 }
 
-// Repair is a row of earmark_log: room of a gang's own on a machine that was kept
-// for its next attempt.
+// Repair is a row of earmark_log: capacity of a gang on a machine, kept for the gang's
+// next attempt.
 type Repair struct {
 	Machine berth.MachineID `json:"machine_id"`
-	Attempt int             `json:"victim_attempt"` // whose room it was
+	Attempt int             `json:"victim_attempt"` // attempt that had the capacity before
 	MadeAt  time.Time       `json:"made_at"`
-	GoneAt  *time.Time      `json:"gone_at"` // nil: it stands
+	GoneAt  *time.Time      `json:"gone_at"` // nil: still kept
 }
 
-// Family is a parent's row and its elements, as far as they are told together.
+// Family is a parent's row with the state of its children.
 type Family struct {
 	ID         berth.JobID `json:"id"`
 	Kind       string      `json:"kind"`
 	State      berth.State `json:"state"`
 	StateAt    time.Time   `json:"state_at"`
-	Held       bool        `json:"held"` // it, or what it is in
+	Held       bool        `json:"held"` // the job, or a parent above it
 	Total      int         `json:"total"`
 	Parallel   int         `json:"parallel"`
 	Indexes    []int       `json:"indexes"` // null: from 0 on
 	FinishedAt *time.Time  `json:"finished_at"`
 	Children   []Child     `json:"children"`
-	Archived   int         `json:"archived"` // elements that are in the archive
+	Archived   int         `json:"archived"` // number of children in the archive
 }
 
-// Child is an element of a parent.
+// Child is an element of an array or a step of a pipeline.
 type Child struct {
 	ID         berth.JobID   `json:"id"`
 	Index      int           `json:"array_index"`
-	Step       string        `json:"step"`  // of a pipeline; "": an element of an array, which has an index
+	Step       string        `json:"step"`  // name in the pipeline; "": an element, which has an index
 	Needs      []berth.JobID `json:"needs"` // of a step
 	State      berth.State   `json:"state"`
-	Blocked    bool          `json:"blocked"` // a step that was not let go yet
+	Blocked    bool          `json:"blocked"` // a step that waits for its needs
 	Held       bool          `json:"held"`
-	UpdatedAt  *time.Time    `json:"updated_at"` // of a blocked step: when somebody changed it or its pipeline last, by a release too
+	UpdatedAt  *time.Time    `json:"updated_at"` // blocked step: last change, or release, of step or pipeline
 	FinishedAt *time.Time    `json:"finished_at"`
-	Spans      []Span        `json:"spans"` // of a step that is a pipeline or an array: of all that is in it
+	Spans      []Span        `json:"spans"` // of a step that is a parent: of all jobs inside
 }
 
-// Span is from which to which number of the ledger an allocation held capacity
-// of a machine that was heard.
+// Span is the range of ledger numbers in which an allocation held capacity of a
+// reachable machine.
 type Span struct {
 	Taken int64 `json:"taken"`
-	Until int64 `json:"until"` // 0: it does still
+	Until int64 `json:"until"` // 0: until now
 }
 
 // Event is a row of job_events.
@@ -176,8 +176,8 @@ type Attempt struct {
 	ResumeFrom  *int64         `json:"resume_from"`
 }
 
-// Allocation is a row of allocations with its GPU claims. The numbers of the
-// ledger order what happened on a machine; 0 is not yet, or not recorded.
+// Allocation is a row of allocations with its GPU claims. The ledger numbers order the
+// events on a machine; 0 means not yet, or not recorded.
 type Allocation struct {
 	ID           berth.AllocationID    `json:"id"`
 	Job          berth.JobID           `json:"job"`
@@ -229,7 +229,7 @@ type Claim struct {
 	Milli int64 `json:"milli"` // 1000 is the whole device
 }
 
-// Checkpoint is a row of checkpoints, with how many shards it has.
+// Checkpoint is a row of checkpoints with the number of registered shards.
 type Checkpoint struct {
 	Step           int64                 `json:"step"`
 	Attempt        int                   `json:"attempt"`
@@ -239,11 +239,11 @@ type Checkpoint struct {
 	Shards         int                   `json:"shards"`
 }
 
-// Whole reports whether every member's shard was registered: the checkpoint was
-// verified at some time, whatever became of it.
+// Whole reports whether every member's shard was registered. A whole checkpoint was
+// verified once, even if a later state says otherwise.
 func (c Checkpoint) Whole() bool { return c.Shards >= c.Ranks }
 
-// Machine is one machine's row, its own history, and what was ever taken on it.
+// Machine is one machine's row with its events and all its allocations, past and present.
 type Machine struct {
 	ID       berth.MachineID    `json:"id"`
 	State    berth.MachineState `json:"state"`
@@ -259,16 +259,16 @@ type Machine struct {
 	Earmarks    []Earmark      `json:"earmarks"`    // of its devices, by number of the ledger
 }
 
-// Earmark is a row of earmark_log: from one number of the ledger to another a
-// part of a device was kept for a job, as soon as the victim had freed it.
+// Earmark is a row of earmark_log: between two ledger numbers, a part of a device was
+// kept for a job, which could use the part once the victim had released the device.
 type Earmark struct {
 	Beneficiary   berth.JobID `json:"beneficiary"`
 	Index         int         `json:"gpu_idx"`
 	Milli         int64       `json:"milli"`
-	Victim        berth.JobID `json:"victim"` // "": it was free
+	Victim        berth.JobID `json:"victim"` // "": the device was free
 	VictimAttempt int         `json:"victim_attempt"`
 	FromSeq       int64       `json:"from_seq"`
-	UntilSeq      int64       `json:"until_seq"` // 0: it stands
+	UntilSeq      int64       `json:"until_seq"` // 0: still kept
 }
 
 // GPU is a row of gpu_devices.
@@ -278,8 +278,8 @@ type GPU struct {
 	MilliUsed int64  `json:"milli_used"`
 }
 
-// MachineEvent is a row of machine_events: what a machine, or one device of it,
-// was from that number of the ledger on.
+// MachineEvent is a row of machine_events: the state of a machine or of one device from
+// ledger number Seq on.
 type MachineEvent struct {
 	Seq       int64     `json:"seq"`
 	At        time.Time `json:"at"`
