@@ -10,12 +10,13 @@ import (
 )
 
 // SetAdmission pauses or resumes the start of new work in the whole cluster, and
-// records who did and why. Doing it again changes nothing: the answer is the
-// change that holds.
+// records the actor and the reason. A call that asks for the state already in force
+// writes nothing and returns the change that set that state.
 func (d *Cluster) SetAdmission(ctx context.Context, paused bool, reason, actor string) (wire.Admission, error) {
 	var a wire.Admission
 	err := d.tx(ctx, func(tx pgx.Tx) error {
-		// Two operators at once: the second sees what the first has done.
+		// The lock serializes two operators: the second reads the first one's change, and
+		// the table gets no two rows for the same state in succession.
 		if _, err := tx.Exec(ctx, `LOCK TABLE admission_changes IN SHARE ROW EXCLUSIVE MODE`); err != nil {
 			return err
 		}
@@ -40,12 +41,15 @@ func (d *Cluster) SetAdmission(ctx context.Context, paused bool, reason, actor s
 	return a, nil
 }
 
-// Admission returns whether new work may start, and who changed that last.
+// Admission returns the newest change of admission. The zero value means that
+// admission was never changed: new work may start, and Since is nil.
 func (d *Cluster) Admission(ctx context.Context) (wire.Admission, error) {
 	a, err := readAdmission(ctx, d.pool)
 	return a, mapError(err, "admission")
 }
 
+// readAdmission returns the newest row of admission_changes, or the zero value if the
+// table is empty.
 func readAdmission(ctx context.Context, q querier) (wire.Admission, error) {
 	rows, err := q.Query(ctx, `
 		SELECT paused, reason, actor, at
@@ -64,22 +68,21 @@ func readAdmission(ctx context.Context, q querier) (wire.Admission, error) {
 	return a, err
 }
 
-// Pressure is what holds back new starts.
+// Pressure is the load on settlement, by which the dispatcher holds back new starts.
 type Pressure struct {
-	Paused bool // admission is
+	Paused bool // an operator paused admission
 
-	// Unsettled is the number of jobs whose members have all ended and are stored,
-	// and which are shown as holding capacity still.
+	// Unsettled is the number of jobs whose members have all been sealed while the job's
+	// state still says that it holds capacity. It is at most maxUnsettled.
 	Unsettled int
 }
 
-// maxUnsettled bounds the count of unsettled jobs: beyond it there is nothing
-// more to know.
+// maxUnsettled bounds the count of unsettled jobs, and so the cost of counting.
 const maxUnsettled = 1000
 
-// Pressure counts the jobs whose last member was sealed between from and to ago
-// and that nobody has settled, and reads whether admission is paused. A member that
-// ended among others that run does not make its gang count.
+// Pressure counts the unsettled jobs whose last member was sealed between from and to
+// ago, and reads whether admission is paused. A gang counts only after all its members
+// have ended.
 func (d *Cluster) Pressure(ctx context.Context, from, to time.Duration) (Pressure, error) {
 	var p Pressure
 	err := d.pool.QueryRow(ctx, `

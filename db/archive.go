@@ -7,16 +7,15 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// ArchiveTerminal moves jobs that ended longer than retention ago to the
-// archive, at most limit of them, and returns how many. An archived job is one
-// row: the document that users see, and its events. It stays in lists, shows
-// its history, and its logs stay readable (log_chunks and objects remain). Its
-// checkpoints go; see Objects.Doomed.
+// ArchiveTerminal archives at most limit jobs that ended longer than retention ago,
+// oldest first, and returns their number. An archived job is one row with the document
+// that users see and the job's events. The job stays in lists with its history, and its
+// logs stay readable (log_chunks and objects remain). Its checkpoints are deleted; see
+// Objects.Doomed.
 //
-// A job whose capacity still counts anywhere, or of which a machine has not
-// confirmed the clean-up, is left for a later call: the archive never hides a
-// container. Elements go after
-// their parent, whose document tells of them.
+// A later call archives a job whose capacity still counts on a machine, or whose clean-up
+// a machine has yet to confirm: the archive never hides a container. Children are
+// archived after their parent, because the parent's document summarizes them.
 func (d *Jobs) ArchiveTerminal(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	var n int
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
@@ -50,12 +49,13 @@ func (d *Jobs) ArchiveTerminal(ctx context.Context, term Term, retention time.Du
 	return n, mapError(err, "archive jobs")
 }
 
-// machineMayHoldIt is true while the allocation's machine is the one that took
-// it: a retired machine will never confirm anything.
+// machineMayHoldIt is true while the allocation's machine is registered. A retired
+// machine will never confirm a clean-up, so the archive does not wait for one.
 const machineMayHoldIt = `EXISTS (SELECT 1 FROM machines m WHERE m.id = a.machine_id AND m.state <> 'retired')`
 
-// archive moves locked rows. Children go before their job, claims before their
-// allocation (the guards refuse the claims of a live one).
+// archive copies locked jobs to archived_jobs and deletes their rows. The order of the
+// statements matters: dependent rows before their job, and GPU claims before their
+// allocation, because the guards refuse to drop the claims of a live allocation.
 func archive(ctx context.Context, tx pgx.Tx, ids []string) error {
 	if err := doom(ctx, tx, ids); err != nil {
 		return err

@@ -10,30 +10,32 @@ import (
 	"berth/failure"
 )
 
-// alone is whether nothing but allocation a may have killed its machine m, as
-// far as the rows tell: told when the machine is given up, or is back after a
-// boot, because it is then that the rows still show what ran there.
+// alone is true if allocation a is the only suspect in the death of its machine m. The
+// machine was not draining, and no other job's container may have run. Evaluate
+// alone when the machine is declared lost or returns after a boot; later the rows no
+// longer show which containers were running.
 const alone = `(m.drain_reason IS NULL AND NOT EXISTS (
 	SELECT 1
 	FROM allocations o
 	WHERE o.machine_id = a.machine_id AND o.forgotten_at IS NULL AND o.job <> a.job
 	  AND o.started_at IS NOT NULL AND o.state IN ('active', 'orphaned')))`
 
-// suspect is whether a member's machine died soon after its start. The machine
-// died before it was given up: at most lost_after before. A machine that is back
-// by now had but fallen silent, unless it says that it rebooted: a member that was
-// given up before that has no exit. Never null.
+// suspect is true if a member's machine died within ten minutes of the member's start.
+// A machine is declared lost up to lost_after later than its death, so the condition adds
+// that time. A machine that returned in the same boot had only lost contact, and does not
+// count; a machine that reported a reboot does, by freed_by for a member that was given up
+// before the report and has no exit. The value is never null.
 const suspect = `coalesce(a.alone AND a.started_at IS NOT NULL
 	AND (a.state = 'orphaned' OR a.freed_by = 'boot' OR a.exit ->> 'cause' = 'boot')
 	AND coalesce(a.orphaned_at, a.exited_at) - a.started_at <= interval '10 minutes'
 		+ interval '1 millisecond' * (SELECT j.lost_after_ms FROM jobs j WHERE j.id = a.job), false)`
 
-// keptEarlier is how many earlier attempts are looked at.
+// keptEarlier is the number of earlier attempts that a verdict considers.
 const keptEarlier = 100
 
-// earlier reads what is on record of a job's attempts before the current one.
-// A machine that is heard again in the boot in which it fell silent had not
-// died.
+// earlier returns the newest keptEarlier attempts before the current one, oldest first.
+// A machine that returns in the boot in which contact was lost did not die, and the
+// attempt is not marked as died.
 func earlier(ctx context.Context, tx pgx.Tx, job lockedJob) ([]failure.EarlierAttempt, error) {
 	if job.Attempt <= 1 {
 		return nil, nil
@@ -62,8 +64,9 @@ func earlier(ctx context.Context, tx pgx.Tx, job lockedJob) ([]failure.EarlierAt
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[failure.EarlierAttempt])
 }
 
-// queueFaults notes what a verdict counts against machines, and which machine
-// died under the job.
+// queueFaults queues the rows that charge a verdict's faults to machines, and the row for
+// a machine that died under the job. A row without host_boot stands for a reboot that the
+// machine itself reported: no later contact takes that death back.
 func queueFaults(batch *pgx.Batch, job lockedJob, v failure.Verdict) {
 	died := v.Rule == "died_under_it" || v.Rule == "poison"
 	list, rule := v.Faults, v.Rule
@@ -91,17 +94,18 @@ func queueFaults(batch *pgx.Batch, job lockedJob, v failure.Verdict) {
 		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "machines": list, "rule": rule, "died": died})
 }
 
-// Lemon is a machine that was drained because too much fails there.
+// Lemon is a machine that DrainLemons drained for its rate of failures.
 type Lemon struct {
 	Machine berth.MachineID
 	Reason  string
 }
 
-// lemonPrefix begins the reason of a machine that drained itself.
+// lemonPrefix begins the drain reason of every lemon; DrainLemons counts lemons by prefix.
 const lemonPrefix = "lemon: "
 
-// lemons are the machines b that too much has been counted against. What an
-// engine or a boot took along at once is one failure, however many jobs it was.
+// lemons counts the failures of each machine in the last @hours, with their tenants and
+// rules. All jobs that one stop of the engine or one reboot ended in the same minute
+// count as one failure.
 const lemons = `
 	SELECT machine_id, count(DISTINCT CASE
 			WHEN rule IN ('engine_stopped', 'rebooted') THEN rule || date_trunc('minute', at)
@@ -112,11 +116,13 @@ const lemons = `
 	WHERE at > now() - interval '1 hour' * @hours AND NOT died AND NOT forgiven
 	GROUP BY machine_id`
 
-// DrainLemons drains the machines on which jobs of different teams keep
-// failing: three failures that count against it, of two tenants, within a day.
-// What runs there goes on. It never has more than a tenth of the machines
-// drained, and at least one: where everything fails, something else is broken.
-// Undrain opens a machine again and forgives what was counted.
+// DrainLemons drains the machines on which jobs of different teams keep failing, and
+// returns the newly drained machines. The thresholds are failure.LemonFaults failures of
+// failure.LemonTenants tenants within failure.LemonHours hours. Running jobs continue.
+//
+// At most a tenth of the machines, and at least one, may be drained as lemons: failures
+// everywhere have a common cause, which no drain would remove. Undrain returns a machine
+// to service and forgives its failures.
 func (d *Machines) DrainLemons(ctx context.Context, term Term) ([]Lemon, error) {
 	args := pgx.NamedArgs{"hours": failure.LemonHours, "faults": failure.LemonFaults, "tenants": failure.LemonTenants,
 		"lemon": lemonPrefix + "%"}
@@ -124,6 +130,7 @@ func (d *Machines) DrainLemons(ctx context.Context, term Term) ([]Lemon, error) 
 		FROM (` + lemons + `) b
 		JOIN machines m ON m.id = b.machine_id
 		WHERE b.faults >= @faults AND b.tenants >= @tenants AND m.state IN ('joining', 'ready', 'suspect')`
+	// Most calls find no lemon; this read spares the common case the leader's transaction.
 	var some bool
 	if err := d.pool.QueryRow(ctx, `SELECT EXISTS (SELECT 1 `+due+`)`, args).Scan(&some); err != nil || !some {
 		return nil, mapError(err, "machines")
@@ -148,7 +155,8 @@ func (d *Machines) DrainLemons(ctx context.Context, term Term) ([]Lemon, error) 
 			var faults, tenants int
 			var rules string
 			err = row.Scan(&l.Machine, &faults, &tenants, &rules)
-			l.Reason = fmt.Sprintf("%s%d failures of jobs of %d tenants within %d h (%s); undrain it when it is cured", lemonPrefix, faults, tenants, failure.LemonHours, rules)
+			l.Reason = fmt.Sprintf("%s%d failures of jobs of %d tenants within %d h (%s); "+
+				"undrain it when it is cured", lemonPrefix, faults, tenants, failure.LemonHours, rules)
 			return l, err
 		})
 		if err != nil {

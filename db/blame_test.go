@@ -120,7 +120,7 @@ func (s *stage) diesAndReboots(id berth.JobID) wire.SettleResult {
 	return r
 }
 
-// What else may have ended a machine clears the job.
+// Another possible cause of the machine's death clears the job.
 func TestF48JobsWithAnAlibiAreNoPoison(t *testing.T) {
 	t.Parallel()
 	for name, alibi := range map[string]struct {

@@ -16,18 +16,18 @@ import (
 type letGo struct {
 	id     string
 	waitMS int64 // its queue_timeout; 0: none
-	cached bool  // it says cache: true
-	takes  bool  // it may take outputs of other jobs
+	cached bool  // its spec has cache: true
+	takes  bool  // it may use outputs of other jobs as inputs
 }
 
-// reuse ends those of the steps as succeeded that an earlier job of their tenant
-// did already, and returns them. Of the others it notes what they are to compute,
-// so that their results are found when they have succeeded. Inputs are bound, and
-// the rows locked.
+// reuse ends cached steps as succeeded if an earlier job of the tenant has computed the
+// same result, and returns the ids of the ended steps. For each other cached step it
+// records the cache key, so that later jobs find the step's result once it has
+// succeeded. The caller has bound the inputs and locked the rows.
 //
-// A result may be taken if it has the step's key, all its outputs are there, and
-// the image is the same: named by digest, or by a name that stood for the digest
-// of that run when a cached step of the tenant last found out.
+// A result can be reused if it has the step's key, all its outputs still exist, and the
+// image is the same. The image is the same if the spec pins its digest, or if the image's
+// name had the digest of that run when a cached step of the tenant last reported one.
 func (p *lockedParent) reuse(ctx context.Context, tx pgx.Tx, steps []letGo) (map[string]bool, error) {
 	args, err := p.keysOf(ctx, tx, steps)
 	if err != nil || args == nil {
@@ -85,7 +85,8 @@ func (p *lockedParent) reuse(ctx context.Context, tx pgx.Tx, steps []letGo) (map
 	return skip(ctx, tx, steps, sources)
 }
 
-// skip ends steps as succeeded, by the jobs whose outputs they have been given.
+// skip ends each step that has a source as succeeded, and returns the ids of the ended
+// steps. sources maps a step's id to the job whose outputs the step was given.
 func skip(ctx context.Context, tx pgx.Tx, steps []letGo, sources map[string]string) (map[string]bool, error) {
 	skipped := map[string]bool{}
 	for _, s := range steps {
@@ -111,8 +112,8 @@ func skip(ctx context.Context, tx pgx.Tx, steps []letGo, sources map[string]stri
 	return skipped, nil
 }
 
-// keysOf are the arguments of reuse: the cached steps of which it is known what
-// they are to compute. Nil if there are none.
+// keysOf returns the query arguments of reuse: ids, cache keys and images of the cached
+// steps whose key can be computed. The result is nil if no step has a key.
 func (p *lockedParent) keysOf(ctx context.Context, tx pgx.Tx, steps []letGo) (pgx.NamedArgs, error) {
 	var cached []string
 	for _, s := range steps {
@@ -123,8 +124,9 @@ func (p *lockedParent) keysOf(ctx context.Context, tx pgx.Tx, steps []letGo) (pg
 	if len(cached) == 0 {
 		return nil, nil
 	}
-	// A secret that was deleted and made again begins with version 1: its age tells
-	// the two apart. Another key that seals the same value changes neither.
+	// A secret that was deleted and created again starts at version 1, so the cache key
+	// includes the time of creation as well. Sealing the same value with another key
+	// changes neither of the two, and cached results stay valid.
 	rows, err := tx.Query(ctx, `
 		SELECT s.job::text, s.spec, coalesce((
 				SELECT jsonb_object_agg(i.input, o.address)
@@ -153,7 +155,7 @@ func (p *lockedParent) keysOf(ctx context.Context, tx pgx.Tx, steps []letGo) (pg
 		key, ok := jobSpec.CacheKey(at)
 		at = spec.Standing{}
 		if !ok {
-			return nil // it will say itself what is missing
+			return nil // the step will fail on the missing input or secret and report it
 		}
 		image := jobSpec.Image
 		if spec.PinnedImage(image) {
@@ -167,8 +169,9 @@ func (p *lockedParent) keysOf(ctx context.Context, tx pgx.Tx, steps []letGo) (pg
 	return pgx.NamedArgs{"tenant": p.Tenant, "parent": p.ID, "ids": ids, "keys": keys, "images": images}, nil
 }
 
-// storeResult notes what an attempt of a cached step has found out: what its
-// image is, and whether it has succeeded. It comes after the job's own change.
+// storeResult records the image digest of a cached step's attempt and, if the attempt
+// succeeded, makes its result reusable. It reads the job's row, so it must run after
+// the statement that changes the job.
 const storeResult = `
 	UPDATE step_results r
 	SET digest = j.image_digest, attempt = CASE WHEN j.state = 'succeeded' THEN j.attempt END,

@@ -164,7 +164,7 @@ func TestCachedRootsCountAgainstMaxQueued(t *testing.T) {
 	}
 }
 
-// A held pipeline does nothing, not even what costs nothing: its release looks.
+// A held pipeline skips no step, although a skip needs no capacity: the release does.
 func TestAHeldPipelineSkipsNoSteps(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -183,7 +183,7 @@ func TestAHeldPipelineSkipsNoSteps(t *testing.T) {
 	}
 }
 
-// What decides is what a step takes, not who made it.
+// The cache key has the content of a step's inputs, not the job that produced them.
 func TestAStepIsSkippedByTheContentOfItsInputs(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -203,8 +203,8 @@ func TestAStepIsSkippedByTheContentOfItsInputs(t *testing.T) {
 	s.wantSteps(id, trainRuns)
 	s.does(id, "train", "8", "sha256:a")
 
-	// Of a step that was skipped the next takes what the earlier job has left, in a
-	// retry of the rest as well.
+	// The step after a skipped step gets the outputs of the earlier job, in a retry of
+	// the remaining steps as well.
 	id = s.submits("default", cached(editStep("train", func(j *spec.Job) { j.Env = map[string]string{"LR": "1"} })))
 	s.wantSteps(id, trainRuns)
 	s.finish(s.step(id, "train"), 1)
@@ -244,7 +244,7 @@ func TestAStepRunsWhereNoResultIsItsOwn(t *testing.T) {
 		"a step found another image under the name": {before: func(s *stage, _ berth.JobID) {
 			id := s.submits("default", cached(editStep("prep", func(j *spec.Job) { j.Env = map[string]string{"A": "1"} })))
 			mustExec(s.t, s.pool, `UPDATE jobs SET image_digest = 'sha256:b' WHERE id = $1`, s.step(id, "prep"))
-			s.finish(s.step(id, "prep"), 1) // that it failed says nothing against what it found
+			s.finish(s.step(id, "prep"), 1) // a failed step reports the image's digest as well
 		}},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -276,8 +276,8 @@ func TestOnlyWhatSucceededIsAResult(t *testing.T) {
 	s.wantSteps(s.submits("default", cached(nil)), prepRuns)
 }
 
-// A result outlives the jobs' rows, and an image that is named by its digest needs
-// nobody to find it out.
+// A result outlives the rows of its job, and an image named by digest needs no earlier
+// run that reports the digest.
 func TestResultsOutliveTheirJobs(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -313,7 +313,7 @@ func TestResultsOutliveTheirJobs(t *testing.T) {
 	}
 }
 
-// A run of everything is what later runs take from.
+// Later runs reuse the results of a run with no_cache.
 func TestTheNewestResultIsTaken(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

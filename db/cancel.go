@@ -12,7 +12,7 @@ import (
 	"berth/failure"
 )
 
-// requestCancel is Jobs.RequestCancel, as the other stores call it.
+// requestCancel implements Jobs.RequestCancel for every store of this package.
 func requestCancel(
 	ctx context.Context, d *core, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason,
 ) (berth.State, error) {
@@ -31,30 +31,30 @@ func requestCancel(
 	return afterCancel(ctx, d, c)
 }
 
-// RequestCancel asks for a job's end and returns the state after it. A job that
-// holds no capacity is canceled at once; of one that does, the machines are
-// told to stop, and Settle decides when they have. A job that is canceling or
-// terminal stays as it is, which is no error. Tenant "" means any; reason nil
-// is a user's request.
+// RequestCancel cancels a job and returns the job's new state. A job without capacity
+// is canceled at once. A job with capacity becomes canceling: its machines are ordered to
+// stop the containers, and Settle ends the job after they have. A job that is canceling or
+// terminal is left unchanged, without an error. Tenant "" means any tenant; a nil reason
+// stands for a user's request.
 //
-// The workflow learns of it by itself when a member ends, else by a poke, which
-// the caller sends.
+// The end of a member wakes the job's workflow. In all other cases the caller must poke
+// the workflow.
 func (d *Jobs) RequestCancel(
 	ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason,
 ) (berth.State, error) {
 	return requestCancel(ctx, d.core, tenant, id, actor, reason)
 }
 
-// cancellation is what a request to cancel has done to a job.
+// cancellation is the effect of cancelJob, which afterCancel publishes.
 type cancellation struct {
-	job   lockedJob
-	state berth.State // after it
+	job   lockedJob   // as read before the change
+	state berth.State // after the change
 	hints touched
-	below ending // of a pipeline
+	below ending // jobs inside, if the job is a parent
 }
 
-// cancelJob is RequestCancel within a transaction; afterCancel must follow
-// its commit.
+// cancelJob does the part of RequestCancel that needs a transaction. It locks the job's
+// row. The caller runs afterCancel after the commit.
 func cancelJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.JobID, actor string,
 	reason *berth.Reason) (c cancellation, err error) {
 	if c.job, err = lockJob(ctx, tx, tenant, id, 0); err != nil {
@@ -97,15 +97,16 @@ func afterCancel(ctx context.Context, d *core, c cancellation) (berth.State, err
 	return c.state, nil
 }
 
-// cancelState moves the row of a locked job and keeps why.
+// cancelState changes the state of a locked job and stores the actor and the reason.
+// cancel_requested_at keeps the time of the first request.
 const cancelState = `
 	UPDATE jobs
 	SET state = @state, version = version + 1, actor = @actor, reason = @reason,
 		cancel_requested_at = coalesce(cancel_requested_at, now())
 	WHERE id = @job`
 
-// cancelWaiting ends a job without capacity, and gives back what was set aside
-// for it: capacity kept for the repair of its gang, devices freed by preemption.
+// cancelWaiting cancels a job without capacity and releases its nominations: capacity
+// reserved for the repair of its gang, and devices freed by preemption.
 func cancelWaiting(ctx context.Context, tx pgx.Tx, job lockedJob, actor string, reason *berth.Reason) error {
 	args := pgx.NamedArgs{"job": job.ID, "state": berth.Canceled, "actor": actor, "reason": reason}
 	if _, err := tx.Exec(ctx, cancelState, args); err != nil {
@@ -118,7 +119,9 @@ func cancelWaiting(ctx context.Context, tx pgx.Tx, job lockedJob, actor string, 
 // withdrawnByCancel explains the end of a member that no machine had claimed.
 const withdrawnByCancel = "canceled before a machine took it"
 
-// cancelHolding orders the stop. What nobody has claimed is released at once.
+// cancelHolding cancels a job with capacity. It releases the allocations that no agent
+// has claimed and orders the stop of the others. It returns the machines to notify, and
+// freed if capacity became available in this transaction.
 func cancelHolding(ctx context.Context, tx pgx.Tx, job lockedJob, actor string,
 	reason *berth.Reason) (told []berth.MachineID, freed bool, err error) {
 	args := pgx.NamedArgs{"job": job.ID, "state": berth.Canceling, "actor": actor, "reason": reason}
@@ -133,7 +136,8 @@ func cancelHolding(ctx context.Context, tx pgx.Tx, job lockedJob, actor string,
 	if err != nil || len(job.Ranks) < 2 {
 		return machines(withdrawn, stopped), len(withdrawn) > 0, err
 	}
-	gone, err := tx.Exec(ctx, `DELETE FROM earmarks WHERE beneficiary = @job`, args) // kept for its repair
+	// Only a gang has nominations while it holds capacity: room for its repair.
+	gone, err := tx.Exec(ctx, `DELETE FROM earmarks WHERE beneficiary = @job`, args)
 	return machines(withdrawn, stopped), len(withdrawn) > 0 || gone.RowsAffected() > 0, err
 }
 
@@ -176,6 +180,7 @@ type stopped struct {
 	freed    bool // capacity, or capacity that was nominated for a job
 }
 
+// publish sends the hints. It must follow the commit of stopHolding.
 func (s stopped) publish(h *Hub) {
 	if s.freed {
 		h.Publish(TopicQueue, slices.Concat(s.machines, s.jobs)...)

@@ -310,7 +310,7 @@ func TestElementsStopTogetherAsTheyDoAlone(t *testing.T) {
 	}
 	s.claim(s.element(id, 0), attempts[0], 0, 1)
 	s.run(s.element(id, 0))
-	s.claim(s.element(id, 1), attempts[1], 0) // nobody has claimed its other member
+	s.claim(s.element(id, 1), attempts[1], 0) // no agent has claimed its other member
 	s.claim(s.element(id, 2), attempts[2], 0, 1)
 	s.exit(s.element(id, 2), attempts[2], 1, exited(1))
 	s.claim(s.element(id, 3), attempts[3], 0, 1)
