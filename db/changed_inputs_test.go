@@ -14,7 +14,7 @@ import (
 
 func hashes(digit string) berth.Address { return berth.Address("sha256:" + strings.Repeat(digit, 64)) }
 
-// reads is what a report tells of code and of one input.
+// reads sets the fetched code and one fetched input of a report.
 func reads(digit string) func(*wire.RankReport) {
 	return func(p *wire.RankReport) {
 		p.Fetched = []wire.Fetched{{What: "workdir", Address: hashes("0"), Files: 1}, {What: "inputs[0]", Address: hashes(digit), Files: 1, Cached: true}}

@@ -12,11 +12,11 @@ import (
 	"berth/wire"
 )
 
-// maxFailedRestores is how often a checkpoint may fail to restore, without
-// proof that it is damaged, before it counts as damaged.
+// maxFailedRestores is the number of failed restores, without proof of damage, after which
+// a checkpoint counts as damaged.
 const maxFailedRestores = 2
 
-// PrunedShard is a folder of objects that nobody needs any more.
+// PrunedShard is a folder of checkpoint objects that can be deleted.
 type PrunedShard struct {
 	Tenant  berth.TenantID
 	Job     berth.JobID
@@ -25,19 +25,19 @@ type PrunedShard struct {
 	Step    int64
 }
 
-// Key is the folder.
+// Key returns the folder's key in the object store.
 func (p PrunedShard) Key() string {
 	return berth.CheckpointKey(p.Tenant, p.Job, p.Attempt, p.Rank, p.Step)
 }
 
-// RegisterCheckpoint takes one member's shard into the job's history, under the
-// current attempt only; with the shards of all members the step is verified. With
-// Bad it says instead that a restore found a shard damaged. It returns the
-// shards that keep has no room for: the caller deletes their objects, best
-// effort, after the fact.
+// RegisterCheckpoint records one member's shard of a checkpoint step, for the current
+// attempt only. The step is verified once the shards of all members are recorded. A report
+// with Bad records instead that a restore found the shard damaged.
 //
-// A shard that exceeds a storage quota of the tenant is refused with slug
-// storage_quota, and its step with it: the shards returned then are the step's.
+// RegisterCheckpoint returns the shards beyond the job's keep, which are pruned. The caller
+// deletes their objects after the commit, as best effort. A shard over a storage quota of
+// the tenant is refused with slug storage_quota together with its whole step, and the
+// returned shards belong to the refused step.
 func (d *Objects) RegisterCheckpoint(ctx context.Context, machine berth.MachineID,
 	p wire.CheckpointReport) ([]PrunedShard, error) {
 	if p.Step < 0 || p.Bad == "" && (p.Manifest == "" || p.SHA256 == "") {
@@ -83,6 +83,8 @@ func (d *Objects) RegisterCheckpoint(ctx context.Context, machine berth.MachineI
 	return pruned, nil
 }
 
+// checkpointing is one call of RegisterCheckpoint in its transaction. lock fills the
+// fields from tenant to limits, and register fills added.
 type checkpointing struct {
 	tx      pgx.Tx
 	machine berth.MachineID
@@ -92,10 +94,12 @@ type checkpointing struct {
 	ranks  int
 	keep   int
 	limits []StorageLimit // of the tenant
-	added  bool           // the shard is new
+	added  bool           // false for a repeated report and for a pruned step
 }
 
-// lock takes the job's row and checks that the reporter's work is current.
+// lock locks the job's row, reads the job's settings, and checks the reporter: the session
+// and the allocation must be current. An ended container may report until the allocation
+// is sealed.
 func (c *checkpointing) lock(ctx context.Context) error {
 	p := c.report
 	var attempt int
@@ -140,7 +144,7 @@ func (c *checkpointing) lock(ctx context.Context) error {
 	return nil
 }
 
-// register stores the shard and reports whether it made the step whole.
+// register stores the shard and returns true if the shard was the last one of its step.
 func (c *checkpointing) register(ctx context.Context) (bool, error) {
 	p := c.report
 	args := pgx.NamedArgs{
@@ -176,7 +180,7 @@ func (c *checkpointing) register(ctx context.Context) (bool, error) {
 		) s
 		WHERE c.job = @job AND c.step = @step AND c.attempt = @attempt AND c.state = 'partial'
 		RETURNING c.state = 'verified', c.bytes`, args).Scan(&verified, &bytes)
-	if errors.Is(err, pgx.ErrNoRows) { // repeated: it was whole before
+	if errors.Is(err, pgx.ErrNoRows) { // the step is no longer partial: a repeated or late report
 		return false, nil
 	}
 	if err != nil || !verified {
@@ -203,7 +207,7 @@ func (c *checkpointing) whole(ctx context.Context, bytes int64) error {
 	})
 }
 
-// late returns the reported shard if its step was given up before it was registered.
+// late returns the reported shard for deletion if the step is already pruned.
 func (c *checkpointing) late(ctx context.Context) ([]PrunedShard, error) {
 	p := c.report
 	var pruned bool
@@ -218,8 +222,9 @@ func (c *checkpointing) late(ctx context.Context) ([]PrunedShard, error) {
 	return []PrunedShard{{Tenant: c.tenant, Job: p.Job, Attempt: p.Attempt, Rank: p.Rank, Step: p.Step}}, nil
 }
 
-// prune marks what is older than the newest that are kept, and what earlier
-// attempts left unfinished.
+// prune marks all verified steps but the newest keep, and the partial steps of earlier
+// attempts, and returns their shards. Partial steps of the current attempt may still
+// become verified.
 func (c *checkpointing) prune(ctx context.Context) ([]PrunedShard, error) {
 	rows, err := c.tx.Query(ctx, `
 		WITH old AS (
@@ -255,7 +260,8 @@ func (c *checkpointing) prune(ctx context.Context) ([]PrunedShard, error) {
 	})
 }
 
-// reject marks a step damaged, at once where damage is proved.
+// reject counts a failed restore of a step. The step is marked bad at once if the report
+// proves damage, else after maxFailedRestores.
 func (c *checkpointing) reject(ctx context.Context) error {
 	p := c.report
 	var bad bool
@@ -281,19 +287,19 @@ func (c *checkpointing) reject(ctx context.Context) error {
 	})
 }
 
-// ObjectAccess says what a machine wants with an object of a member of a job.
+// ObjectAccess is a machine's request to read or write an object of a job's member.
 type ObjectAccess struct {
 	Tenant  berth.TenantID
 	Job     berth.JobID
 	Attempt int
 	Rank    int
 	Write   bool
-	Session Session // of a write
+	Session Session // checked for a write only
 }
 
-// Authorize lets a machine write under the attempt and rank it holds, in
-// its current session, and read whatever earlier attempts of that job stored. To every other object the
-// answer is that it does not exist.
+// Authorize allows a machine to write objects of the attempt and rank of its allocation, in
+// the current session, and to read all objects of the same job. Every other request fails
+// with CodeNotFound.
 func (d *Objects) Authorize(ctx context.Context, machine berth.MachineID, o ObjectAccess) error {
 	var ok bool
 	err := d.pool.QueryRow(ctx, `

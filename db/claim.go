@@ -16,31 +16,33 @@ import (
 	"berth/wire"
 )
 
-// takeable is when a reservation a of job j may be taken up by machine m. Such
-// reservations are what a machine is told of, and what it may claim. A
-// reservation of at_most_one work whose job is held is from before a restore.
+// takeable is true if machine m may claim reservation a of job j. Machines are offered
+// these reservations only. A held job with at_most_one execution keeps a reservation only
+// from before a restore of the database.
 const takeable = `
 	a.state = 'reserved' AND a.machine_epoch = m.epoch AND j.attempt = a.attempt AND j.state IN ('scheduled', 'running')
 	AND (j.mode <> 'exclusive' OR m.fence_ms > 0 AND NOT j.held)
 	AND NOT a.orders ?| ARRAY['stop', 'kill', 'checkpoint']`
 
-// claimable is when an allocation a of job j may be claimed from machine m.
+// claimable is true if machine m may claim allocation a of job j. An active or exited
+// allocation may be claimed again: a restarted agent reads its work that way.
 const claimable = `
 	a.id = @alloc AND a.machine_id = @machine AND a.job = @job AND a.attempt = @attempt
 	AND j.id = a.job AND m.id = a.machine_id
 	AND j.attempt = a.attempt
 	AND (` + takeable + `
-	    OR a.state = 'active' AND a.machine_epoch = m.epoch AND j.state IN ('scheduled', 'running', 'preempting', 'canceling')
+	    OR a.state = 'active' AND a.machine_epoch = m.epoch
+	        AND j.state IN ('scheduled', 'running', 'preempting', 'canceling')
 	    OR a.state = 'exited' AND j.state NOT IN ('succeeded', 'failed', 'canceled')
 	)`
 
-// Claim hands one member's work to its machine: the allocation becomes active. It
-// is idempotent, for the same agent and for one that was restarted, which gets
-// back what it needs to adopt the container.
+// Claim assigns an allocation to the agent of its machine, and the allocation becomes
+// active. Claim is idempotent: a repeated call, also by a restarted agent, returns the
+// data that the agent needs to adopt the container.
 //
-// One statement decides. It locks the allocation alone: whoever cancels or
-// preempts the job writes its order to this very row, so that either the order
-// is seen here and nothing new begins, or it comes after and is delivered.
+// One statement decides, and it locks the allocation's row only. A cancel or preemption
+// writes its order to the same row. Either that write comes first, and the claim sees the
+// order and starts nothing, or the write comes second, and the agent receives the order.
 func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.ClaimRequest) (wire.Claim, error) {
 	var c wire.Claim
 	var rawSpec json.RawMessage
@@ -52,7 +54,8 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 		    claimed_at = coalesce(a.claimed_at, now()),
 		    fence_ms = greatest(a.fence_ms, m.fence_ms)
 		FROM jobs j, job_specs s, machines m, cluster c
-		WHERE `+knowsGranted+` AND s.job = a.job AND m.epoch = @epoch AND m.agent_boot = @boot AND m.state NOT IN ('lost', 'retired') AND `+claimable+`
+		WHERE `+knowsGranted+` AND s.job = a.job AND m.epoch = @epoch AND m.agent_boot = @boot
+		  AND m.state NOT IN ('lost', 'retired') AND `+claimable+`
 		RETURNING a.id, a.job::text, j.tenant, a.attempt, a.rank, s.spec, j.image_digest, a.cpu_m,
 			a.mem_mb, a.log_bytes,
 		          j.run_limit_ms, a.orders, j.has_checkpoint, a.phase,
@@ -107,14 +110,15 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 	return c, nil
 }
 
+// claimArgs returns the arguments of claimable and knowsGranted.
 func claimArgs(machine berth.MachineID, req wire.ClaimRequest) pgx.NamedArgs {
 	return markArgs(pgx.NamedArgs{"alloc": int64(req.Alloc), "machine": machine, "job": req.Job,
 		"attempt": req.Attempt, "epoch": req.Epoch, "boot": req.AgentBoot}, req.Watermark)
 }
 
-// refuseClaim finds out which of the conditions did not hold. Where the session
-// alone was at fault, and is in order by now, the caller is to try again: told
-// that its work is not current, it would kill the container.
+// refuseClaim returns the error for a claim that changed no row. It reads the conditions
+// after the fact, so they may hold by now; the error is then CodeUnavailable and the agent
+// retries. A stale-attempt error in that case would make the agent kill the container.
 func (d *Agents) refuseClaim(ctx context.Context, machine berth.MachineID, req wire.ClaimRequest) error {
 	s, err := d.session(ctx, machine)
 	if err != nil {
@@ -141,6 +145,7 @@ func (d *Agents) refuseClaim(ctx context.Context, machine berth.MachineID, req w
 	return errStaleAttempt(req.Alloc)
 }
 
+// errStaleAttempt is the error on which an agent kills the allocation's container.
 func errStaleAttempt(alloc berth.AllocationID) error {
 	return &berth.Error{Code: berth.CodeConflict, Slug: berth.SlugStaleAttempt,
 		Message: fmt.Sprintf("allocation %d is not current any more: its job has gone on, or must stop", alloc)}

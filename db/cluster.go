@@ -13,15 +13,15 @@ func (d *Cluster) ID(ctx context.Context) (string, error) {
 	return clusterID(ctx, d.core)
 }
 
-// clusterID is Cluster.ID, as the other stores call it.
+// clusterID implements Cluster.ID for every store of this package.
 func clusterID(ctx context.Context, d *core) (string, error) {
 	var id string
 	err := d.pool.QueryRow(ctx, `SELECT id FROM cluster`).Scan(&id)
 	return id, mapError(err, "cluster")
 }
 
-// Miscount is a machine whose counters differ from what its allocations add up
-// to. Nothing should be placed there until somebody has found out why.
+// Miscount is a machine whose counters differ from the sum of its allocations. No job
+// should be placed on the machine until an operator has found the cause.
 type Miscount struct {
 	Machine berth.MachineID
 	Detail  string
@@ -67,7 +67,7 @@ func (d *Cluster) Miscounts(ctx context.Context) ([]Miscount, error) {
 	return list, mapError(err, "counters")
 }
 
-// EnsurePartitions makes the monthly partitions of this and the next months.
+// EnsurePartitions creates the missing monthly partitions of this and the next months.
 func (d *Cluster) EnsurePartitions(ctx context.Context) error {
 	_, err := d.pool.Exec(ctx, `SELECT ensure_partitions()`)
 	return mapError(err, "partitions")

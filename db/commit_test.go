@@ -229,8 +229,8 @@ func TestTwoLeadersNeverShareADevice(t *testing.T) {
 	}
 }
 
-// Whatever the leader planned, its commit lets no more elements hold capacity
-// than may at once, and none of an array that is canceled or held.
+// A commit keeps the number of elements with capacity within the array's parallelism,
+// even if the plan does not, and places no element of a canceled or held array.
 func TestCommitKeepsParallelAndStartsNothingOfAStoppedArray(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -263,7 +263,7 @@ func TestCommitKeepsParallelAndStartsNothingOfAStoppedArray(t *testing.T) {
 	if c := s.commit(term, s.start(element[3], on("m2"))); len(c.Started) != 1 {
 		t.Errorf("with one less it is refused: %+v", c)
 	}
-	// A cancel that is committed is seen, whatever has come of it yet.
+	// The commit of a plan sees a committed cancel, even before any member has stopped.
 	mustExec(t, s.pool, `UPDATE jobs SET state = 'canceling', version = version + 1, actor = 'user:x' WHERE id = $1`, id)
 	s.mustRefuse(term, s.start(element[4], on("m2")), "its array is canceling")
 }

@@ -9,8 +9,8 @@ import (
 	"berth/spec"
 )
 
-// A machine is given up after its rank's end is on record, and before what the
-// rank leaves is stored: that is not the program's fault.
+// A machine is declared lost after its member's exit was recorded and before the member's
+// output is stored: the program is not at fault.
 func TestAnOutputThatItsMachineTookAlongIsNotItsUsersLoss(t *testing.T) {
 	t.Parallel()
 	for name, giveUp := range map[string]func(s *stage){
@@ -71,7 +71,7 @@ func (s *stage) halfStored() (id berth.JobID, attempt int) {
 	return id, attempt
 }
 
-// Nobody knows whether the rank that was cut off had a part of its own.
+// A lost member may have had an output part of its own.
 func TestWhatOneRankHasStoredDoesNotSpeakForOneThatWasCutOff(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

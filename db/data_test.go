@@ -24,7 +24,7 @@ func TestTheDatabaseKnowsTheKeysOfArchives(t *testing.T) {
 	}
 }
 
-// dataOf is what the queue tells of the data that a job needs.
+// dataOf returns a queued job's input data keys.
 func (s *stage) dataOf(id berth.JobID) []spec.DataKey {
 	s.t.Helper()
 	row, _, err := s.db.Queue.Row(s.t.Context(), "", id)
@@ -58,7 +58,7 @@ func TestTheQueueTellsWhatDataJobsNeed(t *testing.T) {
 	if got := s.dataOf(s.submit(nil)); !slices.Equal(got, []spec.DataKey{image}) {
 		t.Errorf("a job of an image alone needs %v", got)
 	}
-	// What a step takes is known once the other has left it.
+	// A step's input is known once the other step has stored the output.
 	id := s.line()
 	if got := s.dataOf(s.step(id, "c")); !slices.Equal(got, []spec.DataKey{image}) {
 		t.Errorf("a step that waits needs %v", got)

@@ -9,7 +9,7 @@ import (
 	"berth"
 )
 
-// Dispatch is what a job's workflow is started with.
+// Dispatch is the input of a job's workflow.
 type Dispatch struct {
 	Job    berth.JobID
 	Tenant berth.TenantID
@@ -17,11 +17,10 @@ type Dispatch struct {
 	Name   string
 }
 
-// Submitted returns those of the jobs that are still submitted, so that their
-// workflow is to be started.
+// Submitted returns the submitted jobs among ids; their workflows must be started.
 func (d *Jobs) Submitted(ctx context.Context, ids []berth.JobID) ([]Dispatch, error) {
-	// OFFSET 0 keeps the planner from the index of all submitted jobs, of which there
-	// may be thousands, where it means to find few.
+	// OFFSET 0 keeps the planner off the index of all submitted jobs. The planner expects
+	// few rows in that index, but a backlog has thousands.
 	return d.dispatches(ctx, `
 		SELECT j.id, j.tenant, j.kind, j.name
 		FROM (
@@ -50,8 +49,7 @@ func (d *Jobs) SubmittedBefore(ctx context.Context, age time.Duration, limit int
 		pgx.NamedArgs{"age": age, "limit": limit})
 }
 
-// Live returns those of the jobs that are not terminal, so that their workflow
-// ought to be open.
+// Live returns the jobs among ids that are not terminal; their workflows must be open.
 func (d *Jobs) Live(ctx context.Context, ids []berth.JobID) ([]Dispatch, error) {
 	return d.dispatches(ctx, `
 		SELECT id, tenant, kind, name

@@ -17,6 +17,7 @@ type attemptRef struct {
 	Attempt int
 }
 
+// list returns the attempts that a query selects.
 func (d *Attempts) list(ctx context.Context, sql string, args pgx.NamedArgs) ([]attemptRef, error) {
 	rows, err := d.pool.Query(ctx, sql, args)
 	if err != nil {
@@ -25,9 +26,10 @@ func (d *Attempts) list(ctx context.Context, sql string, args pgx.NamedArgs) ([]
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[attemptRef])
 }
 
-// leaderOrders gives orders to members of several attempts, each in a transaction
-// of its own, and tells the machines and the jobs' histories. give is run on
-// the locked job while its attempt is current.
+// leaderOrders sends orders to members of several attempts, with one transaction for each
+// attempt, and returns the number of attempts with a new order. give writes the orders of
+// a locked job; leaderOrders calls give only if the attempt is current and holds capacity.
+// Each order adds an event to the job, and the machines are notified after the commit.
 func (d *Attempts) leaderOrders(ctx context.Context, term Term, refs []attemptRef, detail string,
 	give func(pgx.Tx, lockedJob) ([]orderedRank, error)) (int, error) {
 	given := 0
@@ -62,9 +64,9 @@ func (d *Attempts) leaderOrders(ctx context.Context, term Term, refs []attemptRe
 	return given, nil
 }
 
-// DrainOverdue tells the jobs on draining machines whose deadline has passed to
-// save their work and stop, with their grace; they go back to the queue. It
-// returns how many it told.
+// DrainOverdue orders jobs on draining machines past the drain deadline to checkpoint and
+// stop within their grace period, at most limit per call. The jobs return to the queue.
+// DrainOverdue returns the number of jobs with a new order.
 func (d *Attempts) DrainOverdue(ctx context.Context, term Term, limit int) (int, error) {
 	refs, err := d.list(ctx, `
 		SELECT DISTINCT a.job, a.attempt

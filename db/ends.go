@@ -11,16 +11,16 @@ import (
 	"berth/failure"
 )
 
-// End is how an attempt ended: what became of its job, and why.
+// End is an outcome of attempts: the job's next state and the reason.
 type End struct {
 	Next   berth.State
 	Reason berth.ReasonCode // "" of a success
 }
 
-// EndCount is the attempts that ended so.
+// EndCount counts the attempts with one outcome.
 type EndCount struct {
 	Attempts       int64
-	LostGPUSeconds float64 // work of theirs that has to be done again
+	LostGPUSeconds float64 // GPU time that must be repeated
 }
 
 // ends counts attempts. The zero value is ready to use.
@@ -29,6 +29,7 @@ type ends struct {
 	by map[End]EndCount
 }
 
+// add counts one attempt. It is safe for concurrent use.
 func (e *ends) add(end End, lost float64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -41,7 +42,8 @@ func (e *ends) add(end End, lost float64) {
 	e.by[end] = n
 }
 
-// EndCounts are the attempts that this process has settled since it began.
+// EndCounts returns a copy of the counts of attempts settled by this process since its
+// start.
 func (d *Attempts) EndCounts() map[End]EndCount {
 	d.ends.mu.Lock()
 	defer d.ends.mu.Unlock()
@@ -52,8 +54,8 @@ func (d *Attempts) EndCounts() map[End]EndCount {
 func (d *Attempts) count(ctx context.Context, id berth.JobID, attempt int, v failure.Verdict) {
 	lost := 0.0
 	if v.Next == berth.Retrying {
-		// What it did in vain is for the figures alone: where it cannot be read,
-		// the attempt counts without.
+		// Lost work is used for metrics only: if the query fails, the attempt counts with
+		// none.
 		err := d.pool.QueryRow(ctx, `
 			SELECT coalesce(l.gpu_seconds, 0)::float8
 			FROM attempts t

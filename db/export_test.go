@@ -10,7 +10,7 @@ import (
 	"berth"
 )
 
-// FollowUp is how many jobs below a parent are told to stop at once.
+// FollowUp is the number of jobs below a parent that one call orders to stop.
 const FollowUp = followUp
 
 // MigrateWith is Migrate with other files, and patience with who has the tables.

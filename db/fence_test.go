@@ -117,8 +117,8 @@ func TestExclusiveWorkGoesOnlyWhereItCanBeFenced(t *testing.T) {
 	}
 }
 
-// Whatever tells of trouble with the attempt, but for proof that the container
-// is gone, makes no new one.
+// Only proof that the container is gone leads to a new attempt; no other report of a
+// failure does.
 func TestNothingButProofMakesANewAttemptOfExclusiveWork(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

@@ -15,7 +15,7 @@ import (
 	"berth/wire"
 )
 
-// waitLimit bounds each wait for a condition. It is far above what a slow machine needs:
+// waitLimit bounds each wait for a condition. It is far above the need of a slow machine:
 // only a test that fails waits so long.
 const waitLimit = 5 * time.Minute
 

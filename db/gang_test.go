@@ -168,8 +168,8 @@ func TestMembersOfAGangMeetOnPortsOfTheirMachines(t *testing.T) {
 	s.begin(next, on("m0"), on("m0"))
 }
 
-// A cancel that meets the last rank getting ready ends in a gang that is told to
-// stop, whether it was told to start or not.
+// A cancel that races with the last rank's readiness stops the gang, whether or not the
+// gang was ordered to start.
 func TestACancelMeetsTheStartOfAGang(t *testing.T) {
 	t.Parallel()
 	s := newGangStage(t)
@@ -206,8 +206,8 @@ func TestACancelMeetsTheStartOfAGang(t *testing.T) {
 	s.freed()
 }
 
-// failed brings a gang of three to where its rank 1 has failed and the others
-// have been told to stop.
+// failed returns a gang of three after rank 1 has failed and the other ranks were ordered
+// to stop.
 func (s *gangStage) failed() (id berth.JobID, attempt int) {
 	s.t.Helper()
 	id = s.gang(3, func(j *spec.Job) { j.Retry.MaxAttempts, j.Retry.Backoff = 3, spec.Backoff{Factor: 1} })
@@ -321,8 +321,8 @@ func TestRoomKeptForARepairIsGivenUp(t *testing.T) {
 	}
 }
 
-// Two ranks that fail at once, each told of by its own workflow step, cost the
-// gang one attempt, and it is the first of them that is to blame.
+// Two ranks that fail at once, each reported by its own workflow step, cost the gang one
+// attempt, and the first failure is the cause.
 func TestTwoFailingRanksSpendOneAttempt(t *testing.T) {
 	t.Parallel()
 	s := newGangStage(t)
@@ -357,7 +357,7 @@ func TestTwoFailingRanksSpendOneAttempt(t *testing.T) {
 	s.freed()
 }
 
-// Who leads next finds what is kept; who led before can change nothing.
+// The next leader finds the kept capacity; the former leader can change nothing.
 func TestANewLeaderRepairsAGang(t *testing.T) {
 	t.Parallel()
 	s := newGangStage(t)
@@ -435,7 +435,7 @@ func TestAGangDoesNotWaitForEverForASlowMachine(t *testing.T) {
 	}
 }
 
-// A rank whose machine falls silent is the hole, whatever else failed.
+// A rank on a lost machine is the one to replace, even if other ranks failed as well.
 func TestTheHoleOfAGangIsWhereAMachineFellSilent(t *testing.T) {
 	t.Parallel()
 	s := newGangStage(t)

@@ -8,7 +8,7 @@ import (
 	"berth/spec"
 )
 
-// What is held with a pipeline or an array around it is released with that alone:
+// A job held through its pipeline or array is released only with that parent:
 // a pipeline inside would start its steps, whose own parent is all that the leader
 // looks at, until somebody had held it again.
 func TestWhatIsHeldAroundIsReleasedWithTheOutermostAlone(t *testing.T) {
@@ -67,8 +67,8 @@ func TestWhatIsHeldAroundIsReleasedWithTheOutermostAlone(t *testing.T) {
 	}
 }
 
-// A hold reaches what is below a pipeline that was held before it, whoever puts it
-// there: a request, or a look at the pipeline around.
+// A hold reaches the jobs below a pipeline that was held earlier, whether a request or
+// the reconcile of the outer pipeline sets the hold.
 func TestAHoldReachesBelowWhatWasHeldBefore(t *testing.T) {
 	t.Parallel()
 	for what, hold := range map[string]func(s *stage, id berth.JobID){

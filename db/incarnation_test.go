@@ -11,12 +11,12 @@ import (
 	"berth/wire"
 )
 
-// After a restore or a failover nothing that was given in the lost tail is given
-// again, and whoever led before does not any more.
+// After a restore or a failover no id or term from the lost tail is issued again, and the
+// former leader has lost leadership.
 func TestF15IDsAndTermsLeapInANewIncarnation(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	for range 2 { // the first look only notes what it sees
+	for range 2 { // the first call only records the incarnation
 		if n, leapt, err := s.db.Leader.Incarnate(t.Context()); err != nil || n != 1 || leapt {
 			t.Fatalf("incarnation %d, leapt %v, %v", n, leapt, err)
 		}
