@@ -10,10 +10,10 @@ import (
 	"berth/wire"
 )
 
-// addEvent appends to a job's history something that is no change of state
-// (those are written by the trigger). It locks the job row, so call it where
-// the lock order allows that: before allocations are locked, or with the job
-// row locked already. The row gives the event its number and its time.
+// addEvent appends an event other than a change of state to a job's history; a trigger
+// writes the changes of state. addEvent locks the job's row. By the lock order, the caller
+// must hold that lock already or must not have locked an allocation. The row supplies the
+// event's number and time.
 func addEvent(ctx context.Context, tx pgx.Tx, job berth.JobID, e wire.Event) error {
 	_, err := tx.Exec(ctx, `
 		WITH bumped AS (

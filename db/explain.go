@@ -9,9 +9,9 @@ import (
 	"berth/spec"
 )
 
-// Row returns a live job as placement has it, and what its class asks for:
-// after an OOM that may be more than its spec does. Tenant "" means any; an
-// archived job is not found.
+// Row returns a live job in placement's form with the request of the job's class. The
+// request may exceed the spec's after an out-of-memory kill. Tenant "" means any tenant;
+// an archived job is not found.
 func (d *Queue) Row(ctx context.Context, tenant berth.TenantID, id berth.JobID) (QueueJob, spec.Request, error) {
 	args := pgx.NamedArgs{"id": id, "tenant": string(tenant)}
 	var jobs []QueueJob

@@ -9,8 +9,8 @@ import (
 	"berth"
 )
 
-// collectHolders reads what readHolders gives: rows of one member follow one
-// another, as do members of one attempt.
+// collectHolders appends the rows of readHolders to into. The rows must be sorted so that
+// the rows of a member, and the members of an attempt, are consecutive.
 func collectHolders(rows pgx.Rows, into *[]Holder) error {
 	defer rows.Close()
 	var alloc berth.AllocationID
@@ -45,7 +45,7 @@ func collectHolders(rows pgx.Rows, into *[]Holder) error {
 	return rows.Err()
 }
 
-// latest is the later of two times to stop; nil if one member was not told to.
+// latest returns the later of two stop deadlines; nil if a member has no order to stop.
 func latest(a, b *time.Time) *time.Time {
 	switch {
 	case a == nil || b == nil:

@@ -9,11 +9,12 @@ import (
 	"berth/spec"
 )
 
-// firstTokenLock keeps two processes from each making the first token.
+// firstTokenLock is the advisory lock that stops two processes from each creating a first
+// token.
 const firstTokenLock = 0x6265727468 // "berth"
 
-// CreateFirst makes an admin's token if no usable one exists. Its secret, told
-// here once and nowhere stored, is "" if there was one.
+// CreateFirst creates an admin token if no usable one exists, and returns the new token's
+// secret, else "". The secret is not stored and cannot be read again.
 func (d *Tokens) CreateFirst(ctx context.Context, tenant berth.TenantID, name string) (secret string, err error) {
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		id, text, sum := mintToken(tokenPrefix)

@@ -82,7 +82,7 @@ func (g *gather[K, V]) send(b *gathered[K, V]) {
 	close(b.done)
 }
 
-// close waits for the statements under way. No call may join any more.
+// close waits for running statements. The caller must have stopped all new calls.
 func (g *gather[K, V]) close() { g.senders.Wait() }
 
 // hurry sends the batch now.

@@ -14,11 +14,11 @@ import (
 // SlugMachineExists is the stable code for joining under a name in use.
 const SlugMachineExists = "machine_exists"
 
-// Join trades a join token for a machine's own token, which is returned once.
-// The join token is spent by it. A name is free if it is new, retired, never
-// came as far as registering, or silent with nothing left on it; a live
-// machine's name is refused, because two hosts under one name would void what
-// a new boot id proves.
+// Join exchanges a join token for a machine token, returned once, and marks the join token
+// used. A machine name is free if the name is new, if the machine is retired or has never
+// registered, or if the machine is silent and holds no allocation. The name of a live
+// machine is refused: with two hosts under one name, a new boot id would no longer prove
+// that the old containers are gone.
 func (d *JoinTokens) Join(
 	ctx context.Context, joinToken string, machine berth.MachineID,
 ) (token, cluster string, err error) {
@@ -55,8 +55,8 @@ func (d *JoinTokens) Join(
 	return token, cluster, nil
 }
 
-// Check reports for each join token, in order, whether Join would take
-// it now. It spends none of them; Join decides.
+// Check reports for each join token, in order, whether Join would accept the token now.
+// Check uses up no token, and a later Join may still refuse.
 func (d *JoinTokens) Check(ctx context.Context, tokens []string) ([]bool, error) {
 	ids := make([]string, len(tokens))
 	for i, t := range tokens {
@@ -87,7 +87,7 @@ func (d *JoinTokens) Check(ctx context.Context, tokens []string) ([]bool, error)
 	return good, nil
 }
 
-// spendJoinToken marks the token used. The hash is compared in constant time,
+// spendJoinToken locks the join token and marks it used. The hash is compared in constant time,
 // as in Authenticate.
 func spendJoinToken(ctx context.Context, tx pgx.Tx, sum []byte, args pgx.NamedArgs) error {
 	var stored []byte
@@ -109,6 +109,8 @@ func spendJoinToken(ctx context.Context, tx pgx.Tx, sum []byte, args pgx.NamedAr
 	return err
 }
 
+// takeMachineName creates the machine's row, or resets the row of a free name under lock.
+// It fails with slug machine_exists if the name is in use; see Join.
 func takeMachineName(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs) error {
 	var free bool
 	err := tx.QueryRow(ctx, `

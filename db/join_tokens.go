@@ -10,15 +10,15 @@ import (
 	"berth/wire"
 )
 
-// JoinTokenTTL is how long a join token is good for unless asked otherwise.
+// JoinTokenTTL is the default lifetime of a join token.
 const JoinTokenTTL = 10 * time.Minute
 
 const joinTokenDocument = `jsonb_strip_nulls(jsonb_build_object(
 			'id', id, 'pool', pool, 'labels', labels, 'created_by', created_by, 'created_at', created_at,
 			'expires_at', expires_at, 'used_by', used_by, 'used_at', used_at))`
 
-// Create makes a join token and returns it with its secret, which is
-// nowhere stored.
+// Create creates a join token and returns it with the secret. Only a hash of the secret is
+// stored.
 func (d *JoinTokens) Create(ctx context.Context, n spec.NewJoinToken, actor string) (wire.JoinToken, error) {
 	if n.TTL == 0 {
 		n.TTL = spec.Duration(JoinTokenTTL)

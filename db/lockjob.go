@@ -11,8 +11,8 @@ import (
 	"berth/spec"
 )
 
-// lockedJob is a job's row and the members of its current attempt, all locked in
-// lock order: nothing of them changes until the transaction ends.
+// lockedJob is a job's row and the members of its current attempt. All rows are locked, in
+// lock order, and stay unchanged by other transactions until this transaction ends.
 type lockedJob struct {
 	ID          berth.JobID
 	State       berth.State
@@ -31,9 +31,9 @@ type lockedJob struct {
 	HasParent   bool
 	Kind        berth.Kind
 	HeldAt      *time.Time
-	HasOutputs  bool         // its spec declares some
-	Cached      bool         // a step whose result others may take
-	AttemptNext *berth.State // of the attempt asked for: what became of the job after it
+	HasOutputs  bool         // the spec declares outputs
+	Cached      bool         // a step whose result later jobs may reuse
+	AttemptNext *berth.State // the job's state after the requested attempt
 	Ranks       []lockedRank
 }
 
@@ -46,17 +46,17 @@ type lockedRank struct {
 	Exit     *failure.Exit
 	Claimed  bool
 	Sealed   bool
-	Orphaned bool // at some time, even if it was released since
-	Suspect  bool // its machine died soon after it began there, and nothing else explains that
-	CutOff   bool // it was sealed for its machine, which had not stored all that is left
+	Orphaned bool // at some time, even if released since
+	Suspect  bool // the machine died soon after the member's start, without another cause
+	CutOff   bool // sealed on behalf of a machine that had not stored the whole output
 	Age      time.Duration
 	LastStep *int64
-	Drain    string // why its machine is drained; "" if it is not
+	Drain    string // drain reason of the machine; "" if the machine is not drained
 }
 
-// lockJob locks a job and its current members, jobs before allocations, in one
-// round trip of several statements: the later ones see what the first waited for.
-// Tenant "" means any. attempt is the one that AttemptNext is wanted of.
+// lockJob locks a job and its current members, jobs before allocations. The statements
+// share one round trip but have a snapshot each, so the later ones see the commit that the
+// first one waited for. Tenant "" means any tenant. AttemptNext is read for attempt.
 func lockJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.JobID, attempt int) (lockedJob, error) {
 	args := pgx.NamedArgs{"job": id, "tenant": string(tenant), "attempt": attempt}
 	batch := &pgx.Batch{}
@@ -119,14 +119,14 @@ func scanLockedJob(results pgx.BatchResults) (j lockedJob, err error) {
 	return j, err
 }
 
-// touched is what a transaction has changed, to be hinted at after its commit.
+// touched collects the hints of a transaction, to be published after the commit.
 type touched struct {
 	job      berth.JobID
 	machines []berth.MachineID
-	queue    bool // what the leader plans on: the job, the machines' capacity
+	queue    bool // input of the leader's plan: the job or the machines' capacity
 }
 
-// publish sends the hints.
+// publish sends the hints. It must follow the commit.
 func (t touched) publish(h *Hub) {
 	if t.job == "" {
 		return

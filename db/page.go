@@ -21,9 +21,9 @@ func (p Paging) limit() int {
 	return min(p.Limit, MaxPage)
 }
 
-// after reads the position at which the page begins into into, one pointer for
-// each part, and reports whether there is one. Clients may edit a cursor: it
-// selects nothing that the list would not.
+// after decodes the cursor into the pointers, one for each part of the page's start
+// position, and returns false without a cursor. A cursor is not a secret: an edited one
+// selects only items of the same list.
 func (p Paging) after(into ...any) (bool, error) {
 	if p.Cursor == "" {
 		return false, nil
@@ -43,8 +43,8 @@ func (p Paging) after(into ...any) (bool, error) {
 	return true, nil
 }
 
-// cut takes a page of list, which was read with one item more than that, and
-// returns the cursor of the next: "" if there is none. key is an item's position.
+// cut returns the page and the cursor of the next page, "" for the last page. The caller
+// has read one item more than a page into list. key returns an item's position.
 func cut[T any](p Paging, list []T, key func(T) []any) ([]T, string) {
 	n := p.limit()
 	if len(list) <= n {

@@ -9,19 +9,19 @@ import (
 	"berth"
 )
 
-// Population is how many rows there are in each state.
+// Population is the number of rows in each state.
 type Population struct {
-	Jobs          map[berth.State]int // live ones; every live state is there
+	Jobs          map[berth.State]int // every live state has a key, also with 0 jobs
 	Machines      map[berth.MachineState]int
 	SilentEngines int // machines, neither lost nor retired, whose container engine does not answer
 
-	// Total and Used are of the machines that are not retired: what a silent or
-	// draining one has counts, as long as it may be in use.
+	// Total and Used sum the capacity of all machines that are not retired. Unreachable
+	// and draining machines count, because their capacity may be in use.
 	Total, Used berth.Capacity
 	GPUs        map[string]GPUPopulation // by model
 }
 
-// GPUPopulation is the devices of a model.
+// GPUPopulation counts the devices of one model.
 type GPUPopulation struct {
 	Total     int
 	Unhealthy int
