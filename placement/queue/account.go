@@ -9,40 +9,42 @@ import (
 	"berth/placement/cluster"
 )
 
-// Account is what a tenant holds and what of its work waits.
+// Account is a tenant in the tree of accounts, with the capacity that its running jobs hold
+// and the lines of its waiting jobs.
 type Account struct {
 	Tenant
-	Index  int  // among all: the shared one is 0
-	Known  bool // it has a row; the shared account of all others has none
+	Index  int  // position among all accounts; the shared account has 0
+	Known  bool // a tenant row exists; false for the shared account of tenants without a row
 	parent *Account
-	kids   []*Account // by id
+	kids   []*Account // direct children, by id
 
-	lines []lineOf // with jobs that may start, by Class.Number
-	order []stand  // those, by the first job of each
+	lines []lineOf // lines with eligible jobs, by Class.Number
+	order []stand  // the same lines, by the queue order of their first jobs
 
-	held Holding // by its own jobs and by those of the accounts below
-	own  Holding
+	held Holding // by the account's own jobs and its descendants' jobs
+	own  Holding // by the account's own jobs
 }
 
-// Holding is what running jobs hold of a cluster.
+// Holding is the capacity and the number of running jobs of an account.
 type Holding struct {
 	berth.Capacity
-	firm berth.Capacity // by jobs that cannot be preempted
+	firm berth.Capacity // held by jobs that are not preemptible; always part of Capacity
 	Jobs int
 }
 
-// Tally is the work of one tenant, with or without a row.
+// Tally counts the work of one tenant, with or without a row. Tallies change with every
+// delta; accounts are rebuilt from them when the tree of tenants changes.
 type Tally struct {
-	account *Account      // the account charged for it, once the queue is sorted
-	Owner   cluster.Owner // the same account, as occupants of machines know it
+	account *Account      // the account charged for the work, once the queue is sorted
+	Owner   cluster.Owner // the same account, as occupants of machines refer to it
 	running Holding
-	waiting int
+	waiting int // jobs in the queue, held ones included
 }
 
-// charged makes an account the one that pays for the tally.
+// charged assigns the account that pays for the tally.
 func (t *Tally) charged(a *Account) { t.account, t.Owner.Account = a, a.Index }
 
-// Tally returns the tally of a tenant.
+// Tally returns the tally of a tenant, and creates an empty one for a new tenant.
 func (q *Queue) Tally(id berth.TenantID) *Tally {
 	t := q.tallies[id]
 	if t == nil {
@@ -55,8 +57,11 @@ func (q *Queue) Tally(id berth.TenantID) *Tally {
 	return t
 }
 
-// Hold adds a running job to a tally and to its parent's running elements, or
-// with times -1 removes it.
+// Hold adds a running job to a tally and to the running elements of its parent. With times
+// -1, Hold removes the job.
+//
+// An unsorted queue charges no account: the next Sort rebuilds all accounts from the
+// tallies.
 func (q *Queue) Hold(t *Tally, parent berth.JobID, c berth.Capacity, preemptible bool, times int) {
 	q.countElement(parent, times)
 	if times < 0 {
@@ -70,7 +75,9 @@ func (q *Queue) Hold(t *Tally, parent berth.JobID, c berth.Capacity, preemptible
 	}
 }
 
-// UpsertTenant adds a tenant or replaces its row.
+// UpsertTenant adds a tenant or replaces its row. A new tenant or another parent changes
+// the tree, which the next Sort rebuilds; other changes, such as a weight or a limit, apply
+// at once.
 func (q *Queue) UpsertTenant(t Tenant) {
 	old, had := q.Tenants[t.ID]
 	q.Tenants[t.ID] = t
@@ -90,9 +97,10 @@ func (q *Queue) RemoveTenant(id berth.TenantID) {
 	}
 }
 
+// newAccount returns an account that has no parent yet and holds no capacity.
 func newAccount(t Tenant) *Account { return &Account{Tenant: t} }
 
-// ShareWeight returns the weight of the account among its siblings, 1 by default.
+// ShareWeight returns the weight of the account among its siblings; 1 if the row has none.
 func (a *Account) ShareWeight() float64 {
 	if a.Weight <= 0 {
 		return 1
@@ -100,7 +108,7 @@ func (a *Account) ShareWeight() float64 {
 	return a.Weight
 }
 
-// stalledFor is how long the account has stood at its limits by now.
+// stalledFor returns the total time for which the account has been at its limits up to now.
 func (a *Account) stalledFor(now time.Time) time.Duration {
 	if a.StalledSince.IsZero() || now.Before(a.StalledSince) {
 		return a.Stalled
@@ -108,7 +116,7 @@ func (a *Account) stalledFor(now time.Time) time.Duration {
 	return a.Stalled + now.Sub(a.StalledSince)
 }
 
-// hold charges running jobs to the account and those above it.
+// hold charges running jobs to the account and to all its ancestors.
 func (a *Account) hold(x Holding) {
 	a.own = a.own.plus(x)
 	for ; a != nil; a = a.parent {
@@ -116,6 +124,7 @@ func (a *Account) hold(x Holding) {
 	}
 }
 
+// add adds the capacity of jobs to the holding; c and jobs are negative to remove a job.
 func (h *Holding) add(c berth.Capacity, preemptible bool, jobs int) {
 	h.Capacity = h.Capacity.Add(c)
 	if !preemptible {
@@ -124,15 +133,18 @@ func (h *Holding) add(c berth.Capacity, preemptible bool, jobs int) {
 	h.Jobs += jobs
 }
 
+// plus returns the sum of two holdings.
 func (h Holding) plus(o Holding) Holding {
 	return Holding{Capacity: h.Capacity.Add(o.Capacity), firm: h.firm.Add(o.firm), Jobs: h.Jobs + o.Jobs}
 }
 
-// Sort rebuilds accounts and lines if the tenants or the order have changed, and
-// moves the jobs that have become overdue.
+// Sort prepares the queue for a plan. It rebuilds accounts and lines if the tree of tenants
+// or the order has changed; otherwise it only moves the jobs that have become overdue since
+// the last step of Policy.edge. A rebuild takes O(n log n) for n waiting jobs, so that only
+// rare changes cause one.
 func (q *Queue) Sort(p Policy, view RankView, now time.Time) {
 	if p.Ranker != nil {
-		q.unsorted = true // ranks change with time
+		q.unsorted = true // the ranks of a Ranker change with time
 		p.Ranker.Begin(view, now)
 	}
 	if p = p.ordering(); p != q.Policy {
@@ -152,6 +164,8 @@ func (q *Queue) Sort(p Policy, view RankView, now time.Time) {
 	q.Sortings++
 	q.openAccounts()
 	for id, t := range q.tallies {
+		// A tally without work is forgotten; Tally creates it again for the tenant's next
+		// job.
 		if t.waiting == 0 && t.running.Jobs == 0 {
 			delete(q.tallies, id)
 			continue
@@ -166,7 +180,9 @@ func (q *Queue) Sort(p Policy, view RankView, now time.Time) {
 	q.lineUp()
 }
 
-// openAccounts builds the tree of accounts from the tenants.
+// openAccounts builds the tree of accounts from the tenant rows. An account whose parent
+// has no row, or whose parent link would close a cycle, has no parent: it competes at the
+// top.
 func (q *Queue) openAccounts() {
 	q.shared = newAccount(Tenant{})
 	q.accounts = make(map[berth.TenantID]*Account, len(q.Tenants))
@@ -188,7 +204,8 @@ func (q *Queue) openAccounts() {
 	}
 }
 
-// overtake moves the jobs that have become overdue to their new places.
+// overtake moves the jobs that have become overdue, or are not overdue under a new edge, to
+// their new places. It reads every waiting job, which is why the edge advances in steps.
 func (q *Queue) overtake() {
 	edge := cluster.SinceOrigin(q.edge)
 	for _, e := range q.Waiting {
@@ -206,7 +223,7 @@ func (q *Queue) overtake() {
 	}
 }
 
-// Below reports whether a is the account or above it.
+// Below reports whether the account is other or one of its descendants.
 func (a *Account) Below(other *Account) bool {
 	for ; a != nil; a = a.parent {
 		if a == other {
@@ -216,8 +233,7 @@ func (a *Account) Below(other *Account) bool {
 	return false
 }
 
-// Account returns the tenant's account, or the one that tenants without a row
-// share.
+// Account returns the tenant's account, or the shared account for a tenant without a row.
 func (q *Queue) Account(id berth.TenantID) *Account {
 	if a := q.accounts[id]; a != nil {
 		return a
@@ -225,7 +241,8 @@ func (q *Queue) Account(id berth.TenantID) *Account {
 	return q.shared
 }
 
-// count keeps the number of eligible jobs of a class, and their limits.
+// count adds n (1 or -1) to the number of eligible jobs of the class, and keeps the heap of
+// time limits.
 func (c *ClassQueue) count(e *Entry, n int) {
 	c.Ready += n
 	switch {
@@ -236,7 +253,7 @@ func (c *ClassQueue) count(e *Entry, n int) {
 	}
 }
 
-// Name of the account for people.
+// Name returns the account's name for texts that people read.
 func (a *Account) Name() string {
 	if !a.Known {
 		return "the tenants without a row"

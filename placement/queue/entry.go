@@ -10,70 +10,72 @@ import (
 	"berth/spec"
 )
 
-// Job is the row of a waiting job.
+// Job is the row of a waiting job. Durations of zero mean unknown or unlimited, as noted
+// per field.
 type Job struct {
 	ID            berth.JobID
 	Tenant        berth.TenantID
 	Class         string // see Snapshot.DefineClass
 	Version       int64
-	Attempt       int // the last one; 0 before the first
+	Attempt       int // number of the latest attempt; 0 before the first
 	Priority      int
 	Preemptible   bool
 	SubmittedAt   time.Time
-	EligibleAt    time.Time // not before
-	QueueDeadline time.Time // fails then; zero: never
+	EligibleAt    time.Time // earliest start
+	QueueDeadline time.Time // the job fails if it still waits then; zero: no deadline
 	Held          bool
-	Avoid         []berth.MachineID // not there, while another machine fits
-	Parent        berth.JobID       // it is an element of; "": of none
-	Parallel      int               // elements of the parent that may hold room at once; 0: no limit
-	Data          []spec.DataKey    // content that it needs, each once; see Snapshot.SetCache
+	Avoid         []berth.MachineID // machines used only if no other machine fits
+	Parent        berth.JobID       // the array that the job is an element of; "": none
+	Parallel      int               // the parent's elements that may run at once; 0: no limit
+	Data          []spec.DataKey    // content that the job reads, each once; see Snapshot.SetCache
 
-	TimeLimit    time.Duration // it runs no longer; 0: none
-	Remaining    time.Duration // of work, known or declared; 0: not known
-	Done         time.Duration // it has run in earlier attempts
-	Expected     time.Duration // total run time of similar jobs that ended; 0: unknown. It only orders
-	ExpectedBy   string        // what Expected goes by, as words after a comma. It is only told
-	RestartCost  time.Duration // work that a start adds
-	PreemptedFor []berth.JobID // whom it gave way to before
+	TimeLimit    time.Duration // longest run time of an attempt; 0: no limit
+	Remaining    time.Duration // remaining run time, known or declared; 0: unknown
+	Done         time.Duration // run time of earlier attempts
+	Expected     time.Duration // total run time of similar ended jobs; 0: unknown. Order only
+	ExpectedBy   string        // source of Expected as a phrase after a comma, for explain only
+	RestartCost  time.Duration // extra work that a start causes
+	PreemptedFor []berth.JobID // jobs that this job was preempted for before
 
-	// Unaged is how long since it was submitted the job was held or not ready;
-	// Stalled is Tenant.Stalled as it was when the job was submitted. Neither
-	// time makes it older.
+	// Unaged is the time since submission that the job was held or not ready. Stalled is
+	// the value of Tenant.Stalled when the job was submitted. Neither time ages the job.
 	Unaged  time.Duration
 	Stalled time.Duration
 }
 
-// Entry is a job in the queue. It is in a line of its account, or in the heap of jobs
-// that are not eligible yet, or in neither: on hold, or with a commit under way. The
-// fields that plans read of many jobs come first, in two cache lines; some of them
+// Entry is a job in the queue. An eligible job is in a line of its account, and a job that
+// is not eligible yet is in the heap Queue.later. A held job, and a job whose start is
+// being committed, is in neither.
+//
+// The fields that plans read of many jobs come first, within two cache lines; some of them
 // repeat fields of Job.
 type Entry struct {
-	leaf    cluster.Leaf[*Entry]
+	leaf    cluster.Leaf[*Entry] // the entry's node in the tree Line.jobs
 	Class   *cluster.Class
-	Line    *Line
-	Rank    float64 // within the band, the least first
+	Line    *Line   // nil: the job is not eligible
+	Rank    float64 // order within the band; the least comes first
 	Band    int32
-	Overdue bool // those come first in their band
-	ready   bool
-	Assumed bool
+	Overdue bool // overdue jobs come first in their band
+	ready   bool // EligibleAt has passed
+	Assumed bool // a start is being committed; see Queue.Assume
 
-	slot      int32    // in Snapshot.waiting
-	limited   position // in the limits of its class
-	later     position
-	priority  int32
-	Blocked   int // the plan in which it had no room
-	tally     *Tally
-	submitted time.Duration // from the origin of ages
-	aging     float64       // from when on it ages, in seconds of its account's clock; see set
-	worn      time.Duration // submitted, later by all that was no waiting
+	slot      int32         // index in Queue.Waiting
+	limited   position      // in ClassQueue.limits
+	later     position      // in Queue.later
+	priority  int32         // Job.Priority, bounded to 32 bits
+	Blocked   int           // number of the latest plan that had no room for the job
+	tally     *Tally        // the work of the job's tenant
+	submitted time.Duration // time from the origin of ages to SubmittedAt
+	aging     float64       // start of aging, in seconds of the account's clock; see set
+	worn      time.Duration // submitted plus all time that does not count as waiting
 	Limit     time.Duration // Job.TimeLimit
 
-	deadline position
+	deadline position // in Queue.deadlines
 	Job
 }
 
-// set takes the row of the job. A job ages by the clock of its account, which
-// stands still while the account is at its limits.
+// set stores the row of the job with its class, its tally and the derived values. A job
+// ages by the clock of its account, which stops while the account is at its limits.
 func (e *Entry) set(j Job, c *cluster.Class, t *Tally) {
 	e.Job, e.Class, e.tally = j, c, t
 	e.priority, e.Limit = cluster.Short(int64(j.Priority)), j.TimeLimit
@@ -82,15 +84,17 @@ func (e *Entry) set(j Job, c *cluster.Class, t *Tally) {
 	e.worn = e.submitted + j.Unaged + j.Done
 }
 
-// rate works out the job's place among the others, which depends on no clock but
-// the edge of what is overdue: jobs of one account age alike.
+// rate computes the job's band, rank and overdue state. The result depends on the clock
+// only through edge, the time of the latest overdue step, because all jobs of one account
+// age at the same speed.
 func (e *Entry) rate(p *Policy, edge time.Time) {
 	e.Overdue = p.Overdue > 0 && cluster.SinceOrigin(edge)-e.worn >= p.Overdue
 	e.Band, e.Rank = p.bandOf(e), p.rankOf(e)
 }
 
-// CompareEntries is the order of the queue within an account: by band, overdue jobs
-// first, by rank, submission and id.
+// CompareEntries orders the jobs of one account: by band (highest first), overdue jobs
+// first, then by rank, submission and id. Ranks do not count among overdue jobs: the
+// earliest submission comes first.
 func CompareEntries(a, b *Entry) int {
 	switch {
 	case a.Band != b.Band:
@@ -112,24 +116,25 @@ func CompareEntries(a, b *Entry) int {
 	return 0
 }
 
-// position is an entry's place in an alarms heap, counted from 1; 0 is nowhere.
+// position is an entry's place in an alarms heap, counted from 1; 0 means that the entry is
+// not in the heap.
 type position int32
 
-// alarms is a heap of entries by some time of theirs.
+// alarms is a heap of entries by a time or duration, the least first. Each entry stores its
+// position, so that the heap can remove it in O(log n).
 type alarms struct {
 	list  []alarm
-	at    func(*Entry) time.Duration
-	place func(*Entry) *position
+	at    func(*Entry) time.Duration // key of an entry
+	place func(*Entry) *position     // field in which an entry stores its position
 }
 
-// alarm is an entry with its time, so that most looks at the heap read nothing
-// else.
+// alarm is an entry with its key, so that comparisons rarely have to read the entry itself.
 type alarm struct {
 	at    time.Duration
 	entry *Entry
 }
 
-// byLimit orders jobs by their time limit.
+// byLimit returns an empty heap of jobs by time limit.
 func byLimit() alarms {
 	return alarms{
 		at:    func(e *Entry) time.Duration { return e.Limit },
@@ -137,7 +142,8 @@ func byLimit() alarms {
 	}
 }
 
-// byTime orders jobs by a time, told from the origin of ages.
+// byTime returns an empty heap of jobs by a time, stored as the duration since the origin
+// of ages.
 func byTime(at func(*Entry) time.Time, place func(*Entry) *position) alarms {
 	return alarms{at: func(e *Entry) time.Duration { return cluster.SinceOrigin(at(e)) }, place: place}
 }
@@ -159,7 +165,7 @@ func (a *alarms) Swap(i, j int) {
 
 func (a *alarms) Push(x any) { a.append(x.(*Entry)) }
 
-// append adds an entry where it does not belong; heap.Init has to follow.
+// append adds an entry at the end, which breaks the heap order; heap.Init must follow.
 func (a *alarms) append(e *Entry) {
 	a.list = append(a.list, alarm{a.at(e), e})
 	*a.place(e) = position(len(a.list))
@@ -174,15 +180,17 @@ func (a *alarms) Pop() any {
 	return e
 }
 
+// set adds an entry, which must not be in the heap.
 func (a *alarms) set(e *Entry) { heap.Push(a, e) }
 
+// clear removes an entry. An entry outside of the heap is no error.
 func (a *alarms) clear(e *Entry) {
 	if p := *a.place(e); p > 0 {
 		heap.Remove(a, int(p-1))
 	}
 }
 
-// empty takes out all entries.
+// empty removes all entries.
 func (a *alarms) empty() {
 	for _, x := range a.list {
 		*a.place(x.entry) = 0
@@ -191,8 +199,8 @@ func (a *alarms) empty() {
 	a.list = a.list[:0]
 }
 
-// drain takes out the entries whose time has come and calls f with each, in no
-// order.
+// drain removes all entries that are due by now and calls f with each, in no order. One
+// pass and one heap.Init cost less than many single removals.
 func (a *alarms) drain(now time.Time, f func(*Entry)) {
 	left, by := a.list[:0], cluster.SinceOrigin(now)
 	for _, x := range a.list {
@@ -209,7 +217,7 @@ func (a *alarms) drain(now time.Time, f func(*Entry)) {
 	heap.Init(a)
 }
 
-// due returns the earliest entry if its time has come.
+// due returns the entry with the earliest time if that time has come, and nil otherwise.
 func (a *alarms) due(now time.Time) *Entry {
 	if len(a.list) == 0 || a.list[0].at > cluster.SinceOrigin(now) {
 		return nil

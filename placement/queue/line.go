@@ -8,42 +8,47 @@ import (
 	"berth/placement/cluster"
 )
 
-// Line is the eligible jobs of one class of one account, in order. The fields that
-// plans read of many lines come first, close together.
+// Line holds the eligible jobs of one class of one account, in queue order. The fields that
+// plans read of many lines come first, close together in memory.
+//
+// A plan walks over a line without copying it: at is the position of the walk, and is valid
+// only for the plan enteredAt.
 type Line struct {
 	class     *cluster.Class
 	account   *Account
-	head      *Entry // the first of jobs
-	at        *Entry // in the plan enteredAt, the next job
-	enteredAt int    // the plan whose walk it is
-	over      bool   // none of it is left for that plan
-	number    int32  // in ClassQueue.Lines
+	head      *Entry // first of jobs; nil only while the line is empty
+	at        *Entry // next job in the plan enteredAt; nil: past the end
+	enteredAt int    // number of the plan that last walked the line
+	over      bool   // that plan is done with the line
+	number    int32  // index in ClassQueue.Lines
 	jobs      cluster.Tree[*Entry]
-	walk      cluster.Cursor[*Entry] // of that plan, once past the first job
+	walk      cluster.Cursor[*Entry] // position of that plan's walk beyond the first job
 }
 
-// lineOf is a line with the number of its class.
+// lineOf is a line with the number of its class, the key of Account.lines.
 type lineOf struct {
 	class int32
 	line  *Line
 }
 
-// stand is a line with what it is sorted by in its account, told so shortly that
-// a walk past many reads nothing else.
+// stand is a line with its sort key in the account, in 24 bytes, so that a walk over many
+// lines reads neither the lines nor their jobs.
 type stand struct {
-	// front is the band, the highest first; who is not overdue, last; and in its
-	// last 31 bits, which do not order, the number of the class.
+	// front holds, from the highest bit: the band, inverted so that the highest band comes
+	// first; a bit that is set unless the first job is overdue; and the number of the class
+	// in the last 31 bits, which do not order.
 	front uint64
-	rank  uint64 // of one that is overdue, when it was submitted
+	rank  uint64 // key of the first job's rank, or of its submission if the job is overdue
 	line  *Line
 }
 
+// classBits is the number of low bits of stand.front that hold the class.
 const classBits = 31
 
-// class is the number of the line's class.
+// class returns the number of the line's class.
 func (s *stand) class() int { return int(s.front & (1<<classBits - 1)) }
 
-// standOf tells where a job's line belongs while that job is the first of it.
+// standOf returns the sort key of a line with the first job e.
 func standOf(e *Entry) (s stand) {
 	s.front = uint64(^(uint32(e.Band)^1<<31))<<32 | uint64(e.Class.Number)
 	if e.Overdue {
@@ -55,7 +60,8 @@ func standOf(e *Entry) (s stand) {
 	return s
 }
 
-// floatKey orders as floats do.
+// floatKey maps a float to an unsigned integer with the same order: negative numbers are
+// inverted, and the sign bit of the others is set.
 func floatKey(f float64) uint64 {
 	if f == 0 {
 		f = 0 // not -0
@@ -67,7 +73,8 @@ func floatKey(f float64) uint64 {
 	return b | 1<<63
 }
 
-// compareStands compares the first jobs of two lines as CompareEntries does.
+// compareStands compares the first jobs of two lines as CompareEntries does. It reads the
+// jobs only for lines of equal band and rank.
 func compareStands(a, b stand) int {
 	if a.front>>classBits != b.front>>classBits {
 		return cmp.Compare(a.front>>classBits, b.front>>classBits)
@@ -78,7 +85,7 @@ func compareStands(a, b stand) int {
 	return CompareEntries(a.line.head, b.line.head)
 }
 
-// place puts the line where its first job belongs.
+// place inserts the line into the account's order by its first job.
 func (a *Account) place(l *Line) {
 	s := standOf(l.head)
 	s.line = l
@@ -86,7 +93,8 @@ func (a *Account) place(l *Line) {
 	a.order = slices.Insert(a.order, i, s)
 }
 
-// displace takes it out. Its first job must be the one that it was placed by.
+// displace removes the line from the account's order. The line's first job must be the one
+// that place used.
 func (a *Account) displace(l *Line) {
 	s := standOf(l.head)
 	s.line = l
@@ -97,13 +105,15 @@ func (a *Account) displace(l *Line) {
 	a.order = slices.Delete(a.order, i, i+1)
 }
 
-// find the account's line of a class: its place in the list.
+// find returns the index of the class's line in the account's lines, or the index at which
+// to insert one.
 func (a *Account) find(c *cluster.Class) (i int, found bool) {
 	return slices.BinarySearchFunc(a.lines, int32(c.Number),
 		func(x lineOf, number int32) int { return cmp.Compare(x.class, number) })
 }
 
-// push puts an eligible job into the line of its account and class.
+// push inserts an eligible job into the line of its account and class, and creates the line
+// for its first job.
 func (q *Queue) push(e *Entry) {
 	a, c := e.tally.account, q.Of(e.Class)
 	i, found := a.find(e.Class)
@@ -126,7 +136,7 @@ func (q *Queue) push(e *Entry) {
 	c.count(e, 1)
 }
 
-// pull takes a job out of its line.
+// pull removes a job from its line, and removes the line with its last job.
 func (q *Queue) pull(e *Entry) {
 	l, a := e.Line, e.Line.account
 	first := l.head == e
@@ -144,7 +154,8 @@ func (q *Queue) pull(e *Entry) {
 	}
 }
 
-// drop removes a line without jobs.
+// drop removes a line without jobs from its account and its class. The last line of the
+// class takes its index.
 func (q *Queue) drop(l *Line) {
 	l.head = nil
 	i, _ := l.account.find(l.class)

@@ -7,18 +7,17 @@ import (
 	"berth/placement/cluster"
 )
 
-// arrival is a job that is put in line together with many others, with all that
-// says where.
+// arrival is a job that lineUp inserts, with all sort keys, so that sorting does not read
+// the job.
 type arrival struct {
 	stand
-	account int32
+	account int32 // Account.Index
 	entry   *Entry
 }
 
-// lineUp puts all jobs that may start into lines, where there are none. That many
-// at once are sorted faster than put in one by one: they are dealt out by class
-// and then by account, so that each line's jobs come one after the other, without
-// a look at any but the one that is dealt.
+// lineUp inserts all eligible jobs into new lines; no lines may exist. Sorting so many jobs
+// at once is faster than single insertions: two counting sorts, by class and then by
+// account, bring the jobs of each line together, and read only the arrival that they move.
 func (q *Queue) lineUp() {
 	list := make([]arrival, 0, len(q.Waiting))
 	for _, e := range q.Waiting {
@@ -34,6 +33,8 @@ func (q *Queue) lineUp() {
 		}
 		list = append(list, arrival{standOf(e), int32(e.tally.account.Index), e})
 	}
+	// Both sorts are stable, so the second one keeps the order by class within an account
+	// (a radix sort with two digits).
 	spare := make([]arrival, len(list))
 	deal(list, spare, len(q.classes), func(x *arrival) int { return x.class() })
 	deal(spare, list, 1+len(q.accounts), func(x *arrival) int { return int(x.account) })
@@ -54,8 +55,7 @@ func (q *Queue) lineUp() {
 	}
 }
 
-// deal sorts by a small number, and leaves in their order those of which it is
-// the same.
+// deal is a stable counting sort of from into to, by number, which is below numbers.
 func deal(from, to []arrival, numbers int, number func(*arrival) int) {
 	at := make([]int, numbers+1)
 	for i := range from {
@@ -71,7 +71,8 @@ func deal(from, to []arrival, numbers int, number func(*arrival) int) {
 	}
 }
 
-// lineAccount makes the lines of one account, of its jobs by class.
+// lineAccount creates the lines of one account from its jobs, which list holds by class. It
+// adds each line to counts, by class.
 func (q *Queue) lineAccount(list []arrival, pool *lines, counts []int) {
 	a, n := list[0].entry.tally.account, 1
 	for i := 1; i < len(list); i++ {
@@ -91,6 +92,8 @@ func (q *Queue) lineAccount(list []arrival, pool *lines, counts []int) {
 		}
 		l.account, l.class, l.jobs.Compare = a, q.classes[number].class, CompareEntries
 		l.jobs.Build(jobs)
+		// A line of one job keeps the key of its arrival; the tree decides the first of
+		// several.
 		if l.head = list[0].entry; i > 1 {
 			l.head, _ = l.jobs.First()
 			first = standOf(l.head)
@@ -103,7 +106,8 @@ func (q *Queue) lineAccount(list []arrival, pool *lines, counts []int) {
 	slices.SortFunc(a.order, compareStands)
 }
 
-// listByClass lists the lines of each class, of which there are so many.
+// listByClass fills ClassQueue.Lines from the accounts. counts is the number of lines per
+// class; one shared array holds all lists.
 func (q *Queue) listByClass(counts []int) {
 	sum := 0
 	for _, n := range counts {
@@ -111,6 +115,7 @@ func (q *Queue) listByClass(counts []int) {
 	}
 	room := make([]*Line, sum)
 	for i, c := range q.classes {
+		// The bounded capacity keeps a later append of one class off the next class's part.
 		c.Lines, room = room[:0:counts[i]], room[counts[i]:]
 	}
 	each := func(a *Account) {
@@ -126,9 +131,10 @@ func (q *Queue) listByClass(counts []int) {
 	}
 }
 
-// lines are new ones, made some at a time.
+// lines is a pool of unused lines, allocated 64 at a time.
 type lines []Line
 
+// next returns an unused line.
 func (p *lines) next() *Line {
 	if len(*p) == 0 {
 		*p = make(lines, 64)

@@ -6,7 +6,7 @@ import (
 	"berth"
 )
 
-// countElement adds a running element to its parent, or with n -1 removes it.
+// countElement adds a running element to the count of its parent, or with n -1 removes one.
 func (q *Queue) countElement(parent berth.JobID, n int) {
 	if parent == "" {
 		return
@@ -16,14 +16,14 @@ func (q *Queue) countElement(parent berth.JobID, n int) {
 	}
 }
 
-// Full reports whether the job's parent has as many elements on machines as it may
-// have at once, including the starts of this plan.
+// Full reports whether the parent of a job has reached its limit of elements on machines
+// (Job.Parallel), including the starts of this plan.
 func (r *Shares) Full(e *Entry) bool {
 	return e.Parallel > 0 && r.queue.siblings[e.Parent]+r.siblings[e.Parent] >= e.Parallel
 }
 
-// join counts a job among the elements of its parent that hold room, for the
-// rest of the plan.
+// join counts a job among the elements of its parent that hold capacity, for the rest of
+// the plan.
 func (r *Shares) join(e *Entry) {
 	if e.Parallel > 0 {
 		if r.siblings == nil {
@@ -33,7 +33,7 @@ func (r *Shares) join(e *Entry) {
 	}
 }
 
-// Crowded returns a text with the number of the job's siblings on machines.
+// Crowded returns a text with the number of the job's running siblings, for explanations.
 func (r *Shares) Crowded(e *Entry) string {
 	return fmt.Sprintf("%d elements of its array hold room, as many as may at once (parallel)",
 		r.queue.siblings[e.Parent])

@@ -6,104 +6,105 @@ import (
 	"berth/placement/cluster"
 )
 
-// Policy is the operator's choice of order, reserved starts and preemption. The zero
-// value is fair order without aging, backfill or preemption, where each priority is a
-// band of its own.
+// Policy is the operator's choice of order, reserved starts and preemption. The zero value
+// is fair order without aging, backfill or preemption, where each priority is a band of its
+// own.
 type Policy struct {
 	Order Order
 
-	// BandWidth is how many points of priority make a band; 0 or 1: one. A job of
-	// a higher band always comes before one of a lower.
+	// BandWidth is the number of priority points per band; 0 counts as 1. A job of a higher
+	// band always comes before a job of a lower band.
 	BandWidth int
-	// Aging is how long a job waits for one more point of priority; 0: it never
-	// gets one. Points take it to the top of its band and no further.
+	// Aging is the waiting time per additional point of priority; 0: no aging. Points raise
+	// a job at most to the top of its band.
 	Aging time.Duration
-	// Cross lets aging take jobs into higher bands.
+	// Cross lets aging raise jobs into higher bands.
 	Cross bool
 
-	// Overdue is how long a job waits until it comes before all others of its band
-	// that are not overdue, who came first first; 0: it never does. In fair order
-	// it comes before those of other tenants while its own holds less than its
-	// part; while that has its part, no younger one of the tenant passes it unless
-	// its start is reserved, and then only those with which the tenant stays below
-	// its part.
+	// Overdue is the waiting time after which a job comes before all other jobs of its
+	// band; 0: never. Among overdue jobs the earliest submission comes first.
+	//
+	// In fair order, an overdue job comes before the jobs of other tenants while its tenant
+	// holds less than the tenant's part of the cluster. While the tenant has its part, no
+	// younger job of the tenant passes the overdue one, unless the overdue job has a
+	// reserved start; then younger jobs pass as long as the tenant stays below its part
+	// with them.
 	Overdue time.Duration
 
-	// HalfLife is after what time past usage counts half; 0: it does not count.
+	// HalfLife is the age at which past use counts half; 0: past use does not count.
 	HalfLife time.Duration
-	// EntryPenalty is what a start is charged on top, as if its capacity had been
-	// used for that long, so that a burst of short jobs is not free.
+	// EntryPenalty is the additional charge of a start, as the time for which its capacity
+	// counts as used at once, so that a burst of short jobs is not free.
 	EntryPenalty time.Duration
 
-	// Backfill is how many blocked jobs at the head of the queue get a reserved
-	// start that later jobs may not delay; 0: none.
+	// Backfill is the number of blocked jobs at the head of the queue that get a reserved
+	// start, which later jobs may not delay; 0: none.
 	Backfill int
 
-	// Preempt lets blocked jobs displace running ones.
+	// Preempt lets blocked jobs preempt running ones.
 	Preempt bool
-	// PreemptAfter is how long a job waits before it does.
+	// PreemptAfter is the waiting time after which a blocked job may preempt.
 	PreemptAfter time.Duration
-	// MinRuntime is how long a job runs before it can be displaced.
+	// MinRuntime is the run time before which a job cannot be preempted.
 	MinRuntime time.Duration
-	// Outrank lets a job of order srsf displace those of its band that have at
-	// least so many times its own service to go; 0: not for that reason.
+	// Outrank lets a job of order srsf preempt jobs of its band that have at least this
+	// many times its own remaining service; 0: no preemption for service.
 	Outrank float64
 	// NominationFor bounds the time for which capacity is nominated for a job that
-	// preempted others; 0: as long as the job waits. Without a bound, two jobs that each
-	// keep a part of the capacity that both need, after a loss of machines, wait for each
-	// other without end.
+	// preempted others; 0: as long as the job waits. Without a bound, two jobs can deadlock
+	// after a loss of machines: each keeps a part of the capacity that both need.
 	NominationFor time.Duration
 
-	// AssumeRun is how long a job is taken to run of which no limit is known; 0:
-	// for ever, so that no start can be reserved behind it.
+	// AssumeRun is the assumed run time of a job without a known limit; 0: unlimited, so
+	// that no start can be reserved behind the job.
 	AssumeRun time.Duration
 
-	// Exponent is a in the service to go, remaining time x GPUs^a, of order srsf.
+	// Exponent is the exponent a of the remaining service in order srsf: remaining time x
+	// GPUs^a.
 	Exponent float64
-	// Durations says what is known of how long jobs run.
+	// Durations is the source of run times in order srsf.
 	Durations Durations
-	// Ranker, if set, ranks the jobs of order srsf in the place of Exponent and
-	// Durations.
+	// Ranker, if set, ranks the jobs of order srsf instead of Exponent and Durations.
 	Ranker Ranker
 }
 
-// Ranker computes the ranks of jobs. Every plan calls it for every job. It must be
-// comparable, as pointers are.
+// Ranker computes the ranks of jobs. Every plan calls it for every job. An implementation
+// must be comparable, as pointers are, since the queue compares policies.
 type Ranker interface {
-	// Begin starts a plan.
+	// Begin starts a plan at time now.
 	Begin(view RankView, now time.Time)
-	// Waiting ranks a job that waits for so many GPUs; the least comes first.
+	// Waiting ranks a waiting job that requests this many GPUs; the least rank comes first.
 	Waiting(j Job, gpus float64) float64
-	// Running ranks a job that runs, on the same scale.
+	// Running ranks a running job, on the same scale.
 	Running(r cluster.Running, gpus float64) float64
 }
 
 // RankView is the part of a snapshot that a Ranker reads.
 type RankView interface {
-	EachJob(func(Job))                 // that waits
-	EachRunning(func(cluster.Running)) // on some machine
+	EachJob(func(Job))                 // all waiting jobs
+	EachRunning(func(cluster.Running)) // all jobs that occupy machines
 }
 
-// Order is the rule by which one waiting job follows another.
+// Order is the rule that orders waiting jobs.
 type Order int
 
 const (
-	// Fair takes tenants by band of their first job, then by the least dominant
-	// share over weight; within a tenant as Priority.
+	// Fair orders tenants by the band of their first job, then by the least dominant share
+	// over weight; within a tenant, jobs as in Priority.
 	Fair Order = iota
-	// Priority takes the highest band first, then priority with aging, then who
-	// was submitted first.
+	// Priority orders by band (highest first), then by priority with aging, then by
+	// submission.
 	Priority
-	// FIFO takes who was submitted first.
+	// FIFO orders by submission alone.
 	FIFO
-	// SRSF takes the highest band first, then the least service to go.
+	// SRSF orders by band (highest first), then by the least remaining service.
 	SRSF
 )
 
-// orderNames names the orders, as configuration does.
+// orderNames holds the names of the orders in configuration.
 var orderNames = [...]string{Fair: "fair", Priority: "priority", FIFO: "fifo", SRSF: "srsf"}
 
-// String names the order as configuration does.
+// String returns the name of the order in configuration.
 func (o Order) String() string {
 	if int(o) < len(orderNames) {
 		return orderNames[o]
@@ -111,7 +112,7 @@ func (o Order) String() string {
 	panic("placement: no such order")
 }
 
-// ParseOrder reads the name of an order; ok is false for any other text.
+// ParseOrder returns the order with this name; ok is false for any other text.
 func ParseOrder(s string) (o Order, ok bool) {
 	for i, name := range orderNames {
 		if s == name {
@@ -125,11 +126,11 @@ func ParseOrder(s string) (o Order, ok bool) {
 type Durations int
 
 const (
-	// Estimated goes by what a job declares as Remaining; without that by the
-	// history of its tenant, bounded by its time limit.
+	// Estimated uses the declared Remaining time of a job; without one, the run times of
+	// similar ended jobs (Job.Expected), bounded by the time limit.
 	Estimated Durations = iota
-	// Known goes by Remaining alone.
+	// Known uses Remaining, bounded by the time limit, and no estimates.
 	Known
-	// Unknown goes by what a job has had already.
+	// Unknown uses the run time so far: jobs that have run least come first.
 	Unknown
 )

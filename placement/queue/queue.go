@@ -7,39 +7,42 @@ import (
 	"berth/placement/cluster"
 )
 
-// Queue is every waiting job, by account and class, and the tenants' accounts.
-// The part of the policy that orders one account's jobs decides the order; a new
-// order sorts every job again. It is not safe for concurrent use.
+// Queue holds every waiting job, by account and class, and the tenants' accounts.
+//
+// Three heaps and one tree per line keep single changes at O(log n). Only a new ordering
+// policy or a change of the tenant tree sorts every job again, at the start of the next
+// plan. A Queue is not safe for concurrent use.
 type Queue struct {
 	Jobs    map[berth.JobID]*Entry
-	Waiting []*Entry      // the jobs, by entry.slot
+	Waiting []*Entry      // all of Jobs, by Entry.slot
 	classes []*ClassQueue // by Class.Number
 
 	Tenants  map[berth.TenantID]Tenant
 	tallies  map[berth.TenantID]*Tally
 	accounts map[berth.TenantID]*Account
-	shared   *Account            // of all tenants without a row
-	top      []*Account          // accounts without a parent, by id
-	siblings map[berth.JobID]int // running elements, by parent
+	shared   *Account            // account of all tenants without a row
+	top      []*Account          // accounts without a parent, the shared one first, then by id
+	siblings map[berth.JobID]int // running elements, by array
 
-	Policy   Policy    // the ordering part of the latest plan's policy
-	edge     time.Time // see Policy.edge
-	unsorted bool      // sort must rebuild accounts and lines
-	Sortings int       // rebuilds so far
+	Policy   Policy    // ordering part of the latest plan's policy
+	edge     time.Time // latest overdue step; see Policy.edge
+	unsorted bool      // Sort must rebuild accounts and lines
+	Sortings int       // rebuilds so far; each renews the indexes of accounts
 
 	later     alarms // jobs that are not eligible yet
 	deadlines alarms // waiting jobs with a queue deadline
 }
 
-// ClassQueue is the eligible jobs of one class.
+// ClassQueue holds the eligible jobs of one class, over all accounts.
 type ClassQueue struct {
 	class  *cluster.Class
-	Ready  int     // their number
-	limits alarms  // the ones with a time limit, shortest first
-	Lines  []*Line // in no order
+	Ready  int     // number of jobs
+	limits alarms  // jobs with a time limit, shortest first
+	Lines  []*Line // by Line.number, in no particular order
 }
 
-// Shortest returns the shortest time limit of the jobs; ok is false if none has one.
+// Shortest returns the shortest time limit of the jobs; ok is false if no job has one. A
+// plan tests backfill for a whole class with this job.
 func (c *ClassQueue) Shortest() (limit time.Duration, ok bool) {
 	if len(c.limits.list) == 0 {
 		return 0, false
@@ -66,15 +69,16 @@ func New() *Queue {
 	}
 }
 
-// Enroll adds a class, which the cluster has just numbered.
+// Enroll adds a class that the cluster has just numbered.
 func (q *Queue) Enroll(c *cluster.Class) {
+	// The number of a dismissed class is used again, and its queue is overwritten.
 	q.classes = append(q.classes[:c.Number], &ClassQueue{class: c, limits: byLimit()})
 }
 
 // Of returns the eligible jobs of a class.
 func (q *Queue) Of(c *cluster.Class) *ClassQueue { return q.classes[c.Number] }
 
-// Upsert adds a job or replaces its row, and reports whether it is new.
+// Upsert adds a job or replaces its row, and reports whether the job is new.
 func (q *Queue) Upsert(j Job, c *cluster.Class) (added bool) {
 	e := q.Jobs[j.ID]
 	if added = e == nil; added {
@@ -112,12 +116,13 @@ func (q *Queue) Remove(id berth.JobID) {
 	q.dequeue(e)
 	e.tally.waiting--
 	delete(q.Jobs, id)
-	last := len(q.Waiting) - 1
+	last := len(q.Waiting) - 1 // the last job takes the free slot
 	q.Waiting[e.slot], q.Waiting[last].slot = q.Waiting[last], e.slot
 	q.Waiting[last], q.Waiting = nil, q.Waiting[:last]
 }
 
-// Assume takes a job out of the queue while its start is being committed.
+// Assume takes a job out of the order while its start is being committed, so that no plan
+// starts the job twice.
 func (q *Queue) Assume(id berth.JobID) {
 	if e := q.Jobs[id]; e != nil {
 		q.dequeue(e)
@@ -125,7 +130,7 @@ func (q *Queue) Assume(id berth.JobID) {
 	}
 }
 
-// Unassume reverts Assume.
+// Unassume reverts Assume, once the outcome of the commit is known.
 func (q *Queue) Unassume(id berth.JobID) {
 	if e := q.Jobs[id]; e != nil && e.Assumed {
 		e.Assumed = false
@@ -133,12 +138,13 @@ func (q *Queue) Unassume(id berth.JobID) {
 	}
 }
 
-// enqueue schedules a job for its line and its deadline.
+// enqueue puts a job into the heap of jobs that are not eligible yet, and into the heap of
+// queue deadlines. Held and assumed jobs stay out of both.
 func (q *Queue) enqueue(e *Entry) {
 	if e.Held || e.Assumed {
 		return
 	}
-	q.later.set(e) // the next plan decides whether it is eligible
+	q.later.set(e) // Advance decides at the next plan whether the job is eligible
 	if !e.QueueDeadline.IsZero() {
 		q.deadlines.set(e)
 	}
@@ -154,7 +160,8 @@ func (q *Queue) dequeue(e *Entry) {
 	}
 }
 
-// Advance moves the jobs that have become eligible to their lines.
+// Advance moves the jobs that have become eligible to their lines. In an unsorted queue it
+// only marks these jobs: Sort puts them into lines.
 func (q *Queue) Advance(now time.Time) {
 	if q.unsorted {
 		q.later.drain(now, func(e *Entry) { e.ready = true })
@@ -167,8 +174,8 @@ func (q *Queue) Advance(now time.Time) {
 	}
 }
 
-// Expired lists the jobs whose queue deadline has passed, and keeps them in the queue:
-// the caller's commit removes them.
+// Expired lists the jobs with a passed queue deadline. The jobs stay in the queue until the
+// caller's commit removes them.
 func (q *Queue) Expired(now time.Time) (list []*Entry) {
 	for e := q.deadlines.due(now); e != nil; e = q.deadlines.due(now) {
 		q.deadlines.clear(e)
@@ -180,8 +187,8 @@ func (q *Queue) Expired(now time.Time) (list []*Entry) {
 	return list
 }
 
-// Ahead returns the number of eligible jobs before this one, without regard to the
-// shares of tenants. The queue must be sorted.
+// Ahead returns the number of eligible jobs before this one, ignoring the shares of
+// tenants. ok is false for an unknown job. The queue must be sorted.
 func (q *Queue) Ahead(id berth.JobID, now time.Time) (n int, ok bool) {
 	q.Advance(now)
 	e := q.Jobs[id]

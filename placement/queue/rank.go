@@ -7,29 +7,32 @@ import (
 	"berth/placement/cluster"
 )
 
-// ordering is the part of the policy that orders one account's jobs.
+// ordering returns the part of the policy that orders one account's jobs. A change of any
+// other part sorts nothing again.
 func (p Policy) ordering() Policy {
 	return Policy{Order: p.Order, BandWidth: p.BandWidth, Aging: p.Aging, Cross: p.Cross, Overdue: p.Overdue,
 		Exponent: p.Exponent, Durations: p.Durations, Ranker: p.Ranker}
 }
 
-// Band is the band of a priority; a higher one comes first.
+// Band returns the band of a priority; a higher band comes first.
 func (p *Policy) Band(priority int) int { return priority / max(1, p.BandWidth) }
 
-// bandOf is the band that a job waits in.
+// bandOf returns the band in which a job waits.
 func (p *Policy) bandOf(e *Entry) int32 {
 	switch {
 	case p.Order == FIFO, p.Order != SRSF && p.Cross && p.Aging > 0:
-		return 0 // what comes first is all in the rank
+		return 0 // the rank alone orders
 	default:
 		return int32(p.Band(int(e.priority)))
 	}
 }
 
-// rankOf is a job's rank within its band; the least comes first. It is the same
-// at all times: with aging, a job that came d later than another of equal
-// priority always has d/Aging points less, until the top of the band bounds
-// both, where the one that was ahead may as well stay there.
+// rankOf returns a job's rank within its band; the least comes first.
+//
+// The rank does not depend on the current time. With aging, a job that came d later than
+// another job of equal priority always has d/Aging points less, so the order of the two
+// never changes. At the top of the band both have the same points; there the job that was
+// ahead may as well stay ahead.
 func (p *Policy) rankOf(e *Entry) float64 {
 	switch p.Order {
 	case FIFO:
@@ -43,17 +46,18 @@ func (p *Policy) rankOf(e *Entry) float64 {
 		if p.Aging <= 0 {
 			return -float64(e.priority)
 		}
+		// In seconds: one point of priority is worth Aging of waiting.
 		return e.aging - float64(e.priority)*p.Aging.Seconds()
 	}
 	panic("placement: no such order")
 }
 
-// overdueBy is how exactly it is looked when a job becomes overdue: so many times
-// in that time.
+// overdueBy is the number of steps per Overdue in which jobs become overdue: a job counts
+// as overdue at most one step late.
 const overdueBy = 64
 
-// edge is the time until which a job must have been overdue to count as such: it
-// moves on in steps, so that few plans have to look at all jobs.
+// edge returns the time of the latest overdue step: jobs that were overdue at this time
+// count as overdue. The edge advances in steps, so that few plans have to read all jobs.
 func (p *Policy) edge(now time.Time) time.Time {
 	if p.Overdue <= 0 {
 		return time.Time{}
@@ -61,16 +65,17 @@ func (p *Policy) edge(now time.Time) time.Time {
 	return now.Truncate(p.overdueStep())
 }
 
+// overdueStep returns the length of a step, at least a second.
 func (p *Policy) overdueStep() time.Duration { return max(time.Second, p.Overdue/overdueBy) }
 
-// overdueAt is when the job becomes overdue: what it ran before, and what it was
-// held or not ready, is not waiting.
+// overdueAt returns the time at which the job has waited for Overdue. Earlier runs, and
+// time on hold or before readiness, do not count as waiting.
 func (e *Entry) overdueAt(p *Policy) time.Time {
 	return e.SubmittedAt.Add(e.Unaged + e.Done + p.Overdue)
 }
 
-// OverdueFrom returns the time from which the job counts as overdue, if it still waits
-// then.
+// OverdueFrom returns the first overdue step at or after overdueAt. From then on the job
+// counts as overdue, if it still waits.
 func (e *Entry) OverdueFrom(p *Policy) time.Time {
 	at, step := e.overdueAt(p), p.overdueStep()
 	if edge := at.Truncate(step); !edge.Equal(at) {
@@ -79,19 +84,22 @@ func (e *Entry) OverdueFrom(p *Policy) time.Time {
 	return at
 }
 
-// Settled reports whether a running job was overdue when it started.
+// Settled reports whether a running job was overdue at its start. Such a job is not
+// preempted for its tenant's share or its remaining service.
 func (p *Policy) Settled(h *cluster.Holder) bool {
 	return p.Overdue > 0 && h.StartedAt.Sub(h.SubmittedAt)-h.Done >= p.Overdue
 }
 
-// Aged is a job's priority with its points for waiting.
+// Aged is a job's priority with its points for waiting, for explanations. The order uses
+// rankOf.
 type Aged struct {
 	Base   int
-	Points float64 // for its age
-	Capped bool    // at the top of the band
+	Points float64 // gained by waiting
+	Capped bool    // Points end at the top of the band
 }
 
-// Aged returns the job's priority with its points for waiting until now.
+// Aged returns the job's priority with its points for waiting until now. A held job, or a
+// job before EligibleAt, has no points.
 func (p *Policy) Aged(e *Entry, a *Account, now time.Time) Aged {
 	x := Aged{Base: e.Priority}
 	if p.Aging <= 0 || e.Held || e.EligibleAt.After(now) {
@@ -106,12 +114,13 @@ func (p *Policy) Aged(e *Entry, a *Account, now time.Time) Aged {
 	return x
 }
 
-// Service is the run time of a job so far and its remaining run time.
+// Service is the run time of a job so far and its remaining run time, the inputs of its
+// rank in order srsf.
 type Service struct {
-	gpus      float64
-	Remaining time.Duration // 0: not known
-	Done      time.Duration
-	Restart   time.Duration
+	gpus      float64       // GPUs of all members; 16 cores count as one GPU if there are none
+	Remaining time.Duration // 0: unknown
+	Done      time.Duration // run time so far, over all attempts
+	Restart   time.Duration // extra work of the next start
 }
 
 // ServiceOf returns the service of a waiting job.
@@ -120,8 +129,9 @@ func (p *Policy) ServiceOf(e *Entry) Service {
 		e.RestartCost}
 }
 
-// guess is what remains of a job: what is known, or else what is left of what was
-// expected. One that has outrun that has refuted it.
+// guess returns the remaining run time of a job: the known time, or else the rest of the
+// expected run time. A job that has run longer than expected refutes the expectation; then
+// guess returns 0.
 func (p *Policy) guess(known, left time.Duration) time.Duration {
 	if known == 0 && left > 0 && p.Durations == Estimated {
 		return left
@@ -137,7 +147,7 @@ func (p *Policy) Running(h *cluster.Holder, now time.Time) float64 {
 	return p.service(p.serviceNow(h, now))
 }
 
-// serviceNow is the service of a job that runs.
+// serviceNow returns the service of a running job.
 func (p *Policy) serviceNow(h *cluster.Holder, now time.Time) Service {
 	ran := max(0, now.Sub(h.StartedAt))
 	guess := h.Remaining
@@ -145,6 +155,8 @@ func (p *Policy) serviceNow(h *cluster.Holder, now time.Time) Service {
 		guess = p.guess(h.Remaining, h.Expected-h.Done)
 	}
 	left := Remaining(guess, h.TimeLimit)
+	// A job that has outrun its limit or estimate keeps one second, since 0 would mean
+	// unknown.
 	if left > 0 {
 		left = max(left-ran, time.Second)
 	}
@@ -160,9 +172,9 @@ func Remaining(known, limit time.Duration) time.Duration {
 	return limit
 }
 
-// service weighs what a job has yet to come: remaining time x GPUs^Exponent. Of
-// a job whose time is not known it weighs what it had instead: who has had
-// least is likeliest to end soon.
+// service returns the weight of a job's remaining work: (remaining time + restart) in
+// seconds x GPUs^Exponent. A job of unknown remaining time weighs by its run time so far
+// instead: the job that has run least is the likeliest to end soon.
 func (p *Policy) service(s Service) float64 {
 	t := s.Remaining + s.Restart
 	if p.Durations == Unknown || s.Remaining == 0 {
