@@ -11,68 +11,72 @@ import (
 )
 
 // Learned ranks jobs of unknown run time by the run times of their tenant's other jobs,
-// ended and running. Jobs submitted within minutes of each other are mostly variants
-// of one task and run equally long, so the nearer a job was submitted, the more it
-// counts. The rank is the inverse of a Gittins index: the least expected time for each
-// job brought to its end, over all times to run on, times GPUs^LearnedExponent.
+// ended and running. Jobs submitted within minutes of each other are mostly variants of one
+// task and run equally long. Therefore a job counts more the closer its submission is.
 //
-// A Learned belongs to one snapshot. The caller reports each end with Ended. It is not
-// safe for concurrent use.
+// The rank is the inverse of a Gittins index times GPUs^LearnedExponent. The inverse index
+// is the least expected run time, in seconds, per job that ends, over all stages until
+// which jobs could continue; see lives.cost.
+//
+// A Learned belongs to one snapshot. The caller reports each end with Ended. It is not safe
+// for concurrent use.
 type Learned struct {
-	over   map[berth.TenantID]*past
-	now    time.Time
-	live   map[berth.TenantID][]sibling // not over, by submission
-	ranked map[berth.JobID]float64      // of those that run
+	over   map[berth.TenantID]*past     // ended jobs
+	now    time.Time                    // time of the current plan
+	live   map[berth.TenantID][]sibling // running, or waiting after an earlier run; by submission
+	ranked map[berth.JobID]float64      // ranks of running jobs in this plan
 	behind time.Time                    // see Next
-	buffer lives
+	buffer lives                        // reused by rank
 }
 
 // Ended is a job that ran to its end.
 type Ended struct {
 	Tenant      berth.TenantID
-	GPUs        float64 // of all members
+	GPUs        float64 // sum over all members
 	SubmittedAt time.Time
-	Ran         time.Duration // in all attempts together
+	Ran         time.Duration // sum over all attempts
 }
 
-// past is what is known of a tenant's jobs that are over.
+// past holds the ended jobs of a tenant, at most maxPast.
 type past struct {
-	order []sibling // as they ended
+	order []sibling // by time of end, oldest first
 	list  []sibling // by submission
-	lives lives
+	lives lives     // sums over list, without weights by submission
 }
 
-// sibling is how far a job has come.
+// sibling is one job of a tenant as a sample of run times.
 type sibling struct {
 	submitted time.Time
-	ran       time.Duration
-	over      bool
+	ran       time.Duration // run time of all attempts so far
+	over      bool          // the job has ended, so that ran is its whole run time
 }
 
-// What Learned goes by.
+// Parameters of Learned.
 const (
-	// LearnedExponent is a in GPUs^a.
+	// LearnedExponent is the exponent a of GPUs^a.
 	LearnedExponent = 0.4
-	// kinship is after what distance in submission a job counts e times less.
+	// kinship is the distance in submission at which the weight of a job falls by a factor
+	// of e.
 	kinship = 30 * time.Minute
-	// kinWeight is for how many jobs of the tenant's past taken together one
-	// submitted at the same time counts.
+	// kinWeight is the weight of a job submitted at the same time. In each stage, all other
+	// past jobs of the tenant together weigh at most 1.
 	kinWeight = 30
-	// kinReach is how many on either side are looked at, and kinSpan how far apart
-	// they are at most: beyond, they count next to nothing.
+	// kinReach is the number of jobs that are read on either side, and kinSpan the largest
+	// distance in submission: the weight of jobs beyond is negligible.
 	kinReach = 64
 	kinSpan  = 8 * kinship
-	// stay is what the rank of a running job is multiplied by, so that two that
-	// are about equal do not take turns.
+	// stay multiplies the rank of a running job, so that two about equal jobs do not
+	// preempt each other in turn.
 	stay = 0.5
-	// maxPast is how many of a tenant's jobs are remembered.
+	// maxPast is the number of ended jobs kept per tenant.
 	maxPast = 4096
 )
 
 // NewLearned returns a Learned that has seen no job yet.
 func NewLearned() *Learned { return &Learned{over: map[berth.TenantID]*past{}} }
 
-// Ended records a job that ended by itself, not by an order to stop.
+// Ended records a job that ended by itself, without an order to stop. The oldest of more
+// than maxPast jobs is subtracted again.
 func (l *Learned) Ended(e Ended) {
 	p := l.over[e.Tenant]
 	if p == nil {
@@ -94,6 +98,7 @@ func (l *Learned) Ended(e Ended) {
 	p.lives.sum()
 }
 
+// compareSiblings orders by submission, then by run time.
 func compareSiblings(a, b sibling) int {
 	return cmp.Or(a.submitted.Compare(b.submitted), cmp.Compare(a.ran, b.ran))
 }
@@ -129,6 +134,7 @@ func (l *Learned) Next(now time.Time) time.Time {
 	return l.behind
 }
 
+// ran returns the run time of a running job up to now, over all attempts.
 func (l *Learned) ran(r cluster.Running) time.Duration {
 	return r.Done + max(0, l.now.Sub(r.StartedAt))
 }
@@ -148,6 +154,8 @@ func (l *Learned) Running(r cluster.Running, gpus float64) float64 {
 	return rank
 }
 
+// rank returns the rank of a job with gpus GPUs. The tenant's past gives a weak prior; jobs
+// submitted close to this one weigh kinWeight times as much.
 func (l *Learned) rank(tenant berth.TenantID, job sibling, gpus float64) float64 {
 	x := &l.buffer
 	*x = lives{}
@@ -161,8 +169,8 @@ func (l *Learned) rank(tenant berth.TenantID, job sibling, gpus float64) float64
 	return x.cost(job.ran) * math.Pow(gpus, LearnedExponent)
 }
 
-// kin notes those of a list that were submitted near the job, and not the job
-// itself, which tells nothing new.
+// kin adds the jobs of a list that were submitted close to the job, weighted by their
+// distance. The job itself is left out: it carries no new information.
 func (l *lives) kin(list []sibling, job sibling) {
 	at, _ := slices.BinarySearchFunc(list, job.submitted,
 		func(s sibling, t time.Time) int { return s.submitted.Compare(t) })

@@ -6,14 +6,16 @@ import (
 	"time"
 )
 
-// stages is in how many stages a life is told: the first takes firstStage, and
-// each further one as long as all before it. The last ends after about 60 days.
+// stages is the number of stages into which run times are divided. The first stage takes
+// firstStage, and each further one as long as all earlier stages together. The last stage
+// starts after about 60 days.
 const (
 	stages     = 20
 	firstStage = 20 * time.Second
 )
 
-// stageStarts are the times at which stages begin; the last one never ends.
+// stageStarts holds the run time at which each stage starts. The last stage also covers all
+// longer run times.
 var stageStarts = func() (b [stages + 1]time.Duration) {
 	for i := range stages {
 		b[i+1] = firstStage << i
@@ -21,24 +23,25 @@ var stageStarts = func() (b [stages + 1]time.Duration) {
 	return b
 }()
 
-// stage is the stage of a job that has run for that long.
+// stage returns the stage of a job that has run for the given time.
 func stage(ran time.Duration) int {
 	return min(bits.Len64(uint64(ran/firstStage)), stages-1)
 }
 
-// lives counts, by stage, jobs that ended in it and how much of it jobs went
-// through: together, how likely one in it ends there.
+// lives is a histogram of run times: per stage, the weight of jobs that ended in the stage,
+// and the time that jobs spent in that stage. The quotient ends/spent is the hazard rate,
+// in ends per stage length.
 type lives struct {
-	ends  [stages]float64
-	spent [stages]float64 // 1: one job, the whole stage
-	past  [stages]float64 // jobs that went through all stages before, not yet in spent
+	ends  [stages]float64 // weight of jobs that ended in the stage
+	spent [stages]float64 // in stage lengths: 1 is one job for the whole stage
+	past  [stages]float64 // jobs that passed all earlier stages, until sum adds this time to spent
 }
 
-// blur is the part of an end that counts to the stages beside its own, since
-// likeness is not sameness.
+// blur is the part of an end that counts for the two neighboring stages, since similar jobs
+// do not run exactly equally long.
 const blur = 0.3
 
-// note adds a job, times weight; sum has to follow.
+// note adds a job with a weight; a negative weight removes the job. sum must follow.
 func (l *lives) note(s sibling, weight float64) {
 	k := stage(s.ran)
 	l.past[k] += weight
@@ -47,7 +50,7 @@ func (l *lives) note(s sibling, weight float64) {
 		l.spent[k] += weight * part
 		return
 	}
-	l.spent[k] += weight * max(0.5, part)
+	l.spent[k] += weight * max(0.5, part) // even an early end counts half a stage
 	if k == 0 || k == stages-1 {
 		l.ends[k] += weight
 		return
@@ -57,7 +60,7 @@ func (l *lives) note(s sibling, weight float64) {
 	l.ends[k+1] += weight * blur / 2
 }
 
-// sum makes what was noted count in the stages before.
+// sum adds the noted jobs to the time spent in all stages before their own.
 func (l *lives) sum() {
 	through := 0.0
 	for k := stages - 1; k >= 0; k-- {
@@ -67,7 +70,8 @@ func (l *lives) sum() {
 	}
 }
 
-// shrunk counts all jobs of each stage together as at most one.
+// shrunk returns a copy in which the jobs of each stage together weigh at most 1, with
+// unchanged hazard rates.
 func (l *lives) shrunk() lives {
 	x := *l
 	for i, n := range x.spent {
@@ -78,8 +82,8 @@ func (l *lives) shrunk() lives {
 	return x
 }
 
-// doubt adds a little of what is known of jobs in general: of those that come to
-// a stage, one in five ends in it.
+// doubt adds a weak prior of 0.3 jobs in each stage, one in five of which ends in that
+// stage. It also keeps the hazard rate of a stage without jobs above zero.
 func (l *lives) doubt() {
 	for i := range l.spent {
 		l.spent[i] += 0.3
@@ -87,19 +91,23 @@ func (l *lives) doubt() {
 	}
 }
 
-// cost is the least expected time, in seconds, for each end among jobs that have
-// run for that long and go on until the end of some stage: the inverse of the
-// Gittins index.
+// cost returns the inverse of the Gittins index: the least expected run time, in seconds,
+// per job that ends, among jobs that have run for ran and continue until the end of some
+// stage. The minimum is over that stage.
+//
+// For each such stage, left is the probability that a job reaches it, spent the expected
+// run time up to its end, and ended the probability of an end by then.
 func (l *lives) cost(ran time.Duration) float64 {
 	left, spent, ended, best := 1.0, 0.0, 0.0, math.Inf(1)
 	for k := stage(ran); k < stages; k++ {
 		whole := (stageStarts[k+1] - stageStarts[k]).Seconds()
 		span := whole
 		if ran > stageStarts[k] {
+			// At least a twentieth of the stage: the last stage may be over already.
 			span = max((stageStarts[k+1] - ran).Seconds(), whole/20)
 		}
-		hazard := l.ends[k] / l.spent[k] / whole
-		ends := 1 - math.Exp(-hazard*span)
+		hazard := l.ends[k] / l.spent[k] / whole // ends per second
+		ends := 1 - math.Exp(-hazard*span)       // probability of an end within span
 		spent += left * ends / hazard
 		ended += left * ends
 		left -= left * ends

@@ -9,12 +9,13 @@ import (
 	"berth/spec"
 )
 
-// resources of quotas, in the order in which they are told.
+// resources lists the resources of quotas, in the order of texts. Amounts are in
+// thousandths of a GPU, thousandths of a core, and MiB.
 var resources = []struct {
 	name string
-	unit string
-	of   func(berth.Capacity) int64
-	text func(int64) string
+	unit string                     // of the quota in texts, after the amount
+	of   func(berth.Capacity) int64 // amount in a capacity
+	text func(int64) string         // amount for people
 }{
 	{"gpus", " GPUs", func(c berth.Capacity) int64 { return c.GPUMilli },
 		func(n int64) string { return spec.MilliGPU(n).String() }},
@@ -26,8 +27,8 @@ var resources = []struct {
 		func(n int64) string { return spec.MiB(n).String() }},
 }
 
-// Guarantees reports whether an account that holds held may add c within its guarantee.
-// Only resources with a guarantee count; c must request at least one of them.
+// Guarantees reports whether an account with the given held capacity may add c within its
+// guarantee. Only resources with a guarantee count; c must request at least one of these.
 func (a *Account) Guarantees(held, c berth.Capacity) bool {
 	some := false
 	for _, r := range resources {
@@ -43,7 +44,7 @@ func (a *Account) Guarantees(held, c berth.Capacity) bool {
 	return some
 }
 
-// Borrows reports whether an account holds more than its guarantee of anything.
+// Borrows reports whether held exceeds the account's guarantee in any resource.
 func (a *Account) Borrows(held berth.Capacity) bool {
 	for _, r := range resources {
 		if g := r.of(a.Guarantee); g > 0 && r.of(held) > g {
@@ -53,22 +54,23 @@ func (a *Account) Borrows(held berth.Capacity) bool {
 	return false
 }
 
-// limited reports whether the account is bound by any limit.
+// limited reports whether any quota bounds the account.
 func (a *Account) limited() bool {
 	return a.Limit != berth.Capacity{} || a.MaxRunning > 0 || a.Borrow != BorrowAny || a.Budget.GPUHours > 0
 }
 
-// Bar is a limit of an account that one more job would break.
+// Bar is a quota of an account that one more job would exceed.
 type Bar struct {
 	account  *Account
-	Code     string // limit, max_running, borrowing or budget
-	resource int    // of a limit
-	held     Holding
-	request  berth.Capacity
-	spent    float64 // of a budget
+	Code     string         // limit, max_running, borrowing or budget
+	resource int            // index in resources; for a limit only
+	held     Holding        // held by the account, without the job
+	request  berth.Capacity // of the job, all members
+	spent    float64        // GPU hours; for a budget only
 }
 
-// Barred reports the first limit that one more job of the contender would break.
+// Barred returns the first quota that one more job of the contender would exceed; ok is
+// false if no quota bars the job.
 func (r *Shares) Barred(x *Contender, e *Entry) (found Bar, ok bool) {
 	r.Bars(x, e, func(b Bar) bool {
 		found, ok = b, true
@@ -77,10 +79,13 @@ func (r *Shares) Barred(x *Contender, e *Entry) (found Bar, ok bool) {
 	return found, ok
 }
 
-// Bars calls yield with the limits that one more job of the contender would break,
-// from its own account up, until yield returns false.
+// Bars calls yield with each quota that one more job of the contender would exceed, from
+// its own account upward, until yield returns false. Quotas count stopping jobs until they
+// have ended.
 func (r *Shares) Bars(x *Contender, e *Entry, yield func(Bar) bool) {
 	for ; x != &r.Root; x = x.Parent {
+		// A contender for an account's own jobs has no quota itself: its parent is the
+		// contender of the whole account.
 		if x.Account.Known && !x.own &&
 			!x.Account.bars(x.Held.plus(x.going), e.Class.All, e.Preemptible, r.Now, yield) {
 			return
@@ -88,8 +93,12 @@ func (r *Shares) Bars(x *Contender, e *Entry, yield func(Bar) bool) {
 	}
 }
 
+// bars calls yield with each of the account's own quotas that a job with capacity c would
+// exceed, and returns false as soon as yield does.
 func (a *Account) bars(held Holding, c berth.Capacity, preemptible bool, now time.Time, yield func(Bar) bool) bool {
 	b := Bar{account: a, held: held, request: c}
+	// A resource that the job does not request never bars it. A negative limit (None)
+	// counts as 0.
 	for i, x := range resources {
 		if limit, want := x.of(a.Limit), x.of(c); limit != 0 && want > 0 && x.of(held.Capacity)+want > max(0, limit) {
 			if b.Code, b.resource = "limit", i; !yield(b) {
@@ -108,6 +117,8 @@ func (a *Account) bars(held Holding, c berth.Capacity, preemptible bool, now tim
 		}
 	}
 	if a.Budget.GPUHours > 0 && c.GPUMilli > 0 {
+		// The start is barred only once the budget is spent: a job that overspends it may
+		// start.
 		if b.spent = a.Budget.SpentAt(now, held.GPUMilli); b.spent >= a.Budget.GPUHours {
 			b.Code = "budget"
 			return yield(b)
@@ -116,7 +127,7 @@ func (a *Account) bars(held Holding, c berth.Capacity, preemptible bool, now tim
 	return true
 }
 
-// String describes the limit and the account's use of it.
+// String returns a description of the quota and the account's use, for people.
 func (b Bar) String() string {
 	who := "tenant " + string(b.account.ID)
 	switch b.Code {
@@ -134,7 +145,7 @@ func (b Bar) String() string {
 	panic("placement: no such limit: " + b.Code)
 }
 
-// Change describes the event that would lift the limit.
+// Change returns a description of the event that would lift the quota, for people.
 func (b Bar) Change() string {
 	switch b.Code {
 	case "limit", "max_running":
@@ -148,7 +159,9 @@ func (b Bar) Change() string {
 	panic("placement: no such limit: " + b.Code)
 }
 
-// OverBorrows reports whether one more job would borrow more than the account may.
+// OverBorrows reports whether one more job with capacity c would borrow more than the
+// account may. If only preemptible jobs may borrow, the other jobs together must fit into
+// the guarantee, so that it can always be given back.
 func (a *Account) OverBorrows(held Holding, c berth.Capacity, preemptible bool) bool {
 	beyond := func(held berth.Capacity) bool {
 		for _, x := range resources {
@@ -169,7 +182,8 @@ func (a *Account) OverBorrows(held Holding, c berth.Capacity, preemptible bool) 
 	panic("placement: no such way to borrow")
 }
 
-// SpentAt returns the GPU hours spent by now, if the held GPUs were held since At.
+// SpentAt returns the GPU hours spent by now, assuming that the held GPUs (in thousandths)
+// were held since At.
 func (b Budget) SpentAt(now time.Time, gpuMilli int64) float64 {
 	spent := b.Spent
 	if !b.At.IsZero() && now.After(b.At) {
@@ -178,7 +192,7 @@ func (b Budget) SpentAt(now time.Time, gpuMilli int64) float64 {
 	return spent
 }
 
-// guaranteed reports whether anything is guaranteed to the account.
+// guaranteed reports whether the account has a guarantee of any resource.
 func (a *Account) guaranteed() bool {
 	for _, x := range resources {
 		if x.of(a.Guarantee) > 0 {
@@ -188,8 +202,9 @@ func (a *Account) guaranteed() bool {
 	return false
 }
 
-// Bounds returns the most that the account may hold; bound is false if no limit
-// applies.
+// Bounds returns the upper bounds of the account's holding, per resource that counts in
+// shares, and +Inf for a resource without one. bound is false if no quota applies.
+// MaxRunning sets bound, but no amount.
 func (a *Account) Bounds() (room Amounts, bound bool) {
 	limit, guarantee := AmountsOf(a.Limit), AmountsOf(a.Guarantee)
 	for i := range room {

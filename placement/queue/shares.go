@@ -10,36 +10,38 @@ import (
 	"berth/placement/cluster"
 )
 
-// Contender is an account in a plan: the capacity that it holds as the plan goes on,
-// and the next of its jobs. Contenders form the tree of the accounts. An account
-// with accounts below it has a further contender for its own jobs, next to theirs.
+// Contender is an account in a plan: the capacity that the account holds as the plan
+// proceeds, and the next of its jobs. Contenders form the same tree as the accounts. An
+// account with accounts below has one more contender for its own jobs, a sibling of its
+// children.
 type Contender struct {
 	Account *Account
-	own     bool // the account's own jobs, where it has accounts below
+	own     bool // for the account's own jobs, next to the accounts below
 	Parent  *Contender
-	kids    contenders // a heap
-	index   int        // in parent.kids
+	kids    contenders // heap of the contenders below that have jobs left
+	index   int        // in Parent.kids
 
-	Held  Holding
-	going Holding // by jobs that this plan tells to stop: limits count it until they have
-	Past  Amounts // use that still counts, as if it were held
-	share float64 // dominant, over weight, with half of the next job
+	Held  Holding // with the starts of this plan, without stopping jobs
+	going Holding // by jobs that this plan stops: quotas count these until the end
+	Past  Amounts // past use, as capacity held
+	share float64 // dominant share over weight, with half of the next job
 
-	lines  []stand  // those not begun
-	begun  lineHeap // a heap of those begun
-	rest   lineHeap // the lines left by narrow
-	latest *Line    // that first came from
-	First  *Entry   // next of the contender's jobs; nil: none left
-	Tried  bool     // a job of it had no room or was barred already
-	within bool     // with it the account holds no more than its guarantee
+	lines  []stand  // lines that the walk has not entered yet, in order
+	begun  lineHeap // lines that the walk has entered, by their next jobs
+	rest   lineHeap // lines that KeepOnly keeps
+	latest *Line    // line of First
+	First  *Entry   // next job of the contender; nil: none left
+	Tried  bool     // a job of the contender had no room or was barred
+	within bool     // with First the account stays within its guarantee
 
-	Part        float64 // of the cluster, by weight among those that hold something or wait
-	Pressing    bool    // the next job is overdue, and the account holds less than its part
-	reserved    Amounts // of held, what overdue jobs have reserved
-	reservedFor *Entry  // the first of them
+	Part        float64 // of the cluster, by weight among contenders that hold capacity or wait
+	Pressing    bool    // First is overdue, and the account holds less than Part
+	reserved    Amounts // part of Held that overdue jobs have reserved
+	reservedFor *Entry  // first of these jobs
 }
 
-// Amounts are the resources that count in shares: CPU, memory and GPU.
+// Amounts holds the resources that count in shares: CPU (thousandths of a core), memory
+// (MiB) and GPU (thousandths of a device).
 type Amounts [3]float64
 
 // AmountsOf returns the resources of a capacity that count in shares.
@@ -47,7 +49,7 @@ func AmountsOf(c berth.Capacity) Amounts {
 	return Amounts{float64(c.CPUMilli), float64(c.MemoryMiB), float64(c.GPUMilli)}
 }
 
-// Plus adds other amounts the given number of times.
+// Plus returns the sum of x and times y; x itself stays unchanged.
 func (x Amounts) Plus(y Amounts, times float64) Amounts {
 	for i := range x {
 		x[i] += y[i] * times
@@ -55,7 +57,8 @@ func (x Amounts) Plus(y Amounts, times float64) Amounts {
 	return x
 }
 
-// Dominant returns the largest share of any one resource of the cluster.
+// Dominant returns the dominant share: the largest share of any one resource of the
+// cluster's amounts.
 func (x Amounts) Dominant(of Amounts) float64 {
 	share := 0.0
 	for i := range x {
@@ -66,7 +69,9 @@ func (x Amounts) Dominant(of Amounts) float64 {
 	return share
 }
 
-// past is a tenant's use as amounts held: one who has always held x has used x.
+// past converts decayed use into amounts held: the decayed use of a tenant that has always
+// held x converges to x times tau, where tau is the mean lifetime of use under the
+// half-life.
 func (p *Policy) past(u Usage, now time.Time) Amounts {
 	if p.HalfLife <= 0 {
 		return Amounts{}
@@ -75,7 +80,7 @@ func (p *Policy) past(u Usage, now time.Time) Amounts {
 	return Amounts{u.CPU * 1000 / tau, u.MemoryMiB / tau, u.GPU * 1000 / tau}
 }
 
-// entry is what a start of that size is charged as past use.
+// entry returns the entry penalty of a start with capacity c, as amounts held.
 func (p *Policy) entry(c berth.Capacity) Amounts {
 	if p.HalfLife <= 0 {
 		return Amounts{}
@@ -83,7 +88,7 @@ func (p *Policy) entry(c berth.Capacity) Amounts {
 	return Amounts{}.Plus(AmountsOf(c), p.EntryPenalty.Seconds()*math.Ln2/p.HalfLife.Seconds())
 }
 
-// contenders is a heap by who is next.
+// contenders is a heap of siblings by compareContenders.
 type contenders struct {
 	list   []*Contender
 	shares *Shares
@@ -107,7 +112,10 @@ func (h *contenders) Pop() any {
 	return x
 }
 
-// compareContenders orders two contenders below one. Both have jobs.
+// compareContenders orders two siblings; both must have jobs left. In fair order the keys
+// are: the band of the next job, within the guarantee first, overdue jobs with a claim to
+// their tenant's part first, and the least share. The other orders compare the next jobs
+// alone, over all tenants.
 func (r *Shares) compareContenders(a, b *Contender) int {
 	x, y := a.First, b.First
 	if r.policy.Order == Fair {
@@ -132,7 +140,9 @@ func (r *Shares) compareContenders(a, b *Contender) int {
 		return cmp.Or(cmp.Compare(a.share, b.share), CompareEntries(x, y))
 	}
 	if r.policy.Aging > 0 && x.Band == y.Band && !x.Overdue && !y.Overdue && r.policy.Order == Priority {
-		// Accounts that stood still count less.
+		// A job ages by its account's clock, so the time that an account spent at its
+		// limits counts against its job's age. It cancels out within an account, and
+		// therefore is not in Rank.
 		s, t := x.Rank+r.stalled(x).Seconds(), y.Rank+r.stalled(y).Seconds()
 		if s != t {
 			return cmp.Compare(s, t)
@@ -141,14 +151,17 @@ func (r *Shares) compareContenders(a, b *Contender) int {
 	return CompareEntries(x, y)
 }
 
+// stalled returns the time that the account of a job has spent at its limits.
 func (r *Shares) stalled(e *Entry) time.Duration {
 	return e.tally.account.stalledFor(r.Now)
 }
 
-// weigh works out a contender's share and whether its next job is within the
-// guarantee. The share counts half of the next job, as Webster's method of
-// dividing contenders does: counting none of it favours those of little weight, and
-// counting all of it those of much.
+// weigh computes a contender's share, and whether the next job presses or stays within the
+// guarantee.
+//
+// The share counts half of the next job, as Webster's method of apportionment does:
+// counting none of the job favors accounts of little weight, and counting all of it favors
+// accounts of much weight.
 func (r *Shares) weigh(x *Contender) {
 	amounts := AmountsOf(x.Held.Capacity).Plus(x.Past, 1)
 	if x.First != nil {
@@ -159,13 +172,15 @@ func (r *Shares) weigh(x *Contender) {
 	x.within = x.First != nil && !x.own && x.Account.Guarantees(x.Held.Capacity, x.First.Class.All)
 }
 
-// divide gives the contenders below one their parts of its own, if overdue jobs are to
-// press by them.
+// divide sets the Part of each contender: its parent's part, divided by weight among the
+// siblings that hold capacity or have jobs. Only overdue jobs in fair order use parts;
+// without these divide returns at once.
 func (r *Shares) divide() {
 	if r.policy.Overdue <= 0 || r.policy.Order != Fair {
 		return
 	}
 	sums := map[*Contender]float64{}
+	// Own[i] is the same contender where the account has no accounts below.
 	each := func(f func(*Contender)) {
 		for i, x := range r.Contenders {
 			if f(x); r.Own[i] != x {
@@ -186,13 +201,15 @@ func (r *Shares) divide() {
 			}
 		}
 	})
+	// Pressing depends on Part, so every contender is weighed again.
 	r.regroup(&r.Root, func(*Contender) {})
 }
 
-// counts reports whether the contender takes part in dividing the cluster.
+// counts reports whether the contender takes part in the division of the cluster.
 func (x *Contender) counts() bool { return x.First != nil || x.Held.Jobs > 0 }
 
-// weight of a contender among its siblings.
+// weight returns the weight of a contender among its siblings. The jobs of an account
+// itself weigh 1 next to the accounts below.
 func (x *Contender) weight() float64 {
 	if x.own {
 		return 1
@@ -200,7 +217,8 @@ func (x *Contender) weight() float64 {
 	return x.Account.ShareWeight()
 }
 
-// lead makes the first job of a contender that of its first contender.
+// lead sets the next job of an inner contender to the next job of its first child. A
+// contender without a heap of children keeps its own next job.
 func (r *Shares) lead(x *Contender) {
 	if len(x.kids.list) > 0 {
 		x.First = x.kids.list[0].First
@@ -209,7 +227,8 @@ func (r *Shares) lead(x *Contender) {
 	}
 }
 
-// Next returns the contender with the next job of all; nil when no job is left.
+// Next returns the contender with the next job in queue order, at the end of the path of
+// first children; nil if no job is left.
 func (r *Shares) Next() *Contender {
 	if r.Root.First == nil {
 		return nil
@@ -221,7 +240,9 @@ func (r *Shares) Next() *Contender {
 	return x
 }
 
-// Charge adds a job to the held capacity of the contender and of all above.
+// Charge adds a job and its entry penalty to the contender and all its ancestors. Reserved
+// starts and jobs that wait for their victims are charged as well. The caller then moves
+// the turn on, which puts the contender at its new place.
 func (r *Shares) Charge(x *Contender, e *Entry) {
 	r.join(e)
 	penalty := r.policy.entry(e.Class.All)
@@ -231,7 +252,8 @@ func (r *Shares) Charge(x *Contender, e *Entry) {
 	}
 }
 
-// settle puts a contender that has moved on, and those above it, where they belong.
+// settle restores the heaps after the next job of a contender has changed, from the
+// contender up to the root. A contender without jobs leaves the heap of its parent.
 func (r *Shares) settle(x *Contender) {
 	for x != &r.Root {
 		p := x.Parent
@@ -246,8 +268,9 @@ func (r *Shares) settle(x *Contender) {
 	}
 }
 
-// Discharge removes a stopping job from the shares of its accounts. Limits still count
-// it.
+// Discharge removes a stopping job from the shares of its account and all ancestors, and
+// restores their heaps. Quotas still count the job, since it holds its capacity until it
+// has ended.
 func (r *Shares) Discharge(h *cluster.Holder) {
 	for x := r.Contenders[h.Owner.Account]; x != &r.Root; x = x.Parent {
 		x.Held.add(berth.Capacity{}.Sub(h.Capacity), h.Preemptible, -1)
@@ -260,23 +283,27 @@ func (r *Shares) Discharge(h *cluster.Holder) {
 	}
 }
 
-// Shares is the tree of accounts in one plan: each holds capacity, and the next
-// job of each competes for the turn.
+// Shares is the tree of accounts in one plan. Each account holds capacity, and the next
+// jobs of siblings compete.
+//
+// All contenders are rebuilt for each plan from the accounts of the queue, which the plan
+// does not change.
 type Shares struct {
 	*cluster.Moment
 	policy     *Policy
 	queue      *Queue
 	Root       Contender
 	Contenders []*Contender // by Account.Index
-	Own        []*Contender // the contender of the account's own jobs, by its index
-	Owned      Amounts      // of the cluster
+	Own        []*Contender // contender for the account's own jobs, by Account.Index
+	Owned      Amounts      // total of the cluster
 
-	siblings   map[berth.JobID]int // elements that this plan gives room to, by parent
-	quotas     bool                // some account has a limit
+	siblings   map[berth.JobID]int // elements that this plan gives capacity, by array
+	quotas     bool                // some account has a quota
 	Guarantees bool                // some account has a guarantee
 }
 
-// NewShares returns the shares of a plan. owned is the capacity of the cluster.
+// NewShares returns the shares of a plan, still without contenders; see Turn.Open. owned is
+// the total capacity of the cluster.
 func NewShares(at *cluster.Moment, policy *Policy, q *Queue, owned Amounts) *Shares {
 	r := &Shares{
 		Moment: at, policy: policy, queue: q, Owned: owned,
@@ -289,8 +316,8 @@ func NewShares(at *cluster.Moment, policy *Policy, q *Queue, owned Amounts) *Sha
 	return r
 }
 
-// Unbarred returns the shares of another plan for the same accounts, for a walk that
-// no quota stops.
+// Unbarred returns the shares of another plan for the same accounts, for a walk that no
+// quota stops. Estimates use it.
 func (r *Shares) Unbarred(at *cluster.Moment) *Shares {
 	return &Shares{
 		Moment: at, policy: r.policy, queue: r.queue, Owned: r.Owned,
@@ -298,8 +325,9 @@ func (r *Shares) Unbarred(at *cluster.Moment) *Shares {
 	}
 }
 
-// regroup calls change with each contender that has jobs left, then sorts all
-// contenders again.
+// regroup calls change with each leaf contender below above that has jobs left, then weighs
+// and sorts all contenders again. Contenders that have no job after change leave their
+// heaps.
 func (r *Shares) regroup(above *Contender, change func(*Contender)) {
 	list := above.kids.list[:0]
 	for _, x := range above.kids.list {
@@ -319,9 +347,9 @@ func (r *Shares) regroup(above *Contender, change func(*Contender)) {
 	r.lead(above)
 }
 
-// Siblings returns the ancestors of two contenders below their nearest common one, or
-// the contenders themselves. They are nil if one contender is above the other, or both
-// are the same.
+// Siblings returns the two ancestors of a and b, or a and b themselves, that are children
+// of their nearest common ancestor. Both results are nil if one contender is above the
+// other, or both are the same.
 func Siblings(a, b *Contender) (x, y *Contender) {
 	for x = a; x.Parent != nil; x = x.Parent {
 		for y = b; y.Parent != nil; y = y.Parent {
@@ -336,8 +364,8 @@ func Siblings(a, b *Contender) (x, y *Contender) {
 	return nil, nil
 }
 
-// Shielded reports whether a tenant, or one between it and top, holds no more than its
-// guarantee.
+// Shielded reports whether a tenant, or one of its ancestors up to and including top, has a
+// guarantee and does not borrow beyond it.
 func Shielded(x, top *Contender) bool {
 	for ; x != nil; x = x.Parent {
 		if a := x.Account; a.Known && a.guaranteed() && !a.Borrows(x.Held.Capacity) {
@@ -350,7 +378,7 @@ func Shielded(x, top *Contender) bool {
 	return false
 }
 
-// Covers reports whether the amounts are enough for others, resource by resource.
+// Covers reports whether x is at least y in every resource that y contains.
 func (x Amounts) Covers(y Amounts) bool {
 	for i := range x {
 		if y[i] > 0 && x[i] < y[i] {

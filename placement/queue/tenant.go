@@ -7,48 +7,48 @@ import (
 	"berth"
 )
 
-// None forbids the resource, as an amount of a limit.
+// None as an amount of a limit forbids the resource.
 const None = -1
 
 // Tenant is an account that work is charged to, in the tree of accounts that share the
-// cluster. The capacity that a tenant holds counts for every tenant above as well, and
-// their limits bind it.
+// cluster. The capacity that a tenant holds also counts for every ancestor, and their
+// limits bind it.
 type Tenant struct {
 	ID     berth.TenantID
-	Parent berth.TenantID // "": none above it
+	Parent berth.TenantID // "": no parent
 	Weight float64        // of its share among its siblings; 0: 1
 
-	Guarantee  berth.Capacity // it can have this much back from those who borrow it; 0: none of the resource
-	Limit      berth.Capacity // it never holds more; 0: no limit, None: nothing
-	MaxRunning int            // jobs that hold room at once; 0: no limit
+	Guarantee  berth.Capacity // the tenant can take this much back from borrowers; 0: no guarantee
+	Limit      berth.Capacity // most that the tenant holds; 0: no limit, None: nothing
+	MaxRunning int            // jobs that hold capacity at once; 0: no limit
 	Borrow     Borrow
 
 	Usage  Usage
 	Budget Budget
 
-	// Stalled is how long work of the tenant has waited for its limits alone, in
-	// all, up to StalledSince if that is set and up to now if it is not. Jobs do
-	// not age in that time. See Plan.Stalled.
+	// Stalled is the total time for which work of the tenant has waited for its quotas
+	// alone: up to StalledSince if that is set, up to now otherwise. Jobs do not age during
+	// that time. See Plan.Stalled.
 	Stalled      time.Duration
-	StalledSince time.Time // zero: it does not, at present
+	StalledSince time.Time // start of the present wait for quotas; zero: none
 }
 
-// Borrow limits the use of a tenant beyond its guarantee, while other tenants leave
-// capacity unused.
+// Borrow limits the use of capacity beyond a tenant's guarantee that other tenants leave
+// idle.
 type Borrow int
 
 const (
 	// BorrowAny lets every job run beyond the guarantee.
 	BorrowAny Borrow = iota
-	// BorrowPreemptible lets only preemptible jobs run beyond the guarantee, so
-	// that it can always be given back.
+	// BorrowPreemptible lets only preemptible jobs run beyond the guarantee, so that
+	// borrowed capacity can always be returned.
 	BorrowPreemptible
 	// BorrowNothing makes the guarantee a limit.
 	BorrowNothing
 )
 
-// Usage is the past use of a tenant up to a time, in amounts times seconds. Older use
-// counts less: half of it after each half-life. Running jobs are not in it.
+// Usage is the past use of a tenant up to a time, in amounts times seconds. Use expires
+// exponentially: half of it after each half-life. It does not include running jobs.
 type Usage struct {
 	At        time.Time
 	CPU       float64 // core seconds
@@ -56,14 +56,14 @@ type Usage struct {
 	GPU       float64 // GPU seconds
 }
 
-// Budget bounds the GPU time of a tenant, by what has been spent up to a time.
+// Budget bounds the GPU time of a tenant in the present period.
 type Budget struct {
-	GPUHours float64 // 0: none
-	Spent    float64 // GPU hours up to At, those of work that still ran included
+	GPUHours float64 // allowed; 0: no budget
+	Spent    float64 // GPU hours up to At, including jobs that still ran then
 	At       time.Time
 }
 
-// Decayed returns the usage as it counts at now. Without a half-life it is zero.
+// Decayed returns the usage decayed from At to now; zero without a half-life.
 func (u Usage) Decayed(now time.Time, halfLife time.Duration) Usage {
 	if halfLife <= 0 {
 		return Usage{At: now}
@@ -76,7 +76,7 @@ func (u Usage) Decayed(now time.Time, halfLife time.Duration) Usage {
 }
 
 // Ran adds the use of capacity c from start to end, and returns the usage at end. Time
-// before u.At counts as if it came at u.At.
+// before u.At counts as if it were at u.At.
 func (u Usage) Ran(c berth.Capacity, start, end time.Time, halfLife time.Duration) Usage {
 	if end.Before(u.At) {
 		end = u.At
@@ -90,9 +90,10 @@ func (u Usage) Ran(c berth.Capacity, start, end time.Time, halfLife time.Duratio
 	return u.plus(c, tau*(1-math.Exp(-end.Sub(start).Seconds()/tau)))
 }
 
-// Charge adds an entry penalty: c for as long as d, at once.
+// Charge adds an entry penalty: the use of c for the duration d, at once.
 func (u Usage) Charge(c berth.Capacity, d time.Duration) Usage { return u.plus(c, d.Seconds()) }
 
+// plus adds the use of c for a time in seconds, without decay.
 func (u Usage) plus(c berth.Capacity, seconds float64) Usage {
 	u.CPU += float64(c.CPUMilli) / 1000 * seconds
 	u.MemoryMiB += float64(c.MemoryMiB) * seconds

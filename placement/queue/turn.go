@@ -7,7 +7,7 @@ import (
 	"berth/placement/cluster"
 )
 
-// lineHeap is a heap of lines by the next job of each.
+// lineHeap is a heap of entered lines by their next jobs, in queue order.
 type lineHeap []*Line
 
 func (h lineHeap) Len() int { return len(h) }
@@ -26,37 +26,46 @@ func (h *lineHeap) Pop() any {
 	return x
 }
 
-// Turn is the walk over the queue: it knows the next job of each contender.
+// Turn is the walk of one plan over the queue. It maintains the next job of each contender,
+// while Shares orders the contenders.
+//
+// A contender's lines are in two parts: lines that the walk has not entered, sorted by
+// their first jobs, and a heap of entered lines. The next job is the least of both. Most
+// lines are never entered, so a plan reads few of the waiting jobs.
 type Turn struct {
 	*cluster.Moment
 	shares  *Shares
 	queue   *Queue
-	pruner  Passer // nil: no job is passed over
-	Bygone  ClassSet
-	Skipped int // lines passed over since the pruner has narrowed
+	pruner  Passer   // nil: the walk passes over no job
+	Bygone  ClassSet // classes without a possible start in the rest of the plan
+	Skipped int      // lines passed over since the pruner last narrowed the walk
 }
 
-// Passer decides which jobs the turn passes over.
+// Passer decides which jobs the turn passes over: jobs without a possible start, reserved
+// start or preemption in this plan.
 type Passer interface {
-	Closed(*cluster.Class) bool // no job of the class is worth a look in this plan
-	Useless(*Entry) bool        // this job is not
+	Closed(*cluster.Class) bool // no job of the class can be decided in this plan
+	Useless(*Entry) bool        // this job cannot be decided in this plan
 }
 
-// NewTurn returns the walk of a plan. Open has to follow.
+// NewTurn returns the walk of a plan. The caller calls Open before all other methods except
+// PassBy.
 func NewTurn(r *Shares) *Turn {
 	return &Turn{Moment: r.Moment, shares: r, queue: r.queue, Bygone: NewClassSet(r.queue)}
 }
 
-// PassBy sets the decision about jobs to pass over.
+// PassBy sets the Passer.
 func (r *Turn) PassBy(p Passer) { r.pruner = p }
 
-// Open makes the contenders of all accounts, and divides the cluster among them.
+// Open creates the contenders of all accounts and divides the cluster among them.
 func (r *Turn) Open() {
 	r.openBelow(&r.shares.Root, r.queue.top)
 	r.shares.divide()
 }
 
-// openBelow makes the contenders of accounts and puts those with jobs into the heap.
+// openBelow creates the contenders of accounts and their descendants, and puts each
+// contender with jobs into the heap of its parent. Past use of descendants counts for their
+// ancestors.
 func (r *Turn) openBelow(parent *Contender, accounts []*Account) {
 	parent.kids.shares = r.shares
 	for _, a := range accounts {
@@ -90,16 +99,19 @@ func (r *Turn) openBelow(parent *Contender, accounts []*Account) {
 	r.shares.lead(parent)
 }
 
-// begin readies a contender's jobs for the plan.
+// begin prepares a leaf contender's lines for the plan and finds the first job.
 func (r *Turn) begin(x *Contender) {
 	x.lines = x.Account.order
 	r.fetch(x)
 }
 
-// fetch finds the contender's next job among the lines it has begun and those it has
-// not.
+// fetch sets the contender's next job: the least of the entered lines and the first line
+// that the walk has not entered. It drops lines of closed classes and enters lines until
+// the next job is known.
 func (r *Turn) fetch(x *Contender) {
 	for {
+		// An overdue job is decided even in a closed class, if it is the contender's first
+		// job: younger jobs of its tenant may have to wait for it.
 		for len(x.begun) > 0 && r.skips(x, x.begun[0].class) && !(x.begun[0].at.Overdue && !x.Tried) {
 			x.begun[0].over = true
 			heap.Pop(&x.begun)
@@ -122,8 +134,8 @@ func (r *Turn) fetch(x *Contender) {
 	x.lead()
 }
 
-// pass goes past the lines whose jobs are passed over, which stays so for the
-// rest of the plan.
+// pass drops the lines of closed classes before the first open one. A closed class stays
+// closed for the rest of the plan.
 func (r *Turn) pass(x *Contender) {
 	if r.shows(x) {
 		return
@@ -139,7 +151,7 @@ func (r *Turn) pass(x *Contender) {
 	r.Skipped += i
 }
 
-// ClassSet has classes, by their numbers.
+// ClassSet is a set of classes, as a bitmap by Class.Number.
 type ClassSet []uint64
 
 // NewClassSet returns an empty set for the classes of a queue.
@@ -154,7 +166,7 @@ func (s ClassSet) Drop(number int) { s[number>>6] &^= 1 << (number & 63) }
 // Put adds a class.
 func (s ClassSet) Put(number int) { s[number>>6] |= 1 << (number & 63) }
 
-// lead makes the first job of the lines begun that of the contender.
+// lead sets the contender's next job from its entered lines.
 func (x *Contender) lead() {
 	x.First, x.latest = nil, nil
 	if len(x.begun) > 0 {
@@ -163,27 +175,31 @@ func (x *Contender) lead() {
 	}
 }
 
-// enter goes to the line's first job; false if none of it may start now.
+// enter moves a line to its first job that may start now. It returns false for a line
+// without such a job.
 func (r *Turn) enter(x *Contender, l *Line) bool {
 	l.at, l.enteredAt = l.head, r.Number
 	l.over = !r.eligible(x, l)
 	return !l.over
 }
 
-// next goes to the job after the one that the line is at; at is nil past the end.
+// next moves the line to its next job; at is nil past the end.
 func (l *Line) next() {
 	switch {
 	case l.jobs.Len() == 1:
 		l.at = nil
 		return
-	case l.at == l.head: // most lines are left there, so that only others begin a walk
+	case l.at == l.head: // most walks end at the first job and need no cursor
 		l.walk.Begin(&l.jobs)
 	}
 	l.walk.Next()
 	l.at, _ = l.walk.At()
 }
 
-// eligible goes to the line's first job from where it is that may start now.
+// eligible moves the line forward, from its present job, to the first job that may start
+// now. Such a job is eligible, its queue deadline has not passed, its parent's limit of
+// running elements leaves room, and the pruner does not pass over it. eligible returns
+// false if no such job is left.
 func (r *Turn) eligible(x *Contender, l *Line) bool {
 	for ; l.at != nil; l.next() {
 		e := l.at
@@ -197,18 +213,18 @@ func (r *Turn) eligible(x *Contender, l *Line) bool {
 	return false
 }
 
-// passes reports whether every job of the class is passed over.
+// passes reports whether the walk passes over every job of the class.
 func (r *Turn) passes(c *cluster.Class) bool { return r.pruner != nil && r.pruner.Closed(c) }
 
-// shows reports whether the contender's next job shows something although it has no
-// place: whether its tenant waits for its quota. That is told by the first job
-// that does not start.
+// shows reports whether the plan must decide the contender's next job even without room, to
+// learn whether the tenant waits for its quotas alone (Plan.Stalled). The contender's first
+// job that does not start answers this.
 func (r *Turn) shows(x *Contender) bool { return r.shares.quotas && !x.Tried }
 
-// skips reports whether jobs of the class are passed over in the contender's lines.
+// skips reports whether the walk passes over jobs of the class in the contender's lines.
 func (r *Turn) skips(x *Contender, c *cluster.Class) bool { return r.passes(c) && !r.shows(x) }
 
-// Step moves the contender on from its first job.
+// Step moves the contender on from its present job to the next one.
 func (r *Turn) Step(x *Contender) {
 	l := x.latest
 	l.next()
@@ -221,7 +237,7 @@ func (r *Turn) Step(x *Contender) {
 	r.Leave(x)
 }
 
-// Leave drops the rest of the line that the contender's first job is of.
+// Leave drops the rest of the contender's present line for this plan.
 func (r *Turn) Leave(x *Contender) {
 	x.latest.over = true
 	heap.Pop(&x.begun)
@@ -229,18 +245,20 @@ func (r *Turn) Leave(x *Contender) {
 	r.shares.settle(x)
 }
 
-// Quit drops all that is left of the contender.
+// Quit drops all remaining jobs of the contender for this plan.
 func (r *Turn) Quit(x *Contender) {
 	x.begun, x.lines = nil, nil
 	x.lead()
 	r.shares.settle(x)
 }
 
-// stays reports whether the contender's next job is looked at although its class has
-// no place: for what it shows, or because others of its tenant may not pass it.
+// stays reports whether the contender's next job is decided although its class is closed:
+// because of shows, or because the job is overdue and younger jobs of its tenant may have
+// to wait for it.
 func (r *Turn) stays(x *Contender) bool { return r.shows(x) || x.First.Overdue && !x.Tried }
 
-// DropClosed leaves out the lines of closed classes among the lines that are begun.
+// DropClosed drops the entered lines of closed classes. Lines that are not entered yet are
+// dropped by fetch. It suits a walk in which many lines stay open; see KeepOnly.
 func (r *Turn) DropClosed() {
 	r.shares.regroup(&r.shares.Root, func(x *Contender) {
 		x.begun = slices.DeleteFunc(x.begun, func(l *Line) bool {
@@ -251,11 +269,14 @@ func (r *Turn) DropClosed() {
 	})
 }
 
-// KeepOnly begins the lines of these classes and leaves out all others.
+// KeepOnly enters all lines of the given classes and drops all other lines. With few
+// classes left, that is cheaper than passing over all lines of the other classes.
 func (r *Turn) KeepOnly(classes []*cluster.Class) {
 	for _, c := range classes {
 		for _, l := range r.queue.Of(c).Lines {
 			x := r.shares.Own[l.account.Index]
+			// A line that the walk has entered stays at its job, unless the plan is done
+			// with it.
 			if l.enteredAt != r.Number && r.enter(x, l) || l.enteredAt == r.Number && !l.over {
 				x.rest = append(x.rest, l)
 			}
