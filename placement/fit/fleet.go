@@ -9,41 +9,44 @@ import (
 	"berth/placement/cluster"
 )
 
-// fleet is the machines with devices, those with equal remnants in one group:
-// what a job costs there is worked out once for all of them, when the job's
-// class first looks. What it keeps makes plans faster and never different.
+// fleet groups the machines with devices by equal remnants. The cost of one more job is
+// computed once per class and group, when the class first reads it, and is kept from plan
+// to plan. The fleet only makes plans faster; it never changes a plan.
+//
+// A cost is valid while its stamp equals that of its group, so that invalidation of all
+// costs of a group is one assignment.
 type fleet struct {
-	mix     int // version of the mix that value rests on
+	mix     int // version of the mix that value was computed from
 	value   *value
-	groups  map[string]*group
-	slots   int     // that groups have, dead ones included
-	free    []int32 // slots of no group
-	dead    int     // groups without machines, kept since they often come back
-	stamp   uint32
-	costs   map[*cluster.Class][]cost // by slot
-	entries int                       // in costs
-	spare   [][]cost                  // rows of no class
-	plan    uint32                    // number of the present plan
-	places  []*peer                   // by Node.Index; nil: the machine is in no group
-	lists   []grouped                 // by Kind.Index
-	key     []byte
-	holes   []hole
-	after   []hole
+	groups  map[string]*group         // by remnant; see group.key
+	slots   int                       // length of a full row of costs: the slots of groups and free
+	free    []int32                   // slots without a group
+	dead    int                       // groups without machines, kept since remnants often recur
+	stamp   uint32                    // latest stamp given to a group
+	costs   map[*cluster.Class][]cost // by group.slot
+	entries int                       // total length of costs
+	spare   [][]cost                  // unused rows, for reuse
+	plan    uint32                    // number of plans so far
+	places  []*peer                   // by Node.Index; nil: the machine has never been in a group
+	lists   []grouped                 // groups with machines, by Kind.Index
+	key     []byte                    // buffer of enter
+	holes   []hole                    // buffer of enter
+	after   []hole                    // buffer of price
 }
 
-// peer is a machine in its group.
+// peer is the membership of a machine in a group.
 type peer struct {
-	group *group // nil: it is in none
+	group *group // nil: the machine is in no group
 	leaf  cluster.Leaf[*cluster.Node]
 }
 
 // grouped lists the groups of one kind that have machines.
 type grouped struct {
-	free []listed // some device is free
-	full []listed // no device is free
+	free []listed // groups with a device that has free capacity
+	full []listed // groups with no free device capacity
 }
 
-// of returns the group of a machine; nil if it is in none.
+// of returns the group of a machine; nil for a machine without one.
 func (f *fleet) of(n *cluster.Node) *group {
 	if n.Index >= len(f.places) || f.places[n.Index] == nil {
 		return nil
@@ -51,7 +54,7 @@ func (f *fleet) of(n *cluster.Node) *group {
 	return f.places[n.Index].group
 }
 
-// place returns the entry of a machine.
+// place returns the membership of a machine, and creates an empty one.
 func (f *fleet) place(n *cluster.Node) *peer {
 	if n.Index >= len(f.places) {
 		f.places = append(f.places, make([]*peer, n.Index+1-len(f.places))...)
@@ -62,56 +65,60 @@ func (f *fleet) place(n *cluster.Node) *peer {
 	return f.places[n.Index]
 }
 
-// group is the machines with one remnant.
+// group is the set of machines with one remnant.
 type group struct {
 	remnant
 	key      string
-	slot     int32
-	stamp    uint32 // of this group under this value: costs with another are of an earlier one
-	gpu      int64  // left
-	usable   float64
-	valued   bool
+	slot     int32                       // position of its costs in the row of each class
+	stamp    uint32                      // of the group under the present value; older costs differ
+	gpu      int64                       // free GPU share, in thousandths of a GPU
+	usable   float64                     // expected usable share, in thousandths of a GPU
+	valued   bool                        // usable is computed
 	machines cluster.Tree[*cluster.Node] // by id
-	index    int                         // in its list, while there are machines
+	index    int                         // position in its list, while it has machines
 }
 
-// listed is a group in a list, with what most looks need of it.
+// listed is a group in a list, with copies of the fields that most reads need, close
+// together in memory.
 type listed struct {
 	*group
 	slot  int32
 	stamp uint32
 }
 
-// cost is what one more job of a class costs in a group.
+// cost is the expected fragmentation cost of one more member of a class in a group.
 type cost struct {
-	stamp uint32
-	plan  uint32 // the last one that looked
-	loss  float32
-	hole  hole // for a share: where it does
+	stamp uint32  // of the group when the cost was computed
+	plan  uint32  // plan that last read the cost; each plan counts a cost once
+	loss  float32 // fall of the usable share, in thousandths of a GPU; never: no room
+	hole  hole    // for a share: the free part that gives the least loss
 }
 
-// never is the loss where a job does not fit.
+// never is the loss where a member does not fit.
 const never = math.MaxFloat32
 
-// Bounds of what a fleet keeps, looked at between plans.
+// Bounds of the fleet's memory, enforced between plans.
 const (
-	maxEntries = 2 << 20
-	maxDead    = 2048
-	minDead    = 64
+	maxEntries = 2 << 20 // costs, 16 bytes each
+	maxDead    = 2048    // groups without machines, at most
+	minDead    = 64      // groups without machines, in a cluster of any size
 )
 
+// newFleet returns a fleet without machines.
 func newFleet() *fleet {
 	return &fleet{groups: map[string]*group{}, costs: map[*cluster.Class][]cost{}}
 }
 
-// begin prepares for a plan.
+// begin prepares the fleet for a plan. It recomputes the value if the mix has a new
+// estimate, and drops old costs if CPU has become scarce or is no longer. cpu and gpu are
+// the totals of the cluster, in thousandths.
 func (f *fleet) begin(m *Mix, cpu, gpu int64) {
 	f.plan++
 	if f.value == nil || f.mix != m.version {
 		f.mix, f.value = m.version, newValue(m.estimate, cpu, gpu)
 		f.forget()
 	} else if was := f.value.scarce; was != f.value.weigh(cpu, gpu) {
-		f.forget() // machines came or went
+		f.forget() // machines came or left
 	}
 	if f.entries > maxEntries {
 		f.empty()
@@ -121,13 +128,14 @@ func (f *fleet) begin(m *Mix, cpu, gpu int64) {
 	}
 }
 
-// mayKeep is how many groups without machines are kept: a few for each that has
-// some, so that a small cluster stays small in memory whatever passes through.
+// mayKeep returns the number of groups without machines to keep: a few for each group with
+// machines, so that a small cluster never needs much memory.
 func (f *fleet) mayKeep() int {
 	return min(maxDead, minDead+4*(len(f.groups)-f.dead))
 }
 
-// forget drops what was worked out by another value.
+// forget drops the costs and usable shares of an earlier value: every group gets a new
+// stamp.
 func (f *fleet) forget() {
 	f.empty()
 	for _, g := range f.groups {
@@ -139,7 +147,8 @@ func (f *fleet) forget() {
 	}
 }
 
-// clear empties the fleet: the kinds are made anew.
+// clear empties the fleet while the cluster rebuilds its kinds. An enter for each machine
+// follows.
 func (f *fleet) clear() {
 	f.groups, f.slots, f.free, f.dead = map[string]*group{}, 0, nil, 0
 	f.places, f.lists = nil, nil
@@ -149,7 +158,7 @@ func (f *fleet) clear() {
 	}
 }
 
-// bury drops the groups without machines.
+// bury drops the groups without machines, and frees their slots.
 func (f *fleet) bury() {
 	for key, g := range f.groups {
 		if g.machines.Len() == 0 {
@@ -160,7 +169,7 @@ func (f *fleet) bury() {
 	f.dead = 0
 }
 
-// enter puts a machine into its group.
+// enter puts a machine into the group of its remnant. The machine must be in no group.
 func (f *fleet) enter(n *cluster.Node) {
 	s := remnantOf(n, f.holes)
 	f.holes = s.holes
@@ -186,7 +195,7 @@ func (f *fleet) enter(n *cluster.Node) {
 	g.machines.Insert(&p.leaf)
 }
 
-// open makes the group of a remnant, without machines.
+// open creates the group of a remnant, without machines. f.key must be the remnant's key.
 func (f *fleet) open(s remnant) *group {
 	slot := int32(f.slots)
 	if last := len(f.free) - 1; last >= 0 {
@@ -195,6 +204,7 @@ func (f *fleet) open(s remnant) *group {
 		f.slots++
 	}
 	f.stamp++
+	// A copy: the remnant's holes are in a buffer of the fleet.
 	s.holes = append([]hole(nil), s.holes...)
 	g := &group{remnant: s, key: string(f.key), slot: slot, stamp: f.stamp, gpu: s.left()}
 	g.machines.Compare = func(a, b *cluster.Node) int { return strings.Compare(string(a.ID), string(b.ID)) }
@@ -203,7 +213,7 @@ func (f *fleet) open(s remnant) *group {
 	return g
 }
 
-// leave takes a machine out of its group, if it is in one.
+// leave removes a machine from its group. A machine without a group is no error.
 func (f *fleet) leave(n *cluster.Node) {
 	g := f.of(n)
 	if g == nil {
@@ -223,7 +233,8 @@ func (f *fleet) leave(n *cluster.Node) {
 	(*list)[end], *list = listed{}, (*list)[:end]
 }
 
-// list is where the group is listed while it has machines.
+// list returns the list of a group: by its kind, and by whether any device has free
+// capacity.
 func (f *fleet) list(g *group) *[]listed {
 	i := g.kind.Index
 	if i >= len(f.lists) {
@@ -243,7 +254,7 @@ func (f *fleet) groupsOf(k *cluster.Kind) grouped {
 	return f.lists[k.Index]
 }
 
-// empty drops all costs. Their rows are kept for others.
+// empty drops all costs, and keeps their rows for other classes.
 func (f *fleet) empty() {
 	for _, row := range f.costs {
 		f.spare = append(f.spare, row)
@@ -252,7 +263,8 @@ func (f *fleet) empty() {
 	f.entries = 0
 }
 
-// row returns the costs of a class, by slot.
+// row returns the costs of a class, by slot, long enough for all groups. It grows by a
+// quarter more than needed.
 func (f *fleet) row(c *cluster.Class) []cost {
 	row := f.costs[c]
 	if len(row) < f.slots {
@@ -265,7 +277,8 @@ func (f *fleet) row(c *cluster.Class) []cost {
 	return row
 }
 
-// blank returns a row without costs.
+// blank returns an empty row of costs, from the spare ones if possible. A stamp of 0 is
+// never valid.
 func (f *fleet) blank(size int) []cost {
 	for last := len(f.spare) - 1; last >= 0; last = len(f.spare) - 1 {
 		row := f.spare[last]
@@ -278,7 +291,9 @@ func (f *fleet) blank(size int) []cost {
 	return make([]cost, size)
 }
 
-// price works out what one more job of the class costs in the group.
+// price computes the cost of one more member of the class in the group: the loss of usable
+// share, and for a share of a GPU the free part in which that loss is least. devices is a
+// bitmap of the variants that the class may use.
 func (f *fleet) price(g *group, c *cluster.Class, devices uint64) (float32, hole) {
 	if c.Capacity.CPUMilli > g.cpu || c.Capacity.MemoryMiB > g.memory {
 		return never, 0
@@ -300,6 +315,8 @@ func (f *fleet) price(g *group, c *cluster.Class, devices uint64) (float32, hole
 	}
 	least, best := float32(never), hole(0)
 	for i, h := range g.holes {
+		// Equal free parts follow each other and cost the same: the first of them is
+		// enough.
 		if h.free() < c.Request.GPUMilli || devices>>h.variant()&1 == 0 || i > 0 && h == g.holes[i-1] {
 			continue
 		}
@@ -312,13 +329,15 @@ func (f *fleet) price(g *group, c *cluster.Class, devices uint64) (float32, hole
 	return least, best
 }
 
-// loss is rounded so that places that are equally good compare equal.
+// loss returns the fall of the usable share from the group's remnant to another one. It is
+// rounded to a millionth of a GPU, so that equally good places compare equal.
 func (f *fleet) loss(g *group, to *remnant) float32 {
 	return float32(math.Round((g.usable-f.value.usable(to))*1000) / 1000)
 }
 
-// without returns the holes after count whole devices were taken, those that
-// wholeDevices takes; nil if there are fewer.
+// without returns the holes that remain after count whole devices were taken, as
+// wholeDevices takes devices: holes fall by variant, so the search from the end finds the
+// smallest memory first. The result is nil if the machine has fewer such devices.
 func (s *remnant) without(into []hole, count int, devices uint64) []hole {
 	into = append(into[:0], s.holes...)
 	if into == nil {
@@ -336,7 +355,8 @@ func (s *remnant) without(into []hole, count int, devices uint64) []hole {
 	return into
 }
 
-// with returns the holes after milli of the one at i was taken.
+// with returns the holes that remain after a share of milli was taken from the one at i,
+// again in falling order.
 func (s *remnant) with(into []hole, i int, milli int64) []hole {
 	into = append(into[:0], s.holes...)
 	left := into[i] - hole(milli)

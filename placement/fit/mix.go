@@ -11,41 +11,42 @@ import (
 )
 
 const (
-	// maxShapes is the number of shapes of requests in an estimate. Of more, those
-	// that are alike are taken together.
+	// maxShapes is the number of request shapes in an estimate. Of more shapes, similar
+	// rare ones are merged.
 	maxShapes = 200
-	// maxKept is how many are counted. What is rarer hardly weighs.
+	// maxKept is the number of shapes with a count. Rarer shapes have hardly any weight.
 	maxKept = 4096
-	// trusted is how many requests for GPUs make an estimate. With fewer, best
-	// fit places.
+	// trusted is the number of GPU requests required for an estimate. With fewer, BestFit
+	// places.
 	trusted = 32
-	// fading is after how many requests one counts e times less.
+	// fading is the number of later requests after which a request counts e times less.
 	fading = 10_000
-	// news is which part of the mix must have moved for the estimate to be taken
-	// anew, because all that was worked out from it goes with it.
+	// news is the part of the mix that must have changed before a new estimate replaces the
+	// present one. A new estimate invalidates all costs that were computed from the old
+	// one.
 	news = 0.05
 )
 
-// Mix is the distribution of requests that usable shares are computed from. It is
-// given, or learned from the jobs of a snapshot; then old jobs fade as new ones come.
-// A Mix belongs to one snapshot at a time.
+// Mix is the distribution of request shapes from which usable shares are computed. It is
+// either given, or learned from the jobs of a snapshot; in a learned mix old jobs lose
+// weight as new ones arrive. A Mix belongs to one snapshot at a time.
 type Mix struct {
-	given  bool
-	shapes map[string]*ask
-	names  map[*cluster.Class]string // of the shapes of classes
-	unit   float64                   // what one request adds now: it grows, so older ones fade
-	seen   int                       // requests for GPUs
-	since  int                       // requests since the estimate was last looked at
+	given  bool                      // the frequencies are known: nothing is learned
+	shapes map[string]*ask           // by Request.Class of the shape
+	names  map[*cluster.Class]string // cached keys of shapes, by class
+	unit   float64                   // weight of the next request: it grows, so older requests fade
+	seen   int                       // requests for GPUs so far
+	since  int                       // requests since the estimate was last computed
 
-	estimate []part // by shape; nil until there is one
-	version  int    // of the estimate
+	estimate []part // by shape; nil: too few requests so far
+	version  int    // changes with the estimate
 }
 
-// ask is one shape of request: what a member wants of a machine.
+// ask is one request shape with its weight.
 type ask struct {
 	class *cluster.Class
 	count float64
-	rest  string // equal for shapes that ask for the same but of CPU, memory and shares
+	rest  string // equal for shapes that differ only in CPU, memory and GPU share
 }
 
 // named is a shape with its name.
@@ -54,11 +55,11 @@ type named struct {
 	*ask
 }
 
-// part is a shape's part of the mix.
+// part is the frequency of one shape in an estimate.
 type part struct {
 	shape string
 	class *cluster.Class
-	p     float64
+	p     float64 // between 0 and 1; all parts sum to 1
 }
 
 // Asked is the frequency of one request. All frequencies of a Mix share one unit.
@@ -67,7 +68,7 @@ type Asked struct {
 	Count   float64
 }
 
-// NewMix returns a Mix that learns.
+// NewMix returns an empty Mix that learns.
 func NewMix() *Mix {
 	return &Mix{shapes: map[string]*ask{}, names: map[*cluster.Class]string{}, unit: 1}
 }
@@ -88,7 +89,7 @@ func GivenMix(list []Asked) (*Mix, error) {
 	return m, nil
 }
 
-// shapeOf leaves of a request what decides which free GPUs it can use.
+// shapeOf returns the fields of a request that decide which free GPUs one member can use.
 func shapeOf(r spec.Request) spec.Request {
 	return spec.Request{
 		CPUMilli: r.CPUMilli, MemoryMiB: r.MemoryMiB,
@@ -97,12 +98,13 @@ func shapeOf(r spec.Request) spec.Request {
 	}
 }
 
-// restOf names a shape by all that grains leave as it is.
+// restOf returns a key of the fields that merging of similar shapes keeps.
 func restOf(r spec.Request) string {
 	r.CPUMilli, r.MemoryMiB, r.GPUMilli = 0, 0, 0
 	return r.Class()
 }
 
+// add adds weight to a shape.
 func (m *Mix) add(key string, shape spec.Request, count float64) {
 	a := m.shapes[key]
 	if a == nil {
@@ -116,7 +118,8 @@ func (m *Mix) add(key string, shape spec.Request, count float64) {
 	m.since++
 }
 
-// Observe counts a new job.
+// Observe counts a new job, with one request per member. Instead of reducing the weight of
+// all earlier requests, it raises the weight of later ones.
 func (m *Mix) Observe(c *cluster.Class) {
 	if m.given {
 		return
@@ -131,12 +134,14 @@ func (m *Mix) Observe(c *cluster.Class) {
 		m.names[c] = shape
 	}
 	m.add(shape, shapeOf(c.Request), m.unit*float64(c.Members()))
+	// Scales all weights back, long before the unit overflows.
 	if m.unit > 1e100 {
 		for _, a := range m.shapes {
 			a.count /= m.unit
 		}
 		m.unit = 1
 	}
+	// Half at once, so that the sort is rare.
 	if len(m.shapes) > maxKept {
 		for _, s := range ranked(m.shapes)[maxKept/2:] {
 			delete(m.shapes, s.shape)
@@ -144,7 +149,7 @@ func (m *Mix) Observe(c *cluster.Class) {
 	}
 }
 
-// ranked lists shapes, the most frequent first.
+// ranked returns the shapes, the most frequent first.
 func ranked(shapes map[string]*ask) []named {
 	list := make([]named, 0, len(shapes))
 	for s, a := range shapes {
@@ -154,6 +159,7 @@ func ranked(shapes map[string]*ask) []named {
 	return list
 }
 
+// compareNamed orders by weight, the largest first, then by name.
 func compareNamed(a, b named) int {
 	if a.count != b.count {
 		return cmp.Compare(b.count, a.count)
@@ -161,20 +167,20 @@ func compareNamed(a, b named) int {
 	return cmp.Compare(a.shape, b.shape)
 }
 
+// byName orders by name.
 func byName(a, b named) int { return cmp.Compare(a.shape, b.shape) }
 
-// grains are how coarsely shapes are told, from fine to coarse, where there are
-// too many: CPU and memory by so many steps to each doubling, shares of a GPU by
-// multiples.
+// grains are the levels at which similar shapes merge, from fine to coarse: CPU and memory
+// are rounded to a number of steps per doubling, and GPU shares to multiples of milli.
 var grains = []struct {
 	steps float64
 	milli int64
 }{{4, 20}, {2, 50}, {1, 100}, {0.5, 250}, {0.25, 500}}
 
-// told is the shapes; of too many, half as the most frequent are, and the rest
-// with those that are alike taken together until they are few enough. Were they
-// left out instead, a mix of nothing but rare shapes would be known by whichever
-// are left.
+// told returns the shapes of an estimate. Of more than maxShapes, the most frequent
+// maxShapes/2 count separately. The others are merged with similar shapes, at the finest
+// grain that makes them few enough. Leaving out the rare shapes instead would make an
+// estimate of only rare shapes arbitrary.
 func (m *Mix) told() []named {
 	list := ranked(m.shapes)
 	if len(list) <= maxShapes {
@@ -195,13 +201,13 @@ func (m *Mix) told() []named {
 	return told
 }
 
-// bunch is shapes that are taken together.
+// bunch is a set of merged shapes.
 type bunch struct {
 	request spec.Request
 	count   float64
 }
 
-// bunches takes those together that are alike by a grain.
+// bunches merges the shapes that a grain rounds to the same request.
 func bunches(shapes []named, grain int) (list []bunch) {
 	type about struct {
 		cpu, memory, milli int64
@@ -225,7 +231,7 @@ func bunches(shapes []named, grain int) (list []bunch) {
 	return list
 }
 
-// stepped rounds an amount to one of so many steps to each doubling.
+// stepped rounds an amount to the nearest of steps values per doubling.
 func stepped(x int64, steps float64) int64 {
 	if x <= 0 {
 		return x
@@ -233,8 +239,9 @@ func stepped(x int64, steps float64) int64 {
 	return int64(math.Round(math.Exp2(math.Round(math.Log2(float64(x))*steps) / steps)))
 }
 
-// refresh looks at the estimate again, once a quarter of what it rests on is
-// new, and takes it anew if it has moved. It reports whether there is one.
+// refresh recomputes the estimate once a quarter of its basis is new: the GPU requests seen
+// so far, but at most fading of them. It replaces the estimate if more than news of the mix
+// has changed. It reports whether an estimate exists.
 func (m *Mix) refresh() bool {
 	if m.seen < trusted && !m.given {
 		return false
@@ -261,7 +268,8 @@ func (m *Mix) refresh() bool {
 	return true
 }
 
-// moved is which part of the mix has become something else.
+// moved returns the part of the mix that differs between two estimates, from 0 to 1 (the
+// total variation distance).
 func moved(was, now []part) float64 {
 	old := make(map[string]float64, len(was))
 	for _, s := range was {

@@ -11,33 +11,37 @@ import (
 type Pack int
 
 const (
-	// BestFit takes the machine with the smallest leftover.
+	// BestFit chooses the machine with the smallest leftover; see score.
 	BestFit Pack = iota
-	// LeastFragmentation takes the place where the expected usable share of the cluster's free
-	// GPUs falls least, given the mix of requests. While too little is known of that,
-	// and for work on machines without GPUs, it is BestFit.
+	// LeastFragmentation chooses the place with the least expected fragmentation cost: the
+	// fall of the expected usable share of the cluster's free GPUs, given the mix of
+	// requests. It acts as BestFit while the mix is unknown, and for work on machines
+	// without GPUs.
 	LeastFragmentation
 )
 
-// maxLooks bounds how many costs one plan looks at. Once they are spent, which
-// takes thousands of starts of many classes at once, BestFit places the rest.
+// maxLooks bounds the number of costs that one plan reads. After that, which takes
+// thousands of starts of many classes at once, BestFit places the remaining jobs. The bound
+// counts reads instead of time, so that plans do not depend on the speed of the machine.
 const maxLooks = 20_000
 
-// looksPerScan is how many groups passed over cost as much as one look.
+// looksPerScan is the number of groups passed over that take as long as one read of a cost.
 const looksPerScan = 64
 
-// Packer groups the machines by remnant for the rule LeastFragmentation, and holds the
-// mix of requests that the rule weighs by. It groups no machine before the first plan with
-// that rule.
+// Packer groups the machines by remnant for the rule LeastFragmentation, and holds the mix
+// of requests. It groups no machine before the first plan with that rule. It is the
+// cluster's Observer, which keeps the groups current.
 type Packer struct {
 	cluster *cluster.Cluster
 	Mix     *Mix
-	fleet   *fleet // nil: no plan has asked for it
+	fleet   *fleet // nil: no plan has needed the groups yet
 }
 
+// newPacker returns a Packer with a Mix that learns.
 func newPacker(c *cluster.Cluster) *Packer { return &Packer{cluster: c, Mix: NewMix()} }
 
-// Use replaces the distribution of requests.
+// Use replaces the mix of requests. The kinds of machines then distinguish the attributes
+// that its shapes read.
 func (p *Packer) Use(m *Mix) {
 	p.Mix, p.fleet = m, nil
 	for _, a := range m.shapes {
@@ -45,7 +49,8 @@ func (p *Packer) Use(m *Mix) {
 	}
 }
 
-// Appraise prepares the groups for a plan; false while the mix is not known.
+// Appraise prepares the groups for a plan. It returns false while the mix is unknown; then
+// BestFit places.
 func (p *Packer) Appraise() bool {
 	if !p.Mix.refresh() {
 		return false
@@ -62,7 +67,8 @@ func (p *Packer) Appraise() bool {
 	return true
 }
 
-// Enter groups a machine by its remnant. Machines without devices have no group.
+// Enter moves a machine to the group of its remnant. Machines without devices have no
+// group.
 func (p *Packer) Enter(n *cluster.Node) {
 	if p.fleet != nil {
 		p.fleet.leave(n)
@@ -72,7 +78,7 @@ func (p *Packer) Enter(n *cluster.Node) {
 	}
 }
 
-// Leave takes a machine out of its group.
+// Leave removes a machine from its group.
 func (p *Packer) Leave(n *cluster.Node) {
 	if p.fleet != nil {
 		p.fleet.leave(n)
@@ -86,7 +92,7 @@ func (p *Packer) Reset() {
 	}
 }
 
-// cheapest finds the place for one member where the usable share falls least.
+// cheapest finds the place with the least expected fragmentation cost for one member.
 func (r *Placer) cheapest(s Search) (cluster.Choice, bool) {
 	if s.Class.Request.GPUs == 0 {
 		// Machines without devices lose no usable share.
@@ -98,6 +104,8 @@ func (r *Placer) cheapest(s Search) (cluster.Choice, bool) {
 	}
 	b := cheapestPlace{Search: &s, least: never}
 	if near, all := r.near(&s); all {
+		// In a full cluster few machines fit, and a tree search finds them at once;
+		// otherwise all groups are compared.
 		r.chooseAmong(&b, near)
 	} else {
 		r.chooseFromAll(&b)
@@ -113,16 +121,18 @@ func (r *Placer) cheapest(s Search) (cluster.Choice, bool) {
 	return b.at, true
 }
 
-// cheapestPlace is the cheapest place so far for one member.
+// cheapestPlace is the cheapest place found so far for one member.
 type cheapestPlace struct {
 	*Search
-	group *group // nil: there is none
-	least float32
-	hole  hole
+	group *group  // nil: no place yet
+	least float32 // cost of the place, in thousandths of a GPU
+	hole  hole    // for a share of a GPU: the free part to use
 	at    cluster.Choice
 }
 
-// offer takes a place in a group if it is cheaper, or as cheap and better.
+// offer compares a place in a group with the cheapest one. The lower cost wins, then the
+// fuller group, then the lower machine id, so that the result does not depend on the order
+// of groups.
 func (b *cheapestPlace) offer(g *group, devices uint64, loss float32, where hole) {
 	if loss > b.least || loss == never {
 		return
@@ -141,21 +151,21 @@ func (b *cheapestPlace) offer(g *group, devices uint64, loss float32, where hole
 	b.at = cluster.Choice{Node: n, Allowed: devices}
 }
 
-// Up to how many groups, and machines in them, a look for those that fit is worth
-// it. In a full cluster they are few.
+// Bounds of a list of fitting groups, and of the machines in these groups, that is cheaper
+// to compare than all groups. In a full cluster few machines fit.
 const (
 	maxNear     = 16
 	maxNearness = 64
 )
 
-// nearby is a group with machines that fit.
+// nearby is a group with a machine that fits.
 type nearby struct {
 	group   *group
-	devices uint64 // that may be used of its kind
+	devices uint64 // bitmap of the device variants that the class may use
 }
 
-// near lists the groups of all machines that fit; all is false if there are too
-// many.
+// near lists the groups of all machines that fit; all is false if they exceed maxNear or
+// maxNearness.
 func (r *Placer) near(s *Search) (list []nearby, all bool) {
 	list, all = r.nearby[:0], true
 	machines := 0
@@ -182,10 +192,10 @@ func (r *Placer) near(s *Search) (list []nearby, all bool) {
 	return list, true
 }
 
-// chooseAmong looks at the groups listed.
+// chooseAmong offers the listed groups.
 func (r *Placer) chooseAmong(b *cheapestPlace, near []nearby) {
 	f := r.packer.fleet
-	row := f.costs[b.Class] // a few costs are worked out sooner than a row is made for them
+	row := f.costs[b.Class] // a few costs are computed faster than a row is created
 	r.looks += len(near)
 	for _, x := range near {
 		g := x.group
@@ -203,7 +213,7 @@ func (r *Placer) chooseAmong(b *cheapestPlace, near []nearby) {
 	}
 }
 
-// chooseFromAll looks at all groups.
+// chooseFromAll offers all groups of the kinds that the class may use.
 func (r *Placer) chooseFromAll(b *cheapestPlace) {
 	f := r.packer.fleet
 	row := f.row(b.Class)
@@ -219,6 +229,7 @@ func (r *Placer) chooseFromAll(b *cheapestPlace) {
 			if k.loss == never {
 				continue
 			}
+			// Each plan counts a cost once, whether computed now or kept.
 			if k.plan != f.plan {
 				k.plan = f.plan
 				r.looks++
@@ -229,17 +240,18 @@ func (r *Placer) chooseFromAll(b *cheapestPlace) {
 	for _, m := range b.Class.Matches {
 		groups := f.groupsOf(m.Kind)
 		look(m, groups.free)
+		// Only jobs without GPUs fit on machines without a free device.
 		if b.Class.Request.GPUs == 0 {
 			look(m, groups.full)
 		}
 	}
 }
 
-// spent reports whether the plan has looked at as many costs as it may.
+// spent reports whether the plan has read as many costs as it may.
 func (r *Placer) spent() bool { return r.looks+r.scanned/looksPerScan > maxLooks }
 
-// first returns the first machine of a group that may be used: they are alike
-// but for their names and disks.
+// first returns the first machine of a group, by id, that the member may use; nil if none
+// has room. Machines of a group differ only in names and disk.
 func (s *Search) first(g *group) *cluster.Node {
 	for i := range g.machines.Len() {
 		n, _ := g.machines.At(i)
@@ -250,7 +262,7 @@ func (s *Search) first(g *group) *cluster.Node {
 	return nil
 }
 
-// any reports whether any machine fits.
+// any reports whether any machine has room for a member.
 func (s *Search) any() bool {
 	for _, need := range Needs(s.Class) {
 		for _, m := range s.Class.Matches {
@@ -269,8 +281,8 @@ func (s *Search) any() bool {
 	return false
 }
 
-// devicesAt picks the devices for one member: for a share, the first with that
-// hole.
+// devicesAt returns the devices for one member, as Devices does. For a share it is the
+// first device whose free part equals where.
 func devicesAt(c *cluster.Class, n *cluster.Node, allowed uint64, where hole) ([]int, bool) {
 	if c.Request.GPUs != 1 || c.Request.GPUMilli == cluster.Whole {
 		return Devices(c, n, allowed)

@@ -6,24 +6,28 @@ import (
 	"berth/placement/cluster"
 )
 
-// hole is what is left of one device: the position of its variant in the kind,
-// and how much of it is free in thousandths.
+// hole is the free part of one device: the position of its variant in the kind in the high
+// bits, and its free share in thousandths in the low 10 bits.
 type hole uint16
 
+// newHole returns the hole of a device with the given free share, in thousandths.
 func newHole(variant int, free int64) hole { return hole(variant<<10 | int(free)) }
 
+// free returns the free share, in thousandths.
 func (h hole) free() int64 { return int64(h & (1<<10 - 1)) }
 
+// variant returns the position of the device's variant in Kind.Variants.
 func (h hole) variant() int { return int(h >> 10) }
 
-// remnant is the free part of a machine as the usable share sees it: its kind and
-// its free capacity. Machines with equal remnants are equally good for every job.
+// remnant is the kind and the free capacity of a machine, the input of the usable share.
+// Machines with equal remnants are equally good for every job.
 type remnant struct {
 	kind        *cluster.Kind
-	cpu, memory int64
-	holes       []hole // falling; devices in full use are left out
+	cpu, memory int64  // free thousandths of a core, and free MiB
+	holes       []hole // in falling order; devices in full use are left out
 }
 
+// left returns the free GPU share of all devices, in thousandths.
 func (s *remnant) left() int64 {
 	sum := int64(0)
 	for _, h := range s.holes {
@@ -32,57 +36,63 @@ func (s *remnant) left() int64 {
 	return sum
 }
 
-// scarce is the CPU that jobs want per GPU, as part of what the cluster has per
-// GPU, above which CPU is what runs out first. A twentieth is left for what no
-// packing can use.
+// scarce is the ratio above which CPU runs out before GPUs: the CPU that jobs request per
+// GPU, relative to the CPU that the cluster has per GPU. The missing twentieth allows for
+// capacity that no packing can use.
 const scarce = 0.95
 
+// The best offer is found among buckets of takes, bucketWidth thousandths of a GPU wide, so
+// that one pass over the shapes is enough and no sort is needed.
 const (
 	bucketWidth = 8
 	buckets     = cluster.Whole/bucketWidth + 1
 )
 
-// value computes the expected usable share of free capacity under one mix of
-// requests: the GPU share that later jobs can be expected to take of it. See
-// docs/design/placement.md for the rule and its reasons.
+// value computes the expected usable share of free capacity under one mix of requests: the
+// GPU share that later jobs are expected to use. See docs/design/placement.md for the rule
+// and its reasons.
 //
 //	usable(s) = sum over the holes h of s of E[ best of eight offers for h ]
-//	offer    = fill * limit, of a shape drawn from the mix
-//	fill     = floor(h / milli) * milli          what copies of it take of h
-//	limit    = min(k, cpu/cpu', memory/memory')/k    which part of the k copies
-//	           that all holes hold by GPU has CPU and memory here
+//	offer     = fill * limit, of a shape drawn from the mix
+//	fill      = floor(h / milli) * milli            GPU share that copies of it take of h
+//	limit     = min(k, cpu/cpu', memory/memory')/k  part of the k copies that all holes
+//	            have GPU share for, which also has CPU and memory on the machine
 //
-// Where CPU is scarce the best offer is the one with the largest fill, and
-// counts with its limit: such a cluster cannot pick the jobs that want little.
+// Here cpu and memory are free on the machine, and cpu' and memory' are requested by the
+// shape. Where CPU is scarce, the best offer is the one with the largest fill, and counts
+// with its limit: such a cluster cannot fill up with jobs of low CPU alone.
+//
+// A value is not safe for concurrent use, since usable reuses buffers.
 type value struct {
-	shapes  []shape
-	sizes   []size
-	wantCPU float64
-	wantGPU float64
-	scarce  bool
-	devices map[*cluster.Kind][]uint64 // by shape: the devices it may use, as Match.Devices
+	shapes  []shape                    // shapes with GPUs; frequencies sum to 1
+	sizes   []size                     // GPU requests of the shapes, each once
+	wantCPU float64                    // mean CPU request, in thousandths of a core, of all shapes
+	wantGPU float64                    // mean GPU request, in thousandths of a GPU, of all shapes
+	scarce  bool                       // CPU runs out before GPUs; see weigh
+	devices map[*cluster.Kind][]uint64 // by shape: bitmap of usable variants, as Match.Devices
 
-	// Scratch of usable.
-	limits []float64
-	copies []int64
+	// Buffers of usable, for the present remnant.
+	limits []float64 // by shape
+	copies []int64   // by size: copies for which the holes have GPU share
 }
 
-// shape is one that asks for GPUs.
+// shape is a request shape of the mix with GPUs.
 type shape struct {
 	class       *cluster.Class
-	cpu, memory int64
-	gpus        int64
-	size        int
-	p           float64
+	cpu, memory int64   // per member: thousandths of a core, and MiB
+	gpus        int64   // devices per member
+	size        int     // index in value.sizes
+	p           float64 // frequency among the shapes with GPUs
 }
 
-// size is what the shapes with one GPU request have in common.
+// size is a GPU request: the number of devices and the share of each. Shapes with equal GPU
+// requests have one size.
 type size struct {
-	gpus, milli int64
-	fill        [cluster.Whole + 1]int16
+	gpus, milli int64                    // devices, and thousandths of each
+	fill        [cluster.Whole + 1]int16 // by free share: floor(h/milli)*milli
 }
 
-// newValue takes the mix and what the cluster has of CPU and of GPU, both in
+// newValue returns the value of a mix. cpu and gpu are the totals of the cluster, both in
 // thousandths.
 func newValue(mix []part, cpu, gpu int64) *value {
 	v := &value{devices: map[*cluster.Kind][]uint64{}}
@@ -93,7 +103,7 @@ func newValue(mix []part, cpu, gpu int64) *value {
 		v.wantCPU += m.p * float64(r.CPUMilli)
 		v.wantGPU += m.p * float64(m.class.Capacity.GPUMilli)
 		if r.GPUs == 0 {
-			continue // fills no hole
+			continue // such jobs fill no hole
 		}
 		key := [2]int64{int64(r.GPUs), r.GPUMilli}
 		at, ok := index[key]
@@ -114,6 +124,7 @@ func newValue(mix []part, cpu, gpu int64) *value {
 	return v
 }
 
+// newSize returns a size with its table of fills.
 func newSize(gpus, milli int64) size {
 	z := size{gpus: gpus, milli: milli}
 	for h := range z.fill {
@@ -122,14 +133,15 @@ func newSize(gpus, milli int64) size {
 	return z
 }
 
-// weigh decides whether CPU is scarce in a cluster of this size.
+// weigh reports whether CPU is scarce in a cluster with these totals, in thousandths, and
+// remembers the answer.
 func (v *value) weigh(cpu, gpu int64) bool {
 	v.scarce = v.wantGPU > 0 && cpu > 0 && v.wantCPU/v.wantGPU*float64(gpu)/float64(cpu) > scarce
 	return v.scarce
 }
 
-// usable is the expected usable share of a machine's free capacity, in thousandths
-// of a GPU.
+// usable returns the expected usable share of a machine's free capacity, in thousandths of
+// a GPU.
 func (v *value) usable(s *remnant) float64 {
 	if len(s.holes) == 0 {
 		return 0
@@ -137,6 +149,7 @@ func (v *value) usable(s *remnant) float64 {
 	devices := v.limit(s)
 	sum, last := 0.0, 0.0
 	for i, h := range s.holes {
+		// Equal holes follow each other and have the same value.
 		if i == 0 || h != s.holes[i-1] {
 			last = v.offer(h, devices)
 		}
@@ -145,7 +158,8 @@ func (v *value) usable(s *remnant) float64 {
 	return sum
 }
 
-// limit works out every shape's limit.
+// limit computes the limit of every shape on a remnant, and returns the devices that each
+// shape may use.
 func (v *value) limit(s *remnant) (devices []uint64) {
 	devices = v.devicesOf(s.kind)
 	for i := range v.sizes {
@@ -159,6 +173,7 @@ func (v *value) limit(s *remnant) (devices []uint64) {
 			continue
 		}
 		k := v.copies[c.size]
+		// A shape that may not use every device counts only the holes that it may use.
 		if devices[i] != every {
 			k = v.sizes[c.size].copies(s.holes, devices[i])
 		}
@@ -184,7 +199,7 @@ func (v *value) limit(s *remnant) (devices []uint64) {
 	return devices
 }
 
-// copies is how many jobs of the size the holes hold.
+// copies returns the number of members of the size for which the holes have GPU share.
 func (z *size) copies(holes []hole, devices uint64) int64 {
 	if z.gpus > 1 {
 		return wholes(holes, devices) / z.gpus
@@ -198,6 +213,7 @@ func (z *size) copies(holes []hole, devices uint64) int64 {
 	return sum / z.milli
 }
 
+// wholes returns the number of unused devices among the holes.
 func wholes(holes []hole, devices uint64) int64 {
 	n := int64(0)
 	for _, h := range holes {
@@ -208,7 +224,7 @@ func wholes(holes []hole, devices uint64) int64 {
 	return n
 }
 
-// devicesOf tells which devices of a kind each shape may use.
+// devicesOf returns the devices of a kind that each shape may use, as bitmaps of variants.
 func (v *value) devicesOf(k *cluster.Kind) []uint64 {
 	list, ok := v.devices[k]
 	if !ok {
@@ -223,8 +239,8 @@ func (v *value) devicesOf(k *cluster.Kind) []uint64 {
 	return list
 }
 
-// offer is the best of eight offers for one hole that is to be expected, by the
-// limits worked out last. Offers are sorted into narrow buckets; in one their
+// offer returns the expected best of eight offers for one hole, in thousandths of a GPU,
+// with the present limits. Offers are sorted into narrow buckets; within a bucket their
 // mean counts.
 func (v *value) offer(h hole, devices []uint64) float64 {
 	var p, pu [buckets]float64
@@ -243,6 +259,7 @@ func (v *value) offer(h hole, devices []uint64) float64 {
 		if v.scarce {
 			key = fill
 		}
+		// Per bucket: the probability of an offer, and the sum of probability times take.
 		b := int(key) / bucketWidth
 		p[b] += c.p
 		pu[b] += c.p * take
@@ -250,6 +267,8 @@ func (v *value) offer(h hole, devices []uint64) float64 {
 	}
 	below, expected := pow8(none), 0.0
 	upto := none
+	// The best of eight is in bucket b with the chance that all eight are in buckets up to
+	// b, less the chance that all are below b.
 	for b := range top + 1 {
 		if p[b] == 0 {
 			continue
@@ -262,10 +281,11 @@ func (v *value) offer(h hole, devices []uint64) float64 {
 	return expected
 }
 
-// pow8 is the chance that eight offers are all among those of chance z. Eight
-// is how picky a hole may be. With one, a hole that the average job cannot use
-// would have no value (the fragmentation measure of Weng et al., USENIX ATC
-// '23); with very many, every hole would wait for its perfect job, though there
+// pow8 returns z^8: the chance that all of eight offers are from a set of chance z.
+//
+// Eight is the number of jobs among which a hole can choose. With one, a hole that the
+// average job cannot use would have no value (the fragmentation measure of Weng et al.,
+// USENIX ATC '23). With very many, every hole would wait for its perfect job, though there
 // are fewer such jobs than holes. Between 4 and 16 results hardly differ.
 func pow8(z float64) float64 {
 	z *= z
@@ -273,7 +293,7 @@ func pow8(z float64) float64 {
 	return z * z
 }
 
-// remnantOf reads what a machine has left, into holes' memory.
+// remnantOf returns the remnant of a machine, with its holes in the memory of holes.
 func remnantOf(n *cluster.Node, holes []hole) remnant {
 	holes = holes[:0]
 	for i, free := range n.FreeMilli {
