@@ -6,9 +6,12 @@ import (
 	"berth/placement/cluster"
 )
 
-// Barren reports whether no machine has room for one member of the class, without
-// regard to held capacity. The answer holds for the epoch, and for every class that may
-// use the same machines and requests no less.
+// Barren reports whether no machine has room for one member of the class, not counting held
+// capacity.
+//
+// A positive answer holds for the epoch, in which free capacity only shrinks. It also holds
+// for every class that may use the same machines (Class.Like) and requests at least as
+// much, so that one search answers for many classes of a full cluster.
 func (r *Placer) Barren(c *cluster.Class) bool {
 	m := r.memory.of(c)
 	if m.barren == r.epoch {
@@ -16,6 +19,7 @@ func (r *Placer) Barren(c *cluster.Class) bool {
 	}
 	r.cluster.Settle(c)
 	known := r.barrens[c.Like]
+	// Only classes with a search of their own are listed, so the lists stay short.
 	if !slices.ContainsFunc(known, func(o *cluster.Class) bool { return AsksForAll(c, o) }) {
 		s := Search{Class: c}
 		if s.any() {

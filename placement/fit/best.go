@@ -8,7 +8,8 @@ import (
 	"berth/placement/cluster"
 )
 
-// BestMachines lists machines that fit now, the best first, at most the given number.
+// BestMachines returns up to most machines that have room for one member now, in order of
+// their best-fit score. It serves explanations, and ignores the rule LeastFragmentation.
 func BestMachines(c *cluster.Class, most int) []berth.MachineID {
 	type scored struct {
 		node  *cluster.Node
@@ -17,6 +18,8 @@ func BestMachines(c *cluster.Class, most int) []berth.MachineID {
 	var list []scored
 	q := Search{Class: c}
 	for _, m := range c.Matches {
+		// The walk goes from tight to roomy machines (for spread, the other way), so the
+		// best machines are among the first; only these are scored.
 		for _, need := range Needs(c) {
 			left := most
 			m.Kind.Walk(need, spreads(c), func(n *cluster.Node) bool {
@@ -28,6 +31,7 @@ func BestMachines(c *cluster.Class, most int) []berth.MachineID {
 			})
 		}
 	}
+	// Equal scores are ordered by id, so that the answer does not depend on the walk.
 	slices.SortFunc(list, func(a, b scored) int {
 		if a.score != b.score {
 			return cluster.Sign(a.score - b.score)
@@ -36,6 +40,7 @@ func BestMachines(c *cluster.Class, most int) []berth.MachineID {
 	})
 	var ids []berth.MachineID
 	for _, x := range list {
+		// A share may fit on one machine by both needs: a device in use, and an unused one.
 		if !slices.Contains(ids, x.node.ID) && len(ids) < most {
 			ids = append(ids, x.node.ID)
 		}

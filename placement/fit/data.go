@@ -10,59 +10,64 @@ import (
 	"berth/spec"
 )
 
-// What a job needs and a machine holds already need not be fetched. A job goes by
-// that only once it has a place: if a machine that holds more of its data would
-// be about as good a place, by the measure that chose the first one, it goes
-// there. So data never decides whether, or when, a job starts. A job that names
-// none, or none that any machine holds, costs nothing.
+// Data on a machine need not be fetched. Berth considers it only after the choice of a
+// place: if a machine with more of the job's data is about as good a place, by the measure
+// that chose the first one, the member goes to that machine. So data never decides whether,
+// or when, a job starts. A job without data, or with data that no machine holds, costs
+// nothing.
 
-// By how much worse a place may be, where all of fullGain need not be fetched;
-// for less, in proportion.
+// The allowed loss of a place at which fullGain MiB or more need not be fetched. For less
+// data it is proportionally smaller.
 const (
 	fullGain   = 16 << 10   // MiB
-	lossSlack  = 1. / 100   // of the GPU share of the member, so that packing loses no more than that
-	scoreSlack = 50.        // of a score: a twentieth of a machine's CPU, or memory, left over
-	maxStocks  = 256        // machines that are looked at for a job, the first by name of those that hold most
-	minStocks  = 4          // for each key of a job with many
-	maxPriced  = candidates // of them, how many are compared
+	lossSlack  = 1. / 100   // of the member's GPU share, so packing loses no more than that
+	scoreSlack = 50.        // thousandths: a twentieth of a machine's CPU or memory left over
+	maxStocks  = 256        // machines considered per job, the largest holders first, then by name
+	minStocks  = 4          // machines considered for each key of a job with many keys
+	maxPriced  = candidates // machines whose costs are compared
 )
 
-// Near is a member that starts on another machine for its job's data.
+// Near is a member that starts on another machine because that machine holds its job's
+// data.
 type Near struct {
 	Job     berth.JobID
 	Machine berth.MachineID
-	MiB     int64           // of the job's data that the machine holds
-	Instead berth.MachineID // which it would have been given otherwise
+	MiB     int64           // amount of the job's data on Machine
+	Instead berth.MachineID // the machine that was chosen without regard to data
 }
 
 // MachineData is the amount of a job's data on one machine.
 type MachineData struct {
 	Machine berth.MachineID `json:"machine"`
 	MiB     int64           `json:"mib"`
-	Chosen  bool            `json:"chosen,omitempty"` // the job would start there, and somewhere else without it
+	Chosen  bool            `json:"chosen,omitempty"` // without the data: elsewhere
 }
 
-// Caches is the cache contents of all machines, and the holders of each key.
+// Caches holds the cache contents of all machines, with an index of the holders of each
+// key.
 type Caches struct {
 	of    map[berth.MachineID][]spec.CachedData
-	where map[spec.DataKey][]stock // the most first, then by name
+	where map[spec.DataKey][]stock // by amount, the largest first, then by name
 }
 
+// newCaches returns empty Caches.
 func newCaches() *Caches {
 	return &Caches{of: map[berth.MachineID][]spec.CachedData{}, where: map[spec.DataKey][]stock{}}
 }
 
-// stock is what one machine holds.
+// stock is the amount of data, of one key or several, on one machine.
 type stock struct {
 	machine berth.MachineID
 	mib     int64
 }
 
+// compareStocks orders by amount, the largest first, then by name.
 func compareStocks(a, b stock) int {
 	return cmp.Or(cmp.Compare(b.mib, a.mib), strings.Compare(string(a.machine), string(b.machine)))
 }
 
-// Set replaces the cache contents of a machine; see Snapshot.SetCache.
+// Set replaces the cache contents of a machine; see Snapshot.SetCache. Only changed entries
+// touch the index, since most reports repeat most entries.
 func (x *Caches) Set(id berth.MachineID, holds []spec.CachedData) {
 	before := x.of[id]
 	for _, d := range before {
@@ -80,13 +85,14 @@ func (x *Caches) Set(id berth.MachineID, holds []spec.CachedData) {
 	}
 }
 
-// put and take look at no more of a list than they must: of an image, all machines
-// may be in it.
+// put adds a machine to the holders of a key. The list is sorted, and put and take search
+// it by halves: all machines may hold a common image.
 func (x *Caches) put(key spec.DataKey, one stock) {
 	i, _ := slices.BinarySearchFunc(x.where[key], one, compareStocks)
 	x.where[key] = slices.Insert(x.where[key], i, one)
 }
 
+// take removes a machine from the holders of a key, and the key with its last holder.
 func (x *Caches) take(key spec.DataKey, one stock) {
 	list := x.where[key]
 	if i, ok := slices.BinarySearchFunc(list, one, compareStocks); ok {
@@ -97,7 +103,7 @@ func (x *Caches) take(key spec.DataKey, one stock) {
 	}
 }
 
-// on is how much the machine holds of what is wanted.
+// on returns the amount of the wanted data that the machine holds, in MiB.
 func (x *Caches) on(id berth.MachineID, wants []spec.DataKey) (mib int64) {
 	for _, d := range x.of[id] {
 		if slices.Contains(wants, d.Key) {
@@ -107,13 +113,15 @@ func (x *Caches) on(id berth.MachineID, wants []spec.DataKey) (mib int64) {
 	return mib
 }
 
-// find lists the machines that hold anything of what is wanted, the most first.
+// find returns the machines with any of the wanted data, the largest amount first, in the
+// memory of into. It considers at most maxStocks machines, or minStocks per key.
 func (x *Caches) find(wants []spec.DataKey, into []stock) []stock {
 	list := into[:0]
 	for _, key := range wants {
 		where := x.where[key]
 		list = append(list, where[:min(len(where), max(minStocks, maxStocks/len(wants)))]...)
 	}
+	// Machines that hold several keys are listed once, with their sum.
 	if len(wants) > 1 {
 		slices.SortFunc(list, func(a, b stock) int { return strings.Compare(string(a.machine), string(b.machine)) })
 		list = slices.CompactFunc(list, func(a, b stock) bool { return a.machine == b.machine })
@@ -125,13 +133,15 @@ func (x *Caches) find(wants []spec.DataKey, into []stock) []stock {
 	return list
 }
 
-// nearer is the place for one member on the machine that holds most of its job's
-// data, of those where it is about as good; found if there is none. Of places
-// that cost the same by usable share the fuller ones are taken for good reason: what an
-// emptier machine keeps together stays together.
+// nearer returns the place for one member on the machine with the most of its job's data,
+// among the machines that are about as good as found, and found itself without such a
+// machine. Among places of equal fragmentation cost the packer prefers fuller ones, since
+// the free capacity of an emptier machine stays together; therefore a move to a much
+// emptier machine is also refused.
 func (r *Placer) nearer(c *cluster.Class, avoid []berth.MachineID, group string, found cluster.Choice) cluster.Choice {
 	x := r.caches
 	r.stocks = x.find(r.Wants, r.stocks)
+	// A brief place stays: the held capacity is on that machine.
 	if found.Brief || len(r.stocks) == 0 {
 		return found
 	}
@@ -148,6 +158,7 @@ func (r *Placer) nearer(c *cluster.Class, avoid []berth.MachineID, group string,
 	best, most, at := found, have, least
 	priced := 0
 	for _, one := range r.stocks {
+		// stocks fall by amount: once a place is found, only ties can replace it.
 		if one.mib <= have || one.mib < most || priced == maxPriced {
 			break
 		}
@@ -162,6 +173,8 @@ func (r *Placer) nearer(c *cluster.Class, avoid []berth.MachineID, group string,
 		priced++
 		slack := slack(c, byUsable, one.mib-have)
 		cost, devices, ok := r.costs(c, n, c.Matches[i].Devices, byUsable)
+		// Three losses are refused: a higher cost, an emptier machine, and the first share
+		// cut out of an unused device.
 		if !ok || cost-least > slack ||
 			byUsable && float64(r.packer.fleet.of(n).gpu-r.packer.fleet.of(found.Node).gpu) > slack ||
 			breaks(c, n, devices) && !breaks(c, found.Node, taken) {
@@ -178,8 +191,9 @@ func (r *Placer) nearer(c *cluster.Class, avoid []berth.MachineID, group string,
 	return best
 }
 
-// costs is what a member costs on the machine, by the measure that chose a place
-// for it, and its devices there; ok is false where it does not fit.
+// costs returns the cost of one member on a machine, by the measure that chose its place,
+// and its devices. That is a loss of usable share in thousandths of a GPU, or a score. ok
+// is false if the member does not fit.
 func (r *Placer) costs(
 	c *cluster.Class, n *cluster.Node, allowed uint64, byUsable bool,
 ) (cost float64, devices []int, ok bool) {
@@ -198,7 +212,7 @@ func (r *Placer) costs(
 	return float64(loss), devices, ok
 }
 
-// slack is by how much a place may be worse where so much need not be fetched.
+// slack returns the allowed loss of a place where gain MiB fewer need to be fetched.
 func slack(c *cluster.Class, byUsable bool, gain int64) float64 {
 	most := scoreSlack
 	if byUsable {
@@ -207,17 +221,16 @@ func slack(c *cluster.Class, byUsable bool, gain int64) float64 {
 	return most * min(1, float64(gain)/fullGain)
 }
 
-// breaks reports whether a share would be cut out of a device of which nothing is
-// used.
+// breaks reports whether the member would take a share of an unused device.
 func breaks(c *cluster.Class, n *cluster.Node, devices []int) bool {
 	return len(devices) == 1 && c.Request.GPUMilli < cluster.Whole && n.FreeMilli[devices[0]] == cluster.Whole
 }
 
-// maxTold bounds how many machines an explanation names.
+// maxTold bounds the number of machines in an explanation.
 const maxTold = 5
 
-// Show lists the machines with the most data of a job. moved are the members that would
-// start on another machine without that data.
+// Show lists the machines with the most data of a job, for explanations. moved are the
+// members that would start on another machine without that data.
 func (x *Caches) Show(c *cluster.Cluster, wants []spec.DataKey, moved []Near) []MachineData {
 	var list []MachineData
 	for _, one := range x.find(wants, nil) {

@@ -7,13 +7,14 @@ import (
 	"berth/placement/cluster"
 )
 
-// AsksForAll reports whether class c requests no less than o of any resource.
+// AsksForAll reports whether class c requests at least as much as class o of every
+// resource.
 func AsksForAll(c *cluster.Class, o *cluster.Class) bool {
 	return o.Capacity.Fits(c.Capacity) && o.Request.GPUs <= c.Request.GPUs && o.Request.GPUMilli <= c.Request.GPUMilli
 }
 
 // UsableDevices returns the number of devices that the request could use on an empty
-// machine, healthy or not.
+// machine; unhealthy devices count as well.
 func UsableDevices(c *cluster.Class, n *cluster.Node) int {
 	count := 0
 	for _, d := range n.GPUs {
@@ -24,13 +25,15 @@ func UsableDevices(c *cluster.Class, n *cluster.Node) int {
 	return count
 }
 
+// spreads reports whether the class wants its members on the machines with most free
+// capacity.
 func spreads(c *cluster.Class) bool { return c.Request.Strategy == "spread" }
 
-// gathers reports whether it matters on which machines members are together.
+// gathers reports whether the class restricts its members to machines of one group.
 func gathers(c *cluster.Class) bool { return c.Members() > 1 || c.Request.SameLabel != "" }
 
-// GroupOf returns the group of a machine: its network and its value of same_label. All
-// members of a gang must be on machines of one group.
+// GroupOf returns the group of a machine: for gangs its network, and its value of
+// same_label. All members of a gang must be on machines of one group.
 func GroupOf(c *cluster.Class, m *cluster.Machine) string {
 	if c.Members() == 1 {
 		return m.Labels[c.Request.SameLabel]
@@ -38,8 +41,8 @@ func GroupOf(c *cluster.Class, m *cluster.Machine) string {
 	return m.Network + "\x00" + m.Labels[c.Request.SameLabel]
 }
 
-// Needs returns the searches for one member, in order: a share goes into a device in use
-// before it breaks an unused one.
+// Needs returns the requests for which to search machines for one member, in order: a share
+// goes into a device in use before an unused one.
 func Needs(c *cluster.Class) []cluster.Need {
 	r := c.Request
 	switch {
@@ -52,7 +55,8 @@ func Needs(c *cluster.Class) []cluster.Need {
 }
 
 // Devices reports whether one member fits into the free capacity of the machine, and
-// returns its devices as positions in n.GPUs.
+// returns its devices as positions in n.GPUs. allowed is a bitmap of the device variants
+// that the class may use; see cluster.Match.
 func Devices(c *cluster.Class, n *cluster.Node, allowed uint64) ([]int, bool) {
 	if !c.Capacity.Fits(n.Free) {
 		return nil, false
@@ -66,7 +70,8 @@ func Devices(c *cluster.Class, n *cluster.Node, allowed uint64) ([]int, bool) {
 	return wholeDevices(n, c.Request.GPUs, allowed)
 }
 
-// Fits reports whether one member fits into the free capacity of the machine.
+// Fits reports whether one member fits into the free capacity of the machine. It answers as
+// Devices does, without allocating a list.
 func Fits(c *cluster.Class, n *cluster.Node, allowed uint64) bool {
 	r := &c.Request
 	if !c.Capacity.Fits(n.Free) {
@@ -86,8 +91,8 @@ func Fits(c *cluster.Class, n *cluster.Node, allowed uint64) bool {
 	return false
 }
 
-// tightest picks the device on which a share leaves the least: one in use
-// before a whole one.
+// tightest returns the device with the least free share that holds a share of milli: a
+// device in use before an unused one.
 func tightest(n *cluster.Node, milli int64, allowed uint64) ([]int, bool) {
 	best := -1
 	for i, free := range n.FreeMilli {
@@ -101,8 +106,8 @@ func tightest(n *cluster.Node, milli int64, allowed uint64) ([]int, bool) {
 	return []int{best}, true
 }
 
-// wholeDevices picks devices of which nothing is used: those with the least memory
-// that will do, then by index.
+// wholeDevices returns count unused devices: the smallest sufficient memory first, then by
+// index. A device with more memory stays free for jobs that need it.
 func wholeDevices(n *cluster.Node, count int, allowed uint64) ([]int, bool) {
 	devices := make([]int, 0, count)
 	for v := 0; v < len(n.Kind.Variants) && len(devices) < count; v++ {
@@ -119,12 +124,14 @@ func wholeDevices(n *cluster.Node, count int, allowed uint64) ([]int, bool) {
 	return devices, len(devices) == count
 }
 
+// admitted reports whether the class may use a device, by its variant.
 func admitted(n *cluster.Node, device int, allowed uint64) bool {
 	v := n.Variants[device]
 	return v < cluster.MaxVariants && allowed&(1<<v) != 0
 }
 
-// Grant returns the grant of one member on devices of a machine, by position.
+// Grant returns the grant of one member on devices of a machine, given as positions in
+// n.GPUs.
 func Grant(c *cluster.Class, n *cluster.Node, devices []int) berth.Grant {
 	g := berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: c.Capacity}
 	for _, d := range devices {
@@ -133,7 +140,8 @@ func Grant(c *cluster.Class, n *cluster.Node, devices []int) berth.Grant {
 	return g
 }
 
-// MembersOn returns the number of members that fit on a machine if it is empty.
+// MembersOn returns the number of members that an empty machine holds, at most the members
+// of a job.
 func MembersOn(c *cluster.Class, n *cluster.Node) int {
 	r, count := c.Request, int64(c.Members())
 	for _, x := range [][2]int64{{n.Total.CPUMilli, r.CPUMilli}, {n.Total.MemoryMiB, r.MemoryMiB},

@@ -7,8 +7,9 @@ import (
 	"berth/placement/cluster"
 )
 
-// Gang places all members one after the other. If one finds no place, the
-// others give theirs back.
+// Gang places all members one after the other, and takes their capacity from the ledger. If
+// one member has no place, Gang reverts all entries and returns false. The result is in
+// order of rank.
 func (r *Placer) Gang(c *cluster.Class, avoid []berth.MachineID, group string) ([]berth.Grant, bool) {
 	start := r.ledger.Mark()
 	ranks := make([]berth.Grant, 0, c.Members())
@@ -25,15 +26,15 @@ func (r *Placer) Gang(c *cluster.Class, avoid []berth.MachineID, group string) (
 		}
 		r.ledger.Take(found)
 		if len(avoid) == 0 && group == "" && found.Node == best {
-			r.last[c] = found // the best of all candidates, not of the rest
+			r.last[c] = found // the best of all machines, not of a restricted set
 		}
 		ranks = append(ranks, found.Grant)
 	}
 	return ranks, true
 }
 
-// FitsAnywhere reports whether all members of a job of the class have room. The
-// caller reverts the entries in the ledger.
+// FitsAnywhere reports whether all members of a job of the class have room. On success the
+// members stay in the ledger; the caller reverts these entries.
 func (r *Placer) FitsAnywhere(c *cluster.Class) bool {
 	for _, group := range r.Groups(c) {
 		if _, ok := r.Gang(c, nil, group); ok {
@@ -43,14 +44,14 @@ func (r *Placer) FitsAnywhere(c *cluster.Class) bool {
 	return false
 }
 
-// Site is capacity on one machine that a gang occupied before.
+// Site is capacity on one machine that a gang occupied before its repair.
 type Site struct {
 	Node  *cluster.Node
 	Grant berth.Grant
 }
 
-// Stay places a gang at its former sites as far as it fits there, and the rest of
-// its members anywhere.
+// Stay places a gang at its former sites as far as the sites have room, and the other
+// members anywhere.
 func (r *Placer) Stay(c *cluster.Class, avoid []berth.MachineID, group string, former []Site) ([]berth.Grant, bool) {
 	start := r.ledger.Mark()
 	ranks := make([]berth.Grant, 0, c.Members())
@@ -70,7 +71,8 @@ func (r *Placer) Stay(c *cluster.Class, avoid []berth.MachineID, group string, f
 	return ranks, true
 }
 
-// staySite places members at one former site.
+// staySite places members at one former site, at most as many as its former grant holds,
+// and appends their grants to ranks.
 func (r *Placer) staySite(look *Search, m Site, ranks []berth.Grant) []berth.Grant {
 	c, n := look.Class, m.Node
 	i := slices.IndexFunc(c.Matches, func(x cluster.Match) bool { return x.Kind == n.Kind })
@@ -96,8 +98,8 @@ func (r *Placer) staySite(look *Search, m Site, ranks []berth.Grant) []berth.Gra
 	return ranks
 }
 
-// MembersNow places the members of a gang on trial, and returns the number of members
-// that have room at once.
+// MembersNow returns the number of members of a gang that have room at once, in the best
+// group of machines. It places them on trial, outside of any plan.
 func MembersNow(s *State, c *cluster.Class) int {
 	most := 0
 	at := &cluster.Moment{Number: s.Cluster.NextPlan()}
@@ -110,6 +112,8 @@ func MembersNow(s *State, c *cluster.Class) int {
 				break
 			}
 			r.ledger.Take(found)
+			// Find continues on this machine while it has room, which saves a search per
+			// member.
 			r.last[c] = found
 			placed++
 		}

@@ -9,8 +9,8 @@ import (
 	"berth/spec"
 )
 
-// State is the part of a snapshot that placers read: the machines, and the caches
-// of searches that outlive a plan.
+// State is the part of a snapshot that placers read: the machines, and the search caches
+// that outlive a plan.
 type State struct {
 	Cluster *cluster.Cluster
 	Packer  *Packer
@@ -18,16 +18,19 @@ type State struct {
 	Memory  *Memory
 }
 
-// NewState returns the state of a cluster, and makes its packer the observer of
-// the machines.
+// NewState returns the state of a cluster, and registers its packer as the observer of the
+// machines.
 func NewState(c *cluster.Cluster) *State {
 	s := &State{Cluster: c, Packer: newPacker(c), Caches: newCaches(), Memory: &Memory{}}
 	c.Observer = s.Packer
 	return s
 }
 
-// Placer finds machines for the members of one job after the other, within one plan.
-// It takes their capacity from the ledger.
+// Placer finds machines for the members of one job after the other, within one plan, and
+// takes their capacity from the ledger.
+//
+// A Placer remembers failed searches. Within an epoch free capacity only shrinks, so a
+// class that had no room has none later; Widen starts a new epoch.
 type Placer struct {
 	*cluster.Moment
 	cluster *cluster.Cluster
@@ -36,36 +39,36 @@ type Placer struct {
 	caches  *Caches
 	memory  *Memory
 
-	epoch    int                                   // capacity only shrinks within an epoch
-	last     map[*cluster.Class]cluster.Choice     // the best machine for the latest member of a class
+	epoch    int                                   // number of the present epoch
+	last     map[*cluster.Class]cluster.Choice     // best machine for the latest member of a class
 	barrens  map[cluster.Likeness][]*cluster.Class // classes without room in this epoch
-	ByUsable bool                                  // Pack is LeastFragmentation, and the mix is known
-	looks    int                                   // costs read so far, see maxLooks
-	scanned  int                                   // groups passed over so far
-	End      time.Time                             // when the job being placed has ended; zero: unknown
-	Wants    []spec.DataKey                        // data of the job being placed
-	Moved    []Near                                // its members that were moved to their data
+	ByUsable bool                                  // LeastFragmentation, and the mix is known
+	looks    int                                   // costs read so far; see maxLooks
+	scanned  int                                   // groups passed over so far; see looksPerScan
+	End      time.Time                             // end of the present job; zero: unknown
+	Wants    []spec.DataKey                        // data of the present job
+	Moved    []Near                                // members that moved to their job's data
 	stocks   []stock                               // buffer
 	nearby   []nearby                              // buffer
 }
 
-// Memory caches the outcome of failed searches by class. Each entry names its plan or
-// epoch, so that a later one ignores it.
+// Memory caches failed searches by class. Each entry holds the number of its plan, epoch or
+// set of machines, so that later ones ignore it and nothing needs clearing.
 type Memory struct {
 	classes []classMemory // by Class.Number
-	none    classMemory   // of classes without a number, always empty
+	none    classMemory   // for classes without a number; always empty
 }
 
-// classMemory is the outcome of searches for one class.
+// classMemory is the outcome of the searches for one class.
 type classMemory struct {
-	closed  int       // the plan in which a job of the class had no room
-	shorter time.Time // in that plan, only jobs that end before this are searched for
-	barren  int       // the epoch in which no machine has room for a member
-	never   int       // Cluster.Shape for which the class cannot fit at all
-	ever    int       // Cluster.Shape for which it fits on empty machines
+	closed  int       // plan in which a job of the class had no room
+	shorter time.Time // in that plan, only jobs that end before this are searched; zero: none
+	barren  int       // epoch in which no machine has room for a member
+	never   int       // Cluster.Shape in which the class does not fit on empty machines
+	ever    int       // Cluster.Shape in which the class fits on empty machines
 }
 
-// of returns the memory of a class.
+// of returns the memory of a class. Plans remember nothing about a class without a number.
 func (m *Memory) of(c *cluster.Class) *classMemory {
 	if c.Number == cluster.Unnumbered {
 		m.none = classMemory{}
@@ -77,10 +80,12 @@ func (m *Memory) of(c *cluster.Class) *classMemory {
 	return &m.classes[c.Number]
 }
 
-// Reset forgets a class.
+// Reset clears the memory of a class.
 func (m *Memory) Reset(c *cluster.Class) { *m.of(c) = classMemory{} }
 
-// close notes that a job of the class that ends at the given time has no room.
+// close records that a job of the class that ends at end had no room in a plan. A zero end
+// means that the job has no time limit; such a failure says nothing about held capacity,
+// which only jobs with an end can use.
 func (m *classMemory) close(plan int, end time.Time) {
 	if m.closed != plan {
 		m.closed, m.shorter = plan, time.Time{}
@@ -90,8 +95,8 @@ func (m *classMemory) close(plan int, end time.Time) {
 	}
 }
 
-// Reopen forgets that a class has no room, until the caller calls again. It serves
-// trials with more free capacity than the plan has.
+// Reopen clears the record that a class has no room, until the caller calls again. Trials
+// with more free capacity than the plan use it.
 func (r *Placer) Reopen(c *cluster.Class) (again func()) {
 	m := *r.memory.of(c)
 	r.memory.of(c).closed, r.memory.of(c).barren = 0, 0
@@ -101,11 +106,13 @@ func (r *Placer) Reopen(c *cluster.Class) (again func()) {
 // Closed reports whether a job of the class had no room in this plan.
 func (r *Placer) Closed(c *cluster.Class) bool { return r.memory.of(c).closed == r.Number }
 
-// Close notes that a job of the class that ends at r.End has no room.
+// Close records that a job of the class that ends at the given time had no room; zero: no
+// known end.
 func (r *Placer) Close(c *cluster.Class, end time.Time) { r.memory.of(c).close(r.Number, end) }
 
-// Hopeless reports whether the search for a job would fail: another job of its class
-// that ends no later had no room in this plan.
+// Hopeless reports whether the search for the present job would fail: another job of its
+// class that ends no later had no room in this plan. A shorter job may still fit into held
+// capacity; see Brief.
 func (r *Placer) Hopeless(c *cluster.Class) bool {
 	m := r.memory.of(c)
 	if m.closed != r.Number {
@@ -114,21 +121,22 @@ func (r *Placer) Hopeless(c *cluster.Class) bool {
 	return r.End.IsZero() || len(r.ledger.Holds) == 0 || !m.shorter.IsZero() && !r.End.Before(m.shorter)
 }
 
-// Refused reports whether a job of the class that ends no later than the given time
-// had no room in this plan.
+// Refused reports whether a job of the class with an end no later than the given time had
+// no room in this plan, not even in held capacity.
 func (r *Placer) Refused(c *cluster.Class, end time.Time) bool {
 	m := r.memory.of(c)
 	return m.closed == r.Number && !m.shorter.IsZero() && !end.Before(m.shorter)
 }
 
-// Widen starts an epoch: some machine has more room than before.
+// Widen starts an epoch, after some machine has gained free capacity.
 func (r *Placer) Widen() {
 	r.epoch = r.cluster.NextPlan()
 	clear(r.barrens)
 }
 
-// Brief finds a place in held capacity for one member of a job that ends at r.End,
-// before the capacity is needed.
+// Brief finds a place for one member in capacity that is held for reserved starts, if the
+// job ends (at End) before that capacity is needed. This is backfill in time. Jobs without
+// a known end never use held capacity.
 func (r *Placer) Brief(s *Search) (cluster.Choice, bool) {
 	if r.End.IsZero() {
 		return cluster.Choice{}, false
@@ -143,6 +151,7 @@ func (r *Placer) Brief(s *Search) (cluster.Choice, bool) {
 			continue
 		}
 		allowed := s.Class.Matches[i].Devices
+		// Tried on a copy of the machine with its held capacity added.
 		x := r.ledger.Sketch(n)
 		x.Add(h.Grant)
 		if devices, ok := Devices(s.Class, x, allowed); ok {
@@ -152,8 +161,9 @@ func (r *Placer) Brief(s *Search) (cluster.Choice, bool) {
 	return cluster.Choice{}, false
 }
 
-// Find chooses the machine and the devices for one member. A machine of another group
-// does not count, unless group is empty.
+// Find chooses the machine and the devices for one member. A group other than "" restricts
+// the machines. Held capacity comes first, which leaves the other free capacity to other
+// jobs.
 func (r *Placer) Find(c *cluster.Class, avoid []berth.MachineID, group string) (cluster.Choice, bool) {
 	s := Search{Class: c, avoid: avoid, Group: group}
 	if found, ok := r.Brief(&s); ok {
@@ -164,8 +174,9 @@ func (r *Placer) Find(c *cluster.Class, avoid []berth.MachineID, group string) (
 	}
 	byUsable := r.ByUsable && !spreads(c) && !r.spent()
 	if last, ok := r.last[c]; ok && !spreads(c) && s.Allows(last.Node) && !(byUsable && last.Node.Kind.HasDevices()) {
-		// Packing goes on where it left off: the machine was the best choice, and
-		// has become tighter.
+		// Packing continues where it left off: the machine was the best choice, and has
+		// become tighter since. The rule LeastFragmentation compares all groups again,
+		// since costs on a machine change with each member.
 		if devices, ok := Devices(c, last.Node, last.Allowed); ok {
 			return cluster.Choice{Node: last.Node, Allowed: last.Allowed, Grant: Grant(c, last.Node, devices)}, true
 		}
@@ -176,9 +187,9 @@ func (r *Placer) Find(c *cluster.Class, avoid []berth.MachineID, group string) (
 	return s.best()
 }
 
-// Groups lists the groups of machines for a gang: the machines of one group reach each
-// other and have one value of same_label. The list is one empty string if members may
-// be on any machines.
+// Groups returns the groups of machines to try for a job, sorted. Machines of one group
+// reach each other and have one value of same_label. The result is one empty string if
+// members may be on any machines.
 func (r *Placer) Groups(c *cluster.Class) []string {
 	if !gathers(c) {
 		return []string{""}
@@ -196,18 +207,21 @@ func (r *Placer) Groups(c *cluster.Class) []string {
 	return values
 }
 
-// Search finds the best machine for one member.
+// Search describes a search for one member: its class and the machines to leave out.
 type Search struct {
 	Class *cluster.Class
-	avoid []berth.MachineID
-	Group string
-	plain bool // only machines without devices
+	avoid []berth.MachineID // machines to leave out
+	Group string            // group of the machines; "": any
+	plain bool              // only machines without devices
 }
 
-// candidates is how many machines of a kind are compared. They come from tight
-// to roomy, so the best is hardly ever further off.
+// candidates is the number of machines per kind that best compares. The walk goes from
+// tight to roomy, so the best machine is rarely further on.
 const candidates = 8
 
+// best returns the machine with the lowest score, the lowest id among equals. All kinds
+// compete for the first need; the second need counts only if no machine satisfies the
+// first.
 func (s *Search) best() (cluster.Choice, bool) {
 	for _, need := range Needs(s.Class) {
 		var best cluster.Choice
@@ -242,7 +256,8 @@ func (s *Search) best() (cluster.Choice, bool) {
 	return cluster.Choice{}, false
 }
 
-// Allows applies the clauses about single machines: machines to avoid, and the group.
+// Allows reports whether the request allows a single machine: it must be in the group, and
+// not among the machines to avoid.
 func (s *Search) Allows(n *cluster.Node) bool {
 	return !slices.Contains(s.Class.Request.Avoid, n.ID) && !slices.Contains(s.avoid, n.ID) &&
 		(s.Group == "" || GroupOf(s.Class, &n.Machine) == s.Group)

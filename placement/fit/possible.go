@@ -4,8 +4,9 @@ import (
 	"berth/placement/cluster"
 )
 
-// Possible reports whether the machines could hold all members of a job of the
-// class if they were empty.
+// Possible reports whether the machines could hold all members of a job of the class if
+// they were empty, with all members in one group. The answer is cached until the set of
+// machines changes (Cluster.Shape).
 func (r *Placer) Possible(c *cluster.Class) bool {
 	m := r.memory.of(c)
 	switch r.cluster.Shape {
