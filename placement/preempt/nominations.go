@@ -11,8 +11,8 @@ import (
 	"berth/placement/queue"
 )
 
-// Nominations is the capacity nominated for single jobs: it was free, or victims
-// release it. The engine keeps it for those jobs alone.
+// Nominations keeps the capacity nominated for single jobs from all other jobs during a
+// plan. That capacity is already free, or victims will release it.
 type Nominations struct {
 	*cluster.Moment
 	policy       *queue.Policy
@@ -21,16 +21,16 @@ type Nominations struct {
 	placer       *fit.Placer
 	reservations *backfill.Reservations
 
-	Marks    map[berth.JobID][]Mark
-	Classes  map[*cluster.Class]bool      // of the jobs with nominations
-	Unmet    int                          // jobs with nominations that are still to be decided
-	Repairs  bool                         // some nominations keep a gang's own capacity
-	promises map[berth.JobID][]Nomination // by victim
-	Released []Nomination                 // no job needs them any longer
-	Written  []Nomination                 // of this plan
+	Marks    map[berth.JobID][]Mark       // nominations of earlier plans, by their job
+	Classes  map[*cluster.Class]bool      // classes of the jobs with nominations
+	Unmet    int                          // jobs with nominations that the plan has not decided yet
+	Repairs  bool                         // some nomination keeps a gang's own capacity
+	promises map[berth.JobID][]Nomination // by victim, of this plan too
+	Released []Nomination                 // to delete: no job needs these nominations
+	Written  []Nomination                 // to insert: nominations of this plan
 }
 
-// NewNominations returns the nominations of a plan, none so far.
+// NewNominations returns empty nominations for a plan; see Load.
 func NewNominations(at *cluster.Moment, policy *queue.Policy, l *cluster.Ledger, p *fit.Placer,
 	r *backfill.Reservations) *Nominations {
 	return &Nominations{
@@ -39,16 +39,17 @@ func NewNominations(at *cluster.Moment, policy *queue.Policy, l *cluster.Ledger,
 	}
 }
 
-// Mark is a nomination in a plan.
+// Mark is a nomination of an earlier plan, in the state of the present plan.
 type Mark struct {
 	Nomination
 	node   *cluster.Node
-	grant  berth.Grant // the part that was free and is kept; none while victim holds it
-	Holder *cluster.Holder
+	grant  berth.Grant     // nominated capacity; without a Holder, the free part of it
+	Holder *cluster.Holder // the victim, while it still holds the capacity; nil: it has stopped
 }
 
-// Load keeps the nominated capacity from all other jobs, and lists the nominations
-// that no job needs any longer.
+// Load keeps the nominated capacity from all other jobs. It lists the nominations to
+// delete: expired nominations, and nominations for a job that waits no longer or on an
+// unknown machine.
 func (r *Nominations) Load(list []Nomination, q *queue.Queue) {
 	if len(list) == 0 {
 		return
@@ -58,20 +59,23 @@ func (r *Nominations) Load(list []Nomination, q *queue.Queue) {
 		e, n := q.Jobs[m.For], r.cluster.Nodes[m.Machine]
 		switch {
 		case e == nil && n != nil && m.Repair && r.cluster.Running[m.For] != nil:
-			r.withhold(n, m) // the rest of its gang stops
+			r.withhold(n, m) // the other members of the gang still stop
 			continue
 		case e == nil, n == nil, !m.ExpiresAt.IsZero() && !m.ExpiresAt.After(r.Now):
 			r.Released = append(r.Released, m)
 			continue
 		case e.Assumed:
-			continue // it has its room
+			continue // the pending commit gives the job its capacity
 		}
 		r.add(e, n, m)
 	}
 	r.Unmet = len(r.Marks)
 }
 
-// add keeps one nomination for a job that waits.
+// add keeps one nomination for a waiting job. While the victim runs on the machine, the
+// capacity is reserved from the victim's end on. Otherwise the free part is subtracted from
+// the machine, and the job counts as its occupant, so that reserved starts expect the job's
+// end there.
 func (r *Nominations) add(e *queue.Entry, n *cluster.Node, m Nomination) {
 	x := Mark{Nomination: m, node: n,
 		grant: berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: m.Capacity, GPUs: m.GPUs}}
@@ -94,7 +98,8 @@ func (r *Nominations) add(e *queue.Entry, n *cluster.Node, m Nomination) {
 	r.promises[m.Victim] = append(r.promises[m.Victim], m)
 }
 
-// Lift returns the kept capacity of nominations to the ledger.
+// Lift returns the kept capacity of nominations to the ledger, to search a place for their
+// own job. Restore must follow unless the job starts.
 func (r *Nominations) Lift(marks []Mark) {
 	for _, m := range marks {
 		if m.Holder == nil {
@@ -112,7 +117,8 @@ func (r *Nominations) Restore(marks []Mark) {
 	}
 }
 
-// Awaits reports whether the job has room as soon as its victims have stopped.
+// Awaits reports whether the job has room as soon as its victims have stopped; then the job
+// needs no further victims. It tries with the nominated capacity, and reverts all changes.
 func (r *Nominations) Awaits(e *queue.Entry) bool {
 	marks := r.Marks[e.ID]
 	if len(marks) == 0 {
@@ -132,8 +138,8 @@ func (r *Nominations) Awaits(e *queue.Entry) bool {
 	return fits
 }
 
-// Started drops the nominations of a job that starts: it occupies the capacity
-// itself now.
+// Started drops the nominations of a job that starts, since the job now occupies the
+// capacity itself, and returns their marks for Rehold.
 func (r *Nominations) Started(e *queue.Entry) []Mark {
 	marks := r.Marks[e.ID]
 	if len(marks) == 0 {
@@ -147,8 +153,8 @@ func (r *Nominations) Started(e *queue.Entry) []Mark {
 	return marks
 }
 
-// Rehold recomputes the holds on the machines of nominations: the job may have
-// taken other devices than were kept for it.
+// Rehold recomputes the holds on the machines of nominations after their job has started.
+// The job may have taken devices other than the kept ones.
 func (r *Nominations) Rehold(marks []Mark) {
 	for _, m := range marks {
 		if h := r.ledger.HoldOn(m.node); h != nil {
@@ -157,8 +163,8 @@ func (r *Nominations) Rehold(marks []Mark) {
 	}
 }
 
-// nominate keeps a place of a job for it: the free part from now on, the rest from
-// when the victims have stopped.
+// nominate keeps a place for a job: the free part at once, the rest from the time at which
+// the victims have stopped. The nominations expire after Policy.NominationFor.
 func (r *Nominations) nominate(e *queue.Entry, c cluster.Choice, victims []*cluster.Holder) {
 	for _, m := range splitGrant(e, c.Grant, c.Node, victims) {
 		if r.policy.NominationFor > 0 {
@@ -176,8 +182,8 @@ func (r *Nominations) nominate(e *queue.Entry, c cluster.Choice, victims []*clus
 	}
 }
 
-// unpromised is the capacity that a stopping holder releases on a machine, less
-// the nominations of it.
+// unpromised returns the capacity that a stopping holder releases on a machine, less the
+// part that is nominated already.
 func (r *Nominations) unpromised(n *cluster.Node, h *cluster.Holder) berth.Grant {
 	var a cluster.Amount
 	for _, g := range h.Ranks {
@@ -193,8 +199,9 @@ func (r *Nominations) unpromised(n *cluster.Node, h *cluster.Holder) berth.Grant
 	return a.Grant(n)
 }
 
-// splitGrant splits a grant by who gives it: what is free first, then each victim
-// in turn.
+// splitGrant splits a grant by origin. Each victim in turn gives as much as it holds on the
+// machine, device by device, and free capacity gives the rest. The result is in order of
+// victims; free capacity has the victim "".
 func splitGrant(e *queue.Entry, g berth.Grant, n *cluster.Node, victims []*cluster.Holder) []Nomination {
 	var list []Nomination
 	left := cluster.Amount{}.Plus(n, g, 1)
@@ -220,7 +227,8 @@ func splitGrant(e *queue.Entry, g berth.Grant, n *cluster.Node, victims []*clust
 	return list
 }
 
-// draw takes from what is left as much as a grant can give.
+// draw takes as much of left as from can give, per resource and device, and returns that
+// part.
 func draw(n *cluster.Node, left *cluster.Amount, from berth.Grant) berth.Grant {
 	take := func(x *int64, y int64) int64 {
 		d := max(0, min(*x, y))

@@ -8,8 +8,8 @@ import (
 	"berth/placement/fit"
 )
 
-// releasedNodes lists the machines on which stopping jobs release more than is
-// nominated for others.
+// releasedNodes returns the machines on which stopping jobs release more than is nominated.
+// The list is computed at the first call of a plan.
 func (r *Search) releasedNodes() []*cluster.Node {
 	if !r.releasedKnown {
 		r.releasedKnown = true
@@ -23,8 +23,8 @@ func (r *Search) releasedNodes() []*cluster.Node {
 	return r.releasing
 }
 
-// release notes the capacity that a stopping holder releases. No nomination of it
-// follows.
+// release records the capacity that a stopping holder releases beyond its nominations. All
+// nominations of that capacity must exist already.
 func (r *Search) release(h *cluster.Holder) {
 	for _, id := range h.Machines {
 		n := r.cluster.Nodes[id]
@@ -39,14 +39,14 @@ func (r *Search) release(h *cluster.Holder) {
 			r.released = make([][]berth.Grant, r.cluster.Extent)
 		}
 		if len(r.released[n.Index]) == 0 {
-			r.ledger.Touch(n) // entries of lists go by the free capacity alone
+			r.ledger.Touch(n) // the indexed bound counts free capacity alone: see available
 			r.releasing = append(r.releasing, n)
 		}
 		r.released[n.Index] = append(r.released[n.Index], g)
 	}
 }
 
-// releasedOn lists the capacity that stopping jobs release on a machine.
+// releasedOn returns the capacity that stopping jobs release on a machine.
 func (r *Search) releasedOn(n *cluster.Node) []berth.Grant {
 	if len(r.released) == 0 {
 		return nil
@@ -54,8 +54,9 @@ func (r *Search) releasedOn(n *cluster.Node) []berth.Grant {
 	return r.released[n.Index]
 }
 
-// fitsReleased reports whether one member of a class without a place fits into
-// released capacity.
+// fitsReleased reports whether one member of a class without a place fits once stopping
+// jobs have released their capacity. Machines of reserved starts do not count: these starts
+// depend on that capacity.
 func (r *Search) fitsReleased(c *cluster.Class, group string) bool {
 	s := fit.Search{Class: c, Group: group}
 	for _, n := range r.releasedNodes() {
@@ -75,8 +76,8 @@ func (r *Search) fitsReleased(c *cluster.Class, group string) bool {
 	return false
 }
 
-// clear gives the victims' capacity to the ledger, with the released capacity of
-// their machines if released is set.
+// clear adds the victims' capacity to the ledger, machine by machine. If released is set,
+// it also adds the other released capacity of these machines.
 func (r *Search) clear(victims []victim, released bool) {
 	for i, v := range victims {
 		for _, id := range v.Machines {
@@ -86,6 +87,7 @@ func (r *Search) clear(victims []victim, released bool) {
 				continue
 			}
 			var list []berth.Grant
+			// Earlier victims hold nothing here, or this machine would be done already.
 			for _, o := range victims[i:] {
 				for _, g := range o.Ranks {
 					if g.Machine == id {
@@ -101,8 +103,8 @@ func (r *Search) clear(victims []victim, released bool) {
 	}
 }
 
-// giveReleased gives the released capacity of a machine to the ledger, unless a
-// reserved start depends on it.
+// giveReleased adds the released capacity of a machine to the ledger, unless a reserved
+// start depends on that machine.
 func (r *Search) giveReleased(n *cluster.Node) {
 	if !r.ledger.IsFirm(n) {
 		r.ledger.Give(n, r.releasedOn(n)...)

@@ -10,17 +10,18 @@ import (
 	"berth/placement/queue"
 )
 
-// A gang of which one member has ended stops as a whole and starts again. Its own
-// nominations keep the capacity of the other members meanwhile, so that only the
-// missing member needs a place. That capacity is idle, so the leader keeps it for a
-// short time, and not while another gang could start with it: two gangs that each
-// hold a part of the capacity that both need would wait for each other.
+// A gang stops as a whole when one of its members has ended, and starts again. Meanwhile
+// its own nominations keep the capacity of the other members, so that only the missing
+// member needs a place. That capacity is idle, so the leader keeps it only for a short
+// time, and not while another gang could start with it: two gangs that each hold a part of
+// the capacity that both need would deadlock.
 
-// MaxYields bounds the blocked gangs that a plan compares with repairs.
+// MaxYields is the number of blocked gangs for which a plan checks whether repairs must
+// yield.
 const MaxYields = 8
 
-// withhold keeps the capacity of a gang with members that are about to stop. Their
-// capacity is not free, and so needs no keeping.
+// withhold keeps the free capacity of a gang under repair while other members still stop.
+// Their capacity is not free yet, and needs no keeping.
 func (r *Nominations) withhold(n *cluster.Node, m Nomination) {
 	if m.Victim != "" {
 		return
@@ -29,7 +30,7 @@ func (r *Nominations) withhold(n *cluster.Node, m Nomination) {
 	r.ledger.Move(n, func() { n.Subtract(g) })
 }
 
-// ownRoom returns the repair nominations of a job that are free now.
+// ownRoom returns the repair nominations of a job with capacity that is free now.
 func (r *Nominations) ownRoom(e *queue.Entry) []Mark {
 	var own []Mark
 	for _, m := range r.Marks[e.ID] {
@@ -45,7 +46,8 @@ func (r *Nominations) dropRepairs(e *queue.Entry) {
 	r.Marks[e.ID] = slices.DeleteFunc(r.Marks[e.ID], func(m Mark) bool { return m.Repair && m.Holder == nil })
 }
 
-// Former lists the places of a gang before its repair that are still kept for it.
+// Former returns the sites of a gang before its repair that are still kept. repair reports
+// whether the job is a gang under repair.
 func Former(marks []Mark) (repair bool, list []fit.Site) {
 	for _, m := range marks {
 		repair = repair || m.Repair
@@ -56,9 +58,9 @@ func Former(marks []Mark) (repair bool, list []fit.Site) {
 	return repair, list
 }
 
-// Yield returns the gangs that keep capacity with which a blocked one could start.
-// It looks at the blocked gangs in queue order and stops at the first, so that the
-// next plan decides the rest.
+// Yield returns the gangs under repair that must give up their kept capacity, because a
+// blocked gang could start with that capacity. It tries the blocked gangs in queue order
+// and stops at the first that fits, so that the next plan decides the rest.
 func (r *Nominations) Yield(blocked []*queue.Entry) []berth.JobID {
 	for _, e := range blocked {
 		var others []Mark
@@ -86,8 +88,8 @@ func (r *Nominations) Yield(blocked []*queue.Entry) []berth.JobID {
 	return nil
 }
 
-// fitsWith reports whether a job would have room with the capacity of other
-// nominations and its own.
+// fitsWith reports whether a job would have room with its own nominated capacity and that
+// of other nominations. It reverts all changes.
 func (r *Nominations) fitsWith(e *queue.Entry, others []Mark) bool {
 	c, start := e.Class, r.ledger.Mark()
 	defer r.placer.Reopen(c)()

@@ -6,44 +6,46 @@ import (
 	"berth/placement/queue"
 )
 
-// rights are the jobs that one blocked job may displace, by their tenants.
+// rights decides which running jobs one blocked job may preempt, by the tenants of both.
 //
-//   - One that cannot be preempted, stops already, has run for less than the
-//     minimum, or has given way to this job before, is left alone.
-//   - One of a lower band goes, unless its tenant is another and has no more than
-//     its guarantee.
-//   - One of a tenant that borrows goes for a tenant that stays within its
-//     guarantee.
-//   - In fair order, one of the same band goes if its tenant has, without it,
-//     still at least the share that the claimant's has with the job: so it can
-//     never be displaced back.
-//   - In order srsf, one of the same band goes if it has Outrank times the
-//     service to go.
-//   - One that was overdue when it started goes for neither of the last two
-//     reasons: others who come one after the other would never let it end.
+//   - Never: a job that is not preemptible, stops already, has run for less than
+//     MinRuntime, or was preempted for this blocked job before.
+//   - Band: a job of a lower band, unless it is another tenant's and that tenant
+//     holds no more than its guarantee.
+//   - Quota: a job of a borrowing tenant, for a tenant that stays within its guarantee.
+//   - Share: in fair order, a job of the same band whose tenant, without it, still has
+//     at least the share that the blocked job's tenant has with that job. So the
+//     victim can never preempt back by the same rule. As for Band, tenants within
+//     their guarantee are exempt.
+//   - Rank: in order srsf, a job of the same band with more than Outrank times the
+//     remaining service.
+//
+// A job that was overdue at its start is exempt from Share and Rank: otherwise a stream of
+// other jobs could preempt it again and again, so that it never ends.
 type rights struct {
 	entry     *queue.Entry
-	band      int
-	tenants   []toward  // by Account.Index
-	peers     tenantSet // of whom one in the same band, or a higher one, may go
-	borrowers bool      // some may go whatever their band
+	band      int       // of the blocked job
+	tenants   []toward  // by Account.Index of the victim
+	peers     tenantSet // tenants with possible victims in the same band or a higher one
+	borrowers bool      // some victims may be of any band
 }
 
-// toward holds the rights of the blocked job over the jobs of one tenant.
+// toward is the rights of the blocked job over the jobs of one tenant. Shares are compared
+// between siblings in the tree of accounts; see queue.Siblings.
 type toward struct {
-	lower    bool // displace those of lower bands
-	borrower bool // displace any
-	equal    bool // of the same band, for its share
-	mine     float64
-	their    *queue.Contender
+	lower    bool             // may preempt jobs of lower bands
+	borrower bool             // may preempt jobs of any band: the tenant borrows
+	equal    bool             // may preempt jobs of the same band for share, as far as mine allows
+	mine     float64          // share of our sibling with the blocked job, over weight
+	their    *queue.Contender // the sibling on the victim's side; nil: the same subtree
 }
 
-// grantRights computes the rights of a job.
+// grantRights computes the rights of a blocked job, with the contender x.
 func (r *Search) grantRights(x *queue.Contender, e *queue.Entry) {
 	t := &r.rights
 	*t = rights{entry: e, band: r.policy.Band(e.Priority),
 		tenants: slices.Grow(t.tenants[:0], len(r.shares.Contenders))[:len(r.shares.Contenders)]}
-	var last *queue.Contender // of ours
+	var last *queue.Contender // the sibling on our side that mine is of
 	mine := 0.0
 	for i, theirs := range r.shares.Contenders {
 		w := toward{lower: true}
@@ -71,7 +73,7 @@ func (r *Search) grantRights(x *queue.Contender, e *queue.Entry) {
 	}
 }
 
-// may reports whether the blocked job may displace a holder, and why.
+// may reports whether the blocked job may preempt a holder, and by which rule.
 func (r *Search) may(v victim) (Reason, bool) {
 	h, t := v.Holder, &r.rights
 	if h.Stopped == r.Number || slices.Contains(h.PreemptedFor, t.entry.ID) {
@@ -91,6 +93,7 @@ func (r *Search) may(v victim) (Reason, bool) {
 		if !w.equal {
 			return "", false
 		}
+		// The share of the victim's tenant without the victim.
 		they := queue.AmountsOf(w.their.Held.Capacity).Plus(w.their.Past, 1).Plus(queue.AmountsOf(h.Capacity),
 			-1).Dominant(r.shares.Owned) / w.their.Account.ShareWeight()
 		return Share, w.mine <= they
