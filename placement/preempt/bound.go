@@ -11,8 +11,10 @@ import (
 )
 
 // Index caches, per machine, the most capacity that preemption could free and the least
-// that it would cost. It outlives plans, prunes the search for victims and never changes
-// a plan. The zero value is empty.
+// cost. It outlives plans, only prunes the search for victims, and never changes a plan.
+//
+// The bounds do not depend on the blocked job, so that one index serves all searches: they
+// assume that the job may preempt every candidate. The zero value is empty.
 type Index struct {
 	machines   []preemptionBound // by Node.Index
 	candidates []candidateList   // by Node.Index
@@ -24,17 +26,18 @@ type Index struct {
 
 // preemptionBound is the bound of one machine, by band.
 type preemptionBound struct {
-	stamp       int     // of the occupants; 0: not computed
-	levels      []level // by band
-	tenants     tenantSet
-	by          boundRule
-	from, until time.Duration // the bound is valid from one to the other, since origin
+	stamp       int           // Occupants.Stamp when the bound was computed; 0: never
+	levels      []level       // lowest band first
+	tenants     tenantSet     // accounts of the candidates
+	by          boundRule     // policy when the bound was computed
+	from, until time.Duration // interval of validity, as time since the origin of ages
 }
 
-// candidateList is the occupants of a machine that some job could displace.
+// candidateList holds the preemption candidates of a machine: the occupants that some job
+// could preempt.
 type candidateList struct {
-	plan int
-	list []victim // by band, by cost
+	plan int      // number of the plan that computed the list
+	list []victim // by band, then by cost
 }
 
 // boundRule is the part of the policy that a bound depends on.
@@ -42,23 +45,23 @@ type boundRule struct {
 	order      queue.Order
 	bandWidth  int
 	minRuntime time.Duration
-	sortings   int // a sorting numbers the accounts again
+	sortings   int // Queue.Sortings: each sorting renumbers the accounts
 }
 
-// kindBounds is the bounds of one kind, by place in its roster.
+// kindBounds holds the bounds of one kind, by place in its roster.
 type kindBounds struct {
 	kind       *cluster.Kind
-	generation int
+	generation int // of the roster
 	rule       boundRule
-	at         time.Time       // of the plan that asked last
-	freshAt    int             // the plan that read the feed
+	at         time.Time       // time of the plan that last read the bounds
+	freshAt    int             // number of the plan that last read the feed of changes
 	entries    []entryBound    // by place
-	expire     []time.Duration // of entries, since origin
-	renewed    []int32         // places of entries that the ranking does not go by yet
-	byCost     cluster.Ranking // of machines with a candidate
+	expire     []time.Duration // end of validity of each entry, since the origin of ages
+	renewed    []int32         // places of entries that byCost does not reflect yet
+	byCost     cluster.Ranking // machines with candidates, by the bound of the lowest band
 }
 
-// of returns the bound of a machine, valid or not.
+// of returns the bound of a machine, which may be invalid.
 func (x *Index) of(n *cluster.Node) *preemptionBound {
 	if n.Index >= len(x.machines) {
 		x.machines = append(x.machines, make([]preemptionBound, n.Index+1-len(x.machines))...)
@@ -66,7 +69,7 @@ func (x *Index) of(n *cluster.Node) *preemptionBound {
 	return &x.machines[n.Index]
 }
 
-// candidatesOf returns the entry for the candidates of a machine.
+// candidatesOf returns the candidate list of a machine, which may be of an earlier plan.
 func (x *Index) candidatesOf(n *cluster.Node) *candidateList {
 	if n.Index >= len(x.candidates) {
 		x.candidates = append(x.candidates, make([]candidateList, n.Index+1-len(x.candidates))...)
@@ -74,7 +77,7 @@ func (x *Index) candidatesOf(n *cluster.Node) *candidateList {
 	return &x.candidates[n.Index]
 }
 
-// ofKind returns the bounds of a kind.
+// ofKind returns the bounds of a kind, which may be out of date.
 func (x *Index) ofKind(k *cluster.Kind) *kindBounds {
 	if k.Index >= len(x.kinds) {
 		x.kinds = append(x.kinds, make([]*kindBounds, k.Index+1-len(x.kinds))...)
@@ -85,36 +88,39 @@ func (x *Index) ofKind(k *cluster.Kind) *kindBounds {
 	return x.kinds[k.Index]
 }
 
-// level is the capacity that the candidates of one band and all lower ones occupy
-// together, and the least that displacing some of them costs. Numbers are short,
-// so that many levels are read quickly.
+// level bounds preemption among the candidates of one band and all lower bands: the sum of
+// the capacity that they occupy, and the least cost. Numbers have 32 bits, so that many
+// levels are read quickly.
 type level struct {
 	band  int32
 	all   cluster.Glance
-	least float32    // cost of the cheapest candidate
-	unit  [3]float32 // least cost of a unit of CPU, memory and GPU
+	least float32    // cost of the cheapest candidate, rounded down
+	unit  [3]float32 // least cost per thousandth of a core, MiB, and thousandth of a GPU
 }
 
-// tenantSet is a superset of the accounts that were put into it.
+// tenantSet is a bitmap of accounts, by index modulo 256. It may contain other accounts
+// with the same index modulo 256, but never misses one; so it is safe for pruning.
 type tenantSet [4]uint64
 
+// put adds an account.
 func (t *tenantSet) put(account int) { t[account>>6&3] |= 1 << (account & 63) }
 
+// meets reports whether the sets may have a common account.
 func (t *tenantSet) meets(o *tenantSet) bool {
 	return t[0]&o[0]|t[1]&o[1]|t[2]&o[2]|t[3]&o[3] != 0
 }
 
-// boundLasts is the life of a bound. Costs grow with time, so that an old bound is
-// still a lower one, but a poor one.
+// boundLasts is the life of a bound. Costs grow with time, so an old bound is still a lower
+// bound, but a loose one.
 const boundLasts = 4 * time.Minute
 
-// rule is the part of the policy that bounds depend on now.
+// rule returns the part of the present policy that bounds depend on.
 func (r *Search) rule() boundRule {
 	return boundRule{r.policy.Order, r.policy.BandWidth, r.policy.MinRuntime, r.queue.Sortings}
 }
 
-// boundOf returns the bound of a machine, and computes it if its occupants have
-// changed or it is too old.
+// boundOf returns the bound of a machine. It recomputes the bound if the occupants or the
+// policy have changed, or if the bound has expired.
 func (r *Search) boundOf(n *cluster.Node) *preemptionBound {
 	l := r.index.of(n)
 	rule := r.rule()
@@ -122,7 +128,8 @@ func (r *Search) boundOf(n *cluster.Node) *preemptionBound {
 		return l
 	}
 	*l = preemptionBound{stamp: n.On.Stamp, by: rule, from: r.Clock, levels: l.levels[:0]}
-	// Machines expire at different times, so that no plan renews all.
+	// Machines expire at different times, spread over about 4 minutes, so that no plan
+	// recomputes all bounds.
 	l.until = r.Clock + boundLasts + time.Duration(n.Leaf.Weight%64)*4*time.Second
 	if r.policy.Order == queue.SRSF {
 		l.until = r.Clock // ranks may also fall
@@ -133,6 +140,8 @@ func (r *Search) boundOf(n *cluster.Node) *preemptionBound {
 		if r.isCandidate(x) {
 			l.tenants.put(x.Owner.Account)
 			levels = join(x, levels, r.policy.Band(int(x.Priority)), r.costOf(x))
+			// The bound expires when the next occupant reaches MinRuntime and becomes a
+			// candidate.
 		} else if t := x.Started + r.policy.MinRuntime; x.Preemptible && t < l.until {
 			l.until = t
 		}
@@ -143,12 +152,14 @@ func (r *Search) boundOf(n *cluster.Node) *preemptionBound {
 	return l
 }
 
-// isCandidate reports whether any job may displace the occupant.
+// isCandidate reports whether some job could preempt the occupant: a preemptible job that
+// is not stopping and has run for MinRuntime.
 func (r *Search) isCandidate(x *cluster.Occupant) bool {
 	return x.Preemptible && r.Clock-x.Started >= r.policy.MinRuntime
 }
 
-// costOf is the cost of displacing an occupant; see cost.
+// costOf returns the cost of preempting an occupant, as cost does for its holder. The
+// common case reads no holder.
 func (r *Search) costOf(x *cluster.Occupant) float64 {
 	if r.policy.Order == queue.SRSF {
 		return r.cost(x.Holder)
@@ -156,7 +167,8 @@ func (r *Search) costOf(x *cluster.Occupant) float64 {
 	return x.Lost(r.Clock).Seconds()
 }
 
-// join adds the occupant to the level of its band.
+// join adds the occupant to the level of its band, and inserts the level if necessary. Sums
+// over bands follow later; see sum.
 func join(x *cluster.Occupant, levels []level, band int, cost float64) []level {
 	short, i := min(cluster.Short(int64(band)), noBand-1), 0
 	for i < len(levels) && levels[i].band < short {
@@ -177,7 +189,8 @@ func join(x *cluster.Occupant, levels []level, band int, cost float64) []level {
 	return levels
 }
 
-// sum adds to each level those below it.
+// sum adds to each level the capacity of all lower levels, and takes the least of their
+// costs.
 func (l *preemptionBound) sum() {
 	for i := 1; i < len(l.levels); i++ {
 		x, below := &l.levels[i], &l.levels[i-1]
@@ -189,24 +202,24 @@ func (l *preemptionBound) sum() {
 	}
 }
 
-// entryBound is the bound of one machine as searches read it, in a list of its
-// kind. Amounts and costs are short, so that many are read quickly; costs are
-// rounded down.
+// entryBound is a compact bound of one machine in the list of its kind, which searches read
+// instead of the levels. Amounts and costs have 32 bits, so that many entries are read
+// quickly; costs are rounded down.
 type entryBound struct {
-	most  cluster.Glance // free capacity, with all that the candidates would free
+	most  cluster.Glance // free capacity, plus all that the candidates occupy
 	room  cluster.Glance // free capacity
-	low   cluster.Glance // capacity that the candidates of the lowest band would free
-	band  int32          // that band; noBand: there is no candidate
-	next  int32          // the band above; noBand: there is none
+	low   cluster.Glance // capacity that the candidates of the lowest band occupy
+	band  int32          // lowest band of a candidate; noBand: no candidate
+	next  int32          // next higher band of a candidate; noBand: none
 	least float32        // cost of the cheapest candidate of the lowest band
-	unit  [3]float32
-	moved bool // the ranking does not go by this yet
+	unit  [3]float32     // least cost per unit of that band; see level
+	moved bool           // the ranking does not reflect this entry yet
 }
 
 // noBand is above all bands.
 const noBand = math.MaxInt32
 
-// refreshBound recomputes the entry of one machine.
+// refreshBound recomputes one machine's entry in the index.
 func (r *Search) refreshBound(b *kindBounds, n *cluster.Node) {
 	l, x := r.boundOf(n), &b.entries[n.Place]
 	if !x.moved {
@@ -221,13 +234,17 @@ func (r *Search) refreshBound(b *kindBounds, n *cluster.Node) {
 			x.next = l.levels[1].band
 		}
 	}
+	// This plan has changed the machine's free capacity and will restore it: the next plan
+	// must recompute the entry.
 	if n.Touched == r.Number {
 		n.OutdateFor(cluster.BoundFeed)
 	}
 	b.expire[n.Place] = l.until
 }
 
-// bounds lists the machines of a kind for the search of victims.
+// bounds returns the current bounds of a kind. It recomputes all entries if the roster or
+// the policy has changed, or if the clock went back. Otherwise, once per plan, it
+// recomputes the entries of changed machines and the expired ones.
 func (r *Search) bounds(k *cluster.Kind) *kindBounds {
 	k.Refresh(r.Number)
 	b, rule := r.index.ofKind(k), r.rule()
@@ -262,7 +279,7 @@ func (r *Search) bounds(k *cluster.Kind) *kindBounds {
 	return b
 }
 
-// rankBounds puts the entries that were renewed into the ranking.
+// rankBounds moves the recomputed entries to their new places in the ranking.
 func (r *Search) rankBounds(b *kindBounds) {
 	if len(b.renewed) == 0 {
 		return
@@ -280,10 +297,11 @@ func (r *Search) rankBounds(b *kindBounds) {
 	b.renewed, r.index.ranks = b.renewed[:0], fresh
 }
 
-// floor32 is a cost rounded down, by more than what products of it are rounded.
+// floor32 rounds a cost down to 32 bits. The margin of a millionth exceeds the rounding
+// errors of later products, so that the result stays a lower bound.
 func floor32(x float64) float32 { return float32(x * (1 - 1e-6)) }
 
-// bound is below what sets of victims are like: its highest band, then its cost.
+// bound is a lower bound of a set of victims: their highest band, then their cost.
 type bound struct {
 	band int
 	cost float64
@@ -292,20 +310,22 @@ type bound struct {
 // worst is above every bound.
 var worst = bound{math.MaxInt, math.Inf(1)}
 
+// less orders by band, then by cost.
 func (b bound) less(o bound) bool { return b.band < o.band || b.band == o.band && b.cost < o.cost }
 
-// prospect is a machine on which victims may be found, none below the bound.
+// prospect is a machine that may have victims, with a lower bound of their cost.
 type prospect struct {
-	match, place int32 // of the class's kinds, and in the list of that
+	match, place int32 // index in Class.Matches, and place in the roster of that kind
 	band         int32
 	cost         float32
-	rough        bool // lowerBound is closer
+	rough        bool // lowerBound would give a tighter bound
 }
 
+// bound returns the lower bound of the prospect.
 func (p *prospect) bound() bound { return bound{int(p.band), float64(p.cost)} }
 
-// available is the capacity that a victim search may count on: free, held for
-// reservations, and released by jobs that stop while released is set.
+// available returns the capacity of a machine that a victim search may count on: free
+// capacity, held capacity, and, while overlaid is set, capacity that stopping jobs release.
 func (r *Search) available(n *cluster.Node) berth.Capacity {
 	room := r.ledger.WithHeld(n)
 	if r.overlaid {
@@ -316,14 +336,15 @@ func (r *Search) available(n *cluster.Node) berth.Capacity {
 	return room
 }
 
-// cost is a lower bound of the cost of candidates of the lowest band that free as
-// much as is wanted.
+// cost returns a lower bound of the cost of candidates of the lowest band that free enough
+// capacity for want. room is the capacity that is available without preemption.
 func (x *entryBound) cost(want, room cluster.Glance) float32 {
 	return costs(x.least, &x.unit, want, room)
 }
 
-// costs is below what those cost that make room for so much, by what they cost at
-// least and by what a unit of theirs does.
+// costs returns a lower bound of the cost of victims that free the shortage between want
+// and room. The victims cost at least as much as the cheapest candidate (least), and at
+// least the shortage of each resource times its least cost per unit.
 func costs(least float32, unit *[3]float32, want, room cluster.Glance) float32 {
 	for j, lack := range [3]int64{int64(want.CPU) - int64(room.CPU), int64(want.Memory) - int64(room.Memory),
 		int64(want.GPU) - int64(room.GPU)} {
@@ -334,8 +355,9 @@ func costs(least float32, unit *[3]float32, want, room cluster.Glance) float32 {
 	return least
 }
 
-// lowerBound computes a lower bound of the victims on a machine that free as much
-// as is wanted; false if all candidates together do not.
+// lowerBound sets the bound of a prospect from the levels of its machine: from the lowest
+// band that, with all lower bands, frees enough for want. It returns false if all
+// candidates together do not.
 func (r *Search) lowerBound(n *cluster.Node, want cluster.Glance, p *prospect) bool {
 	free := n.Free
 	if n.Touched == r.Number { // otherwise nothing is held or released there
@@ -352,12 +374,13 @@ func (r *Search) lowerBound(n *cluster.Node, want cluster.Glance, p *prospect) b
 	return false
 }
 
-// costKey orders by band, then by cost.
+// costKey returns a key that orders by band, then by cost: the bits of a non-negative float
+// order as the float does.
 func costKey(band int32, cost float32) uint64 {
 	return uint64(uint32(band)^1<<31)<<32 | uint64(math.Float32bits(max(0, cost)))
 }
 
-// keyBound is the band and the cost that a key was made of.
+// keyBound is the inverse of costKey.
 func keyBound(key uint64) bound {
 	return bound{int(int32(uint32(key>>32) ^ 1<<31)), float64(math.Float32frombits(uint32(key)))}
 }

@@ -12,20 +12,20 @@ import (
 	"berth/placement/queue"
 )
 
-// maxSearches bounds the blocked jobs for which one plan searches victims.
+// maxSearches is the number of blocked jobs for which one plan searches victims.
 const maxSearches = 32
 
-// maxHopes bounds the further searches for the sake of estimates.
+// maxHopes is the number of further searches that serve estimates only.
 const maxHopes = 64
 
-// Order is an order to a running job to stop for another one.
+// Order is an order to a running job to stop for another job.
 type Order struct {
 	Job     berth.JobID
-	Version int64
+	Version int64 // of the row of the job to stop
 	Attempt int
-	For     berth.JobID
+	For     berth.JobID // the blocked job
 	Why     Reason
-	Lost    time.Duration // GPU time since its last verified checkpoint
+	Lost    time.Duration // GPU time since the last verified checkpoint, plus the restart
 }
 
 // Reason is the rule that allows a preemption.
@@ -33,14 +33,14 @@ type Reason string
 
 // The reasons for a preemption.
 const (
-	Band  Reason = "priority"  // the other is of a higher band
-	Share Reason = "share"     // its tenant has more than its share, the other's less
-	Quota Reason = "guarantee" // its tenant borrows what is guaranteed to the other's
-	Rank  Reason = "service"   // the other has much less service to go
+	Band  Reason = "priority"  // the blocked job is of a higher band
+	Share Reason = "share"     // its tenant holds more than its share, the other less
+	Quota Reason = "guarantee" // the victim's tenant borrows; the other stays within its guarantee
+	Rank  Reason = "service"   // the blocked job has much less remaining service
 )
 
-// Search displaces running jobs for blocked ones. It chooses whole gangs, the
-// ones with the least work to lose, and spares every job that need not stop.
+// Search preempts running jobs for blocked ones. It stops gangs as a whole, prefers the
+// victims that lose the least work, and spares every job that need not stop.
 type Search struct {
 	*cluster.Moment
 	policy       *queue.Policy
@@ -53,26 +53,26 @@ type Search struct {
 	nominations  *Nominations
 	index        *Index
 
-	Searches int // that the plan may still make
+	Searches int // searches left in this plan
 	Orders   []Order
-	stops    []*cluster.Holder         // ordered to stop by this plan
-	estimate bool                      // hope is asked for
-	hoped    int                       // searches for hope
-	Hopes    map[berth.JobID]time.Time // see hope
+	stops    []*cluster.Holder         // jobs that this plan orders to stop
+	estimate bool                      // Hope records times
+	hoped    int                       // searches made for Hope
+	Hopes    map[berth.JobID]time.Time // by blocked job; see Hope
 
 	releasing     []*cluster.Node // see releasedNodes
-	released      [][]berth.Grant // by Node.Index
-	releasedKnown bool
-	overlaid      bool // searches count released capacity as free
+	released      [][]berth.Grant // by Node.Index; capacity that stopping jobs release
+	releasedKnown bool            // releasing and released are computed
+	overlaid      bool            // searches count released capacity as free
 
-	rights rights     // of the job that is being searched for
-	found  []prospect // buffers
-	passed []int
-	picked []victim
-	best   []victim
+	rights rights     // of the present blocked job
+	found  []prospect // buffer of prospects
+	passed []int      // by match: length of the ranking that prospects has read
+	picked []victim   // buffer of victimsOn
+	best   []victim   // buffer of cheapestVictims
 }
 
-// NewSearch returns the preemption of a plan. With estimate set, Hope records the times
+// NewSearch returns the victim search of a plan. With estimate set, Hope records the times
 // at which jobs may preempt later.
 func NewSearch(n *Nominations, q *queue.Queue, s *queue.Shares, x *Index, estimate bool) *Search {
 	r := &Search{
@@ -86,8 +86,9 @@ func NewSearch(n *Nominations, q *queue.Queue, s *queue.Shares, x *Index, estima
 	return r
 }
 
-// Preempt makes room for a blocked job by ordering other jobs to stop; false if no
-// victims release enough.
+// Preempt orders other jobs to stop for a blocked job, and nominates their capacity. It
+// returns false if no allowed victims release enough, if the job has not waited for
+// PreemptAfter, or if the plan has no searches left.
 func (r *Search) Preempt(x *queue.Contender, e *queue.Entry) bool {
 	if !r.policy.Preempt || r.Searches == 0 || r.waited(e) < r.policy.PreemptAfter {
 		return false
@@ -108,8 +109,8 @@ func (r *Search) Preempt(x *queue.Contender, e *queue.Entry) bool {
 	return true
 }
 
-// Hope records the time at which a blocked job will have waited long enough to preempt,
-// if it could do so now. Only estimates use it.
+// Hope records the time at which a blocked job will have waited for PreemptAfter, if
+// preemption would succeed now. Only estimates use it.
 func (r *Search) Hope(x *queue.Contender, e *queue.Entry) {
 	left := r.policy.PreemptAfter - r.waited(e)
 	if !r.estimate || !r.policy.Preempt || left <= 0 || r.hoped >= maxHopes {
@@ -121,11 +122,12 @@ func (r *Search) Hope(x *queue.Contender, e *queue.Entry) {
 	}
 }
 
-// choose returns the cheapest displacement for a job; nil if none is enough, or
-// if the jobs that stop already release enough.
+// choose returns the cheapest displacement for a job, over all groups of machines. It
+// returns nil if no displacement gives enough capacity, or if stopping jobs already release
+// enough.
 func (r *Search) choose(x *queue.Contender, e *queue.Entry) *displacement {
-	// The job starts after its victims have stopped: held capacity may be needed
-	// before it ends.
+	// The job starts only after its victims have stopped, so its end is unknown here: it
+	// must not count on held capacity.
 	r.placer.End = time.Time{}
 	r.grantRights(x, e)
 	var best *displacement
@@ -143,7 +145,7 @@ func (r *Search) choose(x *queue.Contender, e *queue.Entry) *displacement {
 	return best
 }
 
-// waited is the time for which the job has been eligible.
+// waited returns the time for which the job has been eligible.
 func (r *Search) waited(e *queue.Entry) time.Duration {
 	since := e.SubmittedAt
 	if e.EligibleAt.After(since) {
@@ -152,13 +154,13 @@ func (r *Search) waited(e *queue.Entry) time.Duration {
 	return max(0, r.Now.Sub(since))
 }
 
-// displacement is places for all members of a job, and the victims that make room
-// for them.
+// displacement is a set of places for all members of a job, together with the victims.
 type displacement struct {
 	ranks   []cluster.Choice
 	victims []victim
 }
 
+// cost returns the sum over all victims.
 func (s *displacement) cost() float64 {
 	sum := 0.0
 	for _, v := range s.victims {
@@ -167,8 +169,12 @@ func (s *displacement) cost() float64 {
 	return sum
 }
 
-// displace places all members of a job in one group, with victims where there is
-// no room; nil if that is impossible. The caller reverts the entries in the ledger.
+// displace places all members of a job in one group, with victims on machines without room;
+// nil if that is impossible. The caller reverts the entries in the ledger.
+//
+// Gangs see released capacity in the ledger from the start. A single job does not: its
+// search for free capacity has just failed, so either released capacity is enough, or one
+// machine needs victims, where overlaid adds the released capacity.
 func (r *Search) displace(e *queue.Entry, group string) *displacement {
 	s := &displacement{}
 	c := e.Class
@@ -180,7 +186,7 @@ func (r *Search) displace(e *queue.Entry, group string) *displacement {
 			r.giveReleased(n)
 		}
 	case r.fitsReleased(c, group):
-		return s // the search for free capacity failed: released capacity is all there can be
+		return s // released capacity is enough, so there are no victims
 	}
 	for range c.Members() {
 		found, ok := cluster.Choice{}, false
@@ -207,7 +213,8 @@ func (r *Search) displace(e *queue.Entry, group string) *displacement {
 	return s
 }
 
-// reprieve spares the most expensive victims whose capacity is not needed.
+// reprieve spares the most expensive victims that turn out to be unnecessary. Victims of
+// one member may free enough for others, since gangs stop as a whole.
 func (r *Search) reprieve(s *displacement) {
 	slices.SortStableFunc(s.victims, func(a, b victim) int {
 		return cmp.Or(cmp.Compare(b.band, a.band), cmp.Compare(b.cost, a.cost), cluster.CompareIDs(a.Job, b.Job))
@@ -218,6 +225,7 @@ func (r *Search) reprieve(s *displacement) {
 				return false
 			}
 		}
+		// The spared victim keeps its capacity, so that no other victim is spared for it.
 		for _, g := range v.Ranks {
 			if n := r.cluster.Nodes[g.Machine]; n != nil {
 				r.ledger.Take(cluster.Choice{Node: n, Grant: g})
@@ -227,7 +235,8 @@ func (r *Search) reprieve(s *displacement) {
 	})
 }
 
-// hasFree reports whether all that members take of the machine of g is free.
+// hasFree reports whether the capacity that ranks hold on the machine of g is still free,
+// with all members together.
 func hasFree(n *cluster.Node, g berth.Grant, ranks []berth.Grant) bool {
 	var all cluster.Amount
 	for _, o := range ranks {
@@ -246,8 +255,9 @@ func hasFree(n *cluster.Node, g berth.Grant, ranks []berth.Grant) bool {
 	return true
 }
 
-// cost is the cost of displacing a holder: the GPU time lost, or under order srsf
-// the inverse of the service it has to go, so that jobs near their end are spared.
+// cost returns the cost of preempting a holder: the lost GPU time in GPU seconds. In order
+// srsf it is the inverse of the remaining service instead, so that jobs near their end are
+// the last to stop.
 func (r *Search) cost(h *cluster.Holder) float64 {
 	if r.policy.Order == queue.SRSF {
 		return 1 / max(1e-9, r.policy.Running(h, r.Now))
@@ -255,7 +265,9 @@ func (r *Search) cost(h *cluster.Holder) float64 {
 	return h.Lost(r.Now).Seconds()
 }
 
-// enact orders the victims to stop and nominates their capacity for the job.
+// enact orders the victims to stop and nominates their capacity for the job. The victims
+// leave the shares of their accounts at once. Capacity that they release beyond the
+// nominations is available to later searches of the plan.
 func (r *Search) enact(e *queue.Entry, s *displacement) {
 	holders := make([]*cluster.Holder, 0, len(s.victims))
 	for _, v := range s.victims {
@@ -281,7 +293,7 @@ func (r *Search) enact(e *queue.Entry, s *displacement) {
 	}
 }
 
-// together adds up what is granted on one machine.
+// together returns one choice per machine, with the sum of the machine's grants.
 func together(ranks []cluster.Choice) []cluster.Choice {
 	var list []cluster.Choice
 	for _, c := range ranks {

@@ -10,7 +10,7 @@ import (
 	"berth/placement/fit"
 )
 
-// victim is a holder that may be displaced, and what that costs.
+// victim is a holder that may be preempted, with the reason and the cost; see Search.cost.
 type victim struct {
 	*cluster.Holder
 	why  Reason
@@ -18,8 +18,8 @@ type victim struct {
 	cost float64
 }
 
-// candidates lists the occupants of a machine that some job could displace, by
-// band and cost. It is computed once a plan.
+// candidates returns the preemption candidates of a machine, by band, cost and id. The list
+// is computed once per plan.
 func (r *Search) candidates(n *cluster.Node) []victim {
 	b := r.index.candidatesOf(n)
 	if b.plan == r.Number {
@@ -38,24 +38,27 @@ func (r *Search) candidates(n *cluster.Node) []victim {
 	return b.list
 }
 
-// victimSearch looks for the machine on which room for one more member costs
-// least.
+// victimSearch is the search for the machine on which room for one more member costs least.
 type victimSearch struct {
 	fit.Search
 	run   *Search
-	spare *displacement // its victims stop already
-	want  cluster.Glance
+	spare *displacement  // its victims stop already, and are not counted again
+	want  cluster.Glance // request of the member
 
-	band, highest int32 // of the job, and of any victim
+	band, highest int32 // of the blocked job, and of any victim that it may preempt
 
-	where *cluster.Node // the best so far; nil: none
-	best  []victim
-	found bound // of best
+	where *cluster.Node // best machine so far; nil: none
+	best  []victim      // its victims
+	found bound         // bound of best
 }
 
-// cheapestVictims finds the machine on which room for one more member costs least.
-// A lower bound of the cost rules machines out, in the order of the bound as far
-// as it does not depend on the job. The search looks at the others one by one.
+// cheapestVictims finds the machine on which room for one more member costs least, and
+// returns its victims; false if no machine has enough.
+//
+// The search is branch and bound over rankings by a lower bound that does not depend on the
+// job. First it lists the prospects up to the least certain bound and tries the best of
+// them, so that a good solution prunes the others. Then it reads on in each ranking until
+// the bound alone rules out the rest.
 func (r *Search) cheapestVictims(c *cluster.Class, group string, s *displacement) ([]victim, bool) {
 	h := victimSearch{Search: fit.Search{Class: c, Group: group}, run: r, spare: s, want: cluster.GlanceOf(c.Capacity),
 		best: r.best[:0], found: worst}
@@ -89,9 +92,9 @@ func (r *Search) cheapestVictims(c *cluster.Class, group string, s *displacement
 	return slices.Clone(h.best), h.where != nil
 }
 
-// prospects lists machines that may have victims, until no further bound is less
-// than the least one so far; first is the place of that, -1 if there is none.
-// Search.passed is the length of the part of each kind that was read.
+// prospects returns the machines that may have victims, in each ranking up to the least
+// bound found so far. first is the index of the prospect with that bound; -1 if there is
+// none. prospects sets Search.passed to the length of each ranking that was read.
 func (h *victimSearch) prospects() (list []prospect, first int) {
 	r := h.run
 	list, first = r.found[:0], -1
@@ -120,8 +123,9 @@ func (h *victimSearch) prospects() (list []prospect, first int) {
 	return list, first
 }
 
-// prospect returns a machine with its bound; ok is false if no victims there would
-// do. The bound is rough where it is no less than low anyway.
+// prospect returns a machine with its bound; ok is false if victims on the machine cannot
+// be enough or are not allowed. Where even a rough bound is no less than low, prospect
+// saves the computation of a tighter one.
 func (h *victimSearch) prospect(
 	match, place int32, b *kindBounds, touched cluster.Bitset, low bound,
 ) (p prospect, ok bool) {
@@ -130,11 +134,13 @@ func (h *victimSearch) prospect(
 		return p, false
 	}
 	n := b.kind.Members[place]
+	// Victims in the job's own band or above require a right over their tenant.
 	if x.band >= h.band && !r.index.of(n).tenants.meets(&r.rights.peers) {
 		return p, false
 	}
 	p = prospect{match: match, place: place, band: x.band}
 	room := x.room
+	// The entry does not reflect changes by this plan.
 	if isTouched {
 		room = cluster.GlanceOf(r.available(n))
 	}
@@ -149,7 +155,9 @@ func (h *victimSearch) prospect(
 	return p, low.less(p.bound()) || r.lowerBound(n, h.want, &p)
 }
 
-// try looks for the victims on one machine, if it may be the best.
+// try searches the victims on one machine, unless its bound rules the machine out, and
+// keeps the best. Machines with equal victims are ordered by id, so that the result does
+// not depend on the order of the search.
 func (h *victimSearch) try(p *prospect) {
 	r, m := h.run, &h.Class.Matches[p.match]
 	n := m.Kind.Members[p.place]
@@ -166,14 +174,15 @@ func (h *victimSearch) try(p *prospect) {
 	}
 }
 
-// compareVictims orders sets of victims: by the highest band that goes, by what
-// it costs, by how many.
+// compareVictims orders sets of victims: by their highest band, their cost, and their
+// number.
 func compareVictims(a, b []victim) int {
 	ba, ca := weighVictims(a)
 	bb, cb := weighVictims(b)
 	return cmp.Or(cmp.Compare(ba, bb), cmp.Compare(ca, cb), cmp.Compare(len(a), len(b)))
 }
 
+// weighVictims returns the highest band and the total cost of a set of victims.
 func weighVictims(list []victim) (band int, cost float64) {
 	band = math.MinInt
 	for _, v := range list {
@@ -182,9 +191,10 @@ func weighVictims(list []victim) (band int, cost float64) {
 	return band, cost
 }
 
-// victimsOn picks the cheapest victims on one machine that make room for a
-// member; nil if all candidates together do not, or only with one of a band above
-// highest. The list lasts until the next call.
+// victimsOn returns the cheapest victims on one machine that make room for a member. It
+// takes candidates by band and cost until the member fits, then spares the unnecessary
+// ones. The result is nil if all allowed candidates together do not free enough, or only
+// with one of a band above highest. The list is valid until the next call.
 func (r *Search) victimsOn(n *cluster.Node, allowed uint64, c *cluster.Class, s *displacement, highest int) []victim {
 	if r.ledger.IsFirm(n) {
 		return nil
@@ -224,9 +234,9 @@ func (r *Search) victimsOn(n *cluster.Node, allowed uint64, c *cluster.Class, s 
 	return nil
 }
 
-// dependedOn reports whether a reserved start depends on the holder on any of its
-// machines. A gang stops as a whole, and the job that displaces it for its
-// capacity on one machine may take its capacity on another.
+// dependedOn reports whether a reserved start depends on a gang on any of its machines. A
+// gang stops as a whole, and the blocked job may take its capacity on another machine than
+// the one searched.
 func (r *Search) dependedOn(h *cluster.Holder) bool {
 	return len(h.Machines) > 1 && slices.ContainsFunc(h.Machines, func(id berth.MachineID) bool {
 		n := r.cluster.Nodes[id]
@@ -234,8 +244,7 @@ func (r *Search) dependedOn(h *cluster.Holder) bool {
 	})
 }
 
-// spareVictims drops the victims that the member does not need, the most
-// expensive first.
+// spareVictims drops the victims that the member does not need, the most expensive first.
 func spareVictims(draft *cluster.Node, c *cluster.Class, allowed uint64, list []victim) []victim {
 	for i := len(list) - 2; i >= 0; i-- { // the last one was needed
 		for _, g := range list[i].Ranks {

@@ -47,7 +47,7 @@ type Policy struct {
 	PreemptAfter time.Duration
 	// MinRuntime is the run time before which a job cannot be preempted.
 	MinRuntime time.Duration
-	// Outrank lets a job of order srsf preempt jobs of its band that have at least this
+	// Outrank lets a job of order srsf preempt jobs of its band that have more than this
 	// many times its own remaining service; 0: no preemption for service.
 	Outrank float64
 	// NominationFor bounds the time for which capacity is nominated for a job that
