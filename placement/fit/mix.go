@@ -239,9 +239,9 @@ func stepped(x int64, steps float64) int64 {
 	return int64(math.Round(math.Exp2(math.Round(math.Log2(float64(x))*steps) / steps)))
 }
 
-// refresh recomputes the estimate once a quarter of its basis is new: the GPU requests seen
-// so far, but at most fading of them. It replaces the estimate if more than news of the mix
-// has changed. It reports whether an estimate exists.
+// refresh recomputes the estimate once a quarter of its basis is new. The basis is the
+// number of GPU requests seen so far, at most fading. refresh replaces the estimate if more
+// than news of the mix has changed, and reports whether an estimate exists.
 func (m *Mix) refresh() bool {
 	if m.seen < trusted && !m.given {
 		return false

@@ -247,7 +247,7 @@ func (r *Placer) chooseFromAll(b *cheapestPlace) {
 	}
 }
 
-// spent reports whether the plan has read as many costs as it may.
+// spent reports whether the plan has reached maxLooks.
 func (r *Placer) spent() bool { return r.looks+r.scanned/looksPerScan > maxLooks }
 
 // first returns the first machine of a group, by id, that the member may use; nil if none

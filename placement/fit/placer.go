@@ -256,8 +256,8 @@ func (s *Search) best() (cluster.Choice, bool) {
 	return cluster.Choice{}, false
 }
 
-// Allows reports whether the request allows a single machine: it must be in the group, and
-// not among the machines to avoid.
+// Allows reports whether the request allows a single machine: the machine must be in the
+// group, and not among the machines to avoid.
 func (s *Search) Allows(n *cluster.Node) bool {
 	return !slices.Contains(s.Class.Request.Avoid, n.ID) && !slices.Contains(s.avoid, n.ID) &&
 		(s.Group == "" || GroupOf(s.Class, &n.Machine) == s.Group)

@@ -200,8 +200,8 @@ func (r *Nominations) unpromised(n *cluster.Node, h *cluster.Holder) berth.Grant
 }
 
 // splitGrant splits a grant by origin. Each victim in turn gives as much as it holds on the
-// machine, device by device, and free capacity gives the rest. The result is in order of
-// victims; free capacity has the victim "".
+// machine, device by device, and free capacity gives the rest. The result is ordered by the
+// victims' ids; the free part, with victim "", comes first.
 func splitGrant(e *queue.Entry, g berth.Grant, n *cluster.Node, victims []*cluster.Holder) []Nomination {
 	var list []Nomination
 	left := cluster.Amount{}.Plus(n, g, 1)

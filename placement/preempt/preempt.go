@@ -34,7 +34,7 @@ type Reason string
 // The reasons for a preemption.
 const (
 	Band  Reason = "priority"  // the blocked job is of a higher band
-	Share Reason = "share"     // its tenant holds more than its share, the other less
+	Share Reason = "share"     // the victim's tenant holds more than its share, the other less
 	Quota Reason = "guarantee" // the victim's tenant borrows; the other stays within its guarantee
 	Rank  Reason = "service"   // the blocked job has much less remaining service
 )
@@ -225,7 +225,8 @@ func (r *Search) reprieve(s *displacement) {
 				return false
 			}
 		}
-		// The spared victim keeps its capacity, so that no other victim is spared for it.
+		// The spared victim keeps its capacity, so that this capacity spares no further
+		// victim.
 		for _, g := range v.Ranks {
 			if n := r.cluster.Nodes[g.Machine]; n != nil {
 				r.ledger.Take(cluster.Choice{Node: n, Grant: g})

@@ -10,11 +10,11 @@ import (
 //
 //   - Never: a job that is not preemptible, stops already, has run for less than
 //     MinRuntime, or was preempted for this blocked job before.
-//   - Band: a job of a lower band, unless it is another tenant's and that tenant
-//     holds no more than its guarantee.
+//   - Band: a job of a lower band, except another tenant's if that tenant holds no
+//     more than its guarantee.
 //   - Quota: a job of a borrowing tenant, for a tenant that stays within its guarantee.
-//   - Share: in fair order, a job of the same band whose tenant, without it, still has
-//     at least the share that the blocked job's tenant has with that job. So the
+//   - Share: in fair order, a job of the same band, if its tenant without that job still
+//     has at least the share of the blocked job's tenant with the blocked job. So the
 //     victim can never preempt back by the same rule. As for Band, tenants within
 //     their guarantee are exempt.
 //   - Rank: in order srsf, a job of the same band with more than Outrank times the

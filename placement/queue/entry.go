@@ -56,7 +56,7 @@ type Entry struct {
 	Rank    float64 // order within the band; the least comes first
 	Band    int32
 	Overdue bool // overdue jobs come first in their band
-	ready   bool // EligibleAt has passed
+	ready   bool // Advance has found the job eligible
 	Assumed bool // a start is being committed; see Queue.Assume
 
 	slot      int32         // index in Queue.Waiting

@@ -15,8 +15,8 @@ func (r *Shares) NoteReserved(x *Contender, e *Entry) {
 	}
 }
 
-// MustYieldTo returns the overdue job of the same tenant subtree whose reserved start this
-// job would delay, or nil.
+// MustYieldTo returns the overdue job of the same tenant subtree with a reserved start that
+// this job would delay, or nil.
 //
 // With the younger job, the subtree would hold its part of the cluster, and the older job
 // would come after other tenants' jobs: these would take its start in the next plan, and

@@ -9,8 +9,8 @@ import (
 
 // Queue holds every waiting job, by account and class, and the tenants' accounts.
 //
-// Three heaps and one tree per line keep single changes at O(log n). Only a new ordering
-// policy or a change of the tenant tree sorts every job again, at the start of the next
+// Heaps, and a tree per line, keep single changes at about O(log n). A new ordering policy,
+// a change of the tenant tree, or a Ranker sorts every job again at the start of the next
 // plan. A Queue is not safe for concurrent use.
 type Queue struct {
 	Jobs    map[berth.JobID]*Entry

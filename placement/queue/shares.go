@@ -160,8 +160,8 @@ func (r *Shares) stalled(e *Entry) time.Duration {
 // guarantee.
 //
 // The share counts half of the next job, as Webster's method of apportionment does:
-// counting none of the job favors accounts of little weight, and counting all of it favors
-// accounts of much weight.
+// counting none of the job favors accounts of little weight, and counting the whole job
+// favors accounts of much weight.
 func (r *Shares) weigh(x *Contender) {
 	amounts := AmountsOf(x.Held.Capacity).Plus(x.Past, 1)
 	if x.First != nil {
@@ -365,7 +365,7 @@ func Siblings(a, b *Contender) (x, y *Contender) {
 }
 
 // Shielded reports whether a tenant, or one of its ancestors up to and including top, has a
-// guarantee and does not borrow beyond it.
+// guarantee and borrows nothing beyond.
 func Shielded(x, top *Contender) bool {
 	for ; x != nil; x = x.Parent {
 		if a := x.Account; a.Known && a.guaranteed() && !a.Borrows(x.Held.Capacity) {

@@ -57,7 +57,7 @@ func NewTurn(r *Shares) *Turn {
 // PassBy sets the Passer.
 func (r *Turn) PassBy(p Passer) { r.pruner = p }
 
-// Open creates the contenders of all accounts and divides the cluster among them.
+// Open creates the contenders of all accounts and divides the cluster by weight.
 func (r *Turn) Open() {
 	r.openBelow(&r.shares.Root, r.queue.top)
 	r.shares.divide()
@@ -252,9 +252,9 @@ func (r *Turn) Quit(x *Contender) {
 	r.shares.settle(x)
 }
 
-// stays reports whether the contender's next job is decided although its class is closed:
+// stays reports whether the contender's next job is decided although its class is closed,
 // because of shows, or because the job is overdue and younger jobs of its tenant may have
-// to wait for it.
+// to wait.
 func (r *Turn) stays(x *Contender) bool { return r.shows(x) || x.First.Overdue && !x.Tried }
 
 // DropClosed drops the entered lines of closed classes. Lines that are not entered yet are
