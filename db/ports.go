@@ -9,13 +9,15 @@ import (
 	"berth/wire"
 )
 
-// ports are those of a machine, for members of gangs.
+// ports allocates the ports of one machine to members of gangs. It is not safe for
+// concurrent use; the zero value allocates from wire.DefaultPorts.
 type ports struct {
-	wire.PortRange
-	taken map[int]bool
+	wire.PortRange              // as registered by the agent; First 0: wire.DefaultPorts
+	taken          map[int]bool // by members that are not released
 }
 
-// take takes the lowest port that is free; 0 if none is.
+// take returns the lowest free port and marks it as taken, or returns 0 if all ports are
+// taken.
 func (x *ports) take() int {
 	all := x.PortRange
 	if all.First == 0 {
@@ -33,12 +35,14 @@ func (x *ports) take() int {
 	return 0
 }
 
-// queuePorts reads which ports are taken on the machines of gangs. It follows
-// the locks of the machines: whoever takes a port holds that of its machine, so
-// that none is taken meanwhile. A port is free again once its member is settled.
+// queuePorts queues a query for the taken ports on the machines of gangs. The query must
+// follow the locks of the machines in the batch: a transaction that takes a port holds the
+// lock of the port's machine, so no port is taken after the query. A port is free again
+// once its member is settled.
 func (p *present) queuePorts(batch *pgx.Batch, starts []berth.Start) {
 	var machines []berth.MachineID
 	for _, s := range starts {
+		// Only members of gangs have a port, to reach each other.
 		if len(s.Ranks) > 1 {
 			for _, r := range s.Ranks {
 				machines = append(machines, r.Machine)
@@ -67,7 +71,7 @@ func (p *present) queuePorts(batch *pgx.Batch, starts []berth.Start) {
 	})
 }
 
-// takePorts takes a port for each member of a gang, or none.
+// takePorts takes a port for each member of a gang. On an error it has taken none.
 func (p *present) takePorts(s berth.Start) error {
 	if len(s.Ranks) == 1 {
 		return nil
@@ -78,6 +82,8 @@ func (p *present) takePorts(s berth.Start) error {
 		if taken[i] = x.take(); taken[i] != 0 {
 			continue
 		}
+		// The gang is not started, so later decisions of the batch may have the ports of
+		// its members.
 		for k, before := range taken[:i] {
 			delete(p.machines[s.Ranks[k].Machine].ports.taken, before)
 		}
@@ -87,7 +93,7 @@ func (p *present) takePorts(s berth.Start) error {
 	return nil
 }
 
-// port is what was taken for a member; nil for none.
+// port returns the port that takePorts took for a member, or nil if the job is no gang.
 func (p *present) port(job berth.JobID, rank int) *int {
 	if list := p.ports[job]; list != nil {
 		return &list[rank]

@@ -11,33 +11,35 @@ import (
 	"berth"
 )
 
-// Victim is a job that is told to give way, as it was when that was decided.
+// Victim is a job to preempt, in the state that the leader's decision was based on.
 type Victim struct {
 	Job     berth.JobID
 	Version int64
 	Attempt int
-	Why     string // it may be told to, for people
+	Why     string // why the job may be preempted; text for users
 }
 
-// Preemption is a decision of the leader: victims that stop for one waiting job,
-// and the room that is kept for it.
+// Preemption is a decision of the leader: the victims that stop for one waiting job, and
+// the nominations that keep the capacity for that job.
 type Preemption struct {
-	For      berth.JobID
+	For      berth.JobID // the waiting job, the beneficiary
 	Victims  []Victim
-	Earmarks []Earmark
+	Earmarks []Earmark // capacity of the victims, and free capacity needed as well
 }
 
-// CommitPreemption makes a decision true as a whole or not at all: the victims
-// are told to save and stop, within their grace, and the room they give up, with
-// what is free beside it, is kept for the job they stop for. It is refused,
-// which why says, if that job waits no more, or a victim is not as it was: it has
-// changed, or a member of it has ended by itself. A term that is over is an error.
+// CommitPreemption commits a preemption in one transaction, as a whole or not at all: the
+// victims are ordered to save a checkpoint and stop within their grace period, and their
+// capacity is nominated for the waiting job, together with the free capacity that the job
+// needs as well. CommitPreemption refuses the decision, with the reason in why, if the job
+// no longer waits, or if a victim differs from the decision: it has changed, or one of its
+// members has ended by itself. A term that is over is an error.
 //
-// A victim that is told twice for the same job never exists, because what it gave
-// way to stays in its row.
+// A job never stops twice for the same beneficiary, because its row keeps all of its
+// beneficiaries (gave_way_to).
 func (d *Queue) CommitPreemption(ctx context.Context, term Term, p Preemption) (why string, err error) {
 	var hints []touched
 	err = d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		// The transaction may run several times: see core.tx.
 		hints = nil
 		tenant, err := lockForPreemption(ctx, tx, p)
 		if err != nil {
@@ -47,6 +49,8 @@ func (d *Queue) CommitPreemption(ctx context.Context, term Term, p Preemption) (
 			why = fmt.Sprintf("job %s waits no more", p.For)
 			return nil
 		}
+		// All victims are checked before the first one is changed: a refusal commits
+		// nothing.
 		jobs := make([]lockedJob, len(p.Victims))
 		for i, v := range p.Victims {
 			if jobs[i], why, err = lockVictim(ctx, tx, v, p.For); err != nil || why != "" {
@@ -72,10 +76,11 @@ func (d *Queue) CommitPreemption(ctx context.Context, term Term, p Preemption) (
 	return why, nil
 }
 
-// lockForPreemption takes all that is written, in lock order: the jobs, their
-// allocations, and the machines of both and of the nominations, so that no start is
-// committed there meanwhile. It returns the tenant of the job that all this is
-// for, "" if it waits no more.
+// lockForPreemption locks all rows of the preemption in lock order: the jobs, their
+// allocations, and the machines of the allocations and of the nominations. The machine
+// locks keep other transactions from committing a start on these machines meanwhile.
+// lockForPreemption returns the tenant of the waiting job, or "" if the job no longer
+// waits.
 func lockForPreemption(ctx context.Context, tx pgx.Tx, p Preemption) (berth.TenantID, error) {
 	jobs, on := []berth.JobID{p.For}, []berth.MachineID{}
 	for _, v := range p.Victims {
@@ -121,8 +126,8 @@ func lockForPreemption(ctx context.Context, tx pgx.Tx, p Preemption) (berth.Tena
 	return tenant, tx.SendBatch(ctx, batch).Close()
 }
 
-// lockVictim reads a victim, whose rows are locked, and says why it is none any
-// more.
+// lockVictim reads a victim whose rows are already locked. why is the reason for which the
+// victim must not be preempted, "" if there is none.
 func lockVictim(ctx context.Context, tx pgx.Tx, v Victim,
 	beneficiary berth.JobID) (job lockedJob, why string, err error) {
 	if job, err = lockJob(ctx, tx, "", v.Job, v.Attempt); err != nil {
@@ -136,6 +141,8 @@ func lockVictim(ctx context.Context, tx pgx.Tx, v Victim,
 	if err != nil {
 		return job, "", err
 	}
+	// A victim with a member that has ended settles soon and frees its capacity without an
+	// order.
 	ended := func(r lockedRank) bool { return r.State != berth.AllocReserved && r.State != berth.AllocActive }
 	switch {
 	case job.State != berth.Scheduled && job.State != berth.Running:
@@ -153,7 +160,9 @@ func lockVictim(ctx context.Context, tx pgx.Tx, v Victim,
 	return job, why, nil
 }
 
-// preempt tells a victim to save and stop.
+// preempt moves a job to preempting and orders its members to save and stop. Members that
+// no machine has claimed are released at once. The caller holds the job's locks and
+// publishes the returned hints after the commit.
 func preempt(ctx context.Context, tx pgx.Tx, job lockedJob, beneficiary berth.JobID, message string) (touched, error) {
 	_, err := tx.Exec(ctx, `
 		UPDATE jobs
@@ -176,8 +185,9 @@ func preempt(ctx context.Context, tx pgx.Tx, job lockedJob, beneficiary berth.Jo
 	return touched{job.ID, machines(withdrawn, told), true}, addOrderEvent(ctx, tx, job, "stop", told)
 }
 
-// insertEarmarks writes what is kept. What was kept from the same victim for the
-// same job before is not kept twice.
+// insertEarmarks inserts the nominations of a preemption. A nomination that exists already
+// for the same beneficiary, device and victim grows to the larger of both amounts and the
+// later expiry; the amounts are not added up.
 func insertEarmarks(ctx context.Context, tx pgx.Tx, p Preemption) error {
 	attempts := map[berth.JobID]int{}
 	for _, v := range p.Victims {
@@ -208,15 +218,16 @@ func insertEarmarks(ctx context.Context, tx pgx.Tx, p Preemption) error {
 	return err
 }
 
+// earmarkColumns holds nominations as columns for unnest, one element per row.
 type earmarkColumns struct {
 	machine               []berth.MachineID
-	idx, attempt          []int
-	milli, cpu, mem, disk []int64
-	victim                []*berth.JobID
-	until                 []*time.Time
+	idx, attempt          []int          // idx -1: no device; attempt 0: no victim
+	milli, cpu, mem, disk []int64        // thousandths of a GPU, thousandths of a core, MiB, MiB
+	victim                []*berth.JobID // nil: the capacity was free
+	until                 []*time.Time   // nil: never expires
 }
 
-// add writes a nomination as one row for CPU, memory and disk, and one per device.
+// add appends a nomination: one row for CPU, memory and disk, and one row per device.
 func (c *earmarkColumns) add(e Earmark, attempt int) {
 	row := func(idx int, milli int64, rest berth.Capacity) {
 		c.machine, c.idx, c.milli = append(c.machine, e.Machine), append(c.idx, idx), append(c.milli, milli)
@@ -237,9 +248,12 @@ func (c *earmarkColumns) add(e Earmark, attempt int) {
 	}
 }
 
-// ClearNominations deletes what is set aside for jobs that ended or did not come
-// for it in time, and frees jobs from giving way to one that has ended.
+// ClearNominations deletes nominations that no longer apply: the beneficiary has ended, has
+// been placed, or did not use the capacity before the expiry, or the machine is retired. It
+// also clears preempted_for of jobs whose beneficiary has ended, and returns the number of
+// changed rows.
 func (d *Queue) ClearNominations(ctx context.Context, term Term) (int, error) {
+	// The check without locks spares the leader a transaction if nothing is to be cleared.
 	var some bool
 	err := d.pool.QueryRow(ctx, `
 		SELECT EXISTS (SELECT 1 FROM earmarks e WHERE `+deadEarmark+`)
@@ -269,14 +283,22 @@ func (d *Queue) ClearNominations(ctx context.Context, term Term) (int, error) {
 	return cleared, mapError(err, "earmarks")
 }
 
+// deadEarmark is true if nomination e no longer applies. A nomination for the repair of a
+// gang (victim and beneficiary are the same job) lasts while the attempt of the nomination
+// runs.
 const (
+	// deadEarmark is true if nomination e no longer applies. A nomination for the repair of
+	// a gang (victim and beneficiary are the same job) also lasts while the gang runs the
+	// attempt of the nomination.
 	deadEarmark = `
 		e.expires_at < clock_timestamp() OR NOT EXISTS (
 			SELECT 1 FROM jobs b
 			WHERE b.id = e.beneficiary AND (b.state IN ('submitted', 'queued', 'retrying')
 			   OR e.victim = e.beneficiary AND b.state IN ('scheduled', 'running') AND b.attempt = e.victim_attempt))
 		OR NOT EXISTS (SELECT 1 FROM machines m WHERE m.id = e.machine_id AND m.state <> 'retired')`
-	// A job that is stopping for another stops, whatever became of that one.
+	// deadBeneficiary is true if job j was preempted for a job that has ended. A job in
+	// state preempting is left alone: its stop order stands even if the beneficiary has
+	// ended.
 	deadBeneficiary = `
 		j.preempted_for IS NOT NULL AND j.state IN ('submitted', 'queued', 'scheduled', 'running', 'retrying')
 		AND NOT EXISTS (

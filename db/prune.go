@@ -7,19 +7,19 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// pruneHorizon is the time before which the history of machines is nobody's
-// evidence: longer ago than its retention, and before the first job that is not
-// archived was submitted, with an hour for clocks that were set. The first is that with
-// the least id, which is a time too, of when a row was made: an element of an array
-// counts as submitted when that was, and nothing was placed for it before its row.
+// pruneHorizon is the time before which no job can need the history of machines: longer ago
+// than the retention, and before the submit of the first job that is not archived, minus an
+// hour for adjusted clocks. The first job is the one with the lowest id, because an id
+// starts with the time of its creation. An element counts as submitted when its array was,
+// and it cannot have been placed before it had a row.
 const pruneHorizon = `least(
 	now() - @retention_ms::bigint * interval '1 millisecond',
 	(SELECT submitted_at FROM jobs ORDER BY id LIMIT 1) - interval '1 hour')`
 
-// PruneHistory deletes what machines were, and what was counted against
-// them, longer than retention ago, at most limit rows of each, and returns how
-// many. What was in force at that time stays, as does all that the rows of a
-// job that is not archived may be judged by.
+// PruneHistory deletes events and faults of machines that are older than retention, at most
+// limit rows of each table, and returns the number of deleted rows. It keeps the last event
+// before the horizon, which states the condition in force at that time, and all rows by
+// which a job that is not archived may be judged.
 func (d *Machines) PruneHistory(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	args := pgx.NamedArgs{"retention_ms": retention.Milliseconds(), "limit": limit}
 	pruned := 0

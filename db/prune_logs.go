@@ -10,18 +10,17 @@ import (
 	"berth"
 )
 
-// prunedPieces bounds the rows that one transaction of Prune deletes. A log has a
-// row for each second of its job, and a long transaction of the leader delays its
-// successor, which waits for it.
+// prunedPieces bounds the rows that one transaction of Prune deletes. A log has one row per
+// second of its job, and a new leader must wait for a long transaction of its predecessor.
 const prunedPieces = 10_000
 
-// Prune deletes the rows of logs of archived jobs that ended longer than
-// retention ago, of at most limit logs of one member of one attempt, and returns of how
-// many. Of a long log one call deletes only the newest rows, and later calls the rest.
-// The folder of a log's objects is removed after the last of its rows; see
+// Prune deletes the rows of logs of archived jobs that ended longer than retention ago, for
+// at most limit logs (one per member and attempt), and returns the number of logs with
+// deleted rows. A call deletes only the newest rows of a long log, and later calls delete
+// the rest. The folder of a log's objects is removed after the last of its rows; see
 // Objects.Doomed.
 func (d *Logs) Prune(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
-	const idle = 24 * time.Hour // as in PruneOutputs: jobs that are younger by their ids have not ended so long ago
+	const idle = 24 * time.Hour // as in PruneOutputs: a job with a younger id has not ended that long ago
 	before := berth.NewJobID(time.Now().Add(idle - retention))
 	args := pgx.NamedArgs{"retention": retention, "limit": limit, "pieces": prunedPieces, "before": before}
 	var n int
@@ -35,6 +34,8 @@ func (d *Logs) Prune(ctx context.Context, term Term, retention time.Duration, li
 		var job berth.JobID
 		var attempt, rank int
 		var tenant berth.TenantID
+		// last reports that the first row of the log is deleted. Rows are deleted from the
+		// newest to the oldest, so the log then has no row and its folder may go.
 		var last bool
 		if _, err := pgx.ForEachRow(rows, []any{&job, &attempt, &rank, &tenant, &last}, func() error {
 			n++
@@ -55,9 +56,9 @@ func (d *Logs) Prune(ctx context.Context, term Term, retention time.Duration, li
 	return n, mapError(err, "logs")
 }
 
-// pruneLogs goes from the first piece of one log to the first piece of the next, so
-// that it reads no pieces of logs that stay. OFFSET 0 keeps the planner from reading
-// the archive first.
+// pruneLogs jumps from the first row of one log to the first row of the next, and so reads
+// no other rows of logs that stay. OFFSET 0 keeps the planner from reading the archive
+// first.
 const pruneLogs = `
 	WITH RECURSIVE logs (job, attempt, rank, first) AS (
 		(

@@ -9,31 +9,35 @@ import (
 	"berth"
 )
 
-// outputsLock is held by whoever chooses outputs to take, shared, and alone while
-// some are pruned: what was chosen is there when the choice is on record. It comes
-// after the rows of jobs. Pruning does not wait for it, but leaves its work to the next round.
+// outputsLock is the advisory lock between readers and the pruning of outputs. A
+// transaction that binds outputs as inputs holds it shared, and PruneOutputs holds it
+// exclusively, so an output that was chosen still exists when the choice is committed. In
+// the lock order it follows the rows of jobs. PruneOutputs does not wait for the lock; if
+// the lock is taken, the next round prunes.
 const outputsLock = `hashtextextended('outputs', 0)`
 
-// holdOutputs keeps outputs from being pruned until the transaction ends. It is a
-// statement of its own, so that the next one sees what was pruned meanwhile.
+// holdOutputs keeps outputs from being pruned until the transaction ends. It is a separate
+// statement: the snapshot of the next one then shows all earlier deletions.
 func holdOutputs(ctx context.Context, tx pgx.Tx) error {
 	_, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock_shared(`+outputsLock+`)`)
 	return err
 }
 
-// PruneOutputs forgets the outputs of archived jobs that ended longer than
-// retention ago, at most limit of them, and returns how many. What a job takes as
-// an input stays as long as that job is not archived. Objects that no row names any
-// more are given up; see Doomed. The result of a cached step goes with the
-// last of its outputs.
+// PruneOutputs deletes the outputs of archived jobs that ended longer than retention ago,
+// at most limit rows, and returns the number of deleted rows. An output that is the input
+// of a job stays until that job is archived. Objects that are no longer named by any row
+// are marked for removal; see Doomed. The result of a cached step is deleted with the last
+// of its outputs.
 func (d *Objects) PruneOutputs(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
-	const idle = 24 * time.Hour // between an id and its row, and for clocks: jobs that are younger by their ids have not ended so long ago
+	// idle covers the time between a job's id and its row, and adjusted clocks: a job with
+	// a younger id cannot have ended longer than retention ago.
+	const idle = 24 * time.Hour
 	args := pgx.NamedArgs{"retention": retention, "limit": limit,
 		"before": berth.NewJobID(time.Now().Add(idle - retention))}
 	var n int
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		n = 0
-		var alone bool // who waits for others here keeps the leader from renewing its lease
+		var alone bool // a wait for the lock would keep the leader from renewing its lease
 		if err := tx.QueryRow(ctx, `SELECT pg_try_advisory_xact_lock(`+outputsLock+`)`).Scan(&alone); err != nil ||
 			!alone {
 			return err
@@ -70,6 +74,7 @@ func (d *Objects) PruneOutputs(ctx context.Context, term Term, retention time.Du
 		}
 		n = int(tag.RowsAffected())
 		args := pgx.NamedArgs{"jobs": jobs, "objects": objects}
+		// Several outputs may name the same object.
 		if _, err := tx.Exec(ctx, `
 			INSERT INTO doomed_objects (prefix)
 			SELECT DISTINCT x.object

@@ -12,20 +12,21 @@ import (
 	"berth/wire"
 )
 
-// Silence is how long machines may keep quiet.
+// Silence configures the time that a machine may be silent, without a renewed lease.
 type Silence struct {
-	Suspect time.Duration // then they get no new work; no verdict comes sooner
-	Lost    time.Duration // then they are lost, where no job of theirs says otherwise
-	Margin  time.Duration // of at_most_one work, beyond fence and grace; see berth.FenceMargin
+	Suspect time.Duration // a longer silence stops new work; no verdict comes sooner
+	Lost    time.Duration // a longer silence makes an idle machine lost; lost_after of a job overrides it
+	Margin  time.Duration // for at_most_one jobs, in addition to fence and grace; see berth.FenceMargin
 
-	// Share of the machines that may be lost within a minute; at least one may.
-	// More at once are rather a fault of the network, or ours. Zero: a tenth.
+	// Share is the part of the machines that may be declared lost within a minute; one
+	// machine always may. More at once are more likely a fault of the network, or of the
+	// control plane. Zero means a tenth.
 	Share float64
 }
 
-// Beacon is how long the beacon of API replicas lasts. An outage that does not
-// outlast it must not make any machine overdue, so it is never longer than what
-// makes them suspect.
+// Beacon returns the lifetime of the API replicas' beacon. It is never longer than Suspect:
+// an outage of the API shorter than this lifetime leaves the beacon valid, so it must not
+// make any machine overdue.
 func (s Silence) Beacon() time.Duration { return min(BeaconTTL, s.Suspect) }
 
 func (s Silence) args() pgx.NamedArgs {
@@ -35,15 +36,15 @@ func (s Silence) args() pgx.NamedArgs {
 	}
 }
 
-// silentFor is how long a machine (lease l) has not been heard.
+// silentFor is the time since the last contact of a machine (lease l).
 const silentFor = `clock_timestamp() - l.seen_at`
 
-// patience is how long job j waits for its member a on a silent machine m. For a
-// container of at_most_one work that is until the machine's deadman has ended it
-// for certain, by the longer of the fences that the machine promised when it
-// claimed the member and since; where it promises none any more, silence never
-// tells, and only the machine itself, its next boot or an operator does. Without
-// a claim there is no container, and after its end none any more.
+// patience is how long job j waits for its member a on a silent machine m. The container of
+// an at_most_one job must have been killed for certain by the machine's fencing watchdog,
+// so the wait is the longer of two fence times: at the claim, and now. If the machine no
+// longer promises a fence time, silence never proves the end; only the machine itself, its
+// next boot or an operator does. A member without a claim has no container yet, and an
+// ended member has none left, so both wait only as long as lost_after.
 const patience = `
 	greatest(@suspect::interval, interval '1 millisecond' * CASE
 		WHEN j.mode <> 'exclusive' OR a.state <> 'active' THEN j.lost_after_ms
@@ -51,15 +52,16 @@ const patience = `
 		ELSE greatest(j.lost_after_ms, greatest(a.fence_ms, m.fence_ms) + j.grace_ms + @margin_ms::bigint)
 	END)`
 
-// unproven is when silence proves nothing: API replicas could not renew leases,
-// or can again only since a short while; see RenewBeacon.
+// unproven is true while silence proves nothing: API replicas cannot renew leases, or could
+// not until a short while ago; see RenewBeacon.
 const unproven = `
 	EXISTS (SELECT 1 FROM leases WHERE name = @grace AND expires_at > clock_timestamp())
 	OR EXISTS (SELECT 1 FROM leases WHERE name = @api AND expires_at < clock_timestamp())`
 
-// MarkSuspect takes machines that are silent out of placement and returns them.
-// Nothing of what they hold becomes free.
+// MarkSuspect excludes silent machines from placement and returns their ids. Their members
+// keep all capacity.
 func (d *Machines) MarkSuspect(ctx context.Context, term Term, s Silence) ([]berth.MachineID, error) {
+	// The check without locks spares the usual call a transaction of the leader.
 	var silent bool
 	err := d.pool.QueryRow(ctx, `
 		SELECT EXISTS (
@@ -96,22 +98,22 @@ func (d *Machines) MarkSuspect(ctx context.Context, term Term, s Silence) ([]ber
 	return ids, mapError(err, "machines")
 }
 
-// SilenceProves reports whether silence means anything now: API replicas can
-// write, and could for a while.
+// SilenceProves reports whether silence is evidence against a machine at present: API
+// replicas can renew leases, and could for a while.
 func (d *Machines) SilenceProves(ctx context.Context) (bool, error) {
 	var proves bool
 	err := d.pool.QueryRow(ctx, `SELECT NOT (`+unproven+`)`, Silence{}.args()).Scan(&proves)
 	return proves, mapError(err, "beacon")
 }
 
-// Overdue is a silent machine on which something has waited long enough.
+// Overdue is a silent machine that is due for a verdict.
 type Overdue struct {
 	Machine berth.MachineID
-	Ranks   bool // some are to be orphaned; else the machine as such is lost
+	Ranks   bool // members are to be orphaned; otherwise the machine itself is lost
 }
 
-// Fleet is how many machines there are, retired ones apart, and how many of them
-// are silent without having been given up.
+// Fleet counts the machines except for retired ones, and among these the silent machines
+// that are not yet lost.
 type Fleet struct {
 	Machines, Silent int
 }
@@ -119,13 +121,13 @@ type Fleet struct {
 // frozenAt is the least number of silent machines that freezes verdicts.
 const frozenAt = 3
 
-// Frozen reports whether so many machines are silent at once that the fault is
-// likelier ours than theirs: more than a third, and not just one or two. Then no
-// verdict is passed on any before more have spoken, or an operator has confirmed
-// some dead.
+// Frozen reports whether so many machines are silent at once that the control plane or the
+// network is the likelier cause: more than a third, and at least frozenAt. No verdict is
+// then passed on any machine until more machines are heard, or an operator has confirmed
+// that some are dead.
 func (f Fleet) Frozen() bool { return f.Silent >= frozenAt && 3*f.Silent > f.Machines }
 
-// countFleet is Machines.Fleet, as the other stores call it.
+// countFleet implements Machines.Fleet for other stores, which share functions over core.
 func countFleet(ctx context.Context, d *core, s Silence) (Fleet, error) {
 	var f Fleet
 	err := d.pool.QueryRow(ctx, `
@@ -136,17 +138,17 @@ func countFleet(ctx context.Context, d *core, s Silence) (Fleet, error) {
 	return f, mapError(err, "machines")
 }
 
-// Fleet counts the machines that are silent.
+// Fleet counts all machines and the silent ones.
 func (d *Machines) Fleet(ctx context.Context, s Silence) (Fleet, error) {
 	return countFleet(ctx, d.core, s)
 }
 
-// Overdue lists the silent machines that a verdict is due on, those
-// with members first, and how many verdicts may still be passed this minute: at
-// most a share of all machines, and at least one. While no verdict may be
-// passed at all, because silence proves nothing (see RenewBeacon) or the fleet
-// is frozen, it lists none. A machine that is lost already is listed while a
-// patient job still waits for uploads from it.
+// Overdue lists the silent machines that are due for a verdict, machines with members
+// first. budget is the number of verdicts that may still be passed this minute:
+// Silence.Share of all machines, at least one, less the machines lost within the last
+// minute. While no verdict may be passed, because silence proves nothing (see RenewBeacon)
+// or the fleet is frozen, the list is empty. A machine that is already lost is listed while
+// a patient job still waits for uploads from it.
 func (d *Machines) Overdue(ctx context.Context, s Silence) (due []Overdue, budget int, err error) {
 	rows, err := d.pool.Query(ctx, `
 		WITH silent AS (
@@ -189,22 +191,22 @@ func (d *Machines) Overdue(ctx context.Context, s Silence) (due []Overdue, budge
 	return due, budget, mapError(err, "machines")
 }
 
-// Verdict is what was written about a silent machine.
+// Verdict reports the changes of PassVerdict.
 type Verdict struct {
-	Jobs []berth.JobID // that had members there: their workflows want a poke
+	Jobs []berth.JobID // with members on the machine: their workflows need a poke
 	Lost bool          // the machine itself is lost
 }
 
-// PassVerdict orphans the members on a silent machine whose jobs have waited long
-// enough, orders their kill for when it comes back, and gives up on uploads
-// that were under way. Orphans keep their capacity: that a machine is silent
-// proves nothing about its containers. Once no live member is left the machine is
-// lost, and its epoch ends.
+// PassVerdict orphans the overdue members on a silent machine, orders their kill for the
+// machine's return, and gives up uploads that were under way. Orphans keep their capacity,
+// because silence proves nothing about their containers. Once no live member is left, the
+// machine becomes lost and its epoch is incremented.
 func (d *Machines) PassVerdict(ctx context.Context, term Term, machine berth.MachineID, s Silence) (Verdict, error) {
 	var v Verdict
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		v = Verdict{}
 		ranks, silence, err := lockOverdue(ctx, tx, machine, s)
+		// The machine was heard since Overdue listed it, or silence proves nothing by now.
 		if err != nil || silence <= 0 {
 			return err
 		}
@@ -233,18 +235,18 @@ func (d *Machines) PassVerdict(ctx context.Context, term Term, machine berth.Mac
 	return v, mapError(err, "machine "+string(machine))
 }
 
-// overdueRank is a member that has waited long enough for its machine.
+// overdueRank is a member on a silent machine beyond its job's patience.
 type overdueRank struct {
 	ID      int64
 	Job     berth.JobID
 	Attempt int
 	Rank    int
-	Exited  bool // only its last uploads are missing
+	Exited  bool // the container has ended; only its last uploads are missing
 }
 
-// lockOverdue locks the jobs with members on the machine and those members, and
-// returns the overdue ones and how long the machine has been silent; 0 if it
-// was heard meanwhile.
+// lockOverdue locks the jobs with members on the machine, then the overdue ones among these
+// members, and returns the overdue members and the silence of the machine. The silence is 0
+// if the machine was heard meanwhile, or if silence proves nothing.
 func lockOverdue(ctx context.Context, tx pgx.Tx, machine berth.MachineID,
 	s Silence) ([]overdueRank, time.Duration, error) {
 	args := s.args()
@@ -268,6 +270,8 @@ func lockOverdue(ctx context.Context, tx pgx.Tx, machine berth.MachineID,
 	if err != nil || silence <= 0 {
 		return nil, 0, err
 	}
+	// The silence is read once, after the locks of the jobs: all members are judged by one
+	// value.
 	args["silence"] = silence
 	rows, err := tx.Query(ctx, `
 		SELECT a.id, a.job, a.attempt, a.rank, a.state = 'exited'
@@ -286,6 +290,8 @@ func lockOverdue(ctx context.Context, tx pgx.Tx, machine berth.MachineID,
 	return ranks, silence, err
 }
 
+// orphan orphans the members that may still run, seals exited members that lack their last
+// uploads (cut_off), and adds one event per member. It appends each job to v.Jobs once.
 func orphan(ctx context.Context, tx pgx.Tx, machine berth.MachineID, ranks []overdueRank, v *Verdict) error {
 	if len(ranks) == 0 {
 		return nil
@@ -322,6 +328,8 @@ func orphan(ctx context.Context, tx pgx.Tx, machine berth.MachineID, ranks []ove
 		}); err != nil {
 			return err
 		}
+		// Ids of one attempt are usually adjacent; a job listed twice only gets a second
+		// poke.
 		if i == 0 || ranks[i-1].Job != r.Job {
 			v.Jobs = append(v.Jobs, r.Job)
 		}
@@ -329,12 +337,12 @@ func orphan(ctx context.Context, tx pgx.Tx, machine berth.MachineID, ranks []ove
 	return nil
 }
 
-// DisobeyedAfter is how long after an order to kill is due a machine that has
-// not followed it gets no more work.
+// DisobeyedAfter is the time that a machine has to follow a due kill order, before it is
+// excluded from new work.
 const DisobeyedAfter = time.Minute
 
-// Disobedient returns the machines on which a member lives although its kill was
-// ordered, age after its time to stop was up.
+// Disobedient returns the machines with a member that is still active although its kill was
+// ordered and its time to stop ended longer than age ago.
 func (d *Machines) Disobedient(ctx context.Context, age time.Duration) ([]berth.MachineID, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT DISTINCT machine_id

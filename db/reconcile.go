@@ -10,8 +10,8 @@ import (
 	"berth"
 )
 
-// Unclaimed returns scheduled jobs with a member that its machine has not claimed
-// for at least age, the longest wait first.
+// Unclaimed returns scheduled jobs with a member that its machine has not claimed for at
+// least age, the longest wait first, at most limit.
 func (d *Attempts) Unclaimed(ctx context.Context, age time.Duration, limit int) ([]Aged, error) {
 	return d.aged(ctx, "unclaimed ranks", `
 		SELECT j.id, j.attempt, j.state, clock_timestamp() - min(a.reserved_at)
@@ -23,8 +23,8 @@ func (d *Attempts) Unclaimed(ctx context.Context, age time.Duration, limit int) 
 		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit})
 }
 
-// Unsettled returns jobs of which every member of the current attempt ended at
-// least age ago, and which still hold the attempt, the longest wait first.
+// Unsettled returns jobs that still have an attempt although its last member ended at least
+// age ago, the longest wait first, at most limit.
 func (d *Attempts) Unsettled(ctx context.Context, age time.Duration, limit int) ([]Aged, error) {
 	return d.aged(ctx, "unsettled attempts", `
 		SELECT j.id, j.attempt, j.state, clock_timestamp() - e.ended
@@ -41,8 +41,9 @@ func (d *Attempts) Unsettled(ctx context.Context, age time.Duration, limit int) 
 		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit})
 }
 
-// KillOverdue orders the kill of members that were told to stop and have not, age
-// after their time was up. It returns how many jobs it told.
+// KillOverdue orders the kill of members that have not stopped within age after their
+// deadline (stop_by), for at most limit jobs. It returns the number of jobs with a new
+// order.
 func (d *Attempts) KillOverdue(ctx context.Context, term Term, age time.Duration, limit int) (int, error) {
 	refs, err := d.list(ctx, `
 		SELECT DISTINCT a.job, a.attempt
@@ -56,6 +57,7 @@ func (d *Attempts) KillOverdue(ctx context.Context, term Term, age time.Duration
 	if err != nil {
 		return 0, mapError(err, "ranks past their stop_by")
 	}
+	// The list was read without locks, so the update checks the same conditions again.
 	return d.leaderOrders(ctx, term, refs, "kill, it did not stop in time",
 		func(tx pgx.Tx, job lockedJob) ([]orderedRank, error) {
 			return updateRanks(ctx, tx, `
@@ -68,11 +70,13 @@ func (d *Attempts) KillOverdue(ctx context.Context, term Term, age time.Duration
 		})
 }
 
-// KillStray ends what lives of attempts that are over: members that a machine may
-// run are ordered killed, and count until it confirms; those that none has
-// claimed are released at once, since a claim of them is refused. It returns
-// how many members there were.
+// KillStray ends the live members of attempts that are over, at most limit members, and
+// returns the number of ended members. A member that a machine may run gets an order to
+// kill, and holds its capacity until the machine confirms the end. A member that no machine
+// has claimed is released at once, since a later claim is refused.
 func (d *Attempts) KillStray(ctx context.Context, term Term, limit int) (int, error) {
+	// A stray is live while its job has no attempt at present, has ended, or runs a later
+	// attempt.
 	const strays = `
 		SELECT a.id, a.job
 		FROM allocations a

@@ -12,55 +12,57 @@ import (
 	"berth/wire"
 )
 
-// AgentActor is how a machine's agent is named in events.
+// AgentActor returns the actor of events that a machine's agent caused.
 func AgentActor(m berth.MachineID) string { return "agent:" + string(m) }
 
-// registration is one call of Register on its way through the steps. Its
-// methods follow the lock order.
+// registration is the state of one Register call. Its methods run in the lock order.
 type registration struct {
 	tx      pgx.Tx
 	machine berth.MachineID
 	req     wire.RegisterRequest
 
-	allocs   []machineAlloc // all that the machine has not confirmed gone
-	state    berth.MachineState
-	epoch    int64
-	hostBoot string
-	rebooted bool
-	kill     []berth.AllocationID
-	unknown  []berth.AllocationID // of kill's kind, but not to be touched
-	mark     markRead             // as of the moment of the verdict
-	changed  map[berth.JobID]bool
+	allocs   []machineAlloc       // that the machine has not confirmed as removed
+	state    berth.MachineState   // before the call, then the new one
+	epoch    int64                // of the new session
+	hostBoot string               // of the session before; "" at the first registration
+	rebooted bool                 // the host has another boot id than in the session before
+	kill     []berth.AllocationID // containers to remove
+	unknown  []berth.AllocationID // containers to leave alone: see quarantine
+	mark     markRead             // watermark, read under the machine's lock
+	changed  map[berth.JobID]bool // jobs with a member that this call ended
 }
 
-// machineAlloc is an allocation on the machine, with what decides its fate.
+// machineAlloc is an allocation on the machine, with the columns that decide whether its
+// container stays.
 type machineAlloc struct {
 	ID      berth.AllocationID
 	Job     berth.JobID
 	Attempt int
 	Rank    int
-	Epoch   int64
+	Epoch   int64 // of the machine when the allocation was reserved
 	State   berth.AllocationState
 	Sealed  bool
 	Orders  berth.Orders
-	Current bool // its attempt is its job's current one
+	Current bool // its attempt is the current one of a job that has not ended
 }
 
-// Register opens an agent's session and answers its terms. It returns the jobs
-// whose members the machine lost by a reboot, or ended without being settled:
-// their workflows want a poke.
+// Register opens an agent's session and returns the session's parameters. It also returns
+// the jobs with members that the machine lost by a reboot, or that ended without a
+// settlement: their workflows need a poke.
 //
-// A new host boot proves that no container of before lives: what was reserved
-// or active there has exited, what was orphaned is released, and the machine's
-// epoch grows. An agent that restarts on the same boot keeps everything; only
-// the containers that are nobody's present work must go, and the machine takes
-// no work before they are gone.
+// A new host boot proves that all earlier containers are gone: reserved and active
+// allocations become exited, orphans become released, and the machine's epoch is
+// incremented. An agent that restarts on the same boot keeps everything except containers
+// of work that is no longer current, and the machine gets no work until these containers
+// are removed.
 func (d *Agents) Register(ctx context.Context, machine berth.MachineID,
 	req wire.RegisterRequest) (wire.RegisterResponse, []berth.JobID, error) {
 	if req.HostBoot == "" || req.AgentBoot == "" {
 		return wire.RegisterResponse{}, nil, berth.Errorf(berth.CodeInvalid,
 			"host_boot and agent_boot must not be empty")
 	}
+	// A machine that is ahead of the database proves a restore, which must be handled
+	// first.
 	if _, err := vouch(ctx, d.core, req.Watermark); err != nil {
 		return wire.RegisterResponse{}, nil, err
 	}
@@ -72,6 +74,7 @@ func (d *Agents) Register(ctx context.Context, machine berth.MachineID,
 	if err != nil {
 		return wire.RegisterResponse{}, nil, mapError(err, "register machine "+string(machine))
 	}
+	// Hints follow the commit; a listener that looks earlier would miss the change.
 	jobs := make([]berth.JobID, 0, len(r.changed))
 	for job := range r.changed {
 		jobs = append(jobs, job)
@@ -92,6 +95,7 @@ func (d *Agents) Register(ctx context.Context, machine berth.MachineID,
 	if err != nil {
 		return answer, jobs, err
 	}
+	// Another process of the same agent may have registered since the commit.
 	if err := s.current(ctx, d.core, machine, req.AgentBoot, r.epoch, req.Watermark); err != nil {
 		return answer, jobs, err
 	}
@@ -99,9 +103,9 @@ func (d *Agents) Register(ctx context.Context, machine berth.MachineID,
 	return answer, jobs, nil
 }
 
-// endedUntold lists the jobs with a member that has ended on the machine, for good,
-// and that nobody has settled: the agent that would have told the workflow may
-// have died after its last report.
+// endedUntold lists the jobs with a member that has ended for good on the machine while the
+// attempt is not settled. The agent may have died after its last report, before the
+// workflow was notified.
 func (d *Agents) endedUntold(ctx context.Context, machine berth.MachineID) ([]berth.JobID, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT DISTINCT j.id::text
@@ -116,6 +120,7 @@ func (d *Agents) endedUntold(ctx context.Context, machine berth.MachineID) ([]be
 	return list, mapError(err, "ended ranks of machine "+string(machine))
 }
 
+// run runs the steps of a registration in the lock order, within one transaction.
 func (r *registration) run(ctx context.Context) error {
 	for _, step := range []func(context.Context) error{
 		r.lock, r.reboot, r.judge, r.writeMachine, r.writeGPUs, r.writeLease,
@@ -127,8 +132,8 @@ func (r *registration) run(ctx context.Context) error {
 	return nil
 }
 
-// lock takes the jobs, the allocations and the machine, in this order, and
-// starts over if the leader placed something there meanwhile.
+// lock locks the jobs, the allocations and the machine, in this order. It returns errMoved,
+// and the transaction starts over, if the leader placed something on the machine meanwhile.
 func (r *registration) lock(ctx context.Context) error {
 	args := pgx.NamedArgs{"machine": r.machine}
 	_, err := r.tx.Exec(ctx, `
@@ -154,6 +159,7 @@ func (r *registration) lock(ctx context.Context) error {
 	if r.allocs, err = pgx.CollectRows(rows, pgx.RowToStructByPos[machineAlloc]); err != nil {
 		return fmt.Errorf("lock allocations: %w", err)
 	}
+	// The lock on the machine's row stops further starts on this machine.
 	r.mark = markRead{}
 	err = r.tx.QueryRow(ctx, `
 		SELECT CASE WHEN state <> 'retired' AND drain_reason IS NOT NULL THEN 'draining' ELSE state END, epoch,
@@ -168,6 +174,7 @@ func (r *registration) lock(ctx context.Context) error {
 	if r.state == berth.MachineRetired {
 		return errRetired(r.machine)
 	}
+	// A start that was committed between the two locks is not among the locked allocations.
 	var now int
 	err = r.tx.QueryRow(ctx, `
 		SELECT count(*)
@@ -181,13 +188,17 @@ func (r *registration) lock(ctx context.Context) error {
 		return errMoved
 	}
 	r.rebooted = r.hostBoot != r.req.HostBoot
+	// The first registration of a machine has no earlier containers and keeps the first
+	// epoch.
 	if r.rebooted && r.hostBoot != "" {
 		r.epoch++
 	}
 	return nil
 }
 
-// reboot settles what the old boot had: its containers are gone.
+// reboot ends all allocations of the previous boot, since its containers are gone: reserved
+// and active ones get an exit with cause boot, exited ones are sealed without their last
+// uploads (cut_off), and orphans release their capacity.
 func (r *registration) reboot(ctx context.Context) error {
 	if !r.rebooted {
 		return nil
@@ -219,6 +230,8 @@ func (r *registration) reboot(ctx context.Context) error {
 		case berth.AllocReserved, berth.AllocActive:
 			a.State = berth.AllocExited
 		case berth.AllocExited:
+			// The exit itself is already recorded, so no event is added; the seal lets the
+			// job settle.
 			if !a.Sealed {
 				r.changed[a.Job] = true
 			}
@@ -249,8 +262,8 @@ func (r *registration) event(
 	})
 }
 
-// judge decides which of the containers seen must go, and releases orphans that
-// are not among them: the list is complete.
+// judge decides which of the listed containers must be removed, and releases orphans that
+// are not listed: an agent lists all containers of the machine.
 func (r *registration) judge(ctx context.Context) error {
 	byID := map[berth.AllocationID]machineAlloc{}
 	for _, a := range r.allocs {
@@ -264,6 +277,7 @@ func (r *registration) judge(ctx context.Context) error {
 			r.kill = append(r.kill, c.Alloc)
 		}
 	}
+	// Two containers may name the same allocation.
 	slices.Sort(r.kill)
 	r.kill = slices.Compact(r.kill)
 	if err := r.quarantine(ctx); err != nil {
@@ -294,11 +308,11 @@ func (r *registration) judge(ctx context.Context) error {
 	return nil
 }
 
-// quarantine takes out of what must go those containers that run and that the
-// database has never heard of, nor of their job's end. It has forgotten them: a
-// backup was restored, or a standby took over that lacked the newest rows. What
-// they do may be worth more than what the rows say, so people decide. The
-// machine takes no work before they have ended.
+// quarantine exempts containers from removal that run although the database knows neither
+// their allocation nor the end of their job. The database has lost these rows: a backup was
+// restored, or a standby took over that lacked the newest rows. The work in such containers
+// may be worth more than the rows, so an operator decides. The machine gets no work before
+// they have ended.
 func (r *registration) quarantine(ctx context.Context) error {
 	var alloc []int64
 	var job []string
@@ -326,6 +340,8 @@ func (r *registration) quarantine(ctx context.Context) error {
 	return nil
 }
 
+// keeps reports whether a container may stay: it belongs to the current attempt and to the
+// current epoch of the machine.
 func (r *registration) keeps(a machineAlloc, c wire.ContainerSeen) bool {
 	if r.rebooted || !a.Current || a.Job != c.Job || a.Attempt != c.Attempt || a.Rank != c.Rank {
 		return false
@@ -333,8 +349,9 @@ func (r *registration) keeps(a machineAlloc, c wire.ContainerSeen) bool {
 	switch a.State {
 	case berth.AllocReserved, berth.AllocActive:
 		return a.Epoch == r.epoch
-	case berth.AllocExited: // its log and checkpoints are still to be stored
+	case berth.AllocExited: // logs and checkpoints are still to be uploaded
 		return true
+	// The job continues elsewhere, or another job has the capacity.
 	case berth.AllocOrphaned, berth.AllocReleased:
 		return false
 	default:
@@ -342,9 +359,9 @@ func (r *registration) keeps(a machineAlloc, c wire.ContainerSeen) bool {
 	}
 }
 
-// joined selects the pool and the labels that machine @machine was given when it
-// joined. A berthd of the version before stores them in the join token alone, so
-// the token, where it is still there, comes before the machine's row.
+// joined selects the pool and the labels that machine @machine got when it joined. The
+// previous version of berthd stores both only in the join token, so the token, if it still
+// exists, takes precedence over the machine's row.
 const joined = `
 	SELECT coalesce(t.pool, m.joined_pool) AS pool, coalesce(t.labels, m.joined_labels) AS labels
 	FROM machines m
@@ -357,13 +374,14 @@ const joined = `
 	) t ON true
 	WHERE m.id = @machine`
 
-// writeMachine stores the inventory. The pool and labels of the join token come
-// before those that the agent sends: a machine cannot name itself into another pool. A drain lasts until an operator ends it,
-// whatever the machine went through meanwhile. A capacity that became smaller than what
-// is in use stays as it was, and the machine says so: the present work must end
-// first.
+// writeMachine stores the inventory and the new state of the machine. The pool and the
+// labels of the join token take precedence over the agent's: a machine cannot move itself
+// to another pool. A drain lasts until an operator ends it, also across reboots and losses.
+// A capacity that is smaller than the capacity in use is not stored, and the machine's
+// reason says so: the present work must end first.
 func (r *registration) writeMachine(ctx context.Context) error {
 	next := berth.MachineReady
+	// Unknown containers keep the machine in joining too: only their end makes it ready.
 	owed := slices.Concat(r.kill, r.unknown)
 	if len(owed) > 0 {
 		next = berth.MachineJoining
@@ -428,6 +446,8 @@ func (r *registration) writeMachine(ctx context.Context) error {
 	return nil
 }
 
+// writeLease starts the session's lease. seq 0 accepts the first call of the new agent
+// process.
 func (r *registration) writeLease(ctx context.Context) error {
 	_, err := r.tx.Exec(ctx, `
 		INSERT INTO machine_leases (machine_id, epoch, agent_boot, until)
@@ -439,7 +459,7 @@ func (r *registration) writeLease(ctx context.Context) error {
 	return err
 }
 
-// ids are allocation ids as the driver takes them.
+// ids returns allocation ids in the type that the driver encodes as bigint[].
 func ids(allocs []berth.AllocationID) []int64 {
 	list := make([]int64, len(allocs))
 	for i, a := range allocs {

@@ -12,33 +12,32 @@ import (
 	"berth"
 )
 
-// leaseKey names a machine's session as its lease row does.
+// leaseKey identifies a machine's session by the columns of its lease row.
 type leaseKey struct {
 	machine berth.MachineID
-	boot    string
+	boot    string // agent_boot: identifies the agent process
 	epoch   int64
 }
 
-// renewals renews machine leases, many in one statement, on the vital
-// connections. The statement touches machine_leases and nothing else, so a lock
-// on any other table delays no renewal. The lease row names the session by itself:
-// whatever ends a session changes its epoch or agent_boot in the same transaction
-// (trigger machines_end_lease, and Register).
+// renewals renews machine leases, many in one statement, on the vital connections. The
+// statement touches no table but machine_leases, so a lock on any other table delays no
+// renewal. The lease row alone identifies the session: a transaction that ends a session
+// also changes the row's epoch or agent_boot (trigger machines_end_lease, and Register).
 //
-// A lease renewed within renewPause is not renewed again: that is a small part of
-// its life.
+// A lease renewed within renewPause is not renewed again, since renewPause is a small part
+// of the lease's lifetime. All methods may be called concurrently.
 type renewals struct {
-	*gather[leaseKey, bool] // whether the lease was renewed; no answer: the session is over
+	*gather[leaseKey, bool] // whether the lease was renewed; no value: the session is over
 
 	mu   sync.Mutex
-	done map[leaseKey]time.Time // last renewal
+	done map[leaseKey]time.Time // time of the last renewal by this process
 }
 
 const (
-	renewPause   = time.Second
-	renewGather  = 200 * time.Millisecond
-	renewTimeout = 5 * time.Second
-	renewLanes   = 2
+	renewPause   = time.Second            // shortest time between two renewals of a lease
+	renewGather  = 200 * time.Millisecond // longest wait for other calls to share the statement
+	renewTimeout = 5 * time.Second        // of one statement
+	renewLanes   = 2                      // statements in flight at once
 )
 
 func newRenewals(d *core) *renewals {
@@ -52,14 +51,14 @@ func newRenewals(d *core) *renewals {
 	return r
 }
 
-// renewal is one call's share in a renewal.
+// renewal is a caller's handle on a renewal that may be shared with other calls.
 type renewal struct {
 	ticket ticket[leaseKey, bool]
-	recent bool // the lease was renewed within renewPause: there is no ticket
+	recent bool // the lease was renewed within renewPause; ticket is unused
 }
 
-// begin asks for a renewal of the lease, which happens whether or not anybody
-// waits for its result.
+// begin requests a renewal of the lease. The renewal is made even if no caller waits for
+// its result.
 func (r *renewals) begin(key leaseKey) renewal {
 	r.mu.Lock()
 	recent := time.Since(r.done[key]) < renewPause
@@ -70,9 +69,9 @@ func (r *renewals) begin(key leaseKey) renewal {
 	return renewal{ticket: r.join(key)}
 }
 
-// result waits for the renewal. renewed is false if the lease was renewed a moment
-// before, or if another transaction has its row; over reports that the lease is
-// not of this session.
+// result waits for the renewal. renewed is false if the lease was renewed within
+// renewPause, or if another transaction has locked its row; over reports that the lease
+// belongs to another session.
 func (x renewal) result(ctx context.Context) (renewed, over bool, err error) {
 	if x.recent {
 		return false, false, nil
@@ -84,9 +83,12 @@ func (x renewal) result(ctx context.Context) (renewed, over bool, err error) {
 	return renewed, !ok, nil
 }
 
+// note records the time of successful renewals.
 func (r *renewals) note(got map[leaseKey]bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	// Ended sessions are never removed one by one. A cleared map costs one early renewal
+	// per lease.
 	if len(r.done) > 100_000 {
 		clear(r.done)
 	}
@@ -97,9 +99,11 @@ func (r *renewals) note(got map[leaseKey]bool) {
 	}
 }
 
-// renewLeases renews the leases of sessions that are current. A row that another
-// transaction has is left to the next renewal.
+// renewLeases renews the leases of current sessions and reports for each session whether
+// its lease was renewed. A row locked by another transaction is skipped; the next renewal
+// takes it. Sessions without a lease row are missing from the result.
 func (d *core) renewLeases(ctx context.Context, keys []leaseKey) (map[leaseKey]bool, error) {
+	// Leases are locked in order of machine id, as everywhere.
 	slices.SortFunc(keys, func(a, b leaseKey) int { return strings.Compare(string(a.machine), string(b.machine)) })
 	machines, boots, epochs := make([]string, len(keys)), make([]string, len(keys)), make([]int64, len(keys))
 	for i, k := range keys {
