@@ -29,7 +29,7 @@ type registration struct {
 	kill     []berth.AllocationID // containers to remove
 	unknown  []berth.AllocationID // containers to leave alone: see quarantine
 	mark     markRead             // watermark, read under the machine's lock
-	changed  map[berth.JobID]bool // jobs with a member that this call ended
+	changed  map[berth.JobID]bool // jobs with a member that this call ended, sealed or released
 }
 
 // machineAlloc is an allocation on the machine, with the columns that decide whether its
@@ -340,8 +340,8 @@ func (r *registration) quarantine(ctx context.Context) error {
 	return nil
 }
 
-// keeps reports whether a container may stay: it belongs to the current attempt and to the
-// current epoch of the machine.
+// keeps reports whether a container may stay: its allocation belongs to the job's current
+// attempt and, unless it has exited, to the machine's current epoch.
 func (r *registration) keeps(a machineAlloc, c wire.ContainerSeen) bool {
 	if r.rebooted || !a.Current || a.Job != c.Job || a.Attempt != c.Attempt || a.Rank != c.Rank {
 		return false

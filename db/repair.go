@@ -11,14 +11,16 @@ import (
 	"berth/failure"
 )
 
-// The room of a gang's other members is kept for it once one has ended, by
-// nominations (table earmarks) of which the gang is both victim and beneficiary. They
-// are inactive while the gang holds the room itself, and keep the room from the very
-// moment at which a member releases it. The next placement of the gang deletes them; so
-// does the end of the job, and the leader at their time, or when another gang waits for
-// that room. See docs/adr/0012-repairs-by-earmarks.md.
+// When a member of a gang has ended, nominations (table earmarks) keep the capacity of the
+// other members for the gang's next attempt. The gang is both victim and beneficiary of
+// these nominations. A nomination is inactive while the gang itself holds the capacity, and
+// takes effect at the very moment at which a member releases it. It is deleted by the next
+// placement of the gang, by the end of the job, or by the leader: at the expiry, or when
+// another gang waits for the capacity. See docs/adr/0012-repairs-by-earmarks.md.
 
-// keepRoom keeps the room of the members of a gang for its repair, for that long.
+// keepRoom nominates the capacity of a gang's surviving members for the gang itself, for
+// duration d. It does nothing for a job that is no gang, that is canceled or preempted, or
+// that is neither scheduled nor running. The caller holds the locks of lockJob.
 func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) error {
 	if len(job.Ranks) < 2 || job.CancelAt != nil || job.Preempted ||
 		job.State != berth.Scheduled && job.State != berth.Running {
@@ -28,8 +30,8 @@ func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) er
 	if err := lockMachines(ctx, tx, job); err != nil {
 		return err
 	}
-	// A member that was told of later may have ended first: then it is to blame, and
-	// not the one that was until now.
+	// A later report may show that another member ended first: that member is then to
+	// blame, and the member blamed so far is a survivor.
 	_, err := tx.Exec(ctx, `
 		DELETE FROM earmarks e
 		WHERE e.beneficiary = @job AND e.victim = @job AND NOT EXISTS (
@@ -64,11 +66,12 @@ func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) er
 	return err
 }
 
-// survivors are the members whose machines did nothing wrong: all but those that
-// were given up or never taken, or, where none was, but the first that ended
-// badly by itself.
+// survivors returns the members whose machines did nothing wrong: all members except
+// orphans and unclaimed reservations or, if there is neither, all except the member that
+// was the first to end badly by itself. A cause of ordered or not started does not count as
+// an end by itself.
 func (j lockedJob) survivors() []berth.AllocationID {
-	hole := -1
+	hole := -1 // index of the member to replace
 	gone := func(r lockedRank) bool { return r.Orphaned || r.untaken() }
 	for i, r := range j.Ranks {
 		if !r.bad() || r.Exit == nil ||
@@ -91,8 +94,9 @@ func (j lockedJob) survivors() []berth.AllocationID {
 	return list
 }
 
-// settleRoom keeps the room from now on for as long as a repair may take; where
-// there is none to come, or not there, it is given up.
+// settleRoom adjusts the nominations of a gang to the verdict on its attempt. If the next
+// attempt starts soon, they last for berth.RepairHold from now, except on the machines that
+// the verdict avoids; otherwise they are deleted.
 func settleRoom(ctx context.Context, tx pgx.Tx, job lockedJob, v failure.Verdict) error {
 	if len(job.Ranks) < 2 {
 		return nil
@@ -112,14 +116,15 @@ func settleRoom(ctx context.Context, tx pgx.Tx, job lockedJob, v failure.Verdict
 	return err
 }
 
-// keepsRoom reports whether the room of a gang is kept after this verdict, since
-// the next attempt comes soon.
+// keepsRoom reports whether a gang keeps its nominations after this verdict: the next
+// attempt starts within berth.RepairHold.
 func (j lockedJob) keepsRoom(v failure.Verdict) bool {
 	return len(j.Ranks) > 1 && v.Next == berth.Retrying && v.Delay < berth.RepairHold
 }
 
-// lockMachines takes the machines of a job's members in their order, before what
-// is freed there takes some of them: a writer of nominations holds these locks.
+// lockMachines locks the machines of all members in order of id, before the release of
+// capacity locks some of them in another order. A transaction that writes nominations must
+// hold these locks.
 func lockMachines(ctx context.Context, tx pgx.Tx, job lockedJob) error {
 	var on []berth.MachineID
 	for _, r := range job.Ranks {
@@ -135,8 +140,8 @@ func lockMachines(ctx context.Context, tx pgx.Tx, job lockedJob) error {
 	return err
 }
 
-// GiveUpRepairs lets go of the room that is kept for the repair of gangs: others
-// wait for it. It returns how many gangs had some.
+// GiveUpRepairs deletes the nominations for the repair of the given gangs, because other
+// jobs wait for the capacity. It returns the number of gangs that had nominations.
 func (d *Queue) GiveUpRepairs(ctx context.Context, term Term, gangs []berth.JobID) (int, error) {
 	if len(gangs) == 0 {
 		return 0, nil

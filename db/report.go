@@ -15,52 +15,52 @@ import (
 	"berth/wire"
 )
 
-// phaseOrder makes phases comparable: a member only moves on.
+// phaseOrder ranks the phases: the phase of a member never decreases.
 var phaseOrder = map[berth.Phase]int{
 	berth.PhaseNone: 0, berth.PhaseClaimed: 1, berth.PhasePulling: 2, berth.PhaseRestoring: 3,
 	berth.PhasePrepared: 4, berth.PhaseRunning: 5, berth.PhaseExited: 6, berth.PhaseSealed: 7,
 }
 
-// reporting is one call's reports on their way into the rows. A member that ends
-// by itself, the usual case, touches its allocation alone; the job's row is
-// locked only for those that must: the last prepared member has all members start, the
-// last start makes the job running, and events are numbered under that lock.
+// reporting applies the reports of one call to the rows. A member that ends by itself, the
+// usual case, changes only its allocation. The job's row is locked only where necessary:
+// the last prepared member orders all members to start, the last start makes the job
+// running, and events are numbered under that lock.
 type reporting struct {
 	tx      pgx.Tx
 	machine berth.MachineID
 	req     wire.SyncRequest
-	actor   string
+	actor   string // of the events
 
-	part bool // of a call: the parts before it have stored its seq
+	part bool // of a split call: earlier parts may have stored its seq
 
-	writes pgx.Batch // to be sent together, in the order of their locks
+	writes pgx.Batch // sent together, in lock order
 
-	lockJobs map[berth.JobID]bool
-	starting map[berth.JobID]bool // of lockJobs: a report says that a member has started
+	lockJobs map[berth.JobID]bool // jobs that must be locked
+	starting map[berth.JobID]bool // jobs of lockJobs with a report of a started member
 	jobs     map[berth.JobID]*reportedJob
 	rows     map[berth.AllocationID]*reportedRow
-	order    []berth.AllocationID
-	owesKill bool // the machine was told to remove containers, and has not yet
-	gang     bool // the members of one are ordered to start
+	order    []berth.AllocationID // keys of rows in lock order
+	owesKill bool                 // the machine has not yet confirmed the removal of all containers to remove
+	gang     bool                 // the members of a gang are ordered to start
 
-	// What is to be told after the commit.
+	// The fields below are used after the commit.
 	heard
-	freed    bool
-	sealed   []string // allocations whose end these reports sealed
-	touched  map[berth.JobID]bool
-	machines map[berth.MachineID]bool
+	freed    bool                     // input of the leader's plan has changed
+	sealed   []string                 // allocations whose end these reports sealed
+	touched  map[berth.JobID]bool     // jobs to publish a hint for
+	machines map[berth.MachineID]bool // other machines with new orders
 }
 
-// heard is what a call's reports have come to, for its answer.
+// heard is the result of applying the reports of a call; the call's answer contains it.
 type heard struct {
-	stale   []berth.AllocationID // not current
-	started []berth.AllocationID // ordered to start by them, on the same machine
-	refused []wire.Refused
-	mark    *wire.Watermark // the newest as of the reports; nil: none were stored
-	known   bool            // the machine is neither suspected, nor was the call overtaken: the answer is complete
+	stale   []berth.AllocationID // not current: their containers are to be killed
+	started []berth.AllocationID // ordered to start because of the reports, on the same machine
+	refused []wire.Refused       // reports that can never be stored
+	mark    *wire.Watermark      // the newest one when the reports were stored; nil: none were stored
+	known   bool                 // the answer is complete: machine not suspect, no later call was first
 }
 
-// add takes in what a part of the same call came to.
+// add merges the result of one part of the call.
 func (h *heard) add(part heard) {
 	h.stale, h.started = append(h.stale, part.stale...), append(h.started, part.started...)
 	h.known = h.known && part.known
@@ -69,43 +69,45 @@ func (h *heard) add(part heard) {
 	}
 }
 
+// reportedJob is a job's row, locked for this call.
 type reportedJob struct {
 	ID      berth.JobID
 	State   berth.State
 	Attempt int
-	Digest  string
+	Digest  string // of the image; "" before the first report of it
 
-	moves     bool   // a member of it was reported prepared or started, and all its members are locked
-	newDigest string // of its image, seen for the first time
+	moves     bool   // a report of a prepared or started member; all members are then locked
+	newDigest string // of the image, reported for the first time
 }
 
-// reportedRow is an allocation as it is and as it shall be.
+// reportedRow is a locked allocation with its columns and, in the lower-case fields, the
+// changes.
 type reportedRow struct {
 	ID        berth.AllocationID
 	Job       berth.JobID
 	Attempt   int
 	Rank      int
 	Machine   berth.MachineID
-	Epoch     int64
+	Epoch     int64 // of the machine when the allocation was reserved
 	State     berth.AllocationState
 	Phase     berth.Phase
 	Sealed    bool
 	HasExit   bool
 	Orders    berth.Orders
-	Forgotten bool
+	Forgotten bool // the machine has confirmed that the container is removed
 	Started   bool
 
 	changed  bool
-	prepared bool // by this very report
+	prepared bool // first by this report
 	exit     *failure.Exit
-	left     outputsLeft // with the seal; the exit may be on record already
+	left     outputsLeft // known with the seal; the exit may already be recorded
 	step     *berth.Progress
-	begun    bool // by this very report: set started_at
-	forget   bool
+	begun    bool // by this report: set started_at
+	forget   bool // set forgotten_at
 }
 
-// reportOnce applies what a machine reports, in one transaction. part says that
-// the same call may have stored other reports before.
+// reportOnce applies the reports of a machine in one transaction and publishes the hints
+// after the commit. part says that the same call may already have stored other reports.
 func (d *Agents) reportOnce(
 	ctx context.Context, machine berth.MachineID, req wire.SyncRequest, part bool,
 ) (heard, error) {
@@ -129,6 +131,7 @@ func (d *Agents) reportOnce(
 		}
 		return failpoint.Hit("api.gang.before")
 	})
+	// Nothing is stored; the answer to the later call is the one that counts.
 	if errors.Is(err, errOvertaken) {
 		return heard{}, nil
 	}
@@ -161,28 +164,32 @@ func (d *Agents) reportOnce(
 	return r.heard, nil
 }
 
-// errMustLeap ends the reports of a machine that is ahead of the database.
+// errMustLeap aborts the reports of a machine whose watermark is ahead of the database: the
+// database lost rows in a restore.
 var errMustLeap = errors.New("the machine is ahead of the database")
 
-// errOvertaken ends a call that a later one of the same agent has overtaken.
+// errOvertaken aborts a call after a later call of the same agent process.
 var errOvertaken = errors.New("a later report was here before")
 
-// needsJob reports whether this report may move the job, or writes an event. The
-// first report of a running member is sent before there is progress to report; where
-// another one is the first to be stored, lockMore adds the lock.
+// needsJob reports whether a report may change the job's state or adds an event. The first
+// report of a running member normally has no progress yet; if a report with progress is
+// stored first, lockMore adds the lock.
 func needsJob(p wire.RankReport) bool {
 	starts := p.Phase == berth.PhaseRunning && p.Progress == nil
 	return p.Phase == berth.PhasePrepared || starts || p.Warning != "" || p.Exit != nil && !plain(*p.Exit)
 }
 
-// started reports whether the member's container has started, by this report.
+// started reports whether the member's container has started according to this report.
 func started(p wire.RankReport) bool {
 	return p.Phase == berth.PhaseRunning || p.Exit != nil && p.Exit.Started()
 }
 
-// plain ends are told by the job's own verdict, and need no event.
+// plain reports whether an exit is an ordinary success. It needs no event, since the job's
+// verdict shows the same.
 func plain(x failure.Exit) bool { return x.Cause == failure.CauseExited && x.Code == 0 }
 
+// run applies the reports within one transaction. The transaction may run several times, so
+// run starts from empty results.
 func (r *reporting) run(ctx context.Context) error {
 	r.order, r.heard, r.freed, r.gang, r.sealed, r.writes = nil, heard{}, false, false, nil, pgx.Batch{}
 	for _, step := range []func(context.Context) error{
@@ -195,9 +202,9 @@ func (r *reporting) run(ctx context.Context) error {
 	return nil
 }
 
-// lock checks the session and takes jobs, then allocations, each in order of
-// id. Of a job that may start or be running, the other members are taken as well:
-// they get the order, or decide whether all have started.
+// lock checks the session and locks jobs, then allocations, each in order of id. If a job
+// may start or become running, the allocations of all its members are locked: they get the
+// order to start, or decide whether all have started.
 func (r *reporting) lock(ctx context.Context) error {
 	jobs, prepared, allocs := []string{}, []string{}, []int64{}
 	for job := range r.lockJobs {
@@ -263,6 +270,8 @@ func (r *reporting) lock(ctx context.Context) error {
 				locked := a
 				r.rows[a.ID] = &locked
 				r.order = append(r.order, a.ID)
+				// The next row is scanned into the same variable: orders must not carry
+				// over.
 				a.Orders = berth.Orders{}
 				return nil
 			})
@@ -275,6 +284,8 @@ func (r *reporting) lock(ctx context.Context) error {
 	if s.state == "" {
 		return berth.Errorf(berth.CodeNotFound, "no such machine %s", r.machine)
 	}
+	// This check precedes the session's: a restored database may not know the session
+	// either.
 	if ahead, err := s.mark.behind(ctx, r.tx, r.req.Watermark); err != nil {
 		return err
 	} else if ahead {
@@ -291,7 +302,7 @@ func (r *reporting) lock(ctx context.Context) error {
 	return nil
 }
 
-// apply decides, on the locked rows, what each report changes.
+// apply computes the change of each locked row from its report. It writes no allocation.
 func (r *reporting) apply(ctx context.Context) error {
 	if err := r.checkForgotten(ctx); err != nil {
 		return err
@@ -309,6 +320,7 @@ func (r *reporting) apply(ctx context.Context) error {
 			return err
 		}
 	}
+	// Gone lists allocations without a container on the machine.
 	for _, id := range r.req.Gone {
 		a := r.rows[id]
 		if a == nil || a.Machine != r.machine || a.Forgotten {
@@ -333,15 +345,15 @@ func (r *reporting) apply(ctx context.Context) error {
 	return nil
 }
 
-// isOf reports whether an allocation is this machine's, and the reported member's.
+// isOf reports whether a report is about the allocation's own member, on this machine.
 func (r *reporting) isOf(a *reportedRow, p wire.RankReport) bool {
 	return a != nil && a.Machine == r.machine && a.Job == p.Job && a.Attempt == p.Attempt && a.Rank == p.Rank
 }
 
-// lockMore starts the transaction over, with more locks, if the rows show that a
-// report which looked plain concerns its job: the first one of a container that has
-// started, and the end of an orphan. All jobs of a call are found at once: a
-// transaction starts over a few times only, whatever the number of its reports.
+// lockMore returns errMoved, so that the transaction starts over with more locks, if the
+// locked rows show that an ordinary report affects its job after all: the first report of a
+// started container, or the end of an orphan. It collects all such jobs of the call at
+// once, so the transaction starts over only a few times, however many reports the call has.
 func (r *reporting) lockMore() error {
 	var more error
 	for _, id := range r.req.Gone {
@@ -366,9 +378,10 @@ func (r *reporting) lockMore() error {
 	return more
 }
 
-// checkForgotten refuses the call if it reports a member that no row knows, nor the
-// archive its job: the database has lost it. Reported as stale its container would
-// be killed; the registration that is asked for leaves it alone.
+// checkForgotten refuses the call if a reported member is in no row and its job is not in
+// the archive: the database has lost both. A report answered as stale would make the agent
+// kill the container; the requested registration leaves the container alone (see
+// quarantine).
 func (r *reporting) checkForgotten(ctx context.Context) error {
 	var jobs []string
 	for _, p := range r.req.Reports {
@@ -395,9 +408,12 @@ func (r *reporting) checkForgotten(ctx context.Context) error {
 	return nil
 }
 
+// applyOne computes the change of one allocation from one report. A report of another epoch
+// or of a released allocation is stale, and the agent kills the container.
 func (r *reporting) applyOne(ctx context.Context, a *reportedRow, p wire.RankReport) error {
 	ended := phaseOrder[p.Phase] >= phaseOrder[berth.PhaseExited] && p.Exit != nil
 	switch a.State {
+	// An orphan is stale in any case; the report of its end releases its capacity.
 	case berth.AllocOrphaned:
 		r.stale = append(r.stale, a.ID)
 		if !ended || a.Epoch != r.req.Epoch {
@@ -421,6 +437,7 @@ func (r *reporting) applyOne(ctx context.Context, a *reportedRow, p wire.RankRep
 	default:
 		panic("unknown allocation state " + string(a.State))
 	}
+	// The capacity is free from here on, also while the uploads of the exited member go on.
 	if ended && a.State != berth.AllocExited {
 		a.State, a.changed = berth.AllocExited, true
 		r.freed = true
@@ -434,8 +451,8 @@ func (r *reporting) applyOne(ctx context.Context, a *reportedRow, p wire.RankRep
 		a.left = outputsLeft{p.Exit.Unstored, p.Exit.Refused, p.Exit.OverQuota}
 	}
 	if phaseOrder[p.Phase] > phaseOrder[a.Phase] && (ended || phaseOrder[p.Phase] < phaseOrder[berth.PhaseExited]) {
-		// An agent that died between the start and its report is followed by one that
-		// reports a running container at once.
+		// An agent that crashed after it started a container reports the container as
+		// running at once, without a report of the prepared phase.
 		a.prepared = !ended && phaseOrder[a.Phase] < phaseOrder[berth.PhasePrepared] &&
 			phaseOrder[p.Phase] >= phaseOrder[berth.PhasePrepared]
 		a.Phase, a.changed = p.Phase, true
@@ -446,11 +463,11 @@ func (r *reporting) applyOne(ctx context.Context, a *reportedRow, p wire.RankRep
 	return r.tell(ctx, a, p, ended)
 }
 
-// catchUp lets a row follow its container: a reservation that its machine claimed
-// before a backup was taken and restored, a container that has started, with or
-// without the order. The start may make the job running, so the job's row and its
-// other members are locked for it by now (lockMore). An end may be the first report of a start as well: of a container that was over
-// before its start was reported.
+// catchUp updates a row that lags behind its container: a reservation that its machine
+// claimed before the database was restored from a backup, or a container that has started,
+// with or without the order. A start may make the job running, so lockMore has locked the
+// job's row and its other members by now. The report of an end may also be the first report
+// of the start, if the container exited before its start was reported.
 func (r *reporting) catchUp(a *reportedRow, p wire.RankReport, ended bool) {
 	if !ended && a.State == berth.AllocReserved && phaseOrder[p.Phase] >= phaseOrder[berth.PhaseClaimed] {
 		a.State, a.changed = berth.AllocActive, true

@@ -11,7 +11,8 @@ import (
 	"berth/wire"
 )
 
-// tell writes what a report says of its job: only under the lock of its row.
+// tell stores the effects of a report on its job: state changes, the image digest and
+// events. tell does nothing unless the job's row is locked.
 func (r *reporting) tell(ctx context.Context, a *reportedRow, p wire.RankReport, ended bool) error {
 	j := r.jobs[a.Job]
 	if j == nil || j.Attempt != a.Attempt {
@@ -21,6 +22,8 @@ func (r *reporting) tell(ctx context.Context, a *reportedRow, p wire.RankReport,
 	if j.Digest == "" {
 		j.newDigest = p.ImageDigest
 	}
+	// These events belong to the first report of a prepared member; repeated reports add
+	// none.
 	if p.Restored != nil && a.prepared {
 		if err := r.restored(ctx, a, *p.Restored); err != nil {
 			return err
@@ -48,6 +51,7 @@ func (r *reporting) tell(ctx context.Context, a *reportedRow, p wire.RankReport,
 	return nil
 }
 
+// restored records the checkpoint step from which an attempt continues.
 func (r *reporting) restored(ctx context.Context, a *reportedRow, step int64) error {
 	_, err := r.tx.Exec(ctx, `
 		UPDATE attempts
@@ -63,6 +67,7 @@ func (r *reporting) restored(ctx context.Context, a *reportedRow, step int64) er
 	})
 }
 
+// describeExit returns the text of an exit for the job's history.
 func describeExit(a *reportedRow, m berth.MachineID) string {
 	x := a.exit
 	s := fmt.Sprintf("rank %d on %s: %s", a.Rank, m, x.Cause)
@@ -78,10 +83,11 @@ func describeExit(a *reportedRow, m berth.MachineID) string {
 	return s
 }
 
-// compareInputs warns of each input that is another one than a member before has
-// read, of this attempt or of the latest one that told of it, and notes what this
-// one reads where nobody of its attempt has. Of members that differ it says so once an
-// input, however many they are: other warnings have a place too.
+// compareInputs adds a warning for each input with another content address than in the
+// latest attempt that recorded the input, which may be this attempt by another member. It
+// then records the addresses of this member's inputs that its attempt has not recorded yet.
+// An input on which members differ gets one warning, however many members differ, so that
+// it does not use up maxWarnings.
 func (r *reporting) compareInputs(ctx context.Context, a *reportedRow, fetched []wire.Fetched) error {
 	if len(fetched) == 0 {
 		return nil
@@ -111,7 +117,7 @@ func (r *reporting) compareInputs(ctx context.Context, a *reportedRow, fetched [
 	var what, from string
 	var is, was berth.Address
 	var attempt int
-	type change struct{ about, text string }
+	type change struct{ about, text string } // about: the part of text that is equal for all members
 	var changes []change
 	_, err = pgx.ForEachRow(rows, []any{&what, &from, &is, &attempt, &was}, func() error {
 		how, before := fmt.Sprintf("has changed since attempt %d", attempt), "that one"
@@ -144,11 +150,12 @@ func (r *reporting) compareInputs(ctx context.Context, a *reportedRow, fetched [
 	return nil
 }
 
+// event adds an event about the member without further facts.
 func (r *reporting) event(ctx context.Context, a *reportedRow, kind wire.EventKind, detail string) error {
 	return r.eventOf(ctx, a, wire.Event{Kind: kind, Detail: detail})
 }
 
-// eventOf adds an event whose kind has facts besides the member and its machine.
+// eventOf adds an event about the member and fills in the member and its machine as facts.
 func (r *reporting) eventOf(ctx context.Context, a *reportedRow, e wire.Event) error {
 	r.touched[a.Job] = true
 	if e.Facts == nil {
@@ -159,20 +166,19 @@ func (r *reporting) eventOf(ctx context.Context, a *reportedRow, e wire.Event) e
 	return addEvent(ctx, r.tx, a.Job, e)
 }
 
-// maxWarnings bounds the warnings in the history of one attempt: what a job
-// does wrong again and again, with other words each time, must not grow it for
-// ever.
+// maxWarnings bounds the warnings in the history of one attempt. A job that repeats a
+// mistake with ever new texts must not grow its history without bound.
 const maxWarnings = 50
 
-// warn adds each text once to an attempt, up to maxWarnings.
+// warn adds a warning to the attempt's history, once per text and up to maxWarnings.
 func (r *reporting) warn(ctx context.Context, a *reportedRow, text string) error {
 	return r.warnOf(ctx, a, "", text)
 }
 
-// warnOf is warn, of which an attempt gets only one that begins with about, if that
-// is not empty.
+// warnOf is warn with a prefix: if about is not empty, an attempt gets only one warning
+// that begins with about.
 func (r *reporting) warnOf(ctx context.Context, a *reportedRow, about, text string) error {
-	var told, before int
+	var told, before int // warnings equal to this one, and all of the attempt
 	err := r.tx.QueryRow(ctx, `
 		SELECT count(*) FILTER (WHERE detail = @text OR @about <> '' AND starts_with(detail, @about)), count(*)
 		FROM job_events
@@ -187,8 +193,8 @@ func (r *reporting) warnOf(ctx context.Context, a *reportedRow, about, text stri
 	return r.event(ctx, a, wire.EventWarning, text)
 }
 
-// release frees an orphan that its machine says is gone. Its event is numbered
-// under the lock of the job's row, which lockMore has added.
+// release releases an orphan after its machine has confirmed the end. lockMore has locked
+// the job's row, under which the event is numbered.
 func (r *reporting) release(ctx context.Context, a *reportedRow, why string) error {
 	a.State, a.changed = berth.AllocReleased, true
 	r.freed = true

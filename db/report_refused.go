@@ -13,10 +13,10 @@ import (
 	"berth/wire"
 )
 
-// report applies a call's reports: all in one transaction, and where the
-// database refuses that, one by one, so that what it objects to keeps nobody
-// else's exit from being stored. A call of which nothing was stored has not renewed
-// the lease, and its answer is not known to be complete.
+// report applies the reports of a call in one transaction. If the database rejects the
+// transaction because of its data, report applies each report in its own transaction, so
+// that one bad report does not keep the exits of other members from being stored. If no
+// part was stored, the lease is not renewed and the answer is marked as incomplete.
 func (d *Agents) report(ctx context.Context, machine berth.MachineID, req wire.SyncRequest) (heard, error) {
 	req.Reports = cleaned(req.Reports)
 	all, err := d.reportOnce(ctx, machine, req, false)
@@ -44,17 +44,18 @@ func (d *Agents) report(ctx context.Context, machine berth.MachineID, req wire.S
 	return all, nil
 }
 
-// isUnfit reports whether the database, or we, object to what was sent, so that
-// the very same would be refused again.
+// isUnfit reports whether the data was rejected, by a check or by the database, so that the
+// same data would be rejected again.
 func isUnfit(err error) bool {
 	if e, ok := errors.AsType[*berth.Error](err); ok {
 		return e.Code == berth.CodeInvalid
 	}
 	pg, ok := errors.AsType[*pgconn.PgError](err)
+	// SQLSTATE classes: 22 data exception, 23 integrity violation, BT Berth's own triggers.
 	return ok && (pg.Code[:2] == "22" || pg.Code[:2] == "23" || pg.Code[:2] == "BT")
 }
 
-// parts are the call's single reports, each a call of its own.
+// parts splits a call into calls with one report each. All of them keep the call's seq.
 func parts(req wire.SyncRequest) []wire.SyncRequest {
 	one := req
 	one.Reports, one.Gone, one.GPUs, one.Cache = nil, nil, nil, nil
@@ -80,6 +81,8 @@ func parts(req wire.SyncRequest) []wire.SyncRequest {
 	return list
 }
 
+// concerned returns the allocation that a part is about, or 0 if the part is about devices
+// or the cache.
 func concerned(part wire.SyncRequest) berth.AllocationID {
 	switch {
 	case len(part.Reports) > 0:
@@ -90,7 +93,7 @@ func concerned(part wire.SyncRequest) berth.AllocationID {
 	return 0
 }
 
-// checkReport finds what no row could take.
+// checkReport returns an error for a report that the statements cannot process.
 func checkReport(p wire.RankReport) error {
 	if _, known := phaseOrder[p.Phase]; !known {
 		return berth.Errorf(berth.CodeInvalid, "allocation %d: unknown phase %q", p.Alloc, p.Phase)
@@ -101,14 +104,15 @@ func checkReport(p wire.RankReport) error {
 	return nil
 }
 
-// cleaned makes the words of engines and jobs fit for text and jsonb, which
-// hold neither NUL nor broken UTF-8: an exit must not go unheard for its
-// message.
+// cleaned removes NUL bytes and replaces invalid UTF-8 in all texts of engines and jobs,
+// since text and jsonb columns reject both: an exit must not be lost because of its
+// message. It returns copies and leaves the argument unchanged.
 func cleaned(reports []wire.RankReport) []wire.RankReport {
 	list := make([]wire.RankReport, len(reports))
 	for i, p := range reports {
 		p.Warning, p.ImageDigest = plainText(p.Warning), plainText(p.ImageDigest)
 		if p.Exit != nil {
+			// The caller's reports share these values with the request.
 			x := *p.Exit
 			x.Message, x.Unstored, x.Refused = plainText(x.Message), plainTexts(x.Unstored), plainTexts(x.Refused)
 			x.OverQuota = plainText(x.OverQuota)
@@ -132,6 +136,7 @@ func plainTexts(list []string) []string {
 	return list
 }
 
+// plainText returns s without NUL bytes and with valid UTF-8.
 func plainText(s string) string {
 	return strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", ""), "\uFFFD")
 }

@@ -14,7 +14,7 @@ import (
 	"berth/wire"
 )
 
-// send sends the writes that are queued, in one round trip.
+// send executes the queued writes in one round trip.
 func (r *reporting) send(ctx context.Context) error {
 	if r.writes.Len() == 0 {
 		return nil
@@ -27,7 +27,8 @@ func (r *reporting) send(ctx context.Context) error {
 	return nil
 }
 
-// write stores every changed row in one statement.
+// write queues one statement that stores all changed allocations. Times are set once
+// (coalesce), so a repeated report changes none of them.
 func (r *reporting) write(context.Context) error {
 	var (
 		id            []int64
@@ -93,15 +94,16 @@ func (r *reporting) write(context.Context) error {
 	return nil
 }
 
-// outputsLeft is the part of an exit that is known only with the seal.
+// outputsLeft is the part of an exit that is only known with the seal, after the last
+// upload.
 type outputsLeft struct {
-	Unstored []string `json:"unstored,omitempty"`
+	Unstored []string `json:"unstored,omitempty"` // outputs that could not be stored
 	Refused  []string `json:"refused,omitempty"`
 
 	OverQuota string `json:"over_quota,omitempty"`
 }
 
-// document is nil if there is nothing to tell.
+// document returns the JSON document, or nil if all outputs are stored.
 func (l outputsLeft) document() (*string, error) {
 	if len(l.Unstored) == 0 && len(l.Refused) == 0 {
 		return nil, nil
@@ -109,8 +111,8 @@ func (l outputsLeft) document() (*string, error) {
 	return document(&l)
 }
 
-// writeSteps notes the last step of each attempt. Attempts come after the
-// allocations, whose locks keep Settle away.
+// writeSteps queues the update of each attempt's last step. Rows of attempts are locked
+// after the allocations, and the locks of the allocations exclude a concurrent Settle.
 func (r *reporting) writeSteps(rows []*reportedRow) {
 	if len(rows) == 0 {
 		return
@@ -134,18 +136,20 @@ func (r *reporting) writeSteps(rows []*reportedRow) {
 		pgx.NamedArgs{"job": job, "attempt": attempt, "step": step})
 }
 
-// startJobs moves each job on whose members were reported prepared or started:
+// startJobs advances each job with a report of a prepared or started member:
 //
-//	members                        the job becomes  and its members
-//	all have started               running          have the order to start on record
-//	all are prepared, some waiting scheduled still  are ordered to start
-//	otherwise                      scheduled still  wait
+//	members                         next state of the job  effect on the members
+//	all have started                running                order to start is recorded
+//	all are prepared, some waiting  scheduled              ordered to start
+//	otherwise                       scheduled              wait
 //
-// A member that has ended counts as started if its container ran. One that is lost or
-// withdrawn never does, so an attempt that loses a member before all have started
-// settles without having been running. A cancel or a preemption takes the job out
-// of scheduled under the lock held here; what starts after that is stopped.
+// A member that has ended counts as started if its container ran. A lost or withdrawn
+// member never counts as started, so an attempt that loses a member before all have started
+// is settled without having been running. A cancel or a preemption moves the job out of
+// scheduled under the job's lock, which is held here; a container that starts later is
+// stopped.
 func (r *reporting) startJobs(ctx context.Context) error {
+	// Sorted: writes to jobs follow the order of ids.
 	for _, id := range slices.Sorted(maps.Keys(r.jobs)) {
 		j := r.jobs[id]
 		switch {
@@ -165,7 +169,8 @@ func (r *reporting) startJobs(ctx context.Context) error {
 	return nil
 }
 
-// runJob makes a job running: the containers of all its members have started.
+// runJob makes a job running after the containers of all members have started. A member
+// that started without the order gets the order recorded.
 func (r *reporting) runJob(j *reportedJob) {
 	r.touched[j.ID] = true
 	r.writes.Queue(`
@@ -189,8 +194,8 @@ func (r *reporting) runJob(j *reportedJob) {
 		pgx.NamedArgs{"job": j.ID, "attempt": j.Attempt, "actor": r.actor, "digest": j.newDigest}).Query(r.noteOrdered)
 }
 
-// orderStart orders the members of a job to start that have waited for the last of
-// them. The job stays scheduled until all report that they have started.
+// orderStart orders the members of a job to start, once the last of them is prepared. The
+// job stays scheduled until all members have reported their start.
 func (r *reporting) orderStart(ctx context.Context, j *reportedJob) error {
 	var ranks []orderedRank
 	members := 0
@@ -205,7 +210,7 @@ func (r *reporting) orderStart(ctx context.Context, j *reportedJob) error {
 		}
 	}
 	if len(ranks) == 0 {
-		return nil // the report was sent again
+		return nil // a repeated report
 	}
 	r.gang = r.gang || members > 1
 	r.writes.Queue(`
@@ -221,8 +226,8 @@ func (r *reporting) orderStart(ctx context.Context, j *reportedJob) error {
 	})
 }
 
-// noteOrdered reads the members that got the order to start. Those of the machine
-// that reports are in the answer to its call, others are notified.
+// noteOrdered records the members that were ordered to start. Members on the reporting
+// machine are part of the answer to its call; the other machines get a hint.
 func (r *reporting) noteOrdered(rows pgx.Rows) error {
 	var alloc berth.AllocationID
 	var m berth.MachineID
@@ -237,7 +242,8 @@ func (r *reporting) noteOrdered(rows pgx.Rows) error {
 	return err
 }
 
-// storeDigest keeps which image the name meant, for the attempts to come.
+// storeDigest stores the digest of the job's image, so that later attempts run the same
+// image even if its tag moves.
 func (r *reporting) storeDigest(j *reportedJob) {
 	if j.newDigest == "" || j.State.Terminal() {
 		return
@@ -246,7 +252,8 @@ func (r *reporting) storeDigest(j *reportedJob) {
 		WHERE id = @job`, pgx.NamedArgs{"job": j.ID, "digest": j.newDigest})
 }
 
-// all reports whether each member of a job's attempt is so: all of them are locked.
+// all reports whether every member of the job's attempt satisfies is. All members are
+// locked.
 func (r *reporting) all(j *reportedJob, is func(*reportedRow) bool) bool {
 	some := false
 	for _, a := range r.rows {
@@ -260,18 +267,19 @@ func (r *reporting) all(j *reportedJob, is func(*reportedRow) bool) bool {
 	return some
 }
 
-// isPrepared reports whether the member's container is there, started or not.
+// isPrepared reports whether the member's container exists, started or not.
 func (a *reportedRow) isPrepared() bool {
 	return a.State == berth.AllocActive && phaseOrder[a.Phase] >= phaseOrder[berth.PhasePrepared]
 }
 
-// hasStarted reports whether the member's container has started; it may have ended.
+// hasStarted reports whether the member's container has started; it may have ended since.
 func (a *reportedRow) hasStarted() bool {
 	return (a.State == berth.AllocActive || a.State == berth.AllocExited) && (a.Started || a.begun)
 }
 
-// writeMachine strikes off kills that are confirmed, and stores the health of
-// devices, after the rows whose locks come before the machine's.
+// writeMachine removes confirmed kills from the machine's row and stores the health of
+// devices. It first sends the queued writes, whose rows precede the machine in the lock
+// order.
 func (r *reporting) writeMachine(ctx context.Context) error {
 	kills := r.owesKill && len(r.req.Gone) > 0
 	if !kills && len(r.req.GPUs) == 0 {
@@ -297,6 +305,7 @@ func (r *reporting) writeMachine(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("strike off kills: %w", err)
 		}
+		// A machine without pending kills leaves state joining and may get work.
 		r.freed = r.freed || tag.RowsAffected() > 0
 	}
 	if len(r.req.GPUs) == 0 {
@@ -330,9 +339,10 @@ func (r *reporting) writeMachine(ctx context.Context) error {
 	return nil
 }
 
-// renew stores the seq of this call, and with it a renewed lease. It is the
-// last row to be locked. A process that was replaced since the session was
-// checked takes nothing further: its seq would hide the reports of the next.
+// renew queues the write of this call's seq, which also renews the lease. The lease row is
+// the last one to be locked. If the agent process was replaced since the session check, the
+// row does not match, and the transaction fails with errOvertaken: the old process's seq
+// would hide the reports of the new one.
 func (r *reporting) renew(context.Context) error {
 	r.writes.Queue(`
 		UPDATE machine_leases
@@ -350,7 +360,7 @@ func (r *reporting) renew(context.Context) error {
 	return nil
 }
 
-// document is v as JSON text, nil for none.
+// document returns v as JSON text, or nil for nil.
 func document[T any](v *T) (*string, error) {
 	if v == nil {
 		return nil, nil

@@ -11,10 +11,10 @@ import (
 	"berth/wire"
 )
 
-// Retry submits the spec of a terminal job again as a new job, linked both ways.
-// A job that was retried already answers its successor, with created false; a
-// live one is a conflict. An element of an array, or a step, becomes a job of its own, with
-// the variables it had.
+// Retry submits the spec of a job that has ended as a new job, and links both jobs. If the
+// job was retried before, Retry returns its successor, with created false. A job that has
+// not ended is a conflict. A retried element or step becomes a job without a parent, with
+// the environment that it had.
 func (d *Jobs) Retry(ctx context.Context, tenant berth.TenantID, id berth.JobID,
 	actor string) (job wire.Job, created bool, err error) {
 	err = d.tx(ctx, func(tx pgx.Tx) error {
@@ -22,6 +22,8 @@ func (d *Jobs) Retry(ctx context.Context, tenant berth.TenantID, id berth.JobID,
 		if err != nil {
 			return err
 		}
+		// The row's lock makes the second of two concurrent retries see the link of the
+		// first.
 		if old.RetriedBy != nil {
 			job, created = wire.Job{ID: *old.RetriedBy}, false
 			return nil
@@ -50,8 +52,8 @@ func (d *Jobs) Retry(ctx context.Context, tenant berth.TenantID, id berth.JobID,
 	return d.retried(ctx, tenant, id, job, created, err)
 }
 
-// byItself makes the spec of a step one of a job by itself, which needs nothing and
-// takes what its siblings have left.
+// byItself turns the spec of a step into the spec of a job without a pipeline. The job has
+// no needs, and its inputs name the jobs of the sibling steps instead of the steps.
 func byItself(ctx context.Context, tx pgx.Tx, old *wire.Job) error {
 	old.Spec.Needs, old.Spec.Cache = nil, false
 	if !slices.ContainsFunc(old.Spec.OutputsNamed(), func(o spec.NamedOutput) bool { return o.Step != "" }) {
@@ -66,7 +68,8 @@ func byItself(ctx context.Context, tx pgx.Tx, old *wire.Job) error {
 	return nil
 }
 
-// retried tells of a retry and returns the new job whole.
+// retried publishes the hints of a retry after its commit and returns the new job, or the
+// existing successor as it is now.
 func (d *Jobs) retried(ctx context.Context, tenant berth.TenantID, id berth.JobID, job wire.Job, created bool,
 	err error) (wire.Job, bool, error) {
 	if err != nil {
@@ -81,8 +84,8 @@ func (d *Jobs) retried(ctx context.Context, tenant berth.TenantID, id berth.JobI
 	return job, true, nil
 }
 
-// indexesOf are the elements of an array that runs only some again; nil for any
-// other job.
+// indexesOf returns the indexes of an array that has only some of its elements, which a
+// retry keeps; nil for any other job.
 func indexesOf(j wire.Job) []int {
 	ranges, err := spec.ParseIndexes(j.Indexes)
 	if j.Indexes == "" || err != nil {
@@ -97,8 +100,8 @@ func indexesOf(j wire.Job) []int {
 	return list
 }
 
-// lockForRetry reads the old job and holds its row, live or archived, so that
-// of two retries at once one is the first.
+// lockForRetry reads the old job and locks its row, live or archived, so that concurrent
+// retries of a job run one after the other. A job that has not ended is a conflict.
 func lockForRetry(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.JobID) (wire.Job, error) {
 	args := pgx.NamedArgs{"id": id, "tenant": string(tenant)}
 	for _, sql := range []string{`
@@ -133,6 +136,8 @@ func lockForRetry(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id bert
 	return wire.Job{}, berth.Errorf(berth.CodeNotFound, "no such job %s", id)
 }
 
+// linkRetry records the successor in the old job's row, live or archived. The new job's
+// retry_of is the link back.
 func linkRetry(ctx context.Context, tx pgx.Tx, old, successor berth.JobID) error {
 	_, err := tx.Exec(ctx, `
 		WITH live AS (

@@ -9,11 +9,11 @@ import (
 	"berth/wire"
 )
 
-// RetryFailed runs those elements of an ended array again that did not succeed
-// of themselves: that failed, or that were given up because others had. They
-// become a new array with the same indexes, linked both ways; the old one stays
-// as it is. An array that was retried already answers its successor, with
-// created false.
+// RetryFailed runs the elements of an ended array again that failed, or that were given up
+// because other elements had failed. The new array keeps the indexes of these elements and
+// is linked with the old array, which stays unchanged. For an array that was retried
+// before, RetryFailed returns the successor, with created false. Of a pipeline, the steps
+// that did not succeed are retried, at every depth. Any other kind of job is invalid.
 func (d *Jobs) RetryFailed(ctx context.Context, tenant berth.TenantID, id berth.JobID,
 	actor string) (job wire.Job, created bool, err error) {
 	err = d.tx(ctx, func(tx pgx.Tx) error {
@@ -39,6 +39,7 @@ func (d *Jobs) RetryFailed(ctx context.Context, tenant berth.TenantID, id berth.
 		if err != nil {
 			return err
 		}
+		// The array succeeded, or was canceled before an element failed.
 		if len(indexes) == 0 {
 			return berth.Errorf(berth.CodeConflict, "no element of array %s has failed", id)
 		}
@@ -59,8 +60,9 @@ func (d *Jobs) RetryFailed(ctx context.Context, tenant berth.TenantID, id berth.
 	return d.retried(ctx, tenant, id, job, created, err)
 }
 
-// unsuccessful are the indexes of what is to run again, in order. Elements that
-// are in neither table never were: the array was stopped before.
+// unsuccessful returns the indexes of the elements to run again, in ascending order. An
+// element without a live or archived row was never created, because the array was stopped
+// first; it counts as given up if the array failed.
 func unsuccessful(ctx context.Context, tx pgx.Tx, old wire.Job) ([]int, error) {
 	var list []int
 	err := tx.QueryRow(ctx, `

@@ -10,36 +10,36 @@ import (
 	"berth"
 )
 
-// Work is what jobs have in common that are taken to run alike: tenant and name;
-// of an element its array; of a step its pipeline and its name there.
+// Work groups jobs that are assumed to run equally long: jobs with the same tenant and
+// name, the elements of an array, or the same step of pipelines.
 type Work struct {
 	Tenant berth.TenantID
 	Name   string
-	Parent berth.JobID // "": it is no element and no step
-	Step   string
+	Parent berth.JobID // the array or pipeline; "": neither an element nor a step
+	Step   string      // name of the step; "": not a step
 }
 
-// Work is that of the job.
+// Work returns the job's group for RunTimes.
 func (j QueueJob) Work() Work { return Work{j.Tenant, j.Name, j.Parent, j.Step} }
 
 const (
-	// RunsCounted is how many runs of a work RunTimes returns at most.
+	// RunsCounted is the number of run times that RunTimes returns per work at most.
 	RunsCounted = 5
 
-	// runsWalk bounds how many rows it looks at for them: a name may be other
-	// tenants' as well, and jobs may fail for long.
+	// runsWalk bounds the rows that RunTimes reads per work: other tenants may use the same
+	// name, and jobs may fail for a long time.
 	runsWalk = 1000
 )
 
-// RunTimes returns how long the latest jobs of each work ran that succeeded, the
-// latest first and at most RunsCounted: in containers, all their attempts
-// together, without what they waited. Those in the archive are not looked at, nor
-// are any but the newest 1,000 ended jobs of a name.
+// RunTimes returns the run times of the latest succeeded jobs of each work, newest first,
+// at most RunsCounted. A run time is the time in containers over all attempts of a job,
+// without waits. Archived jobs are ignored, as are all but the newest 1,000 ended jobs of a
+// name.
 //
-// An element goes by the first elements of its array that succeeded: they are as
-// alike as its neighbours, and found without passing those that wait. A step goes
-// by the same step of earlier pipelines of the same tenant and name, once they
-// have ended; one of a nested pipeline by none. Works without such jobs are left out.
+// For an element, the first succeeded elements of its array count: they are as similar as
+// its neighbors, and are found without reading elements that wait. For a step, the same
+// step counts in earlier ended pipelines of the same tenant and name; a step of a nested
+// pipeline has no run times. A work without run times is missing from the result.
 func (d *Attempts) RunTimes(ctx context.Context, works []Work) (map[Work][]time.Duration, error) {
 	runs := make(map[Work][]time.Duration, len(works))
 	bySQL := map[string][]Work{}
@@ -66,7 +66,7 @@ func (d *Attempts) RunTimes(ctx context.Context, works []Work) (map[Work][]time.
 	return runs, mapError(err, "run times")
 }
 
-// runs is the statement that finds those of the work.
+// runs returns the statement that reads the run times of works of this kind.
 func (w Work) runs() string {
 	switch {
 	case w.Parent == "":
@@ -78,6 +78,7 @@ func (w Work) runs() string {
 	}
 }
 
+// runsArgs returns the arguments of all three statements, one array element per work.
 func runsArgs(works []Work) pgx.NamedArgs {
 	column := func(of func(Work) string) []string {
 		list := make([]string, len(works))
@@ -94,9 +95,9 @@ func runsArgs(works []Work) pgx.NamedArgs {
 	}
 }
 
-// Each walks an index from one end and stops at what it looks for, or after
+// Each statement walks an index from one end and stops after RunsCounted results or
 // runsWalk rows: jobs_by_name, jobs_array_element, and jobs_by_name with
-// jobs_pipeline_step. ran_ms is what all attempts of an ended job ran.
+// jobs_pipeline_step. The column ran_ms is the run time over all attempts of an ended job.
 var (
 	runsOfNames = fmt.Sprintf(`
 		SELECT w.n, r.ran_ms

@@ -14,17 +14,17 @@ import (
 	"berth/wire"
 )
 
-// NewSchedule is a schedule to be stored.
+// NewSchedule is a schedule to create.
 type NewSchedule struct {
 	Tenant berth.TenantID
 	Spec   spec.Schedule // valid, with defaults filled in
 	Actor  string
 }
 
-// Create stores a schedule. One of the same name that says the same is
-// returned with created false; another one of the name is a conflict. Secrets
-// and uploads that it names must be there, and its uploads are kept as long as
-// it is.
+// Create stores a schedule. If the tenant has an equal schedule of the same name, Create
+// returns it with created false; a different schedule of that name is a conflict. The
+// secrets and uploads that the schedule names must exist, and its uploads are kept while
+// the schedule exists.
 func (d *Schedules) Create(ctx context.Context, n NewSchedule) (s wire.Schedule, created bool, err error) {
 	id := berth.NewScheduleID(time.Now())
 	err = d.tx(ctx, func(tx pgx.Tx) error {
@@ -43,9 +43,11 @@ func (d *Schedules) Create(ctx context.Context, n NewSchedule) (s wire.Schedule,
 	return s, created, err
 }
 
+// insertSchedule inserts the schedule's row and its uploads. created is false if an equal
+// schedule exists. The caller then locks the tenant, last in the lock order.
 func insertSchedule(ctx context.Context, tx pgx.Tx, id berth.ScheduleID, n NewSchedule) (created bool, err error) {
 	paused := n.Spec.Paused
-	n.Spec.Paused = false // a column
+	n.Spec.Paused = false // stored in a column instead
 	rawSpec, err := json.Marshal(n.Spec)
 	if err != nil {
 		return false, fmt.Errorf("marshal schedule: %w", err)
@@ -54,7 +56,8 @@ func insertSchedule(ctx context.Context, tx pgx.Tx, id berth.ScheduleID, n NewSc
 		"id": id, "tenant": n.Tenant, "name": n.Spec.Name, "spec": rawSpec, "paused": paused,
 		"revision": berth.NewSecret()[:16], "actor": n.Actor, "most": spec.MaxSchedules,
 	}
-	// The schedules of a tenant are made one at a time, so that they can be counted.
+	// Creates of one tenant run one after the other: count(*) below must see all other
+	// schedules.
 	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('schedules/' || @tenant::text, 0))`,
 		args); err != nil {
 		return false, err
@@ -93,8 +96,8 @@ func insertSchedule(ctx context.Context, tx pgx.Tx, id berth.ScheduleID, n NewSc
 	return true, err
 }
 
-// bindNeeds checks that what the schedule's work names is there, and locks its
-// uploads.
+// bindNeeds checks that all secrets and uploads that the schedule's work names exist, and
+// locks the uploads. It returns the uploads, with fields named from the schedule's root.
 func bindNeeds(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, s spec.Schedule) ([]spec.NamedUpload, error) {
 	var uploads []spec.NamedUpload
 	check := func(field string, job spec.Job) error {
@@ -119,7 +122,7 @@ func bindNeeds(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, s spec.Sch
 	return uploads, bindUploads(ctx, tx, tenant, uploads)
 }
 
-// under names the fields of an error from the root of what they are a part of.
+// under prefixes the field names of a validation error with the path of the checked part.
 func under(prefix string, err error) error {
 	if e, ok := errors.AsType[*berth.Error](err); ok {
 		for i := range e.Fields {
@@ -129,8 +132,8 @@ func under(prefix string, err error) error {
 	return err
 }
 
-// Delete deletes a schedule; its jobs stay. The row goes when its clock
-// is gone.
+// Delete deletes a schedule and keeps its jobs. The row remains, marked as deleted, until
+// its clock is removed.
 func (d *Schedules) Delete(ctx context.Context, tenant berth.TenantID, name string) error {
 	return d.change(ctx, tenant, name, `
 		UPDATE schedules
@@ -139,7 +142,7 @@ func (d *Schedules) Delete(ctx context.Context, tenant berth.TenantID, name stri
 		RETURNING id`, nil)
 }
 
-// Pause stops a schedule's clock. Doing it again changes the note.
+// Pause stops a schedule's clock. Pausing a paused schedule replaces the note.
 func (d *Schedules) Pause(ctx context.Context, tenant berth.TenantID, name, note string) error {
 	return d.change(ctx, tenant, name, `
 		UPDATE schedules
@@ -149,8 +152,8 @@ func (d *Schedules) Pause(ctx context.Context, tenant berth.TenantID, name, note
 		RETURNING id`, pgx.NamedArgs{"note": note})
 }
 
-// Resume lets a paused schedule's clock go on, from now: what came
-// while it was paused is left out.
+// Resume restarts a paused schedule's clock from now on. Times that passed during the pause
+// are not made up.
 func (d *Schedules) Resume(ctx context.Context, tenant berth.TenantID, name, note string) error {
 	return d.change(ctx, tenant, name, `
 		UPDATE schedules
@@ -161,6 +164,8 @@ func (d *Schedules) Resume(ctx context.Context, tenant berth.TenantID, name, not
 		RETURNING id`, pgx.NamedArgs{"note": note})
 }
 
+// change runs an update that returns the schedule's id, and publishes a hint for its clock.
+// A new revision in the row marks the clock as out of date.
 func (d *Schedules) change(ctx context.Context, tenant berth.TenantID, name, sql string, args pgx.NamedArgs) error {
 	all := pgx.NamedArgs{"tenant": tenant, "name": name, "revision": berth.NewSecret()[:16]}
 	for k, v := range args {
@@ -174,19 +179,21 @@ func (d *Schedules) change(ctx context.Context, tenant berth.TenantID, name, sql
 	return nil
 }
 
-// scheduleColumns are those of scanSchedule. The work of lists is left out.
+// scheduleColumns are the first columns of scanSchedule; the spec and the fires follow. A
+// revision that differs from clock_revision marks changes that the clock does not have yet.
 const scheduleColumns = `s.id, s.tenant, s.paused, s.note, s.created_by, s.created_at, s.updated_at, s.revision <> s.clock_revision`
 
 func scanSchedule(row pgx.CollectableRow) (s wire.Schedule, err error) {
 	var paused bool
 	err = row.Scan(&s.ID, &s.Tenant, &paused, &s.Note, &s.CreatedBy, &s.CreatedAt, &s.UpdatedAt, &s.Pending,
 		&s.Schedule, &s.Fires)
-	s.Paused = paused // a field of the spec, which is read after it
+	s.Paused = paused // after the scan of the spec, which also has this field
 	s.CreatedAt, s.UpdatedAt = s.CreatedAt.UTC(), s.UpdatedAt.UTC()
 	return s, err
 }
 
-// fireDocument is a fire f as users see it, with its job j, or archived a.
+// fireDocument is the JSON document of a fire f for users, with its live job j or archived
+// job a.
 const fireDocument = `jsonb_strip_nulls(jsonb_build_object(
 		'at', f.at, 'source', f.source, 'status', f.status, 'job', f.job,
 		'job_status', coalesce(j.state, a.state), 'reason', f.reason, 'decided_at', f.decided_at))`
@@ -195,7 +202,7 @@ const fireJobs = `
 	LEFT JOIN jobs j ON j.id = f.job
 	LEFT JOIN archived_jobs a ON a.id = f.job`
 
-// fireDocuments are the last fires of schedule s, newest first.
+// fireDocuments are the documents of the newest @fires fires of schedule s, newest first.
 const fireDocuments = `coalesce((
 	SELECT jsonb_agg(` + fireDocument + ` ORDER BY f.at DESC)
 	FROM (SELECT * FROM schedule_fires WHERE schedule = s.id ORDER BY at DESC LIMIT @fires) f` + fireJobs + `), '[]')`
@@ -209,9 +216,9 @@ func (d *Schedules) FireAt(ctx context.Context, id berth.ScheduleID, at time.Tim
 	return f, mapError(err, "fire")
 }
 
-// List lists a tenant's schedules by name, each with its last fire and
-// without what it submits. The times of the next fires are not the database's
-// to know.
+// List returns a tenant's schedules by name, each with its last fire, but without the
+// submitted work. The times of the next fires are not in the database; callers compute
+// them.
 func (d *Schedules) List(ctx context.Context, tenant berth.TenantID) ([]wire.Schedule, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT `+scheduleColumns+`, s.spec - 'job' - 'pipeline' - 'paused', `+fireDocuments+`
@@ -236,6 +243,7 @@ func (d *Schedules) GetByID(ctx context.Context, id berth.ScheduleID) (wire.Sche
 	return d.read(ctx, "schedule "+string(id), `s.id = @id`, pgx.NamedArgs{"id": id, "fires": 0})
 }
 
+// read returns the schedule that the condition where selects. Errors name the schedule.
 func (d *Schedules) read(ctx context.Context, what, where string, args pgx.NamedArgs) (wire.Schedule, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT `+scheduleColumns+`, s.spec - 'paused', `+fireDocuments+`

@@ -12,17 +12,18 @@ import (
 	"berth/wire"
 )
 
-// SealedSecret is a secret as it is stored. This package cannot open it.
+// SealedSecret is a secret in its stored form, encrypted with a key that this package does
+// not have.
 type SealedSecret struct {
 	Tenant  berth.TenantID
 	Name    string
-	Key     string
+	Key     string // id of the key that sealed the value
 	Sealed  []byte
-	Version int64
+	Version int64 // incremented by each Set; Reseal keeps it
 }
 
-// Set stores a secret, or another value of it. A tenant that does not exist is
-// not_found. A new secret beyond one of the limits is refused with slug quota.
+// Set creates a secret or replaces its value. A tenant that does not exist is not_found. A
+// new secret that exceeds one of the limits is refused with slug quota.
 func (d *Secrets) Set(
 	ctx context.Context, s SealedSecret, limits ...StorageLimit,
 ) (out wire.Secret, created bool, err error) {
@@ -43,6 +44,8 @@ func (d *Secrets) Set(
 		if err != nil {
 			return err
 		}
+		// Only a new row changes the count. The row is already inserted, so the amount to
+		// add is 0.
 		if version == 1 {
 			if err := checkStorage(ctx, tx, limits, StoredSecrets, 0, 1); err != nil {
 				return err
@@ -53,7 +56,7 @@ func (d *Secrets) Set(
 	return out, version == 1, mapError(err, "secret "+s.Name)
 }
 
-// List lists a tenant's secrets, by name.
+// List returns a page of a tenant's secrets by name, without values.
 func (d *Secrets) List(ctx context.Context, tenant berth.TenantID,
 	p Paging) (list []wire.Secret, next string, err error) {
 	var name string
@@ -76,7 +79,7 @@ func (d *Secrets) List(ctx context.Context, tenant berth.TenantID,
 	return list, next, nil
 }
 
-// Delete removes a secret. Jobs that name it and have not begun will fail.
+// Delete removes a secret. Jobs that name the secret and have not started will fail.
 func (d *Secrets) Delete(ctx context.Context, tenant berth.TenantID, name string) error {
 	tag, err := d.pool.Exec(ctx, `DELETE FROM secrets WHERE tenant = @tenant AND name = @name`,
 		pgx.NamedArgs{"tenant": tenant, "name": name})
@@ -88,7 +91,8 @@ func (d *Secrets) Delete(ctx context.Context, tenant berth.TenantID, name string
 
 const sealedSecret = `SELECT tenant, name, key_id, sealed, version FROM secrets`
 
-// Sealed returns those of a tenant's secrets that exist, of the names.
+// Sealed returns the tenant's secrets with these names; names without a secret are left
+// out.
 func (d *Secrets) Sealed(ctx context.Context, tenant berth.TenantID, names []string) ([]SealedSecret, error) {
 	rows, err := d.pool.Query(ctx, sealedSecret+` WHERE tenant = @tenant AND name = ANY(@names)`,
 		pgx.NamedArgs{"tenant": tenant, "names": names})
@@ -99,8 +103,8 @@ func (d *Secrets) Sealed(ctx context.Context, tenant berth.TenantID, names []str
 	return list, mapError(err, "secrets")
 }
 
-// NotUnder returns secrets that are sealed with another key, after the
-// given one; the zero SealedSecret begins.
+// NotUnder returns secrets that are sealed with another key than key, in order of tenant
+// and name, starting behind after. The zero SealedSecret starts at the beginning.
 func (d *Secrets) NotUnder(ctx context.Context, key string, after SealedSecret, limit int) ([]SealedSecret, error) {
 	rows, err := d.pool.Query(ctx, sealedSecret+`
 		WHERE key_id <> @key AND (tenant, name) > (@tenant, @name)
@@ -113,8 +117,8 @@ func (d *Secrets) NotUnder(ctx context.Context, key string, after SealedSecret, 
 	return list, mapError(err, "secrets")
 }
 
-// Reseal stores the same value under another key, unless somebody has set or
-// sealed it anew meanwhile.
+// Reseal stores the same value under another key. It does nothing if the secret was set or
+// resealed meanwhile.
 func (d *Secrets) Reseal(ctx context.Context, old, sealed SealedSecret) error {
 	_, err := d.pool.Exec(ctx, `
 		UPDATE secrets
@@ -125,7 +129,8 @@ func (d *Secrets) Reseal(ctx context.Context, old, sealed SealedSecret) error {
 	return mapError(err, "secret "+old.Name)
 }
 
-// checkSecrets refuses a new job that names what is not there.
+// checkSecrets refuses a new job that names secrets which do not exist, with one field
+// error per name.
 func checkSecrets(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, n needs) error {
 	names := n.allSecrets()
 	if len(names) == 0 {

@@ -13,36 +13,37 @@ import (
 	"berth/wire"
 )
 
-// sessions reads the sets of machines, many in one statement, on the ordinary
-// connections.
+// sessions reads the sessions and assignments of machines, many in one statement, on the
+// ordinary connections.
 //
-// A call that opens with the set last read here for it, and whose machine no hint
-// has named since, will most likely be held: its reading waits up to readGather for
-// others, or until a hint names the machine. Every other call reads at once. Each call
-// reads at least once either way, so a lost hint costs no more than the time from one
-// call to the next.
+// A call most likely has to wait for a change if its agent has the set last read here and
+// no hint has named the machine since. Such a call delays its read by up to readGather, so
+// that calls of other machines share the statement; a hint for the machine ends the delay.
+// Every other call reads at once. Each call reads at least once in any case, so a lost hint
+// delays orders by no more than the time between two calls.
 type sessions struct {
 	*gather[berth.MachineID, *session]
 	hub      *Hub
 	patience time.Duration // readGather
 
 	mu   sync.Mutex
-	last map[berth.MachineID]reading
+	last map[berth.MachineID]reading // of the last read of each machine
 }
 
-// reading is what a call must have in common with the last one to be held.
+// reading is the state of a machine that decides whether a call's read may be delayed: it
+// may if the state equals that of the last read.
 type reading struct {
 	boot       string
 	epoch      int64
-	digest     string
-	generation int64
+	digest     string // of the set of assignments
+	generation int64  // of the machine's hints, see Hub.Generation
 }
 
 const (
-	readGather  = 200 * time.Millisecond
-	readTimeout = 2 * time.Second
-	readLanes   = 2
-	clearGather = 20 * time.Millisecond // for calls that end the suspicion of machines
+	readGather  = 200 * time.Millisecond // longest wait for other calls to share the statement
+	readTimeout = 2 * time.Second        // of one statement
+	readLanes   = 2                      // statements in flight at once
+	clearGather = 20 * time.Millisecond  // for calls that end the suspicion of machines
 )
 
 func newSessions(d *core) *sessions {
@@ -52,12 +53,14 @@ func newSessions(d *core) *sessions {
 	}
 }
 
-// read returns the machine's terms and set. With hints at the machine, the reading may
-// wait for others where the answer will most likely be the one that the caller has; a
-// hint ends that wait. Without hints, nil, it does not wait.
+// read returns the machine's session and set. If hints is not nil and the set most likely
+// has not changed for the caller, the read may wait for other calls; a value from hints,
+// the machine's hints, ends that wait. With hints nil, read does not wait.
 func (r *sessions) read(
 	ctx context.Context, machine berth.MachineID, req wire.SyncRequest, hints <-chan struct{},
 ) (*session, error) {
+	// The generation is read before the rows: a hint that comes later is never taken as
+	// covered.
 	generation := r.hub.Generation(machine)
 	t := r.join(machine)
 	if hints != nil && r.has(machine, reading{req.AgentBoot, req.Epoch, req.Digest, generation}) {
@@ -77,12 +80,14 @@ func (r *sessions) read(
 	if !ok {
 		return nil, berth.Errorf(berth.CodeNotFound, "no such machine %s", machine)
 	}
+	// All callers of the batch share got, so the generation is set in a copy.
 	s := *got
 	s.generation = generation
 	r.note(machine, reading{s.agentBoot, s.epoch, s.digest(), generation})
 	return &s, nil
 }
 
+// has reports whether now equals the machine's last reading.
 func (r *sessions) has(machine berth.MachineID, now reading) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -90,17 +95,20 @@ func (r *sessions) has(machine berth.MachineID, now reading) bool {
 	return ok && last == now
 }
 
+// note records a reading.
 func (r *sessions) note(machine berth.MachineID, now reading) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	// Readings of gone machines are not removed one by one. A cleared map costs each
+	// machine one read without a delay.
 	if len(r.last) > 100_000 {
 		clear(r.last)
 	}
 	r.last[machine] = now
 }
 
-// unavailable maps an error of a call with a time limit: the end of the limit says
-// that the database did not answer.
+// unavailable maps the error of a call with a time limit; an expired limit becomes
+// CodeUnavailable.
 func unavailable(err error, what string) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return berth.Errorf(berth.CodeUnavailable, "%s: database did not answer in time", what)
@@ -108,7 +116,7 @@ func unavailable(err error, what string) error {
 	return mapError(err, what)
 }
 
-// session reads one machine.
+// session reads the session and set of one machine.
 func (d *core) session(ctx context.Context, machine berth.MachineID) (*session, error) {
 	got, err := d.readSessions(ctx, []berth.MachineID{machine})
 	if err != nil {
@@ -120,15 +128,15 @@ func (d *core) session(ctx context.Context, machine berth.MachineID) (*session, 
 	return got[machine], nil
 }
 
-// readSessions reads the terms and sets of machines. Those that do not exist are
-// left out.
+// readSessions reads the sessions and sets of machines in one statement, so each set
+// belongs to the same moment as its watermark. Machines that do not exist are left out.
 func (d *core) readSessions(ctx context.Context, machines []berth.MachineID) (map[berth.MachineID]*session, error) {
 	ids := make([]string, len(machines))
 	for i, m := range machines {
 		ids[i] = string(m)
 	}
-	// OFFSET 0 keeps the planner from joining whole tables: the sets are few rows
-	// of each, found by index.
+	// OFFSET 0 keeps the planner from joining whole tables: a set has few rows of each
+	// table, found by index.
 	rows, err := d.pool.Query(ctx, `
 		SELECT m.id, m.state, m.epoch, m.agent_boot, m.engine_silent_since IS NOT NULL, `+markColumns+`,
 		       s.id, coalesce(s.job::text, ''), coalesce(s.attempt, 0), coalesce(s.rank, 0),
@@ -179,7 +187,7 @@ func (d *core) readSessions(ctx context.Context, machines []berth.MachineID) (ma
 	return got, err
 }
 
-// checkSession refuses a caller whose session is not the machine's current one.
+// checkSession refuses a call from a session that is not the machine's current one.
 func (d *core) checkSession(ctx context.Context, machine berth.MachineID, at Session) error {
 	s, err := d.session(ctx, machine)
 	if err != nil {

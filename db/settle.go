@@ -14,18 +14,18 @@ import (
 	"berth/wire"
 )
 
-// UnclaimedAfter is how long a machine may leave a reservation unclaimed before
-// the attempt counts as lost.
+// UnclaimedAfter is the age at which an unclaimed reservation makes the attempt count as
+// lost.
 const UnclaimedAfter = 2 * time.Minute
 
-// keptAvoids is how many machines a job remembers to avoid.
+// keptAvoids is the number of machines that a job avoids at most.
 const keptAvoids = 16
 
-// Settle closes an attempt whose members have all ended: it reads from the rows
-// how, decides by failure.Classify, and writes the verdict in the same
-// transaction. Called again it returns what was decided. While some member is
-// neither sealed nor given up it answers NotReady; then it changes nothing,
-// unless a gang waits for a member that its machine does not take.
+// Settle closes an attempt after the end of all its members. It reads the evidence from the
+// rows, decides with failure.Classify, and stores the verdict in the same transaction.
+// Settle is idempotent: a repeated call returns the stored verdict's next state. While a
+// member is neither sealed nor given up, the result is NotReady and nothing changes, except
+// that a gang with a member that its machine did not claim in time is stopped.
 func (d *Attempts) Settle(ctx context.Context, id berth.JobID, attempt int) (wire.SettleResult, error) {
 	var result wire.SettleResult
 	var hints touched
@@ -80,7 +80,7 @@ func (d *Attempts) Settle(ctx context.Context, id berth.JobID, attempt int) (wir
 	return result, nil
 }
 
-// ready reports whether nothing more can be learned of any member.
+// ready reports whether the evidence on all members is complete: no report can add to it.
 func (j lockedJob) ready() bool {
 	for _, r := range j.Ranks {
 		switch r.State {
@@ -102,13 +102,15 @@ func (j lockedJob) ready() bool {
 	return len(j.Ranks) > 0
 }
 
-// giveUpGang ends an attempt of which some members live and one was not taken in
-// time: the others would hold their capacity, and wait for it, for ever. What
-// was not taken has no exit on record, and so is to blame.
+// giveUpGang stops an attempt with live members and a member that was not claimed in time:
+// without it, the live members would hold their capacity and wait without end. The
+// unclaimed member has no recorded exit, and is therefore blamed.
 func giveUpGang(ctx context.Context, tx pgx.Tx, job lockedJob) (touched, error) {
 	if !slices.ContainsFunc(job.Ranks, lockedRank.untaken) {
 		return touched{}, nil
 	}
+	// The survivors' capacity is nominated before it is released, so no other job takes it
+	// between.
 	if err := keepRoom(ctx, tx, job, job.hurried().Grace+berth.RepairHold); err != nil {
 		return touched{}, err
 	}
@@ -133,9 +135,12 @@ func giveUpGang(ctx context.Context, tx pgx.Tx, job lockedJob) (touched, error) 
 	return touched{job.ID, machines(released, withdrawn, told), true}, addOrderEvent(ctx, tx, job, "stop", told)
 }
 
-// untaken reports whether the machine has left a reservation lying too long.
+// untaken reports whether the machine has not claimed the reservation within
+// UnclaimedAfter.
 func (r lockedRank) untaken() bool { return r.State == berth.AllocReserved && r.Age >= UnclaimedAfter }
 
+// evidence returns the input of failure.Classify, except for earlier attempts and lost
+// outputs.
 func (j lockedJob) evidence() failure.AttemptEvidence {
 	e := failure.AttemptEvidence{
 		Job: j.ID, State: j.State, Attempt: j.Attempt, Retry: j.Retry, Preempted: j.Preempted,
@@ -156,7 +161,8 @@ func (j lockedJob) evidence() failure.AttemptEvidence {
 	return e
 }
 
-// settle writes a verdict: the job, its attempt, its members.
+// settle stores a verdict in the rows of the job, its attempt and its members, and returns
+// the hints to publish after the commit.
 func settle(ctx context.Context, tx pgx.Tx, job lockedJob, v failure.Verdict) (touched, error) {
 	hints := touched{job: job.ID, queue: v.Next == berth.Retrying}
 	if err := settleRoom(ctx, tx, job, v); err != nil {
@@ -176,8 +182,8 @@ func settle(ctx context.Context, tx pgx.Tx, job lockedJob, v failure.Verdict) (t
 			ON CONFLICT DO NOTHING`, args)
 	}
 	if job.State == berth.Scheduled && v.Next == berth.Succeeded {
-		// It ran, and the row never heard of it before its end: its machine told of
-		// both at once, or a backup was restored since.
+		// The job ran, but its row shows no start: the machine reported start and end in one
+		// call, or a backup was restored since.
 		batch.Queue(`
 			UPDATE jobs
 			SET state = 'running', version = version + 1, actor = 'workflow', reason = NULL
@@ -226,11 +232,11 @@ func settle(ctx context.Context, tx pgx.Tx, job lockedJob, v failure.Verdict) (t
 	return hints, tx.SendBatch(ctx, batch).Close()
 }
 
-// attemptRan is for how long the attempt that is settled ran, in milliseconds: as
-// its exits tell it, the longest of its members, since the rows may have heard of the
-// start with the end, and of the end late. An exit is told by the clock of its
-// machine, which need not be ours: so only how long it took counts, and no more
-// than since the reservation. Where no exit tells it, the rows' own times do.
+// attemptRan is the run time of the attempt to settle in milliseconds: the longest run of
+// its members according to their exits. The rows' own times may be wrong, since the start
+// may be reported only with the end, and the end late. Exits have the clock of the machine,
+// which may differ from the database's, so only their duration counts, up to the time since
+// the reservation. Without a time in any exit, the attempt's start in the rows counts.
 const attemptRan = `coalesce((
 				SELECT (extract(epoch FROM coalesce(own.ran, greatest(now() - t.started_at, '0'))) * 1000)::bigint
 				FROM attempts t
@@ -246,6 +252,7 @@ const attemptRan = `coalesce((
 				) own
 				WHERE t.job = @job AND t.attempt = @attempt), 0)`
 
+// verdictArgs returns the arguments of the statements of settle.
 func verdictArgs(job lockedJob, v failure.Verdict) pgx.NamedArgs {
 	args := pgx.NamedArgs{
 		"job": job.ID, "attempt": job.Attempt, "next": v.Next, "reason": job.reasonFor(v), "exit_code": v.ExitCode,
@@ -269,8 +276,9 @@ func verdictArgs(job lockedJob, v failure.Verdict) pgx.NamedArgs {
 	return args
 }
 
-// reasonFor is what the row says of the verdict: nothing of a success, and of a
-// cancel or a preemption what was said when it was ordered.
+// reasonFor returns the reason to store with the verdict: none for a success; for a cancel
+// or a preemption the reason stored with the order, which names the actor or the
+// beneficiary.
 func (j lockedJob) reasonFor(v failure.Verdict) *berth.Reason {
 	switch {
 	case v.Reason == (berth.Reason{}):
@@ -278,14 +286,15 @@ func (j lockedJob) reasonFor(v failure.Verdict) *berth.Reason {
 	case v.Next == berth.Canceled && j.Reason != nil:
 		return j.Reason
 	case v.Reason.Code == berth.ReasonPreempted && j.Reason != nil && j.Reason.Code == berth.ReasonPreempted:
-		told := *j.Reason // for whom, and why
+		told := *j.Reason // names the beneficiary
 		told.Rule = v.Reason.Rule
 		return &told
 	}
 	return &v.Reason
 }
 
-// avoid adds machines to those the job keeps away from, the newest last.
+// avoid returns the machines that the job avoids from now on: the newest keptAvoids, newest
+// last.
 func (j lockedJob) avoid(more []berth.MachineID) []berth.MachineID {
 	list := make([]berth.MachineID, 0, len(j.Avoid)+len(more))
 	for _, m := range j.Avoid {
@@ -297,6 +306,7 @@ func (j lockedJob) avoid(more []berth.MachineID) []berth.MachineID {
 	return list[max(0, len(list)-keptAvoids):]
 }
 
+// lastStep returns the highest step that a member has reported, or nil.
 func (j lockedJob) lastStep() *int64 {
 	var last *int64
 	for _, r := range j.Ranks {
@@ -307,8 +317,9 @@ func (j lockedJob) lastStep() *int64 {
 	return last
 }
 
-// grownClass is a class with half as much memory again. The spec stays as the
-// user wrote it: what the next attempt gets stands in the class.
+// grownClass returns the class with 1.5 times the memory of class, for a retry after a
+// member ran out of memory. The spec keeps the user's request; the class holds the next
+// attempt's request.
 func grownClass(ctx context.Context, tx pgx.Tx, class string) (string, spec.Request, error) {
 	var r spec.Request
 	if err := tx.QueryRow(ctx, `SELECT request FROM classes WHERE class = $1`, class).Scan(&r); err != nil {

@@ -7,15 +7,15 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Connections keep one plan for each statement, made with the statistics of that
-// moment. A plan that was made while a table was nearly empty may read all of the
-// table, and costs ever more as it grows. PostgreSQL's autovacuum looks once a
-// minute, in which a cluster that begins to work gets thousands of jobs.
-const leastAnalyzed = 200 // rows; plans of smaller tables cost little either way
+// Each connection caches one plan per statement, made with the statistics of that time. A
+// plan made while a table was nearly empty may scan the whole table, and its cost grows
+// with the table. PostgreSQL's autovacuum checks once a minute, in which a new cluster can
+// get thousands of jobs.
+const leastAnalyzed = 200 // rows; smaller tables are cheap with any plan
 
-// RefreshStatistics analyzes the tables that hold more than twice the rows that
-// the planner's statistics know of, and returns their names. All connections then
-// plan their statements again. A table that has not doubled costs nothing.
+// RefreshStatistics analyzes the tables with more than twice the rows that the planner's
+// statistics assume, and returns their names. All connections then plan their statements
+// again. A table that has not doubled is skipped.
 func (d *Cluster) RefreshStatistics(ctx context.Context) ([]string, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT s.relname

@@ -8,7 +8,7 @@ import (
 	"berth"
 )
 
-// queueFormer reads where the members of gangs were in the attempt before.
+// queueFormer queues a query for the machines of gangs' members in the previous attempt.
 func (p *present) queueFormer(batch *pgx.Batch, starts []berth.Start) {
 	var jobs []berth.JobID
 	var attempts []int
@@ -36,17 +36,20 @@ func (p *present) queueFormer(batch *pgx.Batch, starts []berth.Start) {
 	})
 }
 
-// stay gives the members of a gang the places on the machines where they were
-// before, as far as it has such places, and the other members the rest. All places
-// of a gang are alike.
+// stay assigns the places of a gang to its members: each member gets a place on its
+// previous machine if the gang has one there, and the other members get the rest. All
+// places of a gang are alike, so the exchange changes no capacity.
 func (p *present) stay(s berth.Start) berth.Start {
 	former := p.former[s.Job]
+	// A gang with another number of members, or without a previous attempt, stays as
+	// planned.
 	if len(former) != len(s.Ranks) {
 		return s
 	}
 	left := slices.Clone(s.Ranks)
 	ranks := make([]berth.Grant, len(s.Ranks))
 	placed := make([]bool, len(s.Ranks))
+	// First pass: members whose previous machine is still among the places.
 	for i, m := range former {
 		k := slices.IndexFunc(left, func(g berth.Grant) bool { return g.Machine == m })
 		if k >= 0 {

@@ -12,7 +12,7 @@ import (
 	"berth/spec"
 )
 
-// Kinds of stored data. Secrets are counted, the others measured in bytes.
+// Kinds of stored data. Secrets are counted; the other kinds are measured in bytes.
 const (
 	StoredUploads     = "uploads"
 	StoredLogs        = "logs"
@@ -20,12 +20,12 @@ const (
 	StoredCheckpoints = "checkpoints"
 	StoredSecrets     = "secrets"
 
-	// StoredTotal limits all kinds that are measured in bytes, together.
+	// StoredTotal limits the sum of all kinds that are measured in bytes.
 	StoredTotal = "total"
 )
 
-// StorageLimit is one limit of a storage quota. It binds its tenant and all tenants
-// below it, together.
+// StorageLimit is one limit of a storage quota. It limits the sum over its tenant and all
+// tenants below it.
 type StorageLimit struct {
 	Tenant berth.TenantID `json:"tenant"`
 	Kind   string         `json:"kind"`
@@ -37,7 +37,7 @@ func (l StorageLimit) Binds(kind string) bool {
 	return l.Kind == kind || l.Kind == StoredTotal && kind != StoredSecrets
 }
 
-// Binding returns the limits that apply to this kind of data.
+// Binding returns the limits that apply to the kind of data.
 func Binding(limits []StorageLimit, kind string) []StorageLimit {
 	var list []StorageLimit
 	for _, l := range limits {
@@ -48,7 +48,7 @@ func Binding(limits []StorageLimit, kind string) []StorageLimit {
 	return list
 }
 
-// LimitsOf returns the limits that a tenant's own quota sets.
+// LimitsOf returns the limits of a tenant's own quota, without those of tenants above it.
 func LimitsOf(q spec.Quota) []StorageLimit {
 	var list []StorageLimit
 	for kind, most := range storageDocument(q.Storage) {
@@ -57,8 +57,8 @@ func LimitsOf(q spec.Quota) []StorageLimit {
 	return list
 }
 
-// storageDocument is a storage quota as the column tenants.storage holds it: bytes
-// by kind. It is nil without a limit.
+// storageDocument returns a storage quota in the format of the column tenants.storage,
+// bytes by kind; nil without a limit.
 func storageDocument(l *spec.StorageLimits) map[string]int64 {
 	if l == nil || *l == (spec.StorageLimits{}) {
 		return nil
@@ -69,7 +69,7 @@ func storageDocument(l *spec.StorageLimits) map[string]int64 {
 		StoredCheckpoints: l.Checkpoints, StoredTotal: l.Total,
 	} {
 		if most != nil {
-			m[kind] = int64(*most) << 20
+			m[kind] = int64(*most) << 20 // MiB to bytes
 		}
 	}
 	if l.Secrets != nil {
@@ -98,7 +98,9 @@ func storageLimits(document map[string]int64) *spec.StorageLimits {
 	return l
 }
 
-// readStored sums stored data by kind over each of the tenants and those below it.
+// readStored sums stored data by kind over each tenant and the tenants below it. One
+// statement reads the sums and the changes not yet added, so Fold never makes a change
+// count twice.
 const readStored = `
 	WITH RECURSIVE below (root, id) AS (
 		SELECT x, x
@@ -137,6 +139,7 @@ func storedBelow(ctx context.Context, q querier, tenants []string) (map[berth.Te
 	return stored, err
 }
 
+// addStored adds an amount to its kind and, for bytes, to the total.
 func addStored(s *spec.Stored, kind string, amount int64) {
 	switch kind {
 	case StoredUploads:
@@ -154,7 +157,7 @@ func addStored(s *spec.Stored, kind string, amount int64) {
 	s.Total += amount
 }
 
-// storedOf is the amount of stored data that a limit of this kind is compared with.
+// storedOf returns the amount that a limit of this kind applies to.
 func storedOf(s spec.Stored, kind string) int64 {
 	switch kind {
 	case StoredUploads:
@@ -172,10 +175,10 @@ func storedOf(s spec.Stored, kind string) int64 {
 	}
 }
 
-// lockStorage makes the transactions that add this kind of data under the same
-// limits take turns, until this one ends: each then sees the rows of the one
-// before. The lock comes after the rows of jobs and before all rows that count.
-// Without a binding limit it does nothing.
+// lockStorage serializes the transactions that add this kind of data under the same limits,
+// until this transaction ends: each then sees the rows of the previous one. The lock
+// follows the rows of jobs and precedes all rows that count, in the lock order. Without a
+// binding limit, lockStorage does nothing.
 func lockStorage(ctx context.Context, tx pgx.Tx, limits []StorageLimit, kind string) error {
 	var tenants []string
 	for _, l := range Binding(limits, kind) {
@@ -184,6 +187,7 @@ func lockStorage(ctx context.Context, tx pgx.Tx, limits []StorageLimit, kind str
 	if len(tenants) == 0 {
 		return nil
 	}
+	// Two transactions with common limits take their locks in the same order.
 	slices.Sort(tenants)
 	_, err := tx.Exec(ctx, `
 		SELECT pg_advisory_xact_lock(hashtextextended('storage/' || x.tenant, 0))
@@ -192,9 +196,9 @@ func lockStorage(ctx context.Context, tx pgx.Tx, limits []StorageLimit, kind str
 	return err
 }
 
-// checkStorage refuses, with slug storage_quota, amount bytes more of this kind where a
-// limit has no room for them. A transaction that has inserted its rows already
-// passes them as included, for the text of the refusal alone.
+// checkStorage refuses amount more bytes of this kind, with slug storage_quota, if a limit
+// has less left. A transaction that has already inserted its rows passes their size as
+// included; that size only appears in the error's text.
 func checkStorage(ctx context.Context, q querier, limits []StorageLimit, kind string, amount, included int64) error {
 	room, tight, used, err := storageRoom(ctx, q, limits, kind)
 	if err != nil || room >= amount {
@@ -203,11 +207,12 @@ func checkStorage(ctx context.Context, q querier, limits []StorageLimit, kind st
 	return storageRefusal(tight, kind, amount+included, used-included)
 }
 
-// unlimited is the room of a tenant without a binding limit.
+// unlimited is the remaining amount without a binding limit.
 const unlimited = int64(1) << 62
 
-// storageRoom returns the least room that the limits leave for this kind of data,
-// negative beyond a limit; the limit that leaves the least, and its amount in use.
+// storageRoom returns the least amount that any limit leaves for this kind of data,
+// negative if a limit is exceeded; the limit that leaves the least; and the amount in use
+// under that limit.
 func storageRoom(
 	ctx context.Context, q querier, limits []StorageLimit, kind string,
 ) (room int64, tight StorageLimit, used int64, err error) {
@@ -234,7 +239,7 @@ func storageRoom(
 	return room, tight, used, nil
 }
 
-// storageRefusal says which limit has no room for amount more.
+// storageRefusal returns the error for amount more under a limit of which used is in use.
 func storageRefusal(l StorageLimit, kind string, amount, used int64) error {
 	if kind == StoredSecrets {
 		detail := fmt.Sprintf("tenant %s has %d secrets, and may have %d", l.Tenant, used, l.Most)
@@ -260,9 +265,9 @@ func storageRefusal(l StorageLimit, kind string, amount, used int64) error {
 	}
 }
 
-// Room returns how many bytes of this kind the limits leave room for, at most most.
-// The error has slug storage_quota where amount bytes do not fit. Calls at the same
-// moment may all be granted the same room.
+// Room returns the bytes of this kind that the limits leave, at most most. If amount bytes
+// do not fit, the error has slug storage_quota. Room reserves nothing: concurrent calls may
+// all get the same bytes.
 func (d *Storage) Room(ctx context.Context, limits []StorageLimit, kind string, amount, most int64) (int64, error) {
 	room, tight, used, err := storageRoom(ctx, d.pool, limits, kind)
 	if err != nil {
@@ -274,10 +279,10 @@ func (d *Storage) Room(ctx context.Context, limits []StorageLimit, kind string, 
 	return min(room, most), nil
 }
 
-// Counts reports whether an object that a machine is about to store counts already: a
-// restarted agent repeats the transfer of an output, or of a shard of a checkpoint,
-// that was registered before. bytes is the length of what the agent is about to send;
-// more than what is registered does not count yet.
+// Counts reports whether an object that a machine is about to store is already counted: a
+// restarted agent repeats the transfer of an output or checkpoint shard that was registered
+// before. o.Bytes is the length of the object to send; an object larger than the registered
+// one does not count yet.
 func (d *Storage) Counts(ctx context.Context, o StoredObject) (bool, error) {
 	var counts bool
 	err := d.pool.QueryRow(ctx, `
@@ -294,19 +299,18 @@ func (d *Storage) Counts(ctx context.Context, o StoredObject) (bool, error) {
 	return counts, mapError(err, "storage")
 }
 
-// StoredObject is an object of a member of a job. Step is -1 unless the object is a part of
-// a checkpoint.
+// StoredObject is an output or checkpoint shard of a member.
 type StoredObject struct {
 	Key     string
 	Job     berth.JobID
 	Attempt int
 	Rank    int
-	Step    int64
+	Step    int64 // -1: not part of a checkpoint
 	Bytes   int64
 }
 
-// Refusal is the error of data that exceeds the tightest of the limits; amount is its
-// size as far as known.
+// Refusal returns the error for data that exceeds the tightest of the limits. amount is the
+// size of the data as far as known.
 func (d *Storage) Refusal(ctx context.Context, limits []StorageLimit, kind string, amount int64) error {
 	_, tight, used, err := storageRoom(ctx, d.pool, limits, kind)
 	if err != nil {
@@ -315,8 +319,8 @@ func (d *Storage) Refusal(ctx context.Context, limits []StorageLimit, kind strin
 	return storageRefusal(tight, kind, amount, used)
 }
 
-// Fold adds recorded changes to tenant_storage, at most limit of them, and returns
-// how many. The sums that are read do not change by it.
+// Fold adds recorded changes to tenant_storage, at most limit rows, and returns the number
+// of rows. The sums that other statements read stay the same.
 func (d *Storage) Fold(ctx context.Context, term Term, limit int) (int, error) {
 	var some bool
 	err := d.pool.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM storage_changes)`).Scan(&some)
@@ -342,14 +346,14 @@ func (d *Storage) Fold(ctx context.Context, term Term, limit int) (int, error) {
 	return n, mapError(err, "storage")
 }
 
-// StoredAmount is stored data of one tenant, without those below it.
+// StoredAmount is the stored data of one kind of one tenant, without tenants below it.
 type StoredAmount struct {
 	Tenant berth.TenantID
 	Kind   string
 	Amount int64
 }
 
-// Amounts lists stored data by tenant and kind.
+// Amounts returns all stored amounts by tenant and kind.
 func (d *Storage) Amounts(ctx context.Context) ([]StoredAmount, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT tenant, kind, sum(amount)::bigint
@@ -367,7 +371,7 @@ func (d *Storage) Amounts(ctx context.Context) ([]StoredAmount, error) {
 	return list, mapError(err, "storage")
 }
 
-// readLimits reads limits as the function storage_limits returns them.
+// readLimits decodes limits in the format of the SQL function storage_limits.
 func readLimits(document []byte) (limits []StorageLimit, err error) {
 	if document != nil {
 		err = json.Unmarshal(document, &limits)

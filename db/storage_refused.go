@@ -10,14 +10,14 @@ import (
 	"berth/wire"
 )
 
-// A checkpoint that exceeds a storage quota is refused as a whole step, for all
-// members of its gang: the shards that other members have registered would never
-// become a checkpoint, and would keep their room until the attempt ends. The row of
-// the step stays as pruned, so that a later shard is deleted too.
+// A checkpoint that exceeds a storage quota is refused as a whole step, for all members of
+// the gang: the shards that other members have registered would never become a checkpoint,
+// and would occupy storage until the attempt ends. The row of the step stays in state
+// pruned, so that a later shard of the step is deleted too.
 
-// refuseStep gives up a step that exceeds a storage quota, for this reason, and adds
-// an event, once per attempt. It returns the step's shards, whose objects the caller
-// deletes, the reported one included.
+// refuseStep gives up a checkpoint step that exceeds a storage quota and adds an event with
+// the reason, once per attempt. It returns the step's shards, including the reported one;
+// the caller deletes their objects.
 func (d *Objects) refuseStep(
 	ctx context.Context, machine berth.MachineID, p wire.CheckpointReport, why error,
 ) ([]PrunedShard, error) {
@@ -30,7 +30,7 @@ func (d *Objects) refuseStep(
 		}
 		var err error
 		if list, err = c.giveUp(ctx, why); err != nil || len(list) == 0 {
-			return err // a step that is verified stays, and so nothing was refused
+			return err // a verified step stays: nothing was refused
 		}
 		return addEventOnce(ctx, tx, p.Job, wire.EventCheckpointRefused, p.Attempt, AgentActor(machine),
 			fmt.Sprintf("step %d was not stored, and the checkpoints before it stay: %v", p.Step, why))
@@ -41,7 +41,8 @@ func (d *Objects) refuseStep(
 	return list, err
 }
 
-// giveUp marks the step as pruned unless it is verified.
+// giveUp marks the step as pruned, unless it is verified, and returns its shards, including
+// the reported one. A verified step returns none.
 func (c *checkpointing) giveUp(ctx context.Context, why error) ([]PrunedShard, error) {
 	p := c.report
 	rows, err := c.tx.Query(ctx, `
@@ -72,7 +73,8 @@ func (c *checkpointing) giveUp(ctx context.Context, why error) ([]PrunedShard, e
 	})
 }
 
-// addEventOnce adds an event to a locked job, unless the attempt has one of this kind.
+// addEventOnce adds an event to a locked job, unless the attempt already has one of this
+// kind.
 func addEventOnce(
 	ctx context.Context, tx pgx.Tx, job berth.JobID, kind wire.EventKind, attempt int, actor, detail string,
 ) error {
@@ -86,8 +88,8 @@ func addEventOnce(
 	return addEvent(ctx, tx, job, wire.Event{Kind: kind, Attempt: attempt, Actor: actor, Detail: detail})
 }
 
-// RefuseCheckpoint is the outcome of a shard that exceeds a storage quota before it is
-// stored; see RegisterCheckpoint. The report names no allocation.
+// RefuseCheckpoint handles a shard that exceeds a storage quota before it is stored; see
+// RegisterCheckpoint. The report has no allocation id, so it is looked up.
 func (d *Objects) RefuseCheckpoint(
 	ctx context.Context, machine berth.MachineID, p wire.CheckpointReport, why error,
 ) ([]PrunedShard, error) {
@@ -101,11 +103,11 @@ func (d *Objects) RefuseCheckpoint(
 	return list, mapError(err, fmt.Sprintf("checkpoint %d of job %s", p.Step, p.Job))
 }
 
-// doomOutput marks the object of a refused output for deletion in a day: by then its
-// agent has given the output up. An output that fits after all takes its object back.
+// doomOutput marks the object of a refused output for deletion in a day. By then the agent
+// no longer retries the output; a retry that fits within a day takes the mark back.
 //
-// The row of the job is locked, as RegisterOutput locks it. A repeat of the report may
-// have been accepted between the refusal and this call, and its object must stay.
+// doomOutput locks the job's row, as RegisterOutput does. A repeated report may have been
+// accepted between the refusal and this call, and its object must stay.
 func (d *Objects) doomOutput(ctx context.Context, job berth.JobID, object string) error {
 	return d.tx(ctx, func(tx pgx.Tx) error {
 		args := pgx.NamedArgs{"job": job, "object": object}

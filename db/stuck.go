@@ -12,12 +12,12 @@ import (
 	"berth/wire"
 )
 
-// Patience is how long members may stand still on a machine that is heard.
+// Patience limits the time that members may make no progress on a machine that is heard.
 type Patience struct {
-	Prepare time.Duration // from the claim to prepared; then its end is ordered
-	Obey    time.Duration // and to that end; then its job goes on without it
-	Seal    time.Duration // from the end to the last upload; then it is sealed without
-	Barrier time.Duration // that members of a gang which are prepared wait for the others
+	Prepare time.Duration // from claim to prepared; then the member is killed
+	Obey    time.Duration // from the kill order to the end; then the member is orphaned
+	Seal    time.Duration // from the end to the last upload; then the member is sealed without
+	Barrier time.Duration // of prepared members of a gang, for the other members
 }
 
 func (p Patience) args() pgx.NamedArgs {
@@ -25,17 +25,17 @@ func (p Patience) args() pgx.NamedArgs {
 		"kill": berth.Orders{Kill: true}}
 }
 
-// unprepared are members a that were claimed and are not ready to start.
+// unprepared is true for a claimed member a that is not ready to start.
 const unprepared = `a.state = 'active' AND a.phase IN ('', 'claimed', 'pulling', 'restoring') AND NOT a.orders ? 'start'`
 
-// waitedFor is a member a that another one of its gang, ready to start, has waited
-// for too long.
+// waitedFor is true for a member a of a gang in which a prepared member has waited longer
+// than Patience.Barrier.
 const waitedFor = `a.port IS NOT NULL AND EXISTS (
 			SELECT 1
 			FROM allocations o
 			WHERE o.job = a.job AND o.attempt = a.attempt AND o.prepared_at < clock_timestamp() - @barrier::interval)`
 
-// stuck is what each limit finds, of allocations a of jobs j.
+// The conditions for exceeding each limit of Patience, for allocations a of jobs j.
 const (
 	slowToPrepare = unprepared + ` AND j.state = 'scheduled' AND j.attempt = a.attempt AND NOT a.orders ? 'kill'
 		AND (a.claimed_at < clock_timestamp() - @prepare::interval OR ` + waitedFor + `)`
@@ -46,9 +46,9 @@ const (
 		AND j.state NOT IN ('succeeded', 'failed', 'canceled') AND a.exited_at < clock_timestamp() - @seal::interval`
 )
 
-// KillUnprepared orders the end of members whose machine is heard but does not
-// get them ready. What it ends is retried elsewhere. It returns how many jobs
-// it told.
+// KillUnprepared orders the kill of members that a responsive machine does not prepare in
+// time, for at most limit jobs. Their jobs are retried elsewhere. It returns the number of
+// jobs with a new order.
 func (d *Attempts) KillUnprepared(ctx context.Context, term Term, p Patience, limit int) (int, error) {
 	args := p.args()
 	args["limit"] = limit
@@ -75,13 +75,13 @@ func (d *Attempts) KillUnprepared(ctx context.Context, term Term, p Patience, li
 	})
 }
 
-// GiveUpStuck stops waiting for members that neither get ready nor end on order:
-// they are orphaned, and count until their machine confirms the end. Of members
-// that have ended it gives up the uploads that do not come to an end. It returns
-// the jobs: their workflows want a poke.
+// GiveUpStuck gives up members that neither prepare nor end on order, at most limit: they
+// become orphans and hold their capacity until the machine confirms the end. For ended
+// members it gives up uploads that do not finish. It returns the jobs, whose workflows need
+// a poke.
 //
-// A member without an order to start has no process, and gets none once it is
-// orphaned; so its job may go on at once, also with at_most_one.
+// A member without an order to start has no process, and cannot get one after it is
+// orphaned. So its job may continue at once, also with at_most_one execution.
 func (d *Attempts) GiveUpStuck(ctx context.Context, term Term, p Patience, limit int) ([]berth.JobID, error) {
 	args := p.args()
 	args["limit"] = limit
@@ -90,6 +90,7 @@ func (d *Attempts) GiveUpStuck(ctx context.Context, term Term, p Patience, limit
 		FROM allocations a
 		JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
 		WHERE j.state NOT IN ('succeeded', 'failed', 'canceled') AND ((` + deafToKill + `) OR (` + neverSealed + `))`
+	// The check without locks spares the leader a transaction if no member is stuck.
 	var some bool
 	if err := d.pool.QueryRow(ctx, `SELECT EXISTS (`+stuck+`)`, args).Scan(&some); err != nil || !some {
 		return nil, mapError(err, "stuck ranks")
@@ -140,11 +141,14 @@ func (d *Attempts) GiveUpStuck(ctx context.Context, term Term, p Patience, limit
 	return jobs, nil
 }
 
+// stuckRank is a member to give up, with its machine to notify.
 type stuckRank struct {
 	overdueRank
 	Machine berth.MachineID
 }
 
+// giveUp orphans the members that have not ended, seals the ended ones without their last
+// uploads (cut_off), and adds one event per member. It returns each job once.
 func giveUp(ctx context.Context, tx pgx.Tx, ranks []stuckRank, p Patience) ([]berth.JobID, error) {
 	args := p.args()
 	ids := make([]int64, len(ranks))
