@@ -41,7 +41,7 @@ type reporting struct {
 	rows     map[berth.AllocationID]*reportedRow
 	order    []berth.AllocationID // keys of rows in lock order
 	owesKill bool                 // the machine has not yet confirmed the removal of all containers to remove
-	gang     bool                 // the members of a gang are ordered to start
+	gang     bool                 // this call ordered the members of a gang to start
 
 	// The fields below are used after the commit.
 	heard

@@ -243,7 +243,7 @@ func (r *reporting) noteOrdered(rows pgx.Rows) error {
 }
 
 // storeDigest stores the digest of the job's image, so that later attempts run the same
-// image even if its tag moves.
+// image although its tag may move.
 func (r *reporting) storeDigest(j *reportedJob) {
 	if j.newDigest == "" || j.State.Terminal() {
 		return

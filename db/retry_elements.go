@@ -12,8 +12,9 @@ import (
 // RetryFailed runs the elements of an ended array again that failed, or that were given up
 // because other elements had failed. The new array keeps the indexes of these elements and
 // is linked with the old array, which stays unchanged. For an array that was retried
-// before, RetryFailed returns the successor, with created false. Of a pipeline, the steps
-// that did not succeed are retried, at every depth. Any other kind of job is invalid.
+// before, RetryFailed returns the successor, with created false. For a pipeline,
+// RetryFailed retries the steps that did not succeed, at every depth. Any other kind of job
+// is invalid.
 func (d *Jobs) RetryFailed(ctx context.Context, tenant berth.TenantID, id berth.JobID,
 	actor string) (job wire.Job, created bool, err error) {
 	err = d.tx(ctx, func(tx pgx.Tx) error {

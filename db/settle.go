@@ -109,8 +109,8 @@ func giveUpGang(ctx context.Context, tx pgx.Tx, job lockedJob) (touched, error) 
 	if !slices.ContainsFunc(job.Ranks, lockedRank.untaken) {
 		return touched{}, nil
 	}
-	// The survivors' capacity is nominated before it is released, so no other job takes it
-	// between.
+	// The survivors' capacity is nominated before it is released, so that no other job
+	// takes it in between.
 	if err := keepRoom(ctx, tx, job, job.hurried().Grace+berth.RepairHold); err != nil {
 		return touched{}, err
 	}

@@ -48,7 +48,8 @@ func Binding(limits []StorageLimit, kind string) []StorageLimit {
 	return list
 }
 
-// LimitsOf returns the limits of a tenant's own quota, without those of tenants above it.
+// LimitsOf returns the limits of a tenant's own quota; quotas of tenants above are not
+// included.
 func LimitsOf(q spec.Quota) []StorageLimit {
 	var list []StorageLimit
 	for kind, most := range storageDocument(q.Storage) {

@@ -46,10 +46,10 @@ func newDB(c *core) *DB {
 // exist.
 type Jobs struct{ *core }
 
-// Attempts stores the attempts of jobs from their start on: the allocations of
-// their members, the orders to stop them, and the outcome. Only Settle closes an
-// attempt and moves its job on. Attempts never creates an attempt or an
-// allocation, and it never writes rows of pipelines and arrays.
+// Attempts stores the attempts of jobs from their start on: the members' allocations, the
+// orders to stop them, and the outcome. Only Settle closes an attempt and moves its job to
+// the next state. Attempts never creates an attempt or an allocation, and it never writes
+// rows of pipelines and arrays.
 type Attempts struct{ *core }
 
 // Parents stores the progress of pipelines and arrays: which steps and elements
@@ -58,10 +58,10 @@ type Attempts struct{ *core }
 // starts one.
 type Parents struct{ *core }
 
-// Schedules stores schedules and their fires: each time of a schedule and the
-// job, skip or failure that it led to. Fire submits a job in the transaction that
-// records the fire. Schedules never changes a job that runs but to cancel one
-// that the next fire replaces.
+// Schedules stores schedules and their fires: each time of a schedule, with the resulting
+// job, skip or failure. Fire submits a job in the transaction that records the fire.
+// Schedules never changes a running job, except to cancel a job that the next fire
+// replaces.
 type Schedules struct{ *core }
 
 // Queue is the scheduler's store. It reads the queue, the machines and their
@@ -70,10 +70,9 @@ type Schedules struct{ *core }
 // and never changes a machine.
 type Queue struct{ *core }
 
-// Machines stores machines as operators and the leader see them: state, drain,
-// silence, faults and history. A verdict on a lost machine releases its
-// allocations. Machines never renews a lease and never opens a session of an
-// agent; Agents does.
+// Machines stores the view of operators and the leader on machines: state, drain, silence,
+// faults and history. A verdict on a lost machine releases its allocations. Machines never
+// renews a lease and never opens a session of an agent; Agents does.
 type Machines struct{ *core }
 
 // Agents answers the agents of machines. It stores their sessions and leases,
@@ -95,13 +94,13 @@ type Tenants struct{ *core }
 // leader has not added yet: one statement that reads both sees each change once.
 type Storage struct{ *core }
 
-// Tokens stores the tokens of users and machines, by the hash of their secret.
-// It returns a secret only when it creates the token.
+// Tokens stores the tokens of users and machines, by the hash of their secret. A secret is
+// returned only when its token is created.
 type Tokens struct{ *core }
 
-// JoinTokens stores the tokens with which new machines join. Join spends one and
-// creates the machine and its own token. JoinTokens writes no machine that has
-// joined otherwise.
+// JoinTokens stores the tokens with which new machines join. Join uses up a token and
+// creates the machine and the machine's own token. JoinTokens writes no rows of other
+// machines.
 type JoinTokens struct{ *core }
 
 // Secrets stores the sealed secrets of tenants. It never sees a secret in the
@@ -126,11 +125,10 @@ type Logs struct{ *core }
 // triggers of the schema create notices as jobs change; Outbox never does.
 type Outbox struct{ *core }
 
-// Leader stores the rows that coordinate the control plane: named leases and their
-// terms, the beacon of the API replicas, the incarnation of the database and the
-// watermarks that prove it was not restored from a backup. After a restore Leap
-// ends every session and holds jobs that must not run twice; Leader writes no
-// other rows of jobs and machines.
+// Leader stores the rows that coordinate the control plane: named leases and their terms,
+// the beacon of the API replicas, the incarnation of the database, and the watermarks that
+// prove that no backup was restored. After a restore Leap ends every session and holds jobs
+// that must not run twice; Leader writes no other rows of jobs and machines.
 type Leader struct{ *core }
 
 // Cluster stores settings of the whole cluster, such as paused admission, and

@@ -16,37 +16,39 @@ import (
 	"berth/wire"
 )
 
-// Submission is a job to be stored.
+// Submission is a job to store.
 type Submission struct {
 	Tenant  berth.TenantID
 	Spec    spec.Job // valid, with defaults filled in
-	IdemKey string   // "": every call is a new job
+	IdemKey string   // idempotency key; "": every call creates a job
 	Actor   string
-	RetryOf *berth.JobID
-	Indexes []int // of an array: only these of its elements, in order; nil: all
+	RetryOf *berth.JobID // the job that this one retries; nil: none
+	Indexes []int        // of an array that has only these elements, ascending; nil: all
 }
 
-// Submit stores the job and returns it with created true. A repeat with the
-// same key and an equal spec returns the first job and created false; with
-// another spec it is a conflict with slug idempotency_mismatch. A key belongs
-// to its tenant, and lives as long as its job is not archived. Where as many of
-// the tenant's jobs wait as its quota allows, a new one is refused with slug
-// quota.
+// Submit stores a job and returns the job with created true. A repeated call with the same
+// key and an equal spec returns the first job, with created false; with another spec it is
+// a conflict with slug idempotency_mismatch. A key belongs to its tenant, and is free again
+// once its job is archived. If as many of the tenant's jobs wait as its quota allows, a new
+// job is refused with slug quota.
 //
-// The row is its own outbox: the hint that follows is only for speed.
+// The job's row is its own outbox: the workflow is started from the row, and the hint after
+// the commit only saves time.
 func (d *Jobs) Submit(ctx context.Context, s Submission) (job wire.Job, created bool, err error) {
 	row, err := newSubmitRow(s)
 	if err != nil {
 		return wire.Job{}, false, err
 	}
-	// Between a lost race for the key and the look-up of its holder the job may
-	// have been archived; then the key is free again.
+	// insert reports not_found for a key that is taken. The job with the key may be
+	// archived before the look-up, which frees the key: then insert is tried again.
 	for range 3 {
 		job, err = d.store(ctx, row)
 		if err == nil {
 			d.hub.Publish(TopicSubmit, string(job.ID))
 			return job, true, nil
 		}
+		// A repeated submit must return its job even if the tenant's quota is now used up,
+		// so the key is looked up before the refusal is returned.
 		refused := err
 		final := berth.IsSlug(refused, berth.SlugQuota) || berth.IsSlug(refused, berth.SlugInvalidSpec)
 		if berth.CodeOf(err) != berth.CodeNotFound && !final {
@@ -66,20 +68,21 @@ func (d *Jobs) Submit(ctx context.Context, s Submission) (job wire.Job, created 
 		s.IdemKey)
 }
 
-// submitRow is a submission in the form of its rows.
+// submitRow is a submission in the form of statement arguments.
 type submitRow struct {
 	args  pgx.NamedArgs
-	hash  []byte
-	needs needs
+	hash  []byte // SHA-256 of the spec, to compare submits with the same key
+	needs needs  // other rows that the job depends on
 }
 
+// newSubmitRow returns the arguments of a submission. Each call assigns a new job id.
 func newSubmitRow(s Submission) (submitRow, error) {
 	rawSpec, err := json.Marshal(s.Spec)
 	if err != nil {
 		return submitRow{}, fmt.Errorf("marshal spec: %w", err)
 	}
-	// The hash is over the spec and not over the bytes sent: blanks and the
-	// order of keys make no other job.
+	// The hash covers the decoded spec, not the request's bytes: white space and the order
+	// of keys do not make another job.
 	sum := sha256.Sum256(rawSpec)
 	request := s.Spec.Request()
 	args := pgx.NamedArgs{
@@ -117,7 +120,7 @@ func newSubmitRow(s Submission) (submitRow, error) {
 	if a := s.Spec.Array; a != nil {
 		args["kind"], args["total"], args["parallel"], args["max_failures"] = berth.KindArray, a.Count(),
 			a.Parallel, a.MaxFailures
-		args["queue_ms"] = 0 // counts for each element, from when it is made
+		args["queue_ms"] = 0 // applies to each element from its creation
 		if s.Indexes != nil {
 			args["total"] = len(s.Indexes)
 		}
@@ -131,8 +134,7 @@ func newSubmitRow(s Submission) (submitRow, error) {
 	return submitRow{args, sum[:], needsOf(s.Spec)}, nil
 }
 
-// store inserts a job. One that needs nothing else that is stored takes a single
-// round trip.
+// store inserts a job. A job without needs takes a single round trip.
 func (d *Jobs) store(ctx context.Context, r submitRow) (job wire.Job, err error) {
 	if r.needs.none() {
 		return r.insert(ctx, d.pool)
@@ -144,18 +146,19 @@ func (d *Jobs) store(ctx context.Context, r submitRow) (job wire.Job, err error)
 	return job, mapError(err, "submit")
 }
 
-// countsAsQueued is that a job w that waits counts against max_queued. Parents do
-// not, nor do steps that wait for others, or in a nested pipeline. A cached step that
-// needs none is blocked too, but only until its pipeline is looked at.
+// countsAsQueued is true if the waiting job w counts against max_queued. Parents do not
+// count, nor do steps that wait for other steps or belong to a nested pipeline. A cached
+// step without needs is also blocked at first, but only until its pipeline is reconciled,
+// so it counts.
 const countsAsQueued = `w.kind = 'job' AND (NOT w.blocked OR NOT EXISTS (SELECT 1 FROM deps n WHERE n.job = w.id)
 				AND NOT EXISTS (SELECT 1 FROM jobs o WHERE o.id = w.parent AND o.parent IS NOT NULL))`
 
-// insert stores job, spec and class, in one round trip. It answers not_found
-// when the idempotency key is taken, and an error of slug quota when too many of
-// the tenant's jobs wait; then the key may be taken as well.
+// insert stores job, spec and class in one round trip. The error is not_found if the
+// idempotency key is taken, and has slug quota if too many of the tenant's jobs wait; the
+// key may be taken in that case as well.
 //
-// Only the submits of a tenant that has such a limit wait for each other: the
-// row that they lock first is not found for any other.
+// Submits of a tenant are only serialized if the tenant has a limit on waiting jobs: the
+// first statement finds and locks no row of other tenants.
 func (r submitRow) insert(ctx context.Context, q batcher) (wire.Job, error) {
 	batch := &pgx.Batch{}
 	r.queue(batch)
@@ -167,7 +170,7 @@ func (r submitRow) insert(ctx context.Context, q batcher) (wire.Job, error) {
 	return job, err
 }
 
-// queue adds the statements of insert, whose answers scanInsert reads.
+// queue adds the statements of insert to a batch; scanInsert reads their results.
 func (r submitRow) queue(batch *pgx.Batch) {
 	batch.Queue(`
 		SELECT max_queued
@@ -209,6 +212,8 @@ func (r submitRow) queue(batch *pgx.Batch) {
 		FROM j`, r.args)
 }
 
+// scanInsert reads the results of the statements that queue added. No inserted row means
+// that the quota is used up, if there is one, or else that the key is taken.
 func (r submitRow) scanInsert(results pgx.BatchResults) (wire.Job, error) {
 	var most *int
 	err := results.QueryRow().Scan(&most)
@@ -230,7 +235,7 @@ func (r submitRow) scanInsert(results pgx.BatchResults) (wire.Job, error) {
 	return job, mapError(err, "idempotency key")
 }
 
-// submitted returns the job that holds an idempotency key, if it is the same.
+// submitted returns the job that has the idempotency key, if its spec has the same hash.
 func (d *Jobs) submitted(ctx context.Context, tenant berth.TenantID, key string, hash []byte) (wire.Job, error) {
 	var id berth.JobID
 	var stored []byte
@@ -251,7 +256,7 @@ func (d *Jobs) submitted(ctx context.Context, tenant berth.TenantID, key string,
 	return d.Get(ctx, tenant, id)
 }
 
-// nonNil spares the column a JSON null.
+// nonNil returns m, or an empty map for nil: the column must not contain a JSON null.
 func nonNil[V any](m map[string]V) map[string]V {
 	if m == nil {
 		return map[string]V{}

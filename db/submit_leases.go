@@ -11,24 +11,26 @@ import (
 	"berth"
 )
 
-// SubmitLimit is a rate of submits that binds a tenant and all below it.
+// SubmitLimit limits the rate of submits of a tenant together with all tenants below it.
 type SubmitLimit struct {
 	Tenant berth.TenantID
-	Rate   float64 // submits a second, above 0
+	Rate   float64 // submits per second, above 0
 }
 
-// submitBurst is for how long a tenant that was quiet may submit at twice its rate.
+// submitBurst is the time for which a tenant may submit at twice its rate after a quiet
+// period.
 const submitBurst = 2 * time.Second
 
-// burst is how many submits a tenant that was quiet may make at once.
+// burst returns the number of submits that a tenant may make at once after a quiet period.
 func (l SubmitLimit) burst() float64 { return max(1, l.Rate*submitBurst.Seconds()) }
 
-// TakeSubmits takes up to most submits from what all of these limits have left, for
-// all replicas together. granted is 0 if one limit has none left; then wait is
-// after what time it may have one.
+// TakeSubmits takes up to most submits from all of these limits at once, for all replicas
+// together. granted is the number that every limit allows; if it is 0, wait is the time
+// after which the exhausted limit may allow one.
 func (d *Tenants) TakeSubmits(ctx context.Context, limits []SubmitLimit,
 	most int) (granted int, wait time.Duration, err error) {
 	limits = slices.Clone(limits)
+	// Replicas lock the limits' rows in the same order.
 	slices.SortFunc(limits, func(a, b SubmitLimit) int { return cmp.Compare(a.Tenant, b.Tenant) })
 	var ids []string
 	var rates, bursts []float64

@@ -14,23 +14,23 @@ import (
 	"berth/wire"
 )
 
-// session is one reading of a machine: its terms and its full set of assignments.
-// A reservation is in the set as long as the machine may claim it, or has been
-// given orders about it; a reservation whose claim would be refused would only be
-// claimed again and again.
+// session is one reading of a machine: its session and its full set of assignments. A
+// reservation is in the set while the machine may claim it, or if it has orders. A
+// reservation whose claim would be refused is left out, because the agent would claim it
+// again and again.
 type session struct {
 	state        berth.MachineState
 	epoch        int64
 	agentBoot    string
-	seq          int64    // of the last report; only reporting.lock reads it
-	mark         markRead // as of the same moment as the assignments
-	engineSilent bool     // the row says that its container engine does not answer
+	seq          int64    // of the last stored report; only reporting.lock reads it
+	mark         markRead // from the same moment as the assignments
+	engineSilent bool     // the row says that the container engine does not answer
 	assignments  []wire.Assignment
-	generation   int64  // of the hints that this reading covers; see Hub.Generation
+	generation   int64  // of the hints that this reading includes; see Hub.Generation
 	sum          string // digest of the set; "" before the first call of digest
 }
 
-// current is check, and refuses a machine that is ahead of the database.
+// current is check, and additionally refuses a machine that is ahead of the database.
 func (s *session) current(ctx context.Context, d *core, machine berth.MachineID, boot string, epoch int64,
 	seen wire.StoredWatermark) error {
 	if !s.mark.covers(seen) {
@@ -43,7 +43,7 @@ func (s *session) current(ctx context.Context, d *core, machine berth.MachineID,
 	return s.check(machine, boot, epoch)
 }
 
-// check refuses a caller whose session is not the machine's current one.
+// check returns an error unless boot and epoch identify the machine's current session.
 func (s *session) check(machine berth.MachineID, boot string, epoch int64) error {
 	switch {
 	case s.state == berth.MachineRetired:
@@ -58,30 +58,31 @@ func (s *session) check(machine berth.MachineID, boot string, epoch int64) error
 	return nil
 }
 
-// errRetired is the answer to the agent of a machine that was removed.
+// errRetired returns the error for the agent of a removed machine.
 func errRetired(machine berth.MachineID) error {
 	return &berth.Error{Code: berth.CodeForbidden, Slug: berth.SlugMachineRetired,
 		Message: fmt.Sprintf("machine %s was removed from the cluster; join again to bring it back", machine)}
 }
 
-// Session is what a caller says of the session it writes in.
+// Session identifies the session in which a caller writes.
 type Session struct {
-	AgentBoot string
+	AgentBoot string // identifies the agent process
 	Epoch     int64
 }
 
 const ttlSeconds = int(berth.MachineLeaseTTL / time.Second)
 
-// answer adds what the reports came to.
+// answer adds the results of the reports to a response.
 func (h heard) answer(r wire.SyncResponse) wire.SyncResponse {
 	r.Started, r.Stale, r.Refused = h.started, h.stale, h.refused
 	if h.mark != nil && (r.Watermark == nil || h.mark.Number < r.Watermark.Number) {
-		r.Watermark = h.mark // the older of the two moments that the answer is of
+		r.Watermark = h.mark // the older of the two, since the answer is from both moments
 	}
 	return r
 }
 
-// response is the set of assignments, left out if the agent has it already.
+// response returns the machine's set of assignments. It leaves the assignments out if
+// digest, the agent's, is the digest of the same set.
 func (s *session) response(digest string) wire.SyncResponse {
 	r := wire.SyncResponse{TTLSeconds: ttlSeconds, Digest: s.digest(), Watermark: s.mark.now()}
 	if r.Digest != digest {
@@ -90,8 +91,8 @@ func (s *session) response(digest string) wire.SyncResponse {
 	return r
 }
 
-// digest names the set. An empty set has one too, so that an agent can tell it
-// from having heard nothing.
+// digest identifies the set by its content. An empty set also has a digest, so that an
+// agent can distinguish an empty set from no answer.
 func (s *session) digest() string {
 	if s.sum != "" {
 		return s.sum
@@ -107,20 +108,20 @@ func (s *session) digest() string {
 	return s.sum
 }
 
-// Sync renews the machine's lease, takes its reports and answers its orders as
-// soon as they differ from the set it has, or after the wait.
+// Sync renews the machine's lease, stores its reports, and returns its assignments as soon
+// as they differ from the agent's set, or after the wait.
 //
-// The renewal comes first and depends on nothing else: it is sent on connections
-// of its own, in a statement that touches machine_leases alone. Where the rest
-// cannot be read in time, because another session has locked a table or the
-// connections are all in use, a call that reports nothing is answered at its end
-// that the lease was renewed, without assignments, and the agent keeps its set. A
-// call that reports gets an error of code unavailable, and is to be repeated.
+// The renewal starts first and depends on nothing else: it has its own connections, and its
+// statement touches only machine_leases. If the other statements cannot be executed in
+// time, because another session has locked a table or all connections are in use, a call
+// without reports still learns at its end that the lease was renewed. It then gets no
+// assignments, and the agent keeps its set. A call with reports gets an error of code
+// unavailable, and must be repeated.
 //
-// A caller whose session is not current gets ErrStaleEpoch and has changed
-// nothing. Calls that report carry a seq that grows: one that was overtaken is
-// ignored, and answered like any other. The answer to a brief one holds only what
-// its reports came to; the set, which may be long, is read for polls only.
+// A caller whose session is not current gets ErrStaleEpoch and has changed nothing. Calls
+// with reports carry an increasing seq; a call that was overtaken by a later one is
+// ignored, and answered like any other. The answer to a brief call contains only the
+// results of its reports; the set, which may be long, is read only for polls.
 func (d *Agents) Sync(ctx context.Context, machine berth.MachineID, req wire.SyncRequest) (wire.SyncResponse, error) {
 	c := syncCall{Agents: d, machine: machine, req: req,
 		wait: min(time.Duration(req.WaitMS)*time.Millisecond, berth.SyncWait)}
@@ -136,25 +137,28 @@ func (d *Agents) Sync(ctx context.Context, machine berth.MachineID, req wire.Syn
 	return c.poll(ctx)
 }
 
-// syncCall is one call of Sync on its way.
+// syncCall is the state of one Sync call.
 type syncCall struct {
 	*Agents
 	machine berth.MachineID
 	req     wire.SyncRequest
 	wait    time.Duration
 	renewal renewal
-	said    heard
-	cleared bool // suspicion was ended, or that was tried
-	noted   bool // the condition of its container engine was compared with the row
+	said    heard // results of the reports
+	cleared bool  // an end of the suspicion was already requested
+	noted   bool  // the condition of the container engine was already compared with the row
 }
 
+// reports reports whether the call has anything to store besides the renewal.
 func (c *syncCall) reports() bool {
 	return len(c.req.Reports) > 0 || len(c.req.Gone) > 0 || len(c.req.GPUs) > 0 || c.req.Cache != nil
 }
 
-// reportTimeout is less than the time after which an agent gives the call up.
+// reportTimeout bounds the storing of reports. It is shorter than the agent's own time
+// limit, so that the agent gets an error instead of a lost connection.
 const reportTimeout = 10 * time.Second
 
+// report stores the reports within reportTimeout.
 func (c *syncCall) report(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
@@ -166,17 +170,19 @@ func (c *syncCall) report(ctx context.Context) (err error) {
 	return mapError(err, "reports of machine "+string(c.machine))
 }
 
-// readRetry is the pause before a set that could not be read is read again.
+// readRetry is the pause before the next read after a failed read of a set.
 const readRetry = time.Second
 
-// poll answers when the set differs from the caller's, when the caller must be
-// told what its reports came to, or after the wait.
+// poll returns an answer when the set differs from the caller's, when the caller must learn
+// the results of its reports, or after the wait.
 func (c *syncCall) poll(ctx context.Context) (wire.SyncResponse, error) {
+	// The subscription precedes the first read, so a change after the read ends the wait.
 	hints := c.hub.Subscribe(TopicMachine, string(c.machine))
 	defer hints.Close()
 	deadline := time.NewTimer(max(c.wait, 0))
 	defer deadline.Stop()
 	for first := true; ; first = false {
+		// Only the first read may wait for other calls: later ones follow a hint.
 		var patient <-chan struct{}
 		if first && c.wait >= 2*readGather {
 			patient = hints.C
@@ -188,6 +194,7 @@ func (c *syncCall) poll(ctx context.Context) (wire.SyncResponse, error) {
 		case err != nil && berth.CodeOf(err) != berth.CodeUnavailable:
 			return wire.SyncResponse{}, err
 		case err != nil:
+			// Without the set, the renewal is the only proof that the session is current.
 			if _, over, lost := c.renewal.result(ctx); over || lost != nil {
 				return wire.SyncResponse{}, err
 			}
@@ -207,7 +214,7 @@ func (c *syncCall) poll(ctx context.Context) (wire.SyncResponse, error) {
 			return c.finish(ctx, answer)
 		}
 		if s != nil && c.hub.Generation(c.machine) != s.generation {
-			continue // the hint came while the set was read
+			continue // a hint came while the set was read
 		}
 		select {
 		case <-hints.C:
@@ -220,14 +227,14 @@ func (c *syncCall) poll(ctx context.Context) (wire.SyncResponse, error) {
 	}
 }
 
-// finish completes an answer with what became of the renewal.
+// finish adds the result of the renewal to an answer.
 func (c *syncCall) finish(ctx context.Context, answer wire.SyncResponse) (wire.SyncResponse, error) {
 	renewed, over, err := c.renewal.result(ctx)
 	if err != nil {
 		return wire.SyncResponse{}, err
 	}
 	if over {
-		// The session ended between the two statements: say why.
+		// The session ended between the two statements; check returns the reason.
 		s, err := c.sessions.read(ctx, c.machine, c.req, nil)
 		if err != nil {
 			return wire.SyncResponse{}, err
@@ -240,8 +247,8 @@ func (c *syncCall) finish(ctx context.Context, answer wire.SyncResponse) (wire.S
 	return c.said.answer(answer), nil
 }
 
-// endSuspicion puts the machine back into service if it is suspected, since it has
-// been heard. Where that cannot be written now, the next call does it.
+// endSuspicion returns a suspect machine to service, since it has called. If that cannot be
+// written now, the next call tries again.
 func (c *syncCall) endSuspicion(ctx context.Context) {
 	if c.cleared {
 		return
@@ -249,15 +256,16 @@ func (c *syncCall) endSuspicion(ctx context.Context) {
 	c.cleared = true
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	_, _, _ = c.heard.join(heardFrom{c.machine, c.req.Epoch}).answer(ctx) // logged by clearSuspicion
+	_, _, _ = c.heard.join(heardFrom{c.machine, c.req.Epoch}).answer(ctx) // clearSuspicion logs the error
 }
 
-// heardFrom is a machine, in its present epoch, that a call has come from.
+// heardFrom identifies a machine that has called, with its epoch.
 type heardFrom struct {
 	machine berth.MachineID
 	epoch   int64
 }
 
+// newSuspicions returns the gatherer for clearSuspicion.
 func newSuspicions(d *core) *gather[heardFrom, struct{}] {
 	ask := func(ctx context.Context, heard []heardFrom) (map[heardFrom]struct{}, error) {
 		return nil, clearSuspicion(ctx, d, heard)
@@ -265,9 +273,9 @@ func newSuspicions(d *core) *gather[heardFrom, struct{}] {
 	return newGather(1, clearGather, readTimeout, ask)
 }
 
-// clearSuspicion puts machines that were heard back into service, many in one
-// statement: with the table locked each machine's poll would wait on a connection of
-// its own. It needs nothing but the machines' rows.
+// clearSuspicion returns suspect machines that have called to service, many in one
+// statement: if the table is locked, only one connection waits, instead of one per machine.
+// It reads no table but machines.
 func clearSuspicion(ctx context.Context, d *core, heard []heardFrom) error {
 	ids, epochs := make([]string, len(heard)), make([]int64, len(heard))
 	for i, h := range heard {

@@ -13,27 +13,31 @@ import (
 	"berth/wire"
 )
 
-// TenantRow is a tenant with its quota and what it has used, as of Now.
+// TenantRow is a tenant with its quota and its use, as of Now.
 type TenantRow struct {
-	wire.Tenant  // Use counts what it has at present where Tenants read it
+	wire.Tenant  // Use has the present use if List or Page has read the row
 	Quota        spec.Quota
 	Usage        TenantUsage
-	Stalled      time.Duration // its work waited for its quota alone, up to StalledSince
-	StalledSince *time.Time    // nil: it does not, at present
-	Now          time.Time     // the database's clock
+	Stalled      time.Duration // time in which its work waited only for its quota, up to StalledSince
+	StalledSince *time.Time    // nil: its work does not wait for its quota at present
+	Now          time.Time     // clock of the database
 }
 
-// TenantUsage is what that work of a tenant used which holds nothing any more,
-// in amounts times seconds.
+// TenantUsage is the use by a tenant's work that no longer holds capacity, in amounts times
+// seconds.
 type TenantUsage struct {
-	CPU       float64 // core seconds, decayed by the half-life
-	MemoryMiB float64 // MiB seconds, decayed
-	GPU       float64 // GPU seconds, decayed
-	Spent     float64 // GPU seconds in the present period of the budget, not decayed
+	CPU       float64 // core seconds, decayed with the configured half-life
+	MemoryMiB float64 // MiB seconds, decayed with the half-life
+	GPU       float64 // GPU seconds, decayed with the half-life
+	Spent     float64 // GPU seconds in the present period of the budget, without decay
 }
 
-// usageOf sums charges c by tenant, as of n.at: what each is worth now, and what
-// of it lies in the period of the tenant's budget.
+// usageOf returns common table expressions that sum the charges c by tenant as of n.at: the
+// decayed use (u.cpu_s, u.mem_mb_s, u.gpu_s), and the part within the present period of the
+// tenant's budget (u.spent_s).
+//
+// A charge covers from_at to to_at. A charge with entry_ms is a fixed amount at to_at
+// instead, and does not count towards the budget.
 func usageOf(charges string) string {
 	return `
 		n AS MATERIALIZED (SELECT clock_timestamp() AS at),
@@ -63,21 +67,24 @@ func usageOf(charges string) string {
 		)`
 }
 
-// usedNow is what a column of tenant t's row is worth at n.at.
+// usedNow returns the decayed value of a column of tenant t's row at n.at.
 func usedNow(column string) string {
 	return `CASE WHEN @half_life::interval > '0' THEN decayed(t.` + column +
 		`, t.used_at, n.at, @half_life::interval) ELSE 0 END`
 }
 
-// readTenants reads all tenants by id, without what still runs.
+// readTenants selects all tenants by id, without the use by work that still holds capacity.
 var readTenants = readTenantsWhere("true") + `
 	ORDER BY t.id`
 
-// readTenantPage reads a page of them.
+// readTenantPage selects a page of tenants by id, otherwise as readTenants.
 var readTenantPage = readTenantsWhere("t.id > @after") + `
 	ORDER BY t.id
 	LIMIT @limit`
 
+// readTenantsWhere returns the statement for the tenants that satisfy the condition. A
+// tenant's use is the sum in its row plus the charges that FoldUsage has not added yet. The
+// columns are in the order of scanTenant.
 func readTenantsWhere(condition string) string {
 	return `
 	WITH ` + usageOf("usage_charges") + `
@@ -97,9 +104,10 @@ func readTenantsWhere(condition string) string {
 	WHERE ` + condition
 }
 
+// usageArgs returns the arguments of usageOf and usedNow.
 func (d *Tenants) usageArgs() pgx.NamedArgs { return pgx.NamedArgs{"half_life": d.halfLife} }
 
-// Rows returns all tenants by id. Use is not filled in.
+// Rows returns all tenants by id, without their present use.
 func (d *Tenants) Rows(ctx context.Context) ([]TenantRow, error) {
 	list, err := queryTenants(ctx, d.pool, readTenants, d.usageArgs())
 	return list, mapError(err, "tenants")
@@ -113,6 +121,7 @@ func queryTenants(ctx context.Context, q querier, sql string, args pgx.NamedArgs
 	return pgx.CollectRows(rows, scanTenant)
 }
 
+// scanTenant scans a row of readTenantsWhere.
 func scanTenant(row pgx.CollectableRow) (t TenantRow, err error) {
 	var guarantee, limit spec.Amounts
 	var hours *float64
@@ -148,8 +157,8 @@ func scanTenant(row pgx.CollectableRow) (t TenantRow, err error) {
 	return t, err
 }
 
-// List returns tenants by id with all that they have: one, or all where id is
-// "".
+// List returns tenants by id with their present use, from one snapshot: the tenant id, or
+// all tenants if id is "".
 func (d *Tenants) List(ctx context.Context, id berth.TenantID) ([]TenantRow, error) {
 	var list []TenantRow
 	err := d.readTx(ctx, func(tx pgx.Tx) error {
@@ -168,7 +177,7 @@ func (d *Tenants) List(ctx context.Context, id berth.TenantID) ([]TenantRow, err
 	return list, mapError(err, "tenant "+string(id))
 }
 
-// Page lists all tenants by id with all that they have.
+// Page returns a page of all tenants by id with their present use.
 func (d *Tenants) Page(ctx context.Context, p Paging) (list []TenantRow, next string, err error) {
 	after := ""
 	if _, err := p.after(&after); err != nil {
@@ -187,7 +196,8 @@ func (d *Tenants) Page(ctx context.Context, p Paging) (list []TenantRow, next st
 	return list, next, mapError(err, "tenants")
 }
 
-// addPresent adds what the tenants' jobs have at this moment.
+// addPresent adds the tenants' present use: stored data, waiting and running jobs, and held
+// capacity.
 func addPresent(ctx context.Context, tx pgx.Tx, list []TenantRow, args pgx.NamedArgs) error {
 	byID := make(map[berth.TenantID]*TenantRow, len(list))
 	ids := make([]string, len(list))
@@ -226,7 +236,8 @@ func addPresent(ctx context.Context, tx pgx.Tx, list []TenantRow, args pgx.Named
 	return addHoldings(ctx, tx, byID, args)
 }
 
-// addHoldings adds what is held now, and what that has cost so far.
+// addHoldings adds the capacity that tenants hold, and its use up to now. Orphans still
+// count as held, but their use ends when they are orphaned.
 func addHoldings(ctx context.Context, tx pgx.Tx, byID map[berth.TenantID]*TenantRow, args pgx.NamedArgs) error {
 	rows, err := tx.Query(ctx, `
 		WITH held AS (

@@ -14,14 +14,14 @@ import (
 	"berth/spec"
 )
 
-// Tenants are changed one at a time: all rows are locked first, so that two
-// changes cannot make a ring of parents together. Lock order: after everything
-// else, by id.
+// lockTenants locks the rows of all tenants, so that tenants are changed one at a time: two
+// concurrent changes could otherwise create a cycle of parents. Lock order: after
+// everything else, by id.
 const lockTenants = `SELECT id, coalesce(parent, '') FROM tenants ORDER BY id FOR NO KEY UPDATE`
 
-// refuseFormer refuses to make a tenant that was deleted before and has left jobs,
-// archived or submitted while it was deleted: the new one would have them, with their
-// logs and outputs.
+// refuseFormer returns an error if a tenant with this id was deleted before and has left
+// jobs, archived or submitted during its deletion. A new tenant with the id would own these
+// jobs, with their logs and outputs.
 func refuseFormer(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	var left bool
 	if err := tx.QueryRow(ctx, `
@@ -37,22 +37,22 @@ func refuseFormer(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	return nil
 }
 
-// ensureTenant makes a tenant that does not exist, and keeps one that does from being
-// deleted until the transaction ends. Nothing may be locked after it, as after
-// keepTenant.
+// ensureTenant creates the tenant if it does not exist, and otherwise prevents its deletion
+// until the transaction ends. As with keepTenant, the transaction must not lock anything
+// afterwards.
 func ensureTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	tag, err := tx.Exec(ctx, `INSERT INTO tenants (id) VALUES (@id) ON CONFLICT DO NOTHING`, pgx.NamedArgs{"id": id})
 	switch {
 	case err != nil:
 		return err
 	case tag.RowsAffected() == 1:
-		return refuseFormer(ctx, tx, id) // which undoes it
+		return refuseFormer(ctx, tx, id) // an error rolls the insert back
 	}
 	return keepTenant(ctx, tx, id)
 }
 
-// Create adds a tenant. One that exists is a conflict, as is one that was
-// deleted and has left jobs.
+// Create adds a tenant. An id that exists is a conflict, and so is the id of a deleted
+// tenant that has left jobs.
 func (d *Tenants) Create(ctx context.Context, n spec.NewTenant) error {
 	if n.Weight == 0 {
 		n.Weight = 1
@@ -80,7 +80,8 @@ func (d *Tenants) Create(ctx context.Context, n spec.NewTenant) error {
 	return d.changed(err, n.ID)
 }
 
-// Update changes a tenant's weight and parent.
+// Update changes a tenant's weight and parent. Unset fields of the patch stay as they are;
+// an empty parent moves the tenant to the root.
 func (d *Tenants) Update(ctx context.Context, id berth.TenantID, p spec.TenantPatch) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		parents, err := tenantParents(ctx, tx)
@@ -106,9 +107,9 @@ func (d *Tenants) Update(ctx context.Context, id berth.TenantID, p spec.TenantPa
 	return d.changed(err, id)
 }
 
-// clearTenant removes what a tenant has stored that no job is needed for. A later
-// one of the same id must not find it: values of secrets, uploads, results of
-// cached steps, calls of webhooks that nobody could sign any more.
+// clearTenant deletes a tenant's uploads, secrets, results of cached steps, webhook notices
+// and submit leases. A later tenant with the same id must not find any of these rows, and
+// without the secret no notice can be signed.
 func clearTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	for _, sql := range []string{`
 		WITH theirs AS MATERIALIZED (
@@ -137,28 +138,28 @@ func clearTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	return nil
 }
 
-// keepTenant keeps a tenant from being deleted until the transaction ends, which has
-// stored something of it. It comes last, after what was stored: see the lock order.
-// A tenant that is deleted is not_found, and nothing is to be stored.
+// keepTenant prevents the deletion of a tenant until the end of a transaction that has
+// stored something for the tenant. It must be the last lock, after the stored rows: see the
+// lock order. A deleted tenant is not_found, and the transaction must be rolled back.
 func keepTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	var one int
 	err := tx.QueryRow(ctx, `SELECT 1 FROM tenants WHERE id = @id FOR KEY SHARE`, pgx.NamedArgs{"id": id}).Scan(&one)
 	return mapError(err, "tenant "+string(id))
 }
 
-// errStoredMeanwhile is that something was stored between the removal of all that
-// a tenant has stored and the lock of its row, from which on nothing is.
+// errStoredMeanwhile reports that something was stored after deleteTenant removed the
+// tenant's data, and before it locked the tenant's row. From that lock on, nothing can be
+// stored.
 var errStoredMeanwhile = berth.Errorf(berth.CodeUnavailable, "something is being stored for the tenant; try again")
 
-// Delete removes a tenant that nothing belongs to: no job that is not
-// archived, no token that is still good, no tenant below it,
-// no schedule. Its secrets and uploads go with it; its archived jobs stay, and
-// keep the id from being used again.
+// Delete removes a tenant that nothing belongs to: no job that is not archived, no valid
+// token, no tenant below, no schedule. Its secrets and uploads are deleted with it; its
+// archived jobs stay, and keep the id from being used again.
 //
-// Secrets, uploads, schedules and tokens that are stored meanwhile keep the tenant,
-// or are not stored. Jobs are not kept off so, which would have each submit lock its
-// tenant: one that is submitted between the count of the jobs and the end of this
-// stays without a tenant, and keeps the id from being used as an archived one does.
+// Secrets, uploads, schedules and tokens that are stored concurrently either keep the
+// tenant or are not stored. Jobs are not excluded in this way, since each submit would have
+// to lock its tenant: a job submitted between the count of jobs and the commit has no
+// tenant, and keeps the id from being used, as an archived job does.
 func (d *Tenants) Delete(ctx context.Context, id berth.TenantID) error {
 	var err error
 	for range 10 {
@@ -170,8 +171,12 @@ func (d *Tenants) Delete(ctx context.Context, id berth.TenantID) error {
 	return d.changed(err, id)
 }
 
+// deleteTenant deletes the tenant in one transaction. It returns errStoredMeanwhile if the
+// transaction must be repeated.
 func deleteTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
-	if err := clearTenant(ctx, tx, id); err != nil { // before tenants are locked; undone if it stays
+	// The deletes precede the locks of tenants in the lock order. They are rolled back if
+	// the tenant stays.
+	if err := clearTenant(ctx, tx, id); err != nil {
 		return err
 	}
 	parents, err := tenantParents(ctx, tx)
@@ -184,9 +189,9 @@ func deleteTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	if id == "default" {
 		return berth.Errorf(berth.CodeConflict, "tenant default is what tokens belong to that name no other: it stays")
 	}
-	// Whoever has stored something of it is over now, and whoever has not been here yet
-	// will not find it.
 	args := pgx.NamedArgs{"id": id}
+	// FOR UPDATE conflicts with keepTenant's FOR KEY SHARE: transactions that have stored
+	// something for the tenant have ended by now, and later ones will not find the tenant.
 	if _, err := tx.Exec(ctx, `SELECT 1 FROM tenants WHERE id = @id FOR UPDATE`, args); err != nil {
 		return err
 	}
@@ -215,10 +220,11 @@ func deleteTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	return err
 }
 
-// LaterQuotaSettings names the settings of spec.Quota.Later, in order.
+// LaterQuotaSettings is the sorted list of the names of spec.Quota.Later's settings.
 var LaterQuotaSettings = slices.Sorted(maps.Keys((&spec.Quota{}).Later()))
 
-// setLaterSettings assigns the columns of LaterQuotaSettings, except for those to keep.
+// setLaterSettings assigns the columns of LaterQuotaSettings, except for the settings to
+// keep.
 var setLaterSettings = func() string {
 	var b strings.Builder
 	for _, name := range LaterQuotaSettings {
@@ -227,9 +233,9 @@ var setLaterSettings = func() string {
 	return b.String()
 }()
 
-// SetQuota replaces a tenant's quota. With a version that is not the present
-// one it is a conflict. A budget keeps its periods as long as their length stays.
-// keep names settings of LaterQuotaSettings that stay as they are.
+// SetQuota replaces a tenant's quota. A version other than 0 and the present one is a
+// conflict. A budget continues its periods if the length of a period stays the same. keep
+// names settings of LaterQuotaSettings that are not changed.
 func (d *Tenants) SetQuota(ctx context.Context, q spec.Quota, keep ...string) error {
 	if q.Borrow == "" {
 		q.Borrow = spec.BorrowAny
@@ -278,6 +284,7 @@ func (d *Tenants) SetQuota(ctx context.Context, q spec.Quota, keep ...string) er
 	return d.changed(err, q.Tenant)
 }
 
+// amountArgs adds the arguments of one set of amounts; nil means no amounts.
 func amountArgs(args pgx.NamedArgs, name string, a *spec.Amounts) {
 	if a == nil {
 		a = &spec.Amounts{}
@@ -285,7 +292,7 @@ func amountArgs(args pgx.NamedArgs, name string, a *spec.Amounts) {
 	args[name+"_cpus"], args[name+"_memory"], args[name+"_gpus"] = a.CPUs, a.Memory, a.GPUs
 }
 
-// changed tells the leader of a change.
+// changed notifies the leader of a committed change, or maps the error of a failed one.
 func (d *Tenants) changed(err error, id berth.TenantID) error {
 	if err != nil {
 		return mapError(err, "tenant "+string(id))
@@ -294,10 +301,10 @@ func (d *Tenants) changed(err error, id berth.TenantID) error {
 	return nil
 }
 
-// KeyTenants is the key of the hint that some tenant has changed: no id of
-// anything.
+// KeyTenants is the key of queue hints about changed tenants. It is not an id of anything.
 const KeyTenants = "tenants/"
 
+// tenantParents locks all tenants and returns the parent of each one.
 func tenantParents(ctx context.Context, tx pgx.Tx) (map[berth.TenantID]berth.TenantID, error) {
 	rows, err := tx.Query(ctx, lockTenants)
 	if err != nil {
@@ -312,8 +319,8 @@ func tenantParents(ctx context.Context, tx pgx.Tx) (map[berth.TenantID]berth.Ten
 	return parents, err
 }
 
-// checkParent refuses a parent that does not exist, rings, and trees too deep.
-// What stands below the tenant comes with it.
+// checkParent refuses a parent that does not exist, that would create a cycle, or that
+// would make the tree too deep. The tenants below id move together with id.
 func checkParent(parents map[berth.TenantID]berth.TenantID, id, parent berth.TenantID) error {
 	if parent == "" {
 		return nil
@@ -337,7 +344,8 @@ func checkParent(parents map[berth.TenantID]berth.TenantID, id, parent berth.Ten
 	return nil
 }
 
-// height is how many levels there are from the tenant down.
+// height returns the number of levels from the tenant down, 1 for a tenant without others
+// below.
 func height(parents map[berth.TenantID]berth.TenantID, id berth.TenantID) int {
 	most := 0
 	for below, parent := range parents {

@@ -17,24 +17,25 @@ import (
 	"berth/wire"
 )
 
-// Principal is who speaks: what a valid token stands for.
+// Principal is the authenticated identity of a caller, according to its token.
 type Principal struct {
 	TokenID   string
 	Name      string
 	Tenant    berth.TenantID
 	Role      spec.Role
-	Machine   berth.MachineID // of a machine's token
-	ExpiresAt *time.Time
+	Machine   berth.MachineID // "": not the token of a machine
+	ExpiresAt *time.Time      // nil: never
 }
 
-// Prefixes of the secrets handed out; the rest is <id>_<64 hex digits>.
+// Prefixes of the texts of tokens; the rest is <id>_<64 hex digits>.
 const (
 	tokenPrefix     = "berth"
 	joinTokenPrefix = "berthjoin"
 )
 
-// mintToken returns a new secret's id, its text (shown once) and the hash that
-// is stored. A dump of the table opens nothing: the secret has 256 random bits.
+// mintToken returns the id and the text of a new token, and the hash to store. The text is
+// shown only once. A dump of the table grants no access, because the secret has 256 random
+// bits.
 func mintToken(prefix string) (id, text string, sum []byte) {
 	var b [6]byte
 	_, _ = rand.Read(b[:])
@@ -44,8 +45,8 @@ func mintToken(prefix string) (id, text string, sum []byte) {
 	return id, text, h[:]
 }
 
-// tokenID returns the public part of a secret's text and the hash of the whole.
-// ok is false for texts that are no secret of this prefix.
+// tokenID returns the public id in a token's text and the hash of the whole text. ok is
+// false for a text without the form of a token with this prefix.
 func tokenID(prefix, text string) (id string, sum []byte, ok bool) {
 	part := strings.Split(text, "_")
 	if len(part) != 3 || part[0] != prefix || len(part[1]) != 12 || len(part[2]) != 64 {
@@ -55,8 +56,8 @@ func tokenID(prefix, text string) (id string, sum []byte, ok bool) {
 	return part[1], h[:], true
 }
 
-// TokenShaped reports whether a text has the form of a token. Any other text can
-// be refused without a look-up.
+// TokenShaped reports whether a text has the form of a token. Any other text can be refused
+// without a query.
 func TokenShaped(text string) bool {
 	_, _, ok := tokenID(tokenPrefix, text)
 	return ok
@@ -68,16 +69,16 @@ func JoinTokenShaped(text string) bool {
 	return ok
 }
 
-// errUnauthorized is the one answer to every token that opens nothing, whatever
-// the cause.
+// errUnauthorized returns the same error for every invalid token, so that it does not
+// reveal the cause.
 func errUnauthorized() error {
 	return berth.Errorf(berth.CodeUnauthorized, "the token is missing, unknown, expired or revoked")
 }
 
-// Authenticate returns whom the token stands for, or an error of code
-// unauthorized that does not tell why. Only to the right token of a machine that
-// was removed it says so, for its agent to end. The work is the same for every
-// token of the right form, and hashes are compared in constant time.
+// Authenticate returns the principal of a token, or an error of code unauthorized that does
+// not reveal the cause. Only the valid token of a removed machine gets another error, on
+// which the agent stops. The work is the same for every token of the right form, and hashes
+// are compared in constant time.
 func (d *Tokens) Authenticate(ctx context.Context, token string) (Principal, error) {
 	list, err := authenticate(ctx, d.pool, []string{token})
 	if err != nil {
@@ -86,27 +87,27 @@ func (d *Tokens) Authenticate(ctx context.Context, token string) (Principal, err
 	return list[0].Principal, list[0].Err
 }
 
-// TokenAnswer is the result of the look-up of one token: its principal, or the
-// error with which calls that carry the token are refused.
+// TokenAnswer is the result for one token: its principal, or the error with which calls
+// with this token are refused.
 type TokenAnswer struct {
 	Principal Principal
-	Err       error // of code unauthorized or forbidden; nil for a token that is good
+	Err       error // of code unauthorized or forbidden; nil for a valid token
 }
 
-// AuthenticateUsers is Authenticate for many tokens in one query. It returns an
-// answer for each token, in order, or an error if the database gave none.
+// AuthenticateUsers authenticates many tokens in one query. It returns one answer per
+// token, in order, or an error if the query failed.
 func (d *Tokens) AuthenticateUsers(ctx context.Context, tokens []string) ([]TokenAnswer, error) {
 	return authenticate(ctx, d.pool, tokens)
 }
 
-// AuthenticateMachines is AuthenticateUsers for the calls of agents.
+// AuthenticateMachines is AuthenticateUsers for the tokens of agents.
 func (d *Tokens) AuthenticateMachines(ctx context.Context, tokens []string) ([]TokenAnswer, error) {
 	return authenticate(ctx, d.pool, tokens)
 }
 
-// Live returns which of the tokens with these ids are neither revoked nor
-// expired nor of a machine that was removed. It compares no secret: the caller has
-// seen each of them authenticated before.
+// Live returns the ids of tokens that are neither revoked nor expired and do not belong to
+// a removed machine. It compares no secrets: the caller must have authenticated these
+// tokens before.
 func (d *Tokens) Live(ctx context.Context, ids []string) (map[string]bool, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT t.id
@@ -126,6 +127,7 @@ func (d *Tokens) Live(ctx context.Context, ids []string) (map[string]bool, error
 	return live, mapError(err, "tokens")
 }
 
+// authenticate implements Authenticate for many tokens.
 func authenticate(ctx context.Context, pool *pgxpool.Pool, tokens []string) ([]TokenAnswer, error) {
 	ids := make([]string, len(tokens))
 	for i, t := range tokens {
@@ -176,10 +178,9 @@ func authenticate(ctx context.Context, pool *pgxpool.Pool, tokens []string) ([]T
 	return answers, nil
 }
 
-// Create makes a token and returns it with its secret, which is nowhere
-// stored. The tenant comes into being with its first token, unless one of that id
-// was deleted and has left jobs: that is a conflict. One that is being deleted is
-// not_found.
+// Create creates a token and returns it with its secret, which is not stored anywhere. The
+// first token of a tenant creates the tenant, unless a tenant with that id was deleted and
+// has left jobs, which is a conflict. A tenant that is being deleted is not_found.
 func (d *Tokens) Create(ctx context.Context, n spec.NewToken) (t wire.Token, err error) {
 	id, text, sum := mintToken(tokenPrefix)
 	err = d.tx(ctx, func(tx pgx.Tx) error {
@@ -204,7 +205,7 @@ const tokenDocument = `jsonb_strip_nulls(jsonb_build_object(
 			'id', id, 'name', name, 'tenant', tenant, 'role', role, 'machine', machine_id,
 			'created_at', created_at, 'expires_at', expires_at, 'revoked_at', revoked_at))`
 
-// List lists the tokens of all tenants, oldest first.
+// List returns a page of the tokens of all tenants, oldest first.
 func (d *Tokens) List(ctx context.Context, p Paging) (tokens []wire.Token, next string, err error) {
 	return tokenPage(ctx, d.core, "tokens", tokenDocument, p, func(t wire.Token) []any {
 		return []any{t.CreatedAt, t.ID}
@@ -237,13 +238,13 @@ func tokenPage[T any](
 	return list, next, nil
 }
 
-// Prune deletes tokens and join tokens that have opened nothing for
-// longer than retention, since they were revoked, have expired or were used: at
-// most limit of each. It returns how many. Tokens that Ensure has stored stay.
+// Prune deletes tokens and join tokens that became invalid longer than retention ago, by
+// revocation, expiry or use, at most limit of each kind. It returns the number of deleted
+// tokens. Tokens stored by Ensure stay.
 //
-// The latest token of a machine stays, too: the agent of a machine that was
-// removed learns by it that it must stop. So does the join token that a machine in
-// service spent last, from which a berthd of the version before reads its pool.
+// The latest token of a machine stays as well: it lets the agent of a removed machine learn
+// that it must stop. So does the last join token that a machine in service used, from which
+// the previous version of berthd reads the machine's pool.
 func (d *Tokens) Prune(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	args := pgx.NamedArgs{"retention": retention, "limit": limit}
 	n := 0
@@ -282,7 +283,7 @@ func (d *Tokens) Prune(ctx context.Context, term Term, retention time.Duration, 
 	return n, mapError(err, "tokens")
 }
 
-// Revoke ends a token for good. Revoking twice is no error.
+// Revoke invalidates a token permanently. Revoking a revoked token is no error.
 func (d *Tokens) Revoke(ctx context.Context, id string) error {
 	tag, err := d.pool.Exec(ctx, `
 		UPDATE tokens
@@ -295,9 +296,8 @@ func (d *Tokens) Revoke(ctx context.Context, id string) error {
 	return mapError(err, "token "+id)
 }
 
-// Ensure stores a token whose text the caller chose (an operator's first
-// one) unless it is known already. The text must have the form that Create
-// gives.
+// Ensure stores a token with a text chosen by the caller, such as an operator's first
+// token. A known token stays as it is. The text must have the form of Create's texts.
 func (d *Tokens) Ensure(ctx context.Context, text string, n spec.NewToken) error {
 	id, sum, ok := tokenID(tokenPrefix, text)
 	if !ok {
