@@ -9,8 +9,9 @@ import (
 	"berth"
 )
 
-// parentsBelow begins a statement with the pipelines and arrays inside a pipeline,
-// at every depth. What is in a pipeline is there from its submit on.
+// parentsBelow starts a statement with the table below: the pipelines and arrays inside
+// pipeline @id, at every depth. All contents of a pipeline exist from its submit on, so the
+// table is complete.
 const parentsBelow = `
 		WITH RECURSIVE below (id, kind) AS (
 			SELECT id, kind
@@ -23,8 +24,8 @@ const parentsBelow = `
 			WHERE b.kind = 'pipeline' AND c.kind <> 'job'
 		)`
 
-// innerParents locks the pipelines and arrays inside a locked pipeline that have
-// not ended, by id: which is from the outside in.
+// innerParents locks the live pipelines and arrays inside a locked pipeline in order of id,
+// which is from the outside in.
 func innerParents(ctx context.Context, tx pgx.Tx, id berth.JobID) (all, pipelines []berth.JobID, err error) {
 	rows, err := tx.Query(ctx, parentsBelow+`
 		SELECT id::text, kind
@@ -47,7 +48,7 @@ func innerParents(ctx context.Context, tx pgx.Tx, id berth.JobID) (all, pipeline
 	return all, pipelines, err
 }
 
-// parentsIn are a locked parent and, of a pipeline, those inside it, which it
+// parentsIn returns a locked parent and, for a pipeline, the live parents inside, which it
 // locks.
 func parentsIn(ctx context.Context, tx pgx.Tx, id berth.JobID, kind berth.Kind) ([]berth.JobID, error) {
 	parents := []berth.JobID{id}
@@ -58,19 +59,21 @@ func parentsIn(ctx context.Context, tx pgx.Tx, id berth.JobID, kind berth.Kind) 
 	return append(parents, inner...), err
 }
 
-// ending is what a cancel has done below a parent.
+// ending collects the changes of a cancel below a parent.
 type ending struct {
-	canceled []string      // has ended
-	waited   []string      // of that, what may have a workflow that waits
-	stopping []berth.JobID // pipelines and arrays that are canceling since, from the outside in
+	canceled []string      // jobs that have ended
+	waited   []string      // jobs of canceled with a workflow that may wait
+	stopping []berth.JobID // pipelines and arrays that are now canceling, from the outside in
 }
 
+// add appends the changes of another batch.
 func (e *ending) add(more ending) {
 	e.canceled = append(e.canceled, more.canceled...)
 	e.waited = append(e.waited, more.waited...)
 	e.stopping = append(e.stopping, more.stopping...)
 }
 
+// publish sends the hints. It must follow the commit.
 func (e ending) publish(h *Hub) {
 	stopping := make([]string, len(e.stopping))
 	for i, id := range e.stopping {
@@ -80,16 +83,17 @@ func (e ending) publish(h *Hub) {
 	h.Publish(TopicJob, append(stopping, e.canceled...)...)
 }
 
-// cancelBelow ends all that waits in a locked pipeline, at every depth. A pipeline
-// or an array in it that has not begun ends with what it holds; one that lives is
-// canceling from now on, and its reconciliation cancels the rest. So nothing inside is
-// placed after the commit. A repetition cancels the jobs that are left.
+// cancelBelow cancels all waiting jobs in a locked pipeline, at every depth. An inner
+// pipeline or array that has not started ends together with its contents. One that has
+// started becomes canceling, and its reconciliation cancels the rest. So nothing inside is
+// placed after the commit. A repeated call cancels the remaining jobs.
 func cancelBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string,
 	reason *berth.Reason) (e ending, err error) {
 	inner, pipelines, err := innerParents(ctx, tx, id)
 	if err != nil {
 		return e, err
 	}
+	// cancelWaitingChildren cancels one batch; a batch that is not full was the last one.
 	for {
 		some, err := cancelWaitingChildren(ctx, tx, append(pipelines, id), nil, actor, reason)
 		if err != nil {
@@ -103,8 +107,8 @@ func cancelBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string,
 	if len(inner) == 0 {
 		return e, nil
 	}
-	// Only the look at a nested parent that makes it queued lets anything in it go:
-	// all in one that is submitted has ended by now.
+	// Nothing inside a nested parent starts before a reconciliation makes the parent queued:
+	// all contents of a submitted parent have been canceled by now.
 	rows, err := tx.Query(ctx, `
 		UPDATE jobs
 		SET state = CASE state WHEN 'submitted' THEN 'canceled' ELSE 'canceling' END, version = version + 1,
@@ -129,8 +133,8 @@ func cancelBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string,
 	return e, err
 }
 
-// cancelChildren ends what waits of a parent that is to stop: of a pipeline all at
-// once, at every depth; of an array a batch.
+// cancelChildren cancels the waiting children of a parent that must stop: all of a
+// pipeline, at every depth; one batch of an array. some reports whether anything changed.
 func (p *lockedParent) cancelChildren(ctx context.Context, tx pgx.Tx, did *tended) (some bool, err error) {
 	var e ending
 	if p.Kind == berth.KindPipeline {
@@ -142,7 +146,8 @@ func (p *lockedParent) cancelChildren(ctx context.Context, tx pgx.Tx, did *tende
 	return len(e.canceled)+len(e.stopping) > 0, err
 }
 
-// stopInside looks at parents that are to stop, the inner ones first.
+// stopInside reconciles parents that must stop, the inner ones first, while *left, the
+// number of jobs that may still be ordered to stop, is positive.
 func stopInside(ctx context.Context, d *core, outsideIn []berth.JobID, left *int) error {
 	for _, id := range slices.Backward(outsideIn) {
 		for more := true; more && *left > 0; {
@@ -156,10 +161,10 @@ func stopInside(ctx context.Context, d *core, outsideIn []berth.JobID, left *int
 	return nil
 }
 
-// holdBelow holds the parents inside a locked pipeline, at every depth and also below
-// those that are held already: nothing of them is placed from the commit on. Their
-// reconciliation holds the jobs that wait in them. holdBelow returns the number of
-// parents that it held.
+// holdBelow holds the parents inside a locked pipeline, at every depth, also below parents
+// that are already held: none of their jobs is placed after the commit. The reconciliation
+// of these parents holds their waiting jobs. holdBelow returns the number of parents that
+// it held.
 func holdBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string) (int64, error) {
 	inner, _, err := innerParents(ctx, tx, id)
 	if err != nil || len(inner) == 0 {
@@ -178,9 +183,9 @@ func holdBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string) (in
 	return tag.RowsAffected(), err
 }
 
-// heldAround refuses what cannot be done to a locked job while a pipeline or an array
-// around it is held, and names the outermost, whose release lets it go. A hold
-// around that commits later finds the row as the caller leaves it.
+// heldAround returns a conflict if a pipeline or an array around a locked job is held. The
+// error names the outermost one, whose release also releases the job. A hold of an outer
+// parent that commits later sees the job's row as the caller leaves it.
 func heldAround(ctx context.Context, tx pgx.Tx, id berth.JobID) error {
 	var kind berth.Kind
 	var around berth.JobID
@@ -211,8 +216,7 @@ func heldAround(ctx context.Context, tx pgx.Tx, id berth.JobID) error {
 		kind, name, around)
 }
 
-// reconcileInside reconciles the parents inside a pipeline that have not ended, the inner ones
-// first.
+// reconcileInside reconciles the live parents inside a pipeline, the inner ones first.
 func reconcileInside(ctx context.Context, d *core, id berth.JobID) error {
 	rows, err := d.pool.Query(ctx, parentsBelow+`
 		SELECT id::text
@@ -226,7 +230,7 @@ func reconcileInside(ctx context.Context, d *core, id berth.JobID) error {
 	if err != nil {
 		return mapError(err, "job "+string(id))
 	}
-	for _, i := range inner { // their coordinators start what may start
+	for _, i := range inner { // their coordinators start ready jobs
 		d.hub.Publish(TopicPoke, string(i))
 	}
 	left := followUp

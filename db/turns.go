@@ -10,33 +10,35 @@ import (
 	"berth/internal/lib/overload"
 )
 
-// turns decide who gets the next connection of the pool: it has a queue that is
-// first come, first served, in which a settled job would wait behind a thousand
-// first steps. Two limits share the connections: reads of users have a third to
-// themselves, everything else has the rest, by its class. Connections for leases
-// are of another pool and never wait.
+// turns decides which caller gets the next connection of the pool. The pool's own queue is
+// first come, first served: the settlement of a job would wait behind a thousand first
+// steps. Two limiters share the connections: users' reads have a third for themselves, and
+// everything else has the rest, served by class. Connections for leases belong to another
+// pool and never wait.
 //
-// It hangs on the pool as its tracer, so that no statement can go past it.
+// turns is the pool's tracer, so that no statement can bypass it.
 type turns struct {
 	work   *overload.Limiter
 	reads  *overload.Limiter
 	shares Shares
 }
 
-// Shares are the connections of the pool by what they are for.
+// Shares is the division of the pool's connections by purpose.
 type Shares struct {
-	Reads     int // for users' reads; always
+	Reads     int // for users' reads, also while the database is slow
 	Work      int // for everything else
-	LeastWork int // of Work, while the database is slow
+	LeastWork int // of Work, remaining while the database is slow
 }
 
-// A connection that is held for longer than slowHold counts against the database,
-// unless it is a sweep's, which may well read much.
+// slowHold is the time for which a connection may be held before the database counts as
+// slow. A sweep is exempt, since it may read many rows.
 const slowHold = 500 * time.Millisecond
 
-// allWait is more than can ever wait: who waits too long is for callers to say.
+// allWait is more than the number of calls that can ever wait: callers bound their own
+// waits.
 const allWait = 1 << 20
 
+// newTurns divides conns connections; each limiter gets at least one.
 func newTurns(conns int) *turns {
 	s := Shares{Reads: max(1, conns/3)}
 	s.Work = max(1, conns-s.Reads)
@@ -45,19 +47,20 @@ func newTurns(conns int) *turns {
 		return overload.New(overload.Options{Name: name, Min: least, First: n, Max: n, Tolerance: slowHold,
 			Queue: allWait})
 	}
-	// Reads do not give way: reads of one tenant that wait for a lock look like a slow
-	// database, and would take connections from the other tenants.
+	// The limit of reads is fixed: one tenant's reads that wait for a lock look like a slow
+	// database, and a lower limit would take connections from the other tenants.
 	return &turns{work: limiter("postgres", s.LeastWork, s.Work), reads: limiter("postgres_reads", s.Reads, s.Reads),
 		shares: s}
 }
 
+// permitKey is the context key of the permit between TraceAcquireStart and TraceAcquireEnd.
 type permitKey struct{}
 
-// permitData is the name under which a connection carries its permit.
+// permitData is the key of the permit in a connection's custom data.
 const permitData = "berth.permit"
 
-// TraceAcquireStart waits for the turn. Where the caller's context ends first,
-// the pool finds that out.
+// TraceAcquireStart waits for a permit of the caller's class. If no permit is granted, it
+// returns a canceled context, with which the pool fails the acquisition.
 func (t *turns) TraceAcquireStart(ctx context.Context, _ *pgxpool.Pool,
 	_ pgxpool.TraceAcquireStartData) context.Context {
 	class, limiter := overload.ClassOf(ctx), t.work
@@ -77,8 +80,8 @@ func (t *turns) TraceAcquireStart(ctx context.Context, _ *pgxpool.Pool,
 	return context.WithValue(ctx, permitKey{}, p)
 }
 
-// TraceAcquireEnd hangs the permit on the connection, or gives it back where
-// there is none.
+// TraceAcquireEnd attaches the permit to the connection, or drops the permit if the pool
+// returned no connection.
 func (t *turns) TraceAcquireEnd(ctx context.Context, _ *pgxpool.Pool, data pgxpool.TraceAcquireEndData) {
 	p, ok := ctx.Value(permitKey{}).(*overload.Permit)
 	if !ok {
@@ -91,7 +94,7 @@ func (t *turns) TraceAcquireEnd(ctx context.Context, _ *pgxpool.Pool, data pgxpo
 	data.Conn.PgConn().CustomData()[permitData] = p
 }
 
-// TraceRelease ends the turn.
+// TraceRelease ends the permit when the connection returns to the pool.
 func (t *turns) TraceRelease(_ *pgxpool.Pool, data pgxpool.TraceReleaseData) {
 	held := data.Conn.PgConn().CustomData()
 	if p, ok := held[permitData].(*overload.Permit); ok {
@@ -100,14 +103,14 @@ func (t *turns) TraceRelease(_ *pgxpool.Pool, data pgxpool.TraceReleaseData) {
 	}
 }
 
-// TraceQueryStart is there because a tracer has it.
+// TraceQueryStart does nothing; pgx requires a tracer to have this method.
 func (t *turns) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
 	return ctx
 }
 
-// TraceQueryEnd is there because a tracer has it.
+// TraceQueryEnd does nothing; pgx requires a tracer to have this method.
 func (t *turns) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// Limiters are what this process's statements run under: users' reads, and
-// everything else but leases.
+// Limiters returns the limiters of this process's statements: one for users' reads, and one
+// for everything else except leases.
 func (d *DB) Limiters() []*overload.Limiter { return []*overload.Limiter{d.turns.work, d.turns.reads} }

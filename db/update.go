@@ -12,9 +12,9 @@ import (
 	"berth/wire"
 )
 
-// Hold keeps a waiting job from being placed until Release. A job that is held
-// already stays as it is. Of a pipeline nothing is placed from then on, at any depth,
-// also where a pipeline inside was held before.
+// Hold keeps a waiting job from being placed until Release. A job that is already held
+// stays as it is. For a pipeline, nothing inside is placed from the commit on, at any
+// depth, also where an inner pipeline was held before.
 func (d *Jobs) Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) error {
 	var kind berth.Kind
 	err := d.change(ctx, tenant, id, func(tx pgx.Tx, job lockedJob) (string, error) {
@@ -47,10 +47,10 @@ func (d *Jobs) Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, 
 	return err
 }
 
-// Release ends a hold, of a parent that of all in it. The time on hold does not count
-// towards the queue timeout. A job that is not held stays as it is. What a pipeline or an
-// array around it holds is a conflict: it would be held again, once somebody has
-// looked, and until then what is in it could start.
+// Release ends the hold of a job; for a parent, of all jobs inside. The time on hold does
+// not count towards the queue timeout. A job that is not held stays as it is. A job inside
+// a held pipeline or array is a conflict: the parent's next reconciliation would hold the
+// job again, and until then the job could start.
 func (d *Jobs) Release(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string) error {
 	var pipeline, step bool
 	err := d.change(ctx, tenant, id, func(tx pgx.Tx, job lockedJob) (string, error) {
@@ -61,6 +61,7 @@ func (d *Jobs) Release(ctx context.Context, tenant berth.TenantID, id berth.JobI
 		if err := heldAround(ctx, tx, id); err != nil {
 			return "", err
 		}
+		// The time on hold moves the queue deadline, and the job does not age in that time.
 		_, err := tx.Exec(ctx, `
 			UPDATE jobs
 			SET held = false, held_at = NULL, queue_deadline = queue_deadline + (now() - held_at),
@@ -73,7 +74,8 @@ func (d *Jobs) Release(ctx context.Context, tenant berth.TenantID, id berth.JobI
 		}
 		return "released from hold", err
 	}, actor)
-	// What was ready but for the hold may start now: its coordinator starts it.
+	// Jobs that only the hold kept from starting may start now: their coordinator starts
+	// them.
 	if err == nil && pipeline {
 		d.hub.Publish(TopicPoke, string(id))
 		err = reconcileInside(ctx, d.core, id)
@@ -84,9 +86,9 @@ func (d *Jobs) Release(ctx context.Context, tenant berth.TenantID, id berth.JobI
 	return err
 }
 
-// Update changes a live job: in the row, and in the spec that the next
-// attempt is started from. A time limit holds from the next attempt on, because
-// the machines were told the present one's when they claimed it.
+// Update changes a live job, in its row and in the spec from which the next attempt is
+// started. A new time limit applies from the next attempt on, because machines receive the
+// limit with the claim.
 func (d *Jobs) Update(ctx context.Context, tenant berth.TenantID, id berth.JobID, p spec.JobPatch, actor string) error {
 	return d.change(ctx, tenant, id, func(tx pgx.Tx, job lockedJob) (string, error) {
 		if job.State.Terminal() {
@@ -108,6 +110,8 @@ func (d *Jobs) Update(ctx context.Context, tenant berth.TenantID, id berth.JobID
 			SET spec = s.spec || @spec || jsonb_build_object('labels', j.labels)
 			FROM jobs j
 			WHERE s.job = @job AND j.id = @job`, args)
+		// The limit applies to the merged labels; an error rolls the update back. A patch
+		// without labels passes even if an older job has too many.
 		batch.Queue(`SELECT count(*) FROM jobs, jsonb_object_keys(labels)
 			WHERE id = @job`, args).QueryRow(func(row pgx.Row) error {
 			var labels int
@@ -128,6 +132,8 @@ func (d *Jobs) Update(ctx context.Context, tenant berth.TenantID, id berth.JobID
 	}, actor)
 }
 
+// patchArgs returns the arguments of Update's statements. A priority or time limit that
+// does not change is null.
 func patchArgs(id berth.JobID, p spec.JobPatch, actor string) (pgx.NamedArgs, error) {
 	changed := map[string]any{}
 	set, unset := map[string]string{}, []string{}
@@ -155,7 +161,7 @@ func patchArgs(id berth.JobID, p spec.JobPatch, actor string) (pgx.NamedArgs, er
 	return args, nil
 }
 
-// describePatch says in an event what was changed.
+// describePatch returns a patch as JSON, for the detail of the job's event.
 func describePatch(p spec.JobPatch) string {
 	b, err := json.Marshal(p)
 	if err != nil {
@@ -164,8 +170,9 @@ func describePatch(p spec.JobPatch) string {
 	return string(b)
 }
 
-// change runs f on a locked job of the tenant and writes what it says to the
-// job's history; "" means that nothing was to be done.
+// change runs f on a locked job of the tenant and records the text that f returns in the
+// job's history. An empty text means that nothing changed. If the job is a pipeline or an
+// array, change reconciles it after the commit, so that its children follow.
 func (d *Jobs) change(ctx context.Context, tenant berth.TenantID, id berth.JobID,
 	f func(pgx.Tx, lockedJob) (string, error), actor string) error {
 	var detail string
@@ -190,7 +197,7 @@ func (d *Jobs) change(ctx context.Context, tenant berth.TenantID, id berth.JobID
 	if detail != "" {
 		touched{job: id, queue: true}.publish(d.hub)
 	}
-	if kind != berth.KindJob { // a hold goes on to its elements
+	if kind != berth.KindJob { // a hold applies to the elements too
 		left := followUp
 		_, err = reconcileThrough(ctx, d.core, id, &left)
 	}

@@ -14,12 +14,13 @@ import (
 	"berth/wire"
 )
 
-// uploadLimit is how long an upload may take. Until then its folder is not
-// removed; after it, one that no row leads to is.
+// uploadLimit is the longest time of an upload. Its folder is not removed before that time,
+// and is removed afterwards if no row refers to it.
 const uploadLimit = 24 * time.Hour
 
-// Begin takes a folder of the object store for an upload. Should whoever
-// writes there die, it is removed all the same.
+// Begin reserves a folder of the object store for an upload. Begin already marks the folder
+// for removal after uploadLimit, so that the folder does not stay if the uploading process
+// dies.
 func (d *Uploads) Begin(ctx context.Context, tenant berth.TenantID, a berth.Address) (folder string, err error) {
 	folder = berth.UploadFolder(tenant, a, berth.NewSecret()[:16])
 	_, err = d.pool.Exec(ctx,
@@ -28,18 +29,17 @@ func (d *Uploads) Begin(ctx context.Context, tenant berth.TenantID, a berth.Addr
 	return folder, mapError(err, "upload")
 }
 
-// Abandon gives a folder up, whatever is in it.
+// Abandon marks a folder for immediate removal, with all its contents.
 func (d *Uploads) Abandon(ctx context.Context, folder string) error {
 	_, err := d.pool.Exec(ctx, `UPDATE doomed_objects SET since = clock_timestamp()
 		WHERE prefix = @folder`, pgx.NamedArgs{"folder": folder})
 	return mapError(err, "upload")
 }
 
-// End makes what lies in the folder the tenant's upload. Where the same
-// content was stored meanwhile, that one stays, created is false and the folder
-// is given up. A tenant that was deleted meanwhile is not_found. An upload that
-// exceeds one of the limits is refused with slug storage_quota, however many arrive
-// at once.
+// End turns the contents of the folder into the tenant's upload. If the same content was
+// stored meanwhile, the earlier upload stays, created is false, and the folder is marked
+// for removal. A tenant that was deleted meanwhile is not_found. An upload that exceeds one
+// of the limits is refused with slug storage_quota, also when many uploads end at once.
 func (d *Uploads) End(
 	ctx context.Context, tenant berth.TenantID, u wire.Upload, folder string, limits ...StorageLimit,
 ) (stored wire.Upload, created bool, err error) {
@@ -67,6 +67,8 @@ func (d *Uploads) End(
 				return err
 			}
 		}
+		// Begin's mark is deleted only together with the insert of the upload's row. A
+		// missing mark means that the folder was removed after uploadLimit.
 		sql := `UPDATE doomed_objects SET since = clock_timestamp() WHERE prefix = @folder`
 		if created {
 			sql = `DELETE FROM doomed_objects WHERE prefix = @folder`
@@ -83,7 +85,8 @@ func (d *Uploads) End(
 	return stored, created, mapError(err, "upload")
 }
 
-// Get returns a tenant's upload, and keeps it from being removed for a while.
+// Get returns a tenant's upload and restarts the idle time after which the upload is
+// removed.
 func (d *Uploads) Get(ctx context.Context, tenant berth.TenantID, a berth.Address) (wire.Upload, error) {
 	u := wire.Upload{Address: a}
 	err := d.pool.QueryRow(ctx, `
@@ -95,8 +98,8 @@ func (d *Uploads) Get(ctx context.Context, tenant berth.TenantID, a berth.Addres
 	return u, mapError(err, "upload "+string(a))
 }
 
-// bindUploads has a new job hold on to the uploads that it names, which must
-// exist. The rows are locked, so that none is removed meanwhile.
+// bindUploads checks that the uploads that a new job names exist, restarts their idle time,
+// and locks their rows, so that none is removed before the job's rows are committed.
 func bindUploads(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, named []spec.NamedUpload) error {
 	if len(named) == 0 {
 		return nil
@@ -129,6 +132,7 @@ func bindUploads(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, named []
 	return err
 }
 
+// holdUploads records the uploads that a job needs, which Doom keeps while the job is live.
 func holdUploads(ctx context.Context, tx pgx.Tx, job berth.JobID, named []spec.NamedUpload) error {
 	if len(named) == 0 {
 		return nil
@@ -138,7 +142,7 @@ func holdUploads(ctx context.Context, tx pgx.Tx, job berth.JobID, named []spec.N
 	return err
 }
 
-// addressesOf lists the addresses, each once.
+// addressesOf returns the distinct addresses.
 func addressesOf(named []spec.NamedUpload) []string {
 	var out []string
 	for _, n := range named {
@@ -149,8 +153,9 @@ func addressesOf(named []spec.NamedUpload) []string {
 	return out
 }
 
-// Doom removes uploads that nobody has used for so long, and that no
-// live job and no schedule needs. It returns how many.
+// Doom removes uploads that were not used for longer than idle and that no live job and no
+// schedule needs, at most limit. It returns the number of removed uploads; their folders
+// are marked for removal.
 func (d *Uploads) Doom(ctx context.Context, term Term, idle time.Duration, limit int) (int, error) {
 	var n int
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {

@@ -8,9 +8,9 @@ import (
 	"berth"
 )
 
-// FoldUsage adds what was charged since the last time to the tenants, and takes
-// it out of usage_charges: at most limit charges. It returns how many. Of what
-// is read of a tenant's use nothing changes by it.
+// FoldUsage adds recorded charges to the sums in the tenants' rows and deletes them from
+// usage_charges, at most limit charges, and returns their number. Reads add both, so the
+// use that they return does not change.
 func (d *Tenants) FoldUsage(ctx context.Context, term Term, limit int) (int, error) {
 	var some bool
 	if err := d.pool.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM usage_charges)`).Scan(&some); err != nil || !some {
@@ -20,6 +20,8 @@ func (d *Tenants) FoldUsage(ctx context.Context, term Term, limit int) (int, err
 	args["limit"] = limit
 	var n int
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		// The charged tenants are locked in order of id before the update, which has no
+		// order of its own.
 		if _, err := tx.Exec(ctx, `
 			SELECT 1
 			FROM tenants
@@ -52,11 +54,11 @@ func (d *Tenants) FoldUsage(ctx context.Context, term Term, limit int) (int, err
 	return n, mapError(err, "usage")
 }
 
-// SetStalled says which tenants' work waits for their quotas alone, at present:
-// the clocks of those begin, those of all others end.
+// SetStalled records the tenants with work that waits only for their quotas at present. The
+// clocks of these tenants start, and the clocks of all other tenants stop.
 func (d *Tenants) SetStalled(ctx context.Context, term Term, tenants []berth.TenantID) error {
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
-		args := pgx.NamedArgs{"tenants": append([]berth.TenantID{}, tenants...)} // never NULL
+		args := pgx.NamedArgs{"tenants": append([]berth.TenantID{}, tenants...)} // an empty array, never NULL
 		_, err := tx.Exec(ctx, `
 			SELECT 1
 			FROM tenants

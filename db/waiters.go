@@ -18,19 +18,18 @@ const (
 	waitersStale = time.Hour
 )
 
-// WaiterSet is the row with the members that one replica waits for. It implements
-// wait.Peers.
+// WaiterSet stores the set of members that one replica waits for. It implements wait.Peers.
 type WaiterSet struct {
 	db      *core
 	replica string
 }
 
-// NewWaiterSet returns the set of a replica under a name of its own.
+// NewWaiterSet returns the set of a replica. The name must be unique among the replicas.
 func (d *Attempts) NewWaiterSet(replica string) WaiterSet { return WaiterSet{d.core, replica} }
 
-// Share stores the members that the replica waits for. changed is false if they are
-// the same as in the last call that succeeded: then the stored set is only confirmed,
-// at no cost for its length.
+// Share stores the members that the replica waits for. With changed false, the members are
+// the same as in the last successful call, and Share only confirms the stored set, at a
+// cost that does not depend on the number of members.
 func (s WaiterSet) Share(ctx context.Context, members []berth.AllocationID, changed bool) error {
 	if !changed {
 		tag, err := s.db.pool.Exec(ctx, `UPDATE waiter_sets SET at = clock_timestamp() WHERE replica = $1`, s.replica)
@@ -38,6 +37,7 @@ func (s WaiterSet) Share(ctx context.Context, members []berth.AllocationID, chan
 			return mapError(err, "waiters of replica "+s.replica)
 		}
 	}
+	// The set has changed, or its row was removed as stale: store the whole set.
 	args := pgx.NamedArgs{"replica": s.replica, "members": ids(members), "stale": waitersStale}
 	batch := &pgx.Batch{}
 	batch.Queue(`
@@ -48,15 +48,15 @@ func (s WaiterSet) Share(ctx context.Context, members []berth.AllocationID, chan
 	return mapError(s.db.pool.SendBatch(ctx, batch).Close(), "waiters of replica "+s.replica)
 }
 
-// Withdraw removes the set, because the replica stops.
+// Withdraw removes the set before the replica stops.
 func (s WaiterSet) Withdraw(ctx context.Context) error {
 	_, err := s.db.pool.Exec(ctx, `DELETE FROM waiter_sets WHERE replica = $1`, s.replica)
 	return mapError(err, "waiters of replica "+s.replica)
 }
 
-// Unwaited returns the jobs with a member that its machine claimed at least age ago
-// and for which no replica waits, the oldest first. Without a replica that shares its
-// set there is no evidence, and no job is returned.
+// Unwaited returns the jobs with a member that its machine claimed at least age ago and
+// that no replica waits for, the oldest first, at most limit. If no replica shares its set,
+// there is no evidence, and no job is returned.
 func (d *Attempts) Unwaited(ctx context.Context, age time.Duration, limit int) ([]Aged, error) {
 	return d.aged(ctx, "members without a waiter", `
 		WITH sets AS MATERIALIZED (

@@ -11,9 +11,9 @@ import (
 	"berth/wire"
 )
 
-// Members returns the rows of the allocations, for the activities that wait for
-// them. An allocation that has no row, or whose job is archived, is left out.
-// s is how long machines may be silent; see MemberView.Overdue.
+// Members returns the state of the allocations, for the activities that wait for the
+// members' ends. Allocations without a row, or of archived jobs, are left out. s decides
+// MemberView.Overdue.
 func (d *Attempts) Members(ctx context.Context, s Silence, allocs []berth.AllocationID) ([]wire.MemberView, error) {
 	args := s.args()
 	args["allocs"] = ids(allocs)
@@ -46,6 +46,7 @@ func (d *Attempts) Members(ctx context.Context, s Silence, allocs []berth.Alloca
 	if err != nil {
 		return nil, err
 	}
+	// No verdict may be passed now, so no silent machine is overdue.
 	if fleet.Frozen() {
 		for i := range list {
 			list[i].Overdue = false
@@ -54,13 +55,12 @@ func (d *Attempts) Members(ctx context.Context, s Silence, allocs []berth.Alloca
 	return list, nil
 }
 
-// ended is the condition of allocations a whose end is sealed while their attempt
-// is not settled: Settle releases them. Few rows meet it at any time, and the index
-// allocations_sealed holds exactly those.
+// ended is true for an allocation a with a sealed end in an attempt that is not settled,
+// since Settle releases the allocation. Few rows match at any time, and the index
+// allocations_sealed contains exactly these rows.
 const ended = `a.state = 'exited' AND a.sealed_at IS NOT NULL`
 
-// EndedMembers returns the allocations whose end is sealed and whose attempt is
-// not settled.
+// EndedMembers returns the allocations with a sealed end in an attempt that is not settled.
 func (d *Attempts) EndedMembers(ctx context.Context) ([]berth.AllocationID, error) {
 	rows, err := d.pool.Query(ctx, `SELECT a.id FROM allocations a WHERE `+ended)
 	if err != nil {
@@ -70,10 +70,10 @@ func (d *Attempts) EndedMembers(ctx context.Context) ([]berth.AllocationID, erro
 	return list, mapError(err, "ended members")
 }
 
-// wanting is the condition of an ended allocation a of job j for which the
-// workflow has something to do: no member of the attempt lives, so it is to be
-// settled, or this one ended badly and another has not been told to stop. A
-// member that did its work while others run needs nothing.
+// wanting is true for an ended allocation a of job j on which the workflow must act: no
+// member of the attempt is live, so the attempt must be settled; or this member ended badly
+// and another one has no order to stop yet. A member that succeeded while others run needs
+// no action.
 const wanting = ended + ` AND j.id = a.job AND j.attempt = a.attempt
 	AND j.state IN ('scheduled', 'running', 'preempting', 'canceling')
 	AND NOT EXISTS (
@@ -83,12 +83,12 @@ const wanting = ended + ` AND j.id = a.job AND j.attempt = a.attempt
 		  AND (o.state IN ('reserved', 'active') OR o.state = 'exited' AND o.sealed_at IS NULL)
 		  AND (o.orders ? 'stop' OR ` + endedWell + `))`
 
-// endedWell is failure.Exit.Done of allocation a.
+// endedWell is failure.Exit.Done in SQL, for the exit of allocation a.
 const endedWell = `
 	coalesce(a.exit ? 'started_at' AND a.exit ->> 'code' = '0' AND (a.exit ->> 'cause' = 'exited' OR a.exit -> 'complete' = 'true'), false)`
 
-// Unheard returns the jobs of those allocations whose end still wants something
-// of their workflow: no report has reached it, or it is late.
+// Unheard returns the jobs of the given allocations whose workflow must still act on the
+// end: the workflow has not received a report, or has not handled it yet.
 func (d *Attempts) Unheard(ctx context.Context, allocs []berth.AllocationID) ([]berth.JobID, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT DISTINCT j.id::text
@@ -101,8 +101,8 @@ func (d *Attempts) Unheard(ctx context.Context, allocs []berth.AllocationID) ([]
 	return list, mapError(err, "ended members")
 }
 
-// UnheardFor returns the jobs with an end that was sealed at least age ago and
-// wants something of their workflow still, the oldest first.
+// UnheardFor returns the jobs with an end that was sealed at least age ago and on which the
+// workflow must still act, the oldest first, at most limit.
 func (d *Attempts) UnheardFor(ctx context.Context, age time.Duration, limit int) ([]Aged, error) {
 	return d.aged(ctx, "ended members", `
 		SELECT j.id, j.attempt, j.state, clock_timestamp() - min(a.sealed_at)
@@ -113,23 +113,24 @@ func (d *Attempts) UnheardFor(ctx context.Context, age time.Duration, limit int)
 		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit})
 }
 
-// EndHints are hints at sealed ends, by allocation.
+// EndHints is a subscription to hints about sealed ends, with allocations as keys.
 type EndHints struct{ sub *Subscription }
 
-// EndHints subscribes to hints at sealed ends of one origin. Close it.
+// EndHints subscribes to hints about sealed ends from one origin. The caller must call
+// Close.
 func (h *Hub) EndHints(from Origin) EndHints {
 	return EndHints{h.SubscribeFrom(TopicEnd, "*", from)}
 }
 
-// News has a value when there are hints to take.
+// News returns a channel that has a value when hints can be taken.
 func (e EndHints) News() <-chan struct{} { return e.sub.C }
 
-// Take returns the allocations hinted at since the last call. missed reports that
-// hints may have been lost meanwhile, so that the rows are to be read.
+// Take returns the allocations named by hints since the last call. missed reports that
+// hints may have been lost, so that the caller must read the rows.
 func (e EndHints) Take() (allocs []berth.AllocationID, missed bool) {
 	for _, key := range e.sub.Keys() {
 		n, err := strconv.ParseInt(key, 10, 64)
-		if err != nil { // "" after a break of the connection
+		if err != nil { // "" after the connection was interrupted
 			missed = true
 			continue
 		}

@@ -15,41 +15,44 @@ import (
 	"berth/wire"
 )
 
-// watermarkLeap is by how much the number of watermarks jumps after a restore:
-// more than were granted in any tail that could have been lost.
+// watermarkLeap is the distance by which the watermark numbers jump after a restore: more
+// than the number of watermarks that the lost rows can have granted.
 const watermarkLeap = 1_000_000_000
 
-// knowsGranted reports whether the database, row c of cluster, has granted the
-// watermark @mark_number of @mark_branch, or has leapt past it since. It is true
-// for another cluster's, and for no watermark at all, whose number is 0.
+// knowsGranted is true if the database, row c of cluster, has granted the watermark
+// @mark_number of @mark_branch, or has leapt beyond this number since. It is also true for
+// a watermark of another cluster, and for number 0, which means no watermark.
 const knowsGranted = `
 	(@mark_cluster <> c.id OR @mark_number < c.leapt_to OR EXISTS (
 		SELECT 1 FROM watermark_branches w WHERE w.branch = @mark_branch AND w.granted >= @mark_number
 	))`
 
-// grantedNow is the number of the newest watermark, of row c of cluster; 0
-// before the first.
+// grantedNow is the number of the newest watermark according to row c of cluster; 0 before
+// the first one.
 const grantedNow = `coalesce((SELECT w.granted FROM watermark_branches w WHERE w.branch = c.branch), 0)`
 
+// markArgs adds the arguments of knowsGranted.
 func markArgs(args pgx.NamedArgs, w wire.StoredWatermark) pgx.NamedArgs {
 	args["mark_cluster"], args["mark_number"], args["mark_branch"] = w.Cluster, w.Number, w.Branch
 	return args
 }
 
-// signature proves that this database granted a watermark.
+// signature returns the proof that this database granted a watermark: an HMAC under the
+// cluster's key, truncated to 128 bits.
 func signature(key []byte, cluster, branch string, number int64) string {
 	m := hmac.New(sha256.New, key)
 	fmt.Fprintf(m, "%s %d %s", cluster, number, branch)
 	return hex.EncodeToString(m.Sum(nil)[:16])
 }
 
-// signer computes signatures without asking the database each time: the newest
-// one is asked for by every call of every agent.
+// signer computes signatures in the process: every call of every agent needs the signature
+// of the newest watermark, and must not cost a query.
 type signer struct {
 	key     []byte
 	cluster string
 }
 
+// sign returns a signed watermark, or the zero Watermark for number 0.
 func (s signer) sign(branch string, number int64) wire.Watermark {
 	if number == 0 {
 		return wire.Watermark{}
@@ -57,35 +60,36 @@ func (s signer) sign(branch string, number int64) wire.Watermark {
 	return wire.Watermark{Number: number, Branch: branch, Signature: signature(s.key, s.cluster, branch, number)}
 }
 
-// markRead is what the database knows of its watermarks at one moment.
+// markRead is one reading of the database's watermarks.
 type markRead struct {
 	cluster string
-	branch  string
-	number  int64 // of the newest one; 0 before the first
-	leaptTo int64
-	key     []byte
+	branch  string // of the newest watermark
+	number  int64  // of the newest watermark; 0 before the first
+	leaptTo int64  // lower numbers count as granted
+	key     []byte // signs watermarks
 }
 
-// markColumns are what dest takes, of row c of cluster.
+// markColumns are the columns for dest, from row c of cluster.
 const markColumns = `c.id, c.branch, ` + grantedNow + `, c.leapt_to, c.watermark_key`
 
+// dest returns the scan targets of markColumns.
 func (m *markRead) dest() []any { return []any{&m.cluster, &m.branch, &m.number, &m.leaptTo, &m.key} }
 
-// covers reports whether a caller's watermark is known without another look, as
-// nearly all are.
+// covers reports whether this reading already shows that a caller's watermark was granted.
+// Nearly all watermarks are covered; any other one needs a query.
 func (m *markRead) covers(seen wire.StoredWatermark) bool {
 	return seen.Cluster != m.cluster || seen.Number < m.leaptTo || seen.Branch == m.branch && seen.Number <= m.number
 }
 
-// now is the newest watermark. Before the first its number is 0, which machines
-// that have heard of a higher one refuse: this database is older than theirs.
+// now returns the newest watermark. Before the first grant its number is 0; a machine that
+// knows a higher number refuses it, because the database is then older than the machine's.
 func (m *markRead) now() *wire.Watermark {
 	w := signer{m.key, m.cluster}.sign(m.branch, m.number)
 	return &w
 }
 
-// behind reports whether a caller's watermark proves that the database has lost
-// rows.
+// behind reports whether a caller's watermark proves that the database has lost rows: this
+// database has signed the watermark, but does not know its number.
 func (m *markRead) behind(ctx context.Context, q interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }, seen wire.StoredWatermark) (bool, error) {
@@ -97,28 +101,29 @@ func (m *markRead) behind(ctx context.Context, q interface {
 	return !known, err
 }
 
-// signed reports whether a watermark is this database's. One with a wrong
+// signed reports whether a watermark was signed by this database. A watermark with a wrong
 // signature proves nothing.
 func (m *markRead) signed(seen wire.StoredWatermark) bool {
 	return hmac.Equal([]byte(seen.Signature), []byte(signature(m.key, m.cluster, seen.Branch, seen.Number)))
 }
 
-// Outside is the watermark that was found outside the database, and how far ids
-// and terms had been set apart with it. Zero fields are not known.
+// Outside is a watermark found outside the database, with the highest ids and terms of its
+// reservation. Zero fields are unknown.
 type Outside struct {
 	wire.StoredWatermark
-	IDs   int64 `json:"ids"`   // allocation ids up to here may have been given
-	Terms int64 `json:"terms"` // and terms of leaders
+	IDs   int64 `json:"ids"`   // allocation ids up to this one may have been used
+	Terms int64 `json:"terms"` // leader terms up to this one may have been used
 }
 
-// errRestored is the answer to a machine that knows more than the database does.
+// errRestored returns the error for a machine that has seen newer rows than the database
+// has.
 func errRestored(machine berth.MachineID) error {
 	return berth.ErrStaleEpoch("the database was restored from a backup that machine %s is ahead of: register again",
 		machine)
 }
 
-// vouch compares a machine's watermark with the database, and reports whether the
-// database was restored to before it. Then it leaps; see Leap.
+// vouch compares a machine's watermark with the database and reports whether the database
+// was restored to an earlier time. If so, vouch leaps first; see Leap.
 func vouch(ctx context.Context, d *core, seen wire.StoredWatermark) (restored bool, err error) {
 	if seen.IsZero() {
 		return false, nil
@@ -134,8 +139,8 @@ func vouch(ctx context.Context, d *core, seen wire.StoredWatermark) (restored bo
 	return true, err
 }
 
-// KnowsStored reports whether a watermark found in the object store is one that
-// this database granted, or was about to grant.
+// KnowsStored reports whether this database granted a watermark found in the object store,
+// or had reserved it.
 func (d *Leader) KnowsStored(ctx context.Context, w wire.StoredWatermark) (known bool, err error) {
 	err = d.pool.QueryRow(ctx, `
 		SELECT @mark_cluster <> c.id OR @mark_number < c.leapt_to OR EXISTS (
@@ -145,7 +150,7 @@ func (d *Leader) KnowsStored(ctx context.Context, w wire.StoredWatermark) (known
 	return known, mapError(err, "watermark")
 }
 
-// leapPast is Leader.Leap, as the other stores call it.
+// leapPast implements Leader.Leap for other stores, which share functions over core.
 func leapPast(ctx context.Context, d *core, proof Outside) (done bool, err error) {
 	var made leaps
 	err = d.tx(ctx, func(tx pgx.Tx) error {
@@ -178,17 +183,17 @@ func leapPast(ctx context.Context, d *core, proof Outside) (done bool, err error
 	return done, nil
 }
 
-// Leap makes ids of allocations, the leader's term and watermarks jump beyond
-// everything that was given before a restore, once proof shows that there was one;
-// see Incarnate for what else it does. It reports false, and changes nothing, if the database
-// has leapt past it meanwhile.
+// Leap moves allocation ids, the leader's term and watermarks beyond everything that was
+// used before a restore, after proof has shown that the database was restored; see
+// Incarnate for the further effects. It reports false, and changes nothing, if the database
+// has leapt beyond proof meanwhile.
 func (d *Leader) Leap(ctx context.Context, proof Outside) (done bool, err error) {
 	return leapPast(ctx, d.core, proof)
 }
 
-// stopLeaders locks the leader's lease, first as everywhere. FOR UPDATE waits for
-// the writes of the present term and holds back later ones, which a weaker lock
-// lets pass; see fence.
+// stopLeaders locks the leader's lease, which is first in the lock order. FOR UPDATE waits
+// for the writes of the present term and delays later ones, which a weaker lock would let
+// pass; see fence.
 func stopLeaders(ctx context.Context, tx pgx.Tx) error {
 	_, err := tx.Exec(ctx, `SELECT 1 FROM leases WHERE name = @name FOR UPDATE`, pgx.NamedArgs{"name": LeaseLeader})
 	if err != nil {
@@ -197,20 +202,20 @@ func stopLeaders(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// leaps is a leap that was written.
+// leaps is the result of a leap.
 type leaps struct {
 	incarnation int64
-	machines    []berth.MachineID // whose sessions have ended
+	machines    []berth.MachineID // their sessions have ended
 }
 
-// publish wakes the calls that machines wait in.
+// publish wakes the waiting calls of the machines. It must follow the commit.
 func (l leaps) publish(h *Hub) {
 	for _, m := range l.machines {
 		h.Publish(TopicMachine, string(m))
 	}
 }
 
-// leap writes a leap; the lease and the row of cluster are locked.
+// leap writes a leap. The caller has locked the lease and the row of cluster.
 func leap(ctx context.Context, tx pgx.Tx, proof Outside) (l leaps, err error) {
 	args := pgx.NamedArgs{
 		"name": LeaseLeader, "leap": int64(idLeap), "terms": proof.Terms, "ids": proof.IDs,
@@ -229,7 +234,8 @@ func leap(ctx context.Context, tx pgx.Tx, proof Outside) (l leaps, err error) {
 	if err != nil {
 		return l, fmt.Errorf("leap ids: %w", err)
 	}
-	// The leap accounts for all lower numbers, so the branches that had them can go.
+	// All numbers below the leap count as granted, so the rows of the lower branches can be
+	// deleted.
 	err = tx.QueryRow(ctx, `
 		WITH next AS (
 			SELECT greatest(c.leapt_to, @number, (SELECT max(pending) FROM watermark_branches)) + @far AS number
@@ -252,8 +258,8 @@ func leap(ctx context.Context, tx pgx.Tx, proof Outside) (l leaps, err error) {
 	if err := holdExclusive(ctx, tx); err != nil {
 		return l, err
 	}
-	// Every agent registers again, so that its containers are compared with the
-	// restored rows as a whole.
+	// Every agent must register again, so that all its containers are compared with the
+	// restored rows.
 	rows, err := tx.Query(ctx, `
 		WITH known AS (
 			SELECT id FROM machines WHERE agent_boot <> '' ORDER BY id FOR NO KEY UPDATE
@@ -271,43 +277,45 @@ func leap(ctx context.Context, tx pgx.Tx, proof Outside) (l leaps, err error) {
 	return l, nil
 }
 
+// newBranch returns a random name for a branch.
 func newBranch() string {
 	var b [9]byte
 	_, _ = rand.Read(b[:]) // never fails since Go 1.24
 	return hex.EncodeToString(b[:])
 }
 
-// Branch is a leader's own series of watermarks. Its zero value, with a Term, is
-// a new series. It is not for concurrent use.
+// Branch is one leader's own series of watermarks. The zero value with a Term is a new
+// series. A Branch is not safe for concurrent use.
 type Branch struct {
 	Term     Term
 	cluster  string
-	name     string
-	granted  int64
-	reserved int64 // the latest number of Reserve
+	name     string // "" before the first Reserve
+	granted  int64  // newest number known to be granted
+	reserved int64  // number of the last Reserve
 }
 
-// Lost is the proof, for Leap, that the database was restored, where Reserve or
-// Grant has failed with ErrRestored.
+// Lost returns the proof for Leap that the database was restored, after Reserve or Grant
+// has failed with ErrRestored.
 func (b *Branch) Lost() Outside {
 	newest := wire.Watermark{Number: b.granted, Branch: b.name}
 	return Outside{StoredWatermark: wire.StoredWatermark{Cluster: b.cluster, Watermark: newest}}
 }
 
-// idBlock and termBlock are how far ids and terms may go until the next
+// idBlock and termBlock are the numbers of ids and terms that may be used before the next
 // watermark is granted.
 const (
 	idBlock   = idLeap
 	termBlock = idLeap
 )
 
-// Reserve notes the watermark that comes next, to be written to the object store
-// and then granted: a leader that dies in between leaves a note that the store
-// may be ahead by this one. above is the highest number found in the store.
+// Reserve records the next watermark as pending. The caller then writes the watermark to
+// the object store, and calls Grant. If the leader dies in between, the record shows that
+// the store may be ahead by this one watermark. above is the highest number found in the
+// store.
 //
-// A database that was restored under the leader is an error, as is a term that is
-// over. A row that has the number reserved last as granted is neither: Grant has
-// committed and its answer was lost.
+// A database that was restored under the leader is an error, and so is a term that is over.
+// If the row shows the number reserved last as granted, that is no error: Grant has
+// committed, but its answer was lost.
 func (b *Branch) Reserve(ctx context.Context, d *Leader, above int64) (Outside, error) {
 	if b.name == "" {
 		b.name = newBranch()
@@ -348,8 +356,8 @@ func (b *Branch) Reserve(ctx context.Context, d *Leader, above int64) (Outside, 
 	return next, mapError(err, "watermark")
 }
 
-// Grant makes a reserved watermark, which is in the object store by now, the
-// newest one. Granting one twice is no error.
+// Grant makes a reserved watermark the newest one. The caller has written the watermark to
+// the object store before. Grant is idempotent.
 func (b *Branch) Grant(ctx context.Context, d *Leader, next Outside) error {
 	err := d.leaderTx(ctx, b.Term, func(tx pgx.Tx) error {
 		args := pgx.NamedArgs{"branch": b.name, "number": next.Number, "granted": b.granted}
@@ -372,15 +380,15 @@ func (b *Branch) Grant(ctx context.Context, d *Leader, next Outside) error {
 	return mapError(err, "watermark")
 }
 
-// Baseline is the newest watermark that a process has read from the database. The
-// database must still know it at the next look. It is not for concurrent use.
+// Baseline is the newest watermark that a process has read. The database must still know it
+// at the next Verify. A Baseline is not safe for concurrent use.
 type Baseline struct {
 	seen wire.StoredWatermark
 }
 
-// Verify reads the newest watermark. The result is ErrRestored if the database no
-// longer knows the one of the look before; the caller must then have it leap to
-// beyond Lost. Any other error proves nothing.
+// Verify reads the newest watermark. It returns ErrRestored if the database no longer knows
+// the watermark of the previous call; the caller must then call Leap with Lost. Any other
+// error proves nothing.
 func (b *Baseline) Verify(ctx context.Context, d *Leader) error {
 	var m markRead
 	var known bool
@@ -396,9 +404,8 @@ func (b *Baseline) Verify(ctx context.Context, d *Leader) error {
 	return nil
 }
 
-// Lost is the proof that the latest look found, for Leap.
+// Lost returns the proof for Leap: the watermark of the last successful Verify.
 func (b *Baseline) Lost() Outside { return Outside{StoredWatermark: b.seen} }
 
-// ErrRestored is the cause where a leader finds its database without rows that it
-// has committed.
+// ErrRestored reports that the database lacks rows that were committed.
 var ErrRestored = errors.New("the database has lost committed rows: was a backup restored?")
