@@ -7,6 +7,9 @@ import (
 	"berth/wire"
 )
 
+// newAdmission builds "berth admission", which pauses and resumes the start of new work in
+// the whole cluster, as before an upgrade of Temporal. A pause lasts until an operator
+// resumes.
 func newAdmission(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "admission",
@@ -24,7 +27,11 @@ func newAdmission(a *app) *cobra.Command {
 	return cmd
 }
 
+// newAdmissionChange builds pause or resume: both are the call PUT /v1/admission, with
+// another value of paused. The call is idempotent, so a repeat after a lost answer is safe.
 func newAdmissionChange(a *app, paused bool, name, short, example string) *cobra.Command {
+	// The flag --reason below fills n before RunE sends it; paused is a pointer because the
+	// API distinguishes false from absent.
 	n := spec.NewAdmission{Paused: &paused}
 	cmd := &cobra.Command{
 		Use:     name,
@@ -48,6 +55,7 @@ func newAdmissionChange(a *app, paused bool, name, short, example string) *cobra
 	return cmd
 }
 
+// newAdmissionShow builds "berth admission show" over GET /v1/admission.
 func newAdmissionShow(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "show",
@@ -67,6 +75,8 @@ func newAdmissionShow(a *app) *cobra.Command {
 	}
 }
 
+// showAdmission prints the setting. For -o name the result is one word, open or paused,
+// that scripts can compare.
 func showAdmission(a *app, now wire.Admission) error {
 	name := "open"
 	text := a.outTerm.paint(good, "open")
@@ -76,6 +86,8 @@ func showAdmission(a *app, now wire.Admission) error {
 	return a.show(view{body: now, names: []string{name}, table: func(bool) error {
 		s := sheet{screen: a.outTerm}
 		s.add("admission", text)
+		// Since is nil in a cluster whose admission was never changed; then there is no
+		// actor either.
 		if now.Since != nil {
 			s.add("since", stamp(now.Since, a.now()))
 			s.add("by", now.Actor)

@@ -19,10 +19,13 @@ import (
 	"berth/internal/lib/jobfile"
 )
 
-// defaultURL is the default address of berthd and berth-dev.
+// defaultURL is the server's URL where neither a flag, the environment nor a context names
+// one: the default address of berthd and berth-dev.
 const defaultURL = "http://127.0.0.1:7070"
 
-// config holds the settings from flags, the environment and the file of contexts.
+// config holds the settings from flags, the environment and the file of contexts. A flag
+// takes precedence over its variable. The token has no flag, since other users of the
+// machine can read the arguments of a process.
 type config struct {
 	URL      string // --url or BERTH_URL
 	Token    string // BERTH_TOKEN
@@ -31,7 +34,8 @@ type config struct {
 	Output   string // -o
 }
 
-// Validate checks the values of flags.
+// Validate checks the values of flags before any command runs; an error is a usage error,
+// exit code 2.
 func (c config) Validate() error {
 	switch c.Output {
 	case "table", "wide", "json", "yaml", "name":
@@ -41,18 +45,20 @@ func (c config) Validate() error {
 	}
 }
 
-// app is one run of the command line: the settings, the server, and where the output
-// goes. Commands are functions over it, in files by noun.
+// app is one run of the command line: the settings, the server, and the streams of the
+// output. Commands are functions over an app, in files by noun. Results go to out and
+// messages to err, so that a pipe receives results only. An app serves one run and is not
+// safe for concurrent use.
 type app struct {
 	config
 	in         io.Reader
 	out, err   io.Writer
 	outTerm    screen
 	errTerm    screen
-	readSecret func() ([]byte, error) // from a terminal; nil where standard input is none
+	readSecret func() ([]byte, error) // reads a line without echo; nil if standard input is no terminal
 	now        func() time.Time
 	version    string
-	warned     bool // that others can read the file of contexts
+	warned     bool // the warning about a readable file of contexts was printed
 }
 
 // run executes one command line, reports its error and returns its exit code.
@@ -69,15 +75,18 @@ func run(ctx context.Context, a *app, args []string) int {
 	return int(exitOf(err))
 }
 
-// report prints an error: one line with the failure, its place and the allowed
-// values, and a second line with a hint.
+// report prints an error on standard error: one line with the failure, its place and the
+// allowed values, and a second line with a hint. An error with several faulty fields gets a
+// line for each, so that one run shows all faults.
 func (a *app) report(err error) {
+	// The command has printed the end of the job already, with its own hint.
 	if _, said := errors.AsType[*endedError](err); said {
 		return
 	}
 	if errors.Is(err, context.Canceled) {
 		return // by Ctrl-C; the command has printed which work continues
 	}
+	// A file's error has its own layout: places, source lines, and marks below the faults.
 	if file, ok := errors.AsType[*jobfile.Error](err); ok {
 		fmt.Fprintln(a.err, file.Error())
 		return
@@ -99,6 +108,8 @@ func (a *app) report(err error) {
 	}
 }
 
+// fieldText formats the fault of one field; the field is empty for faults of the whole
+// request.
 func fieldText(f berth.FieldError) string {
 	if f.Field == "" {
 		return jobfile.Sentence(f)
@@ -106,7 +117,8 @@ func fieldText(f berth.FieldError) string {
 	return f.Field + ": " + jobfile.Sentence(f)
 }
 
-// hintFor returns advice on an error; "" if there is none.
+// hintFor returns the advice for an error, or "". Errors of the command line carry their
+// own hint; errors of the server get one by their code, for faults that the user can remove.
 func (a *app) hintFor(err error) string {
 	if e, ok := errors.AsType[*usageError](err); ok {
 		return e.hint
@@ -131,8 +143,8 @@ func (a *app) hintFor(err error) string {
 	return ""
 }
 
-// target resolves the server and the token. A stored token is sent only to the
-// server for which it was stored.
+// target resolves the server and the token. A stored token is sent only to the server for
+// which it was stored. BERTH_TOKEN takes precedence over a stored token.
 func (a *app) target() (target, error) {
 	stored, err := loadContexts(a.Contexts)
 	if err != nil {
@@ -142,6 +154,7 @@ func (a *app) target() (target, error) {
 	if err != nil {
 		return target{}, err
 	}
+	// Warn once a run, and only if the stored token is the one that will be sent.
 	if t.Token != "" && a.Token == "" && !a.warned && exposed(a.Contexts) {
 		a.warned = true
 		fmt.Fprintf(a.err, "berth: %s can be read by others: chmod 600 it\n", a.Contexts)
@@ -153,8 +166,10 @@ func (a *app) target() (target, error) {
 	return t, err
 }
 
-// choose picks a stored context: the one that is named, else the one of the
-// server that is named, else the current one.
+// choose picks a stored context: the one named by --context, else one that was stored for
+// --url or BERTH_URL, else the current one. Of several contexts with the same URL the
+// current one is preferred, then the first by name, so that the choice does not vary
+// between runs.
 func (a *app) choose(stored *contexts) (target, error) {
 	if a.Context != "" {
 		found, ok := stored.Contexts[a.Context]
@@ -162,6 +177,7 @@ func (a *app) choose(stored *contexts) (target, error) {
 		case !ok:
 			return target{}, &usageError{message: fmt.Sprintf("context %q is not known", a.Context),
 				hint: "berth context list shows what there is; berth login URL --name " + a.Context + " makes it"}
+		// A context together with another URL: the URL counts, without the context's token.
 		case a.URL == "" || sameServer(a.URL, found.URL):
 			return *found, nil
 		default:
@@ -185,7 +201,8 @@ func (a *app) choose(stored *contexts) (target, error) {
 	return target{URL: a.URL}, nil
 }
 
-// serverURL checks that a server's address is one.
+// serverURL checks the form of a server's URL and removes slashes at its end. It makes no
+// connection.
 func serverURL(s string) (string, error) {
 	u, err := url.Parse(s)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
@@ -195,9 +212,13 @@ func serverURL(s string) (string, error) {
 	return strings.TrimRight(s, "/"), nil
 }
 
+// sameServer compares URLs as text, without slashes at the end. Two names of one server
+// count as two servers: a token must not reach an address for which it was not stored.
 func sameServer(a, b string) bool { return strings.TrimRight(a, "/") == strings.TrimRight(b, "/") }
 
-// client returns the client for the chosen server.
+// client returns the client for the chosen server. Nothing is sent yet. The client itself
+// repeats calls that the server asks to repeat; the first repeat is announced, because a
+// command that is silent for seconds looks broken.
 func (a *app) client() (*client.Client, error) {
 	t, err := a.target()
 	if err != nil {
@@ -208,11 +229,15 @@ func (a *app) client() (*client.Client, error) {
 	return c, nil
 }
 
-// failed words an error of a call: a server that cannot be reached is named.
+// failed converts the error of a call for the user: an interrupt stays the context's error,
+// an error of the API stays unchanged, and a failed connection names the server. nil stays
+// nil, so that calls can be wrapped without a check.
 func (a *app) failed(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
+	// A call that Ctrl-C interrupted fails like a broken connection; the interrupt is the
+	// cause.
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -222,26 +247,32 @@ func (a *app) failed(ctx context.Context, err error) error {
 	if !client.Unreachable(err) {
 		return err
 	}
+	// A url.Error repeats method and URL, which unreachableError names more briefly.
 	cause := err
 	if e, ok := errors.AsType[*url.Error](err); ok {
 		cause = e.Err
 	}
+	// The error is impossible here: the client for this call came from the same target.
 	t, _ := a.target()
 	return &unreachableError{url: t.URL, err: cause}
 }
 
-// say prints a message for people, on standard error: it is not part of the result.
+// say prints a message for people on standard error. Messages are no part of the result and
+// may change between versions; programs read standard output.
 func (a *app) say(format string, args ...any) {
 	fmt.Fprintf(a.err, format+"\n", args...)
 }
 
-// view is one result in every form that -o asks for.
+// view is one result in every form that -o selects. table may be nil where the caller has
+// excluded -o table and -o wide.
 type view struct {
-	body  any      // the API's own document
-	names []string // one a line for -o name
+	body  any      // the API's document, printed by -o json and -o yaml
+	names []string // identifiers for -o name, one on each line
 	table func(wide bool) error
 }
 
+// show prints a result in the format of -o. JSON and YAML are the document of the API, so
+// their fields are as stable as the API's; tables are for people only.
 func (a *app) show(v view) error {
 	switch a.Output {
 	case "json":
@@ -252,6 +283,8 @@ func (a *app) show(v view) error {
 		_, err = fmt.Fprintf(a.out, "%s\n", b)
 		return err
 	case "yaml":
+		// YAML is made from the JSON, so that both formats have the same names and the same
+		// values.
 		b, err := json.Marshal(v.body)
 		if err != nil {
 			return fmt.Errorf("print YAML: %w", err)

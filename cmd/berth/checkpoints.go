@@ -9,6 +9,8 @@ import (
 	"berth/wire"
 )
 
+// newCheckpoints builds "berth checkpoints" over GET /v1/jobs/{id}/checkpoints. The job is
+// resolved first, because the argument may be a name or the beginning of an id.
 func newCheckpoints(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:               "checkpoints JOB",
@@ -33,6 +35,8 @@ func newCheckpoints(a *app) *cobra.Command {
 	}
 }
 
+// showCheckpoints prints checkpoints, newest first. -o name prints step-N, since a
+// checkpoint has no id that users see.
 func showCheckpoints(a *app, list wire.Page[berth.Checkpoint]) error {
 	names := make([]string, len(list.Items))
 	for i, c := range list.Items {
@@ -47,6 +51,9 @@ func showCheckpoints(a *app, list wire.Page[berth.Checkpoint]) error {
 	}})
 }
 
+// checkpointTable returns the table of checkpoints, which "berth show" prints too. A job
+// resumes from verified checkpoints, hence their colour; a pruned one is only a record. The
+// hash is long and is left to wide.
 func checkpointTable(a *app, checkpoints []berth.Checkpoint, wide bool) *table {
 	t := &table{screen: a.outTerm, head: []string{"STEP", "ATTEMPT", "STATE", "SIZE", "AGE", "DETAIL"}}
 	if wide {

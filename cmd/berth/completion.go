@@ -12,18 +12,23 @@ import (
 	"berth/wire"
 )
 
-// completionTime bounds the wait for a completion after a press of the tab key.
+// completionTime bounds one completion. The shell waits for the completion after a press of
+// the tab key, so no candidates after two seconds are better than a shell that hangs.
 const completionTime = 2 * time.Second
 
+// completer is cobra's type of a completion function: the words before the cursor and the
+// beginning of the present one give candidates, each as a word, a tab and a description.
 type completer = func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective)
 
+// anyJob, liveJob and waitingJob select the jobs that a command's completion offers. They
+// only shorten the list of candidates; the server decides whether an act is allowed.
 func anyJob(wire.Job) bool       { return true }
 func liveJob(j wire.Job) bool    { return !j.Status.Terminal() }
 func waitingJob(j wire.Job) bool { return j.Status.Waiting() && !j.Held }
 
-// completeJobs offers the ids of recent jobs that a command can do something
-// with, each with its name and status, and the names themselves once a letter
-// is typed that no id has.
+// completeJobs offers the ids of recent jobs that a command can act on, each with its name
+// and status, and also matching names once a letter is typed. Jobs that the command line
+// names already are left out. It calls GET /v1/jobs.
 func (a *app) completeJobs(accept func(wire.Job) bool) completer {
 	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 		ctx, cancel := context.WithTimeout(context.Background(), completionTime)
@@ -32,6 +37,8 @@ func (a *app) completeJobs(accept func(wire.Job) bool) completer {
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
+		// One page: older jobs are found by typing an id, and a second call could miss the
+		// deadline.
 		list, err := c.Jobs(ctx, client.JobsQuery{Limit: 200})
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
@@ -49,10 +56,14 @@ func (a *app) completeJobs(accept func(wire.Job) bool) completer {
 				out = append(out, name+"\t"+string(j.Status))
 			}
 		}
+		// Runs of one name with one status give equal candidates. The server's order,
+		// newest first, is kept, since a user most often means the latest job.
 		return slices.Compact(out), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
 	}
 }
 
+// completeMachines offers the machines that are not retired, each with its state. The
+// commands take one machine, so nothing is offered after the first.
 func (a *app) completeMachines(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -76,6 +87,8 @@ func (a *app) completeMachines(_ *cobra.Command, args []string, word string) ([]
 	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
+// completeContexts offers the names of stored contexts with their URLs. It reads the file
+// only and never a token.
 func (a *app) completeContexts(_ *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
 	stored, err := loadContexts(a.Contexts)
 	if err != nil {

@@ -11,19 +11,23 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// contexts is the file of named servers, each with its address and token.
+// contexts is the content of the file of named servers, as kubectl's kubeconfig: each
+// context has an address and a token.
 type contexts struct {
+	// Current names the context that applies without --context and --url; "": none.
 	Current  string             `yaml:"current,omitempty"`
 	Contexts map[string]*target `yaml:"contexts,omitempty"`
 }
 
-// target is one server and the token for it.
+// target is one server with its token. An empty token makes calls without credentials.
 type target struct {
 	URL   string `yaml:"url"`
 	Token string `yaml:"token,omitempty"`
 }
 
-// loadContexts reads the file; none is no error.
+// loadContexts reads the file of contexts. A missing file, an empty one and an empty path
+// give no contexts and no error, since the first login creates the file. Unknown fields are
+// refused: a misspelt key would otherwise lose a token silently.
 func loadContexts(path string) (*contexts, error) {
 	c := &contexts{Contexts: map[string]*target{}}
 	if path == "" {
@@ -38,7 +42,8 @@ func loadContexts(path string) (*contexts, error) {
 	}
 	err = yaml.NewDecoder(bytes.NewReader(b), yaml.Strict()).Decode(c)
 	if err != nil && len(bytes.TrimSpace(b)) > 0 {
-		// The parser's own text shows the source, and the source holds tokens.
+		// The parser's own text shows the source, and the source contains tokens. Only the
+		// line number and the parser's message are printed.
 		message := "not a file of contexts"
 		var e yaml.Error
 		if errors.As(err, &e) && e.GetToken() != nil {
@@ -55,7 +60,8 @@ func loadContexts(path string) (*contexts, error) {
 	return c, nil
 }
 
-// save replaces the file atomically. Only the user can read it, since it holds tokens.
+// save replaces the file atomically: a crash leaves the old file or the new one, never a
+// part. Only the user can read the file, since it contains tokens.
 func (c *contexts) save(path string) error {
 	if path == "" {
 		return usagef("no place for contexts: HOME is not set; set BERTH_CONFIG")
@@ -67,11 +73,14 @@ func (c *contexts) save(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return usagef("save contexts: %v", err)
 	}
+	// The temporary file must be in the same folder: a rename across file systems fails.
 	f, err := os.CreateTemp(filepath.Dir(path), ".config-*") // mode 0600
 	if err != nil {
 		return usagef("save contexts: %v", err)
 	}
 	_, err = f.Write(b)
+	// Sync before the rename: otherwise a power failure could leave the new name with no
+	// content.
 	err = errors.Join(err, f.Sync(), f.Close())
 	if err == nil {
 		err = os.Rename(f.Name(), path)
@@ -83,7 +92,8 @@ func (c *contexts) save(path string) error {
 	return nil
 }
 
-// exposed reports whether others on this machine can read the file.
+// exposed reports whether other users of this machine can read or write the file, by its
+// permission bits for group and others.
 func exposed(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && info.Mode().Perm()&0o077 != 0

@@ -13,8 +13,12 @@ import (
 	"berth/wire"
 )
 
-// act builds a command that does one thing to each of some jobs. It goes on
-// after a failure, so that one finished job among ten does not stop the rest.
+// act builds a command that does the same to each of its jobs. It continues after a
+// failure, so that one ended job among ten does not stop the rest. The exit code is that of
+// the last failure.
+//
+// accept selects the jobs that completion offers. do makes the call and returns the changed
+// job and the sentence that -o table prints.
 func act(a *app, cmd *cobra.Command, accept func(wire.Job) bool,
 	do func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error)) *cobra.Command {
 	cmd.Args = cobra.MinimumNArgs(1)
@@ -33,6 +37,8 @@ func act(a *app, cmd *cobra.Command, accept func(wire.Job) bool,
 		if len(failures) < 2 {
 			return errors.Join(failures...)
 		}
+		// run reports the returned error; the others are reported here, in the order of the
+		// arguments.
 		for _, err := range failures[:len(failures)-1] {
 			a.report(err)
 		}
@@ -41,6 +47,7 @@ func act(a *app, cmd *cobra.Command, accept func(wire.Job) bool,
 	return cmd
 }
 
+// actOn resolves one argument to a job, calls do and prints the changed job.
 func (a *app) actOn(ctx context.Context, c *client.Client, arg string,
 	do func(context.Context, *client.Client, wire.Job) (wire.Job, string, error)) error {
 	job, err := a.job(ctx, c, arg)
@@ -57,6 +64,8 @@ func (a *app) actOn(ctx context.Context, c *client.Client, arg string,
 	}})
 }
 
+// newCancel builds "berth cancel" over POST /v1/jobs/{id}/cancel. The call is idempotent
+// and returns at once; the containers of a running job stop later.
 func newCancel(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cancel JOB...",
@@ -70,6 +79,7 @@ func newCancel(a *app) *cobra.Command {
 		act(a, cmd, liveJob, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
 			after, err := c.Cancel(ctx, job.ID)
 			said := fmt.Sprintf("%s is %s", named(job), after.Status)
+			// By the status before the call: a job that had ended keeps its end.
 			if job.Status.Terminal() {
 				said = fmt.Sprintf("%s had %s already", named(job), past(after.Status))
 			}
@@ -77,6 +87,8 @@ func newCancel(a *app) *cobra.Command {
 		}))
 }
 
+// newHold builds "berth hold" over POST /v1/jobs/{id}/hold, which keeps waiting jobs from
+// being placed.
 func newHold(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "hold JOB...",
@@ -90,6 +102,8 @@ func newHold(a *app) *cobra.Command {
 	})
 }
 
+// newRelease builds "berth release" over POST /v1/jobs/{id}/release. Releasing a job that
+// is not held is no error, so the sentence distinguishes the two.
 func newRelease(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "release JOB...",
@@ -108,6 +122,8 @@ func newRelease(a *app) *cobra.Command {
 	})
 }
 
+// newRetry builds "berth retry" over POST /v1/jobs/{id}/retry. A whole job that was retried
+// before returns its existing retry, so a repeated command creates no second one.
 func newRetry(a *app) *cobra.Command {
 	var failed bool
 	cmd := &cobra.Command{
@@ -125,6 +141,8 @@ func newRetry(a *app) *cobra.Command {
 			retry = c.RetryFailed
 		}
 		after, err := retry(ctx, job.ID)
+		// Only the new id goes to standard output, as with submit, for id=$(berth retry
+		// JOB).
 		if err == nil {
 			a.say("%s is run again as %s", named(job), after.ID)
 		}
@@ -132,6 +150,8 @@ func newRetry(a *app) *cobra.Command {
 	})
 }
 
+// newPriority builds "berth priority" over PATCH /v1/jobs/{id}. The command takes one job,
+// since its second argument is the priority.
 func newPriority(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "priority JOB PRIORITY",
@@ -139,6 +159,7 @@ func newPriority(a *app) *cobra.Command {
 		Example: "  berth priority digits high",
 		Args:    cobra.ExactArgs(2),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+			// The words before the cursor are the job alone: offer the named priorities.
 			if len(args) == 1 {
 				return []string{"low", "normal", "high"}, cobra.ShellCompDirectiveNoFileComp
 			}
@@ -162,9 +183,11 @@ func newPriority(a *app) *cobra.Command {
 	}
 }
 
+// named formats a job for messages: its name, its index in an array, and the beginning of
+// its id, as several jobs may have one name.
 func named(j wire.Job) string { return fmt.Sprintf("%s (%s)", nameText(j), shortID(j.ID)) }
 
-// past is an end in a sentence: had succeeded, had failed, had been canceled.
+// past returns an end in the form that follows "had": succeeded, failed, been canceled.
 func past(s berth.State) string {
 	if s == berth.Canceled {
 		return "been canceled"
